@@ -1,0 +1,54 @@
+PREFIX ?= /usr/local
+# A tarball has no .git: the program then names no version but the one in its code.
+VERSION := $(if $(wildcard .git),$(shell git describe --tags --always --dirty 2>/dev/null))
+STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
+UNIT = ./internal/model/... ./internal/report/... ./pkg/policy/...
+CLANG = clang-14
+CLANG_NEEDS = $(CLANG)=clang-14 llvm-strip-14=llvm-14 /usr/include/bpf/bpf_helpers.h=libbpf-dev /usr/include/linux/bpf.h=linux-libc-dev
+GENERATED = '*_bpfel*.go' '*_bpfel*.o'
+
+export CGO_ENABLED = 0
+
+.PHONY: all demo test test-unit generate verify-generated lint bench install clean help
+
+all: ## build bin/shapectl (no clang needed: what it compiles is committed)
+	go build -buildvcs=false -trimpath -ldflags "-s -w $(if $(VERSION),-X main.version=$(VERSION))" -o bin/shapectl ./cmd/shapectl
+
+demo: all ## real TCP and UDP held to a rate, as a picture (root)
+	@scripts/demo.sh
+
+test: all ## everything: Go tests with those in the kernel, then real traffic (root)
+	@[ "$$(id -u)" -eq 0 ] || { echo 'make test: the kernel tests need root: run  sudo env "PATH=$$PATH" make test  or, without them,  make test-unit' >&2; exit 1; }
+	go test -count=1 ./...
+	scripts/netns-test.sh --quick
+
+test-unit: ## the tests that need neither root nor a kernel
+	go test $(UNIT)
+
+generate: ## compile bpf/*.c and make its Go bindings
+	@scripts/need.sh 'make generate' $(CLANG_NEEDS)
+	go generate ./...
+
+verify-generated: generate ## is what is committed what the source gives?
+	git diff --exit-code --stat -- $(GENERATED)
+	@new=$$(git ls-files --others --exclude-standard -- $(GENERATED)); [ -z "$$new" ] || { echo "not committed: $$new" >&2; exit 1; }
+
+lint: ## gofmt, vet, staticcheck, clang and shellcheck
+	@scripts/need.sh 'make lint' shellcheck=shellcheck $(CLANG_NEEDS)
+	@bad=$$(gofmt -l .); [ -z "$$bad" ] || { echo "gofmt -w" $$bad >&2; exit 1; }
+	go vet ./...
+	go run $(STATICCHECK) ./...
+	$(CLANG) -target bpf -mcpu=v3 -O2 -Wall -Wextra -Werror -fsyntax-only -idirafter /usr/include/$(shell uname -m)-linux-gnu bpf/*.c
+	shellcheck -x scripts/*.sh .ci/run
+
+bench: ## what a packet costs (root)
+	go test -run '^$$' -bench . -count 5 ./bpf
+
+install: all ## to $(PREFIX)/bin
+	install -D -m 755 bin/shapectl $(DESTDIR)$(PREFIX)/bin/shapectl
+
+clean: ## remove what was built
+	rm -rf bin
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 18

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What the two programs and user space agree on: the maps, and the layout of
+ * what is in them. bpf2go makes the Go types from this file, so neither side
+ * is written twice.
+ *
+ * The byte clock. A rule's buckets are kept on a clock of the rule's own,
+ * which counts what the rate lets through instead of nanoseconds:
+ *
+ *	V(t) = base + slope * t		in units of 2^-UNIT_BITS byte, mod 2^64
+ *
+ * A bucket is one word, its theoretical arrival time (TAT) on that clock: the
+ * reading of V at which it will have drained. Its level is TAT - V(t). Adding
+ * a packet adds its size, which is exact at any rate, and rounding V can not
+ * accumulate, as V is computed from t afresh each time. A new rate changes
+ * slope, and base so that V does not jump: no bucket is touched, and each one
+ * owes exactly the bytes that it owed.
+ *
+ * The clock wraps (after six minutes at 400 Gbit/s, years at 10 Mbit/s), so a
+ * bucket also says when it was last charged, in ticks of 2^TICK_BITS ns. One
+ * that lay idle for longer than the rule needs to drain it is empty, whatever
+ * its TAT seems to say.
+ */
+#ifndef SHAPECTL_ABI_H
+#define SHAPECTL_ABI_H
+
+#include <linux/types.h>
+
+/* Enums, so that Go sees them too. */
+enum layout {
+	/* Raised when a change makes pinned maps of an older build unreadable. */
+	LAYOUT_VERSION = 1,
+	UNIT_BITS = 20,
+	TICK_BITS = 30,
+	LINE_SLOTS = 4,
+	PACKET_BITS = 24, /* no packet counts as 2^PACKET_BITS bytes or more */
+	SECRET_WORDS = 12,
+};
+
+/* Low bit of a TAT: a CPU is giving the slot to another key. V is even. */
+#define TAT_TAKEN 1ULL
+
+enum algorithm {
+	ALGORITHM_GCRA,
+	ALGORITHM_LEAKY,
+};
+
+enum each {
+	EACH_ALL,
+	EACH_SUBNET, /* hosts, too: subnets of 32 or 128 bits */
+	EACH_FLOW,
+};
+
+enum excess {
+	EXCESS_DROP,
+	EXCESS_ECN,
+	EXCESS_PASS,
+};
+
+enum rule_flag {
+	RULE_UNLIMITED = 1,
+	RULE_FAIL_CLOSED = 2,
+	RULE_PENALTY = 4,
+};
+
+struct rule {
+	/* What a packet needs: one cache line. */
+	__u64 slope;	/* units per ns, 32.32 fixed point */
+	__u64 base;	/* units */
+	__u64 capacity; /* units */
+	__u64 penalty;	/* units: the level an overflow leaves behind */
+	__u32 idle;	/* ticks after which a bucket has drained for sure */
+	__u32 id;	/* index into own_buckets and counters */
+	__u32 salt;	/* tells this rule's keys from another's */
+	__s16 overhead; /* bytes a segment */
+	__u16 mpu;	/* bytes a segment */
+	__u8 algorithm;
+	__u8 each;
+	__u8 each_bits;
+	__u8 excess;
+	__u8 flags;
+	__u8 pad[11];
+	/* What was asked for, kept for people: the data path does not read it. */
+	__u64 rate_bits;
+	__u64 capacity_bytes;
+	__u64 penalty_ns;
+	__u64 reserved[5];
+};
+
+struct bucket {
+	__u64 tat;   /* units on the rule's byte clock; 0 where never used */
+	__u32 tick;  /* when it was last charged */
+	__u32 print; /* fingerprint of the key; 0 where no key has the slot */
+};
+
+/* What a rule keeps when it is changed. */
+struct own {
+	struct bucket bucket; /* everybody's with EACH_ALL, the spare one elsewhere */
+	__u32 version;	      /* which of the rule's two versions is in force: 0 or 1 */
+	__u8 pad[44];	      /* no two rules' buckets share a cache line */
+};
+
+/* One cache line is all that finding a bucket touches. */
+struct line {
+	struct bucket slot[LINE_SLOTS];
+};
+
+/* Who has a slot; addresses and ports in network order. For a subnet only src is set. */
+struct key {
+	__u32 id; /* the rule's */
+	__u32 src[4];
+	__u32 dst[4];
+	__u16 sport;
+	__u16 dport;
+	__u8 proto;
+	__u8 family; /* 4 or 6 */
+	__u8 pad[6]; /* an array map rounds up to 8 bytes */
+};
+
+/* passed + dropped is all that matched; excess is what did not conform, whatever became of it. */
+struct counters {
+	__u64 passed_packets;
+	__u64 passed_bytes;
+	__u64 excess_packets;
+	__u64 excess_bytes;
+	__u64 dropped_packets;
+	__u64 dropped_bytes;
+	__u64 marked_packets;
+	__u64 unsure_packets;
+};
+
+struct prefix4 {
+	__u32 bits;
+	__u32 addr;
+};
+
+struct prefix6 {
+	__u32 bits;
+	__u32 addr[4];
+};
+
+/* Set when a hook is made; what the verifier knows to be constant costs nothing. */
+struct hook {
+	__u32 line_mask; /* lines in table - 1 */
+	__u8 l2_bytes;	 /* 14 for Ethernet, 0 for a device without a link header */
+	__u8 ingress;
+	__u8 match_src;
+	__u8 virtual_clock; /* time is skb->tstamp: tests and replay */
+	__u32 secret[SECRET_WORDS]; /* random, so that nobody can aim at a bucket */
+	/* For user space. */
+	__u32 layout; /* LAYOUT_VERSION of the build that made it */
+	__u32 ifindex;
+	__u8 build[8];	 /* of the programs */
+	__u8 device[16]; /* its name then */
+};
+
+_Static_assert(sizeof(struct rule) == 128, "a rule is two cache lines, the hot one first");
+_Static_assert(__builtin_offsetof(struct rule, rate_bits) == 64, "what a packet needs is one cache line");
+_Static_assert(sizeof(struct own) == 64, "an own bucket is a cache line");
+_Static_assert(sizeof(struct line) == 64, "four slots are a cache line");
+_Static_assert(sizeof(struct counters) == 64, "a rule's counters are a cache line");
+
+#endif

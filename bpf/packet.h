@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* From an skb to addresses, ports, ECN bits and the bytes that the wire carries. */
+#ifndef SHAPECTL_PACKET_H
+#define SHAPECTL_PACKET_H
+
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/tcp.h>
+#include <stdbool.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+#include "maps.h"
+
+#define VLAN_BYTES 4
+#define VLAN_DEPTH 2
+#define IPV6_EXTENSIONS 8
+
+/* Long enough for two tags, the longest IPv4 header and TCP's. */
+#define HEADER_BYTES 128
+
+#define IP_MF 0x2000
+#define IP_OFFSET 0x1fff
+
+#define ND_FIRST 133 /* router solicitation, RFC 4861 */
+#define ND_LAST 137  /* redirect */
+#define ND_HOP_LIMIT 255
+
+enum parse {
+	PARSE_IP,
+	PARSE_OTHER, /* not IP, or nothing that could be matched: not ours */
+	PARSE_SHORT, /* ends before an answer; more may lie outside the linear part */
+};
+
+struct packet {
+	__u32 src[4];
+	__u32 dst[4];
+	__u32 l3; /* offset of the IP header */
+	__u32 l4; /* offset of what follows it and its extensions */
+	__u8 family;
+	__u8 proto;
+	__u8 ecn;
+	bool headless; /* a later fragment: no transport header follows */
+	bool nd;       /* neighbour discovery, without which IPv6 is mute */
+};
+
+static __always_inline enum parse parse_ipv4(void *data, void *data_end, __u32 l3, struct packet *p)
+{
+	struct iphdr *ip = data + l3;
+	__u32 header;
+
+	if ((void *)(ip + 1) > data_end)
+		return PARSE_SHORT;
+	if (ip->version != 4)
+		return PARSE_OTHER;
+	header = ip->ihl * 4;
+	p->family = 4;
+	p->src[0] = ip->saddr;
+	p->dst[0] = ip->daddr;
+	p->proto = ip->protocol;
+	p->ecn = ip->tos & 3;
+	p->l3 = l3;
+	p->l4 = l3 + header;
+	/* A header that claims to be shorter than it is has addresses, and no more. */
+	p->headless = header < sizeof(*ip) || (ip->frag_off & bpf_htons(IP_OFFSET));
+	return PARSE_IP;
+}
+
+static __always_inline bool is_extension(__u8 proto)
+{
+	return proto == IPPROTO_HOPOPTS || proto == IPPROTO_ROUTING || proto == IPPROTO_DSTOPTS ||
+	       proto == IPPROTO_FRAGMENT || proto == IPPROTO_AH || proto == IPPROTO_MH ||
+	       proto == 139 /* HIP, RFC 7401 */ || proto == 140 /* Shim6, RFC 5533 */;
+}
+
+/* Steps over extension headers; what lies beyond the bound is keyed by its addresses and the header it stopped at. */
+static __always_inline void skip_extensions(struct __sk_buff *skb, struct packet *p)
+{
+	__u8 ext[4]; /* next header, length, and of a fragment header its offset */
+	int i;
+
+	for (i = 0; i < IPV6_EXTENSIONS; i++) {
+		if (!is_extension(p->proto))
+			return;
+		if (bpf_skb_load_bytes(skb, p->l4, ext, sizeof(ext)))
+			break;
+		if (p->proto == IPPROTO_FRAGMENT) {
+			p->l4 += 8;
+			p->proto = ext[0];
+			if (ext[2] || ext[3] & 0xf8) {
+				p->headless = true;
+				return;
+			}
+		} else if (p->proto == IPPROTO_AH) {
+			p->l4 += (ext[1] + 2) * 4; /* RFC 4302, 2.2 */
+			p->proto = ext[0];
+		} else {
+			p->l4 += (ext[1] + 1) * 8; /* RFC 8200, 4.3 */
+			p->proto = ext[0];
+		}
+	}
+	if (is_extension(p->proto))
+		p->headless = true;
+}
+
+static __always_inline enum parse parse_ipv6(struct __sk_buff *skb, void *data, void *data_end, __u32 l3,
+					     struct packet *p)
+{
+	struct ipv6hdr *ip = data + l3;
+	__u8 type;
+
+	if ((void *)(ip + 1) > data_end)
+		return PARSE_SHORT;
+	if (ip->version != 6)
+		return PARSE_OTHER;
+	p->family = 6;
+	__builtin_memcpy(p->src, &ip->saddr, sizeof(p->src));
+	__builtin_memcpy(p->dst, &ip->daddr, sizeof(p->dst));
+	p->proto = ip->nexthdr;
+	p->ecn = ip->flow_lbl[0] >> 4 & 3;
+	p->l3 = l3;
+	p->l4 = l3 + sizeof(*ip);
+	p->nd = ip->hop_limit == ND_HOP_LIMIT;
+	skip_extensions(skb, p);
+	/* A node ignores discovery from further away (RFC 4861, 7.1), so nobody can hide behind it. */
+	p->nd = p->nd && p->proto == IPPROTO_ICMPV6 && !p->headless &&
+		!bpf_skb_load_bytes(skb, p->l4, &type, sizeof(type)) && type >= ND_FIRST && type <= ND_LAST;
+	return PARSE_IP;
+}
+
+static __always_inline enum parse parse_linear(struct __sk_buff *skb, __u32 l2_bytes, struct packet *p)
+{
+	void *data = (void *)(long)skb->data, *data_end = (void *)(long)skb->data_end;
+	__u32 l3 = l2_bytes;
+	__be16 proto;
+	int i;
+
+	if (l2_bytes) {
+		struct ethhdr *eth = data;
+
+		if ((void *)(eth + 1) > data_end)
+			return PARSE_SHORT;
+		proto = eth->h_proto;
+	} else {
+		proto = skb->protocol;
+	}
+#pragma unroll
+	for (i = 0; i < VLAN_DEPTH; i++) {
+		__be16 *tag = data + l3;
+
+		if (proto != bpf_htons(ETH_P_8021Q) && proto != bpf_htons(ETH_P_8021AD))
+			break;
+		if ((void *)(tag + 2) > data_end)
+			return PARSE_SHORT;
+		proto = tag[1];
+		l3 += VLAN_BYTES;
+	}
+	if (proto == bpf_htons(ETH_P_IP))
+		return parse_ipv4(data, data_end, l3, p);
+	if (proto == bpf_htons(ETH_P_IPV6))
+		return parse_ipv6(skb, data, data_end, l3, p);
+	return PARSE_OTHER;
+}
+
+/* Not inlined, like charge() and take_slot(): the verifier looks at each once, not once for each way to it. */
+__noinline enum parse parse_packet(struct __sk_buff *skb, struct packet *p)
+{
+	__u32 len = skb->len;
+	enum parse result;
+
+	if (!p)
+		return PARSE_OTHER;
+	result = parse_linear(skb, hook.l2_bytes, p);
+	if (result != PARSE_SHORT)
+		return result;
+	if (bpf_skb_pull_data(skb, len < HEADER_BYTES ? len : HEADER_BYTES))
+		return PARSE_OTHER;
+	return parse_linear(skb, hook.l2_bytes, p);
+}
+
+static __always_inline bool has_ports(__u8 proto)
+{
+	return proto == IPPROTO_TCP || proto == IPPROTO_UDP || proto == IPPROTO_SCTP || proto == IPPROTO_DCCP ||
+	       proto == IPPROTO_UDPLITE;
+}
+
+/* Bytes in front of a segment's payload: each segment on the wire repeats them. */
+static __always_inline __u32 segment_header(struct __sk_buff *skb, const struct packet *p)
+{
+	__u8 offset;
+
+	if (p->headless)
+		return p->l4;
+	if (p->proto == IPPROTO_TCP &&
+	    !bpf_skb_load_bytes(skb, p->l4 + 12 /* data offset, RFC 9293 3.1 */, &offset, sizeof(offset)))
+		return p->l4 + (offset >> 4) * 4;
+	return p->proto == IPPROTO_UDP ? p->l4 + 8 : p->l4;
+}
+
+/*
+ * Bytes on the wire at layer 2, without FCS and preamble. On egress wire_len
+ * is right for any GSO packet, tunnels too. On ingress it is not: the kernel
+ * takes it before it puts the link header back, and to 6.18 without headers of
+ * the segments that GRO merged, so they are counted here.
+ */
+static __always_inline __u64 wire_bytes(struct __sk_buff *skb, const struct packet *p, bool ingress, __s32 overhead,
+					__u32 mpu)
+{
+	__u32 size = skb->gso_size, len = skb->len;
+	__u64 bytes = len, segments = 1, header = 0, full, last;
+
+	if (size) {
+		if (ingress) {
+			header = segment_header(skb, p);
+			if (header < len)
+				segments = (len - header + size - 1) / size;
+		} else {
+			segments = skb->gso_segs ?: 1;
+			if (segments > 1 && skb->wire_len > len)
+				header = (skb->wire_len - len) / (segments - 1);
+		}
+		bytes += (segments - 1) * header;
+	}
+	/* A tag in skb metadata is in no length of the kernel's. */
+	if (skb->vlan_present)
+		overhead += VLAN_BYTES;
+	if (!overhead && !mpu)
+		return bytes;
+	/* All segments but the last are full. */
+	full = size + header;
+	last = bytes - (segments - 1) * full;
+	full = (__s64)(full + overhead) < (__s64)mpu ? mpu : full + overhead;
+	last = (__s64)(last + overhead) < (__s64)mpu ? mpu : last + overhead;
+	return (segments - 1) * full + last;
+}
+
+/* Congestion experienced, RFC 3168; 0 or an error. Only for packets that are ECN-capable. */
+static __always_inline long mark_ce(struct __sk_buff *skb, const struct packet *p)
+{
+	__u8 tos;
+	long err;
+
+	if (p->ecn == 3)
+		return 0;
+	err = bpf_skb_load_bytes(skb, p->l3 + 1, &tos, sizeof(tos));
+	if (err)
+		return err;
+	if (p->family == 6) {
+		tos |= 0x30;
+		return bpf_skb_store_bytes(skb, p->l3 + 1, &tos, sizeof(tos), BPF_F_RECOMPUTE_CSUM);
+	}
+	err = bpf_l3_csum_replace(skb, p->l3 + __builtin_offsetof(struct iphdr, check), bpf_htons(tos),
+				  bpf_htons(tos | 3), sizeof(__u16));
+	if (err)
+		return err;
+	tos |= 3;
+	return bpf_skb_store_bytes(skb, p->l3 + 1, &tos, sizeof(tos), 0);
+}
+
+#endif

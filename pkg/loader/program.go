@@ -1,0 +1,60 @@
+package loader
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// programs are the two meters; each sees to the rules of its own algorithm.
+var programs = map[policy.Algorithm]struct {
+	spec func() (*ebpf.CollectionSpec, error)
+	name string
+}{
+	policy.GCRA:  {bpf.LoadGcra, bpf.GcraProgShapectlGcra},
+	policy.Leaky: {bpf.LoadLeaky, bpf.LeakyProgShapectlLeaky},
+}
+
+// Load loads the program of an algorithm onto a set of maps.
+func Load(algorithm policy.Algorithm, set *maps.Set) (*ebpf.Program, error) {
+	p := programs[algorithm]
+	spec, err := p.spec()
+	if err != nil {
+		return nil, fmt.Errorf("read the built-in program %s: %w", p.name, err)
+	}
+	for name, m := range set.Replacements() {
+		spec.Maps[name].MaxEntries = m.MaxEntries()
+	}
+	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: set.Replacements()})
+	if err != nil {
+		var refused *ebpf.VerifierError
+		if errors.As(err, &refused) {
+			return nil, fmt.Errorf("load %s: the kernel's verifier refused it: %w", p.name, err)
+		}
+		return nil, fmt.Errorf("load %s: %w", p.name, err)
+	}
+	defer collection.Close()
+	return collection.DetachProgram(p.name), nil
+}
+
+// build tells the programs of this build from those of another.
+func build() (id [8]byte, err error) {
+	hash := sha256.New()
+	for _, algorithm := range []policy.Algorithm{policy.GCRA, policy.Leaky} {
+		spec, err := programs[algorithm].spec()
+		if err != nil {
+			return id, fmt.Errorf("read the built-in programs: %w", err)
+		}
+		if err := spec.Programs[programs[algorithm].name].Instructions.Marshal(hash, spec.ByteOrder); err != nil {
+			return id, fmt.Errorf("read the built-in programs: %w", err)
+		}
+	}
+	copy(id[:], hash.Sum(nil))
+	return id, nil
+}

@@ -1,0 +1,53 @@
+package maps
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// makeKey says whose bucket a packet is charged to, as make_key in bpf/limit.h does.
+func makeKey(r *bpf.AbiRule, match policy.Match, f Flow) bpf.AbiKey {
+	key := bpf.AbiKey{Id: r.Id, Family: 6}
+	if f.Src.Is4() || f.Dst.Is4() {
+		key.Family = 4
+	}
+	if r.Each == uint8(bpf.AbiEachEACH_FLOW) {
+		key.Src, key.Dst, key.Proto = words(f.Src), words(f.Dst), f.Proto
+		key.Sport, key.Dport = networkPort(f.SrcPort), networkPort(f.DstPort)
+		return key
+	}
+	far := f.Dst
+	if match == policy.MatchSrc {
+		far = f.Src
+	}
+	key.Src = words(netip.PrefixFrom(far, int(r.EachBits)).Masked().Addr())
+	return key
+}
+
+// networkPort turns a port into the number that its two bytes in network order
+// are on this machine; and back, as it is its own inverse.
+func networkPort(p uint16) uint16 {
+	var b [2]byte
+	binary.BigEndian.PutUint16(b[:], p)
+	return binary.NativeEndian.Uint16(b[:])
+}
+
+// place is the line of the table in which a key has its slot, and the
+// fingerprint there: hash_key in bpf/bucket.h.
+func (s *Set) place(k bpf.AbiKey, salt uint32) (line, print uint32) {
+	secret := &s.hook.Secret
+	nh := func(i int, a, b uint32) uint64 { return uint64(a+secret[2*i]) * uint64(b+secret[2*i+1]) }
+	h := nh(0, k.Src[0], k.Dst[0]) + nh(1, uint32(k.Sport)<<16|uint32(k.Dport), salt^uint32(k.Proto))
+	if k.Family == 6 {
+		h += nh(2, k.Src[1], k.Dst[1]) + nh(3, k.Src[2], k.Dst[2]) + nh(4, k.Src[3], k.Dst[3])
+	}
+	h ^= h >> 33
+	h *= 0xff51afd7ed558ccd
+	h ^= h >> 33
+	h *= 0xc4ceb9fe1a85ec53
+	h ^= h >> 33
+	return uint32(h) & s.hook.LineMask, uint32(h>>32) | 1
+}

@@ -1,0 +1,200 @@
+// Package maps is typed access to the maps of one hook (a device and a
+// direction): its rules, buckets and counters. It knows what each field means
+// to the data path, so that what it writes takes effect whole and keeps what
+// buckets owe. It loads no program and touches no device.
+package maps
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/bpf"
+)
+
+// ErrOtherLayout means that pinned maps were made by a build that lays them out differently.
+var ErrOtherLayout = errors.New("made by another version of shapectl")
+
+// Size is how much a set of maps holds.
+type Size struct {
+	Rules   uint32
+	Buckets uint32 // of hosts, subnets and flows; rounded up to a power of two
+}
+
+const (
+	hookMap   = ".rodata"
+	lineSlots = uint32(bpf.AbiLayoutLINE_SLOTS)
+)
+
+var names = []string{
+	bpf.GcraMapPrefixes4, bpf.GcraMapPrefixes6, bpf.GcraMapRules, bpf.GcraMapOwnBuckets,
+	bpf.GcraMapTable, bpf.GcraMapKeys, bpf.GcraMapCounters, hookMap,
+}
+
+// A Set is the maps of one hook.
+type Set struct {
+	maps map[string]*ebpf.Map
+	hook bpf.AbiHook
+
+	// The arrays as the programs see them.
+	rules []bpf.AbiRule
+	own   []bpf.AbiOwn
+	lines []bpf.AbiLine
+	keys  []bpf.AbiKey
+
+	mapped [][]byte
+}
+
+// New makes the maps of a hook with nothing in them.
+func New(size Size, hook bpf.AbiHook) (_ *Set, err error) {
+	spec, err := bpf.LoadGcra()
+	if err != nil {
+		return nil, fmt.Errorf("read the built-in programs: %w", err)
+	}
+	lines := uint32(1)
+	for lines*lineSlots < size.Buckets {
+		lines *= 2
+	}
+	hook.LineMask = lines - 1
+	hook.Layout = uint32(bpf.AbiLayoutLAYOUT_VERSION)
+	spec.Maps[bpf.GcraMapPrefixes4].MaxEntries = size.Rules
+	spec.Maps[bpf.GcraMapPrefixes6].MaxEntries = size.Rules
+	spec.Maps[bpf.GcraMapRules].MaxEntries = 2 * size.Rules
+	spec.Maps[bpf.GcraMapOwnBuckets].MaxEntries = size.Rules
+	spec.Maps[bpf.GcraMapCounters].MaxEntries = size.Rules
+	spec.Maps[bpf.GcraMapTable].MaxEntries = lines
+	spec.Maps[bpf.GcraMapKeys].MaxEntries = lines * lineSlots
+	spec.Maps[hookMap].Flags |= unix.BPF_F_MMAPABLE // as it is when a collection makes it
+	spec.Maps[hookMap].Contents = []ebpf.MapKV{{Key: uint32(0), Value: hook}}
+	s := &Set{maps: map[string]*ebpf.Map{}}
+	for _, name := range names {
+		m, err := ebpf.NewMap(spec.Maps[name])
+		if err != nil {
+			s.Close()
+			return nil, fmt.Errorf("make map %s: %w", name, err)
+		}
+		s.maps[name] = m
+	}
+	return s, s.attach()
+}
+
+// Open opens the maps pinned in a directory. The error wraps ErrOtherLayout
+// where another version of shapectl pinned them.
+func Open(dir string) (*Set, error) {
+	s := &Set{maps: map[string]*ebpf.Map{}}
+	for _, name := range names {
+		m, err := ebpf.LoadPinnedMap(pinPath(dir, name), nil)
+		if err != nil {
+			s.Close()
+			if errors.Is(err, fs.ErrNotExist) {
+				err = ErrOtherLayout
+			}
+			return nil, fmt.Errorf("open %s: %w", pinPath(dir, name), err)
+		}
+		s.maps[name] = m
+	}
+	return s, s.attach()
+}
+
+// attach reads the hook's settings and maps the arrays; on failure the set is closed.
+func (s *Set) attach() (err error) {
+	defer func() {
+		if err != nil {
+			s.Close()
+		}
+	}()
+	if s.maps[hookMap].ValueSize() != uint32(unsafe.Sizeof(s.hook)) {
+		return ErrOtherLayout
+	}
+	if err := s.maps[hookMap].Lookup(uint32(0), &s.hook); err != nil {
+		return fmt.Errorf("read the hook's settings: %w", err)
+	}
+	if s.hook.Layout != uint32(bpf.AbiLayoutLAYOUT_VERSION) {
+		return fmt.Errorf("%w (layout %d, this one has %d)", ErrOtherLayout, s.hook.Layout, bpf.AbiLayoutLAYOUT_VERSION)
+	}
+	if s.rules, err = mapArray[bpf.AbiRule](s, bpf.GcraMapRules); err != nil {
+		return err
+	}
+	if s.own, err = mapArray[bpf.AbiOwn](s, bpf.GcraMapOwnBuckets); err != nil {
+		return err
+	}
+	if s.lines, err = mapArray[bpf.AbiLine](s, bpf.GcraMapTable); err != nil {
+		return err
+	}
+	s.keys, err = mapArray[bpf.AbiKey](s, bpf.GcraMapKeys)
+	return err
+}
+
+// mapArray maps an array map into memory, shared with the programs.
+func mapArray[T any](s *Set, name string) ([]T, error) {
+	m := s.maps[name]
+	var element T
+	size := int(unsafe.Sizeof(element))
+	if m.ValueSize() != uint32(size) {
+		return nil, fmt.Errorf("map %s: %w", name, ErrOtherLayout)
+	}
+	// An array map rounds each element up to 8 bytes.
+	if size%8 != 0 {
+		return nil, fmt.Errorf("map %s: elements of %d bytes can not be mapped", name, size)
+	}
+	memory, err := unix.Mmap(m.FD(), 0, size*int(m.MaxEntries()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map %s into memory: %w", name, err)
+	}
+	s.mapped = append(s.mapped, memory)
+	return unsafe.Slice((*T)(unsafe.Pointer(&memory[0])), m.MaxEntries()), nil
+}
+
+// Pin pins all maps in a directory of a bpffs.
+func (s *Set) Pin(dir string) error {
+	for _, name := range names {
+		// A clone, as a map object remembers one pin, and a set may have several.
+		m, err := s.maps[name].Clone()
+		if err != nil {
+			return fmt.Errorf("pin map %s: %w", name, err)
+		}
+		err = m.Pin(pinPath(dir, name))
+		m.Close()
+		if err != nil {
+			return fmt.Errorf("pin map %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// bpffs keeps names with a dot for itself.
+func pinPath(dir, name string) string {
+	if name == hookMap {
+		name = "hook"
+	}
+	return filepath.Join(dir, name)
+}
+
+// Replacements are the maps by name, for a program to be loaded onto.
+func (s *Set) Replacements() map[string]*ebpf.Map { return s.maps }
+
+// Hook is what the programs of this set were told when it was made.
+func (s *Set) Hook() bpf.AbiHook { return s.hook }
+
+// Size is what the set was made for.
+func (s *Set) Size() Size {
+	return Size{Rules: uint32(len(s.own)), Buckets: uint32(len(s.lines)) * lineSlots}
+}
+
+// Close lets go of the maps; pins and programs keep them.
+func (s *Set) Close() error {
+	var errs []error
+	for _, memory := range s.mapped {
+		errs = append(errs, unix.Munmap(memory))
+	}
+	for _, m := range s.maps {
+		errs = append(errs, m.Close())
+	}
+	*s = Set{}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,177 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/big"
+	"math/bits"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	// MinCapacity is the smallest capacity of a rule in bytes: one full
+	// Ethernet frame, without which no full packet ever conforms while the
+	// bucket holds anything.
+	MinCapacity = 1514
+	// MaxCapacity is the largest capacity in bytes: 1 TiB.
+	MaxCapacity = 1 << 40
+)
+
+// Capacity is how much a bucket holds, as people write it: bytes, or the time
+// in which the rule's rate would drain them. The zero Capacity is not set.
+type Capacity struct {
+	bytes    uint64
+	duration time.Duration
+}
+
+// sizeUnits are those of tc: all of them are binary.
+var sizeUnits = map[string]uint64{
+	"": 1, "b": 1,
+	"k": 1 << 10, "kb": 1 << 10, "kib": 1 << 10,
+	"m": 1 << 20, "mb": 1 << 20, "mib": 1 << 20,
+	"g": 1 << 30, "gb": 1 << 30, "gib": 1 << 30,
+}
+
+var timeUnits = map[string]uint64{"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
+
+// ParseCapacity reads a size in the units of tc, where kb and mb are binary
+// (64kb is 65536 bytes, a bare number is bytes), or a time (100ms) in s, ms,
+// us or ns. Any capacity of 1 byte or 1 ns up to MaxCapacity is read; what a
+// rule takes is for Rule.Validate to say.
+func ParseCapacity(s string) (Capacity, error) {
+	number, unit, err := splitNumber("capacity", s, "64kb or 100ms")
+	if err != nil {
+		return Capacity{}, err
+	}
+	lower := strings.ToLower(unit)
+	if _, ok := timeUnits[lower]; ok {
+		d, err := parseTime("capacity", s, number, lower)
+		return Capacity{duration: d}, err
+	}
+	size, ok := sizeUnits[lower]
+	if strings.HasSuffix(lower, "bit") {
+		return Capacity{}, fmt.Errorf("capacity %q is in bits; write it in bytes such as 64kb, or as a time such as 100ms", s)
+	}
+	if !ok {
+		return Capacity{}, fmt.Errorf("capacity %q has the unknown unit %q; use b, kb, mb, gb, or a time in s, ms, us, ns", s, unit)
+	}
+	v, whole := scale(number, size)
+	switch {
+	case !whole:
+		return Capacity{}, fmt.Errorf("capacity %q is not a whole number of bytes; round it to one", s)
+	case v == 0:
+		return Capacity{}, fmt.Errorf("capacity %q is zero and would let nothing pass; write one such as 64kb or 100ms", s)
+	}
+	if err := checkMaxCapacity(strconv.Quote(s), v); err != nil {
+		return Capacity{}, err
+	}
+	return Capacity{bytes: v}, nil
+}
+
+// parseTime reads a time above zero; the unit, in lower case, may be unknown.
+func parseTime(what, s, number, unit string) (time.Duration, error) {
+	size, ok := timeUnits[unit]
+	if !ok {
+		return 0, fmt.Errorf("%s %q is not in a unit of time; use s, ms, us or ns, such as 30s", what, s)
+	}
+	v, whole := scale(number, size)
+	switch {
+	case !whole:
+		return 0, fmt.Errorf("%s %q is not a whole number of nanoseconds; round it to one", what, s)
+	case v == 0:
+		return 0, fmt.Errorf("%s %q is zero; write a longer time", what, s)
+	case v > math.MaxInt64:
+		return 0, fmt.Errorf("%s %q is longer than 292 years; write a shorter time", what, s)
+	}
+	return time.Duration(v), nil
+}
+
+func checkMaxCapacity(spelled string, bytes uint64) error {
+	if bytes > MaxCapacity {
+		return fmt.Errorf("capacity %s is above 1024gb, the largest there is; lower it", spelled)
+	}
+	return nil
+}
+
+// Resolve is the capacity in bytes for a rule of rate r. A time is counted
+// exactly and rounded up to a whole byte.
+func (c Capacity) Resolve(r Rate) (uint64, error) {
+	if r == Unlimited {
+		return 0, fmt.Errorf("capacity %v has no use at rate %v; leave it out", c, r)
+	}
+	if err := checkRate(r.String(), r); err != nil {
+		return 0, err
+	}
+	switch {
+	case c.bytes > 0:
+		return c.bytes, nil
+	case c.duration > 0:
+		v := bytesIn(c.duration, r)
+		return v, checkMaxCapacity(fmt.Sprintf("%v at %v", c, r), v)
+	}
+	return 0, errors.New("capacity is not set; write one such as 64kb or 100ms")
+}
+
+// bytesIn is what passes at rate r in d, rounded up, at most math.MaxUint64.
+func bytesIn(d time.Duration, r Rate) uint64 {
+	const bitNanoseconds = 8 * uint64(time.Second) // in a byte per second
+	hi, lo := bits.Mul64(uint64(r), uint64(d))
+	lo, carry := bits.Add64(lo, bitNanoseconds-1, 0)
+	hi += carry
+	if hi >= bitNanoseconds {
+		return math.MaxUint64
+	}
+	v, _ := bits.Div64(hi, lo, bitNanoseconds)
+	return v
+}
+
+// drainTime is how long rate r takes over so many bytes, for people to read.
+func drainTime(bytes uint64, r Rate) string {
+	if r == 0 {
+		return "never drains"
+	}
+	t := new(big.Int).SetUint64(bytes)
+	t.Mul(t, big.NewInt(8*int64(time.Second)))
+	return human(new(big.Rat).SetFrac(t, new(big.Int).SetUint64(uint64(r))), timeNames)
+}
+
+// String is a spelling that ParseCapacity reads back: 64kb, 125000b, 100ms; it
+// is empty for a Capacity that is not set.
+func (c Capacity) String() string {
+	switch {
+	case c.duration > 0:
+		return timeString(c.duration)
+	case c.bytes == 0:
+		return ""
+	}
+	return inLargest(c.bytes, sizeUnits, "gb", "mb", "kb", "b")
+}
+
+func timeString(d time.Duration) string {
+	return inLargest(uint64(d), timeUnits, "s", "ms", "us", "ns")
+}
+
+// inLargest writes v in the first of names that it is a whole number of.
+func inLargest(v uint64, units map[string]uint64, names ...string) string {
+	for _, name := range names {
+		if size := units[name]; v%size == 0 {
+			return strconv.FormatUint(v/size, 10) + name
+		}
+	}
+	panic("the last unit is not 1")
+}
+
+// Set reads s as ParseCapacity does.
+func (c *Capacity) Set(s string) error {
+	v, err := ParseCapacity(s)
+	if err == nil {
+		*c = v
+	}
+	return err
+}
+
+// Type names the value in a flag's help.
+func (c Capacity) Type() string { return "size|time" }

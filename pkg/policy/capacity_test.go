@@ -1,0 +1,183 @@
+package policy
+
+import (
+	"math"
+	"math/big"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestParseCapacity(t *testing.T) {
+	for _, test := range []struct {
+		in, text string
+		want     uint64 // bytes at 10mbit
+	}{
+		// What iproute2's size suffixes stand for.
+		{"1600", "1600b", 1600},
+		{"1600b", "1600b", 1600},
+		{"64k", "64kb", 65536},
+		{"64kb", "64kb", 65536},
+		{"1m", "1mb", 1 << 20},
+		{"1MB", "1mb", 1 << 20},
+		{"1g", "1gb", 1 << 30},
+		{"1gb", "1gb", 1 << 30},
+
+		{"1KiB", "1kb", 1024},
+		{"1mib", "1mb", 1 << 20},
+		{"1.5gib", "1536mb", 3 << 29},
+		{"1.5kb", "1536b", 1536},
+		{"1", "1b", 1},
+		{"1024g", "1024gb", 1 << 40},
+		{"100ms", "100ms", 125000},
+		{"0.1s", "100ms", 125000},
+		{"1s", "1s", 1_250_000},
+		{"1000MS", "1s", 1_250_000},
+		{"800ns", "800ns", 1},
+		{"801ns", "801ns", 2},
+		{"1ns", "1ns", 1},
+		{"1.5us", "1500ns", 2},
+	} {
+		c, err := ParseCapacity(test.in)
+		if err != nil {
+			t.Errorf("ParseCapacity(%q): %v", test.in, err)
+			continue
+		}
+		if got, err := c.Resolve(10_000_000); err != nil || got != test.want {
+			t.Errorf("%q at 10mbit is %d, %v; want %d", test.in, got, err, test.want)
+		}
+		if c.String() != test.text {
+			t.Errorf("String of %q is %q, want %q", test.in, c, test.text)
+		}
+	}
+}
+
+func TestParseCapacityRefuses(t *testing.T) {
+	for in, part := range map[string]string{
+		"":                            "empty",
+		"0":                           "zero",
+		"0ms":                         "zero",
+		"-1kb":                        "negative",
+		"64 kb":                       `write "64kb"`,
+		"64kbit":                      "in bits",
+		"1Mbit":                       "in bits",
+		"1.0001":                      "whole number of bytes",
+		"0.5b":                        "whole number of bytes",
+		"0.5ns":                       "whole number of nanoseconds",
+		"10min":                       `unknown unit "min"`,
+		"1tb":                         `unknown unit "tb"`,
+		"1e6":                         "not a plain decimal",
+		"lots":                        "does not start with a digit",
+		"1099511627777":               "above 1024gb",
+		"1025gb":                      "above 1024gb",
+		"18446744073709551616gb":      "above 1024gb",
+		"18446744073709551616s":       "292 years",
+		"9223372036854775808ns":       "292 years",
+		strings.Repeat("1", 65) + "b": "66 characters long",
+	} {
+		c, err := ParseCapacity(in)
+		wantError(t, err, "capacity ", part)
+		if c != (Capacity{}) {
+			t.Errorf("%q is refused, but returned %v", in, c)
+		}
+	}
+}
+
+func TestResolve(t *testing.T) {
+	longest := Capacity{duration: math.MaxInt64}
+	for _, test := range []struct {
+		c    Capacity
+		r    Rate
+		want uint64
+	}{
+		{Capacity{duration: 1}, 8, 1},
+		{Capacity{duration: time.Second}, 8, 1},
+		{Capacity{duration: time.Second + 1}, 8, 2},
+		{Capacity{duration: 3 * time.Second}, 9, 4},
+		{Capacity{duration: time.Second}, MaxRate, 125_000_000_000},
+		{Capacity{duration: 8_796_093_022}, MaxRate, 1_099_511_627_750},
+		{Capacity{bytes: 100}, MaxRate, 100},
+		{longest, 8, 9_223_372_037},
+	} {
+		if got, err := test.c.Resolve(test.r); err != nil || got != test.want {
+			t.Errorf("%v at %v is %d, %v; want %d", test.c, test.r, got, err, test.want)
+		}
+	}
+	for _, test := range []struct {
+		c    Capacity
+		r    Rate
+		part string
+	}{
+		{Capacity{}, 8, "not set"},
+		{Capacity{bytes: 1}, 0, "zero"},
+		{Capacity{bytes: 1}, 7, "below 8bit"},
+		{Capacity{duration: 1}, MaxRate + 1, "above 1tbit"},
+		{Capacity{bytes: 1}, Unlimited, "leave it out"},
+		{Capacity{duration: 8_796_093_023}, MaxRate, "above 1024gb"},
+		{longest, MaxRate, "above 1024gb"},
+		// The first whose bytes do not fit 64 bits.
+		{Capacity{duration: 147_573_952_589_676_413}, MaxRate, "above 1024gb"},
+	} {
+		_, err := test.c.Resolve(test.r)
+		wantError(t, err, test.part)
+	}
+}
+
+func FuzzParseCapacity(f *testing.F) {
+	for _, seed := range []string{"64kb", "1.5mib", "1600", "100ms", "1.5us", "0.5ns", "64kbit", "1e3", "1024gb", "9223372036854775807ns", "-1", "0x10", "1 b"} {
+		f.Add(seed, uint64(10_000_000))
+	}
+	f.Fuzz(func(t *testing.T, s string, rate uint64) {
+		r := MinRate + Rate(rate)%(MaxRate-MinRate+1)
+		bytes := oracle(s, func(unit string) (int64, bool) {
+			size, ok := map[string]int64{
+				"": 1, "b": 1, "k": 1024, "kb": 1024, "kib": 1024,
+				"m": 1048576, "mb": 1048576, "mib": 1048576,
+				"g": 1073741824, "gb": 1073741824, "gib": 1073741824,
+			}[strings.ToLower(unit)]
+			return size, ok
+		})
+		nanoseconds := oracle(s, func(unit string) (int64, bool) {
+			size, ok := map[string]int64{"ns": 1, "us": 1000, "ms": 1000000, "s": 1000000000}[strings.ToLower(unit)]
+			return size, ok
+		})
+		if nanoseconds != nil && nanoseconds.IsInt64() {
+			// Rounded up: -(-x div 1), with Euclidean division.
+			v := new(big.Int).Mul(nanoseconds, big.NewInt(-int64(r)))
+			bytes = v.Neg(v.Div(v, big.NewInt(8_000_000_000)))
+		}
+		c, err := ParseCapacity(s)
+		var got uint64
+		if err == nil {
+			if back, err := ParseCapacity(c.String()); err != nil || back != c {
+				t.Fatalf("ParseCapacity(%q) = %v, %v; want %v", c, back, err, c)
+			}
+			got, err = c.Resolve(r)
+		}
+		if bytes == nil || bytes.Sign() == 0 || bytes.Cmp(big.NewInt(1<<40)) > 0 {
+			if err == nil {
+				t.Fatalf("%q at %v is %d, want an error", s, r, got)
+			}
+			wantOneLine(t, err)
+			return
+		}
+		if err != nil || got != bytes.Uint64() {
+			t.Fatalf("%q at %v is %d, %v; want %v", s, r, got, err, bytes)
+		}
+	})
+}
+
+func FuzzCapacityString(f *testing.F) {
+	f.Add(uint64(125000), int64(time.Second))
+	f.Add(uint64(1<<40), int64(math.MaxInt64))
+	f.Fuzz(func(t *testing.T, bytes uint64, d int64) {
+		for _, c := range []Capacity{
+			{bytes: 1 + bytes%MaxCapacity},
+			{duration: time.Duration(1 + d&(math.MaxInt64-1))},
+		} {
+			if got, err := ParseCapacity(c.String()); err != nil || got != c {
+				t.Errorf("ParseCapacity(%q) = %v, %v", c, got, err)
+			}
+		}
+	})
+}

@@ -1,0 +1,141 @@
+package policy
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Direction is the way of a packet as the device sees it.
+type Direction uint8
+
+const (
+	Ingress Direction = iota // enters the device
+	Egress                   // leaves the device
+)
+
+// Match is the address of a packet that a rule's prefix is compared with.
+type Match uint8
+
+const (
+	MatchDst Match = iota // destination
+	MatchSrc              // source
+)
+
+// Algorithm is the meter that keeps a bucket.
+type Algorithm uint8
+
+const (
+	GCRA  Algorithm = iota // one theoretical arrival time per bucket
+	Leaky                  // the leaky bucket, which also knows penalties
+)
+
+// Excess is what happens to a packet that does not fit its bucket.
+type Excess uint8
+
+const (
+	Drop Excess = iota // dropped
+	ECN                // marked CE where ECN allows it, dropped elsewhere
+	Pass               // counted and passed untouched, to try a rule out
+)
+
+// Fail is what happens to a packet whose bucket could not be updated.
+type Fail uint8
+
+const (
+	Open   Fail = iota // it passes
+	Closed             // it is dropped
+)
+
+var (
+	directionNames = []string{"ingress", "egress"}
+	matchNames     = []string{"dst", "src"}
+	algorithmNames = []string{"gcra", "leaky"}
+	excessNames    = []string{"drop", "ecn", "pass"}
+	failNames      = []string{"open", "closed"}
+)
+
+// ParseDirection reads "ingress" or "egress".
+func ParseDirection(s string) (d Direction, err error) {
+	err = d.Set(s)
+	return d, err
+}
+
+// FarSide is the address that lies beyond the device: the destination of what
+// leaves, the source of what enters.
+func (d Direction) FarSide() Match {
+	if d == Egress {
+		return MatchDst
+	}
+	return MatchSrc
+}
+
+func (d Direction) String() string { return nameOf(d, directionNames) }
+func (m Match) String() string     { return nameOf(m, matchNames) }
+func (a Algorithm) String() string { return nameOf(a, algorithmNames) }
+func (e Excess) String() string    { return nameOf(e, excessNames) }
+func (f Fail) String() string      { return nameOf(f, failNames) }
+
+// Set reads "ingress" or "egress".
+func (d *Direction) Set(s string) error { return setName(d, "direction", s, directionNames) }
+
+// Set reads "dst" or "src".
+func (m *Match) Set(s string) error { return setName(m, "match", s, matchNames) }
+
+// Set reads "gcra" or "leaky".
+func (a *Algorithm) Set(s string) error { return setName(a, "algorithm", s, algorithmNames) }
+
+// Set reads "drop", "ecn" or "pass".
+func (e *Excess) Set(s string) error {
+	if s == "delay" {
+		return fmt.Errorf("excess %q is not built yet in this version; use %s", s, oneOf(excessNames))
+	}
+	return setName(e, "excess", s, excessNames)
+}
+
+// Set reads "open" or "closed".
+func (f *Fail) Set(s string) error { return setName(f, "fail", s, failNames) }
+
+// Type names the value in a flag's help.
+func (d Direction) Type() string { return strings.Join(directionNames, "|") }
+
+// Type names the value in a flag's help.
+func (m Match) Type() string { return strings.Join(matchNames, "|") }
+
+// Type names the value in a flag's help.
+func (a Algorithm) Type() string { return strings.Join(algorithmNames, "|") }
+
+// Type names the value in a flag's help.
+func (e Excess) Type() string { return strings.Join(excessNames, "|") }
+
+// Type names the value in a flag's help.
+func (f Fail) Type() string { return strings.Join(failNames, "|") }
+
+func nameOf[T ~uint8](v T, names []string) string {
+	if int(v) < len(names) {
+		return names[v]
+	}
+	return fmt.Sprintf("unknown(%d)", uint8(v))
+}
+
+func setName[T ~uint8](v *T, what, s string, names []string) error {
+	i := slices.Index(names, s)
+	if i < 0 {
+		return fmt.Errorf("%s %.64q is unknown; use %s", what, s, oneOf(names))
+	}
+	*v = T(i)
+	return nil
+}
+
+func checkName[T ~uint8](v T, what string, names []string) error {
+	if int(v) >= len(names) {
+		return fmt.Errorf("%s has the unknown value %d; use %s", what, uint8(v), oneOf(names))
+	}
+	return nil
+}
+
+// oneOf lists names for a sentence: "drop, ecn or pass".
+func oneOf(names []string) string {
+	last := len(names) - 1
+	return strings.Join(names[:last], ", ") + " or " + names[last]
+}

@@ -1,0 +1,116 @@
+package policy
+
+import (
+	"testing"
+	"time"
+)
+
+// flagValue is pflag.Value.
+type flagValue interface {
+	String() string
+	Set(string) error
+	Type() string
+}
+
+// TestSet reads each word into a fresh value, and what that prints into
+// another one, which is to print the same.
+func TestSet(t *testing.T) {
+	for _, test := range []struct {
+		fresh   func() flagValue
+		kind    string
+		words   map[string]string // read, printed
+		refused map[string]string // read, part of the error
+	}{
+		{
+			func() flagValue { return new(Direction) }, "ingress|egress",
+			map[string]string{"ingress": "ingress", "egress": "egress"},
+			map[string]string{"": "use ingress or egress", "in": `direction "in"`, "a\nb": "unknown"},
+		}, {
+			func() flagValue { return new(Match) }, "dst|src",
+			map[string]string{"dst": "dst", "src": "src"},
+			map[string]string{"both": "use dst or src"},
+		}, {
+			func() flagValue { return new(Algorithm) }, "gcra|leaky",
+			map[string]string{"gcra": "gcra", "leaky": "leaky"},
+			map[string]string{"tbf": "use gcra or leaky"},
+		}, {
+			func() flagValue { return new(Excess) }, "drop|ecn|pass",
+			map[string]string{"drop": "drop", "ecn": "ecn", "pass": "pass"},
+			map[string]string{"delay": "not built yet in this version; use drop, ecn or pass", "mark": "use drop, ecn or pass"},
+		}, {
+			func() flagValue { return new(Fail) }, "open|closed",
+			map[string]string{"open": "open", "closed": "closed"},
+			map[string]string{"close": "use open or closed"},
+		}, {
+			func() flagValue { return new(Each) }, "all|host|/N|flow",
+			map[string]string{"all": "all", "host": "host", "flow": "flow", "/64": "/64", "/0": "/0", "/128": "/128"},
+			map[string]string{"/129": "prefix length", "/-1": "prefix length", "/": "prefix length", "/N": "prefix length", "64": "use all, host, /N or flow"},
+		}, {
+			func() flagValue { return new(Penalty) }, "none|fill|time",
+			map[string]string{"none": "none", "fill": "fill", "30s": "30s", "1.5S": "1500ms", "86400s": "86400s"},
+			map[string]string{"0s": "zero", "-1s": "negative", "30": "unit of time", "5min": "unit of time", "time": "none, fill or 30s", "86401s": "longer than 86400s", "0.1ns": "nanoseconds"},
+		}, {
+			func() flagValue { return new(Framing) }, "bytes|keyword",
+			map[string]string{
+				"0": "0", "38": "38", "-14": "-14", "38/84": "38/84", "0/64": "0/64", "256/256": "256/256", "-64": "-64",
+				// The keywords of tc-cake(8).
+				"raw": "0", "ethernet": "38/84", "docsis": "18/64", "pppoe-ptm": "30", "bridged-ptm": "22",
+				"ether-vlan": "4", "pppoe-ptm,ether-vlan": "34", "ethernet,ether-vlan,ether-vlan": "46/84",
+			},
+			map[string]string{
+				"": "unknown", "adsl": "unknown", "38/": "unknown", "1e2": "unknown", "ethernet,": "unknown", "38,ether-vlan": "unknown",
+				"257": "use -64 to 256", "-65": "use -64 to 256", "0/257": "use 0 to 256", "0/-1": "use 0 to 256",
+				"conservative": "ATM cells", "pppoe-llcsnap": "ATM cells", "ethernet,atm": "ATM cells", "ptm": "64b/65b",
+			},
+		}, {
+			func() flagValue { return new(Rate) }, "rate",
+			map[string]string{"1.5mbit": "1500kbit"},
+			map[string]string{"10mbps": "ambiguous"},
+		}, {
+			func() flagValue { return new(Capacity) }, "size|time",
+			map[string]string{"64K": "64kb", "0.1s": "100ms"},
+			map[string]string{"0": "zero"},
+		},
+	} {
+		if got := test.fresh().Type(); got != test.kind {
+			t.Errorf("%T has the type %q, want %q", test.fresh(), got, test.kind)
+		}
+		for in, want := range test.words {
+			v, again := test.fresh(), test.fresh()
+			if err := v.Set(in); err != nil || v.String() != want {
+				t.Errorf("%T of %q prints %q, %v; want %q", v, in, v, err, want)
+			}
+			if err := again.Set(v.String()); err != nil || again.String() != want {
+				t.Errorf("%T of %q prints %q, %v; want the same", v, v, again, err)
+			}
+		}
+		for in, part := range test.refused {
+			v := test.fresh()
+			wantError(t, v.Set(in), part)
+			if v.String() != test.fresh().String() {
+				t.Errorf("%T refused %q, but became %v", v, in, v)
+			}
+		}
+	}
+}
+
+func TestFarSide(t *testing.T) {
+	if d, err := ParseDirection("egress"); err != nil || d.FarSide() != MatchDst {
+		t.Errorf("far side of %v is %v, %v", d, d.FarSide(), err)
+	}
+	if d, err := ParseDirection("ingress"); err != nil || d.FarSide() != MatchSrc {
+		t.Errorf("far side of %v is %v, %v", d, d.FarSide(), err)
+	}
+}
+
+func TestStringOfUnknown(t *testing.T) {
+	for got, want := range map[string]string{
+		Excess(9).String():                             "unknown(9)",
+		Each{Kind: 9}.String():                         "unknown(9)",
+		Penalty{Kind: 9, Duration: time.Hour}.String(): "unknown(9)",
+	} {
+		if got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}

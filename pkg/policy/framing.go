@@ -1,0 +1,112 @@
+package policy
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+const (
+	// MinOverhead and MaxOverhead bound Framing.Overhead, as in tc-cake.
+	MinOverhead = -64
+	MaxOverhead = 256
+	// MaxMPU bounds Framing.MPU, as in tc-cake.
+	MaxMPU = 256
+)
+
+// Framing is what a link adds to each packet. A packet counts Overhead bytes
+// more than it is long, and never less than MPU bytes in all.
+type Framing struct {
+	Overhead int16  // bytes, MinOverhead to MaxOverhead
+	MPU      uint16 // bytes, 0 to MaxMPU
+}
+
+// framings holds the keywords of tc-cake that are a constant overhead, with its
+// numbers, which it counts from the IP header on. The two for PTM lack the
+// 64b/65b code, which tc-cake(8) prefers to see in the rate.
+var framings = map[string]Framing{
+	"raw":         {},
+	"ethernet":    {38, 84},
+	"docsis":      {18, 64},
+	"pppoe-ptm":   {30, 0},
+	"bridged-ptm": {22, 0},
+	"ether-vlan":  {4, 0},
+}
+
+// cellFramings are the keywords of tc-cake whose cost grows with the packet.
+var cellFramings = map[string]string{
+	"atm": "ATM cells", "conservative": "ATM cells",
+	"ipoa-vcmux": "ATM cells", "ipoa-llcsnap": "ATM cells",
+	"bridged-vcmux": "ATM cells", "bridged-llcsnap": "ATM cells",
+	"pppoa-vcmux": "ATM cells", "pppoa-llc": "ATM cells",
+	"pppoe-vcmux": "ATM cells", "pppoe-llcsnap": "ATM cells",
+	"ptm": "the 64b/65b code of PTM",
+}
+
+// ParseFraming reads the bytes of overhead (38), overhead and MPU (38/84), or
+// keywords of tc-cake joined by commas, whose overheads add up
+// (pppoe-ptm,ether-vlan). With pppoe-ptm and bridged-ptm the rate is to be
+// 64/65 of the line's, for the line code.
+func ParseFraming(s string) (Framing, error) {
+	overhead, mpu, numeric := framingNumbers(s)
+	if !numeric {
+		for word := range strings.SplitSeq(s, ",") {
+			f, ok := framings[word]
+			if cost, cells := cellFramings[word]; cells {
+				return Framing{}, fmt.Errorf("overhead %q counts %s, which is not supported; write the bytes per packet and lower the rate instead", word, cost)
+			}
+			if !ok {
+				return Framing{}, fmt.Errorf("overhead %.64q is unknown; use a number of bytes such as 38 or 38/84, or ethernet, docsis, pppoe-ptm, bridged-ptm, ether-vlan or raw", s)
+			}
+			overhead += int(f.Overhead)
+			mpu = max(mpu, int(f.MPU))
+		}
+	}
+	if err := checkFraming(overhead, mpu); err != nil {
+		return Framing{}, err
+	}
+	return Framing{int16(overhead), uint16(mpu)}, nil
+}
+
+func framingNumbers(s string) (overhead, mpu int, ok bool) {
+	first, second, both := strings.Cut(s, "/")
+	overhead, err := strconv.Atoi(first)
+	if err == nil && both {
+		mpu, err = strconv.Atoi(second)
+	}
+	if err != nil {
+		return 0, 0, false
+	}
+	return overhead, mpu, true
+}
+
+func checkFraming(overhead, mpu int) error {
+	if overhead < MinOverhead || overhead > MaxOverhead {
+		return fmt.Errorf("overhead of %d bytes is out of range; use %d to %d", overhead, MinOverhead, MaxOverhead)
+	}
+	if mpu < 0 || mpu > MaxMPU {
+		return fmt.Errorf("mpu of %d bytes is out of range; use 0 to %d", mpu, MaxMPU)
+	}
+	return nil
+}
+
+// String is a spelling that ParseFraming reads back: "38" or "38/84".
+func (f Framing) String() string {
+	s := strconv.Itoa(int(f.Overhead))
+	if f.MPU > 0 {
+		s += "/" + strconv.Itoa(int(f.MPU))
+	}
+	return s
+}
+
+// Set reads s as ParseFraming does.
+func (f *Framing) Set(s string) error {
+	v, err := ParseFraming(s)
+	if err == nil {
+		*f = v
+	}
+	return err
+}
+
+// Type names the value in a flag's help.
+func (f Framing) Type() string { return "bytes|keyword" }

@@ -1,0 +1,86 @@
+package policy
+
+import (
+	"fmt"
+	"math"
+	"math/big"
+	"strings"
+	"unicode"
+)
+
+// maxInput bounds what an error echoes back and how large the arithmetic gets.
+const maxInput = 64
+
+// splitNumber cuts s into plain decimal digits with at most one point inside
+// them, and a unit of ASCII letters and slashes, which may be empty. The
+// example, a valid value, goes into the errors.
+func splitNumber(what, s, example string) (number, unit string, err error) {
+	switch {
+	case s == "":
+		return "", "", fmt.Errorf("%s is empty; write one such as %s", what, example)
+	case len(s) > maxInput:
+		return "", "", fmt.Errorf("%s %.16q... is %d characters long; write one such as %s", what, s, len(s), example)
+	case strings.ContainsFunc(s, unicode.IsSpace):
+		return "", "", fmt.Errorf("%s %q has a space in it; write %q", what, s, strings.Join(strings.Fields(s), ""))
+	case s[0] == '-':
+		return "", "", fmt.Errorf("%s %q is negative; write one such as %s", what, s, example)
+	}
+	end := digits(s)
+	if end == 0 {
+		return "", "", fmt.Errorf("%s %q does not start with a digit; write one such as %s", what, s, example)
+	}
+	if rest := s[end:]; rest != "" && rest[0] == '.' {
+		if n := digits(rest[1:]); n > 0 {
+			end += 1 + n
+		}
+	}
+	number, unit = s[:end], s[end:]
+	if strings.ContainsFunc(unit, func(r rune) bool {
+		return r != '/' && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
+	}) {
+		return "", "", fmt.Errorf("%s %q is not a plain decimal number with a unit; write one such as %s", what, s, example)
+	}
+	return number, unit, nil
+}
+
+func digits(s string) int {
+	return len(s) - len(strings.TrimLeft(s, "0123456789"))
+}
+
+// scale multiplies a number from splitNumber by its unit. It stops at
+// math.MaxUint64, and whole says whether nothing was left behind the point.
+func scale(number string, unit uint64) (v uint64, whole bool) {
+	integer, fraction, _ := strings.Cut(number, ".")
+	n, _ := new(big.Int).SetString(integer+fraction, 10)
+	n.Mul(n, new(big.Int).SetUint64(unit))
+	tens := new(big.Int).Exp(big.NewInt(10), big.NewInt(int64(len(fraction))), nil)
+	n, rest := n.QuoRem(n, tens, new(big.Int))
+	if !n.IsUint64() {
+		return math.MaxUint64, rest.Sign() == 0
+	}
+	return n.Uint64(), rest.Sign() == 0
+}
+
+var (
+	sizeNames     = []string{"B", "kB", "MB", "GB", "TB"}
+	byteRateNames = []string{"B/s", "kB/s", "MB/s", "GB/s", "TB/s"}
+	timeNames     = []string{"ns", "us", "ms", "s"}
+)
+
+// human writes v, counted in the first unit, with four significant digits in
+// the unit that fits; each unit is a thousand of the one before it.
+func human(v *big.Rat, units []string) string {
+	for ; ; units = units[1:] {
+		whole := new(big.Int).Quo(v.Num(), v.Denom()).String()
+		// Rounding may carry into the next unit: 999.96 kB is 1 MB.
+		s := v.FloatString(max(0, 4-len(whole)))
+		integer, fraction, _ := strings.Cut(s, ".")
+		if len(integer) <= 3 || len(units) == 1 {
+			if fraction = strings.TrimRight(fraction, "0"); fraction != "" {
+				integer += "." + fraction
+			}
+			return integer + " " + units[0]
+		}
+		v = new(big.Rat).Quo(v, big.NewRat(1000, 1))
+	}
+}

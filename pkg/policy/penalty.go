@@ -1,0 +1,79 @@
+package policy
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// MaxPenalty is the longest that a penalty may last.
+const MaxPenalty = 24 * time.Hour
+
+// PenaltyKind is the kind of a Penalty.
+type PenaltyKind uint8
+
+const (
+	PenaltyNone PenaltyKind = iota
+	PenaltyFill             // excess leaves the bucket full
+	PenaltyHold             // excess leaves it full for Penalty.Duration, then it leaks
+)
+
+// Penalty is what excess does to its bucket. Duration, above zero and at most
+// MaxPenalty, belongs to PenaltyHold and is zero otherwise.
+type Penalty struct {
+	Kind     PenaltyKind
+	Duration time.Duration
+}
+
+var penaltyNames = []string{PenaltyNone: "none", PenaltyFill: "fill", PenaltyHold: "time"}
+
+func (p Penalty) String() string {
+	if p.Kind == PenaltyHold {
+		return timeString(p.Duration)
+	}
+	return nameOf(p.Kind, penaltyNames)
+}
+
+// Set reads "none", "fill", or a time such as "30s" in s, ms, us or ns.
+func (p *Penalty) Set(s string) error {
+	switch s {
+	case "none":
+		*p = Penalty{}
+		return nil
+	case "fill":
+		*p = Penalty{Kind: PenaltyFill}
+		return nil
+	}
+	number, unit, err := splitNumber("penalty", s, "none, fill or 30s")
+	if err != nil {
+		return err
+	}
+	d, err := parseTime("penalty", s, number, strings.ToLower(unit))
+	if err != nil {
+		return err
+	}
+	v := Penalty{PenaltyHold, d}
+	if err := v.validate(); err != nil {
+		return err
+	}
+	*p = v
+	return nil
+}
+
+// Type names the value in a flag's help.
+func (p Penalty) Type() string { return strings.Join(penaltyNames, "|") }
+
+func (p Penalty) validate() error {
+	if err := checkName(p.Kind, "penalty", penaltyNames); err != nil {
+		return err
+	}
+	switch {
+	case p.Kind == PenaltyHold && p.Duration <= 0:
+		return fmt.Errorf("penalty of %v is not above zero; write one such as 30s", p.Duration)
+	case p.Kind != PenaltyHold && p.Duration != 0:
+		return fmt.Errorf("penalty %v takes no time; leave out %v", p, p.Duration)
+	case p.Duration > MaxPenalty:
+		return fmt.Errorf("penalty %s is longer than %s, the longest there is; shorten it", timeString(p.Duration), timeString(MaxPenalty))
+	}
+	return nil
+}

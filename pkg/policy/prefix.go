@@ -1,0 +1,45 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// ParsePrefix reads an IPv4 or IPv6 network (10.0.0.0/24), or an address, which
+// stands for itself alone. Host bits, zones and IPv4 written as IPv6 are
+// refused.
+func ParsePrefix(s string) (netip.Prefix, error) {
+	address, length, hasLength := strings.Cut(s, "/")
+	addr, err := netip.ParseAddr(address)
+	if err != nil {
+		return netip.Prefix{}, fmt.Errorf("network %.64q is not a CIDR or an address; write one such as 10.0.0.0/24 or 2001:db8::/32", s)
+	}
+	if addr.Zone() != "" {
+		return netip.Prefix{}, fmt.Errorf("network %.64q has a zone; leave out what follows %%, the device is named apart", s)
+	}
+	prefix := netip.PrefixFrom(addr, addr.BitLen())
+	if hasLength {
+		if prefix, err = netip.ParsePrefix(s); err != nil {
+			return netip.Prefix{}, fmt.Errorf("network %.64q has the bad prefix length %.16q; use /0 to /%d", s, length, addr.BitLen())
+		}
+	}
+	if err := checkPrefix(prefix); err != nil {
+		return netip.Prefix{}, err
+	}
+	return prefix, nil
+}
+
+func checkPrefix(p netip.Prefix) error {
+	addr, network := p.Addr(), p.Masked()
+	switch {
+	case !p.IsValid():
+		return errors.New("network is not set; write one such as 10.0.0.0/24")
+	case addr.Is4In6():
+		return fmt.Errorf("network %v is IPv4 written as IPv6; did you mean %v?", p, netip.PrefixFrom(addr.Unmap(), max(0, p.Bits()-96)).Masked())
+	case p != network:
+		return fmt.Errorf("network %v has host bits set; did you mean %v or %v/%d?", p, network, addr, addr.BitLen())
+	}
+	return nil
+}

@@ -1,0 +1,152 @@
+package policy
+
+import (
+	"fmt"
+	"math"
+	"math/big"
+	"strconv"
+	"strings"
+)
+
+// Rate is a speed in bits per second: MinRate to MaxRate, or Unlimited.
+type Rate uint64
+
+const (
+	// MinRate is the slowest rate: 8 bits, one byte, per second.
+	MinRate Rate = 8
+	// MaxRate is the fastest rate that the data path can meter: 1 tbit/s.
+	MaxRate Rate = 1_000_000_000_000
+	// Unlimited is the rate of a rule that is a hole in a wider one.
+	Unlimited Rate = math.MaxUint64
+)
+
+const unlimitedName = "unlimited"
+
+// prefixes scale a unit: by thousands as in kbit, or by 1024 as in kibit.
+// They are matched in lower case and shown before B/s as byteName.
+var prefixes = []struct {
+	name, byteName string
+	size           uint64
+}{
+	{"", "", 1},
+	{"k", "k", 1e3}, {"m", "M", 1e6}, {"g", "G", 1e9}, {"t", "T", 1e12},
+	{"ki", "Ki", 1 << 10}, {"mi", "Mi", 1 << 20}, {"gi", "Gi", 1 << 30}, {"ti", "Ti", 1 << 40},
+}
+
+// ParseRate reads a rate in the units of tc (10mbit, 1.5gbit, 64kibit, a bare
+// number of bits per second), with or without /s, in any case; in bytes per
+// second (1.25MB/s, 1MiB/s); or "unlimited". Spellings that people read in two
+// ways, such as 10mbps or 10M, are refused.
+func ParseRate(s string) (Rate, error) {
+	if strings.EqualFold(s, unlimitedName) {
+		return Unlimited, nil
+	}
+	number, unit, err := splitNumber("rate", s, "10mbit")
+	if err != nil {
+		return 0, err
+	}
+	size, err := rateUnit(s, number, unit)
+	if err != nil {
+		return 0, err
+	}
+	v, whole := scale(number, size)
+	if !whole {
+		return 0, fmt.Errorf("rate %q is not a whole number of bits per second; round it to one", s)
+	}
+	if err := checkRate(strconv.Quote(s), Rate(v)); err != nil {
+		return 0, err
+	}
+	return Rate(v), nil
+}
+
+// rateUnit returns the bits per second that one of unit stands for.
+func rateUnit(s, number, unit string) (uint64, error) {
+	if unit == "" {
+		return 1, nil
+	}
+	lower := strings.ToLower(unit)
+	for _, p := range prefixes {
+		rest, ok := strings.CutPrefix(lower, p.name)
+		if !ok {
+			continue
+		}
+		why := "it may mean bits or bytes"
+		switch rest {
+		case "bit", "bit/s":
+			return p.size, nil
+		case "b/s":
+			// Mb/s is megabits to many, so only the capital B is bytes.
+			if strings.Contains(unit, "B") {
+				return 8 * p.size, nil
+			}
+		case "bps":
+			why = "tc reads it as bytes, most people mean bits"
+		case "", "b":
+		default:
+			continue
+		}
+		return 0, fmt.Errorf("rate %q is ambiguous: %s; did you mean %s%sbit or %s%sB/s?",
+			s, why, number, p.name, number, p.byteName)
+	}
+	return 0, fmt.Errorf("rate %q has the unknown unit %q; use bit, kbit, mbit, gbit, kibit, mibit, kB/s or MB/s", s, unit)
+}
+
+func checkRate(spelled string, r Rate) error {
+	switch {
+	case r == 0:
+		return fmt.Errorf("rate %s is zero and would let nothing pass; the slowest is %v", spelled, MinRate)
+	case r < MinRate:
+		return fmt.Errorf("rate %s is below %v, the slowest that can be metered; raise it", spelled, MinRate)
+	case r > MaxRate:
+		return fmt.Errorf("rate %s is above %v, the fastest that can be metered; lower it or use %s", spelled, MaxRate, unlimitedName)
+	}
+	return nil
+}
+
+// String is the shortest whole number of a decimal tc unit that is exactly r,
+// or of a binary one where only bit would do: 10mbit, 1500kbit, 1mibit,
+// 64001bit. ParseRate reads it back.
+func (r Rate) String() string {
+	switch r {
+	case 0:
+		return "0" // what pflag takes for a flag without a default
+	case Unlimited:
+		return unlimitedName
+	}
+	decimal, binary := prefixes[0], prefixes[0]
+	for _, p := range prefixes {
+		switch {
+		case uint64(r)%p.size != 0:
+		case strings.HasSuffix(p.name, "i"):
+			binary = p
+		default:
+			decimal = p
+		}
+	}
+	if decimal.size == 1 {
+		decimal = binary
+	}
+	return fmt.Sprintf("%d%sbit", uint64(r)/decimal.size, decimal.name)
+}
+
+// Bytes is the rate in decimal bytes per second for people to read, rounded to
+// four significant digits: "1.25 MB/s".
+func (r Rate) Bytes() string {
+	if r == Unlimited {
+		return unlimitedName
+	}
+	bits := new(big.Int).SetUint64(uint64(r))
+	return human(new(big.Rat).SetFrac(bits, big.NewInt(8)), byteRateNames)
+}
+
+// Set reads s as ParseRate does.
+func (r *Rate) Set(s string) error {
+	v, err := ParseRate(s)
+	if err == nil {
+		*r = v
+	}
+	return err
+}
+
+// Type names the value in a flag's help.
+func (r Rate) Type() string { return "rate" }

@@ -1,0 +1,91 @@
+package policy
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+)
+
+// ruleOn is a plain rule on prefix, changed by each of edits.
+func ruleOn(prefix string, edits ...func(*Rule)) Rule {
+	r := Rule{Prefix: netip.MustParsePrefix(prefix), Rate: 10_000_000, Capacity: 125_000}
+	for _, edit := range edits {
+		edit(&r)
+	}
+	return r
+}
+
+func unlimited(r *Rule) { r.Rate, r.Capacity = Unlimited, 0 }
+
+func TestValidate(t *testing.T) {
+	for name, r := range map[string]Rule{
+		"plain":               ruleOn("10.0.0.0/24"),
+		"smallest":            ruleOn("10.0.0.0/24", func(r *Rule) { r.Rate, r.Capacity = MinRate, MinCapacity }),
+		"largest":             ruleOn("10.0.0.0/24", func(r *Rule) { r.Rate, r.Capacity = MaxRate, MaxCapacity }),
+		"host on one address": ruleOn("10.0.0.5/32", func(r *Rule) { r.Each = Each{Kind: EachHost} }),
+		"own length":          ruleOn("10.0.0.0/24", func(r *Rule) { r.Each = Each{EachSubnet, 24} }),
+		"each address":        ruleOn("2001:db8::/32", func(r *Rule) { r.Each = Each{EachSubnet, 128} }),
+		"everything in IPv4":  ruleOn("0.0.0.0/0", func(r *Rule) { r.Each = Each{EachSubnet, 0} }),
+		"flow":                ruleOn("::/0", func(r *Rule) { r.Each = Each{Kind: EachFlow} }),
+		"fill":                ruleOn("10.0.0.0/24", func(r *Rule) { r.Algorithm, r.Penalty.Kind = Leaky, PenaltyFill }),
+		"longest penalty":     ruleOn("10.0.0.0/24", func(r *Rule) { r.Algorithm, r.Penalty = Leaky, Penalty{PenaltyHold, MaxPenalty} }),
+		"penalty and ecn": ruleOn("10.0.0.0/24", func(r *Rule) {
+			r.Algorithm, r.Penalty, r.Excess = Leaky, Penalty{PenaltyHold, time.Second}, ECN
+		}),
+		// 2 * 2^40 bytes and 2^41 - 1 more.
+		"owes all it can": ruleOn("10.0.0.0/24", func(r *Rule) {
+			r.Rate, r.Capacity, r.Algorithm, r.Penalty = 8_000_000_000, MaxCapacity, Leaky, Penalty{PenaltyHold, 1<<41 - 1}
+		}),
+		"hole":       ruleOn("10.0.0.5/32", unlimited),
+		"leaky hole": ruleOn("10.0.0.5/32", unlimited, func(r *Rule) { r.Algorithm = Leaky }),
+	} {
+		if err := r.Validate(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestValidateRefuses(t *testing.T) {
+	fill := Penalty{Kind: PenaltyFill}
+	for _, test := range []struct {
+		edit func(*Rule)
+		part string
+	}{
+		{func(r *Rule) { *r = Rule{} }, "network is not set"},
+		{func(r *Rule) { r.Prefix = netip.MustParsePrefix("10.0.0.5/24") }, "host bits"},
+		{func(r *Rule) { r.Prefix = netip.MustParsePrefix("::ffff:10.0.0.0/120") }, "IPv4 written as IPv6"},
+		{func(r *Rule) { r.Rate = 0 }, "rate 0 is zero"},
+		{func(r *Rule) { r.Rate = 7 }, "rate 7bit is below 8bit"},
+		{func(r *Rule) { r.Rate = MaxRate + 1 }, "rate 1000000000001bit is above 1tbit"},
+		{func(r *Rule) { r.Capacity = 0 }, "less than one full packet"},
+		{func(r *Rule) { r.Capacity = MinCapacity - 1 }, "capacity of 1513 bytes (1.21 ms at 10mbit) is less than one full packet; use 1514 or more"},
+		{func(r *Rule) { r.Capacity = MaxCapacity + 1 }, "above 1024gb"},
+		{func(r *Rule) { r.Algorithm = 2 }, "algorithm has the unknown value 2"},
+		{func(r *Rule) { r.Excess = 3 }, "excess has the unknown value 3"},
+		{func(r *Rule) { r.Fail = 2 }, "fail has the unknown value 2"},
+		{func(r *Rule) { r.Each.Kind = 4 }, "each has the unknown value 4"},
+		{func(r *Rule) { r.Each = Each{EachHost, 1} }, "each host takes no prefix length"},
+		{func(r *Rule) { r.Each = Each{EachSubnet, 23} }, "each /23 does not divide 10.0.0.0/24; use /24 to /32"},
+		{func(r *Rule) { r.Each = Each{EachSubnet, 33} }, "each /33 does not divide"},
+		{func(r *Rule) { r.Penalty = fill }, "penalty fill needs the algorithm leaky, not gcra"},
+		{func(r *Rule) { r.Penalty.Kind = 3 }, "penalty has the unknown value 3"},
+		{func(r *Rule) { r.Penalty = Penalty{PenaltyFill, 1} }, "penalty fill takes no time"},
+		{func(r *Rule) { r.Penalty = Penalty{PenaltyNone, -1} }, "penalty none takes no time"},
+		{func(r *Rule) { r.Penalty = Penalty{PenaltyHold, 0} }, "not above zero"},
+		{func(r *Rule) { r.Penalty = Penalty{PenaltyHold, -time.Second} }, "penalty of -1s is not above zero"},
+		{func(r *Rule) { r.Penalty = Penalty{PenaltyHold, MaxPenalty + 1} }, "longer than 86400s"},
+		{func(r *Rule) {
+			r.Rate, r.Capacity, r.Algorithm, r.Penalty = 8_000_000_000, MaxCapacity, Leaky, Penalty{PenaltyHold, 1 << 41}
+		}, "more than a bucket can owe; shorten it to 2199s or less"},
+		{func(r *Rule) { r.Rate, r.Algorithm, r.Penalty = MaxRate, Leaky, Penalty{PenaltyHold, MaxPenalty} }, "shorten it to 35s"},
+		{func(r *Rule) { r.Framing.Overhead = 257 }, "overhead of 257 bytes"},
+		{func(r *Rule) { r.Framing.Overhead = -65 }, "overhead of -65 bytes"},
+		{func(r *Rule) { r.Framing.MPU = 257 }, "mpu of 257 bytes"},
+		{func(r *Rule) { r.Rate = Unlimited }, "capacity has no use in an unlimited rule"},
+		{func(r *Rule) { unlimited(r); r.Each.Kind = EachHost }, "each host has no use in an unlimited rule"},
+		{func(r *Rule) { unlimited(r); r.Excess = ECN }, "excess ecn has no use in an unlimited rule"},
+		{func(r *Rule) { unlimited(r); r.Penalty, r.Algorithm = fill, Leaky }, "penalty fill has no use in an unlimited rule"},
+	} {
+		wantError(t, ruleOn("10.0.0.0/24", test.edit).Validate(), test.part)
+	}
+}

@@ -1,0 +1,102 @@
+package policy
+
+import (
+	"fmt"
+	"math/big"
+	"strings"
+)
+
+// Sentence says in English what r does on a direction of a device, where match
+// is the side that its prefix is compared with.
+func (r Rule) Sentence(device string, dir Direction, match Match) string {
+	var s strings.Builder
+	fmt.Fprintf(&s, "%s %v", device, dir)
+	if match != dir.FarSide() {
+		s.WriteString(" by " + sideName(match) + " address")
+	}
+	s.WriteString(": " + r.subject(match))
+	if r.Rate == Unlimited {
+		s.WriteString(" is not limited")
+		return s.String()
+	}
+	size := human(new(big.Rat).SetInt(new(big.Int).SetUint64(r.Capacity)), sizeNames)
+	fmt.Fprintf(&s, " gets %v (%s), burst %s (%s); excess is %s%s (%v)",
+		r.Rate, r.Rate.Bytes(), size, drainTime(r.Capacity, r.Rate), r.Excess.verdict(), r.Penalty.effect(), r.Algorithm)
+	if r.Framing != (Framing{}) {
+		s.WriteString("; each packet counts " + r.Framing.effect())
+	}
+	if r.Fail == Closed {
+		s.WriteString("; what cannot be metered is dropped")
+	}
+	return s.String()
+}
+
+// subject is who gets the rate: the holder of one bucket.
+func (r Rule) subject(match Match) string {
+	where, single := r.Prefix.String(), r.Prefix.IsSingleIP()
+	if single {
+		where = r.Prefix.Addr().String()
+	}
+	each := r.Each.Canonical(r.Prefix)
+	switch {
+	case each.Kind == EachFlow && match == MatchDst:
+		return "each flow to " + where
+	case each.Kind == EachFlow:
+		return "each flow from " + where
+	case single || r.Rate == Unlimited:
+		return where
+	case each.Kind == EachHost:
+		return "each host in " + where
+	case each.Kind == EachSubnet:
+		return fmt.Sprintf("each %v subnet of %s", each, where)
+	}
+	return where + " as a whole"
+}
+
+func sideName(m Match) string {
+	if m == MatchSrc {
+		return "source"
+	}
+	return "destination"
+}
+
+func (e Excess) verdict() string {
+	switch e {
+	case ECN:
+		return "marked by ECN where it can be, else dropped"
+	case Pass:
+		return "counted but not dropped"
+	}
+	return "dropped"
+}
+
+func (p Penalty) effect() string {
+	switch p.Kind {
+	case PenaltyFill:
+		return ", and fills the bucket"
+	case PenaltyHold:
+		return ", and keeps the bucket full for " + p.String()
+	}
+	return ""
+}
+
+func (f Framing) effect() string {
+	var parts []string
+	switch {
+	case f.Overhead > 0:
+		parts = append(parts, bytesName(int(f.Overhead))+" more")
+	case f.Overhead < 0:
+		parts = append(parts, bytesName(-int(f.Overhead))+" less")
+	}
+	if f.MPU > 0 {
+		parts = append(parts, "at least "+bytesName(int(f.MPU)))
+	}
+	return strings.Join(parts, " and ")
+}
+
+func bytesName(n int) string {
+	if n == 1 {
+		return "1 byte"
+	}
+	return fmt.Sprintf("%d bytes", n)
+}

@@ -1,0 +1,81 @@
+package policy
+
+import (
+	"testing"
+	"time"
+)
+
+func TestSentence(t *testing.T) {
+	each := func(kind EachKind, bits uint8) func(*Rule) {
+		return func(r *Rule) { r.Each = Each{kind, bits} }
+	}
+	excess := func(e Excess) func(*Rule) { return func(r *Rule) { r.Excess = e } }
+	penalty := func(kind PenaltyKind, d time.Duration) func(*Rule) {
+		return func(r *Rule) { r.Algorithm, r.Penalty = Leaky, Penalty{kind, d} }
+	}
+	framing := func(overhead int16, mpu uint16) func(*Rule) {
+		return func(r *Rule) { r.Framing = Framing{overhead, mpu} }
+	}
+	host, flow := each(EachHost, 0), each(EachFlow, 0)
+	const gets = " gets 10mbit (1.25 MB/s), burst 125 kB (100 ms)"
+	for _, test := range []struct {
+		rule  Rule
+		dir   Direction
+		match Match
+		want  string
+	}{
+		{ruleOn("10.0.0.0/24", host), Egress, MatchDst,
+			"eth0 egress: each host in 10.0.0.0/24 gets 10mbit (1.25 MB/s), burst 125 kB (100 ms); excess is dropped (gcra)"},
+		{ruleOn("10.0.0.0/24"), Ingress, MatchSrc,
+			"eth0 ingress: 10.0.0.0/24 as a whole" + gets + "; excess is dropped (gcra)"},
+		{ruleOn("10.0.0.0/24", each(EachSubnet, 24)), Ingress, MatchSrc,
+			"eth0 ingress: 10.0.0.0/24 as a whole" + gets + "; excess is dropped (gcra)"},
+		{ruleOn("2001:db8::/32", each(EachSubnet, 64)), Egress, MatchDst,
+			"eth0 egress: each /64 subnet of 2001:db8::/32" + gets + "; excess is dropped (gcra)"},
+		{ruleOn("2001:db8::/32", each(EachSubnet, 128)), Egress, MatchDst,
+			"eth0 egress: each host in 2001:db8::/32" + gets + "; excess is dropped (gcra)"},
+		{ruleOn("10.0.0.0/24", flow), Egress, MatchDst,
+			"eth0 egress: each flow to 10.0.0.0/24" + gets + "; excess is dropped (gcra)"},
+		{ruleOn("10.0.0.5/32", flow), Ingress, MatchSrc,
+			"eth0 ingress: each flow from 10.0.0.5" + gets + "; excess is dropped (gcra)"},
+		{ruleOn("10.0.0.5/32"), Egress, MatchDst,
+			"eth0 egress: 10.0.0.5" + gets + "; excess is dropped (gcra)"},
+		{ruleOn("2001:db8::1/128", host), Egress, MatchDst,
+			"eth0 egress: 2001:db8::1" + gets + "; excess is dropped (gcra)"},
+		{ruleOn("10.0.0.0/24", host), Egress, MatchSrc,
+			"eth0 egress by source address: each host in 10.0.0.0/24" + gets + "; excess is dropped (gcra)"},
+		{ruleOn("10.0.0.0/24", flow), Ingress, MatchDst,
+			"eth0 ingress by destination address: each flow to 10.0.0.0/24" + gets + "; excess is dropped (gcra)"},
+		{ruleOn("10.0.0.5/32", excess(ECN)), Egress, MatchDst,
+			"eth0 egress: 10.0.0.5" + gets + "; excess is marked by ECN where it can be, else dropped (gcra)"},
+		{ruleOn("10.0.0.5/32", excess(Pass)), Egress, MatchDst,
+			"eth0 egress: 10.0.0.5" + gets + "; excess is counted but not dropped (gcra)"},
+		{ruleOn("10.0.0.5/32", penalty(PenaltyFill, 0)), Egress, MatchDst,
+			"eth0 egress: 10.0.0.5" + gets + "; excess is dropped, and fills the bucket (leaky)"},
+		{ruleOn("10.0.0.5/32", penalty(PenaltyHold, 30*time.Second)), Egress, MatchDst,
+			"eth0 egress: 10.0.0.5" + gets + "; excess is dropped, and keeps the bucket full for 30s (leaky)"},
+		{ruleOn("10.0.0.5/32", func(r *Rule) { r.Fail = Closed }), Egress, MatchDst,
+			"eth0 egress: 10.0.0.5" + gets + "; excess is dropped (gcra); what cannot be metered is dropped"},
+		{ruleOn("10.0.0.5/32", framing(38, 84)), Egress, MatchDst,
+			"eth0 egress: 10.0.0.5" + gets + "; excess is dropped (gcra); each packet counts 38 bytes more and at least 84 bytes"},
+		{ruleOn("10.0.0.5/32", framing(-1, 0)), Egress, MatchDst,
+			"eth0 egress: 10.0.0.5" + gets + "; excess is dropped (gcra); each packet counts 1 byte less"},
+		{ruleOn("10.0.0.5/32", framing(0, 64)), Egress, MatchDst,
+			"eth0 egress: 10.0.0.5" + gets + "; excess is dropped (gcra); each packet counts at least 64 bytes"},
+		{ruleOn("10.0.0.0/25", unlimited), Egress, MatchDst,
+			"eth0 egress: 10.0.0.0/25 is not limited"},
+		{ruleOn("10.0.0.5/32", unlimited), Egress, MatchSrc,
+			"eth0 egress by source address: 10.0.0.5 is not limited"},
+		{ruleOn("10.0.0.5/32", func(r *Rule) { r.Rate, r.Capacity = MaxRate, MinCapacity }), Egress, MatchDst,
+			"eth0 egress: 10.0.0.5 gets 1tbit (125 GB/s), burst 1.514 kB (12.11 ns); excess is dropped (gcra)"},
+		{ruleOn("10.0.0.5/32", func(r *Rule) { r.Rate, r.Capacity = 8000, 65536 }), Egress, MatchDst,
+			"eth0 egress: 10.0.0.5 gets 8kbit (1 kB/s), burst 65.54 kB (65.54 s); excess is dropped (gcra)"},
+		// Not a valid rule, but it must still print.
+		{ruleOn("10.0.0.5/32", func(r *Rule) { r.Rate = 0 }), Egress, MatchDst,
+			"eth0 egress: 10.0.0.5 gets 0 (0 B/s), burst 125 kB (never drains); excess is dropped (gcra)"},
+	} {
+		if got := test.rule.Sentence("eth0", test.dir, test.match); got != test.want {
+			t.Errorf("\n got %s\nwant %s", got, test.want)
+		}
+	}
+}

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# demo-test.sh: the demo runs, and leaves nothing behind, neither at its end nor when it is interrupted.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+
+left_over() {
+	ip netns list | grep '^demo-' || true
+	find /sys/fs/bpf -path '*shapectl*' -type f || true
+	# The demo leads a process group of its own.
+	if kill -0 -- "-$demo" 2>/dev/null; then echo "processes of group $demo"; fi
+}
+
+# try SIGNAL SECONDS: SIGNAL 0 lets the demo end by itself.
+try() {
+	local status=0 start=$SECONDS
+	# A background process would ignore INT, which Ctrl-C sends.
+	setsid env --default-signal=INT "$here/demo.sh" >"$log" 2>&1 &
+	demo=$!
+	if [[ $1 != 0 ]]; then
+		sleep "$2"
+		kill -"$1" "$demo"
+	fi
+	wait "$demo" || status=$?
+	found=$(left_over)
+	if [[ $found || $status != "$3" ]]; then
+		echo "FAIL demo, signal $1 after $2 s: expected status $3 and nothing left, got $status and '$found'"
+		cat "$log"
+		failed=$((failed + 1))
+	else
+		echo "ok   demo, signal $1 after $2 s, took $((SECONDS - start)) s"
+		passed=$((passed + 1))
+	fi
+}
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+passed=0 failed=0
+
+try 0 0 0
+cat "$log"
+for after in 0.1 0.3 0.6 2 4 9; do
+	try INT $after 130
+	try TERM $after 143
+done
+echo "$passed passed, $failed failed"
+((failed == 0))
