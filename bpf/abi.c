@@ -10,8 +10,8 @@ struct abi {
 	struct line line;
 	struct key key;
 	struct counters counters;
-	struct prefix4 prefix4;
-	struct prefix6 prefix6;
+	struct prefixes prefixes;
+	struct lengths lengths;
 	struct hook hook;
 	enum layout layout;
 	enum algorithm algorithm;

@@ -35,6 +35,9 @@ enum layout {
 	LINE_SLOTS = 4,
 	PACKET_BITS = 24, /* no packet counts as 2^PACKET_BITS bytes or more */
 	SECRET_WORDS = 12,
+	LINE_PREFIXES = 3,
+	SPILL_LINES = 8, /* how many lines in a row to look for a prefix in */
+	LENGTH_IPV4 = 129,
 };
 
 /* Low bit of a TAT: a CPU is giving the slot to another key. V is even. */
@@ -129,19 +132,33 @@ struct counters {
 	__u64 unsure_packets;
 };
 
-struct prefix4 {
-	__u32 bits;
-	__u32 addr;
+/*
+ * Prefixes, each with the id of its rule plus one, or 0 where a place is free:
+ * a place is filled before its id is written, which is one store, so a packet
+ * finds a prefix or does not. A prefix has its place in the line that its hash
+ * names; where that is full, spill says to look in the next one too.
+ */
+struct prefixes {
+	__u32 addr[LINE_PREFIXES][4]; /* masked, in network order; of IPv4 the first word */
+	__u32 id[LINE_PREFIXES];
+	__u8 length[LINE_PREFIXES]; /* IPv4's come after IPv6's: LENGTH_IPV4 + bits */
+	__u8 spill;
 };
 
-struct prefix6 {
-	__u32 bits;
-	__u32 addr[4];
+/* The prefix lengths in use, longest first, in two versions like a rule. */
+struct lengths {
+	__u32 version;
+	__u8 count4[2];
+	__u8 count6[2];
+	__u8 bits4[2][33];
+	__u8 bits6[2][129];
+	__u8 pad[4];
 };
 
 /* Set when a hook is made; what the verifier knows to be constant costs nothing. */
 struct hook {
 	__u32 line_mask; /* lines in table - 1 */
+	__u32 prefix_mask; /* lines in prefixes - 1 */
 	__u8 l2_bytes;	 /* 14 for Ethernet, 0 for a device without a link header */
 	__u8 ingress;
 	__u8 match_src;
@@ -158,6 +175,8 @@ _Static_assert(sizeof(struct rule) == 128, "a rule is two cache lines, the hot o
 _Static_assert(__builtin_offsetof(struct rule, rate_bits) == 64, "what a packet needs is one cache line");
 _Static_assert(sizeof(struct own) == 64, "an own bucket is a cache line");
 _Static_assert(sizeof(struct line) == 64, "four slots are a cache line");
+_Static_assert(sizeof(struct prefixes) == 64, "three prefixes are a cache line");
+_Static_assert(sizeof(struct lengths) % 8 == 0, "an array map rounds up to 8 bytes");
 _Static_assert(sizeof(struct counters) == 64, "a rule's counters are a cache line");
 
 #endif

@@ -58,6 +58,7 @@ const (
 type AbiHook struct {
 	_            structs.HostLayout
 	LineMask     uint32
+	PrefixMask   uint32
 	L2Bytes      uint8
 	Ingress      uint8
 	MatchSrc     uint8
@@ -90,7 +91,20 @@ const (
 	AbiLayoutLINE_SLOTS     AbiLayout = 4
 	AbiLayoutPACKET_BITS    AbiLayout = 24
 	AbiLayoutSECRET_WORDS   AbiLayout = 12
+	AbiLayoutLINE_PREFIXES  AbiLayout = 3
+	AbiLayoutSPILL_LINES    AbiLayout = 8
+	AbiLayoutLENGTH_IPV4    AbiLayout = 129
 )
+
+type AbiLengths struct {
+	_       structs.HostLayout
+	Version uint32
+	Count4  [2]uint8
+	Count6  [2]uint8
+	Bits4   [2][33]uint8
+	Bits6   [2][129]uint8
+	Pad     [4]uint8
+}
 
 type AbiLine struct {
 	_    structs.HostLayout
@@ -104,16 +118,12 @@ type AbiOwn struct {
 	Pad     [44]uint8
 }
 
-type AbiPrefix4 struct {
-	_    structs.HostLayout
-	Bits uint32
-	Addr uint32
-}
-
-type AbiPrefix6 struct {
-	_    structs.HostLayout
-	Bits uint32
-	Addr [4]uint32
+type AbiPrefixes struct {
+	_      structs.HostLayout
+	Addr   [3][4]uint32
+	Id     [3]uint32
+	Length [3]uint8
+	Spill  uint8
 }
 
 type AbiRule struct {

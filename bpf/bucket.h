@@ -22,16 +22,18 @@
 #define READ_ONCE(x) (*(volatile typeof(x) *)&(x))
 #define WRITE_ONCE(x, v) (*(volatile typeof(x) *)&(x) = (v))
 
-/* Bounds of two loops that end at once but for contention; beyond: unsure, or the spare bucket. */
-#define CHARGE_TRIES 16
-#define FIND_TRIES 4
+/* How often to try a bucket that other CPUs keep changing; beyond, the verdict is unsure. */
+#define TRIES 16
+
+/* More than the clocks of two CPUs can differ. */
+#define SKEW_NS (1 << 20)
 
 enum verdict {
 	VERDICT_PASS,
 	VERDICT_EXCESS,
 	VERDICT_MARK,
 	VERDICT_UNSURE,
-	VERDICT_MOVED, /* the slot changed hands: look again */
+	VERDICT_AGAIN, /* another CPU was there: look again */
 };
 
 /* What one packet asks of a bucket. */
@@ -80,40 +82,31 @@ static __always_inline __u64 level_at(const struct rule *rule, __u64 v, __u64 no
  * Charges b, unless the packet is excess. One CAS decides, so two CPUs never
  * admit more than one would; excess without a penalty writes nothing at all.
  */
-__noinline enum verdict charge(const struct rule *rule, struct bucket *b, const struct charge *c)
+static __always_inline enum verdict charge_bucket(const struct rule *rule, struct bucket *b, const struct charge *c)
 {
-	__u64 tat, seen, level;
-	enum verdict verdict;
+	enum verdict verdict = VERDICT_PASS;
+	__u64 tat = READ_ONCE(b->tat), level;
 	struct metered m;
-	int i;
 
-	if (!rule || !b || !c)
-		return VERDICT_UNSURE;
-	tat = READ_ONCE(b->tat);
-	for (i = 0; i < CHARGE_TRIES; i++) {
-		if (tat & TAT_TAKEN)
-			return VERDICT_MOVED;
-		level = level_at(rule, c->v, c->now, tat, READ_ONCE(b->tick));
-		m = meter(rule, level, c->cost);
-		verdict = VERDICT_PASS;
-		if (!m.conforms) {
-			verdict = VERDICT_EXCESS;
-			if (c->ect && level + c->cost <= 2 * rule->capacity) {
-				verdict = VERDICT_MARK;
-				m.level = level + c->cost;
-			}
-			if (m.level == level)
-				return READ_ONCE(b->print) == c->print ? verdict : VERDICT_MOVED;
+	if (tat & TAT_TAKEN)
+		return VERDICT_AGAIN;
+	level = level_at(rule, c->v, c->now, tat, READ_ONCE(b->tick));
+	m = meter(rule, level, c->cost);
+	if (!m.conforms) {
+		verdict = VERDICT_EXCESS;
+		if (c->ect && level + c->cost <= 2 * rule->capacity) {
+			verdict = VERDICT_MARK;
+			m.level = level + c->cost;
 		}
+	}
+	if (m.level != level) {
 		/* Before the CAS: a charge must not be seen with the tick of an older one. */
 		if (READ_ONCE(b->tick) != tick(c->now))
 			WRITE_ONCE(b->tick, tick(c->now));
-		seen = __sync_val_compare_and_swap(&b->tat, tat, c->v + m.level);
-		if (seen == tat)
-			return READ_ONCE(b->print) == c->print ? verdict : VERDICT_MOVED;
-		tat = seen;
+		if (__sync_val_compare_and_swap(&b->tat, tat, c->v + m.level) != tat)
+			return VERDICT_AGAIN;
 	}
-	return VERDICT_UNSURE;
+	return READ_ONCE(b->print) == c->print ? verdict : VERDICT_AGAIN;
 }
 
 /* murmur3's finalizer (Appleby, public domain): every bit of the sum moves every bit of the result. */
@@ -148,7 +141,11 @@ static __always_inline const struct rule *rule_of(__u32 id, const struct own *ow
 	return bpf_map_lookup_elem(&rules, &index);
 }
 
-/* Whether anybody may have the slot: its bucket is empty by the clock of the rule that its key belongs to. */
+/*
+ * Whether anybody may have the slot: its bucket is empty by the clock of the
+ * rule that its key belongs to, and for long enough that no CPU whose clock is
+ * behind would think otherwise.
+ */
 static __always_inline bool drained(__u32 slot, __u64 tat, __u32 charged, __u64 now)
 {
 	const struct rule *rule;
@@ -164,78 +161,119 @@ static __always_inline bool drained(__u32 slot, __u64 tat, __u32 charged, __u64 
 	if (!own)
 		return false;
 	rule = rule_of(key->id, own);
+	now = now < SKEW_NS ? 0 : now - SKEW_NS;
 	return rule && !level_at(rule, byte_clock(rule, now), now, tat, charged);
 }
 
-/* Takes a drained slot of the line for a key that has none. A new bucket is empty, so its first packet conforms. */
+/*
+ * Which slot of the line a new key should take: one that no key has, or else
+ * one that is drained, the search starting anywhere, lest two keys keep taking
+ * the same one from each other. LINE_SLOTS if there is none.
+ */
+static __always_inline __u32 spare_slot(struct line *line, __u32 number, const struct charge *c)
+{
+	__u32 i, slot;
+
+	for (i = 0; i < LINE_SLOTS; i++)
+		if (!READ_ONCE(line->slot[i].print) && !READ_ONCE(line->slot[i].tat))
+			return i;
+	for (i = 0; i < LINE_SLOTS; i++) {
+		slot = (i + (c->print >> 1)) & (LINE_SLOTS - 1);
+		if (drained(number * LINE_SLOTS + slot, READ_ONCE(line->slot[slot].tat),
+			    READ_ONCE(line->slot[slot].tick), c->now))
+			return slot;
+	}
+	return LINE_SLOTS;
+}
+
+/* Gives a key that has none a slot of the line. A new bucket is empty, so its first packet conforms. */
 __noinline enum verdict take_slot(struct line *line, __u32 number, const struct charge *c, const struct key *key)
 {
 	struct key *owner;
+	struct bucket *b;
 	__u32 i, j, slot;
+	__u64 tat;
 
 	if (!line || !c || !key)
 		return VERDICT_UNSURE;
-	for (i = 0; i < LINE_SLOTS; i++) {
-		struct bucket *b = &line->slot[i];
-		__u64 tat = READ_ONCE(b->tat);
-
-		if (tat & TAT_TAKEN)
-			return VERDICT_MOVED;
-		slot = number * LINE_SLOTS + i;
-		if (!drained(slot, tat, READ_ONCE(b->tick), c->now))
-			continue;
-		owner = bpf_map_lookup_elem(&keys, &slot);
-		if (!owner)
-			return VERDICT_UNSURE;
-		if (__sync_val_compare_and_swap(&b->tat, tat, tat | TAT_TAKEN) != tat)
-			return VERDICT_MOVED;
-		*owner = *key;
-		/*
-		 * A full barrier between telling and looking: of two CPUs that take
-		 * two slots for one key, at least one sees the other and gives way.
-		 */
-		__sync_lock_test_and_set(&b->print, c->print);
-		for (j = 0; j < LINE_SLOTS; j++)
-			if (j != i && READ_ONCE(line->slot[j].print) == c->print)
-				break;
-		if (j < LINE_SLOTS) {
-			WRITE_ONCE(b->print, 0);
-			__sync_lock_test_and_set(&b->tat, 0);
-			return VERDICT_MOVED;
-		}
-		WRITE_ONCE(b->tick, tick(c->now));
-		__sync_lock_test_and_set(&b->tat, c->v + c->cost);
-		return VERDICT_PASS;
+	for (i = 0; i < LINE_SLOTS; i++)
+		if (READ_ONCE(line->slot[i].tat) & TAT_TAKEN)
+			return VERDICT_AGAIN;
+	i = spare_slot(line, number, c);
+	if (i >= LINE_SLOTS)
+		return VERDICT_UNSURE;
+	b = &line->slot[i];
+	tat = READ_ONCE(b->tat);
+	slot = number * LINE_SLOTS + i;
+	owner = bpf_map_lookup_elem(&keys, &slot);
+	if (!owner)
+		return VERDICT_UNSURE;
+	/* Still drained? Not if another CPU has the slot, or charged it just now. */
+	if (tat & TAT_TAKEN || !drained(slot, tat, READ_ONCE(b->tick), c->now) ||
+	    __sync_val_compare_and_swap(&b->tat, tat, tat | TAT_TAKEN) != tat)
+		return VERDICT_AGAIN;
+	*owner = *key;
+	/*
+	 * A full barrier between telling and looking: of two CPUs that take two
+	 * slots for one key, at least one sees the other and gives way.
+	 */
+	__sync_lock_test_and_set(&b->print, c->print);
+	for (j = 0; j < LINE_SLOTS; j++)
+		if (j != i && READ_ONCE(line->slot[j].print) == c->print)
+			break;
+	if (j < LINE_SLOTS) {
+		WRITE_ONCE(b->print, 0);
+		__sync_lock_test_and_set(&b->tat, 0);
+		return VERDICT_AGAIN;
 	}
-	return VERDICT_UNSURE;
+	WRITE_ONCE(b->tick, tick(c->now));
+	__sync_lock_test_and_set(&b->tat, c->v + c->cost);
+	return VERDICT_PASS;
 }
 
-/* Charges the bucket of a key; where it can have none, the rule's spare one. */
-static __always_inline enum verdict charge_key(const struct rule *rule, struct charge *c, const struct key *key,
-					       struct own *spare)
+/* Without branches: which slot it is can not be predicted, and a wrong guess costs more than all of this. */
+static __always_inline struct bucket *find_slot(struct line *line, __u32 print)
 {
-	__u64 hash = hash_key(key, rule->salt);
-	__u32 number = (__u32)hash & hook.line_mask;
-	struct line *line = bpf_map_lookup_elem(&table, &number);
-	enum verdict verdict;
-	__u32 i, attempt;
+#define IS(i) (((__u64)(READ_ONCE(line->slot[i].print) ^ print) - 1) >> 63)
+	__u64 is1 = IS(1), is2 = IS(2), is3 = IS(3), index = is1 | is2 << 1 | is3 << 1 | is3;
 
-	c->print = hash >> 32 | 1;
-	for (attempt = 0; line && attempt < FIND_TRIES; attempt++) {
-		for (i = 0; i < LINE_SLOTS; i++)
-			if (READ_ONCE(line->slot[i].print) == c->print)
-				break;
-		if (i < LINE_SLOTS)
-			verdict = charge(rule, &line->slot[i], c);
-		else
-			verdict = take_slot(line, number, c, key);
-		if (verdict == VERDICT_UNSURE && i == LINE_SLOTS)
+	if (!(IS(0) | is1 | is2 | is3))
+		return NULL;
+	return &line->slot[index & (LINE_SLOTS - 1)];
+#undef IS
+}
+
+/*
+ * The long way, for a key without a slot and for buckets that another CPU is
+ * changing. Where a key can have no bucket, the rule's spare one is charged.
+ */
+__noinline enum verdict charge_slowly(const struct rule *rule, const struct key *key, struct own *own,
+				      struct charge *c, __u32 number)
+{
+	enum verdict verdict = VERDICT_AGAIN;
+	struct line *line = NULL;
+	struct bucket *b;
+	int i;
+
+	if (!rule || !key || !own || !c)
+		return VERDICT_UNSURE;
+	if (c->print)
+		line = bpf_map_lookup_elem(&table, &number);
+	for (i = 0; line && i < TRIES; i++) {
+		b = find_slot(line, c->print);
+		verdict = b ? charge_bucket(rule, b, c) : take_slot(line, number, c, key);
+		if (verdict == VERDICT_UNSURE)
 			break;
-		if (verdict != VERDICT_MOVED)
+		if (verdict != VERDICT_AGAIN)
 			return verdict;
 	}
 	c->print = 0;
-	return charge(rule, &spare->bucket, c);
+	for (i = 0; i < TRIES; i++) {
+		verdict = charge_bucket(rule, &own->bucket, c);
+		if (verdict != VERDICT_AGAIN)
+			return verdict;
+	}
+	return VERDICT_UNSURE;
 }
 
 #endif

@@ -18,9 +18,9 @@ import (
 const (
 	GcraMapCounters      = "counters"
 	GcraMapKeys          = "keys"
+	GcraMapLengths       = "lengths"
 	GcraMapOwnBuckets    = "own_buckets"
-	GcraMapPrefixes4     = "prefixes4"
-	GcraMapPrefixes6     = "prefixes6"
+	GcraMapPrefixes      = "prefixes"
 	GcraMapRules         = "rules"
 	GcraMapTable         = "table"
 	GcraProgShapectlGcra = "shapectl_gcra"
@@ -78,9 +78,9 @@ type GcraProgramSpecs struct {
 type GcraMapSpecs struct {
 	Counters   *ebpf.MapSpec `ebpf:"counters"`
 	Keys       *ebpf.MapSpec `ebpf:"keys"`
+	Lengths    *ebpf.MapSpec `ebpf:"lengths"`
 	OwnBuckets *ebpf.MapSpec `ebpf:"own_buckets"`
-	Prefixes4  *ebpf.MapSpec `ebpf:"prefixes4"`
-	Prefixes6  *ebpf.MapSpec `ebpf:"prefixes6"`
+	Prefixes   *ebpf.MapSpec `ebpf:"prefixes"`
 	Rules      *ebpf.MapSpec `ebpf:"rules"`
 	Table      *ebpf.MapSpec `ebpf:"table"`
 }
@@ -114,9 +114,9 @@ func (o *GcraObjects) Close() error {
 type GcraMaps struct {
 	Counters   *ebpf.Map `ebpf:"counters"`
 	Keys       *ebpf.Map `ebpf:"keys"`
+	Lengths    *ebpf.Map `ebpf:"lengths"`
 	OwnBuckets *ebpf.Map `ebpf:"own_buckets"`
-	Prefixes4  *ebpf.Map `ebpf:"prefixes4"`
-	Prefixes6  *ebpf.Map `ebpf:"prefixes6"`
+	Prefixes   *ebpf.Map `ebpf:"prefixes"`
 	Rules      *ebpf.Map `ebpf:"rules"`
 	Table      *ebpf.Map `ebpf:"table"`
 }
@@ -125,9 +125,9 @@ func (m *GcraMaps) Close() error {
 	return _GcraClose(
 		m.Counters,
 		m.Keys,
+		m.Lengths,
 		m.OwnBuckets,
-		m.Prefixes4,
-		m.Prefixes6,
+		m.Prefixes,
 		m.Rules,
 		m.Table,
 	)

@@ -9,22 +9,23 @@
 
 const volatile struct hook hook;
 
-/* An address to the id of its rule: the longest prefix decides. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 1);
-	__type(key, struct prefix4);
-	__type(value, __u32);
-} prefixes4 SEC(".maps");
+/* All are written through memory, so their values are page-aligned: lines are cache lines. */
 
 struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
-	__type(key, struct prefix6);
-	__type(value, __u32);
-} prefixes6 SEC(".maps");
+	__type(key, __u32);
+	__type(value, struct prefixes);
+} prefixes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct lengths);
+} lengths SEC(".maps");
 
 /*
  * Two versions of each rule, at 2 * id and 2 * id + 1: a change is written to
@@ -33,7 +34,7 @@ struct {
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE); /* page-aligned, so lines are lines */
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 2);
 	__type(key, __u32);
 	__type(value, struct rule);

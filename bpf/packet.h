@@ -15,7 +15,6 @@
 #include "maps.h"
 
 #define VLAN_BYTES 4
-#define VLAN_DEPTH 2
 #define IPV6_EXTENSIONS 8
 
 /* Long enough for two tags, the longest IPv4 header and TCP's. */
@@ -42,6 +41,7 @@ struct packet {
 	__u8 family;
 	__u8 proto;
 	__u8 ecn;
+	__u8 hop_limit; /* of IPv6 */
 	bool headless; /* a later fragment: no transport header follows */
 	bool nd;       /* neighbour discovery, without which IPv6 is mute */
 };
@@ -65,6 +65,7 @@ static __always_inline enum parse parse_ipv4(void *data, void *data_end, __u32 l
 	p->l4 = l3 + header;
 	/* A header that claims to be shorter than it is has addresses, and no more. */
 	p->headless = header < sizeof(*ip) || (ip->frag_off & bpf_htons(IP_OFFSET));
+	p->nd = false;
 	return PARSE_IP;
 }
 
@@ -75,41 +76,45 @@ static __always_inline bool is_extension(__u8 proto)
 	       proto == 139 /* HIP, RFC 7401 */ || proto == 140 /* Shim6, RFC 5533 */;
 }
 
-/* Steps over extension headers; what lies beyond the bound is keyed by its addresses and the header it stopped at. */
-static __always_inline void skip_extensions(struct __sk_buff *skb, struct packet *p)
+/*
+ * Steps over extension headers; what lies beyond the bound is keyed by its
+ * addresses and the header it stopped at. Rare, so not inlined: the verifier
+ * looks at it once, not once for each way to it, and the common way is short.
+ */
+__noinline int walk_ipv6(struct __sk_buff *skb, struct packet *p)
 {
 	__u8 ext[4]; /* next header, length, and of a fragment header its offset */
 	int i;
 
-	for (i = 0; i < IPV6_EXTENSIONS; i++) {
-		if (!is_extension(p->proto))
-			return;
+	if (!p)
+		return 0;
+	for (i = 0; i < IPV6_EXTENSIONS && is_extension(p->proto); i++) {
 		if (bpf_skb_load_bytes(skb, p->l4, ext, sizeof(ext)))
 			break;
 		if (p->proto == IPPROTO_FRAGMENT) {
 			p->l4 += 8;
-			p->proto = ext[0];
-			if (ext[2] || ext[3] & 0xf8) {
-				p->headless = true;
-				return;
-			}
+			p->headless = ext[2] || ext[3] & 0xf8;
 		} else if (p->proto == IPPROTO_AH) {
 			p->l4 += (ext[1] + 2) * 4; /* RFC 4302, 2.2 */
-			p->proto = ext[0];
 		} else {
 			p->l4 += (ext[1] + 1) * 8; /* RFC 8200, 4.3 */
-			p->proto = ext[0];
 		}
+		p->proto = ext[0];
+		if (p->headless)
+			return 0;
 	}
 	if (is_extension(p->proto))
 		p->headless = true;
+	/* A node ignores discovery from further away (RFC 4861, 7.1), so nobody can hide behind it. */
+	p->nd = p->proto == IPPROTO_ICMPV6 && !p->headless && p->hop_limit == ND_HOP_LIMIT &&
+		!bpf_skb_load_bytes(skb, p->l4, ext, 1) && ext[0] >= ND_FIRST && ext[0] <= ND_LAST;
+	return 0;
 }
 
 static __always_inline enum parse parse_ipv6(struct __sk_buff *skb, void *data, void *data_end, __u32 l3,
 					     struct packet *p)
 {
 	struct ipv6hdr *ip = data + l3;
-	__u8 type;
 
 	if ((void *)(ip + 1) > data_end)
 		return PARSE_SHORT;
@@ -119,43 +124,58 @@ static __always_inline enum parse parse_ipv6(struct __sk_buff *skb, void *data, 
 	__builtin_memcpy(p->src, &ip->saddr, sizeof(p->src));
 	__builtin_memcpy(p->dst, &ip->daddr, sizeof(p->dst));
 	p->proto = ip->nexthdr;
+	p->hop_limit = ip->hop_limit;
 	p->ecn = ip->flow_lbl[0] >> 4 & 3;
 	p->l3 = l3;
 	p->l4 = l3 + sizeof(*ip);
-	p->nd = ip->hop_limit == ND_HOP_LIMIT;
-	skip_extensions(skb, p);
-	/* A node ignores discovery from further away (RFC 4861, 7.1), so nobody can hide behind it. */
-	p->nd = p->nd && p->proto == IPPROTO_ICMPV6 && !p->headless &&
-		!bpf_skb_load_bytes(skb, p->l4, &type, sizeof(type)) && type >= ND_FIRST && type <= ND_LAST;
+	p->headless = false;
+	p->nd = false;
+	if (is_extension(p->proto) || p->proto == IPPROTO_ICMPV6)
+		walk_ipv6(skb, p);
 	return PARSE_IP;
 }
 
-static __always_inline enum parse parse_linear(struct __sk_buff *skb, __u32 l2_bytes, struct packet *p)
+static __always_inline bool is_tag(__be16 proto)
 {
-	void *data = (void *)(long)skb->data, *data_end = (void *)(long)skb->data_end;
-	__u32 l3 = l2_bytes;
-	__be16 proto;
-	int i;
+	return proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD);
+}
 
-	if (l2_bytes) {
+/* Bytes of the VLAN tags that follow an Ethernet header that says there is one. */
+__noinline int tag_bytes(struct __sk_buff *skb)
+{
+	__be16 inner;
+
+	if (bpf_skb_load_bytes(skb, ETH_HLEN + VLAN_BYTES - sizeof(inner), &inner, sizeof(inner)))
+		return VLAN_BYTES;
+	return is_tag(inner) ? 2 * VLAN_BYTES : VLAN_BYTES;
+}
+
+static __always_inline enum parse parse_linear(struct __sk_buff *skb, struct packet *p)
+{
+	void *data, *data_end;
+	__u32 l3 = 0;
+	__be16 proto;
+
+	data = (void *)(long)skb->data;
+	data_end = (void *)(long)skb->data_end;
+	if (hook.l2_bytes) {
 		struct ethhdr *eth = data;
 
+		l3 = ETH_HLEN;
 		if ((void *)(eth + 1) > data_end)
 			return PARSE_SHORT;
 		proto = eth->h_proto;
+		if (is_tag(proto)) {
+			__u32 tags = tag_bytes(skb) & (3 * VLAN_BYTES); /* a bound for the verifier */
+			__be16 *inner = data + ETH_HLEN + tags - sizeof(proto);
+
+			if ((void *)(inner + 1) > data_end)
+				return PARSE_SHORT;
+			proto = *inner;
+			l3 += tags;
+		}
 	} else {
 		proto = skb->protocol;
-	}
-#pragma unroll
-	for (i = 0; i < VLAN_DEPTH; i++) {
-		__be16 *tag = data + l3;
-
-		if (proto != bpf_htons(ETH_P_8021Q) && proto != bpf_htons(ETH_P_8021AD))
-			break;
-		if ((void *)(tag + 2) > data_end)
-			return PARSE_SHORT;
-		proto = tag[1];
-		l3 += VLAN_BYTES;
 	}
 	if (proto == bpf_htons(ETH_P_IP))
 		return parse_ipv4(data, data_end, l3, p);
@@ -164,20 +184,19 @@ static __always_inline enum parse parse_linear(struct __sk_buff *skb, __u32 l2_b
 	return PARSE_OTHER;
 }
 
-/* Not inlined, like charge() and take_slot(): the verifier looks at each once, not once for each way to it. */
-__noinline enum parse parse_packet(struct __sk_buff *skb, struct packet *p)
+static __always_inline enum parse parse_packet(struct __sk_buff *skb, struct packet *p)
 {
-	__u32 len = skb->len;
 	enum parse result;
+	int i;
 
-	if (!p)
-		return PARSE_OTHER;
-	result = parse_linear(skb, hook.l2_bytes, p);
-	if (result != PARSE_SHORT)
-		return result;
-	if (bpf_skb_pull_data(skb, len < HEADER_BYTES ? len : HEADER_BYTES))
-		return PARSE_OTHER;
-	return parse_linear(skb, hook.l2_bytes, p);
+	for (i = 0; i < 2; i++) {
+		__u32 len = skb->len;
+
+		result = parse_linear(skb, p);
+		if (result != PARSE_SHORT || bpf_skb_pull_data(skb, len < HEADER_BYTES ? len : HEADER_BYTES))
+			break;
+	}
+	return result;
 }
 
 static __always_inline bool has_ports(__u8 proto)
@@ -200,19 +219,21 @@ static __always_inline __u32 segment_header(struct __sk_buff *skb, const struct 
 }
 
 /*
- * Bytes on the wire at layer 2, without FCS and preamble. On egress wire_len
- * is right for any GSO packet, tunnels too. On ingress it is not: the kernel
- * takes it before it puts the link header back, and to 6.18 without headers of
- * the segments that GRO merged, so they are counted here.
+ * Bytes on the wire at layer 2, without FCS and preamble, of a packet that is
+ * more than its length. On egress wire_len is right for any GSO packet, tunnels
+ * too. On ingress it is not: the kernel takes it before it puts the link header
+ * back, and to 6.18 without the headers of the segments that GRO merged, so
+ * they are counted here.
  */
-static __always_inline __u64 wire_bytes(struct __sk_buff *skb, const struct packet *p, bool ingress, __s32 overhead,
-					__u32 mpu)
+__noinline __u64 framed_bytes(struct __sk_buff *skb, const struct packet *p, __s32 overhead, __u32 mpu)
 {
 	__u32 size = skb->gso_size, len = skb->len;
 	__u64 bytes = len, segments = 1, header = 0, full, last;
 
+	if (!p)
+		return bytes;
 	if (size) {
-		if (ingress) {
+		if (hook.ingress) {
 			header = segment_header(skb, p);
 			if (header < len)
 				segments = (len - header + size - 1) / size;
@@ -226,23 +247,30 @@ static __always_inline __u64 wire_bytes(struct __sk_buff *skb, const struct pack
 	/* A tag in skb metadata is in no length of the kernel's. */
 	if (skb->vlan_present)
 		overhead += VLAN_BYTES;
-	if (!overhead && !mpu)
-		return bytes;
 	/* All segments but the last are full. */
 	full = size + header;
 	last = bytes - (segments - 1) * full;
 	full = (__s64)(full + overhead) < (__s64)mpu ? mpu : full + overhead;
 	last = (__s64)(last + overhead) < (__s64)mpu ? mpu : last + overhead;
-	return (segments - 1) * full + last;
+	bytes = (segments - 1) * full + last;
+	/* Segments of a byte, made to overflow something? */
+	return bytes < 1 << PACKET_BITS ? bytes : (1 << PACKET_BITS) - 1;
+}
+
+static __always_inline __u64 wire_bytes(struct __sk_buff *skb, const struct packet *p, __s32 overhead, __u32 mpu)
+{
+	if (skb->gso_size || skb->vlan_present || overhead || mpu)
+		return framed_bytes(skb, p, overhead, mpu);
+	return skb->len;
 }
 
 /* Congestion experienced, RFC 3168; 0 or an error. Only for packets that are ECN-capable. */
-static __always_inline long mark_ce(struct __sk_buff *skb, const struct packet *p)
+__noinline long mark_ce(struct __sk_buff *skb, const struct packet *p)
 {
 	__u8 tos;
 	long err;
 
-	if (p->ecn == 3)
+	if (!p || p->ecn == 3)
 		return 0;
 	err = bpf_skb_load_bytes(skb, p->l3 + 1, &tos, sizeof(tos));
 	if (err)

@@ -10,7 +10,7 @@ left_over() {
 	if kill -0 -- "-$demo" 2>/dev/null; then echo "processes of group $demo"; fi
 }
 
-# try SIGNAL SECONDS: SIGNAL 0 lets the demo end by itself.
+# try SIGNAL SECONDS STATUS: signal 0 lets the demo end by itself.
 try() {
 	local status=0 start=$SECONDS
 	# A background process would ignore INT, which Ctrl-C sends.
@@ -18,7 +18,7 @@ try() {
 	demo=$!
 	if [[ $1 != 0 ]]; then
 		sleep "$2"
-		kill -"$1" "$demo"
+		kill -"$1" "$demo" || true
 	fi
 	wait "$demo" || status=$?
 	found=$(left_over)

@@ -11,7 +11,10 @@ export LC_ALL=C
 . "$(dirname "$0")/lib.sh"
 
 columns=80
-[[ -t 1 ]] && read -r _ columns < <(stty size <&1)
+if [[ -t 1 ]]; then
+	{ size=$(stty size <&3); } 3<&1
+	columns=${size#* }
+fi
 ((columns < 40)) && columns=80 # a terminal that does not know says 0
 ((columns > 100)) && columns=100
 width=$((columns - 22)) # of the longest bar
@@ -96,7 +99,6 @@ show_limit() {
 	stop
 }
 
-"$here/need.sh" demo.sh iperf3=iperf3 ip=iproute2
 make_pair demo
 
 echo "Two network namespaces with a cable between them, made for this demo and removed after it:"

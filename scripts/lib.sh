@@ -29,6 +29,7 @@ now_us() {
 # make_pair NAME: everything it makes has the process id in its name, and goes when the script ends, however it ends.
 make_pair() {
 	[[ $EUID -eq 0 ]] || die "making network namespaces needs root: run it with sudo"
+	"$here/need.sh" "${0##*/}" iperf3=iperf3 ip=iproute2
 	[[ -x $SHAPECTL ]] || die "$SHAPECTL is not there: build it with make"
 	SHAPECTL=$(realpath "$SHAPECTL")
 	near=$1-$$-near far=$1-$$-far
@@ -36,6 +37,7 @@ make_pair() {
 	trap remove_pair EXIT
 	trap 'exit 129' HUP
 	trap 'exit 130' INT
+	trap 'exit 141' PIPE
 	trap 'exit 143' TERM
 
 	local ns
@@ -56,7 +58,7 @@ make_pair() {
 
 remove_pair() {
 	local status=$? ns
-	trap '' HUP INT TERM
+	trap '' HUP INT PIPE TERM
 	set +e # interrupted early, not all of it is there to remove
 	{
 		# shellcheck disable=SC2046 # one word a process
@@ -97,22 +99,27 @@ stop() {
 # hook drops it, and counts the headers of a GSO packet once.
 received() {
 	local -A count
-	local file names values i name value prefix='' headers=52 # IPv4, TCP with timestamps
+	local file lines names values i prefix='' headers=52 # IPv4, TCP with timestamps
+	# mapfile takes all of a file at once: `read` seeks in it, and the numbers get longer meanwhile.
 	if [[ $1 == 4 ]]; then
 		for file in snmp netstat; do
+			mapfile -t lines <"/proc/$server/net/$file"
 			# A line of names, then a line of values.
-			while read -ra names && read -ra values; do
-				[[ ${names[0]} == Ip: || ${names[0]} == IpExt: ]] || continue
-				for i in "${!names[@]}"; do
-					count[${names[i]}]=${values[i]}
-				done
-			done <"/proc/$server/net/$file"
+			while [[ ${lines[0]} != Ip:* && ${lines[0]} != IpExt:* ]]; do
+				lines=("${lines[@]:2}")
+			done
+			read -ra names <<<"${lines[0]}"
+			read -ra values <<<"${lines[1]}"
+			for i in "${!names[@]}"; do
+				count[${names[i]}]=${values[i]}
+			done
 		done
 	else
 		prefix=Ip6 headers=72
-		while read -r name value; do
-			count[$name]=$value
-		done <"/proc/$server/net/snmp6"
+		mapfile -t lines <"/proc/$server/net/snmp6"
+		for i in "${lines[@]}"; do
+			count[${i%%[[:space:]]*}]=${i##*[[:space:]]}
+		done
 	fi
 	# Segments are counted by their ECN bits, packets once however many segments they hold.
 	local packets=${count[${prefix}InReceives]} octets=${count[${prefix}InOctets]}

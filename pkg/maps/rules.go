@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
@@ -19,46 +18,13 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-var (
-	// ErrNoRule means that no rule has the prefix.
-	ErrNoRule = errors.New("no such rule")
-	// ErrFull means that the set holds as many rules as it was made for.
-	ErrFull = errors.New("no room for another rule")
-)
+// ErrFull means that the set holds as many rules as it was made for.
+var ErrFull = errors.New("no room for another rule")
 
 // An Entry is a rule in force, with the id of its bucket and counters.
 type Entry struct {
 	policy.Rule
 	ID uint32
-}
-
-// prefixMap is the map that a prefix belongs in, and its key there.
-func (s *Set) prefixMap(p netip.Prefix) (*ebpf.Map, any) {
-	if p.Addr().Is4() {
-		return s.maps[bpf.GcraMapPrefixes4], bpf.AbiPrefix4{Bits: uint32(p.Bits()), Addr: words(p.Addr())[0]}
-	}
-	return s.maps[bpf.GcraMapPrefixes6], bpf.AbiPrefix6{Bits: uint32(p.Bits()), Addr: words(p.Addr())}
-}
-
-// words is an address as the programs hold it: in network order, whatever the machine's.
-func words(a netip.Addr) (w [4]uint32) {
-	b := a.AsSlice()
-	for i := range len(b) / 4 {
-		w[i] = binary.NativeEndian.Uint32(b[4*i:])
-	}
-	return w
-}
-
-// address is the inverse of words.
-func address(w [4]uint32, family uint8) netip.Addr {
-	var b [16]byte
-	for i, v := range w {
-		binary.NativeEndian.PutUint32(b[4*i:], v)
-	}
-	if family == 4 {
-		return netip.AddrFrom4([4]byte(b[:4]))
-	}
-	return netip.AddrFrom16(b)
 }
 
 // current is the version of a rule that packets see.
@@ -67,52 +33,37 @@ func (s *Set) current(id uint32) *bpf.AbiRule {
 }
 
 // Rules are all rules by address, IPv4 first, wider prefixes before those they hold.
-func (s *Set) Rules() ([]Entry, error) {
+func (s *Set) Rules() []Entry {
 	var entries []Entry
-	add := func(p netip.Prefix, id uint32) error {
-		if id >= uint32(len(s.own)) {
-			return fmt.Errorf("prefix %s: %w", p, ErrOtherLayout)
-		}
+	for p, id := range s.allPrefixes() {
 		entries = append(entries, Entry{decode(p, s.current(id)), id})
-		return nil
-	}
-	var id uint32
-	var k4 bpf.AbiPrefix4
-	it := s.maps[bpf.GcraMapPrefixes4].Iterate()
-	for it.Next(&k4, &id) {
-		if err := add(netip.PrefixFrom(address([4]uint32{k4.Addr}, 4), int(k4.Bits)), id); err != nil {
-			return nil, err
-		}
-	}
-	if err := it.Err(); err != nil {
-		return nil, fmt.Errorf("read the IPv4 prefixes: %w", err)
-	}
-	var k6 bpf.AbiPrefix6
-	it = s.maps[bpf.GcraMapPrefixes6].Iterate()
-	for it.Next(&k6, &id) {
-		if err := add(netip.PrefixFrom(address(k6.Addr, 6), int(k6.Bits)), id); err != nil {
-			return nil, err
-		}
-	}
-	if err := it.Err(); err != nil {
-		return nil, fmt.Errorf("read the IPv6 prefixes: %w", err)
 	}
 	slices.SortFunc(entries, func(a, b Entry) int {
 		return cmp.Or(a.Prefix.Addr().Compare(b.Prefix.Addr()), cmp.Compare(a.Prefix.Bits(), b.Prefix.Bits()))
 	})
-	return entries, nil
+	return entries
 }
 
 // Match is the rule that decides over an address: the longest prefix.
-func (s *Set) Match(a netip.Addr) (best Entry, found bool, err error) {
-	entries, err := s.Rules()
-	for _, e := range entries {
-		// Of prefixes that hold one address, a longer one comes later.
-		if e.Prefix.Contains(a) {
-			best, found = e, true
+func (s *Set) Match(a netip.Addr) (Entry, bool) {
+	for bits := a.BitLen(); bits >= 0; bits-- {
+		if p, err := a.Prefix(bits); err == nil {
+			if e, ok := s.Find(p); ok {
+				return e, true
+			}
 		}
 	}
-	return best, found, err
+	return Entry{}, false
+}
+
+// Find is the rule of exactly that prefix.
+func (s *Set) Find(p netip.Prefix) (Entry, bool) {
+	place := s.findPrefix(p)
+	if place == nil {
+		return Entry{}, false
+	}
+	id := *place - 1
+	return Entry{decode(p, s.current(id)), id}, true
 }
 
 // Put sets a valid rule, in one step for any packet; clock is the data path's
@@ -120,19 +71,16 @@ func (s *Set) Match(a netip.Addr) (best Entry, found bool, err error) {
 // owes, up to the new capacity. It reports whether anything was changed. The
 // error wraps ErrFull where there is no room.
 func (s *Set) Put(rule policy.Rule, clock func() uint64) (changed bool, err error) {
-	entries, err := s.Rules()
-	if err != nil {
-		return false, err
+	if e, ok := s.Find(rule.Prefix); ok {
+		if e.Rule == rule {
+			return false, nil
+		}
+		s.replace(e.ID, rule, clock)
+		return true, nil
 	}
 	used := make([]bool, len(s.own))
-	for _, e := range entries {
-		if e.Prefix == rule.Prefix {
-			if e.Rule == rule {
-				return false, nil
-			}
-			return true, s.replace(e.ID, rule, clock)
-		}
-		used[e.ID] = true
+	for _, id := range s.allPrefixes() {
+		used[id] = true
 	}
 	id := slices.Index(used, false)
 	if id < 0 {
@@ -151,15 +99,11 @@ func (s *Set) insert(id uint32, rule policy.Rule) error {
 	if err := s.resetCounters(id); err != nil {
 		return err
 	}
-	m, key := s.prefixMap(rule.Prefix)
-	if err := m.Update(key, id, ebpf.UpdateNoExist); err != nil {
-		return fmt.Errorf("add prefix %s: %w", rule.Prefix, err)
-	}
-	return nil
+	return s.addPrefix(rule.Prefix, id)
 }
 
 // replace writes the version that no packet reads, and switches to it.
-func (s *Set) replace(id uint32, rule policy.Rule, clock func() uint64) error {
+func (s *Set) replace(id uint32, rule policy.Rule, clock func() uint64) {
 	own, old := &s.own[id], s.current(id)
 	next := encode(rule, id, old.Salt)
 	before, after := meter(old), meter(&next)
@@ -185,20 +129,17 @@ func (s *Set) replace(id uint32, rule policy.Rule, clock func() uint64) error {
 	if limited(old) && limited(&next) && after.Most() < before.Most() {
 		s.clamp(id, after, clock())
 	}
-	return nil
 }
 
-// Delete takes a rule away. The error wraps ErrNoRule where there is none.
-func (s *Set) Delete(p netip.Prefix) error {
-	m, key := s.prefixMap(p)
-	err := m.Delete(key)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return ErrNoRule
+// Delete takes a rule away, and reports whether there was one.
+func (s *Set) Delete(p netip.Prefix) bool {
+	place := s.findPrefix(p)
+	if place == nil {
+		return false
 	}
-	if err != nil {
-		return fmt.Errorf("delete prefix %s: %w", p, err)
-	}
-	return nil
+	atomic.StoreUint32(place, 0)
+	s.useLengths()
+	return true
 }
 
 // MEMBARRIER_CMD_GLOBAL of linux/membarrier.h.

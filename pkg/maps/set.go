@@ -32,7 +32,7 @@ const (
 )
 
 var names = []string{
-	bpf.GcraMapPrefixes4, bpf.GcraMapPrefixes6, bpf.GcraMapRules, bpf.GcraMapOwnBuckets,
+	bpf.GcraMapPrefixes, bpf.GcraMapLengths, bpf.GcraMapRules, bpf.GcraMapOwnBuckets,
 	bpf.GcraMapTable, bpf.GcraMapKeys, bpf.GcraMapCounters, hookMap,
 }
 
@@ -42,10 +42,12 @@ type Set struct {
 	hook bpf.AbiHook
 
 	// The arrays as the programs see them.
-	rules []bpf.AbiRule
-	own   []bpf.AbiOwn
-	lines []bpf.AbiLine
-	keys  []bpf.AbiKey
+	prefixes []bpf.AbiPrefixes
+	lengths  []bpf.AbiLengths
+	rules    []bpf.AbiRule
+	own      []bpf.AbiOwn
+	lines    []bpf.AbiLine
+	keys     []bpf.AbiKey
 
 	mapped [][]byte
 }
@@ -56,14 +58,11 @@ func New(size Size, hook bpf.AbiHook) (_ *Set, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the built-in programs: %w", err)
 	}
-	lines := uint32(1)
-	for lines*lineSlots < size.Buckets {
-		lines *= 2
-	}
-	hook.LineMask = lines - 1
+	lines := powerOfTwo(size.Buckets / lineSlots)
+	prefixLines := powerOfTwo(size.Rules)
+	hook.LineMask, hook.PrefixMask = lines-1, prefixLines-1
 	hook.Layout = uint32(bpf.AbiLayoutLAYOUT_VERSION)
-	spec.Maps[bpf.GcraMapPrefixes4].MaxEntries = size.Rules
-	spec.Maps[bpf.GcraMapPrefixes6].MaxEntries = size.Rules
+	spec.Maps[bpf.GcraMapPrefixes].MaxEntries = prefixLines
 	spec.Maps[bpf.GcraMapRules].MaxEntries = 2 * size.Rules
 	spec.Maps[bpf.GcraMapOwnBuckets].MaxEntries = size.Rules
 	spec.Maps[bpf.GcraMapCounters].MaxEntries = size.Rules
@@ -81,6 +80,15 @@ func New(size Size, hook bpf.AbiHook) (_ *Set, err error) {
 		s.maps[name] = m
 	}
 	return s, s.attach()
+}
+
+// powerOfTwo is the least one that is not below n.
+func powerOfTwo(n uint32) uint32 {
+	p := uint32(1)
+	for p < n {
+		p *= 2
+	}
+	return p
 }
 
 // Open opens the maps pinned in a directory. The error wraps ErrOtherLayout
@@ -117,37 +125,30 @@ func (s *Set) attach() (err error) {
 	if s.hook.Layout != uint32(bpf.AbiLayoutLAYOUT_VERSION) {
 		return fmt.Errorf("%w (layout %d, this one has %d)", ErrOtherLayout, s.hook.Layout, bpf.AbiLayoutLAYOUT_VERSION)
 	}
-	if s.rules, err = mapArray[bpf.AbiRule](s, bpf.GcraMapRules); err != nil {
-		return err
-	}
-	if s.own, err = mapArray[bpf.AbiOwn](s, bpf.GcraMapOwnBuckets); err != nil {
-		return err
-	}
-	if s.lines, err = mapArray[bpf.AbiLine](s, bpf.GcraMapTable); err != nil {
-		return err
-	}
-	s.keys, err = mapArray[bpf.AbiKey](s, bpf.GcraMapKeys)
-	return err
+	return errors.Join(
+		mapArray(s, bpf.GcraMapPrefixes, &s.prefixes),
+		mapArray(s, bpf.GcraMapLengths, &s.lengths),
+		mapArray(s, bpf.GcraMapRules, &s.rules),
+		mapArray(s, bpf.GcraMapOwnBuckets, &s.own),
+		mapArray(s, bpf.GcraMapTable, &s.lines),
+		mapArray(s, bpf.GcraMapKeys, &s.keys),
+	)
 }
 
 // mapArray maps an array map into memory, shared with the programs.
-func mapArray[T any](s *Set, name string) ([]T, error) {
+func mapArray[T any](s *Set, name string, array *[]T) error {
 	m := s.maps[name]
-	var element T
-	size := int(unsafe.Sizeof(element))
+	size := int(unsafe.Sizeof((*array)[0]))
 	if m.ValueSize() != uint32(size) {
-		return nil, fmt.Errorf("map %s: %w", name, ErrOtherLayout)
-	}
-	// An array map rounds each element up to 8 bytes.
-	if size%8 != 0 {
-		return nil, fmt.Errorf("map %s: elements of %d bytes can not be mapped", name, size)
+		return fmt.Errorf("map %s: %w", name, ErrOtherLayout)
 	}
 	memory, err := unix.Mmap(m.FD(), 0, size*int(m.MaxEntries()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return nil, fmt.Errorf("map %s into memory: %w", name, err)
+		return fmt.Errorf("map %s into memory: %w", name, err)
 	}
 	s.mapped = append(s.mapped, memory)
-	return unsafe.Slice((*T)(unsafe.Pointer(&memory[0])), m.MaxEntries()), nil
+	*array = unsafe.Slice((*T)(unsafe.Pointer(&memory[0])), m.MaxEntries())
+	return nil
 }
 
 // Pin pins all maps in a directory of a bpffs.
