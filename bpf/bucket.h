@@ -78,6 +78,12 @@ static __always_inline __u64 level_at(const struct rule *rule, __u64 v, __u64 no
 	return level;
 }
 
+/* The TAT of a bucket that owes so much; 0 would say that it was never charged. */
+static __always_inline __u64 owing(__u64 v, __u64 level)
+{
+	return v + level ?: 2;
+}
+
 /*
  * Charges b, unless the packet is excess. One CAS decides, so two CPUs never
  * admit more than one would; excess without a penalty writes nothing at all.
@@ -103,7 +109,7 @@ static __always_inline enum verdict charge_bucket(const struct rule *rule, struc
 		/* Before the CAS: a charge must not be seen with the tick of an older one. */
 		if (READ_ONCE(b->tick) != tick(c->now))
 			WRITE_ONCE(b->tick, tick(c->now));
-		if (__sync_val_compare_and_swap(&b->tat, tat, c->v + m.level) != tat)
+		if (__sync_val_compare_and_swap(&b->tat, tat, owing(c->v, m.level)) != tat)
 			return VERDICT_AGAIN;
 	}
 	return READ_ONCE(b->print) == c->print ? verdict : VERDICT_AGAIN;
@@ -227,7 +233,7 @@ __noinline enum verdict take_slot(struct line *line, __u32 number, const struct 
 		return VERDICT_AGAIN;
 	}
 	WRITE_ONCE(b->tick, tick(c->now));
-	__sync_lock_test_and_set(&b->tat, c->v + c->cost);
+	__sync_lock_test_and_set(&b->tat, owing(c->v, c->cost));
 	return VERDICT_PASS;
 }
 

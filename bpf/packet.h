@@ -233,16 +233,17 @@ __noinline __u64 framed_bytes(struct __sk_buff *skb, const struct packet *p, __s
 	if (!p)
 		return bytes;
 	if (size) {
+		header = segment_header(skb, p);
+		if (header < len)
+			segments = (len - header + size - 1) / size;
 		if (hook.ingress) {
-			header = segment_header(skb, p);
-			if (header < len)
-				segments = (len - header + size - 1) / size;
-		} else {
-			segments = skb->gso_segs ?: 1;
-			if (segments > 1 && skb->wire_len > len)
-				header = (skb->wire_len - len) / (segments - 1);
+			bytes += (segments - 1) * header;
+		} else if (skb->wire_len > len) {
+			/* What a guest hands over has no count of segments yet. */
+			segments = skb->gso_segs ?: segments;
+			bytes = skb->wire_len;
+			header = segments > 1 ? (bytes - len) / (segments - 1) : 0;
 		}
-		bytes += (segments - 1) * header;
 	}
 	/* A tag in skb metadata is in no length of the kernel's. */
 	if (skb->vlan_present)

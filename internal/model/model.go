@@ -37,7 +37,7 @@ type Meter struct {
 func New(rateBits, capacityBytes uint64, penalised bool, penaltyNS uint64) Meter {
 	m := Meter{Slope: slope(rateBits), Capacity: capacityBytes << UnitBits}
 	if penalised {
-		m.Penalty = m.Capacity + m.leak(penaltyNS)
+		m.Penalty = (m.Capacity + m.leak(penaltyNS) + 1) &^ taken
 	}
 	most := max(2*m.Capacity, m.Penalty) + 1<<(UnitBits+PacketBits)
 	// Two ticks for rounding, one for a clock that steps back.
@@ -84,13 +84,6 @@ func (m Meter) Clock(now uint64) uint64 {
 
 // Most is the level in units up to which a bucket counts as full.
 func (m Meter) Most() uint64 { return max(m.Capacity, m.Penalty) }
-
-// Wraps reports whether the clock may go around in so many ticks, so that
-// what idled that long can not be told from what was charged just now.
-func (m Meter) Wraps(ticks uint32) bool {
-	high, low := bits.Mul64(uint64(ticks)<<TickBits, m.Slope)
-	return high>>32 != 0 || (high<<32|low>>32)>>62 != 0
-}
 
 // Continue sets the clock so that at now (ns) it reads what old's reads: every
 // bucket then owes under m exactly what it owed under old.
@@ -164,6 +157,15 @@ func (m Meter) Offer(b *Bucket, now, n uint64, ect bool) Verdict {
 			return Excess
 		}
 	}
-	*b = Bucket{TAT: m.Clock(now) + owed, Tick: Tick(now)}
+	*b = m.Owing(owed, now)
 	return verdict
+}
+
+// Owing is a bucket that owes so many units at now (ns).
+func (m Meter) Owing(units, now uint64) Bucket {
+	tat := m.Clock(now) + units
+	if tat == 0 {
+		tat = 2 // 0 would say that it was never charged
+	}
+	return Bucket{TAT: tat, Tick: Tick(now)}
 }

@@ -1,8 +1,11 @@
 package maps
 
 import (
+	"fmt"
 	"iter"
 	"net/netip"
+	"strconv"
+	"strings"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -26,6 +29,61 @@ type Flow struct {
 	Src, Dst         netip.Addr
 	Proto            uint8
 	SrcPort, DstPort uint16
+}
+
+// protocols are those that people know by name; all have ports but ICMP.
+var protocols = map[uint8]string{1: "icmp", 6: "tcp", 17: "udp", 33: "dccp", 58: "icmp6", 132: "sctp", 136: "udplite"}
+
+// ParseFlow reads a flow as String writes it: a protocol by name or number, and
+// where a packet comes from and goes to, with ports if it has them
+// ("udp,192.0.2.1:5000,10.0.0.7:53").
+func ParseFlow(s string) (f Flow, err error) {
+	parts := strings.Split(s, ",")
+	if len(parts) != 3 {
+		return f, fmt.Errorf("flow %.100q: write protocol, source and destination, such as udp,192.0.2.1:5000,10.0.0.7:53", s)
+	}
+	number, err := strconv.ParseUint(parts[0], 10, 8)
+	f.Proto = uint8(number)
+	if err != nil {
+		named := false
+		for n, name := range protocols {
+			if name == strings.ToLower(parts[0]) {
+				f.Proto, named = n, true
+			}
+		}
+		if !named {
+			return f, fmt.Errorf("flow %.100q: protocol %q is unknown; use tcp, udp, sctp, dccp, udplite, icmp, icmp6 or a number", s, parts[0])
+		}
+	}
+	for i, end := range []struct {
+		addr *netip.Addr
+		port *uint16
+	}{{&f.Src, &f.SrcPort}, {&f.Dst, &f.DstPort}} {
+		text := parts[i+1]
+		if *end.addr, err = netip.ParseAddr(text); err == nil {
+			continue
+		}
+		ap, err := netip.ParseAddrPort(text)
+		if err != nil {
+			return f, fmt.Errorf("flow %.100q: %q is neither an address nor an address and a port (10.0.0.7:53, [2001:db8::7]:53)", s, text)
+		}
+		*end.addr, *end.port = ap.Addr(), ap.Port()
+	}
+	if f.Src.Is4() != f.Dst.Is4() || f.Src.Zone() != "" || f.Dst.Zone() != "" || f.Src.Is4In6() || f.Dst.Is4In6() {
+		return f, fmt.Errorf("flow %.100q: write two IPv4 addresses or two IPv6 addresses, without zones", s)
+	}
+	return f, nil
+}
+
+func (f Flow) String() string {
+	proto, ok := protocols[f.Proto]
+	if !ok {
+		proto = strconv.Itoa(int(f.Proto))
+	}
+	if f.SrcPort == 0 && f.DstPort == 0 {
+		return proto + "," + f.Src.String() + "," + f.Dst.String()
+	}
+	return proto + "," + netip.AddrPortFrom(f.Src, f.SrcPort).String() + "," + netip.AddrPortFrom(f.Dst, f.DstPort).String()
 }
 
 // A Bucket is what one sharer of a rule owes.
@@ -55,6 +113,23 @@ func (s *Set) Level(e Entry, match policy.Match, flow Flow, now uint64) (units u
 		}
 	}
 	return 0
+}
+
+// Sharer names whose bucket a packet of flow is charged to.
+func Sharer(e Entry, match policy.Match, flow Flow) string {
+	far := flow.Dst
+	if match == policy.MatchSrc {
+		far = flow.Src
+	}
+	switch e.Each.Kind {
+	case policy.EachHost:
+		return far.String()
+	case policy.EachSubnet:
+		return netip.PrefixFrom(far, int(e.Each.Bits)).Masked().String()
+	case policy.EachFlow:
+		return flow.String()
+	}
+	return e.Prefix.String()
 }
 
 // Meter is the arithmetic of a rule as it is in force.
@@ -108,32 +183,32 @@ func (s *Set) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
 	}
 }
 
-// settle makes drained buckets of a rule say so on its clock now: the rule's
-// next clock may be so slow that idling no longer tells one that wrapped.
+// settle readies the buckets of a rule for another clock: each one is as if
+// charged just now, as only the old clock could tell how long it has been idle.
 func (s *Set) settle(id uint32, m model.Meter, now uint64) {
-	s.rewrite(id, now, func(b model.Bucket) (uint64, bool) {
-		return m.Clock(now), b.TAT != 0 && m.Level(b, now) == 0
+	s.rewrite(id, func(b model.Bucket) (model.Bucket, bool) {
+		return m.Owing(m.Level(b, now), now), true
 	})
 }
 
 // clamp lets no bucket of a rule owe more than the rule can hold.
 func (s *Set) clamp(id uint32, m model.Meter, now uint64) {
-	s.rewrite(id, now, func(b model.Bucket) (uint64, bool) {
-		return m.Clock(now) + m.Most(), m.Level(b, now) > m.Most()
+	s.rewrite(id, func(b model.Bucket) (model.Bucket, bool) {
+		return m.Owing(m.Most(), now), m.Level(b, now) > m.Most()
 	})
 }
 
-// rewrite gives buckets of a rule another TAT, while packets charge them.
-func (s *Set) rewrite(id uint32, now uint64, change func(model.Bucket) (tat uint64, wanted bool)) {
+// rewrite changes buckets of a rule, while packets charge them.
+func (s *Set) rewrite(id uint32, change func(model.Bucket) (next model.Bucket, wanted bool)) {
 	one := func(b *bpf.AbiBucket) {
 		for {
 			before := load(b)
-			tat, wanted := change(before)
-			if !wanted || before.TAT&taken != 0 {
+			next, wanted := change(before)
+			if !wanted || before.TAT == 0 || before.TAT&taken != 0 {
 				return
 			}
-			atomic.StoreUint32(&b.Tick, model.Tick(now))
-			if atomic.CompareAndSwapUint64(&b.Tat, before.TAT, tat) {
+			atomic.StoreUint32(&b.Tick, next.Tick)
+			if atomic.CompareAndSwapUint64(&b.Tat, before.TAT, next.TAT) {
 				return
 			}
 		}
@@ -141,5 +216,14 @@ func (s *Set) rewrite(id uint32, now uint64, change func(model.Bucket) (tat uint
 	one(&s.own[id].Bucket)
 	for slot := range s.slots(id) {
 		one(slot)
+	}
+}
+
+// free gives all slots of a rule back that is not in force: another rule's
+// clock would not know that they have drained.
+func (s *Set) free(id uint32) {
+	for slot := range s.slots(id) {
+		atomic.StoreUint32(&slot.Print, 0)
+		atomic.StoreUint64(&slot.Tat, 0)
 	}
 }

@@ -67,17 +67,28 @@ func prefixAt(line *bpf.AbiPrefixes, i int) (netip.Prefix, uint32) {
 	return netip.PrefixFrom(address(line.Addr[i], 6), int(line.Length[i])), id
 }
 
-// allPrefixes are the prefixes in force with the ids of their rules, in no order.
+// allPrefixes are the prefixes in force with the ids of their rules, in no
+// order: those that packets find, so none of a length that they do not look for.
 func (s *Set) allPrefixes() iter.Seq2[netip.Prefix, uint32] {
 	return func(yield func(netip.Prefix, uint32) bool) {
 		for l := range s.prefixes {
 			for i := range s.prefixes[l].Id {
-				if p, id := prefixAt(&s.prefixes[l], i); id != 0 && !yield(p, id-1) {
+				if p, id := prefixAt(&s.prefixes[l], i); id != 0 && s.looksFor(p) && !yield(p, id-1) {
 					return
 				}
 			}
 		}
 	}
+}
+
+// looksFor reports whether packets look for prefixes of that length.
+func (s *Set) looksFor(p netip.Prefix) bool {
+	l := &s.lengths[0]
+	v := atomic.LoadUint32(&l.Version) & 1
+	if p.Addr().Is4() {
+		return slices.Contains(l.Bits4[v][:l.Count4[v]], uint8(p.Bits()))
+	}
+	return slices.Contains(l.Bits6[v][:l.Count6[v]], uint8(p.Bits()))
 }
 
 // linesOf are the lines that may hold a prefix, in the order in which packets look.
@@ -92,11 +103,21 @@ func (s *Set) linesOf(p netip.Prefix) iter.Seq[*bpf.AbiPrefixes] {
 	}
 }
 
+func firsts[A, B any](pairs iter.Seq2[A, B]) iter.Seq[A] {
+	return func(yield func(A) bool) {
+		for a := range pairs {
+			if !yield(a) {
+				return
+			}
+		}
+	}
+}
+
 // findPrefix is the place of the id of a prefix; nil where it is not in force.
 func (s *Set) findPrefix(p netip.Prefix) *uint32 {
 	for line := range s.linesOf(p) {
 		for i := range line.Id {
-			if found, id := prefixAt(line, i); id != 0 && found == p {
+			if found, id := prefixAt(line, i); id != 0 && found == p && s.looksFor(p) {
 				return &line.Id[i]
 			}
 		}
@@ -109,7 +130,10 @@ func (s *Set) findPrefix(p netip.Prefix) *uint32 {
 
 // addPrefix brings a prefix into force. The error wraps ErrFull where its lines are full.
 func (s *Set) addPrefix(p netip.Prefix, id uint32) error {
-	s.useLengths(p)
+	s.useLengths(func(yield func(netip.Prefix) bool) {
+		firsts(s.allPrefixes())(yield)
+		yield(p)
+	})
 	for line := range s.linesOf(p) {
 		for i := range line.Id {
 			if atomic.LoadUint32(&line.Id[i]) != 0 {
@@ -127,14 +151,10 @@ func (s *Set) addPrefix(p netip.Prefix, id uint32) error {
 	return fmt.Errorf("add prefix %s: %w", p, ErrFull)
 }
 
-// useLengths makes packets look for the lengths of all prefixes in force, and of more.
-func (s *Set) useLengths(more ...netip.Prefix) {
+// useLengths makes packets look for prefixes of just these lengths.
+func (s *Set) useLengths(all iter.Seq[netip.Prefix]) {
 	var used [lengthIPv4 + 33]bool
-	for p := range s.allPrefixes() {
-		_, length := stored(p)
-		used[length] = true
-	}
-	for _, p := range more {
+	for p := range all {
 		_, length := stored(p)
 		used[length] = true
 	}

@@ -93,6 +93,7 @@ func (s *Set) Put(rule policy.Rule, clock func() uint64) (changed bool, err erro
 func (s *Set) insert(id uint32, rule policy.Rule) error {
 	if s.rules[2*id].Salt != 0 {
 		waitForPackets() // which may have found the id before its last rule was deleted
+		s.free(id)
 	}
 	s.own[id] = bpf.AbiOwn{}
 	s.rules[2*id] = encode(rule, id, newSalt())
@@ -112,13 +113,12 @@ func (s *Set) replace(id uint32, rule policy.Rule, clock func() uint64) {
 	switch {
 	case limited(old) && limited(&next):
 		now := clock()
-		if before.Wraps(after.Idle) {
-			s.settle(id, before, now)
-		}
+		s.settle(id, before, now)
 		after.Continue(before, now)
 		next.Base = after.Base
 	case limited(&next):
 		atomic.StoreUint64(&own.Bucket.Tat, 0)
+		s.free(id)
 	}
 	if old.Each != next.Each || old.EachBits != next.EachBits || !limited(old) {
 		next.Salt = newSalt() // buckets of other sharers than before
@@ -126,7 +126,7 @@ func (s *Set) replace(id uint32, rule policy.Rule, clock func() uint64) {
 	version := atomic.LoadUint32(&own.Version)&1 ^ 1
 	s.rules[2*id+version] = next
 	atomic.StoreUint32(&own.Version, version)
-	if limited(old) && limited(&next) && after.Most() < before.Most() {
+	if limited(old) && limited(&next) && (after.Capacity < before.Capacity || after.Penalty < before.Penalty) {
 		s.clamp(id, after, clock())
 	}
 }
@@ -138,7 +138,25 @@ func (s *Set) Delete(p netip.Prefix) bool {
 		return false
 	}
 	atomic.StoreUint32(place, 0)
-	s.useLengths()
+	s.useLengths(firsts(s.allPrefixes()))
+	return true
+}
+
+// Clear puts all rules out of force in one step.
+func (s *Set) Clear() {
+	s.useLengths(func(func(netip.Prefix) bool) {})
+	for l := range s.prefixes {
+		for i := range s.prefixes[l].Id {
+			atomic.StoreUint32(&s.prefixes[l].Id[i], 0)
+		}
+	}
+}
+
+// Empty reports whether no rule is in force.
+func (s *Set) Empty() bool {
+	for range s.allPrefixes() {
+		return false
+	}
 	return true
 }
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path/filepath"
 	"unsafe"
 
@@ -25,6 +26,9 @@ type Size struct {
 	Rules   uint32
 	Buckets uint32 // of hosts, subnets and flows; rounded up to a power of two
 }
+
+// Layout is that of the maps that this build makes and reads.
+const Layout = uint32(bpf.AbiLayoutLAYOUT_VERSION)
 
 const (
 	hookMap   = ".rodata"
@@ -53,26 +57,51 @@ type Set struct {
 }
 
 // New makes the maps of a hook with nothing in them.
-func New(size Size, hook bpf.AbiHook) (_ *Set, err error) {
+func New(size Size, hook bpf.AbiHook) (*Set, error) { return build(size, hook, nil) }
+
+// Derive makes a set with other settings and room for more buckets of hosts,
+// subnets and flows, which shares all else with s: rules in force are in force
+// in both. A set that has sharers must keep its size, or they would lose their
+// buckets.
+func (s *Set) Derive(buckets uint32, hook bpf.AbiHook) (*Set, error) {
+	shared := maps.Clone(s.maps)
+	delete(shared, hookMap)
+	if buckets != s.Size().Buckets {
+		delete(shared, bpf.GcraMapTable)
+		delete(shared, bpf.GcraMapKeys)
+	}
+	return build(Size{Rules: s.Size().Rules, Buckets: buckets}, hook, shared)
+}
+
+func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Set, err error) {
 	spec, err := bpf.LoadGcra()
 	if err != nil {
 		return nil, fmt.Errorf("read the built-in programs: %w", err)
 	}
-	lines := powerOfTwo(size.Buckets / lineSlots)
+	lines := powerOfTwo((size.Buckets + lineSlots - 1) / lineSlots)
 	prefixLines := powerOfTwo(size.Rules)
 	hook.LineMask, hook.PrefixMask = lines-1, prefixLines-1
-	hook.Layout = uint32(bpf.AbiLayoutLAYOUT_VERSION)
-	spec.Maps[bpf.GcraMapPrefixes].MaxEntries = prefixLines
-	spec.Maps[bpf.GcraMapRules].MaxEntries = 2 * size.Rules
-	spec.Maps[bpf.GcraMapOwnBuckets].MaxEntries = size.Rules
-	spec.Maps[bpf.GcraMapCounters].MaxEntries = size.Rules
-	spec.Maps[bpf.GcraMapTable].MaxEntries = lines
-	spec.Maps[bpf.GcraMapKeys].MaxEntries = lines * lineSlots
+	hook.Layout = Layout
+	for name, entries := range map[string]uint32{
+		bpf.GcraMapPrefixes:   prefixLines,
+		bpf.GcraMapRules:      2 * size.Rules,
+		bpf.GcraMapOwnBuckets: size.Rules,
+		bpf.GcraMapCounters:   size.Rules,
+		bpf.GcraMapTable:      lines,
+		bpf.GcraMapKeys:       lines * lineSlots,
+	} {
+		spec.Maps[name].MaxEntries = entries
+	}
 	spec.Maps[hookMap].Flags |= unix.BPF_F_MMAPABLE // as it is when a collection makes it
 	spec.Maps[hookMap].Contents = []ebpf.MapKV{{Key: uint32(0), Value: hook}}
 	s := &Set{maps: map[string]*ebpf.Map{}}
 	for _, name := range names {
-		m, err := ebpf.NewMap(spec.Maps[name])
+		var m *ebpf.Map
+		if old := shared[name]; old != nil {
+			m, err = old.Clone()
+		} else {
+			m, err = ebpf.NewMap(spec.Maps[name])
+		}
 		if err != nil {
 			s.Close()
 			return nil, fmt.Errorf("make map %s: %w", name, err)
@@ -122,8 +151,8 @@ func (s *Set) attach() (err error) {
 	if err := s.maps[hookMap].Lookup(uint32(0), &s.hook); err != nil {
 		return fmt.Errorf("read the hook's settings: %w", err)
 	}
-	if s.hook.Layout != uint32(bpf.AbiLayoutLAYOUT_VERSION) {
-		return fmt.Errorf("%w (layout %d, this one has %d)", ErrOtherLayout, s.hook.Layout, bpf.AbiLayoutLAYOUT_VERSION)
+	if s.hook.Layout != Layout {
+		return fmt.Errorf("%w (layout %d, this one has %d)", ErrOtherLayout, s.hook.Layout, Layout)
 	}
 	return errors.Join(
 		mapArray(s, bpf.GcraMapPrefixes, &s.prefixes),

@@ -50,19 +50,6 @@ func TestSet(t *testing.T) {
 			map[string]string{"none": "none", "fill": "fill", "30s": "30s", "1.5S": "1500ms", "86400s": "86400s"},
 			map[string]string{"0s": "zero", "-1s": "negative", "30": "unit of time", "5min": "unit of time", "time": "none, fill or 30s", "86401s": "longer than 86400s", "0.1ns": "nanoseconds"},
 		}, {
-			func() flagValue { return new(Framing) }, "bytes|keyword",
-			map[string]string{
-				"0": "0", "38": "38", "-14": "-14", "38/84": "38/84", "0/64": "0/64", "256/256": "256/256", "-64": "-64",
-				// The keywords of tc-cake(8).
-				"raw": "0", "ethernet": "38/84", "docsis": "18/64", "pppoe-ptm": "30", "bridged-ptm": "22",
-				"ether-vlan": "4", "pppoe-ptm,ether-vlan": "34", "ethernet,ether-vlan,ether-vlan": "46/84",
-			},
-			map[string]string{
-				"": "unknown", "adsl": "unknown", "38/": "unknown", "1e2": "unknown", "ethernet,": "unknown", "38,ether-vlan": "unknown",
-				"257": "use -64 to 256", "-65": "use -64 to 256", "0/257": "use 0 to 256", "0/-1": "use 0 to 256",
-				"conservative": "ATM cells", "pppoe-llcsnap": "ATM cells", "ethernet,atm": "ATM cells", "ptm": "64b/65b",
-			},
-		}, {
 			func() flagValue { return new(Rate) }, "rate",
 			map[string]string{"1.5mbit": "1500kbit"},
 			map[string]string{"10mbps": "ambiguous"},

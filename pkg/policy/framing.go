@@ -22,15 +22,18 @@ type Framing struct {
 }
 
 // framings holds the keywords of tc-cake that are a constant overhead, with its
-// numbers, which it counts from the IP header on. The two for PTM lack the
-// 64b/65b code, which tc-cake(8) prefers to see in the rate.
-var framings = map[string]Framing{
-	"raw":         {},
-	"ethernet":    {38, 84},
-	"docsis":      {18, 64},
-	"pppoe-ptm":   {30, 0},
-	"bridged-ptm": {22, 0},
-	"ether-vlan":  {4, 0},
+// numbers. Those counted from the IP header on include the link's own header.
+// The two for PTM lack the 64b/65b code, which tc-cake(8) prefers to see in the rate.
+var framings = map[string]struct {
+	Framing
+	fromIP bool
+}{
+	"raw":         {Framing{}, false},
+	"ether-vlan":  {Framing{4, 0}, false},
+	"ethernet":    {Framing{38, 84}, true},
+	"docsis":      {Framing{18, 64}, true},
+	"pppoe-ptm":   {Framing{30, 0}, true},
+	"bridged-ptm": {Framing{22, 0}, true},
 }
 
 // cellFramings are the keywords of tc-cake whose cost grows with the packet.
@@ -45,11 +48,14 @@ var cellFramings = map[string]string{
 
 // ParseFraming reads the bytes of overhead (38), overhead and MPU (38/84), or
 // keywords of tc-cake joined by commas, whose overheads add up
-// (pppoe-ptm,ether-vlan). With pppoe-ptm and bridged-ptm the rate is to be
-// 64/65 of the line's, for the line code.
-func ParseFraming(s string) (Framing, error) {
+// (pppoe-ptm,ether-vlan). A number is on top of the frame at layer 2, as in tc;
+// a keyword is on top of the IP packet, as in tc-cake, so of it the l2Bytes
+// (14 or 0) that each frame of the device counts anyway are taken off. With
+// pppoe-ptm and bridged-ptm the rate is to be 64/65 of the line's, for the line code.
+func ParseFraming(s string, l2Bytes uint8) (Framing, error) {
 	overhead, mpu, numeric := framingNumbers(s)
 	if !numeric {
+		fromIP := false
 		for word := range strings.SplitSeq(s, ",") {
 			f, ok := framings[word]
 			if cost, cells := cellFramings[word]; cells {
@@ -60,6 +66,10 @@ func ParseFraming(s string) (Framing, error) {
 			}
 			overhead += int(f.Overhead)
 			mpu = max(mpu, int(f.MPU))
+			fromIP = fromIP || f.fromIP
+		}
+		if fromIP {
+			overhead -= int(l2Bytes)
 		}
 	}
 	if err := checkFraming(overhead, mpu); err != nil {
@@ -98,15 +108,3 @@ func (f Framing) String() string {
 	}
 	return s
 }
-
-// Set reads s as ParseFraming does.
-func (f *Framing) Set(s string) error {
-	v, err := ParseFraming(s)
-	if err == nil {
-		*f = v
-	}
-	return err
-}
-
-// Type names the value in a flag's help.
-func (f Framing) Type() string { return "bytes|keyword" }

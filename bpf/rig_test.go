@@ -1,0 +1,152 @@
+package bpf_test
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// What the programs answer.
+const (
+	next uint32 = 0xffffffff // TCX_NEXT: not ours to decide
+	drop uint32 = 2          // TC_ACT_SHOT
+)
+
+var algorithms = []policy.Algorithm{policy.GCRA, policy.Leaky}
+
+// A rig is a hook's maps with both programs, and no device.
+type rig struct {
+	testing.TB
+	set      *maps.Set
+	programs map[policy.Algorithm]*ebpf.Program
+}
+
+// secret is one of many: tests are to find the same slots each time.
+var secret = [12]uint32{
+	0x9e3779b9, 0x7f4a7c15, 0xbf58476d, 0x1ce4e5b9, 0x94d049bb, 0x133111eb,
+	0x2545f491, 0x4f6cdd1d, 0xd6e8feb8, 0x6659fd93, 0xa0761d64, 0x78bd642f,
+}
+
+// egress is a hook of an Ethernet device whose clock is each packet's time stamp.
+func egress() bpf.AbiHook { return bpf.AbiHook{L2Bytes: 14, VirtualClock: 1, Secret: secret} }
+
+func ingress() bpf.AbiHook {
+	h := egress()
+	h.Ingress, h.MatchSrc = 1, 1
+	return h
+}
+
+func newRig(tb testing.TB, size maps.Size, hook bpf.AbiHook) *rig {
+	tb.Helper()
+	testenv.Root(tb)
+	set, err := maps.New(size, hook)
+	testenv.Must(tb, err)
+	tb.Cleanup(func() { set.Close() })
+	r := &rig{tb, set, map[policy.Algorithm]*ebpf.Program{}}
+	for _, a := range algorithms {
+		p, err := loader.Load(a, set)
+		testenv.Must(tb, err)
+		tb.Cleanup(func() { p.Close() })
+		r.programs[a] = p
+	}
+	return r
+}
+
+// put sets a rule at a virtual time, and returns it as it is in force.
+func (r *rig) put(rule policy.Rule, now uint64) maps.Entry {
+	r.Helper()
+	if _, err := r.set.Put(rule, func() uint64 { return now }); err != nil {
+		r.Fatal(err)
+	}
+	e, ok := r.set.Find(rule.Prefix)
+	if !ok || e.Rule != rule {
+		r.Fatalf("put %+v, found %+v", rule, e)
+	}
+	return e
+}
+
+// A meta is what a packet's skb says beside its bytes.
+type meta struct {
+	now     uint64
+	wireLen uint32
+	segs    uint32
+	segSize uint32
+}
+
+// context is struct __sk_buff (linux/bpf.h) as a test run takes it.
+func (m meta) context() []byte {
+	c := make([]byte, 192)
+	binary.NativeEndian.PutUint64(c[152:], m.now)
+	binary.NativeEndian.PutUint32(c[160:], m.wireLen)
+	binary.NativeEndian.PutUint32(c[164:], m.segs)
+	binary.NativeEndian.PutUint32(c[176:], m.segSize)
+	return c
+}
+
+// send runs one packet through a program, and returns the packet as it left.
+func send(tb testing.TB, p *ebpf.Program, frame []byte, m meta) (verdict uint32, after []byte) {
+	tb.Helper()
+	o := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+64), Context: m.context()}
+	verdict, err := p.Run(&o)
+	if err != nil {
+		tb.Fatalf("run with %d bytes: %v", len(frame), err)
+	}
+	return verdict, o.DataOut
+}
+
+// counters are those of all rules that the set has room for, in force or not.
+func (r *rig) counters() []maps.Counters {
+	r.Helper()
+	all := make([]maps.Counters, r.set.Size().Rules)
+	for id := range all {
+		c, err := r.set.Counters(uint32(id))
+		if err != nil {
+			r.Fatal(err)
+		}
+		all[id] = c
+	}
+	return all
+}
+
+// since is what was counted after before.
+func since(before, after maps.Counters) maps.Counters {
+	after.PassedPackets -= before.PassedPackets
+	after.PassedBytes -= before.PassedBytes
+	after.ExcessPackets -= before.ExcessPackets
+	after.ExcessBytes -= before.ExcessBytes
+	after.DroppedPackets -= before.DroppedPackets
+	after.DroppedBytes -= before.DroppedBytes
+	after.MarkedPackets -= before.MarkedPackets
+	after.UnsurePackets -= before.UnsurePackets
+	return after
+}
+
+func passed(bytes uint64) maps.Counters {
+	return maps.Counters{PassedPackets: 1, PassedBytes: bytes}
+}
+
+func dropped(bytes uint64) maps.Counters {
+	return maps.Counters{ExcessPackets: 1, ExcessBytes: bytes, DroppedPackets: 1, DroppedBytes: bytes}
+}
+
+// shadowed is excess that passes untouched.
+func shadowed(bytes uint64) maps.Counters {
+	return maps.Counters{ExcessPackets: 1, ExcessBytes: bytes, PassedPackets: 1, PassedBytes: bytes}
+}
+
+func marked(bytes uint64) maps.Counters {
+	c := shadowed(bytes)
+	c.MarkedPackets = 1
+	return c
+}
+
+func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
+func addr(s string) netip.Addr     { return netip.MustParseAddr(s) }

@@ -1,0 +1,146 @@
+package main
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+type askOptions struct {
+	device    string
+	direction policy.Direction
+	address   netip.Addr
+	bytes     uint64
+	flow      *maps.Flow
+}
+
+func (e *env) askCommand() *cobra.Command {
+	var o askOptions
+	var flow string
+	cmd := &cobra.Command{
+		Use:   "ask DEV ingress|egress ADDRESS [flags]",
+		Short: "Ask whether a packet would pass now, and when",
+		Long: `Ask whether a packet to or from an address would pass now, how full its bucket
+is, and how long it would have to wait. Nothing is charged or changed.`,
+		Example: `  shapectl ask eth0 egress 10.0.0.7
+  shapectl ask eth0 egress 10.0.0.7 --bytes 9000 --flow udp,192.0.2.1:5000,10.0.0.7:53`,
+		Args:              args(3, 3),
+		ValidArgsFunction: e.completeRule,
+		RunE: func(cmd *cobra.Command, given []string) error {
+			var err error
+			o.device = given[0]
+			if o.direction, err = direction("ask", given[1]); err != nil {
+				return err
+			}
+			if o.address, err = netip.ParseAddr(given[2]); err != nil || o.address.Zone() != "" || o.address.Is4In6() {
+				return inputf("ask: %q is not an address; write one such as 10.0.0.7 or 2001:db8::7", given[2])
+			}
+			if o.bytes >= 1<<model.PacketBits || cmd.Flags().Changed("bytes") && o.bytes == 0 {
+				return inputf("ask: a packet of %d bytes is out of range; use 1 to %d", o.bytes, 1<<model.PacketBits-1)
+			}
+			if flow != "" {
+				f, err := maps.ParseFlow(flow)
+				if err != nil {
+					return inputf("ask: %w", err)
+				}
+				o.flow = &f
+			}
+			return e.ask(o)
+		},
+	}
+	cmd.Flags().Uint64Var(&o.bytes, "bytes", 0, "length of the packet at layer 2 (default: a full one of the device)")
+	cmd.Flags().StringVar(&flow, "flow", "", "the packet's `protocol,source:port,destination:port`")
+	return cmd
+}
+
+func (e *env) ask(o askOptions) error {
+	doing := fmt.Sprintf("ask for %s on %s %s", o.address, o.device, o.direction)
+	return e.with(loader.Read, doing, func(n *loader.Namespace) error {
+		h, err := n.Find(o.device, o.direction)
+		if err != nil {
+			return err
+		}
+		answer := report.Answer{
+			Device: o.device, Direction: o.direction.String(), Address: o.address.String(),
+			Bytes: o.bytes, Conforms: true, Verdict: "pass",
+		}
+		if h == nil {
+			dev, err := device(n, o.device)
+			if err != nil {
+				return err
+			}
+			answer.Bytes = fullPacket(o.bytes, dev)
+			return e.answer(answer)
+		}
+		defer h.Close()
+		answer.Bytes = fullPacket(o.bytes, h.Device)
+		entry, found := h.Set.Match(o.address)
+		if !found {
+			return e.answer(answer)
+		}
+		flow, err := o.packet(entry, h.Match())
+		if err != nil {
+			return err
+		}
+		cidr := entry.Prefix.String()
+		answer.Rule, answer.Attached = &cidr, h.State == loader.Attached
+		answer.Sentence = entry.Sentence(h.Name(), h.Direction, h.Match())
+		if entry.Rate == policy.Unlimited {
+			return e.answer(answer)
+		}
+		meter := h.Set.Meter(entry)
+		level := h.Set.Level(entry, h.Match(), flow, maps.Now())
+		counted := max(int64(answer.Bytes)+int64(entry.Framing.Overhead), int64(entry.Framing.MPU), 0)
+		answer.Bytes = uint64(counted)
+		answer.LevelBytes, answer.CapacityBytes = model.Bytes(level), &entry.Capacity
+		answer.Conforms, answer.WaitNS = meter.Conforms(level, answer.Bytes), meter.Wait(level, answer.Bytes)
+		answer.Sharer = maps.Sharer(entry, h.Match(), flow)
+		if !answer.Conforms {
+			answer.Verdict = verdicts[entry.Excess]
+		}
+		return e.answer(answer)
+	})
+}
+
+// verdicts are what becomes of excess; where ECN can not mark, it drops.
+var verdicts = map[policy.Excess]string{policy.Drop: "drop", policy.ECN: "mark", policy.Pass: "pass"}
+
+func fullPacket(bytes uint64, d loader.Device) uint64 {
+	if bytes == 0 {
+		return uint64(d.MTU) + uint64(d.L2Bytes)
+	}
+	return bytes
+}
+
+// packet is the packet that was asked for, as far as the rule tells packets apart.
+func (o askOptions) packet(entry maps.Entry, match policy.Match) (maps.Flow, error) {
+	flow := maps.Flow{Src: o.address, Dst: o.address}
+	if o.flow != nil {
+		flow = *o.flow
+	}
+	far := flow.Dst
+	if match == policy.MatchSrc {
+		far = flow.Src
+	}
+	switch {
+	case far != o.address:
+		return flow, inputf("the flow's %s is %s; the rules of this direction go by that side, so it must be the address asked for", match, far)
+	case o.flow == nil && entry.Each.Kind == policy.EachFlow:
+		return flow, inputf("%s has a bucket for each flow; say which with --flow, such as --flow udp,192.0.2.1:5000,%s:53", entry.Prefix, o.address)
+	}
+	return flow, nil
+}
+
+func (e *env) answer(a report.Answer) error {
+	if e.json {
+		return report.JSON(e.out, a)
+	}
+	return a.Text(e.out)
+}

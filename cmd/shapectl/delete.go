@@ -1,0 +1,147 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+func (e *env) deleteCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:               "delete DEV ingress|egress CIDR",
+		Short:             "Delete a rule",
+		Long:              "Delete a rule. Deleting the last one of a device and direction detaches shapectl from it.",
+		Args:              args(3, 3),
+		ValidArgsFunction: e.completeRule,
+		RunE: func(_ *cobra.Command, given []string) error {
+			want, err := parseFilter("delete", given)
+			if err != nil {
+				return err
+			}
+			return e.delete(want)
+		},
+	}
+}
+
+func (e *env) delete(want filterRules) error {
+	doing := fmt.Sprintf("delete %s on %s %s", want.prefix, want.device, want.direction)
+	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
+		h, err := n.Find(want.device, *want.direction)
+		if err != nil {
+			return err
+		}
+		if h == nil {
+			if _, err := device(n, want.device); err != nil {
+				return err
+			}
+			return noRule(want)
+		}
+		defer h.Close()
+		entry, ok := h.Set.Find(*want.prefix)
+		if !ok {
+			return noRule(want)
+		}
+		deleted, err := describe(h, entry)
+		if err != nil {
+			return err
+		}
+		if _, err := n.Delete(h, entry.Rule); err != nil {
+			return err
+		}
+		return e.deleted([]report.Rule{deleted})
+	})
+}
+
+// deleted tells of rules that are no more, as they last were.
+func (e *env) deleted(rules []report.Rule) error {
+	for i := range rules {
+		rules[i].Attached, rules[i].State = false, "deleted"
+	}
+	if e.json {
+		return report.JSON(e.out, rules)
+	}
+	for _, r := range rules {
+		if _, err := fmt.Fprintln(e.out, "deleted: "+r.Sentence); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *env) flushCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "flush DEV [ingress|egress]",
+		Short: "Delete all rules of a device",
+		Long: `Delete all rules of a device, or of one direction, and detach shapectl from it.
+It also takes away what another version of shapectl has left.`,
+		Args:              args(1, 2),
+		ValidArgsFunction: e.completeRule,
+		RunE: func(_ *cobra.Command, given []string) error {
+			want, err := parseFilter("flush", given)
+			if err != nil {
+				return err
+			}
+			return e.flush(want)
+		},
+	}
+}
+
+func (e *env) flush(want filterRules) error {
+	return e.with(loader.Write, "flush "+want.device, func(n *loader.Namespace) error {
+		directions := []policy.Direction{policy.Ingress, policy.Egress}
+		if want.direction != nil {
+			directions = []policy.Direction{*want.direction}
+		}
+		gone := []report.Rule{}
+		any := false
+		for _, d := range directions {
+			rules, found, err := flushDirection(n, want.device, d)
+			if err != nil {
+				return err
+			}
+			any = any || found
+			gone = append(gone, rules...)
+		}
+		if !any {
+			if _, err := device(n, want.device); err != nil {
+				return err
+			}
+			if !e.json {
+				_, err := fmt.Fprintf(e.out, "%s has no rules\n", want.device)
+				return err
+			}
+		}
+		return e.deleted(gone)
+	})
+}
+
+// flushDirection flushes one direction, and reports which rules it had, and
+// whether it had any: those of another version can not be told.
+func flushDirection(n *loader.Namespace, name string, d policy.Direction) (gone []report.Rule, found bool, err error) {
+	h, err := n.Find(name, d)
+	if errors.Is(err, maps.ErrOtherLayout) {
+		dev, err := device(n, name)
+		if err != nil {
+			return nil, false, err
+		}
+		return nil, true, n.Discard(dev, d)
+	}
+	if h == nil || err != nil {
+		return nil, false, err
+	}
+	defer h.Close()
+	for _, entry := range h.Set.Rules() {
+		r, err := describe(h, entry)
+		if err != nil {
+			return nil, false, err
+		}
+		gone = append(gone, r)
+	}
+	return gone, true, n.Flush(h)
+}

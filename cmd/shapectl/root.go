@@ -1,0 +1,229 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Exit codes.
+const (
+	exitDone     = 0
+	exitInput    = 1 // bad usage or input; nothing was changed
+	exitKernel   = 2 // the kernel refused
+	exitDegraded = 4 // partly done, or not all in force
+	exitMissing  = 5 // a permission or kernel feature is missing
+)
+
+// env is what commands have of the world.
+type env struct {
+	out, err io.Writer
+	getenv   func(string) string
+
+	json  bool
+	netns string
+}
+
+// An inputError is the user's to mend; nothing was changed.
+type inputError struct{ error }
+
+func (e inputError) Unwrap() error { return e.error }
+
+func inputf(format string, args ...any) error { return inputError{fmt.Errorf(format, args...)} }
+
+// errDegraded was told about already.
+var errDegraded = errors.New("degraded")
+
+// run runs a command line and reports its exit code.
+func (e *env) run(args []string) int {
+	root := e.command()
+	root.SetArgs(args)
+	root.SetOut(e.out)
+	root.SetErr(e.err)
+	err := root.Execute()
+	if err == nil {
+		return exitDone
+	}
+	if errors.Is(err, errDegraded) {
+		return exitDegraded
+	}
+	fmt.Fprintln(e.err, "shapectl: "+oneLine(err))
+	return exitCode(err)
+}
+
+func oneLine(err error) string {
+	return strings.Join(strings.Fields(err.Error()), " ")
+}
+
+func exitCode(err error) int {
+	var input inputError
+	switch {
+	case errors.As(err, &input):
+		return exitInput
+	case isMissing(err):
+		return exitMissing
+	}
+	return exitKernel
+}
+
+func isMissing(err error) bool {
+	return errors.Is(err, fs.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, loader.ErrNoTCX)
+}
+
+func (e *env) command() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "shapectl",
+		Short: "Hold network traffic to the rate that was agreed",
+		Long: `shapectl holds network traffic to the rate that was agreed, per network, host
+or flow, with eBPF at the traffic control hooks of any device.
+
+  shapectl set eth0 egress 10.0.0.0/24 --rate 10mbit --each host
+  shapectl show
+  shapectl delete eth0 egress 10.0.0.0/24
+
+A rule is named by device, direction and network. Egress leaves the device,
+ingress enters it; the network is the address on the far side. Rules keep
+working when the command has ended.
+
+Exit codes: 0 done; 1 bad usage or input, nothing was changed; 2 the kernel
+refused; 4 partly done or degraded; 5 a permission or kernel feature is missing.
+
+Environment: SHAPECTL_HOOK=tcx|clsact attaches that way only; SHAPECTL_BPFFS is
+the bpffs in which to pin, if not ` + loader.DefaultBPFFS + `.`,
+		SilenceUsage:      true,
+		SilenceErrors:     true,
+		Args:              cobra.NoArgs,
+		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: false},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return inputf("no command was given; 'shapectl --help' lists them")
+		},
+	}
+	root.PersistentFlags().BoolVarP(&e.json, "json", "j", false, "print JSON")
+	root.PersistentFlags().StringVarP(&e.netns, "netns", "n", "", "work in the network namespace of this `name`")
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return inputf("%s: %w; see '%s --help'", cmd.Name(), err, cmd.CommandPath())
+	})
+	root.AddCommand(e.setCommand(), e.deleteCommand(), e.flushCommand(), e.showCommand(), e.askCommand(),
+		e.doctorCommand(), e.versionCommand())
+	return root
+}
+
+// args checks the number of arguments, with an error that says which there are.
+func args(least, most int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, given []string) error {
+		if len(given) < least || len(given) > most {
+			return inputf("%s: %d arguments where it takes '%s'", cmd.Name(), len(given), cmd.UseLine())
+		}
+		return nil
+	}
+}
+
+// options say how to reach the state.
+func (e *env) options() (loader.Options, error) {
+	o := loader.Options{BPFFS: e.getenv("SHAPECTL_BPFFS")}
+	switch mode := e.getenv("SHAPECTL_HOOK"); mode {
+	case "", string(loader.Auto), string(loader.TCX), string(loader.Clsact):
+		o.Mode = loader.Mode(mode)
+	default:
+		return o, inputf("SHAPECTL_HOOK=%s: use tcx, clsact or auto", mode)
+	}
+	return o, nil
+}
+
+type opener func(loader.Options) (*loader.Namespace, error)
+
+// with runs f on the state of the namespace that was asked for. doing says what
+// for, and is put before the errors, which get a word on what to do about them.
+func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) error {
+	o, err := e.options()
+	if err != nil {
+		return err
+	}
+	err = loader.In(e.netns, func() error {
+		n, err := open(o)
+		if err != nil {
+			return err
+		}
+		defer n.Close()
+		return f(n)
+	})
+	if err == nil || errors.Is(err, errDegraded) {
+		return err
+	}
+	return fmt.Errorf("%s: %w", doing, e.advise(err))
+}
+
+// advise adds what to do about an error, where there is something to be done.
+func (e *env) advise(err error) error {
+	var input inputError
+	switch {
+	case errors.As(err, &input):
+		return err
+	case errors.Is(err, loader.ErrNoNamespace):
+		return inputf("%w; 'ip netns' lists them", err)
+	case errors.Is(err, loader.ErrUnsupportedDevice):
+		return inputError{err}
+	case errors.Is(err, loader.ErrMatch):
+		return inputf("%w; say --match as they do, or delete them first", err)
+	case errors.Is(err, maps.ErrFull):
+		return inputf("%w; delete rules that are not needed, or join them in a wider one", err)
+	case errors.Is(err, maps.ErrOtherLayout):
+		return fmt.Errorf("%w; use that version, or 'shapectl flush' the device and set the rules again", err)
+	case errors.Is(err, loader.ErrElsewhere):
+		return fmt.Errorf("%w; flush them there first", err)
+	case errors.Is(err, loader.ErrNoTCX):
+		return fmt.Errorf("%w; leave SHAPECTL_HOOK unset to attach by clsact", err)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("%w; run as root, or with CAP_BPF and CAP_NET_ADMIN and a bpffs that you may write to", err)
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV):
+		return fmt.Errorf("%w; the device may just have gone: see 'ip link' and try again", err)
+	}
+	return err
+}
+
+// device finds a device for a command that needs it to be there.
+func device(n *loader.Namespace, name string) (loader.Device, error) {
+	d, err := n.Device(name)
+	if errors.Is(err, loader.ErrNoDevice) {
+		return d, inputf("there is no device %s; 'ip link' lists those there are", name)
+	}
+	return d, err
+}
+
+func direction(cmd, s string) (policy.Direction, error) {
+	d, err := policy.ParseDirection(s)
+	if err != nil {
+		return d, inputf("%s: %w", cmd, err)
+	}
+	return d, nil
+}
+
+// completeRule completes DEV ingress|egress.
+func (e *env) completeRule(_ *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
+	switch len(given) {
+	case 0:
+		var names []string
+		// Without an answer there is nothing to suggest, and nobody to tell.
+		_ = loader.In(e.netns, func() error {
+			devices, err := new(loader.Namespace).Devices()
+			for _, d := range devices {
+				names = append(names, d.Name)
+			}
+			return err
+		})
+		return names, cobra.ShellCompDirectiveNoFileComp
+	case 1:
+		return []string{"ingress", "egress"}, cobra.ShellCompDirectiveNoFileComp
+	}
+	return nil, cobra.ShellCompDirectiveNoFileComp
+}

@@ -1,0 +1,158 @@
+package main
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// filterRules narrows rules down.
+type filterRules struct {
+	device    string            // "" for any
+	direction *policy.Direction // nil for both
+	prefix    *netip.Prefix     // nil for all
+	buckets   bool              // with the buckets that owe something
+}
+
+func (e *env) showCommand() *cobra.Command {
+	var stats, buckets bool
+	cmd := &cobra.Command{
+		Use:               "show [DEV [ingress|egress [CIDR]]]",
+		Short:             "Show rules, and what became of their packets",
+		Args:              args(0, 3),
+		ValidArgsFunction: e.completeRule,
+		RunE: func(_ *cobra.Command, given []string) error {
+			want, err := parseFilter("show", given)
+			if err != nil {
+				return err
+			}
+			want.buckets = buckets
+			return e.show(want, stats)
+		},
+	}
+	cmd.Flags().BoolVar(&stats, "stats", false, "count packets and bytes (JSON always does)")
+	cmd.Flags().BoolVar(&buckets, "buckets", false, "list the hosts, subnets and flows that owe something now")
+	return cmd
+}
+
+func parseFilter(cmd string, given []string) (want filterRules, err error) {
+	if len(given) > 0 {
+		want.device = given[0]
+	}
+	if len(given) > 1 {
+		d, err := direction(cmd, given[1])
+		if err != nil {
+			return want, err
+		}
+		want.direction = &d
+	}
+	if len(given) > 2 {
+		p, err := policy.ParsePrefix(given[2])
+		if err != nil {
+			return want, inputf("%s: %w", cmd, err)
+		}
+		want.prefix = &p
+	}
+	return want, nil
+}
+
+func (e *env) show(want filterRules, stats bool) error {
+	return e.with(loader.Read, "show", func(n *loader.Namespace) error {
+		rules, err := findRules(n, want)
+		if err != nil {
+			return err
+		}
+		if len(rules) == 0 && want.device != "" {
+			if _, err := device(n, want.device); err != nil {
+				return err
+			}
+			if want.prefix != nil {
+				return noRule(want)
+			}
+		}
+		switch {
+		case e.json:
+			return report.JSON(e.out, rules)
+		case len(rules) == 0:
+			_, err = fmt.Fprintln(e.out, "no rules")
+			return err
+		case stats:
+			return report.Stats(e.out, rules)
+		}
+		return report.Sentences(e.out, rules)
+	})
+}
+
+func noRule(want filterRules) error {
+	return inputf("%s %s has no rule for %s; 'shapectl show %s' lists those there are",
+		want.device, want.direction, want.prefix, want.device)
+}
+
+// findRules are the rules that a filter lets through; never nil, as JSON would show that.
+func findRules(n *loader.Namespace, want filterRules) ([]report.Rule, error) {
+	hooks, err := n.Hooks()
+	if err != nil {
+		return nil, err
+	}
+	rules := []report.Rule{}
+	for _, h := range hooks {
+		defer h.Close()
+		if want.device != "" && h.Name() != want.device || want.direction != nil && h.Direction != *want.direction {
+			continue
+		}
+		for _, entry := range h.Set.Rules() {
+			if want.prefix != nil && entry.Prefix != *want.prefix {
+				continue
+			}
+			r, err := describe(h, entry)
+			if err != nil {
+				return nil, err
+			}
+			if want.buckets {
+				r.Buckets = []report.Bucket{}
+				for b := range h.Set.Buckets(entry, maps.Now()) {
+					r.Buckets = append(r.Buckets, report.Bucket{Sharer: sharer(b), LevelBytes: b.LevelBytes})
+				}
+			}
+			rules = append(rules, r)
+		}
+	}
+	return rules, nil
+}
+
+func describe(h *loader.Hook, entry maps.Entry) (report.Rule, error) {
+	counters, err := h.Set.Counters(entry.ID)
+	if err != nil {
+		return report.Rule{}, err
+	}
+	level := model.Bytes(h.Set.OwnLevel(entry, maps.Now()))
+	return report.NewRule(place(h), entry.Rule, counters, level), nil
+}
+
+func place(h *loader.Hook) report.Place {
+	state := string(h.State)
+	if h.State == loader.Attached && h.Was != h.Name() {
+		state += ", was " + h.Was
+	}
+	return report.Place{
+		Device: h.Name(), Direction: h.Direction, Match: h.Match(),
+		Attached: h.State == loader.Attached, State: state, Hook: string(h.Mode),
+	}
+}
+
+func sharer(b maps.Bucket) string {
+	if !b.Subnet.IsValid() {
+		return b.Flow.String()
+	}
+	if b.Subnet.IsSingleIP() {
+		return b.Subnet.Addr().String()
+	}
+	return b.Subnet.String()
+}

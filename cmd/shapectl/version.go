@@ -1,0 +1,30 @@
+package main
+
+import (
+	"fmt"
+	"runtime"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/maps"
+)
+
+func (e *env) versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Show which shapectl this is",
+		Args:  args(0, 0),
+		RunE: func(*cobra.Command, []string) error {
+			if e.json {
+				return report.JSON(e.out, []any{struct {
+					Version string `json:"version"`
+					Layout  uint32 `json:"layout"`
+					Go      string `json:"go"`
+				}{version, maps.Layout, runtime.Version()}})
+			}
+			_, err := fmt.Fprintf(e.out, "shapectl %s (pins of layout %d, %s)\n", version, maps.Layout, runtime.Version())
+			return err
+		},
+	}
+}

@@ -1,0 +1,195 @@
+package model
+
+import (
+	"math/big"
+	"testing"
+)
+
+// An exact bucket is the meters of the contract in rational arithmetic, as they
+// are written there. A bucket that refuses a packet is left as it was, and the
+// leak since its last charge counted from there: the same thing, and the one
+// that says what a clock does that steps back.
+type exact struct {
+	rate     *big.Rat // bytes per ns
+	capacity *big.Rat // bytes
+	full     *big.Rat // the level that an overflow leaves; nil for no penalty
+
+	level *big.Rat // bytes at the last charge
+	last  uint64   // when that was, in ns
+
+	// How far integers may be off: see slack.
+	since   uint64 // when the bucket was last empty
+	rounded uint64 // units lost since then other than by reading the clock
+}
+
+func newExact(rateBits, capacity uint64, penalised bool, holdNS uint64) *exact {
+	e := &exact{level: new(big.Rat)}
+	e.change(rateBits, capacity, penalised, holdNS, 0)
+	e.rounded = 0
+	return e
+}
+
+func rat(n uint64) *big.Rat { return new(big.Rat).SetUint64(n) }
+
+// change sets another rate and capacity at now; what is owed stays owed.
+func (e *exact) change(rateBits, capacity uint64, penalised bool, holdNS, now uint64) {
+	if e.rate != nil {
+		e.level, e.last = e.look(now), now
+		e.rounded += 2 + elapsed(now, e.since)>>32
+		e.since = now
+	}
+	e.rate = new(big.Rat).Quo(rat(rateBits), rat(8e9))
+	e.capacity, e.full = rat(capacity), nil
+	if penalised {
+		e.full = new(big.Rat).Mul(e.rate, rat(holdNS))
+		e.full.Add(e.full, e.capacity)
+	}
+}
+
+// look is L' = max(0, L - r*dt).
+func (e *exact) look(now uint64) *big.Rat {
+	dt := new(big.Rat).Sub(rat(now), rat(e.last))
+	level := dt.Sub(e.level, dt.Mul(dt, e.rate))
+	if level.Sign() < 0 {
+		level.SetUint64(0)
+	}
+	return level
+}
+
+// judge is the verdict on a packet, and by how many bytes it could have been another one.
+func (e *exact) judge(now, n uint64, ect bool) (Verdict, *big.Rat) {
+	level := e.look(now)
+	over := new(big.Rat).Add(level, rat(n)) // L' + n - C
+	over.Sub(over, e.capacity)
+	margin := new(big.Rat).Abs(over)
+	if rat(n).Cmp(e.capacity) > 0 && level.Cmp(margin) < 0 {
+		margin.Set(level)
+	}
+	if over.Sign() <= 0 || level.Sign() == 0 {
+		return Pass, margin
+	}
+	if ect {
+		over.Sub(over, e.capacity)
+		if d := new(big.Rat).Abs(over); d.Cmp(margin) < 0 {
+			margin = d
+		}
+		if over.Sign() <= 0 {
+			return Mark, margin
+		}
+	}
+	return Excess, margin
+}
+
+// settle does to the bucket what goes with a verdict.
+func (e *exact) settle(v Verdict, now, n uint64, holdNS uint64) {
+	level := e.look(now)
+	if level.Sign() == 0 {
+		e.since, e.rounded = now, 0
+	}
+	switch {
+	case v != Excess:
+		e.level, e.last = level.Add(level, rat(n)), now
+	case e.full != nil && level.Cmp(e.full) < 0:
+		e.level, e.last = new(big.Rat).Set(e.full), now
+		e.since, e.rounded = now, 2+holdNS>>32
+	}
+}
+
+// slack is how many bytes the integers may be off. A byte clock read twice is
+// off by two units at most, and as its slope is rounded up, by a unit in 2^32
+// ns; nothing of it adds up from packet to packet. A change of rate or a hold
+// adds its own.
+func (e *exact) slack(now uint64) *big.Rat {
+	return new(big.Rat).Quo(rat(4+e.rounded+elapsed(now, e.since)>>32), rat(1<<UnitBits))
+}
+
+// tie reports whether integers have nothing to be wrong about when a packet
+// fits exactly: since the bucket was empty it lost whole bytes, and of those
+// the clock never counts too few.
+func (e *exact) tie(now uint64, margin *big.Rat) bool {
+	return margin.Sign() == 0 && e.rounded == 0 && now >= e.since
+}
+
+func elapsed(a, b uint64) uint64 {
+	if a > b {
+		return a - b
+	}
+	return b - a
+}
+
+// A pair is a meter's bucket and the exact one, offered the same packets.
+type pair struct {
+	m    Meter
+	b    Bucket
+	e    *exact
+	hold uint64
+	// Packets so near to their bound that the two may differ, and those that hit it.
+	near, ties, steps int
+}
+
+func newPair(rateBits, capacity uint64, penalised bool, holdNS uint64) *pair {
+	return &pair{
+		m: New(rateBits, capacity, penalised, holdNS), hold: holdNS,
+		e: newExact(rateBits, capacity, penalised, holdNS),
+	}
+}
+
+// offer compares the two verdicts, and then the two levels.
+func (p *pair) offer(tb testing.TB, now, n uint64, ect bool) Verdict {
+	tb.Helper()
+	p.steps++
+	want, margin := p.e.judge(now, n, ect)
+	slack := p.e.slack(now)
+	before := p.b
+	got := p.m.Offer(&p.b, now, n, ect)
+	if margin.Sign() == 0 {
+		p.ties++
+	}
+	if got != want {
+		if margin.Cmp(slack) > 0 || p.e.tie(now, margin) {
+			tb.Fatalf("step %d: %d bytes at %d ns: verdict %v, exact is %v (level %s, off the bound by %s bytes)\nmeter %+v\nbucket %+v",
+				p.steps, n, now, got, want, p.e.look(now).FloatString(6), margin.FloatString(9), p.m, before)
+		}
+		p.near++
+	}
+	p.e.settle(got, now, n, p.hold) // as the meter has it, or one tie would differ ever after
+	p.sameLevel(tb, now)
+	if p.b.TAT&taken != 0 {
+		tb.Fatalf("step %d: TAT %#x has the bit that means a slot is changing hands\nmeter %+v", p.steps, p.b.TAT, p.m)
+	}
+	return got
+}
+
+func (p *pair) sameLevel(tb testing.TB, now uint64) {
+	tb.Helper()
+	got := new(big.Rat).Quo(rat(p.m.Level(p.b, now)), rat(1<<UnitBits))
+	off := new(big.Rat).Sub(got, p.e.look(now))
+	if off.Abs(off).Cmp(p.e.slack(now)) > 0 {
+		tb.Fatalf("step %d at %d ns: level %s bytes, exact is %s\nmeter %+v\nbucket %+v", p.steps, now,
+			got.FloatString(9), p.e.look(now).FloatString(9), p.m, p.b)
+	}
+}
+
+// change gives both buckets another rate and capacity. What is beyond the new
+// capacity is for the caller to cut, here as in the maps.
+func (p *pair) change(tb testing.TB, rateBits, capacity uint64, penalised bool, holdNS, now uint64) {
+	tb.Helper()
+	next := New(rateBits, capacity, penalised, holdNS)
+	next.Continue(p.m, now)
+	old := p.m.Level(p.b, now)
+	// Only the old meter can tell how long the bucket has been idle: the maps do this, too.
+	p.b = next.Owing(old, now)
+	if got := next.Level(p.b, now); got != old && old <= next.Most() {
+		tb.Fatalf("a change of rate made %d units owed %d\nfrom %+v\nto   %+v\nbucket %+v at %d", old, got, p.m, next, p.b, now)
+	}
+	p.e.change(rateBits, capacity, penalised, holdNS, now)
+	if level := p.m.Level(p.b, now); level > next.Most() {
+		p.b = next.Owing(next.Most(), now)
+		p.e.level.Set(p.e.capacity)
+		if p.e.full != nil {
+			p.e.level.Set(p.e.full)
+		}
+		p.e.rounded += 2 + holdNS>>32
+	}
+	p.m, p.hold = next, holdNS
+}

@@ -1,0 +1,446 @@
+package model
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/big"
+	"math/bits"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+)
+
+func TestVectors(t *testing.T) {
+	for _, trace := range testenv.Vectors(t) {
+		t.Run(trace.Name, func(t *testing.T) {
+			m, b := New(trace.Rate, trace.Capacity, false, 0), Bucket{}
+			for i, s := range trace.Steps(t) {
+				if pass := m.Offer(&b, s.Now, s.Bytes, false) == Pass; pass != s.Pass {
+					t.Fatalf("row %d: pass %v, want %v", i, pass, s.Pass)
+				}
+				level := float64(m.Level(b, s.Now)) / (1 << UnitBits)
+				if math.Abs(level-s.Level) > 0.001 {
+					t.Fatalf("row %d: level %.6f bytes, want %.3f", i, level, s.Level)
+				}
+			}
+		})
+	}
+}
+
+// rates are slow, fast and odd ones: none of the odd ones is a whole number of units per ns.
+var rates = []uint64{
+	8, 9, 1000, 8000, 64000, 64001, 1_000_000, 9_999_999, 123_456_789, 1_000_000_000, 8_589_934_592,
+	40_000_000_000, 399_999_999_999, 400_000_000_000, 1_000_000_000_000,
+}
+
+// starts are times at which a clock that counts ns, ticks or bytes has its edges.
+var starts = []uint64{0, 1, 1 << TickBits, 123_456_789_012, 1<<62 - 1e12, 1 << 62, 1<<63 - 1e12, 1 << 63, 1<<64 - 1 - 1e13}
+
+// Dice are what a trace is made from: random numbers, or a fuzzer's bytes. They say below n.
+type dice func(n uint64) uint64
+
+func random(r *rand.Rand) dice { return r.Uint64N }
+
+// wrap is how long a meter's clock takes to go around, in ns.
+func wrap(m Meter) uint64 {
+	if m.Slope <= 1<<32 {
+		return math.MaxUint64
+	}
+	ns, _ := bits.Div64(1<<32, 0, m.Slope)
+	return ns
+}
+
+// gap is a time between packets, long or short, or such that bucket or clock reach an edge.
+func gap(roll dice, m Meter, b Bucket, now uint64) uint64 {
+	year := uint64(365 * 24 * time.Hour)
+	switch roll(16) {
+	case 0, 1, 2:
+		return 0
+	case 3, 4, 5, 6:
+		return roll(2*m.drain(uint64(1500)<<UnitBits) + 2)
+	case 7:
+		return roll(2000)
+	case 8:
+		return m.drain(m.Level(b, now))
+	case 9:
+		return m.drain(m.Level(b, now)) - roll(2) // or, where it is empty, a step back of one
+	case 10:
+		return m.Wait(m.Level(b, now), roll(1<<16))
+	case 11:
+		return roll(uint64(time.Minute))
+	case 12:
+		return roll(2 * uint64(m.Idle) << TickBits)
+	case 13:
+		if w := wrap(m); w < 50*year {
+			return (1+roll(3))*w/2 + roll(2000)
+		}
+		return roll(10 * year)
+	case 14:
+		return roll(100 * year)
+	default:
+		return -roll(1 << 20) // back, as from one CPU to another
+	}
+}
+
+func size(roll dice, capacity uint64) uint64 {
+	switch roll(8) {
+	case 0:
+		return 40
+	case 1:
+		return 1514
+	case 2:
+		return 1 + roll(512<<10)
+	case 3:
+		return min(capacity+roll(3), 1<<PacketBits-1) // full to the brim, and one more
+	case 4:
+		return min(max(capacity/2, 1), 1<<PacketBits-1)
+	case 5:
+		return 1
+	default:
+		return 40 + roll(1475)
+	}
+}
+
+// play offers a trace of so many packets to both buckets. The clock stays within its range.
+func play(tb testing.TB, roll dice, p *pair, now uint64, packets int, ecn, changes bool) {
+	for range packets {
+		next := now + gap(roll, p.m, p.b, now)
+		// Around the end of time, or back before its beginning or by more than a tick.
+		if forward := next - now; int64(forward) >= 0 && next < now || int64(forward) < 0 && (next > now || -forward > 1<<20) {
+			next = now
+		}
+		now = next
+		// What idled for 146 years is one tick old again; no machine runs for so long.
+		if changes && roll(32) == 0 {
+			rate := 8 + roll(1<<(3+roll(37)))
+			p.change(tb, rate, 1+roll(1<<(10+roll(15))), p.e.full != nil, tolerable(rate, p.hold), now)
+		}
+		capacity := new(big.Int).Div(p.e.capacity.Num(), p.e.capacity.Denom()).Uint64()
+		p.offer(tb, now, size(roll, capacity), ecn && roll(2) == 0)
+	}
+}
+
+func TestOfferIsExact(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	packets := 400
+	if testing.Short() {
+		packets = 60
+	}
+	near, ties, steps := 0, 0, 0
+	for i, rate := range rates {
+		for j, start := range starts {
+			for k, capacity := range []uint64{1500, 65536, 1 << 20, rate/80 + 1} {
+				r := rand.New(rand.NewPCG(seed, uint64(i<<16|j<<8|k)))
+				p := newPair(rate, capacity, false, 0)
+				t.Run(fmt.Sprintf("%d-bit-%d-bytes-at-%d", rate, capacity, start), func(t *testing.T) {
+					play(t, random(r), p, start, packets, k == 1, k == 2)
+				})
+				near, ties, steps = near+p.near, ties+p.ties, steps+p.steps
+			}
+		}
+	}
+	t.Logf("%d packets, %d exactly on their bound, %d near enough to differ", steps, ties, near)
+	if ties == 0 {
+		t.Error("no packet fitted exactly: the traces do not try what they are for")
+	}
+	if near > steps/20 { // many gaps are made to end on a bound
+		t.Error("too many verdicts are uncertain to prove anything")
+	}
+}
+
+func TestPenaltyIsExact(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	for i, hold := range []time.Duration{0, 1, 777 * time.Nanosecond, time.Millisecond, 1234567 * time.Microsecond, 30 * time.Second, 24 * time.Hour} {
+		for j, rate := range rates {
+			if tolerable(rate, uint64(hold)) < uint64(hold) {
+				continue
+			}
+			t.Run(fmt.Sprintf("%v-%d-bit", hold, rate), func(t *testing.T) {
+				r := rand.New(rand.NewPCG(seed, uint64(i<<8|j)))
+				p := newPair(rate, 20000, true, uint64(hold))
+				play(t, random(r), p, 1e9, 200, j%2 == 0, j%3 == 0)
+			})
+		}
+	}
+}
+
+// tolerable is the penalty, or none where a bucket would owe more than it can.
+func tolerable(rate, holdNS uint64) uint64 {
+	if float64(rate)/8e9*float64(holdNS) > MaxLevelBytes/2 {
+		return 0
+	}
+	return holdNS
+}
+
+// A packet that is due at this very nanosecond conforms, at every rate at which
+// there is such a nanosecond, wherever the clock stands.
+func TestExactTies(t *testing.T) {
+	const capacity = 3000
+	for _, rate := range []uint64{1000, 8000, 64000, 999_000, 1_000_000, 123_456_000, 1_000_000_000, 400_000_000_000} {
+		for _, start := range starts {
+			for _, off := range []uint64{0, 1, 7, 999_999_937} {
+				// So many bytes leak in a whole number of ns.
+				n := rate / gcd(rate, 8e9)
+				for n < 40 {
+					n *= 2
+				}
+				if n > capacity {
+					continue
+				}
+				due := n * 8e9 / rate
+				p := newPair(rate, capacity, false, 0)
+				now, early := start+off, p.m.drain(6) // more than the clock's grain
+				p.offer(t, now, capacity, false)
+				for range 50 {
+					now += due
+					if v := p.offer(t, now-early, n, false); v != Excess {
+						t.Fatalf("%d bit/s: %d bytes %d ns too early: %v", rate, n, early, v)
+					}
+					if v := p.offer(t, now, n, false); v != Pass {
+						t.Fatalf("%d bit/s: %d bytes just in time: %v", rate, n, v)
+					}
+				}
+			}
+		}
+	}
+}
+
+func gcd(a, b uint64) uint64 {
+	for b > 0 {
+		a, b = b, a%b
+	}
+	return a
+}
+
+// The sum of all that TAT is made of can be 0 modulo 2^64, which is also how a
+// bucket looks that was never charged.
+func TestTATIsNeverZero(t *testing.T) {
+	const rate = 8_000_000_000 // one unit is 2^-20 ns: the clock goes around in 2^44 ns
+	for _, n := range []uint64{1, 64, 1500, 65536} {
+		m, b := New(rate, 1<<20, false, 0), Bucket{}
+		now := uint64(1)<<44 - n
+		m.Offer(&b, now, n, false)
+		if got := m.Level(b, now); got != n<<UnitBits {
+			t.Errorf("%d bytes at %d ns: the bucket owes %d units", n, now, got)
+		}
+	}
+}
+
+// Idle for whatever time, a bucket that has drained is empty.
+func TestIdle(t *testing.T) {
+	const year = uint64(365 * 24 * time.Hour)
+	for _, rate := range rates {
+		for _, capacity := range []uint64{1500, 1 << 20, 1 << 30} {
+			m := New(rate, capacity, false, 0)
+			drained := m.drain(capacity<<UnitBits) + m.drain(4)
+			idles := []uint64{drained, drained + 1, uint64(24 * time.Hour), uint64(7 * 24 * time.Hour), year, 10 * year, 100 * year, 145 * year}
+			if w := wrap(m); w < year {
+				for k := range uint64(9) {
+					idles = append(idles, k*w/4, k*w/4-1, k*w/4+drained, 1000*w-drained, 1000*w+w/2)
+				}
+			}
+			for _, start := range starts {
+				for _, idle := range idles {
+					if idle < drained || start+idle < start || idle > 145*year {
+						continue
+					}
+					b := Bucket{}
+					for range 3 { // charged full, however late a packet comes
+						m.Offer(&b, start, capacity&(1<<PacketBits-1), false)
+					}
+					if got := m.Level(b, start+idle); got != 0 {
+						t.Fatalf("%d bit/s, %d bytes: idle from %d for %d ns: owes %d units", rate, capacity, start, idle, got)
+					}
+				}
+			}
+		}
+	}
+}
+
+// A bucket that has not drained yet is not forgiven either.
+func TestNotIdleYet(t *testing.T) {
+	for _, rate := range rates {
+		const capacity = 1 << 20
+		m := New(rate, capacity, false, 0)
+		for _, start := range starts {
+			b := Bucket{}
+			m.Offer(&b, start, capacity, false)
+			soon := start + m.drain((capacity-1000)<<UnitBits)
+			if soon < start {
+				continue
+			}
+			if got := m.Level(b, soon); got == 0 || got > 1000<<UnitBits {
+				t.Errorf("%d bit/s from %d: %d units are left of 1000 bytes", rate, start, got)
+			}
+		}
+	}
+}
+
+// What leaks is the rate, to one part in a million, for any size of packet.
+func TestLongRunRate(t *testing.T) {
+	for _, rate := range []uint64{8000, 64001, 1_000_000, 123_456_789, 10_000_000_000, 399_999_999_999, 400_000_000_000} {
+		for _, n := range []uint64{40, 41, 64, 1514, 65536, 512 << 10} {
+			// Room enough that the bucket is never empty: 1 ns is 50 bytes at the fastest.
+			m, b := New(rate, n+65536, false, 0), Bucket{}
+			start := uint64(987_654_321)
+			now, passed := start, uint64(0)
+			for range 5000 {
+				now += m.Wait(m.Level(b, now), n)
+				if m.Offer(&b, now, n, false) == Pass {
+					passed += n
+				}
+			}
+			leaked := new(big.Rat).Sub(rat(passed), new(big.Rat).Quo(rat(m.Level(b, now)), rat(1<<UnitBits)))
+			want := new(big.Rat).Quo(new(big.Rat).Mul(rat(rate), rat(now-start)), rat(8e9))
+			off := new(big.Rat).Sub(leaked, want)
+			// Two units are the clock's grain; they do not grow with time.
+			allowed := new(big.Rat).Add(new(big.Rat).Quo(want, rat(1e6)), big.NewRat(2, 1<<UnitBits))
+			if off.Abs(off).Cmp(allowed) > 0 {
+				t.Errorf("%d bit/s, packets of %d: leaked %s bytes, not %s", rate, n, leaked.FloatString(6), want.FloatString(6))
+			}
+			if want.Cmp(rat(100*n)) < 0 {
+				t.Errorf("%d bit/s, packets of %d: only %s bytes leaked: the sender is stuck", rate, n, want.FloatString(1))
+			}
+		}
+	}
+}
+
+// Wait is the first time at which a packet conforms, but for the clock's grain.
+func TestWait(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	for _, rate := range rates {
+		for range 300 {
+			capacity := 1500 + r.Uint64N(1<<20)
+			m := New(rate, capacity, false, 0)
+			level := r.Uint64N(2*m.Capacity) &^ taken
+			now := 1e9 + r.Uint64N(1e15)
+			b := Bucket{TAT: m.Clock(now) + level, Tick: Tick(now)}
+			n := 1 + r.Uint64N(2*capacity)
+			wait, grain := m.Wait(level, n), m.drain(2)
+			if !m.Conforms(m.Level(b, now+wait+grain), n) {
+				t.Fatalf("%d bit/s: %d bytes on %d units of %d do not conform after %d ns", rate, n, level, m.Capacity, wait)
+			}
+			if wait > grain && m.Conforms(m.Level(b, now+wait-grain-1), n) {
+				t.Fatalf("%d bit/s: %d bytes on %d units of %d conform before %d ns", rate, n, level, m.Capacity, wait)
+			}
+		}
+	}
+}
+
+// The contract's invariant, over every window of a trace, both ways.
+func TestEveryWindow(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	traces, packets := 60, 400
+	if testing.Short() {
+		traces = 10
+	}
+	for i := range traces {
+		r := rand.New(rand.NewPCG(seed, uint64(i)))
+		rate := rates[i%len(rates)]
+		capacity := 1500 + r.Uint64N(1<<(10+r.Uint64N(12)))
+		largest := 1 + r.Uint64N(capacity)
+		overload := i%2 == 0 // excess is offered throughout
+		if !overload {
+			largest = 1 + r.Uint64N(2*capacity)
+		}
+		m, b := New(rate, capacity, false, 0), Bucket{}
+		now := starts[i%len(starts)]
+		times, passed := make([]uint64, 0, packets), make([]uint64, 0, packets)
+		for range packets {
+			n, pass := 1+r.Uint64N(largest), uint64(0)
+			if m.Offer(&b, now, n, false) == Pass {
+				pass = n
+			}
+			times, passed = append(times, now), append(passed, pass)
+			full := m.drain(n << UnitBits)
+			if overload {
+				now += r.Uint64N(full/3 + 1)
+			} else {
+				now += r.Uint64N(3*full+1) * r.Uint64N(2)
+			}
+		}
+		atMost := rat(max(capacity, largest))
+		atMost.Add(atMost, big.NewRat(4, 1<<UnitBits))
+		atLeast := rat(capacity + largest)
+		leak := new(big.Rat).Quo(rat(rate), rat(8e9))
+		for s := range times {
+			sum := uint64(0)
+			for e := s; e < len(times); e++ {
+				sum += passed[e]
+				over := new(big.Rat).Mul(leak, rat(times[e]-times[s]))
+				over.Sub(rat(sum), over) // passed - r*(t-s)
+				if over.Cmp(atMost) > 0 {
+					t.Fatalf("trace %d, %d bit/s, %d bytes: %d bytes pass in packets %d to %d, in %d ns",
+						i, rate, capacity, sum, s, e, times[e]-times[s])
+				}
+				if overload && over.Neg(over).Cmp(atLeast) > 0 {
+					t.Fatalf("trace %d, %d bit/s, %d bytes: only %d bytes pass in packets %d to %d, in %d ns",
+						i, rate, capacity, sum, s, e, times[e]-times[s])
+				}
+			}
+		}
+	}
+}
+
+// Marked packets fill a bucket to twice its capacity and not beyond.
+func TestMarkedUpToTwice(t *testing.T) {
+	m, b := New(8000, 1000, false, 0), Bucket{}
+	for i, step := range []struct {
+		n    uint64
+		ect  bool
+		want Verdict
+	}{
+		{1000, true, Pass}, {1, false, Excess}, {999, true, Mark}, {2, true, Excess}, {1, true, Mark}, {1, true, Excess}, {1, false, Excess},
+	} {
+		if got := m.Offer(&b, 5, step.n, step.ect); got != step.want {
+			t.Errorf("step %d: verdict %v, want %v", i, got, step.want)
+		}
+	}
+	if got := m.Level(b, 5); got != 2000<<UnitBits {
+		t.Errorf("level %d units, want 2000 bytes", got)
+	}
+}
+
+func TestBytesRoundsUp(t *testing.T) {
+	for units, want := range map[uint64]uint64{0: 0, 1: 1, 1 << UnitBits: 1, 1<<UnitBits + 1: 2, 1500<<UnitBits - 1: 1500} {
+		if got := Bytes(units); got != want {
+			t.Errorf("Bytes(%d) = %d, want %d", units, got, want)
+		}
+	}
+}
+
+// FuzzOffer plays a trace made of a fuzzer's bytes against the exact bucket.
+// Verdicts are equal but where the bound is missed by less than the clock's
+// grain, about 2^-18 byte; where it is met exactly they are equal, too.
+func FuzzOffer(f *testing.F) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for i, rate := range rates {
+		data := make([]byte, 40*(1+i%3))
+		for j := range data {
+			data[j] = byte(r.Uint32())
+		}
+		f.Add(rate, uint64(1500*(i+1)), starts[i%len(starts)], uint64(i%4)*1e9, data)
+	}
+	f.Fuzz(func(t *testing.T, rate, capacity, start, hold uint64, data []byte) {
+		rate = 8 + rate%(1e12-7)
+		capacity = 1 + capacity%(1<<40)
+		penalised := hold%3 == 1
+		hold %= uint64(24 * time.Hour)
+		hold = tolerable(rate, hold)
+		roll := func(n uint64) uint64 {
+			var word [8]byte
+			data = data[copy(word[:min(8, 1+bits.Len64(n)/8)], data):]
+			return binary.LittleEndian.Uint64(word[:]) % n
+		}
+		packets := min(len(data)/4, 200)
+		play(t, roll, newPair(rate, capacity, penalised, hold), start, packets, hold%2 == 0, hold%5 == 0)
+	})
+}

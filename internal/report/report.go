@@ -1,0 +1,196 @@
+// Package report turns rules and what became of their packets into what people
+// and programs read: tables and JSON. It writes to an io.Writer and knows
+// nothing of kernels; only it knows columns and the names in the JSON.
+package report
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A Rule is all that is known of a rule.
+type Rule struct {
+	Device    string `json:"device"`
+	Direction string `json:"direction"`
+	CIDR      string `json:"cidr"`
+	Match     string `json:"match"`
+	Algorithm string `json:"algorithm"`
+	Each      string `json:"each"`
+	Excess    string `json:"excess"`
+	Penalty   string `json:"penalty"`
+	Fail      string `json:"fail"`
+	// Rate and capacity are null for an unlimited rule.
+	RateBits       *uint64 `json:"rate_bits_per_second"`
+	CapacityBytes  *uint64 `json:"capacity_bytes"`
+	Unlimited      bool    `json:"unlimited"`
+	OverheadBytes  int16   `json:"overhead_bytes"`
+	MPUBytes       uint16  `json:"mpu_bytes"`
+	Attached       bool    `json:"attached"`
+	State          string  `json:"state"`
+	Hook           string  `json:"hook"`
+	LevelBytes     uint64  `json:"level_bytes"`
+	PassedPackets  uint64  `json:"passed_packets"`
+	PassedBytes    uint64  `json:"passed_bytes"`
+	ExcessPackets  uint64  `json:"excess_packets"`
+	ExcessBytes    uint64  `json:"excess_bytes"`
+	DroppedPackets uint64  `json:"dropped_packets"`
+	DroppedBytes   uint64  `json:"dropped_bytes"`
+	MarkedPackets  uint64  `json:"marked_packets"`
+	UnsurePackets  uint64  `json:"unsure_packets"`
+	Sentence       string  `json:"sentence"`
+	// Buckets is null unless it was asked for.
+	Buckets []Bucket `json:"buckets"`
+}
+
+// A Bucket is a sharer of a rule that owes something.
+type Bucket struct {
+	Sharer     string `json:"sharer"`
+	LevelBytes uint64 `json:"level_bytes"`
+}
+
+// Place is where a rule is.
+type Place struct {
+	Device    string
+	Direction policy.Direction
+	Match     policy.Match
+	Attached  bool
+	State     string
+	Hook      string // "tcx" or "clsact"
+}
+
+// NewRule puts together what is known of a rule; level is that of its own bucket, in bytes.
+func NewRule(p Place, r policy.Rule, c maps.Counters, level uint64) Rule {
+	out := Rule{
+		Device: p.Device, Direction: p.Direction.String(), CIDR: r.Prefix.String(), Match: p.Match.String(),
+		Algorithm: r.Algorithm.String(), Each: r.Each.String(), Excess: r.Excess.String(),
+		Penalty: r.Penalty.String(), Fail: r.Fail.String(), Unlimited: r.Rate == policy.Unlimited,
+		OverheadBytes: r.Framing.Overhead, MPUBytes: r.Framing.MPU,
+		Attached: p.Attached, State: p.State, Hook: p.Hook, LevelBytes: level,
+		PassedPackets: c.PassedPackets, PassedBytes: c.PassedBytes,
+		ExcessPackets: c.ExcessPackets, ExcessBytes: c.ExcessBytes,
+		DroppedPackets: c.DroppedPackets, DroppedBytes: c.DroppedBytes,
+		MarkedPackets: c.MarkedPackets, UnsurePackets: c.UnsurePackets,
+		Sentence: r.Sentence(p.Device, p.Direction, p.Match),
+	}
+	if !out.Unlimited {
+		rate := uint64(r.Rate)
+		out.RateBits, out.CapacityBytes = &rate, &r.Capacity
+	}
+	return out
+}
+
+// JSON writes a value as one indented document.
+func JSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}
+
+// Sentences writes a line for each rule, and for each that is not in force why.
+func Sentences(w io.Writer, rules []Rule) error {
+	for _, r := range rules {
+		if _, err := fmt.Fprintln(w, r.Sentence+notInForce(r)); err != nil {
+			return err
+		}
+		if err := buckets(w, r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func notInForce(r Rule) string {
+	if r.Attached {
+		return ""
+	}
+	return " [NOT IN FORCE: " + r.State + "]"
+}
+
+func buckets(w io.Writer, r Rule) error {
+	for _, b := range r.Buckets {
+		if _, err := fmt.Fprintf(w, "    %s owes %d bytes\n", b.Sharer, b.LevelBytes); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Stats writes a table of what became of the packets of each rule.
+func Stats(w io.Writer, rules []Rule) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "RULE\tRATE\tPASSED\tBYTES\tEXCESS\tBYTES\tDROPPED\tBYTES\tMARKED\tUNSURE\tLEVEL\t")
+	for _, r := range rules {
+		rate := "unlimited"
+		if r.RateBits != nil {
+			rate = policy.Rate(*r.RateBits).String()
+		}
+		fmt.Fprintf(t, "%s %s %s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d%s\t\n", r.Device, r.Direction, r.CIDR, rate,
+			r.PassedPackets, r.PassedBytes, r.ExcessPackets, r.ExcessBytes, r.DroppedPackets, r.DroppedBytes,
+			r.MarkedPackets, r.UnsurePackets, r.LevelBytes, notInForce(r))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, r := range rules {
+		if len(r.Buckets) > 0 {
+			fmt.Fprintf(w, "%s %s %s:\n", r.Device, r.Direction, r.CIDR)
+			if err := buckets(w, r); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// An Answer is what would become of a packet.
+type Answer struct {
+	Device        string  `json:"device"`
+	Direction     string  `json:"direction"`
+	Address       string  `json:"address"`
+	Rule          *string `json:"rule"` // null where none matches
+	Bytes         uint64  `json:"bytes"`
+	Conforms      bool    `json:"conforms"`
+	Verdict       string  `json:"verdict"` // pass, drop or mark
+	Sharer        string  `json:"sharer"`  // whose bucket it is
+	LevelBytes    uint64  `json:"level_bytes"`
+	CapacityBytes *uint64 `json:"capacity_bytes"`
+	WaitNS        uint64  `json:"wait_ns"`
+	Attached      bool    `json:"attached"`
+	Sentence      string  `json:"sentence"`
+}
+
+// Text says the answer in a line or two.
+func (a Answer) Text(w io.Writer) error {
+	var s strings.Builder
+	switch {
+	case a.Rule == nil:
+		fmt.Fprintf(&s, "%s %s: no rule matches %s; it passes\n", a.Device, a.Direction, a.Address)
+	case a.CapacityBytes == nil:
+		fmt.Fprintf(&s, "%s\n%d bytes would pass\n", a.Sentence, a.Bytes)
+	default:
+		fmt.Fprintf(&s, "%s\nbucket of %s: %d of %d bytes (%s full); ", a.Sentence, a.Sharer, a.LevelBytes, *a.CapacityBytes,
+			percent(a.LevelBytes, *a.CapacityBytes))
+		if a.Conforms {
+			fmt.Fprintf(&s, "%d bytes would pass now\n", a.Bytes)
+		} else {
+			fmt.Fprintf(&s, "%d bytes are excess now (%s) and would conform in %s\n", a.Bytes, a.Verdict, time.Duration(a.WaitNS))
+		}
+	}
+	if a.Rule != nil && !a.Attached {
+		s.WriteString("the rule is not in force\n")
+	}
+	_, err := io.WriteString(w, s.String())
+	return err
+}
+
+func percent(part, whole uint64) string {
+	return fmt.Sprintf("%.1f %%", 100*float64(part)/float64(whole))
+}

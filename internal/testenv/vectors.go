@@ -1,0 +1,95 @@
+package testenv
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// A Trace is packets offered to one bucket, with what exact arithmetic says of each.
+type Trace struct {
+	Name     string
+	Rate     uint64 `json:"rate_bits_per_second"`
+	Capacity uint64 `json:"capacity_bytes"`
+	Columns  []string
+	Rows     [][]any `json:"packets"`
+}
+
+// A Step is one packet of a trace. Level is rounded to three decimals.
+type Step struct {
+	Now, Bytes uint64
+	Pass       bool
+	Level      float64
+}
+
+// Vectors are the traces beside the repository; none where they are not there,
+// as tests also make traces of their own.
+func Vectors(tb testing.TB) []Trace {
+	tb.Helper()
+	files, err := filepath.Glob(filepath.Join(repository(tb), "..", "shared", "vectors", "*.json"))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var traces []Trace
+	for _, name := range files {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		var t Trace
+		if err := json.Unmarshal(data, &t); err != nil {
+			tb.Fatalf("%s: %v", name, err)
+		}
+		if len(t.Rows) == 0 || t.Rate == 0 || t.Capacity == 0 {
+			tb.Fatalf("%s: not a trace", name)
+		}
+		traces = append(traces, t)
+	}
+	return traces
+}
+
+// Steps are the packets of a trace; times and sizes are below 2^53, so no number loses digits.
+func (t Trace) Steps(tb testing.TB) []Step {
+	tb.Helper()
+	var steps []Step
+	for _, row := range t.Rows {
+		var s Step
+		for i, column := range t.Columns {
+			switch column {
+			case "time_ns":
+				s.Now = uint64(row[i].(float64))
+			case "bytes":
+				s.Bytes = uint64(row[i].(float64))
+			case "verdict":
+				if row[i] != "pass" && row[i] != "drop" {
+					tb.Fatalf("%s: verdict %v is neither pass nor drop", t.Name, row[i])
+				}
+				s.Pass = row[i] == "pass"
+			case "level_bytes":
+				s.Level = row[i].(float64)
+			}
+		}
+		steps = append(steps, s)
+	}
+	return steps
+}
+
+// repository is the folder with go.mod that the test runs in.
+func repository(tb testing.TB) string {
+	tb.Helper()
+	dir, err := os.Getwd()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+		up := filepath.Dir(dir)
+		if up == dir {
+			tb.Fatal("no go.mod in this folder or one around it")
+		}
+		dir = up
+	}
+}

@@ -1,0 +1,159 @@
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// ErrNoTCX means that tcx was asked for and the kernel, older than 6.6, has none.
+var ErrNoTCX = errors.New("this kernel has no tcx (Linux 6.6 does)")
+
+type filter = *netlink.BpfFilter
+
+func tcxType(d policy.Direction) ebpf.AttachType {
+	if d == policy.Ingress {
+		return ebpf.AttachTCXIngress
+	}
+	return ebpf.AttachTCXEgress
+}
+
+func clsactParent(d policy.Direction) uint32 {
+	if d == policy.Ingress {
+		return netlink.HANDLE_MIN_INGRESS
+	}
+	return netlink.HANDLE_MIN_EGRESS
+}
+
+// tcxPrograms are the programs on a device's tcx hook, first to last.
+func tcxPrograms(index int, d policy.Direction) ([]ebpf.ProgramID, error) {
+	result, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: tcxType(d)})
+	if errors.Is(err, unix.ENOENT) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the tcx programs of device %d %s: %w", index, d, err)
+	}
+	ids := make([]ebpf.ProgramID, len(result.Programs))
+	for i, p := range result.Programs {
+		ids[i] = p.ID
+	}
+	return ids, nil
+}
+
+// attachTCX attaches a program ahead of all others: what they do to a packet,
+// or where they end the chain, comes after the limit.
+func attachTCX(p *ebpf.Program, index int, d policy.Direction) (link.Link, error) {
+	l, err := link.AttachTCX(link.TCXOptions{Interface: index, Program: p, Attach: tcxType(d), Anchor: link.Head()})
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		return nil, ErrNoTCX
+	}
+	if err != nil {
+		return nil, fmt.Errorf("attach to tcx: %w", err)
+	}
+	return l, nil
+}
+
+// filtersOf are all filters of a device's clsact or ingress qdisc, first to last.
+func filtersOf(index int, d policy.Direction) ([]netlink.Filter, error) {
+	l, err := netlink.LinkByIndex(index)
+	if err != nil {
+		return nil, fmt.Errorf("look up device %d: %w", index, err)
+	}
+	filters, err := netlink.FilterList(l, clsactParent(d))
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, nil // no such qdisc
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the filters of %s %s: %w", l.Attrs().Name, d, err)
+	}
+	return filters, nil
+}
+
+func bpfFilters(index int, d policy.Direction) ([]filter, error) {
+	all, err := filtersOf(index, d)
+	if err != nil {
+		return nil, err
+	}
+	var found []filter
+	for _, f := range all {
+		if b, ok := f.(filter); ok && b.Id != 0 {
+			found = append(found, b)
+		}
+	}
+	return found, nil
+}
+
+// attachClsact adds a direct-action filter for a program, at the first
+// priority that is free. The clsact qdisc stays for good: others may come to
+// rely on it, and empty it does nothing.
+func attachClsact(p *ebpf.Program, name string, index int, d policy.Direction) (filter, error) {
+	l, err := netlink.LinkByIndex(index)
+	if err != nil {
+		return nil, fmt.Errorf("look up device %d: %w", index, err)
+	}
+	if err := ensureClsact(l, d); err != nil {
+		return nil, err
+	}
+	all, err := filtersOf(index, d)
+	if err != nil {
+		return nil, err
+	}
+	priority := uint16(1)
+	for slices.ContainsFunc(all, func(f netlink.Filter) bool { return f.Attrs().Priority == priority }) {
+		priority++
+	}
+	f := &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: index, Parent: clsactParent(d), Handle: 1, Protocol: unix.ETH_P_ALL, Priority: priority,
+		},
+		Fd: p.FD(), Name: name, DirectAction: true,
+	}
+	if err := netlink.FilterAdd(f); err != nil {
+		return nil, fmt.Errorf("add a filter to clsact: %w", err)
+	}
+	return f, nil
+}
+
+func ensureClsact(l netlink.Link, d policy.Direction) error {
+	qdiscs, err := netlink.QdiscList(l)
+	if err != nil {
+		return fmt.Errorf("list the qdiscs: %w", err)
+	}
+	for _, q := range qdiscs {
+		switch q.Type() {
+		case "clsact":
+			return nil
+		case "ingress":
+			if d == policy.Ingress {
+				return nil
+			}
+			return errors.New("add a clsact qdisc: an ingress qdisc is in its place, which has no egress side; " +
+				"if nothing needs it, remove it with 'tc qdisc del dev " + l.Attrs().Name + " ingress'")
+		}
+	}
+	err = netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_CLSACT, Handle: netlink.MakeHandle(0xffff, 0),
+	}})
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add a clsact qdisc: %w", err)
+	}
+	return nil
+}
+
+// swapClsact puts another program in a filter's place; no packet goes unseen.
+func swapClsact(p *ebpf.Program, old filter) error {
+	next := *old
+	next.Fd, next.Id = p.FD(), 0
+	if err := netlink.FilterReplace(&next); err != nil {
+		return fmt.Errorf("replace the program of a filter: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,154 @@
+package loader
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// DefaultBPFFS is where a bpffs is mounted on any system that mounts one.
+const DefaultBPFFS = "/sys/fs/bpf"
+
+const lockPatience = 30 * time.Second
+
+func isBPFFS(path string) bool {
+	var st unix.Statfs_t
+	return unix.Statfs(path, &st) == nil && st.Type == unix.BPF_FS_MAGIC
+}
+
+// lastingRoot is the file system as seen by whoever will still be there when
+// this command has ended: the first process, or of those that it descends from
+// the first that it may look at. That is a different one inside `ip netns
+// exec`, where /sys and what is mounted below it are gone with the command.
+// It is "" where that process sees what this one does.
+func lastingRoot() string {
+	self, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return ""
+	}
+	root := ""
+	try := func(pid int) {
+		if ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid)); err == nil {
+			root = ""
+			if ns != self {
+				root = fmt.Sprintf("/proc/%d/root", pid)
+			}
+		}
+	}
+	for pid := os.Getppid(); pid > 1; pid = parent(pid) {
+		try(pid)
+	}
+	try(1)
+	return root
+}
+
+// parent is the parent of a process; 0 if it can not be told.
+func parent(pid int) int {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	// The name, in parentheses, may hold anything.
+	var state string
+	var ppid int
+	if _, err := fmt.Sscan(string(stat[bytes.LastIndexByte(stat, ')')+1:]), &state, &ppid); err != nil {
+		return 0
+	}
+	return ppid
+}
+
+// mountBPFFS mounts a bpffs below a root, in the mount namespace that the root belongs to.
+func mountBPFFS(root, path string) error {
+	mount := func() error {
+		if err := os.MkdirAll(path, 0o755); err != nil {
+			return err
+		}
+		return unix.Mount("bpf", path, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700")
+	}
+	var err error
+	if root == "" {
+		err = mount()
+	} else {
+		err = inMountsOf(root, mount)
+	}
+	if err != nil {
+		return fmt.Errorf("mount a bpffs on %s: %w", path, err)
+	}
+	return nil
+}
+
+// inMountsOf runs f on a thread in the mount namespace of the process that a root is of.
+func inMountsOf(root string, f func() error) error {
+	ns, err := os.Open(filepath.Join(filepath.Dir(root), "ns/mnt"))
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		err := unix.Unshare(unix.CLONE_FS)
+		if err == nil {
+			err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS)
+		}
+		if err == nil {
+			err = f()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// lock keeps commands apart that change what another one reads or changes. It
+// goes with the process, however that ends.
+func lock(dir string, exclusive bool) (unlock func(), err error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	how := unix.LOCK_SH
+	if exclusive {
+		how = unix.LOCK_EX
+	}
+	for deadline := time.Now().Add(lockPatience); ; time.Sleep(10 * time.Millisecond) {
+		err = unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+		if err == nil {
+			return func() { f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
+			f.Close()
+			return nil, fmt.Errorf("lock %s: %w (another shapectl has been at work for %s)", dir, err, lockPatience)
+		}
+	}
+}
+
+// removeAll removes a directory of pins. bpffs knows no recursion deeper than
+// ours, and a pin that is gone already is as good as removed.
+func removeAll(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		if e.IsDir() {
+			err = removeAll(path)
+		} else {
+			err = os.Remove(path)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return os.Remove(dir)
+}

@@ -1,0 +1,80 @@
+package loader
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A ChainEntry is a program or filter that a packet meets on a device.
+type ChainEntry struct {
+	At   string // "tcx" or "clsact"
+	ID   uint32 // of the program; 0 for a filter that is none
+	Name string // of the program or filter, "" where it may not be asked for
+	Ours bool
+}
+
+// Chain is what packets of a direction meet at the hooks of traffic control, in order.
+func (n *Namespace) Chain(dev Device, d policy.Direction) ([]ChainEntry, error) {
+	ours := map[ebpf.ProgramID]bool{}
+	h, err := n.openHook(dev.Index, d)
+	if err != nil {
+		return nil, err
+	}
+	if h != nil {
+		defer h.Close()
+		ids, err := h.programs(h.generation)
+		if err != nil {
+			return nil, err
+		}
+		for _, id := range ids {
+			ours[id] = true
+		}
+	}
+	var chain []ChainEntry
+	ids, err := tcxPrograms(dev.Index, d)
+	if err != nil && HasTCX() {
+		return nil, err
+	}
+	for _, id := range ids {
+		chain = append(chain, ChainEntry{At: "tcx", ID: uint32(id), Name: programName(id), Ours: ours[id]})
+	}
+	filters, err := filtersOf(dev.Index, d)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range filters {
+		e := ChainEntry{At: "clsact", Name: fmt.Sprintf("%s filter, priority %d", f.Type(), f.Attrs().Priority)}
+		switch b, ok := f.(*netlink.BpfFilter); {
+		case ok && b.Id != 0:
+			e.ID, e.Name, e.Ours = uint32(b.Id), b.Name, ours[ebpf.ProgramID(b.Id)]
+		case f.Attrs().Handle == 0:
+			continue // a filter's head, which the kernel lists too
+		}
+		chain = append(chain, e)
+	}
+	return chain, nil
+}
+
+// programName needs CAP_SYS_ADMIN; without it a program has only its number.
+func programName(id ebpf.ProgramID) string {
+	p, err := ebpf.NewProgramFromID(id)
+	if err != nil {
+		return ""
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return ""
+	}
+	return info.Name
+}
+
+// HasTCX reports whether the kernel has tcx, by attaching nothing to nothing.
+func HasTCX() bool {
+	_, err := tcxPrograms(1, policy.Egress)
+	return err == nil
+}

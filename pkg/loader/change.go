@@ -1,0 +1,434 @@
+package loader
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+const (
+	// maxRules bounds the rules of one hook.
+	maxRules = 4096
+	// tableBuckets is how many hosts, subnets and flows of one hook can owe
+	// something at the same time: 16 MiB of slots and 48 MiB of keys.
+	tableBuckets = 1 << 20
+	// noBuckets is for a hook whose rules all have one bucket.
+	noBuckets = uint32(bpf.AbiLayoutLINE_SLOTS)
+)
+
+// A Change is what a command did besides what it was told to.
+type Change struct {
+	Changed    bool
+	Reattached string // what had become of the hook, where it was attached anew
+	Upgraded   bool   // programs of another build were replaced
+}
+
+// ErrMatch means that the rules of a hook compare the other side of packets.
+var ErrMatch = errors.New("other rules of this device and direction compare the other side of packets")
+
+// ErrElsewhere means that programs of shapectl are on the device that this namespace's pins do not know.
+var ErrElsewhere = errors.New("limits of shapectl are already on the device, set from another network namespace or another bpffs")
+
+// Put sets a valid rule on a direction of a device, and attaches what it needs.
+func (n *Namespace) Put(dev Device, d policy.Direction, match policy.Match, rule policy.Rule) (Change, error) {
+	var change Change
+	if err := dev.readable(); err != nil {
+		return change, err
+	}
+	h, err := n.Find(dev.Name, d)
+	if err != nil {
+		return change, err
+	}
+	if h == nil {
+		if h, err = n.create(dev, d, match); err != nil {
+			return change, err
+		}
+	} else if h.State != Attached {
+		change.Reattached = string(h.State)
+	}
+	defer h.Close()
+	if h.Match() != match {
+		if others := h.Set.Rules(); len(others) > 1 || len(others) == 1 && others[0].Prefix != rule.Prefix {
+			return change, fmt.Errorf("%w (%s)", ErrMatch, h.Match())
+		}
+	}
+	change.Upgraded, err = n.prepare(h, dev, match, rule)
+	if err != nil {
+		return change, err
+	}
+	change.Changed, err = h.Set.Put(rule, maps.Now)
+	if err != nil {
+		return change, err
+	}
+	return change, n.trim(h)
+}
+
+// Delete takes a rule off a hook, and the hook off its device with the last
+// one. It reports whether there was such a rule.
+func (n *Namespace) Delete(h *Hook, rule policy.Rule) (bool, error) {
+	if !h.Set.Delete(rule.Prefix) {
+		return false, nil
+	}
+	if h.Set.Empty() {
+		return true, n.remove(h)
+	}
+	return true, n.trim(h)
+}
+
+// Flush takes all rules off a hook, and the hook off its device.
+func (n *Namespace) Flush(h *Hook) error {
+	h.Set.Clear()
+	return n.remove(h)
+}
+
+// create makes a hook with no rules, and nothing attached.
+func (n *Namespace) create(dev Device, d policy.Direction, match policy.Match) (*Hook, error) {
+	if err := n.elsewhere(dev, d); err != nil {
+		return nil, err
+	}
+	h := &Hook{Direction: d, Device: dev, Was: dev.Name, index: dev.Index, path: n.hookPath(dev.Index, d), State: Detached}
+	if err := n.remove(h); err != nil { // what an interrupted command left
+		return nil, err
+	}
+	settings, err := h.settings(dev, match)
+	if err != nil {
+		return nil, err
+	}
+	secret := make([]byte, 4*len(settings.Secret))
+	rand.Read(secret)
+	for i := range settings.Secret {
+		settings.Secret[i] = binary.NativeEndian.Uint32(secret[4*i:])
+	}
+	h.Set, err = maps.New(maps.Size{Rules: maxRules, Buckets: noBuckets}, settings)
+	return h, err
+}
+
+// settings are what the programs of a hook are to be told.
+func (h *Hook) settings(dev Device, match policy.Match) (bpf.AbiHook, error) {
+	id, err := build()
+	if err != nil {
+		return bpf.AbiHook{}, err
+	}
+	s := bpf.AbiHook{L2Bytes: dev.L2Bytes, Ifindex: uint32(dev.Index), Build: id}
+	if h.Set != nil {
+		s.Secret = h.Set.Hook().Secret
+	}
+	copy(s.Device[:], dev.Name)
+	if h.Direction == policy.Ingress {
+		s.Ingress = 1
+	}
+	if match == policy.MatchSrc {
+		s.MatchSrc = 1
+	}
+	return s, nil
+}
+
+// prepare makes a hook such that the rule can be put in it: attached to that
+// device, by programs of this build that compare that side, with one for the
+// rule's algorithm and a table if it has sharers. What is so already is left alone.
+func (n *Namespace) prepare(h *Hook, dev Device, match policy.Match, rule policy.Rule) (upgraded bool, err error) {
+	want, err := h.settings(dev, match)
+	if err != nil {
+		return false, err
+	}
+	have := h.Set.Hook()
+	buckets := h.Set.Size().Buckets
+	if rule.Each.Kind != policy.EachAll && buckets == noBuckets {
+		buckets = tableBuckets
+	}
+	need := []policy.Algorithm{rule.Algorithm}
+	for _, e := range h.Set.Rules() {
+		need = append(need, e.Algorithm)
+	}
+	upgraded = h.generation != "" && !bytes.Equal(have.Build[:], want.Build[:])
+	// The name is only for people to read, and a new one no reason to touch anything.
+	asIs := have.Build == want.Build && have.Ifindex == want.Ifindex && have.L2Bytes == want.L2Bytes &&
+		have.MatchSrc == want.MatchSrc && buckets == h.Set.Size().Buckets && h.generation != ""
+	if asIs && h.State == Attached {
+		return false, n.attach(h, need)
+	}
+	return upgraded, n.renew(h, dev, want, buckets, need)
+}
+
+// renew builds the next generation of a hook and attaches it in place of what is there.
+func (n *Namespace) renew(h *Hook, dev Device, settings bpf.AbiHook, buckets uint32, need []policy.Algorithm) error {
+	next, err := h.Set.Derive(buckets, settings)
+	if err != nil {
+		return err
+	}
+	h.Set.Close()
+	h.Set = next
+	old, moving := *h, h.index != dev.Index
+	if moving {
+		// The device was made again: a hook of its own, that shares the rules.
+		h.path, h.index = n.hookPath(dev.Index, h.Direction), dev.Index
+		h.links, h.filters, h.Mode = nil, nil, ""
+		if err := n.remove(&Hook{Direction: h.Direction, Device: dev, index: dev.Index, path: h.path}); err != nil {
+			return err
+		}
+	}
+	h.Device = dev
+	generations, err := h.generations()
+	if err != nil {
+		return err
+	}
+	h.generation = "g0"
+	if len(generations) > 0 {
+		var last int
+		fmt.Sscanf(generations[len(generations)-1], "g%d", &last)
+		h.generation = fmt.Sprintf("g%d", last+1)
+	}
+	aside := filepath.Join(h.path, "new")
+	if err := removeAll(aside); err != nil {
+		return fmt.Errorf("clear %s: %w", aside, err)
+	}
+	if err := os.MkdirAll(aside, 0o750); err != nil {
+		return fmt.Errorf("make a directory for pins: %w", err)
+	}
+	if err := h.Set.Pin(aside); err != nil {
+		return err
+	}
+	if err := os.Rename(aside, filepath.Join(h.path, h.generation)); err != nil {
+		return fmt.Errorf("put pins in place: %w", err)
+	}
+	if err := n.attach(h, need); err != nil {
+		return err
+	}
+	for _, g := range generations {
+		if err := removeAll(filepath.Join(h.path, g)); err != nil {
+			return fmt.Errorf("remove pins: %w", err)
+		}
+	}
+	if moving {
+		if err := removeAll(old.path); err != nil {
+			return fmt.Errorf("remove pins: %w", err)
+		}
+	}
+	return nil
+}
+
+// attach makes the hook's generation run the programs of those algorithms.
+func (n *Namespace) attach(h *Hook, need []policy.Algorithm) error {
+	ids, err := h.programs(h.generation)
+	if err != nil {
+		return err
+	}
+	for _, a := range need {
+		if _, done := ids[a]; done {
+			continue
+		}
+		p, err := Load(a, h.Set)
+		if err != nil {
+			return err
+		}
+		err = n.attachProgram(h, a, p)
+		p.Close()
+		if err != nil {
+			return err
+		}
+		ids[a] = 0
+	}
+	h.State = Attached
+	return nil
+}
+
+// attachProgram pins a program, and puts it on the device: in place of the one
+// that the hook has there, if any.
+func (n *Namespace) attachProgram(h *Hook, a policy.Algorithm, p *ebpf.Program) error {
+	pin := filepath.Join(h.path, h.generation, programPin(a))
+	if h.Mode == Clsact || h.Mode == "" && n.options.Mode == Clsact {
+		return h.attachClsact(a, p, pin)
+	}
+	if err := p.Pin(pin); err != nil {
+		return fmt.Errorf("pin the program: %w", err)
+	}
+	if l := h.links[a]; l != nil && h.State == Attached {
+		if err := l.Update(p); err != nil {
+			return fmt.Errorf("replace the attached program: %w", err)
+		}
+		return nil
+	}
+	l, err := attachTCX(p, h.index, h.Direction)
+	if errors.Is(err, ErrNoTCX) && n.options.Mode == Auto && h.Mode == "" {
+		if err := p.Unpin(); err != nil {
+			return fmt.Errorf("unpin the program: %w", err)
+		}
+		return h.attachClsact(a, p, pin)
+	}
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(h.path, linkPin(a))
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		l.Close()
+		return fmt.Errorf("remove a dead link: %w", err)
+	}
+	if err := l.Pin(path); err != nil {
+		l.Close()
+		return fmt.Errorf("pin the link: %w", err)
+	}
+	if old := h.links[a]; old != nil {
+		old.Close()
+	}
+	if h.links == nil {
+		h.links = map[policy.Algorithm]link.Link{}
+	}
+	h.links[a], h.Mode = l, TCX
+	return nil
+}
+
+// attachClsact is attachProgram without tcx. The filter's program is pinned
+// before, as the pin is how the filter is known again.
+func (h *Hook) attachClsact(a policy.Algorithm, p *ebpf.Program, pin string) error {
+	if err := p.Pin(pin); err != nil {
+		return fmt.Errorf("pin the program: %w", err)
+	}
+	h.Mode = Clsact
+	if old := h.filters[a]; old != nil && h.State == Attached {
+		return swapClsact(p, old)
+	}
+	f, err := attachClsact(p, programs[a].name, h.index, h.Direction)
+	if err != nil {
+		return err
+	}
+	if h.filters == nil {
+		h.filters = map[policy.Algorithm]filter{}
+	}
+	h.filters[a] = f
+	return nil
+}
+
+// trim takes off the device what no rule of the hook uses.
+func (n *Namespace) trim(h *Hook) error {
+	used := map[policy.Algorithm]bool{}
+	for _, e := range h.Set.Rules() {
+		used[e.Algorithm] = true
+	}
+	for _, a := range algorithms {
+		if used[a] {
+			continue
+		}
+		if err := n.detach(h, a); err != nil {
+			return err
+		}
+		pin := filepath.Join(h.path, h.generation, programPin(a))
+		if err := os.Remove(pin); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove a pin: %w", err)
+		}
+	}
+	return nil
+}
+
+// detach takes the program of an algorithm off the device, if it is there.
+func (n *Namespace) detach(h *Hook, a policy.Algorithm) error {
+	if f := h.filters[a]; f != nil {
+		if err := netlink.FilterDel(f); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("delete a filter: %w", err)
+		}
+		delete(h.filters, a)
+	}
+	if err := os.Remove(filepath.Join(h.path, linkPin(a))); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove a link: %w", err)
+	}
+	if l := h.links[a]; l != nil {
+		l.Close() // the last reference, now that the pin is gone
+		delete(h.links, a)
+	}
+	return nil
+}
+
+// remove takes a hook off its device, and its pins away, whoever made them:
+// also another version of shapectl, or a command that was killed halfway.
+func (n *Namespace) remove(h *Hook) error {
+	generations, err := h.generations()
+	if err != nil {
+		return err
+	}
+	if h.links == nil {
+		if err := h.openLinks(); err != nil {
+			return err
+		}
+	}
+	if len(h.links) == 0 && h.filters == nil {
+		if h.filters, err = h.ownFilters(generations); err != nil {
+			return err
+		}
+	}
+	for _, a := range algorithms {
+		if err := n.detach(h, a); err != nil {
+			return err
+		}
+	}
+	if err := removeAll(h.path); err != nil {
+		return fmt.Errorf("remove pins: %w", err)
+	}
+	return nil
+}
+
+// ownFilters are the filters on the device that run a program of any generation.
+func (h *Hook) ownFilters(generations []string) (map[policy.Algorithm]filter, error) {
+	found := map[policy.Algorithm]filter{}
+	if _, err := netlink.LinkByIndex(h.index); err != nil {
+		return found, nil
+	}
+	filters, err := bpfFilters(h.index, h.Direction)
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range generations {
+		ids, err := h.programs(g)
+		if err != nil {
+			return nil, err
+		}
+		for a, id := range ids {
+			for _, f := range filters {
+				if ebpf.ProgramID(f.Id) == id {
+					found[a] = f
+				}
+			}
+		}
+	}
+	return found, nil
+}
+
+// Discard takes away what another version of shapectl pinned for a device, and
+// with it the limits.
+func (n *Namespace) Discard(dev Device, d policy.Direction) error {
+	return n.remove(&Hook{Direction: d, Device: dev, index: dev.Index, path: n.hookPath(dev.Index, d)})
+}
+
+// elsewhere reports, as far as this process may look, programs of shapectl on
+// a device where this namespace knows of none.
+func (n *Namespace) elsewhere(dev Device, d policy.Direction) error {
+	chain, err := n.Chain(dev, d)
+	if err != nil {
+		return err
+	}
+	for _, link := range chain {
+		if strings.HasPrefix(link.Name, "shapectl_") && !n.isOurs(dev, d) {
+			return ErrElsewhere
+		}
+	}
+	return nil
+}
+
+// isOurs reports whether this namespace has pins for the device, if only such as an interrupted command left.
+func (n *Namespace) isOurs(dev Device, d policy.Direction) bool {
+	_, err := os.Stat(n.hookPath(dev.Index, d))
+	return err == nil
+}

@@ -1,0 +1,102 @@
+package loader
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// ErrNoDevice means that the namespace has no device of that name.
+var ErrNoDevice = errors.New("no such device")
+
+// ErrUnsupportedDevice means that packets of a device have a link header that the programs do not read.
+var ErrUnsupportedDevice = errors.New("packets of this kind of device can not be read")
+
+// A Device is a network device of a namespace.
+type Device struct {
+	Name  string
+	Index int
+	// L2Bytes is the length of the link header that programs see: 14, or 0 for a
+	// device without one.
+	L2Bytes uint8
+	// Kind is what the kernel calls the driver of a virtual device ("veth",
+	// "bridge"), or "device".
+	Kind string
+	// MTU and GSOMax bound one packet as programs see it, in bytes.
+	MTU, GSOMax int
+	// Master is the index of the device that this one is a port of, 0 for none.
+	Master int
+	// Parent is the index of the device that this one is stacked on, 0 for none.
+	Parent int
+	// Loopback: what is sent is received again on the same device.
+	Loopback bool
+
+	encap string
+}
+
+const ethernetBytes = 14
+
+// linkHeaders are the lengths of link headers by what netlink calls the kind
+// of link (ARPHRD_*), as far as the programs can read them.
+var linkHeaders = map[string]uint8{
+	"ether": ethernetBytes, "loopback": ethernetBytes,
+	"none": 0, "ppp": 0, "ipip": 0, "tunnel6": 0, "sit": 0, "gre": 0,
+	fmt.Sprintf("unknown%d", unix.ARPHRD_NONE):   0,
+	fmt.Sprintf("unknown%d", unix.ARPHRD_IP6GRE): 0,
+	fmt.Sprintf("unknown%d", unix.ARPHRD_RAWIP):  0,
+}
+
+func describe(l netlink.Link) Device {
+	a := l.Attrs()
+	d := Device{
+		Name: a.Name, Index: a.Index, Kind: l.Type(), MTU: a.MTU,
+		GSOMax: int(max(a.GSOMaxSize, a.GSOIPv4MaxSize)), Master: a.MasterIndex,
+		Loopback: a.RawFlags&unix.IFF_LOOPBACK != 0, encap: a.EncapType,
+	}
+	// What a veth or a tunnel names as its parent is its other end.
+	if a.NetNsID < 0 && stacked[d.Kind] {
+		d.Parent = a.ParentIndex
+	}
+	d.L2Bytes = linkHeaders[a.EncapType]
+	return d
+}
+
+// stacked are the kinds of device whose packets pass their parent, too.
+var stacked = map[string]bool{"vlan": true, "macvlan": true, "macvtap": true, "ipvlan": true, "ipvtap": true, "macsec": true}
+
+// readable reports as an error why the programs can not read the device's packets.
+func (d Device) readable() error {
+	if _, ok := linkHeaders[d.encap]; !ok {
+		return fmt.Errorf("%w: its link type is %s, and only Ethernet and devices without a link header are known",
+			ErrUnsupportedDevice, d.encap)
+	}
+	return nil
+}
+
+// Device finds a device by its name or an alternative one.
+func (n *Namespace) Device(name string) (Device, error) {
+	l, err := netlink.LinkByName(name)
+	var missing netlink.LinkNotFoundError
+	if errors.As(err, &missing) {
+		return Device{}, ErrNoDevice
+	}
+	if err != nil {
+		return Device{}, fmt.Errorf("look up device %s: %w", name, err)
+	}
+	return describe(l), nil
+}
+
+// Devices are all devices of the namespace.
+func (n *Namespace) Devices() ([]Device, error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list the devices: %w", err)
+	}
+	devices := make([]Device, len(links))
+	for i, l := range links {
+		devices[i] = describe(l)
+	}
+	return devices, nil
+}

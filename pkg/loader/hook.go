@@ -1,0 +1,371 @@
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// State says whether a hook's rules are in force.
+type State string
+
+const (
+	Attached State = "attached"
+	// Gone: the device was deleted since, and its rules limit nothing.
+	Gone State = "device is gone"
+	// Moved: the device is in another network namespace now. With tcx the rules went along.
+	Moved State = "device has moved to another namespace"
+	// Detached: the device is there, but something else took the programs off it.
+	Detached State = "detached"
+)
+
+var algorithms = []policy.Algorithm{policy.GCRA, policy.Leaky}
+
+// A Hook is the rules of one direction of one device.
+type Hook struct {
+	Direction policy.Direction
+	Device    Device // as it is now; the zero Device where it is not here
+	Was       string // its name when the hook was made
+	Mode      Mode
+	State     State
+	Set       *maps.Set
+
+	path       string
+	index      int    // of the device, when the hook was made
+	generation string // whose programs are attached
+	links      map[policy.Algorithm]link.Link
+	filters    map[policy.Algorithm]filter
+}
+
+// Name is the device's name now, or when the hook was made.
+func (h *Hook) Name() string {
+	if h.Device.Name != "" {
+		return h.Device.Name
+	}
+	return h.Was
+}
+
+// Match is the side of packets that prefixes are compared with.
+func (h *Hook) Match() policy.Match {
+	if h.Set.Hook().MatchSrc != 0 {
+		return policy.MatchSrc
+	}
+	return policy.MatchDst
+}
+
+// Close lets go of the hook; it stays in force.
+func (h *Hook) Close() {
+	if h.Set != nil {
+		h.Set.Close()
+	}
+	for _, l := range h.links {
+		l.Close()
+	}
+}
+
+func (n *Namespace) hookPath(index int, d policy.Direction) string {
+	return filepath.Join(n.dir, fmt.Sprintf("%d-%s", index, d))
+}
+
+func linkPin(a policy.Algorithm) string    { return "link_" + a.String() }
+func programPin(a policy.Algorithm) string { return "program_" + a.String() }
+
+// Hooks are the hooks that have rules, by device name, egress before ingress.
+// Of two for one device of the same name, one is left over from a device that
+// was made again, and is not listed.
+func (n *Namespace) Hooks() (hooks []*Hook, err error) {
+	defer func() {
+		if err != nil {
+			closeAll(hooks)
+		}
+	}()
+	if n.dir == "" {
+		return nil, nil
+	}
+	entries, err := os.ReadDir(n.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the pins: %w", err)
+	}
+	for _, e := range entries {
+		index, rest, _ := strings.Cut(e.Name(), "-")
+		i, err := strconv.Atoi(index)
+		direction, err2 := policy.ParseDirection(rest)
+		if err != nil || err2 != nil {
+			continue
+		}
+		h, err := n.openHook(i, direction)
+		if err != nil {
+			return hooks, err
+		}
+		if h != nil {
+			hooks = append(hooks, h)
+		}
+	}
+	slices.SortFunc(hooks, func(a, b *Hook) int {
+		if c := strings.Compare(a.Name(), b.Name()); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Direction.String(), b.Direction.String())
+	})
+	return slices.DeleteFunc(hooks, func(h *Hook) bool {
+		superseded := h.State == Gone && slices.ContainsFunc(hooks, func(other *Hook) bool {
+			return other.State != Gone && other.Name() == h.Was && other.Direction == h.Direction
+		})
+		if superseded {
+			h.Close()
+		}
+		return superseded
+	}), nil
+}
+
+func closeAll(hooks []*Hook) {
+	for _, h := range hooks {
+		h.Close()
+	}
+}
+
+// Find is the hook of a device by its name; nil if it has none. A device that
+// is no longer here is found by the name that it had.
+func (n *Namespace) Find(name string, d policy.Direction) (*Hook, error) {
+	if dev, err := n.Device(name); err == nil {
+		if h, err := n.openHook(dev.Index, d); h != nil || err != nil {
+			return h, err
+		}
+	} else if !errors.Is(err, ErrNoDevice) {
+		return nil, err
+	}
+	hooks, err := n.Hooks()
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(hooks, func(h *Hook) bool { return h.Was == name && h.Direction == d && h.Device.Name == "" })
+	for j, h := range hooks {
+		if j != i {
+			h.Close()
+		}
+	}
+	if i < 0 {
+		return nil, nil
+	}
+	return hooks[i], nil
+}
+
+// openHook opens what is pinned for a device by its index: nil if nothing is,
+// or nothing but what an interrupted command left.
+func (n *Namespace) openHook(index int, d policy.Direction) (*Hook, error) {
+	if n.dir == "" {
+		return nil, nil
+	}
+	h := &Hook{Direction: d, path: n.hookPath(index, d), index: index}
+	generations, err := h.generations()
+	if err != nil || len(generations) == 0 {
+		return nil, err
+	}
+	if err := h.openLinks(); err != nil {
+		h.Close()
+		return nil, err
+	}
+	h.Mode = Clsact
+	if len(h.links) > 0 {
+		h.Mode = TCX
+	}
+	if h.generation, err = h.attachedGeneration(generations); err != nil {
+		h.Close()
+		return nil, err
+	}
+	h.Set, err = maps.Open(filepath.Join(h.path, h.generation))
+	if err != nil {
+		h.Close()
+		return nil, fmt.Errorf("rules of device %d %s: %w", index, d, err)
+	}
+	if h.Set.Empty() {
+		h.Close()
+		return nil, nil
+	}
+	settings := h.Set.Hook()
+	h.Was = string(settings.Device[:max(0, slices.Index(settings.Device[:], 0))])
+	if err := n.judge(h); err != nil {
+		h.Close()
+		return nil, err
+	}
+	return h, nil
+}
+
+// generations are those in the hook's directory, oldest first.
+func (h *Hook) generations() ([]string, error) {
+	entries, err := os.ReadDir(h.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the pins: %w", err)
+	}
+	var numbers []int
+	for _, e := range entries {
+		if number, err := strconv.Atoi(strings.TrimPrefix(e.Name(), "g")); err == nil && e.IsDir() {
+			numbers = append(numbers, number)
+		}
+	}
+	slices.Sort(numbers)
+	names := make([]string, len(numbers))
+	for i, number := range numbers {
+		names[i] = fmt.Sprintf("g%d", number)
+	}
+	return names, nil
+}
+
+func (h *Hook) openLinks() error {
+	h.links = map[policy.Algorithm]link.Link{}
+	for _, a := range algorithms {
+		l, err := link.LoadPinnedLink(filepath.Join(h.path, linkPin(a)), nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("open the %s link of device %d %s: %w", a, h.index, h.Direction, err)
+		}
+		h.links[a] = l
+	}
+	return nil
+}
+
+// programs are the ids of the programs of a generation.
+func (h *Hook) programs(generation string) (map[policy.Algorithm]ebpf.ProgramID, error) {
+	ids := map[policy.Algorithm]ebpf.ProgramID{}
+	for _, a := range algorithms {
+		p, err := ebpf.LoadPinnedProgram(filepath.Join(h.path, generation, programPin(a)), nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("open the %s program of device %d %s: %w", a, h.index, h.Direction, err)
+		}
+		info, err := p.Info()
+		p.Close()
+		if err != nil {
+			return nil, fmt.Errorf("ask for the %s program of device %d %s: %w", a, h.index, h.Direction, err)
+		}
+		ids[a], _ = info.ID()
+	}
+	return ids, nil
+}
+
+// attachedGeneration is the newest whose programs are attached; without any,
+// the newest there is. There is more than one only where a command was killed.
+func (h *Hook) attachedGeneration(generations []string) (string, error) {
+	newest := generations[len(generations)-1]
+	if len(generations) == 1 {
+		return newest, nil
+	}
+	running := map[ebpf.ProgramID]bool{}
+	for _, l := range h.links {
+		info, err := l.Info()
+		if err != nil {
+			return "", fmt.Errorf("ask for the link of device %d %s: %w", h.index, h.Direction, err)
+		}
+		running[info.Program] = true
+	}
+	if h.Mode == Clsact {
+		filters, err := bpfFilters(h.index, h.Direction)
+		if err != nil {
+			return "", err
+		}
+		for _, f := range filters {
+			running[ebpf.ProgramID(f.Id)] = true
+		}
+	}
+	for _, g := range slices.Backward(generations) {
+		ids, err := h.programs(g)
+		if err != nil {
+			return "", err
+		}
+		for _, id := range ids {
+			if running[id] {
+				return g, nil
+			}
+		}
+	}
+	return newest, nil
+}
+
+// judge finds out what became of the device and of what was attached to it.
+func (n *Namespace) judge(h *Hook) error {
+	ids, err := h.programs(h.generation)
+	if err != nil {
+		return err
+	}
+	devices, err := n.Devices()
+	if err != nil {
+		return err
+	}
+	var here *Device
+	if i := slices.IndexFunc(devices, func(d Device) bool { return d.Index == h.index }); i >= 0 {
+		here = &devices[i]
+	}
+	if h.Mode == Clsact {
+		if here == nil {
+			h.State = Gone
+			return nil
+		}
+		h.Device, h.State = *here, Attached
+		filters, err := bpfFilters(h.index, h.Direction)
+		if err != nil {
+			return err
+		}
+		h.filters = map[policy.Algorithm]filter{}
+		for a, id := range ids {
+			i := slices.IndexFunc(filters, func(f filter) bool { return ebpf.ProgramID(f.Id) == id })
+			if i < 0 {
+				h.State = Detached
+				continue
+			}
+			h.filters[a] = filters[i]
+		}
+		return nil
+	}
+	attached, err := tcxPrograms(h.index, h.Direction)
+	if err != nil && here != nil {
+		return err
+	}
+	h.State = Attached
+	for a := range ids {
+		l := h.links[a]
+		if l == nil {
+			h.State = Detached
+			continue
+		}
+		info, err := l.Info()
+		if err != nil {
+			return fmt.Errorf("ask for the %s link of device %d %s: %w", a, h.index, h.Direction, err)
+		}
+		switch on := info.TCX(); {
+		case here != nil && slices.Contains(attached, info.Program):
+		case on != nil && on.Ifindex != 0:
+			h.State = Moved
+			return nil
+		case here == nil:
+			h.State = Gone
+			return nil
+		default:
+			h.State = Detached
+		}
+	}
+	if here != nil {
+		h.Device = *here
+	}
+	return nil
+}
