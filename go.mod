@@ -5,6 +5,7 @@ go 1.26.0
 require github.com/cilium/ebpf v0.22.0
 
 require (
+	github.com/safchain/ethtool v0.7.0
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.10
 	github.com/vishvananda/netlink v1.3.1

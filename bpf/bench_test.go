@@ -130,17 +130,8 @@ func assemble(tb testing.TB, name string, code asm.Instructions) *ebpf.Program {
 // addresses and hands it on: a test run itself only repeats one packet.
 func randomFlow(tb testing.TB, next *ebpf.Program, flows int32) *ebpf.Program {
 	tb.Helper()
-	chain, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { chain.Close() })
-	if err := chain.Put(uint32(0), next); err != nil {
-		tb.Fatal(err)
-	}
 	const source = 14 + 12
-	return assemble(tb, "random_flow", asm.Instructions{
-		asm.Mov.Reg(asm.R6, asm.R1),
+	return before(tb, "random_flow", next,
 		asm.FnGetPrandomU32.Call(),
 		asm.And.Imm(asm.R0, flows-1),
 		asm.LoadMem(asm.R2, asm.R6, 76, asm.Word), // data
@@ -149,13 +140,7 @@ func randomFlow(tb testing.TB, next *ebpf.Program, flows int32) *ebpf.Program {
 		asm.Add.Imm(asm.R4, source+4),
 		asm.JGT.Reg(asm.R4, asm.R3, "on"),
 		asm.StoreMem(asm.R2, source, asm.R0, asm.Word),
-		asm.Mov.Reg(asm.R1, asm.R6).WithSymbol("on"),
-		asm.LoadMapPtr(asm.R2, chain.FD()),
-		asm.Mov.Imm(asm.R3, 0),
-		asm.FnTailCall.Call(),
-		asm.Mov.Imm(asm.R0, -1),
-		asm.Return(),
-	})
+	)
 }
 
 // udp is a frame with so many bytes of payload.

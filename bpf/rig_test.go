@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/testenv"
@@ -79,11 +80,13 @@ type meta struct {
 	wireLen uint32
 	segs    uint32
 	segSize uint32
+	cut     uint32 // for the program cutter: how many bytes are left
 }
 
 // context is struct __sk_buff (linux/bpf.h) as a test run takes it.
 func (m meta) context() []byte {
 	c := make([]byte, 192)
+	binary.NativeEndian.PutUint32(c[48:], m.cut) // cb[0]
 	binary.NativeEndian.PutUint64(c[152:], m.now)
 	binary.NativeEndian.PutUint32(c[160:], m.wireLen)
 	binary.NativeEndian.PutUint32(c[164:], m.segs)
@@ -100,6 +103,52 @@ func send(tb testing.TB, p *ebpf.Program, frame []byte, m meta) (verdict uint32,
 		tb.Fatalf("run with %d bytes: %v", len(frame), err)
 	}
 	return verdict, o.DataOut
+}
+
+// before is a program that does something to a packet and hands it to the next.
+// A test run alone can not make every packet that a device can.
+func before(tb testing.TB, name string, next *ebpf.Program, code ...asm.Instruction) *ebpf.Program {
+	tb.Helper()
+	chain, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	testenv.Must(tb, err)
+	tb.Cleanup(func() { chain.Close() })
+	if err := chain.Put(uint32(0), next); err != nil {
+		tb.Fatal(err)
+	}
+	code = append(asm.Instructions{asm.Mov.Reg(asm.R6, asm.R1)}, code...)
+	return assemble(tb, name, append(code,
+		asm.Mov.Reg(asm.R1, asm.R6).WithSymbol("on"),
+		asm.LoadMapPtr(asm.R2, chain.FD()),
+		asm.Mov.Imm(asm.R3, 0),
+		asm.FnTailCall.Call(),
+		asm.Mov.Imm(asm.R0, -1),
+		asm.Return(),
+	))
+}
+
+// cutter leaves of a packet so many bytes as meta.cut says.
+func cutter(tb testing.TB, next *ebpf.Program) *ebpf.Program {
+	return before(tb, "cutter", next,
+		asm.LoadMem(asm.R2, asm.R6, 48, asm.Word),
+		asm.Mov.Imm(asm.R3, 0),
+		asm.FnSkbChangeTail.Call(),
+	)
+}
+
+// pusher puts VLAN tags where the kernel keeps one, in the skb's metadata. What
+// was there before goes into the packet.
+func pusher(tb testing.TB, next *ebpf.Program, tags ...uint16) *ebpf.Program {
+	var code asm.Instructions
+	for i, kind := range tags {
+		bigEndian := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, kind))
+		code = append(code,
+			asm.Mov.Reg(asm.R1, asm.R6),
+			asm.Mov.Imm(asm.R2, int32(bigEndian)),
+			asm.Mov.Imm(asm.R3, int32(i+1)),
+			asm.FnSkbVlanPush.Call(),
+		)
+	}
+	return before(tb, "pusher", next, code...)
 }
 
 // counters are those of all rules that the set has room for, in force or not.

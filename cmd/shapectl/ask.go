@@ -90,7 +90,7 @@ func (e *env) ask(o askOptions) error {
 			return err
 		}
 		cidr := entry.Prefix.String()
-		answer.Rule, answer.Attached = &cidr, h.State == loader.Attached
+		answer.Rule, answer.Attached = &cidr, h.InForce()
 		answer.Sentence = entry.Sentence(h.Name(), h.Direction, h.Match())
 		if entry.Rate == policy.Unlimited {
 			return e.answer(answer)

@@ -1,5 +1,94 @@
 package main
 
-import "github.com/spf13/cobra"
+import (
+	"errors"
+	"fmt"
+	"slices"
 
-func (e *env) doctorCommand() *cobra.Command { return &cobra.Command{Use: "doctor [DEV]"} }
+	"github.com/cilium/ebpf"
+	"github.com/spf13/cobra"
+
+	"github.com/shapectl/shapectl/internal/doctor"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
+)
+
+func (e *env) doctorCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "doctor [DEV]",
+		Short: "Find what may bypass or break a limit",
+		Long: `Find what may bypass or break a limit: what the kernel, this process and a
+device can do, what else is attached, which packets pass a device twice or not
+at all, and rules that can not be kept. Nothing is changed. Without DEV it looks
+at all devices that have rules; with DEV at that one, also if it has none yet.
+
+Each finding is ok, a note (limits are right), a warning (one may be wrong), or
+failed (something is missing, or rules are not in force).
+
+Exit codes: 0 no worse than notes; 4 a limit is not in force, or may be wrong;
+5 a permission or a feature of the kernel is missing.`,
+		Args:              args(0, 1),
+		ValidArgsFunction: e.completeDevice,
+		RunE: func(_ *cobra.Command, given []string) error {
+			name := ""
+			if len(given) > 0 {
+				name = given[0]
+			}
+			return e.doctor(name)
+		},
+	}
+}
+
+func (e *env) completeDevice(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
+	if len(given) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return e.completeRule(cmd, given, typed)
+}
+
+func (e *env) doctor(name string) error {
+	o, err := e.options()
+	if err != nil {
+		return err
+	}
+	var facts doctor.Facts
+	err = loader.In(e.netns, func() error {
+		facts, err = doctor.Gather(o, name)
+		return err
+	})
+	if errors.Is(err, loader.ErrNoDevice) {
+		return inputf("doctor: there is no device %s; 'ip link' lists those there are", name)
+	}
+	if err != nil {
+		return fmt.Errorf("doctor: %w", e.advise(err))
+	}
+	findings := doctor.Judge(facts)
+	if e.json {
+		err = report.JSON(e.out, findings)
+	} else {
+		err = report.Findings(e.out, findings)
+	}
+	return errors.Join(err, verdict(findings))
+}
+
+// missingError makes the exit code that of a missing permission or feature.
+type missingError struct{ check string }
+
+func (e missingError) Error() string {
+	return fmt.Sprintf("doctor: what shapectl needs is missing (%s); the finding says what to do", e.check)
+}
+
+func (e missingError) Is(target error) bool { return target == ebpf.ErrNotSupported }
+
+// verdict makes an exit code of findings.
+func verdict(findings []report.Finding) error {
+	missing := func(f report.Finding) bool { return f.Status == report.Failed && f.Device == "" }
+	if i := slices.IndexFunc(findings, missing); i >= 0 {
+		return missingError{findings[i].Check}
+	}
+	bad := func(f report.Finding) bool { return f.Status == report.Failed || f.Status == report.Warning }
+	if slices.ContainsFunc(findings, bad) {
+		return errDegraded
+	}
+	return nil
+}

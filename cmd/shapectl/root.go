@@ -100,10 +100,15 @@ refused; 4 partly done or degraded; 5 a permission or kernel feature is missing.
 
 Environment: SHAPECTL_HOOK=tcx|clsact attaches that way only; SHAPECTL_BPFFS is
 the bpffs in which to pin, if not ` + loader.DefaultBPFFS + `.`,
-		SilenceUsage:      true,
-		SilenceErrors:     true,
-		Args:              cobra.NoArgs,
-		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: false},
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args: func(_ *cobra.Command, given []string) error {
+			if len(given) > 0 {
+				return inputf("unknown command %q; 'shapectl --help' lists them", given[0])
+			}
+			return nil
+		},
+		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return inputf("no command was given; 'shapectl --help' lists them")
 		},
@@ -114,7 +119,7 @@ the bpffs in which to pin, if not ` + loader.DefaultBPFFS + `.`,
 		return inputf("%s: %w; see '%s --help'", cmd.Name(), err, cmd.CommandPath())
 	})
 	root.AddCommand(e.setCommand(), e.deleteCommand(), e.flushCommand(), e.showCommand(), e.askCommand(),
-		e.doctorCommand(), e.versionCommand())
+		e.doctorCommand(), e.versionCommand(), e.completionCommand())
 	return root
 }
 
@@ -179,6 +184,8 @@ func (e *env) advise(err error) error {
 		return inputf("%w; delete rules that are not needed, or join them in a wider one", err)
 	case errors.Is(err, maps.ErrOtherLayout):
 		return fmt.Errorf("%w; use that version, or 'shapectl flush' the device and set the rules again", err)
+	case errors.Is(err, loader.ErrMoved):
+		return inputf("%w; flush them by this name first", err)
 	case errors.Is(err, loader.ErrElsewhere):
 		return fmt.Errorf("%w; flush them there first", err)
 	case errors.Is(err, loader.ErrNoTCX):

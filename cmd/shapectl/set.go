@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -54,8 +55,8 @@ the new capacity, and counters go on.`,
 		},
 	}
 	f := cmd.Flags()
-	f.Var(&o.rule.Rate, "rate", "what may pass in the long run: 10mbit, 1.5gbit, 125MB/s, unlimited")
-	f.Var(&o.capacity, "capacity", "what a bucket holds: 64kb, or what the rate lets through in a time: 100ms (default: from the rate)")
+	f.Var(&once{Value: &o.rule.Rate}, "rate", "what may pass in the long run: 10mbit, 1.5gbit, 125MB/s, unlimited")
+	f.Var(&once{Value: &o.capacity}, "capacity", "what a bucket holds: 64kb, or what the rate lets through in a time: 100ms (default: from the rate)")
 	f.Var(&o.rule.Algorithm, "algorithm", "the meter")
 	f.Var(&o.rule.Each, "each", "who shares a bucket")
 	f.Var(&o.match, "match", "the address that CIDR is compared with (default: the far side)")
@@ -78,7 +79,7 @@ the new capacity, and counters go on.`,
 
 func (e *env) set(o setOptions) error {
 	doing := fmt.Sprintf("set %s on %s %s", o.rule.Prefix, o.device, o.direction)
-	return e.with(checked(o), doing, func(n *loader.Namespace) error {
+	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
 		dev, err := device(n, o.device)
 		if err != nil {
 			return err
@@ -108,19 +109,18 @@ func (e *env) set(o setOptions) error {
 	})
 }
 
-// checked opens the state for a change once the rule is known to be one: a bad
-// one must not even mount a bpffs.
-func checked(o setOptions) opener {
-	return func(options loader.Options) (*loader.Namespace, error) {
-		dev, err := device(new(loader.Namespace), o.device)
-		if err != nil {
-			return nil, err
-		}
-		if _, err := o.complete(dev); err != nil {
-			return nil, inputError{err}
-		}
-		return loader.Write(options)
+// once is a value that may be given one time only, as two names of one flag may not disagree.
+type once struct {
+	pflag.Value
+	given bool
+}
+
+func (o *once) Set(s string) error {
+	if o.given {
+		return errors.New("it was given already, under this name or another")
 	}
+	o.given = true
+	return o.Value.Set(s)
 }
 
 // complete is the rule, with all that depends on the device or on other flags.

@@ -143,7 +143,7 @@ func place(h *loader.Hook) report.Place {
 	}
 	return report.Place{
 		Device: h.Name(), Direction: h.Direction, Match: h.Match(),
-		Attached: h.State == loader.Attached, State: state, Hook: string(h.Mode),
+		Attached: h.InForce(), State: state, Hook: string(h.Mode),
 	}
 }
 

@@ -225,7 +225,7 @@ func TestTATIsNeverZero(t *testing.T) {
 		m, b := New(rate, 1<<20, false, 0), Bucket{}
 		now := uint64(1)<<44 - n
 		m.Offer(&b, now, n, false)
-		if got := m.Level(b, now); got != n<<UnitBits {
+		if got := m.Level(b, now); got-n<<UnitBits > 2 {
 			t.Errorf("%d bytes at %d ns: the bucket owes %d units", n, now, got)
 		}
 	}

@@ -125,14 +125,20 @@ func buckets(w io.Writer, r Rule) error {
 
 // Stats writes a table of what became of the packets of each rule.
 func Stats(w io.Writer, rules []Rule) error {
+	name := func(r Rule) string { return r.Device + " " + r.Direction + " " + r.CIDR }
+	width := len("RULE")
+	for _, r := range rules {
+		width = max(width, len(name(r)))
+	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "RULE\tRATE\tPASSED\tBYTES\tEXCESS\tBYTES\tDROPPED\tBYTES\tMARKED\tUNSURE\tLEVEL\t")
+	// Numbers go to the right, names to the left.
+	fmt.Fprintf(t, "%-*s\tRATE\tPASSED\tBYTES\tEXCESS\tBYTES\tDROPPED\tBYTES\tMARKED\tUNSURE\tLEVEL\t\n", width, "RULE")
 	for _, r := range rules {
 		rate := "unlimited"
 		if r.RateBits != nil {
 			rate = policy.Rate(*r.RateBits).String()
 		}
-		fmt.Fprintf(t, "%s %s %s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d%s\t\n", r.Device, r.Direction, r.CIDR, rate,
+		fmt.Fprintf(t, "%-*s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d%s\t\n", width, name(r), rate,
 			r.PassedPackets, r.PassedBytes, r.ExcessPackets, r.ExcessBytes, r.DroppedPackets, r.DroppedBytes,
 			r.MarkedPackets, r.UnsurePackets, r.LevelBytes, notInForce(r))
 	}

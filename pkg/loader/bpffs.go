@@ -18,9 +18,17 @@ const DefaultBPFFS = "/sys/fs/bpf"
 
 const lockPatience = 30 * time.Second
 
-func isBPFFS(path string) bool {
+// isBPFFS reports whether a bpffs is mounted on a path; a path that is not there has none.
+func isBPFFS(path string) (bool, error) {
 	var st unix.Statfs_t
-	return unix.Statfs(path, &st) == nil && st.Type == unix.BPF_FS_MAGIC
+	err := unix.Statfs(path, &st)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for a bpffs on %s: %w", path, err)
+	}
+	return st.Type == unix.BPF_FS_MAGIC, nil
 }
 
 // lastingRoot is the file system as seen by whoever will still be there when

@@ -44,14 +44,27 @@ var ErrMatch = errors.New("other rules of this device and direction compare the 
 // ErrElsewhere means that programs of shapectl are on the device that this namespace's pins do not know.
 var ErrElsewhere = errors.New("limits of shapectl are already on the device, set from another network namespace or another bpffs")
 
+// ErrMoved means that rules are in force on a device that had the name and is in another namespace.
+var ErrMoved = errors.New("its rules are in force on the device that had this name and has moved to another namespace")
+
 // Put sets a valid rule on a direction of a device, and attaches what it needs.
 func (n *Namespace) Put(dev Device, d policy.Direction, match policy.Match, rule policy.Rule) (Change, error) {
 	var change Change
 	if err := dev.readable(); err != nil {
 		return change, err
 	}
+	if err := n.found(); err != nil {
+		return change, err
+	}
 	h, err := n.Find(dev.Name, d)
 	if err != nil {
+		return change, err
+	}
+	if h != nil && h.State == Moved {
+		h.Close()
+		return change, ErrMoved
+	}
+	if err := n.begin(n.hookPath(dev.Index, d)); err != nil {
 		return change, err
 	}
 	if h == nil {
@@ -81,6 +94,9 @@ func (n *Namespace) Put(dev Device, d policy.Direction, match policy.Match, rule
 // Delete takes a rule off a hook, and the hook off its device with the last
 // one. It reports whether there was such a rule.
 func (n *Namespace) Delete(h *Hook, rule policy.Rule) (bool, error) {
+	if err := n.begin(h.path); err != nil {
+		return false, err
+	}
 	if !h.Set.Delete(rule.Prefix) {
 		return false, nil
 	}
@@ -92,6 +108,9 @@ func (n *Namespace) Delete(h *Hook, rule policy.Rule) (bool, error) {
 
 // Flush takes all rules off a hook, and the hook off its device.
 func (n *Namespace) Flush(h *Hook) error {
+	if err := n.begin(h.path); err != nil {
+		return err
+	}
 	h.Set.Clear()
 	return n.remove(h)
 }
@@ -151,10 +170,7 @@ func (n *Namespace) prepare(h *Hook, dev Device, match policy.Match, rule policy
 	if rule.Each.Kind != policy.EachAll && buckets == noBuckets {
 		buckets = tableBuckets
 	}
-	need := []policy.Algorithm{rule.Algorithm}
-	for _, e := range h.Set.Rules() {
-		need = append(need, e.Algorithm)
-	}
+	need := append(h.algorithms(), rule.Algorithm)
 	upgraded = h.generation != "" && !bytes.Equal(have.Build[:], want.Build[:])
 	// The name is only for people to read, and a new one no reason to touch anything.
 	asIs := have.Build == want.Build && have.Ifindex == want.Ifindex && have.L2Bytes == want.L2Bytes &&
@@ -177,6 +193,7 @@ func (n *Namespace) renew(h *Hook, dev Device, settings bpf.AbiHook, buckets uin
 	if moving {
 		// The device was made again: a hook of its own, that shares the rules.
 		h.path, h.index = n.hookPath(dev.Index, h.Direction), dev.Index
+		h.closeLinks()
 		h.links, h.filters, h.Mode = nil, nil, ""
 		if err := n.remove(&Hook{Direction: h.Direction, Device: dev, index: dev.Index, path: h.path}); err != nil {
 			return err
@@ -299,7 +316,7 @@ func (h *Hook) attachClsact(a policy.Algorithm, p *ebpf.Program, pin string) err
 		return fmt.Errorf("pin the program: %w", err)
 	}
 	h.Mode = Clsact
-	if old := h.filters[a]; old != nil && h.State == Attached {
+	if old := h.filters[a]; old != nil {
 		return swapClsact(p, old)
 	}
 	f, err := attachClsact(p, programs[a].name, h.index, h.Direction)
@@ -342,12 +359,16 @@ func (n *Namespace) detach(h *Hook, a policy.Algorithm) error {
 		}
 		delete(h.filters, a)
 	}
+	if l := h.links[a]; l != nil {
+		// Without this, the program would stay for as long as anybody has the link open.
+		if err := l.Detach(); err != nil && !errors.Is(err, unix.ENOLINK) {
+			return fmt.Errorf("detach the %s link: %w", a, err)
+		}
+		l.Close()
+		delete(h.links, a)
+	}
 	if err := os.Remove(filepath.Join(h.path, linkPin(a))); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove a link: %w", err)
-	}
-	if l := h.links[a]; l != nil {
-		l.Close() // the last reference, now that the pin is gone
-		delete(h.links, a)
 	}
 	return nil
 }
@@ -364,10 +385,8 @@ func (n *Namespace) remove(h *Hook) error {
 			return err
 		}
 	}
-	if len(h.links) == 0 && h.filters == nil {
-		if h.filters, err = h.ownFilters(generations); err != nil {
-			return err
-		}
+	if err := h.openFilters(generations); err != nil {
+		return err
 	}
 	for _, a := range algorithms {
 		if err := n.detach(h, a); err != nil {
@@ -378,32 +397,6 @@ func (n *Namespace) remove(h *Hook) error {
 		return fmt.Errorf("remove pins: %w", err)
 	}
 	return nil
-}
-
-// ownFilters are the filters on the device that run a program of any generation.
-func (h *Hook) ownFilters(generations []string) (map[policy.Algorithm]filter, error) {
-	found := map[policy.Algorithm]filter{}
-	if _, err := netlink.LinkByIndex(h.index); err != nil {
-		return found, nil
-	}
-	filters, err := bpfFilters(h.index, h.Direction)
-	if err != nil {
-		return nil, err
-	}
-	for _, g := range generations {
-		ids, err := h.programs(g)
-		if err != nil {
-			return nil, err
-		}
-		for a, id := range ids {
-			for _, f := range filters {
-				if ebpf.ProgramID(f.Id) == id {
-					found[a] = f
-				}
-			}
-		}
-	}
-	return found, nil
 }
 
 // Discard takes away what another version of shapectl pinned for a device, and

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,12 +25,17 @@ type Device struct {
 	// Kind is what the kernel calls the driver of a virtual device ("veth",
 	// "bridge"), or "device".
 	Kind string
-	// MTU and GSOMax bound one packet as programs see it, in bytes.
-	MTU, GSOMax int
+	// MTU and GSOMax bound one packet as programs see it, in bytes; GROMax one
+	// that was merged from several on its way in.
+	MTU, GSOMax, GROMax int
 	// Master is the index of the device that this one is a port of, 0 for none.
 	Master int
 	// Parent is the index of the device that this one is stacked on, 0 for none.
 	Parent int
+	// Peer is the index of the other end of a pair, 0 if that is in another namespace.
+	Peer int
+	// XDP is the mode of the device's XDP program ("native"), "" where it has none.
+	XDP string
 	// Loopback: what is sent is received again on the same device.
 	Loopback bool
 
@@ -52,12 +58,19 @@ func describe(l netlink.Link) Device {
 	a := l.Attrs()
 	d := Device{
 		Name: a.Name, Index: a.Index, Kind: l.Type(), MTU: a.MTU,
-		GSOMax: int(max(a.GSOMaxSize, a.GSOIPv4MaxSize)), Master: a.MasterIndex,
+		GSOMax: int(max(a.GSOMaxSize, a.GSOIPv4MaxSize)), GROMax: int(max(a.GROMaxSize, a.GROIPv4MaxSize)),
+		Master:   a.MasterIndex,
 		Loopback: a.RawFlags&unix.IFF_LOOPBACK != 0, encap: a.EncapType,
 	}
-	// What a veth or a tunnel names as its parent is its other end.
-	if a.NetNsID < 0 && stacked[d.Kind] {
+	switch {
+	case a.NetNsID >= 0: // whatever it names is in another namespace
+	case stacked[d.Kind]:
 		d.Parent = a.ParentIndex
+	case paired[d.Kind]:
+		d.Peer = a.ParentIndex
+	}
+	if a.Xdp != nil && a.Xdp.Attached {
+		d.XDP = xdpModes[a.Xdp.AttachMode]
 	}
 	d.L2Bytes = linkHeaders[a.EncapType]
 	return d
@@ -65,6 +78,16 @@ func describe(l netlink.Link) Device {
 
 // stacked are the kinds of device whose packets pass their parent, too.
 var stacked = map[string]bool{"vlan": true, "macvlan": true, "macvtap": true, "ipvlan": true, "ipvtap": true, "macsec": true}
+
+// paired are the kinds of device of which two are the ends of one cable.
+var paired = map[string]bool{"veth": true, "netkit": true}
+
+var xdpModes = map[uint32]string{
+	nl.XDP_ATTACHED_DRV: "native", nl.XDP_ATTACHED_SKB: "generic", nl.XDP_ATTACHED_HW: "offloaded",
+	xdpAttachedMulti: "native and offloaded",
+}
+
+const xdpAttachedMulti = 4 // XDP_ATTACHED_MULTI of linux/if_link.h
 
 // readable reports as an error why the programs can not read the device's packets.
 func (d Device) readable() error {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
 
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -24,8 +25,8 @@ const (
 	Attached State = "attached"
 	// Gone: the device was deleted since, and its rules limit nothing.
 	Gone State = "device is gone"
-	// Moved: the device is in another network namespace now. With tcx the rules went along.
-	Moved State = "device has moved to another namespace"
+	// Moved: the device is in another network namespace now, and the rules, attached by tcx, went along.
+	Moved State = "attached, but the device has moved to another namespace"
 	// Detached: the device is there, but something else took the programs off it.
 	Detached State = "detached"
 )
@@ -56,6 +57,9 @@ func (h *Hook) Name() string {
 	return h.Was
 }
 
+// InForce reports whether the rules limit anything.
+func (h *Hook) InForce() bool { return h.State == Attached || h.State == Moved }
+
 // Match is the side of packets that prefixes are compared with.
 func (h *Hook) Match() policy.Match {
 	if h.Set.Hook().MatchSrc != 0 {
@@ -69,9 +73,23 @@ func (h *Hook) Close() {
 	if h.Set != nil {
 		h.Set.Close()
 	}
+	h.closeLinks()
+}
+
+func (h *Hook) closeLinks() {
 	for _, l := range h.links {
 		l.Close()
 	}
+}
+
+func parseHookName(name string) (index int, d policy.Direction, ok bool) {
+	number, rest, _ := strings.Cut(name, "-")
+	index, err := strconv.Atoi(number)
+	if err != nil {
+		return 0, d, false
+	}
+	d, err = policy.ParseDirection(rest)
+	return index, d, err == nil
 }
 
 func (n *Namespace) hookPath(index int, d policy.Direction) string {
@@ -90,29 +108,19 @@ func (n *Namespace) Hooks() (hooks []*Hook, err error) {
 			closeAll(hooks)
 		}
 	}()
-	if n.dir == "" {
-		return nil, nil
-	}
-	entries, err := os.ReadDir(n.dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read the pins: %w", err)
-	}
-	for _, e := range entries {
-		index, rest, _ := strings.Cut(e.Name(), "-")
-		i, err := strconv.Atoi(index)
-		direction, err2 := policy.ParseDirection(rest)
-		if err != nil || err2 != nil {
-			continue
-		}
-		h, err := n.openHook(i, direction)
+	for _, d := range []policy.Direction{policy.Ingress, policy.Egress} {
+		indices, err := n.indices(d)
 		if err != nil {
 			return hooks, err
 		}
-		if h != nil {
-			hooks = append(hooks, h)
+		for _, index := range indices {
+			h, err := n.openHook(index, d)
+			if err != nil {
+				return hooks, err
+			}
+			if h != nil {
+				hooks = append(hooks, h)
+			}
 		}
 	}
 	slices.SortFunc(hooks, func(a, b *Hook) int {
@@ -132,6 +140,23 @@ func (n *Namespace) Hooks() (hooks []*Hook, err error) {
 	}), nil
 }
 
+// indices are the devices for which something is pinned.
+func (n *Namespace) indices(d policy.Direction) (indices []int, err error) {
+	if n.dir == "" {
+		return nil, nil
+	}
+	entries, err := os.ReadDir(n.dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read the pins: %w", err)
+	}
+	for _, e := range entries {
+		if index, of, ok := parseHookName(e.Name()); ok && of == d {
+			indices = append(indices, index)
+		}
+	}
+	return indices, nil
+}
+
 func closeAll(hooks []*Hook) {
 	for _, h := range hooks {
 		h.Close()
@@ -142,26 +167,42 @@ func closeAll(hooks []*Hook) {
 // is no longer here is found by the name that it had.
 func (n *Namespace) Find(name string, d policy.Direction) (*Hook, error) {
 	if dev, err := n.Device(name); err == nil {
-		if h, err := n.openHook(dev.Index, d); h != nil || err != nil {
+		h, err := n.openHook(dev.Index, d)
+		if err != nil || h != nil && h.Device.Name != "" {
 			return h, err
+		}
+		if h != nil {
+			h.Close() // of a device that had the number before
 		}
 	} else if !errors.Is(err, ErrNoDevice) {
 		return nil, err
 	}
-	hooks, err := n.Hooks()
+	return n.findGone(name, d)
+}
+
+// findGone is the hook of a device that had that name and is no longer here.
+func (n *Namespace) findGone(name string, d policy.Direction) (*Hook, error) {
+	indices, err := n.indices(d)
 	if err != nil {
 		return nil, err
 	}
-	i := slices.IndexFunc(hooks, func(h *Hook) bool { return h.Was == name && h.Direction == d && h.Device.Name == "" })
-	for j, h := range hooks {
-		if j != i {
-			h.Close()
+	for _, index := range indices {
+		h, err := n.openHook(index, d)
+		if errors.Is(err, maps.ErrOtherLayout) {
+			continue // of which only the device's number can be told
 		}
+		if err != nil {
+			return nil, err
+		}
+		if h == nil {
+			continue
+		}
+		if h.Was == name && h.Device.Name == "" {
+			return h, nil
+		}
+		h.Close()
 	}
-	if i < 0 {
-		return nil, nil
-	}
-	return hooks[i], nil
+	return nil, nil
 }
 
 // openHook opens what is pinned for a device by its index: nil if nothing is,
@@ -179,9 +220,13 @@ func (n *Namespace) openHook(index int, d policy.Direction) (*Hook, error) {
 		h.Close()
 		return nil, err
 	}
-	h.Mode = Clsact
-	if len(h.links) > 0 {
-		h.Mode = TCX
+	h.Mode = TCX
+	if len(h.links) == 0 {
+		h.Mode = Clsact
+		if err := h.openFilters(generations); err != nil {
+			h.Close()
+			return nil, err
+		}
 	}
 	if h.generation, err = h.attachedGeneration(generations); err != nil {
 		h.Close()
@@ -279,14 +324,8 @@ func (h *Hook) attachedGeneration(generations []string) (string, error) {
 		}
 		running[info.Program] = true
 	}
-	if h.Mode == Clsact {
-		filters, err := bpfFilters(h.index, h.Direction)
-		if err != nil {
-			return "", err
-		}
-		for _, f := range filters {
-			running[ebpf.ProgramID(f.Id)] = true
-		}
+	for _, f := range h.filters {
+		running[ebpf.ProgramID(f.Id)] = true
 	}
 	for _, g := range slices.Backward(generations) {
 		ids, err := h.programs(g)
@@ -302,70 +341,103 @@ func (h *Hook) attachedGeneration(generations []string) (string, error) {
 	return newest, nil
 }
 
-// judge finds out what became of the device and of what was attached to it.
-func (n *Namespace) judge(h *Hook) error {
-	ids, err := h.programs(h.generation)
+// openFilters finds the filters on the device that run a program of any of the generations.
+func (h *Hook) openFilters(generations []string) error {
+	h.filters = map[policy.Algorithm]filter{}
+	if _, err := netlink.LinkByIndex(h.index); err != nil {
+		return nil
+	}
+	filters, err := bpfFilters(h.index, h.Direction)
 	if err != nil {
 		return err
 	}
+	for _, g := range generations {
+		ids, err := h.programs(g)
+		if err != nil {
+			return err
+		}
+		for a, id := range ids {
+			for _, f := range filters {
+				if ebpf.ProgramID(f.Id) == id {
+					h.filters[a] = f
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// judge finds out what became of the device, and of what its rules need on it.
+func (n *Namespace) judge(h *Hook) error {
 	devices, err := n.Devices()
 	if err != nil {
 		return err
 	}
-	var here *Device
-	if i := slices.IndexFunc(devices, func(d Device) bool { return d.Index == h.index }); i >= 0 {
-		here = &devices[i]
-	}
-	if h.Mode == Clsact {
-		if here == nil {
-			h.State = Gone
-			return nil
+	here := slices.IndexFunc(devices, func(d Device) bool { return d.Index == h.index })
+	var attached []ebpf.ProgramID
+	if here >= 0 && h.Mode == TCX {
+		if attached, err = tcxPrograms(h.index, h.Direction); err != nil {
+			return err
 		}
-		h.Device, h.State = *here, Attached
-		filters, err := bpfFilters(h.index, h.Direction)
+	}
+	h.State = Attached
+	for _, a := range h.algorithms() {
+		state, err := h.stateOf(a, here >= 0, attached)
 		if err != nil {
 			return err
 		}
-		h.filters = map[policy.Algorithm]filter{}
-		for a, id := range ids {
-			i := slices.IndexFunc(filters, func(f filter) bool { return ebpf.ProgramID(f.Id) == id })
-			if i < 0 {
-				h.State = Detached
-				continue
-			}
-			h.filters[a] = filters[i]
+		if state != Attached {
+			h.State = state
 		}
+	}
+	if here < 0 || h.State == Moved || h.State == Gone {
 		return nil
 	}
-	attached, err := tcxPrograms(h.index, h.Direction)
-	if err != nil && here != nil {
-		return err
+	if h.State == Detached && devices[here].Name != h.Was {
+		h.State = Gone // and its number is another device's now
+		return nil
 	}
-	h.State = Attached
-	for a := range ids {
-		l := h.links[a]
-		if l == nil {
-			h.State = Detached
-			continue
-		}
-		info, err := l.Info()
-		if err != nil {
-			return fmt.Errorf("ask for the %s link of device %d %s: %w", a, h.index, h.Direction, err)
-		}
-		switch on := info.TCX(); {
-		case here != nil && slices.Contains(attached, info.Program):
-		case on != nil && on.Ifindex != 0:
-			h.State = Moved
-			return nil
-		case here == nil:
-			h.State = Gone
-			return nil
-		default:
-			h.State = Detached
-		}
-	}
-	if here != nil {
-		h.Device = *here
-	}
+	h.Device = devices[here]
 	return nil
+}
+
+// stateOf is the state of one algorithm's program.
+func (h *Hook) stateOf(a policy.Algorithm, here bool, attached []ebpf.ProgramID) (State, error) {
+	if h.Mode == Clsact {
+		switch {
+		case !here:
+			return Gone, nil
+		case h.filters[a] == nil:
+			return Detached, nil
+		}
+		return Attached, nil
+	}
+	l := h.links[a]
+	if l == nil {
+		return Detached, nil
+	}
+	info, err := l.Info()
+	if err != nil {
+		return "", fmt.Errorf("ask for the %s link of device %d %s: %w", a, h.index, h.Direction, err)
+	}
+	switch on := info.TCX(); {
+	case here && slices.Contains(attached, info.Program):
+		return Attached, nil
+	case on != nil && on.Ifindex != 0:
+		return Moved, nil
+	case here:
+		return Detached, nil
+	}
+	return Gone, nil
+}
+
+// algorithms are those of the hook's rules.
+func (h *Hook) algorithms() (used []policy.Algorithm) {
+	rules := h.Set.Rules()
+	for _, a := range algorithms {
+		if slices.ContainsFunc(rules, func(e maps.Entry) bool { return e.Algorithm == a }) {
+			used = append(used, a)
+		}
+	}
+	return used
 }

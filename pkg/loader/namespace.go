@@ -24,6 +24,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -52,8 +53,10 @@ type Options struct {
 type Namespace struct {
 	options Options
 	cookie  uint64
-	dir     string // of its hooks; "" before anything was ever pinned
+	root    string // of the file system with the bpffs: another process's view, or ""
+	dir     string // of the hooks; "" where nothing was ever pinned
 	writing bool
+	busy    string // what marks the hook that is being changed
 	unlock  func()
 }
 
@@ -87,74 +90,141 @@ func In(name string, f func() error) error {
 
 // Read opens the calling thread's namespace for reading: it finds what is
 // there and changes nothing.
-func Read(o Options) (*Namespace, error) {
-	n, _, bpffs, err := open(o)
-	if err != nil || !isBPFFS(bpffs) {
+func Read(o Options) (*Namespace, error) { return open(o, false) }
+
+// Write opens the calling thread's namespace for changes, alone. It takes away
+// what a command that was killed has left.
+func Write(o Options) (*Namespace, error) {
+	n, err := open(o, true)
+	if err != nil || n.dir == "" {
 		return n, err
 	}
-	return n, n.enter(bpffs, false)
-}
-
-// Write opens the calling thread's namespace for changes, alone. It mounts a
-// bpffs where there is none.
-func Write(o Options) (*Namespace, error) {
-	n, root, bpffs, err := open(o)
-	if err != nil {
-		return nil, err
-	}
-	if !isBPFFS(bpffs) {
-		if err := mountBPFFS(root, n.options.BPFFS); err != nil {
-			return nil, err
-		}
-	}
-	if err := os.MkdirAll(filepath.Join(bpffs, "shapectl"), 0o750); err != nil {
-		return nil, fmt.Errorf("make a directory for pins: %w", err)
-	}
-	if err := n.enter(bpffs, true); err != nil {
-		return nil, err
-	}
-	if err := os.MkdirAll(n.dir, 0o750); err != nil {
+	if err := n.heal(); err != nil {
 		n.Close()
-		return nil, fmt.Errorf("make a directory for pins: %w", err)
+		return nil, err
 	}
 	return n, nil
 }
 
-// open finds where the bpffs is, or is to be: below root, which is another
-// process's view of the file system or "".
-func open(o Options) (n *Namespace, root, bpffs string, err error) {
+// locate tells where the state of the calling thread's namespace is, or would be.
+func locate(o Options) (n *Namespace, err error) {
+	n = &Namespace{options: o, unlock: func() {}}
 	if o.Mode == "" {
-		o.Mode = Auto
+		n.options.Mode = Auto
 	}
 	if o.BPFFS == "" {
-		o.BPFFS = DefaultBPFFS
-		root = lastingRoot()
+		n.options.BPFFS = DefaultBPFFS
+		n.root = lastingRoot()
 	}
-	cookie, err := netnsCookie()
-	if err != nil {
-		return nil, "", "", err
-	}
-	return &Namespace{options: o, cookie: cookie, unlock: func() {}}, root, root + o.BPFFS, nil
+	n.cookie, err = netnsCookie()
+	return n, err
 }
 
-// enter locks the state below a bpffs.
-func (n *Namespace) enter(bpffs string, exclusive bool) error {
-	base := filepath.Join(bpffs, "shapectl")
-	unlock, err := lock(base, exclusive)
-	if errors.Is(err, fs.ErrNotExist) && !exclusive {
-		return nil
+func open(o Options, writing bool) (*Namespace, error) {
+	n, err := locate(o)
+	if err != nil {
+		return nil, err
 	}
+	n.writing = writing
+	mounted, err := isBPFFS(n.bpffs())
+	if err != nil || !mounted {
+		return n, err
+	}
+	if _, err := os.Stat(n.base()); errors.Is(err, fs.ErrNotExist) {
+		return n, nil
+	}
+	return n, n.enter()
+}
+
+func (n *Namespace) bpffs() string { return n.root + n.options.BPFFS }
+func (n *Namespace) base() string  { return filepath.Join(n.bpffs(), "shapectl") }
+
+// enter locks the state, and from then on knows what is in it.
+func (n *Namespace) enter() error {
+	unlock, err := lock(n.base(), n.writing)
 	if err != nil {
 		return fmt.Errorf("open the pins: %w", err)
 	}
-	n.unlock, n.writing = unlock, exclusive
-	n.dir = filepath.Join(base, strconv.FormatUint(n.cookie, 10))
+	n.unlock = unlock
+	n.dir = filepath.Join(n.base(), strconv.FormatUint(n.cookie, 10))
+	return nil
+}
+
+// found makes a place for pins, and mounts a bpffs for it where there is none.
+func (n *Namespace) found() error {
+	mounted, err := isBPFFS(n.bpffs())
+	if err != nil {
+		return err
+	}
+	if !mounted {
+		if err := mountBPFFS(n.root, n.options.BPFFS); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll(n.base(), 0o750); err != nil {
+		return fmt.Errorf("make a directory for pins: %w", err)
+	}
+	if n.dir == "" {
+		if err := n.enter(); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll(n.dir, 0o750); err != nil {
+		return fmt.Errorf("make a directory for pins: %w", err)
+	}
+	return nil
+}
+
+// busyPrefix begins the name of a directory that names a hook which a command
+// is changing; one that is left over belongs to a command that was killed.
+const busyPrefix = "busy-"
+
+// begin marks a hook as being changed, until Close.
+func (n *Namespace) begin(path string) error {
+	n.busy = filepath.Join(n.dir, busyPrefix+filepath.Base(path))
+	if err := os.Mkdir(n.busy, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("make a directory for pins: %w", err)
+	}
+	return nil
+}
+
+// heal finishes what killed commands were at: a hook in which no rule is in
+// force goes; one with rules is whole, or is made so by the next change.
+func (n *Namespace) heal() error {
+	entries, err := os.ReadDir(n.dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read the pins: %w", err)
+	}
+	for _, e := range entries {
+		name, left := strings.CutPrefix(e.Name(), busyPrefix)
+		index, d, ok := parseHookName(name)
+		if !left || !ok {
+			continue
+		}
+		h, err := n.openHook(index, d)
+		switch {
+		case err != nil:
+			return err
+		case h != nil:
+			h.Close()
+		default:
+			if err := n.remove(&Hook{Direction: d, index: index, path: n.hookPath(index, d)}); err != nil {
+				return err
+			}
+		}
+		if err := os.Remove(filepath.Join(n.dir, e.Name())); err != nil {
+			return fmt.Errorf("remove a mark: %w", err)
+		}
+	}
 	return nil
 }
 
 // Close lets other commands in. A namespace with no hooks leaves nothing behind.
 func (n *Namespace) Close() {
-	if n.writing {
+	if n.busy != "" {
+		os.Remove(n.busy)
+	}
+	if n.writing && n.dir != "" {
 		os.Remove(n.dir) // refused unless empty, as it should be
 	}
 	n.unlock()

@@ -2,7 +2,21 @@ package policy
 
 import "time"
 
-// DefaultCapacity is the capacity in bytes of a rule that does not say one.
+const (
+	// defaultDrain outlasts TCP's shortest retransmission timeout, 200 ms on
+	// Linux: a sender that lost a whole window stays silent for that long, and a
+	// bucket that drains sooner throws away what the rate would have let through
+	// meanwhile. Cubic and BBR on a short path, 5 mbit to 1 gbit, reach 46 to 50 %
+	// of the rate with 100 ms, 90 % with 200 ms, 94 to 97 % with 300 ms (of at
+	// most 97 %, the rest being headers), and no more with 400 ms.
+	defaultDrain = 300 * time.Millisecond
+	// defaultLeast holds two of the largest packets that segmentation offload
+	// makes; with less, BBR at 1 mbit gets stuck at a tenth of the rate.
+	defaultLeast = 128 << 10
+)
+
+// DefaultCapacity is the capacity in bytes of a rule of rate r that does not
+// say one: what lets TCP reach the rate.
 func DefaultCapacity(r Rate) uint64 {
-	return max(128<<10, bytesIn(100*time.Millisecond, r))
+	return max(defaultLeast, bytesIn(defaultDrain, r))
 }

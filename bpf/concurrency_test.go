@@ -1,0 +1,333 @@
+package bpf_test
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// These tests run in real time, on two CPUs. They assert nothing about how fast
+// a machine is: a bound holds for the time that passed, however long it was.
+
+// live is an egress hook with the clock of the kernel.
+func live() bpf.AbiHook { return bpf.AbiHook{L2Bytes: 14, Secret: secret} }
+
+// onEachCPU runs work on two CPUs at once, each on its own thread, and returns
+// the time in ns from before the first packet to after the last.
+func onEachCPU(t *testing.T, work func(cpu int) error) uint64 {
+	t.Helper()
+	var allowed unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
+		t.Fatal(err)
+	}
+	var cpus []int
+	for cpu := range 1024 {
+		if allowed.IsSet(cpu) && len(cpus) < 2 {
+			cpus = append(cpus, cpu)
+		}
+	}
+	if len(cpus) < 2 {
+		testenv.Skip(t, "needs two CPUs")
+	}
+	var ready, done sync.WaitGroup
+	start := make(chan struct{})
+	errs := make([]error, len(cpus))
+	for i, cpu := range cpus {
+		ready.Add(1)
+		done.Go(func() {
+			// The thread ends with the goroutine, so its affinity does not outlive the test.
+			runtime.LockOSThread()
+			var one unix.CPUSet
+			one.Set(cpu)
+			errs[i] = unix.SchedSetaffinity(0, &one)
+			ready.Done()
+			<-start
+			if errs[i] == nil {
+				errs[i] = work(i)
+			}
+		})
+	}
+	ready.Wait()
+	began := maps.Now()
+	close(start)
+	done.Wait()
+	took := maps.Now() - began
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return took
+}
+
+// leaked is what a rate lets through in a time, in bytes, rounded up.
+func leaked(rate policy.Rate, ns uint64) uint64 {
+	return uint64(float64(rate)/8e9*float64(ns)*(1+1e-9)) + 1
+}
+
+// hosts is a program that sends each packet to one of so many hosts, at random.
+func hosts(tb testing.TB, next *ebpf.Program, n int32) *ebpf.Program {
+	const last = 14 + 19 // byte of the destination
+	return before(tb, "hosts", next,
+		asm.FnGetPrandomU32.Call(),
+		asm.Mod.Imm(asm.R0, n),
+		asm.LoadMem(asm.R2, asm.R6, 76, asm.Word), // data
+		asm.LoadMem(asm.R3, asm.R6, 80, asm.Word), // data_end
+		asm.Mov.Reg(asm.R4, asm.R2),
+		asm.Add.Imm(asm.R4, last+1),
+		asm.JGT.Reg(asm.R4, asm.R3, "on"),
+		asm.StoreMem(asm.R2, last, asm.R0, asm.Byte),
+	)
+}
+
+func packets(full, short int) int {
+	if testing.Short() {
+		return short
+	}
+	return full
+}
+
+// Two CPUs on one bucket never admit more than one would.
+func TestTwoCPUsOneBucket(t *testing.T) {
+	frame := ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2), zeros(958)))
+	size := uint64(len(frame))
+	for _, algorithm := range algorithms {
+		for _, each := range sharings {
+			// From so slow that nearly all is excess to so fast that nearly all is charged.
+			for _, rate := range []policy.Rate{1_000_000, 1_000_000_000, 40_000_000_000, 400_000_000_000} {
+				t.Run(fmt.Sprintf("%v/%v/%v", algorithm, policy.Each{Kind: each}, rate), func(t *testing.T) {
+					r := newRig(t, maps.Size{Rules: 1, Buckets: 64}, live())
+					rule := policy.Rule{
+						Prefix: prefix("10.0.0.0/8"), Rate: rate, Capacity: 10 * size,
+						Algorithm: algorithm, Each: policy.Each{Kind: each}, Fail: policy.Closed,
+					}
+					e := r.put(rule, 0)
+					send(t, r.programs[algorithm], frame, meta{}) // so that there is a bucket
+					before := r.counters()[e.ID]
+					took := onEachCPU(t, func(int) error {
+						_, err := r.programs[algorithm].Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(packets(1_000_000, 100_000))})
+						return err
+					})
+					c, bound := since(before, r.counters()[e.ID]), rule.Capacity+leaked(rate, took)
+					if each != policy.EachAll && r.spareWasUsed() {
+						bound *= 2 // by packets that lost the bucket to the other CPU too often
+					}
+					if c.PassedBytes > bound {
+						t.Errorf("%d bytes passed in %d ns, at most %d may", c.PassedBytes, took, bound)
+					}
+					if c.PassedBytes < rule.Capacity-size {
+						t.Errorf("only %d bytes passed: not even the capacity", c.PassedBytes)
+					}
+					if c.PassedPackets*size != c.PassedBytes || c.ExcessPackets+c.UnsurePackets != c.DroppedPackets {
+						t.Errorf("counters contradict each other: %+v", c)
+					}
+				})
+			}
+		}
+	}
+}
+
+// spareWasUsed reports whether anything was ever charged to the own bucket of the first rule.
+func (r *rig) spareWasUsed() bool {
+	r.Helper()
+	var own bpf.AbiOwn
+	if err := r.set.Replacements()[bpf.GcraMapOwnBuckets].Lookup(uint32(0), &own); err != nil {
+		r.Fatal(err)
+	}
+	return own.Bucket.Tat != 0
+}
+
+// slotsAreSound looks at a table at rest: no slot is left half taken, and no key has two.
+func (r *rig) slotsAreSound() {
+	r.Helper()
+	table := r.set.Replacements()[bpf.GcraMapTable]
+	for i := range table.MaxEntries() {
+		var line bpf.AbiLine
+		if err := table.Lookup(i, &line); err != nil {
+			r.Fatal(err)
+		}
+		prints := map[uint32]int{}
+		for _, slot := range line.Slot {
+			if slot.Tat&1 != 0 {
+				r.Errorf("line %d: a slot was left half taken: %+v", i, line.Slot)
+			}
+			if slot.Print != 0 {
+				prints[slot.Print]++
+			}
+		}
+		for print, n := range prints {
+			if n > 1 {
+				r.Errorf("line %d: key %#x has %d slots", i, print, n)
+			}
+		}
+	}
+}
+
+// Keys share a table of one line, whose buckets drain all the time, so that
+// slots change hands. A slot is taken only when its bucket is empty, so what
+// passes on each of the four is bounded as if one key had it, and so is what
+// passes on the spare bucket.
+func TestSlotsChangeHands(t *testing.T) {
+	frame := ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2), zeros(958)))
+	size := uint64(len(frame))
+	for _, algorithm := range algorithms {
+		for _, keys := range []uint64{1, 3, 4, 5, 8, 12} {
+			// Two packets at a time; drained within the test thousands of times, or a few.
+			for _, rate := range []policy.Rate{20_000_000_000, 100_000_000} {
+				t.Run(fmt.Sprintf("%v/%d keys/%v", algorithm, keys, rate), func(t *testing.T) {
+					r := newRig(t, maps.Size{Rules: 1, Buckets: 4}, live())
+					rule := policy.Rule{
+						Prefix: prefix("10.0.0.0/8"), Rate: rate, Capacity: 2 * size,
+						Algorithm: algorithm, Each: policy.Each{Kind: policy.EachHost}, Fail: policy.Closed,
+					}
+					e := r.put(rule, 0)
+					p := hosts(t, r.programs[algorithm], int32(keys))
+					took := onEachCPU(t, func(int) error {
+						_, err := p.Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(packets(400_000, 50_000))})
+						return err
+					})
+					c, bound := r.counters()[e.ID], (min(keys, 4)+1)*(rule.Capacity+leaked(rate, took))
+					if c.PassedBytes > bound {
+						t.Errorf("%d bytes passed in %d ns, at most %d may", c.PassedBytes, took, bound)
+					}
+					if c.PassedBytes < size {
+						t.Error("nothing passed")
+					}
+					r.slotsAreSound()
+				})
+			}
+		}
+	}
+}
+
+// The same, packet by packet, so that each key's share is known: its own bucket
+// wherever it is, and what it gets of the spare one.
+func TestSlotsChangeHandsFairly(t *testing.T) {
+	for _, algorithm := range algorithms {
+		for _, keys := range []int{3, 5, 12} {
+			t.Run(fmt.Sprintf("%v/%d keys", algorithm, keys), func(t *testing.T) {
+				r := newRig(t, maps.Size{Rules: 1, Buckets: 4}, live())
+				const size = 1000
+				rule := policy.Rule{
+					Prefix: prefix("10.0.0.0/8"), Rate: 40_000_000, Capacity: 2 * size,
+					Algorithm: algorithm, Each: policy.Each{Kind: policy.EachFlow}, Fail: policy.Closed,
+				}
+				r.put(rule, 0)
+				passed := make([]atomic.Uint64, keys)
+				took := onEachCPU(t, func(cpu int) error {
+					p, frames := r.programs[algorithm], make([][]byte, keys)
+					for key := range keys {
+						frames[key] = ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(uint16(key), 2), zeros(958)))
+					}
+					for i := range packets(60_000, 6000) {
+						// In bursts, so that buckets of the others drain meanwhile.
+						key := (i/(100*(cpu+1)) + i%2) % keys
+						verdict, err := p.Run(&ebpf.RunOptions{Data: frames[key]})
+						if err != nil {
+							return err
+						}
+						if verdict != drop {
+							passed[key].Add(size)
+						}
+					}
+					return nil
+				})
+				one := rule.Capacity + leaked(rule.Rate, took) // on one bucket
+				total := uint64(0)
+				for key := range passed {
+					n := passed[key].Load()
+					total += n
+					if n > 2*one {
+						t.Errorf("%d bytes of key %d passed, its own and the spare bucket let through %d", n, key, 2*one)
+					}
+				}
+				if bound := uint64(min(keys, 4)+1) * one; total > bound {
+					t.Errorf("%d bytes passed, the buckets let through %d", total, bound)
+				}
+				r.slotsAreSound()
+			})
+		}
+	}
+}
+
+// A spray of new flows takes no bucket from a flow that owes something, and all
+// of it together gets no more than the empty slots and the spare bucket hold.
+func TestSpray(t *testing.T) {
+	const buckets = 1 << 12
+	for _, algorithm := range algorithms {
+		t.Run(fmt.Sprint(algorithm), func(t *testing.T) {
+			r := newRig(t, maps.Size{Rules: 1, Buckets: buckets}, live())
+			const size = 1000
+			// So slow that nothing drains in any time that a test takes.
+			rule := policy.Rule{
+				Prefix: prefix("10.0.0.0/8"), Rate: 80, Capacity: 4 * size,
+				Algorithm: algorithm, Each: policy.Each{Kind: policy.EachFlow}, Fail: policy.Closed,
+			}
+			e := r.put(rule, 0)
+			busy := ether(typeIPv4, ip4{src: "198.51.100.1", proto: protoUDP}.with(udpHeader(1000, 53), zeros(958)))
+			flow := maps.Flow{Src: addr("198.51.100.1"), Dst: addr(far4), Proto: protoUDP, SrcPort: 1000, DstPort: 53}
+			p := r.programs[algorithm]
+			send(t, p, busy, meta{}) // it has its bucket before the spray begins
+			mine := uint64(size)
+			flows := packets(1<<20, 1<<16)
+			spray := randomFlow(t, p, int32(flows))
+			var over atomic.Bool
+			took := onEachCPU(t, func(cpu int) error {
+				if cpu == 0 {
+					defer over.Store(true)
+					_, err := spray.Run(&ebpf.RunOptions{Data: busy, Repeat: uint32(flows)})
+					return err
+				}
+				for !over.Load() {
+					verdict, err := p.Run(&ebpf.RunOptions{Data: busy})
+					if err != nil {
+						return err
+					}
+					if verdict != drop {
+						mine += size
+					}
+				}
+				return nil
+			})
+			if bound := rule.Capacity + leaked(rule.Rate, took); mine > bound {
+				t.Errorf("%d bytes of the busy flow passed, at most %d may", mine, bound)
+			}
+			now := maps.Now()
+			if got := model.Bytes(r.set.Level(e, policy.MatchDst, flow, now)) + leaked(rule.Rate, took); got < mine {
+				t.Errorf("the busy flow owes %d bytes less than it sent", mine-got)
+			}
+			held, sharers := uint64(0), 0
+			for b := range r.set.Buckets(e, now) {
+				held += b.LevelBytes
+				sharers++
+			}
+			if sharers > buckets || sharers < buckets*9/10 {
+				t.Errorf("%d flows have a bucket, of %d that there are", sharers, buckets)
+			}
+			spare := model.Bytes(r.set.OwnLevel(e, now))
+			if spare > rule.Capacity || spare+size <= rule.Capacity {
+				t.Errorf("the spare bucket owes %d bytes, want it full: %d", spare, rule.Capacity)
+			}
+			if c, bound := r.counters()[e.ID], held+rule.Capacity+(buckets+1)*leaked(rule.Rate, took); c.PassedBytes > bound {
+				t.Errorf("%d bytes passed, %d of them on buckets of flows: the spare one has no room for the rest", c.PassedBytes, held)
+			}
+			r.slotsAreSound()
+			if !slices.ContainsFunc(slices.Collect(r.set.Buckets(e, now)), func(b maps.Bucket) bool { return b.Flow == flow }) {
+				t.Error("the busy flow has no bucket any more")
+			}
+		})
+	}
+}

@@ -1,0 +1,184 @@
+// Package doctor judges whether limits can be right: what the kernel and this
+// process can do, what may bypass a rule, count a packet twice, or make a rule
+// other than it says. Gather finds the facts out and changes nothing; Judge,
+// which knows no kernel, says what they mean.
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Facts are what was found out about a system and a network namespace.
+type Facts struct {
+	System  System
+	Devices []Device // all of the namespace, as they may be stacked
+	Sides   []Side   // all that have rules, and those that were asked about
+	Unread  []Unread
+	Only    string // the device that was asked about, "" for all that have rules
+}
+
+// System is what does not depend on a device.
+type System struct {
+	Kernel       string
+	Capabilities uint64 // effective, a bit each
+	Hook         loader.Mode
+	HookErr      error // why there is none
+	Probe        error // why programs do not load
+	JIT          bool  // they are compiled
+	BPFFS        loader.BPFFS
+}
+
+// A Device is a device with what only some checks need.
+type Device struct {
+	loader.Device
+	Tunnel *loader.Tunnel // nil for a device that is none
+	// What follows is known of the devices of Sides only.
+	Offloads   loader.Offloads
+	IPv4, IPv6 bool  // it has such addresses, valid beyond its link
+	Unreadable error // why programs can not read its packets
+}
+
+// A Side is a direction of a device.
+type Side struct {
+	Name      string
+	Index     int // of the device, 0 where it is not here
+	Direction policy.Direction
+	Limits    *Limits // nil where there are no rules
+	// Chain is what is attached, nil where it could not be asked for.
+	Chain []loader.ChainEntry
+}
+
+// Limits are the rules of a side.
+type Limits struct {
+	State      loader.State
+	Mode       loader.Mode
+	Was        string // the device's name when the first one was set
+	OtherBuild bool
+	Match      policy.Match
+	Rules      []Rule
+}
+
+// A Rule is a rule with what became of its packets.
+type Rule struct {
+	policy.Rule
+	Counters maps.Counters
+}
+
+// Unread is what could not be found out.
+type Unread struct {
+	Device, Direction string // "" for all
+	Err               error
+}
+
+// Judge says what the facts mean for limits.
+func Judge(f Facts) []report.Finding {
+	findings := []report.Finding{}
+	for _, check := range systemChecks {
+		findings = append(findings, check(f.System)...)
+	}
+	for _, u := range f.Unread {
+		findings = append(findings, unread(u))
+	}
+	if len(f.Sides) == 0 && len(f.Unread) == 0 {
+		findings = append(findings, systemFinding(report.OK, "rules", "no device has any", "'shapectl doctor DEV' tells what one would meet")...)
+	}
+	for _, s := range f.Sides {
+		if !f.judged(s.Name) {
+			continue
+		}
+		d := f.device(s.Index)
+		for _, check := range sideChecks {
+			findings = append(findings, check(f, s, d)...)
+		}
+	}
+	return findings
+}
+
+var systemChecks = []func(System) []report.Finding{
+	checkKernel, checkPermissions, checkPrograms, checkHook, checkBPFFS,
+}
+
+// Each takes the device of the side, nil where it is not here.
+var sideChecks = []func(Facts, Side, *Device) []report.Finding{
+	checkState, checkBuild, checkLinkType, checkChain, checkXDP, checkHardware, checkMerged,
+	checkCapacity, checkBurst, checkStacked, checkFamilies, checkUnsure, checkUnmatched,
+}
+
+func unread(u Unread) report.Finding {
+	return report.Finding{
+		Status: report.Warning, Check: "access", Device: u.Device, Direction: u.Direction,
+		Finding: "could not be looked at, so findings may be missing: " + strings.Join(strings.Fields(u.Err.Error()), " "),
+		Advice:  "run as root; what another version of shapectl has set, look at with that version",
+	}
+}
+
+func (f Facts) judged(name string) bool { return f.Only == "" || f.Only == name }
+
+func (f Facts) device(index int) *Device {
+	i := slices.IndexFunc(f.Devices, func(d Device) bool { return d.Index == index })
+	if index == 0 || i < 0 {
+		return nil
+	}
+	return &f.Devices[i]
+}
+
+// limits are the rules in force on a direction of a device, nil if there are none.
+func (f Facts) limits(d *Device, direction policy.Direction) *Limits {
+	for _, s := range f.Sides {
+		if s.Index == d.Index && s.Direction == direction && s.inForce() {
+			return s.Limits
+		}
+	}
+	return nil
+}
+
+func (s Side) inForce() bool { return s.Limits != nil && s.Limits.State == loader.Attached }
+
+// limited are the rules that have a rate.
+func (s Side) limited() []Rule {
+	if s.Limits == nil {
+		return nil
+	}
+	return s.Limits.limited()
+}
+
+func (l *Limits) limited() []Rule {
+	return slices.DeleteFunc(slices.Clone(l.Rules), func(r Rule) bool { return r.Rate == policy.Unlimited })
+}
+
+func (s Side) finding(status report.Status, check, finding, advice string) []report.Finding {
+	return []report.Finding{{
+		Status: status, Check: check, Device: s.Name, Direction: s.Direction.String(), Finding: finding, Advice: advice,
+	}}
+}
+
+// list names a few of many.
+func list(names []string) string {
+	const few = 3
+	if len(names) > few+1 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:few], ", "), len(names)-few)
+	}
+	return strings.Join(names, ", ")
+}
+
+func prefixes(rules []Rule) string {
+	names := make([]string, len(rules))
+	for i, r := range rules {
+		names[i] = r.Prefix.String()
+	}
+	return list(names)
+}
+
+func count[N int | uint64](n N, one string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %ss", n, one)
+}

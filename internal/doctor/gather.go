@@ -1,0 +1,197 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Gather finds out about the system, and in the calling thread's network
+// namespace about one device, or, without a name, about all that have rules.
+// The error wraps loader.ErrNoDevice where there is neither a device nor a rule of that name.
+func Gather(o loader.Options, name string) (Facts, error) {
+	f := Facts{}
+	var err error
+	if f.System, err = system(o); err != nil {
+		return f, err
+	}
+	n, err := loader.Read(o)
+	if err != nil {
+		f.unread("", "", err)
+		n = new(loader.Namespace) // which has devices, and no rules
+	} else {
+		defer n.Close()
+	}
+	if err := f.allDevices(n); err != nil {
+		return f, err
+	}
+	if err := f.allSides(n); err != nil {
+		f.unread("", "", err)
+	}
+	if name != "" {
+		if err := f.ask(n, name); err != nil {
+			return f, err
+		}
+	}
+	f.details()
+	f.chains(n)
+	return f, nil
+}
+
+func (f *Facts) unread(device, direction string, err error) {
+	f.Unread = append(f.Unread, Unread{Device: device, Direction: direction, Err: err})
+}
+
+func system(o loader.Options) (System, error) {
+	var s System
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return s, fmt.Errorf("ask for the kernel's name: %w", err)
+	}
+	s.Kernel = "Linux " + unix.ByteSliceToString(name.Release[:])
+	var err error
+	if s.Capabilities, err = capabilities(); err != nil {
+		return s, err
+	}
+	if s.BPFFS, err = loader.FindBPFFS(o); err != nil {
+		return s, err
+	}
+	s.Hook, s.HookErr = loader.HookMode(o)
+	s.JIT, s.Probe = loader.Probe()
+	return s, nil
+}
+
+// capabilities are the effective ones of this thread.
+func capabilities() (uint64, error) {
+	status, err := os.ReadFile("/proc/thread-self/status")
+	if err != nil {
+		return 0, fmt.Errorf("read the permissions of this process: %w", err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if hex, ok := strings.CutPrefix(line, "CapEff:"); ok {
+			return strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
+		}
+	}
+	return 0, errors.New("read the permissions of this process: /proc/thread-self/status does not tell")
+}
+
+func (f *Facts) allDevices(n *loader.Namespace) error {
+	devices, err := n.Devices()
+	if err != nil {
+		return err
+	}
+	for _, d := range devices {
+		f.Devices = append(f.Devices, Device{Device: d, Tunnel: d.Tunnel()})
+	}
+	return nil
+}
+
+// allSides are those that have rules, as stacked devices are judged together.
+func (f *Facts) allSides(n *loader.Namespace) error {
+	hooks, err := n.Hooks()
+	if err != nil {
+		return err
+	}
+	for _, h := range hooks {
+		s, err := side(h)
+		h.Close()
+		if err != nil {
+			f.unread(s.Name, s.Direction.String(), err)
+			continue
+		}
+		f.Sides = append(f.Sides, s)
+	}
+	return nil
+}
+
+func side(h *loader.Hook) (Side, error) {
+	s := Side{Name: h.Name(), Index: h.Device.Index, Direction: h.Direction}
+	l := &Limits{State: h.State, Mode: h.Mode, Was: h.Was, Match: h.Match()}
+	var err error
+	if l.OtherBuild, err = h.OtherBuild(); err != nil {
+		return s, err
+	}
+	for _, e := range h.Set.Rules() {
+		counters, err := h.Set.Counters(e.ID)
+		if err != nil {
+			return s, err
+		}
+		l.Rules = append(l.Rules, Rule{Rule: e.Rule, Counters: counters})
+	}
+	s.Limits = l
+	return s, nil
+}
+
+// ask adds both directions of a device, and leaves the others for comparison only.
+func (f *Facts) ask(n *loader.Namespace, name string) error {
+	d, err := n.Device(name)
+	switch {
+	case err == nil:
+		name = d.Name // it may have been an alternative one
+	case !errors.Is(err, loader.ErrNoDevice):
+		return err
+	}
+	f.Only = name
+	found := false
+	for _, direction := range []policy.Direction{policy.Egress, policy.Ingress} {
+		if f.has(name, direction) {
+			found = true
+		} else if err == nil {
+			f.Sides = append(f.Sides, Side{Name: name, Index: d.Index, Direction: direction})
+		}
+	}
+	if err != nil && !found {
+		return err
+	}
+	return nil
+}
+
+func (f *Facts) has(name string, direction policy.Direction) bool {
+	for _, s := range f.Sides {
+		if s.Name == name && s.Direction == direction {
+			return true
+		}
+	}
+	return false
+}
+
+// details asks for what only the devices that are judged are asked for.
+func (f *Facts) details() {
+	for i := range f.Devices {
+		d := &f.Devices[i]
+		if !f.judged(d.Name) || !f.has(d.Name, policy.Egress) && !f.has(d.Name, policy.Ingress) {
+			continue
+		}
+		d.Unreadable = d.CheckReadable()
+		var err error
+		if d.Offloads, err = d.Device.Offloads(); err != nil {
+			f.unread(d.Name, "", err)
+		}
+		if d.IPv4, d.IPv6, err = d.Addresses(); err != nil {
+			f.unread(d.Name, "", err)
+		}
+	}
+}
+
+func (f *Facts) chains(n *loader.Namespace) {
+	for i := range f.Sides {
+		s := &f.Sides[i]
+		d := f.device(s.Index)
+		if d == nil || !f.judged(s.Name) {
+			continue
+		}
+		var err error
+		if s.Chain, err = n.Chain(d.Device, s.Direction); err != nil {
+			f.unread(s.Name, s.Direction.String(), err)
+		} else if s.Chain == nil {
+			s.Chain = []loader.ChainEntry{}
+		}
+	}
+}

@@ -1,0 +1,151 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+func checkState(f Facts, s Side, d *Device) []report.Finding {
+	if s.Limits == nil {
+		return s.finding(report.OK, "state", "no rules; what follows is what one would meet", "")
+	}
+	l := s.Limits
+	rules := count(len(l.Rules), "rule")
+	again := fmt.Sprintf("set one of them again, which attaches all, or 'shapectl flush %s %s'", s.Name, s.Direction)
+	switch l.State {
+	case loader.Attached:
+		if l.Was != s.Name {
+			return s.finding(report.Note, "state",
+				fmt.Sprintf("%s in force by %s; the device was %s when they were set, and they went along", rules, l.Mode, l.Was), "")
+		}
+		return s.finding(report.OK, "state", fmt.Sprintf("%s in force by %s", rules, l.Mode), "")
+	case loader.Moved:
+		return s.finding(report.Failed, "state",
+			fmt.Sprintf("%s here, but the device has moved to another network namespace: they limit it there, yet can not be seen or changed from there", rules),
+			fmt.Sprintf("'shapectl flush %s %s' here, then set them there", s.Name, s.Direction))
+	case loader.Gone:
+		made := slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Name == l.Was })
+		if made {
+			return s.finding(report.Failed, "state",
+				rules+" not in force: the device was deleted and made again since, and this one has no limits", again)
+		}
+		return s.finding(report.Failed, "state", rules+" not in force: the device was deleted, or moved away",
+			fmt.Sprintf("when it is back, set one of them again, which attaches all; else 'shapectl flush %s %s'", s.Name, s.Direction))
+	}
+	return s.finding(report.Failed, "state", rules+" not in force: something else took shapectl's programs off the device", again)
+}
+
+func checkBuild(_ Facts, s Side, _ *Device) []report.Finding {
+	if !s.inForce() || !s.Limits.OtherBuild {
+		return nil
+	}
+	return s.finding(report.Note, "build", "programs of another build of shapectl are attached; limits are those of that build",
+		"set any of its rules again to replace them, without a moment unlimited")
+}
+
+func checkLinkType(_ Facts, s Side, d *Device) []report.Finding {
+	if d == nil || d.Unreadable == nil {
+		return nil
+	}
+	return s.finding(report.Failed, "link type", d.Unreadable.Error()+", so no rule can be set",
+		"set rules on the device that its packets come from or go to")
+}
+
+func checkChain(_ Facts, s Side, d *Device) []report.Finding {
+	if d == nil || s.Chain == nil || s.Limits != nil && !s.inForce() {
+		return nil
+	}
+	chain := foreign(s.Chain)
+	if len(chain) == 0 {
+		return s.finding(report.OK, "chain", "nothing else is attached to this hook of traffic control", "")
+	}
+	if s.Limits == nil {
+		return s.finding(report.Note, "chain", "attached already: "+describe(chain), "")
+	}
+	last := lastOfOurs(s.Chain)
+	var findings []report.Finding
+	if before := foreign(s.Chain[:last+1]); len(before) > 0 {
+		findings = s.finding(report.Warning, "chain",
+			describe(before)+" before the limit: what it passes on by ending the chain (TC_ACT_OK), redirects or drops is neither limited nor counted",
+			s.comeFirst(before))
+	}
+	if after := foreign(s.Chain[last+1:]); len(after) > 0 {
+		findings = append(findings, s.finding(report.Note, "chain",
+			describe(after)+" after the limit: it sees what conforms, and what it drops or redirects has been charged", "")...)
+	}
+	return findings
+}
+
+// comeFirst says how to get ahead of what is first now.
+func (s Side) comeFirst(before []loader.ChainEntry) string {
+	again := fmt.Sprintf("'shapectl flush %s %s' and set the rules again", s.Name, s.Direction)
+	switch {
+	case slices.ContainsFunc(before, ours):
+		return "flush them there, or the lower of the two rates decides"
+	case s.Limits.Mode == loader.TCX:
+		return again + ", which attaches them ahead"
+	case before[0].At == "tcx":
+		return "attach by tcx, too: unset SHAPECTL_HOOK, " + again
+	}
+	return "add that filter again with a higher priority number than shapectl's, or attach by tcx"
+}
+
+// ours reports whether an entry that this namespace does not know of is shapectl's nevertheless.
+func ours(e loader.ChainEntry) bool { return strings.HasPrefix(e.Name, "shapectl_") }
+
+func lastOfOurs(chain []loader.ChainEntry) int {
+	for i, e := range slices.Backward(chain) {
+		if e.Ours {
+			return i
+		}
+	}
+	return -1
+}
+
+// foreign are those that are not ours. The kernel lists some filters more than
+// once, for their tables.
+func foreign(chain []loader.ChainEntry) []loader.ChainEntry {
+	theirs := slices.DeleteFunc(slices.Clone(chain), func(e loader.ChainEntry) bool { return e.Ours })
+	return slices.Compact(theirs)
+}
+
+// describe says what is attached, in order.
+func describe(chain []loader.ChainEntry) string {
+	names := make([]string, len(chain))
+	for i, e := range chain {
+		switch {
+		case ours(e):
+			names[i] = fmt.Sprintf("%s (%s, set from another network namespace or another bpffs)", e.Name, e.At)
+		case e.ID != 0 && e.Name != "":
+			names[i] = fmt.Sprintf("program %s (%s, id %d)", e.Name, e.At, e.ID)
+		case e.ID != 0:
+			names[i] = fmt.Sprintf("program %d (%s)", e.ID, e.At)
+		default:
+			names[i] = fmt.Sprintf("%s (%s)", e.Name, e.At)
+		}
+	}
+	return list(names)
+}
+
+func checkXDP(_ Facts, s Side, d *Device) []report.Finding {
+	if d == nil || d.XDP == "" || s.Direction != policy.Ingress {
+		return nil
+	}
+	return s.finding(report.Note, "xdp",
+		fmt.Sprintf("an XDP program (%s) sees packets first: what it drops, sends back or redirects, also to AF_XDP sockets, is neither limited nor counted", d.XDP),
+		"if it redirects, set rules where those packets leave")
+}
+
+func checkHardware(_ Facts, s Side, d *Device) []report.Finding {
+	if d == nil || !d.Offloads.HardwareTC {
+		return nil
+	}
+	return s.finding(report.Note, "offload",
+		"hw-tc-offload is on: what offloaded filters or flow tables handle in hardware never reaches the limit",
+		fmt.Sprintf("if any are in use, ethtool -K %s hw-tc-offload off", s.Name))
+}

@@ -1,0 +1,207 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// biggest is the most bytes that one packet of a side may stand for, why that
+// is more than a frame, and how to have it less.
+func biggest(s Side, d *Device) (bytes int, why, less string) {
+	frame := d.MTU + int(d.L2Bytes)
+	lower := "ip link set dev %s gso_max_size 4096"
+	// Neither ethtool -K gso off nor tso off keeps TCP from handing big packets
+	// to the hook: they only move the place after it where these are cut.
+	if s.Direction == policy.Egress || d.Loopback {
+		return max(frame, d.GSOMax), "TCP hands over big packets that are cut into frames later (GSO)", fmt.Sprintf(lower, s.Name)
+	}
+	switch {
+	case d.Kind == "veth" || d.Kind == "netkit":
+		return max(frame, d.GSOMax), "the other end's packets come in before they are cut into frames (GSO)",
+			fmt.Sprintf(lower, "PEER") + " at the other end"
+	case d.Offloads.LRO:
+		return max(frame, d.GROMax), "frames are merged as they come in (LRO, GRO)", fmt.Sprintf("ethtool -K %s lro off gro off", s.Name)
+	case stacked[d.Kind]:
+		return max(frame, d.GROMax), "frames are merged where they come in, at the devices below (GRO)", "ethtool -K with gro off there"
+	case d.Offloads.GRO:
+		return max(frame, d.GROMax), "frames are merged as they come in (GRO)", fmt.Sprintf("ethtool -K %s gro off", s.Name)
+	}
+	return frame, "", ""
+}
+
+// stacked are the kinds of device whose packets came in by another one.
+var stacked = map[string]bool{
+	"bridge": true, "bond": true, "team": true, "vlan": true, "macvlan": true, "ipvlan": true, "vrf": true,
+}
+
+// jerk is how long a rate may take over one packet before it is worth a word:
+// packets of 64 KiB are at 10mbit.
+const jerk = 50 * time.Millisecond
+
+func checkMerged(_ Facts, s Side, d *Device) []report.Finding {
+	if d == nil {
+		return nil
+	}
+	bytes, why, less := biggest(s, d)
+	if why == "" {
+		return s.finding(report.OK, "packets", "each frame is judged by itself", "")
+	}
+	all := fmt.Sprintf("%s: one verdict for up to %d bytes", why, bytes)
+	limited := s.limited()
+	if len(limited) == 0 {
+		return s.finding(report.OK, "packets", all+", which count as the frames they stand for", "")
+	}
+	slowest := slices.MinFunc(limited, func(a, b Rule) int { return cmp.Compare(a.Rate, b.Rate) })
+	if took := drain(uint64(bytes), slowest.Rate); took > jerk {
+		return s.finding(report.Note, "packets",
+			fmt.Sprintf("%s, which is %s at the %v of %s: the rate is right in the long run, but what passes comes in jerks, and a drop takes that many",
+				all, spell(took), slowest.Rate, slowest.Prefix),
+			"if that matters: "+less)
+	}
+	return s.finding(report.OK, "packets", all+", which count as the frames they stand for; at these rates that is little", "")
+}
+
+// drain is how long a rate takes over so many bytes.
+func drain(bytes uint64, r policy.Rate) time.Duration {
+	return time.Duration(float64(bytes) * 8 / float64(r) * float64(time.Second))
+}
+
+// spell writes a time as rules do.
+func spell(t time.Duration) string {
+	digits := time.Microsecond
+	if t >= 10*time.Millisecond {
+		digits = time.Millisecond
+	}
+	return strings.ReplaceAll(t.Round(digits).String(), "µ", "u")
+}
+
+// bytesIn is what passes at a rate in a time.
+func bytesIn(t time.Duration, r policy.Rate) uint64 {
+	return uint64(float64(r) / 8 * t.Seconds())
+}
+
+// checkCapacity tells of buckets too small for their packets or their rate: of
+// each the worst that can be said, of those alike the first.
+func checkCapacity(_ Facts, s Side, d *Device) []report.Finding {
+	if d == nil {
+		return nil
+	}
+	var findings []report.Finding
+	alike := map[string][]Rule{}
+	for _, r := range s.limited() {
+		kind, _, _ := tooSmall(s, d, r)
+		alike[kind] = append(alike[kind], r)
+	}
+	for _, kind := range []string{"frame", "packet", "rate"} {
+		if rules := alike[kind]; len(rules) > 0 {
+			_, finding, advice := tooSmall(s, d, rules[0])
+			if len(rules) > 1 {
+				finding += fmt.Sprintf(" (alike: %s)", prefixes(rules[1:]))
+			}
+			findings = append(findings, s.finding(report.Warning, "capacity", finding, advice)...)
+		}
+	}
+	return findings
+}
+
+// tooSmall says for what a rule's capacity is too small; kind is "" where it is not.
+func tooSmall(s Side, d *Device, r Rule) (kind, finding, advice string) {
+	frame := uint64(d.MTU) + uint64(d.L2Bytes)
+	bytes, why, less := biggest(s, d)
+	of := fmt.Sprintf("%s: a bucket of %d bytes is ", r.Prefix, r.Capacity)
+	advice = fmt.Sprintf("raise --capacity to %db", max(policy.DefaultCapacity(r.Rate), uint64(bytes)))
+	switch {
+	case r.Capacity < frame:
+		return "frame", of + fmt.Sprintf("less than one full frame (%d): such a frame passes only while the bucket is empty", frame), advice
+	case r.Capacity < uint64(bytes):
+		return "packet", of + fmt.Sprintf("less than one packet can be (%d), as %s: such a packet passes only while the bucket is empty, and TCP may stay far below %v",
+			bytes, why, r.Rate), advice + ", or: " + less
+	case r.Capacity < bytesIn(10*time.Millisecond, r.Rate):
+		return "rate", of + fmt.Sprintf("only %s of %v: TCP sends bigger bursts, and may not reach that rate",
+			spell(drain(r.Capacity, r.Rate)), r.Rate), advice
+	}
+	return "", "", ""
+}
+
+func checkBurst(_ Facts, s Side, _ *Device) []report.Finding {
+	var long []Rule
+	for _, r := range s.limited() {
+		if r.Capacity > max(policy.DefaultCapacity(r.Rate), bytesIn(time.Second, r.Rate)) {
+			long = append(long, r)
+		}
+	}
+	if len(long) == 0 {
+		return nil
+	}
+	r := long[0]
+	return s.finding(report.Note, "capacity",
+		fmt.Sprintf("%s: after a pause, %d bytes pass at once, which is more than a second of %v", prefixes(long), r.Capacity, r.Rate),
+		fmt.Sprintf("if that is not meant, lower --capacity; the default is %db", policy.DefaultCapacity(r.Rate)))
+}
+
+func checkFamilies(_ Facts, s Side, d *Device) []report.Finding {
+	limited := s.limited()
+	if d == nil || len(limited) == 0 {
+		return nil
+	}
+	is4 := func(r Rule) bool { return r.Prefix.Addr().Is4() }
+	is6 := func(r Rule) bool { return r.Prefix.Addr().Is6() }
+	lacks := func(has, other, all string) []report.Finding {
+		return s.finding(report.Note, "families",
+			fmt.Sprintf("all rules are for %s, and the device has %s addresses, too: %s traffic is not limited", has, other, other),
+			fmt.Sprintf("if it should be, set rules for its networks or for %s", all))
+	}
+	switch {
+	case d.IPv6 && !slices.ContainsFunc(s.Limits.Rules, is6):
+		return lacks("IPv4", "IPv6", "::/0")
+	case d.IPv4 && !slices.ContainsFunc(s.Limits.Rules, is4):
+		return lacks("IPv6", "IPv4", "0.0.0.0/0")
+	}
+	return nil
+}
+
+func checkUnsure(_ Facts, s Side, _ *Device) []report.Finding {
+	var packets uint64
+	var unsure []Rule
+	for _, r := range s.limited() {
+		if r.Counters.UnsurePackets > 0 {
+			packets += r.Counters.UnsurePackets
+			unsure = append(unsure, r)
+		}
+	}
+	if len(unsure) == 0 {
+		return nil
+	}
+	return s.finding(report.Warning, "unsure",
+		fmt.Sprintf("%s of %s could not be metered, and passed or were dropped as --fail says: many CPUs were at one bucket at once, or a mark could not be written",
+			count(packets, "packet"), prefixes(unsure)),
+		"spread the load with --each, or receive on fewer CPUs; --fail closed drops such packets")
+}
+
+func checkUnmatched(_ Facts, s Side, _ *Device) []report.Finding {
+	if !s.inForce() {
+		return nil
+	}
+	idle := slices.DeleteFunc(slices.Clone(s.Limits.Rules), func(r Rule) bool {
+		return r.Counters.PassedPackets+r.Counters.DroppedPackets > 0
+	})
+	if len(idle) == 0 {
+		return nil
+	}
+	way, side := "egress is what leaves the device", "destination"
+	if s.Direction == policy.Ingress {
+		way = "ingress is what enters the device"
+	}
+	if s.Limits.Match == policy.MatchSrc {
+		side = "source"
+	}
+	return s.finding(report.Note, "traffic",
+		"no packet has matched yet: "+prefixes(idle),
+		fmt.Sprintf("if some should have, check the direction (%s) and the address (it is compared with the %s)", way, side))
+}

@@ -1,0 +1,172 @@
+package doctor
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// checkStacked tells of packets that pass more than one device, and so may be
+// limited twice, or past the device that has the rules.
+func checkStacked(f Facts, s Side, d *Device) []report.Finding {
+	if d == nil {
+		return nil
+	}
+	var findings []report.Finding
+	for i := range f.Devices {
+		findings = append(findings, twice(f, s, d, &f.Devices[i])...)
+	}
+	if len(s.limited()) > 0 || s.Limits == nil {
+		findings = append(findings, unseen(f, s, d)...)
+	}
+	return findings
+}
+
+// twice warns of rules on two devices that the same packets pass.
+func twice(f Facts, s Side, d, other *Device) []report.Finding {
+	how, direction := meet(s, d, other)
+	there := f.limits(other, direction)
+	if how == "" || !s.inForce() || there == nil || !overlap(s, d, there, other) || told(f, s, other, direction) {
+		return nil
+	}
+	return s.finding(report.Warning, "counted twice",
+		fmt.Sprintf("%s, and %s %s has rules for them, too: they are charged to both, and the lower rate decides", how, other.Name, direction),
+		"keep the rules of one of the two")
+}
+
+// told reports whether the other device is where it has been said.
+func told(f Facts, s Side, other *Device, direction policy.Direction) bool {
+	return f.judged(other.Name) && (other.Index < s.Index || other.Index == s.Index && direction < s.Direction)
+}
+
+// meet says how packets of a side come to pass another device as well, and in
+// which direction they do; "" if they do not.
+func meet(s Side, d, other *Device) (how string, there policy.Direction) {
+	opposite := policy.Ingress
+	if s.Direction == policy.Ingress {
+		opposite = policy.Egress
+	}
+	switch {
+	case d.Index == other.Index && d.Loopback:
+		return "each packet leaves and enters " + d.Name, opposite
+	case d.Index == other.Index:
+		return "", 0
+	case d.Peer == other.Index:
+		return fmt.Sprintf("what leaves one of %s and %s enters the other", d.Name, other.Name), opposite
+	case isPort(other, d):
+		return portOf(other, d), s.Direction
+	case isPort(d, other):
+		return portOf(d, other), s.Direction
+	case other.Parent == d.Index:
+		return fmt.Sprintf("packets of %s (%s) pass %s as well", other.Name, other.Kind, d.Name), s.Direction
+	case d.Parent == other.Index:
+		return fmt.Sprintf("packets of %s (%s) pass %s as well", d.Name, d.Kind, other.Name), s.Direction
+	case carries(d, other):
+		return wrapped(other, d), s.Direction
+	case carries(other, d):
+		return wrapped(d, other), s.Direction
+	}
+	return "", 0
+}
+
+// passPorts are the kinds of master whose packets pass a port of it as well.
+var passPorts = map[string]bool{"bridge": true, "bond": true, "team": true}
+
+func isPort(d, master *Device) bool { return d.Master == master.Index && passPorts[master.Kind] }
+
+func carries(d, tunnel *Device) bool {
+	return tunnel.Tunnel != nil && tunnel.Tunnel.Underlay == d.Index
+}
+
+func portOf(port, master *Device) string {
+	return fmt.Sprintf("packets of %s %s pass its port %s as well", master.Kind, master.Name, port.Name)
+}
+
+func wrapped(tunnel, underlay *Device) string {
+	return fmt.Sprintf("packets of tunnel %s pass %s as well, wrapped in packets between the tunnel's ends", tunnel.Name, underlay.Name)
+}
+
+// overlap reports whether rules of two devices that packets meet on can be for the same packets.
+func overlap(s Side, d *Device, there *Limits, other *Device) bool {
+	// Of a tunnel, the device below sees the outer addresses only.
+	switch {
+	case carries(d, other):
+		return holds(s.Limits, other.Tunnel)
+	case carries(other, d):
+		return holds(there, d.Tunnel)
+	}
+	return slices.ContainsFunc(s.limited(), func(a Rule) bool {
+		return slices.ContainsFunc(there.limited(), func(b Rule) bool {
+			if s.Limits.Match != there.Match { // different addresses of a packet: it may match both
+				return a.Prefix.Addr().Is4() == b.Prefix.Addr().Is4()
+			}
+			return a.Prefix.Overlaps(b.Prefix)
+		})
+	})
+}
+
+// holds reports whether rules may be for the packets that a tunnel makes.
+func holds(l *Limits, t *loader.Tunnel) bool {
+	return slices.ContainsFunc(l.limited(), func(r Rule) bool { return !t.Remote.IsValid() || r.Prefix.Contains(t.Remote) })
+}
+
+// unseen notes what rules on this device alone do not see, or see besides.
+func unseen(f Facts, s Side, d *Device) []report.Finding {
+	var findings []report.Finding
+	note := func(finding, advice string) {
+		findings = append(findings, s.finding(report.Note, "path", finding, advice)...)
+	}
+	ports := f.names(func(o *Device) bool { return isPort(o, d) })
+	above := f.names(func(o *Device) bool { return o.Parent == d.Index })
+	wrapping := f.names(func(o *Device) bool { return carries(d, o) })
+	switch {
+	case d.Loopback:
+		note("all that programs here send each other passes lo, twice: out and in", "use one direction, egress or ingress, not both")
+	case d.Kind == "bridge":
+		advice := ""
+		if len(ports) > 0 {
+			advice = "to limit that, set rules on its ports: " + list(ports)
+		}
+		note("only what this machine itself sends and receives passes the bridge: what it forwards between its ports is not limited", advice)
+	case d.Master != 0:
+		findings = append(findings, ofPort(f, s, d)...)
+	case d.Tunnel != nil && d.Tunnel.Underlay == 0:
+		note("the packets leave or came wrapped, by a device that can not be told from here", "a rule on that one as well, for the tunnel's other end, would charge them twice")
+	}
+	if len(above) > 0 {
+		note("packets of the devices on top are seen here, too: "+list(above), "set rules there to limit them apart; for the same packets, only there or only here")
+	}
+	if len(wrapping) > 0 {
+		note("packets of tunnels are seen with the addresses of the tunnel's ends, not those inside: "+list(wrapping), "set rules on the tunnel to limit what is inside")
+	}
+	return findings
+}
+
+// ofPort notes what passes the other ports of a bond.
+func ofPort(f Facts, s Side, d *Device) []report.Finding {
+	master := f.device(d.Master)
+	if master == nil || master.Kind != "bond" && master.Kind != "team" {
+		return nil
+	}
+	others := f.names(func(o *Device) bool { return isPort(o, master) && o.Index != d.Index })
+	if len(others) == 0 {
+		return nil
+	}
+	return s.finding(report.Note, "path",
+		fmt.Sprintf("%s is one port of %s %s: what goes by the others is not limited: %s", d.Name, master.Kind, master.Name, list(others)),
+		"set the rule on "+master.Name+" to limit all of it at one rate")
+}
+
+// names are the names of the devices that a function says yes to.
+func (f Facts) names(is func(*Device) bool) []string {
+	var names []string
+	for i := range f.Devices {
+		if is(&f.Devices[i]) {
+			names = append(names, f.Devices[i].Name)
+		}
+	}
+	return names
+}

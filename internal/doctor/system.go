@@ -1,0 +1,89 @@
+package doctor
+
+import (
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
+)
+
+func systemFinding(status report.Status, check, finding, advice string) []report.Finding {
+	return []report.Finding{{Status: status, Check: check, Finding: finding, Advice: advice}}
+}
+
+func checkKernel(s System) []report.Finding {
+	return systemFinding(report.OK, "kernel", s.Kernel, "")
+}
+
+func (s System) has(capability int) bool { return s.Capabilities&(1<<capability) != 0 }
+
+// missing are the permissions without which no rule can be set.
+func (s System) missing() (names []string) {
+	if !s.has(unix.CAP_BPF) && !s.has(unix.CAP_SYS_ADMIN) { // which includes it
+		names = append(names, "CAP_BPF")
+	}
+	if !s.has(unix.CAP_NET_ADMIN) {
+		names = append(names, "CAP_NET_ADMIN")
+	}
+	return names
+}
+
+func checkPermissions(s System) []report.Finding {
+	switch missing := s.missing(); {
+	case len(missing) > 0:
+		return systemFinding(report.Failed, "permissions",
+			"this process lacks "+strings.Join(missing, " and ")+", so it can set no rule", "run as root, or give it both")
+	case !s.has(unix.CAP_SYS_ADMIN):
+		return systemFinding(report.Note, "permissions",
+			"CAP_BPF and CAP_NET_ADMIN are there, which is all that rules need; without CAP_SYS_ADMIN the programs of others have no names here, and no bpffs can be mounted", "")
+	}
+	return systemFinding(report.OK, "permissions", "all that shapectl needs", "")
+}
+
+func checkPrograms(s System) []report.Finding {
+	switch {
+	case len(s.missing()) > 0:
+		return nil // that they do not load is no news then
+	case s.Probe != nil:
+		return systemFinding(report.Failed, "programs",
+			"this kernel does not load shapectl's programs for this process: "+strings.Join(strings.Fields(s.Probe.Error()), " "),
+			"see what it says; in a container, seccomp or a lockdown of the host may forbid bpf()")
+	case !s.JIT:
+		return systemFinding(report.Note, "programs",
+			"the kernel takes shapectl's programs but interprets them: limits are right, but each packet costs much more time",
+			"switch the compiler on: sysctl net.core.bpf_jit_enable=1, then set a rule again")
+	}
+	return systemFinding(report.OK, "programs", "the kernel takes shapectl's programs and compiles them (JIT)", "")
+}
+
+func checkHook(s System) []report.Finding {
+	switch {
+	case !s.has(unix.CAP_NET_ADMIN):
+		return systemFinding(report.Note, "hook", "without CAP_NET_ADMIN it can not be told if the kernel has tcx", "")
+	case s.HookErr != nil:
+		return systemFinding(report.Failed, "hook", "SHAPECTL_HOOK=tcx, but "+s.HookErr.Error(), "leave it unset to attach by clsact")
+	case s.Hook == loader.Clsact:
+		return systemFinding(report.OK, "hook",
+			"clsact: a rule is a filter at the first free priority, so filters of a lower one come before it", "")
+	}
+	return systemFinding(report.OK, "hook", "tcx: a rule comes first on its device, before other programs and filters", "")
+}
+
+func checkBPFFS(s System) []report.Finding {
+	fs := s.BPFFS
+	switch {
+	case !fs.Mounted && s.has(unix.CAP_SYS_ADMIN):
+		return systemFinding(report.OK, "bpffs", "none on "+fs.Path+" yet; the first rule mounts one", "")
+	case !fs.Mounted:
+		return systemFinding(report.Failed, "bpffs",
+			"none on "+fs.Path+", and this process may not mount one; rules need it to outlive the command",
+			"as root: mount -t bpf bpf "+fs.Path+", or name another one in SHAPECTL_BPFFS")
+	case !fs.Writable:
+		return systemFinding(report.Failed, "bpffs",
+			"this process may not write to "+fs.Path+", so it can set no rule",
+			"run as root, or name a bpffs of your own in SHAPECTL_BPFFS")
+	}
+	return systemFinding(report.OK, "bpffs", fs.Path+" is mounted and may be written to", "")
+}

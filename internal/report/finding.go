@@ -1,0 +1,48 @@
+package report
+
+import (
+	"fmt"
+	"io"
+)
+
+// Status is how good or bad a finding is.
+type Status string
+
+const (
+	OK      Status = "ok"
+	Note    Status = "note"    // worth knowing; limits are right
+	Warning Status = "warning" // a limit is not, or may not be, what its rule says
+	Failed  Status = "failed"  // what rules need is missing, or rules are not in force
+)
+
+// A Finding is something that matters to limits.
+type Finding struct {
+	Status Status `json:"status"`
+	Check  string `json:"check"`
+	// Device is "" in what concerns the whole system, and Direction in what concerns both.
+	Device    string `json:"device"`
+	Direction string `json:"direction"`
+	Finding   string `json:"finding"`
+	Advice    string `json:"advice"` // "" where nothing is to be done
+}
+
+// Findings writes a line for each.
+func Findings(w io.Writer, findings []Finding) error {
+	for _, f := range findings {
+		where := f.Check
+		if f.Direction != "" {
+			where = f.Direction + " " + where
+		}
+		if f.Device != "" {
+			where = f.Device + " " + where
+		}
+		line := fmt.Sprintf("%-7s  %s: %s", f.Status, where, f.Finding)
+		if f.Advice != "" {
+			line += "; " + f.Advice
+		}
+		if _, err := fmt.Fprintln(w, line); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,400 @@
+package loader
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+func TestDeviceDeletedAndMadeAgain(t *testing.T) {
+	eachHook(t, func(t *testing.T, r *rig) {
+		one, two, three := rule("10.0.0.0/24", slow), rule("10.0.1.0/24", leaky), rule("10.0.2.0/24", eachHost)
+		r.put(one, two)
+		r.meters(one, "10.0.0.7", 10)
+		testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
+		h := r.hook("va")
+		if h == nil || h.State != Gone || h.Name() != "va" {
+			t.Fatalf("hook of a deleted device: %+v", h)
+		}
+		r.sameRules(h, one, two)
+
+		r.addDevice()
+		if h := r.hook("va"); h == nil || h.State != Gone {
+			t.Fatalf("hook of a device made again, before a command: %+v", h)
+		}
+		if change := r.put(three); change.Reattached != string(Gone) || !change.Changed {
+			t.Errorf("a rule after the device was made again: %+v", change)
+		}
+		h = r.inForce(one, two, three)
+		if c := r.counters(h, one); c.PassedPackets != 10 {
+			t.Errorf("counters are %+v", c)
+		}
+		r.meters(one, "10.0.0.7", 5)
+		r.meters(two, "10.0.1.7", 5)
+		r.meters(three, "10.0.2.7", 5)
+		r.flush()
+		r.nothingLeft()
+	})
+}
+
+func TestRulesOfADeletedDeviceAreFlushed(t *testing.T) {
+	eachMode(t, func(t *testing.T, r *rig) {
+		r.put(rule("10.0.0.0/24"))
+		testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
+		r.flush()
+		r.nothingLeft()
+	})
+}
+
+func TestRenamedDevice(t *testing.T) {
+	eachMode(t, func(t *testing.T, r *rig) {
+		only := rule("10.0.0.0/24")
+		r.put(only)
+		ids := r.programIDs()
+		rename(t, "va", "vx")
+		h := r.hook("vx")
+		if h == nil || h.State != Attached || h.Name() != "vx" || h.Was != "va" {
+			t.Fatalf("hook of a renamed device: %+v", h)
+		}
+		if r.hook("va") != nil {
+			t.Error("it is still found by its old name")
+		}
+		r.write(func(n *Namespace) error {
+			dev, err := n.Device("vx")
+			if err != nil {
+				return err
+			}
+			change, err := n.Put(dev, r.direction, policy.MatchDst, only)
+			if change != (Change{}) {
+				t.Errorf("the same rule by the new name: %+v", change)
+			}
+			return err
+		})
+		// Another device by the old name has nothing to do with these rules.
+		testenv.Veth(t, "va", "vc")
+		if h := r.hook("va"); h != nil {
+			t.Errorf("a new device by the old name has a hook: %+v", h)
+		}
+		testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
+		rename(t, "vx", "va")
+		r.inForce(only)
+		r.meters(only, "10.0.0.7", 5)
+		if now := r.programIDs(); len(now) != 1 || now[0] != ids[0] {
+			t.Errorf("programs were %v and are %v", ids, now)
+		}
+	})
+}
+
+func rename(t *testing.T, from, to string) {
+	t.Helper()
+	l := testenv.Link(t, from)
+	testenv.Must(t, netlink.LinkSetDown(l))
+	testenv.Must(t, netlink.LinkSetName(l, to))
+	testenv.Must(t, netlink.LinkSetUp(l))
+}
+
+// moveAway takes va to another namespace, and returns that.
+func (r *rig) moveAway() (where string, ns *testenv.Netns) {
+	r.t.Helper()
+	where, ns = testenv.NewNamedNetns(r.t)
+	testenv.Must(r.t, netlink.LinkSetNsFd(testenv.Link(r.t, "va"), ns.FD()))
+	return where, ns
+}
+
+func TestDeviceMovedToAnotherNamespace(t *testing.T) {
+	t.Run("tcx", func(t *testing.T) {
+		r := newRig(t, TCX, policy.Ingress) // its sender, vb, stays
+		only := rule("10.0.0.0/24")
+		r.put(only)
+		_, ns := r.moveAway()
+		h := r.hook("va")
+		if h == nil || h.State != Moved || h.Name() != "va" {
+			t.Fatalf("hook of a moved device: %+v", h)
+		}
+		testenv.Must(t, ns.Do(func() error {
+			l, err := netlink.LinkByName("va")
+			if err != nil {
+				return err
+			}
+			return netlink.LinkSetUp(l)
+		}))
+		r.send("10.0.0.7", 50, 1000)
+		testenv.Eventually(t, "packets metered in the other namespace", func() bool {
+			c := r.counters(h, only)
+			return c.PassedPackets+c.DroppedPackets == 50
+		})
+		if c := r.counters(h, only); c.DroppedPackets == 0 {
+			t.Errorf("50000 bytes passed a bucket of 20000: %+v", c)
+		}
+		r.delete(only)
+		testenv.Must(t, ns.Do(func() error {
+			if left := r.ours("va"); len(left) > 0 {
+				t.Errorf("programs are left on the moved device: %v", left)
+			}
+			return nil
+		}))
+		r.nothingLeft()
+	})
+	t.Run("clsact", func(t *testing.T) {
+		r := newRig(t, Clsact, policy.Egress)
+		r.put(rule("10.0.0.0/24"))
+		r.moveAway() // which ends its qdiscs, and with them the filter
+		h := r.hook("va")
+		if h == nil || h.State == Attached || h.State == Moved {
+			t.Fatalf("hook of a moved device: %+v", h)
+		}
+		r.flush()
+		r.nothingLeft()
+	})
+}
+
+func TestMovedDeviceOfAnotherBPFFSIsNotTouched(t *testing.T) {
+	r := newRig(t, TCX, policy.Egress)
+	r.put(rule("10.0.0.0/24"))
+	r.options.BPFFS = testenv.BPFFS(t)
+	err := r.try(func(n *Namespace) error {
+		_, err := r.putIn(n, rule("10.0.1.0/24"))
+		return err
+	})
+	if !errors.Is(err, ErrElsewhere) {
+		t.Errorf("limits that are pinned elsewhere: %v", err)
+	}
+	if ours := r.ours("va"); len(ours) != 1 {
+		t.Errorf("programs of ours: %v", ours)
+	}
+}
+
+// An index that a new device has by chance is no reason to give it another one's rules.
+func TestAnotherDeviceOfTheSameIndex(t *testing.T) {
+	eachMode(t, func(t *testing.T, r *rig) {
+		old := rule("10.0.0.0/24")
+		r.put(old)
+		l := testenv.Link(t, "va")
+		testenv.Must(t, netlink.LinkDel(l))
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name, attrs.Index = "vz", l.Attrs().Index
+		testenv.AddLink(t, &netlink.Veth{LinkAttrs: attrs, PeerName: "vy"})
+		if now := testenv.Link(t, "vz").Attrs().Index; now != l.Attrs().Index {
+			t.Fatalf("index is %d", now)
+		}
+		if h := r.hook("vz"); h != nil {
+			t.Errorf("a new device has the rules of %s, which is gone: state %q", h.Was, h.State)
+		}
+		fresh := rule("10.0.1.0/24")
+		r.write(func(n *Namespace) error {
+			dev, err := n.Device("vz")
+			if err != nil {
+				return err
+			}
+			_, err = n.Put(dev, r.direction, policy.MatchDst, fresh)
+			return err
+		})
+		h := r.hook("vz")
+		if h == nil || h.State != Attached {
+			t.Fatalf("hook of the new device: %+v", h)
+		}
+		r.sameRules(h, fresh)
+	})
+}
+
+// detachBehindOurBack takes the program of an algorithm off va, as anyone with
+// the right to may.
+func (r *rig) detachBehindOurBack(a policy.Algorithm) {
+	r.t.Helper()
+	h := r.hook("va")
+	if h.Mode == TCX {
+		l, err := link.LoadPinnedLink(filepath.Join(h.path, linkPin(a)), nil)
+		testenv.Must(r.t, err)
+		defer l.Close()
+		testenv.Must(r.t, l.Detach())
+		return
+	}
+	filters, err := bpfFilters(h.index, r.direction)
+	testenv.Must(r.t, err)
+	for _, f := range filters {
+		if f.Name == programs[a].name {
+			testenv.Must(r.t, netlink.FilterDel(f))
+			return
+		}
+	}
+	r.t.Fatalf("no filter of %v", a)
+}
+
+func TestDetachedByOthersIsRepaired(t *testing.T) {
+	for name, detached := range map[string][]policy.Algorithm{
+		"gcra": {policy.GCRA}, "leaky": {policy.Leaky}, "both": {policy.GCRA, policy.Leaky},
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachHook(t, func(t *testing.T, r *rig) {
+				one, two := rule("10.0.0.0/24", slow), rule("10.0.1.0/24", slow, leaky)
+				r.put(one, two)
+				r.meters(one, "10.0.0.7", 10)
+				for _, a := range detached {
+					r.detachBehindOurBack(a)
+				}
+				if h := r.hook("va"); h == nil || h.State != Detached {
+					t.Fatalf("hook without its program: %+v", h)
+				}
+				if change := r.put(one); change.Reattached != string(Detached) {
+					t.Errorf("the repair: %+v", change)
+				}
+				h := r.inForce(one, two)
+				if c := r.counters(h, one); c.PassedPackets != 10 {
+					t.Errorf("counters are %+v", c)
+				}
+				r.meters(one, "10.0.0.7", 5)
+				r.meters(two, "10.0.1.7", 5)
+				r.flush()
+				r.nothingLeft()
+			})
+		})
+	}
+}
+
+func TestQdiscDeletedUnderUs(t *testing.T) {
+	r := newRig(t, Clsact, policy.Egress)
+	only := rule("10.0.0.0/24")
+	r.put(only)
+	l := testenv.Link(t, "va")
+	testenv.Must(t, netlink.QdiscDel(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_CLSACT, Handle: netlink.MakeHandle(0xffff, 0),
+	}}))
+	if h := r.hook("va"); h == nil || h.State != Detached {
+		t.Fatalf("hook without its qdisc: %+v", h)
+	}
+	r.put(only)
+	addForeignFilter(t, r.passed, "va", r.direction, 60000) // it was deleted, too
+	r.inForce(only)
+	r.meters(only, "10.0.0.7", 5)
+}
+
+func TestLinkTypes(t *testing.T) {
+	for _, mode := range []Mode{TCX, Clsact} {
+		for _, kind := range []string{"tun", "lo", "bridge", "macvlan"} {
+			t.Run(string(mode)+" "+kind, func(t *testing.T) {
+				r := &rig{t: t, netns: testenv.NewNetns(t), direction: policy.Egress}
+				r.options = Options{BPFFS: testenv.BPFFS(t), Mode: mode}
+				onLinkType(t, r, kind)
+			})
+		}
+	}
+}
+
+// onLinkType sends a packet out of a device, as its driver would have it, and
+// into it where that can be done.
+func onLinkType(t *testing.T, r *rig, kind string) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "dev0"
+	frame, l2 := r.frame("10.0.0.7", 200), uint8(ethernetBytes)
+	var fromDriver func()
+	switch kind {
+	case "tun":
+		tun := &netlink.Tuntap{LinkAttrs: attrs, Mode: netlink.TUNTAP_MODE_TUN, NonPersist: true,
+			Flags: netlink.TUNTAP_NO_PI | netlink.TUNTAP_ONE_QUEUE, Queues: 1}
+		testenv.AddLink(t, tun)
+		driver := tun.Fds[0]
+		t.Cleanup(func() { driver.Close() })
+		frame, l2 = testenv.Packet(near, far7, 200), 0
+		fromDriver = func() {
+			if _, err := driver.Write(testenv.Packet(far7, near, 200)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	case "lo":
+		attrs.Name = "lo"
+		testenv.Must(t, netlink.LinkSetUp(testenv.Link(t, "lo")))
+	case "bridge":
+		testenv.AddLink(t, &netlink.Bridge{LinkAttrs: attrs})
+	case "macvlan":
+		testenv.Veth(t, "va", "vb")
+		attrs.ParentIndex = testenv.Link(t, "va").Attrs().Index
+		testenv.AddLink(t, &netlink.Macvlan{LinkAttrs: attrs, Mode: netlink.MACVLAN_MODE_BRIDGE})
+	}
+	put := func(d policy.Direction) *Hook {
+		r.direction = d
+		r.write(func(n *Namespace) error {
+			dev, err := n.Device(attrs.Name)
+			if err != nil {
+				return err
+			}
+			if dev.L2Bytes != l2 {
+				t.Errorf("%s has a link header of %d bytes", kind, dev.L2Bytes)
+			}
+			_, err = n.Put(dev, d, d.FarSide(), rule("10.0.0.0/24"))
+			return err
+		})
+		h := r.hook(attrs.Name)
+		if h == nil || h.State != Attached {
+			t.Fatalf("hook: %+v", h)
+		}
+		return h
+	}
+	counted := func(h *Hook) {
+		t.Helper()
+		testenv.Eventually(t, "a packet on "+kind, func() bool { return r.counters(h, rule("10.0.0.0/24")).PassedPackets == 1 })
+		if c := r.counters(h, rule("10.0.0.0/24")); c.PassedBytes != 200 {
+			t.Errorf("a packet of 200 bytes: %+v", c)
+		}
+	}
+	out := put(policy.Egress)
+	testenv.Must(t, testenv.NewSender(t, attrs.Name).Send(frame))
+	counted(out)
+	if fromDriver != nil {
+		in := put(policy.Ingress)
+		fromDriver()
+		counted(in)
+	}
+	for _, d := range []policy.Direction{policy.Ingress, policy.Egress} {
+		r.direction = d
+		if h := r.hook(attrs.Name); h != nil {
+			r.write(func(n *Namespace) error { return n.Flush(h) })
+		}
+		if left := r.ours(attrs.Name); len(left) > 0 {
+			t.Errorf("programs are left: %v", left)
+		}
+	}
+	r.nothingLeft()
+}
+
+// Pins that this build can not read are said to be that, are never half
+// understood, and can be taken away.
+func TestPinsOfAnotherVersion(t *testing.T) {
+	eachMode(t, func(t *testing.T, r *rig) {
+		only := rule("10.0.0.0/24")
+		r.put(only)
+		path := r.hook("va").path
+		r.anotherLayout()
+		for name, f := range map[string]func(n *Namespace) error{
+			"hooks": func(n *Namespace) error { _, err := n.Hooks(); return err },
+			"find":  func(n *Namespace) error { _, err := n.Find("va", r.direction); return err },
+			"put":   func(n *Namespace) error { _, err := r.putIn(n, only); return err },
+		} {
+			if err := r.try(f); !isOtherLayout(err) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if _, err := os.Stat(path); err != nil {
+			t.Errorf("the pins: %v", err)
+		}
+		if ours := r.ours("va"); len(ours) != 1 {
+			t.Errorf("programs of ours: %v", ours)
+		}
+		r.write(func(n *Namespace) error {
+			dev, err := n.Device("va")
+			if err != nil {
+				return err
+			}
+			return n.Discard(dev, r.direction)
+		})
+		r.nothingLeft()
+		r.put(only)
+		r.inForce(only)
+	})
+}

@@ -1,0 +1,408 @@
+package loader
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+func TestFirstRuleAttachesAndLastDetaches(t *testing.T) {
+	eachHook(t, func(t *testing.T, r *rig) {
+		first, second := rule("10.0.0.0/24"), rule("10.0.1.0/24")
+		if change := r.put(first); !change.Changed || change.Upgraded || change.Reattached != "" {
+			t.Errorf("the first rule: %+v", change)
+		}
+		h := r.inForce(first)
+		if h.Mode != r.options.Mode {
+			t.Errorf("attached by %s", h.Mode)
+		}
+		r.meters(first, "10.0.0.7", 5)
+		r.put(second)
+		r.inForce(first, second)
+		r.meters(second, "10.0.1.7", 5)
+		r.delete(first)
+		r.inForce(second)
+		out := r.passed.count(t).packets
+		r.send("10.0.0.7", 200, 1000) // ten times what a bucket holds
+		testenv.Eventually(t, "packets that no rule matches", func() bool { return r.passed.count(t).packets == out+200 })
+		r.delete(second)
+		r.nothingLeft()
+		if r.hook("va") != nil {
+			t.Error("the hook is still there")
+		}
+	})
+}
+
+func TestPutTwiceChangesNothing(t *testing.T) {
+	eachMode(t, func(t *testing.T, r *rig) {
+		same := rule("10.0.0.0/24", eachHost)
+		r.put(same)
+		before, pins := r.programIDs(), r.pins()
+		if change := r.put(same); change != (Change{}) {
+			t.Errorf("the same rule again: %+v", change)
+		}
+		if after := r.programIDs(); !slices.Equal(before, after) {
+			t.Errorf("programs were %v and are %v", before, after)
+		}
+		if after := r.pins(); !slices.Equal(pins, after) {
+			t.Errorf("pins were %v and are %v", pins, after)
+		}
+		r.inForce(same)
+	})
+}
+
+// programIDs are those of all programs of ours on va.
+func (r *rig) programIDs() (ids []uint32) {
+	r.t.Helper()
+	n, err := Read(r.options)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer n.Close()
+	dev, err := n.Device("va")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	chain, err := n.Chain(dev, r.direction)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, e := range chain {
+		if e.Ours {
+			ids = append(ids, e.ID)
+		}
+	}
+	return ids
+}
+
+func TestBothAlgorithmsAtOnce(t *testing.T) {
+	eachHook(t, func(t *testing.T, r *rig) {
+		one, two := rule("10.0.0.0/24"), rule("10.0.1.0/24", leaky)
+		r.put(one, two)
+		r.inForce(one, two)
+		r.meters(one, "10.0.0.7", 150)
+		r.meters(two, "10.0.1.7", 150)
+		for _, rule := range []policy.Rule{one, two} {
+			if c := r.counters(r.hook("va"), rule); c.DroppedPackets == 0 || c.PassedBytes > 20000+20000 {
+				t.Errorf("%v: 30000 bytes on a bucket of 20000, and %+v", rule.Prefix, c)
+			}
+		}
+		r.delete(one)
+		r.inForce(two)
+		r.meters(two, "10.0.1.7", 5)
+		r.delete(two)
+		r.nothingLeft()
+	})
+}
+
+func TestChangeOfAlgorithmKeepsBucketAndCounters(t *testing.T) {
+	eachHook(t, func(t *testing.T, r *rig) {
+		was, is := rule("10.0.0.0/24", slow), rule("10.0.0.0/24", slow, leaky)
+		r.put(was)
+		r.send("10.0.0.7", 60, 1000)
+		h := r.hook("va")
+		testenv.Eventually(t, "60 packets", func() bool { return r.counters(h, was).PassedPackets == 60 })
+		began := maps.Now()
+		for _, next := range []policy.Rule{is, was, is} {
+			r.put(next)
+			h = r.inForce(next)
+			if c := r.counters(h, next); c.PassedPackets != 60 || c.PassedBytes != 60000 {
+				t.Errorf("%v: counters are %+v", next.Algorithm, c)
+			}
+			r.owes(h, next, 60000, began)
+		}
+		r.meters(is, "10.0.0.7", 5)
+	})
+}
+
+// owes ends the test unless a slow rule's bucket owes what it did, less what
+// may have drained since before it was filled.
+func (r *rig) owes(h *Hook, rule policy.Rule, bytes, began uint64) {
+	r.t.Helper()
+	owed := r.owed(h, rule)
+	drained := (maps.Now()-began)/1e6*uint64(rule.Rate)/8000 + 1001 // sending takes less than a second
+	if owed > bytes || owed+drained < bytes {
+		r.t.Errorf("%v owes %d bytes, of %d with at most %d drained", rule.Prefix, owed, bytes, drained)
+	}
+}
+
+func TestTableIsMadeBesideRulesInForce(t *testing.T) {
+	eachHook(t, func(t *testing.T, r *rig) {
+		all, hosts := rule("10.0.0.0/24", slow), rule("10.0.1.0/24", slow, eachHost)
+		r.put(all)
+		if size := r.hook("va").Set.Size(); size.Buckets != noBuckets {
+			t.Fatalf("room for %d buckets that no rule needs", size.Buckets)
+		}
+		began := maps.Now()
+		r.send("10.0.0.7", 60, 1000)
+		h := r.hook("va")
+		testenv.Eventually(t, "60 packets", func() bool { return r.counters(h, all).PassedPackets == 60 })
+		r.put(hosts)
+		h = r.inForce(all, hosts)
+		if size := h.Set.Size(); size.Buckets != tableBuckets {
+			t.Errorf("room for %d buckets", size.Buckets)
+		}
+		if c := r.counters(h, all); c.PassedPackets != 60 || c.PassedBytes != 60000 {
+			t.Errorf("counters are %+v", c)
+		}
+		r.owes(h, all, 60000, began)
+		r.meters(hosts, "10.0.1.7", 5)
+		r.meters(hosts, "10.0.1.8", 5)
+		sharers := 0
+		for b := range h.Set.Buckets(r.entry(h, hosts), maps.Now()) {
+			sharers++
+			if b.LevelBytes > 1000 || b.LevelBytes == 0 {
+				t.Errorf("%v owes %d bytes", b.Subnet, b.LevelBytes)
+			}
+		}
+		if sharers != 2 {
+			t.Errorf("%d hosts owe something, of 2", sharers)
+		}
+		// And all to host on the rule itself: its own bucket is a spare one from now on.
+		r.put(rule("10.0.0.0/24", slow, eachHost))
+		r.meters(all, "10.0.0.9", 5)
+	})
+}
+
+func TestChangeOfMatch(t *testing.T) {
+	eachMode(t, func(t *testing.T, r *rig) {
+		only, other := rule("10.0.0.0/24"), rule("10.0.1.0/24")
+		near := func(n *Namespace, rule policy.Rule) error {
+			dev, err := n.Device("va")
+			if err != nil {
+				return err
+			}
+			_, err = n.Put(dev, r.direction, policy.MatchSrc, rule)
+			return err
+		}
+		r.put(only, other)
+		err := r.try(func(n *Namespace) error { return near(n, only) })
+		if !errors.Is(err, ErrMatch) {
+			t.Fatalf("one of two rules turned round: %v", err)
+		}
+		r.inForce(only, other)
+		r.delete(other)
+		r.meters(only, "10.0.0.7", 5)
+		r.write(func(n *Namespace) error { return near(n, only) })
+		h := r.inForce(only)
+		if h.Match() != policy.MatchSrc {
+			t.Error("the rule still goes by destination")
+		}
+		before := r.counters(h, only)
+		r.send("10.0.0.7", 5, 200)
+		if after := r.counters(h, only); after != before {
+			t.Error("packets to the network are metered by a rule for those from it")
+		}
+		r.direction = policy.Ingress // for its addresses, from far to near
+		frame := r.frame("10.0.0.7", 200)
+		r.direction = policy.Egress
+		if err := r.sender.Send(frame); err != nil {
+			t.Fatal(err)
+		}
+		if after := r.counters(h, only); after.PassedPackets != before.PassedPackets+1 {
+			t.Error("a packet from the network is not metered")
+		}
+		r.flush()
+		r.nothingLeft()
+	})
+}
+
+func TestDirectionsAreApart(t *testing.T) {
+	eachMode(t, func(t *testing.T, r *rig) {
+		out, in := rule("10.0.0.0/24"), rule("10.0.1.0/24", leaky)
+		r.put(out)
+		r.direction = policy.Ingress
+		r.put(in)
+		r.inForce(in)
+		r.flush()
+		r.direction = policy.Egress
+		r.inForce(out)
+		r.meters(out, "10.0.0.7", 5)
+		r.flush()
+		r.nothingLeft()
+	})
+}
+
+// Commands that come at the same time take turns: each rule is there in the
+// end, and no reader ever sees half of anything.
+func TestWritersAndReadersTakeTurns(t *testing.T) {
+	r := newRig(t, TCX, policy.Egress)
+	const writers = 10
+	rules := make([]policy.Rule, writers)
+	var group sync.WaitGroup
+	for i := range rules {
+		rules[i] = rule("10.0." + string(rune('0'+i)) + ".0/24")
+		if i%2 == 1 {
+			leaky(&rules[i])
+		}
+		if i%3 == 2 {
+			eachHost(&rules[i])
+		}
+		group.Go(func() {
+			err := r.netns.Do(func() error {
+				return r.try(func(n *Namespace) error {
+					_, err := r.putIn(n, rules[i])
+					return err
+				})
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	stop := make(chan struct{})
+	var reader sync.WaitGroup
+	reader.Go(func() {
+		for seen := 0; ; {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			err := r.netns.Do(func() error {
+				n, err := Read(r.options)
+				if err != nil {
+					return err
+				}
+				defer n.Close()
+				hooks, err := n.Hooks()
+				for _, h := range hooks {
+					if have := len(h.Set.Rules()); have < seen {
+						t.Errorf("%d rules where there were %d", have, seen)
+					} else {
+						seen = have
+					}
+					if h.State != Attached {
+						t.Errorf("state is %q", h.State)
+					}
+					h.Close()
+				}
+				return err
+			})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	group.Wait()
+	close(stop)
+	reader.Wait()
+	r.inForce(rules...)
+	r.flush()
+	r.nothingLeft()
+}
+
+func TestForeignProgramsAndQdiscsAreLeftAlone(t *testing.T) {
+	for _, root := range []string{"tbf", "htb"} {
+		t.Run(root, func(t *testing.T) {
+			eachMode(t, func(t *testing.T, r *rig) { leavesForeignAlone(t, r, root) })
+		})
+	}
+}
+
+func leavesForeignAlone(t *testing.T, r *rig, root string) {
+	device := testenv.Link(t, "va")
+	addRootQdisc(t, device, root)
+	head := attachForeign(t, "va", r.direction, link.Head())
+	addTerminalU32(t, device, "10.9.9.9", 50)
+	middle := newForeign(t)
+	addForeignFilter(t, middle, "va", r.direction, 40)
+	// Before the filter that ends the chain for one address, behind it, and ahead of filters.
+	watched := map[string]*foreign{"tcx": head, "filter": middle, "last filter": r.passed}
+
+	one, two := rule("10.0.0.0/24"), rule("10.0.1.0/24", leaky)
+	steps := []struct {
+		name string
+		do   func()
+	}{
+		{"before", func() {}},
+		{"set", func() { r.put(one) }},
+		{"set another", func() { r.put(two) }},
+		{"change", func() { r.put(rule("10.0.0.0/24", eachHost)) }},
+		{"change algorithm", func() { r.put(rule("10.0.0.0/24", eachHost, leaky)) }},
+		{"delete", func() { r.delete(one) }},
+		{"flush", func() { r.flush() }},
+		{"set again", func() { r.put(one, two) }},
+		{"flush again", func() { r.flush() }},
+	}
+	for _, step := range steps {
+		step.do()
+		before := map[string]uint64{}
+		for name, f := range watched {
+			before[name] = f.count(t).packets
+		}
+		queued := rootPackets(t, device, root)
+		// One conforms, one matches no rule, one is for the foreign u32 filter.
+		for _, far := range []string{"10.0.0.7", "10.5.5.5", "10.9.9.9"} {
+			r.send(far, 1, 100)
+		}
+		for name, want := range map[string]uint64{"tcx": 3, "filter": 3, "last filter": 2} {
+			if got := watched[name].count(t).packets - before[name]; got != want {
+				t.Errorf("%s: the foreign %s program saw %d packets of %d", step.name, name, got, want)
+			}
+		}
+		testenv.Eventually(t, step.name+": 3 packets in the foreign root qdisc", func() bool {
+			return rootPackets(t, device, root) == queued+3
+		})
+	}
+	if chain, err := filtersOf(device.Attrs().Index, r.direction); err != nil || len(chain) < 3 {
+		t.Errorf("filters are %v, %v", chain, err)
+	}
+	r.nothingLeft()
+}
+
+func addRootQdisc(t *testing.T, l netlink.Link, kind string) {
+	t.Helper()
+	attrs := netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}
+	if kind == "tbf" {
+		testenv.Must(t, netlink.QdiscAdd(&netlink.Tbf{QdiscAttrs: attrs, Rate: 125_000_000, Limit: 1 << 20, Buffer: 1 << 20}))
+		return
+	}
+	htb := netlink.NewHtb(attrs)
+	htb.Defcls = 1
+	testenv.Must(t, netlink.QdiscAdd(htb))
+	testenv.Must(t, netlink.ClassAdd(netlink.NewHtbClass(netlink.ClassAttrs{
+		LinkIndex: l.Attrs().Index, Parent: netlink.MakeHandle(1, 0), Handle: netlink.MakeHandle(1, 1),
+	}, netlink.HtbClassAttrs{Rate: 1e9, Buffer: 1 << 20})))
+}
+
+func rootPackets(t *testing.T, l netlink.Link, kind string) uint64 {
+	t.Helper()
+	qdiscs, err := netlink.QdiscList(l)
+	testenv.Must(t, err)
+	for _, q := range qdiscs {
+		if q.Type() == kind && q.Attrs().Parent == netlink.HANDLE_ROOT {
+			return uint64(q.Attrs().Statistics.Basic.Packets)
+		}
+	}
+	t.Fatalf("the foreign %s is gone", kind)
+	return 0
+}
+
+// addTerminalU32 adds a u32 filter that ends the chain, as u32 does, for
+// packets to an address, and lets all others go on.
+func addTerminalU32(t *testing.T, l netlink.Link, to string, priority uint16) {
+	t.Helper()
+	a := testenv.Frame(near, netip.MustParseAddr(to), 60)[14+16:]
+	testenv.Must(t, netlink.FilterAdd(&netlink.U32{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: l.Attrs().Index, Parent: clsactParent(policy.Egress), Protocol: 0x0800, Priority: priority,
+		},
+		ClassId: netlink.MakeHandle(1, 1),
+		Sel: &netlink.TcU32Sel{
+			Flags: 1, // TC_U32_TERMINAL
+			Keys:  []netlink.TcU32Key{{Mask: 0xffffffff, Val: uint32(a[0])<<24 | uint32(a[1])<<16 | uint32(a[2])<<8 | uint32(a[3]), Off: 16}},
+			Nkeys: 1,
+		},
+	}))
+}

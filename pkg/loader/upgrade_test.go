@@ -1,0 +1,202 @@
+package loader
+
+import (
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// renewAsAnotherBuild leaves the hook of va as another build of shapectl would:
+// with the same rules in a generation that says so.
+func renewAsAnotherBuild(n *Namespace, d policy.Direction) error {
+	h, err := n.Find("va", d)
+	if err != nil || h == nil {
+		return err
+	}
+	defer h.Close()
+	settings, err := h.settings(h.Device, h.Match())
+	if err != nil {
+		return err
+	}
+	settings.Build[0] ^= 0xff
+	var need []policy.Algorithm
+	for _, e := range h.Set.Rules() {
+		need = append(need, e.Algorithm)
+	}
+	return n.renew(h, h.Device, settings, h.Set.Size().Buckets, need)
+}
+
+func (r *rig) renewAsAnotherBuild() {
+	r.t.Helper()
+	r.write(func(n *Namespace) error { return renewAsAnotherBuild(n, r.direction) })
+}
+
+func TestUpgradeKeepsRulesBucketsAndCounters(t *testing.T) {
+	eachHook(t, func(t *testing.T, r *rig) {
+		one, two := rule("10.0.0.0/24", slow), rule("10.0.1.0/24", slow, leaky, eachHost)
+		r.put(one, two)
+		r.renewAsAnotherBuild()
+		began := maps.Now()
+		r.send("10.0.0.7", 60, 1000)
+		r.send("10.0.1.7", 60, 1000)
+		h := r.hook("va")
+		testenv.Eventually(t, "120 packets", func() bool {
+			return r.counters(h, one).PassedPackets+r.counters(h, two).PassedPackets == 120
+		})
+		old := r.programIDs()
+		if change := r.put(one); !change.Upgraded || change.Changed || change.Reattached != "" {
+			t.Errorf("the same rule by another build: %+v", change)
+		}
+		for _, id := range r.programIDs() {
+			if slices.Contains(old, id) {
+				t.Errorf("program %d of the other build still runs", id)
+			}
+		}
+		h = r.inForce(one, two)
+		for _, rule := range []policy.Rule{one, two} {
+			if c := r.counters(h, rule); c.PassedPackets != 60 || c.PassedBytes != 60000 {
+				t.Errorf("%v: counters are %+v", rule.Prefix, c)
+			}
+		}
+		r.owes(h, one, 60000, began)
+		for b := range h.Set.Buckets(r.entry(h, two), maps.Now()) {
+			if b.LevelBytes < 50000 || b.LevelBytes > 60000 {
+				t.Errorf("%v owes %d bytes of 60000", b.Subnet, b.LevelBytes)
+			}
+		}
+		r.meters(one, "10.0.0.7", 5)
+		r.meters(two, "10.0.1.7", 5)
+		if change := r.put(one); change != (Change{}) {
+			t.Errorf("once more: %+v", change)
+		}
+		r.flush()
+		r.nothingLeft()
+	})
+}
+
+// A flood offers packets for two rules as fast as it can, and holds what comes
+// out against what the two rates allow over every window of time.
+type flood struct {
+	stop  chan struct{}
+	group sync.WaitGroup
+	sent  uint64
+	worst int64 // bytes passed beyond the rate, over the window with most of them
+}
+
+const floodBytes = 1000
+
+// offer starts a flood on a rig, whose rules together let through rate bytes a second.
+func (r *rig) offer(bytesPerSecond int64) *flood {
+	f := &flood{stop: make(chan struct{})}
+	frames := [][]byte{r.frame("10.0.0.7", floodBytes), r.frame("10.0.1.7", floodBytes)}
+	f.group.Go(func() {
+		// Least, over all times so far, of what had passed less what the rate
+		// had allowed: a window that starts there is the worst.
+		var least int64
+		for first := true; ; first = false {
+			select {
+			case <-f.stop:
+				return
+			default:
+			}
+			for i := range 64 {
+				if err := r.sender.Send(frames[i%2]); err != nil {
+					r.t.Error(err)
+					return
+				}
+				f.sent++
+			}
+			began := int64(maps.Now())
+			var c [2]uint64
+			if err := r.passed.counts.Lookup(uint32(0), &c); err != nil {
+				r.t.Error(err)
+				return
+			}
+			ended := int64(maps.Now())
+			passed := int64(c[1]) * 1e9
+			if !first {
+				f.worst = max(f.worst, (passed-ended*bytesPerSecond-least)/1e9)
+			}
+			if v := passed - began*bytesPerSecond; first || v < least {
+				least = v
+			}
+		}
+	})
+	return f
+}
+
+// end stops the flood, and ends the test if more passed in any window than the
+// buckets hold, and slack bytes.
+func (f *flood) end(t *testing.T, most int64) {
+	t.Helper()
+	close(f.stop)
+	f.group.Wait()
+	if f.worst > most {
+		t.Errorf("in some window %d bytes passed beyond the rate, where the buckets allow %d", f.worst, most)
+	}
+	if f.sent < 10000 {
+		t.Errorf("the flood was %d packets", f.sent)
+	}
+}
+
+func TestUpgradeUnderFlood(t *testing.T) {
+	rounds := 7 // of two upgrades each, for two hooks and two directions
+	if testing.Short() {
+		rounds = 2
+	}
+	eachHook(t, func(t *testing.T, r *rig) {
+		const rate, capacity = 8_000_000, 20_000
+		fast := func(p *policy.Rule) { p.Rate, p.Capacity = rate, capacity }
+		one, two := rule("10.0.0.0/24", fast), rule("10.0.1.0/24", fast, leaky)
+		r.put(one, two)
+		f := r.offer(2 * rate / 8)
+		for i := range rounds {
+			r.renewAsAnotherBuild()
+			if i == rounds/2 { // and the table is made for the first time
+				r.put(one, rule("10.0.2.0/24", fast, eachHost))
+			}
+			r.put(one)
+		}
+		f.end(t, 2*capacity+2*floodBytes)
+		h := r.inForce(one, two, rule("10.0.2.0/24", fast, eachHost))
+		c1, c2 := r.counters(h, one), r.counters(h, two)
+		passed := c1.PassedPackets + c2.PassedPackets
+		matched := passed + c1.DroppedPackets + c2.DroppedPackets
+		// On ingress the kernel drops what it has no time for ahead of any program.
+		if matched > f.sent || r.direction == policy.Egress && matched != f.sent {
+			t.Errorf("%d packets sent, and %d metered", f.sent, matched)
+		}
+		if seen := r.passed.count(t).packets; seen != passed {
+			t.Errorf("%d packets passed, and the next program saw %d", passed, seen)
+		}
+		r.flush()
+		r.nothingLeft()
+	})
+}
+
+// A packet in flight may meet both programs while its rule changes from one to
+// the other, and be charged twice or not at all: but one at a time.
+func TestChangesUnderFlood(t *testing.T) {
+	rounds := 10
+	if testing.Short() {
+		rounds = 3
+	}
+	eachMode(t, func(t *testing.T, r *rig) {
+		const rate, capacity = 8_000_000, 20_000
+		fast := func(p *policy.Rule) { p.Rate, p.Capacity = rate, capacity }
+		slower := func(p *policy.Rule) { p.Rate, p.Capacity = rate/2, capacity/2 }
+		one, two := rule("10.0.0.0/24", fast), rule("10.0.1.0/24", fast)
+		r.put(one, two)
+		f := r.offer(2 * rate / 8)
+		for range rounds {
+			r.put(rule("10.0.0.0/24", slower, leaky))
+			r.put(rule("10.0.0.0/24", fast))
+		}
+		f.end(t, int64(2*capacity+(2+2*rounds)*floodBytes))
+		r.inForce(one, two)
+	})
+}

@@ -1,0 +1,166 @@
+package maps_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+func randomFlow(roll *rand.Rand, dst netip.Addr) maps.Flow {
+	src := dst.AsSlice()
+	for i := range src[2:] {
+		src[2+i] = byte(roll.Uint32())
+	}
+	from, _ := netip.AddrFromSlice(src)
+	return maps.Flow{
+		Src: from, Dst: dst, Proto: []uint8{6, 17, 33, 132, 136}[roll.IntN(5)],
+		SrcPort: uint16(roll.Uint32()), DstPort: uint16(roll.Uint32()),
+	}
+}
+
+// Level finds the bucket that the kernel made for a packet, and Buckets lists
+// those that owe something: both hash and mask addresses as the programs do.
+func TestBucketsAreFound(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	const size, second = 200, uint64(time.Second)
+	for _, c := range []struct {
+		prefix string
+		each   policy.Each
+	}{
+		{"10.0.0.0/8", policy.Each{Kind: policy.EachHost}},
+		{"10.0.0.0/8", policy.Each{Kind: policy.EachSubnet, Bits: 30}},
+		{"10.0.0.0/8", policy.Each{Kind: policy.EachSubnet, Bits: 13}},
+		{"10.0.0.0/8", policy.Each{Kind: policy.EachFlow}},
+		{"2001:db8::/32", policy.Each{Kind: policy.EachHost}},
+		{"2001:db8::/32", policy.Each{Kind: policy.EachSubnet, Bits: 36}},
+		{"2001:db8::/32", policy.Each{Kind: policy.EachSubnet, Bits: 127}},
+		{"2001:db8::/32", policy.Each{Kind: policy.EachFlow}},
+	} {
+		t.Run(fmt.Sprintf("%s %v", c.prefix, c.each), func(t *testing.T) {
+			roll := rand.New(rand.NewPCG(seed, 0))
+			r := newRig(t, maps.Size{Rules: 4, Buckets: 1 << 14})
+			new := rule(c.prefix, 1600, 1000) // a packet drains in a second
+			new.Each = c.each
+			e := r.put(new)
+			// Another rule's buckets lie between them.
+			other := rule("172.16.0.0/12", 8, 1000)
+			other.Each.Kind = policy.EachFlow
+			o := r.put(other)
+			type sharer struct {
+				subnet netip.Prefix
+				flow   maps.Flow
+			}
+			name := func(f maps.Flow) sharer {
+				switch c.each.Kind {
+				case policy.EachFlow:
+					return sharer{flow: f}
+				case policy.EachHost:
+					return sharer{subnet: netip.PrefixFrom(f.Dst, f.Dst.BitLen())}
+				}
+				p, _ := f.Dst.Prefix(int(c.each.Bits))
+				return sharer{subnet: p}
+			}
+			early, late := map[sharer]uint64{}, map[sharer]uint64{}
+			var flows []maps.Flow
+			others := map[maps.Flow]bool{}
+			for i := range 600 {
+				if i == 300 {
+					for _, f := range flows {
+						if got := r.units(e, f) >> 20; got != early[name(f)] {
+							t.Fatalf("%v owes %d bytes, want %d", name(f), got, early[name(f)])
+						}
+					}
+					r.now += 6 * second // nobody owes more than 1000 bytes
+				}
+				f := randomFlow(roll, randomHost(roll, new.Prefix))
+				if i%10 == 3 {
+					f = randomFlow(roll, randomHost(roll, other.Prefix))
+					r.send(policy.GCRA, f, size)
+					others[f] = true
+					continue
+				}
+				owed := early
+				if i >= 300 {
+					owed = late
+				}
+				if owed[name(f)] == 1000 {
+					continue
+				}
+				if !r.send(policy.GCRA, f, size) {
+					t.Fatalf("a packet of %v is dropped, which owes %d", name(f), owed[name(f)])
+				}
+				owed[name(f)] += size
+				flows = append(flows, f)
+			}
+			got := map[sharer]uint64{}
+			for b := range r.Buckets(e, r.now) {
+				s := sharer{b.Subnet, b.Flow}
+				if _, twice := got[s]; twice {
+					t.Errorf("%v is listed twice", s)
+				}
+				got[s] = b.LevelBytes
+			}
+			for s, want := range late {
+				if got[s] != want {
+					t.Errorf("%v is listed with %d bytes, want %d", s, got[s], want)
+				}
+			}
+			for s := range got {
+				if late[s] == 0 {
+					t.Errorf("%v is listed, and owes nothing", s)
+				}
+			}
+			n := 0
+			for b := range r.Buckets(o, r.now) {
+				n++
+				if !others[b.Flow] {
+					t.Errorf("%v is listed with the other rule", b.Flow)
+				}
+			}
+			if n != len(others) {
+				t.Errorf("the other rule has %d flows, want %d", n, len(others))
+			}
+			if got := r.OwnLevel(e, r.now); got != 0 {
+				t.Errorf("the spare bucket owes %d units", got)
+			}
+		})
+	}
+}
+
+func randomHost(roll *rand.Rand, p netip.Prefix) netip.Addr {
+	b := p.Addr().AsSlice()
+	for i := p.Bits(); i < len(b)*8; i++ {
+		b[i/8] |= byte(roll.IntN(2)) << (7 - i%8)
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// A change of who shares a bucket begins anew, one of the rate does not.
+func TestChangeOfSharers(t *testing.T) {
+	r := newRig(t, maps.Size{Rules: 2, Buckets: 64})
+	flow := to("10.1.1.1")
+	new := rule("10.0.0.0/8", 8, 2000)
+	new.Each.Kind = policy.EachHost
+	e := r.put(new)
+	r.send(policy.GCRA, flow, 1000)
+	new.Excess = policy.Pass
+	e = r.put(new)
+	if got := r.units(e, flow) >> 20; got != 1000 {
+		t.Errorf("another excess: %d bytes are owed, want 1000", got)
+	}
+	new.Each.Kind = policy.EachFlow
+	e = r.put(new)
+	if got := r.units(e, flow); got != 0 {
+		t.Errorf("each flow: %d units are owed of what its host did", got)
+	}
+	for b := range r.Buckets(e, r.now) {
+		t.Errorf("each flow: %+v is listed", b)
+	}
+}

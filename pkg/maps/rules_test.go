@@ -1,0 +1,463 @@
+package maps_test
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+func rule(prefix string, rate policy.Rate, capacity uint64) policy.Rule {
+	return policy.Rule{Prefix: netip.MustParsePrefix(prefix), Rate: rate, Capacity: capacity}
+}
+
+// randomPrefix is one of prefixes that often hold each other.
+func randomPrefix(roll *rand.Rand) netip.Prefix {
+	p, err := randomAddr(roll).Prefix(0)
+	for err == nil && p.Bits() == 0 && roll.IntN(50) != 0 {
+		a := randomAddr(roll)
+		p, err = a.Prefix(roll.IntN(a.BitLen() + 1))
+	}
+	if err != nil {
+		panic(err)
+	}
+	return p
+}
+
+// randomAddr is an address near others: most of its bits are one of few patterns.
+func randomAddr(roll *rand.Rand) netip.Addr {
+	if roll.IntN(2) == 0 {
+		return netip.AddrFrom4([4]byte{10, byte(roll.IntN(3)), byte(roll.IntN(3)), byte(roll.Uint32())})
+	}
+	var b [16]byte
+	copy(b[:], []byte{0x20, 0x01, 0x0d, 0xb8})
+	for _, i := range []int{4, 7, 8, 12, 15} {
+		b[i] = byte(roll.IntN(4))
+	}
+	b[15] = byte(roll.Uint32())
+	return netip.AddrFrom16(b)
+}
+
+// An oracle is rules in a plain map.
+type oracle map[netip.Prefix]policy.Rule
+
+func (o oracle) match(a netip.Addr) (best policy.Rule, ok bool) {
+	for p, r := range o {
+		if p.Contains(a) && (!ok || p.Bits() > best.Prefix.Bits()) {
+			best, ok = r, true
+		}
+	}
+	return best, ok
+}
+
+// Thousands of prefixes come and go, and what is found of them, by commands and
+// by packets, is what a plain map holds.
+func TestRulesAgainstOracle(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	roll := rand.New(rand.NewPCG(seed, 0))
+	rules, rounds := 2000, 12
+	if testing.Short() {
+		rules, rounds = 300, 3
+	}
+	r := newRig(t, maps.Size{Rules: uint32(rules), Buckets: 4})
+	want := oracle{}
+	for round := range rounds {
+		for len(want) < rules*(round+2)/(rounds+2) {
+			p := randomPrefix(roll)
+			new := policy.Rule{Prefix: p, Rate: policy.Rate(1e9 + roll.Uint64N(1e9)), Capacity: 1 << 20}
+			if _, there := want[p]; there {
+				continue
+			}
+			r.put(new)
+			want[p] = new
+		}
+		for range 5 { // a change, and a deletion of each kind
+			for p := range want {
+				if roll.IntN(2) == 0 {
+					new := want[p]
+					new.Capacity++
+					r.put(new)
+					want[p] = new
+				} else {
+					if !r.Delete(p) || r.Delete(p) {
+						t.Fatalf("%v is not deleted once", p)
+					}
+					delete(want, p)
+				}
+				break
+			}
+		}
+		checkRules(r, want)
+		for range 300 {
+			a := randomAddr(roll)
+			checkMatch(r, want, a)
+		}
+		for range 50 {
+			p := randomPrefix(roll)
+			e, ok := r.Find(p)
+			if w, there := want[p]; ok != there || e.Rule != w {
+				t.Fatalf("Find(%v) = %+v %v, want %+v", p, e, ok, w)
+			}
+		}
+	}
+	for p := range want {
+		if len(want)%100 == 0 {
+			checkRules(r, want)
+		}
+		r.Delete(p)
+		delete(want, p)
+	}
+	checkRules(r, want)
+	if r.send(policy.GCRA, to("10.0.0.1"), 100); !r.Empty() {
+		t.Error("rules are left of none")
+	}
+}
+
+// checkRules compares all rules, and that no two share an id.
+func checkRules(r *rig, want oracle) {
+	r.Helper()
+	ids, last := map[uint32]bool{}, netip.Prefix{}
+	got := r.Rules()
+	for _, e := range got {
+		if ids[e.ID] {
+			r.Fatalf("two rules have id %d", e.ID)
+		}
+		ids[e.ID] = true
+		if w, ok := want[e.Prefix]; !ok || e.Rule != w {
+			r.Fatalf("rule %+v is in force, want %+v", e.Rule, w)
+		}
+		if c := cmp.Or(last.Addr().Compare(e.Prefix.Addr()), cmp.Compare(last.Bits(), e.Prefix.Bits())); last.IsValid() && c >= 0 {
+			r.Fatalf("%v is listed before %v", last, e.Prefix)
+		}
+		last = e.Prefix
+	}
+	if len(got) != len(want) {
+		r.Fatalf("%d rules are in force, want %d", len(got), len(want))
+	}
+}
+
+// checkMatch compares the rule that decides over an address, by Match and by what a packet is counted under.
+func checkMatch(r *rig, want oracle, a netip.Addr) {
+	r.Helper()
+	e, ok := r.Match(a)
+	w, there := want.match(a)
+	if ok != there || e.Rule != w {
+		r.Fatalf("Match(%v) = %v %v, want %v %v", a, e.Prefix, ok, w.Prefix, there)
+	}
+	if !ok {
+		return
+	}
+	r.now += uint64(time.Second)
+	before, err := r.Counters(e.ID)
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.send(policy.GCRA, to(a.String()), 100)
+	after, err := r.Counters(e.ID)
+	if err != nil {
+		r.Fatal(err)
+	}
+	if after.PassedPackets != before.PassedPackets+1 {
+		r.Fatalf("a packet to %v was not counted under %v", a, e.Prefix)
+	}
+}
+
+func TestFull(t *testing.T) {
+	const room = 50
+	r := newRig(t, maps.Size{Rules: room, Buckets: 4})
+	want := oracle{}
+	for i := range room {
+		new := rule(fmt.Sprintf("10.0.%d.0/24", i), 1e9, 2000)
+		r.put(new)
+		want[new.Prefix] = new
+	}
+	more := rule("10.1.0.0/16", 1e9, 2000)
+	for range 2 {
+		if changed, err := r.Put(more, r.clock); changed || !errors.Is(err, maps.ErrFull) {
+			t.Fatalf("one more: changed %v, error %v, want ErrFull", changed, err)
+		}
+	}
+	checkRules(r, want)
+	// A change needs no room.
+	again := want[netip.MustParsePrefix("10.0.7.0/24")]
+	again.Rate++
+	r.put(again)
+	want[again.Prefix] = again
+	r.Delete(netip.MustParsePrefix("10.0.9.0/24"))
+	delete(want, netip.MustParsePrefix("10.0.9.0/24"))
+	r.put(more)
+	want[more.Prefix] = more
+	checkRules(r, want)
+}
+
+// Whatever a rule says is kept, and saying it again changes nothing.
+func TestPutIsIdempotent(t *testing.T) {
+	r := newRig(t, maps.Size{Rules: 4, Buckets: 64})
+	four, six := netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8::/32")
+	var rules []policy.Rule
+	for _, p := range []netip.Prefix{four, six} {
+		base := policy.Rule{Prefix: p, Rate: 64001, Capacity: 1514}
+		rules = append(rules, base)
+		add := func(change func(*policy.Rule)) {
+			new := base
+			change(&new)
+			rules = append(rules, new)
+		}
+		add(func(r *policy.Rule) { r.Rate = policy.MinRate })
+		add(func(r *policy.Rule) { r.Rate = policy.MaxRate })
+		add(func(r *policy.Rule) { r.Rate, r.Capacity = policy.Unlimited, 0 })
+		add(func(r *policy.Rule) { r.Capacity = policy.MaxCapacity })
+		add(func(r *policy.Rule) { r.Algorithm = policy.Leaky })
+		add(func(r *policy.Rule) { r.Each.Kind = policy.EachHost })
+		add(func(r *policy.Rule) { r.Each.Kind = policy.EachFlow })
+		for _, bits := range []int{p.Bits() + 1, p.Addr().BitLen() - 1} {
+			add(func(r *policy.Rule) { r.Each = policy.Each{Kind: policy.EachSubnet, Bits: uint8(bits)} })
+		}
+		add(func(r *policy.Rule) { r.Excess = policy.ECN })
+		add(func(r *policy.Rule) { r.Excess = policy.Pass })
+		add(func(r *policy.Rule) { r.Fail = policy.Closed })
+		add(func(r *policy.Rule) { r.Framing = policy.Framing{Overhead: policy.MinOverhead, MPU: policy.MaxMPU} })
+		add(func(r *policy.Rule) { r.Framing = policy.Framing{Overhead: policy.MaxOverhead} })
+		for _, penalty := range []policy.Penalty{{Kind: policy.PenaltyFill}, {Kind: policy.PenaltyHold, Duration: 1}, {Kind: policy.PenaltyHold, Duration: policy.MaxPenalty}} {
+			add(func(r *policy.Rule) { r.Algorithm, r.Penalty = policy.Leaky, penalty })
+		}
+	}
+	for _, rule := range rules {
+		if err := rule.Validate(); err != nil {
+			t.Fatalf("%+v: %v", rule, err)
+		}
+		r.put(rule)
+		if changed, err := r.Put(rule, r.clock); changed || err != nil {
+			t.Errorf("%+v, again: changed %v, error %v", rule, changed, err)
+		}
+	}
+	if got := len(r.Rules()); got != 2 {
+		t.Errorf("%d rules are in force, want 2", got)
+	}
+}
+
+// An each is who shares a bucket, for tests that are the same for all.
+var each = map[string]policy.Each{"all": {}, "host": {Kind: policy.EachHost}, "flow": {Kind: policy.EachFlow}, "/24": {Kind: policy.EachSubnet, Bits: 24}}
+
+// What is owed stays owed when the rate changes, to the unit, however long ago
+// it was charged and however often the rate changes.
+func TestRateChangeKeepsWhatIsOwed(t *testing.T) {
+	const second = uint64(time.Second)
+	for name, each := range each {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, maps.Size{Rules: 2, Buckets: 64})
+			flow := to("10.1.1.1")
+			set := func(rate policy.Rate, capacity uint64) maps.Entry {
+				new := rule("10.0.0.0/8", rate, capacity)
+				new.Each = each
+				return r.put(new)
+			}
+			e := set(8000, 20000)
+			for range 5 {
+				r.send(policy.GCRA, flow, 3000)
+			}
+			r.now += 10 * second // 5000 bytes are left
+			want := uint64(5000) << 20
+			for i, rate := range []policy.Rate{8001, 1e9, 400e9, 8, 1e6, 64001, 8e12 / 8, 8000} {
+				before := r.units(e, flow)
+				e = set(rate, 20000+uint64(i))
+				if got := r.units(e, flow); got != before {
+					t.Fatalf("a change to %v made %d units owed %d", rate, before, got)
+				}
+				if off := int64(want - before); off < -64 || off > 64 {
+					t.Fatalf("before %v: %d units are owed, want %d", rate, before, want)
+				}
+			}
+			r.now += 5 * second
+			if got := r.units(e, flow); got > 64 {
+				t.Errorf("after all changes and 5 s at 1000 bytes/s %d units are left", got)
+			}
+		})
+	}
+}
+
+// A bucket that drained long ago is empty after any changes. Its clock has gone
+// half around meanwhile, which rules with more patience can not know.
+func TestRateChangeOwesNothingNew(t *testing.T) {
+	for name, each := range each {
+		t.Run(name, func(t *testing.T) {
+			for idle := 100 * time.Second; idle < 400*time.Second; idle += 50 * time.Second {
+				r := newRig(t, maps.Size{Rules: 2, Buckets: 64})
+				flow := to("10.1.1.1")
+				rates := []policy.Rate{400e9, 10e6, 8000}
+				for _, rate := range rates {
+					new := rule("10.0.0.0/8", rate, 125000)
+					new.Each = each
+					e := r.put(new)
+					if got := r.units(e, flow); got > 2 {
+						t.Fatalf("idle for %v: owes %d units at %v", idle, got, rate)
+					}
+					if rate == rates[0] {
+						r.send(policy.GCRA, flow, 3000)
+					}
+					r.now += uint64(idle)
+				}
+				if !r.send(policy.GCRA, flow, 3000) {
+					t.Errorf("idle for %v: a packet does not pass", idle)
+				}
+			}
+		})
+	}
+}
+
+func TestCapacityClamps(t *testing.T) {
+	for name, each := range each {
+		for _, penalty := range []policy.Penalty{{}, {Kind: policy.PenaltyHold, Duration: time.Second}} {
+			t.Run(fmt.Sprint(name, " ", penalty), func(t *testing.T) {
+				r := newRig(t, maps.Size{Rules: 2, Buckets: 64})
+				flow, other := to("10.1.1.1"), to("10.2.2.2")
+				set := func(capacity uint64) maps.Entry {
+					new := rule("10.0.0.0/8", 8000, capacity)
+					new.Each, new.Algorithm, new.Penalty = each, policy.Leaky, penalty
+					return r.put(new)
+				}
+				full := func(capacity uint64) uint64 { // the level up to which excess fills a bucket
+					if penalty.Kind == policy.PenaltyHold {
+						capacity += 1000
+					}
+					return capacity
+				}
+				e := set(9000)
+				for range 4 {
+					r.send(policy.Leaky, flow, 3000)
+				}
+				if each.Kind != policy.EachAll {
+					r.send(policy.Leaky, other, 1600)
+				}
+				for _, c := range []struct{ capacity, want uint64 }{{20000, full(9000)}, {9000, full(9000)}, {8999, full(8999)}, {2000, full(2000)}, {50000, full(2000)}} {
+					e = set(c.capacity)
+					if got := (r.units(e, flow) + 1<<19) >> 20; got != c.want {
+						t.Errorf("a capacity of %d leaves %d bytes owed, want %d", c.capacity, got, c.want)
+					}
+					if got := r.units(e, other); each.Kind != policy.EachAll && (got+1<<19)>>20 != 1600 {
+						t.Errorf("a capacity of %d leaves the other %d units, want 1600 bytes", c.capacity, got)
+					}
+				}
+			})
+		}
+	}
+}
+
+// Unlimited is a state without buckets: they are empty after it.
+func TestUnlimitedAndBack(t *testing.T) {
+	for name, each := range each {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, maps.Size{Rules: 2, Buckets: 4})
+			limited := rule("10.0.0.0/8", 8, 2000)
+			limited.Each = each
+			flow := to("10.1.1.1")
+			e := r.put(limited)
+			r.send(policy.GCRA, flow, 2000)
+			if r.send(policy.GCRA, flow, 2000) {
+				t.Fatal("a full bucket lets a packet pass")
+			}
+			e = r.put(rule("10.0.0.0/8", policy.Unlimited, 0))
+			for range 10 {
+				if !r.send(policy.GCRA, flow, 2000) {
+					t.Fatal("unlimited, a packet is dropped")
+				}
+			}
+			e = r.put(limited)
+			if got := r.units(e, flow); got != 0 {
+				t.Errorf("limited again, %d units are owed", got)
+			}
+			if !r.send(policy.GCRA, flow, 2000) || r.send(policy.GCRA, flow, 1000) {
+				t.Error("limited again, the first packet does not pass, or more than that does")
+			}
+			if c, err := r.Counters(e.ID); err != nil || c.PassedPackets != 12 || c.DroppedPackets != 2 {
+				t.Errorf("counters did not go on: %+v, %v", c, err)
+			}
+		})
+	}
+}
+
+// A new rule starts from nothing, also with the id of one that is gone, whose
+// clock was far ahead or far behind.
+func TestReuseOfIDs(t *testing.T) {
+	rates := []policy.Rate{8, 8000, 1e9, 400e9}
+	for name, each := range each {
+		for _, old := range rates {
+			for _, new := range rates {
+				t.Run(fmt.Sprintf("%s/%v then %v", name, old, new), func(t *testing.T) {
+					r := newRig(t, maps.Size{Rules: 1, Buckets: 4})
+					r.now = uint64(1000 * time.Second)
+					hosts := []string{"10.1.1.1", "10.2.2.2", "10.3.3.3", "10.4.4.4"}
+					first, second := rule("10.0.0.0/8", old, 2000), rule("10.0.0.0/9", new, 2000)
+					first.Each, second.Each = each, each
+					e := r.put(first)
+					for _, host := range hosts {
+						r.send(policy.GCRA, to(host), 1900)
+					}
+					r.Delete(first.Prefix)
+					r.now += 3e9
+					if r.send(policy.GCRA, to(hosts[0]), 2000); r.send(policy.GCRA, to(hosts[0]), 2000) == false {
+						t.Fatal("a rule that is gone drops a packet")
+					}
+					again := r.put(second)
+					if again.ID != e.ID {
+						t.Fatalf("id %d, want %d again", again.ID, e.ID)
+					}
+					if c, err := r.Counters(again.ID); err != nil || c != (maps.Counters{}) {
+						t.Errorf("counters begin with %+v, %v", c, err)
+					}
+					if n := len(slices.Collect(r.Buckets(again, r.now))); n != 0 {
+						t.Errorf("%d buckets owe something to begin with", n)
+					}
+					for i, host := range hosts {
+						if got := r.units(again, to(host)); got != 0 && (i == 0 || each.Kind != policy.EachAll) {
+							t.Errorf("%s owes %d units to begin with", host, got)
+						}
+						passed := r.send(policy.GCRA, to(host), 1900)
+						if want := i == 0 || each.Kind != policy.EachAll; passed != want {
+							t.Errorf("the first packet to %s passed: %v, want %v", host, passed, want)
+						}
+					}
+					// Each got a slot of the only line: none was charged to the spare bucket.
+					if got := r.OwnLevel(again, r.now); got != 0 && each.Kind != policy.EachAll {
+						t.Errorf("the spare bucket owes %d units", got)
+					}
+				})
+			}
+		}
+	}
+}
+
+// Cleared rules are gone for good: no later rule brings one back.
+func TestClear(t *testing.T) {
+	r := newRig(t, maps.Size{Rules: 4, Buckets: 4})
+	for _, p := range []string{"10.0.0.0/24", "10.0.1.0/24", "10.0.0.0/8", "2001:db8::/32"} {
+		r.put(rule(p, 8, 100))
+	}
+	r.Clear()
+	if !r.Empty() || len(r.Rules()) != 0 {
+		t.Errorf("cleared, these are left: %+v", r.Rules())
+	}
+	for range 3 {
+		if !r.send(policy.GCRA, to("10.0.0.1"), 100) {
+			t.Error("cleared, a packet is dropped")
+		}
+	}
+	want := oracle{}
+	for _, p := range []string{"10.9.0.0/24", "2001:db9::/32", "10.9.1.0/24", "11.0.0.0/8"} {
+		new := rule(p, 8000, 2000)
+		r.put(new)
+		want[new.Prefix] = new
+		checkRules(r, want)
+	}
+	if e, ok := r.Match(netip.MustParseAddr("10.0.0.1")); ok {
+		t.Errorf("%v is back", e.Prefix)
+	}
+}

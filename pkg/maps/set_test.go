@@ -1,0 +1,266 @@
+package maps_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A rig is the maps of an egress hook, and the programs on them.
+type rig struct {
+	*testing.T
+	*maps.Set
+	programs map[policy.Algorithm]*ebpf.Program
+	now      uint64 // the clock of packets and changes, in ns
+}
+
+func newRig(t *testing.T, size maps.Size) *rig {
+	t.Helper()
+	testenv.Root(t)
+	hook := bpf.AbiHook{L2Bytes: 14, VirtualClock: 1}
+	roll := rand.New(rand.NewPCG(1, 1))
+	for i := range hook.Secret {
+		hook.Secret[i] = roll.Uint32()
+	}
+	set, err := maps.New(size, hook)
+	testenv.Must(t, err)
+	t.Cleanup(func() { set.Close() })
+	return &rig{t, set, load(t, set), 1e9}
+}
+
+func load(t *testing.T, set *maps.Set) map[policy.Algorithm]*ebpf.Program {
+	t.Helper()
+	programs := map[policy.Algorithm]*ebpf.Program{}
+	for _, a := range []policy.Algorithm{policy.GCRA, policy.Leaky} {
+		p, err := loader.Load(a, set)
+		testenv.Must(t, err)
+		t.Cleanup(func() { p.Close() })
+		programs[a] = p
+	}
+	return programs
+}
+
+func (r *rig) clock() uint64 { return r.now }
+
+// put sets a rule, which must change something.
+func (r *rig) put(rule policy.Rule) maps.Entry {
+	r.Helper()
+	changed, err := r.Put(rule, r.clock)
+	if err != nil {
+		r.Fatal(err)
+	}
+	e, ok := r.Find(rule.Prefix)
+	if !changed || !ok || e.Rule != rule {
+		r.Fatalf("put %+v: changed %v, found %+v", rule, changed, e)
+	}
+	return e
+}
+
+// frame is a packet of a flow, of so many bytes.
+func frame(f maps.Flow, size int) []byte {
+	b := make([]byte, 14, size)
+	if f.Dst.Is4() {
+		b[12], b[13] = 0x08, 0x00
+		b = append(b, 0x45, 0, 0, 0, 0, 0, 0, 0, 64, f.Proto, 0, 0)
+	} else {
+		b[12], b[13] = 0x86, 0xdd
+		b = append(b, 0x60, 0, 0, 0, 0, 0, f.Proto, 64)
+	}
+	b = append(append(b, f.Src.AsSlice()...), f.Dst.AsSlice()...)
+	b = binary.BigEndian.AppendUint16(b, f.SrcPort)
+	b = binary.BigEndian.AppendUint16(b, f.DstPort)
+	return append(b, make([]byte, size-len(b))...)
+}
+
+// send brings a packet of a flow at the rig's time, and reports whether it passed.
+func (r *rig) send(a policy.Algorithm, f maps.Flow, size int) bool {
+	r.Helper()
+	context := make([]byte, 192) // struct __sk_buff
+	binary.NativeEndian.PutUint64(context[152:], r.now)
+	verdict, err := r.programs[a].Run(&ebpf.RunOptions{Data: frame(f, size), Context: context})
+	if err != nil {
+		r.Fatal(err)
+	}
+	return verdict != 2
+}
+
+func to(host string) maps.Flow {
+	f := maps.Flow{Src: netip.MustParseAddr("192.0.2.1"), Dst: netip.MustParseAddr(host), Proto: 17, SrcPort: 1000, DstPort: 53}
+	if f.Dst.Is6() {
+		f.Src = netip.MustParseAddr("2001:db8::1")
+	}
+	return f
+}
+
+// units is what the bucket of a flow owes now.
+func (r *rig) units(e maps.Entry, f maps.Flow) uint64 {
+	return r.Level(e, policy.MatchDst, f, r.now)
+}
+
+// privateBPFFS is a bpffs that nobody else sees the pins of.
+func privateBPFFS(t *testing.T) string {
+	t.Helper()
+	testenv.Root(t)
+	dir := t.TempDir()
+	if err := unix.Mount("bpffs", dir, "bpf", 0, ""); err != nil {
+		t.Fatalf("mount a bpffs on %s: %v", dir, err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	own := filepath.Join(dir, "pins") // the kernel has files of its own in dir
+	if err := os.Mkdir(own, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return own
+}
+
+func TestSize(t *testing.T) {
+	testenv.Root(t)
+	for _, c := range []struct{ want, got uint32 }{{0, 4}, {1, 4}, {4, 4}, {5, 8}, {8, 8}, {9, 16}, {1000, 1024}, {4096, 4096}} {
+		set, err := maps.New(maps.Size{Rules: 3, Buckets: c.want}, bpf.AbiHook{})
+		testenv.Must(t, err)
+		if got := set.Size(); got != (maps.Size{Rules: 3, Buckets: c.got}) {
+			t.Errorf("room for %d buckets: %+v, want %d", c.want, got, c.got)
+		}
+		set.Close()
+	}
+}
+
+func TestPinAndOpen(t *testing.T) {
+	dir := privateBPFFS(t)
+	r := newRig(t, maps.Size{Rules: 8, Buckets: 64})
+	rules := []policy.Rule{
+		{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Rate: 8000, Capacity: 2000},
+		{Prefix: netip.MustParsePrefix("2001:db8:1::/48"), Rate: 1e9, Capacity: 1 << 20, Algorithm: policy.Leaky, Each: policy.Each{Kind: policy.EachFlow}},
+	}
+	for _, rule := range rules {
+		r.put(rule)
+	}
+	r.send(policy.GCRA, to("10.1.1.1"), 1000)
+	r.send(policy.Leaky, to("2001:db8:1::7"), 500)
+	if err := r.Pin(dir); err != nil {
+		t.Fatal(err)
+	}
+	// Pinned twice, as when a folder is built anew beside the old one.
+	second := filepath.Join(dir, "second")
+	if err := os.Mkdir(second, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Pin(second); err != nil {
+		t.Fatal(err)
+	}
+	hook, size := r.Hook(), r.Size()
+	r.Set.Close()
+	for _, dir := range []string{dir, second} {
+		set, err := maps.Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer set.Close()
+		if set.Hook() != hook || set.Size() != size {
+			t.Errorf("opened with %+v %+v, want %+v %+v", set.Hook(), set.Size(), hook, size)
+		}
+		var got []policy.Rule
+		for _, e := range set.Rules() {
+			got = append(got, e.Rule)
+		}
+		if !slices.Equal(got, rules) {
+			t.Errorf("opened with rules %+v, want %+v", got, rules)
+		}
+		for _, c := range []struct {
+			flow  maps.Flow
+			bytes uint64
+		}{{to("10.1.1.1"), 1000}, {to("2001:db8:1::7"), 500}} {
+			e, _ := set.Match(c.flow.Dst)
+			if got := set.Level(e, policy.MatchDst, c.flow, r.now) >> 20; got != c.bytes {
+				t.Errorf("opened, %v owes %d bytes, want %d", c.flow.Dst, got, c.bytes)
+			}
+			if counted, err := set.Counters(e.ID); err != nil || counted.PassedBytes != c.bytes {
+				t.Errorf("opened, counters are %+v, %v", counted, err)
+			}
+		}
+	}
+}
+
+// Pins of another build are refused with a typed error, whatever is different.
+func TestOpenOtherLayout(t *testing.T) {
+	pinned := func(t *testing.T) string {
+		dir := privateBPFFS(t)
+		set, err := maps.New(maps.Size{Rules: 2, Buckets: 4}, bpf.AbiHook{L2Bytes: 14})
+		testenv.Must(t, err)
+		defer set.Close()
+		if err := set.Pin(dir); err != nil {
+			t.Fatal(err)
+		}
+		return dir
+	}
+	// replace pins another map where one was.
+	replace := func(t *testing.T, path string, valueSize uint32, contents ...ebpf.MapKV) {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		m, err := ebpf.NewMap(&ebpf.MapSpec{
+			Type: ebpf.Array, KeySize: 4, ValueSize: valueSize, MaxEntries: 4, Flags: unix.BPF_F_MMAPABLE, Contents: contents,
+		})
+		testenv.Must(t, err)
+		defer m.Close()
+		if err := m.Pin(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, spoil := range map[string]func(t *testing.T, dir string){
+		"another number": func(t *testing.T, dir string) {
+			hook := bpf.AbiHook{Layout: maps.Layout + 1}
+			replace(t, filepath.Join(dir, "hook"), uint32(unsafe.Sizeof(hook)), ebpf.MapKV{Key: uint32(0), Value: hook})
+		},
+		"no maps":              func(t *testing.T, dir string) { removeAll(t, dir) },
+		"one map less":         func(t *testing.T, dir string) { os.Remove(filepath.Join(dir, bpf.GcraMapKeys)) },
+		"settings of a size":   func(t *testing.T, dir string) { replace(t, filepath.Join(dir, "hook"), 64) },
+		"rules of a size":      func(t *testing.T, dir string) { replace(t, filepath.Join(dir, bpf.GcraMapRules), 64) },
+		"buckets of a size":    func(t *testing.T, dir string) { replace(t, filepath.Join(dir, bpf.GcraMapTable), 128) },
+		"a rule's own buckets": func(t *testing.T, dir string) { replace(t, filepath.Join(dir, bpf.GcraMapOwnBuckets), 8) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := pinned(t)
+			spoil(t, dir)
+			set, err := maps.Open(dir)
+			if !errors.Is(err, maps.ErrOtherLayout) {
+				t.Errorf("opened with error %v, want ErrOtherLayout", err)
+			}
+			if err == nil {
+				set.Close()
+			}
+		})
+	}
+}
+
+func removeAll(t *testing.T, dir string) {
+	t.Helper()
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if err := os.Remove(filepath.Join(dir, f.Name())); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
