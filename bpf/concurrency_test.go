@@ -107,7 +107,7 @@ func TestTwoCPUsOneBucket(t *testing.T) {
 	for _, algorithm := range algorithms {
 		for _, each := range sharings {
 			// From so slow that nearly all is excess to so fast that nearly all is charged.
-			for _, rate := range []policy.Rate{1_000_000, 1_000_000_000, 40_000_000_000, 400_000_000_000} {
+			for _, rate := range []policy.Rate{1_000_000, 10_000_000_000, 400_000_000_000} {
 				t.Run(fmt.Sprintf("%v/%v/%v", algorithm, policy.Each{Kind: each}, rate), func(t *testing.T) {
 					r := newRig(t, maps.Size{Rules: 1, Buckets: 64}, live())
 					rule := policy.Rule{
@@ -115,10 +115,10 @@ func TestTwoCPUsOneBucket(t *testing.T) {
 						Algorithm: algorithm, Each: policy.Each{Kind: each}, Fail: policy.Closed,
 					}
 					e := r.put(rule, 0)
-					send(t, r.programs[algorithm], frame, meta{}) // so that there is a bucket
+					send(t, r.program(algorithm), frame, meta{}) // so that there is a bucket
 					before := r.counters()[e.ID]
 					took := onEachCPU(t, func(int) error {
-						_, err := r.programs[algorithm].Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(packets(1_000_000, 100_000))})
+						_, err := r.program(algorithm).Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(packets(500_000, 50_000))})
 						return err
 					})
 					c, bound := since(before, r.counters()[e.ID]), rule.Capacity+leaked(rate, took)
@@ -194,7 +194,7 @@ func TestSlotsChangeHands(t *testing.T) {
 						Algorithm: algorithm, Each: policy.Each{Kind: policy.EachHost}, Fail: policy.Closed,
 					}
 					e := r.put(rule, 0)
-					p := hosts(t, r.programs[algorithm], int32(keys))
+					p := hosts(t, r.program(algorithm), int32(keys))
 					took := onEachCPU(t, func(int) error {
 						_, err := p.Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(packets(400_000, 50_000))})
 						return err
@@ -228,7 +228,7 @@ func TestSlotsChangeHandsFairly(t *testing.T) {
 				r.put(rule, 0)
 				passed := make([]atomic.Uint64, keys)
 				took := onEachCPU(t, func(cpu int) error {
-					p, frames := r.programs[algorithm], make([][]byte, keys)
+					p, frames := r.program(algorithm), make([][]byte, keys)
 					for key := range keys {
 						frames[key] = ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(uint16(key), 2), zeros(958)))
 					}
@@ -279,7 +279,7 @@ func TestSpray(t *testing.T) {
 			e := r.put(rule, 0)
 			busy := ether(typeIPv4, ip4{src: "198.51.100.1", proto: protoUDP}.with(udpHeader(1000, 53), zeros(958)))
 			flow := maps.Flow{Src: addr("198.51.100.1"), Dst: addr(far4), Proto: protoUDP, SrcPort: 1000, DstPort: 53}
-			p := r.programs[algorithm]
+			p := r.program(algorithm)
 			send(t, p, busy, meta{}) // it has its bucket before the spray begins
 			mine := uint64(size)
 			flows := packets(1<<20, 1<<16)

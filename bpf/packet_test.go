@@ -145,8 +145,8 @@ func TestPackets(t *testing.T) {
 							counted[ids[c.rule]] = passed(uint64(len(c.frame)))
 						}
 						m := meta{now: 1e9}
-						r.want(r.programs[algorithm], c.frame, m, next, counted)
-						r.want(r.programs[other], c.frame, m, next, nil)
+						r.want(r.program(algorithm), c.frame, m, next, counted)
+						r.want(r.program(other), c.frame, m, next, nil)
 					})
 				}
 			})
@@ -165,7 +165,7 @@ func TestTruncated(t *testing.T) {
 		ids[p] = r.put(rule, 0).ID
 	}
 	// A test run wants a whole network header.
-	p := cutter(t, r.programs[policy.GCRA])
+	p := cutter(t, r.program(policy.GCRA))
 	var many []byte
 	for range 12 {
 		many = append(many, extension(protoDstOpts, 0)...)
@@ -282,7 +282,7 @@ func TestFlowKeys(t *testing.T) {
 			r.TB = t
 			now += uint64(time.Hour)
 			e := entries[c.flow.Src.Is4()]
-			r.want(r.programs[policy.GCRA], c.frame, meta{now: now}, next, map[uint32]maps.Counters{e.ID: passed(uint64(len(c.frame)))})
+			r.want(r.program(policy.GCRA), c.frame, meta{now: now}, next, map[uint32]maps.Counters{e.ID: passed(uint64(len(c.frame)))})
 			got := slices.Collect(r.set.Buckets(e, now))
 			want := []maps.Bucket{{Flow: c.flow, LevelBytes: uint64(len(c.frame))}}
 			if !slices.Equal(got, want) {
@@ -340,7 +340,7 @@ func TestSubnetKeys(t *testing.T) {
 				size := uint64(len(frame))
 				for packets := range uint64(2) {
 					frame[len(frame)-8]++ // another port: the same bucket
-					r.want(r.programs[policy.Leaky], frame, meta{now: now}, next, map[uint32]maps.Counters{e.ID: passed(size)})
+					r.want(r.program(policy.Leaky), frame, meta{now: now}, next, map[uint32]maps.Counters{e.ID: passed(size)})
 					want := []maps.Bucket{{Subnet: netip.MustParsePrefix(c.subnet), LevelBytes: size * (packets + 1)}}
 					if got := slices.Collect(r.set.Buckets(e, now)); !slices.Equal(got, want) {
 						t.Fatalf("charged %+v, want %+v", got, want)
@@ -381,7 +381,7 @@ func TestLongestPrefix(t *testing.T) {
 				if e, ok := r.set.Match(to); !ok || e.ID != ids[bits] {
 					t.Errorf("Match finds %+v for %v, want /%d", e.Prefix, to, bits)
 				}
-				r.want(r.programs[policy.GCRA], frame, meta{now: 1}, next, map[uint32]maps.Counters{ids[bits]: passed(uint64(len(frame)))})
+				r.want(r.program(policy.GCRA), frame, meta{now: 1}, next, map[uint32]maps.Counters{ids[bits]: passed(uint64(len(frame)))})
 				if t.Failed() {
 					t.Fatalf("to %v, where /%d is the longest", to, bits)
 				}
@@ -395,10 +395,10 @@ func TestLongestPrefix(t *testing.T) {
 			if a.Is6() {
 				frame = ether(typeIPv6, ip6{dst: "fe80::1", proto: protoTCP}.with(tcpHeader(1, 2, 0)))
 			}
-			r.want(r.programs[policy.GCRA], frame, meta{now: 1}, next, map[uint32]maps.Counters{ids[0]: passed(uint64(len(frame)))})
+			r.want(r.program(policy.GCRA), frame, meta{now: 1}, next, map[uint32]maps.Counters{ids[0]: passed(uint64(len(frame)))})
 			everything, _ := a.Prefix(0)
 			r.set.Delete(everything)
-			r.want(r.programs[policy.GCRA], frame, meta{now: 1}, next, nil)
+			r.want(r.program(policy.GCRA), frame, meta{now: 1}, next, nil)
 		})
 	}
 }
@@ -413,7 +413,7 @@ func TestUnlimitedHole(t *testing.T) {
 		to := func(dst string) []byte {
 			return ether(typeIPv4, ip4{dst: dst, proto: protoUDP}.with(udpHeader(1, 2), zeros(58)))
 		}
-		p, m, size := r.programs[algorithm], meta{now: 5e9}, uint64(100)
+		p, m, size := r.program(algorithm), meta{now: 5e9}, uint64(100)
 		for dst, rule := range map[string]policy.Rule{"10.2.0.1": tight, "10.1.2.1": hole, "10.1.1.1": inner} {
 			id := r.put(rule, 0).ID
 			r.want(p, to(dst), m, next, map[uint32]maps.Counters{id: passed(size)})
@@ -460,7 +460,7 @@ func TestWithoutLinkHeader(t *testing.T) {
 			rule.Each.Kind = policy.EachFlow
 			e := r.put(rule, 0)
 			size := uint64(len(c.packet))
-			r.want(r.programs[policy.GCRA], c.packet, meta{now: now}, next, map[uint32]maps.Counters{e.ID: passed(size)})
+			r.want(r.program(policy.GCRA), c.packet, meta{now: now}, next, map[uint32]maps.Counters{e.ID: passed(size)})
 			want := []maps.Bucket{{Flow: c.flow, LevelBytes: size}}
 			if got := slices.Collect(r.set.Buckets(e, now)); !slices.Equal(got, want) {
 				t.Errorf("charged %+v, want %+v", got, want)
@@ -469,10 +469,10 @@ func TestWithoutLinkHeader(t *testing.T) {
 			data := append(slices.Clone(c.packet), zeros(1000)...)
 			payload := 1000 + size - c.header
 			m := meta{now: now, segSize: 400, wireLen: uint32(payload + 3*c.header)}
-			r.want(r.programs[policy.GCRA], data, m, next, map[uint32]maps.Counters{e.ID: passed(payload + 3*c.header)})
+			r.want(r.program(policy.GCRA), data, m, next, map[uint32]maps.Counters{e.ID: passed(payload + 3*c.header)})
 			// Neither are a packet that is no IP, and one of the other family.
-			r.want(r.programs[policy.GCRA], patch(patch(c.packet, 12, 0x08), 13, 0x06), meta{now: now}, next, nil)
-			r.want(r.programs[policy.GCRA], patch(c.packet, 0, c.packet[0]^0x20), meta{now: now}, next, nil)
+			r.want(r.program(policy.GCRA), patch(patch(c.packet, 12, 0x08), 13, 0x06), meta{now: now}, next, nil)
+			r.want(r.program(policy.GCRA), patch(c.packet, 0, c.packet[0]^0x20), meta{now: now}, next, nil)
 		})
 	}
 }
@@ -561,11 +561,11 @@ func TestWireBytes(t *testing.T) {
 								t.Skip("more than a test run takes")
 							}
 						}
-						r.want(r.programs[policy.GCRA], frame, m, next, map[uint32]maps.Counters{id: passed(want)})
+						r.want(r.program(policy.GCRA), frame, m, next, map[uint32]maps.Counters{id: passed(want)})
 						if hook.Ingress == 0 && cut.size > 0 && kind != "a protocol without any" {
 							// From a guest, the segments are not counted yet.
 							m.segs = 0
-							r.want(r.programs[policy.GCRA], frame, m, next, map[uint32]maps.Counters{id: passed(want)})
+							r.want(r.program(policy.GCRA), frame, m, next, map[uint32]maps.Counters{id: passed(want)})
 						}
 					})
 				}
@@ -585,11 +585,11 @@ func TestWireBytesAreBounded(t *testing.T) {
 	frame := append(header, zeros(3500-len(header))...)
 	s := segmented{header, len(frame) - len(header), 1}
 	want := s.wire(policy.MaxOverhead, 0)
-	r.want(r.programs[policy.GCRA], frame, meta{now: 1, segSize: 1}, next, map[uint32]maps.Counters{id: passed(want)})
+	r.want(r.program(policy.GCRA), frame, meta{now: 1, segSize: 1}, next, map[uint32]maps.Counters{id: passed(want)})
 	// One that is made of headers, by a device or a guest that lies.
 	rule.Framing.Overhead = 32000
 	r.put(rule, 1)
-	r.want(r.programs[policy.GCRA], frame, meta{now: 1 << 50, segSize: 1}, next, map[uint32]maps.Counters{id: passed(1<<24 - 1)})
+	r.want(r.program(policy.GCRA), frame, meta{now: 1 << 50, segSize: 1}, next, map[uint32]maps.Counters{id: passed(1<<24 - 1)})
 }
 
 // A tag in metadata counts as if it were in the packet, in each segment.
@@ -605,7 +605,7 @@ func TestTagInMetadata(t *testing.T) {
 			id := r.put(rule, 0).ID
 			s := segmented{ether(typeIPv4, ip4{proto: protoTCP}.with(tcpHeader(1, 2, 12))), 1500, 0}
 			for i, tags := range [][]uint16{{tag8021Q}, {tag8021D}, {tag8021Q, tag8021D}} {
-				p := pusher(t, r.programs[policy.GCRA], tags...)
+				p := pusher(t, r.program(policy.GCRA), tags...)
 				want := uint64(len(s.header) + s.payload + 4*len(tags))
 				before := r.counters()[id]
 				if v, _ := send(t, p, s.frame(), meta{now: 1e9}); v != next {
@@ -670,7 +670,7 @@ func TestExcess(t *testing.T) {
 					t.Run(fmt.Sprintf("%v/%v/%s/%#x", algorithm, excess, c.name, tos), func(t *testing.T) {
 						r.TB = t
 						now += uint64(time.Hour)
-						p, m, id, frame := r.programs[algorithm], meta{now: now}, ids[c.family], c.frame(tos)
+						p, m, id, frame := r.program(algorithm), meta{now: now}, ids[c.family], c.frame(tos)
 						size := uint64(len(frame))
 						r.want(p, c.frame(0), m, next, map[uint32]maps.Counters{id: passed(size)})
 						switch {
@@ -733,7 +733,7 @@ func TestUnsure(t *testing.T) {
 					if err := r.set.Replacements()[bpf.GcraMapTable].Put(uint32(0), line); err != nil {
 						t.Fatal(err)
 					}
-					r.want(r.programs[algorithm], frame, meta{now: 1e9}, want.verdict, map[uint32]maps.Counters{e.ID: want.counted})
+					r.want(r.program(algorithm), frame, meta{now: 1e9}, want.verdict, map[uint32]maps.Counters{e.ID: want.counted})
 				})
 			}
 		}
@@ -746,7 +746,7 @@ func TestSpareBucket(t *testing.T) {
 		r := newRig(t, maps.Size{Rules: 2, Buckets: 4}, egress())
 		rule := policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: 8000, Capacity: 2000, Algorithm: algorithm, Each: policy.Each{Kind: policy.EachHost}}
 		e := r.put(rule, 0)
-		p := r.programs[algorithm]
+		p := r.program(algorithm)
 		to := func(host byte) []byte {
 			return ether(typeIPv4, ip4{dst: fmt.Sprintf("10.0.0.%d", host), proto: protoUDP}.with(udpHeader(1, 2), zeros(958)))
 		}

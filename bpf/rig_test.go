@@ -23,11 +23,13 @@ const (
 
 var algorithms = []policy.Algorithm{policy.GCRA, policy.Leaky}
 
-// A rig is a hook's maps with both programs, and no device.
+// A rig is a hook's maps with both programs, and no device. Subtests that share
+// it put themselves in for TB.
 type rig struct {
 	testing.TB
-	set      *maps.Set
-	programs map[policy.Algorithm]*ebpf.Program
+	set    *maps.Set
+	loaded map[policy.Algorithm]*ebpf.Program
+	load   func(policy.Algorithm) *ebpf.Program // for as long as the set is open
 }
 
 // secret is one of many: tests are to find the same slots each time.
@@ -51,14 +53,22 @@ func newRig(tb testing.TB, size maps.Size, hook bpf.AbiHook) *rig {
 	set, err := maps.New(size, hook)
 	testenv.Must(tb, err)
 	tb.Cleanup(func() { set.Close() })
-	r := &rig{tb, set, map[policy.Algorithm]*ebpf.Program{}}
-	for _, a := range algorithms {
+	r := &rig{TB: tb, set: set, loaded: map[policy.Algorithm]*ebpf.Program{}}
+	r.load = func(a policy.Algorithm) *ebpf.Program {
 		p, err := loader.Load(a, set)
 		testenv.Must(tb, err)
 		tb.Cleanup(func() { p.Close() })
-		r.programs[a] = p
+		return p
 	}
 	return r
+}
+
+// program is loaded when it is first needed.
+func (r *rig) program(a policy.Algorithm) *ebpf.Program {
+	if r.loaded[a] == nil {
+		r.loaded[a] = r.load(a)
+	}
+	return r.loaded[a]
 }
 
 // put sets a rule at a virtual time, and returns it as it is in force.

@@ -112,7 +112,7 @@ func (t *twin) offer(host netip.Addr, now, n uint64, ect bool) model.Verdict {
 	if ect {
 		frame[15] |= 2
 	}
-	verdict, _ := send(t, t.programs[t.rule.Algorithm], frame, m)
+	verdict, _ := send(t, t.program(t.rule.Algorithm), frame, m)
 	t.packets++
 	wantVerdict := next
 	switch {

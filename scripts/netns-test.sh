@@ -65,9 +65,9 @@ read_rule() {
 	done < <("$SHAPECTL" -n "$near" show eth0 -j | tr -d ' \t"{}[]' | tr ',' '\n' | grep -E '^[a-z_]+:[0-9]+$')
 }
 
-# tc_state: what is attached to eth0, except by tcx.
+# tc_state: what is attached to eth0, except by tcx. A clsact qdisc may stay for good: it does nothing by itself.
 tc_state() {
-	tc -n "$near" qdisc show dev eth0
+	tc -n "$near" qdisc show dev eth0 | grep -v '^qdisc clsact'
 	tc -n "$near" filter show dev eth0 ingress 2>&1 || true
 	tc -n "$near" filter show dev eth0 egress 2>&1 || true
 }
@@ -289,7 +289,7 @@ for hook in "${hooks[@]}"; do
 	after_flush 200 1000000
 	case="a foreign qdisc and filters stay $hook"
 	tc -n "$near" qdisc add dev eth0 root tbf rate 100mbit burst 256kb latency 50ms
-	tc -n "$near" qdisc add dev eth0 clsact
+	tc -n "$near" qdisc add dev eth0 clsact 2>/dev/null || true # there already where the last case needed one
 	for direction in ingress egress; do
 		tc -n "$near" filter add dev eth0 "$direction" protocol all u32 match u32 0 0 classid 1:7
 	done

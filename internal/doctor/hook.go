@@ -25,8 +25,8 @@ func checkState(f Facts, s Side, d *Device) []report.Finding {
 		}
 		return s.finding(report.OK, "state", fmt.Sprintf("%s in force by %s", rules, l.Mode), "")
 	case loader.Moved:
-		return s.finding(report.Failed, "state",
-			fmt.Sprintf("%s here, but the device has moved to another network namespace: they limit it there, yet can not be seen or changed from there", rules),
+		return s.finding(report.Warning, "state",
+			fmt.Sprintf("the device has moved to another network namespace: %s limit it there as well, but can not be seen or changed there", rules),
 			fmt.Sprintf("'shapectl flush %s %s' here, then set them there", s.Name, s.Direction))
 	case loader.Gone:
 		made := slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Name == l.Was })

@@ -60,7 +60,7 @@ func checkMerged(_ Facts, s Side, d *Device) []report.Finding {
 	slowest := slices.MinFunc(limited, func(a, b Rule) int { return cmp.Compare(a.Rate, b.Rate) })
 	if took := drain(uint64(bytes), slowest.Rate); took > jerk {
 		return s.finding(report.Note, "packets",
-			fmt.Sprintf("%s, which is %s at the %v of %s: the rate is right in the long run, but what passes comes in jerks, and a drop takes that many",
+			fmt.Sprintf("%s, which is %s at the %v of %s: the rate is right in the long run, but what passes comes in jerks, and one drop takes all that",
 				all, spell(took), slowest.Rate, slowest.Prefix),
 			"if that matters: "+less)
 	}

@@ -124,7 +124,7 @@ func unseen(f Facts, s Side, d *Device) []report.Finding {
 	wrapping := f.names(func(o *Device) bool { return carries(d, o) })
 	switch {
 	case d.Loopback:
-		note("all that programs here send each other passes lo, twice: out and in", "use one direction, egress or ingress, not both")
+		note("all that programs here send each other passes "+d.Name+" twice, out and in", "use one direction, egress or ingress, not both")
 	case d.Kind == "bridge":
 		advice := ""
 		if len(ports) > 0 {

@@ -274,11 +274,14 @@ func (n *Namespace) attachProgram(h *Hook, a policy.Algorithm, p *ebpf.Program) 
 	if err := p.Pin(pin); err != nil {
 		return fmt.Errorf("pin the program: %w", err)
 	}
-	if l := h.links[a]; l != nil && h.State == Attached {
-		if err := l.Update(p); err != nil {
-			return fmt.Errorf("replace the attached program: %w", err)
+	if l := h.links[a]; l != nil {
+		// A link that something else detached can not be brought back.
+		if err := l.Update(p); !errors.Is(err, unix.ENOLINK) {
+			if err != nil {
+				err = fmt.Errorf("replace the attached program: %w", err)
+			}
+			return err
 		}
-		return nil
 	}
 	l, err := attachTCX(p, h.index, h.Direction)
 	if errors.Is(err, ErrNoTCX) && n.options.Mode == Auto && h.Mode == "" {

@@ -21,12 +21,14 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A rig is the maps of an egress hook, and the programs on them.
+// A rig is the maps of an egress hook, and the programs on them. Subtests that
+// share it put themselves in for T.
 type rig struct {
 	*testing.T
 	*maps.Set
-	programs map[policy.Algorithm]*ebpf.Program
-	now      uint64 // the clock of packets and changes, in ns
+	loaded map[policy.Algorithm]*ebpf.Program
+	load   func(policy.Algorithm) *ebpf.Program // for as long as the set is open
+	now    uint64                               // the clock of packets and changes, in ns
 }
 
 func newRig(t *testing.T, size maps.Size) *rig {
@@ -40,19 +42,22 @@ func newRig(t *testing.T, size maps.Size) *rig {
 	set, err := maps.New(size, hook)
 	testenv.Must(t, err)
 	t.Cleanup(func() { set.Close() })
-	return &rig{t, set, load(t, set), 1e9}
-}
-
-func load(t *testing.T, set *maps.Set) map[policy.Algorithm]*ebpf.Program {
-	t.Helper()
-	programs := map[policy.Algorithm]*ebpf.Program{}
-	for _, a := range []policy.Algorithm{policy.GCRA, policy.Leaky} {
+	r := &rig{T: t, Set: set, loaded: map[policy.Algorithm]*ebpf.Program{}, now: 1e9}
+	r.load = func(a policy.Algorithm) *ebpf.Program {
 		p, err := loader.Load(a, set)
 		testenv.Must(t, err)
 		t.Cleanup(func() { p.Close() })
-		programs[a] = p
+		return p
 	}
-	return programs
+	return r
+}
+
+// program is loaded when it is first needed.
+func (r *rig) program(a policy.Algorithm) *ebpf.Program {
+	if r.loaded[a] == nil {
+		r.loaded[a] = r.load(a)
+	}
+	return r.loaded[a]
 }
 
 func (r *rig) clock() uint64 { return r.now }
@@ -92,7 +97,7 @@ func (r *rig) send(a policy.Algorithm, f maps.Flow, size int) bool {
 	r.Helper()
 	context := make([]byte, 192) // struct __sk_buff
 	binary.NativeEndian.PutUint64(context[152:], r.now)
-	verdict, err := r.programs[a].Run(&ebpf.RunOptions{Data: frame(f, size), Context: context})
+	verdict, err := r.program(a).Run(&ebpf.RunOptions{Data: frame(f, size), Context: context})
 	if err != nil {
 		r.Fatal(err)
 	}

@@ -1,0 +1,228 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/testenv"
+)
+
+func TestVerdict(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		findings []report.Finding
+		want     int
+	}{
+		{"none", nil, exitDone},
+		{"notes", []report.Finding{{Status: report.OK}, {Status: report.Note, Device: "eth0"}}, exitDone},
+		{"a warning", []report.Finding{{Status: report.OK}, {Status: report.Warning, Device: "eth0"}}, exitDegraded},
+		{"not in force", []report.Finding{{Status: report.Failed, Device: "eth0"}}, exitDegraded},
+		{"missing", []report.Finding{{Status: report.Failed, Check: "permissions"}}, exitMissing},
+		{"missing and not in force", []report.Finding{{Status: report.Failed, Device: "eth0"}, {Status: report.Failed}}, exitMissing},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := exitDone
+			switch err := verdict(test.findings); err {
+			case nil:
+			case errDegraded:
+				got = exitDegraded
+			default:
+				got = exitCode(err)
+			}
+			if got != test.want {
+				t.Errorf("exit code %d, want %d", got, test.want)
+			}
+		})
+	}
+}
+
+// A clinic is a network namespace with the port "va" of bridge "br", and a
+// directory on which a bpffs can be mounted.
+type clinic struct {
+	t     *testing.T
+	bpffs string
+}
+
+func newClinic(t *testing.T) *clinic {
+	t.Helper()
+	testenv.NewNetns(t)
+	c := &clinic{t: t, bpffs: filepath.Join(t.TempDir(), "bpffs")}
+	t.Cleanup(func() {
+		if c.mounted() {
+			testenv.Unmount(t, c.bpffs)
+		}
+	})
+	testenv.Veth(t, "va", "vb")
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "br"
+	testenv.AddLink(t, &netlink.Bridge{LinkAttrs: attrs})
+	testenv.Must(t, netlink.LinkSetMaster(testenv.Link(t, "va"), testenv.Link(t, "br")))
+	return c
+}
+
+func (c *clinic) mounted() bool {
+	var st unix.Statfs_t
+	return unix.Statfs(c.bpffs, &st) == nil && st.Type == unix.BPF_FS_MAGIC
+}
+
+func (c *clinic) run(want int, args ...string) (stdout, stderr string) {
+	c.t.Helper()
+	var out, errs bytes.Buffer
+	e := &env{out: &out, err: &errs, getenv: func(name string) string {
+		return map[string]string{"SHAPECTL_BPFFS": c.bpffs}[name]
+	}}
+	if got := e.run(args); got != want {
+		c.t.Fatalf("shapectl %s: exit code %d, want %d\n%s%s", strings.Join(args, " "), got, want, &out, &errs)
+	}
+	return out.String(), errs.String()
+}
+
+// examine runs doctor, and returns "status device direction check" of all that
+// is not ok; a packet that nobody sent is no news here.
+func (c *clinic) examine(want int, args ...string) (found []string, text string) {
+	c.t.Helper()
+	text, _ = c.run(want, append([]string{"doctor", "-j"}, args...)...)
+	var objects []map[string]string
+	if err := json.Unmarshal([]byte(text), &objects); err != nil {
+		c.t.Fatalf("%v in\n%s", err, text)
+	}
+	for _, o := range objects {
+		keys := slices.Sorted(maps.Keys(o))
+		if want := []string{"advice", "check", "device", "direction", "finding", "status"}; !slices.Equal(keys, want) {
+			c.t.Errorf("fields %q, want %q", keys, want)
+		}
+		if o["status"] != "ok" && o["check"] != "traffic" {
+			found = append(found, strings.Join([]string{o["status"], o["device"], o["direction"], o["check"]}, " "))
+		}
+	}
+	return found, text
+}
+
+func (c *clinic) expect(code int, args []string, want ...string) {
+	c.t.Helper()
+	got, text := c.examine(code, args...)
+	if !slices.Equal(got, want) {
+		c.t.Errorf("doctor %s found %q, want %q\n%s", strings.Join(args, " "), got, want, text)
+	}
+}
+
+func foreignProgram(t *testing.T) *ebpf.Program {
+	t.Helper()
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: "foreign", Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()},
+	})
+	testenv.Must(t, err)
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+func TestDoctor(t *testing.T) {
+	c := newClinic(t)
+	c.expect(exitDone, nil)
+	c.expect(exitDone, []string{"va"})
+	if c.mounted() {
+		t.Error("doctor has mounted a bpffs")
+	}
+	if _, stderr := c.run(exitInput, "doctor", "nope"); !strings.Contains(stderr, "no device nope") {
+		t.Errorf("of a device that is not there: %q", stderr)
+	}
+
+	c.run(exitDone, "set", "va", "egress", "10.0.0.0/24", "--rate", "100mbit")
+	c.expect(exitDone, nil)
+	c.run(exitDone, "set", "br", "egress", "10.0.0.0/16", "--rate", "100mbit", "--capacity", "15kb")
+	c.expect(exitDegraded, nil, "warning br egress capacity", "note br egress path", "warning va egress counted twice")
+	c.expect(exitDegraded, []string{"va"}, "warning va egress counted twice")
+	c.run(exitDone, "flush", "br")
+	c.run(exitDone, "set", "vb", "ingress", "10.9.0.0/24", "--rate", "100mbit")
+	c.expect(exitDegraded, nil, "warning vb ingress counted twice")
+	c.run(exitDone, "flush", "vb")
+	c.expect(exitDone, []string{"vb"})
+
+	// A text line for each finding, with its status first.
+	text, _ := c.run(exitDone, "doctor")
+	for line := range strings.Lines(text) {
+		if status, _, _ := strings.Cut(line, " "); status != "ok" && status != "note" {
+			t.Errorf("line %q", line)
+		}
+	}
+
+	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
+	c.expect(exitDegraded, nil, "failed va egress state")
+	c.expect(exitDegraded, []string{"va"}, "failed va egress state")
+	testenv.Veth(t, "va", "vb")
+	if _, text := c.examine(exitDegraded); !strings.Contains(text, "made again") {
+		t.Errorf("of a device that was made again:\n%s", text)
+	}
+	c.run(exitDone, "set", "va", "egress", "10.0.0.0/24", "--rate", "100mbit")
+	c.expect(exitDone, nil)
+}
+
+func TestDoctorOnChain(t *testing.T) {
+	c := newClinic(t)
+	va, foreign := testenv.Link(t, "va"), foreignProgram(t)
+	c.run(exitDone, "set", "va", "egress", "10.0.0.0/24", "--rate", "100mbit")
+
+	testenv.Must(t, netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: va.Attrs().Index, Parent: netlink.HANDLE_CLSACT, Handle: netlink.MakeHandle(0xffff, 0),
+	}}))
+	testenv.Must(t, netlink.FilterAdd(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: va.Attrs().Index, Parent: netlink.HANDLE_MIN_EGRESS, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1,
+		},
+		Fd: foreign.FD(), Name: "their_filter", DirectAction: true,
+	}))
+	c.expect(exitDone, nil, "note va egress chain")
+
+	l, err := link.AttachTCX(link.TCXOptions{
+		Interface: va.Attrs().Index, Program: foreign, Attach: ebpf.AttachTCXEgress, Anchor: link.Head(),
+	})
+	testenv.Must(t, err)
+	defer l.Close()
+	c.expect(exitDegraded, nil, "warning va egress chain", "note va egress chain")
+	if _, text := c.examine(exitDegraded); !strings.Contains(text, "program foreign (tcx, ") || !strings.Contains(text, "program their_filter (clsact, ") {
+		t.Errorf("the programs are not named in\n%s", text)
+	}
+
+	// What it advises helps.
+	c.run(exitDone, "flush", "va", "egress")
+	c.run(exitDone, "set", "va", "egress", "10.0.0.0/24", "--rate", "100mbit")
+	c.expect(exitDone, nil, "note va egress chain")
+}
+
+func TestDoctorWithoutPermissions(t *testing.T) {
+	c := newClinic(t)
+	c.run(exitDone, "set", "va", "egress", "10.0.0.0/24", "--rate", "100mbit")
+	// Of this thread only, which is the test's own.
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var have, none [2]unix.CapUserData
+	testenv.Must(t, unix.Capget(&header, &have[0]))
+	none = have
+	none[0].Effective, none[1].Effective = 0, 0
+	testenv.Must(t, unix.Capset(&header, &none[0]))
+	out, stderr := func() (string, string) {
+		defer func() { testenv.Must(t, unix.Capset(&header, &have[0])) }()
+		return c.run(exitMissing, "doctor", "va")
+	}()
+	for _, want := range []string{"failed   permissions: this process lacks CAP_BPF and CAP_NET_ADMIN", "warning  access: "} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is not in\n%s", want, out)
+		}
+	}
+	if strings.Count(stderr, "\n") != 1 || !strings.Contains(stderr, "permissions") {
+		t.Errorf("on stderr: %q", stderr)
+	}
+	c.expect(exitDone, nil)
+}

@@ -1,0 +1,313 @@
+package doctor
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+const allCapabilities = 1<<41 - 1
+
+// healthy is a system on which eth0 has one rule, and nothing is to be said.
+func healthy() *Facts {
+	return &Facts{
+		System: System{
+			Kernel: "Linux 6.6.0", Capabilities: allCapabilities, Hook: loader.TCX, JIT: true,
+			BPFFS: loader.BPFFS{Path: "/sys/fs/bpf", Mounted: true, Writable: true},
+		},
+		Devices: []Device{device(1, "eth0", "device"), device(2, "eth1", "device")},
+		Sides:   []Side{limitedSide(1, "eth0", policy.Egress, "10.0.0.0/24")},
+	}
+}
+
+func device(index int, name, kind string) Device {
+	return Device{
+		Device:   loader.Device{Name: name, Index: index, Kind: kind, L2Bytes: 14, MTU: 1500, GSOMax: 65536, GROMax: 65536},
+		Offloads: loader.Offloads{GRO: true},
+		IPv4:     true,
+	}
+}
+
+// limitedSide has rules of 100mbit that have seen packets.
+func limitedSide(index int, name string, d policy.Direction, cidrs ...string) Side {
+	s := Side{Name: name, Index: index, Direction: d, Chain: []loader.ChainEntry{{At: "tcx", ID: 7, Name: "shapectl_gcra", Ours: true}}}
+	s.Limits = &Limits{State: loader.Attached, Mode: loader.TCX, Was: name, Match: d.FarSide()}
+	for _, cidr := range cidrs {
+		r := Rule{Rule: policy.Rule{Prefix: netip.MustParsePrefix(cidr), Rate: 100_000_000}}
+		r.Capacity = policy.DefaultCapacity(r.Rate)
+		r.Counters.PassedPackets = 1
+		s.Limits.Rules = append(s.Limits.Rules, r)
+	}
+	return s
+}
+
+func (f *Facts) rule() *Rule { return &f.Sides[0].Limits.Rules[0] }
+
+// slow makes its rate one that takes long over a big packet.
+func (f *Facts) slow() {
+	f.rule().Rate = 1_000_000
+	f.rule().Capacity = policy.DefaultCapacity(f.rule().Rate)
+}
+
+// onIngress makes the rule one for ingress.
+func (f *Facts) onIngress() *Side {
+	f.Sides[0] = limitedSide(1, "eth0", policy.Ingress, "10.0.0.0/24")
+	return &f.Sides[0]
+}
+
+// stack adds a device and rules on it.
+func (f *Facts) stack(d Device, sides ...Side) {
+	f.Devices = append(f.Devices, d)
+	f.Sides = append(f.Sides, sides...)
+}
+
+func unlike(d Device, change func(*Device)) Device {
+	change(&d)
+	return d
+}
+
+var foreignTCX = loader.ChainEntry{At: "tcx", ID: 9, Name: "their_program"}
+var foreignFilter = loader.ChainEntry{At: "clsact", Name: "flower filter, priority 1"}
+
+func TestJudge(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		change func(*Facts)
+		want   []string // every finding that is not ok, as "status device direction check"
+		says   []string // what one of them says
+	}{
+		{"healthy", func(*Facts) {}, nil, nil},
+
+		{"no permissions", func(f *Facts) { f.System.Capabilities = 0; f.System.Probe = errors.New("EPERM") },
+			[]string{"failed permissions", "note hook"}, []string{"CAP_BPF and CAP_NET_ADMIN", "run as root"}},
+		{"no CAP_NET_ADMIN", func(f *Facts) { f.System.Capabilities &^= 1 << 12 },
+			[]string{"failed permissions", "note hook"}, []string{"lacks CAP_NET_ADMIN,"}},
+		{"no CAP_SYS_ADMIN", func(f *Facts) { f.System.Capabilities &^= 1 << 21 },
+			[]string{"note permissions"}, []string{"is all that rules need"}},
+		{"CAP_SYS_ADMIN includes CAP_BPF", func(f *Facts) { f.System.Capabilities &^= 1 << 39 }, nil, nil},
+		{"programs refused", func(f *Facts) { f.System.Probe = errors.New("no such\nhelper") },
+			[]string{"failed programs"}, []string{"no such helper"}},
+		{"interpreter", func(f *Facts) { f.System.JIT = false }, []string{"note programs"}, []string{"bpf_jit_enable=1"}},
+		{"tcx asked for and missing", func(f *Facts) { f.System.HookErr = loader.ErrNoTCX },
+			[]string{"failed hook"}, []string{"SHAPECTL_HOOK=tcx"}},
+		{"clsact", func(f *Facts) { f.System.Hook = loader.Clsact }, nil, nil},
+		{"no bpffs", func(f *Facts) { f.System.BPFFS.Mounted = false }, nil, nil},
+		{"no bpffs and none to be mounted", func(f *Facts) { f.System.BPFFS.Mounted = false; f.System.Capabilities &^= 1 << 21 },
+			[]string{"note permissions", "failed bpffs"}, []string{"mount -t bpf bpf /sys/fs/bpf"}},
+		{"bpffs of somebody else", func(f *Facts) { f.System.BPFFS.Writable = false },
+			[]string{"failed bpffs"}, []string{"may not write"}},
+		{"not to be looked at", func(f *Facts) { f.Unread = []Unread{{Err: errors.New("made by another version")}} },
+			[]string{"warning access"}, []string{"made by another version"}},
+
+		{"detached", func(f *Facts) { f.Sides[0].Limits.State = loader.Detached },
+			[]string{"failed eth0 egress state"}, []string{"1 rule not in force", "shapectl flush eth0 egress"}},
+		{"gone", func(f *Facts) { f.Sides[0].Limits.State = loader.Gone; f.Sides[0].Index = 0; f.Devices = f.Devices[1:] },
+			[]string{"failed eth0 egress state"}, []string{"when it is back"}},
+		{"made again", func(f *Facts) { f.Sides[0].Limits.State = loader.Gone; f.Sides[0].Index = 0 },
+			[]string{"failed eth0 egress state"}, []string{"made again"}},
+		{"moved", func(f *Facts) {
+			f.Sides[0].Limits.State = loader.Moved
+			f.Sides[0].Index = 0
+			f.Devices = f.Devices[1:]
+		},
+			[]string{"warning eth0 egress state"}, []string{"has moved"}},
+		{"renamed", func(f *Facts) { f.Sides[0].Limits.Was = "lan0" }, []string{"note eth0 egress state"}, []string{"was lan0"}},
+		{"another build", func(f *Facts) { f.Sides[0].Limits.OtherBuild = true }, []string{"note eth0 egress build"}, nil},
+		{"link type", func(f *Facts) { f.Devices[0].Unreadable = loader.ErrUnsupportedDevice },
+			[]string{"failed eth0 egress link type"}, []string{"no rule can be set"}},
+
+		{"program before", func(f *Facts) { f.Sides[0].Chain = slices.Insert(f.Sides[0].Chain, 0, foreignTCX) },
+			[]string{"warning eth0 egress chain"}, []string{"program their_program (tcx, id 9) before", "attaches them ahead"}},
+		{"program without a name before", func(f *Facts) {
+			f.Sides[0].Chain = slices.Insert(f.Sides[0].Chain, 0, loader.ChainEntry{At: "tcx", ID: 9})
+		}, []string{"warning eth0 egress chain"}, []string{"program 9 (tcx) before"}},
+		{"program between ours", func(f *Facts) {
+			c := f.Sides[0].Chain
+			f.Sides[0].Chain = []loader.ChainEntry{c[0], foreignTCX, {At: "tcx", ID: 8, Ours: true}}
+		}, []string{"warning eth0 egress chain"}, nil},
+		{"program after", func(f *Facts) { f.Sides[0].Chain = append(f.Sides[0].Chain, foreignTCX) },
+			[]string{"note eth0 egress chain"}, []string{"has been charged"}},
+		{"filter listed twice before clsact", func(f *Facts) {
+			f.Sides[0].Limits.Mode = loader.Clsact
+			f.Sides[0].Chain = slices.Insert(f.Sides[0].Chain, 0, foreignFilter, foreignFilter)
+		}, []string{"warning eth0 egress chain"}, []string{"flower filter, priority 1 (clsact) before", "higher priority number"}},
+		{"tcx before clsact", func(f *Facts) {
+			f.Sides[0].Limits.Mode = loader.Clsact
+			f.Sides[0].Chain = slices.Insert(f.Sides[0].Chain, 0, foreignTCX)
+		}, []string{"warning eth0 egress chain"}, []string{"unset SHAPECTL_HOOK"}},
+		{"limits of another namespace", func(f *Facts) {
+			f.Sides[0].Chain = slices.Insert(f.Sides[0].Chain, 0, loader.ChainEntry{At: "tcx", ID: 9, Name: "shapectl_leaky"})
+		}, []string{"warning eth0 egress chain"}, []string{"another network namespace", "flush them there"}},
+		{"chain unknown", func(f *Facts) { f.Sides[0].Chain = nil }, nil, nil},
+
+		{"XDP on egress", func(f *Facts) { f.Devices[0].XDP = "native" }, nil, nil},
+		{"XDP on ingress", func(f *Facts) { f.Devices[0].XDP = "native"; f.onIngress() },
+			[]string{"note eth0 ingress xdp"}, []string{"AF_XDP"}},
+		{"hardware", func(f *Facts) { f.Devices[0].Offloads.HardwareTC = true },
+			[]string{"note eth0 egress offload"}, []string{"ethtool -K eth0 hw-tc-offload off"}},
+
+		{"big packets at a low rate", func(f *Facts) { f.slow() },
+			[]string{"note eth0 egress packets"}, []string{"65536 bytes, which is 524ms at the 1mbit of 10.0.0.0/24", "gso_max_size"}},
+		{"GRO at a low rate", func(f *Facts) { f.onIngress(); f.slow() },
+			[]string{"note eth0 ingress packets"}, []string{"ethtool -K eth0 gro off"}},
+		{"no GRO at a low rate", func(f *Facts) { f.onIngress(); f.slow(); f.Devices[0].Offloads.GRO = false }, nil, nil},
+		{"LRO at a low rate", func(f *Facts) { f.onIngress(); f.slow(); f.Devices[0].Offloads.LRO = true },
+			[]string{"note eth0 ingress packets"}, []string{"lro off"}},
+		{"veth at a low rate", func(f *Facts) {
+			f.onIngress()
+			f.slow()
+			f.Devices[0].Kind, f.Devices[0].Offloads.GRO = "veth", false
+		}, []string{"note eth0 ingress packets"}, []string{"the other end"}},
+
+		{"capacity below a frame", func(f *Facts) { f.Devices[0].MTU = 9000; f.rule().Capacity = 9013 },
+			[]string{"warning eth0 egress capacity"}, []string{"one full frame (9014)"}},
+		{"capacity below a packet", func(f *Facts) { f.rule().Capacity = 65535 },
+			[]string{"warning eth0 egress capacity"}, []string{"raise --capacity to"}},
+		{"capacity of a packet but less than 10 ms", func(f *Facts) { f.rule().Capacity = 65536 },
+			[]string{"warning eth0 egress capacity"}, []string{"5.243ms of 100mbit"}},
+		{"capacity of 10 ms", func(f *Facts) { f.rule().Capacity = 125_000 }, nil, nil},
+		{"BIG TCP", func(f *Facts) { f.Devices[0].GSOMax = 5 << 20 },
+			[]string{"note eth0 egress packets", "warning eth0 egress capacity"}, []string{"raise --capacity to 5242880b"}},
+		{"more than a second", func(f *Facts) { f.rule().Capacity = 12_500_001 },
+			[]string{"note eth0 egress capacity"}, []string{"12500001 bytes pass at once"}},
+		{"many small ones", func(f *Facts) {
+			f.Sides[0] = limitedSide(1, "eth0", policy.Egress, "10.0.0.0/24", "10.0.1.0/24", "10.0.2.0/24")
+			for i := range f.Sides[0].Limits.Rules {
+				f.Sides[0].Limits.Rules[i].Capacity = 2000
+			}
+		}, []string{"warning eth0 egress capacity"}, []string{"alike: 10.0.1.0/24, 10.0.2.0/24"}},
+		{"unlimited", func(f *Facts) { f.rule().Rate, f.rule().Capacity = policy.Unlimited, 0 }, nil, nil},
+
+		{"IPv6 unlimited", func(f *Facts) { f.Devices[0].IPv6 = true },
+			[]string{"note eth0 egress families"}, []string{"IPv6 traffic is not limited", "::/0"}},
+		{"IPv4 unlimited", func(f *Facts) { f.Sides[0] = limitedSide(1, "eth0", policy.Egress, "2001:db8::/32") },
+			[]string{"note eth0 egress families"}, []string{"IPv4 traffic is not limited"}},
+		{"both families", func(f *Facts) {
+			f.Devices[0].IPv6 = true
+			f.Sides[0] = limitedSide(1, "eth0", policy.Egress, "10.0.0.0/24", "2001:db8::/32")
+		}, nil, nil},
+
+		{"unsure", func(f *Facts) { f.rule().Counters.UnsurePackets = 3 },
+			[]string{"warning eth0 egress unsure"}, []string{"3 packets of 10.0.0.0/24"}},
+		{"no traffic", func(f *Facts) { f.rule().Counters.PassedPackets = 0 },
+			[]string{"note eth0 egress traffic"}, []string{"egress is what leaves", "the destination"}},
+		{"all dropped is traffic", func(f *Facts) { f.rule().Counters.PassedPackets, f.rule().Counters.DroppedPackets = 0, 1 }, nil, nil},
+
+		{"bridge and port", func(f *Facts) {
+			f.Devices[0].Master = 3
+			f.stack(device(3, "br0", "bridge"), limitedSide(3, "br0", policy.Egress, "10.0.0.0/16"))
+		}, []string{"warning eth0 egress counted twice", "note br0 egress path"}, []string{"packets of bridge br0 pass its port eth0", "set rules on its ports: eth0"}},
+		{"bridge and port, other networks", func(f *Facts) {
+			f.Devices[0].Master = 3
+			f.stack(device(3, "br0", "bridge"), limitedSide(3, "br0", policy.Egress, "10.0.1.0/24"))
+		}, []string{"note br0 egress path"}, nil},
+		{"bridge and port, other directions", func(f *Facts) {
+			f.Devices[0].Master = 3
+			f.stack(device(3, "br0", "bridge"), limitedSide(3, "br0", policy.Ingress, "10.0.0.0/24"))
+		}, []string{"note br0 ingress path"}, nil},
+		{"bridge and port, not in force", func(f *Facts) {
+			f.Devices[0].Master = 3
+			f.stack(device(3, "br0", "bridge"), limitedSide(3, "br0", policy.Egress, "10.0.0.0/24"))
+			f.Sides[1].Limits.State = loader.Detached
+		}, []string{"failed br0 egress state", "note br0 egress path"}, nil},
+		{"asked about the port", func(f *Facts) {
+			f.Only, f.Devices[0].Master = "eth0", 3
+			f.stack(device(3, "br0", "bridge"), limitedSide(3, "br0", policy.Egress, "10.0.0.0/24"))
+		}, []string{"warning eth0 egress counted twice"}, []string{"br0 egress has rules for them"}},
+		{"port of a bond", func(f *Facts) {
+			f.Devices[0].Master, f.Devices[1].Master = 3, 3
+			f.stack(device(3, "bond0", "bond"))
+		}, []string{"note eth0 egress path"}, []string{"not limited: eth1", "set the rule on bond0"}},
+		{"bond and port", func(f *Facts) {
+			f.Devices[0].Master = 3
+			f.stack(device(3, "bond0", "bond"), limitedSide(3, "bond0", policy.Egress, "10.0.0.0/24"))
+		}, []string{"warning eth0 egress counted twice"}, nil},
+		{"VRF", func(f *Facts) {
+			f.Devices[0].Master = 3
+			f.stack(device(3, "vrf0", "vrf"), limitedSide(3, "vrf0", policy.Egress, "10.0.0.0/24"))
+		}, nil, nil},
+		{"VLAN below rules", func(f *Facts) {
+			f.stack(unlike(device(3, "eth0.5", "vlan"), func(d *Device) { d.Parent = 1 }))
+		}, []string{"note eth0 egress path"}, []string{"seen here, too: eth0.5"}},
+		{"VLAN and parent", func(f *Facts) {
+			f.stack(unlike(device(3, "eth0.5", "vlan"), func(d *Device) { d.Parent = 1 }),
+				limitedSide(3, "eth0.5", policy.Egress, "10.0.0.0/24"))
+		}, []string{"note eth0 egress path", "warning eth0 egress counted twice"}, []string{"packets of eth0.5 (vlan) pass eth0"}},
+		{"veth with both ends", func(f *Facts) {
+			f.Devices[0].Peer = 3
+			f.stack(unlike(device(3, "p0", "veth"), func(d *Device) { d.Peer = 1 }), limitedSide(3, "p0", policy.Ingress, "10.9.0.0/24"))
+		}, []string{"warning eth0 egress counted twice"}, []string{"leaves one of eth0 and p0"}},
+		{"veth with both ends, other ways", func(f *Facts) {
+			f.Devices[0].Peer = 3
+			f.stack(unlike(device(3, "p0", "veth"), func(d *Device) { d.Peer = 1 }), limitedSide(3, "p0", policy.Egress, "10.0.0.0/24"))
+		}, nil, nil},
+		{"lo, one way", func(f *Facts) { f.Devices[0].Loopback = true },
+			[]string{"note eth0 egress path"}, []string{"use one direction"}},
+		{"lo, both ways", func(f *Facts) {
+			f.Devices[0].Loopback = true
+			f.Sides = append(f.Sides, limitedSide(1, "eth0", policy.Ingress, "10.0.0.0/24"))
+		}, []string{"note eth0 egress path", "warning eth0 ingress counted twice", "note eth0 ingress path"}, nil},
+		{"tunnel over rules for its end", func(f *Facts) {
+			f.stack(unlike(device(3, "tun0", "ipip"), func(d *Device) { d.Tunnel = &loader.Tunnel{Underlay: 1, Remote: netip.MustParseAddr("10.0.0.9")} }),
+				limitedSide(3, "tun0", policy.Egress, "192.0.2.0/24"))
+		}, []string{"note eth0 egress path", "warning eth0 egress counted twice"}, []string{"packets of tunnel tun0 pass eth0"}},
+		{"tunnel over rules for others", func(f *Facts) {
+			f.stack(unlike(device(3, "tun0", "ipip"), func(d *Device) { d.Tunnel = &loader.Tunnel{Underlay: 1, Remote: netip.MustParseAddr("10.0.1.9")} }),
+				limitedSide(3, "tun0", policy.Egress, "10.0.0.0/24"))
+		}, []string{"note eth0 egress path"}, nil},
+		{"WireGuard", func(f *Facts) { f.Devices[0].Tunnel = &loader.Tunnel{} },
+			[]string{"note eth0 egress path"}, []string{"can not be told"}},
+
+		{"no rules yet", func(f *Facts) {
+			f.Only = "eth1"
+			f.Sides = append(f.Sides, Side{Name: "eth1", Index: 2, Direction: policy.Ingress, Chain: []loader.ChainEntry{foreignTCX}})
+			f.Devices[1].XDP = "generic"
+		}, []string{"note eth1 ingress chain", "note eth1 ingress xdp"}, []string{"attached already: program their_program"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			f := healthy()
+			test.change(f)
+			var got, said []string
+			for _, finding := range Judge(*f) {
+				if finding.Status == report.OK {
+					continue
+				}
+				if finding.Finding == "" || strings.Contains(finding.Finding+finding.Advice, "\n") {
+					t.Errorf("not a line: %q; %q", finding.Finding, finding.Advice)
+				}
+				place := strings.Join(strings.Fields(finding.Device+" "+finding.Direction+" "+finding.Check), " ")
+				got = append(got, string(finding.Status)+" "+place)
+				said = append(said, finding.Finding+"; "+finding.Advice)
+			}
+			slices.Sort(got)
+			want := slices.Sorted(slices.Values(test.want))
+			if !slices.Equal(got, want) {
+				t.Errorf("found %q, want %q\n%s", got, want, strings.Join(said, "\n"))
+			}
+			for _, text := range test.says {
+				if !strings.Contains(strings.Join(said, "\n"), text) {
+					t.Errorf("%q is not in\n%s", text, strings.Join(said, "\n"))
+				}
+			}
+		})
+	}
+}
+
+func TestList(t *testing.T) {
+	for want, names := range map[string][]string{
+		"":                   nil,
+		"a":                  {"a"},
+		"a, b, c, d":         {"a", "b", "c", "d"},
+		"a, b, c and 2 more": {"a", "b", "c", "d", "e"},
+	} {
+		if got := list(names); got != want {
+			t.Errorf("list(%q) is %q, want %q", names, got, want)
+		}
+	}
+}
