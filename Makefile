@@ -42,7 +42,7 @@ lint: ## gofmt, vet, staticcheck, clang and shellcheck
 	shellcheck -x scripts/*.sh .ci/run
 
 bench: ## what a packet costs (root)
-	go test -run '^$$' -bench . -count 5 ./bpf
+	go test -run '^$$' -bench . -benchtime 5x ./bpf
 
 install: all ## to $(PREFIX)/bin
 	install -D -m 755 bin/shapectl $(DESTDIR)$(PREFIX)/bin/shapectl

@@ -580,8 +580,7 @@ func TestWireBytesAreBounded(t *testing.T) {
 	rule := wide("2001:db8::/48", policy.GCRA)
 	rule.Framing.Overhead = policy.MaxOverhead
 	id := r.put(rule, 0).ID
-	var header []byte
-	header = ether(typeIPv6, ip6{proto: protoHopByHop}.with(extension(protoTCP, 160), tcpHeader(1, 2, 40)))
+	header := ether(typeIPv6, ip6{proto: protoHopByHop}.with(extension(protoTCP, 160), tcpHeader(1, 2, 40)))
 	frame := append(header, zeros(3500-len(header))...)
 	s := segmented{header, len(frame) - len(header), 1}
 	want := s.wire(policy.MaxOverhead, 0)

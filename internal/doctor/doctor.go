@@ -87,7 +87,7 @@ func Judge(f Facts) []report.Finding {
 		findings = append(findings, unread(u))
 	}
 	if len(f.Sides) == 0 && len(f.Unread) == 0 {
-		findings = append(findings, systemFinding(report.OK, "rules", "no device has any", "'shapectl doctor DEV' tells what one would meet")...)
+		findings = append(findings, systemFinding(report.OK, "rules", "none known here", "'shapectl doctor DEV' tells what one would meet")...)
 	}
 	for _, s := range f.Sides {
 		if !f.judged(s.Name) {

@@ -89,10 +89,14 @@ func TestJudge(t *testing.T) {
 		{"no CAP_NET_ADMIN", func(f *Facts) { f.System.Capabilities &^= 1 << 12 },
 			[]string{"failed permissions", "note hook"}, []string{"lacks CAP_NET_ADMIN,"}},
 		{"no CAP_SYS_ADMIN", func(f *Facts) { f.System.Capabilities &^= 1 << 21 },
-			[]string{"note permissions"}, []string{"is all that rules need"}},
+			[]string{"note permissions"}, []string{"have no names here"}},
 		{"CAP_SYS_ADMIN includes CAP_BPF", func(f *Facts) { f.System.Capabilities &^= 1 << 39 }, nil, nil},
 		{"programs refused", func(f *Facts) { f.System.Probe = errors.New("no such\nhelper") },
 			[]string{"failed programs"}, []string{"no such helper"}},
+		{"programs refused without CAP_PERFMON", func(f *Facts) {
+			f.System.Probe = errors.New("no")
+			f.System.Capabilities &^= 1<<21 | 1<<38
+		}, []string{"note permissions", "failed programs"}, []string{"CAP_PERFMON"}},
 		{"interpreter", func(f *Facts) { f.System.JIT = false }, []string{"note programs"}, []string{"bpf_jit_enable=1"}},
 		{"tcx asked for and missing", func(f *Facts) { f.System.HookErr = loader.ErrNoTCX },
 			[]string{"failed hook"}, []string{"SHAPECTL_HOOK=tcx"}},
@@ -167,6 +171,10 @@ func TestJudge(t *testing.T) {
 
 		{"capacity below a frame", func(f *Facts) { f.Devices[0].MTU = 9000; f.rule().Capacity = 9013 },
 			[]string{"warning eth0 egress capacity"}, []string{"one full frame (9014)"}},
+		{"capacity of a frame", func(f *Facts) {
+			f.onIngress()
+			f.rule().Rate, f.rule().Capacity, f.Devices[0].Offloads.GRO = 1_000_000, 1514, false
+		}, nil, nil},
 		{"capacity below a packet", func(f *Facts) { f.rule().Capacity = 65535 },
 			[]string{"warning eth0 egress capacity"}, []string{"raise --capacity to"}},
 		{"capacity of a packet but less than 10 ms", func(f *Facts) { f.rule().Capacity = 65536 },
@@ -176,6 +184,7 @@ func TestJudge(t *testing.T) {
 			[]string{"note eth0 egress packets", "warning eth0 egress capacity"}, []string{"raise --capacity to 5242880b"}},
 		{"more than a second", func(f *Facts) { f.rule().Capacity = 12_500_001 },
 			[]string{"note eth0 egress capacity"}, []string{"12500001 bytes pass at once"}},
+		{"a second", func(f *Facts) { f.rule().Capacity = 12_500_000 }, nil, nil},
 		{"many small ones", func(f *Facts) {
 			f.Sides[0] = limitedSide(1, "eth0", policy.Egress, "10.0.0.0/24", "10.0.1.0/24", "10.0.2.0/24")
 			for i := range f.Sides[0].Limits.Rules {
@@ -239,6 +248,11 @@ func TestJudge(t *testing.T) {
 			f.stack(unlike(device(3, "eth0.5", "vlan"), func(d *Device) { d.Parent = 1 }),
 				limitedSide(3, "eth0.5", policy.Egress, "10.0.0.0/24"))
 		}, []string{"note eth0 egress path", "warning eth0 egress counted twice"}, []string{"packets of eth0.5 (vlan) pass eth0"}},
+		{"asked about the VLAN", func(f *Facts) {
+			f.Only = "eth0.5"
+			f.stack(unlike(device(3, "eth0.5", "vlan"), func(d *Device) { d.Parent = 1 }),
+				limitedSide(3, "eth0.5", policy.Egress, "10.0.0.0/24"))
+		}, []string{"warning eth0.5 egress counted twice"}, []string{"packets of eth0.5 (vlan) pass eth0"}},
 		{"veth with both ends", func(f *Facts) {
 			f.Devices[0].Peer = 3
 			f.stack(unlike(device(3, "p0", "veth"), func(d *Device) { d.Peer = 1 }), limitedSide(3, "p0", policy.Ingress, "10.9.0.0/24"))
@@ -296,6 +310,13 @@ func TestJudge(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestForeign(t *testing.T) {
+	chain := []loader.ChainEntry{foreignFilter, foreignFilter, {At: "clsact", ID: 3, Ours: true}, {At: "clsact", ID: 4}}
+	if got, want := describe(foreign(chain)), "flower filter, priority 1 (clsact), program 4 (clsact)"; got != want {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 
 func checkState(f Facts, s Side, d *Device) []report.Finding {
 	if s.Limits == nil {
-		return s.finding(report.OK, "state", "no rules; what follows is what one would meet", "")
+		return s.finding(report.OK, "state", "no rules known here; what follows is what one would meet", "")
 	}
 	l := s.Limits
 	rules := count(len(l.Rules), "rule")

@@ -37,7 +37,7 @@ func checkPermissions(s System) []report.Finding {
 			"this process lacks "+strings.Join(missing, " and ")+", so it can set no rule", "run as root, or give it both")
 	case !s.has(unix.CAP_SYS_ADMIN):
 		return systemFinding(report.Note, "permissions",
-			"CAP_BPF and CAP_NET_ADMIN are there, which is all that rules need; without CAP_SYS_ADMIN the programs of others have no names here, and no bpffs can be mounted", "")
+			"CAP_BPF and CAP_NET_ADMIN are there; without CAP_SYS_ADMIN the programs of others have no names here, and no bpffs can be mounted", "")
 	}
 	return systemFinding(report.OK, "permissions", "all that shapectl needs", "")
 }
@@ -47,9 +47,13 @@ func checkPrograms(s System) []report.Finding {
 	case len(s.missing()) > 0:
 		return nil // that they do not load is no news then
 	case s.Probe != nil:
+		advice := "in a container, seccomp or a lockdown of the host may forbid it"
+		// Of processes without it the verifier demands more.
+		if !s.has(unix.CAP_PERFMON) && !s.has(unix.CAP_SYS_ADMIN) {
+			advice = "run as root, or give it CAP_PERFMON, too"
+		}
 		return systemFinding(report.Failed, "programs",
-			"this kernel does not load shapectl's programs for this process: "+strings.Join(strings.Fields(s.Probe.Error()), " "),
-			"see what it says; in a container, seccomp or a lockdown of the host may forbid bpf()")
+			"the kernel does not load shapectl's programs for this process: "+strings.Join(strings.Fields(s.Probe.Error()), " "), advice)
 	case !s.JIT:
 		return systemFinding(report.Note, "programs",
 			"the kernel takes shapectl's programs but interprets them: limits are right, but each packet costs much more time",

@@ -148,10 +148,10 @@ func TestChangeOfSharers(t *testing.T) {
 	flow := to("10.1.1.1")
 	new := rule("10.0.0.0/8", 8, 2000)
 	new.Each.Kind = policy.EachHost
-	e := r.put(new)
+	r.put(new)
 	r.send(policy.GCRA, flow, 1000)
 	new.Excess = policy.Pass
-	e = r.put(new)
+	e := r.put(new)
 	if got := r.units(e, flow) >> 20; got != 1000 {
 		t.Errorf("another excess: %d bytes are owed, want 1000", got)
 	}

@@ -331,7 +331,7 @@ func TestCapacityClamps(t *testing.T) {
 					}
 					return capacity
 				}
-				e := set(9000)
+				set(9000)
 				for range 4 {
 					r.send(policy.Leaky, flow, 3000)
 				}
@@ -339,7 +339,7 @@ func TestCapacityClamps(t *testing.T) {
 					r.send(policy.Leaky, other, 1600)
 				}
 				for _, c := range []struct{ capacity, want uint64 }{{20000, full(9000)}, {9000, full(9000)}, {8999, full(8999)}, {2000, full(2000)}, {50000, full(2000)}} {
-					e = set(c.capacity)
+					e := set(c.capacity)
 					if got := (r.units(e, flow) + 1<<19) >> 20; got != c.want {
 						t.Errorf("a capacity of %d leaves %d bytes owed, want %d", c.capacity, got, c.want)
 					}
@@ -360,18 +360,18 @@ func TestUnlimitedAndBack(t *testing.T) {
 			limited := rule("10.0.0.0/8", 8, 2000)
 			limited.Each = each
 			flow := to("10.1.1.1")
-			e := r.put(limited)
+			r.put(limited)
 			r.send(policy.GCRA, flow, 2000)
 			if r.send(policy.GCRA, flow, 2000) {
 				t.Fatal("a full bucket lets a packet pass")
 			}
-			e = r.put(rule("10.0.0.0/8", policy.Unlimited, 0))
+			r.put(rule("10.0.0.0/8", policy.Unlimited, 0))
 			for range 10 {
 				if !r.send(policy.GCRA, flow, 2000) {
 					t.Fatal("unlimited, a packet is dropped")
 				}
 			}
-			e = r.put(limited)
+			e := r.put(limited)
 			if got := r.units(e, flow); got != 0 {
 				t.Errorf("limited again, %d units are owed", got)
 			}

@@ -1,0 +1,250 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// transcript runs command lines, and is what a terminal would show of them.
+// Two kinds of number are blotted out: how long to wait, and the Go version.
+func (r *rig) transcript(lines ...string) string {
+	r.t.Helper()
+	var s strings.Builder
+	for _, line := range lines {
+		if packets, is := strings.CutPrefix(line, "# send "); is {
+			var to string
+			var count, bytes int
+			if _, err := fmt.Sscan(packets, &to, &count, &bytes); err != nil {
+				r.t.Fatal(err)
+			}
+			r.send(to, count, bytes)
+			fmt.Fprintln(&s, line)
+			continue
+		}
+		got := r.run(strings.Fields(line)...)
+		fmt.Fprintf(&s, "$ shapectl %s\n%s", line, got.out)
+		if got.err != "" {
+			fmt.Fprintf(&s, "2> %s", got.err)
+		}
+		if got.code != 0 {
+			fmt.Fprintf(&s, "exit %d\n", got.code)
+		}
+	}
+	return volatile.ReplaceAllString(s.String(), "$1…")
+}
+
+var volatile = regexp.MustCompile(`(\bgo|would conform in |"wait_ns": )[0-9][0-9a-z.µ]*`)
+
+// What the commands print, as a manual would show it. Buckets are either
+// empty, drain at once, or are held full, so that no level depends on the clock.
+func TestTranscripts(t *testing.T) {
+	for name, lines := range map[string][]string{
+		"text": {
+			"version",
+			"show",
+			"set va egress 10.0.0.0/24 --rate 10mbit",
+			"set va egress 10.0.0.0/24 --rate 10mbit --each host --capacity 100ms",
+			"set va egress 10.0.0.9 --rate unlimited",
+			"set va egress 2001:db8::/32 --rate 1.5MB/s --each /64 --excess ecn --algorithm leaky",
+			"set va egress 10.1.0.0/16 --rate 8kbit --capacity 3000 --algorithm leaky --penalty 30s --fail closed",
+			"set va egress 10.2.0.0/16 --rate 400gbit --each flow --overhead 24 --mpu 64 --excess pass",
+			"set va ingress 0.0.0.0/0 --cir 1gbit --cbs 1mb",
+			"show",
+			"show va ingress",
+			"show va egress 10.0.0.9",
+			"# send 10.2.0.7 3 1000",
+			"# send 10.0.0.9 2 500",
+			"show --stats va egress",
+			"ask va egress 10.2.0.7 --flow udp,192.0.2.1:5000,10.2.0.7:53",
+			"ask va egress 10.0.0.9",
+			"ask va egress 192.0.2.77",
+			"ask va egress 10.0.0.7 --bytes 9000",
+			"delete va egress 10.0.0.9",
+			"delete va egress 10.0.0.9",
+			"flush va egress",
+			"flush va",
+			"flush va",
+			"show",
+		},
+		"json": {
+			"version -j",
+			"show -j",
+			"set -j va egress 10.0.0.0/24 --rate 10mbit --each host --capacity 100ms",
+			"set -j va egress 10.0.0.9 --rate unlimited",
+			"show -j --buckets",
+			"ask -j va egress 10.0.0.7",
+			"ask -j va egress 10.0.0.9",
+			"ask -j va egress 192.0.2.77",
+			"delete -j va egress 10.0.0.9",
+			"flush -j va",
+			"flush -j va",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			golden(t, name+".golden", r.transcript(lines...))
+		})
+	}
+}
+
+// The help of every command is what it was, and says the same each time.
+func TestHelp(t *testing.T) {
+	r := &rig{t: t}
+	var all strings.Builder
+	root := (&env{}).command()
+	names := []string{""}
+	for _, cmd := range root.Commands() {
+		names = append(names, cmd.Name())
+	}
+	for _, name := range names {
+		args := append(strings.Fields(name), "--help")
+		got := r.ok(args...)
+		if again := r.ok(args...); again != got {
+			t.Errorf("%v is not stable", args)
+		}
+		if viaHelp := r.ok(append([]string{"help"}, strings.Fields(name)...)...); viaHelp != got {
+			t.Errorf("help %s differs from %s --help", name, name)
+		}
+		fmt.Fprintf(&all, "$ shapectl %s\n%s\n", strings.Join(args, " "), got)
+	}
+	golden(t, "help.golden", all.String())
+}
+
+func TestCompletion(t *testing.T) {
+	r := newRig(t)
+	script := r.ok("completion", "bash")
+	if !strings.Contains(script, "shapectl") {
+		t.Fatalf("not a script: %q", script)
+	}
+	bash := exec.Command("bash", "-n")
+	bash.Stdin = strings.NewReader(script)
+	if out, err := bash.CombinedOutput(); err != nil {
+		t.Errorf("bash does not read it: %v: %s", err, out)
+	}
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"__complete", "set", ""}, "va\nvb\n"},
+		{[]string{"__complete", "show", "va", ""}, "ingress\negress\n"},
+	} {
+		got := r.run(c.args...)
+		if !strings.Contains(got.out, c.want) {
+			t.Errorf("%v: %q", c.args, got.out)
+		}
+	}
+}
+
+// A question leaves every counter and every word of every bucket as it was.
+func TestAskChangesNothing(t *testing.T) {
+	r := newRig(t)
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "8kbit", "--capacity", "5000")
+	r.ok("set", "va", "egress", "10.0.1.0/24", "--rate", "8kbit", "--capacity", "5000", "--each", "host")
+	r.ok("set", "va", "egress", "10.0.2.0/24", "--rate", "8kbit", "--capacity", "5000", "--algorithm", "leaky", "--each", "flow")
+	for _, to := range []string{"10.0.0.7", "10.0.1.7", "10.0.2.7"} {
+		r.send(to, 8, 1000)
+	}
+	before := r.state()
+	for _, bytes := range []string{"64", "1500", "9000"} {
+		for _, args := range []string{
+			"10.0.0.7", "10.0.1.7", "10.0.1.8", "192.0.2.9",
+			"10.0.2.7 --flow udp,192.0.2.1:5000,10.0.2.7:53", "10.0.2.8 --flow udp,192.0.2.1:5000,10.0.2.8:53",
+		} {
+			r.ok(append([]string{"ask", "va", "egress", "--bytes", bytes}, strings.Fields(args)...)...)
+		}
+	}
+	if after := r.state(); !bytes.Equal(before, after) {
+		t.Error("counters or buckets are not what they were")
+	}
+}
+
+// state is every byte of the maps of va's rules on egress.
+func (r *rig) state() (all []byte) {
+	r.t.Helper()
+	n, err := loader.Read(loader.Options{BPFFS: r.bpffs()})
+	testenv.Must(r.t, err)
+	defer n.Close()
+	h, err := n.Find("va", policy.Egress)
+	testenv.Must(r.t, err)
+	defer h.Close()
+	names := []string{}
+	for name := range h.Set.Replacements() {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		m := h.Set.Replacements()[name]
+		if name == "counters" { // one value for each CPU, which can not be mapped
+			for _, e := range h.Set.Rules() {
+				c, err := h.Set.Counters(e.ID)
+				testenv.Must(r.t, err)
+				all = fmt.Appendf(all, "%+v", c)
+			}
+			continue
+		}
+		size := int(m.ValueSize()) * int(m.MaxEntries())
+		memory, err := unix.Mmap(m.FD(), 0, size, unix.PROT_READ, unix.MAP_SHARED)
+		if err != nil { // the settings, which are frozen and never change
+			if name != ".rodata" {
+				r.t.Fatalf("map %s: %v", name, err)
+			}
+			continue
+		}
+		all = append(all, memory...)
+		testenv.Must(r.t, unix.Munmap(memory))
+	}
+	return all
+}
+
+// Asked for a bucket that is not empty, the answer agrees with what the next packet meets.
+func TestAskAgreesWithPackets(t *testing.T) {
+	for _, each := range []string{"all", "host", "flow"} {
+		t.Run(each, func(t *testing.T) {
+			r := newRig(t)
+			r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "8kbit", "--capacity", "5000", "--each", each)
+			ask := []string{"ask", "va", "egress", "10.0.0.7", "--bytes", "1000", "--flow", "udp,192.0.2.1:5000,10.0.0.7:53"}
+			for packet := range 8 {
+				passes := strings.Contains(r.ok(ask...), "would pass now")
+				r.send("10.0.0.7", 1, 1000)
+				rule := r.show()[0]
+				if passed := rule.DroppedPackets == 0; passed != passes && packet != 5 {
+					t.Errorf("packet %d: the answer was %v, and the packet passed: %v", packet, passes, passed)
+				}
+			}
+			if rule := r.show()[0]; rule.DroppedPackets < 2 {
+				t.Errorf("8000 bytes on a bucket of 5000: %+v", rule)
+			}
+		})
+	}
+}
+
+// -n works on a namespace from outside it, and that one alone.
+func TestNamedNamespace(t *testing.T) {
+	r := newRig(t)
+	name, ns := testenv.NewNamedNetns(t)
+	testenv.Must(t, ns.Do(func() error { testenv.Veth(t, "va", "vb"); return nil }))
+	r.ok("set", "-n", name, "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+	if out := r.ok("show"); out != "no rules\n" {
+		t.Errorf("the rule is here: %s", out)
+	}
+	if rules := r.show("-n", name); len(rules) != 1 || !rules[0].Attached {
+		t.Errorf("rules there: %+v", rules)
+	}
+	r.ok("ask", "-n", name, "va", "egress", "10.0.0.7")
+	r.refused(exitInput, "no rule for", "delete", "va", "egress", "10.0.0.0/24")
+	r.ok("delete", "-n", name, "va", "egress", "10.0.0.0/24")
+	if pins := r.pins(); len(pins) > 0 {
+		t.Errorf("pins are left: %v", pins)
+	}
+}

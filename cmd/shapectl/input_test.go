@@ -1,0 +1,267 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+)
+
+// badInput is refused with exit code 1 whatever rules there are; each line has
+// the arguments, and what the message must say.
+var badInput = []struct{ args, says string }{
+	{"", "shapectl --help"},
+	{"frobnicate", "frobnicate"},
+	{"--frobnicate", "frobnicate"},
+	{"show --frobnicate", "frobnicate"},
+	{"completion", "bash"},
+	{"completion csh", "csh"},
+	{"set", "takes"},
+	{"set va", "takes"},
+	{"set va egress --rate 1mbit", "takes"},
+	{"set va egress 10.0.0.0/24 extra --rate 1mbit", "takes"},
+	{"set va egress 10.0.0.0/24", "--rate"},
+	{"set va egress 10.0.0.0/24 --rate", "--rate"},
+	{"set nosuch0 egress 10.0.0.0/24 --rate 1mbit", "no device nosuch0"},
+	{"set nosuch.100 egress 10.0.0.0/24 --rate 1mbit", "no device nosuch.100"},
+	{"set abcdefghijklmnopqrstuvwxyz egress 10.0.0.0/24 --rate 1mbit", "no device abcdefghijklmnopqrstuvwxyz"},
+	{"set va sideways 10.0.0.0/24 --rate 1mbit", "sideways"},
+	{"set va Egress 10.0.0.0/24 --rate 1mbit", "egress"},
+	{"set va egress 10.0.0.7/24 --rate 1mbit", "did you mean 10.0.0.0/24"},
+	{"set va egress 2001:db8::1/32 --rate 1mbit", "did you mean 2001:db8::/32"},
+	{"set va egress 10.0.0.0/33 --rate 1mbit", "/33"},
+	{"set va egress 10.0.0/24 --rate 1mbit", "10.0.0/24"},
+	{"set va egress example.org --rate 1mbit", "example.org"},
+	{"set va egress ::ffff:10.0.0.0/120 --rate 1mbit", "did you mean 10.0.0.0/24"},
+	{"set va egress fe80::1%va --rate 1mbit", "zone"},
+	{"set va egress 10.0.0.0/24 --rate 10mbps", "did you mean 10mbit or 10MB/s"},
+	{"set va egress 10.0.0.0/24 --rate 0", "rate"},
+	{"set va egress 10.0.0.0/24 --rate 0mbit", "rate"},
+	{"set va egress 10.0.0.0/24 --rate -5mbit", "-5mbit"},
+	{"set va egress 10.0.0.0/24 --rate=-5mbit", "-5mbit"},
+	{"set va egress 10.0.0.0/24 --rate 1e400gbit", "1e400gbit"},
+	{"set va egress 10.0.0.0/24 --rate 99999999999999999999", "99999999999999999999"},
+	{"set va egress 10.0.0.0/24 --rate fast", "fast"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --rate 2mbit", "already"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --cir 2mbit", "already"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --capacity 64kb --burst 64kb", "already"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --capacity 100", "full packet"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --capacity 0", "capacity"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --capacity=-1", "capacity"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --capacity 99999999999gb", "capacity"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --capacity 1us", "capacity"},
+	{"set va egress 10.0.0.0/24 --rate unlimited --capacity 64kb", "unlimited"},
+	{"set va egress 10.0.0.0/24 --rate unlimited --each flow", "unlimited"},
+	{"set va egress 10.0.0.0/24 --rate unlimited --excess pass", "unlimited"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --each /8", "/8"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --each /33", "/33"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --each everyone", "everyone"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --algorithm fifo", "fifo"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --match both", "both"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --excess explode", "explode"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --excess delay", "delay"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --fail maybe", "maybe"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --penalty 30s", "leaky"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --algorithm leaky --penalty=-1s", "-1s"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --overhead lots", "lots"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --overhead 100000", "100000"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --mpu=-1", "-1"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --mpu 99999999999999999999", "mpu"},
+	{"delete", "takes"},
+	{"delete va egress", "takes"},
+	{"delete nosuch0 egress 10.0.0.0/24", "no device nosuch0"},
+	{"delete va sideways 10.0.0.0/24", "sideways"},
+	{"delete va egress 10.0.0.7/24", "did you mean 10.0.0.0/24"},
+	{"delete va egress 10.77.0.0/24", "no rule for 10.77.0.0/24"},
+	{"delete va ingress 10.0.0.0/24", "no rule for 10.0.0.0/24"},
+	{"flush", "takes"},
+	{"flush va egress 10.0.0.0/24", "takes"},
+	{"flush nosuch0", "no device nosuch0"},
+	{"flush va sideways", "sideways"},
+	{"show va egress 10.0.0.0/24 extra", "takes"},
+	{"show nosuch0", "no device nosuch0"},
+	{"show va sideways", "sideways"},
+	{"show va egress 10.77.0.0/24", "no rule for 10.77.0.0/24"},
+	{"ask", "takes"},
+	{"ask nosuch0 egress 10.0.0.1", "no device nosuch0"},
+	{"ask va sideways 10.0.0.1", "sideways"},
+	{"ask va egress 10.0.0.0/24", "10.0.0.0/24"},
+	{"ask va egress fe80::1%va", "fe80::1%va"},
+	{"ask va egress ::ffff:10.0.0.1", "::ffff:10.0.0.1"},
+	{"ask va egress 10.0.0.1 --bytes 0", "0 bytes"},
+	{"ask va egress 10.0.0.1 --bytes=-1", "-1"},
+	{"ask va egress 10.0.0.1 --bytes 99999999999", "99999999999"},
+	{"ask va egress 10.0.0.1 --flow udp", "udp"},
+	{"ask va egress 10.0.0.1 --flow warp,192.0.2.1:1,10.0.0.1:2", "warp"},
+	{"ask va egress 10.0.0.1 --flow udp,192.0.2.1:99999,10.0.0.1:2", "192.0.2.1:99999"},
+	{"ask va egress 10.0.0.1 --flow udp,2001:db8::1,10.0.0.1", "udp,2001:db8::1,10.0.0.1"},
+	{"version extra", "takes"},
+	{"show -n shapectl-no-such-netns", "shapectl-no-such-netns"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit -n shapectl-no-such-netns", "shapectl-no-such-netns"},
+	{"show -n ../../etc/passwd", "etc/passwd"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit -n", "argument"},
+}
+
+func TestBadInputChangesNothing(t *testing.T) {
+	t.Run("before any rule", func(t *testing.T) {
+		r := newRig(t)
+		empty := t.TempDir() // no bpffs, and none must come of a bad command
+		r.env["SHAPECTL_BPFFS"] = empty
+		for _, c := range badInput {
+			r.refused(exitInput, c.says, strings.Fields(c.args)...)
+		}
+		r.env["SHAPECTL_HOOK"] = "nonsense"
+		r.refused(exitInput, "SHAPECTL_HOOK=nonsense", "set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+		r.refused(exitInput, "SHAPECTL_HOOK=nonsense", "show")
+		r.notMounted(empty)
+		// Nor of a question.
+		delete(r.env, "SHAPECTL_HOOK")
+		if out := r.ok("show"); out != "no rules\n" {
+			t.Errorf("show: %q", out)
+		}
+		r.ok("ask", "va", "egress", "10.0.0.7")
+		r.notMounted(empty)
+	})
+	t.Run("with rules", func(t *testing.T) {
+		r := newRig(t)
+		r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "2mbit", "--each", "flow")
+		r.ok("set", "va", "egress", "10.0.1.0/24", "--rate", "3mbit", "--algorithm", "leaky")
+		shown, pins := r.ok("show", "-j"), r.pins()
+		for _, c := range badInput {
+			r.refused(exitInput, c.says, strings.Fields(c.args)...)
+		}
+		for _, c := range []struct{ args, says string }{
+			{"ask va egress 10.0.0.7", "--flow"}, // of a rule that has a bucket for each
+			{"ask va egress 10.0.0.7 --flow udp,192.0.2.1:1,10.0.0.8:2", "10.0.0.8"},
+			{"set va egress 10.0.2.0/24 --rate 1mbit --match src", "dst"},
+			{"set va egress 10.0.0.0/24 --rate 1mbit --match src", "dst"},
+		} {
+			r.refused(exitInput, c.says, strings.Fields(c.args)...)
+		}
+		if now := r.ok("show", "-j"); now != shown {
+			t.Errorf("rules were\n%s, and are\n%s", shown, now)
+		}
+		if now := r.pins(); !slices.Equal(now, pins) {
+			t.Errorf("pins were %v, and are %v", pins, now)
+		}
+	})
+}
+
+func (r *rig) notMounted(dir string) {
+	r.t.Helper()
+	var st unix.Statfs_t
+	testenv.Must(r.t, unix.Statfs(dir, &st))
+	if st.Type == unix.BPF_FS_MAGIC {
+		r.t.Errorf("a bpffs was mounted")
+		testenv.Unmount(r.t, dir)
+	}
+	entries, err := os.ReadDir(dir)
+	testenv.Must(r.t, err)
+	if len(entries) > 0 {
+		r.t.Errorf("made: %v", entries)
+	}
+}
+
+// A bpffs that is not there is mounted by the first rule.
+func TestFirstRuleMounts(t *testing.T) {
+	r := newRig(t)
+	dir := t.TempDir()
+	r.env["SHAPECTL_BPFFS"] = dir
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+	t.Cleanup(func() { testenv.Unmount(t, dir) })
+	if rules := r.show(); len(rules) != 1 || !rules[0].Attached {
+		t.Errorf("rules: %+v", rules)
+	}
+}
+
+func TestNamesOfDevices(t *testing.T) {
+	r := newRig(t)
+	for _, name := range []string{"eth0.100", "abcdefghijklmno", "a", "br-lan_1@x"} {
+		testenv.Veth(t, name, "p"+name[:min(len(name), 14)])
+		r.ok("set", name, "egress", "10.0.0.0/24", "--rate", "1mbit")
+		if rules := r.show(name); len(rules) != 1 || rules[0].Device != name {
+			t.Errorf("%s: %+v", name, rules)
+		}
+		r.ok("flush", name)
+	}
+	if pins := r.pins(); len(pins) > 0 {
+		t.Errorf("pins are left: %v", pins)
+	}
+}
+
+func TestAliases(t *testing.T) {
+	r := newRig(t)
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "8mbit", "--capacity", "100kb")
+	for _, capacity := range []string{"--capacity", "--cbs", "--burst"} {
+		r.ok("set", "va", "egress", "10.0.1.0/24", "--cir", "8mbit", capacity, "100kb")
+		rules := r.show()
+		if len(rules) != 2 || rules[0].Rate != rules[1].Rate || rules[0].Capacity != rules[1].Capacity || rules[0].Capacity != 102400 {
+			t.Errorf("--cir and %s: %+v", capacity, rules)
+		}
+		r.ok("delete", "va", "egress", "10.0.1.0/24")
+	}
+}
+
+// hooks is what SHAPECTL_HOOK forces, and what show says.
+func TestHookIsForced(t *testing.T) {
+	r := newRig(t)
+	for hook, want := range map[string]string{"tcx": "tcx", "clsact": "clsact", "auto": "tcx", "": "tcx"} {
+		r.env["SHAPECTL_HOOK"] = hook
+		r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+		if rules := r.show(); len(rules) != 1 || rules[0].Hook != want || !rules[0].Attached {
+			t.Errorf("SHAPECTL_HOOK=%s: %+v", hook, rules)
+		}
+		r.ok("flush", "va")
+	}
+}
+
+// All that the contract names is in the JSON of a rule, and numbers are integers.
+func TestJSONOfARule(t *testing.T) {
+	r := newRig(t)
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1.5mbit")
+	for _, args := range [][]string{
+		{"show", "-j"}, {"show", "--json", "va"}, {"set", "-j", "va", "egress", "10.0.0.0/24", "--rate", "1mbit"},
+		{"delete", "-j", "va", "egress", "10.0.0.0/24"},
+	} {
+		decoder := json.NewDecoder(strings.NewReader(r.ok(args...)))
+		decoder.UseNumber()
+		var rules []map[string]any
+		if err := decoder.Decode(&rules); err != nil || len(rules) != 1 {
+			t.Fatalf("%v: %d rules, %v", args, len(rules), err)
+		}
+		for _, field := range strings.Fields(`device direction cidr match algorithm each excess sentence`) {
+			if s, ok := rules[0][field].(string); !ok || s == "" {
+				t.Errorf("%v: %s is %v", args, field, rules[0][field])
+			}
+		}
+		if _, ok := rules[0]["attached"].(bool); !ok {
+			t.Errorf("%v: attached is %v", args, rules[0]["attached"])
+		}
+		for _, field := range strings.Fields(`rate_bits_per_second capacity_bytes passed_packets passed_bytes excess_packets
+			excess_bytes dropped_packets dropped_bytes marked_packets unsure_packets`) {
+			n, ok := rules[0][field].(json.Number)
+			if _, err := n.Int64(); !ok || err != nil {
+				t.Errorf("%v: %s is %v", args, field, rules[0][field])
+			}
+		}
+	}
+	for _, args := range [][]string{{"show", "-j"}, {"flush", "-j", "va"}} {
+		if out := r.ok(args...); out != "[]\n" {
+			t.Errorf("%v of no rules: %q", args, out)
+		}
+	}
+	var answer map[string]any
+	if err := json.Unmarshal([]byte(r.ok("ask", "-j", "va", "egress", "10.0.0.7")), &answer); err != nil {
+		t.Fatal(err)
+	}
+	for _, field := range strings.Fields(`conforms level_bytes capacity_bytes wait_ns rule`) {
+		if _, ok := answer[field]; !ok {
+			t.Errorf("ask -j has no %s: %v", field, answer)
+		}
+	}
+}

@@ -1,0 +1,184 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"io/fs"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+)
+
+var update = flag.Bool("update", false, "write what the commands print now into testdata")
+
+// mainEnv makes the test binary be shapectl: a process of its own that can be killed.
+const mainEnv = "SHAPECTL_TEST_MAIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(mainEnv) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// A rig is a network namespace with a device va, and its peer vb, and what
+// shapectl needs of its environment.
+type rig struct {
+	t   *testing.T
+	env map[string]string
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	testenv.NewNetns(t)
+	testenv.Veth(t, "va", "vb")
+	return &rig{t, map[string]string{"SHAPECTL_BPFFS": testenv.BPFFS(t)}}
+}
+
+func (r *rig) bpffs() string { return r.env["SHAPECTL_BPFFS"] }
+
+type result struct {
+	out, err string
+	code     int
+}
+
+// run runs a command line in this process.
+func (r *rig) run(args ...string) result {
+	var out, err bytes.Buffer
+	e := &env{out: &out, err: &err, getenv: func(name string) string { return r.env[name] }}
+	code := e.run(args)
+	return result{out.String(), err.String(), code}
+}
+
+// ok runs a command line that must succeed, and returns what it prints.
+func (r *rig) ok(args ...string) string {
+	r.t.Helper()
+	got := r.run(args...)
+	if got.code != exitDone || got.err != "" {
+		r.t.Fatalf("shapectl %s: exit %d, %s", strings.Join(args, " "), got.code, got.err)
+	}
+	return got.out
+}
+
+// refused ends the test unless a command line is refused as the contract wants
+// it: an exit code, one line that says all of these, and nothing else.
+func (r *rig) refused(code int, says string, args ...string) {
+	r.t.Helper()
+	got := r.run(args...)
+	name := "shapectl " + strings.Join(args, " ")
+	r.isRefusal(name, got, code, says)
+}
+
+func (r *rig) isRefusal(name string, got result, code int, says string) {
+	r.t.Helper()
+	if got.code != code {
+		r.t.Errorf("%s: exit %d, not %d: %s", name, got.code, code, got.err)
+	}
+	if got.out != "" {
+		r.t.Errorf("%s: prints %q", name, got.out)
+	}
+	if strings.Count(got.err, "\n") != 1 || !strings.HasPrefix(got.err, "shapectl: ") || !strings.HasSuffix(got.err, "\n") {
+		r.t.Errorf("%s: not one line: %q", name, got.err)
+	}
+	if !strings.Contains(got.err, says) {
+		r.t.Errorf("%s: does not say %q: %s", name, says, got.err)
+	}
+}
+
+// command is a command line as a process, in the rig's network namespace.
+func (r *rig) command(args ...string) *exec.Cmd {
+	r.t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	cmd := exec.Command(self, args...)
+	cmd.Env = append(os.Environ(), mainEnv+"=1")
+	for name, value := range r.env {
+		cmd.Env = append(cmd.Env, name+"="+value)
+	}
+	return cmd
+}
+
+// A shownRule is what tests look at of a rule in JSON.
+type shownRule struct {
+	Device         string `json:"device"`
+	Direction      string `json:"direction"`
+	CIDR           string `json:"cidr"`
+	Algorithm      string `json:"algorithm"`
+	Each           string `json:"each"`
+	Rate           uint64 `json:"rate_bits_per_second"`
+	Capacity       uint64 `json:"capacity_bytes"`
+	Attached       bool   `json:"attached"`
+	State          string `json:"state"`
+	Hook           string `json:"hook"`
+	PassedPackets  uint64 `json:"passed_packets"`
+	PassedBytes    uint64 `json:"passed_bytes"`
+	DroppedPackets uint64 `json:"dropped_packets"`
+	LevelBytes     uint64 `json:"level_bytes"`
+}
+
+func (r *rig) show(args ...string) (rules []shownRule) {
+	r.t.Helper()
+	out := r.ok(append([]string{"show", "-j"}, args...)...)
+	if err := json.Unmarshal([]byte(out), &rules); err != nil {
+		r.t.Fatalf("show -j: %v: %s", err, out)
+	}
+	return rules
+}
+
+// send sends packets out of va that a rule for the address decides over.
+func (r *rig) send(to string, packets, bytes int) {
+	r.t.Helper()
+	sender := testenv.NewSender(r.t, "va")
+	frame := testenv.Frame(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr(to), bytes)
+	for range packets {
+		if err := sender.Send(frame); err != nil {
+			r.t.Fatal(err)
+		}
+	}
+}
+
+// pins are all files and directories in the bpffs but the one that is always there.
+func (r *rig) pins() (pins []string) {
+	r.t.Helper()
+	top := filepath.Join(r.bpffs(), "shapectl")
+	err := filepath.WalkDir(top, func(path string, _ fs.DirEntry, err error) error {
+		if path != top {
+			pins = append(pins, path)
+		}
+		return err
+	})
+	if err != nil && !os.IsNotExist(err) {
+		r.t.Fatal(err)
+	}
+	return pins
+}
+
+// golden compares text with a file in testdata.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s differs (go test -update writes it anew); it is now:\n%s", path, got)
+	}
+}
