@@ -11,6 +11,7 @@ struct abi {
 	struct key key;
 	struct counters counters;
 	struct prefixes prefixes;
+	struct length length;
 	struct lengths lengths;
 	struct hook hook;
 	enum layout layout;

@@ -38,6 +38,7 @@ enum layout {
 	LINE_PREFIXES = 3,
 	SPILL_LINES = 8, /* how many lines in a row to look for a prefix in */
 	LENGTH_IPV4 = 129,
+	LENGTHS_LIST = 256, /* of which 129 can be in use */
 };
 
 /* Low bit of a TAT: a CPU is giving the slot to another key. V is even. */
@@ -67,7 +68,7 @@ enum rule_flag {
 };
 
 struct rule {
-	/* What a packet needs: one cache line. */
+	/* What a packet needs: one cache line, and of the next one each_mask. */
 	__u64 slope;	/* units per ns, 32.32 fixed point */
 	__u64 base;	/* units */
 	__u64 capacity; /* units */
@@ -79,15 +80,16 @@ struct rule {
 	__u16 mpu;	/* bytes a segment */
 	__u8 algorithm;
 	__u8 each;
-	__u8 each_bits;
+	__u8 each_bits; /* 0 to 128; for people, who do not read masks */
 	__u8 excess;
 	__u8 flags;
 	__u8 pad[11];
+	__u32 each_mask[4]; /* what a sharer's addresses have in common, in network order */
 	/* What was asked for, kept for people: the data path does not read it. */
 	__u64 rate_bits;
 	__u64 capacity_bytes;
 	__u64 penalty_ns;
-	__u64 reserved[5];
+	__u64 reserved[3];
 };
 
 struct bucket {
@@ -145,14 +147,21 @@ struct prefixes {
 	__u8 spill;
 };
 
-/* The prefix lengths in use, longest first, in two versions like a rule. */
+/* A prefix length, as in struct prefixes, and the mask that makes an address such a prefix. */
+struct length {
+	__u32 mask[4]; /* in network order */
+	__u32 length;
+};
+
+/*
+ * The prefix lengths in use, longest first, in two versions like a rule. Each
+ * has a list for IPv4 and one for IPv6: list 2 * version + (1 for IPv6).
+ */
 struct lengths {
 	__u32 version;
-	__u8 count4[2];
-	__u8 count6[2];
-	__u8 bits4[2][33];
-	__u8 bits6[2][129];
-	__u8 pad[4];
+	__u32 pad;
+	__u32 count[4];
+	struct length list[4 * LENGTHS_LIST];
 };
 
 /* Set when a hook is made; what the verifier knows to be constant costs nothing. */
@@ -172,7 +181,7 @@ struct hook {
 };
 
 _Static_assert(sizeof(struct rule) == 128, "a rule is two cache lines, the hot one first");
-_Static_assert(__builtin_offsetof(struct rule, rate_bits) == 64, "what a packet needs is one cache line");
+_Static_assert(__builtin_offsetof(struct rule, each_mask) == 64, "what a packet needs is one cache line");
 _Static_assert(sizeof(struct own) == 64, "an own bucket is a cache line");
 _Static_assert(sizeof(struct line) == 64, "four slots are a cache line");
 _Static_assert(sizeof(struct prefixes) == 64, "three prefixes are a cache line");

@@ -94,16 +94,21 @@ const (
 	AbiLayoutLINE_PREFIXES  AbiLayout = 3
 	AbiLayoutSPILL_LINES    AbiLayout = 8
 	AbiLayoutLENGTH_IPV4    AbiLayout = 129
+	AbiLayoutLENGTHS_LIST   AbiLayout = 256
 )
+
+type AbiLength struct {
+	_      structs.HostLayout
+	Mask   [4]uint32
+	Length uint32
+}
 
 type AbiLengths struct {
 	_       structs.HostLayout
 	Version uint32
-	Count4  [2]uint8
-	Count6  [2]uint8
-	Bits4   [2][33]uint8
-	Bits6   [2][129]uint8
-	Pad     [4]uint8
+	Pad     uint32
+	Count   [4]uint32
+	List    [1024]AbiLength
 }
 
 type AbiLine struct {
@@ -143,10 +148,11 @@ type AbiRule struct {
 	Excess        uint8
 	Flags         uint8
 	Pad           [11]uint8
+	EachMask      [4]uint32
 	RateBits      uint64
 	CapacityBytes uint64
 	PenaltyNs     uint64
-	Reserved      [5]uint64
+	Reserved      [3]uint64
 }
 
 type AbiRuleFlag uint32

@@ -42,7 +42,7 @@ struct charge {
 	__u64 v;     /* units: the rule's clock at now */
 	__u64 cost;  /* units */
 	__u32 print; /* the bucket must have this fingerprint; 0 for a rule's own */
-	bool ect;    /* may be marked instead of dropped */
+	__u32 ect;   /* may be marked instead of dropped */
 };
 
 /* A meter's answer: the level it leaves, and whether the packet fits. */
@@ -59,7 +59,7 @@ static __always_inline __u32 tick(__u64 now)
 	return now >> TICK_BITS;
 }
 
-/* slope * now without its 32 fraction bits: exact, as the product modulo 2^96 would be. */
+/* base + slope * now modulo 2^64, the 32 fraction bits of the slope cut off after the product, not before. */
 static __always_inline __u64 byte_clock(const struct rule *rule, __u64 now)
 {
 	__u64 high = now >> 32, low = (__u32)now;
@@ -174,15 +174,21 @@ static __always_inline bool drained(__u32 slot, __u64 tat, __u32 charged, __u64 
 /*
  * Which slot of the line a new key should take: one that no key has, or else
  * one that is drained, the search starting anywhere, lest two keys keep taking
- * the same one from each other. LINE_SLOTS if there is none.
+ * the same one from each other. LINE_SLOTS if there is none. Not inlined, so
+ * that to the verifier any slot may be the answer.
  */
-static __always_inline __u32 spare_slot(struct line *line, __u32 number, const struct charge *c)
+__noinline __u32 spare_slot(__u32 number, const struct charge *c)
 {
+	struct line *line = bpf_map_lookup_elem(&table, &number);
 	__u32 i, slot;
 
+	if (!line || !c)
+		return LINE_SLOTS;
+#pragma unroll
 	for (i = 0; i < LINE_SLOTS; i++)
 		if (!READ_ONCE(line->slot[i].print) && !READ_ONCE(line->slot[i].tat))
 			return i;
+#pragma unroll
 	for (i = 0; i < LINE_SLOTS; i++) {
 		slot = (i + (c->print >> 1)) & (LINE_SLOTS - 1);
 		if (drained(number * LINE_SLOTS + slot, READ_ONCE(line->slot[slot].tat),
@@ -193,21 +199,26 @@ static __always_inline __u32 spare_slot(struct line *line, __u32 number, const s
 }
 
 /* Gives a key that has none a slot of the line. A new bucket is empty, so its first packet conforms. */
-__noinline enum verdict take_slot(struct line *line, __u32 number, const struct charge *c, const struct key *key)
+__noinline enum verdict take_slot(__u32 number, const struct charge *c, const struct key *key)
 {
+	/* Looked up again, as without CAP_PERFMON nothing may be added to a pointer that was passed. */
+	struct line *line = bpf_map_lookup_elem(&table, &number);
 	struct key *owner;
 	struct bucket *b;
+	bool twice = false;
 	__u32 i, j, slot;
 	__u64 tat;
 
 	if (!line || !c || !key)
 		return VERDICT_UNSURE;
+#pragma unroll
 	for (i = 0; i < LINE_SLOTS; i++)
 		if (READ_ONCE(line->slot[i].tat) & TAT_TAKEN)
 			return VERDICT_AGAIN;
-	i = spare_slot(line, number, c);
+	i = spare_slot(number, c);
 	if (i >= LINE_SLOTS)
 		return VERDICT_UNSURE;
+	i &= LINE_SLOTS - 1;
 	b = &line->slot[i];
 	tat = READ_ONCE(b->tat);
 	slot = number * LINE_SLOTS + i;
@@ -224,10 +235,10 @@ __noinline enum verdict take_slot(struct line *line, __u32 number, const struct 
 	 * slots for one key, at least one sees the other and gives way.
 	 */
 	__sync_lock_test_and_set(&b->print, c->print);
+#pragma unroll
 	for (j = 0; j < LINE_SLOTS; j++)
-		if (j != i && READ_ONCE(line->slot[j].print) == c->print)
-			break;
-	if (j < LINE_SLOTS) {
+		twice |= j != i && READ_ONCE(line->slot[j].print) == c->print;
+	if (twice) {
 		WRITE_ONCE(b->print, 0);
 		__sync_lock_test_and_set(&b->tat, 0);
 		return VERDICT_AGAIN;
@@ -237,49 +248,73 @@ __noinline enum verdict take_slot(struct line *line, __u32 number, const struct 
 	return VERDICT_PASS;
 }
 
+/* 1 if the slot has the fingerprint; the compiler is kept from making a branch of it. */
+static __always_inline __u64 slot_is(const struct bucket *b, __u32 print)
+{
+	__u64 other = READ_ONCE(b->print) ^ print;
+
+	other--;
+	asm volatile("" : "+r"(other));
+	return other >> 63;
+}
+
 /* Without branches: which slot it is can not be predicted, and a wrong guess costs more than all of this. */
 static __always_inline struct bucket *find_slot(struct line *line, __u32 print)
 {
-#define IS(i) (((__u64)(READ_ONCE(line->slot[i].print) ^ print) - 1) >> 63)
-	__u64 is1 = IS(1), is2 = IS(2), is3 = IS(3), index = is1 | is2 << 1 | is3 << 1 | is3;
+	__u64 is0 = slot_is(&line->slot[0], print), is1 = slot_is(&line->slot[1], print);
+	__u64 is2 = slot_is(&line->slot[2], print), is3 = slot_is(&line->slot[3], print);
 
-	if (!(IS(0) | is1 | is2 | is3))
+	if (!(is0 | is1 | is2 | is3))
 		return NULL;
-	return &line->slot[index & (LINE_SLOTS - 1)];
-#undef IS
+	return &line->slot[is1 | is2 << 1 | is3 << 1 | is3];
 }
 
-/*
- * The long way, for a key without a slot and for buckets that another CPU is
- * changing. Where a key can have no bucket, the rule's spare one is charged.
- */
-__noinline enum verdict charge_slowly(const struct rule *rule, const struct key *key, struct own *own,
-				      struct charge *c, __u32 number)
-{
-	enum verdict verdict = VERDICT_AGAIN;
-	struct line *line = NULL;
-	struct bucket *b;
-	int i;
+/* The long way: for a key without a slot, and for buckets that another CPU is changing. */
+struct slow {
+	const struct rule *rule;
+	const struct key *key;
+	struct own *own;
+	const struct charge *charge;
+	__u32 line;
+	enum verdict verdict;
+};
 
-	if (!rule || !key || !own || !c)
+static long try_slot(__u64 i, struct slow *s)
+{
+	struct line *line = bpf_map_lookup_elem(&table, &s->line);
+	struct bucket *b;
+
+	(void)i;
+	if (!line)
+		return 1;
+	b = find_slot(line, s->charge->print);
+	s->verdict = b ? charge_bucket(s->rule, b, s->charge) : take_slot(s->line, s->charge, s->key);
+	return s->verdict != VERDICT_AGAIN;
+}
+
+static long try_own(__u64 i, struct slow *s)
+{
+	(void)i;
+	s->verdict = charge_bucket(s->rule, &s->own->bucket, s->charge);
+	return s->verdict != VERDICT_AGAIN;
+}
+
+/* Where a key can have no bucket, the rule's spare one is charged. */
+__noinline enum verdict charge_slowly(const struct rule *rule, const struct key *key, struct own *own,
+				      struct charge *c, __u32 line)
+{
+	struct slow s = { .rule = rule, .key = key, .own = own, .charge = c, .line = line, .verdict = VERDICT_AGAIN };
+
+	if (!rule || !own || !c)
 		return VERDICT_UNSURE;
-	if (c->print)
-		line = bpf_map_lookup_elem(&table, &number);
-	for (i = 0; line && i < TRIES; i++) {
-		b = find_slot(line, c->print);
-		verdict = b ? charge_bucket(rule, b, c) : take_slot(line, number, c, key);
-		if (verdict == VERDICT_UNSURE)
-			break;
-		if (verdict != VERDICT_AGAIN)
-			return verdict;
+	if (key) {
+		bpf_loop(TRIES, try_slot, &s, 0);
+		if (s.verdict != VERDICT_UNSURE && s.verdict != VERDICT_AGAIN)
+			return s.verdict;
 	}
 	c->print = 0;
-	for (i = 0; i < TRIES; i++) {
-		verdict = charge_bucket(rule, &own->bucket, c);
-		if (verdict != VERDICT_AGAIN)
-			return verdict;
-	}
-	return VERDICT_UNSURE;
+	bpf_loop(TRIES, try_own, &s, 0);
+	return s.verdict == VERDICT_AGAIN ? VERDICT_UNSURE : s.verdict;
 }
 
 #endif

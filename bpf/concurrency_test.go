@@ -213,7 +213,48 @@ func TestSlotsChangeHands(t *testing.T) {
 	}
 }
 
-// The same, packet by packet, so that each key's share is known: its own bucket
+// Two CPUs that meet a new key at the same time give it one slot. Here the key
+// is the time, so both meet each new one at once.
+func TestNewKeyOnTwoCPUs(t *testing.T) {
+	frame := ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2), zeros(958)))
+	size := uint64(len(frame))
+	for _, algorithm := range algorithms {
+		t.Run(fmt.Sprint(algorithm), func(t *testing.T) {
+			r := newRig(t, maps.Size{Rules: 1, Buckets: 1 << 18}, live())
+			// So slow that no slot is ever given back, with room for one packet.
+			rule := policy.Rule{
+				Prefix: prefix("10.0.0.0/8"), Rate: 8, Capacity: size,
+				Algorithm: algorithm, Each: policy.Each{Kind: policy.EachHost}, Fail: policy.Closed,
+			}
+			e := r.put(rule, 0)
+			const host = 14 + 18 // two bytes of the destination
+			p := before(t, "time_of_day", r.program(algorithm),
+				asm.FnKtimeGetNs.Call(),
+				asm.RSh.Imm(asm.R0, 9),
+				asm.LoadMem(asm.R2, asm.R6, 76, asm.Word), // data
+				asm.LoadMem(asm.R3, asm.R6, 80, asm.Word), // data_end
+				asm.Mov.Reg(asm.R4, asm.R2),
+				asm.Add.Imm(asm.R4, host+2),
+				asm.JGT.Reg(asm.R4, asm.R3, "on"),
+				asm.StoreMem(asm.R2, host, asm.R0, asm.Half),
+			)
+			onEachCPU(t, func(int) error {
+				_, err := p.Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(packets(1_000_000, 300_000))})
+				return err
+			})
+			r.slotsAreSound()
+			sharers := uint64(len(slices.Collect(r.set.Buckets(e, maps.Now()))))
+			if c := r.counters()[e.ID]; c.PassedPackets > sharers+1 { // one on the spare bucket
+				t.Errorf("%d packets passed, of %d hosts with room for one each", c.PassedPackets, sharers)
+			}
+			if sharers < 1000 {
+				t.Errorf("only %d hosts: the CPUs met none", sharers)
+			}
+		})
+	}
+}
+
+// Slots change hands packet by packet, so that each key's share is known: its own bucket
 // wherever it is, and what it gets of the spare one.
 func TestSlotsChangeHandsFairly(t *testing.T) {
 	for _, algorithm := range algorithms {

@@ -29,15 +29,8 @@ static __always_inline void make_key(struct __sk_buff *skb, const struct rule *r
 	key->id = rule->id;
 	key->family = p->family;
 	if (rule->each == EACH_FLOW) {
-		key->src[0] = p->src[0];
-		key->dst[0] = p->dst[0];
-		if (p->family == 6) {
-#pragma unroll
-			for (i = 1; i < 4; i++) {
-				key->src[i] = p->src[i];
-				key->dst[i] = p->dst[i];
-			}
-		}
+		__builtin_memcpy(key->src, p->src, sizeof(key->src));
+		__builtin_memcpy(key->dst, p->dst, sizeof(key->dst));
 		key->proto = p->proto;
 		if (!p->headless && has_ports(p->proto) && !bpf_skb_load_bytes(skb, p->l4, ports, sizeof(ports))) {
 			key->sport = ports[0];
@@ -45,12 +38,9 @@ static __always_inline void make_key(struct __sk_buff *skb, const struct rule *r
 		}
 		return;
 	}
-	key->src[0] = leading(addr[0], 0, rule->each_bits);
-	if (p->family == 6) {
 #pragma unroll
-		for (i = 1; i < 4; i++)
-			key->src[i] = leading(addr[i], i, rule->each_bits);
-	}
+	for (i = 0; i < 4; i++)
+		key->src[i] = addr[i] & rule->each_mask[i];
 }
 
 static __always_inline enum verdict charge(struct __sk_buff *skb, const struct rule *rule, const struct packet *p,
@@ -58,8 +48,8 @@ static __always_inline enum verdict charge(struct __sk_buff *skb, const struct r
 {
 	struct bucket *bucket = &own->bucket;
 	enum verdict verdict = VERDICT_AGAIN;
+	struct key key, *sharer = NULL;
 	struct charge c;
-	struct key key;
 	__u32 number = 0;
 
 	c.now = time_ns(skb);
@@ -71,7 +61,8 @@ static __always_inline enum verdict charge(struct __sk_buff *skb, const struct r
 		struct line *line;
 		__u64 hash;
 
-		make_key(skb, rule, p, &key);
+		sharer = &key;
+		make_key(skb, rule, p, sharer);
 		hash = hash_key(&key, rule->salt);
 		number = (__u32)hash & hook.line_mask;
 		c.print = hash >> 32 | 1;
@@ -81,7 +72,7 @@ static __always_inline enum verdict charge(struct __sk_buff *skb, const struct r
 	if (bucket)
 		verdict = charge_bucket(rule, bucket, &c);
 	if (verdict == VERDICT_AGAIN)
-		verdict = charge_slowly(rule, &key, own, &c, number);
+		verdict = charge_slowly(rule, sharer, own, &c, number);
 	return verdict;
 }
 
@@ -91,12 +82,12 @@ static __always_inline int limit(struct __sk_buff *skb, enum algorithm algorithm
 	const struct rule *rule;
 	struct counters *count;
 	bool marked, dropped;
-	struct packet p;
+	struct packet p = {};
 	struct own *own;
 	__u64 bytes;
 	__u32 id;
 
-	if (parse_packet(skb, &p) != PARSE_IP || p.nd)
+	if (!parse_packet(skb, &p) || p.nd)
 		return NEXT;
 	id = match(&p);
 	if (!id--)

@@ -17,21 +17,11 @@
 #define VLAN_BYTES 4
 #define IPV6_EXTENSIONS 8
 
-/* Long enough for two tags, the longest IPv4 header and TCP's. */
-#define HEADER_BYTES 128
-
-#define IP_MF 0x2000
 #define IP_OFFSET 0x1fff
 
 #define ND_FIRST 133 /* router solicitation, RFC 4861 */
 #define ND_LAST 137  /* redirect */
 #define ND_HOP_LIMIT 255
-
-enum parse {
-	PARSE_IP,
-	PARSE_OTHER, /* not IP, or nothing that could be matched: not ours */
-	PARSE_SHORT, /* ends before an answer; more may lie outside the linear part */
-};
 
 struct packet {
 	__u32 src[4];
@@ -46,16 +36,29 @@ struct packet {
 	bool nd;       /* neighbour discovery, without which IPv6 is mute */
 };
 
-static __always_inline enum parse parse_ipv4(void *data, void *data_end, __u32 l3, struct packet *p)
-{
-	struct iphdr *ip = data + l3;
-	__u32 header;
+/*
+ * A place at a constant offset: without CAP_PERFMON the verifier lets nothing
+ * else be added to most pointers, so the compiler must not join branches.
+ */
+#define AT(start, offset)                              \
+	({                                             \
+		void *at = (void *)(start) + (offset); \
+		asm volatile("" : "+r"(at)::"memory"); \
+		at;                                    \
+	})
 
-	if ((void *)(ip + 1) > data_end)
-		return PARSE_SHORT;
-	if (ip->version != 4)
-		return PARSE_OTHER;
-	header = ip->ihl * 4;
+static __always_inline const __u32 *far_side(const struct packet *p)
+{
+	if (hook.match_src)
+		return AT(p, __builtin_offsetof(struct packet, src));
+	return AT(p, __builtin_offsetof(struct packet, dst));
+}
+
+/* Whether it is a packet that can be matched; its header may be in the packet or copied out of it. */
+static __always_inline bool parse_ipv4(const struct iphdr *ip, __u32 l3, struct packet *p)
+{
+	__u32 header = ip->ihl * 4;
+
 	p->family = 4;
 	p->src[0] = ip->saddr;
 	p->dst[0] = ip->daddr;
@@ -65,8 +68,7 @@ static __always_inline enum parse parse_ipv4(void *data, void *data_end, __u32 l
 	p->l4 = l3 + header;
 	/* A header that claims to be shorter than it is has addresses, and no more. */
 	p->headless = header < sizeof(*ip) || (ip->frag_off & bpf_htons(IP_OFFSET));
-	p->nd = false;
-	return PARSE_IP;
+	return ip->version == 4;
 }
 
 static __always_inline bool is_extension(__u8 proto)
@@ -111,15 +113,8 @@ __noinline int walk_ipv6(struct __sk_buff *skb, struct packet *p)
 	return 0;
 }
 
-static __always_inline enum parse parse_ipv6(struct __sk_buff *skb, void *data, void *data_end, __u32 l3,
-					     struct packet *p)
+static __always_inline bool parse_ipv6(struct __sk_buff *skb, const struct ipv6hdr *ip, __u32 l3, struct packet *p)
 {
-	struct ipv6hdr *ip = data + l3;
-
-	if ((void *)(ip + 1) > data_end)
-		return PARSE_SHORT;
-	if (ip->version != 6)
-		return PARSE_OTHER;
 	p->family = 6;
 	__builtin_memcpy(p->src, &ip->saddr, sizeof(p->src));
 	__builtin_memcpy(p->dst, &ip->daddr, sizeof(p->dst));
@@ -128,11 +123,11 @@ static __always_inline enum parse parse_ipv6(struct __sk_buff *skb, void *data, 
 	p->ecn = ip->flow_lbl[0] >> 4 & 3;
 	p->l3 = l3;
 	p->l4 = l3 + sizeof(*ip);
-	p->headless = false;
-	p->nd = false;
+	if (ip->version != 6)
+		return false;
 	if (is_extension(p->proto) || p->proto == IPPROTO_ICMPV6)
 		walk_ipv6(skb, p);
-	return PARSE_IP;
+	return true;
 }
 
 static __always_inline bool is_tag(__be16 proto)
@@ -140,63 +135,62 @@ static __always_inline bool is_tag(__be16 proto)
 	return proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD);
 }
 
-/* Bytes of the VLAN tags that follow an Ethernet header that says there is one. */
-__noinline int tag_bytes(struct __sk_buff *skb)
+/* The long way: behind VLAN tags, or where headers lie outside the linear part. It copies what it reads. */
+__noinline int parse_slowly(struct __sk_buff *skb, struct packet *p)
 {
-	__be16 inner;
+	__u32 l3 = hook.l2_bytes;
+	__be16 proto = skb->protocol;
+	union {
+		struct iphdr v4;
+		struct ipv6hdr v6;
+	} ip = {};
 
-	if (bpf_skb_load_bytes(skb, ETH_HLEN + VLAN_BYTES - sizeof(inner), &inner, sizeof(inner)))
-		return VLAN_BYTES;
-	return is_tag(inner) ? 2 * VLAN_BYTES : VLAN_BYTES;
+	if (!p)
+		return false;
+	if (hook.l2_bytes && bpf_skb_load_bytes(skb, ETH_HLEN - sizeof(proto), &proto, sizeof(proto)))
+		return false;
+	/* Not a loop: without CAP_PERFMON the verifier follows it past its end. */
+	if (hook.l2_bytes && is_tag(proto)) {
+		l3 += VLAN_BYTES;
+		if (bpf_skb_load_bytes(skb, l3 - sizeof(proto), &proto, sizeof(proto)))
+			return false;
+		if (is_tag(proto)) {
+			l3 += VLAN_BYTES;
+			if (bpf_skb_load_bytes(skb, l3 - sizeof(proto), &proto, sizeof(proto)))
+				return false;
+		}
+	}
+	if (proto == bpf_htons(ETH_P_IP))
+		return !bpf_skb_load_bytes(skb, l3, &ip.v4, sizeof(ip.v4)) && parse_ipv4(&ip.v4, l3, p);
+	if (proto == bpf_htons(ETH_P_IPV6))
+		return !bpf_skb_load_bytes(skb, l3, &ip.v6, sizeof(ip.v6)) && parse_ipv6(skb, &ip.v6, l3, p);
+	return false;
 }
 
-static __always_inline enum parse parse_linear(struct __sk_buff *skb, struct packet *p)
+/* False if it is not IP, or nothing that could be matched: not ours. */
+static __always_inline bool parse_packet(struct __sk_buff *skb, struct packet *p)
 {
-	void *data, *data_end;
-	__u32 l3 = 0;
+	void *data = (void *)(long)skb->data, *data_end = (void *)(long)skb->data_end, *ip;
 	__be16 proto;
 
-	data = (void *)(long)skb->data;
-	data_end = (void *)(long)skb->data_end;
 	if (hook.l2_bytes) {
 		struct ethhdr *eth = data;
 
-		l3 = ETH_HLEN;
 		if ((void *)(eth + 1) > data_end)
-			return PARSE_SHORT;
+			return false;
 		proto = eth->h_proto;
-		if (is_tag(proto)) {
-			__u32 tags = tag_bytes(skb) & (3 * VLAN_BYTES); /* a bound for the verifier */
-			__be16 *inner = data + ETH_HLEN + tags - sizeof(proto);
-
-			if ((void *)(inner + 1) > data_end)
-				return PARSE_SHORT;
-			proto = *inner;
-			l3 += tags;
-		}
+		ip = AT(data, ETH_HLEN);
 	} else {
 		proto = skb->protocol;
+		ip = AT(data, 0);
 	}
-	if (proto == bpf_htons(ETH_P_IP))
-		return parse_ipv4(data, data_end, l3, p);
-	if (proto == bpf_htons(ETH_P_IPV6))
-		return parse_ipv6(skb, data, data_end, l3, p);
-	return PARSE_OTHER;
-}
-
-static __always_inline enum parse parse_packet(struct __sk_buff *skb, struct packet *p)
-{
-	enum parse result;
-	int i;
-
-	for (i = 0; i < 2; i++) {
-		__u32 len = skb->len;
-
-		result = parse_linear(skb, p);
-		if (result != PARSE_SHORT || bpf_skb_pull_data(skb, len < HEADER_BYTES ? len : HEADER_BYTES))
-			break;
-	}
-	return result;
+	if (proto == bpf_htons(ETH_P_IP) && ip + sizeof(struct iphdr) <= data_end)
+		return parse_ipv4(ip, hook.l2_bytes, p);
+	if (proto == bpf_htons(ETH_P_IPV6) && ip + sizeof(struct ipv6hdr) <= data_end)
+		return parse_ipv6(skb, ip, hook.l2_bytes, p);
+	if (proto == bpf_htons(ETH_P_IP) || proto == bpf_htons(ETH_P_IPV6) || is_tag(proto))
+		return parse_slowly(skb, p);
+	return false;
 }
 
 static __always_inline bool has_ports(__u8 proto)

@@ -14,8 +14,9 @@ type exact struct {
 	capacity *big.Rat // bytes
 	full     *big.Rat // the level that an overflow leaves; nil for no penalty
 
-	level *big.Rat // bytes at the last charge
-	last  uint64   // when that was, in ns
+	charged bool     // ever: if not, it is empty at any time
+	level   *big.Rat // bytes at the last charge
+	last    uint64   // when that was, in ns
 
 	// How far integers may be off: see slack.
 	since   uint64 // when the bucket was last empty
@@ -48,6 +49,9 @@ func (e *exact) change(rateBits, capacity uint64, penalised bool, holdNS, now ui
 
 // look is L' = max(0, L - r*dt).
 func (e *exact) look(now uint64) *big.Rat {
+	if !e.charged {
+		return new(big.Rat)
+	}
 	dt := new(big.Rat).Sub(rat(now), rat(e.last))
 	level := dt.Sub(e.level, dt.Mul(dt, e.rate))
 	if level.Sign() < 0 {
@@ -88,7 +92,7 @@ func (e *exact) settle(v Verdict, now, n uint64, holdNS uint64) {
 	}
 	switch {
 	case v != Excess:
-		e.level, e.last = level.Add(level, rat(n)), now
+		e.level, e.last, e.charged = level.Add(level, rat(n)), now, true
 	case e.full != nil && level.Cmp(e.full) < 0:
 		e.level, e.last = new(big.Rat).Set(e.full), now
 		e.since, e.rounded = now, 2+holdNS>>32
@@ -178,7 +182,9 @@ func (p *pair) change(tb testing.TB, rateBits, capacity uint64, penalised bool, 
 	next.Continue(p.m, now)
 	old := p.m.Level(p.b, now)
 	// Only the old meter can tell how long the bucket has been idle: the maps do this, too.
-	p.b = p.m.Owing(old, now)
+	if p.b.TAT != 0 {
+		p.b = p.m.Owing(old, now)
+	}
 	if got := next.Level(p.b, now); got-old > 2 && old <= next.Most() { // 2 where TAT would be 0
 		tb.Fatalf("a change of rate made %d units owed %d\nfrom %+v\nto   %+v\nbucket %+v at %d", old, got, p.m, next, p.b, now)
 	}

@@ -164,7 +164,7 @@ func (m Meter) Offer(b *Bucket, now, n uint64, ect bool) Verdict {
 // Owing is a bucket that owes so many units at now (ns).
 func (m Meter) Owing(units, now uint64) Bucket {
 	tat := m.Clock(now) + units
-	if tat == 0 {
+	if tat == 0 && units > 0 {
 		tat = 2 // 0 would say that it was never charged
 	}
 	return Bucket{TAT: tat, Tick: Tick(now)}

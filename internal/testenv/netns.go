@@ -125,6 +125,15 @@ func Veth(tb testing.TB, name, peer string) {
 	attrs.Name = name
 	AddLink(tb, &netlink.Veth{LinkAttrs: attrs, PeerName: peer})
 	Must(tb, netlink.LinkSetUp(Link(tb, peer)))
+	WaitUp(tb, name)
+	WaitUp(tb, peer)
+}
+
+// WaitUp waits until a device sends: the kernel notices in its own time that
+// the other end of a pair is up, too, and drops packets until then.
+func WaitUp(tb testing.TB, name string) {
+	tb.Helper()
+	Eventually(tb, name+" to be up", func() bool { return Link(tb, name).Attrs().OperState == netlink.OperUp })
 }
 
 // AddLink makes a device and sets it up.

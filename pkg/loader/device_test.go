@@ -98,6 +98,7 @@ func rename(t *testing.T, from, to string) {
 	testenv.Must(t, netlink.LinkSetDown(l))
 	testenv.Must(t, netlink.LinkSetName(l, to))
 	testenv.Must(t, netlink.LinkSetUp(l))
+	testenv.WaitUp(t, to)
 }
 
 // moveAway takes va to another namespace, and returns that.
@@ -125,6 +126,7 @@ func TestDeviceMovedToAnotherNamespace(t *testing.T) {
 			}
 			return netlink.LinkSetUp(l)
 		}))
+		testenv.WaitUp(t, "vb")
 		r.send("10.0.0.7", 50, 1000)
 		testenv.Eventually(t, "packets metered in the other namespace", func() bool {
 			c := r.counters(h, only)
@@ -133,6 +135,19 @@ func TestDeviceMovedToAnotherNamespace(t *testing.T) {
 		if c := r.counters(h, only); c.DroppedPackets == 0 {
 			t.Errorf("50000 bytes passed a bucket of 20000: %+v", c)
 		}
+		// A new device by the name is not given rules that are in force on the old one.
+		testenv.Veth(t, "va", "vc")
+		err := r.try(func(n *Namespace) error {
+			_, err := r.putIn(n, only)
+			return err
+		})
+		if !errors.Is(err, ErrMoved) {
+			t.Errorf("a rule for a new device by the name: %v", err)
+		}
+		if h := r.hook("va"); h == nil || h.State != Moved {
+			t.Errorf("hook of a moved device, once there is another: %+v", h)
+		}
+		testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
 		r.delete(only)
 		testenv.Must(t, ns.Do(func() error {
 			if left := r.ours("va"); len(left) > 0 {
@@ -155,7 +170,7 @@ func TestDeviceMovedToAnotherNamespace(t *testing.T) {
 	})
 }
 
-func TestMovedDeviceOfAnotherBPFFSIsNotTouched(t *testing.T) {
+func TestLimitsPinnedElsewhere(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
 	r.put(rule("10.0.0.0/24"))
 	r.options.BPFFS = testenv.BPFFS(t)

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -221,4 +222,85 @@ func (r *rig) survived(allowed []string) {
 			r.t.Errorf("no rule is left, and %d of 300 packets pass", seen)
 		}
 	}
+}
+
+// A command that took a program off its device and was killed before it could
+// take its pin away has left a pin that means nothing.
+func TestInterruptedTrim(t *testing.T) {
+	eachHook(t, func(t *testing.T, r *rig) {
+		one, two := rule("10.0.0.0/24"), rule("10.0.1.0/24", leaky)
+		r.put(one, two)
+		r.write(func(n *Namespace) error {
+			h, err := n.Find("va", r.direction)
+			if err != nil {
+				return err
+			}
+			defer h.Close()
+			h.Set.Delete(two.Prefix)
+			return n.detach(h, policy.Leaky)
+		})
+		r.inForce(one)
+		r.put(two)
+		r.inForce(one, two)
+		r.meters(one, "10.0.0.7", 5)
+		r.meters(two, "10.0.1.7", 5)
+		r.flush()
+		r.nothingLeft()
+	})
+}
+
+// A command that was killed amid an upgrade has replaced one program of two.
+func TestInterruptedUpgrade(t *testing.T) {
+	eachHook(t, func(t *testing.T, r *rig) {
+		one, two := rule("10.0.0.0/24"), rule("10.0.1.0/24", leaky)
+		for _, next := range []func(){
+			func() { r.put(one) },
+			func() { r.put(rule("10.0.2.0/24", eachHost)) },
+			func() { r.flush() },
+		} {
+			r.put(one, two)
+			r.halfUpgrade()
+			r.inForce(one, two)
+			r.meters(one, "10.0.0.7", 5)
+			r.meters(two, "10.0.1.7", 5)
+			next()
+			if r.hook("va") != nil {
+				r.meters(one, "10.0.0.7", 5)
+				r.meters(two, "10.0.1.7", 5)
+				r.flush()
+			}
+			r.nothingLeft()
+		}
+	})
+}
+
+// halfUpgrade does what renew does until it has replaced the program of gcra.
+func (r *rig) halfUpgrade() {
+	r.t.Helper()
+	r.write(func(n *Namespace) error {
+		h, err := n.Find("va", r.direction)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		settings, err := h.settings(h.Device, h.Match())
+		if err != nil {
+			return err
+		}
+		settings.Build[0] ^= 0xff
+		next, err := h.Set.Derive(h.Set.Size().Buckets, settings)
+		if err != nil {
+			return err
+		}
+		h.Set.Close()
+		h.Set, h.generation = next, "g7"
+		dir := filepath.Join(h.path, h.generation)
+		if err := os.Mkdir(dir, 0o750); err != nil {
+			return err
+		}
+		if err := next.Pin(dir); err != nil {
+			return err
+		}
+		return n.attach(h, []policy.Algorithm{policy.GCRA})
+	})
 }

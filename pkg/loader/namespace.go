@@ -28,6 +28,8 @@ import (
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/pkg/maps"
 )
 
 // Mode is how programs are attached.
@@ -69,7 +71,7 @@ func In(name string, f func() error) error {
 		return f()
 	}
 	target, err := netns.GetFromName(name)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || strings.Contains(name, "/") {
 		return fmt.Errorf("%w: %s", ErrNoNamespace, name)
 	}
 	if err != nil {
@@ -79,7 +81,12 @@ func In(name string, f func() error) error {
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		if err := netns.Set(target); err != nil {
+		err := netns.Set(target)
+		if errors.Is(err, unix.EINVAL) {
+			done <- fmt.Errorf("%w: %s is not one", ErrNoNamespace, name)
+			return
+		}
+		if err != nil {
 			done <- fmt.Errorf("enter network namespace %s: %w", name, err)
 			return
 		}
@@ -203,6 +210,8 @@ func (n *Namespace) heal() error {
 		}
 		h, err := n.openHook(index, d)
 		switch {
+		case errors.Is(err, maps.ErrOtherLayout):
+			continue // not ours to judge
 		case err != nil:
 			return err
 		case h != nil:

@@ -326,7 +326,6 @@ func rule(prefix string, changes ...func(*policy.Rule)) policy.Rule {
 
 func leaky(r *policy.Rule)    { r.Algorithm = policy.Leaky }
 func eachHost(r *policy.Rule) { r.Each.Kind = policy.EachHost }
-func eachFlow(r *policy.Rule) { r.Each.Kind = policy.EachFlow }
 
 // slow makes a rule's buckets keep what they owe for the length of a test.
 func slow(r *policy.Rule) { r.Rate, r.Capacity = 8000, 100000 }

@@ -97,6 +97,7 @@ func (r *rig) offer(bytesPerSecond int64) *flood {
 		// Least, over all times so far, of what had passed less what the rate
 		// had allowed: a window that starts there is the worst.
 		var least int64
+		start := maps.Now() // to keep the products small
 		for first := true; ; first = false {
 			select {
 			case <-f.stop:
@@ -110,13 +111,13 @@ func (r *rig) offer(bytesPerSecond int64) *flood {
 				}
 				f.sent++
 			}
-			began := int64(maps.Now())
+			began := int64(maps.Now() - start)
 			var c [2]uint64
 			if err := r.passed.counts.Lookup(uint32(0), &c); err != nil {
 				r.t.Error(err)
 				return
 			}
-			ended := int64(maps.Now())
+			ended := int64(maps.Now() - start)
 			passed := int64(c[1]) * 1e9
 			if !first {
 				f.worst = max(f.worst, (passed-ended*bytesPerSecond-least)/1e9)

@@ -12,9 +12,11 @@ import (
 )
 
 const (
-	spillLines = uint32(bpf.AbiLayoutSPILL_LINES)
-	lengthIPv4 = uint8(bpf.AbiLayoutLENGTH_IPV4)
-	fibonacci  = 0x9e3779b97f4a7c15 // FIBONACCI of bpf/prefix.h
+	spillLines  = uint32(bpf.AbiLayoutSPILL_LINES)
+	lengthIPv4  = uint8(bpf.AbiLayoutLENGTH_IPV4)
+	noLength    = 255 // that no prefix has
+	lengthsList = uint32(bpf.AbiLayoutLENGTHS_LIST)
+	fibonacci   = 0x9e3779b97f4a7c15 // FIBONACCI of bpf/prefix.h
 )
 
 // words is an address as the programs hold it: in network order, whatever the machine's.
@@ -83,12 +85,11 @@ func (s *Set) allPrefixes() iter.Seq2[netip.Prefix, uint32] {
 
 // looksFor reports whether packets look for prefixes of that length.
 func (s *Set) looksFor(p netip.Prefix) bool {
+	_, length := stored(p)
 	l := &s.lengths[0]
-	v := atomic.LoadUint32(&l.Version) & 1
-	if p.Addr().Is4() {
-		return slices.Contains(l.Bits4[v][:l.Count4[v]], uint8(p.Bits()))
-	}
-	return slices.Contains(l.Bits6[v][:l.Count6[v]], uint8(p.Bits()))
+	return slices.ContainsFunc(listed(l, atomic.LoadUint32(&l.Version)&1, p.Addr().Is6()), func(in bpf.AbiLength) bool {
+		return in.Length == uint32(length)
+	})
 }
 
 // linesOf are the lines that may hold a prefix, in the order in which packets look.
@@ -161,23 +162,43 @@ func (s *Set) useLengths(all iter.Seq[netip.Prefix]) {
 	l := &s.lengths[0]
 	now := atomic.LoadUint32(&l.Version) & 1
 	next := now ^ 1
-	var want bpf.AbiLengths
+	var want [2][]bpf.AbiLength
 	for length, in := range slices.Backward(used[:]) {
 		switch {
 		case in && length >= int(lengthIPv4):
-			want.Bits4[next][want.Count4[next]] = uint8(length) - lengthIPv4
-			want.Count4[next]++
+			want[0] = append(want[0], bpf.AbiLength{Mask: mask(length - int(lengthIPv4)), Length: uint32(length)})
 		case in:
-			want.Bits6[next][want.Count6[next]] = uint8(length)
-			want.Count6[next]++
+			want[1] = append(want[1], bpf.AbiLength{Mask: mask(length), Length: uint32(length)})
 		}
 	}
-	if want.Count4[next] == l.Count4[now] && want.Bits4[next] == l.Bits4[now] &&
-		want.Count6[next] == l.Count6[now] && want.Bits6[next] == l.Bits6[now] {
+	if slices.Equal(want[0], listed(l, now, false)) && slices.Equal(want[1], listed(l, now, true)) {
 		return
 	}
 	waitForPackets() // which may still go by the version before the one in force
-	l.Count4[next], l.Bits4[next] = want.Count4[next], want.Bits4[next]
-	l.Count6[next], l.Bits6[next] = want.Count6[next], want.Bits6[next]
+	for ipv6, lengths := range want {
+		list := 2*next + uint32(ipv6)
+		l.Count[list] = uint32(len(lengths))
+		room := l.List[list*lengthsList:][:lengthsList]
+		room[0].Length = noLength // which is looked for before they are counted
+		copy(room, lengths)
+	}
 	atomic.StoreUint32(&l.Version, next)
+}
+
+// listed are the lengths of one family in a version.
+func listed(l *bpf.AbiLengths, version uint32, ipv6 bool) []bpf.AbiLength {
+	list := 2 * version
+	if ipv6 {
+		list++
+	}
+	return l.List[list*lengthsList:][:l.Count[list]]
+}
+
+// mask is a prefix length as a mask for words.
+func mask(length int) (m [4]uint32) {
+	var b [16]byte
+	for i := range b {
+		b[i] = ^byte(0xff >> min(max(length-8*i, 0), 8))
+	}
+	return words(netip.AddrFrom16(b))
 }

@@ -199,6 +199,7 @@ func encode(r policy.Rule, id, salt uint32) bpf.AbiRule {
 	case policy.EachFlow:
 		out.Each = uint8(bpf.AbiEachEACH_FLOW)
 	}
+	out.EachMask = mask(int(out.EachBits))
 	if r.Fail == policy.Closed {
 		out.Flags |= uint8(bpf.AbiRuleFlagRULE_FAIL_CLOSED)
 	}

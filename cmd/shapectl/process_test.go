@@ -1,0 +1,426 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/maps"
+)
+
+// result runs a command as a process, to its end.
+func (r *rig) result(cmd *exec.Cmd) result {
+	r.t.Helper()
+	var out, err strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &err
+	var exit *exec.ExitError
+	if e := cmd.Run(); e != nil && !errors.As(e, &exit) {
+		r.t.Fatal(e)
+	}
+	return result{out.String(), err.String(), cmd.ProcessState.ExitCode()}
+}
+
+// Ten commands at once, and one that looks: each rule is there in the end.
+func TestCommandsAtOnce(t *testing.T) {
+	r := newRig(t)
+	var writers []*exec.Cmd
+	for i := range 10 {
+		args := []string{"set", "va", "egress", fmt.Sprintf("10.0.%d.0/24", i), "--rate", "1mbit"}
+		if i%2 == 1 {
+			args = append(args, "--algorithm", "leaky", "--each", "host")
+		}
+		cmd := r.command(args...)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		writers = append(writers, cmd)
+	}
+	var ended sync.WaitGroup
+	for _, cmd := range writers {
+		ended.Go(func() {
+			if err := cmd.Wait(); err != nil {
+				t.Errorf("%v: %v", cmd.Args[1:], err)
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() { ended.Wait(); close(done) }()
+	seen := 0
+	for looking := true; looking; {
+		select {
+		case <-done:
+			looking = false
+		default:
+		}
+		rules := r.show()
+		for _, rule := range rules {
+			if !rule.Attached {
+				t.Errorf("a reader saw %+v", rule)
+			}
+		}
+		if len(rules) < seen {
+			t.Errorf("%d rules where there were %d", len(rules), seen)
+		}
+		seen = len(rules)
+	}
+	if seen != 10 {
+		t.Errorf("%d rules of 10", seen)
+	}
+	r.ok("flush", "va")
+}
+
+// A wanted is a rule as the commands of the kill test set it, or "" for none.
+type wanted map[string]string
+
+func (w wanted) String() string {
+	lines := []string{}
+	for cidr, args := range w {
+		lines = append(lines, cidr+" "+args)
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "; ")
+}
+
+// rules are those in force, as wanted has them.
+func (r *rig) rules() wanted {
+	r.t.Helper()
+	have := wanted{}
+	for _, rule := range r.show() {
+		have[rule.CIDR] = fmt.Sprintf("--rate %d --algorithm %s --each %s", rule.Rate, rule.Algorithm, rule.Each)
+		if !rule.Attached {
+			r.t.Errorf("%s is not in force: %s", rule.CIDR, rule.State)
+		}
+	}
+	return have
+}
+
+// Killed at any moment, a command leaves the rules as they were or as they were
+// to be, and in force; the next one works; and in the end nothing is left.
+func TestKilledCommands(t *testing.T) {
+	kills := 60 // for each hook
+	if testing.Short() {
+		kills = 8
+	}
+	for _, hook := range []string{"tcx", "clsact"} {
+		t.Run(hook, func(t *testing.T) {
+			r := newRig(t)
+			r.env["SHAPECTL_HOOK"] = hook
+			seed := uint64(time.Now().UnixNano())
+			t.Logf("seed %d", seed)
+			random := rand.New(rand.NewPCG(seed, 0))
+			have := wanted{}
+			for kill := range kills {
+				args, want := r.anyCommand(random, have)
+				// One that makes a hook or loads a program takes 100 to 200 ms, others 10 to 20.
+				patience := time.Duration(random.IntN(60)) * time.Millisecond
+				if len(have) == 0 || random.IntN(2) == 0 {
+					patience = time.Duration(random.IntN(200)) * time.Millisecond
+				}
+				cmd := r.command(args...)
+				var stderr strings.Builder
+				cmd.Stderr = &stderr
+				if err := cmd.Start(); err != nil {
+					t.Fatal(err)
+				}
+				timer := time.AfterFunc(patience, func() { cmd.Process.Kill() })
+				cmd.Wait() // killed, or done before
+				timer.Stop()
+				if stderr.Len() > 0 {
+					t.Errorf("kill %d: %v: %s", kill, args, stderr.String())
+				}
+				now := r.rules()
+				if s := now.String(); s != have.String() && s != want.String() {
+					t.Errorf("kill %d: %v: rules are\n%s, and were\n%s, and ought to be that or\n%s", kill, args, now, have, want)
+				}
+				r.inForce(now)
+				if t.Failed() {
+					return
+				}
+				have = now
+				if random.IntN(6) == 0 {
+					r.ok("flush", "va")
+					have = wanted{}
+					r.nothingLeft()
+				}
+			}
+			r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+			r.ok("flush", "va")
+			r.nothingLeft()
+		})
+	}
+}
+
+// anyCommand is a command line, and the rules after it.
+func (r *rig) anyCommand(random *rand.Rand, have wanted) (args []string, want wanted) {
+	want = wanted{}
+	for cidr, rule := range have {
+		want[cidr] = rule
+	}
+	cidr := fmt.Sprintf("10.0.%d.0/24", random.IntN(3))
+	_, there := have[cidr]
+	switch action := random.IntN(8); {
+	case action == 0 && len(have) > 0:
+		return []string{"flush", "va"}, wanted{}
+	case action <= 2 && there:
+		delete(want, cidr)
+		return []string{"delete", "va", "egress", cidr}, want
+	}
+	rule := fmt.Sprintf("--rate %d --algorithm %s --each %s", 1_000_000+1000*random.IntN(100),
+		[]string{"gcra", "leaky"}[random.IntN(2)], []string{"all", "host"}[random.IntN(2)])
+	want[cidr] = rule
+	return append([]string{"set", "va", "egress", cidr}, strings.Fields(rule)...), want
+}
+
+// inForce ends the test unless each rule meters each of its packets once.
+func (r *rig) inForce(rules wanted) {
+	r.t.Helper()
+	matched := func() map[string]uint64 {
+		counts := map[string]uint64{}
+		for _, rule := range r.show() {
+			counts[rule.CIDR] = rule.PassedPackets + rule.DroppedPackets
+		}
+		return counts
+	}
+	before := matched()
+	for cidr := range rules {
+		r.send(strings.TrimSuffix(cidr, "0/24")+"7", 3, 200)
+	}
+	after := matched()
+	for cidr := range rules {
+		if n := after[cidr] - before[cidr]; n != 3 {
+			r.t.Errorf("%s metered %d of 3 packets", cidr, n)
+		}
+	}
+}
+
+// nothingLeft ends the test if the bpffs still has a pin, or va a program.
+func (r *rig) nothingLeft() {
+	r.t.Helper()
+	if pins := r.pins(); len(pins) > 0 {
+		r.t.Errorf("pins are left: %v", pins)
+	}
+	// Seen from another bpffs, programs of ours would be somebody else's.
+	other := &rig{r.t, map[string]string{"SHAPECTL_BPFFS": testenv.BPFFS(r.t)}}
+	if got := other.run("set", "va", "egress", "10.9.0.0/24", "--rate", "1mbit"); got.code != exitDone {
+		r.t.Errorf("programs are left: %s", got.err)
+	}
+	other.ok("flush", "va")
+}
+
+// nobody is a user without any rights of its own.
+const nobody = 65534
+
+// asNobody makes a command run without root, but with these capabilities; the
+// program must lie where anyone may run it.
+func (r *rig) asNobody(program string, capabilities []uintptr, args ...string) *exec.Cmd {
+	cmd := r.command(args...)
+	cmd.Path = program
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Credential:  &syscall.Credential{Uid: nobody, Gid: nobody},
+		AmbientCaps: capabilities,
+	}
+	return cmd
+}
+
+// publicCopy is this program where everyone may run it.
+func publicCopy(t *testing.T) (program, dir string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "shapectl-test-")
+	testenv.Must(t, err)
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	testenv.Must(t, os.Chmod(dir, 0o755))
+	self, err := os.ReadFile("/proc/self/exe")
+	testenv.Must(t, err)
+	program = filepath.Join(dir, "shapectl")
+	testenv.Must(t, os.WriteFile(program, self, 0o755))
+	return program, dir
+}
+
+func TestPermissions(t *testing.T) {
+	program, dir := publicCopy(t)
+	newRig := func(t *testing.T) *rig {
+		r := newRig(t)
+		bpffs, err := os.MkdirTemp(dir, "bpffs-")
+		testenv.Must(t, err)
+		testenv.Must(t, unix.Mount("bpf", bpffs, "bpf", 0, "mode=0700"))
+		t.Cleanup(func() { testenv.Unmount(t, bpffs) })
+		r.env["SHAPECTL_BPFFS"] = bpffs
+		return r
+	}
+	commands := []string{
+		"set va egress 10.0.0.0/24 --rate 1mbit", "set va egress 10.0.1.0/24 --rate 1mbit --algorithm leaky --each host",
+		"set va ingress 10.0.0.0/24 --rate 1mbit", "set va egress 10.0.0.0/24 --rate 2mbit", "show", "show --stats --buckets",
+		"ask va egress 10.0.0.7", "delete va egress 10.0.1.0/24", "flush va", "show",
+	}
+	for _, hook := range []string{"tcx", "clsact"} {
+		t.Run("enough with "+hook, func(t *testing.T) {
+			r := newRig(t)
+			r.env["SHAPECTL_HOOK"] = hook
+			testenv.Must(t, os.Chown(r.bpffs(), nobody, nobody))
+			for _, line := range commands {
+				got := r.result(r.asNobody(program, []uintptr{unix.CAP_BPF, unix.CAP_NET_ADMIN}, strings.Fields(line)...))
+				if got.code != exitDone || got.err != "" {
+					t.Fatalf("%s: exit %d: %s", line, got.code, got.err)
+				}
+				if strings.HasPrefix(line, "set") {
+					for _, rule := range r.show() {
+						if !rule.Attached || rule.Hook != hook {
+							t.Errorf("%s: %+v", line, rule)
+						}
+					}
+				}
+			}
+			r.nothingLeft()
+		})
+	}
+	for name, capabilities := range map[string][]uintptr{
+		"none": nil, "CAP_BPF alone": {unix.CAP_BPF}, "CAP_NET_ADMIN alone": {unix.CAP_NET_ADMIN},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			testenv.Must(t, os.Chown(r.bpffs(), nobody, nobody))
+			line := "set va egress 10.0.0.0/24 --rate 1mbit"
+			got := r.result(r.asNobody(program, capabilities, strings.Fields(line)...))
+			r.isRefusal(line, got, exitMissing, "CAP_BPF and CAP_NET_ADMIN")
+			r.nothingLeft()
+		})
+	}
+	t.Run("rules of root", func(t *testing.T) {
+		r := newRig(t)
+		r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+		shown, pins := r.ok("show", "-j"), r.pins()
+		for _, line := range commands {
+			got := r.result(r.asNobody(program, nil, strings.Fields(line)...))
+			r.isRefusal(line, got, exitMissing, "CAP_BPF and CAP_NET_ADMIN")
+		}
+		if r.ok("show", "-j") != shown || !slices.Equal(r.pins(), pins) {
+			t.Error("something was changed")
+		}
+	})
+}
+
+// makeOtherLayout makes the pins of one rule such as another version would have.
+func (r *rig) makeOtherLayout() {
+	r.t.Helper()
+	pins, err := filepath.Glob(filepath.Join(r.bpffs(), "shapectl", "*", "*", "g*", "hook"))
+	if err != nil || len(pins) != 1 {
+		r.t.Fatalf("pins of settings: %v, %v", pins, err)
+	}
+	old, err := ebpf.LoadPinnedMap(pins[0], nil)
+	testenv.Must(r.t, err)
+	defer old.Close()
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: old.ValueSize() + 8, MaxEntries: 1})
+	testenv.Must(r.t, err)
+	defer m.Close()
+	testenv.Must(r.t, os.Remove(pins[0]))
+	testenv.Must(r.t, m.Pin(pins[0]))
+}
+
+func TestPinsOfAnotherVersion(t *testing.T) {
+	r := newRig(t)
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+	r.makeOtherLayout()
+	pins := r.pins()
+	for _, line := range []string{
+		"set va egress 10.0.0.0/24 --rate 1mbit", "set va egress 10.0.1.0/24 --rate 1mbit", "delete va egress 10.0.0.0/24",
+		"show", "show va", "show -j", "ask va egress 10.0.0.7",
+	} {
+		r.refused(exitKernel, maps.ErrOtherLayout.Error(), strings.Fields(line)...)
+		r.refused(exitKernel, "shapectl flush", strings.Fields(line)...)
+	}
+	if now := r.pins(); !slices.Equal(now, pins) {
+		t.Errorf("pins were %v, and are %v", pins, now)
+	}
+	// They are none of another device's business.
+	r.ok("set", "vb", "egress", "10.0.0.0/24", "--rate", "1mbit")
+	r.ok("flush", "vb")
+	if out := r.ok("flush", "vb"); out != "vb has no rules\n" {
+		t.Errorf("flush of a device without rules: %q", out)
+	}
+	r.ok("flush", "va")
+	r.nothingLeft()
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+	r.ok("flush", "va")
+}
+
+// Where the network namespace has a mount namespace of its own that ends with
+// the command, as `ip netns exec` makes them, pins are made where they last.
+func TestPinsOutliveTheMountNamespace(t *testing.T) {
+	newRig(t) // for its network namespace
+	script := `set -e
+mount --make-rprivate /
+mount -t proc own /proc
+mount -t sysfs outer /sys
+unshare -m sh -c 'umount -l /sys && mount -t sysfs inner /sys && "$0" set va egress 10.0.0.0/24 --rate 1mbit' "$0" >/dev/null
+[ "$(stat -f -c %t /sys/fs/bpf)" = cafe4a11 ]
+"$0" show -j
+unshare -m sh -c 'umount -l /sys && mount -t sysfs inner /sys && "$0" flush va' "$0" >/dev/null
+"$0" show`
+	self, err := os.Executable()
+	testenv.Must(t, err)
+	cmd := exec.Command("sh", "-c", script, self)
+	cmd.Env = append(os.Environ(), mainEnv+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), `"attached": true`) || !strings.HasSuffix(string(out), "no rules\n") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// What became of a device is said, and what a command did about it.
+func TestDeviceGoneAndBack(t *testing.T) {
+	r := newRig(t)
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
+	if out := r.ok("show"); !strings.Contains(out, "NOT IN FORCE: device is gone") {
+		t.Errorf("show: %s", out)
+	}
+	r.refused(exitInput, "no device va", "set", "va", "egress", "10.0.1.0/24", "--rate", "1mbit")
+	testenv.Veth(t, "va", "vb")
+	got := r.run("set", "va", "egress", "10.0.1.0/24", "--rate", "1mbit")
+	if got.code != exitDone || !strings.Contains(got.err, "device is gone") || strings.Count(got.err, "\n") != 1 {
+		t.Errorf("set on the device made again: %+v", got)
+	}
+	if rules := r.show(); len(rules) != 2 || !rules[0].Attached || !rules[1].Attached {
+		t.Errorf("rules: %+v", rules)
+	}
+	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
+	r.ok("flush", "va")
+	if pins := r.pins(); len(pins) > 0 {
+		t.Errorf("pins are left: %v", pins)
+	}
+}
+
+func TestExitCodesOfErrors(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		code int
+	}{
+		{inputf("x"), exitInput},
+		{fmt.Errorf("x: %w", inputf("y")), exitInput},
+		{fmt.Errorf("x: %w", fs.ErrPermission), exitMissing},
+		{fmt.Errorf("x: %w", unix.EPERM), exitMissing},
+		{fmt.Errorf("x: %w", ebpf.ErrNotSupported), exitMissing},
+		{fmt.Errorf("x: %w", maps.ErrOtherLayout), exitKernel},
+		{errors.New("x"), exitKernel},
+	} {
+		if got := exitCode(c.err); got != c.code {
+			t.Errorf("%v: exit %d, not %d", c.err, got, c.code)
+		}
+	}
+}
