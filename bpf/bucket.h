@@ -172,10 +172,10 @@ static __always_inline bool drained(__u32 slot, __u64 tat, __u32 charged, __u64 
 }
 
 /*
- * Which slot of the line a new key should take: one that no key has, or else
- * one that is drained, the search starting anywhere, lest two keys keep taking
- * the same one from each other. LINE_SLOTS if there is none. Not inlined, so
- * that to the verifier any slot may be the answer.
+ * Which slot of a line a new key should take: one that no key has, or else one
+ * that is drained, the search starting anywhere, lest two keys keep taking the
+ * same one from each other. LINE_SLOTS if there is none. Not inlined, so that to
+ * the verifier any slot may be the answer.
  */
 __noinline __u32 spare_slot(__u32 number, const struct charge *c)
 {
@@ -198,34 +198,34 @@ __noinline __u32 spare_slot(__u32 number, const struct charge *c)
 	return LINE_SLOTS;
 }
 
-/* Gives a key that has none a slot of the line. A new bucket is empty, so its first packet conforms. */
-__noinline enum verdict take_slot(__u32 number, const struct charge *c, const struct key *key)
+/*
+ * Gives a key that has none a slot, if that is still drained. A new bucket is
+ * empty, so its first packet conforms. The line is looked up again, as without
+ * CAP_PERFMON nothing may be added to a pointer that was passed.
+ */
+__noinline enum verdict take_slot(__u32 number, __u32 i, const struct charge *c, const struct key *key)
 {
-	/* Looked up again, as without CAP_PERFMON nothing may be added to a pointer that was passed. */
 	struct line *line = bpf_map_lookup_elem(&table, &number);
-	struct key *owner;
-	struct bucket *b;
 	bool twice = false;
-	__u32 i, j, slot;
+	struct bucket *b;
+	struct key *owner;
+	__u32 j, slot;
 	__u64 tat;
 
 	if (!line || !c || !key)
 		return VERDICT_UNSURE;
-#pragma unroll
-	for (i = 0; i < LINE_SLOTS; i++)
-		if (READ_ONCE(line->slot[i].tat) & TAT_TAKEN)
-			return VERDICT_AGAIN;
-	i = spare_slot(number, c);
-	if (i >= LINE_SLOTS)
-		return VERDICT_UNSURE;
 	i &= LINE_SLOTS - 1;
-	b = &line->slot[i];
-	tat = READ_ONCE(b->tat);
 	slot = number * LINE_SLOTS + i;
 	owner = bpf_map_lookup_elem(&keys, &slot);
 	if (!owner)
 		return VERDICT_UNSURE;
-	/* Still drained? Not if another CPU has the slot, or charged it just now. */
+	/* One at a time: another CPU may be taking a slot of the line for the same key. */
+#pragma unroll
+	for (j = 0; j < LINE_SLOTS; j++)
+		if (READ_ONCE(line->slot[j].tat) & TAT_TAKEN)
+			return VERDICT_AGAIN;
+	b = &line->slot[i];
+	tat = READ_ONCE(b->tat);
 	if (tat & TAT_TAKEN || !drained(slot, tat, READ_ONCE(b->tick), c->now) ||
 	    __sync_val_compare_and_swap(&b->tat, tat, tat | TAT_TAKEN) != tat)
 		return VERDICT_AGAIN;
@@ -266,7 +266,8 @@ static __always_inline struct bucket *find_slot(struct line *line, __u32 print)
 
 	if (!(is0 | is1 | is2 | is3))
 		return NULL;
-	return &line->slot[is1 | is2 << 1 | is3 << 1 | is3];
+	/* Only one of them is. Sums and a mask, as the verifier of Linux 6.1 loses the range of an or. */
+	return &line->slot[(is1 + is2 * 2 + is3 * 3) & (LINE_SLOTS - 1)];
 }
 
 /* The long way: for a key without a slot, and for buckets that another CPU is changing. */
@@ -283,12 +284,18 @@ static long try_slot(__u64 i, struct slow *s)
 {
 	struct line *line = bpf_map_lookup_elem(&table, &s->line);
 	struct bucket *b;
+	__u32 spare;
 
 	(void)i;
 	if (!line)
 		return 1;
 	b = find_slot(line, s->charge->print);
-	s->verdict = b ? charge_bucket(s->rule, b, s->charge) : take_slot(s->line, s->charge, s->key);
+	if (b) {
+		s->verdict = charge_bucket(s->rule, b, s->charge);
+	} else {
+		spare = spare_slot(s->line, s->charge);
+		s->verdict = spare < LINE_SLOTS ? take_slot(s->line, spare, s->charge, s->key) : VERDICT_UNSURE;
+	}
 	return s->verdict != VERDICT_AGAIN;
 }
 

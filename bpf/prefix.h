@@ -77,8 +77,11 @@ static __always_inline __u32 in_line(const struct prefixes *line, const struct t
 static __always_inline __u32 list_of(const struct lengths *use, const struct packet *p)
 {
 	__u32 ipv6 = p->family >> 1 & 1; /* of 4 and 6 */
+	__u32 list = (READ_ONCE(use->version) & 1) << 1 | ipv6;
 
-	return (READ_ONCE(use->version) & 1) << 1 | ipv6;
+	/* The verifier of Linux 6.1 loses the range of an or, and the compiler would drop the mask. */
+	asm volatile("" : "+r"(list));
+	return list & 3;
 }
 
 /*

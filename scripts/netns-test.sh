@@ -314,7 +314,8 @@ for hook in "${hooks[@]}"; do
 				tcp "$family" "$direction" "$algorithm" 5mbit
 				tcp "$family" "$direction" "$algorithm" 100mbit
 				tcp "$family" "$direction" "$algorithm" 1000mbit
-				tcp "$family" "$direction" "$algorithm" 20mbit bbr
+				tcp "$family" "$direction" "$algorithm" 5mbit bbr
+				tcp "$family" "$direction" "$algorithm" 1000mbit bbr
 			done
 			udp 4 "$direction" "$algorithm" 20mbit 64
 		done

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -65,9 +66,9 @@ func parseFilter(cmd string, given []string) (want filterRules, err error) {
 
 func (e *env) show(want filterRules, stats bool) error {
 	return e.with(loader.Read, "show", func(n *loader.Namespace) error {
-		rules, err := findRules(n, want)
-		if err != nil {
-			return err
+		rules, unread := findRules(n, want)
+		if len(rules) == 0 && unread != nil {
+			return unread
 		}
 		if len(rules) == 0 && want.device != "" {
 			if _, err := device(n, want.device); err != nil {
@@ -77,17 +78,21 @@ func (e *env) show(want filterRules, stats bool) error {
 				return noRule(want)
 			}
 		}
-		switch {
-		case e.json:
-			return report.JSON(e.out, rules)
-		case len(rules) == 0:
-			_, err = fmt.Fprintln(e.out, "no rules")
-			return err
-		case stats:
-			return report.Stats(e.out, rules)
-		}
-		return report.Sentences(e.out, rules)
+		return errors.Join(e.printRules(rules, stats), unread)
 	})
+}
+
+func (e *env) printRules(rules []report.Rule, stats bool) error {
+	switch {
+	case e.json:
+		return report.JSON(e.out, rules)
+	case len(rules) == 0:
+		_, err := fmt.Fprintln(e.out, "no rules")
+		return err
+	case stats:
+		return report.Stats(e.out, rules)
+	}
+	return report.Sentences(e.out, rules)
 }
 
 func noRule(want filterRules) error {
@@ -95,18 +100,13 @@ func noRule(want filterRules) error {
 		want.device, want.direction, want.prefix, want.device)
 }
 
-// findRules are the rules that a filter lets through; never nil, as JSON would show that.
+// findRules are the rules that a filter lets through; never nil, as JSON would
+// show that. With the error come those that could be read.
 func findRules(n *loader.Namespace, want filterRules) ([]report.Rule, error) {
-	hooks, err := n.Hooks()
-	if err != nil {
-		return nil, err
-	}
 	rules := []report.Rule{}
+	hooks, unread := want.hooks(n)
 	for _, h := range hooks {
 		defer h.Close()
-		if want.device != "" && h.Name() != want.device || want.direction != nil && h.Direction != *want.direction {
-			continue
-		}
 		for _, entry := range h.Set.Rules() {
 			if want.prefix != nil && entry.Prefix != *want.prefix {
 				continue
@@ -124,7 +124,29 @@ func findRules(n *loader.Namespace, want filterRules) ([]report.Rule, error) {
 			rules = append(rules, r)
 		}
 	}
-	return rules, nil
+	return rules, unread
+}
+
+// hooks are those that the filter lets through.
+func (want filterRules) hooks(n *loader.Namespace) ([]*loader.Hook, error) {
+	if want.device == "" {
+		return n.Hooks()
+	}
+	directions := []policy.Direction{policy.Egress, policy.Ingress}
+	if want.direction != nil {
+		directions = []policy.Direction{*want.direction}
+	}
+	var hooks []*loader.Hook
+	var unread []error
+	for _, d := range directions {
+		h, err := n.Find(want.device, d)
+		if err != nil {
+			unread = append(unread, err)
+		} else if h != nil {
+			hooks = append(hooks, h)
+		}
+	}
+	return hooks, errors.Join(unread...)
 }
 
 func describe(h *loader.Hook, entry maps.Entry) (report.Rule, error) {

@@ -137,6 +137,20 @@ func lock(dir string, exclusive bool) (unlock func(), err error) {
 	}
 }
 
+// discard removes a directory of pins such that it is there whole or not at all.
+func discard(dir string) error {
+	trash := filepath.Join(filepath.Dir(dir), trashPrefix+filepath.Base(dir))
+	if err := removeAll(trash); err != nil {
+		return err
+	}
+	if err := os.Rename(dir, trash); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	return removeAll(trash)
+}
+
 // removeAll removes a directory of pins. bpffs knows no recursion deeper than
 // ours, and a pin that is gone already is as good as removed.
 func removeAll(dir string) error {

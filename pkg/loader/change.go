@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -64,69 +65,66 @@ func (n *Namespace) Put(dev Device, d policy.Direction, match policy.Match, rule
 		h.Close()
 		return change, ErrMoved
 	}
-	if err := n.begin(n.hookPath(dev.Index, d)); err != nil {
-		return change, err
-	}
-	if h == nil {
-		if h, err = n.create(dev, d, match); err != nil {
-			return change, err
-		}
+	created := h == nil
+	if created {
+		h = &Hook{Direction: d, Device: dev, Was: dev.Name, index: dev.Index, path: n.hookPath(dev.Index, d), State: Detached}
 	} else if h.State != Attached {
 		change.Reattached = string(h.State)
 	}
 	defer h.Close()
-	if h.Match() != match {
-		if others := h.Set.Rules(); len(others) > 1 || len(others) == 1 && others[0].Prefix != rule.Prefix {
-			return change, fmt.Errorf("%w (%s)", ErrMatch, h.Match())
+	err = n.change(dev.Index, d, func() (err error) {
+		if created {
+			if err := n.create(h, match); err != nil {
+				return err
+			}
 		}
-	}
-	change.Upgraded, err = n.prepare(h, dev, match, rule)
-	if err != nil {
-		return change, err
-	}
-	change.Changed, err = h.Set.Put(rule, maps.Now)
-	if err != nil {
-		return change, err
-	}
-	return change, n.trim(h)
+		if h.Match() != match {
+			if others := h.Set.Rules(); len(others) > 1 || len(others) == 1 && others[0].Prefix != rule.Prefix {
+				return fmt.Errorf("%w (%s)", ErrMatch, h.Match())
+			}
+		}
+		if change.Upgraded, err = n.prepare(h, dev, match, rule); err != nil {
+			return err
+		}
+		if change.Changed, err = h.Set.Put(rule, maps.Now); err != nil {
+			return err
+		}
+		return n.trim(h)
+	})
+	return change, err
 }
 
 // Delete takes a rule off a hook, and the hook off its device with the last
 // one. It reports whether there was such a rule.
-func (n *Namespace) Delete(h *Hook, rule policy.Rule) (bool, error) {
-	if err := n.begin(h.path); err != nil {
-		return false, err
-	}
-	if !h.Set.Delete(rule.Prefix) {
-		return false, nil
-	}
-	if h.Set.Empty() {
-		return true, n.remove(h)
-	}
-	return true, n.trim(h)
+func (n *Namespace) Delete(h *Hook, rule policy.Rule) (deleted bool, err error) {
+	err = n.change(h.index, h.Direction, func() error {
+		if deleted = h.Set.Delete(rule.Prefix); !deleted {
+			return nil
+		}
+		if h.Set.Empty() {
+			return n.remove(h)
+		}
+		return n.trim(h)
+	})
+	return deleted, err
 }
 
 // Flush takes all rules off a hook, and the hook off its device.
 func (n *Namespace) Flush(h *Hook) error {
-	if err := n.begin(h.path); err != nil {
-		return err
-	}
-	h.Set.Clear()
-	return n.remove(h)
+	return n.change(h.index, h.Direction, func() error {
+		h.Set.Clear()
+		return n.remove(h)
+	})
 }
 
-// create makes a hook with no rules, and nothing attached.
-func (n *Namespace) create(dev Device, d policy.Direction, match policy.Match) (*Hook, error) {
-	if err := n.elsewhere(dev, d); err != nil {
-		return nil, err
+// create makes the maps of a hook with no rules; nothing is attached.
+func (n *Namespace) create(h *Hook, match policy.Match) error {
+	if err := n.elsewhere(h.Device, h.Direction); err != nil {
+		return err
 	}
-	h := &Hook{Direction: d, Device: dev, Was: dev.Name, index: dev.Index, path: n.hookPath(dev.Index, d), State: Detached}
-	if err := n.remove(h); err != nil { // what an interrupted command left
-		return nil, err
-	}
-	settings, err := h.settings(dev, match)
+	settings, err := h.settings(h.Device, match)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	secret := make([]byte, 4*len(settings.Secret))
 	rand.Read(secret)
@@ -134,7 +132,7 @@ func (n *Namespace) create(dev Device, d policy.Direction, match policy.Match) (
 		settings.Secret[i] = binary.NativeEndian.Uint32(secret[4*i:])
 	}
 	h.Set, err = maps.New(maps.Size{Rules: maxRules, Buckets: noBuckets}, settings)
-	return h, err
+	return err
 }
 
 // settings are what the programs of a hook are to be told.
@@ -226,13 +224,21 @@ func (n *Namespace) renew(h *Hook, dev Device, settings bpf.AbiHook, buckets uin
 	if err := n.attach(h, need); err != nil {
 		return err
 	}
+	// Before the pins go by which filters are known: what the last command left attached.
+	for _, a := range algorithms {
+		if !slices.Contains(need, a) {
+			if err := n.detach(h, a); err != nil {
+				return err
+			}
+		}
+	}
 	for _, g := range generations {
-		if err := removeAll(filepath.Join(h.path, g)); err != nil {
+		if err := discard(filepath.Join(h.path, g)); err != nil {
 			return fmt.Errorf("remove pins: %w", err)
 		}
 	}
 	if moving {
-		if err := removeAll(old.path); err != nil {
+		if err := discard(old.path); err != nil {
 			return fmt.Errorf("remove pins: %w", err)
 		}
 	}
@@ -245,9 +251,22 @@ func (n *Namespace) attach(h *Hook, need []policy.Algorithm) error {
 	if err != nil {
 		return err
 	}
-	for _, a := range need {
-		if _, done := ids[a]; done {
+	for i, a := range need {
+		if slices.Contains(need[:i], a) {
 			continue
+		}
+		if id, pinned := ids[a]; pinned {
+			runs, err := h.runs(a, id)
+			if err != nil {
+				return err
+			}
+			if runs {
+				continue
+			}
+			// A command was killed between pinning and attaching, or detaching and unpinning.
+			if err := os.Remove(filepath.Join(h.path, h.generation, programPin(a))); err != nil {
+				return fmt.Errorf("remove a pin: %w", err)
+			}
 		}
 		p, err := Load(a, h.Set)
 		if err != nil {
@@ -258,10 +277,25 @@ func (n *Namespace) attach(h *Hook, need []policy.Algorithm) error {
 		if err != nil {
 			return err
 		}
-		ids[a] = 0
 	}
 	h.State = Attached
 	return nil
+}
+
+// runs reports whether a program is what the hook has attached for an algorithm.
+func (h *Hook) runs(a policy.Algorithm, id ebpf.ProgramID) (bool, error) {
+	if f := h.filters[a]; f != nil {
+		return ebpf.ProgramID(f.Id) == id, nil
+	}
+	if h.links[a] == nil {
+		return false, nil
+	}
+	info, err := h.links[a].Info()
+	if err != nil {
+		return false, fmt.Errorf("ask for the %s link: %w", a, err)
+	}
+	on := info.TCX()
+	return info.Program == id && on != nil && int(on.Ifindex) == h.index, nil
 }
 
 // attachProgram pins a program, and puts it on the device: in place of the one
@@ -396,7 +430,7 @@ func (n *Namespace) remove(h *Hook) error {
 			return err
 		}
 	}
-	if err := removeAll(h.path); err != nil {
+	if err := discard(h.path); err != nil {
 		return fmt.Errorf("remove pins: %w", err)
 	}
 	return nil

@@ -101,24 +101,19 @@ func programPin(a policy.Algorithm) string { return "program_" + a.String() }
 
 // Hooks are the hooks that have rules, by device name, egress before ingress.
 // Of two for one device of the same name, one is left over from a device that
-// was made again, and is not listed.
+// was made again, and is not listed. With the error come the hooks that could be read.
 func (n *Namespace) Hooks() (hooks []*Hook, err error) {
-	defer func() {
-		if err != nil {
-			closeAll(hooks)
-		}
-	}()
+	var unread []error
 	for _, d := range []policy.Direction{policy.Ingress, policy.Egress} {
 		indices, err := n.indices(d)
 		if err != nil {
-			return hooks, err
+			return nil, err
 		}
 		for _, index := range indices {
 			h, err := n.openHook(index, d)
 			if err != nil {
-				return hooks, err
-			}
-			if h != nil {
+				unread = append(unread, err)
+			} else if h != nil {
 				hooks = append(hooks, h)
 			}
 		}
@@ -137,7 +132,7 @@ func (n *Namespace) Hooks() (hooks []*Hook, err error) {
 			h.Close()
 		}
 		return superseded
-	}), nil
+	}), errors.Join(unread...)
 }
 
 // indices are the devices for which something is pinned.
@@ -155,12 +150,6 @@ func (n *Namespace) indices(d policy.Direction) (indices []int, err error) {
 		}
 	}
 	return indices, nil
-}
-
-func closeAll(hooks []*Hook) {
-	for _, h := range hooks {
-		h.Close()
-	}
 }
 
 // Find is the hook of a device by its name; nil if it has none. A device that

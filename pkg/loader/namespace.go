@@ -30,6 +30,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // Mode is how programs are attached.
@@ -58,7 +59,6 @@ type Namespace struct {
 	root    string // of the file system with the bpffs: another process's view, or ""
 	dir     string // of the hooks; "" where nothing was ever pinned
 	writing bool
-	busy    string // what marks the hook that is being changed
 	unlock  func()
 }
 
@@ -182,44 +182,53 @@ func (n *Namespace) found() error {
 	return nil
 }
 
-// busyPrefix begins the name of a directory that names a hook which a command
-// is changing; one that is left over belongs to a command that was killed.
-const busyPrefix = "busy-"
+const (
+	// busyPrefix begins the name of a directory that names a hook which a command
+	// is changing; one that is left over belongs to a command that was killed.
+	busyPrefix = "busy-"
+	// trashPrefix begins the name of pins that are being removed.
+	trashPrefix = "trash-"
+)
 
-// begin marks a hook as being changed, until Close.
-func (n *Namespace) begin(path string) error {
-	n.busy = filepath.Join(n.dir, busyPrefix+filepath.Base(path))
-	if err := os.Mkdir(n.busy, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
+// change marks a hook as being changed while f changes it, and looks after it
+// if f fails; or the next command does, if this one is killed.
+func (n *Namespace) change(index int, d policy.Direction, f func() error) error {
+	mark := filepath.Join(n.dir, busyPrefix+filepath.Base(n.hookPath(index, d)))
+	if err := os.Mkdir(mark, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("make a directory for pins: %w", err)
 	}
-	return nil
+	err := f()
+	if err == nil {
+		err = os.Remove(mark)
+	} else if n.healHook(index, d) == nil {
+		os.Remove(mark)
+	}
+	return err
 }
 
-// heal finishes what killed commands were at: a hook in which no rule is in
-// force goes; one with rules is whole, or is made so by the next change.
+// heal finishes what killed commands were at.
 func (n *Namespace) heal() error {
 	entries, err := os.ReadDir(n.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read the pins: %w", err)
 	}
 	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), trashPrefix) {
+			if err := removeAll(filepath.Join(n.dir, e.Name())); err != nil {
+				return fmt.Errorf("remove pins: %w", err)
+			}
+		}
 		name, left := strings.CutPrefix(e.Name(), busyPrefix)
 		index, d, ok := parseHookName(name)
 		if !left || !ok {
 			continue
 		}
-		h, err := n.openHook(index, d)
-		switch {
-		case errors.Is(err, maps.ErrOtherLayout):
+		err := n.healHook(index, d)
+		if errors.Is(err, maps.ErrOtherLayout) {
 			continue // not ours to judge
-		case err != nil:
+		}
+		if err != nil {
 			return err
-		case h != nil:
-			h.Close()
-		default:
-			if err := n.remove(&Hook{Direction: d, index: index, path: n.hookPath(index, d)}); err != nil {
-				return err
-			}
 		}
 		if err := os.Remove(filepath.Join(n.dir, e.Name())); err != nil {
 			return fmt.Errorf("remove a mark: %w", err)
@@ -228,11 +237,22 @@ func (n *Namespace) heal() error {
 	return nil
 }
 
+// healHook removes a hook in which no rule is in force; one with rules is
+// whole, or is made so by the next change.
+func (n *Namespace) healHook(index int, d policy.Direction) error {
+	h, err := n.openHook(index, d)
+	if err != nil {
+		return err
+	}
+	if h != nil {
+		h.Close()
+		return nil
+	}
+	return n.remove(&Hook{Direction: d, index: index, path: n.hookPath(index, d)})
+}
+
 // Close lets other commands in. A namespace with no hooks leaves nothing behind.
 func (n *Namespace) Close() {
-	if n.busy != "" {
-		os.Remove(n.busy)
-	}
 	if n.writing && n.dir != "" {
 		os.Remove(n.dir) // refused unless empty, as it should be
 	}

@@ -39,7 +39,8 @@ import (
 // sent late: then what was due meanwhile filled the bucket up, three times as
 // fast as it had drained, but for at most one packet more.
 //
-// At 1 mbit and for 10 s, the two bounds are 0.3 % apart.
+// At 1 mbit and for 10 s the two bounds are 0.3 % apart: whoever is between
+// them is within 1 % of rate x time + capacity.
 
 const (
 	trafficRate     = policy.Rate(1_000_000)
@@ -118,11 +119,7 @@ func (x *traffic) limitWith(buckets uint32) {
 	if x.direction == policy.Ingress {
 		settings.Ingress, settings.MatchSrc = 1, 1
 	}
-	for i := range settings.Secret {
-		var word [4]byte
-		rand.Read(word[:])
-		settings.Secret[i] = binary.NativeEndian.Uint32(word[:])
-	}
+	testenv.Must(x.t, binary.Read(rand.Reader, binary.NativeEndian, &settings.Secret))
 	set, err := maps.New(maps.Size{Rules: 1, Buckets: buckets}, settings)
 	testenv.Must(x.t, err)
 	x.t.Cleanup(func() { set.Close() })
@@ -404,8 +401,8 @@ func (x *traffic) fill(sharers ...*sharer) {
 	}
 }
 
-// offer sends to each sharer three times its rate in packets of those sizes, in
-// turn, until it is told to stop. No packet is left out, if it is late.
+// offer sends three times the rate of each sharer, in packets of those sizes in
+// turn, until it is told to stop. Packets that are late are sent all the same.
 func (x *traffic) offer(sharers []*sharer, sizes []int, stop func(now uint64) bool) {
 	const times = 3
 	start := maps.Now()
@@ -439,7 +436,7 @@ func (x *traffic) patience() uint64 { return x.rule.Capacity * 4e9 / uint64(x.ru
 // lets is what the rule lets through in so many ns, beside its capacity.
 func (x *traffic) lets(ns uint64) float64 { return float64(x.rule.Rate) / 8e9 * float64(ns) }
 
-// bounds are the least and most bytes that a sharer may have got by now.
+// bounds are the least and most bytes that a sharer may have got by now; a byte is for rounding.
 func (x *traffic) bounds(s *sharer, now uint64) (least, most float64) {
 	c := float64(x.rule.Capacity)
 	return c + x.lets(s.due-s.known) - x.lets(x.starved) - 2*fullFrame, c + x.lets(now-s.began) + 1
@@ -580,14 +577,15 @@ func (x *traffic) sprayed(n int) maps.Flow {
 
 // A spray of flows of one packet each, as fast as they can be sent, through a
 // rule for each flow. Busy flows offer three times their rate meanwhile and
-// before: they get it, no more and no less, so nobody else was ever given their
-// buckets and nobody else was charged to them.
+// before. They get their rate: no less, as nobody else is charged to their
+// buckets, and no more, as no slot of theirs is given away, after which they
+// would begin anew with an empty bucket.
 //
-// What the sprayed flows get depends on the table. With room for all of them,
-// each has an empty bucket and may well pass; that bounds nothing. So in other
-// runs the table has as many slots as there are busy flows, and these have all
-// of them: then all that is sprayed is charged to the rule's spare bucket, and
-// passes as if it were one flow that offers excess,
+// What the sprayed flows get depends on the table. Where it has room for all of
+// them, each may pass with its one packet, so all that was sprayed may pass, and
+// what the spare bucket adds can not be told. In the other runs the table has as
+// many slots as there are busy flows, which have them all. There, all that is
+// sprayed is charged to the rule's spare bucket, and gets what one flow would:
 //
 //	C + r*T - one packet < passed <= C + r*T
 func TestSprayOfFlows(t *testing.T) {
@@ -665,8 +663,8 @@ func (x *traffic) spray(full bool) {
 	}
 	capacity := float64(x.rule.Capacity)
 	least := capacity + x.lets(spare.due-spare.known) - sprayBytes
-	// A new flow can have the fingerprint of a busy one, and its bucket: in one
-	// run of 500, and one of many in a million runs.
+	// In about one run of 500, a sprayed flow has the fingerprint of a busy one,
+	// and is charged to that one's bucket.
 	most := capacity + x.lets(now-spare.began) + sprayBytes
 	if got := float64(sprayed); got < least || got > most {
 		x.t.Errorf("the spare bucket let %.0f bytes through, and ought to let %.0f to %.0f", got, least, most)
