@@ -4,6 +4,10 @@
 // version that is named here so that the result is the same everywhere.
 package bpf
 
-//go:generate go tool bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel -cflags "-O2 -g -mcpu=v3 -mllvm -no-stack-slot-sharing -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu" -type rule -type own -type bucket -type line -type key -type counters -type prefixes -type length -type lengths -type hook -type layout -type algorithm -type each -type excess -type rule_flag Abi abi.c
-//go:generate go tool bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel -cflags "-O2 -g -mcpu=v3 -mllvm -no-stack-slot-sharing -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu" -no-global-types Gcra gcra.c
-//go:generate go tool bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel -cflags "-O2 -g -mcpu=v3 -mllvm -no-stack-slot-sharing -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu" -no-global-types Leaky leaky.c
+// Without CAP_PERFMON the verifier lets nothing be written over a place on the
+// stack that held a pointer, which no-stack-slot-sharing keeps the compiler from.
+
+//go:generate -command compile go tool bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel -cflags "-O2 -g -mcpu=v3 -mllvm -no-stack-slot-sharing -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu"
+//go:generate compile -type rule -type own -type bucket -type line -type key -type counters -type prefixes -type length -type lengths -type hook -type layout -type algorithm -type each -type excess -type rule_flag Abi abi.c
+//go:generate compile -no-global-types Gcra gcra.c
+//go:generate compile -no-global-types Leaky leaky.c

@@ -177,7 +177,7 @@ static __always_inline bool parse_packet(struct __sk_buff *skb, struct packet *p
 		struct ethhdr *eth = data;
 
 		if ((void *)(eth + 1) > data_end)
-			return false;
+			return parse_slowly(skb, p);
 		proto = eth->h_proto;
 		ip = AT(data, ETH_HLEN);
 	} else {
