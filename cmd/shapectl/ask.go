@@ -17,7 +17,7 @@ type askOptions struct {
 	device    string
 	direction policy.Direction
 	address   netip.Addr
-	bytes     uint64
+	bytes     byteCount
 	flow      *maps.Flow
 }
 
@@ -55,7 +55,7 @@ is, and how long it would have to wait. Nothing is charged or changed.`,
 			return e.ask(o)
 		},
 	}
-	cmd.Flags().Uint64Var(&o.bytes, "bytes", 0, "length of the packet at layer 2 (default: a full one of the device)")
+	cmd.Flags().Var(&o.bytes, "bytes", "length of the packet at layer 2 (default: a full one of the device)")
 	cmd.Flags().StringVar(&flow, "flow", "", "the packet's `protocol,source:port,destination:port`")
 	return cmd
 }
@@ -69,7 +69,7 @@ func (e *env) ask(o askOptions) error {
 		}
 		answer := report.Answer{
 			Device: o.device, Direction: o.direction.String(), Address: o.address.String(),
-			Bytes: o.bytes, Conforms: true, Verdict: "pass",
+			Bytes: uint64(o.bytes), Conforms: true, Verdict: "pass",
 		}
 		if h == nil {
 			dev, err := device(n, o.device)
@@ -112,11 +112,14 @@ func (e *env) ask(o askOptions) error {
 // verdicts are what becomes of excess; where ECN can not mark, it drops.
 var verdicts = map[policy.Excess]string{policy.Drop: "drop", policy.ECN: "mark", policy.Pass: "pass"}
 
-func fullPacket(bytes uint64, d loader.Device) uint64 {
-	if bytes == 0 {
+func fullPacket(bytes byteCount, d loader.Device) uint64 {
+	switch {
+	case bytes == 0 && d.MTU == 0: // a device that is not here
+		return policy.MinCapacity
+	case bytes == 0:
 		return uint64(d.MTU) + uint64(d.L2Bytes)
 	}
-	return bytes
+	return uint64(bytes)
 }
 
 // packet is the packet that was asked for, as far as the rule tells packets apart.

@@ -52,7 +52,7 @@ func (e *env) doctor(name string) error {
 		return err
 	}
 	var facts doctor.Facts
-	err = loader.In(e.netns, func() error {
+	err = loader.In(string(e.netns), func() error {
 		facts, err = doctor.Gather(o, name)
 		return err
 	})

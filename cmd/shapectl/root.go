@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -31,8 +33,23 @@ type env struct {
 	getenv   func(string) string
 
 	json  bool
-	netns string
+	netns netnsName
 }
+
+// netnsName is the name of a network namespace. An empty one is no name: it is
+// more likely that of a variable that was never set than a way to say "here".
+type netnsName string
+
+func (n *netnsName) Set(s string) error {
+	if s == "" {
+		return errors.New("a network namespace has a name; leave -n out for the one this is")
+	}
+	*n = netnsName(s)
+	return nil
+}
+
+func (n *netnsName) String() string { return string(*n) }
+func (n *netnsName) Type() string   { return "name" }
 
 // An inputError is the user's to mend; nothing was changed.
 type inputError struct{ error }
@@ -98,8 +115,8 @@ working when the command has ended.
 Exit codes: 0 done; 1 bad usage or input, nothing was changed; 2 the kernel
 refused; 4 partly done or degraded; 5 a permission or kernel feature is missing.
 
-Environment: SHAPECTL_HOOK=tcx|clsact attaches that way only; SHAPECTL_BPFFS is
-the bpffs in which to pin, if not ` + loader.DefaultBPFFS + `.`,
+Environment: SHAPECTL_HOOK=tcx|clsact attaches a device that has no rules yet that
+way only; SHAPECTL_BPFFS is the bpffs in which to pin, if not ` + loader.DefaultBPFFS + `.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args: func(_ *cobra.Command, given []string) error {
@@ -114,9 +131,21 @@ the bpffs in which to pin, if not ` + loader.DefaultBPFFS + `.`,
 		},
 	}
 	root.PersistentFlags().BoolVarP(&e.json, "json", "j", false, "print JSON")
-	root.PersistentFlags().StringVarP(&e.netns, "netns", "n", "", "work in the network namespace of this `name`")
+	root.PersistentFlags().VarP(&e.netns, "netns", "n", "work in the network namespace of this `name`")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return inputf("%s: %w; see '%s --help'", cmd.Name(), err, cmd.CommandPath())
+	})
+	root.SetHelpCommand(&cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Show the help of a command",
+		RunE: func(_ *cobra.Command, given []string) error {
+			cmd, rest, err := root.Find(given)
+			if err != nil || len(rest) > 0 {
+				return inputf("help: there is no command %q; 'shapectl --help' lists them", strings.Join(given, " "))
+			}
+			cmd.InitDefaultHelpFlag() // which --help would have made
+			return cmd.Help()
+		},
 	})
 	root.AddCommand(e.setCommand(), e.deleteCommand(), e.flushCommand(), e.showCommand(), e.askCommand(),
 		e.doctorCommand(), e.versionCommand(), e.completionCommand())
@@ -154,7 +183,10 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 	if err != nil {
 		return err
 	}
-	err = loader.In(e.netns, func() error {
+	// Nobody else should have to wait until a pager has shown the last page.
+	out, text := e.out, new(bytes.Buffer)
+	e.out = text
+	err = loader.In(string(e.netns), func() error {
 		n, err := open(o)
 		if err != nil {
 			return err
@@ -162,6 +194,11 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 		defer n.Close()
 		return f(n)
 	})
+	e.out = out
+	if _, err := text.WriteTo(out); err != nil {
+		fmt.Fprintf(e.err, "shapectl: %s: done, but the answer could not be written: %v\n", doing, err)
+		return errDegraded
+	}
 	if err == nil || errors.Is(err, errDegraded) {
 		return err
 	}
@@ -202,7 +239,7 @@ func (e *env) advise(err error) error {
 func device(n *loader.Namespace, name string) (loader.Device, error) {
 	d, err := n.Device(name)
 	if errors.Is(err, loader.ErrNoDevice) {
-		return d, inputf("there is no device %s; 'ip link' lists those there are", name)
+		return d, inputf("there is no device %s; 'ip link' lists those there are", cmp.Or(name, `""`))
 	}
 	return d, err
 }
@@ -221,7 +258,7 @@ func (e *env) completeRule(_ *cobra.Command, given []string, _ string) ([]string
 	case 0:
 		var names []string
 		// Without an answer there is nothing to suggest, and nobody to tell.
-		_ = loader.In(e.netns, func() error {
+		_ = loader.In(string(e.netns), func() error {
 			devices, err := new(loader.Namespace).Devices()
 			for _, d := range devices {
 				names = append(names, d.Name)

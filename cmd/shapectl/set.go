@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -19,7 +20,7 @@ type setOptions struct {
 	rule      policy.Rule
 	capacity  policy.Capacity
 	overhead  string
-	mpu       int
+	mpu       byteCount
 }
 
 func (e *env) setCommand() *cobra.Command {
@@ -55,16 +56,16 @@ the new capacity, and counters go on.`,
 		},
 	}
 	f := cmd.Flags()
-	f.Var(&once{Value: &o.rule.Rate}, "rate", "what may pass in the long run: 10mbit, 1.5gbit, 125MB/s, unlimited")
-	f.Var(&once{Value: &o.capacity}, "capacity", "what a bucket holds: 64kb, or what the rate lets through in a time: 100ms (default: from the rate)")
-	f.Var(&o.rule.Algorithm, "algorithm", "the meter")
-	f.Var(&o.rule.Each, "each", "who shares a bucket")
-	f.Var(&o.match, "match", "the address that CIDR is compared with (default: the far side)")
-	f.Var(&o.rule.Excess, "excess", "what becomes of packets that do not conform")
-	f.Var(&o.rule.Penalty, "penalty", "what an excess packet does to its bucket (leaky): fill it, and hold it full for a time")
-	f.Var(&o.rule.Fail, "fail", "what becomes of a packet whose bucket can not be updated")
+	once(f, &o.rule.Rate, "rate", "what may pass in the long run: 10mbit, 1.5gbit, 125MB/s, unlimited (also --cir)")
+	once(f, &o.capacity, "capacity", "what a bucket holds: 64kb, or what the rate lets through in a time: 100ms (default: from the rate; also --burst, --cbs)")
+	once(f, &o.rule.Algorithm, "algorithm", "the meter")
+	once(f, &o.rule.Each, "each", "who shares a bucket")
+	once(f, &o.match, "match", "the address that CIDR is compared with (default: the far side)")
+	once(f, &o.rule.Excess, "excess", "what becomes of packets that do not conform")
+	once(f, &o.rule.Penalty, "penalty", "what an excess packet does to its bucket (leaky): fill it, and hold it full for a time")
+	once(f, &o.rule.Fail, "fail", "what becomes of a packet whose bucket can not be updated")
 	f.StringVar(&o.overhead, "overhead", "0", "`bytes` that a link adds to each packet, or a keyword of tc-cake: ethernet, docsis, pppoe-ptm")
-	f.IntVar(&o.mpu, "mpu", 0, "`bytes` that a packet counts at least")
+	once(f, &o.mpu, "mpu", "`bytes` that a packet counts at least")
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		switch name {
 		case "cir":
@@ -95,6 +96,9 @@ func (e *env) set(o setOptions) error {
 		if change.Upgraded {
 			fmt.Fprintf(e.err, "%s %s: programs of another build were replaced; rules, buckets and counters were kept\n", dev.Name, o.direction)
 		}
+		if change.Forgotten != "" {
+			fmt.Fprintf(e.err, "%s %s: the rules of %s, which is gone and whose number this device has now, were forgotten\n", dev.Name, o.direction, change.Forgotten)
+		}
 		if change.Reattached != "" {
 			fmt.Fprintf(e.err, "%s %s: was not in force (%s); all its rules are attached again\n", dev.Name, o.direction, change.Reattached)
 		}
@@ -109,19 +113,38 @@ func (e *env) set(o setOptions) error {
 	})
 }
 
-// once is a value that may be given one time only, as two names of one flag may not disagree.
-type once struct {
+// once adds a flag that may be given one time only, as two names of one flag may not disagree.
+func once(f *pflag.FlagSet, v pflag.Value, name, usage string) {
+	f.Var(&onceValue{Value: v}, name, usage)
+}
+
+type onceValue struct {
 	pflag.Value
 	given bool
 }
 
-func (o *once) Set(s string) error {
+func (o *onceValue) Set(s string) error {
 	if o.given {
 		return errors.New("it was given already, under this name or another")
 	}
 	o.given = true
 	return o.Value.Set(s)
 }
+
+// byteCount is a number of bytes.
+type byteCount uint64
+
+func (c *byteCount) Set(s string) error {
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		return errors.New("write a whole number of bytes")
+	}
+	*c = byteCount(n)
+	return nil
+}
+
+func (c *byteCount) String() string { return strconv.FormatUint(uint64(*c), 10) }
+func (c *byteCount) Type() string   { return "bytes" }
 
 // complete is the rule, with all that depends on the device or on other flags.
 func (o setOptions) complete(dev loader.Device) (policy.Rule, error) {
@@ -131,7 +154,7 @@ func (o setOptions) complete(dev loader.Device) (policy.Rule, error) {
 		return r, err
 	}
 	if o.mpu != 0 {
-		if o.mpu < 0 || o.mpu > policy.MaxMPU {
+		if o.mpu > policy.MaxMPU {
 			return r, fmt.Errorf("mpu of %d bytes is out of range; use 0 to %d", o.mpu, policy.MaxMPU)
 		}
 		r.Framing.MPU = uint16(o.mpu)

@@ -94,10 +94,10 @@ func JSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// Sentences writes a line for each rule, and for each that is not in force why.
+// Sentences writes a line for each rule, and and what is not as usual with it.
 func Sentences(w io.Writer, rules []Rule) error {
 	for _, r := range rules {
-		if _, err := fmt.Fprintln(w, r.Sentence+notInForce(r)); err != nil {
+		if _, err := fmt.Fprintln(w, r.Sentence+remark(r)); err != nil {
 			return err
 		}
 		if err := buckets(w, r); err != nil {
@@ -107,11 +107,15 @@ func Sentences(w io.Writer, rules []Rule) error {
 	return nil
 }
 
-func notInForce(r Rule) string {
-	if r.Attached {
-		return ""
+// remark says what is not as usual with a rule.
+func remark(r Rule) string {
+	switch {
+	case !r.Attached:
+		return " [NOT IN FORCE: " + r.State + "]"
+	case r.State != "attached":
+		return " [" + r.State + "]"
 	}
-	return " [NOT IN FORCE: " + r.State + "]"
+	return ""
 }
 
 func buckets(w io.Writer, r Rule) error {
@@ -140,7 +144,7 @@ func Stats(w io.Writer, rules []Rule) error {
 		}
 		fmt.Fprintf(t, "%-*s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d%s\t\n", width, name(r), rate,
 			r.PassedPackets, r.PassedBytes, r.ExcessPackets, r.ExcessBytes, r.DroppedPackets, r.DroppedBytes,
-			r.MarkedPackets, r.UnsurePackets, r.LevelBytes, notInForce(r))
+			r.MarkedPackets, r.UnsurePackets, r.LevelBytes, remark(r))
 	}
 	if err := t.Flush(); err != nil {
 		return err

@@ -16,7 +16,7 @@ import (
 // DefaultBPFFS is where a bpffs is mounted on any system that mounts one.
 const DefaultBPFFS = "/sys/fs/bpf"
 
-const lockPatience = 30 * time.Second
+const lockPatience = 10 * time.Second
 
 // isBPFFS reports whether a bpffs is mounted on a path; a path that is not there has none.
 func isBPFFS(path string) (bool, error) {
@@ -35,16 +35,16 @@ func isBPFFS(path string) (bool, error) {
 // this command has ended: the first process, or of those that it descends from
 // the first that it may look at. That is a different one inside `ip netns
 // exec`, where /sys and what is mounted below it are gone with the command.
-// It is "" where that process sees what this one does.
-func lastingRoot() string {
+// It is "" where that process sees what this one does; and if it may look at
+// none, which it is told.
+func lastingRoot() (root string, known bool) {
 	self, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
-		return ""
+		return "", false
 	}
-	root := ""
 	try := func(pid int) {
 		if ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid)); err == nil {
-			root = ""
+			root, known = "", true
 			if ns != self {
 				root = fmt.Sprintf("/proc/%d/root", pid)
 			}
@@ -54,7 +54,7 @@ func lastingRoot() string {
 		try(pid)
 	}
 	try(1)
-	return root
+	return root, known
 }
 
 // parent is the parent of a process; 0 if it can not be told.
@@ -77,6 +77,9 @@ func mountBPFFS(root, path string) error {
 	mount := func() error {
 		if err := os.MkdirAll(path, 0o755); err != nil {
 			return err
+		}
+		if in, err := os.ReadDir(path); err != nil || len(in) > 0 {
+			return errors.Join(err, errors.New("there are other files in it, which a mount would hide"))
 		}
 		return unix.Mount("bpf", path, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700")
 	}
@@ -115,7 +118,8 @@ func inMountsOf(root string, f func() error) error {
 }
 
 // lock keeps commands apart that change what another one reads or changes. It
-// goes with the process, however that ends.
+// goes with the process, however that ends. A directory that is removed while
+// it is waited for is not there: fs.ErrNotExist.
 func lock(dir string, exclusive bool) (unlock func(), err error) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -128,13 +132,20 @@ func lock(dir string, exclusive bool) (unlock func(), err error) {
 	for deadline := time.Now().Add(lockPatience); ; time.Sleep(10 * time.Millisecond) {
 		err = unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
 		if err == nil {
-			return func() { f.Close() }, nil
+			break
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
 			f.Close()
 			return nil, fmt.Errorf("lock %s: %w (another shapectl has been at work for %s)", dir, err, lockPatience)
 		}
 	}
+	locked, err1 := f.Stat()
+	there, err2 := os.Stat(dir)
+	if err := errors.Join(err1, err2); err != nil || !os.SameFile(locked, there) {
+		f.Close()
+		return nil, fmt.Errorf("lock %s: %w", dir, fs.ErrNotExist)
+	}
+	return func() { f.Close() }, nil
 }
 
 // discard removes a directory of pins such that it is there whole or not at all.

@@ -37,6 +37,7 @@ type Change struct {
 	Changed    bool
 	Reattached string // what had become of the hook, where it was attached anew
 	Upgraded   bool   // programs of another build were replaced
+	Forgotten  string // the device, gone for good, whose number this one has, and whose rules went
 }
 
 // ErrMatch means that the rules of a hook compare the other side of packets.
@@ -67,6 +68,10 @@ func (n *Namespace) Put(dev Device, d policy.Direction, match policy.Match, rule
 	}
 	created := h == nil
 	if created {
+		if gone, err := n.openHook(dev.Index, d); err == nil && gone != nil {
+			change.Forgotten = gone.Was
+			gone.Close()
+		}
 		h = &Hook{Direction: d, Device: dev, Was: dev.Name, index: dev.Index, path: n.hookPath(dev.Index, d), State: Detached}
 	} else if h.State != Attached {
 		change.Reattached = string(h.State)

@@ -102,8 +102,8 @@ func (d Device) readable() error {
 func (n *Namespace) Device(name string) (Device, error) {
 	l, err := netlink.LinkByName(name)
 	var missing netlink.LinkNotFoundError
-	if errors.As(err, &missing) {
-		return Device{}, ErrNoDevice
+	if errors.As(err, &missing) || errors.Is(err, unix.ERANGE) || errors.Is(err, unix.EINVAL) {
+		return Device{}, ErrNoDevice // or no name that a device could have
 	}
 	if err != nil {
 		return Device{}, fmt.Errorf("look up device %s: %w", name, err)

@@ -57,6 +57,7 @@ type Namespace struct {
 	options Options
 	cookie  uint64
 	root    string // of the file system with the bpffs: another process's view, or ""
+	lasting bool   // whether root is known to be the right one
 	dir     string // of the hooks; "" where nothing was ever pinned
 	writing bool
 	unlock  func()
@@ -119,9 +120,10 @@ func locate(o Options) (n *Namespace, err error) {
 	if o.Mode == "" {
 		n.options.Mode = Auto
 	}
+	n.lasting = true
 	if o.BPFFS == "" {
 		n.options.BPFFS = DefaultBPFFS
-		n.root = lastingRoot()
+		n.root, n.lasting = lastingRoot()
 	}
 	n.cookie, err = netnsCookie()
 	return n, err
@@ -134,31 +136,42 @@ func open(o Options, writing bool) (*Namespace, error) {
 	}
 	n.writing = writing
 	mounted, err := isBPFFS(n.bpffs())
+	if err == nil && !mounted && !n.lasting && os.Geteuid() != 0 {
+		err = fmt.Errorf("there is no bpffs on %s, and whether there is one outside of this mount namespace can not be seen: %w",
+			n.bpffs(), fs.ErrPermission)
+	}
 	if err != nil || !mounted {
 		return n, err
 	}
-	if _, err := os.Stat(n.base()); errors.Is(err, fs.ErrNotExist) {
-		return n, nil
+	err = n.enter()
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
 	}
-	return n, n.enter()
+	return n, err
 }
 
 func (n *Namespace) bpffs() string { return n.root + n.options.BPFFS }
-func (n *Namespace) base() string  { return filepath.Join(n.bpffs(), "shapectl") }
+
+// home is the directory of the namespace's hooks.
+func (n *Namespace) home() string {
+	return filepath.Join(n.bpffs(), "shapectl", strconv.FormatUint(n.cookie, 10))
+}
 
 // enter locks the state, and from then on knows what is in it.
 func (n *Namespace) enter() error {
-	unlock, err := lock(n.base(), n.writing)
+	unlock, err := lock(n.home(), n.writing)
 	if err != nil {
 		return fmt.Errorf("open the pins: %w", err)
 	}
-	n.unlock = unlock
-	n.dir = filepath.Join(n.base(), strconv.FormatUint(n.cookie, 10))
+	n.unlock, n.dir = unlock, n.home()
 	return nil
 }
 
 // found makes a place for pins, and mounts a bpffs for it where there is none.
 func (n *Namespace) found() error {
+	if n.dir != "" {
+		return nil
+	}
 	mounted, err := isBPFFS(n.bpffs())
 	if err != nil {
 		return err
@@ -168,18 +181,19 @@ func (n *Namespace) found() error {
 			return err
 		}
 	}
-	if err := os.MkdirAll(n.base(), 0o750); err != nil {
-		return fmt.Errorf("make a directory for pins: %w", err)
-	}
-	if n.dir == "" {
-		if err := n.enter(); err != nil {
+	for {
+		if err := os.MkdirAll(n.home(), 0o750); err != nil {
+			return fmt.Errorf("make a directory for pins: %w", err)
+		}
+		err := n.enter()
+		if err == nil {
+			return n.heal()
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
+		// Another command has just removed it, as there was nothing in it.
 	}
-	if err := os.MkdirAll(n.dir, 0o750); err != nil {
-		return fmt.Errorf("make a directory for pins: %w", err)
-	}
-	return nil
 }
 
 const (
