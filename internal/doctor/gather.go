@@ -3,9 +3,6 @@ package doctor
 import (
 	"errors"
 	"fmt"
-	"os"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -57,7 +54,7 @@ func system(o loader.Options) (System, error) {
 	}
 	s.Kernel = "Linux " + unix.ByteSliceToString(name.Release[:])
 	var err error
-	if s.Capabilities, err = capabilities(); err != nil {
+	if s.Capabilities, err = loader.Capabilities(); err != nil {
 		return s, err
 	}
 	if s.BPFFS, err = loader.FindBPFFS(o); err != nil {
@@ -66,20 +63,6 @@ func system(o loader.Options) (System, error) {
 	s.Hook, s.HookErr = loader.HookMode(o)
 	s.JIT, s.Probe = loader.Probe()
 	return s, nil
-}
-
-// capabilities are the effective ones of this thread.
-func capabilities() (uint64, error) {
-	status, err := os.ReadFile("/proc/thread-self/status")
-	if err != nil {
-		return 0, fmt.Errorf("read the permissions of this process: %w", err)
-	}
-	for line := range strings.Lines(string(status)) {
-		if hex, ok := strings.CutPrefix(line, "CapEff:"); ok {
-			return strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
-		}
-	}
-	return 0, errors.New("read the permissions of this process: /proc/thread-self/status does not tell")
 }
 
 func (f *Facts) allDevices(n *loader.Namespace) error {

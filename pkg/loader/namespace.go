@@ -130,13 +130,27 @@ func locate(o Options) (n *Namespace, err error) {
 }
 
 func open(o Options, writing bool) (*Namespace, error) {
+	have, err := Capabilities()
+	if err != nil {
+		return nil, err
+	}
+	var lacking []string
+	if have&(1<<unix.CAP_BPF|1<<unix.CAP_SYS_ADMIN) == 0 {
+		lacking = append(lacking, "CAP_BPF")
+	}
+	if have&(1<<unix.CAP_NET_ADMIN) == 0 {
+		lacking = append(lacking, "CAP_NET_ADMIN")
+	}
+	if lacking != nil {
+		return nil, fmt.Errorf("%w: this process lacks %s", fs.ErrPermission, strings.Join(lacking, " and "))
+	}
 	n, err := locate(o)
 	if err != nil {
 		return nil, err
 	}
 	n.writing = writing
 	mounted, err := isBPFFS(n.bpffs())
-	if err == nil && !mounted && !n.lasting && os.Geteuid() != 0 {
+	if err == nil && !mounted && !n.lasting && have&(1<<unix.CAP_SYS_ADMIN) == 0 {
 		err = fmt.Errorf("there is no bpffs on %s, and whether there is one outside of this mount namespace can not be seen: %w",
 			n.bpffs(), fs.ErrPermission)
 	}

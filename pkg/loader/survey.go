@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 
 	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
@@ -197,4 +199,18 @@ func HookMode(o Options) (Mode, error) {
 		return TCX, ErrNoTCX
 	}
 	return Clsact, nil
+}
+
+// Capabilities are the effective ones of this thread.
+func Capabilities() (uint64, error) {
+	status, err := os.ReadFile("/proc/thread-self/status")
+	if err != nil {
+		return 0, fmt.Errorf("read the permissions of this process: %w", err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if hex, ok := strings.CutPrefix(line, "CapEff:"); ok {
+			return strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
+		}
+	}
+	return 0, errors.New("read the permissions of this process: /proc/thread-self/status does not tell")
 }

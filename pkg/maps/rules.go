@@ -120,9 +120,8 @@ func (s *Set) replace(id uint32, rule policy.Rule, clock func() uint64) {
 		atomic.StoreUint64(&own.Bucket.Tat, 0)
 		s.free(id)
 	}
-	if old.Each != next.Each || old.EachBits != next.EachBits || !limited(old) {
-		next.Salt = newSalt() // buckets of other sharers than before
-	}
+	// Other sharers have other buckets, and find theirs when they are back.
+	next.Salt ^= sharing(old) ^ sharing(&next)
 	version := atomic.LoadUint32(&own.Version)&1 ^ 1
 	s.rules[2*id+version] = next
 	atomic.StoreUint32(&own.Version, version)
@@ -171,6 +170,9 @@ func waitForPackets() {
 		time.Sleep(50 * time.Millisecond)
 	}
 }
+
+// sharing tells rules apart by who shares a bucket.
+func sharing(r *bpf.AbiRule) uint32 { return uint32(r.Each)<<16 | uint32(r.EachBits)<<8 }
 
 func limited(r *bpf.AbiRule) bool { return r.Flags&uint8(bpf.AbiRuleFlagRULE_UNLIMITED) == 0 }
 
