@@ -104,6 +104,9 @@ func (e *env) ask(o askOptions) error {
 		answer.Sharer = maps.Sharer(entry, h.Match(), flow)
 		if !answer.Conforms {
 			answer.Verdict = verdicts[entry.Excess]
+			if entry.Excess == policy.ECN && !meter.Marks(level, answer.Bytes) {
+				answer.Verdict = "drop"
+			}
 		}
 		return e.answer(answer)
 	})

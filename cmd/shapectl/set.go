@@ -66,6 +66,7 @@ the new capacity, and counters go on.`,
 	once(f, &o.rule.Fail, "fail", "what becomes of a packet whose bucket can not be updated")
 	f.StringVar(&o.overhead, "overhead", "0", "`bytes` that a link adds to each packet, or a keyword of tc-cake: ethernet, docsis, pppoe-ptm")
 	once(f, &o.mpu, "mpu", "`bytes` that a packet counts at least")
+	f.Lookup("match").DefValue = "" // it depends on the direction
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		switch name {
 		case "cir":

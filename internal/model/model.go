@@ -129,6 +129,10 @@ func (m Meter) Conforms(level, n uint64) bool {
 	return level == 0 || level+n<<UnitBits <= m.Capacity
 }
 
+// Marks reports whether a packet that does not conform may be marked instead of
+// dropped: twice the capacity would hold it.
+func (m Meter) Marks(level, n uint64) bool { return level+n<<UnitBits <= 2*m.Capacity }
+
 // Wait is how long a packet of n bytes had to wait, in ns, for a bucket of
 // that level to let it conform, if nothing else came meanwhile.
 func (m Meter) Wait(level, n uint64) uint64 {
@@ -149,7 +153,7 @@ func (m Meter) Offer(b *Bucket, now, n uint64, ect bool) Verdict {
 	owed := level + n<<UnitBits
 	if !m.Conforms(level, n) {
 		switch {
-		case ect && owed <= 2*m.Capacity:
+		case ect && m.Marks(level, n):
 			verdict = Mark
 		case level < m.Penalty:
 			verdict, owed = Excess, m.Penalty

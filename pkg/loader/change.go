@@ -55,8 +55,13 @@ func (n *Namespace) Put(dev Device, d policy.Direction, match policy.Match, rule
 	if err := dev.readable(); err != nil {
 		return change, err
 	}
-	if err := n.found(); err != nil {
-		return change, err
+	if n.dir == "" {
+		if err := n.elsewhere(dev, d); err != nil {
+			return change, err
+		}
+		if err := n.found(); err != nil {
+			return change, err
+		}
 	}
 	h, err := n.Find(dev.Name, d)
 	if err != nil {
@@ -361,7 +366,7 @@ func (h *Hook) attachClsact(a policy.Algorithm, p *ebpf.Program, pin string) err
 	if old := h.filters[a]; old != nil {
 		return swapClsact(p, old)
 	}
-	f, err := attachClsact(p, programs[a].name, h.index, h.Direction)
+	f, err := attachClsact(p, a, h.filters, h.index, h.Direction)
 	if err != nil {
 		return err
 	}
@@ -464,6 +469,9 @@ func (n *Namespace) elsewhere(dev Device, d policy.Direction) error {
 
 // isOurs reports whether this namespace has pins for the device, if only such as an interrupted command left.
 func (n *Namespace) isOurs(dev Device, d policy.Direction) bool {
+	if n.dir == "" {
+		return false
+	}
 	_, err := os.Stat(n.hookPath(dev.Index, d))
 	return err == nil
 }

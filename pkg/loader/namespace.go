@@ -183,9 +183,6 @@ func (n *Namespace) enter() error {
 
 // found makes a place for pins, and mounts a bpffs for it where there is none.
 func (n *Namespace) found() error {
-	if n.dir != "" {
-		return nil
-	}
 	mounted, err := isBPFFS(n.bpffs())
 	if err != nil {
 		return err
