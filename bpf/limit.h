@@ -17,6 +17,27 @@ static __always_inline __u64 time_ns(struct __sk_buff *skb)
 	return hook.virtual_clock ? skb->tstamp : bpf_ktime_get_ns();
 }
 
+/* Both ports as they are in the packet; false if it ends before. A helper only where there are tags, options or extensions. */
+static __always_inline bool load_ports(struct __sk_buff *skb, const struct packet *p, __u16 ports[2])
+{
+	void *data = (void *)(long)skb->data, *data_end = (void *)(long)skb->data_end, *at;
+
+	if (p->l4 == ETH_HLEN + sizeof(struct iphdr)) {
+		at = AT(data, ETH_HLEN + sizeof(struct iphdr));
+		if (at + 2 * sizeof(ports[0]) <= data_end) {
+			__builtin_memcpy(ports, at, 2 * sizeof(ports[0]));
+			return true;
+		}
+	} else if (p->l4 == ETH_HLEN + sizeof(struct ipv6hdr)) {
+		at = AT(data, ETH_HLEN + sizeof(struct ipv6hdr));
+		if (at + 2 * sizeof(ports[0]) <= data_end) {
+			__builtin_memcpy(ports, at, 2 * sizeof(ports[0]));
+			return true;
+		}
+	}
+	return !bpf_skb_load_bytes(skb, p->l4, ports, 2 * sizeof(ports[0]));
+}
+
 /* Who shares a bucket: the masked address, or the 5-tuple as far as the packet has one. */
 static __always_inline void make_key(struct __sk_buff *skb, const struct rule *rule, const struct packet *p,
 				     struct key *key)
@@ -32,7 +53,7 @@ static __always_inline void make_key(struct __sk_buff *skb, const struct rule *r
 		__builtin_memcpy(key->src, p->src, sizeof(key->src));
 		__builtin_memcpy(key->dst, p->dst, sizeof(key->dst));
 		key->proto = p->proto;
-		if (!p->headless && has_ports(p->proto) && !bpf_skb_load_bytes(skb, p->l4, ports, sizeof(ports))) {
+		if (!p->headless && has_ports(p->proto) && load_ports(skb, p, ports)) {
 			key->sport = ports[0];
 			key->dport = ports[1];
 		}
