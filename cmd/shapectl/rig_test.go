@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
-	"io/fs"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -146,20 +145,7 @@ func (r *rig) send(to string, packets, bytes int) {
 }
 
 // pins are all files and directories in the bpffs but the one that is always there.
-func (r *rig) pins() (pins []string) {
-	r.t.Helper()
-	top := filepath.Join(r.bpffs(), "shapectl")
-	err := filepath.WalkDir(top, func(path string, _ fs.DirEntry, err error) error {
-		if path != top {
-			pins = append(pins, path)
-		}
-		return err
-	})
-	if err != nil && !os.IsNotExist(err) {
-		r.t.Fatal(err)
-	}
-	return pins
-}
+func (r *rig) pins() []string { return testenv.Pins(r.t, r.bpffs()) }
 
 // golden compares text with a file in testdata.
 func golden(t *testing.T, name, got string) {

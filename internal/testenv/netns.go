@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -225,4 +226,20 @@ func Eventually(tb testing.TB, what string, happened func() bool) {
 			tb.Fatalf("waited in vain: %s", what)
 		}
 	}
+}
+
+// Pins are all files and directories below that of shapectl in a bpffs.
+func Pins(tb testing.TB, bpffs string) (pins []string) {
+	tb.Helper()
+	top := filepath.Join(bpffs, "shapectl")
+	err := filepath.WalkDir(top, func(path string, _ fs.DirEntry, err error) error {
+		if path != top {
+			pins = append(pins, path)
+		}
+		return err
+	})
+	if err != nil && !os.IsNotExist(err) {
+		tb.Fatal(err)
+	}
+	return pins
 }

@@ -1,7 +1,6 @@
 package loader
 
 import (
-	"bytes"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
@@ -52,7 +51,7 @@ var ErrMoved = errors.New("its rules are in force on the device that had this na
 // Put sets a valid rule on a direction of a device, and attaches what it needs.
 func (n *Namespace) Put(dev Device, d policy.Direction, match policy.Match, rule policy.Rule) (Change, error) {
 	var change Change
-	if err := dev.readable(); err != nil {
+	if err := dev.CheckReadable(); err != nil {
 		return change, err
 	}
 	if n.dir == "" {
@@ -99,7 +98,7 @@ func (n *Namespace) Put(dev Device, d policy.Direction, match policy.Match, rule
 		if change.Changed, err = h.Set.Put(rule, maps.Now); err != nil {
 			return err
 		}
-		return n.trim(h)
+		return n.keepOnly(h, h.algorithms())
 	})
 	return change, err
 }
@@ -114,7 +113,7 @@ func (n *Namespace) Delete(h *Hook, rule policy.Rule) (deleted bool, err error) 
 		if h.Set.Empty() {
 			return n.remove(h)
 		}
-		return n.trim(h)
+		return n.keepOnly(h, h.algorithms())
 	})
 	return deleted, err
 }
@@ -179,7 +178,7 @@ func (n *Namespace) prepare(h *Hook, dev Device, match policy.Match, rule policy
 		buckets = tableBuckets
 	}
 	need := append(h.algorithms(), rule.Algorithm)
-	upgraded = h.generation != "" && !bytes.Equal(have.Build[:], want.Build[:])
+	upgraded = h.generation != "" && have.Build != want.Build
 	// The name is only for people to read, and a new one no reason to touch anything.
 	asIs := have.Build == want.Build && have.Ifindex == want.Ifindex && have.L2Bytes == want.L2Bytes &&
 		have.MatchSrc == want.MatchSrc && buckets == h.Set.Size().Buckets && h.generation != ""
@@ -235,12 +234,8 @@ func (n *Namespace) renew(h *Hook, dev Device, settings bpf.AbiHook, buckets uin
 		return err
 	}
 	// Before the pins go by which filters are known: what the last command left attached.
-	for _, a := range algorithms {
-		if !slices.Contains(need, a) {
-			if err := n.detach(h, a); err != nil {
-				return err
-			}
-		}
+	if err := n.keepOnly(h, need); err != nil {
+		return err
 	}
 	for _, g := range generations {
 		if err := discard(filepath.Join(h.path, g)); err != nil {
@@ -377,14 +372,10 @@ func (h *Hook) attachClsact(a policy.Algorithm, p *ebpf.Program, pin string) err
 	return nil
 }
 
-// trim takes off the device what no rule of the hook uses.
-func (n *Namespace) trim(h *Hook) error {
-	used := map[policy.Algorithm]bool{}
-	for _, e := range h.Set.Rules() {
-		used[e.Algorithm] = true
-	}
+// keepOnly takes off the device what is not for one of those algorithms.
+func (n *Namespace) keepOnly(h *Hook, used []policy.Algorithm) error {
 	for _, a := range algorithms {
-		if used[a] {
+		if slices.Contains(used, a) {
 			continue
 		}
 		if err := n.detach(h, a); err != nil {

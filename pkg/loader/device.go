@@ -89,8 +89,8 @@ var xdpModes = map[uint32]string{
 
 const xdpAttachedMulti = 4 // XDP_ATTACHED_MULTI of linux/if_link.h
 
-// readable reports as an error why the programs can not read the device's packets.
-func (d Device) readable() error {
+// CheckReadable reports as an error why the programs can not read the device's packets.
+func (d Device) CheckReadable() error {
 	if _, ok := linkHeaders[d.encap]; !ok {
 		return fmt.Errorf("%w: its link type is %s, and only Ethernet and devices without a link header are known",
 			ErrUnsupportedDevice, d.encap)
@@ -109,6 +109,19 @@ func (n *Namespace) Device(name string) (Device, error) {
 		return Device{}, fmt.Errorf("look up device %s: %w", name, err)
 	}
 	return describe(l), nil
+}
+
+// deviceAt finds a device by its index, and reports whether there is one.
+func (n *Namespace) deviceAt(index int) (Device, bool, error) {
+	l, err := netlink.LinkByIndex(index)
+	var missing netlink.LinkNotFoundError
+	if errors.As(err, &missing) {
+		return Device{}, false, nil
+	}
+	if err != nil {
+		return Device{}, false, fmt.Errorf("look up device %d: %w", index, err)
+	}
+	return describe(l), true, nil
 }
 
 // Devices are all devices of the namespace.

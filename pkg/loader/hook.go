@@ -358,20 +358,19 @@ func (h *Hook) openFilters(generations []string) error {
 
 // judge finds out what became of the device, and of what its rules need on it.
 func (n *Namespace) judge(h *Hook) error {
-	devices, err := n.Devices()
+	device, here, err := n.deviceAt(h.index)
 	if err != nil {
 		return err
 	}
-	here := slices.IndexFunc(devices, func(d Device) bool { return d.Index == h.index })
 	var attached []ebpf.ProgramID
-	if here >= 0 && h.Mode == TCX {
+	if here && h.Mode == TCX {
 		if attached, err = tcxPrograms(h.index, h.Direction); err != nil {
 			return err
 		}
 	}
 	h.State = Attached
 	for _, a := range h.algorithms() {
-		state, err := h.stateOf(a, here >= 0, attached)
+		state, err := h.stateOf(a, here, attached)
 		if err != nil {
 			return err
 		}
@@ -379,14 +378,14 @@ func (n *Namespace) judge(h *Hook) error {
 			h.State = state
 		}
 	}
-	if here < 0 || h.State == Moved || h.State == Gone {
+	if !here || h.State == Moved || h.State == Gone {
 		return nil
 	}
-	if h.State == Detached && devices[here].Name != h.Was {
+	if h.State == Detached && device.Name != h.Was {
 		h.State = Gone // and its number is another device's now
 		return nil
 	}
-	h.Device = devices[here]
+	h.Device = device
 	return nil
 }
 

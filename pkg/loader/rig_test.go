@@ -2,7 +2,6 @@ package loader
 
 import (
 	"errors"
-	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -229,20 +228,7 @@ func (r *rig) nothingLeft() {
 }
 
 // pins are all files and directories below that of shapectl in the bpffs.
-func (r *rig) pins() (pins []string) {
-	r.t.Helper()
-	top := filepath.Join(r.options.BPFFS, "shapectl")
-	err := filepath.WalkDir(top, func(path string, _ fs.DirEntry, err error) error {
-		if path != top {
-			pins = append(pins, path)
-		}
-		return err
-	})
-	if err != nil && !os.IsNotExist(err) {
-		r.t.Fatal(err)
-	}
-	return pins
-}
+func (r *rig) pins() []string { return testenv.Pins(r.t, r.options.BPFFS) }
 
 // send sends packets of that many bytes that a rule for far decides over.
 func (r *rig) send(far string, packets, bytes int) {

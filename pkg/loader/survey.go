@@ -185,9 +185,6 @@ func remoteOf(l netlink.Link) net.IP {
 	return nil
 }
 
-// CheckReadable reports as an error why the programs can not read the device's packets.
-func (d Device) CheckReadable() error { return d.readable() }
-
 // HookMode is how the first rule of a device would be attached.
 func HookMode(o Options) (Mode, error) {
 	switch {
