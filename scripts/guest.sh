@@ -209,7 +209,7 @@ chmod 755 "$root/init"
 (cd "$root" && find . | cpio --quiet -o -H newc -R 0:0) >"$tmp/initrd" || die "could not make the guest's files: is the disk full?"
 rm -rf "$root"
 
-timeout -k 5 "$seconds" qemu-system-x86_64 -accel tcg "${accel[@]}" -cpu Haswell-noTSX,-pcid,-invpcid,-x2apic,-tsc-deadline -smp "$cpus" -m "$mib" \
+timeout -k 5 "$seconds" qemu-system-x86_64 -accel tcg "${accel[@]}" -cpu Haswell-noTSX,-pcid,-invpcid,-x2apic,-tsc-deadline,-cx16 -smp "$cpus" -m "$mib" \
 	-display none -monitor none -nic none -no-reboot -kernel "$image/vmlinuz" -initrd "$tmp/initrd" \
 	-append 'console=ttyS0 quiet panic=-1 oops=panic' \
 	-serial "file:$tmp/console" -serial stdio -serial "file:$tmp/status" </dev/null > >(cat) 2>"$tmp/qemu" &
