@@ -27,7 +27,8 @@ usage() {
 [[ $# -gt 0 && $1 != -* ]] || usage
 kernel=$1
 shift
-cpus=2 mib=1024 seconds=600 modules=() files=() programs=(busybox) accel=()
+cpus=2 mib=1024 seconds=600 modules=() files=() accel=()
+programs=(busybox sh) # the shell of busybox would not look for other programs of its commands' names
 while getopts :c:m:it:M:f:p: option; do
 	case $option in
 	c) cpus=$OPTARG ;;
@@ -182,7 +183,6 @@ $b ln -s fd/0 /dev/stdin
 $b ln -s fd/1 /dev/stdout
 $b ln -s fd/2 /dev/stderr
 $b --install -s /usr/lib/busybox
-[ -e /bin/sh ] || $b ln -s busybox /bin/sh
 [ -e /usr/bin/env ] || $b ln -s busybox /usr/bin/env
 export PATH=/usr/sbin:/usr/bin:/usr/lib/busybox HOME=/root
 exec 3>/dev/ttyS1 4>/dev/ttyS2
