@@ -272,15 +272,18 @@ __noinline enum verdict take_slot(const struct slow *s, __u32 i)
 	struct line *line;
 	struct bucket *b;
 	struct key *owner;
-	__u32 slot;
+	__u32 number, id, slot;
 	__u64 tat;
 
 	if (!s)
 		return VERDICT_UNSURE;
-	line = bpf_map_lookup_elem(&table, &s->line);
-	rule = bpf_map_lookup_elem(&rules, &s->key.id);
+	/* Copies, as Linux 6.1 takes no other keys here. */
+	number = s->line;
+	id = s->key.id;
+	line = bpf_map_lookup_elem(&table, &number);
+	rule = bpf_map_lookup_elem(&rules, &id);
 	i &= LINE_SLOTS - 1;
-	slot = s->line * LINE_SLOTS + i;
+	slot = number * LINE_SLOTS + i;
 	owner = bpf_map_lookup_elem(&keys, &slot);
 	if (!line || !rule || !owner)
 		return VERDICT_UNSURE;
