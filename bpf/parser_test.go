@@ -204,16 +204,19 @@ func flowOf(src, dst []byte, proto layers.IPProtocol) maps.Flow {
 func readWhole(frame []byte) (r reading, headers int, ok bool) {
 	packet := gopacket.NewPacket(frame, layers.LayerTypeEthernet, gopacket.DecodeOptions{NoCopy: true, Lazy: true})
 	tags, extensions := 0, 0
+	raw := false // gopacket's own: IPv4 in the type 0xffff
 	for _, layer := range packet.Layers() {
 		headers += len(layer.LayerContents())
 		switch l := layer.(type) {
 		case *layers.Ethernet:
+			raw = l.EthernetType == layers.EthernetTypeRaw
 		case *layers.Dot1Q:
-			if tags++; tags > 2 || r.matched {
+			raw = l.Type == layers.EthernetTypeRaw
+			if tags++; tags > 2 {
 				return r, 0, false
 			}
 		case *layers.IPv4:
-			if r.matched || l.Version != 4 {
+			if r.matched || l.Version != 4 || raw {
 				return r, 0, false
 			}
 			r = reading{true, flowOf(l.SrcIP, l.DstIP, l.Protocol)}
