@@ -253,7 +253,11 @@ func play(r *rig, roll dice, more func() bool, changes uint64) {
 			t.change(randomRule(roll, overhead), now)
 		}
 		host := netip.AddrFrom4([4]byte{10, 1, 0, byte(roll(5))})
-		t.offer(host, now, randomSize(roll, overhead, t.rule.Capacity), roll(2) == 0)
+		room := t.rule.Capacity
+		if b := t.buckets[t.sharer(host)]; b != nil && roll(2) == 0 {
+			room -= min(room, t.meter.Level(*b, now)>>model.UnitBits)
+		}
+		t.offer(host, now, randomSize(roll, overhead, room), roll(2) == 0)
 		now = later(roll, t.meter, now)
 	}
 	t.counted()
@@ -299,15 +303,16 @@ func randomRule(roll dice, overhead int16) policy.Rule {
 	return rule
 }
 
-func randomSize(roll dice, overhead int16, capacity uint64) uint64 {
+// randomSize is any size that there is, or one that fills some room to the brim or just not.
+func randomSize(roll dice, overhead int16, room uint64) uint64 {
 	least, most := sizes(overhead)
 	n := least + roll(1500)
-	switch roll(6) {
+	switch roll(8) {
 	case 0:
 		n = least + roll(most-least+1)
-	case 1:
-		n = capacity + roll(3) - 1 // full to the brim, and one more
-	case 2:
+	case 1, 2:
+		n = room + roll(3) - 1
+	case 3:
 		n = []uint64{least, most}[roll(2)]
 	}
 	n = min(max(n, least), most)

@@ -151,6 +151,25 @@ func TestOfferIsExact(t *testing.T) {
 	}
 }
 
+// Not only chosen rates: any rate, capacity and penalty that there is, each order of magnitude alike.
+func TestAnyMeterIsExact(t *testing.T) {
+	seed := testenv.Seed(t)
+	traces := 600
+	if testing.Short() {
+		traces = 100
+	}
+	for i := range traces {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, uint64(i)))
+			rate := min(8+r.Uint64N(1<<(3+r.IntN(38))), 1e12)
+			capacity := 1 + r.Uint64N(1<<(1+r.IntN(40)))
+			hold := tolerable(rate, r.Uint64N(1<<(1+r.IntN(46))))
+			p := newPair(rate, capacity, i%3 == 0, hold)
+			play(t, random(r), p, starts[r.IntN(len(starts))], 250, i%2 == 0, i%4 > 0)
+		})
+	}
+}
+
 func TestPenaltyIsExact(t *testing.T) {
 	seed := testenv.Seed(t)
 	for i, hold := range []time.Duration{0, 1, 777 * time.Nanosecond, time.Millisecond, 1234567 * time.Microsecond, 30 * time.Second, 24 * time.Hour} {
