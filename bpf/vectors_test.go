@@ -72,6 +72,10 @@ func TestKnownTraces(t *testing.T) {
 			policy.Rule{Rate: 8_000_000, Capacity: 1500, Algorithm: policy.Leaky, Penalty: policy.Penalty{Kind: policy.PenaltyHold, Duration: time.Millisecond}},
 			[]packet{{0, 600, false, pass, 600}, {0, 1000, false, excess, 2500}, {1_099_000, 100, false, excess, 2500}, {2_199_000, 100, false, pass, 1500}},
 		},
+		"a TAT of 0, which would say that there was never a packet: so it is 2": {
+			policy.Rule{Rate: 8_000_000_000, Capacity: 1514}, // a byte in a ns: the clock is 0 again after 2^44
+			[]packet{{1<<44 - 1500, 1500, false, pass, 1501}, {1<<44 - 1500, 100, false, excess, 1501}, {1 << 44, 1513, false, pass, 1514}},
+		},
 		"a day idle at 400 Gbit/s": {
 			policy.Rule{Rate: 400_000_000_000, Capacity: 65536},
 			[]packet{{5, 60000, false, pass, 60000}, {86_400_000_000_000, 65000, false, pass, 65000}, {86_400_000_000_000, 600, false, excess, 65000}},
