@@ -269,9 +269,9 @@ func TestSlotsChangeHandsFairly(t *testing.T) {
 					Algorithm: algorithm, Each: policy.Each{Kind: policy.EachFlow}, Fail: policy.Closed,
 				}
 				r.put(rule, 0)
-				passed := make([]atomic.Uint64, keys)
+				p, passed := r.program(algorithm), make([]atomic.Uint64, keys)
 				took := onEachCPU(t, func(cpu int) error {
-					p, frames := r.program(algorithm), make([][]byte, keys)
+					frames := make([][]byte, keys)
 					for key := range keys {
 						frames[key] = ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(uint16(key), 2), zeros(958)))
 					}
