@@ -780,3 +780,28 @@ func TestSpareBucket(t *testing.T) {
 		r.want(p, to(30), meta{now: now}, drop, excess)
 	}
 }
+
+// A key keeps its slot until no CPU's clock says any more that it owes something:
+// clocks differ by less than a millisecond.
+func TestSlotIsKeptForSlowClocks(t *testing.T) {
+	for _, algorithm := range algorithms {
+		r := newRig(t, maps.Size{Rules: 1, Buckets: 4}, egress())
+		rule := policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: 8_000_000, Capacity: 2000, Algorithm: algorithm, Each: policy.Each{Kind: policy.EachHost}}
+		e := r.put(rule, 0)
+		p := r.program(algorithm)
+		pass, excess := map[uint32]maps.Counters{e.ID: passed(2000)}, map[uint32]maps.Counters{e.ID: dropped(2000)}
+		now := uint64(1e9)
+		for host := range 4 {
+			r.want(p, toHost(host, 2000), meta{now: now}, next, pass)
+		}
+		now += 2000 * 1000 // drained by this CPU's clock
+		r.want(p, toHost(10, 2000), meta{now: now}, next, pass)
+		for host := range 4 {
+			r.want(p, toHost(host, 2000), meta{now: now - 1_000_000}, drop, excess)
+		}
+		if got := r.set.OwnLevel(e, now) >> 20; got != 2000 {
+			t.Errorf("%v: the spare bucket owes %d bytes, want 2000 of the fifth host", algorithm, got)
+		}
+		r.want(p, toHost(11, 2000), meta{now: now + 1_100_000}, next, pass)
+	}
+}
