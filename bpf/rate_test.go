@@ -95,7 +95,7 @@ func TestEveryWindow(t *testing.T) {
 					now -= roll.Uint64N(3) * 500_000 // one of three CPUs
 				}
 				w.Leak(uint64(twin.rule.Rate), int64(now-then))
-				grain += 1 + int64(float64(full)/float64(1<<52)*1e6) // as a slope is rounded up
+				grain += 1 + int64(float64(clock-then)/float64(1<<52)*1e6) // as a slope is rounded up
 			}
 		})
 	}
