@@ -72,7 +72,7 @@ const (
 	noLimiter    = "no limiter"
 )
 
-var references = []string{emptyProgram, clockProgram, memoryFloor, sharedAdd, sharedCAS, noLimiter}
+var references = []string{emptyProgram, clockProgram, memoryFloor, sharedAdd, sharedCAS, sharedClock, noLimiter}
 
 // peer reports whether a subject is somebody else's, with which shapectl competes.
 func peer(subject string) bool { return !ours(subject) && !slices.Contains(references, subject) }
