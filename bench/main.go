@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -66,8 +67,16 @@ func run(ctx context.Context, args []string) error {
 	quick := flags.Bool("quick", false, "only show that every suite runs: seconds instead of minutes, figures that mean little")
 	docs := flags.String("o", "", "folder for benchmarks.md, benchmarks.json and charts; suites that did not run keep the figures there")
 	render := flags.Bool("render", false, "run nothing: write benchmarks.md and charts anew from benchmarks.json")
+	load := flags.String("load", "", "load rules, print what that took, and end: what the suite setup runs")
 	if err := flags.Parse(args); err != nil {
 		return err
+	}
+	if *load != "" {
+		var l loading
+		if err := json.Unmarshal([]byte(*load), &l); err != nil {
+			return fmt.Errorf("-load %s: %w", *load, err)
+		}
+		return l.run(os.Stdout)
 	}
 	if *render {
 		r, err := readReport(*docs)
