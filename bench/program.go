@@ -158,7 +158,7 @@ func (l *lab) oneKind(ctx context.Context, column string, k kind, packet []byte)
 	c := l.contest(arm{subject: emptyProgram, program: l.empty, packet: packet, repeat: hotPackets},
 		arm{subject: clockProgram, program: l.clock, packet: packet, repeat: hotPackets})
 	for _, a := range algorithms {
-		rule := neverBites(k.prefix(), a)
+		rule := generous(k.prefix(), a)
 		rule.Each = k.each
 		p, err := made.shapectl(maps.Size{Rules: 1, Buckets: 1024}, []policy.Rule{rule})
 		if err != nil {
@@ -191,7 +191,7 @@ func (l *lab) excess(ctx context.Context) (results []Result, err error) {
 func (l *lab) dropping(ctx context.Context, k kind, a policy.Algorithm) (Result, error) {
 	var made owned
 	defer made.Close()
-	passing := neverBites(k.prefix(), a)
+	passing := generous(k.prefix(), a)
 	passing.Each = k.each
 	dropping := passing
 	dropping.Rate, dropping.Capacity = policy.MinRate, policy.MinCapacity
@@ -244,7 +244,7 @@ func (l *lab) somePrefixes(ctx context.Context, ipv6 bool, n int) (results []Res
 	for _, a := range algorithms {
 		rules := make([]policy.Rule, n)
 		for i, p := range prefixes {
-			rules[i] = neverBites(p, a)
+			rules[i] = generous(p, a)
 		}
 		p, err := made.shapectl(maps.Size{Rules: uint32(n), Buckets: 1}, rules)
 		if err != nil {

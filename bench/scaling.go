@@ -76,8 +76,8 @@ func (l *lab) pairs() (pairs []pair, err error) {
 	copy(other[ipv4Dest:], netip.MustParseAddr("172.16.0.1").AsSlice())
 	for _, a := range algorithms {
 		p, err := l.shapectl(maps.Size{Rules: 2, Buckets: 1}, []policy.Rule{
-			neverBites(netip.MustParsePrefix("10.0.0.0/8"), a),
-			neverBites(netip.MustParsePrefix("172.16.0.0/12"), a),
+			generous(netip.MustParsePrefix("10.0.0.0/8"), a),
+			generous(netip.MustParsePrefix("172.16.0.0/12"), a),
 		})
 		if err != nil {
 			return nil, err
