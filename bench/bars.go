@@ -11,61 +11,59 @@ import (
 // A bar is a median from zero on, with its quartiles and its number.
 type bar struct {
 	Result
-	y, height float64 // its middle, in rows
-	color     color.Color
+	y     float64 // its middle; each bar is one high, with what is between bars
+	color color.Color
 }
 
 // barPlotter draws bars that lie.
 type barPlotter []bar
 
 const (
-	rowInches  = 0.16 // what a bar takes
-	headInches = 1.1  // what is above and below all bars
+	barHeight  = 0.17 * vg.Inch
+	headHeight = 0.9 * vg.Inch // what is above and below all bars
 )
 
 // bars draws each subject's figures below each other, a colour for each column, and returns how high that gets.
-func (t table) bars(p *plot.Plot, unit string) vg.Length {
-	var all barPlotter
-	columns, subjects := t.columns(), t.subjects()
-	groups, within := subjects, columns
+func (t table) bars(p *plot.Plot, legend *plot.Legend, unit string) vg.Length {
+	groups, within := t.subjects(), t.columns()
 	// As groups, what there is more of: fewer colours are easier to tell apart.
-	bySubject := len(subjects) >= len(columns)
+	bySubject := len(groups) >= len(within)
 	if !bySubject {
-		groups, within = columns, subjects
+		groups, within = within, groups
 	}
-	step := 1 / (float64(len(within)) + 0.5)
-	var names []string
-	for g, group := range groups {
-		y := float64(len(groups) - 1 - g)
-		names = append([]string{group}, names...)
-		for w, one := range within {
+	colors := colorsOf(within, !bySubject)
+	const gap = 0.6
+	var all barPlotter
+	var names plot.ConstantTicks
+	y := 0.0
+	for _, group := range groups {
+		first := y
+		for i, one := range within {
 			column, subject := one, group
 			if !bySubject {
 				column, subject = group, one
 			}
 			if r, ok := t.find(column, subject, unit); ok && r.Rounds > 0 {
-				all = append(all, bar{r, y + step*(float64(len(within)-1)/2-float64(w)), step, colorOf(w)})
+				all = append(all, bar{r, y, colors[i]})
+				y--
 			}
 		}
+		if y == first {
+			continue // nothing was measured
+		}
+		names = append(names, plot.Tick{Value: (first + y + 1) / 2, Label: group})
+		y -= gap
 	}
 	if len(within) > 1 {
-		for w, one := range within {
-			p.Legend.Add(one, swatch{colorOf(w)})
+		for i, one := range within {
+			legend.Add(one, swatch{colors[i]})
 		}
-		p.Legend.Top = true
-		p.Legend.ThumbnailWidth = vg.Points(10)
 	}
 	p.Add(all)
-	p.NominalY(names...)
+	p.Y.Tick.Marker, p.Y.Tick.Width, p.Y.Width = names, 0, 0
 	p.X.Label.Text = unit
-	_, p.X.Max, p.Y.Min, p.Y.Max = all.DataRange()
 	p.X.Max *= 1.1 // room for the numbers
-	lines := float64(len(groups)) * (float64(len(within)) + 0.5)
-	if len(within) > 1 {
-		p.Y.Max += float64(len(within)) * step // room for the legend
-		lines += float64(len(within))
-	}
-	return vg.Length(headInches+rowInches*lines) * vg.Inch
+	return headHeight + barHeight*vg.Length(-y)
 }
 
 func (b barPlotter) Plot(c draw.Canvas, p *plot.Plot) {
@@ -73,7 +71,7 @@ func (b barPlotter) Plot(c draw.Canvas, p *plot.Plot) {
 	text := p.X.Tick.Label
 	text.XAlign, text.YAlign = draw.XLeft, draw.YCenter
 	for _, one := range b {
-		low, high := y(one.y-0.42*one.height), y(one.y+0.42*one.height)
+		low, high := y(one.y-0.42), y(one.y+0.42)
 		zero, end := x(0), x(one.Median)
 		c.FillPolygon(one.color, []vg.Point{{X: zero, Y: low}, {X: end, Y: low}, {X: end, Y: high}, {X: zero, Y: high}})
 		whisker := draw.LineStyle{Color: color.Black, Width: vg.Points(1)}
@@ -84,10 +82,9 @@ func (b barPlotter) Plot(c draw.Canvas, p *plot.Plot) {
 
 // DataRange tells the plot what there is to show.
 func (b barPlotter) DataRange() (xmin, xmax, ymin, ymax float64) {
-	ymin = -0.5
+	ymax = 0.6
 	for _, one := range b {
-		xmin, xmax = min(xmin, one.Low), max(xmax, one.High)
-		ymax = max(ymax, one.y+0.5)
+		xmin, xmax, ymin = min(xmin, one.Low), max(xmax, one.High), min(ymin, one.y-0.6)
 	}
 	return xmin, xmax, ymin, ymax
 }
@@ -96,5 +93,6 @@ func (b barPlotter) DataRange() (xmin, xmax, ymin, ymax float64) {
 type swatch struct{ color.Color }
 
 func (s swatch) Thumbnail(c *draw.Canvas) {
-	c.FillPolygon(s.Color, []vg.Point{c.Min, {X: c.Max.X, Y: c.Min.Y}, c.Max, {X: c.Min.X, Y: c.Max.Y}})
+	low, high := c.Min.Y+vg.Points(2), c.Max.Y-vg.Points(2)
+	c.FillPolygon(s.Color, []vg.Point{{X: c.Min.X, Y: low}, {X: c.Max.X, Y: low}, {X: c.Max.X, Y: high}, {X: c.Min.X, Y: high}})
 }

@@ -5,6 +5,7 @@ import (
 	"image/color"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -12,6 +13,7 @@ import (
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgsvg"
 )
 
 const chartPrefix = "bench-"
@@ -49,38 +51,76 @@ func (r report) charts(dir string) error {
 	return nil
 }
 
-// colors are those of Okabe and Ito, which those who see fewer colours tell apart.
-var colors = []color.Color{
-	color.RGBA{0x00, 0x72, 0xb2, 0xff}, color.RGBA{0x56, 0xb4, 0xe9, 0xff}, color.RGBA{0xd5, 0x5e, 0x00, 0xff},
-	color.RGBA{0xe6, 0x9f, 0x00, 0xff}, color.RGBA{0x00, 0x9e, 0x73, 0xff}, color.RGBA{0xcc, 0x79, 0xa7, 0xff},
-	color.RGBA{0x50, 0x50, 0x50, 0xff}, color.RGBA{0xb0, 0xa0, 0x00, 0xff},
+// Colours are those of Okabe and Ito, which those who see fewer colours tell apart too.
+var (
+	blue      = []color.Color{rgb(0x0072b2), rgb(0x56b4e9)}
+	gray      = []color.Color{rgb(0x888888), rgb(0x333333), rgb(0xbbbbbb)}
+	bright    = []color.Color{rgb(0xd55e00), rgb(0xe69f00), rgb(0x009e73), rgb(0xcc79a7), rgb(0xf0e442)}
+	allColors = slices.Concat(blue[:1], bright, blue[1:], gray)
+)
+
+func rgb(c uint32) color.Color { return color.RGBA{byte(c >> 16), byte(c >> 8), byte(c), 0xff} }
+
+// colorsOf gives shapectl blues, peers bright colours, and gray to what limits
+// nothing; things other than subjects get one each.
+func colorsOf(things []string, areSubjects bool) (list []color.Color) {
+	used := map[string]int{}
+	for _, thing := range things {
+		kind, from := "other", allColors
+		switch {
+		case areSubjects && ours(thing):
+			kind, from = "ours", blue
+		case areSubjects && peer(thing):
+			kind, from = "peer", bright
+		case areSubjects:
+			kind, from = "reference", gray
+		}
+		list = append(list, from[used[kind]%len(from)])
+		used[kind]++
+	}
+	return list
 }
 
-func colorOf(i int) color.Color { return colors[i%len(colors)] }
+const (
+	chartWidth  = 8 * vg.Inch
+	lineHeight  = 3.2 * vg.Inch // of a chart with lines
+	chartMargin = 8             // points
+)
 
 // chart draws the first unit of a table: lines where its columns are sizes, else bars.
 func (t table) chart() ([]byte, error) {
-	p := plot.New()
-	p.Title.Text = t.Title
-	p.BackgroundColor = color.White
-	unit := t.units()[0]
-	height := 3.4 * vg.Inch
+	plot.DefaultFont.Variant = "Sans"
+	p, legend := plot.New(), plot.NewLegend()
+	p.Title.Text, p.Title.Padding = t.Title, vg.Points(6)
+	legend.Top = true
+	legend.Padding = vg.Points(2)
+	legend.ThumbnailWidth = vg.Points(16)
+	unit, height := t.units()[0], lineHeight
 	if sizes, ok := t.sizes(); ok {
-		if err := t.lines(p, unit, sizes); err != nil {
+		if err := t.lines(p, &legend, unit, sizes); err != nil {
 			return nil, err
 		}
 	} else {
-		height = t.bars(p, unit)
+		height = t.bars(p, &legend, unit)
 	}
-	w, err := p.WriterTo(7.5*vg.Inch, height, "svg")
-	if err != nil {
-		return nil, err
+
+	svg := vgsvg.New(chartWidth, height)
+	all := draw.New(svg)
+	all.FillPolygon(color.White, []vg.Point{{}, {X: chartWidth}, {X: chartWidth, Y: height}, {Y: height}})
+	all = draw.Crop(all, chartMargin, -chartMargin, chartMargin, -chartMargin)
+	box := legend.Rectangle(all) // beside the plot, where it hides nothing
+	width := box.Max.X - box.Min.X
+	if width > 0 {
+		width += 2 * chartMargin
 	}
+	legend.Draw(draw.Crop(all, 0, 0, 0, -vg.Points(20)))
+	p.BackgroundColor = nil
+	p.Draw(draw.Crop(all, 0, -width, 0, 0))
 	var b bytes.Buffer
-	if _, err := w.WriteTo(&b); err != nil {
+	if _, err := svg.WriteTo(&b); err != nil {
 		return nil, err
 	}
-	// Where a reader lacks the fonts that the library names, it shall take like ones.
+	// Where a reader lacks the font that the library names, it shall take a like one.
 	return bytes.ReplaceAll(b.Bytes(), []byte("font-family:Liberation Sans"),
 		[]byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif")), nil
 }
@@ -103,8 +143,10 @@ type points struct {
 	plotter.YErrors
 }
 
-func (t table) lines(p *plot.Plot, unit string, sizes []float64) error {
+func (t table) lines(p *plot.Plot, legend *plot.Legend, unit string, sizes []float64) error {
+	p.Add(plotter.NewGrid())
 	least, most := 0.0, 0.0
+	colors := colorsOf(t.subjects(), true)
 	for i, subject := range t.subjects() {
 		var at points
 		for j, column := range t.columns() {
@@ -125,8 +167,8 @@ func (t table) lines(p *plot.Plot, unit string, sizes []float64) error {
 		if err != nil {
 			return err
 		}
-		line.Color, line.Width = colorOf(i), vg.Points(1.5)
-		dots.Color, dots.Shape, dots.Radius = colorOf(i), draw.CircleGlyph{}, vg.Points(2.5)
+		line.Color, line.Width = colors[i], vg.Points(1.5)
+		dots.Color, dots.Shape, dots.Radius = colors[i], draw.CircleGlyph{}, vg.Points(2.5)
 		if !ours(subject) {
 			line.Dashes = []vg.Length{vg.Points(5), vg.Points(3)}
 		}
@@ -134,9 +176,9 @@ func (t table) lines(p *plot.Plot, unit string, sizes []float64) error {
 		if err != nil {
 			return err
 		}
-		spread.Color = colorOf(i)
+		spread.Color = colors[i]
 		p.Add(line, dots, spread)
-		p.Legend.Add(subject, line, dots)
+		legend.Add(subject, line, dots)
 	}
 	p.Y.Label.Text = unit
 	p.Y.Min = 0
@@ -152,7 +194,5 @@ func (t table) lines(p *plot.Plot, unit string, sizes []float64) error {
 	} else {
 		p.Y.Max = most * 1.1
 	}
-	p.Add(plotter.NewGrid())
-	p.Legend.Top, p.Legend.Left = true, true
 	return nil
 }

@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -99,19 +98,4 @@ func shapectlVersion() string {
 		return "unknown"
 	}
 	return strings.TrimSpace(string(output))
-}
-
-// number writes a figure with three digits that count, or all of those before the point.
-func number(f float64) string {
-	switch {
-	case f == 0:
-		return "0"
-	case f >= 1000 || f <= -1000:
-		return count(int(f + 0.5))
-	}
-	s := strconv.FormatFloat(f, 'g', 3, 64)
-	if strings.Contains(s, "e") {
-		s = strconv.FormatFloat(f, 'f', 6, 64)
-	}
-	return s
 }

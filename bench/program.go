@@ -482,12 +482,3 @@ const (
 	lruMap  = "LRU hash map"
 	hashMap = "hash map"
 )
-
-// count writes a number with spaces between its thousands.
-func count(n int) string {
-	s := fmt.Sprint(n)
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + " " + s[i:]
-	}
-	return s
-}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -130,5 +131,29 @@ func (t table) notes() string {
 	if fewest != most {
 		rounds = fmt.Sprintf("%d to %d", fewest, most)
 	}
-	return "Rounds: " + rounds + ".\n\n" + strings.Join(notes, "") + "\n"
+	return "Rounds: " + rounds + ".\n\n" + strings.Join(notes, "")
+}
+
+// number writes a figure with three digits, or all of those before the point.
+func number(f float64) string {
+	if math.Abs(f) >= 999.5 {
+		return count(int(math.Round(f)))
+	}
+	s := strconv.FormatFloat(f, 'g', 3, 64)
+	if strings.Contains(s, "e") {
+		s = strconv.FormatFloat(f, 'f', 6, 64)
+	}
+	return s
+}
+
+// count writes a number with spaces between its thousands.
+func count(n int) string {
+	if n < 0 {
+		return "-" + count(-n)
+	}
+	s := strconv.Itoa(n)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + " " + s[i:]
+	}
+	return s
 }

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"fmt"
 	"math"
-	"slices"
 	"strings"
 )
 
@@ -19,21 +17,24 @@ func (r Result) beats(other Result) bool {
 	}
 }
 
-// winTable lists each case in which a peer has a better figure than a way of shapectl.
+// winTable lists each case in which a peer has a better figure than shapectl, or than one of its ways.
 func winTable(results []Result) string {
-	var b strings.Builder
+	var b, notes strings.Builder
 	for _, s := range suites {
 		for _, t := range tablesOf(s.name, results) {
 			unit := t.units()[0] // the others are ratios of it
-			for _, column := range t.columns() {
-				for _, subject := range t.subjects() {
-					mine, ok := t.find(column, subject, unit)
-					if !ok || !ours(subject) || mine.Rounds == 0 {
-						continue
+			for _, subject := range t.subjects() {
+				var cases []string
+				for _, column := range t.columns() {
+					if r, ok := t.find(column, subject, unit); ok && peer(subject) && r.Rounds > 0 {
+						cases = append(cases, t.behind(r)...)
+						if note := "- " + subject + ": " + r.Note + "\n"; r.Note != "" && len(cases) > 0 && !strings.Contains(notes.String(), note) {
+							notes.WriteString(note)
+						}
 					}
-					if better := t.better(mine); len(better) > 0 {
-						b.WriteString(row(t.Title, column, fmt.Sprintf("%s %s", number(mine.Median), unit), subject, strings.Join(better, "; ")))
-					}
+				}
+				if len(cases) > 0 {
+					b.WriteString(row(t.Title+", "+unit, subject, strings.Join(cases, "<br>")))
 				}
 			}
 		}
@@ -41,37 +42,49 @@ func winTable(results []Result) string {
 	if b.Len() == 0 {
 		return "In no case here.\n"
 	}
-	return "Every case here in which a peer's median is better than that of shapectl, or of one of its ways. \"Within the\n" +
-		"noise\" is where the quartiles overlap.\n\n" +
-		row("", "case", "figure", "of", "is behind") + rule(5, 0) + b.String()
+	return "Every case here in which a peer's median is better than that of shapectl, or of one of its ways; ~ where\n" +
+		"the quartiles overlap.\n\n" +
+		row("", "peer", "its figure, and ours") + rule(3, 0) + b.String() + "\n" + notes.String()
 }
 
-// better are the peers whose figures beat one of ours, best first.
-func (t table) better(mine Result) (list []string) {
-	var winners []Result
+// behind says which of our figures a peer's beats in its case; empty if none.
+func (t table) behind(theirs Result) []string {
+	var all, beaten []Result
 	for _, r := range t.results {
-		if r.column() == mine.column() && r.Unit == mine.Unit && r.Rounds > 0 && peer(r.Subject) && r.beats(mine) {
-			winners = append(winners, r)
+		if r.column() == theirs.column() && r.Unit == theirs.Unit && r.Rounds > 0 && ours(r.Subject) {
+			all = append(all, r)
+			if theirs.beats(r) {
+				beaten = append(beaten, r)
+			}
 		}
 	}
-	slices.SortStableFunc(winners, func(a, b Result) int {
-		switch {
-		case a.beats(b):
-			return -1
-		case b.beats(a):
-			return 1
-		}
-		return 0
-	})
-	for _, r := range winners {
-		text := r.Subject + " " + number(r.Median)
-		if r.Low <= mine.High && mine.Low <= r.High {
-			text += " (within the noise)"
-		}
-		if r.Note != "" {
-			text += " (" + r.Note + ")"
-		}
-		list = append(list, text)
+	if len(beaten) == 0 {
+		return nil
 	}
-	return list
+	best, worst := beaten[0], beaten[0]
+	var names []string
+	near := ""
+	for _, r := range beaten {
+		if r.beats(best) {
+			best = r
+		}
+		if worst.beats(r) {
+			worst = r
+		}
+		if theirs.Low <= r.High && r.Low <= theirs.High {
+			near = "~"
+		}
+		names = append(names, strings.TrimPrefix(r.Subject, "shapectl "))
+	}
+	text := near + number(theirs.Median) + " against " + number(best.Median)
+	if len(beaten) > 1 {
+		text += " to " + number(worst.Median)
+	}
+	if len(beaten) < len(all) {
+		text += " (" + strings.Join(names, "; ") + ")"
+	}
+	if column := theirs.column(); column != "" {
+		text = column + ": " + text
+	}
+	return []string{text}
 }
