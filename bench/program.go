@@ -432,7 +432,15 @@ func (l *lab) someFlows(ctx context.Context, n int) (results []Result, err error
 	if err := add(memoryFloor, p, err); err != nil {
 		return nil, err
 	}
-	w, err := newWalk(&made, scrambled(uint32(n)), ipv4Source)
+	// Flows come in another order than they came first: hash maps hand their
+	// elements out one after the other, and would be read in that order too.
+	addresses := scrambled(uint32(n))
+	first, err := newWalk(&made, addresses, ipv4Source)
+	if err != nil {
+		return nil, err
+	}
+	newRandom().Shuffle(n, func(i, j int) { addresses[i], addresses[j] = addresses[j], addresses[i] })
+	w, err := newWalk(&made, addresses, ipv4Source)
 	if err != nil {
 		return nil, err
 	}
@@ -450,7 +458,11 @@ func (l *lab) someFlows(ctx context.Context, n int) (results []Result, err error
 		if !ours(a.subject) && a.subject != memoryFloor {
 			a.note = "neither atomic nor counted"
 		}
-		if _, err := nanoseconds(walking, packet, n); err != nil { // all flows owe now
+		filling, err := made.before(first, p)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := nanoseconds(filling, packet, n); err != nil { // all flows owe now
 			return nil, err
 		}
 		a.program, a.clock, a.repeat = walking, behind, coldPackets
