@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -714,7 +715,7 @@ func TestUnsure(t *testing.T) {
 			counted maps.Counters
 		}{
 			policy.Open:   {next, maps.Counters{PassedPackets: 1, PassedBytes: size, UnsurePackets: 1}},
-			policy.Closed: {drop, maps.Counters{DroppedPackets: 1, DroppedBytes: size, UnsurePackets: 1}},
+			policy.Closed: {drop, maps.Counters{ExcessPackets: 1, ExcessBytes: size, DroppedPackets: 1, DroppedBytes: size, UnsurePackets: 1}},
 		} {
 			for _, each := range sharings {
 				t.Run(fmt.Sprintf("%v/%v/%v", algorithm, fail, policy.Each{Kind: each}), func(t *testing.T) {
@@ -723,10 +724,10 @@ func TestUnsure(t *testing.T) {
 					rule.Fail, rule.Each.Kind = fail, each
 					e := r.put(rule, 0)
 					// As if another CPU were at it and never came to an end.
-					own := bpf.AbiOwn{Bucket: bpf.AbiBucket{Tat: 1<<40 | 1}}
-					if err := r.set.Replacements()[bpf.GcraMapOwnBuckets].Put(uint32(0), own); err != nil {
-						t.Fatal(err)
-					}
+					var kept bpf.AbiRule
+					testenv.Must(t, r.set.Replacements()[bpf.GcraMapRules].Lookup(uint32(0), &kept))
+					kept.Own.Tat = 1<<40 | 1
+					testenv.Must(t, r.set.Replacements()[bpf.GcraMapRules].Put(uint32(0), kept))
 					var line bpf.AbiLine
 					line.Slot[1].Tat = 1
 					if err := r.set.Replacements()[bpf.GcraMapTable].Put(uint32(0), line); err != nil {

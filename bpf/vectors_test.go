@@ -127,7 +127,7 @@ func (t *twin) offer(host netip.Addr, now, n uint64, ect bool) model.Verdict {
 		wantVerdict = drop
 	}
 	if verdict != wantVerdict {
-		c, _ := t.set.Counters(t.entry.ID)
+		c := t.set.Counters(t.entry.ID)
 		t.Fatalf("packet %d, %d bytes at %d ns: verdict %#x, the model says %d\nrule %+v\nmeter %+v\nbucket %+v\ncounters %+v",
 			t.packets, n, now, verdict, want, t.rule, t.meter, before, c)
 	}

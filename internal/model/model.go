@@ -92,9 +92,9 @@ func (m *Meter) Continue(old Meter, now uint64) {
 	m.Base = old.Clock(now) - m.Clock(now)
 }
 
-// A Bucket is the state that a packet changes.
+// A Bucket is the state that a packet changes. The zero Bucket was never charged.
 type Bucket struct {
-	TAT  uint64 // units on the meter's clock; 0 where never charged
+	TAT  uint64 // units on the meter's clock
 	Tick uint32 // when it was last charged
 }
 
@@ -104,7 +104,7 @@ func Tick(now uint64) uint32 { return uint32(now >> TickBits) }
 // Level is what the bucket owes at now (ns), in units.
 func (m Meter) Level(b Bucket, now uint64) uint64 {
 	level := b.TAT - m.Clock(now)
-	if int64(level) <= 0 || b.TAT == 0 || Tick(now)+1-b.Tick > m.Idle {
+	if int64(level) <= 0 || b == (Bucket{}) || Tick(now)+1-b.Tick > m.Idle {
 		return 0
 	}
 	return level
@@ -167,9 +167,5 @@ func (m Meter) Offer(b *Bucket, now, n uint64, ect bool) Verdict {
 
 // Owing is a bucket that owes so many units at now (ns).
 func (m Meter) Owing(units, now uint64) Bucket {
-	tat := m.Clock(now) + units
-	if tat == 0 && units > 0 {
-		tat = 2 // 0 would say that it was never charged
-	}
-	return Bucket{TAT: tat, Tick: Tick(now)}
+	return Bucket{TAT: m.Clock(now) + units, Tick: Tick(now)}
 }

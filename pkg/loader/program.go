@@ -29,7 +29,7 @@ func Load(algorithm policy.Algorithm, set *maps.Set) (*ebpf.Program, error) {
 		return nil, fmt.Errorf("read the built-in program %s: %w", p.name, err)
 	}
 	for name, m := range set.Replacements() {
-		spec.Maps[name].MaxEntries = m.MaxEntries()
+		spec.Maps[name].MaxEntries, spec.Maps[name].ValueSize = m.MaxEntries(), m.ValueSize()
 	}
 	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: set.Replacements()})
 	if err != nil {
