@@ -435,6 +435,7 @@ func (l *lab) someFlows(ctx context.Context, n int) (results []Result, err error
 	// Flows come in another order than they came first: hash maps hand their
 	// elements out one after the other, and would be read in that order too.
 	addresses := scrambled(uint32(n))
+	copy(packet[ipv4Source:], addresses[0][:]) // the very first one found room for sure
 	first, err := newWalk(&made, addresses, ipv4Source)
 	if err != nil {
 		return nil, err
