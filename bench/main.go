@@ -1,0 +1,145 @@
+// Command bench measures what shapectl costs, beside the limiters that a
+// kernel comes with: `make bench`. Each suite yields figures with their spread,
+// which become docs/benchmarks.md with its charts and docs/benchmarks.json. It needs root.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// options are what every suite goes by.
+type options struct {
+	quick bool      // only show that it runs: few rounds, small sizes, every figure
+	log   io.Writer // what is being done, a line each
+}
+
+// say tells the user what is being done, as a run takes minutes.
+func (o options) say(format string, args ...any) {
+	fmt.Fprintf(o.log, format+"\n", args...)
+}
+
+// rounds is how often each figure is taken: an odd number, so that one of them is the median.
+func (o options) rounds(full int) int {
+	if o.quick {
+		return 3
+	}
+	return full
+}
+
+// A suite measures, and cleans up after itself also when ctx is cancelled.
+type suite func(ctx context.Context, o options) ([]Result, error)
+
+// suites are in the order in which they run and are reported.
+var suites = []struct {
+	name  string
+	title string
+	run   suite
+}{
+	{"program", "What a program costs", program},
+	{"setup", "Setting up and changing rules", setup},
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
+	err := run(ctx, os.Args[1:])
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	only := flags.String("suite", "", "suites to run, with commas between them (default: all)")
+	quick := flags.Bool("quick", false, "only show that every suite runs: seconds instead of minutes, figures that mean little")
+	docs := flags.String("o", "", "folder for benchmarks.md, benchmarks.json and charts; with -suite, the other suites' figures there are kept")
+	render := flags.Bool("render", false, "run nothing: write benchmarks.md and charts anew from benchmarks.json")
+	load := flags.String("load", "", "load rules, print what that took, and end: what the suite setup runs")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if *load != "" {
+		var l loading
+		if err := json.Unmarshal([]byte(*load), &l); err != nil {
+			return fmt.Errorf("-load %s: %w", *load, err)
+		}
+		return l.run(os.Stdout)
+	}
+	if *render {
+		r, err := readReport(*docs)
+		if err != nil {
+			return err
+		}
+		return r.write(*docs)
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("loading programs and making network namespaces needs root: run it with sudo")
+	}
+	chosen, err := choose(*only)
+	if err != nil {
+		return err
+	}
+	r := report{Machine: thisMachine(), Runs: map[string]measured{}}
+	if *docs != "" && *only != "" {
+		before, err := readReport(*docs)
+		if err != nil {
+			return err
+		}
+		if err := r.keep(before, chosen); err != nil {
+			return err
+		}
+	}
+	this := measured{Date: time.Now().Format(time.DateOnly), Shapectl: shapectlVersion(), Quick: *quick}
+	o := options{quick: *quick, log: os.Stderr}
+	for _, s := range suites {
+		if !slices.Contains(chosen, s.name) {
+			continue
+		}
+		start := time.Now()
+		o.say("%s: %s", s.name, s.title)
+		results, err := s.run(ctx, o)
+		if err != nil {
+			return fmt.Errorf("suite %s: %w", s.name, err)
+		}
+		for i := range results {
+			results[i].Suite = s.name
+		}
+		r.Runs[s.name], r.Results = this, append(r.Results, results...)
+		o.say("%s: %d figures in %v", s.name, len(results), time.Since(start).Round(time.Second))
+	}
+	if *docs == "" {
+		return r.markdown(os.Stdout)
+	}
+	return r.write(*docs)
+}
+
+// choose reads a list of suites; all of them where it is empty.
+func choose(list string) (chosen []string, err error) {
+	var names []string
+	for _, s := range suites {
+		names = append(names, s.name)
+	}
+	if list == "" {
+		return names, nil
+	}
+	chosen = strings.Split(list, ",")
+	for _, name := range chosen {
+		if !slices.Contains(names, name) {
+			return nil, fmt.Errorf("no suite is called %q: use %s", name, strings.Join(names, ", "))
+		}
+	}
+	return chosen, nil
+}

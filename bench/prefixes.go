@@ -1,0 +1,101 @@
+package main
+
+import (
+	"encoding/binary"
+	"math/rand/v2"
+	"net/netip"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Addresses of packets that stay the same.
+var (
+	sourceIPv4 = netip.MustParseAddr("192.0.2.1")
+	destIPv4   = netip.MustParseAddr("10.0.0.1")
+	sourceIPv6 = netip.MustParseAddr("2001:db8::1")
+	destIPv6   = netip.MustParseAddr("2001:db8:1::1")
+)
+
+// newRandom is the same sequence in each run, so that all runs measure the same rules.
+func newRandom() *rand.Rand { return rand.New(rand.NewPCG(1, 2)) }
+
+// mixedPrefixes are so many different prefixes of one family, as a provider may
+// have them: for IPv4 two fifths /24, a fifth hosts, and the rest evenly from
+// /16 to /31; for IPv6 two fifths /48, a fifth /64, a tenth hosts, and the rest
+// evenly from /32 to /63, all of them global addresses.
+func mixedPrefixes(r *rand.Rand, ipv6 bool, n int) []netip.Prefix {
+	seen := make(map[netip.Prefix]bool, n)
+	prefixes := make([]netip.Prefix, 0, n)
+	for len(prefixes) < n {
+		p := netip.PrefixFrom(randomAddress(r, ipv6), mixedLength(r, ipv6)).Masked()
+		if !seen[p] {
+			seen[p] = true
+			prefixes = append(prefixes, p)
+		}
+	}
+	return prefixes
+}
+
+func mixedLength(r *rand.Rand, ipv6 bool) int {
+	tenth := r.IntN(10)
+	switch {
+	case ipv6 && tenth < 4:
+		return 48
+	case ipv6 && tenth < 6:
+		return 64
+	case ipv6 && tenth < 7:
+		return 128
+	case ipv6:
+		return 32 + r.IntN(32)
+	case tenth < 4:
+		return 24
+	case tenth < 6:
+		return 32
+	}
+	return 16 + r.IntN(16)
+}
+
+// randomAddress is any IPv4 address, or any global IPv6 address.
+func randomAddress(r *rand.Rand, ipv6 bool) netip.Addr {
+	var b [16]byte
+	for i := range b {
+		b[i] = byte(r.Uint32())
+	}
+	if !ipv6 {
+		return netip.AddrFrom4([4]byte(b[:4]))
+	}
+	b[0] = b[0]&0x1f | 0x20
+	return netip.AddrFrom16(b)
+}
+
+// addressIn is any address of a prefix.
+func addressIn(r *rand.Rand, p netip.Prefix) netip.Addr {
+	a, in := randomAddress(r, p.Addr().Is6()).AsSlice(), p.Addr().AsSlice()
+	for i := range a {
+		host := byte(0xff >> min(max(p.Bits()-8*i, 0), 8))
+		a[i] = a[i]&host | in[i]
+	}
+	address, _ := netip.AddrFromSlice(a)
+	return address
+}
+
+// scrambled are the numbers below n as that many different IPv4 addresses in no
+// order: murmur3's finalizer maps words one to one.
+func scrambled(n uint32) [][4]byte {
+	addresses := make([][4]byte, n)
+	for i := range n {
+		h := i
+		h ^= h >> 16
+		h *= 0x85ebca6b
+		h ^= h >> 13
+		h *= 0xc2b2ae35
+		h ^= h >> 16
+		binary.NativeEndian.PutUint32(addresses[i][:], h)
+	}
+	return addresses
+}
+
+// generous limits a prefix to more than any packets here can use up.
+func generous(p netip.Prefix, a policy.Algorithm) policy.Rule {
+	return policy.Rule{Prefix: p, Rate: policy.MaxRate, Capacity: 1 << 30, Algorithm: a}
+}

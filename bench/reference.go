@@ -1,0 +1,365 @@
+package main
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+)
+
+// Programs to compare with. They read a plain IPv4 or IPv6 frame with UDP, and
+// do what they are for with nothing to spare: no other checks, no counters.
+
+// Where things are in a frame, and in struct __sk_buff (linux/bpf.h).
+const (
+	ethernetBytes = 14
+	ipv4Protocol  = ethernetBytes + 9
+	ipv4Source    = ethernetBytes + 12
+	ipv4Dest      = ethernetBytes + 16
+	ipv4Ports     = ethernetBytes + 20
+	ipv6Source    = ethernetBytes + 8
+	ipv6Dest      = ethernetBytes + 24
+	ipv6Ports     = ethernetBytes + 40
+
+	skbLength  = 0
+	skbData    = 76
+	skbDataEnd = 80
+)
+
+// next is TCX_NEXT: a packet goes on to the next program, as our programs say of all that conform.
+const next = -1
+
+// owned is what was made for a case and goes with it.
+type owned []io.Closer
+
+func (o *owned) add(c io.Closer) { *o = append(*o, c) }
+
+func (o *owned) Close() error {
+	var errs []error
+	for _, c := range *o {
+		errs = append(errs, c.Close())
+	}
+	*o = nil
+	return errors.Join(errs...)
+}
+
+func (o *owned) program(name string, code ...asm.Instruction) (*ebpf.Program, error) {
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: name, Type: ebpf.SchedCLS, Instructions: code, License: "Dual BSD/GPL",
+	})
+	if err != nil {
+		return nil, fmt.Errorf("load the program %s: %w", name, err)
+	}
+	o.add(p)
+	return p, nil
+}
+
+func (o *owned) newMap(spec ebpf.MapSpec) (*ebpf.Map, error) {
+	m, err := ebpf.NewMap(&spec)
+	if err != nil {
+		return nil, fmt.Errorf("make a map of %d entries (%v): %w", spec.MaxEntries, spec.Type, err)
+	}
+	o.add(m)
+	return m, nil
+}
+
+// concat is one program from its parts.
+func concat(parts ...asm.Instructions) (all asm.Instructions) {
+	for _, p := range parts {
+		all = append(all, p...)
+	}
+	return all
+}
+
+func exit() asm.Instructions {
+	return asm.Instructions{asm.Mov.Imm(asm.R0, next).WithSymbol("exit"), asm.Return()}
+}
+
+func (o *owned) emptyProgram() (*ebpf.Program, error) { return o.program("empty", exit()...) }
+
+func (o *owned) clockProgram() (*ebpf.Program, error) {
+	return o.program("clock", concat(asm.Instructions{asm.FnKtimeGetNs.Call()}, exit())...)
+}
+
+// frame leaves the first so many bytes of a packet, which R6 then points to, or goes to "exit".
+func frame(bytes int32) asm.Instructions {
+	return asm.Instructions{
+		asm.LoadMem(asm.R6, asm.R1, skbData, asm.Word),
+		asm.LoadMem(asm.R2, asm.R1, skbDataEnd, asm.Word),
+		asm.Mov.Reg(asm.R3, asm.R6),
+		asm.Add.Imm(asm.R3, bytes),
+		asm.JGT.Reg(asm.R3, asm.R2, "exit"),
+	}
+}
+
+// lookup finds the value of the key that is at R10 plus an offset, or goes to another place.
+func lookup(m *ebpf.Map, key int32, missing string) asm.Instructions {
+	return asm.Instructions{
+		asm.LoadMapPtr(asm.R1, m.FD()),
+		asm.Mov.Reg(asm.R2, asm.R10),
+		asm.Add.Imm(asm.R2, key),
+		asm.FnMapLookupElem.Call(),
+		asm.JEq.Imm(asm.R0, 0, missing),
+	}
+}
+
+// copyWords copies words of a packet (R6) to the stack (R10).
+func copyWords(from, to int16, words int) (code asm.Instructions) {
+	for i := range int16(words) {
+		code = append(code,
+			asm.LoadMem(asm.R1, asm.R6, from+4*i, asm.Word),
+			asm.StoreMem(asm.R10, to+4*i, asm.R1, asm.Word),
+		)
+	}
+	return code
+}
+
+// trieProgram looks the destination up in an LPM trie and reads what is there: no more.
+func (o *owned) trieProgram(trie *ebpf.Map, ipv6 bool) (*ebpf.Program, error) {
+	at, words := int16(ipv4Dest), 1
+	if ipv6 {
+		at, words = ipv6Dest, 4
+	}
+	const key = -24
+	return o.program("trie", concat(
+		frame(int32(at)+4*int32(words)),
+		asm.Instructions{asm.StoreImm(asm.R10, key, 32*int64(words), asm.Word)},
+		copyWords(at, key+4, words),
+		lookup(trie, key, "exit"),
+		asm.Instructions{asm.LoadMem(asm.R1, asm.R0, 0, asm.Word)},
+		exit(),
+	)...)
+}
+
+// flowProgram is a limiter as it is often written: the 5-tuple is the key in a
+// hash map, its value the time up to which the flow has used its rate. No
+// atomic operation: two CPUs would let through more than one.
+func (o *owned) flowProgram(flows *ebpf.Map) (*ebpf.Program, error) {
+	const (
+		key, value = -16, -24
+		burst      = 1 << 30 // ns: never used up
+		perByte    = 4       // 2^-perByte ns a byte
+	)
+	return o.program("flows", concat(
+		asm.Instructions{asm.LoadMem(asm.R7, asm.R1, skbLength, asm.Word)},
+		frame(ipv4Ports+4),
+		copyWords(ipv4Source, key, 2),
+		copyWords(ipv4Ports, key+8, 1),
+		asm.Instructions{
+			asm.LoadMem(asm.R1, asm.R6, ipv4Protocol, asm.Byte),
+			asm.StoreMem(asm.R10, key+12, asm.R1, asm.Word),
+			asm.FnKtimeGetNs.Call(),
+			asm.Mov.Reg(asm.R8, asm.R0),
+			asm.RSh.Imm(asm.R7, perByte),
+		},
+		lookup(flows, key, "new"),
+		asm.Instructions{
+			asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord),
+			asm.JGT.Reg(asm.R1, asm.R8, "owes"),
+			asm.Mov.Reg(asm.R1, asm.R8),
+			asm.Add.Reg(asm.R1, asm.R7).WithSymbol("owes"),
+			asm.Mov.Reg(asm.R2, asm.R1),
+			asm.Sub.Reg(asm.R2, asm.R8),
+			asm.JGT.Imm(asm.R2, burst, "excess"),
+			asm.StoreMem(asm.R0, 0, asm.R1, asm.DWord),
+		},
+		exit(),
+		asm.Instructions{
+			asm.StoreMem(asm.R10, value, asm.R8, asm.DWord).WithSymbol("new"),
+			asm.LoadMapPtr(asm.R1, flows.FD()),
+			asm.Mov.Reg(asm.R2, asm.R10),
+			asm.Add.Imm(asm.R2, key),
+			asm.Mov.Reg(asm.R3, asm.R10),
+			asm.Add.Imm(asm.R3, value),
+			asm.Mov.Imm(asm.R4, 0), // BPF_ANY
+			asm.FnMapUpdateElem.Call(),
+			asm.Ja.Label("exit"),
+			asm.Mov.Imm(asm.R0, 2).WithSymbol("excess"), // TC_ACT_SHOT
+			asm.Return(),
+		},
+	)...)
+}
+
+// floorProgram reads the clock and one cache line, which the source address
+// names by a hash: no limiter with that many buckets can do with less.
+func (o *owned) floorProgram(lines uint32) (*ebpf.Program, error) {
+	const line, key = 64, -4
+	memory, err := o.newMap(ebpf.MapSpec{
+		Type: ebpf.Array, KeySize: 4, ValueSize: line, MaxEntries: lines, Flags: mmapable,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return o.program("floor", concat(
+		frame(ipv4Dest),
+		asm.Instructions{
+			asm.LoadMem(asm.R7, asm.R6, ipv4Source, asm.Word),
+			asm.LoadImm(asm.R1, fibonacci-1<<64, asm.DWord),
+			asm.Mul.Reg(asm.R7, asm.R1),
+			asm.RSh.Imm(asm.R7, 32),
+			asm.And.Imm(asm.R7, int32(lines-1)),
+			asm.StoreMem(asm.R10, key, asm.R7, asm.Word),
+			asm.FnKtimeGetNs.Call(),
+		},
+		lookup(memory, key, "exit"),
+		asm.Instructions{
+			asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord),
+			asm.JGT.Imm(asm.R1, 0, "exit"), // the packet waits for what it reads
+		},
+		exit(),
+	)...)
+}
+
+const (
+	fibonacci = 0x9e3779b97f4a7c15
+	mmapable  = 1 << 10 // BPF_F_MMAPABLE: each value is where the kernel's own arrays are, in pages of 4 KiB
+)
+
+// wordProgram changes one word that all CPUs share: code does it, with R0 pointing to the word.
+func (o *owned) wordProgram(name string, before asm.Instructions, code asm.Instructions) (*ebpf.Program, error) {
+	const key = -4
+	word, err := o.newMap(ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 64, MaxEntries: 1, Flags: mmapable})
+	if err != nil {
+		return nil, err
+	}
+	return o.program(name, concat(
+		before,
+		asm.Instructions{asm.StoreImm(asm.R10, key, 0, asm.Word)},
+		lookup(word, key, "exit"),
+		code,
+		exit(),
+	)...)
+}
+
+func readClock() asm.Instructions { return asm.Instructions{asm.FnKtimeGetNs.Call()} }
+
+func addToWord() asm.Instructions {
+	return asm.Instructions{asm.Mov.Imm(asm.R1, 1), asm.AddAtomic.Mem(asm.R0, asm.R1, asm.DWord, 0)}
+}
+
+// swapWord adds one by compare-and-swap, and tries again up to eight times.
+func swapWord() asm.Instructions {
+	code := asm.Instructions{asm.Mov.Reg(asm.R6, asm.R0)}
+	for range 8 {
+		code = append(code,
+			asm.LoadMem(asm.R0, asm.R6, 0, asm.DWord),
+			asm.Mov.Reg(asm.R7, asm.R0),
+			asm.Mov.Reg(asm.R1, asm.R0),
+			asm.Add.Imm(asm.R1, 1),
+			asm.CmpXchg.Mem(asm.R6, asm.R1, asm.DWord, 0),
+			asm.JEq.Reg(asm.R0, asm.R7, "exit"),
+		)
+	}
+	return code
+}
+
+// A walk gives each packet the next address of a list, in which they are in
+// random order: a test run itself only repeats one packet. Reading a list is
+// cheaper than making random numbers, and the CPU reads ahead.
+type walk struct {
+	addresses *ebpf.Map
+	count     uint32 // a power of two
+	words     int    // 32 bit, of an address
+	at        int32  // where in the frame it goes
+}
+
+// newWalk makes one through addresses, whose number is a power of two.
+func newWalk[A [4]byte | [16]byte](o *owned, addresses []A, at int32) (walk, error) {
+	size := uint32(len(addresses[0]))
+	w := walk{count: uint32(len(addresses)), words: int(size / 4), at: at}
+	var err error
+	w.addresses, err = o.newMap(ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: size, MaxEntries: w.count})
+	if err != nil {
+		return walk{}, err
+	}
+	keys := make([]uint32, w.count)
+	for i := range keys {
+		keys[i] = uint32(i)
+	}
+	if err := batchPut(w.addresses, keys, addresses); err != nil {
+		return walk{}, fmt.Errorf("write down %d addresses: %w", w.count, err)
+	}
+	return w, nil
+}
+
+// before is a program that walks and hands each packet on.
+func (o *owned) before(w walk, then *ebpf.Program) (*ebpf.Program, error) {
+	chain, err := o.newMap(ebpf.MapSpec{Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+	if err != nil {
+		return nil, err
+	}
+	if err := chain.Put(uint32(0), then); err != nil {
+		return nil, err
+	}
+	cursor, err := o.newMap(ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+	if err != nil {
+		return nil, err
+	}
+	const key = -4
+	code := concat(
+		asm.Instructions{
+			asm.Mov.Reg(asm.R8, asm.R1),
+			asm.StoreImm(asm.R10, key, 0, asm.Word),
+		},
+		lookup(cursor, key, "exit"),
+		asm.Instructions{
+			asm.LoadMem(asm.R1, asm.R0, 0, asm.Word),
+			asm.StoreMem(asm.R10, key, asm.R1, asm.Word),
+			asm.Add.Imm(asm.R1, 1),
+			asm.And.Imm(asm.R1, int32(w.count-1)),
+			asm.StoreMem(asm.R0, 0, asm.R1, asm.Word),
+		},
+		lookup(w.addresses, key, "exit"),
+		asm.Instructions{asm.Mov.Reg(asm.R1, asm.R8)},
+		frame(w.at+4*int32(w.words)),
+	)
+	for i := range int16(w.words) {
+		code = append(code,
+			asm.LoadMem(asm.R1, asm.R0, 4*i, asm.Word),
+			asm.StoreMem(asm.R6, int16(w.at)+4*i, asm.R1, asm.Word),
+		)
+	}
+	return o.program("walk", concat(code, asm.Instructions{
+		asm.Mov.Reg(asm.R1, asm.R8),
+		asm.LoadMapPtr(asm.R2, chain.FD()),
+		asm.Mov.Imm(asm.R3, 0),
+		asm.FnTailCall.Call(),
+	}, exit())...)
+}
+
+// batchPut writes many entries of a map.
+func batchPut[K, V any](m *ebpf.Map, keys []K, values []V) error {
+	const most = 1 << 16
+	for len(keys) > 0 {
+		n := min(len(keys), most)
+		if _, err := m.BatchUpdate(keys[:n], values[:n], nil); err != nil {
+			return err
+		}
+		keys, values = keys[n:], values[n:]
+	}
+	return nil
+}
+
+// udp is a frame of that family with so many bytes of payload.
+func udp(ipv6 bool, payload int) []byte {
+	b := make([]byte, ethernetBytes, 256)
+	length := uint16(8 + payload)
+	if ipv6 {
+		b[12], b[13] = 0x86, 0xdd
+		b = append(b, 0x60, 0, 0, 0, byte(length>>8), byte(length), 17, 64)
+		b = append(b, sourceIPv6.AsSlice()...)
+		b = append(b, destIPv6.AsSlice()...)
+	} else {
+		b[12], b[13] = 0x08, 0x00
+		b = append(b, 0x45, 0, byte((20+length)>>8), byte(20+length), 0, 0, 0, 0, 64, 17, 0, 0)
+		b = append(b, sourceIPv4.AsSlice()...)
+		b = append(b, destIPv4.AsSlice()...)
+	}
+	b = binary.BigEndian.AppendUint16(b, 5000)
+	b = binary.BigEndian.AppendUint16(b, 53)
+	b = binary.BigEndian.AppendUint16(b, length)
+	return append(append(b, 0, 0), make([]byte, payload)...)
+}

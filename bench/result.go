@@ -1,0 +1,104 @@
+package main
+
+import (
+	"slices"
+	"strings"
+)
+
+// A Result is one figure: what one subject took in one case, over all rounds.
+type Result struct {
+	Suite   string // filled in by main
+	Case    string // "table: column"; each table of the report has a chart
+	Subject string // a row: who was measured
+	Unit    string // one of units
+	Median  float64
+	Low     float64 // lower quartile
+	High    float64 // upper quartile
+	Rounds  int
+	Note    string `json:",omitempty"` // what a reader must know to compare it fairly
+}
+
+// table and column are the parts of Case.
+func (r Result) table() string {
+	table, _, _ := strings.Cut(r.Case, ": ")
+	return table
+}
+
+func (r Result) column() string {
+	_, column, _ := strings.Cut(r.Case, ": ")
+	return column
+}
+
+// Units of results.
+const (
+	unitNanoseconds  = "ns"           // a packet
+	unitClock        = "x clock"      // cost by that of the clock program, within a round
+	unitEmpty        = "x empty"      // cost by that of the empty program
+	unitHot          = "x one hot"    // cost by that of one bucket that is always charged
+	unitPassing      = "x passing"    // cost by that of the same packet where it conforms
+	unitTrie         = "x trie"       // cost by that of an LPM trie of the same prefixes
+	unitLRU          = "x LRU"        // cost by that of an LRU hash map of the same keys
+	unitOneCPU       = "x one CPU"    // packets of two CPUs by those of one
+	unitInstructions = "instructions" // a packet, beyond those without a limiter
+	unitDelivered    = "of rate"      // delivered bytes by those that the rate allows
+	unitSeconds      = "s"
+	unitMicroseconds = "µs"
+	unitMiB          = "MiB"
+)
+
+// better says which of two figures of a unit is the better one.
+type better int
+
+const (
+	lower better = iota
+	higher
+	nearOne
+)
+
+var units = map[string]better{
+	unitNanoseconds: lower, unitClock: lower, unitEmpty: lower, unitHot: lower, unitPassing: lower,
+	unitTrie: lower, unitLRU: lower, unitOneCPU: higher, unitInstructions: lower, unitDelivered: nearOne,
+	unitSeconds: lower, unitMicroseconds: lower, unitMiB: lower,
+}
+
+// ours reports whether a subject is shapectl, in any of its ways.
+func ours(subject string) bool { return strings.HasPrefix(subject, "shapectl") }
+
+// Subjects that are there to compare with, and limit nothing.
+const (
+	emptyProgram = "empty program"
+	clockProgram = "clock program"
+	memoryFloor  = "clock and one line of memory"
+	noLimiter    = "no limiter"
+)
+
+var references = []string{emptyProgram, clockProgram, memoryFloor, sharedAdd, sharedCAS, sharedClock, noLimiter}
+
+// peer reports whether a subject is somebody else's, with which shapectl competes.
+func peer(subject string) bool { return !ours(subject) && !slices.Contains(references, subject) }
+
+// summarize returns the median of the samples and their quartiles; zeros where there are none.
+func summarize(samples []float64) (median, low, high float64) {
+	if len(samples) == 0 {
+		return 0, 0, 0
+	}
+	sorted := slices.Sorted(slices.Values(samples))
+	return quantile(sorted, 0.5), quantile(sorted, 0.25), quantile(sorted, 0.75)
+}
+
+// quantile is that of sorted samples, with a straight line between neighbours.
+func quantile(sorted []float64, q float64) float64 {
+	at := q * float64(len(sorted)-1)
+	i := int(at)
+	if i+1 == len(sorted) {
+		return sorted[i]
+	}
+	return sorted[i] + (at-float64(i))*(sorted[i+1]-sorted[i])
+}
+
+// newResult is the figure that samples give.
+func newResult(name, subject, unit string, samples []float64) Result {
+	r := Result{Case: name, Subject: subject, Unit: unit, Rounds: len(samples)}
+	r.Median, r.Low, r.High = summarize(samples)
+	return r
+}

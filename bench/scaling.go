@@ -1,0 +1,186 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Subjects that show what sharing a word between CPUs costs, whatever is done with it.
+const (
+	sharedAdd   = "atomic add to the word"
+	sharedCAS   = "compare-and-swap of the word"
+	sharedClock = "clock, then compare-and-swap of the word"
+)
+
+// A pair is a program that two CPUs run at once, and the packet of each.
+type pair struct {
+	column, subject string
+	program         *ebpf.Program
+	packets         [2][]byte
+}
+
+// twoCPUs measures how many packets two CPUs handle, by what one of them does alone.
+func (l *lab) twoCPUs(ctx context.Context) (results []Result, err error) {
+	if len(l.cpus) < 2 {
+		l.say("  two CPUs: this machine has one")
+		return nil, nil
+	}
+	l.say("  two CPUs")
+	pairs, err := l.pairs()
+	if err != nil {
+		return nil, err
+	}
+	long := 60 * time.Millisecond
+	if l.quick {
+		long = 20 * time.Millisecond
+	}
+	ratio, apart := make([][]float64, len(pairs)), make([][]float64, len(pairs))
+	for range l.rounds(31) {
+		for i, p := range pairs {
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
+			alone, err := packetRate(l.cpus[1:2], p, long)
+			if err != nil {
+				return nil, err
+			}
+			both, err := packetRate(l.cpus[:2], p, long)
+			if err != nil {
+				return nil, err
+			}
+			ratio[i] = append(ratio[i], both/alone)
+			apart[i] = append(apart[i], 1e9/both)
+		}
+	}
+	for i, p := range pairs {
+		results = append(results,
+			newResult("packets of two CPUs: "+p.column, p.subject, unitOneCPU, ratio[i]),
+			newResult("time from packet to packet, two CPUs: "+p.column, p.subject, unitNanoseconds, apart[i]))
+	}
+	return results, nil
+}
+
+func (l *lab) pairs() (pairs []pair, err error) {
+	same := udp(false, payload)
+	other := append([]byte(nil), same...)
+	copy(other[ipv4Dest:], netip.MustParseAddr("172.16.0.1").AsSlice())
+	for _, a := range algorithms {
+		p, err := l.shapectl(maps.Size{Rules: 2, Buckets: 1}, []policy.Rule{
+			generous(netip.MustParsePrefix("10.0.0.0/8"), a),
+			generous(netip.MustParsePrefix("172.16.0.0/12"), a),
+		})
+		if err != nil {
+			return nil, err
+		}
+		pairs = append(pairs,
+			pair{"one bucket", name(a), p, [2][]byte{same, same}},
+			pair{"a bucket each", name(a), p, [2][]byte{same, other}})
+	}
+	add, err := l.wordProgram("add", nil, addToWord())
+	if err != nil {
+		return nil, err
+	}
+	cas, err := l.wordProgram("cas", nil, swapWord())
+	if err != nil {
+		return nil, err
+	}
+	clock, err := l.wordProgram("clock_cas", readClock(), swapWord())
+	if err != nil {
+		return nil, err
+	}
+	return append(pairs,
+		pair{"one bucket", sharedAdd, add, [2][]byte{same, same}},
+		pair{"one bucket", sharedCAS, cas, [2][]byte{same, same}},
+		pair{"one bucket", sharedClock, clock, [2][]byte{same, same}},
+		pair{"a bucket each", clockProgram, l.clock, [2][]byte{same, same}},
+	), nil
+}
+
+// A burst is a stretch of packets that one CPU handled.
+type burst struct {
+	start, end time.Duration // since the run began
+	took       time.Duration // of the thread: without what others did on that CPU meanwhile
+}
+
+const burstPackets = 5000
+
+// packetRate is how many packets a second these CPUs handle together, while all of them are at it.
+func packetRate(on []int, p pair, long time.Duration) (float64, error) {
+	for range 10 {
+		bursts, err := bursts(on, p, long)
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", p.subject, err)
+		}
+		if rate, ok := together(bursts); ok {
+			return rate, nil
+		}
+	}
+	return 0, fmt.Errorf("%s: the CPUs are too busy with other work to run together", p.subject)
+}
+
+// bursts has each CPU handle packets for a time, all beginning at once.
+func bursts(on []int, p pair, long time.Duration) ([][]burst, error) {
+	all := make([][]burst, len(on))
+	errs := make([]error, len(on))
+	epoch := time.Now()
+	begin := make(chan struct{})
+	var ready, done sync.WaitGroup
+	ready.Add(len(on))
+	for i, cpu := range on {
+		done.Go(func() {
+			arrive := sync.OnceFunc(ready.Done)
+			defer arrive()
+			errs[i] = pinned(cpu, func() error {
+				arrive()
+				<-begin
+				for until := time.Since(epoch) + long; time.Since(epoch) < until; {
+					start := time.Since(epoch)
+					ns, err := nanoseconds(p.program, p.packets[i], burstPackets)
+					if err != nil {
+						return err
+					}
+					all[i] = append(all[i], burst{start, time.Since(epoch), time.Duration(ns * burstPackets)})
+				}
+				return nil
+			})
+		})
+	}
+	ready.Wait()
+	close(begin)
+	done.Wait()
+	return all, errors.Join(errs...)
+}
+
+// together is the packet rate by the bursts of the time in which all CPUs were
+// at it; false where there is no such time.
+func together(bursts [][]burst) (rate float64, ok bool) {
+	first, last := time.Duration(0), time.Duration(math.MaxInt64)
+	for _, list := range bursts {
+		first, last = max(first, list[0].start), min(last, list[len(list)-1].end)
+	}
+	for _, list := range bursts {
+		var packets int
+		var took time.Duration
+		for _, b := range list {
+			if b.start >= first && b.end <= last {
+				packets += burstPackets
+				took += b.took
+			}
+		}
+		if packets == 0 {
+			return 0, false
+		}
+		rate += float64(packets) / took.Seconds()
+	}
+	return rate, true
+}
