@@ -86,6 +86,9 @@ configure_apt() {
 			ShortDescription "Packages";
 			Description "\$(RELEASE)/\$(COMPONENT) \$(ARCHITECTURE) Packages";
 		};
+		Acquire::AllowInsecureRepositories "false";
+		Acquire::AllowWeakRepositories "false";
+		APT::Get::AllowUnauthenticated "false";
 		Acquire::Retries "2";
 		Acquire::http::Timeout "30";
 		Acquire::Languages "none";
@@ -165,6 +168,7 @@ update() {
 		apt get --quiet=2 update >>"$new/log" || true # it matters what came of it
 		complaint="there is no kernel to be had from the suites $suites of the mirror: $(grep -m 1 '^[EW]:' "$new/log" || true)"
 		find_packages || continue
+		grep '^W: GPG error' "$new/log" >&2 || true # of one suite of two
 		if [[ $kernel != newest && $version != "$kernel".* ]]; then
 			complaint="Linux $kernel is not in $suites any more, but $version is"
 			continue
