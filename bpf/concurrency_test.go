@@ -666,3 +666,43 @@ func TestChangesOnALiveClock(t *testing.T) {
 		}
 	}
 }
+
+// A change meets a bucket just as a packet charges it, again and again: no charge is lost.
+func TestChangesKeepEveryCharge(t *testing.T) {
+	const size, now = 100, uint64(1e12)
+	for i, each := range []policy.Each{{Kind: policy.EachAll}, {Kind: policy.EachHost}} {
+		algorithm := algorithms[i]
+		t.Run(fmt.Sprintf("%v/%v", algorithm, each), func(t *testing.T) {
+			r := newRig(t, maps.Size{Rules: 1, Buckets: 4}, egress())
+			rule := policy.Rule{
+				Prefix: prefix("10.0.0.0/8"), Rate: 1_000_000, Capacity: policy.MaxCapacity,
+				Algorithm: algorithm, Each: each, Fail: policy.Closed,
+			}
+			e := r.put(rule, now)
+			p := r.program(algorithm)
+			var over atomic.Bool
+			onEachCPU(t, func(cpu int) error {
+				if cpu == 0 {
+					defer over.Store(true)
+					for range packets(50, 20) {
+						rule.Rate ^= 1
+						if _, err := r.set.Put(rule, func() uint64 { return now }); err != nil {
+							return err
+						}
+					}
+					return nil
+				}
+				for !over.Load() {
+					if _, err := p.Run(&ebpf.RunOptions{Data: toHost(1, size), Context: meta{now: now}.context(), Repeat: 10_000}); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			_, all, own := r.owed(e, now)
+			if c := r.counters()[e.ID]; c.PassedBytes<<model.UnitBits != all+own || c.ExcessPackets > 0 {
+				t.Errorf("%d bytes passed, the buckets owe %d units, which are %d", c.PassedBytes, all+own, (all+own)>>model.UnitBits)
+			}
+		})
+	}
+}
