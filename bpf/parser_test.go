@@ -442,6 +442,8 @@ func specimens() [][]byte {
 		ether(typeIPv4, ip4{proto: protoGRE}.with(ports(0, 0x6558, 0), ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2))))),
 		ether(tag8021D, tag(7, tag8021Q), tag(8, typeIPv6), ip6{proto: protoTCP}.with(tcpHeader(1000, 53, 0), payload)),
 		ether(tag8021Q, tag(7, tag8021Q), tag(8, tag8021Q), tag(9, typeIPv4), ip4{proto: protoTCP}.with(tcpHeader(1, 2, 0))),
+		// Read without a link header, a tag that its skb says it is: what has none has no tags.
+		patch(ether(0x88b5, tag(7, typeIPv4), ip4{proto: protoHopByHop}.with(zeros(20))), 14+4+8, tag8021Q>>8),
 		ether(0x9100, tag(7, typeIPv4), ip4{proto: protoTCP}.with(tcpHeader(1, 2, 0))),
 		ether(0x8864 /* PPPoE */, []byte{0x11, 0, 0, 1, 0, 30, 0, 0x21}, ip4{proto: protoUDP}.with(udpHeader(1, 2))),
 		ether(0x8847 /* MPLS */, []byte{0, 1, 0x11, 64}, ip4{proto: protoUDP}.with(udpHeader(1, 2))),
