@@ -25,25 +25,39 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Engines of replay.
+// engineName is what meters a replay.
+type engineName string
+
 const (
-	engineKernel = "kernel"
-	engineModel  = "model"
-	engineBoth   = "both"
+	engineKernel engineName = "kernel"
+	engineModel  engineName = "model"
+	engineBoth   engineName = "both"
 )
+
+func (n *engineName) Set(s string) error {
+	switch engineName(s) {
+	case engineKernel, engineModel, engineBoth:
+		*n = engineName(s)
+		return nil
+	}
+	return fmt.Errorf("engine %.64q is unknown; use kernel, model or both", s)
+}
+
+func (n *engineName) String() string { return string(*n) }
+func (n *engineName) Type() string   { return "kernel|model|both" }
 
 type replayOptions struct {
 	trace    string
 	networks []netip.Prefix
 	limit    limitFlags
 	matched  bool // --match or --each was given
-	engine   string
+	engine   engineName
 	plot     string
 	summary  bool
 }
 
 func (e *env) replayCommand() *cobra.Command {
-	var o replayOptions
+	o := replayOptions{engine: engineModel}
 	cmd := &cobra.Command{
 		Use:   "replay TRACE [CIDR...] --rate RATE [flags]",
 		Short: "Say what a limit would do to recorded traffic",
@@ -61,8 +75,8 @@ very programs of the data path, which a kernel runs in the trace's time (this
 needs the permissions of 'set'); or both, which must agree on each packet.
 
 With -j, each packet is one line: time_ns, bytes (as counted), verdict (pass,
-drop or mark), depart_ns (null if dropped), level_bytes of its bucket afterwards,
-whether it conforms; in captures also rule and sharer (null where no rule
+drop or mark), depart_ns (null if dropped), level_bytes of its bucket afterwards
+(rounded up), whether it conforms; in captures also rule and sharer (null where no rule
 matches). With -j --summary, one object is printed instead.`,
 		Example: `  shapectl replay trace.csv --rate 10mbit --capacity 64kb
   shapectl replay dump.pcap 10.0.0.0/24 --rate 10mbit --each host --plot limit.svg
@@ -94,8 +108,6 @@ matches). With -j --summary, one object is printed instead.`,
 				return inputf("replay: --rate is missing; say how much, such as --rate 10mbit")
 			case o.limit.limit.Rate == policy.Unlimited:
 				return inputf("replay: a rate of unlimited would let everything pass; give one such as 10mbit")
-			case !slices.Contains([]string{engineKernel, engineModel, engineBoth}, o.engine):
-				return inputf("replay: engine %.64q is unknown; use kernel, model or both", o.engine)
 			}
 			if err := o.checkPlot(cmd.Flags().Changed("plot")); err != nil {
 				return inputf("replay: %w", err)
@@ -104,7 +116,7 @@ matches). With -j --summary, one object is printed instead.`,
 		},
 	}
 	o.limit.add(cmd.Flags(), "dst")
-	cmd.Flags().StringVar(&o.engine, "engine", engineModel, "what meters: `kernel|model|both`")
+	once(cmd.Flags(), &o.engine, "engine", "what meters the packets")
 	cmd.Flags().StringVar(&o.plot, "plot", "", "draw rates and levels over time into this `file`, .svg or .png")
 	cmd.Flags().BoolVar(&o.summary, "summary", false, "with -j, print the summary instead of a line for each packet")
 	return cmd
@@ -128,7 +140,8 @@ func (e *env) replay(o replayOptions) error {
 		return inputf("replay: %w", err)
 	}
 	defer file.Close()
-	bar := e.progress(size)
+	bar := e.progress(size, e.json && !o.summary)
+	defer bar.Finish() // it wipes itself off
 	in, err := trace.Open(io.TeeReader(file, bar))
 	if err != nil {
 		return inputf("replay %s: %w", o.name(), err)
@@ -162,22 +175,19 @@ func (e *env) replayed(o replayOptions, run replayRun, ended error) error {
 	var damaged trace.DamagedError
 	var disagree *replay.Disagreement
 	early := errors.As(ended, &damaged) || errors.As(ended, &disagree) || errors.Is(ended, context.Canceled)
-	var unwritten writeError
-	switch {
-	case errors.As(ended, &unwritten):
+	if errors.As(ended, new(writeError)) {
 		return e.degraded("replay %s: the answer could not be written: %w", o.name(), ended)
-	case ended != nil && !early:
+	}
+	if ended != nil && !early {
+		if run.lines != nil { // what they say is right
+			ended = errors.Join(ended, run.lines.Flush())
+		}
 		return fmt.Errorf("replay %s: %w", o.name(), ended)
 	}
 	answer := report.NewReplay(run.limits, run.summary)
-	answer.Trace, answer.Engine, answer.Complete = o.name(), o.engine, !early
+	answer.Trace, answer.Engine, answer.Complete = o.name(), string(o.engine), !early
 	for _, r := range run.limits.Rules {
 		answer.Sentences = append(answer.Sentences, sentence(r, run.limits.Match, run.in.Addressed()))
-	}
-	if o.plot != "" {
-		if err := o.draw(run.chart, answer.Sentences); err != nil {
-			return fmt.Errorf("replay %s: %w", o.name(), err)
-		}
 	}
 	var err error
 	switch {
@@ -188,9 +198,15 @@ func (e *env) replayed(o replayOptions, run replayRun, ended error) error {
 	default:
 		err = answer.Text(e.out)
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return e.degraded("replay %s: the answer could not be written: %w", o.name(), err)
+	}
+	if o.plot != "" {
+		if err := o.draw(run.chart, answer.Sentences); err != nil {
+			return e.degraded("replay %s: the chart could not be drawn: %w", o.name(), err)
+		}
+	}
+	switch {
 	case errors.Is(ended, context.Canceled):
 		return e.degraded("replay %s: interrupted after %d packets", o.name(), run.summary.Packets())
 	case early:
@@ -329,13 +345,18 @@ func (o *replayOptions) draw(c *replay.Chart, sentences []string) error {
 	return errors.Join(c.Write(f, filepath.Ext(o.plot), strings.Join(sentences, "\n")), f.Close())
 }
 
-// progress shows how much of a trace has been read, on a terminal.
-func (e *env) progress(size int64) *progressbar.ProgressBar {
-	stderr, ok := e.err.(*os.File)
-	if !ok || !term.IsTerminal(int(stderr.Fd())) {
+// progress shows how much of a trace has been read, on a terminal that has
+// nothing else to show.
+func (e *env) progress(size int64, busy bool) *progressbar.ProgressBar {
+	if !isTerminal(e.err) || busy && isTerminal(e.out) {
 		return progressbar.DefaultBytesSilent(size)
 	}
-	return progressbar.NewOptions64(size, progressbar.OptionSetWriter(stderr), progressbar.OptionShowBytes(true),
-		progressbar.OptionSetDescription("replay"), progressbar.OptionThrottle(100*time.Millisecond),
-		progressbar.OptionSetWidth(30), progressbar.OptionClearOnFinish(), progressbar.OptionSetPredictTime(true))
+	return progressbar.NewOptions64(size, progressbar.OptionSetWriter(e.err), progressbar.OptionShowBytes(true),
+		progressbar.OptionShowCount(), progressbar.OptionSetDescription("replay"), progressbar.OptionSetWidth(30),
+		progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
 }

@@ -297,6 +297,14 @@ func TestReplayEndsEarly(t *testing.T) {
 			t.Errorf("%v, %s", err, stderr.String())
 		}
 	})
+	t.Run("bad line", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "bad.csv")
+		testenv.Must(t, os.WriteFile(path, []byte("0,1\n1,1\n2,x\n"), 0o644))
+		got := r.run("replay", path, "--rate", "1mbit", "-j")
+		if got.code != exitInput || strings.Count(got.out, "\n") != 2 || !strings.Contains(got.err, "bad.csv: line 3: ") {
+			t.Errorf("%+v", got)
+		}
+	})
 	t.Run("full disk", func(t *testing.T) {
 		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 		testenv.Must(t, err)

@@ -383,7 +383,7 @@ func TestDisagreement(t *testing.T) {
 func TestForgetting(t *testing.T) {
 	const hosts = 4 * firstSweep
 	l := bothFamilies(1_000_000, 3000, policy.EachHost)
-	m, s := NewModel(l), NewSummary(l)
+	m, alone, s := NewModel(l), NewModel(l), NewSummary(l)
 	most, now, excess := 0, uint64(0), uint64(0)
 	network := ip4("192.0.2.1", "10.0.0.0", 17, 0, make([]byte, 986)...)
 	for i := range 2 * hosts {
@@ -393,14 +393,21 @@ func TestForgetting(t *testing.T) {
 			host = 0 // who sends too much all along
 		}
 		network[17], network[18], network[19] = byte(host>>16), byte(host>>8), byte(host)
-		r, err := m.Offer(at(now, typeIPv4, network))
+		p := at(now, typeIPv4, network)
+		r, err := m.Offer(p)
 		testenv.Must(t, err)
 		s.Add(r)
 		if r.Excess {
 			excess++
-			if host != 0 {
-				t.Fatalf("packet %d: %+v", i, r)
+		}
+		if host == 0 {
+			want, err := alone.Offer(p)
+			testenv.Must(t, err)
+			if r != want {
+				t.Fatalf("packet %d: %+v, without the others %+v", i, r, want)
 			}
+		} else if r.Excess {
+			t.Fatalf("packet %d: %+v", i, r)
 		}
 		most = max(most, len(m.buckets), len(s.sharers))
 	}

@@ -195,13 +195,12 @@ type Sufferer struct {
 }
 
 // Sufferers are those sharers who had the most bytes of excess, up to a number
-// of them. There are none where one bucket is for all.
+// of them: nil where one bucket is for all.
 func (s *Summary) Sufferers(most int) []Sufferer {
-	var all []Sufferer
 	if len(s.limits.Rules) == 1 && s.limits.Rules[0].Each.Kind == policy.EachAll {
 		return nil
 	}
-	var top []sharer
+	all, top := []Sufferer{}, []sharer(nil)
 	for who, a := range s.sharers {
 		if a.excess.Packets > 0 {
 			top = append(top, who)

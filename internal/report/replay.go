@@ -112,7 +112,11 @@ func NewReplay(l replay.Limits, s *replay.Summary) Replay {
 	if bytes, known := s.LosslessCapacity(); known {
 		r.LosslessCapacityBytes = &bytes
 	}
-	for _, x := range s.Sufferers(mostSharers) {
+	top := s.Sufferers(mostSharers)
+	if top != nil {
+		r.MostExcess = []SharerExcess{}
+	}
+	for _, x := range top {
 		r.MostExcess = append(r.MostExcess, SharerExcess{x.Sharer, x.Excess.Packets, x.Excess.Bytes})
 	}
 	return r
