@@ -88,7 +88,8 @@ func TestCaptures(t *testing.T) {
 		l := bothFamilies(8000, 1514, policy.EachFlow)
 		l.Match = match
 		e := newBoth(t, l)
-		read, limited, start := 0, 0, uint64(0)
+		const noon = uint64(1) << 61
+		read, limited, start := 0, 0, noon
 		for _, name := range files {
 			data, err := os.ReadFile(name)
 			testenv.Must(t, err)
@@ -101,10 +102,13 @@ func TestCaptures(t *testing.T) {
 			}
 			read++
 			var p trace.Packet
-			latest := start
+			latest, first := start, uint64(0)
 			for err = in.Next(&p); err == nil; err = in.Next(&p) {
 				// One trace after the other, as no bucket is to be left from the last one.
-				p.Time += start
+				if first == 0 {
+					first = p.Time
+				}
+				p.Time += start - first
 				latest = max(latest, p.Time)
 				r, err := e.Offer(&p)
 				if err != nil {
@@ -121,9 +125,8 @@ func TestCaptures(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 			start = latest + uint64(time.Hour)
-			if start > 1<<62 {
-				start = 0
-				e = newBoth(t, l)
+			if start > 2*noon {
+				start, e = noon, newBoth(t, l)
 			}
 		}
 		if len(files) > 300 && (read < 200 || limited < 1500) {

@@ -49,6 +49,7 @@ type Kernel struct {
 // An entry is a rule as it is in the kernel.
 type entry struct {
 	maps.Entry
+	rule int // index in Limits.Rules
 	seen maps.Counters
 	big  bool
 }
@@ -111,7 +112,7 @@ func (k *Kernel) put(i int, forBig bool, now uint64) error {
 	if !ok {
 		return fmt.Errorf("the rule for %v is not there", rule.Prefix)
 	}
-	k.entries[i].Entry, k.entries[i].big = e, forBig
+	k.entries[i].Entry, k.entries[i].rule, k.entries[i].big = e, i, forBig
 	return nil
 }
 
@@ -123,7 +124,8 @@ func (k *Kernel) Offer(t *trace.Packet) (Result, error) {
 		return r, nil // a test run takes no part of a network header, and neither do the programs
 	}
 	wire, segments := t.Bytes+leastFrame, uint64(1)
-	if i := k.match(p); i != NoRule {
+	i := k.match(p)
+	if i != NoRule {
 		n := counted(k.Rules[i].Framing, t.Bytes)
 		if k.entries[i].big != (wire > maxWire) && (wire > maxWire || n <= bigOverhead+trace.MaxHeaders+linkHeader) {
 			if err := k.put(i, wire > maxWire, t.Time); err != nil {
@@ -148,7 +150,7 @@ func (k *Kernel) Offer(t *trace.Packet) (Result, error) {
 	if err != nil {
 		return r, err
 	}
-	return r, k.account(&r, p, verdict)
+	return r, k.account(&r, p, i, verdict)
 }
 
 // run gives the frame to one program after the other, as a hook would.
@@ -165,41 +167,48 @@ func (k *Kernel) run() (uint32, error) {
 	return next, nil
 }
 
-// account reads off the counters and buckets what became of a packet.
-func (k *Kernel) account(r *Result, p packet, verdict uint32) error {
-	for i := range k.entries {
-		e := &k.entries[i]
+// account reads off the counters and buckets what became of a packet. Which rule
+// it was is the kernel's to say; expected is where to look first.
+func (k *Kernel) account(r *Result, p packet, expected int, verdict uint32) error {
+	for n := range k.entries {
+		e := &k.entries[(n+max(expected, 0))%len(k.entries)]
 		now, err := k.set.Counters(e.ID)
 		if err != nil {
 			return err
 		}
-		before := e.seen
-		if now == before {
-			continue
-		}
-		e.seen = now
-		r.Rule, r.Bytes = i, now.PassedBytes+now.DroppedBytes-before.PassedBytes-before.DroppedBytes
-		r.Excess, r.Unsure = now.ExcessPackets > before.ExcessPackets, now.UnsurePackets > before.UnsurePackets
-		switch {
-		case now.DroppedPackets > before.DroppedPackets:
-			r.Verdict = Drop
-		case now.MarkedPackets > before.MarkedPackets:
-			r.Verdict = Mark
-		}
-		r.sharer = k.sharer(i, p)
-		if e.Rate != policy.Unlimited {
-			r.Level = k.set.Level(e.Entry, k.Match, p.flow, r.Time)
-		}
-		if e.Each.Kind != policy.EachAll {
-			own := k.set.OwnLevel(e.Entry, r.Time)
-			r.Spare = own > 0 && r.Level == 0
-			r.Level = cmp.Or(r.Level, own)
+		if before := e.seen; now != before {
+			e.seen = now
+			k.result(r, p, e, before)
+			break
 		}
 	}
 	if (verdict == drop) != (r.Verdict == Drop) {
 		return fmt.Errorf("the program answers %#x to a packet that it counts as %v", verdict, r.Verdict)
 	}
 	return nil
+}
+
+// result is what a rule's counters and bucket say after a packet that it counted.
+func (k *Kernel) result(r *Result, p packet, e *entry, before maps.Counters) {
+	now := e.seen
+	r.Rule, r.Bytes = e.rule, now.PassedBytes+now.DroppedBytes-before.PassedBytes-before.DroppedBytes
+	r.Excess, r.Unsure = now.ExcessPackets > before.ExcessPackets, now.UnsurePackets > before.UnsurePackets
+	switch {
+	case now.DroppedPackets > before.DroppedPackets:
+		r.Verdict = Drop
+	case now.MarkedPackets > before.MarkedPackets:
+		r.Verdict = Mark
+	}
+	r.sharer = k.sharer(e.rule, p)
+	if e.Rate == policy.Unlimited {
+		return
+	}
+	r.Level = k.set.Level(e.Entry, k.Match, p.flow, r.Time)
+	if e.Each.Kind != policy.EachAll {
+		own := k.set.OwnLevel(e.Entry, r.Time)
+		r.Spare = own > 0 && r.Level == 0
+		r.Level = cmp.Or(r.Level, own)
+	}
 }
 
 // Close implements Engine.
