@@ -50,7 +50,7 @@ type replayOptions struct {
 	trace    string
 	networks []netip.Prefix
 	limit    limitFlags
-	matched  bool // --match or --each was given
+	matched  bool // addresses decide: by --match or --each
 	engine   engineName
 	plot     string
 	summary  bool
@@ -90,7 +90,7 @@ matches). With -j --summary, one object is printed instead.`,
 		},
 		RunE: func(cmd *cobra.Command, given []string) error {
 			o.trace = given[0]
-			o.matched = cmd.Flags().Changed("match") || cmd.Flags().Changed("each")
+			o.matched = cmd.Flags().Changed("match") || o.limit.limit.Each.Kind != policy.EachAll
 			for _, s := range given[1:] {
 				p, err := policy.ParsePrefix(s)
 				if err != nil {

@@ -192,7 +192,7 @@ func randomFrame(roll *rand.Rand) *trace.Packet {
 				ext[1] = byte(len(ext)/4 - 2)
 			case protoFragment:
 				ext = ext[:8]
-				ext[3] = byte(roll.Uint32()) & byte(roll.Uint32()) & byte(roll.Uint32())
+				ext[3] = []byte{0, 1, 0, 8, byte(roll.Uint32())}[roll.IntN(5)]
 			}
 			upper = append(ext, upper...)
 		}
