@@ -3,7 +3,6 @@ package replay
 import (
 	"bytes"
 	"encoding/xml"
-	"errors"
 	"image/png"
 	"io"
 	"strings"
@@ -71,7 +70,7 @@ func TestChartFiles(t *testing.T) {
 			}
 		}
 		var svg, picture bytes.Buffer
-		if err := errors.Join(chart.Write(&svg, SVG, "a title\nof two lines"), chart.Write(&picture, PNG, "a title")); err != nil {
+		if err := chart.Write(&svg, SVG, "a title\nof two lines"); err != nil {
 			t.Fatal(err)
 		}
 		for _, s := range c.says {
@@ -85,6 +84,12 @@ func TestChartFiles(t *testing.T) {
 			} else if err != nil {
 				t.Fatal(err)
 			}
+		}
+		if c.rule == each { // one is enough, as it takes long
+			continue
+		}
+		if err := chart.Write(&picture, PNG, "a title"); err != nil {
+			t.Fatal(err)
 		}
 		if i, err := png.Decode(&picture); err != nil || i.Bounds().Dx() != 1440 {
 			t.Errorf("picture %v, %v", i, err)

@@ -243,6 +243,36 @@ func TestSizes(t *testing.T) {
 	}
 }
 
+// Big packets and small ones take turns, and the clock steps back.
+func TestSizesTakeTurns(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	roll := rand.New(rand.NewPCG(seed, 2))
+	for _, each := range []policy.EachKind{policy.EachAll, policy.EachHost} {
+		rule := everything(100_000_000, 1<<20)
+		rule.Each.Kind = each
+		e, now, excess := newBoth(t, Limits{Rules: []policy.Rule{rule}}), uint64(time.Hour), 0
+		for range 80 {
+			now += roll.Uint64N(uint64(60 * time.Millisecond))
+			p := at(now-roll.Uint64N(slack), typeIPv4, ip4("192.0.2.1", fmt.Sprintf("10.0.0.%d", roll.IntN(2)), 17, 0))
+			p.Bytes += roll.Uint64N(40_000)
+			if roll.IntN(3) == 0 {
+				p.Bytes += roll.Uint64N(3 << 20)
+			}
+			r, err := e.Offer(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Excess {
+				excess++
+			}
+		}
+		if excess == 0 || excess > 60 {
+			t.Errorf("%d of 80 packets are excess: too easy", excess)
+		}
+	}
+}
+
 // Of several rules the longest prefix decides, by the side that is asked for;
 // who shares a bucket is told by name.
 func TestRules(t *testing.T) {

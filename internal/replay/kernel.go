@@ -128,7 +128,8 @@ func (k *Kernel) Offer(t *trace.Packet) (Result, error) {
 	if i != NoRule {
 		n := counted(k.Rules[i].Framing, t.Bytes)
 		if k.entries[i].big != (wire > maxWire) && (wire > maxWire || n <= bigOverhead+trace.MaxHeaders+linkHeader) {
-			if err := k.put(i, wire > maxWire, t.Time); err != nil {
+			// Buckets are settled as of a little before: then a packet that steps back finds no more in them.
+			if err := k.put(i, wire > maxWire, t.Time-min(t.Time, slack)); err != nil {
 				return r, err
 			}
 		}
