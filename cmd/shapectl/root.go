@@ -29,6 +29,7 @@ const (
 
 // env is what commands have of the world.
 type env struct {
+	in       io.Reader
 	out, err io.Writer
 	getenv   func(string) string
 
@@ -149,7 +150,7 @@ way only; SHAPECTL_BPFFS is the bpffs in which to pin, if not ` + loader.Default
 		},
 	})
 	root.AddCommand(e.setCommand(), e.deleteCommand(), e.flushCommand(), e.showCommand(), e.askCommand(),
-		e.doctorCommand(), e.versionCommand(), e.completionCommand())
+		e.replayCommand(), e.doctorCommand(), e.versionCommand(), e.completionCommand())
 	return root
 }
 
