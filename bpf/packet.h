@@ -165,7 +165,7 @@ __noinline int find_ip(struct __sk_buff *skb)
 {
 	__be16 proto = skb->protocol;
 	__u32 l3 = hook.l2_bytes;
-	__u8 version;
+	__u8 version, last;
 
 	if (l3 && bpf_skb_load_bytes(skb, ETH_HLEN - sizeof(proto), &proto, sizeof(proto)))
 		return -1;
@@ -183,9 +183,12 @@ __noinline int find_ip(struct __sk_buff *skb)
 	if (bpf_skb_load_bytes(skb, l3, &version, sizeof(version)))
 		return -1;
 	version >>= 4;
-	if (proto == bpf_htons(ETH_P_IP) && version == 4)
+	/* Is the whole header there? */
+	if (proto == bpf_htons(ETH_P_IP) && version == 4 &&
+	    !bpf_skb_load_bytes(skb, l3 + sizeof(struct iphdr) - 1, &last, sizeof(last)))
 		return l3;
-	if (proto == bpf_htons(ETH_P_IPV6) && version == 6)
+	if (proto == bpf_htons(ETH_P_IPV6) && version == 6 &&
+	    !bpf_skb_load_bytes(skb, l3 + sizeof(struct ipv6hdr) - 1, &last, sizeof(last)))
 		return l3 | IS_IPV6;
 	return -1;
 }

@@ -2,6 +2,7 @@ package bpf_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -724,9 +725,8 @@ func TestUnsure(t *testing.T) {
 					rule.Fail, rule.Each.Kind = fail, each
 					e := r.put(rule, 0)
 					// As if another CPU were at it and never came to an end.
-					var kept bpf.AbiRule
-					testenv.Must(t, r.set.Replacements()[bpf.GcraMapRules].Lookup(uint32(0), &kept))
-					kept.Own.Tat = 1<<40 | 1
+					kept := r.firstRule()
+					binary.NativeEndian.PutUint64(kept, 1<<40|1)
 					testenv.Must(t, r.set.Replacements()[bpf.GcraMapRules].Put(uint32(0), kept))
 					var line bpf.AbiLine
 					line.Slot[1].Tat = 1
@@ -779,5 +779,30 @@ func TestSpareBucket(t *testing.T) {
 		r.want(p, to(30), meta{now: now}, next, pass)
 		r.want(p, to(30), meta{now: now}, next, pass)
 		r.want(p, to(30), meta{now: now}, drop, excess)
+	}
+}
+
+// A key keeps its slot until no CPU's clock says any more that it owes something:
+// clocks differ by less than a millisecond.
+func TestSlotIsKeptForSlowClocks(t *testing.T) {
+	for _, algorithm := range algorithms {
+		r := newRig(t, maps.Size{Rules: 1, Buckets: 4}, egress())
+		rule := policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: 8_000_000, Capacity: 2000, Algorithm: algorithm, Each: policy.Each{Kind: policy.EachHost}}
+		e := r.put(rule, 0)
+		p := r.program(algorithm)
+		pass, excess := map[uint32]maps.Counters{e.ID: passed(2000)}, map[uint32]maps.Counters{e.ID: dropped(2000)}
+		now := uint64(1e9)
+		for host := range 4 {
+			r.want(p, toHost(host, 2000), meta{now: now}, next, pass)
+		}
+		now += 2000 * 1000 // drained by this CPU's clock
+		r.want(p, toHost(10, 2000), meta{now: now}, next, pass)
+		for host := range 4 {
+			r.want(p, toHost(host, 2000), meta{now: now - 1_000_000}, drop, excess)
+		}
+		if got := r.set.OwnLevel(e, now) >> 20; got != 2000 {
+			t.Errorf("%v: the spare bucket owes %d bytes, want 2000 of the fifth host", algorithm, got)
+		}
+		r.want(p, toHost(11, 2000), meta{now: now + 1_100_000}, next, pass)
 	}
 }

@@ -161,11 +161,20 @@ func (m Meter) Offer(b *Bucket, now, n uint64, ect bool) Verdict {
 			return Excess
 		}
 	}
-	*b = m.Owing(owed, now)
+	*b = m.charged(owed, now)
 	return verdict
 }
 
-// Owing is a bucket that owes so many units at now (ns).
+// Owing is a bucket that is made to owe so many units at now (ns).
 func (m Meter) Owing(units, now uint64) Bucket {
-	return Bucket{TAT: m.Clock(now) + units, Tick: Tick(now)}
+	if units == 0 {
+		// Also if the clock of another CPU, which is behind, charges it next.
+		const longAgo = 1 << 61 // in units; what the clock advances until that wraps takes longer than Idle
+		return Bucket{TAT: m.Clock(now) - longAgo, Tick: Tick(now)}
+	}
+	return m.charged(units, now)
+}
+
+func (m Meter) charged(level, now uint64) Bucket {
+	return Bucket{TAT: m.Clock(now) + level, Tick: Tick(now)}
 }
