@@ -673,3 +673,88 @@ func TestChangesOnALiveClock(t *testing.T) {
 		}
 	}
 }
+
+// A change meets a bucket just as a packet charges it, again and again: no charge is lost.
+func TestChangesKeepEveryCharge(t *testing.T) {
+	const size, now = 100, uint64(1e12)
+	for i, each := range []policy.Each{{Kind: policy.EachAll}, {Kind: policy.EachHost}} {
+		algorithm := algorithms[i]
+		t.Run(fmt.Sprintf("%v/%v", algorithm, each), func(t *testing.T) {
+			r := newRig(t, maps.Size{Rules: 1, Buckets: 4}, egress())
+			rule := policy.Rule{
+				Prefix: prefix("10.0.0.0/8"), Rate: 1_000_000, Capacity: policy.MaxCapacity,
+				Algorithm: algorithm, Each: each, Fail: policy.Closed,
+			}
+			e := r.put(rule, now)
+			p := r.program(algorithm)
+			var over atomic.Bool
+			onEachCPU(t, func(cpu int) error {
+				if cpu == 0 {
+					defer over.Store(true)
+					for range packets(50, 20) {
+						rule.Rate ^= 1
+						if _, err := r.set.Put(rule, func() uint64 { return now }); err != nil {
+							return err
+						}
+					}
+					return nil
+				}
+				for !over.Load() {
+					if _, err := p.Run(&ebpf.RunOptions{Data: toHost(1, size), Context: meta{now: now}.context(), Repeat: 10_000}); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			_, all, own := r.owed(e, now)
+			if c := r.counters()[e.ID]; c.PassedBytes<<model.UnitBits != all+own || c.ExcessPackets > 0 {
+				t.Errorf("%d bytes passed, the buckets owe %d units, which are %d", c.PassedBytes, all+own, (all+own)>>model.UnitBits)
+			}
+		})
+	}
+}
+
+// No packet sees half of a change: one rule has room for everything and counts
+// more than there is, the other has no room and lets pass what does not fit.
+// Only a mix of the two would drop, or count a packet that fits as it is.
+func TestNoPacketSeesHalfOfAChange(t *testing.T) {
+	const size, more, now = 100, 200, uint64(1e12)
+	for _, algorithm := range algorithms {
+		t.Run(fmt.Sprint(algorithm), func(t *testing.T) {
+			r := newRig(t, maps.Size{Rules: 1}, egress())
+			lenient := policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: 1_000_000, Capacity: 2000, Algorithm: algorithm, Excess: policy.Pass}
+			roomy := lenient
+			roomy.Capacity, roomy.Excess, roomy.Framing.Overhead = policy.MaxCapacity, policy.Drop, more
+			e := r.put(roomy, now)
+			p, run := r.program(algorithm), &ebpf.RunOptions{Data: toHost(1, size), Context: meta{now: now}.context(), Repeat: 10_000}
+			_, err := p.Run(run) // enough to fill the other one
+			testenv.Must(t, err)
+			var over atomic.Bool
+			onEachCPU(t, func(cpu int) error {
+				if cpu == 0 {
+					defer over.Store(true)
+					for i := range packets(60, 20) {
+						if _, err := r.set.Put([]policy.Rule{lenient, roomy}[i%2], func() uint64 { return now }); err != nil {
+							return err
+						}
+					}
+					return nil
+				}
+				for !over.Load() {
+					if _, err := p.Run(run); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			c := r.counters()[e.ID]
+			fit := c.PassedPackets - c.ExcessPackets
+			if c.DroppedPackets > 0 || c.ExcessBytes != size*c.ExcessPackets || c.PassedBytes-c.ExcessBytes != (size+more)*fit {
+				t.Errorf("counted %+v: want %d bytes of each that is excess and %d of each that is not, and nothing dropped", c, size, size+more)
+			}
+			if fit == 0 || c.ExcessPackets == 0 {
+				t.Errorf("counted %+v: one of the rules saw no packet", c)
+			}
+		})
+	}
+}

@@ -39,9 +39,9 @@ type reading struct {
 	flow    maps.Flow
 }
 
-// read reads a packet with or without a link header. Without one, what the skb
+// readPacket reads a packet with or without a link header. Without one, what the skb
 // says it is (its EtherType) are bytes 12 and 13 all the same: see TestWithoutLinkHeader.
-func read(packet []byte, linkHeader bool) reading {
+func readPacket(packet []byte, linkHeader bool) reading {
 	var eth layers.Ethernet
 	if eth.DecodeFromBytes(packet, gopacket.NilDecodeFeedback) != nil {
 		return reading{} // refusal: it is too short for an EtherType
@@ -100,7 +100,7 @@ func readIPv6(packet []byte) reading {
 	}
 	// Refusal: of a length that is wrong or a jumbogram it complains when it has read all else.
 	_ = ip.DecodeFromBytes(slices.Clone(packet[:40]), gopacket.NilDecodeFeedback)
-	proto, rest, end := walk(ip.NextHeader, packet[40:])
+	proto, rest, end := walkExtensions(ip.NextHeader, packet[40:])
 	r := reading{true, flowOf(ip.SrcIP, ip.DstIP, proto)}
 	if end {
 		return r
@@ -118,10 +118,10 @@ func readIPv6(packet []byte) reading {
 	return r
 }
 
-// walk steps over up to eight extension headers. At the end of what can be read
+// walkExtensions steps over up to eight extension headers. At the end of what can be read
 // is a later fragment, or a header of which four bytes are missing or which
 // would be the ninth: that one then is the protocol.
-func walk(proto layers.IPProtocol, rest []byte) (_ layers.IPProtocol, behind []byte, end bool) {
+func walkExtensions(proto layers.IPProtocol, rest []byte) (_ layers.IPProtocol, behind []byte, end bool) {
 	for range 8 {
 		if !isExtension(proto) || len(rest) < 4 {
 			break
@@ -304,7 +304,7 @@ func (r *reader) sees(s specimen) {
 			packet[12], packet[13] = typeIPv6>>8, typeIPv6&255
 		}
 	}
-	want := read(packet, r.hook.L2Bytes > 0)
+	want := readPacket(packet, r.hook.L2Bytes > 0)
 	size := uint64(len(packet))
 	r.now += 1e9
 	// A test run wants a whole network header.
@@ -442,6 +442,8 @@ func specimens() [][]byte {
 		ether(typeIPv4, ip4{proto: protoGRE}.with(ports(0, 0x6558, 0), ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2))))),
 		ether(tag8021D, tag(7, tag8021Q), tag(8, typeIPv6), ip6{proto: protoTCP}.with(tcpHeader(1000, 53, 0), payload)),
 		ether(tag8021Q, tag(7, tag8021Q), tag(8, tag8021Q), tag(9, typeIPv4), ip4{proto: protoTCP}.with(tcpHeader(1, 2, 0))),
+		// Read without a link header, a tag that its skb says it is: what has none has no tags.
+		patch(ether(0x88b5, tag(7, typeIPv4), ip4{proto: protoHopByHop}.with(zeros(20))), 14+4+8, tag8021Q>>8),
 		ether(0x9100, tag(7, typeIPv4), ip4{proto: protoTCP}.with(tcpHeader(1, 2, 0))),
 		ether(0x8864 /* PPPoE */, []byte{0x11, 0, 0, 1, 0, 30, 0, 0x21}, ip4{proto: protoUDP}.with(udpHeader(1, 2))),
 		ether(0x8847 /* MPLS */, []byte{0, 1, 0x11, 64}, ip4{proto: protoUDP}.with(udpHeader(1, 2))),
@@ -480,7 +482,7 @@ func TestPacketsAsGopacketReadsThem(t *testing.T) {
 			see(t, readers, specimen{frame: frame, tagged: i%2 == 0, segment: uint16(i % 50)})
 		})
 		if len(frame) >= 14 {
-			if read(frame, true).matched {
+			if readPacket(frame, true).matched {
 				matched++
 			}
 			if _, _, ok := readWhole(frame); ok {

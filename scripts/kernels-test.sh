@@ -14,9 +14,21 @@ packages=(bpf pkg/maps pkg/loader cmd/shapectl)
 "$here/need.sh" "${0##*/}" ip=iproute2 ss=iproute2 iperf3=iperf3
 
 tmp=$(mktemp -d)
-trap 'kill $(jobs -p) 2>/dev/null; wait; rm -rf "$tmp"' EXIT
+# shellcheck disable=SC2317 # it is called by a trap
+finish() {
+	local status=$?
+	trap '' HUP INT PIPE TERM
+	set +e
+	# shellcheck disable=SC2046 # one word a process
+	kill $(jobs -p) 2>/dev/null
+	wait
+	rm -rf "$tmp"
+	exit "$status"
+}
+trap finish EXIT
 trap 'exit 129' HUP
 trap 'exit 130' INT
+trap 'exit 141' PIPE
 trap 'exit 143' TERM
 
 # The tree that guests get: what tests look for is where it is here.
@@ -41,7 +53,8 @@ done
 # guest KERNEL PART OPTION...
 guest() {
 	local status=0 began=$SECONDS
-	"$here/guest.sh" "$1" -t 300 -M veth -M cls_bpf -M sch_ingress "${files[@]}" "${programs[@]}" "${@:3}" \
+	# Should this script be killed, the guest goes, too.
+	setpriv --pdeathsig TERM "$here/guest.sh" "$1" -t 300 -M veth -M cls_bpf -M sch_ingress -M bridge "${files[@]}" "${programs[@]}" "${@:3}" \
 		-- bash /shapectl/repository/scripts/kernels-guest.sh "$2" >"$tmp/out-$1-$2" 2>&1 || status=$?
 	{
 		flock 8 # not in the middle of what another says

@@ -94,7 +94,8 @@ func exitCode(err error) int {
 }
 
 func isMissing(err error) bool {
-	return errors.Is(err, fs.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, loader.ErrNoTCX)
+	return errors.Is(err, fs.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, loader.ErrNoTCX) ||
+		errors.Is(err, loader.ErrPerfmon) || errors.Is(err, loader.ErrNoClsact)
 }
 
 func (e *env) command() *cobra.Command {
@@ -227,6 +228,10 @@ func (e *env) advise(err error) error {
 		return fmt.Errorf("%w; flush them there first", err)
 	case errors.Is(err, loader.ErrNoTCX):
 		return fmt.Errorf("%w; leave SHAPECTL_HOOK unset to attach by clsact", err)
+	case errors.Is(err, loader.ErrNoClsact):
+		return fmt.Errorf("%w; load the module sch_ingress, or use a kernel with tcx (6.6)", err)
+	case errors.Is(err, loader.ErrPerfmon):
+		return fmt.Errorf("%w; run as root, or give it CAP_PERFMON", err)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%w; run as root, or with CAP_BPF and CAP_NET_ADMIN and a bpffs that you may write to", err)
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV):
