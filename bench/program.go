@@ -166,7 +166,7 @@ func (l *lab) oneKind(ctx context.Context, column string, k kind, packet []byte)
 		}
 		c.arms = append(c.arms, arm{subject: name(a), program: p, packet: packet, repeat: hotPackets})
 	}
-	of, err := c.run(ctx, l.rounds(101))
+	of, err := c.run(ctx, l.rounds(61))
 	if err != nil {
 		return nil, err
 	}
@@ -203,7 +203,7 @@ func (l *lab) dropping(ctx context.Context, k kind, a policy.Algorithm) (Result,
 		}
 		c.arms = append(c.arms, arm{subject: name(a), program: p, packet: udp(k.ipv6, payload), repeat: hotPackets})
 	}
-	of, err := c.run(ctx, l.rounds(101))
+	of, err := c.run(ctx, l.rounds(41))
 	return newResult("dropped by passed: "+k.column, name(a), unitPassing, ratios(of.arms[1], of.arms[0])), err
 }
 
@@ -296,7 +296,7 @@ func (l *lab) somePrefixes(ctx context.Context, ipv6 bool, n int) (results []Res
 			}
 			c.arms = append(c.arms, a)
 		}
-		of, err := c.run(ctx, l.rounds(21))
+		of, err := c.run(ctx, l.rounds(17))
 		if err != nil {
 			return nil, err
 		}
