@@ -10,6 +10,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"slices"
@@ -95,10 +96,10 @@ func run(ctx context.Context, args []string) error {
 	r := report{Machine: thisMachine(), Runs: map[string]measured{}}
 	if *docs != "" && *only != "" {
 		before, err := readReport(*docs)
-		if err != nil {
-			return err
+		if err == nil {
+			err = r.keep(before, chosen)
 		}
-		if err := r.keep(before, chosen); err != nil {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}

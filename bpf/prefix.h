@@ -41,9 +41,9 @@ static __always_inline bool in_filter(const struct filter *f, __u64 hash)
 }
 
 /*
- * The long way to a prefix that is not in the first place of its line: all
- * places, and the lines after it. A loop is bpf_loop's, as without CAP_PERFMON
- * the verifier would go through each time around, and past the last.
+ * The lines after the one that a prefix belongs in. A loop is bpf_loop's, as
+ * without CAP_PERFMON the verifier would go through each time around, and past
+ * the last.
  */
 struct search {
 	__u64 key[2];
@@ -52,101 +52,84 @@ struct search {
 	__u32 id;   /* what was found: the id of the rule plus one */
 };
 
-static long search_line4(__u64 n, struct search *s)
+/*
+ * A place's key is enough: a prefix is never in a later place while another has
+ * its key, as a new one goes into the first that is free.
+ */
+static __always_inline bool in_line4(const struct prefixes4 *line, __u64 key, __u32 *id)
 {
-	const struct prefixes4 *line = bpf_map_lookup_elem(&prefixes4, &s->line);
 	__u32 i;
 
-	(void)n;
-	if (!line)
-		return 1;
 #pragma unroll
 	for (i = 0; i < LINE_PREFIXES4; i++)
-		if (line->key[i] == s->key[0] && line->id[i]) {
-			s->id = READ_ONCE(line->id[i]);
-			return 1;
+		if (line->key[i] == key) {
+			*id = line->id[i];
+			return true;
 		}
-	s->line = (s->line + 1) & hook.prefixes4_mask;
-	return line->used <= LINE_PREFIXES4;
+	return false;
 }
 
-__noinline __u32 search4(__u64 key)
+static __always_inline bool in_line6(const struct prefixes6 *line, __u64 addr0, __u64 addr1, __u32 length, __u32 *id)
 {
-	struct search s = { .key = { key }, .line = hash4_prefix(key) >> 32 & hook.prefixes4_mask };
+	__u32 i;
 
-	bpf_loop(SPILL_LINES, search_line4, &s, 0);
-	return s.id;
+#pragma unroll
+	for (i = 0; i < LINE_PREFIXES6; i++)
+		if (line->addr[i][0] == addr0 && line->addr[i][1] == addr1 && line->length[i] == length) {
+			*id = line->id[i];
+			return true;
+		}
+	return false;
+}
+
+static long search_line4(__u64 n, struct search *s)
+{
+	const struct prefixes4 *line;
+
+	(void)n;
+	s->line = (s->line + 1) & hook.prefixes4_mask;
+	line = bpf_map_lookup_elem(&prefixes4, &s->line);
+	return !line || in_line4(line, s->key[0], &s->id) || line->used <= LINE_PREFIXES4;
 }
 
 static long search_line6(__u64 n, struct search *s)
 {
-	const struct prefixes6 *line = bpf_map_lookup_elem(&prefixes6, &s->line);
-	__u32 i;
+	const struct prefixes6 *line;
 
 	(void)n;
-	if (!line)
-		return 1;
-#pragma unroll
-	for (i = 0; i < LINE_PREFIXES6; i++)
-		if (line->addr[i][0] == s->key[0] && line->addr[i][1] == s->key[1] && line->length[i] == s->length &&
-		    line->id[i]) {
-			s->id = READ_ONCE(line->id[i]);
-			return 1;
-		}
 	s->line = (s->line + 1) & hook.prefixes6_mask;
-	return line->used <= LINE_PREFIXES6;
+	line = bpf_map_lookup_elem(&prefixes6, &s->line);
+	return !line || in_line6(line, s->key[0], s->key[1], s->length, &s->id) || line->used <= LINE_PREFIXES6;
 }
 
-__noinline __u32 search6(__u64 addr0, __u64 addr1, __u32 length)
+/* The id plus one of the rule of exactly that prefix, or 0. */
+__noinline __u32 find4(__u64 key)
 {
-	struct search s = { .key = { addr0, addr1 }, .length = length, .line = hash6_prefix(addr0, addr1, length) >> 32 & hook.prefixes6_mask };
+	struct search s = { .key = { key }, .line = hash4_prefix(key) >> 32 & hook.prefixes4_mask };
+	const struct prefixes4 *line;
 
-	bpf_loop(SPILL_LINES, search_line6, &s, 0);
+	line = bpf_map_lookup_elem(&prefixes4, &s.line);
+	if (line && !in_line4(line, key, &s.id) && line->used > LINE_PREFIXES4)
+		bpf_loop(SPILL_LINES - 1, search_line4, &s, 0);
 	return s.id;
 }
 
-/*
- * The id plus one of the rule that an address has by one prefix length, or 0. A
- * prefix is never in a later place while the first one has its key: a new one
- * goes into the first that is free.
- */
-static __always_inline __u32 match4_by(__u64 length, __u32 addr)
+__noinline __u32 find6(__u64 addr0, __u64 addr1, __u32 length)
 {
-	__u64 key = key4(length, addr);
-	__u32 number = hash4_prefix(key) >> 32 & hook.prefixes4_mask;
-	const struct prefixes4 *line;
-
-	line = bpf_map_lookup_elem(&prefixes4, &number);
-	if (!line)
-		return 0;
-	if (line->key[0] == key)
-		return line->id[0];
-	return line->used > 1 ? search4(key) : 0;
-}
-
-static __always_inline __u32 match6_by(const struct length6 *by, __u64 addr0, __u64 addr1)
-{
+	struct search s = {
+		.key = { addr0, addr1 },
+		.length = length,
+		.line = hash6_prefix(addr0, addr1, length) >> 32 & hook.prefixes6_mask,
+	};
 	const struct prefixes6 *line;
-	__u64 length = by->length;
-	__u32 number;
 
-	addr0 &= by->mask[0];
-	addr1 &= by->mask[1];
-	number = hash6_prefix(addr0, addr1, length) >> 32 & hook.prefixes6_mask;
-	line = bpf_map_lookup_elem(&prefixes6, &number);
-	if (!line)
-		return 0;
-	if (line->addr[0][0] == addr0 && line->addr[0][1] == addr1 && line->length[0] == length)
-		return line->id[0];
-	return line->used > 1 ? search6(addr0, addr1, length) : 0;
+	line = bpf_map_lookup_elem(&prefixes6, &s.line);
+	if (line && !in_line6(line, addr0, addr1, length, &s.id) && line->used > LINE_PREFIXES6)
+		bpf_loop(SPILL_LINES - 1, search_line6, &s, 0);
+	return s.id;
 }
 
-__noinline __u32 probe4(__u64 length, __u32 addr)
-{
-	return match4_by(length, addr);
-}
-
-/* The same by all lengths in use from one on, where the filter does not exclude it. */
+/* By all lengths in use from one on, where the filter does not exclude it. */
 __noinline __u32 match4_from(__u32 addr, __u32 use, __u32 from)
 {
 	__u32 zero = 0, count = lengths.use[use & 1].count4, id;
@@ -157,13 +140,13 @@ __noinline __u32 match4_from(__u32 addr, __u32 use, __u32 from)
 	if (!f)
 		return 0;
 	/* No loop, in which the compiler would keep all of this in memory. */
-#define TRY(i)                                                                            \
-	if ((i) >= count)                                                                 \
-		return 0;                                                                 \
-	if ((i) >= from && in_filter(f, hash4_prefix(key4(list[i], addr)))) {             \
-		id = probe4(list[i], addr);                                               \
-		if (id)                                                                   \
-			return id;                                                        \
+#define TRY(i)                                                                \
+	if ((i) >= count)                                                     \
+		return 0;                                                     \
+	if ((i) >= from && in_filter(f, hash4_prefix(key4(list[i], addr)))) { \
+		id = find4(key4(list[i], addr));                              \
+		if (id)                                                       \
+			return id;                                            \
 	}
 #define TRY4(i) TRY(i) TRY(i + 1) TRY(i + 2) TRY(i + 3)
 #define TRY16(i) TRY4(i) TRY4(i + 4) TRY4(i + 8) TRY4(i + 12)
@@ -185,12 +168,13 @@ struct rest {
 static long match_next6(__u64 i, struct rest *r)
 {
 	const struct length6 *by = &lengths.use[r->use & 1].list6[(r->from + i) & (LENGTHS6 - 1)];
+	__u64 addr0 = r->addr[0] & by->mask[0], addr1 = r->addr[1] & by->mask[1];
 	const struct filter *f;
 	__u32 zero = 0;
 
 	f = bpf_map_lookup_elem(&filter, &zero);
-	if (f && in_filter(f, hash6_prefix(r->addr[0] & by->mask[0], r->addr[1] & by->mask[1], by->length)))
-		r->id = match6_by(by, r->addr[0], r->addr[1]);
+	if (f && in_filter(f, hash6_prefix(addr0, addr1, by->length)))
+		r->id = find6(addr0, addr1, by->length);
 	return r->id != 0;
 }
 
@@ -203,27 +187,51 @@ __noinline __u32 match6_from(__u64 addr0, __u64 addr1, __u32 use, __u32 from)
 }
 
 /*
- * The id of the rule that decides, plus one, or 0. The longest length of IPv4 is
- * at hand in one word, which saves the version; while it changes, that is none.
+ * Where the tables are too big for a cache, to look into one costs more than the
+ * filter, also for the length that is tried first.
+ */
+#define IS_BIG (hook.filter_mask >= 1 << 13)
+
+/*
+ * The id of the rule that decides, plus one, or 0: the first place for the
+ * longest length at once, the rest only if need be. That length of IPv4 is at
+ * hand in one word, which saves the version; while it changes, that is none.
  */
 static __always_inline __u32 match4(__u32 addr)
 {
-	__u64 first = READ_ONCE(lengths.first4);
-	__u32 id = match4_by(first, addr), use, from;
+	__u64 first = READ_ONCE(lengths.first4), key = key4(first, addr);
+	__u32 number = hash4_prefix(key) >> 32 & hook.prefixes4_mask, use, from;
+	const struct prefixes4 *line;
 
-	if (id)
-		return id;
+	if (IS_BIG)
+		return match4_from(addr, lengths.version, 0);
+	line = bpf_map_lookup_elem(&prefixes4, &number);
+	if (!line)
+		return 0;
+	if (line->key[0] == key && line->id[0])
+		return line->id[0];
 	use = READ_ONCE(lengths.version) & 1;
-	from = lengths.use[use].list4[0] == first;
+	from = lengths.use[use].list4[0] == first && line->used <= 1;
 	return lengths.use[use].count4 > from ? match4_from(addr, use, from) : 0;
 }
 
 static __always_inline __u32 match6(__u64 addr0, __u64 addr1)
 {
-	__u32 use = READ_ONCE(lengths.version) & 1;
-	__u32 id = match6_by(&lengths.use[use].list6[0], addr0, addr1);
+	__u32 use = READ_ONCE(lengths.version) & 1, number, from;
+	const struct length6 *by = &lengths.use[use].list6[0];
+	__u64 first0 = addr0 & by->mask[0], first1 = addr1 & by->mask[1];
+	const struct prefixes6 *line;
 
-	return id || lengths.use[use].count6 <= 1 ? id : match6_from(addr0, addr1, use, 1);
+	if (IS_BIG)
+		return match6_from(addr0, addr1, use, 0);
+	number = hash6_prefix(first0, first1, by->length) >> 32 & hook.prefixes6_mask;
+	line = bpf_map_lookup_elem(&prefixes6, &number);
+	if (!line)
+		return 0;
+	if (line->addr[0][0] == first0 && line->addr[0][1] == first1 && line->length[0] == by->length && line->id[0])
+		return line->id[0];
+	from = line->used <= 1;
+	return lengths.use[use].count6 > from ? match6_from(addr0, addr1, use, from) : 0;
 }
 
 #endif
