@@ -397,3 +397,29 @@ func FuzzKernelIsModel(f *testing.F) {
 		play(r, net, roll, func() bool { return left() > 0 }, changes)
 	})
 }
+
+// Sharers that are out of force while the rule changes have drained when they
+// are back, although the clock by which they had went around meanwhile, and the
+// new one is too slow to tell.
+func TestSharersAreBackDrained(t *testing.T) {
+	r := matchSource(t)
+	host, now := addr("10.0.0.7"), uint64(1e9)
+	rule := policy.Rule{
+		Prefix: prefix("10.0.0.0/8"), Rate: 400_000_000_000, Capacity: 1 << 20,
+		Each: policy.Each{Kind: policy.EachFlow}, Framing: policy.Framing{Overhead: shrink},
+	}
+	twin := newTwin(r, rule, now)
+	twin.offer(host, now, 60000, false)
+	rule.Each.Kind = policy.EachAll
+	twin.change(rule, now)
+	now += uint64(264 * time.Second) // three quarters around
+	rule.Rate, rule.Capacity = 8, 1<<30
+	twin.change(rule, now)
+	rule.Each.Kind = policy.EachFlow
+	twin.change(rule, now)
+	if got := twin.level(host, now); got != 0 {
+		t.Errorf("a flow that drained long ago owes %d units", got)
+	}
+	twin.offer(host, now, 60000, false)
+	twin.counted()
+}
