@@ -110,7 +110,8 @@ struct rule {
 	struct bucket own; /* everybody's, or with RULE_EACH the spare one */
 	__u32 version;	   /* which of the two is in force: 0 or 1 */
 	__u32 retired;	   /* lengths.epoch when the other one, or the rule itself, went out of force; 0 for never */
-	__u8 pad[40];	   /* what is written for each packet shares no line with what is only read */
+	__u32 shared;	   /* whether there may be slots of it in table */
+	__u8 pad[36];	   /* what is written for each packet shares no line with what is only read */
 	struct terms terms[2];
 	struct details details[2];
 	struct counters counters[]; /* one for each CPU, rounded up to a power of two */
@@ -162,7 +163,6 @@ struct filter {
 };
 
 /* A prefix length of IPv6, and what makes an address such a prefix. */
-
 struct length6 {
 	__u64 mask[2]; /* in network order */
 	__u64 length;
@@ -174,7 +174,7 @@ struct lengths {
 	__u32 epoch;   /* from 1 on; raised when no packet sees any more what went out of force before */
 	__u32 retired; /* epoch when the other version went out of force, 0 for never */
 	__u32 removed; /* epoch when a prefix was last taken away */
-	__u64 first4;  /* the longest of IPv4, once more, in one word: length << 32 | mask */
+	__u64 first4;  /* the longest of IPv4, once more, in one word */
 	struct {
 		__u32 count4, count6;
 		__u64 list4[LENGTHS4]; /* length << 32 | mask in network order */

@@ -137,7 +137,8 @@ type AbiRule struct {
 	Own      AbiBucket
 	Version  uint32
 	Retired  uint32
-	Pad      [40]uint8
+	Shared   uint32
+	Pad      [36]uint8
 	Terms    [2]AbiTerms
 	Details  [2]AbiDetails
 	Counters [0]AbiCounters

@@ -154,10 +154,16 @@ static __always_inline __u32 home_of(__u32 print)
 	return print >> 1 & (LINE_SLOTS - 1);
 }
 
-/* The version of a rule that is in force. The compiler is kept from working its address out anew each time. */
-static __always_inline const struct terms *terms_of(const struct rule *rule)
+/* Read once for a packet, which then goes by that version to its end. */
+static __always_inline __u32 version_of(const struct rule *rule)
 {
-	const struct terms *terms = &rule->terms[READ_ONCE(rule->version) & 1];
+	return READ_ONCE(rule->version) & 1;
+}
+
+/* The compiler is kept from working the address out anew each time. */
+static __always_inline const struct terms *terms_of(const struct rule *rule, __u32 version)
+{
+	const struct terms *terms = &rule->terms[version & 1];
 
 	asm volatile("" : "+r"(terms));
 	return terms;
@@ -180,7 +186,7 @@ static __always_inline bool drained(__u32 slot, const struct bucket *b, __u64 ta
 	rule = bpf_map_lookup_elem(&rules, &key->id);
 	if (!rule)
 		return false;
-	terms = terms_of(rule);
+	terms = terms_of(rule, version_of(rule));
 	now = now < SKEW_NS ? 0 : now - SKEW_NS;
 	return !level_at(terms, byte_clock(terms, now), now, tat, READ_ONCE(b->tick));
 }
@@ -228,6 +234,7 @@ struct slow {
 	__u32 line;
 	__u32 print;
 	struct key key; /* for the rule's own bucket only its id */
+	__u32 version;	/* of the rule */
 	__u32 ect;
 	enum verdict verdict;
 };
@@ -308,7 +315,7 @@ __noinline enum verdict take_slot(const struct slow *s, __u32 i)
 		return VERDICT_AGAIN;
 	}
 	WRITE_ONCE(b->tick, tick(s->now));
-	__sync_lock_test_and_set(&b->tat, byte_clock(terms_of(rule), s->now) + (s->bytes << UNIT_BITS));
+	__sync_lock_test_and_set(&b->tat, byte_clock(terms_of(rule, s->version), s->now) + (s->bytes << UNIT_BITS));
 	return VERDICT_PASS;
 }
 
@@ -324,7 +331,7 @@ static long try_slot(__u64 i, struct slow *s)
 		return 1;
 	b = find_slot(line, s->print);
 	if (b) {
-		s->verdict = charge_bucket(terms_of(rule), b, s->print, s->now, s->bytes, s->ect);
+		s->verdict = charge_bucket(terms_of(rule, s->version), b, s->print, s->now, s->bytes, s->ect);
 	} else {
 		spare = spare_slot(s->line, s->print, s->now);
 		s->verdict = spare < LINE_SLOTS ? take_slot(s, spare) : VERDICT_UNSURE;
@@ -339,7 +346,7 @@ static long try_own(__u64 i, struct slow *s)
 	(void)i;
 	if (!rule)
 		return 1;
-	s->verdict = charge_bucket(terms_of(rule), &rule->own, 0, s->now, s->bytes, s->ect);
+	s->verdict = charge_bucket(terms_of(rule, s->version), &rule->own, 0, s->now, s->bytes, s->ect);
 	return s->verdict != VERDICT_AGAIN;
 }
 

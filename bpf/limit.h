@@ -22,10 +22,8 @@ static __always_inline __u64 time_ns(struct __sk_buff *skb)
 }
 
 /* Who shares a bucket: the masked address, or the 5-tuple as far as the packet has one. */
-static __always_inline void make_key(struct __sk_buff *skb, __u32 ip, const struct rule *rule, __u32 flags,
-				     struct key *key)
+static __always_inline void make_key(struct __sk_buff *skb, __u32 ip, const __u32 mask[4], __u32 flags, struct key *key)
 {
-	const __u32 *mask = rule->details[READ_ONCE(rule->version) & 1].each_mask;
 	struct transport t = {};
 	struct address far = {};
 	__u32 i;
@@ -55,9 +53,9 @@ static __always_inline void make_key(struct __sk_buff *skb, __u32 ip, const stru
 }
 
 /* Charges any packet to its bucket. Where a key can have none, the rule's own is charged. */
-__noinline enum verdict charge_slowly(struct __sk_buff *skb, __u32 ip, __u32 id, __u64 bytes)
+__noinline enum verdict charge_slowly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 version, __u64 bytes)
 {
-	struct slow s = { .key.id = id, .bytes = bytes, .verdict = VERDICT_AGAIN };
+	struct slow s = { .key.id = id, .version = version, .bytes = bytes, .verdict = VERDICT_AGAIN };
 	const struct terms *terms;
 	const struct rule *rule;
 	__u64 hash;
@@ -65,11 +63,11 @@ __noinline enum verdict charge_slowly(struct __sk_buff *skb, __u32 ip, __u32 id,
 	rule = bpf_map_lookup_elem(&rules, &id);
 	if (!rule)
 		return VERDICT_UNSURE;
-	terms = terms_of(rule);
+	terms = terms_of(rule, version);
 	s.now = time_ns(skb);
 	s.ect = terms->flags & RULE_ECN && ecn_of(skb, ip);
 	if (terms->flags & RULE_EACH) {
-		make_key(skb, ip, rule, terms->flags, &s.key);
+		make_key(skb, ip, rule->details[version & 1].each_mask, terms->flags, &s.key);
 		hash = hash_key(&s.key, terms->salt);
 		s.line = line_of(hash);
 		s.print = print_of(hash);
@@ -184,19 +182,20 @@ __noinline int apply_slowly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 alg
 	struct rule *rule = bpf_map_lookup_elem(&rules, &id);
 	enum verdict verdict = VERDICT_PASS;
 	const struct terms *terms;
+	__u32 version, flags;
 	__u64 bytes;
-	__u32 flags;
 
 	if (!rule)
 		return NEXT;
-	terms = terms_of(rule);
+	version = version_of(rule);
+	terms = terms_of(rule, version);
 	flags = terms->flags;
 	/* The other algorithm's program, next in the chain, sees to its own rules. */
 	if ((flags & RULE_LEAKY) != algorithm)
 		return NEXT;
 	bytes = framed_bytes(skb, ip, terms->overhead, terms->mpu);
 	if (!(flags & RULE_UNLIMITED))
-		verdict = charge_slowly(skb, ip, id, bytes);
+		verdict = charge_slowly(skb, ip, id, version, bytes);
 	return act(skb, ip, rule, flags, bytes, verdict);
 }
 
@@ -221,13 +220,13 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id, __u3
 	rule = bpf_map_lookup_elem(&rules, &id);
 	if (!rule)
 		return NEXT;
-	terms = terms_of(rule);
+	terms = terms_of(rule, version_of(rule));
 	flags = terms->flags;
 	if ((flags ^ algorithm) & (RULE_LEAKY | RULE_RARE) || skb->gso_size || skb->vlan_present)
 		return apply_slowly(skb, ip, id, algorithm);
-	/* Touched before the clock is read, which waits for all loads, so that the two misses are one. */
-	c = counters_of(rule);
-	READ_ONCE(c->passed_packets);
+	/* Touched before the clock is read, which waits for all loads, so that two misses are one. */
+	if (IS_BIG)
+		READ_ONCE(counters_of(rule)->passed_packets);
 	if (flags & RULE_EACH) {
 		hash = hash_plainly(skb, ip, terms->salt, flags);
 		bucket = hash ? find_home(hash) : NULL;
@@ -237,6 +236,7 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id, __u3
 	} else {
 		verdict = charge_bucket(terms, &rule->own, 0, time_ns(skb), skb->len, false);
 	}
+	c = counters_of(rule);
 	if (verdict == VERDICT_PASS) {
 		count(&c->passed_packets, &c->passed_bytes, skb->len);
 		return NEXT;

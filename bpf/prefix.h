@@ -52,34 +52,38 @@ struct search {
 	__u32 id;   /* what was found: the id of the rule plus one */
 };
 
-/*
- * A place's key is enough: a prefix is never in a later place while another has
- * its key, as a new one goes into the first that is free.
- */
-static __always_inline bool in_line4(const struct prefixes4 *line, __u64 key, __u32 *id)
+/* All ones if nothing differs, else 0; the compiler is kept from making a branch of it. */
+static __always_inline __u32 if_same(__u64 different)
 {
-	__u32 i;
+	/* A number below 2^32, less one: negative only if it was 0. */
+	different = (different >> 32 | (__u32)different) - 1;
+	asm volatile("" : "+r"(different));
+	return (__s64)different >> 63;
+}
+
+/*
+ * The id of the rule plus one, or 0. No branches: each would double the ways that
+ * the verifier has to look at, and be wrong half of the time.
+ */
+static __always_inline __u32 in_line4(const struct prefixes4 *line, __u64 key)
+{
+	__u32 id = 0, i;
 
 #pragma unroll
 	for (i = 0; i < LINE_PREFIXES4; i++)
-		if (line->key[i] == key) {
-			*id = line->id[i];
-			return true;
-		}
-	return false;
+		id |= line->id[i] & if_same(line->key[i] ^ key);
+	return id;
 }
 
-static __always_inline bool in_line6(const struct prefixes6 *line, __u64 addr0, __u64 addr1, __u32 length, __u32 *id)
+static __always_inline __u32 in_line6(const struct prefixes6 *line, __u64 addr0, __u64 addr1, __u32 length)
 {
-	__u32 i;
+	__u32 id = 0, i;
 
 #pragma unroll
 	for (i = 0; i < LINE_PREFIXES6; i++)
-		if (line->addr[i][0] == addr0 && line->addr[i][1] == addr1 && line->length[i] == length) {
-			*id = line->id[i];
-			return true;
-		}
-	return false;
+		id |= line->id[i] &
+		      if_same((line->addr[i][0] ^ addr0) | (line->addr[i][1] ^ addr1) | (line->length[i] ^ length));
+	return id;
 }
 
 static long search_line4(__u64 n, struct search *s)
@@ -89,7 +93,10 @@ static long search_line4(__u64 n, struct search *s)
 	(void)n;
 	s->line = (s->line + 1) & hook.prefixes4_mask;
 	line = bpf_map_lookup_elem(&prefixes4, &s->line);
-	return !line || in_line4(line, s->key[0], &s->id) || line->used <= LINE_PREFIXES4;
+	if (!line)
+		return 1;
+	s->id = in_line4(line, s->key[0]);
+	return s->id || line->used <= LINE_PREFIXES4;
 }
 
 static long search_line6(__u64 n, struct search *s)
@@ -99,7 +106,10 @@ static long search_line6(__u64 n, struct search *s)
 	(void)n;
 	s->line = (s->line + 1) & hook.prefixes6_mask;
 	line = bpf_map_lookup_elem(&prefixes6, &s->line);
-	return !line || in_line6(line, s->key[0], s->key[1], s->length, &s->id) || line->used <= LINE_PREFIXES6;
+	if (!line)
+		return 1;
+	s->id = in_line6(line, s->key[0], s->key[1], s->length);
+	return s->id || line->used <= LINE_PREFIXES6;
 }
 
 /* The id plus one of the rule of exactly that prefix, or 0. */
@@ -109,7 +119,10 @@ __noinline __u32 find4(__u64 key)
 	const struct prefixes4 *line;
 
 	line = bpf_map_lookup_elem(&prefixes4, &s.line);
-	if (line && !in_line4(line, key, &s.id) && line->used > LINE_PREFIXES4)
+	if (!line)
+		return 0;
+	s.id = in_line4(line, key);
+	if (!s.id && line->used > LINE_PREFIXES4)
 		bpf_loop(SPILL_LINES - 1, search_line4, &s, 0);
 	return s.id;
 }
@@ -124,7 +137,10 @@ __noinline __u32 find6(__u64 addr0, __u64 addr1, __u32 length)
 	const struct prefixes6 *line;
 
 	line = bpf_map_lookup_elem(&prefixes6, &s.line);
-	if (line && !in_line6(line, addr0, addr1, length, &s.id) && line->used > LINE_PREFIXES6)
+	if (!line)
+		return 0;
+	s.id = in_line6(line, addr0, addr1, length);
+	if (!s.id && line->used > LINE_PREFIXES6)
 		bpf_loop(SPILL_LINES - 1, search_line6, &s, 0);
 	return s.id;
 }

@@ -144,7 +144,7 @@ func (s *Set) OwnLevel(e Entry, now uint64) uint64 {
 // slots are all slots of hosts, subnets and flows of one rule that are in use.
 func (s *Set) slots(id uint32) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 	return func(yield func(*bpf.AbiBucket, *bpf.AbiKey) bool) {
-		if (s.version(id, 0).Flags|s.version(id, 1).Flags)&ruleEach == 0 {
+		if s.rule(id).Shared == 0 {
 			return
 		}
 		for i := range s.lines {

@@ -135,6 +135,7 @@ func (s *Set) insert(rule policy.Rule, clock func() uint64) error {
 		*r = bpf.AbiRule{Retired: r.Retired}
 		clear(s.countersOf(id))
 	}
+	share(r, rule)
 	encode(s.version(id, 0), rule, rand.Uint32()|1)
 	empty(&r.Own, meter(s.version(id, 0)), clock())
 	if err := s.addPrefix(rule.Prefix, id); err != nil {
@@ -142,6 +143,14 @@ func (s *Set) insert(rule policy.Rule, clock func() uint64) error {
 	}
 	c.free = c.free[:len(c.free)-1]
 	return nil
+}
+
+// share remembers that a rule gives sharers slots of the table. They have them
+// also while the rule has one bucket for all, until they are freed.
+func share(r *bpf.AbiRule, rule policy.Rule) {
+	if rule.Each.Kind != policy.EachAll {
+		r.Shared = 1
+	}
 }
 
 // empty makes a bucket owe nothing.
@@ -157,6 +166,7 @@ func (s *Set) replace(id uint32, rule policy.Rule, clock func() uint64) {
 	number := atomic.LoadUint32(&r.Version)&1 ^ 1
 	next := s.version(id, number)
 	s.waitSince(r.Retired) // packets may still be reading what was in force before the last change
+	share(r, rule)
 	encode(next, rule, old.Salt)
 	before, after := meter(old), meter(next)
 	switch {
