@@ -10,7 +10,7 @@ GENERATED = '*_bpfel*.go' '*_bpfel*.o'
 
 export CGO_ENABLED = 0
 
-.PHONY: all demo test test-unit test-kernels generate verify-generated lint bench install clean help
+.PHONY: all demo test test-unit race test-kernels generate verify-generated lint bench install clean help
 
 all: ## build bin/shapectl (no clang needed: what it compiles is committed)
 	go build -buildvcs=false -trimpath -ldflags "-s -w $(if $(VERSION),-X main.version=$(VERSION))" -o bin/shapectl ./cmd/shapectl
@@ -28,6 +28,10 @@ test-unit: ## the tests that need neither root nor a kernel
 
 test-kernels: all ## Linux 6.1, 6.12 and the newest in emulated machines, and that 5.10 is refused
 	@scripts/kernels-test.sh
+
+race: ## the Go tests with the race detector, those in the kernel too (root)
+	@scripts/need.sh 'make race' gcc=gcc /usr/include/stdlib.h=libc6-dev
+	CGO_ENABLED=1 go test -race -short -count=1 ./...
 
 generate: ## compile bpf/*.c and make its Go bindings
 	@scripts/need.sh 'make generate' $(CLANG_NEEDS)
