@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/shapectl/shapectl/pkg/loader"
