@@ -32,8 +32,6 @@ func instructionSubjects() []contender {
 	}
 }
 
-var target, target6 = netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("2001:db8:1::7")
-
 // freely is a limit that never bites.
 var freely = limit{rate: 10e9, capacity: 10 << 20}
 

@@ -51,6 +51,7 @@ var suites = []struct {
 	{"program", "What a program costs", program},
 	{"traffic", "What a packet costs on a veth pair", traffic},
 	{"instructions", "What a packet costs in instructions", instructions},
+	{"accuracy", "How near to the rate", accuracy},
 	{"setup", "Setting up and changing rules", setup},
 }
 

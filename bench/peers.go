@@ -23,7 +23,9 @@ type limit struct {
 type contender struct {
 	name string
 	note string // what a reader must know to compare it fairly
-	set  func(ctx context.Context, a *arena, l limit) error
+	// uncounted are the bytes of a frame that it leaves out on purpose.
+	uncounted uint64
+	set       func(ctx context.Context, a *arena, l limit) error
 }
 
 // everything is what our own rules are for: where all the traffic goes.
@@ -117,7 +119,7 @@ func hashlimit(iptables, mode string) contender {
 		name, options = "hashlimit, each host", []string{"--hashlimit-mode", mode}
 	}
 	return contender{
-		name: name, note: iptables + "; counts IP bytes, in steps of 16; its burst is a second's worth at least",
+		name: name, uncounted: 14, note: iptables + "; counts IP bytes, in steps of 16; its burst is a second's worth at least",
 		set: func(ctx context.Context, a *arena, l limit) error {
 			return a.run(ctx, "", iptables, append([]string{
 				"-t", "raw", "-A", "OUTPUT", "-o", nearDevice, "-m", "hashlimit", "--hashlimit-name", "limits",

@@ -33,6 +33,8 @@ const (
 var (
 	nearAddrs = []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}
 	farAddrs  = []netip.Prefix{netip.MustParsePrefix("192.0.2.2/24"), netip.MustParsePrefix("2001:db8::2/64")}
+	// Those that a limit is for.
+	target, target6 = netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("2001:db8:1::7")
 )
 
 // An arena is a veth pair between two network namespaces: a limiter is set up
@@ -68,7 +70,9 @@ func newArena(ctx context.Context) (_ *arena, err error) {
 	}); err != nil {
 		return nil, fmt.Errorf("make a veth pair: %w", err)
 	}
-	if err := in(a.far, func() error { return address(farDevice, farAddrs, nearAddrs) }); err != nil {
+	if err := in(a.far, func() error {
+		return address(farDevice, append(farAddrs, netip.PrefixFrom(target, 32), netip.PrefixFrom(target6, 128)), nearAddrs)
+	}); err != nil {
 		return nil, err
 	}
 	if err := a.inNear(func() error {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -19,14 +18,13 @@ func newDroppingLane(ctx context.Context, s contender, to netip.Addr, settle tim
 	if to.Is6() {
 		frame += 20
 	}
-	rate := frame * 8 * 1e9 / nanoseconds / 10
+	rate, share := frame*8*1e9/nanoseconds/10, 0.0
 	for range 10 {
 		p, err := newLane(ctx, s, limit{policy.Rate(rate), max(4096, uint64(rate/8/100))}, []netip.Addr{to}, settle, packets)
 		if err != nil {
 			return nil, err
 		}
-		share, err := p.drained(packets)
-		if err != nil {
+		if share, err = p.drained(packets); err != nil {
 			p.close()
 			return nil, fmt.Errorf("%s: %w", s.name, err)
 		}
@@ -34,9 +32,9 @@ func newDroppingLane(ctx context.Context, s contender, to netip.Addr, settle tim
 			return p, nil
 		}
 		p.close()
-		rate *= 0.1 / share
+		rate *= 0.1 / max(share, 0.01)
 	}
-	return nil, errors.New(s.name + ": found no rate that lets a tenth through")
+	return nil, fmt.Errorf("%s: no rate lets a tenth through: %.2g pass at %v", s.name, share, policy.Rate(rate))
 }
 
 // drained sends until a full bucket is no longer what lets packets through,

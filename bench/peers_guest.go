@@ -30,6 +30,7 @@ type guestTask struct {
 	Suite  string
 	Only   string // subjects, as the option -only has them
 	Rounds int
+	Quick  bool
 }
 
 // guestMark begins the lines with figures, of all that a guest prints.
@@ -51,6 +52,8 @@ func guest(ctx context.Context, text string, w io.Writer) error {
 	switch t.Suite {
 	case "instructions":
 		return guestInstructions(ctx, t, report)
+	case "accuracy":
+		return guestAccuracy(ctx, t, report)
 	default:
 		return fmt.Errorf("-guest %s: there is no such suite", text)
 	}
@@ -98,7 +101,7 @@ func inGuest(ctx context.Context, o options, t guestTask, how ...string) ([]Resu
 			c.Wait()
 			return nil, fmt.Errorf("read a figure of the guest: %w", err)
 		}
-		o.say("  %s, %s: %.4g", r.column(), r.Subject, r.Median)
+		o.say("  %s, %s: %.6g %s", r.Case, r.Subject, r.Median, r.Unit)
 		results = append(results, r)
 	}
 	if err := c.Wait(); err != nil {

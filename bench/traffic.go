@@ -24,8 +24,8 @@ const (
 	trafficDrops = "Time added per packet: drops nine tenths"
 	trafficMany  = "Time added per packet, random addresses"
 
-	// slice is how long each sends in a round.
-	slice = 40 * time.Millisecond
+	// slice is how long each sends in a round: short, as what else the machine does then hits few of them.
+	slice = 10 * time.Millisecond
 	// warmPackets is how many packets go before.
 	warmPackets = 20_000
 )
@@ -48,7 +48,7 @@ func traffic(ctx context.Context, o options) ([]Result, error) {
 		return nil, err
 	}
 	defer release()
-	rounds := o.rounds(41)
+	rounds := o.rounds(101)
 	passing, err := race(ctx, o, trafficNever, trafficSubjects(), freely, rounds)
 	if err != nil {
 		return nil, err
@@ -230,6 +230,9 @@ func raceMany(ctx context.Context, o options, n, rounds int) ([]Result, error) {
 		targets[i] = netip.AddrFrom4(b)
 	}
 	name := fmt.Sprintf("%s: %d prefixes", trafficMany, n)
+	if n == 1 {
+		name = trafficMany + ": 1 prefix"
+	}
 	var lanes []*lane
 	defer func() { closeLanes(lanes) }()
 	for _, s := range append([]contender{bare}, manySubjects(prefixes)...) {
