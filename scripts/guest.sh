@@ -27,7 +27,8 @@ usage() {
 [[ $# -gt 0 && $1 != -* ]] || usage
 kernel=$1
 shift
-cpus=2 mib=1024 seconds=600 modules=() files=() programs=(busybox) accel=()
+cpus=2 mib=1024 seconds=600 modules=() files=() accel=()
+programs=(busybox sh) # the shell of busybox would not look for other programs of its commands' names
 while getopts :c:m:it:M:f:p: option; do
 	case $option in
 	c) cpus=$OPTARG ;;
@@ -182,7 +183,6 @@ $b ln -s fd/0 /dev/stdin
 $b ln -s fd/1 /dev/stdout
 $b ln -s fd/2 /dev/stderr
 $b --install -s /usr/lib/busybox
-[ -e /bin/sh ] || $b ln -s busybox /bin/sh
 [ -e /usr/bin/env ] || $b ln -s busybox /usr/bin/env
 export PATH=/usr/sbin:/usr/bin:/usr/lib/busybox HOME=/root
 exec 3>/dev/ttyS1 4>/dev/ttyS2
@@ -209,7 +209,7 @@ chmod 755 "$root/init"
 (cd "$root" && find . | cpio --quiet -o -H newc -R 0:0) >"$tmp/initrd" || die "could not make the guest's files: is the disk full?"
 rm -rf "$root"
 
-timeout -k 5 "$seconds" qemu-system-x86_64 -accel tcg "${accel[@]}" -cpu Haswell-noTSX,-pcid,-invpcid,-x2apic,-tsc-deadline -smp "$cpus" -m "$mib" \
+timeout -k 5 "$seconds" qemu-system-x86_64 -accel tcg "${accel[@]}" -cpu Haswell-noTSX,-pcid,-invpcid,-x2apic,-tsc-deadline,-cx16 -smp "$cpus" -m "$mib" \
 	-display none -monitor none -nic none -no-reboot -kernel "$image/vmlinuz" -initrd "$tmp/initrd" \
 	-append 'console=ttyS0 quiet panic=-1 oops=panic' \
 	-serial "file:$tmp/console" -serial stdio -serial "file:$tmp/status" </dev/null > >(cat) 2>"$tmp/qemu" &
