@@ -2,9 +2,10 @@ PREFIX ?= /usr/local
 # A tarball has no .git: the program then names no version but the one in its code.
 VERSION := $(if $(wildcard .git),$(shell git describe --tags --always --dirty 2>/dev/null))
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
-UNIT = ./internal/model/... ./internal/report/... ./pkg/policy/...
+UNIT = ./bench ./internal/model/... ./internal/report/... ./pkg/policy/...
 CLANG = clang-14
 CLANG_NEEDS = $(CLANG)=clang-14 llvm-strip-14=llvm-14 /usr/include/bpf/bpf_helpers.h=libbpf-dev /usr/include/linux/bpf.h=linux-libc-dev
+BENCH_NEEDS = tc=iproute2 nft=nftables
 GENERATED = '*_bpfel*.go' '*_bpfel*.o'
 
 export CGO_ENABLED = 0
@@ -41,8 +42,9 @@ lint: ## gofmt, vet, staticcheck, clang and shellcheck
 	$(CLANG) -target bpf -mcpu=v3 -O2 -Wall -Wextra -Werror -fsyntax-only -idirafter /usr/include/$(shell uname -m)-linux-gnu bpf/*.c
 	shellcheck -x scripts/*.sh .ci/run
 
-bench: ## what a packet costs (root)
-	go test -run '^$$' -bench . -benchtime 5x ./bpf
+bench: ## what shapectl costs, beside other limiters: writes docs/benchmarks.md in 25 minutes (root)
+	@scripts/need.sh 'make bench' $(BENCH_NEEDS)
+	go run ./bench -o docs
 
 install: all ## to $(PREFIX)/bin
 	install -D -m 755 bin/shapectl $(DESTDIR)$(PREFIX)/bin/shapectl

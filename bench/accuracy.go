@@ -22,16 +22,16 @@ import (
 // merges or splits packets on the way, so that all count the same ones.
 
 // accuracySubjects are compared here.
-func accuracySubjects() []contender {
-	return []contender{
+func accuracySubjects() []competitor {
+	return []competitor{
 		shapectl(policy.GCRA, policy.EachAll, loader.TCX), shapectl(policy.Leaky, policy.EachAll, loader.TCX),
 		nftOneLimit, nftSet, hashlimit("iptables-legacy", ""), tbf, htb,
 	}
 }
 
 // accuracyGuestSubjects are compared in a guest, as not every kernel has the peers among them.
-func accuracyGuestSubjects() []contender {
-	return []contender{shapectl(policy.GCRA, policy.EachAll, loader.TCX), police, cake}
+func accuracyGuestSubjects() []competitor {
+	return []competitor{shapectl(policy.GCRA, policy.EachAll, loader.TCX), police, cake}
 }
 
 var accuracyRates = []policy.Rate{1e6, 20e6, 500e6}
@@ -93,7 +93,7 @@ type accuracyMeter struct {
 }
 
 // subject measures a limiter at all rates, with UDP and with TCP.
-func (m accuracyMeter) subject(s contender) (results []Result, err error) {
+func (m accuracyMeter) subject(s competitor) (results []Result, err error) {
 	for _, rate := range accuracyRates {
 		if m.quick && rate != accuracyRates[1] {
 			continue
@@ -116,7 +116,7 @@ func (m accuracyMeter) subject(s contender) (results []Result, err error) {
 }
 
 // udp offers as many datagrams as the system sends: at least a tenth more than the rate, or there is no figure.
-func (m accuracyMeter) udp(s contender, rate policy.Rate) ([]Result, error) {
+func (m accuracyMeter) udp(s competitor, rate policy.Rate) ([]Result, error) {
 	a, err := newArena(m.ctx)
 	if err != nil {
 		return nil, err
@@ -170,7 +170,7 @@ func (m accuracyMeter) udp(s contender, rate policy.Rate) ([]Result, error) {
 const headers = 14 + 20 + 8
 
 // tcp sends as fast as one connection goes, with the system's congestion control.
-func (m accuracyMeter) tcp(s contender, rate policy.Rate) ([]Result, error) {
+func (m accuracyMeter) tcp(s competitor, rate policy.Rate) ([]Result, error) {
 	a, err := newArena(m.ctx)
 	if err != nil {
 		return nil, err
@@ -221,7 +221,7 @@ func (m accuracyMeter) tcp(s contender, rate policy.Rate) ([]Result, error) {
 }
 
 // windowsOf are the shares of the rate that arrive in each of several windows, after the first burst is over.
-func (m accuracyMeter) windowsOf(c *counter, s contender, rate policy.Rate, settle, window time.Duration) (shares []float64, err error) {
+func (m accuracyMeter) windowsOf(c *counter, s competitor, rate policy.Rate, settle, window time.Duration) (shares []float64, err error) {
 	if m.quick {
 		settle, window = settle/2, window/2
 	}
@@ -252,7 +252,7 @@ func (m accuracyMeter) windowsOf(c *counter, s contender, rate policy.Rate, sett
 }
 
 // accuracyResults are what was delivered, and how far that is from the rate.
-func accuracyResults(protocol string, s contender, rate policy.Rate, shares []float64) []Result {
+func accuracyResults(protocol string, s competitor, rate policy.Rate, shares []float64) []Result {
 	errs := make([]float64, len(shares))
 	for i, share := range shares {
 		errs[i] = math.Abs(share-1) * 1e6

@@ -17,8 +17,8 @@ import (
 // It says nothing of caches; traffic does.
 
 // instructionSubjects are what is measured, in the order in which it is reported.
-func instructionSubjects() []contender {
-	return []contender{
+func instructionSubjects() []competitor {
+	return []competitor{
 		emptyTCX(), clockTCX(),
 		shapectl(policy.GCRA, policy.EachAll, loader.TCX),
 		shapectl(policy.GCRA, policy.EachHost, loader.TCX),
@@ -97,7 +97,7 @@ func (m *instructionCounter) family(to netip.Addr) error {
 }
 
 // subject measures a limiter that never bites, and then one that lets a tenth through.
-func (m *instructionCounter) subject(s contender, to netip.Addr, column string) error {
+func (m *instructionCounter) subject(s competitor, to netip.Addr, column string) error {
 	p, err := newLane(m.ctx, s, freely, []netip.Addr{to}, settleTime, batch)
 	if err != nil {
 		return err

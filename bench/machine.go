@@ -2,14 +2,17 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// machine is what the figures were taken on.
+// machine is what figures were taken on.
 type machine struct {
 	CPU         string
 	CPUs        int
@@ -17,17 +20,29 @@ type machine struct {
 	Memory      string
 	Kernel      string
 	ClockSource string
-	Versions    string
+	Peers       string // versions of their tools
 }
 
 func thisMachine() machine {
 	var name unix.Utsname
-	unix.Uname(&name)
+	var info unix.Sysinfo_t
+	unix.Uname(&name) // neither can fail
+	unix.Sysinfo(&info)
+	model := cpuInfo("model name")
+	if model == "" {
+		model = runtime.GOARCH
+	}
+	if strings.Contains(" "+cpuInfo("flags")+" ", " hypervisor ") {
+		model += ", in a virtual machine"
+	}
 	return machine{
-		CPU:         cpuModel(),
+		CPU:         model,
 		CPUs:        runtime.NumCPU(),
+		Caches:      caches(),
+		Memory:      fmt.Sprintf("%.0f GiB", float64(info.Totalram)*float64(info.Unit)/(1<<30)),
 		Kernel:      string(bytes.TrimRight(name.Release[:], "\x00")),
 		ClockSource: readLine("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+		Peers:       peerVersions(),
 	}
 }
 
@@ -37,12 +52,50 @@ func readLine(path string) string {
 	return strings.TrimSpace(string(data))
 }
 
-func cpuModel() string {
+// cpuInfo is what /proc/cpuinfo says of the first CPU; empty where it does not.
+func cpuInfo(what string) string {
 	data, _ := os.ReadFile("/proc/cpuinfo")
 	for line := range strings.Lines(string(data)) {
-		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
+		if name, value, _ := strings.Cut(line, ":"); strings.TrimSpace(name) == what {
 			return strings.TrimSpace(value)
 		}
 	}
-	return runtime.GOARCH
+	return ""
+}
+
+// caches are those of the first CPU that hold data, nearest first.
+func caches() string {
+	var list []string
+	dirs, _ := filepath.Glob("/sys/devices/system/cpu/cpu0/cache/index[0-9]")
+	for _, dir := range dirs {
+		if readLine(dir+"/type") == "Instruction" {
+			continue
+		}
+		list = append(list, "L"+readLine(dir+"/level")+" "+readLine(dir+"/size"))
+	}
+	return strings.Join(list, ", ")
+}
+
+// peerVersions are those of the tools that set the peers up, as they tell them.
+func peerVersions() string {
+	var list []string
+	for _, command := range [][]string{{"tc", "-V"}, {"nft", "--version"}, {"iptables", "-V"}, {"iperf3", "--version"}} {
+		output, err := exec.Command(command[0], command[1:]...).Output()
+		if err != nil {
+			continue // it is not here, so nothing was set up by it
+		}
+		line, _, _ := strings.Cut(string(output), "\n")
+		line, _, _ = strings.Cut(line, " (")
+		list = append(list, strings.TrimPrefix(strings.TrimSpace(line), "tc utility, "))
+	}
+	return strings.Join(list, ", ")
+}
+
+// shapectlVersion is what the sources that this program was built from are called.
+func shapectlVersion() string {
+	output, err := exec.Command("git", "describe", "--tags", "--always", "--dirty").Output()
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimSpace(string(output))
 }

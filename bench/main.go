@@ -69,7 +69,7 @@ func run(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	only := flags.String("suite", "", "suites to run, with commas between them (default: all)")
 	quick := flags.Bool("quick", false, "only show that every suite runs: seconds instead of minutes, figures that mean little")
-	docs := flags.String("o", "", "folder for benchmarks.md, benchmarks.json and charts; suites that did not run keep the figures there")
+	docs := flags.String("o", "", "folder for benchmarks.md, benchmarks.json and charts; with -suite, the other suites' figures there are kept")
 	render := flags.Bool("render", false, "run nothing: write benchmarks.md and charts anew from benchmarks.json")
 	load := flags.String("load", "", "load rules, print what that took, and end: what the suite setup runs")
 	subjects := flags.String("only", "", "in the suites instructions and accuracy, only subjects whose names begin like this, or like one of several with commas in between")
@@ -101,12 +101,17 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	r := report{Quick: *quick, Date: time.Now().Format(time.DateOnly), Machine: thisMachine()}
+	r := report{Machine: thisMachine(), Runs: map[string]measured{}}
 	if *docs != "" && *only != "" {
-		if err := r.keep(*docs, chosen); err != nil {
+		before, err := readReport(*docs)
+		if err != nil {
+			return err
+		}
+		if err := r.keep(before, chosen); err != nil {
 			return err
 		}
 	}
+	this := measured{Date: time.Now().Format(time.DateOnly), Shapectl: shapectlVersion(), Quick: *quick}
 	o := options{quick: *quick, only: *subjects, log: os.Stderr}
 	for _, s := range suites {
 		if !slices.Contains(chosen, s.name) {
@@ -121,7 +126,7 @@ func run(ctx context.Context, args []string) error {
 		for i := range results {
 			results[i].Suite = s.name
 		}
-		r.Results = append(r.Results, results...)
+		r.Runs[s.name], r.Results = this, append(r.Results, results...)
 		o.say("%s: %d figures in %v", s.name, len(results), time.Since(start).Round(time.Second))
 	}
 	if *docs == "" {

@@ -19,8 +19,8 @@ type limit struct {
 	capacity uint64 // bytes
 }
 
-// A contender is a limiter, and one way to set up a limit on the near end of an arena.
-type contender struct {
+// A competitor is a limiter, and one way to set up a limit on the near end of an arena.
+type competitor struct {
 	name string
 	note string // what a reader must know to compare it fairly
 	// uncounted are the bytes of a frame that it leaves out on purpose.
@@ -32,23 +32,23 @@ type contender struct {
 var everything, everything6 = netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8:1::/48")
 
 // shapectl is a limiter of ours, for either family.
-func shapectl(algorithm policy.Algorithm, each policy.EachKind, mode loader.Mode) contender {
+func shapectl(algorithm policy.Algorithm, each policy.EachKind, mode loader.Mode) competitor {
 	name := fmt.Sprintf("shapectl %v each %v", algorithm, policy.Each{Kind: each})
 	if mode == loader.Clsact {
 		name += ", clsact"
 	}
-	return contender{name: name, set: func(_ context.Context, a *arena, l limit) error {
+	return competitor{name: name, set: func(_ context.Context, a *arena, l limit) error {
 		return a.limitPrefixes(mode, l, policy.Rule{Algorithm: algorithm, Each: policy.Each{Kind: each}}, everything, everything6)
 	}}
 }
 
 // references do what any tcx program must, and what any meter must.
-func emptyTCX() contender {
-	return contender{name: emptyProgram, set: program1("empty")}
+func emptyTCX() competitor {
+	return competitor{name: emptyProgram, set: program1("empty")}
 }
 
-func clockTCX() contender {
-	return contender{name: clockProgram, set: program1("clock", asm.FnKtimeGetNs.Call())}
+func clockTCX() competitor {
+	return competitor{name: clockProgram, set: program1("clock", asm.FnKtimeGetNs.Call())}
 }
 
 // program1 attaches a program that does that and lets the packet go on.
@@ -63,24 +63,24 @@ func program1(name string, instructions ...asm.Instruction) func(context.Context
 }
 
 // police is the action behind the leanest classifier.
-var police = contender{name: "tc police", set: func(ctx context.Context, a *arena, l limit) error {
+var police = competitor{name: "tc police", set: func(ctx context.Context, a *arena, l limit) error {
 	return a.tc(ctx, `qdisc add dev %s clsact
 filter add dev %[1]s egress matchall action police rate %dbit burst %d conform-exceed drop/ok
 `, nearDevice, uint64(l.rate), l.capacity)
 }}
 
-var tbf = contender{name: "TBF", set: func(ctx context.Context, a *arena, l limit) error {
+var tbf = competitor{name: "TBF", set: func(ctx context.Context, a *arena, l limit) error {
 	return a.tc(ctx, "qdisc add dev %s root tbf rate %dbit burst %d latency 50ms\n", nearDevice, uint64(l.rate), l.capacity)
 }}
 
-var htb = contender{name: "HTB, 1 class", set: func(ctx context.Context, a *arena, l limit) error {
+var htb = competitor{name: "HTB, 1 class", set: func(ctx context.Context, a *arena, l limit) error {
 	return a.tc(ctx, `qdisc add dev %s root handle 1: htb default 1
 class add dev %[1]s parent 1: classid 1:1 htb rate %dbit burst %d cburst %[3]d quantum 1514
 `, nearDevice, uint64(l.rate), l.capacity)
 }}
 
 // cake without the isolation of flows, which the others do not have either.
-var cake = contender{
+var cake = competitor{
 	name: "CAKE", note: "besteffort flowblind; it has no burst",
 	set: func(ctx context.Context, a *arena, l limit) error {
 		return a.tc(ctx, "qdisc add dev %s root cake bandwidth %dbit besteffort flowblind\n", nearDevice, uint64(l.rate))
@@ -88,11 +88,11 @@ var cake = contender{
 }
 
 // The netdev hook is the earliest that nft has, and spares a packet all other chains.
-var nftOneLimit = contender{name: "nft limit", set: func(ctx context.Context, a *arena, l limit) error {
+var nftOneLimit = competitor{name: "nft limit", set: func(ctx context.Context, a *arena, l limit) error {
 	return a.nft(ctx, "", fmt.Sprintf("limit rate over %d bytes/second burst %d bytes drop", l.rate/8, l.capacity))
 }}
 
-var nftSet = contender{name: "nft dynamic set, each host", set: func(ctx context.Context, a *arena, l limit) error {
+var nftSet = competitor{name: "nft dynamic set, each host", set: func(ctx context.Context, a *arena, l limit) error {
 	return a.nft(ctx, "set hosts { type ipv4_addr; size 65535; timeout 1m; flags dynamic; }",
 		fmt.Sprintf("update @hosts { ip daddr limit rate over %d bytes/second burst %d bytes } drop", l.rate/8, l.capacity))
 }}
@@ -113,12 +113,12 @@ func (a *arena) nft(ctx context.Context, declarations, rule string) error {
 func leastHashlimit(l limit) uint64 { return max(l.capacity, uint64(l.rate)/8*21/20+64) }
 
 // The raw table is the first that a packet meets.
-func hashlimit(iptables, mode string) contender {
+func hashlimit(iptables, mode string) competitor {
 	name, options := "hashlimit", []string(nil)
 	if mode != "" {
 		name, options = "hashlimit, each host", []string{"--hashlimit-mode", mode}
 	}
-	return contender{
+	return competitor{
 		name: name, uncounted: 14, note: iptables + "; counts IP bytes, in steps of 16; its burst is a second's worth at least",
 		set: func(ctx context.Context, a *arena, l limit) error {
 			return a.run(ctx, "", iptables, append([]string{

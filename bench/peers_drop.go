@@ -13,7 +13,7 @@ import (
 // The rate for that follows from how fast the sender is, which follows from
 // what a drop costs: it is found by trying, from what a packet takes about. A
 // try sends so many packets at a time.
-func newDroppingLane(ctx context.Context, s contender, to netip.Addr, settle time.Duration, nanoseconds float64, packets int, tolerance float64) (*lane, error) {
+func newDroppingLane(ctx context.Context, s competitor, to netip.Addr, settle time.Duration, nanoseconds float64, packets int, tolerance float64) (*lane, error) {
 	frame := float64(smallFrame)
 	if to.Is6() {
 		frame += 20

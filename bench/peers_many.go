@@ -11,16 +11,16 @@ import (
 )
 
 // shapectlMany has a rule for each prefix.
-func shapectlMany(prefixes []netip.Prefix) contender {
-	return contender{name: "shapectl gcra, a rule each", set: func(_ context.Context, a *arena, l limit) error {
+func shapectlMany(prefixes []netip.Prefix) competitor {
+	return competitor{name: "shapectl gcra, a rule each", set: func(_ context.Context, a *arena, l limit) error {
 		return a.limitPrefixes(loader.TCX, l, policy.Rule{}, prefixes...)
 	}}
 }
 
 // nftMap leads from the network of an address to a limit of its own: a hash
 // table, as all prefixes are of one length; of several, it would be a tree.
-func nftMap(prefixes []netip.Prefix) contender {
-	return contender{
+func nftMap(prefixes []netip.Prefix) competitor {
+	return competitor{
 		name: "nft map to limits", note: "hashed, as all prefixes are of one length",
 		set: func(ctx context.Context, a *arena, l limit) error {
 			var limits, elements strings.Builder
@@ -36,7 +36,7 @@ func nftMap(prefixes []netip.Prefix) contender {
 }
 
 // hashlimitPrefix makes buckets as it goes, all of one rate.
-var hashlimitPrefix = contender{
+var hashlimitPrefix = competitor{
 	name: "hashlimit by prefix", note: "one rate for all",
 	set: func(ctx context.Context, a *arena, l limit) error {
 		return a.run(ctx, "", "iptables-legacy", "-t", "raw", "-A", "OUTPUT", "-o", nearDevice, "-m", "hashlimit", "--hashlimit-name", "limits",
@@ -52,8 +52,8 @@ const maxClasses = 65_534
 // htbMany has a class for each prefix, found by two hash tables, of the
 // second and of the third byte of an address; a bucket of the second holds
 // prefixes that differ in the fourth byte alone.
-func htbMany(prefixes []netip.Prefix) contender {
-	s := contender{name: "HTB, u32 hash tables"}
+func htbMany(prefixes []netip.Prefix) competitor {
+	s := competitor{name: "HTB, u32 hash tables"}
 	if len(prefixes) > maxClasses {
 		s.note = fmt.Sprintf("%d classes, as there can not be more", maxClasses)
 	}

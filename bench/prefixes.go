@@ -95,7 +95,7 @@ func scrambled(n uint32) [][4]byte {
 	return addresses
 }
 
-// neverBites limits a prefix to more than any packets here can use up.
-func neverBites(p netip.Prefix, a policy.Algorithm) policy.Rule {
+// generous limits a prefix to more than any packets here can use up.
+func generous(p netip.Prefix, a policy.Algorithm) policy.Rule {
 	return policy.Rule{Prefix: p, Rate: policy.MaxRate, Capacity: 1 << 30, Algorithm: a}
 }

@@ -158,7 +158,7 @@ func (l *lab) oneKind(ctx context.Context, column string, k kind, packet []byte)
 	c := l.contest(arm{subject: emptyProgram, program: l.empty, packet: packet, repeat: hotPackets},
 		arm{subject: clockProgram, program: l.clock, packet: packet, repeat: hotPackets})
 	for _, a := range algorithms {
-		rule := neverBites(k.prefix(), a)
+		rule := generous(k.prefix(), a)
 		rule.Each = k.each
 		p, err := made.shapectl(maps.Size{Rules: 1, Buckets: 1024}, []policy.Rule{rule})
 		if err != nil {
@@ -191,7 +191,7 @@ func (l *lab) excess(ctx context.Context) (results []Result, err error) {
 func (l *lab) dropping(ctx context.Context, k kind, a policy.Algorithm) (Result, error) {
 	var made owned
 	defer made.Close()
-	passing := neverBites(k.prefix(), a)
+	passing := generous(k.prefix(), a)
 	passing.Each = k.each
 	dropping := passing
 	dropping.Rate, dropping.Capacity = policy.MinRate, policy.MinCapacity
@@ -244,7 +244,7 @@ func (l *lab) somePrefixes(ctx context.Context, ipv6 bool, n int) (results []Res
 	for _, a := range algorithms {
 		rules := make([]policy.Rule, n)
 		for i, p := range prefixes {
-			rules[i] = neverBites(p, a)
+			rules[i] = generous(p, a)
 		}
 		p, err := made.shapectl(maps.Size{Rules: uint32(n), Buckets: 1}, rules)
 		if err != nil {
@@ -432,7 +432,15 @@ func (l *lab) someFlows(ctx context.Context, n int) (results []Result, err error
 	if err := add(memoryFloor, p, err); err != nil {
 		return nil, err
 	}
-	w, err := newWalk(&made, scrambled(uint32(n)), ipv4Source)
+	// Flows come in another order than they came first: hash maps hand their
+	// elements out one after the other, and would be read in that order too.
+	addresses := scrambled(uint32(n))
+	first, err := newWalk(&made, addresses, ipv4Source)
+	if err != nil {
+		return nil, err
+	}
+	newRandom().Shuffle(n, func(i, j int) { addresses[i], addresses[j] = addresses[j], addresses[i] })
+	w, err := newWalk(&made, addresses, ipv4Source)
 	if err != nil {
 		return nil, err
 	}
@@ -450,7 +458,11 @@ func (l *lab) someFlows(ctx context.Context, n int) (results []Result, err error
 		if !ours(a.subject) && a.subject != memoryFloor {
 			a.note = "neither atomic nor counted"
 		}
-		if _, err := nanoseconds(walking, packet, n); err != nil { // all flows owe now
+		filling, err := made.before(first, p)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := nanoseconds(filling, packet, n); err != nil { // all flows owe now
 			return nil, err
 		}
 		a.program, a.clock, a.repeat = walking, behind, coldPackets
@@ -482,12 +494,3 @@ const (
 	lruMap  = "LRU hash map"
 	hashMap = "hash map"
 )
-
-// count writes a number with spaces between its thousands.
-func count(n int) string {
-	s := fmt.Sprint(n)
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + " " + s[i:]
-	}
-	return s
-}

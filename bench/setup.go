@@ -37,8 +37,8 @@ type outcome struct {
 	processMiB float64
 }
 
-// A limiter is one that setup compares.
-type limiter struct {
+// A contender is one that setup compares.
+type contender struct {
 	subject string
 	most    int // as many rules as are tried
 	why     string
@@ -46,7 +46,7 @@ type limiter struct {
 	load    func(ctx context.Context, n, changes int) (outcome, error)
 }
 
-var limiters = []limiter{
+var contenders = []contender{
 	{subject: name(policy.GCRA), most: 1_000_000, load: loadOurs(policy.EachAll)},
 	{subject: name(policy.GCRA) + ", each host", most: 1_000_000, load: loadOurs(policy.EachHost),
 		note: "with room for a million hosts"},
@@ -67,7 +67,7 @@ func setup(ctx context.Context, o options) (results []Result, err error) {
 		sizes[0].changes = 3
 	}
 	for _, size := range sizes {
-		for _, l := range limiters {
+		for _, l := range contenders {
 			if size.rules > l.most {
 				for _, f := range figures {
 					results = append(results, Result{Case: f.table + ": " + count(size.rules), Subject: l.subject, Unit: f.unit, Note: l.why})

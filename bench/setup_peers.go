@@ -88,7 +88,7 @@ func htbBatch(n int) io.Reader {
 	return &b
 }
 
-func nftLimit(rate uint64) string {
+func nftRate(rate uint64) string {
 	return fmt.Sprintf("rate over %d bytes/second burst 1048576 bytes", rate/8)
 }
 
@@ -98,7 +98,7 @@ func loadNftMap(ctx context.Context, n, changes int) (outcome, error) {
 		var b strings.Builder
 		b.WriteString("table ip bench {\n")
 		for i := range n {
-			fmt.Fprintf(&b, "limit l%d { %s; }\n", i, nftLimit(random()))
+			fmt.Fprintf(&b, "limit l%d { %s; }\n", i, nftRate(random()))
 		}
 		b.WriteString("map rates { type ipv4_addr : limit; flags interval; elements = {\n")
 		for i := range n {
@@ -107,7 +107,7 @@ func loadNftMap(ctx context.Context, n, changes int) (outcome, error) {
 		b.WriteString("} }\nchain out { type filter hook output priority 0; limit name ip daddr map @rates drop\n}\n}\n")
 		return b.String(), func(i, turn int) string {
 			return fmt.Sprintf("add limit ip bench t%d { %s; }\ndelete element ip bench rates { %s }\nadd element ip bench rates { %s : \"t%d\" }\n",
-				turn, nftLimit(random()), nftPrefix(i), nftPrefix(i), turn)
+				turn, nftRate(random()), nftPrefix(i), nftPrefix(i), turn)
 		}
 	})
 }
@@ -117,12 +117,12 @@ func loadNftSet(ctx context.Context, n, changes int) (outcome, error) {
 		var b strings.Builder
 		b.WriteString("table ip bench {\nset rates { type ipv4_addr; flags interval; limit rate over 1 mbytes/second; elements = {\n")
 		for i := range n {
-			fmt.Fprintf(&b, "%s limit %s,\n", nftPrefix(i), nftLimit(random()))
+			fmt.Fprintf(&b, "%s limit %s,\n", nftPrefix(i), nftRate(random()))
 		}
 		b.WriteString("} }\nchain out { type filter hook output priority 0; ip daddr @rates drop\n}\n}\n")
 		return b.String(), func(i, _ int) string {
 			return fmt.Sprintf("delete element ip bench rates { %s }\nadd element ip bench rates { %s limit %s }\n",
-				nftPrefix(i), nftPrefix(i), nftLimit(random()))
+				nftPrefix(i), nftPrefix(i), nftRate(random()))
 		}
 	})
 }

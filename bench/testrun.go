@@ -35,13 +35,13 @@ type costs struct {
 	arms         [][]float64
 }
 
-// warmUp is how many packets an arm handles before it is measured.
-const warmUp = 10_000
+// warmUpPackets is how many packets an arm handles before it is measured.
+const warmUpPackets = 10_000
 
 func (c contest) run(ctx context.Context, rounds int) (costs, error) {
 	out := costs{arms: make([][]float64, len(c.arms))}
 	for _, a := range c.arms {
-		if _, err := nanoseconds(a.program, a.packet, warmUp); err != nil {
+		if _, err := nanoseconds(a.program, a.packet, warmUpPackets); err != nil {
 			return costs{}, fmt.Errorf("%s: %w", a.subject, err)
 		}
 	}

@@ -31,8 +31,8 @@ const (
 )
 
 // trafficSubjects are compared with one limit.
-func trafficSubjects() []contender {
-	var subjects []contender
+func trafficSubjects() []competitor {
+	var subjects []competitor
 	for _, a := range []policy.Algorithm{policy.GCRA, policy.Leaky} {
 		for _, e := range []policy.EachKind{policy.EachAll, policy.EachHost, policy.EachFlow} {
 			subjects = append(subjects, shapectl(a, e, loader.TCX))
@@ -101,18 +101,18 @@ func pin() (release func(), err error) {
 type lane struct {
 	*arena
 	*sender
-	contender
+	competitor
 	nanoseconds float64 // what a packet takes about
 	samples     []float64
 }
 
 // newLane sets a limiter up in an arena of its own, lets it settle, and sends so many packets to fill caches.
-func newLane(ctx context.Context, s contender, l limit, targets []netip.Addr, settle time.Duration, packets int) (*lane, error) {
+func newLane(ctx context.Context, s competitor, l limit, targets []netip.Addr, settle time.Duration, packets int) (*lane, error) {
 	a, err := newArena(ctx)
 	if err != nil {
 		return nil, err
 	}
-	p := &lane{arena: a, contender: s}
+	p := &lane{arena: a, competitor: s}
 	if err := p.prepare(ctx, l, targets, settle, packets); err != nil {
 		a.close()
 		return nil, fmt.Errorf("%s: %w", s.name, err)
@@ -138,13 +138,13 @@ func (p *lane) prepare(ctx context.Context, l limit, targets []netip.Addr, settl
 }
 
 // bare is an arena without a limiter.
-var bare = contender{name: noLimiter, set: func(context.Context, *arena, limit) error { return nil }}
+var bare = competitor{name: noLimiter, set: func(context.Context, *arena, limit) error { return nil }}
 
 // race compares limiters with one limit each.
-func race(ctx context.Context, o options, name string, subjects []contender, l limit, rounds int) ([]Result, error) {
+func race(ctx context.Context, o options, name string, subjects []competitor, l limit, rounds int) ([]Result, error) {
 	var lanes []*lane
 	defer func() { closeLanes(lanes) }()
-	for _, s := range append([]contender{bare}, subjects...) {
+	for _, s := range append([]competitor{bare}, subjects...) {
 		p, err := newLane(ctx, s, l, []netip.Addr{target}, 0, warmPackets)
 		if err != nil {
 			return nil, err
@@ -216,8 +216,8 @@ func raceDropping(ctx context.Context, o options, rounds int) ([]Result, error) 
 }
 
 // manySubjects hold a rate for each of many prefixes.
-func manySubjects(prefixes []netip.Prefix) []contender {
-	return []contender{shapectlMany(prefixes), nftMap(prefixes), hashlimitPrefix, htbMany(prefixes)}
+func manySubjects(prefixes []netip.Prefix) []competitor {
+	return []competitor{shapectlMany(prefixes), nftMap(prefixes), hashlimitPrefix, htbMany(prefixes)}
 }
 
 // raceMany compares limiters of so many prefixes, with packets to random addresses in them.
@@ -235,7 +235,7 @@ func raceMany(ctx context.Context, o options, n, rounds int) ([]Result, error) {
 	}
 	var lanes []*lane
 	defer func() { closeLanes(lanes) }()
-	for _, s := range append([]contender{bare}, manySubjects(prefixes)...) {
+	for _, s := range append([]competitor{bare}, manySubjects(prefixes)...) {
 		start := time.Now()
 		p, err := newLane(ctx, s, freely, targets, 0, len(targets))
 		if err != nil {

@@ -2,6 +2,7 @@ package bpf_test
 
 import (
 	"encoding/binary"
+	"math/rand/v2"
 	"net/netip"
 	"testing"
 
@@ -115,6 +116,16 @@ func send(tb testing.TB, p *ebpf.Program, frame []byte, m meta) (verdict uint32,
 	return verdict, o.DataOut
 }
 
+func assemble(tb testing.TB, name string, code asm.Instructions) *ebpf.Program {
+	tb.Helper()
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: name, Type: ebpf.SchedCLS, Instructions: code, License: "Dual BSD/GPL"})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { p.Close() })
+	return p
+}
+
 // before is a program that does something to a packet and hands it to the next.
 // A test run alone can not make every packet that a device can.
 func before(tb testing.TB, name string, next *ebpf.Program, code ...asm.Instruction) *ebpf.Program {
@@ -134,6 +145,23 @@ func before(tb testing.TB, name string, next *ebpf.Program, code ...asm.Instruct
 		asm.Mov.Imm(asm.R0, -1),
 		asm.Return(),
 	))
+}
+
+// randomFlow is a program that gives each packet one of so many source
+// addresses and hands it on: a test run itself only repeats one packet.
+func randomFlow(tb testing.TB, next *ebpf.Program, flows int32) *ebpf.Program {
+	tb.Helper()
+	const source = 14 + 12
+	return before(tb, "random_flow", next,
+		asm.FnGetPrandomU32.Call(),
+		asm.And.Imm(asm.R0, flows-1),
+		asm.LoadMem(asm.R2, asm.R6, 76, asm.Word), // data
+		asm.LoadMem(asm.R3, asm.R6, 80, asm.Word), // data_end
+		asm.Mov.Reg(asm.R4, asm.R2),
+		asm.Add.Imm(asm.R4, source+4),
+		asm.JGT.Reg(asm.R4, asm.R3, "on"),
+		asm.StoreMem(asm.R2, source, asm.R0, asm.Word),
+	)
 }
 
 // cutter leaves of a packet so many bytes as meta.cut says.
@@ -159,6 +187,23 @@ func pusher(tb testing.TB, next *ebpf.Program, tags ...uint16) *ebpf.Program {
 		)
 	}
 	return before(tb, "pusher", next, code...)
+}
+
+// udp is a frame with so many bytes of payload.
+func udp(src, dst netip.Addr, payload int) []byte {
+	frame := make([]byte, 14, 128)
+	length := uint16(8 + payload)
+	if src.Is4() {
+		frame[12], frame[13] = 0x08, 0x00
+		frame = append(frame, 0x45, 0, 0, byte(20+length), 0, 0, 0, 0, 64, 17, 0, 0)
+	} else {
+		frame[12], frame[13] = 0x86, 0xdd
+		frame = append(frame, 0x60, 0, 0, 0, 0, byte(length), 17, 64)
+	}
+	frame = append(frame, src.AsSlice()...)
+	frame = append(frame, dst.AsSlice()...)
+	frame = append(frame, byte(rand.Uint32()), 1, 0, 53, 0, byte(length), 0, 0)
+	return append(frame, make([]byte, payload)...)
 }
 
 // counters are those of all rules that the set has room for, in force or not.

@@ -1,0 +1,198 @@
+package main
+
+import (
+	"bytes"
+	"image/color"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgsvg"
+)
+
+const chartPrefix = "bench-"
+
+// chartFile is the name of a table's chart.
+func chartFile(t table) string {
+	words := strings.FieldsFunc(strings.ToLower(t.Suite+" "+t.Title), func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < '0' || r > '9')
+	})
+	return chartPrefix + strings.Join(words, "-") + ".svg"
+}
+
+// charts draws all tables, and takes away charts of tables that are no more.
+func (r report) charts(dir string) error {
+	old, err := filepath.Glob(filepath.Join(dir, chartPrefix+"*.svg"))
+	if err != nil {
+		return err
+	}
+	for _, path := range old {
+		if err := os.Remove(path); err != nil {
+			return err
+		}
+	}
+	for _, s := range r.Sections() {
+		for _, t := range s.Tables {
+			data, err := t.chart()
+			if err != nil {
+				return err
+			}
+			if err := os.WriteFile(filepath.Join(dir, chartFile(t)), data, 0o644); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Colours are those of Okabe and Ito, which those who see fewer colours tell apart too.
+var (
+	blue      = []color.Color{rgb(0x0072b2), rgb(0x56b4e9)}
+	gray      = []color.Color{rgb(0x888888), rgb(0x333333), rgb(0xbbbbbb)}
+	bright    = []color.Color{rgb(0xd55e00), rgb(0xe69f00), rgb(0x009e73), rgb(0xcc79a7), rgb(0xf0e442)}
+	allColors = slices.Concat(blue[:1], bright, blue[1:], gray)
+)
+
+func rgb(c uint32) color.Color { return color.RGBA{byte(c >> 16), byte(c >> 8), byte(c), 0xff} }
+
+// colorsOf gives shapectl blues, peers bright colours, and gray to what limits
+// nothing; things other than subjects get one each.
+func colorsOf(things []string, areSubjects bool) (list []color.Color) {
+	used := map[string]int{}
+	for _, thing := range things {
+		kind, from := "other", allColors
+		switch {
+		case areSubjects && ours(thing):
+			kind, from = "ours", blue
+		case areSubjects && peer(thing):
+			kind, from = "peer", bright
+		case areSubjects:
+			kind, from = "reference", gray
+		}
+		list = append(list, from[used[kind]%len(from)])
+		used[kind]++
+	}
+	return list
+}
+
+const (
+	chartWidth  = 8 * vg.Inch
+	lineHeight  = 3.2 * vg.Inch // of a chart with lines
+	chartMargin = 8             // points
+)
+
+// chart draws the first unit of a table: lines where its columns are sizes, else bars.
+func (t table) chart() ([]byte, error) {
+	plot.DefaultFont.Variant = "Sans"
+	p, legend := plot.New(), plot.NewLegend()
+	p.Title.Text, p.Title.Padding = t.Title, vg.Points(6)
+	legend.Top = true
+	legend.Padding = vg.Points(2)
+	legend.ThumbnailWidth = vg.Points(16)
+	unit, height := t.units()[0], lineHeight
+	if sizes, ok := t.sizes(); ok {
+		if err := t.lines(p, &legend, unit, sizes); err != nil {
+			return nil, err
+		}
+	} else {
+		height = t.bars(p, &legend, unit)
+	}
+
+	svg := vgsvg.New(chartWidth, height)
+	all := draw.New(svg)
+	all.FillPolygon(color.White, []vg.Point{{}, {X: chartWidth}, {X: chartWidth, Y: height}, {Y: height}})
+	all = draw.Crop(all, chartMargin, -chartMargin, chartMargin, -chartMargin)
+	box := legend.Rectangle(all) // beside the plot, where it hides nothing
+	width := box.Max.X - box.Min.X
+	if width > 0 {
+		width += 2 * chartMargin
+	}
+	legend.Draw(draw.Crop(all, 0, 0, 0, -vg.Points(20)))
+	p.BackgroundColor = nil
+	p.Draw(draw.Crop(all, 0, -width, 0, 0))
+	var b bytes.Buffer
+	if _, err := svg.WriteTo(&b); err != nil {
+		return nil, err
+	}
+	// Where a reader lacks the font that the library names, it shall take a like one.
+	return bytes.ReplaceAll(b.Bytes(), []byte("font-family:Liberation Sans"),
+		[]byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif")), nil
+}
+
+// sizes are the columns as numbers; false where they are not.
+func (t table) sizes() (sizes []float64, ok bool) {
+	for _, column := range t.columns() {
+		n, err := strconv.ParseFloat(strings.ReplaceAll(column, " ", ""), 64)
+		if err != nil {
+			return nil, false
+		}
+		sizes = append(sizes, n)
+	}
+	return sizes, len(sizes) > 1
+}
+
+// points are medians, with quartiles as their errors.
+type points struct {
+	plotter.XYs
+	plotter.YErrors
+}
+
+func (t table) lines(p *plot.Plot, legend *plot.Legend, unit string, sizes []float64) error {
+	p.Add(plotter.NewGrid())
+	least, most := 0.0, 0.0
+	colors := colorsOf(t.subjects(), true)
+	for i, subject := range t.subjects() {
+		var at points
+		for j, column := range t.columns() {
+			r, ok := t.find(column, subject, unit)
+			if !ok || r.Rounds == 0 || r.Median <= 0 {
+				continue
+			}
+			at.XYs = append(at.XYs, plotter.XY{X: sizes[j], Y: r.Median})
+			at.YErrors = append(at.YErrors, struct{ Low, High float64 }{r.Median - r.Low, r.High - r.Median})
+			if most = max(most, r.High); least == 0 || r.Low < least {
+				least = r.Low
+			}
+		}
+		if len(at.XYs) == 0 {
+			continue
+		}
+		line, dots, err := plotter.NewLinePoints(at)
+		if err != nil {
+			return err
+		}
+		line.Color, line.Width = colors[i], vg.Points(1.5)
+		dots.Color, dots.Shape, dots.Radius = colors[i], draw.CircleGlyph{}, vg.Points(2.5)
+		if !ours(subject) {
+			line.Dashes = []vg.Length{vg.Points(5), vg.Points(3)}
+		}
+		spread, err := plotter.NewYErrorBars(at)
+		if err != nil {
+			return err
+		}
+		spread.Color = colors[i]
+		p.Add(line, dots, spread)
+		legend.Add(subject, line, dots)
+	}
+	p.Y.Label.Text = unit
+	p.Y.Min = 0
+	p.X.Scale = plot.LogScale{}
+	var ticks plot.ConstantTicks
+	for i, column := range t.columns() {
+		ticks = append(ticks, plot.Tick{Value: sizes[i], Label: column})
+	}
+	p.X.Tick.Marker = ticks
+	if least > 0 && most > 50*least {
+		p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+		p.Y.Min, p.Y.Max = least/1.2, most*1.2
+	} else {
+		p.Y.Max = most * 1.1
+	}
+	return nil
+}

@@ -1,0 +1,215 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+)
+
+// A goal is what shapectl set out to reach.
+type goal struct {
+	what    string
+	bound   float64
+	least   bool // the figure must not be below bound, rather than not above
+	unit    string
+	figures []figure                       // all of them have to reach it
+	divisor *figure                        // by which figures are divided, if any
+	compute func([]Result) (float64, bool) // in place of figures
+	explain []figure                       // what else to tell
+}
+
+// A figure names a result.
+type figure struct{ suite, name, subject, unit string }
+
+func (f figure) in(results []Result) (Result, bool) {
+	i := slices.IndexFunc(results, func(r Result) bool {
+		return r.Suite == f.suite && r.Case == f.name && r.Subject == f.subject && r.Unit == f.unit && r.Rounds > 0
+	})
+	if i < 0 {
+		return Result{}, false
+	}
+	return results[i], true
+}
+
+// each are the figures of several subjects in several cases.
+func each(suite, unit string, names, subjects []string) (list []figure) {
+	for _, name := range names {
+		for _, subject := range subjects {
+			list = append(list, figure{suite, name, subject, unit})
+		}
+	}
+	return list
+}
+
+const (
+	neverBite  = "Instructions added per packet: limits that never bite"
+	mostDrop   = "Instructions added per packet: dropping nine tenths"
+	million    = "1 000 000"
+	binMillion = "1 048 576"
+)
+
+var (
+	bothAlgorithms = []string{"shapectl gcra", "shapectl leaky"}
+	policeFigure   = figure{"instructions", neverBite, "tc police", unitInstructions}
+	setupSubjects  = []string{"shapectl gcra", "shapectl gcra, each host"}
+)
+
+func instructionsOf(name string, subjects ...string) []figure {
+	return each("instructions", unitInstructions, []string{name}, subjects)
+}
+
+func millionPrefixes(family string) []figure {
+	return each("program", unitTrie, []string{
+		family + " prefixes, addresses in all prefixes: " + million,
+		family + " prefixes, any address: " + million,
+	}, bothAlgorithms)
+}
+
+var droppedKinds = func() (names []string) {
+	for _, k := range kindsOfRule {
+		names = append(names, "dropped by passed: "+k.column)
+	}
+	return names
+}()
+
+var goals = []goal{
+	{what: "`each all` adds fewer instructions than `tc police`", bound: 1, unit: "x tc police",
+		figures: instructionsOf(neverBite, "shapectl gcra, each all"), divisor: &policeFigure},
+	{what: "`each all`, aim", bound: 330, unit: unitInstructions, figures: instructionsOf(neverBite, "shapectl gcra, each all")},
+	{what: "`each host` and `each flow`", bound: 500, unit: unitInstructions,
+		figures: instructionsOf(neverBite, "shapectl gcra, each host", "shapectl gcra, each flow")},
+	{what: "`each host` and `each flow`, aim", bound: 420, unit: unitInstructions,
+		figures: instructionsOf(neverBite, "shapectl gcra, each host", "shapectl gcra, each flow")},
+	{what: "dropping takes no more instructions than passing", bound: 1, unit: "x passing", compute: droppingInstructions},
+	{what: "dropping takes no more time than passing, in the program", bound: 1, unit: unitPassing,
+		figures: each("program", unitPassing, droppedKinds, bothAlgorithms)},
+	{what: "a million IPv4 prefixes of mixed lengths, random addresses", bound: 0.25, unit: unitTrie, figures: millionPrefixes("IPv4")},
+	{what: "a million IPv6 prefixes of mixed lengths, random addresses", bound: 0.25, unit: unitTrie, figures: millionPrefixes("IPv6")},
+	{what: "a million live flows by one that is always the same", bound: 3, unit: unitHot,
+		figures: each("program", unitHot, []string{"live flows, each in turn: " + binMillion}, bothAlgorithms)},
+	{what: "a million live flows by an LRU hash map of them", bound: 0.6, unit: unitLRU,
+		figures: each("program", unitLRU, []string{"live flows, each in turn: " + binMillion}, bothAlgorithms)},
+	{what: "one bucket, packets of two CPUs", bound: 1.5, least: true, unit: unitOneCPU,
+		figures: each("program", unitOneCPU, []string{"packets of two CPUs: one bucket"}, bothAlgorithms),
+		explain: append(
+			each("program", unitOneCPU, []string{"packets of two CPUs: one bucket"}, []string{sharedClock, sharedCAS, sharedAdd}),
+			each("program", unitNanoseconds, []string{"time from packet to packet, two CPUs: one bucket"},
+				[]string{"shapectl gcra", sharedClock, sharedCAS, sharedAdd})...)},
+	{what: "error of the rate: every peer's by ours", bound: 10, least: true, unit: "x ours", compute: rateError},
+	{what: "a million rules loaded into the kernel", bound: 3, unit: unitSeconds,
+		figures: each("setup", unitSeconds, []string{"time to load rules: " + million}, setupSubjects)},
+	{what: "one of a million rules changed", bound: 1000, unit: unitMicroseconds,
+		figures: each("setup", unitMicroseconds, []string{
+			"time to change one rule, another each time: " + million,
+			"time to change one rule, the same again: " + million,
+		}, setupSubjects)},
+}
+
+// value is the figure of a goal: the worst of those that have to reach it;
+// false unless all of them were taken.
+func (g goal) value(results []Result) (worst float64, ok bool) {
+	if g.compute != nil {
+		return g.compute(results)
+	}
+	divisor := 1.0
+	if g.divisor != nil {
+		r, ok := g.divisor.in(results)
+		if !ok {
+			return 0, false
+		}
+		divisor = r.Median
+	}
+	for i, f := range g.figures {
+		r, ok := f.in(results)
+		if !ok {
+			return 0, false
+		}
+		v := r.Median / divisor
+		if i == 0 || g.least == (v < worst) {
+			worst = v
+		}
+	}
+	return worst, true
+}
+
+func (g goal) met(v float64) bool {
+	if g.least {
+		return v >= g.bound
+	}
+	return v <= g.bound
+}
+
+// droppingInstructions is the most that dropping takes by passing, of all ways of shapectl.
+func droppingInstructions(results []Result) (worst float64, ok bool) {
+	for _, r := range results {
+		if r.Suite != "instructions" || r.Case != mostDrop || !ours(r.Subject) || r.Rounds == 0 {
+			continue
+		}
+		passing, found := figure{r.Suite, neverBite, r.Subject, r.Unit}.in(results)
+		if !found {
+			return 0, false
+		}
+		worst, ok = max(worst, r.Median/passing.Median), true
+	}
+	return worst, ok
+}
+
+// rateError is the least error of a peer's rate by the greatest of ours, of all cases that both are in.
+func rateError(results []Result) (least float64, ok bool) {
+	for _, t := range tablesOf("accuracy", results) {
+		for _, column := range t.columns() {
+			mine, theirs := 0.0, math.Inf(1)
+			for _, r := range t.results {
+				if r.column() != column || r.Unit != unitDelivered || r.Rounds == 0 {
+					continue
+				}
+				off := math.Abs(r.Median - 1)
+				switch {
+				case ours(r.Subject):
+					mine = max(mine, off)
+				case peer(r.Subject):
+					theirs = min(theirs, off)
+				}
+			}
+			if math.IsInf(theirs, 1) || mine == 0 {
+				continue
+			}
+			if ratio := theirs / mine; !ok || ratio < least {
+				least, ok = ratio, true
+			}
+		}
+	}
+	return least, ok
+}
+
+// goalTable says what was to be reached, and what was.
+func goalTable(results []Result) string {
+	var b, notes strings.Builder
+	b.WriteString(row("target", "bound", "figure", "met") + "|---|--:|--:|---|\n")
+	for _, g := range goals {
+		bound := "at most "
+		if g.least {
+			bound = "at least "
+		}
+		bound += number(g.bound) + " " + g.unit
+		v, ok := g.value(results)
+		switch {
+		case !ok:
+			b.WriteString(row(g.what, bound, "not measured", ""))
+		case g.met(v):
+			b.WriteString(row(g.what, bound, number(v), "yes"))
+		default:
+			b.WriteString(row(g.what, bound, number(v), "**no**"))
+		}
+		if len(g.explain) > 0 && ok {
+			fmt.Fprintf(&notes, "\nBeside \"%s\":\n\n", g.what)
+			for _, f := range g.explain {
+				if r, ok := f.in(results); ok {
+					fmt.Fprintf(&notes, "- %s: %s %s (%s)\n", f.subject, number(r.Median), r.Unit, r.table())
+				}
+			}
+		}
+	}
+	return b.String() + notes.String() + "\n"
+}

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"math"
+	"strings"
+)
+
+// beats reports whether one figure is better than another of the same unit.
+func (r Result) beats(other Result) bool {
+	switch units[r.Unit] {
+	case higher:
+		return r.Median > other.Median
+	case nearOne:
+		return math.Abs(r.Median-1) < math.Abs(other.Median-1)
+	default:
+		return r.Median < other.Median
+	}
+}
+
+// winTable lists each case in which a peer has a better figure than shapectl, or than one of its ways.
+func winTable(results []Result) string {
+	var b, notes strings.Builder
+	for _, s := range suites {
+		for _, t := range tablesOf(s.name, results) {
+			unit := t.units()[0] // the others are ratios of it
+			for _, subject := range t.subjects() {
+				var cases []string
+				for _, column := range t.columns() {
+					if r, ok := t.find(column, subject, unit); ok && peer(subject) && r.Rounds > 0 {
+						cases = append(cases, t.behind(r)...)
+						if note := "- " + subject + ": " + r.Note + "\n"; r.Note != "" && len(cases) > 0 && !strings.Contains(notes.String(), note) {
+							notes.WriteString(note)
+						}
+					}
+				}
+				if len(cases) > 0 {
+					b.WriteString(row(t.Title+", "+unit, subject, strings.Join(cases, "<br>")))
+				}
+			}
+		}
+	}
+	if b.Len() == 0 {
+		return "In no case here.\n"
+	}
+	return "Every case here in which a peer's median is better than that of shapectl, or of one of its ways; ~ where\n" +
+		"the quartiles overlap.\n\n" +
+		row("", "peer", "its figure, and ours") + rule(3, 0) + b.String() + "\n" + notes.String()
+}
+
+// behind says which of our figures a peer's beats in its case; empty if none.
+func (t table) behind(theirs Result) []string {
+	var all, beaten []Result
+	for _, r := range t.results {
+		if r.column() == theirs.column() && r.Unit == theirs.Unit && r.Rounds > 0 && ours(r.Subject) {
+			all = append(all, r)
+			if theirs.beats(r) {
+				beaten = append(beaten, r)
+			}
+		}
+	}
+	if len(beaten) == 0 {
+		return nil
+	}
+	best, worst := beaten[0], beaten[0]
+	var names []string
+	near := ""
+	for _, r := range beaten {
+		if r.beats(best) {
+			best = r
+		}
+		if worst.beats(r) {
+			worst = r
+		}
+		if theirs.Low <= r.High && r.Low <= theirs.High {
+			near = "~"
+		}
+		names = append(names, strings.TrimPrefix(r.Subject, "shapectl "))
+	}
+	text := near + number(theirs.Median) + " against " + number(best.Median)
+	if len(beaten) > 1 {
+		text += " to " + number(worst.Median)
+	}
+	if len(beaten) < len(all) {
+		text += " (" + strings.Join(names, "; ") + ")"
+	}
+	if column := theirs.column(); column != "" {
+		text = column + ": " + text
+	}
+	return []string{text}
+}
