@@ -88,11 +88,13 @@ var cake = competitor{
 }
 
 // The netdev hook is the earliest that nft has, and spares a packet all other chains.
-var nftOneLimit = competitor{name: "nft limit", set: func(ctx context.Context, a *arena, l limit) error {
+const nftNote = "counts the headers of what TCP hands down in one piece once; its burst is a second's worth at least"
+
+var nftOneLimit = competitor{name: "nft limit", note: nftNote, set: func(ctx context.Context, a *arena, l limit) error {
 	return a.nft(ctx, "", fmt.Sprintf("limit rate over %d bytes/second burst %d bytes drop", l.rate/8, l.capacity))
 }}
 
-var nftSet = competitor{name: "nft dynamic set, each host", set: func(ctx context.Context, a *arena, l limit) error {
+var nftSet = competitor{name: "nft dynamic set, each host", note: nftNote, set: func(ctx context.Context, a *arena, l limit) error {
 	return a.nft(ctx, "set hosts { type ipv4_addr; size 65535; timeout 1m; flags dynamic; }",
 		fmt.Sprintf("update @hosts { ip daddr limit rate over %d bytes/second burst %d bytes } drop", l.rate/8, l.capacity))
 }}
@@ -119,7 +121,7 @@ func hashlimit(iptables, mode string) competitor {
 		name, options = "hashlimit, each host", []string{"--hashlimit-mode", mode}
 	}
 	return competitor{
-		name: name, uncounted: 14, note: iptables + "; counts IP bytes, in steps of 16; its burst is a second's worth at least",
+		name: name, uncounted: 14, note: iptables + "; counts IP bytes in steps of 16, and " + nftNote,
 		set: func(ctx context.Context, a *arena, l limit) error {
 			return a.run(ctx, "", iptables, append([]string{
 				"-t", "raw", "-A", "OUTPUT", "-o", nearDevice, "-m", "hashlimit", "--hashlimit-name", "limits",
