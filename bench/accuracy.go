@@ -150,7 +150,7 @@ func (m accuracyMeter) udp(s competitor, rate policy.Rate) ([]float64, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer a.close()
+	defer a.Close()
 	arrived, err := a.count(countAndDrop)
 	if err != nil {
 		return nil, err
@@ -203,7 +203,7 @@ func (m accuracyMeter) tcp(s competitor, rate policy.Rate) ([]float64, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer a.close()
+	defer a.Close()
 	arrived, err := a.count(countAndNext)
 	if err != nil {
 		return nil, err

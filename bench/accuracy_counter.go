@@ -22,39 +22,35 @@ type arrivals struct {
 
 // What becomes of a frame that was counted.
 const (
-	countAndNext = -1 // TCX_NEXT
-	countAndDrop = 2  // TCX_DROP
+	countAndNext = next
+	countAndDrop = 2 // TCX_DROP
 )
 
 // count makes the far end count what arrives.
 func (a *arena) count(then int32) (*counter, error) {
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "counts", Type: ebpf.Array, KeySize: 4, ValueSize: 24, MaxEntries: 1})
+	m, err := a.newMap(ebpf.MapSpec{Name: "counts", Type: ebpf.Array, KeySize: 4, ValueSize: 24, MaxEntries: 1})
 	if err != nil {
-		return nil, fmt.Errorf("make a map: %w", err)
+		return nil, err
 	}
-	a.closers = append(a.closers, m.Close)
-	return &counter{m}, a.attach(a.far, &ebpf.ProgramSpec{
-		Name: "count", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
-		Instructions: asm.Instructions{
-			asm.Mov.Reg(asm.R6, asm.R1),
-			asm.FnKtimeGetNs.Call(),
-			asm.Mov.Reg(asm.R7, asm.R0),
-			asm.StoreImm(asm.R10, -4, 0, asm.Word),
-			asm.LoadMapPtr(asm.R1, m.FD()),
-			asm.Mov.Reg(asm.R2, asm.R10),
-			asm.Add.Imm(asm.R2, -4),
-			asm.FnMapLookupElem.Call(),
-			asm.JEq.Imm(asm.R0, 0, "out"),
-			asm.LoadMem(asm.R2, asm.R6, 0, asm.Word), // skb->len
-			asm.Mov.Imm(asm.R1, 1),
-			asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
-			asm.StoreMem(asm.R0, 16, asm.R7, asm.DWord),
-			asm.Add.Imm(asm.R0, 8),
-			asm.StoreXAdd(asm.R0, asm.R2, asm.DWord),
-			asm.Mov.Imm(asm.R0, then).WithSymbol("out"),
-			asm.Return(),
-		},
-	})
+	return &counter{m}, a.assemble(a.far, "count",
+		asm.Mov.Reg(asm.R6, asm.R1),
+		asm.FnKtimeGetNs.Call(),
+		asm.Mov.Reg(asm.R7, asm.R0),
+		asm.StoreImm(asm.R10, -4, 0, asm.Word),
+		asm.LoadMapPtr(asm.R1, m.FD()),
+		asm.Mov.Reg(asm.R2, asm.R10),
+		asm.Add.Imm(asm.R2, -4),
+		asm.FnMapLookupElem.Call(),
+		asm.JEq.Imm(asm.R0, 0, "out"),
+		asm.LoadMem(asm.R2, asm.R6, 0, asm.Word), // skb->len
+		asm.Mov.Imm(asm.R1, 1),
+		asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
+		asm.StoreMem(asm.R0, 16, asm.R7, asm.DWord),
+		asm.Add.Imm(asm.R0, 8),
+		asm.StoreXAdd(asm.R0, asm.R2, asm.DWord),
+		asm.Mov.Imm(asm.R0, then).WithSymbol("out"),
+		asm.Return(),
+	)
 }
 
 // read returns a count of which no part is newer than the others.

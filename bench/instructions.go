@@ -19,7 +19,7 @@ import (
 // instructionSubjects are what is measured, in the order in which it is reported.
 func instructionSubjects() []competitor {
 	return []competitor{
-		emptyTCX(), clockTCX(),
+		emptyTCX, clockTCX,
 		shapectl(policy.GCRA, policy.EachAll, loader.TCX),
 		shapectl(policy.GCRA, policy.EachHost, loader.TCX),
 		shapectl(policy.GCRA, policy.EachFlow, loader.TCX),
@@ -50,7 +50,50 @@ func guestInstructions(ctx context.Context, t guestTask, report func(Result) err
 			return err
 		}
 	}
+	if !chosen(t.Only, "shapectl prefixes") {
+		return nil
+	}
+	for _, s := range prefixSets {
+		if err := m.prefixes(s); err != nil {
+			return err
+		}
+	}
 	return nil
+}
+
+// A prefixSet is how many rules there are, of how many lengths.
+type prefixSet struct {
+	column  string
+	rules   int
+	lengths []int
+}
+
+var prefixSets = []prefixSet{
+	{"1 prefix", 1, []int{28}},
+	{"100 prefixes", 100, []int{28}},
+	{"1 000 of 4 lengths", 1000, []int{16, 20, 24, 28}},
+	{"1 000 of 8 lengths", 1000, []int{14, 16, 18, 20, 22, 24, 26, 28}},
+	{"10 000 prefixes", 10_000, []int{28}},
+}
+
+// prefixes measures many rules of ours, with packets to random addresses in their prefixes.
+func (m *instructionCounter) prefixes(s prefixSet) error {
+	prefixes := randomPrefixes(s.rules, s.lengths...)
+	targets := randomTargets(prefixes, 1024)
+	without, err := newLane(m.ctx, bare, limit{}, targets, settleTime, batch)
+	if err != nil {
+		return err
+	}
+	samples, err := m.measure(without)
+	if err != nil {
+		return err
+	}
+	m.bare, _, _ = summarize(samples)
+	p, err := newLane(m.ctx, shapectlMany(prefixes), freely, targets, settleTime, batch)
+	if err != nil {
+		return err
+	}
+	return m.added(p, "Instructions added per packet, random addresses: "+s.column)
 }
 
 type instructionCounter struct {
@@ -102,18 +145,18 @@ func (m *instructionCounter) subject(s competitor, to netip.Addr, column string)
 	if err != nil {
 		return err
 	}
-	if err := m.added(p, column+", never bites"); err != nil || slices.Contains(references, s.name) {
+	if err := m.added(p, "Instructions added per packet: "+column+", never bites"); err != nil || slices.Contains(references, s.name) {
 		return err
 	}
 	p, err = newDroppingLane(m.ctx, s, to, settleTime, 0.85*p.nanoseconds, batch, 0.005)
 	if err != nil {
 		return err
 	}
-	return m.added(p, column+", drops nine tenths")
+	return m.added(p, "Instructions added per packet: "+column+", drops nine tenths")
 }
 
 // added measures what a lane's limiter adds to a packet, and takes the lane away.
-func (m *instructionCounter) added(p *lane, column string) error {
+func (m *instructionCounter) added(p *lane, name string) error {
 	samples, err := m.measure(p)
 	if err != nil {
 		return err
@@ -121,14 +164,14 @@ func (m *instructionCounter) added(p *lane, column string) error {
 	for i := range samples {
 		samples[i] -= m.bare
 	}
-	r := newResult("Instructions added per packet: "+column, p.name, unitInstructions, samples)
+	r := newResult(name, p.name, unitInstructions, samples)
 	r.Note = p.note
 	return m.report(r)
 }
 
 // measure returns what a packet takes in a lane, in instructions, and takes the lane away.
 func (m *instructionCounter) measure(p *lane) (samples []float64, err error) {
-	defer p.close()
+	defer p.Close()
 	for range m.Rounds {
 		ns, err := p.send(batch)
 		if err != nil {

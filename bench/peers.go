@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 
-	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -42,23 +41,16 @@ func shapectl(algorithm policy.Algorithm, each policy.EachKind, mode loader.Mode
 	}}
 }
 
-// references do what any tcx program must, and what any meter must.
-func emptyTCX() competitor {
-	return competitor{name: emptyProgram, set: program1("empty")}
-}
+// emptyTCX does what any tcx program must, and clockTCX what any meter must.
+var (
+	emptyTCX = competitor{name: emptyProgram, set: onward("empty")}
+	clockTCX = competitor{name: clockProgram, set: onward("clock", asm.FnKtimeGetNs.Call())}
+)
 
-func clockTCX() competitor {
-	return competitor{name: clockProgram, set: program1("clock", asm.FnKtimeGetNs.Call())}
-}
-
-// program1 attaches a program that does that and lets the packet go on.
-func program1(name string, instructions ...asm.Instruction) func(context.Context, *arena, limit) error {
-	const next = -1 // TCX_NEXT
+// onward attaches a program that does that and lets the packet go on.
+func onward(name string, instructions ...asm.Instruction) func(context.Context, *arena, limit) error {
 	return func(_ context.Context, a *arena, _ limit) error {
-		return a.attach(a.near, &ebpf.ProgramSpec{
-			Name: name, Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
-			Instructions: append(instructions, asm.Mov.Imm(asm.R0, next), asm.Return()),
-		})
+		return a.assemble(a.near, name, append(instructions, asm.Mov.Imm(asm.R0, next), asm.Return())...)
 	}
 }
 

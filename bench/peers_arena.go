@@ -43,15 +43,20 @@ var (
 type arena struct {
 	near, far netns.NsHandle
 	bpffs     string // a mount that is nowhere in the file system
-	closers   []func() error
+	owned
 }
+
+// A descriptor is what has no type of its own to close it.
+type descriptor int
+
+func (d descriptor) Close() error { return unix.Close(int(d)) }
 
 // newArena makes an arena without a limiter.
 func newArena(ctx context.Context) (_ *arena, err error) {
 	a := &arena{near: netns.None(), far: netns.None()}
 	defer func() {
 		if err != nil {
-			a.close()
+			a.Close()
 		}
 	}()
 	if a.bpffs, err = a.mountBPFFS(); err != nil {
@@ -100,7 +105,7 @@ func (a *arena) mountBPFFS() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	a.closers = append(a.closers, func() error { return unix.Close(mount) })
+	a.add(descriptor(mount))
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), mount), nil
 }
 
@@ -121,7 +126,7 @@ func (a *arena) newNamespace() (handle netns.NsHandle, err error) {
 		return nil
 	})
 	if err == nil {
-		a.closers = append(a.closers, handle.Close)
+		a.add(descriptor(handle))
 	}
 	return handle, err
 }
@@ -200,14 +205,6 @@ func (a *arena) waitUp(ctx context.Context) error {
 	return nil
 }
 
-// close takes the arena away with all that is in it. What has its descriptors open keeps it, so there is nothing to fail.
-func (a *arena) close() {
-	for i := len(a.closers) - 1; i >= 0; i-- {
-		a.closers[i]()
-	}
-	a.closers = nil
-}
-
 // inNear runs f on a thread in the near namespace.
 func (a *arena) inNear(f func() error) error { return in(a.near, f) }
 
@@ -248,13 +245,8 @@ func (a *arena) tc(ctx context.Context, format string, args ...any) error {
 	return a.run(ctx, fmt.Sprintf(format, args...), "tc", "-batch", "-")
 }
 
-// attach puts a program of those instructions on tcx, in the near end's egress or the far end's ingress.
-func (a *arena) attach(end netns.NsHandle, spec *ebpf.ProgramSpec) error {
-	p, err := ebpf.NewProgram(spec)
-	if err != nil {
-		return fmt.Errorf("load the program %s: %w", spec.Name, err)
-	}
-	defer p.Close()
+// attach puts a program on tcx, in the near end's egress or the far end's ingress.
+func (a *arena) attach(end netns.NsHandle, p *ebpf.Program) error {
 	device, hook := nearDevice, ebpf.AttachTCXEgress
 	if end == a.far {
 		device, hook = farDevice, ebpf.AttachTCXIngress
@@ -266,20 +258,26 @@ func (a *arena) attach(end netns.NsHandle, spec *ebpf.ProgramSpec) error {
 		}
 		on, err := link.AttachTCX(link.TCXOptions{Interface: l.Attrs().Index, Program: p, Attach: hook})
 		if err != nil {
-			return fmt.Errorf("attach the program %s: %w", spec.Name, err)
+			return fmt.Errorf("attach a program to %s: %w", device, err)
 		}
-		a.closers = append(a.closers, on.Close)
+		a.add(on)
 		return nil
 	})
+}
+
+// assemble attaches a program of those instructions.
+func (a *arena) assemble(end netns.NsHandle, name string, code ...asm.Instruction) error {
+	p, err := a.program(name, code...)
+	if err != nil {
+		return err
+	}
+	return a.attach(end, p)
 }
 
 // sink makes the far end drop what arrives, as early as any end can.
 func (a *arena) sink() error {
 	const drop = 2 // TCX_DROP
-	return a.attach(a.far, &ebpf.ProgramSpec{
-		Name: "sink", Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
-		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, drop), asm.Return()},
-	})
+	return a.assemble(a.far, "sink", asm.Mov.Imm(asm.R0, drop), asm.Return())
 }
 
 // sent is how many packets have left the near end.

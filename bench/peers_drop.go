@@ -25,13 +25,13 @@ func newDroppingLane(ctx context.Context, s competitor, to netip.Addr, settle ti
 			return nil, err
 		}
 		if share, err = p.drained(packets); err != nil {
-			p.close()
+			p.Close()
 			return nil, fmt.Errorf("%s: %w", s.name, err)
 		}
 		if share > 0.1-tolerance && share < 0.1+tolerance {
 			return p, nil
 		}
-		p.close()
+		p.Close()
 		rate *= 0.1 / max(share, 0.01)
 	}
 	return nil, fmt.Errorf("%s: no rate lets a tenth through: %.2g pass at %v", s.name, share, policy.Rate(rate))

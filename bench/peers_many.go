@@ -1,20 +1,40 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"encoding/binary"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
-
-	"github.com/shapectl/shapectl/pkg/loader"
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// shapectlMany has a rule for each prefix.
-func shapectlMany(prefixes []netip.Prefix) competitor {
-	return competitor{name: "shapectl gcra, a rule each", set: func(_ context.Context, a *arena, l limit) error {
-		return a.limitPrefixes(loader.TCX, l, policy.Rule{}, prefixes...)
-	}}
+// manyBits is the length of all prefixes, as hashlimit and a hashed nft map know but one.
+const manyBits = 28
+
+// randomPrefixes are different ones in 10.0.0.0/8 of those lengths, by address.
+func randomPrefixes(n int, lengths ...int) []netip.Prefix {
+	chosen, random := map[netip.Prefix]bool{}, newRandom()
+	for len(chosen) < n {
+		a := netip.AddrFrom4([4]byte{10, byte(random.Uint32()), byte(random.Uint32()), byte(random.Uint32())})
+		chosen[netip.PrefixFrom(a, lengths[random.IntN(len(lengths))]).Masked()] = true
+	}
+	return slices.SortedFunc(maps.Keys(chosen), func(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits()) })
+}
+
+// randomTargets are random addresses in random ones of those prefixes.
+func randomTargets(prefixes []netip.Prefix, n int) []netip.Addr {
+	targets, random := make([]netip.Addr, n), newRandom()
+	for i := range targets {
+		p := prefixes[random.IntN(len(prefixes))]
+		b := p.Addr().As4()
+		host := random.Uint32N(1 << (32 - p.Bits()))
+		binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])|host)
+		targets[i] = netip.AddrFrom4(b)
+	}
+	return targets
 }
 
 // nftMap leads from the network of an address to a limit of its own: a hash
@@ -28,7 +48,7 @@ func nftMap(prefixes []netip.Prefix) competitor {
 				fmt.Fprintf(&limits, "limit l%d { rate over %d bytes/second burst %d bytes; }\n", i, l.rate/8, l.capacity)
 				fmt.Fprintf(&elements, "%v : \"l%d\",\n", p.Addr(), i)
 			}
-			mask := netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), prefixBits).Masked().Addr()
+			mask := netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), manyBits).Masked().Addr()
 			return a.nft(ctx, fmt.Sprintf("%s\nmap limits { type ipv4_addr : limit; elements = { %s } }", limits.String(), elements.String()),
 				fmt.Sprintf("limit name ip daddr & %v map @limits drop", mask))
 		},
@@ -40,7 +60,7 @@ var hashlimitPrefix = competitor{
 	name: "hashlimit by prefix", note: "one rate for all",
 	set: func(ctx context.Context, a *arena, l limit) error {
 		return a.run(ctx, "", "iptables-legacy", "-t", "raw", "-A", "OUTPUT", "-o", nearDevice, "-m", "hashlimit", "--hashlimit-name", "limits",
-			"--hashlimit-mode", "dstip", "--hashlimit-dstmask", fmt.Sprint(prefixBits),
+			"--hashlimit-mode", "dstip", "--hashlimit-dstmask", fmt.Sprint(manyBits),
 			"--hashlimit-htable-size", "131072", "--hashlimit-htable-max", "262144", "--hashlimit-htable-expire", "600000",
 			"--hashlimit-above", fmt.Sprintf("%db/s", l.rate/8), "--hashlimit-burst", fmt.Sprintf("%db", leastHashlimit(l)), "-j", "DROP")
 	},

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -29,4 +31,19 @@ func (a *arena) limitPrefixes(mode loader.Mode, l limit, rule policy.Rule, prefi
 		}
 		return nil
 	})
+}
+
+// shapectlMany has a rule for each prefix, with a bucket for all of it.
+func shapectlMany(prefixes []netip.Prefix) competitor {
+	return competitor{name: "shapectl gcra, a rule each", set: func(_ context.Context, a *arena, l limit) error {
+		rules := make([]policy.Rule, len(prefixes))
+		for i, p := range prefixes {
+			rules[i] = policy.Rule{Prefix: p, Rate: l.rate, Capacity: l.capacity}
+		}
+		p, err := a.shapectl(maps.Size{Rules: uint32(len(rules)), Buckets: 1}, rules)
+		if err != nil {
+			return err
+		}
+		return a.attach(a.near, p)
+	}}
 }

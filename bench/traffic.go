@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"runtime"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -114,7 +113,7 @@ func newLane(ctx context.Context, s competitor, l limit, targets []netip.Addr, s
 	}
 	p := &lane{arena: a, competitor: s}
 	if err := p.prepare(ctx, l, targets, settle, packets); err != nil {
-		a.close()
+		a.Close()
 		return nil, fmt.Errorf("%s: %w", s.name, err)
 	}
 	return p, nil
@@ -145,6 +144,9 @@ func race(ctx context.Context, o options, name string, subjects []competitor, l 
 	var lanes []*lane
 	defer func() { closeLanes(lanes) }()
 	for _, s := range append([]competitor{bare}, subjects...) {
+		if s.name != noLimiter && !chosen(o.only, s.name) {
+			continue
+		}
 		p, err := newLane(ctx, s, l, []netip.Addr{target}, 0, warmPackets)
 		if err != nil {
 			return nil, err
@@ -192,7 +194,7 @@ func run1(ctx context.Context, name string, lanes []*lane, rounds int) ([]Result
 
 func closeLanes(lanes []*lane) {
 	for _, p := range lanes {
-		p.close()
+		p.Close()
 	}
 }
 
@@ -205,6 +207,9 @@ func raceDropping(ctx context.Context, o options, rounds int) ([]Result, error) 
 	lanes := []*lane{first}
 	defer func() { closeLanes(lanes) }()
 	for _, s := range trafficSubjects() {
+		if !chosen(o.only, s.name) {
+			continue
+		}
 		p, err := newDroppingLane(ctx, s, target, 0, first.nanoseconds, warmPackets, 0.04)
 		if err != nil {
 			return nil, err
@@ -222,13 +227,8 @@ func manySubjects(prefixes []netip.Prefix) []competitor {
 
 // raceMany compares limiters of so many prefixes, with packets to random addresses in them.
 func raceMany(ctx context.Context, o options, n, rounds int) ([]Result, error) {
-	prefixes := randomPrefixes(n)
-	targets := make([]netip.Addr, 1<<16)
-	for i := range targets {
-		b := prefixes[rand.IntN(n)].Addr().As4()
-		b[3] |= byte(rand.IntN(1 << (32 - prefixBits)))
-		targets[i] = netip.AddrFrom4(b)
-	}
+	prefixes := randomPrefixes(n, manyBits)
+	targets := randomTargets(prefixes, 1<<16)
 	name := fmt.Sprintf("%s: %d prefixes", trafficMany, n)
 	if n == 1 {
 		name = trafficMany + ": 1 prefix"
@@ -236,6 +236,9 @@ func raceMany(ctx context.Context, o options, n, rounds int) ([]Result, error) {
 	var lanes []*lane
 	defer func() { closeLanes(lanes) }()
 	for _, s := range append([]competitor{bare}, manySubjects(prefixes)...) {
+		if s.name != noLimiter && !chosen(o.only, s.name) {
+			continue
+		}
 		start := time.Now()
 		p, err := newLane(ctx, s, freely, targets, 0, len(targets))
 		if err != nil {
@@ -245,22 +248,4 @@ func raceMany(ctx context.Context, o options, n, rounds int) ([]Result, error) {
 		lanes = append(lanes, p)
 	}
 	return run1(ctx, name, lanes, rounds)
-}
-
-// prefixBits is the length of all prefixes, as hashlimit and a hashed nft map know but one.
-const prefixBits = 28
-
-// randomPrefixes are different ones in 10.0.0.0/8.
-func randomPrefixes(n int) []netip.Prefix {
-	chosen := map[uint32]bool{}
-	for len(chosen) < n {
-		chosen[rand.Uint32N(1<<(prefixBits-8))] = true
-	}
-	prefixes := make([]netip.Prefix, 0, n)
-	for c := range chosen {
-		a := netip.AddrFrom4([4]byte{10, byte(c >> 12), byte(c >> 4), byte(c << 4)})
-		prefixes = append(prefixes, netip.PrefixFrom(a, prefixBits))
-	}
-	slices.SortFunc(prefixes, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
-	return prefixes
 }

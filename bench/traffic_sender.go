@@ -39,7 +39,7 @@ func (a *arena) newSender(payload int, targets ...netip.Addr) (*sender, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a socket: %w", err)
 	}
-	a.closers = append(a.closers, func() error { return unix.Close(s.fd) })
+	a.add(descriptor(s.fd))
 	// More than any queue holds, so that a queue that is full drops and does not make the sender wait.
 	if err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 256<<20); err != nil {
 		return nil, fmt.Errorf("make a socket's buffer bigger: %w", err)
