@@ -73,10 +73,7 @@ const maxClasses = 65_534
 // second and of the third byte of an address; a bucket of the second holds
 // prefixes that differ in the fourth byte alone.
 func htbMany(prefixes []netip.Prefix) competitor {
-	s := competitor{name: "HTB, u32 hash tables"}
-	if len(prefixes) > maxClasses {
-		s.note = fmt.Sprintf("%d classes, as there can not be more", maxClasses)
-	}
+	s := competitor{name: "HTB, u32 hash tables", note: fmt.Sprintf("has no more than %d classes", maxClasses)}
 	s.set = func(ctx context.Context, a *arena, l limit) error {
 		var b strings.Builder
 		line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
@@ -88,7 +85,7 @@ func htbMany(prefixes []netip.Prefix) competitor {
 			line(filter + "u32 ht 800:: match ip dst 10.0.0.0/8 hashkey mask 0x00ff0000 at 16 link 2:")
 		}
 		table, seen := uint8(0), false
-		for i, p := range prefixes[:min(len(prefixes), maxClasses)] {
+		for i, p := range prefixes {
 			line("class add dev %s parent 1: classid 1:%x htb rate %dbit burst %d cburst %d quantum 1514",
 				nearDevice, i+1, uint64(l.rate), l.capacity, l.capacity)
 			ip := p.Addr().As4()

@@ -222,7 +222,11 @@ func raceDropping(ctx context.Context, o options, rounds int) ([]Result, error) 
 
 // manySubjects hold a rate for each of many prefixes.
 func manySubjects(prefixes []netip.Prefix) []competitor {
-	return []competitor{shapectlMany(prefixes), nftMap(prefixes), hashlimitPrefix, htbMany(prefixes)}
+	subjects := []competitor{shapectlMany(prefixes), nftMap(prefixes), hashlimitPrefix}
+	if len(prefixes) <= maxClasses {
+		subjects = append(subjects, htbMany(prefixes))
+	}
+	return subjects
 }
 
 // raceMany compares limiters of so many prefixes, with packets to random addresses in them.
