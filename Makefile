@@ -10,7 +10,7 @@ GENERATED = '*_bpfel*.go' '*_bpfel*.o'
 
 export CGO_ENABLED = 0
 
-.PHONY: all demo test test-unit generate verify-generated lint bench install clean help
+.PHONY: all demo test test-unit test-kernels generate verify-generated lint bench install clean help
 
 all: ## build bin/shapectl (no clang needed: what it compiles is committed)
 	go build -buildvcs=false -trimpath -ldflags "-s -w $(if $(VERSION),-X main.version=$(VERSION))" -o bin/shapectl ./cmd/shapectl
@@ -25,6 +25,9 @@ test: all ## everything: Go tests with those in the kernel, then real traffic (r
 
 test-unit: ## the tests that need neither root nor a kernel
 	go test $(UNIT)
+
+test-kernels: all ## Linux 6.1, 6.12 and the newest in emulated machines, and that 5.10 is refused
+	@scripts/kernels-test.sh
 
 generate: ## compile bpf/*.c and make its Go bindings
 	@scripts/need.sh 'make generate' $(CLANG_NEEDS)

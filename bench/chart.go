@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"image/color"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -129,7 +130,7 @@ func (t table) chart() ([]byte, error) {
 func (t table) sizes() (sizes []float64, ok bool) {
 	for _, column := range t.columns() {
 		n, err := strconv.ParseFloat(strings.ReplaceAll(column, " ", ""), 64)
-		if err != nil {
+		if err != nil || n <= 0 {
 			return nil, false
 		}
 		sizes = append(sizes, n)
@@ -145,20 +146,18 @@ type points struct {
 
 func (t table) lines(p *plot.Plot, legend *plot.Legend, unit string, sizes []float64) error {
 	p.Add(plotter.NewGrid())
-	least, most := 0.0, 0.0
+	least, most := math.Inf(1), 0.0
 	colors := colorsOf(t.subjects(), true)
 	for i, subject := range t.subjects() {
 		var at points
 		for j, column := range t.columns() {
 			r, ok := t.find(column, subject, unit)
-			if !ok || r.Rounds == 0 || r.Median <= 0 {
+			if !ok || r.Rounds == 0 {
 				continue
 			}
 			at.XYs = append(at.XYs, plotter.XY{X: sizes[j], Y: r.Median})
 			at.YErrors = append(at.YErrors, struct{ Low, High float64 }{r.Median - r.Low, r.High - r.Median})
-			if most = max(most, r.High); least == 0 || r.Low < least {
-				least = r.Low
-			}
+			least, most = min(least, r.Low), max(most, r.High)
 		}
 		if len(at.XYs) == 0 {
 			continue
@@ -181,8 +180,7 @@ func (t table) lines(p *plot.Plot, legend *plot.Legend, unit string, sizes []flo
 		legend.Add(subject, line, dots)
 	}
 	p.Y.Label.Text = unit
-	p.Y.Min = 0
-	p.X.Scale = plot.LogScale{}
+	p.X.Scale, p.X.Min, p.X.Max = plot.LogScale{}, slices.Min(sizes), slices.Max(sizes)
 	var ticks plot.ConstantTicks
 	for i, column := range t.columns() {
 		ticks = append(ticks, plot.Tick{Value: sizes[i], Label: column})
@@ -192,7 +190,7 @@ func (t table) lines(p *plot.Plot, legend *plot.Legend, unit string, sizes []flo
 		p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
 		p.Y.Min, p.Y.Max = least/1.2, most*1.2
 	} else {
-		p.Y.Max = most * 1.1
+		p.Y.Min, p.Y.Max = min(0, least), most*1.1
 	}
 	return nil
 }

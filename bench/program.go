@@ -166,7 +166,7 @@ func (l *lab) oneKind(ctx context.Context, column string, k kind, packet []byte)
 		}
 		c.arms = append(c.arms, arm{subject: name(a), program: p, packet: packet, repeat: hotPackets})
 	}
-	of, err := c.run(ctx, l.rounds(101))
+	of, err := c.run(ctx, l.rounds(61))
 	if err != nil {
 		return nil, err
 	}
@@ -203,7 +203,7 @@ func (l *lab) dropping(ctx context.Context, k kind, a policy.Algorithm) (Result,
 		}
 		c.arms = append(c.arms, arm{subject: name(a), program: p, packet: udp(k.ipv6, payload), repeat: hotPackets})
 	}
-	of, err := c.run(ctx, l.rounds(101))
+	of, err := c.run(ctx, l.rounds(41))
 	return newResult("dropped by passed: "+k.column, name(a), unitPassing, ratios(of.arms[1], of.arms[0])), err
 }
 
@@ -296,7 +296,7 @@ func (l *lab) somePrefixes(ctx context.Context, ipv6 bool, n int) (results []Res
 			}
 			c.arms = append(c.arms, a)
 		}
-		of, err := c.run(ctx, l.rounds(21))
+		of, err := c.run(ctx, l.rounds(17))
 		if err != nil {
 			return nil, err
 		}
@@ -435,6 +435,7 @@ func (l *lab) someFlows(ctx context.Context, n int) (results []Result, err error
 	// Flows come in another order than they came first: hash maps hand their
 	// elements out one after the other, and would be read in that order too.
 	addresses := scrambled(uint32(n))
+	copy(packet[ipv4Source:], addresses[0][:]) // the very first one found room for sure
 	first, err := newWalk(&made, addresses, ipv4Source)
 	if err != nil {
 		return nil, err

@@ -211,6 +211,23 @@ func TestReportWritesWhatItReads(t *testing.T) {
 	}
 }
 
+// What noise makes of a small difference can be below zero, which a logarithmic axis does not show.
+func TestChartsOfAnyFigures(t *testing.T) {
+	low := result("setup", "t: 1", "a", unitSeconds, 0.001)
+	low.Low = -1
+	for _, results := range [][]Result{
+		{low, result("setup", "t: 1 000", "a", unitSeconds, 100)},
+		{result("setup", "t: 1", "a", unitSeconds, -1), result("setup", "t: 1 000", "a", unitSeconds, 0)},
+		{{Suite: "setup", Case: "t: 1", Subject: "a", Unit: unitSeconds}, {Suite: "setup", Case: "t: 2", Subject: "a", Unit: unitSeconds}},
+		{result("setup", "t", "a", unitSeconds, -1)},
+		{{Suite: "setup", Case: "t", Subject: "a", Unit: unitSeconds}},
+	} {
+		if data, err := tablesOf("setup", results)[0].chart(); err != nil || len(data) == 0 {
+			t.Errorf("%+v: %d bytes, %v", results, len(data), err)
+		}
+	}
+}
+
 func TestKeep(t *testing.T) {
 	before := report{
 		Machine: machine{CPU: "a CPU"},

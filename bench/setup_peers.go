@@ -26,7 +26,7 @@ func loadHTB(ctx context.Context, n, changes int) (out outcome, err error) {
 		batch := htbBatch(n)
 		before := settledMemory()
 		start := time.Now()
-		if out.processMiB, err = runCommand(ctx, batch, io.Discard, "tc", "-batch", "-"); err != nil {
+		if out.ProcessMiB, err = runCommand(ctx, batch, io.Discard, "tc", "-batch", "-"); err != nil {
 			return err
 		}
 		out.Seconds = time.Since(start).Seconds()
@@ -143,7 +143,7 @@ func loadNft(ctx context.Context, n, changes int,
 		}
 		before := settledMemory()
 		start := time.Now()
-		if out.processMiB, err = nft(script); err != nil {
+		if out.ProcessMiB, err = nft(script); err != nil {
 			return err
 		}
 		out.Seconds = time.Since(start).Seconds()

@@ -5,20 +5,19 @@
 #include "abi.h"
 
 struct abi {
-	struct rule rule;
-	struct own own;
+	struct terms terms;
+	struct details details;
 	struct line line;
 	struct key key;
 	struct counters counters;
-	struct prefixes prefixes;
-	struct length length;
+	struct prefixes4 prefixes4;
+	struct prefixes6 prefixes6;
+	struct length6 length6;
 	struct lengths lengths;
 	struct hook hook;
 	enum layout layout;
-	enum algorithm algorithm;
-	enum each each;
-	enum excess excess;
 	enum rule_flag flag;
+	struct rule rule; /* last, as it ends with an array of any length */
 };
 
 const struct abi *keep_types __attribute__((unused));

@@ -29,80 +29,91 @@
 /* Enums, so that Go sees them too. */
 enum layout {
 	/* Raised when a change makes pinned maps of an older build unreadable. */
-	LAYOUT_VERSION = 1,
+	LAYOUT_VERSION = 2,
 	UNIT_BITS = 20,
 	TICK_BITS = 30,
 	LINE_SLOTS = 4,
 	PACKET_BITS = 24, /* no packet counts as 2^PACKET_BITS bytes or more */
 	SECRET_WORDS = 12,
-	LINE_PREFIXES = 3,
+	LINE_PREFIXES4 = 5,
+	LINE_PREFIXES6 = 3,
 	SPILL_LINES = 8, /* how many lines in a row to look for a prefix in */
-	LENGTH_IPV4 = 129,
-	LENGTHS_LIST = 256, /* of which 129 can be in use */
+	LENGTHS4 = 64,	 /* places in a list of prefix lengths, of which 33 can be in use */
+	LENGTHS6 = 256,	 /* and 129 */
 };
 
 /* Low bit of a TAT: a CPU is giving the slot to another key. V is even. */
 #define TAT_TAKEN 1ULL
 
-enum algorithm {
-	ALGORITHM_GCRA,
-	ALGORITHM_LEAKY,
-};
-
-enum each {
-	EACH_ALL,
-	EACH_SUBNET, /* hosts, too: subnets of 32 or 128 bits */
-	EACH_FLOW,
-};
-
-enum excess {
-	EXCESS_DROP,
-	EXCESS_ECN,
-	EXCESS_PASS,
-};
-
+/* All that a rule can be besides its numbers, in one word, so that a packet's common way tests few bits. */
 enum rule_flag {
-	RULE_UNLIMITED = 1,
-	RULE_FAIL_CLOSED = 2,
-	RULE_PENALTY = 4,
+	RULE_LEAKY = 1 << 0, /* else GCRA */
+	RULE_UNLIMITED = 1 << 1,
+	RULE_FRAMING = 1 << 2, /* overhead or mpu are not 0 */
+	RULE_PENALTY = 1 << 3,
+	RULE_FAIL_CLOSED = 1 << 4,
+	RULE_ECN = 1 << 5,  /* excess is marked, */
+	RULE_PASS = 1 << 6, /* or passed; else dropped */
+	RULE_HOST = 1 << 7, /* who has a bucket: each host, */
+	RULE_SUBNET = 1 << 8,
+	RULE_FLOW = 1 << 9, /* or else all one together */
 };
 
-struct rule {
-	/* What a packet needs: one cache line, and of the next one each_mask. */
+#define RULE_EACH (RULE_HOST | RULE_SUBNET | RULE_FLOW)
+
+struct bucket {
+	__u64 tat;   /* units on the rule's byte clock */
+	__u32 tick;  /* when it was last charged */
+	__u32 print; /* fingerprint of the key; 0 where no key has the slot */
+};
+
+/* What a packet needs of a rule: one cache line. */
+struct terms {
 	__u64 slope;	/* units per ns, 32.32 fixed point */
 	__u64 base;	/* units */
 	__u64 capacity; /* units */
 	__u64 penalty;	/* units: the level an overflow leaves behind */
 	__u32 idle;	/* ticks after which a bucket has drained for sure */
-	__u32 id;	/* index into own_buckets and counters */
 	__u32 salt;	/* tells this rule's keys from another's */
 	__s16 overhead; /* bytes a segment */
 	__u16 mpu;	/* bytes a segment */
-	__u8 algorithm;
-	__u8 each;
-	__u8 each_bits; /* 0 to 128; for people, who do not read masks */
-	__u8 excess;
-	__u8 flags;
-	__u8 pad[11];
+	__u32 flags;	/* enum rule_flag */
+	__u32 each_bits; /* of a subnet: 0 to 128 */
+	__u8 pad[12];
+};
+
+/* What else there is to a rule: for subnets, and for people. */
+struct details {
 	__u32 each_mask[4]; /* what a sharer's addresses have in common, in network order */
-	/* What was asked for, kept for people: the data path does not read it. */
-	__u64 rate_bits;
-	__u64 capacity_bytes;
+	__u64 rate_bits;    /* as it was asked for */
 	__u64 penalty_ns;
-	__u64 reserved[3];
 };
 
-struct bucket {
-	__u64 tat;   /* units on the rule's byte clock; 0 where never used */
-	__u32 tick;  /* when it was last charged */
-	__u32 print; /* fingerprint of the key; 0 where no key has the slot */
+/* Of one rule and CPU. Each packet is passed or dropped; what did not conform is dropped or spared. */
+struct counters {
+	__u64 passed_packets;
+	__u64 passed_bytes;
+	__u64 dropped_packets;
+	__u64 dropped_bytes;
+	__u64 spared_packets; /* excess that was passed: marked, or only counted */
+	__u64 spared_bytes;
+	__u64 marked_packets;
+	__u64 unsure_packets;
 };
 
-/* What a rule keeps when it is changed. */
-struct own {
-	struct bucket bucket; /* everybody's with EACH_ALL, the spare one elsewhere */
-	__u32 version;	      /* which of the rule's two versions is in force: 0 or 1 */
-	__u8 pad[44];	      /* no two rules' buckets share a cache line */
+/*
+ * A rule has two versions of all but its bucket: a change is written to the one
+ * that is not in force, then version is switched, so that a packet reads the
+ * old rule or the new one and never a mix.
+ */
+struct rule {
+	struct bucket own; /* everybody's, or with RULE_EACH the spare one */
+	__u32 version;	   /* which of the two is in force: 0 or 1 */
+	__u32 retired;	   /* lengths.epoch when the other one, or the rule itself, went out of force; 0 for never */
+	__u8 pad[40];	   /* what is written for each packet shares no line with what is only read */
+	struct terms terms[2];
+	struct details details[2];
+	struct counters counters[]; /* one for each CPU, rounded up to a power of two */
 };
 
 /* One cache line is all that finding a bucket touches. */
@@ -110,7 +121,7 @@ struct line {
 	struct bucket slot[LINE_SLOTS];
 };
 
-/* Who has a slot; addresses and ports in network order. For a subnet only src is set. */
+/* Who has a slot; addresses and ports in network order. For a host or subnet only src is set. */
 struct key {
 	__u32 id; /* the rule's */
 	__u32 src[4];
@@ -122,52 +133,52 @@ struct key {
 	__u8 pad[6]; /* an array map rounds up to 8 bytes */
 };
 
-/* passed + dropped is all that matched; excess is what did not conform, whatever became of it. */
-struct counters {
-	__u64 passed_packets;
-	__u64 passed_bytes;
-	__u64 excess_packets;
-	__u64 excess_bytes;
-	__u64 dropped_packets;
-	__u64 dropped_bytes;
-	__u64 marked_packets;
-	__u64 unsure_packets;
-};
-
 /*
  * Prefixes, each with the id of its rule plus one, or 0 where a place is free:
  * a place is filled before its id is written, which is one store, so a packet
  * finds a prefix or does not. A prefix has its place in the line that its hash
- * names; where that is full, spill says to look in the next one too.
+ * names; where that is full, in one of the next.
  */
-struct prefixes {
-	__u32 addr[LINE_PREFIXES][4]; /* masked, in network order; of IPv4 the first word */
-	__u32 id[LINE_PREFIXES];
-	__u8 length[LINE_PREFIXES]; /* IPv4's come after IPv6's: LENGTH_IPV4 + bits */
-	__u8 spill;
+struct prefixes4 {
+	__u64 key[LINE_PREFIXES4]; /* length << 32 | masked address in network order */
+	__u32 id[LINE_PREFIXES4];
+	__u32 used; /* places ever filled; more than there are where prefixes went on to the next line */
 };
 
-/* A prefix length, as in struct prefixes, and the mask that makes an address such a prefix. */
-struct length {
-	__u32 mask[4]; /* in network order */
-	__u32 length;
+struct prefixes6 {
+	__u64 addr[LINE_PREFIXES6][2]; /* masked, in network order */
+	__u32 id[LINE_PREFIXES6];
+	__u8 length[LINE_PREFIXES6];
+	__u8 used;
 };
 
-/*
- * The prefix lengths in use, longest first, in two versions like a rule. Each
- * has a list for IPv4 and one for IPv6: list 2 * version + (1 for IPv6).
- */
+/* A prefix length of IPv6, and what makes an address such a prefix. */
+
+struct length6 {
+	__u64 mask[2]; /* in network order */
+	__u64 length;
+};
+
+/* The prefix lengths in use, longest first, in two versions like a rule. */
 struct lengths {
 	__u32 version;
-	__u32 pad;
-	__u32 count[4];
-	struct length list[4 * LENGTHS_LIST];
+	__u32 epoch;   /* from 1 on; raised when no packet sees any more what went out of force before */
+	__u32 retired; /* epoch when the other version went out of force, 0 for never */
+	__u32 removed; /* epoch when a prefix was last taken away */
+	__u64 first4;  /* the longest of IPv4, once more, in one word: length << 32 | mask */
+	struct {
+		__u32 count4, count6;
+		__u64 list4[LENGTHS4]; /* length << 32 | mask in network order */
+		struct length6 list6[LENGTHS6];
+	} use[2];
 };
 
 /* Set when a hook is made; what the verifier knows to be constant costs nothing. */
 struct hook {
-	__u32 line_mask; /* lines in table - 1 */
-	__u32 prefix_mask; /* lines in prefixes - 1 */
+	__u32 line_mask;     /* lines in table - 1 */
+	__u32 prefixes4_mask; /* lines in prefixes4 - 1 */
+	__u32 prefixes6_mask;
+	__u32 cpu_mask;	 /* counters in a rule - 1 */
 	__u8 l2_bytes;	 /* 14 for Ethernet, 0 for a device without a link header */
 	__u8 ingress;
 	__u8 match_src;
@@ -180,12 +191,12 @@ struct hook {
 	__u8 device[16]; /* its name then */
 };
 
-_Static_assert(sizeof(struct rule) == 128, "a rule is two cache lines, the hot one first");
-_Static_assert(__builtin_offsetof(struct rule, each_mask) == 64, "what a packet needs is one cache line");
-_Static_assert(sizeof(struct own) == 64, "an own bucket is a cache line");
+_Static_assert(sizeof(struct terms) == 64, "what a packet needs of a rule is a cache line");
+_Static_assert(__builtin_offsetof(struct rule, counters) == 256, "a rule is four cache lines, and one for each CPU");
+_Static_assert(__builtin_offsetof(struct rule, terms) == 64, "and what is written has one of its own");
 _Static_assert(sizeof(struct line) == 64, "four slots are a cache line");
-_Static_assert(sizeof(struct prefixes) == 64, "three prefixes are a cache line");
-_Static_assert(sizeof(struct lengths) % 8 == 0, "an array map rounds up to 8 bytes");
+_Static_assert(sizeof(struct prefixes4) == 64, "five IPv4 prefixes are a cache line");
+_Static_assert(sizeof(struct prefixes6) == 64, "three IPv6 prefixes are a cache line");
 _Static_assert(sizeof(struct counters) == 64, "a rule's counters are a cache line");
 
 #endif

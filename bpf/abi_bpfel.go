@@ -13,13 +13,6 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-type AbiAlgorithm uint32
-
-const (
-	AbiAlgorithmALGORITHM_GCRA  AbiAlgorithm = 0
-	AbiAlgorithmALGORITHM_LEAKY AbiAlgorithm = 1
-)
-
 type AbiBucket struct {
 	_     structs.HostLayout
 	Tat   uint64
@@ -31,43 +24,36 @@ type AbiCounters struct {
 	_              structs.HostLayout
 	PassedPackets  uint64
 	PassedBytes    uint64
-	ExcessPackets  uint64
-	ExcessBytes    uint64
 	DroppedPackets uint64
 	DroppedBytes   uint64
+	SparedPackets  uint64
+	SparedBytes    uint64
 	MarkedPackets  uint64
 	UnsurePackets  uint64
 }
 
-type AbiEach uint32
-
-const (
-	AbiEachEACH_ALL    AbiEach = 0
-	AbiEachEACH_SUBNET AbiEach = 1
-	AbiEachEACH_FLOW   AbiEach = 2
-)
-
-type AbiExcess uint32
-
-const (
-	AbiExcessEXCESS_DROP AbiExcess = 0
-	AbiExcessEXCESS_ECN  AbiExcess = 1
-	AbiExcessEXCESS_PASS AbiExcess = 2
-)
+type AbiDetails struct {
+	_         structs.HostLayout
+	EachMask  [4]uint32
+	RateBits  uint64
+	PenaltyNs uint64
+}
 
 type AbiHook struct {
-	_            structs.HostLayout
-	LineMask     uint32
-	PrefixMask   uint32
-	L2Bytes      uint8
-	Ingress      uint8
-	MatchSrc     uint8
-	VirtualClock uint8
-	Secret       [12]uint32
-	Layout       uint32
-	Ifindex      uint32
-	Build        [8]uint8
-	Device       [16]uint8
+	_             structs.HostLayout
+	LineMask      uint32
+	Prefixes4Mask uint32
+	Prefixes6Mask uint32
+	CpuMask       uint32
+	L2Bytes       uint8
+	Ingress       uint8
+	MatchSrc      uint8
+	VirtualClock  uint8
+	Secret        [12]uint32
+	Layout        uint32
+	Ifindex       uint32
+	Build         [8]uint8
+	Device        [16]uint8
 }
 
 type AbiKey struct {
@@ -85,30 +71,39 @@ type AbiKey struct {
 type AbiLayout uint32
 
 const (
-	AbiLayoutLAYOUT_VERSION AbiLayout = 1
+	AbiLayoutLAYOUT_VERSION AbiLayout = 2
 	AbiLayoutUNIT_BITS      AbiLayout = 20
 	AbiLayoutTICK_BITS      AbiLayout = 30
 	AbiLayoutLINE_SLOTS     AbiLayout = 4
 	AbiLayoutPACKET_BITS    AbiLayout = 24
 	AbiLayoutSECRET_WORDS   AbiLayout = 12
-	AbiLayoutLINE_PREFIXES  AbiLayout = 3
+	AbiLayoutLINE_PREFIXES4 AbiLayout = 5
+	AbiLayoutLINE_PREFIXES6 AbiLayout = 3
 	AbiLayoutSPILL_LINES    AbiLayout = 8
-	AbiLayoutLENGTH_IPV4    AbiLayout = 129
-	AbiLayoutLENGTHS_LIST   AbiLayout = 256
+	AbiLayoutLENGTHS4       AbiLayout = 64
+	AbiLayoutLENGTHS6       AbiLayout = 256
 )
 
-type AbiLength struct {
+type AbiLength6 struct {
 	_      structs.HostLayout
-	Mask   [4]uint32
-	Length uint32
+	Mask   [2]uint64
+	Length uint64
 }
 
 type AbiLengths struct {
 	_       structs.HostLayout
 	Version uint32
-	Pad     uint32
-	Count   [4]uint32
-	List    [1024]AbiLength
+	Epoch   uint32
+	Retired uint32
+	Removed uint32
+	First4  uint64
+	Use     [2]struct {
+		_      structs.HostLayout
+		Count4 uint32
+		Count6 uint32
+		List4  [64]uint64
+		List6  [256]AbiLength6
+	}
 }
 
 type AbiLine struct {
@@ -116,52 +111,61 @@ type AbiLine struct {
 	Slot [4]AbiBucket
 }
 
-type AbiOwn struct {
-	_       structs.HostLayout
-	Bucket  AbiBucket
-	Version uint32
-	Pad     [44]uint8
+type AbiPrefixes4 struct {
+	_    structs.HostLayout
+	Key  [5]uint64
+	Id   [5]uint32
+	Used uint32
 }
 
-type AbiPrefixes struct {
+type AbiPrefixes6 struct {
 	_      structs.HostLayout
-	Addr   [3][4]uint32
+	Addr   [3][2]uint64
 	Id     [3]uint32
 	Length [3]uint8
-	Spill  uint8
+	Used   uint8
 }
 
 type AbiRule struct {
-	_             structs.HostLayout
-	Slope         uint64
-	Base          uint64
-	Capacity      uint64
-	Penalty       uint64
-	Idle          uint32
-	Id            uint32
-	Salt          uint32
-	Overhead      int16
-	Mpu           uint16
-	Algorithm     uint8
-	Each          uint8
-	EachBits      uint8
-	Excess        uint8
-	Flags         uint8
-	Pad           [11]uint8
-	EachMask      [4]uint32
-	RateBits      uint64
-	CapacityBytes uint64
-	PenaltyNs     uint64
-	Reserved      [3]uint64
+	_        structs.HostLayout
+	Own      AbiBucket
+	Version  uint32
+	Retired  uint32
+	Pad      [40]uint8
+	Terms    [2]AbiTerms
+	Details  [2]AbiDetails
+	Counters [0]AbiCounters
 }
 
 type AbiRuleFlag uint32
 
 const (
-	AbiRuleFlagRULE_UNLIMITED   AbiRuleFlag = 1
-	AbiRuleFlagRULE_FAIL_CLOSED AbiRuleFlag = 2
-	AbiRuleFlagRULE_PENALTY     AbiRuleFlag = 4
+	AbiRuleFlagRULE_LEAKY       AbiRuleFlag = 1
+	AbiRuleFlagRULE_UNLIMITED   AbiRuleFlag = 2
+	AbiRuleFlagRULE_FRAMING     AbiRuleFlag = 4
+	AbiRuleFlagRULE_PENALTY     AbiRuleFlag = 8
+	AbiRuleFlagRULE_FAIL_CLOSED AbiRuleFlag = 16
+	AbiRuleFlagRULE_ECN         AbiRuleFlag = 32
+	AbiRuleFlagRULE_PASS        AbiRuleFlag = 64
+	AbiRuleFlagRULE_HOST        AbiRuleFlag = 128
+	AbiRuleFlagRULE_SUBNET      AbiRuleFlag = 256
+	AbiRuleFlagRULE_FLOW        AbiRuleFlag = 512
 )
+
+type AbiTerms struct {
+	_        structs.HostLayout
+	Slope    uint64
+	Base     uint64
+	Capacity uint64
+	Penalty  uint64
+	Idle     uint32
+	Salt     uint32
+	Overhead int16
+	Mpu      uint16
+	Flags    uint32
+	EachBits uint32
+	Pad      [12]uint8
+}
 
 // Names of all BPF objects in the ELF.
 //

@@ -36,23 +36,9 @@ enum verdict {
 	VERDICT_AGAIN, /* another CPU was there: look again */
 };
 
-/* What one packet asks of a bucket. */
-struct charge {
-	__u64 now;   /* ns */
-	__u64 v;     /* units: the rule's clock at now */
-	__u64 cost;  /* units */
-	__u32 print; /* the bucket must have this fingerprint; 0 for a rule's own */
-	__u32 ect;   /* may be marked instead of dropped */
-};
-
-/* A meter's answer: the level it leaves, and whether the packet fits. */
-struct metered {
-	__u64 level; /* units */
-	bool conforms;
-};
-
-/* Each of gcra.c and leaky.c defines it. */
-static struct metered meter(const struct rule *rule, __u64 level, __u64 cost);
+/* What the two meters define, on levels and costs in units: whether a packet fits, and what level excess leaves. */
+static bool conforms(const struct terms *terms, __u64 level, __u64 cost);
+static __u64 after_excess(const struct terms *terms, __u64 level);
 
 static __always_inline __u32 tick(__u64 now)
 {
@@ -60,91 +46,121 @@ static __always_inline __u32 tick(__u64 now)
 }
 
 /* base + slope * now modulo 2^64, the 32 fraction bits of the slope cut off after the product, not before. */
-static __always_inline __u64 byte_clock(const struct rule *rule, __u64 now)
+static __always_inline __u64 byte_clock(const struct terms *terms, __u64 now)
 {
-	__u64 high = now >> 32, low = (__u32)now;
-	__u64 v = high * rule->slope + low * (rule->slope >> 32) + (low * (__u32)rule->slope >> 32);
+	__u64 slope = terms->slope, low = (__u32)now;
+	__u64 v = (now >> 32) * slope + low * (slope >> 32) + (low * (__u32)slope >> 32);
 
-	return (rule->base + v) & ~TAT_TAKEN;
+	return (terms->base + v) & ~TAT_TAKEN;
 }
 
 /* Bytes still owed, in units. A clock that steps back by up to a tick is no reason to forgive any. */
-static __always_inline __u64 level_at(const struct rule *rule, __u64 v, __u64 now, __u64 tat, __u32 charged)
+static __always_inline __u64 level_at(const struct terms *terms, __u64 v, __u64 now, __u64 tat, __u32 charged)
 {
 	__u64 level = tat - v;
 
-	if ((__s64)level <= 0 || !tat || (__u32)(tick(now) + 1 - charged) > rule->idle)
+	if ((__s64)level <= 0 || (__u32)(tick(now) + 1 - charged) > terms->idle)
 		return 0;
 	return level;
 }
 
-/* The TAT of a bucket that owes so much; 0 would say that it was never charged. */
-static __always_inline __u64 owing(__u64 v, __u64 level)
+/*
+ * Makes the level of b, whose TAT was read before, another one, if nobody else
+ * has changed it and it still has that fingerprint; verdict is then the answer.
+ */
+static __always_inline enum verdict put_level(struct bucket *b, __u32 print, __u64 tat, __u64 v, __u64 level,
+					      __u64 now, enum verdict verdict)
 {
-	return v + level ?: 2;
+	/* Before the CAS: a charge must not be seen with the tick of an older one. */
+	if (READ_ONCE(b->tick) != tick(now))
+		WRITE_ONCE(b->tick, tick(now));
+	if (__sync_val_compare_and_swap(&b->tat, tat, v + level) != tat)
+		return VERDICT_AGAIN;
+	/* A rule's own bucket never changes hands. */
+	if (print && READ_ONCE(b->print) != print)
+		return VERDICT_AGAIN;
+	return verdict;
 }
 
 /*
- * Charges b, unless the packet is excess. One CAS decides, so two CPUs never
- * admit more than one would; excess without a penalty writes nothing at all.
+ * Charges b, which must have that fingerprint, with a packet of so many bytes,
+ * unless it is excess. ect says that it may be marked instead. One CAS decides,
+ * so two CPUs never admit more than one would; excess without a penalty writes
+ * nothing at all.
  */
-static __always_inline enum verdict charge_bucket(const struct rule *rule, struct bucket *b, const struct charge *c)
+static __always_inline enum verdict charge_bucket(const struct terms *terms, struct bucket *b, __u32 print, __u64 now,
+						  __u64 bytes, bool ect)
 {
-	enum verdict verdict = VERDICT_PASS;
-	__u64 tat = READ_ONCE(b->tat), level;
-	struct metered m;
+	__u64 v = byte_clock(terms, now), cost = bytes << UNIT_BITS, tat = READ_ONCE(b->tat), level, after;
 
 	if (tat & TAT_TAKEN)
 		return VERDICT_AGAIN;
-	level = level_at(rule, c->v, c->now, tat, READ_ONCE(b->tick));
-	m = meter(rule, level, c->cost);
-	if (!m.conforms) {
-		verdict = VERDICT_EXCESS;
-		if (c->ect && level + c->cost <= 2 * rule->capacity) {
-			verdict = VERDICT_MARK;
-			m.level = level + c->cost;
-		}
-	}
-	if (m.level != level) {
-		/* Before the CAS: a charge must not be seen with the tick of an older one. */
-		if (READ_ONCE(b->tick) != tick(c->now))
-			WRITE_ONCE(b->tick, tick(c->now));
-		if (__sync_val_compare_and_swap(&b->tat, tat, owing(c->v, m.level)) != tat)
-			return VERDICT_AGAIN;
-	}
-	return READ_ONCE(b->print) == c->print ? verdict : VERDICT_AGAIN;
-}
-
-/* murmur3's finalizer (Appleby, public domain): every bit of the sum moves every bit of the result. */
-static __always_inline __u64 mix(__u64 h)
-{
-	h ^= h >> 33;
-	h *= 0xff51afd7ed558ccdULL;
-	h ^= h >> 33;
-	h *= 0xc4ceb9fe1a85ec53ULL;
-	h ^= h >> 33;
-	return h;
+	level = level_at(terms, v, now, tat, READ_ONCE(b->tick));
+	if (conforms(terms, level, cost))
+		return put_level(b, print, tat, v, level + cost, now, VERDICT_PASS);
+	if (ect && level + cost <= 2 * terms->capacity)
+		return put_level(b, print, tat, v, level + cost, now, VERDICT_MARK);
+	after = after_excess(terms, level);
+	if (after != level)
+		return put_level(b, print, tat, v, after, now, VERDICT_EXCESS);
+	return print && READ_ONCE(b->print) != print ? VERDICT_AGAIN : VERDICT_EXCESS;
 }
 
 /* One term of NH (Black et al., UMAC; RFC 4418, 5.2): with secret words, two keys collide with chance 2^-32. */
 #define NH(i, a, b) \
 	((__u64)((__u32)(a) + hook.secret[2 * (i)]) * (__u32)((__u32)(b) + hook.secret[2 * (i) + 1]))
 
-static __always_inline __u64 hash_key(const struct key *k, __u32 salt)
+/* What NH leaves in its bits is spread over all of them. */
+static __always_inline __u64 mix(__u64 h)
 {
-	__u64 h = NH(0, k->src[0], k->dst[0]) + NH(1, (__u32)k->sport << 16 | k->dport, salt ^ k->proto);
-
-	if (k->family == 6)
-		h += NH(2, k->src[1], k->dst[1]) + NH(3, k->src[2], k->dst[2]) + NH(4, k->src[3], k->dst[3]);
-	return mix(h);
+	h ^= h >> 32;
+	h *= 0xc4ceb9fe1a85ec53ULL; /* of murmur3's finalizer (Appleby, public domain) */
+	return h ^ h >> 32;
 }
 
-/* The version of a rule that is in force. */
-static __always_inline const struct rule *rule_of(__u32 id, const struct own *own)
+static __always_inline __u64 hash4(__u32 salt, __u32 proto, __u32 ports, __u32 src, __u32 dst)
 {
-	__u32 index = id * 2 + (READ_ONCE(own->version) & 1);
+	return mix(NH(0, src, dst) + NH(1, ports, salt ^ proto));
+}
 
-	return bpf_map_lookup_elem(&rules, &index);
+static __always_inline __u64 hash6(__u32 salt, __u32 proto, __u32 ports, const __u32 src[4], const __u32 dst[4])
+{
+	return mix(NH(0, src[0], dst[0]) + NH(1, ports, salt ^ proto) + NH(2, src[1], dst[1]) + NH(3, src[2], dst[2]) +
+		   NH(4, src[3], dst[3]));
+}
+
+static __always_inline __u64 hash_key(const struct key *k, __u32 salt)
+{
+	__u32 ports = (__u32)k->dport << 16 | k->sport; /* as a packet has them */
+
+	if (k->family == 6)
+		return hash6(salt, k->proto, ports, k->src, k->dst);
+	return hash4(salt, k->proto, ports, k->src[0], k->dst[0]);
+}
+
+static __always_inline __u32 line_of(__u64 hash)
+{
+	return hash & hook.line_mask;
+}
+
+static __always_inline __u32 print_of(__u64 hash)
+{
+	return hash >> 32 | 1;
+}
+
+/* The slot of a line that a key takes if it can, and is looked for in first. */
+static __always_inline __u32 home_of(__u32 print)
+{
+	return print >> 1 & (LINE_SLOTS - 1);
+}
+
+/* The version of a rule that is in force. The compiler is kept from working its address out anew each time. */
+static __always_inline const struct terms *terms_of(const struct rule *rule)
+{
+	const struct terms *terms = &rule->terms[READ_ONCE(rule->version) & 1];
+
+	asm volatile("" : "+r"(terms));
+	return terms;
 }
 
 /*
@@ -152,101 +168,69 @@ static __always_inline const struct rule *rule_of(__u32 id, const struct own *ow
  * rule that its key belongs to, and for long enough that no CPU whose clock is
  * behind would think otherwise.
  */
-static __always_inline bool drained(__u32 slot, __u64 tat, __u32 charged, __u64 now)
+static __always_inline bool drained(__u32 slot, const struct bucket *b, __u64 tat, __u64 now)
 {
+	const struct terms *terms;
 	const struct rule *rule;
-	const struct own *own;
 	const struct key *key;
 
-	if (!tat)
-		return true;
 	key = bpf_map_lookup_elem(&keys, &slot);
 	if (!key)
 		return false;
-	own = bpf_map_lookup_elem(&own_buckets, &key->id);
-	if (!own)
+	rule = bpf_map_lookup_elem(&rules, &key->id);
+	if (!rule)
 		return false;
-	rule = rule_of(key->id, own);
+	terms = terms_of(rule);
 	now = now < SKEW_NS ? 0 : now - SKEW_NS;
-	return rule && !level_at(rule, byte_clock(rule, now), now, tat, charged);
+	return !level_at(terms, byte_clock(terms, now), now, tat, READ_ONCE(b->tick));
+}
+
+/* No key has it, and nobody is about to give it to one. */
+static __always_inline bool is_free(const struct bucket *b)
+{
+	return !READ_ONCE(b->print) && !READ_ONCE(b->tat);
 }
 
 /*
  * Which slot of a line a new key should take: one that no key has, or else one
- * that is drained, the search starting anywhere, lest two keys keep taking the
- * same one from each other. LINE_SLOTS if there is none. Not inlined, so that to
- * the verifier any slot may be the answer.
+ * that is drained, its home first, lest two keys keep taking the same one from
+ * each other. LINE_SLOTS if there is none. Not inlined, so that to the verifier
+ * any slot may be the answer.
  */
-__noinline __u32 spare_slot(__u32 number, const struct charge *c)
+__noinline __u32 spare_slot(__u32 number, __u32 print, __u64 now)
 {
 	struct line *line = bpf_map_lookup_elem(&table, &number);
 	__u32 i, slot;
+	__u64 tat;
 
-	if (!line || !c)
+	if (!line)
 		return LINE_SLOTS;
 #pragma unroll
-	for (i = 0; i < LINE_SLOTS; i++)
-		if (!READ_ONCE(line->slot[i].print) && !READ_ONCE(line->slot[i].tat))
-			return i;
+	for (i = 0; i < LINE_SLOTS; i++) {
+		slot = (i + home_of(print)) & (LINE_SLOTS - 1);
+		if (is_free(&line->slot[slot]))
+			return slot;
+	}
 #pragma unroll
 	for (i = 0; i < LINE_SLOTS; i++) {
-		slot = (i + (c->print >> 1)) & (LINE_SLOTS - 1);
-		if (drained(number * LINE_SLOTS + slot, READ_ONCE(line->slot[slot].tat),
-			    READ_ONCE(line->slot[slot].tick), c->now))
+		slot = (i + home_of(print)) & (LINE_SLOTS - 1);
+		tat = READ_ONCE(line->slot[slot].tat);
+		if (drained(number * LINE_SLOTS + slot, &line->slot[slot], tat, now))
 			return slot;
 	}
 	return LINE_SLOTS;
 }
 
-/*
- * Gives a key that has none a slot, if that is still drained. A new bucket is
- * empty, so its first packet conforms. The line is looked up again, as without
- * CAP_PERFMON nothing may be added to a pointer that was passed.
- */
-__noinline enum verdict take_slot(__u32 number, __u32 i, const struct charge *c, const struct key *key)
-{
-	struct line *line = bpf_map_lookup_elem(&table, &number);
-	bool twice = false;
-	struct bucket *b;
-	struct key *owner;
-	__u32 j, slot;
-	__u64 tat;
-
-	if (!line || !c || !key)
-		return VERDICT_UNSURE;
-	i &= LINE_SLOTS - 1;
-	slot = number * LINE_SLOTS + i;
-	owner = bpf_map_lookup_elem(&keys, &slot);
-	if (!owner)
-		return VERDICT_UNSURE;
-	/* One at a time: another CPU may be taking a slot of the line for the same key. */
-#pragma unroll
-	for (j = 0; j < LINE_SLOTS; j++)
-		if (READ_ONCE(line->slot[j].tat) & TAT_TAKEN)
-			return VERDICT_AGAIN;
-	b = &line->slot[i];
-	tat = READ_ONCE(b->tat);
-	if (tat & TAT_TAKEN || !drained(slot, tat, READ_ONCE(b->tick), c->now) ||
-	    __sync_val_compare_and_swap(&b->tat, tat, tat | TAT_TAKEN) != tat)
-		return VERDICT_AGAIN;
-	*owner = *key;
-	/*
-	 * A full barrier between telling and looking: of two CPUs that take two
-	 * slots for one key, at least one sees the other and gives way.
-	 */
-	__sync_lock_test_and_set(&b->print, c->print);
-#pragma unroll
-	for (j = 0; j < LINE_SLOTS; j++)
-		twice |= j != i && READ_ONCE(line->slot[j].print) == c->print;
-	if (twice) {
-		WRITE_ONCE(b->print, 0);
-		__sync_lock_test_and_set(&b->tat, 0);
-		return VERDICT_AGAIN;
-	}
-	WRITE_ONCE(b->tick, tick(c->now));
-	__sync_lock_test_and_set(&b->tat, owing(c->v, c->cost));
-	return VERDICT_PASS;
-}
+/* The long way to charge: for a key that is not at home or has no slot, and for buckets that others are changing. */
+struct slow {
+	__u64 now;
+	__u64 bytes;
+	__u32 line;
+	__u32 print;
+	struct key key; /* for the rule's own bucket only its id */
+	__u32 ect;
+	enum verdict verdict;
+};
 
 /* 1 if the slot has the fingerprint; the compiler is kept from making a branch of it. */
 static __always_inline __u64 slot_is(const struct bucket *b, __u32 print)
@@ -256,6 +240,13 @@ static __always_inline __u64 slot_is(const struct bucket *b, __u32 print)
 	other--;
 	asm volatile("" : "+r"(other));
 	return other >> 63;
+}
+
+/* How many slots of a line have it. */
+static __always_inline __u64 slots_with(const struct line *line, __u32 print)
+{
+	return slot_is(&line->slot[0], print) + slot_is(&line->slot[1], print) + slot_is(&line->slot[2], print) +
+	       slot_is(&line->slot[3], print);
 }
 
 /* Without branches: which slot it is can not be predicted, and a wrong guess costs more than all of this. */
@@ -270,58 +261,86 @@ static __always_inline struct bucket *find_slot(struct line *line, __u32 print)
 	return &line->slot[(is1 + is2 * 2 + is3 * 3) & (LINE_SLOTS - 1)];
 }
 
-/* The long way: for a key without a slot, and for buckets that another CPU is changing. */
-struct slow {
+/*
+ * Gives a key that has none a slot, if that is still drained. A new bucket is
+ * empty, so its first packet conforms. The line is looked up again, as without
+ * CAP_PERFMON nothing may be added to a pointer that was passed.
+ */
+__noinline enum verdict take_slot(const struct slow *s, __u32 i)
+{
 	const struct rule *rule;
-	const struct key *key;
-	struct own *own;
-	const struct charge *charge;
-	__u32 line;
-	enum verdict verdict;
-};
+	struct line *line;
+	struct bucket *b;
+	struct key *owner;
+	__u32 number, id, slot;
+	__u64 tat;
+
+	if (!s)
+		return VERDICT_UNSURE;
+	/* Copies, as Linux 6.1 takes no other keys here. */
+	number = s->line;
+	id = s->key.id;
+	line = bpf_map_lookup_elem(&table, &number);
+	rule = bpf_map_lookup_elem(&rules, &id);
+	i &= LINE_SLOTS - 1;
+	slot = number * LINE_SLOTS + i;
+	owner = bpf_map_lookup_elem(&keys, &slot);
+	if (!line || !rule || !owner)
+		return VERDICT_UNSURE;
+	/* One at a time: another CPU may be taking a slot of the line for the same key. */
+	if ((READ_ONCE(line->slot[0].tat) | READ_ONCE(line->slot[1].tat) | READ_ONCE(line->slot[2].tat) |
+	     READ_ONCE(line->slot[3].tat)) & TAT_TAKEN)
+		return VERDICT_AGAIN;
+	b = &line->slot[i];
+	tat = READ_ONCE(b->tat);
+	if (tat & TAT_TAKEN || (!is_free(b) && !drained(slot, b, tat, s->now)) ||
+	    __sync_val_compare_and_swap(&b->tat, tat, tat | TAT_TAKEN) != tat)
+		return VERDICT_AGAIN;
+	*owner = s->key;
+	/*
+	 * A full barrier between telling and looking: of two CPUs that take two
+	 * slots for one key, at least one sees the other and gives way.
+	 */
+	__sync_lock_test_and_set(&b->print, s->print);
+	if (slots_with(line, s->print) > 1) {
+		WRITE_ONCE(b->print, 0);
+		__sync_lock_test_and_set(&b->tat, 0);
+		return VERDICT_AGAIN;
+	}
+	WRITE_ONCE(b->tick, tick(s->now));
+	__sync_lock_test_and_set(&b->tat, byte_clock(terms_of(rule), s->now) + (s->bytes << UNIT_BITS));
+	return VERDICT_PASS;
+}
 
 static long try_slot(__u64 i, struct slow *s)
 {
 	struct line *line = bpf_map_lookup_elem(&table, &s->line);
+	const struct rule *rule = bpf_map_lookup_elem(&rules, &s->key.id);
 	struct bucket *b;
 	__u32 spare;
 
 	(void)i;
-	if (!line)
+	if (!line || !rule)
 		return 1;
-	b = find_slot(line, s->charge->print);
+	b = find_slot(line, s->print);
 	if (b) {
-		s->verdict = charge_bucket(s->rule, b, s->charge);
+		s->verdict = charge_bucket(terms_of(rule), b, s->print, s->now, s->bytes, s->ect);
 	} else {
-		spare = spare_slot(s->line, s->charge);
-		s->verdict = spare < LINE_SLOTS ? take_slot(s->line, spare, s->charge, s->key) : VERDICT_UNSURE;
+		spare = spare_slot(s->line, s->print, s->now);
+		s->verdict = spare < LINE_SLOTS ? take_slot(s, spare) : VERDICT_UNSURE;
 	}
 	return s->verdict != VERDICT_AGAIN;
 }
 
 static long try_own(__u64 i, struct slow *s)
 {
+	struct rule *rule = bpf_map_lookup_elem(&rules, &s->key.id);
+
 	(void)i;
-	s->verdict = charge_bucket(s->rule, &s->own->bucket, s->charge);
+	if (!rule)
+		return 1;
+	s->verdict = charge_bucket(terms_of(rule), &rule->own, 0, s->now, s->bytes, s->ect);
 	return s->verdict != VERDICT_AGAIN;
-}
-
-/* Where a key can have no bucket, the rule's spare one is charged. */
-__noinline enum verdict charge_slowly(const struct rule *rule, const struct key *key, struct own *own,
-				      struct charge *c, __u32 line)
-{
-	struct slow s = { .rule = rule, .key = key, .own = own, .charge = c, .line = line, .verdict = VERDICT_AGAIN };
-
-	if (!rule || !own || !c)
-		return VERDICT_UNSURE;
-	if (key) {
-		bpf_loop(TRIES, try_slot, &s, 0);
-		if (s.verdict != VERDICT_UNSURE && s.verdict != VERDICT_AGAIN)
-			return s.verdict;
-	}
-	c->print = 0;
-	bpf_loop(TRIES, try_own, &s, 0);
-	return s.verdict == VERDICT_AGAIN ? VERDICT_UNSURE : s.verdict;
 }
 
 #endif

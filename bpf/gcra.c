@@ -9,21 +9,23 @@
  */
 #include "limit.h"
 
-static __always_inline struct metered meter(const struct rule *rule, __u64 level, __u64 cost)
+/* A packet bigger than the bucket waits for an empty one, then owes all of itself. */
+static __always_inline bool conforms(const struct terms *terms, __u64 level, __u64 cost)
 {
 	/* Times since now: max(TAT, t) is level, and t is 0. */
-	__u64 tat = level + cost;
+	return !level || level + cost <= terms->capacity;
+}
 
-	/* A packet bigger than the bucket waits for an empty one, then owes all of itself. */
-	if (tat <= rule->capacity || !level)
-		return (struct metered){ .level = tat, .conforms = true };
-	return (struct metered){ .level = level };
+static __always_inline __u64 after_excess(const struct terms *terms, __u64 level)
+{
+	(void)terms;
+	return level;
 }
 
 SEC("tc")
 int shapectl_gcra(struct __sk_buff *skb)
 {
-	return limit(skb, ALGORITHM_GCRA);
+	return limit(skb, 0);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -16,15 +16,14 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	GcraMapCounters      = "counters"
 	GcraMapKeys          = "keys"
-	GcraMapLengths       = "lengths"
-	GcraMapOwnBuckets    = "own_buckets"
-	GcraMapPrefixes      = "prefixes"
+	GcraMapPrefixes4     = "prefixes4"
+	GcraMapPrefixes6     = "prefixes6"
 	GcraMapRules         = "rules"
 	GcraMapTable         = "table"
 	GcraProgShapectlGcra = "shapectl_gcra"
 	GcraVarHook          = "hook"
+	GcraVarLengths       = "lengths"
 )
 
 // LoadGcra returns the embedded CollectionSpec for Gcra.
@@ -76,20 +75,19 @@ type GcraProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type GcraMapSpecs struct {
-	Counters   *ebpf.MapSpec `ebpf:"counters"`
-	Keys       *ebpf.MapSpec `ebpf:"keys"`
-	Lengths    *ebpf.MapSpec `ebpf:"lengths"`
-	OwnBuckets *ebpf.MapSpec `ebpf:"own_buckets"`
-	Prefixes   *ebpf.MapSpec `ebpf:"prefixes"`
-	Rules      *ebpf.MapSpec `ebpf:"rules"`
-	Table      *ebpf.MapSpec `ebpf:"table"`
+	Keys      *ebpf.MapSpec `ebpf:"keys"`
+	Prefixes4 *ebpf.MapSpec `ebpf:"prefixes4"`
+	Prefixes6 *ebpf.MapSpec `ebpf:"prefixes6"`
+	Rules     *ebpf.MapSpec `ebpf:"rules"`
+	Table     *ebpf.MapSpec `ebpf:"table"`
 }
 
 // GcraVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type GcraVariableSpecs struct {
-	Hook *ebpf.VariableSpec `ebpf:"hook"`
+	Hook    *ebpf.VariableSpec `ebpf:"hook"`
+	Lengths *ebpf.VariableSpec `ebpf:"lengths"`
 }
 
 // GcraObjects contains all objects after they have been loaded into the kernel.
@@ -112,22 +110,18 @@ func (o *GcraObjects) Close() error {
 //
 // It can be passed to LoadGcraObjects or ebpf.CollectionSpec.LoadAndAssign.
 type GcraMaps struct {
-	Counters   *ebpf.Map `ebpf:"counters"`
-	Keys       *ebpf.Map `ebpf:"keys"`
-	Lengths    *ebpf.Map `ebpf:"lengths"`
-	OwnBuckets *ebpf.Map `ebpf:"own_buckets"`
-	Prefixes   *ebpf.Map `ebpf:"prefixes"`
-	Rules      *ebpf.Map `ebpf:"rules"`
-	Table      *ebpf.Map `ebpf:"table"`
+	Keys      *ebpf.Map `ebpf:"keys"`
+	Prefixes4 *ebpf.Map `ebpf:"prefixes4"`
+	Prefixes6 *ebpf.Map `ebpf:"prefixes6"`
+	Rules     *ebpf.Map `ebpf:"rules"`
+	Table     *ebpf.Map `ebpf:"table"`
 }
 
 func (m *GcraMaps) Close() error {
 	return _GcraClose(
-		m.Counters,
 		m.Keys,
-		m.Lengths,
-		m.OwnBuckets,
-		m.Prefixes,
+		m.Prefixes4,
+		m.Prefixes6,
 		m.Rules,
 		m.Table,
 	)
@@ -137,7 +131,8 @@ func (m *GcraMaps) Close() error {
 //
 // It can be passed to LoadGcraObjects or ebpf.CollectionSpec.LoadAndAssign.
 type GcraVariables struct {
-	Hook *ebpf.Variable `ebpf:"hook"`
+	Hook    *ebpf.Variable `ebpf:"hook"`
+	Lengths *ebpf.Variable `ebpf:"lengths"`
 }
 
 // GcraPrograms contains all programs after they have been loaded into the kernel.

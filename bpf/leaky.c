@@ -9,20 +9,21 @@
  */
 #include "limit.h"
 
-static __always_inline struct metered meter(const struct rule *rule, __u64 level, __u64 cost)
+/* A packet bigger than the bucket waits for an empty one, then owes all of itself. */
+static __always_inline bool conforms(const struct terms *terms, __u64 level, __u64 cost)
 {
-	/* A packet bigger than the bucket waits for an empty one, then owes all of itself. */
-	if (!level || level + cost <= rule->capacity)
-		return (struct metered){ .level = level + cost, .conforms = true };
-	if (rule->flags & RULE_PENALTY && level < rule->penalty)
-		level = rule->penalty;
-	return (struct metered){ .level = level };
+	return !level || level + cost <= terms->capacity;
+}
+
+static __always_inline __u64 after_excess(const struct terms *terms, __u64 level)
+{
+	return terms->flags & RULE_PENALTY && level < terms->penalty ? terms->penalty : level;
 }
 
 SEC("tc")
 int shapectl_leaky(struct __sk_buff *skb)
 {
-	return limit(skb, ALGORITHM_LEAKY);
+	return limit(skb, RULE_LEAKY);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -16,15 +16,14 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	LeakyMapCounters       = "counters"
 	LeakyMapKeys           = "keys"
-	LeakyMapLengths        = "lengths"
-	LeakyMapOwnBuckets     = "own_buckets"
-	LeakyMapPrefixes       = "prefixes"
+	LeakyMapPrefixes4      = "prefixes4"
+	LeakyMapPrefixes6      = "prefixes6"
 	LeakyMapRules          = "rules"
 	LeakyMapTable          = "table"
 	LeakyProgShapectlLeaky = "shapectl_leaky"
 	LeakyVarHook           = "hook"
+	LeakyVarLengths        = "lengths"
 )
 
 // LoadLeaky returns the embedded CollectionSpec for Leaky.
@@ -76,20 +75,19 @@ type LeakyProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type LeakyMapSpecs struct {
-	Counters   *ebpf.MapSpec `ebpf:"counters"`
-	Keys       *ebpf.MapSpec `ebpf:"keys"`
-	Lengths    *ebpf.MapSpec `ebpf:"lengths"`
-	OwnBuckets *ebpf.MapSpec `ebpf:"own_buckets"`
-	Prefixes   *ebpf.MapSpec `ebpf:"prefixes"`
-	Rules      *ebpf.MapSpec `ebpf:"rules"`
-	Table      *ebpf.MapSpec `ebpf:"table"`
+	Keys      *ebpf.MapSpec `ebpf:"keys"`
+	Prefixes4 *ebpf.MapSpec `ebpf:"prefixes4"`
+	Prefixes6 *ebpf.MapSpec `ebpf:"prefixes6"`
+	Rules     *ebpf.MapSpec `ebpf:"rules"`
+	Table     *ebpf.MapSpec `ebpf:"table"`
 }
 
 // LeakyVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type LeakyVariableSpecs struct {
-	Hook *ebpf.VariableSpec `ebpf:"hook"`
+	Hook    *ebpf.VariableSpec `ebpf:"hook"`
+	Lengths *ebpf.VariableSpec `ebpf:"lengths"`
 }
 
 // LeakyObjects contains all objects after they have been loaded into the kernel.
@@ -112,22 +110,18 @@ func (o *LeakyObjects) Close() error {
 //
 // It can be passed to LoadLeakyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type LeakyMaps struct {
-	Counters   *ebpf.Map `ebpf:"counters"`
-	Keys       *ebpf.Map `ebpf:"keys"`
-	Lengths    *ebpf.Map `ebpf:"lengths"`
-	OwnBuckets *ebpf.Map `ebpf:"own_buckets"`
-	Prefixes   *ebpf.Map `ebpf:"prefixes"`
-	Rules      *ebpf.Map `ebpf:"rules"`
-	Table      *ebpf.Map `ebpf:"table"`
+	Keys      *ebpf.Map `ebpf:"keys"`
+	Prefixes4 *ebpf.Map `ebpf:"prefixes4"`
+	Prefixes6 *ebpf.Map `ebpf:"prefixes6"`
+	Rules     *ebpf.Map `ebpf:"rules"`
+	Table     *ebpf.Map `ebpf:"table"`
 }
 
 func (m *LeakyMaps) Close() error {
 	return _LeakyClose(
-		m.Counters,
 		m.Keys,
-		m.Lengths,
-		m.OwnBuckets,
-		m.Prefixes,
+		m.Prefixes4,
+		m.Prefixes6,
 		m.Rules,
 		m.Table,
 	)
@@ -137,7 +131,8 @@ func (m *LeakyMaps) Close() error {
 //
 // It can be passed to LoadLeakyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type LeakyVariables struct {
-	Hook *ebpf.Variable `ebpf:"hook"`
+	Hook    *ebpf.Variable `ebpf:"hook"`
+	Lengths *ebpf.Variable `ebpf:"lengths"`
 }
 
 // LeakyPrograms contains all programs after they have been loaded into the kernel.

@@ -10,66 +10,22 @@
 const volatile struct hook hook;
 
 /* All are written through memory, so their values are page-aligned: lines are cache lines. */
+#define ARRAY(name, struct_name)                          \
+	struct {                                          \
+		__uint(type, BPF_MAP_TYPE_ARRAY);         \
+		__uint(map_flags, BPF_F_MMAPABLE);        \
+		__uint(max_entries, 1);                   \
+		__type(key, __u32);                       \
+		__type(value, struct struct_name);        \
+	} name SEC(".maps")
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct prefixes);
-} prefixes SEC(".maps");
+ARRAY(prefixes4, prefixes4);
+ARRAY(prefixes6, prefixes6);
+ARRAY(rules, rule); /* whose values are as big as the counters of all CPUs make them */
+ARRAY(table, line);
+ARRAY(keys, key); /* that of slot s of line l is at l * LINE_SLOTS + s */
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct lengths);
-} lengths SEC(".maps");
-
-/*
- * Two versions of each rule, at 2 * id and 2 * id + 1: a change is written to
- * the one that is not in force, then own.version is switched, so that a packet
- * reads the old rule or the new one and never a mix.
- */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 2);
-	__type(key, __u32);
-	__type(value, struct rule);
-} rules SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct own);
-} own_buckets SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct line);
-} table SEC(".maps");
-
-/* The key of slot s of line l is at l * LINE_SLOTS + s. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct key);
-} keys SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct counters);
-} counters SEC(".maps");
+/* Of a fixed size, so it needs no lookup. */
+struct lengths lengths SEC(".data.lengths");
 
 #endif

@@ -23,17 +23,28 @@
 #define ND_LAST 137  /* redirect */
 #define ND_HOP_LIMIT 255
 
-struct packet {
-	__u32 src[4];
-	__u32 dst[4];
-	__u32 l3; /* offset of the IP header */
-	__u32 l4; /* offset of what follows it and its extensions */
-	__u8 family;
+/* Where a header has the address that rules go by. */
+#define FAR_OFFSET(header)                                         \
+	(hook.match_src ? __builtin_offsetof(struct header, saddr) \
+			: __builtin_offsetof(struct header, daddr))
+
+/*
+ * What of a packet is IP: the offset of the header, and IS_IPV6. It is all that
+ * is kept of what was parsed. Whatever else is needed is read where it is
+ * needed, which for most packets is nowhere.
+ */
+#define IS_IPV6 (1 << 16)
+
+static __always_inline __u32 l3_of(__u32 ip)
+{
+	return ip & (IS_IPV6 - 1);
+}
+
+/* What follows the IP header and its extensions. */
+struct transport {
+	__u32 l4; /* its offset */
 	__u8 proto;
-	__u8 ecn;
-	__u8 hop_limit; /* of IPv6 */
 	bool headless; /* a later fragment: no transport header follows */
-	bool nd;       /* neighbour discovery, without which IPv6 is mute */
 };
 
 /*
@@ -47,28 +58,19 @@ struct packet {
 		at;                                    \
 	})
 
-static __always_inline const __u32 *far_side(const struct packet *p)
+/* The address that rules go by in a header that is in the packet. */
+static __always_inline const void *far4(const struct iphdr *ip)
 {
 	if (hook.match_src)
-		return AT(p, __builtin_offsetof(struct packet, src));
-	return AT(p, __builtin_offsetof(struct packet, dst));
+		return AT(ip, __builtin_offsetof(struct iphdr, saddr));
+	return AT(ip, __builtin_offsetof(struct iphdr, daddr));
 }
 
-/* Whether it is a packet that can be matched; its header may be in the packet or copied out of it. */
-static __always_inline bool parse_ipv4(const struct iphdr *ip, __u32 l3, struct packet *p)
+static __always_inline const void *far6(const struct ipv6hdr *ip)
 {
-	__u32 header = ip->ihl * 4;
-
-	p->family = 4;
-	p->src[0] = ip->saddr;
-	p->dst[0] = ip->daddr;
-	p->proto = ip->protocol;
-	p->ecn = ip->tos & 3;
-	p->l3 = l3;
-	p->l4 = l3 + header;
-	/* A header that claims to be shorter than it is has addresses, and no more. */
-	p->headless = header < sizeof(*ip) || (ip->frag_off & bpf_htons(IP_OFFSET));
-	return ip->version == 4;
+	if (hook.match_src)
+		return AT(ip, __builtin_offsetof(struct ipv6hdr, saddr));
+	return AT(ip, __builtin_offsetof(struct ipv6hdr, daddr));
 }
 
 static __always_inline bool is_extension(__u8 proto)
@@ -78,56 +80,76 @@ static __always_inline bool is_extension(__u8 proto)
 	       proto == 139 /* HIP, RFC 7401 */ || proto == 140 /* Shim6, RFC 5533 */;
 }
 
+static __always_inline int transport_ipv4(struct __sk_buff *skb, __u32 ip, struct transport *t)
+{
+	struct iphdr h;
+
+	if (bpf_skb_load_bytes(skb, l3_of(ip), &h, sizeof(h)))
+		return -1;
+	t->l4 = l3_of(ip) + h.ihl * 4;
+	t->proto = h.protocol;
+	/* A header that claims to be shorter than it is has addresses, and no more. */
+	t->headless = h.ihl < sizeof(h) / 4 || (h.frag_off & bpf_htons(IP_OFFSET));
+	return 0;
+}
+
 /*
- * Steps over extension headers; what lies beyond the bound is keyed by its
- * addresses and the header it stopped at. Rare, so not inlined: the verifier
+ * Finds what follows the IP header. It steps over extension headers; what lies
+ * beyond the bound is told by the header it stopped at. Not inlined: the verifier
  * looks at it once, not once for each way to it, and the common way is short.
  */
-__noinline int walk_ipv6(struct __sk_buff *skb, struct packet *p)
+__noinline int find_transport(struct __sk_buff *skb, __u32 ip, struct transport *t)
 {
 	__u8 ext[4]; /* next header, length, and of a fragment header its offset */
 	int i;
 
-	if (!p)
-		return 0;
-	for (i = 0; i < IPV6_EXTENSIONS && is_extension(p->proto); i++) {
-		if (bpf_skb_load_bytes(skb, p->l4, ext, sizeof(ext)))
+	if (!t)
+		return -1;
+	if (!(ip & IS_IPV6))
+		return transport_ipv4(skb, ip, t);
+	t->headless = false;
+	t->l4 = l3_of(ip) + sizeof(struct ipv6hdr);
+	if (bpf_skb_load_bytes(skb, l3_of(ip) + __builtin_offsetof(struct ipv6hdr, nexthdr), &t->proto, 1))
+		return -1;
+	for (i = 0; i < IPV6_EXTENSIONS && is_extension(t->proto); i++) {
+		if (bpf_skb_load_bytes(skb, t->l4, ext, sizeof(ext)))
 			break;
-		if (p->proto == IPPROTO_FRAGMENT) {
-			p->l4 += 8;
-			p->headless = ext[2] || ext[3] & 0xf8;
-		} else if (p->proto == IPPROTO_AH) {
-			p->l4 += (ext[1] + 2) * 4; /* RFC 4302, 2.2 */
+		if (t->proto == IPPROTO_FRAGMENT) {
+			t->l4 += 8;
+			t->headless = ext[2] || ext[3] & 0xf8;
+		} else if (t->proto == IPPROTO_AH) {
+			t->l4 += (ext[1] + 2) * 4; /* RFC 4302, 2.2 */
 		} else {
-			p->l4 += (ext[1] + 1) * 8; /* RFC 8200, 4.3 */
+			t->l4 += (ext[1] + 1) * 8; /* RFC 8200, 4.3 */
 		}
-		p->proto = ext[0];
-		if (p->headless)
+		t->proto = ext[0];
+		if (t->headless)
 			return 0;
 	}
-	if (is_extension(p->proto))
-		p->headless = true;
-	/* A node ignores discovery from further away (RFC 4861, 7.1), so nobody can hide behind it. */
-	p->nd = p->proto == IPPROTO_ICMPV6 && !p->headless && p->hop_limit == ND_HOP_LIMIT &&
-		!bpf_skb_load_bytes(skb, p->l4, ext, 1) && ext[0] >= ND_FIRST && ext[0] <= ND_LAST;
+	if (is_extension(t->proto))
+		t->headless = true;
 	return 0;
 }
 
-static __always_inline bool parse_ipv6(struct __sk_buff *skb, const struct ipv6hdr *ip, __u32 l3, struct packet *p)
+/*
+ * Neighbour discovery, without which IPv6 is mute. A node ignores it from
+ * further away (RFC 4861, 7.1), so nobody can hide behind it.
+ */
+__noinline int is_discovery(struct __sk_buff *skb, __u32 ip)
 {
-	p->family = 6;
-	__builtin_memcpy(p->src, &ip->saddr, sizeof(p->src));
-	__builtin_memcpy(p->dst, &ip->daddr, sizeof(p->dst));
-	p->proto = ip->nexthdr;
-	p->hop_limit = ip->hop_limit;
-	p->ecn = ip->flow_lbl[0] >> 4 & 3;
-	p->l3 = l3;
-	p->l4 = l3 + sizeof(*ip);
-	if (ip->version != 6)
+	struct transport t = {};
+	__u8 hops, type;
+
+	if (find_transport(skb, ip, &t) || t.proto != IPPROTO_ICMPV6 || t.headless)
 		return false;
-	if (is_extension(p->proto) || p->proto == IPPROTO_ICMPV6)
-		walk_ipv6(skb, p);
-	return true;
+	return !bpf_skb_load_bytes(skb, l3_of(ip) + __builtin_offsetof(struct ipv6hdr, hop_limit), &hops, 1) &&
+	       hops == ND_HOP_LIMIT && !bpf_skb_load_bytes(skb, t.l4, &type, 1) && type >= ND_FIRST && type <= ND_LAST;
+}
+
+/* Whether there may be more to an IPv6 packet than what it is at first sight. */
+static __always_inline bool maybe_discovery(__u8 proto)
+{
+	return proto != IPPROTO_UDP && proto != IPPROTO_TCP && (proto == IPPROTO_ICMPV6 || is_extension(proto));
 }
 
 static __always_inline bool is_tag(__be16 proto)
@@ -135,62 +157,55 @@ static __always_inline bool is_tag(__be16 proto)
 	return proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD);
 }
 
-/* The long way: behind VLAN tags, or where headers lie outside the linear part. It copies what it reads. */
-__noinline int parse_slowly(struct __sk_buff *skb, struct packet *p)
+/*
+ * Where the IP packet is behind VLAN tags, or where headers lie outside the
+ * linear part; negative if there is none. It copies what it reads.
+ */
+__noinline int find_ip(struct __sk_buff *skb)
 {
-	__u32 l3 = hook.l2_bytes;
 	__be16 proto = skb->protocol;
-	union {
-		struct iphdr v4;
-		struct ipv6hdr v6;
-	} ip = {};
+	__u32 l3 = hook.l2_bytes;
+	__u8 version, last;
 
-	if (!p)
-		return false;
-	if (hook.l2_bytes && bpf_skb_load_bytes(skb, ETH_HLEN - sizeof(proto), &proto, sizeof(proto)))
-		return false;
+	if (l3 && bpf_skb_load_bytes(skb, ETH_HLEN - sizeof(proto), &proto, sizeof(proto)))
+		return -1;
 	/* Not a loop: without CAP_PERFMON the verifier follows it past its end. */
-	if (hook.l2_bytes && is_tag(proto)) {
+	if (l3 && is_tag(proto)) {
 		l3 += VLAN_BYTES;
 		if (bpf_skb_load_bytes(skb, l3 - sizeof(proto), &proto, sizeof(proto)))
-			return false;
+			return -1;
 		if (is_tag(proto)) {
 			l3 += VLAN_BYTES;
 			if (bpf_skb_load_bytes(skb, l3 - sizeof(proto), &proto, sizeof(proto)))
-				return false;
+				return -1;
 		}
 	}
-	if (proto == bpf_htons(ETH_P_IP))
-		return !bpf_skb_load_bytes(skb, l3, &ip.v4, sizeof(ip.v4)) && parse_ipv4(&ip.v4, l3, p);
-	if (proto == bpf_htons(ETH_P_IPV6))
-		return !bpf_skb_load_bytes(skb, l3, &ip.v6, sizeof(ip.v6)) && parse_ipv6(skb, &ip.v6, l3, p);
-	return false;
+	if (bpf_skb_load_bytes(skb, l3, &version, sizeof(version)))
+		return -1;
+	version >>= 4;
+	/* Is the whole header there? */
+	if (proto == bpf_htons(ETH_P_IP) && version == 4 &&
+	    !bpf_skb_load_bytes(skb, l3 + sizeof(struct iphdr) - 1, &last, sizeof(last)))
+		return l3;
+	if (proto == bpf_htons(ETH_P_IPV6) && version == 6 &&
+	    !bpf_skb_load_bytes(skb, l3 + sizeof(struct ipv6hdr) - 1, &last, sizeof(last)))
+		return l3 | IS_IPV6;
+	return -1;
 }
 
-/* False if it is not IP, or nothing that could be matched: not ours. */
-static __always_inline bool parse_packet(struct __sk_buff *skb, struct packet *p)
+/* In network order; of IPv4 the first four bytes. */
+struct address {
+	__u64 word[2];
+};
+
+/* The address that rules go by; negative if the packet ends before. */
+__noinline int far_address(struct __sk_buff *skb, __u32 ip, struct address *far)
 {
-	void *data = (void *)(long)skb->data, *data_end = (void *)(long)skb->data_end, *ip;
-	__be16 proto;
-
-	if (hook.l2_bytes) {
-		struct ethhdr *eth = data;
-
-		if ((void *)(eth + 1) > data_end)
-			return parse_slowly(skb, p);
-		proto = eth->h_proto;
-		ip = AT(data, ETH_HLEN);
-	} else {
-		proto = skb->protocol;
-		ip = AT(data, 0);
-	}
-	if (proto == bpf_htons(ETH_P_IP) && ip + sizeof(struct iphdr) <= data_end)
-		return parse_ipv4(ip, hook.l2_bytes, p);
-	if (proto == bpf_htons(ETH_P_IPV6) && ip + sizeof(struct ipv6hdr) <= data_end)
-		return parse_ipv6(skb, ip, hook.l2_bytes, p);
-	if (proto == bpf_htons(ETH_P_IP) || proto == bpf_htons(ETH_P_IPV6) || is_tag(proto))
-		return parse_slowly(skb, p);
-	return false;
+	if (!far)
+		return -1;
+	if (ip & IS_IPV6)
+		return bpf_skb_load_bytes(skb, l3_of(ip) + FAR_OFFSET(ipv6hdr), far, 16);
+	return bpf_skb_load_bytes(skb, l3_of(ip) + FAR_OFFSET(iphdr), far, 4);
 }
 
 static __always_inline bool has_ports(__u8 proto)
@@ -200,16 +215,19 @@ static __always_inline bool has_ports(__u8 proto)
 }
 
 /* Bytes in front of a segment's payload: each segment on the wire repeats them. */
-static __always_inline __u32 segment_header(struct __sk_buff *skb, const struct packet *p)
+static __always_inline __u32 segment_header(struct __sk_buff *skb, __u32 ip)
 {
+	struct transport t = {};
 	__u8 offset;
 
-	if (p->headless)
-		return p->l4;
-	if (p->proto == IPPROTO_TCP &&
-	    !bpf_skb_load_bytes(skb, p->l4 + 12 /* data offset, RFC 9293 3.1 */, &offset, sizeof(offset)))
-		return p->l4 + (offset >> 4) * 4;
-	return p->proto == IPPROTO_UDP ? p->l4 + 8 : p->l4;
+	if (find_transport(skb, ip, &t))
+		return l3_of(ip);
+	if (t.headless)
+		return t.l4;
+	if (t.proto == IPPROTO_TCP &&
+	    !bpf_skb_load_bytes(skb, t.l4 + 12 /* data offset, RFC 9293 3.1 */, &offset, sizeof(offset)))
+		return t.l4 + (offset >> 4) * 4;
+	return t.proto == IPPROTO_UDP ? t.l4 + 8 : t.l4;
 }
 
 /*
@@ -219,15 +237,13 @@ static __always_inline __u32 segment_header(struct __sk_buff *skb, const struct 
  * back, and to 6.18 without the headers of the segments that GRO merged, so
  * they are counted here.
  */
-__noinline __u64 framed_bytes(struct __sk_buff *skb, const struct packet *p, __s32 overhead, __u32 mpu)
+__noinline __u64 framed_bytes(struct __sk_buff *skb, __u32 ip, __s32 overhead, __u32 mpu)
 {
 	__u32 size = skb->gso_size, len = skb->len;
 	__u64 bytes = len, segments = 1, header = 0, full, last;
 
-	if (!p)
-		return bytes;
 	if (size) {
-		header = segment_header(skb, p);
+		header = segment_header(skb, ip);
 		if (header < len)
 			segments = (len - header + size - 1) / size;
 		if (hook.ingress) {
@@ -252,34 +268,50 @@ __noinline __u64 framed_bytes(struct __sk_buff *skb, const struct packet *p, __s
 	return bytes < 1 << PACKET_BITS ? bytes : (1 << PACKET_BITS) - 1;
 }
 
-static __always_inline __u64 wire_bytes(struct __sk_buff *skb, const struct packet *p, __s32 overhead, __u32 mpu)
+static __always_inline __u64 wire_bytes(struct __sk_buff *skb, __u32 ip, const struct terms *terms, __u32 flags)
 {
-	if (skb->gso_size || skb->vlan_present || overhead || mpu)
-		return framed_bytes(skb, p, overhead, mpu);
-	return skb->len;
+	if (flags & RULE_FRAMING)
+		return framed_bytes(skb, ip, terms->overhead, terms->mpu);
+	if (skb->gso_size)
+		return framed_bytes(skb, ip, 0, 0);
+	return skb->vlan_present ? skb->len + VLAN_BYTES : skb->len;
 }
 
-/* Congestion experienced, RFC 3168; 0 or an error. Only for packets that are ECN-capable. */
-__noinline long mark_ce(struct __sk_buff *skb, const struct packet *p)
+/* The byte with the ECN bits, RFC 3168: the low ones of IPv4's, and those above the middle of IPv6's. */
+static __always_inline int load_tos(struct __sk_buff *skb, __u32 ip, __u8 *tos)
+{
+	return bpf_skb_load_bytes(skb, l3_of(ip) + 1, tos, sizeof(*tos));
+}
+
+__noinline int ecn_of(struct __sk_buff *skb, __u32 ip)
 {
 	__u8 tos;
-	long err;
 
-	if (!p || p->ecn == 3)
+	if (load_tos(skb, ip, &tos))
 		return 0;
-	err = bpf_skb_load_bytes(skb, p->l3 + 1, &tos, sizeof(tos));
+	return (ip & IS_IPV6 ? tos >> 4 : tos) & 3;
+}
+
+/* Congestion experienced; 0 or an error. Only for packets that are ECN-capable. */
+__noinline int mark_ce(struct __sk_buff *skb, __u32 ip)
+{
+	__u32 l3 = l3_of(ip);
+	__u8 tos;
+	int err;
+
+	err = load_tos(skb, ip, &tos);
 	if (err)
 		return err;
-	if (p->family == 6) {
+	if (ip & IS_IPV6) {
 		tos |= 0x30;
-		return bpf_skb_store_bytes(skb, p->l3 + 1, &tos, sizeof(tos), BPF_F_RECOMPUTE_CSUM);
+		return bpf_skb_store_bytes(skb, l3 + 1, &tos, sizeof(tos), BPF_F_RECOMPUTE_CSUM);
 	}
-	err = bpf_l3_csum_replace(skb, p->l3 + __builtin_offsetof(struct iphdr, check), bpf_htons(tos),
+	err = bpf_l3_csum_replace(skb, l3 + __builtin_offsetof(struct iphdr, check), bpf_htons(tos),
 				  bpf_htons(tos | 3), sizeof(__u16));
 	if (err)
 		return err;
 	tos |= 3;
-	return bpf_skb_store_bytes(skb, p->l3 + 1, &tos, sizeof(tos), 0);
+	return bpf_skb_store_bytes(skb, l3 + 1, &tos, sizeof(tos), 0);
 }
 
 #endif

@@ -2,6 +2,7 @@ package bpf_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -714,7 +716,7 @@ func TestUnsure(t *testing.T) {
 			counted maps.Counters
 		}{
 			policy.Open:   {next, maps.Counters{PassedPackets: 1, PassedBytes: size, UnsurePackets: 1}},
-			policy.Closed: {drop, maps.Counters{DroppedPackets: 1, DroppedBytes: size, UnsurePackets: 1}},
+			policy.Closed: {drop, maps.Counters{ExcessPackets: 1, ExcessBytes: size, DroppedPackets: 1, DroppedBytes: size, UnsurePackets: 1}},
 		} {
 			for _, each := range sharings {
 				t.Run(fmt.Sprintf("%v/%v/%v", algorithm, fail, policy.Each{Kind: each}), func(t *testing.T) {
@@ -723,10 +725,9 @@ func TestUnsure(t *testing.T) {
 					rule.Fail, rule.Each.Kind = fail, each
 					e := r.put(rule, 0)
 					// As if another CPU were at it and never came to an end.
-					own := bpf.AbiOwn{Bucket: bpf.AbiBucket{Tat: 1<<40 | 1}}
-					if err := r.set.Replacements()[bpf.GcraMapOwnBuckets].Put(uint32(0), own); err != nil {
-						t.Fatal(err)
-					}
+					kept := r.firstRule()
+					binary.NativeEndian.PutUint64(kept, 1<<40|1)
+					testenv.Must(t, r.set.Replacements()[bpf.GcraMapRules].Put(uint32(0), kept))
 					var line bpf.AbiLine
 					line.Slot[1].Tat = 1
 					if err := r.set.Replacements()[bpf.GcraMapTable].Put(uint32(0), line); err != nil {
@@ -778,5 +779,30 @@ func TestSpareBucket(t *testing.T) {
 		r.want(p, to(30), meta{now: now}, next, pass)
 		r.want(p, to(30), meta{now: now}, next, pass)
 		r.want(p, to(30), meta{now: now}, drop, excess)
+	}
+}
+
+// A key keeps its slot until no CPU's clock says any more that it owes something:
+// clocks differ by less than a millisecond.
+func TestSlotIsKeptForSlowClocks(t *testing.T) {
+	for _, algorithm := range algorithms {
+		r := newRig(t, maps.Size{Rules: 1, Buckets: 4}, egress())
+		rule := policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: 8_000_000, Capacity: 2000, Algorithm: algorithm, Each: policy.Each{Kind: policy.EachHost}}
+		e := r.put(rule, 0)
+		p := r.program(algorithm)
+		pass, excess := map[uint32]maps.Counters{e.ID: passed(2000)}, map[uint32]maps.Counters{e.ID: dropped(2000)}
+		now := uint64(1e9)
+		for host := range 4 {
+			r.want(p, toHost(host, 2000), meta{now: now}, next, pass)
+		}
+		now += 2000 * 1000 // drained by this CPU's clock
+		r.want(p, toHost(10, 2000), meta{now: now}, next, pass)
+		for host := range 4 {
+			r.want(p, toHost(host, 2000), meta{now: now - 1_000_000}, drop, excess)
+		}
+		if got := r.set.OwnLevel(e, now) >> 20; got != 2000 {
+			t.Errorf("%v: the spare bucket owes %d bytes, want 2000 of the fifth host", algorithm, got)
+		}
+		r.want(p, toHost(11, 2000), meta{now: now + 1_100_000}, next, pass)
 	}
 }

@@ -2,8 +2,8 @@
 /*
  * From an address to its rule: the longest prefix. Policies use few prefix
  * lengths, so each length in use is looked up in turn, longest first, in a hash
- * table of whole cache lines. A trie would visit a node for each bit in which
- * prefixes differ.
+ * table of whole cache lines, one for each family. A trie would visit a node for
+ * each bit in which prefixes differ.
  */
 #ifndef SHAPECTL_PREFIX_H
 #define SHAPECTL_PREFIX_H
@@ -14,155 +14,178 @@
 /* Fibonacci hashing (Knuth, 6.4): the upper half of the product depends on every bit. */
 #define FIBONACCI 0x9e3779b97f4a7c15ULL
 
-static __always_inline __u32 hash_prefix(const __u32 addr[4], __u32 length)
+static __always_inline __u32 line4_of(__u64 key)
 {
-	__u64 h = (addr[0] + length) * FIBONACCI;
-
-	if (length < LENGTH_IPV4) {
-		h = ((h >> 32) + addr[1]) * FIBONACCI;
-		h = ((h >> 32) + addr[2]) * FIBONACCI;
-		h = ((h >> 32) + addr[3]) * FIBONACCI;
-	}
-	return h >> 32;
+	return key * FIBONACCI >> 32 & hook.prefixes4_mask;
 }
 
-/* What is looked for: the leading bits of an address. */
-struct target {
-	__u32 addr[4];
-	__u32 length; /* as in struct prefixes */
-	__u32 line;
-};
-
-static __always_inline void aim(struct target *t, const struct packet *p, const struct length *by)
+static __always_inline __u32 line6_of(__u64 addr0, __u64 addr1, __u64 length)
 {
-	const __u32 *addr = far_side(p);
+	__u64 h = (addr0 + length) * FIBONACCI;
 
-	t->addr[0] = addr[0] & by->mask[0];
-	t->addr[1] = addr[1] & by->mask[1];
-	t->addr[2] = addr[2] & by->mask[2];
-	t->addr[3] = addr[3] & by->mask[3];
-	t->length = by->length;
-	t->line = hash_prefix(t->addr, t->length) & hook.prefix_mask;
-}
-
-/* All ones if nothing differs, else 0; the compiler is kept from making a branch of it. */
-static __always_inline __u32 if_same(__u64 different)
-{
-	different--;
-	asm volatile("" : "+r"(different));
-	return (__s64)different >> 63;
-}
-
-/* The id of the rule plus one, or 0. No branches: each would double the ways that the verifier has to look at. */
-static __always_inline __u32 in_line(const struct prefixes *line, const struct target *t)
-{
-	__u32 id = 0, i;
-
-#pragma unroll
-	for (i = 0; i < LINE_PREFIXES; i++) {
-		const __u32 *a = line->addr[i];
-
-		id |= READ_ONCE(line->id[i]) &
-		      if_same((a[0] ^ t->addr[0]) | (a[1] ^ t->addr[1]) | (a[2] ^ t->addr[2]) |
-			      (a[3] ^ t->addr[3]) | (line->length[i] ^ t->length));
-	}
-	return id;
+	h = (h ^ h >> 32) + addr1;
+	return h * FIBONACCI >> 32 & hook.prefixes6_mask;
 }
 
 /*
- * The list of prefix lengths that a packet is to go by. No branch here either:
- * without CAP_PERFMON, what is added to a map's pointer must have one range on
- * all ways there.
- */
-static __always_inline __u32 list_of(const struct lengths *use, const struct packet *p)
-{
-	__u32 ipv6 = p->family >> 1 & 1; /* of 4 and 6 */
-	__u32 list = (READ_ONCE(use->version) & 1) << 1 | ipv6;
-
-	/* The verifier of Linux 6.1 loses the range of an or, and the compiler would drop the mask. */
-	asm volatile("" : "+r"(list));
-	return list & 3;
-}
-
-/*
- * The long way. Loops are bpf_loop's, as without CAP_PERFMON the verifier would
- * go through each time around, and past the last.
+ * The long way to a prefix that is not in the first place of its line: all
+ * places, and the lines after it. A loop is bpf_loop's, as without CAP_PERFMON
+ * the verifier would go through each time around, and past the last.
  */
 struct search {
-	const struct packet *packet;
-	struct target target;
-	__u32 first; /* place of the longest prefix length in the lists */
+	__u64 key[2];
+	__u32 length;
+	__u32 line; /* to look into next */
+	__u32 id;   /* what was found: the id of the rule plus one */
+};
+
+static long search_line4(__u64 n, struct search *s)
+{
+	const struct prefixes4 *line = bpf_map_lookup_elem(&prefixes4, &s->line);
+	__u32 i;
+
+	(void)n;
+	if (!line)
+		return 1;
+#pragma unroll
+	for (i = 0; i < LINE_PREFIXES4; i++)
+		if (line->key[i] == s->key[0] && line->id[i]) {
+			s->id = READ_ONCE(line->id[i]);
+			return 1;
+		}
+	s->line = (s->line + 1) & hook.prefixes4_mask;
+	return line->used <= LINE_PREFIXES4;
+}
+
+__noinline __u32 search4(__u64 key)
+{
+	struct search s = { .key = { key }, .line = line4_of(key) };
+
+	bpf_loop(SPILL_LINES, search_line4, &s, 0);
+	return s.id;
+}
+
+static long search_line6(__u64 n, struct search *s)
+{
+	const struct prefixes6 *line = bpf_map_lookup_elem(&prefixes6, &s->line);
+	__u32 i;
+
+	(void)n;
+	if (!line)
+		return 1;
+#pragma unroll
+	for (i = 0; i < LINE_PREFIXES6; i++)
+		if (line->addr[i][0] == s->key[0] && line->addr[i][1] == s->key[1] && line->length[i] == s->length &&
+		    line->id[i]) {
+			s->id = READ_ONCE(line->id[i]);
+			return 1;
+		}
+	s->line = (s->line + 1) & hook.prefixes6_mask;
+	return line->used <= LINE_PREFIXES6;
+}
+
+__noinline __u32 search6(__u64 addr0, __u64 addr1, __u32 length)
+{
+	struct search s = { .key = { addr0, addr1 }, .length = length, .line = line6_of(addr0, addr1, length) };
+
+	bpf_loop(SPILL_LINES, search_line6, &s, 0);
+	return s.id;
+}
+
+/*
+ * The id plus one of the rule that an address has by one prefix length, or 0. A
+ * prefix is never in a later place while the first one has its key: a new one
+ * goes into the first that is free.
+ */
+static __always_inline __u32 match4_by(__u64 length, __u32 addr)
+{
+	__u64 key = length & (addr | ~0ULL << 32);
+	const struct prefixes4 *line;
+	__u32 number = line4_of(key);
+
+	line = bpf_map_lookup_elem(&prefixes4, &number);
+	if (!line)
+		return 0;
+	if (line->key[0] == key)
+		return line->id[0];
+	return line->used > 1 ? search4(key) : 0;
+}
+
+static __always_inline __u32 match6_by(const struct length6 *by, __u64 addr0, __u64 addr1)
+{
+	const struct prefixes6 *line;
+	__u64 length = by->length;
+	__u32 number;
+
+	addr0 &= by->mask[0];
+	addr1 &= by->mask[1];
+	number = line6_of(addr0, addr1, length);
+	line = bpf_map_lookup_elem(&prefixes6, &number);
+	if (!line)
+		return 0;
+	if (line->addr[0][0] == addr0 && line->addr[0][1] == addr1 && line->length[0] == length)
+		return line->id[0];
+	return line->used > 1 ? search6(addr0, addr1, length) : 0;
+}
+
+/* The lengths in use from one on. */
+struct rest {
+	__u64 addr[2];
+	__u32 use; /* the version of the lengths */
+	__u32 from;
 	__u32 id;
 };
 
-/* One line of those that a prefix may have spilled into. */
-static long search_line(__u64 i, struct search *s)
+static long match_next4(__u64 i, struct rest *r)
 {
-	const struct prefixes *line = bpf_map_lookup_elem(&prefixes, &s->target.line);
-
-	(void)i;
-	if (!line)
-		return 1;
-	s->id = in_line(line, &s->target);
-	s->target.line = (s->target.line + 1) & hook.prefix_mask;
-	return s->id || !line->spill;
+	r->id = match4_by(lengths.use[r->use & 1].list4[(r->from + i) & (LENGTHS4 - 1)], r->addr[0]);
+	return r->id != 0;
 }
 
-/* The id of the rule plus one, or 0, by the prefix length at one place in the lists. */
-__noinline __u32 match_length(const struct packet *p, __u32 place)
+__noinline __u32 match4_from(__u32 addr, __u32 use, __u32 from)
 {
-	struct search s = { .packet = p };
-	const struct lengths *use;
-	__u32 zero = 0;
+	struct rest r = { .addr = { addr }, .use = use, .from = from };
 
-	if (!p)
-		return 0;
-	use = bpf_map_lookup_elem(&lengths, &zero);
-	if (!use)
-		return 0;
-	aim(&s.target, p, &use->list[place & (4 * LENGTHS_LIST - 1)]);
-	bpf_loop(SPILL_LINES, search_line, &s, 0);
-	return s.id;
+	bpf_loop((lengths.use[use & 1].count4 - from) & (LENGTHS4 - 1), match_next4, &r, 0);
+	return r.id;
 }
 
-static long search_length(__u64 i, struct search *s)
+static long match_next6(__u64 i, struct rest *r)
 {
-	s->id = match_length(s->packet, s->first + i);
-	return s->id != 0;
+	r->id = match6_by(&lengths.use[r->use & 1].list6[(r->from + i) & (LENGTHS6 - 1)], r->addr[0], r->addr[1]);
+	return r->id != 0;
 }
 
-/* The same by so many prefix lengths from a place on. */
-__noinline __u32 match_lengths(const struct packet *p, __u32 first, __u32 count)
+__noinline __u32 match6_from(__u64 addr0, __u64 addr1, __u32 use, __u32 from)
 {
-	struct search s = { .packet = p, .first = first };
+	struct rest r = { .addr = { addr0, addr1 }, .use = use, .from = from };
 
-	if (!p)
-		return 0;
-	bpf_loop(count & (LENGTHS_LIST - 1), search_length, &s, 0);
-	return s.id;
+	bpf_loop((lengths.use[use & 1].count6 - from) & (LENGTHS6 - 1), match_next6, &r, 0);
+	return r.id;
 }
 
-/* The id of the rule that decides, plus one, or 0: the longest length at once, the rest only if need be. */
-static __always_inline __u32 match(const struct packet *p)
+/*
+ * The id of the rule that decides, plus one, or 0. The longest length of IPv4 is
+ * at hand in one word, which saves the version; while it changes, that is none.
+ */
+static __always_inline __u32 match4(__u32 addr)
 {
-	const struct prefixes *line;
-	const struct lengths *use;
-	__u32 zero = 0, list, id, count;
-	struct target t;
+	__u64 first = READ_ONCE(lengths.first4);
+	__u32 id = match4_by(first, addr), use, from;
 
-	use = bpf_map_lookup_elem(&lengths, &zero);
-	if (!use)
-		return 0;
-	list = list_of(use, p);
-	aim(&t, p, &use->list[list * LENGTHS_LIST]);
-	line = bpf_map_lookup_elem(&prefixes, &t.line);
-	if (!line)
-		return 0;
-	id = in_line(line, &t);
-	count = use->count[list];
-	if (!id && (count > 1 || line->spill))
-		id = match_lengths(p, list * LENGTHS_LIST, count);
-	return id;
+	if (id)
+		return id;
+	use = READ_ONCE(lengths.version) & 1;
+	from = lengths.use[use].list4[0] == first;
+	return lengths.use[use].count4 > from ? match4_from(addr, use, from) : 0;
+}
+
+static __always_inline __u32 match6(__u64 addr0, __u64 addr1)
+{
+	__u32 use = READ_ONCE(lengths.version) & 1;
+	__u32 id = match6_by(&lengths.use[use].list6[0], addr0, addr1);
+
+	return id || lengths.use[use].count6 <= 1 ? id : match6_from(addr0, addr1, use, 1);
 }
 
 #endif

@@ -52,12 +52,17 @@ shift $((OPTIND - 1))
 image=$("$here/kernel.sh" "$kernel") || exit 125
 
 tmp=$(mktemp -d)
-qemu=
+qemu='' answered=''
 # shellcheck disable=SC2317 # it is called by a trap
 finish() {
 	local status=$?
+	[[ $answered || $status == 0 || $status -ge 124 ]] || status=125
 	trap '' HUP INT PIPE TERM
-	[[ ! $qemu ]] || kill -KILL "$qemu" 2>/dev/null || true
+	set +e
+	if [[ $qemu ]]; then
+		kill "$qemu"
+		wait "$qemu"
+	fi 2>/dev/null
 	rm -rf "$tmp"
 	exit "$status"
 }
@@ -207,10 +212,12 @@ END
 chmod 755 "$root/init"
 
 (cd "$root" && find . | cpio --quiet -o -H newc -R 0:0) >"$tmp/initrd" || die "could not make the guest's files: is the disk full?"
-rm -rf "$root"
+# Open but nameless, it goes with this script, however that ends; so does the machine.
+exec 7<"$tmp/initrd"
+rm -rf "$root" "$tmp/initrd"
 
-timeout -k 5 "$seconds" qemu-system-x86_64 -accel tcg "${accel[@]}" -cpu Haswell-noTSX,-pcid,-invpcid,-x2apic,-tsc-deadline,-cx16 -smp "$cpus" -m "$mib" \
-	-display none -monitor none -nic none -no-reboot -kernel "$image/vmlinuz" -initrd "$tmp/initrd" \
+setpriv --pdeathsig TERM timeout -k 5 "$seconds" qemu-system-x86_64 -accel tcg "${accel[@]}" -cpu Haswell-noTSX,-pcid,-invpcid,-x2apic,-tsc-deadline,-cx16 -smp "$cpus" -m "$mib" \
+	-display none -monitor none -nic none -no-reboot -kernel "$image/vmlinuz" -initrd /dev/fd/7 \
 	-append 'console=ttyS0 quiet panic=-1 oops=panic' \
 	-serial "file:$tmp/console" -serial stdio -serial "file:$tmp/status" </dev/null > >(cat) 2>"$tmp/qemu" &
 qemu=$!
@@ -219,7 +226,10 @@ wait "$qemu" || ended=$?
 qemu=
 wait # for cat
 read -r _ status <"$tmp/status" 2>/dev/null || status=
-[[ $status ]] && exit "$status"
+if [[ $status ]]; then
+	answered=yes
+	exit "$status"
+fi
 tail -n 60 "$tmp/console" "$tmp/qemu" >&2
 ((ended == 124)) && echo "${0##*/}: Linux ${library##*/} did not end in $seconds s" >&2 && exit 124
 die "Linux ${library##*/} died; see above for what it said"

@@ -30,7 +30,7 @@ fi
 
 home=~ # also where HOME is not set
 cache=${SHAPECTL_CACHE:-${XDG_CACHE_HOME:-$home/.cache}/shapectl}/kernels/$kernel
-mkdir -p "$cache"
+mkdir -p "$cache" || die "there is no place to keep kernels in: set SHAPECTL_CACHE to a folder that can be written to"
 cache=$(cd "$cache" && pwd)
 
 # Whoever holds the lock may write. What an interrupted one left goes.
@@ -86,6 +86,9 @@ configure_apt() {
 			ShortDescription "Packages";
 			Description "\$(RELEASE)/\$(COMPONENT) \$(ARCHITECTURE) Packages";
 		};
+		Acquire::AllowInsecureRepositories "false";
+		Acquire::AllowWeakRepositories "false";
+		APT::Get::AllowUnauthenticated "false";
 		Acquire::Retries "2";
 		Acquire::http::Timeout "30";
 		Acquire::Languages "none";
@@ -131,7 +134,7 @@ download() {
 	(cd "$new/debs" && apt get --quiet=2 download "${packages[@]}" >>"$new/log") || return 1
 	debs=("$new/debs"/*.deb)
 	for file in "${debs[@]}"; do
-		dpkg-deb -x "$file" "$new/unpacked" || return 1
+		dpkg-deb -x "$file" "$new/unpacked" 2>>"$new/log" || return 1
 	done
 	# /lib may be a name of /usr/lib, or be a folder.
 	mkdir "$1/lib"
@@ -154,22 +157,29 @@ update() {
 	# shellcheck disable=SC2016
 	mapfile -t entries < <(apt-get indextargets --format '$(SOURCESENTRY)' 'Created-By: Packages' | sed 's/:[0-9]*$//' | sort -u)
 	complaint="apt knows no mirror: /etc/apt/sources.list names none"
+	# Lists, packages and what is in them, at the same time.
+	if (($(df -k --output=avail "$cache" | tail -n 1) < 300000)); then
+		complaint="a kernel needs 300 MB of disk to unpack, and $cache has less"
+		return 1
+	fi
 	for uri in "${uris[@]}"; do
 		rm -rf "$new"
 		configure_apt "$uri" || exit 1
 		apt get --quiet=2 update >>"$new/log" || true # it matters what came of it
-		complaint="the mirror has no kernel for virtual machines in $suites; apt says: $(grep '^[EW]:' "$new/log" | tail -3)"
+		complaint="there is no kernel to be had from the suites $suites of the mirror: $(grep -m 1 '^[EW]:' "$new/log" || true)"
 		find_packages || continue
+		grep '^W: GPG error' "$new/log" >&2 || true # of one suite of two
 		if [[ $kernel != newest && $version != "$kernel".* ]]; then
 			complaint="Linux $kernel is not in $suites any more, but $version is"
 			continue
 		fi
 		[[ $version == "$(readlink "$cache/current")" ]] && intact "$cache/current" && return
 		if ! download "$new/tree"; then
-			complaint="could not download and unpack Linux $version: $(tail -3 "$new/log")"
+			complaint="could not download and unpack Linux $version: $(tail -n 1 "$new/log")"
 			return 1
 		fi
 		rm -rf "${cache:?}/$version"
+		[[ -L $cache/current ]] || rm -rf "$cache/current"
 		mv "$new/tree" "$cache/$version"
 		ln -s "$version" "$new/current"
 		mv -T "$new/current" "$cache/current"

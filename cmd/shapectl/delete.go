@@ -47,10 +47,7 @@ func (e *env) delete(want filterRules) error {
 		if !ok {
 			return noRule(want)
 		}
-		deleted, err := describe(h, entry)
-		if err != nil {
-			return err
-		}
+		deleted := describe(h, entry)
 		if _, err := n.Delete(h, entry.Rule); err != nil {
 			return err
 		}
@@ -137,11 +134,7 @@ func flushDirection(n *loader.Namespace, name string, d policy.Direction) (gone 
 	}
 	defer h.Close()
 	for _, entry := range h.Set.Rules() {
-		r, err := describe(h, entry)
-		if err != nil {
-			return nil, false, err
-		}
-		gone = append(gone, r)
+		gone = append(gone, describe(h, entry))
 	}
 	return gone, true, n.Flush(h)
 }

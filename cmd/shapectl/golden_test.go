@@ -185,14 +185,6 @@ func (r *rig) state() (all []byte) {
 	slices.Sort(names)
 	for _, name := range names {
 		m := h.Set.Replacements()[name]
-		if name == "counters" { // one value for each CPU, which can not be mapped
-			for _, e := range h.Set.Rules() {
-				c, err := h.Set.Counters(e.ID)
-				testenv.Must(r.t, err)
-				all = fmt.Appendf(all, "%+v", c)
-			}
-			continue
-		}
 		size := int(m.ValueSize()) * int(m.MaxEntries())
 		memory, err := unix.Mmap(m.FD(), 0, size, unix.PROT_READ, unix.MAP_SHARED)
 		if err != nil { // the settings, which are frozen and never change

@@ -11,6 +11,6 @@ import (
 var version = "dev"
 
 func main() {
-	e := &env{out: os.Stdout, err: os.Stderr, getenv: os.Getenv}
+	e := &env{in: os.Stdin, out: os.Stdout, err: os.Stderr, getenv: os.Getenv}
 	os.Exit(e.run(os.Args[1:]))
 }

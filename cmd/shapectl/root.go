@@ -29,6 +29,7 @@ const (
 
 // env is what commands have of the world.
 type env struct {
+	in       io.Reader
 	out, err io.Writer
 	getenv   func(string) string
 
@@ -94,7 +95,8 @@ func exitCode(err error) int {
 }
 
 func isMissing(err error) bool {
-	return errors.Is(err, fs.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, loader.ErrNoTCX)
+	return errors.Is(err, fs.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, loader.ErrNoTCX) ||
+		errors.Is(err, loader.ErrPerfmon) || errors.Is(err, loader.ErrNoClsact)
 }
 
 func (e *env) command() *cobra.Command {
@@ -148,7 +150,7 @@ way only; SHAPECTL_BPFFS is the bpffs in which to pin, if not ` + loader.Default
 		},
 	})
 	root.AddCommand(e.setCommand(), e.deleteCommand(), e.flushCommand(), e.showCommand(), e.askCommand(),
-		e.doctorCommand(), e.versionCommand(), e.completionCommand())
+		e.replayCommand(), e.doctorCommand(), e.versionCommand(), e.completionCommand())
 	return root
 }
 
@@ -227,6 +229,10 @@ func (e *env) advise(err error) error {
 		return fmt.Errorf("%w; flush them there first", err)
 	case errors.Is(err, loader.ErrNoTCX):
 		return fmt.Errorf("%w; leave SHAPECTL_HOOK unset to attach by clsact", err)
+	case errors.Is(err, loader.ErrNoClsact):
+		return fmt.Errorf("%w; load the module sch_ingress, or use a kernel with tcx (6.6)", err)
+	case errors.Is(err, loader.ErrPerfmon):
+		return fmt.Errorf("%w; run as root, or give it CAP_PERFMON", err)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%w; run as root, or with CAP_BPF and CAP_NET_ADMIN and a bpffs that you may write to", err)
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV):

@@ -111,10 +111,7 @@ func findRules(n *loader.Namespace, want filterRules) ([]report.Rule, error) {
 			if want.prefix != nil && entry.Prefix != *want.prefix {
 				continue
 			}
-			r, err := describe(h, entry)
-			if err != nil {
-				return nil, err
-			}
+			r := describe(h, entry)
 			if want.buckets {
 				r.Buckets = []report.Bucket{}
 				for b := range h.Set.Buckets(entry, maps.Now()) {
@@ -149,13 +146,9 @@ func (want filterRules) hooks(n *loader.Namespace) ([]*loader.Hook, error) {
 	return hooks, errors.Join(unread...)
 }
 
-func describe(h *loader.Hook, entry maps.Entry) (report.Rule, error) {
-	counters, err := h.Set.Counters(entry.ID)
-	if err != nil {
-		return report.Rule{}, err
-	}
+func describe(h *loader.Hook, entry maps.Entry) report.Rule {
 	level := model.Bytes(h.Set.OwnLevel(entry, maps.Now()))
-	return report.NewRule(place(h), entry.Rule, counters, level), nil
+	return report.NewRule(place(h), entry.Rule, h.Set.Counters(entry.ID), level)
 }
 
 func place(h *loader.Hook) report.Place {

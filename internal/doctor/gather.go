@@ -102,11 +102,7 @@ func side(h *loader.Hook) (Side, error) {
 		return s, err
 	}
 	for _, e := range h.Set.Rules() {
-		counters, err := h.Set.Counters(e.ID)
-		if err != nil {
-			return s, err
-		}
-		l.Rules = append(l.Rules, Rule{Rule: e.Rule, Counters: counters})
+		l.Rules = append(l.Rules, Rule{Rule: e.Rule, Counters: h.Set.Counters(e.ID)})
 	}
 	s.Limits = l
 	return s, nil

@@ -92,9 +92,9 @@ func (m *Meter) Continue(old Meter, now uint64) {
 	m.Base = old.Clock(now) - m.Clock(now)
 }
 
-// A Bucket is the state that a packet changes.
+// A Bucket is the state that a packet changes. The zero Bucket was never charged.
 type Bucket struct {
-	TAT  uint64 // units on the meter's clock; 0 where never charged
+	TAT  uint64 // units on the meter's clock
 	Tick uint32 // when it was last charged
 }
 
@@ -104,7 +104,7 @@ func Tick(now uint64) uint32 { return uint32(now >> TickBits) }
 // Level is what the bucket owes at now (ns), in units.
 func (m Meter) Level(b Bucket, now uint64) uint64 {
 	level := b.TAT - m.Clock(now)
-	if int64(level) <= 0 || b.TAT == 0 || Tick(now)+1-b.Tick > m.Idle {
+	if int64(level) <= 0 || b == (Bucket{}) || Tick(now)+1-b.Tick > m.Idle {
 		return 0
 	}
 	return level
@@ -161,15 +161,20 @@ func (m Meter) Offer(b *Bucket, now, n uint64, ect bool) Verdict {
 			return Excess
 		}
 	}
-	*b = m.Owing(owed, now)
+	*b = m.charged(owed, now)
 	return verdict
 }
 
-// Owing is a bucket that owes so many units at now (ns).
+// Owing is a bucket that is made to owe so many units at now (ns).
 func (m Meter) Owing(units, now uint64) Bucket {
-	tat := m.Clock(now) + units
-	if tat == 0 && units > 0 {
-		tat = 2 // 0 would say that it was never charged
+	if units == 0 {
+		// Also if the clock of another CPU, which is behind, charges it next.
+		const longAgo = 1 << 61 // in units; what the clock advances until that wraps takes longer than Idle
+		return Bucket{TAT: m.Clock(now) - longAgo, Tick: Tick(now)}
 	}
-	return Bucket{TAT: tat, Tick: Tick(now)}
+	return m.charged(units, now)
+}
+
+func (m Meter) charged(level, now uint64) Bucket {
+	return Bucket{TAT: m.Clock(now) + level, Tick: Tick(now)}
 }

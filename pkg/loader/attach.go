@@ -16,6 +16,9 @@ import (
 // ErrNoTCX means that tcx was asked for and the kernel, older than 6.6, has none.
 var ErrNoTCX = errors.New("this kernel has no tcx (Linux 6.6 does)")
 
+// ErrNoClsact means that neither tcx nor the qdisc that stands in for it is there.
+var ErrNoClsact = errors.New("this kernel has neither tcx nor a clsact qdisc")
+
 type filter = *netlink.BpfFilter
 
 func tcxType(d policy.Direction) ebpf.AttachType {
@@ -35,7 +38,8 @@ func clsactParent(d policy.Direction) uint32 {
 // tcxPrograms are the programs on a device's tcx hook, first to last.
 func tcxPrograms(index int, d policy.Direction) ([]ebpf.ProgramID, error) {
 	result, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: tcxType(d)})
-	if errors.Is(err, unix.ENOENT) {
+	// ENOENT before the first program of a device; EINVAL where the kernel has no tcx.
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) && !HasTCX() {
 		return nil, nil
 	}
 	if err != nil {
@@ -146,6 +150,9 @@ func ensureClsact(l netlink.Link, d policy.Direction) error {
 	err = netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_CLSACT, Handle: netlink.MakeHandle(0xffff, 0),
 	}})
+	if errors.Is(err, unix.ENOENT) {
+		return ErrNoClsact
+	}
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add a clsact qdisc: %w", err)
 	}

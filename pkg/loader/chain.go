@@ -1,10 +1,13 @@
 package loader
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -73,8 +76,8 @@ func programName(id ebpf.ProgramID) string {
 	return info.Name
 }
 
-// HasTCX reports whether the kernel has tcx, by attaching nothing to nothing.
+// HasTCX reports whether the kernel has tcx, by asking for programs of a device that there may or may not be.
 func HasTCX() bool {
-	_, err := tcxPrograms(1, policy.Egress)
-	return err == nil
+	_, err := link.QueryPrograms(link.QueryOptions{Target: 1, Attach: tcxType(policy.Egress)})
+	return err == nil || errors.Is(err, unix.ENOENT)
 }

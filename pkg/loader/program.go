@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -21,6 +22,11 @@ var programs = map[policy.Algorithm]struct {
 	policy.Leaky: {bpf.LoadLeaky, bpf.LeakyProgShapectlLeaky},
 }
 
+// ErrPerfmon means that the kernel's verifier refused a program of a process that lacks CAP_PERFMON, of
+// which it demands more: that nothing be read past a limit even in branches that are not taken. Before
+// Linux 6.17 it refuses what it could also have made safe by itself.
+var ErrPerfmon = errors.New("this kernel's verifier wants CAP_PERFMON, too")
+
 // Load loads the program of an algorithm onto a set of maps.
 func Load(algorithm policy.Algorithm, set *maps.Set) (*ebpf.Program, error) {
 	p := programs[algorithm]
@@ -29,12 +35,15 @@ func Load(algorithm policy.Algorithm, set *maps.Set) (*ebpf.Program, error) {
 		return nil, fmt.Errorf("read the built-in program %s: %w", p.name, err)
 	}
 	for name, m := range set.Replacements() {
-		spec.Maps[name].MaxEntries = m.MaxEntries()
+		spec.Maps[name].MaxEntries, spec.Maps[name].ValueSize = m.MaxEntries(), m.ValueSize()
 	}
 	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: set.Replacements()})
 	if err != nil {
 		var refused *ebpf.VerifierError
 		if errors.As(err, &refused) {
+			if have, _ := Capabilities(); have&(1<<unix.CAP_PERFMON|1<<unix.CAP_SYS_ADMIN) == 0 {
+				return nil, fmt.Errorf("load %s: %w: %w", p.name, ErrPerfmon, err)
+			}
 			return nil, fmt.Errorf("load %s: the kernel's verifier refused it: %w", p.name, err)
 		}
 		return nil, fmt.Errorf("load %s: %w", p.name, err)

@@ -101,10 +101,10 @@ func load(b *bpf.AbiBucket) model.Bucket {
 // in units: 0 where there is none yet.
 func (s *Set) Level(e Entry, match policy.Match, flow Flow, now uint64) (units uint64) {
 	rule := s.current(e.ID)
-	if rule.Each == uint8(bpf.AbiEachEACH_ALL) {
-		return meter(rule).Level(load(&s.own[e.ID].Bucket), now)
+	if e.Each.Kind == policy.EachAll {
+		return meter(rule).Level(load(&s.rule(e.ID).Own), now)
 	}
-	key := makeKey(rule, match, flow)
+	key := makeKey(e.ID, e.Each, match, flow)
 	line, print := s.place(key, rule.Salt)
 	for i := range lineSlots {
 		slot := &s.lines[line].Slot[i]
@@ -138,16 +138,19 @@ func (s *Set) Meter(e Entry) model.Meter { return meter(s.current(e.ID)) }
 // OwnLevel is what a rule's own bucket owes, in units: everybody's, or with
 // --each that of packets for whose sharer there was no room.
 func (s *Set) OwnLevel(e Entry, now uint64) uint64 {
-	return meter(s.current(e.ID)).Level(load(&s.own[e.ID].Bucket), now)
+	return meter(s.current(e.ID)).Level(load(&s.rule(e.ID).Own), now)
 }
 
 // slots are all slots of hosts, subnets and flows of one rule that are in use.
 func (s *Set) slots(id uint32) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 	return func(yield func(*bpf.AbiBucket, *bpf.AbiKey) bool) {
+		if (s.version(id, 0).Flags|s.version(id, 1).Flags)&ruleEach == 0 {
+			return
+		}
 		for i := range s.lines {
 			for j := range lineSlots {
 				slot, key := &s.lines[i].Slot[j], &s.keys[i*int(lineSlots)+int(j)]
-				if tat := atomic.LoadUint64(&slot.Tat); tat == 0 || tat&taken != 0 || atomic.LoadUint32(&key.Id) != id {
+				if atomic.LoadUint32(&slot.Print) == 0 || atomic.LoadUint64(&slot.Tat)&taken != 0 || atomic.LoadUint32(&key.Id) != id {
 					continue
 				}
 				if !yield(slot, key) {
@@ -171,10 +174,11 @@ func (s *Set) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
 				continue
 			}
 			b := Bucket{LevelBytes: model.Bytes(level)}
-			if rule.Each == uint8(bpf.AbiEachEACH_FLOW) {
+			if e.Each.Kind == policy.EachFlow {
 				b.Flow = Flow{address(k.Src, k.Family), address(k.Dst, k.Family), k.Proto, networkPort(k.Sport), networkPort(k.Dport)}
 			} else {
-				b.Subnet = netip.PrefixFrom(address(k.Src, k.Family), int(rule.EachBits))
+				far := address(k.Src, k.Family)
+				b.Subnet = netip.PrefixFrom(far, eachBits(e.Each, far))
 			}
 			if !yield(b) {
 				return
@@ -204,7 +208,7 @@ func (s *Set) rewrite(id uint32, change func(model.Bucket) (next model.Bucket, w
 		for {
 			before := load(b)
 			next, wanted := change(before)
-			if !wanted || before.TAT == 0 || before.TAT&taken != 0 {
+			if !wanted || before.TAT&taken != 0 {
 				return
 			}
 			atomic.StoreUint32(&b.Tick, next.Tick)
@@ -213,7 +217,7 @@ func (s *Set) rewrite(id uint32, change func(model.Bucket) (next model.Bucket, w
 			}
 		}
 	}
-	one(&s.own[id].Bucket)
+	one(&s.rule(id).Own)
 	for slot := range s.slots(id) {
 		one(slot)
 	}

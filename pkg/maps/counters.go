@@ -1,44 +1,31 @@
 package maps
 
-import (
-	"fmt"
+import "sync/atomic"
 
-	"github.com/cilium/ebpf"
-
-	"github.com/shapectl/shapectl/bpf"
-)
-
-// Counters of one rule, summed over CPUs, since it was set: passed and dropped
+// Counters of one rule, summed over CPUs, since it was set. Passed and dropped
 // together are all that matched; excess did not conform, whatever became of it.
-type Counters = bpf.AbiCounters
-
-// Counters reads those of the rule with that id.
-func (s *Set) Counters(id uint32) (Counters, error) {
-	var cpus []Counters
-	if err := s.maps[bpf.GcraMapCounters].Lookup(id, &cpus); err != nil {
-		return Counters{}, fmt.Errorf("read the counters: %w", err)
-	}
-	var sum Counters
-	for _, c := range cpus {
-		sum.PassedPackets += c.PassedPackets
-		sum.PassedBytes += c.PassedBytes
-		sum.ExcessPackets += c.ExcessPackets
-		sum.ExcessBytes += c.ExcessBytes
-		sum.DroppedPackets += c.DroppedPackets
-		sum.DroppedBytes += c.DroppedBytes
-		sum.MarkedPackets += c.MarkedPackets
-		sum.UnsurePackets += c.UnsurePackets
-	}
-	return sum, nil
+type Counters struct {
+	PassedPackets, PassedBytes   uint64
+	ExcessPackets, ExcessBytes   uint64
+	DroppedPackets, DroppedBytes uint64
+	MarkedPackets                uint64
+	UnsurePackets                uint64
 }
 
-func (s *Set) resetCounters(id uint32) error {
-	cpus, err := ebpf.PossibleCPU()
-	if err != nil {
-		return fmt.Errorf("count the CPUs: %w", err)
+// Counters are those of the rule with that id.
+func (s *Set) Counters(id uint32) (sum Counters) {
+	for i := range s.countersOf(id) {
+		c := &s.countersOf(id)[i]
+		sum.PassedPackets += atomic.LoadUint64(&c.PassedPackets)
+		sum.PassedBytes += atomic.LoadUint64(&c.PassedBytes)
+		sum.DroppedPackets += atomic.LoadUint64(&c.DroppedPackets)
+		sum.DroppedBytes += atomic.LoadUint64(&c.DroppedBytes)
+		sum.ExcessPackets += atomic.LoadUint64(&c.SparedPackets)
+		sum.ExcessBytes += atomic.LoadUint64(&c.SparedBytes)
+		sum.MarkedPackets += atomic.LoadUint64(&c.MarkedPackets)
+		sum.UnsurePackets += atomic.LoadUint64(&c.UnsurePackets)
 	}
-	if err := s.maps[bpf.GcraMapCounters].Update(id, make([]Counters, cpus), ebpf.UpdateAny); err != nil {
-		return fmt.Errorf("reset the counters: %w", err)
-	}
-	return nil
+	sum.ExcessPackets += sum.DroppedPackets
+	sum.ExcessBytes += sum.DroppedBytes
+	return sum
 }

@@ -9,12 +9,12 @@ import (
 )
 
 // makeKey says whose bucket a packet is charged to, as make_key in bpf/limit.h does.
-func makeKey(r *bpf.AbiRule, match policy.Match, f Flow) bpf.AbiKey {
-	key := bpf.AbiKey{Id: r.Id, Family: 6}
+func makeKey(id uint32, each policy.Each, match policy.Match, f Flow) bpf.AbiKey {
+	key := bpf.AbiKey{Id: id, Family: 6}
 	if f.Src.Is4() || f.Dst.Is4() {
 		key.Family = 4
 	}
-	if r.Each == uint8(bpf.AbiEachEACH_FLOW) {
+	if each.Kind == policy.EachFlow {
 		key.Src, key.Dst, key.Proto = words(f.Src), words(f.Dst), f.Proto
 		key.Sport, key.Dport = networkPort(f.SrcPort), networkPort(f.DstPort)
 		return key
@@ -23,8 +23,16 @@ func makeKey(r *bpf.AbiRule, match policy.Match, f Flow) bpf.AbiKey {
 	if match == policy.MatchSrc {
 		far = f.Src
 	}
-	key.Src = words(netip.PrefixFrom(far, int(r.EachBits)).Masked().Addr())
+	key.Src = words(netip.PrefixFrom(far, eachBits(each, far)).Masked().Addr())
 	return key
+}
+
+// eachBits is how long the prefix is that those have in common who share a bucket.
+func eachBits(each policy.Each, far netip.Addr) int {
+	if each.Kind == policy.EachHost {
+		return far.BitLen()
+	}
+	return int(each.Bits)
 }
 
 // networkPort turns a port into the number that its two bytes in network order
@@ -40,14 +48,12 @@ func networkPort(p uint16) uint16 {
 func (s *Set) place(k bpf.AbiKey, salt uint32) (line, print uint32) {
 	secret := &s.hook.Secret
 	nh := func(i int, a, b uint32) uint64 { return uint64(a+secret[2*i]) * uint64(b+secret[2*i+1]) }
-	h := nh(0, k.Src[0], k.Dst[0]) + nh(1, uint32(k.Sport)<<16|uint32(k.Dport), salt^uint32(k.Proto))
+	h := nh(0, k.Src[0], k.Dst[0]) + nh(1, uint32(k.Dport)<<16|uint32(k.Sport), salt^uint32(k.Proto))
 	if k.Family == 6 {
 		h += nh(2, k.Src[1], k.Dst[1]) + nh(3, k.Src[2], k.Dst[2]) + nh(4, k.Src[3], k.Dst[3])
 	}
-	h ^= h >> 33
-	h *= 0xff51afd7ed558ccd
-	h ^= h >> 33
+	h ^= h >> 32
 	h *= 0xc4ceb9fe1a85ec53
-	h ^= h >> 33
+	h ^= h >> 32
 	return uint32(h) & s.hook.LineMask, uint32(h>>32) | 1
 }

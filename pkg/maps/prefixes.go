@@ -7,16 +7,16 @@ import (
 	"net/netip"
 	"slices"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/shapectl/shapectl/bpf"
 )
 
 const (
-	spillLines  = uint32(bpf.AbiLayoutSPILL_LINES)
-	lengthIPv4  = uint8(bpf.AbiLayoutLENGTH_IPV4)
-	noLength    = 255 // that no prefix has
-	lengthsList = uint32(bpf.AbiLayoutLENGTHS_LIST)
-	fibonacci   = 0x9e3779b97f4a7c15 // FIBONACCI of bpf/prefix.h
+	spillLines = uint32(bpf.AbiLayoutSPILL_LINES)
+	lengthIPv4 = 129                // lengths of IPv4 are counted on from those of IPv6
+	noLength   = 255                // that no prefix has
+	fibonacci  = 0x9e3779b97f4a7c15 // FIBONACCI of bpf/prefix.h
 )
 
 // words is an address as the programs hold it: in network order, whatever the machine's.
@@ -40,42 +40,118 @@ func address(w [4]uint32, family uint8) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// stored is a prefix as its table holds it.
-func stored(p netip.Prefix) (addr [4]uint32, length uint8) {
-	length = uint8(p.Bits())
+// stored is a prefix as a table has it: in network order, and with a length of
+// its own for each length of either family.
+func stored(p netip.Prefix) (addr [2]uint64, length int) {
+	w := words(p.Addr())
 	if p.Addr().Is4() {
-		length += lengthIPv4
+		return [2]uint64{uint64(w[0])}, lengthIPv4 + p.Bits()
 	}
-	return words(p.Addr()), length
+	return pairs(w), p.Bits()
 }
 
-// hashPrefix is hash_prefix of bpf/prefix.h.
-func hashPrefix(addr [4]uint32, length uint8) uint32 {
-	h := uint64(addr[0]+uint32(length)) * fibonacci
-	if length < lengthIPv4 {
-		for _, w := range addr[1:] {
-			h = (h>>32 + uint64(w)) * fibonacci
+// pairs are the words of an address two by two.
+func pairs(w [4]uint32) [2]uint64 { return *(*[2]uint64)(unsafe.Pointer(&w)) }
+
+// tag is what tells lengths of IPv4 apart in a key.
+func tag(length int) uint64 { return uint64(length) << 32 }
+
+// A prefixLine is a line of one of the two tables. It holds prefixes in a few places.
+type prefixLine interface {
+	ids() []uint32 // of the rules, plus one; 0 for a place that is free
+	prefix(place int) netip.Prefix
+	put(place int, p netip.Prefix)
+	used() int // places that were ever filled, or more than there are
+	use(places int)
+}
+
+type line4 struct{ *bpf.AbiPrefixes4 }
+
+func (l line4) ids() []uint32 { return l.Id[:] }
+
+func (l line4) prefix(place int) netip.Prefix {
+	key := l.Key[place]
+	return netip.PrefixFrom(address([4]uint32{uint32(key)}, 4), int(key>>32))
+}
+
+func (l line4) put(place int, p netip.Prefix) {
+	addr, _ := stored(p)
+	l.Key[place] = addr[0] | tag(p.Bits())
+}
+
+func (l line4) used() int      { return int(atomic.LoadUint32(&l.Used)) }
+func (l line4) use(places int) { atomic.StoreUint32(&l.Used, uint32(places)) }
+
+type line6 struct{ *bpf.AbiPrefixes6 }
+
+func (l line6) ids() []uint32 { return l.Id[:] }
+
+func (l line6) prefix(place int) netip.Prefix {
+	return netip.PrefixFrom(netip.AddrFrom16(*(*[16]byte)(unsafe.Pointer(&l.Addr[place]))), int(l.Length[place]))
+}
+
+func (l line6) put(place int, p netip.Prefix) {
+	l.Addr[place], _ = stored(p)
+	l.Length[place] = uint8(p.Bits())
+}
+
+func (l line6) used() int      { return int(l.Used) }
+func (l line6) use(places int) { l.Used = uint8(places) }
+
+// lines are all lines of both tables.
+func (s *Set) allLines() iter.Seq[prefixLine] {
+	return func(yield func(prefixLine) bool) {
+		for i := range s.prefixes4 {
+			if !yield(line4{&s.prefixes4[i]}) {
+				return
+			}
+		}
+		for i := range s.prefixes6 {
+			if !yield(line6{&s.prefixes6[i]}) {
+				return
+			}
 		}
 	}
-	return uint32(h >> 32)
 }
 
-// prefixAt is what place i of a line holds, and its rule's id plus one: 0 where it is free.
-func prefixAt(line *bpf.AbiPrefixes, i int) (netip.Prefix, uint32) {
-	id := atomic.LoadUint32(&line.Id[i])
-	if line.Length[i] >= lengthIPv4 {
-		return netip.PrefixFrom(address(line.Addr[i], 4), int(line.Length[i]-lengthIPv4)), id
+// linesOf are the lines that may hold a prefix, in the order in which packets look.
+func (s *Set) linesOf(p netip.Prefix) iter.Seq[prefixLine] {
+	addr, _ := stored(p)
+	if p.Addr().Is4() {
+		// line4_of of bpf/prefix.h.
+		number := uint32((addr[0] | tag(p.Bits())) * fibonacci >> 32)
+		return func(yield func(prefixLine) bool) {
+			for n := range spillLines {
+				if !yield(line4{&s.prefixes4[(number+n)&s.hook.Prefixes4Mask]}) {
+					return
+				}
+			}
+		}
 	}
-	return netip.PrefixFrom(address(line.Addr[i], 6), int(line.Length[i])), id
+	// line6_of.
+	h := (addr[0] + uint64(p.Bits())) * fibonacci
+	number := uint32(((h ^ h>>32) + addr[1]) * fibonacci >> 32)
+	return func(yield func(prefixLine) bool) {
+		for n := range spillLines {
+			if !yield(line6{&s.prefixes6[(number+n)&s.hook.Prefixes6Mask]}) {
+				return
+			}
+		}
+	}
 }
 
 // allPrefixes are the prefixes in force with the ids of their rules, in no
 // order: those that packets find, so none of a length that they do not look for.
 func (s *Set) allPrefixes() iter.Seq2[netip.Prefix, uint32] {
 	return func(yield func(netip.Prefix, uint32) bool) {
-		for l := range s.prefixes {
-			for i := range s.prefixes[l].Id {
-				if p, id := prefixAt(&s.prefixes[l], i); id != 0 && s.looksFor(p) && !yield(p, id-1) {
+		looksFor := s.lookedFor()
+		for line := range s.allLines() {
+			for place, id := range line.ids()[:min(line.used(), len(line.ids()))] {
+				if id == 0 {
+					continue
+				}
+				p := line.prefix(place)
+				if _, length := stored(p); looksFor[length] && !yield(p, id-1) {
 					return
 				}
 			}
@@ -83,46 +159,35 @@ func (s *Set) allPrefixes() iter.Seq2[netip.Prefix, uint32] {
 	}
 }
 
-// looksFor reports whether packets look for prefixes of that length.
-func (s *Set) looksFor(p netip.Prefix) bool {
-	_, length := stored(p)
+// lengthSet says of each prefix length, as stored gives it, whether it is in use.
+type lengthSet [lengthIPv4 + 33]bool
+
+// lookedFor are the lengths that packets look for.
+func (s *Set) lookedFor() (used lengthSet) {
 	l := &s.lengths[0]
-	return slices.ContainsFunc(listed(l, atomic.LoadUint32(&l.Version)&1, p.Addr().Is6()), func(in bpf.AbiLength) bool {
-		return in.Length == uint32(length)
-	})
-}
-
-// linesOf are the lines that may hold a prefix, in the order in which packets look.
-func (s *Set) linesOf(p netip.Prefix) iter.Seq[*bpf.AbiPrefixes] {
-	number := hashPrefix(stored(p))
-	return func(yield func(*bpf.AbiPrefixes) bool) {
-		for n := range spillLines {
-			if !yield(&s.prefixes[(number+n)&s.hook.PrefixMask]) {
-				return
-			}
-		}
+	use := &l.Use[atomic.LoadUint32(&l.Version)&1]
+	for _, by := range use.List4[:use.Count4] {
+		used[lengthIPv4+by>>32] = true
 	}
-}
-
-func firsts[A, B any](pairs iter.Seq2[A, B]) iter.Seq[A] {
-	return func(yield func(A) bool) {
-		for a := range pairs {
-			if !yield(a) {
-				return
-			}
-		}
+	for _, by := range use.List6[:use.Count6] {
+		used[by.Length] = true
 	}
+	return used
 }
 
 // findPrefix is the place of the id of a prefix; nil where it is not in force.
 func (s *Set) findPrefix(p netip.Prefix) *uint32 {
 	for line := range s.linesOf(p) {
-		for i := range line.Id {
-			if found, id := prefixAt(line, i); id != 0 && found == p && s.looksFor(p) {
-				return &line.Id[i]
+		ids := line.ids()
+		for place := range ids {
+			if ids[place] != 0 && line.prefix(place) == p {
+				if _, length := stored(p); !s.lookedFor()[length] {
+					return nil
+				}
+				return &ids[place]
 			}
 		}
-		if line.Spill == 0 {
+		if line.used() <= len(ids) {
 			break
 		}
 	}
@@ -131,67 +196,62 @@ func (s *Set) findPrefix(p netip.Prefix) *uint32 {
 
 // addPrefix brings a prefix into force. The error wraps ErrFull where its lines are full.
 func (s *Set) addPrefix(p netip.Prefix, id uint32) error {
-	s.useLengths(func(yield func(netip.Prefix) bool) {
-		firsts(s.allPrefixes())(yield)
-		yield(p)
-	})
+	c := s.gather()
 	for line := range s.linesOf(p) {
-		for i := range line.Id {
-			if atomic.LoadUint32(&line.Id[i]) != 0 {
-				continue
-			}
-			if line.Length[i] != 0 || line.Addr[i] != [4]uint32{} {
-				waitForPackets() // which may have seen the prefix that was here before
-			}
-			line.Addr[i], line.Length[i] = stored(p)
-			atomic.StoreUint32(&line.Id[i], id+1)
-			return nil
+		ids := line.ids()
+		place := slices.Index(ids, 0)
+		if place < 0 {
+			line.use(len(ids) + 1)
+			continue
 		}
-		line.Spill = 1
+		if place < line.used() {
+			s.waitSince(s.lengths[0].Removed) // packets may have seen the prefix that was here before
+		}
+		_, length := stored(p)
+		if c.lengths[length]++; c.lengths[length] == 1 {
+			s.useLengths()
+		}
+		line.put(place, p)
+		line.use(max(line.used(), place+1))
+		atomic.StoreUint32(&ids[place], id+1)
+		return nil
 	}
 	return fmt.Errorf("add prefix %s: %w", p, ErrFull)
 }
 
-// useLengths makes packets look for prefixes of just these lengths.
-func (s *Set) useLengths(all iter.Seq[netip.Prefix]) {
-	var used [lengthIPv4 + 33]bool
-	for p := range all {
-		_, length := stored(p)
-		used[length] = true
+// useLengths makes packets look for prefixes of just the lengths that there are.
+func (s *Set) useLengths() {
+	var want lengthSet
+	for length, n := range s.gather().lengths {
+		want[length] = n > 0
 	}
 	l := &s.lengths[0]
-	now := atomic.LoadUint32(&l.Version) & 1
-	next := now ^ 1
-	var want [2][]bpf.AbiLength
-	for length, in := range slices.Backward(used[:]) {
-		switch {
-		case in && length >= int(lengthIPv4):
-			want[0] = append(want[0], bpf.AbiLength{Mask: mask(length - int(lengthIPv4)), Length: uint32(length)})
-		case in:
-			want[1] = append(want[1], bpf.AbiLength{Mask: mask(length), Length: uint32(length)})
-		}
-	}
-	if slices.Equal(want[0], listed(l, now, false)) && slices.Equal(want[1], listed(l, now, true)) {
+	if want == s.lookedFor() && l.First4 == l.Use[l.Version&1].List4[0] {
 		return
 	}
-	waitForPackets() // which may still go by the version before the one in force
-	for ipv6, lengths := range want {
-		list := 2*next + uint32(ipv6)
-		l.Count[list] = uint32(len(lengths))
-		room := l.List[list*lengthsList:][:lengthsList]
-		room[0].Length = noLength // which is looked for before they are counted
-		copy(room, lengths)
+	s.waitSince(l.Retired) // packets may still go by the version before the one in force
+	version := atomic.LoadUint32(&l.Version)&1 ^ 1
+	use := &l.Use[version]
+	use.Count4, use.Count6 = 0, 0
+	// The first of a list is looked for before it is counted.
+	use.List4[0] = tag(noLength)
+	use.List6[0] = bpf.AbiLength6{Length: noLength}
+	for length, in := range slices.Backward(want[:]) {
+		switch {
+		case in && length >= lengthIPv4:
+			bits := length - lengthIPv4
+			use.List4[use.Count4] = uint64(mask(bits)[0]) | tag(bits)
+			use.Count4++
+		case in:
+			use.List6[use.Count6] = bpf.AbiLength6{Mask: pairs(mask(length)), Length: uint64(length)}
+			use.Count6++
+		}
 	}
-	atomic.StoreUint32(&l.Version, next)
-}
-
-// listed are the lengths of one family in a version.
-func listed(l *bpf.AbiLengths, version uint32, ipv6 bool) []bpf.AbiLength {
-	list := 2 * version
-	if ipv6 {
-		list++
-	}
-	return l.List[list*lengthsList:][:l.Count[list]]
+	l.Retired = l.Epoch
+	// The switch decides; for as long as there is no first one, packets go by the list.
+	atomic.StoreUint64(&l.First4, tag(noLength))
+	atomic.StoreUint32(&l.Version, version)
+	atomic.StoreUint64(&l.First4, use.List4[0])
 }
 
 // mask is a prefix length as a mask for words.

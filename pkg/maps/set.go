@@ -31,13 +31,16 @@ type Size struct {
 const Layout = uint32(bpf.AbiLayoutLAYOUT_VERSION)
 
 const (
-	hookMap   = ".rodata"
-	lineSlots = uint32(bpf.AbiLayoutLINE_SLOTS)
+	hookMap    = ".rodata"
+	lengthsMap = ".data.lengths"
+	lineSlots  = uint32(bpf.AbiLayoutLINE_SLOTS)
 )
 
-var names = []string{
-	bpf.GcraMapPrefixes, bpf.GcraMapLengths, bpf.GcraMapRules, bpf.GcraMapOwnBuckets,
-	bpf.GcraMapTable, bpf.GcraMapKeys, bpf.GcraMapCounters, hookMap,
+// pinned are all maps of a set, each with the name of its pin: bpffs keeps names with a dot for itself.
+var pinned = map[string]string{
+	bpf.GcraMapPrefixes4: "prefixes4", bpf.GcraMapPrefixes6: "prefixes6", lengthsMap: "lengths",
+	bpf.GcraMapRules: "rules", bpf.GcraMapTable: "table", bpf.GcraMapKeys: "keys",
+	hookMap: "hook",
 }
 
 // A Set is the maps of one hook.
@@ -46,12 +49,14 @@ type Set struct {
 	hook bpf.AbiHook
 
 	// The arrays as the programs see them.
-	prefixes []bpf.AbiPrefixes
-	lengths  []bpf.AbiLengths
-	rules    []bpf.AbiRule
-	own      []bpf.AbiOwn
-	lines    []bpf.AbiLine
-	keys     []bpf.AbiKey
+	prefixes4 []bpf.AbiPrefixes4
+	prefixes6 []bpf.AbiPrefixes6
+	lengths   []bpf.AbiLengths
+	lines     []bpf.AbiLine
+	keys      []bpf.AbiKey
+	rules     []byte // see rule
+
+	changes *changes
 
 	mapped [][]byte
 }
@@ -78,24 +83,32 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Set, er
 	if err != nil {
 		return nil, fmt.Errorf("read the built-in programs: %w", err)
 	}
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return nil, fmt.Errorf("count the CPUs: %w", err)
+	}
 	lines := powerOfTwo((size.Buckets + lineSlots - 1) / lineSlots)
-	prefixLines := powerOfTwo(size.Rules)
-	hook.LineMask, hook.PrefixMask = lines-1, prefixLines-1
+	// Half as many lines as prefixes, and as many, leave half of the places free.
+	lines4, lines6 := powerOfTwo((size.Rules+1)/2), powerOfTwo(size.Rules)
+	hook.LineMask, hook.Prefixes4Mask, hook.Prefixes6Mask = lines-1, lines4-1, lines6-1
+	hook.CpuMask = powerOfTwo(uint32(cpus)) - 1
 	hook.Layout = Layout
 	for name, entries := range map[string]uint32{
-		bpf.GcraMapPrefixes:   prefixLines,
-		bpf.GcraMapRules:      2 * size.Rules,
-		bpf.GcraMapOwnBuckets: size.Rules,
-		bpf.GcraMapCounters:   size.Rules,
-		bpf.GcraMapTable:      lines,
-		bpf.GcraMapKeys:       lines * lineSlots,
+		bpf.GcraMapPrefixes4: lines4,
+		bpf.GcraMapPrefixes6: lines6,
+		bpf.GcraMapRules:     size.Rules,
+		bpf.GcraMapTable:     lines,
+		bpf.GcraMapKeys:      lines * lineSlots,
 	} {
 		spec.Maps[name].MaxEntries = entries
 	}
+	spec.Maps[bpf.GcraMapRules].ValueSize = ruleSize(hook)
+	spec.Maps[bpf.GcraMapRules].Value = nil         // whose size is that without counters
 	spec.Maps[hookMap].Flags |= unix.BPF_F_MMAPABLE // as it is when a collection makes it
 	spec.Maps[hookMap].Contents = []ebpf.MapKV{{Key: uint32(0), Value: hook}}
+	spec.Maps[lengthsMap].Flags |= unix.BPF_F_MMAPABLE
 	s := &Set{maps: map[string]*ebpf.Map{}}
-	for _, name := range names {
+	for name := range pinned {
 		var m *ebpf.Map
 		if old := shared[name]; old != nil {
 			m, err = old.Clone()
@@ -108,7 +121,13 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Set, er
 		}
 		s.maps[name] = m
 	}
-	return s, s.attach()
+	if err := s.attach(); err != nil {
+		return nil, err
+	}
+	if shared[lengthsMap] == nil {
+		s.lengths[0].Epoch = 1
+	}
+	return s, nil
 }
 
 // powerOfTwo is the least one that is not below n.
@@ -124,14 +143,14 @@ func powerOfTwo(n uint32) uint32 {
 // where another version of shapectl pinned them.
 func Open(dir string) (*Set, error) {
 	s := &Set{maps: map[string]*ebpf.Map{}}
-	for _, name := range names {
-		m, err := ebpf.LoadPinnedMap(pinPath(dir, name), nil)
+	for name, pin := range pinned {
+		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pin), nil)
 		if err != nil {
 			s.Close()
 			if errors.Is(err, fs.ErrNotExist) {
 				err = ErrOtherLayout
 			}
-			return nil, fmt.Errorf("open %s: %w", pinPath(dir, name), err)
+			return nil, fmt.Errorf("open %s: %w", filepath.Join(dir, pin), err)
 		}
 		s.maps[name] = m
 	}
@@ -155,54 +174,73 @@ func (s *Set) attach() (err error) {
 		return fmt.Errorf("%w (layout %d, this one has %d)", ErrOtherLayout, s.hook.Layout, Layout)
 	}
 	return errors.Join(
-		mapArray(s, bpf.GcraMapPrefixes, &s.prefixes),
-		mapArray(s, bpf.GcraMapLengths, &s.lengths),
-		mapArray(s, bpf.GcraMapRules, &s.rules),
-		mapArray(s, bpf.GcraMapOwnBuckets, &s.own),
+		mapArray(s, bpf.GcraMapPrefixes4, &s.prefixes4),
+		mapArray(s, bpf.GcraMapPrefixes6, &s.prefixes6),
+		mapArray(s, lengthsMap, &s.lengths),
 		mapArray(s, bpf.GcraMapTable, &s.lines),
 		mapArray(s, bpf.GcraMapKeys, &s.keys),
+		s.mapRules(),
 	)
 }
 
 // mapArray maps an array map into memory, shared with the programs.
 func mapArray[T any](s *Set, name string, array *[]T) error {
-	m := s.maps[name]
-	size := int(unsafe.Sizeof((*array)[0]))
-	if m.ValueSize() != uint32(size) {
-		return fmt.Errorf("map %s: %w", name, ErrOtherLayout)
-	}
-	memory, err := unix.Mmap(m.FD(), 0, size*int(m.MaxEntries()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	memory, err := s.mapMemory(name, uint32(unsafe.Sizeof((*array)[0])))
 	if err != nil {
-		return fmt.Errorf("map %s into memory: %w", name, err)
+		return err
+	}
+	*array = unsafe.Slice((*T)(unsafe.Pointer(&memory[0])), s.maps[name].MaxEntries())
+	return nil
+}
+
+func (s *Set) mapMemory(name string, valueSize uint32) ([]byte, error) {
+	m := s.maps[name]
+	if m.ValueSize() != valueSize {
+		return nil, fmt.Errorf("map %s: %w", name, ErrOtherLayout)
+	}
+	memory, err := unix.Mmap(m.FD(), 0, int(valueSize)*int(m.MaxEntries()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map %s into memory: %w", name, err)
 	}
 	s.mapped = append(s.mapped, memory)
-	*array = unsafe.Slice((*T)(unsafe.Pointer(&memory[0])), m.MaxEntries())
-	return nil
+	return memory, nil
+}
+
+// ruleSize is what a rule takes with its counters, one for each CPU.
+func ruleSize(hook bpf.AbiHook) uint32 {
+	return uint32(unsafe.Offsetof(bpf.AbiRule{}.Counters)) + (hook.CpuMask+1)*uint32(unsafe.Sizeof(bpf.AbiCounters{}))
+}
+
+func (s *Set) mapRules() (err error) {
+	s.rules, err = s.mapMemory(bpf.GcraMapRules, ruleSize(s.hook))
+	return err
+}
+
+// rule is the memory of one, which packets read and charge.
+func (s *Set) rule(id uint32) *bpf.AbiRule {
+	return (*bpf.AbiRule)(unsafe.Pointer(&s.rules[uint64(id)*uint64(ruleSize(s.hook))]))
+}
+
+// countersOf are a rule's, one for each CPU.
+func (s *Set) countersOf(id uint32) []bpf.AbiCounters {
+	return unsafe.Slice((*bpf.AbiCounters)(unsafe.Pointer(&s.rule(id).Counters)), s.hook.CpuMask+1)
 }
 
 // Pin pins all maps in a directory of a bpffs.
 func (s *Set) Pin(dir string) error {
-	for _, name := range names {
+	for name, pin := range pinned {
 		// A clone, as a map object remembers one pin, and a set may have several.
 		m, err := s.maps[name].Clone()
 		if err != nil {
 			return fmt.Errorf("pin map %s: %w", name, err)
 		}
-		err = m.Pin(pinPath(dir, name))
+		err = m.Pin(filepath.Join(dir, pin))
 		m.Close()
 		if err != nil {
 			return fmt.Errorf("pin map %s: %w", name, err)
 		}
 	}
 	return nil
-}
-
-// bpffs keeps names with a dot for itself.
-func pinPath(dir, name string) string {
-	if name == hookMap {
-		name = "hook"
-	}
-	return filepath.Join(dir, name)
 }
 
 // Replacements are the maps by name, for a program to be loaded onto.
@@ -213,7 +251,7 @@ func (s *Set) Hook() bpf.AbiHook { return s.hook }
 
 // Size is what the set was made for.
 func (s *Set) Size() Size {
-	return Size{Rules: uint32(len(s.own)), Buckets: uint32(len(s.lines)) * lineSlots}
+	return Size{Rules: s.maps[bpf.GcraMapRules].MaxEntries(), Buckets: uint32(len(s.lines)) * lineSlots}
 }
 
 // Close lets go of the maps; pins and programs keep them.

@@ -1,0 +1,399 @@
+package bpf_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Packets of any size, although a test run takes less than a page of data: a
+// rule's overhead makes them smaller or bigger than they are, and what is more
+// is said to be segments of one packet.
+const (
+	shrink = -34   // a frame of 34 + n bytes counts as n: from 1 byte to 64 KiB
+	grow   = 1000  // each segment counts 1000 more: from 1 KiB to 512 KiB
+	swell  = 16000 // from 16 KiB to the most that there is
+)
+
+// sizes are the least and the most that a packet can count under an overhead.
+func sizes(overhead int16) (least, most uint64) {
+	switch overhead {
+	case grow:
+		return 34 + grow, 512 << 10
+	case swell:
+		return 34 + swell, 1<<model.PacketBits - 1
+	}
+	return 1, 60000
+}
+
+// sized is a UDP packet from a host that counts as n bytes under a rule of that overhead.
+func sized(host netip.Addr, n uint64, overhead int, now uint64) ([]byte, meta) {
+	const segment = 1 // gso_size
+	length, m := int(n)-overhead, meta{now: now}
+	if length > 3000 {
+		for segs := 2; ; segs++ {
+			rest := int(n) - segs*overhead
+			if rest > 1<<16 {
+				continue
+			}
+			headers := segs - 1 // of all segments but the first
+			length = 100 + headers*segment
+			length += (rest - length) % headers
+			m.wireLen, m.segs, m.segSize = uint32(rest), uint32(segs), segment
+			break
+		}
+	}
+	frame := udp(addr("192.0.2.1"), host, 0)[:34] // of its UDP header only what fits
+	copy(frame[26:], host.AsSlice())
+	copy(frame[30:], addr("10.9.9.9").AsSlice())
+	return append(frame, make([]byte, length-34)...), m
+}
+
+// A sharer is whose bucket it is: everybody's where there is no address.
+type sharer struct {
+	each policy.Each
+	host netip.Addr
+}
+
+// A twin is a rule in the kernel, and the model of the bucket of each sharer.
+type twin struct {
+	*rig
+	rule    policy.Rule
+	entry   maps.Entry
+	meter   model.Meter
+	buckets map[sharer]*model.Bucket
+	want    maps.Counters
+	packets int
+}
+
+func newTwin(r *rig, rule policy.Rule, now uint64) *twin {
+	t := &twin{rig: r, buckets: map[sharer]*model.Bucket{}}
+	t.set.Delete(rule.Prefix)
+	t.rule, t.entry, t.meter = rule, r.put(rule, now), meterOf(rule)
+	return t
+}
+
+func meterOf(rule policy.Rule) model.Meter {
+	if rule.Rate == policy.Unlimited {
+		return model.Meter{}
+	}
+	return model.New(uint64(rule.Rate), rule.Capacity, rule.Penalty.Kind != policy.PenaltyNone, uint64(rule.Penalty.Duration))
+}
+
+// change sets the rule anew, at a virtual time. What is owed stays owed, up to
+// the new capacity, and idling counts from the change. Sharers of another kind
+// keep their buckets until they are back; a hole in the rule forgets them all.
+func (t *twin) change(rule policy.Rule, now uint64) {
+	t.Helper()
+	if rule == t.rule {
+		return
+	}
+	old, wasLimited := t.meter, t.rule.Rate != policy.Unlimited
+	t.rule, t.entry, t.meter = rule, t.put(rule, now), meterOf(rule)
+	switch {
+	case rule.Rate == policy.Unlimited:
+		return
+	case !wasLimited:
+		clear(t.buckets)
+	default:
+		t.meter.Continue(old, now)
+		for _, b := range t.buckets {
+			level := old.Level(*b, now)
+			if t.meter.Capacity < old.Capacity || t.meter.Penalty < old.Penalty {
+				level = min(level, t.meter.Most())
+			}
+			*b = t.meter.Owing(level, now)
+		}
+	}
+	if m := t.set.Meter(t.entry); m != t.meter {
+		t.Fatalf("packet %d: the kernel's meter is %+v, the model's %+v", t.packets, m, t.meter)
+	}
+}
+
+// sharer is who shares a bucket with a host.
+func (t *twin) sharer(host netip.Addr) sharer {
+	switch t.rule.Each.Kind {
+	case policy.EachAll:
+		host = netip.Addr{}
+	case policy.EachSubnet:
+		host = netip.PrefixFrom(host, int(t.rule.Each.Bits)).Masked().Addr()
+	}
+	return sharer{t.rule.Each, host}
+}
+
+// level is what the kernel's bucket of a host owes.
+func (t *twin) level(host netip.Addr, now uint64) uint64 {
+	if t.rule.Each.Kind == policy.EachAll {
+		return t.set.OwnLevel(t.entry, now)
+	}
+	flow := maps.Flow{Src: host, Dst: addr("10.9.9.9"), Proto: 17}
+	return t.set.Level(t.entry, policy.MatchSrc, flow, now)
+}
+
+// offer sends a packet, and compares the verdict and the level that it leaves.
+func (t *twin) offer(host netip.Addr, now, n uint64, ect bool) model.Verdict {
+	t.Helper()
+	who := t.sharer(host)
+	b := t.buckets[who]
+	if b == nil {
+		b = &model.Bucket{}
+		t.buckets[who] = b
+	}
+	before, want := *b, model.Pass
+	if t.rule.Rate != policy.Unlimited {
+		want = t.meter.Offer(b, now, n, ect && t.rule.Excess == policy.ECN)
+	}
+	frame, m := sized(host, n, int(t.rule.Framing.Overhead), now)
+	if ect {
+		frame[15] |= 2
+	}
+	verdict, _ := send(t, t.program(t.rule.Algorithm), frame, m)
+	t.packets++
+	wantVerdict := next
+	switch {
+	case want == model.Pass:
+		t.want = sum(t.want, passed(n))
+	case want == model.Mark:
+		t.want = sum(t.want, marked(n))
+	case t.rule.Excess == policy.Pass:
+		t.want = sum(t.want, shadowed(n))
+	default:
+		t.want = sum(t.want, dropped(n))
+		wantVerdict = drop
+	}
+	if verdict != wantVerdict {
+		c := t.set.Counters(t.entry.ID)
+		t.Fatalf("packet %d, %d bytes at %d ns: verdict %#x, the model says %d\nrule %+v\nmeter %+v\nbucket %+v\ncounters %+v",
+			t.packets, n, now, verdict, want, t.rule, t.meter, before, c)
+	}
+	if t.rule.Rate == policy.Unlimited {
+		return want
+	}
+	// Later, too: a bucket also says when it was charged.
+	for _, at := range []uint64{now, now + (uint64(t.meter.Idle)-1)<<model.TickBits} {
+		if got, want := t.level(host, at), t.meter.Level(*b, at); got != want {
+			t.Fatalf("packet %d, %d bytes at %d ns: level %d units at %d ns, the model says %d\nrule %+v\nmeter %+v\nbucket %+v",
+				t.packets, n, now, got, at, want, t.rule, t.meter, before)
+		}
+	}
+	return want
+}
+
+// counted compares the rule's counters.
+func (t *twin) counted() {
+	t.Helper()
+	if got := t.set.Counters(t.entry.ID); got != t.want {
+		t.Errorf("counters:\n%+v, want\n%+v", got, t.want)
+	}
+}
+
+func sum(a, b maps.Counters) maps.Counters {
+	a.PassedPackets += b.PassedPackets
+	a.PassedBytes += b.PassedBytes
+	a.ExcessPackets += b.ExcessPackets
+	a.ExcessBytes += b.ExcessBytes
+	a.DroppedPackets += b.DroppedPackets
+	a.DroppedBytes += b.DroppedBytes
+	a.MarkedPackets += b.MarkedPackets
+	a.UnsurePackets += b.UnsurePackets
+	return a
+}
+
+var sharings = []policy.EachKind{policy.EachAll, policy.EachHost, policy.EachFlow}
+
+// matchSource is an egress hook, so that GSO counts by wire_len, whose rules go by the source.
+func matchSource(tb testing.TB) *rig {
+	hook := egress()
+	hook.MatchSrc = 1
+	return newRig(tb, maps.Size{Rules: 4, Buckets: 4096}, hook)
+}
+
+// Dice are what a trace is made from: random numbers, or a fuzzer's bytes. They say below n.
+type dice func(n uint64) uint64
+
+// loaded are dice that read what they say from bytes, and how many are left.
+func loaded(data []byte) (_ dice, left func() int) {
+	return func(n uint64) uint64 {
+		var word [8]byte
+		data = data[copy(word[:min(8, 1+bits.Len64(n-1)/8)], data):]
+		return binary.LittleEndian.Uint64(word[:]) % n
+	}, func() int { return len(data) }
+}
+
+// starts are times at which a clock that counts ns, or ticks of 2^30 of them, has its edges.
+var starts = []uint64{
+	0, 1, 1 << model.TickBits, 1e15, 1<<62 - 1e12, 1<<62 - 1, 1<<63 - 1e12, 1 << 63,
+	1<<64 - 1 - uint64(400*24*time.Hour), 1<<64 - 1e9,
+}
+
+// play offers a trace to a rule in the kernel and in the model. The clock goes
+// past its end at most once, as no machine's ever does.
+func play(r *rig, net netip.Prefix, roll dice, more func() bool, changes uint64) {
+	overhead := []int16{shrink, grow, swell}[roll(3)]
+	now := starts[roll(uint64(len(starts)))]
+	t := newTwin(r, randomRule(net, roll, overhead), now)
+	for more() {
+		if changes > 0 && roll(64) == 0 {
+			changes--
+			t.change(randomRule(net, roll, overhead), now)
+		}
+		host := net.Addr().As4()
+		host[3] = byte(roll(5))
+		room := t.rule.Capacity
+		if b := t.buckets[t.sharer(netip.AddrFrom4(host))]; b != nil && roll(2) == 0 {
+			room -= min(room, t.meter.Level(*b, now)>>model.UnitBits)
+		}
+		t.offer(netip.AddrFrom4(host), now, randomSize(roll, overhead, room), roll(2) == 0)
+		now = later(roll, t.meter, now)
+	}
+	t.counted()
+}
+
+// randomRule is one for any of all rates, capacities and so on that there are, each order of magnitude alike.
+func randomRule(net netip.Prefix, roll dice, overhead int16) policy.Rule {
+	rule := policy.Rule{
+		Prefix: net, Rate: policy.Unlimited, Algorithm: algorithms[roll(2)],
+		Framing: policy.Framing{Overhead: overhead},
+	}
+	if roll(20) == 0 {
+		return rule
+	}
+	rate := uint64(1) << (3 + roll(37))
+	rate += roll(rate)
+	if roll(4) == 0 {
+		rate = []uint64{8, 8000, 8_000_000_000, 8_589_934_592, 400_000_000_000, 1_000_000_000_000}[roll(6)]
+	}
+	rule.Rate = policy.Rate(min(rate, uint64(policy.MaxRate)))
+	rule.Capacity = 1514 + roll(1<<(4+roll(22)))
+	if roll(8) == 0 {
+		rule.Capacity = 1514 + roll(1<<40-1514)
+	}
+	rule.Excess = policy.Excess(roll(3))
+	rule.Each.Kind = policy.EachKind(roll(4))
+	if rule.Each.Kind == policy.EachSubnet {
+		rule.Each.Bits = 31
+	}
+	if rule.Algorithm == policy.Leaky {
+		switch roll(4) {
+		case 0:
+			rule.Penalty.Kind = policy.PenaltyFill
+		case 1:
+			rule.Penalty = policy.Penalty{Kind: policy.PenaltyHold, Duration: time.Duration(1 + roll(1<<(1+roll(46))))}
+		}
+		valid := rule
+		valid.Framing = policy.Framing{} // ours are not
+		if valid.Validate() != nil {     // more than a bucket can owe, or longer than a day
+			rule.Penalty = policy.Penalty{}
+		}
+	}
+	return rule
+}
+
+// randomSize is any size that there is, or one that fills some room to the brim or just not.
+func randomSize(roll dice, overhead int16, room uint64) uint64 {
+	least, most := sizes(overhead)
+	n := least + roll(1500)
+	switch roll(8) {
+	case 0:
+		n = least + roll(most-least+1)
+	case 1, 2:
+		n = room + roll(3) - 1
+	case 3:
+		n = []uint64{least, most}[roll(2)]
+	}
+	n = min(max(n, least), most)
+	if overhead == swell && n < 3*swell {
+		n = min(n, swell+3000) // one segment is too long for a test run, and two are too short
+	}
+	return n
+}
+
+// later is a time for the next packet: soon, when the bucket has drained, around
+// its clock, after idling for ticks or years, or a little before.
+func later(roll dice, m model.Meter, now uint64) uint64 {
+	if m.Slope == 0 {
+		return now + roll(1e9)
+	}
+	const year = uint64(365 * 24 * time.Hour)
+	gap, drain := uint64(0), m.Wait(m.Capacity, 1500)
+	switch roll(16) {
+	case 0, 1, 2:
+	case 3, 4, 5, 6:
+		gap = roll(2*drain + 2)
+	case 7:
+		gap = roll(uint64(time.Minute))
+	case 8:
+		gap = m.Wait(m.Capacity, m.Capacity>>model.UnitBits)
+	case 9: // a quarter around its clock, half or all around
+		if m.Slope > 1<<32 {
+			quarter, _ := bits.Div64(1<<30, 0, m.Slope)
+			gap = min(quarter*(1+roll(12)), 50*year) + roll(2000)
+		}
+	case 10:
+		gap = roll(uint64(m.Idle)+4) << model.TickBits
+	case 11:
+		gap = uint64(m.Idle)<<model.TickBits - roll(1<<model.TickBits)
+	case 12:
+		gap = roll(10 * year)
+	case 13: // back, as from one CPU to another
+		return now - min(roll(1<<20), now)
+	case 14: // or by more than any two CPUs
+		return now - min(roll(3<<model.TickBits), now)
+	case 15:
+		gap = roll(2000)
+	}
+	return now + min(gap, 100*year)
+}
+
+// Random packets at random times, with changes of the rule in between, get the
+// same verdict and leave the same level in the kernel as in the model.
+func TestKernelIsModel(t *testing.T) {
+	seed := testenv.Seed(t)
+	traces, packets := 120, 600
+	if testing.Short() {
+		traces = 30
+	}
+	r := matchSource(t)
+	for i := range traces {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			r.TB = t
+			roll, left := rand.New(rand.NewPCG(seed, uint64(i))), packets
+			play(r, prefix("10.0.0.0/24"), roll.Uint64N, func() bool { left--; return left >= 0 }, 3)
+		})
+	}
+}
+
+// FuzzKernelIsModel plays a trace that is made of a fuzzer's bytes.
+func FuzzKernelIsModel(f *testing.F) {
+	// A rule for each trace, as long as there are some: to use one again takes a while.
+	hook, traces := egress(), uint32(0)
+	hook.MatchSrc = 1
+	r := newRig(f, maps.Size{Rules: 8192, Buckets: 4096}, hook)
+	for _, a := range algorithms {
+		r.program(a) // while f may still say what is wrong
+	}
+	for i := range uint64(40) {
+		roll, data := rand.New(rand.NewPCG(i, 0)), make([]byte, 400)
+		for j := range data {
+			data[j] = byte(roll.Uint32())
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r.TB = t
+		net := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(traces >> 8 & 31), byte(traces)}), 24)
+		traces++
+		roll, left := loaded(data[:min(len(data), 2000)])
+		changes := roll(3) / 2 * 3
+		play(r, net, roll, func() bool { return left() > 0 }, changes)
+	})
+}

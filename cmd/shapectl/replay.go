@@ -1,0 +1,362 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/shapectl/shapectl/internal/replay"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/trace"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// engineName is what meters a replay.
+type engineName string
+
+const (
+	engineKernel engineName = "kernel"
+	engineModel  engineName = "model"
+	engineBoth   engineName = "both"
+)
+
+func (n *engineName) Set(s string) error {
+	switch engineName(s) {
+	case engineKernel, engineModel, engineBoth:
+		*n = engineName(s)
+		return nil
+	}
+	return fmt.Errorf("engine %.64q is unknown; use kernel, model or both", s)
+}
+
+func (n *engineName) String() string { return string(*n) }
+func (n *engineName) Type() string   { return "kernel|model|both" }
+
+type replayOptions struct {
+	trace    string
+	networks []netip.Prefix
+	limit    limitFlags
+	matched  bool // addresses decide: by --match or --each
+	engine   engineName
+	plot     string
+	summary  bool
+}
+
+func (e *env) replayCommand() *cobra.Command {
+	o := replayOptions{engine: engineModel}
+	cmd := &cobra.Command{
+		Use:   "replay TRACE [CIDR...] --rate RATE [flags]",
+		Short: "Say what a limit would do to recorded traffic",
+		Long: `Say what a limit would do to recorded traffic, without touching any. TRACE is a
+CSV of time_ns,bytes (a header and comments with # are welcome), a pcap or a
+pcapng, each of them compressed with gzip or not; - reads standard input.
+
+Packets of a capture are matched as 'set' would: each CIDR is a rule with the
+same limit, by default 0.0.0.0/0 and ::/0. A CSV has no addresses; its packets
+share one bucket, and all of them allow ECN. Packets count as long as they were
+on the wire, whatever the capture kept of them.
+
+The engine is the model of the data path's arithmetic, in user space; or the
+very programs of the data path, which a kernel runs in the trace's time (this
+needs the permissions of 'set'); or both, which must agree on each packet.
+
+With -j, each packet is one line: time_ns, bytes (as counted), verdict (pass,
+drop or mark), depart_ns (null if dropped), level_bytes of its bucket afterwards
+(rounded up), whether it conforms; in captures also rule and sharer (null where no rule
+matches). With -j --summary, one object is printed instead.`,
+		Example: `  shapectl replay trace.csv --rate 10mbit --capacity 64kb
+  shapectl replay dump.pcap 10.0.0.0/24 --rate 10mbit --each host --plot limit.svg
+  tcpdump -i eth0 -s 96 -w - | shapectl replay - 2001:db8::/32 --match src --rate 1gbit --each /64`,
+		Args: args(1, 1<<16),
+		ValidArgsFunction: func(_ *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(given) == 0 {
+				return nil, cobra.ShellCompDirectiveDefault
+			}
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, given []string) error {
+			o.trace = given[0]
+			o.matched = cmd.Flags().Changed("match") || o.limit.limit.Each.Kind != policy.EachAll
+			for _, s := range given[1:] {
+				p, err := policy.ParsePrefix(s)
+				if err != nil {
+					return inputf("replay: %w", err)
+				}
+				if slices.Contains(o.networks, p) {
+					return inputf("replay: network %s is given twice", p)
+				}
+				o.networks = append(o.networks, p)
+			}
+			switch {
+			case e.netns != "":
+				return inputf("replay: -n has no meaning here, as no device is touched; leave it out")
+			case !cmd.Flags().Changed("rate"):
+				return inputf("replay: --rate is missing; say how much, such as --rate 10mbit")
+			case o.limit.limit.Rate == policy.Unlimited:
+				return inputf("replay: a rate of unlimited would let everything pass; give one such as 10mbit")
+			}
+			if err := o.checkPlot(cmd.Flags().Changed("plot")); err != nil {
+				return inputf("replay: %w", err)
+			}
+			return e.replay(o)
+		},
+	}
+	o.limit.add(cmd.Flags(), "dst")
+	once(cmd.Flags(), &o.engine, "engine", "what meters the packets")
+	cmd.Flags().StringVar(&o.plot, "plot", "", "draw rates and levels over time into this `file`, .svg or .png")
+	cmd.Flags().BoolVar(&o.summary, "summary", false, "with -j, print the summary instead of a line for each packet")
+	return cmd
+}
+
+// checkPlot finds out before a long run what would go wrong after it.
+func (o *replayOptions) checkPlot(given bool) error {
+	if !given {
+		return nil
+	}
+	if kind := filepath.Ext(o.plot); kind != replay.SVG && kind != replay.PNG {
+		return fmt.Errorf("plot %q is no file that can be drawn; name it .svg or .png", o.plot)
+	}
+	_, err := os.Stat(filepath.Dir(o.plot))
+	return err
+}
+
+func (e *env) replay(o replayOptions) error {
+	file, size, err := e.open(o.trace)
+	if err != nil {
+		return inputf("replay: %w", err)
+	}
+	defer file.Close()
+	bar := e.progress(size, e.json && !o.summary)
+	defer bar.Finish() // it wipes itself off
+	in, err := trace.Open(io.TeeReader(file, bar))
+	if err != nil {
+		return inputf("replay %s: %w", o.name(), err)
+	}
+	limits, err := o.limits(in)
+	if err != nil {
+		return inputf("replay %s: %w", o.name(), err)
+	}
+	engine, err := o.newEngine(limits)
+	if err != nil {
+		if errors.Is(err, fs.ErrPermission) {
+			err = fmt.Errorf("%w; run as root, with CAP_BPF and CAP_NET_ADMIN, or use --engine model", err)
+		}
+		return fmt.Errorf("replay %s: %w", o.name(), err)
+	}
+	defer engine.Close()
+
+	run := replayRun{env: e, in: in, engine: engine, limits: limits, summary: replay.NewSummary(limits), chart: replay.NewChart(limits)}
+	if e.json && !o.summary {
+		run.lines = bufio.NewWriterSize(e.out, 1<<16)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ended := run.all(ctx)
+	stop()
+	bar.Finish()
+	return e.replayed(o, run, ended)
+}
+
+// replayed reports a run that came to its end, or to an early one.
+func (e *env) replayed(o replayOptions, run replayRun, ended error) error {
+	var damaged trace.DamagedError
+	var disagree *replay.Disagreement
+	early := errors.As(ended, &damaged) || errors.As(ended, &disagree) || errors.Is(ended, context.Canceled)
+	if errors.As(ended, new(writeError)) {
+		return e.degraded("replay %s: the answer could not be written: %w", o.name(), ended)
+	}
+	if ended != nil && !early {
+		if run.lines != nil { // what they say is right
+			ended = errors.Join(ended, run.lines.Flush())
+		}
+		return fmt.Errorf("replay %s: %w", o.name(), ended)
+	}
+	answer := report.NewReplay(run.limits, run.summary)
+	answer.Trace, answer.Engine, answer.Complete = o.name(), string(o.engine), !early
+	for _, r := range run.limits.Rules {
+		answer.Sentences = append(answer.Sentences, sentence(r, run.limits.Match, run.in.Addressed()))
+	}
+	var err error
+	switch {
+	case run.lines != nil:
+		err = run.lines.Flush()
+	case e.json:
+		err = report.JSON(e.out, answer)
+	default:
+		err = answer.Text(e.out)
+	}
+	if err != nil {
+		return e.degraded("replay %s: the answer could not be written: %w", o.name(), err)
+	}
+	if o.plot != "" {
+		if err := o.draw(run.chart, answer.Sentences); err != nil {
+			return e.degraded("replay %s: the chart could not be drawn: %w", o.name(), err)
+		}
+	}
+	switch {
+	case errors.Is(ended, context.Canceled):
+		return e.degraded("replay %s: interrupted after %d packets", o.name(), run.summary.Packets())
+	case early:
+		return e.degraded("replay %s: %w; %d packets before that were replayed", o.name(), ended, run.summary.Packets())
+	}
+	return nil
+}
+
+// degraded tells what kept a command from doing all of it.
+func (e *env) degraded(format string, args ...any) error {
+	fmt.Fprintln(e.err, "shapectl: "+oneLine(fmt.Errorf(format, args...)))
+	return errDegraded
+}
+
+// A replayRun is a trace on its way through an engine.
+type replayRun struct {
+	env     *env
+	in      *trace.Reader
+	engine  replay.Engine
+	limits  replay.Limits
+	summary *replay.Summary
+	chart   *replay.Chart
+	lines   *bufio.Writer // nil unless each packet is told
+}
+
+// A writeError is that nobody takes the answer.
+type writeError struct{ error }
+
+// all replays all packets, and returns nil at the end of the trace.
+func (r *replayRun) all(ctx context.Context) error {
+	var p trace.Packet
+	var line []byte
+	for n := 0; ; n++ {
+		if n%1024 == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err := r.in.Next(&p); err != nil {
+			if err == io.EOF {
+				return nil
+			}
+			if errors.As(err, new(trace.DamagedError)) {
+				return err
+			}
+			return inputError{err}
+		}
+		result, err := r.engine.Offer(&p)
+		if err != nil {
+			return err
+		}
+		r.summary.Add(result)
+		r.chart.Add(result)
+		if r.lines == nil {
+			continue
+		}
+		line = report.AppendReplayed(line[:0], result, r.limits, r.in.Addressed())
+		if _, err := r.lines.Write(line); err != nil {
+			return writeError{err}
+		}
+	}
+}
+
+func (o *replayOptions) name() string {
+	if o.trace == "-" {
+		return "standard input"
+	}
+	return o.trace
+}
+
+// open opens the trace; its size is -1 where nobody knows.
+func (e *env) open(name string) (io.ReadCloser, int64, error) {
+	if name == "-" {
+		return io.NopCloser(e.in), -1, nil
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, 0, err
+	}
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return f, -1, nil // the next read says what is wrong, if anything
+	}
+	return f, info.Size(), nil
+}
+
+// limits are the rules that the flags ask for, on the link of the trace.
+func (o *replayOptions) limits(in *trace.Reader) (replay.Limits, error) {
+	l := replay.Limits{Match: o.limit.match}
+	networks := o.networks
+	switch {
+	case in.Addressed() && len(networks) == 0:
+		networks = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
+	case !in.Addressed() && (len(networks) > 0 || o.matched):
+		return l, errors.New("packets of a CSV have no addresses; leave CIDR, --each and --match out, or replay a pcap")
+	case !in.Addressed():
+		networks = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
+	}
+	for _, p := range networks {
+		r, err := o.limit.rule(p, in.L2Bytes(), true)
+		if err != nil {
+			return l, err
+		}
+		l.Rules = append(l.Rules, r)
+	}
+	return l, nil
+}
+
+func (o *replayOptions) newEngine(l replay.Limits) (replay.Engine, error) {
+	switch o.engine {
+	case engineKernel:
+		return replay.NewKernel(l)
+	case engineBoth:
+		return replay.NewBoth(l)
+	}
+	return replay.NewModel(l), nil
+}
+
+// sentence is the rule's, without a device.
+func sentence(r policy.Rule, match policy.Match, addressed bool) string {
+	direction := policy.Egress
+	if match == policy.MatchSrc {
+		direction = policy.Ingress
+	}
+	_, s, _ := strings.Cut(r.Sentence("", direction, match), ": ")
+	if !addressed {
+		_, s, _ = strings.Cut(s, " gets ")
+		s = "the trace as a whole gets " + s
+	}
+	return s
+}
+
+func (o *replayOptions) draw(c *replay.Chart, sentences []string) error {
+	f, err := os.Create(o.plot)
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.Write(f, filepath.Ext(o.plot), strings.Join(sentences, "\n")), f.Close())
+}
+
+// progress shows how much of a trace has been read, on a terminal that has
+// nothing else to show.
+func (e *env) progress(size int64, busy bool) *progressbar.ProgressBar {
+	if !isTerminal(e.err) || busy && isTerminal(e.out) {
+		return progressbar.DefaultBytesSilent(size)
+	}
+	return progressbar.NewOptions64(size, progressbar.OptionSetWriter(e.err), progressbar.OptionShowBytes(true),
+		progressbar.OptionShowCount(), progressbar.OptionSetDescription("replay"), progressbar.OptionSetWidth(30),
+		progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}

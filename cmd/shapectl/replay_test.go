@@ -1,0 +1,358 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"image/png"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"github.com/gopacket/gopacket/pcapgo"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+)
+
+// Traces of these tests: see TestReplayTraces.
+const (
+	csvTrace  = "testdata/traces/burst.csv"
+	pcapTrace = "testdata/traces/hosts.pcap"
+)
+
+// What replay prints, as a manual would show it.
+func TestReplayTranscripts(t *testing.T) {
+	testenv.Root(t)
+	r := &rig{t: t}
+	golden(t, "replay.golden", r.transcript(
+		"replay "+csvTrace+" --rate 8mbit --capacity 3000",
+		"replay "+csvTrace+" --rate 8mbit --capacity 3000 -j",
+		"replay "+csvTrace+" --rate 8mbit --capacity 3000 -j --excess ecn --engine kernel",
+		"replay "+csvTrace+" --rate 8mbit --capacity 3000 --algorithm leaky --penalty 5ms --engine both",
+		"replay "+csvTrace+" --cir 8mbit --cbs 7000 --excess pass -j --summary",
+		"replay "+pcapTrace+" --rate 64kbit --capacity 2000 --engine both",
+		"replay "+pcapTrace+" 10.0.0.0/24 --rate 64kbit --capacity 2000 --each host",
+		"replay "+pcapTrace+" 10.0.0.0/24 2001:db8::/32 --rate 64kbit --capacity 2000 --each flow --excess ecn -j",
+		"replay "+pcapTrace+" 192.0.2.0/24 --match src --rate 64kbit --capacity 2000 --each /26 --overhead ethernet --engine kernel",
+		"replay "+pcapTrace+" 198.51.100.0/24 --rate 64kbit",
+		"replay testdata/traces/nothing.csv --rate 64kbit",
+		"replay testdata/traces/cut.pcap --rate 64kbit --capacity 2000",
+	))
+}
+
+// The traces are what they are said to be: made anew, they are the same bytes.
+func TestReplayTraces(t *testing.T) {
+	var csv strings.Builder
+	csv.WriteString("# 10 packets at once, then one each millisecond\ntime_ns,bytes\n")
+	for i := range 16 {
+		fmt.Fprintf(&csv, "%d,%d\n", 1_000_000*max(0, i-9), 600+100*(i%2))
+	}
+	capture := hostsCapture(t)
+	for name, data := range map[string]string{
+		"burst.csv": csv.String(), "nothing.csv": "time_ns,bytes\n", "hosts.pcap": string(capture), "cut.pcap": string(capture[:len(capture)-300]),
+	} {
+		golden(t, filepath.Join("traces", name), data)
+	}
+}
+
+// hostsCapture has packets to four hosts in half a second, of which one gets too many,
+// and some that are never limited. The first 96 bytes of each are there.
+func hostsCapture(t *testing.T) []byte {
+	var b bytes.Buffer
+	w := pcapgo.NewWriterNanos(&b)
+	testenv.Must(t, w.WriteFileHeader(96, layers.LinkTypeEthernet))
+	for i := range 24 {
+		to := fmt.Sprintf("10.0.0.%d", 1+i%3)
+		if i%2 == 1 {
+			to = "10.0.0.9"
+		}
+		from := fmt.Sprintf("192.0.2.%d", 1+i%2*100)
+		frame := testenv.Frame(netip.MustParseAddr(from), netip.MustParseAddr(to), 300+40*i)
+		switch {
+		case i%20 == 7:
+			frame[12], frame[13] = 8, 6 // ARP
+		case i%10 == 5:
+			toIPv6(frame)
+		case i%4 == 1:
+			frame[15] |= 2 // ECT(0)
+		}
+		testenv.Must(t, w.WritePacket(gopacket.CaptureInfo{
+			Timestamp: time.Unix(1_700_000_000, int64(i)*20_000_001), CaptureLength: min(len(frame), 96), Length: len(frame),
+		}, frame[:min(len(frame), 96)]))
+	}
+	return b.Bytes()
+}
+
+// toIPv6 makes a UDP packet of a frame that is as long.
+func toIPv6(frame []byte) {
+	frame[12], frame[13] = 0x86, 0xdd
+	ip := frame[14:]
+	clear(ip)
+	ip[0], ip[6], ip[7] = 0x60, 17, 64
+	binary.BigEndian.PutUint16(ip[4:], uint16(len(ip)-40))
+	copy(ip[8:], netip.MustParseAddr("2001:db8:1::1").AsSlice())
+	copy(ip[24:], netip.MustParseAddr("2001:db8::9").AsSlice())
+	binary.BigEndian.PutUint16(ip[40:], 5000)
+	binary.BigEndian.PutUint16(ip[42:], 53)
+}
+
+func TestReplayRefusals(t *testing.T) {
+	r := &rig{t: t}
+	dir := t.TempDir()
+	write := func(name, data string) string {
+		path := filepath.Join(dir, name)
+		testenv.Must(t, os.WriteFile(path, []byte(data), 0o644))
+		return path
+	}
+	radio := hostsCapture(t)
+	radio[20] = 127
+	for _, c := range []struct{ args, says string }{
+		{"", "takes"},
+		{"x.csv", "--rate"},
+		{"/no/such.csv --rate 1mbit", "/no/such.csv: no such file"},
+		{dir + " --rate 1mbit", "is a directory"},
+		{csvTrace + " --rate unlimited", "unlimited would let everything pass"},
+		{csvTrace + " --rate 10mbps", "did you mean"},
+		{csvTrace + " --rate 1mbit --capacity 0", "capacity"},
+		{csvTrace + " --rate 1mbit --capacity 99999gb", "capacity"},
+		{csvTrace + " --rate 1mbit --excess delay", "delay"},
+		{csvTrace + " --rate 1mbit --penalty fill", "leaky"},
+		{csvTrace + " --rate 1mbit --engine warp", "kernel, model or both"},
+		{csvTrace + " --rate 1mbit -n blue", "-n has no meaning here"},
+		{csvTrace + " --rate 1mbit --plot x.gif", ".svg or .png"},
+		{csvTrace + " --rate 1mbit --plot=", ".svg or .png"},
+		{csvTrace + " --rate 1mbit --plot /no/such/x.svg", "/no/such"},
+		{csvTrace + " --rate 1mbit --mpu 257", "mpu"},
+		{csvTrace + " 10.0.0.0/8 --rate 1mbit", "no addresses"},
+		{csvTrace + " --rate 1mbit --each host", "no addresses"},
+		{csvTrace + " --rate 1mbit --match src", "no addresses"},
+		{pcapTrace + " 10.0.0.1/8 --rate 1mbit", "did you mean 10.0.0.0/8"},
+		{pcapTrace + " 10.0.0.0/8 10.0.0.0/8 --rate 1mbit", "10.0.0.0/8 is given twice"},
+		{pcapTrace + " 10.0.0.0/24 --each /64 --rate 1mbit", "/64 does not divide 10.0.0.0/24"},
+		{pcapTrace + " --each /64 --rate 1mbit", "/64 does not divide 0.0.0.0/0"},
+		{write("empty.csv", "") + " --rate 1mbit", "empty.csv: there is nothing in it"},
+		{write("negative.csv", "0,1\n-1,5\n") + " --rate 1mbit", `negative.csv: line 2: time_ns "-1"`},
+		{write("zero.csv", "0,1\n1,0\n") + " --rate 1mbit", "zero.csv: line 2: a packet of 0 bytes"},
+		{write("giant.csv", "0,16777216\n") + " --rate 1mbit", "giant.csv: line 1: a packet of 16777216 bytes"},
+		{write("late.csv", "99999999999999999999,1\n") + " --rate 1mbit", "out of range"},
+		{write("elf", "\x7fELF") + " --rate 1mbit", "begins with 7f 45 4c 46"},
+		{write("radio.pcap", string(radio)) + " --rate 1mbit", "link type 127 (RadioTap)"},
+	} {
+		r.refused(exitInput, c.says, append([]string{"replay"}, strings.Fields(c.args)...)...)
+	}
+}
+
+// Both engines print the same of the traces beside the repository: verdicts as they say.
+func TestReplayVectors(t *testing.T) {
+	testenv.Root(t)
+	r := &rig{t: t}
+	dir := t.TempDir()
+	for _, v := range testenv.Vectors(t) {
+		steps := v.Steps(t)
+		var csv strings.Builder
+		csv.WriteString("time_ns,bytes\n")
+		for _, s := range steps {
+			fmt.Fprintf(&csv, "%d,%d\n", s.Now, s.Bytes)
+		}
+		path := filepath.Join(dir, v.Name+".csv")
+		testenv.Must(t, os.WriteFile(path, []byte(csv.String()), 0o644))
+		line := []string{"replay", path, "-j", "--rate", fmt.Sprint(v.Rate), "--capacity", fmt.Sprint(v.Capacity)}
+		out := r.ok(append(line, "--engine", "model")...)
+		if kernel := r.ok(append(line, "--engine", "kernel", "--algorithm", "leaky")...); kernel != out {
+			t.Errorf("%s: the engines differ", v.Name)
+		}
+		rows := strings.Split(strings.TrimSpace(out), "\n")
+		if len(rows) != len(steps) {
+			t.Fatalf("%s: %d lines for %d packets", v.Name, len(rows), len(steps))
+		}
+		for i, row := range rows {
+			var got struct {
+				Time    uint64  `json:"time_ns"`
+				Bytes   uint64  `json:"bytes"`
+				Verdict string  `json:"verdict"`
+				Depart  *uint64 `json:"depart_ns"`
+				Level   uint64  `json:"level_bytes"`
+			}
+			testenv.Must(t, json.Unmarshal([]byte(row), &got))
+			s := steps[i]
+			if got.Time != s.Now || got.Bytes != s.Bytes || (got.Verdict == "pass") != s.Pass || (got.Depart != nil) != s.Pass ||
+				got.Depart != nil && *got.Depart != s.Now || float64(got.Level) < s.Level-0.001 || float64(got.Level) > s.Level+1.001 {
+				t.Fatalf("%s, packet %d: %s, want %+v", v.Name, i+1, row, s)
+			}
+		}
+	}
+}
+
+// A chart is drawn, of a trace that comes by a pipe, too.
+func TestReplayPlots(t *testing.T) {
+	r := &rig{t: t}
+	dir := t.TempDir()
+	capture, err := os.Open(pcapTrace)
+	testenv.Must(t, err)
+	defer capture.Close()
+	for _, name := range []string{"chart.svg", "chart.png"} {
+		path := filepath.Join(dir, name)
+		if _, err := capture.Seek(0, io.SeekStart); err != nil {
+			t.Fatal(err)
+		}
+		cmd := r.command("replay", "-", "10.0.0.0/8", "--rate", "64kbit", "--capacity", "2000", "--plot", path)
+		cmd.Stdin = capture
+		if got := r.result(cmd); got.code != exitDone || got.err != "" || !strings.Contains(got.out, "offered") {
+			t.Fatalf("%+v", got)
+		}
+		data, err := os.ReadFile(path)
+		testenv.Must(t, err)
+		if name == "chart.svg" && !bytes.Contains(data, []byte(">10.0.0.0/8 as a whole gets 64kbit (8 kB/s), burst 2 kB (250 ms); excess is dropped (gcra)<")) {
+			t.Errorf("the rule is not the title of %.2000s", data)
+		}
+		if name == "chart.png" {
+			_, err := png.Decode(bytes.NewReader(data))
+			testenv.Must(t, err)
+		}
+	}
+}
+
+// Without permissions the kernel's engine says what to do; the model's needs none.
+func TestReplayAsNobody(t *testing.T) {
+	testenv.Root(t)
+	program, dir := publicCopy(t)
+	r := &rig{t: t}
+	path := filepath.Join(dir, "trace.csv")
+	testenv.Must(t, os.WriteFile(path, []byte("0,1000\n"), 0o644))
+	line := []string{"replay", path, "--rate", "1mbit", "--engine"}
+	for _, engine := range []string{"kernel", "both"} {
+		got := r.result(r.asNobody(program, nil, append(line, engine)...))
+		r.isRefusal(engine, got, exitMissing, "or use --engine model")
+	}
+	if got := r.result(r.asNobody(program, nil, append(line, "model")...)); got.code != exitDone || got.err != "" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// endless is a CSV that goes on until nobody reads it.
+type endless struct {
+	packets uint64
+	rest    []byte
+}
+
+func (e *endless) Read(p []byte) (n int, err error) {
+	for len(e.rest) < len(p) {
+		e.packets++
+		e.rest = fmt.Appendf(e.rest, "%d,1000\n", e.packets*1000)
+	}
+	n = copy(p, e.rest)
+	e.rest = e.rest[n:]
+	return n, nil
+}
+
+// Interrupted, it tells what it has; with nobody to tell, it ends.
+func TestReplayEndsEarly(t *testing.T) {
+	r := &rig{t: t}
+	t.Run("interrupted", func(t *testing.T) {
+		cmd := r.command("replay", "-", "--rate", "1gbit")
+		in, err := cmd.StdinPipe()
+		testenv.Must(t, err)
+		var out, stderr bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &stderr
+		testenv.Must(t, cmd.Start())
+		packets := &endless{}
+		_, err = io.CopyN(in, packets, 1<<20) // when this returns, much of it has been read
+		testenv.Must(t, err)
+		go io.Copy(in, packets)
+		testenv.Must(t, cmd.Process.Signal(syscall.SIGINT))
+		cmd.Wait()
+		if code := cmd.ProcessState.ExitCode(); code != exitDegraded || !strings.Contains(stderr.String(), "interrupted after ") || !strings.Contains(out.String(), "offered") {
+			t.Errorf("exit %d, %s%s", code, out.String(), stderr.String())
+		}
+	})
+	t.Run("broken pipe", func(t *testing.T) {
+		cmd := r.command("replay", "-", "--rate", "1gbit", "-j")
+		in, err := cmd.StdinPipe()
+		testenv.Must(t, err)
+		out, err := cmd.StdoutPipe()
+		testenv.Must(t, err)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		testenv.Must(t, cmd.Start())
+		go io.Copy(in, &endless{})
+		if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || !strings.HasPrefix(line, `{"time_ns":1000,`) {
+			t.Errorf("%q, %v", line, err)
+		}
+		out.Close()
+		err = cmd.Wait()
+		var exit *exec.ExitError
+		if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !errors.As(err, &exit) || !ok || status.Signal() != syscall.SIGPIPE || stderr.Len() > 0 {
+			t.Errorf("%v, %s", err, stderr.String())
+		}
+	})
+	t.Run("bad line", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "bad.csv")
+		testenv.Must(t, os.WriteFile(path, []byte("0,1\n1,1\n2,x\n"), 0o644))
+		got := r.run("replay", path, "--rate", "1mbit", "-j")
+		if got.code != exitInput || strings.Count(got.out, "\n") != 2 || !strings.Contains(got.err, "bad.csv: line 3: ") {
+			t.Errorf("%+v", got)
+		}
+	})
+	t.Run("full disk", func(t *testing.T) {
+		full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+		testenv.Must(t, err)
+		defer full.Close()
+		for _, args := range [][]string{{}, {"-j"}, {"-j", "--summary"}} {
+			var stderr bytes.Buffer
+			e := &env{out: full, err: &stderr, getenv: os.Getenv}
+			if code := e.run(append([]string{"replay", csvTrace, "--rate", "1gbit"}, args...)); code != exitDegraded || !strings.Contains(stderr.String(), "could not be written") {
+				t.Errorf("%v: exit %d, %s", args, code, stderr.String())
+			}
+		}
+	})
+}
+
+// A long capture of ever new flows takes no more memory than a short one.
+func TestReplayStreams(t *testing.T) {
+	const packets, captured = 800_000, 240 // 205 MB
+	from, into := io.Pipe()
+	var most uint64
+	go func() {
+		out := bufio.NewWriterSize(into, 1<<16)
+		w := pcapgo.NewWriterNanos(out)
+		err := w.WriteFileHeader(captured, layers.LinkTypeEthernet)
+		frame := testenv.Frame(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("10.0.0.1"), 1000)
+		var m runtime.MemStats
+		for i := 0; i < packets && err == nil; i++ {
+			frame[31], frame[32], frame[33] = byte(i>>16), byte(i>>8), byte(i)
+			info := gopacket.CaptureInfo{Timestamp: time.Unix(0, int64(i)*10_000), CaptureLength: captured, Length: len(frame)}
+			err = w.WritePacket(info, frame[:captured])
+			if i%20_000 == 0 {
+				runtime.ReadMemStats(&m)
+				most = max(most, m.HeapAlloc)
+			}
+		}
+		into.CloseWithError(errors.Join(err, out.Flush()))
+	}()
+	var out, stderr bytes.Buffer
+	e := &env{in: from, out: &out, err: &stderr, getenv: os.Getenv}
+	var before runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	code := e.run([]string{"replay", "-", "--rate", "1gbit", "--capacity", "2000", "--each", "flow", "--plot", filepath.Join(t.TempDir(), "x.svg")})
+	if code != exitDone || !strings.Contains(out.String(), fmt.Sprintf("offered   %d", packets)) {
+		t.Fatalf("exit %d, %s%s", code, out.String(), stderr.String())
+	}
+	if used := most - min(most, before.HeapAlloc); used > 64<<20 {
+		t.Errorf("%d MB of heap", used>>20)
+	} else {
+		t.Logf("%d MB of heap", used>>20)
+	}
+}

@@ -1,0 +1,331 @@
+package replay
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"image/color"
+	"io"
+	"math"
+	"strings"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/font"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/text"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgimg"
+	"gonum.org/v1/plot/vg/vgsvg"
+
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+const (
+	// mostBins is how many intervals a chart has at most, and at least half as many
+	// unless the trace is shorter than firstWidth times that.
+	mostBins   = 400
+	firstWidth = 1000 // ns
+)
+
+// A Chart is what was offered, passed and owed over time, in equal intervals.
+// How long a trace is shows at its end, so intervals are joined two by two
+// whenever there are too many.
+type Chart struct {
+	limits Limits
+	bins   []bin
+	width  uint64 // ns of a bin
+	start  uint64 // ns: of the first packet
+	began  bool
+}
+
+type bin struct {
+	offered, passed uint64 // bytes
+	level           uint64 // units: the highest that any bucket had
+}
+
+// NewChart makes one of no packets.
+func NewChart(l Limits) *Chart { return &Chart{limits: l, width: firstWidth} }
+
+// Add counts a packet; what no rule decides over is not in the chart. One from
+// before the first counts to the first interval.
+func (c *Chart) Add(r Result) {
+	if r.Rule == NoRule {
+		return
+	}
+	if !c.began {
+		c.began, c.start = true, r.Time
+	}
+	at := r.Time - min(r.Time, c.start)
+	for at/c.width >= mostBins {
+		c.join()
+	}
+	for uint64(len(c.bins)) <= at/c.width {
+		c.bins = append(c.bins, bin{})
+	}
+	b := &c.bins[at/c.width]
+	b.offered += r.Bytes
+	if r.Verdict != Drop {
+		b.passed += r.Bytes
+	}
+	b.level = max(b.level, r.Level)
+}
+
+func (c *Chart) join() {
+	for i := range c.bins {
+		b := c.bins[i]
+		if i%2 == 0 {
+			c.bins[i/2] = b
+			continue
+		}
+		half := &c.bins[i/2]
+		half.offered += b.offered
+		half.passed += b.passed
+		half.level = max(half.level, b.level)
+	}
+	c.bins = c.bins[:(len(c.bins)+1)/2]
+	c.width *= 2
+}
+
+// Kinds of file that a chart can be.
+const (
+	SVG = ".svg"
+	PNG = ".png"
+)
+
+const (
+	chartWidth, chartHeight = 10 * vg.Inch, 6.5 * vg.Inch
+	dotsPerInch             = 144
+	titleColumns            = 105
+)
+
+// Write draws the chart: rates above, levels below. The title may have lines.
+func (c *Chart) Write(w io.Writer, kind, title string) error {
+	rates, err := c.rates()
+	if err != nil {
+		return err
+	}
+	levels, err := c.levels()
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(title) {
+		rates.Title.Text += wrap(line, titleColumns)
+	}
+	var canvas interface {
+		vg.CanvasSizer
+		io.WriterTo
+	}
+	switch kind {
+	case SVG:
+		canvas = vgsvg.New(chartWidth, chartHeight)
+	case PNG:
+		canvas = vgimg.PngCanvas{Canvas: vgimg.NewWith(vgimg.UseWH(chartWidth, chartHeight), vgimg.UseDPI(dotsPerInch))}
+	default:
+		return fmt.Errorf("a chart is %s or %s, not %q", SVG, PNG, kind)
+	}
+	page := draw.New(canvas)
+	page.SetColor(color.White)
+	page.Fill(page.Rectangle.Path())
+	whole := draw.Crop(page, 12, -16, 10, -12)
+	tiles := draw.Tiles{Rows: 2, Cols: 1, PadY: 14}
+	areas := plot.Align([][]*plot.Plot{{rates}, {levels}}, tiles, whole)
+	rates.Draw(areas[0][0])
+	levels.Draw(areas[1][0])
+	var file bytes.Buffer
+	if _, err := canvas.WriteTo(&file); err != nil {
+		return err
+	}
+	// Arial's letters are as wide, and more browsers have it.
+	_, err = w.Write(bytes.ReplaceAll(file.Bytes(), []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;")))
+	return err
+}
+
+var (
+	ink   = color.Gray{Y: 0x33}
+	grid  = color.Gray{Y: 0xe6}
+	grey  = color.Gray{Y: 0x99}
+	light = color.NRGBA{R: 0xdd, G: 0xdd, B: 0xe2, A: 0xff}
+	blue  = color.NRGBA{R: 0x1f, G: 0x6f, B: 0xb4, A: 0xff}
+	pale  = color.NRGBA{R: 0x1f, G: 0x6f, B: 0xb4, A: 0x50}
+	green = color.NRGBA{R: 0x2a, G: 0x8c, B: 0x5a, A: 0xff}
+	mint  = color.NRGBA{R: 0x2a, G: 0x8c, B: 0x5a, A: 0x40}
+	red   = color.NRGBA{R: 0xc8, G: 0x32, B: 0x28, A: 0xff}
+)
+
+// A scale is a unit of which the largest value shown is a handful.
+type scale struct {
+	name string
+	size float64
+}
+
+func fit(most float64, scales []scale) scale {
+	best := scales[0]
+	for _, s := range scales {
+		if most >= s.size {
+			best = s
+		}
+	}
+	return best
+}
+
+var (
+	timeScales  = []scale{{"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}, {"h", 3600e9}}
+	rateScales  = []scale{{"bit/s", 1}, {"kbit/s", 1e3}, {"Mbit/s", 1e6}, {"Gbit/s", 1e9}, {"Tbit/s", 1e12}}
+	bytesScales = []scale{{"bytes", 1}, {"kB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}}
+)
+
+// span is how long the chart is, in ns.
+func (c *Chart) span() float64 { return float64(max(1, len(c.bins))) * float64(c.width) }
+
+func (c *Chart) rates() (*plot.Plot, error) {
+	perSecond := func(bytes uint64) float64 { return float64(bytes) * 8e9 / float64(c.width) }
+	most := 0.0
+	for _, b := range c.bins {
+		most = max(most, perSecond(b.offered))
+	}
+	rate, one := c.limit()
+	if one {
+		most = max(most, float64(rate.Rate))
+	}
+	unit := fit(most, rateScales)
+	p := c.axes("rate ("+unit.name+")", most/unit.size)
+	err := errors.Join(
+		c.area(p, "offered", grey, light, func(i int) float64 { return perSecond(c.bins[i].offered) / unit.size }),
+		c.area(p, "passed", blue, pale, func(i int) float64 { return perSecond(c.bins[i].passed) / unit.size }),
+	)
+	if one && err == nil {
+		err = c.line(p, "the limit's rate", float64(rate.Rate)/unit.size)
+	}
+	return p, err
+}
+
+func (c *Chart) levels() (*plot.Plot, error) {
+	rule, one := c.limit()
+	leak := 0.0 // bytes in the time of a bin, from any bucket of the chart
+	if rule.Rate != policy.Unlimited {
+		leak = float64(rule.Rate) / 8e9 * float64(c.width)
+	}
+	most, before := 0.0, 0.0
+	levels := make([]float64, len(c.bins))
+	for i, b := range c.bins {
+		before = max(float64(b.level)/(1<<model.UnitBits), before-leak, 0)
+		levels[i] = before
+		most = max(most, before)
+	}
+	unit := fit(max(most, float64(rule.Capacity)), bytesScales)
+	p := c.axes("level ("+unit.name+")", max(most, float64(rule.Capacity))/unit.size)
+	p.X.Label.Text = "time since the first packet (" + fit(c.span(), timeScales).name + ")"
+	name := "level of the bucket"
+	if !one {
+		name = "level of the fullest bucket"
+	}
+	return p, errors.Join(
+		c.area(p, name, green, mint, func(i int) float64 { return levels[i] / unit.size }),
+		c.line(p, "capacity", float64(rule.Capacity)/unit.size),
+	)
+}
+
+// limit is the rule of the chart, and whether it has but one bucket. Rules of
+// one chart differ in their prefixes only.
+func (c *Chart) limit() (rule policy.Rule, one bool) {
+	rule = c.limits.Rules[0]
+	return rule, len(c.limits.Rules) == 1 && rule.Each.Kind == policy.EachAll
+}
+
+// axes is an empty plot over the time of the chart, up to a value.
+func (c *Chart) axes(label string, most float64) *plot.Plot {
+	p := plot.New()
+	for style, size := range map[*text.Style]font.Length{
+		&p.Title.TextStyle: 11, &p.X.Label.TextStyle: 10, &p.Y.Label.TextStyle: 10,
+		&p.X.Tick.Label: 9, &p.Y.Tick.Label: 9, &p.Legend.TextStyle: 9,
+	} {
+		style.Font.Variant, style.Font.Size, style.Color = "Sans", size, ink
+	}
+	p.Title.Padding = 10
+	p.X.Min, p.X.Max = 0, c.span()/fit(c.span(), timeScales).size
+	p.Y.Min, p.Y.Max = 0, most*1.25 // room for the legend
+	if most == 0 {
+		p.Y.Max = 1
+	}
+	p.Y.Label.Text = label
+	for _, axis := range []*plot.Axis{&p.X, &p.Y} {
+		axis.Padding = 0
+		axis.LineStyle.Color, axis.Tick.LineStyle.Color = ink, ink
+		axis.Tick.Marker = ticks{}
+	}
+	lines := plotter.NewGrid()
+	lines.Vertical.Color, lines.Horizontal.Color = grid, grid
+	p.Add(lines)
+	p.Legend.Top, p.Legend.Left = true, false
+	p.Legend.Padding = 3
+	p.Legend.YOffs = -3
+	p.Legend.XOffs = -4
+	return p
+}
+
+// area adds steps with something below them, one for each bin.
+func (c *Chart) area(p *plot.Plot, name string, line, fill color.Color, value func(bin int) float64) error {
+	unit := fit(c.span(), timeScales).size
+	points := make(plotter.XYs, 0, len(c.bins)+1)
+	for i := range c.bins {
+		points = append(points, plotter.XY{X: float64(i) * float64(c.width) / unit, Y: value(i)})
+	}
+	if len(points) == 0 {
+		return nil
+	}
+	points = append(points, plotter.XY{X: c.span() / unit, Y: points[len(points)-1].Y})
+	steps, err := plotter.NewLine(points)
+	if err != nil {
+		return err
+	}
+	steps.StepStyle, steps.Color, steps.FillColor, steps.Width = plotter.PostStep, line, fill, 1.1
+	p.Add(steps)
+	p.Legend.Add(name, steps)
+	return nil
+}
+
+// line adds a dashed one all across.
+func (c *Chart) line(p *plot.Plot, name string, y float64) error {
+	dashed, err := plotter.NewLine(plotter.XYs{{X: p.X.Min, Y: y}, {X: p.X.Max, Y: y}})
+	if err != nil {
+		return err
+	}
+	dashed.Color, dashed.Width, dashed.Dashes = red, 1.1, []vg.Length{5, 3}
+	p.Add(dashed)
+	p.Legend.Add(name, dashed)
+	return nil
+}
+
+// ticks are at round numbers: 1, 2 or 5 times a power of ten, each of them labelled.
+type ticks struct{}
+
+func (ticks) Ticks(least, most float64) (all []plot.Tick) {
+	const about = 6
+	step := math.Pow(10, math.Floor(math.Log10((most-least)/about)))
+	for _, more := range []float64{2, 2.5, 2} {
+		if (most-least)/step > about {
+			step *= more
+		}
+	}
+	for i := math.Ceil(least / step); i*step <= most*(1+1e-9); i++ {
+		all = append(all, plot.Tick{Value: i * step, Label: strings.TrimSuffix(fmt.Sprintf("%.6g", i*step), ".0")})
+	}
+	return all
+}
+
+// wrap breaks a text into lines of so many columns at most.
+func wrap(s string, columns int) string {
+	var lines []string
+	for line := ""; ; {
+		word, rest, more := strings.Cut(s, " ")
+		if line != "" && len(line)+1+len(word) > columns {
+			lines, line = append(lines, line), ""
+		}
+		line = strings.TrimPrefix(line+" "+word, " ")
+		if s = rest; !more {
+			return strings.Join(append(lines, line), "\n")
+		}
+	}
+}

@@ -1,0 +1,488 @@
+package replay
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/internal/trace"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// newBoth is both engines, until the test ends; the kernel's table is small, as it takes time to make.
+func newBoth(t *testing.T, l Limits) *Both {
+	t.Helper()
+	testenv.Root(t)
+	k, err := newKernel(l, 1<<16)
+	testenv.Must(t, err)
+	t.Cleanup(func() { k.Close() })
+	return &Both{kernel: k, model: NewModel(l)}
+}
+
+// offer offers all packets of a trace, and ends the test where the engine objects.
+func offer(t *testing.T, e Engine, data string) (all []Result) {
+	t.Helper()
+	in, err := trace.Open(strings.NewReader(data))
+	testenv.Must(t, err)
+	var p trace.Packet
+	for {
+		if err := in.Next(&p); err == io.EOF {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		r, err := e.Offer(&p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, r)
+	}
+}
+
+// The traces beside the repository come out as they say, packet by packet.
+func TestVectors(t *testing.T) {
+	for _, v := range testenv.Vectors(t) {
+		for _, algorithm := range []policy.Algorithm{policy.GCRA, policy.Leaky} {
+			t.Run(fmt.Sprintf("%s/%v", v.Name, algorithm), func(t *testing.T) {
+				steps := v.Steps(t)
+				var csv strings.Builder
+				for _, s := range steps {
+					fmt.Fprintf(&csv, "%d,%d\n", s.Now, s.Bytes)
+				}
+				rule := everything(policy.Rate(v.Rate), v.Capacity)
+				rule.Algorithm = algorithm
+				results := offer(t, newBoth(t, Limits{Rules: []policy.Rule{rule}}), csv.String())
+				if len(results) != len(steps) {
+					t.Fatalf("%d packets of %d", len(results), len(steps))
+				}
+				for i, r := range results {
+					s := steps[i]
+					if r.Time != s.Now || r.Bytes != s.Bytes || (r.Verdict == Pass) != s.Pass {
+						t.Fatalf("packet %d: %+v, want %+v", i+1, r, s)
+					}
+					// The traces round to a thousandth of a byte, the data path to units of 2^-20.
+					if got := float64(r.Level) / (1 << 20); math.Abs(got-s.Level) > 0.0005+3.0/(1<<20) {
+						t.Fatalf("packet %d: level %v, want %v", i+1, got, s.Level)
+					}
+				}
+			})
+		}
+	}
+}
+
+// Both engines say the same of every packet of the captures beside the
+// repository, real ones and hostile ones; what can not be read is an error.
+func TestCaptures(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join("..", "..", "..", "shared", "pcaps", "*.pcap*"))
+	testenv.Must(t, err)
+	for _, match := range []policy.Match{policy.MatchDst, policy.MatchSrc} {
+		l := bothFamilies(8000, 1514, policy.EachFlow)
+		l.Match = match
+		e := newBoth(t, l)
+		const noon = uint64(1) << 61
+		read, limited, start := 0, 0, noon
+		for _, name := range files {
+			data, err := os.ReadFile(name)
+			testenv.Must(t, err)
+			in, err := trace.Open(strings.NewReader(string(data)))
+			if err != nil {
+				if len(err.Error()) < 20 {
+					t.Errorf("%s: refused by %q", name, err)
+				}
+				continue
+			}
+			read++
+			var p trace.Packet
+			latest, first := start, uint64(0)
+			for err = in.Next(&p); err == nil; err = in.Next(&p) {
+				// One trace after the other, as no bucket is to be left from the last one.
+				if first == 0 {
+					first = p.Time
+				}
+				p.Time += start - first
+				latest = max(latest, p.Time)
+				r, err := e.Offer(&p)
+				if err != nil {
+					t.Fatalf("%s: %v", name, err)
+				}
+				if r.Limited {
+					limited++
+				}
+				if r.Spare || r.Unsure {
+					t.Errorf("%s: %+v", name, r)
+				}
+			}
+			if err != io.EOF && !errors.As(err, new(trace.DamagedError)) {
+				t.Errorf("%s: %v", name, err)
+			}
+			start = latest + uint64(time.Hour)
+			if start > 2*noon {
+				start, e = noon, newBoth(t, l)
+			}
+		}
+		if len(files) > 300 && (read < 200 || limited < 1500) {
+			t.Errorf("of %d captures %d were read, with %d packets that a rule could match", len(files), read, limited)
+		}
+	}
+}
+
+// Random frames, most of them broken somewhere, are the same to both engines:
+// whose they are, what they count, and what becomes of them.
+func TestBrokenFrames(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	roll := rand.New(rand.NewPCG(seed, 1))
+	for _, excess := range []policy.Excess{policy.Drop, policy.ECN, policy.Pass} {
+		for _, each := range []policy.EachKind{policy.EachAll, policy.EachHost, policy.EachFlow} {
+			l := bothFamilies(80000, 3000, each)
+			for i := range l.Rules {
+				l.Rules[i].Excess, l.Rules[i].Algorithm = excess, policy.Algorithm(roll.IntN(2))
+				l.Rules[i].Framing = policy.Framing{Overhead: int16(roll.IntN(120) - 64), MPU: uint16(roll.IntN(2) * 84)}
+			}
+			e, now, limited := newBoth(t, l), uint64(time.Hour), 0
+			for range 1500 {
+				p := randomFrame(roll)
+				now += roll.Uint64N(uint64(30 * time.Millisecond))
+				p.Time = now - roll.Uint64N(1000)
+				r, err := e.Offer(p)
+				if err != nil {
+					t.Fatalf("excess %v, each %v: EtherType %#x, %x, %d bytes: %v", excess, policy.Each{Kind: each}, p.EtherType, p.Network, p.Bytes, err)
+				}
+				if r.Limited {
+					limited++
+				}
+			}
+			if limited < 500 {
+				t.Errorf("only %d frames were IP", limited)
+			}
+		}
+	}
+}
+
+func randomFrame(roll *rand.Rand) *trace.Packet {
+	host := func() string { return fmt.Sprintf("10.0.0.%d", 1+roll.IntN(3)) }
+	host6 := func() string { return fmt.Sprintf("2001:db8::%d", 1+roll.IntN(3)) }
+	protos := []byte{1, 6, 17, 33, 47, 50, 58, 132, 136, 253}
+	proto, tos := protos[roll.IntN(len(protos))], byte(roll.Uint32())
+	kind, network := uint16(typeIPv4), []byte(nil)
+	upper := ports(uint16(roll.IntN(2)), 53, roll.IntN(40))
+	if roll.IntN(2) == 0 {
+		network = ip4(host(), host(), proto, tos, upper...)
+		if roll.IntN(4) == 0 {
+			network[6] = byte(roll.Uint32())
+		}
+	} else {
+		kind = typeIPv6
+		chain := []byte{0, 43, 44, 51, 60, 135, 139, 140}
+		for range roll.IntN(10) * roll.IntN(2) {
+			ext := make([]byte, 8*(1+roll.IntN(2)))
+			ext[0], ext[1] = proto, byte(len(ext)/8-1)
+			proto = chain[roll.IntN(len(chain))]
+			switch proto {
+			case protoAH:
+				ext[1] = byte(len(ext)/4 - 2)
+			case protoFragment:
+				ext = ext[:8]
+				ext[3] = []byte{0, 1, 0, 8, byte(roll.Uint32())}[roll.IntN(5)]
+			}
+			upper = append(ext, upper...)
+		}
+		if proto == protoICMPv6 {
+			upper[0] = byte(130 + roll.IntN(10))
+		}
+		network = ip6(host6(), host6(), proto, tos, upper...)
+	}
+	tags := []uint16{typeVLAN, typeQinQ, typeVLAN}[:roll.IntN(4)*roll.IntN(2)]
+	kind, network = tagged(kind, network, tags...)
+	switch roll.IntN(8) {
+	case 0: // a bit that lies
+		network[roll.IntN(len(network))] ^= 1 << roll.IntN(8)
+	case 1, 2: // in the first bytes, where it matters
+		network[roll.IntN(min(len(network), 10))] ^= 1 << roll.IntN(8)
+	case 3: // cut off
+		network = network[:roll.IntN(len(network)+1)]
+	case 4:
+		kind = []uint16{0x0806, 46, typeIPv4, typeIPv6, typeVLAN, 0}[roll.IntN(6)]
+	}
+	p := at(0, kind, network)
+	if roll.IntN(3) == 0 { // captured in part
+		p.Bytes += roll.Uint64N(1500)
+	}
+	return p
+}
+
+// Packets of any size count what they are.
+func TestSizes(t *testing.T) {
+	sizes := []uint64{1, 2, 33, 34, 35, 60, 1514, 3000, 4096, 9000, 65501, 65502, 65503, 65536, 65537, 1, 66000, 40000, 16001, 19000, 20000, 3000, 81535, 81537, 100000, 524288, 64, 1 << 20, 1<<24 - 1000, 1<<24 - 1}
+	for _, f := range []policy.Framing{{}, {Overhead: 38, MPU: 84}, {Overhead: -64}, {Overhead: 256, MPU: 256}} {
+		for _, each := range []policy.EachKind{policy.EachAll, policy.EachFlow} {
+			rule := everything(1_000_000_000, 1<<26)
+			rule.Framing, rule.Each.Kind = f, each
+			e, now := newBoth(t, Limits{Rules: []policy.Rule{rule}}), uint64(0)
+			for _, n := range sizes {
+				now += 1000
+				r, err := e.Offer(&trace.Packet{Time: now, Bytes: n, EtherType: typeIPv4, Network: ip4("10.0.0.1", "10.0.0.2", 17, 0)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				want := max(int64(n)+int64(f.Overhead), int64(f.MPU), 0)
+				if r.Bytes != uint64(min(want, 1<<24-1)) || r.Rule != 0 || r.Verdict != Pass {
+					t.Errorf("%v: %d bytes count %+v", f, n, r)
+				}
+			}
+		}
+	}
+}
+
+// Big packets and small ones take turns, and the clock steps back.
+func TestSizesTakeTurns(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	roll := rand.New(rand.NewPCG(seed, 2))
+	for _, each := range []policy.EachKind{policy.EachAll, policy.EachHost} {
+		rule := everything(100_000_000, 1<<20)
+		rule.Each.Kind = each
+		e, now, excess := newBoth(t, Limits{Rules: []policy.Rule{rule}}), uint64(time.Hour), 0
+		for range 80 {
+			now += roll.Uint64N(uint64(60 * time.Millisecond))
+			p := at(now-roll.Uint64N(slack), typeIPv4, ip4("192.0.2.1", fmt.Sprintf("10.0.0.%d", roll.IntN(2)), 17, 0))
+			p.Bytes += roll.Uint64N(40_000)
+			if roll.IntN(3) == 0 {
+				p.Bytes += roll.Uint64N(3 << 20)
+			}
+			r, err := e.Offer(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Excess {
+				excess++
+			}
+		}
+		if excess == 0 || excess > 60 {
+			t.Errorf("%d of 80 packets are excess: too easy", excess)
+		}
+	}
+}
+
+// Of several rules the longest prefix decides, by the side that is asked for;
+// who shares a bucket is told by name.
+func TestRules(t *testing.T) {
+	rule := func(s string, rate policy.Rate, each policy.Each) policy.Rule {
+		return policy.Rule{Prefix: prefix(s), Rate: rate, Capacity: 2000, Each: each}
+	}
+	host, flow := policy.Each{Kind: policy.EachHost}, policy.Each{Kind: policy.EachFlow}
+	hole := policy.Rule{Prefix: prefix("10.1.0.9/32"), Rate: policy.Unlimited}
+	leaky := rule("192.0.2.0/24", 8000, policy.Each{})
+	leaky.Algorithm = policy.Leaky
+	l := Limits{Rules: []policy.Rule{
+		rule("10.0.0.0/8", 8000, policy.Each{}), rule("10.1.0.0/16", 8000, host), hole, leaky,
+		rule("2001:db8::/32", 8000, policy.Each{Kind: policy.EachSubnet, Bits: 48}), rule("2001:db8:1::/64", 8000, flow),
+	}}
+	udp := ports(1000, 53, 4)
+	for _, c := range []struct {
+		far    string
+		rule   int
+		sharer string
+		src    string
+	}{
+		{"10.9.9.9", 0, "10.0.0.0/8", "10.0.0.0/8"},
+		{"10.1.2.3", 1, "10.1.2.3", "10.1.2.3"},
+		{"10.1.0.9", 2, "10.1.0.9/32", "10.1.0.9/32"},
+		{"192.0.2.1", 3, "192.0.2.0/24", "192.0.2.0/24"},
+		{"192.0.3.1", NoRule, "", ""},
+		{"2001:db8:5:6::7", 4, "2001:db8:5::/48", "2001:db8:5::/48"},
+		{"2001:db8:1::7", 5, "udp,[2001:db9::1]:1000,[2001:db8:1::7]:53", "udp,[2001:db8:1::7]:1000,[2001:db9::1]:53"},
+		{"2001:db9::7", NoRule, "", ""},
+	} {
+		for match, want := range map[policy.Match]string{policy.MatchDst: c.sharer, policy.MatchSrc: c.src} {
+			l.Match = match
+			e := newBoth(t, l)
+			near := "198.51.100.1"
+			kind, packet := uint16(typeIPv4), ip4
+			if netip.MustParseAddr(c.far).Is6() {
+				near, kind, packet = "2001:db9::1", typeIPv6, ip6
+			}
+			src, dst := near, c.far
+			if match == policy.MatchSrc {
+				src, dst = dst, src
+			}
+			for i := range 40 {
+				r, err := e.Offer(at(uint64(i), kind, packet(src, dst, 17, 0, udp...)))
+				if err != nil {
+					t.Fatalf("%s: %v", c.far, err)
+				}
+				got := ""
+				if r.Rule != NoRule {
+					got = l.Sharer(r)
+				}
+				full := r.Rule != NoRule && l.Rules[r.Rule].Rate != policy.Unlimited && uint64(i+1)*r.Bytes > 2000
+				if r.Rule != c.rule || got != want || !r.Limited || (r.Verdict == Drop) != full || r.Excess != full {
+					t.Errorf("%s by %v, packet %d: %+v of %s", c.far, match, i, r, got)
+				}
+			}
+		}
+	}
+}
+
+// Excess is marked, dropped or let pass; a penalty holds. The level says so.
+func TestExcess(t *testing.T) {
+	const csv = "0,1000\n0,1000\n0,1000\n1000000000,500\n"
+	leaky := policy.Rule{Algorithm: policy.Leaky, Penalty: policy.Penalty{Kind: policy.PenaltyHold, Duration: time.Second}}
+	for name, c := range map[string]struct {
+		rule policy.Rule
+		want string // verdict, whether it is excess, and level in bytes
+	}{
+		"drop":    {policy.Rule{}, "pass 1000, drop! 1000, drop! 1000, pass 500"},
+		"ecn":     {policy.Rule{Excess: policy.ECN}, "pass 1000, mark! 2000, mark! 3000, mark! 2500"},
+		"pass":    {policy.Rule{Excess: policy.Pass}, "pass 1000, pass! 1000, pass! 1000, pass 500"},
+		"penalty": {leaky, "pass 1000, drop! 2500, drop! 2500, drop! 2500"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rule := c.rule
+			rule.Prefix, rule.Rate, rule.Capacity = prefix("0.0.0.0/0"), 8000, 1500
+			var got []string
+			for _, r := range offer(t, newBoth(t, Limits{Rules: []policy.Rule{rule}}), csv) {
+				mark := ""
+				if r.Excess {
+					mark = "!"
+				}
+				got = append(got, fmt.Sprintf("%v%s %d", r.Verdict, mark, r.LevelBytes()))
+			}
+			if s := strings.Join(got, ", "); s != c.want {
+				t.Errorf("%s, want %s", s, c.want)
+			}
+		})
+	}
+}
+
+// Where the kernel's table is full, it says that the spare bucket was charged,
+// and the engines do not agree.
+func TestFullTable(t *testing.T) {
+	testenv.Root(t)
+	l := bothFamilies(8000, 2000, policy.EachHost)
+	k, err := newKernel(l, 4)
+	testenv.Must(t, err)
+	defer k.Close()
+	b := &Both{kernel: k, model: NewModel(l)}
+	for i := range 6 {
+		r, err := b.Offer(at(uint64(i), typeIPv4, ip4("192.0.2.1", fmt.Sprintf("10.0.0.%d", i), 17, 0, make([]byte, 1000)...)))
+		if r.Spare != (i >= 4) {
+			t.Errorf("packet %d: %+v", i, r)
+		}
+		var d *Disagreement
+		if errors.As(err, &d) != (i >= 4) {
+			t.Errorf("packet %d: %v", i, err)
+		}
+		if d != nil && (d.Packet != uint64(i+1) || !strings.Contains(d.Error(), "spare bucket") || !strings.Contains(d.Error(), "10.0.0.4") && i == 4) {
+			t.Errorf("packet %d: %v", i, err)
+		}
+	}
+}
+
+// Engines that are not the same are found out at the first packet that shows it.
+func TestDisagreement(t *testing.T) {
+	rule := everything(8000, 2000)
+	b := newBoth(t, Limits{Rules: []policy.Rule{rule}})
+	rule.Capacity = 2001
+	b.model = NewModel(Limits{Rules: []policy.Rule{rule}})
+	in, err := trace.Open(strings.NewReader("0,1000\n0,1000\n0,1\n0,1\n"))
+	testenv.Must(t, err)
+	var p trace.Packet
+	for i := 1; in.Next(&p) == nil; i++ {
+		_, err := b.Offer(&p)
+		var d *Disagreement
+		if errors.As(err, &d) != (i == 3) {
+			t.Errorf("packet %d: %v", i, err)
+		}
+		if d != nil && (d.Packet != 3 || d.Kernel.Verdict != Drop || d.Model.Verdict != Pass) {
+			t.Errorf("%v", d)
+		}
+		if i == 3 {
+			return
+		}
+	}
+}
+
+// Those who have drained are forgotten, and nobody's verdict changes by it.
+func TestForgetting(t *testing.T) {
+	const hosts = 4 * firstSweep
+	l := bothFamilies(1_000_000, 3000, policy.EachHost)
+	m, alone, s := NewModel(l), NewModel(l), NewSummary(l)
+	most, now, excess := 0, uint64(0), uint64(0)
+	network := ip4("192.0.2.1", "10.0.0.0", 17, 0, make([]byte, 986)...)
+	for i := range 2 * hosts {
+		now += 20_000
+		host := i
+		if i%4 == 3 {
+			host = 0 // who sends too much all along
+		}
+		network[17], network[18], network[19] = byte(host>>16), byte(host>>8), byte(host)
+		p := at(now, typeIPv4, network)
+		r, err := m.Offer(p)
+		testenv.Must(t, err)
+		s.Add(r)
+		if r.Excess {
+			excess++
+		}
+		if host == 0 {
+			want, err := alone.Offer(p)
+			testenv.Must(t, err)
+			if r != want {
+				t.Fatalf("packet %d: %+v, without the others %+v", i, r, want)
+			}
+		} else if r.Excess {
+			t.Fatalf("packet %d: %+v", i, r)
+		}
+		most = max(most, len(m.buckets), len(s.sharers))
+	}
+	if most > firstSweep+1 {
+		t.Errorf("%d buckets were kept", most)
+	}
+	// 1 Mbit/s of 100 Mbit/s.
+	if top := s.Sufferers(5); len(top) != 1 || top[0].Sharer != "10.0.0.0" || top[0].Excess.Packets != excess || excess < hosts/2*8/10 {
+		t.Errorf("excess %d, %+v", excess, top)
+	}
+}
+
+func BenchmarkModel(b *testing.B) {
+	for _, each := range []policy.EachKind{policy.EachAll, policy.EachFlow} {
+		b.Run(policy.Each{Kind: each}.String(), func(b *testing.B) { benchmark(b, NewModel(bothFamilies(1e9, 1<<20, each))) })
+	}
+}
+
+func BenchmarkKernel(b *testing.B) {
+	testenv.Root(b)
+	for _, each := range []policy.EachKind{policy.EachAll, policy.EachFlow} {
+		b.Run(policy.Each{Kind: each}.String(), func(b *testing.B) {
+			k, err := NewKernel(bothFamilies(1e9, 1<<20, each))
+			testenv.Must(b, err)
+			defer k.Close()
+			benchmark(b, k)
+		})
+	}
+}
+
+func benchmark(b *testing.B, e Engine) {
+	network := ip4("192.0.2.1", "10.0.0.1", 17, 0, ports(1000, 53, 500)...)
+	s := NewSummary(bothFamilies(1e9, 1<<20, policy.EachFlow))
+	now := uint64(0)
+	for b.Loop() {
+		now += 1000
+		network[19]++
+		r, err := e.Offer(at(now, typeIPv4, network))
+		if err != nil {
+			b.Fatal(err)
+		}
+		s.Add(r)
+	}
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds()/1e6, "Mpackets/s")
+}

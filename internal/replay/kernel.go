@@ -1,0 +1,218 @@
+package replay
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/trace"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+const (
+	// buckets is for how many sharers the kernel engine has room: twice what a hook has.
+	buckets = 1 << 21
+
+	linkHeader = 14 // of the frames that are made for the programs
+
+	// A test run takes less than a page of a packet, so each one is said to be a
+	// GSO packet of one segment, which counts as its wire_len and the rule's
+	// overhead say. Of that, leastFrame is taken off, so that a packet of one byte
+	// can have headers. Where wire_len ends, the overhead is bigOverhead instead,
+	// and a packet has as many segments as it takes.
+	leastFrame  = linkHeader + ipv4Header
+	maxWire     = 1 << 16
+	bigOverhead = 16000
+
+	// What the programs answer.
+	next uint32 = 0xffffffff // TCX_NEXT
+	drop uint32 = 2          // TC_ACT_SHOT
+)
+
+// Kernel is the engine that runs the programs of the data path. Their clock is
+// that of the trace, and no device sees them.
+type Kernel struct {
+	compiled
+	set     *maps.Set
+	chain   []*ebpf.Program
+	entries []entry
+	frame   []byte
+	context [192]byte
+}
+
+// An entry is a rule as it is in the kernel.
+type entry struct {
+	maps.Entry
+	rule int // index in Limits.Rules
+	seen maps.Counters
+	big  bool
+}
+
+// NewKernel makes an engine with empty buckets. The error wraps fs.ErrPermission
+// where programs may not be loaded.
+func NewKernel(l Limits) (*Kernel, error) { return newKernel(l, buckets) }
+
+func newKernel(l Limits, sharers uint32) (_ *Kernel, err error) {
+	size := maps.Size{Rules: uint32(len(l.Rules))}
+	algorithms := map[policy.Algorithm]bool{}
+	for _, r := range l.Rules {
+		algorithms[r.Algorithm] = true
+		if r.Each.Kind != policy.EachAll {
+			size.Buckets = sharers
+		}
+	}
+	hook := bpf.AbiHook{L2Bytes: linkHeader, VirtualClock: 1}
+	if l.Match == policy.MatchSrc {
+		hook.MatchSrc = 1
+	}
+	k := &Kernel{compiled: compile(l), entries: make([]entry, len(l.Rules)), frame: make([]byte, linkHeader, linkHeader+trace.MaxHeaders)}
+	for i := range hook.Secret { // without one, a flow and its answers share a bucket
+		hook.Secret[i] = rand.Uint32()
+	}
+	if k.set, err = maps.New(size, hook); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			k.Close()
+		}
+	}()
+	for a := range algorithms {
+		p, err := loader.Load(a, k.set)
+		if err != nil {
+			return nil, err
+		}
+		k.chain = append(k.chain, p)
+	}
+	for i := range l.Rules {
+		if err := k.put(i, false, 0); err != nil {
+			return nil, err
+		}
+	}
+	return k, nil
+}
+
+// put sets a rule for small packets or big ones; its buckets owe what they owed.
+func (k *Kernel) put(i int, forBig bool, now uint64) error {
+	rule := k.Rules[i]
+	rule.Framing.Overhead -= leastFrame
+	if forBig {
+		rule.Framing = policy.Framing{Overhead: bigOverhead}
+	}
+	if _, err := k.set.Put(rule, func() uint64 { return now }); err != nil {
+		return err
+	}
+	e, ok := k.set.Find(rule.Prefix)
+	if !ok {
+		return fmt.Errorf("the rule for %v is not there", rule.Prefix)
+	}
+	k.entries[i].Entry, k.entries[i].rule, k.entries[i].big = e, i, forBig
+	return nil
+}
+
+// Offer implements Engine.
+func (k *Kernel) Offer(t *trace.Packet) (Result, error) {
+	p := read(t)
+	r := Result{Rule: NoRule, Limited: p.ip && !p.nd, Time: t.Time, Bytes: t.Bytes}
+	if !p.ip && (t.EtherType == typeIPv4 && len(t.Network) < ipv4Header || t.EtherType == typeIPv6 && len(t.Network) < ipv6Header) {
+		return r, nil // a test run takes no part of a network header, and neither do the programs
+	}
+	wire, segments := t.Bytes+leastFrame, uint64(1)
+	i := k.match(p)
+	if i != NoRule {
+		n := counted(k.Rules[i].Framing, t.Bytes)
+		if k.entries[i].big != (wire > maxWire) && (wire > maxWire || n <= bigOverhead+trace.MaxHeaders+linkHeader) {
+			// Buckets are settled as of a little before: then a packet that steps back finds no more in them.
+			if err := k.put(i, wire > maxWire, t.Time-min(t.Time, slack)); err != nil {
+				return r, err
+			}
+		}
+		if k.entries[i].big {
+			if n > maxWire {
+				segments = (n - maxWire + bigOverhead - 1) / bigOverhead
+			}
+			wire = n - segments*bigOverhead
+		}
+	}
+	k.frame = append(k.frame[:linkHeader], t.Network...)
+	binary.BigEndian.PutUint16(k.frame[12:], t.EtherType)
+	// struct __sk_buff of linux/bpf.h: tstamp, wire_len, gso_segs, gso_size.
+	binary.NativeEndian.PutUint64(k.context[152:], t.Time)
+	binary.NativeEndian.PutUint32(k.context[160:], uint32(min(wire, maxWire))) // more is nobody's
+	binary.NativeEndian.PutUint32(k.context[164:], uint32(segments))
+	binary.NativeEndian.PutUint32(k.context[176:], 1)
+	verdict, err := k.run()
+	if err != nil {
+		return r, err
+	}
+	return r, k.account(&r, p, i, verdict)
+}
+
+// run gives the frame to one program after the other, as a hook would.
+func (k *Kernel) run() (uint32, error) {
+	for _, p := range k.chain {
+		verdict, err := p.Run(&ebpf.RunOptions{Data: k.frame, Context: k.context[:]})
+		if err != nil {
+			return 0, fmt.Errorf("run %v on a packet of %d bytes: %w", p, len(k.frame), err)
+		}
+		if verdict != next {
+			return verdict, nil
+		}
+	}
+	return next, nil
+}
+
+// account reads off the counters and buckets what became of a packet. Which rule
+// it was is the kernel's to say; expected is where to look first.
+func (k *Kernel) account(r *Result, p packet, expected int, verdict uint32) error {
+	for n := range k.entries {
+		e := &k.entries[(n+max(expected, 0))%len(k.entries)]
+		now := k.set.Counters(e.ID)
+		if before := e.seen; now != before {
+			e.seen = now
+			k.result(r, p, e, before)
+			break
+		}
+	}
+	if (verdict == drop) != (r.Verdict == Drop) {
+		return fmt.Errorf("the program answers %#x to a packet that it counts as %v", verdict, r.Verdict)
+	}
+	return nil
+}
+
+// result is what a rule's counters and bucket say after a packet that it counted.
+func (k *Kernel) result(r *Result, p packet, e *entry, before maps.Counters) {
+	now := e.seen
+	r.Rule, r.Bytes = e.rule, now.PassedBytes+now.DroppedBytes-before.PassedBytes-before.DroppedBytes
+	r.Excess, r.Unsure = now.ExcessPackets > before.ExcessPackets, now.UnsurePackets > before.UnsurePackets
+	switch {
+	case now.DroppedPackets > before.DroppedPackets:
+		r.Verdict = Drop
+	case now.MarkedPackets > before.MarkedPackets:
+		r.Verdict = Mark
+	}
+	r.sharer = k.sharer(e.rule, p)
+	if e.Rate == policy.Unlimited {
+		return
+	}
+	r.Level = k.set.Level(e.Entry, k.Match, p.flow, r.Time)
+	if e.Each.Kind != policy.EachAll {
+		own := k.set.OwnLevel(e.Entry, r.Time)
+		r.Spare = own > 0 && r.Level == 0
+		r.Level = cmp.Or(r.Level, own)
+	}
+}
+
+// Close implements Engine.
+func (k *Kernel) Close() error {
+	for _, p := range k.chain {
+		p.Close()
+	}
+	return k.set.Close()
+}

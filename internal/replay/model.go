@@ -1,0 +1,101 @@
+package replay
+
+import (
+	"time"
+
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/trace"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Model is the engine that needs no kernel: the model's arithmetic, and a bucket
+// for whoever owes something.
+type Model struct {
+	compiled
+	meters  []model.Meter
+	own     []model.Bucket // of rules with one for all
+	buckets map[sharer]*model.Bucket
+	sweepAt int
+}
+
+// NewModel makes an engine with empty buckets.
+func NewModel(l Limits) *Model {
+	m := &Model{compiled: compile(l), own: make([]model.Bucket, len(l.Rules)), buckets: map[sharer]*model.Bucket{}, sweepAt: firstSweep}
+	for _, r := range l.Rules {
+		m.meters = append(m.meters, meterOf(r))
+	}
+	return m
+}
+
+func meterOf(r policy.Rule) model.Meter {
+	if r.Rate == policy.Unlimited {
+		return model.Meter{}
+	}
+	return model.New(uint64(r.Rate), r.Capacity, r.Penalty.Kind != policy.PenaltyNone, uint64(r.Penalty.Duration))
+}
+
+// Offer implements Engine.
+func (m *Model) Offer(t *trace.Packet) (Result, error) {
+	p := read(t)
+	r := Result{Rule: m.match(p), Limited: p.ip && !p.nd, Time: t.Time, Bytes: t.Bytes}
+	if r.Rule == NoRule {
+		return r, nil
+	}
+	rule := &m.Rules[r.Rule]
+	r.Bytes = counted(rule.Framing, t.Bytes)
+	r.sharer = m.sharer(r.Rule, p)
+	if rule.Rate == policy.Unlimited {
+		return r, nil
+	}
+	bucket, meter := m.bucket(r.sharer, t.Time), &m.meters[r.Rule]
+	switch meter.Offer(bucket, t.Time, r.Bytes, rule.Excess == policy.ECN && p.ect) {
+	case model.Mark:
+		r.Verdict, r.Excess = Mark, true
+	case model.Excess:
+		r.Excess = true
+		if rule.Excess != policy.Pass {
+			r.Verdict = Drop
+		}
+	}
+	r.Level = meter.Level(*bucket, t.Time)
+	return r, nil
+}
+
+func (m *Model) bucket(s sharer, now uint64) *model.Bucket {
+	if m.Rules[s.rule].Each.Kind == policy.EachAll {
+		return &m.own[s.rule]
+	}
+	b := m.buckets[s]
+	if b == nil {
+		if len(m.buckets) >= m.sweepAt {
+			m.sweep(now)
+		}
+		b = &model.Bucket{}
+		m.buckets[s] = b
+	}
+	return b
+}
+
+const (
+	firstSweep = 1 << 16
+	// slack is how far a trace may step back in time and find buckets as they were.
+	slack = uint64(100 * time.Millisecond)
+)
+
+// sweep forgets buckets that have drained: they are as new ones. It comes when
+// there are twice as many as the last one left, so it costs each packet little.
+func (m *Model) sweep(now uint64) {
+	for s, b := range m.buckets {
+		if drained(m.meters[s.rule], *b, now) {
+			delete(m.buckets, s)
+		}
+	}
+	m.sweepAt = max(firstSweep, 2*len(m.buckets))
+}
+
+func drained(m model.Meter, b model.Bucket, now uint64) bool {
+	return m.Level(b, now-min(now, slack)) == 0
+}
+
+// Close implements Engine.
+func (m *Model) Close() error { return nil }

@@ -1,0 +1,127 @@
+package replay
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"github.com/shapectl/shapectl/internal/trace"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// EtherTypes and protocol numbers (IANA).
+const (
+	typeIPv4 = 0x0800
+	typeVLAN = 0x8100
+	typeQinQ = 0x88a8
+	typeIPv6 = 0x86dd
+
+	protoHopByHop = 0
+	protoTCP      = 6
+	protoUDP      = 17
+	protoDCCP     = 33
+	protoRouting  = 43
+	protoFragment = 44
+	protoAH       = 51
+	protoICMPv6   = 58
+	protoDstOpts  = 60
+	protoSCTP     = 132
+	protoMobility = 135
+	protoUDPLite  = 136
+	protoHIP      = 139
+	protoShim6    = 140
+)
+
+const (
+	ipv4Header, ipv6Header = 20, 40
+	// extensions are the most IPv6 extension headers that are stepped over.
+	extensions = 8
+)
+
+// A packet is what matters of one to a rule. It is read as bpf/packet.h reads
+// it, lies included, which a decoder that wants whole packets would not do.
+type packet struct {
+	ip   bool // with whole addresses
+	nd   bool // neighbour discovery, which is never limited
+	ect  bool // may be marked
+	flow maps.Flow
+}
+
+func read(t *trace.Packet) (p packet) {
+	kind, b := t.EtherType, t.Network
+	for range 2 {
+		if kind == typeVLAN || kind == typeQinQ {
+			if len(b) < 4 {
+				return p
+			}
+			kind, b = binary.BigEndian.Uint16(b[2:]), b[4:]
+		}
+	}
+	switch {
+	case kind == typeIPv4 && len(b) >= ipv4Header && b[0]>>4 == 4:
+		p.readIPv4(b)
+	case kind == typeIPv6 && len(b) >= ipv6Header && b[0]>>4 == 6:
+		p.readIPv6(b)
+	}
+	return p
+}
+
+func (p *packet) readIPv4(b []byte) {
+	p.ip, p.ect = true, b[1]&3 != 0
+	p.flow = maps.Flow{Src: netip.AddrFrom4([4]byte(b[12:])), Dst: netip.AddrFrom4([4]byte(b[16:])), Proto: b[9]}
+	header := int(b[0]&15) * 4
+	if header >= ipv4Header && binary.BigEndian.Uint16(b[6:])&0x1fff == 0 {
+		p.readPorts(b, header)
+	}
+}
+
+func (p *packet) readIPv6(b []byte) {
+	p.ip, p.ect = true, b[1]>>4&3 != 0
+	p.flow = maps.Flow{Src: netip.AddrFrom16([16]byte(b[8:])), Dst: netip.AddrFrom16([16]byte(b[24:])), Proto: b[6]}
+	at := ipv6Header
+	for i := 0; i < extensions && isExtension(p.flow.Proto) && at+4 <= len(b); i++ {
+		ext := b[at:]
+		fragment := p.flow.Proto == protoFragment
+		switch p.flow.Proto {
+		case protoFragment:
+			at += 8
+		case protoAH:
+			at += (int(ext[1]) + 2) * 4
+		default:
+			at += (int(ext[1]) + 1) * 8
+		}
+		p.flow.Proto = ext[0]
+		if fragment && (ext[2] != 0 || ext[3]&0xf8 != 0) {
+			return // not the first: no transport header follows
+		}
+	}
+	if isExtension(p.flow.Proto) {
+		return
+	}
+	p.nd = p.flow.Proto == protoICMPv6 && b[7] == 255 && at < len(b) && b[at] >= 133 && b[at] <= 137
+	p.readPorts(b, at)
+}
+
+func isExtension(proto uint8) bool {
+	switch proto {
+	case protoHopByHop, protoRouting, protoDstOpts, protoFragment, protoAH, protoMobility, protoHIP, protoShim6:
+		return true
+	}
+	return false
+}
+
+func (p *packet) readPorts(b []byte, at int) {
+	switch p.flow.Proto {
+	case protoTCP, protoUDP, protoSCTP, protoDCCP, protoUDPLite:
+		if at+4 <= len(b) {
+			p.flow.SrcPort, p.flow.DstPort = binary.BigEndian.Uint16(b[at:]), binary.BigEndian.Uint16(b[at+2:])
+		}
+	}
+}
+
+func (p *packet) side(match policy.Match) netip.Addr {
+	if match == policy.MatchSrc {
+		return p.flow.Src
+	}
+	return p.flow.Dst
+}

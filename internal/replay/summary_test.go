@@ -1,0 +1,190 @@
+package replay
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+func summarize(t *testing.T, l Limits, csv string) *Summary {
+	t.Helper()
+	s := NewSummary(l)
+	for _, r := range offer(t, NewModel(l), csv) {
+		s.Add(r)
+	}
+	return s
+}
+
+// A trace of which each number is known by hand: 1000 bytes/s, 2000 bytes.
+func TestSummary(t *testing.T) {
+	l := Limits{Rules: []policy.Rule{everything(8000, 2000)}}
+	const second = "000000000"
+	s := summarize(t, l, strings.Join([]string{
+		"5" + second + ",1500", // level 1500
+		"5" + second + ",600",  // refused
+		"5300000000,900",       // 1200: refused
+		"6" + second + ",1000", // 500: 1500
+		"8500000000,3000",      // bigger than the bucket, which is empty
+		"8600000000,100",       // 2900: refused
+		"9" + second + ",100",  // refused
+		"9500000000,100",       // 2000: refused, and the last of them
+		"9700000000,100",       // 1800: 1900
+		"9100000000,100",       // back in time, 2500: refused
+		"100" + second + ",1", "100" + second + ",1",
+	}, "\n"))
+	want := Summary{
+		Offered: Count{12, 7502}, Passed: Count{6, 5602}, Excess: Count{6, 1900}, Dropped: Count{6, 1900},
+		First: 5e9, Last: 100e9,
+	}
+	got := *s
+	got.limits, got.highest, got.worst, got.free, got.needed, got.beyond, got.sharers, got.sweepAt = Limits{}, 0, Drought{}, nil, 0, false, nil, 0
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("%+v, want\n%+v", got, want)
+	}
+	// From the second packet at 9.7 s to those that passed at 100 s, as one was dropped between.
+	if d := s.LongestDrought(); d != (Drought{9_700_000_000, 90_300_000_000}) {
+		t.Errorf("drought %+v", d)
+	}
+	if n := s.HighestLevelBytes(); n != 3000 {
+		t.Errorf("highest level %d", n)
+	}
+	if top := s.Sufferers(5); top != nil {
+		t.Errorf("one bucket for all, and %+v", top)
+	}
+}
+
+// The capacity that loses nothing is the least one: with one byte less, something is excess.
+func TestLosslessCapacity(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	for i := range 60 {
+		roll := rand.New(rand.NewPCG(seed, uint64(i)))
+		rate := policy.Rate(8000 << roll.IntN(22))
+		var csv strings.Builder
+		now := uint64(1e9)
+		for range 300 {
+			n := 1 + roll.Uint64N(1500)
+			fmt.Fprintf(&csv, "%d,%d\n", now, n)
+			now += roll.Uint64N(1 + n*8e9/uint64(rate)*uint64(1+i%3))
+			if roll.IntN(20) == 0 {
+				now -= min(now, 1e6)
+			}
+		}
+		l := Limits{Rules: []policy.Rule{everything(rate, 1514)}}
+		least, known := summarize(t, l, csv.String()).LosslessCapacity()
+		if !known || least == 0 {
+			t.Fatalf("trace %d: %d, %v", i, least, known)
+		}
+		for _, algorithm := range []policy.Algorithm{policy.GCRA, policy.Leaky} {
+			for capacity, wantLoss := range map[uint64]bool{least: false, least + 1: false, 2 * least: false, least - 1: true, least / 2: true} {
+				l.Rules[0].Capacity, l.Rules[0].Algorithm = capacity, algorithm
+				s := summarize(t, l, csv.String())
+				if (s.Excess.Packets > 0) != wantLoss {
+					t.Errorf("trace %d at %v: with %d bytes (least %d), excess %+v", i, rate, capacity, least, s.Excess)
+				}
+				if again, _ := s.LosslessCapacity(); again != least {
+					t.Errorf("trace %d: %d bytes from a bucket of %d, %d before", i, again, capacity, least)
+				}
+			}
+		}
+	}
+}
+
+func TestLongestDrought(t *testing.T) {
+	rule := everything(8000, 1000)
+	hosts := bothFamilies(8000, 1000, policy.EachHost)
+	for name, c := range map[string]struct {
+		csv  string
+		want Drought
+	}{
+		"nothing dropped":         {"0,1000\n5000000000,1000\n", Drought{}},
+		"one":                     {"0,1000\n400000000,1000\n1000000000,1000\n", Drought{0, 1_000_000_000}},
+		"idle, without any":       {"0,1000\n400000000,1000\n1000000000,1000\n90000000000,1\n", Drought{0, 1_000_000_000}},
+		"the second":              {"0,1000\n1,1000\n1000000000,1000\n1500000000,600\n2200000000,600\n", Drought{1_000_000_000, 1_200_000_000}},
+		"to the end":              {"7,1000\n8,1000\n500,1000\n", Drought{7, 493}},
+		"one at the end, at once": {"7,1000\n7,1000\n", Drought{7, 0}},
+	} {
+		if d := summarize(t, Limits{Rules: []policy.Rule{rule}}, c.csv).LongestDrought(); d != c.want {
+			t.Errorf("%s: %+v, want %+v", name, d, c.want)
+		}
+	}
+	// Each bucket has its own: the packets of another end nobody's drought.
+	m, s := NewModel(hosts), NewSummary(hosts)
+	for i, host := range []int{1, 1, 2, 2, 1, 2, 1} {
+		p := at(uint64(i)*1000, typeIPv4, ip4("192.0.2.1", fmt.Sprintf("10.0.0.%d", host), 17, 0, make([]byte, 966)...))
+		r, err := m.Offer(p)
+		testenv.Must(t, err)
+		s.Add(r)
+	}
+	if d := s.LongestDrought(); d != (Drought{0, 6000}) {
+		t.Errorf("of two hosts: %+v", d)
+	}
+}
+
+func TestLosslessCapacityAtTheEnds(t *testing.T) {
+	l := Limits{Rules: []policy.Rule{everything(8, 1)}}
+	if n, known := summarize(t, l, "0,9000\n9000000000000,9000\n").LosslessCapacity(); n != 0 || !known {
+		t.Errorf("each comes to an empty bucket: %d, %v", n, known)
+	}
+	s := NewSummary(l)
+	m := NewModel(l)
+	network := ip4("10.0.0.1", "10.0.0.2", 17, 0)
+	p := at(1, typeIPv4, network)
+	p.Bytes = 1<<24 - 1
+	for range 1<<16 + 2 {
+		r, err := m.Offer(p)
+		testenv.Must(t, err)
+		s.Add(r)
+	}
+	if n, known := s.LosslessCapacity(); known {
+		t.Errorf("more than there is: %d", n)
+	}
+}
+
+// Who had the most excess, and no more of them than asked for.
+func TestSufferers(t *testing.T) {
+	l := bothFamilies(8000, 1000, policy.EachHost)
+	m, s := NewModel(l), NewSummary(l)
+	send := func(host, packets, bytes int) {
+		for range packets {
+			p := at(uint64(time.Second), typeIPv4, ip4("192.0.2.1", fmt.Sprintf("10.0.0.%d", host), 17, 0, make([]byte, bytes-34)...))
+			r, err := m.Offer(p)
+			testenv.Must(t, err)
+			s.Add(r)
+		}
+	}
+	send(1, 10, 100) // just fits
+	send(2, 11, 100)
+	send(3, 6, 1000)
+	send(4, 14, 100)
+	if got, want := fmt.Sprint(s.Sufferers(2)), "[{10.0.0.3 {5 5000}} {10.0.0.4 {4 400}}]"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if got := s.Sufferers(9); len(got) != 3 {
+		t.Errorf("%v", got)
+	}
+	// Not IP, and neighbour discovery: never limited. Other addresses: no rule's.
+	l = Limits{Rules: []policy.Rule{{Prefix: prefix("10.0.0.0/8"), Rate: 8000, Capacity: 1000}}}
+	m, s = NewModel(l), NewSummary(l)
+	for _, p := range []struct {
+		kind    uint16
+		network []byte
+	}{
+		{0x0806, make([]byte, 28)},
+		{typeIPv6, ip6("fe80::1", "ff02::1", 58, 0, 135, 0, 0, 0)},
+		{typeIPv6, ip6("fe80::1", "ff02::1", 58, 0, 128, 0, 0, 0)},
+		{typeIPv4, ip4("10.0.0.1", "192.0.2.1", 17, 0)},
+	} {
+		r, err := m.Offer(at(1, p.kind, p.network))
+		testenv.Must(t, err)
+		s.Add(r)
+	}
+	if s.Unlimited != (Count{2, 42 + 58}) || s.Outside != (Count{2, 58 + 34}) || s.Offered != (Count{}) || s.Packets() != 4 {
+		t.Errorf("%+v", s)
+	}
+}

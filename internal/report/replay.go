@@ -1,0 +1,222 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/replay"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// AppendReplayed appends a line of JSON that says what became of a packet.
+// Whose bucket it was is said of packets that have addresses.
+func AppendReplayed(b []byte, r replay.Result, l replay.Limits, addressed bool) []byte {
+	b = strconv.AppendUint(append(b, `{"time_ns":`...), r.Time, 10)
+	b = strconv.AppendUint(append(b, `,"bytes":`...), r.Bytes, 10)
+	b = append(append(b, `,"verdict":"`...), r.Verdict.String()...)
+	b = append(b, `","depart_ns":`...)
+	if r.Verdict == replay.Drop {
+		b = append(b, "null"...)
+	} else {
+		b = strconv.AppendUint(b, r.Time, 10)
+	}
+	b = strconv.AppendUint(append(b, `,"level_bytes":`...), r.LevelBytes(), 10)
+	b = strconv.AppendBool(append(b, `,"conforms":`...), !r.Excess)
+	switch {
+	case addressed && r.Rule == replay.NoRule:
+		b = append(b, `,"rule":null,"sharer":null`...)
+	case addressed:
+		b = l.Rules[r.Rule].Prefix.AppendTo(append(b, `,"rule":"`...))
+		b = append(append(b, `","sharer":"`...), l.Sharer(r)...)
+		b = append(b, '"')
+	}
+	return append(b, "}\n"...)
+}
+
+// A Replay is what limits would have done to a trace.
+type Replay struct {
+	Trace     string   `json:"trace"`
+	Engine    string   `json:"engine"`
+	Sentences []string `json:"sentences"` // of each rule
+
+	Algorithm     string `json:"algorithm"`
+	Match         string `json:"match"`
+	Each          string `json:"each"`
+	Excess        string `json:"excess"`
+	RateBits      uint64 `json:"rate_bits_per_second"`
+	CapacityBytes uint64 `json:"capacity_bytes"`
+
+	// Complete says that the trace was read to its end.
+	Complete bool `json:"complete"`
+
+	OfferedPackets   uint64 `json:"offered_packets"`
+	OfferedBytes     uint64 `json:"offered_bytes"`
+	PassedPackets    uint64 `json:"passed_packets"`
+	PassedBytes      uint64 `json:"passed_bytes"`
+	ExcessPackets    uint64 `json:"excess_packets"`
+	ExcessBytes      uint64 `json:"excess_bytes"`
+	DroppedPackets   uint64 `json:"dropped_packets"`
+	DroppedBytes     uint64 `json:"dropped_bytes"`
+	MarkedPackets    uint64 `json:"marked_packets"`
+	MarkedBytes      uint64 `json:"marked_bytes"`
+	OutsidePackets   uint64 `json:"outside_packets"` // of no rule's network
+	OutsideBytes     uint64 `json:"outside_bytes"`
+	UnlimitedPackets uint64 `json:"unlimited_packets"` // not IP, or neighbour discovery
+	UnlimitedBytes   uint64 `json:"unlimited_bytes"`
+	UnsurePackets    uint64 `json:"unsure_packets"`
+	SparePackets     uint64 `json:"spare_packets"` // the kernel had no room for their sharers
+
+	FirstNS           uint64 `json:"first_ns"`
+	DurationNS        uint64 `json:"duration_ns"`
+	LongestDroughtNS  uint64 `json:"longest_drought_ns"`
+	DroughtFromNS     uint64 `json:"longest_drought_from_ns"`
+	HighestLevelBytes uint64 `json:"highest_level_bytes"`
+	// LosslessCapacityBytes is null where no capacity is large enough.
+	LosslessCapacityBytes *uint64 `json:"lossless_capacity_bytes"`
+
+	// MostExcess are the sharers with the most; null where one bucket is for all.
+	MostExcess []SharerExcess `json:"most_excess"`
+}
+
+// A SharerExcess is what did not conform of one sharer's.
+type SharerExcess struct {
+	Sharer  string `json:"sharer"`
+	Packets uint64 `json:"excess_packets"`
+	Bytes   uint64 `json:"excess_bytes"`
+}
+
+const mostSharers = 5
+
+// NewReplay puts together what a summary says; the rest is for the caller.
+func NewReplay(l replay.Limits, s *replay.Summary) Replay {
+	rule, drought := l.Rules[0], s.LongestDrought()
+	r := Replay{
+		Algorithm: rule.Algorithm.String(), Match: l.Match.String(), Each: rule.Each.String(), Excess: rule.Excess.String(),
+		RateBits: uint64(rule.Rate), CapacityBytes: rule.Capacity,
+		OfferedPackets: s.Offered.Packets, OfferedBytes: s.Offered.Bytes,
+		PassedPackets: s.Passed.Packets, PassedBytes: s.Passed.Bytes,
+		ExcessPackets: s.Excess.Packets, ExcessBytes: s.Excess.Bytes,
+		DroppedPackets: s.Dropped.Packets, DroppedBytes: s.Dropped.Bytes,
+		MarkedPackets: s.Marked.Packets, MarkedBytes: s.Marked.Bytes,
+		OutsidePackets: s.Outside.Packets, OutsideBytes: s.Outside.Bytes,
+		UnlimitedPackets: s.Unlimited.Packets, UnlimitedBytes: s.Unlimited.Bytes,
+		UnsurePackets: s.Unsure.Packets, SparePackets: s.Spare.Packets,
+		FirstNS: s.First, DurationNS: s.Last - s.First,
+		LongestDroughtNS: drought.NS, DroughtFromNS: drought.From,
+		HighestLevelBytes: s.HighestLevelBytes(),
+	}
+	if bytes, known := s.LosslessCapacity(); known {
+		r.LosslessCapacityBytes = &bytes
+	}
+	top := s.Sufferers(mostSharers)
+	if top != nil {
+		r.MostExcess = []SharerExcess{}
+	}
+	for _, x := range top {
+		r.MostExcess = append(r.MostExcess, SharerExcess{x.Sharer, x.Excess.Packets, x.Excess.Bytes})
+	}
+	return r
+}
+
+// Text says it in a table and some lines.
+func (r Replay) Text(w io.Writer) error {
+	var s strings.Builder
+	for _, sentence := range r.Sentences {
+		fmt.Fprintln(&s, sentence)
+	}
+	fmt.Fprintln(&s)
+	r.table(&s)
+	fmt.Fprintln(&s)
+	r.facts(&s)
+	for i, x := range r.MostExcess {
+		if i == 0 {
+			fmt.Fprintln(&s, "\nmost excess:")
+		}
+		fmt.Fprintf(&s, "    %s: %d packets, %d bytes\n", x.Sharer, x.Packets, x.Bytes)
+	}
+	_, err := io.WriteString(w, s.String())
+	return err
+}
+
+func (r Replay) table(w io.Writer) {
+	var aligned strings.Builder
+	t := tabwriter.NewWriter(&aligned, 0, 0, 2, ' ', tabwriter.AlignRight)
+	rows := []struct {
+		name           string
+		packets, bytes uint64
+		always         bool
+	}{
+		{"offered", r.OfferedPackets, r.OfferedBytes, true},
+		{"passed", r.PassedPackets, r.PassedBytes, true},
+		{"excess", r.ExcessPackets, r.ExcessBytes, true},
+		{"dropped", r.DroppedPackets, r.DroppedBytes, r.DroppedPackets != r.ExcessPackets},
+		{"marked", r.MarkedPackets, r.MarkedBytes, r.MarkedPackets > 0},
+	}
+	width := len("offered")
+	fmt.Fprintf(t, "%-*s\tPACKETS\t\tBYTES\t\t\n", width, "")
+	for _, row := range rows {
+		if row.always {
+			fmt.Fprintf(t, "%-*s\t%d\t%s\t%d\t%s\t\n", width, row.name, row.packets, share(row.packets, r.OfferedPackets),
+				row.bytes, share(row.bytes, r.OfferedBytes))
+		}
+	}
+	t.Flush() // into memory
+	for line := range strings.Lines(aligned.String()) {
+		fmt.Fprintln(w, strings.TrimRight(line, " \n")) // nothing heads the last column
+	}
+}
+
+func share(part, whole uint64) string {
+	if whole == 0 {
+		return "-"
+	}
+	return percent(part, whole)
+}
+
+func (r Replay) facts(w io.Writer) {
+	fact := func(name, format string, args ...any) {
+		fmt.Fprintf(w, "%-18s  %s\n", name, fmt.Sprintf(format, args...))
+	}
+	if r.OutsidePackets > 0 {
+		fact("other addresses", "%d packets, %d bytes: no rule matches them", r.OutsidePackets, r.OutsideBytes)
+	}
+	if r.UnlimitedPackets > 0 {
+		fact("never limited", "%d packets, %d bytes: not IP, or neighbour discovery", r.UnlimitedPackets, r.UnlimitedBytes)
+	}
+	fact("duration", "%s", span(r.DurationNS))
+	switch {
+	case r.DroppedPackets == 0:
+		fact("longest drought", "none: no packet was dropped")
+	default:
+		fact("longest drought", "%s in which nothing passed, from %s on", span(r.LongestDroughtNS), span(r.DroughtFromNS-r.FirstNS))
+	}
+	fact("highest level", "%d of %d bytes (%s)", r.HighestLevelBytes, r.CapacityBytes, percent(r.HighestLevelBytes, r.CapacityBytes))
+	switch least := r.LosslessCapacityBytes; {
+	case r.OfferedPackets == 0:
+	case least == nil:
+		fact("lossless capacity", "none: a bucket would have to hold more than %d bytes", uint64(policy.MaxCapacity))
+	case *least == 0:
+		fact("lossless capacity", "any: each packet came to an empty bucket")
+	default:
+		fact("lossless capacity", "%d bytes, the least with which all had conformed", *least)
+	}
+	if r.SparePackets > 0 {
+		fact("spare bucket", "%d packets were charged to it, as more sharers owed something than the kernel's table had room for", r.SparePackets)
+	}
+	if r.UnsurePackets > 0 {
+		fact("unsure", "%d packets", r.UnsurePackets)
+	}
+	fact("engine", "%s", r.Engine)
+}
+
+// span is a time for people to read.
+func span(ns uint64) string {
+	if d := time.Duration(ns); d >= 0 {
+		return d.String()
+	}
+	return fmt.Sprintf("%d s", ns/uint64(time.Second))
+}

@@ -1,0 +1,186 @@
+package trace
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"github.com/gopacket/gopacket/pcapgo"
+)
+
+// Link types that have a number of their own elsewhere: raw IP of the BSDs.
+const (
+	linkTypeRawBSD     layers.LinkType = 12
+	linkTypeRawOpenBSD layers.LinkType = 14
+)
+
+const ethernetHeader = 14
+
+// A capture is packets with their first bytes.
+type capture struct {
+	read func() ([]byte, gopacket.CaptureInfo, error)
+	// of is the link and the time of the packet that was read.
+	of    func(gopacket.CaptureInfo) (layers.LinkType, time.Time, error)
+	count uint64
+	l2    uint8 // of the packet that was read
+}
+
+func openPcap(b *bufio.Reader) (*Reader, error) {
+	r, err := pcapgo.NewReader(b)
+	if err != nil {
+		return nil, unreadable("pcap", err)
+	}
+	link := r.LinkType()
+	return captured(&capture{
+		read: r.ZeroCopyReadPacketData,
+		of: func(ci gopacket.CaptureInfo) (layers.LinkType, time.Time, error) {
+			return link, ci.Timestamp, nil
+		},
+	}), nil
+}
+
+func openPcapng(b *bufio.Reader) (*Reader, error) {
+	r, err := pcapgo.NewNgReader(b, pcapgo.NgReaderOptions{WantMixedLinkType: true})
+	if err != nil {
+		return nil, unreadable("pcapng", err)
+	}
+	return captured(&capture{
+		read: r.ZeroCopyReadPacketData,
+		of: func(ci gopacket.CaptureInfo) (layers.LinkType, time.Time, error) {
+			device, err := r.Interface(ci.InterfaceIndex)
+			if err != nil {
+				return 0, time.Time{}, err
+			}
+			at, err := exact(ci.Timestamp, device.TimestampResolution)
+			return device.LinkType, at, err
+		},
+	}), nil
+}
+
+func unreadable(kind string, err error) error {
+	if err == io.EOF || err == io.ErrUnexpectedEOF {
+		err = errors.New("it ends within its header")
+	}
+	return fmt.Errorf("it begins like a %s, but can not be read: %w", kind, err)
+}
+
+// exact mends what pcapgo makes of times in negative powers of two: it counts
+// whole nanoseconds to a unit, and drops the fraction.
+func exact(t time.Time, unit pcapgo.NgResolution) (time.Time, error) {
+	n := unit.Exponent()
+	switch {
+	case unit.Binary() && n < 30:
+		units := uint64(t.Nanosecond()) / (1e9 >> n)
+		return time.Unix(t.Unix(), int64(units*1e9>>n)), nil
+	case unit.Binary():
+		return t, fmt.Errorf("its times are in units of 2^-%d s, and are not read below 2^-29", n)
+	case n > 19:
+		return t, fmt.Errorf("its times are in units of 10^-%d s, and are not read below 10^-19", n)
+	}
+	return t, nil
+}
+
+func captured(c *capture) *Reader {
+	r := &Reader{addressed: true, l2Bytes: ethernetHeader}
+	r.next = func(p *Packet) error {
+		err := c.next(p)
+		if c.count == 1 {
+			r.l2Bytes = c.l2
+		}
+		return err
+	}
+	return r
+}
+
+func (c *capture) next(p *Packet) error {
+	data, ci, err := c.read()
+	switch {
+	case err == io.EOF && ci.CaptureLength == 0: // else its bytes are missing
+		return io.EOF
+	case err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF):
+		return DamagedError{fmt.Errorf("the capture ends within packet %d", c.count+1)}
+	case err != nil:
+		return DamagedError{fmt.Errorf("packet %d can not be read: %w", c.count+1, err)}
+	}
+	c.count++
+	link, at, err := c.of(ci)
+	if err != nil {
+		return fmt.Errorf("packet %d: %w", c.count, err)
+	}
+	if seconds := at.Unix(); seconds < 0 || seconds >= math.MaxInt64/int64(time.Second) {
+		return DamagedError{fmt.Errorf("packet %d has no time between 1970 and 2262", c.count)}
+	}
+	p.Time = uint64(at.UnixNano())
+	length := ci.Length
+	p.EtherType, p.Network, c.l2 = 0, nil, ethernetHeader
+	switch link {
+	case layers.LinkTypeEthernet:
+		if len(data) >= ethernetHeader {
+			p.EtherType, p.Network = binary.BigEndian.Uint16(data[12:]), data[ethernetHeader:]
+		}
+	case layers.LinkTypeRaw, linkTypeRawBSD, linkTypeRawOpenBSD:
+		c.l2 = 0
+		if len(data) > 0 {
+			p.EtherType, p.Network = etherTypeIPv4, data
+			if data[0]>>4 == 6 {
+				p.EtherType = etherTypeIPv6
+			}
+		}
+	case layers.LinkTypeIPv4:
+		c.l2, p.EtherType, p.Network = 0, etherTypeIPv4, data
+	case layers.LinkTypeIPv6:
+		c.l2, p.EtherType, p.Network = 0, etherTypeIPv6, data
+	case layers.LinkTypeNull, layers.LinkTypeLoop:
+		c.l2 = 0
+		var loop layers.Loopback
+		if loop.DecodeFromBytes(data, gopacket.NilDecodeFeedback) == nil {
+			p.Network = loop.Payload
+			length -= len(loop.Contents)
+			switch loop.Family {
+			case layers.ProtocolFamilyIPv4:
+				p.EtherType = etherTypeIPv4
+			case layers.ProtocolFamilyIPv6BSD, layers.ProtocolFamilyIPv6FreeBSD, layers.ProtocolFamilyIPv6Darwin, layers.ProtocolFamilyIPv6Linux:
+				p.EtherType = etherTypeIPv6
+			}
+		}
+	case layers.LinkTypeLinuxSLL:
+		var cooked layers.LinuxSLL
+		if cooked.DecodeFromBytes(data, gopacket.NilDecodeFeedback) == nil {
+			p.EtherType, p.Network = uint16(cooked.EthernetType), cooked.Payload
+			length += c.cooked(len(cooked.Contents), layers.ARPHardwareType(cooked.AddrType))
+		}
+	case layers.LinkTypeLinuxSLL2:
+		var cooked layers.LinuxSLL2
+		if cooked.DecodeFromBytes(data, gopacket.NilDecodeFeedback) == nil {
+			p.EtherType, p.Network = uint16(cooked.ProtocolType), cooked.Payload
+			length += c.cooked(len(cooked.Contents), cooked.ARPHardwareType)
+		}
+	default:
+		name := link.String()
+		if name == "UnknownLinkType" {
+			name = "see pcap-linktype(7)"
+		}
+		return fmt.Errorf("packet %d is of link type %d (%s), which is not read; use a capture of Ethernet, raw IP, or all devices of Linux", c.count, link, name)
+	}
+	if length < 0 || length > MaxBytes {
+		return DamagedError{fmt.Errorf("packet %d says that it has %d bytes; no packet counts more than %d", c.count, length, MaxBytes)}
+	}
+	p.Bytes = uint64(length)
+	p.Network = p.Network[:min(len(p.Network), MaxHeaders)]
+	return nil
+}
+
+// cooked is how much longer a frame was than the capture of it, whose header of
+// so many bytes stands for the link's own.
+func (c *capture) cooked(header int, device layers.ARPHardwareType) int {
+	if device != layers.ARPHardwareTypeEthernet && device != layers.ARPHardwareTypeLoopback {
+		c.l2 = 0
+	}
+	return int(c.l2) - header
+}

@@ -1,0 +1,137 @@
+#!/usr/bin/env bash
+# kernels-guest.sh tests|traffic|refused: what kernels-test.sh runs in a guest, at the top of a tree with the program,
+# the tests' binaries beside their packages, and these scripts.
+set -euo pipefail
+export LC_ALL=C
+part=$1
+# shellcheck source=scripts/lib.sh
+. "$(dirname "$0")/lib.sh"
+tree=${here%/*}
+
+echo "Linux $(uname -r), CPUs $(nproc), clocksource $(</sys/devices/system/clocksource/clocksource0/current_clocksource)"
+
+# From 6.6 on there is tcx; what is true of a guest is written here, so that no test of it can be skipped unnoticed.
+hook=tcx
+[[ $(printf '%s\n' 6.6 "$(uname -r)" | sort -V | head -1) == 6.6 ]] || hook=clsact
+
+# tests PACKAGE PATTERN...: those tests of a package, each of which must exist and pass. As in `go test -run`, a pattern
+# may go on with those of subtests after slashes.
+tests() {
+	local package=$1 pattern name said=/tmp/said run began=$SECONDS count
+	shift
+	run=$(IFS='|'; echo "$*")
+	cd "$tree/$package"
+	if ! ./package.test -test.short -test.v -test.timeout 300s -test.run "$run" >"$said" 2>&1; then
+		grep -vE '^ *(=== |--- PASS)' "$said" || cat "$said"
+		die "the tests of ./$package failed"
+	fi
+	for pattern; do
+		name=${pattern%%/*}
+		[[ $name == "$pattern" ]] || name+='/.*'
+		grep -qE -- "--- PASS: ${name//[$^]/} " "$said" || die "no tests ran: ./$package has none for $pattern"
+	done
+	count=$(grep -c -- '--- PASS' "$said")
+	echo "ok   ./$package: $count tests and subtests ($((SECONDS - began)) s)"
+}
+
+# udp DIRECTION ALGORITHM: a flood of three times the rate. From the first packet on at most capacity + rate * time may
+# pass, and once the bucket is full, exactly rate * time. The guest's clock counts instructions, so nothing else on the
+# machine shows in this.
+udp() {
+	local direction=$1 algorithm=$2 rate=4000000 capacity=65536 frame=1514 from=$near to=$far address=${far_address[4]}
+	local case="udp $direction $algorithm $hook" begin first second bytes most expected
+	[[ $direction == egress ]] || from=$far to=$near address=${near_address[4]}
+	serve "$to"
+	"$SHAPECTL" -n "$near" set eth0 "$direction" "${network[4]}" --rate $rate --capacity ${capacity}b \
+		--algorithm "$algorithm" >/dev/null
+	grep -q "\"hook\": \"$hook\"" < <("$SHAPECTL" -n "$near" show eth0 -j) || die "$case: not attached to $hook"
+	received 4
+	bytes=$received
+	now_us
+	begin=$now
+	send "$from" "$address" -u -b $((rate * 3)) -l $((frame - 42)) -t 60
+	sleep 1
+	now_us
+	first=$now
+	received 4
+	most=$((capacity + rate * (now - begin) / 8000000)) bytes=$((received - bytes))
+	((bytes <= most)) || die "$case: expected at most $most bytes, measured $bytes"
+	bytes=$received
+	sleep 3
+	now_us
+	second=$now
+	received 4
+	bytes=$((received - bytes)) expected=$((rate * (second - first) / 8000000))
+	kill -0 "$client" 2>/dev/null || die "$case: iperf3: $(<"$tmp/client")"
+	stop
+	"$SHAPECTL" -n "$near" flush eth0 >/dev/null
+	# A packet on either side, and what came between the clock and the counters.
+	if ((bytes < expected - 3 * frame - expected / 500 || bytes > expected + 3 * frame + expected / 500)); then
+		die "$case: expected $expected bytes, measured $bytes"
+	fi
+	echo "ok   $case: $bytes bytes of $expected"
+}
+
+# tcp DIRECTION ALGORITHM: TCP uses at least 85 % of the rate, with segmentation offload as the device has it.
+tcp() {
+	local direction=$1 algorithm=$2 rate=20000000 from=$near to=$far address=${far_address[6]}
+	local case="tcp $direction $algorithm $hook" begin bytes least most
+	[[ $direction == egress ]] || from=$far to=$near address=${near_address[6]}
+	serve "$to"
+	"$SHAPECTL" -n "$near" set eth0 "$direction" "${network[6]}" --rate $rate --algorithm "$algorithm" >/dev/null
+	received 6
+	bytes=$received
+	now_us
+	begin=$now
+	send "$from" "$address" -t 60
+	sleep 4
+	now_us
+	received 6
+	bytes=$((received - bytes))
+	kill -0 "$client" 2>/dev/null || die "$case: iperf3: $(<"$tmp/client")"
+	stop
+	"$SHAPECTL" -n "$near" flush eth0 >/dev/null
+	# 300 ms of the rate is what a bucket holds.
+	least=$((rate * (now - begin) * 85 / 800000000)) most=$((rate * (now - begin + 310000) / 8000000))
+	((bytes >= least && bytes <= most)) || die "$case: expected $least to $most bytes, measured $bytes"
+	echo "ok   $case: $bytes bytes, expected $least to $most"
+}
+
+case $part in
+tests)
+	export SHAPECTL_NO_SKIP=1
+	tests bpf TestPackets/egress/gcra TestPackets/ingress/leaky TestFlowKeys TestWithoutLinkHeader TestTagInMetadata \
+		TestWireBytes/./38/84/TCP$ TestExcess TestTwoCPUsOneBucket/./all TestKernelIsModel \
+		TestVectors/exact-fit TestVectors/five-per-second
+	tests pkg/maps TestPinAndOpen TestBucketsAreFound TestRateChangeKeepsWhatIsOwed TestReuseOfIDs TestClear
+	tests pkg/loader "TestFirstRuleAttachesAndLastDetaches/$hook" "TestBothAlgorithmsAtOnce/$hook" \
+		"TestChangeOfAlgorithmKeepsBucketAndCounters/$hook" "TestTableIsMadeBesideRulesInForce/$hook" \
+		"TestUpgradeKeepsRulesBucketsAndCounters/$hook" "TestDeviceMovedToAnotherNamespace/$hook" "TestRenamedDevice/$hook"
+	tests cmd/shapectl "TestPermissions/enough_with_$hook" TestPermissions/rules_of_root TestDoctorWithoutPermissions \
+		TestNamedNamespace TestFirstRuleMounts TestJSONOfARule TestTranscripts/text TestDeviceGoneAndBack \
+		TestPinsOutliveTheMountNamespace
+	;;
+traffic)
+	make_pair kernels
+	for algorithm in gcra leaky; do
+		for direction in egress ingress; do
+			udp "$direction" "$algorithm"
+		done
+	done
+	tcp egress leaky
+	tcp ingress gcra
+	;;
+refused)
+	# A kernel that can not be used is named as such, in one line, and nothing is left behind.
+	status=0
+	"$SHAPECTL" set lo egress 10.0.0.0/8 --rate 1mbit >/tmp/out 2>/tmp/err || status=$?
+	cat /tmp/err
+	[[ $status == 2 || $status == 5 ]] || die "expected exit status 2 or 5, it was $status"
+	[[ ! -s /tmp/out && $(wc -l </tmp/err) == 1 ]] || die "expected one line on stderr, and nothing else"
+	grep -qE 'kernel|Linux' /tmp/err || die "expected a word on what the kernel lacks"
+	left=$(find /sys/fs/bpf -mindepth 1 -not -path /sys/fs/bpf/shapectl; tc qdisc show dev lo | grep clsact || true
+		tc filter show dev lo egress 2>&1 || true)
+	[[ ! $left ]] || die "left behind: $left"
+	echo "ok   refused, exit status $status"
+	;;
+esac

@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# kernels-test.sh [KERNEL...]: tests in the kernel and real traffic under Debian's kernels, in emulated machines. 6.1,
+# 6.12 and the newest must do, 5.10 must be refused clearly; these four if none is named. Two guests run at a time.
+set -euo pipefail
+export LC_ALL=C
+# shellcheck source=scripts/lib.sh
+. "$(dirname "$0")/lib.sh"
+cd "${here%/*}"
+
+kernels=("$@")
+[[ $# -gt 0 ]] || kernels=(6.1 6.12 newest 5.10)
+packages=(bpf pkg/maps pkg/loader cmd/shapectl)
+[[ -x $SHAPECTL ]] || die "$SHAPECTL is not there: build it with make"
+"$here/need.sh" "${0##*/}" ip=iproute2 ss=iproute2 iperf3=iperf3
+
+tmp=$(mktemp -d)
+# shellcheck disable=SC2317 # it is called by a trap
+finish() {
+	local status=$?
+	trap '' HUP INT PIPE TERM
+	set +e
+	# shellcheck disable=SC2046 # one word a process
+	kill $(jobs -p) 2>/dev/null
+	wait
+	rm -rf "$tmp"
+	exit "$status"
+}
+trap finish EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 141' PIPE
+trap 'exit 143' TERM
+
+# The tree that guests get: what tests look for is where it is here.
+tree=$tmp/tree
+for package in "${packages[@]}"; do
+	mkdir -p "$tree/$package"
+	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o "$tree/$package/package.test" "./$package"
+	[[ -d $package/testdata ]] && cp -R "$package/testdata" "$tree/$package/"
+done
+cp go.mod "$tree/"
+mkdir "$tree/bin"
+cp "$SHAPECTL" "$tree/bin/shapectl"
+mkdir "$tree/scripts"
+cp scripts/*.sh "$tree/scripts/"
+files=(-f "$tree:/shapectl/repository")
+[[ -d ../shared/vectors ]] && files+=(-f ../shared/vectors:/shapectl/shared/vectors)
+programs=()
+for program in bash ip tc ss iperf3; do
+	programs+=(-p "$program")
+done
+
+# guest KERNEL PART OPTION...
+guest() {
+	local status=0 began=$SECONDS
+	# Should this script be killed, the guest goes, too.
+	setpriv --pdeathsig TERM "$here/guest.sh" "$1" -t 300 -M veth -M cls_bpf -M sch_ingress -M bridge "${files[@]}" "${programs[@]}" "${@:3}" \
+		-- bash /shapectl/repository/scripts/kernels-guest.sh "$2" >"$tmp/out-$1-$2" 2>&1 || status=$?
+	{
+		flock 8 # not in the middle of what another says
+		echo "== $1 $2 ($((SECONDS - began)) s)"
+		cat "$tmp/out-$1-$2"
+		((status == 0)) || echo "FAIL $1 $2: exit status $status"
+	} 8>"$tmp/lock"
+	return "$status"
+}
+
+failed=0
+for kernel in "${kernels[@]}"; do
+	if [[ $kernel == 5.10 ]]; then
+		parts=(refused)
+	else
+		parts=(tests traffic)
+	fi
+	for part in "${parts[@]}"; do
+		options=()
+		[[ $part == tests ]] || options=(-i)
+		while [[ $(jobs -pr | wc -l) -ge 2 ]]; do
+			wait -n || failed=1
+		done
+		guest "$kernel" "$part" "${options[@]}" &
+	done
+done
+while [[ $(jobs -p) ]]; do
+	wait -n || failed=1
+done
+((failed == 0)) || die "failed"
+echo "${#kernels[@]} kernels passed"
