@@ -13,6 +13,7 @@ struct abi {
 	struct prefixes4 prefixes4;
 	struct prefixes6 prefixes6;
 	struct length6 length6;
+	struct filter filter;
 	struct lengths lengths;
 	struct hook hook;
 	enum layout layout;

@@ -38,8 +38,8 @@ enum layout {
 	LINE_PREFIXES4 = 5,
 	LINE_PREFIXES6 = 3,
 	SPILL_LINES = 8, /* how many lines in a row to look for a prefix in */
-	LENGTHS4 = 64,	 /* places in a list of prefix lengths, of which 33 can be in use */
-	LENGTHS6 = 256,	 /* and 129 */
+	LENGTHS4 = 33,
+	LENGTHS6 = 256, /* of which 129 can be in use */
 };
 
 /* Low bit of a TAT: a CPU is giving the slot to another key. V is even. */
@@ -152,6 +152,15 @@ struct prefixes6 {
 	__u8 used;
 };
 
+/*
+ * A Bloom filter (1970) of all prefixes of both families, blocked: the two bits
+ * of a prefix are in one word. It is small enough to be in a cache, and saves
+ * nearly all looks into the tables that would find nothing.
+ */
+struct filter {
+	__u64 word[1]; /* in the map so many as filter_mask says */
+};
+
 /* A prefix length of IPv6, and what makes an address such a prefix. */
 
 struct length6 {
@@ -178,7 +187,8 @@ struct hook {
 	__u32 line_mask;     /* lines in table - 1 */
 	__u32 prefixes4_mask; /* lines in prefixes4 - 1 */
 	__u32 prefixes6_mask;
-	__u32 cpu_mask;	 /* counters in a rule - 1 */
+	__u32 filter_mask;   /* words in filter - 1 */
+	__u32 cpu_mask;	     /* counters in a rule - 1 */
 	__u8 l2_bytes;	 /* 14 for Ethernet, 0 for a device without a link header */
 	__u8 ingress;
 	__u8 match_src;

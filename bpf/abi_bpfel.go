@@ -39,11 +39,17 @@ type AbiDetails struct {
 	PenaltyNs uint64
 }
 
+type AbiFilter struct {
+	_    structs.HostLayout
+	Word [1]uint64
+}
+
 type AbiHook struct {
 	_             structs.HostLayout
 	LineMask      uint32
 	Prefixes4Mask uint32
 	Prefixes6Mask uint32
+	FilterMask    uint32
 	CpuMask       uint32
 	L2Bytes       uint8
 	Ingress       uint8
@@ -80,7 +86,7 @@ const (
 	AbiLayoutLINE_PREFIXES4 AbiLayout = 5
 	AbiLayoutLINE_PREFIXES6 AbiLayout = 3
 	AbiLayoutSPILL_LINES    AbiLayout = 8
-	AbiLayoutLENGTHS4       AbiLayout = 64
+	AbiLayoutLENGTHS4       AbiLayout = 33
 	AbiLayoutLENGTHS6       AbiLayout = 256
 )
 
@@ -101,7 +107,7 @@ type AbiLengths struct {
 		_      structs.HostLayout
 		Count4 uint32
 		Count6 uint32
-		List4  [64]uint64
+		List4  [33]uint64
 		List6  [256]AbiLength6
 	}
 }

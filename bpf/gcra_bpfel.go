@@ -16,6 +16,7 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	GcraMapFilter        = "filter"
 	GcraMapKeys          = "keys"
 	GcraMapPrefixes4     = "prefixes4"
 	GcraMapPrefixes6     = "prefixes6"
@@ -75,6 +76,7 @@ type GcraProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type GcraMapSpecs struct {
+	Filter    *ebpf.MapSpec `ebpf:"filter"`
 	Keys      *ebpf.MapSpec `ebpf:"keys"`
 	Prefixes4 *ebpf.MapSpec `ebpf:"prefixes4"`
 	Prefixes6 *ebpf.MapSpec `ebpf:"prefixes6"`
@@ -110,6 +112,7 @@ func (o *GcraObjects) Close() error {
 //
 // It can be passed to LoadGcraObjects or ebpf.CollectionSpec.LoadAndAssign.
 type GcraMaps struct {
+	Filter    *ebpf.Map `ebpf:"filter"`
 	Keys      *ebpf.Map `ebpf:"keys"`
 	Prefixes4 *ebpf.Map `ebpf:"prefixes4"`
 	Prefixes6 *ebpf.Map `ebpf:"prefixes6"`
@@ -119,6 +122,7 @@ type GcraMaps struct {
 
 func (m *GcraMaps) Close() error {
 	return _GcraClose(
+		m.Filter,
 		m.Keys,
 		m.Prefixes4,
 		m.Prefixes6,

@@ -16,6 +16,7 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	LeakyMapFilter         = "filter"
 	LeakyMapKeys           = "keys"
 	LeakyMapPrefixes4      = "prefixes4"
 	LeakyMapPrefixes6      = "prefixes6"
@@ -75,6 +76,7 @@ type LeakyProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type LeakyMapSpecs struct {
+	Filter    *ebpf.MapSpec `ebpf:"filter"`
 	Keys      *ebpf.MapSpec `ebpf:"keys"`
 	Prefixes4 *ebpf.MapSpec `ebpf:"prefixes4"`
 	Prefixes6 *ebpf.MapSpec `ebpf:"prefixes6"`
@@ -110,6 +112,7 @@ func (o *LeakyObjects) Close() error {
 //
 // It can be passed to LoadLeakyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type LeakyMaps struct {
+	Filter    *ebpf.Map `ebpf:"filter"`
 	Keys      *ebpf.Map `ebpf:"keys"`
 	Prefixes4 *ebpf.Map `ebpf:"prefixes4"`
 	Prefixes6 *ebpf.Map `ebpf:"prefixes6"`
@@ -119,6 +122,7 @@ type LeakyMaps struct {
 
 func (m *LeakyMaps) Close() error {
 	return _LeakyClose(
+		m.Filter,
 		m.Keys,
 		m.Prefixes4,
 		m.Prefixes6,

@@ -21,6 +21,7 @@ const volatile struct hook hook;
 
 ARRAY(prefixes4, prefixes4);
 ARRAY(prefixes6, prefixes6);
+ARRAY(filter, filter); /* one value, as big as need be */
 ARRAY(rules, rule); /* whose values are as big as the counters of all CPUs make them */
 ARRAY(table, line);
 ARRAY(keys, key); /* that of slot s of line l is at l * LINE_SLOTS + s */

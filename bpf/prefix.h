@@ -14,17 +14,30 @@
 /* Fibonacci hashing (Knuth, 6.4): the upper half of the product depends on every bit. */
 #define FIBONACCI 0x9e3779b97f4a7c15ULL
 
-static __always_inline __u32 line4_of(__u64 key)
+/* A key of IPv4 is all there is to a prefix: length << 32 | masked address. */
+static __always_inline __u64 key4(__u64 length, __u32 addr)
 {
-	return key * FIBONACCI >> 32 & hook.prefixes4_mask;
+	return length & (addr | ~0ULL << 32);
 }
 
-static __always_inline __u32 line6_of(__u64 addr0, __u64 addr1, __u64 length)
+static __always_inline __u64 hash4_prefix(__u64 key)
+{
+	return key * FIBONACCI;
+}
+
+static __always_inline __u64 hash6_prefix(__u64 addr0, __u64 addr1, __u64 length)
 {
 	__u64 h = (addr0 + length) * FIBONACCI;
 
-	h = (h ^ h >> 32) + addr1;
-	return h * FIBONACCI >> 32 & hook.prefixes6_mask;
+	return ((h ^ h >> 32) + addr1) * FIBONACCI;
+}
+
+/* Whether a prefix with that hash may be there. */
+static __always_inline bool in_filter(const struct filter *f, __u64 hash)
+{
+	__u64 word = f->word[hash >> 40 & hook.filter_mask];
+
+	return word >> (hash >> 34 & 63) & word >> (hash >> 58) & 1;
 }
 
 /*
@@ -59,7 +72,7 @@ static long search_line4(__u64 n, struct search *s)
 
 __noinline __u32 search4(__u64 key)
 {
-	struct search s = { .key = { key }, .line = line4_of(key) };
+	struct search s = { .key = { key }, .line = hash4_prefix(key) >> 32 & hook.prefixes4_mask };
 
 	bpf_loop(SPILL_LINES, search_line4, &s, 0);
 	return s.id;
@@ -86,7 +99,7 @@ static long search_line6(__u64 n, struct search *s)
 
 __noinline __u32 search6(__u64 addr0, __u64 addr1, __u32 length)
 {
-	struct search s = { .key = { addr0, addr1 }, .length = length, .line = line6_of(addr0, addr1, length) };
+	struct search s = { .key = { addr0, addr1 }, .length = length, .line = hash6_prefix(addr0, addr1, length) >> 32 & hook.prefixes6_mask };
 
 	bpf_loop(SPILL_LINES, search_line6, &s, 0);
 	return s.id;
@@ -99,9 +112,9 @@ __noinline __u32 search6(__u64 addr0, __u64 addr1, __u32 length)
  */
 static __always_inline __u32 match4_by(__u64 length, __u32 addr)
 {
-	__u64 key = length & (addr | ~0ULL << 32);
+	__u64 key = key4(length, addr);
+	__u32 number = hash4_prefix(key) >> 32 & hook.prefixes4_mask;
 	const struct prefixes4 *line;
-	__u32 number = line4_of(key);
 
 	line = bpf_map_lookup_elem(&prefixes4, &number);
 	if (!line)
@@ -119,7 +132,7 @@ static __always_inline __u32 match6_by(const struct length6 *by, __u64 addr0, __
 
 	addr0 &= by->mask[0];
 	addr1 &= by->mask[1];
-	number = line6_of(addr0, addr1, length);
+	number = hash6_prefix(addr0, addr1, length) >> 32 & hook.prefixes6_mask;
 	line = bpf_map_lookup_elem(&prefixes6, &number);
 	if (!line)
 		return 0;
@@ -128,7 +141,40 @@ static __always_inline __u32 match6_by(const struct length6 *by, __u64 addr0, __
 	return line->used > 1 ? search6(addr0, addr1, length) : 0;
 }
 
-/* The lengths in use from one on. */
+__noinline __u32 probe4(__u64 length, __u32 addr)
+{
+	return match4_by(length, addr);
+}
+
+/* The same by all lengths in use from one on, where the filter does not exclude it. */
+__noinline __u32 match4_from(__u32 addr, __u32 use, __u32 from)
+{
+	__u32 zero = 0, count = lengths.use[use & 1].count4, id;
+	const __u64 *list = lengths.use[use & 1].list4;
+	const struct filter *f;
+
+	f = bpf_map_lookup_elem(&filter, &zero);
+	if (!f)
+		return 0;
+	/* No loop, in which the compiler would keep all of this in memory. */
+#define TRY(i)                                                                            \
+	if ((i) >= count)                                                                 \
+		return 0;                                                                 \
+	if ((i) >= from && in_filter(f, hash4_prefix(key4(list[i], addr)))) {             \
+		id = probe4(list[i], addr);                                               \
+		if (id)                                                                   \
+			return id;                                                        \
+	}
+#define TRY4(i) TRY(i) TRY(i + 1) TRY(i + 2) TRY(i + 3)
+#define TRY16(i) TRY4(i) TRY4(i + 4) TRY4(i + 8) TRY4(i + 12)
+	TRY16(0) TRY16(16) TRY(32)
+	_Static_assert(LENGTHS4 == 33, "as many times as there are lengths");
+#undef TRY16
+#undef TRY4
+#undef TRY
+	return 0;
+}
+
 struct rest {
 	__u64 addr[2];
 	__u32 use; /* the version of the lengths */
@@ -136,23 +182,15 @@ struct rest {
 	__u32 id;
 };
 
-static long match_next4(__u64 i, struct rest *r)
-{
-	r->id = match4_by(lengths.use[r->use & 1].list4[(r->from + i) & (LENGTHS4 - 1)], r->addr[0]);
-	return r->id != 0;
-}
-
-__noinline __u32 match4_from(__u32 addr, __u32 use, __u32 from)
-{
-	struct rest r = { .addr = { addr }, .use = use, .from = from };
-
-	bpf_loop((lengths.use[use & 1].count4 - from) & (LENGTHS4 - 1), match_next4, &r, 0);
-	return r.id;
-}
-
 static long match_next6(__u64 i, struct rest *r)
 {
-	r->id = match6_by(&lengths.use[r->use & 1].list6[(r->from + i) & (LENGTHS6 - 1)], r->addr[0], r->addr[1]);
+	const struct length6 *by = &lengths.use[r->use & 1].list6[(r->from + i) & (LENGTHS6 - 1)];
+	const struct filter *f;
+	__u32 zero = 0;
+
+	f = bpf_map_lookup_elem(&filter, &zero);
+	if (f && in_filter(f, hash6_prefix(r->addr[0] & by->mask[0], r->addr[1] & by->mask[1], by->length)))
+		r->id = match6_by(by, r->addr[0], r->addr[1]);
 	return r->id != 0;
 }
 

@@ -114,28 +114,51 @@ func (s *Set) allLines() iter.Seq[prefixLine] {
 	}
 }
 
-// linesOf are the lines that may hold a prefix, in the order in which packets look.
-func (s *Set) linesOf(p netip.Prefix) iter.Seq[prefixLine] {
+// hashPrefix is hash4_prefix and hash6_prefix of bpf/prefix.h.
+func hashPrefix(p netip.Prefix) uint64 {
 	addr, _ := stored(p)
 	if p.Addr().Is4() {
-		// line4_of of bpf/prefix.h.
-		number := uint32((addr[0] | tag(p.Bits())) * fibonacci >> 32)
-		return func(yield func(prefixLine) bool) {
-			for n := range spillLines {
-				if !yield(line4{&s.prefixes4[(number+n)&s.hook.Prefixes4Mask]}) {
-					return
-				}
+		return (addr[0] | tag(p.Bits())) * fibonacci
+	}
+	h := (addr[0] + uint64(p.Bits())) * fibonacci
+	return ((h ^ h>>32) + addr[1]) * fibonacci
+}
+
+// linesOf are the lines that may hold a prefix, in the order in which packets look.
+func (s *Set) linesOf(p netip.Prefix) iter.Seq[prefixLine] {
+	number := uint32(hashPrefix(p) >> 32)
+	return func(yield func(prefixLine) bool) {
+		for n := range spillLines {
+			var line prefixLine
+			if p.Addr().Is4() {
+				line = line4{&s.prefixes4[(number+n)&s.hook.Prefixes4Mask]}
+			} else {
+				line = line6{&s.prefixes6[(number+n)&s.hook.Prefixes6Mask]}
+			}
+			if !yield(line) {
+				return
 			}
 		}
 	}
-	// line6_of.
-	h := (addr[0] + uint64(p.Bits())) * fibonacci
-	number := uint32(((h ^ h>>32) + addr[1]) * fibonacci >> 32)
-	return func(yield func(prefixLine) bool) {
-		for n := range spillLines {
-			if !yield(line6{&s.prefixes6[(number+n)&s.hook.Prefixes6Mask]}) {
-				return
-			}
+}
+
+// inFilter is the word of the filter that a prefix has its two bits in, and these: in_filter of bpf/prefix.h.
+func (s *Set) inFilter(p netip.Prefix) (word uint32, bits uint64) {
+	h := hashPrefix(p)
+	return uint32(h>>40) & s.hook.FilterMask, 1<<(h>>34&63) | 1<<(h>>58)
+}
+
+// refilter takes the bits of prefixes that are gone out of the filter. Each word
+// has at any time those that are needed.
+func (s *Set) refilter(prefixes iter.Seq2[netip.Prefix, uint32]) {
+	fresh := make([]uint64, len(s.filter))
+	for p := range prefixes {
+		word, bits := s.inFilter(p)
+		fresh[word] |= bits
+	}
+	for i, word := range fresh {
+		if s.filter[i] != word {
+			atomic.StoreUint64(&s.filter[i], word)
 		}
 	}
 }
@@ -211,6 +234,8 @@ func (s *Set) addPrefix(p netip.Prefix, id uint32) error {
 		if c.lengths[length]++; c.lengths[length] == 1 {
 			s.useLengths()
 		}
+		word, bits := s.inFilter(p)
+		atomic.OrUint64(&s.filter[word], bits)
 		line.put(place, p)
 		line.use(max(line.used(), place+1))
 		atomic.StoreUint32(&ids[place], id+1)

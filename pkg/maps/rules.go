@@ -101,6 +101,7 @@ func (s *Set) gather() *changes {
 			}
 		}
 	}
+	s.refilter(s.allPrefixes())
 	s.changes = c
 	return c
 }

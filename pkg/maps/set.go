@@ -38,7 +38,7 @@ const (
 
 // pinned are all maps of a set, each with the name of its pin: bpffs keeps names with a dot for itself.
 var pinned = map[string]string{
-	bpf.GcraMapPrefixes4: "prefixes4", bpf.GcraMapPrefixes6: "prefixes6", lengthsMap: "lengths",
+	bpf.GcraMapFilter: "filter", bpf.GcraMapPrefixes4: "prefixes4", bpf.GcraMapPrefixes6: "prefixes6", lengthsMap: "lengths",
 	bpf.GcraMapRules: "rules", bpf.GcraMapTable: "table", bpf.GcraMapKeys: "keys",
 	hookMap: "hook",
 }
@@ -52,6 +52,7 @@ type Set struct {
 	prefixes4 []bpf.AbiPrefixes4
 	prefixes6 []bpf.AbiPrefixes6
 	lengths   []bpf.AbiLengths
+	filter    []uint64
 	lines     []bpf.AbiLine
 	keys      []bpf.AbiKey
 	rules     []byte // see rule
@@ -91,6 +92,7 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Set, er
 	// Half as many lines as prefixes, and as many, leave half of the places free.
 	lines4, lines6 := powerOfTwo((size.Rules+1)/2), powerOfTwo(size.Rules)
 	hook.LineMask, hook.Prefixes4Mask, hook.Prefixes6Mask = lines-1, lines4-1, lines6-1
+	hook.FilterMask = powerOfTwo((size.Rules+3)/4) - 1 // 16 bits for each
 	hook.CpuMask = powerOfTwo(uint32(cpus)) - 1
 	hook.Layout = Layout
 	for name, entries := range map[string]uint32{
@@ -103,7 +105,10 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Set, er
 		spec.Maps[name].MaxEntries = entries
 	}
 	spec.Maps[bpf.GcraMapRules].ValueSize = ruleSize(hook)
-	spec.Maps[bpf.GcraMapRules].Value = nil         // whose size is that without counters
+	spec.Maps[bpf.GcraMapFilter].ValueSize = 8 * (hook.FilterMask + 1)
+	for _, name := range []string{bpf.GcraMapRules, bpf.GcraMapFilter} {
+		spec.Maps[name].Value = nil // a type of another size
+	}
 	spec.Maps[hookMap].Flags |= unix.BPF_F_MMAPABLE // as it is when a collection makes it
 	spec.Maps[hookMap].Contents = []ebpf.MapKV{{Key: uint32(0), Value: hook}}
 	spec.Maps[lengthsMap].Flags |= unix.BPF_F_MMAPABLE
@@ -179,7 +184,10 @@ func (s *Set) attach() (err error) {
 		mapArray(s, lengthsMap, &s.lengths),
 		mapArray(s, bpf.GcraMapTable, &s.lines),
 		mapArray(s, bpf.GcraMapKeys, &s.keys),
-		s.mapRules(),
+		s.mapSized(bpf.GcraMapFilter, 8*(s.hook.FilterMask+1), func(m []byte) {
+			s.filter = unsafe.Slice((*uint64)(unsafe.Pointer(&m[0])), s.hook.FilterMask+1)
+		}),
+		s.mapSized(bpf.GcraMapRules, ruleSize(s.hook), func(m []byte) { s.rules = m }),
 	)
 }
 
@@ -191,6 +199,15 @@ func mapArray[T any](s *Set, name string, array *[]T) error {
 	}
 	*array = unsafe.Slice((*T)(unsafe.Pointer(&memory[0])), s.maps[name].MaxEntries())
 	return nil
+}
+
+// mapSized maps a map into memory whose values are of a size that the settings decide.
+func (s *Set) mapSized(name string, valueSize uint32, use func(memory []byte)) error {
+	memory, err := s.mapMemory(name, valueSize)
+	if err == nil {
+		use(memory)
+	}
+	return err
 }
 
 func (s *Set) mapMemory(name string, valueSize uint32) ([]byte, error) {
@@ -209,11 +226,6 @@ func (s *Set) mapMemory(name string, valueSize uint32) ([]byte, error) {
 // ruleSize is what a rule takes with its counters, one for each CPU.
 func ruleSize(hook bpf.AbiHook) uint32 {
 	return uint32(unsafe.Offsetof(bpf.AbiRule{}.Counters)) + (hook.CpuMask+1)*uint32(unsafe.Sizeof(bpf.AbiCounters{}))
-}
-
-func (s *Set) mapRules() (err error) {
-	s.rules, err = s.mapMemory(bpf.GcraMapRules, ruleSize(s.hook))
-	return err
 }
 
 // rule is the memory of one, which packets read and charge.
