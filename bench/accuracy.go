@@ -39,11 +39,8 @@ func accuracyGuestSubjects() []competitor {
 
 var accuracyRates = []policy.Rate{1e6, 20e6, 500e6}
 
-const (
-	inGuestNote = "in a virtual machine"
-	// slow is the fastest rate that emulated CPUs keep up with, and of which several at once are no load.
-	slow = 20e6
-)
+// slow is the fastest rate that emulated CPUs keep up with, and of which several at once are no load.
+const slow = 20e6
 
 // accuracy measures here, and what needs other kernels in a guest.
 func accuracy(ctx context.Context, o options) (results []Result, err error) {
@@ -62,11 +59,7 @@ func accuracy(ctx context.Context, o options) (results []Result, err error) {
 
 // guestAccuracy measures in the guest.
 func guestAccuracy(ctx context.Context, t guestTask, report func(Result) error) error {
-	subjects := accuracyGuestSubjects()
-	for i := range subjects {
-		subjects[i].name += ", " + inGuestNote
-	}
-	return accuracyMeter{ctx: ctx, windows: t.Rounds, quick: t.Quick, guest: true, report: report}.all(subjects, t.Only)
+	return accuracyMeter{ctx: ctx, windows: t.Rounds, quick: t.Quick, guest: true, report: report}.all(accuracyGuestSubjects(), t.Only)
 }
 
 type accuracyMeter struct {
@@ -127,7 +120,11 @@ func (m accuracyMeter) figures(protocol string, s competitor, rate policy.Rate, 
 	if shares == nil {
 		return nil
 	}
-	delivered := newResult(fmt.Sprintf("Delivered, %s: %v", protocol, rate), s.name, unitDelivered, shares)
+	where := ""
+	if m.guest {
+		where = " in a virtual machine"
+	}
+	delivered := newResult(fmt.Sprintf("Delivered%s, %s: %v", where, protocol, rate), s.name, unitDelivered, shares)
 	delivered.Note = s.note
 	if err := m.report(delivered); err != nil || protocol != "UDP" {
 		return err // what a TCP sender leaves unused is not the limiter's error
@@ -136,7 +133,7 @@ func (m accuracyMeter) figures(protocol string, s competitor, rate policy.Rate, 
 	for i, share := range shares {
 		off[i] = math.Abs(share-1) * 1e6
 	}
-	figure := newResult(fmt.Sprintf("Rate error: %v", rate), s.name, unitMillionths, off)
+	figure := newResult(fmt.Sprintf("Rate error%s: %v", where, rate), s.name, unitMillionths, off)
 	figure.Note = s.note
 	return m.report(figure)
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -111,9 +112,10 @@ const settleTime = 3 * time.Second
 
 // family measures all subjects with packets to that address.
 func (m *instructionCounter) family(to netip.Addr) error {
-	column := "IPv4"
+	family, passing, dropping := "IPv4", neverBite, mostDrop
 	if to.Is6() {
-		column = "IPv6"
+		family = "IPv6"
+		passing, dropping = strings.Replace(passing, ":", ", IPv6:", 1), strings.Replace(dropping, ":", ", IPv6:", 1)
 	}
 	without, err := newLane(m.ctx, bare, limit{}, []netip.Addr{to}, settleTime, batch)
 	if err != nil {
@@ -123,7 +125,7 @@ func (m *instructionCounter) family(to netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	figure := newResult("Instructions per packet without a limiter: "+column, noLimiter, unitInstructions, samples)
+	figure := newResult("Instructions per packet without a limiter: "+family, noLimiter, unitInstructions, samples)
 	m.bare = figure.Median
 	if err := m.report(figure); err != nil {
 		return err
@@ -132,7 +134,7 @@ func (m *instructionCounter) family(to netip.Addr) error {
 		if reference := slices.Contains(references, s.name); !reference && !chosen(m.Only, s.name) || to.Is6() && !ours(s.name) {
 			continue
 		}
-		if err := m.subject(s, to, column); err != nil {
+		if err := m.subject(s, to, passing, dropping); err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
 	}
@@ -140,19 +142,19 @@ func (m *instructionCounter) family(to netip.Addr) error {
 }
 
 // subject measures a limiter that never bites, and then one that lets a tenth through.
-func (m *instructionCounter) subject(s competitor, to netip.Addr, column string) error {
+func (m *instructionCounter) subject(s competitor, to netip.Addr, passing, dropping string) error {
 	p, err := newLane(m.ctx, s, freely, []netip.Addr{to}, settleTime, batch)
 	if err != nil {
 		return err
 	}
-	if err := m.added(p, "Instructions added per packet: "+column+", never bites"); err != nil || slices.Contains(references, s.name) {
+	if err := m.added(p, passing); err != nil || slices.Contains(references, s.name) {
 		return err
 	}
 	p, err = newDroppingLane(m.ctx, s, to, settleTime, 0.85*p.nanoseconds, batch, 0.005)
 	if err != nil {
 		return err
 	}
-	return m.added(p, "Instructions added per packet: "+column+", drops nine tenths")
+	return m.added(p, dropping)
 }
 
 // added measures what a lane's limiter adds to a packet, and takes the lane away.
@@ -190,7 +192,7 @@ func instructions(ctx context.Context, o options) ([]Result, error) {
 	}
 	t := guestTask{Suite: "instructions", Only: o.only, Rounds: rounds}
 	if o.quick && o.only == "" {
-		t.Only = "shapectl gcra each all"
+		t.Only = "shapectl gcra, each all"
 	}
 	return inGuest(ctx, o, t, "-i")
 }

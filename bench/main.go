@@ -22,7 +22,7 @@ import (
 // options are what every suite goes by.
 type options struct {
 	quick bool      // only show that it runs: few rounds, small sizes, every figure
-	only  string    // how names of subjects begin, with commas in between, where a suite can leave others out
+	only  string    // how names of subjects begin, with semicolons in between, where a suite can leave others out
 	log   io.Writer // what is being done, a line each
 }
 
@@ -72,7 +72,7 @@ func run(ctx context.Context, args []string) error {
 	docs := flags.String("o", "", "folder for benchmarks.md, benchmarks.json and charts; with -suite, the other suites' figures there are kept")
 	render := flags.Bool("render", false, "run nothing: write benchmarks.md and charts anew from benchmarks.json")
 	load := flags.String("load", "", "load rules, print what that took, and end: what the suite setup runs")
-	subjects := flags.String("only", "", "in the suites traffic, instructions and accuracy, only subjects whose names begin like this, or like one of several with commas in between")
+	subjects := flags.String("only", "", "in the suites traffic, instructions and accuracy, only subjects whose names begin like this, or like one of several with semicolons in between")
 	task := flags.String("guest", "", "measure this in a virtual machine and print the figures: what the suites instructions and accuracy run")
 	if err := flags.Parse(args); err != nil {
 		return err

@@ -32,7 +32,7 @@ var everything, everything6 = netip.MustParsePrefix("10.0.0.0/8"), netip.MustPar
 
 // shapectl is a limiter of ours, for either family.
 func shapectl(algorithm policy.Algorithm, each policy.EachKind, mode loader.Mode) competitor {
-	name := fmt.Sprintf("shapectl %v each %v", algorithm, policy.Each{Kind: each})
+	name := fmt.Sprintf("shapectl %v, each %v", algorithm, policy.Each{Kind: each})
 	if mode == loader.Clsact {
 		name += ", clsact"
 	}
@@ -65,7 +65,7 @@ var tbf = competitor{name: "TBF", set: func(ctx context.Context, a *arena, l lim
 	return a.tc(ctx, "qdisc add dev %s root tbf rate %dbit burst %d latency 50ms\n", nearDevice, uint64(l.rate), l.capacity)
 }}
 
-var htb = competitor{name: "HTB, 1 class", set: func(ctx context.Context, a *arena, l limit) error {
+var htb = competitor{name: "HTB with 1 class", set: func(ctx context.Context, a *arena, l limit) error {
 	return a.tc(ctx, `qdisc add dev %s root handle 1: htb default 1
 class add dev %[1]s parent 1: classid 1:1 htb rate %dbit burst %d cburst %[3]d quantum 1514
 `, nearDevice, uint64(l.rate), l.capacity)

@@ -110,7 +110,7 @@ func inGuest(ctx context.Context, o options, t guestTask, how ...string) ([]Resu
 	return results, nil
 }
 
-// chosen reports whether a subject is in a list, with commas in between, of how names begin.
+// chosen reports whether a subject is in a list, with semicolons in between, of how names begin.
 func chosen(list, subject string) bool {
-	return slices.ContainsFunc(strings.Split(list, ","), func(begin string) bool { return strings.HasPrefix(subject, begin) })
+	return slices.ContainsFunc(strings.Split(list, ";"), func(begin string) bool { return strings.HasPrefix(subject, begin) })
 }

@@ -19,8 +19,8 @@ import (
 // that round without a limiter, is what the limiter costs.
 
 const (
-	trafficNever = "Time added per packet: never bites"
-	trafficDrops = "Time added per packet: drops nine tenths"
+	trafficNever = "Time added per packet: limits that never bite"
+	trafficDrops = "Time added per packet: dropping nine tenths"
 	trafficMany  = "Time added per packet, random addresses"
 
 	// slice is how long each sends in a round: short, as what else the machine does then hits few of them.
@@ -233,9 +233,9 @@ func manySubjects(prefixes []netip.Prefix) []competitor {
 func raceMany(ctx context.Context, o options, n, rounds int) ([]Result, error) {
 	prefixes := randomPrefixes(n, manyBits)
 	targets := randomTargets(prefixes, 1<<16)
-	name := fmt.Sprintf("%s: %d prefixes", trafficMany, n)
-	if n == 1 {
-		name = trafficMany + ": 1 prefix"
+	name := trafficMany + ": 1 prefix"
+	if n > 1 {
+		name = fmt.Sprintf("%s: %s prefixes", trafficMany, count(n))
 	}
 	var lanes []*lane
 	defer func() { closeLanes(lanes) }()
