@@ -150,7 +150,7 @@ func (m *instructionCounter) subject(s competitor, to netip.Addr, passing, dropp
 	if err := m.added(p, passing); err != nil || slices.Contains(references, s.name) {
 		return err
 	}
-	p, err = newDroppingLane(m.ctx, s, to, settleTime, 0.85*p.nanoseconds, batch, 0.005)
+	p, err = newDroppingLane(m.ctx, s, to, settleTime, 0.85*p.nanoseconds, batch, 0.05)
 	if err != nil {
 		return err
 	}

@@ -25,6 +25,8 @@ const (
 
 	// slice is how long each sends in a round: short, as what else the machine does then hits few of them.
 	slice = 10 * time.Millisecond
+	// drainStep is how many packets go at a time until a bucket is empty.
+	drainStep = 1000
 	// warmPackets is how many packets go before.
 	warmPackets = 20_000
 )
@@ -102,6 +104,7 @@ type lane struct {
 	*sender
 	competitor
 	nanoseconds float64 // what a packet takes about
+	drops       bool    // most of what is sent
 	samples     []float64
 }
 
@@ -171,6 +174,12 @@ func run1(ctx context.Context, name string, lanes []*lane, rounds int) ([]Result
 			if err := ctx.Err(); err != nil {
 				return nil, err
 			}
+			if lanes[i].drops {
+				// It had the others' turns to fill up again.
+				if _, err := lanes[i].drained(drainStep); err != nil {
+					return nil, fmt.Errorf("%s: %w", lanes[i].name, err)
+				}
+			}
 			ns, err := lanes[i].send(max(len(lanes[i].targets), int(float64(slice)/lanes[i].nanoseconds)))
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", lanes[i].name, err)
@@ -210,7 +219,7 @@ func raceDropping(ctx context.Context, o options, rounds int) ([]Result, error) 
 		if !chosen(o.only, s.name) {
 			continue
 		}
-		p, err := newDroppingLane(ctx, s, target, 0, first.nanoseconds, warmPackets, 0.04)
+		p, err := newDroppingLane(ctx, s, target, 0, first.nanoseconds, warmPackets, 0.2)
 		if err != nil {
 			return nil, err
 		}
