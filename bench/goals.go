@@ -161,10 +161,10 @@ func rateError(results []Result) (least float64, ok bool) {
 		for _, column := range t.columns() {
 			mine, theirs := 0.0, math.Inf(1)
 			for _, r := range t.results {
-				if r.column() != column || r.Unit != unitDelivered || r.Rounds == 0 {
+				if r.column() != column || r.Unit != unitMillionths || r.Rounds == 0 {
 					continue
 				}
-				off := math.Abs(r.Median - 1)
+				off := r.Median
 				switch {
 				case ours(r.Subject):
 					mine = max(mine, off)

@@ -23,6 +23,7 @@ import (
 // options are what every suite goes by.
 type options struct {
 	quick bool      // only show that it runs: few rounds, small sizes, every figure
+	only  string    // how names of subjects begin, with semicolons in between, where a suite can leave others out
 	log   io.Writer // what is being done, a line each
 }
 
@@ -49,6 +50,9 @@ var suites = []struct {
 	run   suite
 }{
 	{"program", "What a program costs", program},
+	{"traffic", "What a packet costs on a veth pair", traffic},
+	{"instructions", "What a packet costs in instructions", instructions},
+	{"accuracy", "How near to the rate", accuracy},
 	{"setup", "Setting up and changing rules", setup},
 }
 
@@ -69,8 +73,13 @@ func run(ctx context.Context, args []string) error {
 	docs := flags.String("o", "", "folder for benchmarks.md, benchmarks.json and charts; with -suite, the other suites' figures there are kept")
 	render := flags.Bool("render", false, "run nothing: write benchmarks.md and charts anew from benchmarks.json")
 	load := flags.String("load", "", "load rules, print what that took, and end: what the suite setup runs")
+	subjects := flags.String("only", "", "in the suites traffic, instructions and accuracy, only subjects whose names begin like this, or like one of several with semicolons in between")
+	task := flags.String("guest", "", "measure this in a virtual machine and print the figures: what the suites instructions and accuracy run")
 	if err := flags.Parse(args); err != nil {
 		return err
+	}
+	if *task != "" {
+		return guest(ctx, *task, os.Stdout)
 	}
 	if *load != "" {
 		var l loading
@@ -104,7 +113,7 @@ func run(ctx context.Context, args []string) error {
 		}
 	}
 	this := measured{Date: time.Now().Format(time.DateOnly), Shapectl: shapectlVersion(), Quick: *quick}
-	o := options{quick: *quick, log: os.Stderr}
+	o := options{quick: *quick, only: *subjects, log: os.Stderr}
 	for _, s := range suites {
 		if !slices.Contains(chosen, s.name) {
 			continue

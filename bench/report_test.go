@@ -110,10 +110,10 @@ func TestGoals(t *testing.T) {
 	}
 	delivered := func(peer float64) []Result {
 		return []Result{
-			result("accuracy", "UDP: 1 mbit", "shapectl gcra", unitDelivered, 1.001),
-			result("accuracy", "UDP: 1 mbit", "tc police", unitDelivered, peer),
-			result("accuracy", "UDP: 20 mbit", "shapectl gcra", unitDelivered, 0.9995),
-			result("accuracy", "UDP: 20 mbit", "tc police", unitDelivered, 0.9),
+			result("accuracy", "error: 1 mbit", "shapectl gcra", unitMillionths, 1000),
+			result("accuracy", "error: 1 mbit", "tc police", unitMillionths, peer),
+			result("accuracy", "error: 20 mbit", "shapectl gcra", unitMillionths, 500),
+			result("accuracy", "error: 20 mbit", "tc police", unitMillionths, 100_000),
 		}
 	}
 	for _, c := range []struct {
@@ -129,8 +129,8 @@ func TestGoals(t *testing.T) {
 		{"`each all` adds fewer instructions than `tc police`", police(500), "| 1.25 | **no** |\n"},
 		{"one bucket, packets of two CPUs", cpus(1.6), "| at least 1.5 x one CPU | 1.6 | yes |\n"},
 		{"one bucket, packets of two CPUs", cpus(1.4), "| 1.4 | **no** |\n"},
-		{"error of the rate: every peer's by ours", delivered(0.98), "| 20 | yes |\n"},
-		{"error of the rate: every peer's by ours", delivered(1.005), "| 5 | **no** |\n"},
+		{"error of the rate: every peer's by ours", delivered(20_000), "| 20 | yes |\n"},
+		{"error of the rate: every peer's by ours", delivered(5_000), "| 5 | **no** |\n"},
 	} {
 		if got := line(c.results, c.what); !strings.HasSuffix(got, c.ends) {
 			t.Errorf("%s, want it to end with %s", got, c.ends)

@@ -41,6 +41,7 @@ const (
 	unitOneCPU       = "x one CPU"    // packets of two CPUs by those of one
 	unitInstructions = "instructions" // a packet, beyond those without a limiter
 	unitDelivered    = "of rate"      // delivered bytes by those that the rate allows
+	unitMillionths   = "millionths"   // of the rate, that the delivered rate is off by
 	unitSeconds      = "s"
 	unitMicroseconds = "µs"
 	unitMiB          = "MiB"
@@ -57,7 +58,7 @@ const (
 
 var units = map[string]better{
 	unitNanoseconds: lower, unitClock: lower, unitEmpty: lower, unitHot: lower, unitPassing: lower,
-	unitTrie: lower, unitLRU: lower, unitOneCPU: higher, unitInstructions: lower, unitDelivered: nearOne,
+	unitTrie: lower, unitLRU: lower, unitOneCPU: higher, unitInstructions: lower, unitDelivered: nearOne, unitMillionths: lower,
 	unitSeconds: lower, unitMicroseconds: lower, unitMiB: lower,
 }
 

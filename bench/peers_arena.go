@@ -1,0 +1,309 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/pkg/loader"
+)
+
+// The two devices of an arena, and who is where.
+const (
+	nearDevice = "near"
+	farDevice  = "far"
+)
+
+var (
+	nearAddrs = []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}
+	farAddrs  = []netip.Prefix{netip.MustParsePrefix("192.0.2.2/24"), netip.MustParsePrefix("2001:db8::2/64")}
+	// Those that a limit is for.
+	target, target6 = netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("2001:db8:1::7")
+)
+
+// An arena is a veth pair between two network namespaces: a limiter is set up
+// on the egress of the near end, from where everything is sent to the far end.
+// Nothing of it has a name outside of this process, so that it ends with it.
+type arena struct {
+	near, far netns.NsHandle
+	bpffs     string // a mount that is nowhere in the file system
+	owned
+}
+
+// A descriptor is what has no type of its own to close it.
+type descriptor int
+
+func (d descriptor) Close() error { return unix.Close(int(d)) }
+
+// newArena makes an arena without a limiter.
+func newArena(ctx context.Context) (_ *arena, err error) {
+	a := &arena{near: netns.None(), far: netns.None()}
+	defer func() {
+		if err != nil {
+			a.Close()
+		}
+	}()
+	if a.bpffs, err = a.mountBPFFS(); err != nil {
+		return nil, fmt.Errorf("mount a bpffs: %w", err)
+	}
+	if a.near, err = a.newNamespace(); err != nil {
+		return nil, err
+	}
+	if a.far, err = a.newNamespace(); err != nil {
+		return nil, err
+	}
+	if err := a.inNear(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = nearDevice
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: farDevice, PeerNamespace: netlink.NsFd(a.far)})
+	}); err != nil {
+		return nil, fmt.Errorf("make a veth pair: %w", err)
+	}
+	if err := in(a.far, func() error {
+		return address(farDevice, append(farAddrs, netip.PrefixFrom(target, 32), netip.PrefixFrom(target6, 128)), nearAddrs)
+	}); err != nil {
+		return nil, err
+	}
+	if err := a.inNear(func() error {
+		if err := address(nearDevice, nearAddrs, farAddrs); err != nil {
+			return err
+		}
+		return routeAll(farAddrs)
+	}); err != nil {
+		return nil, err
+	}
+	return a, a.waitUp(ctx)
+}
+
+// mountBPFFS mounts a bpffs on nothing: it is there for as long as its descriptor is open.
+func (a *arena) mountBPFFS() (string, error) {
+	context, err := unix.Fsopen("bpf", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(context)
+	if err := unix.FsconfigCreate(context); err != nil {
+		return "", err
+	}
+	mount, err := unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		return "", err
+	}
+	a.add(descriptor(mount))
+	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), mount), nil
+}
+
+// newNamespace makes a network namespace in which nothing is sent but what is asked for.
+func (a *arena) newNamespace() (handle netns.NsHandle, err error) {
+	err = aside(func() (err error) {
+		if handle, err = netns.New(); err != nil {
+			return fmt.Errorf("make a network namespace: %w", err)
+		}
+		for _, scope := range []string{"all", "default"} {
+			for name, value := range map[string]string{"accept_dad": "0", "router_solicitations": "0", "addr_gen_mode": "1"} {
+				file := "/proc/sys/net/ipv6/conf/" + scope + "/" + name
+				if err := os.WriteFile(file, []byte(value), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+					return fmt.Errorf("set up a network namespace: %w", err)
+				}
+			}
+		}
+		return nil
+	})
+	if err == nil {
+		a.add(descriptor(handle))
+	}
+	return handle, err
+}
+
+// address sets a device up with its addresses; the others' need not be asked for.
+func address(device string, own, others []netip.Prefix) error {
+	l, err := netlink.LinkByName(device)
+	if err != nil {
+		return fmt.Errorf("look up device %s: %w", device, err)
+	}
+	if err := netlink.LinkSetHardwareAddr(l, hardwareAddr(own[0])); err != nil {
+		return fmt.Errorf("give %s its hardware address: %w", device, err)
+	}
+	if err := netlink.LinkSetUp(l); err != nil {
+		return fmt.Errorf("set %s up: %w", device, err)
+	}
+	for _, p := range own {
+		n := &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+		if err := netlink.AddrAdd(l, &netlink.Addr{IPNet: n, Flags: unix.IFA_F_NODAD}); err != nil {
+			return fmt.Errorf("give %s the address %v: %w", device, p, err)
+		}
+	}
+	for _, p := range others {
+		if err := netlink.NeighSet(&netlink.Neigh{
+			LinkIndex: l.Attrs().Index, IP: p.Addr().AsSlice(), HardwareAddr: hardwareAddr(others[0]), State: netlink.NUD_PERMANENT,
+		}); err != nil {
+			return fmt.Errorf("tell %s where %v is: %w", device, p, err)
+		}
+	}
+	return nil
+}
+
+// hardwareAddr is what the device with that address has.
+func hardwareAddr(p netip.Prefix) net.HardwareAddr {
+	ip := p.Addr().As4()
+	return net.HardwareAddr{0x02, 0, 0, 0, 0, ip[3]}
+}
+
+// routeAll routes all addresses by way of those.
+func routeAll(via []netip.Prefix) error {
+	l, err := netlink.LinkByName(nearDevice)
+	if err != nil {
+		return err
+	}
+	for _, p := range via {
+		all := &net.IPNet{IP: make(net.IP, p.Addr().BitLen()/8), Mask: net.CIDRMask(0, p.Addr().BitLen())}
+		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: all, Gw: p.Addr().AsSlice()}); err != nil {
+			return fmt.Errorf("route by way of %v: %w", p, err)
+		}
+	}
+	return nil
+}
+
+// waitUp waits until the pair sends: the kernel drops packets until it has noticed that both ends are up.
+func (a *arena) waitUp(ctx context.Context) error {
+	for end, device := range map[netns.NsHandle]string{a.near: nearDevice, a.far: farDevice} {
+		for {
+			var state netlink.LinkOperState
+			if err := in(end, func() error {
+				l, err := netlink.LinkByName(device)
+				if err == nil {
+					state = l.Attrs().OperState
+				}
+				return err
+			}); err != nil {
+				return err
+			}
+			if state == netlink.OperUp {
+				break
+			}
+			if err := sleep(ctx, time.Millisecond); err != nil {
+				return fmt.Errorf("wait for %s to be up: %w", device, err)
+			}
+		}
+	}
+	return nil
+}
+
+// inNear runs f on a thread in the near namespace.
+func (a *arena) inNear(f func() error) error { return in(a.near, f) }
+
+func in(namespace netns.NsHandle, f func() error) error {
+	return aside(func() error {
+		if err := netns.Set(namespace); err != nil {
+			return fmt.Errorf("enter a network namespace: %w", err)
+		}
+		return f()
+	})
+}
+
+// aside runs f on a thread of its own, which it may do anything to.
+func aside(f func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		done <- f()
+	}()
+	return <-done
+}
+
+// run runs a command in the near namespace, with that on its standard input.
+func (a *arena) run(ctx context.Context, input, name string, args ...string) error {
+	return a.inNear(func() error {
+		var output bytes.Buffer
+		c := exec.CommandContext(ctx, name, args...)
+		c.Stdin, c.Stdout, c.Stderr = strings.NewReader(input), &output, &output
+		if err := c.Run(); err != nil {
+			return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, bytes.TrimSpace(output.Bytes()))
+		}
+		return nil
+	})
+}
+
+// tc runs commands of tc in the near namespace, one a line.
+func (a *arena) tc(ctx context.Context, format string, args ...any) error {
+	return a.run(ctx, fmt.Sprintf(format, args...), "tc", "-batch", "-")
+}
+
+// attach puts a program on tcx, in the near end's egress or the far end's ingress.
+func (a *arena) attach(end netns.NsHandle, p *ebpf.Program) error {
+	device, hook := nearDevice, ebpf.AttachTCXEgress
+	if end == a.far {
+		device, hook = farDevice, ebpf.AttachTCXIngress
+	}
+	return in(end, func() error {
+		l, err := netlink.LinkByName(device)
+		if err != nil {
+			return fmt.Errorf("look up device %s: %w", device, err)
+		}
+		on, err := link.AttachTCX(link.TCXOptions{Interface: l.Attrs().Index, Program: p, Attach: hook})
+		if err != nil {
+			return fmt.Errorf("attach a program to %s: %w", device, err)
+		}
+		a.add(on)
+		return nil
+	})
+}
+
+// assemble attaches a program of those instructions.
+func (a *arena) assemble(end netns.NsHandle, name string, code ...asm.Instruction) error {
+	p, err := a.program(name, code...)
+	if err != nil {
+		return err
+	}
+	return a.attach(end, p)
+}
+
+// sink makes the far end drop what arrives, as early as any end can.
+func (a *arena) sink() error {
+	const drop = 2 // TCX_DROP
+	return a.assemble(a.far, "sink", asm.Mov.Imm(asm.R0, drop), asm.Return())
+}
+
+// sent is how many packets have left the near end.
+func (a *arena) sent() (packets uint64, err error) {
+	err = a.inNear(func() error {
+		l, err := netlink.LinkByName(nearDevice)
+		if err != nil {
+			return fmt.Errorf("look up device %s: %w", nearDevice, err)
+		}
+		packets = l.Attrs().Statistics.TxPackets
+		return nil
+	})
+	return packets, err
+}
+
+// pins is where shapectl is to keep what it attaches in this arena.
+func (a *arena) pins(mode loader.Mode) loader.Options {
+	return loader.Options{BPFFS: a.bpffs, Mode: mode}
+}
+
+// sleep waits for so long, or until ctx is cancelled.
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}

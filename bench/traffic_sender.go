@@ -1,0 +1,95 @@
+package main
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	smallPayload = 18 // bytes: makes the smallest Ethernet frame
+	smallFrame   = 14 + 20 + 8 + smallPayload
+	farPort      = 9 // discard
+)
+
+// A sender sends UDP packets as fast as the system lets it, a system call for
+// each: of several at once, netfilter ends the rest where it drops one.
+type sender struct {
+	fd      int
+	payload []byte
+	targets []unix.RawSockaddrInet4 // in turn; none where the socket is connected
+	next    int
+}
+
+// newSender makes a sender at the near end, with so many bytes of payload in each packet.
+func (a *arena) newSender(payload int, targets ...netip.Addr) (*sender, error) {
+	family := unix.AF_INET
+	if targets[0].Is6() {
+		family = unix.AF_INET6
+	}
+	s := &sender{payload: make([]byte, payload)}
+	err := a.inNear(func() (err error) {
+		s.fd, err = unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make a socket: %w", err)
+	}
+	a.add(descriptor(s.fd))
+	// More than any queue holds, so that a queue that is full drops and does not make the sender wait.
+	if err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 256<<20); err != nil {
+		return nil, fmt.Errorf("make a socket's buffer bigger: %w", err)
+	}
+	if len(targets) > 1 {
+		for _, t := range targets {
+			s.targets = append(s.targets, unix.RawSockaddrInet4{Family: unix.AF_INET, Port: networkOrder(farPort), Addr: t.As4()})
+		}
+		return s, nil
+	}
+	var to unix.Sockaddr = &unix.SockaddrInet4{Port: farPort}
+	if targets[0].Is4() {
+		to = &unix.SockaddrInet4{Port: farPort, Addr: targets[0].As4()}
+	} else {
+		to = &unix.SockaddrInet6{Port: farPort, Addr: targets[0].As16()}
+	}
+	if err := unix.Connect(s.fd, to); err != nil {
+		return nil, fmt.Errorf("connect a socket to %v: %w", targets[0], err)
+	}
+	return s, nil
+}
+
+// networkOrder is a number as the network has it, in memory.
+func networkOrder(n uint16) uint16 {
+	var b [2]byte
+	binary.BigEndian.PutUint16(b[:], n)
+	return binary.NativeEndian.Uint16(b[:])
+}
+
+// send sends so many packets, and returns what one took. That a packet is
+// dropped on the way is no error.
+func (s *sender) send(packets int) (nanoseconds float64, err error) {
+	start := time.Now()
+	var to unsafe.Pointer
+	var length uintptr
+	for range packets {
+		if s.targets != nil {
+			to, length = unsafe.Pointer(&s.targets[s.next]), unix.SizeofSockaddrInet4
+			if s.next++; s.next == len(s.targets) {
+				s.next = 0
+			}
+		}
+		// Raw: the scheduler of Go need not know of a call that does not wait.
+		_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(s.fd),
+			uintptr(unsafe.Pointer(&s.payload[0])), uintptr(len(s.payload)), unix.MSG_DONTWAIT, uintptr(to), length)
+		switch errno {
+		case 0, unix.EPERM, unix.ENOBUFS: // the latter are how a drop reads here
+		default:
+			return 0, fmt.Errorf("send a packet: %w", errno)
+		}
+	}
+	return float64(time.Since(start)) / float64(packets), nil
+}
