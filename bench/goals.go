@@ -43,6 +43,7 @@ func each(suite, unit string, names, subjects []string) (list []figure) {
 }
 
 const (
+	bareCase   = "Instructions per packet without a limiter"
 	neverBite  = "Instructions added per packet: limits that never bite"
 	mostDrop   = "Instructions added per packet: dropping nine tenths"
 	million    = "1 000 000"
@@ -140,8 +141,13 @@ func (g goal) met(v float64) bool {
 	return v <= g.bound
 }
 
-// droppingInstructions is the most that dropping takes by passing, of all ways of shapectl.
+// droppingInstructions is the most that a packet takes where nine tenths are
+// dropped by what it takes where none is, its way through the stack included, of all ways of shapectl.
 func droppingInstructions(results []Result) (worst float64, ok bool) {
+	bare, found := figure{"instructions", bareCase + ": IPv4", noLimiter, unitInstructions}.in(results)
+	if !found {
+		return 0, false
+	}
 	for _, r := range results {
 		if r.Suite != "instructions" || r.Case != mostDrop || !ours(r.Subject) || r.Rounds == 0 {
 			continue
@@ -150,7 +156,7 @@ func droppingInstructions(results []Result) (worst float64, ok bool) {
 		if !found {
 			return 0, false
 		}
-		worst, ok = max(worst, r.Median/passing.Median), true
+		worst, ok = max(worst, (bare.Median+r.Median)/(bare.Median+passing.Median)), true
 	}
 	return worst, ok
 }

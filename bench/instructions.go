@@ -125,7 +125,7 @@ func (m *instructionCounter) family(to netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	figure := newResult("Instructions per packet without a limiter: "+family, noLimiter, unitInstructions, samples)
+	figure := newResult(bareCase+": "+family, noLimiter, unitInstructions, samples)
 	m.bare = figure.Median
 	if err := m.report(figure); err != nil {
 		return err
