@@ -129,8 +129,8 @@ static __always_inline __u64 hash_plainly(struct __sk_buff *skb, __u32 ip, __u32
 	}
 }
 
-/* The slot of a host or flow, if it is where it is looked for first. */
-static __always_inline struct bucket *find_home(__u64 hash)
+/* The slot of a host or flow, if it has one. */
+static __always_inline struct bucket *find_bucket(__u64 hash)
 {
 	__u32 number = line_of(hash), print = print_of(hash);
 	struct bucket *slot;
@@ -140,7 +140,7 @@ static __always_inline struct bucket *find_home(__u64 hash)
 	if (!line)
 		return NULL;
 	slot = &line->slot[home_of(print)];
-	return READ_ONCE(slot->print) == print ? slot : NULL;
+	return READ_ONCE(slot->print) == print ? slot : find_slot(line, print);
 }
 
 static __always_inline void count(__u64 *packets, __u64 *bytes, __u64 n)
@@ -229,7 +229,7 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id, __u3
 		READ_ONCE(counters_of(rule)->passed_packets);
 	if (flags & RULE_EACH) {
 		hash = hash_plainly(skb, ip, terms->salt, flags);
-		bucket = hash ? find_home(hash) : NULL;
+		bucket = hash ? find_bucket(hash) : NULL;
 		if (!bucket)
 			return apply_slowly(skb, ip, id, algorithm);
 		verdict = charge_bucket(terms, bucket, print_of(hash), time_ns(skb), skb->len, false);
