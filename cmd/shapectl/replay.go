@@ -130,6 +130,11 @@ func (o *replayOptions) checkPlot(given bool) error {
 	if kind := filepath.Ext(o.plot); kind != replay.SVG && kind != replay.PNG {
 		return fmt.Errorf("plot %q is no file that can be drawn; name it .svg or .png", o.plot)
 	}
+	if picture, err := os.Stat(o.plot); err == nil {
+		if trace, err := os.Stat(o.trace); err == nil && os.SameFile(picture, trace) {
+			return fmt.Errorf("the plot would take the place of the trace, %s; name another file", o.trace)
+		}
+	}
 	_, err := os.Stat(filepath.Dir(o.plot))
 	return err
 }
@@ -140,9 +145,14 @@ func (e *env) replay(o replayOptions) error {
 		return inputf("replay: %w", err)
 	}
 	defer file.Close()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
 	bar := e.progress(size, e.json && !o.summary)
 	defer bar.Finish() // it wipes itself off
-	in, err := trace.Open(io.TeeReader(file, bar))
+	in, err := trace.Open(io.TeeReader(interruptible(ctx, file), bar))
+	if ctx.Err() != nil {
+		return e.degraded("replay %s: interrupted after 0 packets", o.name())
+	}
 	if err != nil {
 		return inputf("replay %s: %w", o.name(), err)
 	}
@@ -163,9 +173,7 @@ func (e *env) replay(o replayOptions) error {
 	if e.json && !o.summary {
 		run.lines = bufio.NewWriterSize(e.out, 1<<16)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	ended := run.all(ctx)
-	stop()
 	bar.Finish()
 	return e.replayed(o, run, ended)
 }
@@ -247,6 +255,9 @@ func (r *replayRun) all(ctx context.Context) error {
 			if err == io.EOF {
 				return nil
 			}
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
 			if errors.As(err, new(trace.DamagedError)) {
 				return err
 			}
@@ -291,6 +302,17 @@ func (e *env) open(name string) (io.ReadCloser, int64, error) {
 	return f, info.Size(), nil
 }
 
+// interruptible reads on until ctx is done, also while nobody writes what it waits for.
+func interruptible(ctx context.Context, from io.Reader) io.Reader {
+	r, w := io.Pipe()
+	go func() {
+		_, err := io.Copy(w, from)
+		w.CloseWithError(err)
+	}()
+	context.AfterFunc(ctx, func() { w.CloseWithError(context.Canceled) })
+	return r
+}
+
 // limits are the rules that the flags ask for, on the link of the trace.
 func (o *replayOptions) limits(in *trace.Reader) (replay.Limits, error) {
 	l := replay.Limits{Match: o.limit.match}
@@ -325,16 +347,10 @@ func (o *replayOptions) newEngine(l replay.Limits) (replay.Engine, error) {
 
 // sentence is the rule's, without a device.
 func sentence(r policy.Rule, match policy.Match, addressed bool) string {
-	direction := policy.Egress
-	if match == policy.MatchSrc {
-		direction = policy.Ingress
-	}
-	_, s, _ := strings.Cut(r.Sentence("", direction, match), ": ")
 	if !addressed {
-		_, s, _ = strings.Cut(s, " gets ")
-		s = "the trace as a whole gets " + s
+		return "the trace as a whole gets " + r.Gets()
 	}
-	return s
+	return r.Says(match)
 }
 
 func (o *replayOptions) draw(c *replay.Chart, sentences []string) error {

@@ -243,6 +243,24 @@ func TestSizes(t *testing.T) {
 	}
 }
 
+// A trace may begin at any time, also where the clock or what buckets remember of it begins anew.
+func TestFirstPacketAtAnyTime(t *testing.T) {
+	for _, rate := range []policy.Rate{8000, 10_000_000, 2_902_402_064, 400_000_000_000} {
+		for _, first := range []uint64{0, 1, 1 << 30, 1<<62 - 1, 1 << 62, 1<<63 - 1_000_000_000, 1 << 63, 1<<64 - 2} {
+			e := newBoth(t, Limits{Rules: []policy.Rule{everything(rate, 1500)}})
+			for n, want := range []Verdict{Pass, Drop} {
+				r, err := e.Offer(&trace.Packet{Time: first, Bytes: 1500, EtherType: typeIPv4, Network: ip4("10.0.0.1", "10.0.0.2", 17, 0)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if r.Verdict != want {
+					t.Errorf("%v, packet %d at %d ns: %v, want %v", rate, n, first, r.Verdict, want)
+				}
+			}
+		}
+	}
+}
+
 // Big packets and small ones take turns, and the clock steps back.
 func TestSizesTakeTurns(t *testing.T) {
 	seed := rand.Uint64()

@@ -42,6 +42,7 @@ type Kernel struct {
 	set     *maps.Set
 	chain   []*ebpf.Program
 	entries []entry
+	begun   bool
 	frame   []byte
 	context [192]byte
 }
@@ -90,12 +91,19 @@ func newKernel(l Limits, sharers uint32) (_ *Kernel, err error) {
 		}
 		k.chain = append(k.chain, p)
 	}
-	for i := range l.Rules {
-		if err := k.put(i, false, 0); err != nil {
-			return nil, err
+	return k, nil
+}
+
+// begin sets all rules as of just before the first packet: a bucket that is said
+// to be as old as the clock is one that nobody can tell the age of.
+func (k *Kernel) begin(now uint64) error {
+	for i := range k.Rules {
+		if err := k.put(i, false, now-min(now, slack)); err != nil {
+			return err
 		}
 	}
-	return k, nil
+	k.begun = true
+	return nil
 }
 
 // put sets a rule for small packets or big ones; its buckets owe what they owed.
@@ -118,6 +126,11 @@ func (k *Kernel) put(i int, forBig bool, now uint64) error {
 
 // Offer implements Engine.
 func (k *Kernel) Offer(t *trace.Packet) (Result, error) {
+	if !k.begun {
+		if err := k.begin(t.Time); err != nil {
+			return Result{}, err
+		}
+	}
 	p := read(t)
 	r := Result{Rule: NoRule, Limited: p.ip && !p.nd, Time: t.Time, Bytes: t.Bytes}
 	if !p.ip && (t.EtherType == typeIPv4 && len(t.Network) < ipv4Header || t.EtherType == typeIPv6 && len(t.Network) < ipv6Header) {

@@ -2,6 +2,7 @@ package trace
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/csv"
 	"errors"
 	"fmt"
@@ -28,7 +29,7 @@ func openCSV(b *bufio.Reader) (*Reader, error) {
 	if start, _ := b.Peek(len(byteOrderMark)); string(start) == byteOrderMark {
 		b.Discard(len(byteOrderMark))
 	}
-	t := &table{Reader: csv.NewReader(b), bytes: 1, fields: 2}
+	t := &table{Reader: csv.NewReader(&lines{from: b}), bytes: 1, fields: 2}
 	t.Comment, t.ReuseRecord, t.TrimLeadingSpace, t.FieldsPerRecord = '#', true, true, -1
 	first, err := t.read()
 	if err != nil && err != io.EOF {
@@ -43,6 +44,28 @@ func openCSV(b *bufio.Reader) (*Reader, error) {
 		t.pending = slices.Clone(first)
 	}
 	return &Reader{next: t.next, l2Bytes: 14}, nil
+}
+
+// maxLine is more than any line of a trace takes.
+const maxLine = 1 << 16
+
+// lines hands a text on for as long as its lines are short: package csv keeps a line in memory, however long.
+type lines struct {
+	from    io.Reader
+	without int // bytes since the last line began
+}
+
+func (l *lines) Read(p []byte) (n int, err error) {
+	n, err = l.from.Read(p)
+	if last := bytes.LastIndexByte(p[:n], '\n'); last >= 0 {
+		l.without = n - last - 1
+	} else {
+		l.without += n
+	}
+	if l.without > maxLine {
+		return n, fmt.Errorf("a line is longer than %d bytes", maxLine)
+	}
+	return n, err
 }
 
 func (t *table) next(p *Packet) error {

@@ -101,7 +101,9 @@ func open(b *bufio.Reader, unpack bool) (*Reader, error) {
 
 const byteOrderMark = "\xef\xbb\xbf"
 
+// isText looks at the first line: what is wrong with another is told with its number.
 func isText(start []byte) bool {
+	start, _, _ = bytes.Cut(start, []byte("\n"))
 	return !strings.ContainsFunc(strings.TrimPrefix(string(start), byteOrderMark), func(r rune) bool {
 		return r < ' ' && r != '\t' && r != '\r' && r != '\n' || r > '~'
 	})

@@ -104,6 +104,7 @@ func TestBadTraces(t *testing.T) {
 		"xz":                    {"\xfd7zXZ\x00", "xz -dc"},
 		"bzip2":                 {"BZh91AY&SY\x00", "bzip2 -dc"},
 		"zip":                   {"PK\x03\x04\x00", "unzip"},
+		"a line without end":    {"0,1\n0," + strings.Repeat("1", 1<<20), "longer than"},
 		"gzip of nothing":       {string(zipped(t, nil)), "nothing in it"},
 		"gzip cut off":          {"\x1f\x8b\x08", "begins like a gzip"},
 		"gzip in gzip":          {string(zipped(t, zipped(t, []byte("0,1\n")))), "begins with 1f 8b"},

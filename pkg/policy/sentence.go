@@ -14,13 +14,23 @@ func (r Rule) Sentence(device string, dir Direction, match Match) string {
 	if match != dir.FarSide() {
 		s.WriteString(" by " + sideName(match) + " address")
 	}
-	s.WriteString(": " + r.subject(match))
+	s.WriteString(": " + r.Says(match))
+	return s.String()
+}
+
+// Says is what r says, wherever it is: who gets how much. match is the side that its prefix is compared with.
+func (r Rule) Says(match Match) string {
 	if r.Rate == Unlimited {
-		s.WriteString(" is not limited")
-		return s.String()
+		return r.subject(match) + " is not limited"
 	}
+	return r.subject(match) + " gets " + r.Gets()
+}
+
+// Gets is the limit that r is, whoever gets it.
+func (r Rule) Gets() string {
+	var s strings.Builder
 	size := human(new(big.Rat).SetInt(new(big.Int).SetUint64(r.Capacity)), sizeNames)
-	fmt.Fprintf(&s, " gets %v (%s), burst %s (%s); excess is %s%s (%v)",
+	fmt.Fprintf(&s, "%v (%s), burst %s (%s); excess is %s%s (%v)",
 		r.Rate, r.Rate.Bytes(), size, drainTime(r.Capacity, r.Rate), r.Excess.verdict(), r.Penalty.effect(), r.Algorithm)
 	if r.Framing != (Framing{}) {
 		s.WriteString("; each packet counts " + r.Framing.effect())
