@@ -267,13 +267,23 @@ func TestPermissions(t *testing.T) {
 		"set va ingress 10.0.0.0/24 --rate 1mbit", "set va egress 10.0.0.0/24 --rate 2mbit", "show", "show --stats --buckets",
 		"ask va egress 10.0.0.7", "delete va egress 10.0.1.0/24", "flush va", "show",
 	}
+	enough := []uintptr{unix.CAP_BPF, unix.CAP_NET_ADMIN}
+	if testenv.OlderThan(t, 6, 17) {
+		t.Run("without CAP_PERFMON", func(t *testing.T) {
+			r := newRig(t)
+			testenv.Must(t, os.Chown(r.bpffs(), nobody, nobody))
+			got := r.result(r.asNobody(program, enough, strings.Fields(commands[0])...))
+			r.isRefusal(commands[0], got, exitMissing, "CAP_PERFMON")
+		})
+		enough = append(enough, unix.CAP_PERFMON)
+	}
 	for _, hook := range []string{"tcx", "clsact"} {
 		t.Run("enough with "+hook, func(t *testing.T) {
 			r := newRig(t)
 			r.env["SHAPECTL_HOOK"] = hook
 			testenv.Must(t, os.Chown(r.bpffs(), nobody, nobody))
 			for _, line := range commands {
-				got := r.result(r.asNobody(program, []uintptr{unix.CAP_BPF, unix.CAP_NET_ADMIN}, strings.Fields(line)...))
+				got := r.result(r.asNobody(program, enough, strings.Fields(line)...))
 				if got.code != exitDone || got.err != "" {
 					t.Fatalf("%s: exit %d: %s", line, got.code, got.err)
 				}

@@ -4,10 +4,12 @@ package testenv
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 )
 
 // NoSkip is the environment variable that turns every skip into a failure: in
@@ -29,6 +31,18 @@ func Root(tb testing.TB) {
 	if os.Geteuid() != 0 {
 		Skip(tb, "needs root")
 	}
+}
+
+// OlderThan reports whether the kernel is an older one than Linux major.minor.
+func OlderThan(tb testing.TB, major, minor int) bool {
+	tb.Helper()
+	var name unix.Utsname
+	Must(tb, unix.Uname(&name))
+	var ma, mi int
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &ma, &mi); err != nil {
+		tb.Fatalf("what the kernel calls itself: %v", err)
+	}
+	return ma < major || ma == major && mi < minor
 }
 
 // Must ends the test unless err is nil. It skips only where the kernel has
