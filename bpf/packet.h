@@ -174,7 +174,8 @@ __noinline int find_ip(struct __sk_buff *skb)
 		l3 += VLAN_BYTES;
 		if (bpf_skb_load_bytes(skb, l3 - sizeof(proto), &proto, sizeof(proto)))
 			return -1;
-		if (is_tag(proto)) {
+		/* Two at most, with one that the device may have taken off. */
+		if (is_tag(proto) && !skb->vlan_present) {
 			l3 += VLAN_BYTES;
 			if (bpf_skb_load_bytes(skb, l3 - sizeof(proto), &proto, sizeof(proto)))
 				return -1;

@@ -605,6 +605,12 @@ func TestTagInMetadata(t *testing.T) {
 			rule := wide(far, policy.GCRA)
 			id := r.put(rule, 0).ID
 			s := segmented{ether(typeIPv4, ip4{proto: protoTCP}.with(tcpHeader(1, 2, 12))), 1500, 0}
+			// A third tag is one too many, wherever they are.
+			before := r.counters()[id]
+			send(t, pusher(t, r.program(policy.GCRA), tag8021Q, tag8021Q, tag8021D), s.frame(), meta{now: 1e9})
+			if got := since(before, r.counters()[id]); got != (maps.Counters{}) {
+				t.Errorf("three tags: counted %+v", got)
+			}
 			for i, tags := range [][]uint16{{tag8021Q}, {tag8021D}, {tag8021Q, tag8021D}} {
 				p := pusher(t, r.program(policy.GCRA), tags...)
 				want := uint64(len(s.header) + s.payload + 4*len(tags))
