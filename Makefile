@@ -5,7 +5,8 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 UNIT = ./bench ./internal/model/... ./internal/report/... ./internal/trace/... ./pkg/policy/...
 CLANG = clang-14
 CLANG_NEEDS = $(CLANG)=clang-14 llvm-strip-14=llvm-14 /usr/include/bpf/bpf_helpers.h=libbpf-dev /usr/include/linux/bpf.h=linux-libc-dev
-BENCH_NEEDS = tc=iproute2 nft=nftables
+BENCH_NEEDS = tc=iproute2 nft=nftables iptables-legacy=iptables
+BENCH_OUT = docs
 GENERATED = '*_bpfel*.go' '*_bpfel*.o'
 
 export CGO_ENABLED = 0
@@ -51,7 +52,7 @@ lint: ## gofmt, vet, staticcheck, clang and shellcheck
 
 bench: ## what shapectl costs, beside other limiters: writes docs/benchmarks.md in 25 minutes (root)
 	@scripts/need.sh 'make bench' $(BENCH_NEEDS)
-	go run ./bench -o docs
+	go run ./bench $(BENCH_FLAGS) -o $(BENCH_OUT)
 
 install: all ## to $(PREFIX)/bin
 	install -D -m 755 bin/shapectl $(DESTDIR)$(PREFIX)/bin/shapectl

@@ -353,7 +353,12 @@ func sentence(r policy.Rule, match policy.Match, addressed bool) string {
 	return r.Says(match)
 }
 
+// draw draws the chart under the sentences of the rules, of which it has room for a few.
 func (o *replayOptions) draw(c *replay.Chart, sentences []string) error {
+	const room = 3
+	if n := len(sentences); n > room {
+		sentences = append(slices.Clone(sentences[:room-1]), fmt.Sprintf("and %d more", n-room+1))
+	}
 	f, err := os.Create(o.plot)
 	if err != nil {
 		return err
