@@ -36,6 +36,7 @@ func openPcap(b *bufio.Reader) (*Reader, error) {
 	if err != nil {
 		return nil, unreadable("pcap", err)
 	}
+	r.SetSnaplen(MaxBytes) // what the file says of it is often wrong, and may be anything
 	link := r.LinkType()
 	return captured(&capture{
 		read: r.ZeroCopyReadPacketData,
