@@ -94,7 +94,7 @@ struct plain6 {
  * What make_key and hash_key lead to, where that takes no more than a look at
  * plain headers; 0 elsewhere.
  */
-static __always_inline __u64 hash_plainly(struct __sk_buff *skb, __u32 ip, __u32 salt, __u32 flags)
+static __always_inline __u64 hash_plainly(struct __sk_buff *skb, __u32 ip, const __u32 mask[4], __u32 salt, __u32 flags)
 {
 	void *data = (void *)(long)skb->data, *data_end = (void *)(long)skb->data_end, *l3;
 
@@ -106,12 +106,18 @@ static __always_inline __u64 hash_plainly(struct __sk_buff *skb, __u32 ip, __u32
 		return 0;
 	if (ip & IS_IPV6) {
 		const struct plain6 *h = l3;
+		const __u32 *far = far6(l3);
 		__u32 none[4] = {};
 
 		if ((void *)(h + 1) > data_end)
 			return 0;
 		if (flags & RULE_HOST)
-			return hash6(salt, 0, 0, far6(l3), none);
+			return hash6(salt, 0, 0, far, none);
+		if (flags & RULE_SUBNET) {
+			__u32 subnet[4] = { far[0] & mask[0], far[1] & mask[1], far[2] & mask[2], far[3] & mask[3] };
+
+			return hash6(salt, 0, 0, subnet, none);
+		}
 		if (h->ip.nexthdr != IPPROTO_UDP && h->ip.nexthdr != IPPROTO_TCP)
 			return 0;
 		return hash6(salt, h->ip.nexthdr, h->ports, h->ip.saddr.in6_u.u6_addr32, h->ip.daddr.in6_u.u6_addr32);
@@ -120,8 +126,8 @@ static __always_inline __u64 hash_plainly(struct __sk_buff *skb, __u32 ip, __u32
 
 		if ((void *)(h + 1) > data_end)
 			return 0;
-		if (flags & RULE_HOST)
-			return hash4(salt, 0, 0, *(__u32 *)far4(l3), 0);
+		if (!(flags & RULE_FLOW))
+			return hash4(salt, 0, 0, *(__u32 *)far4(l3) & (flags & RULE_SUBNET ? mask[0] : ~0U), 0);
 		if (*(__u8 *)l3 != 0x45 || h->ip.frag_off & bpf_htons(IP_OFFSET) ||
 		    (h->ip.protocol != IPPROTO_UDP && h->ip.protocol != IPPROTO_TCP))
 			return 0;
@@ -200,7 +206,7 @@ __noinline int apply_slowly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 alg
 }
 
 /* What only apply_slowly knows about. */
-#define RULE_RARE (RULE_UNLIMITED | RULE_FRAMING | RULE_ECN | RULE_PASS | RULE_FAIL_CLOSED | RULE_SUBNET)
+#define RULE_RARE (RULE_UNLIMITED | RULE_FRAMING | RULE_ECN | RULE_PASS | RULE_FAIL_CLOSED)
 
 /*
  * The same for what most packets and rules are: counts as long as it is, and
@@ -213,14 +219,15 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id, __u3
 	struct bucket *bucket;
 	enum verdict verdict;
 	struct counters *c;
+	__u32 version, flags;
 	struct rule *rule;
-	__u32 flags;
 	__u64 hash;
 
 	rule = bpf_map_lookup_elem(&rules, &id);
 	if (!rule)
 		return NEXT;
-	terms = terms_of(rule, version_of(rule));
+	version = version_of(rule);
+	terms = terms_of(rule, version);
 	flags = terms->flags;
 	if ((flags ^ algorithm) & (RULE_LEAKY | RULE_RARE) || skb->gso_size || skb->vlan_present)
 		return apply_slowly(skb, ip, id, algorithm);
@@ -228,7 +235,7 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id, __u3
 	if (IS_BIG)
 		READ_ONCE(counters_of(rule)->passed_packets);
 	if (flags & RULE_EACH) {
-		hash = hash_plainly(skb, ip, terms->salt, flags);
+		hash = hash_plainly(skb, ip, rule->details[version].each_mask, terms->salt, flags);
 		bucket = hash ? find_bucket(hash) : NULL;
 		if (!bucket)
 			return apply_slowly(skb, ip, id, algorithm);
