@@ -78,12 +78,7 @@ func (o *owned) shapectl(size maps.Size, rules []policy.Rule) (*ebpf.Program, er
 
 // load brings rules into force.
 func load(set *maps.Set, rules []policy.Rule) error {
-	for _, r := range rules {
-		if _, err := set.Put(r, maps.Now); err != nil {
-			return err
-		}
-	}
-	return nil
+	return set.Load(rules, maps.Now)
 }
 
 // secret is one of many: each run is to find the same slots.

@@ -124,6 +124,30 @@ func (s *Set) Put(rule policy.Rule, clock func() uint64) (changed bool, err erro
 	return true, s.insert(rule, clock)
 }
 
+// Load is Put for many rules, each in force as soon as it is set. It stops at the first error.
+func (s *Set) Load(rules []policy.Rule, clock func() uint64) error {
+	// All prefix lengths at once: for packets to look for another takes a wait.
+	c := s.gather()
+	for _, r := range rules {
+		_, length := stored(r.Prefix)
+		c.lengths[length]++
+	}
+	s.useLengths()
+	defer s.useLengths()
+	defer func() {
+		for _, r := range rules {
+			_, length := stored(r.Prefix)
+			c.lengths[length]--
+		}
+	}()
+	for _, r := range rules {
+		if _, err := s.Put(r, clock); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // insert sets up all that belongs to a new rule; its prefix, last, brings it into force.
 func (s *Set) insert(rule policy.Rule, clock func() uint64) error {
 	c := s.gather()

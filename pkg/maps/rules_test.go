@@ -455,3 +455,33 @@ func TestClear(t *testing.T) {
 		t.Errorf("%v is back", e.Prefix)
 	}
 }
+
+// Many rules at once are what they are one by one.
+func TestLoad(t *testing.T) {
+	r := newRig(t, maps.Size{Rules: 200, Buckets: 4})
+	want := oracle{}
+	var rules []policy.Rule
+	for i := range 100 {
+		for _, p := range []string{fmt.Sprintf("10.%d.0.0/%d", i, 16+i%17), fmt.Sprintf("2001:db8:%x::/%d", i, 48+i%81)} {
+			new := rule(netip.MustParsePrefix(p).Masked().String(), 1e9, 2000)
+			rules, want[new.Prefix] = append(rules, new), new
+		}
+	}
+	if err := r.Load(rules, r.clock); err != nil {
+		t.Fatal(err)
+	}
+	checkRules(r, want)
+	for i := range 100 {
+		checkMatch(r, want, netip.AddrFrom4([4]byte{10, byte(i), 0, byte(i)}))
+	}
+	if err := r.Load([]policy.Rule{rule("11.0.0.0/8", 1e9, 2000)}, r.clock); !errors.Is(err, maps.ErrFull) {
+		t.Errorf("one more: error %v, want ErrFull", err)
+	}
+	checkRules(r, want)
+	for _, rule := range rules {
+		r.Delete(rule.Prefix)
+	}
+	if !r.Empty() {
+		t.Error("all deleted, some are left")
+	}
+}
