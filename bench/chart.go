@@ -183,6 +183,9 @@ func (t table) lines(p *plot.Plot, legend *plot.Legend, unit string, sizes []flo
 	p.X.Scale, p.X.Min, p.X.Max = plot.LogScale{}, slices.Min(sizes), slices.Max(sizes)
 	var ticks plot.ConstantTicks
 	for i, column := range t.columns() {
+		if i+1 < len(sizes) && sizes[i+1] < 8*sizes[i] {
+			column = "" // the next one's label needs the room
+		}
 		ticks = append(ticks, plot.Tick{Value: sizes[i], Label: column})
 	}
 	p.X.Tick.Marker = ticks
