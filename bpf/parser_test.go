@@ -39,9 +39,9 @@ type reading struct {
 	flow    maps.Flow
 }
 
-// readPacket reads a packet with or without a link header. Without one, what the skb
+// readPacket reads a packet with or without a link header, after which there may be so many tags. Without one, what the skb
 // says it is (its EtherType) are bytes 12 and 13 all the same: see TestWithoutLinkHeader.
-func readPacket(packet []byte, linkHeader bool) reading {
+func readPacket(packet []byte, linkHeader bool, tags int) reading {
 	var eth layers.Ethernet
 	if eth.DecodeFromBytes(packet, gopacket.NilDecodeFeedback) != nil {
 		return reading{} // refusal: it is too short for an EtherType
@@ -49,7 +49,7 @@ func readPacket(packet []byte, linkHeader bool) reading {
 	kind, rest := eth.EthernetType, packet
 	if linkHeader {
 		rest = packet[14:]
-		for range 2 {
+		for range tags {
 			if kind != layers.EthernetTypeDot1Q && kind != layers.EthernetTypeQinQ {
 				break
 			}
@@ -304,7 +304,7 @@ func (r *reader) sees(s specimen) {
 			packet[12], packet[13] = typeIPv6>>8, typeIPv6&255
 		}
 	}
-	want := readPacket(packet, r.hook.L2Bytes > 0)
+	want := readPacket(packet, r.hook.L2Bytes > 0, 2)
 	size := uint64(len(packet))
 	r.now += 1e9
 	// A test run wants a whole network header.
@@ -323,6 +323,7 @@ func (r *reader) sees(s specimen) {
 	}
 	if s.tagged && m.segSize == 0 {
 		program, size = r.tagged, size+4
+		want = readPacket(packet, r.hook.L2Bytes > 0, 1)
 	}
 	entry := r.entries[want.flow.Src.Is4()]
 	before := [2]maps.Counters(r.counters())
@@ -482,7 +483,7 @@ func TestPacketsAsGopacketReadsThem(t *testing.T) {
 			see(t, readers, specimen{frame: frame, tagged: i%2 == 0, segment: uint16(i % 50)})
 		})
 		if len(frame) >= 14 {
-			if readPacket(frame, true).matched {
+			if readPacket(frame, true, 2).matched {
 				matched++
 			}
 			if _, _, ok := readWhole(frame); ok {
