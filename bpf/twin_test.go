@@ -79,7 +79,14 @@ func newTwin(r *rig, rule policy.Rule, now uint64) *twin {
 	t := &twin{rig: r, buckets: map[sharer]*model.Bucket{}}
 	t.set.Delete(rule.Prefix)
 	t.rule, t.entry, t.meter = rule, r.put(rule, now), meterOf(rule)
+	t.ownBucket(now)
 	return t
+}
+
+// ownBucket makes the rule's own bucket, which is there and ages before anybody is charged to it.
+func (t *twin) ownBucket(now uint64) {
+	own := t.meter.Owing(0, now)
+	t.buckets[sharer{}] = &own
 }
 
 func meterOf(rule policy.Rule) model.Meter {
@@ -104,6 +111,7 @@ func (t *twin) change(rule policy.Rule, now uint64) {
 		return
 	case !wasLimited:
 		clear(t.buckets)
+		t.ownBucket(now)
 	default:
 		t.meter.Continue(old, now)
 		for _, b := range t.buckets {
