@@ -227,7 +227,7 @@ __noinline __u32 spare_slot(__u32 number, __u32 print, __u64 now)
 	return LINE_SLOTS;
 }
 
-/* The long way to charge: for a key that is not at home or has no slot, and for buckets that others are changing. */
+/* The long way to charge: for a key that has no slot, and for buckets that others are changing. */
 struct slow {
 	__u64 now;
 	__u64 bytes;

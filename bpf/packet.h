@@ -269,15 +269,6 @@ __noinline __u64 framed_bytes(struct __sk_buff *skb, __u32 ip, __s32 overhead, _
 	return bytes < 1 << PACKET_BITS ? bytes : (1 << PACKET_BITS) - 1;
 }
 
-static __always_inline __u64 wire_bytes(struct __sk_buff *skb, __u32 ip, const struct terms *terms, __u32 flags)
-{
-	if (flags & RULE_FRAMING)
-		return framed_bytes(skb, ip, terms->overhead, terms->mpu);
-	if (skb->gso_size)
-		return framed_bytes(skb, ip, 0, 0);
-	return skb->vlan_present ? skb->len + VLAN_BYTES : skb->len;
-}
-
 /* The byte with the ECN bits, RFC 3168: the low ones of IPv4's, and those above the middle of IPv6's. */
 static __always_inline int load_tos(struct __sk_buff *skb, __u32 ip, __u8 *tos)
 {
