@@ -90,7 +90,7 @@ matches). With -j --summary, one object is printed instead.`,
 		},
 		RunE: func(cmd *cobra.Command, given []string) error {
 			o.trace = given[0]
-			o.matched = cmd.Flags().Changed("match") || o.limit.limit.Each.Kind != policy.EachAll
+			o.matched = cmd.Flags().Changed("match") || o.limit.Each.Kind != policy.EachAll
 			for _, s := range given[1:] {
 				p, err := policy.ParsePrefix(s)
 				if err != nil {
@@ -106,7 +106,7 @@ matches). With -j --summary, one object is printed instead.`,
 				return inputf("replay: -n has no meaning here, as no device is touched; leave it out")
 			case !cmd.Flags().Changed("rate"):
 				return inputf("replay: --rate is missing; say how much, such as --rate 10mbit")
-			case o.limit.limit.Rate == policy.Unlimited:
+			case o.limit.Rate == policy.Unlimited:
 				return inputf("replay: a rate of unlimited would let everything pass; give one such as 10mbit")
 			}
 			if err := o.checkPlot(cmd.Flags().Changed("plot")); err != nil {
@@ -326,7 +326,7 @@ func (o *replayOptions) limits(in *trace.Reader) (replay.Limits, error) {
 		networks = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
 	}
 	for _, p := range networks {
-		r, err := o.limit.rule(p, in.L2Bytes(), true)
+		r, err := o.limit.tinyRule(p, in.L2Bytes())
 		if err != nil {
 			return l, err
 		}

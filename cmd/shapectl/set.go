@@ -51,6 +51,7 @@ the new capacity, and counters go on.`,
 		},
 	}
 	o.limit.add(cmd.Flags(), "the far side")
+	once(cmd.Flags(), shadowFlag{&o.limit.Shadow}, "shadow", "a limit that is proposed, and only counts what it would have refused")
 	return cmd
 }
 
@@ -61,7 +62,7 @@ func (e *env) set(o setOptions) error {
 		if err != nil {
 			return err
 		}
-		rule, err := o.limit.rule(o.prefix, dev.L2Bytes, false)
+		rule, err := o.limit.Rule(o.prefix, dev.L2Bytes)
 		if err != nil {
 			return inputError{err}
 		}

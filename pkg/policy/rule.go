@@ -25,6 +25,7 @@ type Rule struct {
 	Penalty   Penalty
 	Fail      Fail
 	Framing   Framing
+	Shadow    Shadow
 }
 
 // Validate reports the first thing that keeps r from being a rule.
@@ -37,6 +38,7 @@ func (r Rule) Validate() error {
 		r.Each.validate(r.Prefix),
 		r.Penalty.validate(),
 		checkFraming(int(r.Framing.Overhead), int(r.Framing.MPU)),
+		r.validateShadow(),
 	} {
 		if err != nil {
 			return err

@@ -20,18 +20,20 @@ func (r Rule) Sentence(device string, dir Direction, match Match) string {
 
 // Says is what r says, wherever it is: who gets how much. match is the side that its prefix is compared with.
 func (r Rule) Says(match Match) string {
-	if r.Rate == Unlimited {
-		return r.subject(match) + " is not limited"
+	says := r.subject(match) + " is not limited"
+	if r.Rate != Unlimited {
+		says = r.subject(match) + " gets " + r.Gets()
 	}
-	return r.subject(match) + " gets " + r.Gets()
+	if proposed, ok := r.Proposed(); ok {
+		says += "; proposed: " + proposed.subject(match) + " " + proposed.gets()
+	}
+	return says
 }
 
 // Gets is the limit that r is, whoever gets it.
 func (r Rule) Gets() string {
 	var s strings.Builder
-	size := human(new(big.Rat).SetInt(new(big.Int).SetUint64(r.Capacity)), sizeNames)
-	fmt.Fprintf(&s, "%v (%s), burst %s (%s); excess is %s%s (%v)",
-		r.Rate, r.Rate.Bytes(), size, drainTime(r.Capacity, r.Rate), r.Excess.verdict(), r.Penalty.effect(), r.Algorithm)
+	fmt.Fprintf(&s, "%s; excess is %s%s (%v)", r.gets(), r.Excess.verdict(), r.Penalty.effect(), r.Algorithm)
 	if r.Framing != (Framing{}) {
 		s.WriteString("; each packet counts " + r.Framing.effect())
 	}
@@ -39,6 +41,12 @@ func (r Rule) Gets() string {
 		s.WriteString("; what cannot be metered is dropped")
 	}
 	return s.String()
+}
+
+// gets is how much.
+func (r Rule) gets() string {
+	size := human(new(big.Rat).SetInt(new(big.Int).SetUint64(r.Capacity)), sizeNames)
+	return fmt.Sprintf("%v (%s), burst %s (%s)", r.Rate, r.Rate.Bytes(), size, drainTime(r.Capacity, r.Rate))
 }
 
 // subject is who gets the rate: the holder of one bucket.
