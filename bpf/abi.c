@@ -15,9 +15,13 @@ struct abi {
 	struct length6 length6;
 	struct filter filter;
 	struct lengths lengths;
+	struct change change;
+	struct hurt_key hurt_key;
+	struct hurt hurt;
 	struct hook hook;
 	enum layout layout;
 	enum rule_flag flag;
+	enum view view;
 	struct rule rule; /* last, as it ends with an array of any length */
 };
 

@@ -29,7 +29,7 @@
 /* Enums, so that Go sees them too. */
 enum layout {
 	/* Raised when a change makes pinned maps of an older build unreadable. */
-	LAYOUT_VERSION = 2,
+	LAYOUT_VERSION = 3,
 	UNIT_BITS = 20,
 	TICK_BITS = 30,
 	LINE_SLOTS = 4,
@@ -40,6 +40,7 @@ enum layout {
 	SPILL_LINES = 8, /* how many lines in a row to look for a prefix in */
 	LENGTHS4 = 33,
 	LENGTHS6 = 256, /* of which 129 can be in use */
+	RULE_MAPS = 4,	/* a set that grows gets another map of rules: buckets stay where they are */
 };
 
 /* Low bit of a TAT: a CPU is giving the slot to another key. V is even. */
@@ -57,6 +58,8 @@ enum rule_flag {
 	RULE_HOST = 1 << 7, /* who has a bucket: each host, */
 	RULE_SUBNET = 1 << 8,
 	RULE_FLOW = 1 << 9, /* or else all one together */
+	RULE_ABSENT = 1 << 10, /* in this version there is no such rule */
+	RULE_SHADOW = 1 << 11, /* another limit is to count the same packets */
 };
 
 #define RULE_EACH (RULE_HOST | RULE_SUBNET | RULE_FLOW)
@@ -79,7 +82,8 @@ struct terms {
 	__u16 mpu;	/* bytes a segment */
 	__u32 flags;	/* enum rule_flag */
 	__u32 each_bits; /* of a subnet: 0 to 128 */
-	__u8 pad[12];
+	__u32 shadow;	/* with RULE_SHADOW the id of its limit, which has no prefix */
+	__u64 rebase;	/* units: base, from change.until on */
 };
 
 /* What else there is to a rule: for subnets, and for people. */
@@ -104,17 +108,53 @@ struct counters {
 /*
  * A rule has two versions of all but its bucket: a change is written to the one
  * that is not in force, then version is switched, so that a packet reads the
- * old rule or the new one and never a mix.
+ * old rule or the new one and never a mix. Where many are to change at once,
+ * version says so, and struct change which of the two is in force.
  */
 struct rule {
 	struct bucket own; /* everybody's, or with RULE_EACH the spare one */
-	__u32 version;	   /* which of the two is in force: 0 or 1 */
+	__u32 version;	   /* which of the two is in force, 0 or 1; with VERSION_CHANGES, before the change */
 	__u32 retired;	   /* lengths.epoch when the other one, or the rule itself, went out of force; 0 for never */
 	__u32 shared;	   /* whether there may be slots of it in table */
 	__u8 pad[36];	   /* what is written for each packet shares no line with what is only read */
 	struct terms terms[2];
 	struct details details[2];
 	struct counters counters[]; /* one for each CPU, rounded up to a power of two */
+};
+
+/* In rule.version: it takes part in the change. */
+#define VERSION_CHANGES 2U
+/* In a version that was resolved: the byte clock starts from rebase. */
+#define VERSION_REBASED 2U
+
+/*
+ * A change of many rules, in one step: those that take part have their version
+ * before it and the other one after it. The times let it begin at a moment
+ * for which all byte clocks were made to agree; and end at another, if nobody
+ * confirms it, without anybody's help.
+ */
+struct change {
+	__u64 view;  /* enum view */
+	__u64 from;  /* ns: when it begins */
+	__u64 until; /* ns: when all is as before again; ~0 for never */
+};
+
+enum view {
+	VIEW_BEFORE = 0,
+	VIEW_AFTER = 1,
+	VIEW_TIMED = 2, /* by from and until */
+};
+
+/* Whom a shadow would have hurt: the far address of packets, as far as its subnets go. */
+struct hurt_key {
+	__u32 salt; /* the shadow's */
+	__u32 family; /* 4 or 6 */
+	__u32 addr[4];
+};
+
+struct hurt {
+	__u64 packets;
+	__u64 bytes;
 };
 
 /* One cache line is all that finding a bucket touches. */
@@ -189,6 +229,9 @@ struct hook {
 	__u32 prefixes6_mask;
 	__u32 filter_mask;   /* words in filter - 1 */
 	__u32 cpu_mask;	     /* counters in a rule - 1 */
+	__u32 rule_maps;     /* how many maps the rules are in */
+	__u32 shadows;	     /* whether rules may have shadows */
+	__u32 first_id[RULE_MAPS]; /* that of each */
 	__u8 l2_bytes;	 /* 14 for Ethernet, 0 for a device without a link header */
 	__u8 ingress;
 	__u8 match_src;

@@ -20,6 +20,13 @@ type AbiBucket struct {
 	Print uint32
 }
 
+type AbiChange struct {
+	_     structs.HostLayout
+	View  uint64
+	From  uint64
+	Until uint64
+}
+
 type AbiCounters struct {
 	_              structs.HostLayout
 	PassedPackets  uint64
@@ -51,6 +58,9 @@ type AbiHook struct {
 	Prefixes6Mask uint32
 	FilterMask    uint32
 	CpuMask       uint32
+	RuleMaps      uint32
+	Shadows       uint32
+	FirstId       [4]uint32
 	L2Bytes       uint8
 	Ingress       uint8
 	MatchSrc      uint8
@@ -60,6 +70,19 @@ type AbiHook struct {
 	Ifindex       uint32
 	Build         [8]uint8
 	Device        [16]uint8
+}
+
+type AbiHurt struct {
+	_       structs.HostLayout
+	Packets uint64
+	Bytes   uint64
+}
+
+type AbiHurtKey struct {
+	_      structs.HostLayout
+	Salt   uint32
+	Family uint32
+	Addr   [4]uint32
 }
 
 type AbiKey struct {
@@ -77,7 +100,7 @@ type AbiKey struct {
 type AbiLayout uint32
 
 const (
-	AbiLayoutLAYOUT_VERSION AbiLayout = 2
+	AbiLayoutLAYOUT_VERSION AbiLayout = 3
 	AbiLayoutUNIT_BITS      AbiLayout = 20
 	AbiLayoutTICK_BITS      AbiLayout = 30
 	AbiLayoutLINE_SLOTS     AbiLayout = 4
@@ -88,6 +111,7 @@ const (
 	AbiLayoutSPILL_LINES    AbiLayout = 8
 	AbiLayoutLENGTHS4       AbiLayout = 33
 	AbiLayoutLENGTHS6       AbiLayout = 256
+	AbiLayoutRULE_MAPS      AbiLayout = 4
 )
 
 type AbiLength6 struct {
@@ -157,6 +181,8 @@ const (
 	AbiRuleFlagRULE_HOST        AbiRuleFlag = 128
 	AbiRuleFlagRULE_SUBNET      AbiRuleFlag = 256
 	AbiRuleFlagRULE_FLOW        AbiRuleFlag = 512
+	AbiRuleFlagRULE_ABSENT      AbiRuleFlag = 1024
+	AbiRuleFlagRULE_SHADOW      AbiRuleFlag = 2048
 )
 
 type AbiTerms struct {
@@ -171,8 +197,17 @@ type AbiTerms struct {
 	Mpu      uint16
 	Flags    uint32
 	EachBits uint32
-	Pad      [12]uint8
+	Shadow   uint32
+	Rebase   uint64
 }
+
+type AbiView uint32
+
+const (
+	AbiViewVIEW_BEFORE AbiView = 0
+	AbiViewVIEW_AFTER  AbiView = 1
+	AbiViewVIEW_TIMED  AbiView = 2
+)
 
 // Names of all BPF objects in the ELF.
 //

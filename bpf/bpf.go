@@ -8,6 +8,6 @@ package bpf
 // stack that held a pointer, which no-stack-slot-sharing keeps the compiler from.
 
 //go:generate -command compile go tool bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel -cflags "-O2 -g -mcpu=v3 -mllvm -no-stack-slot-sharing -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu"
-//go:generate compile -type rule -type terms -type details -type bucket -type line -type key -type counters -type prefixes4 -type prefixes6 -type length6 -type filter -type lengths -type hook -type layout -type rule_flag Abi abi.c
+//go:generate compile -type rule -type terms -type details -type bucket -type line -type key -type counters -type prefixes4 -type prefixes6 -type length6 -type filter -type lengths -type change -type view -type hurt_key -type hurt -type hook -type layout -type rule_flag Abi abi.c
 //go:generate compile -no-global-types Gcra gcra.c
 //go:generate compile -no-global-types Leaky leaky.c

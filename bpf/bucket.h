@@ -15,12 +15,7 @@
 #ifndef SHAPECTL_BUCKET_H
 #define SHAPECTL_BUCKET_H
 
-#include <stdbool.h>
-#include "abi.h"
-#include "maps.h"
-
-#define READ_ONCE(x) (*(volatile typeof(x) *)&(x))
-#define WRITE_ONCE(x, v) (*(volatile typeof(x) *)&(x) = (v))
+#include "rule.h"
 
 /* How often to try a bucket that other CPUs keep changing; beyond, the verdict is unsure. */
 #define TRIES 16
@@ -43,15 +38,6 @@ static __u64 after_excess(const struct terms *terms, __u64 level);
 static __always_inline __u32 tick(__u64 now)
 {
 	return now >> TICK_BITS;
-}
-
-/* base + slope * now modulo 2^64, the 32 fraction bits of the slope cut off after the product, not before. */
-static __always_inline __u64 byte_clock(const struct terms *terms, __u64 now)
-{
-	__u64 slope = terms->slope, low = (__u32)now;
-	__u64 v = (now >> 32) * slope + low * (slope >> 32) + (low * (__u32)slope >> 32);
-
-	return (terms->base + v) & ~TAT_TAKEN;
 }
 
 /* Bytes still owed, in units. A clock that steps back by up to a tick is no reason to forgive any. */
@@ -83,15 +69,15 @@ static __always_inline enum verdict put_level(struct bucket *b, __u32 print, __u
 }
 
 /*
- * Charges b, which must have that fingerprint, with a packet of so many bytes,
- * unless it is excess. ect says that it may be marked instead. One CAS decides,
- * so two CPUs never admit more than one would; excess without a penalty writes
- * nothing at all.
+ * Charges b, which must have that fingerprint, with a packet of so many bytes
+ * when the rule's byte clock shows v, unless it is excess. ect says that it may
+ * be marked instead. One CAS decides, so two CPUs never admit more than one
+ * would; excess without a penalty writes nothing at all.
  */
-static __always_inline enum verdict charge_bucket(const struct terms *terms, struct bucket *b, __u32 print, __u64 now,
-						  __u64 bytes, bool ect)
+static __always_inline enum verdict charge_bucket(const struct terms *terms, __u64 v, struct bucket *b, __u32 print,
+						  __u64 now, __u64 bytes, bool ect)
 {
-	__u64 v = byte_clock(terms, now), cost = bytes << UNIT_BITS, tat = READ_ONCE(b->tat), level, after;
+	__u64 cost = bytes << UNIT_BITS, tat = READ_ONCE(b->tat), level, after;
 
 	if (tat & TAT_TAKEN)
 		return VERDICT_AGAIN;
@@ -154,19 +140,10 @@ static __always_inline __u32 home_of(__u32 print)
 	return print >> 1 & (LINE_SLOTS - 1);
 }
 
-/* Read once for a packet, which then goes by that version to its end. */
-static __always_inline __u32 version_of(const struct rule *rule)
+/* Not charged since a change went back. Charges since then bear a tick that is one ahead. */
+static __always_inline bool is_from_before(__u32 charged)
 {
-	return READ_ONCE(rule->version) & 1;
-}
-
-/* The compiler is kept from working the address out anew each time. */
-static __always_inline const struct terms *terms_of(const struct rule *rule, __u32 version)
-{
-	const struct terms *terms = &rule->terms[version & 1];
-
-	asm volatile("" : "+r"(terms));
-	return terms;
+	return (__s32)(charged - tick(change.until)) <= 0;
 }
 
 /*
@@ -174,21 +151,54 @@ static __always_inline const struct terms *terms_of(const struct rule *rule, __u
  * rule that its key belongs to, and for long enough that no CPU whose clock is
  * behind would think otherwise.
  */
-static __always_inline bool drained(__u32 slot, const struct bucket *b, __u64 tat, __u64 now)
+static __noinline int drained(__u32 slot, const struct bucket *b, __u64 tat, __u64 now)
 {
+	__u32 version, charged = READ_ONCE(b->tick);
 	const struct terms *terms;
 	const struct rule *rule;
 	const struct key *key;
 
 	key = bpf_map_lookup_elem(&keys, &slot);
 	if (!key)
-		return false;
-	rule = bpf_map_lookup_elem(&rules, &key->id);
+		return 0;
+	rule = rule_of(key->id);
 	if (!rule)
-		return false;
-	terms = terms_of(rule, version_of(rule));
+		return 0;
 	now = now < SKEW_NS ? 0 : now - SKEW_NS;
-	return !level_at(terms, byte_clock(terms, now), now, tat, READ_ONCE(b->tick));
+	version = version_of(rule, side_at(now));
+	terms = terms_of(rule, version);
+	/* It may owe more than the rule as it is again can hold, but no longer than if charged then. */
+	if (version & VERSION_REBASED && is_from_before(charged))
+		charged = tick(change.until);
+	return !level_at(terms, clock_of(terms, version, now), now, tat, charged);
+}
+
+/*
+ * A change that nobody confirmed is over: what b owed at that moment it owes
+ * still, up to what the rule as it is again can hold. While the change lasted,
+ * its terms were the others. For a bucket that was seen to since, nothing is to
+ * be done. 0 if another CPU changed it meanwhile.
+ */
+static __always_inline bool bring_back(const struct rule *rule, __u32 version, struct bucket *b)
+{
+	const struct terms *terms = terms_of(rule, version), *then = terms_of(rule, version ^ 1);
+	__u64 until = change.until, tat = READ_ONCE(b->tat), v, level, most;
+	__u32 charged = READ_ONCE(b->tick);
+
+	if (tat & TAT_TAKEN || !is_from_before(charged))
+		return true;
+	if (then->flags & (RULE_UNLIMITED | RULE_ABSENT))
+		then = terms;
+	v = byte_clock(terms, terms->rebase, until);
+	level = level_at(then, v, until, tat, charged);
+	most = terms->capacity > terms->penalty ? terms->capacity : terms->penalty;
+	if (level > most)
+		level = most;
+	/* Empty is long ago, also for a CPU whose clock is behind. */
+	if (__sync_val_compare_and_swap(&b->tat, tat, level ? v + level : v - (1ULL << 61)) != tat)
+		return false;
+	WRITE_ONCE(b->tick, tick(until) + 1);
+	return true;
 }
 
 /* No key has it, and nobody is about to give it to one. */
@@ -234,10 +244,16 @@ struct slow {
 	__u32 line;
 	__u32 print;
 	struct key key; /* for the rule's own bucket only its id */
-	__u32 version;	/* of the rule */
+	__u32 version;	/* of the rule, as version_of resolves it */
 	__u32 ect;
 	enum verdict verdict;
 };
+
+/* The time for ticks: one ahead after a change that went back, which tells what was charged since. */
+static __always_inline __u64 tick_time(const struct slow *s)
+{
+	return s->version & VERSION_REBASED ? s->now + (1ULL << TICK_BITS) : s->now;
+}
 
 /* 1 if the slot has the fingerprint; the compiler is kept from making a branch of it. */
 static __always_inline __u64 slot_is(const struct bucket *b, __u32 print)
@@ -288,7 +304,7 @@ __noinline enum verdict take_slot(const struct slow *s, __u32 i)
 	number = s->line;
 	id = s->key.id;
 	line = bpf_map_lookup_elem(&table, &number);
-	rule = bpf_map_lookup_elem(&rules, &id);
+	rule = rule_of(id);
 	i &= LINE_SLOTS - 1;
 	slot = number * LINE_SLOTS + i;
 	owner = bpf_map_lookup_elem(&keys, &slot);
@@ -314,15 +330,27 @@ __noinline enum verdict take_slot(const struct slow *s, __u32 i)
 		__sync_lock_test_and_set(&b->tat, 0);
 		return VERDICT_AGAIN;
 	}
-	WRITE_ONCE(b->tick, tick(s->now));
-	__sync_lock_test_and_set(&b->tat, byte_clock(terms_of(rule, s->version), s->now) + (s->bytes << UNIT_BITS));
+	WRITE_ONCE(b->tick, tick(tick_time(s)));
+	__sync_lock_test_and_set(&b->tat,
+				 clock_of(terms_of(rule, s->version), s->version, s->now) + (s->bytes << UNIT_BITS));
 	return VERDICT_PASS;
+}
+
+/* charge_bucket for any version. */
+static __noinline enum verdict charge_once(const struct slow *s, const struct rule *rule, struct bucket *b,
+						__u32 print)
+{
+	const struct terms *terms = terms_of(rule, s->version);
+
+	if (s->version & VERSION_REBASED && !bring_back(rule, s->version, b))
+		return VERDICT_AGAIN;
+	return charge_bucket(terms, clock_of(terms, s->version, s->now), b, print, tick_time(s), s->bytes, s->ect);
 }
 
 static long try_slot(__u64 i, struct slow *s)
 {
 	struct line *line = bpf_map_lookup_elem(&table, &s->line);
-	const struct rule *rule = bpf_map_lookup_elem(&rules, &s->key.id);
+	const struct rule *rule = rule_of(s->key.id);
 	struct bucket *b;
 	__u32 spare;
 
@@ -331,7 +359,7 @@ static long try_slot(__u64 i, struct slow *s)
 		return 1;
 	b = find_slot(line, s->print);
 	if (b) {
-		s->verdict = charge_bucket(terms_of(rule, s->version), b, s->print, s->now, s->bytes, s->ect);
+		s->verdict = charge_once(s, rule, b, s->print);
 	} else {
 		spare = spare_slot(s->line, s->print, s->now);
 		s->verdict = spare < LINE_SLOTS ? take_slot(s, spare) : VERDICT_UNSURE;
@@ -341,12 +369,12 @@ static long try_slot(__u64 i, struct slow *s)
 
 static long try_own(__u64 i, struct slow *s)
 {
-	struct rule *rule = bpf_map_lookup_elem(&rules, &s->key.id);
+	struct rule *rule = rule_of(s->key.id);
 
 	(void)i;
 	if (!rule)
 		return 1;
-	s->verdict = charge_bucket(terms_of(rule, s->version), &rule->own, 0, s->now, s->bytes, s->ect);
+	s->verdict = charge_once(s, rule, &rule->own, 0);
 	return s->verdict != VERDICT_AGAIN;
 }
 

@@ -17,12 +17,17 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	LeakyMapFilter         = "filter"
+	LeakyMapHurts          = "hurts"
 	LeakyMapKeys           = "keys"
 	LeakyMapPrefixes4      = "prefixes4"
 	LeakyMapPrefixes6      = "prefixes6"
 	LeakyMapRules          = "rules"
+	LeakyMapRules1         = "rules1"
+	LeakyMapRules2         = "rules2"
+	LeakyMapRules3         = "rules3"
 	LeakyMapTable          = "table"
 	LeakyProgShapectlLeaky = "shapectl_leaky"
+	LeakyVarChange         = "change"
 	LeakyVarHook           = "hook"
 	LeakyVarLengths        = "lengths"
 )
@@ -77,10 +82,14 @@ type LeakyProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type LeakyMapSpecs struct {
 	Filter    *ebpf.MapSpec `ebpf:"filter"`
+	Hurts     *ebpf.MapSpec `ebpf:"hurts"`
 	Keys      *ebpf.MapSpec `ebpf:"keys"`
 	Prefixes4 *ebpf.MapSpec `ebpf:"prefixes4"`
 	Prefixes6 *ebpf.MapSpec `ebpf:"prefixes6"`
 	Rules     *ebpf.MapSpec `ebpf:"rules"`
+	Rules1    *ebpf.MapSpec `ebpf:"rules1"`
+	Rules2    *ebpf.MapSpec `ebpf:"rules2"`
+	Rules3    *ebpf.MapSpec `ebpf:"rules3"`
 	Table     *ebpf.MapSpec `ebpf:"table"`
 }
 
@@ -88,6 +97,7 @@ type LeakyMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type LeakyVariableSpecs struct {
+	Change  *ebpf.VariableSpec `ebpf:"change"`
 	Hook    *ebpf.VariableSpec `ebpf:"hook"`
 	Lengths *ebpf.VariableSpec `ebpf:"lengths"`
 }
@@ -113,20 +123,28 @@ func (o *LeakyObjects) Close() error {
 // It can be passed to LoadLeakyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type LeakyMaps struct {
 	Filter    *ebpf.Map `ebpf:"filter"`
+	Hurts     *ebpf.Map `ebpf:"hurts"`
 	Keys      *ebpf.Map `ebpf:"keys"`
 	Prefixes4 *ebpf.Map `ebpf:"prefixes4"`
 	Prefixes6 *ebpf.Map `ebpf:"prefixes6"`
 	Rules     *ebpf.Map `ebpf:"rules"`
+	Rules1    *ebpf.Map `ebpf:"rules1"`
+	Rules2    *ebpf.Map `ebpf:"rules2"`
+	Rules3    *ebpf.Map `ebpf:"rules3"`
 	Table     *ebpf.Map `ebpf:"table"`
 }
 
 func (m *LeakyMaps) Close() error {
 	return _LeakyClose(
 		m.Filter,
+		m.Hurts,
 		m.Keys,
 		m.Prefixes4,
 		m.Prefixes6,
 		m.Rules,
+		m.Rules1,
+		m.Rules2,
+		m.Rules3,
 		m.Table,
 	)
 }
@@ -135,6 +153,7 @@ func (m *LeakyMaps) Close() error {
 //
 // It can be passed to LoadLeakyObjects or ebpf.CollectionSpec.LoadAndAssign.
 type LeakyVariables struct {
+	Change  *ebpf.Variable `ebpf:"change"`
 	Hook    *ebpf.Variable `ebpf:"hook"`
 	Lengths *ebpf.Variable `ebpf:"lengths"`
 }

@@ -25,13 +25,11 @@ static __always_inline __u64 time_ns(struct __sk_buff *skb)
 static __always_inline void make_key(struct __sk_buff *skb, __u32 ip, const __u32 mask[4], __u32 flags, struct key *key)
 {
 	struct transport t = {};
-	struct address far = {};
 	__u32 i;
 
 	key->family = ip & IS_IPV6 ? 6 : 4;
 	if (!(flags & RULE_FLOW)) {
-		far_address(skb, ip, &far);
-		__builtin_memcpy(key->src, &far, sizeof(key->src));
+		far_address(skb, ip, (struct address *)key->src);
 		if (flags & RULE_SUBNET)
 #pragma unroll
 			for (i = 0; i < 4; i++)
@@ -52,7 +50,51 @@ static __always_inline void make_key(struct __sk_buff *skb, __u32 ip, const __u3
 		bpf_skb_load_bytes(skb, t.l4, &key->sport, 2 * sizeof(key->sport));
 }
 
-/* Charges any packet to its bucket. Where a key can have none, the rule's own is charged. */
+/* The rule of the longest prefix among those that there are on a side of a change: its id plus one, or 0. */
+struct present {
+	__u64 addr[2];
+	__u32 ipv6;
+	__u32 use; /* the version of the lengths */
+	__u32 side;
+	__u32 id;
+};
+
+static long present_next(__u64 i, struct present *p)
+{
+	const struct rule *rule;
+	__u32 id;
+
+	if (p->ipv6) {
+		const struct length6 *by = &lengths.use[p->use & 1].list6[i & (LENGTHS6 - 1)];
+
+		id = find6(p->addr[0] & by->mask[0], p->addr[1] & by->mask[1], by->length);
+	} else {
+		/* Of 33, so never the last of 64; the verifier wants to see that. */
+		id = i < LENGTHS4 ? find4(key4(lengths.use[p->use & 1].list4[i], p->addr[0])) : 0;
+	}
+	if (!id)
+		return 0;
+	rule = rule_of(id - 1);
+	if (!rule || terms_of(rule, version_of(rule, p->side))->flags & RULE_ABSENT)
+		return 0;
+	p->id = id;
+	return 1;
+}
+
+__noinline __u32 match_present(struct __sk_buff *skb, __u32 ip, __u32 side)
+{
+	struct present p = { .ipv6 = ip & IS_IPV6, .use = lengths.version & 1, .side = side };
+	struct address far = {};
+
+	if (far_address(skb, ip, &far))
+		return 0;
+	p.addr[0] = far.word[0];
+	p.addr[1] = far.word[1];
+	bpf_loop(p.ipv6 ? lengths.use[p.use & 1].count6 : lengths.use[p.use & 1].count4, present_next, &p, 0);
+	return p.id;
+}
+
+/* Charges any packet to its bucket, by a version that was resolved. Where a key can have none, the rule's own is charged. */
 __noinline enum verdict charge_slowly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 version, __u64 bytes)
 {
 	struct slow s = { .key.id = id, .version = version, .bytes = bytes, .verdict = VERDICT_AGAIN };
@@ -60,7 +102,7 @@ __noinline enum verdict charge_slowly(struct __sk_buff *skb, __u32 ip, __u32 id,
 	const struct rule *rule;
 	__u64 hash;
 
-	rule = bpf_map_lookup_elem(&rules, &id);
+	rule = rule_of(id);
 	if (!rule)
 		return VERDICT_UNSURE;
 	terms = terms_of(rule, version);
@@ -155,11 +197,6 @@ static __always_inline void count(__u64 *packets, __u64 *bytes, __u64 n)
 	*bytes += n;
 }
 
-static __always_inline struct counters *counters_of(struct rule *rule)
-{
-	return &rule->counters[bpf_get_smp_processor_id() & hook.cpu_mask];
-}
-
 /* Acts on a verdict of any kind. */
 static __always_inline int act(struct __sk_buff *skb, __u32 ip, struct rule *rule, __u32 flags, __u64 bytes,
 			       enum verdict verdict)
@@ -182,31 +219,148 @@ static __always_inline int act(struct __sk_buff *skb, __u32 ip, struct rule *rul
 	return NEXT;
 }
 
+/* Where in skb->cb the first of the two programs leaves the side of the change that it went by. */
+#define HANDED 4
+
+/*
+ * The side of the change that a packet goes by. While that hangs on the time,
+ * the second of the two programs goes by what the first one did.
+ */
+static __always_inline __u32 side_of(struct __sk_buff *skb, __u32 algorithm)
+{
+	__u32 mark = (hook.secret[0] & ~7U) | algorithm << 2, side;
+
+	if (READ_ONCE(change.view) != VIEW_TIMED)
+		return side_at(0);
+	side = skb->cb[HANDED] ^ mark ^ RULE_LEAKY << 2;
+	if (side <= SIDE_BACK) {
+		skb->cb[HANDED] = 0;
+		return side;
+	}
+	side = side_at(time_ns(skb));
+	skb->cb[HANDED] = mark | side;
+	return side;
+}
+
+/* For a shadow that a packet would not have conformed to: whom it would have hurt. */
+__noinline int note_hurt(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 version, __u64 bytes)
+{
+	struct hurt first = { .packets = 1, .bytes = bytes }, *hurt;
+	struct hurt_key key = { .family = ip & IS_IPV6 ? 6 : 4 };
+	const struct rule *rule = rule_of(id);
+	__u32 i;
+
+	if (!rule)
+		return 0;
+	key.salt = terms_of(rule, version)->salt;
+	far_address(skb, ip, (struct address *)key.addr);
+	if (terms_of(rule, version)->flags & RULE_SUBNET)
+#pragma unroll
+		for (i = 0; i < 4; i++)
+			key.addr[i] &= rule->details[version & 1].each_mask[i];
+	hurt = bpf_map_lookup_elem(&hurts, &key);
+	if (!hurt && bpf_map_update_elem(&hurts, &key, &first, BPF_NOEXIST))
+		hurt = bpf_map_lookup_elem(&hurts, &key);
+	if (hurt) {
+		__sync_fetch_and_add(&hurt->packets, 1);
+		__sync_fetch_and_add(&hurt->bytes, bytes);
+	}
+	return 0;
+}
+
+/*
+ * From the rule of the longest prefix to what decides over a packet: a rule that
+ * is in force, of this algorithm, by one of its versions, on a side of the
+ * change. 0 if none does. One number, of which the verifier assumes nothing.
+ */
+#define DECISION(id, version, side) ((__u64)((side) << 2 | (version)) << 32 | ((id) + 1))
+#define ID_OF(decision) ((__u32)(decision)-1)
+#define VERSION_OF(decision) ((__u32)((decision) >> 32) & 3)
+#define SIDE_OF(decision) ((__u32)((decision) >> 34))
+
+__noinline __u64 decide(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 algorithm)
+{
+	struct rule *rule = rule_of(id);
+	__u32 side, version;
+
+	if (!rule)
+		return 0;
+	side = side_of(skb, algorithm);
+	version = version_of(rule, side);
+	if (terms_of(rule, version)->flags & RULE_ABSENT) {
+		id = match_present(skb, ip, side) - 1;
+		rule = rule_of(id);
+		if (!rule)
+			return 0;
+		version = version_of(rule, side);
+	}
+	/* The other algorithm's program, next in the chain, sees to its own rules. */
+	if ((terms_of(rule, version)->flags & RULE_LEAKY) != algorithm)
+		return 0;
+	return DECISION(id, version, side);
+}
+
+/* Charges a packet to the shadow of its rule, if that has one, and counts what that would have done. */
+__noinline int apply_shadow(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 algorithm)
+{
+	__u64 decision = decide(skb, ip, id, algorithm), bytes;
+	const struct terms *terms;
+	enum verdict verdict;
+	struct counters *c;
+	struct rule *rule;
+	__u32 version;
+
+	if (!decision)
+		return 0;
+	rule = rule_of(ID_OF(decision));
+	if (!rule)
+		return 0;
+	terms = terms_of(rule, VERSION_OF(decision));
+	if (!(terms->flags & RULE_SHADOW))
+		return 0;
+	id = terms->shadow;
+	rule = rule_of(id);
+	if (!rule)
+		return 0;
+	version = version_of(rule, SIDE_OF(decision));
+	terms = terms_of(rule, version);
+	bytes = framed_bytes(skb, ip, terms->overhead, terms->mpu);
+	verdict = charge_slowly(skb, ip, id, version, bytes);
+	c = counters_of(rule);
+	if (verdict == VERDICT_EXCESS) {
+		count(&c->spared_packets, &c->spared_bytes, bytes);
+		note_hurt(skb, ip, id, version, bytes);
+	}
+	c->unsure_packets += verdict == VERDICT_UNSURE;
+	count(&c->passed_packets, &c->passed_bytes, bytes);
+	return 0;
+}
+
 /* Applies any rule to any packet. */
 __noinline int apply_slowly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 algorithm)
 {
-	struct rule *rule = bpf_map_lookup_elem(&rules, &id);
+	__u64 decision = decide(skb, ip, id, algorithm), bytes;
 	enum verdict verdict = VERDICT_PASS;
 	const struct terms *terms;
-	__u32 version, flags;
-	__u64 bytes;
+	struct rule *rule;
+	__u32 flags;
 
+	if (!decision)
+		return NEXT;
+	rule = rule_of(ID_OF(decision));
 	if (!rule)
 		return NEXT;
-	version = version_of(rule);
-	terms = terms_of(rule, version);
+	terms = terms_of(rule, VERSION_OF(decision));
 	flags = terms->flags;
-	/* The other algorithm's program, next in the chain, sees to its own rules. */
-	if ((flags & RULE_LEAKY) != algorithm)
-		return NEXT;
 	bytes = framed_bytes(skb, ip, terms->overhead, terms->mpu);
 	if (!(flags & RULE_UNLIMITED))
-		verdict = charge_slowly(skb, ip, id, version, bytes);
+		verdict = charge_slowly(skb, ip, ID_OF(decision), VERSION_OF(decision), bytes);
 	return act(skb, ip, rule, flags, bytes, verdict);
 }
 
 /* What only apply_slowly knows about. */
-#define RULE_RARE (RULE_UNLIMITED | RULE_FRAMING | RULE_ECN | RULE_PASS | RULE_FAIL_CLOSED)
+#define RULE_RARE \
+	(RULE_UNLIMITED | RULE_FRAMING | RULE_ECN | RULE_PASS | RULE_FAIL_CLOSED | RULE_ABSENT | RULE_SHADOW)
 
 /*
  * The same for what most packets and rules are: counts as long as it is, and
@@ -220,17 +374,25 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id, __u3
 	enum verdict verdict;
 	struct counters *c;
 	__u32 version, flags;
+	__u64 hash, now, v, view;
 	struct rule *rule;
-	__u64 hash, now;
+	int done;
 
-	rule = bpf_map_lookup_elem(&rules, &id);
+	rule = rule_of(id);
 	if (!rule)
 		return NEXT;
-	version = version_of(rule);
+	version = READ_ONCE(rule->version);
+	if (version & VERSION_CHANGES) {
+		view = READ_ONCE(change.view);
+		if (view == VIEW_TIMED)
+			goto slowly;
+		version ^= view;
+	}
+	version &= 1;
 	terms = terms_of(rule, version);
 	flags = terms->flags;
 	if ((flags ^ algorithm) & (RULE_LEAKY | RULE_RARE) || skb->gso_size || skb->vlan_present)
-		return apply_slowly(skb, ip, id, algorithm);
+		goto slowly;
 	/* Touched before the clock is read, which waits for all loads, so that two misses are one. */
 	if (IS_BIG)
 		READ_ONCE(counters_of(rule)->passed_packets);
@@ -238,14 +400,17 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id, __u3
 		hash = hash_plainly(skb, ip, rule->details[version].each_mask, terms->salt, flags);
 		bucket = hash ? find_bucket(hash) : NULL;
 		if (!bucket)
-			return apply_slowly(skb, ip, id, algorithm);
-		verdict = charge_bucket(terms, bucket, print_of(hash), time_ns(skb), skb->len, false);
+			goto slowly;
+		now = time_ns(skb);
+		verdict = charge_bucket(terms, byte_clock(terms, terms->base, now), bucket, print_of(hash), now,
+					skb->len, false);
 	} else {
 		now = time_ns(skb);
-		verdict = charge_bucket(terms, &rule->own, 0, now, skb->len, false);
+		v = byte_clock(terms, terms->base, now);
+		verdict = charge_bucket(terms, v, &rule->own, 0, now, skb->len, false);
 		/* With two CPUs on one bucket, that the other was faster is as likely as not. */
 		if (verdict == VERDICT_AGAIN)
-			verdict = charge_bucket(terms, &rule->own, 0, now, skb->len, false);
+			verdict = charge_bucket(terms, v, &rule->own, 0, now, skb->len, false);
 	}
 	c = counters_of(rule);
 	if (verdict == VERDICT_PASS) {
@@ -256,7 +421,11 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id, __u3
 		count(&c->dropped_packets, &c->dropped_bytes, skb->len);
 		return DROP;
 	}
-	return apply_slowly(skb, ip, id, algorithm);
+slowly:
+	done = apply_slowly(skb, ip, id, algorithm);
+	if (hook.shadows)
+		apply_shadow(skb, ip, id, algorithm);
+	return done;
 }
 
 /* Where the IP packet is that could not be found at once, and the id plus one of its rule: ip << 32 | id. */

@@ -23,10 +23,21 @@ ARRAY(prefixes4, prefixes4);
 ARRAY(prefixes6, prefixes6);
 ARRAY(filter, filter); /* one value, as big as need be */
 ARRAY(rules, rule); /* whose values are as big as the counters of all CPUs make them */
+ARRAY(rules1, rule);
+ARRAY(rules2, rule);
+ARRAY(rules3, rule);
 ARRAY(table, line);
 ARRAY(keys, key); /* that of slot s of line l is at l * LINE_SLOTS + s */
 
-/* Of a fixed size, so it needs no lookup. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct hurt_key);
+	__type(value, struct hurt);
+} hurts SEC(".maps");
+
+/* Of a fixed size, so they need no lookup. */
 struct lengths lengths SEC(".data.lengths");
+struct change change SEC(".data.change");
 
 #endif

@@ -22,13 +22,15 @@ import (
 )
 
 const (
-	// maxRules bounds the rules of one hook.
-	maxRules = 4096
+	// leastRules is room for rules that a hook has from the start: 1.5 MiB with two CPUs. It grows.
+	leastRules = 4096
 	// tableBuckets is how many hosts, subnets and flows of one hook can owe
 	// something at the same time: 16 MiB of slots and 48 MiB of keys.
 	tableBuckets = 1 << 20
 	// noBuckets is for a hook whose rules all have one bucket.
 	noBuckets = uint32(bpf.AbiLayoutLINE_SLOTS)
+	// hurtHosts is how many hosts and subnets are remembered that shadows would have hurt: 8 MiB.
+	hurtHosts = 1 << 16
 )
 
 // A Change is what a command did besides what it was told to.
@@ -41,6 +43,9 @@ type Change struct {
 
 // ErrMatch means that the rules of a hook compare the other side of packets.
 var ErrMatch = errors.New("other rules of this device and direction compare the other side of packets")
+
+// ErrPending means that a change waits to be confirmed.
+var ErrPending = errors.New("the last change is not confirmed yet")
 
 // ErrElsewhere means that programs of shapectl are on the device that this namespace's pins do not know.
 var ErrElsewhere = errors.New("limits of shapectl are already on the device, set from another network namespace or another bpffs")
@@ -81,9 +86,14 @@ func (n *Namespace) Put(dev Device, d policy.Direction, match policy.Match, rule
 		change.Reattached = string(h.State)
 	}
 	defer h.Close()
+	if !created {
+		if err := n.endChange(h); err != nil {
+			return change, err
+		}
+	}
 	err = n.change(dev.Index, d, func() (err error) {
 		if created {
-			if err := n.create(h, match); err != nil {
+			if err := n.create(h, match, maps.Size{Rules: leastRules, Buckets: noBuckets}); err != nil {
 				return err
 			}
 		}
@@ -92,13 +102,13 @@ func (n *Namespace) Put(dev Device, d policy.Direction, match policy.Match, rule
 				return fmt.Errorf("%w (%s)", ErrMatch, h.Match())
 			}
 		}
-		if change.Upgraded, err = n.prepare(h, dev, match, rule); err != nil {
+		if change.Upgraded, err = n.prepare(h, dev, match, []policy.Rule{rule}); err != nil {
 			return err
 		}
 		if change.Changed, err = h.Set.Put(rule, maps.Now); err != nil {
 			return err
 		}
-		return n.keepOnly(h, h.algorithms())
+		return n.keepOnly(h, h.Set.Algorithms())
 	})
 	return change, err
 }
@@ -106,6 +116,9 @@ func (n *Namespace) Put(dev Device, d policy.Direction, match policy.Match, rule
 // Delete takes a rule off a hook, and the hook off its device with the last
 // one. It reports whether there was such a rule.
 func (n *Namespace) Delete(h *Hook, rule policy.Rule) (deleted bool, err error) {
+	if err := n.endChange(h); err != nil {
+		return false, err
+	}
 	err = n.change(h.index, h.Direction, func() error {
 		if deleted = h.Set.Delete(rule.Prefix); !deleted {
 			return nil
@@ -113,7 +126,7 @@ func (n *Namespace) Delete(h *Hook, rule policy.Rule) (deleted bool, err error) 
 		if h.Set.Empty() {
 			return n.remove(h)
 		}
-		return n.keepOnly(h, h.algorithms())
+		return n.keepOnly(h, h.Set.Algorithms())
 	})
 	return deleted, err
 }
@@ -127,7 +140,7 @@ func (n *Namespace) Flush(h *Hook) error {
 }
 
 // create makes the maps of a hook with no rules; nothing is attached.
-func (n *Namespace) create(h *Hook, match policy.Match) error {
+func (n *Namespace) create(h *Hook, match policy.Match, size maps.Size) error {
 	if err := n.elsewhere(h.Device, h.Direction); err != nil {
 		return err
 	}
@@ -140,7 +153,7 @@ func (n *Namespace) create(h *Hook, match policy.Match) error {
 	for i := range settings.Secret {
 		settings.Secret[i] = binary.NativeEndian.Uint32(secret[4*i:])
 	}
-	h.Set, err = maps.New(maps.Size{Rules: maxRules, Buckets: noBuckets}, settings)
+	h.Set, err = maps.New(size, settings)
 	return err
 }
 
@@ -164,33 +177,52 @@ func (h *Hook) settings(dev Device, match policy.Match) (bpf.AbiHook, error) {
 	return s, nil
 }
 
-// prepare makes a hook such that the rule can be put in it: attached to that
-// device, by programs of this build that compare that side, with one for the
-// rule's algorithm and a table if it has sharers. What is so already is left alone.
-func (n *Namespace) prepare(h *Hook, dev Device, match policy.Match, rule policy.Rule) (upgraded bool, err error) {
+// prepare makes a hook such that rules can be put in it: attached to that
+// device, by programs of this build that compare that side, with one for each
+// algorithm, and room for what they need. What is so already is left alone.
+func (n *Namespace) prepare(h *Hook, dev Device, match policy.Match, rules []policy.Rule) (upgraded bool, err error) {
 	want, err := h.settings(dev, match)
 	if err != nil {
 		return false, err
 	}
 	have := h.Set.Hook()
-	buckets := h.Set.Size().Buckets
-	if rule.Each.Kind != policy.EachAll && buckets == noBuckets {
-		buckets = tableBuckets
+	size := roomFor(rules, h.Set.Size())
+	if lacks := uint32(h.Set.Lacks(rules)); lacks > 0 {
+		size.Rules = max(4*size.Rules, (size.Rules+lacks)/4*5)
 	}
-	need := append(h.algorithms(), rule.Algorithm)
+	need := h.Set.Algorithms()
+	for _, a := range algorithms {
+		if slices.ContainsFunc(rules, func(r policy.Rule) bool { return r.Algorithm == a }) {
+			need = append(need, a)
+		}
+	}
 	upgraded = h.generation != "" && have.Build != want.Build
 	// The name is only for people to read, and a new one no reason to touch anything.
 	asIs := have.Build == want.Build && have.Ifindex == want.Ifindex && have.L2Bytes == want.L2Bytes &&
-		have.MatchSrc == want.MatchSrc && buckets == h.Set.Size().Buckets && h.generation != ""
+		have.MatchSrc == want.MatchSrc && size == h.Set.Size() && h.generation != ""
 	if asIs && h.State == Attached {
 		return false, n.attach(h, need)
 	}
-	return upgraded, n.renew(h, dev, want, buckets, need)
+	return upgraded, n.renew(h, dev, want, size, need)
+}
+
+// roomFor is a size with room for sharers and shadows, if rules have any.
+func roomFor(rules []policy.Rule, size maps.Size) maps.Size {
+	for _, r := range rules {
+		proposed, ok := r.Proposed()
+		if ok {
+			size.Hurt = max(size.Hurt, hurtHosts)
+		}
+		if size.Buckets == noBuckets && (r.Each.Kind != policy.EachAll || proposed.Each.Kind != policy.EachAll) {
+			size.Buckets = tableBuckets
+		}
+	}
+	return size
 }
 
 // renew builds the next generation of a hook and attaches it in place of what is there.
-func (n *Namespace) renew(h *Hook, dev Device, settings bpf.AbiHook, buckets uint32, need []policy.Algorithm) error {
-	next, err := h.Set.Derive(buckets, settings)
+func (n *Namespace) renew(h *Hook, dev Device, settings bpf.AbiHook, size maps.Size, need []policy.Algorithm) error {
+	next, err := h.Set.Derive(size, settings)
 	if err != nil {
 		return err
 	}

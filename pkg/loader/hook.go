@@ -369,7 +369,7 @@ func (n *Namespace) judge(h *Hook) error {
 		}
 	}
 	h.State = Attached
-	for _, a := range h.algorithms() {
+	for _, a := range h.Set.Algorithms() {
 		state, err := h.stateOf(a, here, attached)
 		if err != nil {
 			return err
@@ -417,15 +417,4 @@ func (h *Hook) stateOf(a policy.Algorithm, here bool, attached []ebpf.ProgramID)
 		return Detached, nil
 	}
 	return Gone, nil
-}
-
-// algorithms are those of the hook's rules.
-func (h *Hook) algorithms() (used []policy.Algorithm) {
-	rules := h.Set.Rules()
-	for _, a := range algorithms {
-		if slices.ContainsFunc(rules, func(e maps.Entry) bool { return e.Algorithm == a }) {
-			used = append(used, a)
-		}
-	}
-	return used
 }

@@ -288,7 +288,7 @@ func (r *rig) halfUpgrade() {
 			return err
 		}
 		settings.Build[0] ^= 0xff
-		next, err := h.Set.Derive(h.Set.Size().Buckets, settings)
+		next, err := h.Set.Derive(h.Set.Size(), settings)
 		if err != nil {
 			return err
 		}

@@ -270,8 +270,13 @@ func (n *Namespace) healHook(index int, d policy.Direction) error {
 		return err
 	}
 	if h != nil {
-		h.Close()
-		return nil
+		defer h.Close()
+		if state, _ := h.Set.Change(); state == maps.NoChange {
+			h.Set.Abandon() // what was prepared, and not armed
+		}
+		if !h.Set.Empty() {
+			return nil
+		}
 	}
 	return n.remove(&Hook{Direction: d, index: index, path: n.hookPath(index, d)})
 }

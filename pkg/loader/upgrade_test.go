@@ -27,7 +27,7 @@ func renewAsAnotherBuild(n *Namespace, d policy.Direction) error {
 	for _, e := range h.Set.Rules() {
 		need = append(need, e.Algorithm)
 	}
-	return n.renew(h, h.Device, settings, h.Set.Size().Buckets, need)
+	return n.renew(h, h.Device, settings, h.Set.Size(), need)
 }
 
 func (r *rig) renewAsAnotherBuild() {

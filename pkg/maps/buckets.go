@@ -102,14 +102,14 @@ func load(b *bpf.AbiBucket) model.Bucket {
 func (s *Set) Level(e Entry, match policy.Match, flow Flow, now uint64) (units uint64) {
 	rule := s.current(e.ID)
 	if e.Each.Kind == policy.EachAll {
-		return meter(rule).Level(load(&s.rule(e.ID).Own), now)
+		return s.OwnLevel(e, now)
 	}
 	key := makeKey(e.ID, e.Each, match, flow)
 	line, print := s.place(key, rule.Salt)
 	for i := range lineSlots {
 		slot := &s.lines[line].Slot[i]
 		if atomic.LoadUint32(&slot.Print) == print {
-			return meter(rule).Level(load(slot), now)
+			return s.levelOf(e.ID, rule, load(slot), now)
 		}
 	}
 	return 0
@@ -138,24 +138,35 @@ func (s *Set) Meter(e Entry) model.Meter { return meter(s.current(e.ID)) }
 // OwnLevel is what a rule's own bucket owes, in units: everybody's, or with
 // --each that of packets for whose sharer there was no room.
 func (s *Set) OwnLevel(e Entry, now uint64) uint64 {
-	return meter(s.current(e.ID)).Level(load(&s.rule(e.ID).Own), now)
+	return s.levelOf(e.ID, s.current(e.ID), load(&s.rule(e.ID).Own), now)
 }
 
-// slots are all slots of hosts, subnets and flows of one rule that are in use.
-func (s *Set) slots(id uint32) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
+// allSlots are all slots of hosts, subnets and flows that are in use.
+func (s *Set) allSlots() iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 	return func(yield func(*bpf.AbiBucket, *bpf.AbiKey) bool) {
-		if s.rule(id).Shared == 0 {
-			return
-		}
 		for i := range s.lines {
 			for j := range lineSlots {
 				slot, key := &s.lines[i].Slot[j], &s.keys[i*int(lineSlots)+int(j)]
-				if atomic.LoadUint32(&slot.Print) == 0 || atomic.LoadUint64(&slot.Tat)&taken != 0 || atomic.LoadUint32(&key.Id) != id {
+				if atomic.LoadUint32(&slot.Print) == 0 || atomic.LoadUint64(&slot.Tat)&taken != 0 {
 					continue
 				}
 				if !yield(slot, key) {
 					return
 				}
+			}
+		}
+	}
+}
+
+// slots are those of one rule.
+func (s *Set) slots(id uint32) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
+	return func(yield func(*bpf.AbiBucket, *bpf.AbiKey) bool) {
+		if s.rule(id).Shared == 0 {
+			return
+		}
+		for slot, key := range s.allSlots() {
+			if atomic.LoadUint32(&key.Id) == id && !yield(slot, key) {
+				return
 			}
 		}
 	}
@@ -167,7 +178,7 @@ func (s *Set) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
 	return func(yield func(Bucket) bool) {
 		for slot, key := range s.slots(e.ID) {
 			before, k := load(slot), *key
-			level := meter(rule).Level(before, now)
+			level := s.levelOf(e.ID, rule, before, now)
 			_, print := s.place(k, rule.Salt)
 			// The key is that of the level if nobody took the slot meanwhile.
 			if level == 0 || k.Id != e.ID || atomic.LoadUint32(&slot.Print) != print {
@@ -190,36 +201,43 @@ func (s *Set) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
 // settle readies the buckets of a rule for another clock: each one is as if
 // charged just now, as only the old clock could tell how long it has been idle.
 func (s *Set) settle(id uint32, m model.Meter, now uint64) {
-	s.rewrite(id, func(b model.Bucket) (model.Bucket, bool) {
-		return m.Owing(m.Level(b, now), now), true
-	})
+	s.rewrite(id, settleBy(m, now))
+}
+
+func settleBy(m model.Meter, now uint64) func(model.Bucket) (model.Bucket, bool) {
+	return func(b model.Bucket) (model.Bucket, bool) { return m.Owing(m.Level(b, now), now), true }
 }
 
 // clamp lets no bucket of a rule owe more than the rule can hold.
 func (s *Set) clamp(id uint32, m model.Meter, now uint64) {
-	s.rewrite(id, func(b model.Bucket) (model.Bucket, bool) {
+	s.rewrite(id, clampTo(m, now))
+}
+
+func clampTo(m model.Meter, now uint64) func(model.Bucket) (model.Bucket, bool) {
+	return func(b model.Bucket) (model.Bucket, bool) {
 		return m.Owing(m.Most(), now), m.Level(b, now) > m.Most()
-	})
+	}
 }
 
 // rewrite changes buckets of a rule, while packets charge them.
 func (s *Set) rewrite(id uint32, change func(model.Bucket) (next model.Bucket, wanted bool)) {
-	one := func(b *bpf.AbiBucket) {
-		for {
-			before := load(b)
-			next, wanted := change(before)
-			if !wanted || before.TAT&taken != 0 {
-				return
-			}
-			atomic.StoreUint32(&b.Tick, next.Tick)
-			if atomic.CompareAndSwapUint64(&b.Tat, before.TAT, next.TAT) {
-				return
-			}
-		}
-	}
-	one(&s.rule(id).Own)
+	rewriteBucket(&s.rule(id).Own, change)
 	for slot := range s.slots(id) {
-		one(slot)
+		rewriteBucket(slot, change)
+	}
+}
+
+func rewriteBucket(b *bpf.AbiBucket, change func(model.Bucket) (next model.Bucket, wanted bool)) {
+	for {
+		before := load(b)
+		next, wanted := change(before)
+		if !wanted || before.TAT&taken != 0 {
+			return
+		}
+		atomic.StoreUint32(&b.Tick, next.Tick)
+		if atomic.CompareAndSwapUint64(&b.Tat, before.TAT, next.TAT) {
+			return
+		}
 	}
 }
 

@@ -1,6 +1,15 @@
 package maps
 
-import "sync/atomic"
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
 
 // Counters of one rule, summed over CPUs, since it was set. Passed and dropped
 // together are all that matched; excess did not conform, whatever became of it.
@@ -28,4 +37,63 @@ func (s *Set) Counters(id uint32) (sum Counters) {
 	sum.ExcessPackets += sum.DroppedPackets
 	sum.ExcessBytes += sum.DroppedBytes
 	return sum
+}
+
+// ShadowCounters are those of a rule's shadow: of all packets, how many it
+// would have refused. False if it has none.
+func (s *Set) ShadowCounters(e Entry) (Counters, bool) {
+	v := s.current(e.ID)
+	if v.Flags&ruleShadow == 0 {
+		return Counters{}, false
+	}
+	return s.Counters(v.Shadow), true
+}
+
+// Hurt is a host or subnet of which a shadow would have refused packets.
+type Hurt struct {
+	Subnet         netip.Prefix
+	Packets, Bytes uint64
+}
+
+// Hurt are those whom the shadow of each rule, by its id, would have hurt, the
+// worst first. Beyond Size.Hurt, those longest ago are forgotten.
+func (s *Set) Hurt() (map[uint32][]Hurt, error) {
+	type shadowed struct {
+		id   uint32
+		bits func(netip.Addr) int
+	}
+	by := map[uint32]shadowed{}
+	for _, e := range s.Rules() {
+		if v := s.current(e.ID); v.Flags&ruleShadow != 0 {
+			each := e.Shadow.Each
+			if each.Kind != policy.EachSubnet {
+				each = policy.Each{Kind: policy.EachHost}
+			}
+			by[s.current(v.Shadow).Salt] = shadowed{e.ID, func(a netip.Addr) int { return eachBits(each, a) }}
+		}
+	}
+	hurt := map[uint32][]Hurt{}
+	if len(by) == 0 {
+		return hurt, nil
+	}
+	var key bpf.AbiHurtKey
+	var value bpf.AbiHurt
+	entries := s.maps[bpf.GcraMapHurts].Iterate()
+	for entries.Next(&key, &value) {
+		of, ok := by[key.Salt]
+		if !ok {
+			continue // of a shadow that is gone
+		}
+		addr := address(key.Addr, uint8(key.Family))
+		hurt[of.id] = append(hurt[of.id], Hurt{netip.PrefixFrom(addr, of.bits(addr)), value.Packets, value.Bytes})
+	}
+	if err := entries.Err(); err != nil {
+		return nil, fmt.Errorf("read whom shadows would have hurt: %w", err)
+	}
+	for _, list := range hurt {
+		slices.SortFunc(list, func(a, b Hurt) int {
+			return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), policy.ComparePrefix(a.Subnet, b.Subnet))
+		})
+	}
+	return hurt, nil
 }

@@ -220,6 +220,19 @@ func (s *Set) findPrefix(p netip.Prefix) *uint32 {
 // addPrefix brings a prefix into force. The error wraps ErrFull where its lines are full.
 func (s *Set) addPrefix(p netip.Prefix, id uint32) error {
 	c := s.gather()
+	_, length := stored(p)
+	if c.lengths[length]++; c.lengths[length] == 1 {
+		s.useLengths()
+	}
+	err := s.placePrefix(p, id)
+	if err != nil {
+		c.lengths[length]--
+	}
+	return err
+}
+
+// placePrefix gives a prefix a place in its table.
+func (s *Set) placePrefix(p netip.Prefix, id uint32) error {
 	for line := range s.linesOf(p) {
 		ids := line.ids()
 		place := slices.Index(ids, 0)
@@ -229,10 +242,6 @@ func (s *Set) addPrefix(p netip.Prefix, id uint32) error {
 		}
 		if place < line.used() {
 			s.waitSince(s.lengths[0].Removed) // packets may have seen the prefix that was here before
-		}
-		_, length := stored(p)
-		if c.lengths[length]++; c.lengths[length] == 1 {
-			s.useLengths()
 		}
 		word, bits := s.inFilter(p)
 		atomic.OrUint64(&s.filter[word], bits)

@@ -23,8 +23,9 @@ var ErrOtherLayout = errors.New("made by another version of shapectl")
 
 // Size is how much a set of maps holds.
 type Size struct {
-	Rules   uint32
+	Rules   uint32 // shadows included
 	Buckets uint32 // of hosts, subnets and flows; rounded up to a power of two
+	Hurt    uint32 // hosts that shadows would have hurt
 }
 
 // Layout is that of the maps that this build makes and reads.
@@ -33,14 +34,19 @@ const Layout = uint32(bpf.AbiLayoutLAYOUT_VERSION)
 const (
 	hookMap    = ".rodata"
 	lengthsMap = ".data.lengths"
+	changeMap  = ".data.change"
 	lineSlots  = uint32(bpf.AbiLayoutLINE_SLOTS)
 )
+
+// ruleMaps hold the rules, each a range of ids.
+var ruleMaps = [...]string{bpf.GcraMapRules, bpf.GcraMapRules1, bpf.GcraMapRules2, bpf.GcraMapRules3}
 
 // pinned are all maps of a set, each with the name of its pin: bpffs keeps names with a dot for itself.
 var pinned = map[string]string{
 	bpf.GcraMapFilter: "filter", bpf.GcraMapPrefixes4: "prefixes4", bpf.GcraMapPrefixes6: "prefixes6", lengthsMap: "lengths",
-	bpf.GcraMapRules: "rules", bpf.GcraMapTable: "table", bpf.GcraMapKeys: "keys",
-	hookMap: "hook",
+	bpf.GcraMapRules: "rules", bpf.GcraMapRules1: "rules1", bpf.GcraMapRules2: "rules2", bpf.GcraMapRules3: "rules3",
+	bpf.GcraMapTable: "table", bpf.GcraMapKeys: "keys", bpf.GcraMapHurts: "hurts",
+	hookMap: "hook", changeMap: "change",
 }
 
 // A Set is the maps of one hook.
@@ -52,12 +58,13 @@ type Set struct {
 	prefixes4 []bpf.AbiPrefixes4
 	prefixes6 []bpf.AbiPrefixes6
 	lengths   []bpf.AbiLengths
+	change    []bpf.AbiChange
 	filter    []uint64
 	lines     []bpf.AbiLine
 	keys      []bpf.AbiKey
-	rules     []byte // see rule
+	rules     [][]byte // of each map; see rule
 
-	changes *changes
+	known *known
 
 	mapped [][]byte
 }
@@ -65,18 +72,44 @@ type Set struct {
 // New makes the maps of a hook with nothing in them.
 func New(size Size, hook bpf.AbiHook) (*Set, error) { return build(size, hook, nil) }
 
-// Derive makes a set with other settings and room for more buckets of hosts,
-// subnets and flows, which shares all else with s: rules in force are in force
-// in both. A set that has sharers must keep its size, or they would lose their
-// buckets.
-func (s *Set) Derive(buckets uint32, hook bpf.AbiHook) (*Set, error) {
-	shared := maps.Clone(s.maps)
+// Derive makes a set with other settings and room for more, which shares all
+// else with s: rules in force are in force in both, with the same buckets. A
+// set that has sharers must keep its number of buckets, or they would lose
+// theirs. The error wraps ErrFull where the rules can not grow once more.
+func (s *Set) Derive(size Size, hook bpf.AbiHook) (*Set, error) {
+	have, shared := s.Size(), maps.Clone(s.maps)
 	delete(shared, hookMap)
-	if buckets != s.Size().Buckets {
+	if size.Buckets != have.Buckets {
 		delete(shared, bpf.GcraMapTable)
 		delete(shared, bpf.GcraMapKeys)
 	}
-	return build(Size{Rules: s.Size().Rules, Buckets: buckets}, hook, shared)
+	if size.Hurt != have.Hurt {
+		delete(shared, bpf.GcraMapHurts)
+	}
+	hook.RuleMaps, hook.FirstId = s.hook.RuleMaps, s.hook.FirstId
+	if size.Rules <= have.Rules {
+		size.Rules = have.Rules
+		return build(size, hook, shared)
+	}
+	if int(hook.RuleMaps) == len(ruleMaps) {
+		return nil, fmt.Errorf("%w: it holds %d, and has grown %d times", ErrFull, have.Rules, len(ruleMaps)-1)
+	}
+	for _, name := range []string{ruleMaps[hook.RuleMaps], bpf.GcraMapPrefixes4, bpf.GcraMapPrefixes6, bpf.GcraMapFilter} {
+		delete(shared, name)
+	}
+	hook.FirstId[hook.RuleMaps] = have.Rules
+	hook.RuleMaps++
+	grown, err := build(size, hook, shared)
+	if err != nil {
+		return nil, err
+	}
+	for p, id := range s.allPrefixes() {
+		if err := grown.placePrefix(p, id); err != nil {
+			grown.Close()
+			return nil, err
+		}
+	}
+	return grown, nil
 }
 
 func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Set, err error) {
@@ -95,23 +128,29 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Set, er
 	hook.FilterMask = powerOfTwo((size.Rules+3)/4) - 1 // 16 bits for each
 	hook.CpuMask = powerOfTwo(uint32(cpus)) - 1
 	hook.Layout = Layout
+	hook.RuleMaps = max(hook.RuleMaps, 1)
+	hook.Shadows = size.Hurt
 	for name, entries := range map[string]uint32{
 		bpf.GcraMapPrefixes4: lines4,
 		bpf.GcraMapPrefixes6: lines6,
-		bpf.GcraMapRules:     size.Rules,
 		bpf.GcraMapTable:     lines,
 		bpf.GcraMapKeys:      lines * lineSlots,
+		bpf.GcraMapHurts:     max(size.Hurt, 1), // a map has room for one at least
+		// The last map of rules is the one that is made to fit; the others are there already.
+		ruleMaps[hook.RuleMaps-1]: size.Rules - hook.FirstId[hook.RuleMaps-1],
 	} {
 		spec.Maps[name].MaxEntries = entries
 	}
-	spec.Maps[bpf.GcraMapRules].ValueSize = ruleSize(hook)
-	spec.Maps[bpf.GcraMapFilter].ValueSize = 8 * (hook.FilterMask + 1)
-	for _, name := range []string{bpf.GcraMapRules, bpf.GcraMapFilter} {
+	for _, name := range ruleMaps {
+		spec.Maps[name].ValueSize = ruleSize(hook)
 		spec.Maps[name].Value = nil // a type of another size
 	}
+	spec.Maps[bpf.GcraMapFilter].ValueSize = 8 * (hook.FilterMask + 1)
+	spec.Maps[bpf.GcraMapFilter].Value = nil
 	spec.Maps[hookMap].Flags |= unix.BPF_F_MMAPABLE // as it is when a collection makes it
 	spec.Maps[hookMap].Contents = []ebpf.MapKV{{Key: uint32(0), Value: hook}}
 	spec.Maps[lengthsMap].Flags |= unix.BPF_F_MMAPABLE
+	spec.Maps[changeMap].Flags |= unix.BPF_F_MMAPABLE
 	s := &Set{maps: map[string]*ebpf.Map{}}
 	for name := range pinned {
 		var m *ebpf.Map
@@ -178,16 +217,21 @@ func (s *Set) attach() (err error) {
 	if s.hook.Layout != Layout {
 		return fmt.Errorf("%w (layout %d, this one has %d)", ErrOtherLayout, s.hook.Layout, Layout)
 	}
+	for _, name := range ruleMaps[:s.hook.RuleMaps] {
+		if err := s.mapSized(name, ruleSize(s.hook), func(m []byte) { s.rules = append(s.rules, m) }); err != nil {
+			return err
+		}
+	}
 	return errors.Join(
 		mapArray(s, bpf.GcraMapPrefixes4, &s.prefixes4),
 		mapArray(s, bpf.GcraMapPrefixes6, &s.prefixes6),
 		mapArray(s, lengthsMap, &s.lengths),
+		mapArray(s, changeMap, &s.change),
 		mapArray(s, bpf.GcraMapTable, &s.lines),
 		mapArray(s, bpf.GcraMapKeys, &s.keys),
 		s.mapSized(bpf.GcraMapFilter, 8*(s.hook.FilterMask+1), func(m []byte) {
 			s.filter = unsafe.Slice((*uint64)(unsafe.Pointer(&m[0])), s.hook.FilterMask+1)
 		}),
-		s.mapSized(bpf.GcraMapRules, ruleSize(s.hook), func(m []byte) { s.rules = m }),
 	)
 }
 
@@ -230,7 +274,11 @@ func ruleSize(hook bpf.AbiHook) uint32 {
 
 // rule is the memory of one, which packets read and charge.
 func (s *Set) rule(id uint32) *bpf.AbiRule {
-	return (*bpf.AbiRule)(unsafe.Pointer(&s.rules[uint64(id)*uint64(ruleSize(s.hook))]))
+	n := len(s.rules) - 1
+	for id < s.hook.FirstId[n] {
+		n--
+	}
+	return (*bpf.AbiRule)(unsafe.Pointer(&s.rules[n][uint64(id-s.hook.FirstId[n])*uint64(ruleSize(s.hook))]))
 }
 
 // countersOf are a rule's, one for each CPU.
@@ -263,7 +311,11 @@ func (s *Set) Hook() bpf.AbiHook { return s.hook }
 
 // Size is what the set was made for.
 func (s *Set) Size() Size {
-	return Size{Rules: s.maps[bpf.GcraMapRules].MaxEntries(), Buckets: uint32(len(s.lines)) * lineSlots}
+	size := Size{Buckets: uint32(len(s.lines)) * lineSlots, Hurt: s.hook.Shadows}
+	for _, name := range ruleMaps[:s.hook.RuleMaps] {
+		size.Rules += s.maps[name].MaxEntries()
+	}
+	return size
 }
 
 // Close lets go of the maps; pins and programs keep them.

@@ -1,0 +1,443 @@
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// ErrNoChange means that there is no change to confirm, or to take back.
+var ErrNoChange = errors.New("there is none")
+
+// ErrTooLate means that a change was not confirmed in time.
+var ErrTooLate = errors.New("it was not confirmed in time, and all is as it was before")
+
+const (
+	// confirmMargin is how long before its end a change can be confirmed at the latest.
+	confirmMargin = 5 * time.Millisecond
+	// leastLead is how long before it begins a change is armed at the least.
+	leastLead = time.Millisecond
+)
+
+// ApplyOptions say how a policy is to come into force.
+type ApplyOptions struct {
+	// Confirm is after what time all is as before again, unless Confirm is called; 0 for never.
+	Confirm time.Duration
+	// Progress is told how many rules are ready, of how many; it may be nil.
+	Progress func(ready, of int)
+}
+
+// Applied is what became of the rules of a hook.
+type Applied struct {
+	Device    string
+	Direction policy.Direction
+	Rules     maps.Difference
+	Hook      Change
+}
+
+// Tables are the rules of all hooks whose device is here, sorted.
+func (n *Namespace) Tables() ([]policy.Table, error) {
+	hooks, err := n.Hooks()
+	defer closeHooks(hooks)
+	if err != nil {
+		return nil, err
+	}
+	tables := []policy.Table{}
+	for _, h := range hooks {
+		if h.Device.Name == "" {
+			continue
+		}
+		t := policy.Table{Device: h.Device.Name, Direction: h.Direction, Match: h.Match()}
+		for _, e := range h.Set.Rules() {
+			t.Rules = append(t.Rules, e.Rule)
+		}
+		if t.Rules != nil {
+			tables = append(tables, t)
+		}
+	}
+	policy.SortTables(tables)
+	return tables, nil
+}
+
+func closeHooks(hooks []*Hook) {
+	for _, h := range hooks {
+		h.Close()
+	}
+}
+
+// An application is a policy on its way into force: each hook with the rules that it is to have.
+type application struct {
+	*Hook
+	want    policy.Table
+	created bool
+	done    Applied
+}
+
+// Apply brings a policy into force: all tables, each of a device that is here,
+// with valid rules in the order of policy.SortRules, and nothing else. All
+// hooks switch at one moment: a packet sees what was before or what is after.
+// Rules that stay keep buckets and counters. On failure all is as it was.
+// Where nothing is to be changed, nothing is touched.
+func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) ([]Applied, error) {
+	hooks, err := n.applications(tables)
+	same := !slices.ContainsFunc(hooks, func(a *application) bool { return !a.asWanted() })
+	closeAll(hooks)
+	if err != nil || same {
+		return nil, err
+	}
+	if n.dir == "" {
+		if err := n.found(); err != nil {
+			return nil, err
+		}
+	}
+	if err := n.endChange(nil); err != nil {
+		return nil, err
+	}
+	// Once more, as hooks may have gone with the end of the last change.
+	hooks, err = n.applications(tables)
+	defer func() { closeAll(hooks) }()
+	if err != nil {
+		return nil, err
+	}
+	if err := n.changeAll(hooks, func() error { return n.apply(hooks, o) }); err != nil {
+		return nil, err
+	}
+	var done []Applied
+	for _, a := range hooks {
+		a.done.Hook.Changed = a.done.Rules != maps.Difference{}
+		if a.done.Hook != (Change{}) {
+			done = append(done, a.done)
+		}
+	}
+	return done, nil
+}
+
+func closeAll(hooks []*application) {
+	for _, a := range hooks {
+		a.Close()
+	}
+}
+
+// applications are the hooks that there are and are to be, with what each is to
+// have, if that is possible.
+func (n *Namespace) applications(tables []policy.Table) (all []*application, err error) {
+	hooks, err := n.Hooks()
+	for _, h := range hooks {
+		if h.Device.Name == "" {
+			h.Close() // of a device that is gone or elsewhere
+			continue
+		}
+		all = append(all, &application{Hook: h})
+	}
+	if err != nil {
+		return all, err
+	}
+	for _, t := range tables {
+		i := slices.IndexFunc(all, func(a *application) bool { return a.Device.Name == t.Device && a.Direction == t.Direction })
+		if i >= 0 {
+			all[i].want = t
+			continue
+		}
+		if len(t.Rules) == 0 {
+			continue
+		}
+		dev, err := n.Device(t.Device)
+		if err != nil {
+			return all, fmt.Errorf("%s: %w", t.Device, err)
+		}
+		h := &Hook{Direction: t.Direction, Device: dev, Was: dev.Name, index: dev.Index, path: n.hookPath(dev.Index, t.Direction), State: Detached}
+		all = append(all, &application{Hook: h, want: t, created: true})
+	}
+	for _, a := range all {
+		a.done.Device, a.done.Direction = a.Device.Name, a.Direction
+		if err := a.check(n); err != nil {
+			return all, fmt.Errorf("%s %s: %w", a.Device.Name, a.Direction, err)
+		}
+	}
+	return all, nil
+}
+
+// check reports why a hook can not get its rules.
+func (a *application) check(n *Namespace) error {
+	if err := a.Device.CheckReadable(); err != nil {
+		return err
+	}
+	if a.created {
+		moved, err := n.Find(a.Device.Name, a.Direction)
+		if err != nil {
+			return err
+		}
+		if moved != nil {
+			defer moved.Close()
+			if moved.State == Moved {
+				return ErrMoved
+			}
+		}
+		return n.elsewhere(a.Device, a.Direction)
+	}
+	if state, _ := a.Set.Change(); state == maps.Pending {
+		return ErrPending
+	}
+	if len(a.want.Rules) > 0 && a.Match() != a.want.Match {
+		return fmt.Errorf("%w (%s)", ErrMatch, a.Match())
+	}
+	return nil
+}
+
+// asWanted reports whether nothing is to be done for a hook.
+func (a *application) asWanted() bool {
+	return !a.created && a.State == Attached && a.Set.Has(a.want.Rules)
+}
+
+// changeAll is change for several hooks.
+func (n *Namespace) changeAll(hooks []*application, f func() error) error {
+	if len(hooks) == 0 {
+		return f()
+	}
+	return n.change(hooks[0].index, hooks[0].Hook.Direction, func() error { return n.changeAll(hooks[1:], f) })
+}
+
+func (n *Namespace) apply(hooks []*application, o ApplyOptions) (err error) {
+	of, ready := 0, 0
+	for _, a := range hooks {
+		of += len(a.want.Rules)
+	}
+	defer func() {
+		if err == nil {
+			return
+		}
+		for _, a := range hooks {
+			if a.Set != nil {
+				a.Set.Abandon()
+			}
+		}
+	}()
+	for _, a := range hooks {
+		if err := n.ready(a, func(rules int) {
+			if o.Progress != nil {
+				o.Progress(ready+rules, of)
+			}
+		}); err != nil {
+			return fmt.Errorf("%s %s: %w", a.Device.Name, a.Direction, err)
+		}
+		ready += len(a.want.Rules)
+	}
+	waitUntil(armAll(hooks, o.Confirm))
+	for _, a := range hooks {
+		a.Set.Commit(maps.Now())
+	}
+	return nil
+}
+
+// ready makes all that a hook's rules need, and prepares them.
+func (n *Namespace) ready(a *application, progress func(rules int)) (err error) {
+	if a.created {
+		if gone, err := n.openHook(a.Device.Index, a.Direction); err == nil && gone != nil {
+			a.done.Hook.Forgotten = gone.Was
+			gone.Close()
+		}
+		size := roomFor(a.want.Rules, maps.Size{Rules: leastRules, Buckets: noBuckets})
+		size.Rules = max(size.Rules, uint32(ids(a.want.Rules)))
+		if err := n.create(a.Hook, a.want.Match, size); err != nil {
+			return err
+		}
+	} else if a.State != Attached {
+		a.done.Hook.Reattached = string(a.State)
+	}
+	if a.done.Hook.Upgraded, err = n.prepare(a.Hook, a.Device, a.Match(), a.want.Rules); err != nil {
+		return err
+	}
+	a.done.Rules, err = a.Set.Prepare(a.want.Rules, maps.Now(), progress)
+	return err
+}
+
+// ids is how many rules and shadows there are.
+func ids(rules []policy.Rule) int {
+	n := len(rules)
+	for _, r := range rules {
+		if _, ok := r.Proposed(); ok {
+			n++
+		}
+	}
+	return n
+}
+
+// armAll lets all hooks switch at one moment, which is so far ahead that no
+// packet can come between the moment for which the byte clocks are set and the
+// change. It returns that moment.
+func armAll(hooks []*application, confirm time.Duration) (from uint64) {
+	for lead := leastLead; ; lead *= 2 {
+		from, until := maps.Now()+uint64(lead), maps.Never
+		if confirm > 0 {
+			until = from + uint64(confirm)
+		}
+		for _, a := range hooks {
+			a.Set.Time(from, until)
+		}
+		if maps.Now()+uint64(lead)/2 > from {
+			continue // it took too long to set them
+		}
+		for _, a := range hooks {
+			a.Set.Arm()
+		}
+		return from
+	}
+}
+
+// endChange ends the last change of all hooks for good, so that another can
+// begin; but if h is given, only if h took part in it. The error wraps
+// ErrPending where it is to be confirmed first.
+func (n *Namespace) endChange(h *Hook) error {
+	if h != nil {
+		switch state, _ := h.Set.Change(); state {
+		case maps.NoChange:
+			return nil
+		case maps.Pending:
+			return ErrPending
+		}
+		h.Set.Finish()
+	}
+	hooks, err := n.Hooks()
+	defer closeHooks(hooks)
+	if err != nil {
+		return err
+	}
+	for _, other := range hooks {
+		if err := n.finish(other); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// finish ends the change of a hook for good, and takes off what it needs no more.
+func (n *Namespace) finish(h *Hook) error {
+	switch state, _ := h.Set.Change(); state {
+	case maps.NoChange:
+		return nil
+	case maps.Pending:
+		return ErrPending
+	}
+	return n.change(h.index, h.Direction, func() error {
+		h.Set.Finish()
+		if h.Set.Empty() {
+			return n.remove(h)
+		}
+		return n.keepOnly(h, h.Set.Algorithms())
+	})
+}
+
+// PendingChange tells until when a change is in force that nobody has confirmed
+// yet, in ns of maps.Now; 0 where there is none. Expired is when one ended that nobody confirmed.
+func (n *Namespace) PendingChange() (until, expired uint64, err error) {
+	hooks, err := n.Hooks()
+	defer closeHooks(hooks)
+	for _, h := range hooks {
+		switch state, at := h.Set.Change(); state {
+		case maps.Pending:
+			until = at
+		case maps.Expired:
+			expired = at
+		}
+	}
+	return until, expired, err
+}
+
+// Confirm lets a pending change last. The error wraps ErrNoChange where there is none, ErrTooLate where it was not in time.
+func (n *Namespace) Confirm() error {
+	hooks, err := n.Hooks()
+	defer closeHooks(hooks)
+	if err != nil {
+		return err
+	}
+	var pending []*Hook
+	for _, h := range hooks {
+		switch state, until := h.Set.Change(); {
+		case state == maps.Expired, state == maps.Pending && maps.Now()+uint64(confirmMargin) > until:
+			return ErrTooLate
+		case state == maps.Pending:
+			pending = append(pending, h)
+		}
+	}
+	if pending == nil {
+		return ErrNoChange
+	}
+	for _, h := range pending {
+		h.Set.Confirm()
+	}
+	return nil
+}
+
+// Rollback takes the last change back, on all hooks at one moment, confirmed or
+// not. The error wraps ErrNoChange where there is none, or another has come since.
+func (n *Namespace) Rollback() ([]Applied, error) {
+	hooks, err := n.Hooks()
+	defer closeHooks(hooks)
+	if err != nil {
+		return nil, err
+	}
+	var changed []*Hook
+	until := maps.Never
+	for _, h := range hooks {
+		switch state, at := h.Set.Change(); state {
+		case maps.Expired:
+			return nil, ErrTooLate
+		case maps.Pending:
+			until = at
+			changed = append(changed, h)
+		case maps.Committed:
+			changed = append(changed, h)
+		}
+	}
+	if changed == nil {
+		return nil, ErrNoChange
+	}
+	var done []Applied
+	for _, h := range changed {
+		done = append(done, Applied{Device: h.Name(), Direction: h.Direction, Rules: h.Set.Undone()})
+	}
+	backAll(changed, until)
+	for _, h := range changed {
+		if err := n.finish(h); err != nil {
+			return done, err
+		}
+	}
+	return done, nil
+}
+
+// backAll takes the change of hooks back at one moment, before until, when it
+// would end anyway. It returns when that has passed.
+func backAll(hooks []*Hook, until uint64) {
+	for _, h := range hooks {
+		h.Set.Settle(maps.Now())
+	}
+	for lead := leastLead; ; lead *= 2 {
+		at := maps.Now() + uint64(lead)
+		if at+uint64(lead) > until {
+			waitUntil(until)
+			return
+		}
+		for _, h := range hooks {
+			h.Set.TimeBack(at)
+		}
+		if maps.Now()+uint64(lead)/2 > at {
+			continue
+		}
+		for _, h := range hooks {
+			h.Set.Back(at)
+		}
+		waitUntil(at)
+		return
+	}
+}
+
+// waitUntil returns at a time in ns of maps.Now.
+func waitUntil(at uint64) {
+	for now := maps.Now(); now < at; now = maps.Now() {
+		time.Sleep(time.Duration(at - now))
+	}
+}

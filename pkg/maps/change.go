@@ -1,0 +1,468 @@
+package maps
+
+import (
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A change of many rules goes by these steps, in all but the last of which a
+// process may be killed: what packets see is then as before, or as after.
+//
+//	Prepare   writes the versions that no packet reads; rules take part from then on
+//	Time      makes all byte clocks agree at the moment when the change is to begin
+//	Arm       the one store that lets it begin then; and end at until, unless it is confirmed
+//	Commit    once it has begun and is to last
+//	Settle, TimeBack, Back   let a change that has begun end at another moment
+//	Finish    forgets the side that is not in force; whatever changes a rule begins with it
+//
+// Until Finish, Back is possible.
+
+// A side is what is in force of all that takes part in a change: enum side of bpf/rule.h.
+type side uint32
+
+const (
+	sideBefore side = iota
+	sideAfter
+	sideBack // as before, as nobody has confirmed the change in time
+)
+
+const (
+	versionChanges = 2 // VERSION_CHANGES of abi.h
+
+	viewBefore = uint64(bpf.AbiViewVIEW_BEFORE)
+	viewAfter  = uint64(bpf.AbiViewVIEW_AFTER)
+	viewTimed  = uint64(bpf.AbiViewVIEW_TIMED)
+)
+
+// Never is the time at which a change ends that is to last.
+const Never = uint64(math.MaxUint64)
+
+// A participant is a rule that takes part in a change, or a shadow, which has no prefix.
+type participant struct {
+	id     uint32
+	prefix netip.Prefix
+}
+
+func (s *Set) sideAt(now uint64) side {
+	c := &s.change[0]
+	switch view := atomic.LoadUint64(&c.View); {
+	case view != viewTimed:
+		return side(view)
+	case now < atomic.LoadUint64(&c.From):
+		return sideBefore
+	case now < atomic.LoadUint64(&c.Until):
+		return sideAfter
+	}
+	return sideBack
+}
+
+func (s *Set) side() side { return s.sideAt(Now()) }
+
+// ChangeState is how far a change is.
+type ChangeState string
+
+const (
+	NoChange  ChangeState = ""
+	Pending   ChangeState = "pending"   // in force until Until, unless it is confirmed
+	Committed ChangeState = "committed" // in force; Back is still possible
+	Expired   ChangeState = "expired"   // nobody confirmed it, and all is as before
+)
+
+// Change tells how far the last change is, and until when (ns) a pending one
+// is in force, or an expired one was.
+func (s *Set) Change() (state ChangeState, until uint64) {
+	until = atomic.LoadUint64(&s.change[0].Until)
+	switch now := s.side(); {
+	case now == sideBefore:
+		return NoChange, 0
+	case now == sideBack:
+		return Expired, until
+	case atomic.LoadUint64(&s.change[0].View) == viewTimed && until != Never:
+		return Pending, until
+	}
+	return Committed, 0
+}
+
+// Lacks is how many more ids it would take to bring the rules of want into force beside those that are.
+func (s *Set) Lacks(want []policy.Rule) (ids int) {
+	s.Finish()
+	for _, rule := range want {
+		e, found := s.Find(rule.Prefix)
+		ids += s.needs(rule, e, found)
+	}
+	return max(0, ids-len(s.gather().free))
+}
+
+// Difference says how many rules a change adds, takes away, and makes others.
+type Difference struct{ Added, Removed, Changed int }
+
+// Has reports whether the rules in force are just those of want, which must be of different prefixes.
+func (s *Set) Has(want []policy.Rule) bool {
+	n, now := 0, s.side()
+	for _, id := range s.allPrefixes() {
+		if present(s.versionOn(id, now)) {
+			n++
+		}
+	}
+	return n == len(want) && !slices.ContainsFunc(want, func(rule policy.Rule) bool {
+		e, found := s.Find(rule.Prefix)
+		return !found || e.Rule != rule
+	})
+}
+
+// Prepare readies the set to have just the rules of want, which must be valid
+// and of different prefixes. Packets see nothing of it. now is the data path's
+// time; progress is told now and then how many rules are ready. The error wraps ErrFull where there is no room; Abandon undoes what was done until then.
+func (s *Set) Prepare(want []policy.Rule, now uint64, progress func(rules int)) (d Difference, err error) {
+	s.Finish()
+	k := s.gather()
+	stay := make([]bool, s.Size().Rules)
+	var added []policy.Rule
+	ready := 0
+	tell := func() {
+		if ready++; ready%progressStep == 0 {
+			progress(ready)
+		}
+	}
+	for _, rule := range want {
+		e, found := s.Find(rule.Prefix)
+		switch {
+		case !found:
+			added = append(added, rule)
+			continue
+		case e.Rule != rule:
+			if s.needs(rule, e, found) > len(k.free) {
+				return d, fmt.Errorf("%w: it holds %d", ErrFull, s.Size().Rules)
+			}
+			d.Changed++
+			s.prepareChanged(e, rule, now)
+		}
+		stay[e.ID] = true
+		tell()
+	}
+	for p, id := range s.allPrefixes() {
+		if !stay[id] {
+			d.Removed++
+			s.prepareRemoved(id)
+			s.takesPart(id, p)
+		}
+	}
+	defer s.expectLengths(added)()
+	for _, rule := range added {
+		if s.needs(rule, Entry{}, false) > len(k.free) {
+			return d, fmt.Errorf("%w: it holds %d", ErrFull, s.Size().Rules)
+		}
+		d.Added++
+		if err := s.prepareAdded(rule, now); err != nil {
+			return d, err
+		}
+		tell()
+	}
+	s.settleTaking(now)
+	return d, nil
+}
+
+// progressStep is after how many rules progress is told of.
+const progressStep = 1 << 12
+
+// Abandon takes back what Prepare did.
+func (s *Set) Abandon() { s.Finish() }
+
+// takesPart marks a rule: from now on packets go by the side of the change.
+func (s *Set) takesPart(id uint32, p netip.Prefix) {
+	r, k := s.rule(id), s.gather()
+	atomic.StoreUint32(&r.Version, r.Version|versionChanges)
+	k.taking = append(k.taking, participant{id, p})
+}
+
+// prepareChanged writes a rule's version for after the change.
+func (s *Set) prepareChanged(have Entry, rule policy.Rule, now uint64) {
+	old := s.version(have.ID, s.rule(have.ID).Version)
+	shadow := old.Shadow
+	if limit, ok := newShadow(have.Rule, rule); ok {
+		shadow = s.prepareLimit(s.take(), limit, 0, now)
+		s.takesPart(shadow, netip.Prefix{})
+	}
+	r := s.rule(have.ID)
+	s.waitSince(r.Retired) // packets may still be reading what was in force before the last change
+	share(r, rule)
+	next := s.version(have.ID, r.Version^1)
+	encode(next, rule, old.Salt, shadow)
+	next.Salt ^= sharing(old) ^ sharing(next)
+	if limited(next) && !limited(old) {
+		empty(&r.Own, meter(next), now)
+		s.free(have.ID)
+	}
+	s.takesPart(have.ID, rule.Prefix)
+}
+
+// prepareRemoved writes that after the change there is no such rule.
+func (s *Set) prepareRemoved(id uint32) {
+	r := s.rule(id)
+	s.waitSince(r.Retired)
+	old, next := s.version(id, r.Version), s.version(id, r.Version^1)
+	*next.AbiTerms, *next.AbiDetails = *old.AbiTerms, *old.AbiDetails
+	next.Flags |= ruleAbsent
+}
+
+// prepareAdded makes a rule that is there only after the change.
+func (s *Set) prepareAdded(rule policy.Rule, now uint64) error {
+	id := s.take()
+	var shadow uint32
+	if limit, ok := rule.Proposed(); ok {
+		shadow = s.prepareLimit(s.take(), limit, 0, now)
+		s.takesPart(shadow, netip.Prefix{})
+	}
+	s.prepareLimit(id, rule, shadow, now)
+	s.takesPart(id, rule.Prefix)
+	return s.addPrefix(rule.Prefix, id)
+}
+
+// prepareLimit makes a limit, on a new id, that is there only after the change.
+func (s *Set) prepareLimit(id uint32, rule policy.Rule, shadow uint32, now uint64) uint32 {
+	r := s.rule(id)
+	share(r, rule)
+	before, after := s.version(id, 0), s.version(id, 1)
+	encode(after, rule, newSalt(), shadow)
+	*before.AbiTerms = bpf.AbiTerms{Flags: ruleAbsent, Salt: after.Salt}
+	r.Version = 0
+	empty(&r.Own, meter(after), now)
+	return id
+}
+
+// Time makes the byte clocks of both sides agree at from (ns), when the change
+// is to begin, and at until, when it is to end if nobody confirms it.
+func (s *Set) Time(from, until uint64) {
+	for _, t := range s.gather().taking {
+		old, next := s.sides(t.id)
+		if !limited(old) || !limited(next) {
+			continue
+		}
+		m := meter(next)
+		m.Continue(meter(old), from)
+		next.Base, next.Rebase = m.Base, m.Base
+		back := meter(old)
+		back.Continue(m, until)
+		old.Rebase = back.Base
+	}
+	c := &s.change[0]
+	atomic.StoreUint64(&c.From, from)
+	atomic.StoreUint64(&c.Until, until)
+}
+
+// sides are a participant's versions before the change and after it.
+func (s *Set) sides(id uint32) (before, after version) {
+	n := s.rule(id).Version
+	return s.version(id, n), s.version(id, n^1)
+}
+
+// Arm lets the change begin and end when Time has said.
+func (s *Set) Arm() { atomic.StoreUint64(&s.change[0].View, viewTimed) }
+
+// Commit is for when a change has begun. One that has no end is then in force
+// for good; buckets owe no more than their rules can hold now.
+func (s *Set) Commit(now uint64) {
+	c := &s.change[0]
+	if atomic.LoadUint64(&c.Until) == Never {
+		atomic.StoreUint64(&c.View, viewAfter)
+	}
+	s.rewriteTaking(func(t participant) func(model.Bucket) (model.Bucket, bool) {
+		old, next := s.sides(t.id)
+		before, after := meter(old), meter(next)
+		if !limited(old) || !limited(next) || after.Most() >= before.Most() {
+			return nil
+		}
+		return clampTo(after, now)
+	})
+}
+
+// Confirm lets a pending change last.
+func (s *Set) Confirm() {
+	atomic.StoreUint64(&s.change[0].Until, Never)
+	atomic.StoreUint64(&s.change[0].View, viewAfter)
+}
+
+// Undone is what it does to take the change back that is in force.
+func (s *Set) Undone() (d Difference) {
+	for _, t := range s.gather().taking {
+		if !t.prefix.IsValid() {
+			continue
+		}
+		switch old, next := s.sides(t.id); {
+		case !present(old):
+			d.Removed++
+		case !present(next):
+			d.Added++
+		default:
+			d.Changed++
+		}
+	}
+	return d
+}
+
+// Settle readies buckets for TimeBack, as Prepare does for Time. now is the data path's time.
+func (s *Set) Settle(now uint64) {
+	s.rewriteTaking(func(t participant) func(model.Bucket) (model.Bucket, bool) {
+		_, next := s.sides(t.id)
+		if !limited(next) {
+			return nil
+		}
+		return settleBy(meter(next), now)
+	})
+}
+
+// TimeBack makes the byte clocks of both sides agree at a moment (ns) for Back.
+func (s *Set) TimeBack(at uint64) {
+	for _, t := range s.gather().taking {
+		old, next := s.sides(t.id)
+		old.Rebase = old.Base
+		if limited(old) && limited(next) {
+			back := meter(old)
+			back.Continue(meter(next), at)
+			old.Rebase = back.Base
+		}
+	}
+}
+
+// Back lets a change that is in force end at a moment that is still to come (ns).
+func (s *Set) Back(at uint64) {
+	atomic.StoreUint64(&s.change[0].Until, at)
+	atomic.StoreUint64(&s.change[0].View, viewTimed)
+}
+
+// Finish ends a change for good: what is in force of it stays, and the other
+// side is forgotten. It does nothing where there is none; a pending one must be
+// confirmed or taken back before.
+func (s *Set) Finish() {
+	k, c := s.gather(), &s.change[0]
+	if len(k.taking) == 0 && c.View == viewBefore {
+		return
+	}
+	on := s.side()
+	if on == sideBack {
+		s.bringBackTaking()
+	}
+	taking := k.taking
+	k.taking = nil
+	for _, t := range taking {
+		r := s.rule(t.id)
+		v := s.versionOn(t.id, on)
+		if on == sideBack {
+			v.Base = v.Rebase
+		}
+		atomic.StoreUint32(&r.Version, r.Version&1^uint32(on)&1)
+		r.Retired = s.lengths[0].Epoch
+		if !t.prefix.IsValid() {
+			continue
+		}
+		for _, shadow := range s.unusedShadows(t.id) {
+			s.give(shadow)
+		}
+		if !present(v) {
+			s.remove(t.prefix, t.id, s.findPrefix(t.prefix))
+		}
+	}
+	s.useLengths()
+	// Packets that have seen a rule take part must still find the side that is in force.
+	s.waitSince(s.lengths[0].Epoch)
+	atomic.StoreUint64(&c.View, viewBefore)
+}
+
+// unusedShadows are those of a rule that its version in force does not have.
+func (s *Set) unusedShadows(id uint32) (unused []uint32) {
+	shadowOf := func(v version) (uint32, bool) { return v.Shadow, v.Flags&ruleShadow != 0 }
+	n := s.rule(id).Version
+	v := s.version(id, n)
+	used, has := shadowOf(v)
+	has = has && present(v)
+	for _, n := range []uint32{n, n ^ 1} {
+		if shadow, ok := shadowOf(s.version(id, n)); ok && !(has && shadow == used) && !slices.Contains(unused, shadow) {
+			unused = append(unused, shadow)
+		}
+	}
+	return unused
+}
+
+// settleTaking readies the buckets of rules that are to change for another
+// clock: each one is as if charged just now, as only the old clock could tell
+// how long it has been idle.
+func (s *Set) settleTaking(now uint64) {
+	s.rewriteTaking(func(t participant) func(model.Bucket) (model.Bucket, bool) {
+		old, next := s.sides(t.id)
+		if !limited(old) || !limited(next) {
+			return nil
+		}
+		return settleBy(meter(old), now)
+	})
+}
+
+// bringBackTaking does for all buckets what bring_back of bpf/bucket.h does for one that is charged.
+func (s *Set) bringBackTaking() {
+	until := s.change[0].Until
+	s.rewriteTaking(func(t participant) func(model.Bucket) (model.Bucket, bool) {
+		old, next := s.sides(t.id)
+		if !limited(old) {
+			return nil
+		}
+		return broughtBack(old, next, until)
+	})
+}
+
+// broughtBack is what a bucket owes of a rule that a change has given back at
+// until, if nobody saw to it since.
+func broughtBack(old, next version, until uint64) func(model.Bucket) (model.Bucket, bool) {
+	old.rebased = true
+	m := meter(old)
+	then := m
+	if limited(next) {
+		then = meter(next)
+	}
+	return func(b model.Bucket) (model.Bucket, bool) {
+		if int32(b.Tick-model.Tick(until)) > 0 {
+			return b, false
+		}
+		back := m.Owing(min(then.Level(b, until), m.Most()), until)
+		back.Tick++
+		return back, true
+	}
+}
+
+// levelOf is what a bucket owes of a rule in the version that is in force.
+func (s *Set) levelOf(id uint32, v version, b model.Bucket, now uint64) uint64 {
+	if v.rebased {
+		old, next := s.sides(id)
+		b, _ = broughtBack(old, next, s.change[0].Until)(b)
+	}
+	return meter(v).Level(b, now)
+}
+
+// rewriteTaking changes the buckets of the rules that take part, as by says for
+// each rule; nil leaves its buckets alone.
+func (s *Set) rewriteTaking(by func(participant) func(model.Bucket) (model.Bucket, bool)) {
+	changes := make(map[uint32]func(model.Bucket) (model.Bucket, bool))
+	for _, t := range s.gather().taking {
+		change := by(t)
+		if change == nil {
+			continue
+		}
+		rewriteBucket(&s.rule(t.id).Own, change)
+		if s.rule(t.id).Shared != 0 {
+			changes[t.id] = change
+		}
+	}
+	if len(changes) == 0 {
+		return
+	}
+	for slot, key := range s.allSlots() {
+		if change := changes[key.Id]; change != nil {
+			rewriteBucket(slot, change)
+		}
+	}
+}

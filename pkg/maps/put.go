@@ -1,0 +1,299 @@
+package maps
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// known is what a change has to know of all rules, gathered at the first one.
+type known struct {
+	free    []uint32                // ids that no rule has, the next one last
+	lengths [lengthIPv4 + 33]uint32 // prefixes of each length, as stored says it
+	taking  []participant           // the rules that take part in a change
+}
+
+func (s *Set) gather() *known {
+	if s.known != nil {
+		return s.known
+	}
+	k := new(known)
+	used := make([]bool, s.Size().Rules)
+	for p, id := range s.allPrefixes() {
+		_, length := stored(p)
+		k.lengths[length]++
+		r := s.rule(id)
+		used[id] = true
+		for n := range uint32(2) {
+			if v := s.version(id, n); v.Flags&ruleShadow != 0 && (r.Version&versionChanges != 0 || n == r.Version&1) {
+				if !used[v.Shadow] && s.rule(v.Shadow).Version&versionChanges != 0 {
+					k.taking = append(k.taking, participant{id: v.Shadow})
+				}
+				used[v.Shadow] = true
+			}
+		}
+		if r.Version&versionChanges != 0 {
+			k.taking = append(k.taking, participant{id, p})
+		}
+	}
+	// Ids that were never used need no waiting, so they come first.
+	for _, fresh := range []bool{false, true} {
+		for id := range slices.Backward(used) {
+			if !used[id] && (s.rule(uint32(id)).Retired == 0) == fresh {
+				k.free = append(k.free, uint32(id))
+			}
+		}
+	}
+	s.refilter(s.allPrefixes())
+	s.known = k
+	return k
+}
+
+// Put sets a valid rule, in one step for any packet; clock is the data path's
+// time in ns, Now but in tests. A rule that was there keeps its counters, and each bucket what it
+// owes, up to the new capacity. It reports whether anything was changed. The
+// error wraps ErrFull where there is no room. A change of many that was
+// committed can not be taken back any more.
+func (s *Set) Put(rule policy.Rule, clock func() uint64) (changed bool, err error) {
+	s.Finish()
+	e, found := s.Find(rule.Prefix)
+	if found && e.Rule == rule {
+		return false, nil
+	}
+	if need := s.needs(rule, e, found); need > len(s.gather().free) {
+		return false, fmt.Errorf("%w: it holds %d", ErrFull, s.Size().Rules)
+	}
+	if found {
+		s.replace(e.ID, e.Rule, rule, clock)
+		return true, nil
+	}
+	return true, s.insert(rule, clock)
+}
+
+// needs is how many ids a rule takes that it does not have yet.
+func (s *Set) needs(rule policy.Rule, have Entry, found bool) (ids int) {
+	if !found {
+		ids++
+	}
+	if _, ok := newShadow(have.Rule, rule); ok {
+		ids++
+	}
+	return ids
+}
+
+// Load is Put for many rules, each in force as soon as it is set. It stops at the first error.
+func (s *Set) Load(rules []policy.Rule, clock func() uint64) error {
+	defer s.expectLengths(rules)()
+	for _, r := range rules {
+		if _, err := s.Put(r, clock); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// expectLengths lets packets look for all prefix lengths of rules at once, as
+// for them to look for another takes a wait. What it returns ends that for
+// those that were not set.
+func (s *Set) expectLengths(rules []policy.Rule) (done func()) {
+	k := s.gather()
+	for _, r := range rules {
+		_, length := stored(r.Prefix)
+		k.lengths[length]++
+	}
+	s.useLengths()
+	return func() {
+		for _, r := range rules {
+			_, length := stored(r.Prefix)
+			k.lengths[length]--
+		}
+		s.useLengths()
+	}
+}
+
+// take makes an id ready for a new rule, of which no packet knows yet.
+func (s *Set) take() uint32 {
+	k := s.gather()
+	id := k.free[len(k.free)-1]
+	k.free = k.free[:len(k.free)-1]
+	r := s.rule(id)
+	if r.Retired != 0 {
+		s.waitSince(r.Retired) // packets may have found the id before its last rule was deleted
+		s.free(id)
+		clear(s.countersOf(id))
+	}
+	*r = bpf.AbiRule{Retired: r.Retired}
+	return id
+}
+
+// give gives an id back.
+func (s *Set) give(id uint32) {
+	k := s.gather()
+	s.rule(id).Retired = s.lengths[0].Epoch
+	k.free = slices.Insert(k.free, 0, id)
+}
+
+// insert sets up all that belongs to a new rule; its prefix, last, brings it into force.
+func (s *Set) insert(rule policy.Rule, clock func() uint64) error {
+	id := s.take()
+	var shadow uint32
+	if proposed, ok := rule.Proposed(); ok {
+		shadow = s.insertLimit(s.take(), proposed, 0, clock)
+	}
+	s.insertLimit(id, rule, shadow, clock)
+	return s.addPrefix(rule.Prefix, id)
+}
+
+// insertLimit sets up a limit on an id that is new.
+func (s *Set) insertLimit(id uint32, rule policy.Rule, shadow uint32, clock func() uint64) uint32 {
+	share(s.rule(id), rule)
+	encode(s.version(id, 0), rule, newSalt(), shadow)
+	empty(&s.rule(id).Own, meter(s.version(id, 0)), clock())
+	return id
+}
+
+// newSalt tells the keys of a new rule from those of all others.
+func newSalt() uint32 { return rand.Uint32() | 1 }
+
+// share remembers that a rule gives sharers slots of the table. They have them
+// also while the rule has one bucket for all, until they are freed.
+func share(r *bpf.AbiRule, rule policy.Rule) {
+	if rule.Each.Kind != policy.EachAll {
+		r.Shared = 1
+	}
+}
+
+// empty makes a bucket owe nothing.
+func empty(b *bpf.AbiBucket, m model.Meter, now uint64) {
+	e := m.Owing(0, now)
+	atomic.StoreUint32(&b.Tick, e.Tick)
+	atomic.StoreUint64(&b.Tat, e.TAT)
+}
+
+// newShadow is the limit of a rule's shadow where the rule had none, or
+// another: what one has counted says nothing of the other.
+func newShadow(have, rule policy.Rule) (limit policy.Rule, ok bool) {
+	limit, ok = rule.Proposed()
+	old, had := have.Proposed()
+	return limit, ok && !(had && limit == old)
+}
+
+// replace writes the version that no packet reads, and switches to it.
+func (s *Set) replace(id uint32, have, rule policy.Rule, clock func() uint64) {
+	r, old := s.rule(id), s.current(id)
+	shadow := old.Shadow
+	if limit, ok := newShadow(have, rule); ok {
+		shadow = s.insertLimit(s.take(), limit, 0, clock)
+	}
+	number := atomic.LoadUint32(&r.Version)&1 ^ 1
+	next := s.version(id, number)
+	s.waitSince(r.Retired) // packets may still be reading what was in force before the last change
+	share(r, rule)
+	encode(next, rule, old.Salt, shadow)
+	before, after := meter(old), meter(next)
+	switch {
+	case limited(old) && limited(next):
+		now := clock()
+		s.settle(id, before, now)
+		after.Continue(before, now)
+		next.Base = after.Base
+		next.Rebase = after.Base
+	case limited(next):
+		empty(&r.Own, after, clock())
+		s.free(id)
+	}
+	// Other sharers have other buckets, and find theirs when they are back.
+	next.Salt ^= sharing(old) ^ sharing(next)
+	r.Retired = s.lengths[0].Epoch
+	atomic.StoreUint32(&r.Version, number)
+	if limited(old) && limited(next) && after.Most() < before.Most() {
+		s.clamp(id, after, clock())
+	}
+	for _, unused := range s.unusedShadows(id) {
+		s.give(unused)
+	}
+}
+
+// Delete takes a rule away, and reports whether there was one.
+func (s *Set) Delete(p netip.Prefix) bool {
+	s.Finish()
+	place := s.findPrefix(p)
+	if place == nil {
+		return false
+	}
+	s.remove(p, *place-1, place)
+	s.useLengths()
+	return true
+}
+
+// remove takes a rule away whose prefix has that place. The lengths in use are left as they are.
+func (s *Set) remove(p netip.Prefix, id uint32, place *uint32) {
+	s.lengths[0].Removed = s.lengths[0].Epoch
+	atomic.StoreUint32(place, 0)
+	if v := s.version(id, s.rule(id).Version); present(v) && v.Flags&ruleShadow != 0 {
+		s.give(v.Shadow)
+	}
+	s.give(id)
+	_, length := stored(p)
+	s.gather().lengths[length]--
+}
+
+// Clear puts all rules out of force in one step.
+func (s *Set) Clear() {
+	k := s.gather()
+	lengths := k.lengths
+	clear(k.lengths[:])
+	s.useLengths() // from here on packets find none
+	k.lengths = lengths
+	s.Finish()
+	for line := range s.allLines() {
+		ids := line.ids()
+		for place := range ids {
+			if id := ids[place]; id != 0 {
+				s.remove(line.prefix(place), id-1, &ids[place])
+			}
+		}
+	}
+	s.useLengths()
+}
+
+// Empty reports whether there is no rule, nor one that a change took away or is to bring.
+func (s *Set) Empty() bool {
+	for range s.allPrefixes() {
+		return false
+	}
+	return true
+}
+
+// MEMBARRIER_CMD_GLOBAL of linux/membarrier.h.
+const membarrierGlobal = 1
+
+// waitForPackets returns when no program runs any more that ran when it was called.
+func waitForPackets() {
+	// It is synchronize_rcu(), and programs run as RCU readers. Kernels with
+	// nohz_full refuse it; no packet takes anything like this long.
+	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0); errno != 0 {
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// waitSince waits for the packets that may see what went out of force in an epoch, 0 for never.
+func (s *Set) waitSince(epoch uint32) {
+	now := &s.lengths[0].Epoch
+	if epoch != *now {
+		return
+	}
+	waitForPackets()
+	if *now++; *now == 0 {
+		*now = 1
+	}
+}
