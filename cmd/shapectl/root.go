@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -23,6 +24,7 @@ const (
 	exitDone     = 0
 	exitInput    = 1 // bad usage or input; nothing was changed
 	exitKernel   = 2 // the kernel refused
+	exitDiffers  = 3 // diff found differences
 	exitDegraded = 4 // partly done, or not all in force
 	exitMissing  = 5 // a permission or kernel feature is missing
 )
@@ -72,11 +74,26 @@ func (e *env) run(args []string) int {
 	if err == nil {
 		return exitDone
 	}
-	if errors.Is(err, errDegraded) {
+	switch {
+	case errors.Is(err, errDegraded):
 		return exitDegraded
+	case errors.Is(err, errDiffers):
+		return exitDiffers
+	}
+	var mistakes policyfile.Errors
+	if errors.As(err, &mistakes) {
+		fmt.Fprintln(e.err, mistakes.Error())
+		err = inputf("%s; nothing was changed", count(len(mistakes), "error"))
 	}
 	fmt.Fprintln(e.err, "shapectl: "+oneLine(err))
 	return exitCode(err)
+}
+
+func count(n int, one string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %ss", n, one)
 }
 
 func oneLine(err error) string {
@@ -109,13 +126,14 @@ or flow, with eBPF at the traffic control hooks of any device.
   shapectl set eth0 egress 10.0.0.0/24 --rate 10mbit --each host
   shapectl show
   shapectl delete eth0 egress 10.0.0.0/24
+  shapectl apply policy.yaml --confirm 60s
 
 A rule is named by device, direction and network. Egress leaves the device,
 ingress enters it; the network is the address on the far side. Rules keep
 working when the command has ended.
 
 Exit codes: 0 done; 1 bad usage or input, nothing was changed; 2 the kernel
-refused; 4 partly done or degraded; 5 a permission or kernel feature is missing.
+refused; 3 diff found differences; 4 partly done or degraded; 5 a permission or kernel feature is missing.
 
 Environment: SHAPECTL_HOOK=tcx|clsact attaches a device that has no rules yet that
 way only; SHAPECTL_BPFFS is the bpffs in which to pin, if not ` + loader.DefaultBPFFS + `.`,
@@ -150,6 +168,7 @@ way only; SHAPECTL_BPFFS is the bpffs in which to pin, if not ` + loader.Default
 		},
 	})
 	root.AddCommand(e.setCommand(), e.deleteCommand(), e.flushCommand(), e.showCommand(), e.askCommand(),
+		e.applyCommand(), e.diffCommand(), e.exportCommand(), e.confirmCommand(), e.rollbackCommand(),
 		e.replayCommand(), e.doctorCommand(), e.versionCommand(), e.completionCommand())
 	return root
 }
@@ -201,7 +220,7 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 		fmt.Fprintf(e.err, "shapectl: %s: done, but the answer could not be written: %v\n", doing, err)
 		return errDegraded
 	}
-	if err == nil || errors.Is(err, errDegraded) {
+	if err == nil || errors.Is(err, errDegraded) || errors.Is(err, errDiffers) {
 		return err
 	}
 	return fmt.Errorf("%s: %w", doing, e.advise(err))
@@ -219,6 +238,12 @@ func (e *env) advise(err error) error {
 		return inputError{err}
 	case errors.Is(err, loader.ErrMatch):
 		return inputf("%w; say --match as they do, or delete them first", err)
+	case errors.Is(err, loader.ErrPending):
+		return inputf("%w; 'shapectl confirm' it or 'shapectl rollback' first", err)
+	case errors.Is(err, loader.ErrNoChange):
+		return inputf("%w: no policy was applied, or something was changed since", err)
+	case errors.Is(err, loader.ErrTooLate):
+		return inputf("%w; apply the policy again", err)
 	case errors.Is(err, maps.ErrFull):
 		return inputf("%w; delete rules that are not needed, or join them in a wider one", err)
 	case errors.Is(err, maps.ErrOtherLayout):

@@ -128,9 +128,9 @@ func (s *Set) take() uint32 {
 	r := s.rule(id)
 	if r.Retired != 0 {
 		s.waitSince(r.Retired) // packets may have found the id before its last rule was deleted
-		s.free(id)
-		clear(s.countersOf(id))
 	}
+	s.free(id)
+	clear(s.countersOf(id))
 	*r = bpf.AbiRule{Retired: r.Retired}
 	return id
 }
@@ -250,11 +250,10 @@ func (s *Set) remove(p netip.Prefix, id uint32, place *uint32) {
 // Clear puts all rules out of force in one step.
 func (s *Set) Clear() {
 	k := s.gather()
-	lengths := k.lengths
+	counts := k.lengths
 	clear(k.lengths[:])
 	s.useLengths() // from here on packets find none
-	k.lengths = lengths
-	s.Finish()
+	k.lengths = counts
 	for line := range s.allLines() {
 		ids := line.ids()
 		for place := range ids {
@@ -263,7 +262,9 @@ func (s *Set) Clear() {
 			}
 		}
 	}
-	s.useLengths()
+	s.waitSince(s.lengths[0].Epoch)
+	atomic.StoreUint64(&s.change[0].View, viewBefore)
+	s.known = nil
 }
 
 // Empty reports whether there is no rule, nor one that a change took away or is to bring.

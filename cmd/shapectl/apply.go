@@ -1,0 +1,233 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+
+	"github.com/shapectl/shapectl/internal/policyfile"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+const (
+	// leastConfirm leaves a person time to type, maxConfirm is longer than anybody should wait to see.
+	leastConfirm = time.Second
+	maxConfirm   = 24 * time.Hour
+)
+
+func (e *env) applyCommand() *cobra.Command {
+	var confirm time.Duration
+	cmd := &cobra.Command{
+		Use:   "apply FILE|- [flags]",
+		Short: "Bring a whole policy into force",
+		Long: `Bring a whole policy into force: the rules of the file and no others. The file
+is checked as a whole before anything is touched. Then all devices switch at one
+moment: a packet meets the rules as they were, or as they are to be. Rules that
+stay keep their counters and what their buckets owe.
+
+With --confirm all is as it was before again after that time, unless 'shapectl
+confirm' is called: the programs in the kernel see to that, so it holds when
+shapectl and the login that called it are gone.
+
+A device that the file names and that is not there is left out, which is said
+(exit code 4); 'shapectl watch' gives it its rules when it appears.`,
+		Example: `  shapectl apply policy.yaml
+  shapectl apply policy.yaml --confirm 60s
+  shapectl export | sed s/10mbit/20mbit/ | shapectl apply -`,
+		Args: args(1, 1),
+		RunE: func(cmd *cobra.Command, given []string) error {
+			if cmd.Flags().Changed("confirm") && (confirm < leastConfirm || confirm > maxConfirm) {
+				return inputf("apply: --confirm %v is out of range; use %v to %v", confirm, leastConfirm, maxConfirm)
+			}
+			return e.apply(given[0], confirm)
+		},
+	}
+	cmd.Flags().DurationVar(&confirm, "confirm", 0, "take all back after this `time` (60s, 5m), unless it is confirmed")
+	return cmd
+}
+
+// readPolicy reads a policy file, or standard input for "-".
+func (e *env) readPolicy(name string) (*policyfile.File, error) {
+	text, err := e.readFile(name)
+	if err != nil {
+		return nil, err
+	}
+	if name == "-" {
+		name = "standard input"
+	}
+	f, err := policyfile.Parse(name, text)
+	if err != nil {
+		return nil, inputError{err}
+	}
+	return f, nil
+}
+
+func (e *env) readFile(name string) ([]byte, error) {
+	if name == "-" {
+		text, err := io.ReadAll(e.in)
+		if err != nil {
+			return nil, fmt.Errorf("read standard input: %w", err)
+		}
+		return text, nil
+	}
+	text, err := os.ReadFile(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, inputf("there is no file %s", name)
+	case err != nil:
+		return nil, inputf("%w", err)
+	}
+	return text, nil
+}
+
+// tables are the rules of a policy for the devices that are there, with those
+// that are not.
+func tables(n *loader.Namespace, f *policyfile.File) (tables []policy.Table, absent []string, err error) {
+	all, err := n.Devices()
+	if err != nil {
+		return nil, nil, err
+	}
+	devices := make([]policyfile.Device, len(all))
+	for i, d := range all {
+		devices[i] = policyfile.Device{Name: d.Name, L2Bytes: d.L2Bytes}
+	}
+	tables, absent, err = f.Tables(devices)
+	if err != nil {
+		return nil, nil, inputError{err}
+	}
+	return tables, absent, nil
+}
+
+func (e *env) apply(name string, confirm time.Duration) error {
+	f, err := e.readPolicy(name)
+	if err != nil {
+		return fmt.Errorf("apply: %w", err)
+	}
+	return e.with(loader.Write, "apply "+name, func(n *loader.Namespace) error {
+		want, absent, err := tables(n, f)
+		if err != nil {
+			return err
+		}
+		bar := e.rulesBar()
+		done, err := n.Apply(want, loader.ApplyOptions{Confirm: confirm, Progress: bar.progress})
+		bar.finish()
+		if err != nil {
+			return err
+		}
+		pending, _, err := n.PendingChange()
+		if err != nil {
+			return err
+		}
+		return e.applied(report.Applied{Hooks: hooksChanged(done), Absent: absent, RevertsInNS: ahead(pending)})
+	})
+}
+
+// ahead is how far a time of maps.Now is ahead, in ns; nil for 0, which is none.
+func ahead(at uint64) *uint64 {
+	if at == 0 {
+		return nil
+	}
+	left := at - min(at, maps.Now())
+	return &left
+}
+
+func hooksChanged(done []loader.Applied) []report.HookChange {
+	hooks := make([]report.HookChange, len(done))
+	for i, d := range done {
+		hooks[i] = report.HookChange{
+			Device: d.Device, Direction: d.Direction.String(), Added: d.Rules.Added, Changed: d.Rules.Changed, Removed: d.Rules.Removed,
+			Upgraded: d.Hook.Upgraded, Reattached: d.Hook.Reattached, Forgotten: d.Hook.Forgotten,
+		}
+	}
+	return hooks
+}
+
+func (e *env) applied(a report.Applied) error {
+	var err error
+	if e.json {
+		err = report.JSON(e.out, a)
+	} else {
+		err = a.Text(e.out)
+	}
+	if err != nil || len(a.Absent) == 0 {
+		return err
+	}
+	fmt.Fprintf(e.err, "shapectl: not there, so without their rules: %s; 'shapectl watch' gives them when they appear\n", strings.Join(a.Absent, ", "))
+	return errDegraded
+}
+
+// rulesBar shows on a terminal how many rules are ready, once that takes long.
+type rulesBar struct {
+	bar   *progressbar.ProgressBar
+	begun time.Time
+	env   *env
+}
+
+func (e *env) rulesBar() *rulesBar { return &rulesBar{begun: time.Now(), env: e} }
+
+func (b *rulesBar) progress(ready, of int) {
+	if b.bar == nil {
+		if !isTerminal(b.env.err) || time.Since(b.begun) < 500*time.Millisecond {
+			return
+		}
+		b.bar = progressbar.NewOptions(of, progressbar.OptionSetWriter(b.env.err), progressbar.OptionShowCount(),
+			progressbar.OptionSetDescription("rules"), progressbar.OptionSetWidth(30), progressbar.OptionClearOnFinish())
+	}
+	b.bar.Set(ready)
+}
+
+func (b *rulesBar) finish() {
+	if b.bar != nil {
+		b.bar.Finish()
+	}
+}
+
+func (e *env) confirmCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "confirm",
+		Short: "Let the policy last that was applied with --confirm",
+		Args:  args(0, 0),
+		RunE: func(*cobra.Command, []string) error {
+			return e.with(loader.Write, "confirm the last change", func(n *loader.Namespace) error {
+				if err := n.Confirm(); err != nil {
+					return err
+				}
+				if e.json {
+					return report.JSON(e.out, report.Applied{Hooks: []report.HookChange{}})
+				}
+				_, err := fmt.Fprintln(e.out, "confirmed")
+				return err
+			})
+		},
+	}
+}
+
+func (e *env) rollbackCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "rollback",
+		Short: "Take the last policy back that was applied",
+		Long: `Take the last policy back that was applied, confirmed or not: all devices switch
+back at one moment to the rules that they had before, with their counters and
+what their buckets owe. A change by another command since then makes that impossible.`,
+		Args: args(0, 0),
+		RunE: func(*cobra.Command, []string) error {
+			return e.with(loader.Write, "take the last change back", func(n *loader.Namespace) error {
+				done, err := n.Rollback()
+				if err != nil {
+					return err
+				}
+				return e.applied(report.Applied{Hooks: hooksChanged(done)})
+			})
+		},
+	}
+}

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shapectl/shapectl/internal/policyfile"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// errDiffers makes the exit code tell of differences.
+var errDiffers = errors.New("there are differences")
+
+func (e *env) diffCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "diff FILE|-",
+		Short: "Show what apply would change",
+		Long: `Show what 'shapectl apply' would change: rules that would go with a minus, rules
+that would come with a plus. Nothing is changed.
+
+Exit codes: 0 there is nothing to change; 3 there is; else as always.`,
+		Args: args(1, 1),
+		RunE: func(_ *cobra.Command, given []string) error { return e.diff(given[0]) },
+	}
+}
+
+func (e *env) diff(name string) error {
+	f, err := e.readPolicy(name)
+	if err != nil {
+		return fmt.Errorf("diff: %w", err)
+	}
+	return e.with(loader.Read, "diff "+name, func(n *loader.Namespace) error {
+		want, _, err := tables(n, f)
+		if err != nil {
+			return err
+		}
+		have, err := n.Tables()
+		if err != nil {
+			return err
+		}
+		differences := report.NewDifferences(policy.Diff(have, want))
+		if e.json {
+			err = report.JSON(e.out, differences)
+		} else {
+			err = differences.Text(e.out)
+		}
+		if err == nil && len(differences) > 0 {
+			err = errDiffers
+		}
+		return err
+	})
+}
+
+func (e *env) exportCommand() *cobra.Command {
+	var like string
+	cmd := &cobra.Command{
+		Use:   "export [flags]",
+		Short: "Print the rules in force as a policy file",
+		Long: `Print the rules in force as a policy file: 'shapectl apply' of it changes nothing.
+With --like it is that file, with its comments, plans and order, changed where
+the rules in force are others.`,
+		Example: `  shapectl export > policy.yaml
+  shapectl export --like policy.yaml > new.yaml`,
+		Args: args(0, 0),
+		RunE: func(*cobra.Command, []string) error { return e.export(like) },
+	}
+	cmd.Flags().StringVar(&like, "like", "", "keep comments and layout of this `file`")
+	return cmd
+}
+
+func (e *env) export(like string) error {
+	var f *policyfile.File
+	if like != "" {
+		var err error
+		if f, err = e.readPolicy(like); err != nil {
+			return fmt.Errorf("export: %w", err)
+		}
+	}
+	return e.with(loader.Read, "export", func(n *loader.Namespace) error {
+		if e.json {
+			rules, err := findRules(n, filterRules{})
+			return errors.Join(report.JSON(e.out, rules), err)
+		}
+		tables, err := n.Tables()
+		if err != nil {
+			return err
+		}
+		if f != nil {
+			return policyfile.Merge(e.out, f, tables)
+		}
+		return policyfile.Write(e.out, tables, nil)
+	})
+}
