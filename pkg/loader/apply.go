@@ -226,8 +226,9 @@ func (n *Namespace) apply(hooks []*application, o ApplyOptions) (err error) {
 		}
 		ready += len(a.want.Rules)
 	}
-	waitUntil(armAll(hooks, o.Confirm))
-	for _, a := range hooks {
+	changed := slices.DeleteFunc(slices.Clone(hooks), func(a *application) bool { return a.done.Rules == maps.Difference{} })
+	waitUntil(armAll(changed, o.Confirm))
+	for _, a := range changed {
 		a.Set.Commit(maps.Now())
 	}
 	return nil
