@@ -78,7 +78,7 @@ func (o *owned) shapectl(size maps.Size, rules []policy.Rule) (*ebpf.Program, er
 
 // load brings rules into force.
 func load(set *maps.Set, rules []policy.Rule) error {
-	return set.Load(rules, maps.Now)
+	return set.Load(rules)
 }
 
 // secret is one of many: each run is to find the same slots.

@@ -183,7 +183,7 @@ func (l loading) run(w io.Writer) error {
 		rule := rules[i]
 		rule.Rate = someRate(random)
 		start := time.Now()
-		_, err := set.Put(rule, maps.Now)
+		_, err := set.Put(rule)
 		return microseconds(time.Since(start)), err
 	}
 	if out.Random, out.Same, err = changeRules(random, n, l.Changes, change); err != nil {

@@ -582,7 +582,8 @@ func TestChangesWhilePacketsRun(t *testing.T) {
 						defer over.Store(true)
 						for i := range changes {
 							change(&rule, i)
-							if _, err := r.set.Put(rule, func() uint64 { return now }); err != nil {
+							r.at(now)
+							if _, err := r.set.Put(rule); err != nil {
 								return err
 							}
 						}
@@ -649,7 +650,7 @@ func TestChangesOnALiveClock(t *testing.T) {
 						defer over.Store(true)
 						for range packets(20, 5) {
 							rule.Rate ^= 1
-							if _, err := r.set.Put(rule, maps.Now); err != nil {
+							if _, err := r.set.Put(rule); err != nil {
 								return err
 							}
 						}
@@ -690,7 +691,8 @@ func TestChangesKeepEveryCharge(t *testing.T) {
 					defer over.Store(true)
 					for range packets(50, 20) {
 						rule.Rate ^= 1
-						if _, err := r.set.Put(rule, func() uint64 { return now }); err != nil {
+						r.at(now)
+						if _, err := r.set.Put(rule); err != nil {
 							return err
 						}
 					}
@@ -734,7 +736,8 @@ func TestNoPacketSeesHalfOfAChange(t *testing.T) {
 						runtime.Gosched()
 					}
 					for i := range packets(60, 20) {
-						if _, err := r.set.Put([]policy.Rule{lenient, roomy}[i%2], func() uint64 { return now }); err != nil {
+						r.at(now)
+						if _, err := r.set.Put([]policy.Rule{lenient, roomy}[i%2]); err != nil {
 							return err
 						}
 					}

@@ -72,10 +72,14 @@ func (r *rig) program(a policy.Algorithm) *ebpf.Program {
 	return r.loaded[a]
 }
 
+// at makes it so late for the set.
+func (r *rig) at(now uint64) { r.set.UseClock(func() uint64 { return now }) }
+
 // put sets a rule at a virtual time, and returns it as it is in force.
 func (r *rig) put(rule policy.Rule, now uint64) maps.Entry {
 	r.Helper()
-	if _, err := r.set.Put(rule, func() uint64 { return now }); err != nil {
+	r.at(now)
+	if _, err := r.set.Put(rule); err != nil {
 		r.Fatal(err)
 	}
 	e, ok := r.set.Find(rule.Prefix)

@@ -113,7 +113,8 @@ func (k *Kernel) put(i int, forBig bool, now uint64) error {
 	if forBig {
 		rule.Framing = policy.Framing{Overhead: bigOverhead}
 	}
-	if _, err := k.set.Put(rule, func() uint64 { return now }); err != nil {
+	k.set.UseClock(func() uint64 { return now })
+	if _, err := k.set.Put(rule); err != nil {
 		return err
 	}
 	e, ok := k.set.Find(rule.Prefix)

@@ -229,7 +229,7 @@ func (n *Namespace) apply(hooks []*application, o ApplyOptions) (err error) {
 	changed := slices.DeleteFunc(slices.Clone(hooks), func(a *application) bool { return a.done.Rules == maps.Difference{} })
 	waitUntil(armAll(changed, o.Confirm))
 	for _, a := range changed {
-		a.Set.Commit(maps.Now())
+		a.Set.Commit()
 	}
 	return nil
 }
@@ -252,7 +252,7 @@ func (n *Namespace) ready(a *application, progress func(rules int)) (err error) 
 	if a.done.Hook.Upgraded, err = n.prepare(a.Hook, a.Device, a.Match(), a.want.Rules); err != nil {
 		return err
 	}
-	a.done.Rules, err = a.Set.Prepare(a.want.Rules, maps.Now(), progress)
+	a.done.Rules, err = a.Set.Prepare(a.want.Rules, progress)
 	return err
 }
 
@@ -414,7 +414,7 @@ func (n *Namespace) Rollback() ([]Applied, error) {
 // would end anyway. It returns when that has passed.
 func backAll(hooks []*Hook, until uint64) {
 	for _, h := range hooks {
-		h.Set.Settle(maps.Now())
+		h.Set.Settle()
 	}
 	for lead := leastLead; ; lead *= 2 {
 		at := maps.Now() + uint64(lead)

@@ -105,7 +105,7 @@ func (n *Namespace) Put(dev Device, d policy.Direction, match policy.Match, rule
 		if change.Upgraded, err = n.prepare(h, dev, match, []policy.Rule{rule}); err != nil {
 			return err
 		}
-		if change.Changed, err = h.Set.Put(rule, maps.Now); err != nil {
+		if change.Changed, err = h.Set.Put(rule); err != nil {
 			return err
 		}
 		return n.keepOnly(h, h.Set.Algorithms())

@@ -123,7 +123,7 @@ func (x *traffic) limitWith(buckets uint32) {
 	set, err := maps.New(maps.Size{Rules: 1, Buckets: buckets}, settings)
 	testenv.Must(x.t, err)
 	x.t.Cleanup(func() { set.Close() })
-	_, err = set.Put(x.rule, maps.Now)
+	_, err = set.Put(x.rule)
 	testenv.Must(x.t, err)
 	program, err := Load(x.rule.Algorithm, set)
 	testenv.Must(x.t, err)

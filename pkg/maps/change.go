@@ -63,7 +63,7 @@ func (s *Set) sideAt(now uint64) side {
 	return sideBack
 }
 
-func (s *Set) side() side { return s.sideAt(Now()) }
+func (s *Set) side() side { return s.sideAt(s.now()) }
 
 // ChangeState is how far a change is.
 type ChangeState string
@@ -118,9 +118,9 @@ func (s *Set) Has(want []policy.Rule) bool {
 }
 
 // Prepare readies the set to have just the rules of want, which must be valid
-// and of different prefixes. Packets see nothing of it. now is the data path's
-// time; progress is told now and then how many rules are ready. The error wraps ErrFull where there is no room; Abandon undoes what was done until then.
-func (s *Set) Prepare(want []policy.Rule, now uint64, progress func(rules int)) (d Difference, err error) {
+// and of different prefixes. Packets see nothing of it.
+// progress is told now and then how many rules are ready. The error wraps ErrFull where there is no room; Abandon undoes what was done until then.
+func (s *Set) Prepare(want []policy.Rule, progress func(rules int)) (d Difference, err error) {
 	s.Finish()
 	k := s.gather()
 	stay := make([]bool, s.Size().Rules)
@@ -142,7 +142,7 @@ func (s *Set) Prepare(want []policy.Rule, now uint64, progress func(rules int)) 
 				return d, fmt.Errorf("%w: it holds %d", ErrFull, s.Size().Rules)
 			}
 			d.Changed++
-			s.prepareChanged(e, rule, now)
+			s.prepareChanged(e, rule)
 		}
 		stay[e.ID] = true
 		tell()
@@ -160,12 +160,12 @@ func (s *Set) Prepare(want []policy.Rule, now uint64, progress func(rules int)) 
 			return d, fmt.Errorf("%w: it holds %d", ErrFull, s.Size().Rules)
 		}
 		d.Added++
-		if err := s.prepareAdded(rule, now); err != nil {
+		if err := s.prepareAdded(rule); err != nil {
 			return d, err
 		}
 		tell()
 	}
-	s.settleTaking(now)
+	s.settleTaking()
 	return d, nil
 }
 
@@ -183,11 +183,11 @@ func (s *Set) takesPart(id uint32, p netip.Prefix) {
 }
 
 // prepareChanged writes a rule's version for after the change.
-func (s *Set) prepareChanged(have Entry, rule policy.Rule, now uint64) {
+func (s *Set) prepareChanged(have Entry, rule policy.Rule) {
 	old := s.version(have.ID, s.rule(have.ID).Version)
 	shadow := old.Shadow
 	if limit, ok := newShadow(have.Rule, rule); ok {
-		shadow = s.prepareLimit(s.take(), limit, 0, now)
+		shadow = s.prepareLimit(s.take(), limit, 0)
 		s.takesPart(shadow, netip.Prefix{})
 	}
 	r := s.rule(have.ID)
@@ -197,7 +197,7 @@ func (s *Set) prepareChanged(have Entry, rule policy.Rule, now uint64) {
 	encode(next, rule, old.Salt, shadow)
 	next.Salt ^= sharing(old) ^ sharing(next)
 	if limited(next) && !limited(old) {
-		empty(&r.Own, meter(next), now)
+		empty(&r.Own, meter(next), s.now())
 		s.free(have.ID)
 	}
 	s.takesPart(have.ID, rule.Prefix)
@@ -213,27 +213,27 @@ func (s *Set) prepareRemoved(id uint32) {
 }
 
 // prepareAdded makes a rule that is there only after the change.
-func (s *Set) prepareAdded(rule policy.Rule, now uint64) error {
+func (s *Set) prepareAdded(rule policy.Rule) error {
 	id := s.take()
 	var shadow uint32
 	if limit, ok := rule.Proposed(); ok {
-		shadow = s.prepareLimit(s.take(), limit, 0, now)
+		shadow = s.prepareLimit(s.take(), limit, 0)
 		s.takesPart(shadow, netip.Prefix{})
 	}
-	s.prepareLimit(id, rule, shadow, now)
+	s.prepareLimit(id, rule, shadow)
 	s.takesPart(id, rule.Prefix)
 	return s.addPrefix(rule.Prefix, id)
 }
 
 // prepareLimit makes a limit, on a new id, that is there only after the change.
-func (s *Set) prepareLimit(id uint32, rule policy.Rule, shadow uint32, now uint64) uint32 {
+func (s *Set) prepareLimit(id uint32, rule policy.Rule, shadow uint32) uint32 {
 	r := s.rule(id)
 	share(r, rule)
 	before, after := s.version(id, 0), s.version(id, 1)
 	encode(after, rule, newSalt(), shadow)
 	*before.AbiTerms = bpf.AbiTerms{Flags: ruleAbsent, Salt: after.Salt}
 	r.Version = 0
-	empty(&r.Own, meter(after), now)
+	empty(&r.Own, meter(after), s.now())
 	return id
 }
 
@@ -268,8 +268,8 @@ func (s *Set) Arm() { atomic.StoreUint64(&s.change[0].View, viewTimed) }
 
 // Commit is for when a change has begun. One that has no end is then in force
 // for good; buckets owe no more than their rules can hold now.
-func (s *Set) Commit(now uint64) {
-	c := &s.change[0]
+func (s *Set) Commit() {
+	c, now := &s.change[0], s.now()
 	if atomic.LoadUint64(&c.Until) == Never {
 		atomic.StoreUint64(&c.View, viewAfter)
 	}
@@ -307,8 +307,9 @@ func (s *Set) Undone() (d Difference) {
 	return d
 }
 
-// Settle readies buckets for TimeBack, as Prepare does for Time. now is the data path's time.
-func (s *Set) Settle(now uint64) {
+// Settle readies buckets for TimeBack, as Prepare does for Time.
+func (s *Set) Settle() {
+	now := s.now()
 	s.rewriteTaking(func(t participant) func(model.Bucket) (model.Bucket, bool) {
 		_, next := s.sides(t.id)
 		if !limited(next) {
@@ -393,7 +394,8 @@ func (s *Set) unusedShadows(id uint32) (unused []uint32) {
 // settleTaking readies the buckets of rules that are to change for another
 // clock: each one is as if charged just now, as only the old clock could tell
 // how long it has been idle.
-func (s *Set) settleTaking(now uint64) {
+func (s *Set) settleTaking() {
+	now := s.now()
 	s.rewriteTaking(func(t participant) func(model.Bucket) (model.Bucket, bool) {
 		old, next := s.sides(t.id)
 		if !limited(old) || !limited(next) {

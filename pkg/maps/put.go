@@ -58,12 +58,11 @@ func (s *Set) gather() *known {
 	return k
 }
 
-// Put sets a valid rule, in one step for any packet; clock is the data path's
-// time in ns, Now but in tests. A rule that was there keeps its counters, and each bucket what it
-// owes, up to the new capacity. It reports whether anything was changed. The
-// error wraps ErrFull where there is no room. A change of many that was
-// committed can not be taken back any more.
-func (s *Set) Put(rule policy.Rule, clock func() uint64) (changed bool, err error) {
+// Put sets a valid rule, in one step for any packet. A rule that was there keeps
+// its counters, and each bucket what it owes, up to the new capacity. It reports
+// whether anything was changed. The error wraps ErrFull where there is no room.
+// A change of many that was committed can not be taken back any more.
+func (s *Set) Put(rule policy.Rule) (changed bool, err error) {
 	s.Finish()
 	e, found := s.Find(rule.Prefix)
 	if found && e.Rule == rule {
@@ -73,10 +72,10 @@ func (s *Set) Put(rule policy.Rule, clock func() uint64) (changed bool, err erro
 		return false, fmt.Errorf("%w: it holds %d", ErrFull, s.Size().Rules)
 	}
 	if found {
-		s.replace(e.ID, e.Rule, rule, clock)
+		s.replace(e.ID, e.Rule, rule)
 		return true, nil
 	}
-	return true, s.insert(rule, clock)
+	return true, s.insert(rule)
 }
 
 // needs is how many ids a rule takes that it does not have yet.
@@ -91,10 +90,10 @@ func (s *Set) needs(rule policy.Rule, have Entry, found bool) (ids int) {
 }
 
 // Load is Put for many rules, each in force as soon as it is set. It stops at the first error.
-func (s *Set) Load(rules []policy.Rule, clock func() uint64) error {
+func (s *Set) Load(rules []policy.Rule) error {
 	defer s.expectLengths(rules)()
 	for _, r := range rules {
-		if _, err := s.Put(r, clock); err != nil {
+		if _, err := s.Put(r); err != nil {
 			return err
 		}
 	}
@@ -143,21 +142,21 @@ func (s *Set) give(id uint32) {
 }
 
 // insert sets up all that belongs to a new rule; its prefix, last, brings it into force.
-func (s *Set) insert(rule policy.Rule, clock func() uint64) error {
+func (s *Set) insert(rule policy.Rule) error {
 	id := s.take()
 	var shadow uint32
 	if proposed, ok := rule.Proposed(); ok {
-		shadow = s.insertLimit(s.take(), proposed, 0, clock)
+		shadow = s.insertLimit(s.take(), proposed, 0)
 	}
-	s.insertLimit(id, rule, shadow, clock)
+	s.insertLimit(id, rule, shadow)
 	return s.addPrefix(rule.Prefix, id)
 }
 
 // insertLimit sets up a limit on an id that is new.
-func (s *Set) insertLimit(id uint32, rule policy.Rule, shadow uint32, clock func() uint64) uint32 {
+func (s *Set) insertLimit(id uint32, rule policy.Rule, shadow uint32) uint32 {
 	share(s.rule(id), rule)
 	encode(s.version(id, 0), rule, newSalt(), shadow)
-	empty(&s.rule(id).Own, meter(s.version(id, 0)), clock())
+	empty(&s.rule(id).Own, meter(s.version(id, 0)), s.now())
 	return id
 }
 
@@ -188,11 +187,11 @@ func newShadow(have, rule policy.Rule) (limit policy.Rule, ok bool) {
 }
 
 // replace writes the version that no packet reads, and switches to it.
-func (s *Set) replace(id uint32, have, rule policy.Rule, clock func() uint64) {
+func (s *Set) replace(id uint32, have, rule policy.Rule) {
 	r, old := s.rule(id), s.current(id)
 	shadow := old.Shadow
 	if limit, ok := newShadow(have, rule); ok {
-		shadow = s.insertLimit(s.take(), limit, 0, clock)
+		shadow = s.insertLimit(s.take(), limit, 0)
 	}
 	number := atomic.LoadUint32(&r.Version)&1 ^ 1
 	next := s.version(id, number)
@@ -202,13 +201,13 @@ func (s *Set) replace(id uint32, have, rule policy.Rule, clock func() uint64) {
 	before, after := meter(old), meter(next)
 	switch {
 	case limited(old) && limited(next):
-		now := clock()
+		now := s.now()
 		s.settle(id, before, now)
 		after.Continue(before, now)
 		next.Base = after.Base
 		next.Rebase = after.Base
 	case limited(next):
-		empty(&r.Own, after, clock())
+		empty(&r.Own, after, s.now())
 		s.free(id)
 	}
 	// Other sharers have other buckets, and find theirs when they are back.
@@ -216,7 +215,7 @@ func (s *Set) replace(id uint32, have, rule policy.Rule, clock func() uint64) {
 	r.Retired = s.lengths[0].Epoch
 	atomic.StoreUint32(&r.Version, number)
 	if limited(old) && limited(next) && after.Most() < before.Most() {
-		s.clamp(id, after, clock())
+		s.clamp(id, after, s.now())
 	}
 	for _, unused := range s.unusedShadows(id) {
 		s.give(unused)

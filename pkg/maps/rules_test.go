@@ -175,7 +175,7 @@ func TestFull(t *testing.T) {
 	}
 	more := rule("10.1.0.0/16", 1e9, 2000)
 	for range 2 {
-		if changed, err := r.Put(more, r.clock); changed || !errors.Is(err, maps.ErrFull) {
+		if changed, err := r.Put(more); changed || !errors.Is(err, maps.ErrFull) {
 			t.Fatalf("one more: changed %v, error %v, want ErrFull", changed, err)
 		}
 	}
@@ -229,7 +229,7 @@ func TestPutIsIdempotent(t *testing.T) {
 			t.Fatalf("%+v: %v", rule, err)
 		}
 		r.put(rule)
-		if changed, err := r.Put(rule, r.clock); changed || err != nil {
+		if changed, err := r.Put(rule); changed || err != nil {
 			t.Errorf("%+v, again: changed %v, error %v", rule, changed, err)
 		}
 	}
@@ -467,14 +467,14 @@ func TestLoad(t *testing.T) {
 			rules, want[new.Prefix] = append(rules, new), new
 		}
 	}
-	if err := r.Load(rules, r.clock); err != nil {
+	if err := r.Load(rules); err != nil {
 		t.Fatal(err)
 	}
 	checkRules(r, want)
 	for i := range 100 {
 		checkMatch(r, want, netip.AddrFrom4([4]byte{10, byte(i), 0, byte(i)}))
 	}
-	if err := r.Load([]policy.Rule{rule("11.0.0.0/8", 1e9, 2000)}, r.clock); !errors.Is(err, maps.ErrFull) {
+	if err := r.Load([]policy.Rule{rule("11.0.0.0/8", 1e9, 2000)}); !errors.Is(err, maps.ErrFull) {
 		t.Errorf("one more: error %v, want ErrFull", err)
 	}
 	checkRules(r, want)

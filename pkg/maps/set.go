@@ -65,6 +65,7 @@ type Set struct {
 	rules     [][]byte // of each map; see rule
 
 	known *known
+	now   func() uint64 // see UseClock
 
 	mapped [][]byte
 }
@@ -203,6 +204,7 @@ func Open(dir string) (*Set, error) {
 
 // attach reads the hook's settings and maps the arrays; on failure the set is closed.
 func (s *Set) attach() (err error) {
+	s.now = Now
 	defer func() {
 		if err != nil {
 			s.Close()
@@ -305,6 +307,9 @@ func (s *Set) Pin(dir string) error {
 
 // Replacements are the maps by name, for a program to be loaded onto.
 func (s *Set) Replacements() map[string]*ebpf.Map { return s.maps }
+
+// UseClock makes now the data path's time in ns, where it is not Now: for tests and replay.
+func (s *Set) UseClock(now func() uint64) { s.now = now }
 
 // Hook is what the programs of this set were told when it was made.
 func (s *Set) Hook() bpf.AbiHook { return s.hook }

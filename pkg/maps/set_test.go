@@ -43,6 +43,7 @@ func newRig(t *testing.T, size maps.Size) *rig {
 	testenv.Must(t, err)
 	t.Cleanup(func() { set.Close() })
 	r := &rig{T: t, Set: set, loaded: map[policy.Algorithm]*ebpf.Program{}, now: 1e9}
+	set.UseClock(func() uint64 { return r.now })
 	r.load = func(a policy.Algorithm) *ebpf.Program {
 		p, err := loader.Load(a, set)
 		testenv.Must(t, err)
@@ -60,12 +61,10 @@ func (r *rig) program(a policy.Algorithm) *ebpf.Program {
 	return r.loaded[a]
 }
 
-func (r *rig) clock() uint64 { return r.now }
-
 // put sets a rule, which must change something.
 func (r *rig) put(rule policy.Rule) maps.Entry {
 	r.Helper()
-	changed, err := r.Put(rule, r.clock)
+	changed, err := r.Put(rule)
 	if err != nil {
 		r.Fatal(err)
 	}
