@@ -277,6 +277,7 @@ func armAll(hooks []*application, confirm time.Duration) (from uint64) {
 			until = from + uint64(confirm)
 		}
 		for _, a := range hooks {
+			a.Set.Settle()
 			a.Set.Time(from, until)
 		}
 		if maps.Now()+uint64(lead)/2 > from {
@@ -413,9 +414,6 @@ func (n *Namespace) Rollback() ([]Applied, error) {
 // backAll takes the change of hooks back at one moment, before until, when it
 // would end anyway. It returns when that has passed.
 func backAll(hooks []*Hook, until uint64) {
-	for _, h := range hooks {
-		h.Set.Settle()
-	}
 	for lead := leastLead; ; lead *= 2 {
 		at := maps.Now() + uint64(lead)
 		if at+uint64(lead) > until {
@@ -423,6 +421,7 @@ func backAll(hooks []*Hook, until uint64) {
 			return
 		}
 		for _, h := range hooks {
+			h.Set.Settle()
 			h.Set.TimeBack(at)
 		}
 		if maps.Now()+uint64(lead)/2 > at {

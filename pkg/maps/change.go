@@ -16,6 +16,7 @@ import (
 // process may be killed: what packets see is then as before, or as after.
 //
 //	Prepare   writes the versions that no packet reads; rules take part from then on
+//	Settle    readies buckets for other byte clocks
 //	Time      makes all byte clocks agree at the moment when the change is to begin
 //	Arm       the one store that lets it begin then; and end at until, unless it is confirmed
 //	Commit    once it has begun and is to last
@@ -165,7 +166,6 @@ func (s *Set) Prepare(want []policy.Rule, progress func(rules int)) (d Differenc
 		}
 		tell()
 	}
-	s.settleTaking()
 	return d, nil
 }
 
@@ -237,6 +237,23 @@ func (s *Set) prepareLimit(id uint32, rule policy.Rule, shadow uint32) uint32 {
 	return id
 }
 
+// MaxLead is how long in ns before a change begins or ends Settle may be.
+const MaxLead = 1 << model.TickBits
+
+// Settle readies the buckets of rules that are to change for another clock:
+// each one is as if charged just now, as only the clock that is in force can
+// tell how long it has been idle.
+func (s *Set) Settle() {
+	now, on := s.now(), s.side()
+	s.rewriteTaking(func(t participant) func(model.Bucket) (model.Bucket, bool) {
+		v := s.versionOn(t.id, on)
+		if !limited(v) {
+			return nil
+		}
+		return settleBy(meter(v), now)
+	})
+}
+
 // Time makes the byte clocks of both sides agree at from (ns), when the change
 // is to begin, and at until, when it is to end if nobody confirms it.
 func (s *Set) Time(from, until uint64) {
@@ -305,18 +322,6 @@ func (s *Set) Undone() (d Difference) {
 		}
 	}
 	return d
-}
-
-// Settle readies buckets for TimeBack, as Prepare does for Time.
-func (s *Set) Settle() {
-	now := s.now()
-	s.rewriteTaking(func(t participant) func(model.Bucket) (model.Bucket, bool) {
-		_, next := s.sides(t.id)
-		if !limited(next) {
-			return nil
-		}
-		return settleBy(meter(next), now)
-	})
 }
 
 // TimeBack makes the byte clocks of both sides agree at a moment (ns) for Back.
@@ -391,20 +396,6 @@ func (s *Set) unusedShadows(id uint32) (unused []uint32) {
 	return unused
 }
 
-// settleTaking readies the buckets of rules that are to change for another
-// clock: each one is as if charged just now, as only the old clock could tell
-// how long it has been idle.
-func (s *Set) settleTaking() {
-	now := s.now()
-	s.rewriteTaking(func(t participant) func(model.Bucket) (model.Bucket, bool) {
-		old, next := s.sides(t.id)
-		if !limited(old) || !limited(next) {
-			return nil
-		}
-		return settleBy(meter(old), now)
-	})
-}
-
 // bringBackTaking does for all buckets what bring_back of bpf/bucket.h does for one that is charged.
 func (s *Set) bringBackTaking() {
 	until := s.change[0].Until
@@ -430,7 +421,11 @@ func broughtBack(old, next version, until uint64) func(model.Bucket) (model.Buck
 		if int32(b.Tick-model.Tick(until)) > 0 {
 			return b, false
 		}
-		back := m.Owing(min(then.Level(b, until), m.Most()), until)
+		level := then.Level(b, until)
+		if then.Most() > m.Most() {
+			level = min(level, m.Most())
+		}
+		back := m.Owing(level, until)
 		back.Tick++
 		return back, true
 	}

@@ -1,0 +1,470 @@
+package bpf_test
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/testenv"
+	shapemaps "github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A mirror is a policy in the kernel, and the model of it.
+type mirror struct {
+	*rig
+	overhead int16
+	rules    map[netip.Prefix]*mirrored
+	undo     map[netip.Prefix]*mirrored // what is in force again if the change goes back; nil if there is none
+	packets  int
+}
+
+// A mirrored rule is one as the model has it.
+type mirrored struct {
+	rule    policy.Rule
+	meter   model.Meter
+	buckets map[sharer]*model.Bucket
+	want    *shapemaps.Counters // those of the rule, whatever it changes to
+}
+
+func (r *mirrored) limited() bool { return r.rule.Rate != policy.Unlimited }
+
+// newMirrored is a rule whose buckets owe nothing.
+func newMirrored(rule policy.Rule, now uint64) *mirrored {
+	r := &mirrored{rule, meterOf(rule), map[sharer]*model.Bucket{}, new(shapemaps.Counters)}
+	own := r.meter.Owing(0, now)
+	r.buckets[sharer{}] = &own
+	return r
+}
+
+// becoming is what a rule is once it has changed at a time to another one.
+func (r *mirrored) becoming(rule policy.Rule, now uint64) *mirrored {
+	next := newMirrored(rule, now)
+	next.want = r.want
+	if !r.limited() || !next.limited() {
+		return next
+	}
+	next.meter.Continue(r.meter, now)
+	for who, b := range r.buckets {
+		next.buckets[who] = owingStill(r.meter, next.meter, *b, now)
+	}
+	return next
+}
+
+// owingStill is a bucket under another meter at a time.
+func owingStill(from, to model.Meter, b model.Bucket, now uint64) *model.Bucket {
+	level := from.Level(b, now)
+	if to.Most() < from.Most() {
+		level = min(level, to.Most())
+	}
+	b = to.Owing(level, now)
+	return &b
+}
+
+// change is what the model does at the moment when a change begins.
+func (m *mirror) change(want []policy.Rule, now uint64) {
+	m.undo, m.rules = m.rules, map[netip.Prefix]*mirrored{}
+	for _, rule := range want {
+		switch old := m.undo[rule.Prefix]; {
+		case old == nil:
+			m.rules[rule.Prefix] = newMirrored(rule, now)
+		case old.rule == rule:
+			m.rules[rule.Prefix] = old
+		default:
+			m.rules[rule.Prefix] = old.becoming(rule, now)
+		}
+	}
+}
+
+// back is what it does when the change is over again. Rules that were away, or
+// unlimited meanwhile, have aged by their own clocks.
+func (m *mirror) back(now uint64) {
+	for p, old := range m.undo {
+		if new := m.rules[p]; new != nil && new != old && old.limited() && new.limited() {
+			meter := old.meter
+			meter.Continue(new.meter, now)
+			for who, b := range new.buckets {
+				old.buckets[who] = owingStill(new.meter, meter, *b, now)
+			}
+			old.meter = meter
+		}
+	}
+	m.rules, m.undo = m.undo, nil
+}
+
+// match is the model's rule of the longest prefix, nil if there is none.
+func (m *mirror) match(host netip.Addr) (best *mirrored) {
+	for p, r := range m.rules {
+		if p.Contains(host) && (best == nil || p.Bits() > best.rule.Prefix.Bits()) {
+			best = r
+		}
+	}
+	return best
+}
+
+// offer sends a packet through both programs, as a device does, and compares the verdict.
+func (m *mirror) offer(host netip.Addr, now, n uint64, ect bool) {
+	m.Helper()
+	m.packets++
+	frame, packet := sized(host, n, int(m.overhead), now)
+	if ect {
+		frame[15] |= 2
+	}
+	verdict := m.chain(frame, packet)
+	r := m.match(host)
+	if r == nil {
+		if verdict != next {
+			m.Fatalf("packet %d to %v at %d ns: verdict %#x, the model has no rule", m.packets, host, now, verdict)
+		}
+		return
+	}
+	want, before := model.Pass, model.Bucket{}
+	if r.limited() {
+		who := (&twin{rule: r.rule}).sharer(host)
+		if r.buckets[who] == nil {
+			r.buckets[who] = &model.Bucket{}
+		}
+		before = *r.buckets[who]
+		want = r.meter.Offer(r.buckets[who], now, n, ect && r.rule.Excess == policy.ECN)
+	}
+	wantVerdict := next
+	switch {
+	case want == model.Pass:
+		*r.want = sum(*r.want, passed(n))
+	case want == model.Mark:
+		*r.want = sum(*r.want, marked(n))
+	case r.rule.Excess == policy.Pass:
+		*r.want = sum(*r.want, shadowed(n))
+	default:
+		*r.want = sum(*r.want, dropped(n))
+		wantVerdict = drop
+	}
+	if verdict != wantVerdict {
+		e, _ := m.set.Match(host)
+		m.Fatalf("packet %d, %d bytes from %v at %d ns: verdict %#x, the model says %d\nrule %+v\nmeter %+v\nkernel's %+v\nbucket %+v, level %d units",
+			m.packets, n, host, now, verdict, want, r.rule, r.meter, m.set.Meter(e), before, r.meter.Level(before, now))
+	}
+}
+
+// chain runs the programs one after the other on one packet.
+func (m *mirror) chain(frame []byte, packet meta) uint32 {
+	m.Helper()
+	context := packet.context()
+	for _, a := range algorithms {
+		o := ebpf.RunOptions{Data: frame, Context: context, ContextOut: make([]byte, len(context))}
+		verdict, err := m.program(a).Run(&o)
+		testenv.Must(m, err)
+		if verdict != next {
+			return verdict
+		}
+		copy(context[48:68], o.ContextOut.([]byte)[48:68]) // cb, which the kernel keeps between the two
+	}
+	return next
+}
+
+// compare compares which rules there are, their counters, meters and own buckets.
+func (m *mirror) compare(now uint64) {
+	m.Helper()
+	m.at(now)
+	entries := m.set.Rules()
+	if len(entries) != len(m.rules) {
+		m.Fatalf("%d rules are in force, the model has %d", len(entries), len(m.rules))
+	}
+	for _, e := range entries {
+		r := m.rules[e.Prefix]
+		if r == nil || e.Rule != r.rule {
+			m.Fatalf("rule %+v is in force, the model has %+v", e.Rule, r)
+		}
+		if got := m.set.Counters(e.ID); got != *r.want {
+			m.Errorf("%v: counters\n%+v, want\n%+v", e.Prefix, got, *r.want)
+		}
+		if !r.limited() {
+			continue
+		}
+		if got := m.set.Meter(e); got.Clock(now) != r.meter.Clock(now) {
+			m.Errorf("%v: the byte clock shows %d at %d ns, the model's %d", e.Prefix, got.Clock(now), now, r.meter.Clock(now))
+		}
+		if got, want := m.set.OwnLevel(e, now), r.meter.Level(*r.buckets[sharer{}], now); got != want {
+			m.Errorf("%v: its own bucket owes %d units at %d ns, the model's %d", e.Prefix, got, now, want)
+		}
+	}
+	if m.Failed() {
+		m.FailNow()
+	}
+}
+
+// nets are prefixes inside of one another and beside.
+var nets = []netip.Prefix{
+	prefix("10.0.0.0/16"), prefix("10.0.0.0/24"), prefix("10.0.0.4/30"), prefix("10.0.0.5/32"), prefix("10.0.1.0/24"), prefix("0.0.0.0/0"),
+}
+
+// randomPolicy has some of the nets; a rule that was there is likely to stay as it is, or to change in part.
+func (m *mirror) randomPolicy(roll dice) (rules []policy.Rule) {
+	for _, net := range nets {
+		old := m.rules[net]
+		switch n := roll(8); {
+		case n == 0 || n < 4 && old == nil:
+			continue
+		case n < 3:
+			rules = append(rules, old.rule)
+			continue
+		}
+		rule := randomRule(net, roll, m.overhead)
+		rule.Each = rule.Each.Canonical(net)
+		if old != nil && roll(2) == 0 {
+			rule.Algorithm, rule.Penalty = old.rule.Algorithm, policy.Penalty{}
+			rule.Each = old.rule.Each
+		}
+		rules = append(rules, rule)
+	}
+	return rules
+}
+
+// play makes changes, each of which lasts, is taken back, or goes back for want
+// of a confirmation, with packets at any time.
+func (m *mirror) play(roll dice, changes, packets int) {
+	now := starts[roll(7)] // of those that leave the clock time until its end
+	var some []netip.Addr
+	for _, a := range []string{"10.0.0.1", "10.0.0.4", "10.0.0.5", "10.0.0.6", "10.0.1.1", "10.0.9.9", "11.0.0.1"} {
+		some = append(some, addr(a))
+	}
+	// traffic lasts until a time, which it returns.
+	traffic := func(until uint64) uint64 {
+		for range 1 + roll(uint64(packets)) {
+			if now >= until {
+				break
+			}
+			host := some[roll(uint64(len(some)))]
+			room, meter := uint64(1500), model.Meter{}
+			if r := m.match(host); r != nil && r.limited() {
+				room, meter = r.rule.Capacity, r.meter
+				if b := r.buckets[(&twin{rule: r.rule}).sharer(host)]; b != nil && roll(2) == 0 {
+					room -= min(room, meter.Level(*b, now)>>model.UnitBits)
+				}
+			}
+			m.offer(host, now, randomSize(roll, m.overhead, room), roll(2) == 0)
+			now = max(now, min(later(roll, meter, now), until))
+		}
+		return until
+	}
+	soon := func() uint64 { return now + 1 + roll(1<<(1+roll(40))) }
+	m.rules = map[netip.Prefix]*mirrored{}
+	for range changes {
+		want := m.randomPolicy(roll)
+		m.at(now)
+		_, err := m.set.Prepare(want, func(int) {})
+		testenv.Must(m, err)
+		m.compare(now)
+		if roll(8) == 0 {
+			m.set.Abandon()
+			m.compare(now)
+			continue
+		}
+		now = traffic(soon())
+		m.at(now)
+		m.set.Settle()
+		from, until := min(soon(), now+shapemaps.MaxLead), shapemaps.Never
+		confirm := roll(2) == 0
+		if confirm {
+			until = from + 1 + roll(1<<(1+roll(40)))
+		}
+		m.set.Time(from, until)
+		m.set.Arm()
+		now = traffic(from)
+		m.change(want, from)
+		m.at(now)
+		m.set.Commit()
+		m.compare(now)
+		switch roll(4) {
+		case 0: // nobody confirms
+			if confirm {
+				now = traffic(until)
+				m.back(until)
+				m.compare(now)
+				traffic(now + 1 + roll(1<<40))
+				m.compare(now)
+			}
+		case 1: // it is confirmed
+			if confirm {
+				now = traffic(now + roll(until-now))
+				m.at(now)
+				m.set.Confirm()
+			}
+		case 2: // it is taken back
+			if now = traffic(min(soon(), until-1)); now < until-1 {
+				m.at(now)
+				m.set.Settle()
+				at := min(soon(), now+shapemaps.MaxLead, until)
+				m.set.TimeBack(at)
+				m.set.Back(at)
+				now = traffic(at)
+				m.back(at)
+				m.compare(now)
+			}
+		}
+		if state, at := m.set.Change(); state == shapemaps.Pending {
+			now = traffic(at)
+			m.back(at)
+		}
+		traffic(now + 1 + roll(1<<40))
+		m.at(now)
+		m.set.Finish()
+		m.compare(now)
+		m.undo = nil
+	}
+}
+
+// Changes of many rules at once, that begin and end at given moments, with
+// packets around them, lead to the same verdicts, counters and levels in the
+// kernel as in the model.
+func TestChangeIsModel(t *testing.T) {
+	seed := testenv.Seed(t)
+	traces := 60
+	if testing.Short() {
+		traces = 15
+	}
+	hook := egress()
+	hook.MatchSrc = 1
+	for i := range traces {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			roll := rand.New(rand.NewPCG(seed, uint64(i)))
+			m := &mirror{
+				rig:      newRig(t, shapemaps.Size{Rules: 32, Buckets: 4096}, hook),
+				overhead: []int16{shrink, grow, swell}[roll.Uint64N(3)],
+			}
+			m.play(roll.Uint64N, 12, 60)
+			kept := slices.Collect(maps.Keys(m.rules))
+			if len(kept) == 0 && m.packets == 0 {
+				t.Error("nothing was tried")
+			}
+		})
+	}
+}
+
+// A packet that is between the two programs as a change begins is metered by
+// one of them, although the rule goes from one to the other.
+func TestSecondProgramGoesByTheFirst(t *testing.T) {
+	for _, algorithm := range algorithms {
+		t.Run("from "+algorithm.String(), func(t *testing.T) {
+			m := &mirror{rig: newRig(t, shapemaps.Size{Rules: 2}, ingress())}
+			rule := policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: 8000, Capacity: 2000, Algorithm: algorithm}
+			e := m.put(rule, 1e9)
+			rule.Algorithm, rule.Capacity = algorithms[1-algorithm], 3000
+			_, err := m.set.Prepare([]policy.Rule{rule}, func(int) {})
+			testenv.Must(t, err)
+			m.set.Time(2e9, shapemaps.Never)
+			m.set.Arm()
+			for i, times := range [][2]uint64{{2e9 - 1, 2e9}, {2e9, 2e9 + 1}, {2e9, 2e9}} {
+				frame := udp(addr("10.0.0.1"), addr("10.9.9.9"), 0)
+				cb := make([]byte, 20)
+				for n, a := range algorithms {
+					context := meta{now: times[n]}.context()
+					copy(context[48:], cb)
+					o := ebpf.RunOptions{Data: frame, Context: context, ContextOut: make([]byte, len(context))}
+					_, err := m.program(a).Run(&o)
+					testenv.Must(t, err)
+					copy(cb, o.ContextOut.([]byte)[48:68])
+				}
+				if got := m.set.Counters(e.ID).PassedPackets; got != uint64(i+1) {
+					t.Fatalf("%d packets were metered, of %d", got, i+1)
+				}
+				if slices.ContainsFunc(cb, func(b byte) bool { return b != 0 }) {
+					t.Errorf("a mark is left in the packet: %x", cb)
+				}
+			}
+		})
+	}
+}
+
+// A shadow counts what its limit would refuse, and of whom, and changes nothing for any packet.
+func TestShadowIsModel(t *testing.T) {
+	roll := rand.New(rand.NewPCG(testenv.Seed(t), 0))
+	live := []policy.Rule{
+		{Rate: policy.Unlimited},
+		{Rate: 80_000, Capacity: 3000},
+		{Rate: 80_000, Capacity: 3000, Algorithm: policy.Leaky, Penalty: policy.Penalty{Kind: policy.PenaltyFill}, Excess: policy.ECN},
+	}
+	for _, rule := range live {
+		for _, each := range []policy.Each{{}, {Kind: policy.EachHost}, {Kind: policy.EachSubnet, Bits: 30}, {Kind: policy.EachFlow}} {
+			t.Run(rule.Rate.String()+" "+each.String(), func(t *testing.T) {
+				r := newRig(t, shapemaps.Size{Rules: 2, Buckets: 1024, Hurt: 64}, ingress())
+				rule.Prefix = prefix("10.0.0.0/24")
+				rule.Shadow = policy.Shadow{Rate: 40_000, Capacity: 2000, Each: each, Framing: policy.Framing{Overhead: 20, MPU: 100}}
+				now := uint64(1e9)
+				e := r.put(rule, now)
+				proposed, _ := rule.Proposed()
+				meters := &twin{rule: proposed, meter: meterOf(proposed), buckets: map[sharer]*model.Bucket{}}
+				alone := newTwinOfLive(t, rule, now)
+				var want shapemaps.Counters
+				hurt := map[netip.Prefix]*shapemaps.Hurt{}
+				for range 400 {
+					host := netip.AddrFrom4([4]byte{10, 0, 0, byte(roll.Uint32N(8))})
+					n := uint64(34 + roll.Uint32N(1400))
+					now += uint64(roll.Uint32N(100e6))
+					frame := make([]byte, n)
+					copy(frame, udp(host, addr("10.9.9.9"), 0)[:34])
+					verdict, _ := send(t, r.program(rule.Algorithm), frame, meta{now: now})
+					if liveVerdict := alone.judge(host, now, n); (verdict == drop) != (liveVerdict == model.Excess) {
+						t.Fatalf("verdict %#x, without a shadow it is %d", verdict, liveVerdict)
+					}
+					counted := max(n+20, 100)
+					want = sum(want, passed(counted))
+					if meters.judge(host, now, counted) == model.Excess {
+						want.ExcessPackets++
+						want.ExcessBytes += counted
+						bits := 32
+						if each.Kind == policy.EachSubnet {
+							bits = 30
+						}
+						whom := netip.PrefixFrom(host, bits).Masked()
+						if hurt[whom] == nil {
+							hurt[whom] = &shapemaps.Hurt{Subnet: whom}
+						}
+						hurt[whom].Packets++
+						hurt[whom].Bytes += counted
+					}
+				}
+				got, _ := r.set.ShadowCounters(e)
+				if got != want || want.ExcessPackets == 0 || want.ExcessPackets == want.PassedPackets {
+					t.Errorf("the shadow counted\n%+v, want\n%+v", got, want)
+				}
+				all, err := r.set.Hurt()
+				testenv.Must(t, err)
+				if len(all[e.ID]) != len(hurt) {
+					t.Errorf("%d would have been hurt, want %d", len(all[e.ID]), len(hurt))
+				}
+				for _, h := range all[e.ID] {
+					if hurt[h.Subnet] == nil || *hurt[h.Subnet] != h {
+						t.Errorf("%+v would have been hurt, want %+v", h, hurt[h.Subnet])
+					}
+				}
+			})
+		}
+	}
+}
+
+// newTwinOfLive is the model of a rule without a shadow.
+func newTwinOfLive(t *testing.T, rule policy.Rule, now uint64) *twin {
+	rule.Shadow = policy.Shadow{}
+	alone := &twin{rig: &rig{TB: t}, rule: rule, meter: meterOf(rule), buckets: map[sharer]*model.Bucket{}}
+	alone.ownBucket(now)
+	return alone
+}
+
+// judge is what the model says of a packet of protocol 17 without ports, each host's being one flow.
+func (t *twin) judge(host netip.Addr, now, n uint64) model.Verdict {
+	if t.rule.Rate == policy.Unlimited {
+		return model.Pass
+	}
+	who := t.sharer(host)
+	if t.buckets[who] == nil {
+		t.buckets[who] = &model.Bucket{}
+	}
+	return t.meter.Offer(t.buckets[who], now, n, false)
+}
