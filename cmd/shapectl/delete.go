@@ -47,7 +47,7 @@ func (e *env) delete(want filterRules) error {
 		if !ok {
 			return noRule(want)
 		}
-		deleted := describe(h, entry)
+		deleted := describe(h, entry, nil)
 		if _, err := n.Delete(h, entry.Rule); err != nil {
 			return err
 		}
@@ -134,7 +134,7 @@ func flushDirection(n *loader.Namespace, name string, d policy.Direction) (gone 
 	}
 	defer h.Close()
 	for _, entry := range h.Set.Rules() {
-		gone = append(gone, describe(h, entry))
+		gone = append(gone, describe(h, entry, nil))
 	}
 	return gone, true, n.Flush(h)
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 
 	"github.com/spf13/cobra"
@@ -20,10 +21,11 @@ type filterRules struct {
 	direction *policy.Direction // nil for both
 	prefix    *netip.Prefix     // nil for all
 	buckets   bool              // with the buckets that owe something
+	hurt      bool              // with those whom shadows would have hurt
 }
 
 func (e *env) showCommand() *cobra.Command {
-	var stats, buckets bool
+	var stats, buckets, shadows bool
 	cmd := &cobra.Command{
 		Use:               "show [DEV [ingress|egress [CIDR]]]",
 		Short:             "Show rules, and what became of their packets",
@@ -34,11 +36,21 @@ func (e *env) showCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			want.buckets = buckets
-			return e.show(want, stats)
+			if shadows && (stats || buckets) {
+				return inputf("show: --shadow is a table of its own; leave --stats and --buckets out")
+			}
+			want.buckets, want.hurt = buckets, shadows || e.json
+			switch {
+			case shadows:
+				return e.show(want, report.Shadows)
+			case stats:
+				return e.show(want, report.Stats)
+			}
+			return e.show(want, report.Sentences)
 		},
 	}
 	cmd.Flags().BoolVar(&stats, "stats", false, "count packets and bytes (JSON always does)")
+	cmd.Flags().BoolVar(&shadows, "shadow", false, "tell what proposed limits would have refused, and of whom")
 	cmd.Flags().BoolVar(&buckets, "buckets", false, "list the hosts, subnets and flows that owe something now")
 	return cmd
 }
@@ -64,7 +76,7 @@ func parseFilter(cmd string, given []string) (want filterRules, err error) {
 	return want, nil
 }
 
-func (e *env) show(want filterRules, stats bool) error {
+func (e *env) show(want filterRules, print func(io.Writer, []report.Rule) error) error {
 	return e.with(loader.Read, "show", func(n *loader.Namespace) error {
 		rules, unread := findRules(n, want)
 		if len(rules) == 0 && unread != nil {
@@ -78,21 +90,19 @@ func (e *env) show(want filterRules, stats bool) error {
 				return noRule(want)
 			}
 		}
-		return errors.Join(e.printRules(rules, stats), unread)
+		return errors.Join(e.printRules(rules, print), unread)
 	})
 }
 
-func (e *env) printRules(rules []report.Rule, stats bool) error {
+func (e *env) printRules(rules []report.Rule, print func(io.Writer, []report.Rule) error) error {
 	switch {
 	case e.json:
 		return report.JSON(e.out, rules)
 	case len(rules) == 0:
 		_, err := fmt.Fprintln(e.out, "no rules")
 		return err
-	case stats:
-		return report.Stats(e.out, rules)
 	}
-	return report.Sentences(e.out, rules)
+	return print(e.out, rules)
 }
 
 func noRule(want filterRules) error {
@@ -102,16 +112,22 @@ func noRule(want filterRules) error {
 
 // findRules are the rules that a filter lets through; never nil, as JSON would
 // show that. With the error come those that could be read.
-func findRules(n *loader.Namespace, want filterRules) ([]report.Rule, error) {
-	rules := []report.Rule{}
+func findRules(n *loader.Namespace, want filterRules) (rules []report.Rule, err error) {
+	rules = []report.Rule{}
 	hooks, unread := want.hooks(n)
 	for _, h := range hooks {
 		defer h.Close()
+		hurt := map[uint32][]maps.Hurt{}
+		if want.hurt {
+			if hurt, err = h.Set.Hurt(); err != nil {
+				return rules, err
+			}
+		}
 		for _, entry := range h.Set.Rules() {
 			if want.prefix != nil && entry.Prefix != *want.prefix {
 				continue
 			}
-			r := describe(h, entry)
+			r := describe(h, entry, hurt[entry.ID])
 			if want.buckets {
 				r.Buckets = []report.Bucket{}
 				for b := range h.Set.Buckets(entry, maps.Now()) {
@@ -146,9 +162,15 @@ func (want filterRules) hooks(n *loader.Namespace) ([]*loader.Hook, error) {
 	return hooks, errors.Join(unread...)
 }
 
-func describe(h *loader.Hook, entry maps.Entry) report.Rule {
+// describe is all that is known of a rule; hurt may be nil.
+func describe(h *loader.Hook, entry maps.Entry, hurt []maps.Hurt) report.Rule {
 	level := model.Bytes(h.Set.OwnLevel(entry, maps.Now()))
-	return report.NewRule(place(h), entry.Rule, h.Set.Counters(entry.ID), level)
+	r := report.NewRule(place(h), entry.Rule, h.Set.Counters(entry.ID), level)
+	if proposed, ok := entry.Proposed(); ok {
+		c, _ := h.Set.ShadowCounters(entry)
+		r.Shadow = report.NewShadow(proposed, c, hurt, h.Set.Size().Hurt)
+	}
+	return r
 }
 
 func place(h *loader.Hook) report.Place {
@@ -156,8 +178,13 @@ func place(h *loader.Hook) report.Place {
 	if h.State == loader.Attached && h.Was != h.Name() {
 		state += ", was " + h.Was
 	}
+	var reverts *uint64
+	if change, until := h.Set.Change(); change == maps.Pending {
+		reverts = ahead(until)
+	}
 	return report.Place{
-		Device: h.Name(), Direction: h.Direction, Match: h.Match(),
+		RevertsInNS: reverts,
+		Device:      h.Name(), Direction: h.Direction, Match: h.Match(),
 		Attached: h.InForce(), State: state, Hook: string(h.Mode),
 	}
 }

@@ -63,6 +63,8 @@ type Limits struct {
 	OtherBuild bool
 	Match      policy.Match
 	Rules      []Rule
+	Change     maps.ChangeState // of the last change of many rules
+	Until      uint64           // for how long a pending one is still in force, in ns
 }
 
 // A Rule is a rule with what became of its packets.
@@ -107,7 +109,7 @@ var systemChecks = []func(System) []report.Finding{
 
 // Each takes the device of the side, nil where it is not here.
 var sideChecks = []func(Facts, Side, *Device) []report.Finding{
-	checkState, checkBuild, checkLinkType, checkChain, checkXDP, checkHardware, checkMerged,
+	checkState, checkChange, checkBuild, checkLinkType, checkChain, checkXDP, checkHardware, checkMerged,
 	checkCapacity, checkBurst, checkStacked, checkFamilies, checkUnsure, checkUnmatched,
 }
 

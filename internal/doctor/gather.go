@@ -97,6 +97,8 @@ func (f *Facts) allSides(n *loader.Namespace) error {
 func side(h *loader.Hook) (Side, error) {
 	s := Side{Name: h.Name(), Index: h.Device.Index, Direction: h.Direction}
 	l := &Limits{State: h.State, Mode: h.Mode, Was: h.Was, Match: h.Match()}
+	l.Change, l.Until = h.Set.Change()
+	l.Until -= min(l.Until, maps.Now())
 	var err error
 	if l.OtherBuild, err = h.OtherBuild(); err != nil {
 		return s, err

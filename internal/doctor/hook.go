@@ -4,9 +4,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -38,6 +40,23 @@ func checkState(f Facts, s Side, d *Device) []report.Finding {
 			fmt.Sprintf("when it is back, set one of them again, which attaches all; else 'shapectl flush %s %s'", s.Name, s.Direction))
 	}
 	return s.finding(report.Failed, "state", rules+" not in force: something else took shapectl's programs off the device", again)
+}
+
+func checkChange(_ Facts, s Side, _ *Device) []report.Finding {
+	if s.Limits == nil {
+		return nil
+	}
+	switch s.Limits.Change {
+	case maps.Pending:
+		return s.finding(report.Note, "change",
+			fmt.Sprintf("the last change is not confirmed: the rules from before it are back in %v", time.Duration(s.Limits.Until).Round(time.Second/10)),
+			"'shapectl confirm' if all is well, else 'shapectl rollback'")
+	case maps.Expired:
+		return s.finding(report.Note, "change", "the last change was not confirmed in time: the rules are those from before it", "")
+	case maps.Committed:
+		return s.finding(report.OK, "change", "'shapectl rollback' would take the last policy back that was applied", "")
+	}
+	return nil
 }
 
 func checkBuild(_ Facts, s Side, _ *Device) []report.Finding {

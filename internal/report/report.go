@@ -45,6 +45,10 @@ type Rule struct {
 	MarkedPackets  uint64  `json:"marked_packets"`
 	UnsurePackets  uint64  `json:"unsure_packets"`
 	Sentence       string  `json:"sentence"`
+	// RevertsInNS is null unless the rule came with a change that waits to be confirmed.
+	RevertsInNS *uint64 `json:"reverts_in_ns"`
+	// Shadow is null for a rule without one.
+	Shadow *Shadow `json:"shadow"`
 	// Buckets is null unless it was asked for.
 	Buckets []Bucket `json:"buckets"`
 }
@@ -63,6 +67,8 @@ type Place struct {
 	Attached  bool
 	State     string
 	Hook      string // "tcx" or "clsact"
+	// RevertsInNS is nil unless the last change waits to be confirmed.
+	RevertsInNS *uint64
 }
 
 // NewRule puts together what is known of a rule; level is that of its own bucket, in bytes.
@@ -77,7 +83,7 @@ func NewRule(p Place, r policy.Rule, c maps.Counters, level uint64) Rule {
 		ExcessPackets: c.ExcessPackets, ExcessBytes: c.ExcessBytes,
 		DroppedPackets: c.DroppedPackets, DroppedBytes: c.DroppedBytes,
 		MarkedPackets: c.MarkedPackets, UnsurePackets: c.UnsurePackets,
-		Sentence: r.Sentence(p.Device, p.Direction, p.Match),
+		Sentence: r.Sentence(p.Device, p.Direction, p.Match), RevertsInNS: p.RevertsInNS,
 	}
 	if !out.Unlimited {
 		rate := uint64(r.Rate)
@@ -94,13 +100,24 @@ func JSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// Sentences writes a line for each rule, and and what is not as usual with it.
+// Sentences writes a line for each rule, and what is not as usual with it.
 func Sentences(w io.Writer, rules []Rule) error {
 	for _, r := range rules {
 		if _, err := fmt.Fprintln(w, r.Sentence+remark(r)); err != nil {
 			return err
 		}
 		if err := buckets(w, r); err != nil {
+			return err
+		}
+	}
+	return Pending(w, rules)
+}
+
+// Pending says of which devices the last change waits to be confirmed, if there are any.
+func Pending(w io.Writer, rules []Rule) error {
+	for _, r := range rules {
+		if r.RevertsInNS != nil {
+			_, err := fmt.Fprintln(w, reverts(*r.RevertsInNS))
 			return err
 		}
 	}

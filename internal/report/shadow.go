@@ -1,0 +1,92 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"text/tabwriter"
+
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Shadow is what a proposed limit would have done to the packets of its rule.
+type Shadow struct {
+	RateBits       uint64 `json:"rate_bits_per_second"`
+	CapacityBytes  uint64 `json:"capacity_bytes"`
+	Each           string `json:"each"`
+	Penalty        string `json:"penalty"`
+	OverheadBytes  int16  `json:"overhead_bytes"`
+	MPUBytes       uint16 `json:"mpu_bytes"`
+	SeenPackets    uint64 `json:"seen_packets"`
+	SeenBytes      uint64 `json:"seen_bytes"`
+	RefusedPackets uint64 `json:"refused_packets"`
+	RefusedBytes   uint64 `json:"refused_bytes"`
+	HurtHosts      int    `json:"hurt_hosts"` // or subnets, with each /N
+	HurtLimit      uint32 `json:"hurt_limit"` // how many of all shadows of the hook are remembered
+	Hurt           []Hurt `json:"hurt"`
+}
+
+// Hurt is a host or subnet of which packets would have been refused.
+type Hurt struct {
+	Subnet         string `json:"subnet"`
+	RefusedPackets uint64 `json:"refused_packets"`
+	RefusedBytes   uint64 `json:"refused_bytes"`
+}
+
+// NewShadow puts together what is known of a rule's shadow.
+func NewShadow(proposed policy.Rule, c maps.Counters, hurt []maps.Hurt, limit uint32) *Shadow {
+	s := &Shadow{
+		RateBits: uint64(proposed.Rate), CapacityBytes: proposed.Capacity, Each: proposed.Each.String(),
+		Penalty: proposed.Penalty.String(), OverheadBytes: proposed.Framing.Overhead, MPUBytes: proposed.Framing.MPU,
+		SeenPackets: c.PassedPackets, SeenBytes: c.PassedBytes, RefusedPackets: c.ExcessPackets, RefusedBytes: c.ExcessBytes,
+		HurtHosts: len(hurt), HurtLimit: limit, Hurt: []Hurt{},
+	}
+	for _, h := range hurt {
+		name := h.Subnet.String()
+		if h.Subnet.IsSingleIP() {
+			name = h.Subnet.Addr().String()
+		}
+		s.Hurt = append(s.Hurt, Hurt{name, h.Packets, h.Bytes})
+	}
+	return s
+}
+
+// worst is how many of those who would have been hurt most are named.
+const worst = 3
+
+// Shadows says of each rule with a shadow what that would have refused, and of whom.
+func Shadows(w io.Writer, rules []Rule) error {
+	rules = slices.DeleteFunc(slices.Clone(rules), func(r Rule) bool { return r.Shadow == nil })
+	if len(rules) == 0 {
+		_, err := fmt.Fprintln(w, "no rule has a shadow; 'shapectl set ... --shadow rate=RATE' proposes a limit")
+		return err
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "RULE\tPROPOSED\tPACKETS\tWOULD REFUSE\tBYTES\tWOULD REFUSE\tHURTS\tMOST")
+	for _, r := range rules {
+		s := r.Shadow
+		proposed := policy.Rate(s.RateBits).String()
+		if s.Each != r.Each {
+			proposed += " each " + s.Each
+		}
+		most := "nobody"
+		for i, h := range s.Hurt[:min(worst, len(s.Hurt))] {
+			if i == 0 {
+				most = ""
+			} else {
+				most += ", "
+			}
+			most += fmt.Sprintf("%s (%d bytes)", h.Subnet, h.RefusedBytes)
+		}
+		hurts := fmt.Sprint(s.HurtHosts)
+		if uint32(s.HurtHosts) >= s.HurtLimit {
+			hurts += " or more"
+		}
+		fmt.Fprintf(t, "%s %s %s\t%s\t%d\t%d (%s)\t%d\t%d (%s)\t%s\t%s\n", r.Device, r.Direction, r.CIDR, proposed,
+			s.SeenPackets, s.RefusedPackets, percent(s.RefusedPackets, cmp.Or(s.SeenPackets, 1)),
+			s.SeenBytes, s.RefusedBytes, percent(s.RefusedBytes, cmp.Or(s.SeenBytes, 1)), hurts, most)
+	}
+	return t.Flush()
+}
