@@ -14,15 +14,16 @@ import (
 
 // A ChainEntry is a program or filter that a packet meets on a device.
 type ChainEntry struct {
-	At   string // "tcx" or "clsact"
-	ID   uint32 // of the program; 0 for a filter that is none
-	Name string // of the program or filter, "" where it may not be asked for
-	Ours bool
+	At        string // "tcx" or "clsact"; Path has others
+	ID        uint32 // of the program; 0 for what is none
+	Name      string // of the program or filter, "" where it may not be asked for
+	Ours      bool
+	Algorithm policy.Algorithm // of the rules that it sees to, if it is ours
 }
 
 // Chain is what packets of a direction meet at the hooks of traffic control, in order.
 func (n *Namespace) Chain(dev Device, d policy.Direction) ([]ChainEntry, error) {
-	ours := map[ebpf.ProgramID]bool{}
+	ours := map[ebpf.ProgramID]policy.Algorithm{}
 	h, err := n.openHook(dev.Index, d)
 	if err != nil {
 		return nil, err
@@ -33,8 +34,8 @@ func (n *Namespace) Chain(dev Device, d policy.Direction) ([]ChainEntry, error) 
 		if err != nil {
 			return nil, err
 		}
-		for _, id := range ids {
-			ours[id] = true
+		for a, id := range ids {
+			ours[id] = a
 		}
 	}
 	var chain []ChainEntry
@@ -43,7 +44,9 @@ func (n *Namespace) Chain(dev Device, d policy.Direction) ([]ChainEntry, error) 
 		return nil, err
 	}
 	for _, id := range ids {
-		chain = append(chain, ChainEntry{At: "tcx", ID: uint32(id), Name: programName(id), Ours: ours[id]})
+		e := ChainEntry{At: "tcx", ID: uint32(id), Name: programName(id)}
+		e.Algorithm, e.Ours = ours[id]
+		chain = append(chain, e)
 	}
 	filters, err := filtersOf(dev.Index, d)
 	if err != nil {
@@ -53,7 +56,8 @@ func (n *Namespace) Chain(dev Device, d policy.Direction) ([]ChainEntry, error) 
 		e := ChainEntry{At: "clsact", Name: fmt.Sprintf("%s filter, priority %d", f.Type(), f.Attrs().Priority)}
 		switch b, ok := f.(*netlink.BpfFilter); {
 		case ok && b.Id != 0:
-			e.ID, e.Name, e.Ours = uint32(b.Id), b.Name, ours[ebpf.ProgramID(b.Id)]
+			e.ID, e.Name = uint32(b.Id), b.Name
+			e.Algorithm, e.Ours = ours[ebpf.ProgramID(b.Id)]
 		case f.Attrs().Handle == 0:
 			continue // a filter's head, which the kernel lists too
 		}

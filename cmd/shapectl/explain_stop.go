@@ -1,0 +1,216 @@
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// stop explains a hook, which has no rules if h is nil; the Device of hop is the zero one if it is not here.
+func (x explainer) stop(h *loader.Hook, hop loader.Hop, p askedPacket) (report.Stop, error) {
+	s := report.Stop{Device: hop.Name, Direction: hop.Direction.String(), Warnings: []string{}, Hides: []report.Brief{}, Verdict: "pass"}
+	match := hop.Direction.FarSide()
+	if h != nil {
+		s.Device, s.State, s.Attached, match = h.Name(), place(h).State, h.InForce(), h.Match()
+	}
+	s.Match = match.String()
+	var path []loader.ChainEntry
+	if hop.Name != "" {
+		var err error
+		if path, err = x.n.Path(hop.Device, hop.Direction); err != nil {
+			return s, err
+		}
+		s.Chain = []report.Attached{}
+	}
+	decides := -1
+	address := p.side(match)
+	switch {
+	case address.IsValid():
+		s.Address = address.String()
+		if h == nil {
+			break
+		}
+		entry, found := h.Set.Match(address)
+		if !found {
+			break
+		}
+		decides = deciderOf(path, entry)
+		if err := x.rule(&s, h, entry, hop.Tags, p); err != nil {
+			return s, err
+		}
+	case h != nil:
+		s.Verdict = "unknown"
+		s.Note = fmt.Sprintf("the rules here go by the %s; give --flow, which says it", sideNames[match])
+	}
+	for i, e := range path {
+		s.Chain = append(s.Chain, report.Attached{At: e.At, ProgramID: e.ID, Name: e.Name, Ours: e.Ours, Decides: i == decides})
+		if i < decides && !e.Ours {
+			s.Warnings = append(s.Warnings, runsBefore(e))
+		}
+	}
+	return s, nil
+}
+
+var sideNames = map[policy.Match]string{policy.MatchSrc: "source address", policy.MatchDst: "destination address"}
+
+// deciderOf is which of a path sees to a rule, -1 if none does.
+func deciderOf(path []loader.ChainEntry, rule maps.Entry) int {
+	for i, e := range path {
+		if e.Ours && e.Algorithm == rule.Algorithm {
+			return i
+		}
+	}
+	return -1
+}
+
+// runsBefore says what somebody else's that runs before a limit may do to it.
+func runsBefore(e loader.ChainEntry) string {
+	name := e.Name
+	if e.ID != 0 && name == "" {
+		name = fmt.Sprintf("program %d", e.ID)
+	}
+	switch {
+	case strings.HasPrefix(name, "shapectl_"):
+		return name + ", set from another network namespace or another bpffs, limits them before: the lower rate decides"
+	case e.At == "xdp":
+		return "the XDP program sees packets first: what it drops, sends back or redirects never gets to the limit"
+	case e.At == "netfilter":
+		return name + " runs before the limit: what it drops or redirects never gets there"
+	}
+	return name + " runs before the limit: what it drops, redirects, or passes on by ending the chain never gets there"
+}
+
+// rule explains the rule that matches, and what it makes of a packet with so many VLAN tags.
+func (x explainer) rule(s *report.Stop, h *loader.Hook, e maps.Entry, tags int, p askedPacket) error {
+	cidr, address := e.Prefix.String(), p.side(h.Match())
+	s.Rule, s.Sentence = &cidr, e.Sentence(h.Name(), h.Direction, h.Match())
+	for bits := e.Prefix.Bits() - 1; bits >= 0; bits-- {
+		prefix, err := address.Prefix(bits)
+		if err != nil {
+			return err
+		}
+		if wider, ok := h.Set.Find(prefix); ok {
+			s.Hides = append(s.Hides, report.NewBrief(wider.Rule, h.Name(), h.Direction, h.Match()))
+		}
+	}
+	counted, err := countPacket(p.frame, tags, x.o.segments, e.Framing)
+	if err != nil {
+		return err
+	}
+	s.Counted = &counted
+	switch h.State {
+	case loader.Detached:
+		s.Note = "something else took shapectl's programs off the device; set one of its rules again, which attaches all"
+	case loader.Gone:
+		s.Note = fmt.Sprintf("when the device is back, set one of its rules again, which attaches all; else 'shapectl flush %s %s'", h.Name(), h.Direction)
+	}
+	if e.Rate == policy.Unlimited {
+		return nil
+	}
+	flow := maps.Flow{Src: address, Dst: address}
+	if p.flow != nil {
+		flow = *p.flow
+	} else if e.Each.Kind == policy.EachFlow {
+		if s.Attached {
+			s.Verdict = "unknown"
+			s.Note = "each flow has a bucket of its own; say which with --flow, such as --flow " + anyFlow(address, h.Match()).String()
+		}
+		return nil
+	}
+	meter := h.Set.Meter(e)
+	b := bucketNow{rule: e.Rule, meter: meter, units: h.Set.Level(e, h.Match(), flow, maps.Now())}
+	level := b.level(counted.Bytes, h.Device.Speed(), time.Now())
+	level.Sharer = maps.Sharer(e, h.Match(), flow)
+	s.Bucket = &level
+	if s.Attached {
+		s.Verdict = b.verdict(counted.Bytes)
+	}
+	return nil
+}
+
+// anyFlow is one to or from an address, to show how flows are written.
+func anyFlow(a netip.Addr, m policy.Match) maps.Flow {
+	const udp = 17
+	other := netip.AddrFrom4([4]byte{192, 0, 2, 1})
+	if a.Is6() {
+		other = netip.MustParseAddr("2001:db8::1")
+	}
+	if m == policy.MatchSrc {
+		return maps.Flow{Proto: udp, Src: a, SrcPort: 5000, Dst: other, DstPort: 53}
+	}
+	return maps.Flow{Proto: udp, Src: other, SrcPort: 5000, Dst: a, DstPort: 53}
+}
+
+const tagBytes = 4
+
+// countPacket is what a packet counts whose segments are frames of that length:
+// framed_bytes in bpf/packet.h, but that there the last one may be shorter.
+func countPacket(frame uint64, tags int, segments uint16, f policy.Framing) (report.Counted, error) {
+	const most = 1<<model.PacketBits - 1
+	c := report.Counted{
+		PacketBytes: frame, Segments: uint64(segments), TagBytes: uint64(tags) * tagBytes,
+		OverheadBytes: f.Overhead, MPUBytes: f.MPU,
+	}
+	if c.PacketBytes*c.Segments > most {
+		return c, inputf("a packet of %d segments of %d bytes is out of range; it has %d bytes at most", segments, frame, most)
+	}
+	one := max(int64(c.PacketBytes+c.TagBytes)+int64(f.Overhead), int64(f.MPU))
+	c.Bytes = min(uint64(one)*c.Segments, most)
+	return c, nil
+}
+
+// A bucketNow is that of a rule, with what it owes, in units.
+type bucketNow struct {
+	rule  policy.Rule
+	meter model.Meter
+	units uint64
+}
+
+// level says how full the bucket is now, and what that means for packets that
+// count so many bytes on a device of that speed, 0 if it is not known.
+func (b bucketNow) level(bytes, speedBits uint64, now time.Time) report.Level {
+	r, m := b.rule, b.meter
+	l := report.Level{
+		LevelBytes: model.Bytes(b.units), CapacityBytes: r.Capacity, Excess: r.Excess.String(), Penalty: r.Penalty.String(),
+		Conforms: m.Conforms(b.units, bytes), WaitNS: m.Wait(b.units, bytes),
+		EmptyNS: m.Wait(b.units, r.Capacity), // as what fills the bucket waits until it is empty
+	}
+	room := m.Capacity - min(b.units, m.Capacity)
+	if l.Conforms {
+		l.RoomBytes = room >> model.UnitBits
+		l.RoomPackets = max(room/max(bytes<<model.UnitBits, 1), 1)
+	}
+	if speedBits > 0 {
+		l.SpeedBits = &speedBits
+		if speedBits > uint64(r.Rate) {
+			bitsPerNS := float64(speedBits-uint64(r.Rate)) / 1e9
+			full := uint64(float64(l.RoomBytes) * 8 / bitsPerNS)
+			l.FullNS = &full
+		}
+	}
+	if r.Penalty.Kind == policy.PenaltyHold {
+		l.HeldNS = m.Wait(b.units, 0) // what counts nothing waits until the level is not above the capacity
+	}
+	if l.HeldNS > 0 {
+		l.HeldUntil = uint64(now.Add(time.Duration(l.HeldNS)).UnixNano())
+	}
+	return l
+}
+
+// verdict is what becomes of a packet that counts so many bytes.
+func (b bucketNow) verdict(bytes uint64) string {
+	switch {
+	case b.meter.Conforms(b.units, bytes):
+		return "pass"
+	case b.rule.Excess == policy.ECN && !b.meter.Marks(b.units, bytes):
+		return "drop"
+	}
+	return verdicts[b.rule.Excess]
+}

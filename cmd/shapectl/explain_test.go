@@ -1,0 +1,544 @@
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// What depends on when and where a test runs: the numbers of programs, levels, and times.
+var passing = []struct{ pattern, with string }{
+	{`program [0-9]+`, "program …"},
+	{`[0-9]+ of ([0-9]+ bytes) \([0-9.]+ % full\)`, "… of $1 (… full)"},
+	{`(empty in|conforms in|another) [0-9][0-9a-z.]*`, "$1 …"},
+	{`until [0-9:]{8}`, "until …"},
+}
+
+// folded are texts with such numbers, whose lines would end elsewhere with others.
+var folded = regexp.MustCompile(`(?m)^(  (?:bucket|later) .*)\n {13}`)
+
+// explained is what a terminal would show of explanations.
+func (r *rig) explained(lines ...string) string {
+	r.t.Helper()
+	text := r.transcript(lines...)
+	for before := ""; text != before; {
+		before, text = text, folded.ReplaceAllString(text, "$1 ")
+	}
+	for _, p := range passing {
+		text = regexp.MustCompile(p.pattern).ReplaceAllString(text, p.with)
+	}
+	return text
+}
+
+func (r *rig) setRules(lines ...string) {
+	r.t.Helper()
+	for _, line := range lines {
+		r.ok(append([]string{"set"}, strings.Fields(line)...)...)
+	}
+}
+
+// address gives va an address, and with it a route.
+func (r *rig) address(cidr string) {
+	r.t.Helper()
+	a, err := netlink.ParseAddr(cidr)
+	testenv.Must(r.t, err)
+	testenv.Must(r.t, netlink.AddrAdd(testenv.Link(r.t, "va"), a))
+}
+
+// attachFirst attaches a program of somebody else's to va's egress, ahead of all others.
+func (r *rig) attachFirst(name string) {
+	r.t.Helper()
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: name, Type: ebpf.SchedCLS, License: "MIT", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1 /* TCX_NEXT */), asm.Return()},
+	})
+	testenv.Must(r.t, err)
+	r.t.Cleanup(func() { p.Close() })
+	l, err := link.AttachTCX(link.TCXOptions{
+		Interface: testenv.Link(r.t, "va").Attrs().Index, Program: p, Attach: ebpf.AttachTCXEgress, Anchor: link.Head(),
+	})
+	testenv.Must(r.t, err)
+	r.t.Cleanup(func() { l.Close() })
+}
+
+func TestExplain(t *testing.T) {
+	for name, show := range map[string]func(r *rig) string{
+		"none": func(r *rig) string {
+			before := r.explained("explain va egress 10.0.0.7", "explain va 10.0.0.7")
+			r.setRules("va egress 10.0.1.0/24 --rate 1mbit")
+			return before + r.explained("explain va egress 10.0.0.7")
+		},
+		"wider": func(r *rig) string {
+			r.setRules("va egress 0.0.0.0/0 --rate 1gbit --each /24", "va egress 10.0.0.0/8 --rate 100mbit",
+				"va egress 10.0.0.0/24 --rate 10mbit --each host --capacity 100ms", "va egress 10.0.0.9 --rate unlimited",
+				"va egress 10.0.1.0/24 --rate 1mbit")
+			return r.explained("explain va egress 10.0.0.7", "explain va egress 10.0.0.9", "explain va egress 10.1.0.7")
+		},
+		"full": func(r *rig) string {
+			r.setRules("va egress 10.0.0.0/24 --rate 8bit --capacity 4000", "va egress 10.0.1.0/24 --rate 8bit --capacity 4000 --excess ecn",
+				"va egress 10.0.2.0/24 --rate 8bit --capacity 4000 --excess pass", "va egress 10.0.3.0/24 --rate 8bit --capacity 4000 --algorithm leaky --penalty fill")
+			for _, to := range []string{"10.0.0.7", "10.0.1.7", "10.0.2.7", "10.0.3.7"} {
+				r.send(to, 5, 1000)
+			}
+			return r.explained("explain va egress 10.0.0.7", "explain va egress 10.0.0.7 --bytes 5000", "explain va egress 10.0.1.7",
+				"explain va egress 10.0.1.7 --bytes 6000", "explain va egress 10.0.2.7", "explain va egress 10.0.3.7")
+		},
+		"penalty": func(r *rig) string {
+			r.setRules("va egress 10.0.0.0/24 --rate 8kbit --capacity 3000 --algorithm leaky --penalty 3600s")
+			r.send("10.0.0.7", 4, 1000)
+			return r.explained("explain va egress 10.0.0.7")
+		},
+		"bytes": func(r *rig) string {
+			r.setRules("va egress 10.0.0.0/24 --rate 1gbit --capacity 100000 --overhead 24 --mpu 84")
+			return r.explained("explain va egress 10.0.0.7", "explain va egress 10.0.0.7 --bytes 42",
+				"explain va egress 10.0.0.7 --segments 43", "explain va egress 10.0.0.7 --segments 100")
+		},
+		"flow": func(r *rig) string {
+			r.setRules("va egress 10.0.0.0/24 --rate 1mbit --each flow", "va ingress 10.0.0.0/24 --rate 1mbit --each flow --match dst",
+				"vb ingress 2001:db8::/32 --rate 1mbit --each flow")
+			return r.explained("explain va egress 10.0.0.7", "explain va egress 10.0.0.7 --flow udp,192.0.2.1:5000,10.0.0.7:53",
+				"explain va ingress 10.0.0.7", "explain vb ingress 2001:db8::7",
+				"explain va 192.0.2.1 --flow udp,192.0.2.1:5000,10.0.0.7:53", "explain va 10.0.0.7 --flow udp,192.0.2.1:5000,10.0.0.7:53")
+		},
+		"foreign": func(r *rig) string {
+			r.setRules("va egress 10.0.0.0/24 --rate 1mbit", "va ingress 10.0.0.0/24 --rate 1mbit")
+			r.attachFirst("shapectl_gcra") // as of another bpffs
+			r.attachFirst("foreign")
+			xdp, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+				Name: "early", Type: ebpf.XDP, License: "MIT", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2 /* XDP_PASS */), asm.Return()},
+			})
+			testenv.Must(r.t, err)
+			defer xdp.Close()
+			l, err := link.AttachXDP(link.XDPOptions{
+				Program: xdp, Interface: testenv.Link(r.t, "va").Attrs().Index, Flags: link.XDPGenericMode,
+			})
+			testenv.Must(r.t, err)
+			defer l.Close()
+			return r.explained("explain va egress 10.0.0.7", "explain va ingress 10.0.0.7")
+		},
+		"clsact": func(r *rig) string {
+			r.env["SHAPECTL_HOOK"] = "clsact"
+			r.setRules("va egress 10.0.0.0/24 --rate 1mbit", "va egress 10.0.1.0/24 --rate 1mbit --algorithm leaky")
+			r.attachFirst("foreign")
+			before := r.explained("explain va egress 10.0.0.7", "explain va egress 10.0.1.7")
+			qdiscs, err := netlink.QdiscList(testenv.Link(r.t, "va"))
+			testenv.Must(r.t, err)
+			for _, q := range qdiscs {
+				if q.Type() == "clsact" {
+					testenv.Must(r.t, netlink.QdiscDel(q))
+				}
+			}
+			return before + r.explained("explain va egress 10.0.0.7")
+		},
+		"ipv6": func(r *rig) string {
+			r.setRules("va ingress 2001:db8::/32 --rate 50mbit --each /64", "va ingress ::/0 --rate 1gbit", "va ingress 0.0.0.0/0 --rate 1mbit")
+			return r.explained("explain va ingress 2001:db8:0:5::7")
+		},
+		"routes": func(r *rig) string {
+			r.address("10.0.0.1/24")
+			testenv.Must(r.t, netlink.LinkSetUp(testenv.Link(r.t, "lo")))
+			_, all, _ := net.ParseCIDR("192.0.2.0/24")
+			testenv.Must(r.t, netlink.RouteAdd(&netlink.Route{Dst: all, Gw: net.IPv4(10, 0, 0, 254)}))
+			r.setRules("va egress 10.0.0.0/24 --rate 1mbit", "va ingress 10.0.0.0/24 --rate 2mbit", "vb ingress 10.0.0.0/24 --match dst --rate 3mbit",
+				"vb egress 10.0.0.0/24 --match src --rate unlimited", "lo egress 10.0.0.0/8 --rate 1gbit")
+			return r.explained("explain 10.0.0.7", "explain 10.0.0.1", "explain 192.0.2.7", "explain 198.51.100.7",
+				"explain --flow udp,10.0.0.1:5000,10.0.0.7:53", "explain --flow udp,192.0.2.7:5000,10.0.0.7:53",
+				"explain 10.0.0.1 --flow udp,10.0.0.7:5000,10.0.0.1:53", "explain --flow udp,10.0.0.1:5000,10.0.0.1:53",
+				"explain --flow udp,10.0.0.1:5000,198.51.100.7:53")
+		},
+		"side": func(r *rig) string {
+			r.address("10.0.0.1/24")
+			r.setRules("va egress 192.0.2.0/24 --match src --rate 1mbit", "va ingress 10.0.0.7 --match dst --rate 1mbit")
+			return r.explained("explain 10.0.0.7", "explain 192.0.2.7", "explain --flow udp,192.0.2.7:5000,10.0.0.7:53")
+		},
+		"gone": func(r *rig) string {
+			r.setRules("va egress 10.0.0.0/24 --rate 1mbit")
+			testenv.Must(r.t, netlink.LinkDel(testenv.Link(r.t, "va")))
+			return r.explained("explain va egress 10.0.0.7", "explain 10.0.0.7", "explain va egress 192.0.2.7")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			golden(t, "explain-"+name+".golden", show(newRig(t)))
+		})
+	}
+}
+
+// Where packets pass several devices, each that has rules is explained, in order; others that
+// they may pass are named.
+func TestExplainStacked(t *testing.T) {
+	r := newRig(t)
+	testenv.Veth(t, "vc", "vd")
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "br"
+	testenv.AddLink(t, &netlink.Bridge{LinkAttrs: attrs})
+	for _, port := range []string{"va", "vc"} {
+		testenv.Must(t, netlink.LinkSetMaster(testenv.Link(t, port), testenv.Link(t, "br")))
+	}
+	a, err := netlink.ParseAddr("10.0.0.1/24")
+	testenv.Must(t, err)
+	testenv.Must(t, netlink.AddrAdd(testenv.Link(t, "br"), a))
+	attrs.Name = "tun"
+	testenv.AddLink(t, &netlink.Vxlan{LinkAttrs: attrs, VxlanId: 5, Group: net.IPv4(10, 0, 0, 9), Port: 4789})
+	a, err = netlink.ParseAddr("192.0.2.1/24")
+	testenv.Must(t, err)
+	testenv.Must(t, netlink.AddrAdd(testenv.Link(t, "tun"), a))
+	for _, device := range []string{"br", "va", "vc"} {
+		r.setRules(device+" egress 10.0.0.0/24 --rate 1mbit", device+" ingress 10.0.0.0/24 --rate 1mbit")
+	}
+	golden(t, "explain-stacked.golden", r.explained("explain 10.0.0.7", "explain 192.0.2.7"))
+	testenv.Must(t, netlink.LinkSetNoMaster(testenv.Link(t, "vc")))
+	golden(t, "explain-port.golden", r.explained("explain 10.0.0.7"))
+}
+
+// By which device a packet is forwarded may depend on where it comes from.
+func TestExplainForwarded(t *testing.T) {
+	r := newRig(t)
+	r.address("10.0.0.1/24")
+	testenv.Must(t, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0))
+	_, far, _ := net.ParseCIDR("192.0.2.0/24")
+	testenv.Must(t, netlink.RouteAdd(&netlink.Route{Dst: far, Gw: net.IPv4(10, 0, 0, 254)}))
+	rule := netlink.NewRule()
+	rule.Src, rule.Table = &net.IPNet{IP: net.IPv4(10, 0, 0, 7), Mask: net.CIDRMask(32, 32)}, 77
+	testenv.Must(t, netlink.RuleAdd(rule))
+	testenv.Must(t, netlink.RouteAdd(&netlink.Route{
+		Dst: far, LinkIndex: testenv.Link(t, "vb").Attrs().Index, Table: 77, Scope: unix.RT_SCOPE_LINK,
+	}))
+	for from, want := range map[string]string{"10.0.0.7": "vb", "10.0.0.8": "va"} {
+		way := r.explain("--flow", "tcp,"+from+":40000,192.0.2.1:443")
+		last := way.Hooks[len(way.Hooks)-1]
+		if last.Device != want || last.Direction != "egress" {
+			t.Errorf("from %s they %s, want by %s", from, way.How, want)
+		}
+	}
+}
+
+// Below a VLAN its tag counts, too.
+func TestExplainTagged(t *testing.T) {
+	r := newRig(t)
+	r.setRules("va egress 10.0.0.0/24 --rate 1mbit")
+	n, err := loader.Read(loader.Options{BPFFS: r.bpffs()})
+	testenv.Must(t, err)
+	defer n.Close()
+	h, err := n.Find("va", policy.Egress)
+	testenv.Must(t, err)
+	defer h.Close()
+	x := explainer{n, explainOptions{segments: 1}}
+	stop, err := x.stop(h, loader.Hop{Device: h.Device, Direction: policy.Egress, Tags: 2}, askedPacket{dst: netip.MustParseAddr("10.0.0.7"), frame: 1000})
+	if err != nil || stop.Counted.Bytes != 1008 {
+		t.Errorf("1000 bytes with two tags: %+v, %v", stop.Counted, err)
+	}
+}
+
+// What is not in force drops nothing, however full its bucket is.
+func TestExplainNotInForce(t *testing.T) {
+	r := newRig(t)
+	r.setRules("va egress 10.0.0.0/24 --rate 8bit --capacity 4000")
+	r.send("10.0.0.7", 5, 1000)
+	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
+	got := r.run("explain", "-j", "va", "egress", "10.0.0.7")
+	var ways []report.Way
+	if err := json.Unmarshal([]byte(got.out), &ways); err != nil || got.code != exitDegraded || got.err != "" {
+		t.Fatalf("%v: %+v", err, got)
+	}
+	if s := ways[0].Hooks[0]; s.Attached || s.Verdict != "pass" || s.Bucket.Conforms || s.Chain != nil {
+		t.Errorf("it is explained as %+v, %+v", s, s.Bucket)
+	}
+}
+
+func TestExplainRefuses(t *testing.T) {
+	r := newRig(t)
+	r.setRules("va egress 10.0.0.0/24 --rate 1mbit")
+	for _, c := range []struct{ args, says string }{
+		{"", "an address is missing"},
+		{"va", `"va" is not an address`},
+		{"10.0.0.0/24", `"10.0.0.0/24" is not an address`},
+		{"va egress", `"egress" is not an address`},
+		{"va sideways 10.0.0.7", "sideways"},
+		{"va egress 10.0.0.7 10.0.0.8", "takes"},
+		{"nosuch0 10.0.0.7", "no device nosuch0"},
+		{"nosuch0 ingress 10.0.0.7", "no device nosuch0"},
+		{"nosuch0 10.0.0.7 --flow udp,10.0.0.7,192.0.2.1", "no device nosuch0"},
+		{"va egress fe80::1%va", "fe80::1%va"},
+		{"va egress ::ffff:10.0.0.7", "::ffff:10.0.0.7"},
+		{"10.0.0.7 --bytes 0", "0 bytes"},
+		{"10.0.0.7 --bytes 16777216", "1 to 16777215"},
+		{"10.0.0.7 --segments 0", "1 to 65535"},
+		{"10.0.0.7 --segments 65536", "65536"},
+		{"va egress 10.0.0.7 --bytes 1000 --segments 16778", "16778 segments of 1000 bytes"},
+		{"10.0.0.7 --flow udp", "udp"},
+		{"10.0.0.7 --flow udp,192.0.2.1:1,10.0.0.8:2", "10.0.0.7 is neither"},
+		{"va egress 192.0.2.1 --flow udp,192.0.2.1:1,10.0.0.8:2", "the flow's dst is 10.0.0.8"},
+	} {
+		r.refused(exitInput, c.says, append([]string{"explain"}, strings.Fields(c.args)...)...)
+	}
+}
+
+func TestExplainIsCompleted(t *testing.T) {
+	r := newRig(t)
+	for _, c := range []struct{ given, want string }{{"", "va\n"}, {"va", "ingress\negress\n"}} {
+		args := append(append([]string{"__complete", "explain"}, strings.Fields(c.given)...), "")
+		if got := r.run(args...); !strings.Contains(got.out, c.want) {
+			t.Errorf("%q: %q", args, got.out)
+		}
+	}
+}
+
+func TestExplainJSON(t *testing.T) {
+	r := newRig(t)
+	r.address("10.0.0.1/24")
+	r.setRules("va egress 10.0.0.0/24 --rate 8bit --capacity 4000 --each host", "va egress 0.0.0.0/0 --rate 1gbit",
+		"va ingress 10.0.0.0/24 --match dst --rate 1mbit", "vb ingress 10.0.1.0/24 --rate unlimited", "lo egress 10.0.0.0/24 --rate 1mbit")
+	r.send("10.0.0.7", 5, 1000)
+	for _, args := range []string{
+		"10.0.0.7", "va egress 10.0.0.7", "va ingress 10.0.0.7", "vb ingress 10.0.1.7", "va egress 192.0.2.7", "2001:db8::7",
+		"--flow udp,10.0.0.1:5000,10.0.0.7:53",
+	} {
+		out := r.ok(append([]string{"explain", "-j"}, strings.Fields(args)...)...)
+		decoder := json.NewDecoder(strings.NewReader(out))
+		decoder.UseNumber()
+		var ways []map[string]any
+		if err := decoder.Decode(&ways); err != nil || len(ways) == 0 {
+			t.Fatalf("%s: %v in\n%s", args, err, out)
+		}
+		integers(t, args, ways)
+		for _, way := range ways {
+			if hooks, ok := way["hooks"].([]any); !ok {
+				t.Errorf("%s: hooks are %v", args, way["hooks"])
+			} else {
+				for _, h := range hooks {
+					for _, field := range strings.Fields("device direction match address chain warnings rule attached state sentence hides counted bucket verdict note") {
+						if _, ok := h.(map[string]any)[field]; !ok {
+							t.Errorf("%s: a hook has no %s: %v", args, field, h)
+						}
+					}
+				}
+			}
+			if _, ok := way["elsewhere"].([]any); !ok {
+				t.Errorf("%s: elsewhere is %v", args, way["elsewhere"])
+			}
+		}
+	}
+	stop := r.explain("va", "egress", "10.0.0.7").Hooks[0]
+	if *stop.Rule != "10.0.0.0/24" || stop.Verdict != "drop" || stop.Bucket.Conforms || stop.Bucket.Sharer != "10.0.0.7" ||
+		stop.Bucket.LevelBytes < 3900 || stop.Bucket.LevelBytes > 4000 || stop.Hides[0].Rule != "0.0.0.0/0" || stop.Counted.Bytes != 1514 {
+		t.Errorf("a full bucket is explained as %+v, %+v", stop, stop.Bucket)
+	}
+}
+
+// integers ends the test where a number is not one.
+func integers(t *testing.T, where string, v any) {
+	t.Helper()
+	switch v := v.(type) {
+	case []map[string]any:
+		for _, e := range v {
+			integers(t, where, e)
+		}
+	case []any:
+		for _, e := range v {
+			integers(t, where, e)
+		}
+	case map[string]any:
+		for name, e := range v {
+			integers(t, where+" "+name, e)
+		}
+	case json.Number:
+		if _, err := v.Int64(); err != nil {
+			t.Errorf("%s is %s", where, v)
+		}
+	}
+}
+
+// explain is the only way that is explained.
+func (r *rig) explain(args ...string) report.Way {
+	r.t.Helper()
+	var ways []report.Way
+	out := r.ok(append([]string{"explain", "-j"}, args...)...)
+	if err := json.Unmarshal([]byte(out), &ways); err != nil || len(ways) != 1 {
+		r.t.Fatalf("explain %v: %v in\n%s", args, err, out)
+	}
+	return ways[0]
+}
+
+func TestExplainChangesNothing(t *testing.T) {
+	r := newRig(t)
+	r.address("10.0.0.1/24")
+	r.setRules("va egress 10.0.0.0/24 --rate 8kbit --capacity 5000 --each host", "va egress 10.0.2.0/24 --rate 8kbit --capacity 5000 --algorithm leaky --each flow --penalty 30s")
+	r.send("10.0.0.7", 8, 1000)
+	r.send("10.0.2.7", 8, 1000)
+	before := r.state()
+	for _, args := range []string{"10.0.0.7", "va 10.0.0.7 --bytes 9000", "va egress 10.0.0.8", "va egress 10.0.2.7 --flow udp,192.0.2.1:5000,10.0.2.7:53"} {
+		r.ok(append([]string{"explain"}, strings.Fields(args)...)...)
+	}
+	if after := r.state(); !bytes.Equal(before, after) {
+		t.Error("counters or buckets are not what they were")
+	}
+}
+
+// What is said of the next packet is what becomes of it, and what it counts is what is counted.
+func TestExplainAgreesWithPackets(t *testing.T) {
+	r := newRig(t)
+	r.setRules("va egress 10.0.0.0/24 --rate 8bit --capacity 5000 --overhead 24 --mpu 200")
+	for packet := range 12 {
+		size := []int{900, 60}[packet%2]
+		before := r.show()[0]
+		stop := r.explain("va", "egress", "10.0.0.7", "--bytes", fmt.Sprint(size)).Hooks[0]
+		r.send("10.0.0.7", 1, size)
+		after := r.show()[0]
+		if dropped := after.DroppedPackets > before.DroppedPackets; dropped != (stop.Verdict == "drop") {
+			t.Errorf("packet %d: %s is expected, and it was dropped: %v", packet, stop.Verdict, dropped)
+		}
+		if counted := after.PassedBytes - before.PassedBytes; stop.Verdict == "pass" && counted != stop.Counted.Bytes {
+			t.Errorf("packet %d: counts %d, and %d are explained", packet, counted, stop.Counted.Bytes)
+		}
+	}
+	if r.show()[0].DroppedPackets == 0 {
+		t.Error("nothing was dropped")
+	}
+}
+
+// As many packets as there is room for pass, and no more.
+func TestExplainRoomIsRight(t *testing.T) {
+	r := newRig(t)
+	r.setRules("va egress 10.0.0.0/24 --rate 8bit --capacity 50000")
+	r.send("10.0.0.7", 7, 999)
+	stop := r.explain("va", "egress", "10.0.0.7", "--bytes", "1001").Hooks[0]
+	r.send("10.0.0.7", int(stop.Bucket.RoomPackets), 1001)
+	if rule := r.show()[0]; rule.PassedPackets != 7+stop.Bucket.RoomPackets || rule.DroppedPackets != 0 {
+		t.Errorf("of %d packets with room, %d were dropped", stop.Bucket.RoomPackets, rule.DroppedPackets)
+	}
+	r.send("10.0.0.7", 1, 1001)
+	if rule := r.show()[0]; rule.DroppedPackets != 1 {
+		t.Errorf("one more was not dropped: %+v", rule)
+	}
+}
+
+// A packet that stands for segments counts in the kernel what is explained.
+func TestExplainCountsSegments(t *testing.T) {
+	r := newRig(t)
+	r.setRules("va egress 10.0.0.0/24 --rate 1gbit --overhead 24")
+	stop := r.explain("va", "egress", "10.0.0.7", "--bytes", "1042", "--segments", "2").Hooks[0]
+	const headers, payload = 42, 1000
+	pins, err := filepath.Glob(filepath.Join(r.bpffs(), "shapectl", "*", "*", "g*", "program_gcra"))
+	if err != nil || len(pins) != 1 {
+		t.Fatalf("pins of programs: %v, %v", pins, err)
+	}
+	program, err := ebpf.LoadPinnedProgram(pins[0], nil)
+	testenv.Must(t, err)
+	defer program.Close()
+	skb := make([]byte, 192) // struct __sk_buff of linux/bpf.h
+	for offset, value := range map[int]uint32{160 /* wire_len */ : 2 * (headers + payload), 164 /* gso_segs */ : 2, 176 /* gso_size */ : payload} {
+		binary.NativeEndian.PutUint32(skb[offset:], value)
+	}
+	frame := testenv.Frame(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("10.0.0.7"), headers+2*payload)
+	_, err = program.Run(&ebpf.RunOptions{Data: frame, Context: skb})
+	testenv.Must(t, err)
+	if rule := r.show()[0]; rule.PassedPackets != 1 || rule.PassedBytes != stop.Counted.Bytes || rule.PassedBytes != 2*(headers+payload+24) {
+		t.Errorf("it counts %d bytes, and %d are explained", rule.PassedBytes, stop.Counted.Bytes)
+	}
+}
+
+func TestCountPacket(t *testing.T) {
+	for _, test := range []struct {
+		frame    uint64
+		tags     int
+		segments uint16
+		framing  policy.Framing
+		want     uint64
+	}{
+		{1514, 0, 1, policy.Framing{}, 1514},
+		{1514, 2, 1, policy.Framing{}, 1522},
+		{1514, 1, 43, policy.Framing{Overhead: 20}, 43 * 1538},
+		{60, 1, 3, policy.Framing{Overhead: 10, MPU: 84}, 3 * 84},
+		{60, 0, 3, policy.Framing{Overhead: -64}, 0},
+		{60, 0, 3, policy.Framing{Overhead: -64, MPU: 50}, 150},
+		{1<<24 - 1, 0, 1, policy.Framing{Overhead: 38}, 1<<24 - 1}, // as the programs bound it
+	} {
+		got, err := countPacket(test.frame, test.tags, test.segments, test.framing)
+		if err != nil || got.Bytes != test.want {
+			t.Errorf("%+v counts %d, %v", test, got.Bytes, err)
+		}
+	}
+	if _, err := countPacket(1<<20, 0, 16, policy.Framing{}); err == nil {
+		t.Error("2^24 bytes are not refused")
+	}
+}
+
+func TestLevelOfBucket(t *testing.T) {
+	const byteNS = 512 // of a rate that the byte clock keeps without rounding
+	limit := policy.Rule{Rate: 15_625_000, Capacity: 5000}
+	held := limit
+	held.Algorithm, held.Penalty = policy.Leaky, policy.Penalty{Kind: policy.PenaltyHold, Duration: 30000 * byteNS}
+	mark := limit
+	mark.Excess = policy.ECN
+	number := func(n uint64) *uint64 { return &n }
+	now := time.Unix(1_800_000_000, 0)
+	for _, test := range []struct {
+		name         string
+		rule         policy.Rule
+		level, bytes uint64 // of the bucket, and of the packet
+		speed        uint64
+		want         report.Level
+		verdict      string
+	}{
+		{"empty", limit, 0, 1000, 31_250_000, report.Level{Conforms: true, RoomPackets: 5, RoomBytes: 5000, FullNS: number(5000 * byteNS)}, "pass"},
+		{"just fits", limit, 4000, 1000, 0, report.Level{Conforms: true, RoomPackets: 1, RoomBytes: 1000, EmptyNS: 4000 * byteNS}, "pass"},
+		{"does not fit", limit, 4001, 1000, 0, report.Level{EmptyNS: 4001 * byteNS, WaitNS: byteNS}, "drop"},
+		{"slow device", limit, 2500, 1000, 15_625_000, report.Level{Conforms: true, RoomPackets: 2, RoomBytes: 2500, EmptyNS: 2500 * byteNS}, "pass"},
+		{"bigger than the bucket", limit, 0, 6000, 0, report.Level{Conforms: true, RoomPackets: 1, RoomBytes: 5000}, "pass"},
+		{"bigger, and not empty", limit, 1000, 6000, 0, report.Level{EmptyNS: 1000 * byteNS, WaitNS: 1000 * byteNS}, "drop"},
+		{"held", held, 35000, 1000, 0, report.Level{
+			EmptyNS: 35000 * byteNS, WaitNS: 31000 * byteNS, HeldNS: 30000 * byteNS, HeldUntil: uint64(now.UnixNano() + 30000*byteNS),
+		}, "drop"},
+		{"full, not held", held, 5000, 1000, 0, report.Level{EmptyNS: 5000 * byteNS, WaitNS: 1000 * byteNS}, "drop"},
+		{"marked", mark, 9000, 1000, 0, report.Level{EmptyNS: 9000 * byteNS, WaitNS: 5000 * byteNS}, "mark"},
+		{"too full to be marked", mark, 9001, 1000, 0, report.Level{EmptyNS: 9001 * byteNS, WaitNS: 5001 * byteNS}, "drop"},
+	} {
+		r := test.rule
+		meter := model.New(uint64(r.Rate), r.Capacity, r.Penalty.Kind != policy.PenaltyNone, uint64(r.Penalty.Duration))
+		b := bucketNow{rule: r, meter: meter, units: test.level << model.UnitBits}
+		got := b.level(test.bytes, test.speed, now)
+		want := test.want
+		want.LevelBytes, want.CapacityBytes, want.Excess, want.Penalty = test.level, r.Capacity, r.Excess.String(), r.Penalty.String()
+		if test.speed > 0 {
+			want.SpeedBits = &test.speed
+		}
+		if g, w := plainJSON(t, got), plainJSON(t, want); g != w {
+			t.Errorf("%s: it is\n%s, want\n%s", test.name, g, w)
+		}
+		if v := b.verdict(test.bytes); v != test.verdict {
+			t.Errorf("%s: the verdict is %s, want %s", test.name, v, test.verdict)
+		}
+	}
+	// What counts nothing always finds room.
+	b := bucketNow{rule: limit, meter: model.New(8000, 5000, false, 0), units: 1000 << model.UnitBits}
+	if l := b.level(0, 0, now); !l.Conforms || l.RoomPackets < 1e9 {
+		t.Errorf("no bytes: %+v", l)
+	}
+}
+
+func plainJSON(t *testing.T, v any) string {
+	t.Helper()
+	b, err := json.Marshal(v)
+	testenv.Must(t, err)
+	return string(b)
+}

@@ -1,0 +1,368 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A Way is how packets come to this host or leave it, and what they meet.
+type Way struct {
+	Packets string `json:"packets"` // which they are
+	How     string `json:"how"`
+	Hooks   []Stop `json:"hooks"` // in the order in which they are met
+	// Elsewhere are rules for the same addresses on hooks that are not met, or not by all of the packets.
+	Elsewhere []Elsewhere `json:"elsewhere"`
+}
+
+// A Stop is a hook that packets meet.
+type Stop struct {
+	Device    string `json:"device"`
+	Direction string `json:"direction"`
+	Match     string `json:"match"`
+	Address   string `json:"address"` // on that side of the packet, "" where it is not known
+	// Chain is all that is attached, in order; null where the device is not here.
+	Chain []Attached `json:"chain"`
+	// Warnings say what may keep packets from what decides over them.
+	Warnings []string `json:"warnings"`
+	Rule     *string  `json:"rule"` // null where none matches
+	Attached bool     `json:"attached"`
+	State    string   `json:"state"` // of the rules here, "" where there are none
+	Sentence string   `json:"sentence"`
+	// Hides are rules that would decide if all that are narrower were not there, the narrowest first.
+	Hides   []Brief  `json:"hides"`
+	Counted *Counted `json:"counted"` // null where no rule matches
+	Bucket  *Level   `json:"bucket"`  // null where there is none, and where it can not be told which it is
+	Verdict string   `json:"verdict"` // pass, drop or mark; unknown with the bucket
+	Note    string   `json:"note"`    // what else is to be said, "" for nothing
+}
+
+// Attached is a program, filter, chain or qdisc that packets meet.
+type Attached struct {
+	At        string `json:"at"` // xdp, netfilter, tcx, clsact or qdisc
+	ProgramID uint32 `json:"program_id"`
+	Name      string `json:"name"`
+	Ours      bool   `json:"ours"`
+	Decides   bool   `json:"decides"` // it sees to the rule that matches
+}
+
+// Brief is as much of a rule as one has to know who is not asked about it.
+type Brief struct {
+	Rule     string  `json:"rule"`
+	RateBits *uint64 `json:"rate_bits_per_second"` // null if it is unlimited
+	Each     string  `json:"each"`
+	Sentence string  `json:"sentence"`
+}
+
+// NewBrief is the rule of a direction of a device, where match is the side that its prefix is compared with.
+func NewBrief(r policy.Rule, device string, d policy.Direction, match policy.Match) Brief {
+	b := Brief{Rule: r.Prefix.String(), Each: r.Each.String(), Sentence: r.Sentence(device, d, match)}
+	if r.Rate != policy.Unlimited {
+		rate := uint64(r.Rate)
+		b.RateBits = &rate
+	}
+	return b
+}
+
+func (b Brief) String() string {
+	all := policy.Each{}
+	switch {
+	case b.RateBits == nil:
+		return b.Rule + " (not limited)"
+	case b.Each == all.String():
+		return fmt.Sprintf("%s (%s)", b.Rule, policy.Rate(*b.RateBits))
+	}
+	return fmt.Sprintf("%s (%s for each %s)", b.Rule, policy.Rate(*b.RateBits), b.Each)
+}
+
+// Elsewhere is a rule that packets do not meet, or that only some do.
+type Elsewhere struct {
+	Device    string `json:"device"`
+	Direction string `json:"direction"`
+	Brief
+	Attached bool   `json:"attached"`
+	State    string `json:"state"`
+	Met      string `json:"met"` // whether and when it is
+}
+
+// Counted is what a packet counts.
+type Counted struct {
+	PacketBytes   uint64 `json:"packet_bytes"` // of each segment, at layer 2
+	Segments      uint64 `json:"segments"`
+	TagBytes      uint64 `json:"tag_bytes"`      // of each
+	OverheadBytes int16  `json:"overhead_bytes"` // of each
+	MPUBytes      uint16 `json:"mpu_bytes"`      // of each, at least
+	Bytes         uint64 `json:"bytes"`          // in all
+}
+
+// Level is how full a bucket is, and what that means for a packet.
+type Level struct {
+	Sharer        string  `json:"sharer"` // whose it is
+	LevelBytes    uint64  `json:"level_bytes"`
+	CapacityBytes uint64  `json:"capacity_bytes"`
+	EmptyNS       uint64  `json:"empty_ns"` // until it is empty, if nothing more comes
+	Conforms      bool    `json:"conforms"`
+	RoomPackets   uint64  `json:"room_packets"` // how many such packets fit now, one after the other
+	RoomBytes     uint64  `json:"room_bytes"`
+	SpeedBits     *uint64 `json:"device_bits_per_second"` // null where the device does not say
+	FullNS        *uint64 `json:"full_ns"`                // until it is full at that; null where it never is, or is not known
+	WaitNS        uint64  `json:"wait_ns"`                // until the packet conforms, if nothing else comes
+	Excess        string  `json:"excess"`
+	Penalty       string  `json:"penalty"`
+	HeldNS        uint64  `json:"held_ns"`            // how long a penalty still keeps it full
+	HeldUntil     uint64  `json:"held_until_unix_ns"` // 0 where none does
+}
+
+const (
+	explainWidth = 100
+	labelWidth   = len("elsewhere")
+	// fewElsewhere is how many lines of rules that are not met help more than they hide.
+	fewElsewhere = 4
+)
+
+// Explain writes ways for people to read.
+func Explain(w io.Writer, ways []Way) error {
+	var s strings.Builder
+	for i, way := range ways {
+		if i > 0 {
+			s.WriteByte('\n')
+		}
+		way.text(&s)
+	}
+	_, err := io.WriteString(w, s.String())
+	return err
+}
+
+func (w Way) text(s *strings.Builder) {
+	fold(s, "", "    ", "packets "+w.Packets+" "+w.How)
+	for _, stop := range w.Hooks {
+		stop.text(s)
+	}
+	for i, e := range w.Elsewhere {
+		if i == fewElsewhere && len(w.Elsewhere) > fewElsewhere+1 {
+			fact(s, "elsewhere", fmt.Sprintf("%d more, which -j lists", len(w.Elsewhere)-fewElsewhere))
+			break
+		}
+		fact(s, "elsewhere", fmt.Sprintf("%s %s %s: %s%s", e.Device, e.Direction, e.Brief, e.Met,
+			remark(Rule{Attached: e.Attached, State: e.State})))
+	}
+}
+
+func (p Stop) text(s *strings.Builder) {
+	s.WriteString(p.Device + " " + p.Direction + p.otherSide() + "\n")
+	for _, a := range p.Chain {
+		a.text(s)
+	}
+	for _, warning := range p.Warnings {
+		fact(s, "warning", warning)
+	}
+	switch {
+	case p.Rule != nil:
+		_, says, _ := strings.Cut(p.Sentence, ": ")
+		fact(s, "rule", says+remark(Rule{Attached: p.Attached, State: p.State}))
+		if len(p.Hides) > 0 {
+			fact(s, "hides", hides(p.Hides))
+		}
+		fact(s, "counted", p.Counted.words())
+		if p.Bucket != nil {
+			p.Bucket.text(s)
+		}
+		p.now(s)
+	case p.Address != "":
+		fact(s, "rule", "none matches "+p.Address+"; it passes")
+	}
+	if p.Note != "" {
+		fact(s, "note", p.Note)
+	}
+}
+
+// otherSide is what there is to say of rules that do not go by the far side.
+func (p Stop) otherSide() string {
+	switch {
+	case p.Direction == policy.Egress.String() && p.Match == policy.MatchSrc.String():
+		return ", by source address"
+	case p.Direction == policy.Ingress.String() && p.Match == policy.MatchDst.String():
+		return ", by destination address"
+	}
+	return ""
+}
+
+// hides says which rule would decide if none but the first of all were gone, and so on.
+func hides(rules []Brief) string {
+	names := make([]string, len(rules))
+	for i, r := range rules {
+		names[i] = r.String()
+	}
+	return strings.Join(names, ", which hides ")
+}
+
+func (a Attached) text(s *strings.Builder) {
+	whose, what := "theirs", a.Name
+	if a.Ours {
+		whose = "ours"
+	}
+	if a.At == "qdisc" {
+		whose = ""
+	}
+	switch {
+	case a.ProgramID != 0 && a.Name == "":
+		what = fmt.Sprintf("program %d", a.ProgramID)
+	case a.ProgramID != 0:
+		what += fmt.Sprintf(" (program %d)", a.ProgramID)
+	}
+	if a.Decides {
+		what += ", which decides"
+	}
+	fact(s, a.At, fmt.Sprintf("%-6s  %s", whose, what))
+}
+
+// now is the verdict, and when there will be another one.
+func (p Stop) now(s *strings.Builder) {
+	b := p.Bucket
+	switch {
+	case !p.Attached:
+		fact(s, "now", "passes: NOTHING METERS IT")
+	case p.Verdict == "unknown":
+	case b == nil:
+		fact(s, "now", "passes: it is not limited")
+	case b.Conforms && p.Counted.Bytes > b.CapacityBytes:
+		fact(s, "now", "conforms, and passes: it is bigger than the bucket, but that is empty")
+	case b.Conforms:
+		fact(s, "now", fmt.Sprintf("conforms, and passes; there is room for %s (%d bytes)", packets(b.RoomPackets), b.RoomBytes))
+		b.filled(s)
+	default:
+		fact(s, "now", "excess: "+b.fate(p.Verdict))
+		b.drained(s, p.Counted.Bytes)
+	}
+}
+
+func packets(n uint64) string {
+	if n == 1 {
+		return "1 such packet"
+	}
+	return fmt.Sprintf("%d such packets", n)
+}
+
+func (b Level) text(s *strings.Builder) {
+	var full string
+	switch {
+	case b.LevelBytes == 0:
+		fact(s, "bucket", fmt.Sprintf("of %s: empty, of %d bytes", b.Sharer, b.CapacityBytes))
+		return
+	case b.HeldNS > 0:
+		until := time.Unix(0, int64(b.HeldUntil)).Format(time.TimeOnly)
+		full = fmt.Sprintf("full, and kept so by the penalty for another %s, until %s", about(b.HeldNS), until)
+	default:
+		full = fmt.Sprintf("%d of %d bytes (%s full)", b.LevelBytes, b.CapacityBytes, percent(b.LevelBytes, b.CapacityBytes))
+	}
+	fact(s, "bucket", fmt.Sprintf("of %s: %s; empty in %s if nothing more comes", b.Sharer, full, about(b.EmptyNS)))
+}
+
+// filled says when what conforms now is excess.
+func (b Level) filled(s *strings.Builder) {
+	if b.SpeedBits == nil {
+		return
+	}
+	speed := policy.Rate(*b.SpeedBits)
+	if b.FullNS == nil {
+		fact(s, "later", fmt.Sprintf("conforms, as the device's %s can not fill the bucket", speed))
+		return
+	}
+	fact(s, "later", fmt.Sprintf("excess after %s of such packets at the device's %s", about(*b.FullNS), speed))
+}
+
+// fate is what becomes of an excess packet.
+func (b Level) fate(verdict string) string {
+	ecn := b.Excess == policy.ECN.String()
+	switch {
+	case verdict == "mark":
+		return "marked by ECN where it can be, else dropped"
+	case verdict == "drop" && ecn:
+		return "dropped, and not marked by ECN, as twice the capacity would not hold it"
+	case verdict == "drop":
+		return "dropped"
+	}
+	return "counted, and passes"
+}
+
+// drained says when what is excess now conforms.
+func (b Level) drained(s *strings.Builder, bytes uint64) {
+	text := "conforms in " + about(b.WaitNS)
+	if bytes > b.CapacityBytes {
+		text += ", when the bucket is empty, as it is bigger than that"
+	}
+	text += ", if nothing else comes"
+	switch {
+	case b.Penalty == policy.Penalty{Kind: policy.PenaltyFill}.String():
+		text += "; each excess packet until then fills the bucket again"
+	case b.Penalty != policy.Penalty{}.String():
+		text += "; each excess packet until then keeps the bucket full for " + b.Penalty + " again"
+	}
+	fact(s, "later", text)
+}
+
+// words show how the bytes of a packet add up.
+func (c Counted) words() string {
+	parts := []string{fmt.Sprintf("%d at layer 2", c.PacketBytes)}
+	one := int64(c.PacketBytes) + int64(c.TagBytes) + int64(c.OverheadBytes)
+	if c.TagBytes > 0 {
+		parts = append(parts, fmt.Sprintf("+ %d VLAN tag", c.TagBytes))
+	}
+	switch {
+	case c.OverheadBytes > 0:
+		parts = append(parts, fmt.Sprintf("+ %d overhead", c.OverheadBytes))
+	case c.OverheadBytes < 0:
+		parts = append(parts, fmt.Sprintf("- %d overhead", -int(c.OverheadBytes)))
+	}
+	sum := strings.Join(parts, " ")
+	if one < int64(c.MPUBytes) {
+		sum = fmt.Sprintf("the least that one counts, as %s is %d", sum, one)
+		one = int64(c.MPUBytes)
+	}
+	switch {
+	case c.Segments > 1 && len(parts) == 1 && one == int64(c.PacketBytes):
+		return fmt.Sprintf("%d bytes: %d segments of %s", c.Bytes, c.Segments, sum)
+	case c.Segments > 1:
+		return fmt.Sprintf("%d bytes: %d segments of %d (%s)", c.Bytes, c.Segments, one, sum)
+	case len(parts) == 1 && one == int64(c.PacketBytes):
+		return fmt.Sprintf("%d bytes at layer 2", c.Bytes)
+	}
+	return fmt.Sprintf("%d bytes: %s", c.Bytes, sum)
+}
+
+// about rounds a time up to four digits.
+func about(ns uint64) string {
+	d, digits := time.Duration(min(ns, math.MaxInt64/2)), time.Duration(1)
+	for d/digits >= 10000 {
+		digits *= 10
+	}
+	d = (d + digits - 1) / digits * digits
+	return strings.ReplaceAll(d.String(), "µ", "u")
+}
+
+// fact writes a labelled text.
+func fact(s *strings.Builder, label, text string) {
+	first := fmt.Sprintf("  %-*s  ", labelWidth, label)
+	fold(s, first, strings.Repeat(" ", len(first)), text)
+}
+
+// fold writes text in lines that are not too long; first comes before the first of them, rest before the others.
+func fold(s *strings.Builder, first, rest, text string) {
+	line := first
+	for i, word := range strings.Split(text, " ") {
+		switch {
+		case i == 0:
+			line += word
+		case len(line)+1+len(word) > explainWidth:
+			s.WriteString(strings.TrimRight(line, " ") + "\n")
+			line = rest + word
+		default:
+			line += " " + word
+		}
+	}
+	s.WriteString(line + "\n")
+}

@@ -1,0 +1,194 @@
+package report
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+func TestCountedWords(t *testing.T) {
+	for _, test := range []struct {
+		counted Counted
+		want    string
+	}{
+		{Counted{PacketBytes: 1514, Segments: 1, Bytes: 1514}, "1514 bytes at layer 2"},
+		{Counted{PacketBytes: 1514, Segments: 1, MPUBytes: 64, Bytes: 1514}, "1514 bytes at layer 2"},
+		{Counted{PacketBytes: 1514, Segments: 1, TagBytes: 4, Bytes: 1518}, "1518 bytes: 1514 at layer 2 + 4 VLAN tag"},
+		{
+			Counted{PacketBytes: 1514, Segments: 1, TagBytes: 4, OverheadBytes: 24, MPUBytes: 84, Bytes: 1542},
+			"1542 bytes: 1514 at layer 2 + 4 VLAN tag + 24 overhead",
+		},
+		{Counted{PacketBytes: 1514, Segments: 1, OverheadBytes: -14, Bytes: 1500}, "1500 bytes: 1514 at layer 2 - 14 overhead"},
+		{
+			Counted{PacketBytes: 42, Segments: 1, OverheadBytes: 24, MPUBytes: 84, Bytes: 84},
+			"84 bytes: the least that one counts, as 42 at layer 2 + 24 overhead is 66",
+		},
+		{
+			Counted{PacketBytes: 42, Segments: 1, MPUBytes: 64, Bytes: 64},
+			"64 bytes: the least that one counts, as 42 at layer 2 is 42",
+		},
+		{
+			Counted{PacketBytes: 42, Segments: 1, OverheadBytes: -64, Bytes: 0},
+			"0 bytes: the least that one counts, as 42 at layer 2 - 64 overhead is -22",
+		},
+		{Counted{PacketBytes: 1514, Segments: 43, Bytes: 65102}, "65102 bytes: 43 segments of 1514 at layer 2"},
+		{
+			Counted{PacketBytes: 1514, Segments: 43, OverheadBytes: 24, Bytes: 66134},
+			"66134 bytes: 43 segments of 1538 (1514 at layer 2 + 24 overhead)",
+		},
+		{
+			Counted{PacketBytes: 42, Segments: 3, OverheadBytes: 24, MPUBytes: 84, Bytes: 252},
+			"252 bytes: 3 segments of 84 (the least that one counts, as 42 at layer 2 + 24 overhead is 66)",
+		},
+	} {
+		if got := test.counted.words(); got != test.want {
+			t.Errorf("%+v is %q, want %q", test.counted, got, test.want)
+		}
+	}
+}
+
+func TestAbout(t *testing.T) {
+	for ns, want := range map[uint64]string{
+		0: "0s", 1: "1ns", 999: "999ns", 9999: "9.999us", 10001: "10.01us", 77_871_234: "77.88ms",
+		1_000_000_000: "1s", 29_999_999_999: "30s", 3_600_000_000_001: "1h0m1s", 1<<64 - 1: "1281111h6m40s",
+	} {
+		if got := about(ns); got != want {
+			t.Errorf("%d ns is about %s, want %s", ns, got, want)
+		}
+	}
+}
+
+// Nothing that can be folded is wider than a terminal, and no word gets lost.
+func TestFactIsFolded(t *testing.T) {
+	text := strings.Repeat("seven letters and ", 30) + "end"
+	var s strings.Builder
+	fact(&s, "note", text)
+	lines := strings.Split(strings.TrimSuffix(s.String(), "\n"), "\n")
+	for i, line := range lines {
+		full := len(line)+len(" letters") > explainWidth
+		if len(line) > explainWidth || !full && i < len(lines)-1 {
+			t.Errorf("line %d has %d columns: %q", i, len(line), line)
+		}
+		if i > 0 && !strings.HasPrefix(line, strings.Repeat(" ", labelWidth+4)) {
+			t.Errorf("line %d does not hang below the first: %q", i, line)
+		}
+	}
+	if got := strings.Join(strings.Fields(s.String()), " "); got != "note "+text {
+		t.Errorf("%q has become %q", text, got)
+	}
+}
+
+// level is a stop of a bucket that is said to be as it is.
+func level(change func(*Stop)) string {
+	cidr, speed, full := "10.0.0.0/24", uint64(10e9), uint64(99_880)
+	p := Stop{
+		Device: "va", Direction: "egress", Match: "dst", Address: "10.0.0.7", Rule: &cidr, Attached: true, State: "attached",
+		Sentence: "va egress: says", Counted: &Counted{PacketBytes: 1000, Segments: 1, Bytes: 1000}, Verdict: "pass",
+		Bucket: &Level{
+			Sharer: "10.0.0.7", LevelBytes: 100, CapacityBytes: 5000, EmptyNS: 100e9, Conforms: true, RoomPackets: 4, RoomBytes: 4900,
+			SpeedBits: &speed, FullNS: &full, Excess: "drop", Penalty: "none",
+		},
+	}
+	change(&p)
+	var s strings.Builder
+	p.text(&s)
+	return s.String()
+}
+
+// plain is text as if lines had no end.
+func plain(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+func TestVerdictWords(t *testing.T) {
+	excess := func(p *Stop) {
+		p.Verdict = "drop"
+		b := p.Bucket
+		b.LevelBytes, b.Conforms, b.RoomPackets, b.RoomBytes, b.WaitNS = 4500, false, 0, 0, 500_000_000
+	}
+	until := time.Date(2026, 1, 2, 14, 3, 7, 0, time.Local)
+	for _, test := range []struct {
+		name   string
+		change func(*Stop)
+		want   []string
+	}{
+		{"conforms", func(*Stop) {}, []string{
+			"bucket     of 10.0.0.7: 100 of 5000 bytes (2.0 % full); empty in 1m40s if nothing more comes",
+			"now        conforms, and passes; there is room for 4 such packets (4900 bytes)",
+			"later      excess after 99.88us of such packets at the device's 10gbit",
+		}},
+		{"empty", func(p *Stop) { p.Bucket.LevelBytes, p.Bucket.EmptyNS = 0, 0 }, []string{"bucket     of 10.0.0.7: empty, of 5000 bytes now"}},
+		{"just one", func(p *Stop) { p.Bucket.RoomPackets = 1 }, []string{"room for 1 such packet (4900 bytes)"}},
+		{"a slow device", func(p *Stop) { p.Bucket.FullNS = nil }, []string{"later      conforms, as the device's 10gbit can not fill the bucket"}},
+		{"bigger than the bucket", func(p *Stop) { p.Counted.Bytes = 9000 }, []string{"now        conforms, and passes: it is bigger than the bucket, but that is empty"}},
+		{"dropped", excess, []string{"now        excess: dropped", "later      conforms in 500ms, if nothing else comes"}},
+		{"bigger than a bucket in use", func(p *Stop) { excess(p); p.Counted.Bytes = 9000 }, []string{
+			"conforms in 500ms, when the bucket is empty, as it is bigger than that, if nothing else comes",
+		}},
+		{"marked", func(p *Stop) { excess(p); p.Verdict, p.Bucket.Excess = "mark", "ecn" }, []string{"excess: marked by ECN where it can be, else dropped"}},
+		{"too much to be marked", func(p *Stop) { excess(p); p.Bucket.Excess = "ecn" }, []string{"excess: dropped, and not marked by ECN, as twice the capacity would not hold it"}},
+		{"counted only", func(p *Stop) { excess(p); p.Verdict, p.Bucket.Excess = "pass", "pass" }, []string{"excess: counted, and passes"}},
+		{"fills", func(p *Stop) { excess(p); p.Bucket.Penalty = "fill" }, []string{"; each excess packet until then fills the bucket again"}},
+		{"held", func(p *Stop) {
+			excess(p)
+			p.Bucket.Penalty, p.Bucket.HeldNS, p.Bucket.HeldUntil = "30s", 29_871_000_000, uint64(until.UnixNano())
+		}, []string{
+			"bucket     of 10.0.0.7: full, and kept so by the penalty for another 29.88s, until 14:03:07; empty in",
+			"; each excess packet until then keeps the bucket full for 30s again",
+		}},
+		{"not in force", func(p *Stop) { excess(p); p.Attached, p.State, p.Verdict = false, "detached", "pass" }, []string{
+			"rule       says [NOT IN FORCE: detached]", "now        passes: NOTHING METERS IT",
+		}},
+		{"by the near side", func(p *Stop) { p.Match = "src" }, []string{"va egress, by source address"}},
+		{"hides", func(p *Stop) {
+			p.Hides = []Brief{{Rule: "10.0.0.0/8", Each: "all", RateBits: new(uint64)}, {Rule: "10.0.0.0/7", Each: "host"}}
+			*p.Hides[0].RateBits = 2e6
+			p.Hides = append(p.Hides, p.Hides[0])
+			p.Hides[2].Rule, p.Hides[2].Each = "0.0.0.0/0", "/24"
+		}, []string{
+			"hides      10.0.0.0/8 (2mbit), which hides 10.0.0.0/7 (not limited), which hides 0.0.0.0/0 (2mbit for each /24)",
+		}},
+	} {
+		got := level(test.change)
+		for _, want := range test.want {
+			if !strings.Contains(plain(got), plain(want)) {
+				t.Errorf("%s: %q is not in\n%s", test.name, want, got)
+			}
+		}
+	}
+	if got := level(func(p *Stop) { p.Bucket.SpeedBits = nil }); strings.Contains(got, "later") {
+		t.Errorf("of a device whose speed is not known:\n%s", got)
+	}
+}
+
+func TestFewElsewhere(t *testing.T) {
+	for count, lines := range map[int]int{1: 1, 5: 5, 6: 5, 100: 5} {
+		way := Way{Packets: "to 10.0.0.7", How: "leave by va"}
+		for range count {
+			way.Elsewhere = append(way.Elsewhere, Elsewhere{
+				Device: "tap0", Direction: "egress", Brief: Brief{Rule: "0.0.0.0/0"}, Attached: true, State: "attached", Met: "not met",
+			})
+		}
+		var s strings.Builder
+		if err := Explain(&s, []Way{way}); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Count(s.String(), "elsewhere"); got != lines {
+			t.Errorf("%d are told in %d lines, want %d:\n%s", count, got, lines, &s)
+		}
+		if more := strings.Contains(s.String(), " more, which -j lists"); more != (count > lines) {
+			t.Errorf("of %d: %s", count, &s)
+		}
+	}
+}
+
+func TestNewBrief(t *testing.T) {
+	r := policy.Rule{Rate: policy.Unlimited}
+	if b := NewBrief(r, "va", policy.Egress, policy.MatchDst); b.RateBits != nil {
+		t.Errorf("an unlimited rule has a rate: %+v", b)
+	}
+	r = policy.Rule{Rate: 5000, Capacity: 2000}
+	if b := NewBrief(r, "va", policy.Egress, policy.MatchDst); b.RateBits == nil || *b.RateBits != 5000 || !strings.HasPrefix(b.Sentence, "va egress: ") {
+		t.Errorf("a rule of 5000 bits: %+v", b)
+	}
+}

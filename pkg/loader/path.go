@@ -1,0 +1,209 @@
+package loader
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Path is what packets of a direction meet on a device, in the order of the
+// kernel. Besides Chain, in the middle of it, there are entries at "xdp",
+// "netfilter" (chains of nftables for this device) and "qdisc" (that of the root).
+func (n *Namespace) Path(dev Device, d policy.Direction) ([]ChainEntry, error) {
+	chain, err := n.Chain(dev, d)
+	if err != nil {
+		return nil, err
+	}
+	// The kernel lists some filters more than once, for their tables.
+	chain = slices.Compact(chain)
+	netfilter, err := netfilterChains(dev.Name, d)
+	if err != nil {
+		return nil, err
+	}
+	l, err := netlink.LinkByIndex(dev.Index)
+	if err != nil {
+		return nil, fmt.Errorf("look up device %s: %w", dev.Name, err)
+	}
+	if d == policy.Ingress {
+		return slices.Concat(xdp(l, dev.XDP), chain, netfilter), nil
+	}
+	root, err := rootQdisc(l)
+	return slices.Concat(netfilter, chain, root), err // netfilter first, since it has an egress hook (5.16)
+}
+
+func xdp(l netlink.Link, mode string) []ChainEntry {
+	if mode == "" {
+		return nil
+	}
+	id := l.Attrs().Xdp.ProgId
+	name := strings.TrimPrefix(programName(ebpf.ProgramID(id))+", "+mode, ", ")
+	return []ChainEntry{{At: "xdp", ID: id, Name: name}}
+}
+
+// rootQdisc is what queues packets; of one that only spreads them over the
+// device's own queues, with what queues them there.
+func rootQdisc(l netlink.Link) ([]ChainEntry, error) {
+	qdiscs, err := netlink.QdiscList(l)
+	if err != nil {
+		return nil, fmt.Errorf("list the qdiscs of %s: %w", l.Attrs().Name, err)
+	}
+	i := slices.IndexFunc(qdiscs, func(q netlink.Qdisc) bool { return q.Attrs().Parent == netlink.HANDLE_ROOT })
+	if i < 0 {
+		return nil, nil
+	}
+	name := qdiscs[i].Type()
+	if name == "mq" {
+		for _, q := range qdiscs {
+			if q.Attrs().Parent>>16 == qdiscs[i].Attrs().Handle>>16 {
+				name = "mq of " + q.Type()
+			}
+		}
+	}
+	return []ChainEntry{{At: "qdisc", Name: name}}, nil
+}
+
+// A netfilterChain is one of nftables that is hooked to devices.
+type netfilterChain struct {
+	family      uint8
+	table, name string
+	hook        uint32
+	priority    int32
+	devices     []string // with a * at the end, all that begin so
+}
+
+// What linux/netfilter.h and nf_tables.h call them.
+const (
+	inetIngress      = 5 // NF_INET_INGRESS
+	hookDevices      = 4 // NFTA_HOOK_DEVS
+	devicePrefixAttr = 2 // NFTA_DEVICE_PREFIX
+)
+
+// netfilterChains are the chains of nftables on a direction of a device, in the order in which they run.
+func netfilterChains(device string, d policy.Direction) ([]ChainEntry, error) {
+	if !hasNftables() {
+		return nil, nil
+	}
+	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP)
+	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC})
+	messages, err := r.Execute(unix.NETLINK_NETFILTER, 0)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, nil // the kernel has none
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the chains of nftables: %w", err)
+	}
+	var found []netfilterChain
+	for _, m := range messages {
+		c, err := parseChain(m)
+		if err != nil {
+			return nil, fmt.Errorf("read the chains of nftables: %w", err)
+		}
+		if c.on(device, d) {
+			found = append(found, c)
+		}
+	}
+	slices.SortStableFunc(found, func(a, b netfilterChain) int { return cmp.Compare(a.priority, b.priority) })
+	var entries []ChainEntry
+	for _, c := range found {
+		family := "netdev"
+		if c.family == unix.NFPROTO_INET {
+			family = "inet"
+		}
+		entries = append(entries, ChainEntry{
+			At: "netfilter", Name: fmt.Sprintf("chain %s %s %s (priority %d)", family, c.table, c.name, c.priority),
+		})
+	}
+	return entries, nil
+}
+
+// hasNftables reports whether there can be chains: to ask for them would load
+// the module, which is more than a question should do.
+func hasNftables() bool {
+	if exists("/sys/module/nf_tables") || !exists("/proc/modules") {
+		return true
+	}
+	var name unix.Utsname
+	if unix.Uname(&name) != nil {
+		return true
+	}
+	builtin, err := os.ReadFile(filepath.Join("/lib/modules", unix.ByteSliceToString(name.Release[:]), "modules.builtin"))
+	return err == nil && bytes.Contains(builtin, []byte("/nf_tables.ko"))
+}
+
+func parseChain(message []byte) (c netfilterChain, err error) {
+	if len(message) < nl.SizeofNfgenmsg {
+		return c, unix.EINVAL
+	}
+	c.family = message[0]
+	err = eachAttribute(message[nl.SizeofNfgenmsg:], func(kind uint16, value []byte) error {
+		switch kind {
+		case unix.NFTA_CHAIN_TABLE:
+			c.table = unix.ByteSliceToString(value)
+		case unix.NFTA_CHAIN_NAME:
+			c.name = unix.ByteSliceToString(value)
+		case unix.NFTA_CHAIN_HOOK:
+			return eachAttribute(value, c.parseHook)
+		}
+		return nil
+	})
+	return c, err
+}
+
+func (c *netfilterChain) parseHook(kind uint16, value []byte) error {
+	switch {
+	case kind == unix.NFTA_HOOK_HOOKNUM && len(value) == 4:
+		c.hook = binary.BigEndian.Uint32(value)
+	case kind == unix.NFTA_HOOK_PRIORITY && len(value) == 4:
+		c.priority = int32(binary.BigEndian.Uint32(value))
+	case kind == hookDevices: // which has all; NFTA_HOOK_DEV would be the only one once more
+		return eachAttribute(value, func(kind uint16, value []byte) error {
+			name := unix.ByteSliceToString(value)
+			if kind == devicePrefixAttr {
+				name += "*"
+			}
+			c.devices = append(c.devices, name)
+			return nil
+		})
+	}
+	return nil
+}
+
+func eachAttribute(b []byte, f func(kind uint16, value []byte) error) error {
+	attributes, err := nl.ParseRouteAttr(b)
+	if err != nil {
+		return err
+	}
+	for _, a := range attributes {
+		if err := f(a.Attr.Type&nl.NLA_TYPE_MASK, a.Value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c netfilterChain) on(device string, d policy.Direction) bool {
+	var here bool
+	switch c.family {
+	case unix.NFPROTO_NETDEV:
+		here = c.hook == unix.NF_NETDEV_EGRESS && d == policy.Egress || c.hook == unix.NF_NETDEV_INGRESS && d == policy.Ingress
+	case unix.NFPROTO_INET:
+		here = c.hook == inetIngress && d == policy.Ingress
+	}
+	return here && slices.ContainsFunc(c.devices, func(name string) bool {
+		prefix, all := strings.CutSuffix(name, "*")
+		return name == device || all && strings.HasPrefix(device, prefix)
+	})
+}

@@ -1,0 +1,190 @@
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/safchain/ethtool"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// ErrNoRoute means that the kernel would send nothing to an address.
+var ErrNoRoute = errors.New("no route")
+
+// A Route is how packets to an address leave.
+type Route struct {
+	Device Device
+	Next   netip.Addr // who gets them on the device's link
+	Own    bool       // the address is the namespace's own, and Device the loopback
+}
+
+// Route asks the kernel for the way to an address. The error wraps ErrNoRoute where there is none.
+func (n *Namespace) Route(to netip.Addr) (Route, error) { return n.route(to, nil) }
+
+// Forward asks the kernel where it would send a packet that came in by a device
+// from an address that is not its own. The error wraps ErrNoRoute where it would
+// not, as there is no way, or as it forwards none that come from there.
+func (n *Namespace) Forward(from, to netip.Addr, in Device) (Route, error) {
+	return n.route(to, &netlink.RouteGetOptions{IifIndex: in.Index, SrcAddr: from.AsSlice()})
+}
+
+func (n *Namespace) route(to netip.Addr, o *netlink.RouteGetOptions) (Route, error) {
+	routes, err := netlink.RouteGetWithOptions(to.AsSlice(), o)
+	for _, no := range []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EXDEV, unix.EAGAIN} {
+		if errors.Is(err, no) { // by the kind of route that refuses, or of the address
+			return Route{}, fmt.Errorf("%w to %s: %w", ErrNoRoute, to, err)
+		}
+	}
+	if err != nil {
+		return Route{}, fmt.Errorf("ask for the route to %s: %w", to, err)
+	}
+	if len(routes) == 0 {
+		return Route{}, fmt.Errorf("%w to %s", ErrNoRoute, to)
+	}
+	r := Route{Next: to, Own: routes[0].Type == unix.RTN_LOCAL}
+	gateway := routes[0].Gw
+	if via, ok := routes[0].Via.(*netlink.Via); ok {
+		gateway = via.Addr // of the other family
+	}
+	if next, ok := netip.AddrFromSlice(gateway); ok {
+		r.Next = next.Unmap()
+	}
+	d, here, err := n.deviceAt(routes[0].LinkIndex)
+	if err == nil && !here {
+		err = fmt.Errorf("%w to %s: its device has just gone", ErrNoRoute, to)
+	}
+	r.Device = d
+	return r, err
+}
+
+// A Hop is a direction of a device that packets pass.
+type Hop struct {
+	Device
+	Direction policy.Direction
+	Tags      int // VLAN tags that they have here, and had not at the first device
+}
+
+// A Descent is what packets that leave by a device pass, from there down.
+type Descent struct {
+	Hops   []Hop
+	Ports  []Device // they pass one of these next, and it can not be told which
+	Tunnel *Tunnel  // then they go on wrapped; nil where they do not
+}
+
+// Descend follows packets that leave by a device: to the one below, to the port
+// behind which the next on its link was seen, to the other end of a pair.
+func (n *Namespace) Descend(d Device, next netip.Addr) (Descent, error) {
+	devices, err := n.Devices()
+	if err != nil {
+		return Descent{}, err
+	}
+	var w Descent
+	tags := 0
+	// A device that is met again would be met for ever.
+	for on := map[int]bool{}; !on[d.Index]; {
+		on[d.Index] = true
+		w.Hops = append(w.Hops, Hop{Device: d, Direction: policy.Egress, Tags: tags})
+		below, ports := d.Parent, d.ports(devices)
+		if len(ports) > 0 {
+			if below, err = d.portTo(next, ports); err != nil {
+				return w, err
+			}
+		}
+		if below == 0 {
+			w.Ports, w.Tunnel = ports, d.Tunnel()
+			break
+		}
+		if d.Kind == "vlan" {
+			tags++
+		}
+		i := slices.IndexFunc(devices, func(o Device) bool { return o.Index == below })
+		if i < 0 {
+			return w, nil
+		}
+		d = devices[i]
+	}
+	i := slices.IndexFunc(devices, func(o Device) bool { return d.Peer == o.Index })
+	if d.Peer != 0 && i >= 0 {
+		w.Hops = append(w.Hops, Hop{Device: devices[i], Direction: policy.Ingress, Tags: tags})
+	}
+	return w, nil
+}
+
+// Reverse is the way of the packets that come back.
+func (w Descent) Reverse() Descent {
+	w.Hops = slices.Clone(w.Hops)
+	slices.Reverse(w.Hops)
+	for i := range w.Hops {
+		h := &w.Hops[i]
+		if h.Direction == policy.Egress {
+			h.Direction = policy.Ingress
+		} else {
+			h.Direction = policy.Egress
+		}
+	}
+	return w
+}
+
+// ports are those of a master whose packets pass one of them as well.
+func (d Device) ports(devices []Device) []Device {
+	if d.Kind != "bridge" && d.Kind != "bond" && d.Kind != "team" {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(devices), func(o Device) bool { return o.Master != d.Index })
+}
+
+// portTo is the index of the port by which packets to a neighbour leave, 0 if it
+// can not be told: the only one, or that behind which a bridge has seen it.
+func (d Device) portTo(next netip.Addr, ports []Device) (index int, err error) {
+	if len(ports) == 1 {
+		return ports[0].Index, nil
+	}
+	if d.Kind != "bridge" {
+		return 0, nil
+	}
+	family := unix.AF_INET
+	if next.Is6() {
+		family = unix.AF_INET6
+	}
+	neighbours, err := netlink.NeighList(d.Index, family)
+	if err != nil {
+		return 0, fmt.Errorf("list the neighbours on %s: %w", d.Name, err)
+	}
+	i := slices.IndexFunc(neighbours, func(o netlink.Neigh) bool { return o.IP.Equal(net.IP(next.AsSlice())) })
+	if i < 0 {
+		return 0, nil
+	}
+	seen, err := netlink.NeighList(0, unix.AF_BRIDGE)
+	if err != nil {
+		return 0, fmt.Errorf("list what bridges have seen: %w", err)
+	}
+	for _, o := range seen {
+		isPort := slices.ContainsFunc(ports, func(p Device) bool { return p.Index == o.LinkIndex })
+		if isPort && slices.Equal(o.HardwareAddr, neighbours[i].HardwareAddr) {
+			return o.LinkIndex, nil
+		}
+	}
+	return 0, nil
+}
+
+// Speed is how much a device says that it can send, in bits per second; 0 if it
+// does not say, or what it says means nothing.
+func (d Device) Speed() uint64 {
+	e, err := ethtool.NewEthtool()
+	if err != nil {
+		return 0
+	}
+	defer e.Close()
+	mbit, err := e.CmdGet(new(ethtool.EthtoolCmd), d.Name)
+	const unknown = 1<<32 - 1
+	if err != nil || mbit == unknown || d.Kind == "tuntap" {
+		return 0
+	}
+	return uint64(mbit) * 1e6
+}
