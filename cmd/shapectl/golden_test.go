@@ -9,8 +9,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -185,6 +187,14 @@ func (r *rig) state() (all []byte) {
 	slices.Sort(names)
 	for _, name := range names {
 		m := h.Set.Replacements()[name]
+		if m.Type() == ebpf.LRUHash {
+			var key bpf.AbiHurtKey
+			var value bpf.AbiHurt
+			for entries := m.Iterate(); entries.Next(&key, &value); {
+				all = fmt.Appendf(all, "%+v %+v\n", key, value)
+			}
+			continue
+		}
 		size := int(m.ValueSize()) * int(m.MaxEntries())
 		memory, err := unix.Mmap(m.FD(), 0, size, unix.PROT_READ, unix.MAP_SHARED)
 		if err != nil { // the settings, which are frozen and never change
