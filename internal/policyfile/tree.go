@@ -1,0 +1,241 @@
+package policyfile
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v4"
+	"go.yaml.in/yaml/v4/plugin/loaderlimits"
+)
+
+// maxDepth is far deeper than a policy goes.
+const maxDepth = 50
+
+// A node is what policies have of YAML: text in one line, or a mapping. Anything
+// else is an odd one.
+type node struct {
+	kind       kind
+	braces     bool   // a mapping in { }
+	start, end uint32 // in the source, comments not included; of an odd one start only
+	text       string
+	entries    []entry // of a mapping
+}
+
+type kind uint8
+
+const (
+	odd     kind = iota // and reported already
+	nothing             // text that is null in YAML
+	list
+	text
+	mapping
+)
+
+// An entry is a key and what is behind the colon.
+type entry struct{ key, value node }
+
+// A span is where an entry is in the source: its key and its value, which has an end.
+type span struct{ key, value, end uint32 }
+
+func (e *entry) span() span { return span{e.key.start, e.value.start, e.value.end} }
+
+// A place is where a mapping is.
+type place struct {
+	start, end uint32
+	braces     bool
+	spans      []span // of entries that only are there, such as defaults
+}
+
+func (n *node) place() place { return place{start: n.start, end: n.end, braces: n.braces} }
+
+// A tree turns YAML into nodes of a source.
+type tree struct {
+	source
+	before int // lines before what is parsed
+	report func(offset int, message string)
+}
+
+// parse is the root of the only document of a text that stands in the source; nil if
+// there is none. What is not YAML is an error; what is, but not for policies, is reported.
+func (t *tree) parse(text []byte) (*node, error) {
+	loader, err := yaml.NewLoader(bytes.NewReader(text), yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(maxDepth))))
+	if err != nil {
+		return nil, err
+	}
+	var document, another yaml.Node
+	if err = loader.Load(&document); err != nil {
+		if errors.Is(err, io.EOF) {
+			return nil, nil
+		}
+		return nil, err
+	}
+	switch err = loader.Load(&another); {
+	case err == nil:
+		t.report(t.at(&another), "another document begins; a policy is one, so take out the --- or put the other in a file of its own")
+		return nil, nil
+	case !errors.Is(err, io.EOF):
+		return nil, err
+	}
+	root := t.node(document.Content[0])
+	return &root, nil
+}
+
+// at is the offset of a node.
+func (t *tree) at(n *yaml.Node) int {
+	offset, _ := t.offset(t.before+n.Line, n.Column)
+	return offset
+}
+
+func (t *tree) node(n *yaml.Node) node {
+	start := t.at(n)
+	out := node{start: uint32(start), end: uint32(start)}
+	if why := notPlain(n); why != "" {
+		t.report(start, why)
+		return out
+	}
+	switch n.Kind {
+	case yaml.SequenceNode:
+		out.kind = list
+	case yaml.ScalarNode:
+		t.scalar(n, &out)
+	case yaml.MappingNode:
+		t.mapping(n, &out)
+	}
+	return out
+}
+
+// notPlain is why YAML has no place in a policy, if it has not.
+func notPlain(n *yaml.Node) string {
+	switch {
+	case n.Kind == yaml.AliasNode:
+		return fmt.Sprintf("*%.64s is an alias in YAML, which policies do not have; name a plan, or put quotes around a pattern", n.Value)
+	case n.Anchor != "":
+		return fmt.Sprintf("&%.64s is an anchor in YAML, which policies do not have; name a plan instead", n.Anchor)
+	case n.Style&yaml.TaggedStyle != 0:
+		return fmt.Sprintf("%.64s is a tag in YAML, which policies do not have; leave it out", n.Tag)
+	case n.Tag == "!!merge":
+		return "<< merges mappings in YAML, which policies do not; name a plan instead"
+	}
+	return ""
+}
+
+func (t *tree) scalar(n *yaml.Node, out *node) {
+	start := int(out.start)
+	end, ok := 0, false
+	switch {
+	case n.Style&(yaml.DoubleQuotedStyle|yaml.SingleQuotedStyle) != 0:
+		end, ok = t.quoteEnd(start)
+	case n.Style&(yaml.LiteralStyle|yaml.FoldedStyle) == 0:
+		end = start + len(n.Value)
+		ok = end <= len(t.text) && string(t.text[start:end]) == n.Value
+	}
+	switch {
+	case !ok:
+		t.report(start, "this is text in several lines, or after a lone !; write it in one line as it is, or in quotes")
+	case n.Tag == "!!null":
+		out.kind = nothing
+	default:
+		out.kind = text
+	}
+	out.text, out.end = n.Value, uint32(end)
+}
+
+// mapping takes what it has read from n, as a large file has much of it.
+func (t *tree) mapping(n *yaml.Node, out *node) {
+	out.kind, out.braces = mapping, n.Style&yaml.FlowStyle != 0
+	out.entries = make([]entry, 0, len(n.Content)/2)
+	at, known := int(out.start), true
+	if out.braces {
+		at++
+	}
+	for i := 0; i < len(n.Content); i += 2 {
+		e := entry{t.node(n.Content[i]), t.node(n.Content[i+1])}
+		n.Content[i], n.Content[i+1] = nil, nil
+		if known = known && e.key.known() && e.value.known(); known {
+			if !t.follows(at, e, out.braces) {
+				t.report(int(e.key.start), "this is not written as key: value; write it so, with the key at the beginning of a line or inside of braces")
+				known = false
+			}
+			at = int(e.value.end)
+		}
+		out.entries = append(out.entries, e)
+	}
+	switch {
+	case !known:
+		out.end = out.start
+		return
+	case out.braces:
+		at = t.skip(at, ",") + 1
+	}
+	out.end = uint32(at)
+}
+
+// known says whether the end of a node is.
+func (n *node) known() bool {
+	return n.kind == text || n.kind == mapping && n.end > n.start
+}
+
+// follows says whether an entry follows what is before at, with nothing but its
+// colon between key and value.
+func (t *tree) follows(at int, e entry, braces bool) bool {
+	if braces {
+		if t.skip(at, ",") != int(e.key.start) {
+			return false
+		}
+	} else {
+		begin := t.lines[t.line(e.key.start)-1]
+		if len(bytes.Trim(t.text[begin:e.key.start], " ")) > 0 {
+			return false
+		}
+	}
+	colon := t.skip(int(e.key.end), "")
+	return colon < len(t.text) && t.text[colon] == ':' && t.skip(colon+1, "") == int(e.value.start)
+}
+
+// describe says in an error what a value is.
+func (n *node) describe() string {
+	switch n.kind {
+	case list:
+		return "a list"
+	case mapping:
+		return "a mapping"
+	}
+	return fmt.Sprintf("%q", shorten(n.text))
+}
+
+// shorten cuts what an error repeats.
+func shorten(s string) string {
+	if utf8.RuneCountInString(s) > 64 {
+		return string([]rune(s)[:64]) + "..."
+	}
+	return s
+}
+
+// syntaxError says where a text is not YAML, and why.
+func (s *source) syntaxError(err error) (at position, message string) {
+	var load *yaml.LoadError
+	if !errors.As(err, &load) || load.Mark.Line < 1 {
+		return position{1, 1}, err.Error()
+	}
+	at = position{min(load.Mark.Line, len(s.lines)), max(1, load.Mark.Column)}
+	indent := s.lineText(at.line)
+	indent = indent[:len(indent)-len(bytes.TrimLeft(indent, " \t"))]
+	switch {
+	case bytes.IndexByte(indent, '\t') >= 0:
+		return at, "a tab indents this line; use spaces"
+	case strings.Contains(load.Message, "anchor") || strings.Contains(load.ContextMsg, "an alias"):
+		return at, `* begins an alias in YAML; put quotes around a pattern that begins with it, such as "*.100"`
+	}
+	message = load.Message
+	if load.ContextMsg != "" {
+		message += " " + load.ContextMsg
+		if line := load.ContextMark.Line; line > 0 && line != at.line {
+			message += fmt.Sprintf(" that begins in line %d", line)
+		}
+	}
+	return at, message
+}
