@@ -93,19 +93,25 @@ func (e *env) readFile(name string) ([]byte, error) {
 // tables are the rules of a policy for the devices that are there, with those
 // that are not.
 func tables(n *loader.Namespace, f *policyfile.File) (tables []policy.Table, absent []string, err error) {
-	all, err := n.Devices()
+	devices, err := policyDevices(n)
 	if err != nil {
 		return nil, nil, err
-	}
-	devices := make([]policyfile.Device, len(all))
-	for i, d := range all {
-		devices[i] = policyfile.Device{Name: d.Name, L2Bytes: d.L2Bytes}
 	}
 	tables, absent, err = f.Tables(devices)
 	if err != nil {
 		return nil, nil, inputError{err}
 	}
 	return tables, absent, nil
+}
+
+// policyDevices are the devices of a namespace as a policy file sees them.
+func policyDevices(n *loader.Namespace) ([]policyfile.Device, error) {
+	all, err := n.Devices()
+	devices := make([]policyfile.Device, len(all))
+	for i, d := range all {
+		devices[i] = policyfile.Device{Name: d.Name, L2Bytes: d.L2Bytes}
+	}
+	return devices, err
 }
 
 func (e *env) apply(name string, confirm time.Duration) error {

@@ -90,7 +90,11 @@ func (e *env) export(like string) error {
 			return err
 		}
 		if f != nil {
-			_ = f // MERGE
+			devices, err := policyDevices(n)
+			if err != nil {
+				return err
+			}
+			return policyfile.Merge(e.out, f, devices, tables)
 		}
 		return policyfile.Write(e.out, tables, nil)
 	})
