@@ -17,8 +17,10 @@ import (
 
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
+	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/replay"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/trace"
@@ -46,10 +48,18 @@ func (n *engineName) Set(s string) error {
 func (n *engineName) String() string { return string(*n) }
 func (n *engineName) Type() string   { return "kernel|model|both" }
 
+// policyFlags name the rules of a policy file that a trace is to meet.
+type policyFlags struct {
+	file      string
+	device    string
+	direction policy.Direction
+}
+
 type replayOptions struct {
 	trace    string
 	networks []netip.Prefix
 	limit    limitFlags
+	policy   policyFlags
 	matched  bool // addresses decide: by --match or --each
 	engine   engineName
 	plot     string
@@ -59,7 +69,7 @@ type replayOptions struct {
 func (e *env) replayCommand() *cobra.Command {
 	o := replayOptions{engine: engineModel}
 	cmd := &cobra.Command{
-		Use:   "replay TRACE [CIDR...] --rate RATE [flags]",
+		Use:   "replay TRACE [CIDR...] --rate RATE | --policy FILE --device DEV --direction ingress|egress",
 		Short: "Say what a limit would do to recorded traffic",
 		Long: `Say what a limit would do to recorded traffic, without touching any. TRACE is a
 CSV of time_ns,bytes (a header and comments with # are welcome), a pcap or a
@@ -68,7 +78,8 @@ pcapng, each of them compressed with gzip or not; - reads standard input.
 Packets of a capture are matched as 'set' would: each CIDR is a rule with the
 same limit, by default 0.0.0.0/0 and ::/0. A CSV has no addresses; its packets
 share one bucket, and all of them allow ECN. Packets count as long as they were
-on the wire, whatever the capture kept of them.
+on the wire, whatever the capture kept of them. With --policy, a capture meets the
+rules that a policy file has for a direction of a device.
 
 The engine is the model of the data path's arithmetic, in user space; or the
 very programs of the data path, which a kernel runs in the trace's time (this
@@ -80,6 +91,7 @@ drop or mark), depart_ns (null if dropped), level_bytes of its bucket afterwards
 matches). With -j --summary, one object is printed instead.`,
 		Example: `  shapectl replay trace.csv --rate 10mbit --capacity 64kb
   shapectl replay dump.pcap 10.0.0.0/24 --rate 10mbit --each host --plot limit.svg
+  shapectl replay dump.pcap --policy policy.yaml --device eth0 --direction egress
   tcpdump -i eth0 -s 96 -w - | shapectl replay - 2001:db8::/32 --match src --rate 1gbit --each /64`,
 		Args: args(1, 1<<16),
 		ValidArgsFunction: func(_ *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -104,6 +116,12 @@ matches). With -j --summary, one object is printed instead.`,
 			switch {
 			case e.netns != "":
 				return inputf("replay: -n has no meaning here, as no device is touched; leave it out")
+			case o.policy.file != "":
+				if err := o.policy.check(cmd.Flags(), o.networks); err != nil {
+					return inputf("replay: %w", err)
+				}
+			case o.policy.device != "" || cmd.Flags().Changed("direction"):
+				return inputf("replay: --device and --direction say which rules of a --policy; name its file, or leave them out")
 			case !cmd.Flags().Changed("rate"):
 				return inputf("replay: --rate is missing; say how much, such as --rate 10mbit")
 			case o.limit.Rate == policy.Unlimited:
@@ -116,6 +134,10 @@ matches). With -j --summary, one object is printed instead.`,
 		},
 	}
 	o.limit.add(cmd.Flags(), "dst")
+	cmd.Flags().StringVar(&o.policy.file, "policy", "", "take the rules from this policy `file`")
+	cmd.Flags().StringVar(&o.policy.device, "device", "", "those of this `device`")
+	once(cmd.Flags(), &o.policy.direction, "direction", "and this direction")
+	cmd.Flags().Lookup("direction").DefValue = "" // it must be given
 	once(cmd.Flags(), &o.engine, "engine", "what meters the packets")
 	cmd.Flags().StringVar(&o.plot, "plot", "", "draw rates and levels over time into this `file`, .svg or .png")
 	cmd.Flags().BoolVar(&o.summary, "summary", false, "with -j, print the summary instead of a line for each packet")
@@ -157,6 +179,9 @@ func (e *env) replay(o replayOptions) error {
 		return inputf("replay %s: %w", o.name(), err)
 	}
 	limits, err := o.limits(in)
+	if o.policy.file != "" {
+		limits, err = e.policyLimits(o.policy, in)
+	}
 	if err != nil {
 		return inputf("replay %s: %w", o.name(), err)
 	}
@@ -331,6 +356,53 @@ func (o *replayOptions) limits(in *trace.Reader) (replay.Limits, error) {
 			return l, err
 		}
 		l.Rules = append(l.Rules, r)
+	}
+	return l, nil
+}
+
+// check says what does not go with rules of a policy file.
+func (p policyFlags) check(given *pflag.FlagSet, networks []netip.Prefix) error {
+	if len(networks) > 0 {
+		return errors.New("the policy says which networks; leave CIDR out")
+	}
+	if p.device == "" || !given.Changed("direction") {
+		return errors.New("say with --device and --direction which rules of the policy")
+	}
+	own := []string{"policy", "device", "direction", "engine", "plot", "summary", "json"}
+	var other error
+	given.Visit(func(f *pflag.Flag) {
+		if !slices.Contains(own, f.Name) {
+			other = fmt.Errorf("the policy says what the limits are; leave --%s out", f.Name)
+		}
+	})
+	return other
+}
+
+// policyLimits are the rules of a policy file for the link of the trace, without
+// their shadows.
+func (e *env) policyLimits(p policyFlags, in *trace.Reader) (l replay.Limits, err error) {
+	f, err := e.readPolicy(p.file)
+	if err != nil {
+		return l, err
+	}
+	if !in.Addressed() {
+		return l, errors.New("packets of a CSV have no addresses for the rules of a policy; replay a pcap")
+	}
+	tables, err := f.For(policyfile.Device{Name: p.device, L2Bytes: in.L2Bytes()})
+	if err != nil {
+		return l, err
+	}
+	for _, t := range tables {
+		if t.Direction == p.direction {
+			l.Match = t.Match
+			for _, r := range t.Rules {
+				r.Shadow = policy.Shadow{}
+				l.Rules = append(l.Rules, r)
+			}
+		}
+	}
+	if l.Rules == nil {
+		return l, fmt.Errorf("%s has no rules for %s %s", p.file, p.device, p.direction)
 	}
 	return l, nil
 }

@@ -82,8 +82,9 @@ func (e *env) run(args []string) int {
 	}
 	var mistakes policyfile.Errors
 	if errors.As(err, &mistakes) {
-		fmt.Fprintln(e.err, mistakes.Error())
-		err = inputf("%s; nothing was changed", count(len(mistakes), "error"))
+		fmt.Fprintln(e.err, mistakes)
+		doing := strings.TrimSuffix(err.Error(), mistakes.Error())
+		err = inputf("%s%s; nothing was changed", doing, count(len(mistakes), "error"))
 	}
 	fmt.Fprintln(e.err, "shapectl: "+oneLine(err))
 	return exitCode(err)
