@@ -1,0 +1,88 @@
+package policyfile
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Error is one thing that is wrong with a file. Line and Column, in characters, count from 1.
+type Error struct {
+	File         string
+	Line, Column int
+	Message      string // why, and what was meant
+}
+
+func (e Error) Error() string {
+	return fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Message)
+}
+
+// Errors is all that is wrong with a file, in its order.
+type Errors []Error
+
+// shown is how many errors are printed.
+const shown = 20
+
+// Error has a line for each of the first 20 errors, and one that counts the others.
+func (e Errors) Error() string {
+	var lines []string
+	for i, one := range e {
+		if i == shown {
+			lines = append(lines, fmt.Sprintf("and %d more", len(e)-shown))
+			break
+		}
+		lines = append(lines, one.Error())
+	}
+	return strings.Join(lines, "\n")
+}
+
+func (e Errors) sort() {
+	slices.SortStableFunc(e, func(a, b Error) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+}
+
+// didYouMean is the end of a message about a word that is none of words.
+func didYouMean(word string, words []string) string {
+	best, least := "", max(1, len(word)/3)+1
+	for _, w := range words {
+		if d := distance(strings.ToLower(word), w); d < least {
+			best, least = w, d
+		}
+	}
+	switch {
+	case best != "":
+		return "did you mean " + best + "?"
+	case len(words) == 1:
+		return "use " + words[0]
+	}
+	last := len(words) - 1
+	return "use " + strings.Join(words[:last], ", ") + " or " + words[last]
+}
+
+// distance is how many letters to insert, delete or replace, or neighbours to
+// swap, turn one word into another.
+func distance(a, b string) int {
+	var before, last []int
+	for i := range len(a) + 1 {
+		row := make([]int, len(b)+1)
+		for j := range row {
+			if i == 0 || j == 0 {
+				row[j] = i + j
+				continue
+			}
+			row[j] = min(last[j], row[j-1]) + 1
+			change := 1
+			if a[i-1] == b[j-1] {
+				change = 0
+			}
+			row[j] = min(row[j], last[j-1]+change)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				row[j] = min(row[j], before[j-2]+1)
+			}
+		}
+		before, last = last, row
+	}
+	return last[len(b)]
+}

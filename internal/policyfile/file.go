@@ -1,0 +1,182 @@
+// Package policyfile reads, writes and compares policy files: the rules of all
+// devices of a network namespace, in YAML. It imports pkg/policy, and a YAML
+// library for the syntax; it does no I/O but to the writers that it is given.
+package policyfile
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A File is a policy as people write it, valid for whatever devices there are.
+type File struct {
+	name    string
+	text    []byte
+	devices []section
+	exactly map[string]*section // those of devices that are not patterns, by name
+
+	warnings Errors
+}
+
+// A section is what a file says of a device, or of those that match a pattern.
+type section struct {
+	key     string // as in the file
+	pattern bool
+	at      position
+	tables  []table
+}
+
+// A table is a policy.Table for devices that are not known yet.
+type table struct {
+	direction policy.Direction
+	match     policy.Match
+	rules     []rule // in the order of policy.ComparePrefix
+}
+
+type rule struct {
+	prefix netip.Prefix
+	limit  *policy.Limit // of any number of rules
+	at     position
+}
+
+// A position in a file is a line and a column, in characters, both from 1.
+type position struct{ line, column int32 }
+
+// Device is a device that is there.
+type Device struct {
+	Name    string
+	L2Bytes uint8 // of link header that each frame counts, 14 or 0
+}
+
+// Warnings is what is valid, but can hardly be meant: rules that can never decide,
+// as longer networks of the same direction cover all of theirs. They are no errors,
+// as a network may fill up one address at a time, and rules that were set may be so.
+func (f *File) Warnings() Errors { return f.warnings }
+
+// Tables is the policy of devices, sorted with sorted rules. Devices that the file
+// does not name, and directions without rules, have no table. What the file names
+// exactly and is not among devices is absent, in the file's order. The error, of
+// type Errors, names devices that several patterns match.
+func (f *File) Tables(devices []Device) (tables []policy.Table, absent []string, err error) {
+	var errs Errors
+	there := map[string]bool{}
+	for _, d := range devices {
+		there[d.Name] = true
+		of, err := f.For(d)
+		if err != nil {
+			errs = append(errs, err.(Errors)...)
+		}
+		tables = append(tables, of...)
+	}
+	if len(errs) > 0 {
+		return nil, nil, errs
+	}
+	for i := range f.devices {
+		if s := &f.devices[i]; !s.pattern && !there[s.name()] {
+			absent = append(absent, s.name())
+		}
+	}
+	policy.SortTables(tables)
+	return tables, absent, nil
+}
+
+// For is the policy of one device: as Tables, which has the same error.
+func (f *File) For(d Device) ([]policy.Table, error) {
+	s, err := f.section(d.Name)
+	if s == nil || err != nil {
+		return nil, err
+	}
+	var tables []policy.Table
+	for _, t := range s.tables {
+		if len(t.rules) == 0 {
+			continue
+		}
+		rules := make([]policy.Rule, len(t.rules))
+		for i, r := range t.rules {
+			// Parse tried this for either kind of device.
+			if rules[i], err = r.limit.Rule(r.prefix, d.L2Bytes); err != nil {
+				return nil, f.errorAt(r.at, err.Error())
+			}
+		}
+		tables = append(tables, policy.Table{Device: d.Name, Direction: t.direction, Match: t.match, Rules: rules})
+	}
+	policy.SortTables(tables)
+	return tables, nil
+}
+
+// section is what the file says of a device; nil if nothing.
+func (f *File) section(device string) (*section, error) {
+	if s := f.exactly[device]; s != nil {
+		return s, nil
+	}
+	var found *section
+	for i := range f.devices {
+		s := &f.devices[i]
+		if !s.pattern || !s.matches(device) {
+			continue
+		}
+		if found != nil {
+			return nil, f.errorAt(s.at, fmt.Sprintf(
+				"device %s is matched by %s here and by %s in line %d; narrow one of them down, or give the device a section of its own",
+				device, s.key, found.key, found.at.line))
+		}
+		found = s
+	}
+	return found, nil
+}
+
+func (f *File) errorAt(at position, message string) Errors {
+	return Errors{{File: f.name, Line: int(at.line), Column: int(at.column), Message: message}}
+}
+
+func (s *section) matches(device string) bool {
+	ok, _ := path.Match(s.key, device) // Parse tried the pattern
+	return ok
+}
+
+// name is the device of a section that is not a pattern.
+func (s *section) name() string { return unescape(s.key) }
+
+// isPattern says whether any of the key stands for more than itself.
+func isPattern(key string) bool {
+	escaped := false
+	for _, c := range []byte(key) {
+		switch {
+		case escaped:
+			escaped = false
+		case c == '\\':
+			escaped = true
+		case c == '*' || c == '?' || c == '[':
+			return true
+		}
+	}
+	return false
+}
+
+var escaper = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
+
+// escape is the key of a section of just this device.
+func escape(device string) string { return escaper.Replace(device) }
+
+func unescape(key string) string {
+	var name strings.Builder
+	for i := 0; i < len(key); i++ {
+		if key[i] == '\\' && i+1 < len(key) {
+			i++
+		}
+		name.WriteByte(key[i])
+	}
+	return name.String()
+}
+
+func (t *table) sort() {
+	slices.SortFunc(t.rules, func(a, b rule) int {
+		return cmp.Or(policy.ComparePrefix(a.prefix, b.prefix), cmp.Compare(a.at.line, b.at.line), cmp.Compare(a.at.column, b.at.column))
+	})
+}
