@@ -149,7 +149,7 @@ way only; SHAPECTL_BPFFS is the bpffs in which to pin, if not ` + loader.Default
 			return cmd.Help()
 		},
 	})
-	root.AddCommand(e.setCommand(), e.deleteCommand(), e.flushCommand(), e.showCommand(), e.askCommand(),
+	root.AddCommand(e.setCommand(), e.deleteCommand(), e.flushCommand(), e.showCommand(), e.askCommand(), e.watchCommand(),
 		e.replayCommand(), e.doctorCommand(), e.versionCommand(), e.completionCommand())
 	return root
 }
