@@ -2,16 +2,19 @@ PREFIX ?= /usr/local
 # A tarball has no .git: the program then names no version but the one in its code.
 VERSION := $(if $(wildcard .git),$(shell git describe --tags --always --dirty 2>/dev/null))
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
-UNIT = ./bench ./internal/model/... ./internal/report/... ./internal/trace/... ./pkg/policy/...
+UNIT = ./bench ./internal/lastgood/... ./internal/model/... ./internal/report/... ./internal/trace/... ./pkg/policy/...
 CLANG = clang-14
 CLANG_NEEDS = $(CLANG)=clang-14 llvm-strip-14=llvm-14 /usr/include/bpf/bpf_helpers.h=libbpf-dev /usr/include/linux/bpf.h=linux-libc-dev
 BENCH_NEEDS = tc=iproute2 nft=nftables iptables-legacy=iptables
 BENCH_OUT = docs
+UNIT_DIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
+UNITS = $(patsubst systemd/%,$(UNIT_DIR)/%,$(wildcard systemd/*.service))
+DOC_DIR = $(DESTDIR)$(PREFIX)/share/doc/shapectl
 GENERATED = '*_bpfel*.go' '*_bpfel*.o'
 
 export CGO_ENABLED = 0
 
-.PHONY: all demo test test-unit race test-kernels generate verify-generated lint bench install clean help
+.PHONY: all demo test test-unit race test-units test-kernels generate verify-generated lint bench install uninstall clean help
 
 all: ## build bin/shapectl (no clang needed: what it compiles is committed)
 	go build -buildvcs=false -trimpath -ldflags "-s -w $(if $(VERSION),-X main.version=$(VERSION))" -o bin/shapectl ./cmd/shapectl
@@ -23,9 +26,13 @@ test: all ## everything: Go tests with those in the kernel, then real traffic (r
 	@[ "$$(id -u)" -eq 0 ] || { echo 'make test: the kernel tests need root: run  sudo env "PATH=$$PATH" make test  or, without them,  make test-unit' >&2; exit 1; }
 	go test -count=1 ./...
 	scripts/netns-test.sh --quick
+	scripts/units-test.sh
 
 test-unit: ## the tests that need neither root nor a kernel
 	go test $(UNIT)
+
+test-units: all ## the systemd units, under a systemd of their own in namespaces (root)
+	@scripts/units-test.sh
 
 test-kernels: all ## Linux 6.1, 6.12 and the newest in emulated machines, and that 5.10 is refused
 	@scripts/kernels-test.sh
@@ -54,8 +61,16 @@ bench: ## what shapectl costs, beside other limiters: writes docs/benchmarks.md 
 	@scripts/need.sh 'make bench' $(BENCH_NEEDS)
 	go run ./bench $(BENCH_FLAGS) -o $(BENCH_OUT)
 
-install: all ## to $(PREFIX)/bin
+install: all ## the command, its systemd units and examples, to $(PREFIX)
 	install -D -m 755 bin/shapectl $(DESTDIR)$(PREFIX)/bin/shapectl
+	install -D -m 644 -t $(UNIT_DIR) systemd/*.service
+	sed -i 's|/usr/local|$(PREFIX)|' $(UNITS)
+	install -d $(DOC_DIR)
+	cp -r README.md $(wildcard examples) $(DOC_DIR)
+
+uninstall: ## take away what install made; limits that are in force stay
+	rm -f $(DESTDIR)$(PREFIX)/bin/shapectl $(UNITS)
+	rm -rf $(DOC_DIR)
 
 clean: ## remove what was built
 	rm -rf bin

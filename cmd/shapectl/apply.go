@@ -12,6 +12,7 @@ import (
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
+	"github.com/shapectl/shapectl/internal/lastgood"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -25,8 +26,15 @@ const (
 	maxConfirm   = 24 * time.Hour
 )
 
+type applyOptions struct {
+	file     string
+	confirm  time.Duration
+	lastGood string
+	absentOK bool
+}
+
 func (e *env) applyCommand() *cobra.Command {
-	var confirm time.Duration
+	var o applyOptions
 	cmd := &cobra.Command{
 		Use:   "apply FILE|- [flags]",
 		Short: "Bring a whole policy into force",
@@ -40,19 +48,31 @@ confirm' is called: the programs in the kernel see to that, so it holds when
 shapectl and the login that called it are gone.
 
 A device that the file names and that is not there is left out, which is said
-(exit code 4); 'shapectl watch' gives it its rules when it appears.`,
+(exit code 4 without --absent-ok); 'shapectl watch' gives it its rules when it appears.
+
+With --last-good the text of a policy that was applied is kept in that file; and
+where the policy can not be read or is not valid, that one is applied instead
+(exit code 4).`,
 		Example: `  shapectl apply policy.yaml
   shapectl apply policy.yaml --confirm 60s
   shapectl export | sed s/10mbit/20mbit/ | shapectl apply -`,
 		Args: args(1, 1),
 		RunE: func(cmd *cobra.Command, given []string) error {
-			if cmd.Flags().Changed("confirm") && (confirm < leastConfirm || confirm > maxConfirm) {
-				return inputf("apply: --confirm %v is out of range; use %v to %v", confirm, leastConfirm, maxConfirm)
+			o.file = given[0]
+			switch set := cmd.Flags().Changed; {
+			case set("confirm") && (o.confirm < leastConfirm || o.confirm > maxConfirm):
+				return inputf("apply: --confirm %v is out of range; use %v to %v", o.confirm, leastConfirm, maxConfirm)
+			case set("confirm") && set("last-good"):
+				return inputf("apply: a policy that waits to be confirmed is not known to be good; leave --confirm or --last-good out")
+			case set("last-good") && (o.lastGood == "" || o.file == "-"):
+				return inputf("apply: --last-good keeps a copy of FILE; name both as files")
 			}
-			return e.apply(given[0], confirm)
+			return e.apply(o)
 		},
 	}
-	cmd.Flags().DurationVar(&confirm, "confirm", 0, "take all back after this `time` (60s, 5m), unless it is confirmed")
+	cmd.Flags().DurationVar(&o.confirm, "confirm", 0, "take all back after this `time` (60s, 5m), unless it is confirmed")
+	cmd.Flags().StringVar(&o.lastGood, "last-good", "", "keep what was applied in this `file`, and apply that if FILE is not valid")
+	cmd.Flags().BoolVar(&o.absentOK, "absent-ok", false, "devices that are not there are no fault")
 	return cmd
 }
 
@@ -114,18 +134,18 @@ func policyDevices(n *loader.Namespace) ([]policyfile.Device, error) {
 	return devices, err
 }
 
-func (e *env) apply(name string, confirm time.Duration) error {
-	f, err := e.readPolicy(name)
+func (e *env) apply(o applyOptions) error {
+	f, err := e.policyToApply(o)
 	if err != nil {
 		return fmt.Errorf("apply: %w", err)
 	}
-	return e.with(loader.Write, "apply "+name, func(n *loader.Namespace) error {
-		want, absent, err := tables(n, f)
+	err = e.with(loader.Write, "apply "+f.Path, func(n *loader.Namespace) error {
+		want, absent, err := tables(n, f.File)
 		if err != nil {
 			return err
 		}
 		bar := e.rulesBar()
-		done, err := n.Apply(want, loader.ApplyOptions{Confirm: confirm, Progress: bar.progress})
+		done, err := n.Apply(want, loader.ApplyOptions{Confirm: o.confirm, Progress: bar.progress})
 		bar.finish()
 		if err != nil {
 			return err
@@ -134,8 +154,34 @@ func (e *env) apply(name string, confirm time.Duration) error {
 		if err != nil {
 			return err
 		}
-		return e.applied(report.Applied{Hooks: hooksChanged(done), Absent: absent, RevertsInNS: ahead(pending)})
+		return e.applied(report.Applied{Hooks: hooksChanged(done), Absent: absent, RevertsInNS: ahead(pending)}, o.absentOK)
 	})
+	if err != nil && !errors.Is(err, errDegraded) {
+		return err
+	}
+	if o.lastGood != "" && f.Problem == nil {
+		if err := lastgood.Keep(o.lastGood, f.Text); err != nil {
+			return e.degraded("apply %s: it is in force, but %w", f.Path, err)
+		}
+	}
+	if f.Problem != nil {
+		fmt.Fprintln(e.err, f.Problem)
+		return e.degraded("apply %s: it is not valid, so the last good policy, %s, was applied instead", o.file, f.Path)
+	}
+	return err
+}
+
+// policyToApply is the policy of the file, or the last good one.
+func (e *env) policyToApply(o applyOptions) (lastgood.Policy, error) {
+	if o.lastGood == "" {
+		f, err := e.readPolicy(o.file)
+		return lastgood.Policy{File: f, Path: o.file}, err
+	}
+	f, err := lastgood.Load(o.file, o.lastGood)
+	if err != nil {
+		return f, inputError{err}
+	}
+	return f, nil
 }
 
 // ahead is how far a time of maps.Now is ahead, in ns; nil for 0, which is none.
@@ -158,7 +204,7 @@ func hooksChanged(done []loader.Applied) []report.HookChange {
 	return hooks
 }
 
-func (e *env) applied(a report.Applied) error {
+func (e *env) applied(a report.Applied, absentOK bool) error {
 	var err error
 	if e.json {
 		err = report.JSON(e.out, a)
@@ -169,6 +215,9 @@ func (e *env) applied(a report.Applied) error {
 		return err
 	}
 	fmt.Fprintf(e.err, "shapectl: not there, so without their rules: %s; 'shapectl watch' gives them when they appear\n", strings.Join(a.Absent, ", "))
+	if absentOK {
+		return nil
+	}
 	return errDegraded
 }
 
@@ -232,7 +281,7 @@ what their buckets owe. A change by another command since then makes that imposs
 				if err != nil {
 					return err
 				}
-				return e.applied(report.Applied{Hooks: hooksChanged(done)})
+				return e.applied(report.Applied{Hooks: hooksChanged(done)}, false)
 			})
 		},
 	}

@@ -82,8 +82,8 @@ func (e *env) run(args []string) int {
 	}
 	var mistakes policyfile.Errors
 	if errors.As(err, &mistakes) {
-		fmt.Fprintln(e.err, mistakes)
-		doing := strings.TrimSuffix(err.Error(), mistakes.Error())
+		doing, _, _ := strings.Cut(err.Error(), mistakes.Error())
+		fmt.Fprintln(e.err, strings.TrimPrefix(err.Error(), doing))
 		err = inputf("%s%s; nothing was changed", doing, count(len(mistakes), "error"))
 	}
 	fmt.Fprintln(e.err, "shapectl: "+oneLine(err))
@@ -170,7 +170,7 @@ way only; SHAPECTL_BPFFS is the bpffs in which to pin, if not ` + loader.Default
 	})
 	root.AddCommand(e.setCommand(), e.deleteCommand(), e.flushCommand(), e.showCommand(), e.askCommand(), e.explainCommand(),
 		e.applyCommand(), e.diffCommand(), e.exportCommand(), e.confirmCommand(), e.rollbackCommand(),
-		e.replayCommand(), e.doctorCommand(), e.versionCommand(), e.completionCommand())
+		e.watchCommand(), e.replayCommand(), e.doctorCommand(), e.versionCommand(), e.completionCommand())
 	return root
 }
 

@@ -29,6 +29,8 @@ type ApplyOptions struct {
 	Confirm time.Duration
 	// Progress is told how many rules are ready, of how many; it may be nil.
 	Progress func(ready, of int)
+	// Only is the name of the one device whose rules are to change, for good; "" for all.
+	Only string
 }
 
 // Applied is what became of the rules of a hook.
@@ -83,7 +85,7 @@ type application struct {
 // Rules that stay keep buckets and counters. On failure all is as it was.
 // Where nothing is to be changed, nothing is touched.
 func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) ([]Applied, error) {
-	hooks, err := n.applications(tables)
+	hooks, err := n.applications(tables, o.Only)
 	same := !slices.ContainsFunc(hooks, func(a *application) bool { return !a.asWanted() })
 	closeAll(hooks)
 	if err != nil || same {
@@ -94,11 +96,13 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) ([]Applied, err
 			return nil, err
 		}
 	}
-	if err := n.endChange(nil); err != nil {
-		return nil, err
+	if o.Only == "" {
+		if err := n.endChange(nil); err != nil {
+			return nil, err
+		}
 	}
 	// Once more, as hooks may have gone with the end of the last change.
-	hooks, err = n.applications(tables)
+	hooks, err = n.applications(tables, o.Only)
 	defer func() { closeAll(hooks) }()
 	if err != nil {
 		return nil, err
@@ -122,14 +126,18 @@ func closeAll(hooks []*application) {
 	}
 }
 
-// applications are the hooks that there are and are to be, with what each is to
-// have, if that is possible.
-func (n *Namespace) applications(tables []policy.Table) (all []*application, err error) {
+// applications are the hooks that there are and are to be, of one device or ""
+// for all, with what each is to have, if that is possible.
+func (n *Namespace) applications(tables []policy.Table, only string) (all []*application, err error) {
 	hooks, err := n.Hooks()
 	for _, h := range hooks {
-		if h.Device.Name == "" {
-			h.Close() // of a device that is gone or elsewhere
+		back, wanted := n.back(h, tables)
+		switch {
+		case only != "" && h.Name() != only, h.Device.Name == "" && !wanted:
+			h.Close()
 			continue
+		case h.Device.Name == "":
+			h.Device = back
 		}
 		all = append(all, &application{Hook: h})
 	}
@@ -159,6 +167,17 @@ func (n *Namespace) applications(tables []policy.Table) (all []*application, err
 		}
 	}
 	return all, nil
+}
+
+// back is the device that has been made again whose rules h has, if one of the tables is for it.
+func (n *Namespace) back(h *Hook, tables []policy.Table) (dev Device, wanted bool) {
+	if h.State != Gone || !slices.ContainsFunc(tables, func(t policy.Table) bool {
+		return t.Device == h.Was && t.Direction == h.Direction && t.Match == h.Match()
+	}) {
+		return dev, false
+	}
+	dev, err := n.Device(h.Was)
+	return dev, err == nil
 }
 
 // check reports why a hook can not get its rules.
@@ -230,6 +249,9 @@ func (n *Namespace) apply(hooks []*application, o ApplyOptions) (err error) {
 	waitUntil(armAll(changed, o.Confirm))
 	for _, a := range changed {
 		a.Set.Commit()
+		if o.Only != "" {
+			a.Set.Finish()
+		}
 	}
 	return nil
 }

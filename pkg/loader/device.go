@@ -127,6 +127,9 @@ func (n *Namespace) deviceAt(index int) (Device, bool, error) {
 // Devices are all devices of the namespace.
 func (n *Namespace) Devices() ([]Device, error) {
 	links, err := netlink.LinkList()
+	for tries := 0; errors.Is(err, netlink.ErrDumpInterrupted) && tries < 10; tries++ {
+		links, err = netlink.LinkList() // some came or went meanwhile
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list the devices: %w", err)
 	}

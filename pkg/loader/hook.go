@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -176,6 +177,9 @@ func (n *Namespace) findGone(name string, d policy.Direction) (*Hook, error) {
 		return nil, err
 	}
 	for _, index := range indices {
+		if was, err := n.deviceWas(index, d); err == nil && was != name {
+			continue
+		}
 		h, err := n.openHook(index, d)
 		if errors.Is(err, maps.ErrOtherLayout) {
 			continue // of which only the device's number can be told
@@ -192,6 +196,26 @@ func (n *Namespace) findGone(name string, d policy.Direction) (*Hook, error) {
 		h.Close()
 	}
 	return nil, nil
+}
+
+// deviceWas is the name of a hook's device when its only generation was made,
+// which is cheaper to learn than all of the hook.
+func (n *Namespace) deviceWas(index int, d policy.Direction) (string, error) {
+	h := &Hook{Direction: d, path: n.hookPath(index, d)}
+	generations, err := h.generations()
+	if err != nil {
+		return "", err
+	}
+	if len(generations) != 1 {
+		return "", errors.New("there is not just one generation")
+	}
+	settings, err := maps.Settings(filepath.Join(h.path, generations[0]))
+	return deviceName(settings), err
+}
+
+// deviceName is the name of the device that settings were made for.
+func deviceName(s bpf.AbiHook) string {
+	return string(s.Device[:max(0, slices.Index(s.Device[:], 0))])
 }
 
 // openHook opens what is pinned for a device by its index: nil if nothing is,
@@ -230,8 +254,7 @@ func (n *Namespace) openHook(index int, d policy.Direction) (*Hook, error) {
 		h.Close()
 		return nil, nil
 	}
-	settings := h.Set.Hook()
-	h.Was = string(settings.Device[:max(0, slices.Index(settings.Device[:], 0))])
+	h.Was = deviceName(h.Set.Hook())
 	if err := n.judge(h); err != nil {
 		h.Close()
 		return nil, err

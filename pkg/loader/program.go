@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -53,7 +54,7 @@ func Load(algorithm policy.Algorithm, set *maps.Set) (*ebpf.Program, error) {
 }
 
 // build tells the programs of this build from those of another.
-func build() (id [8]byte, err error) {
+var build = sync.OnceValues(func() (id [8]byte, err error) {
 	hash := sha256.New()
 	for _, algorithm := range []policy.Algorithm{policy.GCRA, policy.Leaky} {
 		spec, err := programs[algorithm].spec()
@@ -66,4 +67,4 @@ func build() (id [8]byte, err error) {
 	}
 	copy(id[:], hash.Sum(nil))
 	return id, nil
-}
+})

@@ -210,14 +210,8 @@ func (s *Set) attach() (err error) {
 			s.Close()
 		}
 	}()
-	if s.maps[hookMap].ValueSize() != uint32(unsafe.Sizeof(s.hook)) {
-		return ErrOtherLayout
-	}
-	if err := s.maps[hookMap].Lookup(uint32(0), &s.hook); err != nil {
-		return fmt.Errorf("read the hook's settings: %w", err)
-	}
-	if s.hook.Layout != Layout {
-		return fmt.Errorf("%w (layout %d, this one has %d)", ErrOtherLayout, s.hook.Layout, Layout)
+	if s.hook, err = settings(s.maps[hookMap]); err != nil {
+		return err
 	}
 	for _, name := range ruleMaps[:s.hook.RuleMaps] {
 		if err := s.mapSized(name, ruleSize(s.hook), func(m []byte) { s.rules = append(s.rules, m) }); err != nil {
@@ -235,6 +229,29 @@ func (s *Set) attach() (err error) {
 			s.filter = unsafe.Slice((*uint64)(unsafe.Pointer(&m[0])), s.hook.FilterMask+1)
 		}),
 	)
+}
+
+// Settings are those of a hook whose maps are pinned in a directory, without opening all of them.
+func Settings(dir string) (hook bpf.AbiHook, err error) {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pinned[hookMap]), nil)
+	if err != nil {
+		return hook, fmt.Errorf("open the hook's settings: %w", err)
+	}
+	defer m.Close()
+	return settings(m)
+}
+
+func settings(m *ebpf.Map) (hook bpf.AbiHook, err error) {
+	if m.ValueSize() != uint32(unsafe.Sizeof(hook)) {
+		return hook, ErrOtherLayout
+	}
+	if err := m.Lookup(uint32(0), &hook); err != nil {
+		return hook, fmt.Errorf("read the hook's settings: %w", err)
+	}
+	if hook.Layout != Layout {
+		return hook, fmt.Errorf("%w (layout %d, this one has %d)", ErrOtherLayout, hook.Layout, Layout)
+	}
+	return hook, nil
 }
 
 // mapArray maps an array map into memory, shared with the programs.

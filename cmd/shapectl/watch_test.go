@@ -1,0 +1,472 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/loader"
+)
+
+// A transcript is what a process that goes on has said so far.
+type transcript struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (s *transcript) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(b)
+}
+
+func (s *transcript) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}
+
+// A watch is a `shapectl watch` that runs.
+type watch struct {
+	t        *testing.T
+	cmd      *exec.Cmd
+	manager  *net.UnixConn // what a service manager has of it
+	out, err transcript
+	heard    map[string]int
+}
+
+// startWatch starts a watch and does not wait for it.
+func (r *rig) startWatch(args ...string) *watch {
+	r.t.Helper()
+	dir, err := os.MkdirTemp("", "watch") // a socket's path may not be as long as t.TempDir's are
+	testenv.Must(r.t, err)
+	socket := &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"}
+	w := &watch{t: r.t, heard: map[string]int{}, cmd: r.command(append([]string{"watch"}, args...)...)}
+	w.manager, err = net.ListenUnixgram(socket.Net, socket)
+	testenv.Must(r.t, err)
+	w.cmd.Env = append(w.cmd.Env, "NOTIFY_SOCKET="+socket.Name)
+	w.cmd.Stdout, w.cmd.Stderr = &w.out, &w.err
+	testenv.Must(r.t, w.cmd.Start())
+	r.t.Cleanup(func() {
+		w.cmd.Process.Kill()
+		w.cmd.Wait()
+		w.manager.Close()
+		os.RemoveAll(dir)
+	})
+	return w
+}
+
+// watch starts a watch and waits until it has done what there was to do.
+func (r *rig) watch(args ...string) *watch {
+	r.t.Helper()
+	w := r.startWatch(args...)
+	w.notifies("READY=1")
+	return w
+}
+
+// notifies ends the test unless that is what a service manager is told next.
+func (w *watch) notifies(want string) {
+	w.t.Helper()
+	message := make([]byte, 100)
+	testenv.Must(w.t, w.manager.SetReadDeadline(time.Now().Add(10*time.Second)))
+	n, err := w.manager.Read(message)
+	if have := string(message[:n]); err != nil || have != want {
+		w.t.Fatalf("the service manager is told %q, not %q: %v; %s%s", have, want, err, &w.out, &w.err)
+	}
+}
+
+// ends tells the watch to end, which it does well, and returns what it said.
+func (w *watch) ends(by os.Signal) result {
+	w.t.Helper()
+	testenv.Must(w.t, w.cmd.Process.Signal(by))
+	w.notifies("STOPPING=1")
+	if err := w.cmd.Wait(); err != nil {
+		w.t.Errorf("told to end, it ends with %v: %s", err, &w.err)
+	}
+	return result{w.out.String(), w.err.String(), w.cmd.ProcessState.ExitCode()}
+}
+
+// says waits until it has said something, on either channel, once more than it was waited for before.
+func (w *watch) says(what string) {
+	w.t.Helper()
+	w.heard[what]++
+	for deadline := time.Now().Add(30 * time.Second); strings.Count(w.out.String()+w.err.String(), what) < w.heard[what]; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			w.t.Fatalf("it does not say %q: %s%s", what, &w.out, &w.err)
+		}
+	}
+}
+
+// writeFile writes a file as one ought to that others read: whole.
+func (r *rig) writeFile(path, text string) {
+	r.t.Helper()
+	testenv.Must(r.t, os.WriteFile(path+".part", []byte(text), 0o600))
+	testenv.Must(r.t, os.Rename(path+".part", path))
+}
+
+// policy writes a policy file, and is its path.
+func (r *rig) policy(text string) string {
+	r.t.Helper()
+	path := filepath.Join(r.t.TempDir(), "policy.yaml")
+	r.writeFile(path, text)
+	return path
+}
+
+// has ends the test unless these rules, "DEVICE DIRECTION CIDR BITS", are those there are, and in force.
+func (r *rig) has(want ...string) {
+	r.t.Helper()
+	have := []string{}
+	for _, rule := range r.show() {
+		have = append(have, fmt.Sprintf("%s %s %s %d", rule.Device, rule.Direction, rule.CIDR, rule.Rate))
+		if !rule.Attached {
+			r.t.Errorf("%s %s %s: %s", rule.Device, rule.Direction, rule.CIDR, rule.State)
+		}
+	}
+	slices.Sort(have)
+	slices.Sort(want)
+	if !slices.Equal(have, want) {
+		r.t.Fatalf("rules are\n%s\nand ought to be\n%s", strings.Join(have, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+func rename(t *testing.T, from, to string) {
+	t.Helper()
+	testenv.Must(t, netlink.LinkSetName(testenv.Link(t, from), to))
+}
+
+const (
+	watchedTap = `
+  tap*:
+    egress:
+      10.0.0.0/24: 2mbit
+`
+	watched = `devices:
+  va:
+    egress:
+      10.0.0.0/24: 1mbit
+      10.0.0.9: unlimited
+    ingress:
+      10.0.0.0/24: {rate: 3mbit, each: host, algorithm: leaky}
+` + watchedTap
+)
+
+// What watched has for va.
+func watchedVA() []string {
+	return []string{"va egress 10.0.0.0/24 1000000", "va egress 10.0.0.9/32 0", "va ingress 10.0.0.0/24 3000000"}
+}
+
+// Devices get their rules: those that are there, that get a name of the policy, that are made, and made again.
+func TestWatch(t *testing.T) {
+	for _, hook := range []string{"tcx", "clsact"} {
+		t.Run(hook, func(t *testing.T) {
+			r := newRig(t)
+			r.env["SHAPECTL_HOOK"] = hook
+			file := r.policy(watched)
+			w := r.watch(file)
+			r.has(watchedVA()...)
+
+			testenv.Veth(t, "xa", "xb")
+			rename(t, "xa", "tap0")
+			w.says("tap0 egress")
+			r.has(append(watchedVA(), "tap0 egress 10.0.0.0/24 2000000")...)
+
+			testenv.Must(t, netlink.LinkDel(testenv.Link(t, "tap0")))
+			testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
+			testenv.Veth(t, "tap1", "xb")
+			testenv.Veth(t, "va", "vb")
+			w.says("tap1 egress: 1 rule of " + file + "\nva egress: 2 rules of " + file + "\nva ingress: 1 rule")
+			testenv.Veth(t, "tap0", "xc")
+			w.says("tap0 egress")
+			all := append(watchedVA(), "tap0 egress 10.0.0.0/24 2000000", "tap1 egress 10.0.0.0/24 2000000")
+			r.has(all...)
+
+			said := w.ends(syscall.SIGTERM)
+			if want := "va egress: 2 rules of FILE\nva ingress: 1 rule of FILE\ntap0 egress: 1 rule of FILE\n" +
+				"tap1 egress: 1 rule of FILE\nva egress: 2 rules of FILE\nva ingress: 1 rule of FILE\ntap0 egress: 1 rule of FILE\n"; said.err != "" ||
+				strings.ReplaceAll(said.out, file, "FILE") != want {
+				t.Errorf("it said\n%s%s and ought to have said\n%s", said.out, said.err, want)
+			}
+			r.has(all...)
+			before := r.passed("va", "10.0.0.9/32")
+			r.send("10.0.0.9", 3, 200)
+			if now := r.passed("va", "10.0.0.9/32"); now != before+3 {
+				t.Errorf("of 3 packets, %d are counted", now-before)
+			}
+			for _, name := range []string{"va", "tap0", "tap1"} {
+				r.ok("flush", name)
+			}
+			r.nothingLeft()
+		})
+	}
+}
+
+// passed is a counter of a rule.
+func (r *rig) passed(device, cidr string) uint64 {
+	r.t.Helper()
+	for _, rule := range r.show() {
+		if rule.Device == device && rule.CIDR == cidr && rule.Direction == "egress" {
+			return rule.PassedPackets
+		}
+	}
+	r.t.Fatalf("%s egress %s is not there", device, cidr)
+	return 0
+}
+
+// What somebody has set stays, and so does what somebody has flushed, however often other devices come.
+func TestWatchLeavesRulesAlone(t *testing.T) {
+	r := newRig(t)
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "7mbit")
+	r.ok("set", "vb", "ingress", "10.0.0.0/24", "--rate", "8mbit")
+	w := r.watch(r.policy(watched))
+	r.has("va egress 10.0.0.0/24 7000000", "vb ingress 10.0.0.0/24 8000000")
+
+	testenv.Veth(t, "tap0", "xb")
+	w.says("tap0 egress")
+	r.ok("flush", "tap0")
+	rename(t, "vb", "tap1")
+	testenv.Veth(t, "tap2", "xc")
+	w.says("tap2 egress")
+	r.has("va egress 10.0.0.0/24 7000000", "tap1 ingress 10.0.0.0/24 8000000", "tap2 egress 10.0.0.0/24 2000000")
+	if said := w.ends(syscall.SIGINT); said.err != "" || strings.Count(said.out, "\n") != 2 {
+		t.Errorf("it said %s%s", said.out, said.err)
+	}
+}
+
+// So does what is in force on a device that has moved away, and whose name another one has now.
+func TestWatchLeavesMovedRulesAlone(t *testing.T) {
+	r := newRig(t)
+	r.env["SHAPECTL_HOOK"] = "tcx"
+	r.ok("set", "va", "ingress", "10.0.0.0/24", "--rate", "7mbit")
+	w := r.watch(r.policy("devices: {v?: {egress: {10.0.0.0/24: 1mbit}}}\n"))
+	_, other := testenv.NewNamedNetns(t)
+	testenv.Must(t, netlink.LinkSetNsFd(testenv.Link(t, "va"), other.FD()))
+	testenv.Veth(t, "va", "xb")
+	w.says("va egress")
+	r.has("va egress 10.0.0.0/24 1000000", "va ingress 10.0.0.0/24 7000000", "vb egress 10.0.0.0/24 1000000")
+	if said := w.ends(syscall.SIGTERM); said.err != "" {
+		t.Errorf("it said %s", said.err)
+	}
+}
+
+// Rules of a device that is made again go on where they were: as they are in
+// the policy now, or, if that does not name the device, as they were.
+func TestWatchRevives(t *testing.T) {
+	r := newRig(t)
+	testenv.Veth(t, "other", "xb")
+	for _, line := range []string{
+		"set other egress 10.0.0.0/24 --rate 7mbit", "set other egress 10.0.1.0/24 --rate 8mbit --algorithm leaky",
+		"set other ingress 10.0.0.0/24 --rate 9mbit",
+		"set va egress 10.0.0.0/24 --rate 7mbit", "set va egress 10.0.7.0/24 --rate 7mbit --algorithm leaky",
+		"set va ingress 10.0.0.0/24 --match dst --rate 7mbit", "set va ingress 10.0.1.0/24 --match dst --rate 7mbit",
+		"set vb egress 10.0.0.0/24 --rate 7mbit", "set vb ingress 10.0.0.0/24 --rate 7mbit",
+	} {
+		r.ok(strings.Fields(line)...)
+	}
+	r.send("10.0.0.7", 3, 200)
+	w := r.watch(r.policy(watched + "  vb: {egress: {10.0.0.0/24: 4mbit}}\n"))
+	for _, name := range []string{"other", "va"} {
+		testenv.Must(t, netlink.LinkDel(testenv.Link(t, name)))
+	}
+	testenv.Veth(t, "va", "vb")
+	testenv.Veth(t, "other", "xb")
+	w.says("va ingress")
+	w.says("other egress: 2 rules that it had before, attached again")
+	w.says("other ingress: 1 rule that it had before, attached again")
+	r.has(append(watchedVA(), "vb egress 10.0.0.0/24 4000000",
+		"other egress 10.0.0.0/24 7000000", "other egress 10.0.1.0/24 8000000", "other ingress 10.0.0.0/24 9000000")...)
+	if n := r.passed("va", "10.0.0.0/24"); n != 3 {
+		t.Errorf("of a rule that stays, 3 packets were counted, and now %d", n)
+	}
+	for _, rule := range r.show("va", "ingress") {
+		if rule.Each != "host" || rule.Algorithm != "leaky" {
+			t.Errorf("not as in the policy: %+v", rule)
+		}
+	}
+	if said := w.ends(syscall.SIGTERM); said.err != "" {
+		t.Errorf("it said %s", said.err)
+	}
+}
+
+// The policy counts as it is in the file when a device appears, or as it last was good.
+func TestWatchReadsThePolicyAgain(t *testing.T) {
+	r := newRig(t)
+	file := r.policy("devices: {" + "tap*: {egress: {10.0.0.0/24: 1mbit}}}\n")
+	w := r.watch(file)
+	next := func(rate string) {
+		t.Helper()
+		r.writeFile(file, "devices: {tap*: {egress: {10.0.0.0/24: "+rate+"}}}\n")
+	}
+	appears := func(name string) {
+		t.Helper()
+		testenv.Veth(t, name, name+"p")
+		w.says(name + " egress") // after its other end, which was made before
+	}
+	appears("tap0")
+	next("2mbit")
+	appears("tap1")
+	w.says("was read again")
+	next("fast")
+	appears("tap2")
+	w.says("shapectl: watch: " + file + `:1:40: "fast"`)
+	w.says("shapectl: watch: keeping to the policy as it was read before, from " + file)
+	if n := strings.Count(w.err.String(), "keeping to"); n != 1 {
+		t.Errorf("of one bad file it is told %d times: %s", n, &w.err)
+	}
+	next("3mbit")
+	testenv.Must(t, w.cmd.Process.Signal(syscall.SIGHUP))
+	w.says("was read again")
+	appears("tap3")
+	var want []string
+	for i, rate := range []int{1, 2, 2, 3} {
+		for _, end := range []string{"", "p"} {
+			want = append(want, fmt.Sprintf("tap%d%s egress 10.0.0.0/24 %d000000", i, end, rate))
+		}
+	}
+	r.has(want...)
+	w.ends(syscall.SIGTERM)
+}
+
+// Without a good file, the last good one is used.
+func TestWatchLastGood(t *testing.T) {
+	r := newRig(t)
+	bad, good := r.policy("devices: {va: {egress: {10.0.0.0/24: fast}}}\n"), r.policy(watched)
+	for _, file := range []string{bad, bad + "-not"} {
+		w := r.watch(file, "--last-good", good)
+		r.has(watchedVA()...)
+		said := w.ends(syscall.SIGTERM)
+		if lines := strings.Split(said.err, "\n"); len(lines) != 3 || !strings.Contains(lines[0], file) ||
+			lines[1] != "shapectl: watch: using the last good policy, "+good {
+			t.Errorf("it said %s", said.err)
+		}
+		r.refused(exitInput, "no policy is kept in "+good+"-not", "watch", file, "--last-good", good+"-not")
+		r.refused(exitInput, file, "watch", file)
+		r.refused(exitInput, "leave it out", "watch", file, "--last-good", "")
+		r.ok("flush", "va")
+	}
+	r.nothingLeft()
+}
+
+// However many appear at once, and whatever becomes of the others.
+func TestWatchManyAtOnce(t *testing.T) {
+	r := newRig(t)
+	w := r.watch(r.policy("devices:" + watchedTap))
+	var want []string
+	for i := range 50 { // pairs
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = fmt.Sprintf("tap%d", i)
+		testenv.Must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: fmt.Sprintf("other%d", i)}))
+		if i%10 == 0 {
+			testenv.Must(t, netlink.LinkDel(testenv.Link(t, attrs.Name)))
+			continue
+		}
+		want = append(want, attrs.Name+" egress 10.0.0.0/24 2000000")
+	}
+	w.says("tap49 egress")
+	r.has(want...)
+	if said := w.ends(syscall.SIGTERM); said.err != "" || strings.Count(said.out, "\n") < len(want) {
+		t.Errorf("it said %s%s", said.out, said.err)
+	}
+}
+
+// A device that gets another name before its turn has come has that name's rules.
+func TestWatchWaitsItsTurn(t *testing.T) {
+	r := newRig(t)
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "7mbit")
+	w := r.watch(r.policy("devices:" + watchedTap))
+	n, err := loader.Write(loader.Options{BPFFS: r.bpffs()})
+	testenv.Must(t, err)
+	testenv.Veth(t, "tap0", "xb")
+	time.Sleep(100 * time.Millisecond) // for the watch to wait; if it does not yet, nothing is tested
+	rename(t, "tap0", "other")
+	testenv.Veth(t, "tap0", "xc")
+	n.Close()
+	w.says("tap0 egress")
+	r.has("va egress 10.0.0.0/24 7000000", "tap0 egress 10.0.0.0/24 2000000")
+	if said := w.ends(syscall.SIGTERM); said.err != "" || strings.Count(said.out, "\n") != 1 {
+		t.Errorf("it said %s%s", said.out, said.err)
+	}
+}
+
+// Killed at any moment, it leaves no device half done that the next one does not see to.
+func TestWatchKilled(t *testing.T) {
+	r := newRig(t)
+	file := r.policy("devices:" + watchedTap)
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	var want []string
+	for i := range 8 {
+		w := r.startWatch(file)
+		name := fmt.Sprintf("tap%d", i)
+		testenv.Veth(t, name, name+"p")
+		for _, end := range []string{"", "p"} {
+			want = append(want, name+end+" egress 10.0.0.0/24 2000000")
+		}
+		time.Sleep(time.Duration(random.IntN(150)) * time.Millisecond)
+		w.cmd.Process.Kill()
+		w.cmd.Wait()
+		if s := w.err.String(); s != "" {
+			t.Errorf("kill %d: %s", i, s)
+		}
+		for _, rule := range r.show() {
+			if !rule.Attached {
+				t.Errorf("kill %d: %+v", i, rule)
+			}
+		}
+	}
+	r.watch(file).ends(syscall.SIGTERM)
+	r.has(want...)
+}
+
+func TestWatchNamedNamespace(t *testing.T) {
+	r := newRig(t)
+	name, other := testenv.NewNamedNetns(t)
+	w := r.watch("-j", "-n", name, r.policy(watched))
+	testenv.Must(t, netlink.LinkSetNsFd(testenv.Link(t, "va"), other.FD()))
+	w.says("va ingress")
+	if rules := r.show(); len(rules) > 0 {
+		t.Errorf("here are rules: %+v", rules)
+	}
+	if rules := r.show("-n", name); len(rules) != 3 {
+		t.Errorf("rules are %+v", rules)
+	}
+	decode := json.NewDecoder(strings.NewReader(w.ends(syscall.SIGTERM).out))
+	for _, want := range []string{"va egress 2", "va ingress 1"} {
+		var line struct {
+			Device, Direction, Policy, Sentence string
+			Rules                               int
+		}
+		err := decode.Decode(&line)
+		if have := fmt.Sprintf("%s %s %d", line.Device, line.Direction, line.Rules); err != nil || have != want ||
+			!strings.HasSuffix(line.Sentence, line.Policy) || line.Policy == "" {
+			t.Errorf("%+v, %v, where it ought to be %s", line, err, want)
+		}
+	}
+	r.refused(exitInput, "no such network namespace", "watch", "-n", "nosuch", r.policy(watched))
+}
+
+// One device that can not be given rules keeps no other one from them.
+func TestWatchGoesOn(t *testing.T) {
+	r := newRig(t)
+	w := r.watch(r.policy("devices: {tap*: {egress: {10.0.0.0/24: 1mbit}}, '*0': {egress: {10.0.0.0/24: 2mbit}}}\n"))
+	testenv.Veth(t, "tap0", "x0")
+	w.says("shapectl: watch: give tap0 its rules: ")
+	w.says("x0 egress")
+	r.has("x0 egress 10.0.0.0/24 2000000")
+	if said := w.ends(syscall.SIGTERM); strings.Count(said.err, "\n") != 1 || !strings.Contains(said.err, "tap*") {
+		t.Errorf("it said %s", said.err)
+	}
+}

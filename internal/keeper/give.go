@@ -1,0 +1,71 @@
+package keeper
+
+import (
+	"slices"
+
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A surveyed is a namespace, open for changes, and what rules there are in it.
+type surveyed struct {
+	namespace *loader.Namespace
+	hooks     []*loader.Hook
+	inForce   map[int]bool // by index: whether a device has rules in force
+}
+
+// survey looks at all hooks of a namespace. With the error comes what could be looked at.
+func survey(n *loader.Namespace) (surveyed, error) {
+	hooks, err := n.Hooks()
+	s := surveyed{namespace: n, hooks: hooks, inForce: map[int]bool{}}
+	for _, h := range hooks {
+		if h.InForce() {
+			s.inForce[h.Device.Index] = true
+		}
+	}
+	return s, err
+}
+
+func (s surveyed) Close() {
+	for _, h := range s.hooks {
+		h.Close()
+	}
+}
+
+// left are the hooks that a device of that name had before it was made again, or that something took off it.
+func (s surveyed) left(dev loader.Device) []*loader.Hook {
+	return slices.DeleteFunc(slices.Clone(s.hooks), func(h *loader.Hook) bool { return h.InForce() || h.Name() != dev.Name })
+}
+
+// give gives a device the rules of these tables and no others. Buckets and
+// counters go on of rules that it had when it was gone.
+func (k *Keeper) give(s surveyed, dev loader.Device, tables []policy.Table) error {
+	for _, h := range s.left(dev) {
+		i := slices.IndexFunc(tables, func(t policy.Table) bool { return t.Direction == h.Direction && t.Match == h.Match() })
+		if i < 0 {
+			if err := s.namespace.Flush(h); err != nil {
+				return err
+			}
+		}
+	}
+	if _, err := s.namespace.Apply(tables, loader.ApplyOptions{Only: dev.Name}); err != nil {
+		return err
+	}
+	for _, t := range tables {
+		k.Told(Event{dev.Name, t.Direction, len(t.Rules), k.policy.Path})
+	}
+	return nil
+}
+
+// revive attaches the rules again that a device of that name had before it was made again.
+func (k *Keeper) revive(s surveyed, dev loader.Device) error {
+	for _, h := range s.left(dev) {
+		rules := h.Set.Rules()
+		// Putting one as it is attaches them all.
+		if _, err := s.namespace.Put(dev, h.Direction, h.Match(), rules[0].Rule); err != nil {
+			return err
+		}
+		k.Told(Event{Device: dev.Name, Direction: h.Direction, Rules: len(rules)})
+	}
+	return nil
+}

@@ -1,0 +1,206 @@
+// Package keeper gives devices that appear the rules that a policy has for them,
+// and attaches rules again whose device was made anew. What is in force it leaves alone.
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/lastgood"
+	"github.com/shapectl/shapectl/internal/policyfile"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+const (
+	// settle is how long a device waits for others that appear with it.
+	settle = 20 * time.Millisecond
+	// Commands wait up to ten seconds for their turn, so it is given up every now and then.
+	turn, pause = 500 * time.Millisecond, 50 * time.Millisecond
+	// retry is when devices are tried again for which others left no turn.
+	retry = time.Second
+)
+
+// A Keeper looks after the devices of a network namespace.
+type Keeper struct {
+	Options loader.Options
+	Told    func(Event)  // what was done
+	Noted   func(string) // what became of the policy
+	Warned  func(error)  // what could not be done; it goes on
+
+	file, lastGood string
+	policy         lastgood.Policy
+	read           version // of file, when it was read
+}
+
+// An Event is that rules of a direction of a device are in force now.
+type Event struct {
+	Device    string
+	Direction policy.Direction
+	Rules     int
+	Policy    string // the path of the one that has them; "" where they are those that the device had before
+}
+
+func (e Event) String() string {
+	rules := "1 rule"
+	if e.Rules != 1 {
+		rules = fmt.Sprintf("%d rules", e.Rules)
+	}
+	if e.Policy == "" {
+		return fmt.Sprintf("%s %s: %s that it had before, attached again", e.Device, e.Direction, rules)
+	}
+	return fmt.Sprintf("%s %s: %s of %s", e.Device, e.Direction, rules, e.Policy)
+}
+
+// A version tells contents of a file from earlier ones.
+type version struct {
+	inode, bytes     uint64
+	changed, written unix.Timespec
+}
+
+// Load reads the policy to keep to: that in file or, where it does not validate,
+// the one in lastGood, if that is not "". Without either there is nothing to Run for.
+func (k *Keeper) Load(file, lastGood string) error {
+	k.file, k.lastGood = file, lastGood
+	k.read = versionOf(k.file)
+	p, err := lastgood.Load(file, lastGood)
+	if err != nil {
+		return err
+	}
+	k.policy = p
+	if p.Problem != nil {
+		k.Noted(fmt.Sprintf("%v\nusing the last good policy, %s", p.Problem, p.Path))
+	}
+	return nil
+}
+
+// reload reads the policy again, for devices that appear from now on.
+func (k *Keeper) reload() {
+	if err := k.Load(k.file, k.lastGood); err != nil {
+		k.Noted(fmt.Sprintf("%v\nkeeping to the policy as it was read before, from %s", err, k.policy.Path))
+	} else if k.policy.Problem == nil {
+		k.Noted(k.file + " was read again: it holds for devices that appear from now on")
+	}
+}
+
+// Run looks after the network namespace of the calling thread until ctx is
+// done. Devices that are there already are treated as such that appear; ready
+// is called when they are done. A value on reread has the policy read again,
+// which happens by itself, too, if the file has changed when a device appears.
+func (k *Keeper) Run(ctx context.Context, reread <-chan os.Signal, ready func()) error {
+	arrivals := loader.NewArrivals()
+	defer arrivals.Close()
+	var waiting []loader.Device
+	for ctx.Err() == nil {
+		fresh, err := arrivals.Take()
+		if err != nil {
+			return err
+		}
+		if len(fresh) > 0 && versionOf(k.file) != k.read {
+			k.reload()
+		}
+		waiting = append(waiting, fresh...)
+		if waiting, err = k.serve(ctx, waiting); err != nil {
+			return err
+		}
+		if ready != nil {
+			ready()
+			ready = nil
+		}
+		var again <-chan time.Time
+		if len(waiting) > 0 {
+			again = time.After(retry)
+		}
+		select {
+		case <-ctx.Done():
+		case <-reread:
+			k.reload()
+		case <-again:
+		case <-arrivals.More():
+			sleep(ctx, settle)
+		}
+	}
+	return nil
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// versionOf is the zero version of a file that can not be looked at.
+func versionOf(path string) version {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return version{}
+	}
+	return version{st.Ino, uint64(st.Size), st.Ctim, st.Mtim}
+}
+
+// serve gives devices what the policy has for them, and returns those whose turn did not come.
+func (k *Keeper) serve(ctx context.Context, devices []loader.Device) ([]loader.Device, error) {
+	for len(devices) > 0 && ctx.Err() == nil {
+		done, err := k.serveSome(ctx, devices)
+		devices = devices[done:]
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			k.Warned(fmt.Errorf("%d devices wait for their rules: %w", len(devices), err))
+			break
+		}
+		if err != nil {
+			return devices, err
+		}
+		if len(devices) > 0 {
+			sleep(ctx, pause)
+		}
+	}
+	return devices, nil
+}
+
+// serveSome does as many as there is time for in one turn.
+func (k *Keeper) serveSome(ctx context.Context, devices []loader.Device) (done int, err error) {
+	n, err := loader.Write(k.Options)
+	if err != nil {
+		return 0, err
+	}
+	defer n.Close()
+	s, err := survey(n)
+	if err != nil {
+		k.Warned(err)
+	}
+	defer s.Close()
+	for began := time.Now(); done < len(devices) && time.Since(began) < turn && ctx.Err() == nil; done++ {
+		k.serveOne(s, devices[done])
+	}
+	return done, nil
+}
+
+// serveOne gives one device its rules, if it is there and has none in force.
+func (k *Keeper) serveOne(s surveyed, dev loader.Device) {
+	if s.inForce[dev.Index] || !isThere(s.namespace, dev) {
+		return
+	}
+	tables, err := k.policy.For(policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes})
+	if err == nil && len(tables) > 0 {
+		err = k.give(s, dev, tables)
+	} else if err == nil {
+		err = k.revive(s, dev)
+	}
+	// What is the matter with one that is deleted meanwhile is that it is deleted.
+	if err != nil && isThere(s.namespace, dev) {
+		k.Warned(fmt.Errorf("give %s its rules: %w", dev.Name, err))
+	}
+}
+
+// isThere reports whether a device is there still, and has its name; one that has
+// another name, or was made again, is told of once more.
+func isThere(n *loader.Namespace, dev loader.Device) bool {
+	now, err := n.Device(dev.Name)
+	return err != nil && !errors.Is(err, loader.ErrNoDevice) || err == nil && now.Index == dev.Index
+}

@@ -1,0 +1,183 @@
+#!/usr/bin/env bash
+# units-test.sh: what `make install` gives systemd: that it is well-formed and how much it exposes; and, under a systemd
+# of its own in namespaces of its own, that shapectl works in the units' sandbox, and what becomes of the limits.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+PATH=$PATH:/usr/sbin:/sbin # `su` leaves these out, and ip lives there
+manager=/lib/systemd/systemd
+
+# What may be exposed, in tenths of systemd's points of 0 to 10.
+exposure=18
+group='' # of processes, to end them all
+
+die() {
+	echo "${0##*/}: $*" >&2
+	exit 1
+}
+
+# check: what systemd says of the units, in the place that they are written for.
+check() {
+	mount --bind "$tmp/usr/local" /usr/local
+	local units=(/usr/local/lib/systemd/system/*.service)
+	systemd-analyze verify "${units[@]}" || die 'systemd-analyze verify: see above'
+	systemd-analyze security --offline=true --threshold="$exposure" --no-pager "${units[@]}" >"$tmp/security" ||
+		die "systemd-analyze security: expected at most $((exposure / 10)).$((exposure % 10)): $(<"$tmp/security")"
+	grep -o 'Overall exposure level.*: [0-9.]*' "$tmp/security"
+	systemctl --root="$tmp" --quiet enable shapectl
+	for unit in "${units[@]}"; do
+		[[ -L $tmp/etc/systemd/system/multi-user.target.wants/${unit##*/} ]] || die "${unit##*/} is not enabled by 'systemctl enable shapectl'"
+	done
+}
+
+# boot: is the first process of new namespaces, and in the end systemd. Only what it mounts here is changed.
+boot() {
+	umount -l /sys
+	mount -t sysfs sysfs /sys
+	mount -t cgroup2 cgroup2 /sys/fs/cgroup
+	mount -t bpf -o mode=0700,nosuid,nodev,noexec bpf /sys/fs/bpf # as systemd does where it is not told that it is contained
+	mount -o bind,ro /proc/sys /proc/sys
+	mount --bind "$tmp/usr/local" /usr/local
+	mount -t tmpfs -o mode=755 tmpfs /run
+	mount -t tmpfs -o mode=755 tmpfs /var/lib
+	mkdir /run/changed /run/work
+	mount -t overlay -o lowerdir=/etc,upperdir=/run/changed,workdir=/run/work overlay /etc
+	mkdir /etc/shapectl
+
+	# They ask for as much of the system as there is: that what comes before them is not there is no hindrance.
+	mkdir -p /run/units/shapectl.service.d /run/units/shapectl-watch.service.d
+	cat >/run/units/test.target <<-'END'
+		[Unit]
+		DefaultDependencies=no
+		Wants=network-pre.target shapectl.service shapectl-watch.service
+		After=network-pre.target
+	END
+	tee /run/units/shapectl{,-watch}.service.d/test.conf >/dev/null <<-'END'
+		[Service]
+		RestartSec=0
+		StandardOutput=append:/run/said
+		StandardError=append:/run/said
+	END
+	policy 10mbit
+	ip link add tap0 type veth peer name p0
+	export container=units-test SYSTEMD_UNIT_PATH=/run/units:/usr/local/lib/systemd/system:/lib/systemd/system
+	exec "$manager" --system --unit=test.target --log-target=null --show-status=no
+}
+
+# policy RATE: writes the policy. A table of sharers is beyond the memory that a process may lock by default.
+policy() {
+	cat >/etc/shapectl/policy.yaml <<-END
+		devices:
+		  tap*:
+		    egress:
+		      10.0.0.0/24: {rate: $1, each: host, algorithm: leaky}
+	END
+}
+
+# eventually WHAT COMMAND...: waits for what happens in its own time.
+eventually() {
+	local what=$1
+	shift
+	for _ in {1..200}; do
+		"$@" && return
+		sleep 0.05
+	done
+	die "waited in vain: $what; rules are: $(shapectl show 2>&1); and was said: $(cat /run/said 2>&1)"
+}
+
+# limited DEVICE RATE: whether a rule is in force.
+limited() {
+	[[ $(shapectl show "$1" 2>/dev/null) == "$1 egress: each host in 10.0.0.0/24 gets $2 "* ]]
+}
+
+# use: what one does with the units when systemd has started them.
+use() {
+	eventually 'systemd is there' test -S /run/systemd/private
+	eventually 'the system is up' systemctl --quiet is-active test.target
+	limited tap0 10mbit || die "when the network may begin, no rule is in force: $(</run/said)"
+	ip link add tap1 type veth peer name p1
+	eventually 'a device that appears is limited' limited tap1 10mbit
+
+	systemctl stop shapectl
+	limited tap0 10mbit || die 'stopping the unit lifts the limit'
+	systemctl start shapectl
+
+	policy 20mbit
+	systemctl reload shapectl
+	limited tap0 20mbit || die "after a reload, the policy is not in force: $(</run/said)"
+	ip link add tap2 type veth peer name p2
+	eventually 'the watch has the new policy' limited tap2 20mbit
+
+	policy faster
+	! systemctl restart shapectl 2>/dev/null || die 'that the policy does not validate goes unseen'
+	limited tap0 20mbit || die "the last good policy is not in force: $(</run/said)"
+	systemctl kill --kill-whom=main --signal=KILL shapectl-watch
+	ip link add tap3 type veth peer name p3
+	eventually 'the watch is started again, with the last good policy' limited tap3 20mbit
+
+	systemctl stop shapectl-watch
+	[[ $(systemctl show --property=Result --value shapectl-watch) == success ]] || die "the watch does not end well: $(</run/said)"
+	limited tap3 20mbit || die 'stopping the watch lifts the limit'
+
+	# The way to the network is never barred.
+	rm /var/lib/shapectl/policy.yaml
+	systemctl stop network-pre.target shapectl
+	systemctl start test.target
+	systemctl --quiet is-active network-pre.target || die 'without a good policy, the network stays down'
+	echo 'the units do what they should'
+}
+
+stop() {
+	local status=$?
+	trap '' HUP INT PIPE TERM
+	set +e
+	{
+		echo 1 >"$group/cgroup.kill"
+		wait
+		for _ in {1..100}; do
+			[[ -d $group ]] || break
+			sleep 0.02 # until the last process is gone
+			find "$group" -depth -type d -exec rmdir {} +
+		done
+		umount "$tmp/cgroup"
+		rm -rf --one-file-system "$tmp"
+	} >/dev/null 2>&1
+	exit "$status"
+}
+
+# The script calls itself in the namespaces.
+case ${1-} in
+check | boot | use)
+	tmp=$2
+	"$1"
+	exit
+	;;
+esac
+
+[[ $EUID -eq 0 ]] || die 'making namespaces needs root: run it with sudo'
+"$here/need.sh" "${0##*/}" systemd-analyze=systemd "$manager=systemd" unshare=util-linux ip=iproute2
+tmp=$(mktemp -d)
+trap stop EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 141' PIPE
+trap 'exit 143' TERM
+make -s -C "${here%/*}" install DESTDIR="$tmp" PREFIX=/usr/local
+self=$tmp/${0##*/}
+cp "$0" "$self"
+
+unshare --mount bash "$self" check "$tmp"
+
+# However the system has its control groups, this is a view of the one hierarchy there is.
+mkdir "$tmp/cgroup"
+mount -t cgroup2 cgroup2 "$tmp/cgroup"
+group=$tmp/cgroup/units-test-$$
+mkdir "$group"
+(
+	echo $BASHPID >"$group/cgroup.procs"
+	exec unshare --mount --uts --ipc --net --cgroup --pid --fork --mount-proc bash "$self" boot "$tmp"
+) &
+eventually 'systemd begins' grep -qs . "$group/init.scope/cgroup.procs"
+read -r first <"$group/init.scope/cgroup.procs"
+nsenter --target "$first" --all bash "$self" use "$tmp" &
+wait $!
