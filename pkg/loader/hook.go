@@ -254,6 +254,9 @@ func (n *Namespace) openHook(index int, d policy.Direction) (*Hook, error) {
 		h.Close()
 		return nil, nil
 	}
+	if state, from := h.Set.Change(); state == maps.Armed && n.writing {
+		waitUntil(from) // whoever armed it was killed meanwhile
+	}
 	h.Was = deviceName(h.Set.Hook())
 	if err := n.judge(h); err != nil {
 		h.Close()

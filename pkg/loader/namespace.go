@@ -231,21 +231,30 @@ func (n *Namespace) change(index int, d policy.Direction, f func() error) error 
 	return err
 }
 
+// parseBusy is the hook that a mark is for.
+func parseBusy(name string) (index int, d policy.Direction, ok bool) {
+	hook, ok := strings.CutPrefix(name, busyPrefix)
+	if !ok {
+		return 0, d, false
+	}
+	return parseHookName(hook)
+}
+
 // heal finishes what killed commands were at.
 func (n *Namespace) heal() error {
 	entries, err := os.ReadDir(n.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read the pins: %w", err)
 	}
+	n.rollForward(entries)
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), trashPrefix) {
 			if err := removeAll(filepath.Join(n.dir, e.Name())); err != nil {
 				return fmt.Errorf("remove pins: %w", err)
 			}
 		}
-		name, left := strings.CutPrefix(e.Name(), busyPrefix)
-		index, d, ok := parseHookName(name)
-		if !left || !ok {
+		index, d, ok := parseBusy(e.Name())
+		if !ok {
 			continue
 		}
 		err := n.healHook(index, d)
@@ -260,6 +269,34 @@ func (n *Namespace) heal() error {
 		}
 	}
 	return nil
+}
+
+// rollForward arms the rest of a change of which a command that was killed has
+// armed the first hooks.
+func (n *Namespace) rollForward(entries []os.DirEntry) {
+	var ready []*Hook
+	begun := map[uint64]bool{}
+	for _, e := range entries {
+		index, d, ok := parseBusy(e.Name())
+		if !ok {
+			continue
+		}
+		h, err := n.openHook(index, d)
+		if err != nil || h == nil {
+			continue // which is healHook's to see to
+		}
+		defer h.Close()
+		if state, _ := h.Set.Change(); state == maps.NoChange {
+			ready = append(ready, h)
+		} else {
+			begun[h.Set.Begins()] = true
+		}
+	}
+	for _, h := range ready {
+		if begun[h.Set.Begins()] {
+			h.Set.Arm()
+		}
+	}
 }
 
 // healHook removes a hook in which no rule is in force; one with rules is

@@ -209,12 +209,13 @@ func settleBy(m model.Meter, now uint64) func(model.Bucket) (model.Bucket, bool)
 }
 
 // clamp lets no bucket of a rule owe more than the rule can hold.
-func (s *Set) clamp(id uint32, m model.Meter, now uint64) {
-	s.rewrite(id, clampTo(m, now))
-}
+func (s *Set) clamp(id uint32, m model.Meter) { s.rewrite(id, clampTo(m, s.now)) }
 
-func clampTo(m model.Meter, now uint64) func(model.Bucket) (model.Bucket, bool) {
+// clampTo asks for the time once for each bucket, after it was read: what was
+// charged to it since a time before would be forgiven.
+func clampTo(m model.Meter, clock func() uint64) func(model.Bucket) (model.Bucket, bool) {
 	return func(b model.Bucket) (model.Bucket, bool) {
+		now := clock()
 		return m.Owing(m.Most(), now), m.Level(b, now) > m.Most()
 	}
 }

@@ -71,16 +71,19 @@ type ChangeState string
 
 const (
 	NoChange  ChangeState = ""
+	Armed     ChangeState = "armed"     // and begins at once
 	Pending   ChangeState = "pending"   // in force until Until, unless it is confirmed
 	Committed ChangeState = "committed" // in force; Back is still possible
 	Expired   ChangeState = "expired"   // nobody confirmed it, and all is as before
 )
 
-// Change tells how far the last change is, and until when (ns) a pending one
-// is in force, or an expired one was.
-func (s *Set) Change() (state ChangeState, until uint64) {
-	until = atomic.LoadUint64(&s.change[0].Until)
+// Change tells how far the last change is, and when (ns) an armed one begins, a
+// pending one ends, or an expired one ended.
+func (s *Set) Change() (state ChangeState, at uint64) {
+	until := atomic.LoadUint64(&s.change[0].Until)
 	switch now := s.side(); {
+	case now == sideBefore && atomic.LoadUint64(&s.change[0].View) == viewTimed:
+		return Armed, atomic.LoadUint64(&s.change[0].From)
 	case now == sideBefore:
 		return NoChange, 0
 	case now == sideBack:
@@ -259,6 +262,7 @@ func (s *Set) Settle() {
 func (s *Set) Time(from, until uint64) {
 	for _, t := range s.gather().taking {
 		old, next := s.sides(t.id)
+		old.Rebase = old.Base
 		if !limited(old) || !limited(next) {
 			continue
 		}
@@ -280,13 +284,16 @@ func (s *Set) sides(id uint32) (before, after version) {
 	return s.version(id, n), s.version(id, n^1)
 }
 
+// Begins is when the last change that Time was called for began or is to begin, in ns.
+func (s *Set) Begins() uint64 { return atomic.LoadUint64(&s.change[0].From) }
+
 // Arm lets the change begin and end when Time has said.
 func (s *Set) Arm() { atomic.StoreUint64(&s.change[0].View, viewTimed) }
 
 // Commit is for when a change has begun. One that has no end is then in force
 // for good; buckets owe no more than their rules can hold now.
 func (s *Set) Commit() {
-	c, now := &s.change[0], s.now()
+	c := &s.change[0]
 	if atomic.LoadUint64(&c.Until) == Never {
 		atomic.StoreUint64(&c.View, viewAfter)
 	}
@@ -296,7 +303,11 @@ func (s *Set) Commit() {
 		if !limited(old) || !limited(next) || after.Most() >= before.Most() {
 			return nil
 		}
-		return clampTo(after, now)
+		clamp := clampTo(after, s.now)
+		return func(b model.Bucket) (model.Bucket, bool) {
+			next, wanted := clamp(b)
+			return next, wanted && s.side() == sideAfter // it may be over already
+		}
 	})
 }
 

@@ -215,7 +215,7 @@ func (s *Set) replace(id uint32, have, rule policy.Rule) {
 	r.Retired = s.lengths[0].Epoch
 	atomic.StoreUint32(&r.Version, number)
 	if limited(old) && limited(next) && after.Most() < before.Most() {
-		s.clamp(id, after, s.now())
+		s.clamp(id, after)
 	}
 	for _, unused := range s.unusedShadows(id) {
 		s.give(unused)
