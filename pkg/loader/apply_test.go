@@ -2,12 +2,14 @@ package loader
 
 import (
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
@@ -401,57 +403,70 @@ func TestByteClocksAfterAChangeThatWasGivenUp(t *testing.T) {
 	}
 }
 
-// killedIn runs f, which must panic where a process would be killed.
-func killedIn(f func()) {
-	defer func() { recover() }()
-	f()
+// Killed while it arms hooks, or between that and the moment when the change
+// begins, a command leaves all hooks as they were or all as they were to be,
+// once another has come.
+func TestKilledBeforeAnArmedChangeBegins(t *testing.T) {
+	for _, lead := range []time.Duration{0, 5 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond} {
+		for armed := range 3 {
+			t.Run(fmt.Sprintf("%d armed, %v ahead", armed, lead), func(t *testing.T) {
+				egress := newRig(t, TCX, policy.Egress)
+				ingress := *egress
+				ingress.direction, ingress.sender = policy.Ingress, testenv.NewSender(t, "vb")
+				ingress.passed = attachForeign(t, "va", policy.Ingress, link.Tail())
+				old, next := rule("10.0.0.0/24"), rule("10.0.0.0/24", leaky)
+				tables := func(rule policy.Rule) []policy.Table {
+					return []policy.Table{egress.table(rule), ingress.table(rule)}
+				}
+				egress.apply(ApplyOptions{}, tables(old)...)
+				egress.killedArming(tables(next), armed, lead)
+				var have []policy.Table
+				egress.write(func(n *Namespace) (err error) {
+					have, err = n.Tables()
+					return err
+				})
+				want := tables(next)
+				if armed == 0 {
+					want = tables(old)
+				}
+				if !slices.EqualFunc(have, want, sameTable) {
+					t.Errorf("rules are %v, and ought to be %v", have, want)
+				}
+				for _, r := range []*rig{egress, &ingress} {
+					r.meters(want[0].Rules[0], "10.0.0.7", 5)
+					r.flush()
+				}
+				egress.nothingLeft()
+			})
+		}
+	}
 }
 
-// Killed between the moment when a change was armed and that when it begins, a
-// command leaves all hooks as they were or all as they were to be.
-func TestKilledBeforeAnArmedChangeBegins(t *testing.T) {
-	for _, lead := range []time.Duration{0, 5 * time.Millisecond, 10 * time.Millisecond, 20 * time.Millisecond, 40 * time.Millisecond, 80 * time.Millisecond} {
-		t.Run(lead.String(), func(t *testing.T) {
-			egress := newRig(t, TCX, policy.Egress)
-			ingress := *egress
-			ingress.direction = policy.Ingress
-			old, next := rule("10.0.0.0/24"), rule("10.0.0.0/24", leaky)
-			tables := func(rule policy.Rule) []policy.Table {
-				return []policy.Table{egress.table(rule), ingress.table(rule)}
+// killedArming does what Apply does until it has armed so many hooks.
+func (r *rig) killedArming(tables []policy.Table, armed int, lead time.Duration) {
+	r.t.Helper()
+	r.write(func(n *Namespace) error {
+		hooks, err := n.applications(tables, "")
+		if err != nil {
+			return err
+		}
+		defer closeAll(hooks)
+		defer func() { recover() }() // so nothing is cleared up
+		return n.changeAll(hooks, func() error {
+			for _, a := range hooks {
+				testenv.Must(r.t, n.ready(a, func(int) {}))
+				a.Set.Settle()
 			}
-			egress.apply(ApplyOptions{}, tables(old)...)
-			egress.write(func(n *Namespace) error {
-				hooks, err := n.applications(tables(next), "")
-				if err != nil {
-					return err
-				}
-				defer closeAll(hooks)
-				killedIn(func() {
-					n.changeAll(hooks, func() error {
-						for _, a := range hooks {
-							testenv.Must(t, n.ready(a, func(int) {}))
-							a.Set.Settle()
-						}
-						from := maps.Now() + uint64(lead)
-						for _, a := range hooks {
-							a.Set.Time(from, maps.Never)
-							a.Set.Arm()
-						}
-						panic("killed")
-					})
-				})
-				return nil
-			})
-			var have []policy.Table
-			egress.write(func(n *Namespace) (err error) {
-				have, err = n.Tables()
-				return err
-			})
-			if !slices.EqualFunc(have, tables(old), sameTable) && !slices.EqualFunc(have, tables(next), sameTable) {
-				t.Errorf("rules are a mix: %v", have)
+			from := maps.Now() + uint64(lead)
+			for _, a := range hooks {
+				a.Set.Time(from, maps.Never)
 			}
+			for _, a := range hooks[:armed] {
+				a.Set.Arm()
+			}
+			panic("killed")
 		})
-	}
+	})
 }
 
 func sameTable(a, b policy.Table) bool {
