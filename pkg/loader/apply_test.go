@@ -1,0 +1,615 @@
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// table is rules for the rig's direction of va.
+func (r *rig) table(rules ...policy.Rule) policy.Table {
+	rules = slices.Clone(rules)
+	policy.SortRules(rules)
+	return policy.Table{Device: "va", Direction: r.direction, Match: r.direction.FarSide(), Rules: rules}
+}
+
+// apply brings a policy into force.
+func (r *rig) apply(o ApplyOptions, tables ...policy.Table) (done []Applied) {
+	r.t.Helper()
+	r.write(func(n *Namespace) (err error) {
+		done, err = n.Apply(tables, o)
+		return err
+	})
+	return done
+}
+
+func (r *rig) rollback() (done []Applied) {
+	r.t.Helper()
+	r.write(func(n *Namespace) (err error) {
+		done, err = n.Rollback()
+		return err
+	})
+	return done
+}
+
+// changeOf is the last change of a hook, as the programs see it.
+func changeOf(t *testing.T, h *Hook) (c bpf.AbiChange) {
+	t.Helper()
+	testenv.Must(t, h.Set.Replacements()[".data.change"].Lookup(uint32(0), &c))
+	return c
+}
+
+// A switched hook is flooded while its rules are switched.
+type switched struct {
+	*rig
+	hook     *Hook
+	witness  *witness
+	regimes  []regime
+	counters map[uint32]maps.Counters // of rules that are or may come back, by id
+	gone     maps.Counters            // of all that went for good
+	flood    []*source
+	slow     []*source
+}
+
+// newSwitched puts the first rules in force.
+func newSwitched(r *rig, rules []policy.Rule) *switched {
+	r.t.Helper()
+	s := &switched{rig: r, witness: r.witness("va", r.direction), regimes: []regime{{from: maps.Now(), rules: rules}}, counters: map[uint32]maps.Counters{}}
+	for _, far := range []string{"10.0.0.7", "10.0.0.8", "10.0.0.9", "10.1.0.1"} {
+		s.flood = append(s.flood, r.source(far, 1514, 64, 900, 128))
+	}
+	for _, far := range slowly {
+		s.slow = append(s.slow, r.source(far.String(), 500, 60))
+	}
+	return s
+}
+
+// slowly are the addresses to which so little is sent that no variety refuses any of it.
+var slowly = []netip.Addr{netip.MustParseAddr("10.2.0.1"), netip.MustParseAddr("10.2.0.2"), netip.MustParseAddr("10.3.0.1"), netip.MustParseAddr("10.9.0.1")}
+
+// A variety is what rules differ in from one time to the next, besides rates, capacities, algorithms and prefixes.
+type variety struct {
+	sharings []policy.Each
+	programs bool // also in which algorithms there are, so that programs come and go
+}
+
+// rules are another set each time.
+func (v variety) rules(random *rand.Rand) (rules []policy.Rule) {
+	any := func(prefix string) policy.Rule {
+		return rule(prefix, func(r *policy.Rule) {
+			r.Rate = []policy.Rate{1e6, 8e6, 25e6, 60e6}[random.IntN(4)]
+			r.Capacity = []uint64{1514, 5000, 30000, 150000}[random.IntN(4)]
+			r.Algorithm = policy.Algorithm(random.IntN(2))
+			r.Each = v.sharings[random.IntN(len(v.sharings))].Canonical(r.Prefix)
+		})
+	}
+	rules = append(rules, any("10.0.0.0/24"))
+	for _, prefix := range []string{"10.0.0.7/32", "10.0.0.8/31", "10.0.0.0/15"} {
+		if random.IntN(2) == 0 {
+			rules = append(rules, any(prefix))
+		}
+	}
+	// For what is sent slowly: more than enough.
+	for i, prefix := range []string{"10.2.0.0/16", "10.3.0.0/16"} {
+		enough := any(prefix)
+		enough.Rate, enough.Capacity = policy.Rate(1+random.IntN(4))*1e9, 1<<20
+		if random.IntN(4) == 0 {
+			enough = policy.Rule{Prefix: enough.Prefix, Rate: policy.Unlimited, Algorithm: enough.Algorithm}
+		}
+		if !v.programs {
+			enough.Algorithm = policy.Algorithm(i)
+		}
+		rules = append(rules, enough)
+	}
+	policy.SortRules(rules)
+	return rules
+}
+
+// since says that these rules are in force from a time on.
+func (s *switched) since(from uint64, rules []policy.Rule, back bool) {
+	s.t.Helper()
+	if last := s.regimes[len(s.regimes)-1].from; from <= last {
+		s.t.Fatalf("a regime from %d on after one from %d on", from, last)
+	}
+	s.regimes = append(s.regimes, regime{from, rules, back})
+}
+
+func (s *switched) last() []policy.Rule { return s.regimes[len(s.regimes)-1].rules }
+
+// count looks at all counters: none may go back. Those of rules that are not in
+// any of these sets, which must be all that may still be in force, are read for the last time.
+func (s *switched) count(sets ...[]policy.Rule) {
+	s.t.Helper()
+	s.witness.note(s.t)
+	now := map[uint32]bool{}
+	for _, rules := range sets {
+		for _, rule := range rules {
+			e, _ := s.hook.Set.Find(rule.Prefix)
+			now[e.ID] = true
+			if _, ok := s.counters[e.ID]; !ok {
+				s.counters[e.ID] = maps.Counters{}
+			}
+		}
+	}
+	waited := false
+	for id, before := range s.counters {
+		if !now[id] && !waited {
+			// Packets that go by a rule that was in force may be on their way.
+			if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, 1, 0, 0); errno != 0 {
+				s.t.Fatal(errno)
+			}
+			waited = true
+		}
+		c := s.hook.Set.Counters(id)
+		if c.PassedPackets < before.PassedPackets || c.DroppedPackets < before.DroppedPackets || c.PassedBytes < before.PassedBytes || c.DroppedBytes < before.DroppedBytes {
+			s.t.Errorf("counters of rule %d went back from %+v to %+v", id, before, c)
+		}
+		s.counters[id] = c
+		if !now[id] {
+			s.gone = plus(s.gone, c)
+			delete(s.counters, id)
+		}
+	}
+}
+
+func plus(a, b maps.Counters) maps.Counters {
+	a.PassedPackets += b.PassedPackets
+	a.DroppedPackets += b.DroppedPackets
+	a.UnsurePackets += b.UnsurePackets
+	return a
+}
+
+// check ends the test unless every packet was metered once, by the rules in force.
+func (s *switched) check() {
+	s.t.Helper()
+	o, all := newOracle(s.regimes), s.witness.passages(s.t)
+	o.check(s.t, all)
+	var sent uint64
+	for _, f := range slices.Concat(s.flood, s.slow) {
+		sent += f.sent
+	}
+	passed := map[[4]byte]uint64{}
+	for _, p := range all {
+		passed[p.Far]++
+	}
+	sum := s.gone
+	for _, c := range s.counters {
+		sum = plus(sum, c)
+	}
+	least, most := o.matched(all)
+	s.t.Logf("%s: %d regimes, %d packets sent, %d came by, rules passed %d and dropped %d", s.direction, len(s.regimes), sent, len(all), sum.PassedPackets, sum.DroppedPackets)
+	if n := sum.PassedPackets; n < least || n > most {
+		s.t.Errorf("%s: of %d packets that came by, %d to %d met a rule, and rules passed %d", s.direction, len(all), least, most, n)
+	}
+	if sum.UnsurePackets > 0 {
+		s.t.Errorf("%s: of %d packets nobody knows whether they conformed", s.direction, sum.UnsurePackets)
+	}
+	if s.direction == policy.Ingress {
+		return // where the kernel drops what it has no time for ahead of any program
+	}
+	if came := uint64(len(all)) + sum.DroppedPackets; came != sent {
+		s.t.Errorf("%d packets were sent, and %d passed or were dropped by a rule", sent, came)
+	}
+	for _, f := range s.slow {
+		if n := passed[f.far.As4()]; n != f.sent {
+			s.t.Errorf("of %d packets to %v, which every policy passes, %d passed", f.sent, f.far, n)
+		}
+	}
+}
+
+// Rules are switched under a flood, in all ways in which rules can differ and
+// policies come and go: not one packet passes beyond the invariant, none is
+// metered twice or by no rule, and none is lost that all policies pass.
+func TestSwitchedUnderFlood(t *testing.T) {
+	together := variety{sharings: []policy.Each{{}}}
+	others := variety{sharings: []policy.Each{{}}, programs: true}
+	shared := variety{sharings: []policy.Each{{}, {Kind: policy.EachHost}, {Kind: policy.EachSubnet, Bits: 31}}, programs: true}
+	for _, c := range []struct {
+		name        string
+		mode        Mode
+		variety     variety
+		both        bool // directions
+		full, short int  // switches, those back included
+	}{
+		{"tcx", TCX, together, false, 1000, 60},
+		{"clsact, both directions", Clsact, others, true, 100, 20},
+		// With sharers a change takes ten times as long, as it walks through a large table.
+		{"tcx, both directions, sharers", TCX, shared, true, 40, 10},
+		{"clsact, sharers", Clsact, shared, false, 40, 10},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			switches := c.full
+			if testing.Short() {
+				switches = c.short
+			}
+			random := rand.New(rand.NewPCG(testenv.Seed(t), 0))
+			rules := func() []policy.Rule { return c.variety.rules(random) }
+			egress := newRig(t, c.mode, policy.Egress)
+			hooks := []*switched{newSwitched(egress, rules())}
+			if c.both {
+				ingress := *egress
+				ingress.direction, ingress.sender = policy.Ingress, testenv.NewSender(t, "vb")
+				hooks = append(hooks, newSwitched(&ingress, rules()))
+			}
+			tables := func() (tables []policy.Table) {
+				for _, s := range hooks {
+					tables = append(tables, s.table(s.last()...))
+				}
+				return tables
+			}
+			egress.apply(ApplyOptions{}, tables()...)
+			for _, s := range hooks {
+				s.hook = s.rig.hook("va")
+				s.count(s.last())
+			}
+			var flood, slow []*source
+			for _, s := range hooks {
+				flood, slow = append(flood, s.flood...), append(slow, s.slow...)
+			}
+			sendings := []*sending{egress.keepSending(0, 0, flood...), egress.keepSending(1e6, 0, slow...)}
+			began, how := time.Now(), map[string]int{}
+			for len(hooks[0].regimes) <= switches && !t.Failed() {
+				way := []string{"for good", "for good", "for good", "confirmed", "expired", "taken back"}[random.IntN(6)]
+				how[way]++
+				switchOnce(egress, hooks, way, rules, random)
+			}
+			t.Logf("%d switches in %v: %v", switches, time.Since(began), how)
+			for _, o := range sendings {
+				o.stop()
+			}
+			for _, s := range hooks {
+				if s.direction == policy.Ingress {
+					testenv.Eventually(t, "packets on ingress", func() bool {
+						before := len(s.witness.noted)
+						time.Sleep(50 * time.Millisecond)
+						s.witness.note(t)
+						return len(s.witness.noted) == before
+					})
+				}
+				s.count(s.last())
+				s.check()
+			}
+			for _, s := range hooks {
+				s.flush()
+			}
+			egress.nothingLeft()
+		})
+	}
+}
+
+// switchOnce switches all hooks to other rules, and back unless that is to last.
+func switchOnce(r *rig, hooks []*switched, way string, rules func() []policy.Rule, random *rand.Rand) {
+	r.t.Helper()
+	before, next := make([][]policy.Rule, len(hooks)), make([][]policy.Rule, len(hooks))
+	var tables []policy.Table
+	for i, s := range hooks {
+		before[i], next[i] = s.last(), rules()
+		tables = append(tables, s.table(next[i]...))
+	}
+	var o ApplyOptions
+	switch way {
+	case "confirmed", "taken back":
+		o.Confirm = time.Minute
+	case "expired":
+		o.Confirm = time.Duration(1+random.IntN(20)) * time.Millisecond
+	}
+	r.apply(o, tables...)
+	changes := make([]bpf.AbiChange, len(hooks))
+	for i, s := range hooks {
+		changes[i] = changeOf(r.t, s.hook)
+		if changes[i].From != changes[0].From || changes[i].Until != changes[0].Until {
+			r.t.Errorf("hooks switch at different times: %+v, %+v", changes[0], changes[i])
+		}
+		s.since(changes[i].From, next[i], false)
+		s.count(before[i], next[i])
+	}
+	time.Sleep(time.Duration(random.IntN(10)) * time.Millisecond)
+	switch way {
+	case "confirmed":
+		r.write(func(n *Namespace) error { return n.Confirm() })
+		if random.IntN(2) == 0 {
+			return
+		}
+		fallthrough // also a confirmed change can be taken back
+	case "taken back":
+		r.rollback()
+		for i, s := range hooks {
+			s.since(changeOf(r.t, s.hook).Until, before[i], true)
+			s.count(before[i])
+		}
+	case "expired":
+		waitUntil(changes[0].Until)
+		for i, s := range hooks {
+			s.since(changes[i].Until, before[i], true)
+			s.count(before[i], next[i])
+		}
+	}
+}
+
+// Where only the rate of a rule is switched and excess is offered throughout,
+// its bucket stays full but for less than a packet: nothing is lost by a switch.
+func TestNoGapWhileRatesAreSwitched(t *testing.T) {
+	switches := 60
+	if testing.Short() {
+		switches = 20
+	}
+	eachMode(t, func(t *testing.T, r *rig) {
+		slow := rule("10.0.0.0/24", func(r *policy.Rule) { r.Rate, r.Capacity = 1e6, 250000 })
+		fast := slow
+		fast.Rate *= 16
+		r.apply(ApplyOptions{}, r.table(slow))
+		h, w, flood := r.hook("va"), r.witness("va", r.direction), r.source("10.0.0.7", 1514, 64, 900)
+		regimes := []regime{{from: maps.Now(), rules: []policy.Rule{slow}}}
+		sent := r.keepSending(0, slow.Capacity*4e9/uint64(fast.Rate), flood) // patient while a bucket drains by half
+		for i := range switches {
+			next := []policy.Rule{[]policy.Rule{fast, slow}[i%2]}
+			r.apply(ApplyOptions{}, r.table(next...))
+			regimes = append(regimes, regime{from: changeOf(t, h).From, rules: next})
+		}
+		sent.stop()
+		o, all := newOracle(regimes), w.passages(t)
+		o.check(t, all)
+		passed := 0.0
+		for _, p := range all {
+			passed += float64(p.Bytes)
+		}
+		c := o.clocks[slow.Prefix]
+		lets := o.lets(c, o.at(sent.last), sent.last) - o.lets(c, o.at(all[0].Passed), all[0].Passed)
+		lost := float64(sent.starved) * float64(fast.Rate) / 8e9
+		if least := float64(slow.Capacity) + lets - lost - 2*1514; passed < least {
+			t.Errorf("%.0f bytes passed of %.0f at least", passed, least)
+		}
+		t.Logf("%.0f bytes passed, and rates and capacity let %.0f through; for %.1f ms nothing was sent", passed, lets+float64(slow.Capacity), float64(sent.starved)/1e6)
+	})
+}
+
+// A change that was given up leaves nothing that a later one would go by.
+func TestByteClocksAfterAChangeThatWasGivenUp(t *testing.T) {
+	r := newRig(t, TCX, policy.Egress)
+	full := rule("10.0.0.0/24", slow)
+	r.put(full)
+	r.send("10.0.0.7", 200, 1000)
+	h := r.hook("va")
+	faster := full
+	faster.Rate *= 1000
+	_, err := h.Set.Prepare([]policy.Rule{faster}, func(int) {})
+	testenv.Must(t, err)
+	h.Set.Settle()
+	from := maps.Now() + 1e9
+	h.Set.Time(from, from+1e9)
+	h.Set.Abandon() // as the next command does for one that was killed here
+	before := r.owed(h, full)
+	r.apply(ApplyOptions{Confirm: time.Millisecond})
+	waitUntil(changeOf(t, h).Until)
+	if after := r.owed(r.hook("va"), full); after > before || after < before-2000 {
+		t.Errorf("a bucket owed %d bytes, and when a change was over %d", before, after)
+	}
+	r.send("10.0.0.7", 10, 1000)
+	h = r.hook("va")
+	if c := r.counters(h, full); c.PassedPackets != 100 {
+		t.Errorf("%d packets passed of 100 that the bucket holds", c.PassedPackets)
+	}
+}
+
+// Killed while it arms hooks, or between that and the moment when the change
+// begins, a command leaves all hooks as they were or all as they were to be,
+// once another has come.
+func TestKilledBeforeAnArmedChangeBegins(t *testing.T) {
+	for _, lead := range []time.Duration{0, 5 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond} {
+		for armed := range 3 {
+			t.Run(fmt.Sprintf("%d armed, %v ahead", armed, lead), func(t *testing.T) {
+				egress := newRig(t, TCX, policy.Egress)
+				ingress := *egress
+				ingress.direction, ingress.sender = policy.Ingress, testenv.NewSender(t, "vb")
+				ingress.passed = attachForeign(t, "va", policy.Ingress, link.Tail())
+				old, next := rule("10.0.0.0/24"), rule("10.0.0.0/24", leaky)
+				tables := func(rule policy.Rule) []policy.Table {
+					return []policy.Table{egress.table(rule), ingress.table(rule)}
+				}
+				egress.apply(ApplyOptions{}, tables(old)...)
+				egress.killedArming(tables(next), armed, lead)
+				var have []policy.Table
+				egress.write(func(n *Namespace) (err error) {
+					have, err = n.Tables()
+					return err
+				})
+				want := tables(next)
+				if armed == 0 {
+					want = tables(old)
+				}
+				if !slices.EqualFunc(have, want, sameTable) {
+					t.Errorf("rules are %v, and ought to be %v", have, want)
+				}
+				for _, r := range []*rig{egress, &ingress} {
+					r.meters(want[0].Rules[0], "10.0.0.7", 5)
+					r.flush()
+				}
+				egress.nothingLeft()
+			})
+		}
+	}
+}
+
+// killedArming does what Apply does until it has armed so many hooks.
+func (r *rig) killedArming(tables []policy.Table, armed int, lead time.Duration) {
+	r.t.Helper()
+	r.write(func(n *Namespace) error {
+		hooks, err := n.applications(tables, "")
+		if err != nil {
+			return err
+		}
+		defer closeAll(hooks)
+		defer func() { recover() }() // so nothing is cleared up
+		return n.changeAll(hooks, func() error {
+			for _, a := range hooks {
+				testenv.Must(r.t, n.ready(a, func(int) {}))
+				a.Set.Settle()
+			}
+			from := maps.Now() + uint64(lead)
+			for _, a := range hooks {
+				a.Set.Time(from, maps.Never)
+			}
+			for _, a := range hooks[:armed] {
+				a.Set.Arm()
+			}
+			panic("killed")
+		})
+	})
+}
+
+func sameTable(a, b policy.Table) bool {
+	return a.Device == b.Device && a.Direction == b.Direction && a.Match == b.Match && slices.Equal(a.Rules, b.Rules)
+}
+
+// many are so many rules of 1 mbit that no test sends packets for.
+func many(n int) (rules []policy.Rule) {
+	for i := range n {
+		r := rule("172.16.0.0/32")
+		r.Prefix = netip.PrefixFrom(netip.AddrFrom4([4]byte{172, byte(16 + i>>16), byte(i >> 8), byte(i)}), 32)
+		rules = append(rules, r)
+	}
+	return rules
+}
+
+// A hook that is given more rules than it has room for grows, under a flood: no
+// packet goes unmetered, and buckets, hosts' too, owe what they owed. It grows
+// three times; beyond, a policy is refused, and all is as it was.
+func TestGrowthUnderFlood(t *testing.T) {
+	sizes := []int{5000, 17000, 66000} // of 4096, 16384 and 65536 that there was room for
+	if testing.Short() {
+		sizes = sizes[:2]
+	}
+	r := newRig(t, TCX, policy.Egress)
+	own, hosts := rule("10.0.0.0/24", func(r *policy.Rule) { r.Rate, r.Capacity = 2e6, 100000 }), rule("10.0.1.0/24", slow, eachHost)
+	rules := []policy.Rule{own, hosts}
+	r.apply(ApplyOptions{}, r.table(rules...))
+	w := r.witness("va", r.direction)
+	sources := []*source{r.source("10.0.0.7", 1514, 64, 900), r.source("10.0.1.7", 900, 64), r.source("10.0.1.8", 100)}
+	began := maps.Now()
+	sent := r.keepSending(0, 0, sources...)
+	for _, n := range sizes {
+		began := time.Now()
+		table := r.table(append(many(n), rules...)...)
+		done := r.apply(ApplyOptions{}, table)
+		t.Logf("%d rules in %v", n, time.Since(began))
+		if len(done) != 1 || done[0].Hook.Upgraded {
+			t.Errorf("%d rules: %+v", n, done)
+		}
+		if h := r.hook("va"); h.State != Attached || !h.Set.Has(table.Rules) {
+			t.Errorf("%d rules: not those that were applied are in force, or not attached", n)
+		}
+	}
+	if !testing.Short() {
+		before := r.hook("va").Set.Rules()
+		err := r.try(func(n *Namespace) error {
+			_, err := n.Apply([]policy.Table{r.table(append(many(1<<18), rules...)...)}, ApplyOptions{})
+			return err
+		})
+		if !errors.Is(err, maps.ErrFull) {
+			t.Errorf("a fourth time: %v", err)
+		}
+		if !slices.Equal(r.hook("va").Set.Rules(), before) {
+			t.Error("a policy that was refused has changed rules")
+		}
+	}
+	sent.stop()
+	all := w.passages(t)
+	newOracle([]regime{{from: began - 1, rules: rules}}).check(t, all)
+	h := r.hook("va")
+	a, b := r.counters(h, own), r.counters(h, hosts)
+	if sent := sources[0].sent; a.PassedPackets+a.DroppedPackets != sent {
+		t.Errorf("%d packets were sent, and %d metered", sent, a.PassedPackets+a.DroppedPackets)
+	}
+	if sent := sources[1].sent + sources[2].sent; b.PassedPackets+b.DroppedPackets != sent {
+		t.Errorf("%d packets were sent to hosts, and %d metered", sent, b.PassedPackets+b.DroppedPackets)
+	}
+	if n := uint64(len(all)); a.PassedPackets+b.PassedPackets != n {
+		t.Errorf("%d packets came by, and %d passed", n, a.PassedPackets+b.PassedPackets)
+	}
+	r.flush()
+	r.nothingLeft()
+}
+
+// A rule gets a shadow while packets come by: the hook is made anew around its
+// buckets, and from that moment on the shadow counts each packet that the rule
+// does, by hosts of its own.
+func TestShadowOfALiveRule(t *testing.T) {
+	eachHook(t, func(t *testing.T, r *rig) {
+		plain := rule("10.0.0.0/24", func(r *policy.Rule) { r.Rate, r.Capacity = 4e6, 100000 })
+		shadowed := plain
+		shadowed.Shadow = policy.Shadow{Rate: 1e6, Capacity: 20000, Each: policy.Each{Kind: policy.EachHost}}
+		r.apply(ApplyOptions{}, r.table(plain))
+		w, h := r.witness("va", r.direction), r.hook("va")
+		began := maps.Now()
+		sent := r.keepSending(0, shadowed.Shadow.Capacity*4e9/uint64(shadowed.Shadow.Rate),
+			r.source("10.0.0.7", 1514, 64), r.source("10.0.0.8", 64, 1514))
+		metered := func() uint64 {
+			c := r.counters(h, plain)
+			return c.PassedPackets + c.DroppedPackets
+		}
+		testenv.Eventually(t, "a full bucket", func() bool { return r.counters(h, plain).DroppedPackets > 0 })
+		before := metered()
+		r.apply(ApplyOptions{}, r.table(shadowed))
+		after := metered()
+		h = r.hook("va")
+		e := r.entry(h, plain)
+		if e.Rule != shadowed {
+			t.Errorf("the rule is %v", e.Rule)
+		}
+		testenv.Eventually(t, "a shadow that refuses", func() bool {
+			hurt, err := h.Set.Hurt()
+			testenv.Must(t, err)
+			return len(hurt[e.ID]) == 2
+		})
+		// Only its rate is another: the shadow stays, and counts on.
+		faster := shadowed
+		faster.Rate *= 2
+		r.apply(ApplyOptions{}, r.table(faster))
+		c := changeOf(t, h)
+		sent.stop()
+		testenv.Eventually(t, "what was sent", func() bool {
+			before := metered()
+			time.Sleep(20 * time.Millisecond)
+			return metered() == before
+		})
+		newOracle([]regime{{from: began - 1, rules: []policy.Rule{plain}}, {from: c.From, rules: []policy.Rule{faster}}}).check(t, w.passages(t))
+		shadow, ok := h.Set.ShadowCounters(e)
+		if !ok {
+			t.Fatal("there is no shadow")
+		}
+		if n := shadow.PassedPackets; n < metered()-after || n > metered()-before {
+			t.Errorf("the shadow counted %d packets, and the rule %d to %d since", n, metered()-after, metered()-before)
+		}
+		// Each host has a bucket of the shadow.
+		most := 2 * (float64(shadowed.Shadow.Capacity) + float64(shadowed.Shadow.Rate)/8e9*float64(maps.Now()-began))
+		if conform := float64(shadow.PassedBytes - shadow.ExcessBytes); conform > most || conform < 2*float64(shadowed.Shadow.Capacity)-2*1514 {
+			t.Errorf("of two hosts %.0f bytes conform to the shadow, which lets %.0f through", conform, most)
+		}
+		hurt, err := h.Set.Hurt()
+		testenv.Must(t, err)
+		var packets, bytes uint64
+		for _, one := range hurt[e.ID] {
+			packets, bytes = packets+one.Packets, bytes+one.Bytes
+		}
+		if packets != shadow.ExcessPackets || bytes != shadow.ExcessBytes || len(hurt[e.ID]) != 2 {
+			t.Errorf("hurt: %+v, and the shadow counted %+v", hurt, shadow)
+		}
+		if shadow.DroppedPackets != 0 || shadow.UnsurePackets != 0 {
+			t.Errorf("the shadow: %+v", shadow)
+		}
+		r.flush()
+		r.nothingLeft()
+	})
+}

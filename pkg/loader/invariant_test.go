@@ -1,0 +1,422 @@
+package loader
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"math"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+
+	"github.com/cilium/ebpf/ringbuf"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// What a policy lets through while it is switched is checked packet by packet.
+// Each packet carries the time at which it was sent, and a program behind the
+// limits notes the time at which it came by: it was metered between the two.
+// The moments at which policies were switched are known exactly. From these
+// follows the least that each bucket can owe after each packet that passed: as
+// if the packet had been metered at the earliest, and looked at at the latest.
+// If even that is more than the bucket can hold, the invariant of the meters was
+// broken: more passed in some window than the capacity and what the rates in
+// force let through. There is no tolerance in that but a byte for rounding.
+
+// A passage is a packet that came by behind the limits.
+type passage struct {
+	Sent, Passed uint64 // ns of maps.Now
+	Far          [4]byte
+	Bytes        uint32
+}
+
+// A witness notes passages.
+type witness struct {
+	ring   *ebpf.Map
+	lost   *ebpf.Map
+	reader *ringbuf.Reader
+	noted  []passage
+}
+
+// stampAt is where in a frame its sender writes the time: behind the headers.
+const stampAt = headersIPv4
+
+// witness attaches one behind all limits of a direction of a device.
+func (r *rig) witness(device string, d policy.Direction) *witness {
+	r.t.Helper()
+	ring, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.RingBuf, MaxEntries: 16 << 20})
+	testenv.Must(r.t, err)
+	r.t.Cleanup(func() { ring.Close() })
+	lost, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+	testenv.Must(r.t, err)
+	r.t.Cleanup(func() { lost.Close() })
+	far := 14 + 16
+	if d == policy.Ingress {
+		far = 14 + 12
+	}
+	const (
+		size     = 24
+		next     = -1 // TCX_NEXT and TC_ACT_UNSPEC
+		noWakeup = 1  // BPF_RB_NO_WAKEUP
+	)
+	load := func(from, to, n int32) asm.Instructions {
+		return asm.Instructions{
+			asm.Mov.Reg(asm.R1, asm.R6), asm.Mov.Imm(asm.R2, from),
+			asm.Mov.Reg(asm.R3, asm.R10), asm.Add.Imm(asm.R3, to-size), asm.Mov.Imm(asm.R4, n),
+			asm.FnSkbLoadBytes.Call(),
+			asm.JNE.Imm(asm.R0, 0, "out"),
+		}
+	}
+	instructions := slices.Concat(
+		asm.Instructions{asm.Mov.Reg(asm.R6, asm.R1)},
+		load(stampAt, 0, 8),
+		load(int32(far), 16, 4),
+		asm.Instructions{
+			asm.FnKtimeGetNs.Call(),
+			asm.StoreMem(asm.R10, 8-size, asm.R0, asm.DWord),
+			asm.LoadMem(asm.R2, asm.R6, 0, asm.Word), // skb->len
+			asm.StoreMem(asm.R10, 20-size, asm.R2, asm.Word),
+			asm.LoadMapPtr(asm.R1, ring.FD()),
+			asm.Mov.Reg(asm.R2, asm.R10), asm.Add.Imm(asm.R2, -size), asm.Mov.Imm(asm.R3, size), asm.Mov.Imm(asm.R4, noWakeup),
+			asm.FnRingbufOutput.Call(),
+			asm.JEq.Imm(asm.R0, 0, "out"),
+			asm.StoreImm(asm.R10, -4, 0, asm.Word),
+			asm.LoadMapPtr(asm.R1, lost.FD()),
+			asm.Mov.Reg(asm.R2, asm.R10), asm.Add.Imm(asm.R2, -4),
+			asm.FnMapLookupElem.Call(),
+			asm.JEq.Imm(asm.R0, 0, "out"),
+			asm.Mov.Imm(asm.R1, 1),
+			asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
+			asm.Mov.Imm(asm.R0, next).WithSymbol("out"),
+			asm.Return(),
+		})
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "witness", Type: ebpf.SchedCLS, License: "GPL", Instructions: instructions})
+	testenv.Must(r.t, err)
+	r.t.Cleanup(func() { program.Close() })
+	addForeignFilter(r.t, &foreign{program: program}, device, d, 60001)
+	reader, err := ringbuf.NewReader(ring)
+	testenv.Must(r.t, err)
+	r.t.Cleanup(func() { reader.Close() })
+	return &witness{ring: ring, lost: lost, reader: reader}
+}
+
+// note reads what came by until now.
+func (w *witness) note(t *testing.T) {
+	t.Helper()
+	testenv.Must(t, w.reader.Flush())
+	var record ringbuf.Record
+	for {
+		err := w.reader.ReadInto(&record)
+		if errors.Is(err, ringbuf.ErrFlushed) {
+			break
+		}
+		testenv.Must(t, err)
+		var p passage
+		if _, err := binary.Decode(record.RawSample, binary.NativeEndian, &p); err != nil {
+			t.Fatal(err)
+		}
+		w.noted = append(w.noted, p)
+	}
+	var lost uint64
+	testenv.Must(t, w.lost.Lookup(uint32(0), &lost))
+	if lost > 0 {
+		t.Fatalf("%d passages were not noted", lost)
+	}
+}
+
+// passages are all that were noted, in the order in which they came by.
+func (w *witness) passages(t *testing.T) []passage {
+	t.Helper()
+	w.note(t)
+	slices.SortStableFunc(w.noted, func(a, b passage) int { return cmp.Compare(a.Passed, b.Passed) })
+	return w.noted
+}
+
+// A regime is the rules that are in force from a time on.
+type regime struct {
+	from  uint64 // ns of maps.Now
+	rules []policy.Rule
+	back  bool // what the regime before changed was taken back: buckets are those of the one before that
+}
+
+// decides is the rule of a regime for an address; false for none, and for an unlimited one.
+func (g regime) decides(far netip.Addr) (rule policy.Rule, limited bool) {
+	bits := -1
+	for _, r := range g.rules {
+		if r.Prefix.Contains(far) && r.Prefix.Bits() > bits {
+			rule, bits = r, r.Prefix.Bits()
+		}
+	}
+	return rule, bits >= 0 && rule.Rate != policy.Unlimited
+}
+
+// A bucketName names a bucket: the rule, whose it is, and since which regime it has been there.
+type bucketName struct {
+	prefix netip.Prefix
+	sharer string // "" for all
+	since  int
+}
+
+func (b bucketName) String() string {
+	return fmt.Sprintf("%v %s since regime %d", b.prefix, b.sharer, b.since)
+}
+
+// A clock is what a rule would have let through: bytes since the first regime,
+// at the start of each, and bytes per ns from then on.
+type clock struct {
+	at, rate []float64
+	since    []int // when the rule's buckets of each regime were made; -1 where there are none
+}
+
+// An oracle knows what was in force when.
+type oracle struct {
+	regimes []regime
+	clocks  map[netip.Prefix]*clock
+}
+
+func newOracle(regimes []regime) *oracle {
+	o := &oracle{regimes, map[netip.Prefix]*clock{}}
+	for _, g := range regimes {
+		for _, r := range g.rules {
+			if o.clocks[r.Prefix] == nil {
+				o.clocks[r.Prefix] = o.clock(r.Prefix)
+			}
+		}
+	}
+	return o
+}
+
+func (o *oracle) clock(p netip.Prefix) *clock {
+	c := new(clock)
+	var at, rate float64
+	for k, g := range o.regimes {
+		if k > 0 {
+			at += rate * float64(g.from-o.regimes[k-1].from)
+		}
+		since := -1
+		i := slices.IndexFunc(g.rules, func(r policy.Rule) bool { return r.Prefix == p && r.Rate != policy.Unlimited })
+		if i >= 0 {
+			// Where there is no such rule its buckets drain as before, if they come back.
+			rate = float64(g.rules[i].Rate) / 8e9
+			switch {
+			case k > 0 && c.since[k-1] >= 0:
+				since = c.since[k-1]
+			case g.back && c.since[k-2] >= 0:
+				since = c.since[k-2]
+			default:
+				since = k
+			}
+		}
+		c.at, c.rate, c.since = append(c.at, at), append(c.rate, rate), append(c.since, since)
+	}
+	return c
+}
+
+// lets is what the rule had let through by a time in a regime.
+func (o *oracle) lets(c *clock, k int, now uint64) float64 {
+	return c.at[k] + c.rate[k]*float64(now-o.regimes[k].from)
+}
+
+// at is the regime in force at a time.
+func (o *oracle) at(now uint64) int {
+	k, found := slices.BinarySearchFunc(o.regimes, now, func(g regime, now uint64) int { return cmp.Compare(g.from, now) })
+	if !found {
+		k--
+	}
+	return k
+}
+
+// A debt is the least that a bucket can owe: the reading of its rule's clock at which it will have drained.
+type debt struct {
+	drained float64
+	regime  int // that of the last packet
+}
+
+// check ends the test unless all that passed kept within the limits in force.
+func (o *oracle) check(t *testing.T, all []passage) {
+	t.Helper()
+	// No packet of a window was sent before the earliest of those that came by from its begin on.
+	earliest := make([]uint64, len(all)+1)
+	earliest[len(all)] = math.MaxUint64
+	for i, p := range slices.Backward(all) {
+		earliest[i] = min(p.Sent, earliest[i+1])
+	}
+	debts := map[bucketName]*debt{}
+	beyond, worst, fullest, unclear, limited := 0, 0.0, math.Inf(-1), 0, 0
+	for i, p := range all {
+		far := netip.AddrFrom4(p.Far)
+		first, last := o.at(p.Sent), o.at(p.Passed)
+		name, rule, ok := o.bucket(last, far)
+		if !ok && first == last {
+			continue
+		}
+		limited++
+		capacity, least, most := rule.Capacity, rule.Rate, rule.Rate
+		for k := first; k < last; k++ {
+			// It may have been metered before or after a switch.
+			other, r, is := o.bucket(k, far)
+			if !is || !ok || other != name {
+				ok = false
+				break
+			}
+			capacity, least, most = max(capacity, r.Capacity), min(least, r.Rate), max(most, r.Rate)
+		}
+		if !ok {
+			unclear++
+			continue
+		}
+		c := o.clocks[name.prefix]
+		d := debts[name]
+		if d == nil {
+			d = &debt{drained: math.Inf(-1), regime: first}
+			debts[name] = d
+		}
+		o.clamp(d, c, name, last)
+		// A packet is metered by one rule to its end, also where another came into force meanwhile.
+		slack := float64(most-least) / 8e9 * float64(p.Passed-p.Sent)
+		start := o.at(earliest[i])
+		d.drained = max(d.drained, o.lets(c, start, earliest[i])) + float64(p.Bytes)
+		level := d.drained - o.lets(c, last, p.Passed) - slack
+		over := level - float64(capacity)
+		fullest = max(fullest, over)
+		if over > 1 {
+			if beyond++; beyond <= 5 {
+				t.Errorf("packet %d, of %d bytes to %v, sent at %d, passed at %d: the bucket of %v owes %.0f bytes, and holds %d; regimes %d to %d of %d, the last one %d ns before",
+					i, p.Bytes, far, p.Sent, p.Passed, name, level, capacity, first, last, len(o.regimes), p.Passed-o.regimes[last].from)
+				if beyond == 1 {
+					for k := max(0, last-5); k <= last; k++ {
+						t.Logf("regime %d, since %d, back %v: %v", k, o.regimes[k].from, o.regimes[k].back, o.regimes[k].rules)
+					}
+				}
+			}
+			worst = max(worst, over)
+		}
+		if first < last {
+			d.regime = first
+			o.clamp(d, c, name, last)
+		}
+	}
+	if beyond > 0 {
+		t.Errorf("%d packets of %d are beyond, by up to %.0f bytes", beyond, len(all), worst)
+	}
+	t.Logf("%d packets passed, %d by limits, %d of these amid a switch; the fullest bucket was %.0f bytes short of full", len(all), limited, unclear, -fullest)
+}
+
+func (o *oracle) bucket(k int, far netip.Addr) (name bucketName, rule policy.Rule, limited bool) {
+	rule, limited = o.regimes[k].decides(far)
+	if !limited {
+		return name, rule, false
+	}
+	name = bucketName{prefix: rule.Prefix, since: o.clocks[rule.Prefix].since[k]}
+	switch rule.Each.Kind {
+	case policy.EachHost:
+		name.sharer = far.String()
+	case policy.EachSubnet:
+		name.sharer = netip.PrefixFrom(far, int(rule.Each.Bits)).Masked().String()
+	}
+	return name, rule, true
+}
+
+// clamp lets a bucket owe no more than it can hold where it came to hold less.
+func (o *oracle) clamp(d *debt, c *clock, name bucketName, last int) {
+	for k := d.regime + 1; k <= last; k++ {
+		for _, r := range o.regimes[k].rules {
+			if r.Prefix == name.prefix && r.Rate != policy.Unlimited {
+				d.drained = min(d.drained, c.at[k]+float64(r.Capacity))
+			}
+		}
+	}
+	d.regime = last
+}
+
+// A source is packets of some sizes in turn to an address, through one hook.
+type source struct {
+	by     *testenv.Sender
+	far    netip.Addr
+	frames [][]byte
+	sent   uint64
+}
+
+// source is one through the rig's direction of va.
+func (r *rig) source(far string, sizes ...int) *source {
+	f := &source{by: r.sender, far: netip.MustParseAddr(far)}
+	for _, size := range sizes {
+		f.frames = append(f.frames, r.frame(far, size))
+	}
+	return f
+}
+
+// A sending is packets that are being sent.
+type sending struct {
+	stop    func() // returns when the last was sent
+	starved uint64 // for how long, in ns, none was sent, counting pauses that were longer than patience
+	last    uint64 // when the last was sent
+}
+
+// keepSending sends a packet of each source in turn until it is stopped: one each so
+// many ns, or as fast as it goes for 0.
+func (r *rig) keepSending(every, patience uint64, sources ...*source) *sending {
+	o := new(sending)
+	var stop atomic.Bool
+	var done sync.WaitGroup
+	done.Go(func() {
+		o.last = maps.Now()
+		for due := o.last; !stop.Load(); {
+			for _, f := range sources {
+				now := maps.Now()
+				for ; now < due; now = maps.Now() {
+					time.Sleep(time.Duration(due - now))
+				}
+				due += every
+				if now-o.last > patience {
+					o.starved += now - o.last
+				}
+				o.last = now
+				frame := f.frames[f.sent%uint64(len(f.frames))]
+				binary.NativeEndian.PutUint64(frame[stampAt:], now)
+				if err := f.by.Send(frame); err != nil {
+					r.t.Error(err)
+					return
+				}
+				f.sent++
+			}
+		}
+	})
+	o.stop = func() {
+		stop.Store(true)
+		done.Wait()
+	}
+	r.t.Cleanup(o.stop) // also if the test ends early
+	return o
+}
+
+// matched is how many of these packets met a rule: those amid a switch may have, or not.
+func (o *oracle) matched(all []passage) (least, most uint64) {
+	for _, p := range all {
+		far := netip.AddrFrom4(p.Far)
+		some, every := false, true
+		for k := o.at(p.Sent); k <= o.at(p.Passed); k++ {
+			is := slices.ContainsFunc(o.regimes[k].rules, func(r policy.Rule) bool { return r.Prefix.Contains(far) })
+			some, every = some || is, every && is
+		}
+		if every {
+			least++
+		}
+		if some {
+			most++
+		}
+	}
+	return least, most
+}
