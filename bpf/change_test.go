@@ -430,7 +430,8 @@ func TestShadowIsModel(t *testing.T) {
 						hurt[whom].Bytes += counted
 					}
 				}
-				got, _ := r.set.ShadowCounters(e)
+				shadow, _ := r.set.Shadow(e)
+				got := r.set.Counters(shadow.ID)
 				if got != want || want.ExcessPackets == 0 || want.ExcessPackets == want.PassedPackets {
 					t.Errorf("the shadow counted\n%+v, want\n%+v", got, want)
 				}

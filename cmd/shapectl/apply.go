@@ -205,6 +205,9 @@ func hooksChanged(done []loader.Applied) []report.HookChange {
 }
 
 func (e *env) applied(a report.Applied, absentOK bool) error {
+	if a.Absent == nil {
+		a.Absent = []string{} // as JSON would show that
+	}
 	var err error
 	if e.json {
 		err = report.JSON(e.out, a)
@@ -253,12 +256,12 @@ func (e *env) confirmCommand() *cobra.Command {
 		Short: "Let the policy last that was applied with --confirm",
 		Args:  args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
-			return e.with(loader.Write, "confirm the last change", func(n *loader.Namespace) error {
+			return e.with(loader.Write, "confirm the policy applied last", func(n *loader.Namespace) error {
 				if err := n.Confirm(); err != nil {
 					return err
 				}
 				if e.json {
-					return report.JSON(e.out, report.Applied{Hooks: []report.HookChange{}})
+					return e.applied(report.Applied{Hooks: []report.HookChange{}}, false)
 				}
 				_, err := fmt.Fprintln(e.out, "confirmed")
 				return err
@@ -276,7 +279,7 @@ back at one moment to the rules that they had before, with their counters and
 what their buckets owe. A change by another command since then makes that impossible.`,
 		Args: args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
-			return e.with(loader.Write, "take the last change back", func(n *loader.Namespace) error {
+			return e.with(loader.Write, "roll the policy back that was applied last", func(n *loader.Namespace) error {
 				done, err := n.Rollback()
 				if err != nil {
 					return err

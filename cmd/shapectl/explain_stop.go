@@ -111,6 +111,16 @@ func (x explainer) rule(s *report.Stop, h *loader.Hook, e maps.Entry, tags int, 
 	case loader.Gone:
 		s.Note = fmt.Sprintf("when the device is back, set one of its rules again, which attaches all; else 'shapectl flush %s %s'", h.Name(), h.Direction)
 	}
+	if change, until := h.Set.Change(); change == maps.Pending {
+		s.RevertsInNS = ahead(until)
+	}
+	if shadow, ok := h.Set.Shadow(e); ok {
+		proposed, err := x.proposed(h, shadow, tags, p)
+		if err != nil {
+			return err
+		}
+		s.Proposed = proposed
+	}
 	if e.Rate == policy.Unlimited {
 		return nil
 	}
@@ -133,6 +143,26 @@ func (x explainer) rule(s *report.Stop, h *loader.Hook, e maps.Entry, tags int, 
 		s.Verdict = b.verdict(counted.Bytes)
 	}
 	return nil
+}
+
+// proposed is what a shadow would make of a packet; nil where that takes a flow that was not given.
+func (x explainer) proposed(h *loader.Hook, shadow maps.Entry, tags int, p askedPacket) (*report.Proposed, error) {
+	address := p.side(h.Match())
+	flow := maps.Flow{Src: address, Dst: address}
+	if p.flow != nil {
+		flow = *p.flow
+	} else if shadow.Each.Kind == policy.EachFlow {
+		return nil, nil
+	}
+	counted, err := countPacket(p.frame, tags, x.o.segments, shadow.Framing)
+	if err != nil {
+		return nil, err
+	}
+	meter, level := h.Set.Meter(shadow), h.Set.Level(shadow, h.Match(), flow, maps.Now())
+	return &report.Proposed{
+		Sharer: maps.Sharer(shadow, h.Match(), flow), Bytes: counted.Bytes,
+		LevelBytes: model.Bytes(level), CapacityBytes: shadow.Capacity, Conforms: meter.Conforms(level, counted.Bytes),
+	}, nil
 }
 
 // anyFlow is one to or from an address, to show how flows are written.

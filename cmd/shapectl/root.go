@@ -242,7 +242,7 @@ func (e *env) advise(err error) error {
 	case errors.Is(err, loader.ErrPending):
 		return inputf("%w; 'shapectl confirm' it or 'shapectl rollback' first", err)
 	case errors.Is(err, loader.ErrNoChange):
-		return inputf("%w: no policy was applied, or something was changed since", err)
+		return inputf("%w: either no policy was applied, or that has been seen to, or another command changed rules since; see 'shapectl show'", err)
 	case errors.Is(err, loader.ErrTooLate):
 		return inputf("%w; apply the policy again", err)
 	case errors.Is(err, maps.ErrFull):

@@ -166,9 +166,8 @@ func (want filterRules) hooks(n *loader.Namespace) ([]*loader.Hook, error) {
 func describe(h *loader.Hook, entry maps.Entry, hurt []maps.Hurt) report.Rule {
 	level := model.Bytes(h.Set.OwnLevel(entry, maps.Now()))
 	r := report.NewRule(place(h), entry.Rule, h.Set.Counters(entry.ID), level)
-	if proposed, ok := entry.Proposed(); ok {
-		c, _ := h.Set.ShadowCounters(entry)
-		r.Shadow = report.NewShadow(proposed, c, hurt, h.Set.Size().Hurt)
+	if shadow, ok := h.Set.Shadow(entry); ok {
+		r.Shadow = report.NewShadow(shadow.Rule, h.Set.Counters(shadow.ID), hurt, h.Set.Size().Hurt)
 	}
 	return r
 }

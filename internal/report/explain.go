@@ -39,6 +39,19 @@ type Stop struct {
 	Bucket  *Level   `json:"bucket"`  // null where there is none, and where it can not be told which it is
 	Verdict string   `json:"verdict"` // pass, drop or mark; unknown with the bucket
 	Note    string   `json:"note"`    // what else is to be said, "" for nothing
+	// Proposed is null for a rule without a shadow, and where its bucket can not be told.
+	Proposed *Proposed `json:"proposed"`
+	// RevertsInNS is null unless the rules here wait to be confirmed.
+	RevertsInNS *uint64 `json:"reverts_in_ns"`
+}
+
+// Proposed is what the shadow of a rule would make of a packet.
+type Proposed struct {
+	Sharer        string `json:"sharer"`
+	Bytes         uint64 `json:"bytes"` // as it counts them
+	LevelBytes    uint64 `json:"level_bytes"`
+	CapacityBytes uint64 `json:"capacity_bytes"`
+	Conforms      bool   `json:"conforms"`
 }
 
 // Attached is a program, filter, chain or qdisc that packets meet.
@@ -172,12 +185,26 @@ func (p Stop) text(s *strings.Builder) {
 			p.Bucket.text(s)
 		}
 		p.now(s)
+		if p.Proposed != nil {
+			p.Proposed.text(s)
+		}
 	case p.Address != "":
 		fact(s, "rule", "none matches "+p.Address+"; it passes")
 	}
 	if p.Note != "" {
 		fact(s, "note", p.Note)
 	}
+	if p.RevertsInNS != nil {
+		fact(s, "note", reverts(*p.RevertsInNS))
+	}
+}
+
+func (p Proposed) text(s *strings.Builder) {
+	would := "would pass"
+	if !p.Conforms {
+		would = "would be refused"
+	}
+	fact(s, "proposed", fmt.Sprintf("%s: bucket of %s with %d of %d bytes", would, p.Sharer, p.LevelBytes, p.CapacityBytes))
 }
 
 // otherSide is what there is to say of rules that do not go by the far side.

@@ -11,7 +11,7 @@ import (
 )
 
 // ErrNoChange means that there is no change to confirm, or to take back.
-var ErrNoChange = errors.New("there is none")
+var ErrNoChange = errors.New("there is no such change")
 
 // ErrTooLate means that a change was not confirmed in time.
 var ErrTooLate = errors.New("it was not confirmed in time, and all is as it was before")

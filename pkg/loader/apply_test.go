@@ -585,10 +585,11 @@ func TestShadowOfALiveRule(t *testing.T) {
 			return metered() == before
 		})
 		newOracle([]regime{{from: began - 1, rules: []policy.Rule{plain}}, {from: c.From, rules: []policy.Rule{faster}}}).check(t, w.passages(t))
-		shadow, ok := h.Set.ShadowCounters(e)
+		limit, ok := h.Set.Shadow(e)
 		if !ok {
 			t.Fatal("there is no shadow")
 		}
+		shadow := h.Set.Counters(limit.ID)
 		if n := shadow.PassedPackets; n < metered()-after || n > metered()-before {
 			t.Errorf("the shadow counted %d packets, and the rule %d to %d since", n, metered()-after, metered()-before)
 		}

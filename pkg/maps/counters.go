@@ -39,14 +39,15 @@ func (s *Set) Counters(id uint32) (sum Counters) {
 	return sum
 }
 
-// ShadowCounters are those of a rule's shadow: of all packets, how many it
-// would have refused. False if it has none.
-func (s *Set) ShadowCounters(e Entry) (Counters, bool) {
+// Shadow is the limit of a rule's shadow, with buckets and counters of its own:
+// it passes all packets, and its excess is what it would have refused. False if the rule has none.
+func (s *Set) Shadow(e Entry) (Entry, bool) {
 	v := s.current(e.ID)
 	if v.Flags&ruleShadow == 0 {
-		return Counters{}, false
+		return Entry{}, false
 	}
-	return s.Counters(v.Shadow), true
+	proposed, _ := e.Proposed()
+	return Entry{proposed, v.Shadow}, true
 }
 
 // Hurt is a host or subnet of which a shadow would have refused packets.
