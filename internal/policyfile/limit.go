@@ -12,9 +12,10 @@ import (
 )
 
 var (
-	shadowKeys = []string{"rate", "capacity", "each", "penalty", "overhead", "mpu", "cir", "cbs", "burst"}
-	planKeys   = append([]string{"algorithm", "excess", "fail", "shadow"}, shadowKeys...)
-	ruleKeys   = append([]string{"plan"}, planKeys...)
+	aliases    = []string{"cir", "cbs", "burst"}
+	shadowKeys = slices.Concat([]string{"rate", "capacity", "each", "penalty", "overhead", "mpu"}, aliases)
+	planKeys   = slices.Concat([]string{"rate", "capacity", "algorithm", "each", "excess", "penalty", "fail", "overhead", "mpu", "shadow"}, aliases)
+	ruleKeys   = slices.Concat([]string{"plan"}, planKeys)
 
 	// limitedOnly is what an unlimited rule does not take from defaults.
 	limitedOnly = []string{"capacity", "each", "excess", "penalty", "shadow"}
@@ -137,9 +138,9 @@ func (r *reader) blame(err error, key uint32, rule, defaults parcel) {
 	if i := slices.IndexFunc(rule.parts, named); i >= 0 {
 		key = rule.parts[i].at
 	} else if p := rule.plan; p != nil && slices.ContainsFunc(p.parts, named) {
-		message += fmt.Sprintf(" (%s is of plan %s, line %d)", word, p.name, r.line(p.at))
+		message += fmt.Sprintf(" (from plan %s, line %d)", p.name, r.line(p.at))
 	} else if i := slices.IndexFunc(defaults.parts, named); i >= 0 {
-		message += fmt.Sprintf(" (%s is of the defaults, line %d)", word, r.line(defaults.parts[i].at))
+		message += fmt.Sprintf(" (from defaults, line %d)", r.line(defaults.parts[i].at))
 	}
 	r.report(key, message)
 }
@@ -193,7 +194,7 @@ func (r *reader) parts(n *node, what string, allowed []string) parcel {
 		key, value := &entries[i].key, &entries[i].value
 		name := policy.LimitKey(key.text)
 		if first := given[name]; first != nil {
-			r.errorf(key, "%s is there twice, first as %s in line %d; take one of them out", name, first.text, r.line(first.start))
+			r.errorf(key, "%s is there twice, first in line %d as %s; take one of them out", name, r.line(first.start), first.text)
 			out.bad = true
 			continue
 		}
@@ -223,6 +224,8 @@ func (r *reader) unknownPart(key *node, what string, allowed []string) {
 	switch {
 	case key.text == "plan":
 		r.errorf(key, "%s cannot name a plan; write its parts out", what)
+	case key.text == "match":
+		r.errorf(key, "match is for all of a direction; write it beside the networks")
 	case slices.Contains(ruleKeys, key.text):
 		r.errorf(key, "%s has no %s of its own; take it out", what, policy.LimitKey(key.text))
 	default:
@@ -246,6 +249,10 @@ func (r *reader) part(name string, n *node) parcel {
 
 func (r *reader) shadow(n *node) parcel {
 	p := part{key: "shadow", at: n.start}
+	if r.plans[n.text] != nil {
+		r.errorf(n, "a shadow cannot name a plan; write its parts out")
+		return parcel{bad: true}
+	}
 	if n.kind != text || n.text != noShadow {
 		of := r.rateOrParts(n, "a shadow", shadowKeys)
 		if of.bad {
@@ -290,7 +297,7 @@ func (r *reader) readPlans(n *node) {
 		case first != nil:
 			r.errorf(key, "plan %s is there twice, first in line %d; take one of them out", shorten(name), r.line(first.start))
 		case !validPlan(name):
-			r.errorf(key, "plan %q could be taken for something else; begin its name with a letter, and use letters, digits, - _ and .", shorten(name))
+			r.errorf(key, "plan %q could be mistaken; begin its name with a letter, use letters, digits, - _ and . in it, and not unlimited", shorten(name))
 		default:
 			given[name] = key
 			r.plans[name] = &plan{r.rateOrParts(value, "a plan", planKeys), name, key.start}

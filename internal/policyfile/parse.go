@@ -126,6 +126,7 @@ func (r *reader) policy(root *node) {
 			continue
 		}
 		r.section(&s, &e.value, defaults)
+		r.reach(s.span.end)
 		r.devices = append(r.devices, s)
 		others[name] = &r.devices[len(r.devices)-1]
 	}
@@ -161,9 +162,12 @@ func (r *reader) section(s *section, n *node, defaults parcel) {
 	s.base = newBase(defaults)
 	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
 		if e := given[d.String()]; e != nil {
-			s.tables = append(s.tables, r.table(d, e, defaults))
+			t := r.table(d, e, defaults)
+			s.reach(t.span.end)
+			s.tables = append(s.tables, t)
 		}
 	}
+	s.span.end = s.place.end
 }
 
 func (r *reader) table(d policy.Direction, e *entry, defaults parcel) table {
@@ -208,6 +212,10 @@ func (r *reader) table(d policy.Direction, e *entry, defaults parcel) table {
 		}
 		delete(r.pieces, e.key.start)
 	}
+	for _, rule := range t.rules {
+		t.reach(rule.end)
+	}
+	t.span.end = t.place.end
 	t.sort()
 	r.contradictions(t.rules)
 	return t
@@ -238,7 +246,10 @@ func notNetwork(key string, err error) string {
 	if strings.ContainsFunc(key, func(c rune) bool { return !unicode.IsLetter(c) }) {
 		return err.Error()
 	}
-	return fmt.Sprintf("unknown key %q; write a network, %s", shorten(key), didYouMean(key, directionKeys))
+	if similar := similar(key, directionKeys); similar != "" {
+		return fmt.Sprintf("unknown key %q; did you mean %s?", shorten(key), similar)
+	}
+	return fmt.Sprintf("%q is no network; write one such as 10.0.0.0/24, or match or defaults", shorten(key))
 }
 
 // entries is those of a mapping that say something.
@@ -249,8 +260,27 @@ func (r *reader) entries(n *node, what, example string) []entry {
 	case mapping:
 		return slices.DeleteFunc(n.entries, func(e entry) bool { return !r.says(&e, what) })
 	}
-	r.errorf(n, "%s cannot be %s; write %s, each in a line of its own", what, n.describe(), example)
+	if key, value, ok := together(n.text); ok {
+		r.errorf(n, "%s", noColon(key, value))
+		return nil
+	}
+	r.errorf(n, "%s cannot be %s; write it such as %s", what, n.describe(), example)
 	return nil
+}
+
+func noColon(key, value string) string {
+	return fmt.Sprintf("no colon and space are between key and value; did you mean %s: %s?", shorten(key), shorten(value))
+}
+
+// together takes a text apart that was meant as a key and a value.
+func together(s string) (key, value string, ok bool) {
+	at := strings.LastIndexAny(s, ": ")
+	if at <= 0 || at == len(s)-1 {
+		return "", "", false
+	}
+	key, value = strings.TrimRight(s[:at], ": "), s[at+1:]
+	_, err := policy.ParsePrefix(key)
+	return key, value, err == nil || slices.Contains(ruleKeys, key)
 }
 
 func (r *reader) says(e *entry, what string) bool {
@@ -259,19 +289,26 @@ func (r *reader) says(e *entry, what string) bool {
 	case e.key.kind != text:
 		r.errorf(&e.key, "%s cannot be a key; write plain text, in quotes if it begins with [ or {", e.key.describe())
 	case e.value.kind == nothing:
-		r.errorf(&e.key, "%s", saysNothing(e.key.text, what))
+		r.errorf(&e.key, "%s", saysNothing(what, e.key.text))
 	default:
 		return true
 	}
 	return false
 }
 
-func saysNothing(key, what string) string {
-	if name, value, cut := strings.Cut(key, ":"); cut && name != "" && value != "" && !strings.Contains(value, ":") {
-		return fmt.Sprintf("a space is missing behind a colon; did you mean %s: %s?", shorten(name), shorten(value))
-	}
-	if what == "a direction" {
+func saysNothing(what, key string) string {
+	name, value, ok := together(key)
+	switch {
+	case ok:
+		return noColon(name, value)
+	case what == "a direction":
 		return shorten(key) + " says nothing; write a rate, unlimited, or a plan"
+	case what == "plans":
+		return shorten(key) + " says nothing; write a rate, or parts such as {rate: 10mbit, each: host}"
+	case slices.Contains(ruleKeys, key):
+		return key + " says nothing; write what it is, or take it out"
+	case !slices.Contains(fileKeys, key) && what != "a device" && what != "devices":
+		return fmt.Sprintf("%q says nothing; put quotes around a text with a comma, or take this out", shorten(key))
 	}
 	return shorten(key) + " says nothing; write {} if nothing is meant"
 }

@@ -50,6 +50,13 @@ type place struct {
 	spans      []span // of entries that only are there, such as defaults
 }
 
+// reach makes lines end where the last of their entries does, which may be in a piece.
+func (p *place) reach(end uint32) {
+	if !p.braces {
+		p.end = max(p.end, end)
+	}
+}
+
 func (n *node) place() place { return place{start: n.start, end: n.end, braces: n.braces} }
 
 // A tree turns YAML into nodes of a source.
@@ -134,8 +141,10 @@ func (t *tree) scalar(n *yaml.Node, out *node) {
 		ok = end <= len(t.text) && string(t.text[start:end]) == n.Value
 	}
 	switch {
+	case !ok && t.text[start] == '!':
+		t.report(start, "! is a tag in YAML, which policies do not have; leave it out")
 	case !ok:
-		t.report(start, "this is text in several lines, or after a lone !; write it in one line as it is, or in quotes")
+		t.report(start, "this text goes over several lines; write it in one, and a colon behind what is a key")
 	case n.Tag == "!!null":
 		out.kind = nothing
 	default:
@@ -215,27 +224,55 @@ func shorten(s string) string {
 	return s
 }
 
-// syntaxError says where a text is not YAML, and why.
+// syntaxError says where a text is not YAML, and what is probably wrong.
 func (s *source) syntaxError(err error) (at position, message string) {
 	var load *yaml.LoadError
 	if !errors.As(err, &load) || load.Mark.Line < 1 {
 		return position{1, 1}, err.Error()
 	}
-	at = position{min(load.Mark.Line, len(s.lines)), max(1, load.Mark.Column)}
+	at = s.within(load.Mark)
+	before := s.lineText(at.line)
+	if offset, ok := s.offset(at.line, at.column); ok {
+		before = s.text[s.lines[at.line-1]:offset]
+	}
 	indent := s.lineText(at.line)
 	indent = indent[:len(indent)-len(bytes.TrimLeft(indent, " \t"))]
+	context := ""
+	if begin := s.within(load.ContextMark); load.ContextMark.Line > 0 && begin.line != at.line {
+		context = fmt.Sprintf(", in what begins in line %d", begin.line)
+	}
+	says := func(part string) bool {
+		return strings.Contains(load.Message, part) || strings.Contains(load.ContextMsg, part)
+	}
 	switch {
 	case bytes.IndexByte(indent, '\t') >= 0:
 		return at, "a tab indents this line; use spaces"
-	case strings.Contains(load.Message, "anchor") || strings.Contains(load.ContextMsg, "an alias"):
-		return at, `* begins an alias in YAML; put quotes around a pattern that begins with it, such as "*.100"`
+	case says("anchor"), says("an alias"):
+		return at, `* begins an alias in YAML; put quotes around a pattern that begins with * or [, such as "*.100"`
+	case says("max depth"):
+		return at, "no policy has so many things inside of one another; close what is open"
+	case says("a quoted scalar"):
+		return s.within(load.ContextMark), "these quotes do not end; close them"
+	case says("could not find expected ':'"):
+		return s.within(load.ContextMark), "a colon and a value are missing behind this; write it such as 10.0.0.0/24: 10mbit"
+	case says("cannot start any token"):
+		return at, "this character cannot begin a text in YAML; put quotes around the text"
+	case says("',' or '}'"), says("',' or ']'"):
+		return at, "a comma or a closing bracket is missing before this" + context
+	case says("mapping values are not allowed") && bytes.Contains(before, []byte(": ")):
+		return at, "this is the second colon in its line; write parts as {rate: 10mbit, each: host}, and text with a colon in quotes"
+	case says("mapping values are not allowed"):
+		at.column = len(indent) + 1
+		return at, "this key is indented further than what stands above and has a value already; align it"
+	case says("expected key") && len(bytes.TrimSpace(before)) == 0:
+		return at, "this line is indented as none above it; align it with what it belongs to"
+	case says("expected key"):
+		return at, "this stands behind a value; take it out, or put quotes around all of it"
 	}
-	message = load.Message
-	if load.ContextMsg != "" {
-		message += " " + load.ContextMsg
-		if line := load.ContextMark.Line; line > 0 && line != at.line {
-			message += fmt.Sprintf(" that begins in line %d", line)
-		}
-	}
-	return at, message
+	return at, load.Message + context
+}
+
+// within is a mark that may be behind the end.
+func (s *source) within(m yaml.Mark) position {
+	return position{min(max(1, m.Line), len(s.lines)), max(1, m.Column)}
 }
