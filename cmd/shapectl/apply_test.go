@@ -96,7 +96,7 @@ func TestConfirmInTime(t *testing.T) {
 		if out := r.ok("confirm"); out != "confirmed\n" {
 			t.Errorf("confirm: %q", out)
 		}
-		r.refused(exitInput, "there is none", "confirm")
+		r.refused(exitInput, "no such change", "confirm")
 		sleepUntil(until)
 		r.has(rulesB...)
 		if out := r.ok("apply", b); out != "nothing to change\n" {
@@ -106,8 +106,8 @@ func TestConfirmInTime(t *testing.T) {
 			t.Errorf("rollback: %q", out)
 		}
 		r.has(rulesA...)
-		r.refused(exitInput, "there is none", "rollback")
-		r.refused(exitInput, "there is none", "confirm")
+		r.refused(exitInput, "no such change", "rollback")
+		r.refused(exitInput, "no such change", "confirm")
 		r.has(rulesA...)
 		r.ok("flush", "va")
 		r.nothingLeft()
@@ -133,7 +133,7 @@ func TestConfirmTooLate(t *testing.T) {
 		"set": func(r *rig, a, b string) {
 			r.ok("set", "va", "egress", "10.0.5.0/24", "--rate", "5mbit")
 			r.has(append(append([]string{}, rulesA...), "va egress 10.0.5.0/24 5000000")...)
-			r.refused(exitInput, "there is none", "rollback")
+			r.refused(exitInput, "no such change", "rollback")
 			r.ok("delete", "va", "egress", "10.0.5.0/24")
 		},
 		"delete": func(r *rig, a, b string) {
