@@ -107,6 +107,14 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) ([]Applied, err
 	if err != nil {
 		return nil, err
 	}
+	for _, a := range hooks {
+		if a.created {
+			continue
+		}
+		if state, _ := a.Set.Change(); state == maps.Pending {
+			return nil, ErrPending
+		}
+	}
 	if err := n.changeAll(hooks, func() error { return n.apply(hooks, o) }); err != nil {
 		return nil, err
 	}
@@ -197,9 +205,6 @@ func (a *application) check(n *Namespace) error {
 			}
 		}
 		return n.elsewhere(a.Device, a.Direction)
-	}
-	if state, _ := a.Set.Change(); state == maps.Pending {
-		return ErrPending
 	}
 	if len(a.want.Rules) > 0 && a.Match() != a.want.Match {
 		return fmt.Errorf("%w (%s)", ErrMatch, a.Match())
@@ -331,6 +336,11 @@ func (n *Namespace) endChange(h *Hook) error {
 		return err
 	}
 	for _, other := range hooks {
+		if state, _ := other.Set.Change(); state == maps.Pending {
+			return ErrPending
+		}
+	}
+	for _, other := range hooks {
 		if err := n.finish(other); err != nil {
 			return err
 		}
@@ -338,13 +348,10 @@ func (n *Namespace) endChange(h *Hook) error {
 	return nil
 }
 
-// finish ends the change of a hook for good, and takes off what it needs no more.
+// finish ends the change of a hook for good, which is not pending, and takes off what it needs no more.
 func (n *Namespace) finish(h *Hook) error {
-	switch state, _ := h.Set.Change(); state {
-	case maps.NoChange:
+	if state, _ := h.Set.Change(); state == maps.NoChange {
 		return nil
-	case maps.Pending:
-		return ErrPending
 	}
 	return n.change(h.index, h.Direction, func() error {
 		h.Set.Finish()
@@ -404,12 +411,12 @@ func (n *Namespace) Rollback() ([]Applied, error) {
 	if err != nil {
 		return nil, err
 	}
-	var changed []*Hook
+	var changed, over []*Hook
 	until := maps.Never
 	for _, h := range hooks {
 		switch state, at := h.Set.Change(); state {
-		case maps.Expired:
-			return nil, ErrTooLate
+		case maps.Expired: // with others that are not, a command was killed as it took them back
+			over = append(over, h)
 		case maps.Pending:
 			until = at
 			changed = append(changed, h)
@@ -417,15 +424,16 @@ func (n *Namespace) Rollback() ([]Applied, error) {
 			changed = append(changed, h)
 		}
 	}
-	if changed == nil {
+	switch {
+	case changed == nil && over == nil:
 		return nil, ErrNoChange
-	}
-	var done []Applied
-	for _, h := range changed {
-		done = append(done, Applied{Device: h.Name(), Direction: h.Direction, Rules: h.Set.Undone()})
+	case changed == nil:
+		return nil, ErrTooLate
 	}
 	backAll(changed, until)
-	for _, h := range changed {
+	var done []Applied
+	for _, h := range append(changed, over...) {
+		done = append(done, Applied{Device: h.Name(), Direction: h.Direction, Rules: h.Set.Undone()})
 		if err := n.finish(h); err != nil {
 			return done, err
 		}
