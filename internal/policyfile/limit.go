@@ -80,8 +80,11 @@ func newBase(defaults parcel) base {
 type limits struct {
 	base
 	defaults parcel
-	short    map[string]*policy.Limit // by the text of rules
+	known    map[string]*policy.Limit // by what rules say, as most say what others do
 }
+
+// maxKnown bounds limits.known.
+const maxKnown = 1 << 14
 
 // of is the limit of a rule.
 func (l *limits) of(p parcel) *policy.Limit {
@@ -98,11 +101,8 @@ func (l *limits) of(p parcel) *policy.Limit {
 
 // limit is that of a rule, nil if it is not valid.
 func (r *reader) limit(of *limits, prefix netip.Prefix, e *entry) *policy.Limit {
-	short := e.value.kind == text
-	if short {
-		if limit := of.short[e.value.text]; limit != nil && valid(limit, prefix) == nil {
-			return limit
-		}
+	if limit := of.known[string(r.text[e.value.start:e.value.end])]; limit != nil && valid(limit, prefix) == nil {
+		return limit
 	}
 	p := r.rule(&e.value)
 	if p.bad || of.defaults.bad {
@@ -113,8 +113,8 @@ func (r *reader) limit(of *limits, prefix netip.Prefix, e *entry) *policy.Limit 
 		r.blame(err, e.key.start, p, of.defaults)
 		return nil
 	}
-	if short {
-		of.short[e.value.text] = limit
+	if len(of.known) < maxKnown {
+		of.known[string(r.text[e.value.start:e.value.end])] = limit
 	}
 	return limit
 }
