@@ -9,11 +9,15 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// million is a policy of a million rules for networks of mixed lengths, each of
-// which says what value says.
-func million(value string) []byte {
+// million is a policy of a million rules for networks of mixed lengths, in braces
+// or in lines, each of which says what value says.
+func million(braces bool, value string) []byte {
 	var text bytes.Buffer
-	text.WriteString("devices:\n  eth0:\n    egress:\n")
+	begin, between, end := "devices:\n  eth0:\n    egress:\n      ", "\n      ", "\n"
+	if braces {
+		begin, between, end = "{devices: {eth0: {egress: {", ", ", "}}}}"
+	}
+	text.WriteString(begin)
 	for i := range 1_000_000 {
 		network := fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255)
 		switch {
@@ -22,21 +26,30 @@ func million(value string) []byte {
 		case i%256 == 1:
 			network = fmt.Sprintf("10.%d.%d.0/24", i>>16, i>>8&255)
 		}
-		fmt.Fprintf(&text, "      %s: "+value+"\n", network, 1+i%100)
+		if i > 0 {
+			text.WriteString(between)
+		}
+		fmt.Fprintf(&text, "%s: "+value, network, 1+i%100)
 	}
+	text.WriteString(end)
 	return text.Bytes()
 }
 
-var values = []struct{ name, text string }{
-	{"short", "%dmbit"},
-	{"comments", "%dmbit  # customer"},
-	{"parts", "{rate: %dmbit, each: host, capacity: 64kb}"},
+var values = []struct {
+	name   string
+	braces bool
+	text   string
+}{
+	{"short", false, "%dmbit"},
+	{"comments", false, "%dmbit  # customer"},
+	{"parts", false, "{rate: %dmbit, each: host, capacity: 64kb}"},
+	{"line", true, "%dmbit"}, // all of it in one
 }
 
 func BenchmarkMillion(b *testing.B) {
 	device := Device{"eth0", 14}
 	for _, value := range values {
-		text := million(value.text)
+		text := million(value.braces, value.text)
 		var f *File
 		b.Run("Parse/"+value.name, func(b *testing.B) {
 			for b.Loop() {

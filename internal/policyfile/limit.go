@@ -249,18 +249,19 @@ func (r *reader) part(name string, n *node) parcel {
 
 func (r *reader) shadow(n *node) parcel {
 	p := part{key: "shadow", at: n.start}
-	if r.plans[n.text] != nil {
+	switch {
+	case n.kind == text && n.text == noShadow:
+		return parcel{parts: []part{p}}
+	case n.kind == text && r.plans[n.text] != nil:
 		r.errorf(n, "a shadow cannot name a plan; write its parts out")
 		return parcel{bad: true}
 	}
-	if n.kind != text || n.text != noShadow {
-		of := r.rateOrParts(n, "a shadow", shadowKeys)
-		if of.bad {
-			return of
-		}
-		limit := over(policy.Limit{}, of.parts)
-		p.shadow = &limit
+	of := r.rateOrParts(n, "a shadow", shadowKeys)
+	if of.bad {
+		return of
 	}
+	limit := over(policy.Limit{}, of.parts)
+	p.shadow = &limit
 	return parcel{parts: []part{p}}
 }
 

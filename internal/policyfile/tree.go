@@ -59,9 +59,19 @@ func (p *place) reach(end uint32) {
 
 func (n *node) place() place { return place{start: n.start, end: n.end, braces: n.braces} }
 
+// shift moves a node that was read from an offset on to where it is.
+func (n *node) shift(offset uint32) {
+	n.start, n.end = n.start+offset, n.end+offset
+	for i := range n.entries {
+		n.entries[i].key.shift(offset)
+		n.entries[i].value.shift(offset)
+	}
+}
+
 // A tree turns YAML into nodes of a source.
 type tree struct {
 	source
+	cursor cursor
 	before int // lines before what is parsed
 	report func(offset int, message string)
 }
@@ -93,8 +103,7 @@ func (t *tree) parse(text []byte) (*node, error) {
 
 // at is the offset of a node.
 func (t *tree) at(n *yaml.Node) int {
-	offset, _ := t.offset(t.before+n.Line, n.Column)
-	return offset
+	return t.cursor.find(position{t.before + n.Line, n.Column})
 }
 
 func (t *tree) node(n *yaml.Node) node {
@@ -231,10 +240,8 @@ func (s *source) syntaxError(err error) (at position, message string) {
 		return position{1, 1}, err.Error()
 	}
 	at = s.within(load.Mark)
-	before := s.lineText(at.line)
-	if offset, ok := s.offset(at.line, at.column); ok {
-		before = s.text[s.lines[at.line-1]:offset]
-	}
+	cursor := s.cursor()
+	before := s.text[s.lines[at.line-1]:cursor.find(at)]
 	indent := s.lineText(at.line)
 	indent = indent[:len(indent)-len(bytes.TrimLeft(indent, " \t"))]
 	context := ""
