@@ -2,6 +2,7 @@ package policyfile
 
 import (
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 )
@@ -312,6 +313,23 @@ func TestErrors(t *testing.T) {
 			"1:1: found incompatible YAML document"},
 		{"a: &a [x,x]\nb: &b [*a,*a]\ndevices: *b\n",
 			"1:4: &a is an anchor in YAML, which policies do not have; name a plan instead\n2:4: &b is an anchor in YAML, which policies do not have; name a plan instead\n3:10: *b is an alias in YAML, which policies do not have; name a plan, or put quotes around a pattern"},
+		{"defaults: {algorithm: leeky}\n" + below + "      defaults: {each: host}\n      10.0.0.0/24: {rate: 1mbit, penalty: 3s}\n",
+			`1:23: algorithm "leeky" is unknown; use gcra or leaky`},
+		{below + "      10.0.0.0/16: {rate: 1mbit, each: /24}\n      10.1.0.0/25: {rate: 1mbit, each: /24}\n",
+			"5:40: each /24 does not divide 10.1.0.0/25; use /25 to /32"},
+		{below + "      {\n      10.0.0.0/24: 1mbit\n      10.0.0.1: 2mbit\n      10.0.0.2: 3mbit\n      }\n",
+			"6:15: a comma or a closing bracket is missing before this, in what begins in line 4"},
+		{below + "      10.0.0.0/24: 1mbit\n      10.0.0.1: 2mbit\n        3mbit\n      10.0.0.2: 3mbit\n",
+			"5:17: this text goes over several lines; write it in one, and a colon behind what is a key"},
+		{below + "      10.0.0.0/24: ! {rate: 1mbit}\n",
+			"4:20: ! is a tag in YAML, which policies do not have; leave it out"},
+		{"devices:\n  eth0: ! {}\n  eth1: !\n    egress: !\n      10.0.0.0/24: 1mbit\n",
+			"2:9: ! is a tag in YAML, which policies do not have; leave it out\n" +
+				"3:9: ! is a tag in YAML, which policies do not have; leave it out"},
+		{below + "      10.0.0.0/24: {? rate : 1mbit}\n",
+			"4:23: this is not written as key: value; write it so, with the key at the beginning of a line or inside of braces"},
+		{below + "      mathc: src\n",
+			`4:7: unknown key "mathc"; did you mean match?`},
 		{"devices:\n  " + strings.Repeat("e", 128) + ": {}\n",
 			`2:3: device "` + strings.Repeat("e", 64) + `..." has a name of 128 bytes; no device's is longer than 127`},
 		{strings.Repeat("[", 51),
@@ -328,6 +346,11 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%.200q was read as %+v; want %s", test.text, f, test.want)
 		} else if got := strings.ReplaceAll(err.Error(), "p.yaml:", ""); got != test.want {
 			t.Errorf("%.200q\n got %s\nwant %s", test.text, got, test.want)
+		}
+		for lines := 1; lines < 3; lines++ {
+			if _, again := parse("p.yaml", []byte(test.text), lines); !reflect.DeepEqual(again, err) {
+				t.Errorf("%.200q by pieces of %d lines: %v; as a whole: %v", test.text, lines, again, err)
+			}
 		}
 	}
 }

@@ -189,6 +189,7 @@ func TestWarnings(t *testing.T) {
 		{"10.0.0.0/24 10.0.0.0/25 10.0.0.128/26 10.0.0.192/27", nil},
 		{"10.0.0.0/24 10.0.0.1/32 10.0.0.2/31 10.0.0.4/30", nil},
 		{"10.0.0.0/24 10.0.1.0/24", nil},
+		{"10.0.0.0/24 10.0.0.128/25", nil},
 		{"10.0.0.0/30 10.0.0.0/32 10.0.0.1/32 10.0.0.2/31", []string{"10.0.0.0/30"}},
 		{"0.0.0.0/0 0.0.0.0/1 128.0.0.0/1 ::/0", []string{"0.0.0.0/0"}},
 		{"255.255.255.254/31 255.255.255.255 255.255.255.254", []string{"255.255.255.254/31"}},
@@ -224,6 +225,11 @@ func TestWriteNames(t *testing.T) {
 	}
 	policy.SortTables(tables)
 	text := written(t, tables)
+	for _, key := range []string{"\n      ::/128: ", "\n      2001:db8::/128: ", "\n      2001:db8::1: "} {
+		if !strings.Contains(text, key) {
+			t.Errorf("%q is not in\n%s", key, text)
+		}
+	}
 	if got := mustTables(t, mustParse(t, text), devices...); !reflect.DeepEqual(got, tables) {
 		t.Errorf("got %v of\n%s", got, text)
 	}

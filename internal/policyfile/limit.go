@@ -119,12 +119,10 @@ func (r *reader) limit(of *limits, prefix netip.Prefix, e *entry) *policy.Limit 
 	return limit
 }
 
-// valid is why a limit makes no rule for a network on some device.
+// valid is why a limit makes no rule for a network. That is so on devices of either
+// kind: an overhead by a keyword is in range without a link header, and with one.
 func valid(l *policy.Limit, prefix netip.Prefix) error {
 	_, err := l.Rule(prefix, 0)
-	if err == nil && (l.Overhead != "" || l.Shadow != nil && l.Shadow.Overhead != "") {
-		_, err = l.Rule(prefix, 14)
-	}
 	return err
 }
 

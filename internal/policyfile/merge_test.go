@@ -96,6 +96,60 @@ devices:
       ::/0: unlimited
 `},
 
+		{"comments inside", `
+devices:
+  eth0:
+    egress:
+      10.0.0.0/24:
+        # agreed
+        rate: 1mbit
+        shadow:
+          # asked for
+          cir: 500kbit  # by Smith
+          each: host  # no more
+        # below
+      10.0.1.0/24: 1mbit  # stays
+    # of something else
+      10.0.2.0/24: 1mbit
+      # of the first of two
+      10.0.3.0/24: 1mbit
+      10.0.4.0/24: 1mbit
+
+      # of both
+      10.0.5.0/24: 1mbit
+      10.0.6.0/24: 1mbit
+
+      # of the last
+      10.0.7.0/24: 1mbit
+`, `
+devices:
+  eth0:
+    egress:
+      10.0.0.0/24: {rate: 1mbit, shadow: {rate: 600kbit, capacity: 100ms}}
+      10.0.1.0/24: 1mbit
+      10.0.4.0/24: 1mbit
+      10.0.7.0/24: 1mbit
+`, `
+devices:
+  eth0:
+    egress:
+      10.0.0.0/24:
+        # agreed
+        rate: 1mbit
+        shadow:
+          # asked for
+          cir: 600kbit  # by Smith
+          capacity: 7500b
+        # below
+      10.0.1.0/24: 1mbit  # stays
+    # of something else
+      # of the first of two
+      10.0.4.0/24: 1mbit
+
+      # of the last
+      10.0.7.0/24: 1mbit
+`},
+
 		{"braces", `{"devices": {"eth0": {"egress": {"10.0.0.0/24": "1mbit", "10.0.1.0/24": {"rate": "2mbit", "each": "host"},
     "10.0.2.0/24": "3mbit"}},
   "wg0": {"egress": {"10.0.0.0/24": "1mbit"}, "ingress": {"10.0.0.0/24": "1mbit"}}}}

@@ -41,8 +41,11 @@ func parse(name string, text []byte, lines int) (*File, error) {
 		r.pieces, text = cut(source, lines)
 	}
 	root, err := r.yaml(text, 0)
-	if root != nil {
+	switch {
+	case root != nil && root.kind != nothing:
 		r.policy(root)
+	case err == nil && len(r.problems) == 0:
+		r.report(0, "the file says nothing; write devices: {} if no device is to have rules")
 	}
 	switch {
 	case lines > 0 && (r.torn || len(r.pieces) > 0):
@@ -66,8 +69,8 @@ type reader struct {
 	torn     bool               // something is not YAML for policies, and perhaps because of the pieces
 }
 
-// yaml is what a part of the text says that has some lines before it; nil if there
-// is nothing to be read, which is reported, or an error if it is not YAML.
+// yaml is what a part of the text says that has some lines before it; nil if that
+// is nothing, or an error if it is not YAML.
 func (r *reader) yaml(text []byte, before int) (*node, error) {
 	reported := len(r.problems)
 	t := tree{r.source, r.cursor(), before, func(offset int, message string) { r.report(uint32(offset), message) }}
@@ -76,10 +79,6 @@ func (r *reader) yaml(text []byte, before int) (*node, error) {
 		r.torn = true
 		at, message := r.syntaxError(err)
 		return nil, Errors{{r.name, at.line, at.column, message}}
-	}
-	if len(r.problems) == reported && (root == nil || root.kind == nothing) {
-		r.report(0, "the file says nothing; write devices: {} if no device is to have rules")
-		root = nil
 	}
 	r.torn = r.torn || len(r.problems) > reported
 	return root, nil

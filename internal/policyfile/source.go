@@ -127,7 +127,7 @@ func (s *source) skip(i int, also string) int {
 	for i < len(s.text) {
 		c := s.text[i]
 		switch {
-		case c == '#' && i > 0 && isSpace(s.text[i-1]):
+		case c == '#':
 			next := bytes.IndexByte(s.text[i:], '\n')
 			if next < 0 {
 				return len(s.text)

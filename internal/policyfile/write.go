@@ -75,7 +75,7 @@ func deviceKey(device string) (string, error) {
 	return strings.TrimSuffix(strings.TrimPrefix(string(key), "["), "]\n"), nil
 }
 
-// networkKey is an address where it is one, unless YAML would see more colons in it.
+// networkKey is an address where it is one, unless it ends in a colon as keys do.
 func networkKey(p netip.Prefix) string {
 	if s := p.Addr().String(); p.IsSingleIP() && !strings.HasSuffix(s, ":") {
 		return s
