@@ -177,6 +177,10 @@ func (r *reader) plan(n *node, name string) *plan {
 		r.errorf(n, "%q is no rate, and there are no plans; write a rate such as 10mbit, or unlimited", shorten(name))
 		return nil
 	}
+	if len(r.problems) > 100*shown { // nobody sees it, and plans may be many
+		r.errorf(n, "plan %q is unknown", shorten(name))
+		return nil
+	}
 	names := slices.Sorted(maps.Keys(r.plans))
 	r.errorf(n, "plan %q is unknown; %s", shorten(name), didYouMean(name, names))
 	return nil

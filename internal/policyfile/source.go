@@ -122,18 +122,17 @@ func (s *source) lineEnd(line int) int {
 	return end
 }
 
-// skip is the first offset from i on that is not space, a comment, or one of also.
-func (s *source) skip(i int, also string) int {
+// skip is the first offset from i on that is not space, a comma or a comment.
+func (s *source) skip(i int) int {
 	for i < len(s.text) {
-		c := s.text[i]
-		switch {
+		switch c := s.text[i]; {
 		case c == '#':
 			next := bytes.IndexByte(s.text[i:], '\n')
 			if next < 0 {
 				return len(s.text)
 			}
 			i += next
-		case isSpace(c) || also != "" && c == also[0]:
+		case c == ',' || isSpace(c):
 			i++
 		default:
 			return i

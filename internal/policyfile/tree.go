@@ -185,7 +185,7 @@ func (t *tree) mapping(n *yaml.Node, out *node) {
 		out.end = out.start
 		return
 	case out.braces:
-		at = t.skip(at, ",") + 1
+		at = t.skip(at) + 1
 	}
 	out.end = uint32(at)
 }
@@ -198,7 +198,7 @@ func (n *node) known() bool {
 // follows says whether a key follows what is before at: in its line, or in braces.
 func (t *tree) follows(at int, key node, braces bool) bool {
 	if braces {
-		return t.skip(at, ",") == int(key.start)
+		return t.skip(at) == int(key.start)
 	}
 	begin := t.lines[t.line(key.start)-1]
 	return len(bytes.Trim(t.text[begin:key.start], " ")) == 0
