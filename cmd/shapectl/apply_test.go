@@ -901,3 +901,107 @@ func TestApplyAttachesAgain(t *testing.T) {
 	r.ok("flush", "va")
 	r.nothingLeft()
 }
+
+// policyOfAll has all that a rule can be, on a device with a link header and one without.
+const policyOfAll = `# what customers have
+defaults: {capacity: 50kb}
+plans:
+  gold: {rate: 100mbit, capacity: 100ms}
+devices:
+  va:
+    egress:
+      0.0.0.0/0: {rate: 1gbit, each: flow, excess: ecn}  # all others
+      10.0.0.0/24: {plan: gold, each: host, shadow: {rate: 50mbit, each: host}}
+      10.0.0.9: unlimited
+      10.0.1.0/24: {rate: 10mbit, algorithm: leaky, penalty: 30s, overhead: 24, mpu: 84}
+      10.0.2.0/24: {rate: 1.5mbit, excess: pass, fail: closed}
+      2001:db8::/32: {plan: gold, each: /64}
+    ingress:
+      match: dst
+      10.0.0.0/24: {rate: 8bit, algorithm: leaky, penalty: fill}
+  tun0:
+    egress: {10.0.0.0/8: gold, "::/0": 400gbit}
+`
+
+// export and diff are the inverse of apply: what is exported changes nothing, and
+// diff says of any policy what it would change, and of the one in force nothing.
+func TestExportAndDiff(t *testing.T) {
+	r := newRig(t)
+	testenv.AddLink(t, &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tun0"}, Mode: netlink.TUNTAP_MODE_TUN, Queues: 1, Flags: netlink.TUNTAP_DEFAULTS})
+	all, b := r.policy(policyOfAll), r.policy(policyB)
+	empty := r.ok("export")
+	if got := r.run("diff", all); got.code != exitDiffers || strings.Count(got.out, "\n") != 9 || strings.Count(got.out, "+") < 9 {
+		t.Errorf("diff with nothing in force: %+v", got)
+	}
+	r.has()
+	r.ok("apply", all)
+	exported := r.ok("export")
+	for name, file := range map[string]string{"the policy": all, "its export": r.policy(exported), "its export onto it": r.policy(r.ok("export", "--like", all))} {
+		if out := r.ok("diff", file); out != "" {
+			t.Errorf("diff with %s: %s", name, out)
+		}
+		if out := r.ok("diff", "-j", file); out != "[]\n" {
+			t.Errorf("diff -j with %s: %s", name, out)
+		}
+		if out := r.ok("apply", file); out != "nothing to change\n" {
+			t.Errorf("apply of %s: %s", name, out)
+		}
+	}
+	stdin := r.command("apply", "-")
+	stdin.Stdin = strings.NewReader(exported)
+	if got := r.result(stdin); got.code != exitDone || got.out != "nothing to change\n" {
+		t.Errorf("apply -: %+v", got)
+	}
+	if out := r.ok("export", "--like", all); out != policyOfAll {
+		t.Errorf("exported onto what was applied it is\n%s", out)
+	}
+
+	shown := r.ok("show", "-j")
+	got := r.run("diff", b)
+	if got.code != exitDiffers || got.err != "" || strings.Count(got.out, "\n-")+1 != 9 || !strings.Contains(got.out, "+ va egress: 10.0.2.0/24 is not limited\n") {
+		t.Errorf("diff: %+v", got)
+	}
+	var differences []report.Difference
+	if got := r.run("diff", b, "-j"); got.code != exitDiffers || json.Unmarshal([]byte(got.out), &differences) != nil || len(differences) != 9 {
+		t.Errorf("diff -j: %+v", got)
+	}
+	if now := r.ok("show", "-j"); now != shown {
+		t.Errorf("diff changed something: rules were %s, and are %s", shown, now)
+	}
+	r.refused(exitInput, "diff: there is no file", "diff", b+".no")
+	r.refused(exitInput, "nothing was changed", "diff", r.policy("devices: {va: {egress: {10.0.0.0/24: fast}}}\n"))
+	r.refused(exitInput, "nothing was changed", "apply", r.policy("devices: {va: {egress: {10.0.0.0/24: fast}}}\n"))
+
+	r.ok("apply", b)
+	r.ok("apply", r.policy(empty))
+	if out := r.ok("export"); out != empty {
+		t.Errorf("export of nothing: %s", out)
+	}
+	r.ok("apply", r.policy(exported))
+	if now := r.ok("export"); now != exported {
+		t.Errorf("exported was\n%s, and after a way round it is\n%s", exported, now)
+	}
+	r.ok("flush", "va")
+	r.ok("flush", "tun0")
+	r.nothingLeft()
+}
+
+// From outside of its network namespace, everything works as it does inside.
+func TestApplyFromOutside(t *testing.T) {
+	r := newRig(t)
+	name, ns := testenv.NewNamedNetns(t)
+	testenv.Must(t, ns.Do(func() error {
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "va"}, PeerName: "vb"})
+	}))
+	b := r.policy(policyB)
+	r.ok("-n", name, "apply", b, "--confirm", "1h")
+	r.ok("-n", name, "confirm")
+	r.ok("-n", name, "diff", b)
+	r.has()
+	r.refused(exitInput, "there is no such change", "rollback")
+	r.ok("-n", name, "rollback")
+	if got := r.run("-n", name, "diff", b); got.code != exitDiffers {
+		t.Errorf("diff after a rollback: %+v", got)
+	}
+	r.nothingLeft()
+}
