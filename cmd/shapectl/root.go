@@ -150,7 +150,7 @@ way only; SHAPECTL_BPFFS is the bpffs in which to pin, if not ` + loader.Default
 		},
 	})
 	root.AddCommand(e.setCommand(), e.deleteCommand(), e.flushCommand(), e.showCommand(), e.askCommand(),
-		e.replayCommand(), e.doctorCommand(), e.versionCommand(), e.completionCommand())
+		e.replayCommand(), e.importCommand(), e.doctorCommand(), e.versionCommand(), e.completionCommand())
 	return root
 }
 
