@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -87,6 +88,90 @@ func TestNFTLimits(t *testing.T) {
 		if test.kind != "" {
 			t.Errorf("%s: %q is not left: %+v", test.limit, test.kind, i.Left)
 		}
+	}
+}
+
+// What a rule asks of packets beyond an address keeps it from being a limit, or an exception.
+func TestNFTConditions(t *testing.T) {
+	const (
+		over  = `{"limit": {"rate": 1, "per": "second", "rate_unit": "mbytes", "inv": true}}`
+		under = `{"limit": {"rate": 1, "per": "second", "rate_unit": "mbytes"}}`
+		drop  = `{"drop": null}`
+		pass  = `{"accept": null}`
+		from6 = `{"match": {"op": "==", "left": {"payload": {"protocol": "ip6", "field": "saddr"}}, "right": {"prefix": {"addr": "2001:db8::", "len": 32}}}}`
+	)
+	toNet := strings.Replace(toHost, `"10.0.0.1"`, `{"prefix": {"addr": "10.0.0.0", "len": 24}}`, 1)
+	device := func(key, name string) string {
+		return `{"match": {"op": "==", "left": {"meta": {"key": "` + key + `"}}, "right": "` + name + `"}}`
+	}
+	match := func(op, left, right string) string {
+		return `{"match": {"op": "` + op + `", "left": ` + left + `, "right": ` + right + `}}`
+	}
+	protocol := func(name string) string { return match("==", `{"meta": {"key": "nfproto"}}`, `"`+name+`"`) }
+	natChain := strings.Replace(chainObject, `"type": "filter"`, `"type": "nat"`, 1)
+	set := `{"set": {"family": "ip", "table": "t", "name": "s", "flags": ["dynamic"], "elem": ["10.0.0.1"]}}`
+	for _, test := range []struct {
+		name    string
+		objects []string
+		rules   int
+		kinds   []string
+	}{
+		{"nothing", []string{chainObject, ruleObject(toHost, over, drop)}, 1, nil},
+		{"another chain", []string{natChain, ruleObject(toHost, over, drop)}, 0, nil},
+		{"what comes after the limit", []string{chainObject, ruleObject(over, toHost, drop)}, 0, []string{nftPartial.kind}},
+		{"a second limit", []string{chainObject, ruleObject(toHost, over, over, drop)}, 0, []string{nftPartial.kind}},
+		{"a quota", []string{chainObject, ruleObject(toHost, `{"quota": {"val": 1}}`, over, drop)}, 0, []string{nftQuota.kind, nftPartial.kind}},
+		{"an extension", []string{chainObject, ruleObject(toHost, `{"xt": null}`, over, drop)}, 0, []string{nftForeign.kind, nftPartial.kind}},
+		{"one device", []string{chainObject, ruleObject(device("oifname", "eth7"), device("oifname", "eth7"), toHost, over, drop)}, 1, nil},
+		{"two devices", []string{chainObject, ruleObject(device("oifname", "eth7"), device("oifname", "eth8"), toHost, over, drop)}, 0, []string{nftPartial.kind}},
+		{"a set that packets add to", []string{set, chainObject, ruleObject(strings.Replace(toHost, "10.0.0.1", "@s", 1), over, drop)}, 0, []string{nftPartial.kind}},
+		{"a set that stays", []string{strings.Replace(set, "dynamic", "constant", 1), chainObject, ruleObject(strings.Replace(toHost, "10.0.0.1", "@s", 1), over, drop)}, 1, nil},
+		{"an address of the other family", []string{chainObject, ruleObject(from6, over, drop)}, 0, nil},
+		{"a family", []string{strings.Replace(chainObject, `"ip"`, `"inet"`, 1), strings.Replace(ruleObject(device("iifname", "eth7"), protocol("ipv6"), over, drop), `"ip"`, `"inet"`, 1)}, 1, nil},
+		{"both families", []string{strings.Replace(chainObject, `"ip"`, `"inet"`, 1), strings.Replace(ruleObject(device("iifname", "eth7"), over, drop), `"ip"`, `"inet"`, 1)}, 2, []string{shared.kind}},
+		{"an address under a mask", []string{chainObject, ruleObject(match("==", `{"&": [{"payload": {"protocol": "ip", "field": "daddr"}}, "255.0.0.255"]}`, `"10.0.0.1"`), over, drop)}, 0, []string{nftPartial.kind}},
+		{"less than an address", []string{chainObject, ruleObject(match("<", `{"payload": {"protocol": "ip", "field": "daddr"}}`, `"10.0.0.1"`), over, drop)}, 0, []string{nftPartial.kind}},
+
+		{"the rest is dropped", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(toHost, drop)}, 1, nil},
+		{"all is dropped", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(drop)}, 1, nil},
+		{"the rest of another protocol is dropped", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(match("==", `{"meta": {"key": "l4proto"}}`, `"tcp"`), drop)}, 0, []string{nftNoDrop.kind}},
+		{"the rest of another device is dropped", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(device("oifname", "eth7"), drop)}, 0, []string{nftNoDrop.kind}},
+		{"the rest of this device is dropped", []string{chainObject, ruleObject(device("oifname", "eth7"), toHost, under, pass), ruleObject(device("oifname", "eth7"), drop)}, 1, nil},
+		{"the rest but this is dropped", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(strings.Replace(toHost, "==", "!=", 1), drop)}, 0, []string{nftNoDrop.kind}},
+		{"the rest was dropped before", []string{chainObject, ruleObject(toHost, drop), ruleObject(toHost, under, pass)}, 0, []string{nftNoDrop.kind}},
+		{"the rest of one family is dropped", []string{
+			strings.Replace(chainObject, `"ip"`, `"inet"`, 1),
+			strings.Replace(ruleObject(device("iifname", "eth7"), under, pass), `"ip"`, `"inet"`, 1),
+			strings.Replace(ruleObject(device("iifname", "eth7"), protocol("ipv4"), drop), `"ip"`, `"inet"`, 1),
+		}, 0, []string{nftNoDrop.kind}},
+		{"the rest of the other family is dropped", []string{
+			strings.Replace(chainObject, `"ip"`, `"inet"`, 1),
+			strings.Replace(ruleObject(device("iifname", "eth7"), under, pass), `"ip"`, `"inet"`, 1),
+			strings.Replace(ruleObject(device("iifname", "eth7"), protocol("ipv6"), drop), `"ip"`, `"inet"`, 1),
+		}, 0, []string{nftNoDrop.kind}},
+		{"the rest that enters another device is dropped", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(device("iifname", "eth7"), drop)}, 0, []string{nftNoDrop.kind}},
+		{"what conforms meets no other", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(toHost, drop), ruleObject(toNet, over, drop)}, 2, nil},
+		{"what conforms returns, and meets no other", []string{chainObject, ruleObject(toHost, under, `{"return": null}`), ruleObject(toHost, drop), ruleObject(toNet, over, drop)}, 2, nil},
+		{"what conforms goes on", []string{chainObject, ruleObject(toHost, over, drop), ruleObject(toNet, over, drop)}, 2, []string{stacked.kind}},
+		{"the rest returns", []string{chainObject, ruleObject(toHost, under, `{"return": null}`), ruleObject(toHost, drop)}, 1, nil},
+		{"what conforms is dropped", []string{chainObject, ruleObject(toHost, under, drop)}, 0, []string{nftNoDrop.kind}},
+		{"what exceeds is accepted", []string{chainObject, ruleObject(toHost, over, pass)}, 0, []string{nftNoDrop.kind}},
+		{"packets, for a log", []string{chainObject, ruleObject(toHost, `{"limit": {"rate": 1, "per": "minute"}}`, `{"log": null}`)}, 0, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			i, err := NFT("f", strings.NewReader(document(test.objects...)), "eth1")
+			testenv.Must(t, err)
+			var kinds []string
+			for _, l := range i.Left {
+				kinds = append(kinds, l.Kind)
+			}
+			if !slices.Equal(kinds, test.kinds) {
+				t.Errorf("left: %q, not %q", kinds, test.kinds)
+			}
+			if i.Rules() != test.rules {
+				t.Errorf("%d rules, not %d: %+v", i.Rules(), test.rules, i.Tables)
+			}
+		})
 	}
 }
 

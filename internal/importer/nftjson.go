@@ -253,21 +253,15 @@ func (w *nftWalk) rule(r *nftRule, a asks) error {
 		var err error
 		switch s.kind {
 		case "match":
-			var matched []held
-			a, matched, err = w.match(s.body, a, r, limits != nil)
-			if matched != nil {
-				limits = matched
+			if limits != nil {
+				restrict(limits, "what comes after the limit")
 				break
 			}
-			for i := range limits {
-				limits[i].restrict("what comes after the limit")
-			}
+			a, limits, err = w.match(s.body, a, r)
 		case "limit":
 			if limits != nil {
-				for i := range limits {
-					limits[i].restrict("a second limit")
-				}
-				continue
+				restrict(limits, "a second limit")
+				break
 			}
 			limits, err = w.limited(s.body, a, r)
 		case "set", "meter":
@@ -301,8 +295,15 @@ func (w *nftWalk) rule(r *nftRule, a asks) error {
 	return nil
 }
 
+// restrict says what else packets have to be to be held.
+func restrict(limits []held, what string) {
+	for i := range limits {
+		limits[i].restrict(what)
+	}
+}
+
 // match adds a condition to what is asked of packets. Where elements of a set have limits of their own, it returns these.
-func (w *nftWalk) match(body json.RawMessage, a asks, r *nftRule, late bool) (asks, []held, error) {
+func (w *nftWalk) match(body json.RawMessage, a asks, r *nftRule) (asks, []held, error) {
 	var m struct {
 		Op          string
 		Left, Right json.RawMessage
@@ -313,7 +314,7 @@ func (w *nftWalk) match(body json.RawMessage, a asks, r *nftRule, late bool) (as
 	equal, unequal := m.Op == "==" || m.Op == "in" || m.Op == "", m.Op == "!="
 	left := leftOf(m.Left)
 	switch {
-	case late || !equal && !unequal:
+	case !equal && !unequal:
 	case left.side != either && left.mask == nil:
 		networks, limits, ok, err := w.networks(m.Right, r)
 		if err != nil {

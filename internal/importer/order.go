@@ -374,7 +374,7 @@ func (t *table) enclosing(p netip.Prefix) (int, bool) {
 // joined reports whether the next wider rule is of the same bucket, so that there is no need for another.
 func (t *table) joined(e entry) bool {
 	wider, found := t.enclosing(e.prefix)
-	return found && t.entries[wider].limit == e.limit && e.limit.each.Kind == policy.EachAll
+	return found && t.entries[wider].limit == e.limit
 }
 
 // overruled leaves an exception behind that a limit comes before, if it had an effect on those after it.

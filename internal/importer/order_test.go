@@ -69,79 +69,123 @@ func TestWhatOrderIsLost(t *testing.T) {
 	a, b := &limit{rate: 1000, capacity: 2000, where: "a"}, &limit{rate: 3000, capacity: 2000, where: "b"}
 	egress := tableKey{"eth0", policy.Egress}
 	p := netip.MustParsePrefix
+	wide, narrow, inside, other := p("10.0.0.0/16"), p("10.0.0.0/24"), p("10.0.0.1/32"), p("10.0.1.0/24")
 	for _, test := range []struct {
 		name    string
 		entries []entry
 		kinds   []reason
-		rules   int
+		rates   []policy.Rate // of the rules, in order; unlimited ones too
 	}{
 		{"a narrower one after a wider one that lets go on", []entry{
-			{prefix: p("10.0.0.0/24"), limit: a}, {prefix: p("10.0.0.1/32"), limit: b},
-		}, []reason{stacked}, 2},
+			{prefix: narrow, limit: a}, {prefix: inside, limit: b},
+		}, []reason{stacked}, []policy.Rate{1000, 3000}},
 		{"a wider one after a narrower one that lets go on", []entry{
-			{prefix: p("10.0.0.1/32"), limit: a}, {prefix: p("10.0.0.0/24"), limit: b},
-		}, []reason{stacked}, 2},
+			{prefix: inside, limit: a}, {prefix: narrow, limit: b},
+		}, []reason{stacked}, []policy.Rate{3000, 1000}},
 		{"excess that goes on", []entry{
-			{prefix: p("10.0.0.1/32"), limit: a, until: everyEntry, excessUntil: everyEntry}, {prefix: p("10.0.0.0/24"), limit: b},
-		}, []reason{stacked}, 2},
+			{prefix: inside, limit: a, until: everyEntry, excessUntil: everyEntry}, {prefix: narrow, limit: b},
+		}, []reason{stacked}, []policy.Rate{3000, 1000}},
 		{"excess that is dropped in between", []entry{
-			{prefix: p("10.0.0.1/32"), limit: a, until: everyEntry, excessUntil: 1}, {prefix: p("10.0.0.0/24"), limit: b},
-		}, nil, 2},
+			{prefix: inside, limit: a, until: everyEntry, excessUntil: 1}, {prefix: narrow, limit: b},
+		}, nil, []policy.Rate{3000, 1000}},
+		{"a chain that ends in between", []entry{
+			{prefix: inside, limit: a, until: 1}, {prefix: narrow, limit: b},
+		}, []reason{stacked}, []policy.Rate{3000, 1000}},
+		{"hooks that never see the same packet", []entry{
+			{prefix: inside, limit: a, hook: "forward"}, {prefix: narrow, limit: b, hook: "output"},
+		}, []reason{otherHook}, []policy.Rate{3000, 1000}},
+		{"hooks that see the same packets", []entry{
+			{prefix: inside, limit: a, hook: "forward"}, {prefix: narrow, limit: b, hook: "postrouting"},
+		}, []reason{stacked}, []policy.Rate{3000, 1000}},
 		{"one after the other for a network", []entry{
-			{prefix: p("10.0.0.0/24"), limit: b}, {prefix: p("10.0.0.0/24"), limit: a},
-		}, []reason{sameNetwork}, 1},
+			{prefix: narrow, limit: b}, {prefix: narrow, limit: a},
+		}, []reason{sameNetwork}, []policy.Rate{1000}},
+		{"a higher one after the other", []entry{
+			{prefix: narrow, limit: a}, {prefix: narrow, limit: b},
+		}, []reason{sameNetwork}, []policy.Rate{1000}},
 		{"never reached", []entry{
-			{prefix: p("10.0.0.0/24"), limit: a, until: everyEntry}, {prefix: p("10.0.0.1/32"), limit: b},
-		}, []reason{unreached}, 1},
+			{prefix: narrow, limit: a, until: everyEntry}, {prefix: inside, limit: b},
+		}, []reason{unreached}, []policy.Rate{1000}},
+		{"nothing is left for a default", []entry{
+			{prefix: narrow, limit: a, until: everyEntry}, {prefix: inside, limit: b, fallback: true},
+		}, nil, []policy.Rate{1000}},
 		{"past a ban", []entry{
-			{prefix: p("10.0.0.0/24"), drops: true, until: everyEntry}, {prefix: p("10.0.0.1/32"), limit: b},
-		}, []reason{unreached}, 0},
-		{"the end of a chain", []entry{
-			{prefix: p("10.0.0.0/24"), until: 2}, {prefix: p("10.0.0.0/24"), limit: a}, {prefix: p("10.0.0.0/24"), limit: b},
-		}, []reason{unreached}, 1},
+			{prefix: narrow, drops: true, until: everyEntry}, {prefix: inside, limit: b},
+		}, []reason{unreached}, nil},
+		{"an exception that ends with its chain", []entry{
+			{prefix: narrow, until: 2}, {prefix: narrow, limit: a}, {prefix: narrow, limit: b},
+		}, []reason{unreached}, []policy.Rate{3000}},
+		{"an exception that ends before a wider limit", []entry{
+			{prefix: inside, until: 2}, {prefix: other, limit: a, until: everyEntry}, {prefix: wide, limit: b, until: everyEntry},
+		}, nil, []policy.Rate{3000, 1000}},
 		{"an exception from a later limit only", []entry{
-			{prefix: p("10.0.0.0/16"), limit: a}, {prefix: p("10.0.0.1/32"), until: everyEntry}, {prefix: p("10.0.0.0/24"), limit: b},
-		}, []reason{stacked, exceptions}, 2},
+			{prefix: wide, limit: a}, {prefix: inside, until: everyEntry}, {prefix: narrow, limit: b},
+		}, []reason{stacked, exceptions}, []policy.Rate{1000, 3000}},
+		{"an exception after all limits", []entry{
+			{prefix: wide, limit: a}, {prefix: inside, until: everyEntry},
+		}, nil, []policy.Rate{1000}},
+		{"an exception within an exception", []entry{
+			{prefix: inside, until: everyEntry}, {prefix: narrow, until: everyEntry}, {prefix: wide, limit: a, until: everyEntry},
+		}, nil, []policy.Rate{1000, policy.Unlimited}},
 		{"some packets of a network pass", []entry{
-			{prefix: p("10.0.0.0/24"), partial: "port 22", until: everyEntry}, {prefix: p("10.0.0.1/32"), limit: b},
-		}, []reason{exceptions}, 1},
+			{prefix: narrow, partial: "port 22", until: everyEntry}, {prefix: inside, limit: b},
+		}, []reason{exceptions}, []policy.Rate{3000}},
 		{"some packets of another network pass", []entry{
-			{prefix: p("10.1.0.0/24"), partial: "port 22", until: everyEntry}, {prefix: p("10.0.0.1/32"), limit: b},
-		}, nil, 1},
+			{prefix: other, partial: "port 22", until: everyEntry}, {prefix: inside, limit: b},
+		}, nil, []policy.Rate{3000}},
 		{"the other side", []entry{
-			{side: toward, prefix: p("10.0.0.0/24"), limit: a}, {side: from, prefix: p("10.0.0.1/32"), limit: b},
-		}, []reason{otherSide}, 1},
+			{side: toward, prefix: narrow, limit: a}, {side: from, prefix: inside, limit: b},
+		}, []reason{otherSide}, []policy.Rate{1000}},
 		{"who comes from there passes", []entry{
-			{side: from, prefix: p("192.0.2.0/24"), until: everyEntry}, {side: toward, prefix: p("10.0.0.1/32"), limit: b},
-		}, []reason{exceptions}, 1},
+			{side: from, prefix: other, until: everyEntry}, {side: toward, prefix: inside, limit: b},
+		}, []reason{exceptions}, []policy.Rate{3000}},
+		{"what leaves this device passes", []entry{
+			{prefix: inside, until: everyEntry, out: []string{"eth0"}}, {prefix: narrow, limit: b},
+		}, nil, []policy.Rate{3000, policy.Unlimited}},
+		{"what leaves another device passes", []entry{
+			{prefix: inside, until: everyEntry, out: []string{"eth1"}}, {prefix: narrow, limit: b},
+		}, nil, []policy.Rate{3000}},
+		{"what enters another device passes", []entry{
+			{prefix: inside, until: everyEntry, in: []string{"eth1"}}, {prefix: narrow, limit: b},
+		}, []reason{exceptions}, []policy.Rate{3000}},
+		{"what enters this device passes", []entry{
+			{prefix: inside, until: everyEntry, in: []string{"eth0"}}, {prefix: narrow, limit: b},
+		}, nil, []policy.Rate{3000}},
 		{"two networks", []entry{
-			{prefix: p("10.0.0.0/24"), limit: a}, {prefix: p("10.0.1.0/24"), limit: a},
-		}, []reason{shared}, 2},
+			{prefix: narrow, limit: a}, {prefix: other, limit: a},
+		}, []reason{shared}, []policy.Rate{1000, 1000}},
 		{"one within the other", []entry{
-			{prefix: p("10.0.0.0/24"), limit: a}, {prefix: p("10.0.0.1/32"), limit: a},
-		}, nil, 1},
+			{prefix: narrow, limit: a}, {prefix: inside, limit: a},
+		}, nil, []policy.Rate{1000}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := &ruleset{collector: newCollector()}
 			for _, e := range test.entries {
-				e.key, e.where = egress, "here"
+				if e.where = "here"; e.in == nil && e.out == nil {
+					e.key = egress
+				}
 				s.entries = append(s.entries, e)
 			}
 			s.make()
 			i := s.imported()
-			var kinds []string
+			var kinds, want []string
 			for _, l := range i.Left {
 				kinds = append(kinds, l.Kind)
 			}
-			var want []string
 			for _, r := range test.kinds {
 				want = append(want, r.kind)
 			}
 			if !slices.Equal(kinds, want) {
 				t.Errorf("left: %q, not %q", kinds, want)
 			}
-			if i.Rules() != test.rules {
-				t.Errorf("%d rules, not %d: %+v", i.Rules(), test.rules, i.Tables)
+			var rates []policy.Rate
+			for _, table := range i.Tables {
+				for _, r := range table.Rules {
+					rates = append(rates, r.Rate)
+				}
+			}
+			if !slices.Equal(rates, test.rates) {
+				t.Errorf("rules: %v, not %v", rates, test.rates)
 			}
 		})
 	}

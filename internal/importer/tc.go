@@ -25,6 +25,8 @@ var (
 		"import that device as well; its rules may be set here instead"}
 	bans = reason{"policer that is no limit", "it does not let a rate pass and hold back what exceeds it",
 		"no rule was made; write one by hand if one is meant"}
+	chains = reason{"jump to another chain", "what a filter leads to is not followed",
+		"no rule was made; write one for what the filters of that chain limit"}
 	severalPolicers = reason{"policers in a row", "a packet of a rule meets one limit",
 		"no rule was made; set one on each of the devices that the packets pass"}
 	goesOn = reason{"policer whose excess goes on to other filters", "excess of a rule is dropped, marked, or passed",
@@ -172,6 +174,8 @@ const (
 	controlReclassify = 1
 	controlShot       = 2
 	controlPipe       = 3 // the next action
+	controlChain      = 2 // in the bits from controlShift on: another chain
+	controlShift      = 28
 )
 
 // verdict goes through the actions of a filter, for what conforms and for what exceeds.
@@ -188,6 +192,9 @@ func (d *device) verdict(t term, dir policy.Direction) verdict {
 			return verdict{left: true}
 		case a.kind == "police":
 			p, conforming, exceeding = &a.police, a.police.conforming, a.police.exceeded
+		case a.kind == "gact" && a.control>>controlShift == controlChain:
+			d.leave(chains, t.where, "chain %d", a.control&(1<<controlShift-1))
+			return verdict{left: true}
 		case a.kind == "gact" && !a.random:
 			if conforming == controlPipe {
 				conforming = a.control

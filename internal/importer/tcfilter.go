@@ -397,7 +397,7 @@ const (
 // addresses reads a header's addresses, and says what else it asks.
 func (t *term) addresses(h header, protocol uint16) {
 	version, versionMask := h.value[0]&0xf0, h.mask[0]&0xf0
-	h.mask[0] &= 0x0f
+	h.value[0], h.mask[0] = h.value[0]&0x0f, h.mask[0]&0x0f
 	asked := func(begin, end int) bool {
 		return slices.ContainsFunc(h.mask[begin:end], func(b byte) bool { return b != 0 })
 	}
