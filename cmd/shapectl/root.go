@@ -241,6 +241,8 @@ func (e *env) advise(err error) error {
 		return inputf("%w; say --match as they do, or delete them first", err)
 	case errors.Is(err, loader.ErrPending):
 		return inputf("%w; 'shapectl confirm' it or 'shapectl rollback' first", err)
+	case errors.Is(err, loader.ErrBusy):
+		return fmt.Errorf("%w; nothing was changed, try again", err)
 	case errors.Is(err, loader.ErrNoChange):
 		return inputf("%w: either no policy was applied, or that has been seen to, or another command changed rules since; see 'shapectl show'", err)
 	case errors.Is(err, loader.ErrTooLate):

@@ -135,11 +135,10 @@ func (s *Set) Has(want []policy.Rule) bool {
 // and of different prefixes. Packets see nothing of it.
 // progress is told now and then how many rules are ready. The error wraps ErrFull where there is no room; Abandon undoes what was done until then.
 func (s *Set) Prepare(want []policy.Rule, progress func(rules int)) (d Difference, err error) {
+	k, now := s.gather(), s.now()
 	s.Finish()
 	// Packets may have seen by which side of the last change they go, and would now see rules take part in this one.
-	s.waitSince(uint32(s.change[0].From))
-	s.change[0].Until = Never // see Finish
-	k, now := s.gather(), s.now()
+	s.waitSince(s.lengths[0].Removed)
 	there := 0
 	for _, n := range k.lengths {
 		there += int(n)
@@ -199,8 +198,11 @@ func (s *Set) Prepare(want []policy.Rule, progress func(rules int)) (d Differenc
 // progressStep is after how many rules progress is told of.
 const progressStep = 1 << 12
 
-// Abandon takes back what Prepare did.
-func (s *Set) Abandon() { s.Finish() }
+// Abandon takes back what Prepare did, also in a process that was killed before Arm.
+func (s *Set) Abandon() {
+	s.gather()
+	s.Finish()
+}
 
 // takesPart marks a rule: from now on packets go by the side of the change.
 func (s *Set) takesPart(id uint32, p netip.Prefix) {
@@ -380,11 +382,11 @@ func (s *Set) Back(at uint64) {
 
 // Finish ends a change for good: what is in force of it stays, and the other
 // side is forgotten. It does nothing where there is none; a pending one must be
-// confirmed or taken back before.
+// confirmed or taken back before, and what a killed process has prepared be abandoned.
 func (s *Set) Finish() {
 	c := &s.change[0]
-	if c.View == viewBefore && c.Until == 0 {
-		return // nothing was prepared since the last time, so no rule takes part
+	if c.View == viewBefore && (s.known == nil || len(s.known.taking) == 0) {
+		return
 	}
 	k := s.gather()
 	on := s.side()
@@ -420,10 +422,8 @@ func (s *Set) endChange() {
 	c := &s.change[0]
 	// Packets that have seen a rule take part must still find the side that is in force.
 	s.waitSince(s.lengths[0].Epoch)
-	// Until the next change, this is not a time but the epoch from which on packets see this view.
-	atomic.StoreUint64(&c.From, uint64(s.lengths[0].Epoch))
+	s.lengths[0].Removed = s.lengths[0].Epoch // until now, packets have seen another view
 	atomic.StoreUint64(&c.View, viewBefore)
-	atomic.StoreUint64(&c.Until, 0)
 }
 
 // unusedShadows are those of a rule that its version in force does not have.

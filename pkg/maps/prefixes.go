@@ -250,7 +250,7 @@ func (s *Set) findPrefix(p netip.Prefix) *uint32 {
 
 // findAmong is findPrefix where it is known which lengths packets look for.
 func (s *Set) findAmong(p netip.Prefix, looksFor *lengthSet) *uint32 {
-	if !looksFor[lengthOf(p)] {
+	if !p.IsValid() || !looksFor[lengthOf(p)] {
 		return nil
 	}
 	for n := range spillLines {

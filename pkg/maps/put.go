@@ -26,6 +26,7 @@ type known struct {
 // room is how many ids no rule has.
 func (k *known) room() int { return len(k.free) + len(k.given) }
 
+// gather has to be called before anything is changed that it looks at.
 func (s *Set) gather() *known {
 	if s.known != nil {
 		return s.known
@@ -203,6 +204,9 @@ func newShadow(have, rule policy.Rule) (limit policy.Rule, ok bool) {
 // replace writes the version that no packet reads, and switches to it.
 func (s *Set) replace(id uint32, have, rule policy.Rule) {
 	r, old := s.rule(id), s.current(id)
+	if _, had := have.Proposed(); had {
+		s.gather() // its id may become free
+	}
 	shadow := old.Shadow
 	if limit, ok := newShadow(have, rule); ok {
 		shadow = s.insertLimit(s.take(), limit, 0)
@@ -243,6 +247,7 @@ func (s *Set) Delete(p netip.Prefix) bool {
 	if place == nil {
 		return false
 	}
+	s.gather()
 	s.remove(p, *place-1, place)
 	s.useLengths()
 	return true

@@ -54,8 +54,18 @@ func (s *Set) Rules() []Entry {
 	return slices.AppendSeq(make([]Entry, 0, len(rules)), s.entries(rules))
 }
 
-// InOrder are Rules one by one: a million of them take less memory.
+// InOrder are Rules, made one by one.
 func (s *Set) InOrder() iter.Seq[Entry] { return s.entries(s.byAddress()) }
+
+// Policy are Rules without ids.
+func (s *Set) Policy() []policy.Rule {
+	rules := s.byAddress()
+	out := make([]policy.Rule, 0, len(rules))
+	for e := range s.entries(rules) {
+		out = append(out, e.Rule)
+	}
+	return out
+}
 
 func (s *Set) byAddress() []placed {
 	rules := s.byID()
