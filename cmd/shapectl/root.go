@@ -238,7 +238,7 @@ func (e *env) advise(err error) error {
 	case errors.Is(err, loader.ErrUnsupportedDevice):
 		return inputError{err}
 	case errors.Is(err, loader.ErrMatch):
-		return inputf("%w; say --match as they do, or delete them first", err)
+		return inputf("%w; match the side that they do, or flush them first", err)
 	case errors.Is(err, loader.ErrPending):
 		return inputf("%w; 'shapectl confirm' it or 'shapectl rollback' first", err)
 	case errors.Is(err, loader.ErrBusy):

@@ -14,7 +14,7 @@ import (
 var ErrNoChange = errors.New("there is no such change")
 
 // ErrTooLate means that a change was not confirmed in time.
-var ErrTooLate = errors.New("it was not confirmed in time, and all is as it was before")
+var ErrTooLate = errors.New("it is over: it was not confirmed in time, or taken back, and all is as it was before it")
 
 // ErrBusy means that nothing was changed, as this machine could not ready so many rules for one moment.
 var ErrBusy = errors.New("this machine is too busy for so many rules to change at one moment")
@@ -208,7 +208,8 @@ func (a *application) check(n *Namespace) error {
 		}
 		return n.elsewhere(a.Device, a.Direction)
 	}
-	if len(a.want.Rules) > 0 && a.Match() != a.want.Match {
+	// Without a rule in force, a hook is kept only for a rollback, and gone with the end of the last change.
+	if len(a.want.Rules) > 0 && a.Match() != a.want.Match && !a.Set.Has(nil) {
 		return fmt.Errorf("%w (%s)", ErrMatch, a.Match())
 	}
 	return nil
@@ -353,7 +354,6 @@ func (n *Namespace) endChange(h *Hook) error {
 		case maps.Pending:
 			return ErrPending
 		}
-		h.Set.Finish()
 	}
 	hooks, err := n.Hooks()
 	defer closeHooks(hooks)
@@ -364,6 +364,13 @@ func (n *Namespace) endChange(h *Hook) error {
 		if state, _ := other.Set.Change(); state == maps.Pending {
 			return ErrPending
 		}
+	}
+	// Said of all before the first is ended, lest the rest be taken back alone if this is killed.
+	for _, other := range hooks {
+		other.Set.End()
+	}
+	if h != nil {
+		h.Set.Finish()
 	}
 	for _, other := range hooks {
 		if err := n.finish(other); err != nil {
@@ -446,6 +453,9 @@ func (n *Namespace) Rollback() ([]Applied, error) {
 			until = at
 			changed = append(changed, h)
 		case maps.Committed:
+			if h.Set.Begins() == 0 {
+				return nil, ErrNoChange // a command was killed that was to end it
+			}
 			changed = append(changed, h)
 		}
 	}

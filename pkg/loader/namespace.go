@@ -288,7 +288,7 @@ func (n *Namespace) rollForward(entries []os.DirEntry) {
 		defer h.Close()
 		if state, _ := h.Set.Change(); state == maps.NoChange {
 			ready = append(ready, h)
-		} else {
+		} else if h.Set.Begins() != 0 {
 			begun[h.Set.Begins()] = true
 		}
 	}

@@ -310,8 +310,11 @@ func (s *Set) sides(id uint32) (before, after version) {
 	return s.version(id, n), s.version(id, n^1)
 }
 
-// Begins is when the last change that Time was called for began or is to begin, in ns.
+// Begins is when the last change that Time was called for began or is to begin, in ns; 0 after End.
 func (s *Set) Begins() uint64 { return atomic.LoadUint64(&s.change[0].From) }
+
+// End says that the change, which is not pending, is not to be taken back any more.
+func (s *Set) End() { atomic.StoreUint64(&s.change[0].From, 0) }
 
 // Arm lets the change begin and end when Time has said.
 func (s *Set) Arm() { atomic.StoreUint64(&s.change[0].View, viewTimed) }
