@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -206,7 +205,7 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 		return err
 	}
 	// Nobody else should have to wait until a pager has shown the last page.
-	out, text := e.out, new(bytes.Buffer)
+	out, text := e.out, new(pages)
 	e.out = text
 	err = loader.In(string(e.netns), func() error {
 		n, err := open(o)
