@@ -213,7 +213,7 @@ struct lengths {
 	__u32 version;
 	__u32 epoch;   /* from 1 on; raised when no packet sees any more what went out of force before */
 	__u32 retired; /* epoch when the other version went out of force, 0 for never */
-	__u32 removed; /* epoch when a prefix was last taken away */
+	__u32 removed; /* epoch when a prefix was last taken away, or a change ended */
 	__u64 first4;  /* the longest of IPv4, once more, in one word */
 	struct {
 		__u32 count4, count6;

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -133,7 +134,9 @@ func flushDirection(n *loader.Namespace, name string, d policy.Direction) (gone 
 		return nil, false, err
 	}
 	defer h.Close()
-	for _, entry := range h.Set.Rules() {
+	rules := h.Set.Rules()
+	gone = slices.Grow(gone, len(rules))
+	for _, entry := range rules {
 		gone = append(gone, describe(h, entry, nil))
 	}
 	return gone, true, n.Flush(h)

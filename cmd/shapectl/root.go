@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -206,7 +205,7 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 		return err
 	}
 	// Nobody else should have to wait until a pager has shown the last page.
-	out, text := e.out, new(bytes.Buffer)
+	out, text := e.out, new(pages)
 	e.out = text
 	err = loader.In(string(e.netns), func() error {
 		n, err := open(o)
@@ -241,6 +240,8 @@ func (e *env) advise(err error) error {
 		return inputf("%w; match the side that they do, or flush them first", err)
 	case errors.Is(err, loader.ErrPending):
 		return inputf("%w; 'shapectl confirm' it or 'shapectl rollback' first", err)
+	case errors.Is(err, loader.ErrBusy):
+		return fmt.Errorf("%w; nothing was changed, try again", err)
 	case errors.Is(err, loader.ErrNoChange):
 		return inputf("%w: either no policy was applied, or that has been seen to, or another command changed rules since; see 'shapectl show'", err)
 	case errors.Is(err, loader.ErrTooLate):

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -123,10 +124,9 @@ func findRules(n *loader.Namespace, want filterRules) (rules []report.Rule, err 
 				return rules, err
 			}
 		}
-		for _, entry := range h.Set.Rules() {
-			if want.prefix != nil && entry.Prefix != *want.prefix {
-				continue
-			}
+		entries := want.entries(h.Set)
+		rules = slices.Grow(rules, len(entries))
+		for _, entry := range entries {
 			r := describe(h, entry, hurt[entry.ID])
 			if want.buckets {
 				r.Buckets = []report.Bucket{}
@@ -138,6 +138,17 @@ func findRules(n *loader.Namespace, want filterRules) (rules []report.Rule, err 
 		}
 	}
 	return rules, unread
+}
+
+// entries are the rules of a hook that the filter lets through.
+func (want filterRules) entries(s *maps.Set) []maps.Entry {
+	if want.prefix == nil {
+		return s.Rules()
+	}
+	if entry, ok := s.Find(*want.prefix); ok {
+		return []maps.Entry{entry}
+	}
+	return nil
 }
 
 // hooks are those that the filter lets through.

@@ -4,9 +4,11 @@
 package report
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
+	"reflect"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -92,12 +94,34 @@ func NewRule(p Place, r policy.Rule, c maps.Counters, level uint64) Rule {
 	return out
 }
 
-// JSON writes a value as one indented document.
+// JSON writes a value as one indented document; a list, which may be long, one element after another.
 func JSON(w io.Writer, v any) error {
+	const indent = "  "
+	list := reflect.ValueOf(v)
+	if list.Kind() != reflect.Slice || list.Len() == 0 {
+		return encoder(w, "", indent).Encode(v)
+	}
+	var text bytes.Buffer
+	one := encoder(&text, indent, indent)
+	for i := range list.Len() {
+		text.WriteString([]string{"[\n", ",\n"}[min(i, 1)] + indent)
+		if err := one.Encode(list.Index(i).Interface()); err != nil {
+			return err
+		}
+		text.Truncate(text.Len() - len("\n"))
+		if _, err := text.WriteTo(w); err != nil {
+			return err
+		}
+	}
+	_, err := io.WriteString(w, "\n]\n")
+	return err
+}
+
+func encoder(w io.Writer, prefix, indent string) *json.Encoder {
 	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
+	e.SetIndent(prefix, indent)
 	e.SetEscapeHTML(false)
-	return e.Encode(v)
+	return e
 }
 
 // Sentences writes a line for each rule, and what is not as usual with it.

@@ -16,11 +16,16 @@ var ErrNoChange = errors.New("there is no such change")
 // ErrTooLate means that a change was not confirmed in time.
 var ErrTooLate = errors.New("it is over: it was not confirmed in time, or taken back, and all is as it was before it")
 
+// ErrBusy means that nothing was changed, as this machine could not ready so many rules for one moment.
+var ErrBusy = errors.New("this machine is too busy for so many rules to change at one moment")
+
 const (
 	// confirmMargin is how long before its end a change can be confirmed at the latest.
 	confirmMargin = 5 * time.Millisecond
-	// leastLead is how long before it begins a change is armed at the least.
+	// leastLead is how long before it begins a change is readied at the least.
 	leastLead = time.Millisecond
+	// leadTries is how often that is tried, soon with the longest time that there may be.
+	leadTries = 20
 )
 
 // ApplyOptions say how a policy is to come into force.
@@ -53,11 +58,8 @@ func (n *Namespace) Tables() ([]policy.Table, error) {
 		if h.Device.Name == "" {
 			continue
 		}
-		t := policy.Table{Device: h.Device.Name, Direction: h.Direction, Match: h.Match()}
-		for _, e := range h.Set.Rules() {
-			t.Rules = append(t.Rules, e.Rule)
-		}
-		if t.Rules != nil {
+		t := policy.Table{Device: h.Device.Name, Direction: h.Direction, Match: h.Match(), Rules: h.Set.Policy()}
+		if len(t.Rules) > 0 {
 			tables = append(tables, t)
 		}
 	}
@@ -252,7 +254,11 @@ func (n *Namespace) apply(hooks []*application, o ApplyOptions) (err error) {
 		ready += len(a.want.Rules)
 	}
 	changed := slices.DeleteFunc(slices.Clone(hooks), func(a *application) bool { return a.done.Rules == maps.Difference{} })
-	waitUntil(armAll(changed, o.Confirm))
+	from, err := armAll(changed, o.Confirm)
+	if err != nil {
+		return err
+	}
+	waitUntil(from)
 	for _, a := range changed {
 		a.Set.Commit()
 		if o.Only != "" {
@@ -297,10 +303,10 @@ func ids(rules []policy.Rule) int {
 
 // armAll lets all hooks switch at one moment, which is so far ahead that no
 // packet can come between the moment for which the byte clocks are set and the
-// change. It returns that moment.
-func armAll(hooks []*application, confirm time.Duration) (from uint64) {
-	for lead := leastLead; ; lead *= 2 {
-		from, until := maps.Now()+uint64(lead), maps.Never
+// change. It returns that moment. The error wraps ErrBusy.
+func armAll(hooks []*application, confirm time.Duration) (from uint64, err error) {
+	from, err = readied(maps.Never, func(from uint64) {
+		until := maps.Never
 		if confirm > 0 {
 			until = from + uint64(confirm)
 		}
@@ -308,14 +314,33 @@ func armAll(hooks []*application, confirm time.Duration) (from uint64) {
 			a.Set.Settle()
 			a.Set.Time(from, until)
 		}
-		if maps.Now()+uint64(lead)/2 > from {
-			continue // it took too long to set them
-		}
-		for _, a := range hooks {
-			a.Set.Arm()
-		}
-		return from
+	})
+	if err != nil {
+		return 0, err
 	}
+	for _, a := range hooks {
+		a.Set.Arm()
+	}
+	return from, nil
+}
+
+// readied finds a moment (ns) so soon ahead that all could be readied for it in
+// half of the time until then: 0 where there is none before latest. The error wraps ErrBusy.
+func readied(latest uint64, ready func(at uint64)) (at uint64, err error) {
+	lead := uint64(leastLead)
+	for range leadTries {
+		now := maps.Now()
+		if now+2*lead > latest {
+			return 0, nil
+		}
+		ready(now + lead)
+		took := maps.Now() - now
+		if took <= lead/2 {
+			return now + lead, nil
+		}
+		lead = min(max(2*lead, 3*took), maps.MaxLead)
+	}
+	return 0, ErrBusy
 }
 
 // endChange ends the last change of all hooks for good, so that another can
@@ -365,7 +390,7 @@ func (n *Namespace) finish(h *Hook) error {
 		if h.Set.Empty() {
 			return n.remove(h)
 		}
-		return n.keepOnly(h, h.Set.Algorithms())
+		return n.trim(h)
 	})
 }
 
@@ -440,7 +465,9 @@ func (n *Namespace) Rollback() ([]Applied, error) {
 	case changed == nil:
 		return nil, ErrTooLate
 	}
-	backAll(changed, until)
+	if err := backAll(changed, until); err != nil {
+		return nil, err
+	}
 	var done []Applied
 	for _, h := range append(changed, over...) {
 		done = append(done, Applied{Device: h.Name(), Direction: h.Direction, Rules: h.Set.Undone()})
@@ -452,27 +479,31 @@ func (n *Namespace) Rollback() ([]Applied, error) {
 }
 
 // backAll takes the change of hooks back at one moment, before until, when it
-// would end anyway. It returns when that has passed.
-func backAll(hooks []*Hook, until uint64) {
-	for lead := leastLead; ; lead *= 2 {
-		at := maps.Now() + uint64(lead)
-		if at+uint64(lead) > until {
-			waitUntil(until)
-			return
-		}
+// would end anyway. It returns when that has passed. The error wraps ErrBusy.
+func backAll(hooks []*Hook, until uint64) error {
+	at, err := readied(until, func(at uint64) {
 		for _, h := range hooks {
 			h.Set.Settle()
 			h.Set.TimeBack(at)
 		}
-		if maps.Now()+uint64(lead)/2 > at {
-			continue
-		}
+	})
+	if at == 0 {
 		for _, h := range hooks {
-			h.Set.Back(at)
+			h.Set.TimeBack(until) // as it was, before another moment was tried
 		}
-		waitUntil(at)
-		return
 	}
+	if err != nil {
+		return err
+	}
+	if at == 0 {
+		waitUntil(until)
+		return nil
+	}
+	for _, h := range hooks {
+		h.Set.Back(at)
+	}
+	waitUntil(at)
+	return nil
 }
 
 // waitUntil returns at a time in ns of maps.Now.

@@ -108,7 +108,7 @@ func (n *Namespace) Put(dev Device, d policy.Direction, match policy.Match, rule
 		if change.Changed, err = h.Set.Put(rule); err != nil {
 			return err
 		}
-		return n.keepOnly(h, h.Set.Algorithms())
+		return n.trim(h)
 	})
 	return change, err
 }
@@ -126,7 +126,7 @@ func (n *Namespace) Delete(h *Hook, rule policy.Rule) (deleted bool, err error) 
 		if h.Set.Empty() {
 			return n.remove(h)
 		}
-		return n.keepOnly(h, h.Set.Algorithms())
+		return n.trim(h)
 	})
 	return deleted, err
 }
@@ -190,7 +190,10 @@ func (n *Namespace) prepare(h *Hook, dev Device, match policy.Match, rules []pol
 	if lacks := uint32(h.Set.Lacks(rules)); lacks > 0 {
 		size.Rules = max(4*size.Rules, (size.Rules+lacks)/4*5)
 	}
-	need := h.Set.Algorithms()
+	need, err := h.algorithms()
+	if err != nil {
+		return false, err
+	}
 	for _, a := range algorithms {
 		if slices.ContainsFunc(rules, func(r policy.Rule) bool { return r.Algorithm == a }) {
 			need = append(need, a)
@@ -402,6 +405,15 @@ func (h *Hook) attachClsact(a policy.Algorithm, p *ebpf.Program, pin string) err
 	}
 	h.filters[a] = f
 	return nil
+}
+
+// trim takes off the device what no rule needs.
+func (n *Namespace) trim(h *Hook) error {
+	used, err := h.algorithms()
+	if err != nil {
+		return err
+	}
+	return n.keepOnly(h, used)
 }
 
 // keepOnly takes off the device what is not for one of those algorithms.

@@ -394,8 +394,12 @@ func (n *Namespace) judge(h *Hook) error {
 			return err
 		}
 	}
+	used, err := h.algorithms()
+	if err != nil {
+		return err
+	}
 	h.State = Attached
-	for _, a := range h.Set.Algorithms() {
+	for _, a := range used {
 		state, err := h.stateOf(a, here, attached)
 		if err != nil {
 			return err
@@ -413,6 +417,29 @@ func (n *Namespace) judge(h *Hook) error {
 	}
 	h.Device = device
 	return nil
+}
+
+// algorithms are those of the hook's rules, also of those that a change has
+// taken away or is to bring. A program is pinned before the first rule of its
+// algorithm is set, and until after the last one is gone: where there is only
+// one, a million rules do not have to be asked.
+func (h *Hook) algorithms() ([]policy.Algorithm, error) {
+	generations, err := h.generations()
+	if err != nil {
+		return nil, err
+	}
+	if len(generations) == 1 && h.generation == generations[0] {
+		var pinned []policy.Algorithm
+		for _, a := range algorithms {
+			if h.links[a] != nil || h.filters[a] != nil || exists(filepath.Join(h.path, h.generation, programPin(a))) {
+				pinned = append(pinned, a)
+			}
+		}
+		if len(pinned) == 1 {
+			return pinned, nil
+		}
+	}
+	return h.Set.Algorithms(), nil
 }
 
 // stateOf is the state of one algorithm's program.

@@ -64,7 +64,13 @@ func (s *Set) sideAt(now uint64) side {
 	return sideBack
 }
 
-func (s *Set) side() side { return s.sideAt(s.now()) }
+// side is what is in force now. The time is asked for only where it has a say, as that takes a while.
+func (s *Set) side() side {
+	if view := atomic.LoadUint64(&s.change[0].View); view != viewTimed {
+		return side(view)
+	}
+	return s.sideAt(s.now())
+}
 
 // ChangeState is how far a change is.
 type ChangeState string
@@ -97,11 +103,15 @@ func (s *Set) Change() (state ChangeState, at uint64) {
 // Lacks is how many more ids it would take to bring the rules of want into force beside those that are.
 func (s *Set) Lacks(want []policy.Rule) (ids int) {
 	s.Finish()
+	find := s.finder()
 	for _, rule := range want {
-		e, found := s.Find(rule.Prefix)
+		e, found := find(rule.Prefix)
 		ids += s.needs(rule, e, found)
 	}
-	return max(0, ids-len(s.gather().free))
+	if ids == 0 {
+		return 0
+	}
+	return max(0, ids-s.gather().room())
 }
 
 // Difference says how many rules a change adds, takes away, and makes others.
@@ -109,14 +119,14 @@ type Difference struct{ Added, Removed, Changed int }
 
 // Has reports whether the rules in force are just those of want, which must be of different prefixes.
 func (s *Set) Has(want []policy.Rule) bool {
-	n, now := 0, s.side()
-	for _, id := range s.allPrefixes() {
-		if present(s.versionOn(id, now)) {
+	n, now, find := 0, s.side(), s.finder()
+	for _, at := range s.byID() {
+		if present(s.versionOn(at.id, now)) {
 			n++
 		}
 	}
 	return n == len(want) && !slices.ContainsFunc(want, func(rule policy.Rule) bool {
-		e, found := s.Find(rule.Prefix)
+		e, found := find(rule.Prefix)
 		return !found || e.Rule != rule
 	})
 }
@@ -125,46 +135,59 @@ func (s *Set) Has(want []policy.Rule) bool {
 // and of different prefixes. Packets see nothing of it.
 // progress is told now and then how many rules are ready. The error wraps ErrFull where there is no room; Abandon undoes what was done until then.
 func (s *Set) Prepare(want []policy.Rule, progress func(rules int)) (d Difference, err error) {
+	k, now := s.gather(), s.now()
 	s.Finish()
-	k := s.gather()
+	// Packets may have seen by which side of the last change they go, and would now see rules take part in this one.
+	s.waitSince(s.lengths[0].Removed)
+	there := 0
+	for _, n := range k.lengths {
+		there += int(n)
+	}
 	stay := make([]bool, s.Size().Rules)
-	var added []policy.Rule
+	var added []int // of want
+	var more lengthCounts
 	ready := 0
 	tell := func() {
 		if ready++; ready%progressStep == 0 {
 			progress(ready)
 		}
 	}
-	for _, rule := range want {
-		e, found := s.Find(rule.Prefix)
+	find := s.finder()
+	for i, rule := range want {
+		e, found := find(rule.Prefix)
 		switch {
 		case !found:
-			added = append(added, rule)
+			added = append(added, i)
+			more[lengthOf(rule.Prefix)]++
 			continue
 		case e.Rule != rule:
-			if s.needs(rule, e, found) > len(k.free) {
+			if s.needs(rule, e, found) > k.room() {
 				return d, fmt.Errorf("%w: it holds %d", ErrFull, s.Size().Rules)
 			}
 			d.Changed++
-			s.prepareChanged(e, rule)
+			s.prepareChanged(e, rule, now)
 		}
 		stay[e.ID] = true
 		tell()
 	}
-	for p, id := range s.allPrefixes() {
-		if !stay[id] {
-			d.Removed++
-			s.prepareRemoved(id)
-			s.takesPart(id, p)
+	if there > ready {
+		for _, at := range s.byID() {
+			if !stay[at.id] {
+				d.Removed++
+				s.prepareRemoved(at.id)
+				s.takesPart(at.id, at.prefix)
+			}
 		}
 	}
-	defer s.expectLengths(added)()
-	for _, rule := range added {
-		if s.needs(rule, Entry{}, false) > len(k.free) {
+	k.taking = slices.Grow(k.taking, len(added))
+	defer s.expectLengths(&more)()
+	for _, i := range added {
+		rule := want[i]
+		if s.needs(rule, Entry{}, false) > k.room() {
 			return d, fmt.Errorf("%w: it holds %d", ErrFull, s.Size().Rules)
 		}
 		d.Added++
-		if err := s.prepareAdded(rule); err != nil {
+		if err := s.prepareAdded(rule, now); err != nil {
 			return d, err
 		}
 		tell()
@@ -175,8 +198,11 @@ func (s *Set) Prepare(want []policy.Rule, progress func(rules int)) (d Differenc
 // progressStep is after how many rules progress is told of.
 const progressStep = 1 << 12
 
-// Abandon takes back what Prepare did.
-func (s *Set) Abandon() { s.Finish() }
+// Abandon takes back what Prepare did, also in a process that was killed before Arm.
+func (s *Set) Abandon() {
+	s.gather()
+	s.Finish()
+}
 
 // takesPart marks a rule: from now on packets go by the side of the change.
 func (s *Set) takesPart(id uint32, p netip.Prefix) {
@@ -186,11 +212,11 @@ func (s *Set) takesPart(id uint32, p netip.Prefix) {
 }
 
 // prepareChanged writes a rule's version for after the change.
-func (s *Set) prepareChanged(have Entry, rule policy.Rule) {
+func (s *Set) prepareChanged(have Entry, rule policy.Rule, now uint64) {
 	old := s.version(have.ID, s.rule(have.ID).Version)
 	shadow := old.Shadow
 	if limit, ok := newShadow(have.Rule, rule); ok {
-		shadow = s.prepareLimit(s.take(), limit, 0)
+		shadow = s.prepareLimit(s.take(), limit, 0, now)
 		s.takesPart(shadow, netip.Prefix{})
 	}
 	r := s.rule(have.ID)
@@ -200,7 +226,7 @@ func (s *Set) prepareChanged(have Entry, rule policy.Rule) {
 	encode(next, rule, old.Salt, shadow)
 	next.Salt ^= sharing(old) ^ sharing(next)
 	if limited(next) && !limited(old) {
-		empty(&r.Own, meter(next), s.now())
+		empty(&r.Own, meter(next), now)
 		s.free(have.ID)
 	}
 	s.takesPart(have.ID, rule.Prefix)
@@ -216,27 +242,27 @@ func (s *Set) prepareRemoved(id uint32) {
 }
 
 // prepareAdded makes a rule that is there only after the change.
-func (s *Set) prepareAdded(rule policy.Rule) error {
+func (s *Set) prepareAdded(rule policy.Rule, now uint64) error {
 	id := s.take()
 	var shadow uint32
 	if limit, ok := rule.Proposed(); ok {
-		shadow = s.prepareLimit(s.take(), limit, 0)
+		shadow = s.prepareLimit(s.take(), limit, 0, now)
 		s.takesPart(shadow, netip.Prefix{})
 	}
-	s.prepareLimit(id, rule, shadow)
+	s.prepareLimit(id, rule, shadow, now)
 	s.takesPart(id, rule.Prefix)
 	return s.addPrefix(rule.Prefix, id)
 }
 
 // prepareLimit makes a limit, on a new id, that is there only after the change.
-func (s *Set) prepareLimit(id uint32, rule policy.Rule, shadow uint32) uint32 {
+func (s *Set) prepareLimit(id uint32, rule policy.Rule, shadow uint32, now uint64) uint32 {
 	r := s.rule(id)
 	share(r, rule)
 	before, after := s.version(id, 0), s.version(id, 1)
 	encode(after, rule, newSalt(), shadow)
 	*before.AbiTerms = bpf.AbiTerms{Flags: ruleAbsent, Salt: after.Salt}
 	r.Version = 0
-	empty(&r.Own, meter(after), s.now())
+	empty(&r.Own, meter(after), now)
 	return id
 }
 
@@ -359,12 +385,13 @@ func (s *Set) Back(at uint64) {
 
 // Finish ends a change for good: what is in force of it stays, and the other
 // side is forgotten. It does nothing where there is none; a pending one must be
-// confirmed or taken back before.
+// confirmed or taken back before, and what a killed process has prepared be abandoned.
 func (s *Set) Finish() {
-	k, c := s.gather(), &s.change[0]
-	if len(k.taking) == 0 && c.View == viewBefore {
+	c := &s.change[0]
+	if c.View == viewBefore && (s.known == nil || len(s.known.taking) == 0) {
 		return
 	}
+	k := s.gather()
 	on := s.side()
 	if on == sideBack {
 		s.bringBackTaking()
@@ -390,8 +417,15 @@ func (s *Set) Finish() {
 		}
 	}
 	s.useLengths()
+	s.endChange()
+}
+
+// endChange is for when no rule takes part in a change any more.
+func (s *Set) endChange() {
+	c := &s.change[0]
 	// Packets that have seen a rule take part must still find the side that is in force.
 	s.waitSince(s.lengths[0].Epoch)
+	s.lengths[0].Removed = s.lengths[0].Epoch // until now, packets have seen another view
 	atomic.StoreUint64(&c.View, viewBefore)
 }
 

@@ -64,7 +64,10 @@ func (s *Set) Hurt() (map[uint32][]Hurt, error) {
 		bits func(netip.Addr) int
 	}
 	by := map[uint32]shadowed{}
-	for _, e := range s.Rules() {
+	if s.hook.Shadows == 0 {
+		return map[uint32][]Hurt{}, nil
+	}
+	for e := range s.InOrder() {
 		if v := s.current(e.ID); v.Flags&ruleShadow != 0 {
 			each := e.Shadow.Each
 			if each.Kind != policy.EachSubnet {

@@ -21,8 +21,13 @@ const (
 
 // words is an address as the programs hold it: in network order, whatever the machine's.
 func words(a netip.Addr) (w [4]uint32) {
-	b := a.AsSlice()
-	for i := range len(b) / 4 {
+	if a.Is4() {
+		b := a.As4()
+		w[0] = binary.NativeEndian.Uint32(b[:])
+		return w
+	}
+	b := a.As16()
+	for i := range w {
 		w[i] = binary.NativeEndian.Uint32(b[4*i:])
 	}
 	return w
@@ -40,14 +45,15 @@ func address(w [4]uint32, family uint8) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// stored is a prefix as a table has it: in network order, and with a length of
-// its own for each length of either family.
-func stored(p netip.Prefix) (addr [2]uint64, length int) {
-	w := words(p.Addr())
+// stored is the address of a prefix as a table has it: in network order.
+func stored(p netip.Prefix) [2]uint64 { return pairs(words(p.Addr())) }
+
+// lengthOf is the length of a prefix, which is one of its own for each of either family.
+func lengthOf(p netip.Prefix) int {
 	if p.Addr().Is4() {
-		return [2]uint64{uint64(w[0])}, lengthIPv4 + p.Bits()
+		return lengthIPv4 + p.Bits()
 	}
-	return pairs(w), p.Bits()
+	return p.Bits()
 }
 
 // pairs are the words of an address two by two.
@@ -60,6 +66,7 @@ func tag(length int) uint64 { return uint64(length) << 32 }
 type prefixLine interface {
 	ids() []uint32 // of the rules, plus one; 0 for a place that is free
 	prefix(place int) netip.Prefix
+	find(p netip.Prefix) (place int) // -1 where it is not
 	put(place int, p netip.Prefix)
 	used() int // places that were ever filled, or more than there are
 	use(places int)
@@ -74,10 +81,20 @@ func (l line4) prefix(place int) netip.Prefix {
 	return netip.PrefixFrom(address([4]uint32{uint32(key)}, 4), int(key>>32))
 }
 
-func (l line4) put(place int, p netip.Prefix) {
-	addr, _ := stored(p)
-	l.Key[place] = addr[0] | tag(p.Bits())
+// key4 is all there is to a prefix of IPv4.
+func key4(p netip.Prefix) uint64 { return stored(p)[0] | tag(p.Bits()) }
+
+func (l line4) find(p netip.Prefix) int {
+	key := key4(p)
+	for place, id := range l.Id {
+		if l.Key[place] == key && id != 0 {
+			return place
+		}
+	}
+	return -1
 }
+
+func (l line4) put(place int, p netip.Prefix) { l.Key[place] = key4(p) }
 
 func (l line4) used() int      { return int(atomic.LoadUint32(&l.Used)) }
 func (l line4) use(places int) { atomic.StoreUint32(&l.Used, uint32(places)) }
@@ -90,8 +107,18 @@ func (l line6) prefix(place int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom16(*(*[16]byte)(unsafe.Pointer(&l.Addr[place]))), int(l.Length[place]))
 }
 
+func (l line6) find(p netip.Prefix) int {
+	addr, length := stored(p), uint8(p.Bits())
+	for place, id := range l.Id {
+		if l.Addr[place] == addr && l.Length[place] == length && id != 0 {
+			return place
+		}
+	}
+	return -1
+}
+
 func (l line6) put(place int, p netip.Prefix) {
-	l.Addr[place], _ = stored(p)
+	l.Addr[place] = stored(p)
 	l.Length[place] = uint8(p.Bits())
 }
 
@@ -116,30 +143,22 @@ func (s *Set) allLines() iter.Seq[prefixLine] {
 
 // hashPrefix is hash4_prefix and hash6_prefix of bpf/prefix.h.
 func hashPrefix(p netip.Prefix) uint64 {
-	addr, _ := stored(p)
 	if p.Addr().Is4() {
-		return (addr[0] | tag(p.Bits())) * fibonacci
+		return key4(p) * fibonacci
 	}
+	addr := stored(p)
 	h := (addr[0] + uint64(p.Bits())) * fibonacci
 	return ((h ^ h>>32) + addr[1]) * fibonacci
 }
 
-// linesOf are the lines that may hold a prefix, in the order in which packets look.
-func (s *Set) linesOf(p netip.Prefix) iter.Seq[prefixLine] {
-	number := uint32(hashPrefix(p) >> 32)
-	return func(yield func(prefixLine) bool) {
-		for n := range spillLines {
-			var line prefixLine
-			if p.Addr().Is4() {
-				line = line4{&s.prefixes4[(number+n)&s.hook.Prefixes4Mask]}
-			} else {
-				line = line6{&s.prefixes6[(number+n)&s.hook.Prefixes6Mask]}
-			}
-			if !yield(line) {
-				return
-			}
-		}
+// line is one that may hold a prefix: of the spillLines from the first on, in
+// the order in which packets look.
+func (s *Set) line(p netip.Prefix, n uint32) prefixLine {
+	number := uint32(hashPrefix(p)>>32) + n
+	if p.Addr().Is4() {
+		return line4{&s.prefixes4[number&s.hook.Prefixes4Mask]}
 	}
+	return line6{&s.prefixes6[number&s.hook.Prefixes6Mask]}
 }
 
 // inFilter is the word of the filter that a prefix has its two bits in, and these: in_filter of bpf/prefix.h.
@@ -150,10 +169,10 @@ func (s *Set) inFilter(p netip.Prefix) (word uint32, bits uint64) {
 
 // refilter takes the bits of prefixes that are gone out of the filter. Each word
 // has at any time those that are needed.
-func (s *Set) refilter(prefixes iter.Seq2[netip.Prefix, uint32]) {
+func (s *Set) refilter(prefixes []placed) {
 	fresh := make([]uint64, len(s.filter))
-	for p := range prefixes {
-		word, bits := s.inFilter(p)
+	for _, at := range prefixes {
+		word, bits := s.inFilter(at.prefix)
 		fresh[word] |= bits
 	}
 	for i, word := range fresh {
@@ -173,8 +192,7 @@ func (s *Set) allPrefixes() iter.Seq2[netip.Prefix, uint32] {
 				if id == 0 {
 					continue
 				}
-				p := line.prefix(place)
-				if _, length := stored(p); looksFor[length] && !yield(p, id-1) {
+				if p := line.prefix(place); looksFor[lengthOf(p)] && !yield(p, id-1) {
 					return
 				}
 			}
@@ -182,8 +200,34 @@ func (s *Set) allPrefixes() iter.Seq2[netip.Prefix, uint32] {
 	}
 }
 
-// lengthSet says of each prefix length, as stored gives it, whether it is in use.
+// A placed rule is one whose prefix has a place in a table.
+type placed struct {
+	id     uint32
+	prefix netip.Prefix
+}
+
+// byID are the prefixes in force in the order of their rules in memory: to read
+// a million of them in that of the tables takes ten times as long.
+func (s *Set) byID() []placed {
+	prefixes, n := make([]netip.Prefix, s.Size().Rules), 0
+	for p, id := range s.allPrefixes() {
+		prefixes[id] = p
+		n++
+	}
+	list := make([]placed, 0, n)
+	for id, p := range prefixes {
+		if p.IsValid() {
+			list = append(list, placed{uint32(id), p})
+		}
+	}
+	return list
+}
+
+// lengthSet says of each prefix length, as lengthOf gives it, whether it is in use.
 type lengthSet [lengthIPv4 + 33]bool
+
+// lengthCounts is how many prefixes there are of each length, as lengthOf gives it.
+type lengthCounts [lengthIPv4 + 33]uint32
 
 // lookedFor are the lengths that packets look for.
 func (s *Set) lookedFor() (used lengthSet) {
@@ -200,17 +244,21 @@ func (s *Set) lookedFor() (used lengthSet) {
 
 // findPrefix is the place of the id of a prefix; nil where it is not in force.
 func (s *Set) findPrefix(p netip.Prefix) *uint32 {
-	for line := range s.linesOf(p) {
-		ids := line.ids()
-		for place := range ids {
-			if ids[place] != 0 && line.prefix(place) == p {
-				if _, length := stored(p); !s.lookedFor()[length] {
-					return nil
-				}
-				return &ids[place]
-			}
+	looksFor := s.lookedFor()
+	return s.findAmong(p, &looksFor)
+}
+
+// findAmong is findPrefix where it is known which lengths packets look for.
+func (s *Set) findAmong(p netip.Prefix, looksFor *lengthSet) *uint32 {
+	if !p.IsValid() || !looksFor[lengthOf(p)] {
+		return nil
+	}
+	for n := range spillLines {
+		line := s.line(p, n)
+		if place := line.find(p); place >= 0 {
+			return &line.ids()[place]
 		}
-		if line.used() <= len(ids) {
+		if line.used() <= len(line.ids()) {
 			break
 		}
 	}
@@ -220,7 +268,7 @@ func (s *Set) findPrefix(p netip.Prefix) *uint32 {
 // addPrefix brings a prefix into force. The error wraps ErrFull where its lines are full.
 func (s *Set) addPrefix(p netip.Prefix, id uint32) error {
 	c := s.gather()
-	_, length := stored(p)
+	length := lengthOf(p)
 	if c.lengths[length]++; c.lengths[length] == 1 {
 		s.useLengths()
 	}
@@ -233,7 +281,8 @@ func (s *Set) addPrefix(p netip.Prefix, id uint32) error {
 
 // placePrefix gives a prefix a place in its table.
 func (s *Set) placePrefix(p netip.Prefix, id uint32) error {
-	for line := range s.linesOf(p) {
+	for n := range spillLines {
+		line := s.line(p, n)
 		ids := line.ids()
 		place := slices.Index(ids, 0)
 		if place < 0 {

@@ -17,43 +17,52 @@ import (
 
 // known is what a change has to know of all rules, gathered at the first one.
 type known struct {
-	free    []uint32                // ids that no rule has, the next one last
-	lengths [lengthIPv4 + 33]uint32 // prefixes of each length, as stored says it
-	taking  []participant           // the rules that take part in a change
+	free    []uint32 // ids that no rule has, the next one last
+	given   []uint32 // those that rules had since, the next one first, after all of free
+	lengths lengthCounts
+	taking  []participant // the rules and shadows that take part in a change
 }
 
+// room is how many ids no rule has.
+func (k *known) room() int { return len(k.free) + len(k.given) }
+
+// gather has to be called before anything is changed that it looks at.
 func (s *Set) gather() *known {
 	if s.known != nil {
 		return s.known
 	}
-	k := new(known)
+	k, rules := new(known), s.byID()
 	used := make([]bool, s.Size().Rules)
-	for p, id := range s.allPrefixes() {
-		_, length := stored(p)
-		k.lengths[length]++
-		r := s.rule(id)
-		used[id] = true
+	for _, at := range rules {
+		k.lengths[lengthOf(at.prefix)]++
+		r := s.rule(at.id)
+		used[at.id] = true
+		changes := r.Version&versionChanges != 0
 		for n := range uint32(2) {
-			if v := s.version(id, n); v.Flags&ruleShadow != 0 && (r.Version&versionChanges != 0 || n == r.Version&1) {
+			if v := s.version(at.id, n); v.Flags&ruleShadow != 0 && (changes || n == r.Version&1) {
 				if !used[v.Shadow] && s.rule(v.Shadow).Version&versionChanges != 0 {
 					k.taking = append(k.taking, participant{id: v.Shadow})
 				}
 				used[v.Shadow] = true
 			}
 		}
-		if r.Version&versionChanges != 0 {
-			k.taking = append(k.taking, participant{id, p})
+		if changes {
+			k.taking = append(k.taking, participant(at))
 		}
 	}
 	// Ids that were never used need no waiting, so they come first.
-	for _, fresh := range []bool{false, true} {
-		for id := range slices.Backward(used) {
-			if !used[id] && (s.rule(uint32(id)).Retired == 0) == fresh {
-				k.free = append(k.free, uint32(id))
-			}
+	var before []uint32
+	for id := range slices.Backward(used) {
+		switch {
+		case used[id]:
+		case s.rule(uint32(id)).Retired == 0:
+			k.free = append(k.free, uint32(id))
+		default:
+			before = append(before, uint32(id))
 		}
 	}
-	s.refilter(s.allPrefixes())
+	k.free = append(before, k.free...)
+	s.refilter(rules)
 	s.known = k
 	return k
 }
@@ -68,7 +77,7 @@ func (s *Set) Put(rule policy.Rule) (changed bool, err error) {
 	if found && e.Rule == rule {
 		return false, nil
 	}
-	if need := s.needs(rule, e, found); need > len(s.gather().free) {
+	if need := s.needs(rule, e, found); need > 0 && need > s.gather().room() {
 		return false, fmt.Errorf("%w: it holds %d", ErrFull, s.Size().Rules)
 	}
 	if found {
@@ -91,7 +100,11 @@ func (s *Set) needs(rule policy.Rule, have Entry, found bool) (ids int) {
 
 // Load is Put for many rules, each in force as soon as it is set. It stops at the first error.
 func (s *Set) Load(rules []policy.Rule) error {
-	defer s.expectLengths(rules)()
+	var more lengthCounts
+	for _, r := range rules {
+		more[lengthOf(r.Prefix)]++
+	}
+	defer s.expectLengths(&more)()
 	for _, r := range rules {
 		if _, err := s.Put(r); err != nil {
 			return err
@@ -100,20 +113,18 @@ func (s *Set) Load(rules []policy.Rule) error {
 	return nil
 }
 
-// expectLengths lets packets look for all prefix lengths of rules at once, as
-// for them to look for another takes a wait. What it returns ends that for
-// those that were not set.
-func (s *Set) expectLengths(rules []policy.Rule) (done func()) {
+// expectLengths lets packets look for the lengths of prefixes that are to come
+// at once, as for them to look for another takes a wait. What it returns ends
+// that for those that did not come.
+func (s *Set) expectLengths(more *lengthCounts) (done func()) {
 	k := s.gather()
-	for _, r := range rules {
-		_, length := stored(r.Prefix)
-		k.lengths[length]++
+	for length, n := range more {
+		k.lengths[length] += n
 	}
 	s.useLengths()
 	return func() {
-		for _, r := range rules {
-			_, length := stored(r.Prefix)
-			k.lengths[length]--
+		for length, n := range more {
+			k.lengths[length] -= n
 		}
 		s.useLengths()
 	}
@@ -122,8 +133,12 @@ func (s *Set) expectLengths(rules []policy.Rule) (done func()) {
 // take makes an id ready for a new rule, of which no packet knows yet.
 func (s *Set) take() uint32 {
 	k := s.gather()
-	id := k.free[len(k.free)-1]
-	k.free = k.free[:len(k.free)-1]
+	var id uint32
+	if last := len(k.free) - 1; last >= 0 {
+		id, k.free = k.free[last], k.free[:last]
+	} else {
+		id, k.given = k.given[0], k.given[1:]
+	}
 	r := s.rule(id)
 	if r.Retired != 0 {
 		s.waitSince(r.Retired) // packets may have found the id before its last rule was deleted
@@ -138,7 +153,7 @@ func (s *Set) take() uint32 {
 func (s *Set) give(id uint32) {
 	k := s.gather()
 	s.rule(id).Retired = s.lengths[0].Epoch
-	k.free = slices.Insert(k.free, 0, id)
+	k.given = append(k.given, id)
 }
 
 // insert sets up all that belongs to a new rule; its prefix, last, brings it into force.
@@ -189,6 +204,9 @@ func newShadow(have, rule policy.Rule) (limit policy.Rule, ok bool) {
 // replace writes the version that no packet reads, and switches to it.
 func (s *Set) replace(id uint32, have, rule policy.Rule) {
 	r, old := s.rule(id), s.current(id)
+	if _, had := have.Proposed(); had {
+		s.gather() // its id may become free
+	}
 	shadow := old.Shadow
 	if limit, ok := newShadow(have, rule); ok {
 		shadow = s.insertLimit(s.take(), limit, 0)
@@ -229,6 +247,7 @@ func (s *Set) Delete(p netip.Prefix) bool {
 	if place == nil {
 		return false
 	}
+	s.gather()
 	s.remove(p, *place-1, place)
 	s.useLengths()
 	return true
@@ -242,8 +261,7 @@ func (s *Set) remove(p netip.Prefix, id uint32, place *uint32) {
 		s.give(v.Shadow)
 	}
 	s.give(id)
-	_, length := stored(p)
-	s.gather().lengths[length]--
+	s.gather().lengths[lengthOf(p)]--
 }
 
 // Clear puts all rules out of force in one step.
@@ -261,8 +279,7 @@ func (s *Set) Clear() {
 			}
 		}
 	}
-	s.waitSince(s.lengths[0].Epoch)
-	atomic.StoreUint64(&s.change[0].View, viewBefore)
+	s.endChange()
 	s.known = nil
 }
 

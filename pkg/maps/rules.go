@@ -2,6 +2,7 @@ package maps
 
 import (
 	"errors"
+	"iter"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -49,15 +50,40 @@ func (s *Set) current(id uint32) version { return s.versionOn(id, s.side()) }
 
 // Rules are all rules by address, IPv4 first, wider prefixes before those they hold.
 func (s *Set) Rules() []Entry {
-	entries := []Entry{}
+	rules := s.byAddress()
+	return slices.AppendSeq(make([]Entry, 0, len(rules)), s.entries(rules))
+}
+
+// InOrder are Rules, made one by one.
+func (s *Set) InOrder() iter.Seq[Entry] { return s.entries(s.byAddress()) }
+
+// Policy are Rules without ids.
+func (s *Set) Policy() []policy.Rule {
+	rules := s.byAddress()
+	out := make([]policy.Rule, 0, len(rules))
+	for e := range s.entries(rules) {
+		out = append(out, e.Rule)
+	}
+	return out
+}
+
+func (s *Set) byAddress() []placed {
+	rules := s.byID()
+	// Most often they are: a policy's rules are given ids in this order.
+	slices.SortFunc(rules, func(a, b placed) int { return policy.ComparePrefix(a.prefix, b.prefix) })
+	return rules
+}
+
+// entries are those of rules that are in force.
+func (s *Set) entries(rules []placed) iter.Seq[Entry] {
 	now := s.side()
-	for p, id := range s.allPrefixes() {
-		if v := s.versionOn(id, now); present(v) {
-			entries = append(entries, Entry{s.decode(p, v, now), id})
+	return func(yield func(Entry) bool) {
+		for _, at := range rules {
+			if v := s.versionOn(at.id, now); present(v) && !yield(Entry{s.decode(at.prefix, v, now), at.id}) {
+				return
+			}
 		}
 	}
-	slices.SortFunc(entries, func(a, b Entry) int { return policy.ComparePrefix(a.Prefix, b.Prefix) })
-	return entries
 }
 
 // Algorithms are those of all rules, also of those that a change has taken
@@ -99,14 +125,20 @@ func (s *Set) Match(a netip.Addr) (Entry, bool) {
 }
 
 // Find is the rule of exactly that prefix.
-func (s *Set) Find(p netip.Prefix) (Entry, bool) {
-	place := s.findPrefix(p)
-	if place == nil {
-		return Entry{}, false
+func (s *Set) Find(p netip.Prefix) (Entry, bool) { return s.finder()(p) }
+
+// finder is Find for many prefixes at one time.
+func (s *Set) finder() func(netip.Prefix) (Entry, bool) {
+	looksFor, now := s.lookedFor(), s.side()
+	return func(p netip.Prefix) (Entry, bool) {
+		place := s.findAmong(p, &looksFor)
+		if place == nil {
+			return Entry{}, false
+		}
+		id := *place - 1
+		v := s.versionOn(id, now)
+		return Entry{s.decode(p, v, now), id}, present(v)
 	}
-	id, now := *place-1, s.side()
-	v := s.versionOn(id, now)
-	return Entry{s.decode(p, v, now), id}, present(v)
 }
 
 // Flags of abi.h.

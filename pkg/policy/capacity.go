@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/big"
 	"math/bits"
 	"strconv"
 	"strings"
@@ -65,7 +64,7 @@ func ParseCapacity(s string) (Capacity, error) {
 	case v == 0:
 		return Capacity{}, fmt.Errorf("capacity %q is zero and would let nothing pass; write one such as 64kb or 100ms", s)
 	}
-	if err := checkMaxCapacity(strconv.Quote(s), v); err != nil {
+	if err := checkMaxCapacity(func() string { return strconv.Quote(s) }, v); err != nil {
 		return Capacity{}, err
 	}
 	return Capacity{bytes: v}, nil
@@ -89,9 +88,9 @@ func parseTime(what, s, number, unit string) (time.Duration, error) {
 	return time.Duration(v), nil
 }
 
-func checkMaxCapacity(spelled string, bytes uint64) error {
+func checkMaxCapacity(spelled func() string, bytes uint64) error {
 	if bytes > MaxCapacity {
-		return fmt.Errorf("capacity %s is above 1024gb, the largest there is; lower it", spelled)
+		return fmt.Errorf("capacity %s is above 1024gb, the largest there is; lower it", spelled())
 	}
 	return nil
 }
@@ -102,7 +101,7 @@ func (c Capacity) Resolve(r Rate) (uint64, error) {
 	if r == Unlimited {
 		return 0, fmt.Errorf("capacity %v has no use at rate %v; leave it out", c, r)
 	}
-	if err := checkRate(r.String(), r); err != nil {
+	if err := checkRate(r.String, r); err != nil {
 		return 0, err
 	}
 	switch {
@@ -110,7 +109,7 @@ func (c Capacity) Resolve(r Rate) (uint64, error) {
 		return c.bytes, nil
 	case c.duration > 0:
 		v := bytesIn(c.duration, r)
-		return v, checkMaxCapacity(fmt.Sprintf("%v at %v", c, r), v)
+		return v, checkMaxCapacity(func() string { return fmt.Sprintf("%v at %v", c, r) }, v)
 	}
 	return 0, errors.New("capacity is not set; write one such as 64kb or 100ms")
 }
@@ -133,9 +132,8 @@ func drainTime(bytes uint64, r Rate) string {
 	if r == 0 {
 		return "never drains"
 	}
-	t := new(big.Int).SetUint64(bytes)
-	t.Mul(t, big.NewInt(8*int64(time.Second)))
-	return human(new(big.Rat).SetFrac(t, new(big.Int).SetUint64(uint64(r))), timeNames)
+	high, low := bits.Mul64(bytes, 8*uint64(time.Second))
+	return human(high, low, uint64(r), timeNames)
 }
 
 // String is a spelling that ParseCapacity reads back: 64kb, 125000b, 100ms; it

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"math/big"
+	"math/bits"
+	"strconv"
 	"strings"
 	"unicode"
 )
@@ -67,20 +69,61 @@ var (
 	timeNames     = []string{"ns", "us", "ms", "s"}
 )
 
-// human writes v, counted in the first unit, with four significant digits in
-// the unit that fits; each unit is a thousand of the one before it.
-func human(v *big.Rat, units []string) string {
-	for ; ; units = units[1:] {
-		whole := new(big.Int).Quo(v.Num(), v.Denom()).String()
-		// Rounding may carry into the next unit: 999.96 kB is 1 MB.
-		s := v.FloatString(max(0, 4-len(whole)))
-		integer, fraction, _ := strings.Cut(s, ".")
-		if len(integer) <= 3 || len(units) == 1 {
-			if fraction = strings.TrimRight(fraction, "0"); fraction != "" {
-				integer += "." + fraction
-			}
-			return integer + " " + units[0]
+// human writes high*2^64 + low by a divisor of up to 2^54, counted in the first
+// unit, with four significant digits in the unit that fits; each unit is a
+// thousand of the one before it, and the last one counts less than 2^64.
+func human(high, low, divisor uint64, units []string) string {
+	wholeHigh, wholeLow, rest := divide(high, low, divisor)
+	size := uint64(1) // of the unit
+	for i, unit := range units {
+		isLast := i == len(units)-1
+		above, whole, _ := divide(wholeHigh, wholeLow, size)
+		if !isLast && (above > 0 || whole >= 1000) {
+			size *= 1000
+			continue
 		}
-		v = new(big.Rat).Quo(v, big.NewRat(1000, 1))
+		power := uint64(1000) // of the digits behind the point
+		for w := whole; w >= 10 && power > 1; w /= 10 {
+			power /= 10
+		}
+		var rounded uint64 // number of parts of 1/power
+		switch part := size / power; {
+		case part == 0:
+			h, l := bits.Mul64(low, power)
+			_, parts, rest := divide(h, l, divisor)
+			rounded = parts + half(rest, divisor)
+		case part == 1:
+			rounded = wholeLow + half(rest, divisor)
+		default:
+			l, carry := bits.Add64(wholeLow, part/2, 0)
+			_, rounded, _ = divide(wholeHigh+carry, l, part)
+		}
+		// Rounding may carry into the next unit: 999.96 kB is 1 MB.
+		if !isLast && rounded >= 1000*power {
+			size *= 1000
+			continue
+		}
+		s := strconv.FormatUint(rounded/power, 10)
+		if fraction := rounded % power; fraction > 0 {
+			digits := strconv.FormatUint(power+fraction, 10)[1:]
+			s += "." + strings.TrimRight(digits, "0")
+		}
+		return s + " " + unit
 	}
+	return ""
+}
+
+// divide divides a number of 128 bits.
+func divide(high, low, by uint64) (quotientHigh, quotientLow, rest uint64) {
+	quotientHigh, rest = high/by, high%by
+	quotientLow, rest = bits.Div64(rest, low, by)
+	return quotientHigh, quotientLow, rest
+}
+
+// half is what is added for a rest that is half of the divisor or more.
+func half(rest, divisor uint64) uint64 {
+	if rest >= divisor-rest {
+		return 1
+	}
+	return 0
 }

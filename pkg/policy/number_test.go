@@ -3,6 +3,7 @@ package policy
 import (
 	"math"
 	"math/big"
+	"math/rand/v2"
 	"regexp"
 	"strings"
 	"testing"
@@ -79,7 +80,7 @@ func TestScaleStopsAtTheTop(t *testing.T) {
 
 func TestHuman(t *testing.T) {
 	for _, test := range []struct {
-		bytes int64
+		bytes uint64
 		want  string
 	}{
 		{0, "0 B"},
@@ -95,8 +96,44 @@ func TestHuman(t *testing.T) {
 		{1 << 40, "1.1 TB"},
 		{12_345_678_000_000_000, "12346 TB"},
 	} {
-		if got := human(big.NewRat(test.bytes, 1), sizeNames); got != test.want {
+		if got := human(0, test.bytes, 1, sizeNames); got != test.want {
 			t.Errorf("human(%d) = %q, want %q", test.bytes, got, test.want)
+		}
+	}
+}
+
+// humanByRat is human by fractions of any size.
+func humanByRat(v *big.Rat, units []string) string {
+	for ; ; units = units[1:] {
+		whole := new(big.Int).Quo(v.Num(), v.Denom()).String()
+		s := v.FloatString(max(0, 4-len(whole)))
+		integer, fraction, _ := strings.Cut(s, ".")
+		if len(integer) <= 3 || len(units) == 1 {
+			if fraction = strings.TrimRight(fraction, "0"); fraction != "" {
+				integer += "." + fraction
+			}
+			return integer + " " + units[0]
+		}
+		v = new(big.Rat).Quo(v, big.NewRat(1000, 1))
+	}
+}
+
+func TestHumanAgainstFractions(t *testing.T) {
+	roll := rand.New(rand.NewPCG(1, 2))
+	for range 50_000 {
+		high, low, divisor := roll.Uint64()>>(40+roll.IntN(25)), roll.Uint64(), roll.Uint64()>>(10+roll.IntN(54))+1
+		if roll.IntN(2) == 0 {
+			high, low = 0, low>>roll.IntN(64)
+		}
+		if roll.IntN(3) == 0 { // halves of what is shown, and just less
+			power := uint64(math.Pow10(roll.IntN(10)))
+			high, low, divisor = 0, uint64(roll.IntN(20_000))*power*1000-roll.Uint64N(2), 2000
+		}
+		num := new(big.Int).Lsh(new(big.Int).SetUint64(high), 64)
+		num.Or(num, new(big.Int).SetUint64(low))
+		want := humanByRat(new(big.Rat).SetFrac(num, new(big.Int).SetUint64(divisor)), timeNames)
+		if got := human(high, low, divisor, timeNames); got != want {
+			t.Fatalf("human(%v / %d) = %q, want %q", num, divisor, got, want)
 		}
 	}
 }

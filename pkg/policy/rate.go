@@ -3,7 +3,6 @@ package policy
 import (
 	"fmt"
 	"math"
-	"math/big"
 	"strconv"
 	"strings"
 )
@@ -53,7 +52,7 @@ func ParseRate(s string) (Rate, error) {
 	if !whole {
 		return 0, fmt.Errorf("rate %q is not a whole number of bits per second; round it to one", s)
 	}
-	if err := checkRate(strconv.Quote(s), Rate(v)); err != nil {
+	if err := checkRate(func() string { return strconv.Quote(s) }, Rate(v)); err != nil {
 		return 0, err
 	}
 	return Rate(v), nil
@@ -91,14 +90,14 @@ func rateUnit(s, number, unit string) (uint64, error) {
 	return 0, fmt.Errorf("rate %q has the unknown unit %q; use bit, kbit, mbit, gbit, kibit, mibit, kB/s or MB/s", s, unit)
 }
 
-func checkRate(spelled string, r Rate) error {
+func checkRate(spelled func() string, r Rate) error {
 	switch {
 	case r == 0:
-		return fmt.Errorf("rate %s is zero and would let nothing pass; the slowest is %v", spelled, MinRate)
+		return fmt.Errorf("rate %s is zero and would let nothing pass; the slowest is %v", spelled(), MinRate)
 	case r < MinRate:
-		return fmt.Errorf("rate %s is below %v, the slowest that can be metered; raise it", spelled, MinRate)
+		return fmt.Errorf("rate %s is below %v, the slowest that can be metered; raise it", spelled(), MinRate)
 	case r > MaxRate:
-		return fmt.Errorf("rate %s is above %v, the fastest that can be metered; lower it or use %s", spelled, MaxRate, unlimitedName)
+		return fmt.Errorf("rate %s is above %v, the fastest that can be metered; lower it or use %s", spelled(), MaxRate, unlimitedName)
 	}
 	return nil
 }
@@ -135,8 +134,7 @@ func (r Rate) Bytes() string {
 	if r == Unlimited {
 		return unlimitedName
 	}
-	bits := new(big.Int).SetUint64(uint64(r))
-	return human(new(big.Rat).SetFrac(bits, big.NewInt(8)), byteRateNames)
+	return human(0, uint64(r), 8, byteRateNames)
 }
 
 // Set reads s as ParseRate does.

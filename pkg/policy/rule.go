@@ -47,14 +47,14 @@ func (r Rule) Validate() error {
 	if r.Rate == Unlimited {
 		return r.validateUnlimited()
 	}
-	if err := checkRate(r.Rate.String(), r.Rate); err != nil {
+	if err := checkRate(r.Rate.String, r.Rate); err != nil {
 		return err
 	}
 	if r.Capacity < MinCapacity {
 		return fmt.Errorf("capacity of %d bytes (%s at %v) is less than one full packet; use %d or more",
 			r.Capacity, drainTime(r.Capacity, r.Rate), r.Rate, MinCapacity)
 	}
-	if err := checkMaxCapacity(fmt.Sprintf("of %d bytes", r.Capacity), r.Capacity); err != nil {
+	if err := checkMaxCapacity(func() string { return fmt.Sprintf("of %d bytes", r.Capacity) }, r.Capacity); err != nil {
 		return err
 	}
 	if r.Penalty.Kind != PenaltyNone && r.Algorithm != Leaky {

@@ -2,7 +2,6 @@ package policy
 
 import (
 	"fmt"
-	"math/big"
 	"strings"
 )
 
@@ -45,7 +44,7 @@ func (r Rule) Gets() string {
 
 // gets is how much.
 func (r Rule) gets() string {
-	size := human(new(big.Rat).SetInt(new(big.Int).SetUint64(r.Capacity)), sizeNames)
+	size := human(0, r.Capacity, 1, sizeNames)
 	return fmt.Sprintf("%v (%s), burst %s (%s)", r.Rate, r.Rate.Bytes(), size, drainTime(r.Capacity, r.Rate))
 }
 

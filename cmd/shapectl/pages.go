@@ -1,0 +1,43 @@
+package main
+
+import "io"
+
+// pages is text that grows to any length without being copied.
+type pages [][]byte
+
+const (
+	firstPage = 1 << 12
+	mostPage  = 1 << 20
+)
+
+func (p *pages) Write(text []byte) (int, error) {
+	n := len(text)
+	for len(text) > 0 {
+		last := len(*p) - 1
+		if last < 0 || len((*p)[last]) == cap((*p)[last]) {
+			size := firstPage
+			if last >= 0 {
+				size = min(2*cap((*p)[last]), mostPage)
+			}
+			*p = append(*p, make([]byte, 0, size))
+			last++
+		}
+		page := (*p)[last]
+		fits := min(len(text), cap(page)-len(page))
+		(*p)[last], text = append(page, text[:fits]...), text[fits:]
+	}
+	return n, nil
+}
+
+// WriteTo writes all pages, and gives each back when it is written.
+func (p *pages) WriteTo(w io.Writer) (n int64, err error) {
+	for i, page := range *p {
+		m, err := w.Write(page)
+		n += int64(m)
+		if err != nil {
+			return n, err
+		}
+		(*p)[i] = nil
+	}
+	return n, nil
+}
