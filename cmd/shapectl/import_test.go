@@ -162,15 +162,15 @@ func TestImportRefuses(t *testing.T) {
 // A policy that can not be written to the end is not taken for a whole one.
 func TestImportThatIsCutOff(t *testing.T) {
 	var errs bytes.Buffer
-	e := &env{in: strings.NewReader(subscribers), out: brokenPipe{}, err: &errs, getenv: func(string) string { return "" }}
+	e := &env{in: strings.NewReader(subscribers), out: closedPipe{}, err: &errs, getenv: func(string) string { return "" }}
 	if code := e.run([]string{"import", "libreqos", "-", "--device", "eth1"}); code != exitDegraded || !strings.Contains(errs.String(), "could not be written") {
 		t.Errorf("exit %d: %s", code, &errs)
 	}
 }
 
-type brokenPipe struct{}
+type closedPipe struct{}
 
-func (brokenPipe) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
+func (closedPipe) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
 
 // A device without limits of its own makes an empty policy, here and in a named namespace.
 func TestImportTCOfNothing(t *testing.T) {

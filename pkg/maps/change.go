@@ -329,7 +329,7 @@ func (s *Set) Commit() {
 	s.rewriteTaking(func(t participant) func(model.Bucket) (model.Bucket, bool) {
 		old, next := s.sides(t.id)
 		before, after := meter(old), meter(next)
-		if !limited(old) || !limited(next) || after.Most() >= before.Most() {
+		if !limited(old) || !limited(next) || !after.Shrinks(before) {
 			return nil
 		}
 		clamp := clampTo(after, s.now)
@@ -470,7 +470,7 @@ func broughtBack(old, next version, until uint64) func(model.Bucket) (model.Buck
 			return b, false
 		}
 		level := then.Level(b, until)
-		if then.Most() > m.Most() {
+		if m.Shrinks(then) {
 			level = min(level, m.Most())
 		}
 		back := m.Owing(level, until)
