@@ -341,41 +341,68 @@ func switchOnce(r *rig, hooks []*switched, way string, rules func() []policy.Rul
 	}
 }
 
-// Where only the rate of a rule is switched and excess is offered throughout,
-// its bucket stays full but for less than a packet: nothing is lost by a switch.
-func TestNoGapWhileRatesAreSwitched(t *testing.T) {
+// Where excess is offered throughout, a rule's bucket is full but for less than
+// a packet, also when its rate or its capacity is another: nothing is lost by a
+// switch. Of what a bucket owes, a smaller capacity cuts off what it can not hold.
+func TestNoGapWhileSwitched(t *testing.T) {
 	switches := 60
 	if testing.Short() {
-		switches = 20
+		switches = 16
 	}
-	eachMode(t, func(t *testing.T, r *rig) {
-		slow := rule("10.0.0.0/24", func(r *policy.Rule) { r.Rate, r.Capacity = 1e6, 250000 })
-		fast := slow
-		fast.Rate *= 16
-		r.apply(ApplyOptions{}, r.table(slow))
-		h, w, flood := r.hook("va"), r.witness("va", r.direction), r.source("10.0.0.7", 1514, 64, 900)
-		regimes := []regime{{from: maps.Now(), rules: []policy.Rule{slow}}}
-		sent := r.keepSending(0, slow.Capacity*4e9/uint64(fast.Rate), flood) // patient while a bucket drains by half
-		for i := range switches {
-			next := []policy.Rule{[]policy.Rule{fast, slow}[i%2]}
-			r.apply(ApplyOptions{}, r.table(next...))
-			regimes = append(regimes, regime{from: changeOf(t, h).From, rules: next})
-		}
-		sent.stop()
-		o, all := newOracle(regimes), w.passages(t)
-		o.check(t, all)
-		passed := 0.0
-		for _, p := range all {
-			passed += float64(p.Bytes)
-		}
-		c := o.clocks[slow.Prefix]
-		lets := o.lets(c, o.at(sent.last), sent.last) - o.lets(c, o.at(all[0].Passed), all[0].Passed)
-		lost := float64(sent.starved) * float64(fast.Rate) / 8e9
-		if least := float64(slow.Capacity) + lets - lost - 2*1514; passed < least {
-			t.Errorf("%.0f bytes passed of %.0f at least", passed, least)
-		}
-		t.Logf("%.0f bytes passed, and rates and capacity let %.0f through; for %.1f ms nothing was sent", passed, lets+float64(slow.Capacity), float64(sent.starved)/1e6)
-	})
+	some := rule("10.0.0.0/24", func(r *policy.Rule) { r.Rate, r.Capacity = 2e6, 250000 })
+	faster, smaller := some, some
+	faster.Rate *= 8
+	smaller.Capacity = 150000
+	for _, c := range []struct {
+		name     string
+		mode     Mode
+		others   []policy.Rule
+		rate     policy.Rate // the highest
+		capacity uint64      // the smallest
+	}{
+		{"rates", TCX, []policy.Rule{faster, some}, faster.Rate, some.Capacity},
+		{"capacities", Clsact, []policy.Rule{smaller, some}, some.Rate, smaller.Capacity},
+		{"both", TCX, []policy.Rule{faster, smaller}, faster.Rate, smaller.Capacity},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t, c.mode, policy.Egress)
+			r.apply(ApplyOptions{}, r.table(some))
+			h, w, flood := r.hook("va"), r.witness("va", r.direction), r.source("10.0.0.7", 1514, 64, 900)
+			regimes := []regime{{from: maps.Now(), rules: []policy.Rule{some}}}
+			patience := c.capacity * 4e9 / uint64(c.rate) // in which half of a bucket drains
+			sent := r.keepSending(0, patience, flood)
+			const packet = 1514
+			least := float64(some.Capacity) - 2*packet
+			for i := range switches {
+				have, next := regimes[i].rules[0], c.others[i%len(c.others)]
+				testenv.Eventually(t, "a full bucket", func() bool { return r.owed(h, have)+2*packet > have.Capacity })
+				r.apply(ApplyOptions{}, r.table(next))
+				regimes = append(regimes, regime{from: changeOf(t, h).From, rules: []policy.Rule{next}})
+				if next.Capacity < have.Capacity {
+					least += float64(have.Capacity-next.Capacity) - 2*packet
+				}
+			}
+			last := regimes[switches].rules[0]
+			testenv.Eventually(t, "a full bucket", func() bool { return r.owed(h, last)+2*packet > last.Capacity })
+			sent.stop()
+			o, all := newOracle(regimes), w.passages(t)
+			o.check(t, all)
+			passed := 0.0
+			for _, p := range all {
+				passed += float64(p.Bytes)
+			}
+			least += float64(last.Capacity) - float64(some.Capacity) + o.between(some.Prefix, all[0].Passed, sent.last)
+			lost := 0.0
+			for _, pause := range sent.pauses {
+				lost += o.between(some.Prefix, pause[0], pause[1])
+			}
+			least -= lost
+			if passed < least {
+				t.Errorf("%.0f bytes passed of %.0f at least", passed, least)
+			}
+			t.Logf("%.0f bytes passed of %.0f at least, without %.0f as nothing was sent", passed, least, lost)
+		})
+	}
 }
 
 // A change that was given up leaves nothing that a later one would go by.
