@@ -37,28 +37,50 @@ func (e Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-func (e Errors) sort() {
-	slices.SortStableFunc(e, func(a, b Error) int {
-		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
-	})
+// A problem is what becomes an Error when all are known.
+type problem struct {
+	at      uint32 // the offset
+	message string
+}
+
+// errors sorts problems, and makes errors of them.
+func (f *File) errors(problems []problem) (errs Errors) {
+	slices.SortStableFunc(problems, func(a, b problem) int { return cmp.Compare(a.at, b.at) })
+	cursor := f.cursor()
+	for _, p := range problems {
+		at := cursor.at(int(p.at))
+		errs = append(errs, Error{f.name, at.line, at.column, p.message})
+	}
+	return errs
 }
 
 // didYouMean is the end of a message about a word that is none of words.
 func didYouMean(word string, words []string) string {
+	if similar := similar(word, words); similar != "" {
+		return "did you mean " + similar + "?"
+	}
+	last := len(words) - 1
+	switch {
+	case last == 0:
+		return "use " + words[0]
+	case last > shown:
+		return fmt.Sprintf("use one of %d such as %s", len(words), words[0])
+	}
+	return "use " + strings.Join(words[:last], ", ") + " or " + words[last]
+}
+
+// similar is the one of words that a word is most like; "" if it is like none.
+func similar(word string, words []string) string {
+	if len(word) > 64 {
+		return ""
+	}
 	best, least := "", max(1, len(word)/3)+1
 	for _, w := range words {
 		if d := distance(strings.ToLower(word), w); d < least {
 			best, least = w, d
 		}
 	}
-	switch {
-	case best != "":
-		return "did you mean " + best + "?"
-	case len(words) == 1:
-		return "use " + words[0]
-	}
-	last := len(words) - 1
-	return "use " + strings.Join(words[:last], ", ") + " or " + words[last]
+	return best
 }
 
 // distance is how many letters to insert, delete or replace, or neighbours to

@@ -16,8 +16,12 @@ import (
 
 // A File is a policy as people write it, valid for whatever devices there are.
 type File struct {
-	name    string
-	text    []byte
+	name string
+	source
+	key    uint32 // the offset of the key devices
+	inside bool   // of braces
+	place         // of the devices
+	base
 	devices []section
 	exactly map[string]*section // those of devices that are not patterns, by name
 
@@ -26,27 +30,30 @@ type File struct {
 
 // A section is what a file says of a device, or of those that match a pattern.
 type section struct {
+	span
+	place
+	base
 	key     string // as in the file
 	pattern bool
-	at      position
 	tables  []table
 }
 
 // A table is a policy.Table for devices that are not known yet.
 type table struct {
+	span
+	place
+	base
 	direction policy.Direction
 	match     policy.Match
+	side      span   // of the key match, if it is there
 	rules     []rule // in the order of policy.ComparePrefix
 }
 
 type rule struct {
+	span
 	prefix netip.Prefix
 	limit  *policy.Limit // of any number of rules
-	at     position
 }
-
-// A position in a file is a line and a column, in characters, both from 1.
-type position struct{ line, column int32 }
 
 // Device is a device that is there.
 type Device struct {
@@ -101,7 +108,7 @@ func (f *File) For(d Device) ([]policy.Table, error) {
 		for i, r := range t.rules {
 			// Parse tried this for either kind of device.
 			if rules[i], err = r.limit.Rule(r.prefix, d.L2Bytes); err != nil {
-				return nil, f.errorAt(r.at, err.Error())
+				return nil, f.errorAt(r.key, err.Error())
 			}
 		}
 		tables = append(tables, policy.Table{Device: d.Name, Direction: t.direction, Match: t.match, Rules: rules})
@@ -122,17 +129,17 @@ func (f *File) section(device string) (*section, error) {
 			continue
 		}
 		if found != nil {
-			return nil, f.errorAt(s.at, fmt.Sprintf(
+			return nil, f.errorAt(s.span.key, fmt.Sprintf(
 				"device %s is matched by %s here and by %s in line %d; narrow one of them down, or give the device a section of its own",
-				device, s.key, found.key, found.at.line))
+				device, s.key, found.key, f.line(found.span.key)))
 		}
 		found = s
 	}
 	return found, nil
 }
 
-func (f *File) errorAt(at position, message string) Errors {
-	return Errors{{File: f.name, Line: int(at.line), Column: int(at.column), Message: message}}
+func (f *File) errorAt(offset uint32, message string) Errors {
+	return f.errors([]problem{{offset, message}})
 }
 
 func (s *section) matches(device string) bool {
@@ -177,6 +184,6 @@ func unescape(key string) string {
 
 func (t *table) sort() {
 	slices.SortFunc(t.rules, func(a, b rule) int {
-		return cmp.Or(policy.ComparePrefix(a.prefix, b.prefix), cmp.Compare(a.at.line, b.at.line), cmp.Compare(a.at.column, b.at.column))
+		return cmp.Or(policy.ComparePrefix(a.prefix, b.prefix), cmp.Compare(a.key, b.key))
 	})
 }

@@ -2,22 +2,22 @@ package policyfile
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"unicode"
 
-	"go.yaml.in/yaml/v4"
-
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 var (
-	limitKeys   = []string{"rate", "capacity", "algorithm", "each", "excess", "penalty", "fail", "overhead", "mpu", "shadow"}
-	aliasKeys   = []string{"cir", "cbs", "burst"}
-	planKeys    = slices.Concat(limitKeys, aliasKeys)
-	ruleKeys    = slices.Concat(planKeys, []string{"plan"})
-	shadowKeys  = []string{"rate", "capacity", "each", "penalty", "overhead", "mpu", "cir", "cbs", "burst"}
+	aliases    = []string{"cir", "cbs", "burst"}
+	shadowKeys = slices.Concat([]string{"rate", "capacity", "each", "penalty", "overhead", "mpu"}, aliases)
+	planKeys   = slices.Concat([]string{"rate", "capacity", "algorithm", "each", "excess", "penalty", "fail", "overhead", "mpu", "shadow"}, aliases)
+	ruleKeys   = slices.Concat([]string{"plan"}, planKeys)
+
+	// limitedOnly is what an unlimited rule does not take from defaults.
 	limitedOnly = []string{"capacity", "each", "excess", "penalty", "shadow"}
 )
 
@@ -29,7 +29,7 @@ type part struct {
 	key    string // as policy.LimitKey has it
 	text   string
 	shadow *policy.Limit // of the part shadow; nil for none
-	at     position
+	at     uint32        // the offset of its value
 }
 
 func (p part) set(l *policy.Limit) error {
@@ -40,269 +40,276 @@ func (p part) set(l *policy.Limit) error {
 	return l.Set(p.key, p.text)
 }
 
-// over sets parts over a limit. They are valid.
+// over sets parts over a limit.
 func over(l policy.Limit, parts []part) policy.Limit {
 	for _, p := range parts {
 		if err := p.set(&l); err != nil {
-			panic(err)
+			panic(err) // that the part is valid was made sure when it was read
 		}
 	}
 	return l
 }
 
+// A parcel is the parts that are given in one place.
+type parcel struct {
+	parts []part
+	plan  *plan // of a rule; nil for none
+	bad   bool  // some of it is not valid, and reported
+}
+
+type plan struct {
+	parcel
+	name string
+	at   uint32
+}
+
+// A base is what rules are made of defaults.
+type base struct {
+	usual policy.Limit // that say nothing
+	hole  policy.Limit // that are unlimited
+}
+
+func newBase(defaults parcel) base {
+	useful := slices.DeleteFunc(slices.Clone(defaults.parts), func(p part) bool {
+		return slices.Contains(limitedOnly, p.key)
+	})
+	return base{over(policy.Limit{}, defaults.parts), over(policy.Limit{}, useful)}
+}
+
 // limits makes the limits of a direction.
 type limits struct {
-	defaults []part
-	usual    policy.Limit // what a rule is that says nothing
-	hole     policy.Limit // and one that is unlimited
-	short    map[string]*policy.Limit
+	base
+	defaults parcel
+	known    map[string]*policy.Limit // by what rules say, as most say what others do
 }
 
-func newLimits(defaults []part) *limits {
-	var useful []part
-	for _, p := range defaults {
-		if !slices.Contains(limitedOnly, p.key) {
-			useful = append(useful, p)
-		}
+// maxKnown bounds limits.known.
+const maxKnown = 1 << 14
+
+// of is the limit of a rule.
+func (l *limits) of(p parcel) *policy.Limit {
+	parts := p.parts
+	if p.plan != nil {
+		parts = slices.Concat(p.plan.parts, parts)
 	}
-	return &limits{defaults, over(policy.Limit{}, defaults), over(policy.Limit{}, useful), map[string]*policy.Limit{}}
-}
-
-// of is the limit of a rule that is made of parts. Of the defaults, what only
-// limits have does not go to a rule that is unlimited.
-func (l *limits) of(parts []part) *policy.Limit {
 	limit := over(l.usual, parts)
 	if limit.Rate == policy.Unlimited {
 		limit = over(l.hole, parts)
-		limit.Rate = policy.Unlimited // which may be a default itself
 	}
 	return &limit
 }
 
 // limit is that of a rule, nil if it is not valid.
-func (r *reader) limit(of *limits, prefix netip.Prefix, key, value *yaml.Node) *policy.Limit {
-	var parts []part
-	var p *plan
-	var limit *policy.Limit
-	if value.Kind == yaml.ScalarNode {
-		limit = of.short[value.Value]
+func (r *reader) limit(of *limits, prefix netip.Prefix, e *entry) *policy.Limit {
+	if limit := of.known[string(r.text[e.value.start:e.value.end])]; limit != nil && valid(limit, prefix) == nil {
+		return limit
 	}
-	if limit == nil {
-		var ok bool
-		if parts, p, ok = r.ruleParts(value); !ok {
-			return nil
-		}
-		all := parts
-		if p != nil {
-			all = slices.Concat(p.parts, parts)
-		}
-		limit = of.of(all)
-	}
-	if err := valid(limit, prefix); err != nil {
-		if value.Kind == yaml.ScalarNode && parts == nil { // found among the short ones
-			parts, p, _ = r.ruleParts(value)
-		}
-		r.blame(err, key, parts, p, of.defaults)
+	p := r.rule(&e.value)
+	if p.bad || of.defaults.bad {
 		return nil
 	}
-	if value.Kind == yaml.ScalarNode {
-		of.short[value.Value] = limit
+	limit := of.of(p)
+	if err := valid(limit, prefix); err != nil {
+		r.blame(err, e.key.start, p, of.defaults)
+		return nil
+	}
+	if len(of.known) < maxKnown {
+		of.known[string(r.text[e.value.start:e.value.end])] = limit
 	}
 	return limit
 }
 
-// valid is why a limit makes no rule for a network on some device.
+// valid is why a limit makes no rule for a network. That is so on devices of either
+// kind: an overhead by a keyword is in range without a link header, and with one.
 func valid(l *policy.Limit, prefix netip.Prefix) error {
 	_, err := l.Rule(prefix, 0)
-	if err == nil && (l.Overhead != "" || l.Shadow != nil && l.Shadow.Overhead != "") {
-		_, err = l.Rule(prefix, 14)
-	}
 	return err
 }
 
-// blame reports a rule that is not valid where the part stands that is named first.
-func (r *reader) blame(err error, key *yaml.Node, own []part, p *plan, defaults []part) {
+// blame reports a rule that is not valid, where the part stands that the error
+// begins with.
+func (r *reader) blame(err error, key uint32, rule, defaults parcel) {
 	message := err.Error()
 	word, _, _ := strings.Cut(message, " ")
-	named := func(p part) bool { return p.key == strings.TrimSuffix(word, ":") }
-	if i := slices.IndexFunc(own, named); i >= 0 {
-		r.errs = append(r.errs, r.errorAt(own[i].at, message)...)
-		return
+	word = strings.TrimSuffix(word, ":")
+	named := func(p part) bool { return p.key == word }
+	if i := slices.IndexFunc(rule.parts, named); i >= 0 {
+		key = rule.parts[i].at
+	} else if p := rule.plan; p != nil && slices.ContainsFunc(p.parts, named) {
+		message += fmt.Sprintf(" (from plan %s, line %d)", p.name, r.line(p.at))
+	} else if i := slices.IndexFunc(defaults.parts, named); i >= 0 {
+		message += fmt.Sprintf(" (from defaults, line %d)", r.line(defaults.parts[i].at))
 	}
-	if p != nil && slices.ContainsFunc(p.parts, named) {
-		message += fmt.Sprintf(" (%s is of plan %s, line %d)", strings.TrimSuffix(word, ":"), p.name, p.at.line)
-	} else if i := slices.IndexFunc(defaults, named); i >= 0 {
-		message += fmt.Sprintf(" (%s is of the defaults, line %d)", defaults[i].key, defaults[i].at.line)
-	}
-	r.errs = append(r.errs, r.errorAt(at(key), message)...)
+	r.report(key, message)
 }
 
-// ruleParts is what the value of a rule says, and the plan that it names.
-func (r *reader) ruleParts(n *yaml.Node) (parts []part, p *plan, ok bool) {
-	if n.Kind == yaml.MappingNode {
+// rule is what the value of a rule says.
+func (r *reader) rule(n *node) parcel {
+	if n.kind == mapping {
 		return r.parts(n, "a rule", ruleKeys)
 	}
-	text, ok := r.scalar(n, "a rule", "a rate, unlimited, a plan, or a mapping such as {rate: 10mbit, each: host}")
-	if !ok {
-		return nil, nil, false
+	text, ok := r.scalar(n, "a rule", "a rate, unlimited, a plan, or parts such as {rate: 10mbit, each: host}")
+	switch {
+	case !ok:
+		return parcel{bad: true}
+	case looksLikeRate(text):
+		return r.part("rate", n)
 	}
-	if looksLikeRate(text) {
-		own, ok := r.part("rate", n)
-		return []part{own}, nil, ok
-	}
-	p, ok = r.plan(n, text)
-	return nil, p, ok
+	p := r.plan(n, text)
+	return parcel{plan: p, bad: p == nil || p.bad}
 }
 
 // looksLikeRate says whether a text is rather a rate than the name of a plan.
 func looksLikeRate(s string) bool {
-	return s == "" || !unicode.IsLetter([]rune(s)[0]) || strings.EqualFold(s, policy.Unlimited.String())
+	return !startsWithLetter(s) || strings.EqualFold(s, policy.Unlimited.String())
 }
 
-// plan is the plan of a name. Where it is not valid, nothing more is to be said.
-func (r *reader) plan(n *yaml.Node, name string) (*plan, bool) {
+func startsWithLetter(s string) bool {
+	return strings.IndexFunc(s, unicode.IsLetter) == 0
+}
+
+// plan is the plan of a name; nil if there is none, and reported.
+func (r *reader) plan(n *node, name string) *plan {
 	if p := r.plans[name]; p != nil {
-		return p, !p.bad
+		return p
 	}
 	if len(r.plans) == 0 {
-		r.errorf(n, "%.64q is no rate, and there are no plans; write a rate such as 10mbit, or unlimited", name)
-		return nil, false
+		r.errorf(n, "%q is no rate, and there are no plans; write a rate such as 10mbit, or unlimited", shorten(name))
+		return nil
 	}
-	names := make([]string, 0, len(r.plans))
-	for known := range r.plans {
-		names = append(names, known)
+	if len(r.problems) > 100*shown { // nobody sees it, and plans may be many
+		r.errorf(n, "plan %q is unknown", shorten(name))
+		return nil
 	}
-	slices.Sort(names)
-	if len(names) > shown {
-		names = names[:shown]
-	}
-	r.errorf(n, "plan %.64q is unknown; %s", name, didYouMean(name, names))
-	return nil, false
+	names := slices.Sorted(maps.Keys(r.plans))
+	r.errorf(n, "plan %q is unknown; %s", shorten(name), didYouMean(name, names))
+	return nil
 }
 
 // parts is what a mapping says of a limit; allowed are the keys that it may have.
-func (r *reader) parts(n *yaml.Node, what string, allowed []string) (parts []part, p *plan, ok bool) {
-	before := len(r.errs)
-	given := map[string]*yaml.Node{}
-	for key, value := range r.pairs(n, what, "rate: 10mbit") {
-		name := policy.LimitKey(key.Value)
+func (r *reader) parts(n *node, what string, allowed []string) parcel {
+	all := len(n.entries)
+	entries := r.entries(n, what, "rate: 10mbit")
+	out := parcel{bad: n.kind != mapping || len(entries) < all}
+	given := map[string]*node{}
+	for i := range entries {
+		key, value := &entries[i].key, &entries[i].value
+		name := policy.LimitKey(key.text)
 		if first := given[name]; first != nil {
-			r.errorf(key, "%s is there twice, first as %s in line %d; take one of them out", name, first.Value, first.Line)
+			r.errorf(key, "%s is there twice, first in line %d as %s; take one of them out", name, r.line(first.start), first.text)
+			out.bad = true
 			continue
 		}
 		given[name] = key
+		var one parcel
 		switch {
-		case !slices.Contains(allowed, key.Value):
+		case !slices.Contains(allowed, key.text):
 			r.unknownPart(key, what, allowed)
+			one.bad = true
 		case name == "plan":
 			if text, ok := r.scalar(value, "plan", "the name of one"); ok {
-				p, _ = r.plan(value, text)
+				out.plan = r.plan(value, text)
 			}
+			one.bad = out.plan == nil || out.plan.bad
 		case name == "shadow":
-			if own, ok := r.shadow(value); ok {
-				parts = append(parts, own)
-			}
+			one = r.shadow(value)
 		default:
-			if own, ok := r.part(name, value); ok {
-				parts = append(parts, own)
-			}
+			one = r.part(name, value)
 		}
+		out.parts = append(out.parts, one.parts...)
+		out.bad = out.bad || one.bad
 	}
-	return parts, p, len(r.errs) == before && (p == nil || !p.bad)
+	return out
 }
 
-func (r *reader) unknownPart(key *yaml.Node, what string, allowed []string) {
+func (r *reader) unknownPart(key *node, what string, allowed []string) {
 	switch {
-	case key.Value == "plan":
-		r.errorf(key, "%s cannot be made of a plan; write its parts out", what)
-	case slices.Contains(ruleKeys, key.Value):
-		r.errorf(key, "%s has no %s of its own; %s", what, policy.LimitKey(key.Value), didYouMean("", allowed))
+	case key.text == "plan":
+		r.errorf(key, "%s cannot name a plan; write its parts out", what)
+	case key.text == "match":
+		r.errorf(key, "match is for all of a direction; write it beside the networks")
+	case slices.Contains(ruleKeys, key.text):
+		r.errorf(key, "%s has no %s of its own; take it out", what, policy.LimitKey(key.text))
 	default:
-		r.errorf(key, "unknown key %.64q; %s", key.Value, didYouMean(key.Value, allowed))
+		r.errorf(key, "unknown key %q; %s", shorten(key.text), didYouMean(key.text, allowed))
 	}
 }
 
-// part is one part by its own, valid or not in its place.
-func (r *reader) part(name string, n *yaml.Node) (part, bool) {
-	text, ok := r.scalar(n, name, "it in one word")
+// part is one part by itself, whether or not it is valid in its place.
+func (r *reader) part(name string, n *node) parcel {
+	text, ok := r.scalar(n, name, "one word")
 	if !ok {
-		return part{}, false
+		return parcel{bad: true}
 	}
-	p := part{key: name, text: text, at: at(n)}
+	p := part{key: name, text: text, at: n.start}
 	if err := p.set(new(policy.Limit)); err != nil {
 		r.errorf(n, "%w", err)
-		return part{}, false
+		return parcel{bad: true}
 	}
-	return p, true
+	return parcel{parts: []part{p}}
 }
 
-func (r *reader) shadow(n *yaml.Node) (part, bool) {
-	p := part{key: "shadow", at: at(n)}
-	if n.Kind == yaml.ScalarNode && n.Value == noShadow {
-		return p, true
+func (r *reader) shadow(n *node) parcel {
+	p := part{key: "shadow", at: n.start}
+	switch {
+	case n.kind == text && n.text == noShadow:
+		return parcel{parts: []part{p}}
+	case n.kind == text && r.plans[n.text] != nil:
+		r.errorf(n, "a shadow cannot name a plan; write its parts out")
+		return parcel{bad: true}
 	}
-	var parts []part
-	if n.Kind == yaml.ScalarNode {
-		rate, ok := r.part("rate", n)
-		if !ok {
-			return p, false
-		}
-		parts = []part{rate}
-	} else {
-		var ok bool
-		if parts, _, ok = r.parts(n, "a shadow", shadowKeys); !ok {
-			return p, false
-		}
+	of := r.rateOrParts(n, "a shadow", shadowKeys)
+	if of.bad {
+		return of
 	}
-	limit := over(policy.Limit{}, parts)
+	limit := over(policy.Limit{}, of.parts)
 	p.shadow = &limit
-	return p, true
+	return parcel{parts: []part{p}}
 }
 
-// defaults is those of a wider place and what n says over them, which may be nil.
-func (r *reader) defaults(wider []part, n *yaml.Node) []part {
-	if n == nil {
-		return wider
+// rateOrParts is what a value says that may be a rate alone.
+func (r *reader) rateOrParts(n *node, what string, allowed []string) parcel {
+	if n.kind == text {
+		return r.part("rate", n)
 	}
-	parts, _, _ := r.parts(n, "defaults", planKeys)
-	all := slices.Clone(wider)
-	for _, p := range parts {
-		all = slices.DeleteFunc(all, func(w part) bool { return w.key == p.key })
-	}
-	return append(all, parts...)
+	return r.parts(n, what, allowed)
 }
 
-func (r *reader) readPlans(n *yaml.Node) {
+// defaults is those of a wider place and what n says over them.
+func (r *reader) defaults(wider parcel, n *node) parcel {
+	own := r.parts(n, "defaults", planKeys)
+	own.bad = own.bad || wider.bad
+	wide := slices.DeleteFunc(slices.Clone(wider.parts), func(w part) bool {
+		return slices.ContainsFunc(own.parts, func(p part) bool { return p.key == w.key })
+	})
+	own.parts = append(wide, own.parts...)
+	return own
+}
+
+func (r *reader) readPlans(n *node) {
 	r.plans = map[string]*plan{}
-	if n == nil {
-		return
+	for _, e := range n.entries { // also those that say nothing, so that no rule is told that they are unknown
+		r.plans[e.key.text] = &plan{parcel: parcel{bad: true}, name: e.key.text, at: e.key.start}
 	}
-	for key, value := range r.pairs(n, "plans", "gold: {rate: 100mbit}") {
-		name := key.Value
-		if other := r.plans[name]; other != nil {
-			r.errorf(key, "plan %.64s is there twice, first in line %d; take one of them out", name, other.at.line)
-			continue
+	entries := r.entries(n, "plans", "gold: {rate: 100mbit}")
+	given := map[string]*node{}
+	for i := range entries {
+		key, value := &entries[i].key, &entries[i].value
+		name := key.text
+		switch first := given[name]; {
+		case first != nil:
+			r.errorf(key, "plan %s is there twice, first in line %d; take one of them out", shorten(name), r.line(first.start))
+		case !validPlan(name):
+			r.errorf(key, "plan %q could be mistaken; begin its name with a letter, use letters, digits, - _ and . in it, and not unlimited", shorten(name))
+		default:
+			given[name] = key
+			r.plans[name] = &plan{r.rateOrParts(value, "a plan", planKeys), name, key.start}
 		}
-		if !validPlan(name) {
-			r.errorf(key, "plan %.64q could be taken for something else; begin its name with a letter, and use letters, digits, - _ or .", name)
-			continue
-		}
-		p := &plan{name: name, at: at(key)}
-		r.plans[name] = p
-		var ok bool
-		if value.Kind == yaml.ScalarNode {
-			var rate part
-			rate, ok = r.part("rate", value)
-			p.parts = []part{rate}
-		} else {
-			p.parts, _, ok = r.parts(value, "a plan", planKeys)
-		}
-		p.bad = !ok
 	}
 }
 
 func validPlan(name string) bool {
-	return !looksLikeRate(name) && len(name) <= maxDevice && !strings.ContainsFunc(name, func(c rune) bool {
+	return !looksLikeRate(name) && !strings.ContainsFunc(name, func(c rune) bool {
 		return !unicode.IsLetter(c) && !unicode.IsDigit(c) && !strings.ContainsRune("-_.", c)
 	})
 }

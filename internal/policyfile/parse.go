@@ -3,11 +3,9 @@ package policyfile
 import (
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 	"unicode"
-	"unicode/utf8"
-
-	"go.yaml.in/yaml/v4"
 
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -25,79 +23,117 @@ var (
 // all that the file has, or the first only if it is not YAML. Each rule is valid on
 // any device. The File keeps the text, which is not to be changed.
 func Parse(name string, text []byte) (*File, error) {
-	r := &reader{File: File{name: name, text: text, exactly: map[string]*section{}}}
-	if root := r.document(); root != nil {
+	lines := 0
+	if len(text) >= largeFile {
+		lines = pieceLines
+	}
+	return parse(name, text, lines)
+}
+
+// parse reads a file by pieces of so many lines, or as a whole if that is 0.
+func parse(name string, text []byte, lines int) (*File, error) {
+	source, at, err := newSource(text)
+	r := &reader{File: File{name: name, source: source, exactly: map[string]*section{}}}
+	if err != nil {
+		return nil, r.errorAt(uint32(at), err.Error())
+	}
+	if lines > 0 {
+		r.pieces, text = cut(source, lines)
+	}
+	root, err := r.yaml(text, 0)
+	switch {
+	case root != nil && root.kind != nothing:
 		r.policy(root)
+	case err == nil && len(r.problems) == 0:
+		r.report(0, "the file says nothing; write devices: {} if no device is to have rules")
 	}
-	if len(r.errs) > 0 {
-		r.errs.sort()
-		return nil, r.errs
+	switch {
+	case lines > 0 && (r.torn || len(r.pieces) > 0):
+		return parse(name, source.text, 0)
+	case err != nil:
+		return nil, err
+	case len(r.problems) > 0:
+		return nil, r.errors(r.problems)
 	}
-	r.warnings.sort()
+	r.warnings = r.errors(r.useless)
 	return &r.File, nil
 }
 
 // A reader makes a File of the nodes of its text.
 type reader struct {
 	File
-	errs  Errors
-	plans map[string]*plan
+	problems []problem
+	useless  []problem // that are warnings
+	plans    map[string]*plan
+	pieces   map[uint32][]piece // that are not read yet, by the offset of the key before
+	torn     bool               // something is not YAML for policies, and perhaps because of the pieces
 }
 
-type plan struct {
-	name  string
-	parts []part
-	at    position
-	bad   bool // and said so already
-}
-
-func (r *reader) policy(root *yaml.Node) {
-	given := map[string]*yaml.Node{}
-	for key, value := range r.pairs(root, "a policy", "devices: {eth0: {egress: {10.0.0.0/24: 10mbit}}}") {
-		if r.known(key, fileKeys, given) {
-			given[key.Value] = value
-		}
+// yaml is what a part of the text says that has some lines before it; nil if that
+// is nothing, or an error if it is not YAML.
+func (r *reader) yaml(text []byte, before int) (*node, error) {
+	reported := len(r.problems)
+	t := tree{r.source, r.cursor(), before, func(offset int, message string) { r.report(uint32(offset), message) }}
+	root, err := t.parse(text)
+	if err != nil {
+		r.torn = true
+		at, message := r.syntaxError(err)
+		return nil, Errors{{r.name, at.line, at.column, message}}
 	}
-	defaults := r.defaults(nil, given["defaults"])
-	r.readPlans(given["plans"])
-	devices := given["devices"]
-	if devices == nil {
-		if len(r.errs) == 0 {
+	r.torn = r.torn || len(r.problems) > reported
+	return root, nil
+}
+
+func (r *reader) report(offset uint32, message string) {
+	r.problems = append(r.problems, problem{offset, message})
+}
+
+func (r *reader) errorf(n *node, format string, args ...any) {
+	r.report(n.start, fmt.Errorf(format, args...).Error())
+}
+
+func (r *reader) policy(root *node) {
+	given := r.keys(root, "a policy", "devices: {eth0: {egress: {10.0.0.0/24: 10mbit}}}", fileKeys)
+	var defaults parcel
+	if e := given["defaults"]; e != nil {
+		defaults = r.defaults(defaults, &e.value)
+	}
+	if e := given["plans"]; e != nil {
+		r.readPlans(&e.value)
+	}
+	if given["devices"] == nil {
+		if len(r.problems) == 0 {
 			r.errorf(root, "devices is missing; write devices: {} if no device is to have rules")
 		}
 		return
 	}
+	devices := &given["devices"].value
+	r.key, r.inside = given["devices"].key.start, root.braces
+	r.place, r.base = devices.place(), newBase(defaults)
 	// Sections do not move when there are more: exactly points at them.
-	r.devices = make([]section, 0, len(devices.Content)/2)
-	patterns := map[string]*yaml.Node{}
-	for key, value := range r.pairs(devices, "devices", "eth0: {egress: {10.0.0.0/24: 10mbit}}") {
-		s := section{key: key.Value, pattern: isPattern(key.Value), at: at(key)}
-		if !r.validDevice(key, s) {
+	r.devices = make([]section, 0, len(devices.entries))
+	patterns := map[string]*section{}
+	for _, e := range r.entries(devices, "devices", "eth0: {egress: {10.0.0.0/24: 10mbit}}") {
+		s := section{span: e.span(), place: e.value.place(), key: e.key.text, pattern: isPattern(e.key.text)}
+		if !r.validDevice(&e.key, s) {
 			continue
 		}
-		name, first := s.key, position{}
-		if s.pattern {
-			if other := patterns[name]; other != nil {
-				first = at(other)
-			}
-			patterns[name] = key
-		} else if other := r.exactly[s.name()]; other != nil {
-			first = other.at
-		}
-		if first != (position{}) {
-			r.errorf(key, "device %s is there twice, first in line %d; put all of it in one place", name, first.line)
-			continue
-		}
-		r.devices = append(r.devices, s)
-		section := &r.devices[len(r.devices)-1]
+		name, others := s.key, patterns
 		if !s.pattern {
-			r.exactly[s.name()] = section
+			name, others = s.name(), r.exactly
 		}
-		r.device(section, value, defaults)
+		if first := others[name]; first != nil {
+			r.errorf(&e.key, "device %s is there twice, first in line %d; put all of it in one place", name, r.line(first.span.key))
+			continue
+		}
+		r.section(&s, &e.value, defaults)
+		r.reach(s.span.end)
+		r.devices = append(r.devices, s)
+		others[name] = &r.devices[len(r.devices)-1]
 	}
 }
 
-func (r *reader) validDevice(key *yaml.Node, s section) bool {
+func (r *reader) validDevice(key *node, s section) bool {
 	_, malformed := path.Match(s.key, "")
 	name := s.key
 	if !s.pattern {
@@ -105,77 +141,105 @@ func (r *reader) validDevice(key *yaml.Node, s section) bool {
 	}
 	switch {
 	case malformed != nil:
-		r.errorf(key, "device %.64q is a malformed pattern; use * for any letters, ? for one, [a-z] for one of these, and \\ before what is meant as it is", s.key)
+		r.errorf(key, "device %q is a malformed pattern; use * for any letters, ? for one, [a-z] for one of these, and \\ before what is meant as it is", shorten(s.key))
 	case name == "" || name == "." || name == ".." || strings.ContainsFunc(name, func(c rune) bool {
 		return c == '/' || unicode.IsSpace(c)
 	}):
-		r.errorf(key, "device %.64q is not a name that a device can have; write one such as eth0, or a pattern such as tap*", s.key)
+		r.errorf(key, "device %q is not a name that a device can have; write one such as eth0, or a pattern such as tap*", shorten(s.key))
 	case !s.pattern && len(name) > maxDevice:
-		r.errorf(key, "device %.32q... has a name of %d bytes; no device's is longer than %d", s.key, len(name), maxDevice)
+		r.errorf(key, "device %q has a name of %d bytes; no device's is longer than %d", shorten(s.key), len(name), maxDevice)
 	default:
 		return true
 	}
 	return false
 }
 
-func (r *reader) device(s *section, n *yaml.Node, defaults []part) {
-	given := map[string]*yaml.Node{}
-	keys := map[string]*yaml.Node{}
-	for key, value := range r.pairs(n, "a device", "egress: {10.0.0.0/24: 10mbit}") {
-		if _, err := policy.ParsePrefix(key.Value); err == nil {
-			r.errorf(key, "network %s is not below a direction; write it below egress or ingress", key.Value)
-			continue
-		}
-		if r.known(key, deviceKeys, given) {
-			given[key.Value], keys[key.Value] = value, key
-		}
+func (r *reader) section(s *section, n *node, defaults parcel) {
+	given := r.keys(n, "a device", "egress: {10.0.0.0/24: 10mbit}", deviceKeys)
+	if own := given["defaults"]; own != nil {
+		defaults = r.defaults(defaults, &own.value)
+		s.spans = append(s.spans, own.span())
 	}
-	defaults = r.defaults(defaults, given["defaults"])
+	s.base = newBase(defaults)
 	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
-		if value := given[d.String()]; value != nil {
-			s.tables = append(s.tables, r.table(d, value, defaults))
+		if e := given[d.String()]; e != nil {
+			t := r.table(d, e, defaults)
+			s.reach(t.span.end)
+			s.tables = append(s.tables, t)
 		}
 	}
+	s.span.end = s.place.end
 }
 
-func (r *reader) table(d policy.Direction, n *yaml.Node, defaults []part) table {
-	t := table{direction: d, match: d.FarSide()}
-	var networks []*yaml.Node // keys and values, as in a node
-	given := map[string]*yaml.Node{}
-	for key, value := range r.pairs(n, "a direction", "10.0.0.0/24: 10mbit") {
-		switch {
-		case key.Value == "match" || key.Value == "defaults":
-			if r.known(key, directionKeys, given) {
-				given[key.Value] = value
-			}
-		default:
-			networks = append(networks, key, value)
+func (r *reader) table(d policy.Direction, e *entry, defaults parcel) table {
+	n := &e.value
+	t := table{span: e.span(), place: n.place(), direction: d, match: d.FarSide()}
+	entries := r.entries(n, "a direction", "10.0.0.0/24: 10mbit")
+	given := map[string]*entry{}
+	for i := range entries {
+		if e := &entries[i]; slices.Contains(directionKeys, e.key.text) {
+			r.give(given, e)
+			t.spans = append(t.spans, e.span())
 		}
 	}
-	if side := given["match"]; side != nil {
-		if text, ok := r.scalar(side, "match", "dst or src"); ok {
+	if e := given["match"]; e != nil {
+		t.side = e.span()
+		if text, ok := r.scalar(&e.value, "match", "dst or src"); ok {
 			if err := t.match.Set(text); err != nil {
-				r.errorf(side, "%w", err)
+				r.errorf(&e.value, "%w", err)
 			}
 		}
 	}
-	limits := newLimits(r.defaults(defaults, given["defaults"]))
-	t.rules = make([]rule, 0, len(networks)/2)
-	for i := 0; i < len(networks); i += 2 {
-		key, value := networks[i], networks[i+1]
-		networks[i], networks[i+1] = nil, nil // a large file has many
-		prefix, err := policy.ParsePrefix(key.Value)
-		if err != nil {
-			r.errs = append(r.errs, r.errorAt(at(key), notNetwork(key.Value, err))...)
+	if e := given["defaults"]; e != nil {
+		defaults = r.defaults(defaults, &e.value)
+	}
+	t.base = newBase(defaults)
+	limits := &limits{t.base, defaults, map[string]*policy.Limit{}}
+	t.rules = make([]rule, 0, len(entries))
+	for i := range entries {
+		e := &entries[i]
+		if slices.Contains(directionKeys, e.key.text) {
 			continue
 		}
-		if limit := r.limit(limits, prefix, key, value); limit != nil {
-			t.rules = append(t.rules, rule{prefix, limit, at(key)})
+		t.rules = r.rules(t.rules, limits, e)
+		if n.braces {
+			continue
 		}
+		for _, p := range r.pieces[e.key.start] {
+			more := r.piece(p)
+			for i := range more {
+				t.rules = r.rules(t.rules, limits, &more[i])
+			}
+		}
+		delete(r.pieces, e.key.start)
 	}
+	for _, rule := range t.rules {
+		t.reach(rule.end)
+	}
+	t.span.end = t.place.end
 	t.sort()
 	r.contradictions(t.rules)
 	return t
+}
+
+// piece is the rules of a piece of a direction.
+func (r *reader) piece(p piece) []entry {
+	root, err := r.yaml(r.text[r.lines[p.from-1]:r.lineEnd(p.to-1)], p.from-1)
+	if root == nil || err != nil {
+		return nil // and the file is read as a whole
+	}
+	return r.entries(root, "a direction", "10.0.0.0/24: 10mbit")
+}
+
+// rules adds a rule, if it is valid, to those before.
+func (r *reader) rules(rules []rule, limits *limits, e *entry) []rule {
+	prefix, err := policy.ParsePrefix(e.key.text)
+	if err != nil {
+		r.errorf(&e.key, "%s", notNetwork(e.key.text, err))
+	} else if limit := r.limit(limits, prefix, e); limit != nil {
+		rules = append(rules, rule{e.span(), prefix, limit})
+	}
+	return rules
 }
 
 // notNetwork says what was meant by a key of a direction that is no network.
@@ -183,113 +247,109 @@ func notNetwork(key string, err error) string {
 	if strings.ContainsFunc(key, func(c rune) bool { return !unicode.IsLetter(c) }) {
 		return err.Error()
 	}
-	return fmt.Sprintf("unknown key %.64q; write a network, %s", key, didYouMean(key, directionKeys))
+	if similar := similar(key, directionKeys); similar != "" {
+		return fmt.Sprintf("unknown key %q; did you mean %s?", shorten(key), similar)
+	}
+	return fmt.Sprintf("%q is no network; write one such as 10.0.0.0/24, or match or defaults", shorten(key))
 }
 
-// pairs ranges over the keys and values of a mapping that are worth a look.
-func (r *reader) pairs(n *yaml.Node, what, example string) func(func(key, value *yaml.Node) bool) {
-	return func(yield func(key, value *yaml.Node) bool) {
-		if !r.plain(n) {
-			return
-		}
-		if n.Kind != yaml.MappingNode {
-			r.errorf(n, "%s cannot be %s; write %s, each in a line of its own", what, describe(n), example)
-			return
-		}
-		content := n.Content
-		n.Content = nil // a large file has many
-		for i := 0; i < len(content); i += 2 {
-			key, value := content[i], content[i+1]
-			content[i], content[i+1] = nil, nil
-			if !r.plain(key) || !r.plain(value) {
-				continue
-			}
-			if key.Kind != yaml.ScalarNode {
-				r.errorf(key, "%s cannot be a key; write plain text, in quotes if it begins with [ or {", describe(key))
-				continue
-			}
-			if value.Kind == yaml.ScalarNode && value.Tag == "!!null" {
-				r.nothing(key, what)
-				continue
-			}
-			if !yield(key, value) {
-				return
-			}
-		}
+// entries is those of a mapping that say something.
+func (r *reader) entries(n *node, what, example string) []entry {
+	switch n.kind {
+	case odd:
+		return nil
+	case mapping:
+		return slices.DeleteFunc(n.entries, func(e entry) bool { return !r.says(&e, what) })
 	}
+	if key, value, ok := together(n.text); ok {
+		r.errorf(n, "%s", noColon(key, value))
+		return nil
+	}
+	r.errorf(n, "%s cannot be %s; write it such as %s", what, n.describe(), example)
+	return nil
 }
 
-func (r *reader) nothing(key *yaml.Node, what string) {
-	if name, value, cut := strings.Cut(key.Value, ":"); cut && name != "" && value != "" && !strings.Contains(value, ":") {
-		r.errorf(key, "a space is missing behind a colon; did you mean %s: %s?", name, value)
-		return
-	}
-	if what == "a direction" {
-		r.errorf(key, "%.64s says nothing; write a rate, unlimited, or a plan", key.Value)
-		return
-	}
-	r.errorf(key, "%.64s says nothing; write {} if nothing is meant", key.Value)
+func noColon(key, value string) string {
+	return fmt.Sprintf("no colon and space are between key and value; did you mean %s: %s?", shorten(key), shorten(value))
 }
 
-// plain says whether a node is without what policies have no use for.
-func (r *reader) plain(n *yaml.Node) bool {
+// together takes a text apart that was meant as a key and a value.
+func together(s string) (key, value string, ok bool) {
+	at := strings.LastIndexAny(s, ": ")
+	if at <= 0 || at == len(s)-1 {
+		return "", "", false
+	}
+	key, value = strings.TrimRight(s[:at], ": "), s[at+1:]
+	_, err := policy.ParsePrefix(key)
+	return key, value, err == nil || slices.Contains(ruleKeys, key)
+}
+
+func (r *reader) says(e *entry, what string) bool {
 	switch {
-	case n.Kind == yaml.AliasNode:
-		r.errorf(n, "*%.64s is an alias in YAML, which policies do not have; name a plan, or put quotes around a pattern", n.Value)
-	case n.Anchor != "":
-		r.errorf(n, "&%.64s is an anchor in YAML, which policies do not have; name a plan instead", n.Anchor)
-	case n.Style&yaml.TaggedStyle != 0:
-		r.errorf(n, "%.64s is a tag in YAML, which policies do not have; leave it out", n.Tag)
-	case n.Kind == yaml.ScalarNode && n.Style&(yaml.LiteralStyle|yaml.FoldedStyle) != 0:
-		r.errorf(n, "text in several lines has no use here; write it in one")
-	case n.Tag == "!!merge":
-		r.errorf(n, "<< merges mappings in YAML, which policies do not; name a plan instead")
+	case e.key.kind == odd || e.value.kind == odd:
+	case e.key.kind != text:
+		r.errorf(&e.key, "%s cannot be a key; write plain text, in quotes if it begins with [ or {", e.key.describe())
+	case e.value.kind == nothing:
+		r.errorf(&e.key, "%s", saysNothing(what, e.key.text))
 	default:
 		return true
 	}
 	return false
 }
 
-// known says whether a key is one of words, and not given already under any of its names.
-func (r *reader) known(key *yaml.Node, words []string, given map[string]*yaml.Node) bool {
-	for _, w := range words {
-		if w == key.Value {
-			if first := given[w]; first != nil {
-				r.errorf(key, "%s is there twice, first in line %d; put all of it in one place", w, first.Line)
-				return false
-			}
-			return true
+func saysNothing(what, key string) string {
+	name, value, ok := together(key)
+	switch {
+	case ok:
+		return noColon(name, value)
+	case what == "a direction":
+		return shorten(key) + " says nothing; write a rate, unlimited, or a plan"
+	case what == "plans":
+		return shorten(key) + " says nothing; write a rate, or parts such as {rate: 10mbit, each: host}"
+	case slices.Contains(ruleKeys, key):
+		return key + " says nothing; write what it is, or take it out"
+	case !slices.Contains(fileKeys, key) && what != "a device" && what != "devices":
+		return fmt.Sprintf("%q says nothing; put quotes around a text with a comma, or take this out", shorten(key))
+	}
+	return shorten(key) + " says nothing; write {} if nothing is meant"
+}
+
+// keys is the entries of a mapping whose keys are some of words.
+func (r *reader) keys(n *node, what, example string, words []string) map[string]*entry {
+	given := map[string]*entry{}
+	entries := r.entries(n, what, example)
+	for i := range entries {
+		e := &entries[i]
+		_, err := policy.ParsePrefix(e.key.text)
+		switch {
+		case slices.Contains(words, e.key.text):
+			r.give(given, e)
+		case err == nil:
+			r.errorf(&e.key, "network %s is not in a direction; write it below egress or ingress of a device", e.key.text)
+		default:
+			r.errorf(&e.key, "unknown key %q; %s", shorten(e.key.text), didYouMean(e.key.text, words))
 		}
 	}
-	r.errorf(key, "unknown key %.64q; %s", key.Value, didYouMean(key.Value, words))
-	return false
+	return given
+}
+
+// give adds an entry that is not given yet.
+func (r *reader) give(given map[string]*entry, e *entry) {
+	if first := given[e.key.text]; first != nil {
+		r.errorf(&e.key, "%s is there twice, first in line %d; put all of it in one place", e.key.text, r.line(first.key.start))
+		return
+	}
+	given[e.key.text] = e
 }
 
 // scalar is the text of a value.
-func (r *reader) scalar(n *yaml.Node, what, example string) (string, bool) {
-	if n.Kind != yaml.ScalarNode {
-		r.errorf(n, "%s cannot be %s; write %s", what, describe(n), example)
+func (r *reader) scalar(n *node, what, example string) (string, bool) {
+	switch n.kind {
+	case odd:
 		return "", false
+	case text:
+		return n.text, true
 	}
-	return n.Value, true
+	r.errorf(n, "%s cannot be %s; write %s", what, n.describe(), example)
+	return "", false
 }
-
-func describe(n *yaml.Node) string {
-	switch n.Kind {
-	case yaml.SequenceNode:
-		return "a list"
-	case yaml.MappingNode:
-		return "a mapping"
-	}
-	text := n.Value
-	if utf8.RuneCountInString(text) > 64 {
-		text = string([]rune(text)[:64]) + "..."
-	}
-	return fmt.Sprintf("%q", text)
-}
-
-func (r *reader) errorf(n *yaml.Node, format string, args ...any) {
-	r.errs = append(r.errs, r.errorAt(at(n), fmt.Errorf(format, args...).Error())...)
-}
-
-func at(n *yaml.Node) position { return position{int32(n.Line), int32(n.Column)} }

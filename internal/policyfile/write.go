@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -16,8 +17,9 @@ import (
 )
 
 // Write writes a policy file of which Parse and File.Tables make these tables
-// again, with rules in their order. A comment, if there is such a function and it
-// has one, ends the line of its rule. A device and direction has one table only.
+// again, with rules in their order: valid ones, as policy.Limit.Rule makes them. A
+// comment, if there is such a function and it has one, ends the line of its rule. A
+// direction of a device has one table only.
 func Write(w io.Writer, tables []policy.Table, comment func(device string, d policy.Direction, p netip.Prefix) string) error {
 	tables = slices.DeleteFunc(slices.Clone(tables), func(t policy.Table) bool { return len(t.Rules) == 0 })
 	policy.SortTables(tables)
@@ -27,7 +29,6 @@ func Write(w io.Writer, tables []policy.Table, comment func(device string, d pol
 	} else {
 		fmt.Fprintln(out, "devices:")
 	}
-	none := newLimits(nil)
 	for i, t := range tables {
 		if i == 0 || t.Device != tables[i-1].Device {
 			key, err := deviceKey(t.Device)
@@ -43,7 +44,10 @@ func Write(w io.Writer, tables []policy.Table, comment func(device string, d pol
 			fmt.Fprintf(out, "      match: %v\n", t.Match)
 		}
 		for _, r := range t.Rules {
-			fmt.Fprintf(out, "      %s: %s", networkKey(r.Prefix), spell(none, r))
+			if err := r.Validate(); err != nil {
+				return fmt.Errorf("write a policy: %s %v %v: %w", t.Device, t.Direction, r.Prefix, err)
+			}
+			fmt.Fprintf(out, "      %s: %s", networkKey(r.Prefix), spell(base{}, r, 0))
 			if comment != nil {
 				if text := harmless(comment(t.Device, t.Direction, r.Prefix)); text != "" {
 					fmt.Fprintf(out, "  # %s", text)
@@ -58,19 +62,20 @@ func Write(w io.Writer, tables []policy.Table, comment func(device string, d pol
 	return nil
 }
 
-// deviceKey is the key of a section of just this device.
+// deviceKey is the key of a section of just this device, also inside of braces.
 func deviceKey(device string) (string, error) {
 	if !utf8.ValidString(device) {
-		return "", fmt.Errorf("write a policy: the name of device %q is not UTF-8, which a file has to be; rename it", device)
+		return "", fmt.Errorf("write a policy: the name of device %q is not UTF-8, as a file has to be; rename it", device)
 	}
-	key, err := yaml.Dump(escape(device))
+	name := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: escape(device)}
+	key, err := yaml.Dump(&yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle, Content: []*yaml.Node{name}})
 	if err != nil {
 		return "", fmt.Errorf("write a policy: device %q: %w", device, err)
 	}
-	return strings.TrimSuffix(string(key), "\n"), nil
+	return strings.TrimSuffix(strings.TrimPrefix(string(key), "["), "]\n"), nil
 }
 
-// networkKey is an address where it is one, unless YAML would see more colons in it.
+// networkKey is an address where it is one, unless it ends in a colon as keys do.
 func networkKey(p netip.Prefix) string {
 	if s := p.Addr().String(); p.IsSingleIP() && !strings.HasSuffix(s, ":") {
 		return s
@@ -81,7 +86,7 @@ func networkKey(p netip.Prefix) string {
 // harmless is a text that fits behind # in a line.
 func harmless(comment string) string {
 	comment = strings.Map(func(c rune) rune {
-		if unicode.IsGraphic(c) && c != '\uFEFF' {
+		if unicode.IsGraphic(c) {
 			return c
 		}
 		return ' '
@@ -89,9 +94,10 @@ func harmless(comment string) string {
 	return strings.Join(strings.Fields(comment), " ")
 }
 
-// spell is a value that makes r of a direction's defaults, as short as it can be.
-func spell(of *limits, r policy.Rule) string {
-	parts := needed(of, r)
+// spell is a value that makes r of defaults on a device whose frames have l2Bytes
+// of link header, as short as it can be.
+func spell(of base, r policy.Rule, l2Bytes uint8) string {
+	parts := needed(of, r, l2Bytes)
 	if len(parts) == 1 && parts[0].key == "rate" {
 		return parts[0].text
 	}
@@ -109,39 +115,36 @@ func braces(parts []part) string {
 	return "{" + s.String() + "}"
 }
 
-// needed is the parts that make r of a direction's defaults.
-func needed(of *limits, r policy.Rule) []part {
+// needed is the parts that make r of defaults.
+func needed(of base, r policy.Rule, l2Bytes uint8) []part {
 	usual := of.usual
 	if r.Rate == policy.Unlimited {
 		usual = of.hole
 	}
-	parts := differing(usual, r)
-	switch proposed, ok := r.Proposed(); {
-	case ok && !sameShadow(usual.Shadow, r):
-		parts = append(parts, part{key: "shadow", text: braces(differing(policy.Limit{}, proposed))})
+	parts := differing(usual, r, l2Bytes)
+	switch s, ok := proposed(r); {
+	case ok && !sameShadow(usual.Shadow, s, l2Bytes):
+		parts = append(parts, part{key: "shadow", text: braces(differing(policy.Limit{}, s, l2Bytes))})
 	case !ok && usual.Shadow != nil:
 		parts = append(parts, part{key: "shadow", text: noShadow})
 	}
 	return parts
 }
 
-// sameShadow says whether a shadow that a limit may have makes that of r, on a
-// device of any kind.
-func sameShadow(shadow *policy.Limit, r policy.Rule) bool {
-	if shadow == nil {
-		return false
-	}
-	for _, l2Bytes := range []uint8{0, 14} {
-		limit := policy.Limit{Rate: policy.Unlimited, Algorithm: r.Algorithm, Shadow: shadow}
-		if made, err := limit.Rule(r.Prefix, l2Bytes); err != nil || made.Shadow != r.Shadow {
-			return false
-		}
-	}
-	return true
+// proposed is what a shadow makes a rule, but for the algorithm, which it does not say.
+func proposed(r policy.Rule) (policy.Rule, bool) {
+	s, ok := r.Proposed()
+	s.Algorithm = policy.GCRA
+	return s, ok
 }
 
-// differing is the parts but the shadow that make r of a limit, on a device of any kind.
-func differing(l policy.Limit, r policy.Rule) (parts []part) {
+// sameShadow says whether a shadow that a limit may have is the one proposed.
+func sameShadow(l *policy.Limit, proposed policy.Rule, l2Bytes uint8) bool {
+	return l != nil && len(differing(*l, proposed, l2Bytes)) == 0
+}
+
+// differing is the parts but the shadow that make r of a limit.
+func differing(l policy.Limit, r policy.Rule, l2Bytes uint8) (parts []part) {
 	add := func(key, text string) { parts = append(parts, part{key: key, text: text}) }
 	if l.Rate != r.Rate {
 		add("rate", r.Rate.String())
@@ -164,7 +167,7 @@ func differing(l policy.Limit, r policy.Rule) (parts []part) {
 	if l.Fail != r.Fail {
 		add("fail", r.Fail.String())
 	}
-	if !sameFraming(l, r.Framing) {
+	if framing(l, l2Bytes) != r.Framing {
 		if l.Overhead != "" || r.Framing.Overhead != 0 {
 			add("overhead", policy.Framing{Overhead: r.Framing.Overhead}.String())
 		}
@@ -175,7 +178,7 @@ func differing(l policy.Limit, r policy.Rule) (parts []part) {
 	return parts
 }
 
-// capacity is what a limit holds at a rate, in bytes; 0 if it can not.
+// capacity is what a limit holds at a rate, in bytes; 0 if that is too much.
 func capacity(l policy.Limit, r policy.Rate) uint64 {
 	if l.Capacity == (policy.Capacity{}) {
 		return policy.DefaultCapacity(r)
@@ -187,29 +190,22 @@ func capacity(l policy.Limit, r policy.Rate) uint64 {
 	return bytes
 }
 
+// inBytes is a capacity as people write it.
 func inBytes(capacity uint64) string {
-	var c policy.Capacity
-	if err := c.Set(fmt.Sprint(capacity)); err != nil {
-		return fmt.Sprint(capacity) // more than a rule takes
+	c, err := policy.ParseCapacity(strconv.FormatUint(capacity, 10))
+	if err != nil {
+		panic(err) // no rule has it
 	}
 	return c.String()
 }
 
-func sameFraming(l policy.Limit, f policy.Framing) bool {
-	for _, l2Bytes := range []uint8{0, 14} {
-		made := policy.Framing{}
-		if l.Overhead != "" {
-			var err error
-			if made, err = policy.ParseFraming(l.Overhead, l2Bytes); err != nil {
-				return false
-			}
-		}
-		if l.MPU != 0 {
-			made.MPU = uint16(l.MPU)
-		}
-		if made != f {
-			return false
-		}
+// framing is that of a valid limit.
+func framing(l policy.Limit, l2Bytes uint8) (f policy.Framing) {
+	if l.Overhead != "" {
+		f, _ = policy.ParseFraming(l.Overhead, l2Bytes)
 	}
-	return true
+	if l.MPU != 0 {
+		f.MPU = uint16(l.MPU)
+	}
+	return f
 }

@@ -1,0 +1,233 @@
+package policyfile
+
+import (
+	"bytes"
+	"cmp"
+	"io"
+	"slices"
+	"strings"
+)
+
+// An editor changes entries of a source and leaves all else as it is: order,
+// spelling, blank lines, and comments, but for those of entries that it takes out.
+type editor struct {
+	source
+	newline string
+	indent  int // of what a mapping holds, against its key
+	edits   []edit
+}
+
+// An edit replaces what is between two offsets.
+type edit struct {
+	from, to int
+	text     string
+}
+
+// A fresh entry is one that is not in the source.
+type fresh struct {
+	key, value string
+	inner      []fresh // instead of a value
+}
+
+// A change is what becomes of the mapping that is the value of a key.
+type change struct {
+	place
+	key     uint32 // the offset of the key
+	inside  bool   // of other braces
+	entries []span
+	gone    map[uint32]bool // entries that go, by the offsets of their keys
+	first   []fresh         // that come before those in the source
+	last    []fresh         // and behind
+}
+
+func (e *editor) replace(from, to int, text string) {
+	e.edits = append(e.edits, edit{from, to, text})
+}
+
+// writeTo writes the source with all edits.
+func (e *editor) writeTo(w io.Writer) error {
+	// Insertions at one offset stay in order, before what replaces more.
+	slices.SortStableFunc(e.edits, func(a, b edit) int {
+		return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to))
+	})
+	at := 0
+	for _, one := range e.edits {
+		if _, err := w.Write(e.text[at:one.from]); err != nil {
+			return err
+		}
+		if _, err := io.WriteString(w, one.text); err != nil {
+			return err
+		}
+		at = one.to
+	}
+	_, err := w.Write(e.text[at:])
+	return err
+}
+
+func (e *editor) apply(c change) {
+	slices.SortFunc(c.entries, func(a, b span) int { return cmp.Compare(a.key, b.key) })
+	switch {
+	case len(c.gone)+len(c.first)+len(c.last) == 0:
+	case !c.braces:
+		e.changeLines(c)
+	case c.inside || len(c.entries) > 0:
+		e.changeBraces(c)
+	default: // {} of a key in a line of its own
+		e.replace(len(bytes.TrimRight(e.text[:c.start], " \t")), int(c.end), "")
+		e.insertLines(e.line(c.end), e.column(c.key)+e.indent, slices.Concat(c.first, c.last))
+	}
+}
+
+// changeLines changes a mapping whose entries are lines. Comments right above
+// entries go with the last of them that no other comment and no blank line parts
+// from the first.
+func (e *editor) changeLines(c change) {
+	column := e.column(c.entries[0].key)
+	for i := 0; i < len(c.entries); {
+		end := i + 1
+		all := c.gone[c.entries[i].key]
+		for end < len(c.entries) && e.line(c.entries[end].key) == e.lastLine(c.entries[end-1], column)+1 {
+			all = all && c.gone[c.entries[end].key]
+			end++
+		}
+		group := c.entries[i:end]
+		if all {
+			e.removeGroup(group, column, end == len(c.entries))
+		} else {
+			for _, s := range group {
+				if c.gone[s.key] {
+					e.removeLines(e.line(s.key), e.lastLine(s, column))
+				}
+			}
+		}
+		i = end
+	}
+	colon := e.colon(int(c.key))
+	if len(c.gone) == len(c.entries) && len(c.first)+len(c.last) == 0 {
+		e.replace(colon+1, colon+1, " {}")
+		return
+	}
+	e.insertLines(e.line(uint32(colon)), column, c.first)
+	e.insertLines(e.lastLine(c.entries[len(c.entries)-1], column), column, c.last)
+}
+
+// removeGroup removes entries with the comments right above the first of them,
+// and the blank lines above, if there are some below or the mapping ends.
+func (e *editor) removeGroup(group []span, column int, end bool) {
+	first, last := e.line(group[0].key), e.lastLine(group[len(group)-1], column)
+	for first > 1 && e.comment(first-1) == column {
+		first--
+	}
+	if end || e.blank(last+1) {
+		for first > 1 && e.blank(first-1) {
+			first--
+		}
+	}
+	e.removeLines(first, last)
+}
+
+// lastLine is the last line of an entry, with comments below that are indented
+// further than the column of its key.
+func (e *editor) lastLine(s span, column int) int {
+	line := e.line(s.end)
+	for line < len(e.lines) && e.comment(line+1) > column {
+		line++
+	}
+	return line
+}
+
+// comment is how far a line is indented that is a comment only; -1 of another one.
+func (e *editor) comment(line int) int {
+	text := e.lineText(line)
+	trimmed := bytes.TrimLeft(text, " ")
+	if len(trimmed) == 0 || trimmed[0] != '#' {
+		return -1
+	}
+	return len(text) - len(trimmed)
+}
+
+func (e *editor) blank(line int) bool {
+	return line <= len(e.lines) && len(bytes.TrimSpace(e.lineText(line))) == 0
+}
+
+// column is how far a key is indented that begins its line.
+func (e *editor) column(key uint32) int { return int(key - e.lines[e.line(key)-1]) }
+
+// removeLines removes lines, but not the first of the source.
+func (e *editor) removeLines(first, last int) {
+	e.replace(e.lineEnd(first-1), e.lineEnd(last), "")
+}
+
+// insertLines inserts entries below a line.
+func (e *editor) insertLines(line, column int, entries []fresh) {
+	if len(entries) > 0 {
+		var s strings.Builder
+		e.appendLines(&s, column, entries)
+		e.replace(e.lineEnd(line), e.lineEnd(line), s.String())
+	}
+}
+
+func (e *editor) appendLines(s *strings.Builder, column int, entries []fresh) {
+	for _, f := range entries {
+		s.WriteString(e.newline + strings.Repeat(" ", column) + f.key + ":")
+		if f.inner != nil {
+			e.appendLines(s, column+e.indent, f.inner)
+		} else {
+			s.WriteString(" " + f.value)
+		}
+	}
+}
+
+// changeBraces changes a mapping in braces.
+func (e *editor) changeBraces(c change) {
+	if len(c.gone) == len(c.entries) {
+		e.replace(int(c.start)+1, int(c.end)-1, inBraces(slices.Concat(c.first, c.last)))
+		return
+	}
+	if len(c.first) > 0 {
+		e.replace(int(c.start)+1, int(c.start)+1, inBraces(c.first)+", ")
+	}
+	kept := -1
+	for i := 0; i < len(c.entries); i++ {
+		if !c.gone[c.entries[i].key] {
+			kept = i
+			continue
+		}
+		end := i + 1
+		for end < len(c.entries) && c.gone[c.entries[end].key] {
+			end++
+		}
+		if end < len(c.entries) {
+			e.replace(int(c.entries[i].key), int(c.entries[end].key), "")
+		} else {
+			e.replace(int(c.entries[kept].end), int(c.entries[end-1].end), "")
+		}
+		i = end - 1
+	}
+	if len(c.last) > 0 {
+		last := c.entries[kept]
+		between := ", "
+		if begin := e.lines[e.line(last.key)-1]; begin > c.start {
+			if indent := e.text[begin:last.key]; len(bytes.TrimSpace(indent)) == 0 {
+				between = "," + e.newline + string(indent)
+			}
+		}
+		e.replace(int(last.end), int(last.end), between+inBraces(c.last))
+	}
+}
+
+func inBraces(entries []fresh) string {
+	var s strings.Builder
+	for i, f := range entries {
+		if i > 0 {
+			s.WriteString(", ")
+		}
+		s.WriteString(f.key + ": ")
+		if f.inner != nil {
+			s.WriteString("{" + inBraces(f.inner) + "}")
+		} else {
+			s.WriteString(f.value)
+		}
+	}
+	return s.String()
+}

@@ -1,0 +1,150 @@
+package policyfile
+
+import (
+	"bytes"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// TestExamples reads each example for devices that are there, and for none.
+func TestExamples(t *testing.T) {
+	type rule struct {
+		device, direction, prefix, sentence string
+	}
+	tests := map[string]struct {
+		devices []Device
+		without []string // rules
+		rules   []rule
+	}{
+		"isp.yaml": {
+			devices: []Device{{"eth0", 14}, {"eth1", 14}},
+			without: []string{"eth0"},
+			rules: []rule{
+				{"eth1", "egress", "100.64.0.0/16", "each host in 100.64.0.0/16 gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra)"},
+				{"eth1", "egress", "2001:db8:4000::/36", "each /64 subnet of 2001:db8:4000::/36 gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra)"},
+				{"eth1", "egress", "100.64.1.4/32", "100.64.1.4 gets 300mbit (37.5 MB/s), burst 11.25 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra)"},
+				{"eth1", "ingress", "2001:db8:4000:1100::/56", "2001:db8:4000:1100::/56 as a whole gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra); proposed is 40mbit"},
+				{"eth1", "egress", "198.51.100.0/28", "198.51.100.0/28 as a whole gets 1gbit (125 MB/s), burst 2.5 MB (20 ms); excess is dropped (gcra)"},
+				{"eth1", "ingress", "100.64.255.2/32", "100.64.255.2 is not limited"},
+			},
+		},
+		"hosting.yaml": {
+			devices: []Device{{"eno1", 14}, {"vnet0", 14}, {"vnet12", 14}, {"tap100i0", 14}, {"tap104i0", 14}, {"tap105i0", 14}, {"tap117i0", 14}},
+			without: []string{"eno1", "tap100i0"},
+			rules: []rule{
+				{"vnet12", "ingress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 200mbit (25 MB/s), burst 7.5 MB (300 ms); excess is dropped (gcra)"},
+				{"tap105i0", "egress", "10.20.0.0/16", "10.20.0.0/16 is not limited"},
+				{"tap104i0", "egress", "::/0", "::/0 as a whole gets 2gbit (250 MB/s), burst 12.5 MB (50 ms); excess is dropped (gcra)"},
+				{"tap117i0", "ingress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 1mbit (125 kB/s), burst 131.1 kB (1.049 s); excess is dropped, and keeps the bucket full for 10s (leaky)"},
+			},
+		},
+		"home-gateway.yaml": {
+			devices: []Device{{"br-lan", 14}, {"eth0", 14}, {"wlan0", 14}},
+			without: []string{"wlan0"},
+			rules: []rule{
+				{"eth0", "egress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 19mbit (2.375 MB/s), burst 118.8 kB (50 ms); excess is marked by ECN where it can be, else dropped (gcra); each packet counts 4 bytes more and at least 64 bytes"},
+				{"eth0", "egress", "192.168.100.1/32", "192.168.100.1 is not limited"},
+				{"br-lan", "egress", "192.168.1.0/24", "each host in 192.168.1.0/24 gets 70mbit (8.75 MB/s), burst 2.625 MB (300 ms); excess is dropped (gcra)"},
+				{"br-lan", "egress", "192.168.50.0/24", "192.168.50.0/24 as a whole gets 15mbit (1.875 MB/s), burst 562.5 kB (300 ms); excess is dropped (gcra)"},
+			},
+		},
+		"wireguard.yaml": {
+			devices: []Device{{"eth0", 14}, {"wg0", 0}},
+			without: []string{"eth0"},
+			rules: []rule{
+				{"wg0", "egress", "10.66.0.0/24", "each host in 10.66.0.0/24 gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra); each packet counts 60 bytes more"},
+				{"wg0", "ingress", "10.70.5.0/24", "10.70.5.0/24 as a whole gets 5mbit (625 kB/s), burst 125 kB (200 ms); excess is marked by ECN where it can be, else dropped (gcra); each packet counts 60 bytes more"},
+				{"wg0", "ingress", "10.66.0.200/32", "10.66.0.200 is not limited"},
+			},
+		},
+		"dns-server.yaml": {
+			devices: []Device{{"eth0", 14}},
+			rules: []rule{
+				{"eth0", "ingress", "0.0.0.0/0", "each host in 0.0.0.0/0 gets 1mbit (125 kB/s), burst 131.1 kB (1.049 s); excess is dropped, and keeps the bucket full for 30s (leaky)"},
+				{"eth0", "ingress", "::/0", "each /64 subnet of ::/0 gets 1mbit (125 kB/s), burst 131.1 kB (1.049 s); excess is dropped, and keeps the bucket full for 30s (leaky)"},
+				{"eth0", "egress", "192.0.2.0/24", "each flow to 192.0.2.0/24 gets 500mbit (62.5 MB/s), burst 18.75 MB (300 ms); excess is dropped (gcra)"},
+				{"eth0", "ingress", "198.51.100.53/32", "198.51.100.53 is not limited"},
+			},
+		},
+		"backup.yaml": {
+			devices: []Device{{"eth0", 14}},
+			rules: []rule{
+				{"eth0", "egress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 200mbit (25 MB/s), burst 7.5 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra)"},
+				{"eth0", "egress", "10.0.0.0/8", "10.0.0.0/8 is not limited"},
+				{"eth0", "egress", "10.99.0.0/16", "10.99.0.0/16 as a whole gets 500mbit (62.5 MB/s), burst 18.75 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra)"},
+				{"eth0", "ingress", "fc00::/7", "each host in fc00::/7 gets 2gbit (250 MB/s), burst 75 MB (300 ms); excess is dropped (gcra)"},
+			},
+		},
+	}
+	files, err := filepath.Glob("../../examples/*.yaml")
+	if err != nil || len(files) != len(tests) {
+		t.Fatalf("%d examples have %d tests: %v", len(files), len(tests), err)
+	}
+	for _, file := range files {
+		name := filepath.Base(file)
+		t.Run(name, func(t *testing.T) {
+			test := tests[name]
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f, err := Parse(name, text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if w := f.Warnings(); len(w) > 0 {
+				t.Errorf("warns: %v", w)
+			}
+			tables, absent, err := f.Tables(test.devices)
+			if err != nil || len(absent) > 0 {
+				t.Fatalf("%v, absent are %v", err, absent)
+			}
+			for _, d := range test.devices {
+				has := slices.ContainsFunc(tables, func(table policy.Table) bool { return table.Device == d.Name })
+				if without := slices.Contains(test.without, d.Name); has == without {
+					t.Errorf("%s has rules: %v", d.Name, has)
+				}
+			}
+			for _, want := range test.rules {
+				if got := says(tables, want.device, want.direction, want.prefix); got != want.sentence {
+					t.Errorf("\n got %s\nwant %s", got, want.sentence)
+				}
+			}
+			var out bytes.Buffer
+			if err := Write(&out, tables, nil); err != nil {
+				t.Fatal(err)
+			}
+			again, err := Parse("again.yaml", out.Bytes())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if same, _, err := again.Tables(test.devices); err != nil || !reflect.DeepEqual(same, tables) {
+				t.Errorf("%v, written as\n%s", err, out.String())
+			}
+		})
+	}
+}
+
+// says is the sentence of a rule, and the rate of its shadow.
+func says(tables []policy.Table, device, direction, prefix string) string {
+	for _, table := range tables {
+		for _, r := range table.Rules {
+			if table.Device == device && table.Direction.String() == direction && r.Prefix == netip.MustParsePrefix(prefix) {
+				shadow := r.Shadow
+				r.Shadow = policy.Shadow{}
+				says := r.Says(table.Match)
+				if shadow != (policy.Shadow{}) {
+					says += "; proposed is " + shadow.Rate.String()
+				}
+				return says
+			}
+		}
+	}
+	return "nothing"
+}

@@ -1,0 +1,282 @@
+package policyfile
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Merge writes the file like with what is in tables: of the devices that there are,
+// it says the same as they. What still holds stays as it is written, and so do
+// comments; rules that changed have new values, those that are gone are taken out,
+// new ones stand behind the others of their direction. A device for which a pattern
+// no longer holds gets a section of its own; what the file says of devices that are
+// not there stays. Tables are of some of the devices, with valid rules as
+// policy.Limit.Rule makes them.
+func Merge(w io.Writer, like *File, devices []Device, tables []policy.Table) error {
+	m := merger{editor: editor{source: like.source, newline: "\n", indent: 2}, like: like, live: map[string][]policy.Table{}}
+	if end := like.lineEnd(1); bytes.HasPrefix(like.text[end:], []byte("\r")) {
+		m.newline = "\r\n"
+	}
+	if len(like.devices) > 0 && !like.braces {
+		m.indent = m.column(like.place.start)
+	}
+	if err := m.sort(devices, tables); err != nil {
+		return err
+	}
+	if err := m.devices(devices); err != nil {
+		return err
+	}
+	if err := m.writeTo(w); err != nil {
+		return fmt.Errorf("write a policy: %w", err)
+	}
+	return nil
+}
+
+type merger struct {
+	editor
+	like *File
+	live map[string][]policy.Table // by device, in the order of policy.SortTables
+}
+
+func (m *merger) sort(devices []Device, tables []policy.Table) error {
+	for _, d := range devices {
+		m.live[d.Name] = nil
+	}
+	for _, t := range tables {
+		of, there := m.live[t.Device]
+		if !there {
+			return fmt.Errorf("write a policy: device %s has rules, but is not there", t.Device)
+		}
+		if slices.ContainsFunc(of, func(other policy.Table) bool { return other.Direction == t.Direction }) {
+			return fmt.Errorf("write a policy: %s %v has two tables", t.Device, t.Direction)
+		}
+		for _, r := range t.Rules {
+			if err := r.Validate(); err != nil {
+				return fmt.Errorf("write a policy: %s %v %v: %w", t.Device, t.Direction, r.Prefix, err)
+			}
+		}
+		if len(t.Rules) > 0 {
+			t.Rules = slices.Clone(t.Rules)
+			policy.SortRules(t.Rules)
+			m.live[t.Device] = append(of, t)
+		}
+	}
+	for _, of := range m.live {
+		policy.SortTables(of)
+	}
+	return nil
+}
+
+// devices changes the sections of all devices that there are.
+func (m *merger) devices(devices []Device) error {
+	c := change{place: m.like.place, key: m.like.key, inside: m.like.inside, gone: map[uint32]bool{}}
+	for i := range m.like.devices {
+		c.entries = append(c.entries, m.like.devices[i].span)
+	}
+	sorted := slices.SortedFunc(slices.Values(devices), func(a, b Device) int { return cmp.Compare(a.Name, b.Name) })
+	for _, d := range sorted {
+		if s := m.like.exactly[d.Name]; s != nil {
+			if m.section(s, d) {
+				c.gone[s.span.key] = true
+			}
+			continue
+		}
+		live := m.live[d.Name]
+		if said, err := m.like.For(d); err == nil && slices.EqualFunc(said, live, sameTable) {
+			continue
+		}
+		key, err := deviceKey(d.Name)
+		if err != nil {
+			return err
+		}
+		own := fresh{key: key, value: "{}"}
+		for _, t := range live {
+			own.inner = append(own.inner, freshTable(m.like.base, t, d))
+		}
+		c.last = append(c.last, own)
+	}
+	m.apply(c)
+	return nil
+}
+
+func sameTable(a, b policy.Table) bool {
+	return a.Direction == b.Direction && a.Match == b.Match && slices.Equal(a.Rules, b.Rules)
+}
+
+func freshTable(of base, t policy.Table, d Device) fresh {
+	f := fresh{key: t.Direction.String()}
+	if t.Match != t.Direction.FarSide() {
+		f.inner = append(f.inner, freshMatch(t.Match))
+	}
+	for _, r := range t.Rules {
+		f.inner = append(f.inner, freshRule(of, r, d))
+	}
+	return f
+}
+
+func freshMatch(side policy.Match) fresh { return fresh{key: "match", value: side.String()} }
+
+func freshRule(of base, r policy.Rule, d Device) fresh {
+	return fresh{key: networkKey(r.Prefix), value: spell(of, r, d.L2Bytes)}
+}
+
+// section changes that of a device, or says that it is to go.
+func (m *merger) section(s *section, d Device) (gone bool) {
+	live := m.live[d.Name]
+	if len(live) == 0 && !m.like.pattern(d.Name) {
+		return slices.ContainsFunc(s.tables, func(t table) bool { return len(t.rules) > 0 })
+	}
+	c := change{place: s.place, key: s.span.key, inside: m.like.braces, entries: slices.Clone(s.spans), gone: map[uint32]bool{}}
+	for i := range s.tables {
+		t := &s.tables[i]
+		c.entries = append(c.entries, t.span)
+		if at := slices.IndexFunc(live, func(l policy.Table) bool { return l.Direction == t.direction }); at >= 0 {
+			m.table(t, live[at], d, s.braces)
+		} else if len(t.rules) > 0 {
+			c.gone[t.span.key] = true
+		}
+	}
+	for _, l := range live {
+		if !slices.ContainsFunc(s.tables, func(t table) bool { return t.direction == l.Direction }) {
+			c.last = append(c.last, freshTable(s.base, l, d))
+		}
+	}
+	m.apply(c)
+	return false
+}
+
+// pattern says whether some pattern matches a device.
+func (f *File) pattern(device string) bool {
+	return slices.ContainsFunc(f.devices, func(s section) bool { return s.pattern && s.matches(device) })
+}
+
+// table changes a direction to what is live.
+func (m *merger) table(t *table, live policy.Table, d Device, inside bool) {
+	c := change{place: t.place, key: t.span.key, inside: inside, entries: slices.Clone(t.spans), gone: map[uint32]bool{}}
+	if live.Match != t.match {
+		if t.side != (span{}) {
+			m.replace(int(t.side.value), int(t.side.end), live.Match.String())
+		} else {
+			c.first = []fresh{freshMatch(live.Match)}
+		}
+	}
+	rules := live.Rules
+	for _, r := range t.rules {
+		c.entries = append(c.entries, r.span)
+		for len(rules) > 0 && policy.ComparePrefix(rules[0].Prefix, r.prefix) < 0 {
+			c.last, rules = append(c.last, freshRule(t.base, rules[0], d)), rules[1:]
+		}
+		if len(rules) == 0 || rules[0].Prefix != r.prefix {
+			c.gone[r.key] = true
+			continue
+		}
+		if said, err := r.limit.Rule(r.prefix, d.L2Bytes); err != nil || said != rules[0] {
+			m.rule(t, r.span, rules[0], d)
+		}
+		rules = rules[1:]
+	}
+	for _, r := range rules {
+		c.last = append(c.last, freshRule(t.base, r, d))
+	}
+	m.apply(c)
+}
+
+// rule changes the value of a rule.
+func (m *merger) rule(t *table, at span, live policy.Rule, d Device) {
+	from := m.lines[m.line(at.value)-1]
+	if len(bytes.TrimLeft(m.text[from:at.value], " ")) > 0 {
+		from = at.value // which has its own line only if it goes over several
+	}
+	value, _, err := newSource(m.text[from:at.end])
+	if err != nil {
+		panic(err) // Parse read it
+	}
+	r := &reader{File: File{source: value}}
+	root, err := r.yaml(value.text, 0)
+	if err != nil {
+		panic(err)
+	}
+	root.shift(from)
+	m.limit(r, &entry{node{start: at.key}, *root}, t.base, live, d, t.braces)
+}
+
+// limit changes the limit that is the value of a rule, or of its shadow, part by part.
+func (m *merger) limit(r *reader, e *entry, of base, live policy.Rule, d Device, inside bool) {
+	if e.value.kind != mapping {
+		text := spell(of, live, d.L2Bytes)
+		m.replace(int(e.value.start), int(e.value.end), text)
+		return
+	}
+	kept := r.stillSo(e.value.entries, of, live, d)
+	for _, p := range kept {
+		of = base{over(of.usual, []part{p}), over(of.hole, []part{p})}
+	}
+	wanted := needed(of, live, d.L2Bytes)
+	c := change{place: e.value.place(), key: e.key.start, inside: inside, gone: map[uint32]bool{}}
+	for i := range e.value.entries {
+		one := &e.value.entries[i]
+		c.entries = append(c.entries, one.span())
+		name := policy.LimitKey(one.key.text)
+		named := func(p part) bool { return p.key == name }
+		at := slices.IndexFunc(wanted, named)
+		switch {
+		case slices.ContainsFunc(kept, named):
+			continue
+		case at < 0:
+			c.gone[one.key.start] = true
+			continue
+		case name == "shadow" && one.value.kind == mapping && wanted[at].text != noShadow:
+			s, _ := proposed(live)
+			m.limit(r, one, base{}, s, d, e.value.braces)
+		default:
+			m.replace(int(one.value.start), int(one.value.end), wanted[at].text)
+		}
+		wanted = slices.Delete(wanted, at, at+1)
+	}
+	for _, p := range wanted {
+		c.last = append(c.last, fresh{key: p.key, value: p.text})
+	}
+	m.apply(c)
+}
+
+// stillSo is the parts of a rule, or a shadow, that hold for what is live.
+func (r *reader) stillSo(entries []entry, of base, live policy.Rule, d Device) (kept []part) {
+	usual := of.usual
+	if live.Rate == policy.Unlimited {
+		usual = of.hole
+	}
+	var ofFraming []part
+	for i := range entries {
+		key, value := policy.LimitKey(entries[i].key.text), &entries[i].value
+		switch key {
+		case "plan":
+		case "overhead", "mpu":
+			ofFraming = append(ofFraming, r.part(key, value).parts...)
+		case "capacity":
+			parts := r.part(key, value).parts
+			if live.Rate != policy.Unlimited && capacity(over(usual, parts), live.Rate) == live.Capacity {
+				kept = append(kept, parts...)
+			}
+		case "shadow":
+			parts := r.shadow(value).parts
+			s, ok := proposed(live)
+			if l := parts[0].shadow; !ok && l == nil || ok && sameShadow(l, s, d.L2Bytes) {
+				kept = append(kept, parts...)
+			}
+		default:
+			parts := r.part(key, value).parts
+			if !slices.ContainsFunc(differing(over(usual, parts), live, d.L2Bytes), func(p part) bool { return p.key == key }) {
+				kept = append(kept, parts...)
+			}
+		}
+	}
+	if framing(over(usual, ofFraming), d.L2Bytes) == live.Framing {
+		kept = append(kept, ofFraming...)
+	}
+	return kept
+}

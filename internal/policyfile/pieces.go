@@ -1,0 +1,77 @@
+package policyfile
+
+import "bytes"
+
+// A large file is read by pieces, since the YAML library needs a kilobyte for a
+// rule until it has read all of them: lines that are plainly rules are taken out,
+// but for the first of a run, and read a few thousand at a time. What they say is
+// the same by themselves as in their place. Where that is not certain, the file is
+// read as a whole.
+
+const (
+	// largeFile is the size in bytes from which on a file is read by pieces.
+	largeFile = 1 << 20
+	// pieceLines is how many lines a piece has at most.
+	pieceLines = 4096
+)
+
+// A piece is lines of a source, the last not included.
+type piece struct{ from, to int }
+
+// cut returns pieces of a source by the offset of the key before, and the source
+// without them, with all lines in their places.
+func cut(s source, lines int) (pieces map[uint32][]piece, rest []byte) {
+	pieces = map[uint32][]piece{}
+	copied := 0
+	for line := 1; line <= len(s.lines); line++ {
+		indent, ok := ruleLine(s.lineText(line))
+		if !ok {
+			continue
+		}
+		first, last := line, line
+		for next := line + 1; next <= len(s.lines); next++ {
+			text := s.lineText(next)
+			if in, ok := ruleLine(text); ok && in == indent {
+				last = next
+			} else if text = bytes.TrimLeft(text, " "); len(text) > 0 && text[0] != '#' {
+				break
+			}
+		}
+		line = last
+		if last-first < lines {
+			continue
+		}
+		for from := first + 1; from <= last; from += lines {
+			key := s.lines[first-1] + uint32(indent)
+			pieces[key] = append(pieces[key], piece{from, min(from+lines, last+1)})
+		}
+		rest = append(rest, s.text[copied:s.lines[first]]...)
+		rest = append(rest, bytes.Repeat([]byte("\n"), last-first-1)...)
+		copied = s.lineEnd(last)
+	}
+	return pieces, append(rest, s.text[copied:]...)
+}
+
+// ruleLine says whether a line is a network and what it gets, written without
+// quotes, and how far it is indented.
+func ruleLine(line []byte) (indent int, ok bool) {
+	text := bytes.TrimLeft(line, " ")
+	indent = len(line) - len(text)
+	key, value, ok := bytes.Cut(text, []byte(": "))
+	if !ok || !bytes.ContainsAny(key, ".:") || !only(key, "0123456789abcdefABCDEF.:/") {
+		return 0, false
+	}
+	value, _, _ = bytes.Cut(value, []byte(" #"))
+	value = bytes.TrimSpace(value)
+	if open := bytes.Count(value, []byte("{")); open > 0 {
+		if value[0] != '{' || value[len(value)-1] != '}' || bytes.Count(value, []byte("}")) != open {
+			return 0, false
+		}
+	}
+	const word = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-/_"
+	return indent, len(value) > 0 && only(value, word+"{}:, ")
+}
+
+func only(text []byte, letters string) bool {
+	return len(bytes.Trim(text, letters)) == 0
+}

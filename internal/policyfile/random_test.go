@@ -1,0 +1,401 @@
+package policyfile
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// random makes policies as people might write them, and as they might be changed.
+type random struct{ *rand.Rand }
+
+func (r random) one(of ...string) string { return of[r.IntN(len(of))] }
+func (r random) chance(percent int) bool { return r.IntN(100) < percent }
+
+var somewhere = []Device{{"eth0", 14}, {"eth1", 14}, {"tap0", 14}, {"tap1", 14}, {"wg0", 0}, {"x*y", 14}}
+
+// prefix is one of few, so that files and changes meet.
+func (r random) prefix() string {
+	n := r.IntN(8)
+	switch r.IntN(6) {
+	case 0:
+		return r.one("0.0.0.0/0", "::/0", "2001:db8::/128")
+	case 1:
+		return fmt.Sprintf("10.%d.0.0/16", n)
+	case 2:
+		return fmt.Sprintf("2001:db8:%d::/48", n)
+	case 3:
+		return fmt.Sprintf("2001:DB8:%d::%d", n, n)
+	case 4:
+		return fmt.Sprintf("10.0.%d.0/24", n)
+	}
+	return fmt.Sprintf("10.0.0.%d%s", n, r.one("", "/32"))
+}
+
+// parts is what a rule, defaults or a plan may say; a shadow is one of few.
+func (r random) parts(key string) (parts []string) {
+	may := func(percent int, part string) {
+		if r.chance(percent) {
+			parts = append(parts, part)
+		}
+	}
+	switch {
+	case key == "rule" && r.chance(20):
+		parts = append(parts, "rate: unlimited")
+	case key == "rule" && r.chance(20):
+		parts = append(parts, "plan: "+r.one("gold", "silver"))
+		may(50, "cir: 3mbit")
+	default:
+		parts = append(parts, r.one("rate", "cir")+": "+r.one("1mbit", "10mbit", "1250000", "2.5MB/s", `"1gbit"`))
+	}
+	if parts[0] != "rate: unlimited" {
+		may(20, "each: "+r.one("all", "host", "flow"))
+		may(20, r.one("capacity", "burst")+": "+r.one("100ms", "64kb", "300ms", "1000000"))
+		may(10, "excess: "+r.one("ecn", "drop", "pass"))
+		may(10, "algorithm: leaky")
+		if parts[len(parts)-1] == "algorithm: leaky" {
+			may(60, "penalty: "+r.one("none", "fill", "30s"))
+		}
+	}
+	may(10, "fail: closed")
+	may(20, "overhead: "+r.one("ethernet", "38", "-4", "38/84", "'pppoe-ptm,ether-vlan'"))
+	may(10, "mpu: "+r.one("0", "64"))
+	may(20, "shadow: "+r.one("none", "5mbit", "{rate: 2mbit, each: host}", "{burst: 50ms, rate: 4mbit, overhead: ethernet}"))
+	r.Shuffle(len(parts), func(i, j int) { parts[i], parts[j] = parts[j], parts[i] })
+	return parts
+}
+
+// value is a mapping of parts, in braces or in lines.
+func (r random) value(indent int, parts []string) string {
+	if r.chance(70) {
+		return " {" + strings.Join(parts, r.one(", ", ",", " , ", ",\n"+strings.Repeat(" ", indent+3))) + r.one("", "", ",") + "}" + r.comment()
+	}
+	return r.lines(indent+1+r.IntN(4), parts)
+}
+
+func (r random) lines(indent int, entries []string) string {
+	s := r.comment()
+	for _, e := range entries {
+		for r.chance(20) {
+			s += "\n" + r.one("", strings.Repeat(" ", r.IntN(indent+4))+"# above "+r.one("a", "b", "c"))
+		}
+		s += "\n" + strings.Repeat(" ", indent) + e
+		if !strings.Contains(e, "#") {
+			s += r.comment()
+		}
+	}
+	return s
+}
+
+func (r random) comment() string { return r.one("", "", "  # it's {so}", " #") }
+
+func (r random) quoted(key string) string {
+	return r.one(key, key, key, `"`+key+`"`, "'"+key+"'")
+}
+
+// rules is the entries of a direction.
+func (r random) rules(indent int, defaults bool) (entries []string) {
+	if r.chance(20) {
+		entries = append(entries, "match: "+r.one("dst", "src"))
+	}
+	if defaults && r.chance(30) {
+		entries = append(entries, "defaults:"+r.value(indent, r.parts("defaults")))
+	}
+	seen := map[netip.Prefix]bool{}
+	for range r.IntN(6) {
+		prefix := r.prefix()
+		p, err := policy.ParsePrefix(prefix)
+		if err != nil {
+			panic(err)
+		}
+		if seen[p] {
+			continue
+		}
+		seen[p] = true
+		e := r.quoted(prefix) + ": " + r.one("10mbit", "unlimited", "gold", "silver", "'3mbit'")
+		if r.chance(50) {
+			e = r.quoted(prefix) + ":" + r.value(indent, r.parts("rule"))
+		}
+		entries = append(entries, e)
+	}
+	r.Shuffle(len(entries), func(i, j int) { entries[i], entries[j] = entries[j], entries[i] })
+	return entries
+}
+
+// file is a policy, which may not be valid.
+func (r random) file() []byte {
+	if r.chance(15) {
+		return r.inBraces()
+	}
+	indent := 1 + r.IntN(4)
+	s := r.one("", "# top\n\n", "---\n", "\uFEFF")
+	if r.chance(30) {
+		s += "defaults:" + r.value(0, r.parts("defaults")) + "\n"
+	}
+	s += "plans:" + r.lines(indent, []string{
+		"gold:" + r.value(indent, r.parts("plan")),
+		"silver:" + r.value(indent, r.parts("plan")),
+	}) + "\n"
+	var devices []string
+	for _, key := range []string{"eth0", "'eth?'", "tap*", "'*p[0]'", "tap1", "wg0", `"x\\*y"`, "gone0"} {
+		if r.chance(40) {
+			continue
+		}
+		var directions []string
+		for _, d := range []string{"egress", "ingress"} {
+			entries := r.rules(3*indent, true)
+			switch {
+			case r.chance(30):
+			case len(entries) == 0:
+				directions = append(directions, d+": {}"+r.comment())
+			default:
+				directions = append(directions, d+":"+r.lines(3*indent, entries))
+			}
+		}
+		if r.chance(20) {
+			directions = append(directions, "defaults:"+r.value(2*indent, r.parts("defaults")))
+		}
+		if len(directions) == 0 {
+			devices = append(devices, key+": {}"+r.comment())
+		} else {
+			devices = append(devices, key+":"+r.lines(2*indent, directions))
+		}
+	}
+	if len(devices) == 0 {
+		s += "devices: {}"
+	} else {
+		s += "devices:" + r.lines(indent, devices)
+	}
+	s += r.one("", "\n", "\n\n# end\n", "\n...\n")
+	if r.chance(20) {
+		s = strings.ReplaceAll(s, "\n", "\r\n")
+	}
+	return []byte(s)
+}
+
+// inBraces is a policy that is all in braces, as JSON is.
+func (r random) inBraces() []byte {
+	entries := func(entries []string) string {
+		return "{" + strings.Join(entries, r.one(", ", ",\n  ")) + "}"
+	}
+	var devices []string
+	for _, key := range []string{"eth0", `"tap*"`, "wg0"} {
+		var rules []string
+		for _, prefix := range []string{`"10.0.0.0/24"`, "10.0.0.1", "2001:db8::/32", "::/0"} {
+			if r.chance(60) {
+				rules = append(rules, prefix+": "+r.one(`"10mbit"`, "{rate: 1mbit, each: host}", "unlimited"))
+			}
+		}
+		devices = append(devices, key+": "+entries([]string{r.one("egress", `"ingress"`) + ": " + entries(rules)}))
+	}
+	return []byte(r.one("{devices: ", `{ "devices" : `, "{\n  devices: ") + entries(devices) + r.one("}", "\n}\n"))
+}
+
+// rule is a valid rule for a network.
+func (r random) rule(p netip.Prefix, l2Bytes uint8) policy.Rule {
+	for {
+		all := append([]string{"- rate: 8mbit"}, r.parts("plan")...)[1:]
+		if r.chance(20) {
+			all = []string{"rate: unlimited"}
+		}
+		var l policy.Limit
+		for _, part := range all {
+			key, value, _ := strings.Cut(part, ": ")
+			value = strings.Trim(value, `"'`)
+			if key != "shadow" {
+				if err := l.Set(key, value); err != nil {
+					panic(err)
+				}
+			} else if value != noShadow {
+				l.Shadow = &policy.Limit{Rate: policy.Rate(1+r.IntN(3)) * 1_000_000, Overhead: r.one("", "7")}
+			}
+		}
+		if rule, err := l.Rule(p, l2Bytes); err == nil {
+			return rule
+		}
+	}
+}
+
+// changed is what may become of tables.
+func (r random) changed(tables []policy.Table) (out []policy.Table) {
+	percent := r.IntN(40) * r.IntN(3)
+	for _, d := range somewhere {
+		for _, direction := range []policy.Direction{policy.Egress, policy.Ingress} {
+			t := policy.Table{Device: d.Name, Direction: direction, Match: direction.FarSide()}
+			if i := slices.IndexFunc(tables, func(t policy.Table) bool { return t.Device == d.Name && t.Direction == direction }); i >= 0 {
+				t = tables[i]
+			} else if !r.chance(percent) {
+				continue
+			}
+			rules := map[netip.Prefix]policy.Rule{}
+			for _, rule := range t.Rules {
+				rules[rule.Prefix] = rule
+				switch {
+				case r.chance(percent / 2):
+					delete(rules, rule.Prefix)
+				case r.chance(percent):
+					rules[rule.Prefix] = r.rule(rule.Prefix, d.L2Bytes)
+				case r.chance(percent):
+					rule.Rate, rule.Capacity = 7_000_000, 5_000_000
+					if rule.Validate() == nil {
+						rules[rule.Prefix] = rule
+					}
+				}
+			}
+			for r.chance(percent) {
+				p, err := policy.ParsePrefix(r.prefix())
+				if err != nil {
+					panic(err)
+				}
+				rules[p] = r.rule(p, d.L2Bytes)
+			}
+			if r.chance(percent) {
+				t.Match = policy.Match(r.IntN(2))
+			}
+			t.Rules = nil
+			for _, rule := range rules {
+				t.Rules = append(t.Rules, rule)
+			}
+			policy.SortRules(t.Rules)
+			if len(t.Rules) > 0 && !r.chance(percent/2) {
+				out = append(out, t)
+			}
+		}
+	}
+	policy.SortTables(out)
+	return out
+}
+
+// damaged is a file in which something is not as it was.
+func (r random) damaged(text []byte) []byte {
+	for range 1 + r.IntN(3) {
+		lines := bytes.SplitAfter(text, []byte("\n"))
+		line := r.IntN(len(lines))
+		switch r.IntN(5) {
+		case 0:
+			lines = slices.Insert(lines, line, lines[r.IntN(len(lines))])
+		case 1:
+			lines = slices.Delete(lines, line, line+1)
+		case 2:
+			lines[line] = append([]byte(r.one(" ", "  ", "\t", "- ", "? ", "# ")), lines[line]...)
+		default:
+			at := r.IntN(len(lines[line]) + 1)
+			put := r.one("{", "}", "[", "]", ",", ":", ": ", " #", "#", "'", "\"", "&a ", "*a", "!", "|", ">", "-", "?", "%", "@", "\t", "\n", " ", "~", "\\", "é")
+			lines[line] = slices.Concat(lines[line][:at], []byte(put), lines[line][min(len(lines[line]), at+r.IntN(2)):])
+		}
+		text = bytes.Join(lines, nil)
+	}
+	return text
+}
+
+// TestRandom makes files, whole and damaged, and changes what they say.
+func TestRandom(t *testing.T) {
+	r := random{rand.New(rand.NewPCG(testenv.Seed(t), 0))}
+	valid := 0
+	for range 400 {
+		text := r.file()
+		if examine(t, r, text) {
+			valid++
+		}
+		examine(t, r, r.damaged(text))
+	}
+	if valid < 200 {
+		t.Errorf("of 400 files only %d were valid", valid)
+	}
+}
+
+// examine reads a text by pieces and as a whole, to the same end. If it is a
+// policy, what it says is changed, and written as a file of its own and onto that
+// one: either says the same again.
+func examine(t *testing.T, r random, text []byte) (valid bool) {
+	t.Helper()
+	f, err := parse("random.yaml", text, 0)
+	for lines := 1; lines < 4; lines++ {
+		again, errAgain := parse("random.yaml", text, lines)
+		if !reflect.DeepEqual(again, f) || !reflect.DeepEqual(errAgain, err) {
+			t.Fatalf("by pieces of %d lines: %v; as a whole: %v; of\n%s", lines, errAgain, err, text)
+		}
+	}
+	if err != nil {
+		for _, e := range err.(Errors) {
+			if e.Line < 1 || e.Column < 1 || e.Message == "" {
+				t.Errorf("an error is without a place or a reason: %v", e)
+			}
+		}
+		return false
+	}
+	was := said(f)
+	if again, _ := merged(t, f, was); !bytes.Equal(again, text) && !torn(f) {
+		t.Fatalf("with what it says, it became\n%s\nof\n%s", again, text)
+	}
+	tables := r.changed(was)
+	text, f = merged(t, f, tables)
+	if again, _ := merged(t, f, tables); !bytes.Equal(again, text) {
+		t.Fatalf("merged twice, it became\n%s\nof\n%s", again, text)
+	}
+	var out bytes.Buffer
+	if err := Write(&out, tables, func(string, policy.Direction, netip.Prefix) string { return r.one("", "x\n# y: \xff\u2028") }); err != nil {
+		t.Fatal(err)
+	}
+	same(t, out.Bytes(), tables)
+	return true
+}
+
+// said is what a file says of the devices that only one pattern matches.
+func said(f *File) (tables []policy.Table) {
+	for _, d := range somewhere {
+		of, _ := f.For(d)
+		tables = append(tables, of...)
+	}
+	policy.SortTables(tables)
+	return tables
+}
+
+// torn says whether a device is torn between patterns.
+func torn(f *File) bool {
+	_, _, err := f.Tables(somewhere)
+	return err != nil
+}
+
+// merged is a file with what tables say, and that again.
+func merged(t *testing.T, like *File, tables []policy.Table) ([]byte, *File) {
+	t.Helper()
+	var out bytes.Buffer
+	if err := Merge(&out, like, somewhere, tables); err != nil {
+		t.Fatalf("%v of\n%s", err, like.text)
+	}
+	defer func() {
+		if t.Failed() {
+			t.Logf("was\n%s", like.text)
+		}
+	}()
+	return out.Bytes(), same(t, out.Bytes(), tables)
+}
+
+// same is a file of which tables are all that it says of the devices that are there.
+func same(t *testing.T, text []byte, tables []policy.Table) *File {
+	t.Helper()
+	f, err := Parse("merged.yaml", text)
+	if err != nil {
+		t.Fatalf("%v\nin\n%s", err, text)
+	}
+	got, _, err := f.Tables(somewhere)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got)+len(tables) > 0 && !reflect.DeepEqual(got, tables) {
+		for _, d := range policy.Diff(got, tables) {
+			t.Errorf("%s %v: got %+v, want %+v", d.Device, d.Direction, d.Have, d.Want)
+		}
+		t.Fatalf("in\n%s", text)
+	}
+	return f
+}

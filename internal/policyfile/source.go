@@ -1,0 +1,172 @@
+package policyfile
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"sort"
+	"unicode/utf8"
+)
+
+// A source is the text of a file, or of a part of one, by lines.
+type source struct {
+	text  []byte
+	lines []uint32 // where each begins
+}
+
+// newSource returns the first thing that no policy has in its text as an error at at.
+func newSource(text []byte) (s source, at int, err error) {
+	s.text = text
+	if uint64(len(text)) > math.MaxUint32 {
+		return s, 0, fmt.Errorf("the file has %d bytes; write networks together to make it less than 4 GiB", len(text))
+	}
+	s.lines = append(make([]uint32, 0, bytes.Count(text, []byte("\n"))+1), uint32(len(bom(text))))
+	for i := 0; i < len(text); {
+		c, size := rune(text[i]), 1
+		if c >= utf8.RuneSelf {
+			c, size = utf8.DecodeRune(text[i:])
+		}
+		switch {
+		case c == '\n':
+			s.lines = append(s.lines, uint32(i+1))
+		case c == utf8.RuneError && size == 1:
+			return s, i, fmt.Errorf("byte %#x is not UTF-8; save the file as UTF-8", text[i])
+		case c == '\r' && (i+1 == len(text) || text[i+1] != '\n'):
+			return s, i, fmt.Errorf("a carriage return stands alone; end lines with a line feed")
+		case c == '\uFEFF' && i == 0, c == '\t', c == '\r':
+		case c < ' ', c >= 0x7f && c < 0xa0, c == '\u2028', c == '\u2029', c == '\uFEFF', c == '\uFFFE', c == '\uFFFF':
+			return s, i, fmt.Errorf("character %U has no place in a policy; take it out", c)
+		}
+		i += size
+	}
+	return s, 0, nil
+}
+
+// bom is the byte order mark that a text begins with, if it does.
+func bom(text []byte) []byte {
+	if mark := []byte("\uFEFF"); bytes.HasPrefix(text, mark) {
+		return mark
+	}
+	return nil
+}
+
+// A position is a line and a column, in characters, both from 1.
+type position struct{ line, column int }
+
+// A cursor counts the characters of a line once for all offsets that come in
+// order, as a line may be the whole file.
+type cursor struct {
+	source *source
+	here   position
+	offset int // of here
+}
+
+func (s *source) cursor() cursor {
+	return cursor{s, position{1, 1}, int(s.lines[0])}
+}
+
+// goTo goes to the beginning of a line, or stays if what is wanted is ahead in it.
+func (c *cursor) goTo(line int, ahead bool) {
+	if line != c.here.line || !ahead {
+		c.here, c.offset = position{line, 1}, int(c.source.lines[line-1])
+	}
+}
+
+// at is the position of an offset.
+func (c *cursor) at(offset int) position {
+	c.goTo(c.source.line(uint32(offset)), offset >= c.offset)
+	if offset > c.offset {
+		c.here.column += utf8.RuneCount(c.source.text[c.offset:offset])
+		c.offset = offset
+	}
+	return c.here
+}
+
+// find is the offset of a position; that of the end of the text, if it is behind.
+func (c *cursor) find(at position) int {
+	text := c.source.text
+	if at.line > len(c.source.lines) {
+		return len(text)
+	}
+	c.goTo(at.line, at.column >= c.here.column)
+	for c.here.column < at.column && c.offset < len(text) {
+		size := 1
+		if text[c.offset] >= utf8.RuneSelf {
+			_, size = utf8.DecodeRune(text[c.offset:])
+		}
+		c.offset += size
+		c.here.column++
+	}
+	return c.offset
+}
+
+// line is the number of the line that an offset is in.
+func (s *source) line(offset uint32) int {
+	return max(1, sort.Search(len(s.lines), func(i int) bool { return s.lines[i] > offset }))
+}
+
+// lineText is a line without its end.
+func (s *source) lineText(line int) []byte {
+	return s.text[s.lines[line-1]:s.lineEnd(line)]
+}
+
+// lineEnd is where the end of a line begins.
+func (s *source) lineEnd(line int) int {
+	end := len(s.text)
+	if line < len(s.lines) {
+		end = int(s.lines[line]) - 1
+	}
+	if end > 0 && s.text[end-1] == '\r' && end < len(s.text) {
+		end--
+	}
+	return end
+}
+
+// skip is the first offset from i on that is not space, a comma or a comment.
+func (s *source) skip(i int) int {
+	for i < len(s.text) {
+		switch c := s.text[i]; {
+		case c == '#':
+			next := bytes.IndexByte(s.text[i:], '\n')
+			if next < 0 {
+				return len(s.text)
+			}
+			i += next
+		case c == ',' || isSpace(c):
+			i++
+		default:
+			return i
+		}
+	}
+	return i
+}
+
+func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\n' || c == '\r' }
+
+// quoteEnd is the offset behind text in quotes that begins at i, in one line.
+func (s *source) quoteEnd(i int) (end int, ok bool) {
+	quote := s.text[i]
+	for i++; i < len(s.text) && s.text[i] != '\n'; i++ {
+		switch c := s.text[i]; {
+		case c == '\\' && quote == '"':
+			i++
+		case c == quote && quote == '\'' && i+1 < len(s.text) && s.text[i+1] == quote:
+			i++
+		case c == quote:
+			return i + 1, true
+		}
+	}
+	return 0, false
+}
+
+// colon is the offset of the colon behind a key.
+func (s *source) colon(key int) int {
+	end := key
+	if c := s.text[key]; c == '"' || c == '\'' {
+		end, _ = s.quoteEnd(key)
+	}
+	for s.text[end] != ':' || end+1 < len(s.text) && !isSpace(s.text[end+1]) {
+		end++
+	}
+	return end
+}
