@@ -393,7 +393,7 @@ func TestShadowIsModel(t *testing.T) {
 	for _, rule := range live {
 		for _, each := range []policy.Each{{}, {Kind: policy.EachHost}, {Kind: policy.EachSubnet, Bits: 30}, {Kind: policy.EachFlow}} {
 			t.Run(rule.Rate.String()+" "+each.String(), func(t *testing.T) {
-				r := newRig(t, shapemaps.Size{Rules: 2, Buckets: 1024, Hurt: 64}, ingress())
+				r := newRig(t, shapemaps.Size{Rules: 2, Buckets: 1024, Hurt: 4096}, ingress())
 				rule.Prefix = prefix("10.0.0.0/24")
 				rule.Shadow = policy.Shadow{Rate: 40_000, Capacity: 2000, Each: each, Framing: policy.Framing{Overhead: 20, MPU: 100}}
 				now := uint64(1e9)

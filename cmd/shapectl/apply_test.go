@@ -4,10 +4,16 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	stdmaps "maps"
+	"math/rand/v2"
 	"net"
+	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +21,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
@@ -456,4 +463,545 @@ func (r *rig) nobodyAtWork() {
 			r.t.Errorf("a process of shapectl is at work: %s", path)
 		}
 	}
+}
+
+// Policies for two devices, which have rules for some directions only.
+var policiesOfTwo = []string{
+	"devices: {}\n",
+	`devices:
+  va:
+    egress: {10.0.0.0/24: 1mbit, 10.0.1.0/24: {rate: 2mbit, algorithm: leaky}}
+    ingress: {10.0.0.0/24: 3mbit}
+  vc:
+    egress: {10.0.0.0/24: 4mbit, 10.0.0.9: unlimited}
+`,
+	`devices:
+  va:
+    egress: {10.0.0.0/24: {rate: 5mbit, algorithm: leaky}, 10.0.0.9: {rate: 6mbit, shadow: {rate: 1mbit}}}
+  vc:
+    egress: {10.0.0.0/16: 7mbit}
+    ingress: {10.0.1.0/24: {rate: 8mbit, algorithm: leaky}}
+`,
+	`devices:
+  va:
+    egress: {10.0.0.0/16: {rate: 9mbit, capacity: 20kb}}
+    ingress: {10.0.0.0/24: {rate: 3mbit, algorithm: leaky}, 10.0.0.9: 10mbit}
+`,
+	`devices:
+  va:
+    egress: {10.0.0.0/16: {rate: 9mbit, each: host}}
+  vc:
+    ingress: {10.0.0.0/16: {rate: 9mbit, each: flow, algorithm: leaky}}
+`,
+}
+
+// Devices of a rig, each with its other end.
+var vab, vcd = [2]string{"va", "vb"}, [2]string{"vc", "vd"}
+
+// A killer kills commands at random moments, and looks at what they leave.
+type killer struct {
+	*rig
+	random   *rand.Rand
+	took     time.Duration // the longest that a command took that was not killed
+	kills    int
+	have     string // what is in force, as export writes it
+	before   string // what was before the last change
+	switched int    // how many killed commands had changed something
+}
+
+// kill runs a command and kills it; then what is in force must be one of these.
+func (k *killer) kill(args []string, allowed ...string) {
+	k.t.Helper()
+	patience := time.Duration(k.random.Int64N(int64(k.took)))
+	if k.random.IntN(4) == 0 {
+		patience = time.Duration(k.random.Int64N(int64(5 * time.Millisecond)))
+	}
+	cmd := k.command(args...)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	testenv.Must(k.t, cmd.Start())
+	timer := time.AfterFunc(patience, func() { cmd.Process.Kill() })
+	cmd.Wait() // killed, or done before
+	timer.Stop()
+	k.kills++
+	// A rollback may find that there is nothing left to take back.
+	none := args[0] == "rollback" && cmd.ProcessState.ExitCode() == exitInput
+	if said := stderr.String(); said != "" && !none {
+		k.t.Errorf("kill %d: %v: %s", k.kills, args, said)
+	}
+	now := k.settled()
+	if !slices.Contains(allowed, now) {
+		k.t.Errorf("kill %d, after %v: %v: in force is\n%s\nand ought to be one of\n%s", k.kills, patience, args, now, strings.Join(allowed, "\n"))
+	}
+	k.is(now)
+}
+
+// is remembers what is in force.
+func (k *killer) is(now string) {
+	if now != k.have {
+		k.switched++
+		k.before, k.have = k.have, now
+	}
+}
+
+// settled is what is in force, once a change that was about to begin has begun.
+func (k *killer) settled() string {
+	k.t.Helper()
+	now := k.ok("export")
+	testenv.Eventually(k.t, "two times the same", func() bool {
+		before := now
+		now = k.ok("export")
+		return now == before
+	})
+	return now
+}
+
+// meters ends the test unless each packet through a pair of devices is metered
+// once, by the rule in force for it.
+func (r *rig) meters(pairs ...[2]string) {
+	r.t.Helper()
+	type count struct{ device, direction, cidr string }
+	counted := func() map[count]uint64 {
+		counts := map[count]uint64{}
+		for _, rule := range r.show() {
+			counts[count{rule.Device, rule.Direction, rule.CIDR}] = rule.PassedPackets + rule.DroppedPackets
+			if !rule.Attached {
+				r.t.Errorf("%s %s %s is not in force: %s", rule.Device, rule.Direction, rule.CIDR, rule.State)
+			}
+		}
+		return counts
+	}
+	want := counted()
+	near := netip.MustParseAddr("192.0.2.1")
+	for _, pair := range pairs {
+		device, out, in := pair[0], testenv.NewSender(r.t, pair[0]), testenv.NewSender(r.t, pair[1])
+		for _, address := range []string{"10.0.0.7", "10.0.0.9", "10.0.1.7", "10.1.0.1"} {
+			far := netip.MustParseAddr(address)
+			testenv.Must(r.t, out.Send(testenv.Frame(near, far, 100)))
+			testenv.Must(r.t, in.Send(testenv.Frame(far, near, 100)))
+			for _, direction := range []string{"egress", "ingress"} {
+				var decides count
+				bits := -1
+				for c := range want {
+					p := netip.MustParsePrefix(c.cidr)
+					if c.device == device && c.direction == direction && p.Contains(far) && p.Bits() > bits {
+						decides, bits = c, p.Bits()
+					}
+				}
+				if bits >= 0 {
+					want[decides]++
+				}
+			}
+		}
+	}
+	testenv.Eventually(r.t, fmt.Sprintf("counters %v", want), func() bool { return stdmaps.Equal(counted(), want) })
+}
+
+// Killed at any moment, apply, confirm and rollback leave all devices with the
+// policy that they had or the one that they were to have, in force; the next
+// one works; and in the end nothing is left.
+func TestKilledApply(t *testing.T) {
+	for _, c := range []struct {
+		hook        string
+		full, short int
+	}{{"tcx", 140, 25}, {"clsact", 60, 15}} {
+		t.Run(c.hook, func(t *testing.T) {
+			kills := c.full
+			if testing.Short() {
+				kills = c.short
+			}
+			r := newRig(t)
+			testenv.Veth(t, "vc", "vd")
+			r.env["SHAPECTL_HOOK"] = c.hook
+			k := &killer{rig: r, random: rand.New(rand.NewPCG(testenv.Seed(t), 0))}
+			var files, exports []string
+			for _, text := range policiesOfTwo {
+				file := r.policy(text)
+				began := time.Now()
+				got := r.result(r.command("apply", file))
+				if got.code != exitDone {
+					t.Fatalf("apply: %+v", got)
+				}
+				k.took = max(k.took, time.Since(began))
+				files, exports = append(files, file), append(exports, r.ok("export"))
+				k.is(r.ok("export"))
+			}
+			for k.kills < kills && !t.Failed() {
+				n := k.random.IntN(len(files))
+				args := []string{"apply", files[n]}
+				if k.random.IntN(2) == 0 {
+					args = append(args, "--confirm", "1h")
+				}
+				k.kill(args, k.have, exports[n])
+				for r.pending() != 0 && !t.Failed() {
+					if k.random.IntN(2) == 0 {
+						k.kill([]string{"confirm"}, k.have)
+					} else {
+						k.kill([]string{"rollback"}, k.have, k.before)
+					}
+				}
+				if k.random.IntN(4) == 0 {
+					k.kill([]string{"rollback"}, k.have, k.before)
+				}
+				k.meters(vab, vcd)
+				if k.random.IntN(8) == 0 {
+					r.ok("apply", files[n])
+					k.is(r.ok("export"))
+					if k.have != exports[n] {
+						t.Errorf("apply that nobody killed: in force is\n%s\nand ought to be\n%s", k.have, exports[n])
+					}
+				}
+			}
+			t.Logf("%d kills, within %v of the beginning; %d found something changed", k.kills, k.took, k.switched)
+			r.ok("apply", files[1])
+			k.meters(vab, vcd)
+			r.ok("flush", "va")
+			r.ok("flush", "vc")
+			r.nothingLeft()
+		})
+	}
+}
+
+// atOnce runs commands as processes at the same time; each must end with one of these codes.
+func (r *rig) atOnce(codes []int, lines ...string) (results []result) {
+	r.t.Helper()
+	var running []*started
+	for _, line := range lines {
+		running = append(running, r.start(strings.Fields(line)...))
+	}
+	for i, s := range running {
+		got := s.result()
+		if !slices.Contains(codes, got.code) {
+			r.t.Errorf("%s: exit %d: %s", lines[i], got.code, got.err)
+		}
+		results = append(results, got)
+	}
+	return results
+}
+
+// A started command runs as a process.
+type started struct {
+	cmd      *exec.Cmd
+	out, err strings.Builder
+}
+
+func (r *rig) start(args ...string) *started {
+	r.t.Helper()
+	s := &started{cmd: r.command(args...)}
+	s.cmd.Stdout, s.cmd.Stderr = &s.out, &s.err
+	testenv.Must(r.t, s.cmd.Start())
+	return s
+}
+
+// result waits until it has ended.
+func (s *started) result() result {
+	s.cmd.Wait() // how it ended says the code
+	return result{s.out.String(), s.err.String(), s.cmd.ProcessState.ExitCode()}
+}
+
+// Of policies that are applied at once, one is in force in the end, as a whole.
+func TestAppliesAtOnce(t *testing.T) {
+	r := newRig(t)
+	testenv.Veth(t, "vc", "vd")
+	var lines, exports []string
+	for _, text := range policiesOfTwo[1:4] {
+		file := r.policy(text)
+		r.ok("apply", file)
+		lines, exports = append(lines, "apply "+file), append(exports, r.ok("export"))
+	}
+	for range 3 {
+		r.atOnce([]int{exitDone}, lines...)
+		if now := r.ok("export"); !slices.Contains(exports, now) {
+			t.Errorf("in force is\n%s", now)
+		}
+	}
+	// A rule that is set meanwhile comes before the policy, and goes with it, or comes after it.
+	r.ok(strings.Fields(lines[2])...)
+	for range 3 {
+		r.atOnce([]int{exitDone}, lines[0], "set vc ingress 10.7.0.0/16 --rate 7mbit", "set va egress 10.7.0.0/16 --rate 7mbit")
+		r.ok("set", "vc", "ingress", "10.7.0.0/16", "--rate", "7mbit")
+		r.ok("delete", "vc", "ingress", "10.7.0.0/16")
+		r.ok("set", "va", "egress", "10.7.0.0/16", "--rate", "7mbit")
+		r.ok("delete", "va", "egress", "10.7.0.0/16")
+		if now := r.ok("export"); now != exports[0] {
+			t.Errorf("in force is\n%s", now)
+		}
+	}
+	r.ok("flush", "va")
+	r.ok("flush", "vc")
+	r.nothingLeft()
+}
+
+// Where devices go while a policy is applied, it is in force on those that stay.
+func TestDevicesGoWhileAPolicyIsApplied(t *testing.T) {
+	rounds := 20
+	if testing.Short() {
+		rounds = 5
+	}
+	r := newRig(t)
+	random := rand.New(rand.NewPCG(testenv.Seed(t), 0))
+	a, b := r.policy(policiesOfTwo[1]), r.policy(policiesOfTwo[2])
+	for round := range rounds {
+		testenv.Veth(t, "vc", "vd")
+		r.ok("apply", a)
+		before := r.rulesOf("va")
+		apply := r.start("apply", b)
+		time.Sleep(time.Duration(random.IntN(100)) * time.Millisecond)
+		testenv.Must(t, netlink.LinkDel(testenv.Link(t, "vc")))
+		got := apply.result()
+		now := r.rulesOf("va")
+		switch got.code {
+		case exitDone: // it went too late
+		case exitDegraded:
+			if !strings.Contains(got.err, "not there, so without their rules: vc") {
+				t.Errorf("round %d: %+v", round, got)
+			}
+		case exitKernel:
+			if strings.Count(got.err, "\n") != 1 || !slices.Equal(now, before) {
+				t.Errorf("round %d: %+v, and rules of va are %v", round, got, now)
+			}
+		default:
+			t.Errorf("round %d: %+v", round, got)
+		}
+		if got := r.run("apply", b); got.code != exitDegraded {
+			t.Errorf("round %d: apply without vc: %+v", round, got)
+		}
+		if now := r.rulesOf("va"); !slices.Equal(now, []string{"egress 10.0.0.0/24 5000000", "egress 10.0.0.9/32 6000000"}) {
+			t.Errorf("round %d: rules of va are %v", round, now)
+		}
+	}
+	for _, rule := range r.show() {
+		r.run("flush", rule.Device)
+	}
+	r.nothingLeft()
+}
+
+// rulesOf are the rules of a device, "DIRECTION CIDR BITS".
+func (r *rig) rulesOf(device string) (rules []string) {
+	r.t.Helper()
+	for _, rule := range r.show(device) {
+		rules = append(rules, fmt.Sprintf("%s %s %d", rule.Direction, rule.CIDR, rule.Rate))
+	}
+	return rules
+}
+
+// A device that was made again gets the rules of the policy, and nothing is left of the old one.
+func TestApplyToADeviceMadeAgain(t *testing.T) {
+	eachHook(t, func(t *testing.T, r *rig) {
+		a := r.policy(policyA)
+		r.ok("apply", a)
+		testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
+		got := r.run("apply", a)
+		if got.code != exitDegraded || !strings.Contains(got.err, "not there, so without their rules: va") {
+			t.Errorf("apply without the device: %+v", got)
+		}
+		testenv.Veth(t, "va", "vb")
+		r.ok("apply", a)
+		r.has(rulesA...)
+		r.meters(vab)
+		if out := r.ok("apply", a); out != "nothing to change\n" {
+			t.Errorf("apply again: %q", out)
+		}
+		r.ok("flush", "va")
+		r.has()
+		r.nothingLeft()
+	})
+}
+
+// A policy is refused as a whole where it can not be brought into force on all its devices.
+func TestApplyIsRefusedAsAWhole(t *testing.T) {
+	for name, c := range map[string]struct {
+		hook   string
+		spoil  func(r *rig)
+		policy string
+		code   int
+		says   string
+	}{
+		"link type": {"auto", func(r *rig) { unreadable(r.t, "tun0") },
+			policyB + "  tun0: {egress: {10.0.0.0/24: 1mbit}}\n", exitInput, "tun0 egress: packets of this kind of device can not be read"},
+		"rules of another bpffs": {"auto", func(r *rig) {
+			other := &rig{r.t, map[string]string{"SHAPECTL_BPFFS": testenv.BPFFS(r.t)}}
+			other.ok("set", "vc", "ingress", "10.0.0.0/24", "--rate", "1mbit")
+		}, policyB + "  vc: {egress: {10.0.0.0/24: 1mbit}, ingress: {10.0.0.0/24: 1mbit}}\n", exitKernel, "vc ingress: limits of shapectl are already on the device"},
+		"no egress side": {"clsact", func(r *rig) {
+			testenv.Must(r.t, netlink.QdiscAdd(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
+				LinkIndex: testenv.Link(r.t, "vc").Attrs().Index, Parent: netlink.HANDLE_INGRESS,
+			}}))
+		}, policyB + "  vc: {egress: {10.0.0.0/24: {rate: 1mbit, each: host}}}\n", exitKernel, "tc qdisc del dev vc ingress"},
+		"the other side of packets": {"auto", func(*rig) {},
+			strings.Replace(policyB, "egress:\n", "egress:\n      match: src\n", 1), exitInput, "va egress: other rules of this device and direction compare the other side"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.env["SHAPECTL_HOOK"] = c.hook
+			testenv.Veth(t, "vc", "vd")
+			r.ok("apply", r.policy(policyA))
+			c.spoil(r)
+			pins, shown := r.pins(), r.ok("show", "-j")
+			for _, confirm := range [][]string{nil, {"--confirm", "1h"}} {
+				r.refused(c.code, c.says, append([]string{"apply", r.policy(c.policy)}, confirm...)...)
+			}
+			r.has(rulesA...)
+			if now := r.pins(); !slices.Equal(now, pins) {
+				t.Errorf("pins were %v, and are %v", pins, now)
+			}
+			if now := r.ok("show", "-j"); now != shown {
+				t.Errorf("rules were %s, and are %s", shown, now)
+			}
+			r.meters(vab)
+			r.ok("flush", "va")
+			r.nothingLeft()
+		})
+	}
+}
+
+// unreadable makes a device of a link type that nothing here can read.
+func unreadable(t *testing.T, name string) {
+	t.Helper()
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	testenv.Must(t, err)
+	t.Cleanup(func() { unix.Close(fd) })
+	request, err := unix.NewIfreq(name)
+	testenv.Must(t, err)
+	request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
+	testenv.Must(t, unix.IoctlIfreq(fd, unix.TUNSETIFF, request))
+	testenv.Must(t, unix.IoctlSetInt(fd, unix.TUNSETLINK, unix.ARPHRD_IEEE80211))
+}
+
+// Without rules, nothing keeps a direction from comparing the other side of packets.
+func TestMatchAfterNoRules(t *testing.T) {
+	r := newRig(t)
+	r.ok("apply", r.policy(policyA))
+	r.ok("apply", r.policy("devices: {}\n"))
+	r.has()
+	r.ok("apply", r.policy(strings.Replace(policyB, "egress:\n", "egress:\n      match: src\n", 1)))
+	r.has(rulesB...)
+	r.ok("flush", "va")
+	r.nothingLeft()
+}
+
+// Programs that somebody has taken off a device come back with the policy that is in force.
+func TestApplyAttachesAgain(t *testing.T) {
+	r := newRig(t)
+	r.env["SHAPECTL_HOOK"] = "clsact"
+	a := r.policy(policyA)
+	r.ok("apply", a)
+	va := testenv.Link(t, "va")
+	testenv.Must(t, netlink.QdiscDel(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: va.Attrs().Index, Parent: netlink.HANDLE_CLSACT, Handle: netlink.MakeHandle(0xffff, 0),
+	}}))
+	if rules := r.show(); rules[0].Attached {
+		t.Errorf("without the qdisc: %+v", rules[0])
+	}
+	if out := r.ok("apply", a); out != "va egress: attached again (detached)\nva ingress: attached again (detached)\n" {
+		t.Errorf("apply: %q", out)
+	}
+	r.has(rulesA...)
+	r.meters(vab)
+	r.ok("flush", "va")
+	r.nothingLeft()
+}
+
+// policyOfAll has all that a rule can be, on a device with a link header and one without.
+const policyOfAll = `# what customers have
+defaults: {capacity: 50kb}
+plans:
+  gold: {rate: 100mbit, capacity: 100ms}
+devices:
+  va:
+    egress:
+      0.0.0.0/0: {rate: 1gbit, each: flow, excess: ecn}  # all others
+      10.0.0.0/24: {plan: gold, each: host, shadow: {rate: 50mbit, each: host}}
+      10.0.0.9: unlimited
+      10.0.1.0/24: {rate: 10mbit, algorithm: leaky, penalty: 30s, overhead: 24, mpu: 84}
+      10.0.2.0/24: {rate: 1.5mbit, excess: pass, fail: closed}
+      2001:db8::/32: {plan: gold, each: /64}
+    ingress:
+      match: dst
+      10.0.0.0/24: {rate: 8bit, algorithm: leaky, penalty: fill}
+  tun0:
+    egress: {10.0.0.0/8: gold, "::/0": 400gbit}
+`
+
+// export and diff are the inverse of apply: what is exported changes nothing, and
+// diff says of any policy what it would change, and of the one in force nothing.
+func TestExportAndDiff(t *testing.T) {
+	r := newRig(t)
+	testenv.AddLink(t, &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tun0"}, Mode: netlink.TUNTAP_MODE_TUN, Queues: 1, Flags: netlink.TUNTAP_DEFAULTS})
+	all, b := r.policy(policyOfAll), r.policy(policyB)
+	empty := r.ok("export")
+	if got := r.run("diff", all); got.code != exitDiffers || strings.Count(got.out, "\n") != 9 || strings.Count(got.out, "+") < 9 {
+		t.Errorf("diff with nothing in force: %+v", got)
+	}
+	r.has()
+	r.ok("apply", all)
+	exported := r.ok("export")
+	for name, file := range map[string]string{"the policy": all, "its export": r.policy(exported), "its export onto it": r.policy(r.ok("export", "--like", all))} {
+		if out := r.ok("diff", file); out != "" {
+			t.Errorf("diff with %s: %s", name, out)
+		}
+		if out := r.ok("diff", "-j", file); out != "[]\n" {
+			t.Errorf("diff -j with %s: %s", name, out)
+		}
+		if out := r.ok("apply", file); out != "nothing to change\n" {
+			t.Errorf("apply of %s: %s", name, out)
+		}
+	}
+	stdin := r.command("apply", "-")
+	stdin.Stdin = strings.NewReader(exported)
+	if got := r.result(stdin); got.code != exitDone || got.out != "nothing to change\n" {
+		t.Errorf("apply -: %+v", got)
+	}
+	if out := r.ok("export", "--like", all); out != policyOfAll {
+		t.Errorf("exported onto what was applied it is\n%s", out)
+	}
+
+	shown := r.ok("show", "-j")
+	got := r.run("diff", b)
+	if got.code != exitDiffers || got.err != "" || strings.Count(got.out, "\n-")+1 != 9 || !strings.Contains(got.out, "+ va egress: 10.0.2.0/24 is not limited\n") {
+		t.Errorf("diff: %+v", got)
+	}
+	var differences []report.Difference
+	if got := r.run("diff", b, "-j"); got.code != exitDiffers || json.Unmarshal([]byte(got.out), &differences) != nil || len(differences) != 9 {
+		t.Errorf("diff -j: %+v", got)
+	}
+	if now := r.ok("show", "-j"); now != shown {
+		t.Errorf("diff changed something: rules were %s, and are %s", shown, now)
+	}
+	r.refused(exitInput, "diff: there is no file", "diff", b+".no")
+	r.refused(exitInput, "nothing was changed", "diff", r.policy("devices: {va: {egress: {10.0.0.0/24: fast}}}\n"))
+	r.refused(exitInput, "nothing was changed", "apply", r.policy("devices: {va: {egress: {10.0.0.0/24: fast}}}\n"))
+
+	r.ok("apply", b)
+	r.ok("apply", r.policy(empty))
+	if out := r.ok("export"); out != empty {
+		t.Errorf("export of nothing: %s", out)
+	}
+	r.ok("apply", r.policy(exported))
+	if now := r.ok("export"); now != exported {
+		t.Errorf("exported was\n%s, and after a way round it is\n%s", exported, now)
+	}
+	r.ok("flush", "va")
+	r.ok("flush", "tun0")
+	r.nothingLeft()
+}
+
+// From outside of its network namespace, everything works as it does inside.
+func TestApplyFromOutside(t *testing.T) {
+	r := newRig(t)
+	name, ns := testenv.NewNamedNetns(t)
+	testenv.Must(t, ns.Do(func() error {
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "va"}, PeerName: "vb"})
+	}))
+	b := r.policy(policyB)
+	r.ok("-n", name, "apply", b, "--confirm", "1h")
+	r.ok("-n", name, "confirm")
+	r.ok("-n", name, "diff", b)
+	r.has()
+	r.refused(exitInput, "there is no such change", "rollback")
+	r.ok("-n", name, "rollback")
+	if got := r.run("-n", name, "diff", b); got.code != exitDiffers {
+		t.Errorf("diff after a rollback: %+v", got)
+	}
+	r.nothingLeft()
 }

@@ -11,8 +11,8 @@ func (r *reader) contradictions(rules []rule) {
 	var open []cover // each holds the next
 	for i, this := range rules {
 		if i > 0 && rules[i-1].prefix == this.prefix {
-			r.errs = append(r.errs, r.errorAt(this.key, fmt.Sprintf(
-				"network %v is there twice, first in line %d; take one of them out", this.prefix, r.line(rules[i-1].key)))...)
+			r.report(this.key, fmt.Sprintf("network %v is there twice, first in line %d; take one of them out",
+				this.prefix, r.line(rules[i-1].key)))
 			continue
 		}
 		for len(open) > 0 && !open[len(open)-1].prefix.Overlaps(this.prefix) {
@@ -31,8 +31,8 @@ func (r *reader) contradictions(rules []rule) {
 func (r *reader) close(open []cover) []cover {
 	last := open[len(open)-1]
 	if last.next == end(last.prefix) {
-		r.warnings = append(r.warnings, r.errorAt(last.key, fmt.Sprintf(
-			"the rule for %v can never decide: longer networks in this direction cover all of it; take it out, or one of them", last.prefix))...)
+		r.useless = append(r.useless, problem{last.key, fmt.Sprintf(
+			"the rule for %v can never decide: longer networks in this direction cover all of it; take it out, or one of them", last.prefix)})
 	}
 	return open[:len(open)-1]
 }

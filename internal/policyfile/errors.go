@@ -37,10 +37,21 @@ func (e Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-func (e Errors) sort() {
-	slices.SortStableFunc(e, func(a, b Error) int {
-		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
-	})
+// A problem is what becomes an Error when all are known.
+type problem struct {
+	at      uint32 // the offset
+	message string
+}
+
+// errors sorts problems, and makes errors of them.
+func (f *File) errors(problems []problem) (errs Errors) {
+	slices.SortStableFunc(problems, func(a, b problem) int { return cmp.Compare(a.at, b.at) })
+	cursor := f.cursor()
+	for _, p := range problems {
+		at := cursor.at(int(p.at))
+		errs = append(errs, Error{f.name, at.line, at.column, p.message})
+	}
+	return errs
 }
 
 // didYouMean is the end of a message about a word that is none of words.

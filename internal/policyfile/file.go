@@ -139,8 +139,7 @@ func (f *File) section(device string) (*section, error) {
 }
 
 func (f *File) errorAt(offset uint32, message string) Errors {
-	at := f.position(offset)
-	return Errors{{File: f.name, Line: at.line, Column: at.column, Message: message}}
+	return f.errors([]problem{{offset, message}})
 }
 
 func (s *section) matches(device string) bool {

@@ -2,8 +2,14 @@ package policyfile
 
 import (
 	"bytes"
+	"errors"
+	"net/netip"
 	"reflect"
+	"slices"
+	"strings"
 	"testing"
+
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 const small = `# a comment
@@ -25,22 +31,41 @@ devices:
       ::/0: silver
 `
 
-// TestWrite writes what a file says of two devices, and reads that again.
-func TestWrite(t *testing.T) {
-	f, err := Parse("p.yaml", []byte(small))
+func mustParse(t *testing.T, text string) *File {
+	t.Helper()
+	f, err := Parse("p.yaml", []byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}
-	devices := []Device{{"tap0", 14}, {"wg0", 0}}
+	return f
+}
+
+func mustTables(t *testing.T, f *File, devices ...Device) []policy.Table {
+	t.Helper()
 	tables, absent, err := f.Tables(devices)
-	if err != nil || len(absent) != 0 {
-		t.Fatal(absent, err)
+	if err != nil || len(absent) > 0 {
+		t.Fatalf("%v, absent are %v", err, absent)
 	}
-	var out bytes.Buffer
+	return tables
+}
+
+// written is what Write makes of tables.
+func written(t *testing.T, tables []policy.Table) string {
+	t.Helper()
+	var out strings.Builder
 	if err := Write(&out, tables, nil); err != nil {
 		t.Fatal(err)
 	}
-	want := `devices:
+	return out.String()
+}
+
+// TestTables reads what a file says of devices by what is written of it.
+func TestTables(t *testing.T) {
+	for _, test := range []struct {
+		name, text, want string
+		devices          []Device
+	}{
+		{"of each kind", small, `devices:
   tap0:
     egress:
       10.0.0.0/24: {rate: 10mbit, each: host}
@@ -51,15 +76,224 @@ func TestWrite(t *testing.T) {
       match: dst
       0.0.0.0/0: {rate: 1gbit, each: host, overhead: 24, mpu: 84, shadow: {rate: 500mbit, each: host}}
       ::/0: {rate: 50mbit, each: host, shadow: {rate: 40mbit}}
+  tapwg:
+    egress:
+      10.0.0.0/24: {rate: 10mbit, each: host}
+      10.0.0.9: unlimited
+      10.0.1.7: {rate: 100mbit, capacity: 1250000b, each: host}
+      2001:db8::/32: {rate: 100mbit, capacity: 1250000b, each: /64, excess: ecn}
+    ingress:
+      match: dst
+      0.0.0.0/0: {rate: 1gbit, each: host, overhead: 38, mpu: 84, shadow: {rate: 500mbit, each: host}}
+      ::/0: {rate: 50mbit, each: host, shadow: {rate: 40mbit}}
+`, []Device{{"tapwg", 0}, {"lo", 0}, {"tap0", 14}}},
+
+		{"the narrowest decides", `
+defaults: {rate: 1mbit, capacity: 64kb, each: host, excess: ecn, fail: closed, shadow: 512kbit, algorithm: leaky}
+plans: {p: {each: flow}}
+devices:
+  eth0:
+    defaults: {rate: 2mbit, shadow: none, penalty: fill}
+    egress:
+      defaults: {cir: 3mbit, penalty: none}
+      10.0.0.0/24: {}
+      10.0.1.0/24: {plan: p, excess: drop}
+      10.0.2.0/24: unlimited
+      10.0.3.0/24: {rate: unlimited, algorithm: gcra}
+    ingress: {10.0.0.0/24: 4mbit}
+  eth1: {egress: {10.0.0.0/24: p, 10.0.1.0/24: {shadow: {rate: 256kbit, burst: 100ms}}}}
+`, `devices:
+  eth0:
+    egress:
+      10.0.0.0/24: {rate: 3mbit, capacity: 64kb, algorithm: leaky, each: host, excess: ecn, fail: closed}
+      10.0.1.0/24: {rate: 3mbit, capacity: 64kb, algorithm: leaky, each: flow, fail: closed}
+      10.0.2.0/24: {rate: unlimited, algorithm: leaky, fail: closed}
+      10.0.3.0/24: {rate: unlimited, fail: closed}
+    ingress:
+      10.0.0.0/24: {rate: 4mbit, capacity: 64kb, algorithm: leaky, each: host, excess: ecn, penalty: fill, fail: closed}
+  eth1:
+    egress:
+      10.0.0.0/24: {rate: 1mbit, capacity: 64kb, algorithm: leaky, each: flow, excess: ecn, fail: closed, shadow: {rate: 512kbit}}
+      10.0.1.0/24: {rate: 1mbit, capacity: 64kb, algorithm: leaky, each: host, excess: ecn, fail: closed, shadow: {rate: 256kbit, capacity: 3200b}}
+`, []Device{{"eth0", 14}, {"eth1", 14}}},
+
+		{"a name decides over patterns", `
+devices:
+  "*": {egress: {0.0.0.0/0: 1mbit}}
+  tap1: {ingress: {0.0.0.0/0: 2mbit}}
+  tap2: {}
+  'a\*': {egress: {0.0.0.0/0: 3mbit}}
+`, `devices:
+  a\*:
+    egress:
+      0.0.0.0/0: 3mbit
+  ab:
+    egress:
+      0.0.0.0/0: 1mbit
+  tap1:
+    ingress:
+      0.0.0.0/0: 2mbit
+`, []Device{{"tap2", 14}, {"ab", 14}, {"tap1", 14}, {"a*", 14}}},
+
+		{"numbers are bits per second and bytes", `
+devices: {eth0: {egress: {10.0.0.0/24: 1000000, 10.0.1.0/24: {rate: 8000000, capacity: 250000, overhead: -4, mpu: 64}}}}
+`, `devices:
+  eth0:
+    egress:
+      10.0.0.0/24: 1mbit
+      10.0.1.0/24: {rate: 8mbit, capacity: 250000b, overhead: -4, mpu: 64}
+`, []Device{{"eth0", 14}}},
+
+		{"nothing", "devices: {eth0: {egress: {match: src}, defaults: {each: host}}}", "devices: {}\n", []Device{{"eth0", 14}}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			tables := mustTables(t, mustParse(t, test.text), test.devices...)
+			if got := written(t, tables); got != test.want {
+				t.Errorf("got\n%s\nwant\n%s", got, test.want)
+			}
+		})
+	}
+}
+
+func TestAbsent(t *testing.T) {
+	f := mustParse(t, `devices: {eth1: {}, 'x\*y': {}, tap*: {}, eth0: {egress: {0.0.0.0/0: 1mbit}}}`)
+	tables, absent, err := f.Tables([]Device{{"lo", 0}})
+	if want := []string{"eth1", "x*y", "eth0"}; len(tables) > 0 || !slices.Equal(absent, want) || err != nil {
+		t.Errorf("got %v, %v, %v; want %v to be absent", tables, absent, err, want)
+	}
+	if tables, err := f.For(Device{"eth0", 14}); len(tables) != 1 || tables[0].Device != "eth0" || err != nil {
+		t.Errorf("got %v, %v", tables, err)
+	}
+}
+
+// TestTorn has a device that two patterns match.
+func TestTorn(t *testing.T) {
+	f := mustParse(t, "devices:\n  tap*: {egress: {0.0.0.0/0: 1mbit}}\n  '*[1-3]': {}\n  tap2: {}\n")
+	want := `p.yaml:3:3: device tap1 is matched by *[1-3] here and by tap* in line 2; narrow one of them down, or give the device a section of its own`
+	_, _, err := f.Tables([]Device{{"tap1", 14}, {"tap2", 14}, {"tap4", 14}, {"x3", 14}})
+	if err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	if _, err := f.For(Device{"tap1", 14}); err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	for _, test := range []struct {
+		networks string
+		covered  []string
+	}{
+		{"10.0.0.0/24 10.0.0.0/25 10.0.0.128/25", []string{"10.0.0.0/24"}},
+		{"10.0.0.0/24 10.0.0.0/25 10.0.0.128/26 10.0.0.192/26", []string{"10.0.0.0/24"}},
+		{"10.0.0.0/24 10.0.0.0/25 10.0.0.128/26 10.0.0.192/27", nil},
+		{"10.0.0.0/24 10.0.0.1/32 10.0.0.2/31 10.0.0.4/30", nil},
+		{"10.0.0.0/24 10.0.1.0/24", nil},
+		{"10.0.0.0/24 10.0.0.128/25", nil},
+		{"10.0.0.0/30 10.0.0.0/32 10.0.0.1/32 10.0.0.2/31", []string{"10.0.0.0/30"}},
+		{"0.0.0.0/0 0.0.0.0/1 128.0.0.0/1 ::/0", []string{"0.0.0.0/0"}},
+		{"255.255.255.254/31 255.255.255.255 255.255.255.254", []string{"255.255.255.254/31"}},
+		{"::/0 ::/1 8000::/1 8000::/2 c000::/2", []string{"::/0", "8000::/1"}},
+		{"2001:db8::/32 2001:db8::/33 2001:db8:8000::/33", []string{"2001:db8::/32"}},
+	} {
+		text := "devices:\n  eth0:\n    egress:\n"
+		var want Errors
+		for i, network := range strings.Fields(test.networks) {
+			text += "      " + network + ": 1mbit\n"
+			if slices.Contains(test.covered, network) {
+				want = append(want, Error{"p.yaml", 4 + i, 7, "the rule for " + network +
+					" can never decide: longer networks in this direction cover all of it; take it out, or one of them"})
+			}
+		}
+		if got := mustParse(t, text).Warnings(); !slices.Equal(got, want) {
+			t.Errorf("%s: got %v, want %v", test.networks, got, want)
+		}
+	}
+}
+
+// TestWriteNames writes devices whose names mean something in YAML, or are patterns.
+func TestWriteNames(t *testing.T) {
+	var tables []policy.Table
+	var devices []Device
+	for _, name := range []string{"eth0", "null", "-", "*", "a[b]", `a\b`, "a,b", "{x}", "#1", "a#", "'", `"`, "é", "1", "true", "~", "&a", "!", "%", "@", "?", "-a", strings.Repeat("n", 127)} {
+		tables = append(tables, policy.Table{Device: name, Direction: policy.Ingress, Match: policy.MatchSrc, Rules: []policy.Rule{
+			{Prefix: netip.MustParsePrefix("::/128"), Rate: policy.Unlimited},
+			{Prefix: netip.MustParsePrefix("2001:db8::/128"), Rate: policy.Unlimited},
+			{Prefix: netip.MustParsePrefix("2001:db8::1/128"), Rate: policy.Unlimited},
+		}})
+		devices = append(devices, Device{name, 14})
+	}
+	policy.SortTables(tables)
+	text := written(t, tables)
+	for _, key := range []string{"\n      ::/128: ", "\n      2001:db8::/128: ", "\n      2001:db8::1: "} {
+		if !strings.Contains(text, key) {
+			t.Errorf("%q is not in\n%s", key, text)
+		}
+	}
+	if got := mustTables(t, mustParse(t, text), devices...); !reflect.DeepEqual(got, tables) {
+		t.Errorf("got %v of\n%s", got, text)
+	}
+}
+
+func TestWriteComments(t *testing.T) {
+	tables := mustTables(t, mustParse(t, "devices: {eth0: {egress: {10.0.0.0/24: 1mbit, 10.0.0.1: unlimited, 10.0.1.0/24: 2mbit}}}"), Device{"eth0", 14})
+	var out strings.Builder
+	if err := Write(&out, tables, func(device string, d policy.Direction, p netip.Prefix) string {
+		switch p.String() {
+		case "10.0.0.0/24":
+			return device + "\r\n\t10.9.0.0/24:  " + d.String() + "\xff\x00\u2028\u0085 é"
+		case "10.0.0.1/32":
+			return " \n"
+		}
+		return "# two"
+	}); err != nil {
+		t.Fatal(err)
+	}
+	want := `devices:
+  eth0:
+    egress:
+      10.0.0.0/24: 1mbit  # eth0 10.9.0.0/24: egress é
+      10.0.0.1: unlimited
+      10.0.1.0/24: 2mbit  # # two
 `
 	if out.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
 	}
-	again, err := Parse("again.yaml", out.Bytes())
-	if err != nil {
-		t.Fatal(err)
+}
+
+// full is a writer for which there is no room.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, errors.New("no room") }
+
+func TestCannotWrite(t *testing.T) {
+	f := mustParse(t, "devices: {eth0: {egress: {10.0.0.0/24: 1mbit}}}")
+	good := mustTables(t, f, Device{"eth0", 14})
+	bad := func(change func(*policy.Table)) []policy.Table {
+		tables := []policy.Table{good[0]}
+		tables[0].Rules = slices.Clone(good[0].Rules)
+		change(&tables[0])
+		return tables
 	}
-	if same, _, err := again.Tables(devices); err != nil || !reflect.DeepEqual(same, tables) {
-		t.Errorf("got %v, %v", same, err)
+	for want, tables := range map[string][]policy.Table{
+		`write a policy: the name of device "e\xff" is not UTF-8, as a file has to be; rename it`:                     bad(func(t *policy.Table) { t.Device = "e\xff" }),
+		"write a policy: eth0 egress has two tables":                                                                  {good[0], good[0]},
+		"write a policy: eth0 egress 10.0.0.0/24: rate 7bit is below 8bit, the slowest that can be metered; raise it": bad(func(t *policy.Table) { t.Rules[0].Rate = 7 }),
+	} {
+		if err := Write(new(bytes.Buffer), tables, nil); err == nil || err.Error() != want {
+			t.Errorf("Write: got %v, want %s", err, want)
+		}
+		if err := Merge(new(bytes.Buffer), f, []Device{{"eth0", 14}, {"e\xff", 14}}, tables); err == nil || err.Error() != want {
+			t.Errorf("Merge: got %v, want %s", err, want)
+		}
+	}
+	if err := Merge(new(bytes.Buffer), f, nil, good); err == nil || err.Error() != "write a policy: device eth0 has rules, but is not there" {
+		t.Errorf("Merge: got %v", err)
+	}
+	if err := Write(full{}, good, nil); err == nil || err.Error() != "write a policy: no room" {
+		t.Errorf("Write: got %v", err)
+	}
+	if err := Merge(full{}, f, []Device{{"eth0", 14}}, good); err == nil || err.Error() != "write a policy: no room" {
+		t.Errorf("Merge: got %v", err)
 	}
 }

@@ -80,8 +80,11 @@ func newBase(defaults parcel) base {
 type limits struct {
 	base
 	defaults parcel
-	short    map[string]*policy.Limit // by the text of rules
+	known    map[string]*policy.Limit // by what rules say, as most say what others do
 }
+
+// maxKnown bounds limits.known.
+const maxKnown = 1 << 14
 
 // of is the limit of a rule.
 func (l *limits) of(p parcel) *policy.Limit {
@@ -98,11 +101,8 @@ func (l *limits) of(p parcel) *policy.Limit {
 
 // limit is that of a rule, nil if it is not valid.
 func (r *reader) limit(of *limits, prefix netip.Prefix, e *entry) *policy.Limit {
-	short := e.value.kind == text
-	if short {
-		if limit := of.short[e.value.text]; limit != nil && valid(limit, prefix) == nil {
-			return limit
-		}
+	if limit := of.known[string(r.text[e.value.start:e.value.end])]; limit != nil && valid(limit, prefix) == nil {
+		return limit
 	}
 	p := r.rule(&e.value)
 	if p.bad || of.defaults.bad {
@@ -113,18 +113,16 @@ func (r *reader) limit(of *limits, prefix netip.Prefix, e *entry) *policy.Limit 
 		r.blame(err, e.key.start, p, of.defaults)
 		return nil
 	}
-	if short {
-		of.short[e.value.text] = limit
+	if len(of.known) < maxKnown {
+		of.known[string(r.text[e.value.start:e.value.end])] = limit
 	}
 	return limit
 }
 
-// valid is why a limit makes no rule for a network on some device.
+// valid is why a limit makes no rule for a network. That is so on devices of either
+// kind: an overhead by a keyword is in range without a link header, and with one.
 func valid(l *policy.Limit, prefix netip.Prefix) error {
 	_, err := l.Rule(prefix, 0)
-	if err == nil && (l.Overhead != "" || l.Shadow != nil && l.Shadow.Overhead != "") {
-		_, err = l.Rule(prefix, 14)
-	}
 	return err
 }
 
@@ -177,6 +175,10 @@ func (r *reader) plan(n *node, name string) *plan {
 	}
 	if len(r.plans) == 0 {
 		r.errorf(n, "%q is no rate, and there are no plans; write a rate such as 10mbit, or unlimited", shorten(name))
+		return nil
+	}
+	if len(r.problems) > 100*shown { // nobody sees it, and plans may be many
+		r.errorf(n, "plan %q is unknown", shorten(name))
 		return nil
 	}
 	names := slices.Sorted(maps.Keys(r.plans))
@@ -249,18 +251,19 @@ func (r *reader) part(name string, n *node) parcel {
 
 func (r *reader) shadow(n *node) parcel {
 	p := part{key: "shadow", at: n.start}
-	if r.plans[n.text] != nil {
+	switch {
+	case n.kind == text && n.text == noShadow:
+		return parcel{parts: []part{p}}
+	case n.kind == text && r.plans[n.text] != nil:
 		r.errorf(n, "a shadow cannot name a plan; write its parts out")
 		return parcel{bad: true}
 	}
-	if n.kind != text || n.text != noShadow {
-		of := r.rateOrParts(n, "a shadow", shadowKeys)
-		if of.bad {
-			return of
-		}
-		limit := over(policy.Limit{}, of.parts)
-		p.shadow = &limit
+	of := r.rateOrParts(n, "a shadow", shadowKeys)
+	if of.bad {
+		return of
 	}
+	limit := over(policy.Limit{}, of.parts)
+	p.shadow = &limit
 	return parcel{parts: []part{p}}
 }
 

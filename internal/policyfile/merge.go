@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -189,10 +188,20 @@ func (m *merger) table(t *table, live policy.Table, d Device, inside bool) {
 
 // rule changes the value of a rule.
 func (m *merger) rule(t *table, at span, live policy.Rule, d Device) {
-	r := &reader{File: File{source: m.source}}
-	// As far from the beginning of its line as it is, for its nodes to be where they are.
-	value := strings.Repeat(" ", m.position(at.value).column-1) + string(m.text[at.value:at.end])
-	root := r.yaml([]byte(value), m.line(at.value)-1)
+	from := m.lines[m.line(at.value)-1]
+	if len(bytes.TrimLeft(m.text[from:at.value], " ")) > 0 {
+		from = at.value // which has its own line only if it goes over several
+	}
+	value, _, err := newSource(m.text[from:at.end])
+	if err != nil {
+		panic(err) // Parse read it
+	}
+	r := &reader{File: File{source: value}}
+	root, err := r.yaml(value.text, 0)
+	if err != nil {
+		panic(err)
+	}
+	root.shift(from)
 	m.limit(r, &entry{node{start: at.key}, *root}, t.base, live, d, t.braces)
 }
 

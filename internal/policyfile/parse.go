@@ -35,56 +35,57 @@ func parse(name string, text []byte, lines int) (*File, error) {
 	source, at, err := newSource(text)
 	r := &reader{File: File{name: name, source: source, exactly: map[string]*section{}}}
 	if err != nil {
-		r.report(uint32(at), err.Error())
-		return nil, r.errs
+		return nil, r.errorAt(uint32(at), err.Error())
 	}
 	if lines > 0 {
 		r.pieces, text = cut(source, lines)
 	}
-	if root := r.yaml(text, 0); root != nil {
+	root, err := r.yaml(text, 0)
+	switch {
+	case root != nil && root.kind != nothing:
 		r.policy(root)
+	case err == nil && len(r.problems) == 0:
+		r.report(0, "the file says nothing; write devices: {} if no device is to have rules")
 	}
-	if lines > 0 && (r.torn || len(r.pieces) > 0) {
+	switch {
+	case lines > 0 && (r.torn || len(r.pieces) > 0):
 		return parse(name, source.text, 0)
+	case err != nil:
+		return nil, err
+	case len(r.problems) > 0:
+		return nil, r.errors(r.problems)
 	}
-	if len(r.errs) > 0 {
-		r.errs.sort()
-		return nil, r.errs
-	}
-	r.warnings.sort()
+	r.warnings = r.errors(r.useless)
 	return &r.File, nil
 }
 
 // A reader makes a File of the nodes of its text.
 type reader struct {
 	File
-	errs   Errors
-	plans  map[string]*plan
-	pieces map[uint32][]piece // that are not read yet, by the offset of the key before
-	torn   bool               // something is not YAML for policies, and perhaps because of the pieces
+	problems []problem
+	useless  []problem // that are warnings
+	plans    map[string]*plan
+	pieces   map[uint32][]piece // that are not read yet, by the offset of the key before
+	torn     bool               // something is not YAML for policies, and perhaps because of the pieces
 }
 
-// yaml is what a part of the text says that has some lines before it; nil if there
-// is nothing to be read, and reported.
-func (r *reader) yaml(text []byte, before int) *node {
-	reported := len(r.errs)
-	t := tree{r.source, before, func(offset int, message string) { r.report(uint32(offset), message) }}
+// yaml is what a part of the text says that has some lines before it; nil if that
+// is nothing, or an error if it is not YAML.
+func (r *reader) yaml(text []byte, before int) (*node, error) {
+	reported := len(r.problems)
+	t := tree{r.source, r.cursor(), before, func(offset int, message string) { r.report(uint32(offset), message) }}
 	root, err := t.parse(text)
-	switch {
-	case err != nil:
+	if err != nil {
+		r.torn = true
 		at, message := r.syntaxError(err)
-		r.errs = append(r.errs, Error{r.name, at.line, at.column, message})
-		root = nil
-	case len(r.errs) == reported && (root == nil || root.kind == nothing):
-		r.report(0, "the file says nothing; write devices: {} if no device is to have rules")
-		root = nil
+		return nil, Errors{{r.name, at.line, at.column, message}}
 	}
-	r.torn = r.torn || len(r.errs) > reported
-	return root
+	r.torn = r.torn || len(r.problems) > reported
+	return root, nil
 }
 
 func (r *reader) report(offset uint32, message string) {
-	r.errs = append(r.errs, r.errorAt(offset, message)...)
+	r.problems = append(r.problems, problem{offset, message})
 }
 
 func (r *reader) errorf(n *node, format string, args ...any) {
@@ -101,7 +102,7 @@ func (r *reader) policy(root *node) {
 		r.readPlans(&e.value)
 	}
 	if given["devices"] == nil {
-		if len(r.errs) == 0 {
+		if len(r.problems) == 0 {
 			r.errorf(root, "devices is missing; write devices: {} if no device is to have rules")
 		}
 		return
@@ -223,9 +224,9 @@ func (r *reader) table(d policy.Direction, e *entry, defaults parcel) table {
 
 // piece is the rules of a piece of a direction.
 func (r *reader) piece(p piece) []entry {
-	root := r.yaml(r.text[r.lines[p.from-1]:r.lineEnd(p.to-1)], p.from-1)
-	if root == nil {
-		return nil
+	root, err := r.yaml(r.text[r.lines[p.from-1]:r.lineEnd(p.to-1)], p.from-1)
+	if root == nil || err != nil {
+		return nil // and the file is read as a whole
 	}
 	return r.entries(root, "a direction", "10.0.0.0/24: 10mbit")
 }

@@ -67,8 +67,6 @@ func ruleLine(line []byte) (indent int, ok bool) {
 		if value[0] != '{' || value[len(value)-1] != '}' || bytes.Count(value, []byte("}")) != open {
 			return 0, false
 		}
-	} else if len(value) > 0 && value[0] == '-' {
-		return 0, false
 	}
 	const word = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-/_"
 	return indent, len(value) > 0 && only(value, word+"{}:, ")

@@ -53,34 +53,56 @@ func bom(text []byte) []byte {
 // A position is a line and a column, in characters, both from 1.
 type position struct{ line, column int }
 
-// position is that of an offset.
-func (s *source) position(offset uint32) position {
-	line := s.line(offset)
-	return position{line, utf8.RuneCount(s.text[s.lines[line-1]:max(offset, s.lines[0])]) + 1}
+// A cursor counts the characters of a line once for all offsets that come in
+// order, as a line may be the whole file.
+type cursor struct {
+	source *source
+	here   position
+	offset int // of here
+}
+
+func (s *source) cursor() cursor {
+	return cursor{s, position{1, 1}, int(s.lines[0])}
+}
+
+// goTo goes to the beginning of a line, or stays if what is wanted is ahead in it.
+func (c *cursor) goTo(line int, ahead bool) {
+	if line != c.here.line || !ahead {
+		c.here, c.offset = position{line, 1}, int(c.source.lines[line-1])
+	}
+}
+
+// at is the position of an offset.
+func (c *cursor) at(offset int) position {
+	c.goTo(c.source.line(uint32(offset)), offset >= c.offset)
+	if offset > c.offset {
+		c.here.column += utf8.RuneCount(c.source.text[c.offset:offset])
+		c.offset = offset
+	}
+	return c.here
+}
+
+// find is the offset of a position; that of the end of the text, if it is behind.
+func (c *cursor) find(at position) int {
+	text := c.source.text
+	if at.line > len(c.source.lines) {
+		return len(text)
+	}
+	c.goTo(at.line, at.column >= c.here.column)
+	for c.here.column < at.column && c.offset < len(text) {
+		size := 1
+		if text[c.offset] >= utf8.RuneSelf {
+			_, size = utf8.DecodeRune(text[c.offset:])
+		}
+		c.offset += size
+		c.here.column++
+	}
+	return c.offset
 }
 
 // line is the number of the line that an offset is in.
 func (s *source) line(offset uint32) int {
 	return max(1, sort.Search(len(s.lines), func(i int) bool { return s.lines[i] > offset }))
-}
-
-// offset is that of a position; false if there is no such.
-func (s *source) offset(line, column int) (offset int, ok bool) {
-	if line < 1 || line > len(s.lines) {
-		return 0, false
-	}
-	offset = int(s.lines[line-1])
-	for ; column > 1; column-- {
-		if offset >= len(s.text) {
-			return 0, false
-		}
-		size := 1
-		if s.text[offset] >= utf8.RuneSelf {
-			_, size = utf8.DecodeRune(s.text[offset:])
-		}
-		offset += size
-	}
-	return offset, true
 }
 
 // lineText is a line without its end.
@@ -100,18 +122,17 @@ func (s *source) lineEnd(line int) int {
 	return end
 }
 
-// skip is the first offset from i on that is not space, a comment, or one of also.
-func (s *source) skip(i int, also string) int {
+// skip is the first offset from i on that is not space, a comma or a comment.
+func (s *source) skip(i int) int {
 	for i < len(s.text) {
-		c := s.text[i]
-		switch {
-		case c == '#' && i > 0 && isSpace(s.text[i-1]):
+		switch c := s.text[i]; {
+		case c == '#':
 			next := bytes.IndexByte(s.text[i:], '\n')
 			if next < 0 {
 				return len(s.text)
 			}
 			i += next
-		case isSpace(c) || also != "" && c == also[0]:
+		case c == ',' || isSpace(c):
 			i++
 		default:
 			return i

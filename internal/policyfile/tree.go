@@ -59,9 +59,19 @@ func (p *place) reach(end uint32) {
 
 func (n *node) place() place { return place{start: n.start, end: n.end, braces: n.braces} }
 
+// shift moves a node that was read from an offset on to where it is.
+func (n *node) shift(offset uint32) {
+	n.start, n.end = n.start+offset, n.end+offset
+	for i := range n.entries {
+		n.entries[i].key.shift(offset)
+		n.entries[i].value.shift(offset)
+	}
+}
+
 // A tree turns YAML into nodes of a source.
 type tree struct {
 	source
+	cursor cursor
 	before int // lines before what is parsed
 	report func(offset int, message string)
 }
@@ -93,8 +103,7 @@ func (t *tree) parse(text []byte) (*node, error) {
 
 // at is the offset of a node.
 func (t *tree) at(n *yaml.Node) int {
-	offset, _ := t.offset(t.before+n.Line, n.Column)
-	return offset
+	return t.cursor.find(position{t.before + n.Line, n.Column})
 }
 
 func (t *tree) node(n *yaml.Node) node {
@@ -122,7 +131,7 @@ func notPlain(n *yaml.Node) string {
 		return fmt.Sprintf("*%.64s is an alias in YAML, which policies do not have; name a plan, or put quotes around a pattern", n.Value)
 	case n.Anchor != "":
 		return fmt.Sprintf("&%.64s is an anchor in YAML, which policies do not have; name a plan instead", n.Anchor)
-	case n.Style&yaml.TaggedStyle != 0:
+	case n.Style&yaml.TaggedStyle != 0 || n.Tag == "!":
 		return fmt.Sprintf("%.64s is a tag in YAML, which policies do not have; leave it out", n.Tag)
 	case n.Tag == "!!merge":
 		return "<< merges mappings in YAML, which policies do not; name a plan instead"
@@ -141,8 +150,6 @@ func (t *tree) scalar(n *yaml.Node, out *node) {
 		ok = end <= len(t.text) && string(t.text[start:end]) == n.Value
 	}
 	switch {
-	case !ok && t.text[start] == '!':
-		t.report(start, "! is a tag in YAML, which policies do not have; leave it out")
 	case !ok:
 		t.report(start, "this text goes over several lines; write it in one, and a colon behind what is a key")
 	case n.Tag == "!!null":
@@ -165,7 +172,7 @@ func (t *tree) mapping(n *yaml.Node, out *node) {
 		e := entry{t.node(n.Content[i]), t.node(n.Content[i+1])}
 		n.Content[i], n.Content[i+1] = nil, nil
 		if known = known && e.key.known() && e.value.known(); known {
-			if !t.follows(at, e, out.braces) {
+			if !t.follows(at, e.key, out.braces) {
 				t.report(int(e.key.start), "this is not written as key: value; write it so, with the key at the beginning of a line or inside of braces")
 				known = false
 			}
@@ -178,7 +185,7 @@ func (t *tree) mapping(n *yaml.Node, out *node) {
 		out.end = out.start
 		return
 	case out.braces:
-		at = t.skip(at, ",") + 1
+		at = t.skip(at) + 1
 	}
 	out.end = uint32(at)
 }
@@ -188,21 +195,13 @@ func (n *node) known() bool {
 	return n.kind == text || n.kind == mapping && n.end > n.start
 }
 
-// follows says whether an entry follows what is before at, with nothing but its
-// colon between key and value.
-func (t *tree) follows(at int, e entry, braces bool) bool {
+// follows says whether a key follows what is before at: in its line, or in braces.
+func (t *tree) follows(at int, key node, braces bool) bool {
 	if braces {
-		if t.skip(at, ",") != int(e.key.start) {
-			return false
-		}
-	} else {
-		begin := t.lines[t.line(e.key.start)-1]
-		if len(bytes.Trim(t.text[begin:e.key.start], " ")) > 0 {
-			return false
-		}
+		return t.skip(at) == int(key.start)
 	}
-	colon := t.skip(int(e.key.end), "")
-	return colon < len(t.text) && t.text[colon] == ':' && t.skip(colon+1, "") == int(e.value.start)
+	begin := t.lines[t.line(key.start)-1]
+	return len(bytes.Trim(t.text[begin:key.start], " ")) == 0
 }
 
 // describe says in an error what a value is.
@@ -231,10 +230,8 @@ func (s *source) syntaxError(err error) (at position, message string) {
 		return position{1, 1}, err.Error()
 	}
 	at = s.within(load.Mark)
-	before := s.lineText(at.line)
-	if offset, ok := s.offset(at.line, at.column); ok {
-		before = s.text[s.lines[at.line-1]:offset]
-	}
+	cursor := s.cursor()
+	before := s.text[s.lines[at.line-1]:cursor.find(at)]
 	indent := s.lineText(at.line)
 	indent = indent[:len(indent)-len(bytes.TrimLeft(indent, " \t"))]
 	context := ""

@@ -75,7 +75,7 @@ func deviceKey(device string) (string, error) {
 	return strings.TrimSuffix(strings.TrimPrefix(string(key), "["), "]\n"), nil
 }
 
-// networkKey is an address where it is one, unless YAML would see more colons in it.
+// networkKey is an address where it is one, unless it ends in a colon as keys do.
 func networkKey(p netip.Prefix) string {
 	if s := p.Addr().String(); p.IsSingleIP() && !strings.HasSuffix(s, ":") {
 		return s
@@ -86,7 +86,7 @@ func networkKey(p netip.Prefix) string {
 // harmless is a text that fits behind # in a line.
 func harmless(comment string) string {
 	comment = strings.Map(func(c rune) rune {
-		if unicode.IsGraphic(c) && c != '\uFEFF' {
+		if unicode.IsGraphic(c) {
 			return c
 		}
 		return ' '
@@ -97,10 +97,7 @@ func harmless(comment string) string {
 // spell is a value that makes r of defaults on a device whose frames have l2Bytes
 // of link header, as short as it can be.
 func spell(of base, r policy.Rule, l2Bytes uint8) string {
-	return spellParts(needed(of, r, l2Bytes))
-}
-
-func spellParts(parts []part) string {
+	parts := needed(of, r, l2Bytes)
 	if len(parts) == 1 && parts[0].key == "rate" {
 		return parts[0].text
 	}

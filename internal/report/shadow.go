@@ -24,7 +24,7 @@ type Shadow struct {
 	RefusedPackets uint64 `json:"refused_packets"`
 	RefusedBytes   uint64 `json:"refused_bytes"`
 	HurtHosts      int    `json:"hurt_hosts"` // or subnets, with each /N
-	HurtLimit      uint32 `json:"hurt_limit"` // how many of all shadows of the hook are remembered
+	HurtLimit      uint32 `json:"hurt_limit"` // about how many of all shadows of the hook are remembered
 	Hurt           []Hurt `json:"hurt"`
 }
 
@@ -81,7 +81,8 @@ func Shadows(w io.Writer, rules []Rule) error {
 			most += fmt.Sprintf("%s (%d bytes)", h.Subnet, h.RefusedBytes)
 		}
 		hurts := fmt.Sprint(s.HurtHosts)
-		if uint32(s.HurtHosts) >= s.HurtLimit {
+		// The kernel begins to forget a little before there is no room.
+		if uint32(s.HurtHosts) >= s.HurtLimit-s.HurtLimit/8 {
 			hurts += " or more"
 		}
 		fmt.Fprintf(t, "%s %s %s\t%s\t%d\t%d (%s)\t%d\t%d (%s)\t%s\t%s\n", r.Device, r.Direction, r.CIDR, proposed,

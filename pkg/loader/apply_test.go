@@ -5,11 +5,14 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
@@ -613,4 +616,32 @@ func TestShadowOfALiveRule(t *testing.T) {
 		r.flush()
 		r.nothingLeft()
 	})
+}
+
+// A command that was killed while it gave a device that was made again its
+// rules has left them twice. A policy comes into force all the same, once.
+func TestApplyToADeviceWhoseRulesWereLeftTwice(t *testing.T) {
+	for _, index := range []int{1, 9999} { // which hook is found first
+		t.Run(fmt.Sprint(index), func(t *testing.T) {
+			r := newRig(t, TCX, policy.Egress)
+			old, next := rule("10.0.0.0/24"), rule("10.0.0.0/24", leaky)
+			r.apply(ApplyOptions{}, r.table(old))
+			h := r.hook("va")
+			r.write(func(n *Namespace) error {
+				dir := filepath.Join(n.hookPath(index, r.direction), "g0")
+				testenv.Must(t, os.MkdirAll(dir, 0o750))
+				return h.Set.Pin(dir)
+			})
+			testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
+			r.addDevice()
+			r.apply(ApplyOptions{}, r.table(next))
+			r.inForce(next)
+			r.meters(next, "10.0.0.7", 5)
+			r.apply(ApplyOptions{}, r.table(old))
+			r.inForce(old)
+			r.meters(old, "10.0.0.7", 5)
+			r.flush()
+			r.nothingLeft()
+		})
+	}
 }

@@ -1,0 +1,200 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/shapectl/shapectl/internal/policyfile"
+	"github.com/shapectl/shapectl/internal/testenv"
+)
+
+const subscribers = `Circuit ID,Circuit Name,Device ID,Device Name,Parent Node,MAC,IPv4,IPv6,Download Min Mbps,Upload Min Mbps,Download Max Mbps,Upload Max Mbps,Comment
+C1,"Bakery, Mill Lane 3",D1,Router,,,198.51.100.1,,,,50.5,10,
+`
+
+const leftover = `C2,Farm,D2,Barn,Mast,,198.51.100.2,2001:db8:2::/56,1,1,2.5,0,
+C3,Mill,D3,Mill,Mast,,198.51.100.3,,1,1,20,5,
+`
+
+// A desk is where files are imported: no device is needed, and nobody is root.
+type desk struct {
+	rig
+	in string
+}
+
+func (d *desk) file(name, text string) string {
+	d.t.Helper()
+	path := filepath.Join(d.t.TempDir(), name)
+	testenv.Must(d.t, os.WriteFile(path, []byte(text), 0o600))
+	return path
+}
+
+// run runs a command line, with a standard input.
+func (d *desk) run(args ...string) result {
+	var out, err bytes.Buffer
+	e := &env{in: strings.NewReader(d.in), out: &out, err: &err, getenv: func(string) string { return "" }}
+	code := e.run(args)
+	return result{out.String(), err.String(), code}
+}
+
+// What import prints, as a manual would show it.
+func TestImportTranscript(t *testing.T) {
+	d := &desk{rig: rig{t: t}}
+	var s strings.Builder
+	for _, step := range []struct{ in, line string }{
+		{subscribers, "import libreqos - --device eth1"},
+		{subscribers + leftover, "import libreqos - --device eth1 --upload eth0"},
+		{subscribers + leftover, "import libreqos - --device eth1 -j"},
+		{strings.Replace(subscribers, "50.5", "fast", 1) + strings.Replace(leftover, "198.51.100.2", "198.51.100", 1), "import libreqos - --device eth1"},
+		{`{"nftables": []}`, "import nft -"},
+		{"table inet filter {\n}\n", "import nft -"},
+	} {
+		d.in = step.in
+		got := d.run(strings.Fields(step.line)...)
+		fmt.Fprintf(&s, "$ shapectl %s\n%s", step.line, got.out)
+		for line := range strings.Lines(got.err) {
+			s.WriteString("2> " + line)
+		}
+		if got.code != 0 {
+			fmt.Fprintf(&s, "exit %d\n", got.code)
+		}
+	}
+	golden(t, "import.golden", s.String())
+}
+
+// The help of each tool is what it was.
+func TestImportHelp(t *testing.T) {
+	d := &desk{rig: rig{t: t}}
+	var all strings.Builder
+	for _, tool := range []string{"libreqos", "tc", "nft"} {
+		got := d.run("import", tool, "--help")
+		if viaHelp := d.run("help", "import", tool); viaHelp != got || got.code != exitDone || got.err != "" {
+			t.Errorf("import %s --help: %+v; help import %s: %+v", tool, got, tool, viaHelp)
+		}
+		fmt.Fprintf(&all, "$ shapectl import %s --help\n%s\n", tool, got.out)
+	}
+	golden(t, "import-help.golden", all.String())
+}
+
+// All was carried over, or not: the exit code says which, and the policy reads back in either case.
+func TestImportIsAPolicy(t *testing.T) {
+	d := &desk{rig: rig{t: t}}
+	for name, test := range map[string]struct {
+		text string
+		code int
+	}{
+		"all":      {subscribers, exitDone},
+		"not all":  {subscribers + leftover, exitDegraded},
+		"nothing":  {strings.SplitAfter(subscribers, "\n")[0], exitDone},
+		"a marked": {"\ufeff" + subscribers, exitDone},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := d.run("import", "libreqos", d.file("ShapedDevices.csv", test.text), "--device", "eth1")
+			if got.code != test.code {
+				t.Fatalf("exit %d, not %d: %s", got.code, test.code, got.err)
+			}
+			if _, err := policyfile.Parse("policy", []byte(got.out)); err != nil {
+				t.Errorf("%v: %s", err, got.out)
+			}
+			for line := range strings.Lines(got.err) {
+				if strings.HasPrefix(line, "shapectl: ") {
+					t.Errorf("an error: %s", line)
+				}
+			}
+			var object struct {
+				Policy string
+				Rules  []map[string]any
+				Left   []map[string]string `json:"not_carried_over"`
+				Notes  []string
+			}
+			asJSON := d.run("import", "libreqos", d.file("ShapedDevices.csv", test.text), "--device", "eth1", "-j")
+			if err := json.Unmarshal([]byte(asJSON.out), &object); err != nil {
+				t.Fatalf("%v: %s", err, asJSON.out)
+			}
+			if asJSON.code != test.code || asJSON.err != "" {
+				t.Errorf("with -j: exit %d, %s", asJSON.code, asJSON.err)
+			}
+			if (len(object.Left) > 0) != (test.code == exitDegraded) || object.Rules == nil || object.Left == nil {
+				t.Errorf("rules %v, left %v", object.Rules, object.Left)
+			}
+			body := func(policy string) string { return policy[strings.Index(policy, "\ndevices:"):] }
+			if body(object.Policy) != body(got.out) {
+				t.Errorf("the policies differ:\n%s\n%s", object.Policy, got.out)
+			}
+		})
+	}
+}
+
+// Bad usage and input is refused, and nothing is printed but why.
+func TestImportRefuses(t *testing.T) {
+	d := &desk{rig: rig{t: t}, in: subscribers}
+	for _, test := range []struct{ args, says string }{
+		{"import", "libreqos, tc or nft"},
+		{"import wondershaper", "use libreqos, tc or nft"},
+		{"import libreqos", "takes"},
+		{"import libreqos - -", "takes"},
+		{"import libreqos -", "--device is missing"},
+		{"import libreqos - --device eth1 --upload eth1", "the same device"},
+		{"import libreqos - --device eth1 --upload=", "has no name"},
+		{"import libreqos - --device eth1 -n blue", "-n has no meaning"},
+		{"import libreqos - --device eth1 --frobnicate", "frobnicate"},
+		{"import libreqos /nonexistent --device eth1", "/nonexistent"},
+		{"import libreqos / --device eth1", "is a directory"},
+		{"import nft", "takes"},
+		{"import nft -", "standard input:1:1: this is not JSON"},
+		{"import nft - --device=", "has no name"},
+		{"import nft - -n blue", "-n has no meaning"},
+		{"import tc", "takes"},
+		{"import tc nosuch0", "no device nosuch0"},
+		{"import tc lo lo", "named twice"},
+		{"import tc lo -n nosuch-namespace", "nosuch-namespace"},
+	} {
+		d.isRefusal(test.args, d.run(strings.Fields(test.args)...), exitInput, test.says)
+	}
+}
+
+// A policy that can not be written to the end is not taken for a whole one.
+func TestImportThatIsCutOff(t *testing.T) {
+	var errs bytes.Buffer
+	e := &env{in: strings.NewReader(subscribers), out: brokenPipe{}, err: &errs, getenv: func(string) string { return "" }}
+	if code := e.run([]string{"import", "libreqos", "-", "--device", "eth1"}); code != exitDegraded || !strings.Contains(errs.String(), "could not be written") {
+		t.Errorf("exit %d: %s", code, &errs)
+	}
+}
+
+type brokenPipe struct{}
+
+func (brokenPipe) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
+
+// A device without limits of its own makes an empty policy, here and in a named namespace.
+func TestImportTCOfNothing(t *testing.T) {
+	r := newRig(t)
+	name, ns := testenv.NewNamedNetns(t)
+	testenv.Must(t, ns.Do(func() error { testenv.Veth(t, "there", "peer"); return nil }))
+	for _, args := range [][]string{{"import", "tc", "va", "vb"}, {"import", "tc", "there", "-n", name}} {
+		got := r.run(args...)
+		if got.code != exitDone || !strings.Contains(got.out, "devices: {}\n") || got.err != "no rules; nothing was left out\n" {
+			t.Errorf("%v: exit %d: %s%s", args, got.code, got.out, got.err)
+		}
+	}
+	r.refused(exitInput, "no device va", "import", "tc", "va", "-n", name)
+}
+
+// Rules of shapectl's own are no limits of another tool's.
+func TestImportTCBesideRules(t *testing.T) {
+	for _, hook := range []string{"tcx", "clsact"} {
+		r := newRig(t)
+		r.env["SHAPECTL_HOOK"] = hook
+		r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+		if got := r.run("import", "tc", "va"); got.code != exitDone || !strings.Contains(got.out, "devices: {}\n") {
+			t.Errorf("%s: exit %d: %s%s", hook, got.code, got.out, got.err)
+		}
+		r.ok("flush", "va")
+	}
+}

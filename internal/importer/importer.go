@@ -1,0 +1,245 @@
+// Package importer turns the limits of other tools into tables of rules, and
+// says of everything that it leaves behind what it is, where it was, why it is
+// left, and what to do about it. It touches no device: traffic control is read,
+// never changed.
+package importer
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/shapectl/shapectl/internal/policyfile"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Imported is what became of another tool's limits.
+type Imported struct {
+	Tables []policy.Table // sorted, as are their rules; each rule is valid
+	Left   []Left         // what was not carried over, in the order of the source
+	Notes  []string       // what is otherwise here in general, for no rule in particular
+
+	comments map[place]string
+}
+
+// Left is something that was not carried over, or not as it was.
+type Left struct {
+	Kind   string // what kind of thing it is: all of a kind have one Why and one Advice
+	Where  string // a line, a handle
+	What   string
+	Why    string
+	Advice string
+}
+
+// place is where a rule is.
+type place struct {
+	device    string
+	direction policy.Direction
+	prefix    netip.Prefix
+}
+
+// Comment is what the source calls a rule, in one line; "" for nothing.
+func (i Imported) Comment(device string, d policy.Direction, p netip.Prefix) string {
+	return i.comments[place{device, d, p}]
+}
+
+// Rules is how many rules there are.
+func (i Imported) Rules() (n int) {
+	for _, t := range i.Tables {
+		n += len(t.Rules)
+	}
+	return n
+}
+
+// examples is how many of a kind are named in a line.
+const examples = 3
+
+// Lines says what is left in one line for each kind, in the order in which they first came.
+func (i Imported) Lines() []string {
+	var order []Left
+	kinds := map[Left][]Left{}
+	for _, l := range i.Left {
+		kind := Left{Kind: l.Kind, Why: l.Why, Advice: l.Advice}
+		if _, known := kinds[kind]; !known {
+			order = append(order, kind)
+		}
+		kinds[kind] = append(kinds[kind], l)
+	}
+	lines := make([]string, 0, len(order))
+	for _, kind := range order {
+		all := kinds[kind]
+		var named []string
+		for _, l := range all[:min(examples, len(all))] {
+			named = append(named, l.Where+" ("+l.What+")")
+		}
+		if n := len(all) - len(named); n > 0 {
+			named = append(named, fmt.Sprintf("%d more", n))
+		}
+		lines = append(lines, fmt.Sprintf("%s: %s: %s; %s", kind.Kind, list(named), kind.Why, kind.Advice))
+	}
+	return lines
+}
+
+// reason is what all of a kind have in common.
+type reason struct{ kind, why, advice string }
+
+// collector puts rules together.
+type collector struct {
+	tables   map[tableKey]*policy.Table
+	from     map[place]string
+	comments map[place]string
+	left     []Left
+	told     map[Left]bool // the same, as one thing may be met more than once
+	notes    []string
+}
+
+type tableKey struct {
+	device    string
+	direction policy.Direction
+}
+
+func newCollector() *collector {
+	return &collector{tables: map[tableKey]*policy.Table{}, from: map[place]string{}, comments: map[place]string{}, told: map[Left]bool{}}
+}
+
+func (c *collector) leave(r reason, where, format string, args ...any) {
+	l := Left{Kind: r.kind, Where: where, What: clean(fmt.Sprintf(format, args...)), Why: r.why, Advice: r.advice}
+	if !c.told[l] {
+		c.told[l] = true
+		c.left = append(c.left, l)
+	}
+}
+
+// note says something once.
+func (c *collector) note(s string) {
+	if !slices.Contains(c.notes, s) {
+		c.notes = append(c.notes, s)
+	}
+}
+
+var (
+	raised = reason{"small burst", "a bucket holds a full packet at least",
+		fmt.Sprintf("it was raised to %d bytes", policy.MinCapacity)}
+	lowered = reason{"large burst", "a bucket holds 1024gb at most", "it was lowered to that"}
+	outside = reason{"rate out of range", fmt.Sprintf("rates are %v to %v", policy.MinRate, policy.MaxRate),
+		"no rule was made; write one with a rate in that range"}
+	refused = reason{"limit that no rule can be", "shapectl refuses the rule", "no rule was made; write one by hand"}
+	twice   = reason{"network that is named twice", "a network of a device and direction has one rule",
+		"the first was kept; delete the wrong one"}
+)
+
+// add adds a rule unless it is not valid, or there is one of that place; all
+// rules of a table must be given with the same match. It reports whether the
+// rule is there now.
+func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where, comment string) bool {
+	at := place{key.device, key.direction, r.Prefix}
+	if r.Rate != policy.Unlimited {
+		switch {
+		case r.Rate < policy.MinRate || r.Rate > policy.MaxRate:
+			c.leave(outside, where, "%d bit/s for %s", uint64(r.Rate), name(r.Prefix))
+			return false
+		case r.Capacity < policy.MinCapacity:
+			c.leave(raised, where, "%d bytes for %s", r.Capacity, name(r.Prefix))
+			r.Capacity = policy.MinCapacity
+		case r.Capacity > policy.MaxCapacity:
+			c.leave(lowered, where, "%d bytes for %s", r.Capacity, name(r.Prefix))
+			r.Capacity = policy.MaxCapacity
+		}
+	}
+	if err := r.Validate(); err != nil {
+		c.leave(refused, where, "%v", err)
+		return false
+	}
+	if first, found := c.from[at]; found {
+		c.leave(twice, where, "%s %s %s was in %s", key.device, key.direction, name(r.Prefix), first)
+		return false
+	}
+	t := c.tables[key]
+	if t == nil {
+		t = &policy.Table{Device: key.device, Direction: key.direction, Match: m}
+		c.tables[key] = t
+	}
+	t.Rules = append(t.Rules, r)
+	c.from[at] = where
+	if comment = clean(comment); comment != "" {
+		c.comments[at] = comment
+	}
+	return true
+}
+
+func (c *collector) imported() Imported {
+	i := Imported{Left: c.left, Notes: c.notes, comments: c.comments}
+	for _, t := range c.tables {
+		policy.SortRules(t.Rules)
+		i.Tables = append(i.Tables, *t)
+	}
+	policy.SortTables(i.Tables)
+	return i
+}
+
+// name is the shortest way to write a network.
+func name(p netip.Prefix) string {
+	if p.IsSingleIP() {
+		return p.Addr().String()
+	}
+	return p.String()
+}
+
+// names lists networks, as far as a line has room.
+func names(all []netip.Prefix) string {
+	words := make([]string, len(all))
+	for i, p := range all {
+		words[i] = name(p)
+	}
+	return some(words)
+}
+
+// some lists the first of the words for a sentence, and how many more there are.
+func some(words []string) string {
+	const room = 4
+	if n := len(words); n > room {
+		words = append(slices.Clone(words[:room-1]), fmt.Sprintf("%d more", n-room+1))
+	}
+	return list(words)
+}
+
+// list joins words for a sentence: "a, b and c".
+func list(words []string) string {
+	if len(words) < 2 {
+		return strings.Join(words, "")
+	}
+	last := len(words) - 1
+	return strings.Join(words[:last], ", ") + " and " + words[last]
+}
+
+// clean makes one line of what a source calls something: without control
+// characters, and without what YAML takes for the end of a line.
+func clean(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r >= 0x7f && r < 0xa0 || r == '\u2028' || r == '\u2029' || r == '\ufeff' {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(s, "\ufffd"))
+	s = strings.Join(strings.Fields(s), " ")
+	const long = 200
+	if runes := []rune(s); len(runes) > long {
+		s = string(runes[:long]) + "..."
+	}
+	return s
+}
+
+// everything is the networks that hold all addresses.
+func everything() []netip.Prefix {
+	return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
+}
+
+// sorted brings errors into the order of a file.
+func sorted(e policyfile.Errors) policyfile.Errors {
+	slices.SortStableFunc(e, func(a, b policyfile.Error) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+	return e
+}

@@ -1,0 +1,454 @@
+package importer
+
+import (
+	"bytes"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/shapectl/shapectl/internal/policyfile"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+var (
+	guaranteed = reason{"guaranteed rate", "a limit only holds down, and guarantees nothing to anybody",
+		"keep the limits of others so low that it is left over"}
+	parents = reason{"parent node", "a rule knows no tree: what is below a node is not held to the node's rate",
+		"limit the node's own device, or a network that holds all below it, on another device"}
+	shared = reason{"shared rate", "each network has a rule and so the full rate of its own",
+		"join them in one network, or divide the rate among them"}
+	noRate = reason{"rate that is not set", "nothing says what the limit is",
+		"no rule was made, so it is not limited that way; write a rate above 0"}
+	noAddress = reason{"row without an address", "a rule is for a network",
+		"no rule was made; write an IPv4 or IPv6 address"}
+	hostBits = reason{"address with a prefix length that holds more", "a rule is for a whole network, as it was there",
+		"the network was taken; leave the length out if only the address was meant"}
+	disciplines = reason{"queue discipline", "shapectl drops what exceeds a limit, and has no queues",
+		"nothing is to be done"}
+	noSuchRate = reason{"rate that no rule can have", fmt.Sprintf("rates are whole bits per second, %v to %v", policy.MinRate, policy.MaxRate),
+		"no rule was made for it; write another one"}
+)
+
+// Columns of ShapedDevices.csv, as headerName spells them, with the names that earlier versions gave them.
+var columnNames = map[string]column{
+	"circuitid": circuitID, "circuitiddonotduplicate": circuitID, "id": anchorID, "circuitname": circuitName, "devicename": deviceName, "hostname": deviceName,
+	"parentnode": parentNode, "ap": parentNode, "ipv4": ipv4, "ipv6": ipv6,
+	"downloadmin": downloadMin, "uploadmin": uploadMin, "downloadmax": downloadMax, "uploadmax": uploadMax,
+	"parentnodeid": nodeID, "anchornodeid": anchorID, "comment": remark, "sqm": sqm,
+}
+
+type column int
+
+const (
+	circuitID column = iota
+	circuitName
+	deviceName
+	parentNode
+	nodeID
+	anchorID
+	ipv4
+	ipv6
+	downloadMin
+	uploadMin
+	downloadMax
+	uploadMax
+	remark
+	sqm
+	columns
+)
+
+// headerName is a column's name without what versions spell differently.
+func headerName(s string) string {
+	s = strings.Map(func(r rune) rune {
+		if unicode.IsLetter(r) || unicode.IsDigit(r) {
+			return unicode.ToLower(r)
+		}
+		return -1
+	}, s)
+	return strings.TrimSuffix(s, "mbps")
+}
+
+// shapedDevices reads a ShapedDevices.csv.
+type shapedDevices struct {
+	*collector
+	file   string
+	text   []byte
+	atLine int    // where the last error was
+	from   []byte // the text from there on
+	csv    *csv.Reader
+	at     layout
+	header []string
+	errors policyfile.Errors
+	short  []string // rows that lack columns of the header
+
+	download, upload tableKey
+	circuits         map[string]*circuit
+	order            []*circuit
+}
+
+// A circuit is the rows that share a rate.
+type circuit struct {
+	rows     []string
+	name     string
+	rates    string
+	networks []netip.Prefix
+}
+
+// LibreQoS reads LibreQoS's ShapedDevices.csv: what subscribers download leaves
+// device, which faces them. What they upload enters it, or, where upload is
+// named, leaves that one, which faces the Internet, and is known by its source.
+// The error is of type policyfile.Errors if the text is to blame, which is
+// called file there.
+func LibreQoS(file string, text io.Reader, device, upload string) (Imported, error) {
+	s := &shapedDevices{
+		collector: newCollector(), file: file,
+		download: tableKey{device, policy.Egress}, upload: tableKey{device, policy.Ingress},
+		circuits: map[string]*circuit{},
+	}
+	if upload != "" {
+		s.upload = tableKey{upload, policy.Egress}
+	}
+	s.note("LibreQoS queues what exceeds a rate, and shapectl drops it: each rule has the default capacity for its rate")
+	var err error
+	if s.text, err = io.ReadAll(text); err != nil {
+		return Imported{}, err
+	}
+	if err := s.open(); err != nil {
+		return Imported{}, err
+	}
+	for {
+		record, err := s.csv.Read()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return Imported{}, s.syntax(err)
+		}
+		s.row(record)
+	}
+	if len(s.errors) > 0 {
+		return Imported{}, sorted(s.errors)
+	}
+	for _, c := range s.order {
+		if len(c.networks) > 1 {
+			s.leave(shared, some(c.rows), "%s has %s for %s together", c.name, c.rates, names(c.networks))
+		}
+	}
+	if len(s.short) > 0 {
+		s.note(fmt.Sprintf("%s: fewer columns than the header, so read as without Parent Node ID and Anchor Node ID", some(s.short)))
+	}
+	return s.imported(), nil
+}
+
+const byteOrderMark = "\ufeff"
+
+// open reads as far as the header.
+func (s *shapedDevices) open() error {
+	for _, mark := range []string{"\xff\xfe", "\xfe\xff"} {
+		if bytes.HasPrefix(s.text, []byte(mark)) {
+			return s.wrong(1, 1, "the text is UTF-16; save it as UTF-8")
+		}
+	}
+	s.text = bytes.TrimPrefix(s.text, []byte(byteOrderMark))
+	s.csv = csv.NewReader(bytes.NewReader(s.text))
+	s.csv.Comment, s.csv.TrimLeadingSpace, s.csv.FieldsPerRecord, s.csv.ReuseRecord = '#', true, -1, true
+	header, err := s.csv.Read()
+	if err == io.EOF {
+		return s.wrong(1, 1, "there is no header; the first line names the columns, such as IPv4 and Download Max Mbps")
+	}
+	if err != nil {
+		return s.syntax(err)
+	}
+	s.header = slices.Clone(header)
+	for i := range s.at {
+		s.at[i] = -1
+	}
+	for i, h := range header {
+		c, known := columnNames[headerName(h)]
+		if !known {
+			continue
+		}
+		if s.at[c] >= 0 {
+			s.problem(i, "the column %.40q is there twice, as %.40q before; take one out", h, s.header[s.at[c]])
+			continue
+		}
+		s.at[c] = i
+	}
+	for _, c := range []struct {
+		need []column
+		name string
+	}{{[]column{ipv4, ipv6}, "IPv4"}, {[]column{downloadMax}, "Download Max Mbps"}, {[]column{uploadMax}, "Upload Max Mbps"}} {
+		if !slices.ContainsFunc(c.need, func(c column) bool { return s.at[c] >= 0 }) {
+			s.problem(0, "there is no column %s; the columns are %.100q; is this a ShapedDevices.csv, with commas between columns?",
+				c.name, strings.Join(header, ","))
+			break
+		}
+	}
+	if len(s.errors) > 0 {
+		return s.errors
+	}
+	return nil
+}
+
+// wrong adds an error; column counts bytes.
+func (s *shapedDevices) wrong(line, column int, format string, args ...any) policyfile.Errors {
+	if s.atLine == 0 || line < s.atLine {
+		s.atLine, s.from = 1, s.text
+	}
+	for ; s.atLine < line; s.atLine++ {
+		_, s.from, _ = bytes.Cut(s.from, []byte("\n"))
+	}
+	column = 1 + utf8.RuneCount(s.from[:max(0, min(len(s.from), column-1))])
+	s.errors = append(s.errors, policyfile.Error{File: s.file, Line: line, Column: column, Message: fmt.Sprintf(format, args...)})
+	return s.errors
+}
+
+// syntax is an error of package csv.
+func (s *shapedDevices) syntax(err error) error {
+	var bad *csv.ParseError
+	if !errors.As(err, &bad) {
+		return err
+	}
+	why := "a quote stands in the middle of a cell"
+	if errors.Is(bad.Err, csv.ErrQuote) {
+		why = "a quote is not closed, or something follows it"
+	}
+	return sorted(s.wrong(bad.Line, bad.Column, "%s; put quotes around a whole cell, and write two for one within", why))
+}
+
+// problem adds an error with a cell.
+func (s *shapedDevices) problem(field int, format string, args ...any) {
+	line, column := s.csv.FieldPos(field)
+	s.wrong(line, column, format, args...)
+}
+
+// row is one device of a subscriber's.
+func (s *shapedDevices) row(record []string) {
+	if !slices.ContainsFunc(record, func(cell string) bool { return strings.TrimSpace(cell) != "" }) {
+		return // what a spreadsheet leaves behind the last
+	}
+	if n := len(s.header); len(record) > n && strings.TrimSpace(strings.Join(record[n:], "")) != "" {
+		s.problem(n, "%d columns where the header has %d; put quotes around a cell that has a comma", len(record), n)
+		return
+	}
+	whole := s.at
+	if short, gone := s.withoutNumbers(); gone > 0 && len(record)+gone <= len(s.header) && !whole.fits(record) && short.fits(record) {
+		s.at = short
+		line, _ := s.csv.FieldPos(0)
+		s.short = append(s.short, fmt.Sprintf("line %d", line))
+	}
+	s.read(record)
+	s.at = whole
+}
+
+// withoutNumbers is where columns are in rows that lack those for the numbers of
+// nodes, which headers have been given where rows were not; and how many these are.
+func (s *shapedDevices) withoutNumbers() (at layout, gone int) {
+	at = s.at
+	for _, c := range []column{nodeID, anchorID} {
+		if s.at[c] < 0 {
+			continue
+		}
+		gone++
+		for i := range at {
+			if s.at[i] > s.at[c] {
+				at[i]--
+			}
+		}
+		at[c] = -1
+	}
+	return at, gone
+}
+
+// A layout is where columns are; -1 for those that there are not.
+type layout [columns]int
+
+// cell is what a row says in a column, "" where it has none.
+func (l layout) cell(record []string, c column) string {
+	if i := l[c]; i >= 0 && i < len(record) {
+		return strings.TrimSpace(record[i])
+	}
+	return ""
+}
+
+// fits reports whether addresses and rates of a row are where they are to be.
+func (l layout) fits(record []string) bool {
+	addresses := append(words(l.cell(record, ipv4)), words(l.cell(record, ipv6))...)
+	for _, a := range addresses {
+		if address, _, _ := strings.Cut(a, "/"); !isAddress(address) {
+			return false
+		}
+	}
+	for _, c := range []column{downloadMax, uploadMax} {
+		if rate := l.cell(record, c); rate != "" && !plainNumber.MatchString(rate) {
+			return false
+		}
+	}
+	return len(addresses) > 0
+}
+
+func isAddress(s string) bool {
+	_, err := netip.ParseAddr(s)
+	return err == nil
+}
+
+// words are the addresses of a cell.
+func words(cell string) []string {
+	return strings.FieldsFunc(cell, func(r rune) bool { return r == ',' || r == ';' || unicode.IsSpace(r) })
+}
+
+// read reads a row as it is laid out.
+func (s *shapedDevices) read(record []string) {
+	before := len(s.errors)
+	cell := func(c column) string { return s.at.cell(record, c) }
+	line, _ := s.csv.FieldPos(0)
+	where := fmt.Sprintf("line %d", line)
+	name, comment := subscriber(cell)
+	if name == "" {
+		name = "the row"
+	}
+	networks := append(s.networks(cell, ipv4, where), s.networks(cell, ipv6, where)...)
+	down, up := s.speed(cell, downloadMax, where), s.speed(cell, uploadMax, where)
+	s.minimum(cell, where, name)
+	if len(s.errors) > before {
+		return
+	}
+	if node := cell(parentNode); node != "" && !strings.EqualFold(node, "none") {
+		s.leave(parents, where, "%s is below %s", name, node)
+	}
+	if queue := cell(sqm); queue != "" {
+		s.leave(disciplines, where, "%s for %s", queue, name)
+	}
+	if len(networks) == 0 {
+		s.leave(noAddress, where, "%s", name)
+		return
+	}
+	made := s.rules(networks, s.download, policy.MatchDst, down, where, comment)
+	for _, p := range s.rules(networks, s.upload, policy.MatchSrc, up, where, comment) {
+		if !slices.Contains(made, p) {
+			made = append(made, p)
+		}
+	}
+	s.share(cell(circuitID), where, name, both(down, up), made)
+}
+
+// subscriber is a short name for a row, and all that it is called.
+func subscriber(cell func(column) string) (name, comment string) {
+	var all []string
+	for _, c := range []column{circuitName, deviceName, remark} {
+		if s := cell(c); s != "" && !slices.Contains(all, s) {
+			all = append(all, s)
+		}
+	}
+	if len(all) == 0 {
+		if id := cell(circuitID); id != "" {
+			all = []string{"circuit " + id}
+		}
+	}
+	if len(all) == 0 {
+		return "", ""
+	}
+	return fmt.Sprintf("%.60q", all[0]), strings.Join(all, "; ")
+}
+
+// networks are the addresses of a cell.
+func (s *shapedDevices) networks(cell func(column) string, c column, where string) (all []netip.Prefix) {
+	for _, word := range words(cell(c)) {
+		p, err := policy.ParsePrefix(word)
+		if loose, bad := netip.ParsePrefix(word); err != nil && bad == nil && !loose.Addr().Is4In6() {
+			p, err = loose.Masked(), nil
+			s.leave(hostBits, where, "%s was taken as %v", word, p)
+		}
+		if err == nil && p.Addr().Is4() != (c == ipv4) {
+			err = fmt.Errorf("%s is in the column %s; put it into the other one", word, s.header[s.at[c]])
+		}
+		if err != nil {
+			s.problem(s.at[c], "%v", err)
+			continue
+		}
+		if !slices.Contains(all, p) {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+var plainNumber = regexp.MustCompile(`^[0-9]+(\.[0-9]+)?$`)
+
+// A speed is what a cell says of a rate; 0 for none.
+type speed struct {
+	policy.Rate
+	left bool // it is no rate that a rule can have, and that was said
+}
+
+func (s *shapedDevices) speed(cell func(column) string, c column, where string) speed {
+	text := cell(c)
+	switch {
+	case strings.Trim(text, "0.") == "" && text != ".":
+		return speed{}
+	case !plainNumber.MatchString(text):
+		s.problem(s.at[c], "%s %.40q is not a number of megabits per second; write one such as 25 or 2.5", s.header[s.at[c]], text)
+		return speed{}
+	}
+	r, err := policy.ParseRate(text + "mbit")
+	if err != nil {
+		s.leave(noSuchRate, where, "%s %s: %v", s.header[s.at[c]], text, err)
+	}
+	return speed{r, err != nil}
+}
+
+// minimum leaves the rates behind that a row guarantees.
+func (s *shapedDevices) minimum(cell func(column) string, where, name string) {
+	down, up := s.speed(cell, downloadMin, where), s.speed(cell, uploadMin, where)
+	if down.Rate != 0 || up.Rate != 0 {
+		s.leave(guaranteed, where, "%s for %s", both(down, up), name)
+	}
+}
+
+// both says what is known of two rates.
+func both(down, up speed) string {
+	var words []string
+	if down.Rate != 0 {
+		words = append(words, down.String()+" down")
+	}
+	if up.Rate != 0 {
+		words = append(words, up.String()+" up")
+	}
+	return list(words)
+}
+
+// rules makes a rule for each network, and returns those that there are now.
+func (s *shapedDevices) rules(networks []netip.Prefix, key tableKey, m policy.Match, rate speed, where, comment string) (made []netip.Prefix) {
+	if rate.Rate == 0 {
+		if !rate.left {
+			s.leave(noRate, where, "%s %v of %s", key.device, key.direction, names(networks))
+		}
+		return nil
+	}
+	for _, p := range networks {
+		rule := policy.Rule{Prefix: p, Rate: rate.Rate, Capacity: policy.DefaultCapacity(rate.Rate)}
+		if s.add(key, m, rule, where, comment) {
+			made = append(made, p)
+		}
+	}
+	return made
+}
+
+// share remembers who shares a rate.
+func (s *shapedDevices) share(id, where, name, rates string, networks []netip.Prefix) {
+	c := s.circuits[id]
+	if c == nil || id == "" {
+		c = &circuit{name: name, rates: rates}
+		s.circuits[id] = c
+		s.order = append(s.order, c)
+	}
+	c.rows = append(c.rows, where)
+	c.networks = append(c.networks, networks...)
+}

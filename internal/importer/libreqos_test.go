@@ -1,0 +1,225 @@
+package importer
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/shapectl/shapectl/internal/policyfile"
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+const (
+	newHeader = "Circuit ID,Circuit Name,Device ID,Device Name,Parent Node,Parent Node ID,Anchor Node ID,MAC,IPv4,IPv6,Download Min Mbps,Upload Min Mbps,Download Max Mbps,Upload Max Mbps,Comment,sqm\n"
+	oldHeader = "Circuit ID,Circuit Name,Device ID,Device Name,Parent Node,MAC,IPv4,IPv6,Download Min,Upload Min,Download Max,Upload Max,Comment\n"
+)
+
+func TestLibreQoS(t *testing.T) {
+	for _, test := range []struct{ name, upload string }{{"subscribers", ""}, {"upload", "eth0"}} {
+		t.Run(test.name, func(t *testing.T) {
+			f, err := os.Open(filepath.Join("testdata", "libreqos", "subscribers.csv"))
+			testenv.Must(t, err)
+			defer f.Close()
+			imported, err := LibreQoS("subscribers.csv", f, "eth1", test.upload)
+			testenv.Must(t, err)
+			golden(t, "libreqos/"+test.name+".golden", transcript(t, imported))
+		})
+	}
+}
+
+// LibreQoS's own example, whose rows have fewer columns than its header, is all there.
+func TestLibreQoSExample(t *testing.T) {
+	f, err := os.Open("../../../shared/real/libreqos-ShapedDevices.example.csv")
+	if errors.Is(err, os.ErrNotExist) {
+		return
+	}
+	testenv.Must(t, err)
+	defer f.Close()
+	i, err := LibreQoS("example", f, "eth1", "")
+	testenv.Must(t, err)
+	transcript(t, i)
+	if n := i.Rules(); n != 42 {
+		t.Errorf("%d rules of 21 networks", n)
+	}
+	rates := map[string]policy.Rate{}
+	for _, table := range i.Tables {
+		for _, r := range table.Rules {
+			rates[table.Direction.String()+" "+name(r.Prefix)] = r.Rate
+		}
+	}
+	for at, want := range map[string]policy.Rate{
+		"egress 100.64.0.2": 155_000_000, "egress fdd7:b724:0:200::/56": 2_500_000, "ingress 100.64.0.5": 50_250_000, "ingress 100.64.0.11": 18_000_000,
+	} {
+		if rates[at] != want {
+			t.Errorf("%s has %v, not %v", at, rates[at], want)
+		}
+	}
+}
+
+// rule is how a row is written that has this network and these rates.
+func row(network, down, up string) string {
+	return "1,,1,,,," + network + ",,,," + down + "," + up + ",\n"
+}
+
+// However a file of it is written, it says the same.
+func TestLibreQoSFormats(t *testing.T) {
+	for name, text := range map[string]string{
+		"as it is":               oldHeader + row("10.0.0.1", "2.5", "1"),
+		"CRLF":                   strings.ReplaceAll(oldHeader+row("10.0.0.1", "2.5", "1"), "\n", "\r\n"),
+		"a mark at its begin":    byteOrderMark + oldHeader + row("10.0.0.1", "2.5", "1"),
+		"no end of line":         strings.TrimSuffix(oldHeader+row("10.0.0.1", "2.5", "1"), "\n"),
+		"comments":               "# made by hand\n" + oldHeader + "#1,,1,,,,10.0.0.2,,,,1,1,\n" + row("10.0.0.1", "2.5", "1") + "# end\n",
+		"spaces":                 strings.ReplaceAll(oldHeader+row(" 10.0.0.1 ", " 2.5", "1 "), "IPv4", " IPv4 "),
+		"empty rows":             oldHeader + "\n" + row("10.0.0.1", "2.5", "1") + ",,,,,,,,,,,,\n\n",
+		"more digits":            oldHeader + row("10.0.0.1", "2.500000", "01.0"),
+		"quotes":                 `"` + strings.ReplaceAll(strings.TrimSpace(oldHeader), ",", `","`) + "\"\n" + row(`"10.0.0.1"`, `"2.5"`, "1"),
+		"a prefix length":        oldHeader + row("10.0.0.1/32", "2.5", "1"),
+		"the same address":       oldHeader + row(`"10.0.0.1, 10.0.0.1"`, "2.5", "1"),
+		"no last column":         oldHeader + "1,,1,,,,10.0.0.1,,,,2.5,1\n",
+		"another order":          "Upload Max Mbps,IPv4,Download Max Mbps\n1,10.0.0.1,2.5\n",
+		"names as in a program":  "circuit_id,download_max_mbps,upload_max_mbps,ipv4,ipv6\n7,2.5,1,10.0.0.1,\n",
+		"the first version":      "ID,AP,MAC,Hostname,IPv4,IPv6,Download Min,Upload Min,Download Max,Upload Max\n3,,,,10.0.0.1,,,,2.5,1\n",
+		"numbers of nodes":       newHeader + "1,,1,,,N1,A1,,10.0.0.1,,,,2.5,1,,\n",
+		"rows of before":         newHeader + row("10.0.0.1", "2.5", "1"),
+		"rows without the end":   newHeader + "1,,1,,,N1,A1,,10.0.0.1,,,,2.5,1\n",
+		"a node like an address": newHeader + "1,,1,,,N1,10.0.0.9,,10.0.0.1,,,,2.5,1\n",
+		"Latin-1":                oldHeader + "1,M\xfcller,1,,,,10.0.0.1,,,,2.5,1,\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			i, err := LibreQoS("f", strings.NewReader(text), "eth1", "")
+			testenv.Must(t, err)
+			if len(i.Left) > 0 {
+				t.Errorf("left: %+v", i.Left)
+			}
+			if i.Rules() != 2 || len(i.Tables) != 2 {
+				t.Fatalf("rules: %+v", i.Tables)
+			}
+			for k, want := range []policy.Rate{2_500_000, 1_000_000} {
+				r := i.Tables[k].Rules[0]
+				if r.Prefix.String() != "10.0.0.1/32" || r.Rate != want || r.Capacity != policy.DefaultCapacity(want) {
+					t.Errorf("%v: %+v", i.Tables[k].Direction, r)
+				}
+			}
+			transcript(t, i)
+		})
+	}
+}
+
+// What a row lacks is left, and the rest of it carried over.
+func TestLibreQoSLeaves(t *testing.T) {
+	for _, test := range []struct {
+		name, rows string
+		rules      int
+		kinds      []reason
+	}{
+		{"no rate down", row("10.0.0.1", "", "1"), 1, []reason{noRate}},
+		{"a rate of 0", row("10.0.0.1", "1", "0.0"), 1, []reason{noRate}},
+		{"a rate of half a bit", row("10.0.0.1", "0.0000005", "1"), 1, []reason{noSuchRate}},
+		{"a rate of 1 bit", row("10.0.0.1", "0.000001", "1"), 1, []reason{noSuchRate}},
+		{"a rate of 2 tbit", row("10.0.0.1", "2000000", "1"), 1, []reason{noSuchRate}},
+		{"no address", row("", "1", "1"), 0, []reason{noAddress}},
+		{"host bits", row("10.0.0.7/24", "1", "1"), 2, []reason{hostBits}},
+		{"two rows", row("10.0.0.1", "1", "1") + strings.Replace(row("10.0.0.1", "2", "2"), "1", "2", 1), 2, []reason{twice, twice}},
+		{"two addresses", row(`"10.0.0.1,10.0.0.2"`, "1", "1"), 4, []reason{shared}},
+		{"two rows of a circuit", row("10.0.0.1", "1", "1") + row("10.0.0.2", "1", "1"), 4, []reason{shared}},
+		{"two circuits without a number", strings.ReplaceAll(row("10.0.0.1", "1", "1")+row("10.0.0.2", "1", "1"), "1,,1", ",,1"), 4, nil},
+		{"a guaranteed rate", "1,,1,,,,10.0.0.1,,0.5,0,1,1,\n", 2, []reason{guaranteed}},
+		{"a node", "1,,1,,Tower,,10.0.0.1,,,,1,1,\n", 2, []reason{parents}},
+		{"no node", "1,,1,,none,,10.0.0.1,,,,1,1,\n", 2, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			i, err := LibreQoS("f", strings.NewReader(oldHeader+test.rows), "eth1", "")
+			testenv.Must(t, err)
+			var kinds, want []string
+			for _, l := range i.Left {
+				kinds = append(kinds, l.Kind)
+			}
+			for _, r := range test.kinds {
+				want = append(want, r.kind)
+			}
+			if !slices.Equal(kinds, want) {
+				t.Errorf("left: %q, not %q", kinds, want)
+			}
+			if i.Rules() != test.rules {
+				t.Errorf("%d rules, not %d: %+v", i.Rules(), test.rules, i.Tables)
+			}
+		})
+	}
+}
+
+// What can not be read is told by line and column; all of it.
+func TestLibreQoSRefuses(t *testing.T) {
+	for _, test := range []struct {
+		name, text string
+		want       []string
+	}{
+		{"nothing", "", []string{"f:1:1: there is no header"}},
+		{"comments alone", "# nothing\n", []string{"f:1:1: there is no header"}},
+		{"no header", row("10.0.0.1", "1", "1"), []string{"f:1:1: there is no column IPv4"}},
+		{"semicolons", strings.ReplaceAll(oldHeader, ",", ";"), []string{"f:1:1: there is no column IPv4"}},
+		{"no rates", "IPv4,IPv6\n", []string{"f:1:1: there is no column Download Max Mbps"}},
+		{"a column twice", "IPv4,Download Max,Upload Max,IPv4\n", []string{`f:1:30: the column "IPv4" is there twice`}},
+		{"UTF-16", "\xff\xfeI\x00P\x00", []string{"f:1:1: the text is UTF-16"}},
+		{"a quote that is not closed", oldHeader + "1,\"968 Circle St.\n", []string{"f:2:"}},
+		{"a quote within", oldHeader + "1,5\" pipe,1\n", []string{"f:2:4: a quote stands in the middle of a cell"}},
+		{"too many columns", oldHeader + "1,968 Circle St., Gurnee,1,,,,10.0.0.1,,,,1,1,x\n", []string{"f:2:47: 14 columns where the header has 13"}},
+		{"no number", oldHeader + row("10.0.0.1", "fast", "1"), []string{`f:2:21: Download Max "fast" is not a number`}},
+		{"a unit", oldHeader + row("10.0.0.1", "10M", "1"), []string{`f:2:21: Download Max "10M"`}},
+		{"a comma in a number", oldHeader + row("10.0.0.1", `"2,5"`, "1"), []string{`"2,5" is not a number`}},
+		{"a sign", oldHeader + row("10.0.0.1", "-1", "1"), []string{`"-1" is not a number`}},
+		{"an exponent", oldHeader + row("10.0.0.1", "1e3", "1"), []string{`"1e3" is not a number`}},
+		{"a point", oldHeader + row("10.0.0.1", ".", "1"), []string{`"." is not a number`}},
+		{"no address", oldHeader + row("10.0.0.256", "1", "1"), []string{`f:2:9: network "10.0.0.256" is not a CIDR or an address`}},
+		{"the other family", oldHeader + row("2001:db8::1", "1", "1"), []string{"f:2:9: 2001:db8::1 is in the column IPv4"}},
+		{"IPv4 as IPv6", oldHeader + "1,,1,,,,,::ffff:10.0.0.1,,,1,1,\n", []string{"did you mean 10.0.0.1/32"}},
+		{"IPv4 as IPv6, with a length", oldHeader + "1,,1,,,,,::ffff:10.0.0.1/128,,,1,1,\n", []string{"did you mean 10.0.0.1/32"}},
+		{"a later line first", "Circuit ID,Upload Max,Circuit Name,IPv4,Download Max\né,x,\"a\nb\",10.0.0,1\n", []string{`f:2:3: Upload Max "x"`, `f:3:4: network "10.0.0"`}},
+		{"behind letters of two bytes", oldHeader + "1,Müller,1,,,,10.0.0.256,,,,1,1,\n", []string{"f:2:15: network"}},
+		{"in a row of two lines", oldHeader + "1,\"Müller\nHamburg\",1,,,,10.0.0.256,,,,1,1,\n", []string{"f:3:15: network"}},
+		{"more than one", oldHeader + row("10.0.0.1", "x", "y") + row("10.0.0", "1", "1"),
+			[]string{`f:2:21: Download Max "x"`, `f:2:23: Upload Max "y"`, `f:3:9: network "10.0.0"`}},
+		{"a short row that is wrong either way", newHeader + row("10.0.0.256", "1", "x"), []string{`f:2:`}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			i, err := LibreQoS("f", strings.NewReader(test.text), "eth1", "")
+			var errs policyfile.Errors
+			if !errors.As(err, &errs) {
+				t.Fatalf("the error is %v: %+v", err, i)
+			}
+			lines := strings.Split(err.Error(), "\n")
+			for k, want := range test.want {
+				if k >= len(lines) || !strings.Contains(lines[k], want) {
+					t.Errorf("the errors are\n%v\nand number %d should be %s", err, k, want)
+				}
+			}
+		})
+	}
+}
+
+// Ten thousand subscribers make ten thousand rules, and a few lines of what is left.
+func TestLibreQoSLines(t *testing.T) {
+	var text strings.Builder
+	text.WriteString(oldHeader)
+	for i := range 10_000 {
+		text.WriteString(strings.Replace("N,,1,,Tower,,10.A.B.C,,1,1,10,2,\n", "A.B.C", strings.Trim(strings.Join([]string{
+			strconv.Itoa(i / 10000), strconv.Itoa(i / 100 % 100), strconv.Itoa(i % 100)}, "."), " "), 1))
+	}
+	i, err := LibreQoS("f", strings.NewReader(text.String()), "eth1", "")
+	testenv.Must(t, err)
+	if i.Rules() != 20_000 || len(i.Left) < 20_000 {
+		t.Errorf("%d rules, %d left", i.Rules(), len(i.Left))
+	}
+	for _, line := range i.Lines() {
+		if len(line) > 1000 || strings.Contains(line, "\n") {
+			t.Errorf("a line of %d bytes: %s", len(line), line)
+		}
+	}
+	if n := len(i.Lines()); n != 3 {
+		t.Errorf("%d lines: %q", n, i.Lines())
+	}
+}

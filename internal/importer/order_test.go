@@ -1,0 +1,220 @@
+package importer
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Rules hold each address to what the first entry that has it says, whatever the order of the entries was.
+func TestOrderIsKept(t *testing.T) {
+	r := rand.New(rand.NewPCG(testenv.Seed(t), 0))
+	key := tableKey{"eth0", policy.Egress}
+	for range 2000 {
+		s := &ruleset{collector: newCollector()}
+		for range 1 + r.IntN(8) {
+			e := entry{key: key, side: toward, prefix: smallPrefix(r), until: everyEntry, where: "here"}
+			switch r.IntN(5) {
+			case 0: // an exception
+			case 1:
+				if n := len(s.entries); n > 0 && s.entries[n-1].limit != nil {
+					e.limit = s.entries[n-1].limit
+					break
+				}
+				fallthrough
+			default:
+				e.limit = &limit{rate: policy.Rate(1000 * (1 + r.IntN(1000))), capacity: policy.MinCapacity}
+			}
+			s.entries = append(s.entries, e)
+		}
+		s.make()
+		rules := s.imported().Tables
+		for host := range 16 {
+			address := netip.AddrFrom4([4]byte{10, 0, 0, byte(host)})
+			want := policy.Unlimited
+			if i := slices.IndexFunc(s.entries, func(e entry) bool { return e.prefix.Contains(address) }); i >= 0 && s.entries[i].limit != nil {
+				want = s.entries[i].limit.rate
+			}
+			if got := rateOf(rules, address); got != want {
+				t.Fatalf("%v has %v, not %v: %+v of %+v", address, got, want, rules, s.entries)
+			}
+		}
+	}
+}
+
+// smallPrefix is a network within 10.0.0.0/28.
+func smallPrefix(r *rand.Rand) netip.Prefix {
+	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(r.IntN(16))}), 28+r.IntN(5)).Masked()
+}
+
+// rateOf is the rate of the longest prefix; unlimited if there is none.
+func rateOf(tables []policy.Table, address netip.Addr) policy.Rate {
+	rate, length := policy.Unlimited, -1
+	for _, t := range tables {
+		for _, r := range t.Rules {
+			if r.Prefix.Contains(address) && r.Prefix.Bits() > length {
+				rate, length = r.Rate, r.Prefix.Bits()
+			}
+		}
+	}
+	return rate
+}
+
+// What can not be kept is told: where packets had to conform to two limits, or none of the others.
+func TestWhatOrderIsLost(t *testing.T) {
+	a, b := &limit{rate: 1000, capacity: 2000, where: "a"}, &limit{rate: 3000, capacity: 2000, where: "b"}
+	egress := tableKey{"eth0", policy.Egress}
+	p := netip.MustParsePrefix
+	wide, narrow, inside, other := p("10.0.0.0/16"), p("10.0.0.0/24"), p("10.0.0.1/32"), p("10.0.1.0/24")
+	for _, test := range []struct {
+		name    string
+		entries []entry
+		kinds   []reason
+		rates   []policy.Rate // of the rules, in order; unlimited ones too
+	}{
+		{"a narrower one after a wider one that lets go on", []entry{
+			{prefix: narrow, limit: a}, {prefix: inside, limit: b},
+		}, []reason{stacked}, []policy.Rate{1000, 3000}},
+		{"a wider one after a narrower one that lets go on", []entry{
+			{prefix: inside, limit: a}, {prefix: narrow, limit: b},
+		}, []reason{stacked}, []policy.Rate{3000, 1000}},
+		{"excess that goes on", []entry{
+			{prefix: inside, limit: a, until: everyEntry, excessUntil: everyEntry}, {prefix: narrow, limit: b},
+		}, []reason{stacked}, []policy.Rate{3000, 1000}},
+		{"excess that is dropped in between", []entry{
+			{prefix: inside, limit: a, until: everyEntry, excessUntil: 1}, {prefix: narrow, limit: b},
+		}, nil, []policy.Rate{3000, 1000}},
+		{"a chain that ends in between", []entry{
+			{prefix: inside, limit: a, until: 1}, {prefix: narrow, limit: b},
+		}, []reason{stacked}, []policy.Rate{3000, 1000}},
+		{"hooks that never see the same packet", []entry{
+			{prefix: inside, limit: a, hook: "forward"}, {prefix: narrow, limit: b, hook: "output"},
+		}, []reason{otherHook}, []policy.Rate{3000, 1000}},
+		{"hooks that see the same packets", []entry{
+			{prefix: inside, limit: a, hook: "forward"}, {prefix: narrow, limit: b, hook: "postrouting"},
+		}, []reason{stacked}, []policy.Rate{3000, 1000}},
+		{"one after the other for a network", []entry{
+			{prefix: narrow, limit: b}, {prefix: narrow, limit: a},
+		}, []reason{sameNetwork}, []policy.Rate{1000}},
+		{"a higher one after the other", []entry{
+			{prefix: narrow, limit: a}, {prefix: narrow, limit: b},
+		}, []reason{sameNetwork}, []policy.Rate{1000}},
+		{"never reached", []entry{
+			{prefix: narrow, limit: a, until: everyEntry}, {prefix: inside, limit: b},
+		}, []reason{unreached}, []policy.Rate{1000}},
+		{"nothing is left for a default", []entry{
+			{prefix: narrow, limit: a, until: everyEntry}, {prefix: inside, limit: b, fallback: true},
+		}, nil, []policy.Rate{1000}},
+		{"past a ban", []entry{
+			{prefix: narrow, drops: true, until: everyEntry}, {prefix: inside, limit: b},
+		}, []reason{unreached}, nil},
+		{"an exception that ends with its chain", []entry{
+			{prefix: narrow, until: 2}, {prefix: narrow, limit: a}, {prefix: narrow, limit: b},
+		}, []reason{unreached}, []policy.Rate{3000}},
+		{"an exception that ends before a wider limit", []entry{
+			{prefix: inside, until: 2}, {prefix: other, limit: a, until: everyEntry}, {prefix: wide, limit: b, until: everyEntry},
+		}, nil, []policy.Rate{3000, 1000}},
+		{"an exception from a later limit only", []entry{
+			{prefix: wide, limit: a}, {prefix: inside, until: everyEntry}, {prefix: narrow, limit: b},
+		}, []reason{stacked, exceptions}, []policy.Rate{1000, 3000}},
+		{"an exception after all limits", []entry{
+			{prefix: wide, limit: a}, {prefix: inside, until: everyEntry},
+		}, nil, []policy.Rate{1000}},
+		{"an exception within an exception", []entry{
+			{prefix: inside, until: everyEntry}, {prefix: narrow, until: everyEntry}, {prefix: wide, limit: a, until: everyEntry},
+		}, nil, []policy.Rate{1000, policy.Unlimited}},
+		{"some packets of a network pass", []entry{
+			{prefix: narrow, partial: "port 22", until: everyEntry}, {prefix: inside, limit: b},
+		}, []reason{exceptions}, []policy.Rate{3000}},
+		{"some packets of another network pass", []entry{
+			{prefix: other, partial: "port 22", until: everyEntry}, {prefix: inside, limit: b},
+		}, nil, []policy.Rate{3000}},
+		{"the other side", []entry{
+			{side: toward, prefix: narrow, limit: a}, {side: from, prefix: inside, limit: b},
+		}, []reason{otherSide}, []policy.Rate{1000}},
+		{"who comes from there passes", []entry{
+			{side: from, prefix: other, until: everyEntry}, {side: toward, prefix: inside, limit: b},
+		}, []reason{exceptions}, []policy.Rate{3000}},
+		{"what leaves this device passes", []entry{
+			{prefix: inside, until: everyEntry, out: []string{"eth0"}}, {prefix: narrow, limit: b},
+		}, nil, []policy.Rate{3000, policy.Unlimited}},
+		{"what leaves another device passes", []entry{
+			{prefix: inside, until: everyEntry, out: []string{"eth1"}}, {prefix: narrow, limit: b},
+		}, nil, []policy.Rate{3000}},
+		{"what enters another device passes", []entry{
+			{prefix: inside, until: everyEntry, in: []string{"eth1"}}, {prefix: narrow, limit: b},
+		}, []reason{exceptions}, []policy.Rate{3000}},
+		{"what enters this device passes", []entry{
+			{prefix: inside, until: everyEntry, in: []string{"eth0"}}, {prefix: narrow, limit: b},
+		}, nil, []policy.Rate{3000}},
+		{"two networks", []entry{
+			{prefix: narrow, limit: a}, {prefix: other, limit: a},
+		}, []reason{shared}, []policy.Rate{1000, 1000}},
+		{"one within the other", []entry{
+			{prefix: narrow, limit: a}, {prefix: inside, limit: a},
+		}, nil, []policy.Rate{1000}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := &ruleset{collector: newCollector()}
+			for _, e := range test.entries {
+				if e.where = "here"; e.in == nil && e.out == nil {
+					e.key = egress
+				}
+				s.entries = append(s.entries, e)
+			}
+			s.make()
+			i := s.imported()
+			var kinds, want []string
+			for _, l := range i.Left {
+				kinds = append(kinds, l.Kind)
+			}
+			for _, r := range test.kinds {
+				want = append(want, r.kind)
+			}
+			if !slices.Equal(kinds, want) {
+				t.Errorf("left: %q, not %q", kinds, want)
+			}
+			var rates []policy.Rate
+			for _, table := range i.Tables {
+				for _, r := range table.Rules {
+					rates = append(rates, r.Rate)
+				}
+			}
+			if !slices.Equal(rates, test.rates) {
+				t.Errorf("rules: %v, not %v", rates, test.rates)
+			}
+		})
+	}
+}
+
+// One side is matched: that by which most limits go, or the far one.
+func TestSideOfATable(t *testing.T) {
+	l := &limit{rate: 1000, capacity: 2000}
+	for _, test := range []struct {
+		direction policy.Direction
+		sides     []side
+		want      policy.Match
+	}{
+		{policy.Egress, []side{toward, from, from}, policy.MatchSrc},
+		{policy.Egress, []side{toward, from}, policy.MatchDst},
+		{policy.Ingress, []side{toward, from}, policy.MatchSrc},
+		{policy.Ingress, []side{toward, toward, either, either}, policy.MatchDst},
+		{policy.Ingress, []side{either}, policy.MatchSrc},
+	} {
+		s := &ruleset{collector: newCollector()}
+		for i, side := range test.sides {
+			s.entries = append(s.entries, entry{
+				key: tableKey{"eth0", test.direction}, side: side, limit: l, until: everyEntry,
+				prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 32),
+			})
+		}
+		s.make()
+		if got := s.imported().Tables[0].Match; got != test.want {
+			t.Errorf("%v of %v: %v, not %v", test.direction, test.sides, got, test.want)
+		}
+	}
+}

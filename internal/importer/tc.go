@@ -1,0 +1,584 @@
+package importer
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink/nl"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+var (
+	narrower = reason{"filter by more than an address", "a rule goes by one address of a packet and nothing else",
+		"no rule was made for it; what it took out of other limits counts there now"}
+	byMark = reason{"filter by firewall mark", "a rule goes by addresses, and knows no marks",
+		"no rule was made; write one for the addresses that are marked"}
+	unreadable = reason{"filter of another kind", "what it asks of packets can not be read",
+		"no rule was made; write one by hand if it limits anything"}
+	lost = reason{"filter that no packet gets to", "no way through the hash tables leads there, or what it asks is in another bucket",
+		"no rule was made, as it did nothing; see whether it is in the wrong place"}
+	redirects = reason{"redirection", "its packets are limited on another device, if at all",
+		"import that device as well; its rules may be set here instead"}
+	bans = reason{"policer that is no limit", "it does not let a rate pass and hold back what exceeds it",
+		"no rule was made; write one by hand if one is meant"}
+	chains = reason{"jump to another chain", "what a filter leads to is not followed",
+		"no rule was made; write one for what the filters of that chain limit"}
+	severalPolicers = reason{"policers in a row", "a packet of a rule meets one limit",
+		"no rule was made; set one on each of the devices that the packets pass"}
+	goesOn = reason{"policer whose excess goes on to other filters", "excess of a rule is dropped, marked, or passed",
+		"no rule was made; write one by hand"}
+	peakRate   = reason{"peak rate", "a rule has one rate", "the rule has the other one; a smaller capacity keeps bursts down"}
+	packetRate = reason{"packet rate", "rules count bytes, not packets", "no rule was made; write one in bytes if one is meant"}
+	average    = reason{"average rate", "a rule goes by its own bucket, not by an estimate", "no rule was made; write one with that rate"}
+	largest    = reason{"largest packet", "packets of any size conform to a rule if the bucket has room", "nothing is to be done"}
+	cells      = reason{"cost of ATM cells", "a packet counts its bytes and a constant overhead", "lower the rate by a tenth"}
+	framing    = reason{"overhead out of range", fmt.Sprintf("an overhead is %d to %d bytes, an mpu 0 to %d", policy.MinOverhead, policy.MaxOverhead, policy.MaxMPU),
+		"the rule has none"}
+	priority = reason{"priority of a class", "rules have no order, and there is no queue in which one goes first", "nothing is to be done"}
+	tree     = reason{"limit of a parent class", "a rule knows no tree, and does not hold others down together",
+		"limit a network that holds all of them on another device, if they are not to exceed it together"}
+	noNetwork = reason{"class that no address leads to", "a rule is for a network", "no rule was made; write one for its packets if they have addresses of their own"}
+	inside    = reason{"limit inside a queue", "a rule goes by addresses, not by the queue that packets are in", "no rule was made; write one by hand"}
+	otherKind = reason{"queueing discipline of another kind", "of those with a rate, only htb and tbf can be read",
+		"no rule was made; write one for 0.0.0.0/0 and ::/0 if it limits the device"}
+)
+
+// TC makes rules of what devices' own traffic control limits: policers of
+// filters, classes of htb that filters by address lead to, and tbf. The error
+// tells of messages of the kernel's that can not be understood.
+func TC(dumps []Dump) (Imported, error) {
+	s := &ruleset{collector: newCollector()}
+	for _, d := range dumps {
+		c, err := parse(d)
+		if err == nil {
+			err = (&device{control: c, ruleset: s, buckets: map[any]*limit{}, told: map[uint32]bool{}}).read()
+		}
+		if err != nil {
+			return Imported{}, err
+		}
+	}
+	s.make()
+	return s.imported(), nil
+}
+
+// A device is one whose traffic control is being translated.
+type device struct {
+	control
+	*ruleset
+	buckets map[any]*limit  // those of policers and of classes
+	told    map[uint32]bool // classes that rules or what is left tell about
+}
+
+// limited are the kinds of qdisc that may have a rate and are not read.
+var limited = []string{"cake", "cbq", "cbs", "hfsc", "netem"}
+
+func (d *device) read() error {
+	for _, q := range d.qdiscs {
+		var err error
+		switch {
+		case q.kind == "clsact":
+			if err = d.filters(atIngress, policy.Ingress); err == nil {
+				err = d.filters(atEgress, policy.Egress)
+			}
+		case q.kind == "ingress":
+			err = d.filters(q.handle, policy.Ingress)
+		case q.kind == "htb" && q.parent == atRoot:
+			err = d.htb(q)
+		case q.kind == "tbf" && q.parent == atRoot:
+			d.tbf(q)
+		case q.kind == "htb" || q.kind == "tbf":
+			d.leave(inside, d.of("qdisc", q), "%s below class %s", q.kind, handle(q.parent))
+		case slices.Contains(limited, q.kind):
+			d.leave(otherKind, d.of("qdisc", q), "%s", q.kind)
+		case q.parent == atRoot && q.handle != 0:
+			err = d.filters(q.handle, policy.Egress)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for _, t := range d.unmet() {
+		to := "it has no class"
+		if t.class != 0 {
+			to = "class " + handle(t.class)
+		}
+		d.leave(lost, t.where, "%s", to)
+	}
+	return nil
+}
+
+func (d *device) of(what string, o object) string {
+	return fmt.Sprintf("%s %s %s", d.Device, what, handle(o.handle))
+}
+
+// everyEntry is the index that ends the way of a packet through all entries.
+const everyEntry = math.MaxInt
+
+// enter adds an entry for each network of a term, with what it does.
+func (d *device) enter(dir policy.Direction, t term, e entry) {
+	for _, p := range t.prefixes {
+		e.key, e.side, e.prefix, e.partial = tableKey{d.Device, dir}, t.side, p, t.partial
+		if e.where == "" {
+			e.where = t.where
+		}
+		d.entries = append(d.entries, e)
+	}
+}
+
+// filters makes entries of the policers of a place where filters are all there is.
+func (d *device) filters(at uint32, dir policy.Direction) error {
+	terms, err := d.terms(at)
+	if err != nil {
+		return err
+	}
+	for _, t := range terms {
+		v := d.verdict(t, dir)
+		switch {
+		case v.left:
+		case t.partial != "" && v.limit != nil:
+			d.leavePartial(t, v.limit.rate)
+		case v.limit != nil || v.ends:
+			d.enter(dir, t, v.entry())
+		}
+	}
+	return nil
+}
+
+// A verdict is what the actions of a filter do.
+type verdict struct {
+	limit *limit
+	drops bool
+	ends  bool // packets, those that conform if it has a limit, meet no later filter
+	left  bool // nothing of it can be carried over, and that was said
+}
+
+func (v verdict) entry() entry {
+	e := entry{limit: v.limit, drops: v.drops}
+	if v.ends {
+		e.until = everyEntry
+	}
+	if v.limit != nil {
+		e.comment = v.limit.comment
+	}
+	return e
+}
+
+// Controls: what becomes of a packet after an action.
+const (
+	controlNext       = -1 // the next filter
+	controlOK         = 0
+	controlReclassify = 1
+	controlShot       = 2
+	controlPipe       = 3 // the next action
+	controlChain      = 2 // in the bits from controlShift on: another chain
+	controlShift      = 28
+)
+
+// verdict goes through the actions of a filter, for what conforms and for what exceeds.
+func (d *device) verdict(t term, dir policy.Direction) verdict {
+	var p *policer
+	conforming, exceeding := int32(controlPipe), int32(controlPipe)
+	for _, a := range t.actions {
+		if conforming != controlPipe && (p == nil || exceeding != controlPipe) {
+			break
+		}
+		switch {
+		case a.kind == "police" && p != nil:
+			d.leave(severalPolicers, t.where, "%s", d.rates(t.actions))
+			return verdict{left: true}
+		case a.kind == "police":
+			p, conforming, exceeding = &a.police, a.police.conforming, a.police.exceeded
+		case a.kind == "gact" && a.control>>controlShift == controlChain:
+			d.leave(chains, t.where, "chain %d", a.control&(1<<controlShift-1))
+			return verdict{left: true}
+		case a.kind == "gact" && !a.random:
+			if conforming == controlPipe {
+				conforming = a.control
+			}
+			if exceeding == controlPipe {
+				exceeding = a.control
+			}
+		case a.kind == "mirred" && a.steals:
+			d.leave(redirects, t.where, "to %s", d.name(a.to))
+			return verdict{left: true}
+		case a.kind == "gact":
+			d.leave(bans, t.where, "gact by chance")
+			return verdict{left: true}
+		}
+	}
+	if p == nil {
+		// Without actions, a filter with a class decides, and one without at a hook lets packets pass.
+		ends := conforming != controlNext && (conforming != controlPipe || len(t.actions) == 0)
+		return verdict{ends: ends, drops: conforming == controlShot || conforming == controlReclassify}
+	}
+	return d.policed(t, p, dir, conforming, exceeding)
+}
+
+func (d *device) name(index uint32) string {
+	if name := d.Devices[index]; name != "" {
+		return name
+	}
+	return fmt.Sprintf("device %d", index)
+}
+
+// rates lists those of the policers among actions.
+func (d *device) rates(actions []action) string {
+	var words []string
+	for _, a := range actions {
+		if a.kind == "police" {
+			words = append(words, bitRate(a.police.rate.bytes).String())
+		}
+	}
+	return list(words)
+}
+
+// policed is the verdict of a policer.
+func (d *device) policed(t term, p *policer, dir policy.Direction, conforming, exceeding int32) verdict {
+	// What is classified again finds the policer as it was, until the kernel gives up and drops it.
+	if exceeding == controlReclassify {
+		exceeding = controlShot
+	}
+	excess := policy.Pass
+	switch {
+	case p.rate.bytes == 0 && p.packets:
+		d.leave(packetRate, t.where, "policer %d", p.index)
+		return verdict{left: true}
+	case p.rate.bytes == 0 && p.average:
+		d.leave(average, t.where, "policer %d", p.index)
+		return verdict{left: true}
+	case p.rate.bytes == 0 || conforming == controlShot || conforming == controlReclassify:
+		d.leave(bans, t.where, "policer %d", p.index)
+		return verdict{left: true}
+	case exceeding == controlNext:
+		d.leave(goesOn, t.where, "%v", bitRate(p.rate.bytes))
+		return verdict{left: true}
+	case exceeding == controlShot:
+		excess = policy.Drop
+	}
+	type index struct {
+		policer uint32
+		dir     policy.Direction
+	}
+	l := d.buckets[index{p.index, dir}]
+	if l == nil {
+		where := fmt.Sprintf("%s police index %d", d.Device, p.index)
+		l = &limit{rate: bitRate(p.rate.bytes), capacity: burst(p.burst, p.rate.bytes), excess: excess, where: where, comment: fmt.Sprintf("police index %d", p.index)}
+		d.buckets[index{p.index, dir}] = l
+		d.frame(l, p.rate, stab{}, where, dir)
+		if p.peak {
+			d.leave(peakRate, where, "with the rate %v", l.rate)
+		}
+		if p.mtu != unsetMTU && p.mtu < math.MaxUint16 {
+			d.leave(largest, where, "%d bytes", p.mtu)
+		}
+	}
+	return verdict{limit: l, ends: conforming != controlNext}
+}
+
+// unsetMTU is what tc and the kernel make of a policer's largest packet that nobody said.
+const unsetMTU = 255 << 3
+
+// bitRate is a rate of the kernel's, in bytes per second, at most more than any that a rule takes.
+func bitRate(bytes uint64) policy.Rate {
+	if hi, lo := bits.Mul64(bytes, 8); hi == 0 && lo < uint64(policy.Unlimited) {
+		return policy.Rate(lo)
+	}
+	return policy.MaxRate + 1
+}
+
+const (
+	// tick is the kernel's unit of time for bursts, in nanoseconds.
+	tick = 64
+	// uncounted is how much less than a burst's time its ticks may say, in nanoseconds: tc counts in microseconds.
+	uncounted = 1000 + tick
+)
+
+// burst is how many bytes a rate takes over so many ticks. That is less than
+// what was asked of tc, which rounds down twice, so it is the roundest size that
+// these ticks may have been.
+func burst(ticks uint32, rate uint64) uint64 {
+	least, most := drained(uint64(ticks)*tick, rate), drained(uint64(ticks)*tick+uncounted, rate)
+	for unit := uint64(1 << 30); unit > 1; unit >>= 10 {
+		if round := (least + unit - 1) / unit * unit; round > 0 && round <= most {
+			return round
+		}
+	}
+	return least
+}
+
+// drained is how many bytes a rate takes over so many nanoseconds, rounded up; at most math.MaxInt64.
+func drained(nanoseconds, rate uint64) uint64 {
+	const second = 1e9
+	hi, lo := bits.Mul64(nanoseconds, rate)
+	lo, carry := bits.Add64(lo, second-1, 0)
+	if hi += carry; hi >= second/2 {
+		return math.MaxInt64
+	}
+	v, _ := bits.Div64(hi, lo, second)
+	return v
+}
+
+// A stab is a qdisc's own reckoning of the size of packets.
+type stab struct {
+	overhead int
+	mpu      int
+	cells    bool
+}
+
+func parseStab(o object) (s stab, err error) {
+	a, err := o.attributes.nested(nl.TCA_STAB)
+	if f := a[stabBase]; err == nil && len(f) > 0 {
+		s = stab{overhead: int(int32(f.u32(4))), cells: f.u32(8) == nl.LINKLAYER_ATM, mpu: int(f.u32(12))}
+	}
+	return s, err
+}
+
+// frame sets what packets of a limit count.
+func (d *device) frame(l *limit, r rateSpec, s stab, where string, dir policy.Direction) {
+	overhead := s.overhead + int(r.overhead)
+	mpu := int(r.mpu)
+	if s.mpu > 0 {
+		mpu = max(mpu, s.mpu+int(r.overhead))
+	}
+	if dir == policy.Ingress && d.L2Bytes > 0 {
+		overhead -= int(d.L2Bytes)
+		d.note(fmt.Sprintf("tc counts packets that come in without their Ethernet header, so these rules have an overhead of -%d", d.L2Bytes))
+	}
+	if s.cells || r.linkLayer == nl.LINKLAYER_ATM {
+		d.leave(cells, where, "%v", l.rate)
+	}
+	f, err := policy.ParseFraming(fmt.Sprintf("%d/%d", overhead, mpu), 0)
+	if err != nil {
+		d.leave(framing, where, "overhead %d, mpu %d", overhead, mpu)
+	}
+	l.framing = f
+}
+
+// queues is said where what exceeds was delayed.
+func (d *device) queues() {
+	d.note("htb and tbf delay what exceeds, and shapectl drops it: a rule has the default capacity for its rate, where its burst was smaller")
+}
+
+// A class is one of htb.
+type class struct {
+	object
+	rate, ceil     rateSpec
+	ceilBurst      uint32 // ticks
+	priority       uint32
+	leaf           bool
+	children       int
+	childrenAtMost uint64 // bytes per second
+}
+
+// htb makes entries of classes.
+func (d *device) htb(q object) error {
+	h := &htb{device: d, classes: map[uint32]*class{}, root: q.handle, fallback: q.handle&^0xffff | q.options[nl.TCA_HTB_INIT].u32(8)&0xffff}
+	var err error
+	if h.stab, err = parseStab(q); err != nil {
+		return fmt.Errorf("read %s: %w", d.of("qdisc", q), err)
+	}
+	var order []*class
+	for _, o := range d.classes {
+		if o.kind != "htb" || o.handle>>16 != q.handle>>16 {
+			continue
+		}
+		parms := o.options[nl.TCA_HTB_PARMS]
+		c := &class{
+			object: o, rate: parseRate(parms, o.options[nl.TCA_HTB_RATE64]),
+			ceil:      parseRate(parms[min(12, len(parms)):], o.options[nl.TCA_HTB_CEIL64]),
+			ceilBurst: parms.u32(28), priority: parms.u32(40), leaf: !d.inner[o.handle],
+		}
+		h.classes[o.handle] = c
+		order = append(order, c)
+	}
+	if err := h.classify(q.handle, term{prefixes: everything()}, 0); err != nil {
+		return err
+	}
+	first := len(d.entries)
+	h.lead(h.fallback, term{prefixes: everything(), where: d.of("qdisc", q) + " default"})
+	for i := range d.entries[first:] {
+		d.entries[first+i].fallback = true
+	}
+	h.rest(order)
+	return nil
+}
+
+// htb is a tree of classes that is being translated.
+type htb struct {
+	*device
+	classes  map[uint32]*class
+	root     uint32 // the qdisc
+	fallback uint32 // the class of packets that no filter knows
+	stab     stab
+}
+
+// classDepth is how many levels of classes there can be.
+const classDepth = 8
+
+// classify makes entries of the filters at a qdisc or class, for packets of a term.
+func (h *htb) classify(at uint32, outer term, depth int) error {
+	terms, err := h.terms(at)
+	if err != nil {
+		return err
+	}
+	for _, t := range terms {
+		t, possible := outer.and(t)
+		if !possible {
+			continue
+		}
+		v := h.verdict(t, policy.Egress)
+		c := h.classes[t.class]
+		switch {
+		case v.left:
+		case t.partial != "" && c != nil:
+			h.told[c.handle] = true
+			h.leavePartial(t, bitRate(c.ceil.bytes))
+		case t.partial != "" && v.limit != nil:
+			h.leavePartial(t, v.limit.rate)
+		case v.limit != nil:
+			if c != nil {
+				h.told[c.handle] = true
+				h.leave(stacked, h.of("class", c.object), "%v for %s, which have %v already", bitRate(c.ceil.bytes), names(t.prefixes), v.limit.rate)
+			}
+			h.enter(policy.Egress, t, v.entry())
+		case v.drops:
+			h.enter(policy.Egress, t, v.entry())
+		case !v.ends:
+		case c != nil && !c.leaf && depth < classDepth:
+			if err := h.classify(c.handle, t, depth+1); err != nil {
+				return err
+			}
+			h.lead(h.fallback, t)
+		default:
+			h.lead(t.class, t)
+		}
+	}
+	return nil
+}
+
+// leavePartial leaves a filter behind that asks for more than an address.
+func (d *device) leavePartial(t term, rate policy.Rate) {
+	r := unreadable
+	switch t.kind {
+	case "fw":
+		r = byMark
+	case "u32", "flower", "matchall":
+		r = narrower
+	}
+	d.leave(r, t.where, "%v for %s", rate, t.says())
+}
+
+// lead makes the entries of packets that a filter sends to a class. The qdisc itself holds nothing back, nor do
+// classes with others below them; packets of a class that is not there have the default one.
+func (h *htb) lead(to uint32, t term) {
+	c := h.classes[to]
+	if c == nil && to != h.root {
+		to = h.fallback
+		c = h.classes[to]
+	}
+	if c == nil || !c.leaf {
+		h.enter(policy.Egress, t, entry{until: everyEntry})
+		return
+	}
+	h.told[to] = true
+	l := h.buckets[to]
+	if l == nil {
+		where := h.of("class", c.object)
+		rate := bitRate(c.ceil.bytes)
+		l = &limit{rate: rate, capacity: max(burst(c.ceilBurst, c.ceil.bytes), policy.DefaultCapacity(rate)), where: where}
+		h.buckets[to] = l
+		h.queues()
+		h.frame(l, c.ceil, h.stab, where, policy.Egress)
+		if c.rate.bytes != c.ceil.bytes {
+			h.leave(guaranteed, where, "%v of %v", bitRate(c.rate.bytes), rate)
+		}
+	}
+	h.enter(policy.Egress, t, entry{limit: l, until: everyEntry, comment: "class " + handle(to)})
+}
+
+// rest leaves behind what of the classes no rule can say.
+func (h *htb) rest(order []*class) {
+	var leaf *class
+	for _, c := range order {
+		if parent := h.classes[c.parent]; parent != nil {
+			parent.children++
+			parent.childrenAtMost += min(c.ceil.bytes, math.MaxUint64-parent.childrenAtMost)
+		}
+		switch {
+		case !c.leaf:
+		case !h.told[c.handle]:
+			h.leave(noNetwork, h.of("class", c.object), "%v", bitRate(c.ceil.bytes))
+		case leaf == nil:
+			leaf = c
+		case leaf.priority != c.priority:
+			h.leave(priority, h.of("class", c.object), "%d, others have %d", c.priority, leaf.priority)
+		}
+	}
+	for _, c := range order {
+		if !c.leaf && c.childrenAtMost > c.ceil.bytes {
+			h.leave(tree, h.of("class", c.object), "%v for its %d classes together", bitRate(c.ceil.bytes), c.children)
+		}
+	}
+}
+
+// tbf makes entries of a qdisc that limits all that leaves a device.
+func (d *device) tbf(q object) {
+	parms := q.options[nl.TCA_TBF_PARMS]
+	rate := parseRate(parms, q.options[nl.TCA_TBF_RATE64])
+	where := d.of("qdisc", q)
+	s, err := parseStab(q)
+	if err != nil {
+		d.leave(unreadable, where, "its size table")
+	}
+	l := &limit{rate: bitRate(rate.bytes), where: where}
+	// What it queues it does not drop, either.
+	l.capacity = max(burst(parms.u32(28), rate.bytes)+uint64(parms.u32(24)), policy.DefaultCapacity(l.rate))
+	d.queues()
+	d.frame(l, rate, s, where, policy.Egress)
+	if parms.u32(20) != 0 {
+		d.leave(peakRate, where, "with the rate %v", l.rate)
+	}
+	d.enter(policy.Egress, term{prefixes: everything(), where: where}, entry{limit: l, until: everyEntry, comment: "tbf " + handle(q.handle)})
+}
+
+// and is what both terms ask for; false if no packet has that. It is of the inner one otherwise.
+func (t term) and(inner term) (term, bool) {
+	if inner.partial == "" {
+		inner.partial = t.partial
+	}
+	if t.side == either {
+		inner.prefixes = common(t.prefixes, inner.prefixes)
+		return inner, len(inner.prefixes) > 0
+	}
+	if inner.side == either {
+		inner.side, inner.prefixes = t.side, common(t.prefixes, inner.prefixes)
+		return inner, len(inner.prefixes) > 0
+	}
+	if inner.side == t.side {
+		inner.prefixes = common(t.prefixes, inner.prefixes)
+		return inner, len(inner.prefixes) > 0
+	}
+	inner.restrict(fmt.Sprintf("%v %s", t.side, names(t.prefixes)))
+	return inner, true
+}
+
+// common is the networks that are in both.
+func common(a, b []netip.Prefix) (both []netip.Prefix) {
+	for _, p := range a {
+		for _, q := range b {
+			if !p.Overlaps(q) {
+				continue
+			}
+			if p.Bits() < q.Bits() {
+				both = append(both, q)
+			} else {
+				both = append(both, p)
+			}
+		}
+	}
+	return both
+}

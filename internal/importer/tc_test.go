@@ -1,0 +1,130 @@
+package importer
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/shapectl/shapectl/internal/policyfile"
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+var (
+	update  = flag.Bool("update", false, "write what is made now into testdata")
+	capture = flag.String("capture", "", "print what the kernel says of this set-up of traffic control")
+)
+
+// live are the set-ups that kernels with htb, tbf and u32 take; testdata/tc/capture.sh asks one that knows all.
+var live = []string{"htb", "tree", "hash", "tbf"}
+
+// setUp makes two devices and runs commands of tc.
+func setUp(t *testing.T, name string) []Dump {
+	t.Helper()
+	testenv.NewNetns(t)
+	testenv.Veth(t, "va", "vb")
+	commands, err := os.ReadFile(filepath.Join("testdata", "tc", name+".tc"))
+	testenv.Must(t, err)
+	tc := exec.Command("tc", "-batch", "-")
+	tc.Stdin = bytes.NewReader(commands)
+	if out, err := tc.CombinedOutput(); err != nil {
+		t.Fatalf("tc: %v: %s", err, out)
+	}
+	var dumps []Dump
+	for _, device := range []string{"va", "vb"} {
+		d, err := ReadTC(device, testenv.Link(t, device).Attrs().Index, 14)
+		testenv.Must(t, err)
+		dumps = append(dumps, d)
+	}
+	return dumps
+}
+
+// transcript is all that was imported, which must be a policy that reads back as it was.
+func transcript(t *testing.T, i Imported) string {
+	t.Helper()
+	var text strings.Builder
+	testenv.Must(t, policyfile.Write(&text, i.Tables, i.Comment))
+	back, err := policyfile.Parse("policy", []byte(text.String()))
+	testenv.Must(t, err)
+	var tables []policy.Table
+	devices := map[string]bool{}
+	for _, table := range i.Tables {
+		if devices[table.Device] {
+			continue
+		}
+		devices[table.Device] = true
+		of, err := back.For(policyfile.Device{Name: table.Device, L2Bytes: 14})
+		testenv.Must(t, err)
+		tables = append(tables, of...)
+	}
+	if differences := policy.Diff(i.Tables, tables); len(differences) > 0 {
+		t.Errorf("the policy reads back otherwise: %+v", differences)
+	}
+	for _, l := range i.Left {
+		fmt.Fprintf(&text, "%s: %s (%s)\n", l.Kind, l.Where, l.What)
+	}
+	for _, n := range i.Notes {
+		fmt.Fprintf(&text, "note: %s\n", n)
+	}
+	return text.String()
+}
+
+// golden compares text with a file in testdata.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		testenv.Must(t, os.WriteFile(path, []byte(got), 0o644))
+		return
+	}
+	want, err := os.ReadFile(path)
+	testenv.Must(t, err)
+	if got != string(want) {
+		t.Errorf("%s differs (go test -update writes it anew); it is now:\n%s", path, got)
+	}
+}
+
+func TestCapture(t *testing.T) {
+	if *capture == "" {
+		return
+	}
+	dumps := setUp(t, *capture)
+	out := bufio.NewWriter(os.Stdout)
+	e := json.NewEncoder(out)
+	e.SetIndent("", "\t")
+	testenv.Must(t, e.Encode(dumps))
+	testenv.Must(t, out.Flush())
+}
+
+// What Debian's kernel said of each set-up makes the policy that it did.
+func TestTCOfDumps(t *testing.T) {
+	for _, name := range append(live, "police") {
+		t.Run(name, func(t *testing.T) {
+			text, err := os.ReadFile(filepath.Join("testdata", "tc", name+".json"))
+			testenv.Must(t, err)
+			var dumps []Dump
+			testenv.Must(t, json.Unmarshal(text, &dumps))
+			imported, err := TC(dumps)
+			testenv.Must(t, err)
+			golden(t, "tc/"+name+".golden", transcript(t, imported))
+		})
+	}
+}
+
+// This kernel says the same.
+func TestTCLive(t *testing.T) {
+	for _, name := range live {
+		t.Run(name, func(t *testing.T) {
+			imported, err := TC(setUp(t, name))
+			testenv.Must(t, err)
+			golden(t, "tc/"+name+".golden", transcript(t, imported))
+		})
+	}
+}

@@ -1,0 +1,134 @@
+package importer
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// A Dump is what the kernel says of a device's traffic control: netlink
+// messages, each from its struct tcmsg on.
+type Dump struct {
+	Device  string
+	L2Bytes uint8 // of link header that shapectl counts: 14, or 0 for a device without one
+	Qdiscs  [][]byte
+	Classes [][]byte
+	Filters map[uint32][][]byte // by the qdisc, class or hook that they are at
+	Roots   []Root
+	Devices map[uint32]string // the names of all devices, by index
+}
+
+// A Root is the hash table in which packets begin that come to filters of kind
+// u32. The kernel lists tables of all places of a qdisc for each of them.
+type Root struct {
+	At    uint32 // as in Dump.Filters
+	Info  uint32 // priority and protocol, as in struct tcmsg
+	Chain uint32
+	Table uint32 // its handle
+}
+
+// Where a qdisc or a filter may be, other than at a qdisc or class.
+const (
+	atRoot    = netlink.HANDLE_ROOT
+	atIngress = netlink.HANDLE_MIN_INGRESS // of clsact
+	atEgress  = netlink.HANDLE_MIN_EGRESS
+)
+
+// tries bounds how often a list is read that changes meanwhile.
+const tries = 5
+
+// ReadTC reads the traffic control of a device of the calling thread's network
+// namespace; l2Bytes is the length of link header that shapectl counts of its
+// packets. It needs no permissions.
+func ReadTC(device string, index int, l2Bytes uint8) (d Dump, err error) {
+	for range tries {
+		if d, err = readTC(device, index, l2Bytes); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return d, err
+		}
+	}
+	return d, fmt.Errorf("traffic control of %s changes while it is read; try again: %w", device, err)
+}
+
+func readTC(device string, index int, l2Bytes uint8) (d Dump, err error) {
+	d = Dump{Device: device, L2Bytes: l2Bytes, Filters: map[uint32][][]byte{}, Devices: map[uint32]string{}}
+	links, err := netlink.LinkList()
+	if err != nil {
+		return d, fmt.Errorf("list the devices: %w", err)
+	}
+	for _, l := range links {
+		d.Devices[uint32(l.Attrs().Index)] = l.Attrs().Name
+	}
+	if d.Qdiscs, err = dump(unix.RTM_GETQDISC, unix.RTM_NEWQDISC, index, 0); err != nil {
+		return d, fmt.Errorf("list the qdiscs of %s: %w", device, err)
+	}
+	if d.Classes, err = dump(unix.RTM_GETTCLASS, unix.RTM_NEWTCLASS, index, 0); err != nil {
+		return d, fmt.Errorf("list the classes of %s: %w", device, err)
+	}
+	c, err := parse(d)
+	if err != nil {
+		return d, err
+	}
+	for _, parent := range c.places() {
+		found, err := dump(unix.RTM_GETTFILTER, unix.RTM_NEWTFILTER, index, parent)
+		if err != nil {
+			return d, fmt.Errorf("list the filters of %s at %s: %w", device, handle(parent), err)
+		}
+		if len(found) == 0 {
+			continue
+		}
+		d.Filters[parent] = found
+		if err := d.findRoots(index, parent); err != nil {
+			return d, err
+		}
+	}
+	return d, nil
+}
+
+// findRoots asks for the roots of the filters at a place.
+func (d *Dump) findRoots(index int, parent uint32) error {
+	c, err := parse(*d)
+	if err != nil {
+		return err
+	}
+	known := map[Root]bool{}
+	for _, o := range c.filters[parent] {
+		r := Root{At: parent, Info: o.info, Chain: o.chain()}
+		if o.kind != "u32" || known[r] {
+			continue
+		}
+		known[r] = true
+		q := nl.NewNetlinkRequest(unix.RTM_GETTFILTER, 0)
+		q.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index), Handle: u32Root, Parent: parent, Info: o.info})
+		q.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated(o.kind)))
+		q.AddData(nl.NewRtAttr(nl.TCA_CHAIN, nl.Uint32Attr(r.Chain)))
+		answer, err := q.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWTFILTER)
+		if err != nil {
+			return fmt.Errorf("find the first hash table of %s at %s pref %d: %w", d.Device, handle(parent), o.priority(), err)
+		}
+		for _, m := range answer {
+			r.Table = fields(m).u32(8)
+			d.Roots = append(d.Roots, r)
+		}
+	}
+	return nil
+}
+
+// dump asks for a list; that of qdiscs is of all devices, whatever was asked.
+func dump(get, answer, index int, parent uint32) (found [][]byte, err error) {
+	r := nl.NewNetlinkRequest(get, unix.NLM_F_DUMP)
+	r.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index), Parent: parent})
+	all, err := r.Execute(unix.NETLINK_ROUTE, uint16(answer))
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range all {
+		// Filters of a block that devices share have no device.
+		if i := int(int32(fields(m).u32(4))); i == index || get == unix.RTM_GETTFILTER {
+			found = append(found, m)
+		}
+	}
+	return found, nil
+}

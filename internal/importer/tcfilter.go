@@ -1,0 +1,474 @@
+package importer
+
+import (
+	"fmt"
+	"math/bits"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// A term is what a filter does to packets of some networks.
+type term struct {
+	kind     string // of filter
+	side     side
+	prefixes []netip.Prefix
+	partial  string // what else it asks of packets; "" for nothing
+	class    uint32
+	actions  []action
+	where    string
+}
+
+// terms are those of a place, in the order in which packets meet them.
+func (c control) terms(at uint32) (all []term, err error) {
+	filters := c.filters[at]
+	for start := 0; start < len(filters); {
+		end := start + 1
+		for end < len(filters) && filters[end].priority() == filters[start].priority() && filters[end].chain() == filters[start].chain() {
+			end++
+		}
+		group := filters[start:end]
+		start = end
+		var found []term
+		if group[0].kind == "u32" {
+			found, err = c.u32Terms(at, group[0])
+		} else {
+			found, err = c.plainTerms(at, group)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if chain := group[0].chain(); chain != 0 {
+			for i := range found {
+				found[i].restrict(fmt.Sprintf("chain %d", chain))
+			}
+		}
+		all = append(all, found...)
+	}
+	return all, nil
+}
+
+// chain is the number of the chain that a filter is in; packets begin in 0.
+func (o object) chain() uint32 { return o.attributes[nl.TCA_CHAIN].u32(0) }
+
+// restrict says what else a filter asks of packets.
+func (t *term) restrict(what string) {
+	t.partial = also(t.partial, what)
+}
+
+// says is what packets are meant, for people.
+func (t term) says() string {
+	words := "packets"
+	if t.side != either {
+		words = map[side]string{toward: "packets to ", from: "packets from "}[t.side] + names(t.prefixes)
+	}
+	if t.partial != "" {
+		words += " with " + t.partial
+	}
+	return words
+}
+
+func (c control) where(at uint32, o object, id string) string {
+	return fmt.Sprintf("%s filter %s pref %d %s %s", c.Device, handle(at), o.priority(), o.kind, id)
+}
+
+// families are the networks of the packets that a filter of this protocol is shown; none if they are not IP.
+func families(protocol uint16) []netip.Prefix {
+	switch all := everything(); protocol {
+	case unix.ETH_P_ALL:
+		return all
+	case unix.ETH_P_IP:
+		return all[:1]
+	case unix.ETH_P_IPV6:
+		return all[1:]
+	}
+	return nil
+}
+
+// ownPrograms is how the names of shapectl's own filters begin.
+const ownPrograms = "shapectl_"
+
+// plainTerms are those of filters of any kind but u32.
+func (c control) plainTerms(at uint32, group []object) (all []term, err error) {
+	for _, o := range group {
+		if len(o.attributes[nl.TCA_OPTIONS]) == 0 {
+			continue // the head of a list
+		}
+		if strings.HasPrefix(o.options.text(nl.TCA_BPF_NAME), ownPrograms) && o.kind == "bpf" {
+			continue
+		}
+		t := term{kind: o.kind, where: c.where(at, o, fmt.Sprintf("%#x", o.handle)), prefixes: families(o.protocol())}
+		if t.prefixes == nil {
+			t.prefixes = everything()
+			t.restrict(fmt.Sprintf("protocol %#04x", o.protocol()))
+		}
+		var acts, police uint16
+		switch o.kind {
+		case "matchall":
+			acts, t.class = nl.TCA_MATCHALL_ACT, o.options[nl.TCA_MATCHALL_CLASSID].u32(0)
+			if len(o.options.others(nl.TCA_MATCHALL_CLASSID, nl.TCA_MATCHALL_ACT, nl.TCA_MATCHALL_FLAGS, matchAllCount)) > 0 {
+				t.restrict("something that this version does not know")
+			}
+		case "flower":
+			acts, t.class = nl.TCA_FLOWER_ACT, o.options[nl.TCA_FLOWER_CLASSID].u32(0)
+			t.flower(o.options)
+		case "fw":
+			acts, police, t.class = nl.TCA_FW_ACT, nl.TCA_FW_POLICE, o.options[nl.TCA_FW_CLASSID].u32(0)
+			if t.class == 0 && len(o.options) == 0 {
+				t.class = o.handle // a filter without options: the mark is the class
+			}
+			t.restrict(fmt.Sprintf("mark %#x", o.handle))
+		default:
+			t.restrict("what only " + o.kind + " knows")
+		}
+		if t.actions, err = parseActions(o.options[acts], o.options[police]); err != nil {
+			return nil, fmt.Errorf("read %s: %w", t.where, err)
+		}
+		all = append(all, t)
+	}
+	return all, nil
+}
+
+// flower reads the addresses that a filter of kind flower asks for.
+func (t *term) flower(o attributes) {
+	networks := func(s side, key, mask uint16) {
+		address, ok := netip.AddrFromSlice(o[key])
+		if !ok {
+			return
+		}
+		wanted := o[mask]
+		if len(wanted) == 0 {
+			wanted = slices.Repeat([]byte{0xff}, len(o[key]))
+		}
+		p, ok := masked(address, wanted)
+		switch {
+		case !ok:
+			t.restrict(fmt.Sprintf("%v %v with mask %x", s, address, []byte(wanted)))
+		case t.side != either:
+			t.restrict(fmt.Sprintf("%v %s", s, name(p)))
+		default:
+			t.side, t.prefixes = s, []netip.Prefix{p}
+		}
+	}
+	networks(toward, nl.TCA_FLOWER_KEY_IPV4_DST, nl.TCA_FLOWER_KEY_IPV4_DST_MASK)
+	networks(toward, nl.TCA_FLOWER_KEY_IPV6_DST, nl.TCA_FLOWER_KEY_IPV6_DST_MASK)
+	networks(from, nl.TCA_FLOWER_KEY_IPV4_SRC, nl.TCA_FLOWER_KEY_IPV4_SRC_MASK)
+	networks(from, nl.TCA_FLOWER_KEY_IPV6_SRC, nl.TCA_FLOWER_KEY_IPV6_SRC_MASK)
+	for _, other := range o.others(nl.TCA_FLOWER_CLASSID, nl.TCA_FLOWER_ACT, nl.TCA_FLOWER_FLAGS, nl.TCA_FLOWER_IN_HW_COUNT,
+		nl.TCA_FLOWER_KEY_ETH_TYPE, nl.TCA_FLOWER_KEY_IPV4_SRC, nl.TCA_FLOWER_KEY_IPV4_SRC_MASK,
+		nl.TCA_FLOWER_KEY_IPV4_DST, nl.TCA_FLOWER_KEY_IPV4_DST_MASK, nl.TCA_FLOWER_KEY_IPV6_SRC, nl.TCA_FLOWER_KEY_IPV6_SRC_MASK,
+		nl.TCA_FLOWER_KEY_IPV6_DST, nl.TCA_FLOWER_KEY_IPV6_DST_MASK) {
+		what, known := flowerKeys[other]
+		if !known {
+			what = fmt.Sprintf("flower's key %d", other)
+		}
+		if what != "" {
+			t.restrict(what)
+		}
+	}
+}
+
+// flowerKeys are the usual ones that say more than an address; "" for what goes with another.
+var flowerKeys = map[uint16]string{
+	nl.TCA_FLOWER_INDEV: "indev", nl.TCA_FLOWER_KEY_ETH_DST: "dst_mac", nl.TCA_FLOWER_KEY_ETH_DST_MASK: "",
+	nl.TCA_FLOWER_KEY_ETH_SRC: "src_mac", nl.TCA_FLOWER_KEY_ETH_SRC_MASK: "", nl.TCA_FLOWER_KEY_IP_PROTO: "ip_proto",
+	nl.TCA_FLOWER_KEY_TCP_SRC: "src_port", nl.TCA_FLOWER_KEY_TCP_SRC_MASK: "",
+	nl.TCA_FLOWER_KEY_TCP_DST: "dst_port", nl.TCA_FLOWER_KEY_TCP_DST_MASK: "",
+	nl.TCA_FLOWER_KEY_UDP_SRC: "src_port", nl.TCA_FLOWER_KEY_UDP_SRC_MASK: "",
+	nl.TCA_FLOWER_KEY_UDP_DST: "dst_port", nl.TCA_FLOWER_KEY_UDP_DST_MASK: "",
+	nl.TCA_FLOWER_KEY_VLAN_ID: "vlan_id", nl.TCA_FLOWER_KEY_VLAN_PRIO: "vlan_prio", nl.TCA_FLOWER_KEY_VLAN_ETH_TYPE: "vlan_ethtype",
+	nl.TCA_FLOWER_KEY_IP_TOS: "ip_tos", nl.TCA_FLOWER_KEY_IP_TOS_MASK: "", nl.TCA_FLOWER_KEY_IP_TTL: "ip_ttl", nl.TCA_FLOWER_KEY_IP_TTL_MASK: "",
+	nl.TCA_FLOWER_KEY_TCP_FLAGS: "tcp_flags", nl.TCA_FLOWER_KEY_TCP_FLAGS_MASK: "",
+	nl.TCA_FLOWER_KEY_FLAGS: "ip_flags", nl.TCA_FLOWER_KEY_FLAGS_MASK: "",
+}
+
+// masked is the network of the addresses that agree with one under a mask; false if the mask has gaps.
+func masked(address netip.Addr, mask []byte) (netip.Prefix, bool) {
+	length := 0
+	for i, b := range mask {
+		ones := bits.LeadingZeros8(^b)
+		if b<<ones != 0 || ones > 0 && length < 8*i {
+			return netip.Prefix{}, false
+		}
+		length += ones
+	}
+	return netip.PrefixFrom(address, length).Masked(), true
+}
+
+// u32Filters are the hash tables and filters of kind u32 of a place and priority.
+type u32Filters struct {
+	control
+	at       uint32
+	protocol uint16              // of the packets that follow
+	tables   map[uint32]uint32   // divisors
+	buckets  map[uint32][]object // filters of a table and bucket, in order
+	steps    int
+	terms    []term
+}
+
+// Parts of a handle: a table, a bucket of it, a node in that.
+const (
+	u32Table  = 0xfff00000
+	u32Bucket = 0x000ff000
+	u32Node   = 0x00000fff
+	// u32Root stands for the table in which packets begin.
+	u32Root = 0xfff00000
+)
+
+// A header is what is known of the first bytes of an IP packet.
+type header struct{ value, mask [40]byte }
+
+// with adds the bits of a word; false if they contradict those that are known, or are not within the header.
+func (h header) with(at int, value, mask uint32) (_ header, possible, within bool) {
+	for i := range 4 {
+		v, m := byte(value>>(24-8*i)), byte(mask>>(24-8*i))
+		if m == 0 {
+			continue
+		}
+		if at+i < 0 || at+i >= len(h.mask) {
+			return h, true, false
+		}
+		if (v^h.value[at+i])&m&h.mask[at+i] != 0 {
+			return h, false, true
+		}
+		h.value[at+i] |= v & m
+		h.mask[at+i] |= m
+	}
+	return h, true, true
+}
+
+// u32Terms follows the tables of a place and priority from its root, as packets
+// do. first is one of the filters there.
+func (c control) u32Terms(at uint32, first object) ([]term, error) {
+	f := &u32Filters{control: c, at: at, protocol: first.protocol(), tables: map[uint32]uint32{}, buckets: map[uint32][]object{}}
+	i := slices.IndexFunc(c.Roots, func(r Root) bool {
+		return r.At == at && r.Info == first.info && r.Chain == first.chain()
+	})
+	if i < 0 {
+		return nil, fmt.Errorf("read the filters of %s at %s: pref %d has no first hash table", c.Device, handle(at), first.priority())
+	}
+	// A filter may lead to a table that was made with another priority.
+	for _, o := range c.filters[at] {
+		switch {
+		case o.kind != "u32" || len(o.attributes[nl.TCA_OPTIONS]) == 0:
+		case o.handle&^u32Table == 0:
+			f.tables[o.handle] = min(max(1, o.options[nl.TCA_U32_DIVISOR].u32(0)), u32Widest)
+		default:
+			bucket := o.handle &^ u32Node
+			f.buckets[bucket] = append(f.buckets[bucket], o)
+		}
+	}
+	err := f.follow(c.Roots[i].Table, header{}, "", 0)
+	return f.terms, err
+}
+
+// unmet are the filters of kind u32 that packets can not get to, or that contradict the way there.
+func (c control) unmet() (all []term) {
+	for _, at := range c.places() {
+		for _, o := range c.filters[at] {
+			if o.kind == "u32" && o.handle&u32Node != 0 && !c.met[u32Filter{at >> 16, o.handle}] {
+				c.met[u32Filter{at >> 16, o.handle}] = true // in that it is known
+				all = append(all, term{where: c.where(at, o, u32Handle(o.handle)), class: o.options[nl.TCA_U32_CLASSID].u32(0)})
+			}
+		}
+	}
+	return all
+}
+
+// A u32Filter is a filter of kind u32; numbers are those of a qdisc, whatever place of it they are listed at.
+type u32Filter struct{ qdisc, handle uint32 }
+
+const (
+	// u32Depth is how many tables the kernel follows, one from the other.
+	u32Depth = 8
+	// u32Widest is the most buckets of a table.
+	u32Widest = 256
+	// u32Steps bounds how many buckets are looked into, as tables may lead in circles.
+	u32Steps = 1 << 22
+)
+
+// follow goes through a bucket. partial is what the way to it asked of packets that no header shows.
+func (f *u32Filters) follow(bucket uint32, h header, partial string, depth int) error {
+	if f.steps++; f.steps > u32Steps {
+		return fmt.Errorf("read the filters of %s at %s: hash tables lead to others more often than can be followed", f.Device, handle(f.at))
+	}
+	for _, o := range f.buckets[bucket] {
+		s := selector(o.options[nl.TCA_U32_SEL])
+		own, asks := h, partial
+		possible := true
+		for _, k := range s.keys() {
+			next, can, within := own.with(k.at, k.value, k.mask)
+			switch {
+			case k.offsetMask != 0 && k.mask != 0 || !within:
+				asks = also(asks, fmt.Sprintf("match %08x/%08x at %s%d", k.value, k.mask, map[bool]string{true: "nexthdr+"}[k.offsetMask != 0], k.at))
+			case !can:
+				possible = false
+			default:
+				own = next
+			}
+		}
+		if !possible {
+			continue
+		}
+		f.met[u32Filter{f.at >> 16, o.handle}] = true
+		if len(o.options[nl.TCA_U32_MARK]) > 0 && o.options[nl.TCA_U32_MARK].u32(4) != 0 {
+			asks = also(asks, fmt.Sprintf("mark %#x/%#x", o.options[nl.TCA_U32_MARK].u32(0), o.options[nl.TCA_U32_MARK].u32(4)))
+		}
+		if len(o.options[nl.TCA_U32_INDEV]) > 0 {
+			asks = also(asks, "indev "+o.options.text(nl.TCA_U32_INDEV))
+		}
+		if len(o.options.others(nl.TCA_U32_CLASSID, nl.TCA_U32_HASH, nl.TCA_U32_LINK, nl.TCA_U32_DIVISOR, nl.TCA_U32_SEL, nl.TCA_U32_POLICE,
+			nl.TCA_U32_ACT, nl.TCA_U32_INDEV, nl.TCA_U32_PCNT, nl.TCA_U32_MARK, u32Flags, u32Pad)) > 0 {
+			asks = also(asks, "something that this version does not know")
+		}
+		if link := o.options[nl.TCA_U32_LINK].u32(0); link != 0 && depth < u32Depth {
+			if err := f.hash(link, s, own, asks, depth); err != nil {
+				return err
+			}
+		}
+		if s.flags()&nl.TC_U32_TERMINAL != 0 {
+			if err := f.terminal(o, own, asks); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// hash goes through the buckets of a table that a filter's packets are spread over.
+func (f *u32Filters) hash(table uint32, s selector, h header, partial string, depth int) error {
+	if s.flags()&nl.TC_U32_EAT != 0 {
+		partial = also(partial, "what is behind the header")
+	}
+	divisor, mask := f.tables[table], s.hashMask()
+	shift := 0
+	if mask != 0 {
+		shift = bits.TrailingZeros32(mask)
+	}
+	for n := range divisor {
+		if n<<shift>>shift != n || n<<shift&^mask != 0 {
+			continue // no packet gets there
+		}
+		// Of the bits that are hashed, those beyond the divisor do not count.
+		next, possible, within := h.with(s.hashAt(), n<<shift, mask&((divisor-1)<<shift))
+		if !possible {
+			continue
+		}
+		asks := partial
+		if !within {
+			asks = also(asks, fmt.Sprintf("hash of the word at %d", s.hashAt()))
+		}
+		if err := f.follow(table|n<<12, next, asks, depth+1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *u32Filters) terminal(o object, h header, partial string) error {
+	t := term{kind: o.kind, where: f.where(f.at, o, u32Handle(o.handle)), partial: partial, class: o.options[nl.TCA_U32_CLASSID].u32(0)}
+	t.addresses(h, f.protocol)
+	var err error
+	if t.actions, err = parseActions(o.options[nl.TCA_U32_ACT], o.options[nl.TCA_U32_POLICE]); err != nil {
+		return fmt.Errorf("read %s: %w", t.where, err)
+	}
+	f.terms = append(f.terms, t)
+	return nil
+}
+
+// u32Handle spells the handle of a filter of kind u32 as tc does.
+func u32Handle(h uint32) string {
+	bucket := ""
+	if b := h & u32Bucket >> 12; b != 0 {
+		bucket = fmt.Sprintf("%x", b)
+	}
+	return fmt.Sprintf("%x:%s:%x", h>>20, bucket, h&u32Node)
+}
+
+// Where addresses are in headers.
+const (
+	src4, dst4, end4 = 12, 16, 20
+	src6, dst6, end6 = 8, 24, 40
+)
+
+// addresses reads a header's addresses, and says what else it asks.
+func (t *term) addresses(h header, protocol uint16) {
+	version, versionMask := h.value[0]&0xf0, h.mask[0]&0xf0
+	h.value[0], h.mask[0] = h.value[0]&0x0f, h.mask[0]&0x0f
+	asked := func(begin, end int) bool {
+		return slices.ContainsFunc(h.mask[begin:end], func(b byte) bool { return b != 0 })
+	}
+	six := protocol == unix.ETH_P_IPV6
+	if protocol == unix.ETH_P_ALL {
+		// Whoever asks for one address has IPv4 in mind if it is where that has one.
+		six = version == 0x60 || versionMask == 0 && (asked(src6, src4) || asked(end4, end6))
+	}
+	t.prefixes = families(protocol)
+	switch {
+	case t.prefixes == nil:
+		t.prefixes = everything()
+		t.restrict(fmt.Sprintf("protocol %#04x", protocol))
+		return
+	case versionMask != 0 && (versionMask != 0xf0 || version != map[bool]byte{false: 0x40, true: 0x60}[six]):
+		t.restrict(fmt.Sprintf("version %x/%x", version>>4, versionMask>>4))
+	case protocol == unix.ETH_P_ALL && (versionMask != 0 || asked(0, end6)):
+		t.prefixes = families(map[bool]uint16{false: unix.ETH_P_IP, true: unix.ETH_P_IPV6}[six])
+	}
+	source, destination, end := src4, dst4, end4
+	if six {
+		source, destination, end = src6, dst6, end6
+	}
+	for _, a := range []struct {
+		side       side
+		begin, end int
+	}{{toward, destination, end}, {from, source, destination}} {
+		if !asked(a.begin, a.end) {
+			continue
+		}
+		address, _ := netip.AddrFromSlice(h.value[a.begin:a.end])
+		p, ok := masked(address, h.mask[a.begin:a.end])
+		switch {
+		case !ok:
+			t.restrict(fmt.Sprintf("%v %v with mask %x", a.side, address, h.mask[a.begin:a.end]))
+		case t.side != either:
+			t.restrict(fmt.Sprintf("%v %s", a.side, name(p)))
+		default:
+			t.side, t.prefixes = a.side, []netip.Prefix{p}
+		}
+	}
+	for at := 0; at < len(h.mask); at += 4 {
+		if (at < source || at >= end) && asked(at, at+4) {
+			t.restrict(fmt.Sprintf("match %x/%x at %d", h.value[at:at+4], h.mask[at:at+4], at))
+		}
+	}
+}
+
+// A selector is struct tc_u32_sel, with its keys.
+type selector fields
+
+const (
+	selectorBytes = 16
+	keyBytes      = 16
+)
+
+func (s selector) flags() uint8     { return fields(s).u8(0) }
+func (s selector) hashAt() int      { return int(int16(fields(s).u16(10))) }
+func (s selector) hashMask() uint32 { return fields(s).be32(12) }
+
+// A key is a word of the packet, and what it is to be.
+type key struct {
+	mask, value uint32
+	at          int
+	offsetMask  uint32 // not 0 for a word behind the IP header
+}
+
+func (s selector) keys() (all []key) {
+	for i := range int(fields(s).u8(2)) {
+		k := fields(fields(s).bytes(selectorBytes+i*keyBytes, keyBytes))
+		all = append(all, key{mask: k.be32(0), value: k.be32(4), at: int(int32(k.u32(8))), offsetMask: k.u32(12)})
+	}
+	return all
+}

@@ -1,0 +1,267 @@
+package importer
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// What package nl has no names for, or knows in older versions: linux/pkt_cls.h, linux/tc_act and linux/pkt_sched.h.
+const (
+	policeRate64     = 8
+	policePeakRate64 = 9
+	policePktRate64  = 10
+
+	u32Flags      = 11
+	u32Pad        = 12
+	matchAllCount = 4
+
+	gactParms = nl.TCA_GACT_PARMS
+	gactProb  = nl.TCA_GACT_PROB
+
+	stabBase = 1
+
+	sizeofTcmsg = 20
+)
+
+// fields are those of a structure of the kernel's, which other versions may have made longer or shorter.
+type fields []byte
+
+func (f fields) bytes(at, n int) []byte {
+	if at+n > len(f) {
+		return make([]byte, n)
+	}
+	return f[at : at+n]
+}
+
+func (f fields) u8(at int) uint8   { return f.bytes(at, 1)[0] }
+func (f fields) u16(at int) uint16 { return binary.NativeEndian.Uint16(f.bytes(at, 2)) }
+func (f fields) u32(at int) uint32 { return binary.NativeEndian.Uint32(f.bytes(at, 4)) }
+func (f fields) u64(at int) uint64 { return binary.NativeEndian.Uint64(f.bytes(at, 8)) }
+func (f fields) be32(at int) uint32 {
+	return binary.BigEndian.Uint32(f.bytes(at, 4))
+}
+
+// attributes are netlink attributes by type.
+type attributes map[uint16]fields
+
+// parseAttributes does what nl.ParseRouteAttr does, but also with what breaks off.
+func parseAttributes(b []byte) (attributes, error) {
+	a := attributes{}
+	for f := fields(b); len(f) >= unix.SizeofRtAttr; {
+		length := int(f.u16(0))
+		if length < unix.SizeofRtAttr || length > len(f) {
+			return nil, fmt.Errorf("an attribute of %d bytes where there are %d", length, len(f))
+		}
+		a[f.u16(2)&nl.NLA_TYPE_MASK] = f[unix.SizeofRtAttr:length]
+		const aligned = unix.RTA_ALIGNTO
+		f = f[min((length+aligned-1)/aligned*aligned, len(f)):]
+	}
+	return a, nil
+}
+
+// nested are the attributes within one, which may be missing.
+func (a attributes) nested(t uint16) (attributes, error) { return parseAttributes(a[t]) }
+
+// text is a string without the zero that ends it.
+func (a attributes) text(t uint16) string { return unix.ByteSliceToString(a[t]) }
+
+// others are the types that are none of those.
+func (a attributes) others(known ...uint16) (types []uint16) {
+	for t := range a {
+		if !slices.Contains(known, t) {
+			types = append(types, t)
+		}
+	}
+	slices.Sort(types)
+	return types
+}
+
+// An object is a qdisc, class or filter.
+type object struct {
+	kind           string
+	handle, parent uint32
+	info           uint32
+	attributes     attributes
+	options        attributes
+}
+
+func parseObject(m []byte) (o object, err error) {
+	if len(m) < sizeofTcmsg {
+		return o, errors.New("the message is too short")
+	}
+	head := fields(m)
+	o = object{handle: head.u32(8), parent: head.u32(12), info: head.u32(16)}
+	if o.attributes, err = parseAttributes(m[sizeofTcmsg:]); err != nil {
+		return o, err
+	}
+	o.kind = o.attributes.text(nl.TCA_KIND)
+	switch o.kind {
+	case "htb", "tbf", "u32", "flower", "matchall", "fw", "bpf":
+		// The options of others may be a bare structure.
+		o.options, err = o.attributes.nested(nl.TCA_OPTIONS)
+	}
+	return o, err
+}
+
+// priority orders the filters of a place.
+func (o object) priority() uint16 { return uint16(o.info >> 16) }
+
+// protocol is that of the packets that a filter is shown.
+func (o object) protocol() uint16 {
+	var b [2]byte
+	binary.NativeEndian.PutUint16(b[:], uint16(o.info))
+	return binary.BigEndian.Uint16(b[:])
+}
+
+// A control is a Dump that was read.
+type control struct {
+	Dump
+	qdiscs, classes []object
+	filters         map[uint32][]object
+	inner           map[uint32]bool    // classes that have others below them
+	met             map[u32Filter]bool // filters that packets may get to, as far as was read
+}
+
+func parse(d Dump) (c control, err error) {
+	c = control{Dump: d, filters: map[uint32][]object{}, inner: map[uint32]bool{}, met: map[u32Filter]bool{}}
+	objects := func(what string, messages [][]byte) (all []object) {
+		for _, m := range messages {
+			o, bad := parseObject(m)
+			if bad != nil {
+				err = fmt.Errorf("read %s of %s: %w", what, d.Device, bad)
+			}
+			all = append(all, o)
+		}
+		return all
+	}
+	c.qdiscs = objects("a qdisc", d.Qdiscs)
+	c.classes = objects("a class", d.Classes)
+	for _, class := range c.classes {
+		if class.kind == "htb" {
+			c.inner[class.parent] = true
+		}
+	}
+	for parent, messages := range d.Filters {
+		c.filters[parent] = objects("a filter", messages)
+	}
+	return c, err
+}
+
+// places are where filters may be that decide over packets.
+func (c control) places() (at []uint32) {
+	for _, q := range c.qdiscs {
+		switch {
+		case q.kind == "clsact":
+			at = append(at, atIngress, atEgress)
+		case q.handle != 0 && (q.kind == "ingress" || q.parent == atRoot):
+			at = append(at, q.handle)
+		}
+	}
+	for _, class := range c.classes {
+		if c.inner[class.handle] {
+			at = append(at, class.handle)
+		}
+	}
+	return at
+}
+
+// handle spells one as tc does.
+func handle(h uint32) string {
+	switch h {
+	case atIngress:
+		return "ingress"
+	case atEgress:
+		return "egress"
+	}
+	if h&0xffff == 0 {
+		return fmt.Sprintf("%x:", h>>16)
+	}
+	return fmt.Sprintf("%x:%x", h>>16, h&0xffff)
+}
+
+// A rateSpec is struct tc_ratespec.
+type rateSpec struct {
+	linkLayer     uint8
+	overhead, mpu uint16
+	bytes         uint64 // per second
+}
+
+func parseRate(f fields, rate64 fields) rateSpec {
+	r := rateSpec{linkLayer: f.u8(1) & nl.TC_LINKLAYER_MASK, overhead: f.u16(2), mpu: f.u16(6), bytes: uint64(f.u32(8))}
+	if len(rate64) > 0 {
+		r.bytes = rate64.u64(0)
+	}
+	return r
+}
+
+// A policer is an action of kind police.
+type policer struct {
+	index                uint32
+	rate                 rateSpec
+	peak, average        bool
+	packets              bool   // there is a rate in packets
+	burst                uint32 // ticks
+	mtu                  uint32
+	conforming, exceeded int32 // what becomes of packets: nl's TC_ACT_*
+}
+
+func parsePolicer(a attributes) policer {
+	f := a[nl.TCA_POLICE_TBF]
+	return policer{
+		index: f.u32(0), exceeded: int32(f.u32(4)), burst: f.u32(12), mtu: f.u32(16),
+		rate: parseRate(f[min(20, len(f)):], a[policeRate64]),
+		peak: f.u32(40) != 0 || len(a[policePeakRate64]) > 0, average: len(a[nl.TCA_POLICE_AVRATE]) > 0,
+		packets: len(a[policePktRate64]) > 0, conforming: int32(a[nl.TCA_POLICE_RESULT].u32(0)),
+	}
+}
+
+// An action is one of those of a filter, in order.
+type action struct {
+	kind    string
+	police  policer
+	control int32 // of kind gact
+	random  bool  // of kind gact: only now and then
+	to      uint32
+	steals  bool // of kind mirred: packets go elsewhere
+}
+
+// parseActions are those of a filter: in a list, or a police of before there were lists.
+func parseActions(list, police fields) (all []action, err error) {
+	if len(police) > 0 {
+		a, err := parseAttributes(police)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, action{kind: "police", police: parsePolicer(a)})
+	}
+	// The types of the list are its order.
+	entries, err := parseAttributes(list)
+	if err != nil {
+		return nil, err
+	}
+	for _, order := range entries.others() {
+		entry, err := entries.nested(order)
+		if err != nil {
+			return nil, err
+		}
+		a := action{kind: entry.text(nl.TCA_ACT_KIND)}
+		switch options, err := entry.nested(nl.TCA_ACT_OPTIONS); {
+		case err != nil:
+			return nil, err
+		case a.kind == "police":
+			a.police = parsePolicer(options)
+		case a.kind == "gact":
+			a.control, a.random = int32(options[gactParms].u32(8)), len(options[gactProb]) > 0
+		case a.kind == "mirred":
+			parms := options[nl.TCA_MIRRED_PARMS]
+			a.to, a.steals = parms.u32(24), parms.u32(20) == 1 || parms.u32(20) == 3
+		}
+		all = append(all, a)
+	}
+	return all, nil
+}

@@ -1,0 +1,92 @@
+package policyfile
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"testing"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// million is a policy of a million rules for networks of mixed lengths, in braces
+// or in lines, each of which says what value says.
+func million(braces bool, value string) []byte {
+	var text bytes.Buffer
+	begin, between, end := "devices:\n  eth0:\n    egress:\n      ", "\n      ", "\n"
+	if braces {
+		begin, between, end = "{devices: {eth0: {egress: {", ", ", "}}}}"
+	}
+	text.WriteString(begin)
+	for i := range 1_000_000 {
+		network := fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255)
+		switch {
+		case i%4 == 0:
+			network = fmt.Sprintf("2001:db8:%x:%x::/64", i>>16, i&0xffff)
+		case i%256 == 1:
+			network = fmt.Sprintf("10.%d.%d.0/24", i>>16, i>>8&255)
+		}
+		if i > 0 {
+			text.WriteString(between)
+		}
+		fmt.Fprintf(&text, "%s: "+value, network, 1+i%100)
+	}
+	text.WriteString(end)
+	return text.Bytes()
+}
+
+var values = []struct {
+	name   string
+	braces bool
+	text   string
+}{
+	{"short", false, "%dmbit"},
+	{"comments", false, "%dmbit  # customer"},
+	{"parts", false, "{rate: %dmbit, each: host, capacity: 64kb}"},
+	{"line", true, "%dmbit"}, // all of it in one
+}
+
+func BenchmarkMillion(b *testing.B) {
+	device := Device{"eth0", 14}
+	for _, value := range values {
+		text := million(value.braces, value.text)
+		var f *File
+		b.Run("Parse/"+value.name, func(b *testing.B) {
+			for b.Loop() {
+				var err error
+				if f, err = Parse("million.yaml", text); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		var tables []policy.Table
+		b.Run("Tables/"+value.name, func(b *testing.B) {
+			for b.Loop() {
+				var err error
+				if tables, _, err = f.Tables([]Device{device}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		b.Run("Write/"+value.name, func(b *testing.B) {
+			for b.Loop() {
+				if err := Write(io.Discard, tables, nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		b.Run("Merge/"+value.name, func(b *testing.B) {
+			for b.Loop() {
+				rules := tables[0].Rules
+				for i := range rules {
+					if i%10 == 0 {
+						rules[i].Rate, rules[i].Capacity = 1234, 123456
+					}
+				}
+				if err := Merge(io.Discard, f, []Device{device}, tables); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,257 @@
+package policyfile
+
+import (
+	"bytes"
+	"testing"
+)
+
+// TestMerge writes what one file says onto another one.
+func TestMerge(t *testing.T) {
+	devices := []Device{{"eth0", 14}, {"tap0", 14}, {"tap1", 14}, {"wg0", 0}}
+	for _, test := range []struct{ name, like, live, want string }{
+		{"lines", `# Limits of the gateway; see the wiki.
+defaults:
+  each: host      # everybody for himself
+
+plans:
+  gold: {rate: 100mbit, capacity: 100ms}   # sold until 2024
+
+devices:
+  # the uplink
+  eth0:
+    egress:
+      # customer Smith
+      10.0.0.0/24: 10mbit  # paid
+
+      # gold customers
+      10.0.1.7: gold
+      10.0.1.8: gold   # changes
+      10.0.1.9: {plan: gold, each: all}  # holds
+
+      # customer Jones, who goes
+      10.0.2.0/24: 1mbit
+
+      # customer Brown
+      10.0.3.0/24:
+        rate: 20mbit       # since May
+        burst: 50ms        # short queue
+        excess: ecn        # no more
+      "10.0.4.0/24": {rate: unlimited}
+      # nothing more
+
+    ingress:
+      0.0.0.0/0: {rate: 1gbit, shadow: {rate: 500mbit, capacity: 64kb}, overhead: ethernet}
+  wg0:
+    egress: {}  # none yet
+`, `
+devices:
+  eth0:
+    egress:
+      10.0.0.0/24: {rate: 15mbit, each: host}
+      10.0.1.8: {rate: 70mbit, each: host}
+      10.0.1.9: {rate: 100mbit, capacity: 100ms}
+      10.0.3.0/24: {rate: 40mbit, capacity: 50ms, each: host, fail: closed}
+      10.0.4.0/24: unlimited
+      10.0.5.0/24: {rate: 1mbit, each: host}
+      10.0.6.0/24: 1mbit
+    ingress:
+      match: dst
+      0.0.0.0/0: {rate: 1gbit, each: host, shadow: {rate: 400mbit, capacity: 64kb}, overhead: ethernet}
+  wg0:
+    egress:
+      ::/0: unlimited
+`, `# Limits of the gateway; see the wiki.
+defaults:
+  each: host      # everybody for himself
+
+plans:
+  gold: {rate: 100mbit, capacity: 100ms}   # sold until 2024
+
+devices:
+  # the uplink
+  eth0:
+    egress:
+      # customer Smith
+      10.0.0.0/24: 15mbit  # paid
+
+      # gold customers
+      10.0.1.8: 70mbit   # changes
+      10.0.1.9: {plan: gold, each: all}  # holds
+
+      # customer Brown
+      10.0.3.0/24:
+        rate: 40mbit       # since May
+        burst: 50ms        # short queue
+        fail: closed
+      "10.0.4.0/24": {rate: unlimited}
+      10.0.5.0/24: 1mbit
+      10.0.6.0/24: {rate: 1mbit, each: all}
+      # nothing more
+
+    ingress:
+      match: dst
+      0.0.0.0/0: {rate: 1gbit, shadow: {rate: 400mbit, capacity: 64kb}, overhead: ethernet}
+  wg0:
+    egress:  # none yet
+      ::/0: unlimited
+`},
+
+		{"comments inside", `
+devices:
+  eth0:
+    egress:
+      10.0.0.0/24:
+        # agreed
+        rate: 1mbit
+        shadow:
+          # asked for
+          cir: 500kbit  # by Smith
+          each: host  # no more
+        # below
+      10.0.1.0/24: 1mbit  # stays
+    # of something else
+      10.0.2.0/24: 1mbit
+      # of the first of two
+      10.0.3.0/24: 1mbit
+      10.0.4.0/24: 1mbit
+
+      # of both
+      10.0.5.0/24: 1mbit
+      10.0.6.0/24: 1mbit
+
+      # of the last
+      10.0.7.0/24: 1mbit
+`, `
+devices:
+  eth0:
+    egress:
+      10.0.0.0/24: {rate: 1mbit, shadow: {rate: 600kbit, capacity: 100ms}}
+      10.0.1.0/24: 1mbit
+      10.0.4.0/24: 1mbit
+      10.0.7.0/24: 1mbit
+`, `
+devices:
+  eth0:
+    egress:
+      10.0.0.0/24:
+        # agreed
+        rate: 1mbit
+        shadow:
+          # asked for
+          cir: 600kbit  # by Smith
+          capacity: 7500b
+        # below
+      10.0.1.0/24: 1mbit  # stays
+    # of something else
+      # of the first of two
+      10.0.4.0/24: 1mbit
+
+      # of the last
+      10.0.7.0/24: 1mbit
+`},
+
+		{"braces", `{"devices": {"eth0": {"egress": {"10.0.0.0/24": "1mbit", "10.0.1.0/24": {"rate": "2mbit", "each": "host"},
+    "10.0.2.0/24": "3mbit"}},
+  "wg0": {"egress": {"10.0.0.0/24": "1mbit"}, "ingress": {"10.0.0.0/24": "1mbit"}}}}
+`, `devices: {eth0: {egress: {10.0.1.0/24: {rate: 3mbit, each: host}, 10.0.2.0/24: 3mbit, 10.0.3.0/24: 1mbit}}, wg0: {egress: {10.0.0.0/24: 1mbit}}}
+`, `{"devices": {"eth0": {"egress": {"10.0.1.0/24": {"rate": 3mbit, "each": "host"},
+    "10.0.2.0/24": "3mbit",
+    10.0.3.0/24: 1mbit}},
+  "wg0": {"egress": {"10.0.0.0/24": "1mbit"}}}}
+`},
+
+		{"patterns", `
+devices:
+    tap*:
+        egress: {0.0.0.0/0: 10mbit}
+    # not there
+    tap9: {egress: {0.0.0.0/0: 1mbit}}
+    wg0: {egress: {0.0.0.0/0: 1mbit}}   # goes
+    # not there, either
+    eth7: {}
+`, `
+devices:
+  tap0: {egress: {0.0.0.0/0: 10mbit}}
+  tap1: {egress: {0.0.0.0/0: 20mbit}, ingress: {match: dst, 0.0.0.0/0: 5mbit}}
+`, `
+devices:
+    tap*:
+        egress: {0.0.0.0/0: 10mbit}
+    # not there
+    tap9: {egress: {0.0.0.0/0: 1mbit}}
+    # not there, either
+    eth7: {}
+    tap1:
+        egress:
+            0.0.0.0/0: 20mbit
+        ingress:
+            match: dst
+            0.0.0.0/0: 5mbit
+`},
+
+		{"a pattern is kept out", `
+devices:
+  tap*: {egress: {0.0.0.0/0: 10mbit}}
+  tap0:
+    egress:
+      # all
+      0.0.0.0/0: 1mbit  # of it
+`, `
+devices: {}
+`, `
+devices:
+  tap*: {egress: {0.0.0.0/0: 10mbit}}
+  tap0: {}
+  tap1: {}
+`},
+
+		{"all goes", `
+devices:  # here
+  eth0:
+    egress:
+      0.0.0.0/0: 1mbit
+    # below
+  wg0: {egress: {0.0.0.0/0: 1mbit}}
+# end
+`, "devices: {}", `
+devices: {}  # here
+# end
+`},
+
+		{"all is new", "devices: {} # none", `
+devices: {eth0: {ingress: {10.0.0.0/24: {rate: 1mbit, each: host, excess: ecn}}}}
+`, `devices: # none
+  eth0:
+    ingress:
+      10.0.0.0/24: {rate: 1mbit, each: host, excess: ecn}`},
+
+		{"ends of lines", "\uFEFFdevices:\r\n  eth0:\r\n    egress:\r\n      10.0.0.0/24: 1mbit\r\n      10.0.1.0/24: 1mbit", `
+devices: {eth0: {egress: {10.0.1.0/24: 1mbit, 10.0.2.0/24: 1mbit}}}
+`, "\uFEFFdevices:\r\n  eth0:\r\n    egress:\r\n      10.0.1.0/24: 1mbit\r\n      10.0.2.0/24: 1mbit"},
+
+		{"defaults no longer hold", `
+defaults: {overhead: docsis, mpu: 80, algorithm: leaky, penalty: 10s, shadow: 1mbit}
+devices: {eth0: {egress: {10.0.0.0/24: 2mbit, 10.0.1.0/24: {rate: 2mbit, shadow: 3mbit}}}}
+`, `
+devices: {eth0: {egress: {10.0.0.0/24: 2mbit, 10.0.1.0/24: {rate: 2mbit, shadow: {rate: 4mbit, penalty: fill}, algorithm: leaky, overhead: 4}}}}
+`, `
+defaults: {overhead: docsis, mpu: 80, algorithm: leaky, penalty: 10s, shadow: 1mbit}
+devices: {eth0: {egress: {10.0.0.0/24: {rate: 2mbit, algorithm: gcra, penalty: none, overhead: 0, mpu: 0, shadow: none}, 10.0.1.0/24: {rate: 2mbit, shadow: {rate: 4mbit, penalty: fill}, penalty: none, overhead: 4, mpu: 0}}}}
+`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			live := mustTables(t, mustParse(t, test.live), devices...)
+			var out bytes.Buffer
+			if err := Merge(&out, mustParse(t, test.like), devices, live); err != nil {
+				t.Fatal(err)
+			}
+			if out.String() != test.want {
+				t.Errorf("got\n%s\nwant\n%s", out.String(), test.want)
+			}
+			again, _, err := mustParse(t, out.String()).Tables(devices)
+			if err != nil || written(t, again) != written(t, live) {
+				t.Errorf("%v; it says\n%s", err, written(t, again))
+			}
+		})
+	}
+}

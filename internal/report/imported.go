@@ -1,0 +1,144 @@
+package report
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/shapectl/shapectl/internal/importer"
+	"github.com/shapectl/shapectl/internal/policyfile"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// An Imported is the policy that another tool's limits make, and what it lacks of them.
+type Imported struct {
+	Policy string         `json:"policy"` // the file
+	Rules  []ImportedRule `json:"rules"`
+	Left   []Left         `json:"not_carried_over"`
+	Notes  []string       `json:"notes"`
+
+	lines []string // what is left, a line for each kind
+}
+
+// An ImportedRule is a rule of the policy.
+type ImportedRule struct {
+	Device    string `json:"device"`
+	Direction string `json:"direction"`
+	CIDR      string `json:"cidr"`
+	Match     string `json:"match"`
+	Each      string `json:"each"`
+	Excess    string `json:"excess"`
+	// Rate and capacity are null for an unlimited rule.
+	RateBits      *uint64 `json:"rate_bits_per_second"`
+	CapacityBytes *uint64 `json:"capacity_bytes"`
+	Unlimited     bool    `json:"unlimited"`
+	OverheadBytes int16   `json:"overhead_bytes"`
+	MPUBytes      uint16  `json:"mpu_bytes"`
+	Comment       string  `json:"comment"` // what the other tool called it
+	Sentence      string  `json:"sentence"`
+}
+
+// A Left is something that was not carried over, or not as it was.
+type Left struct {
+	Kind   string `json:"kind"`
+	Where  string `json:"where"`
+	What   string `json:"what"`
+	Why    string `json:"why"`
+	Advice string `json:"advice"`
+}
+
+// NewImported writes the policy; command is what it was made by.
+func NewImported(command string, i importer.Imported) (Imported, error) {
+	r := Imported{Rules: []ImportedRule{}, Left: []Left{}, Notes: append([]string{}, i.Notes...), lines: i.Lines()}
+	for _, t := range i.Tables {
+		for _, rule := range t.Rules {
+			r.Rules = append(r.Rules, importedRule(t, rule, i.Comment(t.Device, t.Direction, rule.Prefix)))
+		}
+	}
+	for _, l := range i.Left {
+		r.Left = append(r.Left, Left(l))
+	}
+	var text bytes.Buffer
+	comment(&text, "", "Made by '"+command+"': "+r.summary())
+	for _, line := range r.lines {
+		comment(&text, "- ", "Not carried over: "+line)
+	}
+	for _, note := range r.Notes {
+		comment(&text, "- ", "Note: "+note)
+	}
+	text.WriteByte('\n')
+	err := policyfile.Write(&text, i.Tables, i.Comment)
+	r.Policy = text.String()
+	return r, err
+}
+
+func importedRule(t policy.Table, r policy.Rule, comment string) ImportedRule {
+	out := ImportedRule{
+		Device: t.Device, Direction: t.Direction.String(), CIDR: r.Prefix.String(), Match: t.Match.String(),
+		Each: r.Each.String(), Excess: r.Excess.String(), Unlimited: r.Rate == policy.Unlimited,
+		OverheadBytes: r.Framing.Overhead, MPUBytes: r.Framing.MPU,
+		Comment: comment, Sentence: r.Sentence(t.Device, t.Direction, t.Match),
+	}
+	if !out.Unlimited {
+		rate := uint64(r.Rate)
+		out.RateBits, out.CapacityBytes = &rate, &r.Capacity
+	}
+	return out
+}
+
+// summary counts.
+func (r Imported) summary() string {
+	rules := fmt.Sprintf("%d rules", len(r.Rules))
+	switch {
+	case len(r.Rules) == 0:
+		rules = "no rules"
+	case len(r.Rules) == 1:
+		rules = "1 rule"
+	}
+	switch things, kinds := len(r.Left), len(r.lines); {
+	case things == 0:
+		return rules + "; nothing was left out"
+	case things == 1:
+		return rules + "; 1 thing was not carried over"
+	case kinds == 1:
+		return fmt.Sprintf("%s; %d things of 1 kind were not carried over", rules, things)
+	default:
+		return fmt.Sprintf("%s; %d things of %d kinds were not carried over", rules, things, kinds)
+	}
+}
+
+// Lines says what is left, in a line for each kind, what is otherwise, and how much there is of all.
+func (r Imported) Lines(w io.Writer) error {
+	for _, line := range r.lines {
+		if _, err := fmt.Fprintln(w, "not carried over: "+line); err != nil {
+			return err
+		}
+	}
+	for _, note := range r.Notes {
+		if _, err := fmt.Fprintln(w, "note: "+note); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintln(w, r.summary())
+	return err
+}
+
+// comment writes one in lines that fit a screen.
+func comment(w *bytes.Buffer, bullet, text string) {
+	const width = 100
+	line := "# " + bullet
+	indent := "# " + strings.Repeat(" ", len(bullet))
+	empty := true
+	for _, word := range strings.Fields(text) {
+		if !empty && len(line)+1+len(word) > width {
+			fmt.Fprintln(w, line)
+			line, empty = indent, true
+		}
+		if !empty {
+			line += " "
+		}
+		line, empty = line+word, false
+	}
+	fmt.Fprintln(w, line)
+}
