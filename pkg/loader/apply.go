@@ -276,7 +276,8 @@ func (n *Namespace) ready(a *application, progress func(rules int)) (err error) 
 			gone.Close()
 		}
 		size := roomFor(a.want.Rules, maps.Size{Rules: leastRules, Buckets: noBuckets})
-		size.Rules = max(size.Rules, uint32(ids(a.want.Rules)))
+		need := uint32(ids(a.want.Rules))
+		size.Rules = max(size.Rules, need+need/32) // a few more do not make it grow
 		if err := n.create(a.Hook, a.want.Match, size); err != nil {
 			return err
 		}

@@ -24,6 +24,8 @@ import (
 const (
 	// leastRules is room for rules that a hook has from the start: 1.5 MiB with two CPUs. It grows.
 	leastRules = 4096
+	// manyRules take 100 MiB with two CPUs.
+	manyRules = 1 << 18
 	// tableBuckets is how many hosts, subnets and flows of one hook can owe
 	// something at the same time: 16 MiB of slots and 48 MiB of keys.
 	tableBuckets = 1 << 20
@@ -188,7 +190,7 @@ func (n *Namespace) prepare(h *Hook, dev Device, match policy.Match, rules []pol
 	have := h.Set.Hook()
 	size := roomFor(rules, h.Set.Size())
 	if lacks := uint32(h.Set.Lacks(rules)); lacks > 0 {
-		size.Rules = max(4*size.Rules, (size.Rules+lacks)/4*5)
+		size.Rules = max(growth(size.Rules), (size.Rules+lacks)/4*5)
 	}
 	need, err := h.algorithms()
 	if err != nil {
@@ -207,6 +209,15 @@ func (n *Namespace) prepare(h *Hook, dev Device, match policy.Match, rules []pol
 		return false, n.attach(h, need)
 	}
 	return upgraded, n.renew(h, dev, want, size, need)
+}
+
+// growth is room for how many rules there is once that for so many is full. As a
+// set can grow only so often it is for many more, but where those are many already.
+func growth(rules uint32) uint32 {
+	if rules < manyRules {
+		return 4 * rules
+	}
+	return 2 * rules
 }
 
 // roomFor is a size with room for sharers and shadows, if rules have any.
