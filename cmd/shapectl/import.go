@@ -185,14 +185,8 @@ func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(name s
 		name = "standard input"
 	}
 	imported, err := read(name, file)
-	var wrong policyfile.Errors
-	if errors.As(err, &wrong) {
-		lines := strings.Split(wrong.Error(), "\n")
-		last := len(lines) - 1
-		for _, line := range lines[:last] {
-			fmt.Fprintf(e.err, "shapectl: import %s: %s\n", tool, line)
-		}
-		return inputf("import %s: %s", tool, lines[last])
+	if errors.As(err, new(policyfile.Errors)) {
+		return inputf("import %s: %w", tool, err) // they say where they are
 	}
 	if err != nil {
 		return inputf("import %s %s: %w", tool, name, err)
