@@ -274,12 +274,10 @@ const MaxLead = 1 << model.TickBits
 // tell how long it has been idle.
 func (s *Set) Settle() {
 	now, on := s.now(), s.side()
-	s.rewriteTaking(func(t participant) func(model.Bucket) (model.Bucket, bool) {
-		v := s.versionOn(t.id, on)
-		if !limited(v) {
-			return nil
+	s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
+		if v := s.versionOn(id, on); limited(v) {
+			rewriteBucket(b, settleBy(meter(v), now))
 		}
-		return settleBy(meter(v), now)
 	})
 }
 
@@ -326,17 +324,17 @@ func (s *Set) Commit() {
 	if atomic.LoadUint64(&c.Until) == Never {
 		atomic.StoreUint64(&c.View, viewAfter)
 	}
-	s.rewriteTaking(func(t participant) func(model.Bucket) (model.Bucket, bool) {
-		old, next := s.sides(t.id)
+	s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
+		old, next := s.sides(id)
 		before, after := meter(old), meter(next)
 		if !limited(old) || !limited(next) || !after.Shrinks(before) {
-			return nil
+			return
 		}
 		clamp := clampTo(after, s.now)
-		return func(b model.Bucket) (model.Bucket, bool) {
+		rewriteBucket(b, func(b model.Bucket) (model.Bucket, bool) {
 			next, wanted := clamp(b)
 			return next, wanted && s.side() == sideAfter // it may be over already
-		}
+		})
 	})
 }
 
@@ -447,12 +445,10 @@ func (s *Set) unusedShadows(id uint32) (unused []uint32) {
 // bringBackTaking does for all buckets what bring_back of bpf/bucket.h does for one that is charged.
 func (s *Set) bringBackTaking() {
 	until := s.change[0].Until
-	s.rewriteTaking(func(t participant) func(model.Bucket) (model.Bucket, bool) {
-		old, next := s.sides(t.id)
-		if !limited(old) {
-			return nil
+	s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
+		if old, next := s.sides(id); limited(old) {
+			rewriteBucket(b, broughtBack(old, next, until))
 		}
-		return broughtBack(old, next, until)
 	})
 }
 
@@ -488,26 +484,26 @@ func (s *Set) levelOf(id uint32, v version, b model.Bucket, now uint64) uint64 {
 	return meter(v).Level(b, now)
 }
 
-// rewriteTaking changes the buckets of the rules that take part, as by says for
-// each rule; nil leaves its buckets alone.
-func (s *Set) rewriteTaking(by func(participant) func(model.Bucket) (model.Bucket, bool)) {
-	changes := make(map[uint32]func(model.Bucket) (model.Bucket, bool))
+// rewriteTaking changes the buckets of the rules that take part, each one on its
+// own: to remember what to do for a million rules takes too long before a change.
+func (s *Set) rewriteTaking(rewrite func(id uint32, b *bpf.AbiBucket)) {
+	shared := false
 	for _, t := range s.gather().taking {
-		change := by(t)
-		if change == nil {
-			continue
-		}
-		rewriteBucket(&s.rule(t.id).Own, change)
-		if s.rule(t.id).Shared != 0 {
-			changes[t.id] = change
-		}
+		r := s.rule(t.id)
+		rewrite(t.id, &r.Own)
+		shared = shared || r.Shared != 0
 	}
-	if len(changes) == 0 {
+	if !shared {
 		return
 	}
+	rules := s.Size().Rules
 	for slot, key := range s.allSlots() {
-		if change := changes[key.Id]; change != nil {
-			rewriteBucket(slot, change)
+		id := atomic.LoadUint32(&key.Id)
+		if id >= rules {
+			continue
+		}
+		if r := s.rule(id); r.Shared != 0 && atomic.LoadUint32(&r.Version)&versionChanges != 0 {
+			rewrite(id, slot)
 		}
 	}
 }
