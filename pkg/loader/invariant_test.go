@@ -361,13 +361,13 @@ func (r *rig) source(far string, sizes ...int) *source {
 // A sending is packets that are being sent.
 type sending struct {
 	stop   func()      // returns when the last was sent
-	pauses [][2]uint64 // from when until when none was sent, in ns, where that was longer than patience
+	pauses [][2]uint64 // from when until when none was sent, in ns, where that was longer than a millisecond
 	last   uint64      // when the last was sent
 }
 
 // keepSending sends a packet of each source in turn until it is stopped: one each so
 // many ns, or as fast as it goes for 0.
-func (r *rig) keepSending(every, patience uint64, sources ...*source) *sending {
+func (r *rig) keepSending(every uint64, sources ...*source) *sending {
 	o := new(sending)
 	var stop atomic.Bool
 	var done sync.WaitGroup
@@ -380,7 +380,7 @@ func (r *rig) keepSending(every, patience uint64, sources ...*source) *sending {
 					time.Sleep(time.Duration(due - now))
 				}
 				due += every
-				if now-o.last > patience {
+				if now-o.last > 1e6 {
 					o.pauses = append(o.pauses, [2]uint64{o.last, now})
 				}
 				o.last = now
