@@ -124,6 +124,13 @@ func tables(n *loader.Namespace, f *policyfile.File) (tables []policy.Table, abs
 	return tables, absent, nil
 }
 
+// warn says what a valid policy may not have meant.
+func (e *env) warn(f *policyfile.File) {
+	if w := f.Warnings(); len(w) > 0 {
+		fmt.Fprintln(e.err, w)
+	}
+}
+
 // policyDevices are the devices of a namespace as a policy file sees them.
 func policyDevices(n *loader.Namespace) ([]policyfile.Device, error) {
 	all, err := n.Devices()
@@ -139,6 +146,7 @@ func (e *env) apply(o applyOptions) error {
 	if err != nil {
 		return fmt.Errorf("apply: %w", err)
 	}
+	e.warn(f.File)
 	err = e.with(loader.Write, "apply "+f.Path, func(n *loader.Namespace) error {
 		want, absent, err := tables(n, f.File)
 		if err != nil {

@@ -33,6 +33,7 @@ func (e *env) diff(name string) error {
 	if err != nil {
 		return fmt.Errorf("diff: %w", err)
 	}
+	e.warn(f)
 	return e.with(loader.Read, "diff "+name, func(n *loader.Namespace) error {
 		want, _, err := tables(n, f)
 		if err != nil {
