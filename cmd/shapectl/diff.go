@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -22,6 +23,10 @@ func (e *env) diffCommand() *cobra.Command {
 		Long: `Show what 'shapectl apply' would change: rules that would go with a minus, rules
 that would come with a plus. Nothing is changed.
 
+Devices that are not there are left out, which is said. Which side of packets the
+rules of a direction compare (match) can not be changed in one step: that is
+refused, as apply does.
+
 Exit codes: 0 there is nothing to change; 3 there is; else as always.`,
 		Args: args(1, 1),
 		RunE: func(_ *cobra.Command, given []string) error { return e.diff(given[0]) },
@@ -35,15 +40,24 @@ func (e *env) diff(name string) error {
 	}
 	e.warn(f)
 	return e.with(loader.Read, "diff "+name, func(n *loader.Namespace) error {
-		want, _, err := tables(n, f)
+		want, absent, err := tables(n, f)
 		if err != nil {
 			return err
+		}
+		if len(absent) > 0 {
+			fmt.Fprintf(e.err, "shapectl: not there, so left out: %s\n", strings.Join(absent, ", "))
 		}
 		have, err := n.Tables()
 		if err != nil {
 			return err
 		}
-		differences := report.NewDifferences(policy.Diff(have, want))
+		all := policy.Diff(have, want)
+		for _, d := range all {
+			if d.HaveMatch != d.WantMatch {
+				return fmt.Errorf("%s %s: %w (%s)", d.Device, d.Direction, loader.ErrMatch, d.HaveMatch)
+			}
+		}
+		differences := report.NewDifferences(all)
 		if e.json {
 			err = report.JSON(e.out, differences)
 		} else {
