@@ -350,18 +350,20 @@ func TestNoGapWhileSwitched(t *testing.T) {
 		switches = 16
 	}
 	some := rule("10.0.0.0/24", func(r *policy.Rule) { r.Rate, r.Capacity = 2e6, 250000 })
-	faster, smaller := some, some
+	faster, smaller, larger := some, some, some
 	faster.Rate *= 8
-	smaller.Capacity = 150000
+	smaller.Capacity, larger.Capacity = 150000, 350000
 	for _, c := range []struct {
 		name     string
 		mode     Mode
 		others   []policy.Rule
 		capacity uint64 // the smallest
+		confirm  time.Duration
 	}{
-		{"rates", TCX, []policy.Rule{faster, some}, some.Capacity},
-		{"capacities", Clsact, []policy.Rule{smaller, some}, smaller.Capacity},
-		{"both", TCX, []policy.Rule{faster, smaller}, smaller.Capacity},
+		{"rates", TCX, []policy.Rule{faster, some}, some.Capacity, 0},
+		{"capacities", Clsact, []policy.Rule{smaller, some}, smaller.Capacity, 0},
+		{"both", TCX, []policy.Rule{faster, smaller}, smaller.Capacity, 0},
+		{"a capacity that is taken back", TCX, []policy.Rule{larger}, some.Capacity, 50 * time.Millisecond},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t, c.mode, policy.Egress)
@@ -374,15 +376,33 @@ func TestNoGapWhileSwitched(t *testing.T) {
 			const hair = 3 * 1514
 			least := float64(some.Capacity) - hair
 			for i := range switches {
-				have, next := regimes[i].rules[0], c.others[i%len(c.others)]
-				testenv.Eventually(t, "a full bucket", func() bool { return r.owed(h, have)+hair > have.Capacity })
-				r.apply(ApplyOptions{}, r.table(next))
-				regimes = append(regimes, regime{from: changeOf(t, h).From, rules: []policy.Rule{next}})
+				have, next := regimes[len(regimes)-1].rules[0], c.others[i%len(c.others)]
+				full := func() bool { return r.owed(h, have)+hair > have.Capacity }
+				testenv.Eventually(t, "a full bucket", full)
+				r.apply(ApplyOptions{Confirm: c.confirm}, r.table(next))
+				change := changeOf(t, h)
+				regimes = append(regimes, regime{from: change.From, rules: []policy.Rule{next}})
 				if next.Capacity < have.Capacity {
 					least += float64(have.Capacity-next.Capacity) - hair
 				}
+				if c.confirm == 0 {
+					continue
+				}
+				before := have
+				have = next
+				for maps.Now() < change.Until {
+					if full() && maps.Now() < change.Until {
+						least += max(0, float64(next.Capacity)-float64(before.Capacity)-hair)
+						break
+					}
+				}
+				waitUntil(change.Until)
+				regimes = append(regimes, regime{from: change.Until, rules: []policy.Rule{before}, back: true})
+				have = before
+				passed := r.counters(h, before).PassedBytes
+				testenv.Eventually(t, "a bucket that lets packets through", func() bool { return r.counters(h, before).PassedBytes > passed+hair })
 			}
-			last := regimes[switches].rules[0]
+			last := regimes[len(regimes)-1].rules[0]
 			testenv.Eventually(t, "a full bucket", func() bool { return r.owed(h, last)+hair > last.Capacity })
 			sent.stop()
 			o, all := newOracle(regimes), w.passages(t)
@@ -400,7 +420,7 @@ func TestNoGapWhileSwitched(t *testing.T) {
 				if drained > float64(c.capacity)/2 {
 					lost += drained
 				}
-				if c.capacity < some.Capacity {
+				if c.capacity < some.Capacity || c.confirm > 0 {
 					lost += drained
 				}
 			}
