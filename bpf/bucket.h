@@ -173,12 +173,6 @@ static __noinline int drained(__u32 slot, const struct bucket *b, __u64 tat, __u
 	return !level_at(terms, clock_of(terms, version, now), now, tat, charged);
 }
 
-/* The level up to which a bucket counts as full. */
-static __always_inline __u64 most_of(const struct terms *terms)
-{
-	return terms->capacity > terms->penalty ? terms->capacity : terms->penalty;
-}
-
 /*
  * A change that nobody confirmed is over: what b owed at that moment it owes
  * still, up to what the rule as it is again can hold. While the change lasted,
@@ -188,7 +182,8 @@ static __always_inline __u64 most_of(const struct terms *terms)
 static __always_inline bool bring_back(const struct rule *rule, __u32 version, struct bucket *b)
 {
 	const struct terms *terms = terms_of(rule, version), *then = terms_of(rule, version ^ 1);
-	__u64 until = change.until, tat = READ_ONCE(b->tat), most = most_of(terms), v, level;
+	__u64 most = terms->capacity > terms->penalty ? terms->capacity : terms->penalty;
+	__u64 until = change.until, tat = READ_ONCE(b->tat), v, level;
 	__u32 charged = READ_ONCE(b->tick);
 
 	if (tat & TAT_TAKEN || !is_from_before(charged))
@@ -197,7 +192,7 @@ static __always_inline bool bring_back(const struct rule *rule, __u32 version, s
 		then = terms;
 	v = byte_clock(terms, terms->rebase, until);
 	level = level_at(then, v, until, tat, charged);
-	if (level > most && most_of(then) > most)
+	if (level > most && (terms->capacity < then->capacity || terms->penalty < then->penalty))
 		level = most;
 	/* Empty is long ago, also for a CPU whose clock is behind. */
 	if (__sync_val_compare_and_swap(&b->tat, tat, level ? v + level : v - (1ULL << 61)) != tat)

@@ -60,7 +60,7 @@ func (r *mirrored) becoming(rule policy.Rule, now uint64) *mirrored {
 // owingStill is a bucket under another meter at a time.
 func owingStill(from, to model.Meter, b model.Bucket, now uint64) *model.Bucket {
 	level := from.Level(b, now)
-	if to.Most() < from.Most() {
+	if to.Shrinks(from) {
 		level = min(level, to.Most())
 	}
 	b = to.Owing(level, now)

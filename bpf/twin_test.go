@@ -116,7 +116,7 @@ func (t *twin) change(rule policy.Rule, now uint64) {
 		t.meter.Continue(old, now)
 		for _, b := range t.buckets {
 			level := old.Level(*b, now)
-			if t.meter.Capacity < old.Capacity || t.meter.Penalty < old.Penalty {
+			if t.meter.Shrinks(old) {
 				level = min(level, t.meter.Most())
 			}
 			*b = t.meter.Owing(level, now)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -184,14 +185,8 @@ func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(name s
 		name = "standard input"
 	}
 	imported, err := read(name, file)
-	var wrong policyfile.Errors
-	if errors.As(err, &wrong) {
-		lines := strings.Split(wrong.Error(), "\n")
-		last := len(lines) - 1
-		for _, line := range lines[:last] {
-			fmt.Fprintf(e.err, "shapectl: import %s: %s\n", tool, line)
-		}
-		return inputf("import %s: %s", tool, lines[last])
+	if errors.As(err, new(policyfile.Errors)) {
+		return inputf("import %s: %w", tool, err) // they say where they are
 	}
 	if err != nil {
 		return inputf("import %s %s: %w", tool, name, err)
@@ -207,19 +202,26 @@ func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(name s
 
 // imported prints what was imported; command is what did it.
 func (e *env) imported(command string, i importer.Imported) error {
-	answer, err := report.NewImported("shapectl "+command, i)
+	// Devices may have names that no file can have; of those there shall be no part of a policy.
+	text := new(bytes.Buffer)
+	answer, err := report.Imported{}, error(nil)
+	if e.json {
+		answer, err = report.NewImported("shapectl "+command, i)
+	} else {
+		err = report.ImportedPolicy(text, "shapectl "+command, i)
+	}
 	if err != nil {
 		return inputf("%s: %w", command, err)
 	}
 	if e.json {
 		err = report.JSON(e.out, answer)
-	} else if _, err = io.WriteString(e.out, answer.Policy); err == nil {
-		err = answer.Lines(e.err)
+	} else if _, err = text.WriteTo(e.out); err == nil {
+		err = report.ImportedLines(e.err, i)
 	}
 	if err != nil {
 		return e.degraded("%s: the answer could not be written: %w", command, err)
 	}
-	if len(answer.Left) > 0 {
+	if len(i.Left) > 0 {
 		return errDegraded
 	}
 	return nil

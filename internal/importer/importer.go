@@ -21,7 +21,7 @@ type Imported struct {
 	Left   []Left         // what was not carried over, in the order of the source
 	Notes  []string       // what is otherwise here in general, for no rule in particular
 
-	comments map[place]string
+	origins map[place]origin
 }
 
 // Left is something that was not carried over, or not as it was.
@@ -42,7 +42,7 @@ type place struct {
 
 // Comment is what the source calls a rule, in one line; "" for nothing.
 func (i Imported) Comment(device string, d policy.Direction, p netip.Prefix) string {
-	return i.comments[place{device, d, p}]
+	return i.origins[place{device, d, p}].comment
 }
 
 // Rules is how many rules there are.
@@ -87,13 +87,14 @@ type reason struct{ kind, why, advice string }
 
 // collector puts rules together.
 type collector struct {
-	tables   map[tableKey]*policy.Table
-	from     map[place]string
-	comments map[place]string
-	left     []Left
-	told     map[Left]bool // the same, as one thing may be met more than once
-	notes    []string
+	tables  map[tableKey]*policy.Table
+	origins map[place]origin
+	left    []Left
+	notes   []string
 }
+
+// An origin is where a rule comes from, and what it was called there.
+type origin struct{ where, comment string }
 
 type tableKey struct {
 	device    string
@@ -101,15 +102,11 @@ type tableKey struct {
 }
 
 func newCollector() *collector {
-	return &collector{tables: map[tableKey]*policy.Table{}, from: map[place]string{}, comments: map[place]string{}, told: map[Left]bool{}}
+	return &collector{tables: map[tableKey]*policy.Table{}, origins: map[place]origin{}}
 }
 
 func (c *collector) leave(r reason, where, format string, args ...any) {
-	l := Left{Kind: r.kind, Where: where, What: clean(fmt.Sprintf(format, args...)), Why: r.why, Advice: r.advice}
-	if !c.told[l] {
-		c.told[l] = true
-		c.left = append(c.left, l)
-	}
+	c.left = append(c.left, Left{Kind: r.kind, Where: where, What: clean(fmt.Sprintf(format, args...)), Why: r.why, Advice: r.advice})
 }
 
 // note says something once.
@@ -152,8 +149,8 @@ func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where, comm
 		c.leave(refused, where, "%v", err)
 		return false
 	}
-	if first, found := c.from[at]; found {
-		c.leave(twice, where, "%s %s %s was in %s", key.device, key.direction, name(r.Prefix), first)
+	if first, found := c.origins[at]; found {
+		c.leave(twice, where, "%s %s %s was in %s", key.device, key.direction, name(r.Prefix), first.where)
 		return false
 	}
 	t := c.tables[key]
@@ -162,15 +159,12 @@ func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where, comm
 		c.tables[key] = t
 	}
 	t.Rules = append(t.Rules, r)
-	c.from[at] = where
-	if comment = clean(comment); comment != "" {
-		c.comments[at] = comment
-	}
+	c.origins[at] = origin{where, clean(comment)}
 	return true
 }
 
 func (c *collector) imported() Imported {
-	i := Imported{Left: c.left, Notes: c.notes, comments: c.comments}
+	i := Imported{Left: c.left, Notes: c.notes, origins: c.origins}
 	for _, t := range c.tables {
 		policy.SortRules(t.Rules)
 		i.Tables = append(i.Tables, *t)

@@ -43,8 +43,7 @@ type nftRule struct {
 	handle  uint64
 	comment string
 	body    []statement
-
-	line, column int
+	at      int64 // where in the text it begins, from 1
 }
 
 // A statement of a rule: what it is called, and the rest.
@@ -121,6 +120,7 @@ func NFT(file string, text io.Reader, device string) (Imported, error) {
 	if err != nil {
 		return Imported{}, err
 	}
+	all = bytes.TrimPrefix(all, []byte(byteOrderMark))
 	rules, err := readNFT(file, all)
 	if err != nil {
 		return Imported{}, err
@@ -130,7 +130,8 @@ func NFT(file string, text io.Reader, device string) (Imported, error) {
 		w.leave(nftForeign, r.where(), "a rule")
 	}
 	if err := w.walk(); err != nil {
-		return Imported{}, policyfile.Errors{{File: file, Line: w.at.line, Column: w.at.column, Message: err.Error()}}
+		line, column := position(all, w.at.at)
+		return Imported{}, policyfile.Errors{{File: file, Line: line, Column: column, Message: err.Error()}}
 	}
 	w.make()
 	if len(w.tables) > 0 {
@@ -140,7 +141,6 @@ func NFT(file string, text io.Reader, device string) (Imported, error) {
 }
 
 func readNFT(file string, text []byte) (*nftRuleset, error) {
-	text = bytes.TrimPrefix(text, []byte(byteOrderMark))
 	var document struct{ Nftables []json.RawMessage }
 	wrong := func(offset int64, format string, args ...any) error {
 		line, column := position(text, offset)
@@ -169,9 +169,8 @@ func readNFT(file string, text []byte) (*nftRuleset, error) {
 	for _, raw := range document.Nftables {
 		// Where an object begins: each is a copy of what is in the text.
 		at += int64(bytes.Index(text[at:], raw))
-		line, column := position(text, at+1)
-		if err := n.object(raw, line, column); err != nil {
-			return nil, policyfile.Errors{{File: file, Line: line, Column: column, Message: fmt.Sprintf("%v; %s", err, use)}}
+		if err := n.object(raw, at+1); err != nil {
+			return nil, wrong(at+1, "%v; %s", err, use)
 		}
 		at += int64(len(raw))
 	}
@@ -186,7 +185,7 @@ func position(text []byte, offset int64) (line, column int) {
 }
 
 // object takes in an object of the list. Kinds that are not known are none that limits need.
-func (n *nftRuleset) object(raw json.RawMessage, line, column int) error {
+func (n *nftRuleset) object(raw json.RawMessage, at int64) error {
 	var o objectJSON
 	if err := json.Unmarshal(raw, &o); err != nil {
 		return fmt.Errorf("an object is not as nft writes it: %w", err)
@@ -197,7 +196,7 @@ func (n *nftRuleset) object(raw json.RawMessage, line, column int) error {
 		n.chains = append(n.chains, c)
 		n.named[c.nftName] = c
 	case o.Rule != nil:
-		r := &nftRule{nftName: nftName{o.Rule.Family, o.Rule.Table, o.Rule.Chain}, handle: o.Rule.Handle, comment: o.Rule.Comment, line: line, column: column}
+		r := &nftRule{nftName: nftName{o.Rule.Family, o.Rule.Table, o.Rule.Chain}, handle: o.Rule.Handle, comment: o.Rule.Comment, at: at}
 		c := n.named[r.nftName]
 		if c == nil {
 			return fmt.Errorf("rule %d is in chain %s, which comes nowhere before it", r.handle, o.Rule.Chain)

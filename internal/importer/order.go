@@ -91,6 +91,7 @@ func also(asks, what string) string {
 type ruleset struct {
 	*collector
 	entries []entry
+	told    map[string]bool // exceptions, which several tables may have
 }
 
 // make makes rules of all entries; each device and direction has its own order.
@@ -331,7 +332,7 @@ func (t *table) excepted(kept []int) {
 		if slices.ContainsFunc(kept, func(k int) bool {
 			return k > i && k < e.until && (!sided || t.entries[k].prefix.Overlaps(e.prefix))
 		}) {
-			t.leave(exceptions, e.where, "%s", what)
+			t.except(e.where, what)
 		}
 	}
 }
@@ -385,6 +386,17 @@ func (t *table) overruled(i int) {
 		return w, found && w > i && w < e.until
 	})
 	if found {
-		t.leave(exceptions, e.where, "%s before another limit", name(e.prefix))
+		t.except(e.where, name(e.prefix)+" before another limit")
+	}
+}
+
+// except leaves an exception behind, once for all tables.
+func (s *ruleset) except(where, what string) {
+	if s.told == nil {
+		s.told = map[string]bool{}
+	}
+	if at := where + what; !s.told[at] {
+		s.told[at] = true
+		s.leave(exceptions, where, "%s", what)
 	}
 }

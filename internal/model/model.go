@@ -85,6 +85,9 @@ func (m Meter) Clock(now uint64) uint64 {
 // Most is the level in units up to which a bucket counts as full.
 func (m Meter) Most() uint64 { return max(m.Capacity, m.Penalty) }
 
+// Shrinks reports whether buckets can hold less than under old, so that what they owe is to be clamped.
+func (m Meter) Shrinks(old Meter) bool { return m.Capacity < old.Capacity || m.Penalty < old.Penalty }
+
 // Continue sets the clock so that at now (ns) it reads what old's reads: every
 // bucket then owes under m exactly what it owed under old.
 func (m *Meter) Continue(old Meter, now uint64) {

@@ -17,8 +17,6 @@ type Imported struct {
 	Rules  []ImportedRule `json:"rules"`
 	Left   []Left         `json:"not_carried_over"`
 	Notes  []string       `json:"notes"`
-
-	lines []string // what is left, a line for each kind
 }
 
 // An ImportedRule is a rule of the policy.
@@ -48,9 +46,11 @@ type Left struct {
 	Advice string `json:"advice"`
 }
 
-// NewImported writes the policy; command is what it was made by.
+// NewImported is all that is known of an import; command is what it was made by.
 func NewImported(command string, i importer.Imported) (Imported, error) {
-	r := Imported{Rules: []ImportedRule{}, Left: []Left{}, Notes: append([]string{}, i.Notes...), lines: i.Lines()}
+	var text bytes.Buffer
+	err := ImportedPolicy(&text, command, i)
+	r := Imported{Policy: text.String(), Rules: []ImportedRule{}, Left: []Left{}, Notes: append([]string{}, i.Notes...)}
 	for _, t := range i.Tables {
 		for _, rule := range t.Rules {
 			r.Rules = append(r.Rules, importedRule(t, rule, i.Comment(t.Device, t.Direction, rule.Prefix)))
@@ -59,18 +59,42 @@ func NewImported(command string, i importer.Imported) (Imported, error) {
 	for _, l := range i.Left {
 		r.Left = append(r.Left, Left(l))
 	}
+	return r, err
+}
+
+// ImportedPolicy writes the policy, under what it lacks.
+func ImportedPolicy(w io.Writer, command string, i importer.Imported) error {
 	var text bytes.Buffer
-	comment(&text, "", "Made by '"+command+"': "+r.summary())
-	for _, line := range r.lines {
+	lines := i.Lines()
+	comment(&text, "", "Made by '"+command+"': "+summary(i, len(lines)))
+	for _, line := range lines {
 		comment(&text, "- ", "Not carried over: "+line)
 	}
-	for _, note := range r.Notes {
+	for _, note := range i.Notes {
 		comment(&text, "- ", "Note: "+note)
 	}
 	text.WriteByte('\n')
-	err := policyfile.Write(&text, i.Tables, i.Comment)
-	r.Policy = text.String()
-	return r, err
+	if _, err := text.WriteTo(w); err != nil {
+		return err
+	}
+	return policyfile.Write(w, i.Tables, i.Comment)
+}
+
+// ImportedLines says what is left, in a line for each kind, what is otherwise, and how much there is of all.
+func ImportedLines(w io.Writer, i importer.Imported) error {
+	lines := i.Lines()
+	for _, line := range lines {
+		if _, err := fmt.Fprintln(w, "not carried over: "+line); err != nil {
+			return err
+		}
+	}
+	for _, note := range i.Notes {
+		if _, err := fmt.Fprintln(w, "note: "+note); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintln(w, summary(i, len(lines)))
+	return err
 }
 
 func importedRule(t policy.Table, r policy.Rule, comment string) ImportedRule {
@@ -88,15 +112,15 @@ func importedRule(t policy.Table, r policy.Rule, comment string) ImportedRule {
 }
 
 // summary counts.
-func (r Imported) summary() string {
-	rules := fmt.Sprintf("%d rules", len(r.Rules))
-	switch {
-	case len(r.Rules) == 0:
+func summary(i importer.Imported, kinds int) string {
+	rules := fmt.Sprintf("%d rules", i.Rules())
+	switch i.Rules() {
+	case 0:
 		rules = "no rules"
-	case len(r.Rules) == 1:
+	case 1:
 		rules = "1 rule"
 	}
-	switch things, kinds := len(r.Left), len(r.lines); {
+	switch things := len(i.Left); {
 	case things == 0:
 		return rules + "; nothing was left out"
 	case things == 1:
@@ -106,22 +130,6 @@ func (r Imported) summary() string {
 	default:
 		return fmt.Sprintf("%s; %d things of %d kinds were not carried over", rules, things, kinds)
 	}
-}
-
-// Lines says what is left, in a line for each kind, what is otherwise, and how much there is of all.
-func (r Imported) Lines(w io.Writer) error {
-	for _, line := range r.lines {
-		if _, err := fmt.Fprintln(w, "not carried over: "+line); err != nil {
-			return err
-		}
-	}
-	for _, note := range r.Notes {
-		if _, err := fmt.Fprintln(w, "note: "+note); err != nil {
-			return err
-		}
-	}
-	_, err := fmt.Fprintln(w, r.summary())
-	return err
 }
 
 // comment writes one in lines that fit a screen.

@@ -360,14 +360,14 @@ func (r *rig) source(far string, sizes ...int) *source {
 
 // A sending is packets that are being sent.
 type sending struct {
-	stop    func() // returns when the last was sent
-	starved uint64 // for how long, in ns, none was sent, counting pauses that were longer than patience
-	last    uint64 // when the last was sent
+	stop   func()      // returns when the last was sent
+	pauses [][2]uint64 // from when until when none was sent, in ns, where that was longer than a millisecond
+	last   uint64      // when the last was sent
 }
 
 // keepSending sends a packet of each source in turn until it is stopped: one each so
 // many ns, or as fast as it goes for 0.
-func (r *rig) keepSending(every, patience uint64, sources ...*source) *sending {
+func (r *rig) keepSending(every uint64, sources ...*source) *sending {
 	o := new(sending)
 	var stop atomic.Bool
 	var done sync.WaitGroup
@@ -380,8 +380,8 @@ func (r *rig) keepSending(every, patience uint64, sources ...*source) *sending {
 					time.Sleep(time.Duration(due - now))
 				}
 				due += every
-				if now-o.last > patience {
-					o.starved += now - o.last
+				if now-o.last > 1e6 {
+					o.pauses = append(o.pauses, [2]uint64{o.last, now})
 				}
 				o.last = now
 				frame := f.frames[f.sent%uint64(len(f.frames))]
@@ -400,6 +400,12 @@ func (r *rig) keepSending(every, patience uint64, sources ...*source) *sending {
 	}
 	r.t.Cleanup(o.stop) // also if the test ends early
 	return o
+}
+
+// between is what a rule that there always was let through between two times, in bytes.
+func (o *oracle) between(p netip.Prefix, from, to uint64) float64 {
+	c := o.clocks[p]
+	return o.lets(c, o.at(to), to) - o.lets(c, o.at(from), from)
 }
 
 // matched is how many of these packets met a rule: those amid a switch may have, or not.

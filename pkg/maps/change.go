@@ -327,7 +327,7 @@ func (s *Set) Commit() {
 	s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
 		old, next := s.sides(id)
 		before, after := meter(old), meter(next)
-		if !limited(old) || !limited(next) || after.Most() >= before.Most() {
+		if !limited(old) || !limited(next) || !after.Shrinks(before) {
 			return
 		}
 		clamp := clampTo(after, s.now)
@@ -466,7 +466,7 @@ func broughtBack(old, next version, until uint64) func(model.Bucket) (model.Buck
 			return b, false
 		}
 		level := then.Level(b, until)
-		if then.Most() > m.Most() {
+		if m.Shrinks(then) {
 			level = min(level, m.Most())
 		}
 		back := m.Owing(level, until)

@@ -232,7 +232,7 @@ func (s *Set) replace(id uint32, have, rule policy.Rule) {
 	next.Salt ^= sharing(old) ^ sharing(next)
 	r.Retired = s.lengths[0].Epoch
 	atomic.StoreUint32(&r.Version, number)
-	if limited(old) && limited(next) && after.Most() < before.Most() {
+	if limited(old) && limited(next) && after.Shrinks(before) {
 		s.clamp(id, after)
 	}
 	for _, unused := range s.unusedShadows(id) {

@@ -24,7 +24,7 @@ func (r Rule) Says(match Match) string {
 		says = r.subject(match) + " gets " + r.Gets()
 	}
 	if proposed, ok := r.Proposed(); ok {
-		says += "; proposed: " + proposed.subject(match) + " " + proposed.gets()
+		says += "; proposed: " + proposed.subject(match) + " gets " + proposed.gets()
 	}
 	return says
 }
