@@ -67,6 +67,10 @@ func millionPrefixes(family string) []figure {
 	}, bothAlgorithms)
 }
 
+func millionPolicy(subjects ...string) []figure {
+	return each("policy", unitSeconds, []string{commandTime + ": " + million}, subjects)
+}
+
 var droppedKinds = func() (names []string) {
 	for _, k := range kindsOfRule {
 		names = append(names, "dropped by passed: "+k.column)
@@ -105,6 +109,15 @@ var goals = []goal{
 			"time to change one rule, another each time: " + million,
 			"time to change one rule, the same again: " + million,
 		}, setupSubjects)},
+	{what: "a policy of a million prefixes applied, no rules before", bound: 10, unit: unitSeconds, figures: millionPolicy(applyFirst)},
+	{what: "the same one applied again", bound: 6, unit: unitSeconds, figures: millionPolicy(applyAgain)},
+	{what: "applied with 1 % of it changed", bound: 7, unit: unitSeconds, figures: millionPolicy(applyChanged)},
+	{what: "diff of it", bound: 6, unit: unitSeconds, figures: millionPolicy(diffSame, diffChanged)},
+	{what: "export of it", bound: 3, unit: unitSeconds, figures: millionPolicy(exportRules)},
+	{what: "one rule of it set by the command", bound: 1, unit: unitSeconds, figures: millionPolicy(setOne)},
+	{what: "memory of a command with it, without maps", bound: 1536, unit: unitMiB,
+		figures: each("policy", unitMiB, []string{commandMemory + ": " + million},
+			[]string{applyFirst, applyAgain, applyChanged, diffSame, diffChanged, exportRules, setOne})},
 }
 
 // value is the figure of a goal: the worst of those that have to reach it;

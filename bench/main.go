@@ -54,6 +54,7 @@ var suites = []struct {
 	{"instructions", "What a packet costs in instructions", instructions},
 	{"accuracy", "How near to the rate", accuracy},
 	{"setup", "Setting up and changing rules", setup},
+	{"policy", "Whole policies on the command line", policies},
 }
 
 func main() {

@@ -251,8 +251,14 @@ func settledMemory() float64 {
 // returns the most memory that it had at any time, in MiB.
 func runCommand(ctx context.Context, stdin io.Reader, stdout io.Writer, command string, args ...string) (peakMiB float64, err error) {
 	cmd := exec.CommandContext(ctx, command, args...)
+	cmd.Stdin, cmd.Stdout = stdin, stdout
+	return watchCommand(cmd, peakMemory)
+}
+
+// watchCommand runs a command, and returns the most that memory, in MiB, said of its process.
+func watchCommand(cmd *exec.Cmd, memory func(pid int) (mib float64, ok bool)) (peakMiB float64, err error) {
 	var stderr bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, stdout, &stderr
+	cmd.Stderr = &stderr
 	if err := cmd.Start(); err != nil {
 		return 0, err
 	}
@@ -262,7 +268,7 @@ func runCommand(ctx context.Context, stdin io.Reader, stdout io.Writer, command 
 	var looking sync.WaitGroup
 	looking.Go(func() {
 		for {
-			if mib, ok := peakMemory(cmd.Process.Pid); ok {
+			if mib, ok := memory(cmd.Process.Pid); ok {
 				peakMiB = max(peakMiB, mib)
 			}
 			select {
@@ -276,7 +282,7 @@ func runCommand(ctx context.Context, stdin io.Reader, stdout io.Writer, command 
 	close(ended)
 	looking.Wait()
 	if err != nil {
-		return 0, fmt.Errorf("%s: %w: %.300s", cmd, err, bytes.TrimSpace(stderr.Bytes()))
+		return peakMiB, fmt.Errorf("%s: %w: %.300s", cmd, err, bytes.TrimSpace(stderr.Bytes()))
 	}
 	return peakMiB, nil
 }
@@ -289,10 +295,15 @@ func forgetPeak() error {
 }
 
 // peakMemory is the most that a process, which still lives, ever had.
-func peakMemory(pid int) (mib float64, ok bool) {
+func peakMemory(pid int) (mib float64, ok bool) { return statusMemory(pid, "VmHWM:") }
+
+// ownMemory is what a process, which still lives, has for itself: no maps, which it shares with the kernel.
+func ownMemory(pid int) (mib float64, ok bool) { return statusMemory(pid, "RssAnon:") }
+
+func statusMemory(pid int, what string) (mib float64, ok bool) {
 	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	for line := range strings.Lines(string(data)) {
-		if rest, found := strings.CutPrefix(line, "VmHWM:"); found {
+		if rest, found := strings.CutPrefix(line, what); found {
 			kib, err := strconv.ParseFloat(strings.Fields(rest)[0], 64)
 			return kib / 1024, err == nil
 		}
