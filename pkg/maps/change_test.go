@@ -1,0 +1,262 @@
+package maps_test
+
+import (
+	"errors"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+	shapemaps "github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// reopenable pins the maps of a rig, and has what it returns open them anew, as another process does.
+func reopenable(r *rig) (reopen func()) {
+	r.program(policy.GCRA) // while that set is open
+	dir := privateBPFFS(r.T)
+	testenv.Must(r.T, r.Pin(dir))
+	return func() {
+		r.Helper()
+		set, err := shapemaps.Open(dir)
+		testenv.Must(r.T, err)
+		r.Cleanup(func() { set.Close() })
+		set.UseClock(func() uint64 { return r.now })
+		r.Set.Close()
+		r.Set = set
+	}
+}
+
+// The first change of a process begins with a look at what there is: of three
+// ids, just those are free that no rule and no shadow has any more.
+func TestFirstChangeOfAProcess(t *testing.T) {
+	one := rule("10.1.0.0/16", 1e9, 2000)
+	shadowed := one
+	shadowed.Shadow = policy.Shadow{Rate: 1e6, Capacity: 2000}
+	var others []policy.Rule
+	for _, p := range []string{"10.2.0.0/16", "10.3.0.0/16", "10.4.0.0/16", "10.5.0.0/16"} {
+		others = append(others, rule(p, 1e9, 2000))
+	}
+	prepare := func(r *rig, rules ...policy.Rule) {
+		_, err := r.Prepare(rules, func(int) {})
+		testenv.Must(r.T, err)
+	}
+	for name, c := range map[string]struct {
+		before policy.Rule
+		first  func(r *rig, reopen func())
+		left   []policy.Rule
+		room   int
+	}{
+		"deleted":           {one, func(r *rig, _ func()) { r.Delete(one.Prefix) }, nil, 3},
+		"deleted, shadowed": {shadowed, func(r *rig, _ func()) { r.Delete(one.Prefix) }, nil, 3},
+		"shadow gone":       {shadowed, func(r *rig, _ func()) { r.put(one) }, []policy.Rule{one}, 2},
+		"shadow changed": {shadowed, func(r *rig, _ func()) {
+			other := shadowed
+			other.Shadow.Rate++
+			r.put(other)
+			r.put(shadowed)
+		}, []policy.Rule{shadowed}, 1},
+		"shadowed": {one, func(r *rig, _ func()) { r.put(shadowed) }, []policy.Rule{shadowed}, 1},
+		"killed, then the same prefix": {one, func(r *rig, reopen func()) {
+			prepare(r, one, others[0])
+			reopen()
+			r.Abandon()
+			r.put(others[0])
+		}, []policy.Rule{one, others[0]}, 1},
+		"killed, then another policy": {one, func(r *rig, reopen func()) {
+			prepare(r, shadowed)
+			reopen()
+			r.Abandon()
+			prepare(r, one, others[1])
+			r.Settle()
+			r.Time(r.now, shapemaps.Never)
+			r.Arm()
+			r.Commit()
+			reopen()
+		}, []policy.Rule{one, others[1]}, 1},
+		"cleared": {shadowed, func(r *rig, _ func()) { r.Clear() }, nil, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, shapemaps.Size{Rules: 3, Buckets: 4, Hurt: 1})
+			reopen := reopenable(r)
+			r.put(c.before)
+			reopen()
+			c.first(r, reopen)
+			want := oracle{}
+			for _, rule := range c.left {
+				want[rule.Prefix] = rule
+			}
+			checkRules(r, want)
+			for _, rule := range others {
+				if _, there := want[rule.Prefix]; there {
+					continue
+				}
+				if len(want) == len(c.left)+c.room {
+					if _, err := r.Put(rule); !errors.Is(err, shapemaps.ErrFull) {
+						t.Errorf("with no id left, Put says %v", err)
+					}
+					continue
+				}
+				r.put(rule)
+				want[rule.Prefix] = rule
+				checkRules(r, want)
+			}
+			checkRules(r, want)
+		})
+	}
+}
+
+// Policies follow each other in all ways in which a change can end, in one
+// process or several, with single rules set and deleted between them: what is
+// in force, to commands and to packets, is what a plain map holds. There is
+// just room for two policies at once, so none of their ids may get lost.
+func TestPoliciesAgainstOracle(t *testing.T) {
+	const most = 30 // rules
+	rounds := 100
+	if testing.Short() {
+		rounds = 30
+	}
+	roll := rand.New(rand.NewPCG(testenv.Seed(t), 0))
+	r := newRig(t, shapemaps.Size{Rules: 2 * 2 * most, Buckets: 4, Hurt: 1})
+	reopen := reopenable(r)
+	prefixes := make([]netip.Prefix, 2*most) // few, so that they come and go
+	for i := range prefixes {
+		prefixes[i] = randomPrefix(roll)
+	}
+	randomRule := func() policy.Rule { return randomRule(roll, prefixes[roll.IntN(len(prefixes))]) }
+	have := oracle{}
+	for range rounds {
+		if roll.IntN(8) == 0 {
+			reopen()
+		}
+		next, want := nextPolicy(roll, have, most, randomRule)
+		if got := r.Has(want); got != maps.Equal(have, next) {
+			t.Fatalf("Has says %v of rules that are %v, in force are %v", got, next, have)
+		}
+		switch way := roll.IntN(6); way {
+		case 0: // single rules, which end the last change
+			for range roll.IntN(10) {
+				one := randomRule()
+				if _, there := have[one.Prefix]; there && roll.IntN(3) == 0 {
+					if !r.Delete(one.Prefix) {
+						t.Fatalf("there was no %v to delete", one.Prefix)
+					}
+					delete(have, one.Prefix)
+				} else if there || len(have) < most {
+					_, err := r.Put(one)
+					testenv.Must(t, err)
+					have[one.Prefix] = one
+				}
+			}
+		case 1: // killed before the change was armed
+			_, err := r.Prepare(want, func(int) {})
+			testenv.Must(t, err)
+			checkRules(r, have)
+			if roll.IntN(2) == 0 {
+				r.Settle()
+				r.Time(r.now+1e6, r.now+1e9)
+			}
+			reopen()
+			r.Abandon()
+		default:
+			d, err := r.Prepare(want, func(int) {})
+			testenv.Must(t, err)
+			if expect := difference(have, next); d != expect {
+				t.Fatalf("prepared %+v, want %+v", d, expect)
+			}
+			checkRules(r, have)
+			until := shapemaps.Never
+			if way == 2 {
+				until = r.now + 1e9
+			}
+			r.Settle()
+			r.Time(r.now+1e6, until)
+			r.Arm()
+			checkRules(r, have)
+			r.now += 1e6
+			r.Commit()
+			checkRules(r, next)
+			if way == 2 {
+				r.now += 1e9
+			} else {
+				have = next
+			}
+			if roll.IntN(2) == 0 {
+				checkPackets(r, roll, have)
+				r.Finish()
+			}
+		}
+		checkRules(r, have)
+		checkPackets(r, roll, have)
+	}
+}
+
+// randomRule is one that often has a shadow.
+func randomRule(roll *rand.Rand, p netip.Prefix) policy.Rule {
+	rule := policy.Rule{Prefix: p, Rate: policy.Rate(1e9 + roll.Uint64N(4)), Capacity: 1 << 20}
+	if roll.IntN(3) == 0 {
+		rule.Shadow = policy.Shadow{Rate: policy.Rate(1e8 + roll.Uint64N(2)), Capacity: 1 << 18}
+	}
+	return rule
+}
+
+// nextPolicy is a policy that shares rules with another, with at most so many.
+func nextPolicy(roll *rand.Rand, have oracle, most int, randomRule func() policy.Rule) (next oracle, rules []policy.Rule) {
+	next = oracle{}
+	add := func(rule policy.Rule) {
+		if len(next) < most {
+			next[rule.Prefix] = rule
+		}
+	}
+	changes := roll.IntN(4)
+	for p, rule := range have {
+		switch {
+		case changes == 0 || roll.IntN(2) == 0:
+			add(rule)
+		case roll.IntN(2) == 0:
+			other := randomRule()
+			other.Prefix = p
+			add(other)
+		}
+	}
+	for range changes * roll.IntN(15) {
+		add(randomRule())
+	}
+	rules = slices.Collect(maps.Values(next))
+	policy.SortRules(rules)
+	return next, rules
+}
+
+func difference(have, next oracle) (d shapemaps.Difference) {
+	for p, rule := range next {
+		if old, there := have[p]; !there {
+			d.Added++
+		} else if old != rule {
+			d.Changed++
+		}
+	}
+	for p := range have {
+		if _, there := next[p]; !there {
+			d.Removed++
+		}
+	}
+	return d
+}
+
+// checkPackets compares what decides over packets to addresses in prefixes, and to any.
+func checkPackets(r *rig, roll *rand.Rand, want oracle) {
+	r.Helper()
+	for p := range want {
+		if roll.IntN(4) == 0 {
+			checkMatch(r, want, p.Addr())
+		}
+	}
+	for range 10 {
+		checkMatch(r, want, randomAddr(roll))
+	}
+	if got := r.Policy(); len(got) != len(want) || !r.Has(got) {
+		r.Fatalf("as a policy the rules are %v, want %v", got, want)
+	}
+}
