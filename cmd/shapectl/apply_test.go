@@ -215,13 +215,13 @@ func TestWhilePending(t *testing.T) {
 		}
 		r.has(rulesA...)
 
-		// What is flushed does not come back.
+		// What is flushed would not come back at the deadline.
 		r.ok("apply", b, "--confirm", "1s")
 		until = r.pending()
-		r.ok("flush", "va")
-		r.has()
+		r.refused(exitInput, "not confirmed yet", "flush", "va")
 		sleepUntil(until)
-		r.has()
+		r.has(rulesA...)
+		r.ok("flush", "va")
 		r.nothingLeft()
 	})
 }
