@@ -153,14 +153,17 @@ func (e *env) apply(o applyOptions) error {
 			return err
 		}
 		bar := e.rulesBar()
-		done, err := n.Apply(want, loader.ApplyOptions{Confirm: o.confirm, Progress: bar.progress})
+		done, err := n.Apply(want, loader.ApplyOptions{Confirm: o.confirm, Progress: bar.progress, Absent: absent})
 		bar.finish()
 		if err != nil {
 			return err
 		}
-		pending, _, err := n.PendingChange()
+		pending, expired, err := n.PendingChange()
 		if err != nil {
 			return err
+		}
+		if o.confirm > 0 && done != nil && expired != 0 {
+			return e.degraded("apply %s: all is as it was before: it took longer than the %v of --confirm", f.Path, o.confirm)
 		}
 		return e.applied(report.Applied{Hooks: hooksChanged(done), Absent: absent, RevertsInNS: ahead(pending)}, o.absentOK)
 	})

@@ -215,13 +215,13 @@ func TestWhilePending(t *testing.T) {
 		}
 		r.has(rulesA...)
 
-		// What is flushed does not come back.
+		// What is flushed would not come back at the deadline.
 		r.ok("apply", b, "--confirm", "1s")
 		until = r.pending()
-		r.ok("flush", "va")
-		r.has()
+		r.refused(exitInput, "not confirmed yet", "flush", "va")
 		sleepUntil(until)
-		r.has()
+		r.has(rulesA...)
+		r.ok("flush", "va")
 		r.nothingLeft()
 	})
 }
@@ -565,7 +565,7 @@ func (r *rig) meters(pairs ...[2]string) {
 		counts := map[count]uint64{}
 		for _, rule := range r.show() {
 			counts[count{rule.Device, rule.Direction, rule.CIDR}] = rule.PassedPackets + rule.DroppedPackets
-			if !rule.Attached {
+			if !rule.Attached && slices.ContainsFunc(pairs, func(pair [2]string) bool { return pair[0] == rule.Device }) {
 				r.t.Errorf("%s %s %s is not in force: %s", rule.Device, rule.Direction, rule.CIDR, rule.State)
 			}
 		}
@@ -1004,4 +1004,76 @@ func TestApplyFromOutside(t *testing.T) {
 		t.Errorf("diff after a rollback: %+v", got)
 	}
 	r.nothingLeft()
+}
+
+// What another command changed since can not be taken back in part.
+func TestRollbackAfterAnotherCommand(t *testing.T) {
+	for _, line := range []string{
+		"set va egress 10.7.0.0/16 --rate 7mbit", "delete va egress 10.0.0.9", "flush va", "flush vc ingress", "apply FIRST",
+	} {
+		t.Run(line, func(t *testing.T) {
+			r := newRig(t)
+			testenv.Veth(t, "vc", "vd")
+			first := r.policy(policiesOfTwo[3])
+			r.ok("apply", r.policy(policiesOfTwo[1]))
+			r.ok("apply", first)
+			r.ok("apply", r.policy(policiesOfTwo[2]))
+			r.ok(strings.Fields(strings.Replace(line, "FIRST", first, 1))...)
+			now := r.ok("export")
+			got := r.run("rollback")
+			if line == "apply FIRST" { // which can be
+				if got.code != exitDone {
+					t.Errorf("rollback: %+v", got)
+				}
+				return
+			}
+			if then := r.ok("export"); got.code != exitInput || then != now {
+				t.Errorf("rollback: %+v; in force was\n%s\nand is\n%s", got, now, then)
+			}
+		})
+	}
+}
+
+// Devices that go while a change waits to be confirmed are in nobody's way.
+func TestDeviceGoesWhilePending(t *testing.T) {
+	for name, then := range map[string]func(r *rig, until uint64){
+		"confirm":  func(r *rig, _ uint64) { r.ok("confirm") },
+		"rollback": func(r *rig, _ uint64) { r.ok("rollback") },
+		"expiry":   func(r *rig, until uint64) { sleepUntil(until) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			testenv.Veth(t, "vc", "vd")
+			a, b := r.policy(policiesOfTwo[1]), r.policy(policiesOfTwo[2])
+			want := map[string][]string{
+				"confirm":  {"egress 10.0.0.0/24 5000000", "egress 10.0.0.9/32 6000000"},
+				"rollback": {"egress 10.0.0.0/24 1000000", "egress 10.0.1.0/24 2000000", "ingress 10.0.0.0/24 3000000"},
+			}
+			want["expiry"] = want["rollback"]
+			r.ok("apply", a)
+			r.ok("apply", b, "--confirm", "1s")
+			testenv.Must(t, netlink.LinkDel(testenv.Link(t, "vc")))
+			until := r.pending()
+			then(r, until)
+			if r.pending() != 0 {
+				t.Error("it is pending still")
+			}
+			if now := r.rulesOf("va"); !slices.Equal(now, want[name]) {
+				t.Errorf("rules of va are %v, and ought to be %v", now, want[name])
+			}
+			r.meters(vab)
+			testenv.Veth(t, "vc", "vd")
+			for _, file := range []string{b, a} {
+				r.ok("apply", file)
+				if out := r.ok("apply", file); out != "nothing to change\n" {
+					t.Errorf("apply again: %q", out)
+				}
+				r.meters(vab, vcd)
+			}
+			r.ok("flush", "va")
+			r.ok("flush", "vc")
+			r.has()
+			r.nothingLeft()
+		})
+	}
 }

@@ -56,7 +56,7 @@ func (s shadowFlag) Set(text string) (err error) {
 	return err
 }
 
-func (s shadowFlag) String() string { return "" }
+func (s shadowFlag) String() string { return "none" }
 func (s shadowFlag) Type() string   { return "rate=RATE,..." }
 
 // once adds a flag that may be given one time only, as two names of one flag may not disagree.

@@ -36,6 +36,8 @@ type ApplyOptions struct {
 	Progress func(ready, of int)
 	// Only is the name of the one device whose rules are to change, for good; "" for all.
 	Only string
+	// Absent are devices that are not here and whose rules are to be there when they are back.
+	Absent []string
 }
 
 // Applied is what became of the rules of a hook.
@@ -120,6 +122,11 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) ([]Applied, err
 	if err := n.changeAll(hooks, func() error { return n.apply(hooks, o) }); err != nil {
 		return nil, err
 	}
+	if o.Only == "" {
+		if err := n.forget(hooks, o.Absent); err != nil {
+			return nil, err
+		}
+	}
 	var done []Applied
 	for _, a := range hooks {
 		a.done.Hook.Changed = a.done.Rules != maps.Difference{}
@@ -128,6 +135,33 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) ([]Applied, err
 		}
 	}
 	return done, nil
+}
+
+// forget removes the rules of devices that are gone, but for those that are to be back.
+func (n *Namespace) forget(hooks []*application, absent []string) error {
+	for _, d := range []policy.Direction{policy.Ingress, policy.Egress} {
+		indices, err := n.indices(d)
+		if err != nil {
+			return err
+		}
+		for _, index := range indices {
+			if slices.ContainsFunc(hooks, func(a *application) bool { return a.index == index && a.Direction == d }) {
+				continue
+			}
+			h, err := n.openHook(index, d)
+			if err != nil || h == nil {
+				continue // which is for flush to take away
+			}
+			if h.State == Gone && !slices.Contains(absent, h.Was) {
+				err = n.remove(h)
+			}
+			h.Close()
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func closeAll(hooks []*application) {
@@ -143,7 +177,9 @@ func (n *Namespace) applications(tables []policy.Table, only string) (all []*app
 	for _, h := range hooks {
 		back, wanted := n.back(h, tables)
 		switch {
-		case only != "" && h.Name() != only, h.Device.Name == "" && !wanted:
+		case only != "" && h.Name() != only, h.Device.Name == "" && (!wanted || slices.ContainsFunc(all, func(a *application) bool {
+			return a.Device.Index == back.Index && a.Direction == h.Direction // two were left of that name
+		})):
 			h.Close()
 			continue
 		case h.Device.Name == "":

@@ -679,7 +679,7 @@ func TestApplyToADeviceWhoseRulesWereLeftTwice(t *testing.T) {
 	for _, index := range []int{1, 9999} { // which hook is found first
 		t.Run(fmt.Sprint(index), func(t *testing.T) {
 			r := newRig(t, TCX, policy.Egress)
-			old, next := rule("10.0.0.0/24"), rule("10.0.0.0/24", leaky)
+			old, next := rule("10.0.0.0/24"), rule("10.0.0.0/24", slow)
 			r.apply(ApplyOptions{}, r.table(old))
 			h := r.hook("va")
 			r.write(func(n *Namespace) error {

@@ -135,6 +135,9 @@ func (n *Namespace) Delete(h *Hook, rule policy.Rule) (deleted bool, err error) 
 
 // Flush takes all rules off a hook, and the hook off its device.
 func (n *Namespace) Flush(h *Hook) error {
+	if err := n.endChange(h); err != nil {
+		return err
+	}
 	return n.change(h.index, h.Direction, func() error {
 		h.Set.Clear()
 		return n.remove(h)

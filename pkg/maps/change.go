@@ -223,7 +223,7 @@ func (s *Set) prepareChanged(have Entry, rule policy.Rule, now uint64) {
 	s.waitSince(r.Retired) // packets may still be reading what was in force before the last change
 	share(r, rule)
 	next := s.version(have.ID, r.Version^1)
-	encode(next, rule, newSalt(), shadow)
+	encode(next, rule, old.Salt, shadow)
 	next.Salt ^= sharing(old) ^ sharing(next)
 	if limited(next) && !limited(old) {
 		empty(&r.Own, meter(next), now)

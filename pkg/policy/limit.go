@@ -98,8 +98,11 @@ func (l *Limit) SetShadow(key, value string) error {
 }
 
 // ParseShadow reads the limit of a shadow as people write it on a command line
-// ("rate=50mbit,capacity=100ms,each=host").
+// ("rate=50mbit,capacity=100ms,each=host"); nil for "none".
 func ParseShadow(text string) (*Limit, error) {
+	if text == "none" {
+		return nil, nil
+	}
 	l, given := new(Limit), map[string]bool{}
 	for part := range strings.SplitSeq(text, ",") {
 		key, value, found := strings.Cut(part, "=")
