@@ -342,7 +342,7 @@ func ids(rules []policy.Rule) int {
 // packet can come between the moment for which the byte clocks are set and the
 // change. It returns that moment. The error wraps ErrBusy.
 func armAll(hooks []*application, confirm time.Duration) (from uint64, err error) {
-	from, err = readied(maps.Never, func(from uint64) {
+	from, err = readied(maps.Now, maps.Never, func(from uint64) {
 		until := maps.Never
 		if confirm > 0 {
 			until = from + uint64(confirm)
@@ -363,15 +363,15 @@ func armAll(hooks []*application, confirm time.Duration) (from uint64, err error
 
 // readied finds a moment (ns) so soon ahead that all could be readied for it in
 // half of the time until then: 0 where there is none before latest. The error wraps ErrBusy.
-func readied(latest uint64, ready func(at uint64)) (at uint64, err error) {
+func readied(clock func() uint64, latest uint64, ready func(at uint64)) (at uint64, err error) {
 	lead := uint64(leastLead)
 	for range leadTries {
-		now := maps.Now()
+		now := clock()
 		if now+2*lead > latest {
 			return 0, nil
 		}
 		ready(now + lead)
-		took := maps.Now() - now
+		took := clock() - now
 		if took <= lead/2 {
 			return now + lead, nil
 		}
@@ -518,7 +518,7 @@ func (n *Namespace) Rollback() ([]Applied, error) {
 // backAll takes the change of hooks back at one moment, before until, when it
 // would end anyway. It returns when that has passed. The error wraps ErrBusy.
 func backAll(hooks []*Hook, until uint64) error {
-	at, err := readied(until, func(at uint64) {
+	at, err := readied(maps.Now, until, func(at uint64) {
 		for _, h := range hooks {
 			h.Set.Settle()
 			h.Set.TimeBack(at)

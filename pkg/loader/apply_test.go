@@ -700,3 +700,66 @@ func TestApplyToADeviceWhoseRulesWereLeftTwice(t *testing.T) {
 		})
 	}
 }
+
+// A change of so many rules that they take long to be readied begins later; one
+// that is over before it could be taken back is left to that.
+func TestReadied(t *testing.T) {
+	const ms = uint64(time.Millisecond)
+	for _, c := range []struct {
+		took   []uint64 // each time that all is readied, and from then on
+		latest uint64
+		lead   uint64 // 0 for none
+		err    error
+	}{
+		{[]uint64{0}, maps.Never, ms, nil},
+		{[]uint64{ms / 2}, maps.Never, ms, nil},
+		{[]uint64{ms/2 + 1, ms}, maps.Never, 2 * ms, nil},
+		{[]uint64{100 * ms, 150 * ms}, maps.Never, 300 * ms, nil},
+		{[]uint64{100 * ms, 200 * ms, 200 * ms}, maps.Never, 600 * ms, nil},
+		{[]uint64{5000 * ms, 500 * ms}, maps.Never, maps.MaxLead, nil},
+		{[]uint64{600 * ms}, maps.Never, 0, ErrBusy},
+		{[]uint64{0}, 1000*ms + 2*ms, ms, nil},
+		{[]uint64{0}, 1000*ms + 2*ms - 1, 0, nil},
+		{[]uint64{0}, 999 * ms, 0, nil},
+		{[]uint64{3 * ms}, 1000*ms + 20*ms, 0, nil},
+	} {
+		now, times, last := 1000*ms, 0, uint64(0)
+		at, err := readied(func() uint64 { return now }, c.latest, func(at uint64) {
+			last = at - now
+			now += c.took[min(times, len(c.took)-1)]
+			times++
+		})
+		if !errors.Is(err, c.err) || (at > 0) != (c.lead > 0) || at > 0 && last != c.lead {
+			t.Errorf("readied in %v before %d: at %d, %d ahead, error %v; want %d and %v", c.took, c.latest, at, last, err, c.lead, c.err)
+		}
+		if at > 0 && (at-now < last/2 || last > maps.MaxLead) {
+			t.Errorf("readied in %v: %d of %d are left", c.took, at-now, last)
+		}
+	}
+}
+
+// A hook that a policy makes has room for a few rules more than it.
+func TestRoomForAFewMore(t *testing.T) {
+	r := newRig(t, TCX, policy.Egress)
+	rules := many(leastRules + 904)
+	r.apply(ApplyOptions{}, r.table(rules...))
+	size := r.hook("va").Set.Size()
+	rules = append(rules, rule("192.0.2.0/24"))
+	r.put(rules[len(rules)-1])
+	h := r.hook("va")
+	if got := h.Set.Size(); got != size || got.Rules != 5156 {
+		t.Errorf("room for %+v, and with one more for %+v, want 5156 and the same", size, got)
+	}
+	if !h.Set.Has(rules) {
+		t.Error("other rules are in force")
+	}
+	r.flush()
+}
+
+func TestGrowth(t *testing.T) {
+	for have, want := range map[uint32]uint32{leastRules: 4 * leastRules, 1<<18 - 1: 4 * (1<<18 - 1), 1 << 18: 1 << 19, 1 << 20: 1 << 21} {
+		if got := growth(have); got != want {
+			t.Errorf("what is full with %d rules grows to %d, want %d", have, got, want)
+		}
+	}
+}

@@ -169,6 +169,9 @@ func (r *rig) inForce(rules ...policy.Rule) *Hook {
 	for _, rule := range rules {
 		algorithms[rule.Algorithm] = true
 	}
+	if used, err := h.algorithms(); err != nil || len(used) != len(algorithms) || !slices.Equal(used, h.Set.Algorithms()) {
+		r.t.Errorf("algorithms of the hook: %v %v, of its rules: %v", used, err, h.Set.Algorithms())
+	}
 	if ours := r.ours("va"); len(ours) != len(algorithms) {
 		r.t.Errorf("programs of ours on the device: %v, for %d algorithms", ours, len(algorithms))
 	}
