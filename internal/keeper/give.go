@@ -39,7 +39,7 @@ func (s surveyed) left(dev loader.Device) []*loader.Hook {
 
 // give gives a device the rules of these tables and no others. Buckets and
 // counters go on of rules that it had when it was gone.
-func (k *Keeper) give(s surveyed, dev loader.Device, tables []policy.Table) error {
+func (k *Keeper) give(s surveyed, dev loader.Device, tables []policy.Table, from string) error {
 	for _, h := range s.left(dev) {
 		i := slices.IndexFunc(tables, func(t policy.Table) bool { return t.Direction == h.Direction && t.Match == h.Match() })
 		if i < 0 {
@@ -52,7 +52,7 @@ func (k *Keeper) give(s surveyed, dev loader.Device, tables []policy.Table) erro
 		return err
 	}
 	for _, t := range tables {
-		k.Told(Event{dev.Name, t.Direction, len(t.Rules), k.policy.Path})
+		k.Told(Event{dev.Name, t.Direction, len(t.Rules), from})
 	}
 	return nil
 }

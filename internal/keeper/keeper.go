@@ -36,6 +36,7 @@ type Keeper struct {
 	file, lastGood string
 	policy         lastgood.Policy
 	read           version // of file, when it was read
+	pending        bool    // devices wait for a change to be confirmed, or to be over, and that was told
 }
 
 // An Event is that rules of a direction of a device are in force now.
@@ -149,6 +150,14 @@ func (k *Keeper) serve(ctx context.Context, devices []loader.Device) ([]loader.D
 	for len(devices) > 0 && ctx.Err() == nil {
 		done, err := k.serveSome(ctx, devices)
 		devices = devices[done:]
+		if errors.Is(err, loader.ErrPending) {
+			if !k.pending {
+				k.Warned(fmt.Errorf("%d devices wait for their rules: %w", len(devices), err))
+			}
+			k.pending = true
+			break
+		}
+		k.pending = false
 		if errors.Is(err, unix.EWOULDBLOCK) {
 			k.Warned(fmt.Errorf("%d devices wait for their rules: %w", len(devices), err))
 			break
@@ -170,25 +179,38 @@ func (k *Keeper) serveSome(ctx context.Context, devices []loader.Device) (done i
 		return 0, err
 	}
 	defer n.Close()
+	until, expired, err := n.PendingChange()
+	if err != nil {
+		k.Warned(err)
+	}
+	if until != 0 {
+		return 0, loader.ErrPending // what lasts is not known yet
+	}
+	policy := k.policy
+	if expired != 0 && k.lastGood != "" {
+		if last, err := lastgood.Load(k.lastGood, ""); err == nil {
+			policy = last // the file may well have what nobody confirmed
+		}
+	}
 	s, err := survey(n)
 	if err != nil {
 		k.Warned(err)
 	}
 	defer s.Close()
 	for began := time.Now(); done < len(devices) && time.Since(began) < turn && ctx.Err() == nil; done++ {
-		k.serveOne(s, devices[done])
+		k.serveOne(s, devices[done], policy)
 	}
 	return done, nil
 }
 
 // serveOne gives one device its rules, if it is there and has none in force.
-func (k *Keeper) serveOne(s surveyed, dev loader.Device) {
+func (k *Keeper) serveOne(s surveyed, dev loader.Device, policy lastgood.Policy) {
 	if s.inForce[dev.Index] || !isThere(s.namespace, dev) {
 		return
 	}
-	tables, err := k.policy.For(policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes})
+	tables, err := policy.For(policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes})
 	if err == nil && len(tables) > 0 {
-		err = k.give(s, dev, tables)
+		err = k.give(s, dev, tables, policy.Path)
 	} else if err == nil {
 		err = k.revive(s, dev)
 	}

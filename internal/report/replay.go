@@ -43,6 +43,8 @@ type Replay struct {
 	Engine    string   `json:"engine"`
 	Sentences []string `json:"sentences"` // of each rule
 
+	// Mixed says that the rules, of a policy, are not alike; what follows is of the first.
+	Mixed         bool   `json:"mixed"`
 	Algorithm     string `json:"algorithm"`
 	Match         string `json:"match"`
 	Each          string `json:"each"`
@@ -108,6 +110,10 @@ func NewReplay(l replay.Limits, s *replay.Summary) Replay {
 		FirstNS: s.First, DurationNS: s.Last - s.First,
 		LongestDroughtNS: drought.NS, DroughtFromNS: drought.From,
 		HighestLevelBytes: s.HighestLevelBytes(),
+	}
+	for _, other := range l.Rules {
+		other.Prefix = rule.Prefix
+		r.Mixed = r.Mixed || other != rule
 	}
 	if bytes, known := s.LosslessCapacity(); known {
 		r.LosslessCapacityBytes = &bytes
@@ -194,7 +200,11 @@ func (r Replay) facts(w io.Writer) {
 	default:
 		fact("longest drought", "%s in which nothing passed, from %s on", span(r.LongestDroughtNS), span(r.DroughtFromNS-r.FirstNS))
 	}
-	fact("highest level", "%d of %d bytes (%s)", r.HighestLevelBytes, r.CapacityBytes, percent(r.HighestLevelBytes, r.CapacityBytes))
+	if r.Mixed {
+		fact("highest level", "%d bytes", r.HighestLevelBytes)
+	} else {
+		fact("highest level", "%d of %d bytes (%s)", r.HighestLevelBytes, r.CapacityBytes, percent(r.HighestLevelBytes, r.CapacityBytes))
+	}
 	switch least := r.LosslessCapacityBytes; {
 	case r.OfferedPackets == 0:
 	case least == nil:

@@ -190,8 +190,8 @@ func (n *Namespace) findGone(name string, d policy.Direction) (*Hook, error) {
 		if h == nil {
 			continue
 		}
-		if h.Was == name && h.Device.Name == "" {
-			return h, nil
+		if h.Device.Name == name || h.Was == name && h.Device.Name == "" {
+			return h, nil // back with another number, or gone
 		}
 		h.Close()
 	}
@@ -382,15 +382,40 @@ func (h *Hook) openFilters(generations []string) error {
 	return nil
 }
 
+// indexNow is the number of the hook's device: another one than it had, if that
+// has moved to another namespace and back.
+func (h *Hook) indexNow() (int, error) {
+	for _, l := range h.links {
+		info, err := l.Info()
+		if err != nil {
+			return 0, fmt.Errorf("ask for a link of device %d %s: %w", h.index, h.Direction, err)
+		}
+		on := info.TCX()
+		if on == nil || on.Ifindex == 0 || int(on.Ifindex) == h.index {
+			continue
+		}
+		// The number may be of a device elsewhere, and one of ours have it by chance.
+		attached, err := tcxPrograms(int(on.Ifindex), h.Direction)
+		if err == nil && slices.Contains(attached, info.Program) {
+			return int(on.Ifindex), nil
+		}
+	}
+	return h.index, nil
+}
+
 // judge finds out what became of the device, and of what its rules need on it.
 func (n *Namespace) judge(h *Hook) error {
-	device, here, err := n.deviceAt(h.index)
+	index, err := h.indexNow()
+	if err != nil {
+		return err
+	}
+	device, here, err := n.deviceAt(index)
 	if err != nil {
 		return err
 	}
 	var attached []ebpf.ProgramID
 	if here && h.Mode == TCX {
-		if attached, err = tcxPrograms(h.index, h.Direction); err != nil {
+		if attached, err = tcxPrograms(index, h.Direction); err != nil {
 			return err
 		}
 	}
