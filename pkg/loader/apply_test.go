@@ -700,3 +700,51 @@ func TestApplyToADeviceWhoseRulesWereLeftTwice(t *testing.T) {
 		})
 	}
 }
+
+// A shadow that a change takes away, or makes another, is back with the rule as
+// it was, and has counted what came by while it was there.
+func TestShadowThatIsBack(t *testing.T) {
+	eachMode(t, func(t *testing.T, r *rig) {
+		shadowed := rule("10.0.0.0/24", slow, func(r *policy.Rule) {
+			r.Shadow = policy.Shadow{Rate: 8000, Capacity: 2000}
+		})
+		plain, other := shadowed, shadowed
+		plain.Shadow = policy.Shadow{}
+		other.Shadow.Capacity = 3000
+		for _, next := range [][]policy.Rule{{plain}, {other}, {rule("10.0.1.0/24")}, {}} {
+			for _, way := range []string{"rollback", "expiry"} {
+				r.apply(ApplyOptions{}, r.table(shadowed))
+				counted := func() maps.Counters {
+					h := r.hook("va")
+					shadow, ok := h.Set.Shadow(r.entry(h, shadowed))
+					if !ok {
+						t.Fatal("there is no shadow")
+					}
+					return h.Set.Counters(shadow.ID)
+				}
+				before := counted()
+				r.send("10.0.0.7", 5, 1000)
+				r.apply(ApplyOptions{Confirm: 100 * time.Millisecond}, r.table(next...))
+				until := changeOf(t, r.hook("va")).Until
+				r.send("10.0.0.7", 7, 1000)
+				unseen := maps.Now() < until
+				if way == "rollback" && unseen {
+					r.rollback()
+				} else {
+					waitUntil(until)
+				}
+				r.inForce(shadowed)
+				back := counted()
+				if n := back.PassedPackets - before.PassedPackets; n < 5 || unseen && n != 5 {
+					t.Errorf("%v, %s: the shadow counted %d packets of 5", next, way, n)
+				}
+				r.send("10.0.0.7", 3, 1000)
+				if c := counted(); c.PassedPackets != back.PassedPackets+3 || c.ExcessPackets != back.ExcessPackets+3 {
+					t.Errorf("%v, %s: the shadow counted %+v, and before 3 packets %+v", next, way, c, back)
+				}
+			}
+		}
+		r.flush()
+		r.nothingLeft()
+	})
+}
