@@ -57,6 +57,7 @@ func changeOf(t *testing.T, h *Hook) (c bpf.AbiChange) {
 // A switched hook is flooded while its rules are switched.
 type switched struct {
 	*rig
+	six      bool // all that the rest says of IPv4 is of IPv6 in the kernel
 	hook     *Hook
 	witness  *witness
 	regimes  []regime
@@ -66,17 +67,48 @@ type switched struct {
 	slow     []*source
 }
 
-// newSwitched puts the first rules in force.
-func newSwitched(r *rig, rules []policy.Rule) *switched {
+// newSwitched readies one that is to begin with these rules.
+func newSwitched(r *rig, six bool, rules []policy.Rule) *switched {
 	r.t.Helper()
-	s := &switched{rig: r, witness: r.witness("va", r.direction), regimes: []regime{{from: maps.Now(), rules: rules}}, counters: map[uint32]maps.Counters{}}
+	s := &switched{
+		rig: r, six: six, witness: r.witness("va", r.direction),
+		regimes: []regime{{from: maps.Now(), rules: rules}}, counters: map[uint32]maps.Counters{},
+	}
 	for _, far := range []string{"10.0.0.7", "10.0.0.8", "10.0.0.9", "10.1.0.1"} {
-		s.flood = append(s.flood, r.source(far, 1514, 64, 900, 128))
+		s.flood = append(s.flood, s.source(far, 1514, 80, 900, 128))
 	}
 	for _, far := range slowly {
-		s.slow = append(s.slow, r.source(far.String(), 500, 60))
+		s.slow = append(s.slow, s.source(far.String(), 500, 80))
 	}
 	return s
+}
+
+func (s *switched) source(far string, sizes ...int) *source {
+	f := s.rig.source(far, sizes...)
+	if s.six {
+		to := maps.Flow{Src: near6.Addr(), Dst: six(f.far), Proto: unix.IPPROTO_UDP, SrcPort: 5000, DstPort: 53}
+		if s.direction == policy.Ingress {
+			to.Src, to.Dst = to.Dst, to.Src
+		}
+		for i, size := range sizes {
+			f.frames[i] = datagram(to, size)
+		}
+	}
+	return f
+}
+
+// real are rules as they are in the kernel.
+func (s *switched) real(rules []policy.Rule) []policy.Rule {
+	rules = slices.Clone(rules)
+	for i := range rules {
+		if r := &rules[i]; s.six {
+			r.Prefix = sixNet(r.Prefix)
+			if r.Each.Kind == policy.EachSubnet {
+				r.Each.Bits += 96
+			}
+		}
+	}
+	return rules
 }
 
 // slowly are the addresses to which so little is sent that no variety refuses any of it.
@@ -138,7 +170,7 @@ func (s *switched) count(sets ...[]policy.Rule) {
 	s.witness.note(s.t)
 	now := map[uint32]bool{}
 	for _, rules := range sets {
-		for _, rule := range rules {
+		for _, rule := range s.real(rules) {
 			e, _ := s.hook.Set.Find(rule.Prefix)
 			now[e.ID] = true
 			if _, ok := s.counters[e.ID]; !ok {
@@ -223,14 +255,14 @@ func TestSwitchedUnderFlood(t *testing.T) {
 		name        string
 		mode        Mode
 		variety     variety
-		both        bool // directions
+		both, six   bool // directions, and whether it is IPv6
 		full, short int  // switches, those back included
 	}{
-		{"tcx", TCX, together, false, 1000, 60},
-		{"clsact, both directions", Clsact, others, true, 100, 20},
+		{"tcx", TCX, together, false, false, 1000, 60},
+		{"clsact, both directions, IPv6", Clsact, others, true, true, 100, 20},
 		// With sharers a change takes ten times as long, as it walks through a large table.
-		{"tcx, both directions, sharers", TCX, shared, true, 40, 10},
-		{"clsact, sharers", Clsact, shared, false, 40, 10},
+		{"tcx, both directions, sharers", TCX, shared, true, false, 40, 10},
+		{"clsact, sharers, IPv6", Clsact, shared, false, true, 40, 10},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			switches := c.full
@@ -240,15 +272,15 @@ func TestSwitchedUnderFlood(t *testing.T) {
 			random := rand.New(rand.NewPCG(testenv.Seed(t), 0))
 			rules := func() []policy.Rule { return c.variety.rules(random) }
 			egress := newRig(t, c.mode, policy.Egress)
-			hooks := []*switched{newSwitched(egress, rules())}
+			hooks := []*switched{newSwitched(egress, c.six, rules())}
 			if c.both {
 				ingress := *egress
 				ingress.direction, ingress.sender = policy.Ingress, testenv.NewSender(t, "vb")
-				hooks = append(hooks, newSwitched(&ingress, rules()))
+				hooks = append(hooks, newSwitched(&ingress, c.six, rules()))
 			}
 			tables := func() (tables []policy.Table) {
 				for _, s := range hooks {
-					tables = append(tables, s.table(s.last()...))
+					tables = append(tables, s.table(s.real(s.last())...))
 				}
 				return tables
 			}
@@ -299,7 +331,7 @@ func switchOnce(r *rig, hooks []*switched, way string, rules func() []policy.Rul
 	var tables []policy.Table
 	for i, s := range hooks {
 		before[i], next[i] = s.last(), rules()
-		tables = append(tables, s.table(next[i]...))
+		tables = append(tables, s.table(s.real(next[i])...))
 	}
 	var o ApplyOptions
 	switch way {
@@ -368,7 +400,7 @@ func TestNoGapWhileSwitched(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t, c.mode, policy.Egress)
 			r.apply(ApplyOptions{}, r.table(some))
-			h, w, flood := r.hook("va"), r.witness("va", r.direction), r.source("10.0.0.7", 1514, 64, 900)
+			h, w, flood := r.hook("va"), r.witness("va", r.direction), r.source("10.0.0.7", 1514, 80, 900)
 			regimes := []regime{{from: maps.Now(), rules: []policy.Rule{some}}}
 			sent := r.keepSending(0, flood)
 			// By so much at most a bucket counts as full that is not: for want of a packet
@@ -554,7 +586,7 @@ func TestGrowthUnderFlood(t *testing.T) {
 	rules := []policy.Rule{own, hosts}
 	r.apply(ApplyOptions{}, r.table(rules...))
 	w := r.witness("va", r.direction)
-	sources := []*source{r.source("10.0.0.7", 1514, 64, 900), r.source("10.0.1.7", 900, 64), r.source("10.0.1.8", 100)}
+	sources := []*source{r.source("10.0.0.7", 1514, 80, 900), r.source("10.0.1.7", 900, 80), r.source("10.0.1.8", 100)}
 	began := maps.Now()
 	sent := r.keepSending(0, sources...)
 	for _, n := range sizes {
@@ -612,7 +644,7 @@ func TestShadowOfALiveRule(t *testing.T) {
 		w, h := r.witness("va", r.direction), r.hook("va")
 		began := maps.Now()
 		sent := r.keepSending(0,
-			r.source("10.0.0.7", 1514, 64), r.source("10.0.0.8", 64, 1514))
+			r.source("10.0.0.7", 1514, 80), r.source("10.0.0.8", 80, 1514))
 		metered := func() uint64 {
 			c := r.counters(h, plain)
 			return c.PassedPackets + c.DroppedPackets
@@ -762,4 +794,52 @@ func TestGrowth(t *testing.T) {
 			t.Errorf("what is full with %d rules grows to %d, want %d", have, got, want)
 		}
 	}
+}
+
+// A shadow that a change takes away, or makes another, is back with the rule as
+// it was, and has counted what came by while it was there.
+func TestShadowThatIsBack(t *testing.T) {
+	eachMode(t, func(t *testing.T, r *rig) {
+		shadowed := rule("10.0.0.0/24", slow, func(r *policy.Rule) {
+			r.Shadow = policy.Shadow{Rate: 8000, Capacity: 2000}
+		})
+		plain, other := shadowed, shadowed
+		plain.Shadow = policy.Shadow{}
+		other.Shadow.Capacity = 3000
+		for _, next := range [][]policy.Rule{{plain}, {other}, {rule("10.0.1.0/24")}, {}} {
+			for _, way := range []string{"rollback", "expiry"} {
+				r.apply(ApplyOptions{}, r.table(shadowed))
+				counted := func() maps.Counters {
+					h := r.hook("va")
+					shadow, ok := h.Set.Shadow(r.entry(h, shadowed))
+					if !ok {
+						t.Fatal("there is no shadow")
+					}
+					return h.Set.Counters(shadow.ID)
+				}
+				before := counted()
+				r.send("10.0.0.7", 5, 1000)
+				r.apply(ApplyOptions{Confirm: 100 * time.Millisecond}, r.table(next...))
+				until := changeOf(t, r.hook("va")).Until
+				r.send("10.0.0.7", 7, 1000)
+				unseen := maps.Now() < until
+				if way == "rollback" && unseen {
+					r.rollback()
+				} else {
+					waitUntil(until)
+				}
+				r.inForce(shadowed)
+				back := counted()
+				if n := back.PassedPackets - before.PassedPackets; n < 5 || unseen && n != 5 {
+					t.Errorf("%v, %s: the shadow counted %d packets of 5", next, way, n)
+				}
+				r.send("10.0.0.7", 3, 1000)
+				if c := counted(); c.PassedPackets != back.PassedPackets+3 || c.ExcessPackets != back.ExcessPackets+3 {
+					t.Errorf("%v, %s: the shadow counted %+v, and before 3 packets %+v", next, way, c, back)
+				}
+			}
+		}
+		r.flush()
+		r.nothingLeft()
+	})
 }

@@ -35,11 +35,13 @@ import (
 // broken: more passed in some window than the capacity and what the rates in
 // force let through. There is no tolerance in that but a byte for rounding.
 
-// A passage is a packet that came by behind the limits.
+// A passage is a packet that came by behind the limits. When it was sent and for
+// whom is what its sender has written into it.
 type passage struct {
-	Sent, Passed uint64 // ns of maps.Now
-	Far          [4]byte
-	Bytes        uint32
+	Sent   uint64 // ns of maps.Now
+	Far    [4]byte
+	Bytes  uint32
+	Passed uint64 // ns of maps.Now
 }
 
 // A witness notes passages.
@@ -50,8 +52,10 @@ type witness struct {
 	noted  []passage
 }
 
-// stampAt is where in a frame its sender writes the time: behind the headers.
-const stampAt = headersIPv4
+const (
+	stampAt    = headersIPv6 // where in a frame its sender writes: behind the headers
+	stampBytes = 8 + 4
+)
 
 // witness attaches one behind all limits of a direction of a device.
 func (r *rig) witness(device string, d policy.Direction) *witness {
@@ -62,46 +66,35 @@ func (r *rig) witness(device string, d policy.Direction) *witness {
 	lost, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
 	testenv.Must(r.t, err)
 	r.t.Cleanup(func() { lost.Close() })
-	far := 14 + 16
-	if d == policy.Ingress {
-		far = 14 + 12
-	}
 	const (
 		size     = 24
 		next     = -1 // TCX_NEXT and TC_ACT_UNSPEC
 		noWakeup = 1  // BPF_RB_NO_WAKEUP
 	)
-	load := func(from, to, n int32) asm.Instructions {
-		return asm.Instructions{
-			asm.Mov.Reg(asm.R1, asm.R6), asm.Mov.Imm(asm.R2, from),
-			asm.Mov.Reg(asm.R3, asm.R10), asm.Add.Imm(asm.R3, to-size), asm.Mov.Imm(asm.R4, n),
-			asm.FnSkbLoadBytes.Call(),
-			asm.JNE.Imm(asm.R0, 0, "out"),
-		}
+	instructions := asm.Instructions{
+		asm.Mov.Reg(asm.R6, asm.R1),
+		asm.Mov.Imm(asm.R2, stampAt),
+		asm.Mov.Reg(asm.R3, asm.R10), asm.Add.Imm(asm.R3, -size), asm.Mov.Imm(asm.R4, stampBytes),
+		asm.FnSkbLoadBytes.Call(),
+		asm.JNE.Imm(asm.R0, 0, "out"),
+		asm.LoadMem(asm.R2, asm.R6, 0, asm.Word), // skb->len
+		asm.StoreMem(asm.R10, 12-size, asm.R2, asm.Word),
+		asm.FnKtimeGetNs.Call(),
+		asm.StoreMem(asm.R10, 16-size, asm.R0, asm.DWord),
+		asm.LoadMapPtr(asm.R1, ring.FD()),
+		asm.Mov.Reg(asm.R2, asm.R10), asm.Add.Imm(asm.R2, -size), asm.Mov.Imm(asm.R3, size), asm.Mov.Imm(asm.R4, noWakeup),
+		asm.FnRingbufOutput.Call(),
+		asm.JEq.Imm(asm.R0, 0, "out"),
+		asm.StoreImm(asm.R10, -4, 0, asm.Word),
+		asm.LoadMapPtr(asm.R1, lost.FD()),
+		asm.Mov.Reg(asm.R2, asm.R10), asm.Add.Imm(asm.R2, -4),
+		asm.FnMapLookupElem.Call(),
+		asm.JEq.Imm(asm.R0, 0, "out"),
+		asm.Mov.Imm(asm.R1, 1),
+		asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
+		asm.Mov.Imm(asm.R0, next).WithSymbol("out"),
+		asm.Return(),
 	}
-	instructions := slices.Concat(
-		asm.Instructions{asm.Mov.Reg(asm.R6, asm.R1)},
-		load(stampAt, 0, 8),
-		load(int32(far), 16, 4),
-		asm.Instructions{
-			asm.FnKtimeGetNs.Call(),
-			asm.StoreMem(asm.R10, 8-size, asm.R0, asm.DWord),
-			asm.LoadMem(asm.R2, asm.R6, 0, asm.Word), // skb->len
-			asm.StoreMem(asm.R10, 20-size, asm.R2, asm.Word),
-			asm.LoadMapPtr(asm.R1, ring.FD()),
-			asm.Mov.Reg(asm.R2, asm.R10), asm.Add.Imm(asm.R2, -size), asm.Mov.Imm(asm.R3, size), asm.Mov.Imm(asm.R4, noWakeup),
-			asm.FnRingbufOutput.Call(),
-			asm.JEq.Imm(asm.R0, 0, "out"),
-			asm.StoreImm(asm.R10, -4, 0, asm.Word),
-			asm.LoadMapPtr(asm.R1, lost.FD()),
-			asm.Mov.Reg(asm.R2, asm.R10), asm.Add.Imm(asm.R2, -4),
-			asm.FnMapLookupElem.Call(),
-			asm.JEq.Imm(asm.R0, 0, "out"),
-			asm.Mov.Imm(asm.R1, 1),
-			asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
-			asm.Mov.Imm(asm.R0, next).WithSymbol("out"),
-			asm.Return(),
-		})
 	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "witness", Type: ebpf.SchedCLS, License: "GPL", Instructions: instructions})
 	testenv.Must(r.t, err)
 	r.t.Cleanup(func() { program.Close() })
@@ -349,7 +342,7 @@ type source struct {
 	sent   uint64
 }
 
-// source is one through the rig's direction of va.
+// source is one through the rig's direction of va, of frames that hold a stamp.
 func (r *rig) source(far string, sizes ...int) *source {
 	f := &source{by: r.sender, far: netip.MustParseAddr(far)}
 	for _, size := range sizes {
@@ -357,6 +350,15 @@ func (r *rig) source(far string, sizes ...int) *source {
 	}
 	return f
 }
+
+// six is an address of IPv6 for one of IPv4, and sixNet a network for a network.
+func six(a netip.Addr) netip.Addr {
+	b := netip.MustParseAddr("2001:db8::").As16()
+	copy(b[12:], a.AsSlice())
+	return netip.AddrFrom16(b)
+}
+
+func sixNet(p netip.Prefix) netip.Prefix { return netip.PrefixFrom(six(p.Addr()), 96+p.Bits()) }
 
 // A sending is packets that are being sent.
 type sending struct {
@@ -386,6 +388,7 @@ func (r *rig) keepSending(every uint64, sources ...*source) *sending {
 				o.last = now
 				frame := f.frames[f.sent%uint64(len(f.frames))]
 				binary.NativeEndian.PutUint64(frame[stampAt:], now)
+				copy(frame[stampAt+8:], f.far.AsSlice())
 				if err := f.by.Send(frame); err != nil {
 					r.t.Error(err)
 					return
