@@ -24,6 +24,8 @@ const (
 	confirmMargin = 5 * time.Millisecond
 	// leastLead is how long before it begins a change is readied at the least.
 	leastLead = time.Millisecond
+	// spareLead is how much of that is left at the least once all is ready, or half of it.
+	spareLead = 50 * time.Millisecond
 	// leadTries is how often that is tried, soon with the longest time that there may be.
 	leadTries = 20
 )
@@ -361,8 +363,8 @@ func armAll(hooks []*application, confirm time.Duration) (from uint64, err error
 	return from, nil
 }
 
-// readied finds a moment (ns) so soon ahead that all could be readied for it in
-// half of the time until then: 0 where there is none before latest. The error wraps ErrBusy.
+// readied finds a moment (ns) so soon ahead that all could be readied for it with
+// time to spare: 0 where there is none before latest. The error wraps ErrBusy.
 func readied(clock func() uint64, latest uint64, ready func(at uint64)) (at uint64, err error) {
 	lead := uint64(leastLead)
 	for range leadTries {
@@ -372,7 +374,7 @@ func readied(clock func() uint64, latest uint64, ready func(at uint64)) (at uint
 		}
 		ready(now + lead)
 		took := clock() - now
-		if took <= lead/2 {
+		if took+min(lead/2, uint64(spareLead)) <= lead {
 			return now + lead, nil
 		}
 		lead = min(max(2*lead, 3*took), maps.MaxLead)

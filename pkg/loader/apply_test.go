@@ -747,9 +747,11 @@ func TestReadied(t *testing.T) {
 		{[]uint64{ms / 2}, maps.Never, ms, nil},
 		{[]uint64{ms/2 + 1, ms}, maps.Never, 2 * ms, nil},
 		{[]uint64{100 * ms, 150 * ms}, maps.Never, 300 * ms, nil},
-		{[]uint64{100 * ms, 200 * ms, 200 * ms}, maps.Never, 600 * ms, nil},
+		{[]uint64{100 * ms, 250 * ms}, maps.Never, 300 * ms, nil},
+		{[]uint64{100 * ms, 251 * ms, 300 * ms}, maps.Never, 753 * ms, nil},
 		{[]uint64{5000 * ms, 500 * ms}, maps.Never, maps.MaxLead, nil},
-		{[]uint64{600 * ms}, maps.Never, 0, ErrBusy},
+		{[]uint64{maps.MaxLead - 50*ms}, maps.Never, maps.MaxLead, nil},
+		{[]uint64{maps.MaxLead - 49*ms}, maps.Never, 0, ErrBusy},
 		{[]uint64{0}, 1000*ms + 2*ms, ms, nil},
 		{[]uint64{0}, 1000*ms + 2*ms - 1, 0, nil},
 		{[]uint64{0}, 999 * ms, 0, nil},
@@ -764,7 +766,7 @@ func TestReadied(t *testing.T) {
 		if !errors.Is(err, c.err) || (at > 0) != (c.lead > 0) || at > 0 && last != c.lead {
 			t.Errorf("readied in %v before %d: at %d, %d ahead, error %v; want %d and %v", c.took, c.latest, at, last, err, c.lead, c.err)
 		}
-		if at > 0 && (at-now < last/2 || last > maps.MaxLead) {
+		if at > 0 && (at-now < min(last/2, 50*ms) || last > maps.MaxLead) {
 			t.Errorf("readied in %v: %d of %d are left", c.took, at-now, last)
 		}
 	}

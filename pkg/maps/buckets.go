@@ -141,10 +141,10 @@ func (s *Set) OwnLevel(e Entry, now uint64) uint64 {
 	return s.levelOf(e.ID, s.current(e.ID), load(&s.rule(e.ID).Own), now)
 }
 
-// allSlots are all slots of hosts, subnets and flows that are in use.
-func (s *Set) allSlots() iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
+// slotsIn are the slots of hosts, subnets and flows that are in use in some of the lines.
+func (s *Set) slotsIn(from, to int) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 	return func(yield func(*bpf.AbiBucket, *bpf.AbiKey) bool) {
-		for i := range s.lines {
+		for i := from; i < to; i++ {
 			for j := range lineSlots {
 				slot, key := &s.lines[i].Slot[j], &s.keys[i*int(lineSlots)+int(j)]
 				if atomic.LoadUint32(&slot.Print) == 0 || atomic.LoadUint64(&slot.Tat)&taken != 0 {
@@ -164,7 +164,7 @@ func (s *Set) slots(id uint32) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 		if s.rule(id).Shared == 0 {
 			return
 		}
-		for slot, key := range s.allSlots() {
+		for slot, key := range s.slotsIn(0, len(s.lines)) {
 			if atomic.LoadUint32(&key.Id) == id && !yield(slot, key) {
 				return
 			}

@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"runtime"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/shapectl/shapectl/bpf"
@@ -284,11 +286,11 @@ func (s *Set) Settle() {
 // Time makes the byte clocks of both sides agree at from (ns), when the change
 // is to begin, and at until, when it is to end if nobody confirms it.
 func (s *Set) Time(from, until uint64) {
-	for _, t := range s.gather().taking {
-		old, next := s.sides(t.id)
+	s.eachTaking(func(id uint32) {
+		old, next := s.sides(id)
 		old.Rebase = old.Base
 		if !limited(old) || !limited(next) {
-			continue
+			return
 		}
 		m := meter(next)
 		m.Continue(meter(old), from)
@@ -296,7 +298,7 @@ func (s *Set) Time(from, until uint64) {
 		back := meter(old)
 		back.Continue(m, until)
 		old.Rebase = back.Base
-	}
+	})
 	c := &s.change[0]
 	atomic.StoreUint64(&c.From, from)
 	atomic.StoreUint64(&c.Until, until)
@@ -364,15 +366,15 @@ func (s *Set) Undone() (d Difference) {
 
 // TimeBack makes the byte clocks of both sides agree at a moment (ns) for Back.
 func (s *Set) TimeBack(at uint64) {
-	for _, t := range s.gather().taking {
-		old, next := s.sides(t.id)
+	s.eachTaking(func(id uint32) {
+		old, next := s.sides(id)
 		old.Rebase = old.Base
 		if limited(old) && limited(next) {
 			back := meter(old)
 			back.Continue(meter(next), at)
 			old.Rebase = back.Base
 		}
-	}
+	})
 }
 
 // Back lets a change that is in force end at a moment that is still to come (ns).
@@ -487,23 +489,53 @@ func (s *Set) levelOf(id uint32, v version, b model.Bucket, now uint64) uint64 {
 // rewriteTaking changes the buckets of the rules that take part, each one on its
 // own: to remember what to do for a million rules takes too long before a change.
 func (s *Set) rewriteTaking(rewrite func(id uint32, b *bpf.AbiBucket)) {
-	shared := false
-	for _, t := range s.gather().taking {
-		r := s.rule(t.id)
-		rewrite(t.id, &r.Own)
-		shared = shared || r.Shared != 0
-	}
-	if !shared {
+	var shared atomic.Bool
+	s.eachTaking(func(id uint32) {
+		r := s.rule(id)
+		rewrite(id, &r.Own)
+		if r.Shared != 0 {
+			shared.Store(true)
+		}
+	})
+	if !shared.Load() {
 		return
 	}
 	rules := s.Size().Rules
-	for slot, key := range s.allSlots() {
-		id := atomic.LoadUint32(&key.Id)
-		if id >= rules {
-			continue
+	inParts(len(s.lines), func(from, to int) {
+		for slot, key := range s.slotsIn(from, to) {
+			id := atomic.LoadUint32(&key.Id)
+			if id >= rules {
+				continue
+			}
+			if r := s.rule(id); r.Shared != 0 && atomic.LoadUint32(&r.Version)&versionChanges != 0 {
+				rewrite(id, slot)
+			}
 		}
-		if r := s.rule(id); r.Shared != 0 && atomic.LoadUint32(&r.Version)&versionChanges != 0 {
-			rewrite(id, slot)
+	})
+}
+
+// eachTaking does something for each rule and shadow that takes part, on all CPUs.
+func (s *Set) eachTaking(f func(id uint32)) {
+	taking := s.gather().taking
+	inParts(len(taking), func(from, to int) {
+		for _, t := range taking[from:to] {
+			f(t.id)
 		}
+	})
+}
+
+// inParts does something for parts of many things at once, on all CPUs: what is
+// readied for a moment has to be ready soon.
+func inParts(things int, f func(from, to int)) {
+	const least = 1 << 14
+	parts := min(runtime.GOMAXPROCS(0), things/least+1)
+	if parts == 1 {
+		f(0, things)
+		return
 	}
+	var all sync.WaitGroup
+	for i := range parts {
+		all.Go(func() { f(things*i/parts, things*(i+1)/parts) })
+	}
+	all.Wait()
 }
