@@ -57,7 +57,7 @@ lint: ## gofmt, vet, staticcheck, clang and shellcheck
 	$(CLANG) -target bpf -mcpu=v3 -O2 -Wall -Wextra -Werror -fsyntax-only -idirafter /usr/include/$(shell uname -m)-linux-gnu bpf/*.c
 	shellcheck -x scripts/*.sh .ci/run
 
-bench: ## what shapectl costs, beside other limiters: writes docs/benchmarks.md in 25 minutes (root)
+bench: ## what shapectl costs, beside other limiters: writes docs/benchmarks.md in half an hour (root)
 	@scripts/need.sh 'make bench' $(BENCH_NEEDS)
 	go run ./bench $(BENCH_FLAGS) -o $(BENCH_OUT)
 
