@@ -167,7 +167,6 @@ func (s *switched) last() []policy.Rule { return s.regimes[len(s.regimes)-1].rul
 // any of these sets, which must be all that may still be in force, are read for the last time.
 func (s *switched) count(sets ...[]policy.Rule) {
 	s.t.Helper()
-	s.witness.note(s.t)
 	now := map[uint32]bool{}
 	for _, rules := range sets {
 		for _, rule := range s.real(rules) {
@@ -307,10 +306,9 @@ func TestSwitchedUnderFlood(t *testing.T) {
 			for _, s := range hooks {
 				if s.direction == policy.Ingress {
 					testenv.Eventually(t, "packets on ingress", func() bool {
-						before := len(s.witness.noted)
+						before := len(s.witness.passages(t))
 						time.Sleep(50 * time.Millisecond)
-						s.witness.note(t)
-						return len(s.witness.noted) == before
+						return len(s.witness.passages(t)) == before
 					})
 				}
 				s.count(s.last())

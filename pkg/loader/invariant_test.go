@@ -46,9 +46,9 @@ type passage struct {
 
 // A witness notes passages.
 type witness struct {
-	ring   *ebpf.Map
 	lost   *ebpf.Map
 	reader *ringbuf.Reader
+	mutex  sync.Mutex
 	noted  []passage
 }
 
@@ -60,7 +60,7 @@ const (
 // witness attaches one behind all limits of a direction of a device.
 func (r *rig) witness(device string, d policy.Direction) *witness {
 	r.t.Helper()
-	ring, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.RingBuf, MaxEntries: 16 << 20})
+	ring, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.RingBuf, MaxEntries: 4 << 20})
 	testenv.Must(r.t, err)
 	r.t.Cleanup(func() { ring.Close() })
 	lost, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
@@ -102,39 +102,67 @@ func (r *rig) witness(device string, d policy.Direction) *witness {
 	reader, err := ringbuf.NewReader(ring)
 	testenv.Must(r.t, err)
 	r.t.Cleanup(func() { reader.Close() })
-	return &witness{ring: ring, lost: lost, reader: reader}
+	w := &witness{lost: lost, reader: reader}
+	stop := make(chan struct{})
+	var done sync.WaitGroup
+	done.Go(func() { // lest the ring be full while a switch takes long
+		for tick := time.Tick(50 * time.Millisecond); ; {
+			select {
+			case <-stop:
+				return
+			case <-tick:
+				if err := w.note(); err != nil {
+					r.t.Error(err)
+					return
+				}
+			}
+		}
+	})
+	r.t.Cleanup(func() {
+		close(stop)
+		done.Wait()
+	})
+	return w
 }
 
 // note reads what came by until now.
-func (w *witness) note(t *testing.T) {
-	t.Helper()
-	testenv.Must(t, w.reader.Flush())
+func (w *witness) note() error {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	if err := w.reader.Flush(); err != nil {
+		return err
+	}
 	var record ringbuf.Record
 	for {
 		err := w.reader.ReadInto(&record)
 		if errors.Is(err, ringbuf.ErrFlushed) {
-			break
+			return nil
 		}
-		testenv.Must(t, err)
+		if err != nil {
+			return err
+		}
 		var p passage
 		if _, err := binary.Decode(record.RawSample, binary.NativeEndian, &p); err != nil {
-			t.Fatal(err)
+			return err
 		}
 		w.noted = append(w.noted, p)
 	}
+}
+
+// passages are all that came by, in order.
+func (w *witness) passages(t *testing.T) []passage {
+	t.Helper()
+	testenv.Must(t, w.note())
 	var lost uint64
 	testenv.Must(t, w.lost.Lookup(uint32(0), &lost))
 	if lost > 0 {
 		t.Fatalf("%d passages were not noted", lost)
 	}
-}
-
-// passages are all that were noted, in the order in which they came by.
-func (w *witness) passages(t *testing.T) []passage {
-	t.Helper()
-	w.note(t)
-	slices.SortStableFunc(w.noted, func(a, b passage) int { return cmp.Compare(a.Passed, b.Passed) })
-	return w.noted
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	all := slices.Clone(w.noted)
+	slices.SortStableFunc(all, func(a, b passage) int { return cmp.Compare(a.Passed, b.Passed) })
+	return all
 }
 
 // A regime is the rules that are in force from a time on.
@@ -344,7 +372,11 @@ type source struct {
 
 // source is one through the rig's direction of va, of frames that hold a stamp.
 func (r *rig) source(far string, sizes ...int) *source {
-	f := &source{by: r.sender, far: netip.MustParseAddr(far)}
+	from := "va"
+	if r.direction == policy.Ingress {
+		from = "vb"
+	}
+	f := &source{by: testenv.NewSender(r.t, from), far: netip.MustParseAddr(far)}
 	for _, size := range sizes {
 		f.frames = append(f.frames, r.frame(far, size))
 	}
