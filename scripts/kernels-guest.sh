@@ -102,14 +102,16 @@ tests)
 	export SHAPECTL_NO_SKIP=1
 	tests bpf TestPackets/egress/gcra TestPackets/ingress/leaky TestFlowKeys TestWithoutLinkHeader TestTagInMetadata \
 		TestWireBytes/./38/84/TCP$ TestExcess TestTwoCPUsOneBucket/./all TestKernelIsModel \
-		TestVectors/exact-fit TestVectors/five-per-second
+		TestVectors/exact-fit TestVectors/five-per-second TestSecondProgramGoesByTheFirst TestChangeIsModel \
+		"TestShadowIsModel/80kbit_host"
 	tests pkg/maps TestPinAndOpen TestBucketsAreFound TestRateChangeKeepsWhatIsOwed TestReuseOfIDs TestClear
 	tests pkg/loader "TestFirstRuleAttachesAndLastDetaches/$hook" "TestBothAlgorithmsAtOnce/$hook" \
 		"TestChangeOfAlgorithmKeepsBucketAndCounters/$hook" "TestTableIsMadeBesideRulesInForce/$hook" \
-		"TestUpgradeKeepsRulesBucketsAndCounters/$hook" "TestDeviceMovedToAnotherNamespace/$hook" "TestRenamedDevice/$hook"
+		"TestUpgradeKeepsRulesBucketsAndCounters/$hook" "TestDeviceMovedToAnotherNamespace/$hook" "TestRenamedDevice/$hook" \
+		TestGrowthUnderFlood
 	tests cmd/shapectl "TestPermissions/enough_with_$hook" TestPermissions/rules_of_root TestDoctorWithoutPermissions \
 		TestNamedNamespace TestFirstRuleMounts TestJSONOfARule TestTranscripts/text TestDeviceGoneAndBack \
-		TestPinsOutliveTheMountNamespace
+		TestPinsOutliveTheMountNamespace "TestConfirmInTime/$hook" "TestUnconfirmed/$hook"
 	;;
 traffic)
 	make_pair kernels
