@@ -108,7 +108,7 @@ tests)
 	tests pkg/loader "TestFirstRuleAttachesAndLastDetaches/$hook" "TestBothAlgorithmsAtOnce/$hook" \
 		"TestChangeOfAlgorithmKeepsBucketAndCounters/$hook" "TestTableIsMadeBesideRulesInForce/$hook" \
 		"TestUpgradeKeepsRulesBucketsAndCounters/$hook" "TestDeviceMovedToAnotherNamespace/$hook" "TestRenamedDevice/$hook" \
-		TestGrowthUnderFlood
+		"TestShadowThatIsBack/$hook"
 	tests cmd/shapectl "TestPermissions/enough_with_$hook" TestPermissions/rules_of_root TestDoctorWithoutPermissions \
 		TestNamedNamespace TestFirstRuleMounts TestJSONOfARule TestTranscripts/text TestDeviceGoneAndBack \
 		TestPinsOutliveTheMountNamespace "TestConfirmInTime/$hook" "TestUnconfirmed/$hook"
