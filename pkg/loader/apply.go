@@ -22,8 +22,9 @@ var ErrBusy = errors.New("this machine is too busy for so many rules to change a
 const (
 	// confirmMargin is how long before its end a change can be confirmed at the latest.
 	confirmMargin = 5 * time.Millisecond
-	// leastLead is how long before it begins a change is readied at the least.
-	leastLead = time.Millisecond
+	// leastLead is how long before it begins a change is readied at the least. A process that is held up for half of
+	// that, between its last look at the clock and the store that arms the change, lets it begin too late.
+	leastLead = 20 * time.Millisecond
 	// spareLead is how much of that is left at the least once all is ready, or half of it.
 	spareLead = 50 * time.Millisecond
 	// leadTries is how often that is tried, soon with the longest time that there may be.

@@ -741,17 +741,17 @@ func TestReadied(t *testing.T) {
 		lead   uint64 // 0 for none
 		err    error
 	}{
-		{[]uint64{0}, maps.Never, ms, nil},
-		{[]uint64{ms / 2}, maps.Never, ms, nil},
-		{[]uint64{ms/2 + 1, ms}, maps.Never, 2 * ms, nil},
+		{[]uint64{0}, maps.Never, 20 * ms, nil},
+		{[]uint64{10 * ms}, maps.Never, 20 * ms, nil},
+		{[]uint64{10*ms + 1, 20 * ms}, maps.Never, 40 * ms, nil},
 		{[]uint64{100 * ms, 150 * ms}, maps.Never, 300 * ms, nil},
 		{[]uint64{100 * ms, 250 * ms}, maps.Never, 300 * ms, nil},
 		{[]uint64{100 * ms, 251 * ms, 300 * ms}, maps.Never, 753 * ms, nil},
 		{[]uint64{5000 * ms, 500 * ms}, maps.Never, maps.MaxLead, nil},
 		{[]uint64{maps.MaxLead - 50*ms}, maps.Never, maps.MaxLead, nil},
 		{[]uint64{maps.MaxLead - 49*ms}, maps.Never, 0, ErrBusy},
-		{[]uint64{0}, 1000*ms + 2*ms, ms, nil},
-		{[]uint64{0}, 1000*ms + 2*ms - 1, 0, nil},
+		{[]uint64{0}, 1000*ms + 40*ms, 20 * ms, nil},
+		{[]uint64{0}, 1000*ms + 40*ms - 1, 0, nil},
 		{[]uint64{0}, 999 * ms, 0, nil},
 		{[]uint64{3 * ms}, 1000*ms + 20*ms, 0, nil},
 	} {
