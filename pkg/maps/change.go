@@ -324,6 +324,8 @@ func (s *Set) Arm() { atomic.StoreUint64(&s.change[0].View, viewTimed) }
 func (s *Set) Commit() {
 	c := &s.change[0]
 	if atomic.LoadUint64(&c.Until) == Never {
+		// A packet that is between the two programs still has to find the side that it went by in the first.
+		s.waitSince(s.lengths[0].Epoch)
 		atomic.StoreUint64(&c.View, viewAfter)
 	}
 	s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
@@ -394,6 +396,7 @@ func (s *Set) Finish() {
 	k := s.gather()
 	on := s.side()
 	if on == sideBack {
+		s.waitSince(s.lengths[0].Epoch) // for packets between the two programs, as in Commit
 		s.bringBackTaking()
 	}
 	taking := k.taking
