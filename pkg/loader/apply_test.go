@@ -801,7 +801,7 @@ func TestGrowth(t *testing.T) {
 func TestShadowThatIsBack(t *testing.T) {
 	eachMode(t, func(t *testing.T, r *rig) {
 		shadowed := rule("10.0.0.0/24", slow, func(r *policy.Rule) {
-			r.Shadow = policy.Shadow{Rate: 8000, Capacity: 2000}
+			r.Shadow = policy.Shadow{Rate: 8, Capacity: 2000}
 		})
 		plain, other := shadowed, shadowed
 		plain.Shadow = policy.Shadow{}
