@@ -69,7 +69,7 @@ static long present_next(__u64 i, struct present *p)
 
 		id = find6(p->addr[0] & by->mask[0], p->addr[1] & by->mask[1], by->length);
 	} else {
-		/* Of 33, so never the last of 64; the verifier wants to see that. */
+		/* There are never more; the verifier wants to see that. */
 		id = i < LENGTHS4 ? find4(key4(lengths.use[p->use & 1].list4[i], p->addr[0])) : 0;
 	}
 	if (!id)
