@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 )
 
@@ -17,13 +16,13 @@ type Trace struct {
 	Rows     [][]any `json:"packets"`
 }
 
-// A Step is one packet of a trace. Level is rounded to three decimals. Leaves,
-// in ns, is when a queue lets a packet leave that passes; 0 where the trace does not say.
+// A Step is one packet of a trace. Level is rounded to three decimals.
 type Step struct {
 	Now, Bytes uint64
 	Pass       bool
 	Level      float64
-	Leaves     uint64
+	Departure  uint64 // of a queue, in ns; rounded down
+	Departs    bool   // whether it says one
 }
 
 // Vectors are the traces beside the repository; none where they are not there,
@@ -52,9 +51,6 @@ func Vectors(tb testing.TB) []Trace {
 	return traces
 }
 
-// SaysLeaves says whether the steps of a trace say when packets leave.
-func (t Trace) SaysLeaves() bool { return slices.Contains(t.Columns, "depart_ns") }
-
 // Steps are the packets of a trace; times and sizes are below 2^53, so no number loses digits.
 func (t Trace) Steps(tb testing.TB) []Step {
 	tb.Helper()
@@ -74,7 +70,7 @@ func (t Trace) Steps(tb testing.TB) []Step {
 				s.Pass = row[i] == "pass"
 			case "depart_ns":
 				if row[i] != nil {
-					s.Leaves = uint64(row[i].(float64))
+					s.Departure, s.Departs = uint64(row[i].(float64)), true
 				}
 			case "level_bytes":
 				s.Level = row[i].(float64)
