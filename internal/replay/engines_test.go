@@ -219,13 +219,16 @@ func TestBrokenFrames(t *testing.T) {
 	}
 }
 
-// queued lets a rule hold back what it holds, all or a part of it.
+// queued lets a rule hold back packets: all that it holds, or at least half.
 func queued(r *policy.Rule, roll *rand.Rand) {
-	r.Excess, r.ECNAbove = policy.Delay, policy.ECNAbove(1+roll.Uint64N(1+r.Capacity*4e9/uint64(r.Rate)))
+	r.Excess = policy.Delay
 	if r.Algorithm == policy.GCRA {
-		r.Queue = roll.Uint64N(r.Capacity)
-		r.Capacity -= r.Queue
+		holds := r.Capacity
+		r.Capacity = 1 + roll.Uint64N(holds)/2
+		r.Queue = holds - r.Capacity
 	}
+	_, longest := r.Waiting()
+	r.ECNAbove = 1 + policy.ECNAbove(roll.Int64N(1+int64(longest)/2))
 }
 
 func randomFrame(roll *rand.Rand) *trace.Packet {

@@ -103,7 +103,7 @@ func NewReplay(l replay.Limits, s *replay.Summary) Replay {
 	rule, drought := l.Rules[0], s.LongestDrought()
 	r := Replay{
 		Algorithm: rule.Algorithm.String(), Match: l.Match.String(), Each: rule.Each.String(), Excess: rule.Excess.String(),
-		RateBits: uint64(rule.Rate), CapacityBytes: rule.Capacity, Queue: newQueue(rule),
+		RateBits: uint64(rule.Rate), CapacityBytes: rule.Capacity, Queue: NewQueue(rule),
 		OfferedPackets: s.Offered.Packets, OfferedBytes: s.Offered.Bytes,
 		PassedPackets: s.Passed.Packets, PassedBytes: s.Passed.Bytes,
 		ExcessPackets: s.Excess.Packets, ExcessBytes: s.Excess.Bytes,
@@ -166,7 +166,7 @@ func (r Replay) table(w io.Writer) {
 		{"passed", r.PassedPackets, r.PassedBytes, true},
 		{"excess", r.ExcessPackets, r.ExcessBytes, true},
 		{"dropped", r.DroppedPackets, r.DroppedBytes, r.DroppedPackets != r.ExcessPackets},
-		{"delayed", r.DelayedPackets, r.DelayedBytes, r.QueueBytes > 0 || r.DelayedPackets > 0},
+		{"delayed", r.DelayedPackets, r.DelayedBytes, r.delays() || r.DelayedPackets > 0},
 		{"marked", r.MarkedPackets, r.MarkedBytes, r.MarkedPackets > 0},
 	}
 	width := len("offered")
