@@ -165,7 +165,7 @@ func differing(l policy.Limit, r policy.Rule, l2Bytes uint8) (parts []part) {
 	if made.Queue != r.Queue {
 		add("queue", inBytes(r.Queue))
 	}
-	if made.ECNAbove != r.ECNAbove {
+	if ecnAbove(l, made, r, l2Bytes) != r.ECNAbove {
 		add("ecn-above", r.ECNAbove.String())
 	}
 	if l.Penalty != r.Penalty {
@@ -194,6 +194,22 @@ func madeOf(l policy.Limit, r policy.Rule, l2Bytes uint8) policy.Rule {
 		made.Capacity, made.Queue, made.ECNAbove = 0, 0, 0
 	}
 	return made
+}
+
+// ecnAbove is what a limit says or chooses for a queue that is as long as that
+// of r. made is what it makes by itself.
+func ecnAbove(l policy.Limit, made, r policy.Rule, l2Bytes uint8) policy.ECNAbove {
+	if made.Capacity == r.Capacity && made.Queue == r.Queue {
+		return made.ECNAbove
+	}
+	for to, bytes := range map[*policy.Capacity]uint64{&l.Capacity: r.Capacity, &l.Queue: r.Queue} {
+		if *to = (policy.Capacity{}); bytes > 0 {
+			if err := to.Set(strconv.FormatUint(bytes, 10)); err != nil {
+				panic(err) // no rule has it
+			}
+		}
+	}
+	return madeOf(l, r, l2Bytes).ECNAbove
 }
 
 // inBytes is a capacity as people write it.
