@@ -24,7 +24,9 @@ func DefaultCapacity(r Rate) uint64 {
 const (
 	defaultWait       = 50 * time.Millisecond
 	defaultLeastQueue = 16 << 10
-	defaultECNAbove   = ECNAbove(5 * time.Millisecond)
+
+	// DefaultECNAbove is that of a rule that does not say one.
+	DefaultECNAbove = ECNAbove(5 * time.Millisecond)
 )
 
 // DefaultQueue is the length in bytes of the queue of a rule of rate r that

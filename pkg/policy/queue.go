@@ -66,7 +66,7 @@ func (l Limit) resolveQueue(r *Rule) (err error) {
 		r.Queue = DefaultQueue(r.Rate)
 	}
 	if r.ECNAbove == 0 {
-		r.ECNAbove = defaultECNAbove
+		r.ECNAbove = DefaultECNAbove
 	}
 	return nil
 }
