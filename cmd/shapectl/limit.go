@@ -25,7 +25,7 @@ func (l *limitFlags) add(f *pflag.FlagSet, side string) {
 	once(f, &l.match, "match", "the address that CIDR is compared with (default: "+side+")")
 	once(f, &l.Excess, "excess", "what becomes of packets that do not conform")
 	once(f, &l.Queue, "queue", "what may wait beyond the capacity (gcra with --excess delay): 64kb, or for how long: 50ms (default: from the rate)")
-	once(f, &l.ECNAbove, "ecn-above", "mark packets by ECN that have to wait longer (--excess delay; default: "+policy.DefaultECNAbove.String()+")")
+	once(f, &l.ECNAbove, "ecn-above", "mark packets by ECN that have to wait longer (--excess delay; default: half of the longest wait)")
 	once(f, &l.Penalty, "penalty", "what an excess packet does to its bucket (leaky): fill it, and hold it full for a time")
 	once(f, &l.Fail, "fail", "what becomes of a packet whose bucket can not be updated")
 	f.StringVar(&l.Overhead, "overhead", "0", "`bytes` that a link adds to each packet, or a keyword of tc-cake: ethernet, docsis, pppoe-ptm")
@@ -46,11 +46,14 @@ func (l *limitFlags) tinyRule(prefix netip.Prefix, l2Bytes uint8) (policy.Rule, 
 	if r.Rate != policy.Unlimited {
 		check.Capacity = max(r.Capacity, policy.MinCapacity)
 	}
-	if _, longest := r.Waiting(); longest > 0 && longest <= policy.MaxWait {
+	if r.Excess == policy.Delay && r.Rate != policy.Unlimited {
+		if err := r.ValidateWait(); err != nil {
+			return r, err
+		}
 		if r.Queue > 0 {
 			check.Queue = max(r.Queue, policy.MinCapacity)
 		}
-		check.Rate = max(r.Rate, 8*policy.MinCapacity) // at which a full packet does not wait for longer
+		check.Rate = max(r.Rate, 8*policy.MinCapacity) // at which a full packet does not wait for too long
 	}
 	r.Each = r.Each.Canonical(prefix)
 	return r, check.Validate()
