@@ -149,9 +149,13 @@ func TestCompletion(t *testing.T) {
 	}{
 		{[]string{"__complete", "set", ""}, "va\n"},
 		{[]string{"__complete", "show", "va", ""}, "ingress\negress\n"},
+		{[]string{"__complete", "set", "--excess", ""}, "drop\necn\npass\ndelay\n:4"},
+		{[]string{"__complete", "set", "--ecn-above", ""}, "never\n:4"},
+		{[]string{"__complete", "set", "--queue", ""}, ":4"},
+		{[]string{"__complete", "set", "--each", ""}, "all\nhost\nflow\n:4"},
 	} {
 		got := r.run(c.args...)
-		if !strings.Contains(got.out, c.want) {
+		if !strings.Contains("\n"+got.out, "\n"+c.want) {
 			t.Errorf("%v: %q", c.args, got.out)
 		}
 	}
