@@ -29,7 +29,7 @@
 /* Enums, so that Go sees them too. */
 enum layout {
 	/* Raised when a change makes pinned maps of an older build unreadable. */
-	LAYOUT_VERSION = 3,
+	LAYOUT_VERSION = 4,
 	UNIT_BITS = 20,
 	TICK_BITS = 30,
 	LINE_SLOTS = 4,
@@ -60,6 +60,7 @@ enum rule_flag {
 	RULE_FLOW = 1 << 9, /* or else all one together */
 	RULE_ABSENT = 1 << 10, /* in this version there is no such rule */
 	RULE_SHADOW = 1 << 11, /* another limit is to count the same packets */
+	RULE_DELAY = 1 << 12,  /* what is in the bucket waits for its turn to leave */
 };
 
 #define RULE_EACH (RULE_HOST | RULE_SUBNET | RULE_FLOW)
@@ -75,7 +76,10 @@ struct terms {
 	__u64 slope;	/* units per ns, 32.32 fixed point */
 	__u64 base;	/* units */
 	__u64 capacity; /* units */
-	__u64 penalty;	/* units: the level an overflow leaves behind */
+	union {
+		__u64 penalty; /* units: the level an overflow leaves behind */
+		__u64 at_once; /* units, with RULE_DELAY: up to this level packets do not wait */
+	};
 	__u32 idle;	/* ticks after which a bucket has drained for sure */
 	__u32 salt;	/* tells this rule's keys from another's */
 	__s16 overhead; /* bytes a segment */
@@ -90,7 +94,10 @@ struct terms {
 struct details {
 	__u32 each_mask[4]; /* what a sharer's addresses have in common, in network order */
 	__u64 rate_bits;    /* as it was asked for */
-	__u64 penalty_ns;
+	union {
+		__u64 penalty_ns;
+		__u64 ecn_above_ns; /* with RULE_DELAY: who waits longer is marked */
+	};
 };
 
 /* Of one rule and CPU. Each packet is passed or dropped; what did not conform is dropped or spared. */
@@ -99,7 +106,7 @@ struct counters {
 	__u64 passed_bytes;
 	__u64 dropped_packets;
 	__u64 dropped_bytes;
-	__u64 spared_packets; /* excess that was passed: marked, or only counted */
+	__u64 spared_packets; /* passed, but not as they came: excess that was marked or only counted, and what had to wait */
 	__u64 spared_bytes;
 	__u64 marked_packets;
 	__u64 unsure_packets;
@@ -236,6 +243,7 @@ struct hook {
 	__u8 ingress;
 	__u8 match_src;
 	__u8 virtual_clock; /* time is skb->tstamp: tests and replay */
+	__u32 outlet;	 /* on ingress: the ifb by which what has to wait enters, 0 for none */
 	__u32 secret[SECRET_WORDS]; /* random, so that nobody can aim at a bucket */
 	/* For user space. */
 	__u32 layout; /* LAYOUT_VERSION of the build that made it */

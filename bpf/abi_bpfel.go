@@ -65,6 +65,7 @@ type AbiHook struct {
 	Ingress       uint8
 	MatchSrc      uint8
 	VirtualClock  uint8
+	Outlet        uint32
 	Secret        [12]uint32
 	Layout        uint32
 	Ifindex       uint32
@@ -100,7 +101,7 @@ type AbiKey struct {
 type AbiLayout uint32
 
 const (
-	AbiLayoutLAYOUT_VERSION AbiLayout = 3
+	AbiLayoutLAYOUT_VERSION AbiLayout = 4
 	AbiLayoutUNIT_BITS      AbiLayout = 20
 	AbiLayoutTICK_BITS      AbiLayout = 30
 	AbiLayoutLINE_SLOTS     AbiLayout = 4
@@ -183,6 +184,7 @@ const (
 	AbiRuleFlagRULE_FLOW        AbiRuleFlag = 512
 	AbiRuleFlagRULE_ABSENT      AbiRuleFlag = 1024
 	AbiRuleFlagRULE_SHADOW      AbiRuleFlag = 2048
+	AbiRuleFlagRULE_DELAY       AbiRuleFlag = 4096
 )
 
 type AbiTerms struct {

@@ -27,6 +27,7 @@ enum verdict {
 	VERDICT_PASS,
 	VERDICT_EXCESS,
 	VERDICT_MARK,
+	VERDICT_DELAY, /* conforms, and waits */
 	VERDICT_UNSURE,
 	VERDICT_AGAIN, /* another CPU was there: look again */
 };
@@ -51,6 +52,31 @@ static __always_inline __u64 level_at(const struct terms *terms, __u64 v, __u64 
 }
 
 /*
+ * How long it takes to leak so many units, to the nearest ns, if that is less than
+ * 17 s: units * 2^32 / slope, worked out 16 bits at a time. Of a slope beyond
+ * 120 mbit the last 13 bits are left out, which is less than 1 ns in 8 s.
+ */
+static __always_inline __u64 drain_ns(__u64 slope, __u64 units)
+{
+	__u64 high;
+
+	if (!slope)
+		return 0;
+	if (slope >> 46) {
+		slope >>= 13;
+		high = units / slope;
+		units = (units - high * slope) << 3;
+		high = (high << 3) + units / slope;
+		units %= slope;
+	} else {
+		units <<= 16;
+		high = units / slope;
+		units %= slope;
+	}
+	return (high << 16) + ((units << 16) + slope / 2) / slope;
+}
+
+/*
  * Makes the level of b, whose TAT was read before, another one, if nobody else
  * has changed it and it still has that fingerprint; verdict is then the answer.
  */
@@ -72,18 +98,21 @@ static __always_inline enum verdict put_level(struct bucket *b, __u32 print, __u
  * Charges b, which must have that fingerprint, with a packet of so many bytes
  * when the rule's byte clock shows v, unless it is excess. ect says that it may
  * be marked instead. One CAS decides, so two CPUs never admit more than one
- * would; excess without a penalty writes nothing at all.
+ * would; excess without a penalty writes nothing at all. given is the TAT
+ * that the bucket has then.
  */
 static __always_inline enum verdict charge_bucket(const struct terms *terms, __u64 v, struct bucket *b, __u32 print,
-						  __u64 now, __u64 bytes, bool ect)
+						  __u64 now, __u64 bytes, bool ect, __u64 *given)
 {
 	__u64 cost = bytes << UNIT_BITS, tat = READ_ONCE(b->tat), level, after;
 
 	if (tat & TAT_TAKEN)
 		return VERDICT_AGAIN;
 	level = level_at(terms, v, now, tat, READ_ONCE(b->tick));
-	if (conforms(terms, level, cost))
+	if (conforms(terms, level, cost)) {
+		*given = v + level + cost;
 		return put_level(b, print, tat, v, level + cost, now, VERDICT_PASS);
+	}
 	if (ect && level + cost <= 2 * terms->capacity)
 		return put_level(b, print, tat, v, level + cost, now, VERDICT_MARK);
 	after = after_excess(terms, level);
@@ -179,7 +208,7 @@ static __noinline int drained(__u32 slot, const struct bucket *b, __u64 tat, __u
  * its terms were the others. For a bucket that was seen to since, nothing is to
  * be done. 0 if another CPU changed it meanwhile.
  */
-static __always_inline bool bring_back(const struct rule *rule, __u32 version, struct bucket *b)
+static __noinline int bring_back(const struct rule *rule, __u32 version, struct bucket *b)
 {
 	const struct terms *terms = terms_of(rule, version), *then = terms_of(rule, version ^ 1);
 	__u64 most = terms->capacity > terms->penalty ? terms->capacity : terms->penalty;
@@ -187,7 +216,7 @@ static __always_inline bool bring_back(const struct rule *rule, __u32 version, s
 	__u32 charged = READ_ONCE(b->tick);
 
 	if (tat & TAT_TAKEN || !is_from_before(charged))
-		return true;
+		return 1;
 	if (then->flags & (RULE_UNLIMITED | RULE_ABSENT))
 		then = terms;
 	v = byte_clock(terms, terms->rebase, until);
@@ -196,9 +225,9 @@ static __always_inline bool bring_back(const struct rule *rule, __u32 version, s
 		level = most;
 	/* Empty is long ago, also for a CPU whose clock is behind. */
 	if (__sync_val_compare_and_swap(&b->tat, tat, level ? v + level : v - (1ULL << 61)) != tat)
-		return false;
+		return 0;
 	WRITE_ONCE(b->tick, tick(until) + 1);
-	return true;
+	return 1;
 }
 
 /* No key has it, and nobody is about to give it to one. */
@@ -241,11 +270,13 @@ __noinline __u32 spare_slot(__u32 number, __u32 print, __u64 now)
 struct slow {
 	__u64 now;
 	__u64 bytes;
+	__u64 tat; /* that the packet has left the bucket with */
 	__u32 line;
 	__u32 print;
 	struct key key; /* for the rule's own bucket only its id */
 	__u32 version;	/* of the rule, as version_of resolves it */
 	__u32 ect;
+	__u32 delay;
 	enum verdict verdict;
 };
 
@@ -272,16 +303,26 @@ static __always_inline __u64 slots_with(const struct line *line, __u32 print)
 	       slot_is(&line->slot[3], print);
 }
 
-/* Without branches: which slot it is can not be predicted, and a wrong guess costs more than all of this. */
-static __always_inline struct bucket *find_slot(struct line *line, __u32 print)
+/*
+ * Which slot of a line has it; LINE_SLOTS if none. Without branches: which one
+ * it is can not be predicted, and a wrong guess costs more than all of this.
+ */
+static __always_inline __u32 slot_of(const struct line *line, __u32 print)
 {
 	__u64 is0 = slot_is(&line->slot[0], print), is1 = slot_is(&line->slot[1], print);
 	__u64 is2 = slot_is(&line->slot[2], print), is3 = slot_is(&line->slot[3], print);
 
 	if (!(is0 | is1 | is2 | is3))
-		return NULL;
+		return LINE_SLOTS;
 	/* Only one of them is. Sums and a mask, as the verifier of Linux 6.1 loses the range of an or. */
-	return &line->slot[(is1 + is2 * 2 + is3 * 3) & (LINE_SLOTS - 1)];
+	return (is1 + is2 * 2 + is3 * 3) & (LINE_SLOTS - 1);
+}
+
+static __always_inline struct bucket *find_slot(struct line *line, __u32 print)
+{
+	__u32 slot = slot_of(line, print);
+
+	return slot < LINE_SLOTS ? &line->slot[slot] : NULL;
 }
 
 /*
@@ -289,7 +330,7 @@ static __always_inline struct bucket *find_slot(struct line *line, __u32 print)
  * empty, so its first packet conforms. The line is looked up again, as without
  * CAP_PERFMON nothing may be added to a pointer that was passed.
  */
-__noinline enum verdict take_slot(const struct slow *s, __u32 i)
+__noinline enum verdict take_slot(struct slow *s, __u32 i)
 {
 	const struct rule *rule;
 	struct line *line;
@@ -331,50 +372,67 @@ __noinline enum verdict take_slot(const struct slow *s, __u32 i)
 		return VERDICT_AGAIN;
 	}
 	WRITE_ONCE(b->tick, tick(tick_time(s)));
-	__sync_lock_test_and_set(&b->tat,
-				 clock_of(terms_of(rule, s->version), s->version, s->now) + (s->bytes << UNIT_BITS));
+	s->tat = clock_of(terms_of(rule, s->version), s->version, s->now) + (s->bytes << UNIT_BITS);
+	__sync_lock_test_and_set(&b->tat, s->tat);
 	return VERDICT_PASS;
 }
 
-/* charge_bucket for any version. */
-static __noinline enum verdict charge_once(const struct slow *s, const struct rule *rule, struct bucket *b,
-						__u32 print)
+/*
+ * charge_bucket for any version, on a slot of the line, or with LINE_SLOTS on
+ * the rule's own bucket. Not static, so that the verifier looks at it once, and
+ * not at each way to it.
+ */
+__noinline enum verdict charge_once(struct slow *s, __u32 slot)
 {
-	const struct terms *terms = terms_of(rule, s->version);
+	const struct terms *terms;
+	struct bucket *b;
+	struct rule *rule;
+	struct line *line;
+	__u32 id, number;
 
+	if (!s)
+		return VERDICT_UNSURE;
+	id = s->key.id;
+	rule = rule_of(id);
+	if (!rule)
+		return VERDICT_UNSURE;
+	b = &rule->own;
+	if (slot < LINE_SLOTS) {
+		number = s->line;
+		line = bpf_map_lookup_elem(&table, &number);
+		if (!line)
+			return VERDICT_UNSURE;
+		b = &line->slot[slot];
+	}
+	terms = terms_of(rule, s->version);
 	if (s->version & VERSION_REBASED && !bring_back(rule, s->version, b))
 		return VERDICT_AGAIN;
-	return charge_bucket(terms, clock_of(terms, s->version, s->now), b, print, tick_time(s), s->bytes, s->ect);
+	return charge_bucket(terms, clock_of(terms, s->version, s->now), b, slot < LINE_SLOTS ? s->print : 0,
+			     tick_time(s), s->bytes, s->ect, &s->tat);
 }
 
 static long try_slot(__u64 i, struct slow *s)
 {
 	struct line *line = bpf_map_lookup_elem(&table, &s->line);
-	const struct rule *rule = rule_of(s->key.id);
-	struct bucket *b;
-	__u32 spare;
+	__u32 slot;
 
 	(void)i;
-	if (!line || !rule)
+	if (!line)
 		return 1;
-	b = find_slot(line, s->print);
-	if (b) {
-		s->verdict = charge_once(s, rule, b, s->print);
+	slot = slot_of(line, s->print);
+	if (slot < LINE_SLOTS) {
+		s->verdict = charge_once(s, slot);
 	} else {
-		spare = spare_slot(s->line, s->print, s->now);
-		s->verdict = spare < LINE_SLOTS ? take_slot(s, spare) : VERDICT_UNSURE;
+		slot = spare_slot(s->line, s->print, s->now);
+		s->verdict = slot < LINE_SLOTS ? take_slot(s, slot) : VERDICT_UNSURE;
 	}
 	return s->verdict != VERDICT_AGAIN;
 }
 
 static long try_own(__u64 i, struct slow *s)
 {
-	struct rule *rule = rule_of(s->key.id);
-
 	(void)i;
-	if (!rule)
-		return 1;
-	s->verdict = charge_once(s, rule, &rule->own, 0);
+	s->verdict = charge_once(s, LINE_SLOTS);
 	return s->verdict != VERDICT_AGAIN;
 }
 

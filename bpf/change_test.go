@@ -124,30 +124,19 @@ func (m *mirror) offer(host netip.Addr, now, n uint64, ect bool) {
 		}
 		return
 	}
-	want, before := model.Pass, model.Bucket{}
+	want, before := fate{}, model.Bucket{}
 	if r.limited() {
 		who := (&twin{rule: r.rule}).sharer(host)
 		if r.buckets[who] == nil {
 			r.buckets[who] = &model.Bucket{}
 		}
 		before = *r.buckets[who]
-		want = r.meter.Offer(r.buckets[who], now, n, ect && r.rule.Excess == policy.ECN)
+		want = offer(r.rule, r.meter, r.buckets[who], now, n, ect)
 	}
-	wantVerdict := next
-	switch {
-	case want == model.Pass:
-		*r.want = sum(*r.want, passed(n))
-	case want == model.Mark:
-		*r.want = sum(*r.want, marked(n))
-	case r.rule.Excess == policy.Pass:
-		*r.want = sum(*r.want, shadowed(n))
-	default:
-		*r.want = sum(*r.want, dropped(n))
-		wantVerdict = drop
-	}
-	if verdict != wantVerdict {
+	*r.want = sum(*r.want, want.counted(n))
+	if (verdict == drop) != want.dropped || verdict != drop && verdict != next {
 		e, _ := m.set.Match(host)
-		m.Fatalf("packet %d, %d bytes from %v at %d ns: verdict %#x, the model says %d\nrule %+v\nmeter %+v\nkernel's %+v\nbucket %+v, level %d units",
+		m.Fatalf("packet %d, %d bytes from %v at %d ns: verdict %#x, the model says %+v\nrule %+v\nmeter %+v\nkernel's %+v\nbucket %+v, level %d units",
 			m.packets, n, host, now, verdict, want, r.rule, r.meter, m.set.Meter(e), before, r.meter.Level(before, now))
 	}
 }
@@ -181,8 +170,8 @@ func (m *mirror) compare(now uint64) {
 		if r == nil || e.Rule != r.rule {
 			m.Fatalf("rule %+v is in force, the model has %+v", e.Rule, r)
 		}
-		if got := m.set.Counters(e.ID); got != *r.want {
-			m.Errorf("%v: counters\n%+v, want\n%+v", e.Prefix, got, *r.want)
+		if got, want := m.set.Counters(e.ID), countedBy(r.rule, *r.want); got != want {
+			m.Errorf("%v: counters\n%+v, want\n%+v", e.Prefix, got, want)
 		}
 		if !r.limited() {
 			continue
@@ -218,6 +207,9 @@ func (m *mirror) randomPolicy(roll dice) (rules []policy.Rule) {
 		rule := randomRule(net, roll, m.overhead)
 		rule.Each = rule.Each.Canonical(net)
 		if old != nil && roll(2) == 0 {
+			if rule.Excess == policy.Delay && rule.Algorithm != old.rule.Algorithm {
+				rule.Excess, rule.Queue, rule.ECNAbove = policy.Drop, 0, 0
+			}
 			rule.Algorithm, rule.Penalty = old.rule.Algorithm, policy.Penalty{}
 			rule.Each = old.rule.Each
 		}

@@ -22,7 +22,7 @@ static __always_inline __u64 time_ns(struct __sk_buff *skb)
 }
 
 /* Who shares a bucket: the masked address, or the 5-tuple as far as the packet has one. */
-static __always_inline void make_key(struct __sk_buff *skb, __u32 ip, const __u32 mask[4], __u32 flags, struct key *key)
+static __noinline void make_key(struct __sk_buff *skb, __u32 ip, const __u32 mask[4], __u32 flags, struct key *key)
 {
 	struct transport t = {};
 	__u32 i;
@@ -94,6 +94,45 @@ __noinline __u32 match_present(struct __sk_buff *skb, __u32 ip, __u32 side)
 	return p.id;
 }
 
+/* Beyond this a sender's own departure time is none. */
+#define OWN_TIME_NS (1ULL << 35)
+
+/*
+ * Of a packet that was charged: the time at which it leaves, which the fq of
+ * the device sees to, or that of the ifb. A sender that wants to be later than
+ * that is. All that conforms at once, and so does a packet that was bigger than
+ * all of that and found the bucket empty; anything else leaves when it would.
+ */
+__noinline enum verdict hold_back(struct __sk_buff *skb, __u32 ip, const struct slow *s)
+{
+	__u64 own = skb->tstamp, cost, level, free, wait, leaves;
+	const struct terms *terms;
+	const struct rule *rule;
+	__u32 id;
+
+	if (!s)
+		return VERDICT_UNSURE;
+	id = s->key.id;
+	rule = rule_of(id);
+	if (!rule)
+		return VERDICT_UNSURE;
+	terms = terms_of(rule, s->version);
+	cost = s->bytes << UNIT_BITS;
+	level = s->tat - cost - clock_of(terms, s->version, s->now); /* as the packet found it */
+	free = terms->at_once > cost ? terms->at_once - cost : 0;
+	if (level <= free)
+		return VERDICT_PASS;
+	wait = drain_ns(terms->slope, level - free);
+	if (!wait)
+		return VERDICT_PASS;
+	leaves = s->now + wait;
+	/* Behind a tag in the frame, only a device that it leaves by needs no type of the time. */
+	if ((hook.ingress || own <= leaves || own - leaves > OWN_TIME_NS) &&
+	    bpf_skb_set_tstamp(skb, leaves, BPF_SKB_TSTAMP_DELIVERY_MONO) && !hook.ingress)
+		skb->tstamp = leaves;
+	return wait > rule->details[s->version & 1].ecn_above_ns && ecn_of(skb, ip) ? VERDICT_MARK : VERDICT_DELAY;
+}
+
 /* Charges any packet to its bucket, by a version that was resolved. Where a key can have none, the rule's own is charged. */
 __noinline enum verdict charge_slowly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 version, __u64 bytes)
 {
@@ -108,6 +147,7 @@ __noinline enum verdict charge_slowly(struct __sk_buff *skb, __u32 ip, __u32 id,
 	terms = terms_of(rule, version);
 	s.now = time_ns(skb);
 	s.ect = terms->flags & RULE_ECN && ecn_of(skb, ip);
+	s.delay = terms->flags & RULE_DELAY;
 	if (terms->flags & RULE_EACH) {
 		make_key(skb, ip, rule->details[version & 1].each_mask, terms->flags, &s.key);
 		hash = hash_key(&s.key, terms->salt);
@@ -115,9 +155,12 @@ __noinline enum verdict charge_slowly(struct __sk_buff *skb, __u32 ip, __u32 id,
 		s.print = print_of(hash);
 		bpf_loop(TRIES, try_slot, &s, 0);
 		if (s.verdict != VERDICT_UNSURE && s.verdict != VERDICT_AGAIN)
-			return s.verdict;
+			goto charged;
 	}
 	bpf_loop(TRIES, try_own, &s, 0);
+charged:
+	if (s.verdict == VERDICT_PASS && s.delay)
+		return hold_back(skb, ip, &s);
 	return s.verdict == VERDICT_AGAIN ? VERDICT_UNSURE : s.verdict;
 }
 
@@ -212,10 +255,13 @@ static __always_inline int act(struct __sk_buff *skb, __u32 ip, struct rule *rul
 		count(&c->dropped_packets, &c->dropped_bytes, bytes);
 		return DROP;
 	}
-	if (verdict == VERDICT_EXCESS || verdict == VERDICT_MARK)
+	if (verdict == VERDICT_EXCESS || verdict == VERDICT_MARK || verdict == VERDICT_DELAY)
 		count(&c->spared_packets, &c->spared_bytes, bytes);
 	c->marked_packets += verdict == VERDICT_MARK;
 	count(&c->passed_packets, &c->passed_bytes, bytes);
+	/* Also what need not wait, lest it overtake what does. */
+	if (hook.outlet && flags & RULE_DELAY)
+		return bpf_redirect(hook.outlet, 0);
 	return NEXT;
 }
 
@@ -360,7 +406,8 @@ __noinline int apply_slowly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 alg
 
 /* What only apply_slowly knows about. */
 #define RULE_RARE \
-	(RULE_UNLIMITED | RULE_FRAMING | RULE_ECN | RULE_PASS | RULE_FAIL_CLOSED | RULE_ABSENT | RULE_SHADOW)
+	(RULE_UNLIMITED | RULE_FRAMING | RULE_ECN | RULE_PASS | RULE_FAIL_CLOSED | RULE_ABSENT | RULE_SHADOW | \
+	 RULE_DELAY)
 
 /*
  * The same for what most packets and rules are: counts as long as it is, and
@@ -374,9 +421,8 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id, __u3
 	enum verdict verdict;
 	struct counters *c;
 	__u32 version, flags;
-	__u64 hash, now, v, view;
+	__u64 hash, now, v, view, given;
 	struct rule *rule;
-	int done;
 
 	rule = rule_of(id);
 	if (!rule)
@@ -403,14 +449,14 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id, __u3
 			goto slowly;
 		now = time_ns(skb);
 		verdict = charge_bucket(terms, byte_clock(terms, terms->base, now), bucket, print_of(hash), now,
-					skb->len, false);
+					skb->len, false, &given);
 	} else {
 		now = time_ns(skb);
 		v = byte_clock(terms, terms->base, now);
-		verdict = charge_bucket(terms, v, &rule->own, 0, now, skb->len, false);
+		verdict = charge_bucket(terms, v, &rule->own, 0, now, skb->len, false, &given);
 		/* With two CPUs on one bucket, that the other was faster is as likely as not. */
 		if (verdict == VERDICT_AGAIN)
-			verdict = charge_bucket(terms, v, &rule->own, 0, now, skb->len, false);
+			verdict = charge_bucket(terms, v, &rule->own, 0, now, skb->len, false, &given);
 	}
 	c = counters_of(rule);
 	if (verdict == VERDICT_PASS) {
@@ -422,10 +468,10 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id, __u3
 		return DROP;
 	}
 slowly:
-	done = apply_slowly(skb, ip, id, algorithm);
+	/* Before the packet is told another time than that of now. */
 	if (hook.shadows)
 		apply_shadow(skb, ip, id, algorithm);
-	return done;
+	return apply_slowly(skb, ip, id, algorithm);
 }
 
 /* Where the IP packet is that could not be found at once, and the id plus one of its rule: ip << 32 | id. */

@@ -112,12 +112,20 @@ func (m meta) context() []byte {
 // send runs one packet through a program, and returns the packet as it left.
 func send(tb testing.TB, p *ebpf.Program, frame []byte, m meta) (verdict uint32, after []byte) {
 	tb.Helper()
-	o := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+64), Context: m.context()}
+	verdict, after, _ = sendTimed(tb, p, frame, m)
+	return verdict, after
+}
+
+// sendTimed is send, and returns the time that the packet was given.
+func sendTimed(tb testing.TB, p *ebpf.Program, frame []byte, m meta) (verdict uint32, after []byte, leaves uint64) {
+	tb.Helper()
+	context := m.context()
+	o := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+64), Context: context, ContextOut: make([]byte, len(context))}
 	verdict, err := p.Run(&o)
 	if err != nil {
 		tb.Fatalf("run with %d bytes: %v", len(frame), err)
 	}
-	return verdict, o.DataOut
+	return verdict, o.DataOut, binary.NativeEndian.Uint64(o.ContextOut.([]byte)[152:])
 }
 
 func assemble(tb testing.TB, name string, code asm.Instructions) *ebpf.Program {
@@ -228,6 +236,8 @@ func since(before, after maps.Counters) maps.Counters {
 	after.ExcessBytes -= before.ExcessBytes
 	after.DroppedPackets -= before.DroppedPackets
 	after.DroppedBytes -= before.DroppedBytes
+	after.DelayedPackets -= before.DelayedPackets
+	after.DelayedBytes -= before.DelayedBytes
 	after.MarkedPackets -= before.MarkedPackets
 	after.UnsurePackets -= before.UnsurePackets
 	return after

@@ -71,7 +71,7 @@ type twin struct {
 	entry   maps.Entry
 	meter   model.Meter
 	buckets map[sharer]*model.Bucket
-	want    maps.Counters
+	want    maps.Counters // as a rule that does not delay counts
 	packets int
 }
 
@@ -90,10 +90,15 @@ func (t *twin) ownBucket(now uint64) {
 }
 
 func meterOf(rule policy.Rule) model.Meter {
-	if rule.Rate == policy.Unlimited {
+	switch {
+	case rule.Rate == policy.Unlimited:
 		return model.Meter{}
+	case rule.Excess != policy.Delay:
+		return model.New(uint64(rule.Rate), rule.Capacity, rule.Penalty.Kind != policy.PenaltyNone, uint64(rule.Penalty.Duration))
+	case rule.Algorithm == policy.Leaky:
+		return model.NewQueue(uint64(rule.Rate), 0, rule.Capacity)
 	}
-	return model.New(uint64(rule.Rate), rule.Capacity, rule.Penalty.Kind != policy.PenaltyNone, uint64(rule.Penalty.Duration))
+	return model.NewQueue(uint64(rule.Rate), rule.Capacity, rule.Queue)
 }
 
 // change sets the rule anew, at a virtual time. What is owed stays owed, up to
@@ -147,7 +152,7 @@ func (t *twin) level(host netip.Addr, now uint64) uint64 {
 	return t.set.Level(t.entry, policy.MatchSrc, flow, now)
 }
 
-// offer sends a packet, and compares the verdict and the level that it leaves.
+// offer sends a packet, and compares the verdict, the level that it leaves, and when it may leave itself.
 func (t *twin) offer(host netip.Addr, now, n uint64, ect bool) model.Verdict {
 	t.Helper()
 	who := t.sharer(host)
@@ -156,35 +161,28 @@ func (t *twin) offer(host netip.Addr, now, n uint64, ect bool) model.Verdict {
 		b = &model.Bucket{}
 		t.buckets[who] = b
 	}
-	before, want := *b, model.Pass
+	before, want := *b, fate{}
 	if t.rule.Rate != policy.Unlimited {
-		want = t.meter.Offer(b, now, n, ect && t.rule.Excess == policy.ECN)
+		want = offer(t.rule, t.meter, b, now, n, ect)
 	}
 	frame, m := sized(host, n, int(t.rule.Framing.Overhead), now)
 	if ect {
 		frame[15] |= 2
 	}
-	verdict, _ := send(t, t.program(t.rule.Algorithm), frame, m)
+	verdict, _, leaves := sendTimed(t, t.program(t.rule.Algorithm), frame, m)
 	t.packets++
-	wantVerdict := next
-	switch {
-	case want == model.Pass:
-		t.want = sum(t.want, passed(n))
-	case want == model.Mark:
-		t.want = sum(t.want, marked(n))
-	case t.rule.Excess == policy.Pass:
-		t.want = sum(t.want, shadowed(n))
-	default:
-		t.want = sum(t.want, dropped(n))
-		wantVerdict = drop
-	}
-	if verdict != wantVerdict {
+	t.want = sum(t.want, want.counted(n))
+	if (verdict == drop) != want.dropped || verdict != drop && verdict != next {
 		c := t.set.Counters(t.entry.ID)
-		t.Fatalf("packet %d, %d bytes at %d ns: verdict %#x, the model says %d\nrule %+v\nmeter %+v\nbucket %+v\ncounters %+v",
+		t.Fatalf("packet %d, %d bytes at %d ns: verdict %#x, the model says %+v\nrule %+v\nmeter %+v\nbucket %+v\ncounters %+v",
 			t.packets, n, now, verdict, want, t.rule, t.meter, before, c)
 	}
+	if leaves-now != want.held {
+		t.Fatalf("packet %d, %d bytes at %d ns: held back for %d ns, the model says %d\nrule %+v\nmeter %+v\nbucket %+v",
+			t.packets, n, now, leaves-now, want.held, t.rule, t.meter, before)
+	}
 	if t.rule.Rate == policy.Unlimited {
-		return want
+		return want.verdict
 	}
 	// Later, too: a bucket also says when it was charged.
 	for _, at := range []uint64{now, now + (uint64(t.meter.Idle)-1)<<model.TickBits} {
@@ -193,14 +191,57 @@ func (t *twin) offer(host netip.Addr, now, n uint64, ect bool) model.Verdict {
 				t.packets, n, now, got, at, want, t.rule, t.meter, before)
 		}
 	}
-	return want
+	return want.verdict
+}
+
+// A fate is what becomes of a packet.
+type fate struct {
+	verdict               model.Verdict
+	held                  uint64 // ns
+	dropped, marked, only bool   // only counted, as excess
+}
+
+// offer brings a packet to the model of a bucket under a rule that is limited.
+func offer(rule policy.Rule, m model.Meter, b *model.Bucket, now, n uint64, ect bool) (f fate) {
+	found := m.Level(*b, now)
+	f.verdict = m.Offer(b, now, n, ect && rule.Excess == policy.ECN)
+	f.marked = f.verdict == model.Mark
+	f.only = f.verdict == model.Excess && rule.Excess == policy.Pass
+	f.dropped = f.verdict == model.Excess && !f.only
+	if rule.Excess == policy.Delay && !f.dropped {
+		f.held = m.Held(found, n)
+		f.marked = ect && f.held > uint64(rule.ECNAbove)
+	}
+	return f
+}
+
+// counted is what a rule counts that does not delay.
+func (f fate) counted(n uint64) maps.Counters {
+	switch {
+	case f.dropped:
+		return dropped(n)
+	case f.marked:
+		return marked(n)
+	case f.only || f.held > 0:
+		return shadowed(n)
+	}
+	return passed(n)
+}
+
+// countedBy is what a rule counts, if it has counted c while it did not delay.
+func countedBy(rule policy.Rule, c maps.Counters) maps.Counters {
+	if rule.Excess == policy.Delay {
+		c.DelayedPackets, c.DelayedBytes = c.ExcessPackets-c.DroppedPackets, c.ExcessBytes-c.DroppedBytes
+		c.ExcessPackets, c.ExcessBytes = c.DroppedPackets, c.DroppedBytes
+	}
+	return c
 }
 
 // counted compares the rule's counters.
 func (t *twin) counted() {
 	t.Helper()
-	if got := t.set.Counters(t.entry.ID); got != t.want {
-		t.Errorf("counters:\n%+v, want\n%+v", got, t.want)
+	if got, want := t.set.Counters(t.entry.ID), countedBy(t.rule, t.want); got != want {
+		t.Errorf("counters:\n%+v, want\n%+v", got, want)
 	}
 }
 
@@ -285,12 +326,15 @@ func randomRule(net netip.Prefix, roll dice, overhead int16) policy.Rule {
 	if roll(8) == 0 {
 		rule.Capacity = 1514 + roll(1<<40-1514)
 	}
-	rule.Excess = policy.Excess(roll(3))
+	rule.Excess = policy.Excess(roll(4))
+	if rule.Excess == policy.Delay {
+		randomQueue(&rule, roll)
+	}
 	rule.Each.Kind = policy.EachKind(roll(4))
 	if rule.Each.Kind == policy.EachSubnet {
 		rule.Each.Bits = 31
 	}
-	if rule.Algorithm == policy.Leaky {
+	if rule.Algorithm == policy.Leaky && rule.Excess != policy.Delay {
 		switch roll(4) {
 		case 0:
 			rule.Penalty.Kind = policy.PenaltyFill
@@ -304,6 +348,27 @@ func randomRule(net netip.Prefix, roll dice, overhead int16) policy.Rule {
 		}
 	}
 	return rule
+}
+
+// randomQueue makes a rule delay, if at its rate a packet can wait for short enough.
+func randomQueue(rule *policy.Rule, roll dice) {
+	most := uint64(rule.Rate) / 8 * uint64(policy.MaxWait/time.Second)
+	if most <= policy.MinCapacity {
+		rule.Excess = policy.Drop
+		return
+	}
+	rule.ECNAbove = policy.ECNAbove(1 + roll(uint64(policy.MaxWait)))
+	if roll(4) == 0 {
+		rule.ECNAbove = policy.Never
+	}
+	if rule.Algorithm == policy.Leaky {
+		rule.Capacity = min(rule.Capacity, most)
+		return
+	}
+	rule.Queue = policy.MinCapacity + roll(min(most, policy.MaxCapacity-rule.Capacity+1)-policy.MinCapacity+1)
+	if room := uint64(policy.MaxCapacity); rule.Capacity+rule.Queue > room {
+		rule.Capacity = room - rule.Queue
+	}
 }
 
 // randomSize is any size that there is, or one that fills some room to the brim or just not.

@@ -26,7 +26,8 @@ const (
 type Meter struct {
 	Slope    uint64 // units per ns, 32.32 fixed point
 	Base     uint64 // units
-	Capacity uint64 // units
+	Capacity uint64 // units; of a queue, with what leaves at once
+	AtOnce   uint64 // units: in a queue, up to this level packets do not wait
 	Penalty  uint64 // units: the level that an overflow leaves; 0 for no penalty
 	Idle     uint32 // ticks after which any bucket has drained
 }
@@ -39,10 +40,24 @@ func New(rateBits, capacityBytes uint64, penalised bool, penaltyNS uint64) Meter
 	if penalised {
 		m.Penalty = (m.Capacity + m.leak(penaltyNS) + 1) &^ taken
 	}
+	m.Idle = m.idle()
+	return m
+}
+
+// NewQueue makes the meter of a queue: up to atOnceBytes packets leave as they
+// come, and beyond that so many bytes may wait, together within MaxLevelBytes
+// and for less than 17 s.
+func NewQueue(rateBits, atOnceBytes, queueBytes uint64) Meter {
+	m := New(rateBits, atOnceBytes+queueBytes, false, 0)
+	m.AtOnce = atOnceBytes << UnitBits
+	return m
+}
+
+// idle is after how many ticks any bucket has drained.
+func (m Meter) idle() uint32 {
 	most := max(2*m.Capacity, m.Penalty) + 1<<(UnitBits+PacketBits)
 	// Two ticks for rounding, one for a clock that steps back.
-	m.Idle = uint32(min(m.drain(most)>>TickBits+3, 1<<31))
-	return m
+	return uint32(min(m.drain(most)>>TickBits+3, 1<<31))
 }
 
 // slope is the rate in units per ns with 32 fraction bits, rounded up: a packet
@@ -147,6 +162,32 @@ func (m Meter) Wait(level, n uint64) uint64 {
 		return m.drain(level)
 	}
 	return m.drain(level + cost - m.Capacity)
+}
+
+// Held is for how long a packet of n bytes that finds a level at which it
+// conforms is held back by a queue, to the nearest ns: until what is in the bucket,
+// and does not leave at once, has left.
+func (m Meter) Held(level, n uint64) uint64 {
+	var free uint64
+	if cost := n << UnitBits; m.AtOnce > cost {
+		free = m.AtOnce - cost
+	}
+	if level <= free {
+		return 0
+	}
+	return m.drainNearest(level - free)
+}
+
+// drainNearest is drain_ns of bpf/bucket.h, with its rounding.
+func (m Meter) drainNearest(units uint64) uint64 {
+	const fast, left = 46, 13
+	slope := m.Slope
+	if slope>>fast > 0 {
+		slope = slope >> left << left
+	}
+	low, carry := bits.Add64(units<<32, slope/2, 0)
+	ns, _ := bits.Div64(units>>32+carry, low, slope)
+	return ns
 }
 
 // Offer brings a packet of n bytes at now (ns) to the bucket. ect says that

@@ -14,11 +14,11 @@ import (
 var (
 	aliases    = []string{"cir", "cbs", "burst"}
 	shadowKeys = slices.Concat([]string{"rate", "capacity", "each", "penalty", "overhead", "mpu"}, aliases)
-	planKeys   = slices.Concat([]string{"rate", "capacity", "algorithm", "each", "excess", "penalty", "fail", "overhead", "mpu", "shadow"}, aliases)
+	planKeys   = slices.Concat([]string{"rate", "capacity", "algorithm", "each", "excess", "queue", "ecn-above", "penalty", "fail", "overhead", "mpu", "shadow"}, aliases)
 	ruleKeys   = slices.Concat([]string{"plan"}, planKeys)
 
 	// limitedOnly is what an unlimited rule does not take from defaults.
-	limitedOnly = []string{"capacity", "each", "excess", "penalty", "shadow"}
+	limitedOnly = []string{"capacity", "each", "excess", "queue", "ecn-above", "penalty", "shadow"}
 )
 
 // noShadow is the text of a shadow that is none, to be without that of defaults or a plan.

@@ -30,6 +30,8 @@ const (
 	maxWire     = 1 << 16
 	bigOverhead = 16000
 
+	contextTime = 152 // tstamp in struct __sk_buff
+
 	// What the programs answer.
 	next uint32 = 0xffffffff // TCX_NEXT
 	drop uint32 = 2          // TC_ACT_SHOT
@@ -156,30 +158,34 @@ func (k *Kernel) Offer(t *trace.Packet) (Result, error) {
 	}
 	k.frame = append(k.frame[:linkHeader], t.Network...)
 	binary.BigEndian.PutUint16(k.frame[12:], t.EtherType)
-	// struct __sk_buff of linux/bpf.h: tstamp, wire_len, gso_segs, gso_size.
-	binary.NativeEndian.PutUint64(k.context[152:], t.Time)
+	// struct __sk_buff of linux/bpf.h, besides tstamp: wire_len, gso_segs, gso_size.
+	binary.NativeEndian.PutUint64(k.context[contextTime:], t.Time)
 	binary.NativeEndian.PutUint32(k.context[160:], uint32(min(wire, maxWire))) // more is nobody's
 	binary.NativeEndian.PutUint32(k.context[164:], uint32(segments))
 	binary.NativeEndian.PutUint32(k.context[176:], 1)
-	verdict, err := k.run()
+	verdict, leaves, err := k.run()
 	if err != nil {
 		return r, err
 	}
+	r.Held = leaves - t.Time
 	return r, k.account(&r, p, i, verdict)
 }
 
-// run gives the frame to one program after the other, as a hook would.
-func (k *Kernel) run() (uint32, error) {
+// run gives the frame to one program after the other, as a hook would. It
+// returns the verdict, and when the packet leaves.
+func (k *Kernel) run() (verdict uint32, leaves uint64, err error) {
+	now := binary.NativeEndian.Uint64(k.context[contextTime:])
 	for _, p := range k.chain {
-		verdict, err := p.Run(&ebpf.RunOptions{Data: k.frame, Context: k.context[:]})
+		var after [len(k.context)]byte
+		verdict, err := p.Run(&ebpf.RunOptions{Data: k.frame, Context: k.context[:], ContextOut: after[:]})
 		if err != nil {
-			return 0, fmt.Errorf("run %v on a packet of %d bytes: %w", p, len(k.frame), err)
+			return 0, 0, fmt.Errorf("run %v on a packet of %d bytes: %w", p, len(k.frame), err)
 		}
-		if verdict != next {
-			return verdict, nil
+		if leaves = binary.NativeEndian.Uint64(after[contextTime:]); verdict != next || leaves != now {
+			return verdict, leaves, nil
 		}
 	}
-	return next, nil
+	return next, now, nil
 }
 
 // account reads off the counters and buckets what became of a packet. Which rule
@@ -210,6 +216,8 @@ func (k *Kernel) result(r *Result, p packet, e *entry, before maps.Counters) {
 		r.Verdict = Drop
 	case now.MarkedPackets > before.MarkedPackets:
 		r.Verdict = Mark
+	case now.DelayedPackets > before.DelayedPackets:
+		r.Verdict = Delay
 	}
 	r.sharer = k.sharer(e.rule, p)
 	if e.Rate == policy.Unlimited {

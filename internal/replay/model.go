@@ -5,6 +5,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/trace"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -22,16 +23,13 @@ type Model struct {
 func NewModel(l Limits) *Model {
 	m := &Model{compiled: compile(l), own: make([]model.Bucket, len(l.Rules)), buckets: map[sharer]*model.Bucket{}, sweepAt: firstSweep}
 	for _, r := range l.Rules {
-		m.meters = append(m.meters, meterOf(r))
+		meter := model.Meter{}
+		if r.Rate != policy.Unlimited {
+			meter = maps.Meter(r)
+		}
+		m.meters = append(m.meters, meter)
 	}
 	return m
-}
-
-func meterOf(r policy.Rule) model.Meter {
-	if r.Rate == policy.Unlimited {
-		return model.Meter{}
-	}
-	return model.New(uint64(r.Rate), r.Capacity, r.Penalty.Kind != policy.PenaltyNone, uint64(r.Penalty.Duration))
 }
 
 // Offer implements Engine.
@@ -48,7 +46,12 @@ func (m *Model) Offer(t *trace.Packet) (Result, error) {
 		return r, nil
 	}
 	bucket, meter := m.bucket(r.sharer, t.Time), &m.meters[r.Rule]
+	found := meter.Level(*bucket, t.Time)
 	switch meter.Offer(bucket, t.Time, r.Bytes, rule.Excess == policy.ECN && p.ect) {
+	case model.Pass:
+		if rule.Excess == policy.Delay {
+			r.hold(meter.Held(found, r.Bytes), rule, p.ect)
+		}
 	case model.Mark:
 		r.Verdict, r.Excess = Mark, true
 	case model.Excess:
@@ -59,6 +62,17 @@ func (m *Model) Offer(t *trace.Packet) (Result, error) {
 	}
 	r.Level = meter.Level(*bucket, t.Time)
 	return r, nil
+}
+
+// hold holds a packet that conforms back for so many ns.
+func (r *Result) hold(ns uint64, rule *policy.Rule, ect bool) {
+	if ns == 0 {
+		return
+	}
+	r.Held, r.Verdict = ns, Delay
+	if ect && ns > uint64(rule.ECNAbove) {
+		r.Verdict = Mark
+	}
 }
 
 func (m *Model) bucket(s sharer, now uint64) *model.Bucket {

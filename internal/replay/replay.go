@@ -41,6 +41,7 @@ type Result struct {
 	Bytes   uint64 // as the rule counts them; without a rule, as in the trace
 	Verdict Verdict
 	Excess  bool   // did not conform, whatever became of it
+	Held    uint64 // ns that it is held back for
 	Level   uint64 // of the bucket afterwards, in units of 2^-20 byte
 
 	// Of the kernel alone: there was no room for a bucket of this sharer's own, or
@@ -56,10 +57,11 @@ type Verdict uint8
 const (
 	Pass Verdict = iota
 	Drop
-	Mark // passes, marked by ECN
+	Mark  // passes, marked by ECN; in a queue after a wait
+	Delay // passes after a wait
 )
 
-func (v Verdict) String() string { return [...]string{"pass", "drop", "mark"}[v] }
+func (v Verdict) String() string { return [...]string{"pass", "drop", "mark", "delay"}[v] }
 
 // LevelBytes is the level in bytes, rounded up.
 func (r Result) LevelBytes() uint64 { return model.Bytes(r.Level) }

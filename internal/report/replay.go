@@ -22,7 +22,7 @@ func AppendReplayed(b []byte, r replay.Result, l replay.Limits, addressed bool) 
 	if r.Verdict == replay.Drop {
 		b = append(b, "null"...)
 	} else {
-		b = strconv.AppendUint(b, r.Time, 10)
+		b = strconv.AppendUint(b, r.Time+r.Held, 10)
 	}
 	b = strconv.AppendUint(append(b, `,"level_bytes":`...), r.LevelBytes(), 10)
 	b = strconv.AppendBool(append(b, `,"conforms":`...), !r.Excess)

@@ -21,6 +21,8 @@ type Step struct {
 	Now, Bytes uint64
 	Pass       bool
 	Level      float64
+	Departure  uint64 // of a queue, in ns; rounded down
+	Departs    bool   // whether it says one
 }
 
 // Vectors are the traces beside the repository; none where they are not there,
@@ -66,6 +68,10 @@ func (t Trace) Steps(tb testing.TB) []Step {
 					tb.Fatalf("%s: verdict %v is neither pass nor drop", t.Name, row[i])
 				}
 				s.Pass = row[i] == "pass"
+			case "depart_ns":
+				if row[i] != nil {
+					s.Departure, s.Departs = uint64(row[i].(float64)), true
+				}
 			case "level_bytes":
 				s.Level = row[i].(float64)
 			}

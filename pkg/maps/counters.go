@@ -13,10 +13,13 @@ import (
 
 // Counters of one rule, summed over CPUs, since it was set. Passed and dropped
 // together are all that matched; excess did not conform, whatever became of it.
+// Delayed are those of the passed that had to wait; a rule that does not delay
+// any more counts what it did so far as excess, and the other way around.
 type Counters struct {
 	PassedPackets, PassedBytes   uint64
 	ExcessPackets, ExcessBytes   uint64
 	DroppedPackets, DroppedBytes uint64
+	DelayedPackets, DelayedBytes uint64
 	MarkedPackets                uint64
 	UnsurePackets                uint64
 }
@@ -29,13 +32,17 @@ func (s *Set) Counters(id uint32) (sum Counters) {
 		sum.PassedBytes += atomic.LoadUint64(&c.PassedBytes)
 		sum.DroppedPackets += atomic.LoadUint64(&c.DroppedPackets)
 		sum.DroppedBytes += atomic.LoadUint64(&c.DroppedBytes)
-		sum.ExcessPackets += atomic.LoadUint64(&c.SparedPackets)
-		sum.ExcessBytes += atomic.LoadUint64(&c.SparedBytes)
+		sum.DelayedPackets += atomic.LoadUint64(&c.SparedPackets)
+		sum.DelayedBytes += atomic.LoadUint64(&c.SparedBytes)
 		sum.MarkedPackets += atomic.LoadUint64(&c.MarkedPackets)
 		sum.UnsurePackets += atomic.LoadUint64(&c.UnsurePackets)
 	}
-	sum.ExcessPackets += sum.DroppedPackets
-	sum.ExcessBytes += sum.DroppedBytes
+	sum.ExcessPackets, sum.ExcessBytes = sum.DroppedPackets, sum.DroppedBytes
+	if s.current(id).Flags&ruleDelay == 0 {
+		sum.ExcessPackets += sum.DelayedPackets
+		sum.ExcessBytes += sum.DelayedBytes
+		sum.DelayedPackets, sum.DelayedBytes = 0, 0
+	}
 	return sum
 }
 

@@ -155,6 +155,7 @@ const (
 	ruleFlow       = uint32(bpf.AbiRuleFlagRULE_FLOW)
 	ruleAbsent     = uint32(bpf.AbiRuleFlagRULE_ABSENT)
 	ruleShadow     = uint32(bpf.AbiRuleFlagRULE_SHADOW)
+	ruleDelay      = uint32(bpf.AbiRuleFlagRULE_DELAY)
 
 	ruleEach = ruleHost | ruleSubnet | ruleFlow
 )
@@ -163,7 +164,7 @@ const (
 var (
 	algorithmFlags = []uint32{policy.GCRA: 0, policy.Leaky: ruleLeaky}
 	eachFlags      = []uint32{policy.EachAll: 0, policy.EachHost: ruleHost, policy.EachSubnet: ruleSubnet, policy.EachFlow: ruleFlow}
-	excessFlags    = []uint32{policy.Drop: 0, policy.ECN: ruleECN, policy.Pass: rulePass}
+	excessFlags    = []uint32{policy.Drop: 0, policy.ECN: ruleECN, policy.Pass: rulePass, policy.Delay: ruleDelay}
 	failFlags      = []uint32{policy.Open: 0, policy.Closed: ruleFailClosed}
 )
 
@@ -175,11 +176,27 @@ func limited(r version) bool { return r.Flags&(ruleUnlimited|ruleAbsent) == 0 }
 func present(r version) bool { return r.Flags&ruleAbsent == 0 }
 
 func meter(r version) model.Meter {
-	m := model.Meter{Slope: r.Slope, Base: r.Base, Capacity: r.Capacity, Penalty: r.Penalty, Idle: r.Idle}
+	m := model.Meter{Slope: r.Slope, Base: r.Base, Capacity: r.Capacity, Idle: r.Idle}
+	if r.Flags&ruleDelay != 0 {
+		m.AtOnce = r.Penalty // one word in abi.h
+	} else {
+		m.Penalty = r.Penalty
+	}
 	if r.rebased {
 		m.Base = r.Rebase
 	}
 	return m
+}
+
+// Meter is what decides over the packets of a valid rule that has a rate.
+func Meter(r policy.Rule) model.Meter {
+	switch {
+	case r.Excess == policy.Delay && r.Algorithm == policy.Leaky:
+		return model.NewQueue(uint64(r.Rate), 0, r.Capacity)
+	case r.Excess == policy.Delay:
+		return model.NewQueue(uint64(r.Rate), r.Capacity, r.Queue)
+	}
+	return model.New(uint64(r.Rate), r.Capacity, r.Penalty.Kind != policy.PenaltyNone, uint64(r.Penalty.Duration))
 }
 
 // encode writes a rule, for a bucket that was never charged. shadow is the id
@@ -199,16 +216,17 @@ func encode(to version, r policy.Rule, salt, shadow uint32) {
 	if _, proposed := r.Proposed(); proposed {
 		t.Flags |= ruleShadow
 	}
-	penalised := r.Penalty.Kind != policy.PenaltyNone
-	if penalised {
+	if r.Penalty.Kind != policy.PenaltyNone {
 		t.Flags |= rulePenalty
 		d.PenaltyNs = uint64(r.Penalty.Duration)
 	}
 	if r.Rate == policy.Unlimited {
 		t.Flags |= ruleUnlimited
 	} else {
-		m := model.New(uint64(r.Rate), r.Capacity, penalised, d.PenaltyNs)
-		t.Slope, t.Capacity, t.Penalty, t.Idle = m.Slope, m.Capacity, m.Penalty, m.Idle
+		m := Meter(r)
+		// What leaves at once and who is marked are the same words as a penalty, which a queue has none of.
+		t.Slope, t.Capacity, t.Penalty, t.Idle = m.Slope, m.Capacity, m.Penalty|m.AtOnce, m.Idle
+		d.PenaltyNs |= uint64(r.ECNAbove)
 	}
 	*to.AbiTerms, *to.AbiDetails = t, d
 }
@@ -221,6 +239,13 @@ func (s *Set) decode(p netip.Prefix, r version, on side) policy.Rule {
 		Each:    policy.Each{Kind: policy.EachKind(choice(eachFlags, r.Flags)), Bits: uint8(r.EachBits)},
 		Fail:    policy.Fail(choice(failFlags, r.Flags)),
 		Framing: policy.Framing{Overhead: r.Overhead, MPU: r.Mpu},
+	}
+	if r.Flags&ruleDelay != 0 {
+		out.ECNAbove = policy.ECNAbove(r.PenaltyNs)
+		if out.Algorithm == policy.GCRA {
+			out.Capacity = r.Penalty >> model.UnitBits
+			out.Queue = (r.Capacity - r.Penalty) >> model.UnitBits
+		}
 	}
 	if r.Flags&rulePenalty != 0 {
 		out.Penalty.Kind = policy.PenaltyFill

@@ -34,9 +34,10 @@ const (
 type Excess uint8
 
 const (
-	Drop Excess = iota // dropped
-	ECN                // marked CE where ECN allows it, dropped elsewhere
-	Pass               // counted and passed untouched, to try a rule out
+	Drop  Excess = iota // dropped
+	ECN                 // marked CE where ECN allows it, dropped elsewhere
+	Pass                // counted and passed untouched, to try a rule out
+	Delay               // held back until it is its turn, dropped where the queue is full
 )
 
 // Fail is what happens to a packet whose bucket could not be updated.
@@ -51,7 +52,7 @@ var (
 	directionNames = []string{"ingress", "egress"}
 	matchNames     = []string{"dst", "src"}
 	algorithmNames = []string{"gcra", "leaky"}
-	excessNames    = []string{"drop", "ecn", "pass"}
+	excessNames    = []string{"drop", "ecn", "pass", "delay"}
 	failNames      = []string{"open", "closed"}
 )
 
@@ -85,13 +86,8 @@ func (m *Match) Set(s string) error { return setName(m, "match", s, matchNames) 
 // Set reads "gcra" or "leaky".
 func (a *Algorithm) Set(s string) error { return setName(a, "algorithm", s, algorithmNames) }
 
-// Set reads "drop", "ecn" or "pass".
-func (e *Excess) Set(s string) error {
-	if s == "delay" {
-		return fmt.Errorf("excess %q is not built yet in this version; use %s", s, oneOf(excessNames))
-	}
-	return setName(e, "excess", s, excessNames)
-}
+// Set reads "drop", "ecn", "pass" or "delay".
+func (e *Excess) Set(s string) error { return setName(e, "excess", s, excessNames) }
 
 // Set reads "open" or "closed".
 func (f *Fail) Set(s string) error { return setName(f, "fail", s, failNames) }

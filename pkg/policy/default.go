@@ -16,7 +16,19 @@ const (
 )
 
 // DefaultCapacity is the capacity in bytes of a rule of rate r that does not
-// say one: what lets TCP reach the rate.
+// say one, and does not hold packets back: what lets TCP reach the rate.
 func DefaultCapacity(r Rate) uint64 {
 	return max(defaultLeast, bytesIn(defaultDrain, r))
+}
+
+const (
+	defaultWait       = 50 * time.Millisecond
+	defaultLeastQueue = 16 << 10
+	defaultECNAbove   = ECNAbove(5 * time.Millisecond)
+)
+
+// DefaultQueue is the length in bytes of the queue of a rule of rate r that
+// does not say one.
+func DefaultQueue(r Rate) uint64 {
+	return max(defaultLeastQueue, bytesIn(defaultWait, r))
 }

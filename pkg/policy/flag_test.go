@@ -34,9 +34,13 @@ func TestSet(t *testing.T) {
 			map[string]string{"gcra": "gcra", "leaky": "leaky"},
 			map[string]string{"tbf": "use gcra or leaky"},
 		}, {
-			func() flagValue { return new(Excess) }, "drop|ecn|pass",
-			map[string]string{"drop": "drop", "ecn": "ecn", "pass": "pass"},
-			map[string]string{"delay": "not built yet in this version; use drop, ecn or pass", "mark": "use drop, ecn or pass"},
+			func() flagValue { return new(Excess) }, "drop|ecn|pass|delay",
+			map[string]string{"drop": "drop", "ecn": "ecn", "pass": "pass", "delay": "delay"},
+			map[string]string{"mark": "use drop, ecn, pass or delay"},
+		}, {
+			func() flagValue { return new(ECNAbove) }, "time|never",
+			map[string]string{"5ms": "5ms", "0.5S": "500ms", "never": "never"},
+			map[string]string{"0ms": "zero", "5": "unit of time", "-1ms": "negative", "always": "never or 5ms", "Never": "never or 5ms"},
 		}, {
 			func() flagValue { return new(Fail) }, "open|closed",
 			map[string]string{"open": "open", "closed": "closed"},

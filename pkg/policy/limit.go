@@ -16,6 +16,8 @@ type Limit struct {
 	Algorithm Algorithm
 	Each      Each
 	Excess    Excess
+	Queue     Capacity // the zero Capacity is chosen from the rate
+	ECNAbove  ECNAbove // 0 is chosen
 	Penalty   Penalty
 	Fail      Fail
 	Overhead  string // as ParseFraming reads it; "" for none
@@ -45,7 +47,7 @@ func (m MPU) String() string { return strconv.Itoa(int(m)) }
 func (m MPU) Type() string { return "bytes" }
 
 // limitKeys are the names of a limit's parts, those of a shadow first.
-var limitKeys = []string{"rate", "capacity", "each", "penalty", "overhead", "mpu", "algorithm", "excess", "fail"}
+var limitKeys = []string{"rate", "capacity", "each", "penalty", "overhead", "mpu", "algorithm", "excess", "queue", "ecn-above", "fail"}
 
 const shadowKeys = 6 // of limitKeys
 
@@ -73,6 +75,10 @@ func (l *Limit) Set(key, value string) error {
 		return l.Each.Set(value)
 	case "excess":
 		return l.Excess.Set(value)
+	case "queue":
+		return l.Queue.Set(value)
+	case "ecn-above":
+		return l.ECNAbove.Set(value)
 	case "penalty":
 		return l.Penalty.Set(value)
 	case "fail":
@@ -136,7 +142,7 @@ func (l Limit) Rule(prefix netip.Prefix, l2Bytes uint8) (Rule, error) {
 func (l Limit) Resolve(prefix netip.Prefix, l2Bytes uint8) (r Rule, err error) {
 	r = Rule{
 		Prefix: prefix, Rate: l.Rate, Algorithm: l.Algorithm, Each: l.Each, Excess: l.Excess,
-		Penalty: l.Penalty, Fail: l.Fail,
+		Penalty: l.Penalty, Fail: l.Fail, ECNAbove: l.ECNAbove,
 	}
 	if l.Overhead != "" {
 		if r.Framing, err = ParseFraming(l.Overhead, l2Bytes); err != nil {
@@ -155,8 +161,14 @@ func (l Limit) Resolve(prefix netip.Prefix, l2Bytes uint8) (r Rule, err error) {
 		if r.Capacity, err = l.Capacity.Resolve(l.Rate); err != nil {
 			return r, err
 		}
-	case l.Rate != Unlimited:
+	case l.Rate == Unlimited:
+	case l.Algorithm == Leaky && l.Excess == Delay:
+		r.Capacity = DefaultQueue(l.Rate)
+	default:
 		r.Capacity = DefaultCapacity(l.Rate)
+	}
+	if err := l.resolveQueue(&r); err != nil {
+		return r, err
 	}
 	if l.Shadow != nil {
 		s, err := l.Shadow.Resolve(prefix, l2Bytes)

@@ -22,6 +22,8 @@ type Rule struct {
 	Algorithm Algorithm
 	Each      Each
 	Excess    Excess
+	Queue     uint64   // bytes beyond Capacity that may wait, if Excess is Delay and Algorithm GCRA; else 0
+	ECNAbove  ECNAbove // above 0 if Excess is Delay; else 0
 	Penalty   Penalty
 	Fail      Fail
 	Framing   Framing
@@ -57,6 +59,9 @@ func (r Rule) Validate() error {
 	if err := checkMaxCapacity(func() string { return fmt.Sprintf("of %d bytes", r.Capacity) }, r.Capacity); err != nil {
 		return err
 	}
+	if err := r.validateQueue(); err != nil {
+		return err
+	}
 	if r.Penalty.Kind != PenaltyNone && r.Algorithm != Leaky {
 		return fmt.Errorf("penalty %v needs the algorithm leaky, not %v; change one of them", r.Penalty, r.Algorithm)
 	}
@@ -75,6 +80,10 @@ func (r Rule) validateUnlimited() error {
 		return fmt.Errorf("each %v has no use in an unlimited rule; leave it out", r.Each)
 	case r.Excess != Drop:
 		return fmt.Errorf("excess %v has no use in an unlimited rule; leave it out", r.Excess)
+	case r.Queue != 0:
+		return errors.New("queue has no use in an unlimited rule; leave it out")
+	case r.ECNAbove != 0:
+		return errors.New("ecn-above has no use in an unlimited rule; leave it out")
 	case r.Penalty != Penalty{}:
 		return fmt.Errorf("penalty %v has no use in an unlimited rule; leave it out", r.Penalty)
 	}

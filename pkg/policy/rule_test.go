@@ -17,6 +17,16 @@ func ruleOn(prefix string, edits ...func(*Rule)) Rule {
 
 func unlimited(r *Rule) { r.Rate, r.Capacity = Unlimited, 0 }
 
+// delay makes a rule hold packets back.
+func delay(a Algorithm) func(*Rule) {
+	return func(r *Rule) {
+		r.Algorithm, r.Excess, r.ECNAbove = a, Delay, 1
+		if a == GCRA {
+			r.Queue = MinCapacity
+		}
+	}
+}
+
 func TestValidate(t *testing.T) {
 	for name, r := range map[string]Rule{
 		"plain":               ruleOn("10.0.0.0/24"),
@@ -36,8 +46,12 @@ func TestValidate(t *testing.T) {
 		"owes all it can": ruleOn("10.0.0.0/24", func(r *Rule) {
 			r.Rate, r.Capacity, r.Algorithm, r.Penalty = 8_000_000_000, MaxCapacity, Leaky, Penalty{PenaltyHold, 1<<41 - 1}
 		}),
-		"hole":       ruleOn("10.0.0.5/32", unlimited),
-		"leaky hole": ruleOn("10.0.0.5/32", unlimited, func(r *Rule) { r.Algorithm = Leaky }),
+		"queue":           ruleOn("10.0.0.0/24", delay(Leaky)),
+		"longest wait":    ruleOn("10.0.0.0/24", delay(Leaky), func(r *Rule) { r.Capacity = 11_250_000 }),
+		"no marks":        ruleOn("10.0.0.0/24", delay(Leaky), func(r *Rule) { r.ECNAbove = Never }),
+		"burst and queue": ruleOn("10.0.0.0/24", delay(GCRA), func(r *Rule) { r.Queue = 11_250_000 }),
+		"hole":            ruleOn("10.0.0.5/32", unlimited),
+		"leaky hole":      ruleOn("10.0.0.5/32", unlimited, func(r *Rule) { r.Algorithm = Leaky }),
 	} {
 		if err := r.Validate(); err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -61,7 +75,7 @@ func TestValidateRefuses(t *testing.T) {
 		{func(r *Rule) { r.Capacity = MinCapacity - 1 }, "capacity of 1513 bytes (1.21 ms at 10mbit) is less than one full packet; use 1514 or more"},
 		{func(r *Rule) { r.Capacity = MaxCapacity + 1 }, "above 1024gb"},
 		{func(r *Rule) { r.Algorithm = 2 }, "algorithm has the unknown value 2"},
-		{func(r *Rule) { r.Excess = 3 }, "excess has the unknown value 3"},
+		{func(r *Rule) { r.Excess = 4 }, "excess has the unknown value 4"},
 		{func(r *Rule) { r.Fail = 2 }, "fail has the unknown value 2"},
 		{func(r *Rule) { r.Each.Kind = 4 }, "each has the unknown value 4"},
 		{func(r *Rule) { r.Each = Each{EachHost, 1} }, "each host takes no prefix length"},
@@ -74,6 +88,17 @@ func TestValidateRefuses(t *testing.T) {
 		{func(r *Rule) { r.Penalty = Penalty{PenaltyHold, 0} }, "not above zero"},
 		{func(r *Rule) { r.Penalty = Penalty{PenaltyHold, -time.Second} }, "penalty of -1s is not above zero"},
 		{func(r *Rule) { r.Penalty = Penalty{PenaltyHold, MaxPenalty + 1} }, "longer than 86400s"},
+		{func(r *Rule) { r.Queue = 5000 }, "queue has no use with excess drop"},
+		{func(r *Rule) { r.Excess, r.Queue = ECN, 5000 }, "queue has no use with excess ecn"},
+		{func(r *Rule) { r.ECNAbove = 1 }, "ecn-above has no use with excess drop"},
+		{func(r *Rule) { delay(Leaky)(r); r.Queue = 5000 }, "queue has no use with the algorithm leaky, whose capacity is the queue"},
+		{func(r *Rule) { delay(GCRA)(r); r.Queue-- }, "queue of 1513 bytes (1.21 ms at 10mbit) is less than one full packet"},
+		{func(r *Rule) { delay(GCRA)(r); r.Queue = 11_250_001 }, "queue of 11250001 bytes at 10mbit holds packets back for up to 9 s, and 9s is the longest there is"},
+		{func(r *Rule) { delay(Leaky)(r); r.Capacity = 12_500_000 }, "capacity of 12500000 bytes at 10mbit holds packets back for up to 10 s"},
+		{func(r *Rule) { delay(Leaky)(r); r.Rate = MinRate }, "holds packets back for up to"},
+		{func(r *Rule) { delay(Leaky)(r); r.ECNAbove = 0 }, "ecn-above of 0 ns is not above zero"},
+		{func(r *Rule) { delay(Leaky)(r); r.Penalty = fill }, "penalty fill has no use with excess delay"},
+		{func(r *Rule) { delay(GCRA)(r); r.Rate, r.Capacity = MaxRate, MaxCapacity }, "capacity and queue of 1099511629290 bytes together is above 1024gb"},
 		{func(r *Rule) {
 			r.Rate, r.Capacity, r.Algorithm, r.Penalty = 8_000_000_000, MaxCapacity, Leaky, Penalty{PenaltyHold, 1 << 41}
 		}, "more than a bucket can owe; shorten it to 2199s or less"},

@@ -32,7 +32,7 @@ func (r Rule) Says(match Match) string {
 // Gets is the limit that r is, whoever gets it.
 func (r Rule) Gets() string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "%s; excess is %s%s (%v)", r.gets(), r.Excess.verdict(), r.Penalty.effect(), r.Algorithm)
+	fmt.Fprintf(&s, "%s; excess is %s%s (%v)", r.gets(), r.verdict(), r.Penalty.effect(), r.Algorithm)
 	if r.Framing != (Framing{}) {
 		s.WriteString("; each packet counts " + r.Framing.effect())
 	}
@@ -44,8 +44,18 @@ func (r Rule) Gets() string {
 
 // gets is how much.
 func (r Rule) gets() string {
-	size := human(0, r.Capacity, 1, sizeNames)
-	return fmt.Sprintf("%v (%s), burst %s (%s)", r.Rate, r.Rate.Bytes(), size, drainTime(r.Capacity, r.Rate))
+	says := fmt.Sprintf("%v (%s)", r.Rate, r.Rate.Bytes())
+	if r.Excess != Delay || r.Algorithm != Leaky {
+		says += ", burst " + sizeAndTime(r.Capacity, r.Rate)
+	}
+	if waiting, _ := r.Waiting(); waiting > 0 {
+		says += ", queue " + sizeAndTime(waiting, r.Rate)
+	}
+	return says
+}
+
+func sizeAndTime(bytes uint64, r Rate) string {
+	return fmt.Sprintf("%s (%s)", human(0, bytes, 1, sizeNames), drainTime(bytes, r))
 }
 
 // subject is who gets the rate: the holder of one bucket.
@@ -77,12 +87,17 @@ func sideName(m Match) string {
 	return "destination"
 }
 
-func (e Excess) verdict() string {
-	switch e {
+func (r Rule) verdict() string {
+	switch r.Excess {
 	case ECN:
 		return "marked by ECN where it can be, else dropped"
 	case Pass:
 		return "counted but not dropped"
+	case Delay:
+		if r.ECNAbove == Never {
+			return "delayed, and dropped beyond the queue"
+		}
+		return fmt.Sprintf("delayed, marked by ECN beyond %v, and dropped beyond the queue", r.ECNAbove)
 	}
 	return "dropped"
 }

@@ -1,0 +1,290 @@
+package bpf_test
+
+import (
+	"fmt"
+	"math/big"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// queue is a rule that delays, on a device whose packets count as they are long.
+func queue(a policy.Algorithm, rate policy.Rate, atOnce, waiting uint64) policy.Rule {
+	r := policy.Rule{
+		Prefix: prefix("10.0.0.0/8"), Rate: rate, Capacity: waiting, Algorithm: a,
+		Excess: policy.Delay, ECNAbove: policy.Never, Framing: policy.Framing{Overhead: shrink},
+	}
+	if a == policy.GCRA {
+		r.Capacity, r.Queue = atOnce, waiting
+	}
+	return r
+}
+
+// exact is a queue in rational arithmetic.
+type exact struct {
+	rate                 *big.Rat // bytes per ns
+	level, atOnce, holds *big.Rat // bytes
+	then, empty          uint64 // when the last packet came, and when the bucket was last empty
+}
+
+func newExact(r policy.Rule) *exact {
+	atOnce := r.Capacity
+	if r.Algorithm == policy.Leaky {
+		atOnce = 0
+	}
+	return &exact{
+		rate: big.NewRat(int64(r.Rate), 8e9), level: new(big.Rat), atOnce: rat(atOnce),
+		holds: rat(r.Capacity + r.Queue),
+	}
+}
+
+func rat(n uint64) *big.Rat { return new(big.Rat).SetInt(new(big.Int).SetUint64(n)) }
+
+// offer is when a packet leaves, in ns; false if it is dropped.
+func (e *exact) offer(now, bytes uint64) (leaves *big.Rat, passes bool) {
+	leaked := new(big.Rat).Mul(e.rate, rat(now-e.then))
+	e.then = now
+	if e.level.Sub(e.level, leaked); e.level.Sign() <= 0 {
+		e.level.SetInt64(0)
+		e.empty = now
+	}
+	n := rat(bytes)
+	filled := new(big.Rat).Add(e.level, n)
+	if e.level.Sign() > 0 && filled.Cmp(e.holds) > 0 {
+		return nil, false
+	}
+	// What leaves at once is what fits into the burst, or a bigger packet that finds the bucket empty.
+	ahead := new(big.Rat).Sub(e.atOnce, n)
+	if ahead.Sign() < 0 {
+		ahead.SetInt64(0)
+	}
+	if ahead.Sub(e.level, ahead); ahead.Sign() < 0 {
+		ahead.SetInt64(0)
+	}
+	e.level = filled
+	return ahead.Quo(ahead, e.rate).Add(ahead, rat(now)), true
+}
+
+// The spacing of a queue is exact: each packet is given the time that rational
+// arithmetic gives it, to the ns of rounding. At the lowest rates, a unit of a
+// level takes about that long, too: two of them, and a 2^32nd of one for each ns
+// since the bucket was empty, as slopes are in 2^-32 of a unit.
+func TestDeparturesAreExact(t *testing.T) {
+	seed := testenv.Seed(t)
+	r := matchSource(t)
+	for i, rate := range []policy.Rate{
+		8_000, 64_000, 1_000_000, 9_999_991, 119_999_993, 122_000_000, 150_000_000, 1_000_000_000, 9_876_543_210,
+		40_000_000_000, 400_000_000_000, 1_000_000_000_000,
+	} {
+		for _, a := range algorithms {
+			t.Run(fmt.Sprint(rate, " ", a), func(t *testing.T) {
+				r.TB = t
+				roll := rand.New(rand.NewPCG(seed, uint64(i)))
+				longest := uint64(rate) / 8 * 8 // 8 s of it
+				rule := queue(a, rate, 1514+roll.Uint64N(min(100_000, uint64(rate)/8)), min(max(3000, roll.Uint64N(longest+1)), longest))
+				now := uint64(1e9) + roll.Uint64N(1e15)
+				twin, reference := newTwin(r, rule, now), newExact(rule)
+				var delayed int
+				for p := range 1000 {
+					n := 40 + roll.Uint64N(1475)
+					if roll.IntN(8) == 0 {
+						n = roll.Uint64N(60000) + 1
+					}
+					leaves, passes := reference.offer(now, n)
+					frame, m := sized(addr("10.0.0.7"), n, shrink, now)
+					verdict, _, at := sendTimed(t, twin.program(a), frame, m)
+					if (verdict == next) != passes {
+						t.Fatalf("packet %d of %d bytes at %d: verdict %#x, to pass: %v", p, n, now, verdict, passes)
+					}
+					if passes {
+						off := new(big.Rat).Sub(rat(at), leaves)
+						unit := big.NewRat(8e9, int64(rate)<<model.UnitBits)
+						grain := new(big.Rat).Add(big.NewRat(2, 1), new(big.Rat).Quo(rat(at-reference.empty), rat(1<<32)))
+						if off.Abs(off).Cmp(grain.Mul(grain, unit).Add(grain, big.NewRat(1, 1))) > 0 {
+							t.Fatalf("packet %d of %d bytes at %d leaves after %d ns, %s ns off", p, n, now, at-now, off.FloatString(3))
+						}
+						if at > now {
+							delayed++
+						}
+					}
+					now += uint64(float64(n*8e9)/float64(rate)*roll.Float64()*2*float64(p%3)/1.8) + roll.Uint64N(2)
+				}
+				if delayed < 100 {
+					t.Errorf("only %d packets were delayed", delayed)
+				}
+			})
+		}
+	}
+}
+
+// The traces that are beside the repository, to the ns that they are rounded to.
+func TestDeparturesOfVectors(t *testing.T) {
+	r := matchSource(t)
+	for _, trace := range testenv.Vectors(t) {
+		for _, each := range sharings {
+			t.Run(fmt.Sprintf("%s/%v", trace.Name, policy.Each{Kind: each}), func(t *testing.T) {
+				r.TB = t
+				rule := queue(policy.Leaky, policy.Rate(trace.Rate), 0, trace.Capacity)
+				rule.Each.Kind = each
+				twin := newTwin(r, rule, 0)
+				for i, s := range trace.Steps(t) {
+					frame, m := sized(addr("10.0.0.7"), s.Bytes, shrink, s.Now)
+					verdict, _, leaves := sendTimed(t, twin.program(policy.Leaky), frame, m)
+					if (verdict == next) != s.Pass {
+						t.Fatalf("row %d: verdict %#x, want pass %v", i, verdict, s.Pass)
+					}
+					if s.Departs && leaves != s.Departure && leaves != s.Departure+1 {
+						t.Fatalf("row %d: leaves at %d, want %d", i, leaves, s.Departure)
+					}
+				}
+			})
+		}
+	}
+}
+
+// What leaves in any window is no more than what the rate lets through and a
+// packet, after what leaves at once; and while more is offered throughout, no
+// less but for a packet: refused ones take nobody's turn.
+func TestWindowsOfWhatLeaves(t *testing.T) {
+	seed := testenv.Seed(t)
+	r := matchSource(t)
+	for i := range 24 {
+		a := algorithms[i%2]
+		t.Run(fmt.Sprint(i, " ", a), func(t *testing.T) {
+			r.TB = t
+			roll := rand.New(rand.NewPCG(seed, uint64(i)))
+			const largest = 1514
+			rate := policy.Rate(64_000 << roll.IntN(20))
+			rate += policy.Rate(roll.Uint64N(uint64(rate)))
+			rule := queue(a, rate, largest+roll.Uint64N(50_000), largest*(2+roll.Uint64N(4)))
+			rule.Each.Kind = sharings[i/2%3]
+			overload := i%4 < 2
+			now := uint64(1e9)
+			twin := newTwin(r, rule, now)
+			var w testenv.Windows
+			var last, dropped uint64
+			ns := int64(uint64(rate)/8000 + 1) // a ns of rounding on either side, in millionths of a byte
+			burst := int64(0)
+			if a == policy.GCRA {
+				burst = int64(rule.Capacity)
+			}
+			for p := range 1500 {
+				n := 40 + roll.Uint64N(largest-39)
+				frame, m := sized(addr("10.0.0.7"), n, shrink, now)
+				verdict, _, leaves := sendTimed(t, twin.program(a), frame, m)
+				if verdict == drop {
+					dropped++
+				} else {
+					if leaves < last {
+						t.Fatalf("packet %d leaves at %d, before the one ahead of it at %d", p, leaves, last)
+					}
+					if last > 0 {
+						w.Leak(uint64(rate), int64(leaves-last))
+					}
+					last = leaves
+					most, least := w.Packet(n)
+					if most > 1e6*max(largest, burst)+2*ns {
+						t.Fatalf("packet %d: %d millionths of a byte more leave than %v lets through", p, most, rate)
+					}
+					if overload && -least > 2*ns {
+						t.Fatalf("packet %d: %d millionths of a byte less leave than %v lets through", p, -least, rate)
+					}
+				}
+				full := n * 8e9 / uint64(rate)
+				if overload {
+					now += roll.Uint64N(full/2 + 1)
+				} else {
+					now += roll.Uint64N(3*full + 1)
+				}
+			}
+			if overload && dropped == 0 {
+				t.Error("nothing was dropped")
+			}
+		})
+	}
+}
+
+// A sender that paces itself is not sent earlier for it, nor is one that asks
+// for a time that no packet is sent at, or by another clock.
+func TestOwnDepartureTime(t *testing.T) {
+	hook := egress()
+	hook.VirtualClock = 0
+	r := newRig(t, maps.Size{Rules: 1}, hook)
+	rule := queue(policy.Leaky, 8_000_000, 0, 1_000_000) // a byte in a us
+	rule.Prefix, rule.Framing = prefix("10.0.0.0/8"), policy.Framing{}
+	var clock unix.Timespec
+	testenv.Must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &clock))
+	now := uint64(clock.Nano())
+	r.put(rule, now)
+	frame := append(udp(addr("192.0.2.1"), addr("10.0.0.7"), 0), make([]byte, 958)...) // 1000 bytes: a ms
+	program := r.program(policy.Leaky)
+	for range 500 {
+		send(t, program, frame, meta{})
+	}
+	second := uint64(time.Second)
+	for name, c := range map[string]struct {
+		own  uint64
+		kept bool
+	}{
+		"none":                    {0, false},
+		"past":                    {now, false},
+		"sooner than its turn":    {now + second/10, false},
+		"later than its turn":     {now + 2*second, true},
+		"much later":              {now + 30*second, true},
+		"TAI, or the time of day": {1_795_000_000 * second, false},
+	} {
+		verdict, _, leaves := sendTimed(t, program, frame, meta{now: c.own})
+		if verdict != next || (leaves == c.own) != c.kept {
+			t.Errorf("%s: verdict %#x, leaves at %d", name, verdict, leaves)
+		}
+		if turn := now + second/2; !c.kept && (leaves < turn || leaves > turn+60*second) {
+			t.Errorf("%s: leaves at %d, its turn is after %d", name, leaves, turn)
+		}
+	}
+	// Whoever need not wait is left alone.
+	rule.Rate = 1_000_000_000_000
+	r.put(rule, now)
+	if _, _, leaves := sendTimed(t, program, frame, meta{now: 5}); leaves != 5 {
+		t.Errorf("without a wait the time is %d", leaves)
+	}
+}
+
+// On ingress all packets of a rule that delays take the way through the ifb, so
+// none overtakes another; excess is dropped, and what no such rule is for goes on.
+func TestOutlet(t *testing.T) {
+	const redirected uint32 = 7 // TC_ACT_REDIRECT
+	hook := ingress()
+	hook.Outlet = 1
+	r := newRig(t, maps.Size{Rules: 3, Buckets: 64}, hook)
+	for _, a := range algorithms {
+		rule := queue(a, 8_000_000, 2000, 2000)
+		rule.Prefix, rule.Framing = prefix("10.0.0.0/24"), policy.Framing{}
+		r.set.Clear()
+		r.put(rule, 1)
+		r.put(policy.Rule{Prefix: prefix("10.0.1.0/24"), Rate: 8_000_000, Capacity: 2000, Algorithm: a}, 1)
+		r.put(policy.Rule{Prefix: prefix("10.0.0.9/32"), Rate: policy.Unlimited, Algorithm: a}, 1)
+		for host, want := range map[string][]uint32{
+			"10.0.0.1": {redirected, redirected, drop},
+			"10.0.1.1": {next, next, drop},
+			"10.0.0.9": {next, next, next},
+			"10.0.2.1": {next, next, next},
+		} {
+			if a == policy.GCRA && host == "10.0.0.1" {
+				want = []uint32{redirected, redirected, redirected, redirected, drop}
+			}
+			for i, want := range want {
+				frame := append(udp(addr(host), addr("192.0.2.1"), 0), make([]byte, 958)...)
+				if verdict, _ := send(t, r.program(a), frame, meta{now: 1e9}); verdict != want {
+					t.Errorf("%v, packet %d from %s: verdict %#x, want %#x", a, i, host, verdict, want)
+				}
+			}
+		}
+	}
+}

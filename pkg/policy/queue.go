@@ -1,0 +1,120 @@
+package policy
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+	"strings"
+	"time"
+)
+
+// MaxWait is the longest that a rule may hold a packet back: less than the 10 s
+// beyond which fq, as it is by default, drops a packet (linux/net/sched/sch_fq.c).
+const MaxWait = 9 * time.Second
+
+// ECNAbove is how long a packet may have to wait without being marked, in ns.
+type ECNAbove time.Duration
+
+// Never marks nothing.
+const Never ECNAbove = math.MaxInt64
+
+// Set reads a time such as "5ms" in s, ms, us or ns, or "never".
+func (e *ECNAbove) Set(s string) error {
+	if s == "never" {
+		*e = Never
+		return nil
+	}
+	number, unit, err := splitNumber("ecn-above", s, "never or 5ms")
+	if err != nil {
+		return err
+	}
+	d, err := parseTime("ecn-above", s, number, strings.ToLower(unit))
+	if err == nil {
+		*e = ECNAbove(d)
+	}
+	return err
+}
+
+// String is a spelling that Set reads back; it is empty for one that is not set.
+func (e ECNAbove) String() string {
+	switch e {
+	case 0:
+		return ""
+	case Never:
+		return "never"
+	}
+	return timeString(time.Duration(e))
+}
+
+// Type names the value in a flag's help.
+func (e ECNAbove) Type() string { return "time|never" }
+
+// resolveQueue sets what a rule that delays has besides.
+func (l Limit) resolveQueue(r *Rule) (err error) {
+	if l.Queue != (Capacity{}) {
+		if r.Rate == Unlimited {
+			return r.validateUnlimited()
+		}
+		if r.Queue, err = l.Queue.Resolve(l.Rate); err != nil {
+			return fmt.Errorf("queue: %w", err)
+		}
+	}
+	if r.Excess != Delay || r.Rate == Unlimited {
+		return nil
+	}
+	if r.Algorithm == GCRA && r.Queue == 0 {
+		r.Queue = DefaultQueue(r.Rate)
+	}
+	if r.ECNAbove == 0 {
+		r.ECNAbove = defaultECNAbove
+	}
+	return nil
+}
+
+// Waiting is how many bytes may wait, and for how long at most; 0 where nothing does.
+func (r Rule) Waiting() (bytes uint64, longest time.Duration) {
+	switch {
+	case r.Excess != Delay || r.Rate == 0 || r.Rate == Unlimited:
+		return 0, 0
+	case r.Algorithm == Leaky:
+		bytes = r.Capacity
+	default:
+		bytes = r.Queue
+	}
+	high, low := bits.Mul64(bytes, 8*uint64(time.Second))
+	low, carry := bits.Add64(low, uint64(r.Rate)-1, 0)
+	if high += carry; high >= uint64(r.Rate) {
+		return bytes, math.MaxInt64
+	}
+	ns, _ := bits.Div64(high, low, uint64(r.Rate))
+	return bytes, time.Duration(min(ns, math.MaxInt64))
+}
+
+func (r Rule) validateQueue() error {
+	bytes, longest := r.Waiting()
+	what := "capacity"
+	if r.Algorithm == GCRA {
+		what = "queue"
+	}
+	switch {
+	case r.Excess != Delay && r.Queue != 0:
+		return fmt.Errorf("queue has no use with excess %v; leave it out, or use excess delay", r.Excess)
+	case r.Excess != Delay && r.ECNAbove != 0:
+		return fmt.Errorf("ecn-above has no use with excess %v; leave it out, or use excess delay", r.Excess)
+	case r.Excess != Delay:
+		return nil
+	case r.Algorithm == Leaky && r.Queue != 0:
+		return fmt.Errorf("queue has no use with the algorithm %v, whose capacity is the queue; set the capacity instead", r.Algorithm)
+	case r.Algorithm == GCRA && r.Queue < MinCapacity:
+		return fmt.Errorf("queue of %d bytes (%s at %v) is less than one full packet; use %d or more",
+			r.Queue, drainTime(r.Queue, r.Rate), r.Rate, MinCapacity)
+	case longest > MaxWait:
+		return fmt.Errorf("%s of %d bytes at %v holds packets back for up to %s, and %s is the longest there is; use %s or less",
+			what, bytes, r.Rate, drainTime(bytes, r.Rate), timeString(MaxWait), timeString(MaxWait))
+	case r.ECNAbove <= 0:
+		return fmt.Errorf("ecn-above of %d ns is not above zero; write a time such as 5ms, or never", r.ECNAbove)
+	case r.Penalty.Kind != PenaltyNone:
+		return fmt.Errorf("penalty %v has no use with excess %v, which holds packets back instead; leave one of them out", r.Penalty, r.Excess)
+	}
+	return checkMaxCapacity(func() string { return fmt.Sprintf("and queue of %d bytes together", r.Capacity+r.Queue) }, r.Capacity+r.Queue)
+}
