@@ -98,14 +98,35 @@ __noinline __u32 match_present(struct __sk_buff *skb, __u32 ip, __u32 side)
 #define OWN_TIME_NS (1ULL << 35)
 
 /*
- * Of a packet that was charged: the time at which it leaves, which the fq of
- * the device sees to, or that of the ifb. A sender that wants to be later than
- * that is. All that conforms at once, and so does a packet that was bigger than
- * all of that and found the bucket empty; anything else leaves when it would.
+ * Of a packet that was charged, and left the bucket with that level: the time at
+ * which it leaves, which the fq of the device sees to, or that of the ifb. A
+ * sender that wants to be later than that is. What does not wait is what
+ * conforms at once, and a packet that was bigger than all of that and found the
+ * bucket empty; anything else leaves when it would conform.
  */
-__noinline enum verdict hold_back(struct __sk_buff *skb, __u32 ip, const struct slow *s)
+static __always_inline enum verdict hold_back(struct __sk_buff *skb, __u32 ip, const struct terms *terms,
+					      const struct details *details, __u64 bytes, __u64 now, __u64 level)
 {
-	__u64 own = skb->tstamp, cost, level, free, wait, leaves;
+	__u64 cost = bytes << UNIT_BITS, own = skb->tstamp, free, wait, leaves;
+
+	level -= cost; /* as the packet found it */
+	free = terms->at_once > cost ? terms->at_once - cost : 0;
+	if (level <= free)
+		return VERDICT_PASS;
+	wait = drain_ns(terms->slope, level - free);
+	if (!wait)
+		return VERDICT_PASS;
+	leaves = now + wait;
+	/* Behind a tag in the frame, only a device that it leaves by needs no type of the time. */
+	if ((hook.ingress || own <= leaves || own - leaves > OWN_TIME_NS) &&
+	    bpf_skb_set_tstamp(skb, leaves, BPF_SKB_TSTAMP_DELIVERY_MONO) && !hook.ingress)
+		skb->tstamp = leaves;
+	return wait > details->ecn_above_ns && ecn_of(skb, ip) ? VERDICT_MARK : VERDICT_DELAY;
+}
+
+/* The same after the long way. */
+__noinline enum verdict hold_back_slowly(struct __sk_buff *skb, __u32 ip, const struct slow *s)
+{
 	const struct terms *terms;
 	const struct rule *rule;
 	__u32 id;
@@ -117,20 +138,8 @@ __noinline enum verdict hold_back(struct __sk_buff *skb, __u32 ip, const struct 
 	if (!rule)
 		return VERDICT_UNSURE;
 	terms = terms_of(rule, s->version);
-	cost = s->bytes << UNIT_BITS;
-	level = s->tat - cost - clock_of(terms, s->version, s->now); /* as the packet found it */
-	free = terms->at_once > cost ? terms->at_once - cost : 0;
-	if (level <= free)
-		return VERDICT_PASS;
-	wait = drain_ns(terms->slope, level - free);
-	if (!wait)
-		return VERDICT_PASS;
-	leaves = s->now + wait;
-	/* Behind a tag in the frame, only a device that it leaves by needs no type of the time. */
-	if ((hook.ingress || own <= leaves || own - leaves > OWN_TIME_NS) &&
-	    bpf_skb_set_tstamp(skb, leaves, BPF_SKB_TSTAMP_DELIVERY_MONO) && !hook.ingress)
-		skb->tstamp = leaves;
-	return wait > rule->details[s->version & 1].ecn_above_ns && ecn_of(skb, ip) ? VERDICT_MARK : VERDICT_DELAY;
+	return hold_back(skb, ip, terms, &rule->details[s->version & 1], s->bytes, s->now,
+			 s->tat - clock_of(terms, s->version, s->now));
 }
 
 /* Charges any packet to its bucket, by a version that was resolved. Where a key can have none, the rule's own is charged. */
@@ -160,7 +169,7 @@ __noinline enum verdict charge_slowly(struct __sk_buff *skb, __u32 ip, __u32 id,
 	bpf_loop(TRIES, try_own, &s, 0);
 charged:
 	if (s.verdict == VERDICT_PASS && s.delay)
-		return hold_back(skb, ip, &s);
+		return hold_back_slowly(skb, ip, &s);
 	return s.verdict == VERDICT_AGAIN ? VERDICT_UNSURE : s.verdict;
 }
 
@@ -406,8 +415,59 @@ __noinline int apply_slowly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 alg
 
 /* What only apply_slowly knows about. */
 #define RULE_RARE \
-	(RULE_UNLIMITED | RULE_FRAMING | RULE_ECN | RULE_PASS | RULE_FAIL_CLOSED | RULE_ABSENT | RULE_SHADOW | \
-	 RULE_DELAY)
+	(RULE_UNLIMITED | RULE_FRAMING | RULE_ECN | RULE_PASS | RULE_FAIL_CLOSED | RULE_ABSENT | RULE_SHADOW)
+
+/* Charges a packet that counts as long as it is to a bucket that is at hand; VERDICT_AGAIN if it is not. */
+static __always_inline enum verdict charge_plainly(struct __sk_buff *skb, __u32 ip, struct rule *rule, __u32 version,
+						   const struct terms *terms, __u32 flags, __u64 *now, __u64 *given)
+{
+	enum verdict verdict;
+	struct bucket *bucket;
+	__u64 hash, v;
+
+	if (flags & RULE_EACH) {
+		hash = hash_plainly(skb, ip, rule->details[version].each_mask, terms->salt, flags);
+		bucket = hash ? find_bucket(hash) : NULL;
+		if (!bucket)
+			return VERDICT_AGAIN;
+		*now = time_ns(skb);
+		return charge_bucket(terms, byte_clock(terms, terms->base, *now), bucket, print_of(hash), *now,
+				     skb->len, false, given);
+	}
+	*now = time_ns(skb);
+	v = byte_clock(terms, terms->base, *now);
+	verdict = charge_bucket(terms, v, &rule->own, 0, *now, skb->len, false, given);
+	/* With two CPUs on one bucket, that the other was faster is as likely as not. */
+	if (verdict == VERDICT_AGAIN)
+		verdict = charge_bucket(terms, v, &rule->own, 0, *now, skb->len, false, given);
+	return verdict;
+}
+
+/* What apply_plainly answers if it has done nothing. */
+#define UNDONE -2
+
+/* Applies a rule that delays and has nothing rare about it to a packet that is one of most, if it can. */
+__noinline int apply_plainly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 version)
+{
+	struct rule *rule = rule_of(id);
+	const struct terms *terms;
+	enum verdict verdict;
+	__u64 now, given;
+	__u32 flags;
+
+	if (!rule)
+		return UNDONE;
+	version &= 1;
+	terms = terms_of(rule, version);
+	flags = terms->flags;
+	verdict = charge_plainly(skb, ip, rule, version, terms, flags, &now, &given);
+	if (verdict == VERDICT_AGAIN)
+		return UNDONE;
+	if (verdict == VERDICT_PASS)
+		verdict = hold_back(skb, ip, terms, &rule->details[version], skb->len, now,
+				    given - byte_clock(terms, terms->base, now));
+	return act(skb, ip, rule, flags, skb->len, verdict);
+}
 
 /*
  * The same for what most packets and rules are: counts as long as it is, and
@@ -417,12 +477,12 @@ __noinline int apply_slowly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 alg
 static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 algorithm)
 {
 	const struct terms *terms;
-	struct bucket *bucket;
+	__u32 version, flags;
+	__u64 now, view, given;
 	enum verdict verdict;
 	struct counters *c;
-	__u32 version, flags;
-	__u64 hash, now, v, view, given;
 	struct rule *rule;
+	int done;
 
 	rule = rule_of(id);
 	if (!rule)
@@ -439,25 +499,16 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id, __u3
 	flags = terms->flags;
 	if ((flags ^ algorithm) & (RULE_LEAKY | RULE_RARE) || skb->gso_size || skb->vlan_present)
 		goto slowly;
+	if (flags & RULE_DELAY) {
+		done = apply_plainly(skb, ip, id, version);
+		if (done == UNDONE)
+			goto slowly;
+		return done;
+	}
 	/* Touched before the clock is read, which waits for all loads, so that two misses are one. */
 	if (IS_BIG)
 		READ_ONCE(counters_of(rule)->passed_packets);
-	if (flags & RULE_EACH) {
-		hash = hash_plainly(skb, ip, rule->details[version].each_mask, terms->salt, flags);
-		bucket = hash ? find_bucket(hash) : NULL;
-		if (!bucket)
-			goto slowly;
-		now = time_ns(skb);
-		verdict = charge_bucket(terms, byte_clock(terms, terms->base, now), bucket, print_of(hash), now,
-					skb->len, false, &given);
-	} else {
-		now = time_ns(skb);
-		v = byte_clock(terms, terms->base, now);
-		verdict = charge_bucket(terms, v, &rule->own, 0, now, skb->len, false, &given);
-		/* With two CPUs on one bucket, that the other was faster is as likely as not. */
-		if (verdict == VERDICT_AGAIN)
-			verdict = charge_bucket(terms, v, &rule->own, 0, now, skb->len, false, &given);
-	}
+	verdict = charge_plainly(skb, ip, rule, version, terms, flags, &now, &given);
 	c = counters_of(rule);
 	if (verdict == VERDICT_PASS) {
 		count(&c->passed_packets, &c->passed_bytes, skb->len);

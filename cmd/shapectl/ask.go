@@ -28,7 +28,8 @@ func (e *env) askCommand() *cobra.Command {
 		Use:   "ask DEV ingress|egress ADDRESS [flags]",
 		Short: "Ask whether a packet would pass now, and when",
 		Long: `Ask whether a packet to or from an address would pass now, how full its bucket
-is, and how long it would have to wait. Nothing is charged or changed.`,
+is, and how long it would be held back, or in how long it would conform. Nothing
+is charged or changed.`,
 		Example: `  shapectl ask eth0 egress 10.0.0.7
   shapectl ask eth0 egress 10.0.0.7 --bytes 9000 --flow udp,192.0.2.1:5000,10.0.0.7:53`,
 		Args:              args(3, 3),
@@ -97,23 +98,44 @@ func (e *env) ask(o askOptions) error {
 		}
 		meter := h.Set.Meter(entry)
 		level := h.Set.Level(entry, h.Match(), flow, maps.Now())
-		counted := max(int64(answer.Bytes)+int64(entry.Framing.Overhead), int64(entry.Framing.MPU), 0)
-		answer.Bytes = uint64(counted)
-		answer.LevelBytes, answer.CapacityBytes = model.Bytes(level), &entry.Capacity
-		answer.Conforms, answer.WaitNS = meter.Conforms(level, answer.Bytes), meter.Wait(level, answer.Bytes)
-		answer.Sharer = maps.Sharer(entry, h.Match(), flow)
-		if !answer.Conforms {
-			answer.Verdict = verdicts[entry.Excess]
-			if entry.Excess == policy.ECN && !meter.Marks(level, answer.Bytes) {
-				answer.Verdict = "drop"
-			}
-		}
+		answer.Bytes = charged(answer.Bytes, entry.Framing)
+		answer.LevelBytes, answer.CapacityBytes, answer.Queue = model.Bytes(level), &entry.Capacity, report.NewQueue(entry.Rule)
+		answer.Conforms, answer.Sharer = meter.Conforms(level, answer.Bytes), maps.Sharer(entry, h.Match(), flow)
+		answer.Verdict, answer.WaitNS = fate(entry.Rule, meter, level, answer.Bytes)
 		return e.answer(answer)
 	})
 }
 
-// verdicts are what becomes of excess; where ECN can not mark, it drops.
-var verdicts = map[policy.Excess]string{policy.Drop: "drop", policy.ECN: "mark", policy.Pass: "pass"}
+// charged is what a packet of that length counts.
+func charged(bytes uint64, f policy.Framing) uint64 {
+	return uint64(max(int64(bytes)+int64(f.Overhead), int64(f.MPU), 0))
+}
+
+// fate is what becomes of a packet that counts so many bytes and finds that
+// level, in units: the verdict, and how long it is held back, or if it is excess,
+// in how long it would conform. Where ECN can not mark, it drops.
+func fate(r policy.Rule, m model.Meter, level, bytes uint64) (verdict string, waitNS uint64) {
+	if m.Conforms(level, bytes) {
+		if r.Excess == policy.Delay {
+			waitNS = m.Held(level, bytes)
+		}
+		switch {
+		case waitNS == 0:
+			return "pass", 0
+		case waitNS > uint64(r.ECNAbove):
+			return "mark", waitNS
+		}
+		return "delay", waitNS
+	}
+	verdict = "drop"
+	switch {
+	case r.Excess == policy.Pass:
+		verdict = "pass"
+	case r.Excess == policy.ECN && m.Marks(level, bytes):
+		verdict = "mark"
+	}
+	return verdict, m.Wait(level, bytes)
+}
 
 func fullPacket(bytes byteCount, d loader.Device) uint64 {
 	switch {

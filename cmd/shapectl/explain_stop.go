@@ -29,7 +29,7 @@ func (x explainer) stop(h *loader.Hook, hop loader.Hop, p askedPacket) (report.S
 		}
 		s.Chain = []report.Attached{}
 	}
-	decides := -1
+	decides, delays := -1, false
 	address := p.side(match)
 	switch {
 	case address.IsValid():
@@ -41,7 +41,7 @@ func (x explainer) stop(h *loader.Hook, hop loader.Hop, p askedPacket) (report.S
 		if !found {
 			break
 		}
-		decides = deciderOf(path, entry)
+		decides, delays = deciderOf(path, entry), entry.Excess == policy.Delay
 		if err := x.rule(&s, h, entry, hop.Tags, p); err != nil {
 			return s, err
 		}
@@ -54,8 +54,21 @@ func (x explainer) stop(h *loader.Hook, hop loader.Hop, p askedPacket) (report.S
 		if i < decides && !e.Ours {
 			s.Warnings = append(s.Warnings, runsBefore(e))
 		}
+		if e.At == "qdisc" && delays {
+			held := e.Name == "fq" || e.Name == "mq of fq"
+			s.HeldBack = &held
+			if !held {
+				s.Warnings = append(s.Warnings, holdsNothing(hop.Name, e.Name))
+			}
+		}
 	}
 	return s, nil
+}
+
+// holdsNothing says what becomes of a rule that delays where the qdisc of its device is not fq.
+func holdsNothing(device, qdisc string) string {
+	return fmt.Sprintf("nothing is held back, as only the qdisc fq does that, and %s has %s: what is to wait passes at once, and the rate is kept by drops alone; "+
+		"'shapectl set' with --setup-fq sets fq", device, qdisc)
 }
 
 var sideNames = map[policy.Match]string{policy.MatchSrc: "source address", policy.MatchDst: "destination address"}
@@ -140,7 +153,7 @@ func (x explainer) rule(s *report.Stop, h *loader.Hook, e maps.Entry, tags int, 
 	level.Sharer = maps.Sharer(e, h.Match(), flow)
 	s.Bucket = &level
 	if s.Attached {
-		s.Verdict = b.verdict(counted.Bytes)
+		s.Verdict, _ = fate(e.Rule, meter, b.units, counted.Bytes)
 	}
 	return nil
 }
@@ -207,15 +220,24 @@ type bucketNow struct {
 // count so many bytes on a device of that speed, 0 if it is not known.
 func (b bucketNow) level(bytes, speedBits uint64, now time.Time) report.Level {
 	r, m := b.rule, b.meter
+	_, wait := fate(r, m, b.units, bytes)
 	l := report.Level{
 		LevelBytes: model.Bytes(b.units), CapacityBytes: r.Capacity, Excess: r.Excess.String(), Penalty: r.Penalty.String(),
-		Conforms: m.Conforms(b.units, bytes), WaitNS: m.Wait(b.units, bytes),
-		EmptyNS: m.Wait(b.units, r.Capacity), // as what fills the bucket waits until it is empty
+		Queue: report.NewQueue(r), Conforms: m.Conforms(b.units, bytes), WaitNS: wait,
+		EmptyNS: m.Wait(b.units, r.Capacity+r.Queue), // as what fills the bucket waits until it is empty
 	}
+	cost := max(bytes<<model.UnitBits, 1)
 	room := m.Capacity - min(b.units, m.Capacity)
 	if l.Conforms {
 		l.RoomBytes = room >> model.UnitBits
-		l.RoomPackets = max(room/max(bytes<<model.UnitBits, 1), 1)
+		l.RoomPackets = max(room/cost, 1)
+		l.AtOncePackets = l.RoomPackets
+	}
+	if r.Excess == policy.Delay {
+		l.AtOncePackets = (m.AtOnce - min(b.units, m.AtOnce)) / cost
+		if l.Conforms && l.WaitNS == 0 { // also one that is bigger than all that leaves at once
+			l.AtOncePackets = max(l.AtOncePackets, 1)
+		}
 	}
 	if speedBits > 0 {
 		l.SpeedBits = &speedBits
@@ -232,15 +254,4 @@ func (b bucketNow) level(bytes, speedBits uint64, now time.Time) report.Level {
 		l.HeldUntil = uint64(now.Add(time.Duration(l.HeldNS)).UnixNano())
 	}
 	return l
-}
-
-// verdict is what becomes of a packet that counts so many bytes.
-func (b bucketNow) verdict(bytes uint64) string {
-	switch {
-	case b.meter.Conforms(b.units, bytes):
-		return "pass"
-	case b.rule.Excess == policy.ECN && !b.meter.Marks(b.units, bytes):
-		return "drop"
-	}
-	return verdicts[b.rule.Excess]
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -102,6 +103,14 @@ func TestExplain(t *testing.T) {
 			}
 			return r.explained("explain va egress 10.0.0.7", "explain va egress 10.0.0.7 --bytes 5000", "explain va egress 10.0.1.7",
 				"explain va egress 10.0.1.7 --bytes 6000", "explain va egress 10.0.2.7", "explain va egress 10.0.3.7")
+		},
+		"queue": func(r *rig) string {
+			// As slow as a queue can be that holds a full packet.
+			r.setRules("va egress 10.0.0.0/24 --rate 1600bit --capacity 1800 --algorithm leaky --excess delay",
+				"va egress 10.0.1.0/24 --rate 1gbit --capacity 30000 --excess delay --queue 60000 --ecn-above never")
+			before := r.explained("explain va egress 10.0.0.7", "explain va egress 10.0.1.7")
+			r.send("10.0.0.7", 2, 850)
+			return before + r.explained("explain va egress 10.0.0.7")
 		},
 		"penalty": func(r *rig) string {
 			r.setRules("va egress 10.0.0.0/24 --rate 8kbit --capacity 3000 --algorithm leaky --penalty 3600s")
@@ -490,6 +499,9 @@ func TestLevelOfBucket(t *testing.T) {
 	held.Algorithm, held.Penalty = policy.Leaky, policy.Penalty{Kind: policy.PenaltyHold, Duration: 30000 * byteNS}
 	mark := limit
 	mark.Excess = policy.ECN
+	leaky, burst := limit, limit
+	leaky.Algorithm, leaky.Excess, leaky.ECNAbove = policy.Leaky, policy.Delay, 2000*byteNS
+	burst.Excess, burst.Queue, burst.ECNAbove = policy.Delay, 7000, policy.Never
 	number := func(n uint64) *uint64 { return &n }
 	now := time.Unix(1_800_000_000, 0)
 	for _, test := range []struct {
@@ -512,12 +524,26 @@ func TestLevelOfBucket(t *testing.T) {
 		{"full, not held", held, 5000, 1000, 0, report.Level{EmptyNS: 5000 * byteNS, WaitNS: 1000 * byteNS}, "drop"},
 		{"marked", mark, 9000, 1000, 0, report.Level{EmptyNS: 9000 * byteNS, WaitNS: 5000 * byteNS}, "mark"},
 		{"too full to be marked", mark, 9001, 1000, 0, report.Level{EmptyNS: 9001 * byteNS, WaitNS: 5001 * byteNS}, "drop"},
+		{"empty queue", leaky, 0, 1000, 31_250_000, report.Level{
+			Conforms: true, RoomPackets: 5, RoomBytes: 5000, AtOncePackets: 1, FullNS: number(5000 * byteNS),
+		}, "pass"},
+		{"waits", leaky, 2000, 1000, 0, report.Level{Conforms: true, RoomPackets: 3, RoomBytes: 3000, EmptyNS: 2000 * byteNS, WaitNS: 2000 * byteNS}, "delay"},
+		{"waits longer", leaky, 2001, 1000, 0, report.Level{Conforms: true, RoomPackets: 2, RoomBytes: 2999, EmptyNS: 2001 * byteNS, WaitNS: 2001 * byteNS}, "mark"},
+		{"does not fit the queue", leaky, 4001, 1000, 0, report.Level{EmptyNS: 4001 * byteNS, WaitNS: byteNS}, "drop"},
+		{"leaves at once", burst, 2000, 1000, 0, report.Level{Conforms: true, RoomPackets: 10, RoomBytes: 10000, AtOncePackets: 3, EmptyNS: 2000 * byteNS}, "pass"},
+		{"waits behind a burst", burst, 5000, 1000, 0, report.Level{Conforms: true, RoomPackets: 7, RoomBytes: 7000, EmptyNS: 5000 * byteNS, WaitNS: 1000 * byteNS}, "delay"},
+		{"does not fit, behind a burst", burst, 11500, 1000, 0, report.Level{EmptyNS: 11500 * byteNS, WaitNS: 500 * byteNS}, "drop"},
+		{"bigger than what leaves at once", burst, 0, 6000, 0, report.Level{Conforms: true, RoomPackets: 2, RoomBytes: 12000, AtOncePackets: 1}, "pass"},
 	} {
 		r := test.rule
-		meter := model.New(uint64(r.Rate), r.Capacity, r.Penalty.Kind != policy.PenaltyNone, uint64(r.Penalty.Duration))
+		meter := maps.Meter(r)
 		b := bucketNow{rule: r, meter: meter, units: test.level << model.UnitBits}
 		got := b.level(test.bytes, test.speed, now)
 		want := test.want
+		want.Queue = report.NewQueue(r)
+		if r.Excess != policy.Delay {
+			want.AtOncePackets = want.RoomPackets
+		}
 		want.LevelBytes, want.CapacityBytes, want.Excess, want.Penalty = test.level, r.Capacity, r.Excess.String(), r.Penalty.String()
 		if test.speed > 0 {
 			want.SpeedBits = &test.speed
@@ -525,7 +551,7 @@ func TestLevelOfBucket(t *testing.T) {
 		if g, w := plainJSON(t, got), plainJSON(t, want); g != w {
 			t.Errorf("%s: it is\n%s, want\n%s", test.name, g, w)
 		}
-		if v := b.verdict(test.bytes); v != test.verdict {
+		if v, _ := fate(r, meter, b.units, test.bytes); v != test.verdict {
 			t.Errorf("%s: the verdict is %s, want %s", test.name, v, test.verdict)
 		}
 	}

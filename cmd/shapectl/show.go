@@ -52,7 +52,7 @@ func (e *env) showCommand() *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&stats, "stats", false, "count packets and bytes (JSON always does)")
 	cmd.Flags().BoolVar(&shadows, "shadow", false, "tell what proposed limits would have refused, and of whom")
-	cmd.Flags().BoolVar(&buckets, "buckets", false, "list the hosts, subnets and flows that owe something now")
+	cmd.Flags().BoolVar(&buckets, "buckets", false, "list the hosts, subnets and flows that owe something now, and how long a packet would wait")
 	return cmd
 }
 
@@ -131,7 +131,7 @@ func findRules(n *loader.Namespace, want filterRules) (rules []report.Rule, err 
 			if want.buckets {
 				r.Buckets = []report.Bucket{}
 				for b := range h.Set.Buckets(entry, maps.Now()) {
-					r.Buckets = append(r.Buckets, report.Bucket{Sharer: sharer(b), LevelBytes: b.LevelBytes})
+					r.Buckets = append(r.Buckets, bucketOf(h, entry, b))
 				}
 			}
 			rules = append(rules, r)
@@ -197,6 +197,17 @@ func place(h *loader.Hook) report.Place {
 		Device:      h.Name(), Direction: h.Direction, Match: h.Match(),
 		Attached: h.InForce(), State: state, Hook: string(h.Mode),
 	}
+}
+
+// bucketOf is what there is to say of a bucket of a rule.
+func bucketOf(h *loader.Hook, entry maps.Entry, b maps.Bucket) report.Bucket {
+	out := report.Bucket{Sharer: sharer(b), LevelBytes: b.LevelBytes}
+	meter, bytes, level := h.Set.Meter(entry), charged(fullPacket(0, h.Device), entry.Framing), b.LevelBytes<<model.UnitBits
+	if entry.Excess == policy.Delay && meter.Conforms(level, bytes) {
+		wait := meter.Held(level, bytes)
+		out.WaitNS = &wait
+	}
+	return out
 }
 
 func sharer(b maps.Bucket) string {

@@ -88,15 +88,32 @@ const maxKnown = 1 << 14
 
 // of is the limit of a rule.
 func (l *limits) of(p parcel) *policy.Limit {
-	parts := p.parts
+	parts, meant := p.parts, p.parts
 	if p.plan != nil {
 		parts = slices.Concat(p.plan.parts, parts)
+		// Who says otherwise than the plan what becomes of excess does not mean its queue.
+		if !slices.ContainsFunc(p.parts, func(p part) bool { return p.key == "excess" || p.key == "algorithm" }) {
+			meant = parts
+		}
 	}
 	limit := over(l.usual, parts)
 	if limit.Rate == policy.Unlimited {
 		limit = over(l.hole, parts)
+	} else {
+		limit = over(withoutIdle(limit), meant)
 	}
 	return &limit
+}
+
+// withoutIdle is a limit without what only delaying ones have, unless it is one.
+func withoutIdle(l policy.Limit) policy.Limit {
+	if l.Excess != policy.Delay || l.Algorithm != policy.GCRA {
+		l.Queue = policy.Capacity{}
+	}
+	if l.Excess != policy.Delay {
+		l.ECNAbove = 0
+	}
+	return l
 }
 
 // limit is that of a rule, nil if it is not valid.

@@ -257,11 +257,6 @@ func (r *reader) stillSo(entries []entry, of base, live policy.Rule, d Device) (
 		case "plan":
 		case "overhead", "mpu":
 			ofFraming = append(ofFraming, r.part(key, value).parts...)
-		case "capacity":
-			parts := r.part(key, value).parts
-			if live.Rate != policy.Unlimited && capacity(over(usual, parts), live.Rate) == live.Capacity {
-				kept = append(kept, parts...)
-			}
 		case "shadow":
 			parts := r.shadow(value).parts
 			s, ok := proposed(live)
@@ -270,13 +265,28 @@ func (r *reader) stillSo(entries []entry, of base, live policy.Rule, d Device) (
 			}
 		default:
 			parts := r.part(key, value).parts
-			if !slices.ContainsFunc(differing(over(usual, parts), live, d.L2Bytes), func(p part) bool { return p.key == key }) {
+			said := over(usual, parts)
+			wrong := slices.ContainsFunc(differing(said, live, d.L2Bytes), func(p part) bool { return p.key == key })
+			if !wrong && !useless(key, live) {
 				kept = append(kept, parts...)
 			}
 		}
 	}
-	if framing(over(usual, ofFraming), d.L2Bytes) == live.Framing {
+	if madeOf(over(usual, ofFraming), live, d.L2Bytes).Framing == live.Framing {
 		kept = append(kept, ofFraming...)
 	}
 	return kept
+}
+
+// useless says whether a rule cannot have a part.
+func useless(key string, r policy.Rule) bool {
+	switch key {
+	case "capacity":
+		return r.Capacity == 0
+	case "queue":
+		return r.Queue == 0
+	case "ecn-above":
+		return r.ECNAbove == 0
+	}
+	return false
 }

@@ -229,6 +229,48 @@ devices: {eth0: {ingress: {10.0.0.0/24: {rate: 1mbit, each: host, excess: ecn}}}
 devices: {eth0: {egress: {10.0.1.0/24: 1mbit, 10.0.2.0/24: 1mbit}}}
 `, "\uFEFFdevices:\r\n  eth0:\r\n    egress:\r\n      10.0.1.0/24: 1mbit\r\n      10.0.2.0/24: 1mbit"},
 
+		{"queues", `
+defaults: {excess: delay, queue: 40ms}
+plans: {p: {queue: 10ms}}
+devices:
+  eth0:
+    egress:
+      10.0.0.0/24: 10mbit                                  # is dropped now
+      10.0.1.0/24: {rate: 10mbit, queue: 20ms, ecn-above: 1ms}   # is dropped now
+      10.0.2.0/24: {rate: 10mbit, queue: 20ms, ecn-above: 1ms}   # is leaky now
+      10.0.3.0/24: {rate: 10mbit, excess: drop}            # waits now
+      10.0.4.0/24: {rate: 10mbit, algorithm: leaky, capacity: 30ms}
+      10.0.5.0/24: {rate: 10mbit, algorithm: leaky, capacity: 30ms}   # may burst now
+      10.0.6.0/24: {rate: 10mbit, plan: p}                 # waits longer now
+      10.0.7.0/24: {rate: 10mbit, queue: 20ms}             # is not limited now
+`, `
+devices:
+  eth0:
+    egress:
+      10.0.0.0/24: 10mbit
+      10.0.1.0/24: 10mbit
+      10.0.2.0/24: {rate: 10mbit, algorithm: leaky, excess: delay, capacity: 50000, ecn-above: 1ms}
+      10.0.3.0/24: {rate: 10mbit, excess: delay, queue: 40ms, ecn-above: never}
+      10.0.4.0/24: {rate: 10mbit, algorithm: leaky, excess: delay, capacity: 30ms}
+      10.0.5.0/24: {rate: 10mbit, excess: delay, queue: 40ms, capacity: 30ms}
+      10.0.6.0/24: {rate: 10mbit, excess: delay, queue: 20ms}
+      10.0.7.0/24: unlimited
+`, `
+defaults: {excess: delay, queue: 40ms}
+plans: {p: {queue: 10ms}}
+devices:
+  eth0:
+    egress:
+      10.0.0.0/24: {rate: 10mbit, excess: drop}                                  # is dropped now
+      10.0.1.0/24: {rate: 10mbit, excess: drop}   # is dropped now
+      10.0.2.0/24: {rate: 10mbit, ecn-above: 1ms, capacity: 50000b, algorithm: leaky}   # is leaky now
+      10.0.3.0/24: {rate: 10mbit, ecn-above: never}            # waits now
+      10.0.4.0/24: {rate: 10mbit, algorithm: leaky, capacity: 30ms}
+      10.0.5.0/24: {rate: 10mbit, capacity: 30ms}   # may burst now
+      10.0.6.0/24: {rate: 10mbit, queue: 25000b}                 # waits longer now
+      10.0.7.0/24: {rate: unlimited}             # is not limited now
+`},
+
 		{"defaults no longer hold", `
 defaults: {overhead: docsis, mpu: 80, algorithm: leaky, penalty: 10s, shadow: 1mbit}
 devices: {eth0: {egress: {10.0.0.0/24: 2mbit, 10.0.1.0/24: {rate: 2mbit, shadow: 3mbit}}}}

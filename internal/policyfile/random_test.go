@@ -59,10 +59,17 @@ func (r random) parts(key string) (parts []string) {
 	if parts[0] != "rate: unlimited" {
 		may(20, "each: "+r.one("all", "host", "flow"))
 		may(20, r.one("capacity", "burst")+": "+r.one("100ms", "64kb", "300ms", "1000000"))
-		may(10, "excess: "+r.one("ecn", "drop", "pass"))
-		may(10, "algorithm: leaky")
-		if parts[len(parts)-1] == "algorithm: leaky" {
+		may(30, "algorithm: "+r.one("leaky", "leaky", "gcra"))
+		leaky := parts[len(parts)-1] == "algorithm: leaky"
+		may(30, "excess: "+r.one("ecn", "drop", "pass", "delay", "delay", "delay"))
+		switch delays := parts[len(parts)-1] == "excess: delay"; {
+		case leaky && !delays:
 			may(60, "penalty: "+r.one("none", "fill", "30s"))
+		case delays || key == "defaults":
+			may(40, "ecn-above: "+r.one("5ms", "never", "1s"))
+			if !leaky || key == "defaults" {
+				may(60, "queue: "+r.one("50ms", "64kb", "1000000", "20000"))
+			}
 		}
 	}
 	may(10, "fail: closed")

@@ -146,10 +146,11 @@ func sameShadow(l *policy.Limit, proposed policy.Rule, l2Bytes uint8) bool {
 // differing is the parts but the shadow that make r of a limit.
 func differing(l policy.Limit, r policy.Rule, l2Bytes uint8) (parts []part) {
 	add := func(key, text string) { parts = append(parts, part{key: key, text: text}) }
+	made := madeOf(l, r, l2Bytes)
 	if l.Rate != r.Rate {
 		add("rate", r.Rate.String())
 	}
-	if r.Rate != policy.Unlimited && capacity(l, r.Rate) != r.Capacity {
+	if made.Capacity != r.Capacity {
 		add("capacity", inBytes(r.Capacity))
 	}
 	if l.Algorithm != r.Algorithm {
@@ -161,13 +162,19 @@ func differing(l policy.Limit, r policy.Rule, l2Bytes uint8) (parts []part) {
 	if l.Excess != r.Excess {
 		add("excess", r.Excess.String())
 	}
+	if made.Queue != r.Queue {
+		add("queue", inBytes(r.Queue))
+	}
+	if made.ECNAbove != r.ECNAbove {
+		add("ecn-above", r.ECNAbove.String())
+	}
 	if l.Penalty != r.Penalty {
 		add("penalty", r.Penalty.String())
 	}
 	if l.Fail != r.Fail {
 		add("fail", r.Fail.String())
 	}
-	if framing(l, l2Bytes) != r.Framing {
+	if made.Framing != r.Framing {
 		if l.Overhead != "" || r.Framing.Overhead != 0 {
 			add("overhead", policy.Framing{Overhead: r.Framing.Overhead}.String())
 		}
@@ -178,16 +185,15 @@ func differing(l policy.Limit, r policy.Rule, l2Bytes uint8) (parts []part) {
 	return parts
 }
 
-// capacity is what a limit holds at a rate, in bytes; 0 if that is too much.
-func capacity(l policy.Limit, r policy.Rate) uint64 {
-	if l.Capacity == (policy.Capacity{}) {
-		return policy.DefaultCapacity(r)
+// madeOf is the rule that a limit makes which has the rate, the algorithm and the
+// excess of r. What the limit says that is none of such a rule's is not r's.
+func madeOf(l policy.Limit, r policy.Rule, l2Bytes uint8) policy.Rule {
+	l.Rate, l.Algorithm, l.Excess, l.Shadow = r.Rate, r.Algorithm, r.Excess, nil
+	made, err := withoutIdle(l).Resolve(r.Prefix, l2Bytes)
+	if err != nil { // more than there can be, at this rate
+		made.Capacity, made.Queue, made.ECNAbove = 0, 0, 0
 	}
-	bytes, err := l.Capacity.Resolve(r)
-	if err != nil {
-		return 0
-	}
-	return bytes
+	return made
 }
 
 // inBytes is a capacity as people write it.
@@ -197,15 +203,4 @@ func inBytes(capacity uint64) string {
 		panic(err) // no rule has it
 	}
 	return c.String()
-}
-
-// framing is that of a valid limit.
-func framing(l policy.Limit, l2Bytes uint8) (f policy.Framing) {
-	if l.Overhead != "" {
-		f, _ = policy.ParseFraming(l.Overhead, l2Bytes)
-	}
-	if l.MPU != 0 {
-		f.MPU = uint16(l.MPU)
-	}
-	return f
 }

@@ -29,7 +29,7 @@ const (
 	firstWidth = 1000 // ns
 )
 
-// A Chart is what was offered, passed and owed over time, in equal intervals.
+// A Chart is what was offered, what left, and what was owed over time, in equal intervals.
 // How long a trace is shows at its end, so intervals are joined two by two
 // whenever there are too many.
 type Chart struct {
@@ -41,7 +41,7 @@ type Chart struct {
 }
 
 type bin struct {
-	offered, passed uint64 // bytes
+	offered, passed uint64 // bytes: when they came, and when those that passed left
 	level           uint64 // units: the highest that any bucket had
 }
 
@@ -57,19 +57,24 @@ func (c *Chart) Add(r Result) {
 	if !c.began {
 		c.began, c.start = true, r.Time
 	}
-	at := r.Time - min(r.Time, c.start)
+	b := c.bin(r.Time)
+	b.offered += r.Bytes
+	b.level = max(b.level, r.Level)
+	if r.Verdict != Drop {
+		c.bin(r.Leaves()).passed += r.Bytes
+	}
+}
+
+// bin is the interval of a time.
+func (c *Chart) bin(at uint64) *bin {
+	at -= min(at, c.start)
 	for at/c.width >= mostBins {
 		c.join()
 	}
 	for uint64(len(c.bins)) <= at/c.width {
 		c.bins = append(c.bins, bin{})
 	}
-	b := &c.bins[at/c.width]
-	b.offered += r.Bytes
-	if r.Verdict != Drop {
-		b.passed += r.Bytes
-	}
-	b.level = max(b.level, r.Level)
+	return &c.bins[at/c.width]
 }
 
 func (c *Chart) join() {
@@ -183,20 +188,24 @@ func (c *Chart) rates() (*plot.Plot, error) {
 	perSecond := func(bytes uint64) float64 { return float64(bytes) * 8e9 / float64(c.width) }
 	most := 0.0
 	for _, b := range c.bins {
-		most = max(most, perSecond(b.offered))
+		most = max(most, perSecond(b.offered), perSecond(b.passed))
 	}
-	rate, one := c.limit()
+	rule, one := c.limit()
 	if one {
-		most = max(most, float64(rate.Rate))
+		most = max(most, float64(rule.Rate))
+	}
+	passed := "passed"
+	if rule.Excess == policy.Delay {
+		passed = "passed, as it leaves"
 	}
 	unit := fit(most, rateScales)
 	p := c.axes("rate ("+unit.name+")", most/unit.size)
 	err := errors.Join(
 		c.area(p, "offered", grey, light, func(i int) float64 { return perSecond(c.bins[i].offered) / unit.size }),
-		c.area(p, "passed", blue, pale, func(i int) float64 { return perSecond(c.bins[i].passed) / unit.size }),
+		c.area(p, passed, blue, pale, func(i int) float64 { return perSecond(c.bins[i].passed) / unit.size }),
 	)
 	if one && err == nil {
-		err = c.line(p, "the limit's rate", float64(rate.Rate)/unit.size)
+		err = c.line(p, "the limit's rate", float64(rule.Rate)/unit.size)
 	}
 	return p, err
 }
@@ -214,17 +223,22 @@ func (c *Chart) levels() (*plot.Plot, error) {
 		levels[i] = before
 		most = max(most, before)
 	}
-	unit := fit(max(most, float64(rule.Capacity)), bytesScales)
-	p := c.axes("level ("+unit.name+")", max(most, float64(rule.Capacity))/unit.size)
+	most = max(most, float64(rule.Capacity+rule.Queue))
+	unit := fit(most, bytesScales)
+	p := c.axes("level ("+unit.name+")", most/unit.size)
 	p.X.Label.Text = "time since the first packet (" + fit(c.span(), timeScales).name + ")"
 	name := "level of the bucket"
 	if !one {
 		name = "level of the fullest bucket"
 	}
-	return p, errors.Join(
+	err := errors.Join(
 		c.area(p, name, green, mint, func(i int) float64 { return levels[i] / unit.size }),
 		c.line(p, "capacity", float64(rule.Capacity)/unit.size),
 	)
+	if rule.Queue > 0 && err == nil {
+		err = c.line(p, "capacity and queue", float64(rule.Capacity+rule.Queue)/unit.size)
+	}
+	return p, err
 }
 
 // limit is the rule of the chart, and whether it has but one bucket. Rules of

@@ -49,10 +49,40 @@ func TestChartBins(t *testing.T) {
 	}
 }
 
+// What is held back is in the chart when it leaves, also behind the last packet.
+func TestChartOfQueue(t *testing.T) {
+	c := NewChart(Limits{Rules: []policy.Rule{everything(8000, 2000)}})
+	for i := range uint64(400) {
+		c.Add(Result{Time: i * 1000, Bytes: 10, Verdict: Delay, Held: 400_000})
+	}
+	c.Add(Result{Time: 0, Bytes: 10, Verdict: Mark, Held: 799_000})
+	c.Add(Result{Time: 0, Bytes: 10, Verdict: Drop})
+	if c.width != 2000 || len(c.bins) != 400 {
+		t.Fatalf("%d bins of %d ns", len(c.bins), c.width)
+	}
+	for i, b := range c.bins {
+		want := bin{offered: 20}
+		switch {
+		case i == 0:
+			want.offered += 20
+		case i >= 200:
+			want = bin{passed: 20}
+		}
+		if i == 399 {
+			want.passed += 10
+		}
+		if b != want {
+			t.Errorf("bin %d has %+v, want %+v", i, b, want)
+		}
+	}
+}
+
 // A chart is what its name says, and whoever reads it knows what is what.
 func TestChartFiles(t *testing.T) {
 	one, each := everything(8_000_000, 20000), everything(8_000_000, 20000)
 	each.Each.Kind = policy.EachHost
+	queue := one
+	queue.Excess, queue.Queue, queue.ECNAbove = policy.Delay, 5000, policy.Never
 	for _, c := range []struct {
 		rule  policy.Rule
 		says  []string
@@ -60,6 +90,7 @@ func TestChartFiles(t *testing.T) {
 	}{
 		{one, []string{"a title", "rate (Mbit/s)", "level (kB)", "offered", "passed", "the limit&#39;s rate", "level of the bucket", "capacity", "time since the first packet (ms)"}, false},
 		{each, []string{"level of the fullest bucket"}, false},
+		{queue, []string{"passed, as it leaves", "capacity", "capacity and queue"}, false},
 		{one, []string{"rate (Mbit/s)"}, true},
 	} {
 		l := Limits{Rules: []policy.Rule{c.rule}}
@@ -85,7 +116,7 @@ func TestChartFiles(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if c.rule == each { // one is enough, as it takes long
+		if c.rule != one { // one is enough, as it takes long
 			continue
 		}
 		if err := chart.Write(&picture, PNG, "a title"); err != nil {

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -79,6 +80,48 @@ func TestVectors(t *testing.T) {
 	}
 }
 
+// A queue lets the packets of the traces beside the repository leave when they
+// say, to the nanosecond of rounding; one that is all but a byte of what a bucket
+// holds does the same.
+func TestVectorsLeave(t *testing.T) {
+	for _, v := range testenv.Vectors(t) {
+		steps := v.Steps(t)
+		if !slices.ContainsFunc(steps, func(s testenv.Step) bool { return s.Departs }) {
+			continue
+		}
+		var csv strings.Builder
+		for _, s := range steps {
+			fmt.Fprintf(&csv, "%d,%d\n", s.Now, s.Bytes)
+		}
+		leaky := everything(policy.Rate(v.Rate), v.Capacity)
+		leaky.Algorithm, leaky.Excess, leaky.ECNAbove = policy.Leaky, policy.Delay, policy.Never
+		gcra := leaky
+		gcra.Algorithm, gcra.Capacity, gcra.Queue = policy.GCRA, 1, v.Capacity-1
+		for _, rule := range []policy.Rule{leaky, gcra} {
+			t.Run(fmt.Sprintf("%s/%v", v.Name, rule.Algorithm), func(t *testing.T) {
+				waited := 0
+				for i, r := range offer(t, newBoth(t, Limits{Rules: []policy.Rule{rule}}), csv.String()) {
+					s := steps[i]
+					want := Pass
+					switch {
+					case !s.Pass:
+						want = Drop
+					case s.Departure > s.Now:
+						want = Delay
+						waited++
+					}
+					if r.Time != s.Now || r.Verdict != want || s.Pass && r.Leaves()+1-s.Departure > 2 {
+						t.Fatalf("packet %d: %+v leaves at %d ns, want %+v", i+1, r, r.Leaves(), s)
+					}
+				}
+				if waited < 10 && v.Name != "idle-then-burst" && v.Name != "five-per-second" {
+					t.Errorf("only %d packets waited", waited)
+				}
+			})
+		}
+	}
+}
+
 // Both engines say the same of every packet of the captures beside the
 // repository, real ones and hostile ones; what can not be read is an error.
 func TestCaptures(t *testing.T) {
@@ -141,14 +184,18 @@ func TestBrokenFrames(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	roll := rand.New(rand.NewPCG(seed, 1))
-	for _, excess := range []policy.Excess{policy.Drop, policy.ECN, policy.Pass} {
+	for _, excess := range []policy.Excess{policy.Drop, policy.ECN, policy.Pass, policy.Delay} {
 		for _, each := range []policy.EachKind{policy.EachAll, policy.EachHost, policy.EachFlow} {
 			l := bothFamilies(80000, 3000, each)
 			for i := range l.Rules {
 				l.Rules[i].Excess, l.Rules[i].Algorithm = excess, policy.Algorithm(roll.IntN(2))
 				l.Rules[i].Framing = policy.Framing{Overhead: int16(roll.IntN(120) - 64), MPU: uint16(roll.IntN(2) * 84)}
+				if excess == policy.Delay {
+					queued(&l.Rules[i], roll)
+				}
 			}
 			e, now, limited := newBoth(t, l), uint64(time.Hour), 0
+			verdicts := map[Verdict]int{}
 			for range 1500 {
 				p := randomFrame(roll)
 				now += roll.Uint64N(uint64(30 * time.Millisecond))
@@ -160,12 +207,28 @@ func TestBrokenFrames(t *testing.T) {
 				if r.Limited {
 					limited++
 				}
+				verdicts[r.Verdict]++
 			}
 			if limited < 500 {
 				t.Errorf("only %d frames were IP", limited)
 			}
+			if excess == policy.Delay && each == policy.EachAll && (verdicts[Delay] < 20 || verdicts[Mark] < 5) {
+				t.Errorf("too easy for a queue with %+v: %v", l.Rules, verdicts)
+			}
 		}
 	}
+}
+
+// queued lets a rule hold back packets: all that it holds, or at least half.
+func queued(r *policy.Rule, roll *rand.Rand) {
+	r.Excess = policy.Delay
+	if r.Algorithm == policy.GCRA {
+		holds := r.Capacity
+		r.Capacity = 1 + roll.Uint64N(holds)/2
+		r.Queue = holds - r.Capacity
+	}
+	_, longest := r.Waiting()
+	r.ECNAbove = 1 + policy.ECNAbove(roll.Int64N(1+int64(longest)/2))
 }
 
 func randomFrame(roll *rand.Rand) *trace.Packet {
@@ -266,9 +329,13 @@ func TestSizesTakeTurns(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	roll := rand.New(rand.NewPCG(seed, 2))
-	for _, each := range []policy.EachKind{policy.EachAll, policy.EachHost} {
+	for i := range 6 {
 		rule := everything(100_000_000, 1<<20)
-		rule.Each.Kind = each
+		rule.Each.Kind = []policy.EachKind{policy.EachAll, policy.EachHost}[i%2]
+		if i >= 2 {
+			rule.Algorithm = policy.Algorithm(i / 2 % 2)
+			queued(&rule, roll)
+		}
 		e, now, excess := newBoth(t, Limits{Rules: []policy.Rule{rule}}), uint64(time.Hour), 0
 		for range 80 {
 			now += roll.Uint64N(uint64(60 * time.Millisecond))

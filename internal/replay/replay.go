@@ -63,6 +63,9 @@ const (
 
 func (v Verdict) String() string { return [...]string{"pass", "drop", "mark", "delay"}[v] }
 
+// Leaves is when a packet leaves that is not dropped, in ns.
+func (r Result) Leaves() uint64 { return r.Time + r.Held }
+
 // LevelBytes is the level in bytes, rounded up.
 func (r Result) LevelBytes() uint64 { return model.Bytes(r.Level) }
 
@@ -181,6 +184,9 @@ func (d *Disagreement) say(r Result) string {
 	case r.Rule == NoRule:
 		s.WriteString(", no rule")
 	default:
+		if r.Held > 0 {
+			fmt.Fprintf(&s, ", held back for %d ns", r.Held)
+		}
 		fmt.Fprintf(&s, ", level %d/1048576 bytes of %s", r.Level, d.limits.Sharer(r))
 	}
 	if r.Spare {

@@ -2,6 +2,7 @@ package replay
 
 import (
 	"cmp"
+	"math"
 	"slices"
 
 	"github.com/shapectl/shapectl/internal/model"
@@ -20,10 +21,10 @@ func (c *Count) add(bytes uint64) {
 }
 
 // A Summary is what became of all packets of a trace. Offered are those that
-// matched a rule; they were passed, some of them marked, or dropped. Excess is
-// what did not conform, whatever became of it.
+// matched a rule; they were passed, some of them delayed or marked, or dropped.
+// Excess is what did not conform, whatever became of it.
 type Summary struct {
-	Offered, Passed, Excess, Dropped, Marked Count
+	Offered, Passed, Excess, Dropped, Delayed, Marked Count
 	// Unlimited packets are no IP, or neighbour discovery; those outside match no rule.
 	Unlimited, Outside Count
 	// Of the kernel engine: packets whose bucket could not be updated, and those
@@ -31,9 +32,11 @@ type Summary struct {
 	Unsure, Spare Count
 
 	First, Last uint64 // ns: the earliest and the latest packet
+	LongestWait uint64 // ns, of a packet that was delayed
 
 	limits  Limits
-	highest uint64 // units
+	waited  float64 // ns, of all that were delayed
+	highest uint64  // units
 	worst   Drought
 	free    []model.Meter // each rule's rate, with the largest bucket there is
 	needed  uint64        // units, of a bucket that loses nothing
@@ -46,12 +49,12 @@ type Summary struct {
 type account struct {
 	free    model.Bucket // if nothing had been excess
 	excess  Count
-	since   uint64 // ns: when the last packet passed; before any did, when the first was dropped
+	since   uint64 // ns: when the last packet left that passed; before any did, when the first was dropped
 	known   bool   // there is such a time
 	dropped bool   // packets were dropped since
 }
 
-// A Drought is a time in which nothing of a bucket's passed, and something was dropped.
+// A Drought is a time in which nothing of a bucket's left, and something was dropped.
 type Drought struct {
 	From uint64 // ns
 	NS   uint64
@@ -93,6 +96,11 @@ func (s *Summary) Add(r Result) {
 	if r.Verdict == Mark {
 		s.Marked.add(r.Bytes)
 	}
+	if r.Held > 0 {
+		s.Delayed.add(r.Bytes)
+		s.LongestWait = max(s.LongestWait, r.Held)
+		s.waited += float64(r.Held)
+	}
 	if r.Unsure {
 		s.Unsure.add(r.Bytes)
 	}
@@ -123,12 +131,13 @@ func (s *Summary) drought(a *account, r Result) {
 		a.since, a.known = r.Time, true
 	}
 	a.dropped = a.dropped || dropped
-	// A clock that steps back makes none.
-	if a.dropped && r.Time >= a.since && (r.Time-a.since > s.worst.NS || s.Dropped.Packets == 1) {
-		s.worst = Drought{From: a.since, NS: r.Time - a.since}
+	// A clock that steps back makes none, and neither does a drop while others wait to leave.
+	at := r.Leaves()
+	if a.dropped && at >= a.since && (at-a.since > s.worst.NS || s.Dropped.Packets == 1) {
+		s.worst = Drought{From: a.since, NS: at - a.since}
 	}
 	if !dropped {
-		a.since, a.known, a.dropped = r.Time, true, false
+		a.since, a.known, a.dropped = at, true, false
 	}
 }
 
@@ -175,13 +184,18 @@ func (s *Summary) sweep(now uint64) {
 // HighestLevelBytes is the most that any bucket ever owed, rounded up.
 func (s *Summary) HighestLevelBytes() uint64 { return model.Bytes(s.highest) }
 
-// LongestDrought is the longest time between two packets of a bucket that
-// passed, with one between them that was dropped. Before the first that passes
+// MeanWait is how long those that were delayed waited in the mean, in ns.
+func (s *Summary) MeanWait() uint64 {
+	return uint64(math.Round(s.waited / float64(max(1, s.Delayed.Packets))))
+}
+
+// LongestDrought is the longest time between the leaving of two packets of a
+// bucket, with one between them that was dropped. Before the first that passes
 // it begins with the first that is dropped, and it ends with the last of all.
 func (s *Summary) LongestDrought() Drought { return s.worst }
 
-// LosslessCapacity is the smallest capacity in bytes with which no packet had
-// been excess: the highest that a bucket gets which loses nothing. It is 0 if
+// LosslessCapacity is the smallest capacity in bytes, of a queue and what leaves
+// at once together, with which no packet had been excess: the highest that a bucket gets which loses nothing. It is 0 if
 // each packet came to an empty bucket, so that any capacity does; and not known
 // if it were more than the largest capacity there is.
 func (s *Summary) LosslessCapacity() (bytes uint64, known bool) {

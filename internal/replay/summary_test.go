@@ -3,6 +3,7 @@ package replay
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,6 +59,33 @@ func TestSummary(t *testing.T) {
 	}
 }
 
+// A queue of 3000 bytes at 1000 bytes/s: who waits, for how long, and who does not fit.
+func TestSummaryOfQueue(t *testing.T) {
+	rule := everything(8000, 3000)
+	rule.Algorithm, rule.Excess, rule.ECNAbove = policy.Leaky, policy.Delay, policy.ECNAbove(1500*time.Millisecond)
+	s := summarize(t, Limits{Rules: []policy.Rule{rule}}, strings.Join([]string{
+		"0,1000",           // leaves at once
+		"0,1000", "0,1000", // leave after 1 s and, marked, 2 s
+		"0,500", "500000000,600", // do not fit
+		"500000000,500",  // marked after 2.5 s, 3 s after the first
+		"20000000000,50", // leaves at once
+	}, "\n"))
+	if s.Offered != (Count{7, 4650}) || s.Passed != (Count{5, 3550}) || s.Dropped != (Count{2, 1100}) || s.Excess != s.Dropped ||
+		s.Delayed != (Count{3, 2500}) || s.Marked != (Count{2, 1500}) {
+		t.Errorf("%+v", s)
+	}
+	if s.LongestWait != 2_500_000_000 || s.MeanWait() != 5_500_000_000/3 {
+		t.Errorf("waited for up to %d ns, %d in the mean", s.LongestWait, s.MeanWait())
+	}
+	// From the third that leaves, at 2 s, to the one that came after two were dropped, at 3 s.
+	if d := s.LongestDrought(); d != (Drought{2e9, 1e9}) {
+		t.Errorf("drought %+v", d)
+	}
+	if n, known := s.LosslessCapacity(); n != 4100 || !known {
+		t.Errorf("lossless capacity %d", n)
+	}
+}
+
 // The capacity that loses nothing is the least one: with one byte less, something is excess.
 func TestLosslessCapacity(t *testing.T) {
 	seed := rand.Uint64()
@@ -89,6 +117,12 @@ func TestLosslessCapacity(t *testing.T) {
 				}
 				if again, _ := s.LosslessCapacity(); again != least {
 					t.Errorf("trace %d: %d bytes from a bucket of %d, %d before", i, again, capacity, least)
+				}
+				delays := l
+				delays.Rules = slices.Clone(l.Rules)
+				queued(&delays.Rules[0], roll)
+				if q := summarize(t, delays, csv.String()); q.Excess != s.Excess {
+					t.Errorf("trace %d: with %+v, excess %+v, want %+v", i, delays.Rules[0], q.Excess, s.Excess)
 				}
 			}
 		}

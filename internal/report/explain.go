@@ -37,8 +37,10 @@ type Stop struct {
 	Hides   []Brief  `json:"hides"`
 	Counted *Counted `json:"counted"` // null where no rule matches
 	Bucket  *Level   `json:"bucket"`  // null where there is none, and where it can not be told which it is
-	Verdict string   `json:"verdict"` // pass, drop or mark; unknown with the bucket
-	Note    string   `json:"note"`    // what else is to be said, "" for nothing
+	Verdict string   `json:"verdict"` // pass, drop, mark or delay; unknown with the bucket
+	// HeldBack says whether the qdisc holds back what is to wait; null where nothing is, and where that cannot be told.
+	HeldBack *bool  `json:"held_back"`
+	Note     string `json:"note"` // what else is to be said, "" for nothing
 	// Proposed is null for a rule without a shadow, and where its bucket can not be told.
 	Proposed *Proposed `json:"proposed"`
 	// RevertsInNS is null unless the rules here wait to be confirmed.
@@ -114,16 +116,18 @@ type Counted struct {
 
 // Level is how full a bucket is, and what that means for a packet.
 type Level struct {
-	Sharer        string  `json:"sharer"` // whose it is
-	LevelBytes    uint64  `json:"level_bytes"`
-	CapacityBytes uint64  `json:"capacity_bytes"`
+	Sharer        string `json:"sharer"` // whose it is
+	LevelBytes    uint64 `json:"level_bytes"`
+	CapacityBytes uint64 `json:"capacity_bytes"`
+	Queue
 	EmptyNS       uint64  `json:"empty_ns"` // until it is empty, if nothing more comes
 	Conforms      bool    `json:"conforms"`
 	RoomPackets   uint64  `json:"room_packets"` // how many such packets fit now, one after the other
 	RoomBytes     uint64  `json:"room_bytes"`
+	AtOncePackets uint64  `json:"at_once_packets"`        // how many of them need not wait
 	SpeedBits     *uint64 `json:"device_bits_per_second"` // null where the device does not say
 	FullNS        *uint64 `json:"full_ns"`                // until it is full at that; null where it never is, or is not known
-	WaitNS        uint64  `json:"wait_ns"`                // until the packet conforms, if nothing else comes
+	WaitNS        uint64  `json:"wait_ns"`                // how long the packet is held back, or until it conforms if nothing else comes
 	Excess        string  `json:"excess"`
 	Penalty       string  `json:"penalty"`
 	HeldNS        uint64  `json:"held_ns"`            // how long a penalty still keeps it full
@@ -256,15 +260,43 @@ func (p Stop) now(s *strings.Builder) {
 	case p.Verdict == "unknown":
 	case b == nil:
 		fact(s, "now", "passes: it is not limited")
+	case b.delays():
+		p.queued(s)
 	case b.Conforms && p.Counted.Bytes > b.CapacityBytes:
 		fact(s, "now", "conforms, and passes: it is bigger than the bucket, but that is empty")
 	case b.Conforms:
 		fact(s, "now", fmt.Sprintf("conforms, and passes; there is room for %s (%d bytes)", packets(b.RoomPackets), b.RoomBytes))
-		b.filled(s)
+		b.later(s, "excess")
 	default:
 		fact(s, "now", "excess: "+b.fate(p.Verdict))
 		b.drained(s, p.Counted.Bytes)
 	}
+}
+
+// queued is the verdict of a rule that delays, and when there will be another one.
+func (p Stop) queued(s *strings.Builder) {
+	b := p.Bucket
+	if !b.Conforms {
+		fact(s, "now", "dropped: there is no room for it")
+		b.drained(s, p.Counted.Bytes)
+		return
+	}
+	text := "leaves at once"
+	if b.WaitNS > 0 {
+		text = "waits " + about(b.WaitNS)
+		if p.HeldBack != nil && !*p.HeldBack {
+			text = "passes: nothing holds it back for " + about(b.WaitNS)
+		}
+	}
+	if p.Verdict == "mark" {
+		text += ", and is marked by ECN where it can be, as that is more than " + about(*b.ECNAboveNS)
+	}
+	text += fmt.Sprintf("; there is room for %s (%d bytes)", packets(b.RoomPackets), b.RoomBytes)
+	if b.WaitNS == 0 && b.AtOncePackets < b.RoomPackets {
+		text += fmt.Sprintf(", of which %d would leave at once", b.AtOncePackets)
+	}
+	fact(s, "now", text)
+	b.later(s, "dropped")
 }
 
 func packets(n uint64) string {
@@ -275,22 +307,24 @@ func packets(n uint64) string {
 }
 
 func (b Level) text(s *strings.Builder) {
-	var full string
+	label, full, _ := strings.Cut(b.filled(b.Sharer, b.LevelBytes, b.CapacityBytes), " ")
 	switch {
 	case b.LevelBytes == 0:
-		fact(s, "bucket", fmt.Sprintf("of %s: empty, of %d bytes", b.Sharer, b.CapacityBytes))
+		full = fmt.Sprintf("of %s: empty, of %d bytes", b.Sharer, b.CapacityBytes)
+		if b.beyond > 0 {
+			full += fmt.Sprintf(", with a queue of %d", b.beyond)
+		}
+		fact(s, label, full)
 		return
 	case b.HeldNS > 0:
 		until := time.Unix(0, int64(b.HeldUntil)).Format(time.TimeOnly)
-		full = fmt.Sprintf("full, and kept so by the penalty for another %s, until %s", about(b.HeldNS), until)
-	default:
-		full = fmt.Sprintf("%d of %d bytes (%s full)", b.LevelBytes, b.CapacityBytes, percent(b.LevelBytes, b.CapacityBytes))
+		full = fmt.Sprintf("of %s: full, and kept so by the penalty for another %s, until %s", b.Sharer, about(b.HeldNS), until)
 	}
-	fact(s, "bucket", fmt.Sprintf("of %s: %s; empty in %s if nothing more comes", b.Sharer, full, about(b.EmptyNS)))
+	fact(s, label, fmt.Sprintf("%s; empty in %s if nothing more comes", full, about(b.EmptyNS)))
 }
 
-// filled says when what conforms now is excess.
-func (b Level) filled(s *strings.Builder) {
+// later says when what conforms now is excess, or what else it is then.
+func (b Level) later(s *strings.Builder, then string) {
 	if b.SpeedBits == nil {
 		return
 	}
@@ -299,7 +333,7 @@ func (b Level) filled(s *strings.Builder) {
 		fact(s, "later", fmt.Sprintf("conforms, as the device's %s can not fill the bucket", speed))
 		return
 	}
-	fact(s, "later", fmt.Sprintf("excess after %s of such packets at the device's %s", about(*b.FullNS), speed))
+	fact(s, "later", fmt.Sprintf("%s after %s of such packets at the device's %s", then, about(*b.FullNS), speed))
 }
 
 // fate is what becomes of an excess packet.
@@ -319,7 +353,7 @@ func (b Level) fate(verdict string) string {
 // drained says when what is excess now conforms.
 func (b Level) drained(s *strings.Builder, bytes uint64) {
 	text := "conforms in " + about(b.WaitNS)
-	if bytes > b.CapacityBytes {
+	if bytes > b.holds(b.CapacityBytes) {
 		text += ", when the bucket is empty, as it is bigger than that"
 	}
 	text += ", if nothing else comes"

@@ -106,6 +106,15 @@ func TestVerdictWords(t *testing.T) {
 		b := p.Bucket
 		b.LevelBytes, b.Conforms, b.RoomPackets, b.RoomBytes, b.WaitNS = 4500, false, 0, 0, 500_000_000
 	}
+	// queue makes the rule one that delays, with a level at which the packet waits.
+	queue := func(p *Stop, r policy.Rule, level, wait uint64, verdict string) {
+		b := p.Bucket
+		b.Queue, b.Excess, b.CapacityBytes = NewQueue(r), "delay", r.Capacity
+		b.LevelBytes, b.WaitNS, b.RoomBytes, b.RoomPackets, p.Verdict = level, wait, 10000-level, (10000-level)/1000, verdict
+		b.Conforms = verdict != "drop"
+	}
+	leaky, gcra := queues()
+	yes, no := true, false
 	until := time.Date(2026, 1, 2, 14, 3, 7, 0, time.Local)
 	for _, test := range []struct {
 		name   string
@@ -135,6 +144,33 @@ func TestVerdictWords(t *testing.T) {
 		}, []string{
 			"bucket     of 10.0.0.7: full, and kept so by the penalty for another 29.88s, until 14:03:07; empty in",
 			"; each excess packet until then keeps the bucket full for 30s again",
+		}},
+		{"an empty queue", func(p *Stop) { queue(p, leaky, 0, 0, "pass"); p.Bucket.AtOncePackets = 1 }, []string{
+			"queue      of 10.0.0.7: empty, of 10000 bytes now",
+			"now        leaves at once; there is room for 10 such packets (10000 bytes), of which 1 would leave at once",
+			"later      dropped after 99.88us of such packets",
+		}},
+		{"an empty queue behind a bucket", func(p *Stop) { queue(p, gcra, 0, 0, "pass"); p.Bucket.AtOncePackets = 4 }, []string{
+			"bucket     of 10.0.0.7: empty, of 4000 bytes, with a queue of 6000 now", "of which 4 would leave at once",
+		}},
+		{"waits", func(p *Stop) { queue(p, leaky, 2000, 2e6, "delay"); p.HeldBack = &yes }, []string{
+			"queue      of 10.0.0.7: 2000 of 10000 bytes (20.0 % full); empty in",
+			"now        waits 2ms; there is room for 8 such packets (8000 bytes) later",
+		}},
+		{"waits behind a bucket", func(p *Stop) { queue(p, gcra, 5000, 2e6, "delay") }, []string{
+			"bucket     of 10.0.0.7: 4000 of 4000 bytes (100.0 % full), queue: 1000 of 6000 bytes (16.7 % full); empty in", "now        waits 2ms; there",
+		}},
+		{"waits and is marked", func(p *Stop) { queue(p, leaky, 6000, 6e6, "mark") }, []string{
+			"now        waits 6ms, and is marked by ECN where it can be, as that is more than 5ms; there is room for 4 such packets",
+		}},
+		{"nothing is held back", func(p *Stop) { queue(p, leaky, 2000, 2e6, "delay"); p.HeldBack = &no }, []string{
+			"now        passes: nothing holds it back for 2ms; there is room",
+		}},
+		{"no room", func(p *Stop) { queue(p, leaky, 9500, 5e5, "drop") }, []string{
+			"now        dropped: there is no room for it", "later      conforms in 500us, if nothing else comes",
+		}},
+		{"bigger than bucket and queue", func(p *Stop) { queue(p, gcra, 9500, 95e5, "drop"); p.Counted.Bytes = 10001 }, []string{
+			"conforms in 9.5ms, when the bucket is empty, as it is bigger than that",
 		}},
 		{"not in force", func(p *Stop) { excess(p); p.Attached, p.State, p.Verdict = false, "detached", "pass" }, []string{
 			"rule       says [NOT IN FORCE: detached]", "now        passes: NOTHING METERS IT",

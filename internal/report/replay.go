@@ -22,7 +22,7 @@ func AppendReplayed(b []byte, r replay.Result, l replay.Limits, addressed bool) 
 	if r.Verdict == replay.Drop {
 		b = append(b, "null"...)
 	} else {
-		b = strconv.AppendUint(b, r.Time+r.Held, 10)
+		b = strconv.AppendUint(b, r.Leaves(), 10)
 	}
 	b = strconv.AppendUint(append(b, `,"level_bytes":`...), r.LevelBytes(), 10)
 	b = strconv.AppendBool(append(b, `,"conforms":`...), !r.Excess)
@@ -51,6 +51,7 @@ type Replay struct {
 	Excess        string `json:"excess"`
 	RateBits      uint64 `json:"rate_bits_per_second"`
 	CapacityBytes uint64 `json:"capacity_bytes"`
+	Queue
 
 	// Complete says that the trace was read to its end.
 	Complete bool `json:"complete"`
@@ -65,6 +66,10 @@ type Replay struct {
 	DroppedBytes     uint64 `json:"dropped_bytes"`
 	MarkedPackets    uint64 `json:"marked_packets"`
 	MarkedBytes      uint64 `json:"marked_bytes"`
+	DelayedPackets   uint64 `json:"delayed_packets"`
+	DelayedBytes     uint64 `json:"delayed_bytes"`
+	LongestHeldNS    uint64 `json:"longest_held_ns"` // of those delayed
+	MeanHeldNS       uint64 `json:"mean_held_ns"`
 	OutsidePackets   uint64 `json:"outside_packets"` // of no rule's network
 	OutsideBytes     uint64 `json:"outside_bytes"`
 	UnlimitedPackets uint64 `json:"unlimited_packets"` // not IP, or neighbour discovery
@@ -98,12 +103,13 @@ func NewReplay(l replay.Limits, s *replay.Summary) Replay {
 	rule, drought := l.Rules[0], s.LongestDrought()
 	r := Replay{
 		Algorithm: rule.Algorithm.String(), Match: l.Match.String(), Each: rule.Each.String(), Excess: rule.Excess.String(),
-		RateBits: uint64(rule.Rate), CapacityBytes: rule.Capacity,
+		RateBits: uint64(rule.Rate), CapacityBytes: rule.Capacity, Queue: NewQueue(rule),
 		OfferedPackets: s.Offered.Packets, OfferedBytes: s.Offered.Bytes,
 		PassedPackets: s.Passed.Packets, PassedBytes: s.Passed.Bytes,
 		ExcessPackets: s.Excess.Packets, ExcessBytes: s.Excess.Bytes,
 		DroppedPackets: s.Dropped.Packets, DroppedBytes: s.Dropped.Bytes,
 		MarkedPackets: s.Marked.Packets, MarkedBytes: s.Marked.Bytes,
+		DelayedPackets: s.Delayed.Packets, DelayedBytes: s.Delayed.Bytes, LongestHeldNS: s.LongestWait, MeanHeldNS: s.MeanWait(),
 		OutsidePackets: s.Outside.Packets, OutsideBytes: s.Outside.Bytes,
 		UnlimitedPackets: s.Unlimited.Packets, UnlimitedBytes: s.Unlimited.Bytes,
 		UnsurePackets: s.Unsure.Packets, SparePackets: s.Spare.Packets,
@@ -160,6 +166,7 @@ func (r Replay) table(w io.Writer) {
 		{"passed", r.PassedPackets, r.PassedBytes, true},
 		{"excess", r.ExcessPackets, r.ExcessBytes, true},
 		{"dropped", r.DroppedPackets, r.DroppedBytes, r.DroppedPackets != r.ExcessPackets},
+		{"delayed", r.DelayedPackets, r.DelayedBytes, r.delays() || r.DelayedPackets > 0},
 		{"marked", r.MarkedPackets, r.MarkedBytes, r.MarkedPackets > 0},
 	}
 	width := len("offered")
@@ -197,13 +204,19 @@ func (r Replay) facts(w io.Writer) {
 	switch {
 	case r.DroppedPackets == 0:
 		fact("longest drought", "none: no packet was dropped")
+	case r.LongestDroughtNS == 0 && r.DelayedPackets > 0:
+		fact("longest drought", "none: something was about to leave all the time")
 	default:
 		fact("longest drought", "%s in which nothing passed, from %s on", span(r.LongestDroughtNS), span(r.DroughtFromNS-r.FirstNS))
 	}
+	if r.DelayedPackets > 0 {
+		fact("longest wait", "%s, and %s in the mean of those that waited", about(r.LongestHeldNS), about(r.MeanHeldNS))
+	}
+	holds := r.holds(r.CapacityBytes)
 	if r.Mixed {
 		fact("highest level", "%d bytes", r.HighestLevelBytes)
 	} else {
-		fact("highest level", "%d of %d bytes (%s)", r.HighestLevelBytes, r.CapacityBytes, percent(r.HighestLevelBytes, r.CapacityBytes))
+		fact("highest level", "%d of %d bytes (%s)", r.HighestLevelBytes, holds, percent(r.HighestLevelBytes, holds))
 	}
 	switch least := r.LosslessCapacityBytes; {
 	case r.OfferedPackets == 0:
@@ -211,6 +224,8 @@ func (r Replay) facts(w io.Writer) {
 		fact("lossless capacity", "none: a bucket would have to hold more than %d bytes", uint64(policy.MaxCapacity))
 	case *least == 0:
 		fact("lossless capacity", "any: each packet came to an empty bucket")
+	case holds > r.CapacityBytes:
+		fact("lossless capacity", "%d bytes together with the queue, the least with which all had conformed", *least)
 	default:
 		fact("lossless capacity", "%d bytes, the least with which all had conformed", *least)
 	}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -29,24 +30,27 @@ type Rule struct {
 	Penalty   string `json:"penalty"`
 	Fail      string `json:"fail"`
 	// Rate and capacity are null for an unlimited rule.
-	RateBits       *uint64 `json:"rate_bits_per_second"`
-	CapacityBytes  *uint64 `json:"capacity_bytes"`
-	Unlimited      bool    `json:"unlimited"`
-	OverheadBytes  int16   `json:"overhead_bytes"`
-	MPUBytes       uint16  `json:"mpu_bytes"`
-	Attached       bool    `json:"attached"`
-	State          string  `json:"state"`
-	Hook           string  `json:"hook"`
-	LevelBytes     uint64  `json:"level_bytes"`
-	PassedPackets  uint64  `json:"passed_packets"`
-	PassedBytes    uint64  `json:"passed_bytes"`
-	ExcessPackets  uint64  `json:"excess_packets"`
-	ExcessBytes    uint64  `json:"excess_bytes"`
-	DroppedPackets uint64  `json:"dropped_packets"`
-	DroppedBytes   uint64  `json:"dropped_bytes"`
-	MarkedPackets  uint64  `json:"marked_packets"`
-	UnsurePackets  uint64  `json:"unsure_packets"`
-	Sentence       string  `json:"sentence"`
+	RateBits      *uint64 `json:"rate_bits_per_second"`
+	CapacityBytes *uint64 `json:"capacity_bytes"`
+	Queue
+	Unlimited      bool   `json:"unlimited"`
+	OverheadBytes  int16  `json:"overhead_bytes"`
+	MPUBytes       uint16 `json:"mpu_bytes"`
+	Attached       bool   `json:"attached"`
+	State          string `json:"state"`
+	Hook           string `json:"hook"`
+	LevelBytes     uint64 `json:"level_bytes"`
+	PassedPackets  uint64 `json:"passed_packets"`
+	PassedBytes    uint64 `json:"passed_bytes"`
+	ExcessPackets  uint64 `json:"excess_packets"`
+	ExcessBytes    uint64 `json:"excess_bytes"`
+	DroppedPackets uint64 `json:"dropped_packets"`
+	DroppedBytes   uint64 `json:"dropped_bytes"`
+	DelayedPackets uint64 `json:"delayed_packets"`
+	DelayedBytes   uint64 `json:"delayed_bytes"`
+	MarkedPackets  uint64 `json:"marked_packets"`
+	UnsurePackets  uint64 `json:"unsure_packets"`
+	Sentence       string `json:"sentence"`
 	// RevertsInNS is null unless the rule came with a change that waits to be confirmed.
 	RevertsInNS *uint64 `json:"reverts_in_ns"`
 	// Shadow is null for a rule without one.
@@ -59,6 +63,9 @@ type Rule struct {
 type Bucket struct {
 	Sharer     string `json:"sharer"`
 	LevelBytes uint64 `json:"level_bytes"`
+	// WaitNS is how long a full packet that came now would wait; null where it
+	// would be dropped, and where the rule holds nothing back.
+	WaitNS *uint64 `json:"wait_ns"`
 }
 
 // Place is where a rule is.
@@ -84,7 +91,8 @@ func NewRule(p Place, r policy.Rule, c maps.Counters, level uint64) Rule {
 		PassedPackets: c.PassedPackets, PassedBytes: c.PassedBytes,
 		ExcessPackets: c.ExcessPackets, ExcessBytes: c.ExcessBytes,
 		DroppedPackets: c.DroppedPackets, DroppedBytes: c.DroppedBytes,
-		MarkedPackets: c.MarkedPackets, UnsurePackets: c.UnsurePackets,
+		DelayedPackets: c.DelayedPackets, DelayedBytes: c.DelayedBytes,
+		Queue: NewQueue(r), MarkedPackets: c.MarkedPackets, UnsurePackets: c.UnsurePackets,
 		Sentence: r.Sentence(p.Device, p.Direction, p.Match), RevertsInNS: p.RevertsInNS,
 	}
 	if !out.Unlimited {
@@ -161,7 +169,14 @@ func remark(r Rule) string {
 
 func buckets(w io.Writer, r Rule) error {
 	for _, b := range r.Buckets {
-		if _, err := fmt.Fprintf(w, "    %s owes %d bytes\n", b.Sharer, b.LevelBytes); err != nil {
+		next := ""
+		switch {
+		case b.WaitNS != nil:
+			next = "; a full packet would wait " + about(*b.WaitNS)
+		case r.delays():
+			next = "; a full packet would be dropped"
+		}
+		if _, err := fmt.Fprintf(w, "    %s owes %d bytes%s\n", b.Sharer, b.LevelBytes, next); err != nil {
 			return err
 		}
 	}
@@ -175,16 +190,25 @@ func Stats(w io.Writer, rules []Rule) error {
 	for _, r := range rules {
 		width = max(width, len(name(r)))
 	}
+	// Where nothing is held back, nobody misses the columns.
+	delays := slices.ContainsFunc(rules, func(r Rule) bool { return r.delays() || r.DelayedPackets > 0 })
+	head, delayed := "", ""
+	if delays {
+		head = "\tDELAYED\tBYTES"
+	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	// Numbers go to the right, names to the left.
-	fmt.Fprintf(t, "%-*s\tRATE\tPASSED\tBYTES\tEXCESS\tBYTES\tDROPPED\tBYTES\tMARKED\tUNSURE\tLEVEL\t\n", width, "RULE")
+	fmt.Fprintf(t, "%-*s\tRATE\tPASSED\tBYTES\tEXCESS\tBYTES\tDROPPED\tBYTES%s\tMARKED\tUNSURE\tLEVEL\t\n", width, "RULE", head)
 	for _, r := range rules {
 		rate := "unlimited"
 		if r.RateBits != nil {
 			rate = policy.Rate(*r.RateBits).String()
 		}
-		fmt.Fprintf(t, "%-*s\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d%s\t\n", width, name(r), rate,
-			r.PassedPackets, r.PassedBytes, r.ExcessPackets, r.ExcessBytes, r.DroppedPackets, r.DroppedBytes,
+		if delays {
+			delayed = fmt.Sprintf("\t%d\t%d", r.DelayedPackets, r.DelayedBytes)
+		}
+		fmt.Fprintf(t, "%-*s\t%s\t%d\t%d\t%d\t%d\t%d\t%d%s\t%d\t%d\t%d%s\t\n", width, name(r), rate,
+			r.PassedPackets, r.PassedBytes, r.ExcessPackets, r.ExcessBytes, r.DroppedPackets, r.DroppedBytes, delayed,
 			r.MarkedPackets, r.UnsurePackets, r.LevelBytes, remark(r))
 	}
 	if err := t.Flush(); err != nil {
@@ -209,13 +233,15 @@ type Answer struct {
 	Rule          *string `json:"rule"` // null where none matches
 	Bytes         uint64  `json:"bytes"`
 	Conforms      bool    `json:"conforms"`
-	Verdict       string  `json:"verdict"` // pass, drop or mark
+	Verdict       string  `json:"verdict"` // pass, drop, mark or delay
 	Sharer        string  `json:"sharer"`  // whose bucket it is
 	LevelBytes    uint64  `json:"level_bytes"`
 	CapacityBytes *uint64 `json:"capacity_bytes"`
-	WaitNS        uint64  `json:"wait_ns"`
-	Attached      bool    `json:"attached"`
-	Sentence      string  `json:"sentence"`
+	Queue
+	// WaitNS is how long the packet is held back, or if it does not conform, in how long it would.
+	WaitNS   uint64 `json:"wait_ns"`
+	Attached bool   `json:"attached"`
+	Sentence string `json:"sentence"`
 }
 
 // Text says the answer in a line or two.
@@ -227,19 +253,29 @@ func (a Answer) Text(w io.Writer) error {
 	case a.CapacityBytes == nil:
 		fmt.Fprintf(&s, "%s\n%d bytes would pass\n", a.Sentence, a.Bytes)
 	default:
-		fmt.Fprintf(&s, "%s\nbucket of %s: %d of %d bytes (%s full); ", a.Sentence, a.Sharer, a.LevelBytes, *a.CapacityBytes,
-			percent(a.LevelBytes, *a.CapacityBytes))
-		if a.Conforms {
-			fmt.Fprintf(&s, "%d bytes would pass now\n", a.Bytes)
-		} else {
-			fmt.Fprintf(&s, "%d bytes are excess now (%s) and would conform in %s\n", a.Bytes, a.Verdict, time.Duration(a.WaitNS))
-		}
+		fmt.Fprintf(&s, "%s\n%s; %d bytes %s\n", a.Sentence, a.filled(a.Sharer, a.LevelBytes, *a.CapacityBytes), a.Bytes, a.fate())
 	}
 	if a.Rule != nil && !a.Attached {
 		s.WriteString("the rule is not in force\n")
 	}
 	_, err := io.WriteString(w, s.String())
 	return err
+}
+
+// fate is what becomes of the packet.
+func (a Answer) fate() string {
+	wait := time.Duration(a.WaitNS)
+	switch {
+	case !a.Conforms && a.delays():
+		return fmt.Sprintf("do not fit the queue now (%s), and would conform in %s", a.Verdict, wait)
+	case !a.Conforms:
+		return fmt.Sprintf("are excess now (%s) and would conform in %s", a.Verdict, wait)
+	case a.WaitNS == 0:
+		return "would pass now"
+	case a.Verdict == "mark":
+		return fmt.Sprintf("would wait %s and pass, marked by ECN where they can be", wait)
+	}
+	return fmt.Sprintf("would wait %s and pass", wait)
 }
 
 func percent(part, whole uint64) string {

@@ -3,13 +3,18 @@ package report
 import (
 	"bytes"
 	"encoding/json"
+	"net/netip"
+	"strings"
 	"testing"
+
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // TestJSONOfLists writes lists of any length as the standard library would.
 func TestJSONOfLists(t *testing.T) {
 	rate := uint64(1e6)
-	rule := Rule{Device: "eth0", CIDR: "10.0.0.0/24", RateBits: &rate, Sentence: "<a> & b", Buckets: []Bucket{{"10.0.0.1", 7}, {"10.0.0.2", 8}}}
+	rule := Rule{Device: "eth0", CIDR: "10.0.0.0/24", RateBits: &rate, Sentence: "<a> & b", Buckets: []Bucket{{"10.0.0.1", 7, nil}, {"10.0.0.2", 8, &rate}}}
 	for _, v := range []any{
 		[]Rule{}, []Rule{rule}, []Rule{rule, {}, rule}, []any{1, "two", nil, []int{}}, Differences{{CIDR: "::/0"}}, rule, nil,
 	} {
@@ -22,6 +27,97 @@ func TestJSONOfLists(t *testing.T) {
 		}
 		if err := JSON(&got, v); err != nil || got.String() != want.String() {
 			t.Errorf("JSON of %T: %v, got\n%swant\n%s", v, err, got.String(), want.String())
+		}
+	}
+}
+
+// queues are rules that delay, one of each kind: 10 kB at 1 MB/s, of which the second lets 4 kB leave at once.
+func queues() (leaky, gcra policy.Rule) {
+	leaky = policy.Rule{Prefix: netip.MustParsePrefix("10.0.0.0/24"), Rate: 8e6, Capacity: 10000, Algorithm: policy.Leaky, Excess: policy.Delay, ECNAbove: 5e6}
+	gcra = leaky
+	gcra.Algorithm, gcra.Capacity, gcra.Queue, gcra.ECNAbove = policy.GCRA, 4000, 6000, policy.Never
+	return leaky, gcra
+}
+
+func TestRuleOfQueue(t *testing.T) {
+	leaky, gcra := queues()
+	drop := policy.Rule{Prefix: leaky.Prefix, Rate: 8e6, Capacity: 10000}
+	for _, test := range []struct {
+		rule policy.Rule
+		want string
+	}{
+		{leaky, `"capacity_bytes":10000,"queue_bytes":10000,"longest_wait_ns":10000000,"ecn_above_ns":5000000,`},
+		{gcra, `"capacity_bytes":4000,"queue_bytes":6000,"longest_wait_ns":6000000,"ecn_above_ns":null,`},
+		{drop, `"capacity_bytes":10000,"queue_bytes":0,"longest_wait_ns":0,"ecn_above_ns":null,`},
+		{policy.Rule{Prefix: leaky.Prefix, Rate: policy.Unlimited}, `"capacity_bytes":null,"queue_bytes":0,"longest_wait_ns":0,"ecn_above_ns":null,`},
+	} {
+		b, err := json.Marshal(NewRule(Place{}, test.rule, maps.Counters{DelayedPackets: 3, DelayedBytes: 4}, 0))
+		if got := string(b); err != nil || !strings.Contains(got, test.want) || !strings.Contains(got, `"delayed_packets":3,"delayed_bytes":4,`) {
+			t.Errorf("%v: %s, want %s", err, got, test.want)
+		}
+	}
+}
+
+// What is delayed has columns where anything may be, and buckets say how long a packet would wait.
+func TestStatsOfQueues(t *testing.T) {
+	leaky, _ := queues()
+	wait := uint64(2_500_000)
+	rule := NewRule(Place{Device: "eth0", Attached: true, State: "attached"}, leaky, maps.Counters{PassedPackets: 9, PassedBytes: 900, DelayedPackets: 7, DelayedBytes: 700}, 0)
+	rule.Buckets = []Bucket{{"10.0.0.1", 2500, &wait}, {"10.0.0.2", 9999, nil}}
+	usual := Rule{Device: "eth0", CIDR: "10.0.0.0/8", Attached: true, State: "attached", Buckets: []Bucket{{"10.9.0.1", 7, nil}}}
+	for _, test := range []struct {
+		rules []Rule
+		want  string
+	}{
+		{[]Rule{rule, usual}, `
+  RULE                      RATE  PASSED  BYTES  EXCESS  BYTES  DROPPED  BYTES  DELAYED  BYTES  MARKED  UNSURE  LEVEL
+  eth0 ingress 10.0.0.0/24     8mbit       9    900       0      0        0      0        7    700       0       0      0
+  eth0  10.0.0.0/8         unlimited       0      0       0      0        0      0        0      0       0       0      0
+eth0 ingress 10.0.0.0/24:
+    10.0.0.1 owes 2500 bytes; a full packet would wait 2.5ms
+    10.0.0.2 owes 9999 bytes; a full packet would be dropped
+eth0  10.0.0.0/8:
+    10.9.0.1 owes 7 bytes
+`},
+		{[]Rule{usual}, `
+  RULE                   RATE  PASSED  BYTES  EXCESS  BYTES  DROPPED  BYTES  MARKED  UNSURE  LEVEL
+  eth0  10.0.0.0/8  unlimited       0      0       0      0        0      0       0       0      0
+eth0  10.0.0.0/8:
+    10.9.0.1 owes 7 bytes
+`},
+	} {
+		var s strings.Builder
+		if err := Stats(&s, test.rules); err != nil || plain(s.String()) != plain(test.want) {
+			t.Errorf("%v\n%s", err, s.String())
+		}
+	}
+}
+
+func TestAnswerOfQueue(t *testing.T) {
+	leaky, gcra := queues()
+	cidr := "10.0.0.0/24"
+	for _, test := range []struct {
+		rule     policy.Rule
+		level    uint64
+		conforms bool
+		verdict  string
+		wait     uint64
+		want     string
+	}{
+		{leaky, 0, true, "pass", 0, "queue of x: 0 of 10000 bytes (0.0 % full); 1000 bytes would pass now"},
+		{leaky, 2000, true, "delay", 2e6, "queue of x: 2000 of 10000 bytes (20.0 % full); 1000 bytes would wait 2ms and pass"},
+		{leaky, 6000, true, "mark", 6e6, "queue of x: 6000 of 10000 bytes (60.0 % full); 1000 bytes would wait 6ms and pass, marked by ECN where they can be"},
+		{leaky, 9500, false, "drop", 5e5, "queue of x: 9500 of 10000 bytes (95.0 % full); 1000 bytes do not fit the queue now (drop), and would conform in 500µs"},
+		{gcra, 3000, true, "pass", 0, "bucket of x: 3000 of 4000 bytes (75.0 % full), queue: 0 of 6000 bytes (0.0 % full); 1000 bytes would pass now"},
+		{gcra, 5500, true, "delay", 25e5, "bucket of x: 4000 of 4000 bytes (100.0 % full), queue: 1500 of 6000 bytes (25.0 % full); 1000 bytes would wait 2.5ms and pass"},
+	} {
+		var s strings.Builder
+		a := Answer{
+			Rule: &cidr, Bytes: 1000, Conforms: test.conforms, Verdict: test.verdict, Sharer: "x", LevelBytes: test.level,
+			CapacityBytes: &test.rule.Capacity, Queue: NewQueue(test.rule), WaitNS: test.wait, Attached: true, Sentence: "says",
+		}
+		if err := a.Text(&s); err != nil || s.String() != "says\n"+test.want+"\n" {
+			t.Errorf("%v, got\n%swant\n%s", err, s.String(), test.want)
 		}
 	}
 }

@@ -22,13 +22,25 @@ func DefaultCapacity(r Rate) uint64 {
 }
 
 const (
-	defaultWait       = 50 * time.Millisecond
+	// A queue of 50 ms lets one cubic flow reach 99 % of 5 to 100 mbit over 20 ms
+	// there and back, and as much over 80 ms; 20 ms of it lose more packets, 100 ms
+	// only keep a ping beside it waiting for longer.
+	defaultWait = 50 * time.Millisecond
+	// At 1 mbit, 50 ms are four packets, of which 8 % are lost; 16 KiB lose 1.6 %.
 	defaultLeastQueue = 16 << 10
-	defaultECNAbove   = ECNAbove(5 * time.Millisecond)
 )
 
 // DefaultQueue is the length in bytes of the queue of a rule of rate r that
 // does not say one.
 func DefaultQueue(r Rate) uint64 {
 	return max(defaultLeastQueue, bytesIn(defaultWait, r))
+}
+
+// defaultECNAbove is half of the longest wait. Cubic halves its window, nearly,
+// for any mark in a round trip, so what is queued then has to keep the link busy:
+// with half of 50 ms it reaches 98 to 99 % over 20 ms there and back at 5 to 100
+// mbit and 89 % over 80 ms, where 5 ms leave it at 75 to 96 % and 60 to 67 %. A
+// ping beside it waits for 18 ms instead of 40.
+func defaultECNAbove(longest time.Duration) ECNAbove {
+	return ECNAbove(max(longest/2, 1))
 }

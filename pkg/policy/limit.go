@@ -76,7 +76,10 @@ func (l *Limit) Set(key, value string) error {
 	case "excess":
 		return l.Excess.Set(value)
 	case "queue":
-		return l.Queue.Set(value)
+		if err := l.Queue.Set(value); err != nil {
+			return fmt.Errorf("queue: %w", err)
+		}
+		return nil
 	case "ecn-above":
 		return l.ECNAbove.Set(value)
 	case "penalty":

@@ -66,7 +66,8 @@ func (l Limit) resolveQueue(r *Rule) (err error) {
 		r.Queue = DefaultQueue(r.Rate)
 	}
 	if r.ECNAbove == 0 {
-		r.ECNAbove = defaultECNAbove
+		_, longest := r.Waiting()
+		r.ECNAbove = defaultECNAbove(longest)
 	}
 	return nil
 }
