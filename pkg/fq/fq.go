@@ -87,6 +87,11 @@ func (s State) Room(packets uint32) bool {
 	return s.Holds && s.Limit >= packets && s.FlowLimit >= packets
 }
 
+// Ready reports whether Setup would leave all as it is.
+func (s State) Ready(packets uint32) bool {
+	return s.Room(max(packets, leastPackets)) && s.Horizon >= horizon
+}
+
 // Command is what a person would type for a device of that name, in the network
 // namespace that `ip netns` knows by that name ("" for none), to have an fq in
 // which so many packets can wait, in place of what State tells of.
@@ -100,6 +105,9 @@ func (s State) Command(device, netns string, packets uint32) string {
 		return fmt.Sprintf("%s qdisc replace dev %s %s %s", tc, device, where, what)
 	}
 	options := fmt.Sprintf("fq limit %d flow_limit %d orphan_mask %d", packets, packets, flows-1)
+	if s.Holds && s.Horizon < horizon {
+		options += " horizon 10s"
+	}
 	if len(s.tree.queues) == 0 {
 		return replace("root", options)
 	}

@@ -37,6 +37,12 @@ type Ifb struct {
 	State State
 }
 
+// Whole reports whether packets that are sent to the ifb are held back, and come out again.
+func (i *Ifb) Whole() bool { return i.Up && i.State.Ready(0) }
+
+// IfbIndex is the index of the ifb of a device, whether it is there or not.
+func IfbIndex(device int) int { return firstIfb + device }
+
 // FindIfb finds the ifb of a device by the device's index; nil if there is none.
 func FindIfb(device int) (*Ifb, error) {
 	link, err := findIfb(device)
@@ -52,13 +58,13 @@ func findIfb(device int) (netlink.Link, error) {
 	if device > maxDevice {
 		return nil, nil
 	}
-	link, err := netlink.LinkByIndex(firstIfb + device)
+	link, err := netlink.LinkByIndex(IfbIndex(device))
 	var missing netlink.LinkNotFoundError
 	if errors.As(err, &missing) || err == nil && link.Type() != "ifb" {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look up device %d: %w", firstIfb+device, err)
+		return nil, fmt.Errorf("look up device %d: %w", IfbIndex(device), err)
 	}
 	return link, nil
 }
@@ -91,7 +97,7 @@ func addIfb(device int) (netlink.Link, error) {
 		return nil, fmt.Errorf("make an ifb: device number %d is too big for a name (the kernel gives smaller ones by itself)", device)
 	}
 	ifb := &netlink.Ifb{LinkAttrs: netlink.NewLinkAttrs()}
-	ifb.Name, ifb.Index = fmt.Sprintf("shapectl%d", device), firstIfb+device
+	ifb.Name, ifb.Index = fmt.Sprintf("shapectl%d", device), IfbIndex(device)
 	ifb.MTU, ifb.NumTxQueues, ifb.NumRxQueues = ifbMTU, 1, 1
 	err := netlink.LinkAdd(ifb)
 	switch {
@@ -116,7 +122,15 @@ func prepareIfb(link netlink.Link, name string, packets uint32) error {
 	if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
 		return fmt.Errorf("keep an ifb from having addresses: %w", err)
 	}
-	fq := qdisc{Kind: "fq", Handle: ourHandle, Parent: root, Options: append(limits(qdisc{}, packets),
+	now, err := Look(link.Attrs().Index)
+	if err != nil {
+		return err
+	}
+	var have qdisc
+	if now.Holds {
+		have = *now.tree.root
+	}
+	fq := qdisc{Kind: "fq", Handle: have.Handle, Parent: root, Options: append(limits(have, packets),
 		append(u32(nl.TCA_FQ_QUANTUM, 2*frame), u32(nl.TCA_FQ_INITIAL_QUANTUM, 10*frame)...)...)}
 	err = put(link.Attrs().Index, fq)
 	if errors.Is(err, unix.ENOENT) {

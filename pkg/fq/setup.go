@@ -12,7 +12,7 @@ import (
 )
 
 // ErrFixed means that what a device has in the place of an fq could not be put back as it is.
-var ErrFixed = errors.New("shapectl could not put back what is there now")
+var ErrFixed = errors.New("shapectl could not put back what is there")
 
 // root is the parent of a device's root qdisc.
 const root = netlink.HANDLE_ROOT
@@ -40,15 +40,11 @@ var exact = map[string]bool{
 // is, by an error that wraps ErrFixed.
 func (s State) Replaceable() error {
 	for _, q := range s.tree.all() {
-		if q.Handle != 0 && perQueue[q.Kind] && !exact[q.Kind] {
-			return fmt.Errorf("%w: %s; it may stay, with an fq for each of its queues", ErrFixed, q.Kind)
-		}
 		if q.Handle != 0 && !exact[q.Kind] {
-			return fmt.Errorf("%w: %s, of which the kernel does not tell all; an fq below it would not do. If it may go, delete it first",
-				ErrFixed, q.Kind)
+			return fmt.Errorf("%w: %s, of which the kernel does not tell all", ErrFixed, q.Kind)
 		}
 		if q.special != "" {
-			return fmt.Errorf("%w: %s with %s; delete it first if it may go", ErrFixed, q.Kind, q.special)
+			return fmt.Errorf("%w: %s with %s", ErrFixed, q.Kind, q.special)
 		}
 		if q.Kind == "fq" || perQueue[q.Kind] || q.Handle == 0 && q.Parent != root {
 			continue // no place for filters
@@ -58,7 +54,7 @@ func (s State) Replaceable() error {
 			return fmt.Errorf("list the filters of %s: %w", q.Kind, err)
 		}
 		if len(filters) > 0 {
-			return fmt.Errorf("%w: %s with filters; delete them first if they may go", ErrFixed, q.Kind)
+			return fmt.Errorf("%w: %s with filters", ErrFixed, q.Kind)
 		}
 	}
 	return nil
@@ -72,9 +68,8 @@ func (s State) Replaceable() error {
 // fails, or the kernel refuses, all is as it was. The error wraps ErrNoFQ where the
 // kernel has none, ErrFixed where what is there could not be put back.
 func Setup(index int, packets uint32, keep func(record []byte) error) error {
-	packets = max(packets, leastPackets)
 	s, err := Look(index)
-	if err != nil || s.Room(packets) && s.Horizon >= horizon {
+	if err != nil || s.Ready(packets) {
 		return err
 	}
 	if err := Check(); err != nil {
@@ -91,7 +86,7 @@ func Setup(index int, packets uint32, keep func(record []byte) error) error {
 	if err != nil {
 		return err
 	}
-	r := record{Before: s.tree.all(), Set: plan(s.tree, all, packets), NoQueueLength: link.Attrs().TxQLen == 0}
+	r := record{Before: s.tree.all(), Set: plan(s.tree, all, max(packets, leastPackets)), NoQueueLength: link.Attrs().TxQLen == 0}
 	text, err := json.Marshal(r)
 	if err != nil {
 		return fmt.Errorf("write down what is there: %w", err)
