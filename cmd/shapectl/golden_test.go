@@ -72,6 +72,12 @@ func TestTranscripts(t *testing.T) {
 			"ask va egress 10.0.0.9",
 			"ask va egress 192.0.2.77",
 			"ask va egress 10.0.0.7 --bytes 9000",
+			"set va egress 10.3.0.0/16 --rate 400gbit --algorithm leaky --excess delay --capacity 20ms --each host",
+			"set va egress 10.4.0.0/16 --rate 400gbit --excess delay --ecn-above never",
+			"# send 10.4.0.7 3 1000",
+			"show --stats va egress",
+			"ask va egress 10.3.0.7",
+			"ask va egress 10.4.0.7",
 			"delete va egress 10.0.0.9",
 			"delete va egress 10.0.0.9",
 			"flush va egress",
@@ -88,6 +94,9 @@ func TestTranscripts(t *testing.T) {
 			"ask -j va egress 10.0.0.7",
 			"ask -j va egress 10.0.0.9",
 			"ask -j va egress 192.0.2.77",
+			"set -j va egress 10.3.0.0/16 --rate 400gbit --algorithm leaky --excess delay --capacity 20ms",
+			"set -j va egress 10.4.0.0/16 --rate 400gbit --excess delay --queue 64kb --ecn-above never",
+			"ask -j va egress 10.3.0.7",
 			"delete -j va egress 10.0.0.9",
 			"flush -j va",
 			"flush -j va",
@@ -140,9 +149,13 @@ func TestCompletion(t *testing.T) {
 	}{
 		{[]string{"__complete", "set", ""}, "va\n"},
 		{[]string{"__complete", "show", "va", ""}, "ingress\negress\n"},
+		{[]string{"__complete", "set", "--excess", ""}, "drop\necn\npass\ndelay\n:4"},
+		{[]string{"__complete", "set", "--ecn-above", ""}, "never\n:4"},
+		{[]string{"__complete", "set", "--queue", ""}, ":4"},
+		{[]string{"__complete", "set", "--each", ""}, "all\nhost\nflow\n:4"},
 	} {
 		got := r.run(c.args...)
-		if !strings.Contains(got.out, c.want) {
+		if !strings.Contains("\n"+got.out, "\n"+c.want) {
 			t.Errorf("%v: %q", c.args, got.out)
 		}
 	}
