@@ -105,6 +105,8 @@ tests)
 		TestVectors/exact-fit TestVectors/five-per-second TestSecondProgramGoesByTheFirst TestChangeIsModel \
 		"TestShadowIsModel/80kbit_host"
 	tests pkg/maps TestPinAndOpen TestBucketsAreFound TestRateChangeKeepsWhatIsOwed TestReuseOfIDs TestClear
+	tests pkg/fq TestOtherQdiscsHoldNothing TestFixedQdiscs TestSetupRefusedChangesNothing TestSetupAndRestore TestCommandsSetUp \
+		TestKilledSetup TestFailedSetup TestReplacedSince TestOtherDefaultSince TestFiltersAreNotThrownAway TestStateCounts TestIfb
 	tests pkg/loader "TestFirstRuleAttachesAndLastDetaches/$hook" "TestBothAlgorithmsAtOnce/$hook" \
 		"TestChangeOfAlgorithmKeepsBucketAndCounters/$hook" "TestTableIsMadeBesideRulesInForce/$hook" \
 		"TestUpgradeKeepsRulesBucketsAndCounters/$hook" "TestDeviceMovedToAnotherNamespace/$hook" "TestRenamedDevice/$hook" \

@@ -34,6 +34,11 @@ func (r *rig) transcript(lines ...string) string {
 			fmt.Fprintln(&s, line)
 			continue
 		}
+		if rule, is := strings.CutPrefix(line, "# unheld "); is {
+			r.setUnheld(rule)
+			fmt.Fprintln(&s, line)
+			continue
+		}
 		got := r.run(strings.Fields(line)...)
 		fmt.Fprintf(&s, "$ shapectl %s\n%s", line, got.out)
 		if got.err != "" {
@@ -72,8 +77,10 @@ func TestTranscripts(t *testing.T) {
 			"ask va egress 10.0.0.9",
 			"ask va egress 192.0.2.77",
 			"ask va egress 10.0.0.7 --bytes 9000",
-			"set va egress 10.3.0.0/16 --rate 400gbit --algorithm leaky --excess delay --capacity 20ms --each host",
-			"set va egress 10.4.0.0/16 --rate 400gbit --excess delay --ecn-above never",
+			"# unheld va egress 10.3.0.0/16 --rate 400gbit --algorithm leaky --excess delay --capacity 20ms --each host",
+			"# unheld va egress 10.4.0.0/16 --rate 400gbit --excess delay --ecn-above never",
+			"show va egress 10.3.0.0/16",
+			"show va egress 10.4.0.0/16",
 			"# send 10.4.0.7 3 1000",
 			"show --stats va egress",
 			"ask va egress 10.3.0.7",
@@ -94,8 +101,10 @@ func TestTranscripts(t *testing.T) {
 			"ask -j va egress 10.0.0.7",
 			"ask -j va egress 10.0.0.9",
 			"ask -j va egress 192.0.2.77",
-			"set -j va egress 10.3.0.0/16 --rate 400gbit --algorithm leaky --excess delay --capacity 20ms",
-			"set -j va egress 10.4.0.0/16 --rate 400gbit --excess delay --queue 64kb --ecn-above never",
+			"# unheld va egress 10.3.0.0/16 --rate 400gbit --algorithm leaky --excess delay --capacity 20ms",
+			"# unheld va egress 10.4.0.0/16 --rate 400gbit --excess delay --queue 64kb --ecn-above never",
+			"show -j va egress 10.3.0.0/16",
+			"show -j va egress 10.4.0.0/16",
 			"ask -j va egress 10.3.0.7",
 			"delete -j va egress 10.0.0.9",
 			"flush -j va",
