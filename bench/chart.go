@@ -52,11 +52,11 @@ func (r report) charts(dir string) error {
 	return nil
 }
 
-// Colours are those of Okabe and Ito, which those who see fewer colours tell apart too.
+// Colours are those of Okabe and Ito, which those who see fewer colours tell apart too, and others where these are too few.
 var (
-	blue      = []color.Color{rgb(0x0072b2), rgb(0x56b4e9)}
+	blue      = []color.Color{rgb(0x0072b2), rgb(0x56b4e9), rgb(0x00304d), rgb(0x8c9fe0)}
 	gray      = []color.Color{rgb(0x888888), rgb(0x333333), rgb(0xbbbbbb)}
-	bright    = []color.Color{rgb(0xd55e00), rgb(0xe69f00), rgb(0x009e73), rgb(0xcc79a7), rgb(0xf0e442)}
+	bright    = []color.Color{rgb(0xd55e00), rgb(0xe69f00), rgb(0x009e73), rgb(0xcc79a7), rgb(0xf0e442), rgb(0x7a4a2b)}
 	allColors = slices.Concat(blue[:1], bright, blue[1:], gray)
 )
 
@@ -88,35 +88,34 @@ const (
 	chartMargin = 8             // points
 )
 
-// chart draws the first unit of a table: lines where its columns are sizes, else bars.
+// chart draws a table: latency and goodput where those are what it is about,
+// else its first unit, in lines where its columns are sizes and in bars where they are not.
 func (t table) chart() ([]byte, error) {
 	plot.DefaultFont.Variant = "Sans"
-	p, legend := plot.New(), plot.NewLegend()
-	p.Title.Text, p.Title.Padding = t.Title, vg.Points(6)
+	legend := plot.NewLegend()
 	legend.Top = true
 	legend.Padding = vg.Points(2)
 	legend.ThumbnailWidth = vg.Points(16)
-	unit, height := t.units()[0], lineHeight
-	if sizes, ok := t.sizes(); ok {
-		if err := t.lines(p, &legend, unit, sizes); err != nil {
-			return nil, err
-		}
-	} else {
-		height = t.bars(p, &legend, unit)
+	plots, height, err := t.plots(&legend)
+	if err != nil {
+		return nil, err
 	}
-
-	svg := vgsvg.New(chartWidth, height)
+	svg := vgsvg.New(chartWidth, height*vg.Length(len(plots)))
 	all := draw.New(svg)
-	all.FillPolygon(color.White, []vg.Point{{}, {X: chartWidth}, {X: chartWidth, Y: height}, {Y: height}})
-	all = draw.Crop(all, chartMargin, -chartMargin, chartMargin, -chartMargin)
-	box := legend.Rectangle(all) // beside the plot, where it hides nothing
-	width := box.Max.X - box.Min.X
-	if width > 0 {
-		width += 2 * chartMargin
+	all.FillPolygon(color.White, []vg.Point{{}, {X: all.Max.X}, {X: all.Max.X, Y: all.Max.Y}, {Y: all.Max.Y}})
+	for i, p := range plots {
+		one := draw.Crop(all, chartMargin, -chartMargin, height*vg.Length(len(plots)-1-i)+chartMargin, -height*vg.Length(i)-chartMargin)
+		box := legend.Rectangle(one) // beside the plot, where it hides nothing
+		width := box.Max.X - box.Min.X
+		if width > 0 {
+			width += 2 * chartMargin
+		}
+		if i == 0 {
+			legend.Draw(draw.Crop(one, 0, 0, 0, -vg.Points(20)))
+		}
+		p.BackgroundColor = nil
+		p.Draw(draw.Crop(one, 0, -width, 0, 0))
 	}
-	legend.Draw(draw.Crop(all, 0, 0, 0, -vg.Points(20)))
-	p.BackgroundColor = nil
-	p.Draw(draw.Crop(all, 0, -width, 0, 0))
 	var b bytes.Buffer
 	if _, err := svg.WriteTo(&b); err != nil {
 		return nil, err
@@ -124,6 +123,20 @@ func (t table) chart() ([]byte, error) {
 	// Where a reader lacks the font that the library names, it shall take a like one.
 	return bytes.ReplaceAll(b.Bytes(), []byte("font-family:Liberation Sans"),
 		[]byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif")), nil
+}
+
+// plots are what a chart consists of, below each other, and how high each is.
+func (t table) plots(legend *plot.Legend) (plots []*plot.Plot, height vg.Length, err error) {
+	if t.isPlane() {
+		plots, err := t.planes(legend)
+		return plots, planeHeight, err
+	}
+	p, unit := plot.New(), t.units()[0]
+	p.Title.Text, p.Title.Padding = t.Title, vg.Points(6)
+	if sizes, ok := t.sizes(); ok {
+		return []*plot.Plot{p}, lineHeight, t.lines(p, legend, unit, sizes)
+	}
+	return []*plot.Plot{p}, t.bars(p, legend, unit), nil
 }
 
 // sizes are the columns as numbers; false where they are not.
@@ -180,15 +193,18 @@ func (t table) lines(p *plot.Plot, legend *plot.Legend, unit string, sizes []flo
 		legend.Add(subject, line, dots)
 	}
 	p.Y.Label.Text = unit
-	p.X.Scale, p.X.Min, p.X.Max = plot.LogScale{}, slices.Min(sizes), slices.Max(sizes)
-	var ticks plot.ConstantTicks
-	for i, column := range t.columns() {
-		if i+1 < len(sizes) && sizes[i+1] < 8*sizes[i] {
-			column = "" // the next one's label needs the room
+	p.X.Min, p.X.Max = slices.Min(sizes), slices.Max(sizes)
+	if p.X.Max > 8*p.X.Min {
+		p.X.Scale = plot.LogScale{}
+		var ticks plot.ConstantTicks
+		for i, column := range t.columns() {
+			if i+1 < len(sizes) && sizes[i+1] < 8*sizes[i] {
+				column = "" // the next one's label needs the room
+			}
+			ticks = append(ticks, plot.Tick{Value: sizes[i], Label: column})
 		}
-		ticks = append(ticks, plot.Tick{Value: sizes[i], Label: column})
+		p.X.Tick.Marker = ticks
 	}
-	p.X.Tick.Marker = ticks
 	if least > 0 && most > 50*least {
 		p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
 		p.Y.Min, p.Y.Max = least/1.2, most*1.2

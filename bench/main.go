@@ -53,6 +53,7 @@ var suites = []struct {
 	{"traffic", "What a packet costs on a veth pair", traffic},
 	{"instructions", "What a packet costs in instructions", instructions},
 	{"accuracy", "How near to the rate", accuracy},
+	{"queue", "Holding back instead of dropping", queue},
 	{"setup", "Setting up and changing rules", setup},
 	{"policy", "Whole policies on the command line", policies},
 }
@@ -74,8 +75,8 @@ func run(ctx context.Context, args []string) error {
 	docs := flags.String("o", "", "folder for benchmarks.md, benchmarks.json and charts; with -suite, the other suites' figures there are kept")
 	render := flags.Bool("render", false, "run nothing: write benchmarks.md and charts anew from benchmarks.json")
 	load := flags.String("load", "", "load rules, print what that took, and end: what the suite setup runs")
-	subjects := flags.String("only", "", "in the suites traffic, instructions and accuracy, only subjects whose names begin like this, or like one of several with semicolons in between")
-	task := flags.String("guest", "", "measure this in a virtual machine and print the figures: what the suites instructions and accuracy run")
+	subjects := flags.String("only", "", "in the suites traffic, instructions, accuracy and queue, only subjects whose names begin like this, or like one of several with semicolons in between")
+	task := flags.String("guest", "", "measure this in a virtual machine and print the figures: what the suites instructions, accuracy and queue run")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}

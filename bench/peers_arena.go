@@ -84,11 +84,11 @@ func newArena(ctx context.Context) (_ *arena, err error) {
 		if err := address(nearDevice, nearAddrs, farAddrs); err != nil {
 			return err
 		}
-		return routeAll(farAddrs)
+		return routeAll(nearDevice, farAddrs...)
 	}); err != nil {
 		return nil, err
 	}
-	return a, a.waitUp(ctx)
+	return a, waitUp(ctx, place{a.near, nearDevice}, place{a.far, farDevice})
 }
 
 // mountBPFFS mounts a bpffs on nothing: it is there for as long as its descriptor is open.
@@ -165,9 +165,9 @@ func hardwareAddr(p netip.Prefix) net.HardwareAddr {
 	return net.HardwareAddr{0x02, 0, 0, 0, 0, ip[3]}
 }
 
-// routeAll routes all addresses by way of those.
-func routeAll(via []netip.Prefix) error {
-	l, err := netlink.LinkByName(nearDevice)
+// routeAll routes all addresses by way of those, which are beyond a device.
+func routeAll(device string, via ...netip.Prefix) error {
+	l, err := netlink.LinkByName(device)
 	if err != nil {
 		return err
 	}
@@ -180,13 +180,19 @@ func routeAll(via []netip.Prefix) error {
 	return nil
 }
 
-// waitUp waits until the pair sends: the kernel drops packets until it has noticed that both ends are up.
-func (a *arena) waitUp(ctx context.Context) error {
-	for end, device := range map[netns.NsHandle]string{a.near: nearDevice, a.far: farDevice} {
+// A place is a device in its namespace.
+type place struct {
+	namespace netns.NsHandle
+	device    string
+}
+
+// waitUp waits until a pair sends: the kernel drops packets until it has noticed that both ends are up.
+func waitUp(ctx context.Context, ends ...place) error {
+	for _, end := range ends {
 		for {
 			var state netlink.LinkOperState
-			if err := in(end, func() error {
-				l, err := netlink.LinkByName(device)
+			if err := in(end.namespace, func() error {
+				l, err := netlink.LinkByName(end.device)
 				if err == nil {
 					state = l.Attrs().OperState
 				}
@@ -198,7 +204,7 @@ func (a *arena) waitUp(ctx context.Context) error {
 				break
 			}
 			if err := sleep(ctx, time.Millisecond); err != nil {
-				return fmt.Errorf("wait for %s to be up: %w", device, err)
+				return fmt.Errorf("wait for %s to be up: %w", end.device, err)
 			}
 		}
 	}
@@ -229,7 +235,12 @@ func aside(f func() error) error {
 
 // run runs a command in the near namespace, with that on its standard input.
 func (a *arena) run(ctx context.Context, input, name string, args ...string) error {
-	return a.inNear(func() error {
+	return runIn(ctx, a.near, input, name, args...)
+}
+
+// runIn runs a command in a namespace, with that on its standard input.
+func runIn(ctx context.Context, namespace netns.NsHandle, input, name string, args ...string) error {
+	return in(namespace, func() error {
 		var output bytes.Buffer
 		c := exec.CommandContext(ctx, name, args...)
 		c.Stdin, c.Stdout, c.Stderr = strings.NewReader(input), &output, &output

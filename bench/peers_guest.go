@@ -22,6 +22,7 @@ const guestKernel = "6.12"
 // guestModules are what it needs there, with those of peers.
 var guestModules = []string{
 	"veth", "sch_ingress", "cls_bpf", "cls_matchall", "cls_u32", "act_police", "sch_tbf", "sch_htb", "sch_cake",
+	"sch_fq", "sch_fq_codel", "sch_netem",
 	"nf_tables", "nft_limit", "nft_compat", "ip_tables", "iptable_raw", "xt_hashlimit",
 }
 
@@ -52,6 +53,8 @@ func guest(ctx context.Context, text string, w io.Writer) error {
 	switch t.Suite {
 	case "instructions":
 		return guestInstructions(ctx, t, report)
+	case "queue":
+		return guestQueue(ctx, t, report)
 	case "accuracy":
 		return guestAccuracy(ctx, t, report)
 	default:

@@ -13,6 +13,11 @@ import (
 // limitPrefixes sets a rule for each of the prefixes, as the command does.
 func (a *arena) limitPrefixes(mode loader.Mode, l limit, rule policy.Rule, prefixes ...netip.Prefix) error {
 	rule.Rate, rule.Capacity = l.rate, l.capacity
+	return a.putRules(mode, rule, prefixes...)
+}
+
+// putRules sets that rule for each of the prefixes, as the command does.
+func (a *arena) putRules(mode loader.Mode, rule policy.Rule, prefixes ...netip.Prefix) error {
 	return a.inNear(func() error {
 		n, err := loader.Write(a.pins(mode))
 		if err != nil {

@@ -75,6 +75,17 @@ func TestWins(t *testing.T) {
 	if rows != want {
 		t.Errorf("peers win:\n%s\nwant:\n%s", rows, want)
 	}
+	_, rows, _ = strings.Cut(winTable([]Result{
+		result("queue", "flow: 1mbit", "shapectl gcra", unitGoodput, 99),
+		result("queue", "flow: 1mbit", "CAKE", unitGoodput, 98),
+		result("queue", "flow: 1mbit", "shapectl gcra", unitPing99, 60),
+		result("queue", "flow: 1mbit", "CAKE", unitPing99, 21),
+		result("queue", "gaps: 1", "shapectl gcra", unitGaps, 60),
+		result("queue", "gaps: 1", "CAKE", unitGaps, 21),
+	}), "|---|---|---|\n")
+	if want = "| flow, ping p99, ms | CAKE | 1mbit: 21 against 60 |\n\n"; rows != want {
+		t.Errorf("a peer wins in a unit that is not the first:\n%s\nwant:\n%s", rows, want)
+	}
 	if got := winTable(sample[2:4]); got != "In no case here.\n" {
 		t.Errorf("no peer wins, but:\n%s", got)
 	}
@@ -221,9 +232,30 @@ func TestChartsOfAnyFigures(t *testing.T) {
 		{{Suite: "setup", Case: "t: 1", Subject: "a", Unit: unitSeconds}, {Suite: "setup", Case: "t: 2", Subject: "a", Unit: unitSeconds}},
 		{result("setup", "t", "a", unitSeconds, -1)},
 		{{Suite: "setup", Case: "t", Subject: "a", Unit: unitSeconds}},
+		{result("queue", "t: 1mbit", "a", unitGoodput, 90), result("queue", "t: 1mbit", "a", unitPing50, 0), result("queue", "t: 1mbit", "a", unitPing99, 0)},
+		{result("queue", "t: 1mbit", "a", unitGoodput, 90), result("queue", "t: 1mbit", "b", unitPing50, 1), {Suite: "queue", Case: "t: 2mbit", Subject: "a", Unit: unitPing99}},
+		{result("queue", "gaps: 0.9", "a", unitGaps, 1), result("queue", "gaps: 1.1", "a", unitGaps, 99)},
 	} {
-		if data, err := tablesOf("setup", results)[0].chart(); err != nil || len(data) == 0 {
+		if data, err := tablesOf(results[0].Suite, results)[0].chart(); err != nil || len(data) == 0 {
 			t.Errorf("%+v: %d bytes, %v", results, len(data), err)
+		}
+	}
+}
+
+// A column of pings beside TCP has a picture of its own, on an axis with numbers to read.
+func TestPlanes(t *testing.T) {
+	var results []Result
+	for _, column := range []string{"t: 1mbit", "t: 10mbit"} {
+		results = append(results, result("queue", column, "TBF", unitGoodput, 99),
+			result("queue", column, "TBF", unitPing50, 21), result("queue", column, "TBF", unitPing99, 69))
+	}
+	data, err := tablesOf("queue", results)[0].chart()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{">t: 1mbit<", ">t: 10mbit<", ">30<", ">50<", ">TBF<"} {
+		if n := strings.Count(string(data), want); n == 0 {
+			t.Errorf("the chart does not say %q", want)
 		}
 	}
 }

@@ -45,6 +45,19 @@ const (
 	unitSeconds      = "s"
 	unitMicroseconds = "µs"
 	unitMiB          = "MiB"
+
+	unitGoodput  = "goodput, %" // of the payload that full frames at the rate have
+	unitLost     = "lost, %"    // of TCP's segments
+	unitAgain    = "sent again" // segments per MB of payload
+	unitPing50   = "ping p50, ms"
+	unitPing99   = "ping p99, ms"
+	unitUnponged = "pings lost, %"
+	unitAnswer50 = "request p50, ms" // until its answer is there
+	unitAnswer99 = "request p99, ms"
+	unitGap1     = "gap p1" // between packets, by what the rate takes for one
+	unitGap50    = "gap p50"
+	unitGap99    = "gap p99"
+	unitGaps     = "% of gaps"
 )
 
 // better says which of two figures of a unit is the better one.
@@ -54,12 +67,15 @@ const (
 	lower better = iota
 	higher
 	nearOne
+	neither // it only tells how others came about
 )
 
 var units = map[string]better{
 	unitNanoseconds: lower, unitClock: lower, unitEmpty: lower, unitHot: lower, unitPassing: lower,
 	unitTrie: lower, unitLRU: lower, unitOneCPU: higher, unitInstructions: lower, unitDelivered: nearOne, unitMillionths: lower,
 	unitSeconds: lower, unitMicroseconds: lower, unitMiB: lower,
+	unitGoodput: higher, unitLost: lower, unitAgain: lower, unitPing50: lower, unitPing99: lower, unitUnponged: lower,
+	unitAnswer50: lower, unitAnswer99: lower, unitGap1: nearOne, unitGap50: nearOne, unitGap99: nearOne, unitGaps: neither,
 }
 
 // ours reports whether a subject is shapectl, in any of its ways.

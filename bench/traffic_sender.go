@@ -7,6 +7,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -27,12 +28,17 @@ type sender struct {
 
 // newSender makes a sender at the near end, with so many bytes of payload in each packet.
 func (a *arena) newSender(payload int, targets ...netip.Addr) (*sender, error) {
+	return a.newSenderIn(a.near, payload, targets...)
+}
+
+// newSenderIn makes a sender in a namespace.
+func (a *arena) newSenderIn(namespace netns.NsHandle, payload int, targets ...netip.Addr) (*sender, error) {
 	family := unix.AF_INET
 	if targets[0].Is6() {
 		family = unix.AF_INET6
 	}
 	s := &sender{payload: make([]byte, payload)}
-	err := a.inNear(func() (err error) {
+	err := in(namespace, func() (err error) {
 		s.fd, err = unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		return err
 	})

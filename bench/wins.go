@@ -22,19 +22,19 @@ func winTable(results []Result) string {
 	var b, notes strings.Builder
 	for _, s := range suites {
 		for _, t := range tablesOf(s.name, results) {
-			unit := t.units()[0] // the others are ratios of it
-			for _, subject := range t.subjects() {
-				var cases []string
-				for _, column := range t.columns() {
-					if r, ok := t.find(column, subject, unit); ok && peer(subject) && r.Rounds > 0 {
-						cases = append(cases, t.behind(r)...)
-						if note := "- " + subject + ": " + r.Note + "\n"; r.Note != "" && len(cases) > 0 && !strings.Contains(notes.String(), note) {
-							notes.WriteString(note)
-						}
-					}
+			for i, unit := range t.units() {
+				if units[unit] == neither || i > 0 && strings.HasPrefix(unit, "x ") { // a ratio of the first
+					continue
 				}
-				if len(cases) > 0 {
+				for _, subject := range t.subjects() {
+					cases, note := t.wins(subject, unit)
+					if cases == nil {
+						continue
+					}
 					b.WriteString(row(t.Title+", "+unit, subject, strings.Join(cases, "<br>")))
+					if line := "- " + subject + ": " + note + "\n"; note != "" && !strings.Contains(notes.String(), line) {
+						notes.WriteString(line)
+					}
 				}
 			}
 		}
@@ -45,6 +45,19 @@ func winTable(results []Result) string {
 	return "Every case here in which a peer's median is better than that of shapectl, or of one of its ways; ~ where\n" +
 		"the quartiles overlap.\n\n" +
 		row("", "peer", "its figure, and ours") + rule(3, 0) + b.String() + "\n" + notes.String()
+}
+
+// wins are the cases in which a subject is a peer whose figure of that unit is
+// better than one of ours, and what must be known of it.
+func (t table) wins(subject, unit string) (cases []string, note string) {
+	for _, column := range t.columns() {
+		if r, ok := t.find(column, subject, unit); ok && peer(subject) && r.Rounds > 0 {
+			if lost := t.behind(r); lost != nil {
+				cases, note = append(cases, lost...), r.Note
+			}
+		}
+	}
+	return cases, note
 }
 
 // behind says which of our figures a peer's beats in its case; empty if none.

@@ -1,0 +1,166 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// The suite queue has each limiter carry TCP, with a ping beside it, and UDP at
+// twice the rate. It does so in a guest whose clock counts instructions: what a
+// packet waits there is what the limiter makes it wait, whatever the host does.
+
+// queue runs this program in a guest, and reads its figures.
+func queue(ctx context.Context, o options) ([]Result, error) {
+	return inGuest(ctx, o, guestTask{Suite: "queue", Only: o.only, Rounds: o.rounds(4), Quick: o.quick}, "-i", "-t", "3600")
+}
+
+const (
+	oneFlow   = "One TCP flow"
+	localFlow = "One TCP flow from the limiter's own machine"
+	fourFlows = "Four TCP flows and a sparse one"
+	spacing   = "Spacing of packets"
+	spread    = "Gaps between packets at 10mbit, up to so many ideal ones"
+)
+
+// roundTrip is that of a path through a country or two.
+const roundTrip = 20 * time.Millisecond
+
+// A pace is how long a rate is looked at: in so many packets that quartiles mean something.
+type pace struct {
+	rate         policy.Rate
+	settle, part time.Duration
+	gaps         int // between packets
+}
+
+var paces = []pace{
+	{1e6, 10 * time.Second, 10 * time.Second, 1000},
+	{10e6, 5 * time.Second, 4 * time.Second, 3000},
+	{100e6, 3 * time.Second, 2 * time.Second, 3000},
+}
+
+// commonPace is that of what is not measured at all rates.
+var commonPace = paces[1]
+
+// guestQueue measures in the guest.
+func guestQueue(ctx context.Context, t guestTask, report func(Result) error) error {
+	m := queueMeter{ctx: ctx, parts: t.Rounds, report: report}
+	m.subjects = slices.DeleteFunc(queueSubjects(), func(s holder) bool { return !chosen(t.Only, s.name) })
+	rates, common := paces, commonPace
+	if t.Quick {
+		common.settle, common.part, common.gaps = time.Second, 500*time.Millisecond, 300
+		rates = []pace{common}
+	}
+	for _, r := range rates {
+		if err := m.tcp(oneFlow, offer{roundTrip: roundTrip, pace: r, flows: 1}); err != nil {
+			return err
+		}
+	}
+	if err := m.tcp(localFlow, offer{roundTrip: roundTrip, pace: common, flows: 1, local: true}); err != nil {
+		return err
+	}
+	if err := m.tcp(fourFlows, offer{roundTrip: roundTrip, pace: common, flows: 4, asks: true}); err != nil {
+		return err
+	}
+	for _, r := range rates {
+		if err := m.udp(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type queueMeter struct {
+	ctx      context.Context
+	parts    int
+	subjects []holder
+	report   func(Result) error
+}
+
+// tcp has each limiter carry what is offered.
+func (m queueMeter) tcp(table string, o offer) error {
+	for _, s := range m.subjects {
+		c, err := carry(m.ctx, s, o, m.parts)
+		if err != nil {
+			return fmt.Errorf("%s, %v, %s: %w", table, o.rate, s.name, err)
+		}
+		for _, f := range []struct {
+			unit    string
+			samples []float64
+		}{
+			{unitGoodput, c.goodput}, {unitLost, []float64{c.lost}}, {unitAgain, c.again},
+			{unitPing50, quantiles(c.pings, 0.5)}, {unitPing99, quantiles(c.pings, 0.99)}, {unitUnponged, []float64{c.unponged}},
+			{unitAnswer50, quantiles(c.answers, 0.5)}, {unitAnswer99, quantiles(c.answers, 0.99)},
+		} {
+			if len(f.samples) == 0 {
+				continue
+			}
+			r := newResult(fmt.Sprintf("%s: %v", table, o.rate), s.name, f.unit, f.samples)
+			r.Note = s.note
+			if err := m.report(r); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// quantiles are those of each of several lists in order; none of an empty list.
+func quantiles(lists [][]float64, q float64) (list []float64) {
+	for _, l := range lists {
+		if len(l) > 0 {
+			list = append(list, quantile(l, q))
+		}
+	}
+	return list
+}
+
+// spreadUp are where the shares of gaps are taken.
+var spreadUp = []float64{0.5, 0.75, 0.9, 0.97, 0.99, 1.01, 1.03, 1.1, 1.25, 1.5, 2}
+
+// udp has each limiter carry twice the rate.
+func (m queueMeter) udp(at pace) error {
+	for _, s := range m.subjects {
+		if s.ecn {
+			continue // UDP here is not marked
+		}
+		ratios, err := gaps(m.ctx, s.competitor, at)
+		if err != nil {
+			return fmt.Errorf("%s, %v, %s: %w", spacing, at.rate, s.name, err)
+		}
+		slices.Sort(ratios)
+		for _, f := range []struct {
+			unit string
+			q    float64
+		}{{unitGap1, 0.01}, {unitGap50, 0.5}, {unitGap99, 0.99}} {
+			r := newResult(fmt.Sprintf("%s: %v", spacing, at.rate), s.name, f.unit, []float64{quantile(ratios, f.q)})
+			r.Note = s.note
+			if err := m.report(r); err != nil {
+				return err
+			}
+		}
+		if at.rate != commonPace.rate {
+			continue
+		}
+		for _, up := range spreadUp {
+			if err := m.report(newResult(fmt.Sprintf("%s: %g", spread, up), s.name, unitGaps, []float64{100 * shareUpTo(ratios, up)})); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// shareUpTo is the share of samples, which are in order, that are at most that.
+func shareUpTo(sorted []float64, most float64) float64 {
+	n, _ := slices.BinarySearchFunc(sorted, most, func(one, most float64) int {
+		if one <= most {
+			return -1
+		}
+		return 1
+	})
+	return float64(n) / float64(len(sorted))
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// floodPayload makes the largest frame.
+const floodPayload = maxFrame - headers
+
+// gaps are the times between packets that arrive at the far end behind a
+// limiter, by what the rate takes for one, while twice the rate is sent.
+func gaps(ctx context.Context, s competitor, at pace) (ratios []float64, err error) {
+	p, err := newPath(ctx, time.Millisecond)
+	if err != nil {
+		return nil, err
+	}
+	defer p.Close()
+	arrivals, err := p.listen()
+	if err != nil {
+		return nil, err
+	}
+	from, err := p.newSenderIn(p.source, floodPayload, target)
+	if err != nil {
+		return nil, err
+	}
+	l := limit{at.rate, policy.DefaultCapacity(at.rate)}
+	if err := s.set(ctx, p.arena, l); err != nil {
+		return nil, err
+	}
+	flooding, stop := context.WithCancel(ctx)
+	ideal := time.Duration(maxFrame * 8 * uint64(time.Second) / uint64(at.rate))
+	done := make(chan error, 1)
+	go func() { done <- aside(func() error { return from.flood(flooding, ideal/2) }) }()
+	defer func() {
+		stop()
+		err = errors.Join(err, <-done)
+	}()
+	// Twice the rate fills a bucket in the time in which it would drain.
+	full := time.Now().Add(2 * time.Duration(l.capacity*8*uint64(time.Second)/uint64(l.rate)))
+	packet := make([]byte, maxFrame)
+	var last time.Time
+	for len(ratios) < at.gaps {
+		_, now, err := receive(arrivals, packet)
+		if err := errors.Join(err, ctx.Err()); err != nil {
+			return nil, fmt.Errorf("wait for a packet: %w", err)
+		}
+		if now.Before(full) {
+			continue
+		}
+		if !last.IsZero() {
+			ratios = append(ratios, float64(now.Sub(last))/float64(ideal))
+		}
+		last = now
+	}
+	return ratios, nil
+}
+
+// listen makes a socket at the far end that tells when its packets arrived.
+func (p *path) listen() (fd int, err error) {
+	if err := in(p.far, func() (err error) {
+		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		return err
+	}); err != nil {
+		return -1, fmt.Errorf("make a socket: %w", err)
+	}
+	p.add(descriptor(fd))
+	atMost := unix.NsecToTimeval(int64(time.Second))
+	if err := errors.Join(
+		unix.Bind(fd, &unix.SockaddrInet4{Addr: target.As4(), Port: farPort}),
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1),
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &atMost),
+	); err != nil {
+		return -1, fmt.Errorf("set up a socket: %w", err)
+	}
+	return fd, nil
+}
+
+// flood sends at random times, from none to twice that after each other, until
+// ctx is done: evenly sent packets would leave a limiter that drops every other one as evenly.
+func (s *sender) flood(ctx context.Context, every time.Duration) error {
+	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("wake up in time: %w", err)
+	}
+	random := newRandom()
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return fmt.Errorf("read the clock: %w", err)
+	}
+	for next := now.Nano(); ctx.Err() == nil; {
+		next += int64(2 * random.Float64() * float64(every))
+		until := unix.NsecToTimespec(next)
+		if err := unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &until, nil); err != nil && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("wait for the next packet's time: %w", err)
+		}
+		if _, err := s.send(1); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// An offer is the TCP that a limiter is to carry, and for how long it is looked at.
+type offer struct {
+	pace
+	roundTrip time.Duration // without the limiter
+	local     bool          // from the limiter's own machine, else through it
+	flows     int           // connections that send as much as they can
+	asks      bool          // one with small requests beside them
+}
+
+// carried is what became of an offer, in each part of its time or in all of it.
+type carried struct {
+	goodput  []float64   // % of the most payload that the rate has room for
+	lost     float64     // % of segments
+	again    []float64   // segments sent once more per MB of payload
+	timeouts uint64      // of TCP
+	pings    [][]float64 // ms, in order
+	unponged float64     // % of pings
+	answers  [][]float64 // ms, in order
+}
+
+// fullPayload is what TCP puts into the largest frame.
+const fullPayload = maxFrame - 14 - 20 - 32
+
+// carry has a limiter carry what is offered, and tells what became of it in so many parts of the time.
+func carry(ctx context.Context, s holder, o offer, parts int) (c carried, err error) {
+	p, err := newPath(ctx, o.roundTrip)
+	if err != nil {
+		return c, err
+	}
+	defer p.Close()
+	from := p.source
+	if o.local {
+		from = p.near
+	}
+	if s.ecn {
+		if err := askForECN(from); err != nil {
+			return c, err
+		}
+	}
+	if err := s.set(ctx, p.arena, limit{o.rate, policy.DefaultCapacity(o.rate)}); err != nil {
+		return c, err
+	}
+	flows, err := p.open(from, o.flows+1)
+	if err != nil {
+		return c, err
+	}
+	defer flows.close()
+	asking, full := flows[0], flows[1:]
+	for _, s := range full {
+		s.fill()
+	}
+	if err := sleep(ctx, o.settle); err != nil {
+		return c, err
+	}
+
+	during, stop := context.WithTimeout(ctx, time.Duration(parts)*o.part)
+	defer stop()
+	// Pings take a hundredth of the rate at most.
+	every := max(10*time.Millisecond, time.Duration(100*pingFrame*8*uint64(time.Second)/uint64(o.rate)))
+	pings, answers := background(func() ([]echo, error) { return p.ping(during, from, every) }), background(func() ([]echo, error) {
+		if !o.asks {
+			return nil, nil
+		}
+		return asking.ask(during, 50*time.Millisecond)
+	})
+	marks, err := full.watch(ctx, parts, o.part)
+	pinged, answered := <-pings, <-answers
+	if err := errors.Join(err, pinged.err, answered.err, ctx.Err()); err != nil {
+		return c, err
+	}
+	c.count(marks, float64(o.rate))
+	c.pings, c.unponged = inParts(pinged.echoes, marks)
+	c.answers, _ = inParts(answered.echoes, marks)
+	return c, nil
+}
+
+// count tells what connections have done between marks.
+func (c *carried) count(marks []mark, rate float64) {
+	for i := range marks[1:] {
+		from, to := marks[i], marks[i+1]
+		bytes := float64(to.bytes - from.bytes)
+		c.goodput = append(c.goodput, 100*bytes*8/to.at.Sub(from.at).Seconds()/(rate*fullPayload/maxFrame))
+		c.again = append(c.again, float64(to.again-from.again)/max(bytes/1e6, 1e-6))
+	}
+	from, to := marks[0], marks[len(marks)-1]
+	sent, arrived := float64(to.sent-from.sent), float64(to.arrived-from.arrived)
+	c.lost = 100 * max(0, sent-arrived) / max(sent, 1) // what waited at the beginning arrived without having been sent
+	c.timeouts = to.timeouts - from.timeouts
+}
+
+// background does something that yields echoes.
+func background(f func() ([]echo, error)) <-chan heard {
+	done := make(chan heard, 1)
+	go func() {
+		echoes, err := f()
+		done <- heard{echoes, err}
+	}()
+	return done
+}
+
+type heard struct {
+	echoes []echo
+	err    error
+}
+
+// inParts are the times of echoes in ms and in order, by the two marks that
+// they began between, and how many of all in % had no answer.
+func inParts(echoes []echo, marks []mark) (parts [][]float64, unanswered float64) {
+	for i := range marks[1:] {
+		var ms []float64
+		for _, e := range echoes {
+			if !e.at.Before(marks[i].at) && e.at.Before(marks[i+1].at) && e.took > 0 {
+				ms = append(ms, float64(e.took)/1e6)
+			}
+		}
+		slices.Sort(ms)
+		parts = append(parts, ms)
+	}
+	for _, e := range echoes {
+		if e.took == 0 {
+			unanswered += 100 / float64(len(echoes))
+		}
+	}
+	return parts, unanswered
+}

@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// The two devices between a source and the near end of its arena.
+const (
+	sourceDevice = "source"
+	uplinkDevice = "uplink"
+)
+
+var (
+	sourceAddr = netip.MustParsePrefix("198.51.100.1/24")
+	uplinkAddr = netip.MustParsePrefix("198.51.100.2/24")
+)
+
+// A path is an arena whose near end is a router: what a source beyond it
+// sends to the far end goes through the limiter. Answers take a while on
+// their way, so that the path is as long as one through a network; nothing
+// delays what goes towards the far end but the limiter.
+type path struct {
+	*arena
+	source netns.NsHandle
+}
+
+// newPath makes a path without a limiter, which a packet and its answer take so long for.
+func newPath(ctx context.Context, roundTrip time.Duration) (_ *path, err error) {
+	a, err := newArena(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p := &path{arena: a}
+	defer func() {
+		if err != nil {
+			p.Close()
+		}
+	}()
+	if p.source, err = p.newNamespace(); err != nil {
+		return nil, err
+	}
+	if err := p.inNear(func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = uplinkDevice
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: sourceDevice, PeerNamespace: netlink.NsFd(p.source)}); err != nil {
+			return fmt.Errorf("make a veth pair: %w", err)
+		}
+		if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
+			return fmt.Errorf("make a router: %w", err)
+		}
+		return address(uplinkDevice, []netip.Prefix{uplinkAddr}, []netip.Prefix{sourceAddr})
+	}); err != nil {
+		return nil, err
+	}
+	if err := in(p.source, func() error {
+		if err := address(sourceDevice, []netip.Prefix{sourceAddr}, []netip.Prefix{uplinkAddr}); err != nil {
+			return err
+		}
+		return routeAll(sourceDevice, uplinkAddr)
+	}); err != nil {
+		return nil, err
+	}
+	if err := in(p.far, func() error {
+		if err := routeAll(farDevice, nearAddrs[0]); err != nil {
+			return err
+		}
+		return largeWindows()
+	}); err != nil {
+		return nil, err
+	}
+	for _, end := range []netns.NsHandle{p.source, p.near} {
+		if err := in(end, largeWindows); err != nil {
+			return nil, err
+		}
+	}
+	if err := waitUp(ctx, place{p.source, sourceDevice}, place{p.near, uplinkDevice}); err != nil {
+		return nil, err
+	}
+	return p, runIn(ctx, p.far, fmt.Sprintf("qdisc add dev %s root netem delay %dus limit 1000000\n", farDevice, roundTrip.Microseconds()),
+		"tc", "-batch", "-")
+}
+
+// largeWindows has TCP in the thread's namespace never wait for a receiver.
+func largeWindows() error {
+	for _, name := range []string{"tcp_rmem", "tcp_wmem"} {
+		if err := os.WriteFile("/proc/sys/net/ipv4/"+name, []byte("4096 131072 67108864"), 0); err != nil {
+			return fmt.Errorf("give TCP larger windows: %w", err)
+		}
+	}
+	return nil
+}
+
+// askForECN has TCP in a namespace ask for ECN when it connects.
+func askForECN(namespace netns.NsHandle) error {
+	return in(namespace, func() error { return os.WriteFile("/proc/sys/net/ipv4/tcp_ecn", []byte("1"), 0) })
+}

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A holder is a limiter in the suite queue, and whether what it carries asks for ECN.
+type holder struct {
+	competitor
+	ecn bool
+}
+
+// queueSubjects are compared there. Each has the queue or the bucket that
+// shapectl gives a rule of that rate, where it has one to be chosen.
+func queueSubjects() []holder {
+	return []holder{
+		{queueTBF, false},
+		{htbCoDel, false}, {withECN(htbCoDel), true},
+		{isolatingCAKE, false}, {withECN(isolatingCAKE), true},
+		{police, false},
+		{shapectl(policy.GCRA, policy.EachAll, loader.TCX), false},
+		{delaying(policy.Limit{Algorithm: policy.Leaky, ECNAbove: policy.Never}, ""), false},
+		{delaying(policy.Limit{Algorithm: policy.Leaky}, ", ECN"), true},
+		{delaying(policy.Limit{Algorithm: policy.GCRA, ECNAbove: policy.Never}, ""), false},
+	}
+}
+
+func withECN(s competitor) competitor {
+	s.name += ", ECN"
+	return s
+}
+
+// queueTBF has a queue as long as shapectl's.
+var queueTBF = competitor{
+	name: "TBF", note: "with a burst of 1 ms, two frames at least, and a queue as long as shapectl's",
+	set: func(ctx context.Context, a *arena, l limit) error {
+		burst := max(2*maxFrame, uint64(l.rate)/8/1000)
+		return a.tc(ctx, "qdisc add dev %s root tbf rate %dbit burst %d limit %d\n", nearDevice, uint64(l.rate), burst, burst+policy.DefaultQueue(l.rate))
+	},
+}
+
+// maxFrame is the largest frame without its check sequence.
+const maxFrame = 1514
+
+// htbCoDel lets CoDel at a slow rate have the time that a frame and a half takes, as its authors advise.
+var htbCoDel = competitor{
+	name: "HTB + fq_codel", note: "the target of CoDel is 5 ms, or a frame and a half",
+	set: func(ctx context.Context, a *arena, l limit) error {
+		target := max(5*time.Millisecond, time.Duration(uint64(maxFrame*8*3/2)*uint64(time.Second)/uint64(l.rate)))
+		return a.tc(ctx, `qdisc add dev %s root handle 1: htb default 1
+class add dev %[1]s parent 1: classid 1:1 htb rate %dbit quantum %d
+qdisc add dev %[1]s parent 1:1 fq_codel target %dus interval %dus
+`, nearDevice, uint64(l.rate), maxFrame, target.Microseconds(), (target + 95*time.Millisecond).Microseconds())
+	},
+}
+
+var isolatingCAKE = competitor{
+	name: "CAKE", note: "besteffort",
+	set: func(ctx context.Context, a *arena, l limit) error {
+		return a.tc(ctx, "qdisc add dev %s root cake bandwidth %dbit besteffort\n", nearDevice, uint64(l.rate))
+	},
+}
+
+// delaying is a limiter of ours that holds packets back; what the limit leaves open is chosen as the command does.
+func delaying(l policy.Limit, more string) competitor {
+	l.Excess = policy.Delay
+	return competitor{
+		name: fmt.Sprintf("shapectl %v, delay%s", l.Algorithm, more),
+		set: func(ctx context.Context, a *arena, told limit) error {
+			l.Rate = told.rate
+			rule, err := l.Resolve(everything, ethernetBytes)
+			if err != nil {
+				return err
+			}
+			if err := a.tc(ctx, "qdisc replace dev %s root fq limit 131072 flow_limit 131072\n", nearDevice); err != nil {
+				return err
+			}
+			return a.putRules(loader.TCX, rule, everything)
+		},
+	}
+}

@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// A stream is a TCP connection to the far end of a path.
+type stream struct{ out, in *net.TCPConn }
+
+type streams []stream
+
+// open makes so many connections from a namespace to the far end.
+func (p *path) open(from netns.NsHandle, n int) (list streams, err error) {
+	var listener net.Listener
+	if err := in(p.far, func() (err error) {
+		listener, err = net.Listen("tcp", netip.AddrPortFrom(target, 0).String())
+		return err
+	}); err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	defer listener.Close()
+	defer func() {
+		if err != nil {
+			list.close()
+		}
+	}()
+	for range n {
+		var out net.Conn
+		if err := in(from, func() (err error) {
+			out, err = net.DialTimeout("tcp", listener.Addr().String(), 30*time.Second)
+			return err
+		}); err != nil {
+			return list, fmt.Errorf("connect: %w", err)
+		}
+		accepted, err := listener.Accept()
+		if err != nil {
+			out.Close()
+			return list, fmt.Errorf("accept a connection: %w", err)
+		}
+		list = append(list, stream{out.(*net.TCPConn), accepted.(*net.TCPConn)})
+	}
+	return list, nil
+}
+
+func (list streams) close() {
+	for _, s := range list {
+		s.out.Close()
+		s.in.Close()
+	}
+}
+
+// fill sends as fast as the connection goes, until it is closed.
+func (s stream) fill() {
+	go func() {
+		data := make([]byte, 64<<10)
+		for {
+			if _, err := s.out.Write(data); err != nil {
+				return
+			}
+		}
+	}()
+	go func() {
+		data := make([]byte, 256<<10)
+		for {
+			if _, err := s.in.Read(data); err != nil {
+				return
+			}
+		}
+	}()
+}
+
+// progress is what connections have done until now.
+type progress struct {
+	bytes         uint64 // of payload, that have arrived
+	sent, arrived uint64 // segments with payload
+	again         uint64 // segments sent once more
+	timeouts      uint64
+}
+
+// A mark is how far connections were at a time.
+type mark struct {
+	at time.Time
+	progress
+}
+
+// watch marks how far connections are at the beginning, and at the end of each of so many parts of a time.
+func (list streams) watch(ctx context.Context, parts int, part time.Duration) (marks []mark, err error) {
+	for i := range parts + 1 {
+		if i > 0 {
+			if err := sleep(ctx, part); err != nil {
+				return nil, err
+			}
+		}
+		m := mark{at: time.Now()}
+		for _, s := range list {
+			out, err := tcpInfo(s.out)
+			in, other := tcpInfo(s.in)
+			if err := errors.Join(err, other); err != nil {
+				return nil, fmt.Errorf("ask for the state of a connection: %w", err)
+			}
+			m.bytes += in.Bytes_received
+			m.sent += uint64(out.Data_segs_out)
+			m.arrived += uint64(in.Data_segs_in)
+			m.again += uint64(out.Total_retrans)
+			m.timeouts += uint64(out.Total_rto)
+		}
+		marks = append(marks, m)
+	}
+	return marks, nil
+}
+
+func tcpInfo(c *net.TCPConn) (info *unix.TCPInfo, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return &unix.TCPInfo{}, err
+	}
+	other := raw.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) })
+	return info, errors.Join(err, other)
+}
+
+// questionBytes is the payload of a request, and of its answer.
+const questionBytes = 64
+
+// ask has a request go to the far end and an answer back, again and again at random times, until ctx is done.
+func (s stream) ask(ctx context.Context, every time.Duration) (echoes []echo, err error) {
+	go func() {
+		question := make([]byte, questionBytes)
+		for {
+			n, err := s.in.Read(question)
+			if err == nil {
+				_, err = s.in.Write(question[:n])
+			}
+			if err != nil {
+				return // it is closed
+			}
+		}
+	}()
+	random := newRandom()
+	answer := make([]byte, questionBytes)
+	for sleep(ctx, aboutEvery(random, every)) == nil {
+		start := time.Now()
+		_, err := s.out.Write(answer)
+		if err == nil {
+			_, err = io.ReadFull(s.out, answer)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("ask over TCP: %w", err)
+		}
+		echoes = append(echoes, echo{start, time.Since(start)})
+	}
+	return echoes, nil
+}
+
+// aboutEvery is a random time from half to one and a half of that, as even times could go along with a limiter's.
+func aboutEvery(random *rand.Rand, every time.Duration) time.Duration {
+	return time.Duration(float64(every) * (0.5 + random.Float64()))
+}

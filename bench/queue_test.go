@@ -1,0 +1,59 @@
+package main
+
+import (
+	"math"
+	"slices"
+	"testing"
+	"time"
+)
+
+func TestCarriedCounts(t *testing.T) {
+	start := time.Now()
+	at := func(s float64, p progress) mark { return mark{start.Add(time.Duration(s * 1e9)), p} }
+	var c carried
+	c.count([]mark{
+		at(0, progress{bytes: 1e6, sent: 1000, arrived: 990, again: 5}),
+		at(1, progress{bytes: 2e6, sent: 1700, arrived: 1690, again: 8}),
+		at(3, progress{bytes: 2e6 + 500, sent: 1800, arrived: 1710, again: 8}),
+	}, 8e6)
+	most := 1e6 * fullPayload / maxFrame // bytes a second
+	if want := []float64{100 * 1e6 / most, 100 * 250 / most}; !near(c.goodput, want) {
+		t.Errorf("goodput is %v %%, not %v", c.goodput, want)
+	}
+	if want := []float64{3, 0}; !near(c.again, want) {
+		t.Errorf("%v segments were sent again per MB, not %v", c.again, want)
+	}
+	if want := 100 * 80.0 / 800; c.lost != want {
+		t.Errorf("%v %% were lost, not %v", c.lost, want)
+	}
+	c.count([]mark{at(0, progress{sent: 10, arrived: 5}), at(1, progress{sent: 12, arrived: 9})}, 8e6)
+	if c.lost != 0 {
+		t.Errorf("%v %% were lost where more arrived than was sent meanwhile", c.lost)
+	}
+}
+
+func near(got, want []float64) bool {
+	return slices.EqualFunc(got, want, func(a, b float64) bool { return math.Abs(a-b) < 1e-9 })
+}
+
+func TestEchoesInParts(t *testing.T) {
+	start := time.Now()
+	ms := func(n int) time.Time { return start.Add(time.Duration(n) * time.Millisecond) }
+	parts, unanswered := inParts([]echo{
+		{ms(0), 3 * time.Millisecond}, {ms(9), 2 * time.Millisecond}, {ms(10), 5 * time.Millisecond}, {ms(12), 0}, {ms(20), time.Millisecond},
+	}, []mark{{at: ms(0)}, {at: ms(10)}, {at: ms(20)}})
+	if len(parts) != 2 || !near(parts[0], []float64{2, 3}) || !near(parts[1], []float64{5}) {
+		t.Errorf("%v ms in the parts, not [2 3] and [5]", parts)
+	}
+	if math.Abs(unanswered-20) > 1e-9 {
+		t.Errorf("%v %% had no answer, not 20", unanswered)
+	}
+}
+
+func TestShareUpTo(t *testing.T) {
+	for most, want := range map[float64]float64{0.4: 0, 0.5: 0.5, 0.9: 0.5, 1: 0.75, 3: 1} {
+		if got := shareUpTo([]float64{0.5, 0.5, 1, 2}, most); got != want {
+			t.Errorf("%v are at most %v, not %v", got, most, want)
+		}
+	}
+}
