@@ -70,9 +70,9 @@ func TestRate(t *testing.T) {
 	const mbit = 1_000_000
 	if !*full {
 		flooded(t, 10*time.Second, newLane(0, v4, policy.EachAll, mbit), newLane(1, v4, policy.EachHost, mbit),
-			newLane(0, v6, policy.EachHost, mbit), newLane(1, v6, policy.EachAll, 5*mbit))
-		flooded(t, 2*time.Second, newLane(0, v6, policy.EachAll, 20*mbit))
-		flooded(t, time.Second/2, newLane(0, v4, policy.EachAll, 100*mbit))
+			newLane(0, v6, policy.EachAll, mbit), newLane(1, v6, policy.EachHost, mbit))
+		flooded(t, time.Second, newLane(0, v4, policy.EachHost, 5*mbit), newLane(0, v6, policy.EachAll, 20*mbit))
+		flooded(t, time.Second/4, newLane(0, v4, policy.EachAll, 100*mbit))
 		return
 	}
 	for _, rate := range []policy.Rate{mbit, 5 * mbit, 20 * mbit, 100 * mbit} {

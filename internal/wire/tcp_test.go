@@ -118,6 +118,9 @@ func sendAll(address netip.AddrPort, d time.Duration) (f transfer, err error) {
 		return f, err
 	}
 	defer unix.Close(fd)
+	if err := giveWay(); err != nil {
+		return f, err
+	}
 	if err := unix.Connect(fd, sockaddr(address)); err != nil {
 		return f, fmt.Errorf("connect to %v: %w", address, err)
 	}
@@ -177,10 +180,15 @@ func (l load) String() string {
 	return name
 }
 
-const (
-	tcpRate = 20_000_000 // bit/s
-	tcpTime = 3 * time.Second
-)
+const tcpRate = 20_000_000 // bit/s
+
+// tcpTime is how long a load goes on.
+func tcpTime() time.Duration {
+	if *full {
+		return 10 * time.Second
+	}
+	return 2 * time.Second
+}
 
 // run returns what TCP did, and how long the pings took that arrived.
 func (l load) run(t *testing.T) (transfer, []time.Duration) {
@@ -206,10 +214,10 @@ func (l load) run(t *testing.T) (transfer, []time.Duration) {
 	if l.local {
 		from = r.router
 	}
-	c := r.capture(r.receiver, "r0", int(tcpTime.Seconds()*(tcpRate/8/500)))
-	p := r.transfer(from, l.host(1), tcpTime)
+	c := r.capture(r.receiver, "r0", int(tcpTime().Seconds()*(tcpRate/8/500)))
+	p := r.transfer(from, l.host(1), tcpTime())
 	ping := &stream{to: netip.AddrPortFrom(l.host(2), sinkPort), bytes: 98, every: 10 * time.Millisecond}
-	r.send(r.sender, tcpTime, ping)
+	r.send(r.sender, tcpTime(), ping)
 	f := p.wait()
 	var waits []time.Duration
 	for _, p := range to(c.take(), host(l.host(2))) {
@@ -249,12 +257,16 @@ func TestTCP(t *testing.T) {
 	for _, l := range loads {
 		l.excess = policy.Delay
 		f, waits := l.run(t)
-		again, most := f.info.Total_retrans, dropped.info.Total_retrans/4
-		if l.local || l.ecn {
-			most = 0
+		again, most := f.info.Total_retrans, uint32(0)
+		switch {
+		case l.local || l.ecn:
+		case l.offload: // up to 64 KiB are dropped at a time
+			most = dropped.info.Total_retrans / 2
+		default:
+			most = f.info.Data_segs_out / 100
 		}
 		if again > most {
-			t.Errorf("%v: %d segments were sent again, %d with drops", l, again, dropped.info.Total_retrans)
+			t.Errorf("%v: of %d segments %d were sent again, and with drops %d", l, f.info.Data_segs_out, again, dropped.info.Total_retrans)
 		}
 		if longest := slices.Max(waits); l.ecn && longest > median {
 			t.Errorf("%v: a ping took %v, and half of them %v without marks", l, longest, median)
