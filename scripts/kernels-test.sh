@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# kernels-test.sh [KERNEL...]: tests in the kernel and real traffic under Debian's kernels, in emulated machines. 6.1,
-# 6.12 and the newest must do, 5.10 must be refused clearly; these four if none is named. Two guests run at a time.
+# kernels-test.sh [KERNEL...]: tests in the kernel, real traffic, and when packets leave that are held back, under
+# Debian's kernels in emulated machines. 6.1, 6.12 and the newest must do, 5.10 must be refused clearly; these four if
+# none is named. Two guests run at a time.
 set -euo pipefail
 export LC_ALL=C
 # shellcheck source=scripts/lib.sh
@@ -9,7 +10,7 @@ cd "${here%/*}"
 
 kernels=("$@")
 [[ $# -gt 0 ]] || kernels=(6.1 6.12 newest 5.10)
-packages=(bpf pkg/maps pkg/loader cmd/shapectl)
+packages=(bpf pkg/maps pkg/fq pkg/loader cmd/shapectl internal/wire)
 [[ -x $SHAPECTL ]] || die "$SHAPECTL is not there: build it with make"
 "$here/need.sh" "${0##*/}" ip=iproute2 ss=iproute2 iperf3=iperf3
 
@@ -35,7 +36,8 @@ trap 'exit 143' TERM
 tree=$tmp/tree
 for package in "${packages[@]}"; do
 	mkdir -p "$tree/$package"
-	CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -o "$tree/$package/package.test" "./$package"
+	# With those tests that need what is only known to be there in a guest.
+	CGO_ENABLED=0 go test -c -tags guest -trimpath -ldflags '-s -w' -o "$tree/$package/package.test" "./$package"
 	[[ -d $package/testdata ]] && cp -R "$package/testdata" "$tree/$package/"
 done
 cp go.mod "$tree/"
@@ -45,6 +47,11 @@ mkdir "$tree/scripts"
 cp scripts/*.sh "$tree/scripts/"
 files=(-f "$tree:/shapectl/repository")
 [[ -d ../shared/vectors ]] && files+=(-f ../shared/vectors:/shapectl/shared/vectors)
+# For the tests: what holds packets back, and what may be in its place.
+qdiscs=()
+for module in ifb sch_fq sch_fq_codel sch_codel sch_sfq sch_cake sch_htb sch_tbf; do
+	qdiscs+=(-M "$module")
+done
 programs=()
 for program in bash ip tc ss iperf3; do
 	programs+=(-p "$program")
@@ -70,11 +77,12 @@ for kernel in "${kernels[@]}"; do
 	if [[ $kernel == 5.10 ]]; then
 		parts=(refused)
 	else
-		parts=(tests traffic)
+		parts=(tests traffic queue)
 	fi
 	for part in "${parts[@]}"; do
-		options=()
+		options=("${qdiscs[@]}")
 		[[ $part == tests ]] || options=(-i)
+		[[ $part != queue ]] || options+=(-M sch_fq -M 8021q -M ifb)
 		while [[ $(jobs -pr | wc -l) -ge 2 ]]; do
 			wait -n || failed=1
 		done

@@ -19,12 +19,12 @@ type limitFlags struct {
 // add adds the flags; side says which address is matched if none is named.
 func (l *limitFlags) add(f *pflag.FlagSet, side string) {
 	once(f, &l.Rate, "rate", "what may pass in the long run: 10mbit, 1.5gbit, 125MB/s, unlimited (also --cir)")
-	once(f, &l.Capacity, "capacity", "what a bucket holds: 64kb, or what the rate lets through in a time: 100ms (default: from the rate; also --burst, --cbs)")
+	once(f, &l.Capacity, "capacity", "what a bucket holds: 64kb, or what the rate lets through in a time: 100ms (default: from the rate; also --burst, --cbs); with leaky and --excess delay, what may wait")
 	once(f, &l.Algorithm, "algorithm", "the meter")
 	once(f, &l.Each, "each", "who shares a bucket")
 	once(f, &l.match, "match", "the address that CIDR is compared with (default: "+side+")")
 	once(f, &l.Excess, "excess", "what becomes of packets that do not conform")
-	once(f, &l.Queue, "queue", "what of excess may wait (gcra with --excess delay): 64kb, or for how long: 50ms (default: from the rate)")
+	once(f, &l.Queue, "queue", "what may wait beyond the capacity (gcra with --excess delay): 64kb, or for how long: 50ms (default: from the rate)")
 	once(f, &l.ECNAbove, "ecn-above", "mark packets by ECN that have to wait longer (--excess delay; default: half of the longest wait)")
 	once(f, &l.Penalty, "penalty", "what an excess packet does to its bucket (leaky): fill it, and hold it full for a time")
 	once(f, &l.Fail, "fail", "what becomes of a packet whose bucket can not be updated")
@@ -45,6 +45,15 @@ func (l *limitFlags) tinyRule(prefix netip.Prefix, l2Bytes uint8) (policy.Rule, 
 	check := r
 	if r.Rate != policy.Unlimited {
 		check.Capacity = max(r.Capacity, policy.MinCapacity)
+	}
+	if r.Excess == policy.Delay && r.Rate != policy.Unlimited {
+		if err := r.ValidateWait(); err != nil {
+			return r, err
+		}
+		if r.Queue > 0 {
+			check.Queue = max(r.Queue, policy.MinCapacity)
+		}
+		check.Rate = max(r.Rate, 8*policy.MinCapacity) // at which a full packet does not wait for too long
 	}
 	r.Each = r.Each.Canonical(prefix)
 	return r, check.Validate()

@@ -86,9 +86,11 @@ very programs of the data path, which a kernel runs in the trace's time (this
 needs the permissions of 'set'); or both, which must agree on each packet.
 
 With -j, each packet is one line: time_ns, bytes (as counted), verdict (pass,
-drop or mark), depart_ns (null if dropped), level_bytes of its bucket afterwards
-(rounded up), whether it conforms; in captures also rule and sharer (null where no rule
-matches). With -j --summary, one object is printed instead.`,
+drop, mark or delay), depart_ns (null if dropped; with --excess delay, when it leaves
+if something holds it back until then), level_bytes of its bucket afterwards (rounded
+up), whether it conforms; in captures also rule and sharer (null where no rule
+matches). With -j --summary, one object is printed instead. A chart shows what passed
+when it leaves.`,
 		Example: `  shapectl replay trace.csv --rate 10mbit --capacity 64kb
   shapectl replay dump.pcap 10.0.0.0/24 --rate 10mbit --each host --plot limit.svg
   shapectl replay dump.pcap --policy policy.yaml --device eth0 --direction egress

@@ -42,7 +42,12 @@ func TestReplayTranscripts(t *testing.T) {
 		"replay "+csvTrace+" --rate 8mbit --capacity 3000 -j --excess ecn --engine kernel",
 		"replay "+csvTrace+" --rate 8mbit --capacity 3000 --algorithm leaky --penalty 5ms --engine both",
 		"replay "+csvTrace+" --cir 8mbit --cbs 7000 --excess pass -j --summary",
+		"replay "+csvTrace+" --rate 8mbit --capacity 3000 -j --algorithm leaky --excess delay --ecn-above 2ms --engine both",
+		"replay "+csvTrace+" --rate 8mbit --capacity 1400 -j --excess delay --queue 1600 --ecn-above never --engine both",
+		"replay "+csvTrace+" --rate 8mbit --capacity 2000 --excess delay --queue 1000 --engine both",
+		"replay "+csvTrace+" --rate 8mbit --capacity 3000 --excess delay --algorithm leaky --ecn-above 2ms --summary -j",
 		"replay "+pcapTrace+" --rate 64kbit --capacity 2000 --engine both",
+		"replay "+pcapTrace+" 10.0.0.0/24 --rate 64kbit --capacity 2000 --each host --algorithm leaky --excess delay --ecn-above 100ms --engine both",
 		"replay "+pcapTrace+" 10.0.0.0/24 --rate 64kbit --capacity 2000 --each host",
 		"replay "+pcapTrace+" 10.0.0.0/24 2001:db8::/32 --rate 64kbit --capacity 2000 --each flow --excess ecn -j",
 		"replay "+pcapTrace+" 192.0.2.0/24 --match src --rate 64kbit --capacity 2000 --each /26 --overhead ethernet --engine kernel",
@@ -127,7 +132,9 @@ func TestReplayRefusals(t *testing.T) {
 		{csvTrace + " --rate 10mbps", "did you mean"},
 		{csvTrace + " --rate 1mbit --capacity 0", "capacity"},
 		{csvTrace + " --rate 1mbit --capacity 99999gb", "capacity"},
-		{csvTrace + " --rate 1mbit --excess delay", "delay"},
+		{csvTrace + " --rate 1mbit --queue 50ms", "queue has no use with excess drop"},
+		{csvTrace + " --rate 1mbit --excess delay --queue 10s", "holds packets back for up to 10 s"},
+		{csvTrace + " --rate 8bit --excess delay --algorithm leaky --capacity 10", "holds packets back for up to 10 s"},
 		{csvTrace + " --rate 1mbit --penalty fill", "leaky"},
 		{csvTrace + " --rate 1mbit --engine warp", "kernel, model or both"},
 		{csvTrace + " --rate 1mbit -n blue", "-n has no meaning here"},
@@ -354,5 +361,36 @@ func TestReplayStreams(t *testing.T) {
 		t.Errorf("%d MB of heap", used>>20)
 	} else {
 		t.Logf("%d MB of heap", used>>20)
+	}
+}
+
+// A queue may be shorter than a packet, also at a rate at which no rule's is; and a policy may have queues.
+func TestReplayQueues(t *testing.T) {
+	r := &rig{t: t}
+	for _, args := range []string{
+		"--rate 8bit --algorithm leaky --capacity 9", "--rate 8bit --capacity 2000 --queue 9", "--rate 1kbit --capacity 1 --queue 1000",
+	} {
+		out := r.ok(append(strings.Fields("replay "+csvTrace+" --excess delay -j --summary"), strings.Fields(args)...)...)
+		if !strings.Contains(out, `"excess": "delay"`) || strings.Contains(out, `"dropped_packets": 0`) {
+			t.Errorf("%s: %s", args, out)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	testenv.Must(t, os.WriteFile(file, []byte(`
+defaults: {excess: delay, ecn-above: never}
+devices: {eth0: {egress: {10.0.0.9: {rate: 64kbit, algorithm: leaky, capacity: 2000}, 10.0.0.0/24: {rate: 64kbit, excess: drop, capacity: 2000}}}}
+`), 0o644))
+	rows := r.ok("replay", pcapTrace, "-j", "--policy", file, "--device", "eth0", "--direction", "egress")
+	delayed := 0
+	for row := range strings.Lines(rows) {
+		if strings.Contains(row, `"verdict":"delay"`) {
+			delayed++
+			if !strings.Contains(row, `"rule":"10.0.0.9/32"`) {
+				t.Errorf("held back: %s", row)
+			}
+		}
+	}
+	if delayed != 4 {
+		t.Errorf("%d packets were held back:\n%s", delayed, rows)
 	}
 }

@@ -25,11 +25,21 @@ func (e *env) setCommand() *cobra.Command {
 		Short: "Set a rule, or change it",
 		Long: `Set a rule, or change it: a flag that is not given has its default, also where
 the rule was set with another value before. Buckets owe what they owed, up to
-the new capacity, and counters go on.`,
+the new capacity, and counters go on.
+
+With --excess delay packets are held back and not dropped, until their turn comes:
+with --algorithm leaky all of them, so that they leave evenly, --capacity being
+how much may wait, or how long; with gcra those beyond the capacity, which leaves at
+once, up to --queue. What finds the queue full is dropped, and what would wait for
+longer than --ecn-above is marked, where it can be. No packet waits for more than 9s.
+It is the qdisc fq of the device that holds packets back; without fq the rate is
+kept by drops alone.`,
 		Example: `  shapectl set eth0 egress 10.0.0.0/24 --rate 10mbit --each host
   shapectl set eth0 ingress 0.0.0.0/0 --rate 1gbit --capacity 20ms
   shapectl set eth0 egress 10.0.0.9 --rate unlimited
-  shapectl set wg0 ingress 2001:db8::/32 --rate 1.5MB/s --each /64 --excess ecn`,
+  shapectl set wg0 ingress 2001:db8::/32 --rate 1.5MB/s --each /64 --excess ecn
+  shapectl set eth0 egress 0.0.0.0/0 --rate 19mbit --algorithm leaky --excess delay --capacity 50ms
+  shapectl set eth0 egress 10.0.1.0/24 --rate 50mbit --capacity 64kb --excess delay --queue 50ms`,
 		Args:              args(3, 3),
 		ValidArgsFunction: e.completeRule,
 		RunE: func(cmd *cobra.Command, given []string) error {
@@ -51,6 +61,7 @@ the new capacity, and counters go on.`,
 		},
 	}
 	o.limit.add(cmd.Flags(), "the far side")
+	e.addSetupFQ(cmd.Flags())
 	once(cmd.Flags(), shadowFlag{&o.limit.Shadow}, "shadow", "a limit that is proposed, and only counts what it would have refused")
 	return cmd
 }
@@ -84,8 +95,13 @@ func (e *env) set(o setOptions) error {
 			return err
 		}
 		if e.json {
-			return report.JSON(e.out, rules)
+			err = report.JSON(e.out, rules)
+		} else {
+			err = report.Sentences(e.out, rules)
 		}
-		return report.Sentences(e.out, rules)
+		if err != nil {
+			return err
+		}
+		return e.queued(n, dev.Name, change)
 	})
 }

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -61,6 +62,18 @@ func (f *Facts) onIngress() *Side {
 	return &f.Sides[0]
 }
 
+// leaky lets the rule hold back so many bytes.
+func (f *Facts) leaky(bytes uint64) {
+	r := f.rule()
+	r.Algorithm, r.Capacity, r.Excess, r.ECNAbove = policy.Leaky, bytes, policy.Delay, policy.Never
+}
+
+// queued lets the rule hold back so many bytes beyond its capacity.
+func (f *Facts) queued(capacity, queue uint64) {
+	r := f.rule()
+	r.Algorithm, r.Capacity, r.Queue, r.Excess, r.ECNAbove = policy.GCRA, capacity, queue, policy.Delay, policy.Never
+}
+
 // stack adds a device and rules on it.
 func (f *Facts) stack(d Device, sides ...Side) {
 	f.Devices = append(f.Devices, d)
@@ -76,6 +89,7 @@ var foreignTCX = loader.ChainEntry{At: "tcx", ID: 9, Name: "their_program"}
 var foreignFilter = loader.ChainEntry{At: "clsact", Name: "flower filter, priority 1"}
 
 func TestJudge(t *testing.T) {
+	queue := policy.DefaultQueue(100_000_000) // the rate of the rule
 	for _, test := range []struct {
 		name   string
 		change func(*Facts)
@@ -185,6 +199,24 @@ func TestJudge(t *testing.T) {
 		{"more than a second", func(f *Facts) { f.rule().Capacity = 12_500_001 },
 			[]string{"note eth0 egress capacity"}, []string{"12500001 bytes pass at once"}},
 		{"a second", func(f *Facts) { f.rule().Capacity = 12_500_000 }, nil, nil},
+
+		{"a queue", func(f *Facts) { f.leaky(queue) }, nil, nil},
+		{"a queue below a packet", func(f *Facts) { f.leaky(65535) },
+			[]string{"warning eth0 egress capacity"}, []string{"a queue of 65535 bytes is less than one packet can be (65536)", fmt.Sprintf("raise --capacity to %db, or: ", queue)}},
+		{"a queue below a frame", func(f *Facts) { f.leaky(1514); f.Devices[0].MTU = 9000 },
+			[]string{"warning eth0 egress capacity"}, []string{"one full frame (9014): such a frame passes only while the queue is empty"}},
+		{"a queue of less than 10 ms", func(f *Facts) { f.leaky(65536) },
+			[]string{"warning eth0 egress capacity"}, []string{"a queue of 65536 bytes is only 5.243ms of 100mbit"}},
+		{"a queue at a rate that is too low for big packets", func(f *Facts) { f.leaky(20_000); f.rule().Rate = 50_000 },
+			[]string{"note eth0 egress packets", "warning eth0 egress capacity", "note eth0 egress queue"}, []string{"stay far below 50kbit; ip link set dev eth0 gso_max_size"}},
+		{"a bucket of one frame and a queue", func(f *Facts) { f.queued(1514, queue) }, nil, nil},
+		{"a bucket with its queue below a packet", func(f *Facts) { f.queued(30_000, 30_000) },
+			[]string{"warning eth0 egress capacity"}, []string{"a bucket with its queue of 60000 bytes is less than", fmt.Sprintf("raise --queue to %db", queue)}},
+		{"a queue of a second", func(f *Facts) { f.leaky(12_500_000) }, nil, nil},
+		{"a queue of more than a second", func(f *Facts) { f.leaky(12_500_001) },
+			[]string{"note eth0 egress queue"}, []string{"packets wait for up to 1s", fmt.Sprintf("lower --capacity; the default is %db", queue)}},
+		{"more than a second in a burst, and then in a queue", func(f *Facts) { f.queued(12_500_001, 25_000_000) },
+			[]string{"note eth0 egress capacity", "note eth0 egress queue"}, []string{"12500001 bytes pass at once", "packets wait for up to 2s", "lower --queue"}},
 		{"many small ones", func(f *Facts) {
 			f.Sides[0] = limitedSide(1, "eth0", policy.Egress, "10.0.0.0/24", "10.0.1.0/24", "10.0.2.0/24")
 			for i := range f.Sides[0].Limits.Rules {

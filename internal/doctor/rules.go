@@ -114,35 +114,83 @@ func checkCapacity(_ Facts, s Side, d *Device) []report.Finding {
 func tooSmall(s Side, d *Device, r Rule) (kind, finding, advice string) {
 	frame := uint64(d.MTU) + uint64(d.L2Bytes)
 	bytes, why, less := biggest(s, d)
-	of := fmt.Sprintf("%s: a bucket of %d bytes is ", r.Prefix, r.Capacity)
-	advice = fmt.Sprintf("raise --capacity to %db", max(policy.DefaultCapacity(r.Rate), uint64(bytes)))
+	holds := r.Capacity + r.Queue // of a rule that delays, too: what it takes in at most
+	what, empty := "bucket", "the bucket is empty"
 	switch {
-	case r.Capacity < frame:
-		return "frame", of + fmt.Sprintf("less than one full frame (%d): such a frame passes only while the bucket is empty", frame), advice
-	case r.Capacity < uint64(bytes):
-		return "packet", of + fmt.Sprintf("less than one packet can be (%d), as %s: such a packet passes only while the bucket is empty, and TCP may stay far below %v",
-			bytes, why, r.Rate), advice + ", or: " + less
-	case r.Capacity < bytesIn(10*time.Millisecond, r.Rate):
+	case r.Queue > 0:
+		what, empty = "bucket with its queue", "both are empty"
+	case r.Excess == policy.Delay:
+		what, empty = "queue", "the queue is empty"
+	}
+	of := fmt.Sprintf("%s: a %s of %d bytes is ", r.Prefix, what, holds)
+	advice = raise(r, uint64(bytes))
+	switch {
+	case holds < frame:
+		return "frame", of + fmt.Sprintf("less than one full frame (%d): such a frame passes only while %s", frame, empty), advice
+	case holds < uint64(bytes):
+		if advice != "" {
+			advice += ", or: "
+		}
+		return "packet", of + fmt.Sprintf("less than one packet can be (%d), as %s: such a packet passes only while %s, and TCP may stay far below %v",
+			bytes, why, empty, r.Rate), advice + less
+	case holds < bytesIn(10*time.Millisecond, r.Rate):
 		return "rate", of + fmt.Sprintf("only %s of %v: TCP sends bigger bursts, and may not reach that rate",
-			spell(drain(r.Capacity, r.Rate)), r.Rate), advice
+			spell(drain(holds, r.Rate)), r.Rate), advice
 	}
 	return "", "", ""
 }
 
-func checkBurst(_ Facts, s Side, _ *Device) []report.Finding {
-	var long []Rule
-	for _, r := range s.limited() {
-		if r.Capacity > max(policy.DefaultCapacity(r.Rate), bytesIn(time.Second, r.Rate)) {
-			long = append(long, r)
+// raise is how a rule takes in what is said of default ones, and a packet of so
+// many bytes; "" where a queue that long would hold packets back for too long.
+func raise(r Rule, bytes uint64) string {
+	flag, to := "--capacity", max(policy.DefaultCapacity(r.Rate), bytes)
+	if r.Excess == policy.Delay {
+		to = max(policy.DefaultQueue(r.Rate), bytes)
+		if r.Algorithm == policy.GCRA {
+			flag = "--queue"
+		}
+		if drain(to, r.Rate) > policy.MaxWait {
+			return ""
 		}
 	}
-	if len(long) == 0 {
-		return nil
+	return fmt.Sprintf("raise %s to %db", flag, to)
+}
+
+// checkBurst tells of buckets that let more pass at once, and of queues that hold
+// packets back for longer, than people mean.
+func checkBurst(_ Facts, s Side, _ *Device) []report.Finding {
+	var long, slow []Rule
+	for _, r := range s.limited() {
+		atOnce := r.Capacity
+		waiting, longest := r.Waiting()
+		if waiting > 0 && r.Algorithm == policy.Leaky {
+			atOnce = 0
+		}
+		if atOnce > max(policy.DefaultCapacity(r.Rate), bytesIn(time.Second, r.Rate)) {
+			long = append(long, r)
+		}
+		if longest > time.Second && waiting > policy.DefaultQueue(r.Rate) {
+			slow = append(slow, r)
+		}
 	}
-	r := long[0]
-	return s.finding(report.Note, "capacity",
-		fmt.Sprintf("%s: after a pause, %d bytes pass at once, which is more than a second of %v", prefixes(long), r.Capacity, r.Rate),
-		fmt.Sprintf("if that is not meant, lower --capacity; the default is %db", policy.DefaultCapacity(r.Rate)))
+	var findings []report.Finding
+	if len(long) > 0 {
+		r := long[0]
+		findings = s.finding(report.Note, "capacity",
+			fmt.Sprintf("%s: after a pause, %d bytes pass at once, which is more than a second of %v", prefixes(long), r.Capacity, r.Rate),
+			fmt.Sprintf("if that is not meant, lower --capacity; the default is %db", policy.DefaultCapacity(r.Rate)))
+	}
+	if len(slow) > 0 {
+		r, flag := slow[0], "--capacity"
+		if r.Algorithm == policy.GCRA {
+			flag = "--queue"
+		}
+		_, longest := r.Waiting()
+		findings = append(findings, s.finding(report.Note, "queue",
+			fmt.Sprintf("%s: packets wait for up to %s, which most of their senders take for a loss", prefixes(slow), spell(longest)),
+			fmt.Sprintf("if that is not meant, lower %s; the default is %db", flag, policy.DefaultQueue(r.Rate)))...)
+	}
+	return findings
 }
 
 func checkFamilies(_ Facts, s Side, d *Device) []report.Finding {

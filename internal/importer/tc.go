@@ -361,6 +361,7 @@ func (d *device) frame(l *limit, r rateSpec, s stab, where string, dir policy.Di
 // queues is said where what exceeds was delayed.
 func (d *device) queues() {
 	d.note("htb and tbf delay what exceeds, and shapectl drops it: a rule has the default capacity for its rate, where its burst was smaller")
+	d.note("rules with 'excess: delay' and a capacity of a few packets delay it, too, where the device has the qdisc fq in place of htb or tbf")
 }
 
 // A class is one of htb.

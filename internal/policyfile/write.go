@@ -151,7 +151,8 @@ func differing(l policy.Limit, r policy.Rule, l2Bytes uint8) (parts []part) {
 		add("rate", r.Rate.String())
 	}
 	if made.Capacity != r.Capacity {
-		add("capacity", inBytes(r.Capacity))
+		l.Capacity = sized(r.Capacity)
+		add("capacity", l.Capacity.String())
 	}
 	if l.Algorithm != r.Algorithm {
 		add("algorithm", r.Algorithm.String())
@@ -163,9 +164,10 @@ func differing(l policy.Limit, r policy.Rule, l2Bytes uint8) (parts []part) {
 		add("excess", r.Excess.String())
 	}
 	if made.Queue != r.Queue {
-		add("queue", inBytes(r.Queue))
+		l.Queue = sized(r.Queue)
+		add("queue", l.Queue.String())
 	}
-	if made.ECNAbove != r.ECNAbove {
+	if madeOf(l, r, l2Bytes).ECNAbove != r.ECNAbove { // whose default is made of the others
 		add("ecn-above", r.ECNAbove.String())
 	}
 	if l.Penalty != r.Penalty {
@@ -196,11 +198,14 @@ func madeOf(l policy.Limit, r policy.Rule, l2Bytes uint8) policy.Rule {
 	return made
 }
 
-// inBytes is a capacity as people write it.
-func inBytes(capacity uint64) string {
-	c, err := policy.ParseCapacity(strconv.FormatUint(capacity, 10))
+// sized is a capacity, or none, of so many bytes.
+func sized(bytes uint64) policy.Capacity {
+	if bytes == 0 {
+		return policy.Capacity{}
+	}
+	c, err := policy.ParseCapacity(strconv.FormatUint(bytes, 10))
 	if err != nil {
 		panic(err) // no rule has it
 	}
-	return c.String()
+	return c
 }

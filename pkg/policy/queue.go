@@ -91,12 +91,22 @@ func (r Rule) Waiting() (bytes uint64, longest time.Duration) {
 	return bytes, time.Duration(min(ns, math.MaxInt64))
 }
 
-func (r Rule) validateQueue() error {
+// ValidateWait reports whether r would hold packets back for longer than MaxWait.
+func (r Rule) ValidateWait() error {
 	bytes, longest := r.Waiting()
+	if longest <= MaxWait {
+		return nil
+	}
 	what := "capacity"
 	if r.Algorithm == GCRA {
 		what = "queue"
 	}
+	return fmt.Errorf("%s of %d bytes at %v holds packets back for up to %s, and %s is the longest there is; use %s or less",
+		what, bytes, r.Rate, drainTime(bytes, r.Rate), timeString(MaxWait), timeString(MaxWait))
+}
+
+func (r Rule) validateQueue() error {
+	wait := r.ValidateWait()
 	switch {
 	case r.Excess != Delay && r.Queue != 0:
 		return fmt.Errorf("queue has no use with excess %v; leave it out, or use excess delay", r.Excess)
@@ -109,9 +119,8 @@ func (r Rule) validateQueue() error {
 	case r.Algorithm == GCRA && r.Queue < MinCapacity:
 		return fmt.Errorf("queue of %d bytes (%s at %v) is less than one full packet; use %d or more",
 			r.Queue, drainTime(r.Queue, r.Rate), r.Rate, MinCapacity)
-	case longest > MaxWait:
-		return fmt.Errorf("%s of %d bytes at %v holds packets back for up to %s, and %s is the longest there is; use %s or less",
-			what, bytes, r.Rate, drainTime(bytes, r.Rate), timeString(MaxWait), timeString(MaxWait))
+	case wait != nil:
+		return wait
 	case r.ECNAbove <= 0:
 		return fmt.Errorf("ecn-above of %d ns is not above zero; write a time such as 5ms, or never", r.ECNAbove)
 	case r.Penalty.Kind != PenaltyNone:

@@ -1,0 +1,139 @@
+//go:build guest
+
+package wire
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+)
+
+// A watch is a program behind ours on the egress of a device: it notes when
+// each packet is to leave, which fq is told with the packet.
+type watch struct {
+	t            *testing.T
+	count, notes *ebpf.Map
+}
+
+// A note is what the program says of a packet.
+const (
+	noteNow   = 0 // when it was seen
+	noteDue   = 8 // when it is to leave; 0 for at once
+	noteFrame = 16
+	noteStart = 82 // bytes of the frame: up to where our numbers end, over IPv6 and with a tag
+	noteBytes = 104
+)
+
+// watch notes up to so many packets.
+func (r *rig) watch(device string, packets int) *watch {
+	r.t.Helper()
+	w := &watch{t: r.t}
+	var err error
+	w.count, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1})
+	testenv.Must(r.t, err)
+	r.t.Cleanup(func() { w.count.Close() })
+	w.notes, err = ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: noteBytes, MaxEntries: uint32(packets)})
+	testenv.Must(r.t, err)
+	r.t.Cleanup(func() { w.notes.Close() })
+	const (
+		skbTstamp = 152 // of struct __sk_buff
+		unspec    = -1  // TC_ACT_UNSPEC
+	)
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Type: ebpf.SchedCLS, License: "GPL",
+		Instructions: asm.Instructions{
+			asm.Mov.Reg(asm.R6, asm.R1),
+			asm.StoreImm(asm.RFP, -4, 0, asm.Word),
+			asm.LoadMapPtr(asm.R1, w.count.FD()),
+			asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -4),
+			asm.FnMapLookupElem.Call(),
+			asm.JEq.Imm(asm.R0, 0, "out"),
+			// Not at once on several CPUs: guests whose time counts have one.
+			asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord),
+			asm.StoreMem(asm.RFP, -4, asm.R1, asm.Word),
+			asm.Add.Imm(asm.R1, 1),
+			asm.StoreMem(asm.R0, 0, asm.R1, asm.DWord),
+			asm.LoadMapPtr(asm.R1, w.notes.FD()),
+			asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -4),
+			asm.FnMapLookupElem.Call(),
+			asm.JEq.Imm(asm.R0, 0, "out"),
+			asm.Mov.Reg(asm.R7, asm.R0),
+			asm.FnKtimeGetNs.Call(),
+			asm.StoreMem(asm.R7, noteNow, asm.R0, asm.DWord),
+			asm.LoadMem(asm.R1, asm.R6, skbTstamp, asm.DWord),
+			asm.StoreMem(asm.R7, noteDue, asm.R1, asm.DWord),
+			asm.Mov.Reg(asm.R1, asm.R6), asm.Mov.Imm(asm.R2, 0),
+			asm.Mov.Reg(asm.R3, asm.R7), asm.Add.Imm(asm.R3, noteFrame),
+			asm.Mov.Imm(asm.R4, noteStart),
+			asm.FnSkbLoadBytes.Call(),
+			asm.Mov.Imm(asm.R0, unspec).WithSymbol("out"),
+			asm.Return(),
+		},
+	})
+	testenv.Must(r.t, err)
+	r.t.Cleanup(func() { program.Close() })
+	r.in(r.router, func() error {
+		l, err := netlink.LinkByName(device)
+		if err != nil {
+			return err
+		}
+		clsact := netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_CLSACT, Handle: netlink.MakeHandle(0xffff, 0)}
+		if err := netlink.QdiscReplace(&netlink.Clsact{QdiscAttrs: clsact}); err != nil {
+			return fmt.Errorf("add a clsact qdisc: %w", err)
+		}
+		return netlink.FilterAdd(&netlink.BpfFilter{
+			FilterAttrs: netlink.FilterAttrs{
+				LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_MIN_EGRESS, Handle: 1, Protocol: unix.ETH_P_ALL,
+				Priority: 60000, // behind ours
+			},
+			Fd: program.FD(), Name: "watch", DirectAction: true,
+		})
+	})
+	return w
+}
+
+// A name tells our UDP packets from each other.
+type name struct {
+	to     netip.Addr
+	number uint64
+}
+
+// into tells each of our packets when it was due.
+func (w *watch) into(packets []packet) {
+	w.t.Helper()
+	var count uint64
+	testenv.Must(w.t, w.count.Lookup(uint32(0), &count))
+	if count > uint64(w.notes.MaxEntries()) {
+		w.t.Fatalf("there were %d packets to note, and there is room for %d", count, w.notes.MaxEntries())
+	}
+	due := make(map[name]time.Duration, count)
+	note := make([]byte, noteBytes)
+	for i := range uint32(count) {
+		testenv.Must(w.t, w.notes.Lookup(i, note))
+		var p packet
+		if p.read(note[noteFrame:][:noteStart]) {
+			seen := time.Duration(binary.NativeEndian.Uint64(note[noteNow:]))
+			due[name{p.to, p.number}] = cmp.Or(time.Duration(binary.NativeEndian.Uint64(note[noteDue:])), seen)
+		}
+	}
+	for i := range packets {
+		p := &packets[i]
+		if p.protocol != unix.IPPROTO_UDP {
+			continue
+		}
+		var ok bool
+		if p.due, ok = due[name{p.to, p.number}]; !ok {
+			w.t.Fatalf("packet %d to %v arrived, and was not seen before", p.number, p.to)
+		}
+	}
+}

@@ -1,0 +1,220 @@
+//go:build guest
+
+package wire
+
+import (
+	"cmp"
+	"flag"
+	"fmt"
+	"math/big"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+var full = flag.Bool("full", false, "also what takes minutes, and shows the same once more")
+
+// A lane is a rule and the hosts that it is offered packets for.
+type lane struct {
+	rule  policy.Rule
+	hosts []netip.Addr
+}
+
+// newLane is the nth lane of a test: two hosts that share a rate, or that have one each.
+func newLane(n byte, f family, each policy.EachKind, rate policy.Rate) lane {
+	hosts := []netip.Addr{f.host(16*n + 1), f.host(16*n + 2)}
+	prefix := netip.PrefixFrom(hosts[0], hosts[0].BitLen()-4).Masked()
+	limit := policy.Limit{Rate: rate, Algorithm: policy.Leaky, Each: policy.Each{Kind: each}, Excess: policy.Delay}
+	return lane{must(limit.Rule(prefix, 14)), hosts}
+}
+
+func (l lane) String() string {
+	f := v4.name
+	if l.rule.Prefix.Addr().Is6() {
+		f = v6.name
+	}
+	return fmt.Sprintf("%v %s, each %v", l.rule.Rate, f, l.rule.Each)
+}
+
+// streams offer each bucket three times its rate.
+func (l lane) streams() (all []*stream) {
+	for _, h := range l.hosts {
+		times := 3.0
+		if l.rule.Each.Kind == policy.EachAll {
+			times /= float64(len(l.hosts))
+		}
+		all = append(all, flood(h, uint64(l.rule.Rate), times))
+	}
+	return all
+}
+
+// buckets are the prefixes that have a rate each.
+func (l lane) buckets() []netip.Prefix {
+	if l.rule.Each.Kind == policy.EachAll {
+		return []netip.Prefix{l.rule.Prefix}
+	}
+	var all []netip.Prefix
+	for _, h := range l.hosts {
+		all = append(all, netip.PrefixFrom(h, h.BitLen()))
+	}
+	return all
+}
+
+// What arrives of a flood is the rate: over any window at most rate * window and
+// a packet, and at least that, but for how late a packet may be.
+func TestRate(t *testing.T) {
+	const mbit = 1_000_000
+	if !*full {
+		flooded(t, 10*time.Second, newLane(0, v4, policy.EachAll, mbit), newLane(1, v4, policy.EachHost, mbit),
+			newLane(0, v6, policy.EachAll, mbit), newLane(1, v6, policy.EachHost, mbit))
+		flooded(t, time.Second, newLane(0, v4, policy.EachHost, 5*mbit), newLane(0, v6, policy.EachAll, 20*mbit))
+		flooded(t, time.Second/4, newLane(0, v4, policy.EachAll, 100*mbit))
+		return
+	}
+	for _, rate := range []policy.Rate{mbit, 5 * mbit, 20 * mbit, 100 * mbit} {
+		for _, f := range []family{v4, v6} {
+			for _, each := range []policy.EachKind{policy.EachAll, policy.EachHost} {
+				flooded(t, 10*time.Second, newLane(0, f, each, rate))
+			}
+		}
+	}
+}
+
+// flooded offers all lanes three times their rates for so long.
+func flooded(t *testing.T, d time.Duration, lanes ...lane) {
+	t.Helper()
+	r := newRig(t, 1)
+	r.fq(toReceiver, fqPackets)
+	r.sink()
+	var streams []*stream
+	var bits float64
+	for _, l := range lanes {
+		r.limit(toReceiver, policy.Egress, l.rule)
+		streams = append(streams, l.streams()...)
+		bits += float64(l.rule.Rate) * float64(len(l.buckets()))
+	}
+	packets := int((d + time.Second).Seconds() * (bits/8/frame + 250))
+	w, c := r.watch(toReceiver, packets), r.capture(r.receiver, "r0", packets)
+	r.send(r.sender, d, append(streams, r.probe())...)
+	got := c.take()
+	w.into(got)
+	most := r.probed(got)
+	for _, l := range lanes {
+		for _, b := range l.buckets() {
+			what, arrived := fmt.Sprintf("%v, %v", l, b), to(got, b)
+			late, gaps := evenly(t, what, l.rule.Rate, arrived)
+			t.Logf("between two packets, of which there ought to be %v:\n%s", even(l.rule.Rate, frame), histogram(gaps, even(l.rule.Rate, frame)))
+			inTime(t, what, late, most)
+			if took := arrived[len(arrived)-1].at - arrived[0].at; took < d {
+				t.Errorf("%s: the last packet arrived %v after the first, and the flood took %v", what, took, d)
+			}
+		}
+		have := r.counters(toReceiver, policy.Egress, l.rule.Prefix)
+		if n := len(to(got, l.rule.Prefix)); int(have.PassedPackets) != n {
+			t.Errorf("%v: %d packets arrived, and %d are counted as passed", l, n, have.PassedPackets)
+		}
+	}
+	if _, dropped := r.fqStatistics(toReceiver); dropped > 0 {
+		t.Errorf("fq has dropped %d packets", dropped)
+	}
+}
+
+// inTime ends the test unless nearly all packets arrive no later than can be explained.
+func inTime(t *testing.T, what string, late []time.Duration, most time.Duration) {
+	t.Helper()
+	if p99 := quantile(late, 0.99); p99 > most {
+		t.Errorf("%s: one in a hundred packets is %v late or more, and %v can be explained", what, p99, most)
+	}
+}
+
+// probed is how much later than it is to leave a packet may arrive: twice what
+// was seen of the probes, which are fewer, and meet less.
+func (r *rig) probed(packets []packet) time.Duration {
+	r.t.Helper()
+	late := lateness(r.t, to(packets, host(probeTo)))
+	r.t.Logf("what fq is told by its sender to let out at a time arrives later by: %s", quantiles(late))
+	return 2 * slices.Max(late)
+}
+
+// lateness is by how much packets arrived later than fq was to let them out.
+func lateness(t *testing.T, packets []packet) (late []time.Duration) {
+	t.Helper()
+	if len(packets) == 0 {
+		t.Fatal("no packet arrived")
+	}
+	for _, p := range packets {
+		late = append(late, p.at-p.due)
+		if p.at < p.due {
+			t.Fatalf("packet %d to %v arrived %v before it was to leave", p.number, p.to, p.due-p.at)
+		}
+	}
+	return late
+}
+
+// evenly ends the test unless packets of one size leave one by one and exactly
+// at a rate: in the window from any packet to any later one, both included, are
+// rate * window and one packet. Of when they are to leave that is true to the
+// ns; between arrivals there is more or less time, by as much as some packets
+// are later than others.
+func evenly(t *testing.T, what string, rate policy.Rate, packets []packet) (late, gaps []time.Duration) {
+	t.Helper()
+	late = lateness(t, packets)
+	// When the first was to leave, which does not wait, was not seen so exactly.
+	due, _ := windows(t, what+", due", rate, packets[1:], func(p packet) time.Duration { return p.due }, time.Nanosecond)
+	arrived, gaps := windows(t, what+", arrived", rate, packets, func(p packet) time.Duration { return p.at }, slices.Max(late)-slices.Min(late))
+	took := packets[len(packets)-1].at - packets[0].at
+	bits := float64(len(packets)-1) * float64(packets[0].bytes) * 8 / took.Seconds()
+	t.Logf("%s: %d packets in %v, %+.4f %% of the rate; in any window it and %s bytes as due, %s as arrived; late %s; gaps %s",
+		what, len(packets), took.Round(time.Millisecond), 100*(bits/float64(rate)-1), due, arrived, quantiles(late), quantiles(gaps))
+	return late, gaps
+}
+
+// windows ends the test unless any window has rate * window and one packet, but
+// for so much time more or less. It returns what windows have beyond rate *
+// window, and the times from packet to packet.
+func windows(t *testing.T, what string, rate policy.Rate, packets []packet, when func(p packet) time.Duration, late time.Duration) (
+	extremes string, gaps []time.Duration,
+) {
+	t.Helper()
+	if len(packets) < 10 {
+		t.Fatalf("%s: %d packets", what, len(packets))
+	}
+	packets = slices.SortedFunc(slices.Values(packets), func(a, b packet) int { return cmp.Compare(when(a), when(b)) })
+	size := int64(packets[0].bytes)
+	slack := millionths(rate, late)
+	var w testenv.Windows
+	most, least := size*1e6, size*1e6
+	for i, p := range packets {
+		if int64(p.bytes) != size {
+			t.Fatalf("%s: packets of %d and of %d bytes", what, size, p.bytes)
+		}
+		if i > 0 {
+			gap := when(p) - when(packets[i-1])
+			gaps = append(gaps, gap)
+			w.Leak(uint64(rate), int64(gap))
+		}
+		high, low := w.Packet(uint64(p.bytes))
+		most, least = max(most, high), min(least, low)
+	}
+	extremes = fmt.Sprintf("%.3f to %.3f", float64(least)/1e6, float64(most)/1e6)
+	if most > size*1e6+slack || least < size*1e6-slack {
+		t.Errorf("%s: windows have rate * window and %s bytes, and a packet has %d and the rate %.3f in %v",
+			what, extremes, size, float64(slack)/1e6, late)
+	}
+	return extremes, gaps
+}
+
+// even is the time that a rate takes over a packet.
+func even(rate policy.Rate, bytes int) time.Duration {
+	return time.Duration(float64(bytes) * 8e9 / float64(rate))
+}
+
+// millionths of a byte are what a rate lets through in a time, rounded up.
+func millionths(rate policy.Rate, d time.Duration) int64 {
+	v := new(big.Int).Mul(big.NewInt(int64(rate)), big.NewInt(int64(d)))
+	return v.Add(v, big.NewInt(7999)).Div(v, big.NewInt(8000)).Int64()
+}

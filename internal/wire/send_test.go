@@ -1,0 +1,273 @@
+//go:build guest
+
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"runtime"
+	"slices"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+)
+
+// A stream is UDP packets of one size to one address, one each so often.
+type stream struct {
+	to    netip.AddrPort
+	bytes int           // of a frame, without a tag
+	every time.Duration // 0 for as fast as they can be sent
+	ect   bool
+	count int           // how many to send; 0 for as long as others send
+	after time.Duration // when to begin, from the first on
+
+	fd      int
+	frame   []byte // what is given to the kernel; payload alone but of packet sockets
+	payload []byte
+	control []byte // tells fq when to let a packet out, if not nil
+	next    time.Duration
+	number  uint64
+}
+
+// flood is a stream of full frames of so many times a rate.
+func flood(to netip.Addr, rate uint64, times float64) *stream {
+	return &stream{to: netip.AddrPortFrom(to, sinkPort), bytes: frame, every: time.Duration(frame * 8e9 / (times * float64(rate)))}
+}
+
+const (
+	tick = time.Millisecond // how late packets are sent, so that several are with one waking up
+	wave = 12               // packets that a flood begins with
+)
+
+// burst is so many full frames at once.
+func burst(to netip.Addr, count int) *stream {
+	return &stream{to: netip.AddrPortFrom(to, sinkPort), bytes: frame, count: count}
+}
+
+// sinkPort is where nobody reads.
+const sinkPort = 9
+
+// sink takes UDP packets at the receiver, and forgets them: without it the receiver would tell the sender that nobody does.
+func (r *rig) sink() {
+	r.t.Helper()
+	r.in(r.receiver, func() error {
+		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		r.t.Cleanup(func() { unix.Close(fd) })
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil {
+			return err
+		}
+		return unix.Bind(fd, &unix.SockaddrInet6{Port: sinkPort})
+	})
+}
+
+// send sends streams from a namespace for so long, or until all that are
+// counted are sent, and returns when that began. Then all have left.
+func (r *rig) send(from *testenv.Netns, d time.Duration, streams ...*stream) (began time.Duration) {
+	r.t.Helper()
+	r.in(from, func() error {
+		if err := giveWay(); err != nil {
+			return err
+		}
+		for _, s := range streams {
+			if s.payload == nil {
+				if err := s.open(); err != nil {
+					return fmt.Errorf("open a stream to %v: %w", s.to, err)
+				}
+			}
+			defer unix.Close(s.fd)
+		}
+		runtime.GC() // and not in the middle
+		began = now()
+		for i, s := range streams {
+			s.number = 0
+			s.next = began + s.after
+			if s.every > 0 && s.count == 0 {
+				// A flood begins with a wave, so that a bucket is never empty, and not all with the same.
+				s.next -= s.every*time.Duration(i)/time.Duration(len(streams)) + s.every*wave
+			}
+		}
+		for {
+			var first *stream
+			for _, s := range streams {
+				if (s.count == 0 || s.number < uint64(s.count)) && (first == nil || s.next < first.next) {
+					first = s
+				}
+			}
+			if first == nil || d > 0 && first.next >= began+d {
+				// What waits leaves before anything is taken down, which would keep the CPU from it.
+				sleepUntil(now() + r.longest + 50*time.Millisecond)
+				return nil
+			}
+			// Waking up costs more than sending.
+			if first.next > now() {
+				sleepUntil(first.next + tick)
+			}
+			if err := first.sendOne(); err != nil {
+				return fmt.Errorf("send to %v: %w", first.to, err)
+			}
+		}
+	})
+	return began
+}
+
+// giveWay lets the kernel's own threads, to which it leaves packets where there
+// are many, go before the calling one, which sleeps no longer than it is told.
+func giveWay() error {
+	return errors.Join(unix.Setpriority(unix.PRIO_PROCESS, 0, 19), unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0))
+}
+
+func (s *stream) open() (err error) {
+	if s.fd, err = udpSocket(s.to); err != nil {
+		return err
+	}
+	headers := 14 + 20 + 8
+	if s.to.Addr().Is6() {
+		headers += 20
+	}
+	s.payload = make([]byte, s.bytes-headers)
+	s.frame = s.payload
+	if !s.ect {
+		return nil
+	}
+	if s.to.Addr().Is6() {
+		return unix.SetsockoptInt(s.fd, unix.IPPROTO_IPV6, unix.IPV6_TCLASS, ect0)
+	}
+	return unix.SetsockoptInt(s.fd, unix.IPPROTO_IP, unix.IP_TOS, ect0)
+}
+
+// The ECN field (RFC 3168).
+const (
+	ect0 = 2
+	ce   = 3
+)
+
+// udpSocket is one of the calling thread's namespace, connected, whose buffer holds more than any queue.
+func udpSocket(to netip.AddrPort) (int, error) {
+	fd, err := unix.Socket(addressFamily(to.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	err = errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 1<<30), unix.Connect(fd, sockaddr(to)))
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+func addressFamily(a netip.Addr) int {
+	if a.Is6() {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
+
+func sockaddr(to netip.AddrPort) unix.Sockaddr {
+	if to.Addr().Is6() {
+		return &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()}
+	}
+	return &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}
+}
+
+// sendOne sends the next packet. That it is dropped on the way is no error.
+func (s *stream) sendOne() error {
+	s.next += s.every
+	sent := now()
+	if s.control != nil {
+		sent += probeWait
+		binary.NativeEndian.PutUint64(s.control[unix.CmsgLen(0):], uint64(sent))
+	}
+	binary.BigEndian.PutUint64(s.payload, s.number)
+	binary.BigEndian.PutUint64(s.payload[8:], uint64(sent))
+	s.number++
+	part := unix.Iovec{Base: &s.frame[0]}
+	part.SetLen(len(s.frame))
+	message := unix.Msghdr{Iov: &part, Iovlen: 1}
+	if s.control != nil {
+		message.Control = &s.control[0]
+		message.SetControllen(len(s.control))
+	}
+	// Raw: the scheduler of Go need not know of a call that does not wait.
+	_, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&message)), unix.MSG_DONTWAIT)
+	if errno != 0 && errno != unix.ENOBUFS { // how a drop of a local packet reads here
+		return errno
+	}
+	return nil
+}
+
+// sleepUntil sleeps until the clock of now shows t.
+func sleepUntil(t time.Duration) {
+	ts := unix.NsecToTimespec(int64(t))
+	for unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil) == unix.EINTR {
+	}
+}
+
+// Of linux/net.h, for all architectures but two.
+const soTxtime = 61
+
+// tagged is a stream out of a device of the router whose frames bear a VLAN tag themselves.
+func (r *rig) tagged(device string, to netip.Addr, vlan uint16) *stream {
+	r.t.Helper()
+	s := &stream{to: netip.AddrPortFrom(to, sinkPort)}
+	r.in(r.router, func() (err error) {
+		if s.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
+			return err
+		}
+		index, err := deviceIndex(device)
+		if err != nil {
+			return err
+		}
+		return unix.Bind(s.fd, &unix.SockaddrLinklayer{Ifindex: index})
+	})
+	plain := testenv.Frame(v4.routerAgain.Addr(), to, frame)
+	s.frame = binary.BigEndian.AppendUint16(slices.Clone(plain[:12]), unix.ETH_P_8021Q)
+	s.frame = append(binary.BigEndian.AppendUint16(s.frame, vlan), plain[12:]...)
+	s.payload = s.frame[14+4+20+8:]
+	return s
+}
+
+// probe is a stream from the router itself of packets that fq is told to let
+// out at a certain time, which is said to be when they were sent: what the
+// programs do, done by the sender. So each shows by how much the qdisc, the
+// timers and the capture make a packet late that has to leave at a time.
+func (r *rig) probe() *stream {
+	r.t.Helper()
+	s := &stream{to: netip.AddrPortFrom(probeTo, sinkPort), bytes: 96, every: 5 * time.Millisecond}
+	r.in(r.router, func() error {
+		if err := s.open(); err != nil {
+			return err
+		}
+		txtime := [8]byte{} // struct sock_txtime
+		binary.NativeEndian.PutUint32(txtime[:], unix.CLOCK_MONOTONIC)
+		return unix.SetsockoptString(s.fd, unix.SOL_SOCKET, soTxtime, string(txtime[:]))
+	})
+	s.control = make([]byte, unix.CmsgSpace(8))
+	header := (*unix.Cmsghdr)(unsafe.Pointer(&s.control[0]))
+	header.Level, header.Type = unix.SOL_SOCKET, soTxtime
+	header.SetLen(unix.CmsgLen(8))
+	return s
+}
+
+// probeTo has no limit.
+var probeTo = v4.host(250)
+
+// probeWait is how long a probe has to wait: longer than any stretch that the CPU may be busy for.
+const probeWait = 3 * time.Millisecond
+
+// deviceIndex is that of a device in the calling thread's namespace.
+func deviceIndex(name string) (int, error) {
+	i, err := net.InterfaceByName(name)
+	if err != nil {
+		return 0, err
+	}
+	return i.Index, nil
+}
