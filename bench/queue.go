@@ -23,7 +23,7 @@ const (
 	localFlow = "One TCP flow from the limiter's own machine"
 	fourFlows = "Four TCP flows and a sparse one"
 	spacing   = "Spacing of packets"
-	spread    = "Gaps between packets at 10mbit, up to so many ideal ones"
+	spread    = "Gaps between packets at %v, up to so many ideal ones"
 )
 
 // roundTrip is that of a path through a country or two.
@@ -37,9 +37,9 @@ type pace struct {
 }
 
 var paces = []pace{
-	{1e6, 10 * time.Second, 10 * time.Second, 1000},
-	{10e6, 5 * time.Second, 4 * time.Second, 3000},
-	{100e6, 3 * time.Second, 2 * time.Second, 3000},
+	{1e6, 6 * time.Second, 6 * time.Second, 1000},
+	{10e6, 3 * time.Second, 2500 * time.Millisecond, 3000},
+	{100e6, 2 * time.Second, 1250 * time.Millisecond, 3000},
 }
 
 // commonPace is that of what is not measured at all rates.
@@ -51,7 +51,7 @@ func guestQueue(ctx context.Context, t guestTask, report func(Result) error) err
 	m.subjects = slices.DeleteFunc(queueSubjects(), func(s holder) bool { return !chosen(t.Only, s.name) })
 	rates, common := paces, commonPace
 	if t.Quick {
-		common.settle, common.part, common.gaps = time.Second, 500*time.Millisecond, 300
+		common = pace{paces[0].rate, time.Second, time.Second, 50}
 		rates = []pace{common}
 	}
 	for _, r := range rates {
@@ -66,7 +66,7 @@ func guestQueue(ctx context.Context, t guestTask, report func(Result) error) err
 		return err
 	}
 	for _, r := range rates {
-		if err := m.udp(r); err != nil {
+		if err := m.udp(r, r.rate == common.rate); err != nil {
 			return err
 		}
 	}
@@ -121,8 +121,8 @@ func quantiles(lists [][]float64, q float64) (list []float64) {
 // spreadUp are where the shares of gaps are taken.
 var spreadUp = []float64{0.5, 0.75, 0.9, 0.97, 0.99, 1.01, 1.03, 1.1, 1.25, 1.5, 2}
 
-// udp has each limiter carry twice the rate.
-func (m queueMeter) udp(at pace) error {
+// udp has each limiter carry twice the rate, and reports the gaps behind it, if need be all of them.
+func (m queueMeter) udp(at pace, all bool) error {
 	for _, s := range m.subjects {
 		if s.ecn {
 			continue // UDP here is not marked
@@ -142,11 +142,12 @@ func (m queueMeter) udp(at pace) error {
 				return err
 			}
 		}
-		if at.rate != commonPace.rate {
+		if !all {
 			continue
 		}
 		for _, up := range spreadUp {
-			if err := m.report(newResult(fmt.Sprintf("%s: %g", spread, up), s.name, unitGaps, []float64{100 * shareUpTo(ratios, up)})); err != nil {
+			share := 100 * shareUpTo(ratios, up)
+			if err := m.report(newResult(fmt.Sprintf(spread+": %g", at.rate, up), s.name, unitGaps, []float64{share})); err != nil {
 				return err
 			}
 		}
