@@ -22,7 +22,7 @@ const (
 	oneFlow   = "One TCP flow"
 	localFlow = "One TCP flow from the limiter's own machine"
 	fourFlows = "Four TCP flows and a sparse one"
-	byLength  = "How long the queue is, one TCP flow at %v"
+	byLength  = "How long the queue is, one TCP flow at %v, %v round trip"
 	spacing   = "Spacing of packets"
 	spread    = "Gaps between packets at %v, up to so many ideal ones"
 )
@@ -41,9 +41,9 @@ type pace struct {
 }
 
 var paces = []pace{
-	{1e6, 6 * time.Second, 6 * time.Second, 1000},
-	{10e6, 3 * time.Second, 2500 * time.Millisecond, 3000},
-	{100e6, 2 * time.Second, 1250 * time.Millisecond, 3000},
+	{1e6, 4 * time.Second, 5 * time.Second, 1000},
+	{10e6, 3 * time.Second, 1500 * time.Millisecond, 2000},
+	{100e6, 3 * time.Second, 500 * time.Millisecond, 2000},
 }
 
 // commonPace is that of what is not measured at all rates.
@@ -51,31 +51,31 @@ var commonPace = paces[1]
 
 // guestQueue measures in the guest.
 func guestQueue(ctx context.Context, t guestTask, report func(Result) error) error {
-	m := queueMeter{ctx: ctx, parts: t.Rounds, report: report}
+	m := queueMeter{ctx: ctx, parts: t.Rounds, common: commonPace, report: report}
 	m.subjects = slices.DeleteFunc(queueSubjects(), func(s holder) bool { return !chosen(t.Only, s.name) })
-	rates, common, lengths := paces, commonPace, queueLengths
+	rates, lengths := paces, queueLengths
 	if t.Quick {
-		common, lengths = pace{paces[0].rate, time.Second, time.Second, 50}, queueLengths[1:2]
-		rates = []pace{common}
+		m.common, lengths = pace{paces[0].rate, time.Second, time.Second, 50}, queueLengths[1:2]
+		rates = []pace{m.common}
 	}
 	for _, r := range rates {
 		if err := m.tcp(oneFlow, offer{pace: r, roundTrip: roundTrip, flows: 1}); err != nil {
 			return err
 		}
 	}
-	if err := m.tcp(localFlow, offer{pace: common, roundTrip: roundTrip, flows: 1, local: true}); err != nil {
+	if err := m.tcp(localFlow, offer{pace: m.common, roundTrip: roundTrip, flows: 1, local: true}); err != nil {
 		return err
 	}
-	if err := m.tcp(fourFlows, offer{pace: common, roundTrip: roundTrip, flows: 4, asks: true}); err != nil {
+	if err := m.tcp(fourFlows, offer{pace: m.common, roundTrip: roundTrip, flows: 4, asks: true}); err != nil {
 		return err
 	}
 	for _, r := range rates {
-		if err := m.udp(r, r.rate == common.rate); err != nil {
+		if err := m.udp(r); err != nil {
 			return err
 		}
 	}
 	for _, length := range lengths {
-		if err := m.length(length, common, t.Only); err != nil {
+		if err := m.length(length, t.Only); err != nil {
 			return err
 		}
 	}
@@ -85,13 +85,17 @@ func guestQueue(ctx context.Context, t guestTask, report func(Result) error) err
 type queueMeter struct {
 	ctx      context.Context
 	parts    int
+	common   pace // of what is not measured at all rates
 	subjects []holder
 	report   func(Result) error
 }
 
-// tcp has each limiter carry what is offered.
+// tcp has each limiter carry what is offered. What ECN is to a peer is looked at in the usual case only.
 func (m queueMeter) tcp(table string, o offer) error {
 	for _, s := range m.subjects {
+		if s.ecn && peer(s.name) && (o.local || o.rate != m.common.rate) {
+			continue
+		}
 		if err := m.carry(fmt.Sprintf("%s: %v", table, o.rate), s, o); err != nil {
 			return err
 		}
@@ -99,22 +103,21 @@ func (m queueMeter) tcp(table string, o offer) error {
 	return nil
 }
 
-// length has a queue of ours that is so long carry a flow on paths of several lengths.
-func (m queueMeter) length(long time.Duration, at pace, only string) error {
+// length has a queue of ours that is so long carry a flow over a long path.
+func (m queueMeter) length(long time.Duration, only string) error {
 	l := policy.Limit{Algorithm: policy.Leaky, Excess: policy.Delay}
 	if err := l.Capacity.Set(long.String()); err != nil {
 		return err
 	}
-	for _, far := range []time.Duration{roundTrip, 4 * roundTrip} {
-		s := holder{told("delay", l), false}
-		s.name += fmt.Sprintf(", round trip of %v", far)
-		for _, s := range []holder{s, {withECN(s.competitor), true}} {
-			if !chosen(only, s.name) {
-				continue
-			}
-			if err := m.carry(fmt.Sprintf(byLength+": %v", at.rate, long), s, offer{pace: at, roundTrip: far, flows: 1}); err != nil {
-				return err
-			}
+	s, at := told("delay", l), m.common
+	at.part *= 2 // a longer path takes longer to come round
+	for _, s := range []holder{{s, false}, {withECN(s), true}} {
+		if !chosen(only, s.name) {
+			continue
+		}
+		name := fmt.Sprintf(byLength+": %v", at.rate, 4*roundTrip, long)
+		if err := m.carry(name, s, offer{pace: at, roundTrip: 4 * roundTrip, flows: 1}); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -159,8 +162,8 @@ func quantiles(lists [][]float64, q float64) (list []float64) {
 // spreadUp are where the shares of gaps are taken.
 var spreadUp = []float64{0.5, 0.75, 0.9, 0.97, 0.99, 1.01, 1.03, 1.1, 1.25, 1.5, 2}
 
-// udp has each limiter carry twice the rate, and reports the gaps behind it, if need be all of them.
-func (m queueMeter) udp(at pace, all bool) error {
+// udp has each limiter carry twice the rate, and reports the gaps behind it.
+func (m queueMeter) udp(at pace) error {
 	for _, s := range m.subjects {
 		if s.ecn {
 			continue // UDP here is not marked
@@ -180,7 +183,7 @@ func (m queueMeter) udp(at pace, all bool) error {
 				return err
 			}
 		}
-		if !all {
+		if at.rate != m.common.rate {
 			continue
 		}
 		for _, up := range spreadUp {

@@ -50,6 +50,10 @@ func carry(ctx context.Context, s holder, o offer, parts int) (c carried, err er
 	if err := s.set(ctx, p.arena, limit{o.rate, policy.DefaultCapacity(o.rate)}); err != nil {
 		return c, err
 	}
+	inFlight := uint64(o.rate) * uint64(o.roundTrip) / (maxFrame * 8 * uint64(time.Second))
+	if err := p.begin(from, inFlight/uint64(o.flows)); err != nil {
+		return c, err
+	}
 	flows, err := p.open(from, o.flows+1)
 	if err != nil {
 		return c, err
@@ -66,7 +70,7 @@ func carry(ctx context.Context, s holder, o offer, parts int) (c carried, err er
 	during, stop := context.WithTimeout(ctx, time.Duration(parts)*o.part)
 	defer stop()
 	// Pings take a hundredth of the rate at most.
-	every := max(10*time.Millisecond, time.Duration(100*pingFrame*8*uint64(time.Second)/uint64(o.rate)))
+	every := max(5*time.Millisecond, time.Duration(100*pingFrame*8*uint64(time.Second)/uint64(o.rate)))
 	pings, answers := background(func() ([]echo, error) { return p.ping(during, from, every) }), background(func() ([]echo, error) {
 		if !o.asks {
 			return nil, nil

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"time"
@@ -67,15 +68,10 @@ func newPath(ctx context.Context, roundTrip time.Duration) (_ *path, err error) 
 	}); err != nil {
 		return nil, err
 	}
-	if err := in(p.far, func() error {
-		if err := routeAll(farDevice, nearAddrs[0]); err != nil {
-			return err
-		}
-		return largeWindows()
-	}); err != nil {
+	if err := in(p.far, func() error { return routeAll(farDevice, nearAddrs[0]) }); err != nil {
 		return nil, err
 	}
-	for _, end := range []netns.NsHandle{p.source, p.near} {
+	for _, end := range []netns.NsHandle{p.source, p.near, p.far} {
 		if err := in(end, largeWindows); err != nil {
 			return nil, err
 		}
@@ -90,11 +86,32 @@ func newPath(ctx context.Context, roundTrip time.Duration) (_ *path, err error) 
 // largeWindows has TCP in the thread's namespace never wait for a receiver.
 func largeWindows() error {
 	for _, name := range []string{"tcp_rmem", "tcp_wmem"} {
-		if err := os.WriteFile("/proc/sys/net/ipv4/"+name, []byte("4096 131072 67108864"), 0); err != nil {
+		if err := os.WriteFile("/proc/sys/net/ipv4/"+name, []byte("4096 4194304 67108864"), 0); err != nil {
 			return fmt.Errorf("give TCP larger windows: %w", err)
 		}
 	}
 	return nil
+}
+
+// begin has TCP from a namespace begin with a window of so many segments, of
+// which the usual number is 10, for it to be sooner what it is for long.
+func (p *path) begin(from netns.NsHandle, segments uint64) error {
+	device, via := sourceDevice, uplinkAddr
+	if from == p.near {
+		device, via = nearDevice, farAddrs[0]
+	}
+	return in(from, func() error {
+		l, err := netlink.LinkByName(device)
+		if err != nil {
+			return fmt.Errorf("look up device %s: %w", device, err)
+		}
+		all := &net.IPNet{IP: make(net.IP, net.IPv4len), Mask: net.CIDRMask(0, 32)}
+		route := netlink.Route{LinkIndex: l.Attrs().Index, Dst: all, Gw: via.Addr().AsSlice(), InitCwnd: int(max(10, segments))}
+		if err := netlink.RouteReplace(&route); err != nil {
+			return fmt.Errorf("have TCP begin with %d segments: %w", segments, err)
+		}
+		return nil
+	})
 }
 
 // askForECN has TCP in a namespace ask for ECN when it connects.

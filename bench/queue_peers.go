@@ -53,8 +53,8 @@ var htbCoDel = competitor{
 	set: func(ctx context.Context, a *arena, l limit) error {
 		target := max(5*time.Millisecond, time.Duration(uint64(maxFrame*8*3/2)*uint64(time.Second)/uint64(l.rate)))
 		return a.tc(ctx, `qdisc add dev %s root handle 1: htb default 1
-class add dev %[1]s parent 1: classid 1:1 htb rate %dbit quantum %d
-qdisc add dev %[1]s parent 1:1 fq_codel target %dus interval %dus
+class add dev %[1]s parent 1: classid 1:1 htb rate %[2]dbit quantum %[3]d
+qdisc add dev %[1]s parent 1:1 fq_codel target %[4]dus interval %[5]dus
 `, nearDevice, uint64(l.rate), maxFrame, target.Microseconds(), (target + 95*time.Millisecond).Microseconds())
 	},
 }
