@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# kernels-guest.sh tests|delay|traffic|refused: what kernels-test.sh runs in a guest, at the top of a tree with the program,
+# kernels-guest.sh tests|delay|traffic|queue|refused: what kernels-test.sh runs in a guest, at the top of a tree with the program,
 # the tests' binaries beside their packages, and these scripts.
 set -euo pipefail
 export LC_ALL=C
@@ -133,6 +133,11 @@ traffic)
 	done
 	tcp egress leaky
 	tcp ingress gcra
+	;;
+queue)
+	# The time is virtual, and nothing that is measured hangs on how busy the machine is.
+	tests internal/wire TestRate TestBurst TestECN TestVLAN TestQueues TestLimitOfFlow TestLongestQueue TestTCP
+	sed -nE 's/^ +[a-z_]+\.go:[0-9]+: /     /p' /tmp/said
 	;;
 refused)
 	# A kernel that can not be used is named as such, in one line, and nothing is left behind.

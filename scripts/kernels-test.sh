@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# kernels-test.sh [KERNEL...]: tests in the kernel and real traffic under Debian's kernels, in emulated machines. 6.1,
-# 6.12 and the newest must do, 5.10 must be refused clearly; these four if none is named. Two guests run at a time.
+# kernels-test.sh [KERNEL...]: tests in the kernel, real traffic, and when packets leave that are held back, under
+# Debian's kernels in emulated machines. 6.1, 6.12 and the newest must do, 5.10 must be refused clearly; these four if
+# none is named. Two guests run at a time.
 set -euo pipefail
 export LC_ALL=C
 # shellcheck source=scripts/lib.sh
@@ -9,7 +10,7 @@ cd "${here%/*}"
 
 kernels=("$@")
 [[ $# -gt 0 ]] || kernels=(6.1 6.12 newest 5.10)
-packages=(bpf pkg/maps pkg/fq pkg/loader cmd/shapectl)
+packages=(bpf pkg/maps pkg/fq pkg/loader cmd/shapectl internal/wire)
 [[ -x $SHAPECTL ]] || die "$SHAPECTL is not there: build it with make"
 "$here/need.sh" "${0##*/}" ip=iproute2 ss=iproute2 iperf3=iperf3
 
@@ -76,13 +77,14 @@ for kernel in "${kernels[@]}"; do
 	if [[ $kernel == 5.10 ]]; then
 		parts=(refused)
 	else
-		parts=(tests delay traffic)
+		parts=(tests delay traffic queue)
 	fi
 	for part in "${parts[@]}"; do
 		options=()
 		case $part in
 		delay) options=("${qdiscs[@]}") ;;
 		traffic | refused) options=(-i) ;;
+		queue) options=(-i -M sch_fq -M 8021q -M ifb) ;;
 		esac
 		while [[ $(jobs -pr | wc -l) -ge 2 ]]; do
 			wait -n || failed=1

@@ -253,6 +253,32 @@ func TestAskAgreesWithPackets(t *testing.T) {
 	}
 }
 
+// Of a rule that delays, the answer and the buckets say how long the next packet
+// waits, and the counters that packets have waited; of others they do not.
+func TestQueueIsTold(t *testing.T) {
+	r := newRig(t)
+	r.setUnheld("va egress 10.0.0.0/24 --rate 8kbit --capacity 9000 --algorithm leaky --excess delay --each host")
+	r.ok("set", "va", "egress", "10.0.1.0/24", "--rate", "8kbit", "--capacity", "9000", "--each", "host")
+	r.send("10.0.0.7", 6, 1000)
+	r.send("10.0.1.7", 6, 1000)
+	for args, want := range map[string]string{
+		"show --buckets va egress 10.0.0.0/24":            "; a full packet would wait ",
+		"ask va egress 10.0.0.7":                          " bytes would wait ",
+		"ask va egress 10.0.0.7 --bytes 9000":             "do not fit the queue now (drop)",
+		"ask va egress 10.0.0.8":                          " bytes would pass now",
+		"ask -j va egress 10.0.0.7 --bytes 1000":          `"verdict": "mark"`,
+		"explain -j va egress 10.0.0.7":                   `"held_back": false`,
+		"show -j --stats --buckets va egress 10.0.0.0/24": `"delayed_packets": 5,`,
+	} {
+		if out := r.ok(strings.Fields(args)...); !strings.Contains(out, want) {
+			t.Errorf("%s: does not say %q: %s", args, want, out)
+		}
+	}
+	if out := r.ok("show", "--buckets", "va", "egress", "10.0.1.0/24"); strings.Contains(out, "would wait") || !strings.Contains(out, "owes") {
+		t.Errorf("nothing waits: %s", out)
+	}
+}
+
 // -n works on a namespace from outside it, and that one alone.
 func TestNamedNamespace(t *testing.T) {
 	r := newRig(t)

@@ -14,10 +14,15 @@ func quantiles(sample []time.Duration) string {
 	if len(sample) == 0 {
 		return "none"
 	}
+	return fmt.Sprintf("min %v, p1 %v, p50 %v, p99 %v, max %v", slices.Min(sample), quantile(sample, 0.01),
+		quantile(sample, 0.5), quantile(sample, 0.99), slices.Max(sample))
+}
+
+// quantile is what a share of a sample is not above.
+func quantile(sample []time.Duration, share float64) time.Duration {
 	s := slices.Clone(sample)
 	slices.Sort(s)
-	at := func(q float64) time.Duration { return s[int(q*float64(len(s)-1))] }
-	return fmt.Sprintf("min %v, p1 %v, p50 %v, p99 %v, max %v", s[0], at(0.01), at(0.5), at(0.99), s[len(s)-1])
+	return s[int(share*float64(len(s)-1))]
 }
 
 // histogram shows how the gaps between packets are spread around the even one.

@@ -69,7 +69,10 @@ func (l lane) buckets() []netip.Prefix {
 func TestRate(t *testing.T) {
 	const mbit = 1_000_000
 	if !*full {
-		flooded(t, time.Second, newLane(0, v4, policy.EachAll, 100*mbit))
+		flooded(t, 10*time.Second, newLane(0, v4, policy.EachAll, mbit), newLane(1, v4, policy.EachHost, mbit),
+			newLane(0, v6, policy.EachAll, mbit), newLane(1, v6, policy.EachHost, mbit))
+		flooded(t, time.Second, newLane(0, v4, policy.EachHost, 5*mbit), newLane(0, v6, policy.EachAll, 20*mbit))
+		flooded(t, time.Second/4, newLane(0, v4, policy.EachAll, 100*mbit))
 		return
 	}
 	for _, rate := range []policy.Rate{mbit, 5 * mbit, 20 * mbit, 100 * mbit} {
@@ -105,9 +108,7 @@ func flooded(t *testing.T, d time.Duration, lanes ...lane) {
 			what, arrived := fmt.Sprintf("%v, %v", l, b), to(got, b)
 			late, gaps := evenly(t, what, l.rule.Rate, arrived)
 			t.Logf("between two packets, of which there ought to be %v:\n%s", even(l.rule.Rate, frame), histogram(gaps, even(l.rule.Rate, frame)))
-			if slices.Max(late) > most {
-				t.Errorf("%s: a packet is %v late, and %v can be explained", what, slices.Max(late), most)
-			}
+			inTime(t, what, late, most)
 			if took := arrived[len(arrived)-1].at - arrived[0].at; took < d {
 				t.Errorf("%s: the last packet arrived %v after the first, and the flood took %v", what, took, d)
 			}
@@ -122,8 +123,16 @@ func flooded(t *testing.T, d time.Duration, lanes ...lane) {
 	}
 }
 
-// probed is the longest that a packet may arrive later than it is to leave:
-// twice what was seen of the probes, which are fewer, and meet less.
+// inTime ends the test unless nearly all packets arrive no later than can be explained.
+func inTime(t *testing.T, what string, late []time.Duration, most time.Duration) {
+	t.Helper()
+	if p99 := quantile(late, 0.99); p99 > most {
+		t.Errorf("%s: one in a hundred packets is %v late or more, and %v can be explained", what, p99, most)
+	}
+}
+
+// probed is how much later than it is to leave a packet may arrive: twice what
+// was seen of the probes, which are fewer, and meet less.
 func (r *rig) probed(packets []packet) time.Duration {
 	r.t.Helper()
 	late := lateness(r.t, to(packets, host(probeTo)))

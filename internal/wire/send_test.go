@@ -30,7 +30,6 @@ type stream struct {
 	fd      int
 	frame   []byte // what is given to the kernel; payload alone but of packet sockets
 	payload []byte
-	atOnce  uint64 // how many are sent with one sleep
 	control []byte // tells fq when to let a packet out, if not nil
 	next    time.Duration
 	number  uint64
@@ -40,6 +39,11 @@ type stream struct {
 func flood(to netip.Addr, rate uint64, times float64) *stream {
 	return &stream{to: netip.AddrPortFrom(to, sinkPort), bytes: frame, every: time.Duration(frame * 8e9 / (times * float64(rate)))}
 }
+
+const (
+	tick = time.Millisecond // how late packets are sent, so that several are with one waking up
+	wave = 12               // packets that a flood begins with
+)
 
 // burst is so many full frames at once.
 func burst(to netip.Addr, count int) *stream {
@@ -70,8 +74,7 @@ func (r *rig) sink() {
 func (r *rig) send(from *testenv.Netns, d time.Duration, streams ...*stream) (began time.Duration) {
 	r.t.Helper()
 	r.in(from, func() error {
-		// The kernel may be late by that much where a thread sleeps.
-		if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
+		if err := giveWay(); err != nil {
 			return err
 		}
 		for _, s := range streams {
@@ -85,9 +88,12 @@ func (r *rig) send(from *testenv.Netns, d time.Duration, streams ...*stream) (be
 		runtime.GC() // and not in the middle
 		began = now()
 		for i, s := range streams {
-			s.number, s.atOnce = 0, uint64(max(1, time.Millisecond/max(1, s.every)))
-			// Not all at the same time.
-			s.next = began + s.after + s.every*time.Duration(i)/time.Duration(len(streams))
+			s.number = 0
+			s.next = began + s.after
+			if s.every > 0 && s.count == 0 {
+				// A flood begins with a wave, so that a bucket is never empty, and not all with the same.
+				s.next -= s.every*time.Duration(i)/time.Duration(len(streams)) + s.every*wave
+			}
 		}
 		for {
 			var first *stream
@@ -101,12 +107,22 @@ func (r *rig) send(from *testenv.Netns, d time.Duration, streams ...*stream) (be
 				sleepUntil(now() + r.longest + 50*time.Millisecond)
 				return nil
 			}
+			// Waking up costs more than sending.
+			if first.next > now() {
+				sleepUntil(first.next + tick)
+			}
 			if err := first.sendOne(); err != nil {
 				return fmt.Errorf("send to %v: %w", first.to, err)
 			}
 		}
 	})
 	return began
+}
+
+// giveWay lets the kernel's own threads, to which it leaves packets where there
+// are many, go before the calling one, which sleeps no longer than it is told.
+func giveWay() error {
+	return errors.Join(unix.Setpriority(unix.PRIO_PROCESS, 0, 19), unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0))
 }
 
 func (s *stream) open() (err error) {
@@ -162,12 +178,8 @@ func sockaddr(to netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}
 }
 
-// sendOne sleeps until it is time for the next packet, and sends it. That it is dropped on the way is no error.
+// sendOne sends the next packet. That it is dropped on the way is no error.
 func (s *stream) sendOne() error {
-	// Waking up costs more than sending.
-	if s.number%s.atOnce == 0 && s.next > now() {
-		sleepUntil(s.next)
-	}
 	s.next += s.every
 	sent := now()
 	if s.control != nil {
