@@ -363,8 +363,6 @@ func TestJudge(t *testing.T) {
 		{"not in force", func(f *Facts) { f.held(fq.State{Kind: "noqueue"}); f.Sides[0].Limits.State = loader.Detached },
 			[]string{"failed eth0 egress state"}, nil},
 		{"ifb", func(f *Facts) { f.onIngress(); f.held(enough).Ifb = &fq.Ifb{Name: "shapectl1", Up: true} }, nil, nil},
-		{"no ifb", func(f *Facts) { f.onIngress(); f.held(fq.State{}) },
-			[]string{"failed eth0 ingress queue"}, []string{"is gone: those that conform are lost: 10.0.0.0/24; set one of them again"}},
 		{"ifb down", func(f *Facts) { f.onIngress(); f.held(enough).Ifb = &fq.Ifb{Name: "shapectl1"} },
 			[]string{"failed eth0 ingress queue"}, []string{"shapectl1, by which packets are held back, is down: those that conform are lost"}},
 		{"ifb without fq", func(f *Facts) {
