@@ -76,6 +76,22 @@ func (f *Facts) queued(capacity, queue uint64) {
 	r.Algorithm, r.Capacity, r.Queue, r.Excess, r.ECNAbove = policy.GCRA, capacity, queue, policy.Delay, policy.Never
 }
 
+// held lets something hold back what the rule delays, by 50 ms at most.
+func (f *Facts) held(by fq.State) *Queue {
+	f.leaky(625_000)
+	f.Sides[0].Queue = &Queue{State: by}
+	return f.Sides[0].Queue
+}
+
+// enough is an fq that does.
+var enough = fq.State{Kind: "fq", Holds: true, Limit: 1000, FlowLimit: 1000, Horizon: 10 * time.Second, HorizonDrop: true}
+
+func unlikeFQ(change func(*fq.State)) fq.State {
+	s := enough
+	change(&s)
+	return s
+}
+
 // stack adds a device and rules on it.
 func (f *Facts) stack(d Device, sides ...Side) {
 	f.Devices = append(f.Devices, d)
@@ -327,6 +343,43 @@ func TestJudge(t *testing.T) {
 		}, []string{"note eth0 egress path"}, nil},
 		{"WireGuard", func(f *Facts) { f.Devices[0].Tunnel = &loader.Tunnel{} },
 			[]string{"note eth0 egress path"}, []string{"can not be told"}},
+
+		{"held back", func(f *Facts) { f.held(enough) }, nil, nil},
+		{"nothing holds back", func(f *Facts) { f.Netns = "there"; f.held(fq.State{Kind: "noqueue"}) },
+			[]string{"failed eth0 egress queue"}, []string{
+				"nothing is held back, as eth0 has the qdisc noqueue and only fq does that: what should wait leaves at once, and more is dropped: 10.0.0.0/24",
+				"or: tc -n there qdisc replace dev eth0 root fq limit 131072 flow_limit 131072"}},
+		{"held back too short", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.Horizon = 50 * time.Millisecond })) },
+			[]string{"failed eth0 egress queue"}, []string{"holds packets back for 50ms at most, and rules do for up to 50ms: what is to wait longer is dropped, and", "horizon 10s"}},
+		{"sent too early", func(f *Facts) {
+			f.held(unlikeFQ(func(s *fq.State) { s.Horizon, s.HorizonDrop = time.Millisecond, false }))
+		}, []string{"failed eth0 egress queue"}, []string{"is sent too early, and"}},
+		{"too little room", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.FlowLimit = 412 })) },
+			[]string{"warning eth0 egress queue"}, []string{"up to 413 packets may have to wait, and the fq of eth0 holds 1000, and 412 of one flow"}},
+		{"just room enough", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.FlowLimit = 413 })) }, nil, nil},
+		{"dropped by fq", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.Drops = 1 })) },
+			[]string{"warning eth0 egress queue"}, []string{"the fq of eth0 has dropped 1 packet by limits of its own"}},
+		{"not looked at", func(f *Facts) { f.leaky(625_000) }, nil, nil},
+		{"not in force", func(f *Facts) { f.held(fq.State{Kind: "noqueue"}); f.Sides[0].Limits.State = loader.Detached },
+			[]string{"failed eth0 egress state"}, nil},
+		{"ifb", func(f *Facts) { f.onIngress(); f.held(enough).Ifb = &fq.Ifb{Name: "shapectl1", Up: true} }, nil, nil},
+		{"ifb down", func(f *Facts) { f.onIngress(); f.held(enough).Ifb = &fq.Ifb{Name: "shapectl1"} },
+			[]string{"failed eth0 ingress queue"}, []string{"shapectl1, by which packets are held back, is down: those that conform are lost"}},
+		{"ifb without fq", func(f *Facts) {
+			f.onIngress()
+			f.held(fq.State{Kind: "pfifo_fast"}).Ifb = &fq.Ifb{Name: "shapectl1", Up: true}
+		}, []string{"failed eth0 ingress queue"}, []string{"as shapectl1 has the qdisc pfifo_fast", "set one of the rules again, which mends that"}},
+		{"moved without its ifb", func(f *Facts) {
+			f.onIngress().Limits.State = loader.Moved
+			f.leaky(625_000)
+			f.Sides[0].Index = 0
+			f.Devices = f.Devices[1:]
+		}, []string{"warning eth0 ingress state", "failed eth0 ingress queue"}, []string{"those that conform are lost there: 10.0.0.0/24; 'shapectl flush eth0 ingress' here"}},
+		{"behind an ifb", func(f *Facts) {
+			f.onIngress()
+			f.held(enough).Ifb = &fq.Ifb{Name: "shapectl1", Up: true}
+			f.Sides[0].Chain = append(f.Sides[0].Chain, foreignTCX)
+		}, []string{"note eth0 ingress chain"}, []string{"it does not see the packets of 10.0.0.0/24"}},
 
 		{"no rules yet", func(f *Facts) {
 			f.Only = "eth1"

@@ -202,3 +202,11 @@ func TestIfbRefused(t *testing.T) {
 		t.Errorf("%v, and left behind: %+v", err, ifb)
 	}
 }
+
+func TestReleases(t *testing.T) {
+	for release, old := range map[string]bool{"6.1.0-50-cloud-amd64": true, "5.15.0": true, "6.3.9": true, "6.4.0-rc1": false, "6.12.1": false, "10.0": false} {
+		if err := checkRelease(release); errors.Is(err, ErrOldIfb) != old {
+			t.Errorf("%s: %v", release, err)
+		}
+	}
+}

@@ -66,7 +66,8 @@ type holding struct {
 }
 
 // holdBack finds out what is to be done so that rules can delay. Nothing is
-// changed. The error is an *UnheldError, or wraps ErrUnsupportedDevice or fq.ErrNoFQ.
+// changed. The error is an *UnheldError, or wraps
+// ErrUnsupportedDevice, fq.ErrNoFQ or fq.ErrOldIfb.
 func (n *Namespace) holdBack(dev Device, d policy.Direction, rules []policy.Rule) (h holding, err error) {
 	packets, longest := Waiting(rules)
 	if packets == 0 {
@@ -77,7 +78,7 @@ func (n *Namespace) holdBack(dev Device, d policy.Direction, rules []policy.Rule
 		if dev.L2Bytes == 0 {
 			return h, fmt.Errorf("%w: they have no Ethernet header, without which what enters can not be held back", ErrUnsupportedDevice)
 		}
-		return h, fq.Check()
+		return h, fq.CheckIfb()
 	}
 	s, err := fq.Look(dev.Index)
 	if err != nil {
