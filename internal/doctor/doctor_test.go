@@ -84,7 +84,7 @@ func (f *Facts) held(by fq.State) *Queue {
 }
 
 // enough is an fq that does.
-var enough = fq.State{Kind: "fq", Holds: true, Limit: 1000, FlowLimit: 1000, Horizon: 10 * time.Second, HorizonDrop: true}
+var enough = fq.State{Kind: "fq", Holds: true, Limit: 10000, FlowLimit: 10000, Horizon: 10 * time.Second, HorizonDrop: true}
 
 func unlikeFQ(change func(*fq.State)) fq.State {
 	s := enough
@@ -238,7 +238,7 @@ func TestJudge(t *testing.T) {
 			f.Sides[0].GivenFQ = true
 			f.Sides[0].Queue = &Queue{State: fq.State{Kind: "fq", Holds: true, Limit: 10000, FlowLimit: 100, Horizon: 40 * time.Millisecond, HorizonDrop: true, Drops: 7}}
 		}, []string{"failed eth0 egress queue", "warning eth0 egress queue", "warning eth0 egress queue"},
-			[]string{"holds packets back for 40ms at most, and rules do for up to 50ms: what is to wait longer is dropped", "up to 413 packets may have to wait", "has dropped 7 packets"}},
+			[]string{"holds packets back for 40ms at most, and rules do for up to 50ms: what is to wait longer is dropped", "up to 9766 packets may have to wait", "has dropped 7 packets"}},
 		{"an ifb that is gone", func(f *Facts) { f.onIngress(); f.leaky(queue); f.Sides[0].Queue = &Queue{} },
 			[]string{"failed eth0 ingress queue"}, []string{"the ifb by which packets are held back is gone: those that conform are lost"}},
 		{"a bucket of one frame and a queue", func(f *Facts) { f.queued(1514, queue) }, nil, nil},
@@ -354,9 +354,9 @@ func TestJudge(t *testing.T) {
 		{"sent too early", func(f *Facts) {
 			f.held(unlikeFQ(func(s *fq.State) { s.Horizon, s.HorizonDrop = time.Millisecond, false }))
 		}, []string{"failed eth0 egress queue"}, []string{"is sent too early, and"}},
-		{"too little room", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.FlowLimit = 412 })) },
-			[]string{"warning eth0 egress queue"}, []string{"up to 413 packets may have to wait, and the fq of eth0 holds 1000, and 412 of one flow"}},
-		{"just room enough", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.FlowLimit = 413 })) }, nil, nil},
+		{"too little room", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.FlowLimit = 9765 })) },
+			[]string{"warning eth0 egress queue"}, []string{"up to 9766 packets may have to wait, and the fq of eth0 holds 10000, and 9765 of one flow"}},
+		{"just room enough", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.FlowLimit = 9766 })) }, nil, nil},
 		{"dropped by fq", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.Drops = 1 })) },
 			[]string{"warning eth0 egress queue"}, []string{"the fq of eth0 has dropped 1 packet by limits of its own"}},
 		{"not looked at", func(f *Facts) { f.leaky(625_000) }, nil, nil},
@@ -379,7 +379,7 @@ func TestJudge(t *testing.T) {
 			f.onIngress()
 			f.held(enough).Ifb = &fq.Ifb{Name: "shapectl1", Up: true}
 			f.Sides[0].Chain = append(f.Sides[0].Chain, foreignTCX)
-		}, []string{"note eth0 ingress chain"}, []string{"it does not see the packets of 10.0.0.0/24"}},
+		}, []string{"warning eth0 ingress chain"}, []string{"it does not see the packets of 10.0.0.0/24"}},
 
 		{"no rules yet", func(f *Facts) {
 			f.Only = "eth1"

@@ -95,8 +95,9 @@ func checkChain(_ Facts, s Side, d *Device) []report.Finding {
 	}
 	after := foreign(s.Chain[last+1:])
 	if delaying := s.delaying(); len(after) > 0 && len(delaying) > 0 && s.Direction == policy.Ingress {
-		return append(findings, s.finding(report.Note, "chain",
-			fmt.Sprintf("%s after the limit: it does not see the packets of %s, which are sent through an ifb and come in behind it", describe(after), prefixes(delaying)), "")...)
+		return append(findings, s.finding(report.Warning, "chain",
+			fmt.Sprintf("%s after the limit: it does not see the packets of %s, which are sent through an ifb and come in behind it: a filter there lets them in",
+				describe(after), prefixes(delaying)), "filter before that, or where packets are routed; or use another excess than delay")...)
 	}
 	if len(after) > 0 {
 		findings = append(findings, s.finding(report.Note, "chain",

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// queuedFrame is the size of the packets that a queue is taken to hold.
-	queuedFrame = 1514
+	// queuedFrame is the size of the packets that a queue is taken to hold: as many as there can be.
+	queuedFrame = 64
 	// drainPatience is how long what waits may still leave, where its qdisc is to go.
 	drainPatience = time.Second
 
@@ -47,7 +47,7 @@ func (e *UnheldError) Error() string {
 	return fmt.Sprintf("nothing on %s would hold packets back: its qdisc is %s, and only fq does that, at the root or below mq for each transmit queue", e.Device, e.State.Kind)
 }
 
-// Waiting is how many packets of rules, in full frames, may have to wait in one
+// Waiting is how many packets of rules, in the shortest frames, may have to wait in one
 // queue, and for how long; 0 where none delays.
 func Waiting(rules []policy.Rule) (packets uint32, longest time.Duration) {
 	for _, r := range rules {
