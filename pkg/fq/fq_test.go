@@ -134,7 +134,7 @@ func TestCommand(t *testing.T) {
 		{tree{root: &qdisc{Kind: "mq", Handle: 0x8001_0000}, queues: queues}, "", 0, "for q in $(seq 2); do " +
 			"tc qdisc replace dev eth0 parent 8001:$(printf %x $q) fq limit 131072 flow_limit 131072 orphan_mask 262143; done"},
 	} {
-		if got := (State{tree: c.tree}).Command("eth0", c.netns, c.packets); got != c.want {
+		if got := (State{tree: c.tree, queues: len(c.tree.queues)}).Command("eth0", c.netns, c.packets); got != c.want {
 			t.Errorf("%v: %s", c.tree, got)
 		}
 	}
