@@ -423,6 +423,18 @@ func TestForeign(t *testing.T) {
 	}
 }
 
+func TestBehind(t *testing.T) {
+	ours := loader.ChainEntry{At: "clsact", ID: 3, Ours: true}
+	for want, chain := range map[string][]loader.ChainEntry{
+		"":                                   {foreignFilter, ours},
+		"flower filter, priority 1 (clsact)": {foreignTCX, ours, ours, foreignFilter},
+	} {
+		if got := Behind(chain); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 func TestList(t *testing.T) {
 	for want, names := range map[string][]string{
 		"":                   nil,
