@@ -54,10 +54,19 @@ var (
 	bothAlgorithms = []string{"shapectl gcra", "shapectl leaky"}
 	policeFigure   = figure{"instructions", neverBite, "tc police", unitInstructions}
 	setupSubjects  = []string{"shapectl gcra", "shapectl gcra, each host"}
+	holdingBack    = []string{"shapectl leaky, delay", "shapectl leaky, delay, ECN", "shapectl gcra, delay"}
 )
 
 func instructionsOf(name string, subjects ...string) []figure {
 	return each("instructions", unitInstructions, []string{name}, subjects)
+}
+
+// atPaces are the cases of a table of the suite queue.
+func atPaces(table string) (names []string) {
+	for _, p := range paces {
+		names = append(names, fmt.Sprintf("%s: %v", table, p.rate))
+	}
+	return names
 }
 
 func millionPrefixes(family string) []figure {
@@ -102,6 +111,15 @@ var goals = []goal{
 			each("program", unitNanoseconds, []string{"time from packet to packet, two CPUs: one bucket"},
 				[]string{"shapectl gcra", sharedClock, sharedCAS, sharedAdd})...)},
 	{what: "error of the rate: every peer's by ours", bound: 10, least: true, unit: "x ours", compute: rateError},
+	{what: "goodput of one TCP flow that is held back", bound: 95, least: true, unit: unitGoodput,
+		figures: each("queue", unitGoodput, atPaces(oneFlow), holdingBack)},
+	{what: "segments sent again where packets are held back and marked", bound: 0.1, unit: unitAgain,
+		figures: each("queue", unitAgain, append(atPaces(oneFlow), fourFlows+": "+commonPace.rate.String()), holdingBack[1:2])},
+	{what: "gaps between packets that are held back, 99 % of them", bound: 1.1, unit: unitGap99,
+		figures: each("queue", unitGap99, atPaces(spacing), holdingBack[:1])},
+	{what: "ping p99 beside four flows that are held back and marked", bound: 1.5, unit: "x CAKE",
+		figures: each("queue", unitPing99, []string{fourFlows + ": " + commonPace.rate.String()}, holdingBack[1:2]),
+		divisor: &figure{"queue", fourFlows + ": " + commonPace.rate.String(), "CAKE, ECN", unitPing99}},
 	{what: "a million rules loaded into the kernel", bound: 3, unit: unitSeconds,
 		figures: each("setup", unitSeconds, []string{"time to load rules: " + million}, setupSubjects)},
 	{what: "one of a million rules changed", bound: 1000, unit: unitMicroseconds,

@@ -23,7 +23,6 @@ type carried struct {
 	goodput  []float64   // % of the most payload that the rate has room for
 	lost     float64     // % of segments
 	again    []float64   // segments sent once more per MB of payload
-	timeouts uint64      // of TCP
 	pings    [][]float64 // ms, in order
 	unponged float64     // % of pings
 	answers  [][]float64 // ms, in order
@@ -96,7 +95,6 @@ func (c *carried) count(marks []mark, rate float64) {
 	from, to := marks[0], marks[len(marks)-1]
 	sent, arrived := float64(to.sent-from.sent), float64(to.arrived-from.arrived)
 	c.lost = 100 * max(0, sent-arrived) / max(sent, 1) // what waited at the beginning arrived without having been sent
-	c.timeouts = to.timeouts - from.timeouts
 }
 
 // background does something that yields echoes.

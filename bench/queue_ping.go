@@ -27,7 +27,7 @@ const (
 
 // ping sends echo requests to the far end, at random times that are so far apart in the mean, until ctx is done.
 func (p *path) ping(ctx context.Context, from netns.NsHandle, every time.Duration) (echoes []echo, err error) {
-	fd := -1
+	var fd int
 	if err := in(from, func() (err error) {
 		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
 		return err
@@ -35,56 +35,52 @@ func (p *path) ping(ctx context.Context, from netns.NsHandle, every time.Duratio
 		return nil, fmt.Errorf("make a socket to ping from: %w", err)
 	}
 	defer unix.Close(fd)
-	wait := unix.NsecToTimeval(int64(10 * time.Millisecond))
+	atMost := unix.NsecToTimeval(int64(patience))
 	if err := errors.Join(
 		unix.Connect(fd, &unix.SockaddrInet4{Addr: target.As4()}),
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1),
-		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &atMost),
 	); err != nil {
 		return nil, fmt.Errorf("set up a socket to ping from: %w", err)
 	}
-	answered := make(chan map[uint16]time.Time)
-	done := make(chan struct{})
-	go func() {
-		times := map[uint16]time.Time{}
-		packet := make([]byte, 256)
-		for {
-			n, at, err := receive(fd, packet)
-			switch {
-			case err == nil && n >= 20+8+pingPayload && packet[20] == 0: // an answer, behind its IP header
-				times[binary.BigEndian.Uint16(packet[26:])] = at
-			case err != nil:
-				select {
-				case <-done:
-					answered <- times
-					return
-				default:
-				}
-			}
-		}
-	}()
+	answers := make(chan map[uint16]time.Time)
+	go func() { answers <- pongs(ctx, fd) }()
 	random := newRandom()
 	request := make([]byte, 8+pingPayload)
 	request[0] = 8
-	for i := uint16(0); sleep(ctx, aboutEvery(random, every)) == nil; i++ {
+	for i := uint16(0); err == nil && sleep(ctx, aboutEvery(random, every)) == nil; i++ {
 		binary.BigEndian.PutUint16(request[6:], i)
-		binary.BigEndian.PutUint16(request[2:], ^(8<<8 + i)) // the sum is the complement of the two words that are not zero
-		if sum := uint32(8<<8) + uint32(i); sum > 0xffff {
-			binary.BigEndian.PutUint16(request[2:], ^uint16(sum-0xffff))
-		}
+		sum := 8<<8 + uint32(i) // all other words are zero
+		binary.BigEndian.PutUint16(request[2:], ^uint16(sum+sum>>16))
 		echoes = append(echoes, echo{at: time.Now()})
-		if _, err := unix.Write(fd, request); err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EPERM) {
-			close(done)
-			<-answered
-			return nil, fmt.Errorf("send an echo request: %w", err)
+		// The limiter may say that it has dropped it.
+		if _, err = unix.Write(fd, request); errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EPERM) {
+			err = nil
 		}
 	}
-	time.Sleep(patience)
-	close(done)
-	for i, at := range <-answered {
+	for i, at := range <-answers {
 		echoes[i].took = at.Sub(echoes[i].at)
 	}
+	if err != nil {
+		return nil, fmt.Errorf("send an echo request: %w", err)
+	}
 	return echoes, nil
+}
+
+// pongs are when answers came, by their number, until none has come for as
+// long as one is waited for and ctx is done.
+func pongs(ctx context.Context, fd int) map[uint16]time.Time {
+	times := map[uint16]time.Time{}
+	packet := make([]byte, 256)
+	for {
+		n, at, err := receive(fd, packet)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return times
+		case err == nil && n >= 20+8+pingPayload && packet[20] == 0: // an answer, behind its IP header
+			times[binary.BigEndian.Uint16(packet[26:])] = at
+		}
+	}
 }
 
 // receive takes a packet from a socket, with the time at which the kernel got it.

@@ -84,7 +84,6 @@ type progress struct {
 	bytes         uint64 // of payload, that have arrived
 	sent, arrived uint64 // segments with payload
 	again         uint64 // segments sent once more
-	timeouts      uint64
 }
 
 // A mark is how far connections were at a time.
@@ -112,7 +111,6 @@ func (list streams) watch(ctx context.Context, parts int, part time.Duration) (m
 			m.sent += uint64(out.Data_segs_out)
 			m.arrived += uint64(in.Data_segs_in)
 			m.again += uint64(out.Total_retrans)
-			m.timeouts += uint64(out.Total_rto)
 		}
 		marks = append(marks, m)
 	}

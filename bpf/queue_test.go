@@ -31,7 +31,7 @@ func queue(a policy.Algorithm, rate policy.Rate, atOnce, waiting uint64) policy.
 type exact struct {
 	rate                 *big.Rat // bytes per ns
 	level, atOnce, holds *big.Rat // bytes
-	then, empty          uint64 // when the last packet came, and when the bucket was last empty
+	then, empty          uint64   // when the last packet came, and when the bucket was last empty
 }
 
 func newExact(r policy.Rule) *exact {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# kernels-guest.sh tests|traffic|queue|refused: what kernels-test.sh runs in a guest, at the top of a tree with the program,
-# the tests' binaries beside their packages, and these scripts.
+# kernels-guest.sh tests|traffic|queue|refused: what kernels-test.sh runs in a guest, at the top of a tree with the
+# program, the tests' binaries beside their packages, and these scripts.
 set -euo pipefail
 export LC_ALL=C
 part=$1
@@ -105,6 +105,8 @@ tests)
 		TestVectors/exact-fit TestVectors/five-per-second TestSecondProgramGoesByTheFirst TestChangeIsModel \
 		"TestShadowIsModel/80kbit_host"
 	tests pkg/maps TestPinAndOpen TestBucketsAreFound TestRateChangeKeepsWhatIsOwed TestReuseOfIDs TestClear
+	tests pkg/fq TestOtherQdiscsHoldNothing TestFixedQdiscs TestSetupRefusedChangesNothing TestSetupAndRestore TestCommandsSetUp \
+		TestKilledSetup TestFailedSetup TestReplacedSince TestOtherDefaultSince TestFiltersAreNotThrownAway TestStateCounts TestIfb
 	tests pkg/loader "TestFirstRuleAttachesAndLastDetaches/$hook" "TestBothAlgorithmsAtOnce/$hook" \
 		"TestChangeOfAlgorithmKeepsBucketAndCounters/$hook" "TestTableIsMadeBesideRulesInForce/$hook" \
 		"TestUpgradeKeepsRulesBucketsAndCounters/$hook" "TestDeviceMovedToAnotherNamespace/$hook" "TestRenamedDevice/$hook" \
@@ -125,7 +127,8 @@ traffic)
 	;;
 queue)
 	# The time is virtual, and nothing that is measured hangs on how busy the machine is.
-	tests internal/wire TestRate TestBurst TestECN TestVLAN TestQueues TestLimitOfFlow TestLongestQueue TestTCP
+	tests internal/wire TestRate TestBurst TestECN TestVLAN TestQueues TestLimitOfFlow TestLongestQueue TestTimestamps TestTCP \
+		TestIngress
 	sed -nE 's/^ +[a-z_]+\.go:[0-9]+: /     /p' /tmp/said
 	;;
 refused)

@@ -10,7 +10,7 @@ cd "${here%/*}"
 
 kernels=("$@")
 [[ $# -gt 0 ]] || kernels=(6.1 6.12 newest 5.10)
-packages=(bpf pkg/maps pkg/loader cmd/shapectl internal/wire)
+packages=(bpf pkg/maps pkg/fq pkg/loader cmd/shapectl internal/wire)
 [[ -x $SHAPECTL ]] || die "$SHAPECTL is not there: build it with make"
 "$here/need.sh" "${0##*/}" ip=iproute2 ss=iproute2 iperf3=iperf3
 
@@ -36,6 +36,7 @@ trap 'exit 143' TERM
 tree=$tmp/tree
 for package in "${packages[@]}"; do
 	mkdir -p "$tree/$package"
+	# With those tests that need what is only known to be there in a guest.
 	CGO_ENABLED=0 go test -c -tags guest -trimpath -ldflags '-s -w' -o "$tree/$package/package.test" "./$package"
 	[[ -d $package/testdata ]] && cp -R "$package/testdata" "$tree/$package/"
 done
@@ -46,6 +47,11 @@ mkdir "$tree/scripts"
 cp scripts/*.sh "$tree/scripts/"
 files=(-f "$tree:/shapectl/repository")
 [[ -d ../shared/vectors ]] && files+=(-f ../shared/vectors:/shapectl/shared/vectors)
+# For the tests: what holds packets back, and what may be in its place.
+qdiscs=()
+for module in ifb sch_fq sch_fq_codel sch_codel sch_sfq sch_cake sch_htb sch_tbf; do
+	qdiscs+=(-M "$module")
+done
 programs=()
 for program in bash ip tc ss iperf3; do
 	programs+=(-p "$program")
@@ -74,9 +80,11 @@ for kernel in "${kernels[@]}"; do
 		parts=(tests traffic queue)
 	fi
 	for part in "${parts[@]}"; do
-		options=()
-		[[ $part == tests ]] || options=(-i)
-		[[ $part != queue ]] || options+=(-M sch_fq -M 8021q -M ifb)
+		case $part in
+		tests) options=("${qdiscs[@]}") ;;
+		queue) options=(-i -M sch_fq -M 8021q -M ifb) ;;
+		*) options=(-i) ;;
+		esac
 		while [[ $(jobs -pr | wc -l) -ge 2 ]]; do
 			wait -n || failed=1
 		done

@@ -72,6 +72,7 @@ where the policy can not be read or is not valid, that one is applied instead
 	}
 	cmd.Flags().DurationVar(&o.confirm, "confirm", 0, "take all back after this `time` (60s, 5m), unless it is confirmed")
 	cmd.Flags().StringVar(&o.lastGood, "last-good", "", "keep what was applied in this `file`, and apply that if FILE is not valid")
+	e.addSetupFQ(cmd.Flags())
 	cmd.Flags().BoolVar(&o.absentOK, "absent-ok", false, "devices that are not there are no fault")
 	return cmd
 }
@@ -165,7 +166,13 @@ func (e *env) apply(o applyOptions) error {
 		if o.confirm > 0 && done != nil && expired != 0 {
 			return e.degraded("apply %s: all is as it was before: it took longer than the %v of --confirm", f.Path, o.confirm)
 		}
-		return e.applied(report.Applied{Hooks: hooksChanged(done), Absent: absent, RevertsInNS: ahead(pending)}, o.absentOK)
+		err = e.applied(report.Applied{Hooks: hooksChanged(done), Absent: absent, RevertsInNS: ahead(pending)}, o.absentOK)
+		for _, d := range done {
+			if lacks := e.queued(n, d.Device, d.Hook); err == nil {
+				err = lacks
+			}
+		}
+		return err
 	})
 	if err != nil && !errors.Is(err, errDegraded) {
 		return err

@@ -1,7 +1,11 @@
 package main
 
 import (
+	"slices"
+	"strings"
+
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 func (e *env) completionCommand() *cobra.Command {
@@ -29,4 +33,20 @@ func (e *env) completionCommand() *cobra.Command {
 			return inputf("completion: %q is none of bash, zsh, fish and powershell", given[0])
 		},
 	}
+}
+
+// completeChoices completes the flags of a command whose type is a choice of
+// words; of those, some stand for numbers.
+func completeChoices(cmd *cobra.Command) {
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		words := strings.Split(f.Value.Type(), "|")
+		if len(words) == 1 {
+			return
+		}
+		words = slices.DeleteFunc(words, func(w string) bool { return w == "size" || w == "time" || w == "/N" })
+		err := cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
+		if err != nil {
+			panic(err) // each flag is there, and once
+		}
+	})
 }

@@ -77,7 +77,8 @@ func (e *env) flushCommand() *cobra.Command {
 		Use:   "flush DEV [ingress|egress]",
 		Short: "Delete all rules of a device",
 		Long: `Delete all rules of a device, or of one direction, and detach shapectl from it.
-It also takes away what another version of shapectl has left.`,
+It also takes away what another version of shapectl has left. If the device was
+given fq by --setup-fq, it gets the qdisc back that it had; only this does that.`,
 		Args:              args(1, 2),
 		ValidArgsFunction: e.completeRule,
 		RunE: func(_ *cobra.Command, given []string) error {
@@ -106,6 +107,13 @@ func (e *env) flush(want filterRules) error {
 			any = any || found
 			gone = append(gone, rules...)
 		}
+		if want.direction == nil || *want.direction == policy.Egress {
+			restored, err := e.restoreQdisc(n, want.device)
+			if err != nil {
+				return err
+			}
+			any = any || restored
+		}
 		if !any {
 			if _, err := device(n, want.device); err != nil {
 				return err
@@ -117,6 +125,22 @@ func (e *env) flush(want filterRules) error {
 		}
 		return e.deleted(gone)
 	})
+}
+
+// restoreQdisc puts back what a device had before it was given fq, and reports whether there was anything to tell.
+func (e *env) restoreQdisc(n *loader.Namespace, name string) (told bool, err error) {
+	dev, err := n.Device(name)
+	if errors.Is(err, loader.ErrNoDevice) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	outcome, err := n.RestoreQdisc(dev)
+	if err != nil {
+		return false, err
+	}
+	return e.restored(name, outcome), nil
 }
 
 // flushDirection flushes one direction, and reports which rules it had, and

@@ -62,6 +62,7 @@ func (e *env) doctor(name string) error {
 	if err != nil {
 		return fmt.Errorf("doctor: %w", e.advise(err))
 	}
+	facts.Netns = string(e.netns)
 	findings := doctor.Judge(facts)
 	if e.json {
 		err = report.JSON(e.out, findings)

@@ -34,6 +34,11 @@ func (r *rig) transcript(lines ...string) string {
 			fmt.Fprintln(&s, line)
 			continue
 		}
+		if rule, is := strings.CutPrefix(line, "# unheld "); is {
+			r.setUnheld(rule)
+			fmt.Fprintln(&s, line)
+			continue
+		}
 		got := r.run(strings.Fields(line)...)
 		fmt.Fprintf(&s, "$ shapectl %s\n%s", line, got.out)
 		if got.err != "" {
@@ -72,8 +77,10 @@ func TestTranscripts(t *testing.T) {
 			"ask va egress 10.0.0.9",
 			"ask va egress 192.0.2.77",
 			"ask va egress 10.0.0.7 --bytes 9000",
-			"set va egress 10.3.0.0/16 --rate 400gbit --algorithm leaky --excess delay --capacity 20ms --each host",
-			"set va egress 10.4.0.0/16 --rate 400gbit --excess delay --ecn-above never",
+			"# unheld va egress 10.3.0.0/16 --rate 400gbit --algorithm leaky --excess delay --capacity 20ms --each host",
+			"# unheld va egress 10.4.0.0/16 --rate 400gbit --excess delay --ecn-above never",
+			"show va egress 10.3.0.0/16",
+			"show va egress 10.4.0.0/16",
 			"# send 10.4.0.7 3 1000",
 			"show --stats va egress",
 			"ask va egress 10.3.0.7",
@@ -94,8 +101,10 @@ func TestTranscripts(t *testing.T) {
 			"ask -j va egress 10.0.0.7",
 			"ask -j va egress 10.0.0.9",
 			"ask -j va egress 192.0.2.77",
-			"set -j va egress 10.3.0.0/16 --rate 400gbit --algorithm leaky --excess delay --capacity 20ms",
-			"set -j va egress 10.4.0.0/16 --rate 400gbit --excess delay --queue 64kb --ecn-above never",
+			"# unheld va egress 10.3.0.0/16 --rate 400gbit --algorithm leaky --excess delay --capacity 20ms",
+			"# unheld va egress 10.4.0.0/16 --rate 400gbit --excess delay --queue 64kb --ecn-above never",
+			"show -j va egress 10.3.0.0/16",
+			"show -j va egress 10.4.0.0/16",
 			"ask -j va egress 10.3.0.7",
 			"delete -j va egress 10.0.0.9",
 			"flush -j va",
@@ -149,9 +158,13 @@ func TestCompletion(t *testing.T) {
 	}{
 		{[]string{"__complete", "set", ""}, "va\n"},
 		{[]string{"__complete", "show", "va", ""}, "ingress\negress\n"},
+		{[]string{"__complete", "set", "--excess", ""}, "drop\necn\npass\ndelay\n:4"},
+		{[]string{"__complete", "set", "--ecn-above", ""}, "never\n:4"},
+		{[]string{"__complete", "set", "--queue", ""}, ":4"},
+		{[]string{"__complete", "set", "--each", ""}, "all\nhost\nflow\n:4"},
 	} {
 		got := r.run(c.args...)
-		if !strings.Contains(got.out, c.want) {
+		if !strings.Contains("\n"+got.out, "\n"+c.want) {
 			t.Errorf("%v: %q", c.args, got.out)
 		}
 	}
@@ -237,6 +250,32 @@ func TestAskAgreesWithPackets(t *testing.T) {
 				t.Errorf("8000 bytes on a bucket of 5000: %+v", rule)
 			}
 		})
+	}
+}
+
+// Of a rule that delays, the answer and the buckets say how long the next packet
+// waits, and the counters that packets have waited; of others they do not.
+func TestQueueIsTold(t *testing.T) {
+	r := newRig(t)
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "8kbit", "--capacity", "9000", "--algorithm", "leaky", "--excess", "delay", "--each", "host")
+	r.ok("set", "va", "egress", "10.0.1.0/24", "--rate", "8kbit", "--capacity", "9000", "--each", "host")
+	r.send("10.0.0.7", 6, 1000)
+	r.send("10.0.1.7", 6, 1000)
+	for args, want := range map[string]string{
+		"show --buckets va egress 10.0.0.0/24":            "; a full packet would wait ",
+		"ask va egress 10.0.0.7":                          " bytes would wait ",
+		"ask va egress 10.0.0.7 --bytes 9000":             "do not fit the queue now (drop)",
+		"ask va egress 10.0.0.8":                          " bytes would pass now",
+		"ask -j va egress 10.0.0.7 --bytes 1000":          `"verdict": "mark"`,
+		"explain -j va egress 10.0.0.7":                   `"held_back": false`,
+		"show -j --stats --buckets va egress 10.0.0.0/24": `"delayed_packets": 5,`,
+	} {
+		if out := r.ok(strings.Fields(args)...); !strings.Contains(out, want) {
+			t.Errorf("%s: does not say %q: %s", args, want, out)
+		}
+	}
+	if out := r.ok("show", "--buckets", "va", "egress", "10.0.1.0/24"); strings.Contains(out, "would wait") || !strings.Contains(out, "owes") {
+		t.Errorf("nothing waits: %s", out)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/policyfile"
+	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -34,8 +35,9 @@ type env struct {
 	out, err io.Writer
 	getenv   func(string) string
 
-	json  bool
-	netns netnsName
+	json    bool
+	netns   netnsName
+	setupFQ bool
 }
 
 // netnsName is the name of a network namespace. An empty one is no name: it is
@@ -113,7 +115,7 @@ func exitCode(err error) int {
 
 func isMissing(err error) bool {
 	return errors.Is(err, fs.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, loader.ErrNoTCX) ||
-		errors.Is(err, loader.ErrPerfmon) || errors.Is(err, loader.ErrNoClsact)
+		errors.Is(err, loader.ErrPerfmon) || errors.Is(err, loader.ErrNoClsact) || errors.Is(err, fq.ErrNoFQ) || errors.Is(err, fq.ErrNoIfb)
 }
 
 func (e *env) command() *cobra.Command {
@@ -170,6 +172,9 @@ way only; SHAPECTL_BPFFS is the bpffs in which to pin, if not ` + loader.Default
 	root.AddCommand(e.setCommand(), e.deleteCommand(), e.flushCommand(), e.showCommand(), e.askCommand(), e.explainCommand(),
 		e.applyCommand(), e.diffCommand(), e.exportCommand(), e.importCommand(), e.confirmCommand(), e.rollbackCommand(),
 		e.watchCommand(), e.replayCommand(), e.doctorCommand(), e.versionCommand(), e.completionCommand())
+	for _, cmd := range root.Commands() {
+		completeChoices(cmd)
+	}
 	return root
 }
 
@@ -185,7 +190,7 @@ func args(least, most int) cobra.PositionalArgs {
 
 // options say how to reach the state.
 func (e *env) options() (loader.Options, error) {
-	o := loader.Options{BPFFS: e.getenv("SHAPECTL_BPFFS")}
+	o := loader.Options{BPFFS: e.getenv("SHAPECTL_BPFFS"), SetupFQ: e.setupFQ}
 	switch mode := e.getenv("SHAPECTL_HOOK"); mode {
 	case "", string(loader.Auto), string(loader.TCX), string(loader.Clsact):
 		o.Mode = loader.Mode(mode)
@@ -229,9 +234,16 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 // advise adds what to do about an error, where there is something to be done.
 func (e *env) advise(err error) error {
 	var input inputError
+	var unheld *loader.UnheldError
 	switch {
 	case errors.As(err, &input):
 		return err
+	case errors.As(err, &unheld):
+		return inputf("%w; %s", err, e.adviseFQ(unheld))
+	case errors.Is(err, fq.ErrTaken), errors.Is(err, fq.ErrFixed):
+		return inputError{err}
+	case errors.Is(err, fq.ErrNoFQ), errors.Is(err, fq.ErrNoIfb):
+		return fmt.Errorf("%w; load that module, use a kernel that has it, or let excess be dropped", err)
 	case errors.Is(err, loader.ErrNoNamespace):
 		return inputf("%w; 'ip netns' lists them", err)
 	case errors.Is(err, loader.ErrUnsupportedDevice):

@@ -61,6 +61,7 @@ kept by drops alone.`,
 		},
 	}
 	o.limit.add(cmd.Flags(), "the far side")
+	e.addSetupFQ(cmd.Flags())
 	once(cmd.Flags(), shadowFlag{&o.limit.Shadow}, "shadow", "a limit that is proposed, and only counts what it would have refused")
 	return cmd
 }
@@ -94,8 +95,13 @@ func (e *env) set(o setOptions) error {
 			return err
 		}
 		if e.json {
-			return report.JSON(e.out, rules)
+			err = report.JSON(e.out, rules)
+		} else {
+			err = report.Sentences(e.out, rules)
 		}
-		return report.Sentences(e.out, rules)
+		if err != nil {
+			return err
+		}
+		return e.queued(n, dev.Name, change)
 	})
 }

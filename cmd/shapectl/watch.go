@@ -41,6 +41,7 @@ good policy counts: that in the file of --last-good, in which 'shapectl apply
 			return e.watch(given[0], lastGood)
 		},
 	}
+	e.addSetupFQ(cmd.Flags())
 	cmd.Flags().StringVar(&lastGood, "last-good", "", "the `file` of the policy to use where FILE does not validate")
 	return cmd
 }
@@ -81,9 +82,15 @@ func (e *env) kept(event keeper.Event) {
 			Policy    string `json:"policy,omitempty"`
 			Sentence  string `json:"sentence"`
 		}{event.Device, event.Direction.String(), event.Rules, event.Policy, event.String()})
-		return
+	} else {
+		fmt.Fprintln(e.out, event)
 	}
-	fmt.Fprintln(e.out, event)
+	if was := event.Change.Replaced; was != "" {
+		e.note(replacedByFQ(event.Device, was))
+	}
+	if event.Change.Lacks != 0 {
+		e.note(fmt.Sprintf("%s: its fq has too little room for what may have to wait; 'shapectl doctor %s' says what to do", event.Device, event.Device))
+	}
 }
 
 // note tells what is not as it should be, or not as it was, in as many lines as that has.

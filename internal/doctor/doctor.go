@@ -22,6 +22,7 @@ type Facts struct {
 	Sides   []Side   // all that have rules, and those that were asked about
 	Unread  []Unread
 	Only    string // the device that was asked about, "" for all that have rules
+	Netns   string // the name of the network namespace in commands, "" for the one this is
 }
 
 // System is what does not depend on a device.
@@ -53,6 +54,8 @@ type Side struct {
 	Limits    *Limits // nil where there are no rules
 	// Chain is what is attached, nil where it could not be asked for.
 	Chain []loader.ChainEntry
+	// Queue is nil where no rule delays, and where it could not be looked at.
+	Queue *Queue
 }
 
 // Limits are the rules of a side.
@@ -109,7 +112,7 @@ var systemChecks = []func(System) []report.Finding{
 
 // Each takes the device of the side, nil where it is not here.
 var sideChecks = []func(Facts, Side, *Device) []report.Finding{
-	checkState, checkChange, checkBuild, checkLinkType, checkChain, checkXDP, checkHardware, checkMerged,
+	checkState, checkChange, checkBuild, checkQueue, checkLinkType, checkChain, checkXDP, checkHardware, checkMerged,
 	checkCapacity, checkBurst, checkStacked, checkFamilies, checkUnsure, checkUnmatched,
 }
 

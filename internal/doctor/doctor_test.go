@@ -208,7 +208,7 @@ func TestJudge(t *testing.T) {
 		{"a queue of less than 10 ms", func(f *Facts) { f.leaky(65536) },
 			[]string{"warning eth0 egress capacity"}, []string{"a queue of 65536 bytes is only 5.243ms of 100mbit"}},
 		{"a queue at a rate that is too low for big packets", func(f *Facts) { f.leaky(20_000); f.rule().Rate = 50_000 },
-			[]string{"note eth0 egress packets", "warning eth0 egress capacity", "note eth0 egress queue"}, []string{"stay far below 50kbit"}},
+			[]string{"note eth0 egress packets", "warning eth0 egress capacity", "note eth0 egress queue"}, []string{"stay far below 50kbit; ip link set dev eth0 gso_max_size"}},
 		{"a bucket of one frame and a queue", func(f *Facts) { f.queued(1514, queue) }, nil, nil},
 		{"a bucket with its queue below a packet", func(f *Facts) { f.queued(30_000, 30_000) },
 			[]string{"warning eth0 egress capacity"}, []string{"a bucket with its queue of 60000 bytes is less than", fmt.Sprintf("raise --queue to %db", queue)}},

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -40,6 +41,7 @@ func Gather(o loader.Options, name string) (Facts, error) {
 	}
 	f.details()
 	f.chains(n)
+	f.queues()
 	return f, nil
 }
 
@@ -175,5 +177,27 @@ func (f *Facts) chains(n *loader.Namespace) {
 		} else if s.Chain == nil {
 			s.Chain = []loader.ChainEntry{}
 		}
+	}
+}
+
+// queues looks at what holds packets back, where rules delay.
+func (f *Facts) queues() {
+	for i := range f.Sides {
+		s := &f.Sides[i]
+		if len(s.delaying()) == 0 || !s.inForce() || !f.judged(s.Name) {
+			continue
+		}
+		var q Queue
+		var err error
+		if s.Direction == policy.Egress {
+			q.State, err = fq.Look(s.Index)
+		} else if q.Ifb, err = fq.FindIfb(s.Index); q.Ifb != nil {
+			q.State = q.Ifb.State
+		}
+		if err != nil {
+			f.unread(s.Name, s.Direction.String(), err)
+			continue
+		}
+		s.Queue = &q
 	}
 }

@@ -93,7 +93,12 @@ func checkChain(_ Facts, s Side, d *Device) []report.Finding {
 			describe(before)+" before the limit: what it passes on by ending the chain (TC_ACT_OK), redirects or drops is neither limited nor counted",
 			s.comeFirst(before))
 	}
-	if after := foreign(s.Chain[last+1:]); len(after) > 0 {
+	after := foreign(s.Chain[last+1:])
+	if delaying := s.delaying(); len(after) > 0 && len(delaying) > 0 && s.Direction == policy.Ingress {
+		return append(findings, s.finding(report.Note, "chain",
+			fmt.Sprintf("%s after the limit: it does not see the packets of %s, which are sent through an ifb and come in behind it", describe(after), prefixes(delaying)), "")...)
+	}
+	if len(after) > 0 {
 		findings = append(findings, s.finding(report.Note, "chain",
 			describe(after)+" after the limit: it sees what conforms, and what it drops or redirects has been charged", "")...)
 	}

@@ -48,11 +48,18 @@ func (k *Keeper) give(s surveyed, dev loader.Device, tables []policy.Table, from
 			}
 		}
 	}
-	if _, err := s.namespace.Apply(tables, loader.ApplyOptions{Only: dev.Name}); err != nil {
+	done, err := s.namespace.Apply(tables, loader.ApplyOptions{Only: dev.Name})
+	if err != nil {
 		return err
 	}
 	for _, t := range tables {
-		k.Told(Event{dev.Name, t.Direction, len(t.Rules), from})
+		event := Event{Device: dev.Name, Direction: t.Direction, Rules: len(t.Rules), Policy: from}
+		for _, d := range done {
+			if d.Direction == t.Direction {
+				event.Change = d.Hook
+			}
+		}
+		k.Told(event)
 	}
 	return nil
 }
@@ -62,10 +69,11 @@ func (k *Keeper) revive(s surveyed, dev loader.Device) error {
 	for _, h := range s.left(dev) {
 		rules := h.Set.Rules()
 		// Putting one as it is attaches them all.
-		if _, err := s.namespace.Put(dev, h.Direction, h.Match(), rules[0].Rule); err != nil {
+		change, err := s.namespace.Put(dev, h.Direction, h.Match(), rules[0].Rule)
+		if err != nil {
 			return err
 		}
-		k.Told(Event{Device: dev.Name, Direction: h.Direction, Rules: len(rules)})
+		k.Told(Event{Device: dev.Name, Direction: h.Direction, Rules: len(rules), Change: change})
 	}
 	return nil
 }

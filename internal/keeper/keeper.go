@@ -45,6 +45,7 @@ type Event struct {
 	Direction policy.Direction
 	Rules     int
 	Policy    string // the path of the one that has them; "" where they are those that the device had before
+	Change    loader.Change
 }
 
 func (e Event) String() string {

@@ -225,7 +225,11 @@ func (c *Chart) levels() (*plot.Plot, error) {
 	}
 	most = max(most, float64(rule.Capacity+rule.Queue))
 	unit := fit(most, bytesScales)
-	p := c.axes("level ("+unit.name+")", most/unit.size)
+	height := most
+	if rule.Queue > 0 {
+		height *= 1.1 // room for one more in the legend
+	}
+	p := c.axes("level ("+unit.name+")", height/unit.size)
 	p.X.Label.Text = "time since the first packet (" + fit(c.span(), timeScales).name + ")"
 	name := "level of the bucket"
 	if !one {

@@ -20,6 +20,7 @@ import (
 
 // A stream is UDP packets of one size to one address, one each so often.
 type stream struct {
+	from  netip.Addr // the zero Addr for what the system takes
 	to    netip.AddrPort
 	bytes int           // of a frame, without a tag
 	every time.Duration // 0 for as fast as they can be sent
@@ -126,7 +127,7 @@ func giveWay() error {
 }
 
 func (s *stream) open() (err error) {
-	if s.fd, err = udpSocket(s.to); err != nil {
+	if s.fd, err = udpSocket(s.from, s.to); err != nil {
 		return err
 	}
 	headers := 14 + 20 + 8
@@ -151,12 +152,16 @@ const (
 )
 
 // udpSocket is one of the calling thread's namespace, connected, whose buffer holds more than any queue.
-func udpSocket(to netip.AddrPort) (int, error) {
+func udpSocket(from netip.Addr, to netip.AddrPort) (int, error) {
 	fd, err := unix.Socket(addressFamily(to.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
 	}
-	err = errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 1<<30), unix.Connect(fd, sockaddr(to)))
+	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 1<<30)
+	if from.IsValid() {
+		err = errors.Join(err, unix.Bind(fd, sockaddr(netip.AddrPortFrom(from, 0))))
+	}
+	err = errors.Join(err, unix.Connect(fd, sockaddr(to)))
 	if err != nil {
 		unix.Close(fd)
 		return -1, err

@@ -83,6 +83,7 @@ type application struct {
 	*Hook
 	want    policy.Table
 	created bool
+	hold    holding
 	done    Applied
 }
 
@@ -133,7 +134,7 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) ([]Applied, err
 	var done []Applied
 	for _, a := range hooks {
 		a.done.Hook.Changed = a.done.Rules != maps.Difference{}
-		if a.done.Hook != (Change{}) {
+		if a.done.Hook != (Change{Lacks: a.done.Hook.Lacks}) {
 			done = append(done, a.done)
 		}
 	}
@@ -156,7 +157,7 @@ func (n *Namespace) forget(hooks []*application, absent []string) error {
 				continue // which is for flush to take away
 			}
 			if h.State == Gone && !slices.Contains(absent, h.Was) {
-				err = n.remove(h)
+				err = n.takeOff(h)
 			}
 			h.Close()
 			if err != nil {
@@ -234,6 +235,11 @@ func (a *application) check(n *Namespace) error {
 	if err := a.Device.CheckReadable(); err != nil {
 		return err
 	}
+	var err error
+	if a.hold, err = n.holdBack(a.Device, a.Direction, a.want.Rules); err != nil {
+		return err
+	}
+	a.done.Hook.Lacks = a.hold.lacks
 	if a.created {
 		moved, err := n.Find(a.Device.Name, a.Direction)
 		if err != nil {
@@ -256,7 +262,7 @@ func (a *application) check(n *Namespace) error {
 
 // asWanted reports whether nothing is to be done for a hook.
 func (a *application) asWanted() bool {
-	return !a.created && a.State == Attached && a.Set.Has(a.want.Rules)
+	return !a.created && a.State == Attached && !a.hold.setup && a.Set.Has(a.want.Rules)
 }
 
 // changeAll is change for several hooks.
@@ -322,6 +328,11 @@ func (n *Namespace) ready(a *application, progress func(rules int)) (err error) 
 		}
 	} else if a.State != Attached {
 		a.done.Hook.Reattached = string(a.State)
+	}
+	if a.hold.setup {
+		if a.done.Hook.Replaced, err = n.setupFQ(a.Device, a.hold.packets); err != nil {
+			return err
+		}
 	}
 	if a.done.Hook.Upgraded, err = n.prepare(a.Hook, a.Device, a.Match(), a.want.Rules); err != nil {
 		return err
@@ -428,7 +439,7 @@ func (n *Namespace) finish(h *Hook) error {
 	return n.change(h.index, h.Direction, func() error {
 		h.Set.Finish()
 		if h.Set.Empty() {
-			return n.remove(h)
+			return n.takeOff(h)
 		}
 		return n.trim(h)
 	})

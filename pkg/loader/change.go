@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -41,6 +42,9 @@ type Change struct {
 	Reattached string // what had become of the hook, where it was attached anew
 	Upgraded   bool   // programs of another build were replaced
 	Forgotten  string // the device, gone for good, whose number this one has, and whose rules went
+	Replaced   string // the qdisc in whose place an fq was set up
+	// Lacks is how many packets may have to wait, where the fq that there is has no room for so many.
+	Lacks uint32
 }
 
 // ErrMatch means that the rules of a hook compare the other side of packets.
@@ -59,6 +63,10 @@ var ErrMoved = errors.New("its rules are in force on the device that had this na
 func (n *Namespace) Put(dev Device, d policy.Direction, match policy.Match, rule policy.Rule) (Change, error) {
 	var change Change
 	if err := dev.CheckReadable(); err != nil {
+		return change, err
+	}
+	hold, err := n.holdBack(dev, d, []policy.Rule{rule})
+	if err != nil {
 		return change, err
 	}
 	if n.dir == "" {
@@ -88,6 +96,12 @@ func (n *Namespace) Put(dev Device, d policy.Direction, match policy.Match, rule
 		change.Reattached = string(h.State)
 	}
 	defer h.Close()
+	if change.Reattached != "" { // all that it has is to be in force, on what may be another device
+		if hold, err = n.holdBack(dev, d, append(h.Set.Policy(), rule)); err != nil {
+			return change, err
+		}
+	}
+	change.Lacks = hold.lacks
 	if !created {
 		if err := n.endChange(h); err != nil {
 			return change, err
@@ -102,6 +116,11 @@ func (n *Namespace) Put(dev Device, d policy.Direction, match policy.Match, rule
 		if h.Match() != match {
 			if others := h.Set.Rules(); len(others) > 1 || len(others) == 1 && others[0].Prefix != rule.Prefix {
 				return fmt.Errorf("%w (%s)", ErrMatch, h.Match())
+			}
+		}
+		if hold.setup {
+			if change.Replaced, err = n.setupFQ(dev, hold.packets); err != nil {
+				return err
 			}
 		}
 		if change.Upgraded, err = n.prepare(h, dev, match, []policy.Rule{rule}); err != nil {
@@ -126,7 +145,7 @@ func (n *Namespace) Delete(h *Hook, rule policy.Rule) (deleted bool, err error) 
 			return nil
 		}
 		if h.Set.Empty() {
-			return n.remove(h)
+			return n.takeOff(h)
 		}
 		return n.trim(h)
 	})
@@ -140,7 +159,7 @@ func (n *Namespace) Flush(h *Hook) error {
 	}
 	return n.change(h.index, h.Direction, func() error {
 		h.Set.Clear()
-		return n.remove(h)
+		return n.takeOff(h)
 	})
 }
 
@@ -170,7 +189,11 @@ func (h *Hook) settings(dev Device, match policy.Match) (bpf.AbiHook, error) {
 	}
 	s := bpf.AbiHook{L2Bytes: dev.L2Bytes, Ifindex: uint32(dev.Index), Build: id}
 	if h.Set != nil {
-		s.Secret = h.Set.Hook().Secret
+		had := h.Set.Hook()
+		s.Secret = had.Secret
+		if had.Ifindex == s.Ifindex {
+			s.Outlet = had.Outlet
+		}
 	}
 	copy(s.Device[:], dev.Name)
 	if h.Direction == policy.Ingress {
@@ -204,10 +227,17 @@ func (n *Namespace) prepare(h *Hook, dev Device, match policy.Match, rules []pol
 			need = append(need, a)
 		}
 	}
+	if n.needsIfb(h, rules) {
+		want.Outlet = uint32(fq.IfbIndex(dev.Index))
+		packets, _ := Waiting(rules)
+		if err := n.makeIfb(dev, packets); err != nil {
+			return false, err
+		}
+	}
 	upgraded = h.generation != "" && have.Build != want.Build
 	// The name is only for people to read, and a new one no reason to touch anything.
 	asIs := have.Build == want.Build && have.Ifindex == want.Ifindex && have.L2Bytes == want.L2Bytes &&
-		have.MatchSrc == want.MatchSrc && size == h.Set.Size() && h.generation != ""
+		have.MatchSrc == want.MatchSrc && have.Outlet == want.Outlet && size == h.Set.Size() && h.generation != ""
 	if asIs && h.State == Attached {
 		return false, n.attach(h, need)
 	}
@@ -295,6 +325,7 @@ func (n *Namespace) renew(h *Hook, dev Device, settings bpf.AbiHook, size maps.S
 		if err := discard(old.path); err != nil {
 			return fmt.Errorf("remove pins: %w", err)
 		}
+		return n.dropIfb(old.index)
 	}
 	return nil
 }
@@ -427,7 +458,28 @@ func (n *Namespace) trim(h *Hook) error {
 	if err != nil {
 		return err
 	}
-	return n.keepOnly(h, used)
+	if err := n.keepOnly(h, used); err != nil {
+		return err
+	}
+	return n.trimIfb(h)
+}
+
+// needsIfb reports whether a hook's programs send packets to an ifb: those of
+// such rules, or of others that it has.
+func (n *Namespace) needsIfb(h *Hook, rules []policy.Rule) bool {
+	if h.Direction != policy.Ingress {
+		return false
+	}
+	packets, _ := Waiting(rules)
+	return packets > 0 || h.Set.Hook().Outlet != 0 && h.Set.Delays()
+}
+
+// trimIfb deletes the ifb of a hook that does not need it any more.
+func (n *Namespace) trimIfb(h *Hook) error {
+	if h.Direction != policy.Ingress || n.needsIfb(h, nil) {
+		return nil
+	}
+	return n.dropIfb(h.index)
 }
 
 // keepOnly takes off the device what is not for one of those algorithms.
@@ -495,10 +547,18 @@ func (n *Namespace) remove(h *Hook) error {
 	return nil
 }
 
+// takeOff is remove, and takes away what the hook had besides.
+func (n *Namespace) takeOff(h *Hook) error {
+	if err := n.remove(h); err != nil || h.Direction != policy.Ingress {
+		return err
+	}
+	return n.dropIfb(h.index)
+}
+
 // Discard takes away what another version of shapectl pinned for a device, and
 // with it the limits.
 func (n *Namespace) Discard(dev Device, d policy.Direction) error {
-	return n.remove(&Hook{Direction: d, Device: dev, index: dev.Index, path: n.hookPath(dev.Index, d)})
+	return n.takeOff(&Hook{Direction: d, Device: dev, index: dev.Index, path: n.hookPath(dev.Index, d)})
 }
 
 // elsewhere reports, as far as this process may look, programs of shapectl on

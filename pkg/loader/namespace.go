@@ -8,6 +8,8 @@
 //	<namespace cookie>/<ifindex>-<direction>/   a hook
 //		g<n>/                               a generation: its maps and programs
 //		link_gcra, link_leaky               what attaches them, with tcx
+//	<namespace cookie>/qdisc-<ifindex>          what was there before an fq
+//	<namespace cookie>/ifb-<ifindex>/           the device has an ifb
 //
 // A generation is built aside and renamed whole. It takes effect as its
 // programs are attached, and a rule takes effect by one store (pkg/maps), so a
@@ -49,6 +51,8 @@ var ErrNoNamespace = errors.New("no such network namespace")
 type Options struct {
 	BPFFS string // DefaultBPFFS if empty
 	Mode  Mode   // Auto if empty
+	// SetupFQ gives devices an fq, where rules need one and there is none.
+	SetupFQ bool
 }
 
 // A Namespace is the hooks of one network namespace: that of the calling
@@ -247,6 +251,9 @@ func (n *Namespace) heal() error {
 		return fmt.Errorf("read the pins: %w", err)
 	}
 	n.rollForward(entries)
+	if err := n.healQueues(entries); err != nil {
+		return err
+	}
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), trashPrefix) {
 			if err := removeAll(filepath.Join(n.dir, e.Name())); err != nil {
@@ -312,10 +319,10 @@ func (n *Namespace) healHook(index int, d policy.Direction) error {
 			h.Set.Abandon() // what was prepared, and not armed
 		}
 		if !h.Set.Empty() {
-			return nil
+			return n.trimIfb(h)
 		}
 	}
-	return n.remove(&Hook{Direction: d, index: index, path: n.hookPath(index, d)})
+	return n.takeOff(&Hook{Direction: d, index: index, path: n.hookPath(index, d)})
 }
 
 // Close lets other commands in. A namespace with no hooks leaves nothing behind.

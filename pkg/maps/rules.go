@@ -86,20 +86,29 @@ func (s *Set) entries(rules []placed) iter.Seq[Entry] {
 	}
 }
 
+// all are the versions of all rules, also of those that a change has taken away or is to bring.
+func (s *Set) all() iter.Seq[version] {
+	return func(yield func(version) bool) {
+		for _, id := range s.allPrefixes() {
+			versions := []uint32{0, 1}
+			if n := s.rule(id).Version; n&versionChanges == 0 {
+				versions = []uint32{n}
+			}
+			for _, n := range versions {
+				if v := s.version(id, n); present(v) && !yield(v) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // Algorithms are those of all rules, also of those that a change has taken
 // away or is to bring.
 func (s *Set) Algorithms() (used []policy.Algorithm) {
 	var seen [2]bool
-	for _, id := range s.allPrefixes() {
-		versions := []uint32{0, 1}
-		if n := s.rule(id).Version; n&versionChanges == 0 {
-			versions = []uint32{n}
-		}
-		for _, n := range versions {
-			if v := s.version(id, n); present(v) {
-				seen[choice(algorithmFlags, v.Flags)] = true
-			}
-		}
+	for v := range s.all() {
+		seen[choice(algorithmFlags, v.Flags)] = true
 		if seen[0] && seen[1] {
 			break
 		}
@@ -110,6 +119,16 @@ func (s *Set) Algorithms() (used []policy.Algorithm) {
 		}
 	}
 	return used
+}
+
+// Delays reports whether any rule delays what exceeds, also one that a change has taken away or is to bring.
+func (s *Set) Delays() bool {
+	for v := range s.all() {
+		if v.Flags&ruleDelay != 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // Match is the rule that decides over an address: the longest prefix.

@@ -97,7 +97,7 @@ func (r Rule) verdict() string {
 		if r.ECNAbove == Never {
 			return "delayed, and dropped beyond the queue"
 		}
-		return fmt.Sprintf("delayed, marked by ECN beyond %v, and dropped beyond the queue", r.ECNAbove)
+		return fmt.Sprintf("delayed, marked by ECN beyond %s, and dropped beyond the queue", human(0, uint64(r.ECNAbove), 1, timeNames))
 	}
 	return "dropped"
 }

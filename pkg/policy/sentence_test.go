@@ -51,7 +51,7 @@ func TestSentence(t *testing.T) {
 		{ruleOn("10.0.0.5/32", excess(Pass)), Egress, MatchDst,
 			"eth0 egress: 10.0.0.5" + gets + "; excess is counted but not dropped (gcra)"},
 		{ruleOn("10.0.0.5/32", delay(Leaky)), Egress, MatchDst,
-			"eth0 egress: 10.0.0.5 gets 10mbit (1.25 MB/s), queue 125 kB (100 ms); excess is delayed, marked by ECN beyond 1ns, and dropped beyond the queue (leaky)"},
+			"eth0 egress: 10.0.0.5 gets 10mbit (1.25 MB/s), queue 125 kB (100 ms); excess is delayed, marked by ECN beyond 1 ns, and dropped beyond the queue (leaky)"},
 		{ruleOn("10.0.0.5/32", delay(GCRA), func(r *Rule) { r.Queue, r.ECNAbove = r.Capacity, Never }), Egress, MatchDst,
 			"eth0 egress: 10.0.0.5" + gets + ", queue 125 kB (100 ms); excess is delayed, and dropped beyond the queue (gcra)"},
 		{ruleOn("10.0.0.5/32", penalty(PenaltyFill, 0)), Egress, MatchDst,

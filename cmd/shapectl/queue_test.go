@@ -1,0 +1,73 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/fq"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// setUnheld sets rules on va, as the arguments of set, that delay though nothing
+// may hold packets back there: as if its fq had gone since.
+func (r *rig) setUnheld(lines ...string) {
+	r.t.Helper()
+	for _, line := range lines {
+		args := strings.Fields(line)
+		var l limitFlags
+		flags := pflag.NewFlagSet("set", pflag.ContinueOnError)
+		l.add(flags, "")
+		testenv.Must(r.t, flags.Parse(args[3:]))
+		prefix, err := policy.ParsePrefix(args[2])
+		testenv.Must(r.t, err)
+		rule, err := l.Rule(prefix, 14)
+		testenv.Must(r.t, err)
+		r.ok("set", args[0], args[1], args[2], "--rate", rule.Rate.String(), "--algorithm", rule.Algorithm.String())
+		direction, err := policy.ParseDirection(args[1])
+		testenv.Must(r.t, err)
+		n, err := loader.Write(loader.Options{BPFFS: r.bpffs()})
+		testenv.Must(r.t, err)
+		h, err := n.Find(args[0], direction)
+		testenv.Must(r.t, err)
+		_, err = h.Set.Put(rule)
+		testenv.Must(r.t, err)
+		h.Close()
+		n.Close()
+	}
+}
+
+// Where nothing would hold packets back, nothing is changed: exit code 5 if the
+// kernel has no fq at all, and else the command that sets one.
+func TestDelayRefused(t *testing.T) {
+	r := newRig(t)
+	code, says := exitInput, "its qdisc is noqueue, and only fq does that, at the root or below mq for each transmit queue; "+
+		"--setup-fq sets it up, and 'shapectl flush' puts back what there is now; or set it up yourself: tc qdisc replace dev va root fq limit "
+	if fq.Check() != nil {
+		code, says = exitMissing, "this kernel has no qdisc fq, which holds packets back (its module is sch_fq); load that module, use"
+	}
+	delaying := []string{"10.0.0.0/24", "--rate", "1mbit", "--excess", "delay"}
+	file := r.policy("devices: {va: {egress: {10.0.0.0/24: {rate: 1mbit, excess: delay}}}}")
+	refused := func() {
+		t.Helper()
+		before := r.pins()
+		r.refused(code, says, append([]string{"set", "va", "egress"}, delaying...)...)
+		r.refused(code, says, "apply", file)
+		if after := r.pins(); len(after) != len(before) {
+			t.Errorf("left behind: %v, before %v", after, before)
+		}
+	}
+	refused()
+	r.ok("set", "va", "egress", "10.0.1.0/24", "--rate", "1mbit")
+	refused()
+	if code == exitMissing {
+		r.refused(code, says, append([]string{"set", "va", "ingress", "--setup-fq"}, delaying...)...)
+		r.refused(code, says, append([]string{"set", "va", "egress", "--setup-fq"}, delaying...)...)
+	}
+	if rules := r.show(); len(rules) != 1 {
+		t.Errorf("rules are %v", rules)
+	}
+}

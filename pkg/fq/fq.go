@@ -1,0 +1,146 @@
+// Package fq sees to the qdisc fq, which holds packets back until their
+// departure time, on the devices whose packets are to be delayed, and to the
+// ifb devices by which packets that enter a device reach one. It works on the
+// network namespace of the calling thread.
+//
+// A device's qdisc is its owner's. Setup replaces it when it is told to, and
+// Restore puts back what was there.
+package fq
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// ErrNoFQ means that the kernel has no fq.
+var ErrNoFQ = errors.New("this kernel has no qdisc fq, which holds packets back (its module is sch_fq)")
+
+const (
+	// leastPackets is how many packets Setup lets an fq hold at the least, all
+	// together and of one flow, where it has 10000 and 100 by itself.
+	leastPackets = 1 << 17
+	// flows is how many flows an fq tells apart of those that no socket of this
+	// host sends, where it has 1024 by itself. What shares a flow with a packet that
+	// waits may wait as long.
+	flows = 1 << 18
+	// horizon is how far ahead a departure time may be.
+	horizon = 10 * time.Second
+)
+
+// A State is what holds packets back that leave a device.
+type State struct {
+	// Kind names its qdisc: "noqueue", "mq of fq_codel".
+	Kind string
+	// Holds: all packets pass an fq. It is at the root, or there is one for each
+	// transmit queue below an mq or mqprio. Below a qdisc that schedules by itself it does not count.
+	Holds bool
+	// Limit and FlowLimit are how many packets an fq holds, and how many of one
+	// flow; the least of all. Beyond them it drops.
+	Limit, FlowLimit uint32
+	// Horizon is how far ahead a departure time may be, the least of all. A
+	// packet beyond it is dropped if HorizonDrop, else it leaves at the horizon.
+	Horizon     time.Duration
+	HorizonDrop bool
+	// Drops are packets that fqs have dropped, all by limits of their own; each counts in 32 bits.
+	Drops uint64
+	// Waiting is how many packets they hold now.
+	Waiting uint64
+
+	index int
+	tree  tree
+}
+
+// Look looks at the qdiscs of a device.
+func Look(index int) (State, error) {
+	all, err := qdiscs(index)
+	if err != nil {
+		return State{}, err
+	}
+	t := arrange(all)
+	s := State{Kind: t.String(), index: index, tree: t}
+	leaves := t.leaves()
+	if slices.ContainsFunc(leaves, func(q qdisc) bool { return q.Kind != "fq" }) {
+		return s, nil
+	}
+	for i, q := range leaves {
+		limit, flowLimit := q.number(nl.TCA_FQ_PLIMIT), q.number(nl.TCA_FQ_FLOW_PLIMIT)
+		ahead := time.Duration(q.number(nl.TCA_FQ_HORIZON)) * time.Microsecond
+		if i == 0 {
+			s.Holds, s.Limit, s.FlowLimit, s.Horizon = true, limit, flowLimit, ahead
+		}
+		s.Limit, s.FlowLimit, s.Horizon = min(s.Limit, limit), min(s.FlowLimit, flowLimit), min(s.Horizon, ahead)
+		s.HorizonDrop = s.HorizonDrop || q.number(nl.TCA_FQ_HORIZON_DROP) != 0
+		s.Drops += uint64(q.drops)
+		s.Waiting += uint64(q.packets)
+	}
+	return s, nil
+}
+
+// Room reports whether so many packets can wait, also if they are of one flow.
+func (s State) Room(packets uint32) bool {
+	return s.Holds && s.Limit >= packets && s.FlowLimit >= packets
+}
+
+// Ready reports whether Setup would leave all as it is.
+func (s State) Ready(packets uint32) bool {
+	return s.Room(max(packets, leastPackets)) && s.Horizon >= horizon
+}
+
+// Command is what a person would type for a device of that name, in the network
+// namespace that `ip netns` knows by that name ("" for none), to have an fq in
+// which so many packets can wait, in place of what State tells of.
+func (s State) Command(device, netns string, packets uint32) string {
+	tc := "tc"
+	if netns != "" {
+		tc += " -n " + netns
+	}
+	packets = max(packets, leastPackets)
+	replace := func(where, what string) string {
+		return fmt.Sprintf("%s qdisc replace dev %s %s %s", tc, device, where, what)
+	}
+	options := fmt.Sprintf("fq limit %d flow_limit %d orphan_mask %d", packets, packets, flows-1)
+	if s.Holds && s.Horizon < horizon {
+		options += " horizon 10s"
+	}
+	if len(s.tree.queues) == 0 {
+		return replace("root", options)
+	}
+	var b strings.Builder
+	handle := s.tree.root.Handle >> 16
+	if handle == 0 {
+		handle = 1
+		b.WriteString(replace("root handle 1:", "mq") + "; ")
+	}
+	fmt.Fprintf(&b, "for q in $(seq %d); do %s; done", len(s.tree.queues), replace(fmt.Sprintf("parent %x:$(printf %%x $q)", handle), options))
+	return b.String()
+}
+
+// Check reports whether the kernel has fq, by trying to give the loopback device
+// one with an option that is too short. The error wraps ErrNoFQ.
+func Check() error {
+	const loopback = 1 // in each network namespace
+	err := put(loopback, qdisc{Kind: "fq", Parent: root, Options: nl.NewRtAttr(nl.TCA_FQ_PLIMIT, []byte{0}).Serialize()})
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return ErrNoFQ
+	case errors.Is(err, unix.ERANGE), errors.Is(err, unix.EINVAL):
+		return nil
+	}
+	return fmt.Errorf("look for fq: %w", err)
+}
+
+// Drain waits until an fq of the device holds no packets, but no longer than patience.
+func Drain(index int, patience time.Duration) error {
+	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+		s, err := Look(index)
+		if err != nil || s.Waiting == 0 || time.Now().After(deadline) {
+			return err
+		}
+	}
+}

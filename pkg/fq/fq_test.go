@@ -1,0 +1,204 @@
+package fq
+
+import (
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+)
+
+// device makes a device in a network namespace of the test's own, and does to
+// its qdiscs what lines of tc say, in which DEV stands for it.
+func device(t *testing.T, queues int, lines ...string) (index int) {
+	t.Helper()
+	testenv.NewNetns(t)
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.NumTxQueues = "d0", queues
+	testenv.AddLink(t, &netlink.Ifb{LinkAttrs: attrs})
+	if len(lines) > 0 {
+		run(t, "tc -batch - <<'END'\n"+strings.Join(lines, "\n")+"\nEND")
+	}
+	return testenv.Link(t, "d0").Attrs().Index
+}
+
+// run runs a shell's command line in which DEV is the device.
+func run(t *testing.T, line string) {
+	t.Helper()
+	line = strings.ReplaceAll(line, "DEV", "d0")
+	if out, err := exec.Command("sh", "-c", line).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v: %s", line, err, out)
+	}
+}
+
+// shown is all that the kernel tells of the qdiscs of the device, in its order, but for what they count.
+func shown(t *testing.T) string {
+	t.Helper()
+	all, err := qdiscs(testenv.Link(t, "d0").Attrs().Index)
+	testenv.Must(t, err)
+	var b strings.Builder
+	for _, q := range all {
+		fmt.Fprintf(&b, "%s %x parent %x %x %s\n", q.Kind, q.Handle, q.Parent, q.Options, q.special)
+	}
+	return b.String()
+}
+
+func look(t *testing.T, index int) State {
+	t.Helper()
+	s, err := Look(index)
+	testenv.Must(t, err)
+	return s
+}
+
+func TestOtherQdiscsHoldNothing(t *testing.T) {
+	for _, c := range []struct {
+		queues  int
+		kind    string
+		command []string
+	}{
+		{1, "pfifo_fast", []string{"qdisc add dev DEV root pfifo_fast"}},
+		{1, "htb", []string{"qdisc add dev DEV root handle 1: htb default 1", "class add dev DEV parent 1: classid 1:1 htb rate 1mbit",
+			"qdisc add dev DEV parent 1:1 pfifo"}},
+		{3, "mq of pfifo", []string{"qdisc add dev DEV root handle 1: mq", "qdisc replace dev DEV parent 1:1 pfifo",
+			"qdisc replace dev DEV parent 1:2 pfifo", "qdisc replace dev DEV parent 1:3 pfifo"}},
+		{1, "pfifo", []string{"qdisc add dev DEV root pfifo", "qdisc add dev DEV clsact"}},
+	} {
+		t.Run(c.kind, func(t *testing.T) {
+			s := look(t, device(t, c.queues, c.command...))
+			if s.Holds || s.Room(0) || s.Kind != c.kind {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+	t.Run("noop", func(t *testing.T) {
+		index := device(t, 1)
+		testenv.Must(t, netlink.LinkSetDown(testenv.Link(t, "d0")))
+		testenv.AddLink(t, &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "d1", TxQLen: -1}, PeerName: "d2"})
+		if s := look(t, testenv.Link(t, "d2").Attrs().Index); s.Holds || s.Kind != "noop" {
+			t.Errorf("a device that was never up: %+v", s)
+		}
+		if s := look(t, testenv.Link(t, "d1").Attrs().Index); s.Holds || s.Kind != "noqueue" {
+			t.Errorf("a veth: %+v", s)
+		}
+		if s := look(t, index+100); s.Holds {
+			t.Errorf("no device at all: %+v", s)
+		}
+	})
+}
+
+// What can not be made again as it was is not touched.
+func TestFixedQdiscs(t *testing.T) {
+	for name, commands := range map[string][]string{
+		"htb":  {"qdisc add dev DEV root handle 1: htb"},
+		"tbf":  {"qdisc add dev DEV root tbf rate 1mbit burst 20kb latency 50ms"},
+		"stab": {"qdisc add dev DEV root stab linklayer atm overhead 10 pfifo"},
+		"rate": {"qdisc add dev DEV root estimator 1s 8s pfifo"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			index := device(t, 1, commands...)
+			s := look(t, index)
+			if err := s.Replaceable(); !errors.Is(err, ErrFixed) {
+				t.Errorf("it may be replaced: %v", err)
+			}
+		})
+	}
+	for name, commands := range map[string][]string{
+		"by the kernel": nil,
+		"pfifo":         {"qdisc add dev DEV root handle 1: pfifo limit 77"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := look(t, device(t, 1, commands...))
+			if err := s.Replaceable(); err != nil {
+				t.Errorf("it may not be replaced: %v", err)
+			}
+		})
+	}
+}
+
+func TestCommand(t *testing.T) {
+	queues := []qdisc{{Kind: "pfifo"}, {Kind: "pfifo"}}
+	for _, c := range []struct {
+		tree    tree
+		netns   string
+		packets uint32
+		want    string
+	}{
+		{tree{root: &qdisc{Kind: "noqueue"}}, "", 9, "tc qdisc replace dev eth0 root fq limit 131072 flow_limit 131072 orphan_mask 262143"},
+		{tree{}, "there", 200000, "tc -n there qdisc replace dev eth0 root fq limit 200000 flow_limit 200000 orphan_mask 262143"},
+		{tree{root: &qdisc{Kind: "mq"}, queues: queues}, "", 0, "tc qdisc replace dev eth0 root handle 1: mq; for q in $(seq 2); do " +
+			"tc qdisc replace dev eth0 parent 1:$(printf %x $q) fq limit 131072 flow_limit 131072 orphan_mask 262143; done"},
+		{tree{root: &qdisc{Kind: "mq", Handle: 0x8001_0000}, queues: queues}, "", 0, "for q in $(seq 2); do " +
+			"tc qdisc replace dev eth0 parent 8001:$(printf %x $q) fq limit 131072 flow_limit 131072 orphan_mask 262143; done"},
+	} {
+		if got := (State{tree: c.tree}).Command("eth0", c.netns, c.packets); got != c.want {
+			t.Errorf("%v: %s", c.tree, got)
+		}
+	}
+}
+
+// A time is as codel tells it, made from what codel was told.
+func TestTimesOfCodelComeBack(t *testing.T) {
+	tells := func(us uint64) uint32 { return uint32((us * 1000 >> 10 << 10) / 1000) }
+	for us := range uint64(200_000) {
+		if told := tells(us); tells(uint64(codelTime(told))) != told {
+			t.Fatalf("%d us reads %d us, and set again %d us", us, told, tells(uint64(codelTime(told))))
+		}
+	}
+	if told := tells(1<<32 - 1); tells(uint64(codelTime(told))) != told {
+		t.Errorf("the greatest time does not come back")
+	}
+}
+
+func TestSetupRefusedChangesNothing(t *testing.T) {
+	unkept := errors.New("not kept")
+	for name, c := range map[string]struct {
+		command string
+		want    error
+	}{
+		"pfifo": {"qdisc add dev DEV root handle 1: pfifo limit 77", unkept},
+		"htb":   {"qdisc add dev DEV root handle 1: htb", ErrFixed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			index := device(t, 1, c.command)
+			before, want := shown(t), c.want
+			if errors.Is(Check(), ErrNoFQ) {
+				want = ErrNoFQ
+			}
+			err := Setup(index, 0, func([]byte) error { return unkept })
+			if !errors.Is(err, want) {
+				t.Errorf("set up: %v", err)
+			}
+			if after := shown(t); after != before {
+				t.Errorf("was %s, is %s", before, after)
+			}
+		})
+	}
+}
+
+func TestIfbRefused(t *testing.T) {
+	testenv.NewNetns(t)
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "shapectl7"
+	testenv.AddLink(t, &netlink.Ifb{LinkAttrs: attrs})
+	if _, err := MakeIfb(7, "eth0", 0); !errors.Is(err, ErrTaken) || !strings.Contains(err.Error(), "shapectl7") {
+		t.Errorf("made in the place of a device that has the name: %v", err)
+	}
+	if _, err := MakeIfb(10_000_000, "eth0", 0); err == nil {
+		t.Error("made with a name that is too long")
+	}
+	if err := RemoveIfb(7); err != nil {
+		t.Error(err)
+	}
+	testenv.Link(t, "shapectl7") // which is somebody's
+	_, err := MakeIfb(8, "eth0", 0)
+	if lacks := Check(); !errors.Is(err, lacks) {
+		t.Errorf("made: %v; a qdisc fq: %v", err, lacks)
+	}
+	if ifb, _ := FindIfb(8); (ifb != nil) != (err == nil) {
+		t.Errorf("%v, and left behind: %+v", err, ifb)
+	}
+}

@@ -1,0 +1,257 @@
+package fq
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// A qdisc is one as the kernel tells of it.
+type qdisc struct {
+	Kind    string `json:"kind"`
+	Handle  uint32 `json:"handle"` // 0 of one that the kernel made by itself
+	Parent  uint32 `json:"parent"`
+	Options []byte `json:"options,omitempty"` // as in TCA_OPTIONS
+
+	special        string // what it has that the kernel does not tell enough of
+	packets, drops uint32 // that it holds, and has dropped
+}
+
+// A tree is what all packets that leave a device pass one of.
+type tree struct {
+	root   *qdisc  // nil of a device that was never up, which sends nothing
+	queues []qdisc // of a root that has one for each transmit queue, in their order
+}
+
+// perQueue are the qdiscs that hold no packets and have one below them for each transmit queue.
+var perQueue = map[string]bool{"mq": true, "mqprio": true}
+
+// all are the qdiscs from the root down.
+func (t tree) all() []qdisc {
+	if t.root == nil {
+		return nil
+	}
+	return append([]qdisc{*t.root}, t.queues...)
+}
+
+// leaves are those that hold packets.
+func (t tree) leaves() []qdisc {
+	if t.root == nil || perQueue[t.root.Kind] {
+		return t.queues
+	}
+	return []qdisc{*t.root}
+}
+
+// String names the kinds: "fq_codel", "mq of fq and pfifo".
+func (t tree) String() string {
+	if t.root == nil {
+		return "noop"
+	}
+	var kinds []string
+	for _, q := range t.queues {
+		if !slices.Contains(kinds, q.Kind) {
+			kinds = append(kinds, q.Kind)
+		}
+	}
+	if kinds == nil {
+		return t.root.Kind
+	}
+	return t.root.Kind + " of " + strings.Join(kinds, " and ")
+}
+
+const major = 0xffff0000 // of a handle; the rest tells the classes of a qdisc apart
+
+// qdiscs are all of a device, in no order.
+func qdiscs(index int) (all []qdisc, err error) {
+	var messages [][]byte
+	for range dumpTries {
+		request := nl.NewNetlinkRequest(unix.RTM_GETQDISC, unix.NLM_F_DUMP)
+		request.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index)})
+		messages, err = request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWQDISC)
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list the qdiscs: %w", err)
+	}
+	for _, m := range messages {
+		header := nl.DeserializeTcMsg(m)
+		if int(header.Ifindex) != index {
+			continue // the kernel lists those of all devices
+		}
+		q := qdisc{Handle: header.Handle, Parent: header.Parent}
+		if err := q.parse(m[header.Len():]); err != nil {
+			return nil, fmt.Errorf("list the qdiscs: %w", err)
+		}
+		all = append(all, q)
+	}
+	return all, nil
+}
+
+// dumpTries bounds how often qdiscs are listed that change meanwhile.
+const dumpTries = 10
+
+func (q *qdisc) parse(attributes []byte) error {
+	return each(attributes, func(kind uint16, value []byte) error {
+		switch kind {
+		case nl.TCA_KIND:
+			q.Kind = unix.ByteSliceToString(value)
+		case nl.TCA_OPTIONS:
+			q.Options = bytes.Clone(value)
+		case nl.TCA_STAB:
+			q.special = "a table of sizes (stab)"
+		case nl.TCA_STATS2:
+			return q.parseStats(value)
+		}
+		return nil
+	})
+}
+
+func (q *qdisc) parseStats(attributes []byte) error {
+	return each(attributes, func(kind uint16, value []byte) error {
+		switch kind {
+		case nl.TCA_STATS_RATE_EST:
+			q.special = "an estimator of its rate"
+		case nl.TCA_STATS_QUEUE:
+			if len(value) < 12 {
+				return unix.EINVAL
+			}
+			q.packets, q.drops = binary.NativeEndian.Uint32(value), binary.NativeEndian.Uint32(value[8:])
+		}
+		return nil
+	})
+}
+
+func each(attributes []byte, f func(kind uint16, value []byte) error) error {
+	parsed, err := nl.ParseRouteAttr(attributes)
+	for i := 0; i < len(parsed) && err == nil; i++ {
+		err = f(parsed[i].Attr.Type&nl.NLA_TYPE_MASK, parsed[i].Value)
+	}
+	return err
+}
+
+// number is an option of 1 or 4 bytes; 0 where there is none.
+func (q qdisc) number(option uint16) (n uint32) {
+	each(q.Options, func(kind uint16, value []byte) error {
+		switch {
+		case kind == option && len(value) == 1:
+			n = uint32(value[0])
+		case kind == option && len(value) == 4:
+			n = binary.NativeEndian.Uint32(value)
+		}
+		return nil
+	})
+	return n
+}
+
+// has reports whether q is of that kind and handle, and has those options among its own.
+func (q qdisc) has(want qdisc) bool {
+	if q.Kind != want.Kind || q.Handle != want.Handle {
+		return false
+	}
+	return each(want.Options, func(kind uint16, _ []byte) error {
+		if q.number(kind) != want.number(kind) {
+			return errors.New("another value")
+		}
+		return nil
+	}) == nil
+}
+
+// arrange picks those that packets pass.
+func arrange(all []qdisc) (t tree) {
+	i := slices.IndexFunc(all, func(q qdisc) bool { return q.Parent == netlink.HANDLE_ROOT })
+	if i < 0 {
+		return t
+	}
+	t.root = &all[i]
+	if !perQueue[t.root.Kind] {
+		return t
+	}
+	for _, q := range all {
+		if q.Parent&major == t.root.Handle && q.Parent&^major != 0 && q.Parent&major != netlink.HANDLE_INGRESS&major {
+			t.queues = append(t.queues, q)
+		}
+	}
+	slices.SortFunc(t.queues, func(a, b qdisc) int { return int(a.Parent) - int(b.Parent) })
+	return t
+}
+
+// put makes a qdisc, in place of what is there, or gives the one that has the
+// handle those options.
+func put(index int, q qdisc) error {
+	request := nl.NewNetlinkRequest(unix.RTM_NEWQDISC, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
+	request.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index), Handle: q.Handle, Parent: q.Parent})
+	request.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated(q.Kind)))
+	if q.Options != nil {
+		request.AddData(nl.NewRtAttr(nl.TCA_OPTIONS, q.Options))
+	}
+	_, err := request.Execute(unix.NETLINK_ROUTE, 0)
+	return err
+}
+
+// remove deletes the root: the kernel puts its own default there.
+func remove(index int, root qdisc) error {
+	request := nl.NewNetlinkRequest(unix.RTM_DELQDISC, unix.NLM_F_ACK)
+	request.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index), Handle: root.Handle, Parent: netlink.HANDLE_ROOT})
+	_, err := request.Execute(unix.NETLINK_ROUTE, 0)
+	return err
+}
+
+func u32(kind int, n uint32) []byte { return nl.NewRtAttr(kind, nl.Uint32Attr(n)).Serialize() }
+
+// again is q with the options that make one like it: those that the kernel tells
+// of it, but for what that would change.
+func (q qdisc) again() qdisc {
+	switch q.Kind {
+	case "sfq":
+		const limit, flows = 8, 16 // of struct tc_sfq_qopt
+		if len(q.Options) < flows+4 {
+			break
+		}
+		// There can be more flows than packets only while no limit was set.
+		if binary.NativeEndian.Uint32(q.Options[flows:]) > binary.NativeEndian.Uint32(q.Options[limit:]) {
+			q.Options = bytes.Clone(q.Options)
+			clear(q.Options[limit : limit+4])
+		}
+	case "codel":
+		q.Options = withTimes(q.Options, codelTarget, codelInterval, codelThreshold)
+	case "fq_codel":
+		q.Options = withTimes(q.Options, nl.TCA_FQ_CODEL_TARGET, nl.TCA_FQ_CODEL_INTERVAL, nl.TCA_FQ_CODEL_CE_THRESHOLD)
+	}
+	return q
+}
+
+// withTimes are options with such times in place of those that codel tells as it
+// keeps. It rounds down both what it is told and what it tells.
+func withTimes(options []byte, times ...uint16) (again []byte) {
+	each(options, func(kind uint16, value []byte) error {
+		if slices.Contains(times, kind) && len(value) == 4 {
+			value = nl.Uint32Attr(codelTime(binary.NativeEndian.Uint32(value)))
+		}
+		again = append(again, nl.NewRtAttr(int(kind), value).Serialize()...)
+		return nil
+	})
+	return again
+}
+
+// Of linux/pkt_sched.h.
+const (
+	codelTarget    = 1 // TCA_CODEL_TARGET
+	codelInterval  = 3 // TCA_CODEL_INTERVAL
+	codelThreshold = 5 // TCA_CODEL_CE_THRESHOLD
+)
+
+// codelTime is the least time (us) that codel keeps as what it tells as told:
+// it counts in units of 1024 ns.
+func codelTime(told uint32) uint32 {
+	units := (uint64(told)*1000 + 1023) / 1024
+	return uint32((units*1024 + 999) / 1000)
+}

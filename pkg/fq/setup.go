@@ -1,0 +1,269 @@
+package fq
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+)
+
+// ErrFixed means that what a device has in the place of an fq could not be put back as it is.
+var ErrFixed = errors.New("shapectl could not put back what is there")
+
+// root is the parent of a device's root qdisc.
+const root = netlink.HANDLE_ROOT
+
+// ourHandle is the first of the handles that Setup gives. The kernel gives those from 8000: on.
+const ourHandle = 0x5ac0_0000
+
+// A record is what Setup found, and what it set. It is kept as JSON: another
+// version of shapectl may have to read it.
+type record struct {
+	Before []qdisc `json:"before"` // from the root down
+	Set    []qdisc `json:"set"`
+	// NoQueueLength: the device's transmit queue was 0 packets long. The kernel takes
+	// that for a mistake, and changes it, where a device that needs no qdisc gets one.
+	NoQueueLength bool `json:"no_queue_length,omitempty"`
+}
+
+// exact are the qdiscs that can be made again from what the kernel tells of them.
+var exact = map[string]bool{
+	"noqueue": true, "mq": true, "pfifo": true, "bfifo": true, "pfifo_fast": true, "fq": true,
+	"codel": true, "fq_codel": true, "sfq": true, "cake": true,
+}
+
+// Replaceable reports why Setup would not put an fq in the place of what there
+// is, by an error that wraps ErrFixed.
+func (s State) Replaceable() error {
+	for _, q := range s.tree.all() {
+		if q.Handle != 0 && !exact[q.Kind] {
+			return fmt.Errorf("%w: %s, of which the kernel does not tell all", ErrFixed, q.Kind)
+		}
+		if q.special != "" {
+			return fmt.Errorf("%w: %s with %s", ErrFixed, q.Kind, q.special)
+		}
+		if q.Kind == "fq" || perQueue[q.Kind] || q.Handle == 0 && q.Parent != root {
+			continue // no place for filters
+		}
+		filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: s.index}}, q.Handle)
+		if err != nil {
+			return fmt.Errorf("list the filters of %s: %w", q.Kind, err)
+		}
+		if len(filters) > 0 {
+			return fmt.Errorf("%w: %s with filters", ErrFixed, q.Kind)
+		}
+	}
+	return nil
+}
+
+// Setup lets all packets that leave a device pass an fq in which so many can
+// wait, and more: at the root, or below an mq for each transmit queue. What is
+// so already is left alone. Packets that wait in the qdisc that was there are lost.
+//
+// What Restore needs is given to keep before anything is changed. If that
+// fails, or the kernel refuses, all is as it was. The error wraps ErrNoFQ where the
+// kernel has none, ErrFixed where what is there could not be put back.
+func Setup(index int, packets uint32, keep func(record []byte) error) error {
+	s, err := Look(index)
+	if err != nil || s.Ready(packets) {
+		return err
+	}
+	if err := Check(); err != nil {
+		return err
+	}
+	if err := s.Replaceable(); err != nil {
+		return err
+	}
+	link, err := netlink.LinkByIndex(index)
+	if err != nil {
+		return fmt.Errorf("look up device %d: %w", index, err)
+	}
+	all, err := qdiscs(index)
+	if err != nil {
+		return err
+	}
+	r := record{Before: s.tree.all(), Set: plan(s.tree, all, max(packets, leastPackets)), NoQueueLength: link.Attrs().TxQLen == 0}
+	text, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("write down what is there: %w", err)
+	}
+	if err := keep(text); err != nil {
+		return err
+	}
+	return r.apply(index)
+}
+
+func (r record) apply(index int) error {
+	for _, q := range r.Set {
+		if err := put(index, q); err != nil {
+			_, undo := r.restore(index)
+			return errors.Join(fmt.Errorf("set %s: %w", q.Kind, err), undo)
+		}
+	}
+	return nil
+}
+
+// plan are the qdiscs to make, or to change, so that there is room for so many
+// packets, from the root down.
+func plan(t tree, all []qdisc, packets uint32) (set []qdisc) {
+	next := uint32(ourHandle)
+	handle := func() uint32 {
+		for slices.ContainsFunc(all, func(q qdisc) bool { return q.Handle == next }) {
+			next += 1 << 16
+		}
+		next += 1 << 16
+		return next - 1<<16
+	}
+	parent := uint32(root)
+	if len(t.queues) > 0 {
+		parent = t.root.Handle
+		if parent == 0 { // the kernel's own, below which nothing can be named
+			parent = handle()
+			set = append(set, qdisc{Kind: "mq", Handle: parent, Parent: root})
+		}
+	}
+	leaves := t.leaves()
+	if t.root == nil {
+		leaves = []qdisc{{}}
+	}
+	for _, q := range leaves {
+		fq := qdisc{Kind: "fq", Parent: parent}
+		if parent != root {
+			fq.Parent |= q.Parent &^ major
+		}
+		if q.Kind == fq.Kind && q.Handle != 0 {
+			fq.Handle = q.Handle // it stays, with other limits
+		} else {
+			fq.Handle, q = handle(), qdisc{}
+		}
+		fq.Options = limits(q, packets)
+		set = append(set, fq)
+	}
+	return set
+}
+
+// limits are the options of an fq in which so many packets can wait, and of which none
+// is less than that of q.
+func limits(q qdisc, packets uint32) (options []byte) {
+	for _, o := range []struct {
+		option int
+		least  uint32
+	}{
+		{nl.TCA_FQ_PLIMIT, packets}, {nl.TCA_FQ_FLOW_PLIMIT, packets},
+		{nl.TCA_FQ_ORPHAN_MASK, flows - 1}, {nl.TCA_FQ_HORIZON, uint32(horizon.Microseconds())},
+	} {
+		options = append(options, u32(o.option, max(q.number(uint16(o.option)), o.least))...)
+	}
+	return options
+}
+
+// An Outcome is what became of what Setup had set.
+type Outcome struct {
+	// Restored: what was there before is there again.
+	Restored bool
+	// Replaced: somebody has put something else in its place since, which stays.
+	Replaced bool
+	// Differs: what is restored is not in all as it was. The kernel may have another default now.
+	Differs bool
+	// Was is what was there before, Kind what is there now, as in State.
+	Was, Kind string
+}
+
+// Restore puts back what was there before the Setup that made a record, if what
+// it set is there still. Packets that wait in it are lost.
+func Restore(index int, text []byte) (Outcome, error) {
+	var r record
+	if err := json.Unmarshal(text, &r); err != nil {
+		return Outcome{}, fmt.Errorf("read what was there before fq: %w", err)
+	}
+	return r.restore(index)
+}
+
+func (r record) restore(index int) (Outcome, error) {
+	o := Outcome{Was: arrange(r.Before).String()}
+	s, err := Look(index)
+	if err != nil {
+		return o, err
+	}
+	o.Kind = s.Kind
+	ours, theirs := r.compare(s.tree)
+	o.Replaced = theirs
+	if theirs || !ours {
+		return o, nil
+	}
+	if err := r.putBack(index, s.tree); err != nil {
+		return o, fmt.Errorf("put %s back: %w", o.Was, err)
+	}
+	if s, err = Look(index); err != nil {
+		return o, err
+	}
+	o.Restored, o.Kind = true, s.Kind
+	_, o.Differs = record{Before: r.Before}.compare(s.tree)
+	return o, nil
+}
+
+// compare reports if anything is there that Setup has set, and if anything is
+// that was neither there before nor set by it. As Setup may have been killed, there may be some of both.
+func (r record) compare(t tree) (ours, theirs bool) {
+	if t.root == nil {
+		return false, len(r.Before) > 0
+	}
+	at := func(list []qdisc, parent uint32) (q qdisc, ok bool) {
+		i := slices.IndexFunc(list, func(q qdisc) bool { return q.Parent == parent })
+		if i < 0 {
+			return q, false
+		}
+		return list[i], true
+	}
+	for _, q := range t.all() {
+		set, ok := at(r.Set, q.Parent)
+		if ok && q.has(set) {
+			ours = true
+			continue
+		}
+		before, ok := at(r.Before, q.Parent)
+		// The options that the kernel gives to one that it makes by itself go by the MTU.
+		if ok && q.Kind == before.Kind && q.Handle == before.Handle && (q.Handle == 0 || bytes.Equal(q.Options, before.Options)) {
+			continue
+		}
+		// Below an mq the kernel makes some by itself.
+		if q.Handle != 0 || q.Parent == root {
+			theirs = true
+		}
+	}
+	return ours, theirs
+}
+
+func (r record) putBack(index int, now tree) error {
+	before := arrange(r.Before)
+	again := before.all()
+	byKernel := func(q qdisc) bool { return q.Handle == 0 }
+	switch {
+	case before.root == nil || byKernel(*before.root):
+		if err := remove(index, *now.root); err != nil {
+			return err
+		}
+		again = nil
+	case slices.ContainsFunc(before.queues, byKernel):
+		// Only a new mq makes the kernel put there what it did before.
+		if err := remove(index, *now.root); err != nil {
+			return err
+		}
+		again = slices.DeleteFunc(again, byKernel)
+	case len(before.queues) > 0:
+		again = before.queues
+	}
+	for _, q := range again {
+		if err := put(index, q.again()); err != nil {
+			return err
+		}
+	}
+	if r.NoQueueLength {
+		return netlink.LinkSetTxQLen(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}, 0)
+	}
+	return nil
+}
