@@ -47,12 +47,12 @@ func (r *rig) reader(n *testenv.Netns, at netip.Addr) *reader {
 		}
 		err = errors.Join(unix.SetsockoptInt(read.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 1<<20),
 			unix.SetsockoptInt(read.fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1))
-		any := netip.IPv4Unspecified()
+		whichever := netip.IPv4Unspecified()
 		if at.Is6() {
-			any = netip.IPv6Unspecified()
+			whichever = netip.IPv6Unspecified()
 			err = errors.Join(err, unix.SetsockoptInt(read.fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1))
 		}
-		return errors.Join(err, unix.Bind(read.fd, sockaddr(netip.AddrPortFrom(any, readPort))))
+		return errors.Join(err, unix.Bind(read.fd, sockaddr(netip.AddrPortFrom(whichever, readPort))))
 	})
 	r.t.Cleanup(func() { unix.Close(read.fd) })
 	return read

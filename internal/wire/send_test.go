@@ -71,8 +71,8 @@ func (r *rig) sink() {
 }
 
 // send sends streams from a namespace for so long, or until all that are
-// counted are sent, and returns when that began. Then all have left.
-func (r *rig) send(from *testenv.Netns, d time.Duration, streams ...*stream) (began time.Duration) {
+// counted are sent, and waits until all have left.
+func (r *rig) send(from *testenv.Netns, d time.Duration, streams ...*stream) {
 	r.t.Helper()
 	r.in(from, func() error {
 		if err := giveWay(); err != nil {
@@ -87,11 +87,11 @@ func (r *rig) send(from *testenv.Netns, d time.Duration, streams ...*stream) (be
 			defer unix.Close(s.fd)
 		}
 		runtime.GC() // and not in the middle
-		began = now()
+		began := now()
 		for i, s := range streams {
 			s.number = 0
 			s.next = began + s.after
-			if s.every > 0 && s.count == 0 {
+			if s.every > 0 && s.control == nil {
 				// A flood begins with a wave, so that a bucket is never empty, and not all with the same.
 				s.next -= s.every*time.Duration(i)/time.Duration(len(streams)) + s.every*wave
 			}
@@ -117,7 +117,6 @@ func (r *rig) send(from *testenv.Netns, d time.Duration, streams ...*stream) (be
 			}
 		}
 	})
-	return began
 }
 
 // giveWay lets the kernel's own threads, to which it leaves packets where there
