@@ -88,7 +88,7 @@ const (
 	chartMargin = 8             // points
 )
 
-// chart draws a table: latency and goodput where those are what it is about,
+// chart draws a table: latency and goodput, or gaps, where those are what it is about,
 // else its first unit, in lines where its columns are sizes and in bars where they are not.
 func (t table) chart() ([]byte, error) {
 	plot.DefaultFont.Variant = "Sans"
@@ -130,6 +130,10 @@ func (t table) plots(legend *plot.Legend) (plots []*plot.Plot, height vg.Length,
 	if t.isPlane() {
 		plots, err := t.planes(legend)
 		return plots, planeHeight, err
+	}
+	if t.isSpacing() {
+		plots, err := t.ranges()
+		return plots, headHeight + 0.2*vg.Inch*vg.Length(len(t.subjects())+1), err
 	}
 	p, unit := plot.New(), t.units()[0]
 	p.Title.Text, p.Title.Padding = t.Title, vg.Points(6)

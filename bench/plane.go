@@ -12,7 +12,7 @@ import (
 )
 
 // A plane shows what a ping waits beside TCP, against what TCP has: to the left
-// is what makes it wait the least, above what leaves TCP the most.
+// is what makes it wait the least, above what leaves TCP the most. Ranges show gaps.
 
 const planeHeight = 2.9 * vg.Inch
 
@@ -21,6 +21,56 @@ func (t table) isPlane() bool {
 	_, _, goodput := t.bounds(unitGoodput)
 	_, _, ping := t.bounds(unitPing50)
 	return goodput && ping
+}
+
+// isSpacing reports whether a table tells how far gaps go.
+func (t table) isSpacing() bool {
+	_, _, ok := t.bounds(unitGap99)
+	return ok
+}
+
+// ranges are a picture for each column, of where most gaps are: a line for each subject, with a mark at the median.
+func (t table) ranges() (ranges []*plot.Plot, err error) {
+	marks := t.marks()
+	least, most, _ := t.bounds(unitGap1, unitGap50, unitGap99)
+	for _, column := range t.columns() {
+		p := plot.New()
+		p.Title.Text, p.Title.Padding = t.Title+": "+column, vg.Points(6)
+		p.X.Label.Text = "gaps from p1 to p99, by the ideal one"
+		p.Add(plotter.NewGrid())
+		var names plot.ConstantTicks
+		for i, subject := range t.subjects() {
+			names = append(names, plot.Tick{Value: -float64(i), Label: subject})
+			var at plotter.XYs
+			for _, unit := range []string{unitGap1, unitGap50, unitGap99} {
+				if r, ok := t.find(column, subject, unit); ok && r.Rounds > 0 {
+					at = append(at, plotter.XY{X: r.Median, Y: -float64(i)})
+				}
+			}
+			if len(at) != 3 {
+				continue
+			}
+			if err := stretch(p, at, at[1], marks[i]); err != nil {
+				return nil, err
+			}
+		}
+		p.Y.Tick.Marker, p.Y.Tick.Width, p.Y.Width = names, 0, 0
+		p.Y.Min, p.Y.Max = 0.5-float64(len(names)), 0.5
+		p.X.Min, p.X.Max = min(0, least), max(2, most)
+		ranges = append(ranges, p)
+	}
+	return ranges, nil
+}
+
+// stretch draws a line with one mark on it.
+func stretch(p *plot.Plot, along plotter.XYs, at plotter.XY, mark draw.GlyphStyle) error {
+	line, err := plotter.NewLine(along)
+	if err != nil {
+		return err
+	}
+	line.Color, line.Width = mark.Color, vg.Points(1.5)
+	p.Add(line, &plotter.Scatter{XYs: plotter.XYs{at}, GlyphStyle: mark})
+	return nil
 }
 
 // bounds are the least and the greatest figure of some units; false where there is none.
@@ -55,12 +105,9 @@ func (t table) planes(legend *plot.Legend) (planes []*plot.Plot, err error) {
 				continue
 			}
 			at := plotter.XYs{{X: p50.Median, Y: goodput.Median}, {X: p99.Median, Y: goodput.Median}}
-			line, err := plotter.NewLine(at)
-			if err != nil {
+			if err := stretch(p, at, at[0], marks[i]); err != nil {
 				return nil, err
 			}
-			line.Color, line.Width = marks[i].Color, vg.Points(1.5)
-			p.Add(line, &plotter.Scatter{XYs: at[:1], GlyphStyle: marks[i]})
 		}
 		p.X.Tick.Marker = plot.TickerFunc(fewTicks)
 		p.X.Min, p.X.Max = soonest/1.1, latest*1.1

@@ -22,12 +22,16 @@ const (
 	oneFlow   = "One TCP flow"
 	localFlow = "One TCP flow from the limiter's own machine"
 	fourFlows = "Four TCP flows and a sparse one"
+	byLength  = "How long the queue is, one TCP flow at %v"
 	spacing   = "Spacing of packets"
-	spread    = "Gaps between packets at 10mbit, up to so many ideal ones"
+	spread    = "Gaps between packets at %v, up to so many ideal ones"
 )
 
 // roundTrip is that of a path through a country or two.
 const roundTrip = 20 * time.Millisecond
+
+// queueLengths are those among which the usual one was chosen.
+var queueLengths = []time.Duration{20 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 200 * time.Millisecond}
 
 // A pace is how long a rate is looked at: in so many packets that quartiles mean something.
 type pace struct {
@@ -37,9 +41,9 @@ type pace struct {
 }
 
 var paces = []pace{
-	{1e6, 10 * time.Second, 10 * time.Second, 1000},
-	{10e6, 5 * time.Second, 4 * time.Second, 3000},
-	{100e6, 3 * time.Second, 2 * time.Second, 3000},
+	{1e6, 6 * time.Second, 6 * time.Second, 1000},
+	{10e6, 3 * time.Second, 2500 * time.Millisecond, 3000},
+	{100e6, 2 * time.Second, 1250 * time.Millisecond, 3000},
 }
 
 // commonPace is that of what is not measured at all rates.
@@ -49,24 +53,29 @@ var commonPace = paces[1]
 func guestQueue(ctx context.Context, t guestTask, report func(Result) error) error {
 	m := queueMeter{ctx: ctx, parts: t.Rounds, report: report}
 	m.subjects = slices.DeleteFunc(queueSubjects(), func(s holder) bool { return !chosen(t.Only, s.name) })
-	rates, common := paces, commonPace
+	rates, common, lengths := paces, commonPace, queueLengths
 	if t.Quick {
-		common.settle, common.part, common.gaps = time.Second, 500*time.Millisecond, 300
+		common, lengths = pace{paces[0].rate, time.Second, time.Second, 50}, queueLengths[1:2]
 		rates = []pace{common}
 	}
 	for _, r := range rates {
-		if err := m.tcp(oneFlow, offer{roundTrip: roundTrip, pace: r, flows: 1}); err != nil {
+		if err := m.tcp(oneFlow, offer{pace: r, roundTrip: roundTrip, flows: 1}); err != nil {
 			return err
 		}
 	}
-	if err := m.tcp(localFlow, offer{roundTrip: roundTrip, pace: common, flows: 1, local: true}); err != nil {
+	if err := m.tcp(localFlow, offer{pace: common, roundTrip: roundTrip, flows: 1, local: true}); err != nil {
 		return err
 	}
-	if err := m.tcp(fourFlows, offer{roundTrip: roundTrip, pace: common, flows: 4, asks: true}); err != nil {
+	if err := m.tcp(fourFlows, offer{pace: common, roundTrip: roundTrip, flows: 4, asks: true}); err != nil {
 		return err
 	}
 	for _, r := range rates {
-		if err := m.udp(r); err != nil {
+		if err := m.udp(r, r.rate == common.rate); err != nil {
+			return err
+		}
+	}
+	for _, length := range lengths {
+		if err := m.length(length, common, t.Only); err != nil {
 			return err
 		}
 	}
@@ -83,26 +92,55 @@ type queueMeter struct {
 // tcp has each limiter carry what is offered.
 func (m queueMeter) tcp(table string, o offer) error {
 	for _, s := range m.subjects {
-		c, err := carry(m.ctx, s, o, m.parts)
-		if err != nil {
-			return fmt.Errorf("%s, %v, %s: %w", table, o.rate, s.name, err)
+		if err := m.carry(fmt.Sprintf("%s: %v", table, o.rate), s, o); err != nil {
+			return err
 		}
-		for _, f := range []struct {
-			unit    string
-			samples []float64
-		}{
-			{unitGoodput, c.goodput}, {unitLost, []float64{c.lost}}, {unitAgain, c.again},
-			{unitPing50, quantiles(c.pings, 0.5)}, {unitPing99, quantiles(c.pings, 0.99)}, {unitUnponged, []float64{c.unponged}},
-			{unitAnswer50, quantiles(c.answers, 0.5)}, {unitAnswer99, quantiles(c.answers, 0.99)},
-		} {
-			if len(f.samples) == 0 {
+	}
+	return nil
+}
+
+// length has a queue of ours that is so long carry a flow on paths of several lengths.
+func (m queueMeter) length(long time.Duration, at pace, only string) error {
+	l := policy.Limit{Algorithm: policy.Leaky, Excess: policy.Delay}
+	if err := l.Capacity.Set(long.String()); err != nil {
+		return err
+	}
+	for _, far := range []time.Duration{roundTrip, 4 * roundTrip} {
+		s := holder{told("delay", l), false}
+		s.name += fmt.Sprintf(", round trip of %v", far)
+		for _, s := range []holder{s, {withECN(s.competitor), true}} {
+			if !chosen(only, s.name) {
 				continue
 			}
-			r := newResult(fmt.Sprintf("%s: %v", table, o.rate), s.name, f.unit, f.samples)
-			r.Note = s.note
-			if err := m.report(r); err != nil {
+			if err := m.carry(fmt.Sprintf(byLength+": %v", at.rate, long), s, offer{pace: at, roundTrip: far, flows: 1}); err != nil {
 				return err
 			}
+		}
+	}
+	return nil
+}
+
+// carry has a limiter carry what is offered, and reports what became of it.
+func (m queueMeter) carry(name string, s holder, o offer) error {
+	c, err := carry(m.ctx, s, o, m.parts)
+	if err != nil {
+		return fmt.Errorf("%s, %s: %w", name, s.name, err)
+	}
+	for _, f := range []struct {
+		unit    string
+		samples []float64
+	}{
+		{unitGoodput, c.goodput}, {unitLost, []float64{c.lost}}, {unitAgain, c.again},
+		{unitPing50, quantiles(c.pings, 0.5)}, {unitPing99, quantiles(c.pings, 0.99)}, {unitUnponged, []float64{c.unponged}},
+		{unitAnswer50, quantiles(c.answers, 0.5)}, {unitAnswer99, quantiles(c.answers, 0.99)},
+	} {
+		if len(f.samples) == 0 {
+			continue
+		}
+		r := newResult(name, s.name, f.unit, f.samples)
+		r.Note = s.note
+		if err := m.report(r); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -121,8 +159,8 @@ func quantiles(lists [][]float64, q float64) (list []float64) {
 // spreadUp are where the shares of gaps are taken.
 var spreadUp = []float64{0.5, 0.75, 0.9, 0.97, 0.99, 1.01, 1.03, 1.1, 1.25, 1.5, 2}
 
-// udp has each limiter carry twice the rate.
-func (m queueMeter) udp(at pace) error {
+// udp has each limiter carry twice the rate, and reports the gaps behind it, if need be all of them.
+func (m queueMeter) udp(at pace, all bool) error {
 	for _, s := range m.subjects {
 		if s.ecn {
 			continue // UDP here is not marked
@@ -142,11 +180,12 @@ func (m queueMeter) udp(at pace) error {
 				return err
 			}
 		}
-		if at.rate != commonPace.rate {
+		if !all {
 			continue
 		}
 		for _, up := range spreadUp {
-			if err := m.report(newResult(fmt.Sprintf("%s: %g", spread, up), s.name, unitGaps, []float64{100 * shareUpTo(ratios, up)})); err != nil {
+			share := 100 * shareUpTo(ratios, up)
+			if err := m.report(newResult(fmt.Sprintf(spread+": %g", at.rate, up), s.name, unitGaps, []float64{share})); err != nil {
 				return err
 			}
 		}

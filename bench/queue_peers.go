@@ -23,10 +23,10 @@ func queueSubjects() []holder {
 		{htbCoDel, false}, {withECN(htbCoDel), true},
 		{isolatingCAKE, false}, {withECN(isolatingCAKE), true},
 		{police, false},
-		{shapectl(policy.GCRA, policy.EachAll, loader.TCX), false},
-		{delaying(policy.Limit{Algorithm: policy.Leaky, ECNAbove: policy.Never}, ""), false},
-		{delaying(policy.Limit{Algorithm: policy.Leaky}, ", ECN"), true},
-		{delaying(policy.Limit{Algorithm: policy.GCRA, ECNAbove: policy.Never}, ""), false},
+		{told("drop", policy.Limit{}), false},
+		{told("delay", policy.Limit{Algorithm: policy.Leaky, Excess: policy.Delay}), false},
+		{withECN(told("delay", policy.Limit{Algorithm: policy.Leaky, Excess: policy.Delay})), true},
+		{told("delay", policy.Limit{Algorithm: policy.GCRA, Excess: policy.Delay}), false},
 	}
 }
 
@@ -66,19 +66,21 @@ var isolatingCAKE = competitor{
 	},
 }
 
-// delaying is a limiter of ours that holds packets back; what the limit leaves open is chosen as the command does.
-func delaying(l policy.Limit, more string) competitor {
-	l.Excess = policy.Delay
+// told is a limiter of ours that is told so much; the rest is chosen as the command does.
+func told(name string, l policy.Limit) competitor {
 	return competitor{
-		name: fmt.Sprintf("shapectl %v, delay%s", l.Algorithm, more),
-		set: func(ctx context.Context, a *arena, told limit) error {
-			l.Rate = told.rate
+		name: fmt.Sprintf("shapectl %v, %s", l.Algorithm, name),
+		set: func(ctx context.Context, a *arena, to limit) error {
+			l := l
+			l.Rate = to.rate
 			rule, err := l.Resolve(everything, ethernetBytes)
 			if err != nil {
 				return err
 			}
-			if err := a.tc(ctx, "qdisc replace dev %s root fq limit 131072 flow_limit 131072\n", nearDevice); err != nil {
-				return err
+			if rule.Excess == policy.Delay {
+				if err := a.tc(ctx, "qdisc replace dev %s root fq limit 131072 flow_limit 131072\n", nearDevice); err != nil {
+					return err
+				}
 			}
 			return a.putRules(loader.TCX, rule, everything)
 		},

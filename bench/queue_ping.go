@@ -22,7 +22,7 @@ const (
 	pingFrame   = 14 + 20 + 8 + pingPayload // bytes
 
 	// patience is how long an answer is waited for.
-	patience = 3 * time.Second
+	patience = time.Second
 )
 
 // ping sends echo requests to the far end, at random times that are so far apart in the mean, until ctx is done.

@@ -242,20 +242,30 @@ func TestChartsOfAnyFigures(t *testing.T) {
 	}
 }
 
-// A column of pings beside TCP has a picture of its own, on an axis with numbers to read.
-func TestPlanes(t *testing.T) {
+// Each rate has a picture of its own in a chart of the suite queue.
+func TestPictureForEachRate(t *testing.T) {
 	var results []Result
-	for _, column := range []string{"t: 1mbit", "t: 10mbit"} {
-		results = append(results, result("queue", column, "TBF", unitGoodput, 99),
-			result("queue", column, "TBF", unitPing50, 21), result("queue", column, "TBF", unitPing99, 69))
+	for _, rate := range []string{"1mbit", "10mbit"} {
+		for unit, median := range map[string]float64{
+			"flow: " + unitGoodput: 99, "flow: " + unitPing50: 21, "flow: " + unitPing99: 69, "gaps: " + unitGap1: 0.5, "gaps: " + unitGap50: 1, "gaps: " + unitGap99: 3,
+		} {
+			table, unit, _ := strings.Cut(unit, ": ")
+			results = append(results, result("queue", table+": "+rate, "TBF", unit, median))
+		}
 	}
-	data, err := tablesOf("queue", results)[0].chart()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{">t: 1mbit<", ">t: 10mbit<", ">30<", ">50<", ">TBF<"} {
-		if n := strings.Count(string(data), want); n == 0 {
-			t.Errorf("the chart does not say %q", want)
+	for _, table := range tablesOf("queue", results) {
+		data, err := table.chart()
+		if err != nil {
+			t.Fatal(err)
+		}
+		says := []string{">" + table.Title + ": 1mbit<", ">" + table.Title + ": 10mbit<", ">TBF<"}
+		if table.Title == "flow" {
+			says = append(says, ">30<", ">50<") // numbers on an axis without a power of ten
+		}
+		for _, want := range says {
+			if !strings.Contains(string(data), want) {
+				t.Errorf("the chart of %q does not say %q", table.Title, want)
+			}
 		}
 	}
 }

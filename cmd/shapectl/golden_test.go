@@ -257,7 +257,7 @@ func TestAskAgreesWithPackets(t *testing.T) {
 // waits, and the counters that packets have waited; of others they do not.
 func TestQueueIsTold(t *testing.T) {
 	r := newRig(t)
-	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "8kbit", "--capacity", "9000", "--algorithm", "leaky", "--excess", "delay", "--each", "host")
+	r.setUnheld("va egress 10.0.0.0/24 --rate 8kbit --capacity 9000 --algorithm leaky --excess delay --each host")
 	r.ok("set", "va", "egress", "10.0.1.0/24", "--rate", "8kbit", "--capacity", "9000", "--each", "host")
 	r.send("10.0.0.7", 6, 1000)
 	r.send("10.0.1.7", 6, 1000)

@@ -7,8 +7,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -207,11 +209,27 @@ func TestJudge(t *testing.T) {
 			[]string{"warning eth0 egress capacity"}, []string{"one full frame (9014): such a frame passes only while the queue is empty"}},
 		{"a queue of less than 10 ms", func(f *Facts) { f.leaky(65536) },
 			[]string{"warning eth0 egress capacity"}, []string{"a queue of 65536 bytes is only 5.243ms of 100mbit"}},
-		{"a queue at a rate that is too low for big packets", func(f *Facts) { f.leaky(20_000); f.rule().Rate = 50_000 },
-			[]string{"note eth0 egress packets", "warning eth0 egress capacity", "note eth0 egress queue"}, []string{"stay far below 50kbit; ip link set dev eth0 gso_max_size"}},
+		{"a queue at a rate that is too low for big packets", func(f *Facts) { f.leaky(12_000); f.rule().Rate = 50_000 },
+			[]string{"note eth0 egress packets", "warning eth0 egress capacity"}, []string{"stay far below 50kbit; ip link set dev eth0 gso_max_size"}},
+		{"an fq that no rule needs any more", func(f *Facts) { f.Sides[0].GivenFQ = true },
+			[]string{"note eth0 egress queue"}, []string{"'shapectl flush eth0 egress' puts back what there was"}},
+		{"no fq", func(f *Facts) {
+			f.leaky(queue)
+			f.Sides[0].Queue = &Queue{State: fq.State{Kind: "noqueue"}}
+		}, []string{"failed eth0 egress queue"}, []string{"nothing is held back, as eth0 has the qdisc noqueue", "tc qdisc replace dev eth0 root fq"}},
+		{"an fq with limits of its own", func(f *Facts) {
+			f.leaky(625_000)
+			f.Sides[0].GivenFQ = true
+			f.Sides[0].Queue = &Queue{State: fq.State{Kind: "fq", Holds: true, Limit: 10000, FlowLimit: 100, Horizon: 40 * time.Millisecond, HorizonDrop: true, Drops: 7}}
+		}, []string{"failed eth0 egress queue", "warning eth0 egress queue", "warning eth0 egress queue"},
+			[]string{"holds packets back for 40ms at most, and rules do for up to 50ms: what is to wait longer is dropped", "up to 413 packets may have to wait", "has dropped 7 packets"}},
+		{"an ifb that is gone", func(f *Facts) { f.onIngress(); f.leaky(queue); f.Sides[0].Queue = &Queue{} },
+			[]string{"failed eth0 ingress queue"}, []string{"the ifb by which packets are held back is gone: those that conform are lost"}},
 		{"a bucket of one frame and a queue", func(f *Facts) { f.queued(1514, queue) }, nil, nil},
 		{"a bucket with its queue below a packet", func(f *Facts) { f.queued(30_000, 30_000) },
 			[]string{"warning eth0 egress capacity"}, []string{"a bucket with its queue of 60000 bytes is less than", fmt.Sprintf("raise --queue to %db", queue)}},
+		{"the default queue, which is below a packet", func(f *Facts) { f.leaky(62_500); f.rule().Rate = 10_000_000 },
+			[]string{"note eth0 egress packets"}, nil},
 		{"a queue of a second", func(f *Facts) { f.leaky(12_500_000) }, nil, nil},
 		{"a queue of more than a second", func(f *Facts) { f.leaky(12_500_001) },
 			[]string{"note eth0 egress queue"}, []string{"packets wait for up to 1s", fmt.Sprintf("lower --capacity; the default is %db", queue)}},

@@ -127,7 +127,8 @@ func tooSmall(s Side, d *Device, r Rule) (kind, finding, advice string) {
 	switch {
 	case holds < frame:
 		return "frame", of + fmt.Sprintf("less than one full frame (%d): such a frame passes only while %s", frame, empty), advice
-	case holds < uint64(bytes):
+	// TCP that meets a queue hands over smaller ones: it reaches its rate with the default.
+	case holds < uint64(bytes) && (r.Excess != policy.Delay || holds < policy.DefaultQueue(r.Rate)):
 		if advice != "" {
 			advice += ", or: "
 		}

@@ -145,6 +145,9 @@ func (n *Namespace) RestoreQdisc(dev Device) (o fq.Outcome, err error) {
 	return o, forgetRecord(pin)
 }
 
+// GivenFQ reports whether a device was given an fq that RestoreQdisc has not taken away.
+func (n *Namespace) GivenFQ(device int) bool { return n.dir != "" && exists(n.qdiscPin(device)) }
+
 func (n *Namespace) qdiscPin(index int) string {
 	return filepath.Join(n.dir, qdiscPrefix+strconv.Itoa(index))
 }
