@@ -136,7 +136,8 @@ traffic)
 	;;
 queue)
 	# The time is virtual, and nothing that is measured hangs on how busy the machine is.
-	tests internal/wire TestRate TestBurst TestECN TestVLAN TestQueues TestLimitOfFlow TestLongestQueue TestTCP
+	tests internal/wire TestRate TestBurst TestECN TestVLAN TestQueues TestLimitOfFlow TestLongestQueue TestTimestamps \
+		TestTCP TestIngress
 	sed -nE 's/^ +[a-z_]+\.go:[0-9]+: /     /p' /tmp/said
 	;;
 refused)
