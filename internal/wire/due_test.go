@@ -91,7 +91,7 @@ func (r *rig) watch(device string, packets int) *watch {
 		if err := netlink.QdiscReplace(&netlink.Clsact{QdiscAttrs: clsact}); err != nil {
 			return fmt.Errorf("add a clsact qdisc: %w", err)
 		}
-		return netlink.FilterAdd(&netlink.BpfFilter{
+		return netlink.FilterReplace(&netlink.BpfFilter{
 			FilterAttrs: netlink.FilterAttrs{
 				LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_MIN_EGRESS, Handle: 1, Protocol: unix.ETH_P_ALL,
 				Priority: 60000, // behind ours

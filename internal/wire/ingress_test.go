@@ -93,33 +93,34 @@ func (read *reader) take() (packets []packet) {
 // The time at which a packet is to leave is none of its receiver's: sockets are
 // told when it arrived, on the same machine and on another.
 func TestTimestamps(t *testing.T) {
-	r := newRig(t, 1)
-	r.fq(toReceiver, fqPackets)
-	const accepted = 20
 	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
-		for _, f := range []*family{v4, v6} {
-			rule := queued(f, 0, accepted)
-			rule.Prefix = host(f.host(1))
-			if d == policy.Ingress {
-				rule.Prefix = host(f.sender.Addr())
+		t.Run(d.String(), func(t *testing.T) {
+			r := newRig(t, 1)
+			r.fq(toReceiver, fqPackets)
+			for _, f := range []*family{v4, v6} {
+				r.stamped(d, f)
 			}
-			r.limit(r.limited(d), d, rule)
-		}
-		w := r.watch(r.queue(d), 1000)
-		for _, f := range []*family{v4, v6} {
-			n, at := r.receiver, f.host(1)
-			if d == policy.Ingress {
-				n, at = r.router, f.router.Addr()
-			}
-			read := r.reader(n, at)
-			s := burst(at, accepted+10)
-			s.to = netip.AddrPortFrom(at, readPort)
-			r.send(r.sender, 0, s)
-			got := read.take()
-			what := fmt.Sprintf("%v %s, by a socket's timestamps", d, f.name)
-			w.into(got)
-			inOrder(t, what, got, accepted)
-			evenly(t, what, slow, got)
-		}
+		})
 	}
+}
+
+// stamped reads a burst that has been held back from a socket.
+func (r *rig) stamped(d policy.Direction, f *family) {
+	const accepted = 20
+	n, at, far := r.receiver, f.host(1), f.host(1)
+	if d == policy.Ingress {
+		n, at, far = r.router, f.router.Addr(), f.sender.Addr()
+	}
+	rule := queued(f, 0, accepted)
+	rule.Prefix = host(far)
+	r.limit(r.limited(d), d, rule)
+	w, read := r.watch(r.queue(d), 100), r.reader(n, at)
+	s := burst(at, accepted+10)
+	s.to = netip.AddrPortFrom(at, readPort)
+	r.send(r.sender, 0, s)
+	got := read.take()
+	what := fmt.Sprintf("%v %s, by a socket's timestamps", d, f.name)
+	w.into(got)
+	inOrder(r.t, what, got, accepted)
+	evenly(r.t, what, slow, got)
 }
