@@ -58,6 +58,8 @@ func CheckIfb() error {
 	return checkRelease(unix.ByteSliceToString(name.Release[:]))
 }
 
+// checkRelease goes by the version, as what such a kernel forgets to say of a
+// packet shows only in that the packet is lost.
 func checkRelease(release string) error {
 	var major, minor int
 	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err == nil && (major < 6 || major == 6 && minor < 4) {
