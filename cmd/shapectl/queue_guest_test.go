@@ -137,11 +137,11 @@ func TestLimitsOfFQ(t *testing.T) {
 		t.Error("a rule was set that was refused")
 	}
 	r.sh("tc qdisc change dev va root fq horizon 60ms")
-	r.says(exitDegraded, "va: up to 42 packets may have to wait, but its fq holds 20, and 100 of one flow", words(delayed)...)
+	r.says(exitDegraded, "va: up to 977 packets may have to wait, but its fq holds 20, and 100 of one flow", words(delayed)...)
 	if rules := r.show(); len(rules) != 1 || !rules[0].Attached {
 		t.Errorf("rules are %v", rules)
 	}
-	r.finds("warning", "va egress queue", "up to 42 packets may have to wait, and the fq of va holds 20")
+	r.finds("warning", "va egress queue", "up to 977 packets may have to wait, and the fq of va holds 20")
 	r.says(exitDegraded, "its fq holds 20", "apply", r.policy("devices: {va: {egress: {10.0.0.0/24: {rate: 11mbit, algorithm: leaky, excess: delay}}}}"))
 	r.sh("tc qdisc change dev va root fq horizon 5ms")
 	r.finds("failed", "va egress queue", "the fq of va holds packets back for 5ms at most, and rules do for up to 50ms: what is to wait longer is dropped")
