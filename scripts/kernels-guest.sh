@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# kernels-guest.sh tests|traffic|queue|refused: what kernels-test.sh runs in a guest, at the top of a tree with the program,
+# kernels-guest.sh tests|delay|traffic|queue|refused: what kernels-test.sh runs in a guest, at the top of a tree with the program,
 # the tests' binaries beside their packages, and these scripts.
 set -euo pipefail
 export LC_ALL=C
@@ -21,7 +21,7 @@ tests() {
 	shift
 	run=$(IFS='|'; echo "$*")
 	cd "$tree/$package"
-	if ! ./package.test -test.short -test.v -test.timeout 300s -test.run "$run" >"$said" 2>&1; then
+	if ! ./package.test -test.short -test.v -test.timeout 500s -test.run "$run" >"$said" 2>&1; then
 		grep -vE '^ *(=== |--- PASS)' "$said" || cat "$said"
 		die "the tests of ./$package failed"
 	fi
@@ -105,8 +105,6 @@ tests)
 		TestVectors/exact-fit TestVectors/five-per-second TestSecondProgramGoesByTheFirst TestChangeIsModel \
 		"TestShadowIsModel/80kbit_host"
 	tests pkg/maps TestPinAndOpen TestBucketsAreFound TestRateChangeKeepsWhatIsOwed TestReuseOfIDs TestClear
-	tests pkg/fq TestOtherQdiscsHoldNothing TestFixedQdiscs TestSetupRefusedChangesNothing TestSetupAndRestore TestCommandsSetUp \
-		TestKilledSetup TestFailedSetup TestReplacedSince TestOtherDefaultSince TestFiltersAreNotThrownAway TestStateCounts TestIfb
 	tests pkg/loader "TestFirstRuleAttachesAndLastDetaches/$hook" "TestBothAlgorithmsAtOnce/$hook" \
 		"TestChangeOfAlgorithmKeepsBucketAndCounters/$hook" "TestTableIsMadeBesideRulesInForce/$hook" \
 		"TestUpgradeKeepsRulesBucketsAndCounters/$hook" "TestDeviceMovedToAnotherNamespace/$hook" "TestRenamedDevice/$hook" \
@@ -114,6 +112,17 @@ tests)
 	tests cmd/shapectl "TestPermissions/enough_with_$hook" TestPermissions/rules_of_root TestDoctorWithoutPermissions \
 		TestNamedNamespace TestFirstRuleMounts TestJSONOfARule TestTranscripts/text TestDeviceGoneAndBack \
 		TestPinsOutliveTheMountNamespace "TestConfirmInTime/$hook" "TestUnconfirmed/$hook"
+	;;
+delay)
+	# What holds packets back, and what has to be there for that.
+	export SHAPECTL_NO_SKIP=1
+	tests pkg/fq TestOtherQdiscsHoldNothing TestFixedQdiscs TestSetupRefusedChangesNothing TestSetupAndRestore TestCommandsSetUp \
+		TestKilledSetup TestFailedSetup TestReplacedSince TestOtherDefaultSince TestFiltersAreNotThrownAway TestStateCounts TestIfb TestReleases
+	# Before 6.4, bpf_redirect to an ifb loses packets; there is nothing between 6.1 and tcx here.
+	ingress=(TestIngressThroughIfb TestIfbGoesWithItsDevice TestApplyHoldsBack TestKilledBetween)
+	[[ $hook == tcx ]] || ingress=(TestIngressOnOldKernel)
+	tests cmd/shapectl TestDelayRefused TestDelayByHand TestSetupFQ/pfifo TestQdiscReplacedSince TestLimitsOfFQ TestFixedQdisc \
+		TestWatchSetsUpFQ TestNoHeaderNoIfb "${ingress[@]}"
 	;;
 traffic)
 	make_pair kernels
@@ -127,7 +136,10 @@ traffic)
 	;;
 queue)
 	# The time is virtual, and nothing that is measured hangs on how busy the machine is.
-	tests internal/wire TestRate TestBurst TestECN TestVLAN TestQueues TestLimitOfFlow TestLongestQueue TestTCP
+	cases=(TestRate TestBurst TestECN TestVLAN TestQueues TestLimitOfFlow TestLongestQueue TestTimestamps/egress TestTCP$)
+	# What a program sends to an ifb comes out again from 6.4 on.
+	[[ $hook != tcx ]] || cases+=(TestIngress TestTimestamps/ingress TestTCPIngress)
+	tests internal/wire "${cases[@]}"
 	sed -nE 's/^ +[a-z_]+\.go:[0-9]+: /     /p' /tmp/said
 	;;
 refused)

@@ -47,9 +47,9 @@ mkdir "$tree/scripts"
 cp scripts/*.sh "$tree/scripts/"
 files=(-f "$tree:/shapectl/repository")
 [[ -d ../shared/vectors ]] && files+=(-f ../shared/vectors:/shapectl/shared/vectors)
-# For the tests: what holds packets back, and what may be in its place.
+# What holds packets back, and what else may be in its place.
 qdiscs=()
-for module in ifb sch_fq sch_fq_codel sch_codel sch_sfq sch_cake sch_htb sch_tbf; do
+for module in ifb sch_fq sch_fq_codel sch_codel sch_sfq sch_cake sch_htb sch_tbf tun; do
 	qdiscs+=(-M "$module")
 done
 programs=()
@@ -61,7 +61,7 @@ done
 guest() {
 	local status=0 began=$SECONDS
 	# Should this script be killed, the guest goes, too.
-	setpriv --pdeathsig TERM "$here/guest.sh" "$1" -t 300 -M veth -M cls_bpf -M sch_ingress -M bridge "${files[@]}" "${programs[@]}" "${@:3}" \
+	setpriv --pdeathsig TERM "$here/guest.sh" "$1" -t 600 -M veth -M cls_bpf -M sch_ingress -M bridge "${files[@]}" "${programs[@]}" "${@:3}" \
 		-- bash /shapectl/repository/scripts/kernels-guest.sh "$2" >"$tmp/out-$1-$2" 2>&1 || status=$?
 	{
 		flock 8 # not in the middle of what another says
@@ -77,12 +77,15 @@ for kernel in "${kernels[@]}"; do
 	if [[ $kernel == 5.10 ]]; then
 		parts=(refused)
 	else
-		parts=(tests traffic queue)
+		parts=(tests delay traffic queue)
 	fi
 	for part in "${parts[@]}"; do
-		options=("${qdiscs[@]}")
-		[[ $part == tests ]] || options=(-i)
-		[[ $part != queue ]] || options+=(-M sch_fq -M 8021q -M ifb)
+		options=()
+		case $part in
+		delay) options=("${qdiscs[@]}") ;;
+		traffic | refused) options=(-i) ;;
+		queue) options=(-i -M sch_fq -M 8021q -M ifb) ;;
+		esac
 		while [[ $(jobs -pr | wc -l) -ge 2 ]]; do
 			wait -n || failed=1
 		done

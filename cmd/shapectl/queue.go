@@ -5,8 +5,10 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/shapectl/shapectl/internal/doctor"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // addSetupFQ adds the flag of the commands that bring rules into force.
@@ -30,17 +32,29 @@ func (e *env) adviseFQ(u *loader.UnheldError) string {
 }
 
 // queued tells what became of a device's fq with a change of its rules. The
-// error is errDegraded if that has too little room, about which it is told.
+// error is errDegraded if that has too little room, or if what enters goes around
+// a filter now, about which it is told.
 func (e *env) queued(n *loader.Namespace, device string, c loader.Change) error {
 	if c.Replaced != "" {
 		fmt.Fprintln(e.err, replacedByFQ(device, c.Replaced))
 	}
-	if c.Lacks == 0 {
+	if c.Lacks == 0 && !c.Redirected {
 		return nil
 	}
 	dev, err := n.Device(device)
 	if err != nil {
 		return err
+	}
+	if c.Redirected {
+		chain, err := n.Chain(dev, policy.Ingress)
+		if err != nil {
+			return err
+		}
+		if behind := doctor.Behind(chain); behind != "" {
+			return e.degraded("%s ingress: what is to wait is let in behind %s, which does not see it any more; filter before that, or where packets are routed",
+				device, behind)
+		}
+		return nil
 	}
 	s, err := fq.Look(dev.Index)
 	if err != nil {

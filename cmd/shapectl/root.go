@@ -115,7 +115,8 @@ func exitCode(err error) int {
 
 func isMissing(err error) bool {
 	return errors.Is(err, fs.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, loader.ErrNoTCX) ||
-		errors.Is(err, loader.ErrPerfmon) || errors.Is(err, loader.ErrNoClsact) || errors.Is(err, fq.ErrNoFQ) || errors.Is(err, fq.ErrNoIfb)
+		errors.Is(err, loader.ErrPerfmon) || errors.Is(err, loader.ErrNoClsact) || errors.Is(err, fq.ErrNoFQ) || errors.Is(err, fq.ErrNoIfb) ||
+		errors.Is(err, fq.ErrOldIfb)
 }
 
 func (e *env) command() *cobra.Command {
@@ -244,6 +245,8 @@ func (e *env) advise(err error) error {
 		return inputError{err}
 	case errors.Is(err, fq.ErrNoFQ), errors.Is(err, fq.ErrNoIfb):
 		return fmt.Errorf("%w; load that module, use a kernel that has it, or let excess be dropped", err)
+	case errors.Is(err, fq.ErrOldIfb):
+		return fmt.Errorf("%w; let excess be dropped, or limit the traffic where it leaves", err)
 	case errors.Is(err, loader.ErrNoNamespace):
 		return inputf("%w; 'ip netns' lists them", err)
 	case errors.Is(err, loader.ErrUnsupportedDevice):

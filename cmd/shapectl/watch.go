@@ -27,6 +27,8 @@ devices that it does not name are attached again when a device is made again.
 It goes on until it is told to end; the rules stay.
 
 Devices that have rules in force are left alone. 'shapectl apply' changes those.
+Without --setup-fq, a device that lacks an fq and whose rules delay gets none of
+its rules, which is said.
 
 FILE is read again on SIGHUP, and when it has changed before a device appears; it
 holds for devices that appear from then on. While it does not validate, the last

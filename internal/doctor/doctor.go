@@ -56,6 +56,8 @@ type Side struct {
 	Chain []loader.ChainEntry
 	// Queue is nil where no rule delays, and where it could not be looked at.
 	Queue *Queue
+	// GivenFQ: on egress, the device has the fq that it was given, which 'shapectl flush' takes away.
+	GivenFQ bool
 }
 
 // Limits are the rules of a side.

@@ -7,8 +7,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -72,6 +74,22 @@ func (f *Facts) leaky(bytes uint64) {
 func (f *Facts) queued(capacity, queue uint64) {
 	r := f.rule()
 	r.Algorithm, r.Capacity, r.Queue, r.Excess, r.ECNAbove = policy.GCRA, capacity, queue, policy.Delay, policy.Never
+}
+
+// held lets something hold back what the rule delays, by 50 ms at most.
+func (f *Facts) held(by fq.State) *Queue {
+	f.leaky(625_000)
+	f.Sides[0].Queue = &Queue{State: by}
+	return f.Sides[0].Queue
+}
+
+// enough is an fq that does.
+var enough = fq.State{Kind: "fq", Holds: true, Limit: 10000, FlowLimit: 10000, Horizon: 10 * time.Second, HorizonDrop: true}
+
+func unlikeFQ(change func(*fq.State)) fq.State {
+	s := enough
+	change(&s)
+	return s
 }
 
 // stack adds a device and rules on it.
@@ -209,6 +227,20 @@ func TestJudge(t *testing.T) {
 			[]string{"warning eth0 egress capacity"}, []string{"a queue of 65536 bytes is only 5.243ms of 100mbit"}},
 		{"a queue at a rate that is too low for big packets", func(f *Facts) { f.leaky(12_000); f.rule().Rate = 50_000 },
 			[]string{"note eth0 egress packets", "warning eth0 egress capacity"}, []string{"stay far below 50kbit; ip link set dev eth0 gso_max_size"}},
+		{"an fq that no rule needs any more", func(f *Facts) { f.Sides[0].GivenFQ = true },
+			[]string{"note eth0 egress queue"}, []string{"'shapectl flush eth0 egress' puts back what there was"}},
+		{"no fq", func(f *Facts) {
+			f.leaky(queue)
+			f.Sides[0].Queue = &Queue{State: fq.State{Kind: "noqueue"}}
+		}, []string{"failed eth0 egress queue"}, []string{"nothing is held back, as eth0 has the qdisc noqueue", "tc qdisc replace dev eth0 root fq"}},
+		{"an fq with limits of its own", func(f *Facts) {
+			f.leaky(625_000)
+			f.Sides[0].GivenFQ = true
+			f.Sides[0].Queue = &Queue{State: fq.State{Kind: "fq", Holds: true, Limit: 10000, FlowLimit: 100, Horizon: 40 * time.Millisecond, HorizonDrop: true, Drops: 7}}
+		}, []string{"failed eth0 egress queue", "warning eth0 egress queue", "warning eth0 egress queue"},
+			[]string{"holds packets back for 40ms at most, and rules do for up to 50ms: what is to wait longer is dropped", "up to 9766 packets may have to wait", "has dropped 7 packets"}},
+		{"an ifb that is gone", func(f *Facts) { f.onIngress(); f.leaky(queue); f.Sides[0].Queue = &Queue{} },
+			[]string{"failed eth0 ingress queue"}, []string{"the ifb by which packets are held back is gone: those that conform are lost"}},
 		{"a bucket of one frame and a queue", func(f *Facts) { f.queued(1514, queue) }, nil, nil},
 		{"a bucket with its queue below a packet", func(f *Facts) { f.queued(30_000, 30_000) },
 			[]string{"warning eth0 egress capacity"}, []string{"a bucket with its queue of 60000 bytes is less than", fmt.Sprintf("raise --queue to %db", queue)}},
@@ -312,6 +344,43 @@ func TestJudge(t *testing.T) {
 		{"WireGuard", func(f *Facts) { f.Devices[0].Tunnel = &loader.Tunnel{} },
 			[]string{"note eth0 egress path"}, []string{"can not be told"}},
 
+		{"held back", func(f *Facts) { f.held(enough) }, nil, nil},
+		{"nothing holds back", func(f *Facts) { f.Netns = "there"; f.held(fq.State{Kind: "noqueue"}) },
+			[]string{"failed eth0 egress queue"}, []string{
+				"nothing is held back, as eth0 has the qdisc noqueue and only fq does that: what should wait leaves at once, and more is dropped: 10.0.0.0/24",
+				"or: tc -n there qdisc replace dev eth0 root fq limit 131072 flow_limit 131072"}},
+		{"held back too short", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.Horizon = 50 * time.Millisecond })) },
+			[]string{"failed eth0 egress queue"}, []string{"holds packets back for 50ms at most, and rules do for up to 50ms: what is to wait longer is dropped, and", "horizon 10s"}},
+		{"sent too early", func(f *Facts) {
+			f.held(unlikeFQ(func(s *fq.State) { s.Horizon, s.HorizonDrop = time.Millisecond, false }))
+		}, []string{"failed eth0 egress queue"}, []string{"is sent too early, and"}},
+		{"too little room", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.FlowLimit = 9765 })) },
+			[]string{"warning eth0 egress queue"}, []string{"up to 9766 packets may have to wait, and the fq of eth0 holds 10000, and 9765 of one flow"}},
+		{"just room enough", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.FlowLimit = 9766 })) }, nil, nil},
+		{"dropped by fq", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.Drops = 1 })) },
+			[]string{"warning eth0 egress queue"}, []string{"the fq of eth0 has dropped 1 packet by limits of its own"}},
+		{"not looked at", func(f *Facts) { f.leaky(625_000) }, nil, nil},
+		{"not in force", func(f *Facts) { f.held(fq.State{Kind: "noqueue"}); f.Sides[0].Limits.State = loader.Detached },
+			[]string{"failed eth0 egress state"}, nil},
+		{"ifb", func(f *Facts) { f.onIngress(); f.held(enough).Ifb = &fq.Ifb{Name: "shapectl1", Up: true} }, nil, nil},
+		{"ifb down", func(f *Facts) { f.onIngress(); f.held(enough).Ifb = &fq.Ifb{Name: "shapectl1"} },
+			[]string{"failed eth0 ingress queue"}, []string{"shapectl1, by which packets are held back, is down: those that conform are lost"}},
+		{"ifb without fq", func(f *Facts) {
+			f.onIngress()
+			f.held(fq.State{Kind: "pfifo_fast"}).Ifb = &fq.Ifb{Name: "shapectl1", Up: true}
+		}, []string{"failed eth0 ingress queue"}, []string{"as shapectl1 has the qdisc pfifo_fast", "set one of the rules again, which mends that"}},
+		{"moved without its ifb", func(f *Facts) {
+			f.onIngress().Limits.State = loader.Moved
+			f.leaky(625_000)
+			f.Sides[0].Index = 0
+			f.Devices = f.Devices[1:]
+		}, []string{"warning eth0 ingress state", "failed eth0 ingress queue"}, []string{"those that conform are lost there: 10.0.0.0/24; 'shapectl flush eth0 ingress' here"}},
+		{"behind an ifb", func(f *Facts) {
+			f.onIngress()
+			f.held(enough).Ifb = &fq.Ifb{Name: "shapectl1", Up: true}
+			f.Sides[0].Chain = append(f.Sides[0].Chain, foreignTCX)
+		}, []string{"warning eth0 ingress chain"}, []string{"it does not see the packets of 10.0.0.0/24"}},
+
 		{"no rules yet", func(f *Facts) {
 			f.Only = "eth1"
 			f.Sides = append(f.Sides, Side{Name: "eth1", Index: 2, Direction: policy.Ingress, Chain: []loader.ChainEntry{foreignTCX}})
@@ -351,6 +420,18 @@ func TestForeign(t *testing.T) {
 	chain := []loader.ChainEntry{foreignFilter, foreignFilter, {At: "clsact", ID: 3, Ours: true}, {At: "clsact", ID: 4}}
 	if got, want := describe(foreign(chain)), "flower filter, priority 1 (clsact), program 4 (clsact)"; got != want {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestBehind(t *testing.T) {
+	ours := loader.ChainEntry{At: "clsact", ID: 3, Ours: true}
+	for want, chain := range map[string][]loader.ChainEntry{
+		"":                                   {foreignFilter, ours},
+		"flower filter, priority 1 (clsact)": {foreignTCX, ours, ours, foreignFilter},
+	} {
+		if got := Behind(chain); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
 	}
 }
 

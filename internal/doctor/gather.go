@@ -41,7 +41,7 @@ func Gather(o loader.Options, name string) (Facts, error) {
 	}
 	f.details()
 	f.chains(n)
-	f.queues()
+	f.queues(n)
 	return f, nil
 }
 
@@ -180,10 +180,11 @@ func (f *Facts) chains(n *loader.Namespace) {
 	}
 }
 
-// queues looks at what holds packets back, where rules delay.
-func (f *Facts) queues() {
+// queues looks at what holds packets back, where rules delay, and where it is left from when they did.
+func (f *Facts) queues(n *loader.Namespace) {
 	for i := range f.Sides {
 		s := &f.Sides[i]
+		s.GivenFQ = s.Direction == policy.Egress && n.GivenFQ(s.Index)
 		if len(s.delaying()) == 0 || !s.inForce() || !f.judged(s.Name) {
 			continue
 		}

@@ -93,10 +93,11 @@ func checkChain(_ Facts, s Side, d *Device) []report.Finding {
 			describe(before)+" before the limit: what it passes on by ending the chain (TC_ACT_OK), redirects or drops is neither limited nor counted",
 			s.comeFirst(before))
 	}
-	after := foreign(s.Chain[last+1:])
+	after := behind(s.Chain)
 	if delaying := s.delaying(); len(after) > 0 && len(delaying) > 0 && s.Direction == policy.Ingress {
-		return append(findings, s.finding(report.Note, "chain",
-			fmt.Sprintf("%s after the limit: it does not see the packets of %s, which are sent through an ifb and come in behind it", describe(after), prefixes(delaying)), "")...)
+		return append(findings, s.finding(report.Warning, "chain",
+			fmt.Sprintf("%s after the limit: it does not see the packets of %s, which are sent through an ifb and come in behind it: a filter there lets them in",
+				describe(after), prefixes(delaying)), "filter before that, or where packets are routed; or use another excess than delay")...)
 	}
 	if len(after) > 0 {
 		findings = append(findings, s.finding(report.Note, "chain",
@@ -137,6 +138,14 @@ func foreign(chain []loader.ChainEntry) []loader.ChainEntry {
 	theirs := slices.DeleteFunc(slices.Clone(chain), func(e loader.ChainEntry) bool { return e.Ours })
 	return slices.Compact(theirs)
 }
+
+// behind are the foreign ones that come after ours.
+func behind(chain []loader.ChainEntry) []loader.ChainEntry {
+	return foreign(chain[lastOfOurs(chain)+1:])
+}
+
+// Behind says what comes after the programs of shapectl in a chain; "" if nothing does.
+func Behind(chain []loader.ChainEntry) string { return describe(behind(chain)) }
 
 // describe says what is attached, in order.
 func describe(chain []loader.ChainEntry) string {

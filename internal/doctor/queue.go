@@ -36,6 +36,9 @@ func waiting(rules []Rule) (packets uint32, longest time.Duration) {
 func checkQueue(f Facts, s Side, _ *Device) []report.Finding {
 	delaying := s.delaying()
 	switch {
+	case len(delaying) == 0 && s.GivenFQ:
+		return s.finding(report.Note, "queue", "the device has the fq that --setup-fq has set, and no rule that delays",
+			fmt.Sprintf("'shapectl flush %s %s' puts back what there was; other rules there would go, too", s.Name, s.Direction))
 	case len(delaying) == 0:
 		return nil
 	case s.Direction == policy.Ingress && s.Limits.State == loader.Moved:

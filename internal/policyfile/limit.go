@@ -108,7 +108,7 @@ func (l *limits) of(p parcel) *policy.Limit {
 // withoutIdle is a limit without what only delaying ones have, unless it is one.
 func withoutIdle(l policy.Limit) policy.Limit {
 	if l.Excess != policy.Delay || l.Algorithm != policy.GCRA {
-		l.Queue = policy.Capacity{}
+		l.Queue = policy.Queue{}
 	}
 	if l.Excess != policy.Delay {
 		l.ECNAbove = 0

@@ -164,7 +164,7 @@ func differing(l policy.Limit, r policy.Rule, l2Bytes uint8) (parts []part) {
 		add("excess", r.Excess.String())
 	}
 	if made.Queue != r.Queue {
-		l.Queue = sized(r.Queue)
+		l.Queue = policy.Queue{Capacity: sized(r.Queue)}
 		add("queue", l.Queue.String())
 	}
 	if madeOf(l, r, l2Bytes).ECNAbove != r.ECNAbove { // whose default is made of the others

@@ -91,7 +91,7 @@ func (r *rig) watch(device string, packets int) *watch {
 		if err := netlink.QdiscReplace(&netlink.Clsact{QdiscAttrs: clsact}); err != nil {
 			return fmt.Errorf("add a clsact qdisc: %w", err)
 		}
-		return netlink.FilterAdd(&netlink.BpfFilter{
+		return netlink.FilterReplace(&netlink.BpfFilter{
 			FilterAttrs: netlink.FilterAttrs{
 				LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_MIN_EGRESS, Handle: 1, Protocol: unix.ETH_P_ALL,
 				Priority: 60000, // behind ours
@@ -104,8 +104,8 @@ func (r *rig) watch(device string, packets int) *watch {
 
 // A name tells our UDP packets from each other.
 type name struct {
-	to     netip.Addr
-	number uint64
+	from, to netip.Addr
+	number   uint64
 }
 
 // into tells each of our packets when it was due.
@@ -123,7 +123,7 @@ func (w *watch) into(packets []packet) {
 		var p packet
 		if p.read(note[noteFrame:][:noteStart]) {
 			seen := time.Duration(binary.NativeEndian.Uint64(note[noteNow:]))
-			due[name{p.to, p.number}] = cmp.Or(time.Duration(binary.NativeEndian.Uint64(note[noteDue:])), seen)
+			due[name{p.from, p.to, p.number}] = cmp.Or(time.Duration(binary.NativeEndian.Uint64(note[noteDue:])), seen)
 		}
 	}
 	for i := range packets {
@@ -132,7 +132,7 @@ func (w *watch) into(packets []packet) {
 			continue
 		}
 		var ok bool
-		if p.due, ok = due[name{p.to, p.number}]; !ok {
+		if p.due, ok = due[name{p.from, p.to, p.number}]; !ok {
 			w.t.Fatalf("packet %d to %v arrived, and was not seen before", p.number, p.to)
 		}
 	}

@@ -25,7 +25,7 @@ const (
 const half = frame / 2
 
 // queued is a rule of a family, for 16 addresses from the nth on, that holds so many packets.
-func queued(f family, n byte, packets uint64) policy.Rule {
+func queued(f *family, n byte, packets uint64) policy.Rule {
 	return policy.Rule{
 		Prefix: netip.PrefixFrom(f.host(n), f.host(n).BitLen()-4), Rate: slow, Capacity: packets*frame + half,
 		Algorithm: policy.Leaky, Excess: policy.Delay, ECNAbove: policy.Never,
@@ -56,7 +56,7 @@ func TestBurst(t *testing.T) {
 	r.fq(toReceiver, fqPackets)
 	r.sink()
 	w, c := r.watch(toReceiver, 1000), r.capture(r.receiver, "r0", 1000)
-	for _, f := range []family{v4, v6} {
+	for _, f := range []*family{v4, v6} {
 		for _, a := range []policy.Algorithm{policy.GCRA, policy.Leaky} {
 			rule := queued(f, 16*byte(a), 20)
 			rule.Algorithm = a
@@ -106,7 +106,7 @@ func TestECN(t *testing.T) {
 	r.sink()
 	w, c := r.watch(toReceiver, 1000), r.capture(r.receiver, "r0", 1000)
 	const accepted, above = 20, 5*turn - turn/2
-	for _, f := range []family{v4, v6} {
+	for _, f := range []*family{v4, v6} {
 		rule := queued(f, 0, accepted)
 		for i, ect := range []bool{false, true, true} {
 			rule.ECNAbove = policy.ECNAbove(above)
@@ -173,8 +173,8 @@ func TestVLAN(t *testing.T) {
 		half4, half6 := netip.PrefixFrom(v4.host(128), 25), netip.PrefixFrom(v6.host(128), 121)
 		// The kernel takes no IPv6 gateway here that it could reach by another device.
 		by4, by6 := v4.receiver, netip.MustParsePrefix("fe80::4/64")
-		return errors.Join(addNeighbour(device, by4, "r0"), addRoute(device, ipNet(half4), by4),
-			addNeighbour(device, by6, "r0"), addRoute(device, ipNet(half6), by6))
+		return errors.Join(addNeighbour(device, by4, "r0"), addRoute(device, half4, by4),
+			addNeighbour(device, by6, "r0"), addRoute(device, half6, by6))
 	})
 	w, c := r.watch(toReceiver, 1000), r.capture(r.receiver, "r0", 1000)
 	cases := []struct {
@@ -235,7 +235,7 @@ func TestQueues(t *testing.T) {
 	got := c.take()
 	w.into(got)
 	late, _ := evenly(t, "four queues", rate, to(got, rule.Prefix))
-	inTime(t, "four queues", late, r.probed(got))
+	inTime(t, "four queues", late, probed(t, to(got, host(probeTo))))
 	sent, dropped := r.fqStatistics(toReceiver)
 	used := 0
 	for _, n := range sent {

@@ -18,18 +18,22 @@ import (
 
 var full = flag.Bool("full", false, "also what takes minutes, and shows the same once more")
 
-// A lane is a rule and the hosts that it is offered packets for.
+// A lane is a rule for one direction, and the hosts on its far side that it is offered packets of.
 type lane struct {
-	rule  policy.Rule
-	hosts []netip.Addr
+	direction policy.Direction
+	rule      policy.Rule
+	hosts     []netip.Addr
 }
 
 // newLane is the nth lane of a test: two hosts that share a rate, or that have one each.
-func newLane(n byte, f family, each policy.EachKind, rate policy.Rate) lane {
-	hosts := []netip.Addr{f.host(16*n + 1), f.host(16*n + 2)}
-	prefix := netip.PrefixFrom(hosts[0], hosts[0].BitLen()-4).Masked()
+func newLane(n byte, d policy.Direction, f *family, each policy.EachKind, rate policy.Rate) lane {
+	host := f.host
+	if d == policy.Ingress {
+		host = f.source
+	}
+	hosts := []netip.Addr{host(128 + 16*n), host(129 + 16*n)}
 	limit := policy.Limit{Rate: rate, Algorithm: policy.Leaky, Each: policy.Each{Kind: each}, Excess: policy.Delay}
-	return lane{must(limit.Rule(prefix, 14)), hosts}
+	return lane{d, must(limit.Rule(netip.PrefixFrom(hosts[0], hosts[0].BitLen()-4), 14)), hosts}
 }
 
 func (l lane) String() string {
@@ -37,7 +41,7 @@ func (l lane) String() string {
 	if l.rule.Prefix.Addr().Is6() {
 		f = v6.name
 	}
-	return fmt.Sprintf("%v %s, each %v", l.rule.Rate, f, l.rule.Each)
+	return fmt.Sprintf("%v %v %s, each %v", l.direction, l.rule.Rate, f, l.rule.Each)
 }
 
 // streams offer each bucket three times its rate.
@@ -47,7 +51,14 @@ func (l lane) streams() (all []*stream) {
 		if l.rule.Each.Kind == policy.EachAll {
 			times /= float64(len(l.hosts))
 		}
-		all = append(all, flood(h, uint64(l.rule.Rate), times))
+		s := flood(h, uint64(l.rule.Rate), times)
+		if l.direction == policy.Ingress {
+			s.from, s.to = h, netip.AddrPortFrom(v4.host(1), sinkPort)
+			if h.Is6() {
+				s.to = netip.AddrPortFrom(v6.host(1), sinkPort)
+			}
+		}
+		all = append(all, s)
 	}
 	return all
 }
@@ -59,32 +70,47 @@ func (l lane) buckets() []netip.Prefix {
 	}
 	var all []netip.Prefix
 	for _, h := range l.hosts {
-		all = append(all, netip.PrefixFrom(h, h.BitLen()))
+		all = append(all, host(h))
 	}
 	return all
 }
 
+// of are the packets of the lane's direction whose far side is in a prefix.
+func (l lane) of(packets []packet, prefix netip.Prefix) []packet {
+	if l.direction == policy.Egress {
+		return to(packets, prefix)
+	}
+	return where(packets, func(p packet) bool { return prefix.Contains(p.from) })
+}
+
+const mbit = 1_000_000
+
 // What arrives of a flood is the rate: over any window at most rate * window and
 // a packet, and at least that, but for how late a packet may be.
 func TestRate(t *testing.T) {
-	const mbit = 1_000_000
+	const out = policy.Egress
 	if !*full {
-		flooded(t, 10*time.Second, newLane(0, v4, policy.EachAll, mbit), newLane(1, v4, policy.EachHost, mbit),
-			newLane(0, v6, policy.EachAll, mbit), newLane(1, v6, policy.EachHost, mbit))
-		flooded(t, time.Second, newLane(0, v4, policy.EachHost, 5*mbit), newLane(0, v6, policy.EachAll, 20*mbit))
-		flooded(t, time.Second/4, newLane(0, v4, policy.EachAll, 100*mbit))
+		flooded(t, 10*time.Second, newLane(0, out, v4, policy.EachAll, mbit), newLane(1, out, v4, policy.EachHost, mbit),
+			newLane(0, out, v6, policy.EachAll, mbit), newLane(1, out, v6, policy.EachHost, mbit))
+		flooded(t, time.Second, newLane(0, out, v4, policy.EachHost, 5*mbit), newLane(0, out, v6, policy.EachAll, 20*mbit))
+		flooded(t, time.Second/4, newLane(0, out, v4, policy.EachAll, 100*mbit))
 		return
 	}
+	allRates(t, out)
+}
+
+// allRates offers lanes of all kinds three times their rates, one after the other.
+func allRates(t *testing.T, d policy.Direction) {
 	for _, rate := range []policy.Rate{mbit, 5 * mbit, 20 * mbit, 100 * mbit} {
-		for _, f := range []family{v4, v6} {
+		for _, f := range []*family{v4, v6} {
 			for _, each := range []policy.EachKind{policy.EachAll, policy.EachHost} {
-				flooded(t, 10*time.Second, newLane(0, f, each, rate))
+				flooded(t, 10*time.Second, newLane(0, d, f, each, rate))
 			}
 		}
 	}
 }
 
-// flooded offers all lanes three times their rates for so long.
+// flooded offers all lanes, of one direction, three times their rates for so long.
 func flooded(t *testing.T, d time.Duration, lanes ...lane) {
 	t.Helper()
 	r := newRig(t, 1)
@@ -92,20 +118,25 @@ func flooded(t *testing.T, d time.Duration, lanes ...lane) {
 	r.sink()
 	var streams []*stream
 	var bits float64
+	direction := lanes[0].direction
+	device := r.limited(direction)
 	for _, l := range lanes {
-		r.limit(toReceiver, policy.Egress, l.rule)
+		r.limit(device, direction, l.rule)
 		streams = append(streams, l.streams()...)
 		bits += float64(l.rule.Rate) * float64(len(l.buckets()))
 	}
 	packets := int((d + time.Second).Seconds() * (bits/8/frame + 250))
-	w, c := r.watch(toReceiver, packets), r.capture(r.receiver, "r0", packets)
+	queue := r.queue(direction)
+	w, c := r.watch(queue, packets), r.capture(r.receiver, "r0", packets)
 	r.send(r.sender, d, append(streams, r.probe())...)
 	got := c.take()
+	probes := to(got, host(probeTo))
+	got = where(got, func(p packet) bool { return p.to != probeTo })
 	w.into(got)
-	most := r.probed(got)
+	most := probed(t, probes)
 	for _, l := range lanes {
 		for _, b := range l.buckets() {
-			what, arrived := fmt.Sprintf("%v, %v", l, b), to(got, b)
+			what, arrived := fmt.Sprintf("%v, %v", l, b), l.of(got, b)
 			late, gaps := evenly(t, what, l.rule.Rate, arrived)
 			t.Logf("between two packets, of which there ought to be %v:\n%s", even(l.rule.Rate, frame), histogram(gaps, even(l.rule.Rate, frame)))
 			inTime(t, what, late, most)
@@ -113,12 +144,12 @@ func flooded(t *testing.T, d time.Duration, lanes ...lane) {
 				t.Errorf("%s: the last packet arrived %v after the first, and the flood took %v", what, took, d)
 			}
 		}
-		have := r.counters(toReceiver, policy.Egress, l.rule.Prefix)
-		if n := len(to(got, l.rule.Prefix)); int(have.PassedPackets) != n {
+		have := r.counters(device, direction, l.rule.Prefix)
+		if n := len(l.of(got, l.rule.Prefix)); int(have.PassedPackets) != n {
 			t.Errorf("%v: %d packets arrived, and %d are counted as passed", l, n, have.PassedPackets)
 		}
 	}
-	if _, dropped := r.fqStatistics(toReceiver); dropped > 0 {
+	if _, dropped := r.fqStatistics(queue); dropped > 0 {
 		t.Errorf("fq has dropped %d packets", dropped)
 	}
 }
@@ -132,11 +163,14 @@ func inTime(t *testing.T, what string, late []time.Duration, most time.Duration)
 }
 
 // probed is how much later than it is to leave a packet may arrive: twice what
-// was seen of the probes, which are fewer, and meet less.
-func (r *rig) probed(packets []packet) time.Duration {
-	r.t.Helper()
-	late := lateness(r.t, to(packets, host(probeTo)))
-	r.t.Logf("what fq is told by its sender to let out at a time arrives later by: %s", quantiles(late))
+// was seen of probes, which are fewer, and meet less.
+func probed(t *testing.T, probes []packet) time.Duration {
+	t.Helper()
+	for i := range probes {
+		probes[i].due = probes[i].sent
+	}
+	late := lateness(t, probes)
+	t.Logf("what fq is told by its sender to let out at a time arrives later by: %s", quantiles(late))
 	return 2 * slices.Max(late)
 }
 

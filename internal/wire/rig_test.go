@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -26,9 +27,10 @@ import (
 //
 //	sender s0 -- in0 router out0 -- r0 receiver
 //
-// Limits are on the router's out0, so the sender's traffic is forwarded through
-// them and the router's own is local. All of 198.51.100.0/24 and
-// 2001:db8:2::/64 is the receiver.
+// Limits on egress are on out0: the sender's traffic is forwarded through them
+// and the router's own is local. Those on ingress are on in0. The receiver has
+// all of 198.51.100.0/24 and 2001:db8:2::/64, and the sender the upper half of
+// 192.0.2.0/24 and the like of 2001:db8:1::/64.
 type rig struct {
 	t                        *testing.T
 	sender, router, receiver *testenv.Netns
@@ -43,33 +45,37 @@ const (
 
 // The two families, and who is who in them.
 type family struct {
-	name                      string
-	sender, router            netip.Prefix // the cable between them
-	routerAgain, receiver     netip.Prefix // the other cable
-	targets                   netip.Prefix
-	everything                *net.IPNet
-	family, headers, tcpBytes int // bytes of the IP header; and of TCP's as used here
+	name                  string
+	sender, router        netip.Prefix // the cable between them
+	routerAgain, receiver netip.Prefix // the other cable
+	targets, everything   netip.Prefix
 }
 
-var v4 = family{
+var v4 = &family{
 	name:   "IPv4",
 	sender: netip.MustParsePrefix("192.0.2.2/24"), router: netip.MustParsePrefix("192.0.2.1/24"),
 	routerAgain: netip.MustParsePrefix("203.0.113.1/24"), receiver: netip.MustParsePrefix("203.0.113.2/24"),
-	targets: netip.MustParsePrefix("198.51.100.0/24"), everything: ipNet(netip.MustParsePrefix("0.0.0.0/0")),
-	family: unix.AF_INET, headers: 20, tcpBytes: 32,
+	targets: netip.MustParsePrefix("198.51.100.0/24"), everything: netip.MustParsePrefix("0.0.0.0/0"),
 }
 
-var v6 = family{
+var v6 = &family{
 	name:   "IPv6",
 	sender: netip.MustParsePrefix("2001:db8:1::2/64"), router: netip.MustParsePrefix("2001:db8:1::1/64"),
 	routerAgain: netip.MustParsePrefix("2001:db8:3::1/64"), receiver: netip.MustParsePrefix("2001:db8:3::2/64"),
-	targets: netip.MustParsePrefix("2001:db8:2::/64"), everything: ipNet(netip.MustParsePrefix("::/0")),
-	family: unix.AF_INET6, headers: 40, tcpBytes: 32,
+	targets: netip.MustParsePrefix("2001:db8:2::/64"), everything: netip.MustParsePrefix("::/0"),
 }
 
 // host is the nth address of the targets.
-func (f family) host(n byte) netip.Addr {
+func (f *family) host(n byte) netip.Addr {
 	b := f.targets.Addr().AsSlice()
+	b[len(b)-1] = n
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
+
+// source is the nth address of the sender, from 128 on.
+func (f *family) source(n byte) netip.Addr {
+	b := f.sender.Addr().AsSlice()
 	b[len(b)-1] = n
 	a, _ := netip.AddrFromSlice(b)
 	return a
@@ -105,15 +111,16 @@ func newRig(t *testing.T, queues int) *rig {
 	for _, n := range []*testenv.Netns{r.sender, r.router, r.receiver} {
 		r.in(n, func() error { return setUp("lo", "s0", "in0", "out0", "r0") })
 	}
-	for _, f := range []family{v4, v6} {
+	for _, f := range []*family{v4, v6} {
 		r.in(r.sender, func() error {
-			return errors.Join(addAddress("s0", f.sender), addNeighbour("s0", f.router, "in0"),
+			return errors.Join(sysctl("net/ipv6/ip_nonlocal_bind", "1"), addLocal(netip.PrefixFrom(f.source(128), f.source(128).BitLen()-7)),
+				addAddress("s0", f.sender), addNeighbour("s0", f.router, "in0"),
 				addRoute("s0", f.everything, f.router))
 		})
 		r.in(r.router, func() error {
 			return errors.Join(addAddress("in0", f.router), addNeighbour("in0", f.sender, "s0"),
 				addAddress("out0", f.routerAgain), addNeighbour("out0", f.receiver, "r0"),
-				addRoute("out0", ipNet(f.targets), f.receiver))
+				addRoute("out0", f.targets, f.receiver))
 		})
 		r.in(r.receiver, func() error {
 			return errors.Join(addAddress("r0", f.receiver), addNeighbour("r0", f.routerAgain, "out0"),
@@ -184,12 +191,12 @@ func addNeighbour(device string, p netip.Prefix, owner string) error {
 	return nil
 }
 
-func addRoute(device string, to *net.IPNet, via netip.Prefix) error {
+func addRoute(device string, to, via netip.Prefix) error {
 	l, err := netlink.LinkByName(device)
 	if err != nil {
 		return err
 	}
-	route := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: to, Gw: via.Addr().AsSlice(), Flags: int(netlink.FLAG_ONLINK)}
+	route := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(to), Gw: via.Addr().AsSlice(), Flags: int(netlink.FLAG_ONLINK)}
 	if err := netlink.RouteReplace(route); err != nil {
 		return fmt.Errorf("add a route to %v by %s: %w", to, device, err)
 	}
@@ -205,6 +212,35 @@ func addLocal(p netip.Prefix) error {
 	return netlink.RouteAdd(&netlink.Route{
 		LinkIndex: l.Attrs().Index, Dst: ipNet(p), Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST,
 	})
+}
+
+// limited is the device whose direction tests limit.
+func (r *rig) limited(d policy.Direction) string {
+	if d == policy.Ingress {
+		return toSender
+	}
+	return toReceiver
+}
+
+// queue is the device in which packets of a direction wait: what the rules have made there of ingress.
+func (r *rig) queue(d policy.Direction) (name string) {
+	r.t.Helper()
+	if d == policy.Egress {
+		return toReceiver
+	}
+	r.in(r.router, func() error {
+		l, err := netlink.LinkByName(toSender)
+		if err != nil {
+			return err
+		}
+		ifb, err := fq.FindIfb(l.Attrs().Index)
+		if err != nil || ifb == nil {
+			return fmt.Errorf("no ifb holds back what enters %s: %v", toSender, err)
+		}
+		name = ifb.Name
+		return nil
+	})
+	return name
 }
 
 // fq makes fq the root qdisc of a device of the router, which may hold so many
@@ -231,9 +267,9 @@ func (r *rig) fq(device string, flowLimit uint32) {
 			}
 		}
 		for _, parent := range parents {
-			fq := netlink.NewFq(netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Parent: parent})
-			fq.PacketLimit, fq.FlowPacketLimit = fqPackets, flowLimit
-			if err := netlink.QdiscReplace(fq); err != nil {
+			q := netlink.NewFq(netlink.QdiscAttrs{LinkIndex: l.Attrs().Index, Parent: parent})
+			q.PacketLimit, q.FlowPacketLimit = fqPackets, flowLimit
+			if err := netlink.QdiscReplace(q); err != nil {
 				return fmt.Errorf("set fq: %w", err)
 			}
 		}

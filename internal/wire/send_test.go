@@ -20,6 +20,7 @@ import (
 
 // A stream is UDP packets of one size to one address, one each so often.
 type stream struct {
+	from  netip.Addr // the zero Addr for what the system takes
 	to    netip.AddrPort
 	bytes int           // of a frame, without a tag
 	every time.Duration // 0 for as fast as they can be sent
@@ -70,8 +71,8 @@ func (r *rig) sink() {
 }
 
 // send sends streams from a namespace for so long, or until all that are
-// counted are sent, and returns when that began. Then all have left.
-func (r *rig) send(from *testenv.Netns, d time.Duration, streams ...*stream) (began time.Duration) {
+// counted are sent, and waits until all have left.
+func (r *rig) send(from *testenv.Netns, d time.Duration, streams ...*stream) {
 	r.t.Helper()
 	r.in(from, func() error {
 		if err := giveWay(); err != nil {
@@ -86,11 +87,11 @@ func (r *rig) send(from *testenv.Netns, d time.Duration, streams ...*stream) (be
 			defer unix.Close(s.fd)
 		}
 		runtime.GC() // and not in the middle
-		began = now()
+		began := now()
 		for i, s := range streams {
 			s.number = 0
 			s.next = began + s.after
-			if s.every > 0 && s.count == 0 {
+			if s.every > 0 && s.control == nil {
 				// A flood begins with a wave, so that a bucket is never empty, and not all with the same.
 				s.next -= s.every*time.Duration(i)/time.Duration(len(streams)) + s.every*wave
 			}
@@ -116,7 +117,6 @@ func (r *rig) send(from *testenv.Netns, d time.Duration, streams ...*stream) (be
 			}
 		}
 	})
-	return began
 }
 
 // giveWay lets the kernel's own threads, to which it leaves packets where there
@@ -126,7 +126,7 @@ func giveWay() error {
 }
 
 func (s *stream) open() (err error) {
-	if s.fd, err = udpSocket(s.to); err != nil {
+	if s.fd, err = udpSocket(s.from, s.to); err != nil {
 		return err
 	}
 	headers := 14 + 20 + 8
@@ -151,12 +151,16 @@ const (
 )
 
 // udpSocket is one of the calling thread's namespace, connected, whose buffer holds more than any queue.
-func udpSocket(to netip.AddrPort) (int, error) {
+func udpSocket(from netip.Addr, to netip.AddrPort) (int, error) {
 	fd, err := unix.Socket(addressFamily(to.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
 	}
-	err = errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 1<<30), unix.Connect(fd, sockaddr(to)))
+	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 1<<30)
+	if from.IsValid() {
+		err = errors.Join(err, unix.Bind(fd, sockaddr(netip.AddrPortFrom(from, 0))))
+	}
+	err = errors.Join(err, unix.Connect(fd, sockaddr(to)))
 	if err != nil {
 		unix.Close(fd)
 		return -1, err

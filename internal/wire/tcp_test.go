@@ -51,17 +51,16 @@ func (p pending) wait() transfer {
 	return <-p.result
 }
 
-// transfer has a namespace send to the receiver for so long as fast as it can.
-func (r *rig) transfer(from *testenv.Netns, to netip.Addr, d time.Duration) pending {
+// transfer has one namespace send to another for so long as fast as it can.
+func (r *rig) transfer(from, at *testenv.Netns, to netip.Addr, d time.Duration) pending {
 	r.t.Helper()
 	p := pending{r.t, make(chan transfer, 1), make(chan error, 2)}
-	address := netip.AddrPortFrom(to, tcpPort)
 	listening, received := make(chan struct{}), make(chan uint64, 1)
-	go func() { p.failed <- r.receiver.Do(func() error { return receive(listening, received, d) }) }()
+	go func() { p.failed <- at.Do(func() error { return receive(listening, received, d) }) }()
 	go func() {
 		p.failed <- from.Do(func() error {
 			<-listening
-			f, err := sendAll(address, d)
+			f, err := sendAll(netip.AddrPortFrom(to, tcpPort), d)
 			f.bytes = <-received
 			p.result <- f
 			return err
@@ -158,17 +157,18 @@ func tcpInfo(fd int) (unix.TCPInfo, error) {
 
 // A load is a TCP connection through a limit, with a ping beside it in the same bucket.
 type load struct {
-	family
-	local   bool // sent by the router itself
-	offload bool // segmentation by devices, and merging
-	excess  policy.Excess
-	ecn     bool // TCP asks for marks, and the rule gives them
+	*family
+	direction policy.Direction
+	local     bool // sent by the router itself on egress, and to it on ingress
+	offload   bool // segmentation by devices, and merging
+	excess    policy.Excess
+	ecn       bool // TCP asks for marks, and the rule gives them
 }
 
 func (l load) String() string {
-	name := l.name + " forwarded"
+	name := fmt.Sprintf("%v %s, forwarded", l.direction, l.name)
 	if l.local {
-		name = l.name + " local"
+		name = fmt.Sprintf("%v %s, local", l.direction, l.name)
 	}
 	if !l.offload {
 		name += ", without GSO and GRO"
@@ -208,19 +208,27 @@ func (l load) run(t *testing.T) (transfer, []time.Duration) {
 			limit.ECNAbove = policy.ECNAbove(5 * time.Millisecond)
 		}
 	}
-	rule := must(limit.Rule(netip.PrefixFrom(l.host(0), l.host(0).BitLen()-4), 14))
-	r.limit(toReceiver, policy.Egress, rule)
-	from := r.sender
-	if l.local {
+	from, at, to := r.sender, r.receiver, l.host(1)
+	far := netip.PrefixFrom(l.host(0), l.host(0).BitLen()-4)
+	if l.direction == policy.Ingress {
+		far = l.sender.Masked()
+	}
+	switch {
+	case l.local && l.direction == policy.Ingress:
+		at, to = r.router, l.router.Addr()
+	case l.local:
 		from = r.router
 	}
+	rule := must(limit.Rule(far, 14))
+	r.limit(r.limited(l.direction), l.direction, rule)
 	c := r.capture(r.receiver, "r0", int(tcpTime().Seconds()*(tcpRate/8/500)))
-	p := r.transfer(from, l.host(1), tcpTime())
-	ping := &stream{to: netip.AddrPortFrom(l.host(2), sinkPort), bytes: 98, every: 10 * time.Millisecond}
+	p := r.transfer(from, at, to, tcpTime())
+	pinged := l.host(2)
+	ping := &stream{to: netip.AddrPortFrom(pinged, sinkPort), bytes: 98, every: 10 * time.Millisecond}
 	r.send(r.sender, tcpTime(), ping)
 	f := p.wait()
 	var waits []time.Duration
-	for _, p := range to(c.take(), host(l.host(2))) {
+	for _, p := range where(c.take(), func(p packet) bool { return p.to == pinged }) {
 		waits = append(waits, p.at-p.sent)
 	}
 	t.Logf("%v: %v; %d of %d pings arrived, after %s", l, f, len(waits), ping.number, quantiles(waits))
@@ -244,22 +252,41 @@ func (l load) run(t *testing.T) (transfer, []time.Duration) {
 // at all, and the longest wait of a ping is shorter than half of them were without.
 func TestTCP(t *testing.T) {
 	dropped, _ := load{family: v4, offload: true, excess: policy.Drop}.run(t)
-	loads := []load{
-		{family: v4, offload: true}, {family: v4, offload: true, ecn: true},
-		{family: v6}, {family: v6, ecn: true},
-		{family: v4, local: true, offload: true}, {family: v6, local: true},
-	}
+	compare(t, dropped, policy.Egress, []load{
+		{family: v4, offload: true}, {family: v4, offload: true, ecn: true}, {family: v6}, {family: v6, local: true},
+	})
+}
+
+// The same is true of what enters.
+func TestTCPIngress(t *testing.T) {
+	const in = policy.Ingress
 	if *full {
-		loads = append(loads, load{family: v6, offload: true}, load{family: v6, offload: true, ecn: true},
-			load{family: v4}, load{family: v4, ecn: true}, load{family: v6, local: true, offload: true}, load{family: v4, local: true})
+		dropped, _ := load{direction: in, family: v4, offload: true, excess: policy.Drop}.run(t)
+		compare(t, dropped, in, nil)
+		return
 	}
-	var median time.Duration
+	compare(t, transfer{}, in, []load{{family: v6, local: true}, {family: v4, offload: true, ecn: true}})
+}
+
+// compare runs loads of a direction, or all that there are, and compares them
+// with each other and with one of which packets were dropped.
+func compare(t *testing.T, dropped transfer, d policy.Direction, loads []load) {
+	t.Helper()
+	if *full {
+		loads = nil
+		for _, f := range []*family{v4, v6} {
+			for n := range 8 {
+				loads = append(loads, load{family: f, local: n&4 > 0, offload: n&2 > 0, ecn: n&1 > 0})
+			}
+		}
+	}
+	medians := map[load]time.Duration{}
 	for _, l := range loads {
-		l.excess = policy.Delay
+		l.direction, l.excess = d, policy.Delay
 		f, waits := l.run(t)
 		again, most := f.info.Total_retrans, uint32(0)
 		switch {
-		case l.local || l.ecn:
+		case l.ecn || l.local && d == policy.Egress:
 		case l.offload: // up to 64 KiB are dropped at a time
 			most = dropped.info.Total_retrans / 2
 		default:
@@ -268,9 +295,14 @@ func TestTCP(t *testing.T) {
 		if again > most {
 			t.Errorf("%v: of %d segments %d were sent again, and with drops %d", l, f.info.Data_segs_out, again, dropped.info.Total_retrans)
 		}
-		if longest := slices.Max(waits); l.ecn && longest > median {
-			t.Errorf("%v: a ping took %v, and half of them %v without marks", l, longest, median)
+		longest := slices.Max(waits)
+		if !l.ecn {
+			medians[l] = quantile(waits, 0.5)
+			continue
 		}
-		median = quantile(waits, 0.5)
+		l.ecn = false
+		if median, ok := medians[l]; ok && longest > median {
+			t.Errorf("%v: a ping took up to %v with marks, and half of them %v without", l, longest, median)
+		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
@@ -52,8 +53,9 @@ type State struct {
 	// Waiting is how many packets they hold now.
 	Waiting uint64
 
-	index int
-	tree  tree
+	index  int
+	tree   tree
+	queues int // that each are to have an fq; 0 for one at the root
 }
 
 // Look looks at the qdiscs of a device.
@@ -63,7 +65,12 @@ func Look(index int) (State, error) {
 		return State{}, err
 	}
 	t := arrange(all)
-	s := State{Kind: t.String(), index: index, tree: t}
+	s := State{Kind: t.String(), index: index, tree: t, queues: len(t.queues)}
+	if t.root == nil {
+		if s.queues, err = queuesToBe(index); err != nil {
+			return s, err
+		}
+	}
 	leaves := t.leaves()
 	if slices.ContainsFunc(leaves, func(q qdisc) bool { return q.Kind != "fq" }) {
 		return s, nil
@@ -80,6 +87,20 @@ func Look(index int) (State, error) {
 		s.Waiting += uint64(q.packets)
 	}
 	return s, nil
+}
+
+// queuesToBe is how many transmit queues a device may come to have that was never
+// up: the kernel would give each a qdisc then.
+func queuesToBe(index int) (int, error) {
+	link, err := netlink.LinkByIndex(index)
+	var missing netlink.LinkNotFoundError
+	if errors.As(err, &missing) || err == nil && link.Attrs().NumTxQueues == 1 {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("look up device %d: %w", index, err)
+	}
+	return link.Attrs().NumTxQueues, nil
 }
 
 // Room reports whether so many packets can wait, also if they are of one flow.
@@ -108,16 +129,17 @@ func (s State) Command(device, netns string, packets uint32) string {
 	if s.Holds && s.Horizon < horizon {
 		options += " horizon 10s"
 	}
-	if len(s.tree.queues) == 0 {
+	if s.queues == 0 {
 		return replace("root", options)
 	}
 	var b strings.Builder
-	handle := s.tree.root.Handle >> 16
-	if handle == 0 {
-		handle = 1
+	handle := uint32(1)
+	if s.tree.root != nil && s.tree.root.Handle != 0 {
+		handle = s.tree.root.Handle >> 16
+	} else {
 		b.WriteString(replace("root handle 1:", "mq") + "; ")
 	}
-	fmt.Fprintf(&b, "for q in $(seq %d); do %s; done", len(s.tree.queues), replace(fmt.Sprintf("parent %x:$(printf %%x $q)", handle), options))
+	fmt.Fprintf(&b, "for q in $(seq %d); do %s; done", s.queues, replace(fmt.Sprintf("parent %x:$(printf %%x $q)", handle), options))
 	return b.String()
 }
 

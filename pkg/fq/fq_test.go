@@ -134,7 +134,7 @@ func TestCommand(t *testing.T) {
 		{tree{root: &qdisc{Kind: "mq", Handle: 0x8001_0000}, queues: queues}, "", 0, "for q in $(seq 2); do " +
 			"tc qdisc replace dev eth0 parent 8001:$(printf %x $q) fq limit 131072 flow_limit 131072 orphan_mask 262143; done"},
 	} {
-		if got := (State{tree: c.tree}).Command("eth0", c.netns, c.packets); got != c.want {
+		if got := (State{tree: c.tree, queues: len(c.tree.queues)}).Command("eth0", c.netns, c.packets); got != c.want {
 			t.Errorf("%v: %s", c.tree, got)
 		}
 	}
@@ -200,5 +200,13 @@ func TestIfbRefused(t *testing.T) {
 	}
 	if ifb, _ := FindIfb(8); (ifb != nil) != (err == nil) {
 		t.Errorf("%v, and left behind: %+v", err, ifb)
+	}
+}
+
+func TestReleases(t *testing.T) {
+	for release, old := range map[string]bool{"6.1.0-50-cloud-amd64": true, "5.15.0": true, "6.3.9": true, "6.4.0-rc1": false, "6.12.1": false, "10.0": false} {
+		if err := checkRelease(release); errors.Is(err, ErrOldIfb) != old {
+			t.Errorf("%s: %v", release, err)
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"slices"
@@ -91,43 +92,55 @@ func TestSetupAndRestore(t *testing.T) {
 			}
 			byDefault(t, standard)
 			index := device(t, c.queues, c.commands...)
-			testSetupAndRestore(t, index, "d0")
+			testSetupAndRestore(t, index)
 		})
 	}
 	t.Run("veth", func(t *testing.T) {
 		testenv.NewNetns(t)
 		testenv.Veth(t, "d0", "d1")
-		testSetupAndRestore(t, testenv.Link(t, "d0").Attrs().Index, "d0")
+		testSetupAndRestore(t, testenv.Link(t, "d0").Attrs().Index)
 	})
 	t.Run("veth without a queue length", func(t *testing.T) {
 		testenv.NewNetns(t)
 		testenv.Veth(t, "d0", "d1")
 		link := testenv.Link(t, "d0")
 		testenv.Must(t, netlink.LinkSetTxQLen(link, 0))
-		testSetupAndRestore(t, link.Attrs().Index, "d0")
+		testSetupAndRestore(t, link.Attrs().Index)
 		if n := testenv.Link(t, "d0").Attrs().TxQLen; n != 0 {
 			t.Errorf("the queue's length is %d now", n)
 		}
 	})
-	t.Run("never up", func(t *testing.T) {
-		testenv.NewNetns(t)
-		testenv.Must(t, netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "d0", TxQLen: -1}, PeerName: "d1"}))
-		testSetupAndRestore(t, testenv.Link(t, "d0").Attrs().Index, "d0")
-		testenv.Must(t, netlink.LinkSetUp(testenv.Link(t, "d0")))
-		if s := look(t, testenv.Link(t, "d0").Attrs().Index); s.Kind != "noqueue" {
-			t.Errorf("and up then, it has %s", s.Kind)
-		}
-	})
+	for _, queues := range []int{1, 3} {
+		t.Run(fmt.Sprintf("never up, %d queues", queues), func(t *testing.T) {
+			byDefault(t, "fq_codel")
+			testenv.NewNetns(t)
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name, attrs.NumTxQueues = "d0", queues
+			testenv.Must(t, netlink.LinkAdd(&netlink.Ifb{LinkAttrs: attrs}))
+			link := testenv.Link(t, "d0")
+			index := link.Attrs().Index
+			up := map[int][]string{1: {"fq_codel", "fq"}, 3: {"mq of fq_codel", "mq of fq"}}[queues]
+			testSetupAndRestore(t, index)
+			record := setUp(t, index)
+			testenv.Must(t, netlink.LinkSetUp(link))
+			if s := look(t, index); s.Kind != up[1] || !s.Holds {
+				t.Errorf("and up then, it is %+v", s)
+			}
+			if o := restore(t, index, record); !o.Restored || o.Differs || o.Kind != up[0] {
+				t.Errorf("restored, and up: %+v", o)
+			}
+		})
+	}
 }
 
-func testSetupAndRestore(t *testing.T, index int, name string) {
+func testSetupAndRestore(t *testing.T, index int) {
 	before, kind := shown(t), look(t, index).Kind
 	record := setUp(t, index)
 	s := look(t, index)
 	if !s.Holds || !s.Room(leastPackets) || s.Horizon < horizon {
 		t.Errorf("set up is %+v: %s", s, shown(t))
 	}
-	if strings.HasPrefix(kind, "mq") != strings.HasPrefix(s.Kind, "mq of fq") {
+	if kind != "noop" && strings.HasPrefix(kind, "mq") != strings.HasPrefix(s.Kind, "mq of fq") {
 		t.Errorf("%s was replaced by %s", kind, s.Kind)
 	}
 	if err := Setup(index, 0, func([]byte) error { return errors.New("set up twice") }); err != nil {

@@ -12,6 +12,9 @@ import (
 // ErrNoIfb means that the kernel has no ifb devices.
 var ErrNoIfb = errors.New("this kernel has no ifb devices, through which packets that enter can be held back (the module is ifb)")
 
+// ErrOldIfb means that the kernel drops what a program sends to an ifb: only mirred could.
+var ErrOldIfb = errors.New("this kernel loses packets that a program sends to an ifb, through which those that enter could be held back (Linux 6.4 does not)")
+
 // ErrTaken means that another device has the name, or the number, of an ifb that is to be made.
 var ErrTaken = errors.New("there is another device in the place of the one that shapectl would make")
 
@@ -42,6 +45,28 @@ func (i *Ifb) Whole() bool { return i.Up && i.State.Ready(0) }
 
 // IfbIndex is the index of the ifb of a device, whether it is there or not.
 func IfbIndex(device int) int { return firstIfb + device }
+
+// CheckIfb reports whether packets that enter can be held back. The error wraps ErrNoFQ or ErrOldIfb.
+func CheckIfb() error {
+	if err := Check(); err != nil {
+		return err
+	}
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return fmt.Errorf("ask for the kernel's name: %w", err)
+	}
+	return checkRelease(unix.ByteSliceToString(name.Release[:]))
+}
+
+// checkRelease goes by the version, as what such a kernel forgets to say of a
+// packet shows only in that the packet is lost.
+func checkRelease(release string) error {
+	var major, minor int
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err == nil && (major < 6 || major == 6 && minor < 4) {
+		return ErrOldIfb
+	}
+	return nil
+}
 
 // FindIfb finds the ifb of a device by the device's index; nil if there is none.
 func FindIfb(device int) (*Ifb, error) {

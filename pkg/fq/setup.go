@@ -86,7 +86,7 @@ func Setup(index int, packets uint32, keep func(record []byte) error) error {
 	if err != nil {
 		return err
 	}
-	r := record{Before: s.tree.all(), Set: plan(s.tree, all, max(packets, leastPackets)), NoQueueLength: link.Attrs().TxQLen == 0}
+	r := record{Before: s.tree.all(), Set: s.plan(all, max(packets, leastPackets)), NoQueueLength: link.Attrs().TxQLen == 0}
 	text, err := json.Marshal(r)
 	if err != nil {
 		return fmt.Errorf("write down what is there: %w", err)
@@ -109,7 +109,7 @@ func (r record) apply(index int) error {
 
 // plan are the qdiscs to make, or to change, so that there is room for so many
 // packets, from the root down.
-func plan(t tree, all []qdisc, packets uint32) (set []qdisc) {
+func (s State) plan(all []qdisc, packets uint32) (set []qdisc) {
 	next := uint32(ourHandle)
 	handle := func() uint32 {
 		for slices.ContainsFunc(all, func(q qdisc) bool { return q.Handle == next }) {
@@ -118,17 +118,18 @@ func plan(t tree, all []qdisc, packets uint32) (set []qdisc) {
 		next += 1 << 16
 		return next - 1<<16
 	}
-	parent := uint32(root)
-	if len(t.queues) > 0 {
-		parent = t.root.Handle
-		if parent == 0 { // the kernel's own, below which nothing can be named
-			parent = handle()
-			set = append(set, qdisc{Kind: "mq", Handle: parent, Parent: root})
+	parent, leaves := uint32(root), s.tree.leaves()
+	if s.tree.root == nil {
+		leaves = make([]qdisc, max(1, s.queues))
+		for i := range leaves {
+			leaves[i].Parent = uint32(i) + 1
 		}
 	}
-	leaves := t.leaves()
-	if t.root == nil {
-		leaves = []qdisc{{}}
+	if s.queues > 0 && s.tree.root != nil && s.tree.root.Handle != 0 {
+		parent = s.tree.root.Handle
+	} else if s.queues > 0 { // below the kernel's own nothing can be named
+		parent = handle()
+		set = append(set, qdisc{Kind: "mq", Handle: parent, Parent: root})
 	}
 	for _, q := range leaves {
 		fq := qdisc{Kind: "fq", Parent: parent}
@@ -230,8 +231,8 @@ func (r record) compare(t tree) (ours, theirs bool) {
 		if ok && q.Kind == before.Kind && q.Handle == before.Handle && (q.Handle == 0 || bytes.Equal(q.Options, before.Options)) {
 			continue
 		}
-		// Below an mq the kernel makes some by itself.
-		if q.Handle != 0 || q.Parent == root {
+		// The kernel makes some by itself: below an mq, and where a device comes up that had none.
+		if q.Handle != 0 || q.Parent == root && len(r.Before) > 0 {
 			theirs = true
 		}
 	}

@@ -334,7 +334,7 @@ func (n *Namespace) ready(a *application, progress func(rules int)) (err error) 
 			return err
 		}
 	}
-	if a.done.Hook.Upgraded, err = n.prepare(a.Hook, a.Device, a.Match(), a.want.Rules); err != nil {
+	if err := n.prepare(a.Hook, a.Device, a.Match(), a.want.Rules, &a.done.Hook); err != nil {
 		return err
 	}
 	a.done.Rules, err = a.Set.Prepare(a.want.Rules, progress)

@@ -43,6 +43,7 @@ type Change struct {
 	Upgraded   bool   // programs of another build were replaced
 	Forgotten  string // the device, gone for good, whose number this one has, and whose rules went
 	Replaced   string // the qdisc in whose place an fq was set up
+	Redirected bool   // from now on, packets that enter take the way through an ifb, if their rule delays
 	// Lacks is how many packets may have to wait, where the fq that there is has no room for so many.
 	Lacks uint32
 }
@@ -123,7 +124,7 @@ func (n *Namespace) Put(dev Device, d policy.Direction, match policy.Match, rule
 				return err
 			}
 		}
-		if change.Upgraded, err = n.prepare(h, dev, match, []policy.Rule{rule}); err != nil {
+		if err := n.prepare(h, dev, match, []policy.Rule{rule}, &change); err != nil {
 			return err
 		}
 		if change.Changed, err = h.Set.Put(rule); err != nil {
@@ -208,10 +209,10 @@ func (h *Hook) settings(dev Device, match policy.Match) (bpf.AbiHook, error) {
 // prepare makes a hook such that rules can be put in it: attached to that
 // device, by programs of this build that compare that side, with one for each
 // algorithm, and room for what they need. What is so already is left alone.
-func (n *Namespace) prepare(h *Hook, dev Device, match policy.Match, rules []policy.Rule) (upgraded bool, err error) {
+func (n *Namespace) prepare(h *Hook, dev Device, match policy.Match, rules []policy.Rule, change *Change) error {
 	want, err := h.settings(dev, match)
 	if err != nil {
-		return false, err
+		return err
 	}
 	have := h.Set.Hook()
 	size := roomFor(rules, h.Set.Size())
@@ -220,7 +221,7 @@ func (n *Namespace) prepare(h *Hook, dev Device, match policy.Match, rules []pol
 	}
 	need, err := h.algorithms()
 	if err != nil {
-		return false, err
+		return err
 	}
 	for _, a := range algorithms {
 		if slices.ContainsFunc(rules, func(r policy.Rule) bool { return r.Algorithm == a }) {
@@ -231,17 +232,18 @@ func (n *Namespace) prepare(h *Hook, dev Device, match policy.Match, rules []pol
 		want.Outlet = uint32(fq.IfbIndex(dev.Index))
 		packets, _ := Waiting(rules)
 		if err := n.makeIfb(dev, packets); err != nil {
-			return false, err
+			return err
 		}
 	}
-	upgraded = h.generation != "" && have.Build != want.Build
 	// The name is only for people to read, and a new one no reason to touch anything.
 	asIs := have.Build == want.Build && have.Ifindex == want.Ifindex && have.L2Bytes == want.L2Bytes &&
 		have.MatchSrc == want.MatchSrc && have.Outlet == want.Outlet && size == h.Set.Size() && h.generation != ""
 	if asIs && h.State == Attached {
-		return false, n.attach(h, need)
+		return n.attach(h, need)
 	}
-	return upgraded, n.renew(h, dev, want, size, need)
+	change.Upgraded = h.generation != "" && have.Build != want.Build
+	change.Redirected = want.Outlet != 0 && want.Outlet != have.Outlet
+	return n.renew(h, dev, want, size, need)
 }
 
 // growth is room for how many rules there is once that for so many is full. As a

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// queuedFrame is the size of the packets that a queue is taken to hold.
-	queuedFrame = 1514
+	// queuedFrame is the size of the packets that a queue is taken to hold: as many as there can be.
+	queuedFrame = 64
 	// drainPatience is how long what waits may still leave, where its qdisc is to go.
 	drainPatience = time.Second
 
@@ -47,7 +47,7 @@ func (e *UnheldError) Error() string {
 	return fmt.Sprintf("nothing on %s would hold packets back: its qdisc is %s, and only fq does that, at the root or below mq for each transmit queue", e.Device, e.State.Kind)
 }
 
-// Waiting is how many packets of rules, in full frames, may have to wait in one
+// Waiting is how many packets of rules, in the shortest frames, may have to wait in one
 // queue, and for how long; 0 where none delays.
 func Waiting(rules []policy.Rule) (packets uint32, longest time.Duration) {
 	for _, r := range rules {
@@ -66,7 +66,8 @@ type holding struct {
 }
 
 // holdBack finds out what is to be done so that rules can delay. Nothing is
-// changed. The error is an *UnheldError, or wraps ErrUnsupportedDevice or fq.ErrNoFQ.
+// changed. The error is an *UnheldError, or wraps
+// ErrUnsupportedDevice, fq.ErrNoFQ or fq.ErrOldIfb.
 func (n *Namespace) holdBack(dev Device, d policy.Direction, rules []policy.Rule) (h holding, err error) {
 	packets, longest := Waiting(rules)
 	if packets == 0 {
@@ -77,7 +78,7 @@ func (n *Namespace) holdBack(dev Device, d policy.Direction, rules []policy.Rule
 		if dev.L2Bytes == 0 {
 			return h, fmt.Errorf("%w: they have no Ethernet header, without which what enters can not be held back", ErrUnsupportedDevice)
 		}
-		return h, fq.Check()
+		return h, fq.CheckIfb()
 	}
 	s, err := fq.Look(dev.Index)
 	if err != nil {
@@ -144,6 +145,9 @@ func (n *Namespace) RestoreQdisc(dev Device) (o fq.Outcome, err error) {
 	}
 	return o, forgetRecord(pin)
 }
+
+// GivenFQ reports whether a device was given an fq that RestoreQdisc has not taken away.
+func (n *Namespace) GivenFQ(device int) bool { return n.dir != "" && exists(n.qdiscPin(device)) }
 
 func (n *Namespace) qdiscPin(index int) string {
 	return filepath.Join(n.dir, qdiscPrefix+strconv.Itoa(index))

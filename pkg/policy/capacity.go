@@ -40,29 +40,31 @@ var timeUnits = map[string]uint64{"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
 // (64kb is 65536 bytes, a bare number is bytes), or a time (100ms) in s, ms,
 // us or ns. Any capacity of 1 byte or 1 ns up to MaxCapacity is read; what a
 // rule takes is for Rule.Validate to say.
-func ParseCapacity(s string) (Capacity, error) {
-	number, unit, err := splitNumber("capacity", s, "64kb or 100ms")
+func ParseCapacity(s string) (Capacity, error) { return parseCapacity("capacity", s) }
+
+func parseCapacity(what, s string) (Capacity, error) {
+	number, unit, err := splitNumber(what, s, "64kb or 100ms")
 	if err != nil {
 		return Capacity{}, err
 	}
 	lower := strings.ToLower(unit)
 	if _, ok := timeUnits[lower]; ok {
-		d, err := parseTime("capacity", s, number, lower)
+		d, err := parseTime(what, s, number, lower)
 		return Capacity{duration: d}, err
 	}
 	size, ok := sizeUnits[lower]
 	if strings.HasSuffix(lower, "bit") {
-		return Capacity{}, fmt.Errorf("capacity %q is in bits; write it in bytes such as 64kb, or as a time such as 100ms", s)
+		return Capacity{}, fmt.Errorf("%s %q is in bits; write it in bytes such as 64kb, or as a time such as 100ms", what, s)
 	}
 	if !ok {
-		return Capacity{}, fmt.Errorf("capacity %q has the unknown unit %q; use b, kb, mb, gb, or a time in s, ms, us, ns", s, unit)
+		return Capacity{}, fmt.Errorf("%s %q has the unknown unit %q; use b, kb, mb, gb, or a time in s, ms, us, ns", what, s, unit)
 	}
 	v, whole := scale(number, size)
 	switch {
 	case !whole:
-		return Capacity{}, fmt.Errorf("capacity %q is not a whole number of bytes; round it to one", s)
+		return Capacity{}, fmt.Errorf("%s %q is not a whole number of bytes; round it to one", what, s)
 	case v == 0:
-		return Capacity{}, fmt.Errorf("capacity %q is zero and would let nothing pass; write one such as 64kb or 100ms", s)
+		return Capacity{}, fmt.Errorf("%s %q is zero and would let nothing pass; write one such as 64kb or 100ms", what, s)
 	}
 	if err := checkMaxCapacity(func() string { return strconv.Quote(s) }, v); err != nil {
 		return Capacity{}, err

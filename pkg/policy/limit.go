@@ -16,7 +16,7 @@ type Limit struct {
 	Algorithm Algorithm
 	Each      Each
 	Excess    Excess
-	Queue     Capacity // the zero Capacity is chosen from the rate
+	Queue     Queue    // the zero Queue is chosen from the rate
 	ECNAbove  ECNAbove // 0 is chosen
 	Penalty   Penalty
 	Fail      Fail

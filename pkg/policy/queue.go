@@ -12,6 +12,18 @@ import (
 // beyond which fq, as it is by default, drops a packet (linux/net/sched/sch_fq.c).
 const MaxWait = 9 * time.Second
 
+// Queue is how much may wait, written as a Capacity is.
+type Queue struct{ Capacity }
+
+// Set reads s as ParseCapacity does.
+func (q *Queue) Set(s string) error {
+	c, err := parseCapacity("queue", s)
+	if err == nil {
+		q.Capacity = c
+	}
+	return err
+}
+
 // ECNAbove is how long a packet may have to wait without being marked, in ns.
 type ECNAbove time.Duration
 
@@ -51,7 +63,7 @@ func (e ECNAbove) Type() string { return "time|never" }
 
 // resolveQueue sets what a rule that delays has besides.
 func (l Limit) resolveQueue(r *Rule) (err error) {
-	if l.Queue != (Capacity{}) {
+	if l.Queue != (Queue{}) {
 		if r.Rate == Unlimited {
 			return r.validateUnlimited()
 		}
@@ -116,6 +128,9 @@ func (r Rule) validateQueue() error {
 		return nil
 	case r.Algorithm == Leaky && r.Queue != 0:
 		return fmt.Errorf("queue has no use with the algorithm %v, whose capacity is the queue; set the capacity instead", r.Algorithm)
+	case bytesIn(MaxWait, r.Rate) < MinCapacity:
+		return fmt.Errorf("excess %v is not for %v, at which a full packet takes %s, and %s is the longest that one is held back; use another excess, or a higher rate",
+			r.Excess, r.Rate, drainTime(MinCapacity, r.Rate), timeString(MaxWait))
 	case r.Algorithm == GCRA && r.Queue < MinCapacity:
 		return fmt.Errorf("queue of %d bytes (%s at %v) is less than one full packet; use %d or more",
 			r.Queue, drainTime(r.Queue, r.Rate), r.Rate, MinCapacity)

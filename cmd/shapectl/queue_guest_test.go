@@ -1,0 +1,401 @@
+//go:build guest
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+)
+
+// sh runs a shell's command line, and returns what it prints.
+func (r *rig) sh(line string) string {
+	r.t.Helper()
+	out, err := exec.Command("sh", "-c", line).CombinedOutput()
+	if err != nil {
+		r.t.Fatalf("%s: %v: %s", line, err, out)
+	}
+	return string(out)
+}
+
+// qdisc is what packets leave va by. A clsact qdisc stays with whoever first had a filter there.
+func (r *rig) qdisc() string { return r.sh("tc -d qdisc show dev va | grep -v clsact || true") }
+
+// says ends the test unless a command line has an exit code and says that, on stderr.
+func (r *rig) says(code int, says string, args ...string) {
+	r.t.Helper()
+	got := r.run(args...)
+	if got.code != code || !strings.Contains(got.err, says) || code == exitDone && strings.HasPrefix(got.err, "shapectl:") {
+		r.t.Errorf("shapectl %s: exit %d, %s, want %d and %q", strings.Join(args, " "), got.code, got.err, code, says)
+	}
+}
+
+func words(line string) []string { return strings.Fields(line) }
+
+// finds ends the test unless doctor has a finding on va of that status that says so.
+func (r *rig) finds(status, check, says string) {
+	r.t.Helper()
+	found := r.run("doctor", "va")
+	for line := range strings.Lines(found.out) {
+		if strings.HasPrefix(line, status) && strings.Contains(line, check+":") && strings.Contains(line, says) {
+			return
+		}
+	}
+	r.t.Errorf("doctor has no %s of %s that says %q: %s", status, check, says, found.out)
+}
+
+const (
+	delayed  = "set va egress 10.0.0.0/24 --rate 10mbit --algorithm leaky --excess delay"
+	delayed2 = "set va egress 10.0.1.0/24 --rate 10mbit --excess delay --queue 60kb"
+	entering = "set va ingress 10.0.0.0/24 --rate 10mbit --algorithm leaky --excess delay"
+)
+
+// What a person is told to type holds packets back.
+func TestDelayByHand(t *testing.T) {
+	r := newRig(t)
+	got := r.run(words(delayed)...)
+	_, command, found := strings.Cut(strings.TrimSpace(got.err), "set it up yourself: ")
+	if got.code != exitInput || !found {
+		t.Fatalf("exit %d, %s", got.code, got.err)
+	}
+	r.sh(command)
+	by := r.qdisc()
+	r.ok(words(delayed)...)
+	r.finds("ok", "va egress queue", "holds packets back")
+	r.ok(words("flush va")...)
+	if now := r.qdisc(); now != by {
+		t.Errorf("what a person set up was %s, and is %s", by, now)
+	}
+}
+
+func TestSetupFQ(t *testing.T) {
+	for name, prepare := range map[string]string{
+		"noqueue": "true",
+		"pfifo":   "tc qdisc add dev va root handle 7: pfifo limit 77",
+		"fq":      "tc qdisc add dev va root handle 7: fq limit 30 flow_limit 3 horizon 10ms",
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.sh(prepare)
+			before := r.qdisc()
+			says := "va: its qdisc is fq now; 'shapectl flush va' puts " + name + " back, as it was\n"
+			r.says(exitDone, says, words(delayed+" --setup-fq")...)
+			r.ok(words(delayed2 + " --setup-fq")...)
+			with := r.qdisc()
+			r.finds("ok", "va egress queue", "holds packets back")
+			r.ok(words("delete va egress 10.0.0.0/24")...)
+			r.ok(words("delete va egress 10.0.1.0/24")...)
+			r.ok(words("flush va ingress")...)
+			if now := r.qdisc(); now != with {
+				t.Errorf("only flush puts a qdisc back: was %s, is %s", with, now)
+			}
+			r.says(exitDone, "va: its qdisc is "+name+" again, as before it was given fq\n", words("flush va egress")...)
+			if after := r.qdisc(); after != before {
+				t.Errorf("was %s, is %s", before, after)
+			}
+			if out := r.ok(words("flush va")...); out != "va has no rules\n" || len(r.pins()) != 0 {
+				t.Errorf("flushed again: %s, left: %v", out, r.pins())
+			}
+		})
+	}
+}
+
+func TestQdiscReplacedSince(t *testing.T) {
+	r := newRig(t)
+	r.says(exitDone, "puts noqueue back", words(delayed+" --setup-fq")...)
+	r.sh("tc qdisc replace dev va root pfifo limit 7")
+	theirs := r.qdisc()
+	r.finds("failed", "va egress queue", "nothing is held back, as va has the qdisc pfifo")
+	r.says(exitDone, "va: somebody has changed its qdisc since it was given fq, so it stays as it is: pfifo\n", words("flush va")...)
+	if now := r.qdisc(); now != theirs || len(r.pins()) != 0 {
+		t.Errorf("was %s, is %s, left: %v", theirs, now, r.pins())
+	}
+	r.says(exitDone, "puts pfifo back", words(delayed+" --setup-fq")...)
+	r.sh("ip link del va")
+	r.says(exitDone, "", words("flush va")...)
+	if pins := r.pins(); len(pins) != 0 {
+		t.Errorf("kept of a device that is gone: %v", pins)
+	}
+}
+
+func TestLimitsOfFQ(t *testing.T) {
+	r := newRig(t)
+	r.sh("tc qdisc add dev va root fq limit 20 horizon 40ms")
+	r.refused(exitInput, "the fq on va holds packets back for 40ms at most, and its rules are to do so for up to 50ms; shorten the wait", words(delayed)...)
+	if len(r.show()) != 0 {
+		t.Error("a rule was set that was refused")
+	}
+	r.sh("tc qdisc change dev va root fq horizon 60ms")
+	r.says(exitDegraded, "va: up to 977 packets may have to wait, but its fq holds 20, and 100 of one flow", words(delayed)...)
+	if rules := r.show(); len(rules) != 1 || !rules[0].Attached {
+		t.Errorf("rules are %v", rules)
+	}
+	r.finds("warning", "va egress queue", "up to 977 packets may have to wait, and the fq of va holds 20")
+	r.says(exitDegraded, "its fq holds 20", "apply", r.policy("devices: {va: {egress: {10.0.0.0/24: {rate: 11mbit, algorithm: leaky, excess: delay}}}}"))
+	r.sh("tc qdisc change dev va root fq horizon 5ms")
+	r.finds("failed", "va egress queue", "the fq of va holds packets back for 5ms at most, and rules do for up to 50ms: what is to wait longer is dropped")
+	r.send("10.0.0.7", 60, 1500)
+	r.finds("warning", "va egress queue", "packets by limits of its own")
+	r.says(exitDone, "puts fq back", words(delayed+" --setup-fq")...)
+	r.finds("warning", "va egress queue", "packets by limits of its own")
+}
+
+func TestFixedQdisc(t *testing.T) {
+	r := newRig(t)
+	r.sh("tc qdisc add dev va root handle 7: htb; tc class add dev va parent 7: classid 7:1 htb rate 1mbit")
+	before := r.qdisc()
+	for _, flag := range []string{"", " --setup-fq"} {
+		r.refused(exitInput, "its qdisc is htb, and only fq does that", words(delayed+flag)...)
+		r.refused(exitInput, "could not put back what is there: htb, of which the kernel does not tell all", words(delayed+flag)...)
+	}
+	if now := r.qdisc(); now != before || len(r.pins()) != 0 {
+		t.Errorf("was %s, is %s, left: %v", before, now, r.pins())
+	}
+}
+
+// entered sends packets to va, and counts those that a socket there receives.
+func (r *rig) entered(packets int) (received int) {
+	r.t.Helper()
+	sender := testenv.NewSender(r.t, "vb")
+	frame := testenv.Frame(netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("10.0.0.1"), 1000)
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+	testenv.Must(r.t, err)
+	defer unix.Close(fd)
+	testenv.Must(r.t, unix.Bind(fd, &unix.SockaddrInet4{Port: 53}))
+	testenv.Must(r.t, unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 1}))
+	for range packets {
+		testenv.Must(r.t, sender.Send(frame))
+	}
+	for received < packets {
+		if _, _, err := unix.Recvfrom(fd, make([]byte, 2000), 0); err != nil {
+			break
+		}
+		received++
+	}
+	return received
+}
+
+// addressed gives va the addresses of the frames that tests send.
+func (r *rig) addressed() {
+	r.t.Helper()
+	mac := []byte{0x02, 0, 0, 0, 0, 2}
+	testenv.Must(r.t, netlink.LinkSetHardwareAddr(testenv.Link(r.t, "va"), mac))
+	r.address("10.0.0.1/24")
+}
+
+// ifbs are the ifb devices that shapectl has made.
+func (r *rig) ifbs() (names []string) {
+	r.t.Helper()
+	links, err := netlink.LinkList()
+	testenv.Must(r.t, err)
+	for _, l := range links {
+		if strings.HasPrefix(l.Attrs().Name, "shapectl") {
+			names = append(names, l.Attrs().Name)
+		}
+	}
+	return names
+}
+
+func TestIngressThroughIfb(t *testing.T) {
+	for _, hook := range []string{"tcx", "clsact"} {
+		t.Run(hook, func(t *testing.T) {
+			r := newRig(t)
+			r.env["SHAPECTL_HOOK"] = hook
+			r.addressed()
+			r.ok(words(entering)...)
+			name := fmt.Sprintf("shapectl%d", testenv.Link(t, "va").Attrs().Index)
+			if ifbs := r.ifbs(); !slices.Equal(ifbs, []string{name}) {
+				t.Fatalf("there are %v", ifbs)
+			}
+			if n := r.entered(20); n != 20 {
+				t.Errorf("%d of 20 packets came through", n)
+			}
+			if sent := testenv.Link(t, name).Attrs().Statistics.TxPackets; sent != 20 {
+				t.Errorf("%d of 20 packets through the ifb", sent)
+			}
+			var rules []struct {
+				Delayed uint64 `json:"delayed_packets"`
+			}
+			testenv.Must(t, json.Unmarshal([]byte(r.ok("show", "-j")), &rules))
+			if len(rules) != 1 || rules[0].Delayed < 10 {
+				t.Errorf("counted: %v", rules)
+			}
+			r.finds("ok", "va ingress queue", "the fq of "+name+" holds packets back")
+
+			r.sh("ip link set " + name + " down")
+			r.finds("failed", "va ingress queue", name+", by which packets are held back, is down: those that conform are lost: 10.0.0.0/24")
+			r.sh("ip link del " + name)
+			r.finds("failed", "va ingress queue", "the ifb by which packets are held back is gone: those that conform are lost: 10.0.0.0/24")
+			if n := r.entered(2); n != 0 {
+				t.Errorf("%d packets came through without the ifb", n)
+			}
+			r.ok(words("set va egress 10.9.0.0/24 --rate 1mbit")...) // any command
+			if n := r.entered(2); n != 2 {
+				t.Errorf("%d of 2 packets came through the ifb that was made again", n)
+			}
+
+			r.ok(words("set va ingress 10.0.0.0/25 --rate 10mbit")...)
+			r.ok(words("delete va ingress 10.0.0.0/24")...)
+			if ifbs := r.ifbs(); ifbs != nil {
+				t.Errorf("left behind: %v", ifbs)
+			}
+			if n := r.entered(2); n != 2 {
+				t.Errorf("%d of 2 packets came in", n)
+			}
+			r.ok(words(entering)...)
+			r.ok(words("flush va ingress")...)
+			r.ok(words("flush va")...)
+			if ifbs, pins := r.ifbs(), r.pins(); ifbs != nil || len(pins) > 0 {
+				t.Errorf("left behind: %v, %v", ifbs, pins)
+			}
+		})
+	}
+}
+
+// With a device goes its ifb; made again, it has one of its own.
+func TestIfbGoesWithItsDevice(t *testing.T) {
+	r := newRig(t)
+	r.ok(words(entering)...)
+	first := r.ifbs()
+	r.sh("ip link del va")
+	r.ok(words("set lo egress 10.9.0.0/24 --rate 1mbit")...) // any command
+	if ifbs := r.ifbs(); ifbs != nil {
+		t.Errorf("left behind: %v", ifbs)
+	}
+	testenv.Veth(t, "va", "vb")
+	r.addressed()
+	r.says(exitDone, "all its rules are attached again", words("set va ingress 10.9.0.0/24 --rate 1mbit")...)
+	if ifbs := r.ifbs(); len(ifbs) != 1 || slices.Equal(ifbs, first) {
+		t.Errorf("there are %v, and were %v", ifbs, first)
+	}
+	if n := r.entered(5); n != 5 {
+		t.Errorf("%d of 5 packets came through", n)
+	}
+}
+
+const (
+	policyHolds = "devices: {va: {ingress: {10.0.0.0/24: {rate: 10mbit, excess: delay}}, egress: {10.0.0.0/24: {rate: 10mbit, excess: delay}}}}"
+	policyDrops = "devices: {va: {ingress: {10.0.0.0/24: 10mbit}, egress: {10.0.0.0/24: 10mbit}}}"
+)
+
+// While a change can be taken back, what either side of it needs is there.
+func TestApplyHoldsBack(t *testing.T) {
+	r := newRig(t)
+	r.addressed()
+	holds, drops := r.policy(policyHolds), r.policy(policyDrops)
+	through := func(why string, ifbs int) {
+		t.Helper()
+		if n := r.entered(5); n != 5 {
+			t.Errorf("%s: %d of 5 packets came through", why, n)
+		}
+		if there := r.ifbs(); len(there) != ifbs {
+			t.Errorf("%s: there are %v", why, there)
+		}
+	}
+	r.refused(exitInput, "va egress: nothing on va would hold packets back", "apply", holds)
+	through("refused", 0)
+	if len(r.pins()) != 0 {
+		t.Errorf("refused, and left behind: %v", r.pins())
+	}
+	r.says(exitDone, "va: its qdisc is fq now; 'shapectl flush va' puts noqueue back, as it was\n", "apply", "--setup-fq", holds)
+	through("applied", 1)
+	if out := r.ok("apply", "--setup-fq", holds); out != "nothing to change\n" {
+		t.Errorf("applied again: %s", out)
+	}
+	r.ok("apply", drops)
+	through("the rollback may need it", 1)
+	r.ok("rollback")
+	through("rolled back", 1)
+	r.ok("apply", drops)
+	r.ok(words("set va ingress 10.9.0.0/24 --rate 1mbit")...)
+	through("nothing needs it", 0)
+	r.ok("apply", drops)
+	r.ok("apply", holds, "--confirm", "3s")
+	through("not confirmed yet", 1)
+	testenv.Eventually(t, "the change to be over", func() bool { return strings.Contains(r.ok("show"), "excess is dropped") })
+	through("not confirmed", 1)
+	r.ok(words("set va ingress 10.9.0.0/24 --rate 1mbit")...)
+	through("over for good", 0)
+	r.sh("tc qdisc del dev va root")
+	r.refused(exitInput, "its qdisc is noqueue", "apply", holds)
+	r.says(exitDone, "va: its qdisc is fq now", "apply", "--setup-fq", holds)
+	r.sh("tc qdisc del dev va root")
+	r.says(exitDone, "va: its qdisc is fq now", "apply", "--setup-fq", holds) // though all rules are as they are to be
+	r.finds("ok", "va egress queue", "holds packets back")
+}
+
+func TestWatchSetsUpFQ(t *testing.T) {
+	r := newRig(t)
+	file := r.policy("devices: {'tap*': {egress: {10.0.0.0/24: {rate: 10mbit, excess: delay}}}}")
+	w := r.watch(file)
+	testenv.Veth(t, "tap0", "xa")
+	w.says("give tap0 its rules: tap0 egress: nothing on tap0 would hold packets back: its qdisc is noqueue")
+	w.ends(unix.SIGTERM)
+	w = r.watch("--setup-fq", file)
+	w.says("tap0: its qdisc is fq now; 'shapectl flush tap0' puts noqueue back, as it was\n")
+	testenv.Veth(t, "tap1", "xb")
+	w.says("tap1: its qdisc is fq now")
+	r.sh("ip link del tap1")
+	testenv.Veth(t, "tap1", "xb")
+	w.says("tap1: its qdisc is fq now")
+	w.ends(unix.SIGTERM)
+	r.has("tap0 egress 10.0.0.0/24 10000000", "tap1 egress 10.0.0.0/24 10000000")
+}
+
+// Killed at any moment, a command leaves what flush gets right.
+func TestKilledBetween(t *testing.T) {
+	r := newRig(t)
+	r.sh("tc qdisc add dev va root handle 7: pfifo limit 77")
+	before := r.qdisc()
+	seed := testenv.Seed(t)
+	random := rand.New(rand.NewPCG(seed, 0))
+	began := time.Now()
+	testenv.Must(t, r.command(words(delayed+" --setup-fq")...).Run())
+	longest := time.Since(began)
+	for range 10 {
+		line := []string{delayed + " --setup-fq", entering, "flush va", "delete va egress 10.0.0.0/24", "delete va ingress 10.0.0.0/24"}[random.IntN(5)]
+		cmd := r.command(words(line)...)
+		testenv.Must(t, cmd.Start())
+		time.Sleep(time.Duration(random.Int64N(int64(longest))))
+		cmd.Process.Kill()
+		cmd.Wait()
+		if random.IntN(2) == 0 {
+			continue // the next one may be killed, too
+		}
+		r.run(words("flush va")...)
+		if now, ifbs, pins := r.qdisc(), r.ifbs(), r.pins(); now != before || ifbs != nil || len(pins) > 0 {
+			t.Fatalf("after a killed %s: %s, %v, %v", line, now, ifbs, pins)
+		}
+	}
+}
+
+// What would be lost is not begun.
+func TestIngressOnOldKernel(t *testing.T) {
+	r := newRig(t)
+	r.refused(exitMissing, "this kernel loses packets that a program sends to an ifb", words(entering)...)
+	r.refused(exitMissing, "va ingress: this kernel loses packets", "apply", "--setup-fq", r.policy(policyHolds))
+	if ifbs, pins := r.ifbs(), r.pins(); ifbs != nil || len(pins) > 0 {
+		t.Errorf("left behind: %v, %v", ifbs, pins)
+	}
+}
+
+func TestNoHeaderNoIfb(t *testing.T) {
+	r := newRig(t)
+	testenv.AddLink(t, &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "t0"}, Mode: netlink.TUNTAP_MODE_TUN, Queues: 1, Flags: netlink.TUNTAP_DEFAULTS})
+	r.refused(exitInput, "no Ethernet header, without which what enters can not be held back", words(strings.Replace(entering, "va", "t0", 1))...)
+	r.says(exitDone, "its qdisc is fq now", words(strings.Replace(delayed, "va", "t0", 1)+" --setup-fq")...)
+	if ifbs := r.ifbs(); ifbs != nil {
+		t.Errorf("there are %v", ifbs)
+	}
+}

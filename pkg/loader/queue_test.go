@@ -1,0 +1,104 @@
+package loader
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/fq"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// What is kept of a device's qdisc stays when its rules go, and is nobody's rule; it goes with the device.
+func TestRecordOfAQdisc(t *testing.T) {
+	r := newRig(t, TCX, policy.Egress)
+	index := testenv.Link(t, "va").Attrs().Index
+	r.put(rule("10.0.0.0/24"))
+	for _, record := range []string{"first", "another one"} {
+		r.write(func(n *Namespace) error { return keepRecord(n.qdiscPin(index), []byte(record)) })
+		r.write(func(n *Namespace) error {
+			kept, err := readRecord(n.qdiscPin(index))
+			if !bytes.Equal(kept, []byte(record)) || !n.GivenFQ(index) {
+				t.Errorf("kept %q, which was %q", kept, record)
+			}
+			return err
+		})
+	}
+	r.delete(rule("10.0.0.0/24"))
+	r.write(func(n *Namespace) error {
+		if kept, err := readRecord(n.qdiscPin(index)); err != nil || string(kept) != "another one" {
+			t.Errorf("without rules it is %q, %v", kept, err)
+		}
+		hooks, err := n.Hooks()
+		if len(hooks) > 0 {
+			t.Errorf("it is taken for rules: %v", hooks)
+		}
+		return err
+	})
+	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
+	r.write(func(*Namespace) error { return nil })
+	if pins := testenv.Pins(t, r.options.BPFFS); len(pins) > 0 {
+		t.Errorf("left behind: %v", pins)
+	}
+}
+
+// ifb makes the device that would be the ifb of another one.
+func ifb(t *testing.T, device int) {
+	t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Index = "i0", fq.IfbIndex(device)
+	testenv.AddLink(t, &netlink.Ifb{LinkAttrs: attrs})
+}
+
+// An ifb that a command was making when it was killed is taken away by the next one.
+func TestIfbOfAKilledCommand(t *testing.T) {
+	r := newRig(t, TCX, policy.Ingress)
+	index := testenv.Link(t, "va").Attrs().Index
+	killed := func(after func()) {
+		t.Helper()
+		r.put(rule("10.0.0.0/24"))
+		r.write(func(n *Namespace) error {
+			testenv.Must(t, os.Mkdir(n.ifbMark(index), 0o750))
+			return os.Mkdir(filepath.Join(n.dir, busyPrefix+filepath.Base(n.hookPath(index, policy.Ingress))), 0o750)
+		})
+		ifb(t, index)
+		after()
+		r.write(func(*Namespace) error { return nil })
+		if _, err := netlink.LinkByName("i0"); err == nil {
+			t.Error("the ifb is there still")
+		}
+	}
+	killed(func() {})
+	killed(r.flush)
+	if pins := testenv.Pins(t, r.options.BPFFS); len(pins) > 0 {
+		t.Errorf("left behind: %v", pins)
+	}
+}
+
+func TestWaiting(t *testing.T) {
+	delaying := func(algorithm policy.Algorithm, capacity, queue uint64) policy.Rule {
+		r := rule("10.0.0.0/24")
+		r.Rate, r.Algorithm, r.Excess, r.Capacity, r.Queue = 8_000_000, algorithm, policy.Delay, capacity, queue
+		return r
+	}
+	for _, c := range []struct {
+		rules   []policy.Rule
+		packets uint32
+		longest time.Duration
+	}{
+		{nil, 0, 0},
+		{[]policy.Rule{rule("10.0.0.0/24")}, 0, 0},
+		{[]policy.Rule{delaying(policy.Leaky, 1514, 0)}, 1, 1514 * time.Microsecond},
+		{[]policy.Rule{delaying(policy.Leaky, 1515, 0), rule("10.0.1.0/24")}, 2, 1515 * time.Microsecond},
+		{[]policy.Rule{delaying(policy.GCRA, 100_000, 3028), delaying(policy.Leaky, 2000, 0)}, 2, 3028 * time.Microsecond},
+	} {
+		if packets, longest := Waiting(c.rules); packets != c.packets || longest != c.longest {
+			t.Errorf("%v: %d packets for %v, want %d for %v", c.rules, packets, longest, c.packets, c.longest)
+		}
+	}
+}
