@@ -176,6 +176,7 @@ func TestVLAN(t *testing.T) {
 		return errors.Join(addNeighbour(device, by4, "r0"), addRoute(device, half4, by4),
 			addNeighbour(device, by6, "r0"), addRoute(device, half6, by6))
 	})
+	r.fq(device, fqPackets)
 	w, c := r.watch(toReceiver, 1000), r.capture(r.receiver, "r0", 1000)
 	cases := []struct {
 		what, limited string
@@ -224,11 +225,12 @@ func TestQueues(t *testing.T) {
 	r := newRig(t, queues)
 	r.fq(toReceiver, fqPackets)
 	r.sink()
-	rule := must(policy.Limit{Rate: rate, Algorithm: policy.Leaky, Excess: policy.Delay}.Rule(netip.PrefixFrom(v4.host(0), 28), 14))
+	rule := must(policy.Limit{Rate: rate, Algorithm: policy.Leaky, Excess: policy.Delay}.Rule(netip.PrefixFrom(v4.host(0), 27), 14))
 	r.limit(toReceiver, policy.Egress, rule)
 	var streams []*stream
-	for n := range byte(12) {
-		streams = append(streams, flood(v4.host(n+1), rate, 0.25))
+	// So many that no queue is without one but once in a thousand runs, nor two of them ever.
+	for n := range byte(30) {
+		streams = append(streams, flood(v4.host(n+1), rate, 0.1))
 	}
 	w, c := r.watch(toReceiver, 2000), r.capture(r.receiver, "r0", 2000)
 	r.send(r.router, d, append(streams, r.probe())...)
@@ -253,6 +255,7 @@ func TestQueues(t *testing.T) {
 func TestLimitOfFlow(t *testing.T) {
 	const held = 400
 	r := newRig(t, 1)
+	r.fq(toReceiver, fqPackets)
 	r.sink()
 	rule := queued(v4, 0, held)
 	rule.Rate *= 10
