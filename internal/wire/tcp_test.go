@@ -251,7 +251,7 @@ func (l load) run(t *testing.T) (transfer, []time.Duration) {
 // waits no longer than the queue is; where TCP takes marks, nothing is dropped
 // at all, and the longest wait of a ping is shorter than half of them were without.
 func TestTCP(t *testing.T) {
-	dropped, _ := load{family: v4, offload: true, excess: policy.Drop}.run(t)
+	dropped, _ := load{direction: policy.Egress, family: v4, offload: true, excess: policy.Drop}.run(t)
 	compare(t, dropped, policy.Egress, []load{
 		{family: v4, offload: true}, {family: v4, offload: true, ecn: true}, {family: v6}, {family: v6, local: true},
 	})
