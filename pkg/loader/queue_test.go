@@ -93,9 +93,9 @@ func TestWaiting(t *testing.T) {
 	}{
 		{nil, 0, 0},
 		{[]policy.Rule{rule("10.0.0.0/24")}, 0, 0},
-		{[]policy.Rule{delaying(policy.Leaky, 1514, 0)}, 1, 1514 * time.Microsecond},
-		{[]policy.Rule{delaying(policy.Leaky, 1515, 0), rule("10.0.1.0/24")}, 2, 1515 * time.Microsecond},
-		{[]policy.Rule{delaying(policy.GCRA, 100_000, 3028), delaying(policy.Leaky, 2000, 0)}, 2, 3028 * time.Microsecond},
+		{[]policy.Rule{delaying(policy.Leaky, 1536, 0)}, 24, 1536 * time.Microsecond},
+		{[]policy.Rule{delaying(policy.Leaky, 1537, 0), rule("10.0.1.0/24")}, 25, 1537 * time.Microsecond},
+		{[]policy.Rule{delaying(policy.GCRA, 100_000, 3028), delaying(policy.Leaky, 2000, 0)}, 48, 3028 * time.Microsecond},
 	} {
 		if packets, longest := Waiting(c.rules); packets != c.packets || longest != c.longest {
 			t.Errorf("%v: %d packets for %v, want %d for %v", c.rules, packets, longest, c.packets, c.longest)
