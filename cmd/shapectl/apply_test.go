@@ -95,8 +95,8 @@ func TestConfirmInTime(t *testing.T) {
 	eachHook(t, func(t *testing.T, r *rig) {
 		a, b := r.policy(policyA), r.policy(policyB)
 		r.ok("apply", a)
-		if did := r.applied("apply", b, "--confirm", "1s"); did.RevertsInNS == nil || *did.RevertsInNS > 1e9 {
-			t.Errorf("apply --confirm 1s: %+v", did)
+		if did := r.applied("apply", b, "--confirm", "5s"); did.RevertsInNS == nil || *did.RevertsInNS > 5e9 {
+			t.Errorf("apply --confirm 5s: %+v", did)
 		}
 		until := r.pending()
 		r.has(rulesB...)
