@@ -85,8 +85,8 @@ func newPath(ctx context.Context, roundTrip time.Duration) (_ *path, err error) 
 
 // largeWindows has TCP in the thread's namespace never wait for a receiver.
 func largeWindows() error {
-	for _, name := range []string{"tcp_rmem", "tcp_wmem"} {
-		if err := os.WriteFile("/proc/sys/net/ipv4/"+name, []byte("4096 4194304 67108864"), 0); err != nil {
+	for name, sizes := range map[string]string{"tcp_rmem": "4096 4194304 67108864", "tcp_wmem": "4096 131072 67108864"} {
+		if err := os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(sizes), 0); err != nil {
 			return fmt.Errorf("give TCP larger windows: %w", err)
 		}
 	}

@@ -52,8 +52,10 @@ func (p *path) open(from netns.NsHandle, n int) (list streams, err error) {
 	return list, nil
 }
 
+// close ends connections at once: one that has yet to send what it was given would keep its namespace, and go on.
 func (list streams) close() {
 	for _, s := range list {
+		s.out.SetLinger(0)
 		s.out.Close()
 		s.in.Close()
 	}
