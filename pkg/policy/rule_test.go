@@ -96,7 +96,7 @@ func TestValidateRefuses(t *testing.T) {
 		{func(r *Rule) { delay(GCRA)(r); r.Queue = 11_250_001 }, "queue of 11250001 bytes at 10mbit holds packets back for up to 9 s, and 9s is the longest there is"},
 		{func(r *Rule) { delay(Leaky)(r); r.Capacity = 12_500_000 }, "capacity of 12500000 bytes at 10mbit holds packets back for up to 10 s"},
 		{func(r *Rule) { delay(Leaky)(r); r.Rate = MinRate }, "excess delay is not for 8bit, at which a full packet takes 1514 s"},
-		{func(r *Rule) { delay(GCRA)(r); r.Rate = 1345 }, "excess delay is not for 1345bit"},
+		{func(r *Rule) { delay(GCRA)(r); r.Rate = 1344 }, "excess delay is not for 1344bit"},
 		{func(r *Rule) { delay(Leaky)(r); r.ECNAbove = 0 }, "ecn-above of 0 ns is not above zero"},
 		{func(r *Rule) { delay(Leaky)(r); r.Penalty = fill }, "penalty fill has no use with excess delay"},
 		{func(r *Rule) { delay(GCRA)(r); r.Rate, r.Capacity = MaxRate, MaxCapacity }, "capacity and queue of 1099511629290 bytes together is above 1024gb"},
