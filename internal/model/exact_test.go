@@ -84,10 +84,11 @@ func (e *exact) judge(now, n uint64, ect bool) (Verdict, *big.Rat) {
 	return Excess, margin
 }
 
-// settle does to the bucket what goes with a verdict.
-func (e *exact) settle(v Verdict, now, n uint64, holdNS uint64) {
+// settle does to the bucket what goes with a verdict. empty says that the
+// integers found theirs empty, too: what they are off by otherwise, they still are.
+func (e *exact) settle(v Verdict, now, n uint64, holdNS uint64, empty bool) {
 	level := e.look(now)
-	if level.Sign() == 0 {
+	if level.Sign() == 0 && empty {
 		e.since, e.rounded = now, 0
 	}
 	switch {
@@ -156,7 +157,7 @@ func (p *pair) offer(tb testing.TB, now, n uint64, ect bool) Verdict {
 		}
 		p.near++
 	}
-	p.e.settle(got, now, n, p.hold) // as the meter has it, or one tie would differ ever after
+	p.e.settle(got, now, n, p.hold, p.m.Level(before, now) == 0) // as the meter has it, or one tie would differ ever after
 	p.sameLevel(tb, now)
 	if p.b.TAT&taken != 0 {
 		tb.Fatalf("step %d: TAT %#x has the bit that means a slot is changing hands\nmeter %+v", p.steps, p.b.TAT, p.m)
