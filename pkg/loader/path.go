@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/netattr"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -148,14 +149,14 @@ func parseChain(message []byte) (c netfilterChain, err error) {
 		return c, unix.EINVAL
 	}
 	c.family = message[0]
-	err = eachAttribute(message[nl.SizeofNfgenmsg:], func(kind uint16, value []byte) error {
+	err = netattr.Each(message[nl.SizeofNfgenmsg:], func(kind uint16, value []byte) error {
 		switch kind {
 		case unix.NFTA_CHAIN_TABLE:
 			c.table = unix.ByteSliceToString(value)
 		case unix.NFTA_CHAIN_NAME:
 			c.name = unix.ByteSliceToString(value)
 		case unix.NFTA_CHAIN_HOOK:
-			return eachAttribute(value, c.parseHook)
+			return netattr.Each(value, c.parseHook)
 		}
 		return nil
 	})
@@ -169,7 +170,7 @@ func (c *netfilterChain) parseHook(kind uint16, value []byte) error {
 	case kind == unix.NFTA_HOOK_PRIORITY && len(value) == 4:
 		c.priority = int32(binary.BigEndian.Uint32(value))
 	case kind == hookDevices: // which has all; NFTA_HOOK_DEV would be the only one once more
-		return eachAttribute(value, func(kind uint16, value []byte) error {
+		return netattr.Each(value, func(kind uint16, value []byte) error {
 			name := unix.ByteSliceToString(value)
 			if kind == devicePrefixAttr {
 				name += "*"
@@ -177,19 +178,6 @@ func (c *netfilterChain) parseHook(kind uint16, value []byte) error {
 			c.devices = append(c.devices, name)
 			return nil
 		})
-	}
-	return nil
-}
-
-func eachAttribute(b []byte, f func(kind uint16, value []byte) error) error {
-	attributes, err := nl.ParseRouteAttr(b)
-	if err != nil {
-		return err
-	}
-	for _, a := range attributes {
-		if err := f(a.Attr.Type&nl.NLA_TYPE_MASK, a.Value); err != nil {
-			return err
-		}
 	}
 	return nil
 }
