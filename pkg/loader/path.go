@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/netattr"
+	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -41,8 +42,9 @@ func (n *Namespace) Path(dev Device, d policy.Direction) ([]ChainEntry, error) {
 	if d == policy.Ingress {
 		return slices.Concat(xdp(l, dev.XDP), chain, netfilter), nil
 	}
-	root, err := rootQdisc(l)
-	return slices.Concat(netfilter, chain, root), err // netfilter first, since it has an egress hook (5.16)
+	queue, err := fq.Look(dev.Index)
+	root := ChainEntry{At: "qdisc", Name: queue.Kind}
+	return append(slices.Concat(netfilter, chain), root), err // netfilter first, since it has an egress hook (5.16)
 }
 
 func xdp(l netlink.Link, mode string) []ChainEntry {
@@ -52,28 +54,6 @@ func xdp(l netlink.Link, mode string) []ChainEntry {
 	id := l.Attrs().Xdp.ProgId
 	name := strings.TrimPrefix(programName(ebpf.ProgramID(id))+", "+mode, ", ")
 	return []ChainEntry{{At: "xdp", ID: id, Name: name}}
-}
-
-// rootQdisc is what queues packets; of one that only spreads them over the
-// device's own queues, with what queues them there.
-func rootQdisc(l netlink.Link) ([]ChainEntry, error) {
-	qdiscs, err := netlink.QdiscList(l)
-	if err != nil {
-		return nil, fmt.Errorf("list the qdiscs of %s: %w", l.Attrs().Name, err)
-	}
-	i := slices.IndexFunc(qdiscs, func(q netlink.Qdisc) bool { return q.Attrs().Parent == netlink.HANDLE_ROOT })
-	if i < 0 {
-		return nil, nil
-	}
-	name := qdiscs[i].Type()
-	if name == "mq" {
-		for _, q := range qdiscs {
-			if q.Attrs().Parent>>16 == qdiscs[i].Attrs().Handle>>16 {
-				name = "mq of " + q.Type()
-			}
-		}
-	}
-	return []ChainEntry{{At: "qdisc", Name: name}}, nil
 }
 
 // A netfilterChain is one of nftables that is hooked to devices.
