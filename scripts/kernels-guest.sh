@@ -121,7 +121,7 @@ delay)
 	# Before 6.4, bpf_redirect to an ifb loses packets; there is nothing between 6.1 and tcx here.
 	ingress=(TestIngressThroughIfb TestIfbGoesWithItsDevice TestApplyHoldsBack TestKilledBetween)
 	[[ $hook == tcx ]] || ingress=(TestIngressOnOldKernel)
-	tests cmd/shapectl TestDelayRefused TestDelayByHand TestSetupFQ/pfifo TestQdiscReplacedSince TestLimitsOfFQ TestFixedQdisc \
+	tests cmd/shapectl TestDelayRefused TestDelayByHand TestSetupFQ/pfifo TestQdiscReplacedSince TestLimitsOfFQ TestFlowsOfFQ TestFixedQdisc \
 		TestWatchSetsUpFQ TestNoHeaderNoIfb "${ingress[@]}"
 	;;
 traffic)

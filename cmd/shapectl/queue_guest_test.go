@@ -114,6 +114,24 @@ func TestSetupFQ(t *testing.T) {
 	}
 }
 
+// An fq of the user's own that is large enough stays as it is; what he is told to type lets it tell more flows apart.
+func TestFlowsOfFQ(t *testing.T) {
+	r := newRig(t)
+	r.sh("tc qdisc add dev va root handle 7: fq limit 200000 flow_limit 200000")
+	r.says(exitDone, "", words(delayed+" --setup-fq")...)
+	r.finds("note", "va egress queue", "tells only 1024 flows apart of those that no socket of this host sends")
+	_, command, found := strings.Cut(r.ok("doctor", "va"), "if this host forwards: ")
+	if !found {
+		t.Fatal("no command to type")
+	}
+	command, _, _ = strings.Cut(command, "\n")
+	r.sh(command)
+	r.finds("ok", "va egress queue", "holds packets back")
+	if now := r.qdisc(); !strings.Contains(now, "fq 7: root") || !strings.Contains(now, "limit 200000p flow_limit 200000p") {
+		t.Errorf("it is %s", now)
+	}
+}
+
 func TestQdiscReplacedSince(t *testing.T) {
 	r := newRig(t)
 	r.says(exitDone, "puts noqueue back", words(delayed+" --setup-fq")...)
