@@ -122,7 +122,7 @@ delay)
 	ingress=(TestIngressThroughIfb TestIfbGoesWithItsDevice TestApplyHoldsBack TestKilledBetween)
 	[[ $hook == tcx ]] || ingress=(TestIngressOnOldKernel)
 	tests cmd/shapectl TestDelayRefused TestDelayByHand TestSetupFQ/pfifo TestQdiscReplacedSince TestLimitsOfFQ TestFlowsOfFQ TestFixedQdisc \
-		TestWatchSetsUpFQ TestNoHeaderNoIfb "${ingress[@]}"
+		TestWatchSetsUpFQ TestMadeAgainWithoutFQ TestKilledHalfWay TestNoHeaderNoIfb "${ingress[@]}"
 	;;
 traffic)
 	make_pair kernels

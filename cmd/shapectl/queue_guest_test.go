@@ -43,10 +43,10 @@ func (r *rig) says(code int, says string, args ...string) {
 
 func words(line string) []string { return strings.Fields(line) }
 
-// finds ends the test unless doctor has a finding on va of that status that says so.
+// finds ends the test unless doctor has a finding of that status that says so.
 func (r *rig) finds(status, check, says string) {
 	r.t.Helper()
-	found := r.run("doctor", "va")
+	found := r.run("doctor")
 	for line := range strings.Lines(found.out) {
 		if strings.HasPrefix(line, status) && strings.Contains(line, check+":") && strings.Contains(line, says) {
 			return
@@ -384,6 +384,40 @@ func TestWatchSetsUpFQ(t *testing.T) {
 	w.says("tap1: its qdisc is fq now")
 	w.ends(unix.SIGTERM)
 	r.has("tap0 egress 10.0.0.0/24 10000000", "tap1 egress 10.0.0.0/24 10000000")
+}
+
+// Of a device that is made again, all rules are attached: what any of them needs has to be there.
+func TestMadeAgainWithoutFQ(t *testing.T) {
+	r := newRig(t)
+	r.says(exitDone, "its qdisc is fq now", words(delayed+" --setup-fq")...)
+	r.sh("ip link del va")
+	testenv.Veth(t, "va", "vb")
+	other := words("set va egress 10.9.0.0/24 --rate 1mbit")
+	r.refused(exitInput, "nothing on va would hold packets back: its qdisc is noqueue", other...)
+	r.says(exitDone, "its qdisc is fq now", append(other, "--setup-fq")...)
+	r.has("va egress 10.0.0.0/24 10000000", "va egress 10.9.0.0/24 1000000")
+}
+
+// A setup that was killed half way is taken back before the next one.
+func TestKilledHalfWay(t *testing.T) {
+	r := newRig(t)
+	r.sh("ip link add q0 numtxqueues 3 type ifb && ip link set q0 up")
+	show := func() string { return r.sh("tc -d qdisc show dev q0 | grep -v clsact || true") }
+	set := words(strings.Replace(delayed, "va", "q0", 1) + " --setup-fq")
+	before := show()
+	r.says(exitDone, "q0: its qdisc is fq now", set...)
+	with := show()
+	r.sh("tc qdisc del dev q0 root && tc qdisc add dev q0 root handle 5ac0: mq && " +
+		"tc qdisc add dev q0 parent 5ac0:1 handle 5ac1: fq limit 131072 flow_limit 131072 orphan_mask 262143 horizon 10s")
+	r.finds("failed", "q0 egress queue", "the qdisc mq of ")
+	r.says(exitDone, "q0: its qdisc is fq now", set...)
+	if now := show(); now != with {
+		t.Errorf("set up again it is %s, and was %s", now, with)
+	}
+	r.says(exitDone, "again, as before it was given fq", words("flush q0")...)
+	if now := show(); now != before {
+		t.Errorf("was %s, is %s", before, now)
+	}
 }
 
 // Killed at any moment, a command leaves what flush gets right.
