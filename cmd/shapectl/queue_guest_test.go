@@ -119,8 +119,8 @@ func TestFlowsOfFQ(t *testing.T) {
 	r := newRig(t)
 	r.sh("tc qdisc add dev va root handle 7: fq limit 200000 flow_limit 200000")
 	r.says(exitDone, "", words(delayed+" --setup-fq")...)
-	r.finds("note", "va egress queue", "tells only 1024 flows apart of those that no socket of this host sends")
-	_, command, found := strings.Cut(r.ok("doctor", "va"), "if this host forwards: ")
+	r.finds("note", "va egress queue", "tells only 1024 flows apart of what no connected socket sends")
+	_, command, found := strings.Cut(r.ok("doctor", "va"), "to tell more apart: ")
 	if !found {
 		t.Fatal("no command to type")
 	}

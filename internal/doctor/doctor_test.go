@@ -361,8 +361,8 @@ func TestJudge(t *testing.T) {
 			[]string{"warning eth0 egress queue"}, []string{"the fq of eth0 has dropped 1 packet by limits of its own"}},
 		{"few flows", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.Flows = 1024 })) },
 			[]string{"note eth0 egress queue"}, []string{
-				"tells only 1024 flows apart of those that no socket of this host sends: forwarded packets may wait for others' that share one",
-				"if this host forwards: tc qdisc replace dev eth0 root fq limit 131072 flow_limit 131072 orphan_mask 262143"}},
+				"tells only 1024 flows apart of what no connected socket sends: packets, forwarded ones too, may wait for others' that share one",
+				"to tell more apart: tc qdisc replace dev eth0 root fq limit 131072 flow_limit 131072 orphan_mask 262143"}},
 		{"few flows by an ifb", func(f *Facts) {
 			f.onIngress()
 			f.held(unlikeFQ(func(s *fq.State) { s.Flows = 1024 })).Ifb = &fq.Ifb{Name: "shapectl1", Up: true}

@@ -103,9 +103,9 @@ func (s Side) checkFQ(f Facts, delaying []Rule) []report.Finding {
 	}
 	if s.Queue.Ifb == nil && !q.TellsApart() {
 		findings = append(findings, s.finding(report.Note, "queue",
-			fmt.Sprintf("the fq of %s holds packets back that have to wait, and tells only %s apart of those that no socket of this host sends: "+
-				"forwarded packets may wait for others' that share one", device, count(q.Flows, "flow")),
-			"if this host forwards: "+q.Command(device, f.Netns, packets))...)
+			fmt.Sprintf("the fq of %s holds packets back that have to wait, and tells only %s apart of what no connected socket sends: "+
+				"packets, forwarded ones too, may wait for others' that share one", device, count(q.Flows, "flow")),
+			"to tell more apart: "+q.Command(device, f.Netns, packets))...)
 	}
 	if findings == nil {
 		findings = s.finding(report.OK, "queue", fmt.Sprintf("the fq of %s holds packets back that have to wait", device), "")

@@ -27,9 +27,9 @@ const (
 	// leastPackets is how many packets Setup lets an fq hold at the least, all
 	// together and of one flow, where it has 10000 and 100 by itself.
 	leastPackets = 1 << 17
-	// flows is how many flows an fq tells apart of those that no socket of this
-	// host sends, where it has 1024 by itself. What shares a flow with a packet that
-	// waits may wait as long.
+	// flows is how many flows an fq tells apart of what no connected socket of
+	// this host sends, where it has 1024 by itself. What shares a flow with a packet
+	// that waits may wait as long.
 	flows = 1 << 18
 	// horizon is how far ahead a departure time may be.
 	horizon = 10 * time.Second
@@ -45,8 +45,8 @@ type State struct {
 	// Limit and FlowLimit are how many packets an fq holds, and how many of one
 	// flow; the least of all. Beyond them it drops.
 	Limit, FlowLimit uint32
-	// Flows is how many flows an fq tells apart of those that no socket of this
-	// host sends, the least of all. What shares one may wait for it.
+	// Flows is how many flows an fq tells apart of what no connected socket of this
+	// host sends, the least of all.
 	Flows uint64
 	// Horizon is how far ahead a departure time may be, the least of all. A
 	// packet beyond it is dropped if HorizonDrop, else it leaves at the horizon.
