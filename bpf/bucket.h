@@ -406,8 +406,8 @@ __noinline enum verdict take_slot(struct slow *s, __u32 i)
 
 /*
  * charge_bucket for any version, on a slot of the line, or with LINE_SLOTS on
- * the rule's own bucket; a flow's own by flow_owes. Not static, so that the verifier looks at it once, and
- * not at each way to it.
+ * the rule's own bucket; flow_owes for a flow's own. Not static, so that the
+ * verifier looks at it once, and not at each way to it.
  */
 __noinline enum verdict charge_once(struct slow *s, __u32 slot)
 {
