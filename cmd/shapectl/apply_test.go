@@ -544,16 +544,40 @@ func (k *killer) is(now string) {
 	}
 }
 
-// settled is what is in force, once a change that was about to begin has begun.
+// killedConfirm is longer than the test.
+const killedConfirm = time.Hour
+
+// settled is what is in force, once changes have begun, or are taken back, that were about to.
 func (k *killer) settled() string {
 	k.t.Helper()
-	now := k.ok("export")
-	testenv.Eventually(k.t, "two times the same", func() bool {
-		before := now
-		now = k.ok("export")
-		return now == before
-	})
-	return now
+	for at := k.underWay(); at != 0; at = k.underWay() {
+		sleepUntil(at)
+	}
+	return k.ok("export")
+}
+
+// underWay is when the rules in force are others by what a killed command has
+// done, in ns of maps.Now; 0 if it has done no such thing.
+func (k *killer) underWay() uint64 {
+	k.t.Helper()
+	n, err := loader.Read(loader.Options{BPFFS: k.bpffs()})
+	testenv.Must(k.t, err)
+	defer n.Close()
+	hooks, err := n.Hooks()
+	testenv.Must(k.t, err)
+	defer func() {
+		for _, h := range hooks {
+			h.Close()
+		}
+	}()
+	for _, h := range hooks {
+		state, at := h.Set.Change()
+		// One that waits to be confirmed has far more time.
+		if state == maps.Armed || state == maps.Pending && at < maps.Now()+uint64(killedConfirm/2) {
+			return at
+		}
+	}
+	return 0
 }
 
 // meters ends the test unless each packet through a pair of devices is metered
@@ -630,7 +654,7 @@ func TestKilledApply(t *testing.T) {
 				n := k.random.IntN(len(files))
 				args := []string{"apply", files[n]}
 				if k.random.IntN(2) == 0 {
-					args = append(args, "--confirm", "1h")
+					args = append(args, "--confirm", killedConfirm.String())
 				}
 				k.kill(args, k.have, exports[n])
 				for r.pending() != 0 && !t.Failed() {

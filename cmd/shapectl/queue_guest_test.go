@@ -94,6 +94,9 @@ func TestSetupFQ(t *testing.T) {
 			r.ok(words(delayed2 + " --setup-fq")...)
 			with := r.qdisc()
 			r.finds("ok", "va egress queue", "holds packets back")
+			if s := r.explain("va", "egress", "10.0.0.7").Hooks[0]; s.HeldBack == nil || !*s.HeldBack {
+				t.Errorf("nothing holds packets back: %+v", s)
+			}
 			r.ok(words("delete va egress 10.0.0.0/24")...)
 			r.ok(words("delete va egress 10.0.1.0/24")...)
 			r.ok(words("flush va ingress")...)
@@ -232,11 +235,22 @@ func TestIngressThroughIfb(t *testing.T) {
 				t.Errorf("counted: %v", rules)
 			}
 			r.finds("ok", "va ingress queue", "the fq of "+name+" holds packets back")
+			s := r.explain("va", "ingress", "10.0.0.9").Hooks[0]
+			var way []string
+			for _, a := range s.Chain {
+				way = append(way, a.At+" "+a.Name)
+			}
+			if want := []string{hook + " shapectl_leaky", "ifb " + name, "qdisc fq"}; !slices.Equal(way, want) || !*s.HeldBack || s.Verdict == "lost" {
+				t.Errorf("explained as %q, %+v; want %q", way, s, want)
+			}
 
 			r.sh("ip link set " + name + " down")
 			r.finds("failed", "va ingress queue", name+", by which packets are held back, is down: those that conform are lost: 10.0.0.0/24")
 			r.sh("ip link del " + name)
 			r.finds("failed", "va ingress queue", "the ifb by which packets are held back is gone: those that conform are lost: 10.0.0.0/24")
+			if s := r.explain("va", "ingress", "10.0.0.9").Hooks[0]; s.Verdict != "lost" || *s.HeldBack {
+				t.Errorf("without the ifb it is explained as %+v", s)
+			}
 			if n := r.entered(2); n != 0 {
 				t.Errorf("%d packets came through without the ifb", n)
 			}
