@@ -34,6 +34,7 @@ enum layout {
 	TICK_BITS = 30,
 	LINE_SLOTS = 4,
 	PACKET_BITS = 24, /* no packet counts as 2^PACKET_BITS bytes or more */
+	SPARSE_BITS = 11, /* a sparse flow sends 2^SPARSE_BITS bytes at most in the time that a full queue takes */
 	SECRET_WORDS = 12,
 	LINE_PREFIXES4 = 5,
 	LINE_PREFIXES6 = 3,
@@ -60,7 +61,8 @@ enum rule_flag {
 	RULE_FLOW = 1 << 9, /* or else all one together */
 	RULE_ABSENT = 1 << 10, /* in this version there is no such rule */
 	RULE_SHADOW = 1 << 11, /* another limit is to count the same packets */
-	RULE_DELAY = 1 << 12,  /* what is in the bucket waits for its turn to leave */
+	RULE_DELAY = 1 << 12,  /* what is in the bucket waits for its turn to leave, */
+	RULE_SPARSE = 1 << 13, /* but for flows that send little */
 };
 
 #define RULE_EACH (RULE_HOST | RULE_SUBNET | RULE_FLOW)

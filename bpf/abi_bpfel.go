@@ -106,6 +106,7 @@ const (
 	AbiLayoutTICK_BITS      AbiLayout = 30
 	AbiLayoutLINE_SLOTS     AbiLayout = 4
 	AbiLayoutPACKET_BITS    AbiLayout = 24
+	AbiLayoutSPARSE_BITS    AbiLayout = 11
 	AbiLayoutSECRET_WORDS   AbiLayout = 12
 	AbiLayoutLINE_PREFIXES4 AbiLayout = 5
 	AbiLayoutLINE_PREFIXES6 AbiLayout = 3
@@ -185,6 +186,7 @@ const (
 	AbiRuleFlagRULE_ABSENT      AbiRuleFlag = 1024
 	AbiRuleFlagRULE_SHADOW      AbiRuleFlag = 2048
 	AbiRuleFlagRULE_DELAY       AbiRuleFlag = 4096
+	AbiRuleFlagRULE_SPARSE      AbiRuleFlag = 8192
 )
 
 type AbiTerms struct {

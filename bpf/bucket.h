@@ -271,6 +271,7 @@ struct slow {
 	__u64 now;
 	__u64 bytes;
 	__u64 tat; /* that the packet has left the bucket with */
+	__u64 wait; /* units: what is charged is a flow's own bucket, and so much is to leave before the packet */
 	__u32 line;
 	__u32 print;
 	struct key key; /* for the rule's own bucket only its id */
@@ -284,6 +285,29 @@ struct slow {
 static __always_inline __u64 tick_time(const struct slow *s)
 {
 	return s->version & VERSION_REBASED ? s->now + (1ULL << TICK_BITS) : s->now;
+}
+
+/*
+ * What a flow owes that owed level when a packet of it came that others are to
+ * leave before. If it is sparse (as RFC 8290 has it: it builds no queue of its
+ * own) the packet goes ahead, and is charged so much that 2^SPARSE_BITS bytes
+ * fill a bucket as big as the queue. Otherwise the flow owes more than that until
+ * the packet has left in its turn: none overtakes one of its own flow.
+ */
+static __always_inline __u64 flow_owes(const struct terms *terms, const struct slow *s, __u64 level,
+				       enum verdict *verdict)
+{
+	__u64 queue = terms->capacity - terms->at_once, owes;
+
+	if (s->bytes <= 1 << SPARSE_BITS) {
+		owes = level + ((queue >> UNIT_BITS) * s->bytes << (UNIT_BITS - SPARSE_BITS));
+		if (owes <= queue) {
+			*verdict = VERDICT_PASS;
+			return owes;
+		}
+	}
+	*verdict = VERDICT_DELAY;
+	return s->wait + queue;
 }
 
 /* 1 if the slot has the fingerprint; the compiler is kept from making a branch of it. */
@@ -327,8 +351,9 @@ static __always_inline struct bucket *find_slot(struct line *line, __u32 print)
 
 /*
  * Gives a key that has none a slot, if that is still drained. A new bucket is
- * empty, so its first packet conforms. The line is looked up again, as without
- * CAP_PERFMON nothing may be added to a pointer that was passed.
+ * empty, so its first packet conforms; for a flow's own it has yet to be charged.
+ * The line is looked up again, as without CAP_PERFMON nothing may be added to a
+ * pointer that was passed.
  */
 __noinline enum verdict take_slot(struct slow *s, __u32 i)
 {
@@ -372,23 +397,27 @@ __noinline enum verdict take_slot(struct slow *s, __u32 i)
 		return VERDICT_AGAIN;
 	}
 	WRITE_ONCE(b->tick, tick(tick_time(s)));
-	s->tat = clock_of(terms_of(rule, s->version), s->version, s->now) + (s->bytes << UNIT_BITS);
-	__sync_lock_test_and_set(&b->tat, s->tat);
-	return VERDICT_PASS;
+	tat = clock_of(terms_of(rule, s->version), s->version, s->now);
+	if (!s->wait)
+		tat = s->tat = tat + (s->bytes << UNIT_BITS);
+	__sync_lock_test_and_set(&b->tat, tat);
+	return s->wait ? VERDICT_AGAIN : VERDICT_PASS;
 }
 
 /*
  * charge_bucket for any version, on a slot of the line, or with LINE_SLOTS on
- * the rule's own bucket. Not static, so that the verifier looks at it once, and
- * not at each way to it.
+ * the rule's own bucket; flow_owes for a flow's own. Not static, so that the
+ * verifier looks at it once, and not at each way to it.
  */
 __noinline enum verdict charge_once(struct slow *s, __u32 slot)
 {
 	const struct terms *terms;
+	enum verdict verdict;
 	struct bucket *b;
 	struct rule *rule;
 	struct line *line;
 	__u32 id, number;
+	__u64 v, tat, owes;
 
 	if (!s)
 		return VERDICT_UNSURE;
@@ -407,8 +436,14 @@ __noinline enum verdict charge_once(struct slow *s, __u32 slot)
 	terms = terms_of(rule, s->version);
 	if (s->version & VERSION_REBASED && !bring_back(rule, s->version, b))
 		return VERDICT_AGAIN;
-	return charge_bucket(terms, clock_of(terms, s->version, s->now), b, slot < LINE_SLOTS ? s->print : 0,
-			     tick_time(s), s->bytes, s->ect, &s->tat);
+	v = clock_of(terms, s->version, s->now);
+	if (!s->wait)
+		return charge_bucket(terms, v, b, slot < LINE_SLOTS ? s->print : 0, tick_time(s), s->bytes, s->ect, &s->tat);
+	tat = READ_ONCE(b->tat);
+	if (tat & TAT_TAKEN)
+		return VERDICT_AGAIN;
+	owes = flow_owes(terms, s, level_at(terms, v, tick_time(s), tat, READ_ONCE(b->tick)), &verdict);
+	return put_level(b, s->print, tat, v, owes, tick_time(s), verdict);
 }
 
 static long try_slot(__u64 i, struct slow *s)

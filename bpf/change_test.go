@@ -127,11 +127,9 @@ func (m *mirror) offer(host netip.Addr, now, n uint64, ect bool) {
 	want, before := fate{}, model.Bucket{}
 	if r.limited() {
 		who := (&twin{rule: r.rule}).sharer(host)
-		if r.buckets[who] == nil {
-			r.buckets[who] = &model.Bucket{}
-		}
-		before = *r.buckets[who]
-		want = offer(r.rule, r.meter, r.buckets[who], now, n, ect)
+		b := bucketOf(r.buckets, who)
+		before = *b
+		want = offer(r.rule, r.meter, b, bucketOf(r.buckets, ownFlow(host)), now, n, ect)
 	}
 	*r.want = sum(*r.want, want.counted(n))
 	if (verdict == drop) != want.dropped || verdict != drop && verdict != next {
@@ -208,10 +206,13 @@ func (m *mirror) randomPolicy(roll dice) (rules []policy.Rule) {
 		rule.Each = rule.Each.Canonical(net)
 		if old != nil && roll(2) == 0 {
 			if rule.Excess == policy.Delay && rule.Algorithm != old.rule.Algorithm {
-				rule.Excess, rule.Queue, rule.ECNAbove = policy.Drop, 0, 0
+				rule.Excess, rule.Queue, rule.ECNAbove, rule.Order = policy.Drop, 0, 0, policy.FIFO
 			}
 			rule.Algorithm, rule.Penalty = old.rule.Algorithm, policy.Penalty{}
 			rule.Each = old.rule.Each
+			if rule.Each.Kind == policy.EachFlow {
+				rule.Order = policy.FIFO
+			}
 		}
 		rules = append(rules, rule)
 	}

@@ -98,6 +98,18 @@ __noinline __u32 match_present(struct __sk_buff *skb, __u32 ip, __u32 side)
 #define OWN_TIME_NS (1ULL << 35)
 
 /*
+ * What has to leave before a packet that was charged, and left the bucket with
+ * that level, in units.
+ */
+static __always_inline __u64 units_before(const struct terms *terms, __u64 bytes, __u64 level)
+{
+	__u64 cost = bytes << UNIT_BITS, free = terms->at_once > cost ? terms->at_once - cost : 0;
+
+	level -= cost; /* as the packet found it */
+	return level > free ? level - free : 0;
+}
+
+/*
  * Of a packet that was charged, and left the bucket with that level: the time at
  * which it leaves, which the fq of the device sees to, or that of the ifb. A
  * sender that wants to be later than that is. What does not wait is what
@@ -107,13 +119,8 @@ __noinline __u32 match_present(struct __sk_buff *skb, __u32 ip, __u32 side)
 static __always_inline enum verdict hold_back(struct __sk_buff *skb, __u32 ip, const struct terms *terms,
 					      const struct details *details, __u64 bytes, __u64 now, __u64 level)
 {
-	__u64 cost = bytes << UNIT_BITS, own = skb->tstamp, free, wait, leaves;
+	__u64 own = skb->tstamp, wait = drain_ns(terms->slope, units_before(terms, bytes, level)), leaves;
 
-	level -= cost; /* as the packet found it */
-	free = terms->at_once > cost ? terms->at_once - cost : 0;
-	if (level <= free)
-		return VERDICT_PASS;
-	wait = drain_ns(terms->slope, level - free);
 	if (!wait)
 		return VERDICT_PASS;
 	leaves = now + wait;
@@ -142,13 +149,47 @@ __noinline enum verdict hold_back_slowly(struct __sk_buff *skb, __u32 ip, const 
 			 s->tat - clock_of(terms, s->version, s->now));
 }
 
+/* Where the bucket is in the table of whom flags say that there is one for. Not static, like charge_once. */
+__noinline int look_for(struct __sk_buff *skb, __u32 ip, __u32 flags, struct slow *s)
+{
+	const struct rule *rule;
+	__u64 hash;
+	__u32 id;
+
+	if (!s)
+		return 0;
+	id = s->key.id;
+	rule = rule_of(id);
+	if (!rule)
+		return 0;
+	make_key(skb, ip, rule->details[s->version & 1].each_mask, flags, &s->key);
+	hash = hash_key(&s->key, terms_of(rule, s->version)->salt);
+	s->line = line_of(hash);
+	s->print = print_of(hash);
+	return 0;
+}
+
+/*
+ * Whether a packet that was charged goes ahead of those that wait: its flow has
+ * none among them, and sends little. A flow for which there is no room in the
+ * table waits.
+ */
+static __always_inline bool goes_ahead(struct __sk_buff *skb, __u32 ip, const struct terms *terms, struct slow *s)
+{
+	s->wait = units_before(terms, s->bytes, s->tat - clock_of(terms, s->version, s->now));
+	if (!s->wait)
+		return false;
+	look_for(skb, ip, RULE_FLOW, s);
+	bpf_loop(TRIES, try_slot, s, 0);
+	return s->verdict == VERDICT_PASS;
+}
+
 /* Charges any packet to its bucket, by a version that was resolved. Where a key can have none, the rule's own is charged. */
 __noinline enum verdict charge_slowly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 version, __u64 bytes)
 {
 	struct slow s = { .key.id = id, .version = version, .bytes = bytes, .verdict = VERDICT_AGAIN };
 	const struct terms *terms;
 	const struct rule *rule;
-	__u64 hash;
 
 	rule = rule_of(id);
 	if (!rule)
@@ -158,18 +199,18 @@ __noinline enum verdict charge_slowly(struct __sk_buff *skb, __u32 ip, __u32 id,
 	s.ect = terms->flags & RULE_ECN && ecn_of(skb, ip);
 	s.delay = terms->flags & RULE_DELAY;
 	if (terms->flags & RULE_EACH) {
-		make_key(skb, ip, rule->details[version & 1].each_mask, terms->flags, &s.key);
-		hash = hash_key(&s.key, terms->salt);
-		s.line = line_of(hash);
-		s.print = print_of(hash);
+		look_for(skb, ip, terms->flags, &s);
 		bpf_loop(TRIES, try_slot, &s, 0);
 		if (s.verdict != VERDICT_UNSURE && s.verdict != VERDICT_AGAIN)
 			goto charged;
 	}
 	bpf_loop(TRIES, try_own, &s, 0);
 charged:
-	if (s.verdict == VERDICT_PASS && s.delay)
+	if (s.verdict == VERDICT_PASS && s.delay) {
+		if (terms->flags & RULE_SPARSE && goes_ahead(skb, ip, terms, &s))
+			return VERDICT_PASS;
 		return hold_back_slowly(skb, ip, &s);
+	}
 	return s.verdict == VERDICT_AGAIN ? VERDICT_UNSURE : s.verdict;
 }
 
@@ -415,7 +456,7 @@ __noinline int apply_slowly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 alg
 
 /* What only apply_slowly knows about. */
 #define RULE_RARE \
-	(RULE_UNLIMITED | RULE_FRAMING | RULE_ECN | RULE_PASS | RULE_FAIL_CLOSED | RULE_ABSENT | RULE_SHADOW)
+	(RULE_UNLIMITED | RULE_FRAMING | RULE_ECN | RULE_PASS | RULE_FAIL_CLOSED | RULE_ABSENT | RULE_SHADOW | RULE_SPARSE)
 
 /* Charges a packet that counts as long as it is to a bucket that is at hand; VERDICT_AGAIN if it is not. */
 static __always_inline enum verdict charge_plainly(struct __sk_buff *skb, __u32 ip, struct rule *rule, __u32 version,

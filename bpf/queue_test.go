@@ -1,9 +1,11 @@
 package bpf_test
 
 import (
+	"cmp"
 	"fmt"
 	"math/big"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -212,6 +214,72 @@ func TestWindowsOfWhatLeaves(t *testing.T) {
 			}
 			if overload && dropped == 0 {
 				t.Error("nothing was dropped")
+			}
+		})
+	}
+}
+
+// Where sparse flows go first, one that sends little never waits for those that
+// fill the queue, no packet overtakes one of its own flow, and what leaves in any
+// window is no more than what the rate lets through, the capacity and the queue.
+func TestSparseFirst(t *testing.T) {
+	seed := testenv.Seed(t)
+	r := matchSource(t)
+	for i := range 12 {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			r.TB = t
+			roll := rand.New(rand.NewPCG(seed, uint64(i)))
+			const largest, small = 1514, 200
+			rate := policy.Rate(1_000_000 << roll.IntN(18))
+			rule := queue(policy.GCRA, rate, largest+roll.Uint64N(20_000), 20*largest+roll.Uint64N(uint64(rate)/8))
+			rule.Order = policy.SparseFirst
+			twin, now := newTwin(r, rule, 1e9), uint64(1e9)
+			full := func(n uint64) uint64 { return n * 8e9 / uint64(rate) }
+			last := map[string]uint64{}
+			type departure struct{ at, bytes uint64 }
+			var left []departure
+			waited := 0
+			offer := func(host string, n uint64) (held uint64, passes bool) {
+				frame, m := sized(addr(host), n, shrink, now)
+				verdict, _, at := sendTimed(t, twin.program(policy.GCRA), frame, m)
+				if verdict == drop {
+					return 0, false
+				}
+				if at < last[host] {
+					t.Fatalf("a packet of %s leaves %d ns before the one ahead of it", host, last[host]-at)
+				}
+				last[host] = at
+				left = append(left, departure{at, n})
+				return at - now, true
+			}
+			// One that sends little: half of what a sparse flow may.
+			next := now
+			for range 3000 {
+				if now >= next {
+					if held, passes := offer("10.0.0.1", small); passes && held > 0 {
+						t.Fatalf("a sparse flow waits for %d ns", held)
+					}
+					next = now + full(rule.Queue)*small*2>>model.SparseBits + 1
+				}
+				n := 40 + roll.Uint64N(largest-39)
+				if held, _ := offer(fmt.Sprintf("10.0.0.%d", 2+roll.IntN(4)), n); held > 0 {
+					waited++
+				}
+				now += roll.Uint64N(full(n) + 1)
+			}
+			if waited < 1000 {
+				t.Errorf("of those that fill the queue, %d packets had to wait", waited)
+			}
+			slices.SortFunc(left, func(a, b departure) int { return cmp.Compare(a.at, b.at) })
+			var w testenv.Windows
+			bound := 1e6*int64(rule.Capacity+rule.Queue) + 2*int64(uint64(rate)/8000+1)
+			for j, d := range left {
+				if j > 0 {
+					w.Leak(uint64(rate), int64(d.at-left[j-1].at))
+				}
+				if most, _ := w.Packet(d.bytes); most > bound {
+					t.Fatalf("%d millionths of a byte more leave than %v lets through; capacity and queue are %d bytes", most, rate, rule.Capacity+rule.Queue)
+				}
 			}
 		})
 	}

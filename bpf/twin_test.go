@@ -143,6 +143,18 @@ func (t *twin) sharer(host netip.Addr) sharer {
 	return sharer{t.rule.Each, host}
 }
 
+// ownFlow is the only flow that a host has here.
+func ownFlow(host netip.Addr) sharer { return sharer{policy.Each{Kind: policy.EachFlow}, host} }
+
+func bucketOf(buckets map[sharer]*model.Bucket, who sharer) *model.Bucket {
+	b := buckets[who]
+	if b == nil {
+		b = &model.Bucket{}
+		buckets[who] = b
+	}
+	return b
+}
+
 // level is what the kernel's bucket of a host owes.
 func (t *twin) level(host netip.Addr, now uint64) uint64 {
 	if t.rule.Each.Kind == policy.EachAll {
@@ -155,15 +167,10 @@ func (t *twin) level(host netip.Addr, now uint64) uint64 {
 // offer sends a packet, and compares the verdict, the level that it leaves, and when it may leave itself.
 func (t *twin) offer(host netip.Addr, now, n uint64, ect bool) model.Verdict {
 	t.Helper()
-	who := t.sharer(host)
-	b := t.buckets[who]
-	if b == nil {
-		b = &model.Bucket{}
-		t.buckets[who] = b
-	}
+	b := bucketOf(t.buckets, t.sharer(host))
 	before, want := *b, fate{}
 	if t.rule.Rate != policy.Unlimited {
-		want = offer(t.rule, t.meter, b, now, n, ect)
+		want = offer(t.rule, t.meter, b, bucketOf(t.buckets, ownFlow(host)), now, n, ect)
 	}
 	frame, m := sized(host, n, int(t.rule.Framing.Overhead), now)
 	if ect {
@@ -201,14 +208,18 @@ type fate struct {
 	dropped, marked, only bool   // only counted, as excess
 }
 
-// offer brings a packet to the model of a bucket under a rule that is limited.
-func offer(rule policy.Rule, m model.Meter, b *model.Bucket, now, n uint64, ect bool) (f fate) {
+// offer brings a packet to the model of a bucket under a rule that is limited,
+// and of its flow, if that has one of its own.
+func offer(rule policy.Rule, m model.Meter, b, flow *model.Bucket, now, n uint64, ect bool) (f fate) {
 	found := m.Level(*b, now)
 	f.verdict = m.Offer(b, now, n, ect && rule.Excess == policy.ECN)
 	f.marked = f.verdict == model.Mark
 	f.only = f.verdict == model.Excess && rule.Excess == policy.Pass
 	f.dropped = f.verdict == model.Excess && !f.only
 	if rule.Excess == policy.Delay && !f.dropped {
+		if before := m.Before(found, n); before > 0 && rule.Order == policy.SparseFirst && m.Ahead(flow, now, n, before) {
+			return f
+		}
 		f.held = m.Held(found, n)
 		f.marked = ect && f.held > uint64(rule.ECNAbove)
 	}
@@ -333,6 +344,9 @@ func randomRule(net netip.Prefix, roll dice, overhead int16) policy.Rule {
 	rule.Each.Kind = policy.EachKind(roll(4))
 	if rule.Each.Kind == policy.EachSubnet {
 		rule.Each.Bits = 31
+	}
+	if rule.Excess == policy.Delay && rule.Algorithm == policy.GCRA && rule.Each.Kind != policy.EachFlow {
+		rule.Order = policy.Order(roll(2))
 	}
 	if rule.Algorithm == policy.Leaky && rule.Excess != policy.Delay {
 		switch roll(4) {

@@ -136,7 +136,7 @@ traffic)
 	;;
 queue)
 	# The time is virtual, and nothing that is measured hangs on how busy the machine is.
-	cases=(TestRate TestBurst TestECN TestVLAN TestQueues TestLimitOfFlow TestLongestQueue TestTimestamps/egress TestTCP$)
+	cases=(TestRate TestBurst TestECN TestVLAN TestQueues TestLimitOfFlow TestLongestQueue TestTimestamps/egress TestTCP$ TestTCPSparseFirst)
 	# What a program sends to an ifb comes out again from 6.4 on.
 	[[ $hook != tcx ]] || cases+=(TestIngress TestTimestamps/ingress TestTCPIngress)
 	tests internal/wire "${cases[@]}"

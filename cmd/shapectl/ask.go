@@ -28,8 +28,9 @@ func (e *env) askCommand() *cobra.Command {
 		Use:   "ask DEV ingress|egress ADDRESS [flags]",
 		Short: "Ask whether a packet would pass now, and when",
 		Long: `Ask whether a packet to or from an address would pass now, how full its bucket
-is, and how long it would be held back, or in how long it would conform. Nothing
-is charged or changed.`,
+is, and how long it would be held back, or in how long it would conform. Where
+sparse flows go first, the answer without --flow is for one that has packets
+waiting. Nothing is charged or changed.`,
 		Example: `  shapectl ask eth0 egress 10.0.0.7
   shapectl ask eth0 egress 10.0.0.7 --bytes 9000 --flow udp,192.0.2.1:5000,10.0.0.7:53`,
 		Args:              args(3, 3),
@@ -96,12 +97,13 @@ func (e *env) ask(o askOptions) error {
 		if entry.Rate == policy.Unlimited {
 			return e.answer(answer)
 		}
-		meter := h.Set.Meter(entry)
-		level := h.Set.Level(entry, h.Match(), flow, maps.Now())
+		meter, now := h.Set.Meter(entry), maps.Now()
+		level := h.Set.Level(entry, h.Match(), flow, now)
 		answer.Bytes = charged(answer.Bytes, entry.Framing)
 		answer.LevelBytes, answer.CapacityBytes, answer.Queue = model.Bytes(level), &entry.Capacity, report.NewQueue(entry.Rule)
 		answer.Conforms, answer.Sharer = meter.Conforms(level, answer.Bytes), maps.Sharer(entry, h.Match(), flow)
-		answer.Verdict, answer.WaitNS = fate(entry.Rule, meter, level, answer.Bytes)
+		ahead := o.flow != nil && h.Set.GoesAhead(entry, flow, now, answer.Bytes)
+		answer.Verdict, answer.WaitNS = fate(entry.Rule, meter, level, answer.Bytes, ahead)
 		return e.answer(answer)
 	})
 }
@@ -112,11 +114,11 @@ func charged(bytes uint64, f policy.Framing) uint64 {
 }
 
 // fate is what becomes of a packet that counts so many bytes and finds that
-// level, in units: the verdict, and how long it is held back, or if it is excess,
-// in how long it would conform. Where ECN can not mark, it drops.
-func fate(r policy.Rule, m model.Meter, level, bytes uint64) (verdict string, waitNS uint64) {
+// level, in units: the verdict, and how long it is held back, if it does not go
+// ahead of others, or if it is excess, in how long it would conform. Where ECN can not mark, it drops.
+func fate(r policy.Rule, m model.Meter, level, bytes uint64, ahead bool) (verdict string, waitNS uint64) {
 	if m.Conforms(level, bytes) {
-		if r.Excess == policy.Delay {
+		if r.Excess == policy.Delay && !ahead {
 			waitNS = m.Held(level, bytes)
 		}
 		switch {

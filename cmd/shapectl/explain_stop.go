@@ -205,13 +205,14 @@ func (x explainer) rule(s *report.Stop, h *loader.Hook, e maps.Entry, tags int, 
 		}
 		return nil
 	}
-	meter := h.Set.Meter(e)
-	b := bucketNow{rule: e.Rule, meter: meter, units: h.Set.Level(e, h.Match(), flow, maps.Now())}
+	meter, now := h.Set.Meter(e), maps.Now()
+	b := bucketNow{rule: e.Rule, meter: meter, units: h.Set.Level(e, h.Match(), flow, now)}
+	b.ahead = p.flow != nil && h.Set.GoesAhead(e, flow, now, counted.Bytes)
 	level := b.level(counted.Bytes, h.Device.Speed(), time.Now())
 	level.Sharer = maps.Sharer(e, h.Match(), flow)
 	s.Bucket = &level
 	if s.Attached {
-		s.Verdict, _ = fate(e.Rule, meter, b.units, counted.Bytes)
+		s.Verdict, _ = fate(e.Rule, meter, b.units, counted.Bytes, b.ahead)
 	}
 	return nil
 }
@@ -272,13 +273,14 @@ type bucketNow struct {
 	rule  policy.Rule
 	meter model.Meter
 	units uint64
+	ahead bool // of packets that wait, as a sparse flow's
 }
 
 // level says how full the bucket is now, and what that means for packets that
 // count so many bytes on a device of that speed, 0 if it is not known.
 func (b bucketNow) level(bytes, speedBits uint64, now time.Time) report.Level {
 	r, m := b.rule, b.meter
-	_, wait := fate(r, m, b.units, bytes)
+	_, wait := fate(r, m, b.units, bytes, b.ahead)
 	l := report.Level{
 		LevelBytes: model.Bytes(b.units), CapacityBytes: r.Capacity, Excess: r.Excess.String(), Penalty: r.Penalty.String(),
 		Queue: report.NewQueue(r), Conforms: m.Conforms(b.units, bytes), WaitNS: wait,

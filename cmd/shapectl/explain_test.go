@@ -575,7 +575,7 @@ func TestLevelOfBucket(t *testing.T) {
 		if g, w := plainJSON(t, got), plainJSON(t, want); g != w {
 			t.Errorf("%s: it is\n%s, want\n%s", test.name, g, w)
 		}
-		if v, _ := fate(r, meter, b.units, test.bytes); v != test.verdict {
+		if v, _ := fate(r, meter, b.units, test.bytes, false); v != test.verdict {
 			t.Errorf("%s: the verdict is %s, want %s", test.name, v, test.verdict)
 		}
 	}

@@ -26,6 +26,7 @@ func (l *limitFlags) add(f *pflag.FlagSet, side string) {
 	once(f, &l.Excess, "excess", "what becomes of packets that do not conform")
 	once(f, &l.Queue, "queue", "what may wait beyond the capacity (gcra with --excess delay): 64kb, or for how long: 50ms (default: from the rate)")
 	once(f, &l.ECNAbove, "ecn-above", "mark packets by ECN that have to wait longer (--excess delay; default: half of the longest wait)")
+	once(f, &l.Order, "order", "who waits in the queue (gcra with --excess delay): all, or only flows that send more than a little")
 	once(f, &l.Penalty, "penalty", "what an excess packet does to its bucket (leaky): fill it, and hold it full for a time")
 	once(f, &l.Fail, "fail", "what becomes of a packet whose bucket can not be updated")
 	f.StringVar(&l.Overhead, "overhead", "0", "`bytes` that a link adds to each packet, or a keyword of tc-cake: ethernet, docsis, pppoe-ptm")

@@ -71,3 +71,18 @@ func TestDelayRefused(t *testing.T) {
 		t.Errorf("rules are %v", rules)
 	}
 }
+
+// Who asks for a flow that goes ahead of those that wait is told that it does.
+func TestAskSparseFirst(t *testing.T) {
+	r := newRig(t)
+	r.setUnheld("va egress 10.0.0.0/24 --rate 1600bit --capacity 1600 --excess delay --queue 1700 --order sparse-first --ecn-above never")
+	r.send("10.0.0.7", 3, 850) // the first one leaves at once, the others as a sparse flow's
+	const ask = "ask -j va egress 10.0.0.7 --bytes 745"
+	for flow, want := range map[string]string{
+		"": "delay", " --flow udp,192.0.2.1:5000,10.0.0.7:9": "pass", " --flow udp,192.0.2.1:5000,10.0.0.7:53": "delay",
+	} {
+		if got := r.ok(strings.Fields(ask + flow)...); !strings.Contains(got, `"verdict": "`+want+`"`) {
+			t.Errorf("%s: it is not %s: %s", flow, want, got)
+		}
+	}
+}

@@ -60,7 +60,7 @@ type replayOptions struct {
 	networks []netip.Prefix
 	limit    limitFlags
 	policy   policyFlags
-	matched  bool // addresses decide: by --match or --each
+	matched  bool // addresses decide: by --match, --each or --order
 	engine   engineName
 	plot     string
 	summary  bool
@@ -104,7 +104,7 @@ when it leaves.`,
 		},
 		RunE: func(cmd *cobra.Command, given []string) error {
 			o.trace = given[0]
-			o.matched = cmd.Flags().Changed("match") || o.limit.Each.Kind != policy.EachAll
+			o.matched = cmd.Flags().Changed("match") || o.limit.Each.Kind != policy.EachAll || o.limit.Order != policy.FIFO
 			for _, s := range given[1:] {
 				p, err := policy.ParsePrefix(s)
 				if err != nil {
@@ -348,7 +348,7 @@ func (o *replayOptions) limits(in *trace.Reader) (replay.Limits, error) {
 	case in.Addressed() && len(networks) == 0:
 		networks = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
 	case !in.Addressed() && (len(networks) > 0 || o.matched):
-		return l, errors.New("packets of a CSV have no addresses; leave CIDR, --each and --match out, or replay a pcap")
+		return l, errors.New("packets of a CSV have no addresses; leave CIDR, --each, --order and --match out, or replay a pcap")
 	case !in.Addressed():
 		networks = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
 	}

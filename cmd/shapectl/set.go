@@ -32,6 +32,9 @@ with --algorithm leaky all of them, so that they leave evenly, --capacity being
 how much may wait, or how long; with gcra those beyond the capacity, which leaves at
 once, up to --queue. What finds the queue full is dropped, and what would wait for
 longer than --ecn-above is marked, where it can be. No packet waits for more than 9s.
+With --order sparse-first a packet of a flow that has none waiting, and that sends
+no more than 2 KiB in the time that a full queue takes, goes ahead of all that wait,
+so that in any time capacity and queue may leave beyond what the rate lets through.
 It is the qdisc fq of the device that holds packets back; without fq the rate is
 kept by drops alone.`,
 		Example: `  shapectl set eth0 egress 10.0.0.0/24 --rate 10mbit --each host
@@ -39,7 +42,7 @@ kept by drops alone.`,
   shapectl set eth0 egress 10.0.0.9 --rate unlimited
   shapectl set wg0 ingress 2001:db8::/32 --rate 1.5MB/s --each /64 --excess ecn
   shapectl set eth0 egress 0.0.0.0/0 --rate 19mbit --algorithm leaky --excess delay --capacity 50ms
-  shapectl set eth0 egress 10.0.1.0/24 --rate 50mbit --capacity 64kb --excess delay --queue 50ms`,
+  shapectl set eth0 egress 10.0.1.0/24 --rate 50mbit --capacity 64kb --excess delay --order sparse-first`,
 		Args:              args(3, 3),
 		ValidArgsFunction: e.completeRule,
 		RunE: func(cmd *cobra.Command, given []string) error {

@@ -14,6 +14,8 @@ const (
 	TickBits = 30
 	// PacketBits: no packet counts as 2^PacketBits bytes or more.
 	PacketBits = 24
+	// SparseBits: a sparse flow sends 2^SparseBits bytes at most in the time that a full queue takes to leave.
+	SparseBits = 11
 
 	// MaxLevelBytes bounds what a bucket can be made to owe, twice its
 	// capacity and a penalty included: levels stay below 2^62 units.
@@ -164,18 +166,37 @@ func (m Meter) Wait(level, n uint64) uint64 {
 	return m.drain(level + cost - m.Capacity)
 }
 
-// Held is for how long a packet of n bytes that finds a level at which it
-// conforms is held back by a queue, to the nearest ns: until what is in the bucket,
-// and does not leave at once, has left.
-func (m Meter) Held(level, n uint64) uint64 {
+// Before is what has to leave a queue before a packet of n bytes that finds a
+// level at which it conforms, in units: what is in the bucket, and does not leave at once.
+func (m Meter) Before(level, n uint64) uint64 {
 	var free uint64
 	if cost := n << UnitBits; m.AtOnce > cost {
 		free = m.AtOnce - cost
 	}
-	if level <= free {
-		return 0
+	return level - min(level, free)
+}
+
+// Held is for how long it is held back, to the nearest ns.
+func (m Meter) Held(level, n uint64) uint64 {
+	return m.drainNearest(m.Before(level, n))
+}
+
+// Ahead reports whether a packet of n bytes goes ahead of so many units that
+// are to leave before it: its flow has nothing among them, and has sent little.
+// It is brought to the flow's own bucket, which is as big as the queue, and
+// which 2^SparseBits bytes fill that go ahead. One that has to wait leaves more
+// than that in it until its turn, so that none overtakes one of its own flow.
+func (m Meter) Ahead(flow *Bucket, now, n, before uint64) bool {
+	queue := m.Capacity - m.AtOnce
+	if n <= 1<<SparseBits {
+		owed := m.Level(*flow, now) + queue>>UnitBits*n<<(UnitBits-SparseBits)
+		if owed <= queue {
+			*flow = m.charged(owed, now)
+			return true
+		}
 	}
-	return m.drainNearest(level - free)
+	*flow = m.charged(before+queue, now)
+	return false
 }
 
 // drainNearest is drain_ns of bpf/bucket.h, with its rounding.

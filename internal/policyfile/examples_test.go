@@ -57,9 +57,9 @@ func TestExamples(t *testing.T) {
 		"slow-line.yaml": {
 			devices: []Device{{"br-lan", 14}, {"eth0", 14}},
 			rules: []rule{
-				{"eth0", "egress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 9300kbit (1.163 MB/s), queue 69.75 kB (60 ms); excess is delayed, marked by ECN beyond 30 ms, and dropped beyond the queue (leaky); each packet counts 16 bytes more"},
+				{"eth0", "egress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 9300kbit (1.163 MB/s), burst 3.028 kB (2.605 ms), queue 69.75 kB (60 ms); excess is delayed but for sparse flows, marked by ECN beyond 30 ms, and dropped beyond the queue (gcra); each packet counts 16 bytes more"},
 				{"eth0", "egress", "203.0.113.5/32", "203.0.113.5 gets 1mbit (125 kB/s), burst 20.48 kB (163.8 ms); excess is dropped (gcra); each packet counts 16 bytes more"},
-				{"br-lan", "egress", "192.168.1.0/24", "each host in 192.168.1.0/24 gets 40mbit (5 MB/s), burst 131.1 kB (26.21 ms), queue 500 kB (100 ms); excess is delayed, marked by ECN beyond 50 ms, and dropped beyond the queue (gcra)"},
+				{"br-lan", "egress", "192.168.1.0/24", "each host in 192.168.1.0/24 gets 40mbit (5 MB/s), burst 131.1 kB (26.21 ms), queue 500 kB (100 ms); excess is delayed but for sparse flows, marked by ECN beyond 50 ms, and dropped beyond the queue (gcra)"},
 				{"br-lan", "egress", "192.168.1.20/32", "192.168.1.20 is not limited"},
 			},
 		},

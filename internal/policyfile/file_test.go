@@ -118,7 +118,7 @@ devices:
 `, []Device{{"eth0", 14}, {"eth1", 14}}},
 
 		{"a queue is for those who delay", `
-defaults: {excess: delay, queue: 40ms, ecn-above: never}
+defaults: {excess: delay, queue: 40ms, ecn-above: never, order: sparse-first}
 plans: {calls: {rate: 2mbit, queue: 10ms}}
 devices:
   eth0:
@@ -132,6 +132,7 @@ devices:
       10.0.6.0/24: {plan: calls, excess: ecn}
       10.0.7.0/24: {plan: calls, algorithm: leaky}
       10.0.8.0/24: {rate: 10mbit, capacity: 64kb, queue: 20000, ecn-above: 7ms}
+      10.0.9.0/24: {rate: 10mbit, each: flow, order: fifo}
     ingress:
       defaults: {excess: drop}
       10.0.0.0/24: 10mbit
@@ -139,18 +140,19 @@ devices:
 `, `devices:
   eth0:
     egress:
-      10.0.0.0/24: {rate: 10mbit, excess: delay, queue: 50000b, ecn-above: never}
+      10.0.0.0/24: {rate: 10mbit, excess: delay, queue: 50000b, ecn-above: never, order: sparse-first}
       10.0.1.0/24: 10mbit
       10.0.2.0/24: {rate: 10mbit, algorithm: leaky, excess: delay, ecn-above: never}
       10.0.3.0/24: {rate: 10mbit, capacity: 25000b, algorithm: leaky, excess: delay, ecn-above: 1ms}
       10.0.4.0/24: unlimited
-      10.0.5.0/24: {rate: 2mbit, excess: delay, queue: 2500b, ecn-above: never}
+      10.0.5.0/24: {rate: 2mbit, excess: delay, queue: 2500b, ecn-above: never, order: sparse-first}
       10.0.6.0/24: {rate: 2mbit, excess: ecn}
       10.0.7.0/24: {rate: 2mbit, algorithm: leaky, excess: delay, ecn-above: never}
-      10.0.8.0/24: {rate: 10mbit, capacity: 64kb, excess: delay, queue: 20000b, ecn-above: 7ms}
+      10.0.8.0/24: {rate: 10mbit, capacity: 64kb, excess: delay, queue: 20000b, ecn-above: 7ms, order: sparse-first}
+      10.0.9.0/24: {rate: 10mbit, each: flow, excess: delay, queue: 50000b, ecn-above: never}
     ingress:
       10.0.0.0/24: 10mbit
-      10.0.1.0/24: {rate: 10mbit, excess: delay, queue: 50000b, ecn-above: never}
+      10.0.1.0/24: {rate: 10mbit, excess: delay, queue: 50000b, ecn-above: never, order: sparse-first}
 `, []Device{{"eth0", 14}}},
 
 		{"a name decides over patterns", `

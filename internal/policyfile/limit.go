@@ -14,11 +14,11 @@ import (
 var (
 	aliases    = []string{"cir", "cbs", "burst"}
 	shadowKeys = slices.Concat([]string{"rate", "capacity", "each", "penalty", "overhead", "mpu"}, aliases)
-	planKeys   = slices.Concat([]string{"rate", "capacity", "algorithm", "each", "excess", "queue", "ecn-above", "penalty", "fail", "overhead", "mpu", "shadow"}, aliases)
+	planKeys   = slices.Concat([]string{"rate", "capacity", "algorithm", "each", "excess", "queue", "ecn-above", "order", "penalty", "fail", "overhead", "mpu", "shadow"}, aliases)
 	ruleKeys   = slices.Concat([]string{"plan"}, planKeys)
 
 	// limitedOnly is what an unlimited rule does not take from defaults.
-	limitedOnly = []string{"capacity", "each", "excess", "queue", "ecn-above", "penalty", "shadow"}
+	limitedOnly = []string{"capacity", "each", "excess", "queue", "ecn-above", "order", "penalty", "shadow"}
 )
 
 // noShadow is the text of a shadow that is none, to be without that of defaults or a plan.
@@ -108,7 +108,7 @@ func (l *limits) of(p parcel) *policy.Limit {
 // withoutIdle is a limit without what only delaying ones have, unless it is one.
 func withoutIdle(l policy.Limit) policy.Limit {
 	if l.Excess != policy.Delay || l.Algorithm != policy.GCRA {
-		l.Queue = policy.Queue{}
+		l.Queue, l.Order = policy.Queue{}, policy.FIFO
 	}
 	if l.Excess != policy.Delay {
 		l.ECNAbove = 0

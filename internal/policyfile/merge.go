@@ -283,7 +283,7 @@ func useless(key string, r policy.Rule) bool {
 	switch key {
 	case "capacity":
 		return r.Capacity == 0
-	case "queue":
+	case "queue", "order":
 		return r.Queue == 0
 	case "ecn-above":
 		return r.ECNAbove == 0

@@ -243,6 +243,8 @@ devices:
       10.0.5.0/24: {rate: 10mbit, algorithm: leaky, capacity: 30ms}   # may burst now
       10.0.6.0/24: {rate: 10mbit, plan: p}                 # waits longer now
       10.0.7.0/24: {rate: 10mbit, queue: 20ms}             # is not limited now
+      10.0.8.0/24: {rate: 10mbit, order: sparse-first}     # is dropped now
+      10.0.9.0/24: {rate: 10mbit, order: sparse-first}     # first come, first served now
 `, `
 devices:
   eth0:
@@ -255,6 +257,8 @@ devices:
       10.0.5.0/24: {rate: 10mbit, excess: delay, queue: 40ms, capacity: 30ms}
       10.0.6.0/24: {rate: 10mbit, excess: delay, queue: 20ms}
       10.0.7.0/24: unlimited
+      10.0.8.0/24: 10mbit
+      10.0.9.0/24: {rate: 10mbit, excess: delay, queue: 40ms}
 `, `
 defaults: {excess: delay, queue: 40ms}
 plans: {p: {queue: 10ms}}
@@ -269,6 +273,8 @@ devices:
       10.0.5.0/24: {rate: 10mbit, capacity: 30ms}   # may burst now
       10.0.6.0/24: {rate: 10mbit, queue: 25000b}                 # waits longer now
       10.0.7.0/24: {rate: unlimited}             # is not limited now
+      10.0.8.0/24: {rate: 10mbit, excess: drop}     # is dropped now
+      10.0.9.0/24: {rate: 10mbit}     # first come, first served now
 `},
 
 		{"defaults no longer hold", `

@@ -170,6 +170,9 @@ func differing(l policy.Limit, r policy.Rule, l2Bytes uint8) (parts []part) {
 	if madeOf(l, r, l2Bytes).ECNAbove != r.ECNAbove { // whose default is made of the others
 		add("ecn-above", r.ECNAbove.String())
 	}
+	if l.Order != r.Order {
+		add("order", r.Order.String())
+	}
 	if l.Penalty != r.Penalty {
 		add("penalty", r.Penalty.String())
 	}

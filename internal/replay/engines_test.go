@@ -192,6 +192,9 @@ func TestBrokenFrames(t *testing.T) {
 				l.Rules[i].Framing = policy.Framing{Overhead: int16(roll.IntN(120) - 64), MPU: uint16(roll.IntN(2) * 84)}
 				if excess == policy.Delay {
 					queued(&l.Rules[i], roll)
+					if l.Rules[i].Algorithm == policy.GCRA && each != policy.EachFlow {
+						l.Rules[i].Order = policy.Order(roll.IntN(2))
+					}
 				}
 			}
 			e, now, limited := newBoth(t, l), uint64(time.Hour), 0

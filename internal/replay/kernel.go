@@ -66,7 +66,7 @@ func newKernel(l Limits, sharers uint32) (_ *Kernel, err error) {
 	algorithms := map[policy.Algorithm]bool{}
 	for _, r := range l.Rules {
 		algorithms[r.Algorithm] = true
-		if r.Each.Kind != policy.EachAll {
+		if maps.HasSlots(r) {
 			size.Buckets = sharers
 		}
 	}

@@ -49,7 +49,7 @@ func (m *Model) Offer(t *trace.Packet) (Result, error) {
 	found := meter.Level(*bucket, t.Time)
 	switch meter.Offer(bucket, t.Time, r.Bytes, rule.Excess == policy.ECN && p.ect) {
 	case model.Pass:
-		if rule.Excess == policy.Delay {
+		if rule.Excess == policy.Delay && !m.ahead(r, p, meter.Before(found, r.Bytes)) {
 			r.hold(meter.Held(found, r.Bytes), rule, p.ect)
 		}
 	case model.Mark:
@@ -62,6 +62,14 @@ func (m *Model) Offer(t *trace.Packet) (Result, error) {
 	}
 	r.Level = meter.Level(*bucket, t.Time)
 	return r, nil
+}
+
+// ahead reports whether a packet goes ahead of so many units that are to leave before it.
+func (m *Model) ahead(r Result, p packet, before uint64) bool {
+	if before == 0 || m.Rules[r.Rule].Order != policy.SparseFirst {
+		return false
+	}
+	return m.meters[r.Rule].Ahead(m.slot(flowOf(r.Rule, p), r.Time), r.Time, r.Bytes, before)
 }
 
 // hold holds a packet that conforms back for so many ns.
@@ -79,6 +87,10 @@ func (m *Model) bucket(s sharer, now uint64) *model.Bucket {
 	if m.Rules[s.rule].Each.Kind == policy.EachAll {
 		return &m.own[s.rule]
 	}
+	return m.slot(s, now)
+}
+
+func (m *Model) slot(s sharer, now uint64) *model.Bucket {
 	b := m.buckets[s]
 	if b == nil {
 		if len(m.buckets) >= m.sweepAt {

@@ -124,9 +124,7 @@ func (c *compiled) sharer(rule int, p packet) sharer {
 	case policy.EachAll:
 		return s
 	case policy.EachFlow:
-		s.is4, s.src, s.dst = p.flow.Src.Is4(), p.flow.Src.As16(), p.flow.Dst.As16()
-		s.proto, s.sport, s.dport = p.flow.Proto, p.flow.SrcPort, p.flow.DstPort
-		return s
+		return flowOf(rule, p)
 	case policy.EachSubnet:
 		bits = int(each.Bits)
 	default:
@@ -135,6 +133,14 @@ func (c *compiled) sharer(rule int, p packet) sharer {
 	far, _ := p.side(c.Match).Prefix(bits) // the rule was validated
 	s.is4, s.src = far.Addr().Is4(), far.Addr().As16()
 	return s
+}
+
+// flowOf is the flow of a packet, which has a bucket of its own under a rule.
+func flowOf(rule int, p packet) sharer {
+	return sharer{
+		rule: rule, is4: p.flow.Src.Is4(), src: p.flow.Src.As16(), dst: p.flow.Dst.As16(),
+		proto: p.flow.Proto, sport: p.flow.SrcPort, dport: p.flow.DstPort,
+	}
 }
 
 // name says who a sharer is: an address, a subnet, a flow, or the whole network of a rule.

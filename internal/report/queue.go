@@ -12,14 +12,14 @@ type Queue struct {
 	LongestWaitNS uint64 `json:"longest_wait_ns"` // that there can be
 	// ECNAboveNS is how long a packet may wait without being marked; null where none is marked for that.
 	ECNAboveNS *uint64 `json:"ecn_above_ns"`
-
-	beyond uint64 // of QueueBytes, those that the capacity does not count
+	Order      string  `json:"order"` // in which packets leave
+	beyond     uint64  // of QueueBytes, those that the capacity does not count
 }
 
 // NewQueue is that of a rule.
 func NewQueue(r policy.Rule) Queue {
 	bytes, longest := r.Waiting()
-	q := Queue{QueueBytes: bytes, LongestWaitNS: uint64(longest), beyond: r.Queue}
+	q := Queue{QueueBytes: bytes, LongestWaitNS: uint64(longest), Order: r.Order.String(), beyond: r.Queue}
 	if bytes > 0 && r.ECNAbove != policy.Never {
 		above := uint64(r.ECNAbove)
 		q.ECNAboveNS = &above

@@ -255,14 +255,14 @@ func growth(rules uint32) uint32 {
 	return 2 * rules
 }
 
-// roomFor is a size with room for sharers and shadows, if rules have any.
+// roomFor is a size with room for sharers, flows and shadows, if rules have any.
 func roomFor(rules []policy.Rule, size maps.Size) maps.Size {
 	for _, r := range rules {
 		proposed, ok := r.Proposed()
 		if ok {
 			size.Hurt = max(size.Hurt, hurtHosts)
 		}
-		if size.Buckets == noBuckets && (r.Each.Kind != policy.EachAll || proposed.Each.Kind != policy.EachAll) {
+		if size.Buckets == noBuckets && (maps.HasSlots(r) || maps.HasSlots(proposed)) {
 			size.Buckets = tableBuckets
 		}
 	}

@@ -100,16 +100,31 @@ func load(b *bpf.AbiBucket) model.Bucket {
 // Level is what the bucket that a packet of flow would be charged to owes now,
 // in units: 0 where there is none yet.
 func (s *Set) Level(e Entry, match policy.Match, flow Flow, now uint64) (units uint64) {
-	rule := s.current(e.ID)
 	if e.Each.Kind == policy.EachAll {
 		return s.OwnLevel(e, now)
 	}
-	key := makeKey(e.ID, e.Each, match, flow)
+	return s.slotLevel(e.ID, makeKey(e.ID, e.Each, match, flow), now)
+}
+
+// GoesAhead reports whether a packet of n bytes of a flow would now go ahead of
+// those that wait, as sparse flows do where the rule says so.
+func (s *Set) GoesAhead(e Entry, flow Flow, now, n uint64) bool {
+	if e.Order != policy.SparseFirst {
+		return false
+	}
+	m, key := s.Meter(e), makeKey(e.ID, policy.Each{Kind: policy.EachFlow}, policy.MatchDst, flow)
+	own := m.Owing(s.slotLevel(e.ID, key, now), now)
+	return m.Ahead(&own, now, n, 0)
+}
+
+// slotLevel is what the slot of a key owes, in units: 0 where it has none.
+func (s *Set) slotLevel(id uint32, key bpf.AbiKey, now uint64) uint64 {
+	rule := s.current(id)
 	line, print := s.place(key, rule.Salt)
 	for i := range lineSlots {
 		slot := &s.lines[line].Slot[i]
 		if atomic.LoadUint32(&slot.Print) == print {
-			return s.levelOf(e.ID, rule, load(slot), now)
+			return s.levelOf(id, rule, load(slot), now)
 		}
 	}
 	return 0
@@ -172,7 +187,8 @@ func (s *Set) slots(id uint32) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 	}
 }
 
-// Buckets are all sharers of a rule that owe something now.
+// Buckets are all sharers of a rule that owe something now. What tells flows
+// apart that share a bucket is none.
 func (s *Set) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
 	rule := s.current(e.ID)
 	return func(yield func(Bucket) bool) {
@@ -181,7 +197,7 @@ func (s *Set) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
 			level := s.levelOf(e.ID, rule, before, now)
 			_, print := s.place(k, rule.Salt)
 			// The key is that of the level if nobody took the slot meanwhile.
-			if level == 0 || k.Id != e.ID || atomic.LoadUint32(&slot.Print) != print {
+			if level == 0 || k.Id != e.ID || isFlow(k) != (e.Each.Kind == policy.EachFlow) || atomic.LoadUint32(&slot.Print) != print {
 				continue
 			}
 			b := Bucket{LevelBytes: model.Bytes(level)}

@@ -178,10 +178,15 @@ func (s *Set) insertLimit(id uint32, rule policy.Rule, shadow uint32) uint32 {
 // newSalt tells the keys of a new rule from those of all others.
 func newSalt() uint32 { return rand.Uint32() | 1 }
 
-// share remembers that a rule gives sharers slots of the table. They have them
-// also while the rule has one bucket for all, until they are freed.
+// HasSlots reports whether a rule gives sharers or flows slots of the table.
+func HasSlots(rule policy.Rule) bool {
+	return rule.Each.Kind != policy.EachAll || rule.Order == policy.SparseFirst
+}
+
+// share remembers that a rule has slots. It has them also while it has one
+// bucket for all, until they are freed.
 func share(r *bpf.AbiRule, rule policy.Rule) {
-	if rule.Each.Kind != policy.EachAll {
+	if HasSlots(rule) {
 		r.Shared = 1
 	}
 }

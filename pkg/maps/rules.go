@@ -175,6 +175,7 @@ const (
 	ruleAbsent     = uint32(bpf.AbiRuleFlagRULE_ABSENT)
 	ruleShadow     = uint32(bpf.AbiRuleFlagRULE_SHADOW)
 	ruleDelay      = uint32(bpf.AbiRuleFlagRULE_DELAY)
+	ruleSparse     = uint32(bpf.AbiRuleFlagRULE_SPARSE)
 
 	ruleEach = ruleHost | ruleSubnet | ruleFlow
 )
@@ -184,6 +185,7 @@ var (
 	algorithmFlags = []uint32{policy.GCRA: 0, policy.Leaky: ruleLeaky}
 	eachFlags      = []uint32{policy.EachAll: 0, policy.EachHost: ruleHost, policy.EachSubnet: ruleSubnet, policy.EachFlow: ruleFlow}
 	excessFlags    = []uint32{policy.Drop: 0, policy.ECN: ruleECN, policy.Pass: rulePass, policy.Delay: ruleDelay}
+	orderFlags     = []uint32{policy.FIFO: 0, policy.SparseFirst: ruleSparse}
 	failFlags      = []uint32{policy.Open: 0, policy.Closed: ruleFailClosed}
 )
 
@@ -223,7 +225,7 @@ func Meter(r policy.Rule) model.Meter {
 func encode(to version, r policy.Rule, salt, shadow uint32) {
 	t := bpf.AbiTerms{
 		Salt: salt, Shadow: shadow, Overhead: r.Framing.Overhead, Mpu: r.Framing.MPU, Capacity: r.Capacity << model.UnitBits,
-		Flags: algorithmFlags[r.Algorithm] | excessFlags[r.Excess] | eachFlags[r.Each.Kind] | failFlags[r.Fail],
+		Flags: algorithmFlags[r.Algorithm] | excessFlags[r.Excess] | eachFlags[r.Each.Kind] | orderFlags[r.Order] | failFlags[r.Fail],
 	}
 	d := bpf.AbiDetails{RateBits: uint64(r.Rate)}
 	if r.Each.Kind == policy.EachSubnet {
@@ -256,6 +258,7 @@ func (s *Set) decode(p netip.Prefix, r version, on side) policy.Rule {
 		Prefix: p, Rate: policy.Rate(r.RateBits), Capacity: r.Capacity >> model.UnitBits,
 		Algorithm: policy.Algorithm(choice(algorithmFlags, r.Flags)), Excess: policy.Excess(choice(excessFlags, r.Flags)),
 		Each:    policy.Each{Kind: policy.EachKind(choice(eachFlags, r.Flags)), Bits: uint8(r.EachBits)},
+		Order:   policy.Order(choice(orderFlags, r.Flags)),
 		Fail:    policy.Fail(choice(failFlags, r.Flags)),
 		Framing: policy.Framing{Overhead: r.Overhead, MPU: r.Mpu},
 	}

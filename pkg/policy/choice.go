@@ -40,6 +40,14 @@ const (
 	Delay               // held back until it is its turn, dropped where the queue is full
 )
 
+// Order is the order in which packets leave a queue.
+type Order uint8
+
+const (
+	FIFO        Order = iota // as they came
+	SparseFirst              // those of flows that send little, and have none waiting, ahead of the others
+)
+
 // Fail is what happens to a packet whose bucket could not be updated.
 type Fail uint8
 
@@ -53,6 +61,7 @@ var (
 	matchNames     = []string{"dst", "src"}
 	algorithmNames = []string{"gcra", "leaky"}
 	excessNames    = []string{"drop", "ecn", "pass", "delay"}
+	orderNames     = []string{"fifo", "sparse-first"}
 	failNames      = []string{"open", "closed"}
 )
 
@@ -75,6 +84,7 @@ func (d Direction) String() string { return nameOf(d, directionNames) }
 func (m Match) String() string     { return nameOf(m, matchNames) }
 func (a Algorithm) String() string { return nameOf(a, algorithmNames) }
 func (e Excess) String() string    { return nameOf(e, excessNames) }
+func (o Order) String() string     { return nameOf(o, orderNames) }
 func (f Fail) String() string      { return nameOf(f, failNames) }
 
 // Set reads "ingress" or "egress".
@@ -88,6 +98,9 @@ func (a *Algorithm) Set(s string) error { return setName(a, "algorithm", s, algo
 
 // Set reads "drop", "ecn", "pass" or "delay".
 func (e *Excess) Set(s string) error { return setName(e, "excess", s, excessNames) }
+
+// Set reads "fifo" or "sparse-first".
+func (o *Order) Set(s string) error { return setName(o, "order", s, orderNames) }
 
 // Set reads "open" or "closed".
 func (f *Fail) Set(s string) error { return setName(f, "fail", s, failNames) }
@@ -103,6 +116,9 @@ func (a Algorithm) Type() string { return strings.Join(algorithmNames, "|") }
 
 // Type names the value in a flag's help.
 func (e Excess) Type() string { return strings.Join(excessNames, "|") }
+
+// Type names the value in a flag's help.
+func (o Order) Type() string { return strings.Join(orderNames, "|") }
 
 // Type names the value in a flag's help.
 func (f Fail) Type() string { return strings.Join(failNames, "|") }

@@ -42,6 +42,10 @@ func TestSet(t *testing.T) {
 			map[string]string{"5ms": "5ms", "0.5S": "500ms", "never": "never"},
 			map[string]string{"0ms": "zero", "5": "unit of time", "-1ms": "negative", "always": "never or 5ms", "Never": "never or 5ms"},
 		}, {
+			func() flagValue { return new(Order) }, "fifo|sparse-first",
+			map[string]string{"fifo": "fifo", "sparse-first": "sparse-first"},
+			map[string]string{"sparse": "use fifo or sparse-first"},
+		}, {
 			func() flagValue { return new(Fail) }, "open|closed",
 			map[string]string{"open": "open", "closed": "closed"},
 			map[string]string{"close": "use open or closed"},

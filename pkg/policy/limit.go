@@ -18,6 +18,7 @@ type Limit struct {
 	Excess    Excess
 	Queue     Queue    // the zero Queue is chosen from the rate
 	ECNAbove  ECNAbove // 0 is chosen
+	Order     Order
 	Penalty   Penalty
 	Fail      Fail
 	Overhead  string // as ParseFraming reads it; "" for none
@@ -47,7 +48,7 @@ func (m MPU) String() string { return strconv.Itoa(int(m)) }
 func (m MPU) Type() string { return "bytes" }
 
 // limitKeys are the names of a limit's parts, those of a shadow first.
-var limitKeys = []string{"rate", "capacity", "each", "penalty", "overhead", "mpu", "algorithm", "excess", "queue", "ecn-above", "fail"}
+var limitKeys = []string{"rate", "capacity", "each", "penalty", "overhead", "mpu", "algorithm", "excess", "queue", "ecn-above", "order", "fail"}
 
 const shadowKeys = 6 // of limitKeys
 
@@ -82,6 +83,8 @@ func (l *Limit) Set(key, value string) error {
 		return nil
 	case "ecn-above":
 		return l.ECNAbove.Set(value)
+	case "order":
+		return l.Order.Set(value)
 	case "penalty":
 		return l.Penalty.Set(value)
 	case "fail":
@@ -145,7 +148,7 @@ func (l Limit) Rule(prefix netip.Prefix, l2Bytes uint8) (Rule, error) {
 func (l Limit) Resolve(prefix netip.Prefix, l2Bytes uint8) (r Rule, err error) {
 	r = Rule{
 		Prefix: prefix, Rate: l.Rate, Algorithm: l.Algorithm, Each: l.Each, Excess: l.Excess,
-		Penalty: l.Penalty, Fail: l.Fail, ECNAbove: l.ECNAbove,
+		Penalty: l.Penalty, Fail: l.Fail, ECNAbove: l.ECNAbove, Order: l.Order,
 	}
 	if l.Overhead != "" {
 		if r.Framing, err = ParseFraming(l.Overhead, l2Bytes); err != nil {

@@ -124,8 +124,14 @@ func (r Rule) validateQueue() error {
 		return fmt.Errorf("queue has no use with excess %v; leave it out, or use excess delay", r.Excess)
 	case r.Excess != Delay && r.ECNAbove != 0:
 		return fmt.Errorf("ecn-above has no use with excess %v; leave it out, or use excess delay", r.Excess)
+	case r.Excess != Delay && r.Order != FIFO:
+		return fmt.Errorf("order %v has no use with excess %v; leave it out, or use excess delay", r.Order, r.Excess)
 	case r.Excess != Delay:
 		return nil
+	case r.Order == SparseFirst && r.Algorithm == Leaky:
+		return fmt.Errorf("order %v has no use with the algorithm %v, which never lets more leave than the rate; use the algorithm %v", r.Order, r.Algorithm, GCRA)
+	case r.Order == SparseFirst && r.Each.Kind == EachFlow:
+		return fmt.Errorf("order %v has no use with each %v, where a flow waits only for itself; leave it out", r.Order, r.Each)
 	case r.Algorithm == Leaky && r.Queue != 0:
 		return fmt.Errorf("queue has no use with the algorithm %v, whose capacity is the queue; set the capacity instead", r.Algorithm)
 	case bytesIn(MaxWait, r.Rate) < MinCapacity:

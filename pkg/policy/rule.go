@@ -24,6 +24,7 @@ type Rule struct {
 	Excess    Excess
 	Queue     uint64   // bytes beyond Capacity that may wait, if Excess is Delay and Algorithm GCRA; else 0
 	ECNAbove  ECNAbove // above 0 if Excess is Delay; else 0
+	Order     Order    // FIFO, unless Excess is Delay and Algorithm GCRA
 	Penalty   Penalty
 	Fail      Fail
 	Framing   Framing
@@ -36,6 +37,7 @@ func (r Rule) Validate() error {
 		checkPrefix(r.Prefix),
 		checkName(r.Algorithm, "algorithm", algorithmNames),
 		checkName(r.Excess, "excess", excessNames),
+		checkName(r.Order, "order", orderNames),
 		checkName(r.Fail, "fail", failNames),
 		r.Each.validate(r.Prefix),
 		r.Penalty.validate(),
@@ -84,6 +86,8 @@ func (r Rule) validateUnlimited() error {
 		return errors.New("queue has no use in an unlimited rule; leave it out")
 	case r.ECNAbove != 0:
 		return errors.New("ecn-above has no use in an unlimited rule; leave it out")
+	case r.Order != FIFO:
+		return fmt.Errorf("order %v has no use in an unlimited rule; leave it out", r.Order)
 	case r.Penalty != Penalty{}:
 		return fmt.Errorf("penalty %v has no use in an unlimited rule; leave it out", r.Penalty)
 	}

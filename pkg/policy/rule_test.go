@@ -50,6 +50,7 @@ func TestValidate(t *testing.T) {
 		"longest wait":    ruleOn("10.0.0.0/24", delay(Leaky), func(r *Rule) { r.Capacity = 11_250_000 }),
 		"no marks":        ruleOn("10.0.0.0/24", delay(Leaky), func(r *Rule) { r.ECNAbove = Never }),
 		"burst and queue": ruleOn("10.0.0.0/24", delay(GCRA), func(r *Rule) { r.Queue = 11_250_000 }),
+		"sparse first":    ruleOn("10.0.0.0/24", delay(GCRA), func(r *Rule) { r.Each.Kind, r.Order = EachHost, SparseFirst }),
 		"hole":            ruleOn("10.0.0.5/32", unlimited),
 		"leaky hole":      ruleOn("10.0.0.5/32", unlimited, func(r *Rule) { r.Algorithm = Leaky }),
 	} {
@@ -98,6 +99,11 @@ func TestValidateRefuses(t *testing.T) {
 		{func(r *Rule) { delay(Leaky)(r); r.Rate = MinRate }, "excess delay is not for 8bit, at which a full packet takes 1514 s"},
 		{func(r *Rule) { delay(GCRA)(r); r.Rate = 1344 }, "excess delay is not for 1344bit"},
 		{func(r *Rule) { delay(Leaky)(r); r.ECNAbove = 0 }, "ecn-above of 0 ns is not above zero"},
+		{func(r *Rule) { r.Order = 2 }, "order has the unknown value 2"},
+		{func(r *Rule) { r.Order = SparseFirst }, "order sparse-first has no use with excess drop; leave it out, or use excess delay"},
+		{func(r *Rule) { delay(Leaky)(r); r.Order = SparseFirst }, "order sparse-first has no use with the algorithm leaky, which never lets more leave than the rate; use the algorithm gcra"},
+		{func(r *Rule) { delay(GCRA)(r); r.Each.Kind, r.Order = EachFlow, SparseFirst }, "order sparse-first has no use with each flow"},
+		{func(r *Rule) { unlimited(r); r.Order = SparseFirst }, "order sparse-first has no use in an unlimited rule"},
 		{func(r *Rule) { delay(Leaky)(r); r.Penalty = fill }, "penalty fill has no use with excess delay"},
 		{func(r *Rule) { delay(GCRA)(r); r.Rate, r.Capacity = MaxRate, MaxCapacity }, "capacity and queue of 1099511629290 bytes together is above 1024gb"},
 		{func(r *Rule) {

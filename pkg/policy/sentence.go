@@ -94,10 +94,14 @@ func (r Rule) verdict() string {
 	case Pass:
 		return "counted but not dropped"
 	case Delay:
-		if r.ECNAbove == Never {
-			return "delayed, and dropped beyond the queue"
+		says := "delayed"
+		if r.Order == SparseFirst {
+			says += " but for sparse flows"
 		}
-		return fmt.Sprintf("delayed, marked by ECN beyond %s, and dropped beyond the queue", human(0, uint64(r.ECNAbove), 1, timeNames))
+		if r.ECNAbove != Never {
+			says += ", marked by ECN beyond " + human(0, uint64(r.ECNAbove), 1, timeNames)
+		}
+		return says + ", and dropped beyond the queue"
 	}
 	return "dropped"
 }
