@@ -137,7 +137,8 @@ func (s *Summary) drought(a *account, r Result) {
 		s.worst = Drought{From: a.since, NS: at - a.since}
 	}
 	if !dropped {
-		a.since, a.known, a.dropped = at, true, false
+		// One that goes ahead of others leaves before them.
+		a.since, a.known, a.dropped = max(a.since, at), true, false
 	}
 }
 

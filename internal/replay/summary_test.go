@@ -147,6 +147,17 @@ func TestLongestDrought(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", name, d, c.want)
 		}
 	}
+	// A packet that goes ahead of one that waits leaves before it, and not last.
+	ahead := NewSummary(Limits{Rules: []policy.Rule{rule}})
+	for _, r := range []Result{
+		{Time: 0, Verdict: Delay, Held: 5000}, {Time: 10}, {Time: 20, Verdict: Drop, Excess: true}, {Time: 30, Verdict: Delay, Held: 5470},
+	} {
+		r.Limited, r.Bytes = true, 1000
+		ahead.Add(r)
+	}
+	if d := ahead.LongestDrought(); d != (Drought{5000, 500}) {
+		t.Errorf("with one that goes ahead: %+v", d)
+	}
 	// Each bucket has its own: the packets of another end nobody's drought.
 	m, s := NewModel(hosts), NewSummary(hosts)
 	for i, host := range []int{1, 1, 2, 2, 1, 2, 1} {
