@@ -34,6 +34,7 @@ enum layout {
 	TICK_BITS = 30,
 	LINE_SLOTS = 4,
 	PACKET_BITS = 24, /* no packet counts as 2^PACKET_BITS bytes or more */
+	MAX_WAIT_S = 9, /* no packet waits longer */
 	SPARSE_BITS = 11, /* a sparse flow sends 2^SPARSE_BITS bytes at most in the time that a full queue takes */
 	SECRET_WORDS = 12,
 	LINE_PREFIXES4 = 5,
@@ -122,10 +123,11 @@ struct counters {
  */
 struct rule {
 	struct bucket own; /* everybody's, or with RULE_EACH the spare one */
+	__u64 in_order;	   /* ns: until then sparse flows wait, too, as it is not known of all that waits whose it is */
 	__u32 version;	   /* which of the two is in force, 0 or 1; with VERSION_CHANGES, before the change */
 	__u32 retired;	   /* lengths.epoch when the other one, or the rule itself, went out of force; 0 for never */
 	__u32 shared;	   /* whether there may be slots of it in table */
-	__u8 pad[36];	   /* what is written for each packet shares no line with what is only read */
+	__u8 pad[28];	   /* what is written for each packet shares no line with what is only read */
 	struct terms terms[2];
 	struct details details[2];
 	struct counters counters[]; /* one for each CPU, rounded up to a power of two */

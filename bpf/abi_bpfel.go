@@ -106,6 +106,7 @@ const (
 	AbiLayoutTICK_BITS      AbiLayout = 30
 	AbiLayoutLINE_SLOTS     AbiLayout = 4
 	AbiLayoutPACKET_BITS    AbiLayout = 24
+	AbiLayoutMAX_WAIT_S     AbiLayout = 9
 	AbiLayoutSPARSE_BITS    AbiLayout = 11
 	AbiLayoutSECRET_WORDS   AbiLayout = 12
 	AbiLayoutLINE_PREFIXES4 AbiLayout = 5
@@ -161,10 +162,11 @@ type AbiPrefixes6 struct {
 type AbiRule struct {
 	_        structs.HostLayout
 	Own      AbiBucket
+	InOrder  uint64
 	Version  uint32
 	Retired  uint32
 	Shared   uint32
-	Pad      [36]uint8
+	Pad      [28]uint8
 	Terms    [2]AbiTerms
 	Details  [2]AbiDetails
 	Counters [0]AbiCounters

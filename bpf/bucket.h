@@ -287,6 +287,13 @@ static __always_inline __u64 tick_time(const struct slow *s)
 	return s->version & VERSION_REBASED ? s->now + (1ULL << TICK_BITS) : s->now;
 }
 
+/* Whether it is not known of all that waits by a rule whose it is. */
+static __always_inline bool keeps_order(const struct rule *rule, const struct slow *s)
+{
+	return s->now < READ_ONCE(rule->in_order) ||
+	       (s->version & VERSION_REBASED && s->now < change.until + MAX_WAIT_S * 1000000000ULL);
+}
+
 /*
  * What a flow owes that owed level when a packet of it came that others are to
  * leave before. If it is sparse (as RFC 8290 has it: it builds no queue of its
@@ -294,12 +301,12 @@ static __always_inline __u64 tick_time(const struct slow *s)
  * fill a bucket as big as the queue. Otherwise the flow owes more than that until
  * the packet has left in its turn: none overtakes one of its own flow.
  */
-static __always_inline __u64 flow_owes(const struct terms *terms, const struct slow *s, __u64 level,
-				       enum verdict *verdict)
+static __always_inline __u64 flow_owes(const struct rule *rule, const struct terms *terms, const struct slow *s,
+				       __u64 level, enum verdict *verdict)
 {
 	__u64 queue = terms->capacity - terms->at_once, owes;
 
-	if (s->bytes <= 1 << SPARSE_BITS) {
+	if (s->bytes <= 1 << SPARSE_BITS && !keeps_order(rule, s)) {
 		owes = level + ((queue >> UNIT_BITS) * s->bytes << (UNIT_BITS - SPARSE_BITS));
 		if (owes <= queue) {
 			*verdict = VERDICT_PASS;
@@ -442,7 +449,7 @@ __noinline enum verdict charge_once(struct slow *s, __u32 slot)
 	tat = READ_ONCE(b->tat);
 	if (tat & TAT_TAKEN)
 		return VERDICT_AGAIN;
-	owes = flow_owes(terms, s, level_at(terms, v, tick_time(s), tat, READ_ONCE(b->tick)), &verdict);
+	owes = flow_owes(rule, terms, s, level_at(terms, v, tick_time(s), tat, READ_ONCE(b->tick)), &verdict);
 	return put_level(b, s->print, tat, v, owes, tick_time(s), verdict);
 }
 

@@ -30,6 +30,7 @@ type mirrored struct {
 	rule    policy.Rule
 	meter   model.Meter
 	buckets map[sharer]*model.Bucket
+	inOrder *uint64             // ns: until then no sparse flow goes first, whatever the rule changes to
 	want    *shapemaps.Counters // those of the rule, whatever it changes to
 }
 
@@ -37,7 +38,7 @@ func (r *mirrored) limited() bool { return r.rule.Rate != policy.Unlimited }
 
 // newMirrored is a rule whose buckets owe nothing.
 func newMirrored(rule policy.Rule, now uint64) *mirrored {
-	r := &mirrored{rule, meterOf(rule), map[sharer]*model.Bucket{}, new(shapemaps.Counters)}
+	r := &mirrored{rule, meterOf(rule), map[sharer]*model.Bucket{}, new(uint64), new(shapemaps.Counters)}
 	own := r.meter.Owing(0, now)
 	r.buckets[sharer{}] = &own
 	return r
@@ -46,7 +47,7 @@ func newMirrored(rule policy.Rule, now uint64) *mirrored {
 // becoming is what a rule is once it has changed at a time to another one.
 func (r *mirrored) becoming(rule policy.Rule, now uint64) *mirrored {
 	next := newMirrored(rule, now)
-	next.want = r.want
+	next.inOrder, next.want = r.inOrder, r.want
 	if !r.limited() || !next.limited() {
 		return next
 	}
@@ -82,10 +83,22 @@ func (m *mirror) change(want []policy.Rule, now uint64) {
 	}
 }
 
+// keepOrder is what it does when the time is known at which the change is to begin.
+func (m *mirror) keepOrder(want []policy.Rule, from uint64) {
+	for _, rule := range want {
+		if old := m.rules[rule.Prefix]; old != nil && old.limited() && rule.Rate != policy.Unlimited {
+			*old.inOrder = max(*old.inOrder, keptInOrder(old.rule, rule, from))
+		}
+	}
+}
+
 // back is what it does when the change is over again. Rules that were away, or
 // unlimited meanwhile, have aged by their own clocks.
 func (m *mirror) back(now uint64) {
 	for p, old := range m.undo {
+		if m.rules[p] != old {
+			*old.inOrder = max(*old.inOrder, now+uint64(policy.MaxWait))
+		}
 		if new := m.rules[p]; new != nil && new != old && old.limited() && new.limited() {
 			meter := old.meter
 			meter.Continue(new.meter, now)
@@ -129,7 +142,7 @@ func (m *mirror) offer(host netip.Addr, now, n uint64, ect bool) {
 		who := (&twin{rule: r.rule}).sharer(host)
 		b := bucketOf(r.buckets, who)
 		before = *b
-		want = offer(r.rule, r.meter, b, bucketOf(r.buckets, ownFlow(host)), now, n, ect)
+		want = offer(r.rule, r.meter, b, bucketOf(r.buckets, ownFlow(r.rule, host)), now, n, ect, now < *r.inOrder)
 	}
 	*r.want = sum(*r.want, want.counted(n))
 	if (verdict == drop) != want.dropped || verdict != drop && verdict != next {
@@ -268,6 +281,7 @@ func (m *mirror) play(roll dice, changes, packets int) {
 			until = from + 1 + roll(1<<(1+roll(40)))
 		}
 		m.set.Time(from, until)
+		m.keepOrder(want, from)
 		m.set.Arm()
 		now = traffic(from)
 		m.change(want, from)

@@ -97,6 +97,17 @@ __noinline __u32 match_present(struct __sk_buff *skb, __u32 ip, __u32 side)
 /* Beyond this a sender's own departure time is none. */
 #define OWN_TIME_NS (1ULL << 35)
 
+/* Has fq, or that of the ifb, send a packet no earlier. Not possible of one that enters with a tag left in its frame. */
+static __always_inline bool leave_at(struct __sk_buff *skb, __u64 time)
+{
+	if (!bpf_skb_set_tstamp(skb, time, BPF_SKB_TSTAMP_DELIVERY_MONO))
+		return true;
+	/* A device that it leaves by needs no type of the time. */
+	if (!hook.ingress)
+		skb->tstamp = time;
+	return !hook.ingress;
+}
+
 /*
  * What has to leave before a packet that was charged, and left the bucket with
  * that level, in units.
@@ -110,32 +121,46 @@ static __always_inline __u64 units_before(const struct terms *terms, __u64 bytes
 }
 
 /*
- * Of a packet that was charged, and left the bucket with that level: the time at
- * which it leaves, which the fq of the device sees to, or that of the ifb. A
- * sender that wants to be later than that is. What does not wait is what
- * conforms at once, and a packet that was bigger than all of that and found the
- * bucket empty; anything else leaves when it would conform.
+ * Of a packet before which so many units are to leave: the time at which it
+ * leaves itself. A sender that wants to be later than that is, but by no more
+ * than the queue is long: what it spreads over that time it could let leave at
+ * one moment. What does not wait is what conforms at once, and a packet that was
+ * bigger than all of that and found the bucket empty; anything else leaves when it would conform.
  */
 static __always_inline enum verdict hold_back(struct __sk_buff *skb, __u32 ip, const struct terms *terms,
-					      const struct details *details, __u64 bytes, __u64 now, __u64 level)
+					      const struct details *details, __u64 now, __u64 before)
 {
-	__u64 own = skb->tstamp, wait = drain_ns(terms->slope, units_before(terms, bytes, level)), leaves;
+	__u64 own = skb->tstamp, wait = drain_ns(terms->slope, before), leaves = now + wait;
 
+	if (!hook.ingress && own > leaves && own - leaves <= OWN_TIME_NS) {
+		leaves = now + drain_ns(terms->slope, terms->capacity - terms->at_once);
+		if (own < leaves)
+			leaves = own;
+		leave_at(skb, leaves);
+	} else if (wait && !leave_at(skb, leaves)) {
+		return VERDICT_UNSURE;
+	}
 	if (!wait)
 		return VERDICT_PASS;
-	leaves = now + wait;
-	/* Behind a tag in the frame, only a device that it leaves by needs no type of the time. */
-	if ((hook.ingress || own <= leaves || own - leaves > OWN_TIME_NS) &&
-	    bpf_skb_set_tstamp(skb, leaves, BPF_SKB_TSTAMP_DELIVERY_MONO) && !hook.ingress)
-		skb->tstamp = leaves;
 	return wait > details->ecn_above_ns && ecn_of(skb, ip) ? VERDICT_MARK : VERDICT_DELAY;
 }
 
-/* The same after the long way. */
+static __always_inline void keep_order(struct rule *rule, __u64 until)
+{
+	if (READ_ONCE(rule->in_order) < until)
+		WRITE_ONCE(rule->in_order, until);
+}
+
+/*
+ * The same after the long way. A flow for which there is no room in the table
+ * waits, and so do all until it has left: by then it may have room, and nothing
+ * there that tells of this packet.
+ */
 __noinline enum verdict hold_back_slowly(struct __sk_buff *skb, __u32 ip, const struct slow *s)
 {
 	const struct terms *terms;
-	const struct rule *rule;
+	struct rule *rule;
+	__u64 before;
 	__u32 id;
 
 	if (!s)
@@ -145,8 +170,12 @@ __noinline enum verdict hold_back_slowly(struct __sk_buff *skb, __u32 ip, const 
 	if (!rule)
 		return VERDICT_UNSURE;
 	terms = terms_of(rule, s->version);
-	return hold_back(skb, ip, terms, &rule->details[s->version & 1], s->bytes, s->now,
-			 s->tat - clock_of(terms, s->version, s->now));
+	before = units_before(terms, s->bytes, s->tat - clock_of(terms, s->version, s->now));
+	if (s->wait && s->verdict == VERDICT_PASS)
+		before = 0;
+	else if (s->wait && s->verdict != VERDICT_DELAY)
+		keep_order(rule, s->now + drain_ns(terms->slope, before));
+	return hold_back(skb, ip, terms, &rule->details[s->version & 1], s->now, before);
 }
 
 /* Where the bucket is in the table of whom flags say that there is one for. Not static, like charge_once. */
@@ -170,18 +199,16 @@ __noinline int look_for(struct __sk_buff *skb, __u32 ip, __u32 flags, struct slo
 }
 
 /*
- * Whether a packet that was charged goes ahead of those that wait: its flow has
- * none among them, and sends little. A flow for which there is no room in the
- * table waits.
+ * Brings a packet that was charged, if others are to leave before it, to the
+ * bucket of its own flow: whether that is sparse, and it goes ahead of them.
  */
-static __always_inline bool goes_ahead(struct __sk_buff *skb, __u32 ip, const struct terms *terms, struct slow *s)
+static __always_inline void try_flow(struct __sk_buff *skb, __u32 ip, const struct terms *terms, struct slow *s)
 {
 	s->wait = units_before(terms, s->bytes, s->tat - clock_of(terms, s->version, s->now));
 	if (!s->wait)
-		return false;
+		return;
 	look_for(skb, ip, RULE_FLOW, s);
 	bpf_loop(TRIES, try_slot, s, 0);
-	return s->verdict == VERDICT_PASS;
 }
 
 /* Charges any packet to its bucket, by a version that was resolved. Where a key can have none, the rule's own is charged. */
@@ -207,8 +234,8 @@ __noinline enum verdict charge_slowly(struct __sk_buff *skb, __u32 ip, __u32 id,
 	bpf_loop(TRIES, try_own, &s, 0);
 charged:
 	if (s.verdict == VERDICT_PASS && s.delay) {
-		if (terms->flags & RULE_SPARSE && goes_ahead(skb, ip, terms, &s))
-			return VERDICT_PASS;
+		if (terms->flags & RULE_SPARSE)
+			try_flow(skb, ip, terms, &s);
 		return hold_back_slowly(skb, ip, &s);
 	}
 	return s.verdict == VERDICT_AGAIN ? VERDICT_UNSURE : s.verdict;
@@ -505,8 +532,8 @@ __noinline int apply_plainly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 ve
 	if (verdict == VERDICT_AGAIN)
 		return UNDONE;
 	if (verdict == VERDICT_PASS)
-		verdict = hold_back(skb, ip, terms, &rule->details[version], skb->len, now,
-				    given - byte_clock(terms, terms->base, now));
+		verdict = hold_back(skb, ip, terms, &rule->details[version], now,
+				    units_before(terms, skb->len, given - byte_clock(terms, terms->base, now)));
 	return act(skb, ip, rule, flags, skb->len, verdict);
 }
 

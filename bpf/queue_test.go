@@ -285,48 +285,130 @@ func TestSparseFirst(t *testing.T) {
 	}
 }
 
-// A sender that paces itself is not sent earlier for it, nor is one that asks
-// for a time that no packet is sent at, or by another clock.
+// A sender that paces itself is not sent earlier for it, but no later than the
+// queue is long: what it spreads over time it may let leave at one moment. One
+// that asks for a time that no packet is sent at, or by another clock, has none.
 func TestOwnDepartureTime(t *testing.T) {
 	hook := egress()
 	hook.VirtualClock = 0
 	r := newRig(t, maps.Size{Rules: 1}, hook)
-	rule := queue(policy.Leaky, 8_000_000, 0, 1_000_000) // a byte in a us
+	rule := queue(policy.Leaky, 8_000_000, 0, 2_000_000) // a byte in a us
 	rule.Prefix, rule.Framing = prefix("10.0.0.0/8"), policy.Framing{}
-	var clock unix.Timespec
-	testenv.Must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &clock))
-	now := uint64(clock.Nano())
+	clock := func() uint64 {
+		var now unix.Timespec
+		testenv.Must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
+		return uint64(now.Nano())
+	}
+	now := clock()
 	r.put(rule, now)
 	frame := append(udp(addr("192.0.2.1"), addr("10.0.0.7"), 0), make([]byte, 958)...) // 1000 bytes: a ms
 	program := r.program(policy.Leaky)
 	for range 500 {
 		send(t, program, frame, meta{})
 	}
-	second := uint64(time.Second)
-	for name, c := range map[string]struct {
+	const second, turn, longest = uint64(time.Second), uint64(time.Second / 2), 2 * uint64(time.Second)
+	const its, own, end = "its turn", "its own", "the end of the queue"
+	cases := map[string]struct {
 		own  uint64
-		kept bool
+		when string
 	}{
-		"none":                    {0, false},
-		"past":                    {now, false},
-		"sooner than its turn":    {now + second/10, false},
-		"later than its turn":     {now + 2*second, true},
-		"much later":              {now + 30*second, true},
-		"TAI, or the time of day": {1_795_000_000 * second, false},
-	} {
+		"none":                    {0, its},
+		"past":                    {now, its},
+		"sooner than its turn":    {now + second/10, its},
+		"later than its turn":     {now + longest - second/2, own},
+		"later than any":          {now + longest + 2*second, end},
+		"much later":              {now + 30*second, end},
+		"TAI, or the time of day": {1_795_000_000 * second, its},
+	}
+	for name, c := range cases {
+		before := clock()
 		verdict, _, leaves := sendTimed(t, program, frame, meta{now: c.own})
-		if verdict != next || (leaves == c.own) != c.kept {
-			t.Errorf("%s: verdict %#x, leaves at %d", name, verdict, leaves)
+		after := clock()
+		least, most := now+turn, after+turn+second/4 // each case adds a ms
+		switch c.when {
+		case own:
+			least, most = c.own, c.own
+		case end:
+			least, most = before+longest, after+longest
 		}
-		if turn := now + second/2; !c.kept && (leaves < turn || leaves > turn+60*second) {
-			t.Errorf("%s: leaves at %d, its turn is after %d", name, leaves, turn)
+		if verdict != next || leaves < least || leaves > most {
+			t.Errorf("%s: verdict %#x, leaves at %d, and ought to at %s, %d to %d", name, verdict, leaves, c.when, least, most)
 		}
 	}
-	// Whoever need not wait is left alone.
+	// Who need not wait is left alone, but for what is beyond the queue.
 	rule.Rate = 1_000_000_000_000
 	r.put(rule, now)
 	if _, _, leaves := sendTimed(t, program, frame, meta{now: 5}); leaves != 5 {
 		t.Errorf("without a wait the time is %d", leaves)
+	}
+	if _, _, leaves := sendTimed(t, program, frame, meta{now: now + 20*second}); leaves > clock()+second {
+		t.Errorf("without a wait, a time of its own beyond the queue stays: %d", leaves)
+	}
+}
+
+// A flow for which there was no room in the table waits, and its next packet
+// does not overtake it once there is room.
+func TestNoRoomForFlow(t *testing.T) {
+	hook := egress()
+	hook.MatchSrc = 1
+	r := newRig(t, maps.Size{Rules: 2, Buckets: 4}, hook) // one line
+	rule := queue(policy.GCRA, 8_000_000, 2000, 8_000_000)
+	rule.Order = policy.SparseFirst
+	slow := queue(policy.GCRA, 8_000, 2000, 2000)
+	slow.Prefix, slow.Each.Kind, slow.Excess, slow.Queue, slow.ECNAbove = prefix("192.168.0.0/16"), policy.EachHost, policy.Drop, 0, 0
+	now := uint64(1e9)
+	newTwin(r, rule, now)
+	r.put(slow, now)
+	leaves := func(host string, n uint64) uint64 {
+		frame, m := sized(addr(host), n, shrink, now)
+		verdict, _, at := sendTimed(t, r.program(policy.GCRA), frame, m)
+		if verdict != next {
+			t.Fatalf("a packet of %s is dropped", host)
+		}
+		return at
+	}
+	for i := range 4 { // for two seconds
+		leaves(fmt.Sprintf("192.168.0.%d", i), 2000)
+	}
+	for range 80 { // for four
+		leaves("10.0.0.1", 50_000)
+	}
+	first := leaves("10.0.0.2", 100)
+	if first < now+3.9e9 {
+		t.Fatalf("without room for its flow, a packet leaves after %d ns", first-now)
+	}
+	now += 3e9
+	if second := leaves("10.0.0.2", 100); second < first {
+		t.Errorf("the second packet leaves %d ns before the first", first-second)
+	}
+	now = first
+	for range 500 {
+		leaves("10.0.0.1", 1000)
+	}
+	if at := leaves("10.0.0.3", 100); at != now {
+		t.Errorf("once the first has left, another flow waits for %d ns", at-now)
+	}
+}
+
+// What enters with a tag left in its frame can not be told when to leave: it
+// passes within what the rule holds, and is not counted as one that waited.
+func TestTagLeftInFrame(t *testing.T) {
+	const redirected uint32 = 7 // TC_ACT_REDIRECT
+	hook := ingress()
+	hook.Outlet, hook.VirtualClock = 1, 0
+	r := newRig(t, maps.Size{Rules: 1}, hook)
+	rule := queue(policy.Leaky, 8_000, 0, 4000)
+	rule.Prefix, rule.Framing = prefix("10.0.0.0/8"), policy.Framing{}
+	e := r.put(rule, 1)
+	frame := udp(addr("10.0.0.7"), addr("192.0.2.1"), 0)
+	frame = append(slices.Concat(frame[:12], []byte{0x81, 0, 0, 7}, frame[12:]), make([]byte, 954)...)
+	for i, want := range []uint32{redirected, redirected, redirected, redirected, drop} {
+		if verdict, _ := send(t, r.program(policy.Leaky), frame, meta{}); verdict != want {
+			t.Errorf("packet %d: verdict %#x, want %#x", i, verdict, want)
+		}
+	}
+	if c := r.set.Counters(e.ID); c.UnsurePackets != 3 || c.DelayedPackets != 0 || c.PassedPackets != 4 {
+		t.Errorf("counted %+v", c)
 	}
 }
 

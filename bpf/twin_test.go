@@ -58,10 +58,12 @@ func sized(host netip.Addr, n uint64, overhead int, now uint64) ([]byte, meta) {
 	return append(frame, make([]byte, length-34)...), m
 }
 
-// A sharer is whose bucket it is: everybody's where there is no address.
+// A sharer is whose bucket it is: everybody's where there is no address; or the
+// flow of one that has others beside it.
 type sharer struct {
 	each policy.Each
 	host netip.Addr
+	flow bool
 }
 
 // A twin is a rule in the kernel, and the model of the bucket of each sharer.
@@ -71,6 +73,7 @@ type twin struct {
 	entry   maps.Entry
 	meter   model.Meter
 	buckets map[sharer]*model.Bucket
+	inOrder uint64        // ns: until then no sparse flow goes first
 	want    maps.Counters // as a rule that does not delay counts
 	packets int
 }
@@ -110,6 +113,7 @@ func (t *twin) change(rule policy.Rule, now uint64) {
 		return
 	}
 	old, wasLimited := t.meter, t.rule.Rate != policy.Unlimited
+	t.inOrder = max(t.inOrder, keptInOrder(t.rule, rule, now))
 	t.rule, t.entry, t.meter = rule, t.put(rule, now), meterOf(rule)
 	switch {
 	case rule.Rate == policy.Unlimited:
@@ -132,6 +136,16 @@ func (t *twin) change(rule policy.Rule, now uint64) {
 	}
 }
 
+// keptInOrder is until when no sparse flow goes first once a rule has changed to
+// another one: as long as something may wait from before whose flow is not known.
+func keptInOrder(from, to policy.Rule, now uint64) uint64 {
+	same := from.Order == to.Order && from.Each == to.Each && from.Rate == to.Rate && from.Capacity == to.Capacity && from.Queue == to.Queue
+	if to.Order != policy.SparseFirst || from.Excess != policy.Delay || same {
+		return 0
+	}
+	return now + meterOf(from).LongestWait()
+}
+
 // sharer is who shares a bucket with a host.
 func (t *twin) sharer(host netip.Addr) sharer {
 	switch t.rule.Each.Kind {
@@ -140,11 +154,11 @@ func (t *twin) sharer(host netip.Addr) sharer {
 	case policy.EachSubnet:
 		host = netip.PrefixFrom(host, int(t.rule.Each.Bits)).Masked().Addr()
 	}
-	return sharer{t.rule.Each, host}
+	return sharer{each: t.rule.Each, host: host}
 }
 
 // ownFlow is the only flow that a host has here.
-func ownFlow(host netip.Addr) sharer { return sharer{policy.Each{Kind: policy.EachFlow}, host} }
+func ownFlow(rule policy.Rule, host netip.Addr) sharer { return sharer{rule.Each, host, true} }
 
 func bucketOf(buckets map[sharer]*model.Bucket, who sharer) *model.Bucket {
 	b := buckets[who]
@@ -170,7 +184,7 @@ func (t *twin) offer(host netip.Addr, now, n uint64, ect bool) model.Verdict {
 	b := bucketOf(t.buckets, t.sharer(host))
 	before, want := *b, fate{}
 	if t.rule.Rate != policy.Unlimited {
-		want = offer(t.rule, t.meter, b, bucketOf(t.buckets, ownFlow(host)), now, n, ect)
+		want = offer(t.rule, t.meter, b, bucketOf(t.buckets, ownFlow(t.rule, host)), now, n, ect, now < t.inOrder)
 	}
 	frame, m := sized(host, n, int(t.rule.Framing.Overhead), now)
 	if ect {
@@ -210,14 +224,14 @@ type fate struct {
 
 // offer brings a packet to the model of a bucket under a rule that is limited,
 // and of its flow, if that has one of its own.
-func offer(rule policy.Rule, m model.Meter, b, flow *model.Bucket, now, n uint64, ect bool) (f fate) {
+func offer(rule policy.Rule, m model.Meter, b, flow *model.Bucket, now, n uint64, ect, inOrder bool) (f fate) {
 	found := m.Level(*b, now)
 	f.verdict = m.Offer(b, now, n, ect && rule.Excess == policy.ECN)
 	f.marked = f.verdict == model.Mark
 	f.only = f.verdict == model.Excess && rule.Excess == policy.Pass
 	f.dropped = f.verdict == model.Excess && !f.only
 	if rule.Excess == policy.Delay && !f.dropped {
-		if before := m.Before(found, n); before > 0 && rule.Order == policy.SparseFirst && m.Ahead(flow, now, n, before) {
+		if before := m.Before(found, n); before > 0 && rule.Order == policy.SparseFirst && m.Ahead(flow, now, n, before, inOrder) {
 			return f
 		}
 		f.held = m.Held(found, n)

@@ -166,6 +166,9 @@ func (m Meter) Wait(level, n uint64) uint64 {
 	return m.drain(level + cost - m.Capacity)
 }
 
+// LongestWait is how long a queue may hold a packet back, in ns.
+func (m Meter) LongestWait() uint64 { return m.drain(m.Capacity - m.AtOnce) }
+
 // Before is what has to leave a queue before a packet of n bytes that finds a
 // level at which it conforms, in units: what is in the bucket, and does not leave at once.
 func (m Meter) Before(level, n uint64) uint64 {
@@ -186,9 +189,10 @@ func (m Meter) Held(level, n uint64) uint64 {
 // It is brought to the flow's own bucket, which is as big as the queue, and
 // which 2^SparseBits bytes fill that go ahead. One that has to wait leaves more
 // than that in it until its turn, so that none overtakes one of its own flow.
-func (m Meter) Ahead(flow *Bucket, now, n, before uint64) bool {
+// inOrder says that all have to wait.
+func (m Meter) Ahead(flow *Bucket, now, n, before uint64, inOrder bool) bool {
 	queue := m.Capacity - m.AtOnce
-	if n <= 1<<SparseBits {
+	if n <= 1<<SparseBits && !inOrder {
 		owed := m.Level(*flow, now) + queue>>UnitBits*n<<(UnitBits-SparseBits)
 		if owed <= queue {
 			*flow = m.charged(owed, now)

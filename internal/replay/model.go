@@ -69,7 +69,7 @@ func (m *Model) ahead(r Result, p packet, before uint64) bool {
 	if before == 0 || m.Rules[r.Rule].Order != policy.SparseFirst {
 		return false
 	}
-	return m.meters[r.Rule].Ahead(m.slot(flowOf(r.Rule, p), r.Time), r.Time, r.Bytes, before)
+	return m.meters[r.Rule].Ahead(m.slot(flowOf(r.Rule, p), r.Time), r.Time, r.Bytes, before, false)
 }
 
 // hold holds a packet that conforms back for so many ns.

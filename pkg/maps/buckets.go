@@ -114,7 +114,8 @@ func (s *Set) GoesAhead(e Entry, flow Flow, now, n uint64) bool {
 	}
 	m, key := s.Meter(e), makeKey(e.ID, policy.Each{Kind: policy.EachFlow}, policy.MatchDst, flow)
 	own := m.Owing(s.slotLevel(e.ID, key, now), now)
-	return m.Ahead(&own, now, n, 0)
+	inOrder := now < atomic.LoadUint64(&s.rule(e.ID).InOrder)
+	return m.Ahead(&own, now, n, 0, inOrder)
 }
 
 // slotLevel is what the slot of a key owes, in units: 0 where it has none.
@@ -197,7 +198,7 @@ func (s *Set) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
 			level := s.levelOf(e.ID, rule, before, now)
 			_, print := s.place(k, rule.Salt)
 			// The key is that of the level if nobody took the slot meanwhile.
-			if level == 0 || k.Id != e.ID || isFlow(k) != (e.Each.Kind == policy.EachFlow) || atomic.LoadUint32(&slot.Print) != print {
+			if level == 0 || k.Id != e.ID || isFlow(k) && e.Each.Kind != policy.EachFlow || atomic.LoadUint32(&slot.Print) != print {
 				continue
 			}
 			b := Bucket{LevelBytes: model.Bytes(level)}

@@ -298,6 +298,7 @@ func (s *Set) Time(from, until uint64) {
 		back := meter(old)
 		back.Continue(m, until)
 		old.Rebase = back.Base
+		keepOrder(s.rule(id), old, next, func() uint64 { return from })
 	})
 	c := &s.change[0]
 	atomic.StoreUint64(&c.From, from)
@@ -406,6 +407,9 @@ func (s *Set) Finish() {
 		v := s.versionOn(t.id, on)
 		if on == sideBack {
 			v.Base = v.Rebase
+			if v.Flags&ruleSparse != 0 {
+				keepOrderUntil(r, c.Until+uint64(policy.MaxWait)) // as packets did by themselves
+			}
 		}
 		atomic.StoreUint32(&r.Version, r.Version&1^uint32(on)&1)
 		r.Retired = s.lengths[0].Epoch

@@ -27,7 +27,7 @@ func makeKey(id uint32, each policy.Each, match policy.Match, f Flow) bpf.AbiKey
 	return key
 }
 
-// isFlow tells the key of a flow, which goes somewhere, from that of a host or subnet.
+// isFlow tells the key of a flow that goes somewhere from that of a host or subnet.
 func isFlow(k bpf.AbiKey) bool { return k.Dst != [4]uint32{} }
 
 // eachBits is how long the prefix is that those have in common who share a bucket.

@@ -191,6 +191,24 @@ func share(r *bpf.AbiRule, rule policy.Rule) {
 	}
 }
 
+// keepOrder is for a rule of which sparse flows are to go first from a time (ns)
+// on, of which they did not before, or by other measures: as long as something may
+// wait from before, the words of flows do not tell of it, and none goes ahead.
+func keepOrder(r *bpf.AbiRule, before, after version, from func() uint64) {
+	if after.Flags&ruleSparse == 0 || before.Flags&ruleDelay == 0 || !limited(before) {
+		return
+	}
+	old, new := meter(before), meter(after)
+	if before.Flags&ruleSparse == 0 || sharing(before) != sharing(after) ||
+		old.Slope != new.Slope || old.Capacity != new.Capacity || old.AtOnce != new.AtOnce {
+		keepOrderUntil(r, from()+old.LongestWait())
+	}
+}
+
+func keepOrderUntil(r *bpf.AbiRule, until uint64) {
+	atomic.StoreUint64(&r.InOrder, max(until, atomic.LoadUint64(&r.InOrder)))
+}
+
 // empty makes a bucket owe nothing.
 func empty(b *bpf.AbiBucket, m model.Meter, now uint64) {
 	e := m.Owing(0, now)
@@ -233,6 +251,7 @@ func (s *Set) replace(id uint32, have, rule policy.Rule) {
 		empty(&r.Own, after, s.now())
 		s.free(id)
 	}
+	keepOrder(r, old, next, s.now)
 	// Other sharers have other buckets, and find theirs when they are back.
 	next.Salt ^= sharing(old) ^ sharing(next)
 	r.Retired = s.lengths[0].Epoch
