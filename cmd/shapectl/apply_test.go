@@ -606,6 +606,7 @@ func TestKilledApply(t *testing.T) {
 		full, short int
 	}{{"tcx", 140, 25}, {"clsact", 60, 15}} {
 		t.Run(c.hook, func(t *testing.T) {
+			t.Parallel()
 			kills := c.full
 			if testing.Short() {
 				kills = c.short
