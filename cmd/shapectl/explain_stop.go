@@ -8,6 +8,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -49,26 +50,78 @@ func (x explainer) stop(h *loader.Hook, hop loader.Hop, p askedPacket) (report.S
 		s.Verdict = "unknown"
 		s.Note = fmt.Sprintf("the rules here go by the %s; give --flow, which says it", sideNames[match])
 	}
+	var held holder
+	if delays && decides >= 0 {
+		var err error
+		if held, err = heldBackBy(hop); err != nil {
+			return s, err
+		}
+		s.HeldBack = &held.holds
+	}
 	for i, e := range path {
 		s.Chain = append(s.Chain, report.Attached{At: e.At, ProgramID: e.ID, Name: e.Name, Ours: e.Ours, Decides: i == decides})
-		if i < decides && !e.Ours {
+		switch {
+		case e.Ours:
+		case i < decides:
 			s.Warnings = append(s.Warnings, runsBefore(e))
+		case held.reenters:
+			s.Warnings = append(s.Warnings, called(e)+" runs after the limit, and does not see what comes in through the ifb")
 		}
-		if e.At == "qdisc" && delays {
-			held := e.Name == "fq" || e.Name == "mq of fq"
-			s.HeldBack = &held
-			if !held {
-				s.Warnings = append(s.Warnings, holdsNothing(hop.Name, e.Name))
-			}
+		if i == decides {
+			s.Chain = append(s.Chain, held.chain...)
 		}
+	}
+	if held.warning != "" {
+		s.Warnings = append(s.Warnings, held.warning)
+	}
+	if held.loses && s.Bucket != nil && s.Bucket.Conforms {
+		s.Verdict = "lost"
 	}
 	return s, nil
 }
 
+// A holder is what holds back the packets of a rule that delays.
+type holder struct {
+	holds    bool
+	reenters bool              // packets come in behind all that runs after the limit
+	loses    bool              // they do not come out again
+	chain    []report.Attached // what they meet where they leave the chain, on ingress
+	warning  string            // why nothing is held back, or all is lost
+}
+
+// heldBackBy looks at the fq of a device, or at the ifb by which packets enter it.
+func heldBackBy(hop loader.Hop) (holder, error) {
+	if hop.Direction == policy.Egress {
+		state, err := fq.Look(hop.Index)
+		if err != nil || state.Holds {
+			return holder{holds: state.Holds}, err
+		}
+		return holder{warning: holdsNothing(hop.Name, state.Kind) + "'shapectl set' with --setup-fq sets fq"}, nil
+	}
+	const mends = "set one of the rules here again, which mends that"
+	ifb, err := fq.FindIfb(hop.Index)
+	switch {
+	case err != nil:
+		return holder{}, err
+	case ifb == nil:
+		return holder{reenters: true, loses: true, warning: "the ifb by which packets are held back is gone, so those that conform are lost; " + mends}, nil
+	}
+	held := holder{reenters: true, chain: []report.Attached{{At: "ifb", Name: ifb.Name, Ours: true}, {At: "qdisc", Name: ifb.State.Kind}}}
+	switch {
+	case !ifb.Up:
+		held.loses, held.warning = true, ifb.Name+", by which packets are held back, is down, so those that conform are lost; "+mends
+	case !ifb.State.Holds:
+		held.warning = holdsNothing(ifb.Name, ifb.State.Kind) + mends
+	default:
+		held.holds = true
+	}
+	return held, nil
+}
+
 // holdsNothing says what becomes of a rule that delays where the qdisc of its device is not fq.
 func holdsNothing(device, qdisc string) string {
-	return fmt.Sprintf("nothing is held back, as only the qdisc fq does that, and %s has %s: what is to wait passes at once, and the rate is kept by drops alone; "+
-		"'shapectl set' with --setup-fq sets fq", device, qdisc)
+	return fmt.Sprintf("nothing is held back, as only the qdisc fq does that, and %s has %s: what is to wait passes at once, and the rate is kept by drops alone; ",
+		device, qdisc)
 }
 
 var sideNames = map[policy.Match]string{policy.MatchSrc: "source address", policy.MatchDst: "destination address"}
@@ -83,12 +136,17 @@ func deciderOf(path []loader.ChainEntry, rule maps.Entry) int {
 	return -1
 }
 
+// called is a program, filter or chain by its name, if it may be asked for.
+func called(e loader.ChainEntry) string {
+	if e.ID != 0 && e.Name == "" {
+		return fmt.Sprintf("program %d", e.ID)
+	}
+	return e.Name
+}
+
 // runsBefore says what somebody else's that runs before a limit may do to it.
 func runsBefore(e loader.ChainEntry) string {
-	name := e.Name
-	if e.ID != 0 && name == "" {
-		name = fmt.Sprintf("program %d", e.ID)
-	}
+	name := called(e)
 	switch {
 	case strings.HasPrefix(name, "shapectl_"):
 		return name + ", set from another network namespace or another bpffs, limits them before: the lower rate decides"

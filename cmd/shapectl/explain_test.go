@@ -23,6 +23,7 @@ import (
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -68,7 +69,9 @@ func (r *rig) address(cidr string) {
 }
 
 // attachFirst attaches a program of somebody else's to va's egress, ahead of all others.
-func (r *rig) attachFirst(name string) {
+func (r *rig) attachFirst(name string) { r.attach(name, ebpf.AttachTCXEgress, link.Head()) }
+
+func (r *rig) attach(name string, to ebpf.AttachType, where link.Anchor) {
 	r.t.Helper()
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: name, Type: ebpf.SchedCLS, License: "MIT", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1 /* TCX_NEXT */), asm.Return()},
@@ -76,7 +79,7 @@ func (r *rig) attachFirst(name string) {
 	testenv.Must(r.t, err)
 	r.t.Cleanup(func() { p.Close() })
 	l, err := link.AttachTCX(link.TCXOptions{
-		Interface: testenv.Link(r.t, "va").Attrs().Index, Program: p, Attach: ebpf.AttachTCXEgress, Anchor: link.Head(),
+		Interface: testenv.Link(r.t, "va").Attrs().Index, Program: p, Attach: to, Anchor: where,
 	})
 	testenv.Must(r.t, err)
 	r.t.Cleanup(func() { l.Close() })
@@ -111,6 +114,27 @@ func TestExplain(t *testing.T) {
 			before := r.explained("explain va egress 10.0.0.7", "explain va egress 10.0.1.7")
 			r.send("10.0.0.7", 2, 850)
 			return before + r.explained("explain va egress 10.0.0.7")
+		},
+		"ifb": func(r *rig) string {
+			const index = 77 // it is told, as it is part of the ifb's name
+			testenv.Must(r.t, netlink.LinkDel(testenv.Link(r.t, "va")))
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name, attrs.Index = "va", index
+			testenv.AddLink(r.t, &netlink.Veth{LinkAttrs: attrs, PeerName: "vb"})
+			r.setUnheld("va ingress 10.0.0.0/24 --rate 1gbit --capacity 60000 --algorithm leaky --excess delay")
+			r.setRules("va ingress 10.0.1.0/24 --rate 1mbit")
+			r.attach("behind", ebpf.AttachTCXIngress, link.Tail())
+			before := r.explained("explain va ingress 10.0.0.7")
+			attrs.Name, attrs.Index = fmt.Sprintf("shapectl%d", index), fq.IfbIndex(index)
+			// As the kernel may have no fq, it has another qdisc.
+			ifb := &netlink.Ifb{LinkAttrs: attrs}
+			testenv.Must(r.t, netlink.LinkAdd(ifb))
+			testenv.Must(r.t, netlink.QdiscReplace(&netlink.GenericQdisc{
+				QdiscAttrs: netlink.QdiscAttrs{LinkIndex: attrs.Index, Parent: netlink.HANDLE_ROOT}, QdiscType: "pfifo",
+			}))
+			before += r.explained("explain va ingress 10.0.0.7")
+			testenv.Must(r.t, netlink.LinkSetUp(ifb))
+			return before + r.explained("explain va ingress 10.0.0.7", "explain va ingress 10.0.1.7")
 		},
 		"penalty": func(r *rig) string {
 			r.setRules("va egress 10.0.0.0/24 --rate 8kbit --capacity 3000 --algorithm leaky --penalty 3600s")

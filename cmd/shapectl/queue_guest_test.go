@@ -43,10 +43,10 @@ func (r *rig) says(code int, says string, args ...string) {
 
 func words(line string) []string { return strings.Fields(line) }
 
-// finds ends the test unless doctor has a finding on va of that status that says so.
+// finds ends the test unless doctor has a finding of that status that says so.
 func (r *rig) finds(status, check, says string) {
 	r.t.Helper()
-	found := r.run("doctor", "va")
+	found := r.run("doctor")
 	for line := range strings.Lines(found.out) {
 		if strings.HasPrefix(line, status) && strings.Contains(line, check+":") && strings.Contains(line, says) {
 			return
@@ -94,6 +94,9 @@ func TestSetupFQ(t *testing.T) {
 			r.ok(words(delayed2 + " --setup-fq")...)
 			with := r.qdisc()
 			r.finds("ok", "va egress queue", "holds packets back")
+			if s := r.explain("va", "egress", "10.0.0.7").Hooks[0]; s.HeldBack == nil || !*s.HeldBack {
+				t.Errorf("nothing holds packets back: %+v", s)
+			}
 			r.ok(words("delete va egress 10.0.0.0/24")...)
 			r.ok(words("delete va egress 10.0.1.0/24")...)
 			r.ok(words("flush va ingress")...)
@@ -108,6 +111,24 @@ func TestSetupFQ(t *testing.T) {
 				t.Errorf("flushed again: %s, left: %v", out, r.pins())
 			}
 		})
+	}
+}
+
+// An fq of the user's own that is large enough stays as it is; what he is told to type lets it tell more flows apart.
+func TestFlowsOfFQ(t *testing.T) {
+	r := newRig(t)
+	r.sh("tc qdisc add dev va root handle 7: fq limit 200000 flow_limit 200000")
+	r.says(exitDone, "", words(delayed+" --setup-fq")...)
+	r.finds("note", "va egress queue", "tells only 1024 flows apart of what no connected socket sends")
+	_, command, found := strings.Cut(r.ok("doctor", "va"), "to tell more apart: ")
+	if !found {
+		t.Fatal("no command to type")
+	}
+	command, _, _ = strings.Cut(command, "\n")
+	r.sh(command)
+	r.finds("ok", "va egress queue", "holds packets back")
+	if now := r.qdisc(); !strings.Contains(now, "fq 7: root") || !strings.Contains(now, "limit 200000p flow_limit 200000p") {
+		t.Errorf("it is %s", now)
 	}
 }
 
@@ -232,11 +253,22 @@ func TestIngressThroughIfb(t *testing.T) {
 				t.Errorf("counted: %v", rules)
 			}
 			r.finds("ok", "va ingress queue", "the fq of "+name+" holds packets back")
+			s := r.explain("va", "ingress", "10.0.0.9").Hooks[0]
+			var way []string
+			for _, a := range s.Chain {
+				way = append(way, a.At+" "+a.Name)
+			}
+			if want := []string{hook + " shapectl_leaky", "ifb " + name, "qdisc fq"}; !slices.Equal(way, want) || !*s.HeldBack || s.Verdict == "lost" {
+				t.Errorf("explained as %q, %+v; want %q", way, s, want)
+			}
 
 			r.sh("ip link set " + name + " down")
 			r.finds("failed", "va ingress queue", name+", by which packets are held back, is down: those that conform are lost: 10.0.0.0/24")
 			r.sh("ip link del " + name)
 			r.finds("failed", "va ingress queue", "the ifb by which packets are held back is gone: those that conform are lost: 10.0.0.0/24")
+			if s := r.explain("va", "ingress", "10.0.0.9").Hooks[0]; s.Verdict != "lost" || *s.HeldBack {
+				t.Errorf("without the ifb it is explained as %+v", s)
+			}
 			if n := r.entered(2); n != 0 {
 				t.Errorf("%d packets came through without the ifb", n)
 			}
@@ -352,6 +384,40 @@ func TestWatchSetsUpFQ(t *testing.T) {
 	w.says("tap1: its qdisc is fq now")
 	w.ends(unix.SIGTERM)
 	r.has("tap0 egress 10.0.0.0/24 10000000", "tap1 egress 10.0.0.0/24 10000000")
+}
+
+// Of a device that is made again, all rules are attached: what any of them needs has to be there.
+func TestMadeAgainWithoutFQ(t *testing.T) {
+	r := newRig(t)
+	r.says(exitDone, "its qdisc is fq now", words(delayed+" --setup-fq")...)
+	r.sh("ip link del va")
+	testenv.Veth(t, "va", "vb")
+	other := words("set va egress 10.9.0.0/24 --rate 1mbit")
+	r.refused(exitInput, "nothing on va would hold packets back: its qdisc is noqueue", other...)
+	r.says(exitDone, "its qdisc is fq now", append(other, "--setup-fq")...)
+	r.has("va egress 10.0.0.0/24 10000000", "va egress 10.9.0.0/24 1000000")
+}
+
+// A setup that was killed half way is taken back before the next one.
+func TestKilledHalfWay(t *testing.T) {
+	r := newRig(t)
+	r.sh("ip link add q0 numtxqueues 3 type ifb && ip link set q0 up")
+	show := func() string { return r.sh("tc -d qdisc show dev q0 | grep -v clsact || true") }
+	set := words(strings.Replace(delayed, "va", "q0", 1) + " --setup-fq")
+	before := show()
+	r.says(exitDone, "q0: its qdisc is fq now", set...)
+	with := show()
+	r.sh("tc qdisc del dev q0 root && tc qdisc add dev q0 root handle 5ac0: mq && " +
+		"tc qdisc add dev q0 parent 5ac0:1 handle 5ac1: fq limit 131072 flow_limit 131072 orphan_mask 262143 horizon 10s")
+	r.finds("failed", "q0 egress queue", "the qdisc mq of ")
+	r.says(exitDone, "q0: its qdisc is fq now", set...)
+	if now := show(); now != with {
+		t.Errorf("set up again it is %s, and was %s", now, with)
+	}
+	r.says(exitDone, "again, as before it was given fq", words("flush q0")...)
+	if now := show(); now != before {
+		t.Errorf("was %s, is %s", before, now)
+	}
 }
 
 // Killed at any moment, a command leaves what flush gets right.

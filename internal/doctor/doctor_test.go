@@ -84,7 +84,7 @@ func (f *Facts) held(by fq.State) *Queue {
 }
 
 // enough is an fq that does.
-var enough = fq.State{Kind: "fq", Holds: true, Limit: 10000, FlowLimit: 10000, Horizon: 10 * time.Second, HorizonDrop: true}
+var enough = fq.State{Kind: "fq", Holds: true, Limit: 10000, FlowLimit: 10000, Flows: 1 << 18, Horizon: 10 * time.Second, HorizonDrop: true}
 
 func unlikeFQ(change func(*fq.State)) fq.State {
 	s := enough
@@ -236,7 +236,7 @@ func TestJudge(t *testing.T) {
 		{"an fq with limits of its own", func(f *Facts) {
 			f.leaky(625_000)
 			f.Sides[0].GivenFQ = true
-			f.Sides[0].Queue = &Queue{State: fq.State{Kind: "fq", Holds: true, Limit: 10000, FlowLimit: 100, Horizon: 40 * time.Millisecond, HorizonDrop: true, Drops: 7}}
+			f.Sides[0].Queue = &Queue{State: fq.State{Kind: "fq", Holds: true, Limit: 10000, FlowLimit: 100, Flows: 1 << 18, Horizon: 40 * time.Millisecond, HorizonDrop: true, Drops: 7}}
 		}, []string{"failed eth0 egress queue", "warning eth0 egress queue", "warning eth0 egress queue"},
 			[]string{"holds packets back for 40ms at most, and rules do for up to 50ms: what is to wait longer is dropped", "up to 9766 packets may have to wait", "has dropped 7 packets"}},
 		{"an ifb that is gone", func(f *Facts) { f.onIngress(); f.leaky(queue); f.Sides[0].Queue = &Queue{} },
@@ -359,6 +359,14 @@ func TestJudge(t *testing.T) {
 		{"just room enough", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.FlowLimit = 9766 })) }, nil, nil},
 		{"dropped by fq", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.Drops = 1 })) },
 			[]string{"warning eth0 egress queue"}, []string{"the fq of eth0 has dropped 1 packet by limits of its own"}},
+		{"few flows", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.Flows = 1024 })) },
+			[]string{"note eth0 egress queue"}, []string{
+				"tells only 1024 flows apart of what no connected socket sends: packets, forwarded ones too, may wait for others' that share one",
+				"to tell more apart: tc qdisc replace dev eth0 root fq limit 131072 flow_limit 131072 orphan_mask 262143"}},
+		{"few flows by an ifb", func(f *Facts) {
+			f.onIngress()
+			f.held(unlikeFQ(func(s *fq.State) { s.Flows = 1024 })).Ifb = &fq.Ifb{Name: "shapectl1", Up: true}
+		}, nil, nil},
 		{"not looked at", func(f *Facts) { f.leaky(625_000) }, nil, nil},
 		{"not in force", func(f *Facts) { f.held(fq.State{Kind: "noqueue"}); f.Sides[0].Limits.State = loader.Detached },
 			[]string{"failed eth0 egress state"}, nil},

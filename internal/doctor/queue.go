@@ -101,6 +101,12 @@ func (s Side) checkFQ(f Facts, delaying []Rule) []report.Finding {
 			fmt.Sprintf("the fq of %s has dropped %s by limits of its own, since it was made: those of rules count as passed", device, count(q.Drops, "packet")),
 			fmt.Sprintf("'tc -s qdisc show dev %s' tells by which", device))...)
 	}
+	if s.Queue.Ifb == nil && !q.TellsApart() {
+		findings = append(findings, s.finding(report.Note, "queue",
+			fmt.Sprintf("the fq of %s holds packets back that have to wait, and tells only %s apart of what no connected socket sends: "+
+				"packets, forwarded ones too, may wait for others' that share one", device, count(q.Flows, "flow")),
+			"to tell more apart: "+q.Command(device, f.Netns, packets))...)
+	}
 	if findings == nil {
 		findings = s.finding(report.OK, "queue", fmt.Sprintf("the fq of %s holds packets back that have to wait", device), "")
 	}

@@ -37,8 +37,9 @@ type Stop struct {
 	Hides   []Brief  `json:"hides"`
 	Counted *Counted `json:"counted"` // null where no rule matches
 	Bucket  *Level   `json:"bucket"`  // null where there is none, and where it can not be told which it is
-	Verdict string   `json:"verdict"` // pass, drop, mark or delay; unknown with the bucket
-	// HeldBack says whether the qdisc holds back what is to wait; null where nothing is, and where that cannot be told.
+	// Verdict is pass, drop, mark or delay; unknown with the bucket; lost where no ifb lets it come in again.
+	Verdict string `json:"verdict"`
+	// HeldBack says whether an fq holds back what is to wait; null where nothing is, and where that cannot be told.
 	HeldBack *bool  `json:"held_back"`
 	Note     string `json:"note"` // what else is to be said, "" for nothing
 	// Proposed is null for a rule without a shadow, and where its bucket can not be told.
@@ -56,9 +57,9 @@ type Proposed struct {
 	Conforms      bool   `json:"conforms"`
 }
 
-// Attached is a program, filter, chain or qdisc that packets meet.
+// Attached is a program, filter, chain, ifb or qdisc that packets meet.
 type Attached struct {
-	At        string `json:"at"` // xdp, netfilter, tcx, clsact or qdisc
+	At        string `json:"at"` // xdp, netfilter, tcx, clsact, ifb or qdisc
 	ProgramID uint32 `json:"program_id"`
 	Name      string `json:"name"`
 	Ours      bool   `json:"ours"`
@@ -279,6 +280,10 @@ func (p Stop) queued(s *strings.Builder) {
 	if !b.Conforms {
 		fact(s, "now", "dropped: there is no room for it")
 		b.drained(s, p.Counted.Bytes)
+		return
+	}
+	if p.Verdict == "lost" {
+		fact(s, "now", "lost: no ifb lets it come in again")
 		return
 	}
 	text := "leaves at once"

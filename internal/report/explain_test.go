@@ -166,6 +166,9 @@ func TestVerdictWords(t *testing.T) {
 		{"nothing is held back", func(p *Stop) { queue(p, leaky, 2000, 2e6, "delay"); p.HeldBack = &no }, []string{
 			"now        passes: nothing holds it back for 2ms; there is room",
 		}},
+		{"lost", func(p *Stop) { queue(p, leaky, 2000, 2e6, "lost"); p.HeldBack = &no }, []string{
+			"now        lost: no ifb lets it come in again",
+		}},
 		{"no room", func(p *Stop) { queue(p, leaky, 9500, 5e5, "drop") }, []string{
 			"now        dropped: there is no room for it", "later      conforms in 500us, if nothing else comes",
 		}},

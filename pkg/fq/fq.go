@@ -10,6 +10,7 @@ package fq
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"slices"
 	"strings"
 	"time"
@@ -26,9 +27,9 @@ const (
 	// leastPackets is how many packets Setup lets an fq hold at the least, all
 	// together and of one flow, where it has 10000 and 100 by itself.
 	leastPackets = 1 << 17
-	// flows is how many flows an fq tells apart of those that no socket of this
-	// host sends, where it has 1024 by itself. What shares a flow with a packet that
-	// waits may wait as long.
+	// flows is how many flows an fq tells apart of what no connected socket of
+	// this host sends, where it has 1024 by itself. What shares a flow with a packet
+	// that waits may wait as long.
 	flows = 1 << 18
 	// horizon is how far ahead a departure time may be.
 	horizon = 10 * time.Second
@@ -44,6 +45,9 @@ type State struct {
 	// Limit and FlowLimit are how many packets an fq holds, and how many of one
 	// flow; the least of all. Beyond them it drops.
 	Limit, FlowLimit uint32
+	// Flows is how many flows an fq tells apart of what no connected socket of this
+	// host sends, the least of all.
+	Flows uint64
 	// Horizon is how far ahead a departure time may be, the least of all. A
 	// packet beyond it is dropped if HorizonDrop, else it leaves at the horizon.
 	Horizon     time.Duration
@@ -77,11 +81,13 @@ func Look(index int) (State, error) {
 	}
 	for i, q := range leaves {
 		limit, flowLimit := q.number(nl.TCA_FQ_PLIMIT), q.number(nl.TCA_FQ_FLOW_PLIMIT)
+		apart := uint64(1) << bits.OnesCount32(q.number(nl.TCA_FQ_ORPHAN_MASK)) // values of hash & mask
 		ahead := time.Duration(q.number(nl.TCA_FQ_HORIZON)) * time.Microsecond
 		if i == 0 {
-			s.Holds, s.Limit, s.FlowLimit, s.Horizon = true, limit, flowLimit, ahead
+			s.Holds, s.Limit, s.FlowLimit, s.Flows, s.Horizon = true, limit, flowLimit, apart, ahead
 		}
-		s.Limit, s.FlowLimit, s.Horizon = min(s.Limit, limit), min(s.FlowLimit, flowLimit), min(s.Horizon, ahead)
+		s.Limit, s.FlowLimit = min(s.Limit, limit), min(s.FlowLimit, flowLimit)
+		s.Flows, s.Horizon = min(s.Flows, apart), min(s.Horizon, ahead)
 		s.HorizonDrop = s.HorizonDrop || q.number(nl.TCA_FQ_HORIZON_DROP) != 0
 		s.Drops += uint64(q.drops)
 		s.Waiting += uint64(q.packets)
@@ -108,6 +114,10 @@ func (s State) Room(packets uint32) bool {
 	return s.Holds && s.Limit >= packets && s.FlowLimit >= packets
 }
 
+// TellsApart reports whether an fq tells as many flows apart as Setup lets it. It
+// does not replace one for that.
+func (s State) TellsApart() bool { return s.Flows >= flows }
+
 // Ready reports whether Setup would leave all as it is.
 func (s State) Ready(packets uint32) bool {
 	return s.Room(max(packets, leastPackets)) && s.Horizon >= horizon
@@ -115,17 +125,18 @@ func (s State) Ready(packets uint32) bool {
 
 // Command is what a person would type for a device of that name, in the network
 // namespace that `ip netns` knows by that name ("" for none), to have an fq in
-// which so many packets can wait, in place of what State tells of.
+// which so many packets can wait, in place of what State tells of. An fq that is
+// there keeps what it has more of.
 func (s State) Command(device, netns string, packets uint32) string {
 	tc := "tc"
 	if netns != "" {
 		tc += " -n " + netns
 	}
-	packets = max(packets, leastPackets)
+	limit, flowLimit := max(packets, leastPackets, s.Limit), max(packets, leastPackets, s.FlowLimit)
 	replace := func(where, what string) string {
 		return fmt.Sprintf("%s qdisc replace dev %s %s %s", tc, device, where, what)
 	}
-	options := fmt.Sprintf("fq limit %d flow_limit %d orphan_mask %d", packets, packets, flows-1)
+	options := fmt.Sprintf("fq limit %d flow_limit %d orphan_mask %d", limit, flowLimit, max(flows, s.Flows)-1)
 	if s.Holds && s.Horizon < horizon {
 		options += " horizon 10s"
 	}

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -137,6 +138,10 @@ func TestCommand(t *testing.T) {
 		if got := (State{tree: c.tree, queues: len(c.tree.queues)}).Command("eth0", c.netns, c.packets); got != c.want {
 			t.Errorf("%v: %s", c.tree, got)
 		}
+	}
+	large := State{Holds: true, Limit: 1 << 20, FlowLimit: 100, Flows: 1 << 20, Horizon: time.Second}
+	if got := large.Command("eth0", "", 0); got != "tc qdisc replace dev eth0 root fq limit 1048576 flow_limit 131072 orphan_mask 1048575 horizon 10s" {
+		t.Errorf("of an fq that is large: %s", got)
 	}
 }
 

@@ -137,7 +137,7 @@ func testSetupAndRestore(t *testing.T, index int) {
 	before, kind := shown(t), look(t, index).Kind
 	record := setUp(t, index)
 	s := look(t, index)
-	if !s.Holds || !s.Room(leastPackets) || s.Horizon < horizon {
+	if !s.Holds || !s.Room(leastPackets) || !s.TellsApart() || s.Horizon < horizon {
 		t.Errorf("set up is %+v: %s", s, shown(t))
 	}
 	if kind != "noop" && strings.HasPrefix(kind, "mq") != strings.HasPrefix(s.Kind, "mq of fq") {
@@ -168,7 +168,7 @@ func TestCommandsSetUp(t *testing.T) {
 			byDefault(t, "fq_codel")
 			index := device(t, c.queues, c.commands...)
 			run(t, look(t, index).Command("d0", "", 200_000))
-			if s := look(t, index); !s.Room(200_000) {
+			if s := look(t, index); !s.Room(200_000) || !s.TellsApart() {
 				t.Errorf("is %+v: %s", s, shown(t))
 			}
 			if err := Setup(index, 0, func([]byte) error { return errors.New("set up, too") }); err != nil {
@@ -309,11 +309,11 @@ func TestStateCounts(t *testing.T) {
 	testenv.NewNetns(t)
 	testenv.Veth(t, "d0", "d1")
 	index := testenv.Link(t, "d0").Attrs().Index
-	run(t, "ip addr add 10.0.0.1/24 dev DEV; ip neigh add 10.0.0.2 lladdr 02:00:00:00:00:02 dev DEV; tc qdisc add dev DEV root fq limit 7 flow_limit 6")
+	run(t, "ip addr add 10.0.0.1/24 dev DEV; ip neigh add 10.0.0.2 lladdr 02:00:00:00:00:02 dev DEV; tc qdisc add dev DEV root fq limit 7 flow_limit 6 orphan_mask 255")
 	later(t, 300*time.Millisecond)
 	later(t, 20*time.Second)
 	s := look(t, index)
-	if s.Waiting != 1 || s.Drops != 1 || s.Limit != 7 || s.FlowLimit != 6 || s.Horizon != 10*time.Second || !s.HorizonDrop || s.Kind != "fq" {
+	if s.Waiting != 1 || s.Drops != 1 || s.Limit != 7 || s.FlowLimit != 6 || s.Flows != 256 || s.TellsApart() || s.Horizon != 10*time.Second || !s.HorizonDrop || s.Kind != "fq" {
 		t.Errorf("%+v", s)
 	}
 	if s.Room(7) || !s.Room(6) {

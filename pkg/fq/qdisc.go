@@ -11,6 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/netattr"
 )
 
 // A qdisc is one as the kernel tells of it.
@@ -100,7 +102,7 @@ func qdiscs(index int) (all []qdisc, err error) {
 const dumpTries = 10
 
 func (q *qdisc) parse(attributes []byte) error {
-	return each(attributes, func(kind uint16, value []byte) error {
+	return netattr.Each(attributes, func(kind uint16, value []byte) error {
 		switch kind {
 		case nl.TCA_KIND:
 			q.Kind = unix.ByteSliceToString(value)
@@ -116,7 +118,7 @@ func (q *qdisc) parse(attributes []byte) error {
 }
 
 func (q *qdisc) parseStats(attributes []byte) error {
-	return each(attributes, func(kind uint16, value []byte) error {
+	return netattr.Each(attributes, func(kind uint16, value []byte) error {
 		switch kind {
 		case nl.TCA_STATS_RATE_EST:
 			q.special = "an estimator of its rate"
@@ -130,17 +132,9 @@ func (q *qdisc) parseStats(attributes []byte) error {
 	})
 }
 
-func each(attributes []byte, f func(kind uint16, value []byte) error) error {
-	parsed, err := nl.ParseRouteAttr(attributes)
-	for i := 0; i < len(parsed) && err == nil; i++ {
-		err = f(parsed[i].Attr.Type&nl.NLA_TYPE_MASK, parsed[i].Value)
-	}
-	return err
-}
-
 // number is an option of 1 or 4 bytes; 0 where there is none.
 func (q qdisc) number(option uint16) (n uint32) {
-	each(q.Options, func(kind uint16, value []byte) error {
+	netattr.Each(q.Options, func(kind uint16, value []byte) error {
 		switch {
 		case kind == option && len(value) == 1:
 			n = uint32(value[0])
@@ -157,7 +151,7 @@ func (q qdisc) has(want qdisc) bool {
 	if q.Kind != want.Kind || q.Handle != want.Handle {
 		return false
 	}
-	return each(want.Options, func(kind uint16, _ []byte) error {
+	return netattr.Each(want.Options, func(kind uint16, _ []byte) error {
 		if q.number(kind) != want.number(kind) {
 			return errors.New("another value")
 		}
@@ -232,7 +226,7 @@ func (q qdisc) again() qdisc {
 // withTimes are options with such times in place of those that codel tells as it
 // keeps. It rounds down both what it is told and what it tells.
 func withTimes(options []byte, times ...uint16) (again []byte) {
-	each(options, func(kind uint16, value []byte) error {
+	netattr.Each(options, func(kind uint16, value []byte) error {
 		if slices.Contains(times, kind) && len(value) == 4 {
 			value = nl.Uint32Attr(codelTime(binary.NativeEndian.Uint32(value)))
 		}

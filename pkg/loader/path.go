@@ -16,6 +16,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/netattr"
+	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -40,8 +42,9 @@ func (n *Namespace) Path(dev Device, d policy.Direction) ([]ChainEntry, error) {
 	if d == policy.Ingress {
 		return slices.Concat(xdp(l, dev.XDP), chain, netfilter), nil
 	}
-	root, err := rootQdisc(l)
-	return slices.Concat(netfilter, chain, root), err // netfilter first, since it has an egress hook (5.16)
+	queue, err := fq.Look(dev.Index)
+	root := ChainEntry{At: "qdisc", Name: queue.Kind}
+	return append(slices.Concat(netfilter, chain), root), err // netfilter first, since it has an egress hook (5.16)
 }
 
 func xdp(l netlink.Link, mode string) []ChainEntry {
@@ -51,28 +54,6 @@ func xdp(l netlink.Link, mode string) []ChainEntry {
 	id := l.Attrs().Xdp.ProgId
 	name := strings.TrimPrefix(programName(ebpf.ProgramID(id))+", "+mode, ", ")
 	return []ChainEntry{{At: "xdp", ID: id, Name: name}}
-}
-
-// rootQdisc is what queues packets; of one that only spreads them over the
-// device's own queues, with what queues them there.
-func rootQdisc(l netlink.Link) ([]ChainEntry, error) {
-	qdiscs, err := netlink.QdiscList(l)
-	if err != nil {
-		return nil, fmt.Errorf("list the qdiscs of %s: %w", l.Attrs().Name, err)
-	}
-	i := slices.IndexFunc(qdiscs, func(q netlink.Qdisc) bool { return q.Attrs().Parent == netlink.HANDLE_ROOT })
-	if i < 0 {
-		return nil, nil
-	}
-	name := qdiscs[i].Type()
-	if name == "mq" {
-		for _, q := range qdiscs {
-			if q.Attrs().Parent>>16 == qdiscs[i].Attrs().Handle>>16 {
-				name = "mq of " + q.Type()
-			}
-		}
-	}
-	return []ChainEntry{{At: "qdisc", Name: name}}, nil
 }
 
 // A netfilterChain is one of nftables that is hooked to devices.
@@ -148,14 +129,14 @@ func parseChain(message []byte) (c netfilterChain, err error) {
 		return c, unix.EINVAL
 	}
 	c.family = message[0]
-	err = eachAttribute(message[nl.SizeofNfgenmsg:], func(kind uint16, value []byte) error {
+	err = netattr.Each(message[nl.SizeofNfgenmsg:], func(kind uint16, value []byte) error {
 		switch kind {
 		case unix.NFTA_CHAIN_TABLE:
 			c.table = unix.ByteSliceToString(value)
 		case unix.NFTA_CHAIN_NAME:
 			c.name = unix.ByteSliceToString(value)
 		case unix.NFTA_CHAIN_HOOK:
-			return eachAttribute(value, c.parseHook)
+			return netattr.Each(value, c.parseHook)
 		}
 		return nil
 	})
@@ -169,7 +150,7 @@ func (c *netfilterChain) parseHook(kind uint16, value []byte) error {
 	case kind == unix.NFTA_HOOK_PRIORITY && len(value) == 4:
 		c.priority = int32(binary.BigEndian.Uint32(value))
 	case kind == hookDevices: // which has all; NFTA_HOOK_DEV would be the only one once more
-		return eachAttribute(value, func(kind uint16, value []byte) error {
+		return netattr.Each(value, func(kind uint16, value []byte) error {
 			name := unix.ByteSliceToString(value)
 			if kind == devicePrefixAttr {
 				name += "*"
@@ -177,19 +158,6 @@ func (c *netfilterChain) parseHook(kind uint16, value []byte) error {
 			c.devices = append(c.devices, name)
 			return nil
 		})
-	}
-	return nil
-}
-
-func eachAttribute(b []byte, f func(kind uint16, value []byte) error) error {
-	attributes, err := nl.ParseRouteAttr(b)
-	if err != nil {
-		return err
-	}
-	for _, a := range attributes {
-		if err := f(a.Attr.Type&nl.NLA_TYPE_MASK, a.Value); err != nil {
-			return err
-		}
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -195,25 +196,26 @@ func TestRootQdisc(t *testing.T) {
 		a.NumTxQueues = 2
 		return &netlink.Veth{LinkAttrs: a, PeerName: "vb"}
 	})
+	r := &rig{t: t, options: Options{BPFFS: testenv.BPFFS(t)}}
 	qdisc := func() string {
 		t.Helper()
-		entries, err := rootQdisc(testenv.Link(t, "va"))
-		testenv.Must(t, err)
-		if len(entries) != 1 {
-			t.Fatalf("qdiscs: %v", entries)
-		}
-		return entries[0].Name
+		path := r.path("va", policy.Egress)
+		return path[len(path)-1]
 	}
-	if got := qdisc(); got != "noqueue" {
+	if got := qdisc(); got != "qdisc noqueue" {
 		t.Errorf("of a new veth: %s", got)
 	}
 	at := netlink.QdiscAttrs{LinkIndex: testenv.Link(t, "va").Attrs().Index, Parent: netlink.HANDLE_ROOT, Handle: netlink.MakeHandle(1, 0)}
 	testenv.Must(t, netlink.QdiscAdd(&netlink.GenericQdisc{QdiscAttrs: at, QdiscType: "mq"}))
 	at.Handle = 0
-	for _, at.Parent = range []uint32{netlink.MakeHandle(1, 1), netlink.MakeHandle(1, 2)} {
-		testenv.Must(t, netlink.QdiscReplace(&netlink.GenericQdisc{QdiscAttrs: at, QdiscType: "pfifo"}))
-	}
-	if got := qdisc(); got != "mq of pfifo" {
-		t.Errorf("of a device with two queues: %s", got)
+	for _, kinds := range [][2]string{{"pfifo", "pfifo"}, {"pfifo", "bfifo"}} {
+		for i, kind := range kinds {
+			at.Parent = netlink.MakeHandle(1, uint16(i+1))
+			testenv.Must(t, netlink.QdiscReplace(&netlink.GenericQdisc{QdiscAttrs: at, QdiscType: kind}))
+		}
+		want := "qdisc mq of " + strings.Join(slices.Compact(kinds[:]), " and ")
+		if got := qdisc(); got != want {
+			t.Errorf("of a device with two queues: %s, want %s", got, want)
+		}
 	}
 }

@@ -1,0 +1,45 @@
+package maps_test
+
+import (
+	"testing"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+	shapemaps "github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A rule delays for as long as a change may bring it, or bring it back.
+func TestDelays(t *testing.T) {
+	drops := rule("10.0.0.0/8", 1e9, 2000)
+	delays := drops
+	delays.Algorithm, delays.Excess, delays.ECNAbove = policy.Leaky, policy.Delay, policy.Never
+	r := newRig(t, shapemaps.Size{Rules: 3, Buckets: 4})
+	is := func(why string, want bool) {
+		t.Helper()
+		if r.Delays() != want {
+			t.Errorf("%s: %v", why, !want)
+		}
+	}
+	change := func(to policy.Rule) {
+		t.Helper()
+		_, err := r.Prepare([]policy.Rule{to}, nil)
+		testenv.Must(t, err)
+		is("while a change is ready", true)
+		r.Settle()
+		r.Time(r.now, shapemaps.Never)
+		r.Arm()
+		r.Commit()
+		is("while a change may be taken back", true)
+		r.Finish()
+	}
+	r.put(drops)
+	is("drops", false)
+	change(delays)
+	is("delays", true)
+	change(drops)
+	is("drops again", false)
+	r.put(delays)
+	is("set to delay", true)
+	r.Delete(delays.Prefix)
+	is("deleted", false)
+}
