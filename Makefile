@@ -1,6 +1,9 @@
 PREFIX ?= /usr/local
 # A tarball has no .git: the program then names no version but the one in its code.
 VERSION := $(if $(wildcard .git),$(shell git describe --tags --always --dirty 2>/dev/null))
+# Tests in the kernel wait for it more than they work, so more packages than CPUs run at a time; that which takes
+# longest is named first.
+TEST = -count=1 -p 4
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 UNIT = ./bench ./internal/lastgood/... ./internal/model/... ./internal/netattr/... ./internal/report/... ./internal/trace/... ./pkg/policy/...
 CLANG = clang-14
@@ -24,7 +27,7 @@ demo: all ## real TCP and UDP held to a rate, as a picture (root)
 
 test: all ## everything: Go tests with those in the kernel, then real traffic (root)
 	@[ "$$(id -u)" -eq 0 ] || { echo 'make test: the kernel tests need root: run  sudo env "PATH=$$PATH" make test  or, without them,  make test-unit' >&2; exit 1; }
-	go test -count=1 ./...
+	go test $(TEST) ./pkg/loader ./...
 	scripts/netns-test.sh --quick
 	scripts/units-test.sh
 
@@ -39,7 +42,7 @@ test-kernels: all ## Linux 6.1, 6.12 and the newest in emulated machines, and th
 
 race: ## the Go tests with the race detector, those in the kernel too (root)
 	@scripts/need.sh 'make race' gcc=gcc /usr/include/stdlib.h=libc6-dev
-	CGO_ENABLED=1 go test -race -short -count=1 ./...
+	CGO_ENABLED=1 go test -race -short $(TEST) ./pkg/loader ./...
 
 generate: ## compile bpf/*.c and make its Go bindings
 	@scripts/need.sh 'make generate' $(CLANG_NEEDS)

@@ -334,7 +334,7 @@ func TestChangeIsModel(t *testing.T) {
 	seed := testenv.Seed(t)
 	traces := 60
 	if testing.Short() {
-		traces = 15
+		traces = 4
 	}
 	hook := egress()
 	hook.MatchSrc = 1

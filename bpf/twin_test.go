@@ -461,7 +461,7 @@ func TestKernelIsModel(t *testing.T) {
 	seed := testenv.Seed(t)
 	traces, packets := 120, 600
 	if testing.Short() {
-		traces = 30
+		traces = 8
 	}
 	r := matchSource(t)
 	for i := range traces {

@@ -9,7 +9,7 @@ export LC_ALL=C
 cd "${here%/*}"
 
 kernels=("$@")
-[[ $# -gt 0 ]] || kernels=(6.1 6.12 newest 5.10)
+[[ $# -gt 0 ]] || kernels=(newest 6.12 6.1 5.10)
 packages=(bpf pkg/maps pkg/fq pkg/loader cmd/shapectl internal/wire)
 [[ -x $SHAPECTL ]] || die "$SHAPECTL is not there: build it with make"
 "$here/need.sh" "${0##*/}" ip=iproute2 ss=iproute2 iperf3=iperf3
@@ -68,45 +68,47 @@ printf %s "${all%.}"
 END
 chmod 755 "$tmp/slow/cat"
 
-# guest KERNEL PART OPTION...
+# guest KERNEL PARTS OPTION...: to boot takes as long as a short part, so those that need the same machine share one.
 guest() {
-	local status=0 began=$SECONDS
+	local status=0 began=$SECONDS parts out
+	read -ra parts <<<"$2"
+	out=$tmp/out-$1-${parts[0]}
 	[[ $2 != refused ]] || local PATH=$tmp/slow:$PATH
+	# shellcheck disable=SC2016 # the guest's bash fills it in
 	# Should this script be killed, the guest goes, too.
-	setpriv --pdeathsig TERM "$here/guest.sh" "$1" -t 600 -M veth -M cls_bpf -M sch_ingress -M bridge "${files[@]}" "${programs[@]}" "${@:3}" \
-		-- bash /shapectl/repository/scripts/kernels-guest.sh "$2" >"$tmp/out-$1-$2" 2>&1 || status=$?
-	if [[ $2 == refused && $status == 0 ]] && ! grep -q '^ok' "$tmp/out-$1-$2"; then
-		echo "what the guest said last is lost" >>"$tmp/out-$1-$2"
+	setpriv --pdeathsig TERM "$here/guest.sh" "$1" -t 900 -M veth -M cls_bpf -M sch_ingress -M bridge "${files[@]}" "${programs[@]}" "${@:3}" \
+		-- bash -ec 'for part; do bash "$0" "$part"; done' /shapectl/repository/scripts/kernels-guest.sh "${parts[@]}" >"$out" 2>&1 || status=$?
+	if [[ $2 == refused && $status == 0 ]] && ! grep -q '^ok' "$out"; then
+		echo "what the guest said last is lost" >>"$out"
 		status=125
 	fi
 	{
 		flock 8 # not in the middle of what another says
 		echo "== $1 $2 ($((SECONDS - began)) s)"
-		cat "$tmp/out-$1-$2"
+		cat "$out"
 		((status == 0)) || echo "FAIL $1 $2: exit status $status"
 	} 8>"$tmp/lock"
 	return "$status"
 }
 
 failed=0
+# run KERNEL PARTS OPTION...: as soon as there is room for another guest.
+run() {
+	while [[ $(jobs -pr | wc -l) -ge 2 ]]; do
+		wait -n || failed=1
+	done
+	guest "$@" &
+}
+# Those that take longest come first, so that none of them is alone at the end.
+for kernel in "${kernels[@]}"; do
+	[[ $kernel == 5.10 ]] || run "$kernel" 'tests delay' "${qdiscs[@]}"
+done
 for kernel in "${kernels[@]}"; do
 	if [[ $kernel == 5.10 ]]; then
-		parts=(refused)
+		run "$kernel" refused -i
 	else
-		parts=(tests delay traffic queue)
+		run "$kernel" 'queue traffic' -i -M sch_fq -M 8021q -M ifb
 	fi
-	for part in "${parts[@]}"; do
-		options=()
-		case $part in
-		delay) options=("${qdiscs[@]}") ;;
-		traffic | refused) options=(-i) ;;
-		queue) options=(-i -M sch_fq -M 8021q -M ifb) ;;
-		esac
-		while [[ $(jobs -pr | wc -l) -ge 2 ]]; do
-			wait -n || failed=1
-		done
-		guest "$kernel" "$part" "${options[@]}" &
-	done
 done
 while [[ $(jobs -p) ]]; do
 	wait -n || failed=1

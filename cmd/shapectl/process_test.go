@@ -118,6 +118,7 @@ func TestKilledCommands(t *testing.T) {
 	}
 	for _, hook := range []string{"tcx", "clsact"} {
 		t.Run(hook, func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t)
 			r.env["SHAPECTL_HOOK"] = hook
 			seed := uint64(time.Now().UnixNano())

@@ -264,6 +264,7 @@ func TestSwitchedUnderFlood(t *testing.T) {
 		{"clsact, sharers, IPv6", Clsact, shared, false, true, 40, 10},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			switches := c.full
 			if testing.Short() {
 				switches = c.short
@@ -396,6 +397,7 @@ func TestNoGapWhileSwitched(t *testing.T) {
 		{"a capacity that is taken back", TCX, []policy.Rule{larger}, some.Capacity, 50 * time.Millisecond},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t, c.mode, policy.Egress)
 			r.apply(ApplyOptions{}, r.table(some))
 			h, w, flood := r.hook("va"), r.witness("va", r.direction), r.source("10.0.0.7", 1514, 80, 900)

@@ -112,7 +112,7 @@ func (r *rig) moveAway() (where string, ns *testenv.Netns) {
 func TestDeviceMovedToAnotherNamespace(t *testing.T) {
 	t.Run("tcx", func(t *testing.T) {
 		r := newRig(t, TCX, policy.Ingress) // its sender, vb, stays
-		only := rule("10.0.0.0/24")
+		only := rule("10.0.0.0/24", slow)
 		r.put(only)
 		_, ns := r.moveAway()
 		h := r.hook("va")
@@ -127,13 +127,13 @@ func TestDeviceMovedToAnotherNamespace(t *testing.T) {
 			return netlink.LinkSetUp(l)
 		}))
 		testenv.WaitUp(t, "vb")
-		r.send("10.0.0.7", 50, 1000)
+		r.send("10.0.0.7", 150, 1000)
 		testenv.Eventually(t, "packets metered in the other namespace", func() bool {
 			c := r.counters(h, only)
-			return c.PassedPackets+c.DroppedPackets == 50
+			return c.PassedPackets+c.DroppedPackets == 150
 		})
 		if c := r.counters(h, only); c.DroppedPackets == 0 {
-			t.Errorf("50000 bytes passed a bucket of 20000: %+v", c)
+			t.Errorf("150000 bytes passed a bucket of 100000: %+v", c)
 		}
 		// A new device by the name is not given rules that are in force on the old one.
 		testenv.Veth(t, "va", "vc")

@@ -86,14 +86,14 @@ func (r *rig) programIDs() (ids []uint32) {
 
 func TestBothAlgorithmsAtOnce(t *testing.T) {
 	eachHook(t, func(t *testing.T, r *rig) {
-		one, two := rule("10.0.0.0/24"), rule("10.0.1.0/24", leaky)
+		one, two := rule("10.0.0.0/24", slow), rule("10.0.1.0/24", slow, leaky)
 		r.put(one, two)
 		r.inForce(one, two)
-		r.meters(one, "10.0.0.7", 150)
-		r.meters(two, "10.0.1.7", 150)
+		r.meters(one, "10.0.0.7", 600)
+		r.meters(two, "10.0.1.7", 600)
 		for _, rule := range []policy.Rule{one, two} {
-			if c := r.counters(r.hook("va"), rule); c.DroppedPackets == 0 || c.PassedBytes > 20000+20000 {
-				t.Errorf("%v: 30000 bytes on a bucket of 20000, and %+v", rule.Prefix, c)
+			if c := r.counters(r.hook("va"), rule); c.DroppedPackets == 0 || c.PassedBytes > 110000 {
+				t.Errorf("%v: 120000 bytes on a bucket of 100000, and %+v", rule.Prefix, c)
 			}
 		}
 		r.delete(one)

@@ -33,19 +33,26 @@ type rig struct {
 	passed    *foreign
 }
 
-// eachHook runs a test for both hooks and both directions.
+// eachHook runs a test for both hooks and both directions, which share nothing
+// and so need not wait for one another.
 func eachHook(t *testing.T, test func(t *testing.T, r *rig)) {
 	for _, mode := range []Mode{TCX, Clsact} {
 		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
-			t.Run(string(mode)+" "+d.String(), func(t *testing.T) { test(t, newRig(t, mode, d)) })
+			t.Run(string(mode)+" "+d.String(), func(t *testing.T) {
+				t.Parallel()
+				test(t, newRig(t, mode, d))
+			})
 		}
 	}
 }
 
-// eachMode runs a test for both hooks, on egress.
+// eachMode runs a test for both hooks, on egress, as eachHook does.
 func eachMode(t *testing.T, test func(t *testing.T, r *rig)) {
 	for _, mode := range []Mode{TCX, Clsact} {
-		t.Run(string(mode), func(t *testing.T) { test(t, newRig(t, mode, policy.Egress)) })
+		t.Run(string(mode), func(t *testing.T) {
+			t.Parallel()
+			test(t, newRig(t, mode, policy.Egress))
+		})
 	}
 }
 

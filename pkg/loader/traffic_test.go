@@ -510,6 +510,7 @@ func TestEachHostGetsItsRate(t *testing.T) {
 		{"gcra ingress IPv6 subnets", TCX, policy.Ingress, rule("2001:db8:1::/48", ofTraffic, each(policy.EachSubnet, 64)), fullFrames, 5, 10},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			x := newTraffic(t, c.mode, c.direction, c.rule)
 			x.limit()
 			var sharers []*sharer
@@ -542,6 +543,7 @@ func TestEachFlowGetsItsRate(t *testing.T) {
 		{"gcra ingress IPv6", policy.Ingress, rule("2001:db8:1::/64", ofTraffic, each(policy.EachFlow, 0)), fullFrames},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			x := newTraffic(t, TCX, c.direction, c.rule)
 			x.limit()
 			var sharers []*sharer
