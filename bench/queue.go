@@ -44,7 +44,7 @@ type pace struct {
 var paces = []pace{
 	{1e6, 4 * time.Second, 5 * time.Second, 1000},
 	{10e6, 3 * time.Second, 1500 * time.Millisecond, 2000},
-	{100e6, 3 * time.Second, 500 * time.Millisecond, 2000},
+	{100e6, 3 * time.Second, 1500 * time.Millisecond, 2000},
 }
 
 // commonPace is that of what is not measured at all rates.

@@ -15,7 +15,7 @@ func TestCarriedCounts(t *testing.T) {
 		at(0, progress{bytes: 1e6, sent: 1000, arrived: 990, again: 5}),
 		at(1, progress{bytes: 2e6, sent: 1700, arrived: 1690, again: 8}),
 		at(3, progress{bytes: 2e6 + 500, sent: 1800, arrived: 1710, again: 8}),
-	}, 8e6)
+	}, 8e6, true)
 	most := 1e6 * fullPayload / maxFrame // bytes a second
 	if want := []float64{100 * 1e6 / most, 100 * 250 / most}; !near(c.goodput, want) {
 		t.Errorf("goodput is %v %%, not %v", c.goodput, want)
@@ -26,9 +26,19 @@ func TestCarriedCounts(t *testing.T) {
 	if want := 100 * 80.0 / 800; c.lost != want {
 		t.Errorf("%v %% were lost, not %v", c.lost, want)
 	}
-	c.count([]mark{at(0, progress{sent: 10, arrived: 5}), at(1, progress{sent: 12, arrived: 9})}, 8e6)
-	if c.lost != 0 {
-		t.Errorf("%v %% were lost where more arrived than was sent meanwhile", c.lost)
+	for _, tc := range []struct {
+		from, to progress
+		told     bool
+		want     float64
+	}{
+		{progress{sent: 10, arrived: 5}, progress{sent: 12, arrived: 9}, true, 0}, // more arrived than was sent meanwhile
+		{progress{sent: 10, arrived: 8, onTheWay: 2}, progress{sent: 60, arrived: 43, onTheWay: 12}, true, 10},
+		{progress{sent: 10, arrived: 10, onTheWay: 9}, progress{sent: 60, arrived: 43, onTheWay: 1}, true, 50},
+		{progress{sent: 10, arrived: 10, again: 1}, progress{sent: 60, arrived: 43, again: 3}, false, 4},
+	} {
+		if c.count([]mark{at(0, tc.from), at(1, tc.to)}, 8e6, tc.told); c.lost != tc.want {
+			t.Errorf("from %+v to %+v, told %v: %v %% were lost, not %v", tc.from, tc.to, tc.told, c.lost, tc.want)
+		}
 	}
 }
 
