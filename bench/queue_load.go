@@ -99,11 +99,11 @@ func (c *carried) count(marks []mark, rate float64, told bool) {
 	}
 	from, to := marks[0], marks[len(marks)-1]
 	sent := float64(to.sent - from.sent)
-	gone := sent - float64(to.arrived-from.arrived) - (float64(to.onTheWay) - float64(from.onTheWay))
+	gone := max(0, sent-float64(to.arrived-from.arrived)) // what waited at the beginning arrived without having been sent
 	if !told {
-		gone = min(gone, float64(to.again-from.again)) // senders know a bit late what has arrived
+		gone = min(gone, float64(to.again-from.again)) // what waits at the end is not lost
 	}
-	c.lost = 100 * max(0, gone) / max(sent, 1)
+	c.lost = 100 * gone / max(sent, 1)
 }
 
 // background does something that yields echoes.

@@ -96,7 +96,6 @@ type progress struct {
 	bytes         uint64 // of payload, that have arrived
 	sent, arrived uint64 // segments with payload
 	again         uint64 // segments sent once more
-	onTheWay      uint64 // segments, as the senders think
 }
 
 // A mark is how far connections were at a time.
@@ -124,7 +123,6 @@ func (list streams) watch(ctx context.Context, parts int, part time.Duration) (m
 			m.sent += uint64(out.Data_segs_out)
 			m.arrived += uint64(in.Data_segs_in)
 			m.again += uint64(out.Total_retrans)
-			m.onTheWay += uint64(max(0, int(out.Unacked)+int(out.Retrans)-int(out.Sacked)-int(out.Lost)))
 		}
 		marks = append(marks, m)
 	}

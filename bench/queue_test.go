@@ -32,9 +32,9 @@ func TestCarriedCounts(t *testing.T) {
 		want     float64
 	}{
 		{progress{sent: 10, arrived: 5}, progress{sent: 12, arrived: 9}, true, 0}, // more arrived than was sent meanwhile
-		{progress{sent: 10, arrived: 8, onTheWay: 2}, progress{sent: 60, arrived: 43, onTheWay: 12}, true, 10},
-		{progress{sent: 10, arrived: 10, onTheWay: 9}, progress{sent: 60, arrived: 43, onTheWay: 1}, true, 50},
+		{progress{sent: 10, arrived: 10, again: 1}, progress{sent: 60, arrived: 43, again: 3}, true, 34},
 		{progress{sent: 10, arrived: 10, again: 1}, progress{sent: 60, arrived: 43, again: 3}, false, 4},
+		{progress{sent: 10, arrived: 10, again: 1}, progress{sent: 60, arrived: 43, again: 30}, false, 34},
 	} {
 		if c.count([]mark{at(0, tc.from), at(1, tc.to)}, 8e6, tc.told); c.lost != tc.want {
 			t.Errorf("from %+v to %+v, told %v: %v %% were lost, not %v", tc.from, tc.to, tc.told, c.lost, tc.want)
