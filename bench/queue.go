@@ -86,9 +86,9 @@ func guestQueue(ctx context.Context, t guestTask, report func(Result) error) err
 // mostTime is more than anything takes that a limiter does here.
 const mostTime = 3 * time.Minute
 
-// inTime does something that may wait for the kernel for ever: after mostTime
+// inTime does something that may wait for the kernel for ever: after that time
 // the error says where it is. It then still runs; the program is to end.
-func inTime[T any](f func() (T, error)) (result T, err error) {
+func inTime[T any](most time.Duration, f func() (T, error)) (result T, err error) {
 	done := make(chan error, 1)
 	var got T
 	go func() {
@@ -99,9 +99,9 @@ func inTime[T any](f func() (T, error)) (result T, err error) {
 	select {
 	case err := <-done:
 		return got, err
-	case <-time.After(mostTime):
+	case <-time.After(most):
 		stacks := make([]byte, 1<<20)
-		return result, fmt.Errorf("not done after %v:\n%s", mostTime, stacks[:runtime.Stack(stacks, true)])
+		return result, fmt.Errorf("not done after %v:\n%s", most, stacks[:runtime.Stack(stacks, true)])
 	}
 }
 
@@ -148,7 +148,7 @@ func (m queueMeter) length(long time.Duration, only string) error {
 
 // carry has a limiter carry what is offered, and reports what became of it.
 func (m queueMeter) carry(name string, s holder, o offer) error {
-	c, err := inTime(func() (carried, error) { return carry(m.ctx, s, o, m.parts) })
+	c, err := inTime(mostTime, func() (carried, error) { return carry(m.ctx, s, o, m.parts) })
 	if err != nil {
 		return fmt.Errorf("%s, %s: %w", name, s.name, err)
 	}
@@ -191,7 +191,7 @@ func (m queueMeter) udp(at pace) error {
 		if s.ecn {
 			continue // UDP here is not marked
 		}
-		ratios, err := inTime(func() ([]float64, error) { return gaps(m.ctx, s.competitor, at) })
+		ratios, err := inTime(mostTime, func() ([]float64, error) { return gaps(m.ctx, s.competitor, at) })
 		if err != nil {
 			return fmt.Errorf("%s, %v, %s: %w", spacing, at.rate, s.name, err)
 		}

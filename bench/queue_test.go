@@ -3,6 +3,7 @@ package main
 import (
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -66,4 +67,21 @@ func TestShareUpTo(t *testing.T) {
 			t.Errorf("%v are at most %v, not %v", got, most, want)
 		}
 	}
+}
+
+func TestInTime(t *testing.T) {
+	if got, err := inTime(time.Hour, func() (int, error) { return 7, nil }); got != 7 || err != nil {
+		t.Errorf("it is %d, and the error %v", got, err)
+	}
+	stop := make(chan struct{})
+	defer close(stop)
+	if _, err := inTime(time.Millisecond, func() (int, error) { return waitFor(stop), nil }); err == nil || !strings.Contains(err.Error(), "waitFor") {
+		t.Errorf("what waits is not said: %v", err)
+	}
+}
+
+//go:noinline
+func waitFor(stop <-chan struct{}) int {
+	<-stop
+	return 0
 }
