@@ -56,7 +56,7 @@ func guestQueue(ctx context.Context, t guestTask, report func(Result) error) err
 	m.subjects = slices.DeleteFunc(queueSubjects(), func(s holder) bool { return !chosen(t.Only, s.name) })
 	rates, lengths := paces, queueLengths
 	if t.Quick {
-		m.common, lengths = pace{paces[0].rate, time.Second, time.Second, 50}, queueLengths[1:2]
+		m.common, lengths = pace{paces[0].rate, time.Second / 2, time.Second / 4, 20}, queueLengths[1:2]
 		rates = []pace{m.common}
 	}
 	for _, r := range rates {
