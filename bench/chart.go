@@ -54,7 +54,7 @@ func (r report) charts(dir string) error {
 
 // Colours are those of Okabe and Ito, which those who see fewer colours tell apart too, and others where these are too few.
 var (
-	blue      = []color.Color{rgb(0x0072b2), rgb(0x56b4e9), rgb(0x00304d), rgb(0x8c9fe0)}
+	blue      = []color.Color{rgb(0x0072b2), rgb(0x56b4e9), rgb(0x00304d), rgb(0x8c9fe0), rgb(0x5b2fd6)}
 	gray      = []color.Color{rgb(0x888888), rgb(0x333333), rgb(0xbbbbbb)}
 	bright    = []color.Color{rgb(0xd55e00), rgb(0xe69f00), rgb(0x009e73), rgb(0xcc79a7), rgb(0xf0e442), rgb(0x7a4a2b)}
 	allColors = slices.Concat(blue[:1], bright, blue[1:], gray)

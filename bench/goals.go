@@ -54,7 +54,7 @@ var (
 	bothAlgorithms = []string{"shapectl gcra", "shapectl leaky"}
 	policeFigure   = figure{"instructions", neverBite, "tc police", unitInstructions}
 	setupSubjects  = []string{"shapectl gcra", "shapectl gcra, each host"}
-	holdingBack    = []string{"shapectl leaky, delay", "shapectl leaky, delay, ECN", "shapectl gcra, delay"}
+	holdingBack    = []string{"shapectl leaky, delay", "shapectl leaky, delay, ECN", "shapectl gcra, delay", "shapectl gcra, delay, sparse first"}
 )
 
 func instructionsOf(name string, subjects ...string) []figure {

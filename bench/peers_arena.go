@@ -186,8 +186,13 @@ type place struct {
 	device    string
 }
 
+// upTime is far more than the kernel takes to notice that a device is up.
+const upTime = 30 * time.Second
+
 // waitUp waits until a pair sends: the kernel drops packets until it has noticed that both ends are up.
 func waitUp(ctx context.Context, ends ...place) error {
+	ctx, stop := context.WithTimeout(ctx, upTime)
+	defer stop()
 	for _, end := range ends {
 		for {
 			var state netlink.LinkOperState

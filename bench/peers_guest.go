@@ -108,7 +108,11 @@ func inGuest(ctx context.Context, o options, t guestTask, how ...string) ([]Resu
 		results = append(results, r)
 	}
 	if err := c.Wait(); err != nil {
-		return nil, fmt.Errorf("measure in a guest: %w: %s", err, bytes.TrimSpace(others.Bytes()))
+		last := "the first figure"
+		if n := len(results); n > 0 {
+			last = results[n-1].Case + ", " + results[n-1].Subject
+		}
+		return nil, fmt.Errorf("measure in a guest, after %s: %w: %s", last, err, bytes.TrimSpace(others.Bytes()))
 	}
 	return results, nil
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 	"time"
 
@@ -43,7 +44,7 @@ type pace struct {
 var paces = []pace{
 	{1e6, 4 * time.Second, 5 * time.Second, 1000},
 	{10e6, 3 * time.Second, 1500 * time.Millisecond, 2000},
-	{100e6, 3 * time.Second, 500 * time.Millisecond, 2000},
+	{100e6, 3 * time.Second, 1500 * time.Millisecond, 2000},
 }
 
 // commonPace is that of what is not measured at all rates.
@@ -55,7 +56,7 @@ func guestQueue(ctx context.Context, t guestTask, report func(Result) error) err
 	m.subjects = slices.DeleteFunc(queueSubjects(), func(s holder) bool { return !chosen(t.Only, s.name) })
 	rates, lengths := paces, queueLengths
 	if t.Quick {
-		m.common, lengths = pace{paces[0].rate, time.Second, time.Second, 50}, queueLengths[1:2]
+		m.common, lengths = pace{paces[0].rate, time.Second / 2, time.Second / 4, 20}, queueLengths[1:2]
 		rates = []pace{m.common}
 	}
 	for _, r := range rates {
@@ -80,6 +81,28 @@ func guestQueue(ctx context.Context, t guestTask, report func(Result) error) err
 		}
 	}
 	return nil
+}
+
+// mostTime is more than anything takes that a limiter does here.
+const mostTime = 3 * time.Minute
+
+// inTime does something that may wait for the kernel for ever: after that time
+// the error says where it is. It then still runs; the program is to end.
+func inTime[T any](most time.Duration, f func() (T, error)) (result T, err error) {
+	done := make(chan error, 1)
+	var got T
+	go func() {
+		var err error
+		got, err = f()
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		return got, err
+	case <-time.After(most):
+		stacks := make([]byte, 1<<20)
+		return result, fmt.Errorf("not done after %v:\n%s", most, stacks[:runtime.Stack(stacks, true)])
+	}
 }
 
 type queueMeter struct {
@@ -125,7 +148,7 @@ func (m queueMeter) length(long time.Duration, only string) error {
 
 // carry has a limiter carry what is offered, and reports what became of it.
 func (m queueMeter) carry(name string, s holder, o offer) error {
-	c, err := carry(m.ctx, s, o, m.parts)
+	c, err := inTime(mostTime, func() (carried, error) { return carry(m.ctx, s, o, m.parts) })
 	if err != nil {
 		return fmt.Errorf("%s, %s: %w", name, s.name, err)
 	}
@@ -168,7 +191,7 @@ func (m queueMeter) udp(at pace) error {
 		if s.ecn {
 			continue // UDP here is not marked
 		}
-		ratios, err := gaps(m.ctx, s.competitor, at)
+		ratios, err := inTime(mostTime, func() ([]float64, error) { return gaps(m.ctx, s.competitor, at) })
 		if err != nil {
 			return fmt.Errorf("%s, %v, %s: %w", spacing, at.rate, s.name, err)
 		}

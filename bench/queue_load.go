@@ -82,14 +82,15 @@ func carry(ctx context.Context, s holder, o offer, parts int) (c carried, err er
 	if err := errors.Join(err, pinged.err, answered.err, ctx.Err()); err != nil {
 		return c, err
 	}
-	c.count(marks, float64(o.rate))
+	c.count(marks, float64(o.rate), o.local)
 	c.pings, c.unponged = inParts(pinged.echoes, marks)
 	c.answers, _ = inParts(answered.echoes, marks)
 	return c, nil
 }
 
-// count tells what connections have done between marks.
-func (c *carried) count(marks []mark, rate float64) {
+// count tells what connections have done between marks. Unless senders are told
+// of drops at once, they send again whatever is lost.
+func (c *carried) count(marks []mark, rate float64, told bool) {
 	for i := range marks[1:] {
 		from, to := marks[i], marks[i+1]
 		bytes := float64(to.bytes - from.bytes)
@@ -97,8 +98,12 @@ func (c *carried) count(marks []mark, rate float64) {
 		c.again = append(c.again, float64(to.again-from.again)/max(bytes/1e6, 1e-6))
 	}
 	from, to := marks[0], marks[len(marks)-1]
-	sent, arrived := float64(to.sent-from.sent), float64(to.arrived-from.arrived)
-	c.lost = 100 * max(0, sent-arrived) / max(sent, 1) // what waited at the beginning arrived without having been sent
+	sent := float64(to.sent - from.sent)
+	gone := max(0, sent-float64(to.arrived-from.arrived)) // what waited at the beginning arrived without having been sent
+	if !told {
+		gone = min(gone, float64(to.again-from.again)) // what waits at the end is not lost
+	}
+	c.lost = 100 * gone / max(sent, 1)
 }
 
 // background does something that yields echoes.

@@ -27,6 +27,7 @@ func queueSubjects() []holder {
 		{told("delay", policy.Limit{Algorithm: policy.Leaky, Excess: policy.Delay}), false},
 		{withECN(told("delay", policy.Limit{Algorithm: policy.Leaky, Excess: policy.Delay})), true},
 		{told("delay", policy.Limit{Algorithm: policy.GCRA, Excess: policy.Delay}), false},
+		{told("delay, sparse first", policy.Limit{Algorithm: policy.GCRA, Excess: policy.Delay, Order: policy.SparseFirst}), false},
 	}
 }
 

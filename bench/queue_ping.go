@@ -75,7 +75,7 @@ func pongs(ctx context.Context, fd int) map[uint16]time.Time {
 	for {
 		n, at, err := receive(fd, packet)
 		switch {
-		case err != nil && ctx.Err() != nil:
+		case err != nil && !errors.Is(err, unix.EINTR) && ctx.Err() != nil:
 			return times
 		case err == nil && n >= 20+8+pingPayload && packet[20] == 0: // an answer, behind its IP header
 			times[binary.BigEndian.Uint16(packet[26:])] = at

@@ -19,16 +19,26 @@ type stream struct{ out, in *net.TCPConn }
 
 type streams []stream
 
+const (
+	// openTime is how long connections may take to be there, with what gets lost of them sent again.
+	openTime = 30 * time.Second
+	// answerTime is how long the answer to a request may take that was lost several times.
+	answerTime = 30 * time.Second
+)
+
 // open makes so many connections from a namespace to the far end.
 func (p *path) open(from netns.NsHandle, n int) (list streams, err error) {
-	var listener net.Listener
+	var listener *net.TCPListener
 	if err := in(p.far, func() (err error) {
-		listener, err = net.Listen("tcp", netip.AddrPortFrom(target, 0).String())
+		listener, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(target, 0)))
 		return err
 	}); err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
 	defer listener.Close()
+	if err := listener.SetDeadline(time.Now().Add(openTime)); err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
 	defer func() {
 		if err != nil {
 			list.close()
@@ -37,17 +47,17 @@ func (p *path) open(from netns.NsHandle, n int) (list streams, err error) {
 	for range n {
 		var out net.Conn
 		if err := in(from, func() (err error) {
-			out, err = net.DialTimeout("tcp", listener.Addr().String(), 30*time.Second)
+			out, err = net.DialTimeout("tcp", listener.Addr().String(), openTime)
 			return err
 		}); err != nil {
 			return list, fmt.Errorf("connect: %w", err)
 		}
-		accepted, err := listener.Accept()
+		accepted, err := listener.AcceptTCP()
 		if err != nil {
 			out.Close()
 			return list, fmt.Errorf("accept a connection: %w", err)
 		}
-		list = append(list, stream{out.(*net.TCPConn), accepted.(*net.TCPConn)})
+		list = append(list, stream{out.(*net.TCPConn), accepted})
 	}
 	return list, nil
 }
@@ -149,7 +159,10 @@ func (s stream) ask(ctx context.Context, every time.Duration) (echoes []echo, er
 	answer := make([]byte, questionBytes)
 	for sleep(ctx, aboutEvery(random, every)) == nil {
 		start := time.Now()
-		_, err := s.out.Write(answer)
+		err := s.out.SetDeadline(start.Add(answerTime))
+		if err == nil {
+			_, err = s.out.Write(answer)
+		}
 		if err == nil {
 			_, err = io.ReadFull(s.out, answer)
 		}

@@ -3,6 +3,7 @@ package main
 import (
 	"math"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -15,7 +16,7 @@ func TestCarriedCounts(t *testing.T) {
 		at(0, progress{bytes: 1e6, sent: 1000, arrived: 990, again: 5}),
 		at(1, progress{bytes: 2e6, sent: 1700, arrived: 1690, again: 8}),
 		at(3, progress{bytes: 2e6 + 500, sent: 1800, arrived: 1710, again: 8}),
-	}, 8e6)
+	}, 8e6, true)
 	most := 1e6 * fullPayload / maxFrame // bytes a second
 	if want := []float64{100 * 1e6 / most, 100 * 250 / most}; !near(c.goodput, want) {
 		t.Errorf("goodput is %v %%, not %v", c.goodput, want)
@@ -26,9 +27,19 @@ func TestCarriedCounts(t *testing.T) {
 	if want := 100 * 80.0 / 800; c.lost != want {
 		t.Errorf("%v %% were lost, not %v", c.lost, want)
 	}
-	c.count([]mark{at(0, progress{sent: 10, arrived: 5}), at(1, progress{sent: 12, arrived: 9})}, 8e6)
-	if c.lost != 0 {
-		t.Errorf("%v %% were lost where more arrived than was sent meanwhile", c.lost)
+	for _, tc := range []struct {
+		from, to progress
+		told     bool
+		want     float64
+	}{
+		{progress{sent: 10, arrived: 5}, progress{sent: 12, arrived: 9}, true, 0}, // more arrived than was sent meanwhile
+		{progress{sent: 10, arrived: 10, again: 1}, progress{sent: 60, arrived: 43, again: 3}, true, 34},
+		{progress{sent: 10, arrived: 10, again: 1}, progress{sent: 60, arrived: 43, again: 3}, false, 4},
+		{progress{sent: 10, arrived: 10, again: 1}, progress{sent: 60, arrived: 43, again: 30}, false, 34},
+	} {
+		if c.count([]mark{at(0, tc.from), at(1, tc.to)}, 8e6, tc.told); c.lost != tc.want {
+			t.Errorf("from %+v to %+v, told %v: %v %% were lost, not %v", tc.from, tc.to, tc.told, c.lost, tc.want)
+		}
 	}
 }
 
@@ -56,4 +67,21 @@ func TestShareUpTo(t *testing.T) {
 			t.Errorf("%v are at most %v, not %v", got, most, want)
 		}
 	}
+}
+
+func TestInTime(t *testing.T) {
+	if got, err := inTime(time.Hour, func() (int, error) { return 7, nil }); got != 7 || err != nil {
+		t.Errorf("it is %d, and the error %v", got, err)
+	}
+	stop := make(chan struct{})
+	defer close(stop)
+	if _, err := inTime(time.Millisecond, func() (int, error) { return waitFor(stop), nil }); err == nil || !strings.Contains(err.Error(), "waitFor") {
+		t.Errorf("what waits is not said: %v", err)
+	}
+}
+
+//go:noinline
+func waitFor(stop <-chan struct{}) int {
+	<-stop
+	return 0
 }
