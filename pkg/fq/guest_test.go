@@ -137,7 +137,7 @@ func testSetupAndRestore(t *testing.T, index int) {
 	before, kind := shown(t), look(t, index).Kind
 	record := setUp(t, index)
 	s := look(t, index)
-	if !s.Holds || !s.Room(leastPackets) || !s.TellsApart() || s.Horizon < horizon {
+	if !s.Ready(0) || !s.TellsApart() {
 		t.Errorf("set up is %+v: %s", s, shown(t))
 	}
 	if kind != "noop" && strings.HasPrefix(kind, "mq") != strings.HasPrefix(s.Kind, "mq of fq") {
@@ -171,7 +171,7 @@ func TestCommandsSetUp(t *testing.T) {
 			if s := look(t, index); !s.Room(200_000) || !s.TellsApart() {
 				t.Errorf("is %+v: %s", s, shown(t))
 			}
-			if err := Setup(index, 0, func([]byte) error { return errors.New("set up, too") }); err != nil {
+			if err := Setup(index, 200_000, func([]byte) error { return errors.New("set up, too") }); err != nil {
 				t.Error(err)
 			}
 		})
@@ -194,7 +194,7 @@ func TestKilledSetup(t *testing.T) {
 		t.Errorf("killed before it set anything: %+v, %s", o, shown(t))
 	}
 	run(t, "tc qdisc add dev DEV root handle 5ac0: mq")
-	run(t, "tc qdisc add dev DEV parent 5ac0:1 handle 5ac1: fq limit 131072 flow_limit 131072 orphan_mask 262143 horizon 10s")
+	run(t, "tc qdisc add dev DEV parent 5ac0:1 handle 5ac1: fq limit 1048576 flow_limit 131072 orphan_mask 262143 horizon 10s")
 	if s := look(t, index); s.Holds {
 		t.Errorf("half is as good as all: %+v", s)
 	}
@@ -232,7 +232,7 @@ func TestReplacedSince(t *testing.T) {
 		command string
 	}{
 		"root":         {1, "tc qdisc replace dev DEV root pfifo limit 5"},
-		"another fq":   {1, "tc qdisc replace dev DEV root handle 1: fq limit 131072 flow_limit 131072 orphan_mask 262143"},
+		"another fq":   {1, "tc qdisc replace dev DEV root handle 1: fq limit 1048576 flow_limit 131072 orphan_mask 262143"},
 		"other limits": {1, "tc qdisc replace dev DEV root fq limit 5"},
 		"deleted":      {3, "tc qdisc del dev DEV root; tc qdisc add dev DEV root handle 1: mq"},
 		"one queue":    {3, "tc qdisc replace dev DEV parent 5ac0:2 sfq"},
@@ -342,7 +342,7 @@ func TestIfb(t *testing.T) {
 		t.Helper()
 		ifb, err := FindIfb(7)
 		testenv.Must(t, err)
-		if ifb == nil || ifb.Index != index || ifb.Name != "shapectl7" || !ifb.Up || !ifb.State.Room(leastPackets) || ifb.State.Horizon != horizon {
+		if ifb == nil || ifb.Index != index || ifb.Name != "shapectl7" || !ifb.Up || !ifb.State.Ready(0) {
 			t.Errorf("%s: %+v", why, ifb)
 		}
 	}
