@@ -330,6 +330,27 @@ func TestStateCounts(t *testing.T) {
 	}
 }
 
+// What waits in an fq that goes is told; in one that stays with other limits it waits on.
+func TestLost(t *testing.T) {
+	for before, lost := range map[string]uint64{"pfifo": 2, "fq limit 30": 0, "mq": 2} {
+		t.Run(before, func(t *testing.T) {
+			testenv.NewNetns(t)
+			testenv.Veth(t, "d0", "d1")
+			index := testenv.Link(t, "d0").Attrs().Index
+			run(t, "ip addr add 10.0.0.1/24 dev DEV; ip neigh add 10.0.0.2 lladdr 02:00:00:00:00:02 dev DEV; tc qdisc add dev DEV root handle 9: "+before)
+			record := setUp(t, index)
+			later(t, 9*time.Second)
+			later(t, 9*time.Second)
+			if o := restore(t, index, record); !o.Restored || o.Lost != lost {
+				t.Errorf("restored with two packets waiting: %+v", o)
+			}
+			if s := look(t, index); s.Waiting != 2-lost {
+				t.Errorf("%d packets wait after that", s.Waiting)
+			}
+		})
+	}
+}
+
 func TestIfb(t *testing.T) {
 	testenv.NewNetns(t)
 	testenv.Must(t, os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("0"), 0))

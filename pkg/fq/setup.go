@@ -173,6 +173,8 @@ type Outcome struct {
 	Differs bool
 	// Was is what was there before, Kind what is there now, as in State.
 	Was, Kind string
+	// Lost is how many packets waited in what is no more.
+	Lost uint64
 }
 
 // Restore puts back what was there before the Setup that made a record, if what
@@ -200,10 +202,16 @@ func (r record) restore(index int) (Outcome, error) {
 	if err := r.putBack(index, s.tree); err != nil {
 		return o, fmt.Errorf("put %s back: %w", o.Was, err)
 	}
+	set := s.tree.leaves()
 	if s, err = Look(index); err != nil {
 		return o, err
 	}
 	o.Restored, o.Kind = true, s.Kind
+	for _, q := range set { // one that was there before has only other limits again
+		if !slices.ContainsFunc(s.tree.leaves(), func(now qdisc) bool { return now.Handle == q.Handle }) {
+			o.Lost += uint64(q.packets)
+		}
+	}
 	_, o.Differs = record{Before: r.Before}.compare(s.tree)
 	return o, nil
 }
