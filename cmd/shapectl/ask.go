@@ -104,6 +104,7 @@ func (e *env) ask(o askOptions) error {
 		answer.Conforms, answer.Sharer = meter.Conforms(level, answer.Bytes), maps.Sharer(entry, h.Match(), flow)
 		ahead := o.flow != nil && h.Set.GoesAhead(entry, flow, now, answer.Bytes)
 		answer.Verdict, answer.WaitNS = fate(entry.Rule, meter, level, answer.Bytes, ahead)
+		answer.Note = ofWhichFlow(entry.Rule, o.flow, answer.Verdict)
 		return e.answer(answer)
 	})
 }
@@ -137,6 +138,15 @@ func fate(r policy.Rule, m model.Meter, level, bytes uint64, ahead bool) (verdic
 		verdict = "mark"
 	}
 	return verdict, m.Wait(level, bytes)
+}
+
+// ofWhichFlow says what an answer is for where it is not the same for all flows, and
+// none was given: a note, "" where there is none.
+func ofWhichFlow(r policy.Rule, given *maps.Flow, verdict string) string {
+	if given != nil || r.Order != policy.SparseFirst || verdict != "delay" && verdict != "mark" {
+		return ""
+	}
+	return "that is for a flow that has packets waiting; --flow tells of another, which may go ahead"
 }
 
 func fullPacket(bytes byteCount, d loader.Device) uint64 {

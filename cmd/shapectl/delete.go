@@ -78,7 +78,8 @@ func (e *env) flushCommand() *cobra.Command {
 		Short: "Delete all rules of a device",
 		Long: `Delete all rules of a device, or of one direction, and detach shapectl from it.
 It also takes away what another version of shapectl has left. If the device was
-given fq by --setup-fq, it gets the qdisc back that it had; only this does that.`,
+given fq by --setup-fq, it gets the qdisc back that it had; only this does that.
+What waits in that fq, or in the ifb of ingress, has 1s to leave; the rest is lost.`,
 		Args:              args(1, 2),
 		ValidArgsFunction: e.completeRule,
 		RunE: func(_ *cobra.Command, given []string) error {

@@ -36,7 +36,8 @@ becomes of it, now and later. Nothing is charged or changed.
 
 Routes tell the devices, also those below a bridge, a VLAN or a veth pair; with
 DEV it is that device alone. A flow says both ends of its packets, so that their
-way in and their way out are known, and ADDRESS may be left out.
+way in and their way out are known, and ADDRESS may be left out. Where sparse
+flows go first, the answer without --flow is for one that has packets waiting.
 
 Netfilter is shown as far as nftables has chains at the device itself; what
 routing and its other hooks do comes between ingress and egress, and is not.

@@ -75,7 +75,7 @@ func (x explainer) stop(h *loader.Hook, hop loader.Hop, p askedPacket) (report.S
 		s.Warnings = append(s.Warnings, held.warning)
 	}
 	if held.loses && s.Bucket != nil && s.Bucket.Conforms {
-		s.Verdict = "lost"
+		s.Verdict, s.Note = "lost", ""
 	}
 	return s, nil
 }
@@ -213,6 +213,7 @@ func (x explainer) rule(s *report.Stop, h *loader.Hook, e maps.Entry, tags int, 
 	s.Bucket = &level
 	if s.Attached {
 		s.Verdict, _ = fate(e.Rule, meter, b.units, counted.Bytes, b.ahead)
+		s.Note = ofWhichFlow(e.Rule, p.flow, s.Verdict)
 	}
 	return nil
 }

@@ -70,13 +70,17 @@ func replacedByFQ(device, was string) string {
 
 // restored tells what became of the qdisc of a device that was given an fq, if there is anything to tell.
 func (e *env) restored(device string, o fq.Outcome) bool {
+	lost := ""
+	if o.Lost > 0 {
+		lost = fmt.Sprintf("; packets that still waited are lost: %d", o.Lost)
+	}
 	switch {
 	case o.Replaced:
 		fmt.Fprintf(e.err, "%s: somebody has changed its qdisc since it was given fq, so it stays as it is: %s\n", device, o.Kind)
 	case o.Restored && o.Differs:
-		fmt.Fprintf(e.err, "%s: its qdisc is %s, which is not in all as it was before it was given fq: %s\n", device, o.Kind, o.Was)
+		fmt.Fprintf(e.err, "%s: its qdisc is %s, which is not in all as it was before it was given fq: %s%s\n", device, o.Kind, o.Was, lost)
 	case o.Restored:
-		fmt.Fprintf(e.err, "%s: its qdisc is %s again, as before it was given fq\n", device, o.Kind)
+		fmt.Fprintf(e.err, "%s: its qdisc is %s again, as before it was given fq%s\n", device, o.Kind, lost)
 	}
 	return o.Replaced || o.Restored
 }

@@ -117,7 +117,7 @@ func TestSetupFQ(t *testing.T) {
 // An fq of the user's own that is large enough stays as it is; what he is told to type lets it tell more flows apart.
 func TestFlowsOfFQ(t *testing.T) {
 	r := newRig(t)
-	r.sh("tc qdisc add dev va root handle 7: fq limit 200000 flow_limit 200000")
+	r.sh("tc qdisc add dev va root handle 7: fq limit 2000000 flow_limit 200000")
 	r.says(exitDone, "", words(delayed+" --setup-fq")...)
 	r.finds("note", "va egress queue", "tells only 1024 flows apart of what no connected socket sends")
 	_, command, found := strings.Cut(r.ok("doctor", "va"), "to tell more apart: ")
@@ -127,7 +127,7 @@ func TestFlowsOfFQ(t *testing.T) {
 	command, _, _ = strings.Cut(command, "\n")
 	r.sh(command)
 	r.finds("ok", "va egress queue", "holds packets back")
-	if now := r.qdisc(); !strings.Contains(now, "fq 7: root") || !strings.Contains(now, "limit 200000p flow_limit 200000p") {
+	if now := r.qdisc(); !strings.Contains(now, "fq 7: root") || !strings.Contains(now, "limit 2000000p flow_limit 200000p") {
 		t.Errorf("it is %s", now)
 	}
 }
@@ -408,7 +408,7 @@ func TestKilledHalfWay(t *testing.T) {
 	r.says(exitDone, "q0: its qdisc is fq now", set...)
 	with := show()
 	r.sh("tc qdisc del dev q0 root && tc qdisc add dev q0 root handle 5ac0: mq && " +
-		"tc qdisc add dev q0 parent 5ac0:1 handle 5ac1: fq limit 131072 flow_limit 131072 orphan_mask 262143 horizon 10s")
+		"tc qdisc add dev q0 parent 5ac0:1 handle 5ac1: fq limit 1048576 flow_limit 131072 orphan_mask 262143 horizon 10s")
 	r.finds("failed", "q0 egress queue", "the qdisc mq of ")
 	r.says(exitDone, "q0: its qdisc is fq now", set...)
 	if now := show(); now != with {

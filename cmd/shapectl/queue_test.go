@@ -77,12 +77,32 @@ func TestAskSparseFirst(t *testing.T) {
 	r := newRig(t)
 	r.setUnheld("va egress 10.0.0.0/24 --rate 1600bit --capacity 1600 --excess delay --queue 1700 --order sparse-first --ecn-above never")
 	r.send("10.0.0.7", 3, 850) // the first one leaves at once, the others as a sparse flow's
-	const ask = "ask -j va egress 10.0.0.7 --bytes 745"
+	const packet = "va egress 10.0.0.7 --bytes 745"
 	for flow, want := range map[string]string{
 		"": "delay", " --flow udp,192.0.2.1:5000,10.0.0.7:9": "pass", " --flow udp,192.0.2.1:5000,10.0.0.7:53": "delay",
 	} {
-		if got := r.ok(strings.Fields(ask + flow)...); !strings.Contains(got, `"verdict": "`+want+`"`) {
+		if got := r.ok(strings.Fields("ask -j " + packet + flow)...); !strings.Contains(got, `"verdict": "`+want+`"`) {
 			t.Errorf("%s: it is not %s: %s", flow, want, got)
+		}
+		for _, command := range []string{"ask ", "ask -j ", "explain ", "explain -j "} {
+			got := strings.Join(strings.Fields(r.ok(strings.Fields(command+packet+flow)...)), " ")
+			if says := strings.Contains(got, "that is for a flow that has packets waiting; --flow tells of another"); says != (flow == "") {
+				t.Errorf("%s%s: it says for which flow that is: %v: %s", command, flow, says, got)
+			}
+		}
+	}
+}
+
+func TestRestoredSaysWhatIsLost(t *testing.T) {
+	for outcome, want := range map[fq.Outcome]string{
+		{Restored: true, Kind: "mq"}:                                    "va: its qdisc is mq again, as before it was given fq\n",
+		{Restored: true, Kind: "mq", Lost: 3}:                           "va: its qdisc is mq again, as before it was given fq; packets that still waited are lost: 3\n",
+		{Restored: true, Differs: true, Was: "a", Kind: "mq", Lost: 70}: "va: its qdisc is mq, which is not in all as it was before it was given fq: a; packets that still waited are lost: 70\n",
+	} {
+		var told strings.Builder
+		e := env{err: &told}
+		if e.restored("va", outcome); told.String() != want {
+			t.Errorf("%+v: %s", outcome, told.String())
 		}
 	}
 }

@@ -348,7 +348,7 @@ func TestJudge(t *testing.T) {
 		{"nothing holds back", func(f *Facts) { f.Netns = "there"; f.held(fq.State{Kind: "noqueue"}) },
 			[]string{"failed eth0 egress queue"}, []string{
 				"nothing is held back, as eth0 has the qdisc noqueue and only fq does that: what should wait leaves at once, and more is dropped: 10.0.0.0/24",
-				"or: tc -n there qdisc replace dev eth0 root fq limit 131072 flow_limit 131072"}},
+				"or: tc -n there qdisc replace dev eth0 root fq limit 1048576 flow_limit 131072"}},
 		{"held back too short", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.Horizon = 50 * time.Millisecond })) },
 			[]string{"failed eth0 egress queue"}, []string{"holds packets back for 50ms at most, and rules do for up to 50ms: what is to wait longer is dropped, and", "horizon 10s"}},
 		{"sent too early", func(f *Facts) {
@@ -362,7 +362,7 @@ func TestJudge(t *testing.T) {
 		{"few flows", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.Flows = 1024 })) },
 			[]string{"note eth0 egress queue"}, []string{
 				"tells only 1024 flows apart of what no connected socket sends: packets, forwarded ones too, may wait for others' that share one",
-				"to tell more apart: tc qdisc replace dev eth0 root fq limit 131072 flow_limit 131072 orphan_mask 262143"}},
+				"to tell more apart: tc qdisc replace dev eth0 root fq limit 1048576 flow_limit 131072 orphan_mask 262143"}},
 		{"few flows by an ifb", func(f *Facts) {
 			f.onIngress()
 			f.held(unlikeFQ(func(s *fq.State) { s.Flows = 1024 })).Ifb = &fq.Ifb{Name: "shapectl1", Up: true}

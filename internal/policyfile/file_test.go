@@ -119,7 +119,7 @@ devices:
 
 		{"a queue is for those who delay", `
 defaults: {excess: delay, queue: 40ms, ecn-above: never, order: sparse-first}
-plans: {calls: {rate: 2mbit, queue: 10ms}}
+plans: {calls: {rate: 2mbit, queue: 10ms}, games: {rate: 3mbit, order: sparse-first}}
 devices:
   eth0:
     egress:
@@ -133,6 +133,9 @@ devices:
       10.0.7.0/24: {plan: calls, algorithm: leaky}
       10.0.8.0/24: {rate: 10mbit, capacity: 64kb, queue: 20000, ecn-above: 7ms}
       10.0.9.0/24: {rate: 10mbit, each: flow, order: fifo}
+      10.0.10.0/24: {rate: 10mbit, each: flow}
+      10.0.11.0/24: {plan: games, each: flow}
+      10.0.12.0/24: {plan: games, each: host}
     ingress:
       defaults: {excess: drop}
       10.0.0.0/24: 10mbit
@@ -150,6 +153,9 @@ devices:
       10.0.7.0/24: {rate: 2mbit, algorithm: leaky, excess: delay, ecn-above: never}
       10.0.8.0/24: {rate: 10mbit, capacity: 64kb, excess: delay, queue: 20000b, ecn-above: 7ms, order: sparse-first}
       10.0.9.0/24: {rate: 10mbit, each: flow, excess: delay, queue: 50000b, ecn-above: never}
+      10.0.10.0/24: {rate: 10mbit, each: flow, excess: delay, queue: 50000b, ecn-above: never}
+      10.0.11.0/24: {rate: 3mbit, each: flow, excess: delay, queue: 15000b, ecn-above: never}
+      10.0.12.0/24: {rate: 3mbit, each: host, excess: delay, queue: 15000b, ecn-above: never, order: sparse-first}
     ingress:
       10.0.0.0/24: 10mbit
       10.0.1.0/24: {rate: 10mbit, excess: delay, queue: 50000b, ecn-above: never, order: sparse-first}

@@ -91,10 +91,15 @@ func (l *limits) of(p parcel) *policy.Limit {
 	parts, meant := p.parts, p.parts
 	if p.plan != nil {
 		parts = slices.Concat(p.plan.parts, parts)
-		// Who says otherwise than the plan what becomes of excess does not mean its queue.
-		if !slices.ContainsFunc(p.parts, func(p part) bool { return p.key == "excess" || p.key == "algorithm" }) {
-			meant = parts
+		says := func(key string) bool {
+			return slices.ContainsFunc(p.parts, func(p part) bool { return p.key == key })
 		}
+		// Who says otherwise than the plan what becomes of excess does not mean its
+		// queue, and who says otherwise who has a bucket does not mean its order.
+		meant = slices.DeleteFunc(slices.Clone(p.plan.parts), func(p part) bool {
+			return says("excess") || says("algorithm") || p.key == "order" && says("each")
+		})
+		meant = append(meant, p.parts...)
 	}
 	limit := over(l.usual, parts)
 	if limit.Rate == policy.Unlimited {
@@ -105,10 +110,14 @@ func (l *limits) of(p parcel) *policy.Limit {
 	return &limit
 }
 
-// withoutIdle is a limit without what only delaying ones have, unless it is one.
+// withoutIdle is a limit without what only delaying ones have, unless it is one,
+// and without an order where there is none among flows.
 func withoutIdle(l policy.Limit) policy.Limit {
 	if l.Excess != policy.Delay || l.Algorithm != policy.GCRA {
 		l.Queue, l.Order = policy.Queue{}, policy.FIFO
+	}
+	if l.Each.Kind == policy.EachFlow {
+		l.Order = policy.FIFO
 	}
 	if l.Excess != policy.Delay {
 		l.ECNAbove = 0

@@ -283,8 +283,10 @@ func useless(key string, r policy.Rule) bool {
 	switch key {
 	case "capacity":
 		return r.Capacity == 0
-	case "queue", "order":
+	case "queue":
 		return r.Queue == 0
+	case "order":
+		return r.Queue == 0 || r.Each.Kind == policy.EachFlow
 	case "ecn-above":
 		return r.ECNAbove == 0
 	}

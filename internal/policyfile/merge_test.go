@@ -277,6 +277,34 @@ devices:
       10.0.9.0/24: {rate: 10mbit}     # first come, first served now
 `},
 
+		{"an order is not among flows", `
+defaults: {excess: delay, order: sparse-first}
+devices:
+  eth0:
+    egress:
+      10.0.0.0/24: 10mbit                              # each flow now
+      10.0.1.0/24: {rate: 10mbit, order: sparse-first} # each flow now
+      10.0.2.0/24: {rate: 10mbit, each: flow}          # each host now
+      10.0.3.0/24: {rate: 10mbit, each: flow}          # faster now
+`, `
+devices:
+  eth0:
+    egress:
+      10.0.0.0/24: {rate: 10mbit, each: flow, excess: delay}
+      10.0.1.0/24: {rate: 10mbit, each: flow, excess: delay}
+      10.0.2.0/24: {rate: 10mbit, each: host, excess: delay, order: sparse-first}
+      10.0.3.0/24: {rate: 20mbit, each: flow, excess: delay}
+`, `
+defaults: {excess: delay, order: sparse-first}
+devices:
+  eth0:
+    egress:
+      10.0.0.0/24: {rate: 10mbit, each: flow}                              # each flow now
+      10.0.1.0/24: {rate: 10mbit, each: flow} # each flow now
+      10.0.2.0/24: {rate: 10mbit, each: host}          # each host now
+      10.0.3.0/24: {rate: 20mbit, each: flow}          # faster now
+`},
+
 		{"defaults no longer hold", `
 defaults: {overhead: docsis, mpu: 80, algorithm: leaky, penalty: 10s, shadow: 1mbit}
 devices: {eth0: {egress: {10.0.0.0/24: 2mbit, 10.0.1.0/24: {rate: 2mbit, shadow: 3mbit}}}}

@@ -69,7 +69,7 @@ func (r random) parts(key string) (parts []string) {
 			may(40, "ecn-above: "+r.one("5ms", "never", "1s"))
 			if !leaky || key == "defaults" {
 				may(60, "queue: "+r.one("50ms", "64kb", "1000000", "20000"))
-				if !slices.Contains(parts, "each: flow") {
+				if key == "defaults" || !slices.Contains(parts, "each: flow") {
 					may(40, "order: "+r.one("fifo", "sparse-first"))
 				}
 			}

@@ -170,7 +170,7 @@ func differing(l policy.Limit, r policy.Rule, l2Bytes uint8) (parts []part) {
 	if madeOf(l, r, l2Bytes).ECNAbove != r.ECNAbove { // whose default is made of the others
 		add("ecn-above", r.ECNAbove.String())
 	}
-	if l.Order != r.Order {
+	if made.Order != r.Order {
 		add("order", r.Order.String())
 	}
 	if l.Penalty != r.Penalty {
@@ -190,10 +190,10 @@ func differing(l policy.Limit, r policy.Rule, l2Bytes uint8) (parts []part) {
 	return parts
 }
 
-// madeOf is the rule that a limit makes which has the rate, the algorithm and the
-// excess of r. What the limit says that is none of such a rule's is not r's.
+// madeOf is the rule that a limit makes which has the rate, the algorithm, the
+// excess and the sharers of r. What the limit says that is none of such a rule's is not r's.
 func madeOf(l policy.Limit, r policy.Rule, l2Bytes uint8) policy.Rule {
-	l.Rate, l.Algorithm, l.Excess, l.Shadow = r.Rate, r.Algorithm, r.Excess, nil
+	l.Rate, l.Algorithm, l.Each, l.Excess, l.Shadow = r.Rate, r.Algorithm, r.Each, r.Excess, nil
 	made, err := withoutIdle(l).Resolve(r.Prefix, l2Bytes)
 	if err != nil { // more than there can be, at this rate
 		made.Capacity, made.Queue, made.ECNAbove = 0, 0, 0

@@ -242,9 +242,10 @@ type Answer struct {
 	WaitNS   uint64 `json:"wait_ns"`
 	Attached bool   `json:"attached"`
 	Sentence string `json:"sentence"`
+	Note     string `json:"note"` // what else is to be said, "" for nothing
 }
 
-// Text says the answer in a line or two.
+// Text says the answer in a few lines.
 func (a Answer) Text(w io.Writer) error {
 	var s strings.Builder
 	switch {
@@ -257,6 +258,9 @@ func (a Answer) Text(w io.Writer) error {
 	}
 	if a.Rule != nil && !a.Attached {
 		s.WriteString("the rule is not in force\n")
+	}
+	if a.Note != "" {
+		s.WriteString(a.Note + "\n")
 	}
 	_, err := io.WriteString(w, s.String())
 	return err

@@ -10,6 +10,7 @@ package fq
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/bits"
 	"slices"
 	"strings"
@@ -24,9 +25,14 @@ import (
 var ErrNoFQ = errors.New("this kernel has no qdisc fq, which holds packets back (its module is sch_fq)")
 
 const (
-	// leastPackets is how many packets Setup lets an fq hold at the least, all
-	// together and of one flow, where it has 10000 and 100 by itself.
-	leastPackets = 1 << 17
+	// leastPackets and leastOfFlow are how many packets Setup lets an fq hold at the
+	// least, all together and of one flow, where it has 10000 and 100 by itself. They
+	// take no memory before they are there.
+	leastPackets = 1 << 20
+	leastOfFlow  = 1 << 17
+	// buckets is how many full ones Setup lets an fq hold at the least, as rules and
+	// hosts share it: full of the shortest packets, and so of many more if they are longer.
+	buckets = 16
 	// flows is how many flows an fq tells apart of what no connected socket of
 	// this host sends, where it has 1024 by itself. What shares a flow with a packet
 	// that waits may wait as long.
@@ -109,6 +115,13 @@ func queuesToBe(index int) (int, error) {
 	return link.Attrs().NumTxQueues, nil
 }
 
+// room is how many packets Setup lets an fq hold, all together and of one flow,
+// where so many may have to wait for one bucket.
+func room(packets uint32) (limit, flowLimit uint32) {
+	all := min(buckets*uint64(packets), math.MaxUint32)
+	return max(uint32(all), leastPackets), max(packets, leastOfFlow)
+}
+
 // Room reports whether so many packets can wait, also if they are of one flow.
 func (s State) Room(packets uint32) bool {
 	return s.Holds && s.Limit >= packets && s.FlowLimit >= packets
@@ -120,19 +133,21 @@ func (s State) TellsApart() bool { return s.Flows >= flows }
 
 // Ready reports whether Setup would leave all as it is.
 func (s State) Ready(packets uint32) bool {
-	return s.Room(max(packets, leastPackets)) && s.Horizon >= horizon
+	limit, flowLimit := room(packets)
+	return s.Holds && s.Limit >= limit && s.FlowLimit >= flowLimit && s.Horizon >= horizon
 }
 
 // Command is what a person would type for a device of that name, in the network
 // namespace that `ip netns` knows by that name ("" for none), to have an fq in
-// which so many packets can wait, in place of what State tells of. An fq that is
-// there keeps what it has more of.
+// which so many packets can wait for each of several buckets, in place of what
+// State tells of. An fq that is there keeps what it has more of.
 func (s State) Command(device, netns string, packets uint32) string {
 	tc := "tc"
 	if netns != "" {
 		tc += " -n " + netns
 	}
-	limit, flowLimit := max(packets, leastPackets, s.Limit), max(packets, leastPackets, s.FlowLimit)
+	limit, flowLimit := room(packets)
+	limit, flowLimit = max(limit, s.Limit), max(flowLimit, s.FlowLimit)
 	replace := func(where, what string) string {
 		return fmt.Sprintf("%s qdisc replace dev %s %s %s", tc, device, where, what)
 	}

@@ -128,20 +128,39 @@ func TestCommand(t *testing.T) {
 		packets uint32
 		want    string
 	}{
-		{tree{root: &qdisc{Kind: "noqueue"}}, "", 9, "tc qdisc replace dev eth0 root fq limit 131072 flow_limit 131072 orphan_mask 262143"},
-		{tree{}, "there", 200000, "tc -n there qdisc replace dev eth0 root fq limit 200000 flow_limit 200000 orphan_mask 262143"},
+		{tree{root: &qdisc{Kind: "noqueue"}}, "", 9, "tc qdisc replace dev eth0 root fq limit 1048576 flow_limit 131072 orphan_mask 262143"},
+		{tree{}, "there", 200000, "tc -n there qdisc replace dev eth0 root fq limit 3200000 flow_limit 200000 orphan_mask 262143"},
 		{tree{root: &qdisc{Kind: "mq"}, queues: queues}, "", 0, "tc qdisc replace dev eth0 root handle 1: mq; for q in $(seq 2); do " +
-			"tc qdisc replace dev eth0 parent 1:$(printf %x $q) fq limit 131072 flow_limit 131072 orphan_mask 262143; done"},
+			"tc qdisc replace dev eth0 parent 1:$(printf %x $q) fq limit 1048576 flow_limit 131072 orphan_mask 262143; done"},
 		{tree{root: &qdisc{Kind: "mq", Handle: 0x8001_0000}, queues: queues}, "", 0, "for q in $(seq 2); do " +
-			"tc qdisc replace dev eth0 parent 8001:$(printf %x $q) fq limit 131072 flow_limit 131072 orphan_mask 262143; done"},
+			"tc qdisc replace dev eth0 parent 8001:$(printf %x $q) fq limit 1048576 flow_limit 131072 orphan_mask 262143; done"},
 	} {
 		if got := (State{tree: c.tree, queues: len(c.tree.queues)}).Command("eth0", c.netns, c.packets); got != c.want {
 			t.Errorf("%v: %s", c.tree, got)
 		}
 	}
-	large := State{Holds: true, Limit: 1 << 20, FlowLimit: 100, Flows: 1 << 20, Horizon: time.Second}
-	if got := large.Command("eth0", "", 0); got != "tc qdisc replace dev eth0 root fq limit 1048576 flow_limit 131072 orphan_mask 1048575 horizon 10s" {
+	large := State{Holds: true, Limit: 1 << 21, FlowLimit: 100, Flows: 1 << 20, Horizon: time.Second}
+	if got := large.Command("eth0", "", 0); got != "tc qdisc replace dev eth0 root fq limit 2097152 flow_limit 131072 orphan_mask 1048575 horizon 10s" {
 		t.Errorf("of an fq that is large: %s", got)
+	}
+}
+
+// As many packets as fit many a full bucket can wait together, however short they are.
+func TestRoom(t *testing.T) {
+	for _, c := range []struct{ packets, limit, flowLimit uint32 }{
+		{0, 1 << 20, 1 << 17}, {1 << 16, 1 << 20, 1 << 17}, {1<<16 + 1, 1<<20 + 16, 1 << 17}, {1 << 28, 1<<32 - 1, 1 << 28},
+	} {
+		limit, flowLimit := room(c.packets)
+		if limit != c.limit || flowLimit != c.flowLimit {
+			t.Errorf("for %d packets there is room for %d, and for %d of one flow", c.packets, limit, flowLimit)
+		}
+		s := State{Holds: true, Limit: limit, FlowLimit: flowLimit, Horizon: horizon}
+		fewer, fewerOfFlow := s, s
+		fewer.Limit--
+		fewerOfFlow.FlowLimit--
+		if !s.Ready(c.packets) || fewer.Ready(c.packets) || fewerOfFlow.Ready(c.packets) {
+			t.Errorf("for %d packets, %+v is ready: %v", c.packets, s, s.Ready(c.packets))
+		}
 	}
 }
 

@@ -137,7 +137,7 @@ func testSetupAndRestore(t *testing.T, index int) {
 	before, kind := shown(t), look(t, index).Kind
 	record := setUp(t, index)
 	s := look(t, index)
-	if !s.Holds || !s.Room(leastPackets) || !s.TellsApart() || s.Horizon < horizon {
+	if !s.Ready(0) || !s.TellsApart() {
 		t.Errorf("set up is %+v: %s", s, shown(t))
 	}
 	if kind != "noop" && strings.HasPrefix(kind, "mq") != strings.HasPrefix(s.Kind, "mq of fq") {
@@ -171,7 +171,7 @@ func TestCommandsSetUp(t *testing.T) {
 			if s := look(t, index); !s.Room(200_000) || !s.TellsApart() {
 				t.Errorf("is %+v: %s", s, shown(t))
 			}
-			if err := Setup(index, 0, func([]byte) error { return errors.New("set up, too") }); err != nil {
+			if err := Setup(index, 200_000, func([]byte) error { return errors.New("set up, too") }); err != nil {
 				t.Error(err)
 			}
 		})
@@ -194,7 +194,7 @@ func TestKilledSetup(t *testing.T) {
 		t.Errorf("killed before it set anything: %+v, %s", o, shown(t))
 	}
 	run(t, "tc qdisc add dev DEV root handle 5ac0: mq")
-	run(t, "tc qdisc add dev DEV parent 5ac0:1 handle 5ac1: fq limit 131072 flow_limit 131072 orphan_mask 262143 horizon 10s")
+	run(t, "tc qdisc add dev DEV parent 5ac0:1 handle 5ac1: fq limit 1048576 flow_limit 131072 orphan_mask 262143 horizon 10s")
 	if s := look(t, index); s.Holds {
 		t.Errorf("half is as good as all: %+v", s)
 	}
@@ -232,7 +232,7 @@ func TestReplacedSince(t *testing.T) {
 		command string
 	}{
 		"root":         {1, "tc qdisc replace dev DEV root pfifo limit 5"},
-		"another fq":   {1, "tc qdisc replace dev DEV root handle 1: fq limit 131072 flow_limit 131072 orphan_mask 262143"},
+		"another fq":   {1, "tc qdisc replace dev DEV root handle 1: fq limit 1048576 flow_limit 131072 orphan_mask 262143"},
 		"other limits": {1, "tc qdisc replace dev DEV root fq limit 5"},
 		"deleted":      {3, "tc qdisc del dev DEV root; tc qdisc add dev DEV root handle 1: mq"},
 		"one queue":    {3, "tc qdisc replace dev DEV parent 5ac0:2 sfq"},
@@ -330,6 +330,27 @@ func TestStateCounts(t *testing.T) {
 	}
 }
 
+// What waits in an fq that goes is told; in one that stays with other limits it waits on.
+func TestLost(t *testing.T) {
+	for before, lost := range map[string]uint64{"pfifo": 2, "fq limit 30": 0, "mq": 2} {
+		t.Run(before, func(t *testing.T) {
+			testenv.NewNetns(t)
+			testenv.Veth(t, "d0", "d1")
+			index := testenv.Link(t, "d0").Attrs().Index
+			run(t, "ip addr add 10.0.0.1/24 dev DEV; ip neigh add 10.0.0.2 lladdr 02:00:00:00:00:02 dev DEV; tc qdisc add dev DEV root handle 9: "+before)
+			record := setUp(t, index)
+			later(t, 9*time.Second)
+			later(t, 9*time.Second)
+			if o := restore(t, index, record); !o.Restored || o.Lost != lost {
+				t.Errorf("restored with two packets waiting: %+v", o)
+			}
+			if s := look(t, index); s.Waiting != 2-lost {
+				t.Errorf("%d packets wait after that", s.Waiting)
+			}
+		})
+	}
+}
+
 func TestIfb(t *testing.T) {
 	testenv.NewNetns(t)
 	testenv.Must(t, os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("0"), 0))
@@ -342,7 +363,7 @@ func TestIfb(t *testing.T) {
 		t.Helper()
 		ifb, err := FindIfb(7)
 		testenv.Must(t, err)
-		if ifb == nil || ifb.Index != index || ifb.Name != "shapectl7" || !ifb.Up || !ifb.State.Room(leastPackets) || ifb.State.Horizon != horizon {
+		if ifb == nil || ifb.Index != index || ifb.Name != "shapectl7" || !ifb.Up || !ifb.State.Ready(0) {
 			t.Errorf("%s: %+v", why, ifb)
 		}
 	}

@@ -94,8 +94,8 @@ func findIfb(device int) (netlink.Link, error) {
 	return link, nil
 }
 
-// MakeIfb makes the ifb of a device, in which so many packets can wait, and
-// returns its index. One that is there is made as it should be. The error wraps
+// MakeIfb makes the ifb of a device, in which so many packets can wait for each of
+// several buckets, and returns its index. One that is there is made as it should be. The error wraps
 // ErrNoIfb or ErrNoFQ where the kernel lacks either, and ErrTaken.
 func MakeIfb(device int, name string, packets uint32) (int, error) {
 	link, err := findIfb(device)
@@ -108,7 +108,7 @@ func MakeIfb(device int, name string, packets uint32) (int, error) {
 			return 0, err
 		}
 	}
-	if err := prepareIfb(link, name, max(packets, leastPackets)); err != nil {
+	if err := prepareIfb(link, name, packets); err != nil {
 		if made {
 			err = errors.Join(err, netlink.LinkDel(link))
 		}

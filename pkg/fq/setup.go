@@ -60,9 +60,9 @@ func (s State) Replaceable() error {
 	return nil
 }
 
-// Setup lets all packets that leave a device pass an fq in which so many can
-// wait, and more: at the root, or below an mq for each transmit queue. What is
-// so already is left alone. Packets that wait in the qdisc that was there are lost.
+// Setup lets all packets that leave a device pass an fq in which so many can wait
+// for each of several buckets: at the root, or below an mq for each transmit queue.
+// What is so already is left alone. Packets that wait in the qdisc that was there are lost.
 //
 // What Restore needs is given to keep before anything is changed. If that
 // fails, or the kernel refuses, all is as it was. The error wraps ErrNoFQ where the
@@ -86,7 +86,7 @@ func Setup(index int, packets uint32, keep func(record []byte) error) error {
 	if err != nil {
 		return err
 	}
-	r := record{Before: s.tree.all(), Set: s.plan(all, max(packets, leastPackets)), NoQueueLength: link.Attrs().TxQLen == 0}
+	r := record{Before: s.tree.all(), Set: s.plan(all, packets), NoQueueLength: link.Attrs().TxQLen == 0}
 	text, err := json.Marshal(r)
 	if err != nil {
 		return fmt.Errorf("write down what is there: %w", err)
@@ -107,8 +107,8 @@ func (r record) apply(index int) error {
 	return nil
 }
 
-// plan are the qdiscs to make, or to change, so that there is room for so many
-// packets, from the root down.
+// plan are the qdiscs to make, or to change, so that there is room where so many
+// packets may have to wait for one bucket, from the root down.
 func (s State) plan(all []qdisc, packets uint32) (set []qdisc) {
 	next := uint32(ourHandle)
 	handle := func() uint32 {
@@ -147,14 +147,15 @@ func (s State) plan(all []qdisc, packets uint32) (set []qdisc) {
 	return set
 }
 
-// limits are the options of an fq in which so many packets can wait, and of which none
-// is less than that of q.
+// limits are the options of an fq that has room where so many packets may have to wait
+// for one bucket, and of which none is less than that of q.
 func limits(q qdisc, packets uint32) (options []byte) {
+	limit, flowLimit := room(packets)
 	for _, o := range []struct {
 		option int
 		least  uint32
 	}{
-		{nl.TCA_FQ_PLIMIT, packets}, {nl.TCA_FQ_FLOW_PLIMIT, packets},
+		{nl.TCA_FQ_PLIMIT, limit}, {nl.TCA_FQ_FLOW_PLIMIT, flowLimit},
 		{nl.TCA_FQ_ORPHAN_MASK, flows - 1}, {nl.TCA_FQ_HORIZON, uint32(horizon.Microseconds())},
 	} {
 		options = append(options, u32(o.option, max(q.number(uint16(o.option)), o.least))...)
@@ -172,6 +173,8 @@ type Outcome struct {
 	Differs bool
 	// Was is what was there before, Kind what is there now, as in State.
 	Was, Kind string
+	// Lost is how many packets waited in what is no more.
+	Lost uint64
 }
 
 // Restore puts back what was there before the Setup that made a record, if what
@@ -199,10 +202,16 @@ func (r record) restore(index int) (Outcome, error) {
 	if err := r.putBack(index, s.tree); err != nil {
 		return o, fmt.Errorf("put %s back: %w", o.Was, err)
 	}
+	set := s.tree.leaves()
 	if s, err = Look(index); err != nil {
 		return o, err
 	}
 	o.Restored, o.Kind = true, s.Kind
+	for _, q := range set { // one that was there before has only other limits again
+		if !slices.ContainsFunc(s.tree.leaves(), func(now qdisc) bool { return now.Handle == q.Handle }) {
+			o.Lost += uint64(q.packets)
+		}
+	}
 	_, o.Differs = record{Before: r.Before}.compare(s.tree)
 	return o, nil
 }

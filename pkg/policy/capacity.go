@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"math/bits"
@@ -66,7 +65,7 @@ func parseCapacity(what, s string) (Capacity, error) {
 	case v == 0:
 		return Capacity{}, fmt.Errorf("%s %q is zero and would let nothing pass; write one such as 64kb or 100ms", what, s)
 	}
-	if err := checkMaxCapacity(func() string { return strconv.Quote(s) }, v); err != nil {
+	if err := checkMaxCapacity(what, func() string { return strconv.Quote(s) }, v); err != nil {
 		return Capacity{}, err
 	}
 	return Capacity{bytes: v}, nil
@@ -90,18 +89,20 @@ func parseTime(what, s, number, unit string) (time.Duration, error) {
 	return time.Duration(v), nil
 }
 
-func checkMaxCapacity(spelled func() string, bytes uint64) error {
+func checkMaxCapacity(what string, spelled func() string, bytes uint64) error {
 	if bytes > MaxCapacity {
-		return fmt.Errorf("capacity %s is above 1024gb, the largest there is; lower it", spelled())
+		return fmt.Errorf("%s %s is above 1024gb, the largest there is; lower it", what, spelled())
 	}
 	return nil
 }
 
 // Resolve is the capacity in bytes for a rule of rate r. A time is counted
 // exactly and rounded up to a whole byte.
-func (c Capacity) Resolve(r Rate) (uint64, error) {
+func (c Capacity) Resolve(r Rate) (uint64, error) { return c.resolve("capacity", r) }
+
+func (c Capacity) resolve(what string, r Rate) (uint64, error) {
 	if r == Unlimited {
-		return 0, fmt.Errorf("capacity %v has no use at rate %v; leave it out", c, r)
+		return 0, fmt.Errorf("%s %v has no use at rate %v; leave it out", what, c, r)
 	}
 	if err := checkRate(r.String, r); err != nil {
 		return 0, err
@@ -111,9 +112,9 @@ func (c Capacity) Resolve(r Rate) (uint64, error) {
 		return c.bytes, nil
 	case c.duration > 0:
 		v := bytesIn(c.duration, r)
-		return v, checkMaxCapacity(func() string { return fmt.Sprintf("%v at %v", c, r) }, v)
+		return v, checkMaxCapacity(what, func() string { return fmt.Sprintf("%v at %v", c, r) }, v)
 	}
-	return 0, errors.New("capacity is not set; write one such as 64kb or 100ms")
+	return 0, fmt.Errorf("%s is not set; write one such as 64kb or 100ms", what)
 }
 
 // bytesIn is what passes at rate r in d, rounded up, at most math.MaxUint64.

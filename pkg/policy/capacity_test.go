@@ -3,6 +3,7 @@ package policy
 import (
 	"math"
 	"math/big"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -120,6 +121,17 @@ func TestResolve(t *testing.T) {
 	} {
 		_, err := test.c.Resolve(test.r)
 		wantError(t, err, test.part)
+	}
+}
+
+// What is wrong with a queue is said of a queue.
+func TestQueueIsCalledSo(t *testing.T) {
+	for _, in := range []string{"", "1x", "0", "0.5b", "1kbit", "0.5ns", "1025gb", "18446744073709551616s"} {
+		wantError(t, new(Queue).Set(in), "queue ")
+	}
+	_, err := Limit{Rate: MaxRate, Excess: Delay, Queue: Queue{Capacity{duration: MaxWait}}}.Rule(netip.MustParsePrefix("10.0.0.0/24"), 14)
+	if err == nil || err.Error() != "queue 9s at 1tbit is above 1024gb, the largest there is; lower it" {
+		t.Errorf("a queue that is too large: %v", err)
 	}
 }
 

@@ -24,6 +24,9 @@ func (q *Queue) Set(s string) error {
 	return err
 }
 
+// Resolve is the queue in bytes, as Capacity.Resolve.
+func (q Queue) Resolve(r Rate) (uint64, error) { return q.resolve("queue", r) }
+
 // ECNAbove is how long a packet may have to wait without being marked, in ns.
 type ECNAbove time.Duration
 
@@ -68,7 +71,7 @@ func (l Limit) resolveQueue(r *Rule) (err error) {
 			return r.validateUnlimited()
 		}
 		if r.Queue, err = l.Queue.Resolve(l.Rate); err != nil {
-			return fmt.Errorf("queue: %w", err)
+			return err
 		}
 	}
 	if r.Excess != Delay || r.Rate == Unlimited {
@@ -134,7 +137,7 @@ func (r Rule) validateQueue() error {
 		return fmt.Errorf("order %v has no use with each %v, where a flow waits only for itself; leave it out", r.Order, r.Each)
 	case r.Algorithm == Leaky && r.Queue != 0:
 		return fmt.Errorf("queue has no use with the algorithm %v, whose capacity is the queue; set the capacity instead", r.Algorithm)
-	case bytesIn(MaxWait, r.Rate) < MinCapacity:
+	case uint64(r.Rate)*uint64(MaxWait/time.Second) < 8*MinCapacity:
 		return fmt.Errorf("excess %v is not for %v, at which a full packet takes %s, and %s is the longest that one is held back; use another excess, or a higher rate",
 			r.Excess, r.Rate, drainTime(MinCapacity, r.Rate), timeString(MaxWait))
 	case r.Algorithm == GCRA && r.Queue < MinCapacity:
@@ -147,5 +150,5 @@ func (r Rule) validateQueue() error {
 	case r.Penalty.Kind != PenaltyNone:
 		return fmt.Errorf("penalty %v has no use with excess %v, which holds packets back instead; leave one of them out", r.Penalty, r.Excess)
 	}
-	return checkMaxCapacity(func() string { return fmt.Sprintf("and queue of %d bytes together", r.Capacity+r.Queue) }, r.Capacity+r.Queue)
+	return checkMaxCapacity("capacity", func() string { return fmt.Sprintf("and queue of %d bytes together", r.Capacity+r.Queue) }, r.Capacity+r.Queue)
 }

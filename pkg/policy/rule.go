@@ -58,7 +58,7 @@ func (r Rule) Validate() error {
 		return fmt.Errorf("capacity of %d bytes (%s at %v) is less than one full packet; use %d or more",
 			r.Capacity, drainTime(r.Capacity, r.Rate), r.Rate, MinCapacity)
 	}
-	if err := checkMaxCapacity(func() string { return fmt.Sprintf("of %d bytes", r.Capacity) }, r.Capacity); err != nil {
+	if err := checkMaxCapacity("capacity", func() string { return fmt.Sprintf("of %d bytes", r.Capacity) }, r.Capacity); err != nil {
 		return err
 	}
 	if err := r.validateQueue(); err != nil {

@@ -122,14 +122,18 @@ func TestValidateRefuses(t *testing.T) {
 	}
 }
 
-// A rule that delays and says no more is valid at all rates at which a full packet does not wait for half of what it may.
+// A rule that delays and says no more is valid at all rates at which a full packet may wait.
 func TestDefaultQueueIsValid(t *testing.T) {
-	for _, rate := range []Rate{2692, 8000, 14563, 14564, 29127, 1_000_000, MaxRate} {
+	for _, rate := range []Rate{1346, 2000, 2691, 2692, 8000, 14563, 14564, 29127, 1_000_000, MaxRate} {
 		for _, algorithm := range []Algorithm{GCRA, Leaky} {
 			r, err := Limit{Rate: rate, Algorithm: algorithm, Excess: Delay}.Rule(netip.MustParsePrefix("10.0.0.0/24"), 14)
 			if _, longest := r.Waiting(); err != nil || longest < 50*time.Millisecond || r.ECNAbove != ECNAbove(longest/2) {
 				t.Errorf("%v, %v: %v, waits for up to %v, is marked above %v", rate, algorithm, err, longest, r.ECNAbove)
 			}
 		}
+	}
+	for _, algorithm := range []Algorithm{GCRA, Leaky} {
+		_, err := Limit{Rate: 1345, Algorithm: algorithm, Excess: Delay}.Rule(netip.MustParsePrefix("10.0.0.0/24"), 14)
+		wantError(t, err, "excess delay is not for 1345bit")
 	}
 }
