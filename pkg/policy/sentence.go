@@ -98,7 +98,7 @@ func (r Rule) verdict() string {
 		if r.Order == SparseFirst {
 			says += " but for sparse flows"
 		}
-		if r.ECNAbove != Never {
+		if _, longest := r.Waiting(); r.ECNAbove < ECNAbove(longest) { // else it never is
 			says += ", marked by ECN beyond " + human(0, uint64(r.ECNAbove), 1, timeNames)
 		}
 		return says + ", and dropped beyond the queue"

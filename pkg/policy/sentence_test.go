@@ -52,6 +52,8 @@ func TestSentence(t *testing.T) {
 			"eth0 egress: 10.0.0.5" + gets + "; excess is counted but not dropped (gcra)"},
 		{ruleOn("10.0.0.5/32", delay(Leaky)), Egress, MatchDst,
 			"eth0 egress: 10.0.0.5 gets 10mbit (1.25 MB/s), queue 125 kB (100 ms); excess is delayed, marked by ECN beyond 1 ns, and dropped beyond the queue (leaky)"},
+		{ruleOn("10.0.0.5/32", delay(Leaky), func(r *Rule) { r.ECNAbove = ECNAbove(100 * time.Millisecond) }), Egress, MatchDst,
+			"eth0 egress: 10.0.0.5 gets 10mbit (1.25 MB/s), queue 125 kB (100 ms); excess is delayed, and dropped beyond the queue (leaky)"},
 		{ruleOn("10.0.0.5/32", delay(GCRA), func(r *Rule) { r.Queue, r.ECNAbove = r.Capacity, Never }), Egress, MatchDst,
 			"eth0 egress: 10.0.0.5" + gets + ", queue 125 kB (100 ms); excess is delayed, and dropped beyond the queue (gcra)"},
 		{ruleOn("10.0.0.5/32", delay(GCRA), func(r *Rule) { r.Queue, r.Order = r.Capacity, SparseFirst }), Egress, MatchDst,
