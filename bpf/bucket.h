@@ -278,6 +278,7 @@ struct slow {
 	__u32 version;	/* of the rule, as version_of resolves it */
 	__u32 ect;
 	__u32 delay;
+	__u32 in_order; /* it waits, however little its flow sends */
 	enum verdict verdict;
 };
 
@@ -287,13 +288,6 @@ static __always_inline __u64 tick_time(const struct slow *s)
 	return s->version & VERSION_REBASED ? s->now + (1ULL << TICK_BITS) : s->now;
 }
 
-/* Whether it is not known of all that waits by a rule whose it is. */
-static __always_inline bool keeps_order(const struct rule *rule, const struct slow *s)
-{
-	return s->now < READ_ONCE(rule->in_order) ||
-	       (s->version & VERSION_REBASED && s->now < change.until + MAX_WAIT_S * 1000000000ULL);
-}
-
 /*
  * What a flow owes that owed level when a packet of it came that others are to
  * leave before. If it is sparse (as RFC 8290 has it: it builds no queue of its
@@ -301,12 +295,12 @@ static __always_inline bool keeps_order(const struct rule *rule, const struct sl
  * fill a bucket as big as the queue. Otherwise the flow owes more than that until
  * the packet has left in its turn: none overtakes one of its own flow.
  */
-static __always_inline __u64 flow_owes(const struct rule *rule, const struct terms *terms, const struct slow *s,
-				       __u64 level, enum verdict *verdict)
+static __always_inline __u64 flow_owes(const struct terms *terms, const struct slow *s, __u64 level,
+				       enum verdict *verdict)
 {
 	__u64 queue = terms->capacity - terms->at_once, owes;
 
-	if (s->bytes <= 1 << SPARSE_BITS && !keeps_order(rule, s)) {
+	if (s->bytes <= 1 << SPARSE_BITS && !s->in_order) {
 		owes = level + ((queue >> UNIT_BITS) * s->bytes << (UNIT_BITS - SPARSE_BITS));
 		if (owes <= queue) {
 			*verdict = VERDICT_PASS;
@@ -449,7 +443,7 @@ __noinline enum verdict charge_once(struct slow *s, __u32 slot)
 	tat = READ_ONCE(b->tat);
 	if (tat & TAT_TAKEN)
 		return VERDICT_AGAIN;
-	owes = flow_owes(rule, terms, s, level_at(terms, v, tick_time(s), tat, READ_ONCE(b->tick)), &verdict);
+	owes = flow_owes(terms, s, level_at(terms, v, tick_time(s), tat, READ_ONCE(b->tick)), &verdict);
 	return put_level(b, s->print, tat, v, owes, tick_time(s), verdict);
 }
 

@@ -178,6 +178,13 @@ __noinline enum verdict hold_back_slowly(struct __sk_buff *skb, __u32 ip, const 
 	return hold_back(skb, ip, terms, &rule->details[s->version & 1], s->now, before);
 }
 
+/* Whether it is not known of all that waits by a rule whose it is. */
+static __always_inline bool keeps_order(const struct rule *rule, const struct slow *s)
+{
+	return s->now < READ_ONCE(rule->in_order) ||
+	       (s->version & VERSION_REBASED && s->now < change.until + MAX_WAIT_S * 1000000000ULL);
+}
+
 /* Where the bucket is in the table of whom flags say that there is one for. Not static, like charge_once. */
 __noinline int look_for(struct __sk_buff *skb, __u32 ip, __u32 flags, struct slow *s)
 {
@@ -195,6 +202,7 @@ __noinline int look_for(struct __sk_buff *skb, __u32 ip, __u32 flags, struct slo
 	hash = hash_key(&s->key, terms_of(rule, s->version)->salt);
 	s->line = line_of(hash);
 	s->print = print_of(hash);
+	s->in_order = keeps_order(rule, s);
 	return 0;
 }
 
