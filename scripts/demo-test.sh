@@ -21,6 +21,11 @@ try() {
 		kill -"$1" "$demo" || true
 	fi
 	wait "$demo" || status=$?
+	# Whom it has killed may take a moment to be gone.
+	for _ in {1..20}; do
+		kill -0 -- "-$demo" 2>/dev/null || break
+		sleep 0.1
+	done
 	found=$(left_over)
 	if [[ $found || $status != "$3" ]]; then
 		echo "FAIL demo, signal $1 after $2 s: expected status $3 and nothing left, got $status and '$found'"
