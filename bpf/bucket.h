@@ -277,7 +277,6 @@ struct slow {
 	struct key key; /* for the rule's own bucket only its id */
 	__u32 version;	/* of the rule, as version_of resolves it */
 	__u32 ect;
-	__u32 delay;
 	__u32 in_order; /* it waits, however little its flow sends */
 	enum verdict verdict;
 };

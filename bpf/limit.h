@@ -160,7 +160,6 @@ __noinline enum verdict hold_back_slowly(struct __sk_buff *skb, __u32 ip, const 
 {
 	const struct terms *terms;
 	struct rule *rule;
-	__u64 before;
 	__u32 id;
 
 	if (!s)
@@ -170,12 +169,9 @@ __noinline enum verdict hold_back_slowly(struct __sk_buff *skb, __u32 ip, const 
 	if (!rule)
 		return VERDICT_UNSURE;
 	terms = terms_of(rule, s->version);
-	before = units_before(terms, s->bytes, s->tat - clock_of(terms, s->version, s->now));
-	if (s->wait && s->verdict == VERDICT_PASS)
-		before = 0;
-	else if (s->wait && s->verdict != VERDICT_DELAY)
-		keep_order(rule, s->now + drain_ns(terms->slope, before));
-	return hold_back(skb, ip, terms, &rule->details[s->version & 1], s->now, before);
+	if (s->verdict != VERDICT_PASS && s->verdict != VERDICT_DELAY)
+		keep_order(rule, s->now + drain_ns(terms->slope, s->wait));
+	return hold_back(skb, ip, terms, &rule->details[s->version & 1], s->now, s->verdict == VERDICT_PASS ? 0 : s->wait);
 }
 
 /* Whether it is not known of all that waits by a rule whose it is. */
@@ -206,19 +202,6 @@ __noinline int look_for(struct __sk_buff *skb, __u32 ip, __u32 flags, struct slo
 	return 0;
 }
 
-/*
- * Brings a packet that was charged, if others are to leave before it, to the
- * bucket of its own flow: whether that is sparse, and it goes ahead of them.
- */
-static __always_inline void try_flow(struct __sk_buff *skb, __u32 ip, const struct terms *terms, struct slow *s)
-{
-	s->wait = units_before(terms, s->bytes, s->tat - clock_of(terms, s->version, s->now));
-	if (!s->wait)
-		return;
-	look_for(skb, ip, RULE_FLOW, s);
-	bpf_loop(TRIES, try_slot, s, 0);
-}
-
 /* Charges any packet to its bucket, by a version that was resolved. Where a key can have none, the rule's own is charged. */
 __noinline enum verdict charge_slowly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 version, __u64 bytes)
 {
@@ -232,7 +215,6 @@ __noinline enum verdict charge_slowly(struct __sk_buff *skb, __u32 ip, __u32 id,
 	terms = terms_of(rule, version);
 	s.now = time_ns(skb);
 	s.ect = terms->flags & RULE_ECN && ecn_of(skb, ip);
-	s.delay = terms->flags & RULE_DELAY;
 	if (terms->flags & RULE_EACH) {
 		look_for(skb, ip, terms->flags, &s);
 		bpf_loop(TRIES, try_slot, &s, 0);
@@ -241,9 +223,14 @@ __noinline enum verdict charge_slowly(struct __sk_buff *skb, __u32 ip, __u32 id,
 	}
 	bpf_loop(TRIES, try_own, &s, 0);
 charged:
-	if (s.verdict == VERDICT_PASS && s.delay) {
-		if (terms->flags & RULE_SPARSE)
-			try_flow(skb, ip, terms, &s);
+	if (s.verdict == VERDICT_PASS && terms->flags & RULE_DELAY) {
+		s.wait = units_before(terms, bytes, s.tat - clock_of(terms, version, s.now));
+		if (s.wait && terms->flags & RULE_SPARSE) {
+			look_for(skb, ip, RULE_FLOW, &s);
+			bpf_loop(TRIES, try_slot, &s, 0);
+		} else if (s.wait) {
+			s.verdict = VERDICT_DELAY;
+		}
 		return hold_back_slowly(skb, ip, &s);
 	}
 	return s.verdict == VERDICT_AGAIN ? VERDICT_UNSURE : s.verdict;
