@@ -39,7 +39,7 @@ enum layout {
 	SECRET_WORDS = 12,
 	LINE_PREFIXES4 = 5,
 	LINE_PREFIXES6 = 3,
-	SPILL_LINES = 8, /* how many lines in a row to look for a prefix in */
+	SPILL_LINES = 32, /* lines in a row to look for a prefix in; a million IPv6 prefixes need more with probability 10^-18 */
 	LENGTHS4 = 33,
 	LENGTHS6 = 256, /* of which 129 can be in use */
 	RULE_MAPS = 4,	/* a set that grows gets another map of rules: buckets stay where they are */
@@ -192,7 +192,7 @@ struct key {
  * names; where that is full, in one of the next.
  */
 struct prefixes4 {
-	__u64 key[LINE_PREFIXES4]; /* length << 32 | masked address in network order */
+	__u64 key[LINE_PREFIXES4]; /* length << 32 | address in network order, host bits set */
 	__u32 id[LINE_PREFIXES4];
 	__u32 used; /* places ever filled; more than there are where prefixes went on to the next line */
 };
@@ -228,7 +228,7 @@ struct lengths {
 	__u64 first4;  /* the longest of IPv4, once more, in one word */
 	struct {
 		__u32 count4, count6;
-		__u64 list4[LENGTHS4]; /* length << 32 | mask in network order */
+		__u64 list4[LENGTHS4]; /* length << 32 | host bits in network order */
 		struct length6 list6[LENGTHS6];
 	} use[2];
 };
@@ -248,7 +248,8 @@ struct hook {
 	__u8 match_src;
 	__u8 virtual_clock; /* time is skb->tstamp: tests and replay */
 	__u32 outlet;	 /* on ingress: the ifb by which what has to wait enters, 0 for none */
-	__u32 secret[SECRET_WORDS]; /* random, so that nobody can aim at a bucket */
+	__u32 secret[SECRET_WORDS]; /* random, so that nobody can aim at a bucket or a prefix */
+	__u64 multiplier; /* for hashes of prefixes: the last two words of secret, made odd */
 	/* For user space. */
 	__u32 layout; /* LAYOUT_VERSION of the build that made it */
 	__u32 ifindex;

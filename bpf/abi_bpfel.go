@@ -67,6 +67,8 @@ type AbiHook struct {
 	VirtualClock  uint8
 	Outlet        uint32
 	Secret        [12]uint32
+	_             [4]byte
+	Multiplier    uint64
 	Layout        uint32
 	Ifindex       uint32
 	Build         [8]uint8
@@ -111,7 +113,7 @@ const (
 	AbiLayoutSECRET_WORDS   AbiLayout = 12
 	AbiLayoutLINE_PREFIXES4 AbiLayout = 5
 	AbiLayoutLINE_PREFIXES6 AbiLayout = 3
-	AbiLayoutSPILL_LINES    AbiLayout = 8
+	AbiLayoutSPILL_LINES    AbiLayout = 32
 	AbiLayoutLENGTHS4       AbiLayout = 33
 	AbiLayoutLENGTHS6       AbiLayout = 256
 	AbiLayoutRULE_MAPS      AbiLayout = 4

@@ -62,15 +62,17 @@ struct present {
 static long present_next(__u64 i, struct present *p)
 {
 	const struct rule *rule;
-	__u32 id;
+	__u32 id = 0;
 
 	if (p->ipv6) {
 		const struct length6 *by = &lengths.use[p->use & 1].list6[i & (LENGTHS6 - 1)];
+		__u64 addr0 = p->addr[0] & by->mask[0], addr1 = p->addr[1] & by->mask[1];
 
-		id = find6(p->addr[0] & by->mask[0], p->addr[1] & by->mask[1], by->length);
-	} else {
-		/* There are never more; the verifier wants to see that. */
-		id = i < LENGTHS4 ? find4(key4(lengths.use[p->use & 1].list4[i], p->addr[0])) : 0;
+		id = find6(addr0, addr1, by->length, hash6_prefix(addr0, addr1, by->length));
+	} else if (i < LENGTHS4) { /* There are never more; the verifier wants to see that. */
+		__u64 key = key4(lengths.use[p->use & 1].list4[i], p->addr[0]);
+
+		id = find4(key, hash4_prefix(key));
 	}
 	if (!id)
 		return 0;

@@ -11,33 +11,54 @@
 #include "bucket.h"
 #include "packet.h"
 
-/* Fibonacci hashing (Knuth, 6.4): the upper half of the product depends on every bit. */
-#define FIBONACCI 0x9e3779b97f4a7c15ULL
-
-/* A key of IPv4 is all there is to a prefix: length << 32 | masked address. */
-static __always_inline __u64 key4(__u64 length, __u32 addr)
+/*
+ * One prefix for each address of a length: length << 32 | the address with its
+ * host bits set. by is length << 32 | host bits.
+ */
+static __always_inline __u64 key4(__u64 by, __u32 addr)
 {
-	return length & (addr | ~0ULL << 32);
+	return by | addr;
+}
+
+/*
+ * One round of mixing. A multiplication carries bits only upwards, so its upper
+ * bits are folded onto the lower ones before the next. One multiplication alone
+ * (multiply-shift) is not enough: with one secret in a hundred, consecutive
+ * prefixes crowd into a few lines. Only bits 26 and up of the result are good.
+ */
+static __always_inline __u64 stir(__u64 h, __u64 multiplier)
+{
+	return (h ^ h >> 28) * multiplier;
 }
 
 static __always_inline __u64 hash4_prefix(__u64 key)
 {
-	return key * FIBONACCI;
+	__u64 multiplier = hook.multiplier; /* read once, as it is volatile */
+
+	return stir(key * multiplier, multiplier);
 }
 
+/* Length and second word are added to products with the secret, so no choice of addresses cancels them out. */
 static __always_inline __u64 hash6_prefix(__u64 addr0, __u64 addr1, __u64 length)
 {
-	__u64 h = (addr0 + length) * FIBONACCI;
+	__u64 multiplier = hook.multiplier;
+	__u64 h = stir(addr0 * multiplier + length, multiplier);
 
-	return ((h ^ h >> 32) + addr1) * FIBONACCI;
+	return stir(stir(h + addr1, multiplier), multiplier);
+}
+
+/* The line in which a prefix with that hash is looked for first. */
+static __always_inline __u32 prefix_line(__u64 hash, __u32 mask)
+{
+	return hash >> 40 & mask;
 }
 
 /* Whether a prefix with that hash may be there. */
 static __always_inline bool in_filter(const struct filter *f, __u64 hash)
 {
-	__u64 word = f->word[hash >> 40 & hook.filter_mask];
+	__u64 word = f->word[hash >> 32 & hook.filter_mask];
 
-	return word >> (hash >> 34 & 63) & word >> (hash >> 58) & 1;
+	return word >> (hash >> 26 & 63) & word >> (hash >> 58) & 1;
 }
 
 /*
@@ -113,9 +134,9 @@ static long search_line6(__u64 n, struct search *s)
 }
 
 /* The id plus one of the rule of exactly that prefix, or 0. */
-__noinline __u32 find4(__u64 key)
+__noinline __u32 find4(__u64 key, __u64 hash)
 {
-	struct search s = { .key = { key }, .line = hash4_prefix(key) >> 32 & hook.prefixes4_mask };
+	struct search s = { .key = { key }, .line = prefix_line(hash, hook.prefixes4_mask) };
 	const struct prefixes4 *line;
 
 	line = bpf_map_lookup_elem(&prefixes4, &s.line);
@@ -127,12 +148,12 @@ __noinline __u32 find4(__u64 key)
 	return s.id;
 }
 
-__noinline __u32 find6(__u64 addr0, __u64 addr1, __u32 length)
+__noinline __u32 find6(__u64 addr0, __u64 addr1, __u32 length, __u64 hash)
 {
 	struct search s = {
 		.key = { addr0, addr1 },
 		.length = length,
-		.line = hash6_prefix(addr0, addr1, length) >> 32 & hook.prefixes6_mask,
+		.line = prefix_line(hash, hook.prefixes6_mask),
 	};
 	const struct prefixes6 *line;
 
@@ -151,6 +172,7 @@ __noinline __u32 match4_from(__u32 addr, __u32 use, __u32 from)
 	__u32 zero = 0, count = lengths.use[use & 1].count4, id;
 	const __u64 *list = lengths.use[use & 1].list4;
 	const struct filter *f;
+	__u64 key, hash;
 
 	f = bpf_map_lookup_elem(&filter, &zero);
 	if (!f)
@@ -159,8 +181,10 @@ __noinline __u32 match4_from(__u32 addr, __u32 use, __u32 from)
 #define TRY(i)                                                                \
 	if ((i) >= count)                                                     \
 		return 0;                                                     \
-	if ((i) >= from && in_filter(f, hash4_prefix(key4(list[i], addr)))) { \
-		id = find4(key4(list[i], addr));                              \
+	key = key4(list[i], addr);                                            \
+	hash = hash4_prefix(key);                                             \
+	if ((i) >= from && in_filter(f, hash)) {                              \
+		id = find4(key, hash);                                        \
 		if (id)                                                       \
 			return id;                                            \
 	}
@@ -185,12 +209,13 @@ static long match_next6(__u64 i, struct rest *r)
 {
 	const struct length6 *by = &lengths.use[r->use & 1].list6[(r->from + i) & (LENGTHS6 - 1)];
 	__u64 addr0 = r->addr[0] & by->mask[0], addr1 = r->addr[1] & by->mask[1];
+	__u64 hash = hash6_prefix(addr0, addr1, by->length);
 	const struct filter *f;
 	__u32 zero = 0;
 
 	f = bpf_map_lookup_elem(&filter, &zero);
-	if (f && in_filter(f, hash6_prefix(addr0, addr1, by->length)))
-		r->id = find6(addr0, addr1, by->length);
+	if (f && in_filter(f, hash))
+		r->id = find6(addr0, addr1, by->length, hash);
 	return r->id != 0;
 }
 
@@ -204,9 +229,11 @@ __noinline __u32 match6_from(__u64 addr0, __u64 addr1, __u32 use, __u32 from)
 
 /*
  * Where the tables are too big for a cache, to look into one costs more than the
- * filter, also for the length that is tried first.
+ * filter, also for the length that is tried first: from 32768 rules on.
  */
-#define IS_BIG (hook.filter_mask >= 1 << 13)
+#define BIG_MASK4 (1 << 14)
+#define BIG_MASK6 (1 << 15)
+#define IS_BIG (hook.prefixes4_mask >= BIG_MASK4)
 
 /*
  * The id of the rule that decides, plus one, or 0: the first place for the
@@ -216,10 +243,10 @@ __noinline __u32 match6_from(__u64 addr0, __u64 addr1, __u32 use, __u32 from)
 static __always_inline __u32 match4(__u32 addr)
 {
 	__u64 first = READ_ONCE(lengths.first4), key = key4(first, addr);
-	__u32 number = hash4_prefix(key) >> 32 & hook.prefixes4_mask, use, from;
+	__u32 mask = hook.prefixes4_mask, number = prefix_line(hash4_prefix(key), mask), use, from;
 	const struct prefixes4 *line;
 
-	if (IS_BIG)
+	if (mask >= BIG_MASK4)
 		return match4_from(addr, lengths.version, 0);
 	line = bpf_map_lookup_elem(&prefixes4, &number);
 	if (!line)
@@ -233,14 +260,14 @@ static __always_inline __u32 match4(__u32 addr)
 
 static __always_inline __u32 match6(__u64 addr0, __u64 addr1)
 {
-	__u32 use = READ_ONCE(lengths.version) & 1, number, from;
+	__u32 mask = hook.prefixes6_mask, use = READ_ONCE(lengths.version) & 1, number, from;
 	const struct length6 *by = &lengths.use[use].list6[0];
 	__u64 first0 = addr0 & by->mask[0], first1 = addr1 & by->mask[1];
 	const struct prefixes6 *line;
 
-	if (IS_BIG)
+	if (mask >= BIG_MASK6)
 		return match6_from(addr0, addr1, use, 0);
-	number = hash6_prefix(first0, first1, by->length) >> 32 & hook.prefixes6_mask;
+	number = prefix_line(hash6_prefix(first0, first1, by->length), mask);
 	line = bpf_map_lookup_elem(&prefixes6, &number);
 	if (!line)
 		return 0;

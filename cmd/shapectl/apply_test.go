@@ -813,6 +813,41 @@ func (r *rig) rulesOf(device string) (rules []string) {
 	return rules
 }
 
+// Rules of IPv6 addresses that lie close together are set, applied and in force,
+// as many as a hook has room for and more.
+func TestRulesOfCloseAddresses(t *testing.T) {
+	r := newRig(t)
+	for n := range 32 {
+		r.ok("set", "va", "egress", fmt.Sprintf("2001:db8::%x", n), "--rate", "1mbit")
+	}
+	sender := testenv.NewSender(t, "va")
+	for _, rules := range []int{300, 4096, 4097} {
+		policy := "devices:\n  va:\n    egress:\n"
+		for n := range rules {
+			policy += fmt.Sprintf("      2001:db8::%x: 2mbit\n", n)
+		}
+		r.ok("apply", r.policy(policy))
+		shown := r.show("va", "egress")
+		if len(shown) != rules {
+			t.Fatalf("%d rules are in force, want %d", len(shown), rules)
+		}
+		before := map[string]uint64{}
+		for n, rule := range shown {
+			before[rule.CIDR] = rule.PassedPackets
+			frame := testenv.Frame(netip.IPv4Unspecified(), netip.IPv4Unspecified(), 100)
+			copy(frame[12:], []byte{0x86, 0xdd, 0x60, 0, 0, 0, 0, 46, unix.IPPROTO_UDP, 64})
+			copy(frame[22:], netip.MustParseAddr("2001:db8:1::1").AsSlice())
+			copy(frame[38:], netip.MustParseAddr(fmt.Sprintf("2001:db8::%x", n)).AsSlice())
+			testenv.Must(t, sender.Send(frame))
+		}
+		testenv.Eventually(t, fmt.Sprintf("a packet under each of %d rules", rules), func() bool {
+			return !slices.ContainsFunc(r.show("va", "egress"), func(rule shownRule) bool { return rule.PassedPackets != before[rule.CIDR]+1 })
+		})
+	}
+	r.ok("flush", "va")
+	r.nothingLeft()
+}
+
 // A device that was made again gets the rules of the policy, and nothing is left of the old one.
 func TestApplyToADeviceMadeAgain(t *testing.T) {
 	eachHook(t, func(t *testing.T, r *rig) {

@@ -14,9 +14,9 @@ import (
 
 const (
 	spillLines = uint32(bpf.AbiLayoutSPILL_LINES)
-	lengthIPv4 = 129                // lengths of IPv4 are counted on from those of IPv6
-	noLength   = 255                // that no prefix has
-	fibonacci  = 0x9e3779b97f4a7c15 // FIBONACCI of bpf/prefix.h
+	lengthIPv4 = 129                      // lengths of IPv4 are counted on from those of IPv6
+	noLength   = 255                      // that no prefix has
+	noKey4     = noLength<<32 | 1<<32 - 1 // matches no key, and is the same for all addresses, so its line stays in the cache
 )
 
 // words is an address as the programs hold it: in network order, whatever the machine's.
@@ -59,8 +59,8 @@ func lengthOf(p netip.Prefix) int {
 // pairs are the words of an address two by two.
 func pairs(w [4]uint32) [2]uint64 { return *(*[2]uint64)(unsafe.Pointer(&w)) }
 
-// tag is what tells lengths of IPv4 apart in a key.
-func tag(length int) uint64 { return uint64(length) << 32 }
+// by4 is what makes an address the key of its prefix of that length: list4 of bpf/abi.h.
+func by4(length int) uint64 { return uint64(length)<<32 | uint64(^mask(length)[0]) }
 
 // A prefixLine is a line of one of the two tables. It holds prefixes in a few places.
 type prefixLine interface {
@@ -78,11 +78,11 @@ func (l line4) ids() []uint32 { return l.Id[:] }
 
 func (l line4) prefix(place int) netip.Prefix {
 	key := l.Key[place]
-	return netip.PrefixFrom(address([4]uint32{uint32(key)}, 4), int(key>>32))
+	return netip.PrefixFrom(address([4]uint32{uint32(key)}, 4), int(key>>32)).Masked()
 }
 
 // key4 is all there is to a prefix of IPv4.
-func key4(p netip.Prefix) uint64 { return stored(p)[0] | tag(p.Bits()) }
+func key4(p netip.Prefix) uint64 { return stored(p)[0] | by4(p.Bits()) }
 
 func (l line4) find(p netip.Prefix) int {
 	key := key4(p)
@@ -142,19 +142,20 @@ func (s *Set) allLines() iter.Seq[prefixLine] {
 }
 
 // hashPrefix is hash4_prefix and hash6_prefix of bpf/prefix.h.
-func hashPrefix(p netip.Prefix) uint64 {
+func (s *Set) hashPrefix(p netip.Prefix) uint64 {
+	m := s.hook.Multiplier
+	stir := func(h uint64) uint64 { return (h ^ h>>28) * m }
 	if p.Addr().Is4() {
-		return key4(p) * fibonacci
+		return stir(key4(p) * m)
 	}
 	addr := stored(p)
-	h := (addr[0] + uint64(p.Bits())) * fibonacci
-	return ((h ^ h>>32) + addr[1]) * fibonacci
+	return stir(stir(stir(addr[0]*m+uint64(p.Bits())) + addr[1]))
 }
 
 // line is one that may hold a prefix: of the spillLines from the first on, in
 // the order in which packets look.
 func (s *Set) line(p netip.Prefix, n uint32) prefixLine {
-	number := uint32(hashPrefix(p)>>32) + n
+	number := uint32(s.hashPrefix(p)>>40) + n
 	if p.Addr().Is4() {
 		return line4{&s.prefixes4[number&s.hook.Prefixes4Mask]}
 	}
@@ -163,8 +164,8 @@ func (s *Set) line(p netip.Prefix, n uint32) prefixLine {
 
 // inFilter is the word of the filter that a prefix has its two bits in, and these: in_filter of bpf/prefix.h.
 func (s *Set) inFilter(p netip.Prefix) (word uint32, bits uint64) {
-	h := hashPrefix(p)
-	return uint32(h>>40) & s.hook.FilterMask, 1<<(h>>34&63) | 1<<(h>>58)
+	h := s.hashPrefix(p)
+	return uint32(h>>32) & s.hook.FilterMask, 1<<(h>>26&63) | 1<<(h>>58)
 }
 
 // refilter takes the bits of prefixes that are gone out of the filter. Each word
@@ -317,13 +318,13 @@ func (s *Set) useLengths() {
 	use := &l.Use[version]
 	use.Count4, use.Count6 = 0, 0
 	// The first of a list is looked for before it is counted.
-	use.List4[0] = tag(noLength)
+	use.List4[0] = noKey4
 	use.List6[0] = bpf.AbiLength6{Length: noLength}
 	for length, in := range slices.Backward(want[:]) {
 		switch {
 		case in && length >= lengthIPv4:
 			bits := length - lengthIPv4
-			use.List4[use.Count4] = uint64(mask(bits)[0]) | tag(bits)
+			use.List4[use.Count4] = by4(bits)
 			use.Count4++
 		case in:
 			use.List6[use.Count6] = bpf.AbiLength6{Mask: pairs(mask(length)), Length: uint64(length)}
@@ -332,7 +333,7 @@ func (s *Set) useLengths() {
 	}
 	l.Retired = l.Epoch
 	// The switch decides; for as long as there is no first one, packets go by the list.
-	atomic.StoreUint64(&l.First4, tag(noLength))
+	atomic.StoreUint64(&l.First4, noKey4)
 	atomic.StoreUint32(&l.Version, version)
 	atomic.StoreUint64(&l.First4, use.List4[0])
 }

@@ -123,11 +123,11 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Set, er
 		return nil, fmt.Errorf("count the CPUs: %w", err)
 	}
 	lines := powerOfTwo((size.Buckets + lineSlots - 1) / lineSlots)
-	// Half as many lines as prefixes, and as many, leave half of the places free.
-	lines4, lines6 := powerOfTwo((size.Rules+1)/2), powerOfTwo(size.Rules)
-	hook.LineMask, hook.Prefixes4Mask, hook.Prefixes6Mask = lines-1, lines4-1, lines6-1
-	hook.FilterMask = powerOfTwo((size.Rules+3)/4) - 1 // 16 bits for each
+	lines4, lines6, words := tableSizes(size.Rules)
+	hook.LineMask, hook.Prefixes4Mask, hook.Prefixes6Mask, hook.FilterMask = lines-1, lines4-1, lines6-1, words-1
 	hook.CpuMask = powerOfTwo(uint32(cpus)) - 1
+	last := len(hook.Secret) - 1
+	hook.Multiplier = uint64(hook.Secret[last-1])<<32 | uint64(hook.Secret[last]) | 1 // odd, so that no two keys become one
 	hook.Layout = Layout
 	hook.RuleMaps = max(hook.RuleMaps, 1)
 	hook.Shadows = size.Hurt
@@ -173,6 +173,12 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Set, er
 		s.lengths[0].Epoch = 1
 	}
 	return s, nil
+}
+
+// tableSizes are how many lines the tables of prefixes have, and words the filter, with room for so many rules.
+func tableSizes(rules uint32) (lines4, lines6, words uint32) {
+	// Half as many lines as prefixes, and as many, leave half of the places free; 16 bits for each.
+	return powerOfTwo((rules + 1) / 2), powerOfTwo(rules), powerOfTwo((rules + 3) / 4)
 }
 
 // powerOfTwo is the least one that is not below n.

@@ -1,0 +1,61 @@
+package maps
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/shapectl/shapectl/bpf"
+)
+
+// Whatever prefixes there are, and whatever the secret: they lie in their tables
+// as evenly as if each were in a line by chance.
+func TestPrefixesLieEvenly(t *testing.T) {
+	const room, secrets = 4096, 50
+	for name, prefixes := range PrefixSets(room) {
+		t.Run(name, func(t *testing.T) {
+			roll := rand.New(rand.NewPCG(1, 2))
+			var moved, byChance, furthest, furthestByChance int
+			for range secrets {
+				s := emptyTables(room, roll.Uint64()|1)
+				counts := map[bool][]int{true: make([]int, len(s.prefixes4)), false: make([]int, len(s.prefixes6))}
+				for _, p := range prefixes {
+					if err := s.placePrefix(p, 0); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for _, p := range prefixes {
+					n := 0
+					for s.line(p, uint32(n)).find(p) < 0 {
+						n++
+					}
+					moved += min(n, 1)
+					furthest = max(furthest, n)
+
+					lines, first := counts[p.Addr().Is4()], roll.Int()
+					n = 0
+					for lines[(first+n)%len(lines)] == len(s.line(p, 0).ids()) {
+						n++
+					}
+					lines[(first+n)%len(lines)]++
+					byChance += min(n, 1)
+					furthestByChance = max(furthestByChance, n)
+				}
+			}
+			t.Logf("%d of %d are not in the line that they belong in, and up to %d further on; by chance it is %d, and %d",
+				moved, secrets*len(prefixes), furthest, byChance, furthestByChance)
+			if moved > byChance*21/20+50 || furthest > furthestByChance+3 {
+				t.Error("that is worse than chance")
+			}
+		})
+	}
+}
+
+// emptyTables are those of a hook with room for so many rules, in memory of our own.
+func emptyTables(rules uint32, multiplier uint64) *Set {
+	s := &Set{lengths: make([]bpf.AbiLengths, 1)}
+	s.hook.Multiplier = multiplier
+	lines4, lines6, words := tableSizes(rules)
+	s.prefixes4, s.prefixes6, s.filter = make([]bpf.AbiPrefixes4, lines4), make([]bpf.AbiPrefixes6, lines6), make([]uint64, words)
+	s.hook.Prefixes4Mask, s.hook.Prefixes6Mask, s.hook.FilterMask = lines4-1, lines6-1, words-1
+	return s
+}
