@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 
@@ -386,11 +385,7 @@ func see(t *testing.T, readers []*reader, s specimen) {
 // Ethernet header in front of those that were bare IP; none where there are no
 // captures. What can be read of a file that is cut off or lies is part of it.
 func captured(tb testing.TB) (frames [][]byte) {
-	files, err := filepath.Glob(filepath.Join("..", "..", "shared", "pcaps", "*"))
-	if err != nil {
-		tb.Fatal(err)
-	}
-	for _, name := range files {
+	for _, name := range testenv.Shared(tb, "pcaps/*") {
 		data, err := os.ReadFile(name)
 		if err != nil {
 			tb.Fatal(err)

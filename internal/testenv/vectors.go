@@ -3,7 +3,6 @@ package testenv
 import (
 	"encoding/json"
 	"os"
-	"path/filepath"
 	"testing"
 )
 
@@ -29,12 +28,8 @@ type Step struct {
 // as tests also make traces of their own.
 func Vectors(tb testing.TB) []Trace {
 	tb.Helper()
-	files, err := filepath.Glob(filepath.Join(repository(tb), "..", "shared", "vectors", "*.json"))
-	if err != nil {
-		tb.Fatal(err)
-	}
 	var traces []Trace
-	for _, name := range files {
+	for _, name := range Shared(tb, "vectors/*.json") {
 		data, err := os.ReadFile(name)
 		if err != nil {
 			tb.Fatal(err)
@@ -79,23 +74,4 @@ func (t Trace) Steps(tb testing.TB) []Step {
 		steps = append(steps, s)
 	}
 	return steps
-}
-
-// repository is the folder with go.mod that the test runs in.
-func repository(tb testing.TB) string {
-	tb.Helper()
-	dir, err := os.Getwd()
-	if err != nil {
-		tb.Fatal(err)
-	}
-	for {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return dir
-		}
-		up := filepath.Dir(dir)
-		if up == dir {
-			tb.Fatal("no go.mod in this folder or one around it")
-		}
-		dir = up
-	}
 }

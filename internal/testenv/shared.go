@@ -1,0 +1,39 @@
+package testenv
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// Shared returns the files in ../shared, beside the repository, that match a
+// pattern. Where there are none, the caller does without them or skips; where
+// skips are not allowed, the test fails.
+func Shared(tb testing.TB, pattern string) []string {
+	tb.Helper()
+	files, err := filepath.Glob(filepath.Join(repository(tb), "..", "shared", pattern))
+	Must(tb, err)
+	if len(files) == 0 && os.Getenv(NoSkip) == "1" {
+		tb.Fatalf("../shared/%s is not there, and %s is set", pattern, NoSkip)
+	}
+	return files
+}
+
+// repository is the folder with go.mod that the test runs in.
+func repository(tb testing.TB) string {
+	tb.Helper()
+	dir, err := os.Getwd()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir
+		}
+		up := filepath.Dir(dir)
+		if up == dir {
+			tb.Fatal("no go.mod in this folder or one around it")
+		}
+		dir = up
+	}
+}
