@@ -222,6 +222,73 @@ func TestSlotsChangeHands(t *testing.T) {
 	}
 }
 
+// inStep are programs for two CPUs that send a packet at the same virtual time,
+// over and over, each time so much later that any bucket has drained. A CPU that
+// waits too long for the other leaves the packet to that one. done is how many
+// times there were a packet, or two.
+func inStep(t *testing.T, next *ebpf.Program, gap uint) (programs [2]*ebpf.Program, done func() uint64) {
+	t.Helper()
+	const apart = 64 // bytes: two cache lines
+	rounds, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 2 * apart, MaxEntries: 1})
+	testenv.Must(t, err)
+	t.Cleanup(func() { rounds.Close() })
+	for cpu := range programs {
+		mine, other := int16(cpu*apart), int16(apart-cpu*apart)
+		programs[cpu] = before(t, "in_step", next,
+			asm.LoadMapValue(asm.R8, rounds.FD(), 0),
+			asm.Mov.Imm(asm.R1, 1),
+			asm.AddAtomic.Mem(asm.R8, asm.R1, asm.DWord, mine),
+			asm.LoadMem(asm.R9, asm.R8, mine, asm.DWord),
+			asm.Mov.Imm(asm.R7, 2000),
+			asm.LoadMem(asm.R1, asm.R8, other, asm.DWord).WithSymbol("wait"),
+			asm.JGE.Reg(asm.R1, asm.R9, "send"),
+			asm.Sub.Imm(asm.R7, 1),
+			asm.JNE.Imm(asm.R7, 0, "wait"),
+			asm.Mov.Imm(asm.R0, -1),
+			asm.Return(),
+			asm.LSh.Imm(asm.R9, int32(gap)).WithSymbol("send"),
+			asm.StoreMem(asm.R6, 152, asm.R9, asm.DWord), // tstamp
+		)
+	}
+	return programs, func() uint64 {
+		value := make([]byte, 2*apart)
+		testenv.Must(t, rounds.Lookup(uint32(0), &value))
+		return min(binary.NativeEndian.Uint64(value), binary.NativeEndian.Uint64(value[apart:]))
+	}
+}
+
+// A CPU never sees a charge with the tick of an older one, by which the bucket
+// would have drained: of two packets at the same time, just one fits.
+func TestChargeIsSeenWithItsTick(t *testing.T) {
+	frame := ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2), zeros(958)))
+	for _, algorithm := range algorithms {
+		for _, each := range []policy.EachKind{policy.EachAll, policy.EachHost} {
+			t.Run(fmt.Sprintf("%v/%v", algorithm, policy.Each{Kind: each}), func(t *testing.T) {
+				r := newRig(t, maps.Size{Rules: 1, Buckets: 4}, egress())
+				e := r.put(policy.Rule{
+					Prefix: prefix("10.0.0.0/8"), Rate: 1e9, Capacity: uint64(len(frame)),
+					Algorithm: algorithm, Each: policy.Each{Kind: each}, Fail: policy.Closed,
+				}, 0)
+				const gap = model.TickBits + 3
+				if idle := r.set.Meter(e).Idle; idle >= 1<<(gap-model.TickBits) {
+					t.Fatalf("buckets have drained after %d ticks only", idle)
+				}
+				programs, done := inStep(t, r.program(algorithm), gap)
+				// Until they met often enough.
+				for r.set.Counters(e.ID).ExcessPackets < uint64(packets(100_000, 20_000)) {
+					onEachCPU(t, func(cpu int) error {
+						_, err := programs[cpu].Run(&ebpf.RunOptions{Data: frame, Repeat: 50_000})
+						return err
+					})
+					if c := r.set.Counters(e.ID); c.PassedPackets != done() {
+						t.Fatalf("%d packets passed at %d times, at each of which one fits", c.PassedPackets, done())
+					}
+				}
+			})
+		}
+	}
+}
+
 // Two CPUs that meet a new key at the same time give it one slot. Here the key
 // is the time, so both meet each new one at once.
 func TestNewKeyOnTwoCPUs(t *testing.T) {
