@@ -104,13 +104,20 @@ func (e *env) export(like string) error {
 		if err != nil {
 			return err
 		}
+		text := new(pages) // nothing, rather than part of a policy
 		if f != nil {
 			devices, err := policyDevices(n)
 			if err != nil {
 				return err
 			}
-			return policyfile.Merge(e.out, f, devices, tables)
+			err = policyfile.Merge(text, f, devices, tables)
+		} else {
+			err = policyfile.Write(text, tables, nil)
 		}
-		return policyfile.Write(e.out, tables, nil)
+		if err != nil {
+			return inputError{err}
+		}
+		_, err = text.WriteTo(e.out)
+		return err
 	})
 }
