@@ -103,7 +103,9 @@ func TestConfirmInTime(t *testing.T) {
 		if out := r.ok("confirm"); out != "confirmed\n" {
 			t.Errorf("confirm: %q", out)
 		}
-		r.refused(exitInput, "no such change", "confirm")
+		if out := r.ok("confirm"); out != "nothing to confirm: the last change lasts already\n" {
+			t.Errorf("confirm again: %q", out)
+		}
 		sleepUntil(until)
 		r.has(rulesB...)
 		if out := r.ok("apply", b); out != "nothing to change\n" {
