@@ -191,7 +191,11 @@ func (e *env) apply(o applyOptions) error {
 		}
 	}
 	if f.Problem != nil {
-		fmt.Fprintln(e.err, f.Problem)
+		if errors.As(f.Problem, new(policyfile.Errors)) {
+			fmt.Fprintln(e.err, f.Problem)
+		} else {
+			e.say("%w", f.Problem)
+		}
 		return e.degraded("apply %s: it is not valid, so the last good policy, %s, was applied instead", o.file, f.Path)
 	}
 	return err
@@ -243,7 +247,7 @@ func (e *env) applied(a report.Applied, absentOK bool) error {
 	if err != nil || len(a.Absent) == 0 {
 		return err
 	}
-	fmt.Fprintf(e.err, "shapectl: not there, so without their rules: %s; 'shapectl watch' gives them when they appear\n", strings.Join(a.Absent, ", "))
+	e.say("shapectl: not there, so without their rules: %s; 'shapectl watch' gives them when they appear", strings.Join(a.Absent, ", "))
 	if absentOK {
 		return nil
 	}
@@ -261,10 +265,10 @@ func (e *env) rulesBar() *rulesBar { return &rulesBar{begun: time.Now(), env: e}
 
 func (b *rulesBar) progress(ready, of int) {
 	if b.bar == nil {
-		if !isTerminal(b.env.err) || time.Since(b.begun) < 500*time.Millisecond {
+		if b.env.screen == nil || time.Since(b.begun) < 500*time.Millisecond {
 			return
 		}
-		b.bar = progressbar.NewOptions(of, progressbar.OptionSetWriter(b.env.err), progressbar.OptionShowCount(),
+		b.bar = progressbar.NewOptions(of, progressbar.OptionSetWriter(b.env.screen), progressbar.OptionShowCount(),
 			progressbar.OptionSetDescription("rules"), progressbar.OptionSetWidth(30), progressbar.OptionClearOnFinish())
 	}
 	b.bar.Set(ready)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"strings"
@@ -45,7 +46,7 @@ func (e *env) diff(name string) error {
 			return err
 		}
 		if len(absent) > 0 {
-			fmt.Fprintf(e.err, "shapectl: not there, so left out: %s\n", strings.Join(absent, ", "))
+			e.say("shapectl: not there, so left out: %s", strings.Join(absent, ", "))
 		}
 		have, err := n.Tables()
 		if err != nil {
@@ -106,9 +107,9 @@ func (e *env) export(like string) error {
 		}
 		text := new(pages) // nothing, rather than part of a policy
 		if f != nil {
-			devices, err := policyDevices(n)
-			if err != nil {
-				return err
+			devices, unread := policyDevices(n)
+			if unread != nil {
+				return unread
 			}
 			err = policyfile.Merge(text, f, devices, tables)
 		} else {
@@ -116,6 +117,9 @@ func (e *env) export(like string) error {
 		}
 		if err != nil {
 			return inputError{err}
+		}
+		if len(*text) > 0 {
+			(*text)[0] = bytes.TrimPrefix((*text)[0], []byte("\ufeff")) // it would be escaped, and is not needed
 		}
 		_, err = text.WriteTo(e.out)
 		return err
