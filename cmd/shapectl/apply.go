@@ -111,7 +111,10 @@ func (e *env) readFile(name string) ([]byte, error) {
 		name = "standard input"
 	}
 	text, err := input.All(file)
-	if err != nil {
+	switch {
+	case errors.As(err, new(*fs.PathError)): // which names it
+		return nil, inputError{err}
+	case err != nil:
 		return nil, inputf("read %s: %w", name, err)
 	}
 	return text, nil

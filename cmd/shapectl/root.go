@@ -333,7 +333,7 @@ func (e *env) completeRule(_ *cobra.Command, given []string, _ string) ([]string
 		_ = loader.In(string(e.netns), func() error {
 			devices, err := new(loader.Namespace).Devices()
 			for _, d := range devices {
-				if plain.Command("", d.Name) == "shapectl  "+d.Name { // a shell may not take others as they are
+				if plain.Word(d.Name) == d.Name && !strings.HasPrefix(d.Name, "-") { // a shell may not take others as they are
 					names = append(names, d.Name)
 				}
 			}

@@ -42,8 +42,8 @@ func Merge(w io.Writer, like *File, devices []Device, tables []policy.Table) err
 	return nil
 }
 
-// hides reports what the file has outside of comments that is not printed as it is
-// there, so that what is printed would not say the same.
+// hides reports what the file has that is not printed as it is there, so that what is
+// printed would not say the same. In lines of comments alone that does not matter.
 func (f *File) hides() error {
 	for line := range f.lines {
 		text := f.lineText(line + 1)
@@ -53,7 +53,7 @@ func (f *File) hides() error {
 		for i, c := range string(text) {
 			if one := string(c); c != '\t' && plain.Line(one) != one {
 				return Error{f.name, line + 1, 1 + utf8.RuneCount(text[:i]), fmt.Sprintf(
-					"character %U is not shown where it is; write it as \"\\U%08x\", in double quotes", c, c)}
+					"character %U is not shown as it is; write it as \"\\U%08x\" in double quotes, or a comment in a line of its own", c, c)}
 			}
 		}
 	}
