@@ -3,15 +3,14 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"os"
 	"strings"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
+	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/lastgood"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
@@ -45,7 +44,8 @@ stay keep their counters and what their buckets owe.
 
 With --confirm all is as it was before again after that time, unless 'shapectl
 confirm' is called: the programs in the kernel see to that, so it holds when
-shapectl and the login that called it are gone.
+shapectl and the login that called it are gone. Where nothing is to be changed,
+there is nothing to confirm, which is said.
 
 A device that the file names and that is not there is left out, which is said
 (exit code 4 without --absent-ok); 'shapectl watch' gives it its rules when it appears.
@@ -66,6 +66,11 @@ where the policy can not be read or is not valid, that one is applied instead
 				return inputf("apply: a policy that waits to be confirmed is not known to be good; leave --confirm or --last-good out")
 			case set("last-good") && (o.lastGood == "" || o.file == "-"):
 				return inputf("apply: --last-good keeps a copy of FILE; name both as files")
+			}
+			if o.lastGood != "" {
+				if err := lastgood.Check(o.lastGood); err != nil {
+					return inputf("apply: --last-good: %w", err)
+				}
 			}
 			return e.apply(o)
 		},
@@ -94,19 +99,23 @@ func (e *env) readPolicy(name string) (*policyfile.File, error) {
 }
 
 func (e *env) readFile(name string) ([]byte, error) {
-	if name == "-" {
-		text, err := io.ReadAll(e.in)
-		if err != nil {
-			return nil, fmt.Errorf("read standard input: %w", err)
-		}
-		return text, nil
-	}
-	text, err := os.ReadFile(name)
+	file, _, err := e.open(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, inputf("there is no file %s", name)
 	case err != nil:
 		return nil, inputf("%w", err)
+	}
+	defer file.Close()
+	if name == "-" {
+		name = "standard input"
+	}
+	text, err := input.All(file)
+	switch {
+	case errors.As(err, new(*fs.PathError)): // which names it
+		return nil, inputError{err}
+	case err != nil:
+		return nil, inputf("read %s: %w", name, err)
 	}
 	return text, nil
 }
@@ -166,7 +175,9 @@ func (e *env) apply(o applyOptions) error {
 		if o.confirm > 0 && done != nil && expired != 0 {
 			return e.degraded("apply %s: all is as it was before: it took longer than the %v of --confirm", f.Path, o.confirm)
 		}
-		err = e.applied(report.Applied{Hooks: hooksChanged(done), Absent: absent, RevertsInNS: ahead(pending)}, o.absentOK)
+		err = e.applied(report.Applied{
+			Hooks: hooksChanged(done), Absent: absent, RevertsInNS: ahead(pending), NoTimer: o.confirm > 0 && pending == 0,
+		}, o.absentOK)
 		for _, d := range done {
 			if lacks := e.queued(n, d.Device, d.Hook); err == nil {
 				err = lacks
@@ -183,7 +194,11 @@ func (e *env) apply(o applyOptions) error {
 		}
 	}
 	if f.Problem != nil {
-		fmt.Fprintln(e.err, f.Problem)
+		if errors.As(f.Problem, new(policyfile.Errors)) {
+			fmt.Fprintln(e.err, f.Problem)
+		} else {
+			e.say("%w", f.Problem)
+		}
 		return e.degraded("apply %s: it is not valid, so the last good policy, %s, was applied instead", o.file, f.Path)
 	}
 	return err
@@ -235,7 +250,7 @@ func (e *env) applied(a report.Applied, absentOK bool) error {
 	if err != nil || len(a.Absent) == 0 {
 		return err
 	}
-	fmt.Fprintf(e.err, "shapectl: not there, so without their rules: %s; 'shapectl watch' gives them when they appear\n", strings.Join(a.Absent, ", "))
+	e.say("shapectl: not there, so without their rules: %s; 'shapectl watch' gives them when they appear", strings.Join(a.Absent, ", "))
 	if absentOK {
 		return nil
 	}
@@ -253,10 +268,10 @@ func (e *env) rulesBar() *rulesBar { return &rulesBar{begun: time.Now(), env: e}
 
 func (b *rulesBar) progress(ready, of int) {
 	if b.bar == nil {
-		if !isTerminal(b.env.err) || time.Since(b.begun) < 500*time.Millisecond {
+		if b.env.screen == nil || time.Since(b.begun) < 500*time.Millisecond {
 			return
 		}
-		b.bar = progressbar.NewOptions(of, progressbar.OptionSetWriter(b.env.err), progressbar.OptionShowCount(),
+		b.bar = progressbar.NewOptions(of, progressbar.OptionSetWriter(b.env.screen), progressbar.OptionShowCount(),
 			progressbar.OptionSetDescription("rules"), progressbar.OptionSetWidth(30), progressbar.OptionClearOnFinish())
 	}
 	b.bar.Set(ready)
@@ -275,13 +290,16 @@ func (e *env) confirmCommand() *cobra.Command {
 		Args:  args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
 			return e.with(loader.Write, "confirm the policy applied last", func(n *loader.Namespace) error {
-				if err := n.Confirm(); err != nil {
+				said := "confirmed"
+				if err := n.Confirm(); errors.Is(err, loader.ErrConfirmed) {
+					said = "nothing to confirm: the last change lasts already"
+				} else if err != nil {
 					return err
 				}
 				if e.json {
 					return e.applied(report.Applied{Hooks: []report.HookChange{}}, false)
 				}
-				_, err := fmt.Fprintln(e.out, "confirmed")
+				_, err := fmt.Fprintln(e.out, said)
 				return err
 			})
 		},
@@ -291,10 +309,12 @@ func (e *env) confirmCommand() *cobra.Command {
 func (e *env) rollbackCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "rollback",
-		Short: "Take the last policy back that was applied",
-		Long: `Take the last policy back that was applied, confirmed or not: all devices switch
-back at one moment to the rules that they had before, with their counters and
-what their buckets owe. A change by another command since then makes that impossible.`,
+		Short: "Return to the rules from before the last apply",
+		Long: `Return to the rules from before the last 'shapectl apply' that changed any,
+confirmed or not: all devices switch back at one moment, with their counters and
+what their buckets owe. The answer says when that change was made and what
+returning did. An apply that had nothing to change is none to return from. A
+change by another command since then makes that impossible.`,
 		Args: args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
 			return e.with(loader.Write, "roll the policy back that was applied last", func(n *loader.Namespace) error {
@@ -302,7 +322,12 @@ what their buckets owe. A change by another command since then makes that imposs
 				if err != nil {
 					return err
 				}
-				return e.applied(report.Applied{Hooks: hooksChanged(done)}, false)
+				a := report.Applied{Hooks: hooksChanged(done)}
+				for _, d := range done {
+					ago := maps.Now() - min(d.Began, maps.Now())
+					a.UndoneAgoNS = &ago
+				}
+				return e.applied(a, false)
 			})
 		},
 	}

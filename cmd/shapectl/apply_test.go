@@ -103,7 +103,9 @@ func TestConfirmInTime(t *testing.T) {
 		if out := r.ok("confirm"); out != "confirmed\n" {
 			t.Errorf("confirm: %q", out)
 		}
-		r.refused(exitInput, "no such change", "confirm")
+		if out := r.ok("confirm"); out != "nothing to confirm: the last change lasts already\n" {
+			t.Errorf("confirm again: %q", out)
+		}
 		sleepUntil(until)
 		r.has(rulesB...)
 		if out := r.ok("apply", b); out != "nothing to change\n" {
@@ -385,12 +387,12 @@ func (o *operator) talks() {
 }
 
 const (
-	reachable = "devices: {va: {egress: {0.0.0.0/0: 1gbit}, ingress: {192.0.2.0/24: {rate: 1gbit, algorithm: leaky}}}}\n"
+	reachable = "devices: {va: {egress: {0.0.0.0/0: {rate: 1gbit, algorithm: leaky}}, ingress: {192.0.2.0/24: 1gbit}}}\n"
 	cutOff    = `devices:
   va:
     defaults: {capacity: 1514}
-    egress: {0.0.0.0/0: 8bit}
-    ingress: {0.0.0.0/0: {rate: 8bit, algorithm: leaky}, 192.0.2.0/24: 8bit}
+    egress: {0.0.0.0/0: 8kbit}
+    ingress: {0.0.0.0/0: 8kbit, 192.0.2.0/24: {rate: 8kbit, algorithm: leaky, penalty: 30s}}
 `
 	cutOffHolds = 1514 / (14 + 20 + 8 + 8) // requests
 )
@@ -981,7 +983,7 @@ devices:
       2001:db8::/32: {plan: gold, each: /64}
     ingress:
       match: dst
-      10.0.0.0/24: {rate: 8bit, algorithm: leaky, penalty: fill}
+      10.0.0.0/24: {rate: 8kbit, algorithm: leaky, penalty: fill}
   tun0:
     egress: {10.0.0.0/8: gold, "::/0": 400gbit}
 `

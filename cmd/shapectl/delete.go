@@ -17,7 +17,7 @@ func (e *env) deleteCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:               "delete DEV ingress|egress CIDR",
 		Short:             "Delete a rule",
-		Long:              "Delete a rule. Deleting the last one of a device and direction detaches shapectl from it.",
+		Long:              "Delete a rule. Deleting the last one of a device and direction detaches shapectl from it.\nWhere there is no such rule, nothing is to be done, which is said.",
 		Args:              args(3, 3),
 		ValidArgsFunction: e.completeRule,
 		RunE: func(_ *cobra.Command, given []string) error {
@@ -41,12 +41,12 @@ func (e *env) delete(want filterRules) error {
 			if _, err := device(n, want.device); err != nil {
 				return err
 			}
-			return noRule(want)
+			return e.nothingToDelete(want)
 		}
 		defer h.Close()
 		entry, ok := h.Set.Find(*want.prefix)
 		if !ok {
-			return noRule(want)
+			return e.nothingToDelete(want)
 		}
 		deleted := describe(h, entry, nil)
 		if _, err := n.Delete(h, entry.Rule); err != nil {
@@ -54,6 +54,15 @@ func (e *env) delete(want filterRules) error {
 		}
 		return e.deleted([]report.Rule{deleted})
 	})
+}
+
+// nothingToDelete tells that all is so already.
+func (e *env) nothingToDelete(want filterRules) error {
+	if e.json {
+		return e.deleted([]report.Rule{})
+	}
+	_, err := fmt.Fprintf(e.out, "nothing to delete: %s %s has no rule for %s\n", want.device, *want.direction, *want.prefix)
+	return err
 }
 
 // deleted tells of rules that are no more, as they last were.

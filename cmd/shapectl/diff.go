@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"strings"
@@ -45,7 +46,7 @@ func (e *env) diff(name string) error {
 			return err
 		}
 		if len(absent) > 0 {
-			fmt.Fprintf(e.err, "shapectl: not there, so left out: %s\n", strings.Join(absent, ", "))
+			e.say("shapectl: not there, so left out: %s", strings.Join(absent, ", "))
 		}
 		have, err := n.Tables()
 		if err != nil {
@@ -104,13 +105,23 @@ func (e *env) export(like string) error {
 		if err != nil {
 			return err
 		}
+		text := new(pages) // nothing, rather than part of a policy
 		if f != nil {
-			devices, err := policyDevices(n)
-			if err != nil {
-				return err
+			devices, unread := policyDevices(n)
+			if unread != nil {
+				return unread
 			}
-			return policyfile.Merge(e.out, f, devices, tables)
+			err = policyfile.Merge(text, f, devices, tables)
+		} else {
+			err = policyfile.Write(text, tables, nil)
 		}
-		return policyfile.Write(e.out, tables, nil)
+		if err != nil {
+			return inputError{err}
+		}
+		if len(*text) > 0 {
+			(*text)[0] = bytes.TrimPrefix((*text)[0], []byte("\ufeff")) // it would be escaped, and is not needed
+		}
+		_, err = text.WriteTo(e.out)
+		return err
 	})
 }

@@ -60,6 +60,31 @@ func (r *rig) setRules(lines ...string) {
 	}
 }
 
+// setSlow is setRules for va's egress, a thousand times slower: so slow that no rule can be, as buckets are not to
+// drain while a test looks at them.
+func (r *rig) setSlow(lines ...string) {
+	r.t.Helper()
+	r.setRules(lines...)
+	n, err := loader.Write(loader.Options{BPFFS: r.bpffs()})
+	testenv.Must(r.t, err)
+	defer n.Close()
+	h, err := n.Find("va", policy.Egress)
+	testenv.Must(r.t, err)
+	defer h.Close()
+	for _, rule := range h.Set.Policy() {
+		_, err := h.Set.Put(slow(rule))
+		testenv.Must(r.t, err)
+	}
+}
+
+func slow(rule policy.Rule) policy.Rule {
+	rule.Rate /= 1000
+	if rule.ECNAbove < policy.ECNAbove(policy.MaxWait) { // else it is never
+		rule.ECNAbove *= 1000
+	}
+	return rule
+}
+
 // address gives va an address, and with it a route.
 func (r *rig) address(cidr string) {
 	r.t.Helper()
@@ -99,8 +124,8 @@ func TestExplain(t *testing.T) {
 			return r.explained("explain va egress 10.0.0.7", "explain va egress 10.0.0.9", "explain va egress 10.1.0.7")
 		},
 		"full": func(r *rig) string {
-			r.setRules("va egress 10.0.0.0/24 --rate 8bit --capacity 4000", "va egress 10.0.1.0/24 --rate 8bit --capacity 4000 --excess ecn",
-				"va egress 10.0.2.0/24 --rate 8bit --capacity 4000 --excess pass", "va egress 10.0.3.0/24 --rate 8bit --capacity 4000 --algorithm leaky --penalty fill")
+			r.setSlow("va egress 10.0.0.0/24 --rate 8kbit --capacity 4000", "va egress 10.0.1.0/24 --rate 8kbit --capacity 4000 --excess ecn",
+				"va egress 10.0.2.0/24 --rate 8kbit --capacity 4000 --excess pass", "va egress 10.0.3.0/24 --rate 8kbit --capacity 4000 --algorithm leaky --penalty fill")
 			for _, to := range []string{"10.0.0.7", "10.0.1.7", "10.0.2.7", "10.0.3.7"} {
 				r.send(to, 5, 1000)
 			}
@@ -109,8 +134,8 @@ func TestExplain(t *testing.T) {
 		},
 		"queue": func(r *rig) string {
 			// As slow as a queue can be that holds a full packet.
-			r.setUnheld("va egress 10.0.0.0/24 --rate 1600bit --capacity 1800 --algorithm leaky --excess delay",
-				"va egress 10.0.1.0/24 --rate 1gbit --capacity 30000 --excess delay --queue 60000 --ecn-above never")
+			r.setUnheldSlow("va egress 10.0.0.0/24 --rate 1600kbit --capacity 1800 --algorithm leaky --excess delay")
+			r.setUnheld("va egress 10.0.1.0/24 --rate 1gbit --capacity 30000 --excess delay --queue 60000 --ecn-above never")
 			before := r.explained("explain va egress 10.0.0.7", "explain va egress 10.0.1.7")
 			r.send("10.0.0.7", 2, 850)
 			return before + r.explained("explain va egress 10.0.0.7")
@@ -285,7 +310,7 @@ func TestExplainTagged(t *testing.T) {
 // What is not in force drops nothing, however full its bucket is.
 func TestExplainNotInForce(t *testing.T) {
 	r := newRig(t)
-	r.setRules("va egress 10.0.0.0/24 --rate 8bit --capacity 4000")
+	r.setSlow("va egress 10.0.0.0/24 --rate 8kbit --capacity 4000")
 	r.send("10.0.0.7", 5, 1000)
 	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
 	got := r.run("explain", "-j", "va", "egress", "10.0.0.7")
@@ -339,7 +364,8 @@ func TestExplainIsCompleted(t *testing.T) {
 func TestExplainJSON(t *testing.T) {
 	r := newRig(t)
 	r.address("10.0.0.1/24")
-	r.setRules("va egress 10.0.0.0/24 --rate 8bit --capacity 4000 --each host", "va egress 0.0.0.0/0 --rate 1gbit",
+	r.setSlow("va egress 10.0.0.0/24 --rate 8kbit --capacity 4000 --each host")
+	r.setRules("va egress 0.0.0.0/0 --rate 1gbit",
 		"va ingress 10.0.0.0/24 --match dst --rate 1mbit", "vb ingress 10.0.1.0/24 --rate unlimited", "lo egress 10.0.0.0/24 --rate 1mbit")
 	r.send("10.0.0.7", 5, 1000)
 	for _, args := range []string{
@@ -430,7 +456,7 @@ func TestExplainChangesNothing(t *testing.T) {
 // What is said of the next packet is what becomes of it, and what it counts is what is counted.
 func TestExplainAgreesWithPackets(t *testing.T) {
 	r := newRig(t)
-	r.setRules("va egress 10.0.0.0/24 --rate 8bit --capacity 5000 --overhead 24 --mpu 200")
+	r.setSlow("va egress 10.0.0.0/24 --rate 8kbit --capacity 5000 --overhead 24 --mpu 200")
 	for packet := range 12 {
 		size := []int{900, 60}[packet%2]
 		before := r.show()[0]
@@ -452,7 +478,7 @@ func TestExplainAgreesWithPackets(t *testing.T) {
 // As many packets as there is room for pass, and no more.
 func TestExplainRoomIsRight(t *testing.T) {
 	r := newRig(t)
-	r.setRules("va egress 10.0.0.0/24 --rate 8bit --capacity 50000")
+	r.setSlow("va egress 10.0.0.0/24 --rate 8kbit --capacity 50000")
 	r.send("10.0.0.7", 7, 999)
 	stop := r.explain("va", "egress", "10.0.0.7", "--bytes", "1001").Hooks[0]
 	r.send("10.0.0.7", int(stop.Bucket.RoomPackets), 1001)

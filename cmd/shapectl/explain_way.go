@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -196,7 +197,7 @@ func elsewhere(h *loader.Hook, p askedPacket, in, out leg) []report.Elsewhere {
 	}
 	address, met := p.side(h.Match()), metWhen(h, in, out)
 	if t := here.Tunnel; t != nil && t.Underlay == h.Device.Index && t.Underlay != 0 && h.Match() == h.Direction.FarSide() {
-		address, met = t.Remote, fmt.Sprintf("met by them wrapped: 'shapectl explain %s %s %s'", h.Name(), h.Direction, t.Remote)
+		address, met = t.Remote, fmt.Sprintf("met by them wrapped: '%s'", plain.Command("explain", h.Name(), h.Direction.String(), t.Remote.String()))
 	}
 	if !address.IsValid() {
 		return nil

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/importer"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -154,7 +155,7 @@ limit until it is.`,
 			if err != nil {
 				return fmt.Errorf("import tc: %w", err)
 			}
-			return e.imported("import tc "+strings.Join(given, " "), imported)
+			return e.imported("import tc "+strings.Join(given, " "), plain.Command("import tc", given...), imported)
 		},
 	}
 }
@@ -191,27 +192,27 @@ func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(name s
 	if err != nil {
 		return inputf("import %s %s: %w", tool, name, err)
 	}
-	command := "import " + tool + " " + spelled
+	command := "import " + tool
 	for _, flag := range []string{"device", "upload"} {
 		if f := cmd.Flags().Lookup(flag); f != nil && f.Changed {
-			command += " --" + flag + " " + f.Value.String()
+			command += " --" + flag + " " + plain.Word(f.Value.String())
 		}
 	}
-	return e.imported(command, imported)
+	return e.imported("import "+tool+" "+name, plain.Command(command, spelled), imported)
 }
 
-// imported prints what was imported; command is what did it.
-func (e *env) imported(command string, i importer.Imported) error {
+// imported prints what was imported; command is what did it, for a shell.
+func (e *env) imported(doing, command string, i importer.Imported) error {
 	// Devices may have names that no file can have; of those there shall be no part of a policy.
 	text := new(bytes.Buffer)
 	answer, err := report.Imported{}, error(nil)
 	if e.json {
-		answer, err = report.NewImported("shapectl "+command, i)
+		answer, err = report.NewImported(command, i)
 	} else {
-		err = report.ImportedPolicy(text, "shapectl "+command, i)
+		err = report.ImportedPolicy(text, command, i)
 	}
 	if err != nil {
-		return inputf("%s: %w", command, err)
+		return inputf("%s: %w", doing, err)
 	}
 	if e.json {
 		err = report.JSON(e.out, answer)
@@ -219,7 +220,7 @@ func (e *env) imported(command string, i importer.Imported) error {
 		err = report.ImportedLines(e.err, i)
 	}
 	if err != nil {
-		return e.degraded("%s: the answer could not be written: %w", command, err)
+		return e.degraded("%s: the answer could not be written: %w", doing, err)
 	}
 	if len(i.Left) > 0 {
 		return errDegraded

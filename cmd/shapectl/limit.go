@@ -54,7 +54,6 @@ func (l *limitFlags) tinyRule(prefix netip.Prefix, l2Bytes uint8) (policy.Rule, 
 		if r.Queue > 0 {
 			check.Queue = max(r.Queue, policy.MinCapacity)
 		}
-		check.Rate = max(r.Rate, 8*policy.MinCapacity) // at which a full packet does not wait for too long
 	}
 	r.Each = r.Each.Canonical(prefix)
 	return r, check.Validate()

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/shapectl/shapectl/internal/doctor"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -36,7 +37,7 @@ func (e *env) adviseFQ(u *loader.UnheldError) string {
 // a filter now, about which it is told.
 func (e *env) queued(n *loader.Namespace, device string, c loader.Change) error {
 	if c.Replaced != "" {
-		fmt.Fprintln(e.err, replacedByFQ(device, c.Replaced))
+		e.say("%s", replacedByFQ(device, c.Replaced))
 	}
 	if c.Lacks == 0 && !c.Redirected {
 		return nil
@@ -65,7 +66,7 @@ func (e *env) queued(n *loader.Namespace, device string, c loader.Change) error 
 }
 
 func replacedByFQ(device, was string) string {
-	return fmt.Sprintf("%s: its qdisc is fq now; 'shapectl flush %s' puts %s back, as it was", device, device, was)
+	return fmt.Sprintf("%s: its qdisc is fq now; '%s' puts %s back, as it was", device, plain.Command("flush", device), was)
 }
 
 // restored tells what became of the qdisc of a device that was given an fq, if there is anything to tell.
@@ -76,11 +77,11 @@ func (e *env) restored(device string, o fq.Outcome) bool {
 	}
 	switch {
 	case o.Replaced:
-		fmt.Fprintf(e.err, "%s: somebody has changed its qdisc since it was given fq, so it stays as it is: %s\n", device, o.Kind)
+		e.say("%s: somebody has changed its qdisc since it was given fq, so it stays as it is: %s", device, o.Kind)
 	case o.Restored && o.Differs:
-		fmt.Fprintf(e.err, "%s: its qdisc is %s, which is not in all as it was before it was given fq: %s%s\n", device, o.Kind, o.Was, lost)
+		e.say("%s: its qdisc is %s, which is not in all as it was before it was given fq: %s%s", device, o.Kind, o.Was, lost)
 	case o.Restored:
-		fmt.Fprintf(e.err, "%s: its qdisc is %s again, as before it was given fq%s\n", device, o.Kind, lost)
+		e.say("%s: its qdisc is %s again, as before it was given fq%s", device, o.Kind, lost)
 	}
 	return o.Replaced || o.Restored
 }

@@ -16,6 +16,17 @@ import (
 // may hold packets back there: as if its fq had gone since.
 func (r *rig) setUnheld(lines ...string) {
 	r.t.Helper()
+	r.putUnheld(func(rule policy.Rule) policy.Rule { return rule }, lines)
+}
+
+// setUnheldSlow is setUnheld for rules as slow as those of setSlow.
+func (r *rig) setUnheldSlow(lines ...string) {
+	r.t.Helper()
+	r.putUnheld(slow, lines)
+}
+
+func (r *rig) putUnheld(as func(policy.Rule) policy.Rule, lines []string) {
+	r.t.Helper()
 	for _, line := range lines {
 		args := strings.Fields(line)
 		var l limitFlags
@@ -33,7 +44,7 @@ func (r *rig) setUnheld(lines ...string) {
 		testenv.Must(r.t, err)
 		h, err := n.Find(args[0], direction)
 		testenv.Must(r.t, err)
-		_, err = h.Set.Put(rule)
+		_, err = h.Set.Put(as(rule))
 		testenv.Must(r.t, err)
 		h.Close()
 		n.Close()
@@ -75,7 +86,7 @@ func TestDelayRefused(t *testing.T) {
 // Who asks for a flow that goes ahead of those that wait is told that it does.
 func TestAskSparseFirst(t *testing.T) {
 	r := newRig(t)
-	r.setUnheld("va egress 10.0.0.0/24 --rate 1600bit --capacity 1600 --excess delay --queue 1700 --order sparse-first --ecn-above never")
+	r.setUnheldSlow("va egress 10.0.0.0/24 --rate 1600kbit --capacity 1600 --excess delay --queue 1700 --order sparse-first --ecn-above never")
 	r.send("10.0.0.7", 3, 850) // the first one leaves at once, the others as a sparse flow's
 	const packet = "va egress 10.0.0.7 --bytes 745"
 	for flow, want := range map[string]string{

@@ -252,7 +252,7 @@ func (e *env) replayed(o replayOptions, run replayRun, ended error) error {
 
 // degraded tells what kept a command from doing all of it.
 func (e *env) degraded(format string, args ...any) error {
-	fmt.Fprintln(e.err, "shapectl: "+oneLine(fmt.Errorf(format, args...)))
+	e.say("shapectl: "+format, args...)
 	return errDegraded
 }
 
@@ -443,10 +443,10 @@ func (o *replayOptions) draw(c *replay.Chart, sentences []string) error {
 // progress shows how much of a trace has been read, on a terminal that has
 // nothing else to show.
 func (e *env) progress(size int64, busy bool) *progressbar.ProgressBar {
-	if !isTerminal(e.err) || busy && isTerminal(e.out) {
+	if e.screen == nil || busy && e.outIsScreen {
 		return progressbar.DefaultBytesSilent(size)
 	}
-	return progressbar.NewOptions64(size, progressbar.OptionSetWriter(e.err), progressbar.OptionShowBytes(true),
+	return progressbar.NewOptions64(size, progressbar.OptionSetWriter(e.screen), progressbar.OptionShowBytes(true),
 		progressbar.OptionShowCount(), progressbar.OptionSetDescription("replay"), progressbar.OptionSetWidth(30),
 		progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
 }

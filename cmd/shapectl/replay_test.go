@@ -137,7 +137,7 @@ func TestReplayRefusals(t *testing.T) {
 		{csvTrace + " --rate 1mbit --capacity 99999gb", "capacity"},
 		{csvTrace + " --rate 1mbit --queue 50ms", "queue has no use with excess drop"},
 		{csvTrace + " --rate 1mbit --excess delay --queue 10s", "holds packets back for up to 10 s"},
-		{csvTrace + " --rate 8bit --excess delay --algorithm leaky --capacity 10", "holds packets back for up to 10 s"},
+		{csvTrace + " --rate 8kbit --excess delay --algorithm leaky --capacity 10000", "holds packets back for up to 10 s"},
 		{csvTrace + " --rate 1mbit --penalty fill", "leaky"},
 		{csvTrace + " --rate 1mbit --engine warp", "kernel, model or both"},
 		{csvTrace + " --rate 1mbit -n blue", "-n has no meaning here"},
@@ -344,7 +344,7 @@ func TestReplayStreams(t *testing.T) {
 			frame[31], frame[32], frame[33] = byte(i>>16), byte(i>>8), byte(i)
 			info := gopacket.CaptureInfo{Timestamp: time.Unix(0, int64(i)*10_000), CaptureLength: captured, Length: len(frame)}
 			err = w.WritePacket(info, frame[:captured])
-			if i%20_000 == 0 {
+			if i%20_000 == 19_999 { // the reader has begun
 				runtime.ReadMemStats(&m)
 				most = max(most, m.HeapAlloc)
 			}
@@ -367,11 +367,11 @@ func TestReplayStreams(t *testing.T) {
 	}
 }
 
-// A queue may be shorter than a packet, also at a rate at which no rule's is; and a policy may have queues.
+// A queue may be shorter than a packet; and a policy may have queues.
 func TestReplayQueues(t *testing.T) {
 	r := &rig{t: t}
 	for _, args := range []string{
-		"--rate 8bit --algorithm leaky --capacity 9", "--rate 8bit --capacity 2000 --queue 9", "--rate 1kbit --capacity 1 --queue 1000",
+		"--rate 8kbit --algorithm leaky --capacity 9", "--rate 8kbit --capacity 2000 --queue 9", "--rate 8kbit --capacity 1 --queue 1000",
 	} {
 		out := r.ok(append(strings.Fields("replay "+csvTrace+" --excess delay -j --summary"), strings.Fields(args)...)...)
 		if !strings.Contains(out, `"excess": "delay"`) || strings.Contains(out, `"dropped_packets": 0`) {

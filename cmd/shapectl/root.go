@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -32,8 +33,12 @@ const (
 // env is what commands have of the world.
 type env struct {
 	in       io.Reader
-	out, err io.Writer
+	out, err io.Writer // while a command runs, all that is written there is escaped
 	getenv   func(string) string
+
+	// screen is err as it is, for what moves the cursor and has no names in it; nil if that is no terminal.
+	screen      io.Writer
+	outIsScreen bool // out is a terminal
 
 	json    bool
 	netns   netnsName
@@ -67,6 +72,20 @@ var errDegraded = errors.New("degraded")
 
 // run runs a command line and reports its exit code.
 func (e *env) run(args []string) int {
+	if isTerminal(e.err) {
+		e.screen = e.err
+	}
+	e.outIsScreen = isTerminal(e.out)
+	out, told := plain.NewWriter(e.out), plain.NewWriter(e.err)
+	e.out, e.err = out, told
+	code := e.runPlain(args)
+	if err := errors.Join(out.Flush(), told.Flush()); err != nil && code == exitDone {
+		return exitDegraded
+	}
+	return code
+}
+
+func (e *env) runPlain(args []string) int {
 	root := e.command()
 	root.SetArgs(args)
 	root.SetOut(e.out)
@@ -87,8 +106,13 @@ func (e *env) run(args []string) int {
 		fmt.Fprintln(e.err, strings.TrimPrefix(err.Error(), doing))
 		err = inputf("%s%s; nothing was changed", doing, count(len(mistakes), "error"))
 	}
-	fmt.Fprintln(e.err, "shapectl: "+oneLine(err))
+	e.say("shapectl: %w", err)
 	return exitCode(err)
+}
+
+// say writes a line on stderr: one, whatever is in the arguments.
+func (e *env) say(format string, args ...any) {
+	fmt.Fprintln(e.err, oneLine(fmt.Errorf(format, args...)))
 }
 
 func count(n int, one string) string {
@@ -223,7 +247,7 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 	})
 	e.out = out
 	if _, err := text.WriteTo(out); err != nil {
-		fmt.Fprintf(e.err, "shapectl: %s: done, but the answer could not be written: %v\n", doing, err)
+		e.say("shapectl: %s: done, but the answer could not be written: %w", doing, err)
 		return errDegraded
 	}
 	if err == nil || errors.Is(err, errDegraded) || errors.Is(err, errDiffers) {
@@ -309,7 +333,9 @@ func (e *env) completeRule(_ *cobra.Command, given []string, _ string) ([]string
 		_ = loader.In(string(e.netns), func() error {
 			devices, err := new(loader.Namespace).Devices()
 			for _, d := range devices {
-				names = append(names, d.Name)
+				if plain.Word(d.Name) == d.Name && !strings.HasPrefix(d.Name, "-") { // a shell may not take others as they are
+					names = append(names, d.Name)
+				}
 			}
 			return err
 		})

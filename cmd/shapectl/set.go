@@ -85,13 +85,13 @@ func (e *env) set(o setOptions) error {
 			return err
 		}
 		if change.Upgraded {
-			fmt.Fprintf(e.err, "%s %s: programs of another build were replaced; rules, buckets and counters were kept\n", dev.Name, o.direction)
+			e.say("%s %s: programs of another build were replaced; rules, buckets and counters were kept", dev.Name, o.direction)
 		}
 		if change.Forgotten != "" {
-			fmt.Fprintf(e.err, "%s %s: the rules of %s, which is gone and whose number this device has now, were forgotten\n", dev.Name, o.direction, change.Forgotten)
+			e.say("%s %s: the rules of %s, which is gone and whose number this device has now, were forgotten", dev.Name, o.direction, change.Forgotten)
 		}
 		if change.Reattached != "" {
-			fmt.Fprintf(e.err, "%s %s: was not in force (%s); all its rules are attached again\n", dev.Name, o.direction, change.Reattached)
+			e.say("%s %s: was not in force (%s); all its rules are attached again", dev.Name, o.direction, change.Reattached)
 		}
 		rules, err := findRules(n, filterRules{device: dev.Name, direction: &o.direction, prefix: &rule.Prefix})
 		if err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -107,8 +108,8 @@ func (e *env) printRules(rules []report.Rule, print func(io.Writer, []report.Rul
 }
 
 func noRule(want filterRules) error {
-	return inputf("%s %s has no rule for %s; 'shapectl show %s' lists those there are",
-		want.device, want.direction, want.prefix, want.device)
+	return inputf("%s %s has no rule for %s; '%s' lists those there are",
+		want.device, want.direction, want.prefix, plain.Command("show", want.device))
 }
 
 // findRules are the rules that a filter lets through; never nil, as JSON would

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/keeper"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/loader"
 )
 
@@ -85,20 +86,20 @@ func (e *env) kept(event keeper.Event) {
 			Sentence  string `json:"sentence"`
 		}{event.Device, event.Direction.String(), event.Rules, event.Policy, event.String()})
 	} else {
-		fmt.Fprintln(e.out, event)
+		fmt.Fprintln(e.out, plain.Line(event.String()))
 	}
 	if was := event.Change.Replaced; was != "" {
 		e.note(replacedByFQ(event.Device, was))
 	}
 	if event.Change.Lacks != 0 {
-		e.note(fmt.Sprintf("%s: its fq has too little room for what may have to wait; 'shapectl doctor %s' says what to do", event.Device, event.Device))
+		e.note(fmt.Sprintf("%s: its fq has too little room for what may have to wait; '%s' says what to do", event.Device, plain.Command("doctor", event.Device)))
 	}
 }
 
 // note tells what is not as it should be, or not as it was, in as many lines as that has.
 func (e *env) note(text string) {
 	for line := range strings.Lines(text) {
-		fmt.Fprintf(e.err, "shapectl: watch: %s\n", strings.TrimSpace(line))
+		e.say("shapectl: watch: %s", line)
 	}
 }
 

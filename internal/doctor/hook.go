@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -18,7 +19,7 @@ func checkState(f Facts, s Side, d *Device) []report.Finding {
 	}
 	l := s.Limits
 	rules := count(len(l.Rules), "rule")
-	again := fmt.Sprintf("set one of them again, which attaches all, or 'shapectl flush %s %s'", s.Name, s.Direction)
+	again := fmt.Sprintf("set one of them again, which attaches all, or '%s'", s.flush())
 	switch l.State {
 	case loader.Attached:
 		if l.Was != s.Name {
@@ -29,7 +30,7 @@ func checkState(f Facts, s Side, d *Device) []report.Finding {
 	case loader.Moved:
 		return s.finding(report.Warning, "state",
 			fmt.Sprintf("the device has moved to another network namespace: %s limit it there as well, but can not be seen or changed there", rules),
-			fmt.Sprintf("'shapectl flush %s %s' here, then set them there", s.Name, s.Direction))
+			fmt.Sprintf("'%s' here, then set them there", s.flush()))
 	case loader.Gone:
 		made := slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Name == l.Was })
 		if made {
@@ -37,7 +38,7 @@ func checkState(f Facts, s Side, d *Device) []report.Finding {
 				rules+" not in force: the device was deleted and made again since, and this one has no limits", again)
 		}
 		return s.finding(report.Failed, "state", rules+" not in force: the device was deleted, or moved away",
-			fmt.Sprintf("when it is back, set one of them again, which attaches all; else 'shapectl flush %s %s'", s.Name, s.Direction))
+			fmt.Sprintf("when it is back, set one of them again, which attaches all; else '%s'", s.flush()))
 	}
 	return s.finding(report.Failed, "state", rules+" not in force: something else took shapectl's programs off the device", again)
 }
@@ -106,9 +107,12 @@ func checkChain(_ Facts, s Side, d *Device) []report.Finding {
 	return findings
 }
 
+// flush is the command that does away with the rules.
+func (s Side) flush() string { return plain.Command("flush", s.Name, s.Direction.String()) }
+
 // comeFirst says how to get ahead of what is first now.
 func (s Side) comeFirst(before []loader.ChainEntry) string {
-	again := fmt.Sprintf("'shapectl flush %s %s' and set the rules again", s.Name, s.Direction)
+	again := fmt.Sprintf("'%s' and set the rules again", s.flush())
 	switch {
 	case slices.ContainsFunc(before, ours):
 		return "flush them there, or the lower of the two rates decides"
@@ -180,5 +184,5 @@ func checkHardware(_ Facts, s Side, d *Device) []report.Finding {
 	}
 	return s.finding(report.Note, "offload",
 		"hw-tc-offload is on: what offloaded filters or flow tables handle in hardware never reaches the limit",
-		fmt.Sprintf("if any are in use, ethtool -K %s hw-tc-offload off", s.Name))
+		fmt.Sprintf("if any are in use, ethtool -K %s hw-tc-offload off", plain.Word(s.Name)))
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -38,13 +39,13 @@ func checkQueue(f Facts, s Side, _ *Device) []report.Finding {
 	switch {
 	case len(delaying) == 0 && s.GivenFQ:
 		return s.finding(report.Note, "queue", "the device has the fq that --setup-fq has set, and no rule that delays",
-			fmt.Sprintf("'shapectl flush %s %s' puts back what there was; other rules there would go, too", s.Name, s.Direction))
+			fmt.Sprintf("'%s' puts back what there was; other rules there would go, too", s.flush()))
 	case len(delaying) == 0:
 		return nil
 	case s.Direction == policy.Ingress && s.Limits.State == loader.Moved:
 		return s.finding(report.Failed, "queue",
 			"the device has moved to another network namespace, and the ifb by which its packets are held back has not: those that conform are lost there: "+
-				prefixes(delaying), fmt.Sprintf("'shapectl flush %s %s' here", s.Name, s.Direction))
+				prefixes(delaying), fmt.Sprintf("'%s' here", s.flush()))
 	case !s.inForce() || s.Queue == nil:
 		return nil
 	case s.Direction == policy.Ingress:
@@ -99,7 +100,7 @@ func (s Side) checkFQ(f Facts, delaying []Rule) []report.Finding {
 	if q.Drops > 0 {
 		findings = append(findings, s.finding(report.Warning, "queue",
 			fmt.Sprintf("the fq of %s has dropped %s by limits of its own, since it was made: those of rules count as passed", device, count(q.Drops, "packet")),
-			fmt.Sprintf("'tc -s qdisc show dev %s' tells by which", device))...)
+			fmt.Sprintf("'tc -s qdisc show dev %s' tells by which", plain.Word(device)))...)
 	}
 	if s.Queue.Ifb == nil && !q.TellsApart() {
 		findings = append(findings, s.finding(report.Note, "queue",

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -26,11 +27,11 @@ func biggest(s Side, d *Device) (bytes int, why, less string) {
 		return max(frame, d.GSOMax), "the other end's packets come in before they are cut into frames (GSO)",
 			fmt.Sprintf(lower, "PEER") + " at the other end"
 	case d.Offloads.LRO:
-		return max(frame, d.GROMax), "frames are merged as they come in (LRO, GRO)", fmt.Sprintf("ethtool -K %s lro off gro off", s.Name)
+		return max(frame, d.GROMax), "frames are merged as they come in (LRO, GRO)", fmt.Sprintf("ethtool -K %s lro off gro off", plain.Word(s.Name))
 	case stacked[d.Kind]:
 		return max(frame, d.GROMax), "frames are merged where they come in, at the devices below (GRO)", "ethtool -K with gro off there"
 	case d.Offloads.GRO:
-		return max(frame, d.GROMax), "frames are merged as they come in (GRO)", fmt.Sprintf("ethtool -K %s gro off", s.Name)
+		return max(frame, d.GROMax), "frames are merged as they come in (GRO)", fmt.Sprintf("ethtool -K %s gro off", plain.Word(s.Name))
 	}
 	return frame, "", ""
 }

@@ -13,6 +13,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -117,7 +118,7 @@ func LibreQoS(file string, text io.Reader, device, upload string) (Imported, err
 	}
 	s.note("LibreQoS queues what exceeds a rate, and shapectl drops it: each rule has the default capacity for its rate")
 	var err error
-	if s.text, err = io.ReadAll(text); err != nil {
+	if s.text, err = input.All(text); err != nil {
 		return Imported{}, err
 	}
 	if err := s.open(); err != nil {

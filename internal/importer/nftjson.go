@@ -12,6 +12,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -116,7 +117,7 @@ func (s *stringsJSON) UnmarshalJSON(text []byte) error {
 // rules that name no device are for the given one; "" for none. The error is of
 // type policyfile.Errors if the text is to blame.
 func NFT(file string, text io.Reader, device string) (Imported, error) {
-	all, err := io.ReadAll(text)
+	all, err := input.All(text)
 	if err != nil {
 		return Imported{}, err
 	}

@@ -27,7 +27,7 @@ func TestOrderIsKept(t *testing.T) {
 				}
 				fallthrough
 			default:
-				e.limit = &limit{rate: policy.Rate(1000 * (1 + r.IntN(1000))), capacity: policy.MinCapacity}
+				e.limit = &limit{rate: policy.Rate(10_000 * (1 + r.IntN(1000))), capacity: policy.MinCapacity}
 			}
 			s.entries = append(s.entries, e)
 		}
@@ -66,7 +66,7 @@ func rateOf(tables []policy.Table, address netip.Addr) policy.Rate {
 
 // What can not be kept is told: where packets had to conform to two limits, or none of the others.
 func TestWhatOrderIsLost(t *testing.T) {
-	a, b := &limit{rate: 1000, capacity: 2000, where: "a"}, &limit{rate: 3000, capacity: 2000, where: "b"}
+	a, b := &limit{rate: 10_000, capacity: 2000, where: "a"}, &limit{rate: 30_000, capacity: 2000, where: "b"}
 	egress := tableKey{"eth0", policy.Egress}
 	p := netip.MustParsePrefix
 	wide, narrow, inside, other := p("10.0.0.0/16"), p("10.0.0.0/24"), p("10.0.0.1/32"), p("10.0.1.0/24")
@@ -78,85 +78,85 @@ func TestWhatOrderIsLost(t *testing.T) {
 	}{
 		{"a narrower one after a wider one that lets go on", []entry{
 			{prefix: narrow, limit: a}, {prefix: inside, limit: b},
-		}, []reason{stacked}, []policy.Rate{1000, 3000}},
+		}, []reason{stacked}, []policy.Rate{10_000, 30_000}},
 		{"a wider one after a narrower one that lets go on", []entry{
 			{prefix: inside, limit: a}, {prefix: narrow, limit: b},
-		}, []reason{stacked}, []policy.Rate{3000, 1000}},
+		}, []reason{stacked}, []policy.Rate{30_000, 10_000}},
 		{"excess that goes on", []entry{
 			{prefix: inside, limit: a, until: everyEntry, excessUntil: everyEntry}, {prefix: narrow, limit: b},
-		}, []reason{stacked}, []policy.Rate{3000, 1000}},
+		}, []reason{stacked}, []policy.Rate{30_000, 10_000}},
 		{"excess that is dropped in between", []entry{
 			{prefix: inside, limit: a, until: everyEntry, excessUntil: 1}, {prefix: narrow, limit: b},
-		}, nil, []policy.Rate{3000, 1000}},
+		}, nil, []policy.Rate{30_000, 10_000}},
 		{"a chain that ends in between", []entry{
 			{prefix: inside, limit: a, until: 1}, {prefix: narrow, limit: b},
-		}, []reason{stacked}, []policy.Rate{3000, 1000}},
+		}, []reason{stacked}, []policy.Rate{30_000, 10_000}},
 		{"hooks that never see the same packet", []entry{
 			{prefix: inside, limit: a, hook: "forward"}, {prefix: narrow, limit: b, hook: "output"},
-		}, []reason{otherHook}, []policy.Rate{3000, 1000}},
+		}, []reason{otherHook}, []policy.Rate{30_000, 10_000}},
 		{"hooks that see the same packets", []entry{
 			{prefix: inside, limit: a, hook: "forward"}, {prefix: narrow, limit: b, hook: "postrouting"},
-		}, []reason{stacked}, []policy.Rate{3000, 1000}},
+		}, []reason{stacked}, []policy.Rate{30_000, 10_000}},
 		{"one after the other for a network", []entry{
 			{prefix: narrow, limit: b}, {prefix: narrow, limit: a},
-		}, []reason{sameNetwork}, []policy.Rate{1000}},
+		}, []reason{sameNetwork}, []policy.Rate{10_000}},
 		{"a higher one after the other", []entry{
 			{prefix: narrow, limit: a}, {prefix: narrow, limit: b},
-		}, []reason{sameNetwork}, []policy.Rate{1000}},
+		}, []reason{sameNetwork}, []policy.Rate{10_000}},
 		{"never reached", []entry{
 			{prefix: narrow, limit: a, until: everyEntry}, {prefix: inside, limit: b},
-		}, []reason{unreached}, []policy.Rate{1000}},
+		}, []reason{unreached}, []policy.Rate{10_000}},
 		{"nothing is left for a default", []entry{
 			{prefix: narrow, limit: a, until: everyEntry}, {prefix: inside, limit: b, fallback: true},
-		}, nil, []policy.Rate{1000}},
+		}, nil, []policy.Rate{10_000}},
 		{"past a ban", []entry{
 			{prefix: narrow, drops: true, until: everyEntry}, {prefix: inside, limit: b},
 		}, []reason{unreached}, nil},
 		{"an exception that ends with its chain", []entry{
 			{prefix: narrow, until: 2}, {prefix: narrow, limit: a}, {prefix: narrow, limit: b},
-		}, []reason{unreached}, []policy.Rate{3000}},
+		}, []reason{unreached}, []policy.Rate{30_000}},
 		{"an exception that ends before a wider limit", []entry{
 			{prefix: inside, until: 2}, {prefix: other, limit: a, until: everyEntry}, {prefix: wide, limit: b, until: everyEntry},
-		}, nil, []policy.Rate{3000, 1000}},
+		}, nil, []policy.Rate{30_000, 10_000}},
 		{"an exception from a later limit only", []entry{
 			{prefix: wide, limit: a}, {prefix: inside, until: everyEntry}, {prefix: narrow, limit: b},
-		}, []reason{stacked, exceptions}, []policy.Rate{1000, 3000}},
+		}, []reason{stacked, exceptions}, []policy.Rate{10_000, 30_000}},
 		{"an exception after all limits", []entry{
 			{prefix: wide, limit: a}, {prefix: inside, until: everyEntry},
-		}, nil, []policy.Rate{1000}},
+		}, nil, []policy.Rate{10_000}},
 		{"an exception within an exception", []entry{
 			{prefix: inside, until: everyEntry}, {prefix: narrow, until: everyEntry}, {prefix: wide, limit: a, until: everyEntry},
-		}, nil, []policy.Rate{1000, policy.Unlimited}},
+		}, nil, []policy.Rate{10_000, policy.Unlimited}},
 		{"some packets of a network pass", []entry{
 			{prefix: narrow, partial: "port 22", until: everyEntry}, {prefix: inside, limit: b},
-		}, []reason{exceptions}, []policy.Rate{3000}},
+		}, []reason{exceptions}, []policy.Rate{30_000}},
 		{"some packets of another network pass", []entry{
 			{prefix: other, partial: "port 22", until: everyEntry}, {prefix: inside, limit: b},
-		}, nil, []policy.Rate{3000}},
+		}, nil, []policy.Rate{30_000}},
 		{"the other side", []entry{
 			{side: toward, prefix: narrow, limit: a}, {side: from, prefix: inside, limit: b},
-		}, []reason{otherSide}, []policy.Rate{1000}},
+		}, []reason{otherSide}, []policy.Rate{10_000}},
 		{"who comes from there passes", []entry{
 			{side: from, prefix: other, until: everyEntry}, {side: toward, prefix: inside, limit: b},
-		}, []reason{exceptions}, []policy.Rate{3000}},
+		}, []reason{exceptions}, []policy.Rate{30_000}},
 		{"what leaves this device passes", []entry{
 			{prefix: inside, until: everyEntry, out: []string{"eth0"}}, {prefix: narrow, limit: b},
-		}, nil, []policy.Rate{3000, policy.Unlimited}},
+		}, nil, []policy.Rate{30_000, policy.Unlimited}},
 		{"what leaves another device passes", []entry{
 			{prefix: inside, until: everyEntry, out: []string{"eth1"}}, {prefix: narrow, limit: b},
-		}, nil, []policy.Rate{3000}},
+		}, nil, []policy.Rate{30_000}},
 		{"what enters another device passes", []entry{
 			{prefix: inside, until: everyEntry, in: []string{"eth1"}}, {prefix: narrow, limit: b},
-		}, []reason{exceptions}, []policy.Rate{3000}},
+		}, []reason{exceptions}, []policy.Rate{30_000}},
 		{"what enters this device passes", []entry{
 			{prefix: inside, until: everyEntry, in: []string{"eth0"}}, {prefix: narrow, limit: b},
-		}, nil, []policy.Rate{3000}},
+		}, nil, []policy.Rate{30_000}},
 		{"two networks", []entry{
 			{prefix: narrow, limit: a}, {prefix: other, limit: a},
-		}, []reason{shared}, []policy.Rate{1000, 1000}},
+		}, []reason{shared}, []policy.Rate{10_000, 10_000}},
 		{"one within the other", []entry{
 			{prefix: narrow, limit: a}, {prefix: inside, limit: a},
-		}, nil, []policy.Rate{1000}},
+		}, nil, []policy.Rate{10_000}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := &ruleset{collector: newCollector()}
@@ -193,7 +193,7 @@ func TestWhatOrderIsLost(t *testing.T) {
 
 // One side is matched: that by which most limits go, or the far one.
 func TestSideOfATable(t *testing.T) {
-	l := &limit{rate: 1000, capacity: 2000}
+	l := &limit{rate: 10_000, capacity: 2000}
 	for _, test := range []struct {
 		direction policy.Direction
 		sides     []side

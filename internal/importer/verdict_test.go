@@ -110,7 +110,7 @@ func TestBurst(t *testing.T) {
 
 func TestBitRate(t *testing.T) {
 	for bytes, want := range map[uint64]policy.Rate{
-		1: 8, 125_000: 1_000_000, 125_000_000_000: policy.MaxRate, math.MaxUint64: policy.MaxRate + 1, 1 << 61: policy.MaxRate + 1,
+		1: 8, 125_000: 1_000_000, 50_000_000_000: policy.MaxRate, math.MaxUint64: policy.MaxRate + 1, 1 << 61: policy.MaxRate + 1,
 	} {
 		if got := bitRate(bytes); got != want {
 			t.Errorf("%d bytes/s are %d, not %d", bytes, got, want)

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/policyfile"
 )
 
@@ -42,7 +43,7 @@ func Load(file, kept string) (Policy, error) {
 }
 
 func load(path string) (Policy, error) {
-	text, err := os.ReadFile(path)
+	text, err := input.File(path)
 	if err != nil {
 		return Policy{}, fmt.Errorf("read the policy: %w", err)
 	}
@@ -51,6 +52,20 @@ func load(path string) (Policy, error) {
 		return Policy{}, err
 	}
 	return Policy{File: f, Path: path, Text: text}, nil
+}
+
+// Check reports why no policy can be kept in a file: it is there, and is none.
+func Check(path string) error {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("%s is not a regular file; name another", path)
+	}
+	return nil
 }
 
 // Keep keeps the text of a policy that is in force: whole, or, if it is
@@ -63,7 +78,7 @@ func Keep(path string, text []byte) error {
 }
 
 func keep(path string, text []byte) error {
-	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, text) {
+	if have, err := input.File(path); err == nil && bytes.Equal(have, text) {
 		return nil
 	}
 	parent := filepath.Dir(path)
@@ -85,6 +100,7 @@ func keep(path string, text []byte) error {
 		return err
 	}
 	if err := os.Rename(next, path); err != nil {
+		os.Remove(next)
 		return err
 	}
 	return dir.Sync()

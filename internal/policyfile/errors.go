@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/shapectl/shapectl/internal/plain"
 )
 
 // Error is one thing that is wrong with a file. Line and Column, in characters, count from 1.
@@ -14,8 +16,9 @@ type Error struct {
 	Message      string // why, and what was meant
 }
 
+// Error is one line, whatever the file says and is called.
 func (e Error) Error() string {
-	return fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Message)
+	return plain.Line(fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Message))
 }
 
 // Errors is all that is wrong with a file, in its order.

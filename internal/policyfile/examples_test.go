@@ -84,7 +84,7 @@ func TestExamples(t *testing.T) {
 		"backup.yaml": {
 			devices: []Device{{"eth0", 14}},
 			rules: []rule{
-				{"eth0", "egress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 200mbit (25 MB/s), burst 7.5 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra)"},
+				{"eth0", "egress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 100mbit (12.5 MB/s), burst 3.75 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra)"},
 				{"eth0", "egress", "10.0.0.0/8", "10.0.0.0/8 is not limited"},
 				{"eth0", "egress", "10.99.0.0/16", "10.99.0.0/16 as a whole gets 500mbit (62.5 MB/s), burst 18.75 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra)"},
 				{"eth0", "ingress", "fc00::/7", "each host in fc00::/7 gets 2gbit (250 MB/s), burst 75 MB (300 ms); excess is dropped (gcra)"},

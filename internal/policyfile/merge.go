@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"unicode/utf8"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -18,6 +20,9 @@ import (
 // not there stays. Tables are of some of the devices, with valid rules as
 // policy.Limit.Rule makes them.
 func Merge(w io.Writer, like *File, devices []Device, tables []policy.Table) error {
+	if err := like.hides(); err != nil {
+		return err
+	}
 	m := merger{editor: editor{source: like.source, newline: "\n", indent: 2}, like: like, live: map[string][]policy.Table{}}
 	if end := like.lineEnd(1); bytes.HasPrefix(like.text[end:], []byte("\r")) {
 		m.newline = "\r\n"
@@ -33,6 +38,24 @@ func Merge(w io.Writer, like *File, devices []Device, tables []policy.Table) err
 	}
 	if err := m.writeTo(w); err != nil {
 		return fmt.Errorf("write a policy: %w", err)
+	}
+	return nil
+}
+
+// hides reports what the file has that is not printed as it is there, so that what is
+// printed would not say the same. In lines of comments alone that does not matter.
+func (f *File) hides() error {
+	for line := range f.lines {
+		text := f.lineText(line + 1)
+		if bytes.HasPrefix(bytes.TrimLeft(text, " \t"), []byte("#")) {
+			continue
+		}
+		for i, c := range string(text) {
+			if one := string(c); c != '\t' && plain.Line(one) != one {
+				return Error{f.name, line + 1, 1 + utf8.RuneCount(text[:i]), fmt.Sprintf(
+					"character %U is not shown as it is; write it as \"\\U%08x\" in double quotes, or a comment in a line of its own", c, c)}
+			}
+		}
 	}
 	return nil
 }

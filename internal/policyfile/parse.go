@@ -133,6 +133,11 @@ func (r *reader) policy(root *node) {
 	}
 }
 
+// possible reports whether a device can have a name, as the kernel's dev_valid_name does.
+func possible(name string) bool {
+	return name != "" && name != "." && name != ".." && !strings.ContainsAny(name, "/ \t\n\v\f\r")
+}
+
 func (r *reader) validDevice(key *node, s section) bool {
 	_, malformed := path.Match(s.key, "")
 	name := s.key
@@ -142,9 +147,7 @@ func (r *reader) validDevice(key *node, s section) bool {
 	switch {
 	case malformed != nil:
 		r.errorf(key, "device %q is a malformed pattern; use * for any letters, ? for one, [a-z] for one of these, and \\ before what is meant as it is", shorten(s.key))
-	case name == "" || name == "." || name == ".." || strings.ContainsFunc(name, func(c rune) bool {
-		return c == '/' || unicode.IsSpace(c)
-	}):
+	case !possible(name):
 		r.errorf(key, "device %q is not a name that a device can have; write one such as eth0, or a pattern such as tap*", shorten(s.key))
 	case !s.pattern && len(name) > maxDevice:
 		r.errorf(key, "device %q has a name of %d bytes; no device's is longer than %d", shorten(s.key), len(name), maxDevice)

@@ -328,6 +328,59 @@ func TestFirstPacketAtAnyTime(t *testing.T) {
 	}
 }
 
+// After a pause in which a bucket drains it is empty, however long the pause is, and although others
+// were charged meanwhile: also where what buckets remember of the time begins anew, once or twice.
+func TestLongPauses(t *testing.T) {
+	const years73 = uint64(1) << 61
+	for rate, algorithm := range map[policy.Rate]policy.Algorithm{8000: policy.GCRA, 400_000_000_000: policy.Leaky} {
+		for _, each := range []policy.EachKind{policy.EachAll, policy.EachHost} {
+			for _, pauses := range [][]uint64{
+				{years73 - 1}, {2*years73 - 1}, {2 * years73}, {1<<63 - 1}, {1 << 63}, {math.MaxUint64},
+				{years73, years73}, {2*years73 - 1, 2 * years73}, {years73 / 2, years73 / 2, years73 / 2, years73 / 2},
+			} {
+				rule := everything(rate, 1500)
+				rule.Algorithm, rule.Each.Kind = algorithm, each
+				e := newBoth(t, Limits{Rules: []policy.Rule{rule}})
+				now := uint64(0)
+				offer := func(to string, want Verdict) {
+					r, err := e.Offer(&trace.Packet{Time: now, Bytes: 1500, EtherType: typeIPv4, Network: ip4("10.0.0.1", to, 17, 0)})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if r.Verdict != want || r.Time != now {
+						t.Errorf("%v, each %v, pauses of %d ns: %v at %d, want %v", rate, rule.Each, pauses, r.Verdict, r.Time, want)
+					}
+				}
+				offer("10.0.0.2", Pass)
+				offer("10.0.0.2", Drop)
+				for i, pause := range pauses {
+					now += pause
+					if i < len(pauses)-1 && each == policy.EachHost {
+						offer("10.0.0.3", Pass)
+						offer("10.0.0.3", Drop)
+					}
+				}
+				offer("10.0.0.2", Pass)
+				offer("10.0.0.2", Drop)
+			}
+		}
+	}
+}
+
+// A trace without a pause that drains all buckets ends where nobody could tell how old one is.
+func TestTooLongWithoutAPause(t *testing.T) {
+	e := NewModel(Limits{Rules: []policy.Rule{everything(8000, 1<<40)}}) // which drains in 35 years
+	for at := uint64(0); ; at += 1 << 59 {
+		_, err := e.Offer(&trace.Packet{Time: at, Bytes: 1500, EtherType: typeIPv4, Network: ip4("10.0.0.1", "10.0.0.2", 17, 0)})
+		if (err != nil) != (at >= 1<<62) {
+			t.Fatalf("at %d ns: %v", at, err)
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
 // Big packets and small ones take turns, and the clock steps back.
 func TestSizesTakeTurns(t *testing.T) {
 	seed := rand.Uint64()

@@ -44,6 +44,8 @@ type Kernel struct {
 	set     *maps.Set
 	chain   []*ebpf.Program
 	entries []entry
+	sharers uint32
+	era     era
 	begun   bool
 	frame   []byte
 	context [192]byte
@@ -74,7 +76,10 @@ func newKernel(l Limits, sharers uint32) (_ *Kernel, err error) {
 	if l.Match == policy.MatchSrc {
 		hook.MatchSrc = 1
 	}
-	k := &Kernel{compiled: compile(l), entries: make([]entry, len(l.Rules)), frame: make([]byte, linkHeader, linkHeader+trace.MaxHeaders)}
+	k := &Kernel{
+		compiled: compile(l), entries: make([]entry, len(l.Rules)), sharers: sharers, era: newEra(l),
+		frame: make([]byte, linkHeader, linkHeader+trace.MaxHeaders),
+	}
 	for i := range hook.Secret { // without one, a flow and its answers share a bucket
 		hook.Secret[i] = rand.Uint32()
 	}
@@ -108,6 +113,18 @@ func (k *Kernel) begin(now uint64) error {
 	return nil
 }
 
+// renew empties all buckets.
+func (k *Kernel) renew() error {
+	renewed, err := newKernel(k.Limits, k.sharers)
+	if err != nil {
+		return err
+	}
+	renewed.era = k.era
+	err = k.Close()
+	*k = *renewed
+	return err
+}
+
 // put sets a rule for small packets or big ones; its buckets owe what they owed.
 func (k *Kernel) put(i int, forBig bool, now uint64) error {
 	rule := k.Rules[i]
@@ -129,6 +146,13 @@ func (k *Kernel) put(i int, forBig bool, now uint64) error {
 
 // Offer implements Engine.
 func (k *Kernel) Offer(t *trace.Packet) (Result, error) {
+	another, err := k.era.next(t.Time)
+	if another {
+		err = k.renew()
+	}
+	if err != nil {
+		return Result{}, err
+	}
 	if !k.begun {
 		if err := k.begin(t.Time); err != nil {
 			return Result{}, err

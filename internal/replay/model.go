@@ -17,11 +17,12 @@ type Model struct {
 	own     []model.Bucket // of rules with one for all
 	buckets map[sharer]*model.Bucket
 	sweepAt int
+	era     era
 }
 
 // NewModel makes an engine with empty buckets.
 func NewModel(l Limits) *Model {
-	m := &Model{compiled: compile(l), own: make([]model.Bucket, len(l.Rules)), buckets: map[sharer]*model.Bucket{}, sweepAt: firstSweep}
+	m := &Model{compiled: compile(l), own: make([]model.Bucket, len(l.Rules)), buckets: map[sharer]*model.Bucket{}, sweepAt: firstSweep, era: newEra(l)}
 	for _, r := range l.Rules {
 		meter := model.Meter{}
 		if r.Rate != policy.Unlimited {
@@ -34,6 +35,14 @@ func NewModel(l Limits) *Model {
 
 // Offer implements Engine.
 func (m *Model) Offer(t *trace.Packet) (Result, error) {
+	another, err := m.era.next(t.Time)
+	if err != nil {
+		return Result{}, err
+	}
+	if another {
+		clear(m.own)
+		clear(m.buckets)
+	}
 	p := read(t)
 	r := Result{Rule: m.match(p), Limited: p.ip && !p.nd, Time: t.Time, Bytes: t.Bytes}
 	if r.Rule == NoRule {

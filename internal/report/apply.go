@@ -15,6 +15,10 @@ type Applied struct {
 	Absent []string     `json:"absent"` // devices that the policy names and that are not there
 	// RevertsInNS is null unless the change waits to be confirmed.
 	RevertsInNS *uint64 `json:"reverts_in_ns"`
+	// UndoneAgoNS is how long ago the change was made that a rollback took back; null but for that.
+	UndoneAgoNS *uint64 `json:"undone_ago_ns"`
+	// NoTimer says that there is nothing to confirm, though it was asked to wait for that: RevertsInNS is null.
+	NoTimer bool `json:"-"`
 }
 
 // HookChange is what changed on a direction of a device.
@@ -32,6 +36,11 @@ type HookChange struct {
 // Text says what changed, a line for each hook.
 func (a Applied) Text(w io.Writer) error {
 	var s strings.Builder
+	if a.UndoneAgoNS != nil {
+		ago := time.Duration(*a.UndoneAgoNS)
+		fmt.Fprintf(&s, "returned to the rules from before the change of %s, %v ago:\n",
+			time.Now().Add(-ago).Format(time.DateTime), ago.Round(time.Second/10))
+	}
 	for _, h := range a.Hooks {
 		var parts []string
 		for _, p := range []struct {
@@ -55,6 +64,9 @@ func (a Applied) Text(w io.Writer) error {
 	}
 	if len(a.Hooks) == 0 {
 		s.WriteString("nothing to change\n")
+	}
+	if a.NoTimer {
+		s.WriteString("no rule was changed, so there is nothing to confirm, and nothing reverts\n")
 	}
 	if a.RevertsInNS != nil {
 		s.WriteString(reverts(*a.RevertsInNS) + "\n")

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -419,7 +420,7 @@ func fact(s *strings.Builder, label, text string) {
 // fold writes text in lines that are not too long; first comes before the first of them, rest before the others.
 func fold(s *strings.Builder, first, rest, text string) {
 	line := first
-	for i, word := range strings.Split(text, " ") {
+	for i, word := range strings.Split(plain.Line(text), " ") {
 		switch {
 		case i == 0:
 			line += word

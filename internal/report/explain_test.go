@@ -97,8 +97,8 @@ func level(change func(*Stop)) string {
 	return s.String()
 }
 
-// plain is text as if lines had no end.
-func plain(text string) string { return strings.Join(strings.Fields(text), " ") }
+// bare is text as if lines had no end.
+func bare(text string) string { return strings.Join(strings.Fields(text), " ") }
 
 func TestVerdictWords(t *testing.T) {
 	excess := func(p *Stop) {
@@ -190,7 +190,7 @@ func TestVerdictWords(t *testing.T) {
 	} {
 		got := level(test.change)
 		for _, want := range test.want {
-			if !strings.Contains(plain(got), plain(want)) {
+			if !strings.Contains(bare(got), bare(want)) {
 				t.Errorf("%s: %q is not in\n%s", test.name, want, got)
 			}
 		}

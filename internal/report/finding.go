@@ -3,6 +3,8 @@ package report
 import (
 	"fmt"
 	"io"
+
+	"github.com/shapectl/shapectl/internal/plain"
 )
 
 // Status is how good or bad a finding is.
@@ -40,7 +42,7 @@ func Findings(w io.Writer, findings []Finding) error {
 		if f.Advice != "" {
 			line += "; " + f.Advice
 		}
-		if _, err := fmt.Fprintln(w, line); err != nil {
+		if _, err := fmt.Fprintln(w, plain.Line(line)); err != nil {
 			return err
 		}
 	}

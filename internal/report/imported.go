@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/shapectl/shapectl/internal/importer"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -84,12 +85,12 @@ func ImportedPolicy(w io.Writer, command string, i importer.Imported) error {
 func ImportedLines(w io.Writer, i importer.Imported) error {
 	lines := i.Lines()
 	for _, line := range lines {
-		if _, err := fmt.Fprintln(w, "not carried over: "+line); err != nil {
+		if _, err := fmt.Fprintln(w, plain.Line("not carried over: "+line)); err != nil {
 			return err
 		}
 	}
 	for _, note := range i.Notes {
-		if _, err := fmt.Fprintln(w, "note: "+note); err != nil {
+		if _, err := fmt.Fprintln(w, plain.Line("note: "+note)); err != nil {
 			return err
 		}
 	}
@@ -138,7 +139,7 @@ func comment(w *bytes.Buffer, bullet, text string) {
 	line := "# " + bullet
 	indent := "# " + strings.Repeat(" ", len(bullet))
 	empty := true
-	for _, word := range strings.Fields(text) {
+	for _, word := range strings.Fields(plain.Line(text)) {
 		if !empty && len(line)+1+len(word) > width {
 			fmt.Fprintln(w, line)
 			line, empty = indent, true

@@ -14,6 +14,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -185,7 +186,8 @@ func buckets(w io.Writer, r Rule) error {
 
 // Stats writes a table of what became of the packets of each rule.
 func Stats(w io.Writer, rules []Rule) error {
-	name := func(r Rule) string { return r.Device + " " + r.Direction + " " + r.CIDR }
+	// Escaped here, as a tab writer would take some bytes for its own.
+	name := func(r Rule) string { return plain.Line(r.Device) + " " + r.Direction + " " + r.CIDR }
 	width := len("RULE")
 	for _, r := range rules {
 		width = max(width, len(name(r)))

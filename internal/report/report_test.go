@@ -87,7 +87,7 @@ eth0  10.0.0.0/8:
 `},
 	} {
 		var s strings.Builder
-		if err := Stats(&s, test.rules); err != nil || plain(s.String()) != plain(test.want) {
+		if err := Stats(&s, test.rules); err != nil || bare(s.String()) != bare(test.want) {
 			t.Errorf("%v\n%s", err, s.String())
 		}
 	}

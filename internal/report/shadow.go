@@ -7,6 +7,7 @@ import (
 	"slices"
 	"text/tabwriter"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -85,7 +86,7 @@ func Shadows(w io.Writer, rules []Rule) error {
 		if uint32(s.HurtHosts) >= s.HurtLimit-s.HurtLimit/8 {
 			hurts += " or more"
 		}
-		fmt.Fprintf(t, "%s %s %s\t%s\t%d\t%d (%s)\t%d\t%d (%s)\t%s\t%s\n", r.Device, r.Direction, r.CIDR, proposed,
+		fmt.Fprintf(t, "%s %s %s\t%s\t%d\t%d (%s)\t%d\t%d (%s)\t%s\t%s\n", plain.Line(r.Device), r.Direction, r.CIDR, proposed,
 			s.SeenPackets, s.RefusedPackets, percent(s.RefusedPackets, cmp.Or(s.SeenPackets, 1)),
 			s.SeenBytes, s.RefusedBytes, percent(s.RefusedBytes, cmp.Or(s.SeenBytes, 1)), hurts, most)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/gopacket/gopacket"
@@ -38,8 +39,19 @@ func openPcap(b *bufio.Reader) (*Reader, error) {
 	}
 	r.SetSnaplen(MaxBytes) // what the file says of it is often wrong, and may be anything
 	link := r.LinkType()
+	var long []byte
 	return captured(&capture{
-		read: r.ZeroCopyReadPacketData,
+		read: func() ([]byte, gopacket.CaptureInfo, error) {
+			data, ci, err := r.ZeroCopyReadPacketData()
+			if err == nil || ci.CaptureLength <= ci.Length || ci.CaptureLength > MaxBytes {
+				return data, ci, err
+			}
+			// pcapgo refuses a record that is longer than its packet. It has read the header,
+			// and no further: it reads from b itself, which needs no buffer around it.
+			long = slices.Grow(long[:0], ci.CaptureLength)[:ci.CaptureLength]
+			_, err = io.ReadFull(b, long)
+			return long, ci, err
+		},
 		of: func(ci gopacket.CaptureInfo) (layers.LinkType, time.Time, error) {
 			return link, ci.Timestamp, nil
 		},
@@ -118,7 +130,7 @@ func (c *capture) next(p *Packet) error {
 		return DamagedError{fmt.Errorf("packet %d has no time between 1970 and 2262", c.count)}
 	}
 	p.Time = uint64(at.UnixNano())
-	length := ci.Length
+	length := max(ci.Length, ci.CaptureLength) // what was captured was there
 	p.EtherType, p.Network, c.l2 = 0, nil, ethernetHeader
 	switch link {
 	case layers.LinkTypeEthernet:

@@ -113,7 +113,6 @@ func TestBadTraces(t *testing.T) {
 		"first packet cut off":  {string(valid[:24+16+10]), "ends within packet 1"},
 		"its data are missing":  {string(valid[:24+16]), "ends within packet 1"},
 		"its header cut off":    {string(valid[:24+7]), "ends within packet 1"},
-		"more than there was":   {string(patch(valid, 24+12, 10)), "packet 1 can not be read"},
 		"a giant":               {string(patch(valid, 24+15, 1)), "no packet counts more"},
 		"a link of no kind":     {string(patch(valid, 20, 127)), "link type 127 (RadioTap)"},
 		"an unknown link":       {string(patch(valid, 21, 77)), "pcap-linktype(7)"},
@@ -231,6 +230,37 @@ func TestLinks(t *testing.T) {
 				t.Errorf("%v, want the end", err)
 			}
 		})
+	}
+}
+
+// A record that is longer than its packet says how long the packet was at least, and the next one is
+// read, whatever the snap length is.
+func TestRecordsLongerThanTheirPackets(t *testing.T) {
+	packets := []packet{{1, ethernet(20), 34}, {2, ethernet(40), 54}, {3, ethernet(60), 1514}}
+	old := pcap(t, layers.LinkTypeEthernet, packets...)
+	binary.LittleEndian.PutUint32(old[16:], 30) // the snap length
+	var next bytes.Buffer
+	w, err := pcapgo.NewNgWriterInterface(&next, pcapgo.NgInterface{LinkType: layers.LinkTypeEthernet, SnapLength: 30}, pcapgo.DefaultNgWriterOptions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range packets {
+		w.WritePacket(p.info(0), p.data)
+	}
+	w.Flush()
+	for name, data := range map[string][]byte{"pcap": old, "pcapng": next.Bytes()} {
+		lengths := bytes.Index(data, []byte{54, 0, 0, 0, 54, 0, 0, 0}) // of the record, of the packet
+		read, err := all(patch(data, lengths+4, 10))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		var got []uint64
+		for _, p := range read {
+			got = append(got, p.Bytes)
+		}
+		if want := []uint64{34, 54, 1514}; !slices.Equal(got, want) {
+			t.Errorf("%s: packets of %d bytes, want %d", name, got, want)
+		}
 	}
 }
 

@@ -19,6 +19,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/plain"
 )
 
 // ErrNoFQ means that the kernel has no fq.
@@ -144,12 +146,12 @@ func (s State) Ready(packets uint32) bool {
 func (s State) Command(device, netns string, packets uint32) string {
 	tc := "tc"
 	if netns != "" {
-		tc += " -n " + netns
+		tc += " -n " + plain.Word(netns)
 	}
 	limit, flowLimit := room(packets)
 	limit, flowLimit = max(limit, s.Limit), max(flowLimit, s.FlowLimit)
 	replace := func(where, what string) string {
-		return fmt.Sprintf("%s qdisc replace dev %s %s %s", tc, device, where, what)
+		return fmt.Sprintf("%s qdisc replace dev %s %s %s", tc, plain.Word(device), where, what)
 	}
 	options := fmt.Sprintf("fq limit %d flow_limit %d orphan_mask %d", limit, flowLimit, max(flows, s.Flows)-1)
 	if s.Holds && s.Horizon < horizon {

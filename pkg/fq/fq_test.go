@@ -120,6 +120,23 @@ func TestFixedQdiscs(t *testing.T) {
 	}
 }
 
+// Whatever a device and a namespace are called, a shell runs tc on them and nothing else.
+func TestCommandIsQuoted(t *testing.T) {
+	for _, name := range []string{"x;reboot", "$(reboot)", "-x", "a'b\"c\\d", "\x1b[31m\u202e", "\xff"} {
+		for _, state := range []State{{}, {queues: 1}} {
+			line := state.Command(name, name, 0)
+			out, err := exec.Command("sh", "-c", `tc() { printf '<%s|%s|%s|%s>' "$1" "$2" "$5" "$6"; }; `+line).CombinedOutput()
+			want := fmt.Sprintf("<-n|%s|dev|%s>", name, name)
+			if state.queues > 0 {
+				want += want
+			}
+			if err != nil || string(out) != want {
+				t.Errorf("sh runs %q of %s, want %q: %v", out, line, want, err)
+			}
+		}
+	}
+}
+
 func TestCommand(t *testing.T) {
 	queues := []qdisc{{Kind: "pfifo"}, {Kind: "pfifo"}}
 	for _, c := range []struct {

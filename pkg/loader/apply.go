@@ -13,6 +13,9 @@ import (
 // ErrNoChange means that there is no change to confirm, or to take back.
 var ErrNoChange = errors.New("there is no such change")
 
+// ErrConfirmed means that the last change lasts already: it was confirmed, or never had to be.
+var ErrConfirmed = errors.New("it lasts already")
+
 // ErrTooLate means that a change was not confirmed in time.
 var ErrTooLate = errors.New("it is over: it was not confirmed in time, or taken back, and all is as it was before it")
 
@@ -49,6 +52,8 @@ type Applied struct {
 	Direction policy.Direction
 	Rules     maps.Difference
 	Hook      Change
+	// Began is when the change that was taken back had begun, in ns of maps.Now; 0 but for Rollback.
+	Began uint64
 }
 
 // Tables are the rules of all hooks whose device is here, sorted.
@@ -461,7 +466,8 @@ func (n *Namespace) PendingChange() (until, expired uint64, err error) {
 	return until, expired, err
 }
 
-// Confirm lets a pending change last. The error wraps ErrNoChange where there is none, ErrTooLate where it was not in time.
+// Confirm lets a pending change last. The error wraps ErrConfirmed where it does already, ErrNoChange where there is
+// none, ErrTooLate where it was not in time.
 func (n *Namespace) Confirm() error {
 	hooks, err := n.Hooks()
 	defer closeHooks(hooks)
@@ -469,15 +475,21 @@ func (n *Namespace) Confirm() error {
 		return err
 	}
 	var pending []*Hook
+	lasts := false
 	for _, h := range hooks {
 		switch state, until := h.Set.Change(); {
 		case state == maps.Expired, state == maps.Pending && maps.Now()+uint64(confirmMargin) > until:
 			return ErrTooLate
 		case state == maps.Pending:
 			pending = append(pending, h)
+		case state == maps.Committed && h.Set.Begins() != 0:
+			lasts = true
 		}
 	}
-	if pending == nil {
+	switch {
+	case pending == nil && lasts:
+		return ErrConfirmed
+	case pending == nil:
 		return ErrNoChange
 	}
 	for _, h := range pending {
@@ -521,7 +533,7 @@ func (n *Namespace) Rollback() ([]Applied, error) {
 	}
 	var done []Applied
 	for _, h := range append(changed, over...) {
-		done = append(done, Applied{Device: h.Name(), Direction: h.Direction, Rules: h.Set.Undone()})
+		done = append(done, Applied{Device: h.Name(), Direction: h.Direction, Rules: h.Set.Undone(), Began: h.Set.Begins()})
 		if err := n.finish(h); err != nil {
 			return done, err
 		}

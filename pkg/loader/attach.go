@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -144,7 +145,7 @@ func ensureClsact(l netlink.Link, d policy.Direction) error {
 				return nil
 			}
 			return errors.New("add a clsact qdisc: an ingress qdisc is in its place, which has no egress side; " +
-				"if nothing needs it, remove it with 'tc qdisc del dev " + l.Attrs().Name + " ingress'")
+				"if nothing needs it, remove it with 'tc qdisc del dev " + plain.Word(l.Attrs().Name) + " ingress'")
 		}
 	}
 	err = netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{

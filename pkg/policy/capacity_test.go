@@ -91,14 +91,14 @@ func TestResolve(t *testing.T) {
 		r    Rate
 		want uint64
 	}{
-		{Capacity{duration: 1}, 8, 1},
-		{Capacity{duration: time.Second}, 8, 1},
-		{Capacity{duration: time.Second + 1}, 8, 2},
-		{Capacity{duration: 3 * time.Second}, 9, 4},
-		{Capacity{duration: time.Second}, MaxRate, 125_000_000_000},
-		{Capacity{duration: 8_796_093_022}, MaxRate, 1_099_511_627_750},
+		{Capacity{duration: 1}, MinRate, 1},
+		{Capacity{duration: time.Millisecond}, MinRate, 1},
+		{Capacity{duration: time.Millisecond + 1}, MinRate, 2},
+		{Capacity{duration: 3 * time.Millisecond}, 9000, 4},
+		{Capacity{duration: time.Second}, MaxRate, 50_000_000_000},
+		{Capacity{duration: 21_990_232_555}, MaxRate, 1_099_511_627_750},
 		{Capacity{bytes: 100}, MaxRate, 100},
-		{longest, 8, 9_223_372_037},
+		{Capacity{duration: 100 * 24 * time.Hour}, MinRate, 8_640_000_000},
 	} {
 		if got, err := test.c.Resolve(test.r); err != nil || got != test.want {
 			t.Errorf("%v at %v is %d, %v; want %d", test.c, test.r, got, err, test.want)
@@ -109,15 +109,15 @@ func TestResolve(t *testing.T) {
 		r    Rate
 		part string
 	}{
-		{Capacity{}, 8, "not set"},
+		{Capacity{}, MinRate, "not set"},
 		{Capacity{bytes: 1}, 0, "zero"},
-		{Capacity{bytes: 1}, 7, "below 8bit"},
-		{Capacity{duration: 1}, MaxRate + 1, "above 1tbit"},
+		{Capacity{bytes: 1}, 7999, "below 8kbit"},
+		{Capacity{duration: 1}, MaxRate + 1, "above 400gbit"},
 		{Capacity{bytes: 1}, Unlimited, "leave it out"},
-		{Capacity{duration: 8_796_093_023}, MaxRate, "above 1024gb"},
+		{Capacity{duration: 21_990_232_556}, MaxRate, "above 1024gb"},
 		{longest, MaxRate, "above 1024gb"},
 		// The first whose bytes do not fit 64 bits.
-		{Capacity{duration: 147_573_952_589_676_413}, MaxRate, "above 1024gb"},
+		{Capacity{duration: 368_934_881_474_191_033}, MaxRate, "above 1024gb"},
 	} {
 		_, err := test.c.Resolve(test.r)
 		wantError(t, err, test.part)
@@ -129,8 +129,8 @@ func TestQueueIsCalledSo(t *testing.T) {
 	for _, in := range []string{"", "1x", "0", "0.5b", "1kbit", "0.5ns", "1025gb", "18446744073709551616s"} {
 		wantError(t, new(Queue).Set(in), "queue ")
 	}
-	_, err := Limit{Rate: MaxRate, Excess: Delay, Queue: Queue{Capacity{duration: MaxWait}}}.Rule(netip.MustParsePrefix("10.0.0.0/24"), 14)
-	if err == nil || err.Error() != "queue 9s at 1tbit is above 1024gb, the largest there is; lower it" {
+	_, err := Limit{Rate: MaxRate, Excess: Delay, Queue: Queue{Capacity{duration: 22 * time.Second}}}.Rule(netip.MustParsePrefix("10.0.0.0/24"), 14)
+	if err == nil || err.Error() != "queue 22s at 400gbit is above 1024gb, the largest there is; lower it" {
 		t.Errorf("a queue that is too large: %v", err)
 	}
 }

@@ -31,10 +31,9 @@ const (
 )
 
 // DefaultQueue is the length in bytes of the queue of a rule of rate r that
-// does not say one. At low rates it is what is valid with room to spare, at the
-// lowest one full packet, where that may wait at all.
+// does not say one. At low rates it is what is valid with room to spare.
 func DefaultQueue(r Rate) uint64 {
-	return max(min(defaultLeastQueue, bytesIn(MaxWait/2, r)), bytesIn(defaultWait, r), MinCapacity)
+	return max(min(defaultLeastQueue, bytesIn(MaxWait/2, r)), bytesIn(defaultWait, r))
 }
 
 // defaultECNAbove is half of the longest wait. Cubic halves its window, nearly,

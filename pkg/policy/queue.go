@@ -137,9 +137,6 @@ func (r Rule) validateQueue() error {
 		return fmt.Errorf("order %v has no use with each %v, where a flow waits only for itself; leave it out", r.Order, r.Each)
 	case r.Algorithm == Leaky && r.Queue != 0:
 		return fmt.Errorf("queue has no use with the algorithm %v, whose capacity is the queue; set the capacity instead", r.Algorithm)
-	case uint64(r.Rate)*uint64(MaxWait/time.Second) < 8*MinCapacity:
-		return fmt.Errorf("excess %v is not for %v, at which a full packet takes %s, and %s is the longest that one is held back; use another excess, or a higher rate",
-			r.Excess, r.Rate, drainTime(MinCapacity, r.Rate), timeString(MaxWait))
 	case r.Algorithm == GCRA && r.Queue < MinCapacity:
 		return fmt.Errorf("queue of %d bytes (%s at %v) is less than one full packet; use %d or more",
 			r.Queue, drainTime(r.Queue, r.Rate), r.Rate, MinCapacity)

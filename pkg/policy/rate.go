@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -11,22 +12,24 @@ import (
 type Rate uint64
 
 const (
-	// MinRate is the slowest rate: 8 bits, one byte, per second.
-	MinRate Rate = 8
-	// MaxRate is the fastest rate that the data path can meter: 1 tbit/s.
-	MaxRate Rate = 1_000_000_000_000
+	// MinRate is the slowest rate: 8 kbit/s, one kilobyte per second. Rules that older versions set may be slower.
+	MinRate Rate = 8_000
+	// MaxRate is the fastest rate: 400 gbit/s. Rules that older versions set may be faster.
+	MaxRate Rate = 400_000_000_000
 	// Unlimited is the rate of a rule that is a hole in a wider one.
 	Unlimited Rate = math.MaxUint64
 )
 
 const unlimitedName = "unlimited"
 
-// prefixes scale a unit: by thousands as in kbit, or by 1024 as in kibit.
-// They are matched in lower case and shown before B/s as byteName.
-var prefixes = []struct {
+type prefix struct {
 	name, byteName string
 	size           uint64
-}{
+}
+
+// prefixes scale a unit: by thousands as in kbit, or by 1024 as in kibit.
+// They are matched in lower case and shown before B/s as byteName.
+var prefixes = []prefix{
 	{"", "", 1},
 	{"k", "k", 1e3}, {"m", "M", 1e6}, {"g", "G", 1e9}, {"t", "T", 1e12},
 	{"ki", "Ki", 1 << 10}, {"mi", "Mi", 1 << 20}, {"gi", "Gi", 1 << 30}, {"ti", "Ti", 1 << 40},
@@ -90,16 +93,53 @@ func rateUnit(s, number, unit string) (uint64, error) {
 	return 0, fmt.Errorf("rate %q has the unknown unit %q; use bit, kbit, mbit, gbit, kibit, mibit, kB/s or MB/s", s, unit)
 }
 
+// checkRate refuses rates that no rule may have; spelled is how r was written, in quotes or not.
 func checkRate(spelled func() string, r Rate) error {
 	switch {
 	case r == 0:
 		return fmt.Errorf("rate %s is zero and would let nothing pass; the slowest is %v", spelled(), MinRate)
 	case r < MinRate:
-		return fmt.Errorf("rate %s is below %v, the slowest that can be metered; raise it", spelled(), MinRate)
+		advice, units := "raise it", map[string]string{"": "m", "k": "m", "ki": "mi"}
+		if r >= 1000 {
+			units[""] = "k"
+		}
+		if meant := inUnit(spelled(), units); meant != "" {
+			advice = "did you mean " + meant + "?"
+		}
+		return fmt.Errorf("rate %s is below %v, the slowest there is; %s", spelled(), MinRate, advice)
 	case r > MaxRate:
-		return fmt.Errorf("rate %s is above %v, the fastest that can be metered; lower it or use %s", spelled(), MaxRate, unlimitedName)
+		advice := "lower it or use " + unlimitedName
+		if meant := inUnit(spelled(), map[string]string{"m": "k", "g": "m", "t": "g", "mi": "ki", "gi": "mi", "ti": "gi"}); meant != "" {
+			advice = "did you mean " + meant + " or " + unlimitedName + "?"
+		}
+		return fmt.Errorf("rate %s is above %v, the fastest there is; %s", spelled(), MaxRate, advice)
 	}
 	return nil
+}
+
+// inUnit writes a rate with another prefix of its unit, which units has for its
+// own; "" if there is none, or that is no rate either.
+func inUnit(spelled string, units map[string]string) string {
+	spelled = strings.Trim(spelled, `"`)
+	number := spelled[:len(spelled)-len(strings.TrimLeft(spelled, "0123456789."))]
+	unit := strings.ToLower(spelled[len(number):])
+	for _, p := range prefixes {
+		rest, ok := strings.CutPrefix(unit, p.name)
+		to := slices.IndexFunc(prefixes, func(q prefix) bool { return q.name == units[p.name] })
+		if !ok || to <= 0 {
+			continue
+		}
+		meant := number + prefixes[to].name + "bit"
+		if rest == "b/s" {
+			meant = number + prefixes[to].byteName + "B/s"
+		} else if strings.TrimSuffix(rest, "/s") != "bit" && unit != "" {
+			continue
+		}
+		if r, err := ParseRate(meant); err == nil && r != Unlimited {
+			return meant
+		}
+	}
+	return ""
 }
 
 // String is the shortest whole number of a decimal tc unit that is exactly r,

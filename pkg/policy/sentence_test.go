@@ -75,7 +75,7 @@ func TestSentence(t *testing.T) {
 		{ruleOn("10.0.0.5/32", unlimited), Egress, MatchSrc,
 			"eth0 egress by source address: 10.0.0.5 is not limited"},
 		{ruleOn("10.0.0.5/32", func(r *Rule) { r.Rate, r.Capacity = MaxRate, MinCapacity }), Egress, MatchDst,
-			"eth0 egress: 10.0.0.5 gets 1tbit (125 GB/s), burst 1.514 kB (12.11 ns); excess is dropped (gcra)"},
+			"eth0 egress: 10.0.0.5 gets 400gbit (50 GB/s), burst 1.514 kB (30.28 ns); excess is dropped (gcra)"},
 		{ruleOn("10.0.0.5/32", func(r *Rule) { r.Rate, r.Capacity = 8000, 65536 }), Egress, MatchDst,
 			"eth0 egress: 10.0.0.5 gets 8kbit (1 kB/s), burst 65.54 kB (65.54 s); excess is dropped (gcra)"},
 		// Not a valid rule, but it must still print.

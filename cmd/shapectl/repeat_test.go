@@ -1,0 +1,107 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+)
+
+// An apply that had nothing to change is none to confirm, or to return from: that is the one before it.
+func TestNothingToConfirm(t *testing.T) {
+	eachHook(t, func(t *testing.T, r *rig) {
+		a, b := r.policy(policyA), r.policy(policyB)
+		r.ok("apply", a)
+		r.ok("apply", b)
+		const says = "nothing to change\nno rule was changed, so there is nothing to confirm, and nothing reverts\n"
+		if out := r.ok("apply", b, "--confirm", "60s"); out != says {
+			t.Errorf("apply of what is in force: %q", out)
+		}
+		if did := r.applied("apply", b, "--confirm", "60s"); len(did.Hooks) != 0 || did.RevertsInNS != nil {
+			t.Errorf("apply -j of what is in force: %+v", did)
+		}
+		if r.pending() != 0 {
+			t.Error("something is pending")
+		}
+		if out := r.ok("confirm"); !strings.HasPrefix(out, "nothing to confirm: ") {
+			t.Errorf("confirm: %q", out)
+		}
+		out := r.ok("rollback")
+		want := `^returned to the rules from before the change of \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, [0-9.]+m?s ago:
+va egress: 1 added, 1 changed, 1 removed
+va ingress: 1 added
+$`
+		if !regexp.MustCompile(want).MatchString(out) {
+			t.Errorf("rollback: %q", out)
+		}
+		r.has(rulesA...)
+		r.refused(exitInput, "there is no such change", "confirm")
+
+		r.ok("apply", b)
+		if did := r.applied("rollback"); did.UndoneAgoNS == nil || *did.UndoneAgoNS == 0 || *did.UndoneAgoNS > 60e9 {
+			t.Errorf("rollback -j: %+v", did)
+		}
+	})
+}
+
+// What is so already is a success, and said.
+func TestVerbsCanBeRepeated(t *testing.T) {
+	r := newRig(t)
+	const nothing = "nothing to delete: va egress has no rule for 10.0.0.0/24\n"
+	if out := r.ok("delete", "va", "egress", "10.0.0.0/24"); out != nothing {
+		t.Errorf("delete without any rule: %q", out)
+	}
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+	r.ok("set", "va", "egress", "10.0.1.0/24", "--rate", "1mbit")
+	first := r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "2mbit")
+	if again := r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "2mbit"); again != first {
+		t.Errorf("set: %q, again: %q", first, again)
+	}
+	r.ok("delete", "va", "egress", "10.0.0.0/24")
+	if out := r.ok("delete", "va", "egress", "10.0.0.0/24"); out != nothing {
+		t.Errorf("delete again: %q", out)
+	}
+	if out := r.ok("delete", "-j", "va", "egress", "10.0.0.0/24"); out != "[]\n" {
+		t.Errorf("delete -j again: %q", out)
+	}
+	r.refused(exitInput, "there is no device vaa", "delete", "vaa", "egress", "10.0.0.0/24")
+	for range 2 {
+		r.ok("flush", "va")
+		r.ok("apply", r.policy("devices: {}\n"))
+	}
+}
+
+// Files of any kind are read as far as a policy may be long, and a copy is kept of none in a directory.
+func TestFilesOfAnyKind(t *testing.T) {
+	r := newRig(t)
+	dir := t.TempDir()
+	good := r.policy("devices: {va: {egress: {10.0.0.0/24: 1mbit}}}\n")
+	fifo := filepath.Join(dir, "fifo")
+	testenv.Must(t, unix.Mkfifo(fifo, 0o600))
+	for _, command := range []string{"apply", "diff", "import nft", "import libreqos --device va", "export --like", "replay testdata/traces/burst.csv --device va --direction egress --policy"} {
+		r.refused(exitInput, "more than 128 MiB", append(strings.Fields(command), "/dev/zero")...)
+	}
+	for _, args := range [][]string{{"apply", fifo, "--last-good", filepath.Join(dir, "kept")}, {"watch", fifo}, {"watch", "/dev/zero"}} {
+		r.refused(exitInput, "it is not a regular file", args...)
+	}
+	directory := filepath.Join(dir, "d")
+	testenv.Must(t, os.Mkdir(directory, 0o700))
+	r.refused(exitInput, directory+" is not a regular file", "apply", good, "--last-good", directory)
+	if rules := r.show(); len(rules) > 0 {
+		t.Errorf("rules: %+v", rules)
+	}
+	left, err := filepath.Glob(filepath.Join(dir, "*"))
+	testenv.Must(t, err)
+	if len(left) != 2 {
+		t.Errorf("left behind: %v", left)
+	}
+	// What comes by a FIFO is a policy like any other.
+	go os.WriteFile(fifo, []byte("devices: {va: {egress: {10.0.0.0/24: 1mbit}}}\n"), 0)
+	r.ok("apply", fifo)
+	r.has("va egress 10.0.0.0/24 1000000")
+}

@@ -1,0 +1,67 @@
+// Package input reads files as a whole: no more of them than there is memory
+// for, whatever they turn out to be.
+package input
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+)
+
+// MaxBytes is the most that is read: 128 MiB, twice a policy of a million
+// rules for IPv6 networks.
+const MaxBytes = 128 << 20
+
+// ErrTooLarge is that there is more.
+var ErrTooLarge = fmt.Errorf("it has more than %d MiB, the most that is read as a whole; split it up", MaxBytes>>20)
+
+// All reads all that comes. A FIFO may keep it waiting for as long as somebody
+// writes to it, as it may any program: a signal ends that.
+func All(from io.Reader) ([]byte, error) { return all(from, MaxBytes) }
+
+func all(from io.Reader, most int64) ([]byte, error) {
+	var text bytes.Buffer
+	if f, ok := from.(*os.File); ok {
+		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() && info.Size() <= most {
+			text.Grow(int(info.Size()) + bytes.MinRead) // what does not grow is not copied
+		}
+	}
+	n, err := text.ReadFrom(io.LimitReader(from, most+1))
+	if n > most {
+		err = ErrTooLarge
+	}
+	return text.Bytes(), err
+}
+
+// File reads a regular file, which keeps nobody waiting. The error names it.
+func File(name string) ([]byte, error) {
+	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // or a FIFO waits for a writer
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = errors.New("it is not a regular file")
+	}
+	var text []byte
+	if err == nil {
+		text, err = All(f)
+	}
+	if err != nil {
+		return nil, &os.PathError{Op: "read", Path: name, Err: bare(err)}
+	}
+	return text, nil
+}
+
+// bare is an error without the name of a file.
+func bare(err error) error {
+	var path *os.PathError
+	if errors.As(err, &path) {
+		return path.Err
+	}
+	return err
+}

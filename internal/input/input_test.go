@@ -1,0 +1,68 @@
+package input
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// endless is a text without an end, of which it counts what was read.
+type endless struct{ read int }
+
+func (e *endless) Read(p []byte) (int, error) {
+	clear(p)
+	e.read += len(p)
+	return len(p), nil
+}
+
+func TestAll(t *testing.T) {
+	if text, err := All(strings.NewReader("devices: {}\n")); string(text) != "devices: {}\n" || err != nil {
+		t.Errorf("%q, %v", text, err)
+	}
+	const most = 1 << 16
+	if text, err := all(io.LimitReader(new(endless), most), most); len(text) != most || err != nil {
+		t.Errorf("the most there may be: %d bytes, %v", len(text), err)
+	}
+	source := new(endless)
+	if _, err := all(source, most); !errors.Is(err, ErrTooLarge) || source.read > most+1 {
+		t.Errorf("without an end: %v after %d bytes", err, source.read)
+	}
+}
+
+func TestFile(t *testing.T) {
+	dir := t.TempDir()
+	name := func(s string) string { return filepath.Join(dir, s) }
+	large, err := os.Create(name("large"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer large.Close()
+	for _, err := range []error{
+		os.WriteFile(name("good"), []byte("text"), 0o600), large.Truncate(MaxBytes + 1), unix.Mkfifo(name("fifo"), 0o600), os.Symlink("good", name("link")),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, good := range []string{"good", "link"} {
+		if text, err := File(name(good)); string(text) != "text" || err != nil {
+			t.Errorf("%s: %q, %v", good, text, err)
+		}
+	}
+	for file, says := range map[string]string{
+		name("none"):  "no such file",
+		dir:           "read " + dir + ": it is not a regular file",
+		name("fifo"):  "it is not a regular file",
+		"/dev/zero":   "read /dev/zero: it is not a regular file",
+		name("large"): "it has more than 128 MiB",
+	} {
+		if _, err := File(file); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want %q", file, err, says)
+		}
+	}
+}

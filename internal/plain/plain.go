@@ -1,0 +1,168 @@
+// Package plain makes text from outside harmless: names of devices, files and
+// other tools may hold anything, and what is printed may reach a terminal, or
+// be copied into a shell.
+package plain
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// hidden reports whether a terminal would not show c, but do something else: end
+// a line, move the cursor, or turn text around. Joiners change nothing but the
+// shape of letters, and some languages need them.
+func hidden(c rune) bool {
+	const nonJoiner, joiner = '\u200c', '\u200d'
+	return unicode.In(c, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp) && c != nonJoiner && c != joiner
+}
+
+// appendEscaped writes c as JSON does in a string, so that escaped JSON is still the same.
+func appendEscaped(b []byte, c rune) []byte {
+	switch c {
+	case '\n':
+		return append(b, `\n`...)
+	case '\r':
+		return append(b, `\r`...)
+	case '\t':
+		return append(b, `\t`...)
+	}
+	if c > 0xffff {
+		c -= 0x10000
+		return fmt.Appendf(b, `\u%04x\u%04x`, 0xd800+c>>10, 0xdc00+c&0x3ff)
+	}
+	return fmt.Appendf(b, `\u%04x`, c)
+}
+
+// Line is a name or a text in one line: what is hidden in it is escaped as in JSON
+// (\n, \u001b), and bytes that are no UTF-8 as \xff.
+func Line(s string) string {
+	if !strings.ContainsFunc(s, hidden) && utf8.ValidString(s) {
+		return s
+	}
+	b, _ := escape(nil, []byte(s), true, func(rune) bool { return false })
+	return string(b)
+}
+
+// escape appends text to b, with what is hidden in it escaped but for what is kept. Unless it is
+// whole, the rest is what can be told only with the bytes that come next.
+func escape(b, text []byte, whole bool, keep func(rune) bool) (escaped, rest []byte) {
+	for len(text) > 0 {
+		c, size := utf8.DecodeRune(text)
+		switch {
+		case !whole && (!utf8.FullRune(text) || c == '\r' && len(text) == 1):
+			return b, text
+		case c == utf8.RuneError && size == 1:
+			b = fmt.Appendf(b, `\x%02x`, text[0])
+		case c == '\r' && len(text) > 1 && text[1] == '\n' && keep('\n'):
+			b = append(b, '\r')
+		case hidden(c) && !keep(c):
+			b = appendEscaped(b, c)
+		default:
+			b = append(b, text[:size]...)
+		}
+		text = text[size:]
+	}
+	return b, nil
+}
+
+// A Writer escapes all that is written as Line does, but for ends of lines and tabs.
+// JSON stays the same JSON.
+type Writer struct {
+	to      io.Writer
+	rest    []byte // of a character whose last bytes are to come
+	escaped []byte
+}
+
+// NewWriter makes a Writer. Flush is to be called behind the last Write.
+func NewWriter(to io.Writer) *Writer { return &Writer{to: to} }
+
+// Write implements io.Writer.
+func (w *Writer) Write(p []byte) (int, error) {
+	if len(w.rest) == 0 && harmless(p) {
+		return w.to.Write(p)
+	}
+	text := p
+	if len(w.rest) > 0 {
+		text = append(w.rest, p...)
+	}
+	escaped, rest := escape(w.escaped[:0], text, false, isLayout)
+	w.escaped, w.rest = escaped, append([]byte(nil), rest...)
+	if _, err := w.to.Write(escaped); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// Flush writes what was held back as more of it might have come.
+func (w *Writer) Flush() error {
+	escaped, _ := escape(nil, w.rest, true, isLayout)
+	w.rest = nil
+	if len(escaped) == 0 {
+		return nil
+	}
+	_, err := w.to.Write(escaped)
+	return err
+}
+
+func isLayout(c rune) bool { return c == '\n' || c == '\t' }
+
+// harmless reports whether nothing but printable ASCII and layout is there, as is nearly always so.
+func harmless(p []byte) bool {
+	for _, c := range p {
+		if (c < ' ' || c > '~') && c != '\n' && c != '\t' {
+			return false
+		}
+	}
+	return true
+}
+
+// Word is a word for a POSIX shell which stands for s there, itself and nothing
+// else; but for newlines at its very end, which no name of a device has.
+func Word(s string) string {
+	switch {
+	case s != "" && !strings.ContainsFunc(s, func(c rune) bool {
+		return !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.ContainsRune("_-.,/:@+", c))
+	}):
+		return s
+	case Line(s) == s:
+		return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+	}
+	// What can not be shown is printed when the shell comes to it.
+	var word strings.Builder
+	for i := 0; i < len(s); {
+		c, size := utf8.DecodeRuneInString(s[i:])
+		switch {
+		case c == '%':
+			word.WriteString("%%")
+		case c == '\\':
+			word.WriteString(`\\`)
+		case c == '\'', c == '-', c == utf8.RuneError, hidden(c):
+			for _, b := range []byte(s[i : i+size]) {
+				fmt.Fprintf(&word, `\%03o`, b)
+			}
+		default:
+			word.WriteString(s[i : i+size])
+		}
+		i += size
+	}
+	return `"$(printf '` + word.String() + `')"`
+}
+
+// Command is a command line of shapectl's for a shell; args are what names there are
+// in it, behind the verb and its flags. It has a -- before names that begin like flags.
+func Command(verb string, args ...string) string {
+	command := "shapectl " + verb
+	for _, arg := range args {
+		if strings.HasPrefix(arg, "-") && arg != "-" {
+			command += " --"
+			break
+		}
+	}
+	for _, arg := range args {
+		command += " " + Word(arg)
+	}
+	return command
+}
