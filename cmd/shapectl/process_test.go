@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -289,7 +290,10 @@ func TestPermissions(t *testing.T) {
 					t.Fatalf("%s: exit %d: %s", line, got.code, got.err)
 				}
 				if strings.HasPrefix(line, "set") {
-					for _, rule := range r.show() {
+					var rules []shownRule
+					shown := r.result(r.asNobody(program, enough, "show", "-j"))
+					testenv.Must(t, json.Unmarshal([]byte(shown.out), &rules))
+					for _, rule := range rules {
 						if !rule.Attached || rule.Hook != hook {
 							t.Errorf("%s: %+v", line, rule)
 						}

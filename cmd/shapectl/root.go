@@ -116,7 +116,7 @@ func exitCode(err error) int {
 func isMissing(err error) bool {
 	return errors.Is(err, fs.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, loader.ErrNoTCX) ||
 		errors.Is(err, loader.ErrPerfmon) || errors.Is(err, loader.ErrNoClsact) || errors.Is(err, fq.ErrNoFQ) || errors.Is(err, fq.ErrNoIfb) ||
-		errors.Is(err, fq.ErrOldIfb)
+		errors.Is(err, fq.ErrOldIfb) || errors.Is(err, loader.ErrUntrusted)
 }
 
 func (e *env) command() *cobra.Command {

@@ -138,6 +138,9 @@ func TestJudge(t *testing.T) {
 			[]string{"note permissions", "failed bpffs"}, []string{"mount -t bpf bpf /sys/fs/bpf"}},
 		{"bpffs of somebody else", func(f *Facts) { f.System.BPFFS.Writable = false },
 			[]string{"failed bpffs"}, []string{"may not write"}},
+		{"a directory of somebody else", func(f *Facts) {
+			f.System.BPFFS.Untrusted = fmt.Errorf("%q belongs to user 7: %w; remove it", "/sys/fs/bpf/shapectl", loader.ErrUntrusted)
+		}, []string{"failed bpffs"}, []string{`"/sys/fs/bpf/shapectl" belongs to user 7`, "so it is not used"}},
 		{"not to be looked at", func(f *Facts) { f.Unread = []Unread{{Err: errors.New("made by another version")}} },
 			[]string{"warning access"}, []string{"made by another version"}},
 

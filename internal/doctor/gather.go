@@ -23,7 +23,9 @@ func Gather(o loader.Options, name string) (Facts, error) {
 	}
 	n, err := loader.Read(o)
 	if err != nil {
-		f.unread("", "", err)
+		if f.System.BPFFS.Untrusted == nil {
+			f.unread("", "", err)
+		}
 		n = new(loader.Namespace) // which has devices, and no rules
 	} else {
 		defer n.Close()
@@ -31,7 +33,9 @@ func Gather(o loader.Options, name string) (Facts, error) {
 	if err := f.allDevices(n); err != nil {
 		return f, err
 	}
-	if err := f.allSides(n); err != nil {
+	if err := f.allSides(n); errors.Is(err, loader.ErrUntrusted) {
+		f.System.BPFFS.Untrusted = err
+	} else if err != nil {
 		f.unread("", "", err)
 	}
 	if name != "" {

@@ -274,6 +274,9 @@ func (h *Hook) generations() ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the pins: %w", err)
 	}
+	if err := trustDir(h.path); err != nil {
+		return nil, err
+	}
 	var numbers []int
 	for _, e := range entries {
 		if number, err := strconv.Atoi(strings.TrimPrefix(e.Name(), "g")); err == nil && e.IsDir() {
@@ -284,6 +287,9 @@ func (h *Hook) generations() ([]string, error) {
 	names := make([]string, len(numbers))
 	for i, number := range numbers {
 		names[i] = fmt.Sprintf("g%d", number)
+		if err := trustDir(filepath.Join(h.path, names[i])); err != nil {
+			return nil, err
+		}
 	}
 	return names, nil
 }

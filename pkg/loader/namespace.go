@@ -172,11 +172,14 @@ func (n *Namespace) bpffs() string { return n.root + n.options.BPFFS }
 
 // home is the directory of the namespace's hooks.
 func (n *Namespace) home() string {
-	return filepath.Join(n.bpffs(), "shapectl", strconv.FormatUint(n.cookie, 10))
+	return filepath.Join(n.top(), strconv.FormatUint(n.cookie, 10))
 }
 
 // enter locks the state, and from then on knows what is in it.
 func (n *Namespace) enter() error {
+	if err := n.trust(); err != nil {
+		return err
+	}
 	unlock, err := lock(n.home(), n.writing)
 	if err != nil {
 		return fmt.Errorf("open the pins: %w", err)
@@ -197,8 +200,15 @@ func (n *Namespace) found() error {
 		}
 	}
 	for {
-		if err := os.MkdirAll(n.home(), 0o750); err != nil {
-			return fmt.Errorf("make a directory for pins: %w", err)
+		// Not below a directory that somebody else made.
+		if err := makeDir(n.top()); err != nil {
+			return err
+		}
+		if err := errors.Join(trustBase(n.bpffs()), trustDir(n.top())); err != nil {
+			return err
+		}
+		if err := makeDir(n.home()); err != nil {
+			return err
 		}
 		err := n.enter()
 		if err == nil {
@@ -209,6 +219,13 @@ func (n *Namespace) found() error {
 		}
 		// Another command has just removed it, as there was nothing in it.
 	}
+}
+
+func makeDir(path string) error {
+	if err := os.Mkdir(path, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("make a directory for pins: %w", err)
+	}
+	return nil
 }
 
 const (
@@ -223,8 +240,8 @@ const (
 // if f fails; or the next command does, if this one is killed.
 func (n *Namespace) change(index int, d policy.Direction, f func() error) error {
 	mark := filepath.Join(n.dir, busyPrefix+filepath.Base(n.hookPath(index, d)))
-	if err := os.Mkdir(mark, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("make a directory for pins: %w", err)
+	if err := makeDir(mark); err != nil {
+		return err
 	}
 	err := f()
 	if err == nil {
