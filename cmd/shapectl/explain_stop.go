@@ -180,7 +180,7 @@ func (x explainer) rule(s *report.Stop, h *loader.Hook, e maps.Entry, tags int, 
 	case loader.Detached:
 		s.Note = "something else took shapectl's programs off the device; set one of its rules again, which attaches all"
 	case loader.Gone:
-		s.Note = fmt.Sprintf("when the device is back, set one of its rules again, which attaches all; else 'shapectl flush %s %s'", h.Name(), h.Direction)
+		s.Note = "the device was deleted; the next command that changes a rule removes this one"
 	}
 	if change, until := h.Set.Change(); change == maps.Pending {
 		s.RevertsInNS = ahead(until)

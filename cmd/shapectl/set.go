@@ -87,9 +87,6 @@ func (e *env) set(o setOptions) error {
 		if change.Upgraded {
 			fmt.Fprintf(e.err, "%s %s: programs of another build were replaced; rules, buckets and counters were kept\n", dev.Name, o.direction)
 		}
-		if change.Forgotten != "" {
-			fmt.Fprintf(e.err, "%s %s: the rules of %s, which is gone and whose number this device has now, were forgotten\n", dev.Name, o.direction, change.Forgotten)
-		}
 		if change.Reattached != "" {
 			fmt.Fprintf(e.err, "%s %s: was not in force (%s); all its rules are attached again\n", dev.Name, o.direction, change.Reattached)
 		}

@@ -5,6 +5,7 @@
 //
 // What is pinned, below shapectl/ in the bpffs:
 //
+//	<namespace cookie>/alive                    whether the namespace exists (collect.go)
 //	<namespace cookie>/<ifindex>-<direction>/   a hook
 //		g<n>/                               a generation: its maps and programs
 //		link_gcra, link_leaky               what attaches them, with tcx
@@ -65,6 +66,8 @@ type Namespace struct {
 	dir     string // of the hooks; "" where nothing was ever pinned
 	writing bool
 	unlock  func()
+
+	collected []string // see Collected
 }
 
 // In runs f on a thread in the network namespace that `ip netns` knows by that
@@ -105,16 +108,21 @@ func In(name string, f func() error) error {
 func Read(o Options) (*Namespace, error) { return open(o, false) }
 
 // Write opens the calling thread's namespace for changes, alone. It takes away
-// what a command that was killed has left.
+// what a command that was killed has left, and what is left of devices and
+// namespaces that no longer exist.
 func Write(o Options) (*Namespace, error) {
 	n, err := open(o, true)
-	if err != nil || n.dir == "" {
+	if err != nil {
 		return n, err
 	}
-	if err := n.heal(); err != nil {
-		n.Close()
-		return nil, err
+	if n.dir != "" {
+		if err := n.heal(); err != nil {
+			n.Close()
+			return nil, err
+		}
+		n.collectDevices()
 	}
+	n.collectNamespaces()
 	return n, nil
 }
 
@@ -180,7 +188,7 @@ func (n *Namespace) enter() error {
 	if err := n.trust(); err != nil {
 		return err
 	}
-	unlock, err := lock(n.home(), n.writing)
+	unlock, err := lock(n.home(), n.writing, lockPatience)
 	if err != nil {
 		return fmt.Errorf("open the pins: %w", err)
 	}
@@ -263,6 +271,9 @@ func parseBusy(name string) (index int, d policy.Direction, ok bool) {
 
 // heal finishes what killed commands were at.
 func (n *Namespace) heal() error {
+	if err := n.markAlive(); err != nil {
+		return err
+	}
 	entries, err := os.ReadDir(n.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read the pins: %w", err)
@@ -345,7 +356,7 @@ func (n *Namespace) healHook(index int, d policy.Direction) error {
 // Close lets other commands in. A namespace with no hooks leaves nothing behind.
 func (n *Namespace) Close() {
 	if n.writing && n.dir != "" {
-		os.Remove(n.dir) // refused unless empty, as it should be
+		removeHome(n.dir)
 	}
 	n.unlock()
 }
