@@ -163,7 +163,7 @@ func (e *env) apply(o applyOptions) error {
 			return err
 		}
 		bar := e.rulesBar()
-		done, err := n.Apply(want, loader.ApplyOptions{Confirm: o.confirm, Progress: bar.progress, Absent: absent})
+		done, err := n.Apply(want, loader.ApplyOptions{Confirm: o.confirm, Progress: bar.progress})
 		bar.finish()
 		if err != nil {
 			return err
@@ -231,7 +231,7 @@ func hooksChanged(done []loader.Applied) []report.HookChange {
 	for i, d := range done {
 		hooks[i] = report.HookChange{
 			Device: d.Device, Direction: d.Direction.String(), Added: d.Rules.Added, Changed: d.Rules.Changed, Removed: d.Rules.Removed,
-			Upgraded: d.Hook.Upgraded, Reattached: d.Hook.Reattached, Forgotten: d.Hook.Forgotten,
+			Upgraded: d.Hook.Upgraded, Reattached: d.Hook.Reattached,
 		}
 	}
 	return hooks
@@ -314,7 +314,9 @@ func (e *env) rollbackCommand() *cobra.Command {
 confirmed or not: all devices switch back at one moment, with their counters and
 what their buckets owe. The answer says when that change was made and what
 returning did. An apply that had nothing to change is none to return from. A
-change by another command since then makes that impossible.`,
+change by another command since then makes that impossible.
+If the policy left a device or a direction without a rule, 'shapectl watch' frees
+after an hour what it had, which ends the possibility, too.`,
 		Args: args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
 			return e.with(loader.Write, "roll the policy back that was applied last", func(n *loader.Namespace) error {

@@ -1102,9 +1102,9 @@ func TestRollbackAfterAnotherCommand(t *testing.T) {
 // Devices that go while a change waits to be confirmed are in nobody's way.
 func TestDeviceGoesWhilePending(t *testing.T) {
 	for name, then := range map[string]func(r *rig, until uint64){
-		"confirm":  func(r *rig, _ uint64) { r.ok("confirm") },
-		"rollback": func(r *rig, _ uint64) { r.ok("rollback") },
-		"expiry":   func(r *rig, until uint64) { sleepUntil(until) },
+		"confirm":  func(r *rig, _ uint64) { r.removes("vc", "confirm") },
+		"rollback": func(r *rig, _ uint64) { r.removes("vc", "rollback") },
+		"expiry":   func(r *rig, until uint64) { sleepUntil(until); r.removes("vc", "flush", "vc") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -1140,5 +1140,13 @@ func TestDeviceGoesWhilePending(t *testing.T) {
 			r.has()
 			r.nothingLeft()
 		})
+	}
+}
+
+// removes ends the test unless a command line succeeds, and says that a device is gone and its rules with it.
+func (r *rig) removes(device string, args ...string) {
+	r.t.Helper()
+	if got := r.run(args...); got.code != exitDone || got.err != "shapectl: removed the rules of deleted devices: "+device+"\n" {
+		r.t.Fatalf("shapectl %s: %+v", strings.Join(args, " "), got)
 	}
 }

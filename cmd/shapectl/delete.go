@@ -38,6 +38,9 @@ func (e *env) delete(want filterRules) error {
 			return err
 		}
 		if h == nil {
+			if slices.Contains(n.Collected(), want.device) {
+				return e.deleted([]report.Rule{})
+			}
 			if _, err := device(n, want.device); err != nil {
 				return err
 			}
@@ -82,16 +85,27 @@ func (e *env) deleted(rules []report.Rule) error {
 }
 
 func (e *env) flushCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "flush DEV [ingress|egress]",
-		Short: "Delete all rules of a device",
-		Long: `Delete all rules of a device, or of one direction, and detach shapectl from it.
-It also takes away what another version of shapectl has left. If the device was
-given fq by --setup-fq, it gets the qdisc back that it had; only this does that.
-What waits in that fq, or in the ifb of ingress, has 1s to leave; the rest is lost.`,
-		Args:              args(1, 2),
+	var all bool
+	cmd := &cobra.Command{
+		Use:   "flush DEV [ingress|egress] | --all",
+		Short: "Delete all rules of a device, or of all devices",
+		Long: `Delete all rules of a device, or of one direction, and detach shapectl from it;
+with --all, those of all devices of the network namespace. It also takes away
+what another version of shapectl has left, and what network namespaces that no
+longer exist had set on these devices. If a device was given fq by --setup-fq, it
+gets the qdisc back that it had; only this does that. What waits in that fq, or in
+the ifb of ingress, has 1s to leave; the rest is lost.`,
+		Args: func(cmd *cobra.Command, given []string) error {
+			if all {
+				return args(0, 0)(cmd, given)
+			}
+			return args(1, 2)(cmd, given)
+		},
 		ValidArgsFunction: e.completeRule,
 		RunE: func(_ *cobra.Command, given []string) error {
+			if all {
+				return e.flushAll()
+			}
 			want, err := parseFilter("flush", given)
 			if err != nil {
 				return err
@@ -99,6 +113,42 @@ What waits in that fq, or in the ifb of ingress, has 1s to leave; the rest is lo
 			return e.flush(want)
 		},
 	}
+	cmd.Flags().BoolVar(&all, "all", false, "all devices of the network namespace")
+	return cmd
+}
+
+func (e *env) flushAll() error {
+	return e.with(loader.Write, "flush --all", func(n *loader.Namespace) error {
+		gone := []report.Rule{}
+		if err := n.FlushAll(func(h *loader.Hook) { gone = append(gone, rulesOf(h)...) }); err != nil {
+			return err
+		}
+		devices, err := n.Devices()
+		if err != nil {
+			return err
+		}
+		if _, err := e.flushOrphans(n, func(loader.Device, policy.Direction) bool { return true }); err != nil {
+			return err
+		}
+		for _, dev := range devices {
+			if _, err := e.restoreQdisc(n, dev.Name); err != nil {
+				return err
+			}
+		}
+		if len(gone) == 0 && !e.json {
+			_, err := fmt.Fprintln(e.out, "no rules are left")
+			return err
+		}
+		return e.deleted(gone)
+	})
+}
+
+// rulesOf are the rules of a hook as they are now.
+func rulesOf(h *loader.Hook) (rules []report.Rule) {
+	for _, entry := range h.Set.Rules() {
+		rules = append(rules, describe(h, entry, nil))
+	}
+	return rules
 }
 
 func (e *env) flush(want filterRules) error {
@@ -108,7 +158,7 @@ func (e *env) flush(want filterRules) error {
 			directions = []policy.Direction{*want.direction}
 		}
 		gone := []report.Rule{}
-		any := false
+		any := slices.Contains(n.Collected(), want.device)
 		for _, d := range directions {
 			rules, found, err := flushDirection(n, want.device, d)
 			if err != nil {
@@ -117,6 +167,13 @@ func (e *env) flush(want filterRules) error {
 			any = any || found
 			gone = append(gone, rules...)
 		}
+		orphans, err := e.flushOrphans(n, func(dev loader.Device, d policy.Direction) bool {
+			return dev.Name == want.device && slices.Contains(directions, d)
+		})
+		if err != nil {
+			return err
+		}
+		any = any || orphans
 		if want.direction == nil || *want.direction == policy.Egress {
 			restored, err := e.restoreQdisc(n, want.device)
 			if err != nil {
@@ -135,6 +192,15 @@ func (e *env) flush(want filterRules) error {
 		}
 		return e.deleted(gone)
 	})
+}
+
+// flushOrphans lifts rules that network namespaces set which no longer exist, and reports whether there were any.
+func (e *env) flushOrphans(n *loader.Namespace, which func(loader.Device, policy.Direction) bool) (any bool, err error) {
+	flushed, err := n.FlushOrphans(which)
+	for _, o := range flushed {
+		fmt.Fprintf(e.err, "shapectl: %s %s: removed the rules of a network namespace that no longer exists\n", o.Device.Name, o.Direction)
+	}
+	return len(flushed) > 0, err
 }
 
 // restoreQdisc puts back what a device had before it was given fq, and reports whether there was anything to tell.
@@ -168,10 +234,6 @@ func flushDirection(n *loader.Namespace, name string, d policy.Direction) (gone 
 		return nil, false, err
 	}
 	defer h.Close()
-	rules := h.Set.Rules()
-	gone = slices.Grow(gone, len(rules))
-	for _, entry := range rules {
-		gone = append(gone, describe(h, entry, nil))
-	}
+	gone = rulesOf(h)
 	return gone, true, n.Flush(h)
 }

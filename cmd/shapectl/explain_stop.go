@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/shapectl/shapectl/internal/model"
-	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -181,8 +180,7 @@ func (x explainer) rule(s *report.Stop, h *loader.Hook, e maps.Entry, tags int, 
 	case loader.Detached:
 		s.Note = "something else took shapectl's programs off the device; set one of its rules again, which attaches all"
 	case loader.Gone:
-		s.Note = fmt.Sprintf("when the device is back, set one of its rules again, which attaches all; else '%s'",
-			plain.Command("flush", h.Name(), h.Direction.String()))
+		s.Note = "the device was deleted; the next command that changes a rule removes this one"
 	}
 	if change, until := h.Set.Change(); change == maps.Pending {
 		s.RevertsInNS = ahead(until)

@@ -140,7 +140,7 @@ func exitCode(err error) int {
 func isMissing(err error) bool {
 	return errors.Is(err, fs.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, loader.ErrNoTCX) ||
 		errors.Is(err, loader.ErrPerfmon) || errors.Is(err, loader.ErrNoClsact) || errors.Is(err, fq.ErrNoFQ) || errors.Is(err, fq.ErrNoIfb) ||
-		errors.Is(err, fq.ErrOldIfb)
+		errors.Is(err, fq.ErrOldIfb) || errors.Is(err, loader.ErrUntrusted)
 }
 
 func (e *env) command() *cobra.Command {
@@ -243,7 +243,11 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 			return err
 		}
 		defer n.Close()
-		return f(n)
+		err = f(n)
+		if err == nil {
+			e.tellCollected(n.Collected())
+		}
+		return err
 	})
 	e.out = out
 	if _, err := text.WriteTo(out); err != nil {
@@ -254,6 +258,18 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 		return err
 	}
 	return fmt.Errorf("%s: %w", doing, e.advise(err))
+}
+
+// tellCollected tells which deleted devices had rules until this command.
+func (e *env) tellCollected(devices []string) {
+	const few = 3
+	more := ""
+	if n := len(devices); n == 0 {
+		return
+	} else if n > few+1 {
+		devices, more = devices[:few], fmt.Sprintf(" and %d more", n-few)
+	}
+	fmt.Fprintf(e.err, "shapectl: removed the rules of deleted devices: %s%s\n", strings.Join(devices, ", "), more)
 }
 
 // advise adds what to do about an error, where there is something to be done.
@@ -292,7 +308,7 @@ func (e *env) advise(err error) error {
 	case errors.Is(err, loader.ErrMoved):
 		return inputf("%w; flush them by this name first", err)
 	case errors.Is(err, loader.ErrElsewhere):
-		return fmt.Errorf("%w; flush them there first", err)
+		return fmt.Errorf("%w; flush them there first, or here if that namespace no longer exists", err)
 	case errors.Is(err, loader.ErrNoTCX):
 		return fmt.Errorf("%w; leave SHAPECTL_HOOK unset to attach by clsact", err)
 	case errors.Is(err, loader.ErrNoClsact):

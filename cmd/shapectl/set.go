@@ -87,9 +87,6 @@ func (e *env) set(o setOptions) error {
 		if change.Upgraded {
 			e.say("%s %s: programs of another build were replaced; rules, buckets and counters were kept", dev.Name, o.direction)
 		}
-		if change.Forgotten != "" {
-			e.say("%s %s: the rules of %s, which is gone and whose number this device has now, were forgotten", dev.Name, o.direction, change.Forgotten)
-		}
 		if change.Reattached != "" {
 			e.say("%s %s: was not in force (%s); all its rules are attached again", dev.Name, o.direction, change.Reattached)
 		}

@@ -23,11 +23,12 @@ func (e *env) watchCommand() *cobra.Command {
 		Use:   "watch FILE",
 		Short: "Give devices that appear the rules that a policy has for them",
 		Long: `Give devices the rules that the policy in FILE has for them when they appear: are
-made, or moved into the network namespace, or get a name of the policy. Rules of
-devices that it does not name are attached again when a device is made again.
+made, or moved into the network namespace, or get a name of the policy.
 It goes on until it is told to end; the rules stay.
 
 Devices that have rules in force are left alone. 'shapectl apply' changes those.
+What is pinned for devices and network namespaces that no longer exist is removed,
+and so is, after an hour, what a policy left without a rule that could be rolled back.
 Without --setup-fq, a device that lacks an fq and whose rules delay gets none of
 its rules, which is said.
 
@@ -82,7 +83,7 @@ func (e *env) kept(event keeper.Event) {
 			Device    string `json:"device"`
 			Direction string `json:"direction"`
 			Rules     int    `json:"rules"`
-			Policy    string `json:"policy,omitempty"`
+			Policy    string `json:"policy"`
 			Sentence  string `json:"sentence"`
 		}{event.Device, event.Direction.String(), event.Rules, event.Policy, event.String()})
 	} else {

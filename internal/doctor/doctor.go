@@ -21,8 +21,12 @@ type Facts struct {
 	Devices []Device // all of the namespace, as they may be stacked
 	Sides   []Side   // all that have rules, and those that were asked about
 	Unread  []Unread
-	Only    string // the device that was asked about, "" for all that have rules
-	Netns   string // the name of the network namespace in commands, "" for the one this is
+	// Kept are the directions of devices without a rule in force, which keep what they had for a rollback.
+	Kept []string
+	// Left is what is pinned for other network namespaces that are not known to exist.
+	Left  []loader.Leftover
+	Only  string // the device that was asked about, "" for all that have rules
+	Netns string // the name of the network namespace in commands, "" for the one this is
 }
 
 // System is what does not depend on a device.
@@ -90,6 +94,8 @@ func Judge(f Facts) []report.Finding {
 	for _, check := range systemChecks {
 		findings = append(findings, check(f.System)...)
 	}
+	findings = append(findings, checkKept(f)...)
+	findings = append(findings, checkLeft(f)...)
 	for _, u := range f.Unread {
 		findings = append(findings, unread(u))
 	}

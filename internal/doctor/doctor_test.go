@@ -138,13 +138,25 @@ func TestJudge(t *testing.T) {
 			[]string{"note permissions", "failed bpffs"}, []string{"mount -t bpf bpf /sys/fs/bpf"}},
 		{"bpffs of somebody else", func(f *Facts) { f.System.BPFFS.Writable = false },
 			[]string{"failed bpffs"}, []string{"may not write"}},
+		{"a directory of somebody else", func(f *Facts) {
+			f.System.BPFFS.Untrusted = fmt.Errorf("%q belongs to user 7: %w; remove it", "/sys/fs/bpf/shapectl", loader.ErrUntrusted)
+		}, []string{"failed bpffs"}, []string{`"/sys/fs/bpf/shapectl" belongs to user 7`, "so it is not used"}},
+		{"kept for a rollback", func(f *Facts) { f.Kept = []string{"a egress", "b egress", "c egress", "d egress", "e egress"} },
+			[]string{"note leftovers"}, []string{"5 device directions", "c egress and 2 more", "shapectl rollback"}},
+		{"namespaces that no longer exist", func(f *Facts) {
+			f.Left = []loader.Leftover{
+				{Path: "/p/1", Dead: true}, {Path: "/p/2", Dead: true}, {Path: "/p/3"},
+				{Path: "/p/4", Dead: true, InForce: []loader.Orphan{{Device: f.Devices[1].Device, Direction: policy.Ingress}, {Direction: policy.Egress}}},
+			}
+		}, []string{"warning eth1 ingress leftovers", "warning leftovers", "note leftovers", "note leftovers"},
+			[]string{"'shapectl flush eth1 ingress'", `2 network namespaces that no longer exist: "/p/1", "/p/2"`, `an older build made, so that it cannot be told whether they exist: "/p/3"`, `"/p/4"`}},
 		{"not to be looked at", func(f *Facts) { f.Unread = []Unread{{Err: errors.New("made by another version")}} },
 			[]string{"warning access"}, []string{"made by another version"}},
 
 		{"detached", func(f *Facts) { f.Sides[0].Limits.State = loader.Detached },
 			[]string{"failed eth0 egress state"}, []string{"1 rule not in force", "shapectl flush eth0 egress"}},
 		{"gone", func(f *Facts) { f.Sides[0].Limits.State = loader.Gone; f.Sides[0].Index = 0; f.Devices = f.Devices[1:] },
-			[]string{"failed eth0 egress state"}, []string{"when it is back"}},
+			[]string{"failed eth0 egress state"}, []string{"removes them"}},
 		{"made again", func(f *Facts) { f.Sides[0].Limits.State = loader.Gone; f.Sides[0].Index = 0 },
 			[]string{"failed eth0 egress state"}, []string{"made again"}},
 		{"moved", func(f *Facts) {

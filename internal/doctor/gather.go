@@ -23,15 +23,22 @@ func Gather(o loader.Options, name string) (Facts, error) {
 	}
 	n, err := loader.Read(o)
 	if err != nil {
-		f.unread("", "", err)
+		if f.System.BPFFS.Untrusted == nil {
+			f.unread("", "", err)
+		}
 		n = new(loader.Namespace) // which has devices, and no rules
 	} else {
 		defer n.Close()
+		if f.Left, err = n.Leftovers(); err != nil {
+			f.unread("", "", err)
+		}
 	}
 	if err := f.allDevices(n); err != nil {
 		return f, err
 	}
-	if err := f.allSides(n); err != nil {
+	if err := f.allSides(n); errors.Is(err, loader.ErrUntrusted) {
+		f.System.BPFFS.Untrusted = err
+	} else if err != nil {
 		f.unread("", "", err)
 	}
 	if name != "" {
@@ -92,6 +99,10 @@ func (f *Facts) allSides(n *loader.Namespace) error {
 			f.unread(s.Name, s.Direction.String(), err)
 			continue
 		}
+		if len(s.Limits.Rules) == 0 {
+			f.Kept = append(f.Kept, s.Name+" "+s.Direction.String())
+			continue
+		}
 		f.Sides = append(f.Sides, s)
 	}
 	return nil
@@ -102,6 +113,9 @@ func side(h *loader.Hook) (Side, error) {
 	l := &Limits{State: h.State, Mode: h.Mode, Was: h.Was, Match: h.Match()}
 	l.Change, l.Until = h.Set.Change()
 	l.Until -= min(l.Until, maps.Now())
+	if l.Change == maps.Committed && h.Set.Begins() == 0 {
+		l.Change = maps.NoChange // it can not be taken back any more
+	}
 	var err error
 	if l.OtherBuild, err = h.OtherBuild(); err != nil {
 		return s, err

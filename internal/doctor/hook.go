@@ -35,10 +35,11 @@ func checkState(f Facts, s Side, d *Device) []report.Finding {
 		made := slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Name == l.Was })
 		if made {
 			return s.finding(report.Failed, "state",
-				rules+" not in force: the device was deleted and made again since, and this one has no limits", again)
+				rules+" not in force: the device was deleted and made again since, and this one has no limits",
+				"set them again; the next command that changes a rule removes the old ones")
 		}
 		return s.finding(report.Failed, "state", rules+" not in force: the device was deleted, or moved away",
-			fmt.Sprintf("when it is back, set one of them again, which attaches all; else '%s'", s.flush()))
+			"the next command that changes a rule removes them; 'shapectl watch' gives a new device those of its policy")
 	}
 	return s.finding(report.Failed, "state", rules+" not in force: something else took shapectl's programs off the device", again)
 }

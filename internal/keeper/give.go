@@ -32,15 +32,13 @@ func (s surveyed) Close() {
 	}
 }
 
-// left are the hooks that a device of that name had before it was made again, or that something took off it.
-func (s surveyed) left(dev loader.Device) []*loader.Hook {
-	return slices.DeleteFunc(slices.Clone(s.hooks), func(h *loader.Hook) bool { return h.InForce() || h.Name() != dev.Name })
-}
-
-// give gives a device the rules of these tables and no others. Buckets and
-// counters go on of rules that it had when it was gone.
+// give gives a device the rules of these tables and no others, also where
+// something had taken those that it had off it.
 func (k *Keeper) give(s surveyed, dev loader.Device, tables []policy.Table, from string) error {
-	for _, h := range s.left(dev) {
+	for _, h := range s.hooks {
+		if h.InForce() || h.Name() != dev.Name {
+			continue
+		}
 		i := slices.IndexFunc(tables, func(t policy.Table) bool { return t.Direction == h.Direction && t.Match == h.Match() })
 		if i < 0 {
 			if err := s.namespace.Flush(h); err != nil {
@@ -60,20 +58,6 @@ func (k *Keeper) give(s surveyed, dev loader.Device, tables []policy.Table, from
 			}
 		}
 		k.Told(event)
-	}
-	return nil
-}
-
-// revive attaches the rules again that a device of that name had before it was made again.
-func (k *Keeper) revive(s surveyed, dev loader.Device) error {
-	for _, h := range s.left(dev) {
-		rules := h.Set.Rules()
-		// Putting one as it is attaches them all.
-		change, err := s.namespace.Put(dev, h.Direction, h.Match(), rules[0].Rule)
-		if err != nil {
-			return err
-		}
-		k.Told(Event{Device: dev.Name, Direction: h.Direction, Rules: len(rules), Change: change})
 	}
 	return nil
 }

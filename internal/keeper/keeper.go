@@ -1,5 +1,6 @@
 // Package keeper gives devices that appear the rules that a policy has for them,
-// and attaches rules again whose device was made anew. What is in force it leaves alone.
+// and has removed what is left of devices and namespaces that no longer exist.
+// What is in force it leaves alone.
 package keeper
 
 import (
@@ -24,7 +25,12 @@ const (
 	turn, pause = 500 * time.Millisecond, 50 * time.Millisecond
 	// retry is when devices are tried again for which others left no turn.
 	retry = time.Second
+	// rollbackFor is how long a change can be taken back that left hooks without a rule: they take memory until then.
+	rollbackFor = time.Hour
 )
+
+// sweepEvery is how often leftovers are looked for that no device told of: those of network namespaces.
+var sweepEvery = time.Minute
 
 // A Keeper looks after the devices of a network namespace.
 type Keeper struct {
@@ -44,7 +50,7 @@ type Event struct {
 	Device    string
 	Direction policy.Direction
 	Rules     int
-	Policy    string // the path of the one that has them; "" where they are those that the device had before
+	Policy    string // the path of the one that has them
 	Change    loader.Change
 }
 
@@ -52,9 +58,6 @@ func (e Event) String() string {
 	rules := "1 rule"
 	if e.Rules != 1 {
 		rules = fmt.Sprintf("%d rules", e.Rules)
-	}
-	if e.Policy == "" {
-		return fmt.Sprintf("%s %s: %s that it had before, attached again", e.Device, e.Direction, rules)
 	}
 	return fmt.Sprintf("%s %s: %s of %s", e.Device, e.Direction, rules, e.Policy)
 }
@@ -97,9 +100,12 @@ func (k *Keeper) reload() {
 func (k *Keeper) Run(ctx context.Context, reread <-chan os.Signal, ready func()) error {
 	arrivals := loader.NewArrivals()
 	defer arrivals.Close()
+	sweeps := time.NewTicker(sweepEvery)
+	defer sweeps.Stop()
 	var waiting []loader.Device
+	due := false
 	for ctx.Err() == nil {
-		fresh, err := arrivals.Take()
+		fresh, deleted, err := arrivals.Take()
 		if err != nil {
 			return err
 		}
@@ -107,6 +113,12 @@ func (k *Keeper) Run(ctx context.Context, reread <-chan os.Signal, ready func())
 			k.reload()
 		}
 		waiting = append(waiting, fresh...)
+		if deleted || due {
+			if err := k.sweep(ctx); err != nil {
+				return err
+			}
+		}
+		due = false
 		if waiting, err = k.serve(ctx, waiting); err != nil {
 			return err
 		}
@@ -123,8 +135,34 @@ func (k *Keeper) Run(ctx context.Context, reread <-chan os.Signal, ready func())
 		case <-reread:
 			k.reload()
 		case <-again:
+		case <-sweeps.C:
+			due = true
 		case <-arrivals.More():
 			sleep(ctx, settle)
+		}
+	}
+	return nil
+}
+
+// sweep opens the namespace for changes, which removes leftovers, and frees what a
+// change has left. What others leave no time for is left to the next one.
+func (k *Keeper) sweep(ctx context.Context) error {
+	for more := true; more && ctx.Err() == nil; {
+		n, err := loader.Write(k.Options)
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		more, err = n.EndOldChange(rollbackFor)
+		n.Close()
+		if err != nil {
+			k.Warned(fmt.Errorf("free what a change has left: %w", err))
+			return nil
+		}
+		if more {
+			sleep(ctx, pause)
 		}
 	}
 	return nil
@@ -212,8 +250,6 @@ func (k *Keeper) serveOne(s surveyed, dev loader.Device, policy lastgood.Policy)
 	tables, err := policy.For(policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes})
 	if err == nil && len(tables) > 0 {
 		err = k.give(s, dev, tables, policy.Path)
-	} else if err == nil {
-		err = k.revive(s, dev)
 	}
 	// What is the matter with one that is deleted meanwhile is that it is deleted.
 	if err != nil && isThere(s.namespace, dev) {

@@ -30,7 +30,6 @@ type HookChange struct {
 	Removed    int    `json:"removed_rules"`
 	Upgraded   bool   `json:"upgraded"`   // programs of another build were replaced
 	Reattached string `json:"reattached"` // what had become of the hook, where it was attached anew
-	Forgotten  string `json:"forgotten"`  // the device, gone, whose number this one has, and whose rules went
 }
 
 // Text says what changed, a line for each hook.
@@ -56,9 +55,6 @@ func (a Applied) Text(w io.Writer) error {
 		}
 		if h.Upgraded {
 			parts = append(parts, "programs of another build replaced")
-		}
-		if h.Forgotten != "" {
-			parts = append(parts, "rules of "+h.Forgotten+", which is gone, forgotten")
 		}
 		fmt.Fprintf(&s, "%s %s: %s\n", h.Device, h.Direction, strings.Join(parts, ", "))
 	}

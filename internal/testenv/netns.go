@@ -72,6 +72,54 @@ func NewNamedNetns(tb testing.TB) (string, *Netns) {
 	return name, &Netns{handle}
 }
 
+// DoomedNetns runs each f on a thread in a network namespace of its own, one after
+// another, and returns when none of these namespaces exists any more. An f must not end the test.
+func DoomedNetns(tb testing.TB, fs ...func() error) {
+	tb.Helper()
+	Root(tb)
+	here, err := netns.Get()
+	Must(tb, err)
+	defer here.Close()
+	done, end := make(chan error), make(chan struct{})
+	for i, f := range fs {
+		go func() {
+			runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+			done <- inDoomed(here, doomed(i), f)
+			<-end
+			netns.Set(here) // as the first thread of a process does not end before it
+			done <- nil
+		}()
+		Must(tb, <-done)
+	}
+	close(end)
+	for range fs {
+		<-done
+	}
+	for i := range fs {
+		Eventually(tb, "the end of a network namespace", func() bool {
+			_, err := netlink.LinkByName(doomed(i))
+			return err != nil
+		})
+	}
+}
+
+// doomed is the device here whose other end is in a namespace that is to end.
+func doomed(i int) string { return fmt.Sprintf("doomed%d", i) }
+
+func inDoomed(here netns.NsHandle, witness string, f func() error) error {
+	there, err := netns.New()
+	if err != nil {
+		return err
+	}
+	defer there.Close()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = witness
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: witness, PeerNamespace: netlink.NsFd(here)}); err != nil {
+		return err
+	}
+	return f()
+}
+
 var namedCount atomic.Int32
 
 func noIPv6(tb testing.TB) {

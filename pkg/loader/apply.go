@@ -30,6 +30,9 @@ const (
 	leastLead = 20 * time.Millisecond
 	// spareLead is how much of that is left at the least once all is ready, or half of it.
 	spareLead = 50 * time.Millisecond
+	// othersTime is how long a command that changes one hook may spend on others that took part in an earlier
+	// change: detaching a program takes the kernel up to 20 ms.
+	othersTime = time.Second
 	// leadTries is how often that is tried, soon with the longest time that there may be.
 	leadTries = 20
 )
@@ -42,8 +45,6 @@ type ApplyOptions struct {
 	Progress func(ready, of int)
 	// Only is the name of the one device whose rules are to change, for good; "" for all.
 	Only string
-	// Absent are devices that are not here and whose rules are to be there when they are back.
-	Absent []string
 }
 
 // Applied is what became of the rules of a hook.
@@ -131,11 +132,6 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) ([]Applied, err
 	if err := n.changeAll(hooks, func() error { return n.apply(hooks, o) }); err != nil {
 		return nil, err
 	}
-	if o.Only == "" {
-		if err := n.forget(hooks, o.Absent); err != nil {
-			return nil, err
-		}
-	}
 	var done []Applied
 	for _, a := range hooks {
 		a.done.Hook.Changed = a.done.Rules != maps.Difference{}
@@ -144,33 +140,6 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) ([]Applied, err
 		}
 	}
 	return done, nil
-}
-
-// forget removes the rules of devices that are gone, but for those that are to be back.
-func (n *Namespace) forget(hooks []*application, absent []string) error {
-	for _, d := range []policy.Direction{policy.Ingress, policy.Egress} {
-		indices, err := n.indices(d)
-		if err != nil {
-			return err
-		}
-		for _, index := range indices {
-			if slices.ContainsFunc(hooks, func(a *application) bool { return a.index == index && a.Direction == d }) {
-				continue
-			}
-			h, err := n.openHook(index, d)
-			if err != nil || h == nil {
-				continue // which is for flush to take away
-			}
-			if h.State == Gone && !slices.Contains(absent, h.Was) {
-				err = n.takeOff(h)
-			}
-			h.Close()
-			if err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }
 
 func closeAll(hooks []*application) {
@@ -184,15 +153,9 @@ func closeAll(hooks []*application) {
 func (n *Namespace) applications(tables []policy.Table, only string) (all []*application, err error) {
 	hooks, err := n.Hooks()
 	for _, h := range hooks {
-		back, wanted := n.back(h, tables)
-		switch {
-		case only != "" && h.Name() != only, h.Device.Name == "" && (!wanted || slices.ContainsFunc(all, func(a *application) bool {
-			return a.Device.Index == back.Index && a.Direction == h.Direction // two were left of that name
-		})):
+		if only != "" && h.Name() != only || h.Device.Name == "" {
 			h.Close()
 			continue
-		case h.Device.Name == "":
-			h.Device = back
 		}
 		all = append(all, &application{Hook: h})
 	}
@@ -222,17 +185,6 @@ func (n *Namespace) applications(tables []policy.Table, only string) (all []*app
 		}
 	}
 	return all, nil
-}
-
-// back is the device that has been made again whose rules h has, if one of the tables is for it.
-func (n *Namespace) back(h *Hook, tables []policy.Table) (dev Device, wanted bool) {
-	if h.State != Gone || !slices.ContainsFunc(tables, func(t policy.Table) bool {
-		return t.Device == h.Was && t.Direction == h.Direction && t.Match == h.Match()
-	}) {
-		return dev, false
-	}
-	dev, err := n.Device(h.Was)
-	return dev, err == nil
 }
 
 // check reports why a hook can not get its rules.
@@ -321,10 +273,6 @@ func (n *Namespace) apply(hooks []*application, o ApplyOptions) (err error) {
 // ready makes all that a hook's rules need, and prepares them.
 func (n *Namespace) ready(a *application, progress func(rules int)) (err error) {
 	if a.created {
-		if gone, err := n.openHook(a.Device.Index, a.Direction); err == nil && gone != nil {
-			a.done.Hook.Forgotten = gone.Was
-			gone.Close()
-		}
 		size := roomFor(a.want.Rules, maps.Size{Rules: leastRules, Buckets: noBuckets})
 		need := uint32(ids(a.want.Rules))
 		size.Rules = max(size.Rules, need+need/32) // a few more do not make it grow
@@ -400,35 +348,39 @@ func readied(clock func() uint64, latest uint64, ready func(at uint64)) (at uint
 }
 
 // endChange ends the last change of all hooks for good, so that another can
-// begin; but if h is given, only if h took part in it. The error wraps
-// ErrPending where it is to be confirmed first.
+// begin, or h be changed. The error wraps ErrPending where it is to be confirmed
+// first; one in which h has no part, such as a new hook, goes on.
 func (n *Namespace) endChange(h *Hook) error {
-	if h != nil {
-		switch state, _ := h.Set.Change(); state {
-		case maps.NoChange:
-			return nil
-		case maps.Pending:
-			return ErrPending
-		}
+	involved := h == nil
+	if h != nil && h.Set != nil {
+		state, _ := h.Set.Change()
+		involved = state != maps.NoChange
 	}
-	hooks, err := n.Hooks()
+	hooks := n.changing()
 	defer closeHooks(hooks)
-	if err != nil {
-		return err
-	}
+	var over []*Hook
 	for _, other := range hooks {
-		if state, _ := other.Set.Change(); state == maps.Pending {
+		switch state, _ := other.Set.Change(); {
+		case state == maps.Pending && involved:
 			return ErrPending
+		case state == maps.Pending:
+			return nil
+		case involved, state != maps.Expired, other.Set.Has(nil): // that a change has expired is to be seen
+			over = append(over, other)
 		}
 	}
 	// Said of all before the first is ended, lest the rest be taken back alone if this is killed.
-	for _, other := range hooks {
+	for _, other := range over {
 		other.Set.End()
 	}
-	if h != nil {
+	if h != nil && h.Set != nil {
 		h.Set.Finish()
 	}
-	for _, other := range hooks {
+	began := time.Now()
+	for _, other := range over {
+		if h != nil && time.Since(began) > othersTime {
+			break // the next command goes on
+		}
 		if err := n.finish(other); err != nil {
 			return err
 		}
@@ -442,10 +394,10 @@ func (n *Namespace) finish(h *Hook) error {
 		return nil
 	}
 	return n.change(h.index, h.Direction, func() error {
-		h.Set.Finish()
-		if h.Set.Empty() {
+		if h.Set.Has(nil) {
 			return n.takeOff(h)
 		}
+		h.Set.Finish()
 		return n.trim(h)
 	})
 }

@@ -119,8 +119,8 @@ func inMountsOf(root string, f func() error) error {
 
 // lock keeps commands apart that change what another one reads or changes. It
 // goes with the process, however that ends. A directory that is removed while
-// it is waited for is not there: fs.ErrNotExist.
-func lock(dir string, exclusive bool) (unlock func(), err error) {
+// it is waited for is not there: fs.ErrNotExist. The error wraps EWOULDBLOCK where others were too long at work.
+func lock(dir string, exclusive bool, patience time.Duration) (unlock func(), err error) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, err
@@ -129,14 +129,14 @@ func lock(dir string, exclusive bool) (unlock func(), err error) {
 	if exclusive {
 		how = unix.LOCK_EX
 	}
-	for deadline := time.Now().Add(lockPatience); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		err = unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
 		if err == nil {
 			break
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
 			f.Close()
-			return nil, fmt.Errorf("lock %s: %w (another shapectl has been at work for %s)", dir, err, lockPatience)
+			return nil, fmt.Errorf("lock %s: %w (another shapectl has been at work for %s)", dir, err, patience)
 		}
 	}
 	locked, err1 := f.Stat()

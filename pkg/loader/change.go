@@ -41,7 +41,6 @@ type Change struct {
 	Changed    bool
 	Reattached string // what had become of the hook, where it was attached anew
 	Upgraded   bool   // programs of another build were replaced
-	Forgotten  string // the device, gone for good, whose number this one has, and whose rules went
 	Replaced   string // the qdisc in whose place an fq was set up
 	Redirected bool   // from now on, packets that enter take the way through an ifb, if their rule delays
 	// Lacks is how many packets may have to wait, where the fq that there is has no room for so many.
@@ -88,10 +87,6 @@ func (n *Namespace) Put(dev Device, d policy.Direction, match policy.Match, rule
 	}
 	created := h == nil
 	if created {
-		if gone, err := n.openHook(dev.Index, d); err == nil && gone != nil {
-			change.Forgotten = gone.Was
-			gone.Close()
-		}
 		h = &Hook{Direction: d, Device: dev, Was: dev.Name, index: dev.Index, path: n.hookPath(dev.Index, d), State: Detached}
 	} else if h.State != Attached {
 		change.Reattached = string(h.State)
@@ -103,10 +98,8 @@ func (n *Namespace) Put(dev Device, d policy.Direction, match policy.Match, rule
 		}
 	}
 	change.Lacks = hold.lacks
-	if !created {
-		if err := n.endChange(h); err != nil {
-			return change, err
-		}
+	if err := n.endChange(h); err != nil {
+		return change, err
 	}
 	err = n.change(dev.Index, d, func() (err error) {
 		if created {
@@ -158,10 +151,42 @@ func (n *Namespace) Flush(h *Hook) error {
 	if err := n.endChange(h); err != nil {
 		return err
 	}
+	return n.flush(h)
+}
+
+func (n *Namespace) flush(h *Hook) error {
 	return n.change(h.index, h.Direction, func() error {
 		h.Set.Clear()
 		return n.takeOff(h)
 	})
+}
+
+// FlushAll is Flush for all hooks of the namespace, also those that another version of shapectl has made.
+// told is called before with each that this version can read.
+func (n *Namespace) FlushAll(told func(*Hook)) error {
+	if err := n.endChange(nil); err != nil {
+		return err
+	}
+	var failed []error
+	for _, d := range []policy.Direction{policy.Ingress, policy.Egress} {
+		indices, err := n.indices(d)
+		if err != nil {
+			return err
+		}
+		for _, index := range indices {
+			h, err := n.openHook(index, d)
+			switch {
+			case h != nil:
+				told(h)
+				err = n.flush(h)
+				h.Close()
+			case err == nil, errors.Is(err, maps.ErrOtherLayout):
+				err = n.takeOff(&Hook{Direction: d, index: index, path: n.hookPath(index, d)})
+			}
+			failed = append(failed, err)
+		}
+	}
+	return errors.Join(failed...)
 }
 
 // create makes the maps of a hook with no rules; nothing is attached.
@@ -279,7 +304,7 @@ func (n *Namespace) renew(h *Hook, dev Device, settings bpf.AbiHook, size maps.S
 	h.Set = next
 	old, moving := *h, h.index != dev.Index
 	if moving {
-		// The device was made again: a hook of its own, that shares the rules.
+		// The device moved away and came back with another index: a hook of its own, that shares the rules.
 		h.path, h.index = n.hookPath(dev.Index, h.Direction), dev.Index
 		h.closeLinks()
 		h.links, h.filters, h.Mode = nil, nil, ""

@@ -19,7 +19,7 @@ const (
 )
 
 // Arrivals follows which devices come to be in a network namespace, or into it
-// from another one, or get another name there.
+// from another one, or get another name there; and that some are deleted, or leave it.
 type Arrivals struct {
 	more   chan struct{}
 	buffer int // bytes of messages that wait to be read
@@ -28,6 +28,7 @@ type Arrivals struct {
 	socket *nl.NetlinkSocket // nil where messages were lost, so that all devices have to be looked at again
 	names  map[int]string    // of the devices that there are, by index, as far as is known
 	fresh  map[int]Device    // those to be taken
+	gone   bool              // whether one was deleted, or left, since the last Take
 }
 
 // NewArrivals follows nothing yet: the first Take begins.
@@ -40,13 +41,14 @@ func (a *Arrivals) More() <-chan struct{} { return a.more }
 
 // Take are the devices that are new, or have a new name, since the last Take,
 // by index; the first time, and whenever the kernel had more to tell than was
-// listened to, all devices. It must be called on a thread of the network namespace.
-func (a *Arrivals) Take() ([]Device, error) {
+// listened to, all devices. It reports whether any was deleted, or left, since.
+// It must be called on a thread of the network namespace.
+func (a *Arrivals) Take() (fresh []Device, gone bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.socket == nil {
 		if err := a.begin(); err != nil {
-			return nil, err
+			return nil, false, err
 		}
 	}
 	devices := make([]Device, 0, len(a.fresh))
@@ -55,7 +57,8 @@ func (a *Arrivals) Take() ([]Device, error) {
 	}
 	clear(a.fresh)
 	slices.SortFunc(devices, func(a, b Device) int { return a.Index - b.Index })
-	return devices, nil
+	gone, a.gone = a.gone, false
+	return devices, gone, nil
 }
 
 // Close ends it.
@@ -84,7 +87,7 @@ func (a *Arrivals) begin() error {
 		socket.Close()
 		return err
 	}
-	a.socket, a.names, a.fresh = socket, map[int]string{}, map[int]Device{}
+	a.socket, a.names, a.fresh, a.gone = socket, map[int]string{}, map[int]Device{}, true
 	for _, d := range devices {
 		a.names[d.Index], a.fresh[d.Index] = d.Name, d
 	}
@@ -125,7 +128,7 @@ func (a *Arrivals) follow(socket *nl.NetlinkSocket) {
 			socket.Close()
 			a.socket = nil
 		}
-		if err != nil || len(a.fresh) > 0 {
+		if err != nil || len(a.fresh) > 0 || a.gone {
 			select {
 			case a.more <- struct{}{}:
 			default:
@@ -151,6 +154,7 @@ func (a *Arrivals) hear(header *unix.NlMsghdr, data []byte) error {
 	if gone {
 		delete(a.names, int(info.Index))
 		delete(a.fresh, int(info.Index))
+		a.gone = true
 		return nil
 	}
 	l, err := netlink.LinkDeserialize(header, data)

@@ -29,7 +29,7 @@ func (f *follower) takes(names ...string) {
 	f.Helper()
 	var have []string
 	for deadline := time.After(10 * time.Second); len(have) < len(names); {
-		devices, err := f.Take()
+		devices, _, err := f.Take()
 		testenv.Must(f, err)
 		for _, d := range devices {
 			have = append(have, d.Name)

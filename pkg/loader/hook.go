@@ -154,7 +154,8 @@ func (n *Namespace) indices(d policy.Direction) (indices []int, err error) {
 }
 
 // Find is the hook of a device by its name; nil if it has none. A device that
-// is no longer here is found by the name that it had.
+// is no longer here is found by the name that it had; but no rules of a device
+// that is gone are found for changes.
 func (n *Namespace) Find(name string, d policy.Direction) (*Hook, error) {
 	if dev, err := n.Device(name); err == nil {
 		h, err := n.openHook(dev.Index, d)
@@ -190,8 +191,8 @@ func (n *Namespace) findGone(name string, d policy.Direction) (*Hook, error) {
 		if h == nil {
 			continue
 		}
-		if h.Device.Name == name || h.Was == name && h.Device.Name == "" {
-			return h, nil // back with another number, or gone
+		if h.Device.Name == name || h.Was == name && h.Device.Name == "" && (h.State == Moved || !n.writing) {
+			return h, nil // back with another number, moved away, or gone and for reading only
 		}
 		h.Close()
 	}
@@ -201,6 +202,16 @@ func (n *Namespace) findGone(name string, d policy.Direction) (*Hook, error) {
 // deviceWas is the name of a hook's device when its only generation was made,
 // which is cheaper to learn than all of the hook.
 func (n *Namespace) deviceWas(index int, d policy.Direction) (string, error) {
+	dir, err := n.onlyGeneration(index, d)
+	if err != nil {
+		return "", err
+	}
+	settings, err := maps.Settings(dir)
+	return deviceName(settings), err
+}
+
+// onlyGeneration is the directory of a hook's maps, if there is just one generation.
+func (n *Namespace) onlyGeneration(index int, d policy.Direction) (dir string, err error) {
 	h := &Hook{Direction: d, path: n.hookPath(index, d)}
 	generations, err := h.generations()
 	if err != nil {
@@ -209,8 +220,7 @@ func (n *Namespace) deviceWas(index int, d policy.Direction) (string, error) {
 	if len(generations) != 1 {
 		return "", errors.New("there is not just one generation")
 	}
-	settings, err := maps.Settings(filepath.Join(h.path, generations[0]))
-	return deviceName(settings), err
+	return filepath.Join(h.path, generations[0]), nil
 }
 
 // deviceName is the name of the device that settings were made for.
@@ -274,6 +284,9 @@ func (h *Hook) generations() ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the pins: %w", err)
 	}
+	if err := trustDir(h.path); err != nil {
+		return nil, err
+	}
 	var numbers []int
 	for _, e := range entries {
 		if number, err := strconv.Atoi(strings.TrimPrefix(e.Name(), "g")); err == nil && e.IsDir() {
@@ -284,6 +297,9 @@ func (h *Hook) generations() ([]string, error) {
 	names := make([]string, len(numbers))
 	for i, number := range numbers {
 		names[i] = fmt.Sprintf("g%d", number)
+		if err := trustDir(filepath.Join(h.path, names[i])); err != nil {
+			return nil, err
+		}
 	}
 	return names, nil
 }

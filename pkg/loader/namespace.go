@@ -5,6 +5,7 @@
 //
 // What is pinned, below shapectl/ in the bpffs:
 //
+//	<namespace cookie>/alive                    whether the namespace exists (collect.go)
 //	<namespace cookie>/<ifindex>-<direction>/   a hook
 //		g<n>/                               a generation: its maps and programs
 //		link_gcra, link_leaky               what attaches them, with tcx
@@ -65,6 +66,8 @@ type Namespace struct {
 	dir     string // of the hooks; "" where nothing was ever pinned
 	writing bool
 	unlock  func()
+
+	collected []string // see Collected
 }
 
 // In runs f on a thread in the network namespace that `ip netns` knows by that
@@ -105,16 +108,21 @@ func In(name string, f func() error) error {
 func Read(o Options) (*Namespace, error) { return open(o, false) }
 
 // Write opens the calling thread's namespace for changes, alone. It takes away
-// what a command that was killed has left.
+// what a command that was killed has left, and what is left of devices and
+// namespaces that no longer exist.
 func Write(o Options) (*Namespace, error) {
 	n, err := open(o, true)
-	if err != nil || n.dir == "" {
+	if err != nil {
 		return n, err
 	}
-	if err := n.heal(); err != nil {
-		n.Close()
-		return nil, err
+	if n.dir != "" {
+		if err := n.heal(); err != nil {
+			n.Close()
+			return nil, err
+		}
+		n.collectDevices()
 	}
+	n.collectNamespaces()
 	return n, nil
 }
 
@@ -172,12 +180,15 @@ func (n *Namespace) bpffs() string { return n.root + n.options.BPFFS }
 
 // home is the directory of the namespace's hooks.
 func (n *Namespace) home() string {
-	return filepath.Join(n.bpffs(), "shapectl", strconv.FormatUint(n.cookie, 10))
+	return filepath.Join(n.top(), strconv.FormatUint(n.cookie, 10))
 }
 
 // enter locks the state, and from then on knows what is in it.
 func (n *Namespace) enter() error {
-	unlock, err := lock(n.home(), n.writing)
+	if err := n.trust(); err != nil {
+		return err
+	}
+	unlock, err := lock(n.home(), n.writing, lockPatience)
 	if err != nil {
 		return fmt.Errorf("open the pins: %w", err)
 	}
@@ -197,8 +208,15 @@ func (n *Namespace) found() error {
 		}
 	}
 	for {
-		if err := os.MkdirAll(n.home(), 0o750); err != nil {
-			return fmt.Errorf("make a directory for pins: %w", err)
+		// Not below a directory that somebody else made.
+		if err := makeDir(n.top()); err != nil {
+			return err
+		}
+		if err := errors.Join(trustBase(n.bpffs()), trustDir(n.top())); err != nil {
+			return err
+		}
+		if err := makeDir(n.home()); err != nil {
+			return err
 		}
 		err := n.enter()
 		if err == nil {
@@ -209,6 +227,13 @@ func (n *Namespace) found() error {
 		}
 		// Another command has just removed it, as there was nothing in it.
 	}
+}
+
+func makeDir(path string) error {
+	if err := os.Mkdir(path, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("make a directory for pins: %w", err)
+	}
+	return nil
 }
 
 const (
@@ -223,8 +248,8 @@ const (
 // if f fails; or the next command does, if this one is killed.
 func (n *Namespace) change(index int, d policy.Direction, f func() error) error {
 	mark := filepath.Join(n.dir, busyPrefix+filepath.Base(n.hookPath(index, d)))
-	if err := os.Mkdir(mark, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("make a directory for pins: %w", err)
+	if err := makeDir(mark); err != nil {
+		return err
 	}
 	err := f()
 	if err == nil {
@@ -246,6 +271,9 @@ func parseBusy(name string) (index int, d policy.Direction, ok bool) {
 
 // heal finishes what killed commands were at.
 func (n *Namespace) heal() error {
+	if err := n.markAlive(); err != nil {
+		return err
+	}
 	entries, err := os.ReadDir(n.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read the pins: %w", err)
@@ -328,7 +356,7 @@ func (n *Namespace) healHook(index int, d policy.Direction) error {
 // Close lets other commands in. A namespace with no hooks leaves nothing behind.
 func (n *Namespace) Close() {
 	if n.writing && n.dir != "" {
-		os.Remove(n.dir) // refused unless empty, as it should be
+		removeHome(n.dir)
 	}
 	n.unlock()
 }

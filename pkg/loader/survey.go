@@ -22,6 +22,8 @@ import (
 type BPFFS struct {
 	Path              string
 	Mounted, Writable bool
+	// Untrusted is why pins there are not used: the error wraps ErrUntrusted.
+	Untrusted error
 }
 
 // FindBPFFS tells where pins are kept, or would be. It mounts nothing.
@@ -34,6 +36,9 @@ func FindBPFFS(o Options) (BPFFS, error) {
 	fs := BPFFS{Path: path}
 	if fs.Mounted, err = isBPFFS(path); err != nil || !fs.Mounted {
 		return fs, err
+	}
+	if err := n.trust(); errors.Is(err, ErrUntrusted) {
+		fs.Untrusted = err
 	}
 	// Once it exists, only what is pinned below it needs to be writable.
 	if base := filepath.Join(path, "shapectl"); exists(base) {

@@ -260,6 +260,23 @@ func settings(m *ebpf.Map) (hook bpf.AbiHook, err error) {
 	return hook, nil
 }
 
+// Changing reports whether rules whose maps are pinned in a directory take part in a change, without opening all of them.
+func Changing(dir string) (bool, error) {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pinned[changeMap]), nil)
+	if err != nil {
+		return false, fmt.Errorf("open the hook's change: %w", err)
+	}
+	defer m.Close()
+	var change bpf.AbiChange
+	if m.ValueSize() != uint32(unsafe.Sizeof(change)) {
+		return false, ErrOtherLayout
+	}
+	if err := m.Lookup(uint32(0), &change); err != nil {
+		return false, fmt.Errorf("read the hook's change: %w", err)
+	}
+	return change.View != viewBefore, nil
+}
+
 // mapArray maps an array map into memory, shared with the programs.
 func mapArray[T any](s *Set, name string, array *[]T) error {
 	memory, err := s.mapMemory(name, uint32(unsafe.Sizeof((*array)[0])))

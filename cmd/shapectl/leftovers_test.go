@@ -1,0 +1,335 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+)
+
+// hooks are the directories of hooks in the bpffs, of all namespaces.
+func (r *rig) hooks() []string {
+	r.t.Helper()
+	hooks, err := filepath.Glob(filepath.Join(r.bpffs(), "shapectl", "*", "[0-9]*-*gress"))
+	testenv.Must(r.t, err)
+	return hooks
+}
+
+// homes are the directories of namespaces in the bpffs.
+func (r *rig) homes() []string {
+	r.t.Helper()
+	homes, err := filepath.Glob(filepath.Join(r.bpffs(), "shapectl", "*"))
+	testenv.Must(r.t, err)
+	return homes
+}
+
+// commands runs command lines that must succeed, for where a test may not be ended.
+func (r *rig) commands(lines ...string) error {
+	for _, line := range lines {
+		if got := r.run(strings.Fields(line)...); got.code != exitDone {
+			return fmt.Errorf("%s: exit %d: %s", line, got.code, got.err)
+		}
+	}
+	return nil
+}
+
+// doomed leaves rules of so many network namespaces that no longer exist.
+func (r *rig) doomed(namespaces int) {
+	r.t.Helper()
+	testenv.DoomedNetns(r.t, slices.Repeat([]func() error{func() error {
+		return errors.Join(addVeth("da", "db"), r.commands(
+			"set da egress 10.0.0.0/24 --rate 1mbit --each host", "set da ingress 10.0.0.0/24 --rate 1mbit --algorithm leaky",
+			"set db egress 10.0.0.0/24 --rate 1mbit"))
+	}}, namespaces)...)
+}
+
+// addVeth makes a pair of devices, for where a test may not be ended.
+func addVeth(name, peer string) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: peer})
+}
+
+// What network namespaces have left that no longer exist is named, and the next
+// command removes it; namespaces that exist keep what they have.
+func TestLeftoversOfNamespaces(t *testing.T) {
+	eachHook(t, func(t *testing.T, r *rig) {
+		alive, other := testenv.NewNamedNetns(t)
+		testenv.Must(t, other.Do(func() error { return addVeth("oa", "ob") }))
+		r.ok("-n", alive, "set", "oa", "egress", "10.0.0.0/24", "--rate", "1mbit")
+		r.doomed(3)
+		if n := len(r.homes()); n != 4 {
+			t.Fatalf("%d namespaces have pins, and 4 ought to", n)
+		}
+		if text := r.run("doctor").out; !strings.Contains(text, "pins of 3 network namespaces that no longer exist") {
+			t.Errorf("doctor does not tell of them:\n%s", text)
+		}
+		if n := len(r.homes()); n != 4 {
+			t.Errorf("doctor has changed something: %d namespaces have pins", n)
+		}
+		r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+		if hooks := r.hooks(); len(hooks) != 2 || len(r.homes()) != 2 {
+			t.Errorf("hooks are %v in %v", hooks, r.homes())
+		}
+		if text := r.run("doctor").out; strings.Contains(text, "no longer exist") {
+			t.Errorf("doctor tells of what is not there:\n%s", text)
+		}
+		if rules := r.show("-n", alive); len(rules) != 1 || !rules[0].Attached {
+			t.Errorf("rules of the namespace that exists: %+v", rules)
+		}
+		r.ok("-n", alive, "flush", "oa")
+		r.ok("flush", "va")
+		r.nothingLeft()
+	})
+}
+
+// Whatever command is killed while it removes them, the next one goes on.
+func TestLeftoversHalfRemoved(t *testing.T) {
+	r := newRig(t)
+	for removed := 0; ; removed++ {
+		testenv.DoomedNetns(t, func() error {
+			return errors.Join(addVeth("da", "db"), r.commands("set da egress 10.0.0.0/24 --rate 1mbit"))
+		})
+		home := r.homes()[0]
+		var pins []string
+		for _, pin := range r.pins() {
+			if base := filepath.Base(pin); pin != home && base != "alive" {
+				pins = append(pins, pin)
+			}
+		}
+		slices.Reverse(pins) // what is in a directory before it
+		if removed > len(pins)+1 {
+			break
+		}
+		for _, pin := range append(pins, filepath.Join(home, "alive"))[:removed] {
+			testenv.Must(t, os.Remove(pin))
+		}
+		r.ok("flush", "va")
+		if left := r.pins(); len(left) > 0 {
+			t.Fatalf("after %d pins were removed, others are left: %v", removed, left)
+		}
+	}
+}
+
+// A command that another one keeps from removing them does not wait for it.
+func TestLeftoversInUse(t *testing.T) {
+	r := newRig(t)
+	r.doomed(1)
+	home, err := os.Open(r.homes()[0])
+	testenv.Must(t, err)
+	testenv.Must(t, unix.Flock(int(home.Fd()), unix.LOCK_EX))
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+	if n := len(r.homes()); n != 2 {
+		t.Errorf("%d namespaces have pins, where one is in use", n)
+	}
+	home.Close()
+	r.ok("flush", "va")
+	r.nothingLeft()
+}
+
+// A device that left its network namespace before that ended is limited by the
+// rules that were set there, until it is flushed where it is now.
+func TestLeftoversInForce(t *testing.T) {
+	r := newRig(t)
+	r.env["SHAPECTL_HOOK"] = "tcx"
+	here, err := os.Open("/proc/thread-self/ns/net")
+	testenv.Must(t, err)
+	defer here.Close()
+	testenv.DoomedNetns(t, func() error {
+		if err := errors.Join(addVeth("da", "db"), r.commands("set da egress 10.0.0.0/24 --rate 8kbit --capacity 2000",
+			"set db egress 10.0.0.0/24 --rate 1mbit", "flush db")); err != nil {
+			return err
+		}
+		for _, name := range []string{"da", "db"} {
+			l, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			if err := netlink.LinkSetNsFd(l, int(here.Fd())); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+	if hooks := r.hooks(); len(hooks) != 2 {
+		t.Errorf("hooks are %v", hooks)
+	}
+	got := r.run("doctor")
+	if got.code != exitDegraded || !strings.Contains(got.out, "da egress leftovers") || !strings.Contains(got.out, "shapectl flush da egress") {
+		t.Errorf("doctor: %+v", got)
+	}
+	r.refused(exitKernel, "or here if that namespace no longer exists", "set", "da", "egress", "10.0.0.0/24", "--rate", "1mbit")
+	if got := r.run("flush", "db"); got.code != exitDone || len(r.hooks()) != 2 {
+		t.Errorf("flush of another device: %+v, hooks are %v", got, r.hooks())
+	}
+	if got := r.run("flush", "da"); got.code != exitDone || got.err != "shapectl: da egress: removed the rules of a network namespace that no longer exists\n" {
+		t.Errorf("flush: %+v", got)
+	}
+	r.ok("set", "da", "egress", "10.0.0.0/24", "--rate", "1mbit")
+	r.ok("flush", "--all")
+	r.nothingLeft()
+}
+
+// Of pins without a mark, as older builds made them, it cannot be told whose they
+// are: they stay, and are named. A command in a namespace marks those that it has.
+func TestLeftoversOfAnOlderBuild(t *testing.T) {
+	r := newRig(t)
+	r.doomed(1)
+	home := r.homes()[0]
+	testenv.Must(t, os.Remove(filepath.Join(home, "alive")))
+	before := r.pins()
+	name, other := testenv.NewNamedNetns(t)
+	testenv.Must(t, other.Do(func() error { return addVeth("oa", "ob") }))
+	r.ok("-n", name, "set", "oa", "egress", "10.0.0.0/24", "--rate", "1mbit")
+	marks, err := filepath.Glob(filepath.Join(r.bpffs(), "shapectl", "*", "alive"))
+	testenv.Must(t, err)
+	testenv.Must(t, os.Remove(marks[0]))
+
+	text := r.run("doctor").out
+	if !strings.Contains(text, "pins of 2 network namespaces that an older build made") || !strings.Contains(text, home) {
+		t.Errorf("doctor does not tell of them:\n%s", text)
+	}
+	r.ok("-n", name, "set", "oa", "egress", "10.0.0.0/24", "--rate", "1mbit")
+	if _, err := os.Stat(marks[0]); err != nil {
+		t.Errorf("the namespace that exists: %v", err)
+	}
+	for _, pin := range before {
+		if _, err := os.Stat(pin); err != nil {
+			t.Errorf("it is gone: %v", err)
+		}
+	}
+	r.ok("-n", name, "flush", "oa")
+	testenv.Must(t, os.RemoveAll(home)) // as doctor says
+	r.nothingLeft()
+}
+
+// Deleted devices leave nothing behind, whatever command comes next, and their
+// rules do not come back.
+func TestLeftoversOfDevices(t *testing.T) {
+	for _, next := range []string{"set va egress 10.0.0.0/24 --rate 1mbit", "delete va egress 10.0.0.0/24", "flush va", "apply POLICY"} {
+		t.Run(next, func(t *testing.T) {
+			eachHook(t, func(t *testing.T, r *rig) {
+				r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+				for i := range 5 {
+					testenv.Must(t, addVeth(fmt.Sprintf("tap%d", i), fmt.Sprintf("p%d", i)))
+				}
+				r.ok("apply", r.policy("devices:\n  va: {egress: {10.0.0.0/24: 1mbit}}\n"+
+					"  tap*: {egress: {10.0.0.0/24: 1mbit}, ingress: {10.0.0.0/24: {rate: 1mbit, each: host}}}\n"))
+				for i := range 5 {
+					testenv.Must(t, netlink.LinkDel(testenv.Link(t, fmt.Sprintf("tap%d", i))))
+				}
+				if n := len(r.hooks()); n != 11 {
+					t.Fatalf("%d hooks, and there ought to be 11", n)
+				}
+				line := strings.Replace(next, "POLICY", r.policy("devices: {va: {egress: {10.0.0.0/24: 2mbit}}}\n"), 1)
+				got := r.run(strings.Fields(line)...)
+				if got.code != exitDone || got.err != "shapectl: removed the rules of deleted devices: tap0, tap1, tap2 and 2 more\n" {
+					t.Errorf("%+v", got)
+				}
+				if hooks := r.hooks(); len(hooks) > 1 {
+					t.Errorf("%d hooks are left", len(hooks))
+				}
+				testenv.Veth(t, "tap0", "p0")
+				r.ok("set", "tap0", "egress", "10.1.0.0/24", "--rate", "3mbit")
+				if rules := r.show("tap0"); len(rules) != 1 {
+					t.Errorf("rules of a new device are %+v", rules)
+				}
+				r.ok("flush", "--all")
+				r.nothingLeft()
+			})
+		})
+	}
+}
+
+// A policy without rules keeps what it removed for as long as it can be rolled
+// back; then a command or more free it.
+func TestLeftoversOfAPolicy(t *testing.T) {
+	eachHook(t, func(t *testing.T, r *rig) {
+		const devices = 12
+		for i := range devices {
+			testenv.Must(t, addVeth(fmt.Sprintf("tap%d", i), fmt.Sprintf("p%d", i)))
+		}
+		full, none := r.policy("devices: {tap*: {egress: {10.0.0.0/24: 1mbit}}}\n"), r.policy("devices: {}\n")
+		r.ok("apply", full)
+		r.ok("apply", none)
+		if text := r.ok("doctor"); !strings.Contains(text, "the last change left 12 device directions without a rule") {
+			t.Errorf("doctor does not tell of them:\n%s", text)
+		}
+		r.ok("rollback")
+		if rules := r.show(); len(rules) != devices {
+			t.Errorf("%d rules after a rollback", len(rules))
+		}
+		r.ok("apply", none)
+		for left := devices + 1; left > 1; {
+			r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+			now := len(r.hooks())
+			if now >= left {
+				t.Fatalf("%d hooks are left after a command, where there were %d", now, left)
+			}
+			left = now
+			r.refused(exitInput, "no such change", "rollback")
+		}
+		r.has("va egress 10.0.0.0/24 1000000")
+		r.ok("apply", full)
+		r.ok("flush", "--all")
+		r.nothingLeft()
+	})
+}
+
+func TestFlushAll(t *testing.T) {
+	eachHook(t, func(t *testing.T, r *rig) {
+		if out := r.ok("flush", "--all"); out != "no rules are left\n" {
+			t.Errorf("without rules: %q", out)
+		}
+		testenv.Veth(t, "vc", "vd")
+		r.ok("apply", r.policy(policiesOfTwo[1]))
+		r.ok("set", "vd", "ingress", "10.0.0.0/24", "--rate", "1mbit")
+		rules := len(r.show())
+		r.ok("apply", r.policy(policiesOfTwo[2]), "--confirm", "1h")
+		r.refused(exitInput, "not confirmed yet", "flush", "--all")
+		r.ok("rollback")
+		if out := r.ok("flush", "--all"); strings.Count(out, "deleted: ") == 0 || strings.Count(out, "\n") > rules {
+			t.Errorf("of %d rules it says\n%s", rules, out)
+		}
+		r.nothingLeft()
+		r.ok("set", "va", "ingress", "10.0.0.0/24", "--rate", "1mbit")
+		r.makeOtherLayout()
+		r.ok("flush", "--all")
+		r.nothingLeft()
+		r.refused(exitInput, "0 arguments", "flush")
+		r.refused(exitInput, "1 arguments", "flush", "--all", "va")
+	})
+}
+
+// Devices that come and go under a watch leave nothing behind, and so do
+// network namespaces that end.
+func TestWatchRemovesLeftovers(t *testing.T) {
+	eachHook(t, func(t *testing.T, r *rig) {
+		w := r.watch(r.policy("devices: {tap*: {egress: {10.0.0.0/24: 1mbit}, ingress: {10.0.0.0/24: 1mbit}}}\n"))
+		for round := range 3 {
+			for i := range 10 {
+				testenv.Must(t, addVeth(fmt.Sprintf("tap%d", i), fmt.Sprintf("p%d", i)))
+			}
+			w.says("tap9 ingress")
+			r.doomed(1)
+			for i := range 10 {
+				testenv.Must(t, netlink.LinkDel(testenv.Link(t, fmt.Sprintf("tap%d", i))))
+			}
+			testenv.Eventually(t, fmt.Sprintf("nothing to be left in round %d", round), func() bool { return len(r.pins()) == 0 })
+		}
+		if said := w.ends(syscall.SIGTERM); said.err != "" {
+			t.Errorf("it said %s", said.err)
+		}
+		r.nothingLeft()
+	})
+}
