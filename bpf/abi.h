@@ -103,7 +103,7 @@ struct details {
 	};
 };
 
-/* Of one rule and CPU. Each packet is passed or dropped; what did not conform is dropped or spared. */
+/* Of one rule and CPU, in packets and bytes on the wire. Each packet is passed or dropped; what did not conform is dropped or spared. */
 struct counters {
 	__u64 passed_packets;
 	__u64 passed_bytes;
@@ -127,7 +127,10 @@ struct rule {
 	__u32 version;	   /* which of the two is in force, 0 or 1; with VERSION_CHANGES, before the change */
 	__u32 retired;	   /* lengths.epoch when the other one, or the rule itself, went out of force; 0 for never */
 	__u32 shared;	   /* whether there may be slots of it in table */
-	__u8 pad[28];	   /* what is written for each packet shares no line with what is only read */
+	__u32 pad;
+	__u64 extra_packets;  /* on the wire, beyond the first of each skb that was passed or dropped */
+	__u64 exempt_packets; /* neighbour discovery that this rule would have limited */
+	__u8 unused[8];	      /* what is written for each packet shares no line with what is only read */
 	struct terms terms[2];
 	struct details details[2];
 	struct counters counters[]; /* one for each CPU, rounded up to a power of two */
@@ -255,6 +258,7 @@ struct hook {
 	__u32 ifindex;
 	__u8 build[8];	 /* of the programs */
 	__u8 device[16]; /* its name then */
+	__u8 replay;	 /* a packet has wire_len bytes in gso_segs segments, whatever is in it */
 };
 
 _Static_assert(sizeof(struct terms) == 64, "what a packet needs of a rule is a cache line");

@@ -144,7 +144,7 @@ func (m *mirror) offer(host netip.Addr, now, n uint64, ect bool) {
 		before = *b
 		want = offer(r.rule, r.meter, b, bucketOf(r.buckets, ownFlow(r.rule, host)), now, n, ect, now < *r.inOrder)
 	}
-	*r.want = sum(*r.want, want.counted(n))
+	*r.want = sum(*r.want, segments(packet.packets(), want.counted(n)))
 	if (verdict == drop) != want.dropped || verdict != drop && verdict != next {
 		e, _ := m.set.Match(host)
 		m.Fatalf("packet %d, %d bytes from %v at %d ns: verdict %#x, the model says %+v\nrule %+v\nmeter %+v\nkernel's %+v\nbucket %+v, level %d units",

@@ -308,31 +308,39 @@ static __always_inline struct bucket *find_bucket(__u64 hash)
 	return READ_ONCE(slot->print) == print ? slot : find_slot(line, print);
 }
 
-static __always_inline void count(__u64 *packets, __u64 *bytes, __u64 n)
+static __always_inline void count(__u64 *packets, __u64 *bytes, __u64 n, __u64 length)
 {
-	++*packets;
-	*bytes += n;
+	*packets += n;
+	*bytes += length;
+}
+
+/* For skbs of more than one packet, so that user space can tell how many skbs there were. */
+static __always_inline void count_extra(struct rule *rule, __u64 packets)
+{
+	if (packets > 1)
+		__sync_fetch_and_add(&rule->extra_packets, packets - 1);
 }
 
 /* Acts on a verdict of any kind. */
-static __always_inline int act(struct __sk_buff *skb, __u32 ip, struct rule *rule, __u32 flags, __u64 bytes,
-			       enum verdict verdict)
+static __always_inline int act(struct __sk_buff *skb, __u32 ip, struct rule *rule, __u32 flags, __u64 packets,
+			       __u64 bytes, enum verdict verdict)
 {
 	struct counters *c = counters_of(rule);
 
 	if (verdict == VERDICT_MARK && mark_ce(skb, ip))
 		verdict = VERDICT_UNSURE;
 	if (verdict == VERDICT_UNSURE)
-		c->unsure_packets++;
+		c->unsure_packets += packets;
 	if ((verdict == VERDICT_EXCESS && !(flags & RULE_PASS)) ||
 	    (verdict == VERDICT_UNSURE && flags & RULE_FAIL_CLOSED)) {
-		count(&c->dropped_packets, &c->dropped_bytes, bytes);
+		count(&c->dropped_packets, &c->dropped_bytes, packets, bytes);
 		return DROP;
 	}
 	if (verdict == VERDICT_EXCESS || verdict == VERDICT_MARK || verdict == VERDICT_DELAY)
-		count(&c->spared_packets, &c->spared_bytes, bytes);
-	c->marked_packets += verdict == VERDICT_MARK;
-	count(&c->passed_packets, &c->passed_bytes, bytes);
+		count(&c->spared_packets, &c->spared_bytes, packets, bytes);
+	if (verdict == VERDICT_MARK)
+		c->marked_packets += packets;
+	count(&c->passed_packets, &c->passed_bytes, packets, bytes);
 	/* Also what need not wait, lest it overtake what does. */
 	if (hook.outlet && flags & RULE_DELAY)
 		return bpf_redirect(hook.outlet, 0);
@@ -363,9 +371,9 @@ static __always_inline __u32 side_of(struct __sk_buff *skb, __u32 algorithm)
 }
 
 /* For a shadow that a packet would not have conformed to: whom it would have hurt. */
-__noinline int note_hurt(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 version, __u64 bytes)
+__noinline int note_hurt(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 version, __u64 framed)
 {
-	struct hurt first = { .packets = 1, .bytes = bytes }, *hurt;
+	struct hurt first = { .packets = PACKETS_OF(framed), .bytes = BYTES_OF(framed) }, *hurt;
 	struct hurt_key key = { .family = ip & IS_IPV6 ? 6 : 4 };
 	const struct rule *rule = rule_of(id);
 	__u32 i;
@@ -382,8 +390,8 @@ __noinline int note_hurt(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 versio
 	if (!hurt && bpf_map_update_elem(&hurts, &key, &first, BPF_NOEXIST))
 		hurt = bpf_map_lookup_elem(&hurts, &key);
 	if (hurt) {
-		__sync_fetch_and_add(&hurt->packets, 1);
-		__sync_fetch_and_add(&hurt->bytes, bytes);
+		__sync_fetch_and_add(&hurt->packets, first.packets);
+		__sync_fetch_and_add(&hurt->bytes, first.bytes);
 	}
 	return 0;
 }
@@ -423,7 +431,7 @@ __noinline __u64 decide(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 algorit
 /* Charges a packet to the shadow of its rule, if that has one, and counts what that would have done. */
 __noinline int apply_shadow(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 algorithm)
 {
-	__u64 decision = decide(skb, ip, id, algorithm), bytes;
+	__u64 decision = decide(skb, ip, id, algorithm), framed, packets, bytes;
 	const struct terms *terms;
 	enum verdict verdict;
 	struct counters *c;
@@ -444,26 +452,31 @@ __noinline int apply_shadow(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 alg
 		return 0;
 	version = version_of(rule, SIDE_OF(decision));
 	terms = terms_of(rule, version);
-	bytes = framed_bytes(skb, ip, terms->overhead, terms->mpu);
+	framed = framed_bytes(skb, ip, terms->overhead, terms->mpu);
+	packets = PACKETS_OF(framed);
+	bytes = BYTES_OF(framed);
 	verdict = charge_slowly(skb, ip, id, version, bytes);
 	c = counters_of(rule);
 	if (verdict == VERDICT_EXCESS) {
-		count(&c->spared_packets, &c->spared_bytes, bytes);
-		note_hurt(skb, ip, id, version, bytes);
+		count(&c->spared_packets, &c->spared_bytes, packets, bytes);
+		note_hurt(skb, ip, id, version, framed);
 	}
-	c->unsure_packets += verdict == VERDICT_UNSURE;
-	count(&c->passed_packets, &c->passed_bytes, bytes);
+	if (verdict == VERDICT_UNSURE)
+		c->unsure_packets += packets;
+	count(&c->passed_packets, &c->passed_bytes, packets, bytes);
+	count_extra(rule, packets);
 	return 0;
 }
 
 /* Applies any rule to any packet. */
 __noinline int apply_slowly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 algorithm)
 {
-	__u64 decision = decide(skb, ip, id, algorithm), bytes;
+	__u64 decision = decide(skb, ip, id, algorithm), framed;
 	enum verdict verdict = VERDICT_PASS;
 	const struct terms *terms;
 	struct rule *rule;
 	__u32 flags;
+	int answer;
 
 	if (!decision)
 		return NEXT;
@@ -472,10 +485,12 @@ __noinline int apply_slowly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 alg
 		return NEXT;
 	terms = terms_of(rule, VERSION_OF(decision));
 	flags = terms->flags;
-	bytes = framed_bytes(skb, ip, terms->overhead, terms->mpu);
+	framed = framed_bytes(skb, ip, terms->overhead, terms->mpu);
 	if (!(flags & RULE_UNLIMITED))
-		verdict = charge_slowly(skb, ip, ID_OF(decision), VERSION_OF(decision), bytes);
-	return act(skb, ip, rule, flags, bytes, verdict);
+		verdict = charge_slowly(skb, ip, ID_OF(decision), VERSION_OF(decision), BYTES_OF(framed));
+	answer = act(skb, ip, rule, flags, PACKETS_OF(framed), BYTES_OF(framed), verdict);
+	count_extra(rule, PACKETS_OF(framed));
+	return answer;
 }
 
 /* What only apply_slowly knows about. */
@@ -531,7 +546,7 @@ __noinline int apply_plainly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 ve
 	if (verdict == VERDICT_PASS)
 		verdict = hold_back(skb, ip, terms, &rule->details[version], now,
 				    units_before(terms, skb->len, given - byte_clock(terms, terms->base, now)));
-	return act(skb, ip, rule, flags, skb->len, verdict);
+	return act(skb, ip, rule, flags, 1, skb->len, verdict);
 }
 
 /*
@@ -576,11 +591,11 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id, __u3
 	verdict = charge_plainly(skb, ip, rule, version, terms, flags, &now, &given);
 	c = counters_of(rule);
 	if (verdict == VERDICT_PASS) {
-		count(&c->passed_packets, &c->passed_bytes, skb->len);
+		count(&c->passed_packets, &c->passed_bytes, 1, skb->len);
 		return NEXT;
 	}
 	if (verdict == VERDICT_EXCESS) {
-		count(&c->dropped_packets, &c->dropped_bytes, skb->len);
+		count(&c->dropped_packets, &c->dropped_bytes, 1, skb->len);
 		return DROP;
 	}
 slowly:
@@ -590,8 +605,29 @@ slowly:
 	return apply_slowly(skb, ip, id, algorithm);
 }
 
+/* Lets neighbour discovery pass, and counts it with the rule that would have decided over it. */
+__noinline int exempt(struct __sk_buff *skb, __u32 ip, __u32 algorithm)
+{
+	struct address far = {};
+	__u64 decision = 0;
+	struct rule *rule;
+	__u32 id;
+
+	if (far_address(skb, ip, &far))
+		return NEXT;
+	id = match6_from(far.word[0], far.word[1], lengths.version, 0);
+	if (id)
+		decision = decide(skb, ip, id - 1, algorithm);
+	if (!decision)
+		return NEXT;
+	rule = rule_of(ID_OF(decision));
+	if (rule)
+		__sync_fetch_and_add(&rule->exempt_packets, 1);
+	return NEXT;
+}
+
 /* Where the IP packet is that could not be found at once, and the id plus one of its rule: ip << 32 | id. */
-__noinline __u64 find_slowly(struct __sk_buff *skb)
+__noinline __u64 find_slowly(struct __sk_buff *skb, __u32 algorithm)
 {
 	struct address far = {};
 	int ip = find_ip(skb);
@@ -599,10 +635,14 @@ __noinline __u64 find_slowly(struct __sk_buff *skb)
 
 	if (ip < 0 || far_address(skb, ip, &far))
 		return 0;
-	if (ip & IS_IPV6)
-		id = is_discovery(skb, ip) ? 0 : match6_from(far.word[0], far.word[1], lengths.version, 0);
-	else
+	if (!(ip & IS_IPV6)) {
 		id = match4_from(far.word[0], lengths.version, 0);
+	} else if (is_discovery(skb, ip)) {
+		exempt(skb, ip, algorithm);
+		return 0;
+	} else {
+		id = match6_from(far.word[0], far.word[1], lengths.version, 0);
+	}
 	return (__u64)ip << 32 | id;
 }
 
@@ -631,12 +671,12 @@ static __always_inline int limit(struct __sk_buff *skb, __u32 algorithm)
 		if (*(__u8 *)l3 >> 4 != 6)
 			return NEXT;
 		ip |= IS_IPV6;
-		if (maybe_discovery(((struct ipv6hdr *)l3)->nexthdr) && is_discovery(skb, ip))
-			return NEXT;
+		if (((struct ipv6hdr *)l3)->nexthdr == IPPROTO_ICMPV6 && is_discovery(skb, ip))
+			return exempt(skb, ip, algorithm);
 		far = far6(l3);
 		id = match6(far[0], far[1]);
 	} else if (proto == bpf_htons(ETH_P_IP) || proto == bpf_htons(ETH_P_IPV6) || is_tag(proto)) {
-		found = find_slowly(skb);
+		found = find_slowly(skb, algorithm);
 		ip = found >> 32;
 		id = found;
 	} else {

@@ -19,9 +19,22 @@
 
 #define IP_OFFSET 0x1fff
 
-#define ND_FIRST 133 /* router solicitation, RFC 4861 */
-#define ND_LAST 137  /* redirect */
+/* Neighbour discovery, RFC 4861. */
+#define ND_ROUTER_SOLICITATION 133
+#define ND_ROUTER_ADVERTISEMENT 134
+#define ND_SOLICITATION 135
+#define ND_ADVERTISEMENT 136
+#define ND_REDIRECT 137
 #define ND_HOP_LIMIT 255
+#define ND_BYTES 1280 /* IPv6's least MTU: RFC 6980 forbids fragments */
+
+#define ETH_P_IN_GRE 0x6558	/* transparent Ethernet bridging, in Geneve too */
+#define TUNNELS 4		/* so many tunnels inside each other are followed */
+#define GSO_BY_FRAGS 0xffff	/* for a gso_size: segments differ, as those of SCTP do (linux/skbuff.h) */
+#define SCTP_BYTES 12		/* common header, RFC 9260 */
+
+/* Headers that cannot be read count as the longest: two tags, IPv6 and TCP with all options. */
+#define UNREAD_BYTES (ETH_HLEN + 2 * VLAN_BYTES + sizeof(struct ipv6hdr) + 60)
 
 /* Where a header has the address that rules go by. */
 #define FAR_OFFSET(header)                                         \
@@ -131,25 +144,64 @@ __noinline int find_transport(struct __sk_buff *skb, __u32 ip, struct transport 
 	return 0;
 }
 
+static __always_inline bool is_link_local(const __be32 *addr)
+{
+	return (addr[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000);
+}
+
+static __always_inline bool is_multicast(const __be32 *addr)
+{
+	return (addr[0] & bpf_htonl(0xff000000)) == bpf_htonl(0xff000000);
+}
+
+static __always_inline bool is_unspecified(const __be32 *addr)
+{
+	return !(addr[0] | addr[1] | addr[2] | addr[3]);
+}
+
+/* Whether a multicast address is the one that RFC 4861 (4.1 to 4.5) sends a type to. */
+static __always_inline bool is_group_of(__u8 type, const __be32 *dst)
+{
+	if (dst[0] != bpf_htonl(0xff020000) || dst[1])
+		return false;
+	if (type == ND_SOLICITATION)
+		return dst[2] == bpf_htonl(1) && (dst[3] & bpf_htonl(0xff000000)) == bpf_htonl(0xff000000);
+	if (type == ND_ROUTER_SOLICITATION)
+		return !dst[2] && dst[3] == bpf_htonl(2);
+	return type != ND_REDIRECT && !dst[2] && dst[3] == bpf_htonl(1);
+}
+
 /*
- * Neighbour discovery, without which IPv6 is mute. A node ignores it from
- * further away (RFC 4861, 7.1), so nobody can hide behind it.
+ * Neighbour discovery, without which IPv6 is mute: from this link (hop limit
+ * 255), small and whole, between addresses that RFC 4861 allows for the type and
+ * that no router forwards. Anything else could be anybody's traffic.
  */
 __noinline int is_discovery(struct __sk_buff *skb, __u32 ip)
 {
-	struct transport t = {};
-	__u8 hops, type;
+	struct {
+		struct ipv6hdr ip;
+		__u8 type, code;
+		__u16 check;
+	} h;
+	const __be32 *src = h.ip.saddr.in6_u.u6_addr32, *dst = h.ip.daddr.in6_u.u6_addr32;
 
-	if (find_transport(skb, ip, &t) || t.proto != IPPROTO_ICMPV6 || t.headless)
+	if (skb->len - l3_of(ip) > ND_BYTES || (skb->gso_size && !hook.replay) ||
+	    bpf_skb_load_bytes(skb, l3_of(ip), &h, sizeof(h)))
 		return false;
-	return !bpf_skb_load_bytes(skb, l3_of(ip) + __builtin_offsetof(struct ipv6hdr, hop_limit), &hops, 1) &&
-	       hops == ND_HOP_LIMIT && !bpf_skb_load_bytes(skb, t.l4, &type, 1) && type >= ND_FIRST && type <= ND_LAST;
-}
-
-/* Whether there may be more to an IPv6 packet than what it is at first sight. */
-static __always_inline bool maybe_discovery(__u8 proto)
-{
-	return proto != IPPROTO_UDP && proto != IPPROTO_TCP && (proto == IPPROTO_ICMPV6 || is_extension(proto));
+	if (h.ip.nexthdr != IPPROTO_ICMPV6 || h.ip.hop_limit != ND_HOP_LIMIT || h.code ||
+	    h.type < ND_ROUTER_SOLICITATION || h.type > ND_REDIRECT ||
+	    bpf_ntohs(h.ip.payload_len) > ND_BYTES - sizeof(h.ip))
+		return false;
+	if ((h.type == ND_ROUTER_ADVERTISEMENT || h.type == ND_REDIRECT) && !is_link_local(src))
+		return false;
+	if (is_multicast(src))
+		return false;
+	if (is_unspecified(src) && h.type != ND_SOLICITATION && h.type != ND_ROUTER_SOLICITATION)
+		return false;
+	if (is_multicast(dst))
+		return is_group_of(h.type, dst);
+	/* RFC 4291, 2.5.6: routers do not forward link-local addresses. */
+	return is_link_local(src) || (is_link_local(dst) && !is_unspecified(src));
 }
 
 static __always_inline bool is_tag(__be16 proto)
@@ -158,24 +210,20 @@ static __always_inline bool is_tag(__be16 proto)
 }
 
 /*
- * Where the IP packet is behind VLAN tags, or where headers lie outside the
- * linear part; negative if there is none. It copies what it reads.
+ * Where the IP packet is at an offset, behind an EtherType and so many VLAN
+ * tags at most (0 to 2); negative if there is none. It copies what it reads.
  */
-__noinline int find_ip(struct __sk_buff *skb)
+__noinline int find_ip_at(struct __sk_buff *skb, __u32 l3, __u32 kind, __u32 tags)
 {
-	__be16 proto = skb->protocol;
-	__u32 l3 = hook.l2_bytes;
+	__be16 proto = kind;
 	__u8 version, last;
 
-	if (l3 && bpf_skb_load_bytes(skb, ETH_HLEN - sizeof(proto), &proto, sizeof(proto)))
-		return -1;
 	/* Not a loop: without CAP_PERFMON the verifier follows it past its end. */
-	if (l3 && is_tag(proto)) {
+	if (tags && is_tag(proto)) {
 		l3 += VLAN_BYTES;
 		if (bpf_skb_load_bytes(skb, l3 - sizeof(proto), &proto, sizeof(proto)))
 			return -1;
-		/* Two at most, with one that the device may have taken off. */
-		if (is_tag(proto) && !skb->vlan_present) {
+		if (tags > 1 && is_tag(proto)) {
 			l3 += VLAN_BYTES;
 			if (bpf_skb_load_bytes(skb, l3 - sizeof(proto), &proto, sizeof(proto)))
 				return -1;
@@ -192,6 +240,19 @@ __noinline int find_ip(struct __sk_buff *skb)
 	    !bpf_skb_load_bytes(skb, l3 + sizeof(struct ipv6hdr) - 1, &last, sizeof(last)))
 		return l3 | IS_IPV6;
 	return -1;
+}
+
+/* The same for a packet as it is, with VLAN tags, or with headers outside the linear part. */
+static __always_inline int find_ip(struct __sk_buff *skb)
+{
+	__be16 proto = skb->protocol;
+
+	if (!hook.l2_bytes)
+		return find_ip_at(skb, 0, proto, 0);
+	if (bpf_skb_load_bytes(skb, ETH_HLEN - sizeof(proto), &proto, sizeof(proto)))
+		return -1;
+	/* Two at most, with one that the device may have taken off. */
+	return find_ip_at(skb, hook.l2_bytes, proto, skb->vlan_present ? 1 : 2);
 }
 
 /* In network order; of IPv4 the first four bytes. */
@@ -215,45 +276,212 @@ static __always_inline bool has_ports(__u8 proto)
 	       proto == IPPROTO_UDPLITE;
 }
 
-/* Bytes in front of a segment's payload: each segment on the wire repeats them. */
-static __always_inline __u32 segment_header(struct __sk_buff *skb, __u32 ip)
+/* Behind a tunnel's own header: an IP packet, or the frame that it is in. */
+static __always_inline int find_ip_in(struct __sk_buff *skb, __u32 at, __be16 proto)
+{
+	if (proto != bpf_htons(ETH_P_IN_GRE))
+		return find_ip_at(skb, at, proto, 0);
+	if (bpf_skb_load_bytes(skb, at + ETH_HLEN - sizeof(proto), &proto, sizeof(proto)))
+		return -1;
+	return find_ip_at(skb, at + ETH_HLEN, proto, 2);
+}
+
+/* Where an IP packet ends by its own account; 0 if it is longer than that can say (RFC 2675). */
+static __always_inline __u32 end_of(struct __sk_buff *skb, __u32 ip)
+{
+	__u32 offset = ip & IS_IPV6 ? __builtin_offsetof(struct ipv6hdr, payload_len) :
+				      __builtin_offsetof(struct iphdr, tot_len);
+	__be16 length;
+
+	if (bpf_skb_load_bytes(skb, l3_of(ip) + offset, &length, sizeof(length)) || !length)
+		return 0;
+	return l3_of(ip) + bpf_ntohs(length) + (ip & IS_IPV6 ? sizeof(struct ipv6hdr) : 0);
+}
+
+/* In UDP: Geneve (RFC 8926), VXLAN (RFC 7348; GPE if it says so), or IP and nothing else. On any port. */
+static __always_inline int find_ip_in_udp(struct __sk_buff *skb, __u32 at)
+{
+	struct {
+		__u8 first, second;
+		__be16 proto;
+	} h;
+	__be16 proto = bpf_htons(ETH_P_IN_GRE);
+	int ip;
+
+	at += 8;
+	if (bpf_skb_load_bytes(skb, at, &h, sizeof(h)))
+		return -1;
+	if (h.first >> 4 == 4 || h.first >> 4 == 6) {
+		ip = find_ip_at(skb, at, h.first >> 4 == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6), 0);
+		/* Anybody's bytes may begin so. */
+		return ip < 0 || end_of(skb, ip) != skb->len ? -1 : ip;
+	}
+	if (h.first < 0x40 && (h.proto == bpf_htons(ETH_P_IN_GRE) || h.proto == bpf_htons(ETH_P_IP) ||
+			       h.proto == bpf_htons(ETH_P_IPV6))) {
+		at += h.first * 4; /* options */
+		proto = h.proto;
+	} else if (!(h.first & 8)) {
+		return -1;
+	} else if (h.first & 4) {
+		h.proto &= bpf_htons(0xff);
+		if (h.proto == bpf_htons(1))
+			proto = bpf_htons(ETH_P_IP);
+		else if (h.proto == bpf_htons(2))
+			proto = bpf_htons(ETH_P_IPV6);
+	}
+	return find_ip_in(skb, at + 8, proto);
+}
+
+/* The IP packet that a packet carries through a tunnel; negative if it does not, or what it carries cannot be read. */
+__noinline int find_inner(struct __sk_buff *skb, struct transport *t)
+{
+	struct {
+		__u8 flags, version;
+		__be16 proto;
+	} gre; /* RFC 2784, 2890 */
+	__u32 at, end;
+	int ip;
+
+	if (!t)
+		return -1;
+	at = t->l4;
+	if (t->proto == IPPROTO_IPIP)
+		return find_ip_at(skb, at, bpf_htons(ETH_P_IP), 0);
+	if (t->proto == IPPROTO_IPV6)
+		return find_ip_at(skb, at, bpf_htons(ETH_P_IPV6), 0);
+	if (t->proto == IPPROTO_GRE) {
+		if (bpf_skb_load_bytes(skb, at, &gre, sizeof(gre)) || gre.flags & 0x40 || gre.version & 7)
+			return -1;
+		/* Checksum, key and sequence number. */
+		at += 4 + (gre.flags >> 7) * 4 + (gre.flags >> 5 & 1) * 4 + (gre.flags >> 4 & 1) * 4;
+		return find_ip_in(skb, at, gre.proto);
+	}
+	if (t->proto != IPPROTO_UDP)
+		return -1;
+	ip = find_ip_in_udp(skb, at);
+	if (ip < 0)
+		return -1;
+	/*
+	 * Each segment of a UDP packet may be a tunnel's of its own, as where a router
+	 * merges them: then the inner packet is no longer than the first. What a guest
+	 * says is not known to be true (no gso_segs), and counts as more.
+	 */
+	end = end_of(skb, ip);
+	if (end && end <= at + 8 + skb->gso_size && skb->gso_size != GSO_BY_FRAGS && skb->gso_segs)
+		return -1;
+	return ip;
+}
+
+/* What a GSO packet stands for: so many segments on the wire, each with all headers. */
+struct gso {
+	__u32 len, size, count; /* as the skb says; count is 0 where nobody has counted yet, as in a guest's */
+	__u32 header, segments;
+	__u32 agrees; /* with count: not a bool, as the verifier wants no padding */
+	__u32 in_tunnel;
+	__u32 ip;      /* the innermost that was found, */
+	__u32 tunnels; /* inside of so many */
+};
+
+/*
+ * Headers may end here. What follows UDP may be a tunnel or look like one, so of all
+ * places that agree with the kernel's count the one is taken by which most bytes are
+ * on the wire: nobody gets away with less.
+ */
+static __always_inline void may_end_at(struct gso *g, __u32 header, bool in_tunnel)
+{
+	__u32 segments = g->count;
+	bool agrees;
+
+	if (header >= g->len)
+		return;
+	if (g->size != GSO_BY_FRAGS || !g->count)
+		segments = (g->len - header + g->size - 1) / g->size;
+	agrees = segments == g->count;
+	if (agrees < g->agrees ||
+	    (agrees == g->agrees && (__u64)(segments - 1) * header < (__u64)(g->segments - 1) * g->header))
+		return;
+	g->header = header;
+	g->segments = segments;
+	g->agrees = agrees;
+	g->in_tunnel = in_tunnel;
+}
+
+/* Reads the headers of an IP packet. Returns whether there is another one inside. */
+__noinline int read_headers(struct __sk_buff *skb, struct gso *g)
 {
 	struct transport t = {};
+	int inner = -1;
+	__u32 most;
 	__u8 offset;
 
-	if (find_transport(skb, ip, &t))
-		return l3_of(ip);
-	if (t.headless)
-		return t.l4;
-	if (t.proto == IPPROTO_TCP &&
-	    !bpf_skb_load_bytes(skb, t.l4 + 12 /* data offset, RFC 9293 3.1 */, &offset, sizeof(offset)))
-		return t.l4 + (offset >> 4) * 4;
-	return t.proto == IPPROTO_UDP ? t.l4 + 8 : t.l4;
+	if (!g || find_transport(skb, g->ip, &t))
+		return false;
+	if (!t.headless) {
+		if (t.proto == IPPROTO_TCP &&
+		    !bpf_skb_load_bytes(skb, t.l4 + 12 /* data offset, RFC 9293 3.1 */, &offset, sizeof(offset))) {
+			may_end_at(g, t.l4 + (offset >> 4) * 4, g->tunnels);
+			return false;
+		}
+		if (t.proto == IPPROTO_SCTP) {
+			may_end_at(g, t.l4 + SCTP_BYTES, g->tunnels);
+			return false;
+		}
+		inner = find_inner(skb, &t);
+		if (t.proto == IPPROTO_UDP) {
+			may_end_at(g, t.l4 + 8, g->tunnels);
+			if (inner < 0)
+				return false;
+		}
+		if (inner >= 0 && g->tunnels < TUNNELS) {
+			g->ip = inner;
+			g->tunnels++;
+			return true;
+		}
+	}
+	may_end_at(g, t.l4, g->tunnels);
+	if (!g->tunnels && t.proto != IPPROTO_GRE)
+		return false;
+	/* As much as there may be, and as the count leaves room for. */
+	most = g->len - (g->count - 1) * g->size - 1;
+	if (!g->count || most > t.l4 + UNREAD_BYTES)
+		most = t.l4 + UNREAD_BYTES;
+	may_end_at(g, most, true);
+	return false;
 }
 
 /*
  * Bytes on the wire at layer 2, without FCS and preamble, of a packet that is
- * more than its length. On egress wire_len is right for any GSO packet, tunnels
- * too. On ingress it is not: the kernel takes it before it puts the link header
- * back, and to 6.18 without the headers of the segments that GRO merged, so
- * they are counted here.
+ * more than its length, below its segments: segments << 32 | bytes. On egress
+ * wire_len is right for a GSO packet outside of tunnels. On ingress it is not: the
+ * kernel takes it before it puts the link header back, and before Linux 6.19
+ * without the headers of the segments that GRO merged, so they are counted here.
+ * So are those inside of tunnels, of which kernels before 6.19 count the outer ones.
  */
+#define BYTES_OF(framed) ((__u32)(framed))
+#define PACKETS_OF(framed) ((framed) >> 32)
+
 __noinline __u64 framed_bytes(struct __sk_buff *skb, __u32 ip, __s32 overhead, __u32 mpu)
 {
-	__u32 size = skb->gso_size, len = skb->len;
-	__u64 bytes = len, segments = 1, header = 0, full, last;
+	struct gso g = { .len = skb->len, .size = skb->gso_size, .count = skb->gso_segs, .segments = 1, .ip = ip };
+	__u64 bytes = g.len, segments = 1, header = 0, size = g.size, full, last;
+	int i;
 
 	if (size) {
-		header = segment_header(skb, ip);
-		if (header < len)
-			segments = (len - header + size - 1) / size;
-		if (hook.ingress) {
+#pragma unroll
+		for (i = 0; i <= TUNNELS; i++)
+			if (!read_headers(skb, &g))
+				break;
+		header = g.header;
+		segments = g.segments;
+		if (size == GSO_BY_FRAGS)
+			size = (g.len - g.header) / g.segments;
+		if (!hook.replay && (hook.ingress || g.in_tunnel || size != g.size || skb->wire_len <= g.len)) {
 			bytes += (segments - 1) * header;
-		} else if (skb->wire_len > len) {
+		} else {
 			/* What a guest hands over has no count of segments yet. */
-			segments = skb->gso_segs ?: segments;
+			segments = g.count ?: g.segments;
 			bytes = skb->wire_len;
-			header = segments > 1 ? (bytes - len) / (segments - 1) : 0;
+			header = segments > 1 ? (bytes - g.len) / (segments - 1) : 0;
 		}
 	}
 	/* A tag in skb metadata is in no length of the kernel's. */
@@ -266,7 +494,9 @@ __noinline __u64 framed_bytes(struct __sk_buff *skb, __u32 ip, __s32 overhead, _
 	last = (__s64)(last + overhead) < (__s64)mpu ? mpu : last + overhead;
 	bytes = (segments - 1) * full + last;
 	/* Segments of a byte, made to overflow something? */
-	return bytes < 1 << PACKET_BITS ? bytes : (1 << PACKET_BITS) - 1;
+	if (bytes >= 1 << PACKET_BITS)
+		bytes = (1 << PACKET_BITS) - 1;
+	return segments << 32 | bytes;
 }
 
 /* The byte with the ECN bits, RFC 3168: the low ones of IPv4's, and those above the middle of IPv6's. */

@@ -98,6 +98,9 @@ type meta struct {
 	cut     uint32 // for the program cutter: how many bytes are left
 }
 
+// packets is how many on the wire the packet stands for, where the kernel has counted them.
+func (m meta) packets() int { return max(1, int(m.segs)) }
+
 // context is struct __sk_buff (linux/bpf.h) as a test run takes it.
 func (m meta) context() []byte {
 	c := make([]byte, 192)
@@ -240,6 +243,8 @@ func since(before, after maps.Counters) maps.Counters {
 	after.DelayedBytes -= before.DelayedBytes
 	after.MarkedPackets -= before.MarkedPackets
 	after.UnsurePackets -= before.UnsurePackets
+	after.ExtraPackets -= before.ExtraPackets
+	after.ExemptPackets -= before.ExemptPackets
 	return after
 }
 
@@ -260,6 +265,17 @@ func marked(bytes uint64) maps.Counters {
 	c := shadowed(bytes)
 	c.MarkedPackets = 1
 	return c
+}
+
+// segments is what is counted of a packet that so many on the wire were merged into, where it counts as one.
+func segments(n int, one maps.Counters) maps.Counters {
+	for _, packets := range []*uint64{
+		&one.PassedPackets, &one.ExcessPackets, &one.DroppedPackets, &one.DelayedPackets, &one.MarkedPackets, &one.UnsurePackets,
+	} {
+		*packets *= uint64(n)
+	}
+	one.ExtraPackets = uint64(n - 1)
+	return one
 }
 
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }

@@ -192,7 +192,7 @@ func (t *twin) offer(host netip.Addr, now, n uint64, ect bool) model.Verdict {
 	}
 	verdict, _, leaves := sendTimed(t, t.program(t.rule.Algorithm), frame, m)
 	t.packets++
-	t.want = sum(t.want, want.counted(n))
+	t.want = sum(t.want, segments(m.packets(), want.counted(n)))
 	if (verdict == drop) != want.dropped || verdict != drop && verdict != next {
 		c := t.set.Counters(t.entry.ID)
 		t.Fatalf("packet %d, %d bytes at %d ns: verdict %#x, the model says %+v\nrule %+v\nmeter %+v\nbucket %+v\ncounters %+v",
@@ -279,6 +279,8 @@ func sum(a, b maps.Counters) maps.Counters {
 	a.DroppedBytes += b.DroppedBytes
 	a.MarkedPackets += b.MarkedPackets
 	a.UnsurePackets += b.UnsurePackets
+	a.ExtraPackets += b.ExtraPackets
+	a.ExemptPackets += b.ExemptPackets
 	return a
 }
 

@@ -109,7 +109,8 @@ tests)
 	tests pkg/loader "TestFirstRuleAttachesAndLastDetaches/$hook" "TestBothAlgorithmsAtOnce/$hook" \
 		"TestChangeOfAlgorithmKeepsBucketAndCounters/${hook}_egress" "TestTableIsMadeBesideRulesInForce/${hook}_egress" \
 		"TestUpgradeKeepsRulesBucketsAndCounters/${hook}_egress" "TestDeviceMovedToAnotherNamespace/$hook" "TestRenamedDevice/$hook" \
-		"TestShadowThatIsBack/$hook"
+		"TestShadowThatIsBack/$hook" TestWireBytesThroughTunnels TestNeighbourDiscoveryIsNoWayPastALimit \
+		TestNeighbourDiscoveryUnderALimitThatIsFull
 	tests cmd/shapectl "TestPermissions/enough_with_$hook" TestPermissions/rules_of_root TestDoctorWithoutPermissions \
 		TestNamedNamespace TestFirstRuleMounts TestJSONOfARule TestDeviceGoneAndBack \
 		TestPinsOutliveTheMountNamespace "TestUnconfirmed/$hook"

@@ -52,6 +52,7 @@ qdiscs=()
 for module in ifb sch_fq sch_fq_codel sch_codel sch_sfq sch_cake sch_htb sch_tbf tun; do
 	qdiscs+=(-M "$module")
 done
+tunnels=(-M vxlan -M geneve -M ip_gre -M ipip)
 programs=()
 for program in bash ip tc ss iperf3; do
 	programs+=(-p "$program")
@@ -101,7 +102,7 @@ run() {
 }
 # Those that take longest come first, so that none of them is alone at the end.
 for kernel in "${kernels[@]}"; do
-	[[ $kernel == 5.10 ]] || run "$kernel" 'tests delay' "${qdiscs[@]}"
+	[[ $kernel == 5.10 ]] || run "$kernel" 'tests delay' "${qdiscs[@]}" "${tunnels[@]}"
 done
 for kernel in "${kernels[@]}"; do
 	if [[ $kernel == 5.10 ]]; then

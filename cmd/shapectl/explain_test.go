@@ -511,8 +511,8 @@ func TestExplainCountsSegments(t *testing.T) {
 	frame := testenv.Frame(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("10.0.0.7"), headers+2*payload)
 	_, err = program.Run(&ebpf.RunOptions{Data: frame, Context: skb})
 	testenv.Must(t, err)
-	if rule := r.show()[0]; rule.PassedPackets != 1 || rule.PassedBytes != stop.Counted.Bytes || rule.PassedBytes != 2*(headers+payload+24) {
-		t.Errorf("it counts %d bytes, and %d are explained", rule.PassedBytes, stop.Counted.Bytes)
+	if rule := r.show()[0]; rule.PassedPackets != 2 || rule.SKBs != 1 || rule.PassedBytes != stop.Counted.Bytes || rule.PassedBytes != 2*(headers+payload+24) {
+		t.Errorf("it counts %d bytes in %d packets, and %d in 2 are explained", rule.PassedBytes, rule.PassedPackets, stop.Counted.Bytes)
 	}
 }
 

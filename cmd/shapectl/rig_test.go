@@ -124,6 +124,7 @@ type shownRule struct {
 	PassedPackets  uint64 `json:"passed_packets"`
 	PassedBytes    uint64 `json:"passed_bytes"`
 	DroppedPackets uint64 `json:"dropped_packets"`
+	SKBs           uint64 `json:"skbs"`
 	LevelBytes     uint64 `json:"level_bytes"`
 }
 

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -627,4 +628,63 @@ func benchmark(b *testing.B, e Engine) {
 		s.Add(r)
 	}
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds()/1e6, "Mpackets/s")
+}
+
+// Genuine neighbour discovery is never limited; what a router forwards is, and both engines tell one from the other.
+func TestNeighbourDiscovery(t *testing.T) {
+	big := make([]byte, 1237)
+	for _, c := range []struct {
+		name     string
+		src, dst string
+		message  []byte
+		bytes    uint64 // on the wire, if more than was captured
+		exempt   bool
+	}{
+		{"resolution", "2001:db8::1", "ff02::1:ff00:2", []byte{135, 0, 0, 0}, 0, true},
+		{"duplicate address detection", "::", "ff02::1:ff00:2", []byte{135, 0, 0, 0}, 0, true},
+		{"probe", "fe80::1", "2001:db8::2", []byte{135, 0, 0, 0}, 0, true},
+		{"answer", "2001:db8::2", "fe80::1", []byte{136, 0, 0, 0}, 0, true},
+		{"answer to a probe from a global address", "2001:db8::2", "2001:db8::1", []byte{136, 0, 0, 0}, 0, false},
+		{"router solicitation", "fe80::1", "ff02::2", []byte{133, 0, 0, 0}, 0, true},
+		{"router advertisement", "fe80::1", "ff02::1", []byte{134, 0, 0, 0}, 0, true},
+		{"router advertisement from afar", "2001:db8::1", "ff02::1", []byte{134, 0, 0, 0}, 0, false},
+		{"redirect", "fe80::1", "2001:db8::2", []byte{137, 0, 0, 0}, 0, true},
+		{"redirect to all", "fe80::1", "ff02::1", []byte{137, 0, 0, 0}, 0, false},
+		{"longer than discovery may be", "fe80::1", "fe80::2", append([]byte{135, 0, 0, 0}, big...), 0, false},
+		{"longer, and cut off", "fe80::1", "fe80::2", append([]byte{135, 0, 0, 0}, big...)[:8], 14 + 40 + 1241, false},
+		{"far longer than it says", "fe80::1", "fe80::2", []byte{135, 0, 0, 0}, 200_000, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			network := ip6(c.src, c.dst, protoICMPv6, 0, c.message...)
+			if c.bytes > 0 && !c.exempt {
+				binary.BigEndian.PutUint16(network[4:], uint16(c.bytes-14-40))
+			}
+			p := at(1, typeIPv6, network)
+			p.Bytes = max(p.Bytes, c.bytes)
+			r, err := newBoth(t, bothFamilies(8000, 1000, policy.EachAll)).Offer(p)
+			testenv.Must(t, err)
+			if r.Limited == c.exempt || (r.Rule == NoRule) != c.exempt {
+				t.Errorf("%+v, want exempt %v", r, c.exempt)
+			}
+		})
+	}
+}
+
+// A packet counts as long as it was on the wire, also one that was captured before its segmentation, in a tunnel.
+func TestBigPacketsInTunnels(t *testing.T) {
+	inner := ip4("172.16.0.1", "172.16.0.2", protoTCP, 0, append(ports(1, 2, 8), append([]byte{0x50}, make([]byte, 7)...)...)...)
+	for name, network := range map[string][]byte{
+		"IP in IP": ip4("192.0.2.1", "10.0.0.1", 4, 0, inner...),
+		"GRE":      ip4("192.0.2.1", "10.0.0.1", 47, 0, append([]byte{0, 0, 8, 0}, inner...)...),
+	} {
+		for _, size := range []uint64{100, 60_000, 66_000, 300_000, 1<<24 - 1} {
+			p := at(1, typeIPv4, network)
+			p.Bytes = size
+			r, err := newBoth(t, bothFamilies(8000, 1000, policy.EachAll)).Offer(p)
+			testenv.Must(t, err)
+			if r.Bytes != size {
+				t.Errorf("%s: %d bytes counted as %d", name, size, r.Bytes)
+			}
+		}
+	}
 }

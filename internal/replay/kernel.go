@@ -72,7 +72,7 @@ func newKernel(l Limits, sharers uint32) (_ *Kernel, err error) {
 			size.Buckets = sharers
 		}
 	}
-	hook := bpf.AbiHook{L2Bytes: linkHeader, VirtualClock: 1}
+	hook := bpf.AbiHook{L2Bytes: linkHeader, VirtualClock: 1, Replay: 1}
 	if l.Match == policy.MatchSrc {
 		hook.MatchSrc = 1
 	}
@@ -218,6 +218,7 @@ func (k *Kernel) account(r *Result, p packet, expected int, verdict uint32) erro
 	for n := range k.entries {
 		e := &k.entries[(n+max(expected, 0))%len(k.entries)]
 		now := k.set.Counters(e.ID)
+		now.ExemptPackets = 0 // no rule decided over those
 		if before := e.seen; now != before {
 			e.seen = now
 			k.result(r, p, e, before)

@@ -36,13 +36,15 @@ const (
 	ipv4Header, ipv6Header = 20, 40
 	// extensions are the most IPv6 extension headers that are stepped over.
 	extensions = 8
+	// discoveryBytes are the most that neighbour discovery has, of IP: IPv6's least MTU.
+	discoveryBytes = 1280
 )
 
 // A packet is what matters of one to a rule. It is read as bpf/packet.h reads
 // it, lies included, which a decoder that wants whole packets would not do.
 type packet struct {
 	ip   bool // with whole addresses
-	nd   bool // neighbour discovery, which is never limited
+	nd   bool // genuine neighbour discovery, which is never limited
 	ect  bool // may be marked
 	flow maps.Flow
 }
@@ -98,9 +100,45 @@ func (p *packet) readIPv6(b []byte) {
 	if isExtension(p.flow.Proto) {
 		return
 	}
-	p.nd = p.flow.Proto == protoICMPv6 && b[7] == 255 && at < len(b) && b[at] >= 133 && b[at] <= 137
+	p.nd = isDiscovery(p.flow.Src, p.flow.Dst, b)
 	p.readPorts(b, at)
 }
+
+// isDiscovery reports whether an IPv6 packet is neighbour discovery (RFC 4861)
+// between addresses that no router forwards.
+func isDiscovery(src, dst netip.Addr, b []byte) bool {
+	const message = ipv6Header
+	if b[6] != protoICMPv6 || b[7] != 255 || len(b) < message+4 || b[message+1] != 0 || src.IsMulticast() ||
+		len(b) > discoveryBytes || message+int(binary.BigEndian.Uint16(b[4:])) > discoveryBytes {
+		return false
+	}
+	fromLink, fromNobody := src.IsLinkLocalUnicast(), src.IsUnspecified()
+	var group netip.Prefix
+	switch kind := b[message]; {
+	case kind == 133: // router solicitation
+		group = allRouters
+	case kind == 134 && fromLink: // router advertisement
+		group = allNodes
+	case kind == 135: // neighbour solicitation
+		group = solicitedNodes
+	case kind == 136 && !fromNobody: // neighbour advertisement
+		group = allNodes
+	case kind == 137 && fromLink: // redirect, to one node alone
+	default:
+		return false
+	}
+	if dst.IsMulticast() {
+		return group.Contains(dst)
+	}
+	return fromLink || dst.IsLinkLocalUnicast() && !fromNobody
+}
+
+// Whom RFC 4861 addresses what is for more than one node.
+var (
+	allNodes       = netip.MustParsePrefix("ff02::1/128")
+	allRouters     = netip.MustParsePrefix("ff02::2/128")
+	solicitedNodes = netip.MustParsePrefix("ff02::1:ff00:0/104")
+)
 
 func isExtension(proto uint8) bool {
 	switch proto {

@@ -221,7 +221,7 @@ func TestSufferers(t *testing.T) {
 		network []byte
 	}{
 		{0x0806, make([]byte, 28)},
-		{typeIPv6, ip6("fe80::1", "ff02::1", 58, 0, 135, 0, 0, 0)},
+		{typeIPv6, ip6("fe80::1", "ff02::1:ff00:2", 58, 0, 135, 0, 0, 0)},
 		{typeIPv6, ip6("fe80::1", "ff02::1", 58, 0, 128, 0, 0, 0)},
 		{typeIPv4, ip4("10.0.0.1", "192.0.2.1", 17, 0)},
 	} {

@@ -58,12 +58,13 @@ func TestRuleOfQueue(t *testing.T) {
 	}
 }
 
-// What is delayed has columns where anything may be, and buckets say how long a packet would wait.
+// What is delayed or exempt has columns where anything may be, and buckets say how long a packet would wait.
 func TestStatsOfQueues(t *testing.T) {
 	leaky, _ := queues()
 	wait := uint64(2_500_000)
 	rule := NewRule(Place{Device: "eth0", Attached: true, State: "attached"}, leaky, maps.Counters{PassedPackets: 9, PassedBytes: 900, DelayedPackets: 7, DelayedBytes: 700}, 0)
 	rule.Buckets = []Bucket{{"10.0.0.1", 2500, &wait}, {"10.0.0.2", 9999, nil}}
+	discovery := Rule{Device: "eth0", CIDR: "::/0", Attached: true, State: "attached", ExemptPackets: 12}
 	usual := Rule{Device: "eth0", CIDR: "10.0.0.0/8", Attached: true, State: "attached", Buckets: []Bucket{{"10.9.0.1", 7, nil}}}
 	for _, test := range []struct {
 		rules []Rule
@@ -76,6 +77,13 @@ func TestStatsOfQueues(t *testing.T) {
 eth0 ingress 10.0.0.0/24:
     10.0.0.1 owes 2500 bytes; a full packet would wait 2.5ms
     10.0.0.2 owes 9999 bytes; a full packet would be dropped
+eth0  10.0.0.0/8:
+    10.9.0.1 owes 7 bytes
+`},
+		{[]Rule{usual, discovery}, `
+  RULE                   RATE  PASSED  BYTES  EXCESS  BYTES  DROPPED  BYTES  MARKED  UNSURE  EXEMPT  LEVEL
+  eth0  10.0.0.0/8  unlimited       0      0       0      0        0      0       0       0       0      0
+  eth0  ::/0        unlimited       0      0       0      0        0      0       0       0      12      0
 eth0  10.0.0.0/8:
     10.9.0.1 owes 7 bytes
 `},

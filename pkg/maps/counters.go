@@ -11,9 +11,9 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Counters of one rule, summed over CPUs, since it was set. Passed and dropped
-// together are all that matched; excess did not conform, whatever became of it.
-// Delayed are those of the passed that had to wait; a rule that does not delay
+// Counters of one rule, summed over CPUs, since it was set. Packets are those on
+// the wire: a GSO or GRO skb counts as its segments. Passed and dropped together
+// are all that matched; excess did not conform, whatever became of it. Delayed are those of the passed that had to wait; a rule that does not delay
 // any more counts what it did so far as excess, and the other way around.
 type Counters struct {
 	PassedPackets, PassedBytes   uint64
@@ -22,10 +22,21 @@ type Counters struct {
 	DelayedPackets, DelayedBytes uint64
 	MarkedPackets                uint64
 	UnsurePackets                uint64
+	ExtraPackets                 uint64 // of the passed and dropped, those beyond the first of each skb
+	ExemptPackets                uint64 // neighbour discovery, which is neither passed nor dropped by the rule
+}
+
+// SKBs is how many skbs passed and were dropped.
+func (c Counters) SKBs() uint64 {
+	all := c.PassedPackets + c.DroppedPackets
+	return all - min(all, c.ExtraPackets)
 }
 
 // Counters are those of the rule with that id.
 func (s *Set) Counters(id uint32) (sum Counters) {
+	r := s.rule(id)
+	sum.ExtraPackets = atomic.LoadUint64(&r.ExtraPackets) // counted last, so read first
+	sum.ExemptPackets = atomic.LoadUint64(&r.ExemptPackets)
 	for i := range s.countersOf(id) {
 		c := &s.countersOf(id)[i]
 		sum.PassedPackets += atomic.LoadUint64(&c.PassedPackets)
