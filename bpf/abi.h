@@ -122,12 +122,13 @@ struct counters {
  * version says so, and struct change which of the two is in force.
  */
 struct rule {
-	struct bucket own; /* everybody's, or with RULE_EACH the spare one */
+	struct bucket own; /* everybody's, or with RULE_EACH the spill bucket */
 	__u64 in_order;	   /* ns: until then sparse flows wait, too, as it is not known of all that waits whose it is */
 	__u32 version;	   /* which of the two is in force, 0 or 1; with VERSION_CHANGES, before the change */
 	__u32 retired;	   /* lengths.epoch when the other one, or the rule itself, went out of force; 0 for never */
 	__u32 shared;	   /* whether there may be slots of it in table */
-	__u8 pad[28];	   /* what is written for each packet shares no line with what is only read */
+	__u8 pad[20];	   /* what is written for each packet shares no line with what is only read */
+	__u64 spilled_packets; /* with RULE_EACH: charged to own, as their key had no slot */
 	struct terms terms[2];
 	struct details details[2];
 	struct counters counters[]; /* one for each CPU, rounded up to a power of two */

@@ -97,12 +97,12 @@ static __always_inline enum verdict put_level(struct bucket *b, __u32 print, __u
 /*
  * Charges b, which must have that fingerprint, with a packet of so many bytes
  * when the rule's byte clock shows v, unless it is excess. ect says that it may
- * be marked instead. One CAS decides, so two CPUs never admit more than one
- * would; excess without a penalty writes nothing at all. given is the TAT
- * that the bucket has then.
+ * be marked instead, penalised that excess has the rule's penalty. One CAS
+ * decides, so two CPUs never admit more than one would; excess without a penalty
+ * writes nothing at all. given is the TAT that the bucket has then.
  */
 static __always_inline enum verdict charge_bucket(const struct terms *terms, __u64 v, struct bucket *b, __u32 print,
-						  __u64 now, __u64 bytes, bool ect, __u64 *given)
+						  __u64 now, __u64 bytes, bool ect, bool penalised, __u64 *given)
 {
 	__u64 cost = bytes << UNIT_BITS, tat = READ_ONCE(b->tat), level, after;
 
@@ -115,7 +115,7 @@ static __always_inline enum verdict charge_bucket(const struct terms *terms, __u
 	}
 	if (ect && level + cost <= 2 * terms->capacity)
 		return put_level(b, print, tat, v, level + cost, now, VERDICT_MARK);
-	after = after_excess(terms, level);
+	after = penalised ? after_excess(terms, level) : level;
 	if (after != level)
 		return put_level(b, print, tat, v, after, now, VERDICT_EXCESS);
 	return print && READ_ONCE(b->print) != print ? VERDICT_AGAIN : VERDICT_EXCESS;
@@ -277,6 +277,7 @@ struct slow {
 	struct key key; /* for the rule's own bucket only its id */
 	__u32 version;	/* of the rule, as version_of resolves it */
 	__u32 ect;
+	__u32 spilled;	/* charged to the spill bucket */
 	__u32 in_order; /* it waits, however little its flow sends */
 	enum verdict verdict;
 };
@@ -438,7 +439,8 @@ __noinline enum verdict charge_once(struct slow *s, __u32 slot)
 		return VERDICT_AGAIN;
 	v = clock_of(terms, s->version, s->now);
 	if (!s->wait)
-		return charge_bucket(terms, v, b, slot < LINE_SLOTS ? s->print : 0, tick_time(s), s->bytes, s->ect, &s->tat);
+		return charge_bucket(terms, v, b, slot < LINE_SLOTS ? s->print : 0, tick_time(s), s->bytes, s->ect,
+				     !s->spilled, &s->tat);
 	tat = READ_ONCE(b->tat);
 	if (tat & TAT_TAKEN)
 		return VERDICT_AGAIN;

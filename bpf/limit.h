@@ -202,12 +202,17 @@ __noinline int look_for(struct __sk_buff *skb, __u32 ip, __u32 flags, struct slo
 	return 0;
 }
 
-/* Charges any packet to its bucket, by a version that was resolved. Where a key can have none, the rule's own is charged. */
+/*
+ * Charges any packet to its bucket, by a version that was resolved; to the spill
+ * bucket where its key has no slot and can take none. Strangers share that one,
+ * so it has neither penalties nor marks beyond the capacity: either would let
+ * whoever sends most shut all others out.
+ */
 __noinline enum verdict charge_slowly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 version, __u64 bytes)
 {
 	struct slow s = { .key.id = id, .version = version, .bytes = bytes, .verdict = VERDICT_AGAIN };
 	const struct terms *terms;
-	const struct rule *rule;
+	struct rule *rule;
 
 	rule = rule_of(id);
 	if (!rule)
@@ -220,6 +225,9 @@ __noinline enum verdict charge_slowly(struct __sk_buff *skb, __u32 ip, __u32 id,
 		bpf_loop(TRIES, try_slot, &s, 0);
 		if (s.verdict != VERDICT_UNSURE && s.verdict != VERDICT_AGAIN)
 			goto charged;
+		s.spilled = true;
+		s.ect = false;
+		__sync_fetch_and_add(&rule->spilled_packets, 1);
 	}
 	bpf_loop(TRIES, try_own, &s, 0);
 charged:
@@ -495,14 +503,14 @@ static __always_inline enum verdict charge_plainly(struct __sk_buff *skb, __u32 
 			return VERDICT_AGAIN;
 		*now = time_ns(skb);
 		return charge_bucket(terms, byte_clock(terms, terms->base, *now), bucket, print_of(hash), *now,
-				     skb->len, false, given);
+				     skb->len, false, true, given);
 	}
 	*now = time_ns(skb);
 	v = byte_clock(terms, terms->base, *now);
-	verdict = charge_bucket(terms, v, &rule->own, 0, *now, skb->len, false, given);
+	verdict = charge_bucket(terms, v, &rule->own, 0, *now, skb->len, false, true, given);
 	/* With two CPUs on one bucket, that the other was faster is as likely as not. */
 	if (verdict == VERDICT_AGAIN)
-		verdict = charge_bucket(terms, v, &rule->own, 0, *now, skb->len, false, given);
+		verdict = charge_bucket(terms, v, &rule->own, 0, *now, skb->len, false, true, given);
 	return verdict;
 }
 

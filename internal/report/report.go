@@ -50,6 +50,7 @@ type Rule struct {
 	DelayedBytes   uint64 `json:"delayed_bytes"`
 	MarkedPackets  uint64 `json:"marked_packets"`
 	UnsurePackets  uint64 `json:"unsure_packets"`
+	SpilledPackets uint64 `json:"spilled_packets"` // of all that matched: charged to the spill bucket
 	Sentence       string `json:"sentence"`
 	// RevertsInNS is null unless the rule came with a change that waits to be confirmed.
 	RevertsInNS *uint64 `json:"reverts_in_ns"`
@@ -93,6 +94,7 @@ func NewRule(p Place, r policy.Rule, c maps.Counters, level uint64) Rule {
 		DroppedPackets: c.DroppedPackets, DroppedBytes: c.DroppedBytes,
 		DelayedPackets: c.DelayedPackets, DelayedBytes: c.DelayedBytes,
 		Queue: NewQueue(r), MarkedPackets: c.MarkedPackets, UnsurePackets: c.UnsurePackets,
+		SpilledPackets: c.SpilledPackets,
 		Sentence: r.Sentence(p.Device, p.Direction, p.Match), RevertsInNS: p.RevertsInNS,
 	}
 	if !out.Unlimited {
@@ -190,15 +192,19 @@ func Stats(w io.Writer, rules []Rule) error {
 	for _, r := range rules {
 		width = max(width, len(name(r)))
 	}
-	// Where nothing is held back, nobody misses the columns.
+	// Where nothing is held back, or nothing spills, nobody misses the columns.
 	delays := slices.ContainsFunc(rules, func(r Rule) bool { return r.delays() || r.DelayedPackets > 0 })
-	head, delayed := "", ""
+	spills := slices.ContainsFunc(rules, func(r Rule) bool { return r.SpilledPackets > 0 })
+	head, delayed, spillHead, spilled := "", "", "", ""
 	if delays {
 		head = "\tDELAYED\tBYTES"
 	}
+	if spills {
+		spillHead = "\tSPILLED"
+	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	// Numbers go to the right, names to the left.
-	fmt.Fprintf(t, "%-*s\tRATE\tPASSED\tBYTES\tEXCESS\tBYTES\tDROPPED\tBYTES%s\tMARKED\tUNSURE\tLEVEL\t\n", width, "RULE", head)
+	fmt.Fprintf(t, "%-*s\tRATE\tPASSED\tBYTES\tEXCESS\tBYTES\tDROPPED\tBYTES%s\tMARKED\tUNSURE%s\tLEVEL\t\n", width, "RULE", head, spillHead)
 	for _, r := range rules {
 		rate := "unlimited"
 		if r.RateBits != nil {
@@ -207,9 +213,12 @@ func Stats(w io.Writer, rules []Rule) error {
 		if delays {
 			delayed = fmt.Sprintf("\t%d\t%d", r.DelayedPackets, r.DelayedBytes)
 		}
-		fmt.Fprintf(t, "%-*s\t%s\t%d\t%d\t%d\t%d\t%d\t%d%s\t%d\t%d\t%d%s\t\n", width, name(r), rate,
+		if spills {
+			spilled = fmt.Sprintf("\t%d", r.SpilledPackets)
+		}
+		fmt.Fprintf(t, "%-*s\t%s\t%d\t%d\t%d\t%d\t%d\t%d%s\t%d\t%d%s\t%d%s\t\n", width, name(r), rate,
 			r.PassedPackets, r.PassedBytes, r.ExcessPackets, r.ExcessBytes, r.DroppedPackets, r.DroppedBytes, delayed,
-			r.MarkedPackets, r.UnsurePackets, r.LevelBytes, remark(r))
+			r.MarkedPackets, r.UnsurePackets, spilled, r.LevelBytes, remark(r))
 	}
 	if err := t.Flush(); err != nil {
 		return err

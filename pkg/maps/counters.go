@@ -22,10 +22,14 @@ type Counters struct {
 	DelayedPackets, DelayedBytes uint64
 	MarkedPackets                uint64
 	UnsurePackets                uint64
+	// SpilledPackets, of all these, were charged to the rule's spill bucket, as
+	// the table had no room for a bucket of their host, subnet or flow.
+	SpilledPackets uint64
 }
 
 // Counters are those of the rule with that id.
 func (s *Set) Counters(id uint32) (sum Counters) {
+	sum.SpilledPackets = atomic.LoadUint64(&s.rule(id).SpilledPackets)
 	for i := range s.countersOf(id) {
 		c := &s.countersOf(id)[i]
 		sum.PassedPackets += atomic.LoadUint64(&c.PassedPackets)
