@@ -71,7 +71,7 @@ enum rule_flag {
 struct bucket {
 	__u64 tat;   /* units on the rule's byte clock */
 	__u32 tick;  /* when it was last charged */
-	__u32 print; /* fingerprint of the key; 0 where no key has the slot */
+	__u32 print; /* fingerprint of the key, odd in its first line, even in its second; 0 where no key has the slot */
 };
 
 /* What a packet needs of a rule: one cache line. */
@@ -169,7 +169,7 @@ struct hurt {
 	__u64 bytes;
 };
 
-/* One cache line is all that finding a bucket touches. */
+/* One cache line is all that finding a bucket touches, or two where the first was full when its key came. */
 struct line {
 	struct bucket slot[LINE_SLOTS];
 };

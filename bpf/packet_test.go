@@ -802,7 +802,7 @@ func TestSlotIsKeptForSlowClocks(t *testing.T) {
 			r.want(p, toHost(host, 2000), meta{now: now}, next, pass)
 		}
 		now += 2000 * 1000 // drained by this CPU's clock
-		r.want(p, toHost(10, 2000), meta{now: now}, next, pass)
+		r.want(p, toHost(10, 2000), meta{now: now}, next, map[uint32]maps.Counters{e.ID: spilled(passed(2000))})
 		for host := range 4 {
 			r.want(p, toHost(host, 2000), meta{now: now - 1_000_000}, drop, excess)
 		}
