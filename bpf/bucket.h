@@ -13,8 +13,8 @@
  * A slot changes hands in three steps: CAS sets TAT_TAKEN, which only succeeds
  * while the bucket is as drained as it was when it was looked at; the key and
  * its fingerprint are written; a new TAT without TAT_TAKEN hands it over. Whoever
- * charges a bucket looks at the fingerprint again afterwards, so a charge never
- * goes astray unnoticed.
+ * charges a bucket looks at the fingerprint again between reading its TAT and the
+ * CAS, so no charge goes astray.
  */
 #ifndef SHAPECTL_BUCKET_H
 #define SHAPECTL_BUCKET_H
@@ -87,15 +87,13 @@ static __always_inline __u64 drain_ns(__u64 slope, __u64 units)
 static __always_inline enum verdict put_level(struct bucket *b, __u32 print, __u64 tat, __u64 v, __u64 level,
 					      __u64 now, enum verdict verdict)
 {
+	/* After the TAT was read, and before the CAS, after which the bucket may move with this charge. A rule's own never does. */
+	if (print && READ_ONCE(b->print) != print)
+		return VERDICT_AGAIN;
 	/* Before the CAS: a charge must not be seen with the tick of an older one. */
 	if (READ_ONCE(b->tick) != tick(now))
 		WRITE_ONCE(b->tick, tick(now));
-	if (__sync_val_compare_and_swap(&b->tat, tat, v + level) != tat)
-		return VERDICT_AGAIN;
-	/* A rule's own bucket never changes hands. */
-	if (print && READ_ONCE(b->print) != print)
-		return VERDICT_AGAIN;
-	return verdict;
+	return __sync_val_compare_and_swap(&b->tat, tat, v + level) == tat ? verdict : VERDICT_AGAIN;
 }
 
 /*

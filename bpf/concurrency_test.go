@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -438,18 +439,21 @@ func toHost(n, size int) []byte {
 
 // While time stands still a bucket takes exactly what it holds, and each byte
 // that passes is owed by exactly one bucket: new keys that all CPUs meet at the
-// same time, too.
+// same time, too, and buckets that move while they are charged, as the table is full.
 func TestNothingIsLostOrMadeUp(t *testing.T) {
 	const size, holds, now = 100, 3, uint64(1e12)
 	for _, algorithm := range algorithms {
-		for _, each := range eaches {
-			t.Run(fmt.Sprintf("%v/%v", algorithm, each), func(t *testing.T) {
-				r := newRig(t, maps.Size{Rules: 1, Buckets: 1 << 17}, egress())
+		for i, each := range append(eaches, eaches[1:]...) {
+			keys, buckets := packets(4000, 500), uint32(1<<17)
+			if i >= len(eaches) {
+				buckets = uint32(keys) // rounded up to a power of two
+			}
+			t.Run(fmt.Sprintf("%v/%v/%d buckets", algorithm, each, buckets), func(t *testing.T) {
+				r := newRig(t, maps.Size{Rules: 1, Buckets: buckets}, egress())
 				e := r.put(policy.Rule{
 					Prefix: prefix("10.0.0.0/8"), Rate: 1_000_000, Capacity: holds*size + size/2,
 					Algorithm: algorithm, Each: each, Fail: policy.Closed,
 				}, now)
-				keys := packets(4000, 500)
 				p := r.program(algorithm)
 				var passed atomic.Uint64
 				inCrowd(t, func(int) error {
@@ -480,7 +484,7 @@ func TestNothingIsLostOrMadeUp(t *testing.T) {
 						t.Errorf("%+v owes %d units, full is %d", b, units, full)
 					}
 				}
-				// Of a line of the table that five keys have in common, one is left for the spare bucket.
+				// Whoever found all slots taken is left for the spill bucket.
 				if each.Kind != policy.EachAll && len(sharers) != keys && own == 0 {
 					t.Errorf("%d sharers have a bucket, of %d", len(sharers), keys)
 				}
@@ -714,6 +718,50 @@ func TestChangesKeepEveryCharge(t *testing.T) {
 			_, all, own := r.owed(e, now)
 			if c := r.counters()[e.ID]; c.PassedBytes<<model.UnitBits != all+own || c.ExcessPackets > 0 {
 				t.Errorf("%d bytes passed, the buckets owe %d units, which are %d", c.PassedBytes, all+own, (all+own)>>model.UnitBits)
+			}
+		})
+	}
+}
+
+// Buckets move to make room for new keys just as packets charge them, again and
+// again: no charge is lost or counted twice.
+func TestMovesKeepEveryCharge(t *testing.T) {
+	const host = 14 + 18 // two bytes of the destination
+	// random sends each packet to one of so many hosts of a /16.
+	random := func(next *ebpf.Program, hosts int32) *ebpf.Program {
+		return before(t, "random", next,
+			asm.FnGetPrandomU32.Call(),
+			asm.And.Imm(asm.R0, hosts-1),
+			asm.LoadMem(asm.R2, asm.R6, 76, asm.Word), // data
+			asm.LoadMem(asm.R3, asm.R6, 80, asm.Word), // data_end
+			asm.Mov.Reg(asm.R4, asm.R2),
+			asm.Add.Imm(asm.R4, host+2),
+			asm.JGT.Reg(asm.R4, asm.R3, "on"),
+			asm.StoreMem(asm.R2, host, asm.R0, asm.Half),
+		)
+	}
+	for _, algorithm := range algorithms {
+		t.Run(fmt.Sprint(algorithm), func(t *testing.T) {
+			r := newRig(t, maps.Size{Rules: 1, Buckets: 64}, egress())
+			now := uint64(1e12)
+			e := r.put(policy.Rule{
+				Prefix: prefix("10.0.0.0/8"), Rate: 1_000_000_000, Capacity: policy.MaxCapacity,
+				Algorithm: algorithm, Each: policy.Each{Kind: policy.EachHost}, Fail: policy.Closed,
+			}, now)
+			frames := [2][]byte{toHost(1<<16, 100), toHost(2<<16, 164)}
+			programs := [2]*ebpf.Program{random(r.program(algorithm), 16), random(r.program(algorithm), 1<<15)}
+			for range packets(300, 50) {
+				now += 1000 * uint64(time.Second) // all have drained
+				before := r.counters()[e.ID]
+				onEachCPU(t, func(cpu int) error {
+					_, err := programs[cpu].Run(&ebpf.RunOptions{Data: frames[cpu], Context: meta{now: now}.context(), Repeat: 2000})
+					return err
+				})
+				_, all, own := r.owed(e, now)
+				if c := since(before, r.counters()[e.ID]); c.PassedBytes<<model.UnitBits != all+own || c.ExcessPackets > 0 {
+					t.Fatalf("%d bytes passed, the buckets owe %d units, which are %d", c.PassedBytes, all+own, (all+own)>>model.UnitBits)
+				}
+				r.slotsAreSound()
 			}
 		})
 	}
