@@ -95,7 +95,7 @@ func NewRule(p Place, r policy.Rule, c maps.Counters, level uint64) Rule {
 		DelayedPackets: c.DelayedPackets, DelayedBytes: c.DelayedBytes,
 		Queue: NewQueue(r), MarkedPackets: c.MarkedPackets, UnsurePackets: c.UnsurePackets,
 		SpilledPackets: c.SpilledPackets,
-		Sentence: r.Sentence(p.Device, p.Direction, p.Match), RevertsInNS: p.RevertsInNS,
+		Sentence:       r.Sentence(p.Device, p.Direction, p.Match), RevertsInNS: p.RevertsInNS,
 	}
 	if !out.Unlimited {
 		rate := uint64(r.Rate)
@@ -244,6 +244,7 @@ type Answer struct {
 	Conforms      bool    `json:"conforms"`
 	Verdict       string  `json:"verdict"` // pass, drop, mark or delay
 	Sharer        string  `json:"sharer"`  // whose bucket it is
+	Spilled       bool    `json:"spilled"` // the table has no room for it: level and verdict are those of the spill bucket
 	LevelBytes    uint64  `json:"level_bytes"`
 	CapacityBytes *uint64 `json:"capacity_bytes"`
 	Queue
@@ -264,6 +265,9 @@ func (a Answer) Text(w io.Writer) error {
 		fmt.Fprintf(&s, "%s\n%d bytes would pass\n", a.Sentence, a.Bytes)
 	default:
 		fmt.Fprintf(&s, "%s\n%s; %d bytes %s\n", a.Sentence, a.filled(a.Sharer, a.LevelBytes, *a.CapacityBytes), a.Bytes, a.fate())
+		if a.Spilled {
+			s.WriteString(noRoom(a.Sharer) + "\n")
+		}
 	}
 	if a.Rule != nil && !a.Attached {
 		s.WriteString("the rule is not in force\n")
@@ -289,6 +293,11 @@ func (a Answer) fate() string {
 		return fmt.Sprintf("would wait %s and pass, marked by ECN where they can be", wait)
 	}
 	return fmt.Sprintf("would wait %s and pass", wait)
+}
+
+// noRoom says why a packet is charged to the spill bucket.
+func noRoom(sharer string) string {
+	return "the bucket table has no room for " + sharer + ": this is the rule's spill bucket, which it shares with all others without room"
 }
 
 func percent(part, whole uint64) string {

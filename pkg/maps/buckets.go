@@ -166,15 +166,39 @@ func (s *Set) hasRoom(id uint32, key bpf.AbiKey, now uint64) bool {
 	return false
 }
 
+// Slots tell how full the table is.
+type Slots struct {
+	All   int
+	InUse int // that somebody owes something on, so that no other key can have them
+}
+
+// Slots counts those of the table.
+func (s *Set) Slots(now uint64) Slots {
+	n := Slots{All: len(s.lines) * int(lineSlots)}
+	for i := range s.lines {
+		for j := range lineSlots {
+			if !s.isSpare(uint32(i), j, now) {
+				n.InUse++
+			}
+		}
+	}
+	return n
+}
+
 // hasSpare reports whether a line has a slot that any key may take.
 func (s *Set) hasSpare(line uint32, now uint64) bool {
 	for i := range lineSlots {
-		slot, key := &s.lines[line].Slot[i], &s.keys[line*lineSlots+i]
-		if b := load(slot); b.TAT == 0 && atomic.LoadUint32(&slot.Print) == 0 || b.TAT&taken == 0 && s.drained(key, b, now) {
+		if s.isSpare(line, i, now) {
 			return true
 		}
 	}
 	return false
+}
+
+func (s *Set) isSpare(line, i uint32, now uint64) bool {
+	slot, key := &s.lines[line].Slot[i], &s.keys[line*lineSlots+i]
+	b := load(slot)
+	return b.TAT == 0 && atomic.LoadUint32(&slot.Print) == 0 || b.TAT&taken == 0 && s.drained(key, b, now)
 }
 
 // drained is that of bpf/bucket.h: for CPUs whose clock is behind, too.
