@@ -71,7 +71,7 @@ enum rule_flag {
 struct bucket {
 	__u64 tat;   /* units on the rule's byte clock */
 	__u32 tick;  /* when it was last charged */
-	__u32 print; /* fingerprint of the key; 0 where no key has the slot */
+	__u32 print; /* fingerprint of the key, odd in its first line, even in its second; 0 where no key has the slot */
 };
 
 /* What a packet needs of a rule: one cache line. */
@@ -122,15 +122,16 @@ struct counters {
  * version says so, and struct change which of the two is in force.
  */
 struct rule {
-	struct bucket own; /* everybody's, or with RULE_EACH the spare one */
+	struct bucket own; /* everybody's, or with RULE_EACH the spill bucket */
 	__u64 in_order;	   /* ns: until then sparse flows wait, too, as it is not known of all that waits whose it is */
 	__u32 version;	   /* which of the two is in force, 0 or 1; with VERSION_CHANGES, before the change */
 	__u32 retired;	   /* lengths.epoch when the other one, or the rule itself, went out of force; 0 for never */
 	__u32 shared;	   /* whether there may be slots of it in table */
 	__u32 pad;
-	__u64 extra_packets;  /* on the wire, beyond the first of each skb that was passed or dropped */
-	__u64 exempt_packets; /* neighbour discovery that this rule would have limited */
-	__u8 unused[8];	      /* what is written for each packet shares no line with what is only read */
+	/* Changed by several CPUs. What is written for each packet shares no line with what is only read. */
+	__u64 extra_packets;   /* on the wire, beyond the first of each skb that was passed or dropped */
+	__u64 exempt_packets;  /* neighbour discovery that this rule would have limited */
+	__u64 spilled_packets; /* with RULE_EACH: charged to own, as their key had no slot */
 	struct terms terms[2];
 	struct details details[2];
 	struct counters counters[]; /* one for each CPU, rounded up to a power of two */
@@ -171,7 +172,7 @@ struct hurt {
 	__u64 bytes;
 };
 
-/* One cache line is all that finding a bucket touches. */
+/* One cache line is all that finding a bucket touches, or two where the first was full when its key came. */
 struct line {
 	struct bucket slot[LINE_SLOTS];
 };

@@ -164,19 +164,19 @@ type AbiPrefixes6 struct {
 }
 
 type AbiRule struct {
-	_             structs.HostLayout
-	Own           AbiBucket
-	InOrder       uint64
-	Version       uint32
-	Retired       uint32
-	Shared        uint32
-	Pad           uint32
-	ExtraPackets  uint64
-	ExemptPackets uint64
-	Unused        [8]uint8
-	Terms         [2]AbiTerms
-	Details       [2]AbiDetails
-	Counters      [0]AbiCounters
+	_              structs.HostLayout
+	Own            AbiBucket
+	InOrder        uint64
+	Version        uint32
+	Retired        uint32
+	Shared         uint32
+	Pad            uint32
+	ExtraPackets   uint64
+	ExemptPackets  uint64
+	SpilledPackets uint64
+	Terms          [2]AbiTerms
+	Details        [2]AbiDetails
+	Counters       [0]AbiCounters
 }
 
 type AbiRuleFlag uint32

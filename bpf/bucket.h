@@ -6,11 +6,15 @@
  * evicted, no timer runs, and a spray of new keys can take only slots that
  * nobody owes anything on.
  *
+ * A key has its slot in one of two lines of the table. It takes one of the first
+ * if it can, else one of the second; where both are full, a bucket that has its
+ * slot in its own first line moves to its second.
+ *
  * A slot changes hands in three steps: CAS sets TAT_TAKEN, which only succeeds
  * while the bucket is as drained as it was when it was looked at; the key and
  * its fingerprint are written; a new TAT without TAT_TAKEN hands it over. Whoever
- * charges a bucket looks at the fingerprint again afterwards, so a charge never
- * goes astray unnoticed.
+ * charges a bucket looks at the fingerprint again between reading its TAT and the
+ * CAS, so no charge goes astray.
  */
 #ifndef SHAPECTL_BUCKET_H
 #define SHAPECTL_BUCKET_H
@@ -83,26 +87,24 @@ static __always_inline __u64 drain_ns(__u64 slope, __u64 units)
 static __always_inline enum verdict put_level(struct bucket *b, __u32 print, __u64 tat, __u64 v, __u64 level,
 					      __u64 now, enum verdict verdict)
 {
+	/* After the TAT was read, and before the CAS, after which the bucket may move with this charge. A rule's own never does. */
+	if (print && READ_ONCE(b->print) != print)
+		return VERDICT_AGAIN;
 	/* Before the CAS: a charge must not be seen with the tick of an older one. */
 	if (READ_ONCE(b->tick) != tick(now))
 		WRITE_ONCE(b->tick, tick(now));
-	if (__sync_val_compare_and_swap(&b->tat, tat, v + level) != tat)
-		return VERDICT_AGAIN;
-	/* A rule's own bucket never changes hands. */
-	if (print && READ_ONCE(b->print) != print)
-		return VERDICT_AGAIN;
-	return verdict;
+	return __sync_val_compare_and_swap(&b->tat, tat, v + level) == tat ? verdict : VERDICT_AGAIN;
 }
 
 /*
  * Charges b, which must have that fingerprint, with a packet of so many bytes
  * when the rule's byte clock shows v, unless it is excess. ect says that it may
- * be marked instead. One CAS decides, so two CPUs never admit more than one
- * would; excess without a penalty writes nothing at all. given is the TAT
- * that the bucket has then.
+ * be marked instead, penalised that excess has the rule's penalty. One CAS
+ * decides, so two CPUs never admit more than one would; excess without a penalty
+ * writes nothing at all. given is the TAT that the bucket has then.
  */
 static __always_inline enum verdict charge_bucket(const struct terms *terms, __u64 v, struct bucket *b, __u32 print,
-						  __u64 now, __u64 bytes, bool ect, __u64 *given)
+						  __u64 now, __u64 bytes, bool ect, bool penalised, __u64 *given)
 {
 	__u64 cost = bytes << UNIT_BITS, tat = READ_ONCE(b->tat), level, after;
 
@@ -115,7 +117,7 @@ static __always_inline enum verdict charge_bucket(const struct terms *terms, __u
 	}
 	if (ect && level + cost <= 2 * terms->capacity)
 		return put_level(b, print, tat, v, level + cost, now, VERDICT_MARK);
-	after = after_excess(terms, level);
+	after = penalised ? after_excess(terms, level) : level;
 	if (after != level)
 		return put_level(b, print, tat, v, after, now, VERDICT_EXCESS);
 	return print && READ_ONCE(b->print) != print ? VERDICT_AGAIN : VERDICT_EXCESS;
@@ -161,6 +163,21 @@ static __always_inline __u32 line_of(__u64 hash)
 static __always_inline __u32 print_of(__u64 hash)
 {
 	return hash >> 32 | 1;
+}
+
+/*
+ * Where a key has its slot if its first line had none left: another line, which
+ * its fingerprint leads to from the first. There the fingerprint is another one,
+ * too, so that two keys are as unlikely to be taken for each other as with one line.
+ */
+static __always_inline __u32 second_line(__u32 line, __u32 print)
+{
+	return (line ^ print >> 3) & hook.line_mask;
+}
+
+static __always_inline __u32 second_print(__u32 print)
+{
+	return print > 1 ? print - 1 : 2; /* 0 is no fingerprint */
 }
 
 /* The slot of a line that a key takes if it can, and is looked for in first. */
@@ -272,12 +289,14 @@ struct slow {
 	__u64 bytes;
 	__u64 tat; /* that the packet has left the bucket with */
 	__u64 wait; /* units: what is charged is a flow's own bucket, and so much is to leave before the packet */
-	__u32 line;
-	__u32 print;
+	__u32 line;  /* the first of the key's, */
+	__u32 print; /* and its fingerprint there */
 	struct key key; /* for the rule's own bucket only its id */
 	__u32 version;	/* of the rule, as version_of resolves it */
-	__u32 ect;
-	__u32 in_order; /* it waits, however little its flow sends */
+	__u32 packets;	/* on the wire */
+	__u16 ect;
+	__u8 spilled;  /* charged to the spill bucket */
+	__u8 in_order; /* it waits, however little its flow sends */
 	enum verdict verdict;
 };
 
@@ -310,6 +329,19 @@ static __always_inline __u64 flow_owes(const struct terms *terms, const struct s
 	return s->wait + queue;
 }
 
+/* The slots that a key may have are numbered: those of its first line, then those of its second. */
+#define KEY_SLOTS (2 * LINE_SLOTS)
+
+static __always_inline __u32 line_with(const struct slow *s, __u32 slot)
+{
+	return slot < LINE_SLOTS ? s->line : second_line(s->line, s->print);
+}
+
+static __always_inline __u32 print_in(const struct slow *s, __u32 slot)
+{
+	return slot < LINE_SLOTS ? s->print : second_print(s->print);
+}
+
 /* 1 if the slot has the fingerprint; the compiler is kept from making a branch of it. */
 static __always_inline __u64 slot_is(const struct bucket *b, __u32 print)
 {
@@ -336,9 +368,10 @@ static __always_inline __u32 slot_of(const struct line *line, __u32 print)
 	__u64 is0 = slot_is(&line->slot[0], print), is1 = slot_is(&line->slot[1], print);
 	__u64 is2 = slot_is(&line->slot[2], print), is3 = slot_is(&line->slot[3], print);
 
-	if (!(is0 | is1 | is2 | is3))
+	/* Two for a moment, while one of two CPUs gives way: which one is not to be known yet. */
+	if (is0 + is1 + is2 + is3 != 1)
 		return LINE_SLOTS;
-	/* Only one of them is. Sums and a mask, as the verifier of Linux 6.1 loses the range of an or. */
+	/* Sums and a mask, as the verifier of Linux 6.1 loses the range of an or. */
 	return (is1 + is2 * 2 + is3 * 3) & (LINE_SLOTS - 1);
 }
 
@@ -347,6 +380,42 @@ static __always_inline struct bucket *find_slot(struct line *line, __u32 print)
 	__u32 slot = slot_of(line, print);
 
 	return slot < LINE_SLOTS ? &line->slot[slot] : NULL;
+}
+
+static __always_inline bool is_busy(const struct line *line)
+{
+	return (READ_ONCE(line->slot[0].tat) | READ_ONCE(line->slot[1].tat) | READ_ONCE(line->slot[2].tat) |
+		READ_ONCE(line->slot[3].tat)) & TAT_TAKEN;
+}
+
+/*
+ * How many slots a key has, as many as it may have if any of them is changing hands and
+ * idle is asked for. The first line comes first, as buckets move from there to the second.
+ */
+__noinline __u64 count_slots(struct slow *s, __u32 idle)
+{
+	__u32 number = s ? s->line : 0, barrier = 0;
+	struct line *line = bpf_map_lookup_elem(&table, &number);
+	__u64 slots;
+
+	if (!s || !line || (idle && is_busy(line)))
+		return KEY_SLOTS;
+	slots = slots_with(line, s->print);
+	__sync_lock_test_and_set(&barrier, 1);
+	number = second_line(s->line, s->print);
+	line = bpf_map_lookup_elem(&table, &number);
+	if (!line || (idle && is_busy(line)))
+		return KEY_SLOTS;
+	return slots + slots_with(line, second_print(s->print));
+}
+
+/* Takes a slot, of which the bucket is b, if no key has it, or if it is still drained. */
+static __always_inline bool take(__u32 slot, struct bucket *b, __u64 now)
+{
+	__u64 tat = READ_ONCE(b->tat);
+
+	return !(tat & TAT_TAKEN) && (is_free(b) || drained(slot, b, tat, now)) &&
+	       __sync_val_compare_and_swap(&b->tat, tat, tat | TAT_TAKEN) == tat;
 }
 
 /*
@@ -367,31 +436,27 @@ __noinline enum verdict take_slot(struct slow *s, __u32 i)
 	if (!s)
 		return VERDICT_UNSURE;
 	/* Copies, as Linux 6.1 takes no other keys here. */
-	number = s->line;
+	number = line_with(s, i);
 	id = s->key.id;
+	slot = number * LINE_SLOTS + (i & (LINE_SLOTS - 1));
 	line = bpf_map_lookup_elem(&table, &number);
 	rule = rule_of(id);
-	i &= LINE_SLOTS - 1;
-	slot = number * LINE_SLOTS + i;
 	owner = bpf_map_lookup_elem(&keys, &slot);
 	if (!line || !rule || !owner)
 		return VERDICT_UNSURE;
-	/* One at a time: another CPU may be taking a slot of the line for the same key. */
-	if ((READ_ONCE(line->slot[0].tat) | READ_ONCE(line->slot[1].tat) | READ_ONCE(line->slot[2].tat) |
-	     READ_ONCE(line->slot[3].tat)) & TAT_TAKEN)
+	/* One at a time: another CPU may be taking a slot for the same key. */
+	if (count_slots(s, true))
 		return VERDICT_AGAIN;
-	b = &line->slot[i];
-	tat = READ_ONCE(b->tat);
-	if (tat & TAT_TAKEN || (!is_free(b) && !drained(slot, b, tat, s->now)) ||
-	    __sync_val_compare_and_swap(&b->tat, tat, tat | TAT_TAKEN) != tat)
+	b = &line->slot[i & (LINE_SLOTS - 1)];
+	if (!take(slot, b, s->now))
 		return VERDICT_AGAIN;
 	*owner = s->key;
 	/*
 	 * A full barrier between telling and looking: of two CPUs that take two
 	 * slots for one key, at least one sees the other and gives way.
 	 */
-	__sync_lock_test_and_set(&b->print, s->print);
-	if (slots_with(line, s->print) > 1) {
+	__sync_lock_test_and_set(&b->print, print_in(s, i));
+	if (count_slots(s, false) > 1) {
 		WRITE_ONCE(b->print, 0);
 		__sync_lock_test_and_set(&b->tat, 0);
 		return VERDICT_AGAIN;
@@ -404,9 +469,84 @@ __noinline enum verdict take_slot(struct slow *s, __u32 i)
 	return s->wait ? VERDICT_AGAIN : VERDICT_PASS;
 }
 
+/* No slot of the table. */
+#define NO_SLOT (~0U)
+
 /*
- * charge_bucket for any version, on a slot of the line, or with LINE_SLOTS on
- * the rule's own bucket; flow_owes for a flow's own. Not static, so that the
+ * Takes a slot of the table to which the bucket can move that is in a slot which
+ * a key may have: one of its second line.
+ */
+__noinline __u32 take_next(struct slow *s, __u32 i)
+{
+	__u32 number = s ? line_with(s, i) : 0, print;
+	struct line *line = bpf_map_lookup_elem(&table, &number);
+
+	if (!s || !line)
+		return NO_SLOT;
+	print = READ_ONCE(line->slot[i & (LINE_SLOTS - 1)].print);
+	if (!(print & 1))
+		return NO_SLOT;
+	number = second_line(number, print);
+	i = spare_slot(number, print, s->now);
+	line = bpf_map_lookup_elem(&table, &number);
+	if (!line || i >= LINE_SLOTS)
+		return NO_SLOT;
+	number = number * LINE_SLOTS + i;
+	return take(number, &line->slot[i], s->now) ? number : NO_SLOT;
+}
+
+/*
+ * Moves it there, so that the key can have its slot: 1 if that was done. Buckets
+ * move from their first line to their second and never back, so whoever looks
+ * into the first and then into the second finds them. While one moves it is
+ * taken, here and there, so nobody charges it.
+ */
+__noinline int move_bucket(struct slow *s, __u32 i, __u32 to)
+{
+	struct key *owner, *next_owner;
+	struct line *line, *next_line;
+	__u32 number, print, moved = 0;
+	struct bucket *b, *next;
+	__u64 tat;
+
+	if (!s)
+		return 0;
+	next_owner = bpf_map_lookup_elem(&keys, &to);
+	number = to / LINE_SLOTS;
+	next_line = bpf_map_lookup_elem(&table, &number);
+	number = line_with(s, i);
+	line = bpf_map_lookup_elem(&table, &number);
+	i &= LINE_SLOTS - 1;
+	b = line ? &line->slot[i] : NULL;
+	i += number * LINE_SLOTS;
+	owner = bpf_map_lookup_elem(&keys, &i);
+	if (!b || !next_line || !owner || !next_owner)
+		return 0;
+	next = &next_line->slot[to & (LINE_SLOTS - 1)];
+	tat = READ_ONCE(b->tat);
+	print = READ_ONCE(b->print);
+	/* Another bucket may be there now. */
+	if (print & 1 && second_line(number, print) == to / LINE_SLOTS && !(tat & TAT_TAKEN) &&
+	    __sync_val_compare_and_swap(&b->tat, tat, tat | TAT_TAKEN) == tat) {
+		moved = READ_ONCE(b->print) == print;
+		if (moved) {
+			*next_owner = *owner;
+			WRITE_ONCE(next->tick, READ_ONCE(b->tick));
+			__sync_lock_test_and_set(&next->print, second_print(print));
+			__sync_lock_test_and_set(&next->tat, tat);
+			WRITE_ONCE(b->print, 0);
+			tat = 0;
+		}
+		__sync_lock_test_and_set(&b->tat, tat);
+	}
+	if (!moved)
+		__sync_lock_test_and_set(&next->tat, READ_ONCE(next->tat) & ~TAT_TAKEN);
+	return moved;
+}
+
+/*
+ * charge_bucket for any version, on a slot that the key may have, or with KEY_SLOTS
+ * on the rule's own bucket; flow_owes for a flow's own. Not static, so that the
  * verifier looks at it once, and not at each way to it.
  */
 __noinline enum verdict charge_once(struct slow *s, __u32 slot)
@@ -416,7 +556,7 @@ __noinline enum verdict charge_once(struct slow *s, __u32 slot)
 	struct bucket *b;
 	struct rule *rule;
 	struct line *line;
-	__u32 id, number;
+	__u32 id, number, print = 0;
 	__u64 v, tat, owes;
 
 	if (!s)
@@ -426,49 +566,93 @@ __noinline enum verdict charge_once(struct slow *s, __u32 slot)
 	if (!rule)
 		return VERDICT_UNSURE;
 	b = &rule->own;
-	if (slot < LINE_SLOTS) {
-		number = s->line;
+	if (slot < KEY_SLOTS) {
+		number = line_with(s, slot);
 		line = bpf_map_lookup_elem(&table, &number);
 		if (!line)
 			return VERDICT_UNSURE;
-		b = &line->slot[slot];
+		b = &line->slot[slot & (LINE_SLOTS - 1)];
+		print = print_in(s, slot);
 	}
 	terms = terms_of(rule, s->version);
 	if (s->version & VERSION_REBASED && !bring_back(rule, s->version, b))
 		return VERDICT_AGAIN;
 	v = clock_of(terms, s->version, s->now);
 	if (!s->wait)
-		return charge_bucket(terms, v, b, slot < LINE_SLOTS ? s->print : 0, tick_time(s), s->bytes, s->ect, &s->tat);
+		return charge_bucket(terms, v, b, print, tick_time(s), s->bytes, s->ect,
+				     !s->spilled, &s->tat);
 	tat = READ_ONCE(b->tat);
 	if (tat & TAT_TAKEN)
 		return VERDICT_AGAIN;
 	owes = flow_owes(terms, s, level_at(terms, v, tick_time(s), tat, READ_ONCE(b->tick)), &verdict);
-	return put_level(b, s->print, tat, v, owes, tick_time(s), verdict);
+	return put_level(b, print, tat, v, owes, tick_time(s), verdict);
+}
+
+/* Which of its slots a key has, and which it should take if it has none; KEY_SLOTS for none. */
+static __always_inline __u32 slot_of_key(const struct slow *s)
+{
+	struct line *line;
+	__u32 number, slot;
+
+	number = s->line;
+	line = bpf_map_lookup_elem(&table, &number);
+	if (!line)
+		return KEY_SLOTS;
+	slot = slot_of(line, s->print);
+	if (slot < LINE_SLOTS)
+		return slot;
+	number = second_line(s->line, s->print);
+	line = bpf_map_lookup_elem(&table, &number);
+	if (!line)
+		return KEY_SLOTS;
+	return LINE_SLOTS + slot_of(line, second_print(s->print));
+}
+
+static __always_inline __u32 slot_for_key(const struct slow *s)
+{
+	__u32 slot = spare_slot(s->line, s->print, s->now);
+
+	if (slot < LINE_SLOTS)
+		return slot;
+	return LINE_SLOTS + spare_slot(second_line(s->line, s->print), s->print, s->now);
 }
 
 static long try_slot(__u64 i, struct slow *s)
 {
-	struct line *line = bpf_map_lookup_elem(&table, &s->line);
-	__u32 slot;
+	__u32 slot = slot_of_key(s), to;
 
 	(void)i;
-	if (!line)
-		return 1;
-	slot = slot_of(line, s->print);
-	if (slot < LINE_SLOTS) {
+	if (slot < KEY_SLOTS) {
 		s->verdict = charge_once(s, slot);
-	} else {
-		slot = spare_slot(s->line, s->print, s->now);
-		s->verdict = slot < LINE_SLOTS ? take_slot(s, slot) : VERDICT_UNSURE;
+		return s->verdict != VERDICT_AGAIN;
 	}
-	return s->verdict != VERDICT_AGAIN;
+	slot = slot_for_key(s);
+	if (slot < KEY_SLOTS) {
+		s->verdict = take_slot(s, slot);
+		return s->verdict != VERDICT_AGAIN;
+	}
+	s->verdict = VERDICT_AGAIN;
+	for (slot = 0; slot < KEY_SLOTS; slot++) {
+		to = take_next(s, slot);
+		if (to != NO_SLOT && move_bucket(s, slot, to))
+			return 0;
+	}
+	s->verdict = VERDICT_UNSURE;
+	return 1;
 }
 
 static long try_own(__u64 i, struct slow *s)
 {
+	struct rule *rule;
+
 	(void)i;
-	s->verdict = charge_once(s, LINE_SLOTS);
-	return s->verdict != VERDICT_AGAIN;
+	s->verdict = charge_once(s, KEY_SLOTS);
+	if (s->verdict == VERDICT_AGAIN)
+		return 0;
+	rule = rule_of(s->key.id);
+	if (rule && s->spilled)
+		__sync_fetch_and_add(&rule->spilled_packets, s->packets);
+	return 1;
 }
 
 #endif

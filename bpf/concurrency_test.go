@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -159,27 +160,31 @@ func (r *rig) firstRule() []byte {
 	return rule
 }
 
-// slotsAreSound looks at a table at rest: no slot is left half taken, and no key has two.
+// slotsAreSound looks at a table at rest: no slot is left half taken, and no key
+// has two, be they in one line or in two. A key is known by its first line and its
+// fingerprint there: second_line and second_print of bucket.h the other way around.
 func (r *rig) slotsAreSound() {
 	r.Helper()
-	table := r.set.Replacements()[bpf.GcraMapTable]
+	type key struct{ line, print uint32 }
+	table, has := r.set.Replacements()[bpf.GcraMapTable], map[key]int{}
 	for i := range table.MaxEntries() {
 		var line bpf.AbiLine
 		if err := table.Lookup(i, &line); err != nil {
 			r.Fatal(err)
 		}
-		prints := map[uint32]int{}
 		for _, slot := range line.Slot {
 			if slot.Tat&1 != 0 {
 				r.Errorf("line %d: a slot was left half taken: %+v", i, line.Slot)
 			}
-			if slot.Print != 0 {
-				prints[slot.Print]++
+			k := key{i, slot.Print}
+			switch {
+			case slot.Print == 0:
+				continue
+			case slot.Print%2 == 0:
+				k = key{(i ^ (slot.Print+1)>>3) & (table.MaxEntries() - 1), slot.Print + 1}
 			}
-		}
-		for print, n := range prints {
-			if n > 1 {
-				r.Errorf("line %d: key %#x has %d slots", i, print, n)
+			if has[k]++; has[k] > 1 {
+				r.Errorf("line %d: key %#x of line %d has %d slots", i, k.print, k.line, has[k])
 			}
 		}
 	}
@@ -290,13 +295,15 @@ func TestChargeIsSeenWithItsTick(t *testing.T) {
 }
 
 // Two CPUs that meet a new key at the same time give it one slot. Here the key
-// is the time, so both meet each new one at once.
+// is the time, so both meet each new one at once; in a small table most lines are
+// full then, and keys take slots of their second lines, and buckets move.
 func TestNewKeyOnTwoCPUs(t *testing.T) {
 	frame := ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2), zeros(958)))
 	size := uint64(len(frame))
-	for _, algorithm := range algorithms {
-		t.Run(fmt.Sprint(algorithm), func(t *testing.T) {
-			r := newRig(t, maps.Size{Rules: 1, Buckets: 1 << 18}, live())
+	for i, buckets := range []uint32{1 << 18, 1 << 18, 1 << 16, 1 << 16} {
+		algorithm := algorithms[i%2]
+		t.Run(fmt.Sprintf("%v/%d buckets", algorithm, buckets), func(t *testing.T) {
+			r := newRig(t, maps.Size{Rules: 1, Buckets: buckets}, live())
 			// So slow that no slot is ever given back, with room for one packet.
 			rule := policy.Rule{
 				Prefix: prefix("10.0.0.0/8"), Rate: 8, Capacity: size,
@@ -499,18 +506,21 @@ func toHost(n, size int) []byte {
 
 // While time stands still a bucket takes exactly what it holds, and each byte
 // that passes is owed by exactly one bucket: new keys that all CPUs meet at the
-// same time, too.
+// same time, too, and buckets that move while they are charged, as the table is full.
 func TestNothingIsLostOrMadeUp(t *testing.T) {
 	const size, holds, now = 100, 3, uint64(1e12)
 	for _, algorithm := range algorithms {
-		for _, each := range eaches {
-			t.Run(fmt.Sprintf("%v/%v", algorithm, each), func(t *testing.T) {
-				r := newRig(t, maps.Size{Rules: 1, Buckets: 1 << 17}, egress())
+		for i, each := range append(eaches, eaches[1:]...) {
+			keys, buckets := packets(4000, 500), uint32(1<<17)
+			if i >= len(eaches) {
+				buckets = uint32(keys) // rounded up to a power of two
+			}
+			t.Run(fmt.Sprintf("%v/%v/%d buckets", algorithm, each, buckets), func(t *testing.T) {
+				r := newRig(t, maps.Size{Rules: 1, Buckets: buckets}, egress())
 				e := r.put(policy.Rule{
 					Prefix: prefix("10.0.0.0/8"), Rate: 1_000_000, Capacity: holds*size + size/2,
 					Algorithm: algorithm, Each: each, Fail: policy.Closed,
 				}, now)
-				keys := packets(4000, 500)
 				p := r.program(algorithm)
 				var passed atomic.Uint64
 				inCrowd(t, func(int) error {
@@ -541,7 +551,7 @@ func TestNothingIsLostOrMadeUp(t *testing.T) {
 						t.Errorf("%+v owes %d units, full is %d", b, units, full)
 					}
 				}
-				// Of a line of the table that five keys have in common, one is left for the spare bucket.
+				// Whoever found all slots taken is left for the spill bucket.
 				if each.Kind != policy.EachAll && len(sharers) != keys && own == 0 {
 					t.Errorf("%d sharers have a bucket, of %d", len(sharers), keys)
 				}
@@ -775,6 +785,50 @@ func TestChangesKeepEveryCharge(t *testing.T) {
 			_, all, own := r.owed(e, now)
 			if c := r.counters()[e.ID]; c.PassedBytes<<model.UnitBits != all+own || c.ExcessPackets > 0 {
 				t.Errorf("%d bytes passed, the buckets owe %d units, which are %d", c.PassedBytes, all+own, (all+own)>>model.UnitBits)
+			}
+		})
+	}
+}
+
+// Buckets move to make room for new keys just as packets charge them, again and
+// again: no charge is lost or counted twice.
+func TestMovesKeepEveryCharge(t *testing.T) {
+	const host = 14 + 18 // two bytes of the destination
+	// random sends each packet to one of so many hosts of a /16.
+	random := func(next *ebpf.Program, hosts int32) *ebpf.Program {
+		return before(t, "random", next,
+			asm.FnGetPrandomU32.Call(),
+			asm.And.Imm(asm.R0, hosts-1),
+			asm.LoadMem(asm.R2, asm.R6, 76, asm.Word), // data
+			asm.LoadMem(asm.R3, asm.R6, 80, asm.Word), // data_end
+			asm.Mov.Reg(asm.R4, asm.R2),
+			asm.Add.Imm(asm.R4, host+2),
+			asm.JGT.Reg(asm.R4, asm.R3, "on"),
+			asm.StoreMem(asm.R2, host, asm.R0, asm.Half),
+		)
+	}
+	for _, algorithm := range algorithms {
+		t.Run(fmt.Sprint(algorithm), func(t *testing.T) {
+			r := newRig(t, maps.Size{Rules: 1, Buckets: 64}, egress())
+			now := uint64(1e12)
+			e := r.put(policy.Rule{
+				Prefix: prefix("10.0.0.0/8"), Rate: 1_000_000_000, Capacity: policy.MaxCapacity,
+				Algorithm: algorithm, Each: policy.Each{Kind: policy.EachHost}, Fail: policy.Closed,
+			}, now)
+			frames := [2][]byte{toHost(1<<16, 100), toHost(2<<16, 164)}
+			programs := [2]*ebpf.Program{random(r.program(algorithm), 16), random(r.program(algorithm), 1<<15)}
+			for range packets(300, 50) {
+				now += 1000 * uint64(time.Second) // all have drained
+				before := r.counters()[e.ID]
+				onEachCPU(t, func(cpu int) error {
+					_, err := programs[cpu].Run(&ebpf.RunOptions{Data: frames[cpu], Context: meta{now: now}.context(), Repeat: 2000})
+					return err
+				})
+				_, all, own := r.owed(e, now)
+				if c := since(before, r.counters()[e.ID]); c.PassedBytes<<model.UnitBits != all+own || c.ExcessPackets > 0 {
+					t.Fatalf("%d bytes passed, the buckets owe %d units, which are %d", c.PassedBytes, all+own, (all+own)>>model.UnitBits)
+				}
+				r.slotsAreSound()
 			}
 		})
 	}

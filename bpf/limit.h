@@ -204,10 +204,21 @@ __noinline int look_for(struct __sk_buff *skb, __u32 ip, __u32 flags, struct slo
 	return 0;
 }
 
-/* Charges any packet to its bucket, by a version that was resolved. Where a key can have none, the rule's own is charged. */
-__noinline enum verdict charge_slowly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 version, __u64 bytes)
+/*
+ * Charges any packet to its bucket, by a version that was resolved; to the spill
+ * bucket where its key has no slot and can take none. Strangers share that one,
+ * so it has neither penalties nor marks beyond the capacity: either would let
+ * whoever sends most shut all others out.
+ */
+__noinline enum verdict charge_slowly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 version, __u64 framed)
 {
-	struct slow s = { .key.id = id, .version = version, .bytes = bytes, .verdict = VERDICT_AGAIN };
+	struct slow s = {
+		.key.id = id,
+		.version = version,
+		.bytes = BYTES_OF(framed),
+		.packets = PACKETS_OF(framed),
+		.verdict = VERDICT_AGAIN,
+	};
 	const struct terms *terms;
 	const struct rule *rule;
 
@@ -222,11 +233,13 @@ __noinline enum verdict charge_slowly(struct __sk_buff *skb, __u32 ip, __u32 id,
 		bpf_loop(TRIES, try_slot, &s, 0);
 		if (s.verdict != VERDICT_UNSURE && s.verdict != VERDICT_AGAIN)
 			goto charged;
+		s.spilled = true;
+		s.ect = false;
 	}
 	bpf_loop(TRIES, try_own, &s, 0);
 charged:
 	if (s.verdict == VERDICT_PASS && terms->flags & RULE_DELAY) {
-		s.wait = units_before(terms, bytes, s.tat - clock_of(terms, version, s.now));
+		s.wait = units_before(terms, s.bytes, s.tat - clock_of(terms, version, s.now));
 		if (s.wait && terms->flags & RULE_SPARSE) {
 			look_for(skb, ip, RULE_FLOW, &s);
 			bpf_loop(TRIES, try_slot, &s, 0);
@@ -294,18 +307,27 @@ static __always_inline __u64 hash_plainly(struct __sk_buff *skb, __u32 ip, const
 	}
 }
 
-/* The slot of a host or flow, if it has one. */
-static __always_inline struct bucket *find_bucket(__u64 hash)
+/* The slot of a host or flow, if it has one in its first line, or with second in its second, and the fingerprint there. */
+static __always_inline struct bucket *find_bucket(__u64 hash, bool second, __u32 *print)
 {
-	__u32 number = line_of(hash), print = print_of(hash);
+	__u32 number = line_of(hash);
 	struct bucket *slot;
 	struct line *line;
 
+	*print = print_of(hash);
 	line = bpf_map_lookup_elem(&table, &number);
 	if (!line)
 		return NULL;
-	slot = &line->slot[home_of(print)];
-	return READ_ONCE(slot->print) == print ? slot : find_slot(line, print);
+	slot = &line->slot[home_of(*print)];
+	if (READ_ONCE(slot->print) == *print)
+		return slot;
+	slot = find_slot(line, *print);
+	if (slot || !second)
+		return slot;
+	number = second_line(number, *print);
+	*print = second_print(*print);
+	line = bpf_map_lookup_elem(&table, &number);
+	return line ? find_slot(line, *print) : NULL;
 }
 
 static __always_inline void count(__u64 *packets, __u64 *bytes, __u64 n, __u64 length)
@@ -455,7 +477,7 @@ __noinline int apply_shadow(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 alg
 	framed = framed_bytes(skb, ip, terms->overhead, terms->mpu);
 	packets = PACKETS_OF(framed);
 	bytes = BYTES_OF(framed);
-	verdict = charge_slowly(skb, ip, id, version, bytes);
+	verdict = charge_slowly(skb, ip, id, version, framed);
 	c = counters_of(rule);
 	if (verdict == VERDICT_EXCESS) {
 		count(&c->spared_packets, &c->spared_bytes, packets, bytes);
@@ -487,7 +509,7 @@ __noinline int apply_slowly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 alg
 	flags = terms->flags;
 	framed = framed_bytes(skb, ip, terms->overhead, terms->mpu);
 	if (!(flags & RULE_UNLIMITED))
-		verdict = charge_slowly(skb, ip, ID_OF(decision), VERSION_OF(decision), BYTES_OF(framed));
+		verdict = charge_slowly(skb, ip, ID_OF(decision), VERSION_OF(decision), framed);
 	answer = act(skb, ip, rule, flags, PACKETS_OF(framed), BYTES_OF(framed), verdict);
 	count_extra(rule, PACKETS_OF(framed));
 	return answer;
@@ -497,36 +519,60 @@ __noinline int apply_slowly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 alg
 #define RULE_RARE \
 	(RULE_UNLIMITED | RULE_FRAMING | RULE_ECN | RULE_PASS | RULE_FAIL_CLOSED | RULE_ABSENT | RULE_SHADOW | RULE_SPARSE)
 
+/* What functions answer that have done nothing. */
+#define UNDONE -2
+
 /* Charges a packet that counts as long as it is to a bucket that is at hand; VERDICT_AGAIN if it is not. */
 static __always_inline enum verdict charge_plainly(struct __sk_buff *skb, __u32 ip, struct rule *rule, __u32 version,
-						   const struct terms *terms, __u32 flags, __u64 *now, __u64 *given)
+						   const struct terms *terms, __u32 flags, bool second, __u64 *now,
+						   __u64 *given)
 {
 	enum verdict verdict;
 	struct bucket *bucket;
 	__u64 hash, v;
+	__u32 print;
 
 	if (flags & RULE_EACH) {
 		hash = hash_plainly(skb, ip, rule->details[version].each_mask, terms->salt, flags);
-		bucket = hash ? find_bucket(hash) : NULL;
+		bucket = hash ? find_bucket(hash, second, &print) : NULL;
 		if (!bucket)
 			return VERDICT_AGAIN;
 		*now = time_ns(skb);
-		return charge_bucket(terms, byte_clock(terms, terms->base, *now), bucket, print_of(hash), *now,
-				     skb->len, false, given);
+		return charge_bucket(terms, byte_clock(terms, terms->base, *now), bucket, print, *now,
+				     skb->len, false, true, given);
 	}
 	*now = time_ns(skb);
 	v = byte_clock(terms, terms->base, *now);
-	verdict = charge_bucket(terms, v, &rule->own, 0, *now, skb->len, false, given);
+	verdict = charge_bucket(terms, v, &rule->own, 0, *now, skb->len, false, true, given);
 	/* With two CPUs on one bucket, that the other was faster is as likely as not. */
 	if (verdict == VERDICT_AGAIN)
-		verdict = charge_bucket(terms, v, &rule->own, 0, *now, skb->len, false, given);
+		verdict = charge_bucket(terms, v, &rule->own, 0, *now, skb->len, false, true, given);
 	return verdict;
 }
 
-/* What apply_plainly answers if it has done nothing. */
-#define UNDONE -2
+/*
+ * The version of a rule that is in force, if that does not depend on the time and
+ * the rule has nothing rare about it; UNDONE otherwise.
+ */
+static __always_inline int plain_version(const struct rule *rule, __u32 algorithm)
+{
+	__u32 version = READ_ONCE(rule->version);
+	__u64 view;
 
-/* Applies a rule that delays and has nothing rare about it to a packet that is one of most, if it can. */
+	if (version & VERSION_CHANGES) {
+		view = READ_ONCE(change.view);
+		if (view == VIEW_TIMED)
+			return UNDONE;
+		version ^= view;
+	}
+	version &= 1;
+	return (terms_of(rule, version)->flags ^ algorithm) & (RULE_LEAKY | RULE_RARE) ? UNDONE : version;
+}
+
+/*
+ * Applies a rule that has nothing rare about it to a packet that is one of most, if
+ * it can: for rules that delay, and for keys that are not in their first line.
+ */
 __noinline int apply_plainly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 version)
 {
 	struct rule *rule = rule_of(id);
@@ -540,13 +586,22 @@ __noinline int apply_plainly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 ve
 	version &= 1;
 	terms = terms_of(rule, version);
 	flags = terms->flags;
-	verdict = charge_plainly(skb, ip, rule, version, terms, flags, &now, &given);
+	verdict = charge_plainly(skb, ip, rule, version, terms, flags, true, &now, &given);
 	if (verdict == VERDICT_AGAIN)
 		return UNDONE;
-	if (verdict == VERDICT_PASS)
+	if (verdict == VERDICT_PASS && flags & RULE_DELAY)
 		verdict = hold_back(skb, ip, terms, &rule->details[version], now,
 				    units_before(terms, skb->len, given - byte_clock(terms, terms->base, now)));
 	return act(skb, ip, rule, flags, 1, skb->len, verdict);
+}
+
+/* Applies a rule that has nothing rare about it, to a packet whose key may be in its second line. */
+__noinline int apply_second(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 algorithm)
+{
+	struct rule *rule = rule_of(id);
+	int version = rule ? plain_version(rule, algorithm) : UNDONE;
+
+	return version < 0 ? UNDONE : apply_plainly(skb, ip, id, version);
 }
 
 /*
@@ -588,7 +643,7 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id, __u3
 	/* Touched before the clock is read, which waits for all loads, so that two misses are one. */
 	if (IS_BIG)
 		READ_ONCE(counters_of(rule)->passed_packets);
-	verdict = charge_plainly(skb, ip, rule, version, terms, flags, &now, &given);
+	verdict = charge_plainly(skb, ip, rule, version, terms, flags, false, &now, &given);
 	c = counters_of(rule);
 	if (verdict == VERDICT_PASS) {
 		count(&c->passed_packets, &c->passed_bytes, 1, skb->len);
@@ -598,6 +653,9 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id, __u3
 		count(&c->dropped_packets, &c->dropped_bytes, 1, skb->len);
 		return DROP;
 	}
+	done = apply_second(skb, ip, id, algorithm);
+	if (done != UNDONE)
+		return done;
 slowly:
 	/* Before the packet is told another time than that of now. */
 	if (hook.shadows)

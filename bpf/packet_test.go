@@ -755,10 +755,10 @@ func TestSpareBucket(t *testing.T) {
 			t.Errorf("%v: the spare bucket owes %d units, and nobody needed it", algorithm, got)
 		}
 		// Whoever else comes shares what the spare one has, and so do new ones.
-		r.want(p, to(10), meta{now: now}, next, pass)
-		r.want(p, to(11), meta{now: now}, next, pass)
+		r.want(p, to(10), meta{now: now}, next, map[uint32]maps.Counters{e.ID: spilled(passed(1000))})
+		r.want(p, to(11), meta{now: now}, next, map[uint32]maps.Counters{e.ID: spilled(passed(1000))})
 		for host := byte(10); host < 20; host++ {
-			r.want(p, to(host), meta{now: now}, drop, excess)
+			r.want(p, to(host), meta{now: now}, drop, map[uint32]maps.Counters{e.ID: spilled(dropped(1000))})
 		}
 		if got := r.set.OwnLevel(e, now) >> 20; got != 2000 {
 			t.Errorf("%v: the spare bucket owes %d bytes, want 2000", algorithm, got)
@@ -791,7 +791,7 @@ func TestSlotIsKeptForSlowClocks(t *testing.T) {
 			r.want(p, toHost(host, 2000), meta{now: now}, next, pass)
 		}
 		now += 2000 * 1000 // drained by this CPU's clock
-		r.want(p, toHost(10, 2000), meta{now: now}, next, pass)
+		r.want(p, toHost(10, 2000), meta{now: now}, next, map[uint32]maps.Counters{e.ID: spilled(passed(2000))})
 		for host := range 4 {
 			r.want(p, toHost(host, 2000), meta{now: now - 1_000_000}, drop, excess)
 		}

@@ -245,6 +245,7 @@ func since(before, after maps.Counters) maps.Counters {
 	after.UnsurePackets -= before.UnsurePackets
 	after.ExtraPackets -= before.ExtraPackets
 	after.ExemptPackets -= before.ExemptPackets
+	after.SpilledPackets -= before.SpilledPackets
 	return after
 }
 
@@ -259,6 +260,12 @@ func dropped(bytes uint64) maps.Counters {
 // shadowed is excess that passes untouched.
 func shadowed(bytes uint64) maps.Counters {
 	return maps.Counters{ExcessPackets: 1, ExcessBytes: bytes, PassedPackets: 1, PassedBytes: bytes}
+}
+
+// spilled is the same on the spill bucket.
+func spilled(c maps.Counters) maps.Counters {
+	c.SpilledPackets = 1
+	return c
 }
 
 func marked(bytes uint64) maps.Counters {

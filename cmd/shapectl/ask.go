@@ -99,6 +99,8 @@ func (e *env) ask(o askOptions) error {
 		}
 		meter, now := h.Set.Meter(entry), maps.Now()
 		level := h.Set.Level(entry, h.Match(), flow, now)
+		answer.Spilled = h.Set.Spills(entry, h.Match(), flow, now)
+		entry.Rule = chargedBy(entry.Rule, answer.Spilled)
 		answer.Bytes = charged(answer.Bytes, entry.Framing)
 		answer.LevelBytes, answer.CapacityBytes, answer.Queue = model.Bytes(level), &entry.Capacity, report.NewQueue(entry.Rule)
 		answer.Conforms, answer.Sharer = meter.Conforms(level, answer.Bytes), maps.Sharer(entry, h.Match(), flow)
@@ -107,6 +109,18 @@ func (e *env) ask(o askOptions) error {
 		answer.Note = ofWhichFlow(entry.Rule, o.flow, answer.Verdict)
 		return e.answer(answer)
 	})
+}
+
+// chargedBy is a rule as it treats packets that are charged to its spill bucket,
+// if spilled: without a penalty, and without marks beyond the capacity.
+func chargedBy(r policy.Rule, spilled bool) policy.Rule {
+	if spilled {
+		r.Penalty = policy.Penalty{}
+		if r.Excess == policy.ECN {
+			r.Excess = policy.Drop
+		}
+	}
+	return r
 }
 
 // charged is what a packet of that length counts.

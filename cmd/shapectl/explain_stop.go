@@ -206,10 +206,12 @@ func (x explainer) rule(s *report.Stop, h *loader.Hook, e maps.Entry, tags int, 
 		return nil
 	}
 	meter, now := h.Set.Meter(e), maps.Now()
+	spilled := h.Set.Spills(e, h.Match(), flow, now)
+	e.Rule = chargedBy(e.Rule, spilled)
 	b := bucketNow{rule: e.Rule, meter: meter, units: h.Set.Level(e, h.Match(), flow, now)}
 	b.ahead = p.flow != nil && h.Set.GoesAhead(e, flow, now, counted.Bytes)
 	level := b.level(counted.Bytes, h.Device.Speed(), time.Now())
-	level.Sharer = maps.Sharer(e, h.Match(), flow)
+	level.Sharer, level.Spilled = maps.Sharer(e, h.Match(), flow), spilled
 	s.Bucket = &level
 	if s.Attached {
 		s.Verdict, _ = fate(e.Rule, meter, b.units, counted.Bytes, b.ahead)

@@ -74,6 +74,7 @@ type Limits struct {
 	Rules      []Rule
 	Change     maps.ChangeState // of the last change of many rules
 	Until      uint64           // for how long a pending one is still in force, in ns
+	Slots      maps.Slots       // of the bucket table; not known where no rule has spilled
 }
 
 // A Rule is a rule with what became of its packets.
@@ -121,7 +122,7 @@ var systemChecks = []func(System) []report.Finding{
 // Each takes the device of the side, nil where it is not here.
 var sideChecks = []func(Facts, Side, *Device) []report.Finding{
 	checkState, checkChange, checkBuild, checkQueue, checkLinkType, checkChain, checkXDP, checkHardware, checkMerged,
-	checkCapacity, checkBurst, checkStacked, checkFamilies, checkUnsure, checkUnmatched,
+	checkCapacity, checkBurst, checkStacked, checkFamilies, checkUnsure, checkSpilled, checkUnmatched,
 }
 
 func unread(u Unread) report.Finding {

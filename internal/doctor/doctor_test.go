@@ -12,6 +12,7 @@ import (
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -282,6 +283,14 @@ func TestJudge(t *testing.T) {
 
 		{"unsure", func(f *Facts) { f.rule().Counters.UnsurePackets = 3 },
 			[]string{"warning eth0 egress unsure"}, []string{"3 packets of 10.0.0.0/24"}},
+		{"spilled, and the table is full", func(f *Facts) {
+			f.rule().Counters.SpilledPackets = 3
+			f.Sides[0].Limits.Slots = maps.Slots{All: 200, InUse: 190}
+		}, []string{"warning eth0 egress spilled"}, []string{"3 packets of 10.0.0.0/24 had no bucket of their own", "190 of the table's 200 slots (95 %)", "--each /24"}},
+		{"spilled, and the table is not full any more", func(f *Facts) {
+			f.rule().Counters.SpilledPackets = 3
+			f.Sides[0].Limits.Slots = maps.Slots{All: 200, InUse: 20}
+		}, []string{"note eth0 egress spilled"}, []string{"that is over"}},
 		{"no traffic", func(f *Facts) { f.rule().Counters.PassedPackets = 0 },
 			[]string{"note eth0 egress traffic"}, []string{"egress is what leaves", "the destination"}},
 		{"all dropped is traffic", func(f *Facts) { f.rule().Counters.PassedPackets, f.rule().Counters.DroppedPackets = 0, 1 }, nil, nil},

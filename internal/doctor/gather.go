@@ -121,7 +121,11 @@ func side(h *loader.Hook) (Side, error) {
 		return s, err
 	}
 	for _, e := range h.Set.Rules() {
-		l.Rules = append(l.Rules, Rule{Rule: e.Rule, Counters: h.Set.Counters(e.ID)})
+		r := Rule{Rule: e.Rule, Counters: h.Set.Counters(e.ID)}
+		l.Rules = append(l.Rules, r)
+		if r.Counters.SpilledPackets > 0 && l.Slots.All == 0 {
+			l.Slots = h.Set.Slots(maps.Now())
+		}
 	}
 	s.Limits = l
 	return s, nil

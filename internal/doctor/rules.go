@@ -234,6 +234,31 @@ func checkUnsure(_ Facts, s Side, _ *Device) []report.Finding {
 		"spread the load with --each, or receive on fewer CPUs; --fail closed drops such packets")
 }
 
+// fullTable is from how much of a bucket table in use on some keys find no slot, in percent.
+const fullTable = 75
+
+func checkSpilled(_ Facts, s Side, _ *Device) []report.Finding {
+	var packets uint64
+	var spilled []Rule
+	for _, r := range s.limited() {
+		if r.Counters.SpilledPackets > 0 {
+			packets += r.Counters.SpilledPackets
+			spilled = append(spilled, r)
+		}
+	}
+	if len(spilled) == 0 {
+		return nil
+	}
+	slots := s.Limits.Slots
+	found := fmt.Sprintf("%s of %s had no bucket of their own and shared the rule's spill bucket; %d of the table's %d slots (%.0f %%) are in use now",
+		count(packets, "packet"), prefixes(spilled), slots.InUse, slots.All, 100*float64(slots.InUse)/float64(max(slots.All, 1)))
+	advice := "give fewer a bucket (--each /24, or /64 for IPv6), or free buckets sooner: a shorter --penalty, a smaller --capacity, a higher --rate; drop spoofed sources before the limit"
+	if slots.InUse*100 < slots.All*fullTable {
+		return s.finding(report.Note, "spilled", found+": that is over", "if it comes back, "+advice)
+	}
+	return s.finding(report.Warning, "spilled", found, advice)
+}
+
 func checkUnmatched(_ Facts, s Side, _ *Device) []report.Finding {
 	if !s.inForce() {
 		return nil

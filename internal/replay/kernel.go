@@ -1,7 +1,6 @@
 package replay
 
 import (
-	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
@@ -249,10 +248,8 @@ func (k *Kernel) result(r *Result, p packet, e *entry, before maps.Counters) {
 		return
 	}
 	r.Level = k.set.Level(e.Entry, k.Match, p.flow, r.Time)
-	if e.Each.Kind != policy.EachAll {
-		own := k.set.OwnLevel(e.Entry, r.Time)
-		r.Spare = own > 0 && r.Level == 0
-		r.Level = cmp.Or(r.Level, own)
+	if r.Spare = now.SpilledPackets > before.SpilledPackets; r.Spare {
+		r.Level = k.set.OwnLevel(e.Entry, r.Time)
 	}
 }
 

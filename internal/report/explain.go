@@ -118,7 +118,8 @@ type Counted struct {
 
 // Level is how full a bucket is, and what that means for a packet.
 type Level struct {
-	Sharer        string `json:"sharer"` // whose it is
+	Sharer        string `json:"sharer"`  // whose it is
+	Spilled       bool   `json:"spilled"` // the table has no room for it: this is the rule's spill bucket
 	LevelBytes    uint64 `json:"level_bytes"`
 	CapacityBytes uint64 `json:"capacity_bytes"`
 	Queue
@@ -189,6 +190,9 @@ func (p Stop) text(s *strings.Builder) {
 		fact(s, "counted", p.Counted.words())
 		if p.Bucket != nil {
 			p.Bucket.text(s)
+			if p.Bucket.Spilled {
+				fact(s, "spilled", noRoom(p.Bucket.Sharer))
+			}
 		}
 		p.now(s)
 		if p.Proposed != nil {

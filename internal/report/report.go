@@ -52,7 +52,8 @@ type Rule struct {
 	MarkedPackets  uint64 `json:"marked_packets"`
 	UnsurePackets  uint64 `json:"unsure_packets"`
 	ExemptPackets  uint64 `json:"exempt_packets"`
-	SKBs           uint64 `json:"skbs"` // passed and dropped, where packets are those on the wire
+	SKBs           uint64 `json:"skbs"`            // passed and dropped, where packets are those on the wire
+	SpilledPackets uint64 `json:"spilled_packets"` // of all that matched: charged to the spill bucket
 	Sentence       string `json:"sentence"`
 	// RevertsInNS is null unless the rule came with a change that waits to be confirmed.
 	RevertsInNS *uint64 `json:"reverts_in_ns"`
@@ -96,7 +97,7 @@ func NewRule(p Place, r policy.Rule, c maps.Counters, level uint64) Rule {
 		DroppedPackets: c.DroppedPackets, DroppedBytes: c.DroppedBytes,
 		DelayedPackets: c.DelayedPackets, DelayedBytes: c.DelayedBytes,
 		Queue: NewQueue(r), MarkedPackets: c.MarkedPackets, UnsurePackets: c.UnsurePackets,
-		ExemptPackets: c.ExemptPackets, SKBs: c.SKBs(),
+		ExemptPackets: c.ExemptPackets, SpilledPackets: c.SpilledPackets, SKBs: c.SKBs(),
 		Sentence: r.Sentence(p.Device, p.Direction, p.Match), RevertsInNS: p.RevertsInNS,
 	}
 	if !out.Unlimited {
@@ -187,6 +188,12 @@ func buckets(w io.Writer, r Rule) error {
 	return nil
 }
 
+// A column of Stats that is left out where it is 0 for all rules.
+type column struct {
+	head string
+	of   func(Rule) uint64
+}
+
 // Stats writes a table of what became of the packets of each rule.
 func Stats(w io.Writer, rules []Rule) error {
 	// Escaped here, as a tab writer would take some bytes for its own.
@@ -197,17 +204,21 @@ func Stats(w io.Writer, rules []Rule) error {
 	}
 	// Columns that nobody misses where there is nothing to count.
 	delays := slices.ContainsFunc(rules, func(r Rule) bool { return r.delays() || r.DelayedPackets > 0 })
-	exempts := slices.ContainsFunc(rules, func(r Rule) bool { return r.ExemptPackets > 0 })
-	head, delayed, exemptHead, exempt := "", "", "", ""
+	head, delayed := "", ""
 	if delays {
 		head = "\tDELAYED\tBYTES"
 	}
-	if exempts {
-		exemptHead = "\tEXEMPT"
+	rare := slices.DeleteFunc([]column{
+		{"EXEMPT", func(r Rule) uint64 { return r.ExemptPackets }},
+		{"SPILLED", func(r Rule) uint64 { return r.SpilledPackets }},
+	}, func(c column) bool { return !slices.ContainsFunc(rules, func(r Rule) bool { return c.of(r) > 0 }) })
+	rareHead := ""
+	for _, c := range rare {
+		rareHead += "\t" + c.head
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	// Numbers go to the right, names to the left.
-	fmt.Fprintf(t, "%-*s\tRATE\tPASSED\tBYTES\tEXCESS\tBYTES\tDROPPED\tBYTES%s\tMARKED\tUNSURE%s\tLEVEL\t\n", width, "RULE", head, exemptHead)
+	fmt.Fprintf(t, "%-*s\tRATE\tPASSED\tBYTES\tEXCESS\tBYTES\tDROPPED\tBYTES%s\tMARKED\tUNSURE%s\tLEVEL\t\n", width, "RULE", head, rareHead)
 	for _, r := range rules {
 		rate := "unlimited"
 		if r.RateBits != nil {
@@ -216,12 +227,13 @@ func Stats(w io.Writer, rules []Rule) error {
 		if delays {
 			delayed = fmt.Sprintf("\t%d\t%d", r.DelayedPackets, r.DelayedBytes)
 		}
-		if exempts {
-			exempt = fmt.Sprintf("\t%d", r.ExemptPackets)
+		numbers := ""
+		for _, c := range rare {
+			numbers += fmt.Sprintf("\t%d", c.of(r))
 		}
 		fmt.Fprintf(t, "%-*s\t%s\t%d\t%d\t%d\t%d\t%d\t%d%s\t%d\t%d%s\t%d%s\t\n", width, name(r), rate,
 			r.PassedPackets, r.PassedBytes, r.ExcessPackets, r.ExcessBytes, r.DroppedPackets, r.DroppedBytes, delayed,
-			r.MarkedPackets, r.UnsurePackets, exempt, r.LevelBytes, remark(r))
+			r.MarkedPackets, r.UnsurePackets, numbers, r.LevelBytes, remark(r))
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -247,6 +259,7 @@ type Answer struct {
 	Conforms      bool    `json:"conforms"`
 	Verdict       string  `json:"verdict"` // pass, drop, mark or delay
 	Sharer        string  `json:"sharer"`  // whose bucket it is
+	Spilled       bool    `json:"spilled"` // the table has no room for it: level and verdict are those of the spill bucket
 	LevelBytes    uint64  `json:"level_bytes"`
 	CapacityBytes *uint64 `json:"capacity_bytes"`
 	Queue
@@ -267,6 +280,9 @@ func (a Answer) Text(w io.Writer) error {
 		fmt.Fprintf(&s, "%s\n%d bytes would pass\n", a.Sentence, a.Bytes)
 	default:
 		fmt.Fprintf(&s, "%s\n%s; %d bytes %s\n", a.Sentence, a.filled(a.Sharer, a.LevelBytes, *a.CapacityBytes), a.Bytes, a.fate())
+		if a.Spilled {
+			s.WriteString(noRoom(a.Sharer) + "\n")
+		}
 	}
 	if a.Rule != nil && !a.Attached {
 		s.WriteString("the rule is not in force\n")
@@ -292,6 +308,11 @@ func (a Answer) fate() string {
 		return fmt.Sprintf("would wait %s and pass, marked by ECN where they can be", wait)
 	}
 	return fmt.Sprintf("would wait %s and pass", wait)
+}
+
+// noRoom says why a packet is charged to the spill bucket.
+func noRoom(sharer string) string {
+	return "the bucket table has no room for " + sharer + ": this is the rule's spill bucket, which it shares with all others without room"
 }
 
 func percent(part, whole uint64) string {

@@ -129,3 +129,26 @@ func TestAnswerOfQueue(t *testing.T) {
 		}
 	}
 }
+
+// A packet without a bucket of its own is said to be charged to the spill bucket, and counts as such.
+func TestSpilled(t *testing.T) {
+	rule, capacity := "10.0.0.0/24", uint64(1000)
+	var text bytes.Buffer
+	a := Answer{Rule: &rule, Sentence: "each host", Sharer: "10.0.0.7", Spilled: true, LevelBytes: 1000, CapacityBytes: &capacity, Verdict: "drop", Attached: true}
+	if err := a.Text(&text); err != nil || !strings.Contains(text.String(), "no room for 10.0.0.7: this is the rule's spill bucket") {
+		t.Errorf("%v, %s", err, text.String())
+	}
+	text.Reset()
+	if err := JSON(&text, a); err != nil || !strings.Contains(text.String(), `"spilled": true`) {
+		t.Errorf("%v, %s", err, text.String())
+	}
+	text.Reset()
+	rules := []Rule{NewRule(Place{}, policy.Rule{}, maps.Counters{PassedPackets: 7, SpilledPackets: 5}, 0), {}}
+	if err := Stats(&text, rules); err != nil || !strings.Contains(text.String(), "SPILLED") {
+		t.Errorf("%v, %s", err, text.String())
+	}
+	text.Reset()
+	if err := Stats(&text, rules[1:]); err != nil || strings.Contains(text.String(), "SPILLED") {
+		t.Errorf("nothing spills: %v, %s", err, text.String())
+	}
+}

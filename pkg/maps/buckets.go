@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"iter"
 	"net/netip"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -98,12 +99,18 @@ func load(b *bpf.AbiBucket) model.Bucket {
 }
 
 // Level is what the bucket that a packet of flow would be charged to owes now,
-// in units: 0 where there is none yet.
+// in units: 0 where it is a new one.
 func (s *Set) Level(e Entry, match policy.Match, flow Flow, now uint64) (units uint64) {
-	if e.Each.Kind == policy.EachAll {
+	if e.Each.Kind == policy.EachAll || s.Spills(e, match, flow, now) {
 		return s.OwnLevel(e, now)
 	}
 	return s.slotLevel(e.ID, makeKey(e.ID, e.Each, match, flow), now)
+}
+
+// Spills reports whether a packet of flow would now be charged to the spill
+// bucket of its rule, as the table has no room for a bucket of its own.
+func (s *Set) Spills(e Entry, match policy.Match, flow Flow, now uint64) bool {
+	return e.Each.Kind != policy.EachAll && !s.hasRoom(e.ID, makeKey(e.ID, e.Each, match, flow), now)
 }
 
 // GoesAhead reports whether a packet of n bytes of a flow would now go ahead of
@@ -114,21 +121,91 @@ func (s *Set) GoesAhead(e Entry, flow Flow, now, n uint64) bool {
 	}
 	m, key := s.Meter(e), makeKey(e.ID, policy.Each{Kind: policy.EachFlow}, policy.MatchDst, flow)
 	own := m.Owing(s.slotLevel(e.ID, key, now), now)
-	inOrder := now < atomic.LoadUint64(&s.rule(e.ID).InOrder)
+	inOrder := now < atomic.LoadUint64(&s.rule(e.ID).InOrder) || !s.hasRoom(e.ID, key, now)
 	return m.Ahead(&own, now, n, 0, inOrder)
+}
+
+// slotOf is the slot of a key, nil where it has none.
+func (s *Set) slotOf(id uint32, key bpf.AbiKey) *bpf.AbiBucket {
+	for _, p := range s.places(key, s.current(id).Salt) {
+		for i := range lineSlots {
+			if slot := &s.lines[p.line].Slot[i]; atomic.LoadUint32(&slot.Print) == p.print {
+				return slot
+			}
+		}
+	}
+	return nil
 }
 
 // slotLevel is what the slot of a key owes, in units: 0 where it has none.
 func (s *Set) slotLevel(id uint32, key bpf.AbiKey, now uint64) uint64 {
-	rule := s.current(id)
-	line, print := s.place(key, rule.Salt)
-	for i := range lineSlots {
-		slot := &s.lines[line].Slot[i]
-		if atomic.LoadUint32(&slot.Print) == print {
-			return s.levelOf(id, rule, load(slot), now)
+	slot := s.slotOf(id, key)
+	if slot == nil {
+		return 0
+	}
+	return s.levelOf(id, s.current(id), load(slot), now)
+}
+
+// hasRoom reports whether a key has a slot, or would get one: try_slot of bpf/bucket.h.
+func (s *Set) hasRoom(id uint32, key bpf.AbiKey, now uint64) bool {
+	if s.slotOf(id, key) != nil {
+		return true
+	}
+	places := s.places(key, s.current(id).Salt)
+	if s.hasSpare(places[0].line, now) || s.hasSpare(places[1].line, now) {
+		return true
+	}
+	for _, p := range places {
+		for i := range lineSlots {
+			moved := place{p.line, atomic.LoadUint32(&s.lines[p.line].Slot[i].Print)}
+			if isFirst(moved.print) && s.hasSpare(s.second(moved).line, now) {
+				return true
+			}
 		}
 	}
-	return 0
+	return false
+}
+
+// Slots tell how full the table is.
+type Slots struct {
+	All   int
+	InUse int // that somebody owes something on, so that no other key can have them
+}
+
+// Slots counts those of the table.
+func (s *Set) Slots(now uint64) Slots {
+	n := Slots{All: len(s.lines) * int(lineSlots)}
+	for i := range s.lines {
+		for j := range lineSlots {
+			if !s.isSpare(uint32(i), j, now) {
+				n.InUse++
+			}
+		}
+	}
+	return n
+}
+
+// hasSpare reports whether a line has a slot that any key may take.
+func (s *Set) hasSpare(line uint32, now uint64) bool {
+	for i := range lineSlots {
+		if s.isSpare(line, i, now) {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *Set) isSpare(line, i uint32, now uint64) bool {
+	slot, key := &s.lines[line].Slot[i], &s.keys[line*lineSlots+i]
+	b := load(slot)
+	return b.TAT == 0 && atomic.LoadUint32(&slot.Print) == 0 || b.TAT&taken == 0 && s.drained(key, b, now)
+}
+
+// drained is that of bpf/bucket.h: for CPUs whose clock is behind, too.
+func (s *Set) drained(key *bpf.AbiKey, b model.Bucket, now uint64) bool {
+	const skew = 1 << 20 // SKEW_NS
+	id := atomic.LoadUint32(&key.Id)
+	return id < s.Size().Rules && s.levelOf(id, s.current(id), b, now-min(now, skew)) == 0
 }
 
 // Sharer names whose bucket a packet of flow is charged to.
@@ -157,13 +234,16 @@ func (s *Set) OwnLevel(e Entry, now uint64) uint64 {
 	return s.levelOf(e.ID, s.current(e.ID), load(&s.rule(e.ID).Own), now)
 }
 
-// slotsIn are the slots of hosts, subnets and flows that are in use in some of the lines.
-func (s *Set) slotsIn(from, to int) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
+// slotsIn are the slots of hosts, subnets and flows in some of the lines that
+// keys have there as their first line, or as their second. Buckets move from
+// first lines to second ones, so whoever looks at all lines for the first, and
+// then at all for the second, misses none.
+func (s *Set) slotsIn(from, to int, first bool) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 	return func(yield func(*bpf.AbiBucket, *bpf.AbiKey) bool) {
 		for i := from; i < to; i++ {
 			for j := range lineSlots {
 				slot, key := &s.lines[i].Slot[j], &s.keys[i*int(lineSlots)+int(j)]
-				if atomic.LoadUint32(&slot.Print) == 0 || atomic.LoadUint64(&slot.Tat)&taken != 0 {
+				if print := atomic.LoadUint32(&slot.Print); print == 0 || isFirst(print) != first {
 					continue
 				}
 				if !yield(slot, key) {
@@ -174,15 +254,17 @@ func (s *Set) slotsIn(from, to int) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 	}
 }
 
-// slots are those of one rule.
+// slots are those of one rule. One that moves meanwhile may come twice.
 func (s *Set) slots(id uint32) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 	return func(yield func(*bpf.AbiBucket, *bpf.AbiKey) bool) {
 		if s.rule(id).Shared == 0 {
 			return
 		}
-		for slot, key := range s.slotsIn(0, len(s.lines)) {
-			if atomic.LoadUint32(&key.Id) == id && !yield(slot, key) {
-				return
+		for _, first := range []bool{true, false} {
+			for slot, key := range s.slotsIn(0, len(s.lines), first) {
+				if atomic.LoadUint32(&key.Id) == id && !yield(slot, key) {
+					return
+				}
 			}
 		}
 	}
@@ -195,10 +277,13 @@ func (s *Set) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
 	return func(yield func(Bucket) bool) {
 		for slot, key := range s.slots(e.ID) {
 			before, k := load(slot), *key
+			if before.TAT&taken != 0 {
+				continue
+			}
 			level := s.levelOf(e.ID, rule, before, now)
-			_, print := s.place(k, rule.Salt)
+			places, print := s.places(k, rule.Salt), atomic.LoadUint32(&slot.Print)
 			// The key is that of the level if nobody took the slot meanwhile.
-			if level == 0 || k.Id != e.ID || isFlow(k) && e.Each.Kind != policy.EachFlow || atomic.LoadUint32(&slot.Print) != print {
+			if level == 0 || k.Id != e.ID || isFlow(k) && e.Each.Kind != policy.EachFlow || print != places[0].print && print != places[1].print {
 				continue
 			}
 			b := Bucket{LevelBytes: model.Bytes(level)}
@@ -245,11 +330,14 @@ func (s *Set) rewrite(id uint32, change func(model.Bucket) (next model.Bucket, w
 	}
 }
 
+// rewriteBucket changes a bucket while packets charge it. Where another key takes
+// the slot, or its bucket moves, nothing is to be done here any more.
 func rewriteBucket(b *bpf.AbiBucket, change func(model.Bucket) (next model.Bucket, wanted bool)) {
+	print := atomic.LoadUint32(&b.Print)
 	for {
-		before := load(b)
+		before := settled(b)
 		next, wanted := change(before)
-		if !wanted || before.TAT&taken != 0 {
+		if !wanted || atomic.LoadUint32(&b.Print) != print {
 			return
 		}
 		atomic.StoreUint32(&b.Tick, next.Tick)
@@ -259,10 +347,27 @@ func rewriteBucket(b *bpf.AbiBucket, change func(model.Bucket) (next model.Bucke
 	}
 }
 
+// settled is a bucket when no CPU is about to give its slot to another key, or to
+// move it, which takes as long as a packet.
+func settled(b *bpf.AbiBucket) model.Bucket {
+	for {
+		if now := load(b); now.TAT&taken == 0 {
+			return now
+		}
+		runtime.Gosched()
+	}
+}
+
 // free gives all slots of a rule back that is not in force: another rule's
 // clock would not know that they have drained.
 func (s *Set) free(id uint32) {
 	for slot := range s.slots(id) {
+		print := atomic.LoadUint32(&slot.Print)
+		before := settled(slot)
+		// As packets do: take it, if it is still what it was, then let go of it.
+		if atomic.LoadUint32(&slot.Print) != print || !atomic.CompareAndSwapUint64(&slot.Tat, before.TAT, before.TAT|taken) {
+			continue
+		}
 		atomic.StoreUint32(&slot.Print, 0)
 		atomic.StoreUint64(&slot.Tat, 0)
 	}

@@ -164,3 +164,58 @@ func TestChangeOfSharers(t *testing.T) {
 		t.Errorf("each flow: %+v is listed", b)
 	}
 }
+
+// Spills says before each packet whether it will be charged to the spill bucket,
+// and Level what the bucket owes that it is charged to: of two rules whose
+// buckets fill a small table, drain, and give way to each other.
+func TestSpillsAsPacketsDo(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	roll := rand.New(rand.NewPCG(seed, 0))
+	const slots, size = 64, 100
+	r := newRig(t, maps.Size{Rules: 2, Buckets: slots})
+	new := rule("10.0.0.0/8", 8000, 1000)
+	new.Each.Kind = policy.EachHost
+	flows := rule("2001:db8::/32", 16_000, 400)
+	flows.Each.Kind = policy.EachFlow
+	entries := []maps.Entry{r.put(new), r.put(flows)}
+	sent := map[int][]maps.Flow{}
+	spilled, room := 0, 0
+	for range 20_000 {
+		n := roll.IntN(2)
+		e := entries[n]
+		f := to(randomHost(roll, e.Prefix).String())
+		if old := sent[n]; len(old) > 0 && roll.IntN(2) == 0 {
+			f = old[len(old)-1-roll.IntN(min(len(old), slots))]
+		}
+		sent[n] = append(sent[n], f)
+		r.now += roll.Uint64N(2_000_000)
+		spills, level, own := r.Spills(e, policy.MatchDst, f, r.now), r.units(e, f)>>20, r.OwnLevel(e, r.now)>>20
+		if spills && level != own {
+			t.Fatalf("%v spills and owes %d bytes, the spill bucket %d", f, level, own)
+		}
+		before := r.Counters(e.ID)
+		r.send(policy.GCRA, f, size)
+		after := r.Counters(e.ID)
+		if got := after.SpilledPackets > before.SpilledPackets; got != spills {
+			t.Fatalf("%v: spilled %v, said %v before", f, got, spills)
+		}
+		if passed := after.PassedPackets > before.PassedPackets; passed {
+			level += size
+		}
+		if got := r.units(e, f) >> 20; got > level || got+1 < level {
+			t.Fatalf("%v owes %d bytes, want %d", f, got, level)
+		}
+		if spills {
+			spilled++
+		} else {
+			room++
+		}
+	}
+	if spilled < 1000 || room < 1000 {
+		t.Errorf("%d packets spilled and %d did not: the test tells little", spilled, room)
+	}
+	if got := r.Slots(r.now); got.All != slots || got.InUse == 0 || got.InUse > slots {
+		t.Errorf("%+v of %d slots", got, slots)
+	}
+}

@@ -508,17 +508,19 @@ func (s *Set) rewriteTaking(rewrite func(id uint32, b *bpf.AbiBucket)) {
 		return
 	}
 	rules := s.Size().Rules
-	inParts(len(s.lines), func(from, to int) {
-		for slot, key := range s.slotsIn(from, to) {
-			id := atomic.LoadUint32(&key.Id)
-			if id >= rules {
-				continue
+	for _, first := range []bool{true, false} {
+		inParts(len(s.lines), func(from, to int) {
+			for slot, key := range s.slotsIn(from, to, first) {
+				id := atomic.LoadUint32(&key.Id)
+				if id >= rules {
+					continue
+				}
+				if r := s.rule(id); r.Shared != 0 && atomic.LoadUint32(&r.Version)&versionChanges != 0 {
+					rewrite(id, slot)
+				}
 			}
-			if r := s.rule(id); r.Shared != 0 && atomic.LoadUint32(&r.Version)&versionChanges != 0 {
-				rewrite(id, slot)
-			}
-		}
-	})
+		})
+	}
 }
 
 // eachTaking does something for each rule and shadow that takes part, on all CPUs.

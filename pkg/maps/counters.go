@@ -24,6 +24,9 @@ type Counters struct {
 	UnsurePackets                uint64
 	ExtraPackets                 uint64 // of the passed and dropped, those beyond the first of each skb
 	ExemptPackets                uint64 // neighbour discovery, which is neither passed nor dropped by the rule
+	// SpilledPackets, of the passed and dropped, were charged to the rule's spill
+	// bucket, as the table had no room for a bucket of their host, subnet or flow.
+	SpilledPackets uint64
 }
 
 // SKBs is how many skbs passed and were dropped.
@@ -37,6 +40,7 @@ func (s *Set) Counters(id uint32) (sum Counters) {
 	r := s.rule(id)
 	sum.ExtraPackets = atomic.LoadUint64(&r.ExtraPackets) // counted last, so read first
 	sum.ExemptPackets = atomic.LoadUint64(&r.ExemptPackets)
+	sum.SpilledPackets = atomic.LoadUint64(&r.SpilledPackets)
 	for i := range s.countersOf(id) {
 		c := &s.countersOf(id)[i]
 		sum.PassedPackets += atomic.LoadUint64(&c.PassedPackets)

@@ -46,9 +46,12 @@ func networkPort(p uint16) uint16 {
 	return binary.NativeEndian.Uint16(b[:])
 }
 
-// place is the line of the table in which a key has its slot, and the
-// fingerprint there: hash_key in bpf/bucket.h.
-func (s *Set) place(k bpf.AbiKey, salt uint32) (line, print uint32) {
+// A place is a line of the table in which a key may have its slot, and the key's fingerprint there.
+type place struct{ line, print uint32 }
+
+// places are those of a key, in the order in which packets look into them:
+// hash_key in bpf/bucket.h leads to the first.
+func (s *Set) places(k bpf.AbiKey, salt uint32) [2]place {
 	secret := &s.hook.Secret
 	nh := func(i int, a, b uint32) uint64 { return uint64(a+secret[2*i]) * uint64(b+secret[2*i+1]) }
 	h := nh(0, k.Src[0], k.Dst[0]) + nh(1, uint32(k.Dport)<<16|uint32(k.Sport), salt^uint32(k.Proto))
@@ -58,5 +61,18 @@ func (s *Set) place(k bpf.AbiKey, salt uint32) (line, print uint32) {
 	h ^= h >> 32
 	h *= 0xc4ceb9fe1a85ec53
 	h ^= h >> 32
-	return uint32(h) & s.hook.LineMask, uint32(h>>32) | 1
+	first := place{uint32(h) & s.hook.LineMask, uint32(h>>32) | 1}
+	return [2]place{first, s.second(first)}
 }
+
+// second is the other place of a key that has its first one there.
+func (s *Set) second(first place) place {
+	p := place{(first.line ^ first.print>>3) & s.hook.LineMask, first.print - 1}
+	if p.print == 0 {
+		p.print = 2
+	}
+	return p
+}
+
+// isFirst tells the fingerprint of a key in its first place from that in its second.
+func isFirst(print uint32) bool { return print&1 != 0 }
