@@ -46,7 +46,11 @@ cp "$SHAPECTL" "$tree/bin/shapectl"
 mkdir "$tree/scripts"
 cp scripts/*.sh "$tree/scripts/"
 files=(-f "$tree:/shapectl/repository")
-[[ -d ../shared/vectors ]] && files+=(-f ../shared/vectors:/shapectl/shared/vectors)
+if [[ -d ../shared/vectors ]]; then
+	files+=(-f ../shared/vectors:/shapectl/shared/vectors)
+elif [[ ${SHAPECTL_NO_SKIP-} == 1 ]]; then
+	die "../shared/vectors is not there, and SHAPECTL_NO_SKIP is set"
+fi
 # What holds packets back, and what else may be in its place.
 qdiscs=()
 for module in ifb sch_fq sch_fq_codel sch_codel sch_sfq sch_cake sch_htb sch_tbf tun; do
