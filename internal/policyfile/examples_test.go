@@ -48,18 +48,18 @@ func TestExamples(t *testing.T) {
 			devices: []Device{{"br-lan", 14}, {"eth0", 14}, {"wlan0", 14}},
 			without: []string{"wlan0"},
 			rules: []rule{
-				{"eth0", "egress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 19mbit (2.375 MB/s), burst 118.8 kB (50 ms); excess is marked by ECN where it can be, else dropped (gcra); each packet counts 4 bytes more and at least 64 bytes"},
+				{"eth0", "egress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 5700kbit (712.5 kB/s), burst 35.63 kB (50 ms); excess is marked by ECN where it can be, else dropped (gcra); each packet counts 4 bytes more and at least 64 bytes"},
 				{"eth0", "egress", "192.168.100.1/32", "192.168.100.1 is not limited"},
-				{"br-lan", "egress", "192.168.1.0/24", "each host in 192.168.1.0/24 gets 70mbit (8.75 MB/s), burst 2.625 MB (300 ms); excess is dropped (gcra)"},
-				{"br-lan", "egress", "192.168.50.0/24", "192.168.50.0/24 as a whole gets 15mbit (1.875 MB/s), burst 562.5 kB (300 ms); excess is dropped (gcra)"},
+				{"br-lan", "egress", "192.168.1.0/24", "each host in 192.168.1.0/24 gets 22mbit (2.75 MB/s), burst 825 kB (300 ms); excess is dropped (gcra)"},
+				{"br-lan", "egress", "192.168.50.0/24", "192.168.50.0/24 as a whole gets 10mbit (1.25 MB/s), burst 375 kB (300 ms); excess is dropped (gcra)"},
 			},
 		},
 		"slow-line.yaml": {
 			devices: []Device{{"br-lan", 14}, {"eth0", 14}},
 			rules: []rule{
-				{"eth0", "egress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 9300kbit (1.163 MB/s), burst 3.028 kB (2.605 ms), queue 69.75 kB (60 ms); excess is delayed but for sparse flows, marked by ECN beyond 30 ms, and dropped beyond the queue (gcra); each packet counts 16 bytes more"},
+				{"eth0", "egress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 4900kbit (612.5 kB/s), burst 3.028 kB (4.944 ms), queue 36.75 kB (60 ms); excess is delayed but for sparse flows, marked by ECN beyond 30 ms, and dropped beyond the queue (gcra); each packet counts 16 bytes more"},
 				{"eth0", "egress", "203.0.113.5/32", "203.0.113.5 gets 1mbit (125 kB/s), burst 20.48 kB (163.8 ms); excess is dropped (gcra); each packet counts 16 bytes more"},
-				{"br-lan", "egress", "192.168.1.0/24", "each host in 192.168.1.0/24 gets 40mbit (5 MB/s), burst 131.1 kB (26.21 ms), queue 500 kB (100 ms); excess is delayed but for sparse flows, marked by ECN beyond 50 ms, and dropped beyond the queue (gcra)"},
+				{"br-lan", "egress", "192.168.1.0/24", "each host in 192.168.1.0/24 gets 22mbit (2.75 MB/s), burst 131.1 kB (47.66 ms), queue 275 kB (100 ms); excess is delayed but for sparse flows, marked by ECN beyond 50 ms, and dropped beyond the queue (gcra)"},
 				{"br-lan", "egress", "192.168.1.20/32", "192.168.1.20 is not limited"},
 			},
 		},
@@ -137,6 +137,46 @@ func TestExamples(t *testing.T) {
 				t.Errorf("%v, written as\n%s", err, out.String())
 			}
 		})
+	}
+}
+
+// TestExamplesDoNotOverfillTheLine adds up what hosts of both families can send
+// and receive together by the gateways' rules for the line.
+func TestExamplesDoNotOverfillTheLine(t *testing.T) {
+	for _, name := range []string{"home-gateway.yaml", "slow-line.yaml"} {
+		text, err := os.ReadFile("../../examples/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := Parse(name, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tables, _, err := f.Tables([]Device{{"eth0", 14}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for direction, line := range map[policy.Direction]policy.Rate{policy.Egress: 10e6, policy.Ingress: 50e6} {
+			var sum policy.Rate
+			families := 0
+			for _, table := range tables {
+				for _, r := range table.Rules {
+					if table.Direction != direction || r.Rate == policy.Unlimited {
+						continue
+					}
+					if r.Each.Kind != policy.EachAll {
+						t.Errorf("%s %v: each %v in %v has %v", name, direction, r.Each, r.Prefix, r.Rate)
+					}
+					if r.Prefix.Bits() == 0 {
+						families++
+					}
+					sum += r.Rate
+				}
+			}
+			if families != 2 || sum > line {
+				t.Errorf("%s %v: rules for all hosts of %d families, with %v in all; the line takes %v", name, direction, families, sum, line)
+			}
+		}
 	}
 }
 
