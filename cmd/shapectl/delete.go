@@ -198,7 +198,7 @@ func (e *env) flush(want filterRules) error {
 func (e *env) flushOrphans(n *loader.Namespace, which func(loader.Device, policy.Direction) bool) (any bool, err error) {
 	flushed, err := n.FlushOrphans(which)
 	for _, o := range flushed {
-		fmt.Fprintf(e.err, "shapectl: %s %s: removed the rules of a network namespace that no longer exists\n", o.Device.Name, o.Direction)
+		e.say("shapectl: %s %s: removed the rules of a network namespace that no longer exists", o.Device.Name, o.Direction)
 	}
 	return len(flushed) > 0, err
 }

@@ -269,7 +269,7 @@ func (e *env) tellCollected(devices []string) {
 	} else if n > few+1 {
 		devices, more = devices[:few], fmt.Sprintf(" and %d more", n-few)
 	}
-	fmt.Fprintf(e.err, "shapectl: removed the rules of deleted devices: %s%s\n", strings.Join(devices, ", "), more)
+	e.say("shapectl: removed the rules of deleted devices: %s%s", strings.Join(devices, ", "), more)
 }
 
 // advise adds what to do about an error, where there is something to be done.

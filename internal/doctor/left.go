@@ -28,9 +28,10 @@ func checkLeft(f Facts) (findings []report.Finding) {
 		}
 		for _, o := range l.InForce {
 			if o.Device.Name != "" {
-				findings = append(findings, Side{Name: o.Device.Name, Direction: o.Direction}.finding(report.Warning, "leftovers",
+				side := Side{Name: o.Device.Name, Direction: o.Direction}
+				findings = append(findings, side.finding(report.Warning, "leftovers",
 					"rules are in force that a network namespace set which no longer exists; the device had left it: they cannot be shown or changed",
-					fmt.Sprintf("'shapectl flush %s %s', then set them here", o.Device.Name, o.Direction))...)
+					fmt.Sprintf("'%s', then set them here", side.flush()))...)
 				continue
 			}
 			findings = append(findings, systemFinding(report.Warning, "leftovers",
