@@ -522,9 +522,12 @@ __noinline int apply_slowly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 alg
 /* What functions answer that have done nothing. */
 #define UNDONE -2
 
-/* Charges a packet that counts as long as it is to a bucket that is at hand; VERDICT_AGAIN if it is not. */
+/*
+ * Charges a packet that counts as long as it is to a bucket that is at hand; VERDICT_AGAIN if it is not.
+ * Only with rarer it knows keys in their second line, and penalties.
+ */
 static __always_inline enum verdict charge_plainly(struct __sk_buff *skb, __u32 ip, struct rule *rule, __u32 version,
-						   const struct terms *terms, __u32 flags, bool second, __u64 *now,
+						   const struct terms *terms, __u32 flags, bool rarer, __u64 *now,
 						   __u64 *given)
 {
 	enum verdict verdict;
@@ -534,19 +537,19 @@ static __always_inline enum verdict charge_plainly(struct __sk_buff *skb, __u32 
 
 	if (flags & RULE_EACH) {
 		hash = hash_plainly(skb, ip, rule->details[version].each_mask, terms->salt, flags);
-		bucket = hash ? find_bucket(hash, second, &print) : NULL;
+		bucket = hash ? find_bucket(hash, rarer, &print) : NULL;
 		if (!bucket)
 			return VERDICT_AGAIN;
 		*now = time_ns(skb);
 		return charge_bucket(terms, byte_clock(terms, terms->base, *now), bucket, print, *now,
-				     skb->len, false, true, given);
+				     skb->len, false, rarer, given);
 	}
 	*now = time_ns(skb);
 	v = byte_clock(terms, terms->base, *now);
-	verdict = charge_bucket(terms, v, &rule->own, 0, *now, skb->len, false, true, given);
+	verdict = charge_bucket(terms, v, &rule->own, 0, *now, skb->len, false, rarer, given);
 	/* With two CPUs on one bucket, that the other was faster is as likely as not. */
 	if (verdict == VERDICT_AGAIN)
-		verdict = charge_bucket(terms, v, &rule->own, 0, *now, skb->len, false, true, given);
+		verdict = charge_bucket(terms, v, &rule->own, 0, *now, skb->len, false, rarer, given);
 	return verdict;
 }
 
@@ -571,7 +574,8 @@ static __always_inline int plain_version(const struct rule *rule, __u32 algorith
 
 /*
  * Applies a rule that has nothing rare about it to a packet that is one of most, if
- * it can: for rules that delay, and for keys that are not in their first line.
+ * it can: for rules that delay or have a penalty, and for keys that are not in their
+ * first line.
  */
 __noinline int apply_plainly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 version)
 {
@@ -612,29 +616,22 @@ __noinline int apply_second(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 alg
 static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 algorithm)
 {
 	const struct terms *terms;
-	__u32 version, flags;
-	__u64 now, view, given;
 	enum verdict verdict;
 	struct counters *c;
 	struct rule *rule;
-	int done;
+	int version, done;
+	__u64 now, given;
+	__u32 flags;
 
 	rule = rule_of(id);
 	if (!rule)
 		return NEXT;
-	version = READ_ONCE(rule->version);
-	if (version & VERSION_CHANGES) {
-		view = READ_ONCE(change.view);
-		if (view == VIEW_TIMED)
-			goto slowly;
-		version ^= view;
-	}
-	version &= 1;
+	version = plain_version(rule, algorithm);
+	if (version < 0 || skb->gso_size || skb->vlan_present)
+		goto slowly;
 	terms = terms_of(rule, version);
 	flags = terms->flags;
-	if ((flags ^ algorithm) & (RULE_LEAKY | RULE_RARE) || skb->gso_size || skb->vlan_present)
-		goto slowly;
-	if (flags & RULE_DELAY) {
+	if (flags & (RULE_DELAY | RULE_PENALTY)) {
 		done = apply_plainly(skb, ip, id, version);
 		if (done == UNDONE)
 			goto slowly;
