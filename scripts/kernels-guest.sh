@@ -126,7 +126,7 @@ delay)
 	ingress=(TestIngressThroughIfb TestIfbGoesWithItsDevice TestApplyHoldsBack TestKilledBetween)
 	[[ $hook == tcx ]] || ingress=(TestIngressOnOldKernel)
 	tests cmd/shapectl TestDelayRefused TestDelayByHand TestSetupFQ/pfifo TestQdiscReplacedSince TestLimitsOfFQ TestFlowsOfFQ TestFixedQdisc \
-		TestWatchSetsUpFQ TestMadeAgainWithoutFQ TestKilledHalfWay TestNoHeaderNoIfb "${ingress[@]}"
+		TestWatchSetsUpFQ TestAttachedAgainWithoutFQ TestKilledHalfWay TestNoHeaderNoIfb "${ingress[@]}"
 	;;
 traffic)
 	make_pair kernels
