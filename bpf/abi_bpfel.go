@@ -53,6 +53,7 @@ type AbiFilter struct {
 
 type AbiHook struct {
 	_             structs.HostLayout
+	Layout        uint64
 	LineMask      uint32
 	Prefixes4Mask uint32
 	Prefixes6Mask uint32
@@ -67,7 +68,6 @@ type AbiHook struct {
 	VirtualClock  uint8
 	Outlet        uint32
 	Secret        [12]uint32
-	Layout        uint32
 	Ifindex       uint32
 	Build         [8]uint8
 	Device        [16]uint8
@@ -101,7 +101,6 @@ type AbiKey struct {
 type AbiLayout uint32
 
 const (
-	AbiLayoutLAYOUT_VERSION AbiLayout = 4
 	AbiLayoutUNIT_BITS      AbiLayout = 20
 	AbiLayoutTICK_BITS      AbiLayout = 30
 	AbiLayoutLINE_SLOTS     AbiLayout = 4

@@ -3,13 +3,11 @@ package main
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
-	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -73,16 +71,26 @@ func (e *env) deleted(rules []report.Rule) error {
 }
 
 func (e *env) flushCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "flush DEV [ingress|egress]",
+	all := false
+	cmd := &cobra.Command{
+		Use:   "flush DEV [ingress|egress] | flush --all",
 		Short: "Delete all rules of a device",
-		Long: `Delete all rules of a device, or of one direction, and detach shapectl from it.
-It also takes away what another version of shapectl has left. If the device was
+		Long: `Delete all rules of a device, or of one direction, or of all devices of the
+network namespace, also of those that are gone, and detach shapectl from them.
+It also deletes rules that another version of shapectl has set. If the device was
 given fq by --setup-fq, it gets the qdisc back that it had; only this does that.
 What waits in that fq, or in the ifb of ingress, has 1s to leave; the rest is lost.`,
-		Args:              args(1, 2),
+		Args:              args(0, 2),
 		ValidArgsFunction: e.completeRule,
 		RunE: func(_ *cobra.Command, given []string) error {
+			switch {
+			case all && len(given) > 0:
+				return inputf("flush: --all is for all devices; leave it or %s out", given[0])
+			case all:
+				return e.flushAll()
+			case len(given) == 0:
+				return inputf("flush: name a device, or use --all")
+			}
 			want, err := parseFilter("flush", given)
 			if err != nil {
 				return err
@@ -90,6 +98,8 @@ What waits in that fq, or in the ifb of ingress, has 1s to leave; the rest is lo
 			return e.flush(want)
 		},
 	}
+	cmd.Flags().BoolVar(&all, "all", false, "all devices of the network namespace")
+	return cmd
 }
 
 func (e *env) flush(want filterRules) error {
@@ -101,7 +111,7 @@ func (e *env) flush(want filterRules) error {
 		gone := []report.Rule{}
 		any := false
 		for _, d := range directions {
-			rules, found, err := flushDirection(n, want.device, d)
+			rules, found, err := e.flushDirection(n, want.device, d)
 			if err != nil {
 				return err
 			}
@@ -145,24 +155,64 @@ func (e *env) restoreQdisc(n *loader.Namespace, name string) (told bool, err err
 }
 
 // flushDirection flushes one direction, and reports which rules it had, and
-// whether it had any: those of another version can not be told.
-func flushDirection(n *loader.Namespace, name string, d policy.Direction) (gone []report.Rule, found bool, err error) {
+// whether it had any: those of another layout can not be told.
+func (e *env) flushDirection(n *loader.Namespace, name string, d policy.Direction) (gone []report.Rule, found bool, err error) {
 	h, err := n.Find(name, d)
-	if errors.Is(err, maps.ErrOtherLayout) {
-		dev, err := device(n, name)
-		if err != nil {
-			return nil, false, err
-		}
-		return nil, true, n.Discard(dev, d)
+	var other *loader.OtherLayoutError
+	if errors.As(err, &other) {
+		return nil, true, e.discard(n, other)
 	}
 	if h == nil || err != nil {
 		return nil, false, err
 	}
 	defer h.Close()
-	rules := h.Set.Rules()
-	gone = slices.Grow(gone, len(rules))
-	for _, entry := range rules {
-		gone = append(gone, describe(h, entry, nil))
+	return rulesOf(h), true, n.Flush(h)
+}
+
+func rulesOf(h *loader.Hook) []report.Rule {
+	entries := h.Set.Rules()
+	rules := make([]report.Rule, len(entries))
+	for i, entry := range entries {
+		rules[i] = describe(h, entry, nil)
 	}
-	return gone, true, n.Flush(h)
+	return rules
+}
+
+// discard flushes what another version has set.
+func (e *env) discard(n *loader.Namespace, other *loader.OtherLayoutError) error {
+	if err := n.Discard(other); err != nil {
+		return err
+	}
+	fmt.Fprintf(e.err, "%s %s: rules that another version of shapectl had set were deleted\n", other.Name(), other.Direction)
+	return nil
+}
+
+func (e *env) flushAll() error {
+	return e.with(loader.Write, "flush all devices", func(n *loader.Namespace) error {
+		gone := []report.Rule{}
+		err := n.EachHook(func(h *loader.Hook, err error) error {
+			var other *loader.OtherLayoutError
+			if errors.As(err, &other) {
+				return e.discard(n, other)
+			}
+			if err != nil {
+				return err
+			}
+			gone = append(gone, rulesOf(h)...)
+			return n.Flush(h)
+		})
+		if err != nil {
+			return err
+		}
+		devices, err := n.Devices()
+		if err != nil {
+			return err
+		}
+		for _, d := range devices {
+			if _, err := e.restoreQdisc(n, d.Name); err != nil {
+				return err
+			}
+		}
+		return e.deleted(gone)
+	})
 }

@@ -557,10 +557,11 @@ func (n *Namespace) takeOff(h *Hook) error {
 	return n.dropIfb(h.index)
 }
 
-// Discard takes away what another version of shapectl pinned for a device, and
-// with it the limits.
-func (n *Namespace) Discard(dev Device, d policy.Direction) error {
-	return n.takeOff(&Hook{Direction: d, Device: dev, index: dev.Index, path: n.hookPath(dev.Index, d)})
+// Discard takes a hook of another layout off its device, and its pins away.
+func (n *Namespace) Discard(e *OtherLayoutError) error { return n.discard(e.index, e.Direction) }
+
+func (n *Namespace) discard(index int, d policy.Direction) error {
+	return n.takeOff(&Hook{Direction: d, index: index, path: n.hookPath(index, d)})
 }
 
 // elsewhere reports, as far as this process may look, programs of shapectl on

@@ -163,7 +163,7 @@ func (r *rig) flushWhateverIsThere() {
 		if err != nil {
 			return err
 		}
-		return n.Discard(dev, r.direction)
+		return n.discard(dev.Index, r.direction)
 	})
 }
 

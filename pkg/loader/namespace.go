@@ -322,7 +322,7 @@ func (n *Namespace) healHook(index int, d policy.Direction) error {
 			return n.trimIfb(h)
 		}
 	}
-	return n.takeOff(&Hook{Direction: d, index: index, path: n.hookPath(index, d)})
+	return n.discard(index, d)
 }
 
 // Close lets other commands in. A namespace with no hooks leaves nothing behind.

@@ -28,9 +28,6 @@ type Size struct {
 	Hurt    uint32 // hosts that shadows would have hurt
 }
 
-// Layout is that of the maps that this build makes and reads.
-const Layout = uint32(bpf.AbiLayoutLAYOUT_VERSION)
-
 const (
 	hookMap    = ".rodata"
 	lengthsMap = ".data.lengths"
@@ -128,7 +125,9 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Set, er
 	hook.LineMask, hook.Prefixes4Mask, hook.Prefixes6Mask = lines-1, lines4-1, lines6-1
 	hook.FilterMask = powerOfTwo((size.Rules+3)/4) - 1 // 16 bits for each
 	hook.CpuMask = powerOfTwo(uint32(cpus)) - 1
-	hook.Layout = Layout
+	if hook.Layout, err = Layout(); err != nil {
+		return nil, err
+	}
 	hook.RuleMaps = max(hook.RuleMaps, 1)
 	hook.Shadows = size.Hurt
 	for name, entries := range map[string]uint32{
@@ -187,6 +186,10 @@ func powerOfTwo(n uint32) uint32 {
 // Open opens the maps pinned in a directory. The error wraps ErrOtherLayout
 // where another version of shapectl pinned them.
 func Open(dir string) (*Set, error) {
+	// First of all, as nothing else is known of another layout.
+	if err := checkLayout(dir); err != nil {
+		return nil, err
+	}
 	s := &Set{maps: map[string]*ebpf.Map{}}
 	for name, pin := range pinned {
 		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pin), nil)
@@ -210,8 +213,8 @@ func (s *Set) attach() (err error) {
 			s.Close()
 		}
 	}()
-	if s.hook, err = settings(s.maps[hookMap]); err != nil {
-		return err
+	if err := s.maps[hookMap].Lookup(uint32(0), &s.hook); err != nil {
+		return fmt.Errorf("read the hook's settings: %w", err)
 	}
 	for _, name := range ruleMaps[:s.hook.RuleMaps] {
 		if err := s.mapSized(name, ruleSize(s.hook), func(m []byte) { s.rules = append(s.rules, m) }); err != nil {
@@ -229,29 +232,6 @@ func (s *Set) attach() (err error) {
 			s.filter = unsafe.Slice((*uint64)(unsafe.Pointer(&m[0])), s.hook.FilterMask+1)
 		}),
 	)
-}
-
-// Settings are those of a hook whose maps are pinned in a directory, without opening all of them.
-func Settings(dir string) (hook bpf.AbiHook, err error) {
-	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pinned[hookMap]), nil)
-	if err != nil {
-		return hook, fmt.Errorf("open the hook's settings: %w", err)
-	}
-	defer m.Close()
-	return settings(m)
-}
-
-func settings(m *ebpf.Map) (hook bpf.AbiHook, err error) {
-	if m.ValueSize() != uint32(unsafe.Sizeof(hook)) {
-		return hook, ErrOtherLayout
-	}
-	if err := m.Lookup(uint32(0), &hook); err != nil {
-		return hook, fmt.Errorf("read the hook's settings: %w", err)
-	}
-	if hook.Layout != Layout {
-		return hook, fmt.Errorf("%w (layout %d, this one has %d)", ErrOtherLayout, hook.Layout, Layout)
-	}
-	return hook, nil
 }
 
 // mapArray maps an array map into memory, shared with the programs.
