@@ -419,8 +419,13 @@ func (s *Set) Finish() {
 		for _, shadow := range s.unusedShadows(t.id) {
 			s.give(shadow)
 		}
-		if !present(v) {
-			s.remove(t.prefix, t.id, s.findPrefix(t.prefix))
+		if present(v) {
+			continue
+		}
+		if place := s.findPrefix(t.prefix); place != nil {
+			s.remove(t.prefix, t.id, place)
+		} else {
+			s.give(t.id) // of a rule that Prepare found no room for
 		}
 	}
 	s.useLengths()
