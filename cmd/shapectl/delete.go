@@ -80,16 +80,16 @@ network namespace, also of those that are gone, and detach shapectl from them.
 It also deletes rules that another version of shapectl has set. If the device was
 given fq by --setup-fq, it gets the qdisc back that it had; only this does that.
 What waits in that fq, or in the ifb of ingress, has 1s to leave; the rest is lost.`,
-		Args:              args(0, 2),
+		Args: func(cmd *cobra.Command, given []string) error {
+			if all {
+				return args(0, 0)(cmd, given)
+			}
+			return args(1, 2)(cmd, given)
+		},
 		ValidArgsFunction: e.completeRule,
 		RunE: func(_ *cobra.Command, given []string) error {
-			switch {
-			case all && len(given) > 0:
-				return inputf("flush: --all is for all devices; leave it or %s out", given[0])
-			case all:
+			if all {
 				return e.flushAll()
-			case len(given) == 0:
-				return inputf("flush: name a device, or use --all")
 			}
 			want, err := parseFilter("flush", given)
 			if err != nil {

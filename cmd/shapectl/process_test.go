@@ -109,13 +109,11 @@ func (r *rig) rules() wanted {
 	return have
 }
 
-// Killed at any moment, a command leaves the rules as they were or as they were
-// to be, and in force; the next one works; and in the end nothing is left.
+// Killed at a random moment, a command leaves the rules as they were or as they were
+// to be, and in force; the next one works; and in the end nothing is left. The
+// tests of pkg/loader kill at each step.
 func TestKilledCommands(t *testing.T) {
-	kills := 60 // for each hook
-	if testing.Short() {
-		kills = 8
-	}
+	const kills = 8 // for each hook
 	for _, hook := range []string{"tcx", "clsact"} {
 		t.Run(hook, func(t *testing.T) {
 			t.Parallel()

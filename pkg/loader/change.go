@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -298,30 +298,24 @@ func (n *Namespace) renew(h *Hook, dev Device, settings bpf.AbiHook, size maps.S
 		fmt.Sscanf(generations[len(generations)-1], "g%d", &last)
 		h.generation = fmt.Sprintf("g%d", last+1)
 	}
-	aside := filepath.Join(h.path, "new")
+	aside := filepath.Join(h.path, asideName)
 	if err := removeAll(aside); err != nil {
 		return fmt.Errorf("clear %s: %w", aside, err)
 	}
-	if err := os.MkdirAll(aside, 0o750); err != nil {
-		return fmt.Errorf("make a directory for pins: %w", err)
+	if err := makeDirs(aside); err != nil {
+		return err
 	}
 	if err := h.Set.Pin(aside); err != nil {
 		return err
 	}
-	if err := os.Rename(aside, filepath.Join(h.path, h.generation)); err != nil {
+	if err := renamePins(aside, filepath.Join(h.path, h.generation)); err != nil {
 		return fmt.Errorf("put pins in place: %w", err)
 	}
 	if err := n.attach(h, need); err != nil {
 		return err
 	}
-	// Before the pins go by which filters are known: what the last command left attached.
-	if err := n.keepOnly(h, need); err != nil {
+	if err := h.discardAllBut(h.generation, generations); err != nil {
 		return err
-	}
-	for _, g := range generations {
-		if err := discard(filepath.Join(h.path, g)); err != nil {
-			return fmt.Errorf("remove pins: %w", err)
-		}
 	}
 	if moving {
 		if err := discard(old.path); err != nil {
@@ -332,12 +326,31 @@ func (n *Namespace) renew(h *Hook, dev Device, settings bpf.AbiHook, size maps.S
 	return nil
 }
 
-// attach makes the hook's generation run the programs of those algorithms.
+func (h *Hook) discardAllBut(generation string, generations []string) error {
+	for _, g := range generations {
+		if g == generation {
+			continue
+		}
+		if err := discard(filepath.Join(h.path, g)); err != nil {
+			return fmt.Errorf("remove pins: %w", err)
+		}
+	}
+	return nil
+}
+
+// attach makes the hook's generation run the programs of those algorithms. All are
+// loaded before the first is attached, as the kernel may refuse one.
 func (n *Namespace) attach(h *Hook, need []policy.Algorithm) error {
 	ids, err := h.programs(h.generation)
 	if err != nil {
 		return err
 	}
+	loaded := map[policy.Algorithm]*ebpf.Program{}
+	defer func() {
+		for _, p := range loaded {
+			p.Close()
+		}
+	}()
 	for i, a := range need {
 		if slices.Contains(need[:i], a) {
 			continue
@@ -351,17 +364,19 @@ func (n *Namespace) attach(h *Hook, need []policy.Algorithm) error {
 				continue
 			}
 			// A command was killed between pinning and attaching, or detaching and unpinning.
-			if err := os.Remove(filepath.Join(h.path, h.generation, programPin(a))); err != nil {
-				return fmt.Errorf("remove a pin: %w", err)
+			if err := unlink(filepath.Join(h.path, h.generation, programPin(a))); err != nil {
+				return err
 			}
 		}
-		p, err := Load(a, h.Set)
-		if err != nil {
+		if loaded[a], err = Load(a, h.Set); err != nil {
 			return err
 		}
-		err = n.attachProgram(h, a, p)
-		p.Close()
-		if err != nil {
+	}
+	for _, a := range algorithms {
+		if loaded[a] == nil {
+			continue
+		}
+		if err := n.attachProgram(h, a, loaded[a]); err != nil {
 			return err
 		}
 	}
@@ -392,10 +407,13 @@ func (n *Namespace) attachProgram(h *Hook, a policy.Algorithm, p *ebpf.Program) 
 	if h.Mode == Clsact || h.Mode == "" && n.options.Mode == Clsact {
 		return h.attachClsact(a, p, pin)
 	}
-	if err := p.Pin(pin); err != nil {
+	if err := pinAt(p, pin); err != nil {
 		return fmt.Errorf("pin the program: %w", err)
 	}
 	if l := h.links[a]; l != nil {
+		if err := step.Try("replace the program of a link"); err != nil {
+			return err
+		}
 		// A link that something else detached can not be brought back.
 		if err := l.Update(p); !errors.Is(err, unix.ENOLINK) {
 			if err != nil {
@@ -406,8 +424,8 @@ func (n *Namespace) attachProgram(h *Hook, a policy.Algorithm, p *ebpf.Program) 
 	}
 	l, err := attachTCX(p, h.index, h.Direction)
 	if errors.Is(err, ErrNoTCX) && n.options.Mode == Auto && h.Mode == "" {
-		if err := p.Unpin(); err != nil {
-			return fmt.Errorf("unpin the program: %w", err)
+		if err := unlink(pin); err != nil {
+			return err
 		}
 		return h.attachClsact(a, p, pin)
 	}
@@ -415,11 +433,11 @@ func (n *Namespace) attachProgram(h *Hook, a policy.Algorithm, p *ebpf.Program) 
 		return err
 	}
 	path := filepath.Join(h.path, linkPin(a))
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := unlink(path); err != nil { // of a dead link
 		l.Close()
-		return fmt.Errorf("remove a dead link: %w", err)
+		return err
 	}
-	if err := l.Pin(path); err != nil {
+	if err := pinAt(l, path); err != nil {
 		l.Close()
 		return fmt.Errorf("pin the link: %w", err)
 	}
@@ -433,10 +451,18 @@ func (n *Namespace) attachProgram(h *Hook, a policy.Algorithm, p *ebpf.Program) 
 	return nil
 }
 
+// pinAt pins a program, link or map.
+func pinAt(object interface{ Pin(path string) error }, path string) error {
+	if err := step.Try("pin"); err != nil {
+		return err
+	}
+	return object.Pin(path)
+}
+
 // attachClsact is attachProgram without tcx. The filter's program is pinned
 // before, as the pin is how the filter is known again.
 func (h *Hook) attachClsact(a policy.Algorithm, p *ebpf.Program, pin string) error {
-	if err := p.Pin(pin); err != nil {
+	if err := pinAt(p, pin); err != nil {
 		return fmt.Errorf("pin the program: %w", err)
 	}
 	h.Mode = Clsact
@@ -493,9 +519,8 @@ func (n *Namespace) keepOnly(h *Hook, used []policy.Algorithm) error {
 		if err := n.detach(h, a); err != nil {
 			return err
 		}
-		pin := filepath.Join(h.path, h.generation, programPin(a))
-		if err := os.Remove(pin); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("remove a pin: %w", err)
+		if err := unlink(filepath.Join(h.path, h.generation, programPin(a))); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -504,12 +529,18 @@ func (n *Namespace) keepOnly(h *Hook, used []policy.Algorithm) error {
 // detach takes the program of an algorithm off the device, if it is there.
 func (n *Namespace) detach(h *Hook, a policy.Algorithm) error {
 	if f := h.filters[a]; f != nil {
+		if err := step.Try("delete a filter"); err != nil {
+			return err
+		}
 		if err := netlink.FilterDel(f); err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("delete a filter: %w", err)
 		}
 		delete(h.filters, a)
 	}
 	if l := h.links[a]; l != nil {
+		if err := step.Try("detach a link"); err != nil {
+			return err
+		}
 		// Without this, the program would stay for as long as anybody has the link open.
 		if err := l.Detach(); err != nil && !errors.Is(err, unix.ENOLINK) {
 			return fmt.Errorf("detach the %s link: %w", a, err)
@@ -517,10 +548,7 @@ func (n *Namespace) detach(h *Hook, a policy.Algorithm) error {
 		l.Close()
 		delete(h.links, a)
 	}
-	if err := os.Remove(filepath.Join(h.path, linkPin(a))); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove a link: %w", err)
-	}
-	return nil
+	return unlink(filepath.Join(h.path, linkPin(a)))
 }
 
 // remove takes a hook off its device, and its pins away, whoever made them:

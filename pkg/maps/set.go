@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/step"
 )
 
 // ErrOtherLayout means that pinned maps were made by a build that lays them out differently.
@@ -157,7 +158,7 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Set, er
 		if old := shared[name]; old != nil {
 			m, err = old.Clone()
 		} else {
-			m, err = ebpf.NewMap(spec.Maps[name])
+			m, err = newMap(spec.Maps[name])
 		}
 		if err != nil {
 			s.Close()
@@ -172,6 +173,13 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Set, er
 		s.lengths[0].Epoch = 1
 	}
 	return s, nil
+}
+
+func newMap(spec *ebpf.MapSpec) (*ebpf.Map, error) {
+	if err := step.Try("make a map"); err != nil {
+		return nil, err
+	}
+	return ebpf.NewMap(spec)
 }
 
 // powerOfTwo is the least one that is not below n.
@@ -288,6 +296,9 @@ func (s *Set) countersOf(id uint32) []bpf.AbiCounters {
 // Pin pins all maps in a directory of a bpffs.
 func (s *Set) Pin(dir string) error {
 	for name, pin := range pinned {
+		if err := step.Try("pin a map"); err != nil {
+			return err
+		}
 		// A clone, as a map object remembers one pin, and a set may have several.
 		m, err := s.maps[name].Clone()
 		if err != nil {
@@ -318,6 +329,19 @@ func (s *Set) Size() Size {
 		size.Rules += s.maps[name].MaxEntries()
 	}
 	return size
+}
+
+// SameRules reports whether one of two sets was derived from the other, or both from a third.
+func (s *Set) SameRules(as *Set) bool {
+	id := func(s *Set) ebpf.MapID {
+		info, err := s.maps[lengthsMap].Info()
+		if err != nil {
+			return 0
+		}
+		id, _ := info.ID()
+		return id
+	}
+	return id(s) != 0 && id(s) == id(as)
 }
 
 // Close lets go of the maps; pins and programs keep them.
