@@ -28,8 +28,6 @@
 
 /* Enums, so that Go sees them too. */
 enum layout {
-	/* Raised when a change makes pinned maps of an older build unreadable. */
-	LAYOUT_VERSION = 4,
 	UNIT_BITS = 20,
 	TICK_BITS = 30,
 	LINE_SLOTS = 4,
@@ -239,6 +237,7 @@ struct lengths {
 
 /* Set when a hook is made; what the verifier knows to be constant costs nothing. */
 struct hook {
+	__u64 layout; /* of all maps, see pkg/maps/layout.go; the first word in any layout */
 	__u32 line_mask;     /* lines in table - 1 */
 	__u32 prefixes4_mask; /* lines in prefixes4 - 1 */
 	__u32 prefixes6_mask;
@@ -252,14 +251,13 @@ struct hook {
 	__u8 match_src;
 	__u8 virtual_clock; /* time is skb->tstamp: tests and replay */
 	__u32 outlet;	 /* on ingress: the ifb by which what has to wait enters, 0 for none */
+	__u32 replay;	 /* a packet has wire_len bytes in gso_segs segments, whatever is in it */
 	__u32 secret[SECRET_WORDS]; /* random, so that nobody can aim at a bucket or a prefix */
 	__u64 multiplier; /* for hashes of prefixes: the last two words of secret, made odd */
 	/* For user space. */
-	__u32 layout; /* LAYOUT_VERSION of the build that made it */
 	__u32 ifindex;
-	__u8 build[8];	 /* of the programs */
-	__u8 device[16]; /* its name then */
-	__u8 replay;	 /* a packet has wire_len bytes in gso_segs segments, whatever is in it */
+	__u8 build[12];	 /* of the programs */
+	__u8 device[16]; /* its name then; the last bytes in any layout */
 };
 
 _Static_assert(sizeof(struct terms) == 64, "what a packet needs of a rule is a cache line");
@@ -268,6 +266,7 @@ _Static_assert(__builtin_offsetof(struct rule, terms) == 64, "and what is writte
 _Static_assert(sizeof(struct line) == 64, "four slots are a cache line");
 _Static_assert(sizeof(struct prefixes4) == 64, "five IPv4 prefixes are a cache line");
 _Static_assert(sizeof(struct prefixes6) == 64, "three IPv6 prefixes are a cache line");
+_Static_assert(__builtin_offsetof(struct hook, device) + 16 == sizeof(struct hook), "any build finds the device's name");
 _Static_assert(sizeof(struct counters) == 64, "a rule's counters are a cache line");
 
 #endif

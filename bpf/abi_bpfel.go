@@ -53,6 +53,7 @@ type AbiFilter struct {
 
 type AbiHook struct {
 	_             structs.HostLayout
+	Layout        uint64
 	LineMask      uint32
 	Prefixes4Mask uint32
 	Prefixes6Mask uint32
@@ -66,15 +67,12 @@ type AbiHook struct {
 	MatchSrc      uint8
 	VirtualClock  uint8
 	Outlet        uint32
+	Replay        uint32
 	Secret        [12]uint32
-	_             [4]byte
 	Multiplier    uint64
-	Layout        uint32
 	Ifindex       uint32
-	Build         [8]uint8
+	Build         [12]uint8
 	Device        [16]uint8
-	Replay        uint8
-	_             [7]byte
 }
 
 type AbiHurt struct {
@@ -105,7 +103,6 @@ type AbiKey struct {
 type AbiLayout uint32
 
 const (
-	AbiLayoutLAYOUT_VERSION AbiLayout = 4
 	AbiLayoutUNIT_BITS      AbiLayout = 20
 	AbiLayoutTICK_BITS      AbiLayout = 30
 	AbiLayoutLINE_SLOTS     AbiLayout = 4

@@ -9,7 +9,6 @@ import (
 
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
-	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -90,11 +89,11 @@ func (e *env) flushCommand() *cobra.Command {
 		Use:   "flush DEV [ingress|egress] | --all",
 		Short: "Delete all rules of a device, or of all devices",
 		Long: `Delete all rules of a device, or of one direction, and detach shapectl from it;
-with --all, those of all devices of the network namespace. It also takes away
-what another version of shapectl has left, and what network namespaces that no
-longer exist had set on these devices. If a device was given fq by --setup-fq, it
-gets the qdisc back that it had; only this does that. What waits in that fq, or in
-the ifb of ingress, has 1s to leave; the rest is lost.`,
+with --all, those of all devices of the network namespace. It also deletes rules
+that another version of shapectl has set, and those that network namespaces which
+no longer exist had set on these devices. If a device was given fq by --setup-fq,
+it gets the qdisc back that it had; only this does that. What waits in that fq, or
+in the ifb of ingress, has 1s to leave; the rest is lost.`,
 		Args: func(cmd *cobra.Command, given []string) error {
 			if all {
 				return args(0, 0)(cmd, given)
@@ -120,7 +119,7 @@ the ifb of ingress, has 1s to leave; the rest is lost.`,
 func (e *env) flushAll() error {
 	return e.with(loader.Write, "flush --all", func(n *loader.Namespace) error {
 		gone := []report.Rule{}
-		if err := n.FlushAll(func(h *loader.Hook) { gone = append(gone, rulesOf(h)...) }); err != nil {
+		if err := n.FlushAll(func(h *loader.Hook) { gone = append(gone, rulesOf(h)...) }, e.tellDiscarded); err != nil {
 			return err
 		}
 		devices, err := n.Devices()
@@ -160,7 +159,7 @@ func (e *env) flush(want filterRules) error {
 		gone := []report.Rule{}
 		any := slices.Contains(n.Collected(), want.device)
 		for _, d := range directions {
-			rules, found, err := flushDirection(n, want.device, d)
+			rules, found, err := e.flushDirection(n, want.device, d)
 			if err != nil {
 				return err
 			}
@@ -220,15 +219,12 @@ func (e *env) restoreQdisc(n *loader.Namespace, name string) (told bool, err err
 }
 
 // flushDirection flushes one direction, and reports which rules it had, and
-// whether it had any: those of another version can not be told.
-func flushDirection(n *loader.Namespace, name string, d policy.Direction) (gone []report.Rule, found bool, err error) {
+// whether it had any: those of another layout can not be told.
+func (e *env) flushDirection(n *loader.Namespace, name string, d policy.Direction) (gone []report.Rule, found bool, err error) {
 	h, err := n.Find(name, d)
-	if errors.Is(err, maps.ErrOtherLayout) {
-		dev, err := device(n, name)
-		if err != nil {
-			return nil, false, err
-		}
-		return nil, true, n.Discard(dev, d)
+	var other *loader.OtherLayoutError
+	if errors.As(err, &other) {
+		return nil, true, e.discard(n, other)
 	}
 	if h == nil || err != nil {
 		return nil, false, err
@@ -236,4 +232,17 @@ func flushDirection(n *loader.Namespace, name string, d policy.Direction) (gone 
 	defer h.Close()
 	gone = rulesOf(h)
 	return gone, true, n.Flush(h)
+}
+
+// discard flushes what another version has set.
+func (e *env) discard(n *loader.Namespace, other *loader.OtherLayoutError) error {
+	if err := n.Discard(other); err != nil {
+		return err
+	}
+	e.tellDiscarded(other)
+	return nil
+}
+
+func (e *env) tellDiscarded(other *loader.OtherLayoutError) {
+	e.say("%s %s: rules that another version of shapectl had set were deleted", other.Name(), other.Direction)
 }

@@ -51,7 +51,7 @@ func (r *rig) transcript(lines ...string) string {
 	return volatile.ReplaceAllString(s.String(), "$1…")
 }
 
-var volatile = regexp.MustCompile(`(\bgo|would conform in |"wait_ns": )[0-9][0-9a-z.µ]*`)
+var volatile = regexp.MustCompile(`(\bgo|layout |"layout": "|would conform in |"wait_ns": )(?:[0-9][0-9a-z.µ]*|[0-9a-f]{16})`)
 
 // What the commands print, as a manual would show it. Buckets are empty or
 // drain at once, so that no level depends on the clock.

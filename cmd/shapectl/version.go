@@ -16,14 +16,19 @@ func (e *env) versionCommand() *cobra.Command {
 		Short: "Show which shapectl this is",
 		Args:  args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
+			number, err := maps.Layout()
+			if err != nil {
+				return err
+			}
+			layout := fmt.Sprintf("%016x", number)
 			if e.json {
 				return report.JSON(e.out, []any{struct {
 					Version string `json:"version"`
-					Layout  uint32 `json:"layout"`
+					Layout  string `json:"layout"`
 					Go      string `json:"go"`
-				}{version, maps.Layout, runtime.Version()}})
+				}{version, layout, runtime.Version()}})
 			}
-			_, err := fmt.Fprintf(e.out, "shapectl %s (pins of layout %d, %s)\n", version, maps.Layout, runtime.Version())
+			_, err = fmt.Fprintf(e.out, "shapectl %s (pins of layout %s, %s)\n", version, layout, runtime.Version())
 			return err
 		},
 	}

@@ -88,10 +88,7 @@ func (f *Facts) allDevices(n *loader.Namespace) error {
 
 // allSides are those that have rules, as stacked devices are judged together.
 func (f *Facts) allSides(n *loader.Namespace) error {
-	hooks, err := n.Hooks()
-	if err != nil {
-		return err
-	}
+	hooks, err := n.Hooks() // with the error come those that could be read
 	for _, h := range hooks {
 		s, err := side(h)
 		h.Close()
@@ -105,7 +102,7 @@ func (f *Facts) allSides(n *loader.Namespace) error {
 		}
 		f.Sides = append(f.Sides, s)
 	}
-	return nil
+	return err
 }
 
 func side(h *loader.Hook) (Side, error) {

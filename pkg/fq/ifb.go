@@ -7,6 +7,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/step"
 )
 
 // ErrNoIfb means that the kernel has no ifb devices.
@@ -124,6 +126,9 @@ func addIfb(device int) (netlink.Link, error) {
 	ifb := &netlink.Ifb{LinkAttrs: netlink.NewLinkAttrs()}
 	ifb.Name, ifb.Index = fmt.Sprintf("shapectl%d", device), IfbIndex(device)
 	ifb.MTU, ifb.NumTxQueues, ifb.NumRxQueues = ifbMTU, 1, 1
+	if err := step.Try("make an ifb"); err != nil {
+		return nil, err
+	}
 	err := netlink.LinkAdd(ifb)
 	switch {
 	case errors.Is(err, unix.EOPNOTSUPP):
@@ -164,6 +169,9 @@ func prepareIfb(link netlink.Link, name string, packets uint32) error {
 	if err != nil {
 		return fmt.Errorf("give an ifb its fq: %w", err)
 	}
+	if err := step.Try("set an ifb up"); err != nil {
+		return err
+	}
 	if err := netlink.LinkSetUp(link); err != nil {
 		return fmt.Errorf("set an ifb up: %w", err)
 	}
@@ -174,6 +182,9 @@ func prepareIfb(link netlink.Link, name string, packets uint32) error {
 func RemoveIfb(device int) error {
 	link, err := findIfb(device)
 	if link == nil || err != nil {
+		return err
+	}
+	if err := step.Try("delete an ifb"); err != nil {
 		return err
 	}
 	if err := netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/netattr"
+	"github.com/shapectl/shapectl/internal/step"
 )
 
 // A qdisc is one as the kernel tells of it.
@@ -181,6 +182,9 @@ func arrange(all []qdisc) (t tree) {
 // put makes a qdisc, in place of what is there, or gives the one that has the
 // handle those options.
 func put(index int, q qdisc) error {
+	if err := step.Try("put a qdisc"); err != nil {
+		return err
+	}
 	request := nl.NewNetlinkRequest(unix.RTM_NEWQDISC, unix.NLM_F_ACK|unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
 	request.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index), Handle: q.Handle, Parent: q.Parent})
 	request.AddData(nl.NewRtAttr(nl.TCA_KIND, nl.ZeroTerminated(q.Kind)))
@@ -193,6 +197,9 @@ func put(index int, q qdisc) error {
 
 // remove deletes the root: the kernel puts its own default there.
 func remove(index int, root qdisc) error {
+	if err := step.Try("delete a qdisc"); err != nil {
+		return err
+	}
 	request := nl.NewNetlinkRequest(unix.RTM_DELQDISC, unix.NLM_F_ACK)
 	request.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index), Handle: root.Handle, Parent: netlink.HANDLE_ROOT})
 	_, err := request.Execute(unix.NETLINK_ROUTE, 0)

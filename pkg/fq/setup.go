@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
+
+	"github.com/shapectl/shapectl/internal/step"
 )
 
 // ErrFixed means that what a device has in the place of an fq could not be put back as it is.
@@ -273,6 +275,9 @@ func (r record) putBack(index int, now tree) error {
 		}
 	}
 	if r.NoQueueLength {
+		if err := step.Try("set the queue length"); err != nil {
+			return err
+		}
 		return netlink.LinkSetTxQLen(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: index}}, 0)
 	}
 	return nil

@@ -129,7 +129,7 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) ([]Applied, err
 			return nil, ErrPending
 		}
 	}
-	if err := n.changeAll(hooks, func() error { return n.apply(hooks, o) }); err != nil {
+	if err := n.changeAll(hooksOf(hooks), func() error { return n.apply(hooks, o) }); err != nil {
 		return nil, err
 	}
 	var done []Applied
@@ -222,12 +222,20 @@ func (a *application) asWanted() bool {
 	return !a.created && a.State == Attached && !a.hold.setup && a.Set.Has(a.want.Rules)
 }
 
+func hooksOf(applications []*application) []*Hook {
+	hooks := make([]*Hook, len(applications))
+	for i, a := range applications {
+		hooks[i] = a.Hook
+	}
+	return hooks
+}
+
 // changeAll is change for several hooks.
-func (n *Namespace) changeAll(hooks []*application, f func() error) error {
+func (n *Namespace) changeAll(hooks []*Hook, f func() error) error {
 	if len(hooks) == 0 {
 		return f()
 	}
-	return n.change(hooks[0].index, hooks[0].Hook.Direction, func() error { return n.changeAll(hooks[1:], f) })
+	return n.change(hooks[0].index, hooks[0].Direction, func() error { return n.changeAll(hooks[1:], f) })
 }
 
 func (n *Namespace) apply(hooks []*application, o ApplyOptions) (err error) {
@@ -444,10 +452,12 @@ func (n *Namespace) Confirm() error {
 	case pending == nil:
 		return ErrNoChange
 	}
-	for _, h := range pending {
-		h.Set.Confirm()
-	}
-	return nil
+	return n.changeAll(pending, func() error {
+		for _, h := range pending {
+			h.Set.Confirm()
+		}
+		return nil
+	})
 }
 
 // Rollback takes the last change back, on all hooks at one moment, confirmed or
@@ -480,7 +490,7 @@ func (n *Namespace) Rollback() ([]Applied, error) {
 	case changed == nil:
 		return nil, ErrTooLate
 	}
-	if err := backAll(changed, until); err != nil {
+	if err := n.changeAll(changed, func() error { return backAll(changed, until) }); err != nil {
 		return nil, err
 	}
 	var done []Applied
@@ -519,6 +529,46 @@ func backAll(hooks []*Hook, until uint64) error {
 	}
 	waitUntil(at)
 	return nil
+}
+
+// agree lets all hooks of a change go as far with it as a command that was killed let some of them.
+func agree(hooks []*Hook) error {
+	var begun, confirmed, ends bool
+	first, last := maps.Never, uint64(0) // when it ends
+	for _, h := range hooks {
+		switch state, at := h.Set.Change(); state {
+		case maps.Committed:
+			begun, confirmed = true, true
+		case maps.Pending, maps.Expired:
+			begun, ends = true, true
+			first, last = min(first, at), max(last, at)
+		}
+	}
+	if !begun {
+		return nil
+	}
+	lasts := confirmed && maps.Now()+uint64(confirmMargin) < first
+	if ends && !lasts && (confirmed || first < last) {
+		waitUntil(first) // for the first hooks it was taken back
+	}
+	var back []*Hook
+	until := maps.Never
+	for _, h := range hooks {
+		switch state, at := h.Set.Change(); {
+		case state == maps.NoChange:
+			h.Set.Arm()
+		case state == maps.Pending && lasts:
+			h.Set.Confirm()
+		case state == maps.Pending && first < last:
+			back, until = append(back, h), at
+		case state == maps.Committed && ends && !lasts:
+			back = append(back, h)
+		}
+	}
+	if back == nil {
+		return nil
+	}
+	return backAll(back, until)
 }
 
 // waitUntil returns at a time in ns of maps.Now.

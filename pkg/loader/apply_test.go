@@ -542,7 +542,7 @@ func (r *rig) killedArming(tables []policy.Table, armed int, lead time.Duration)
 		}
 		defer closeAll(hooks)
 		defer func() { recover() }() // so nothing is cleared up
-		return n.changeAll(hooks, func() error {
+		return n.changeAll(hooksOf(hooks), func() error {
 			for _, a := range hooks {
 				testenv.Must(r.t, n.ready(a, func(int) {}))
 				a.Set.Settle()

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -56,6 +57,9 @@ func tcxPrograms(index int, d policy.Direction) ([]ebpf.ProgramID, error) {
 // attachTCX attaches a program ahead of all others: what they do to a packet,
 // or where they end the chain, comes after the limit.
 func attachTCX(p *ebpf.Program, index int, d policy.Direction) (link.Link, error) {
+	if err := step.Try("attach a program to tcx"); err != nil {
+		return nil, err
+	}
 	l, err := link.AttachTCX(link.TCXOptions{Interface: index, Program: p, Attach: tcxType(d), Anchor: link.Head()})
 	if errors.Is(err, ebpf.ErrNotSupported) {
 		return nil, ErrNoTCX
@@ -125,6 +129,9 @@ func attachClsact(p *ebpf.Program, a policy.Algorithm, others map[policy.Algorit
 		},
 		Fd: p.FD(), Name: programs[a].name, DirectAction: true,
 	}
+	if err := step.Try("add a filter"); err != nil {
+		return nil, err
+	}
 	if err := netlink.FilterAdd(f); err != nil {
 		return nil, fmt.Errorf("add a filter to clsact: %w", err)
 	}
@@ -148,6 +155,9 @@ func ensureClsact(l netlink.Link, d policy.Direction) error {
 				"if nothing needs it, remove it with 'tc qdisc del dev " + plain.Word(l.Attrs().Name) + " ingress'")
 		}
 	}
+	if err := step.Try("add a clsact qdisc"); err != nil {
+		return err
+	}
 	err = netlink.QdiscAdd(&netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_CLSACT, Handle: netlink.MakeHandle(0xffff, 0),
 	}})
@@ -164,6 +174,9 @@ func ensureClsact(l netlink.Link, d policy.Direction) error {
 func swapClsact(p *ebpf.Program, old filter) error {
 	next := *old
 	next.Fd, next.Id = p.FD(), 0
+	if err := step.Try("replace the program of a filter"); err != nil {
+		return err
+	}
 	if err := netlink.FilterReplace(&next); err != nil {
 		return fmt.Errorf("replace the program of a filter: %w", err)
 	}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/step"
 )
 
 // DefaultBPFFS is where a bpffs is mounted on any system that mounts one.
@@ -81,6 +83,9 @@ func mountBPFFS(root, path string) error {
 		if in, err := os.ReadDir(path); err != nil || len(in) > 0 {
 			return errors.Join(err, errors.New("there are other files in it, which a mount would hide"))
 		}
+		if err := step.Try("mount a bpffs"); err != nil {
+			return err
+		}
 		return unix.Mount("bpf", path, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700")
 	}
 	var err error
@@ -148,13 +153,43 @@ func lock(dir string, exclusive bool, patience time.Duration) (unlock func(), er
 	return func() { f.Close() }, nil
 }
 
+// makeDir makes a directory for pins, if it is not there.
+func makeDir(path string) error {
+	if err := step.Try("make a directory"); err != nil {
+		return err
+	}
+	if err := os.Mkdir(path, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("make a directory for pins: %w", err)
+	}
+	return nil
+}
+
+// unlink removes a pin or an empty directory, if it is there.
+func unlink(path string) error {
+	if err := step.Try("remove a pin"); err != nil {
+		return err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove a pin: %w", err)
+	}
+	return nil
+}
+
+// renamePins renames a directory of pins.
+func renamePins(from, to string) error {
+	if err := step.Try("rename pins"); err != nil {
+		return err
+	}
+	return os.Rename(from, to)
+}
+
 // discard removes a directory of pins such that it is there whole or not at all.
 func discard(dir string) error {
 	trash := filepath.Join(filepath.Dir(dir), trashPrefix+filepath.Base(dir))
 	if err := removeAll(trash); err != nil {
 		return err
 	}
-	if err := os.Rename(dir, trash); errors.Is(err, fs.ErrNotExist) {
+	if err := renamePins(dir, trash); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	} else if err != nil {
 		return err
@@ -177,11 +212,11 @@ func removeAll(dir string) error {
 		if e.IsDir() {
 			err = removeAll(path)
 		} else {
-			err = os.Remove(path)
+			err = unlink(path)
 		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err != nil {
 			return err
 		}
 	}
-	return os.Remove(dir)
+	return unlink(dir)
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -162,8 +162,8 @@ func (n *Namespace) flush(h *Hook) error {
 }
 
 // FlushAll is Flush for all hooks of the namespace, also those that another version of shapectl has made.
-// told is called before with each that this version can read.
-func (n *Namespace) FlushAll(told func(*Hook)) error {
+// told is called before with each that this version can read, discarded after with each that it cannot.
+func (n *Namespace) FlushAll(told func(*Hook), discarded func(*OtherLayoutError)) error {
 	if err := n.endChange(nil); err != nil {
 		return err
 	}
@@ -174,13 +174,18 @@ func (n *Namespace) FlushAll(told func(*Hook)) error {
 			return err
 		}
 		for _, index := range indices {
+			var other *OtherLayoutError
 			h, err := n.openHook(index, d)
 			switch {
 			case h != nil:
 				told(h)
 				err = n.flush(h)
 				h.Close()
-			case err == nil, errors.Is(err, maps.ErrOtherLayout):
+			case errors.As(err, &other):
+				if err = n.Discard(other); err == nil {
+					discarded(other)
+				}
+			case err == nil:
 				err = n.takeOff(&Hook{Direction: d, index: index, path: n.hookPath(index, d)})
 			}
 			failed = append(failed, err)
@@ -323,30 +328,27 @@ func (n *Namespace) renew(h *Hook, dev Device, settings bpf.AbiHook, size maps.S
 		fmt.Sscanf(generations[len(generations)-1], "g%d", &last)
 		h.generation = fmt.Sprintf("g%d", last+1)
 	}
-	aside := filepath.Join(h.path, "new")
+	aside := filepath.Join(h.path, asideName)
 	if err := removeAll(aside); err != nil {
 		return fmt.Errorf("clear %s: %w", aside, err)
 	}
-	if err := os.MkdirAll(aside, 0o750); err != nil {
-		return fmt.Errorf("make a directory for pins: %w", err)
+	if err := makeDir(h.path); err != nil {
+		return err
+	}
+	if err := makeDir(aside); err != nil {
+		return err
 	}
 	if err := h.Set.Pin(aside); err != nil {
 		return err
 	}
-	if err := os.Rename(aside, filepath.Join(h.path, h.generation)); err != nil {
+	if err := renamePins(aside, filepath.Join(h.path, h.generation)); err != nil {
 		return fmt.Errorf("put pins in place: %w", err)
 	}
 	if err := n.attach(h, need); err != nil {
 		return err
 	}
-	// Before the pins go by which filters are known: what the last command left attached.
-	if err := n.keepOnly(h, need); err != nil {
+	if err := h.discardAllBut(h.generation, generations); err != nil {
 		return err
-	}
-	for _, g := range generations {
-		if err := discard(filepath.Join(h.path, g)); err != nil {
-			return fmt.Errorf("remove pins: %w", err)
-		}
 	}
 	if moving {
 		if err := discard(old.path); err != nil {
@@ -357,12 +359,31 @@ func (n *Namespace) renew(h *Hook, dev Device, settings bpf.AbiHook, size maps.S
 	return nil
 }
 
-// attach makes the hook's generation run the programs of those algorithms.
+func (h *Hook) discardAllBut(generation string, generations []string) error {
+	for _, g := range generations {
+		if g == generation {
+			continue
+		}
+		if err := discard(filepath.Join(h.path, g)); err != nil {
+			return fmt.Errorf("remove pins: %w", err)
+		}
+	}
+	return nil
+}
+
+// attach makes the hook's generation run the programs of those algorithms. All are
+// loaded before the first is attached, as the kernel may refuse one.
 func (n *Namespace) attach(h *Hook, need []policy.Algorithm) error {
 	ids, err := h.programs(h.generation)
 	if err != nil {
 		return err
 	}
+	loaded := map[policy.Algorithm]*ebpf.Program{}
+	defer func() {
+		for _, p := range loaded {
+			p.Close()
+		}
+	}()
 	for i, a := range need {
 		if slices.Contains(need[:i], a) {
 			continue
@@ -376,17 +397,19 @@ func (n *Namespace) attach(h *Hook, need []policy.Algorithm) error {
 				continue
 			}
 			// A command was killed between pinning and attaching, or detaching and unpinning.
-			if err := os.Remove(filepath.Join(h.path, h.generation, programPin(a))); err != nil {
-				return fmt.Errorf("remove a pin: %w", err)
+			if err := unlink(filepath.Join(h.path, h.generation, programPin(a))); err != nil {
+				return err
 			}
 		}
-		p, err := Load(a, h.Set)
-		if err != nil {
+		if loaded[a], err = Load(a, h.Set); err != nil {
 			return err
 		}
-		err = n.attachProgram(h, a, p)
-		p.Close()
-		if err != nil {
+	}
+	for _, a := range algorithms {
+		if loaded[a] == nil {
+			continue
+		}
+		if err := n.attachProgram(h, a, loaded[a]); err != nil {
 			return err
 		}
 	}
@@ -417,10 +440,13 @@ func (n *Namespace) attachProgram(h *Hook, a policy.Algorithm, p *ebpf.Program) 
 	if h.Mode == Clsact || h.Mode == "" && n.options.Mode == Clsact {
 		return h.attachClsact(a, p, pin)
 	}
-	if err := p.Pin(pin); err != nil {
+	if err := pinAt(p, pin); err != nil {
 		return fmt.Errorf("pin the program: %w", err)
 	}
 	if l := h.links[a]; l != nil {
+		if err := step.Try("replace the program of a link"); err != nil {
+			return err
+		}
 		// A link that something else detached can not be brought back.
 		if err := l.Update(p); !errors.Is(err, unix.ENOLINK) {
 			if err != nil {
@@ -431,8 +457,8 @@ func (n *Namespace) attachProgram(h *Hook, a policy.Algorithm, p *ebpf.Program) 
 	}
 	l, err := attachTCX(p, h.index, h.Direction)
 	if errors.Is(err, ErrNoTCX) && n.options.Mode == Auto && h.Mode == "" {
-		if err := p.Unpin(); err != nil {
-			return fmt.Errorf("unpin the program: %w", err)
+		if err := unlink(pin); err != nil {
+			return err
 		}
 		return h.attachClsact(a, p, pin)
 	}
@@ -440,11 +466,11 @@ func (n *Namespace) attachProgram(h *Hook, a policy.Algorithm, p *ebpf.Program) 
 		return err
 	}
 	path := filepath.Join(h.path, linkPin(a))
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := unlink(path); err != nil { // of a dead link
 		l.Close()
-		return fmt.Errorf("remove a dead link: %w", err)
+		return err
 	}
-	if err := l.Pin(path); err != nil {
+	if err := pinAt(l, path); err != nil {
 		l.Close()
 		return fmt.Errorf("pin the link: %w", err)
 	}
@@ -458,10 +484,18 @@ func (n *Namespace) attachProgram(h *Hook, a policy.Algorithm, p *ebpf.Program) 
 	return nil
 }
 
+// pinAt pins a program, link or map.
+func pinAt(object interface{ Pin(path string) error }, path string) error {
+	if err := step.Try("pin"); err != nil {
+		return err
+	}
+	return object.Pin(path)
+}
+
 // attachClsact is attachProgram without tcx. The filter's program is pinned
 // before, as the pin is how the filter is known again.
 func (h *Hook) attachClsact(a policy.Algorithm, p *ebpf.Program, pin string) error {
-	if err := p.Pin(pin); err != nil {
+	if err := pinAt(p, pin); err != nil {
 		return fmt.Errorf("pin the program: %w", err)
 	}
 	h.Mode = Clsact
@@ -518,9 +552,8 @@ func (n *Namespace) keepOnly(h *Hook, used []policy.Algorithm) error {
 		if err := n.detach(h, a); err != nil {
 			return err
 		}
-		pin := filepath.Join(h.path, h.generation, programPin(a))
-		if err := os.Remove(pin); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("remove a pin: %w", err)
+		if err := unlink(filepath.Join(h.path, h.generation, programPin(a))); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -529,12 +562,18 @@ func (n *Namespace) keepOnly(h *Hook, used []policy.Algorithm) error {
 // detach takes the program of an algorithm off the device, if it is there.
 func (n *Namespace) detach(h *Hook, a policy.Algorithm) error {
 	if f := h.filters[a]; f != nil {
+		if err := step.Try("delete a filter"); err != nil {
+			return err
+		}
 		if err := netlink.FilterDel(f); err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("delete a filter: %w", err)
 		}
 		delete(h.filters, a)
 	}
 	if l := h.links[a]; l != nil {
+		if err := step.Try("detach a link"); err != nil {
+			return err
+		}
 		// Without this, the program would stay for as long as anybody has the link open.
 		if err := l.Detach(); err != nil && !errors.Is(err, unix.ENOLINK) {
 			return fmt.Errorf("detach the %s link: %w", a, err)
@@ -542,10 +581,7 @@ func (n *Namespace) detach(h *Hook, a policy.Algorithm) error {
 		l.Close()
 		delete(h.links, a)
 	}
-	if err := os.Remove(filepath.Join(h.path, linkPin(a))); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove a link: %w", err)
-	}
-	return nil
+	return unlink(filepath.Join(h.path, linkPin(a)))
 }
 
 // remove takes a hook off its device, and its pins away, whoever made them:
@@ -582,10 +618,11 @@ func (n *Namespace) takeOff(h *Hook) error {
 	return n.dropIfb(h.index)
 }
 
-// Discard takes away what another version of shapectl pinned for a device, and
-// with it the limits.
-func (n *Namespace) Discard(dev Device, d policy.Direction) error {
-	return n.takeOff(&Hook{Direction: d, Device: dev, index: dev.Index, path: n.hookPath(dev.Index, d)})
+// Discard takes a hook of another layout off its device, and its pins away.
+func (n *Namespace) Discard(e *OtherLayoutError) error { return n.discard(e.index, e.Direction) }
+
+func (n *Namespace) discard(index int, d policy.Direction) error {
+	return n.takeOff(&Hook{Direction: d, index: index, path: n.hookPath(index, d)})
 }
 
 // elsewhere reports, as far as this process may look, programs of shapectl on

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
+	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -33,6 +34,9 @@ func (n *Namespace) markAlive() error {
 	pin := filepath.Join(n.dir, alivePin)
 	if exists(pin) {
 		return nil
+	}
+	if err := step.Try("mark the pins as those of a namespace"); err != nil {
+		return err
 	}
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "shapectl_alive", Type: ebpf.DevMap, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	if err == nil {
@@ -72,8 +76,9 @@ func removeHome(home string) {
 	if err != nil || len(entries) > 1 || len(entries) == 1 && entries[0].Name() != alivePin {
 		return
 	}
-	os.Remove(filepath.Join(home, alivePin))
-	os.Remove(home) // refused unless empty
+	if unlink(filepath.Join(home, alivePin)) == nil {
+		unlink(home) // refused unless empty
+	}
 }
 
 // collectDevices removes the hooks of devices that no longer exist. A hook that
@@ -207,7 +212,7 @@ func clearHome(home string) {
 		case e.IsDir():
 			removeAll(path)
 		case e.Name() != alivePin:
-			os.Remove(path)
+			unlink(path)
 		}
 	}
 }

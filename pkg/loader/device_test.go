@@ -426,11 +426,12 @@ func TestPinsOfAnotherVersion(t *testing.T) {
 			t.Errorf("programs of ours: %v", ours)
 		}
 		r.write(func(n *Namespace) error {
-			dev, err := n.Device("va")
-			if err != nil {
-				return err
+			_, err := n.Find("va", r.direction)
+			var other *OtherLayoutError
+			if !errors.As(err, &other) || other.Name() != "va" {
+				t.Fatalf("find: %v", err)
 			}
-			return n.Discard(dev, r.direction)
+			return n.Discard(other)
 		})
 		r.nothingLeft()
 		r.put(only)

@@ -1,6 +1,7 @@
 package loader
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -69,6 +70,25 @@ func (h *Hook) Match() policy.Match {
 	return policy.MatchDst
 }
 
+// An OtherLayoutError is about a hook that this build can neither read nor change,
+// as one with another layout made it. It wraps maps.ErrOtherLayout.
+type OtherLayoutError struct {
+	Device    string // its name when the hook was made; "" where that can not be read either
+	Direction policy.Direction
+
+	index int
+	err   error
+}
+
+// Name is the device's name, or its number where that is all that can be told.
+func (e *OtherLayoutError) Name() string { return cmp.Or(e.Device, fmt.Sprint("device ", e.index)) }
+
+func (e *OtherLayoutError) Error() string {
+	return fmt.Sprintf("rules of %s %s: %v", e.Name(), e.Direction, e.err)
+}
+
+func (e *OtherLayoutError) Unwrap() error { return e.err }
+
 // Close lets go of the hook; it stays in force.
 func (h *Hook) Close() {
 	if h.Set != nil {
@@ -105,19 +125,16 @@ func programPin(a policy.Algorithm) string { return "program_" + a.String() }
 // was made again, and is not listed. With the error come the hooks that could be read.
 func (n *Namespace) Hooks() (hooks []*Hook, err error) {
 	var unread []error
-	for _, d := range []policy.Direction{policy.Ingress, policy.Egress} {
-		indices, err := n.indices(d)
+	err = n.openHooks(func(h *Hook, err error) error {
 		if err != nil {
-			return nil, err
+			unread = append(unread, err)
+		} else {
+			hooks = append(hooks, h)
 		}
-		for _, index := range indices {
-			h, err := n.openHook(index, d)
-			if err != nil {
-				unread = append(unread, err)
-			} else if h != nil {
-				hooks = append(hooks, h)
-			}
-		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	slices.SortFunc(hooks, func(a, b *Hook) int {
 		if c := strings.Compare(a.Name(), b.Name()); c != 0 {
@@ -134,6 +151,36 @@ func (n *Namespace) Hooks() (hooks []*Hook, err error) {
 		}
 		return superseded
 	}), errors.Join(unread...)
+}
+
+// EachHook calls f for each hook that has rules, in no order, until f fails: with
+// the hook, which is open until f returns, or with why it can not be read. Unlike Hooks it leaves none out.
+func (n *Namespace) EachHook(f func(h *Hook, err error) error) error {
+	return n.openHooks(func(h *Hook, err error) error {
+		if h != nil {
+			defer h.Close()
+		}
+		return f(h, err)
+	})
+}
+
+func (n *Namespace) openHooks(f func(h *Hook, err error) error) error {
+	for _, d := range []policy.Direction{policy.Ingress, policy.Egress} {
+		indices, err := n.indices(d)
+		if err != nil {
+			return err
+		}
+		for _, index := range indices {
+			h, err := n.openHook(index, d)
+			if h == nil && err == nil {
+				continue
+			}
+			if err := f(h, err); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // indices are the devices for which something is pinned.
@@ -182,8 +229,12 @@ func (n *Namespace) findGone(name string, d policy.Direction) (*Hook, error) {
 			continue
 		}
 		h, err := n.openHook(index, d)
-		if errors.Is(err, maps.ErrOtherLayout) {
-			continue // of which only the device's number can be told
+		var other *OtherLayoutError
+		if errors.As(err, &other) {
+			// Where there is a device of the number, they are its rules, whatever its name is now.
+			if _, here, err := n.deviceAt(index); other.Device != name || err == nil && here {
+				continue
+			}
 		}
 		if err != nil {
 			return nil, err
@@ -199,15 +250,14 @@ func (n *Namespace) findGone(name string, d policy.Direction) (*Hook, error) {
 	return nil, nil
 }
 
-// deviceWas is the name of a hook's device when its only generation was made,
-// which is cheaper to learn than all of the hook.
+// deviceWas is the name of a hook's device when its only generation was made, in
+// any layout. It is cheaper to learn than all of the hook.
 func (n *Namespace) deviceWas(index int, d policy.Direction) (string, error) {
 	dir, err := n.onlyGeneration(index, d)
 	if err != nil {
 		return "", err
 	}
-	settings, err := maps.Settings(dir)
-	return deviceName(settings), err
+	return maps.Device(dir)
 }
 
 // onlyGeneration is the directory of a hook's maps, if there is just one generation.
@@ -258,6 +308,10 @@ func (n *Namespace) openHook(index int, d policy.Direction) (*Hook, error) {
 	h.Set, err = maps.Open(filepath.Join(h.path, h.generation))
 	if err != nil {
 		h.Close()
+		if errors.Is(err, maps.ErrOtherLayout) {
+			was, _ := maps.Device(filepath.Join(h.path, h.generation))
+			return nil, &OtherLayoutError{was, d, index, err}
+		}
 		return nil, fmt.Errorf("rules of device %d %s: %w", index, d, err)
 	}
 	if h.Set.Empty() {

@@ -229,19 +229,14 @@ func (n *Namespace) found() error {
 	}
 }
 
-func makeDir(path string) error {
-	if err := os.Mkdir(path, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("make a directory for pins: %w", err)
-	}
-	return nil
-}
-
 const (
 	// busyPrefix begins the name of a directory that names a hook which a command
 	// is changing; one that is left over belongs to a command that was killed.
 	busyPrefix = "busy-"
 	// trashPrefix begins the name of pins that are being removed.
 	trashPrefix = "trash-"
+	// asideName is that of a generation that is being made.
+	asideName = "new"
 )
 
 // change marks a hook as being changed while f changes it, and looks after it
@@ -253,9 +248,9 @@ func (n *Namespace) change(index int, d policy.Direction, f func() error) error 
 	}
 	err := f()
 	if err == nil {
-		err = os.Remove(mark)
+		err = unlink(mark)
 	} else if n.healHook(index, d) == nil {
-		os.Remove(mark)
+		unlink(mark)
 	}
 	return err
 }
@@ -278,7 +273,9 @@ func (n *Namespace) heal() error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read the pins: %w", err)
 	}
-	n.rollForward(entries)
+	if err := n.rollForward(entries); err != nil {
+		return err
+	}
 	if err := n.healQueues(entries); err != nil {
 		return err
 	}
@@ -299,18 +296,17 @@ func (n *Namespace) heal() error {
 		if err != nil {
 			return err
 		}
-		if err := os.Remove(filepath.Join(n.dir, e.Name())); err != nil {
-			return fmt.Errorf("remove a mark: %w", err)
+		if err := unlink(filepath.Join(n.dir, e.Name())); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// rollForward arms the rest of a change of which a command that was killed has
-// armed the first hooks.
-func (n *Namespace) rollForward(entries []os.DirEntry) {
-	var ready []*Hook
-	begun := map[uint64]bool{}
+// rollForward completes changes that a command which was killed has begun, confirmed
+// or taken back on the first hooks only.
+func (n *Namespace) rollForward(entries []os.DirEntry) error {
+	changes := map[uint64][]*Hook{} // by when they begin
 	for _, e := range entries {
 		index, d, ok := parseBusy(e.Name())
 		if !ok {
@@ -321,21 +317,20 @@ func (n *Namespace) rollForward(entries []os.DirEntry) {
 			continue // which is healHook's to see to
 		}
 		defer h.Close()
-		if state, _ := h.Set.Change(); state == maps.NoChange {
-			ready = append(ready, h)
-		} else if h.Set.Begins() != 0 {
-			begun[h.Set.Begins()] = true
+		if at := h.Set.Begins(); at != 0 {
+			changes[at] = append(changes[at], h)
 		}
 	}
-	for _, h := range ready {
-		if begun[h.Set.Begins()] {
-			h.Set.Arm()
+	for _, hooks := range changes {
+		if err := agree(hooks); err != nil {
+			return err
 		}
 	}
+	return nil
 }
 
-// healHook removes a hook in which no rule is in force; one with rules is
-// whole, or is made so by the next change.
+// healHook sees to a hook at which a command failed, or was killed: it removes one
+// in which no rule is in force, and completes one with rules.
 func (n *Namespace) healHook(index int, d policy.Direction) error {
 	h, err := n.openHook(index, d)
 	if err != nil {
@@ -347,10 +342,87 @@ func (n *Namespace) healHook(index int, d policy.Direction) error {
 			h.Set.Abandon() // what was prepared, and not armed
 		}
 		if !h.Set.Empty() {
-			return n.trimIfb(h)
+			return n.complete(h)
 		}
 	}
-	return n.takeOff(&Hook{Direction: d, index: index, path: n.hookPath(index, d)})
+	return n.discard(index, d)
+}
+
+// complete lets a hook that is attached run one generation, and takes away what no rule needs.
+func (n *Namespace) complete(h *Hook) error {
+	left, err := n.leftBy(h)
+	if err != nil {
+		return err
+	}
+	if left != nil {
+		defer left.Close()
+		unneeded := left
+		if h.State == Detached { // the command did not come so far
+			unneeded = h
+		}
+		if err := n.discard(unneeded.index, h.Direction); err != nil || unneeded == h {
+			return err
+		}
+	}
+	// Before pins go by which filters are known.
+	if err := n.trim(h); err != nil {
+		return err
+	}
+	generations, err := h.generations()
+	if err != nil {
+		return err
+	}
+	if len(generations) > 1 && h.State == Attached {
+		need, err := h.algorithms()
+		if err != nil {
+			return err
+		}
+		if err := n.attach(h, need); err != nil {
+			return err
+		}
+		if err := h.discardAllBut(h.generation, generations); err != nil {
+			return err
+		}
+	}
+	entries, err := os.ReadDir(h.path)
+	if err != nil {
+		return fmt.Errorf("read the pins: %w", err)
+	}
+	for _, e := range entries {
+		if e.Name() != asideName && !strings.HasPrefix(e.Name(), trashPrefix) {
+			continue
+		}
+		if err := removeAll(filepath.Join(h.path, e.Name())); err != nil {
+			return fmt.Errorf("remove pins: %w", err)
+		}
+	}
+	return nil
+}
+
+// leftBy is the hook that a device had before it was made again, and got h with the
+// same rules; nil if there is none.
+func (n *Namespace) leftBy(h *Hook) (*Hook, error) {
+	if h.Device.Name == "" {
+		return nil, nil
+	}
+	indices, err := n.indices(h.Direction)
+	if err != nil {
+		return nil, err
+	}
+	for _, index := range indices {
+		if was, err := n.deviceWas(index, h.Direction); index == h.index || err == nil && was != h.Was {
+			continue
+		}
+		left, err := n.openHook(index, h.Direction)
+		if err != nil || left == nil {
+			continue // which is for flush to take away
+		}
+		if left.State == Gone && left.Set.SameRules(h.Set) {
+			return left, nil
+		}
+		left.Close()
+	}
+	return nil, nil
 }
 
 // Close lets other commands in. A namespace with no hooks leaves nothing behind.

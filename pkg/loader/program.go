@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -31,6 +32,9 @@ var ErrPerfmon = errors.New("this kernel's verifier wants CAP_PERFMON, too")
 // Load loads the program of an algorithm onto a set of maps.
 func Load(algorithm policy.Algorithm, set *maps.Set) (*ebpf.Program, error) {
 	p := programs[algorithm]
+	if err := step.Try("load a program"); err != nil {
+		return nil, err
+	}
 	spec, err := p.spec()
 	if err != nil {
 		return nil, fmt.Errorf("read the built-in program %s: %w", p.name, err)
@@ -54,7 +58,7 @@ func Load(algorithm policy.Algorithm, set *maps.Set) (*ebpf.Program, error) {
 }
 
 // build tells the programs of this build from those of another.
-var build = sync.OnceValues(func() (id [8]byte, err error) {
+var build = sync.OnceValues(func() (id [12]byte, err error) {
 	hash := sha256.New()
 	for _, algorithm := range []policy.Algorithm{policy.GCRA, policy.Leaky} {
 		spec, err := programs[algorithm].spec()

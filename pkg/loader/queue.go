@@ -143,7 +143,7 @@ func (n *Namespace) RestoreQdisc(dev Device) (o fq.Outcome, err error) {
 	if o, err = fq.Restore(dev.Index, record); err != nil {
 		return o, err
 	}
-	return o, forgetRecord(pin)
+	return o, unlink(pin)
 }
 
 // GivenFQ reports whether a device was given an fq that RestoreQdisc has not taken away.
@@ -182,27 +182,19 @@ func keepRecord(pin string, record []byte) error {
 	if err := m.Put(uint32(0), record); err != nil {
 		return fmt.Errorf("keep what qdisc there was: %w", err)
 	}
-	if err := forgetRecord(pin); err != nil {
+	if err := unlink(pin); err != nil {
 		return err
 	}
-	if err := m.Pin(pin); err != nil {
+	if err := pinAt(m, pin); err != nil {
 		return fmt.Errorf("keep what qdisc there was: %w", err)
-	}
-	return nil
-}
-
-func forgetRecord(pin string) error {
-	if err := os.Remove(pin); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove a pin: %w", err)
 	}
 	return nil
 }
 
 // makeIfb makes the ifb of a device, or makes it as it should be, and marks that there is one.
 func (n *Namespace) makeIfb(dev Device, packets uint32) error {
-	mark := n.ifbMark(dev.Index)
-	if err := os.Mkdir(mark, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("make a directory for pins: %w", err)
+	if err := makeDir(n.ifbMark(dev.Index)); err != nil {
+		return err
 	}
 	_, err := fq.MakeIfb(dev.Index, dev.Name, packets)
 	if err != nil {
@@ -223,7 +215,7 @@ func (n *Namespace) dropIfb(device int) error {
 	if err := fq.RemoveIfb(device); err != nil {
 		return err
 	}
-	return os.Remove(mark)
+	return unlink(mark)
 }
 
 func (n *Namespace) ifbMark(index int) string {
@@ -237,7 +229,7 @@ func (n *Namespace) healQueues(entries []os.DirEntry) error {
 		if index, ok := numbered(e.Name(), qdiscPrefix); ok {
 			_, here, err := n.deviceAt(index)
 			if err == nil && !here {
-				err = forgetRecord(n.qdiscPin(index))
+				err = unlink(n.qdiscPin(index))
 			}
 			if err != nil {
 				return err

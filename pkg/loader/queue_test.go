@@ -47,6 +47,24 @@ func TestRecordOfAQdisc(t *testing.T) {
 	}
 }
 
+// What was kept of a device's qdisc is forgotten once that is there again: the next
+// --setup-fq, maybe in the place of another one, has to keep that.
+func TestRecordIsForgottenOnceRestored(t *testing.T) {
+	r := newRig(t, TCX, policy.Egress)
+	dev := Device{Name: "va", Index: testenv.Link(t, "va").Attrs().Index}
+	r.put(rule("10.0.0.0/24"))
+	r.write(func(n *Namespace) error {
+		testenv.Must(t, keepRecord(n.qdiscPin(dev.Index), []byte(`{"before": [{"kind": "noqueue"}], "set": [{"kind": "fq", "handle": 1522532352}]}`)))
+		_, err := n.RestoreQdisc(dev)
+		if n.GivenFQ(dev.Index) {
+			t.Error("it is kept still")
+		}
+		return err
+	})
+	r.flush()
+	r.nothingLeft()
+}
+
 // ifb makes the device that would be the ifb of another one.
 func ifb(t *testing.T, device int) {
 	t.Helper()

@@ -12,27 +12,21 @@ import (
 
 // renewAsAnotherBuild leaves the hook of va as another build of shapectl would:
 // with the same rules in a generation that says so.
-func renewAsAnotherBuild(n *Namespace, d policy.Direction) error {
-	h, err := n.Find("va", d)
-	if err != nil || h == nil {
-		return err
-	}
-	defer h.Close()
-	settings, err := h.settings(h.Device, h.Match())
-	if err != nil {
-		return err
-	}
-	settings.Build[0] ^= 0xff
-	var need []policy.Algorithm
-	for _, e := range h.Set.Rules() {
-		need = append(need, e.Algorithm)
-	}
-	return n.renew(h, h.Device, settings, h.Set.Size(), need)
-}
-
 func (r *rig) renewAsAnotherBuild() {
 	r.t.Helper()
-	r.write(func(n *Namespace) error { return renewAsAnotherBuild(n, r.direction) })
+	r.write(func(n *Namespace) error {
+		h, err := n.Find("va", r.direction)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		settings, err := h.settings(h.Device, h.Match())
+		if err != nil {
+			return err
+		}
+		settings.Build[0] ^= 0xff
+		return n.renew(h, h.Device, settings, h.Set.Size(), h.Set.Algorithms())
+	})
 }
 
 func TestUpgradeKeepsRulesBucketsAndCounters(t *testing.T) {

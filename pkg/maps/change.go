@@ -11,6 +11,7 @@ import (
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -209,6 +210,7 @@ func (s *Set) Abandon() {
 // takesPart marks a rule: from now on packets go by the side of the change.
 func (s *Set) takesPart(id uint32, p netip.Prefix) {
 	r, k := s.rule(id), s.gather()
+	step.Store("let a rule take part")
 	atomic.StoreUint32(&r.Version, r.Version|versionChanges)
 	k.taking = append(k.taking, participant{id, p})
 }
@@ -253,6 +255,9 @@ func (s *Set) prepareAdded(rule policy.Rule, now uint64) error {
 	}
 	s.prepareLimit(id, rule, shadow, now)
 	s.takesPart(id, rule.Prefix)
+	if err := step.Try("place a prefix"); err != nil {
+		return err
+	}
 	return s.addPrefix(rule.Prefix, id)
 }
 
@@ -276,6 +281,7 @@ const MaxLead = 1 << model.TickBits
 // tell how long it has been idle.
 func (s *Set) Settle() {
 	now, on := s.now(), s.side()
+	step.Store("settle buckets")
 	s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
 		if v := s.versionOn(id, on); limited(v) {
 			rewriteBucket(b, settleBy(meter(v), now))
@@ -286,6 +292,7 @@ func (s *Set) Settle() {
 // Time makes the byte clocks of both sides agree at from (ns), when the change
 // is to begin, and at until, when it is to end if nobody confirms it.
 func (s *Set) Time(from, until uint64) {
+	step.Store("set byte clocks")
 	s.eachTaking(func(id uint32) {
 		old, next := s.sides(id)
 		old.Rebase = old.Base
@@ -301,7 +308,9 @@ func (s *Set) Time(from, until uint64) {
 		keepOrder(s.rule(id), old, next, func() uint64 { return from })
 	})
 	c := &s.change[0]
+	step.Store("say when a change begins")
 	atomic.StoreUint64(&c.From, from)
+	step.Store("say when a change ends")
 	atomic.StoreUint64(&c.Until, until)
 }
 
@@ -315,10 +324,16 @@ func (s *Set) sides(id uint32) (before, after version) {
 func (s *Set) Begins() uint64 { return atomic.LoadUint64(&s.change[0].From) }
 
 // End says that the change, which is not pending, is not to be taken back any more.
-func (s *Set) End() { atomic.StoreUint64(&s.change[0].From, 0) }
+func (s *Set) End() {
+	step.Store("say that a change lasts")
+	atomic.StoreUint64(&s.change[0].From, 0)
+}
 
 // Arm lets the change begin and end when Time has said.
-func (s *Set) Arm() { atomic.StoreUint64(&s.change[0].View, viewTimed) }
+func (s *Set) Arm() {
+	step.Store("arm a change")
+	atomic.StoreUint64(&s.change[0].View, viewTimed)
+}
 
 // Commit is for when a change has begun. One that has no end is then in force
 // for good; buckets owe no more than their rules can hold now.
@@ -327,8 +342,10 @@ func (s *Set) Commit() {
 	if atomic.LoadUint64(&c.Until) == Never {
 		// A packet that is between the two programs still has to find the side that it went by in the first.
 		s.waitSince(s.lengths[0].Epoch)
+		step.Store("commit a change")
 		atomic.StoreUint64(&c.View, viewAfter)
 	}
+	step.Store("clamp buckets")
 	s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
 		old, next := s.sides(id)
 		before, after := meter(old), meter(next)
@@ -345,7 +362,9 @@ func (s *Set) Commit() {
 
 // Confirm lets a pending change last.
 func (s *Set) Confirm() {
+	step.Store("confirm a change")
 	atomic.StoreUint64(&s.change[0].Until, Never)
+	step.Store("commit a change")
 	atomic.StoreUint64(&s.change[0].View, viewAfter)
 }
 
@@ -369,6 +388,7 @@ func (s *Set) Undone() (d Difference) {
 
 // TimeBack makes the byte clocks of both sides agree at a moment (ns) for Back.
 func (s *Set) TimeBack(at uint64) {
+	step.Store("set byte clocks")
 	s.eachTaking(func(id uint32) {
 		old, next := s.sides(id)
 		old.Rebase = old.Base
@@ -382,7 +402,9 @@ func (s *Set) TimeBack(at uint64) {
 
 // Back lets a change that is in force end at a moment that is still to come (ns).
 func (s *Set) Back(at uint64) {
+	step.Store("say when a change ends")
 	atomic.StoreUint64(&s.change[0].Until, at)
+	step.Store("take a change back")
 	atomic.StoreUint64(&s.change[0].View, viewTimed)
 }
 
@@ -411,6 +433,7 @@ func (s *Set) Finish() {
 				keepOrderUntil(r, c.Until+uint64(policy.MaxWait)) // as packets did by themselves
 			}
 		}
+		step.Store("finish a rule")
 		atomic.StoreUint32(&r.Version, r.Version&1^uint32(on)&1)
 		r.Retired = s.lengths[0].Epoch
 		if !t.prefix.IsValid() {
@@ -419,10 +442,16 @@ func (s *Set) Finish() {
 		for _, shadow := range s.unusedShadows(t.id) {
 			s.give(shadow)
 		}
-		if !present(v) {
-			s.remove(t.prefix, t.id, s.findPrefix(t.prefix))
+		if present(v) {
+			continue
+		}
+		if place := s.findPrefix(t.prefix); place != nil {
+			s.remove(t.prefix, t.id, place)
+		} else {
+			s.give(t.id) // of a rule that Prepare found no room for
 		}
 	}
+	step.Store("look for other lengths")
 	s.useLengths()
 	s.endChange()
 }
@@ -433,6 +462,7 @@ func (s *Set) endChange() {
 	// Packets that have seen a rule take part must still find the side that is in force.
 	s.waitSince(s.lengths[0].Epoch)
 	s.lengths[0].Removed = s.lengths[0].Epoch // until now, packets have seen another view
+	step.Store("forget a change")
 	atomic.StoreUint64(&c.View, viewBefore)
 }
 

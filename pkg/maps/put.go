@@ -12,6 +12,7 @@ import (
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -121,6 +122,7 @@ func (s *Set) expectLengths(more *lengthCounts) (done func()) {
 	for length, n := range more {
 		k.lengths[length] += n
 	}
+	step.Store("look for other lengths")
 	s.useLengths()
 	return func() {
 		for length, n := range more {
@@ -164,6 +166,9 @@ func (s *Set) insert(rule policy.Rule) error {
 		shadow = s.insertLimit(s.take(), proposed, 0)
 	}
 	s.insertLimit(id, rule, shadow)
+	if err := step.Try("place a prefix"); err != nil {
+		return err
+	}
 	return s.addPrefix(rule.Prefix, id)
 }
 
@@ -255,6 +260,7 @@ func (s *Set) replace(id uint32, have, rule policy.Rule) {
 	// Other sharers have other buckets, and find theirs when they are back.
 	next.Salt ^= sharing(old) ^ sharing(next)
 	r.Retired = s.lengths[0].Epoch
+	step.Store("switch a rule")
 	atomic.StoreUint32(&r.Version, number)
 	if limited(old) && limited(next) && after.Shrinks(before) {
 		s.clamp(id, after)
@@ -273,6 +279,7 @@ func (s *Set) Delete(p netip.Prefix) bool {
 	}
 	s.gather()
 	s.remove(p, *place-1, place)
+	step.Store("look for other lengths")
 	s.useLengths()
 	return true
 }
@@ -280,6 +287,7 @@ func (s *Set) Delete(p netip.Prefix) bool {
 // remove takes a rule away whose prefix has that place. The lengths in use are left as they are.
 func (s *Set) remove(p netip.Prefix, id uint32, place *uint32) {
 	s.lengths[0].Removed = s.lengths[0].Epoch
+	step.Store("remove a prefix")
 	atomic.StoreUint32(place, 0)
 	if v := s.version(id, s.rule(id).Version); present(v) && v.Flags&ruleShadow != 0 {
 		s.give(v.Shadow)
@@ -293,6 +301,7 @@ func (s *Set) Clear() {
 	k := s.gather()
 	counts := k.lengths
 	clear(k.lengths[:])
+	step.Store("look for no length")
 	s.useLengths() // from here on packets find none
 	k.lengths = counts
 	for line := range s.allLines() {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/step"
 )
 
 // ErrOtherLayout means that pinned maps were made by a build that lays them out differently.
@@ -27,9 +28,6 @@ type Size struct {
 	Buckets uint32 // of hosts, subnets and flows; rounded up to a power of two
 	Hurt    uint32 // hosts that shadows would have hurt
 }
-
-// Layout is that of the maps that this build makes and reads.
-const Layout = uint32(bpf.AbiLayoutLAYOUT_VERSION)
 
 const (
 	hookMap    = ".rodata"
@@ -126,9 +124,10 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Set, er
 	lines4, lines6, words := tableSizes(size.Rules)
 	hook.LineMask, hook.Prefixes4Mask, hook.Prefixes6Mask, hook.FilterMask = lines-1, lines4-1, lines6-1, words-1
 	hook.CpuMask = powerOfTwo(uint32(cpus)) - 1
-	last := len(hook.Secret) - 1
-	hook.Multiplier = uint64(hook.Secret[last-1])<<32 | uint64(hook.Secret[last]) | 1 // odd, so that no two keys become one
-	hook.Layout = Layout
+	hook.Multiplier = multiplier(hook)
+	if hook.Layout, err = Layout(); err != nil {
+		return nil, err
+	}
 	hook.RuleMaps = max(hook.RuleMaps, 1)
 	hook.Shadows = size.Hurt
 	for name, entries := range map[string]uint32{
@@ -158,7 +157,7 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Set, er
 		if old := shared[name]; old != nil {
 			m, err = old.Clone()
 		} else {
-			m, err = ebpf.NewMap(spec.Maps[name])
+			m, err = newMap(spec.Maps[name])
 		}
 		if err != nil {
 			s.Close()
@@ -175,10 +174,23 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Set, er
 	return s, nil
 }
 
+// multiplier is that for hashes of prefixes: odd, so that no two keys become one.
+func multiplier(hook bpf.AbiHook) uint64 {
+	last := len(hook.Secret) - 1
+	return uint64(hook.Secret[last-1])<<32 | uint64(hook.Secret[last]) | 1
+}
+
 // tableSizes are how many lines the tables of prefixes have, and words the filter, with room for so many rules.
 func tableSizes(rules uint32) (lines4, lines6, words uint32) {
 	// Half as many lines as prefixes, and as many, leave half of the places free; 16 bits for each.
 	return powerOfTwo((rules + 1) / 2), powerOfTwo(rules), powerOfTwo((rules + 3) / 4)
+}
+
+func newMap(spec *ebpf.MapSpec) (*ebpf.Map, error) {
+	if err := step.Try("make a map"); err != nil {
+		return nil, err
+	}
+	return ebpf.NewMap(spec)
 }
 
 // powerOfTwo is the least one that is not below n.
@@ -193,6 +205,10 @@ func powerOfTwo(n uint32) uint32 {
 // Open opens the maps pinned in a directory. The error wraps ErrOtherLayout
 // where another version of shapectl pinned them.
 func Open(dir string) (*Set, error) {
+	// First of all, as nothing else is known of another layout.
+	if err := checkLayout(dir); err != nil {
+		return nil, err
+	}
 	s := &Set{maps: map[string]*ebpf.Map{}}
 	for name, pin := range pinned {
 		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pin), nil)
@@ -216,8 +232,8 @@ func (s *Set) attach() (err error) {
 			s.Close()
 		}
 	}()
-	if s.hook, err = settings(s.maps[hookMap]); err != nil {
-		return err
+	if err := s.maps[hookMap].Lookup(uint32(0), &s.hook); err != nil {
+		return fmt.Errorf("read the hook's settings: %w", err)
 	}
 	for _, name := range ruleMaps[:s.hook.RuleMaps] {
 		if err := s.mapSized(name, ruleSize(s.hook), func(m []byte) { s.rules = append(s.rules, m) }); err != nil {
@@ -237,40 +253,17 @@ func (s *Set) attach() (err error) {
 	)
 }
 
-// Settings are those of a hook whose maps are pinned in a directory, without opening all of them.
-func Settings(dir string) (hook bpf.AbiHook, err error) {
-	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pinned[hookMap]), nil)
-	if err != nil {
-		return hook, fmt.Errorf("open the hook's settings: %w", err)
-	}
-	defer m.Close()
-	return settings(m)
-}
-
-func settings(m *ebpf.Map) (hook bpf.AbiHook, err error) {
-	if m.ValueSize() != uint32(unsafe.Sizeof(hook)) {
-		return hook, ErrOtherLayout
-	}
-	if err := m.Lookup(uint32(0), &hook); err != nil {
-		return hook, fmt.Errorf("read the hook's settings: %w", err)
-	}
-	if hook.Layout != Layout {
-		return hook, fmt.Errorf("%w (layout %d, this one has %d)", ErrOtherLayout, hook.Layout, Layout)
-	}
-	return hook, nil
-}
-
 // Changing reports whether rules whose maps are pinned in a directory take part in a change, without opening all of them.
 func Changing(dir string) (bool, error) {
+	if err := checkLayout(dir); err != nil {
+		return false, err
+	}
 	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pinned[changeMap]), nil)
 	if err != nil {
 		return false, fmt.Errorf("open the hook's change: %w", err)
 	}
 	defer m.Close()
 	var change bpf.AbiChange
-	if m.ValueSize() != uint32(unsafe.Sizeof(change)) {
-		return false, ErrOtherLayout
-	}
 	if err := m.Lookup(uint32(0), &change); err != nil {
 		return false, fmt.Errorf("read the hook's change: %w", err)
 	}
@@ -331,6 +324,9 @@ func (s *Set) countersOf(id uint32) []bpf.AbiCounters {
 // Pin pins all maps in a directory of a bpffs.
 func (s *Set) Pin(dir string) error {
 	for name, pin := range pinned {
+		if err := step.Try("pin a map"); err != nil {
+			return err
+		}
 		// A clone, as a map object remembers one pin, and a set may have several.
 		m, err := s.maps[name].Clone()
 		if err != nil {
@@ -361,6 +357,19 @@ func (s *Set) Size() Size {
 		size.Rules += s.maps[name].MaxEntries()
 	}
 	return size
+}
+
+// SameRules reports whether one of two sets was derived from the other, or both from a third.
+func (s *Set) SameRules(as *Set) bool {
+	id := func(s *Set) ebpf.MapID {
+		info, err := s.maps[lengthsMap].Info()
+		if err != nil {
+			return 0
+		}
+		id, _ := info.ID()
+		return id
+	}
+	return id(s) != 0 && id(s) == id(as)
 }
 
 // Close lets go of the maps; pins and programs keep them.

@@ -1,0 +1,504 @@
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/step"
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A stop is a step of a command: so many of that name came before it.
+type stop struct {
+	name   string
+	before int
+}
+
+func (s stop) String() string { return fmt.Sprintf("%s %d", s.name, s.before) }
+
+var errStopped = errors.New("a test has stopped this")
+
+// A stepper follows the steps of the commands of one thread.
+type stepper struct {
+	steps   []stop
+	canFail []bool
+	fail    stop // with all later ones of its name
+	came    map[string]int
+}
+
+func (s *stepper) step(name string, canFail bool) error {
+	now := stop{name, s.came[name]}
+	s.came[name]++
+	s.steps, s.canFail = append(s.steps, now), append(s.canFail, canFail)
+	if s.fail.name == name && s.fail.before <= now.before {
+		return errStopped
+	}
+	return nil
+}
+
+// steppers are by thread, as commands stay on theirs.
+var steppers sync.Map
+
+// stepping runs a command, and lets the step fail, and all later ones of its name.
+func stepping(fail stop, command func() error) (*stepper, error) {
+	s := &stepper{fail: fail, came: map[string]int{}}
+	steppers.Store(unix.Gettid(), s)
+	defer steppers.Delete(unix.Gettid())
+	return s, command()
+}
+
+// killEnv makes the test binary a process that runs a command until a step, where it kills itself.
+const killEnv = "SHAPECTL_TEST_KILL"
+
+func TestMain(m *testing.M) {
+	if how := os.Getenv(killEnv); how != "" {
+		killSelf(strings.Split(how, "\t"))
+	}
+	step.Hook = func(name string, canFail bool) error {
+		if s, ok := steppers.Load(unix.Gettid()); ok {
+			return s.(*stepper).step(name, canFail)
+		}
+		return nil
+	}
+	os.Exit(m.Run())
+}
+
+func killSelf(how []string) {
+	came := map[string]int{}
+	step.Hook = func(name string, _ bool) error {
+		if slices.Contains(how[3:], stop{name, came[name]}.String()) {
+			syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
+		came[name]++
+		return nil
+	}
+	c := stepped[slices.IndexFunc(stepped, func(c steppedCommand) bool { return c.name == how[0] })]
+	if err := command(Options{BPFFS: how[1], Mode: Mode(how[2])}, c.run); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// command does something with a namespace open for changes, as a command does.
+func command(o Options, run func(n *Namespace) error) error {
+	return In("", func() error {
+		n, err := Write(o)
+		if err != nil {
+			return err
+		}
+		defer n.Close()
+		return run(n)
+	})
+}
+
+// A steppedCommand is one to be stopped at each of its steps.
+type steppedCommand struct {
+	name   string
+	clsact bool         // whether without tcx it takes other steps
+	ready  func(r *rig) // makes what is there before
+	run    func(n *Namespace) error
+}
+
+// stays is a rule that is there before a command and after it.
+var stays = rule("10.0.9.0/24")
+
+var (
+	one     = rule("10.0.0.0/24")
+	other   = rule("10.0.0.0/24", leaky, func(r *policy.Rule) { r.Rate = 2e6 })
+	two     = rule("10.0.1.0/24", leaky)
+	v6      = rule("2001:db8::/32", leaky)
+	shadows = rule("10.0.1.0/24", func(r *policy.Rule) { r.Shadow = policy.Shadow{Rate: 5e5, Capacity: 20000} })
+)
+
+func putOn(n *Namespace, rules ...policy.Rule) error {
+	dev, err := n.Device("va")
+	for i := 0; i < len(rules) && err == nil; i++ {
+		_, err = n.Put(dev, policy.Egress, policy.MatchDst, rules[i])
+	}
+	return err
+}
+
+func withHook(n *Namespace, f func(h *Hook) error) error {
+	h, err := n.Find("va", policy.Egress)
+	if err == nil && h == nil {
+		err = errors.New("there is no hook")
+	}
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	return f(h)
+}
+
+// policyOn applies rules for both directions of va.
+func policyOn(n *Namespace, o ApplyOptions, egress, ingress []policy.Rule) error {
+	tables := []policy.Table{{Device: "va", Direction: policy.Egress, Match: policy.MatchDst, Rules: egress}}
+	if ingress != nil {
+		tables = append(tables, policy.Table{Device: "va", Direction: policy.Ingress, Match: policy.MatchSrc, Rules: ingress})
+	}
+	for _, t := range tables {
+		policy.SortRules(t.Rules)
+	}
+	_, err := n.Apply(tables, o)
+	return err
+}
+
+func ready(rules ...policy.Rule) func(r *rig) {
+	return func(r *rig) { r.put(rules...) }
+}
+
+// full leaves no room for another rule in a hook, so that the next one makes it grow.
+func full(r *rig) {
+	r.put(stays, two)
+	r.write(func(n *Namespace) error {
+		return withHook(n, func(h *Hook) error { return h.Set.Load(fillers(leastRules - 2)) })
+	})
+}
+
+var fillerNet = netip.MustParsePrefix("172.16.0.0/12")
+
+// fillers are rules that take no part in a test but by their number.
+func fillers(n int) (rules []policy.Rule) {
+	for i := range n {
+		rules = append(rules, rule(fmt.Sprintf("172.16.%d.%d/32", i/256, i%256)))
+	}
+	return rules
+}
+
+// next are other rules on two hooks, of which one was not there: some come, some go, some change, one not.
+func next(n *Namespace, o ApplyOptions) error {
+	return policyOn(n, o, []policy.Rule{stays, other, shadows, v6}, []policy.Rule{one})
+}
+
+func appliedBefore(o ApplyOptions) func(r *rig) {
+	return func(r *rig) {
+		r.put(stays, one, two)
+		r.write(func(n *Namespace) error { return next(n, o) })
+	}
+}
+
+var stepped = []steppedCommand{
+	{"first rule", true, func(r *rig) {}, func(n *Namespace) error { return putOn(n, one) }},
+	{"rule of another length", false, ready(stays, one), func(n *Namespace) error { return putOn(n, v6) }},
+	{"another algorithm", true, ready(stays, one), func(n *Namespace) error { return putOn(n, other) }},
+	{"first shadow", true, ready(stays, one, two), func(n *Namespace) error { return putOn(n, shadows) }},
+	{"another build", false, func(r *rig) { r.put(stays, one, two); r.renewAsAnotherBuild() }, func(n *Namespace) error { return putOn(n, one) }},
+	{"growth", false, full, func(n *Namespace) error { return putOn(n, one) }},
+	{"delete", true, ready(stays, two), func(n *Namespace) error {
+		return withHook(n, func(h *Hook) error { _, err := n.Delete(h, two); return err })
+	}},
+	{"flush", true, ready(stays, two), func(n *Namespace) error { return withHook(n, n.Flush) }},
+	{"first shadow after a delete that was killed", true, func(r *rig) {
+		r.put(stays, two)
+		r.killed("delete", stop{"detach a link", 0}, stop{"delete a filter", 0})
+	}, func(n *Namespace) error { return putOn(n, shadows) }},
+	{"device made again", true, func(r *rig) {
+		r.put(stays, one)
+		testenv.Must(r.t, netlink.LinkDel(testenv.Link(r.t, "va")))
+		r.addDevice()
+	}, func(n *Namespace) error { return putOn(n, two) }},
+	{"apply until confirmed", false, ready(stays, one, two), func(n *Namespace) error { return next(n, ApplyOptions{Confirm: time.Hour}) }},
+	{"apply after another", false, appliedBefore(ApplyOptions{}), func(n *Namespace) error {
+		return policyOn(n, ApplyOptions{}, []policy.Rule{stays, one}, nil)
+	}},
+	{"confirm", false, appliedBefore(ApplyOptions{Confirm: time.Hour}), (*Namespace).Confirm},
+	{"rollback", false, appliedBefore(ApplyOptions{}), func(n *Namespace) error { _, err := n.Rollback(); return err }},
+	{"rollback of what is not confirmed", false, appliedBefore(ApplyOptions{Confirm: time.Hour}), func(n *Namespace) error {
+		_, err := n.Rollback()
+		return err
+	}},
+}
+
+// Whatever step of a command fails, and wherever it is killed, the rules are as
+// they were or as they were to be; from some step on they are as they were to be.
+// The next command works, and nothing is left over.
+func TestStoppedAtAnyStep(t *testing.T) {
+	for _, c := range stepped {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			eachMode(t, func(t *testing.T, r *rig) {
+				if r.options.Mode == TCX || c.clsact && !testing.Short() {
+					(&stopped{rig: r, steppedCommand: c}).test()
+				}
+			})
+		})
+	}
+}
+
+// Where the kernel refuses to load programs, what would need another one changes
+// nothing, and the rules in force can be deleted still.
+func TestNoProgramLoads(t *testing.T) {
+	eachMode(t, func(t *testing.T, r *rig) {
+		for _, refused := range []int{0, 1} { // the first program, or the second
+			full(r)
+			before, pins := r.state(), r.pins()
+			_, err := stepping(stop{"load a program", refused}, func() error {
+				if err := r.try(func(n *Namespace) error { return putOn(n, one) }); !errors.Is(err, errStopped) {
+					t.Errorf("set: %v", err)
+				}
+				if now := r.state(); now != before || !slices.Equal(r.pins(), pins) {
+					t.Errorf("there is\n%v\nand ought to be\n%v", now, before)
+				}
+				r.delete(stays)
+				r.passes("10.0.9.7")
+				r.meters(two, "10.0.1.7", 3)
+				r.flush()
+				return nil
+			})
+			testenv.Must(t, err)
+			r.nothingLeft()
+		}
+	})
+}
+
+// A stopped is a command that is stopped at one step after the other.
+type stopped struct {
+	*rig
+	steppedCommand
+	before, after state
+	pins          []string // before
+	done          bool     // from this step on, rules are as they were to be
+}
+
+func (s *stopped) test() {
+	s.ready(s.rig)
+	s.before, s.pins = s.state(), s.rig.pins()
+	all, err := stepping(stop{}, func() error { return command(s.options, s.run) })
+	testenv.Must(s.t, err)
+	s.after = s.state()
+	s.tidy()
+	s.flushAll()
+	fresh := false
+	for _, how := range []string{"fail", "kill"} {
+		s.done = false
+		for i, at := range all.steps {
+			between := i > 0 && i < len(all.steps)-1 && all.steps[i-1].name == at.name && all.steps[i+1].name == at.name
+			if between || how == "fail" && !all.canFail[i] {
+				continue
+			}
+			if !fresh {
+				s.ready(s.rig)
+				s.pins = s.rig.pins()
+			}
+			if now := s.state(); now != s.before {
+				s.t.Fatalf("it begins with %v, and not with %v", now, s.before)
+			}
+			s.stop(how, at)
+			if fresh = s.state() == s.before && slices.Equal(s.rig.pins(), s.pins); !fresh {
+				s.flushAll()
+			}
+			if s.t.Failed() {
+				s.t.Fatalf("that was %s at %s, %d of %d", how, at, i, len(all.steps))
+			}
+		}
+	}
+	if fresh {
+		s.flushAll()
+	}
+}
+
+// stop stops the command once, and looks at what is left.
+func (s *stopped) stop(how string, at stop) {
+	s.t.Helper()
+	allowed, did := []state{s.before, s.after}, false
+	var err error
+	if how == "kill" {
+		if !s.killed(s.name, at) {
+			allowed, did = []state{s.after}, true // it did not come to that
+		}
+		now := s.state()
+		for i := range now.hooks { // which the next command makes agree
+			if s.before.gone {
+				break // the device has rules, which are attached or not
+			}
+			if now.hooks[i] != s.before.hooks[i] && now.hooks[i] != s.after.hooks[i] {
+				s.t.Errorf("there is\n%s\nwhere there was\n%s\nand was to be\n%s", now.hooks[i], s.before.hooks[i], s.after.hooks[i])
+			}
+		}
+	} else if _, err = stepping(at, func() error { return command(s.options, s.run) }); err == nil {
+		allowed, did = []state{s.after}, true // it could do without
+	} else if !errors.Is(err, errStopped) {
+		s.t.Errorf("it failed by %v", err)
+	}
+	if s.done {
+		allowed = []state{s.after}
+	}
+	s.write(func(*Namespace) error { return nil })
+	now := s.state()
+	if !slices.ContainsFunc(allowed, func(a state) bool { return a.hooks == now.hooks }) {
+		s.t.Errorf("there is\n%v\nand ought to be one of\n%v\n(%v, %v)", now, allowed, err, did)
+	}
+	s.done = s.done || !did && s.after.hooks != s.before.hooks && now.hooks == s.after.hooks
+	s.tidy()
+	s.metersAll()
+	if how == "kill" {
+		s.staysCanGo()
+	}
+}
+
+// killed runs a command in a process of its own until the first of these steps, and
+// reports whether it came to one.
+func (r *rig) killed(name string, at ...stop) bool {
+	r.t.Helper()
+	self, err := os.Executable()
+	testenv.Must(r.t, err)
+	var names []string
+	for _, at := range at {
+		names = append(names, at.String())
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), killEnv+"="+strings.Join(append([]string{name, r.options.BPFFS, string(r.options.Mode)}, names...), "\t"))
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		return false
+	}
+	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
+		r.t.Fatalf("%s, to be killed at %v: %v: %s", name, at, err, out)
+	}
+	return true
+}
+
+// state is what there is on both directions of va.
+type state struct {
+	hooks  [2]string
+	change [2]maps.ChangeState
+	gone   bool // they are those of a device that is gone
+}
+
+func (r *rig) state() (s state) {
+	r.t.Helper()
+	n, err := Read(r.options)
+	testenv.Must(r.t, err)
+	defer n.Close()
+	for i, d := range []policy.Direction{policy.Egress, policy.Ingress} {
+		h, err := n.Find("va", d)
+		testenv.Must(r.t, err)
+		if h == nil {
+			continue
+		}
+		defer h.Close()
+		var at uint64
+		if s.change[i], at = h.Set.Change(); s.change[i] == maps.Pending && at < maps.Now()+uint64(time.Minute) {
+			waitUntil(at) // a killed command has taken it back
+			s.change[i], _ = h.Set.Change()
+		}
+		otherBuild, err := h.OtherBuild()
+		testenv.Must(r.t, err)
+		rules := h.Set.Policy()
+		if len(rules) == 0 {
+			continue
+		}
+		shown := slices.DeleteFunc(slices.Clone(rules), func(rule policy.Rule) bool { return fillerNet.Contains(rule.Prefix.Addr()) })
+		how := h.State
+		if how == Gone { // its rules may be attached to the device that was made again
+			how, s.gone = Attached, true
+		}
+		s.hooks[i] = fmt.Sprintf("%s: %d rules, %v, by another build: %t, pending: %t", how, len(rules), shown, otherBuild, s.change[i] == maps.Pending)
+	}
+	return s
+}
+
+// tidy ends the test if there are pins or programs that no rule needs.
+func (r *rig) tidy() {
+	r.t.Helper()
+	pins, generations := r.pins(), map[string]int{}
+	for _, pin := range pins {
+		name := filepath.Base(pin)
+		if name == asideName || strings.HasPrefix(name, trashPrefix) || strings.HasPrefix(name, busyPrefix) {
+			r.t.Errorf("left over: %s", pin)
+		}
+		if _, hook := filepath.Split(filepath.Dir(pin)); strings.HasPrefix(name, "g") && strings.Contains(hook, "-") {
+			generations[hook]++
+		}
+	}
+	for hook, n := range generations {
+		if n > 1 {
+			r.t.Errorf("%s has %d generations", hook, n)
+		}
+	}
+	var used []policy.Algorithm
+	if h := r.hook("va"); h != nil && h.State == Attached {
+		used = h.Set.Algorithms()
+	}
+	if ours := r.ours("va"); len(ours) != len(used) {
+		r.t.Errorf("programs on the device: %v, for rules of %v", ours, used)
+	}
+}
+
+// metersAll ends the test unless each rule in force meters its packets, and without any all packets pass.
+func (r *rig) metersAll() {
+	r.t.Helper()
+	h := r.hook("va")
+	if h == nil || h.State != Attached {
+		r.passes("10.0.0.7")
+		return
+	}
+	for _, rule := range h.Set.Policy() {
+		if within := rule.Prefix.Addr(); within.Is4() && !fillerNet.Contains(within) {
+			r.meters(rule, strings.TrimSuffix(within.String(), "0")+"7", 3)
+		}
+	}
+}
+
+// passes ends the test if any packet is limited.
+func (r *rig) passes(far string) {
+	r.t.Helper()
+	before := r.passed.count(r.t).packets
+	r.send(far, 100, 1000)
+	if seen := r.passed.count(r.t).packets - before; seen != 100 {
+		r.t.Errorf("without a rule, %d of 100 packets to %s pass", seen, far)
+	}
+}
+
+// staysCanGo deletes the rule that stays, if that can be, and sets it again:
+// packets see what commands do to the rules.
+func (r *rig) staysCanGo() {
+	r.t.Helper()
+	h := r.hook("va")
+	if h == nil || h.State != Attached {
+		return
+	}
+	if state, _ := h.Set.Change(); state == maps.Pending {
+		return
+	}
+	if _, there := h.Set.Find(stays.Prefix); there {
+		r.delete(stays)
+		r.passes("10.0.9.7")
+		r.put(stays)
+		r.meters(stays, "10.0.9.7", 3)
+	}
+}
+
+// flushAll takes all away, and ends the test if anything is left.
+func (r *rig) flushAll() {
+	r.t.Helper()
+	r.write(func(n *Namespace) error {
+		if err := n.Confirm(); err != nil && !errors.Is(err, ErrNoChange) && !errors.Is(err, ErrTooLate) {
+			return err
+		}
+		return n.EachHook(func(h *Hook, err error) error {
+			if err != nil {
+				return err
+			}
+			return n.Flush(h)
+		})
+	})
+	r.nothingLeft()
+}

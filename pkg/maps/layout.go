@@ -1,0 +1,162 @@
+package maps
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Layout identifies the maps that this build makes and reads. It is derived, so
+// that nobody has to remember to change it: from the name of each map and its
+// pin, all types and constants of bpf/abi.h, and the bytes that some rules,
+// prefixes and keys become.
+var Layout = sync.OnceValues(func() (uint64, error) {
+	spec, err := bpf.LoadAbi()
+	if err != nil {
+		return 0, fmt.Errorf("read the built-in types: %w", err)
+	}
+	var types *btf.Struct
+	if err := spec.Types.TypeByName("abi", &types); err != nil {
+		return 0, fmt.Errorf("read the built-in types: %w", err)
+	}
+	return layoutOf(types), nil
+})
+
+func layoutOf(types btf.Type) uint64 {
+	hash := sha256.New()
+	for _, name := range slices.Sorted(maps.Keys(pinned)) {
+		fmt.Fprintln(hash, name, pinned[name])
+	}
+	writeType(hash, types)
+	writeSamples(hash)
+	return binary.BigEndian.Uint64(hash.Sum(nil))
+}
+
+// checkLayout reports by an error that wraps ErrOtherLayout that maps of another layout are pinned in a directory.
+func checkLayout(dir string) error {
+	layout, err := Layout()
+	if err != nil {
+		return err
+	}
+	settings, err := pinnedSettings(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: %w", ErrOtherLayout, err)
+	}
+	if err != nil {
+		return err
+	}
+	// Builds that did not derive their layout had something else there, and another size.
+	if len(settings) != int(unsafe.Sizeof(bpf.AbiHook{})) || binary.NativeEndian.Uint64(settings) != layout {
+		return fmt.Errorf("%w (this one has layout %016x)", ErrOtherLayout, layout)
+	}
+	return nil
+}
+
+// Device is the name of the device for which maps of any layout are pinned in a directory.
+func Device(dir string) (string, error) {
+	settings, err := pinnedSettings(dir)
+	if err != nil {
+		return "", err
+	}
+	const size = len(bpf.AbiHook{}.Device)
+	return unix.ByteSliceToString(settings[max(0, len(settings)-size):]), nil
+}
+
+// pinnedSettings are the bytes of struct hook, whatever the layout.
+func pinnedSettings(dir string) ([]byte, error) {
+	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pinned[hookMap]), nil)
+	if err != nil {
+		return nil, fmt.Errorf("open the hook's settings: %w", err)
+	}
+	defer m.Close()
+	settings, err := m.LookupBytes(uint32(0))
+	if err != nil {
+		return nil, fmt.Errorf("read the hook's settings: %w", err)
+	}
+	return settings, nil
+}
+
+// writeType writes all of a type that decides what its values look like in memory and mean.
+func writeType(w io.Writer, t btf.Type) {
+	switch t := btf.UnderlyingType(t).(type) {
+	case *btf.Struct:
+		fmt.Fprintf(w, "struct %s of %d\n", t.Name, t.Size)
+		writeMembers(w, t.Members)
+	case *btf.Union:
+		fmt.Fprintf(w, "union %s of %d\n", t.Name, t.Size)
+		writeMembers(w, t.Members)
+	case *btf.Array:
+		fmt.Fprintf(w, "%d of\n", t.Nelems)
+		writeType(w, t.Type)
+	case *btf.Enum:
+		fmt.Fprintf(w, "enum %s of %d, %v\n", t.Name, t.Size, t.Values)
+	case *btf.Int:
+		fmt.Fprintf(w, "%s of %d\n", t.Encoding, t.Size)
+	default:
+		panic(fmt.Sprintf("bpf/abi.h has a type of a kind that no map should hold: %v", t))
+	}
+}
+
+func writeMembers(w io.Writer, members []btf.Member) {
+	for _, m := range members {
+		fmt.Fprintf(w, "%s at %d, %d bits\n", m.Name, m.Offset, m.BitfieldSize)
+		writeType(w, m.Type)
+	}
+	fmt.Fprintln(w, "end")
+}
+
+// writeSamples writes what types do not tell: how user space encodes rules, and
+// where it puts prefixes and keys. Tests hold the programs to the same.
+func writeSamples(w io.Writer) {
+	const lines = 64
+	s := &Set{
+		hook:      bpf.AbiHook{LineMask: lines - 1, Prefixes4Mask: lines - 1, Prefixes6Mask: lines - 1, FilterMask: lines - 1},
+		prefixes4: make([]bpf.AbiPrefixes4, lines), prefixes6: make([]bpf.AbiPrefixes6, lines), filter: make([]uint64, lines),
+	}
+	for i := range s.hook.Secret {
+		s.hook.Secret[i] = uint32(i+1) * 0x9e3779b9
+	}
+	s.hook.Multiplier = multiplier(s.hook)
+	write := func(values ...any) {
+		for _, v := range values {
+			binary.Write(w, binary.NativeEndian, v)
+		}
+	}
+	limit := policy.Rule{Rate: 8_000_000, Capacity: 100_000}
+	penalty, queue := limit, limit
+	penalty.Algorithm, penalty.Penalty = policy.Leaky, policy.Penalty{Kind: policy.PenaltyHold, Duration: time.Second}
+	penalty.Framing, penalty.Each = policy.Framing{Overhead: -4, MPU: 64}, policy.Each{Kind: policy.EachSubnet, Bits: 56}
+	queue.Excess, queue.Queue, queue.Order, queue.ECNAbove = policy.Delay, 50_000, policy.SparseFirst, policy.ECNAbove(time.Millisecond)
+	for i, r := range []policy.Rule{limit, penalty, queue, {Rate: policy.Unlimited}} {
+		v := version{new(bpf.AbiTerms), new(bpf.AbiDetails), false}
+		encode(v, r, 1, 2)
+		write(v.AbiTerms, v.AbiDetails)
+		for j, address := range []string{"192.0.2.77", "2001:db8:1:2:3:4:5:6"} {
+			addr := netip.MustParseAddr(address)
+			prefix, _ := addr.Prefix(addr.BitLen() - 9*i)
+			s.placePrefix(prefix, uint32(2*i+j)) // there is room
+			flow := Flow{Src: addr, Dst: addr.Next(), Proto: 17, SrcPort: 5000, DstPort: 53}
+			for _, p := range s.places(makeKey(uint32(i), policy.Each{Kind: policy.EachKind(i)}, policy.MatchDst, flow), uint32(j)) {
+				write(p.line, p.print)
+			}
+		}
+	}
+	write(s.prefixes4, s.prefixes6, s.filter)
+}
