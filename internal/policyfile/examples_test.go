@@ -125,6 +125,13 @@ func TestExamples(t *testing.T) {
 					t.Errorf("\n got %s\nwant %s", got, want.sentence)
 				}
 			}
+			for _, table := range tables {
+				// Its machines are strangers, and can forge their source.
+				exempts := slices.ContainsFunc(table.Rules, func(r policy.Rule) bool { return r.Rate == policy.Unlimited })
+				if table.Direction == policy.Ingress && table.Match == policy.MatchSrc && exempts && name == "hosting.yaml" {
+					t.Errorf("%s ingress exempts packets by their source", table.Device)
+				}
+			}
 			var out bytes.Buffer
 			if err := Write(&out, tables, nil); err != nil {
 				t.Fatal(err)
