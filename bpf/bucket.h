@@ -87,7 +87,7 @@ static __always_inline __u64 drain_ns(__u64 slope, __u64 units)
 static __always_inline enum verdict put_level(struct bucket *b, __u32 print, __u64 tat, __u64 v, __u64 level,
 					      __u64 now, enum verdict verdict)
 {
-	/* After the TAT was read, and before the CAS, after which the bucket may move with this charge. A rule's own never does. */
+	/* Not after the CAS: the bucket may have moved then, with this charge. A rule's own never does. */
 	if (print && READ_ONCE(b->print) != print)
 		return VERDICT_AGAIN;
 	/* Before the CAS: a charge must not be seen with the tick of an older one. */
@@ -381,6 +381,7 @@ static __always_inline struct bucket *find_slot(struct line *line, __u32 print)
 	return slot < LINE_SLOTS ? &line->slot[slot] : NULL;
 }
 
+/* Whether a slot of a line is changing hands. */
 static __always_inline bool is_busy(const struct line *line)
 {
 	return (READ_ONCE(line->slot[0].tat) | READ_ONCE(line->slot[1].tat) | READ_ONCE(line->slot[2].tat) |
@@ -388,8 +389,9 @@ static __always_inline bool is_busy(const struct line *line)
 }
 
 /*
- * How many slots a key has, as many as it may have if any of them is changing hands and
- * idle is asked for. The first line comes first, as buckets move from there to the second.
+ * How many slots a key has; KEY_SLOTS if that is not to be known yet, as a slot of
+ * its lines is changing hands and they were to be idle. The first line comes first, as
+ * buckets move from there to the second.
  */
 __noinline __u64 count_slots(struct slow *s, __u32 idle)
 {
@@ -578,8 +580,7 @@ __noinline enum verdict charge_once(struct slow *s, __u32 slot)
 		return VERDICT_AGAIN;
 	v = clock_of(terms, s->version, s->now);
 	if (!s->wait)
-		return charge_bucket(terms, v, b, print, tick_time(s), s->bytes, s->ect,
-				     !s->spilled, &s->tat);
+		return charge_bucket(terms, v, b, print, tick_time(s), s->bytes, s->ect, !s->spilled, &s->tat);
 	tat = READ_ONCE(b->tat);
 	if (tat & TAT_TAKEN)
 		return VERDICT_AGAIN;
@@ -587,7 +588,7 @@ __noinline enum verdict charge_once(struct slow *s, __u32 slot)
 	return put_level(b, print, tat, v, owes, tick_time(s), verdict);
 }
 
-/* Which of its slots a key has, and which it should take if it has none; KEY_SLOTS for none. */
+/* Which of the slots that it may have a key has; KEY_SLOTS for none. */
 static __always_inline __u32 slot_of_key(const struct slow *s)
 {
 	struct line *line;
@@ -607,6 +608,7 @@ static __always_inline __u32 slot_of_key(const struct slow *s)
 	return LINE_SLOTS + slot_of(line, second_print(s->print));
 }
 
+/* And which it should take if it has none. */
 static __always_inline __u32 slot_for_key(const struct slow *s)
 {
 	__u32 slot = spare_slot(s->line, s->print, s->now);
