@@ -81,15 +81,19 @@ static __always_inline __u64 drain_ns(__u64 slope, __u64 units)
 }
 
 /*
- * Makes the level of b, whose TAT was read before, another one, if nobody else
- * has changed it and it still has that fingerprint; verdict is then the answer.
+ * Whether b, whose TAT was read before, may be charged: nobody is taking or moving
+ * it, and it has that fingerprint, 0 for a rule's own bucket, which never changes
+ * hands. Not after the CAS: the bucket may have moved then, with the charge.
  */
-static __always_inline enum verdict put_level(struct bucket *b, __u32 print, __u64 tat, __u64 v, __u64 level,
-					      __u64 now, enum verdict verdict)
+static __always_inline bool is_still(const struct bucket *b, __u32 print, __u64 tat)
 {
-	/* Not after the CAS: the bucket may have moved then, with this charge. A rule's own never does. */
-	if (print && READ_ONCE(b->print) != print)
-		return VERDICT_AGAIN;
+	return !(tat & TAT_TAKEN) && (!print || READ_ONCE(b->print) == print);
+}
+
+/* Makes its level another one, if nobody else has changed it; verdict is then the answer. */
+static __always_inline enum verdict put_level(struct bucket *b, __u64 tat, __u64 v, __u64 level, __u64 now,
+					      enum verdict verdict)
+{
 	/* Before the CAS: a charge must not be seen with the tick of an older one. */
 	if (READ_ONCE(b->tick) != tick(now))
 		WRITE_ONCE(b->tick, tick(now));
@@ -108,19 +112,19 @@ static __always_inline enum verdict charge_bucket(const struct terms *terms, __u
 {
 	__u64 cost = bytes << UNIT_BITS, tat = READ_ONCE(b->tat), level, after;
 
-	if (tat & TAT_TAKEN)
+	if (!is_still(b, print, tat))
 		return VERDICT_AGAIN;
 	level = level_at(terms, v, now, tat, READ_ONCE(b->tick));
 	if (conforms(terms, level, cost)) {
 		*given = v + level + cost;
-		return put_level(b, print, tat, v, level + cost, now, VERDICT_PASS);
+		return put_level(b, tat, v, level + cost, now, VERDICT_PASS);
 	}
 	if (ect && level + cost <= 2 * terms->capacity)
-		return put_level(b, print, tat, v, level + cost, now, VERDICT_MARK);
+		return put_level(b, tat, v, level + cost, now, VERDICT_MARK);
 	after = penalised ? after_excess(terms, level) : level;
 	if (after != level)
-		return put_level(b, print, tat, v, after, now, VERDICT_EXCESS);
-	return print && READ_ONCE(b->print) != print ? VERDICT_AGAIN : VERDICT_EXCESS;
+		return put_level(b, tat, v, after, now, VERDICT_EXCESS);
+	return VERDICT_EXCESS;
 }
 
 /* One term of NH (Black et al., UMAC; RFC 4418, 5.2): with secret words, two keys collide with chance 2^-32. */
@@ -582,10 +586,10 @@ __noinline enum verdict charge_once(struct slow *s, __u32 slot)
 	if (!s->wait)
 		return charge_bucket(terms, v, b, print, tick_time(s), s->bytes, s->ect, !s->spilled, &s->tat);
 	tat = READ_ONCE(b->tat);
-	if (tat & TAT_TAKEN)
+	if (!is_still(b, print, tat))
 		return VERDICT_AGAIN;
 	owes = flow_owes(terms, s, level_at(terms, v, tick_time(s), tat, READ_ONCE(b->tick)), &verdict);
-	return put_level(b, print, tat, v, owes, tick_time(s), verdict);
+	return put_level(b, tat, v, owes, tick_time(s), verdict);
 }
 
 /* Which of the slots that it may have a key has; KEY_SLOTS for none. */
