@@ -111,20 +111,23 @@ static __always_inline enum verdict charge_bucket(const struct terms *terms, __u
 						  __u64 now, __u64 bytes, bool ect, bool penalised, __u64 *given)
 {
 	__u64 cost = bytes << UNIT_BITS, tat = READ_ONCE(b->tat), level, after;
+	enum verdict verdict;
 
 	if (!is_still(b, print, tat))
 		return VERDICT_AGAIN;
 	level = level_at(terms, v, now, tat, READ_ONCE(b->tick));
 	if (conforms(terms, level, cost)) {
 		*given = v + level + cost;
-		return put_level(b, tat, v, level + cost, now, VERDICT_PASS);
+		verdict = put_level(b, tat, v, level + cost, now, VERDICT_PASS);
+		asm volatile(""); /* lest excess share its CAS, and it is to be found out afterwards which it was */
+		return verdict;
 	}
 	if (ect && level + cost <= 2 * terms->capacity)
 		return put_level(b, tat, v, level + cost, now, VERDICT_MARK);
 	after = penalised ? after_excess(terms, level) : level;
-	if (after != level)
-		return put_level(b, tat, v, after, now, VERDICT_EXCESS);
-	return VERDICT_EXCESS;
+	if (after == level)
+		return VERDICT_EXCESS;
+	return put_level(b, tat, v, after, now, VERDICT_EXCESS);
 }
 
 /* One term of NH (Black et al., UMAC; RFC 4418, 5.2): with secret words, two keys collide with chance 2^-32. */
