@@ -81,15 +81,19 @@ static __always_inline __u64 drain_ns(__u64 slope, __u64 units)
 }
 
 /*
- * Makes the level of b, whose TAT was read before, another one, if nobody else
- * has changed it and it still has that fingerprint; verdict is then the answer.
+ * Whether b, whose TAT was read before, may be charged: nobody is taking or moving
+ * it, and it has that fingerprint, 0 for a rule's own bucket, which never changes
+ * hands. Not after the CAS: the bucket may have moved then, with the charge.
  */
-static __always_inline enum verdict put_level(struct bucket *b, __u32 print, __u64 tat, __u64 v, __u64 level,
-					      __u64 now, enum verdict verdict)
+static __always_inline bool is_still(const struct bucket *b, __u32 print, __u64 tat)
 {
-	/* After the TAT was read, and before the CAS, after which the bucket may move with this charge. A rule's own never does. */
-	if (print && READ_ONCE(b->print) != print)
-		return VERDICT_AGAIN;
+	return !(tat & TAT_TAKEN) && (!print || READ_ONCE(b->print) == print);
+}
+
+/* Makes its level another one, if nobody else has changed it; verdict is then the answer. */
+static __always_inline enum verdict put_level(struct bucket *b, __u64 tat, __u64 v, __u64 level, __u64 now,
+					      enum verdict verdict)
+{
 	/* Before the CAS: a charge must not be seen with the tick of an older one. */
 	if (READ_ONCE(b->tick) != tick(now))
 		WRITE_ONCE(b->tick, tick(now));
@@ -107,20 +111,23 @@ static __always_inline enum verdict charge_bucket(const struct terms *terms, __u
 						  __u64 now, __u64 bytes, bool ect, bool penalised, __u64 *given)
 {
 	__u64 cost = bytes << UNIT_BITS, tat = READ_ONCE(b->tat), level, after;
+	enum verdict verdict;
 
-	if (tat & TAT_TAKEN)
+	if (!is_still(b, print, tat))
 		return VERDICT_AGAIN;
 	level = level_at(terms, v, now, tat, READ_ONCE(b->tick));
 	if (conforms(terms, level, cost)) {
 		*given = v + level + cost;
-		return put_level(b, print, tat, v, level + cost, now, VERDICT_PASS);
+		verdict = put_level(b, tat, v, level + cost, now, VERDICT_PASS);
+		asm volatile(""); /* lest excess share its CAS, and it is to be found out afterwards which it was */
+		return verdict;
 	}
 	if (ect && level + cost <= 2 * terms->capacity)
-		return put_level(b, print, tat, v, level + cost, now, VERDICT_MARK);
+		return put_level(b, tat, v, level + cost, now, VERDICT_MARK);
 	after = penalised ? after_excess(terms, level) : level;
-	if (after != level)
-		return put_level(b, print, tat, v, after, now, VERDICT_EXCESS);
-	return print && READ_ONCE(b->print) != print ? VERDICT_AGAIN : VERDICT_EXCESS;
+	if (after == level)
+		return VERDICT_EXCESS;
+	return put_level(b, tat, v, after, now, VERDICT_EXCESS);
 }
 
 /* One term of NH (Black et al., UMAC; RFC 4418, 5.2): with secret words, two keys collide with chance 2^-32. */
@@ -382,6 +389,7 @@ static __always_inline struct bucket *find_slot(struct line *line, __u32 print)
 	return slot < LINE_SLOTS ? &line->slot[slot] : NULL;
 }
 
+/* Whether a slot of a line is changing hands. */
 static __always_inline bool is_busy(const struct line *line)
 {
 	return (READ_ONCE(line->slot[0].tat) | READ_ONCE(line->slot[1].tat) | READ_ONCE(line->slot[2].tat) |
@@ -389,8 +397,9 @@ static __always_inline bool is_busy(const struct line *line)
 }
 
 /*
- * How many slots a key has, as many as it may have if any of them is changing hands and
- * idle is asked for. The first line comes first, as buckets move from there to the second.
+ * How many slots a key has; KEY_SLOTS if that is not to be known yet, as a slot of
+ * its lines is changing hands and they were to be idle. The first line comes first, as
+ * buckets move from there to the second.
  */
 __noinline __u64 count_slots(struct slow *s, __u32 idle)
 {
@@ -579,16 +588,15 @@ __noinline enum verdict charge_once(struct slow *s, __u32 slot)
 		return VERDICT_AGAIN;
 	v = clock_of(terms, s->version, s->now);
 	if (!s->wait)
-		return charge_bucket(terms, v, b, print, tick_time(s), s->bytes, s->ect,
-				     !s->spilled, &s->tat);
+		return charge_bucket(terms, v, b, print, tick_time(s), s->bytes, s->ect, !s->spilled, &s->tat);
 	tat = READ_ONCE(b->tat);
-	if (tat & TAT_TAKEN)
+	if (!is_still(b, print, tat))
 		return VERDICT_AGAIN;
 	owes = flow_owes(terms, s, level_at(terms, v, tick_time(s), tat, READ_ONCE(b->tick)), &verdict);
-	return put_level(b, print, tat, v, owes, tick_time(s), verdict);
+	return put_level(b, tat, v, owes, tick_time(s), verdict);
 }
 
-/* Which of its slots a key has, and which it should take if it has none; KEY_SLOTS for none. */
+/* Which of the slots that it may have a key has; KEY_SLOTS for none. */
 static __always_inline __u32 slot_of_key(const struct slow *s)
 {
 	struct line *line;
@@ -608,6 +616,7 @@ static __always_inline __u32 slot_of_key(const struct slow *s)
 	return LINE_SLOTS + slot_of(line, second_print(s->print));
 }
 
+/* And which it should take if it has none. */
 static __always_inline __u32 slot_for_key(const struct slow *s)
 {
 	__u32 slot = spare_slot(s->line, s->print, s->now);

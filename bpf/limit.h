@@ -582,7 +582,7 @@ __noinline int apply_plainly(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 ve
 	struct rule *rule = rule_of(id);
 	const struct terms *terms;
 	enum verdict verdict;
-	__u64 now, given;
+	__u64 now, given = 0;
 	__u32 flags;
 
 	if (!rule)
