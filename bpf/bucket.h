@@ -111,16 +111,13 @@ static __always_inline enum verdict charge_bucket(const struct terms *terms, __u
 						  __u64 now, __u64 bytes, bool ect, bool penalised, __u64 *given)
 {
 	__u64 cost = bytes << UNIT_BITS, tat = READ_ONCE(b->tat), level, after;
-	enum verdict verdict;
 
 	if (!is_still(b, print, tat))
 		return VERDICT_AGAIN;
 	level = level_at(terms, v, now, tat, READ_ONCE(b->tick));
 	if (conforms(terms, level, cost)) {
 		*given = v + level + cost;
-		verdict = put_level(b, tat, v, level + cost, now, VERDICT_PASS);
-		asm volatile(""); /* lest excess share its CAS, and it is to be found out afterwards which it was */
-		return verdict;
+		return put_level(b, tat, v, level + cost, now, VERDICT_PASS);
 	}
 	if (ect && level + cost <= 2 * terms->capacity)
 		return put_level(b, tat, v, level + cost, now, VERDICT_MARK);

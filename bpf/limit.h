@@ -450,15 +450,12 @@ __noinline __u64 decide(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 algorit
 	return DECISION(id, version, side);
 }
 
-/* Charges a packet to the shadow of its rule, if that has one, and counts what that would have done. */
-__noinline int apply_shadow(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 algorithm)
+/* The decision for the shadow of the rule that decides over a packet, if that has one. */
+__noinline __u64 decide_shadow(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 algorithm)
 {
-	__u64 decision = decide(skb, ip, id, algorithm), framed, packets, bytes;
+	__u64 decision = decide(skb, ip, id, algorithm);
 	const struct terms *terms;
-	enum verdict verdict;
-	struct counters *c;
-	struct rule *rule;
-	__u32 version;
+	const struct rule *rule;
 
 	if (!decision)
 		return 0;
@@ -472,21 +469,35 @@ __noinline int apply_shadow(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 alg
 	rule = rule_of(id);
 	if (!rule)
 		return 0;
-	version = version_of(rule, SIDE_OF(decision));
-	terms = terms_of(rule, version);
+	return DECISION(id, version_of(rule, SIDE_OF(decision)), SIDE_OF(decision));
+}
+
+/* Charges a packet to the shadow of its rule, if that has one, and counts what that would have done. */
+__noinline int apply_shadow(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 algorithm)
+{
+	__u64 decision = decide_shadow(skb, ip, id, algorithm), framed;
+	const struct terms *terms;
+	enum verdict verdict;
+	struct counters *c;
+	struct rule *rule;
+
+	if (!decision)
+		return 0;
+	rule = rule_of(ID_OF(decision));
+	if (!rule)
+		return 0;
+	terms = terms_of(rule, VERSION_OF(decision));
 	framed = framed_bytes(skb, ip, terms->overhead, terms->mpu);
-	packets = PACKETS_OF(framed);
-	bytes = BYTES_OF(framed);
-	verdict = charge_slowly(skb, ip, id, version, framed);
+	verdict = charge_slowly(skb, ip, ID_OF(decision), VERSION_OF(decision), framed);
 	c = counters_of(rule);
 	if (verdict == VERDICT_EXCESS) {
-		count(&c->spared_packets, &c->spared_bytes, packets, bytes);
-		note_hurt(skb, ip, id, version, framed);
+		count(&c->spared_packets, &c->spared_bytes, PACKETS_OF(framed), BYTES_OF(framed));
+		note_hurt(skb, ip, ID_OF(decision), VERSION_OF(decision), framed);
 	}
 	if (verdict == VERDICT_UNSURE)
-		c->unsure_packets += packets;
-	count(&c->passed_packets, &c->passed_bytes, packets, bytes);
-	count_extra(rule, packets);
+		c->unsure_packets += PACKETS_OF(framed);
+	count(&c->passed_packets, &c->passed_bytes, PACKETS_OF(framed), BYTES_OF(framed));
+	count_extra(rule, PACKETS_OF(framed));
 	return 0;
 }
 
