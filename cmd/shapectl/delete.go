@@ -118,8 +118,12 @@ in the ifb of ingress, has 1s to leave; the rest is lost.`,
 
 func (e *env) flushAll() error {
 	return e.with(loader.Write, "flush --all", func(n *loader.Namespace) error {
-		gone := []report.Rule{}
-		if err := n.FlushAll(func(h *loader.Hook) { gone = append(gone, rulesOf(h)...) }, e.tellDiscarded); err != nil {
+		gone, discarded := []report.Rule{}, false
+		err := n.FlushAll(func(h *loader.Hook) { gone = append(gone, rulesOf(h)...) }, func(other *loader.OtherLayoutError) {
+			e.tellDiscarded(other)
+			discarded = true
+		})
+		if err != nil {
 			return err
 		}
 		devices, err := n.Devices()
@@ -134,7 +138,7 @@ func (e *env) flushAll() error {
 				return err
 			}
 		}
-		if len(gone) == 0 && !e.json {
+		if len(gone) == 0 && !discarded && !e.json {
 			_, err := fmt.Fprintln(e.out, "no rules are left")
 			return err
 		}

@@ -304,7 +304,9 @@ func TestFlushAll(t *testing.T) {
 		r.nothingLeft()
 		r.ok("set", "va", "ingress", "10.0.0.0/24", "--rate", "1mbit")
 		r.makeOtherLayout()
-		r.ok("flush", "--all")
+		if got := r.run("flush", "--all"); got.code != exitDone || got.out != "" || !strings.Contains(got.err, "another version of shapectl had set were deleted") {
+			t.Errorf("of another layout: %+v", got)
+		}
 		r.nothingLeft()
 		r.refused(exitInput, "0 arguments", "flush")
 		r.refused(exitInput, "1 arguments", "flush", "--all", "va")

@@ -20,7 +20,7 @@ func biggest(s Side, d *Device) (bytes int, why, less string) {
 	// Neither ethtool -K gso off nor tso off keeps TCP from handing big packets
 	// to the hook: they only move the place after it where these are cut.
 	if s.Direction == policy.Egress || d.Loopback {
-		return max(frame, d.GSOMax), "TCP hands over big packets that are cut into frames later (GSO)", fmt.Sprintf(lower, s.Name)
+		return max(frame, d.GSOMax), "TCP hands over big packets that are cut into frames later (GSO)", fmt.Sprintf(lower, plain.Word(s.Name))
 	}
 	switch {
 	case d.Kind == "veth" || d.Kind == "netkit":

@@ -437,7 +437,14 @@ func (h *Hook) runs(a policy.Algorithm, id ebpf.ProgramID) (bool, error) {
 // that the hook has there, if any.
 func (n *Namespace) attachProgram(h *Hook, a policy.Algorithm, p *ebpf.Program) error {
 	pin := filepath.Join(h.path, h.generation, programPin(a))
-	if h.Mode == Clsact || h.Mode == "" && n.options.Mode == Clsact {
+	mode := h.Mode
+	if mode == "" {
+		var err error
+		if mode, err = HookMode(n.options); err != nil {
+			return err
+		}
+	}
+	if mode == Clsact {
 		return h.attachClsact(a, p, pin)
 	}
 	if err := pinAt(p, pin); err != nil {
@@ -456,12 +463,6 @@ func (n *Namespace) attachProgram(h *Hook, a policy.Algorithm, p *ebpf.Program) 
 		}
 	}
 	l, err := attachTCX(p, h.index, h.Direction)
-	if errors.Is(err, ErrNoTCX) && n.options.Mode == Auto && h.Mode == "" {
-		if err := unlink(pin); err != nil {
-			return err
-		}
-		return h.attachClsact(a, p, pin)
-	}
 	if err != nil {
 		return err
 	}

@@ -153,17 +153,8 @@ func (n *Namespace) Hooks() (hooks []*Hook, err error) {
 	}), errors.Join(unread...)
 }
 
-// EachHook calls f for each hook that has rules, in no order, until f fails: with
-// the hook, which is open until f returns, or with why it can not be read. Unlike Hooks it leaves none out.
-func (n *Namespace) EachHook(f func(h *Hook, err error) error) error {
-	return n.openHooks(func(h *Hook, err error) error {
-		if h != nil {
-			defer h.Close()
-		}
-		return f(h, err)
-	})
-}
-
+// openHooks calls f for each hook that has rules, in no order, until f fails: with
+// the hook, or with why it can not be read.
 func (n *Namespace) openHooks(f func(h *Hook, err error) error) error {
 	for _, d := range []policy.Direction{policy.Ingress, policy.Egress} {
 		indices, err := n.indices(d)

@@ -339,13 +339,15 @@ func (s *stopped) stop(how string, at stop) {
 	}
 	if s.done {
 		allowed = []state{s.after}
+	} else if s.before.gone {
+		allowed = append(allowed, state{}) // the next command removes rules of a deleted device
 	}
 	s.write(func(*Namespace) error { return nil })
 	now := s.state()
 	if !slices.ContainsFunc(allowed, func(a state) bool { return a.hooks == now.hooks }) {
 		s.t.Errorf("there is\n%v\nand ought to be one of\n%v\n(%v, %v)", now, allowed, err, did)
 	}
-	s.done = s.done || !did && s.after.hooks != s.before.hooks && now.hooks == s.after.hooks
+	s.done = s.done || !did && !s.before.gone && s.after.hooks != s.before.hooks && now.hooks == s.after.hooks
 	s.tidy()
 	s.metersAll()
 	if how == "kill" {
@@ -490,15 +492,10 @@ func (r *rig) staysCanGo() {
 func (r *rig) flushAll() {
 	r.t.Helper()
 	r.write(func(n *Namespace) error {
-		if err := n.Confirm(); err != nil && !errors.Is(err, ErrNoChange) && !errors.Is(err, ErrTooLate) {
+		if err := n.Confirm(); err != nil && !errors.Is(err, ErrConfirmed) && !errors.Is(err, ErrNoChange) && !errors.Is(err, ErrTooLate) {
 			return err
 		}
-		return n.EachHook(func(h *Hook, err error) error {
-			if err != nil {
-				return err
-			}
-			return n.Flush(h)
-		})
+		return n.FlushAll(func(*Hook) {}, func(*OtherLayoutError) {})
 	})
 	r.nothingLeft()
 }
