@@ -336,8 +336,7 @@ func TestChangeIsModel(t *testing.T) {
 	if testing.Short() {
 		traces = 4
 	}
-	hook := egress()
-	hook.MatchSrc = 1
+	hook := bySource()
 	for i := range traces {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			roll := rand.New(rand.NewPCG(seed, uint64(i)))

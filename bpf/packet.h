@@ -15,7 +15,8 @@
 #include "maps.h"
 
 #define VLAN_BYTES 4
-#define IPV6_EXTENSIONS 8
+#define MAX_TAGS (1 << 13) /* 32 KiB of them */
+#define IPV6_EXTENSIONS 256 /* 2 KiB of them at least, more than a frame of Ethernet has */
 
 #define IP_OFFSET 0x1fff
 
@@ -106,41 +107,52 @@ static __always_inline int transport_ipv4(struct __sk_buff *skb, __u32 ip, struc
 	return 0;
 }
 
+/* A walk over the extension headers of an IPv6 packet. */
+struct walk {
+	struct __sk_buff *skb;
+	__u32 l4; /* offset of the header that proto names */
+	__u8 proto;
+	__u8 headless;
+	__u16 pad;
+};
+
+static long next_header(__u64 i, struct walk *w)
+{
+	__u8 ext[4]; /* next header, length, and of a fragment header its offset */
+
+	(void)i;
+	if (!is_extension(w->proto) || bpf_skb_load_bytes(w->skb, w->l4, ext, sizeof(ext)))
+		return 1;
+	if (w->proto == IPPROTO_FRAGMENT) {
+		w->l4 += 8;
+		w->headless = ext[2] || ext[3] & 0xf8;
+	} else if (w->proto == IPPROTO_AH) {
+		w->l4 += (ext[1] + 2) * 4; /* RFC 4302, 2.2 */
+	} else {
+		w->l4 += (ext[1] + 1) * 8; /* RFC 8200, 4.3 */
+	}
+	w->proto = ext[0];
+	return w->headless & 1; /* 0 or 1, as the verifier wants to see */
+}
+
 /*
- * Finds what follows the IP header. It steps over extension headers; what lies
- * beyond the bound is told by the header it stopped at. Not inlined: the verifier
- * looks at it once, not once for each way to it, and the common way is short.
+ * Finds what follows the IP header, behind all extension headers. Not inlined: the
+ * verifier looks at it once, not once for each way to it, and the common way is short.
  */
 __noinline int find_transport(struct __sk_buff *skb, __u32 ip, struct transport *t)
 {
-	__u8 ext[4]; /* next header, length, and of a fragment header its offset */
-	int i;
+	struct walk w = { .skb = skb, .l4 = l3_of(ip) + sizeof(struct ipv6hdr) };
 
 	if (!t)
 		return -1;
 	if (!(ip & IS_IPV6))
 		return transport_ipv4(skb, ip, t);
-	t->headless = false;
-	t->l4 = l3_of(ip) + sizeof(struct ipv6hdr);
-	if (bpf_skb_load_bytes(skb, l3_of(ip) + __builtin_offsetof(struct ipv6hdr, nexthdr), &t->proto, 1))
+	if (bpf_skb_load_bytes(skb, l3_of(ip) + __builtin_offsetof(struct ipv6hdr, nexthdr), &w.proto, 1))
 		return -1;
-	for (i = 0; i < IPV6_EXTENSIONS && is_extension(t->proto); i++) {
-		if (bpf_skb_load_bytes(skb, t->l4, ext, sizeof(ext)))
-			break;
-		if (t->proto == IPPROTO_FRAGMENT) {
-			t->l4 += 8;
-			t->headless = ext[2] || ext[3] & 0xf8;
-		} else if (t->proto == IPPROTO_AH) {
-			t->l4 += (ext[1] + 2) * 4; /* RFC 4302, 2.2 */
-		} else {
-			t->l4 += (ext[1] + 1) * 8; /* RFC 8200, 4.3 */
-		}
-		t->proto = ext[0];
-		if (t->headless)
-			return 0;
-	}
-	if (is_extension(t->proto))
-		t->headless = true;
+	bpf_loop(IPV6_EXTENSIONS, next_header, &w, 0);
+	t->l4 = w.l4;
+	t->proto = w.proto;
+	t->headless = w.headless || is_extension(w.proto);
 	return 0;
 }
 
@@ -209,26 +221,38 @@ static __always_inline bool is_tag(__be16 proto)
 	return proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD);
 }
 
-/*
- * Where the IP packet is at an offset, behind an EtherType and so many VLAN
- * tags at most (0 to 2); negative if there is none. It copies what it reads.
- */
-__noinline int find_ip_at(struct __sk_buff *skb, __u32 l3, __u32 kind, __u32 tags)
+/* A walk over VLAN tags. */
+struct tags {
+	struct __sk_buff *skb;
+	__u32 l3; /* offset of what proto names */
+	__be16 proto;
+	__u16 pad;
+};
+
+static long next_tag(__u64 i, struct tags *w)
 {
-	__be16 proto = kind;
+	(void)i;
+	if (!is_tag(w->proto))
+		return 1;
+	w->l3 += VLAN_BYTES;
+	return bpf_skb_load_bytes(w->skb, w->l3 - sizeof(w->proto), &w->proto, sizeof(w->proto)) != 0;
+}
+
+/*
+ * Where the IP packet is at an offset, behind an EtherType and, if there may be any,
+ * all VLAN tags: Linux takes off as many as a sender puts on. Negative if there is
+ * none. It copies what it reads.
+ */
+__noinline int find_ip_at(struct __sk_buff *skb, __u32 l3, __u32 kind, __u32 tagged)
+{
+	struct tags w = { .skb = skb, .l3 = l3, .proto = kind };
+	__be16 proto;
 	__u8 version, last;
 
-	/* Not a loop: without CAP_PERFMON the verifier follows it past its end. */
-	if (tags && is_tag(proto)) {
-		l3 += VLAN_BYTES;
-		if (bpf_skb_load_bytes(skb, l3 - sizeof(proto), &proto, sizeof(proto)))
-			return -1;
-		if (tags > 1 && is_tag(proto)) {
-			l3 += VLAN_BYTES;
-			if (bpf_skb_load_bytes(skb, l3 - sizeof(proto), &proto, sizeof(proto)))
-				return -1;
-		}
-	}
+	if (tagged)
+		bpf_loop(MAX_TAGS, next_tag, &w, 0);
+	l3 = w.l3;
+	proto = w.proto;
 	if (bpf_skb_load_bytes(skb, l3, &version, sizeof(version)))
 		return -1;
 	version >>= 4;
@@ -248,11 +272,10 @@ static __always_inline int find_ip(struct __sk_buff *skb)
 	__be16 proto = skb->protocol;
 
 	if (!hook.l2_bytes)
-		return find_ip_at(skb, 0, proto, 0);
+		return find_ip_at(skb, 0, proto, false);
 	if (bpf_skb_load_bytes(skb, ETH_HLEN - sizeof(proto), &proto, sizeof(proto)))
 		return -1;
-	/* Two at most, with one that the device may have taken off. */
-	return find_ip_at(skb, hook.l2_bytes, proto, skb->vlan_present ? 1 : 2);
+	return find_ip_at(skb, hook.l2_bytes, proto, true);
 }
 
 /* In network order; of IPv4 the first four bytes. */
@@ -280,10 +303,10 @@ static __always_inline bool has_ports(__u8 proto)
 static __always_inline int find_ip_in(struct __sk_buff *skb, __u32 at, __be16 proto)
 {
 	if (proto != bpf_htons(ETH_P_IN_GRE))
-		return find_ip_at(skb, at, proto, 0);
+		return find_ip_at(skb, at, proto, false);
 	if (bpf_skb_load_bytes(skb, at + ETH_HLEN - sizeof(proto), &proto, sizeof(proto)))
 		return -1;
-	return find_ip_at(skb, at + ETH_HLEN, proto, 2);
+	return find_ip_at(skb, at + ETH_HLEN, proto, true);
 }
 
 /* Where an IP packet ends by its own account; 0 if it is longer than that can say (RFC 2675). */
@@ -312,7 +335,7 @@ static __always_inline int find_ip_in_udp(struct __sk_buff *skb, __u32 at)
 	if (bpf_skb_load_bytes(skb, at, &h, sizeof(h)))
 		return -1;
 	if (h.first >> 4 == 4 || h.first >> 4 == 6) {
-		ip = find_ip_at(skb, at, h.first >> 4 == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6), 0);
+		ip = find_ip_at(skb, at, h.first >> 4 == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6), false);
 		/* Anybody's bytes may begin so. */
 		return ip < 0 || end_of(skb, ip) != skb->len ? -1 : ip;
 	}
@@ -346,9 +369,9 @@ __noinline int find_inner(struct __sk_buff *skb, struct transport *t)
 		return -1;
 	at = t->l4;
 	if (t->proto == IPPROTO_IPIP)
-		return find_ip_at(skb, at, bpf_htons(ETH_P_IP), 0);
+		return find_ip_at(skb, at, bpf_htons(ETH_P_IP), false);
 	if (t->proto == IPPROTO_IPV6)
-		return find_ip_at(skb, at, bpf_htons(ETH_P_IPV6), 0);
+		return find_ip_at(skb, at, bpf_htons(ETH_P_IPV6), false);
 	if (t->proto == IPPROTO_GRE) {
 		if (bpf_skb_load_bytes(skb, at, &gre, sizeof(gre)) || gre.flags & 0x40 || gre.version & 7)
 			return -1;
@@ -439,11 +462,11 @@ __noinline int read_headers(struct __sk_buff *skb, struct gso *g)
 		}
 	}
 	may_end_at(g, t.l4, g->tunnels);
-	if (!g->tunnels && t.proto != IPPROTO_GRE)
+	if (!g->tunnels && t.proto != IPPROTO_GRE && !is_extension(t.proto))
 		return false;
-	/* As much as there may be, and as the count leaves room for. */
+	/* As much as there may be, and as the count leaves room for. Extension headers have no end. */
 	most = g->len - (g->count - 1) * g->size - 1;
-	if (!g->count || most > t.l4 + UNREAD_BYTES)
+	if (!g->count || (most > t.l4 + UNREAD_BYTES && !is_extension(t.proto)))
 		most = t.l4 + UNREAD_BYTES;
 	may_end_at(g, most, true);
 	return false;
@@ -452,7 +475,8 @@ __noinline int read_headers(struct __sk_buff *skb, struct gso *g)
 /*
  * Bytes on the wire at layer 2, without FCS and preamble, of a packet that is
  * more than its length, below its segments: segments << 32 | bytes. On egress
- * wire_len is right for a GSO packet outside of tunnels. On ingress it is not: the
+ * wire_len is right for a GSO packet outside of tunnels, unless it was routed and has
+ * IPv6 extension headers, which Linux then leaves out. On ingress it is not: the
  * kernel takes it before it puts the link header back, and before Linux 6.19
  * without the headers of the segments that GRO merged, so they are counted here.
  * So are those inside of tunnels, of which kernels before 6.19 count the outer ones.
@@ -475,7 +499,8 @@ __noinline __u64 framed_bytes(struct __sk_buff *skb, __u32 ip, __s32 overhead, _
 		segments = g.segments;
 		if (size == GSO_BY_FRAGS)
 			size = (g.len - g.header) / g.segments;
-		if (!hook.replay && (hook.ingress || g.in_tunnel || size != g.size || skb->wire_len <= g.len)) {
+		if (!hook.replay && (hook.ingress || g.in_tunnel || size != g.size ||
+				     skb->wire_len <= bytes + (segments - 1) * header)) {
 			bytes += (segments - 1) * header;
 		} else {
 			/* What a guest hands over has no count of segments yet. */

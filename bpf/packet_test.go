@@ -83,7 +83,7 @@ func TestPackets(t *testing.T) {
 		"one tag of 802.1ad":          {ether(tag8021D, tag(7, typeIPv6), udp6), v6},
 		"two tags":                    {ether(tag8021D, tag(7, tag8021Q), tag(8, typeIPv4), udp4), v4},
 		"two tags of 802.1Q":          {ether(tag8021Q, tag(7, tag8021Q), tag(8, typeIPv6), udp6), v6},
-		"three tags":                  {ether(tag8021D, tag(7, tag8021Q), tag(8, tag8021Q), tag(9, typeIPv4), udp4), none},
+		"three tags":                  {ether(tag8021D, tag(7, tag8021Q), tag(8, tag8021Q), tag(9, typeIPv4), udp4), v4},
 		"a tag, then ARP":             {ether(tag8021Q, tag(7, typeARP), zeros(28)), none},
 		"a tag, then nothing":         {ether(tag8021Q, tag(7, typeIPv4)), none},
 		"a tag cut off":               {ether(tag8021Q, []byte{0, 7}), none},
@@ -253,9 +253,9 @@ func TestFlowKeys(t *testing.T) {
 			fragment(protoAH, 0, true), authentication(protoMobility, 4), extension(protoUDP, 0), udpHeader(1000, 53)), flow6(protoUDP, 1000, 53)},
 		// Beyond the eighth nothing is read.
 		"IPv6, 8 extensions":                {dstOpts(8, protoUDP, udpHeader(1000, 53)), flow6(protoUDP, 1000, 53)},
-		"IPv6, 9 extensions":                {dstOpts(9, protoUDP, udpHeader(1000, 53)), flow6(protoDstOpts, 0, 0)},
-		"IPv6, 40 extensions":               {dstOpts(40, protoUDP, udpHeader(1000, 53)), flow6(protoDstOpts, 0, 0)},
-		"IPv6, 8 extensions, then fragment": {dstOpts(8, protoFragment, fragment(protoUDP, 0, true), udpHeader(1000, 53)), flow6(protoFragment, 0, 0)},
+		"IPv6, 256 extensions":              {dstOpts(256, protoUDP, udpHeader(1000, 53)), flow6(protoUDP, 1000, 53)},
+		"IPv6, 257 extensions":              {dstOpts(257, protoUDP, udpHeader(1000, 53)), flow6(protoDstOpts, 0, 0)},
+		"IPv6, 8 extensions, then fragment": {dstOpts(8, protoFragment, fragment(protoUDP, 0, true), udpHeader(1000, 53)), flow6(protoUDP, 1000, 53)},
 	}
 	for _, proto := range []uint8{protoTCP, protoUDP, protoSCTP, protoDCCP, protoUDPLite} {
 		table[fmt.Sprintf("ports of %d", proto)] = packet{v4(ip4{proto: proto}, ports(50000, 443, 16)), flow4(proto, 50000, 443)}
@@ -594,13 +594,8 @@ func TestTagInMetadata(t *testing.T) {
 			rule := wide(far, policy.GCRA)
 			id := r.put(rule, 0).ID
 			s := segmented{ether(typeIPv4, ip4{proto: protoTCP}.with(tcpHeader(1, 2, 12))), 1500, 0}
-			// A third tag is one too many, wherever they are.
-			before := r.counters()[id]
-			send(t, pusher(t, r.program(policy.GCRA), tag8021Q, tag8021Q, tag8021D), s.frame(), meta{now: 1e9})
-			if got := since(before, r.counters()[id]); got != (maps.Counters{}) {
-				t.Errorf("three tags: counted %+v", got)
-			}
-			for i, tags := range [][]uint16{{tag8021Q}, {tag8021D}, {tag8021Q, tag8021D}} {
+			many := slices.Repeat([]uint16{tag8021Q}, 8) // Linux takes them all off
+			for i, tags := range [][]uint16{{tag8021Q}, {tag8021D}, {tag8021Q, tag8021D}, {tag8021Q, tag8021Q, tag8021D}, many} {
 				p := pusher(t, r.program(policy.GCRA), tags...)
 				want := uint64(len(s.header) + s.payload + 4*len(tags))
 				before := r.counters()[id]

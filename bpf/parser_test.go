@@ -39,9 +39,9 @@ type reading struct {
 	exempt  bool // neighbour discovery
 }
 
-// readPacket reads a packet with or without a link header, after which there may be so many tags. Without one, what the skb
+// readPacket reads a packet with or without a link header, after which there may be tags. Without one, what the skb
 // says it is (its EtherType) are bytes 12 and 13 all the same: see TestWithoutLinkHeader.
-func readPacket(packet []byte, linkHeader bool, tags int) reading {
+func readPacket(packet []byte, linkHeader bool) reading {
 	var eth layers.Ethernet
 	if eth.DecodeFromBytes(packet, gopacket.NilDecodeFeedback) != nil {
 		return reading{} // refusal: it is too short for an EtherType
@@ -49,10 +49,7 @@ func readPacket(packet []byte, linkHeader bool, tags int) reading {
 	kind, rest := eth.EthernetType, packet
 	if linkHeader {
 		rest = packet[14:]
-		for range tags {
-			if kind != layers.EthernetTypeDot1Q && kind != layers.EthernetTypeQinQ {
-				break
-			}
+		for kind == layers.EthernetTypeDot1Q || kind == layers.EthernetTypeQinQ {
 			var tag layers.Dot1Q
 			if tag.DecodeFromBytes(rest, gopacket.NilDecodeFeedback) != nil {
 				return reading{} // refusal: half a tag says nothing
@@ -138,14 +135,10 @@ func betweenNeighbours(kind uint8, src, dst netip.Addr) bool {
 	return !src.IsUnspecified() && (src.IsLinkLocalUnicast() || dst.IsLinkLocalUnicast())
 }
 
-// walkExtensions steps over up to eight extension headers. At the end of what can be read
-// is a later fragment, or a header of which four bytes are missing or which
-// would be the ninth: that one then is the protocol.
+// walkExtensions steps over extension headers. At the end of what can be read is a later
+// fragment, or a header of which four bytes are missing: that one then is the protocol.
 func walkExtensions(proto layers.IPProtocol, rest []byte) (_ layers.IPProtocol, behind []byte, end bool) {
-	for range 8 {
-		if !isExtension(proto) || len(rest) < 4 {
-			break
-		}
+	for isExtension(proto) && len(rest) >= 4 {
 		var length int
 		switch proto {
 		case layers.IPProtocolIPv6Fragment:
@@ -224,7 +217,6 @@ func flowOf(src, dst []byte, proto layers.IPProtocol) maps.Flow {
 // it has nothing against, and whose transport it knows.
 func readWhole(frame []byte) (r reading, headers int, ok bool) {
 	packet := gopacket.NewPacket(frame, layers.LayerTypeEthernet, gopacket.DecodeOptions{NoCopy: true, Lazy: true})
-	tags, extensions := 0, 0
 	raw := false // gopacket's own: IPv4 in the type 0xffff
 	for _, layer := range packet.Layers() {
 		headers += len(layer.LayerContents())
@@ -233,9 +225,6 @@ func readWhole(frame []byte) (r reading, headers int, ok bool) {
 			raw = l.EthernetType == layers.EthernetTypeRaw
 		case *layers.Dot1Q:
 			raw = l.Type == layers.EthernetTypeRaw
-			if tags++; tags > 2 {
-				return r, 0, false
-			}
 		case *layers.IPv4:
 			if r.matched || l.Version != 4 || raw {
 				return r, 0, false
@@ -247,18 +236,18 @@ func readWhole(frame []byte) (r reading, headers int, ok bool) {
 			}
 			r = reading{matched: true, flow: flowOf(l.SrcIP, l.DstIP, l.NextHeader)}
 		case *layers.IPv6HopByHop:
-			r.flow.Proto, extensions = uint8(l.NextHeader), extensions+1
+			r.flow.Proto = uint8(l.NextHeader)
 		case *layers.IPv6Routing:
-			r.flow.Proto, extensions = uint8(l.NextHeader), extensions+1
+			r.flow.Proto = uint8(l.NextHeader)
 		case *layers.IPv6Destination:
-			r.flow.Proto, extensions = uint8(l.NextHeader), extensions+1
+			r.flow.Proto = uint8(l.NextHeader)
 		case *layers.TCP, *layers.UDP, *layers.SCTP, *layers.UDPLite:
 			if len(layer.LayerContents()) == 0 {
 				return r, 0, false // it is refused
 			}
 			src, dst := l.(gopacket.TransportLayer).TransportFlow().Endpoints()
 			r.flow.SrcPort, r.flow.DstPort = binary.BigEndian.Uint16(src.Raw()), binary.BigEndian.Uint16(dst.Raw())
-			return r, headers, r.matched && extensions <= 8
+			return r, headers, r.matched
 		default:
 			return r, 0, false
 		}
@@ -324,7 +313,7 @@ func (r *reader) sees(s specimen) {
 			packet[12], packet[13] = typeIPv6>>8, typeIPv6&255
 		}
 	}
-	want := readPacket(packet, r.hook.L2Bytes > 0, 2)
+	want := readPacket(packet, r.hook.L2Bytes > 0)
 	size, count := uint64(len(packet)), 1
 	r.now += 1e9
 	// A test run wants a whole network header.
@@ -344,7 +333,7 @@ func (r *reader) sees(s specimen) {
 	}
 	if s.tagged && m.segSize == 0 {
 		program, size = r.tagged, size+4
-		want = readPacket(packet, r.hook.L2Bytes > 0, 1)
+		want = readPacket(packet, r.hook.L2Bytes > 0)
 	}
 	entry := r.entries[want.flow.Src.Is4()]
 	before := [2]maps.Counters(r.counters())
@@ -509,7 +498,7 @@ func TestPacketsAsGopacketReadsThem(t *testing.T) {
 			see(t, readers, specimen{frame: frame, tagged: i%2 == 0, segment: uint16(i % 50)})
 		})
 		if len(frame) >= 14 {
-			if readPacket(frame, true, 2).matched {
+			if readPacket(frame, true).matched {
 				matched++
 			}
 			if _, _, ok := readWhole(frame); ok {

@@ -361,3 +361,30 @@ func TestMergedPacketsCountAsTheirSegments(t *testing.T) {
 		}
 	}
 }
+
+// Extension headers are in each segment, however many there are. Of packets that it
+// routes Linux leaves them out of wire_len.
+func TestWireBytesBehindExtensions(t *testing.T) {
+	w := newWireRigs(t, policy.Framing{})
+	for _, n := range []int{1, 8, 9, 60, 256} {
+		headers := in(outer6(protoDstOpts), func(inside []byte) []byte {
+			for i := range n {
+				next := uint8(protoDstOpts)
+				if i == 0 {
+					next = protoTCP
+				}
+				inside = append(extension(next, 0), inside...)
+			}
+			return inside
+		})
+		frame := headers(tcpHeader(1, 2, 0))
+		segments := segmented{frame, 1000, 100}
+		want := segments.wire(0, 0)
+		for direction := range w.rigs {
+			bytes, packets := w.count(t, direction, append(frame, zeros(1000)...), 100, 10)
+			if bytes != want || packets != 10 {
+				t.Errorf("%s, %d headers: counted %d bytes in %d packets, want %d in 10", direction, n, bytes, packets, want)
+			}
+		}
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -286,11 +287,15 @@ func sum(a, b maps.Counters) maps.Counters {
 
 var sharings = []policy.EachKind{policy.EachAll, policy.EachHost, policy.EachFlow}
 
-// matchSource is an egress hook, so that GSO counts by wire_len, whose rules go by the source.
-func matchSource(tb testing.TB) *rig {
+// bySource is a hook where GSO counts by wire_len, as sized wants it, and whose rules go by the source.
+func bySource() bpf.AbiHook {
 	hook := egress()
-	hook.MatchSrc = 1
-	return newRig(tb, maps.Size{Rules: 4, Buckets: 4096}, hook)
+	hook.MatchSrc, hook.Replay = 1, 1
+	return hook
+}
+
+func matchSource(tb testing.TB) *rig {
+	return newRig(tb, maps.Size{Rules: 4, Buckets: 4096}, bySource())
 }
 
 // Dice are what a trace is made from: random numbers, or a fuzzer's bytes. They say below n.
@@ -478,9 +483,8 @@ func TestKernelIsModel(t *testing.T) {
 // FuzzKernelIsModel plays a trace that is made of a fuzzer's bytes.
 func FuzzKernelIsModel(f *testing.F) {
 	// A rule for each trace, as long as there are some: to use one again takes a while.
-	hook, traces := egress(), uint32(0)
-	hook.MatchSrc = 1
-	r := newRig(f, maps.Size{Rules: 8192, Buckets: 4096}, hook)
+	traces := uint32(0)
+	r := newRig(f, maps.Size{Rules: 8192, Buckets: 4096}, bySource())
 	for _, a := range algorithms {
 		r.program(a) // while f may still say what is wrong
 	}
