@@ -98,7 +98,33 @@ func (e *env) readPolicy(name string) (*policyfile.File, error) {
 	return f, nil
 }
 
+// patience is how long a file may take to be read: a FIFO may have no end.
+var patience = time.Minute
+
+// readFile reads a file, or standard input for "-", which may take its time.
 func (e *env) readFile(name string) ([]byte, error) {
+	type result struct {
+		text []byte
+		err  error
+	}
+	done := make(chan result, 1)
+	go func() {
+		text, err := e.readAll(name)
+		done <- result{text, err}
+	}()
+	var late <-chan time.Time
+	if name != "-" {
+		late = time.After(patience)
+	}
+	select {
+	case read := <-done:
+		return read.text, read.err
+	case <-late:
+		return nil, inputf("read %s: it has not come to its end within %v; write all of it to a file first", name, patience)
+	}
+}
+
+func (e *env) readAll(name string) ([]byte, error) {
 	file, _, err := e.open(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

@@ -18,8 +18,7 @@ const MaxBytes = 128 << 20
 // ErrTooLarge is that there is more.
 var ErrTooLarge = fmt.Errorf("it has more than %d MiB, the most that is read as a whole; split it up", MaxBytes>>20)
 
-// All reads all that comes. A FIFO may keep it waiting for as long as somebody
-// writes to it, as it may any program: a signal ends that.
+// All reads all that comes.
 func All(from io.Reader) ([]byte, error) { return all(from, MaxBytes) }
 
 func all(from io.Reader, most int64) ([]byte, error) {
