@@ -94,7 +94,7 @@ static __always_inline bool is_extension(__u8 proto)
 	       proto == 139 /* HIP, RFC 7401 */ || proto == 140 /* Shim6, RFC 5533 */;
 }
 
-static __always_inline int transport_ipv4(struct __sk_buff *skb, __u32 ip, struct transport *t)
+static __noinline int transport_ipv4(struct __sk_buff *skb, __u32 ip, struct transport *t)
 {
 	struct iphdr h;
 
