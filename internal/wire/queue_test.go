@@ -237,7 +237,7 @@ func TestQueues(t *testing.T) {
 	got := c.take()
 	w.into(got)
 	late, _ := evenly(t, "four queues", rate, to(got, rule.Prefix))
-	inTime(t, "four queues", late, probed(t, to(got, host(probeTo))))
+	inTime(t, "four queues", late, probed(t, to(got, host(probeTo)), 1))
 	sent, dropped := r.fqStatistics(toReceiver)
 	used := 0
 	for _, n := range sent {

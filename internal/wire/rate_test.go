@@ -118,12 +118,14 @@ func flooded(t *testing.T, d time.Duration, lanes ...lane) {
 	r.sink()
 	var streams []*stream
 	var bits float64
+	buckets := 0
 	direction := lanes[0].direction
 	device := r.limited(direction)
 	for _, l := range lanes {
 		r.limit(device, direction, l.rule)
 		streams = append(streams, l.streams()...)
 		bits += float64(l.rule.Rate) * float64(len(l.buckets()))
+		buckets += len(l.buckets())
 	}
 	packets := int((d + time.Second).Seconds() * (bits/8/frame + 250))
 	queue := r.queue(direction)
@@ -133,7 +135,7 @@ func flooded(t *testing.T, d time.Duration, lanes ...lane) {
 	probes := to(got, host(probeTo))
 	got = where(got, func(p packet) bool { return p.to != probeTo })
 	w.into(got)
-	most := probed(t, probes)
+	most := probed(t, probes, buckets)
 	for _, l := range lanes {
 		for _, b := range l.buckets() {
 			what, arrived := fmt.Sprintf("%v, %v", l, b), l.of(got, b)
@@ -162,16 +164,17 @@ func inTime(t *testing.T, what string, late []time.Duration, most time.Duration)
 	}
 }
 
-// probed is how much later than it is to leave a packet may arrive: twice what
-// was seen of probes, which are fewer, and meet less.
-func probed(t *testing.T, probes []packet) time.Duration {
+// probed is how much later than it is to leave a packet may arrive: as much as was
+// seen of probes, which meet less, once more for each bucket whose packets may be
+// due at the same moment.
+func probed(t *testing.T, probes []packet, buckets int) time.Duration {
 	t.Helper()
 	for i := range probes {
 		probes[i].due = probes[i].sent
 	}
 	late := lateness(t, probes)
 	t.Logf("what fq is told by its sender to let out at a time arrives later by: %s", quantiles(late))
-	return 2 * slices.Max(late)
+	return time.Duration(1+buckets) * slices.Max(late)
 }
 
 // lateness is by how much packets arrived later than fq was to let them out.
