@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 	"strings"
 
@@ -197,7 +196,7 @@ func elsewhere(h *loader.Hook, p askedPacket, in, out leg) []report.Elsewhere {
 	}
 	address, met := p.side(h.Match()), metWhen(h, in, out)
 	if t := here.Tunnel; t != nil && t.Underlay == h.Device.Index && t.Underlay != 0 && h.Match() == h.Direction.FarSide() {
-		address, met = t.Remote, fmt.Sprintf("met by them wrapped: '%s'", plain.Command("explain", h.Name(), h.Direction.String(), t.Remote.String()))
+		address, met = t.Remote, "met by them wrapped: "+plain.Suggest("explain", h.Name(), h.Direction.String(), t.Remote.String())
 	}
 	if !address.IsValid() {
 		return nil

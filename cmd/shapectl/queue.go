@@ -66,7 +66,7 @@ func (e *env) queued(n *loader.Namespace, device string, c loader.Change) error 
 }
 
 func replacedByFQ(device, was string) string {
-	return fmt.Sprintf("%s: its qdisc is fq now; '%s' puts %s back, as it was", device, plain.Command("flush", device), was)
+	return fmt.Sprintf("%s: its qdisc is fq now; %s puts %s back, as it was", device, plain.Suggest("flush", device), was)
 }
 
 // restored tells what became of the qdisc of a device that was given an fq, if there is anything to tell.

@@ -304,7 +304,7 @@ func (e *env) advise(err error) error {
 	case errors.Is(err, maps.ErrFull):
 		return inputf("%w; delete rules that are not needed, or join them in a wider one", err)
 	case errors.Is(err, maps.ErrOtherLayout):
-		return fmt.Errorf("%w; nothing was changed: export the rules with that version, 'shapectl flush' the device and apply them with this one", err)
+		return fmt.Errorf("%w; nothing was changed: export all rules with that version, then 'shapectl flush --all' and apply them with this one", err)
 	case errors.Is(err, loader.ErrMoved):
 		return inputf("%w; flush them by this name first", err)
 	case errors.Is(err, loader.ErrElsewhere):

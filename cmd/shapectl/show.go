@@ -108,8 +108,8 @@ func (e *env) printRules(rules []report.Rule, print func(io.Writer, []report.Rul
 }
 
 func noRule(want filterRules) error {
-	return inputf("%s %s has no rule for %s; '%s' lists those there are",
-		want.device, want.direction, want.prefix, plain.Command("show", want.device))
+	return inputf("%s %s has no rule for %s; %s lists those there are",
+		want.device, want.direction, want.prefix, plain.Suggest("show", want.device))
 }
 
 // findRules are the rules that a filter lets through; never nil, as JSON would

@@ -93,7 +93,7 @@ func (e *env) kept(event keeper.Event) {
 		e.note(replacedByFQ(event.Device, was))
 	}
 	if event.Change.Lacks != 0 {
-		e.note(fmt.Sprintf("%s: its fq has too little room for what may have to wait; '%s' says what to do", event.Device, plain.Command("doctor", event.Device)))
+		e.note(fmt.Sprintf("%s: its fq has too little room for what may have to wait; %s says what to do", event.Device, plain.Suggest("doctor", event.Device)))
 	}
 }
 

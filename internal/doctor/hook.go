@@ -19,7 +19,7 @@ func checkState(f Facts, s Side, d *Device) []report.Finding {
 	}
 	l := s.Limits
 	rules := count(len(l.Rules), "rule")
-	again := fmt.Sprintf("set one of them again, which attaches all, or '%s'", s.flush())
+	again := fmt.Sprintf("set one of them again, which attaches all, or %s", s.flush())
 	switch l.State {
 	case loader.Attached:
 		if l.Was != s.Name {
@@ -30,7 +30,7 @@ func checkState(f Facts, s Side, d *Device) []report.Finding {
 	case loader.Moved:
 		return s.finding(report.Warning, "state",
 			fmt.Sprintf("the device has moved to another network namespace: %s limit it there as well, but can not be seen or changed there", rules),
-			fmt.Sprintf("'%s' here, then set them there", s.flush()))
+			fmt.Sprintf("%s here, then set them there", s.flush()))
 	case loader.Gone:
 		made := slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Name == l.Was })
 		if made {
@@ -109,11 +109,11 @@ func checkChain(_ Facts, s Side, d *Device) []report.Finding {
 }
 
 // flush is the command that does away with the rules.
-func (s Side) flush() string { return plain.Command("flush", s.Name, s.Direction.String()) }
+func (s Side) flush() string { return plain.Suggest("flush", s.Name, s.Direction.String()) }
 
 // comeFirst says how to get ahead of what is first now.
 func (s Side) comeFirst(before []loader.ChainEntry) string {
-	again := fmt.Sprintf("'%s' and set the rules again", s.flush())
+	again := fmt.Sprintf("%s and set the rules again", s.flush())
 	switch {
 	case slices.ContainsFunc(before, ours):
 		return "flush them there, or the lower of the two rates decides"

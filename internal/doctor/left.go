@@ -31,7 +31,7 @@ func checkLeft(f Facts) (findings []report.Finding) {
 				side := Side{Name: o.Device.Name, Direction: o.Direction}
 				findings = append(findings, side.finding(report.Warning, "leftovers",
 					"rules are in force that a network namespace set which no longer exists; the device had left it: they cannot be shown or changed",
-					fmt.Sprintf("'%s', then set them here", side.flush()))...)
+					fmt.Sprintf("%s, then set them here", side.flush()))...)
 				continue
 			}
 			findings = append(findings, systemFinding(report.Warning, "leftovers",

@@ -39,13 +39,13 @@ func checkQueue(f Facts, s Side, _ *Device) []report.Finding {
 	switch {
 	case len(delaying) == 0 && s.GivenFQ:
 		return s.finding(report.Note, "queue", "the device has the fq that --setup-fq has set, and no rule that delays",
-			fmt.Sprintf("'%s' puts back what there was; other rules there would go, too", s.flush()))
+			fmt.Sprintf("%s puts back what there was; other rules there would go, too", s.flush()))
 	case len(delaying) == 0:
 		return nil
 	case s.Direction == policy.Ingress && s.Limits.State == loader.Moved:
 		return s.finding(report.Failed, "queue",
 			"the device has moved to another network namespace, and the ifb by which its packets are held back has not: those that conform are lost there: "+
-				prefixes(delaying), fmt.Sprintf("'%s' here", s.flush()))
+				prefixes(delaying), fmt.Sprintf("%s here", s.flush()))
 	case !s.inForce() || s.Queue == nil:
 		return nil
 	case s.Direction == policy.Ingress:

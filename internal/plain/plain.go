@@ -166,3 +166,13 @@ func Command(verb string, args ...string) string {
 	}
 	return command
 }
+
+// Suggest is Command in a sentence: between quotes, unless it has some of its own,
+// which a shell would pair with these.
+func Suggest(verb string, args ...string) string {
+	command := Command(verb, args...)
+	if strings.ContainsAny(command, "'\"") {
+		return command
+	}
+	return "'" + command + "'"
+}
