@@ -680,7 +680,7 @@ func (x *traffic) busyFlows(n int) (busy []*sharer) {
 		}
 		s := x.newSharer(fullFrames, x.flow(x.far(0, 7), port))
 		x.begin(s)
-		if x.set.Level(x.entry, x.direction.FarSide(), s.flows[0], maps.Now()) > 0 {
+		if !x.set.Spills(x.entry, x.direction.FarSide(), s.flows[0], maps.Now()) {
 			x.fill(s)
 			busy = append(busy, s)
 		}
