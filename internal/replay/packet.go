@@ -35,7 +35,7 @@ const (
 const (
 	ipv4Header, ipv6Header = 20, 40
 	// extensions are the most IPv6 extension headers that are stepped over.
-	extensions = 8
+	extensions = 256
 	// discoveryBytes are the most that neighbour discovery has, of IP: IPv6's least MTU.
 	discoveryBytes = 1280
 )
@@ -51,13 +51,11 @@ type packet struct {
 
 func read(t *trace.Packet) (p packet) {
 	kind, b := t.EtherType, t.Network
-	for range 2 {
-		if kind == typeVLAN || kind == typeQinQ {
-			if len(b) < 4 {
-				return p
-			}
-			kind, b = binary.BigEndian.Uint16(b[2:]), b[4:]
+	for kind == typeVLAN || kind == typeQinQ {
+		if len(b) < 4 {
+			return p
 		}
+		kind, b = binary.BigEndian.Uint16(b[2:]), b[4:]
 	}
 	switch {
 	case kind == typeIPv4 && len(b) >= ipv4Header && b[0]>>4 == 4:
