@@ -9,6 +9,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -216,16 +217,20 @@ func checkFamilies(_ Facts, s Side, d *Device) []report.Finding {
 	return nil
 }
 
-func checkUnsure(_ Facts, s Side, _ *Device) []report.Finding {
-	var packets uint64
-	var unsure []Rule
+// counting are the limits that have counted such packets, and how many together.
+func (s Side) counting(such func(maps.Counters) uint64) (packets uint64, rules []Rule) {
 	for _, r := range s.limited() {
-		if r.Counters.UnsurePackets > 0 {
-			packets += r.Counters.UnsurePackets
-			unsure = append(unsure, r)
+		if n := such(r.Counters); n > 0 {
+			packets += n
+			rules = append(rules, r)
 		}
 	}
-	if len(unsure) == 0 {
+	return packets, rules
+}
+
+func checkUnsure(_ Facts, s Side, _ *Device) []report.Finding {
+	packets, unsure := s.counting(func(c maps.Counters) uint64 { return c.UnsurePackets })
+	if packets == 0 {
 		return nil
 	}
 	return s.finding(report.Warning, "unsure",
@@ -238,15 +243,8 @@ func checkUnsure(_ Facts, s Side, _ *Device) []report.Finding {
 const fullTable = 75
 
 func checkSpilled(_ Facts, s Side, _ *Device) []report.Finding {
-	var packets uint64
-	var spilled []Rule
-	for _, r := range s.limited() {
-		if r.Counters.SpilledPackets > 0 {
-			packets += r.Counters.SpilledPackets
-			spilled = append(spilled, r)
-		}
-	}
-	if len(spilled) == 0 {
+	packets, spilled := s.counting(func(c maps.Counters) uint64 { return c.SpilledPackets })
+	if packets == 0 {
 		return nil
 	}
 	slots := s.Limits.Slots
