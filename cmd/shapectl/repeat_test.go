@@ -101,17 +101,16 @@ func TestFilesOfAnyKind(t *testing.T) {
 	if len(left) != 2 {
 		t.Errorf("left behind: %v", left)
 	}
-	// One that nobody writes to is given up.
-	before := patience
-	patience = 50 * time.Millisecond
-	r.refused(exitInput, "it has not come to its end within 50ms", "apply", fifo)
-	patience = before
-	writer, err := os.OpenFile(fifo, os.O_WRONLY, 0) // the reader that is left is there still
-	testenv.Must(t, err)
-	testenv.Must(t, writer.Close())
-
 	// What comes by a FIFO is a policy like any other.
 	go os.WriteFile(fifo, []byte("devices: {va: {egress: {10.0.0.0/24: 1mbit}}}\n"), 0)
 	r.ok("apply", fifo)
 	r.has("va egress 10.0.0.0/24 1000000")
+
+	// One that nobody writes to is given up. Its reader waits on, and would read what came later: so this is last.
+	defer func(before time.Duration) { patience = before }(patience)
+	patience = 50 * time.Millisecond
+	r.refused(exitInput, "it has not come to its end within 50ms", "apply", fifo)
+	writer, err := os.OpenFile(fifo, os.O_WRONLY, 0)
+	testenv.Must(t, err)
+	testenv.Must(t, writer.Close())
 }
