@@ -251,7 +251,7 @@ func TestFlowKeys(t *testing.T) {
 		"IPv6, half an extension":      {v6(protoDstOpts, []byte{protoUDP, 0, 0}), flow6(protoDstOpts, 0, 0)},
 		"IPv6, one of each": {v6(protoHopByHop, extension(protoDstOpts, 0), extension(protoRouting, 1), extension(protoFragment, 2),
 			fragment(protoAH, 0, true), authentication(protoMobility, 4), extension(protoUDP, 0), udpHeader(1000, 53)), flow6(protoUDP, 1000, 53)},
-		// Beyond the eighth nothing is read.
+		// Beyond the 256th nothing is read.
 		"IPv6, 8 extensions":                {dstOpts(8, protoUDP, udpHeader(1000, 53)), flow6(protoUDP, 1000, 53)},
 		"IPv6, 256 extensions":              {dstOpts(256, protoUDP, udpHeader(1000, 53)), flow6(protoUDP, 1000, 53)},
 		"IPv6, 257 extensions":              {dstOpts(257, protoUDP, udpHeader(1000, 53)), flow6(protoDstOpts, 0, 0)},
