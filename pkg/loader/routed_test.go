@@ -72,13 +72,24 @@ func newRouted(t *testing.T, rule policy.Rule) *routed {
 	return r
 }
 
-// in runs f in a namespace, and ends the test if it fails. A list that changed while
-// f read it is no failure, as whoever needs a list here asks until it says enough.
+// in runs f in a namespace, and ends the test if it fails.
 func (r *routed) in(n *testenv.Netns, f func() error) {
 	r.t.Helper()
-	if err := n.Do(f); err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+	if err := n.Do(f); err != nil {
 		r.t.Fatal(err)
 	}
+}
+
+// poll is in for who asks for a list until it says enough: that the list changed
+// while it was read is no failure then.
+func (r *routed) poll(n *testenv.Netns, f func() error) {
+	r.t.Helper()
+	r.in(n, func() error {
+		if err := f(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return err
+		}
+		return nil
+	})
 }
 
 func sysctls(settings ...string) error {
@@ -263,7 +274,7 @@ func TestNeighbourDiscoveryUnderALimitThatIsFull(t *testing.T) {
 	testenv.Eventually(t, "the limit to be full", func() bool { return r.counters().DroppedPackets > 0 })
 	before := closed()
 	neighbour := func() (state int) {
-		r.in(r.router, func() error {
+		r.poll(r.router, func() error {
 			l, err := netlink.LinkByName("in0")
 			if err != nil {
 				return err
@@ -323,7 +334,7 @@ func TestNeighbourDiscoveryUnderALimitThatIsFull(t *testing.T) {
 		return assign(l, tenantRoute, 0)
 	})
 	testenv.Eventually(t, "the duplicate address to be detected", func() (failed bool) {
-		r.in(r.tenant, func() error {
+		r.poll(r.tenant, func() error {
 			l, err := netlink.LinkByName("t0")
 			if err != nil {
 				return err
@@ -344,7 +355,7 @@ func TestNeighbourDiscoveryUnderALimitThatIsFull(t *testing.T) {
 	binary.BigEndian.PutUint16(advertisement[6:], 1800)
 	r.send(icmp6(linkHost, "ff02::1", advertisement))
 	testenv.Eventually(t, "the router's default route by the tenant", func() (there bool) {
-		r.in(r.router, func() error {
+		r.poll(r.router, func() error {
 			routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Protocol: unix.RTPROT_RA}, netlink.RT_FILTER_PROTOCOL)
 			for _, route := range routes {
 				there = there || route.Gw.Equal(net.ParseIP(linkHost))
