@@ -61,14 +61,14 @@ func (l *lab) contest(arms ...arm) contest {
 	return contest{empty: l.empty, clock: l.clock, arms: arms}
 }
 
-// shapectl loads the program of an algorithm with these rules.
+// shapectl loads the program with these rules.
 func (o *owned) shapectl(size maps.Size, rules []policy.Rule) (*ebpf.Program, error) {
 	set, err := maps.New(size, bpf.AbiHook{L2Bytes: ethernetBytes, Secret: secret()})
 	if err != nil {
 		return nil, err
 	}
 	o.add(set)
-	p, err := loader.Load(rules[0].Algorithm, set)
+	p, err := loader.Load(set)
 	if err != nil {
 		return nil, err
 	}

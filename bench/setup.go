@@ -168,7 +168,7 @@ func (l loading) run(w io.Writer) error {
 		return err
 	}
 	defer set.Close()
-	p, err := loader.Load(policy.GCRA, set)
+	p, err := loader.Load(set)
 	if err != nil {
 		return err
 	}

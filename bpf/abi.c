@@ -5,8 +5,8 @@
 #include "abi.h"
 
 struct abi {
-	struct terms terms;
-	struct details details;
+	struct params params;
+	struct cold_params cold;
 	struct line line;
 	struct key key;
 	struct counters counters;
@@ -16,12 +16,12 @@ struct abi {
 	struct filter filter;
 	struct lengths lengths;
 	struct change change;
-	struct hurt_key hurt_key;
-	struct hurt hurt;
+	struct affected_key affected_key;
+	struct affected affected;
 	struct hook hook;
 	enum layout layout;
 	enum rule_flag flag;
-	enum view view;
+	enum phase phase;
 	struct rule rule; /* last, as it ends with an array of any length */
 };
 

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What the two programs and user space agree on: the maps, and the layout of
- * what is in them. bpf2go makes the Go types from this file, so neither side
- * is written twice.
+ * What the program and user space agree on: the maps, and the layout of what is
+ * in them. bpf2go makes the Go types from this file, so neither side is written
+ * twice.
  *
- * The byte clock. A rule's buckets are kept on a clock of the rule's own,
+ * The byte clock. Each rule keeps its buckets on a clock of its own,
  * which counts what the rate lets through instead of nanoseconds:
  *
- *	V(t) = base + slope * t		in units of 2^-UNIT_BITS byte, mod 2^64
+ *	V(t) = base + rate_units * t		in units of 2^-UNIT_BITS byte, mod 2^64
  *
  * A bucket is one word, its theoretical arrival time (TAT) on that clock: the
  * reading of V at which it will have drained. Its level is TAT - V(t). Adding
  * a packet adds its size, which is exact at any rate, and rounding V can not
  * accumulate, as V is computed from t afresh each time. A new rate changes
- * slope, and base so that V does not jump: no bucket is touched, and each one
- * owes exactly the bytes that it owed.
+ * rate_units, and base so that V does not jump: no bucket is touched, and each
+ * level stays exactly what it was.
  *
  * The clock wraps (after six minutes at 400 Gbit/s, years at 10 Mbit/s), so a
  * bucket also says when it was last charged, in ticks of 2^TICK_BITS ns. One
@@ -43,25 +43,25 @@ enum layout {
 	RULE_MAPS = 4,	/* a set that grows gets another map of rules: buckets stay where they are */
 };
 
-/* Low bit of a TAT: a CPU is giving the slot to another key. V is even. */
-#define TAT_TAKEN 1ULL
+/* Low bit of a TAT: a CPU is allocating the slot to another key, or moving it. V is even. */
+#define TAT_BUSY 1ULL
 
-/* All that a rule can be besides its numbers, in one word, so that a packet's common way tests few bits. */
+/* All that a rule can be besides its numbers, in one word, so that the fast path tests few bits. */
 enum rule_flag {
 	RULE_LEAKY = 1 << 0, /* else GCRA */
 	RULE_UNLIMITED = 1 << 1,
 	RULE_FRAMING = 1 << 2, /* overhead or mpu are not 0 */
 	RULE_PENALTY = 1 << 3,
 	RULE_FAIL_CLOSED = 1 << 4,
-	RULE_ECN = 1 << 5,  /* excess is marked, */
-	RULE_PASS = 1 << 6, /* or passed; else dropped */
-	RULE_HOST = 1 << 7, /* who has a bucket: each host, */
+	RULE_ECN = 1 << 5,     /* excess packets are marked, */
+	RULE_PASS = 1 << 6,    /* or passed; else dropped */
+	RULE_HOST = 1 << 7,    /* bucket scope: each host, */
 	RULE_SUBNET = 1 << 8,
-	RULE_FLOW = 1 << 9, /* or else all one together */
-	RULE_ABSENT = 1 << 10, /* in this version there is no such rule */
-	RULE_SHADOW = 1 << 11, /* another limit is to count the same packets */
-	RULE_DELAY = 1 << 12,  /* what is in the bucket waits for its turn to leave, */
-	RULE_SPARSE = 1 << 13, /* but for flows that send little */
+	RULE_FLOW = 1 << 9,    /* else all packets */
+	RULE_ABSENT = 1 << 10, /* these parameters say that there is no such rule */
+	RULE_SHADOW = 1 << 11, /* a shadow counts the same packets */
+	RULE_DELAY = 1 << 12,  /* packets in the bucket are queued, */
+	RULE_SPARSE = 1 << 13, /* but not those of sparse flows */
 };
 
 #define RULE_EACH (RULE_HOST | RULE_SUBNET | RULE_FLOW)
@@ -69,17 +69,17 @@ enum rule_flag {
 struct bucket {
 	__u64 tat;   /* units on the rule's byte clock */
 	__u32 tick;  /* when it was last charged */
-	__u32 print; /* fingerprint of the key, odd in its first line, even in its second; 0 where no key has the slot */
+	__u32 fingerprint; /* of the key, odd in its first line, even in its second; 0 where no key has the slot */
 };
 
-/* What a packet needs of a rule: one cache line. */
-struct terms {
-	__u64 slope;	/* units per ns, 32.32 fixed point */
+/* The parameters of a rule that packets need: one cache line. */
+struct params {
+	__u64 rate_units; /* units per ns, 32.32 fixed point */
 	__u64 base;	/* units */
 	__u64 capacity; /* units */
 	union {
-		__u64 penalty; /* units: the level an overflow leaves behind */
-		__u64 at_once; /* units, with RULE_DELAY: up to this level packets do not wait */
+		__u64 penalty; /* units: the level that an excess packet leaves */
+		__u64 burst;   /* units, with RULE_DELAY: up to this level packets are not delayed */
 	};
 	__u32 idle;	/* ticks after which a bucket has drained for sure */
 	__u32 salt;	/* tells this rule's keys from another's */
@@ -88,84 +88,83 @@ struct terms {
 	__u32 flags;	/* enum rule_flag */
 	__u32 each_bits; /* of a subnet: 0 to 128 */
 	__u32 shadow;	/* with RULE_SHADOW the id of its limit, which has no prefix */
-	__u64 rebase;	/* units: base, from change.until on */
+	__u64 rebase;	/* units: base in PHASE_REVERTED */
 };
 
-/* What else there is to a rule: for subnets, and for people. */
-struct details {
-	__u32 each_mask[4]; /* what a sharer's addresses have in common, in network order */
+/* Parameters that few packets need, or only people. */
+struct cold_params {
+	__u32 each_mask[4]; /* of a subnet, in network order */
 	__u64 rate_bits;    /* as it was asked for */
 	union {
 		__u64 penalty_ns;
-		__u64 ecn_above_ns; /* with RULE_DELAY: who waits longer is marked */
+		__u64 ecn_above_ns; /* with RULE_DELAY: packets that wait longer are marked */
 	};
 };
 
-/* Of one rule and CPU, in packets and bytes on the wire. Each packet is passed or dropped; what did not conform is dropped or spared. */
+/* Of one rule and CPU, in packets and bytes on the wire. Each packet is passed or dropped. */
 struct counters {
 	__u64 passed_packets;
 	__u64 passed_bytes;
 	__u64 dropped_packets;
 	__u64 dropped_bytes;
-	__u64 spared_packets; /* passed, but not as they came: excess that was marked or only counted, and what had to wait */
+	__u64 spared_packets; /* of the passed: excess packets, or with RULE_DELAY those that were delayed */
 	__u64 spared_bytes;
 	__u64 marked_packets;
-	__u64 unsure_packets;
+	__u64 contended_packets;
 };
 
 /*
- * A rule has two versions of all but its bucket: a change is written to the one
- * that is not in force, then version is switched, so that a packet reads the
- * old rule or the new one and never a mix. Where many are to change at once,
- * version says so, and struct change which of the two is in force.
+ * A rule has two sets of parameters. A change is written to the one that is not
+ * in force, then version is switched, so that a packet reads the old parameters
+ * or the new ones and never a mix. Where many rules change at once, version says
+ * so, and the phase of the change decides.
  */
 struct rule {
-	struct bucket own; /* everybody's, or with RULE_EACH the spill bucket */
-	__u64 in_order;	   /* ns: until then sparse flows wait, too, as it is not known of all that waits whose it is */
-	__u32 version;	   /* which of the two is in force, 0 or 1; with VERSION_CHANGES, before the change */
-	__u32 retired;	   /* lengths.epoch when the other one, or the rule itself, went out of force; 0 for never */
-	__u32 shared;	   /* whether there may be slots of it in table */
+	struct bucket shared; /* of all packets, or with RULE_EACH the spill bucket */
+	__u64 fifo_until;     /* ns: until then sparse flows are queued, too, as some queued packets have no flow */
+	__u32 version;	      /* the parameters in force, 0 or 1; with VERSION_CHANGES, those before the change */
+	__u32 retired;	      /* lengths.epoch when the others, or the rule itself, went out of force; 0 for never */
+	__u32 has_slots;      /* slots of the table may be the rule's */
 	__u32 pad;
 	/* Changed by several CPUs. What is written for each packet shares no line with what is only read. */
 	__u64 extra_packets;   /* on the wire, beyond the first of each skb that was passed or dropped */
 	__u64 exempt_packets;  /* neighbour discovery that this rule would have limited */
-	__u64 spilled_packets; /* with RULE_EACH: charged to own, as their key had no slot */
-	struct terms terms[2];
-	struct details details[2];
+	__u64 spilled_packets; /* with RULE_EACH: charged to the spill bucket, as their key had no slot */
+	struct params params[2];
+	struct cold_params cold[2];
 	struct counters counters[]; /* one for each CPU, rounded up to a power of two */
 };
 
-/* In rule.version: it takes part in the change. */
+/* In rule.version: the rule takes part in the change. */
 #define VERSION_CHANGES 2U
-/* In a version that was resolved: the byte clock starts from rebase. */
-#define VERSION_REBASED 2U
+
+/* How far a change of many rules has come. Each packet sees one phase. */
+enum phase {
+	PHASE_BEFORE = 0,
+	PHASE_AFTER = 1,
+	PHASE_REVERTED = 2, /* as before, as nobody confirmed the change in time; byte clocks start from rebase */
+	PHASE_BY_TIME = 3,  /* one of the others, which the times of the change tell */
+};
 
 /*
- * A change of many rules, in one step: those that take part have their version
- * before it and the other one after it. The times let it begin at a moment
- * for which all byte clocks were made to agree; and end at another, if nobody
- * confirms it, without anybody's help.
+ * A change of many rules in one step: each that takes part has its parameters
+ * before it and those after it. The times let it begin at a moment for which all
+ * byte clocks were made to agree, and revert at another one, without anybody's help.
  */
 struct change {
-	__u64 view;  /* enum view */
+	__u64 phase; /* enum phase */
 	__u64 from;  /* ns: when it begins */
-	__u64 until; /* ns: when all is as before again; ~0 for never */
+	__u64 until; /* ns: when it reverts; ~0 for never */
 };
 
-enum view {
-	VIEW_BEFORE = 0,
-	VIEW_AFTER = 1,
-	VIEW_TIMED = 2, /* by from and until */
-};
-
-/* Whom a shadow would have hurt: the far address of packets, as far as its subnets go. */
-struct hurt_key {
+/* Hosts, or subnets of the shadow's bucket scope, that a shadow would have affected. */
+struct affected_key {
 	__u32 salt; /* the shadow's */
 	__u32 family; /* 4 or 6 */
 	__u32 addr[4];
 };
 
-struct hurt {
+struct affected {
 	__u64 packets;
 	__u64 bytes;
 };
@@ -175,7 +174,7 @@ struct line {
 	struct bucket slot[LINE_SLOTS];
 };
 
-/* Who has a slot; addresses and ports in network order. For a host or subnet only src is set. */
+/* The bucket key of a slot; addresses and ports in network order. For a host or subnet only src is set. */
 struct key {
 	__u32 id; /* the rule's */
 	__u32 src[4];
@@ -235,7 +234,7 @@ struct lengths {
 	} use[2];
 };
 
-/* Set when a hook is made; what the verifier knows to be constant costs nothing. */
+/* Set when a hook is made. The verifier knows these as constants, so they cost nothing. */
 struct hook {
 	__u64 layout; /* of all maps, see pkg/maps/layout.go; the first word in any layout */
 	__u32 line_mask;     /* lines in table - 1 */
@@ -250,19 +249,19 @@ struct hook {
 	__u8 ingress;
 	__u8 match_src;
 	__u8 virtual_clock; /* time is skb->tstamp: tests and replay */
-	__u32 outlet;	 /* on ingress: the ifb by which what has to wait enters, 0 for none */
+	__u32 ifb;	 /* on ingress: the ifb device that queues delayed packets, 0 for none */
 	__u32 replay;	 /* a packet has wire_len bytes in gso_segs segments, whatever is in it */
 	__u32 secret[SECRET_WORDS]; /* random, so that nobody can aim at a bucket or a prefix */
 	__u64 multiplier; /* for hashes of prefixes: the last two words of secret, made odd */
 	/* For user space. */
 	__u32 ifindex;
-	__u8 build[12];	 /* of the programs */
+	__u8 build[12];	 /* of the program */
 	__u8 device[16]; /* its name then; the last bytes in any layout */
 };
 
-_Static_assert(sizeof(struct terms) == 64, "what a packet needs of a rule is a cache line");
+_Static_assert(sizeof(struct params) == 64, "what a packet needs of a rule is a cache line");
 _Static_assert(__builtin_offsetof(struct rule, counters) == 256, "a rule is four cache lines, and one for each CPU");
-_Static_assert(__builtin_offsetof(struct rule, terms) == 64, "and what is written has one of its own");
+_Static_assert(__builtin_offsetof(struct rule, params) == 64, "and what is written has one of its own");
 _Static_assert(sizeof(struct line) == 64, "four slots are a cache line");
 _Static_assert(sizeof(struct prefixes4) == 64, "five IPv4 prefixes are a cache line");
 _Static_assert(sizeof(struct prefixes6) == 64, "three IPv6 prefixes are a cache line");

@@ -13,37 +13,50 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type AbiAffected struct {
+	_       structs.HostLayout
+	Packets uint64
+	Bytes   uint64
+}
+
+type AbiAffectedKey struct {
+	_      structs.HostLayout
+	Salt   uint32
+	Family uint32
+	Addr   [4]uint32
+}
+
 type AbiBucket struct {
-	_     structs.HostLayout
-	Tat   uint64
-	Tick  uint32
-	Print uint32
+	_           structs.HostLayout
+	Tat         uint64
+	Tick        uint32
+	Fingerprint uint32
 }
 
 type AbiChange struct {
 	_     structs.HostLayout
-	View  uint64
+	Phase uint64
 	From  uint64
 	Until uint64
 }
 
-type AbiCounters struct {
-	_              structs.HostLayout
-	PassedPackets  uint64
-	PassedBytes    uint64
-	DroppedPackets uint64
-	DroppedBytes   uint64
-	SparedPackets  uint64
-	SparedBytes    uint64
-	MarkedPackets  uint64
-	UnsurePackets  uint64
-}
-
-type AbiDetails struct {
+type AbiColdParams struct {
 	_         structs.HostLayout
 	EachMask  [4]uint32
 	RateBits  uint64
 	PenaltyNs uint64
+}
+
+type AbiCounters struct {
+	_                structs.HostLayout
+	PassedPackets    uint64
+	PassedBytes      uint64
+	DroppedPackets   uint64
+	DroppedBytes     uint64
+	SparedPackets    uint64
+	SparedBytes      uint64
+	MarkedPackets    uint64
+	ContendedPackets uint64
 }
 
 type AbiFilter struct {
@@ -66,26 +79,13 @@ type AbiHook struct {
 	Ingress       uint8
 	MatchSrc      uint8
 	VirtualClock  uint8
-	Outlet        uint32
+	Ifb           uint32
 	Replay        uint32
 	Secret        [12]uint32
 	Multiplier    uint64
 	Ifindex       uint32
 	Build         [12]uint8
 	Device        [16]uint8
-}
-
-type AbiHurt struct {
-	_       structs.HostLayout
-	Packets uint64
-	Bytes   uint64
-}
-
-type AbiHurtKey struct {
-	_      structs.HostLayout
-	Salt   uint32
-	Family uint32
-	Addr   [4]uint32
 }
 
 type AbiKey struct {
@@ -145,6 +145,31 @@ type AbiLine struct {
 	Slot [4]AbiBucket
 }
 
+type AbiParams struct {
+	_         structs.HostLayout
+	RateUnits uint64
+	Base      uint64
+	Capacity  uint64
+	Penalty   uint64
+	Idle      uint32
+	Salt      uint32
+	Overhead  int16
+	Mpu       uint16
+	Flags     uint32
+	EachBits  uint32
+	Shadow    uint32
+	Rebase    uint64
+}
+
+type AbiPhase uint32
+
+const (
+	AbiPhasePHASE_BEFORE   AbiPhase = 0
+	AbiPhasePHASE_AFTER    AbiPhase = 1
+	AbiPhasePHASE_REVERTED AbiPhase = 2
+	AbiPhasePHASE_BY_TIME  AbiPhase = 3
+)
+
 type AbiPrefixes4 struct {
 	_    structs.HostLayout
 	Key  [5]uint64
@@ -162,17 +187,17 @@ type AbiPrefixes6 struct {
 
 type AbiRule struct {
 	_              structs.HostLayout
-	Own            AbiBucket
-	InOrder        uint64
+	Shared         AbiBucket
+	FifoUntil      uint64
 	Version        uint32
 	Retired        uint32
-	Shared         uint32
+	HasSlots       uint32
 	Pad            uint32
 	ExtraPackets   uint64
 	ExemptPackets  uint64
 	SpilledPackets uint64
-	Terms          [2]AbiTerms
-	Details        [2]AbiDetails
+	Params         [2]AbiParams
+	Cold           [2]AbiColdParams
 	Counters       [0]AbiCounters
 }
 
@@ -193,30 +218,6 @@ const (
 	AbiRuleFlagRULE_SHADOW      AbiRuleFlag = 2048
 	AbiRuleFlagRULE_DELAY       AbiRuleFlag = 4096
 	AbiRuleFlagRULE_SPARSE      AbiRuleFlag = 8192
-)
-
-type AbiTerms struct {
-	_        structs.HostLayout
-	Slope    uint64
-	Base     uint64
-	Capacity uint64
-	Penalty  uint64
-	Idle     uint32
-	Salt     uint32
-	Overhead int16
-	Mpu      uint16
-	Flags    uint32
-	EachBits uint32
-	Shadow   uint32
-	Rebase   uint64
-}
-
-type AbiView uint32
-
-const (
-	AbiViewVIEW_BEFORE AbiView = 0
-	AbiViewVIEW_AFTER  AbiView = 1
-	AbiViewVIEW_TIMED  AbiView = 2
 )
 
 // Names of all BPF objects in the ELF.

@@ -1,6 +1,6 @@
-// Package bpf is the kernel side: the programs gcra.c and leaky.c over the
-// headers they share, compiled, and the Go types of what is in their maps. All
-// Go code here is generated; `make generate` makes it anew, with the clang
+// Package bpf is the kernel side: the program shapectl.c, which contains the
+// meters gcra.c and leaky.c, compiled, and the Go types of what is in its maps.
+// All Go code here is generated; `make generate` makes it anew, with the clang
 // version that is named here so that the result is the same everywhere.
 package bpf
 
@@ -8,6 +8,5 @@ package bpf
 // stack that held a pointer, which no-stack-slot-sharing keeps the compiler from.
 
 //go:generate -command compile go tool bpf2go -cc clang-14 -strip llvm-strip-14 -target bpfel -cflags "-O2 -g -mcpu=v3 -mllvm -no-stack-slot-sharing -Wall -Wextra -Werror -idirafter /usr/include/x86_64-linux-gnu -idirafter /usr/include/aarch64-linux-gnu"
-//go:generate compile -type rule -type terms -type details -type bucket -type line -type key -type counters -type prefixes4 -type prefixes6 -type length6 -type filter -type lengths -type change -type view -type hurt_key -type hurt -type hook -type layout -type rule_flag Abi abi.c
-//go:generate compile -no-global-types Gcra gcra.c
-//go:generate compile -no-global-types Leaky leaky.c
+//go:generate compile -type rule -type params -type cold_params -type bucket -type line -type key -type counters -type prefixes4 -type prefixes6 -type length6 -type filter -type lengths -type change -type phase -type affected_key -type affected -type hook -type layout -type rule_flag Abi abi.c
+//go:generate compile -no-global-types Shapectl shapectl.c

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/testenv"
 	shapemaps "github.com/shapectl/shapectl/pkg/maps"
@@ -121,7 +119,7 @@ func (m *mirror) match(host netip.Addr) (best *mirrored) {
 	return best
 }
 
-// offer sends a packet through both programs, as a device does, and compares the verdict.
+// offer sends a packet through the program, and compares the verdict.
 func (m *mirror) offer(host netip.Addr, now, n uint64, ect bool) {
 	m.Helper()
 	m.packets++
@@ -129,7 +127,7 @@ func (m *mirror) offer(host netip.Addr, now, n uint64, ect bool) {
 	if ect {
 		frame[15] |= 2
 	}
-	verdict := m.chain(frame, packet)
+	verdict, _ := send(m, m.program(), frame, packet)
 	r := m.match(host)
 	if r == nil {
 		if verdict != next {
@@ -150,22 +148,6 @@ func (m *mirror) offer(host netip.Addr, now, n uint64, ect bool) {
 		m.Fatalf("packet %d, %d bytes from %v at %d ns: verdict %#x, the model says %+v\nrule %+v\nmeter %+v\nkernel's %+v\nbucket %+v, level %d units",
 			m.packets, n, host, now, verdict, want, r.rule, r.meter, m.set.Meter(e), before, r.meter.Level(before, now))
 	}
-}
-
-// chain runs the programs one after the other on one packet.
-func (m *mirror) chain(frame []byte, packet meta) uint32 {
-	m.Helper()
-	context := packet.context()
-	for _, a := range algorithms {
-		o := ebpf.RunOptions{Data: frame, Context: context, ContextOut: make([]byte, len(context))}
-		verdict, err := m.program(a).Run(&o)
-		testenv.Must(m, err)
-		if verdict != next {
-			return verdict
-		}
-		copy(context[48:68], o.ContextOut.([]byte)[48:68]) // cb, which the kernel keeps between the two
-	}
-	return next
 }
 
 // compare compares which rules there are, their counters, meters and own buckets.
@@ -353,36 +335,29 @@ func TestChangeIsModel(t *testing.T) {
 	}
 }
 
-// A packet that is between the two programs as a change begins is metered by
-// one of them, although the rule goes from one to the other.
-func TestSecondProgramGoesByTheFirst(t *testing.T) {
+// A rule that changes its algorithm at a moment meters each packet once.
+func TestChangeOfAlgorithm(t *testing.T) {
 	for _, algorithm := range algorithms {
 		t.Run("from "+algorithm.String(), func(t *testing.T) {
 			m := &mirror{rig: newRig(t, shapemaps.Size{Rules: 2}, ingress())}
 			rule := policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: 8000, Capacity: 2000, Algorithm: algorithm}
 			e := m.put(rule, 1e9)
-			rule.Algorithm, rule.Capacity = algorithms[1-algorithm], 3000
+			rule.Algorithm = algorithms[1-algorithm]
 			_, err := m.set.Prepare([]policy.Rule{rule}, func(int) {})
 			testenv.Must(t, err)
 			m.set.Time(2e9, shapemaps.Never)
 			m.set.Arm()
-			for i, times := range [][2]uint64{{2e9 - 1, 2e9}, {2e9, 2e9 + 1}, {2e9, 2e9}} {
-				frame := udp(addr("10.0.0.1"), addr("10.9.9.9"), 0)
-				cb := make([]byte, 20)
-				for n, a := range algorithms {
-					context := meta{now: times[n]}.context()
-					copy(context[48:], cb)
-					o := ebpf.RunOptions{Data: frame, Context: context, ContextOut: make([]byte, len(context))}
-					_, err := m.program(a).Run(&o)
-					testenv.Must(t, err)
-					copy(cb, o.ContextOut.([]byte)[48:68])
-				}
+			frame := udp(addr("10.0.0.1"), addr("10.9.9.9"), 0)
+			for i, now := range []uint64{2e9 - 1, 2e9, 2e9 + 1} {
+				send(t, m.program(), frame, meta{now: now})
 				if got := m.set.Counters(e.ID).PassedPackets; got != uint64(i+1) {
 					t.Fatalf("%d packets were metered, of %d", got, i+1)
 				}
-				if slices.ContainsFunc(cb, func(b byte) bool { return b != 0 }) {
-					t.Errorf("a mark is left in the packet: %x", cb)
-				}
+			}
+			// One bucket: what both algorithms have charged has not drained by then.
+			m.at(2e9 + 1)
+			if level := m.set.OwnLevel(e, 2e9+1); level <= 2*uint64(len(frame))<<model.UnitBits {
+				t.Errorf("the bucket has %d units after three packets of %d bytes", level, len(frame))
 			}
 		})
 	}
@@ -415,7 +390,7 @@ func TestShadowIsModel(t *testing.T) {
 					now += uint64(roll.Uint32N(100e6))
 					frame := make([]byte, n)
 					copy(frame, udp(host, addr("10.9.9.9"), 0)[:34])
-					verdict, _ := send(t, r.program(rule.Algorithm), frame, meta{now: now})
+					verdict, _ := send(t, r.program(), frame, meta{now: now})
 					if liveVerdict := alone.judge(host, now, n); (verdict == drop) != (liveVerdict == model.Excess) {
 						t.Fatalf("verdict %#x, without a shadow it is %d", verdict, liveVerdict)
 					}

@@ -119,10 +119,10 @@ func TestTwoCPUsOneBucket(t *testing.T) {
 						Algorithm: algorithm, Each: policy.Each{Kind: each}, Fail: policy.Closed,
 					}
 					e := r.put(rule, 0)
-					send(t, r.program(algorithm), frame, meta{}) // so that there is a bucket
+					send(t, r.program(), frame, meta{}) // so that there is a bucket
 					before := r.counters()[e.ID]
 					took := onEachCPU(t, func(int) error {
-						_, err := r.program(algorithm).Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(packets(500_000, 50_000))})
+						_, err := r.program().Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(packets(500_000, 50_000))})
 						return err
 					})
 					c, bound := since(before, r.counters()[e.ID]), rule.Capacity+leaked(rate, took)
@@ -153,7 +153,7 @@ func (r *rig) spareWasUsed() bool {
 // firstRule is what the map has of it, its bucket first.
 func (r *rig) firstRule() []byte {
 	r.Helper()
-	rule, err := r.set.Replacements()[bpf.GcraMapRules].LookupBytes(uint32(0))
+	rule, err := r.set.Replacements()[bpf.ShapectlMapRules].LookupBytes(uint32(0))
 	if err != nil || rule == nil {
 		r.Fatal("the first rule is not there: ", err)
 	}
@@ -166,7 +166,7 @@ func (r *rig) firstRule() []byte {
 func (r *rig) slotsAreSound() {
 	r.Helper()
 	type key struct{ line, print uint32 }
-	table, has := r.set.Replacements()[bpf.GcraMapTable], map[key]int{}
+	table, has := r.set.Replacements()[bpf.ShapectlMapTable], map[key]int{}
 	for i := range table.MaxEntries() {
 		var line bpf.AbiLine
 		if err := table.Lookup(i, &line); err != nil {
@@ -176,12 +176,12 @@ func (r *rig) slotsAreSound() {
 			if slot.Tat&1 != 0 {
 				r.Errorf("line %d: a slot was left half taken: %+v", i, line.Slot)
 			}
-			k := key{i, slot.Print}
+			k := key{i, slot.Fingerprint}
 			switch {
-			case slot.Print == 0:
+			case slot.Fingerprint == 0:
 				continue
-			case slot.Print%2 == 0:
-				k = key{(i ^ (slot.Print+1)>>3) & (table.MaxEntries() - 1), slot.Print + 1}
+			case slot.Fingerprint%2 == 0:
+				k = key{(i ^ (slot.Fingerprint+1)>>3) & (table.MaxEntries() - 1), slot.Fingerprint + 1}
 			}
 			if has[k]++; has[k] > 1 {
 				r.Errorf("line %d: key %#x of line %d has %d slots", i, k.print, k.line, has[k])
@@ -208,7 +208,7 @@ func TestSlotsChangeHands(t *testing.T) {
 						Algorithm: algorithm, Each: policy.Each{Kind: policy.EachHost}, Fail: policy.Closed,
 					}
 					e := r.put(rule, 0)
-					p := hosts(t, r.program(algorithm), int32(keys))
+					p := hosts(t, r.program(), int32(keys))
 					took := onEachCPU(t, func(int) error {
 						_, err := p.Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(packets(400_000, 50_000))})
 						return err
@@ -278,7 +278,7 @@ func TestChargeIsSeenWithItsTick(t *testing.T) {
 				if idle := r.set.Meter(e).Idle; idle >= 1<<(gap-model.TickBits) {
 					t.Fatalf("buckets have drained after %d ticks only", idle)
 				}
-				programs, done := inStep(t, r.program(algorithm), gap)
+				programs, done := inStep(t, r.program(), gap)
 				// Until they met often enough.
 				for r.set.Counters(e.ID).ExcessPackets < uint64(packets(100_000, 20_000)) {
 					onEachCPU(t, func(cpu int) error {
@@ -311,7 +311,7 @@ func TestNewKeyOnTwoCPUs(t *testing.T) {
 			}
 			e := r.put(rule, 0)
 			const host = 14 + 18 // two bytes of the destination
-			p := before(t, "time_of_day", r.program(algorithm),
+			p := before(t, "time_of_day", r.program(),
 				asm.FnKtimeGetNs.Call(),
 				asm.RSh.Imm(asm.R0, 9),
 				asm.LoadMem(asm.R2, asm.R6, 76, asm.Word), // data
@@ -350,7 +350,7 @@ func TestSlotsChangeHandsFairly(t *testing.T) {
 					Algorithm: algorithm, Each: policy.Each{Kind: policy.EachFlow}, Fail: policy.Closed,
 				}
 				r.put(rule, 0)
-				p, passed := r.program(algorithm), make([]atomic.Uint64, keys)
+				p, passed := r.program(), make([]atomic.Uint64, keys)
 				took := onEachCPU(t, func(cpu int) error {
 					frames := make([][]byte, keys)
 					for key := range keys {
@@ -403,7 +403,7 @@ func TestSpray(t *testing.T) {
 			e := r.put(rule, 0)
 			busy := ether(typeIPv4, ip4{src: "198.51.100.1", proto: protoUDP}.with(udpHeader(1000, 53), zeros(958)))
 			flow := maps.Flow{Src: addr("198.51.100.1"), Dst: addr(far4), Proto: protoUDP, SrcPort: 1000, DstPort: 53}
-			p, first := r.program(algorithm), maps.Now()
+			p, first := r.program(), maps.Now()
 			send(t, p, busy, meta{}) // it has its bucket before the spray begins
 			mine := uint64(size)
 			flows := packets(1<<20, 1<<16)
@@ -521,7 +521,7 @@ func TestNothingIsLostOrMadeUp(t *testing.T) {
 					Prefix: prefix("10.0.0.0/8"), Rate: 1_000_000, Capacity: holds*size + size/2,
 					Algorithm: algorithm, Each: each, Fail: policy.Closed,
 				}, now)
-				p := r.program(algorithm)
+				p := r.program()
 				var passed atomic.Uint64
 				inCrowd(t, func(int) error {
 					for key := range keys {
@@ -579,7 +579,7 @@ func TestSkewedClocks(t *testing.T) {
 						Algorithm: algorithm, Each: each, Fail: policy.Closed,
 					}
 					e := r.put(rule, start)
-					p := r.program(algorithm)
+					p := r.program()
 					type packet struct{ now, passed uint64 }
 					traces := [crowd][keys][]packet{}
 					var clock atomic.Uint64
@@ -650,7 +650,7 @@ func TestChangesWhilePacketsRun(t *testing.T) {
 					Algorithm: algorithm, Fail: policy.Closed,
 				}
 				r.put(rule, now)
-				p := r.program(algorithm)
+				p := r.program()
 				var passed atomic.Uint64
 				var over atomic.Bool
 				changes := packets(24, 8)
@@ -719,7 +719,7 @@ func TestChangesOnALiveClock(t *testing.T) {
 					Algorithm: algorithm, Each: each, Fail: policy.Closed,
 				}
 				e := r.put(rule, maps.Now())
-				send(t, r.program(algorithm), frame, meta{})
+				send(t, r.program(), frame, meta{})
 				before := r.counters()[e.ID]
 				var over atomic.Bool
 				took := onEachCPU(t, func(cpu int) error {
@@ -734,7 +734,7 @@ func TestChangesOnALiveClock(t *testing.T) {
 						return nil
 					}
 					for sent := false; !sent || !over.Load(); sent = true {
-						if _, err := r.program(algorithm).Run(&ebpf.RunOptions{Data: frame, Repeat: 10_000}); err != nil {
+						if _, err := r.program().Run(&ebpf.RunOptions{Data: frame, Repeat: 10_000}); err != nil {
 							return err
 						}
 					}
@@ -761,7 +761,7 @@ func TestChangesKeepEveryCharge(t *testing.T) {
 				Algorithm: algorithm, Each: each, Fail: policy.Closed,
 			}
 			e := r.put(rule, now)
-			p := r.program(algorithm)
+			p := r.program()
 			var over atomic.Bool
 			onEachCPU(t, func(cpu int) error {
 				if cpu == 0 {
@@ -816,7 +816,7 @@ func TestMovesKeepEveryCharge(t *testing.T) {
 				Algorithm: algorithm, Each: policy.Each{Kind: policy.EachHost}, Fail: policy.Closed,
 			}, now)
 			frames := [2][]byte{toHost(1<<16, 100), toHost(2<<16, 164)}
-			programs := [2]*ebpf.Program{random(r.program(algorithm), 16), random(r.program(algorithm), 1<<15)}
+			programs := [2]*ebpf.Program{random(r.program(), 16), random(r.program(), 1<<15)}
 			for range packets(300, 50) {
 				now += 1000 * uint64(time.Second) // all have drained
 				before := r.counters()[e.ID]
@@ -846,7 +846,7 @@ func TestNoPacketSeesHalfOfAChange(t *testing.T) {
 			roomy := lenient
 			roomy.Capacity, roomy.Excess, roomy.Framing.Overhead = policy.MaxCapacity, policy.Drop, more
 			e := r.put(roomy, now)
-			p, run := r.program(algorithm), &ebpf.RunOptions{Data: toHost(1, size), Context: meta{now: now}.context(), Repeat: 10_000}
+			p, run := r.program(), &ebpf.RunOptions{Data: toHost(1, size), Context: meta{now: now}.context(), Repeat: 10_000}
 			_, err := p.Run(run) // enough to fill the other one
 			testenv.Must(t, err)
 			// On a busy machine the packets' CPU may rest whenever the rule is one of the two.

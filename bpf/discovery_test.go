@@ -56,18 +56,17 @@ func TestNeighbourDiscovery(t *testing.T) {
 			full := policy.Rule{Prefix: prefix("::/0"), Rate: 8, Capacity: 1, Algorithm: algorithm}
 			id := r.put(full, 0).ID
 			first := ether(typeIPv6, ip6{proto: protoUDP}.with(udpHeader(1, 2)))
-			r.want(r.program(algorithm), first, meta{now: 1e9}, next, map[uint32]maps.Counters{id: passed(uint64(len(first)))})
+			r.want(r.program(), first, meta{now: 1e9}, next, map[uint32]maps.Counters{id: passed(uint64(len(first)))})
 			see := func(what string, frame []byte, m meta, exempt bool) {
 				t.Run(fmt.Sprintf("%s/%v/%s", name, algorithm, what), func(t *testing.T) {
 					r := *r
 					r.TB = t
 					m.now = 1e9
 					if exempt {
-						r.want(r.program(algorithm), frame, m, next, map[uint32]maps.Counters{id: {ExemptPackets: 1}})
+						r.want(r.program(), frame, m, next, map[uint32]maps.Counters{id: {ExemptPackets: 1}})
 					} else {
-						r.want(r.program(algorithm), frame, m, drop, map[uint32]maps.Counters{id: dropped(uint64(len(frame)))})
+						r.want(r.program(), frame, m, drop, map[uint32]maps.Counters{id: dropped(uint64(len(frame)))})
 					}
-					r.want(r.program(algorithms[1-algorithm]), frame, m, next, nil) // it is for the other program to count
 				})
 			}
 			for i, m := range append(genuine, limited...) {
@@ -110,7 +109,7 @@ func TestNeighbourDiscovery(t *testing.T) {
 			// By what a guest says, this is many packets.
 			frame := ether(typeIPv6, header(m).with(icmp(ns), zeros(100)))
 			before := r.counters()[id]
-			if v, _ := send(t, r.program(algorithm), frame, meta{now: 1e9, segSize: 10, wireLen: uint32(len(frame))}); v != drop {
+			if v, _ := send(t, r.program(), frame, meta{now: 1e9, segSize: 10, wireLen: uint32(len(frame))}); v != drop {
 				t.Errorf("%s: segmented: verdict %#x", name, v)
 			}
 			if got := since(before, r.counters()[id]); got.ExemptPackets != 0 || got.DroppedPackets == 0 {
@@ -129,7 +128,7 @@ func TestExemptPacketsOfTheLongestPrefix(t *testing.T) {
 		return ether(typeIPv6, ip6{src: "fe80::1", dst: dst, proto: protoICMPv6, hops: 255}.with(icmp(136)))
 	}
 	one := maps.Counters{ExemptPackets: 1}
-	r.want(r.program(policy.GCRA), to("fe80::3"), meta{now: 1}, next, map[uint32]maps.Counters{wider: one})
-	r.want(r.program(policy.GCRA), to("fe80::2"), meta{now: 1}, next, map[uint32]maps.Counters{host: one})
-	r.want(r.program(policy.GCRA), to("ff02::1"), meta{now: 1}, next, nil)
+	r.want(r.program(), to("fe80::3"), meta{now: 1}, next, map[uint32]maps.Counters{wider: one})
+	r.want(r.program(), to("fe80::2"), meta{now: 1}, next, map[uint32]maps.Counters{host: one})
+	r.want(r.program(), to("ff02::1"), meta{now: 1}, next, nil)
 }

@@ -35,7 +35,7 @@ func TestTableFill(t *testing.T) {
 					continue
 				}
 				hosts[to] = true
-				_, err := r.program(policy.GCRA).Run(&ebpf.RunOptions{Data: udp(p.Addr(), to, 0), Context: meta{now: now}.context()})
+				_, err := r.program().Run(&ebpf.RunOptions{Data: udp(p.Addr(), to, 0), Context: meta{now: now}.context()})
 				testenv.Must(t, err)
 			}
 			got := 100 * float64(r.set.Counters(e.ID).SpilledPackets) / float64(len(hosts))

@@ -2,30 +2,31 @@
 
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The generic cell rate algorithm, virtual scheduling form (ITU-T I.371, Annex
- * A), for packets of any size on a byte clock: TAT is max(TAT, t) for a packet
- * that finds it, max(TAT, t) + n once it has passed, and a packet conforms if
- * that stays within the capacity from now.
+ * The generic cell rate algorithm in its virtual scheduling form (ITU-T I.371,
+ * Annex A), for packets of any size on a byte clock.
+ *
+ *	I.371				here
+ *	t_a	arrival time		v, the byte clock when the packet comes
+ *	TAT	theoretical arrival	*tat
+ *	T	increment		cost: the clock counts what drains, so a packet takes its own size
+ *	tau	tolerance		capacity - cost: I.371 compares before it adds T, this after
+ *
+ *	conforming if TAT <= t_a + tau, and then TAT = max(t_a, TAT) + T
  */
-#include "limit.h"
+#ifndef SHAPECTL_GCRA_C
+#define SHAPECTL_GCRA_C
 
-/* A packet bigger than the bucket waits for an empty one, then owes all of itself. */
-static __always_inline bool conforms(const struct terms *terms, __u64 level, __u64 cost)
+#include "meter.h"
+
+static __always_inline bool gcra(const struct params *params, __u64 v, __u64 cost, __u64 *tat)
 {
-	/* Times since now: max(TAT, t) is level, and t is 0. */
-	return !level || level + cost <= terms->capacity;
+	__u64 start = later(*tat, v);
+
+	/* A packet larger than the bucket conforms to an empty one. */
+	if (start != v && start + cost - v > params->capacity)
+		return false;
+	*tat = start + cost;
+	return true;
 }
 
-static __always_inline __u64 after_excess(const struct terms *terms, __u64 level)
-{
-	(void)terms;
-	return level;
-}
-
-SEC("tc")
-int shapectl_gcra(struct __sk_buff *skb)
-{
-	return limit(skb, 0);
-}
-
-char LICENSE[] SEC("license") = "Dual BSD/GPL";
+#endif

@@ -2,28 +2,41 @@
 
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The leaky bucket as a meter (ITU-T I.371, Annex A, continuous-state form): a
- * packet conforms if what it adds fits. It may have a penalty: a packet that
- * does not fit leaves the bucket full, or full and as much above as leaks in
- * the time for which it is to stay full.
+ * The leaky bucket as a meter, in its continuous-state form (ITU-T I.371, Annex
+ * A). I.371 keeps the level X and the time LCT at which it was that. Here one
+ * word says both: the time on the byte clock at which the bucket will be empty.
+ *
+ *	I.371				here
+ *	t_a	arrival time		v, the byte clock when the packet comes
+ *	X'	X - (t_a - LCT), or 0	level
+ *	I	increment		cost, the packet's size
+ *	L	limit			capacity - cost: I.371 compares before it adds I, this after
+ *
+ *	conforming if X' <= L, and then X = X' + I, LCT = t_a
+ *
+ * I.371 has no penalty. With one, an excess packet leaves the bucket full, or as
+ * much above as leaks in the time for which it is to stay full.
  */
-#include "limit.h"
+#ifndef SHAPECTL_LEAKY_C
+#define SHAPECTL_LEAKY_C
 
-/* A packet bigger than the bucket waits for an empty one, then owes all of itself. */
-static __always_inline bool conforms(const struct terms *terms, __u64 level, __u64 cost)
+#include "meter.h"
+
+static __always_inline bool leaky(const struct params *params, __u64 v, __u64 cost, __u64 *tat)
 {
-	return !level || level + cost <= terms->capacity;
+	__u64 level = later(*tat, v) - v;
+
+	/* A packet larger than the bucket conforms to an empty one. */
+	if (level && level + cost > params->capacity)
+		return false;
+	*tat = v + level + cost;
+	return true;
 }
 
-static __always_inline __u64 after_excess(const struct terms *terms, __u64 level)
+/* What an excess packet leaves of the bucket. */
+static __always_inline __u64 leaky_penalty(const struct params *params, __u64 v, __u64 tat)
 {
-	return terms->flags & RULE_PENALTY && level < terms->penalty ? terms->penalty : level;
+	return later(tat, v + params->penalty);
 }
 
-SEC("tc")
-int shapectl_leaky(struct __sk_buff *skb)
-{
-	return limit(skb, RULE_LEAKY);
-}
-
-char LICENSE[] SEC("license") = "Dual BSD/GPL";
+#endif

@@ -32,9 +32,9 @@ ARRAY(keys, key); /* that of slot s of line l is at l * LINE_SLOTS + s */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1);
-	__type(key, struct hurt_key);
-	__type(value, struct hurt);
-} hurts SEC(".maps");
+	__type(key, struct affected_key);
+	__type(value, struct affected);
+} affected SEC(".maps");
 
 /* Of a fixed size, so they need no lookup. */
 struct lengths lengths SEC(".data.lengths");

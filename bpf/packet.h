@@ -472,24 +472,28 @@ __noinline int read_headers(struct __sk_buff *skb, struct gso *g)
 	return false;
 }
 
-/*
- * Bytes on the wire at layer 2, without FCS and preamble, of a packet that is
- * more than its length, below its segments: segments << 32 | bytes. On egress
- * wire_len is right for a GSO packet outside of tunnels, unless it was routed and has
- * IPv6 extension headers, which Linux then leaves out. On ingress it is not: the
- * kernel takes it before it puts the link header back, and before Linux 6.19
- * without the headers of the segments that GRO merged, so they are counted here.
- * So are those inside of tunnels, of which kernels before 6.19 count the outer ones.
- */
-#define BYTES_OF(framed) ((__u32)(framed))
-#define PACKETS_OF(framed) ((framed) >> 32)
+/* What a packet is on the wire at layer 2, without FCS and preamble. */
+struct size {
+	__u32 bytes;
+	__u32 packets;
+};
 
-__noinline __u64 framed_bytes(struct __sk_buff *skb, __u32 ip, __s32 overhead, __u32 mpu)
+/*
+ * On egress wire_len is right for a GSO packet outside of tunnels, unless it was
+ * routed and has IPv6 extension headers, which Linux then leaves out. On ingress it
+ * is not: the kernel takes it before it puts the link header back, and before Linux
+ * 6.19 without the headers of the segments that GRO merged, so they are counted
+ * here. So are those inside of tunnels, of which kernels before 6.19 count the outer
+ * ones.
+ */
+__noinline int measure(struct __sk_buff *skb, __u32 ip, __s32 overhead, __u32 mpu, struct size *on_wire)
 {
 	struct gso g = { .len = skb->len, .size = skb->gso_size, .count = skb->gso_segs, .segments = 1, .ip = ip };
 	__u64 bytes = g.len, segments = 1, header = 0, size = g.size, full, last;
 	int i;
 
+	if (!on_wire)
+		return 0;
 	if (size) {
 #pragma unroll
 		for (i = 0; i <= TUNNELS; i++)
@@ -521,7 +525,9 @@ __noinline __u64 framed_bytes(struct __sk_buff *skb, __u32 ip, __s32 overhead, _
 	/* Segments of a byte, made to overflow something? */
 	if (bytes >= 1 << PACKET_BITS)
 		bytes = (1 << PACKET_BITS) - 1;
-	return segments << 32 | bytes;
+	on_wire->bytes = bytes;
+	on_wire->packets = segments;
+	return 0;
 }
 
 /* The byte with the ECN bits, RFC 3168: the low ones of IPv4's, and those above the middle of IPv6's. */

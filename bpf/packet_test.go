@@ -112,7 +112,7 @@ func TestPackets(t *testing.T) {
 		}
 	}
 	for name, hook := range map[string]bpf.AbiHook{"egress": egress(), "ingress": ingress()} {
-		for i, algorithm := range algorithms {
+		for _, algorithm := range algorithms {
 			t.Run(fmt.Sprintf("%s/%v", name, algorithm), func(t *testing.T) {
 				r := newRig(t, maps.Size{Rules: 4}, hook)
 				far := map[int]string{v4: "10.0.0.0/8", v6: "2001:db8:1::/48"}
@@ -125,7 +125,6 @@ func TestPackets(t *testing.T) {
 					ids[family] = r.put(wide(far[family], algorithm), 0).ID
 					r.put(wide(near[family], algorithm), 0) // the other side's: never right
 				}
-				other := algorithms[1-i]
 				for name, c := range table {
 					t.Run(name, func(t *testing.T) {
 						r.TB = t
@@ -134,8 +133,7 @@ func TestPackets(t *testing.T) {
 							counted[ids[c.rule]] = passed(uint64(len(c.frame)))
 						}
 						m := meta{now: 1e9}
-						r.want(r.program(algorithm), c.frame, m, next, counted)
-						r.want(r.program(other), c.frame, m, next, nil)
+						r.want(r.program(), c.frame, m, next, counted)
 					})
 				}
 			})
@@ -154,7 +152,7 @@ func TestTruncated(t *testing.T) {
 		ids[p] = r.put(rule, 0).ID
 	}
 	// A test run wants a whole network header.
-	p := cutter(t, r.program(policy.GCRA))
+	p := cutter(t, r.program())
 	var many []byte
 	for range 12 {
 		many = append(many, extension(protoDstOpts, 0)...)
@@ -271,7 +269,7 @@ func TestFlowKeys(t *testing.T) {
 			r.TB = t
 			now += uint64(time.Hour)
 			e := entries[c.flow.Src.Is4()]
-			r.want(r.program(policy.GCRA), c.frame, meta{now: now}, next, map[uint32]maps.Counters{e.ID: passed(uint64(len(c.frame)))})
+			r.want(r.program(), c.frame, meta{now: now}, next, map[uint32]maps.Counters{e.ID: passed(uint64(len(c.frame)))})
 			got := slices.Collect(r.set.Buckets(e, now))
 			want := []maps.Bucket{{Flow: c.flow, LevelBytes: uint64(len(c.frame))}}
 			if !slices.Equal(got, want) {
@@ -329,7 +327,7 @@ func TestSubnetKeys(t *testing.T) {
 				size := uint64(len(frame))
 				for packets := range uint64(2) {
 					frame[len(frame)-8]++ // another port: the same bucket
-					r.want(r.program(policy.Leaky), frame, meta{now: now}, next, map[uint32]maps.Counters{e.ID: passed(size)})
+					r.want(r.program(), frame, meta{now: now}, next, map[uint32]maps.Counters{e.ID: passed(size)})
 					want := []maps.Bucket{{Subnet: netip.MustParsePrefix(c.subnet), LevelBytes: size * (packets + 1)}}
 					if got := slices.Collect(r.set.Buckets(e, now)); !slices.Equal(got, want) {
 						t.Fatalf("charged %+v, want %+v", got, want)
@@ -370,7 +368,7 @@ func TestLongestPrefix(t *testing.T) {
 				if e, ok := r.set.Match(to); !ok || e.ID != ids[bits] {
 					t.Errorf("Match finds %+v for %v, want /%d", e.Prefix, to, bits)
 				}
-				r.want(r.program(policy.GCRA), frame, meta{now: 1}, next, map[uint32]maps.Counters{ids[bits]: passed(uint64(len(frame)))})
+				r.want(r.program(), frame, meta{now: 1}, next, map[uint32]maps.Counters{ids[bits]: passed(uint64(len(frame)))})
 				if t.Failed() {
 					t.Fatalf("to %v, where /%d is the longest", to, bits)
 				}
@@ -384,10 +382,10 @@ func TestLongestPrefix(t *testing.T) {
 			if a.Is6() {
 				frame = ether(typeIPv6, ip6{dst: "fe80::1", proto: protoTCP}.with(tcpHeader(1, 2, 0)))
 			}
-			r.want(r.program(policy.GCRA), frame, meta{now: 1}, next, map[uint32]maps.Counters{ids[0]: passed(uint64(len(frame)))})
+			r.want(r.program(), frame, meta{now: 1}, next, map[uint32]maps.Counters{ids[0]: passed(uint64(len(frame)))})
 			everything, _ := a.Prefix(0)
 			r.set.Delete(everything)
-			r.want(r.program(policy.GCRA), frame, meta{now: 1}, next, nil)
+			r.want(r.program(), frame, meta{now: 1}, next, nil)
 		})
 	}
 }
@@ -402,7 +400,7 @@ func TestUnlimitedHole(t *testing.T) {
 		to := func(dst string) []byte {
 			return ether(typeIPv4, ip4{dst: dst, proto: protoUDP}.with(udpHeader(1, 2), zeros(58)))
 		}
-		p, m, size := r.program(algorithm), meta{now: 5e9}, uint64(100)
+		p, m, size := r.program(), meta{now: 5e9}, uint64(100)
 		for dst, rule := range map[string]policy.Rule{"10.2.0.1": tight, "10.1.2.1": hole, "10.1.1.1": inner} {
 			id := r.put(rule, 0).ID
 			r.want(p, to(dst), m, next, map[uint32]maps.Counters{id: passed(size)})
@@ -449,7 +447,7 @@ func TestWithoutLinkHeader(t *testing.T) {
 			rule.Each.Kind = policy.EachFlow
 			e := r.put(rule, 0)
 			size := uint64(len(c.packet))
-			r.want(r.program(policy.GCRA), c.packet, meta{now: now}, next, map[uint32]maps.Counters{e.ID: passed(size)})
+			r.want(r.program(), c.packet, meta{now: now}, next, map[uint32]maps.Counters{e.ID: passed(size)})
 			want := []maps.Bucket{{Flow: c.flow, LevelBytes: size}}
 			if got := slices.Collect(r.set.Buckets(e, now)); !slices.Equal(got, want) {
 				t.Errorf("charged %+v, want %+v", got, want)
@@ -459,10 +457,10 @@ func TestWithoutLinkHeader(t *testing.T) {
 			payload := 1000 + size - c.header
 			m := meta{now: now, segSize: 400, wireLen: uint32(payload + 3*c.header)}
 			three := int(payload+399) / 400
-			r.want(r.program(policy.GCRA), data, m, next, map[uint32]maps.Counters{e.ID: segments(three, passed(payload+3*c.header))})
+			r.want(r.program(), data, m, next, map[uint32]maps.Counters{e.ID: segments(three, passed(payload+3*c.header))})
 			// Neither are a packet that is no IP, and one of the other family.
-			r.want(r.program(policy.GCRA), patch(patch(c.packet, 12, 0x08), 13, 0x06), meta{now: now}, next, nil)
-			r.want(r.program(policy.GCRA), patch(c.packet, 0, c.packet[0]^0x20), meta{now: now}, next, nil)
+			r.want(r.program(), patch(patch(c.packet, 12, 0x08), 13, 0x06), meta{now: now}, next, nil)
+			r.want(r.program(), patch(c.packet, 0, c.packet[0]^0x20), meta{now: now}, next, nil)
 		})
 	}
 }
@@ -552,11 +550,11 @@ func TestWireBytes(t *testing.T) {
 							}
 						}
 						counted := map[uint32]maps.Counters{id: segments(s.count(), passed(want))}
-						r.want(r.program(policy.GCRA), frame, m, next, counted)
+						r.want(r.program(), frame, m, next, counted)
 						if hook.Ingress == 0 && cut.size > 0 && kind != "a protocol without any" {
 							// From a guest, the segments are not counted yet.
 							m.segs = 0
-							r.want(r.program(policy.GCRA), frame, m, next, counted)
+							r.want(r.program(), frame, m, next, counted)
 						}
 					})
 				}
@@ -575,11 +573,11 @@ func TestWireBytesAreBounded(t *testing.T) {
 	frame := append(header, zeros(3500-len(header))...)
 	s := segmented{header, len(frame) - len(header), 1}
 	want := s.wire(policy.MaxOverhead, 0)
-	r.want(r.program(policy.GCRA), frame, meta{now: 1, segSize: 1}, next, map[uint32]maps.Counters{id: segments(s.count(), passed(want))})
+	r.want(r.program(), frame, meta{now: 1, segSize: 1}, next, map[uint32]maps.Counters{id: segments(s.count(), passed(want))})
 	// One that is made of headers, by a device or a guest that lies.
 	rule.Framing.Overhead = 32000
 	r.put(rule, 1)
-	r.want(r.program(policy.GCRA), frame, meta{now: 1 << 50, segSize: 1}, next, map[uint32]maps.Counters{id: segments(s.count(), passed(1<<24-1))})
+	r.want(r.program(), frame, meta{now: 1 << 50, segSize: 1}, next, map[uint32]maps.Counters{id: segments(s.count(), passed(1<<24-1))})
 }
 
 // A tag in metadata counts as if it were in the packet, in each segment.
@@ -596,7 +594,7 @@ func TestTagInMetadata(t *testing.T) {
 			s := segmented{ether(typeIPv4, ip4{proto: protoTCP}.with(tcpHeader(1, 2, 12))), 1500, 0}
 			many := slices.Repeat([]uint16{tag8021Q}, 8) // Linux takes them all off
 			for i, tags := range [][]uint16{{tag8021Q}, {tag8021D}, {tag8021Q, tag8021D}, {tag8021Q, tag8021Q, tag8021D}, many} {
-				p := pusher(t, r.program(policy.GCRA), tags...)
+				p := pusher(t, r.program(), tags...)
 				want := uint64(len(s.header) + s.payload + 4*len(tags))
 				before := r.counters()[id]
 				if v, _ := send(t, p, s.frame(), meta{now: 1e9}); v != next {
@@ -661,7 +659,7 @@ func TestExcess(t *testing.T) {
 					t.Run(fmt.Sprintf("%v/%v/%s/%#x", algorithm, excess, c.name, tos), func(t *testing.T) {
 						r.TB = t
 						now += uint64(time.Hour)
-						p, m, id, frame := r.program(algorithm), meta{now: now}, ids[c.family], c.frame(tos)
+						p, m, id, frame := r.program(), meta{now: now}, ids[c.family], c.frame(tos)
 						size := uint64(len(frame))
 						r.want(p, c.frame(0), m, next, map[uint32]maps.Counters{id: passed(size)})
 						switch {
@@ -717,13 +715,13 @@ func TestUnsure(t *testing.T) {
 					// As if another CPU were at it and never came to an end.
 					kept := r.firstRule()
 					binary.NativeEndian.PutUint64(kept, 1<<40|1)
-					testenv.Must(t, r.set.Replacements()[bpf.GcraMapRules].Put(uint32(0), kept))
+					testenv.Must(t, r.set.Replacements()[bpf.ShapectlMapRules].Put(uint32(0), kept))
 					var line bpf.AbiLine
 					line.Slot[1].Tat = 1
-					if err := r.set.Replacements()[bpf.GcraMapTable].Put(uint32(0), line); err != nil {
+					if err := r.set.Replacements()[bpf.ShapectlMapTable].Put(uint32(0), line); err != nil {
 						t.Fatal(err)
 					}
-					r.want(r.program(algorithm), frame, meta{now: 1e9}, want.verdict, map[uint32]maps.Counters{e.ID: want.counted})
+					r.want(r.program(), frame, meta{now: 1e9}, want.verdict, map[uint32]maps.Counters{e.ID: want.counted})
 				})
 			}
 		}
@@ -736,7 +734,7 @@ func TestSpareBucket(t *testing.T) {
 		r := newRig(t, maps.Size{Rules: 2, Buckets: 4}, egress())
 		rule := policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: 8000, Capacity: 2000, Algorithm: algorithm, Each: policy.Each{Kind: policy.EachHost}}
 		e := r.put(rule, 0)
-		p := r.program(algorithm)
+		p := r.program()
 		to := func(host byte) []byte {
 			return ether(typeIPv4, ip4{dst: fmt.Sprintf("10.0.0.%d", host), proto: protoUDP}.with(udpHeader(1, 2), zeros(958)))
 		}
@@ -779,7 +777,7 @@ func TestSlotIsKeptForSlowClocks(t *testing.T) {
 		r := newRig(t, maps.Size{Rules: 1, Buckets: 4}, egress())
 		rule := policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: 8_000_000, Capacity: 2000, Algorithm: algorithm, Each: policy.Each{Kind: policy.EachHost}}
 		e := r.put(rule, 0)
-		p := r.program(algorithm)
+		p := r.program()
 		pass, excess := map[uint32]maps.Counters{e.ID: passed(2000)}, map[uint32]maps.Counters{e.ID: dropped(2000)}
 		now := uint64(1e9)
 		for host := range 4 {

@@ -281,7 +281,7 @@ func readers(tb testing.TB) (all []*reader) {
 					rule.Each.Kind = each
 					r.entries[is4] = r.put(rule, 0)
 				}
-				r.plain = r.program(algorithms[side&1])
+				r.plain = r.program()
 				r.short = cutter(tb, r.plain)
 				r.tagged = pusher(tb, r.short, tag8021Q)
 				all = append(all, r)

@@ -8,8 +8,9 @@
 #ifndef SHAPECTL_PREFIX_H
 #define SHAPECTL_PREFIX_H
 
-#include "bucket.h"
+#include "maps.h"
 #include "packet.h"
+#include "rule.h"
 
 /*
  * One prefix for each address of a length: length << 32 | the address with its
@@ -166,36 +167,53 @@ __noinline __u32 find6(__u64 addr0, __u64 addr1, __u32 length, __u64 hash)
 	return s.id;
 }
 
+/* A search by the lengths of IPv4 that are in use, from one on. */
+struct search4 {
+	__u32 addr;
+	__u32 from, count;
+	const __u64 *list;
+	const struct filter *filter;
+};
+
+/* No lengths are left. */
+#define NO_LENGTH (~0U)
+
+/* These are no loop, as the compiler would keep the state of one in memory. */
+static __always_inline __u32 try_length4(const struct search4 *s, __u32 i)
+{
+	__u64 key, hash;
+
+	if (i >= s->count)
+		return NO_LENGTH;
+	key = key4(s->list[i], s->addr);
+	hash = hash4_prefix(key);
+	return i >= s->from && in_filter(s->filter, hash) ? find4(key, hash) : 0;
+}
+
+static __always_inline __u32 try_4_lengths4(const struct search4 *s, __u32 i)
+{
+	return try_length4(s, i) ?: try_length4(s, i + 1) ?: try_length4(s, i + 2) ?: try_length4(s, i + 3);
+}
+
+static __always_inline __u32 try_16_lengths4(const struct search4 *s, __u32 i)
+{
+	return try_4_lengths4(s, i) ?: try_4_lengths4(s, i + 4) ?: try_4_lengths4(s, i + 8) ?: try_4_lengths4(s, i + 12);
+}
+
 /* By all lengths in use from one on, where the filter does not exclude it. */
 __noinline __u32 match4_from(__u32 addr, __u32 use, __u32 from)
 {
-	__u32 zero = 0, count = lengths.use[use & 1].count4, id;
-	const __u64 *list = lengths.use[use & 1].list4;
-	const struct filter *f;
-	__u64 key, hash;
+	struct search4 s = {
+		.addr = addr, .from = from, .count = lengths.use[use & 1].count4, .list = lengths.use[use & 1].list4,
+	};
+	__u32 zero = 0, id;
 
-	f = bpf_map_lookup_elem(&filter, &zero);
-	if (!f)
+	s.filter = bpf_map_lookup_elem(&filter, &zero);
+	if (!s.filter)
 		return 0;
-	/* No loop, in which the compiler would keep all of this in memory. */
-#define TRY(i)                                                                \
-	if ((i) >= count)                                                     \
-		return 0;                                                     \
-	key = key4(list[i], addr);                                            \
-	hash = hash4_prefix(key);                                             \
-	if ((i) >= from && in_filter(f, hash)) {                              \
-		id = find4(key, hash);                                        \
-		if (id)                                                       \
-			return id;                                            \
-	}
-#define TRY4(i) TRY(i) TRY(i + 1) TRY(i + 2) TRY(i + 3)
-#define TRY16(i) TRY4(i) TRY4(i + 4) TRY4(i + 8) TRY4(i + 12)
-	TRY16(0) TRY16(16) TRY(32)
-	_Static_assert(LENGTHS4 == 33, "as many times as there are lengths");
-#undef TRY16
-#undef TRY4
-#undef TRY
-	return 0;
+	id = try_16_lengths4(&s, 0) ?: try_16_lengths4(&s, 16) ?: try_length4(&s, 32);
+	_Static_assert(LENGTHS4 == 33, "as many as there are lengths");
+	return id == NO_LENGTH ? 0 : id;
 }
 
 struct rest {

@@ -107,7 +107,7 @@ func TestDeparturesAreExact(t *testing.T) {
 					}
 					leaves, passes := reference.offer(now, n)
 					frame, m := sized(addr("10.0.0.7"), n, overhead, now)
-					verdict, _, at := sendTimed(t, twin.program(a), frame, m)
+					verdict, _, at := sendTimed(t, twin.program(), frame, m)
 					if (verdict == next) != passes {
 						t.Fatalf("packet %d of %d bytes at %d: verdict %#x, to pass: %v", p, n, now, verdict, passes)
 					}
@@ -144,7 +144,7 @@ func TestDeparturesOfVectors(t *testing.T) {
 				twin := newTwin(r, rule, 0)
 				for i, s := range trace.Steps(t) {
 					frame, m := sized(addr("10.0.0.7"), s.Bytes, shrink, s.Now)
-					verdict, _, leaves := sendTimed(t, twin.program(policy.Leaky), frame, m)
+					verdict, _, leaves := sendTimed(t, twin.program(), frame, m)
 					if (verdict == next) != s.Pass {
 						t.Fatalf("row %d: verdict %#x, want pass %v", i, verdict, s.Pass)
 					}
@@ -186,7 +186,7 @@ func TestWindowsOfWhatLeaves(t *testing.T) {
 			for p := range 1500 {
 				n := 40 + roll.Uint64N(largest-39)
 				frame, m := sized(addr("10.0.0.7"), n, shrink, now)
-				verdict, _, leaves := sendTimed(t, twin.program(a), frame, m)
+				verdict, _, leaves := sendTimed(t, twin.program(), frame, m)
 				if verdict == drop {
 					dropped++
 				} else {
@@ -241,7 +241,7 @@ func TestSparseFirst(t *testing.T) {
 			waited := 0
 			offer := func(host string, n uint64) (held uint64, passes bool) {
 				frame, m := sized(addr(host), n, shrink, now)
-				verdict, _, at := sendTimed(t, twin.program(policy.GCRA), frame, m)
+				verdict, _, at := sendTimed(t, twin.program(), frame, m)
 				if verdict == drop {
 					return 0, false
 				}
@@ -302,7 +302,7 @@ func TestOwnDepartureTime(t *testing.T) {
 	now := clock()
 	r.put(rule, now)
 	frame := append(udp(addr("192.0.2.1"), addr("10.0.0.7"), 0), make([]byte, 958)...) // 1000 bytes: a ms
-	program := r.program(policy.Leaky)
+	program := r.program()
 	for range 500 {
 		send(t, program, frame, meta{})
 	}
@@ -361,7 +361,7 @@ func TestNoRoomForFlow(t *testing.T) {
 	r.put(slow, now)
 	leaves := func(host string, n uint64) uint64 {
 		frame, m := sized(addr(host), n, shrink, now)
-		verdict, _, at := sendTimed(t, r.program(policy.GCRA), frame, m)
+		verdict, _, at := sendTimed(t, r.program(), frame, m)
 		if verdict != next {
 			t.Fatalf("a packet of %s is dropped", host)
 		}
@@ -395,7 +395,7 @@ func TestNoRoomForFlow(t *testing.T) {
 func TestTagLeftInFrame(t *testing.T) {
 	const redirected uint32 = 7 // TC_ACT_REDIRECT
 	hook := ingress()
-	hook.Outlet, hook.VirtualClock = 1, 0
+	hook.Ifb, hook.VirtualClock = 1, 0
 	r := newRig(t, maps.Size{Rules: 1}, hook)
 	rule := queue(policy.Leaky, 8_000, 0, 4000)
 	rule.Prefix, rule.Framing = prefix("10.0.0.0/8"), policy.Framing{}
@@ -403,7 +403,7 @@ func TestTagLeftInFrame(t *testing.T) {
 	frame := udp(addr("10.0.0.7"), addr("192.0.2.1"), 0)
 	frame = append(slices.Concat(frame[:12], []byte{0x81, 0, 0, 7}, frame[12:]), make([]byte, 954)...)
 	for i, want := range []uint32{redirected, redirected, redirected, redirected, drop} {
-		if verdict, _ := send(t, r.program(policy.Leaky), frame, meta{}); verdict != want {
+		if verdict, _ := send(t, r.program(), frame, meta{}); verdict != want {
 			t.Errorf("packet %d: verdict %#x, want %#x", i, verdict, want)
 		}
 	}
@@ -414,10 +414,10 @@ func TestTagLeftInFrame(t *testing.T) {
 
 // On ingress all packets of a rule that delays take the way through the ifb, so
 // none overtakes another; excess is dropped, and what no such rule is for goes on.
-func TestOutlet(t *testing.T) {
+func TestIfb(t *testing.T) {
 	const redirected uint32 = 7 // TC_ACT_REDIRECT
 	hook := ingress()
-	hook.Outlet = 1
+	hook.Ifb = 1
 	r := newRig(t, maps.Size{Rules: 3, Buckets: 64}, hook)
 	for _, a := range algorithms {
 		rule := queue(a, 8_000_000, 2000, 2000)
@@ -437,7 +437,7 @@ func TestOutlet(t *testing.T) {
 			}
 			for i, want := range want {
 				frame := append(udp(addr(host), addr("192.0.2.1"), 0), make([]byte, 958)...)
-				if verdict, _ := send(t, r.program(a), frame, meta{now: 1e9}); verdict != want {
+				if verdict, _ := send(t, r.program(), frame, meta{now: 1e9}); verdict != want {
 					t.Errorf("%v, packet %d from %s: verdict %#x, want %#x", a, i, host, verdict, want)
 				}
 			}

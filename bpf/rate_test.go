@@ -151,7 +151,7 @@ func TestLongRunRate(t *testing.T) {
 				}
 				before, owed := twin.want.PassedBytes, twin.level(host, start)
 				frame, m := sized(host, n, int(overhead), start)
-				program := ticking(t, r.program(algorithm), step)
+				program := ticking(t, r.program(), step)
 				_, err := program.Run(&ebpf.RunOptions{Data: frame, Context: m.context(), Repeat: uint32(repeat)})
 				testenv.Must(t, err)
 				elapsed := step * (repeat / together)

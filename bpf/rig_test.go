@@ -24,13 +24,13 @@ const (
 
 var algorithms = []policy.Algorithm{policy.GCRA, policy.Leaky}
 
-// A rig is a hook's maps with both programs, and no device. Subtests that share
+// A rig is a hook's maps with the program, and no device. Subtests that share
 // it put themselves in for TB.
 type rig struct {
 	testing.TB
 	set    *maps.Set
-	loaded map[policy.Algorithm]*ebpf.Program
-	load   func(policy.Algorithm) *ebpf.Program // for as long as the set is open
+	loaded *ebpf.Program
+	load   func() *ebpf.Program // for as long as the set is open
 }
 
 // secret is one of many: tests are to find the same slots each time.
@@ -54,9 +54,9 @@ func newRig(tb testing.TB, size maps.Size, hook bpf.AbiHook) *rig {
 	set, err := maps.New(size, hook)
 	testenv.Must(tb, err)
 	tb.Cleanup(func() { set.Close() })
-	r := &rig{TB: tb, set: set, loaded: map[policy.Algorithm]*ebpf.Program{}}
-	r.load = func(a policy.Algorithm) *ebpf.Program {
-		p, err := loader.Load(a, set)
+	r := &rig{TB: tb, set: set}
+	r.load = func() *ebpf.Program {
+		p, err := loader.Load(set)
 		testenv.Must(tb, err)
 		tb.Cleanup(func() { p.Close() })
 		return p
@@ -65,11 +65,11 @@ func newRig(tb testing.TB, size maps.Size, hook bpf.AbiHook) *rig {
 }
 
 // program is loaded when it is first needed.
-func (r *rig) program(a policy.Algorithm) *ebpf.Program {
-	if r.loaded[a] == nil {
-		r.loaded[a] = r.load(a)
+func (r *rig) program() *ebpf.Program {
+	if r.loaded == nil {
+		r.loaded = r.load()
 	}
-	return r.loaded[a]
+	return r.loaded
 }
 
 // at makes it so late for the set.

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Rules: from an id to its rule, and which of a rule's two versions is in force. */
+/* Rules: from an id to the rule, and which of its parameters are in force. */
 #ifndef SHAPECTL_RULE_H
 #define SHAPECTL_RULE_H
 
-#include <stdbool.h>
-#include "abi.h"
 #include "maps.h"
+#include "meter.h"
 
 #define READ_ONCE(x) (*(volatile typeof(x) *)&(x))
 #define WRITE_ONCE(x, v) (*(volatile typeof(x) *)&(x) = (v))
@@ -27,45 +26,39 @@ static __always_inline struct rule *rule_of(__u32 id)
 	return bpf_map_lookup_elem(&rules3, &id);
 }
 
-/* What is in force of all that takes part in a change. */
-enum side {
-	SIDE_BEFORE = 0,
-	SIDE_AFTER = 1,
-	SIDE_BACK = 2, /* as before, as nobody has confirmed the change in time */
-};
-
-static __always_inline __u32 side_at(__u64 now)
+static __always_inline __u32 phase_at(__u64 now)
 {
-	__u64 view = READ_ONCE(change.view);
+	__u64 phase = READ_ONCE(change.phase);
 
-	if (view != VIEW_TIMED)
-		return view;
+	if (phase != PHASE_BY_TIME)
+		return phase;
 	if (now < change.from)
-		return SIDE_BEFORE;
-	return now < change.until ? SIDE_AFTER : SIDE_BACK;
+		return PHASE_BEFORE;
+	return now < change.until ? PHASE_AFTER : PHASE_REVERTED;
 }
 
-/*
- * The version of a rule that packets go by on a side of the change, and
- * VERSION_REBASED if its byte clock does. Read once for a packet, which then
- * goes by it to its end.
- */
-static __always_inline __u32 version_of(const struct rule *rule, __u32 side)
+/* Which parameters of a rule a packet goes by, to its end. */
+struct version {
+	__u32 index;
+	__u32 reverted; /* the byte clock starts from rebase */
+};
+
+static __always_inline struct version version_in(const struct rule *rule, __u32 phase)
 {
 	__u32 version = READ_ONCE(rule->version);
 
 	if (!(version & VERSION_CHANGES))
-		return version & 1;
-	return ((version ^ side) & 1) | (side & VERSION_REBASED);
+		return (struct version){ .index = version & 1 };
+	return (struct version){ .index = (version ^ phase) & 1, .reverted = phase == PHASE_REVERTED };
 }
 
 /* The compiler is kept from working the address out anew each time. */
-static __always_inline const struct terms *terms_of(const struct rule *rule, __u32 version)
+static __always_inline const struct params *params_of(const struct rule *rule, __u32 index)
 {
-	const struct terms *terms = &rule->terms[version & 1];
+	const struct params *params = &rule->params[index & 1];
 
-	asm volatile("" : "+r"(terms));
-	return terms;
+	asm volatile("" : "+r"(params));
+	return params;
 }
 
 static __always_inline struct counters *counters_of(struct rule *rule)
@@ -73,22 +66,12 @@ static __always_inline struct counters *counters_of(struct rule *rule)
 	return &rule->counters[bpf_get_smp_processor_id() & hook.cpu_mask];
 }
 
-/* base + slope * now modulo 2^64, the 32 fraction bits of the slope cut off after the product, not before. */
-static __always_inline __u64 byte_clock(const struct terms *terms, __u64 base, __u64 now)
-{
-	__u64 slope = terms->slope, low = (__u32)now;
-	__u64 v = (now >> 32) * slope + low * (slope >> 32) + (low * (__u32)slope >> 32);
-
-	return (base + v) & ~TAT_TAKEN;
-}
-
-/* The byte clock of a version. */
-static __always_inline __u64 clock_of(const struct terms *terms, __u32 version, __u64 now)
+static __always_inline __u64 clock_of(const struct params *params, bool reverted, __u64 now)
 {
 	/* Both are read, as without CAP_PERFMON no pointer may depend on which it is. */
-	__u64 base = READ_ONCE(terms->base), rebase = READ_ONCE(terms->rebase);
+	__u64 base = READ_ONCE(params->base), rebase = READ_ONCE(params->rebase);
 
-	return byte_clock(terms, version & VERSION_REBASED ? rebase : base, now);
+	return byte_clock(params, reverted ? rebase : base, now);
 }
 
 #endif

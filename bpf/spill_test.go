@@ -42,7 +42,7 @@ func TestSprayLocksNobodyOut(t *testing.T) {
 				Prefix: prefix("10.0.0.0/8"), Rate: 8_000_000, Capacity: holds * size, Each: policy.Each{Kind: policy.EachHost},
 				Algorithm: c.algorithm, Penalty: c.penalty, Excess: c.excess, Fail: c.fail,
 			}, 0)
-			p, now := r.program(c.algorithm), uint64(1e9)
+			p, now := r.program(), uint64(1e9)
 			send := func(host int, ecn uint8) int {
 				to := netip.AddrFrom4([4]byte{10, byte(host >> 16), byte(host >> 8), byte(host)})
 				frame := ether(typeIPv4, ip4{dst: to.String(), proto: protoUDP, tos: ecn}.with(udpHeader(1, 2), zeros(size-42)))

@@ -120,7 +120,7 @@ func (w *wireRigs) count(t *testing.T, direction string, frame []byte, size, seg
 		m.wireLen = uint32(len(frame) + max(0, segs-1)*header)
 	}
 	before := r.counters()
-	if v, _ := send(t, r.program(policy.GCRA), frame, m); v != next {
+	if v, _ := send(t, r.program(), frame, m); v != next {
 		t.Errorf("%s: verdict %#x", direction, v)
 	}
 	for id, after := range r.counters() {
@@ -340,18 +340,18 @@ func TestMergedPacketsCountAsTheirSegments(t *testing.T) {
 					}
 					id := r.put(rule, 0).ID
 					before := r.counters()[id]
-					send(t, r.program(algorithm), s.frame(), m)
+					send(t, r.program(), s.frame(), m)
 					if got, want := since(before, r.counters()[id]), segments(3, passed(size)); got != want {
 						t.Errorf("first: counted %+v, want %+v", got, want)
 					}
 					before = r.counters()[id]
-					if v, _ := send(t, r.program(algorithm), s.frame(), m); v != c.then {
+					if v, _ := send(t, r.program(), s.frame(), m); v != c.then {
 						t.Errorf("second: verdict %#x, want %#x", v, c.then)
 					}
 					if got, want := since(before, r.counters()[id]), segments(3, c.second); got != want {
 						t.Errorf("second: counted %+v, want %+v", got, want)
 					}
-					r.want(r.program(algorithm), ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2))), meta{now: 1 << 50}, next,
+					r.want(r.program(), ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2))), meta{now: 1 << 50}, next,
 						map[uint32]maps.Counters{id: passed(42)})
 					if got := r.counters()[id]; got.SKBs() != 3 || got.PassedPackets+got.DroppedPackets != 7 {
 						t.Errorf("%d skbs with %+v, want 3 with 7 packets", got.SKBs(), got)

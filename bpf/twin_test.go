@@ -191,7 +191,7 @@ func (t *twin) offer(host netip.Addr, now, n uint64, ect bool) model.Verdict {
 	if ect {
 		frame[15] |= 2
 	}
-	verdict, _, leaves := sendTimed(t, t.program(t.rule.Algorithm), frame, m)
+	verdict, _, leaves := sendTimed(t, t.program(), frame, m)
 	t.packets++
 	t.want = sum(t.want, segments(m.packets(), want.counted(n)))
 	if (verdict == drop) != want.dropped || verdict != drop && verdict != next {
@@ -485,9 +485,7 @@ func FuzzKernelIsModel(f *testing.F) {
 	// A rule for each trace, as long as there are some: to use one again takes a while.
 	traces := uint32(0)
 	r := newRig(f, maps.Size{Rules: 8192, Buckets: 4096}, bySource())
-	for _, a := range algorithms {
-		r.program(a) // while f may still say what is wrong
-	}
+	r.program() // while f may still say what is wrong
 	for i := range uint64(40) {
 		roll, data := rand.New(rand.NewPCG(i, 0)), make([]byte, 400)
 		for j := range data {

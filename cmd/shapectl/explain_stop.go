@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -42,7 +43,7 @@ func (x explainer) stop(h *loader.Hook, hop loader.Hop, p askedPacket) (report.S
 		if !found {
 			break
 		}
-		decides, delays = deciderOf(path, entry), entry.Excess == policy.Delay
+		decides, delays = deciderOf(path), entry.Excess == policy.Delay
 		if err := x.rule(&s, h, entry, hop.Tags, p); err != nil {
 			return s, err
 		}
@@ -126,14 +127,9 @@ func holdsNothing(device, qdisc string) string {
 
 var sideNames = map[policy.Match]string{policy.MatchSrc: "source address", policy.MatchDst: "destination address"}
 
-// deciderOf is which of a path sees to a rule, -1 if none does.
-func deciderOf(path []loader.ChainEntry, rule maps.Entry) int {
-	for i, e := range path {
-		if e.Ours && e.Algorithm == rule.Algorithm {
-			return i
-		}
-	}
-	return -1
+// deciderOf is which of a path is shapectl, -1 if none is.
+func deciderOf(path []loader.ChainEntry) int {
+	return slices.IndexFunc(path, func(e loader.ChainEntry) bool { return e.Ours })
 }
 
 // called is a program, filter or chain by its name, if it may be asked for.
@@ -148,7 +144,7 @@ func called(e loader.ChainEntry) string {
 func runsBefore(e loader.ChainEntry) string {
 	name := called(e)
 	switch {
-	case strings.HasPrefix(name, "shapectl_"):
+	case strings.HasPrefix(name, "shapectl"):
 		return name + ", set from another network namespace or another bpffs, limits them before: the lower rate decides"
 	case e.At == "xdp":
 		return "the XDP program sees packets first: what it drops, sends back or redirects never gets to the limit"
@@ -178,7 +174,7 @@ func (x explainer) rule(s *report.Stop, h *loader.Hook, e maps.Entry, tags int, 
 	s.Counted = &counted
 	switch h.State {
 	case loader.Detached:
-		s.Note = "something else took shapectl's programs off the device; set one of its rules again, which attaches all"
+		s.Note = "something else took shapectl's program off the device; set one of its rules again, which attaches it"
 	case loader.Gone:
 		s.Note = "the device was deleted; the next command that changes a rule removes this one"
 	}

@@ -180,7 +180,7 @@ func TestExplain(t *testing.T) {
 		},
 		"foreign": func(r *rig) string {
 			r.setRules("va egress 10.0.0.0/24 --rate 1mbit", "va ingress 10.0.0.0/24 --rate 1mbit")
-			r.attachFirst("shapectl_gcra") // as of another bpffs
+			r.attachFirst("shapectl") // as of another bpffs
 			r.attachFirst("foreign")
 			xdp, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 				Name: "early", Type: ebpf.XDP, License: "MIT", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2 /* XDP_PASS */), asm.Return()},
@@ -497,7 +497,7 @@ func TestExplainCountsSegments(t *testing.T) {
 	r.setRules("va egress 10.0.0.0/24 --rate 1gbit --overhead 24")
 	stop := r.explain("va", "egress", "10.0.0.7", "--bytes", "1042", "--segments", "2").Hooks[0]
 	const headers, payload = 42, 1000
-	pins, err := filepath.Glob(filepath.Join(r.bpffs(), "shapectl", "*", "*", "g*", "program_gcra"))
+	pins, err := filepath.Glob(filepath.Join(r.bpffs(), "shapectl", "*", "*", "g*", "program"))
 	if err != nil || len(pins) != 1 {
 		t.Fatalf("pins of programs: %v, %v", pins, err)
 	}

@@ -210,8 +210,8 @@ func (r *rig) state() (all []byte) {
 	for _, name := range names {
 		m := h.Set.Replacements()[name]
 		if m.Type() == ebpf.LRUHash {
-			var key bpf.AbiHurtKey
-			var value bpf.AbiHurt
+			var key bpf.AbiAffectedKey
+			var value bpf.AbiAffected
 			for entries := m.Iterate(); entries.Next(&key, &value); {
 				all = fmt.Appendf(all, "%+v %+v\n", key, value)
 			}

@@ -258,7 +258,7 @@ func TestIngressThroughIfb(t *testing.T) {
 			for _, a := range s.Chain {
 				way = append(way, a.At+" "+a.Name)
 			}
-			if want := []string{hook + " shapectl_leaky", "ifb " + name, "qdisc fq"}; !slices.Equal(way, want) || !*s.HeldBack || s.Verdict == "lost" {
+			if want := []string{hook + " shapectl", "ifb " + name, "qdisc fq"}; !slices.Equal(way, want) || !*s.HeldBack || s.Verdict == "lost" {
 				t.Errorf("explained as %q, %+v; want %q", way, s, want)
 			}
 

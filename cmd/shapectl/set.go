@@ -85,7 +85,7 @@ func (e *env) set(o setOptions) error {
 			return err
 		}
 		if change.Upgraded {
-			e.say("%s %s: programs of another build were replaced; rules, buckets and counters were kept", dev.Name, o.direction)
+			e.say("%s %s: the program of another build was replaced; rules, buckets and counters were kept", dev.Name, o.direction)
 		}
 		if change.Reattached != "" {
 			e.say("%s %s: was not in force (%s); all its rules are attached again", dev.Name, o.direction, change.Reattached)

@@ -40,7 +40,7 @@ func device(index int, name, kind string) Device {
 
 // limitedSide has rules of 100mbit that have seen packets.
 func limitedSide(index int, name string, d policy.Direction, cidrs ...string) Side {
-	s := Side{Name: name, Index: index, Direction: d, Chain: []loader.ChainEntry{{At: "tcx", ID: 7, Name: "shapectl_gcra", Ours: true}}}
+	s := Side{Name: name, Index: index, Direction: d, Chain: []loader.ChainEntry{{At: "tcx", ID: 7, Name: "shapectl", Ours: true}}}
 	s.Limits = &Limits{State: loader.Attached, Mode: loader.TCX, Was: name, Match: d.FarSide()}
 	for _, cidr := range cidrs {
 		r := Rule{Rule: policy.Rule{Prefix: netip.MustParsePrefix(cidr), Rate: 100_000_000}}
@@ -191,7 +191,7 @@ func TestJudge(t *testing.T) {
 			f.Sides[0].Chain = slices.Insert(f.Sides[0].Chain, 0, foreignTCX)
 		}, []string{"warning eth0 egress chain"}, []string{"unset SHAPECTL_HOOK"}},
 		{"limits of another namespace", func(f *Facts) {
-			f.Sides[0].Chain = slices.Insert(f.Sides[0].Chain, 0, loader.ChainEntry{At: "tcx", ID: 9, Name: "shapectl_leaky"})
+			f.Sides[0].Chain = slices.Insert(f.Sides[0].Chain, 0, loader.ChainEntry{At: "tcx", ID: 9, Name: "shapectl"})
 		}, []string{"warning eth0 egress chain"}, []string{"another network namespace", "flush them there"}},
 		{"chain unknown", func(f *Facts) { f.Sides[0].Chain = nil }, nil, nil},
 

@@ -41,7 +41,7 @@ func checkState(f Facts, s Side, d *Device) []report.Finding {
 		return s.finding(report.Failed, "state", rules+" not in force: the device was deleted, or moved away",
 			"the next command that changes a rule removes them; 'shapectl watch' gives a new device those of its policy")
 	}
-	return s.finding(report.Failed, "state", rules+" not in force: something else took shapectl's programs off the device", again)
+	return s.finding(report.Failed, "state", rules+" not in force: something else took shapectl's program off the device", again)
 }
 
 func checkChange(_ Facts, s Side, _ *Device) []report.Finding {
@@ -65,7 +65,7 @@ func checkBuild(_ Facts, s Side, _ *Device) []report.Finding {
 	if !s.inForce() || !s.Limits.OtherBuild {
 		return nil
 	}
-	return s.finding(report.Note, "build", "programs of another build of shapectl are attached; limits are those of that build",
+	return s.finding(report.Note, "build", "the program of another build of shapectl is attached; limits are those of that build",
 		"set any of its rules again to replace them, without a moment unlimited")
 }
 
@@ -126,7 +126,7 @@ func (s Side) comeFirst(before []loader.ChainEntry) string {
 }
 
 // ours reports whether an entry that this namespace does not know of is shapectl's nevertheless.
-func ours(e loader.ChainEntry) bool { return strings.HasPrefix(e.Name, "shapectl_") }
+func ours(e loader.ChainEntry) bool { return strings.HasPrefix(e.Name, "shapectl") }
 
 func lastOfOurs(chain []loader.ChainEntry) int {
 	for i, e := range slices.Backward(chain) {
@@ -149,7 +149,7 @@ func behind(chain []loader.ChainEntry) []loader.ChainEntry {
 	return foreign(chain[lastOfOurs(chain)+1:])
 }
 
-// Behind says what comes after the programs of shapectl in a chain; "" if nothing does.
+// Behind says what comes after the program of shapectl in a chain; "" if nothing does.
 func Behind(chain []loader.ChainEntry) string { return describe(behind(chain)) }
 
 // describe says what is attached, in order.

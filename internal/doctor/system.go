@@ -53,13 +53,13 @@ func checkPrograms(s System) []report.Finding {
 			advice = "run as root, or give it CAP_PERFMON, too"
 		}
 		return systemFinding(report.Failed, "programs",
-			"the kernel does not load shapectl's programs for this process: "+strings.Join(strings.Fields(s.Probe.Error()), " "), advice)
+			"the kernel does not load shapectl's program for this process: "+strings.Join(strings.Fields(s.Probe.Error()), " "), advice)
 	case !s.JIT:
 		return systemFinding(report.Note, "programs",
-			"the kernel takes shapectl's programs but interprets them: limits are right, but each packet costs much more time",
+			"the kernel takes shapectl's program but interprets it: limits are right, but each packet costs much more time",
 			"switch the compiler on: sysctl net.core.bpf_jit_enable=1, then set a rule again")
 	}
-	return systemFinding(report.OK, "programs", "the kernel takes shapectl's programs and compiles them (JIT)", "")
+	return systemFinding(report.OK, "programs", "the kernel takes shapectl's program and compiles it (JIT)", "")
 }
 
 func checkHook(s System) []report.Finding {

@@ -89,7 +89,7 @@ func families(protocol uint16) []netip.Prefix {
 }
 
 // ownPrograms is how the names of shapectl's own filters begin.
-const ownPrograms = "shapectl_"
+const ownPrograms = "shapectl"
 
 // plainTerms are those of filters of any kind but u32.
 func (c control) plainTerms(at uint32, group []object) (all []term, err error) {

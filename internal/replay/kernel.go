@@ -18,7 +18,7 @@ const (
 	// buckets is for how many sharers the kernel engine has room: twice what a hook has.
 	buckets = 1 << 21
 
-	linkHeader = 14 // of the frames that are made for the programs
+	linkHeader = 14 // of the frames that are made for the program
 
 	// A test run takes less than a page of a packet, so each one is said to be a
 	// GSO packet of one segment, which counts as its wire_len and the rule's
@@ -31,17 +31,17 @@ const (
 
 	contextTime = 152 // tstamp in struct __sk_buff
 
-	// What the programs answer.
+	// What the program answers.
 	next uint32 = 0xffffffff // TCX_NEXT
 	drop uint32 = 2          // TC_ACT_SHOT
 )
 
-// Kernel is the engine that runs the programs of the data path. Their clock is
+// Kernel is the engine that runs the program of the data path. Their clock is
 // that of the trace, and no device sees them.
 type Kernel struct {
 	compiled
 	set     *maps.Set
-	chain   []*ebpf.Program
+	program *ebpf.Program
 	entries []entry
 	sharers uint32
 	era     era
@@ -64,9 +64,7 @@ func NewKernel(l Limits) (*Kernel, error) { return newKernel(l, buckets) }
 
 func newKernel(l Limits, sharers uint32) (_ *Kernel, err error) {
 	size := maps.Size{Rules: uint32(len(l.Rules))}
-	algorithms := map[policy.Algorithm]bool{}
 	for _, r := range l.Rules {
-		algorithms[r.Algorithm] = true
 		if maps.HasSlots(r) {
 			size.Buckets = sharers
 		}
@@ -90,12 +88,8 @@ func newKernel(l Limits, sharers uint32) (_ *Kernel, err error) {
 			k.Close()
 		}
 	}()
-	for a := range algorithms {
-		p, err := loader.Load(a, k.set)
-		if err != nil {
-			return nil, err
-		}
-		k.chain = append(k.chain, p)
+	if k.program, err = loader.Load(k.set); err != nil {
+		return nil, err
 	}
 	return k, nil
 }
@@ -194,21 +188,14 @@ func (k *Kernel) Offer(t *trace.Packet) (Result, error) {
 	return r, k.account(&r, p, i, verdict)
 }
 
-// run gives the frame to one program after the other, as a hook would. It
-// returns the verdict, and when the packet leaves.
+// run gives the frame to the program. It returns the verdict, and when the packet leaves.
 func (k *Kernel) run() (verdict uint32, leaves uint64, err error) {
-	now := binary.NativeEndian.Uint64(k.context[contextTime:])
-	for _, p := range k.chain {
-		var after [len(k.context)]byte
-		verdict, err := p.Run(&ebpf.RunOptions{Data: k.frame, Context: k.context[:], ContextOut: after[:]})
-		if err != nil {
-			return 0, 0, fmt.Errorf("run %v on a packet of %d bytes: %w", p, len(k.frame), err)
-		}
-		if leaves = binary.NativeEndian.Uint64(after[contextTime:]); verdict != next || leaves != now {
-			return verdict, leaves, nil
-		}
+	var after [len(k.context)]byte
+	verdict, err = k.program.Run(&ebpf.RunOptions{Data: k.frame, Context: k.context[:], ContextOut: after[:]})
+	if err != nil {
+		return 0, 0, fmt.Errorf("run the program on a packet of %d bytes: %w", len(k.frame), err)
 	}
-	return next, now, nil
+	return verdict, binary.NativeEndian.Uint64(after[contextTime:]), nil
 }
 
 // account reads off the counters and buckets what became of a packet. Which rule
@@ -255,8 +242,8 @@ func (k *Kernel) result(r *Result, p packet, e *entry, before maps.Counters) {
 
 // Close implements Engine.
 func (k *Kernel) Close() error {
-	for _, p := range k.chain {
-		p.Close()
+	if k.program != nil {
+		k.program.Close()
 	}
 	return k.set.Close()
 }

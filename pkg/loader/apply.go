@@ -406,7 +406,7 @@ func (n *Namespace) finish(h *Hook) error {
 			return n.takeOff(h)
 		}
 		h.Set.Finish()
-		return n.trim(h)
+		return n.trimIfb(h)
 	})
 }
 

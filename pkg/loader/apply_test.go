@@ -116,8 +116,8 @@ var slowly = []netip.Addr{netip.MustParseAddr("10.2.0.1"), netip.MustParseAddr("
 
 // A variety is what rules differ in from one time to the next, besides rates, capacities, algorithms and prefixes.
 type variety struct {
-	sharings []policy.Each
-	programs bool // also in which algorithms there are, so that programs come and go
+	sharings   []policy.Each
+	algorithms bool // also in which algorithms there are
 }
 
 // rules are another set each time.
@@ -143,7 +143,7 @@ func (v variety) rules(random *rand.Rand) (rules []policy.Rule) {
 		if random.IntN(4) == 0 {
 			enough = policy.Rule{Prefix: enough.Prefix, Rate: policy.Unlimited, Algorithm: enough.Algorithm}
 		}
-		if !v.programs {
+		if !v.algorithms {
 			enough.Algorithm = policy.Algorithm(i)
 		}
 		rules = append(rules, enough)
@@ -248,8 +248,8 @@ func (s *switched) check() {
 // metered twice or by no rule, and none is lost that all policies pass.
 func TestSwitchedUnderFlood(t *testing.T) {
 	together := variety{sharings: []policy.Each{{}}}
-	others := variety{sharings: []policy.Each{{}}, programs: true}
-	shared := variety{sharings: []policy.Each{{}, {Kind: policy.EachHost}, {Kind: policy.EachSubnet, Bits: 31}}, programs: true}
+	others := variety{sharings: []policy.Each{{}}, algorithms: true}
+	shared := variety{sharings: []policy.Each{{}, {Kind: policy.EachHost}, {Kind: policy.EachSubnet, Bits: 31}}, algorithms: true}
 	for _, c := range []struct {
 		name        string
 		mode        Mode

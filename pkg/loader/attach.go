@@ -100,11 +100,10 @@ func bpfFilters(index int, d policy.Direction) ([]filter, error) {
 	return found, nil
 }
 
-// attachClsact adds a direct-action filter for a program: at the priority of
-// the hook's others, so that it keeps its place among filters of other people,
-// or at the first that is free. The clsact qdisc stays for good: others may come
-// to rely on it, and empty it does nothing.
-func attachClsact(p *ebpf.Program, a policy.Algorithm, others map[policy.Algorithm]filter, index int, d policy.Direction) (filter, error) {
+// attachClsact adds a direct-action filter for a program, at the first priority
+// that is free. The clsact qdisc stays for good: others may come to rely on it,
+// and empty it does nothing.
+func attachClsact(p *ebpf.Program, index int, d policy.Direction) (filter, error) {
 	l, err := netlink.LinkByIndex(index)
 	if err != nil {
 		return nil, fmt.Errorf("look up device %d: %w", index, err)
@@ -120,14 +119,11 @@ func attachClsact(p *ebpf.Program, a policy.Algorithm, others map[policy.Algorit
 	for slices.ContainsFunc(all, func(f netlink.Filter) bool { return f.Attrs().Priority == priority }) {
 		priority++
 	}
-	for _, other := range others {
-		priority = other.Priority
-	}
 	f := &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: index, Parent: clsactParent(d), Handle: 1 + uint32(a), Protocol: unix.ETH_P_ALL, Priority: priority,
+			LinkIndex: index, Parent: clsactParent(d), Handle: 1, Protocol: unix.ETH_P_ALL, Priority: priority,
 		},
-		Fd: p.FD(), Name: programs[a].name, DirectAction: true,
+		Fd: p.FD(), Name: programName, DirectAction: true,
 	}
 	if err := step.Try("add a filter"); err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package loader
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -14,28 +15,23 @@ import (
 
 // A ChainEntry is a program or filter that a packet meets on a device.
 type ChainEntry struct {
-	At        string // "tcx" or "clsact"; Path has others
-	ID        uint32 // of the program; 0 for what is none
-	Name      string // of the program or filter, "" where it may not be asked for
-	Ours      bool
-	Algorithm policy.Algorithm // of the rules that it sees to, if it is ours
+	At   string // "tcx" or "clsact"; Path has others
+	ID   uint32 // of the program; 0 for what is none
+	Name string // of the program or filter, "" where it may not be asked for
+	Ours bool
 }
 
 // Chain is what packets of a direction meet at the hooks of traffic control, in order.
 func (n *Namespace) Chain(dev Device, d policy.Direction) ([]ChainEntry, error) {
-	ours := map[ebpf.ProgramID]policy.Algorithm{}
+	var ours []ebpf.ProgramID
 	h, err := n.openHook(dev.Index, d)
 	if err != nil {
 		return nil, err
 	}
 	if h != nil {
 		defer h.Close()
-		ids, err := h.programs(h.generation)
-		if err != nil {
+		if ours, err = h.programs(h.generation); err != nil {
 			return nil, err
-		}
-		for a, id := range ids {
-			ours[id] = a
 		}
 	}
 	var chain []ChainEntry
@@ -44,9 +40,7 @@ func (n *Namespace) Chain(dev Device, d policy.Direction) ([]ChainEntry, error) 
 		return nil, err
 	}
 	for _, id := range ids {
-		e := ChainEntry{At: "tcx", ID: uint32(id), Name: programName(id)}
-		e.Algorithm, e.Ours = ours[id]
-		chain = append(chain, e)
+		chain = append(chain, ChainEntry{At: "tcx", ID: uint32(id), Name: nameOf(id), Ours: slices.Contains(ours, id)})
 	}
 	filters, err := filtersOf(dev.Index, d)
 	if err != nil {
@@ -57,7 +51,7 @@ func (n *Namespace) Chain(dev Device, d policy.Direction) ([]ChainEntry, error) 
 		switch b, ok := f.(*netlink.BpfFilter); {
 		case ok && b.Id != 0:
 			e.ID, e.Name = uint32(b.Id), b.Name
-			e.Algorithm, e.Ours = ours[ebpf.ProgramID(b.Id)]
+			e.Ours = slices.Contains(ours, ebpf.ProgramID(b.Id))
 		case f.Attrs().Handle == 0:
 			continue // a filter's head, which the kernel lists too
 		}
@@ -66,8 +60,8 @@ func (n *Namespace) Chain(dev Device, d policy.Direction) ([]ChainEntry, error) 
 	return chain, nil
 }
 
-// programName needs CAP_SYS_ADMIN; without it a program has only its number.
-func programName(id ebpf.ProgramID) string {
+// nameOf needs CAP_SYS_ADMIN; without it a program has only its number.
+func nameOf(id ebpf.ProgramID) string {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {
 		return ""

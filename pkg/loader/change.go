@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -40,7 +39,7 @@ const (
 type Change struct {
 	Changed    bool
 	Reattached string // what had become of the hook, where it was attached anew
-	Upgraded   bool   // programs of another build were replaced
+	Upgraded   bool   // the program of another build was replaced
 	Replaced   string // the qdisc in whose place an fq was set up
 	Redirected bool   // from now on, packets that enter take the way through an ifb, if their rule delays
 	// Lacks is how many packets may have to wait, where the fq that there is has no room for so many.
@@ -123,7 +122,7 @@ func (n *Namespace) Put(dev Device, d policy.Direction, match policy.Match, rule
 		if change.Changed, err = h.Set.Put(rule); err != nil {
 			return err
 		}
-		return n.trim(h)
+		return n.trimIfb(h)
 	})
 	return change, err
 }
@@ -141,7 +140,7 @@ func (n *Namespace) Delete(h *Hook, rule policy.Rule) (deleted bool, err error) 
 		if h.Set.Empty() {
 			return n.takeOff(h)
 		}
-		return n.trim(h)
+		return n.trimIfb(h)
 	})
 	return deleted, err
 }
@@ -223,7 +222,7 @@ func (h *Hook) settings(dev Device, match policy.Match) (bpf.AbiHook, error) {
 		had := h.Set.Hook()
 		s.Secret = had.Secret
 		if had.Ifindex == s.Ifindex {
-			s.Outlet = had.Outlet
+			s.Ifb = had.Ifb
 		}
 	}
 	copy(s.Device[:], dev.Name)
@@ -237,8 +236,8 @@ func (h *Hook) settings(dev Device, match policy.Match) (bpf.AbiHook, error) {
 }
 
 // prepare makes a hook such that rules can be put in it: attached to that
-// device, by programs of this build that compare that side, with one for each
-// algorithm, and room for what they need. What is so already is left alone.
+// device, by a program of this build that compares that side, with room for what
+// they need. What is so already is left alone.
 func (n *Namespace) prepare(h *Hook, dev Device, match policy.Match, rules []policy.Rule, change *Change) error {
 	want, err := h.settings(dev, match)
 	if err != nil {
@@ -249,17 +248,8 @@ func (n *Namespace) prepare(h *Hook, dev Device, match policy.Match, rules []pol
 	if lacks := uint32(h.Set.Lacks(rules)); lacks > 0 {
 		size.Rules = max(growth(size.Rules), (size.Rules+lacks)/4*5)
 	}
-	need, err := h.algorithms()
-	if err != nil {
-		return err
-	}
-	for _, a := range algorithms {
-		if slices.ContainsFunc(rules, func(r policy.Rule) bool { return r.Algorithm == a }) {
-			need = append(need, a)
-		}
-	}
 	if n.needsIfb(h, rules) {
-		want.Outlet = uint32(fq.IfbIndex(dev.Index))
+		want.Ifb = uint32(fq.IfbIndex(dev.Index))
 		packets, _ := Waiting(rules)
 		if err := n.makeIfb(dev, packets); err != nil {
 			return err
@@ -267,13 +257,13 @@ func (n *Namespace) prepare(h *Hook, dev Device, match policy.Match, rules []pol
 	}
 	// The name is only for people to read, and a new one no reason to touch anything.
 	asIs := have.Build == want.Build && have.Ifindex == want.Ifindex && have.L2Bytes == want.L2Bytes &&
-		have.MatchSrc == want.MatchSrc && have.Outlet == want.Outlet && size == h.Set.Size() && h.generation != ""
+		have.MatchSrc == want.MatchSrc && have.Ifb == want.Ifb && size == h.Set.Size() && h.generation != ""
 	if asIs && h.State == Attached {
-		return n.attach(h, need)
+		return n.attach(h)
 	}
 	change.Upgraded = h.generation != "" && have.Build != want.Build
-	change.Redirected = want.Outlet != 0 && want.Outlet != have.Outlet
-	return n.renew(h, dev, want, size, need)
+	change.Redirected = want.Ifb != 0 && want.Ifb != have.Ifb
+	return n.renew(h, dev, want, size)
 }
 
 // growth is room for how many rules there is once that for so many is full. As a
@@ -300,7 +290,7 @@ func roomFor(rules []policy.Rule, size maps.Size) maps.Size {
 }
 
 // renew builds the next generation of a hook and attaches it in place of what is there.
-func (n *Namespace) renew(h *Hook, dev Device, settings bpf.AbiHook, size maps.Size, need []policy.Algorithm) error {
+func (n *Namespace) renew(h *Hook, dev Device, settings bpf.AbiHook, size maps.Size) error {
 	next, err := h.Set.Derive(size, settings)
 	if err != nil {
 		return err
@@ -344,7 +334,7 @@ func (n *Namespace) renew(h *Hook, dev Device, settings bpf.AbiHook, size maps.S
 	if err := renamePins(aside, filepath.Join(h.path, h.generation)); err != nil {
 		return fmt.Errorf("put pins in place: %w", err)
 	}
-	if err := n.attach(h, need); err != nil {
+	if err := n.attach(h); err != nil {
 		return err
 	}
 	if err := h.discardAllBut(h.generation, generations); err != nil {
@@ -371,91 +361,75 @@ func (h *Hook) discardAllBut(generation string, generations []string) error {
 	return nil
 }
 
-// attach makes the hook's generation run the programs of those algorithms. All are
-// loaded before the first is attached, as the kernel may refuse one.
-func (n *Namespace) attach(h *Hook, need []policy.Algorithm) error {
+// attach makes the hook run the program of its generation.
+func (n *Namespace) attach(h *Hook) error {
 	ids, err := h.programs(h.generation)
 	if err != nil {
 		return err
 	}
-	loaded := map[policy.Algorithm]*ebpf.Program{}
-	defer func() {
-		for _, p := range loaded {
-			p.Close()
+	pin := filepath.Join(h.path, h.generation, programPin)
+	if len(ids) > 0 {
+		if runs, err := h.runs(ids[0]); runs || err != nil {
+			return err
 		}
-	}()
-	for i, a := range need {
-		if slices.Contains(need[:i], a) {
-			continue
-		}
-		if id, pinned := ids[a]; pinned {
-			runs, err := h.runs(a, id)
-			if err != nil {
-				return err
-			}
-			if runs {
-				continue
-			}
-			// A command was killed between pinning and attaching, or detaching and unpinning.
-			if err := unlink(filepath.Join(h.path, h.generation, programPin(a))); err != nil {
-				return err
-			}
-		}
-		if loaded[a], err = Load(a, h.Set); err != nil {
+		// A command was killed between pinning and attaching, or detaching and unpinning.
+		if err := unlink(pin); err != nil {
 			return err
 		}
 	}
-	for _, a := range algorithms {
-		if loaded[a] == nil {
-			continue
-		}
-		if err := n.attachProgram(h, a, loaded[a]); err != nil {
+	p, err := Load(h.Set)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	if h.Mode == "" {
+		if h.Mode, err = HookMode(n.options); err != nil {
 			return err
 		}
 	}
-	h.State = Attached
-	return nil
+	// Before it is attached: a filter is known again by the pin of its program.
+	if err := pinAt(p, pin); err != nil {
+		return fmt.Errorf("pin the program: %w", err)
+	}
+	if h.Mode == Clsact {
+		err = h.attachClsact(p)
+	} else {
+		err = h.attachTCX(p)
+	}
+	if err == nil {
+		h.State = Attached
+	}
+	return err
 }
 
-// runs reports whether a program is what the hook has attached for an algorithm.
-func (h *Hook) runs(a policy.Algorithm, id ebpf.ProgramID) (bool, error) {
-	if f := h.filters[a]; f != nil {
-		return ebpf.ProgramID(f.Id) == id, nil
+// runs reports whether a program is what the hook has attached.
+func (h *Hook) runs(id ebpf.ProgramID) (bool, error) {
+	for _, f := range h.filters {
+		if ebpf.ProgramID(f.Id) == id {
+			return true, nil
+		}
 	}
-	if h.links[a] == nil {
+	l := h.links[linkPin]
+	if l == nil {
 		return false, nil
 	}
-	info, err := h.links[a].Info()
+	info, err := l.Info()
 	if err != nil {
-		return false, fmt.Errorf("ask for the %s link: %w", a, err)
+		return false, fmt.Errorf("ask for the link: %w", err)
 	}
 	on := info.TCX()
 	return info.Program == id && on != nil && int(on.Ifindex) == h.index, nil
 }
 
-// attachProgram pins a program, and puts it on the device: in place of the one
-// that the hook has there, if any.
-func (n *Namespace) attachProgram(h *Hook, a policy.Algorithm, p *ebpf.Program) error {
-	pin := filepath.Join(h.path, h.generation, programPin(a))
-	mode := h.Mode
-	if mode == "" {
-		var err error
-		if mode, err = HookMode(n.options); err != nil {
-			return err
-		}
-	}
-	if mode == Clsact {
-		return h.attachClsact(a, p, pin)
-	}
-	if err := pinAt(p, pin); err != nil {
-		return fmt.Errorf("pin the program: %w", err)
-	}
-	if l := h.links[a]; l != nil {
+// attachTCX puts a program on the device, in place of the one that the hook has there, if any.
+func (h *Hook) attachTCX(p *ebpf.Program) error {
+	old := h.links[linkPin]
+	if old != nil {
 		if err := step.Try("replace the program of a link"); err != nil {
 			return err
 		}
 		// A link that something else detached can not be brought back.
-		if err := l.Update(p); !errors.Is(err, unix.ENOLINK) {
+		if err := old.Update(p); !errors.Is(err, unix.ENOLINK) {
 			if err != nil {
 				err = fmt.Errorf("replace the attached program: %w", err)
 			}
@@ -466,22 +440,21 @@ func (n *Namespace) attachProgram(h *Hook, a policy.Algorithm, p *ebpf.Program) 
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(h.path, linkPin(a))
-	if err := unlink(path); err != nil { // of a dead link
+	path := filepath.Join(h.path, linkPin)
+	err = unlink(path) // of a dead link
+	if err == nil {
+		if err = pinAt(l, path); err != nil {
+			err = fmt.Errorf("pin the link: %w", err)
+		}
+	}
+	if err != nil {
 		l.Close()
 		return err
 	}
-	if err := pinAt(l, path); err != nil {
-		l.Close()
-		return fmt.Errorf("pin the link: %w", err)
-	}
-	if old := h.links[a]; old != nil {
+	if old != nil {
 		old.Close()
 	}
-	if h.links == nil {
-		h.links = map[policy.Algorithm]link.Link{}
-	}
-	h.links[a], h.Mode = l, TCX
+	h.links = map[string]link.Link{linkPin: l}
 	return nil
 }
 
@@ -493,47 +466,26 @@ func pinAt(object interface{ Pin(path string) error }, path string) error {
 	return object.Pin(path)
 }
 
-// attachClsact is attachProgram without tcx. The filter's program is pinned
-// before, as the pin is how the filter is known again.
-func (h *Hook) attachClsact(a policy.Algorithm, p *ebpf.Program, pin string) error {
-	if err := pinAt(p, pin); err != nil {
-		return fmt.Errorf("pin the program: %w", err)
+// attachClsact is attachTCX for kernels without tcx.
+func (h *Hook) attachClsact(p *ebpf.Program) error {
+	if h.filters != nil {
+		return swapClsact(p, h.filters[0])
 	}
-	h.Mode = Clsact
-	if old := h.filters[a]; old != nil {
-		return swapClsact(p, old)
+	f, err := attachClsact(p, h.index, h.Direction)
+	if err == nil {
+		h.filters = []filter{f}
 	}
-	f, err := attachClsact(p, a, h.filters, h.index, h.Direction)
-	if err != nil {
-		return err
-	}
-	if h.filters == nil {
-		h.filters = map[policy.Algorithm]filter{}
-	}
-	h.filters[a] = f
-	return nil
+	return err
 }
 
-// trim takes off the device what no rule needs.
-func (n *Namespace) trim(h *Hook) error {
-	used, err := h.algorithms()
-	if err != nil {
-		return err
-	}
-	if err := n.keepOnly(h, used); err != nil {
-		return err
-	}
-	return n.trimIfb(h)
-}
-
-// needsIfb reports whether a hook's programs send packets to an ifb: those of
+// needsIfb reports whether a hook's program sends packets to an ifb: those of
 // such rules, or of others that it has.
 func (n *Namespace) needsIfb(h *Hook, rules []policy.Rule) bool {
 	if h.Direction != policy.Ingress {
 		return false
 	}
 	packets, _ := Waiting(rules)
-	return packets > 0 || h.Set.Hook().Outlet != 0 && h.Set.Delays()
+	return packets > 0 || h.Set.Hook().Ifb != 0 && h.Set.Delays()
 }
 
 // trimIfb deletes the ifb of a hook that does not need it any more.
@@ -544,45 +496,32 @@ func (n *Namespace) trimIfb(h *Hook) error {
 	return n.dropIfb(h.index)
 }
 
-// keepOnly takes off the device what is not for one of those algorithms.
-func (n *Namespace) keepOnly(h *Hook, used []policy.Algorithm) error {
-	for _, a := range algorithms {
-		if slices.Contains(used, a) {
-			continue
-		}
-		if err := n.detach(h, a); err != nil {
-			return err
-		}
-		if err := unlink(filepath.Join(h.path, h.generation, programPin(a))); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// detach takes the program of an algorithm off the device, if it is there.
-func (n *Namespace) detach(h *Hook, a policy.Algorithm) error {
-	if f := h.filters[a]; f != nil {
+// detach takes the hook's programs off the device, if they are there.
+func (n *Namespace) detach(h *Hook) error {
+	for _, f := range h.filters {
 		if err := step.Try("delete a filter"); err != nil {
 			return err
 		}
 		if err := netlink.FilterDel(f); err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("delete a filter: %w", err)
 		}
-		delete(h.filters, a)
 	}
-	if l := h.links[a]; l != nil {
+	h.filters = nil
+	for pin, l := range h.links {
 		if err := step.Try("detach a link"); err != nil {
 			return err
 		}
 		// Without this, the program would stay for as long as anybody has the link open.
 		if err := l.Detach(); err != nil && !errors.Is(err, unix.ENOLINK) {
-			return fmt.Errorf("detach the %s link: %w", a, err)
+			return fmt.Errorf("detach the %s: %w", pin, err)
 		}
 		l.Close()
-		delete(h.links, a)
+		delete(h.links, pin)
+		if err := unlink(filepath.Join(h.path, pin)); err != nil {
+			return err
+		}
 	}
-	return unlink(filepath.Join(h.path, linkPin(a)))
+	return nil
 }
 
 // remove takes a hook off its device, and its pins away, whoever made them:
@@ -600,10 +539,8 @@ func (n *Namespace) remove(h *Hook) error {
 	if err := h.openFilters(generations); err != nil {
 		return err
 	}
-	for _, a := range algorithms {
-		if err := n.detach(h, a); err != nil {
-			return err
-		}
+	if err := n.detach(h); err != nil {
+		return err
 	}
 	if err := discard(h.path); err != nil {
 		return fmt.Errorf("remove pins: %w", err)
@@ -634,7 +571,7 @@ func (n *Namespace) elsewhere(dev Device, d policy.Direction) error {
 		return err
 	}
 	for _, link := range chain {
-		if strings.HasPrefix(link.Name, "shapectl_") && !n.isOurs(dev, d) {
+		if strings.HasPrefix(link.Name, programName) && !n.isOurs(dev, d) {
 			return ErrElsewhere
 		}
 	}

@@ -33,8 +33,6 @@ const (
 	Detached State = "detached"
 )
 
-var algorithms = []policy.Algorithm{policy.GCRA, policy.Leaky}
-
 // A Hook is the rules of one direction of one device.
 type Hook struct {
 	Direction policy.Direction
@@ -45,10 +43,10 @@ type Hook struct {
 	Set       *maps.Set
 
 	path       string
-	index      int    // of the device, when the hook was made
-	generation string // whose programs are attached
-	links      map[policy.Algorithm]link.Link
-	filters    map[policy.Algorithm]filter
+	index      int                  // of the device, when the hook was made
+	generation string               // whose program is attached
+	links      map[string]link.Link // by pin; a build of another layout may have made several
+	filters    []filter
 }
 
 // Name is the device's name now, or when the hook was made.
@@ -117,8 +115,26 @@ func (n *Namespace) hookPath(index int, d policy.Direction) string {
 	return filepath.Join(n.dir, fmt.Sprintf("%d-%s", index, d))
 }
 
-func linkPin(a policy.Algorithm) string    { return "link_" + a.String() }
-func programPin(a policy.Algorithm) string { return "program_" + a.String() }
+// The pins of a link and of a program. Those of earlier builds begin like this.
+const (
+	linkPin    = "link"
+	programPin = "program"
+)
+
+// pinsLike are the names in a directory of pins that begin like that.
+func pinsLike(dir, prefix string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read the pins: %w", err)
+	}
+	var names []string
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), prefix) {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
 
 // Hooks are the hooks that have rules, by device name, egress before ingress.
 // Of two for one device of the same name, one is left over from a device that
@@ -350,42 +366,50 @@ func (h *Hook) generations() ([]string, error) {
 }
 
 func (h *Hook) openLinks() error {
-	h.links = map[policy.Algorithm]link.Link{}
-	for _, a := range algorithms {
-		l, err := link.LoadPinnedLink(filepath.Join(h.path, linkPin(a)), nil)
+	h.links = map[string]link.Link{}
+	pins, err := pinsLike(h.path, linkPin)
+	if err != nil {
+		return err
+	}
+	for _, pin := range pins {
+		l, err := link.LoadPinnedLink(filepath.Join(h.path, pin), nil)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("open the %s link of device %d %s: %w", a, h.index, h.Direction, err)
+			return fmt.Errorf("open the %s of device %d %s: %w", pin, h.index, h.Direction, err)
 		}
-		h.links[a] = l
+		h.links[pin] = l
 	}
 	return nil
 }
 
-// programs are the ids of the programs of a generation.
-func (h *Hook) programs(generation string) (map[policy.Algorithm]ebpf.ProgramID, error) {
-	ids := map[policy.Algorithm]ebpf.ProgramID{}
-	for _, a := range algorithms {
-		p, err := ebpf.LoadPinnedProgram(filepath.Join(h.path, generation, programPin(a)), nil)
+// programs are the ids of the programs that are pinned for a generation: one, or more by a build of another layout.
+func (h *Hook) programs(generation string) (ids []ebpf.ProgramID, err error) {
+	pins, err := pinsLike(filepath.Join(h.path, generation), programPin)
+	if err != nil {
+		return nil, err
+	}
+	for _, pin := range pins {
+		p, err := ebpf.LoadPinnedProgram(filepath.Join(h.path, generation, pin), nil)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("open the %s program of device %d %s: %w", a, h.index, h.Direction, err)
+			return nil, fmt.Errorf("open the %s of device %d %s: %w", pin, h.index, h.Direction, err)
 		}
 		info, err := p.Info()
 		p.Close()
 		if err != nil {
-			return nil, fmt.Errorf("ask for the %s program of device %d %s: %w", a, h.index, h.Direction, err)
+			return nil, fmt.Errorf("ask for the %s of device %d %s: %w", pin, h.index, h.Direction, err)
 		}
-		ids[a], _ = info.ID()
+		id, _ := info.ID()
+		ids = append(ids, id)
 	}
 	return ids, nil
 }
 
-// attachedGeneration is the newest whose programs are attached; without any,
+// attachedGeneration is the newest whose program is attached; without any,
 // the newest there is. There is more than one only where a command was killed.
 func (h *Hook) attachedGeneration(generations []string) (string, error) {
 	newest := generations[len(generations)-1]
@@ -419,7 +443,7 @@ func (h *Hook) attachedGeneration(generations []string) (string, error) {
 
 // openFilters finds the filters on the device that run a program of any of the generations.
 func (h *Hook) openFilters(generations []string) error {
-	h.filters = map[policy.Algorithm]filter{}
+	h.filters = nil
 	if _, err := netlink.LinkByIndex(h.index); err != nil {
 		return nil
 	}
@@ -432,11 +456,9 @@ func (h *Hook) openFilters(generations []string) error {
 		if err != nil {
 			return err
 		}
-		for a, id := range ids {
-			for _, f := range filters {
-				if ebpf.ProgramID(f.Id) == id {
-					h.filters[a] = f
-				}
+		for _, f := range filters {
+			if slices.Contains(ids, ebpf.ProgramID(f.Id)) {
+				h.filters = append(h.filters, f)
 			}
 		}
 	}
@@ -480,19 +502,8 @@ func (n *Namespace) judge(h *Hook) error {
 			return err
 		}
 	}
-	used, err := h.algorithms()
-	if err != nil {
+	if h.State, err = h.state(here, attached); err != nil {
 		return err
-	}
-	h.State = Attached
-	for _, a := range used {
-		state, err := h.stateOf(a, here, attached)
-		if err != nil {
-			return err
-		}
-		if state != Attached {
-			h.State = state
-		}
 	}
 	if !here || h.State == Moved || h.State == Gone {
 		return nil
@@ -505,47 +516,24 @@ func (n *Namespace) judge(h *Hook) error {
 	return nil
 }
 
-// algorithms are those of the hook's rules, also of those that a change has
-// taken away or is to bring. A program is pinned before the first rule of its
-// algorithm is set, and until after the last one is gone: where there is only
-// one, a million rules do not have to be asked.
-func (h *Hook) algorithms() ([]policy.Algorithm, error) {
-	generations, err := h.generations()
-	if err != nil {
-		return nil, err
-	}
-	if len(generations) == 1 && h.generation == generations[0] {
-		var pinned []policy.Algorithm
-		for _, a := range algorithms {
-			if h.links[a] != nil || h.filters[a] != nil || exists(filepath.Join(h.path, h.generation, programPin(a))) {
-				pinned = append(pinned, a)
-			}
-		}
-		if len(pinned) == 1 {
-			return pinned, nil
-		}
-	}
-	return h.Set.Algorithms(), nil
-}
-
-// stateOf is the state of one algorithm's program.
-func (h *Hook) stateOf(a policy.Algorithm, here bool, attached []ebpf.ProgramID) (State, error) {
+// state is that of the hook's program. attached are those on tcx, where the device is here.
+func (h *Hook) state(here bool, attached []ebpf.ProgramID) (State, error) {
 	if h.Mode == Clsact {
 		switch {
 		case !here:
 			return Gone, nil
-		case h.filters[a] == nil:
+		case h.filters == nil:
 			return Detached, nil
 		}
 		return Attached, nil
 	}
-	l := h.links[a]
+	l := h.links[linkPin]
 	if l == nil {
 		return Detached, nil
 	}
 	info, err := l.Info()
 	if err != nil {
-		return "", fmt.Errorf("ask for the %s link of device %d %s: %w", a, h.index, h.Direction, err)
+		return "", fmt.Errorf("ask for the link of device %d %s: %w", h.index, h.Direction, err)
 	}
 	switch on := info.TCX(); {
 	case here && slices.Contains(attached, info.Program):

@@ -7,13 +7,13 @@
 //
 //	<namespace cookie>/alive                    whether the namespace exists (collect.go)
 //	<namespace cookie>/<ifindex>-<direction>/   a hook
-//		g<n>/                               a generation: its maps and programs
-//		link_gcra, link_leaky               what attaches them, with tcx
+//		g<n>/                               a generation: its maps and program
+//		link                                what attaches it, with tcx
 //	<namespace cookie>/qdisc-<ifindex>          what was there before an fq
 //	<namespace cookie>/ifb-<ifindex>/           the device has an ifb
 //
 // A generation is built aside and renamed whole. It takes effect as its
-// programs are attached, and a rule takes effect by one store (pkg/maps), so a
+// program is attached, and a rule takes effect by one store (pkg/maps), so a
 // command that is killed leaves the rules as they were or as they were to be.
 // What it leaves besides has no rule in it, and the next command on that device
 // takes it away.
@@ -365,7 +365,7 @@ func (n *Namespace) complete(h *Hook) error {
 		}
 	}
 	// Before pins go by which filters are known.
-	if err := n.trim(h); err != nil {
+	if err := n.trimIfb(h); err != nil {
 		return err
 	}
 	generations, err := h.generations()
@@ -373,11 +373,7 @@ func (n *Namespace) complete(h *Hook) error {
 		return err
 	}
 	if len(generations) > 1 && h.State == Attached {
-		need, err := h.algorithms()
-		if err != nil {
-			return err
-		}
-		if err := n.attach(h, need); err != nil {
+		if err := n.attach(h); err != nil {
 			return err
 		}
 		if err := h.discardAllBut(h.generation, generations); err != nil {

@@ -52,7 +52,7 @@ func xdp(l netlink.Link, mode string) []ChainEntry {
 		return nil
 	}
 	id := l.Attrs().Xdp.ProgId
-	name := strings.TrimPrefix(programName(ebpf.ProgramID(id))+", "+mode, ", ")
+	name := strings.TrimPrefix(nameOf(ebpf.ProgramID(id))+", "+mode, ", ")
 	return []ChainEntry{{At: "xdp", ID: id, Name: name}}
 }
 

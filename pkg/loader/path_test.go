@@ -31,7 +31,7 @@ func (r *rig) path(device string, d policy.Direction) (names []string) {
 	for _, e := range path {
 		name := e.At + " " + e.Name
 		if e.Ours {
-			name = "*" + name + " for " + e.Algorithm.String()
+			name = "*" + name
 		}
 		names = append(names, name)
 		if program := e.At != "netfilter" && e.At != "qdisc"; program != (e.ID != 0) {
@@ -67,18 +67,18 @@ func TestPathIsInOrder(t *testing.T) {
 	}{
 		{TCX, policy.Egress, []string{
 			"netfilter chain netdev t out (priority -10)", "netfilter chain netdev t late (priority 10)",
-			"tcx foreign", "*tcx shapectl_leaky for leaky", "*tcx shapectl_gcra for gcra", "clsact foreign", "qdisc htb",
+			"tcx foreign", "*tcx shapectl", "clsact foreign", "qdisc htb",
 		}},
 		{Clsact, policy.Egress, []string{
 			"netfilter chain netdev t out (priority -10)", "netfilter chain netdev t late (priority 10)",
-			"tcx foreign", "*clsact shapectl_leaky for leaky", "*clsact shapectl_gcra for gcra", "clsact foreign", "qdisc htb",
+			"tcx foreign", "*clsact shapectl", "clsact foreign", "qdisc htb",
 		}},
 		{TCX, policy.Ingress, []string{
-			"xdp early, generic", "tcx foreign", "*tcx shapectl_leaky for leaky", "*tcx shapectl_gcra for gcra", "clsact foreign",
+			"xdp early, generic", "tcx foreign", "*tcx shapectl", "clsact foreign",
 			"netfilter chain inet t first (priority -5)", "netfilter chain netdev t in (priority 0)",
 		}},
 		{Clsact, policy.Ingress, []string{
-			"xdp early, generic", "tcx foreign", "*clsact shapectl_leaky for leaky", "*clsact shapectl_gcra for gcra", "clsact foreign",
+			"xdp early, generic", "tcx foreign", "*clsact shapectl", "clsact foreign",
 			"netfilter chain inet t first (priority -5)", "netfilter chain netdev t in (priority 0)",
 		}},
 	} {

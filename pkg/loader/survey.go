@@ -53,34 +53,29 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// Probe loads all programs, with maps of their own, and lets go of them: it
-// tells whether this process may and this kernel can, and if they are compiled
-// to machine code.
+// Probe loads the program, with maps of its own, and lets go of it: it tells
+// whether this process may and this kernel can, and if it is compiled to machine
+// code.
 func Probe() (jited bool, err error) {
 	set, err := maps.New(maps.Size{Rules: 1, Buckets: noBuckets}, bpf.AbiHook{L2Bytes: ethernetBytes})
 	if err != nil {
 		return false, err
 	}
 	defer set.Close()
-	jited = true
-	for _, a := range algorithms {
-		p, err := Load(a, set)
-		if err != nil {
-			return false, err
-		}
-		info, err := p.Info()
-		p.Close()
-		if err != nil {
-			return false, fmt.Errorf("ask for program %s: %w", programs[a].name, err)
-		}
-		if _, err := info.JitedSize(); err != nil {
-			jited = false
-		}
+	p, err := Load(set)
+	if err != nil {
+		return false, err
 	}
-	return jited, nil
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return false, fmt.Errorf("ask for the program: %w", err)
+	}
+	_, err = info.JitedSize()
+	return err == nil, nil
 }
 
-// OtherBuild reports whether another build of shapectl made the programs that are attached.
+// OtherBuild reports whether another build of shapectl made the program that is attached.
 func (h *Hook) OtherBuild() (bool, error) {
 	this, err := build()
 	return h.Set.Hook().Build != this, err

@@ -125,7 +125,7 @@ func (x *traffic) limitWith(buckets uint32) {
 	x.t.Cleanup(func() { set.Close() })
 	_, err = set.Put(x.rule)
 	testenv.Must(x.t, err)
-	program, err := Load(x.rule.Algorithm, set)
+	program, err := Load(set)
 	testenv.Must(x.t, err)
 	defer program.Close()
 	l, err := attachTCX(program, testenv.Link(x.t, "va").Attrs().Index, x.direction)

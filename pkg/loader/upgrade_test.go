@@ -25,7 +25,7 @@ func (r *rig) renewAsAnotherBuild() {
 			return err
 		}
 		settings.Build[0] ^= 0xff
-		return n.renew(h, h.Device, settings, h.Set.Size(), h.Set.Algorithms())
+		return n.renew(h, h.Device, settings, h.Set.Size())
 	})
 }
 

@@ -121,7 +121,7 @@ func (s *Set) GoesAhead(e Entry, flow Flow, now, n uint64) bool {
 	}
 	m, key := s.Meter(e), makeKey(e.ID, policy.Each{Kind: policy.EachFlow}, policy.MatchDst, flow)
 	own := m.Owing(s.slotLevel(e.ID, key, now), now)
-	inOrder := now < atomic.LoadUint64(&s.rule(e.ID).InOrder) || !s.hasRoom(e.ID, key, now)
+	inOrder := now < atomic.LoadUint64(&s.rule(e.ID).FifoUntil) || !s.hasRoom(e.ID, key, now)
 	return m.Ahead(&own, now, n, 0, inOrder)
 }
 
@@ -129,7 +129,7 @@ func (s *Set) GoesAhead(e Entry, flow Flow, now, n uint64) bool {
 func (s *Set) slotOf(id uint32, key bpf.AbiKey) *bpf.AbiBucket {
 	for _, p := range s.places(key, s.current(id).Salt) {
 		for i := range lineSlots {
-			if slot := &s.lines[p.line].Slot[i]; atomic.LoadUint32(&slot.Print) == p.print {
+			if slot := &s.lines[p.line].Slot[i]; atomic.LoadUint32(&slot.Fingerprint) == p.print {
 				return slot
 			}
 		}
@@ -157,7 +157,7 @@ func (s *Set) hasRoom(id uint32, key bpf.AbiKey, now uint64) bool {
 	}
 	for _, p := range places {
 		for i := range lineSlots {
-			moved := place{p.line, atomic.LoadUint32(&s.lines[p.line].Slot[i].Print)}
+			moved := place{p.line, atomic.LoadUint32(&s.lines[p.line].Slot[i].Fingerprint)}
 			if isFirst(moved.print) && s.hasSpare(s.second(moved).line, now) {
 				return true
 			}
@@ -198,7 +198,7 @@ func (s *Set) hasSpare(line uint32, now uint64) bool {
 func (s *Set) isSpare(line, i uint32, now uint64) bool {
 	slot, key := &s.lines[line].Slot[i], &s.keys[line*lineSlots+i]
 	b := load(slot)
-	return b.TAT == 0 && atomic.LoadUint32(&slot.Print) == 0 || b.TAT&taken == 0 && s.drained(key, b, now)
+	return b.TAT == 0 && atomic.LoadUint32(&slot.Fingerprint) == 0 || b.TAT&taken == 0 && s.drained(key, b, now)
 }
 
 // drained is that of bpf/bucket.h: for CPUs whose clock is behind, too.
@@ -231,7 +231,7 @@ func (s *Set) Meter(e Entry) model.Meter { return meter(s.current(e.ID)) }
 // OwnLevel is what a rule's own bucket owes, in units: everybody's, or with
 // --each that of packets for whose sharer there was no room.
 func (s *Set) OwnLevel(e Entry, now uint64) uint64 {
-	return s.levelOf(e.ID, s.current(e.ID), load(&s.rule(e.ID).Own), now)
+	return s.levelOf(e.ID, s.current(e.ID), load(&s.rule(e.ID).Shared), now)
 }
 
 // slotsIn are the slots of hosts, subnets and flows in some of the lines that
@@ -243,7 +243,7 @@ func (s *Set) slotsIn(from, to int, first bool) iter.Seq2[*bpf.AbiBucket, *bpf.A
 		for i := from; i < to; i++ {
 			for j := range lineSlots {
 				slot, key := &s.lines[i].Slot[j], &s.keys[i*int(lineSlots)+int(j)]
-				if print := atomic.LoadUint32(&slot.Print); print == 0 || isFirst(print) != first {
+				if print := atomic.LoadUint32(&slot.Fingerprint); print == 0 || isFirst(print) != first {
 					continue
 				}
 				if !yield(slot, key) {
@@ -257,7 +257,7 @@ func (s *Set) slotsIn(from, to int, first bool) iter.Seq2[*bpf.AbiBucket, *bpf.A
 // slots are those of one rule. One that moves meanwhile may come twice.
 func (s *Set) slots(id uint32) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 	return func(yield func(*bpf.AbiBucket, *bpf.AbiKey) bool) {
-		if s.rule(id).Shared == 0 {
+		if s.rule(id).HasSlots == 0 {
 			return
 		}
 		for _, first := range []bool{true, false} {
@@ -281,7 +281,7 @@ func (s *Set) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
 				continue
 			}
 			level := s.levelOf(e.ID, rule, before, now)
-			places, print := s.places(k, rule.Salt), atomic.LoadUint32(&slot.Print)
+			places, print := s.places(k, rule.Salt), atomic.LoadUint32(&slot.Fingerprint)
 			// The key is that of the level if nobody took the slot meanwhile.
 			if level == 0 || k.Id != e.ID || isFlow(k) && e.Each.Kind != policy.EachFlow || print != places[0].print && print != places[1].print {
 				continue
@@ -324,7 +324,7 @@ func clampTo(m model.Meter, clock func() uint64) func(model.Bucket) (model.Bucke
 
 // rewrite changes buckets of a rule, while packets charge them.
 func (s *Set) rewrite(id uint32, change func(model.Bucket) (next model.Bucket, wanted bool)) {
-	rewriteBucket(&s.rule(id).Own, change)
+	rewriteBucket(&s.rule(id).Shared, change)
 	for slot := range s.slots(id) {
 		rewriteBucket(slot, change)
 	}
@@ -333,11 +333,11 @@ func (s *Set) rewrite(id uint32, change func(model.Bucket) (next model.Bucket, w
 // rewriteBucket changes a bucket while packets charge it. Where another key takes
 // the slot, or its bucket moves, nothing is to be done here any more.
 func rewriteBucket(b *bpf.AbiBucket, change func(model.Bucket) (next model.Bucket, wanted bool)) {
-	print := atomic.LoadUint32(&b.Print)
+	print := atomic.LoadUint32(&b.Fingerprint)
 	for {
 		before := settled(b)
 		next, wanted := change(before)
-		if !wanted || atomic.LoadUint32(&b.Print) != print {
+		if !wanted || atomic.LoadUint32(&b.Fingerprint) != print {
 			return
 		}
 		atomic.StoreUint32(&b.Tick, next.Tick)
@@ -362,13 +362,13 @@ func settled(b *bpf.AbiBucket) model.Bucket {
 // clock would not know that they have drained.
 func (s *Set) free(id uint32) {
 	for slot := range s.slots(id) {
-		print := atomic.LoadUint32(&slot.Print)
+		print := atomic.LoadUint32(&slot.Fingerprint)
 		before := settled(slot)
 		// As packets do: take it, if it is still what it was, then let go of it.
-		if atomic.LoadUint32(&slot.Print) != print || !atomic.CompareAndSwapUint64(&slot.Tat, before.TAT, before.TAT|taken) {
+		if atomic.LoadUint32(&slot.Fingerprint) != print || !atomic.CompareAndSwapUint64(&slot.Tat, before.TAT, before.TAT|taken) {
 			continue
 		}
-		atomic.StoreUint32(&slot.Print, 0)
+		atomic.StoreUint32(&slot.Fingerprint, 0)
 		atomic.StoreUint64(&slot.Tat, 0)
 	}
 }

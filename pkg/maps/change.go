@@ -24,26 +24,21 @@ import (
 //	Arm       the one store that lets it begin then; and end at until, unless it is confirmed
 //	Commit    once it has begun and is to last
 //	Settle, TimeBack, Back   let a change that has begun end at another moment
-//	Finish    forgets the side that is not in force; whatever changes a rule begins with it
+//	Finish    forgets the parameters that are not in force; whatever changes a rule begins with it
 //
 // Until Finish, Back is possible.
 
-// A side is what is in force of all that takes part in a change: enum side of bpf/rule.h.
-type side uint32
+// A phase of a change is what packets see of all that takes part in it.
+type phase uint64
 
 const (
-	sideBefore side = iota
-	sideAfter
-	sideBack // as before, as nobody has confirmed the change in time
+	phaseBefore   = phase(bpf.AbiPhasePHASE_BEFORE)
+	phaseAfter    = phase(bpf.AbiPhasePHASE_AFTER)
+	phaseReverted = phase(bpf.AbiPhasePHASE_REVERTED)
+	phaseByTime   = phase(bpf.AbiPhasePHASE_BY_TIME)
 )
 
-const (
-	versionChanges = 2 // VERSION_CHANGES of abi.h
-
-	viewBefore = uint64(bpf.AbiViewVIEW_BEFORE)
-	viewAfter  = uint64(bpf.AbiViewVIEW_AFTER)
-	viewTimed  = uint64(bpf.AbiViewVIEW_TIMED)
-)
+const versionChanges = 2 // VERSION_CHANGES of abi.h
 
 // Never is the time at which a change ends that is to last.
 const Never = uint64(math.MaxUint64)
@@ -54,25 +49,25 @@ type participant struct {
 	prefix netip.Prefix
 }
 
-func (s *Set) sideAt(now uint64) side {
+func (s *Set) phaseAt(now uint64) phase {
 	c := &s.change[0]
-	switch view := atomic.LoadUint64(&c.View); {
-	case view != viewTimed:
-		return side(view)
+	switch at := phase(atomic.LoadUint64(&c.Phase)); {
+	case at != phaseByTime:
+		return at
 	case now < atomic.LoadUint64(&c.From):
-		return sideBefore
+		return phaseBefore
 	case now < atomic.LoadUint64(&c.Until):
-		return sideAfter
+		return phaseAfter
 	}
-	return sideBack
+	return phaseReverted
 }
 
-// side is what is in force now. The time is asked for only where it has a say, as that takes a while.
-func (s *Set) side() side {
-	if view := atomic.LoadUint64(&s.change[0].View); view != viewTimed {
-		return side(view)
+// phase is the one that packets see now. The time is asked for only where it has a say, as that takes a while.
+func (s *Set) phase() phase {
+	if at := phase(atomic.LoadUint64(&s.change[0].Phase)); at != phaseByTime {
+		return at
 	}
-	return s.sideAt(s.now())
+	return s.phaseAt(s.now())
 }
 
 // ChangeState is how far a change is.
@@ -90,14 +85,14 @@ const (
 // pending one ends, or an expired one ended.
 func (s *Set) Change() (state ChangeState, at uint64) {
 	until := atomic.LoadUint64(&s.change[0].Until)
-	switch now := s.side(); {
-	case now == sideBefore && atomic.LoadUint64(&s.change[0].View) == viewTimed:
+	switch now := s.phase(); {
+	case now == phaseBefore && atomic.LoadUint64(&s.change[0].Phase) == uint64(phaseByTime):
 		return Armed, atomic.LoadUint64(&s.change[0].From)
-	case now == sideBefore:
+	case now == phaseBefore:
 		return NoChange, 0
-	case now == sideBack:
+	case now == phaseReverted:
 		return Expired, until
-	case atomic.LoadUint64(&s.change[0].View) == viewTimed && until != Never:
+	case atomic.LoadUint64(&s.change[0].Phase) == uint64(phaseByTime) && until != Never:
 		return Pending, until
 	}
 	return Committed, 0
@@ -122,9 +117,9 @@ type Difference struct{ Added, Removed, Changed int }
 
 // Has reports whether the rules in force are just those of want, which must be of different prefixes.
 func (s *Set) Has(want []policy.Rule) bool {
-	n, now, find := 0, s.side(), s.finder()
+	n, now, find := 0, s.phase(), s.finder()
 	for _, at := range s.byID() {
-		if present(s.versionOn(at.id, now)) {
+		if present(s.versionIn(at.id, now)) {
 			n++
 		}
 	}
@@ -140,7 +135,7 @@ func (s *Set) Has(want []policy.Rule) bool {
 func (s *Set) Prepare(want []policy.Rule, progress func(rules int)) (d Difference, err error) {
 	k, now := s.gather(), s.now()
 	s.Finish()
-	// Packets may have seen by which side of the last change they go, and would now see rules take part in this one.
+	// Packets may have seen the phase of the last change, and would now see rules take part in this one.
 	s.waitSince(s.lengths[0].Removed)
 	there := 0
 	for _, n := range k.lengths {
@@ -207,7 +202,7 @@ func (s *Set) Abandon() {
 	s.Finish()
 }
 
-// takesPart marks a rule: from now on packets go by the side of the change.
+// takesPart marks a rule: from now on packets go by the phase of the change.
 func (s *Set) takesPart(id uint32, p netip.Prefix) {
 	r, k := s.rule(id), s.gather()
 	step.Store("let a rule take part")
@@ -230,7 +225,7 @@ func (s *Set) prepareChanged(have Entry, rule policy.Rule, now uint64) {
 	encode(next, rule, old.Salt, shadow)
 	next.Salt ^= sharing(old) ^ sharing(next)
 	if limited(next) && !limited(old) {
-		empty(&r.Own, meter(next), now)
+		empty(&r.Shared, meter(next), now)
 		s.free(have.ID)
 	}
 	s.takesPart(have.ID, rule.Prefix)
@@ -241,7 +236,7 @@ func (s *Set) prepareRemoved(id uint32) {
 	r := s.rule(id)
 	s.waitSince(r.Retired)
 	old, next := s.version(id, r.Version), s.version(id, r.Version^1)
-	*next.AbiTerms, *next.AbiDetails = *old.AbiTerms, *old.AbiDetails
+	*next.AbiParams, *next.AbiColdParams = *old.AbiParams, *old.AbiColdParams
 	next.Flags |= ruleAbsent
 }
 
@@ -267,9 +262,9 @@ func (s *Set) prepareLimit(id uint32, rule policy.Rule, shadow uint32, now uint6
 	share(r, rule)
 	before, after := s.version(id, 0), s.version(id, 1)
 	encode(after, rule, newSalt(), shadow)
-	*before.AbiTerms = bpf.AbiTerms{Flags: ruleAbsent, Salt: after.Salt}
+	*before.AbiParams = bpf.AbiParams{Flags: ruleAbsent, Salt: after.Salt}
 	r.Version = 0
-	empty(&r.Own, meter(after), now)
+	empty(&r.Shared, meter(after), now)
 	return id
 }
 
@@ -280,10 +275,10 @@ const MaxLead = 1 << model.TickBits
 // each one is as if charged just now, as only the clock that is in force can
 // tell how long it has been idle.
 func (s *Set) Settle() {
-	now, on := s.now(), s.side()
+	now, on := s.now(), s.phase()
 	step.Store("settle buckets")
 	s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
-		if v := s.versionOn(id, on); limited(v) {
+		if v := s.versionIn(id, on); limited(v) {
 			rewriteBucket(b, settleBy(meter(v), now))
 		}
 	})
@@ -332,7 +327,7 @@ func (s *Set) End() {
 // Arm lets the change begin and end when Time has said.
 func (s *Set) Arm() {
 	step.Store("arm a change")
-	atomic.StoreUint64(&s.change[0].View, viewTimed)
+	atomic.StoreUint64(&s.change[0].Phase, uint64(phaseByTime))
 }
 
 // Commit is for when a change has begun. One that has no end is then in force
@@ -340,10 +335,8 @@ func (s *Set) Arm() {
 func (s *Set) Commit() {
 	c := &s.change[0]
 	if atomic.LoadUint64(&c.Until) == Never {
-		// A packet that is between the two programs still has to find the side that it went by in the first.
-		s.waitSince(s.lengths[0].Epoch)
 		step.Store("commit a change")
-		atomic.StoreUint64(&c.View, viewAfter)
+		atomic.StoreUint64(&c.Phase, uint64(phaseAfter))
 	}
 	step.Store("clamp buckets")
 	s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
@@ -355,7 +348,7 @@ func (s *Set) Commit() {
 		clamp := clampTo(after, s.now)
 		rewriteBucket(b, func(b model.Bucket) (model.Bucket, bool) {
 			next, wanted := clamp(b)
-			return next, wanted && s.side() == sideAfter // it may be over already
+			return next, wanted && s.phase() == phaseAfter // it may be over already
 		})
 	})
 }
@@ -365,7 +358,7 @@ func (s *Set) Confirm() {
 	step.Store("confirm a change")
 	atomic.StoreUint64(&s.change[0].Until, Never)
 	step.Store("commit a change")
-	atomic.StoreUint64(&s.change[0].View, viewAfter)
+	atomic.StoreUint64(&s.change[0].Phase, uint64(phaseAfter))
 }
 
 // Undone is what it does to take the change back that is in force.
@@ -405,29 +398,28 @@ func (s *Set) Back(at uint64) {
 	step.Store("say when a change ends")
 	atomic.StoreUint64(&s.change[0].Until, at)
 	step.Store("take a change back")
-	atomic.StoreUint64(&s.change[0].View, viewTimed)
+	atomic.StoreUint64(&s.change[0].Phase, uint64(phaseByTime))
 }
 
 // Finish ends a change for good: what is in force of it stays, and the other
-// side is forgotten. It does nothing where there is none; a pending one must be
+// parameters are forgotten. It does nothing where there is none; a pending one must be
 // confirmed or taken back before, and what a killed process has prepared be abandoned.
 func (s *Set) Finish() {
 	c := &s.change[0]
-	if c.View == viewBefore && (s.known == nil || len(s.known.taking) == 0) {
+	if c.Phase == uint64(phaseBefore) && (s.known == nil || len(s.known.taking) == 0) {
 		return
 	}
 	k := s.gather()
-	on := s.side()
-	if on == sideBack {
-		s.waitSince(s.lengths[0].Epoch) // for packets between the two programs, as in Commit
+	on := s.phase()
+	if on == phaseReverted {
 		s.bringBackTaking()
 	}
 	taking := k.taking
 	k.taking = nil
 	for _, t := range taking {
 		r := s.rule(t.id)
-		v := s.versionOn(t.id, on)
-		if on == sideBack {
+		v := s.versionIn(t.id, on)
+		if on == phaseReverted {
 			v.Base = v.Rebase
 			if v.Flags&ruleSparse != 0 {
 				keepOrderUntil(r, c.Until+uint64(policy.MaxWait)) // as packets did by themselves
@@ -459,11 +451,11 @@ func (s *Set) Finish() {
 // endChange is for when no rule takes part in a change any more.
 func (s *Set) endChange() {
 	c := &s.change[0]
-	// Packets that have seen a rule take part must still find the side that is in force.
+	// Packets that have seen a rule take part must still find the phase that it is in.
 	s.waitSince(s.lengths[0].Epoch)
 	s.lengths[0].Removed = s.lengths[0].Epoch // until now, packets have seen another view
 	step.Store("forget a change")
-	atomic.StoreUint64(&c.View, viewBefore)
+	atomic.StoreUint64(&c.Phase, uint64(phaseBefore))
 }
 
 // unusedShadows are those of a rule that its version in force does not have.
@@ -494,7 +486,7 @@ func (s *Set) bringBackTaking() {
 // broughtBack is what a bucket owes of a rule that a change has given back at
 // until, if nobody saw to it since.
 func broughtBack(old, next version, until uint64) func(model.Bucket) (model.Bucket, bool) {
-	old.rebased = true
+	old.reverted = true
 	m := meter(old)
 	then := m
 	if limited(next) {
@@ -516,7 +508,7 @@ func broughtBack(old, next version, until uint64) func(model.Bucket) (model.Buck
 
 // levelOf is what a bucket owes of a rule in the version that is in force.
 func (s *Set) levelOf(id uint32, v version, b model.Bucket, now uint64) uint64 {
-	if v.rebased {
+	if v.reverted {
 		old, next := s.sides(id)
 		b, _ = broughtBack(old, next, s.change[0].Until)(b)
 	}
@@ -529,8 +521,8 @@ func (s *Set) rewriteTaking(rewrite func(id uint32, b *bpf.AbiBucket)) {
 	var shared atomic.Bool
 	s.eachTaking(func(id uint32) {
 		r := s.rule(id)
-		rewrite(id, &r.Own)
-		if r.Shared != 0 {
+		rewrite(id, &r.Shared)
+		if r.HasSlots != 0 {
 			shared.Store(true)
 		}
 	})
@@ -545,7 +537,7 @@ func (s *Set) rewriteTaking(rewrite func(id uint32, b *bpf.AbiBucket)) {
 				if id >= rules {
 					continue
 				}
-				if r := s.rule(id); r.Shared != 0 && atomic.LoadUint32(&r.Version)&versionChanges != 0 {
+				if r := s.rule(id); r.HasSlots != 0 && atomic.LoadUint32(&r.Version)&versionChanges != 0 {
 					rewrite(id, slot)
 				}
 			}

@@ -15,7 +15,7 @@ import (
 
 // reopenable pins the maps of a rig, and has what it returns open them anew, as another process does.
 func reopenable(r *rig) (reopen func()) {
-	r.program(policy.GCRA) // while that set is open
+	r.program() // while that set is open
 	dir := privateBPFFS(r.T)
 	testenv.Must(r.T, r.Pin(dir))
 	return func() {

@@ -50,7 +50,7 @@ func (s *Set) Counters(id uint32) (sum Counters) {
 		sum.DelayedPackets += atomic.LoadUint64(&c.SparedPackets)
 		sum.DelayedBytes += atomic.LoadUint64(&c.SparedBytes)
 		sum.MarkedPackets += atomic.LoadUint64(&c.MarkedPackets)
-		sum.UnsurePackets += atomic.LoadUint64(&c.UnsurePackets)
+		sum.UnsurePackets += atomic.LoadUint64(&c.ContendedPackets)
 	}
 	sum.ExcessPackets, sum.ExcessBytes = sum.DroppedPackets, sum.DroppedBytes
 	if s.current(id).Flags&ruleDelay == 0 {
@@ -102,9 +102,9 @@ func (s *Set) Hurt() (map[uint32][]Hurt, error) {
 	if len(by) == 0 {
 		return hurt, nil
 	}
-	var key bpf.AbiHurtKey
-	var value bpf.AbiHurt
-	entries := s.maps[bpf.GcraMapHurts].Iterate()
+	var key bpf.AbiAffectedKey
+	var value bpf.AbiAffected
+	entries := s.maps[bpf.ShapectlMapAffected].Iterate()
 	for entries.Next(&key, &value) {
 		of, ok := by[key.Salt]
 		if !ok {

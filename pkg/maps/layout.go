@@ -145,9 +145,9 @@ func writeSamples(w io.Writer) {
 	penalty.Framing, penalty.Each = policy.Framing{Overhead: -4, MPU: 64}, policy.Each{Kind: policy.EachSubnet, Bits: 56}
 	queue.Excess, queue.Queue, queue.Order, queue.ECNAbove = policy.Delay, 50_000, policy.SparseFirst, policy.ECNAbove(time.Millisecond)
 	for i, r := range []policy.Rule{limit, penalty, queue, {Rate: policy.Unlimited}} {
-		v := version{new(bpf.AbiTerms), new(bpf.AbiDetails), false}
+		v := version{new(bpf.AbiParams), new(bpf.AbiColdParams), false}
 		encode(v, r, 1, 2)
-		write(v.AbiTerms, v.AbiDetails)
+		write(v.AbiParams, v.AbiColdParams)
 		for j, address := range []string{"192.0.2.77", "2001:db8:1:2:3:4:5:6"} {
 			addr := netip.MustParseAddr(address)
 			prefix, _ := addr.Prefix(addr.BitLen() - 9*i)

@@ -176,7 +176,7 @@ func (s *Set) insert(rule policy.Rule) error {
 func (s *Set) insertLimit(id uint32, rule policy.Rule, shadow uint32) uint32 {
 	share(s.rule(id), rule)
 	encode(s.version(id, 0), rule, newSalt(), shadow)
-	empty(&s.rule(id).Own, meter(s.version(id, 0)), s.now())
+	empty(&s.rule(id).Shared, meter(s.version(id, 0)), s.now())
 	return id
 }
 
@@ -192,7 +192,7 @@ func HasSlots(rule policy.Rule) bool {
 // bucket for all, until they are freed.
 func share(r *bpf.AbiRule, rule policy.Rule) {
 	if HasSlots(rule) {
-		r.Shared = 1
+		r.HasSlots = 1
 	}
 }
 
@@ -211,7 +211,7 @@ func keepOrder(r *bpf.AbiRule, before, after version, from func() uint64) {
 }
 
 func keepOrderUntil(r *bpf.AbiRule, until uint64) {
-	atomic.StoreUint64(&r.InOrder, max(until, atomic.LoadUint64(&r.InOrder)))
+	atomic.StoreUint64(&r.FifoUntil, max(until, atomic.LoadUint64(&r.FifoUntil)))
 }
 
 // empty makes a bucket owe nothing.
@@ -253,7 +253,7 @@ func (s *Set) replace(id uint32, have, rule policy.Rule) {
 		next.Base = after.Base
 		next.Rebase = after.Base
 	case limited(next):
-		empty(&r.Own, after, s.now())
+		empty(&r.Shared, after, s.now())
 		s.free(id)
 	}
 	keepOrder(r, old, next, s.now)

@@ -24,29 +24,29 @@ type Entry struct {
 
 // A version is one of the two that a rule has, but for its bucket.
 type version struct {
-	*bpf.AbiTerms
-	*bpf.AbiDetails
-	rebased bool // goes by another byte clock, as a change went back
+	*bpf.AbiParams
+	*bpf.AbiColdParams
+	reverted bool // goes by another byte clock, as a change was not confirmed
 }
 
 func (s *Set) version(id, n uint32) version {
 	r := s.rule(id)
-	return version{&r.Terms[n&1], &r.Details[n&1], false}
+	return version{&r.Params[n&1], &r.Cold[n&1], false}
 }
 
-// versionOn is the version of a rule that packets see on a side of the change: version_of of bpf/rule.h.
-func (s *Set) versionOn(id uint32, on side) version {
+// versionIn is the version of a rule that packets see in a phase of the change: version_in of bpf/rule.h.
+func (s *Set) versionIn(id uint32, in phase) version {
 	n := atomic.LoadUint32(&s.rule(id).Version)
 	if n&versionChanges == 0 {
 		return s.version(id, n)
 	}
-	v := s.version(id, n^uint32(on))
-	v.rebased = on == sideBack
+	v := s.version(id, n^uint32(in))
+	v.reverted = in == phaseReverted
 	return v
 }
 
 // current is the version of a rule that packets see now.
-func (s *Set) current(id uint32) version { return s.versionOn(id, s.side()) }
+func (s *Set) current(id uint32) version { return s.versionIn(id, s.phase()) }
 
 // Rules are all rules by address, IPv4 first, wider prefixes before those they hold.
 func (s *Set) Rules() []Entry {
@@ -76,10 +76,10 @@ func (s *Set) byAddress() []placed {
 
 // entries are those of rules that are in force.
 func (s *Set) entries(rules []placed) iter.Seq[Entry] {
-	now := s.side()
+	now := s.phase()
 	return func(yield func(Entry) bool) {
 		for _, at := range rules {
-			if v := s.versionOn(at.id, now); present(v) && !yield(Entry{s.decode(at.prefix, v, now), at.id}) {
+			if v := s.versionIn(at.id, now); present(v) && !yield(Entry{s.decode(at.prefix, v, now), at.id}) {
 				return
 			}
 		}
@@ -101,24 +101,6 @@ func (s *Set) all() iter.Seq[version] {
 			}
 		}
 	}
-}
-
-// Algorithms are those of all rules, also of those that a change has taken
-// away or is to bring.
-func (s *Set) Algorithms() (used []policy.Algorithm) {
-	var seen [2]bool
-	for v := range s.all() {
-		seen[choice(algorithmFlags, v.Flags)] = true
-		if seen[0] && seen[1] {
-			break
-		}
-	}
-	for a, is := range seen {
-		if is {
-			used = append(used, policy.Algorithm(a))
-		}
-	}
-	return used
 }
 
 // Delays reports whether any rule delays what exceeds, also one that a change has taken away or is to bring.
@@ -148,14 +130,14 @@ func (s *Set) Find(p netip.Prefix) (Entry, bool) { return s.finder()(p) }
 
 // finder is Find for many prefixes at one time.
 func (s *Set) finder() func(netip.Prefix) (Entry, bool) {
-	looksFor, now := s.lookedFor(), s.side()
+	looksFor, now := s.lookedFor(), s.phase()
 	return func(p netip.Prefix) (Entry, bool) {
 		place := s.findAmong(p, &looksFor)
 		if place == nil {
 			return Entry{}, false
 		}
 		id := *place - 1
-		v := s.versionOn(id, now)
+		v := s.versionIn(id, now)
 		return Entry{s.decode(p, v, now), id}, present(v)
 	}
 }
@@ -197,13 +179,13 @@ func limited(r version) bool { return r.Flags&(ruleUnlimited|ruleAbsent) == 0 }
 func present(r version) bool { return r.Flags&ruleAbsent == 0 }
 
 func meter(r version) model.Meter {
-	m := model.Meter{Slope: r.Slope, Base: r.Base, Capacity: r.Capacity, Idle: r.Idle}
+	m := model.Meter{Slope: r.RateUnits, Base: r.Base, Capacity: r.Capacity, Idle: r.Idle}
 	if r.Flags&ruleDelay != 0 {
 		m.AtOnce = r.Penalty // one word in abi.h
 	} else {
 		m.Penalty = r.Penalty
 	}
-	if r.rebased {
+	if r.reverted {
 		m.Base = r.Rebase
 	}
 	return m
@@ -223,11 +205,11 @@ func Meter(r policy.Rule) model.Meter {
 // encode writes a rule, for a bucket that was never charged. shadow is the id
 // of its shadow's limit, if it has one.
 func encode(to version, r policy.Rule, salt, shadow uint32) {
-	t := bpf.AbiTerms{
+	t := bpf.AbiParams{
 		Salt: salt, Shadow: shadow, Overhead: r.Framing.Overhead, Mpu: r.Framing.MPU, Capacity: r.Capacity << model.UnitBits,
 		Flags: algorithmFlags[r.Algorithm] | excessFlags[r.Excess] | eachFlags[r.Each.Kind] | orderFlags[r.Order] | failFlags[r.Fail],
 	}
-	d := bpf.AbiDetails{RateBits: uint64(r.Rate)}
+	d := bpf.AbiColdParams{RateBits: uint64(r.Rate)}
 	if r.Each.Kind == policy.EachSubnet {
 		t.EachBits, d.EachMask = uint32(r.Each.Bits), mask(int(r.Each.Bits))
 	}
@@ -246,14 +228,14 @@ func encode(to version, r policy.Rule, salt, shadow uint32) {
 	} else {
 		m := Meter(r)
 		// What leaves at once and who is marked are the same words as a penalty, which a queue has none of.
-		t.Slope, t.Capacity, t.Penalty, t.Idle = m.Slope, m.Capacity, m.Penalty|m.AtOnce, m.Idle
+		t.RateUnits, t.Capacity, t.Penalty, t.Idle = m.Slope, m.Capacity, m.Penalty|m.AtOnce, m.Idle
 		d.PenaltyNs |= uint64(r.ECNAbove)
 	}
-	*to.AbiTerms, *to.AbiDetails = t, d
+	*to.AbiParams, *to.AbiColdParams = t, d
 }
 
-// decode is the rule that encode has written; its shadow is that of the same side.
-func (s *Set) decode(p netip.Prefix, r version, on side) policy.Rule {
+// decode is the rule that encode has written; its shadow is that of the same phase.
+func (s *Set) decode(p netip.Prefix, r version, in phase) policy.Rule {
 	out := policy.Rule{
 		Prefix: p, Rate: policy.Rate(r.RateBits), Capacity: r.Capacity >> model.UnitBits,
 		Algorithm: policy.Algorithm(choice(algorithmFlags, r.Flags)), Excess: policy.Excess(choice(excessFlags, r.Flags)),
@@ -276,7 +258,7 @@ func (s *Set) decode(p netip.Prefix, r version, on side) policy.Rule {
 		}
 	}
 	if r.Flags&ruleShadow != 0 {
-		proposed := s.decode(p, s.versionOn(r.Shadow, on), on)
+		proposed := s.decode(p, s.versionIn(r.Shadow, in), in)
 		out.Shadow = policy.Shadow{
 			Rate: proposed.Rate, Capacity: proposed.Capacity, Each: proposed.Each,
 			Penalty: proposed.Penalty, Framing: proposed.Framing,

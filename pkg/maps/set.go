@@ -37,13 +37,13 @@ const (
 )
 
 // ruleMaps hold the rules, each a range of ids.
-var ruleMaps = [...]string{bpf.GcraMapRules, bpf.GcraMapRules1, bpf.GcraMapRules2, bpf.GcraMapRules3}
+var ruleMaps = [...]string{bpf.ShapectlMapRules, bpf.ShapectlMapRules1, bpf.ShapectlMapRules2, bpf.ShapectlMapRules3}
 
 // pinned are all maps of a set, each with the name of its pin: bpffs keeps names with a dot for itself.
 var pinned = map[string]string{
-	bpf.GcraMapFilter: "filter", bpf.GcraMapPrefixes4: "prefixes4", bpf.GcraMapPrefixes6: "prefixes6", lengthsMap: "lengths",
-	bpf.GcraMapRules: "rules", bpf.GcraMapRules1: "rules1", bpf.GcraMapRules2: "rules2", bpf.GcraMapRules3: "rules3",
-	bpf.GcraMapTable: "table", bpf.GcraMapKeys: "keys", bpf.GcraMapHurts: "hurts",
+	bpf.ShapectlMapFilter: "filter", bpf.ShapectlMapPrefixes4: "prefixes4", bpf.ShapectlMapPrefixes6: "prefixes6", lengthsMap: "lengths",
+	bpf.ShapectlMapRules: "rules", bpf.ShapectlMapRules1: "rules1", bpf.ShapectlMapRules2: "rules2", bpf.ShapectlMapRules3: "rules3",
+	bpf.ShapectlMapTable: "table", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "hurts",
 	hookMap: "hook", changeMap: "change",
 }
 
@@ -79,11 +79,11 @@ func (s *Set) Derive(size Size, hook bpf.AbiHook) (*Set, error) {
 	have, shared := s.Size(), maps.Clone(s.maps)
 	delete(shared, hookMap)
 	if size.Buckets != have.Buckets {
-		delete(shared, bpf.GcraMapTable)
-		delete(shared, bpf.GcraMapKeys)
+		delete(shared, bpf.ShapectlMapTable)
+		delete(shared, bpf.ShapectlMapKeys)
 	}
 	if size.Hurt != have.Hurt {
-		delete(shared, bpf.GcraMapHurts)
+		delete(shared, bpf.ShapectlMapAffected)
 	}
 	hook.RuleMaps, hook.FirstId = s.hook.RuleMaps, s.hook.FirstId
 	if size.Rules <= have.Rules {
@@ -93,7 +93,7 @@ func (s *Set) Derive(size Size, hook bpf.AbiHook) (*Set, error) {
 	if int(hook.RuleMaps) == len(ruleMaps) {
 		return nil, fmt.Errorf("%w: it holds %d, and has grown %d times", ErrFull, have.Rules, len(ruleMaps)-1)
 	}
-	for _, name := range []string{ruleMaps[hook.RuleMaps], bpf.GcraMapPrefixes4, bpf.GcraMapPrefixes6, bpf.GcraMapFilter} {
+	for _, name := range []string{ruleMaps[hook.RuleMaps], bpf.ShapectlMapPrefixes4, bpf.ShapectlMapPrefixes6, bpf.ShapectlMapFilter} {
 		delete(shared, name)
 	}
 	hook.FirstId[hook.RuleMaps] = have.Rules
@@ -112,7 +112,7 @@ func (s *Set) Derive(size Size, hook bpf.AbiHook) (*Set, error) {
 }
 
 func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Set, err error) {
-	spec, err := bpf.LoadGcra()
+	spec, err := bpf.LoadShapectl()
 	if err != nil {
 		return nil, fmt.Errorf("read the built-in programs: %w", err)
 	}
@@ -131,11 +131,11 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Set, er
 	hook.RuleMaps = max(hook.RuleMaps, 1)
 	hook.Shadows = size.Hurt
 	for name, entries := range map[string]uint32{
-		bpf.GcraMapPrefixes4: lines4,
-		bpf.GcraMapPrefixes6: lines6,
-		bpf.GcraMapTable:     lines,
-		bpf.GcraMapKeys:      lines * lineSlots,
-		bpf.GcraMapHurts:     max(size.Hurt, 1), // a map has room for one at least
+		bpf.ShapectlMapPrefixes4: lines4,
+		bpf.ShapectlMapPrefixes6: lines6,
+		bpf.ShapectlMapTable:     lines,
+		bpf.ShapectlMapKeys:      lines * lineSlots,
+		bpf.ShapectlMapAffected:  max(size.Hurt, 1), // a map has room for one at least
 		// The last map of rules is the one that is made to fit; the others are there already.
 		ruleMaps[hook.RuleMaps-1]: size.Rules - hook.FirstId[hook.RuleMaps-1],
 	} {
@@ -145,8 +145,8 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Set, er
 		spec.Maps[name].ValueSize = ruleSize(hook)
 		spec.Maps[name].Value = nil // a type of another size
 	}
-	spec.Maps[bpf.GcraMapFilter].ValueSize = 8 * (hook.FilterMask + 1)
-	spec.Maps[bpf.GcraMapFilter].Value = nil
+	spec.Maps[bpf.ShapectlMapFilter].ValueSize = 8 * (hook.FilterMask + 1)
+	spec.Maps[bpf.ShapectlMapFilter].Value = nil
 	spec.Maps[hookMap].Flags |= unix.BPF_F_MMAPABLE // as it is when a collection makes it
 	spec.Maps[hookMap].Contents = []ebpf.MapKV{{Key: uint32(0), Value: hook}}
 	spec.Maps[lengthsMap].Flags |= unix.BPF_F_MMAPABLE
@@ -241,13 +241,13 @@ func (s *Set) attach() (err error) {
 		}
 	}
 	return errors.Join(
-		mapArray(s, bpf.GcraMapPrefixes4, &s.prefixes4),
-		mapArray(s, bpf.GcraMapPrefixes6, &s.prefixes6),
+		mapArray(s, bpf.ShapectlMapPrefixes4, &s.prefixes4),
+		mapArray(s, bpf.ShapectlMapPrefixes6, &s.prefixes6),
 		mapArray(s, lengthsMap, &s.lengths),
 		mapArray(s, changeMap, &s.change),
-		mapArray(s, bpf.GcraMapTable, &s.lines),
-		mapArray(s, bpf.GcraMapKeys, &s.keys),
-		s.mapSized(bpf.GcraMapFilter, 8*(s.hook.FilterMask+1), func(m []byte) {
+		mapArray(s, bpf.ShapectlMapTable, &s.lines),
+		mapArray(s, bpf.ShapectlMapKeys, &s.keys),
+		s.mapSized(bpf.ShapectlMapFilter, 8*(s.hook.FilterMask+1), func(m []byte) {
 			s.filter = unsafe.Slice((*uint64)(unsafe.Pointer(&m[0])), s.hook.FilterMask+1)
 		}),
 	)
@@ -267,7 +267,7 @@ func Changing(dir string) (bool, error) {
 	if err := m.Lookup(uint32(0), &change); err != nil {
 		return false, fmt.Errorf("read the hook's change: %w", err)
 	}
-	return change.View != viewBefore, nil
+	return change.Phase != uint64(phaseBefore), nil
 }
 
 // mapArray maps an array map into memory, shared with the programs.

@@ -21,14 +21,14 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A rig is the maps of an egress hook, and the programs on them. Subtests that
+// A rig is the maps of an egress hook, and the program on them. Subtests that
 // share it put themselves in for T.
 type rig struct {
 	*testing.T
 	*maps.Set
-	loaded map[policy.Algorithm]*ebpf.Program
-	load   func(policy.Algorithm) *ebpf.Program // for as long as the set is open
-	now    uint64                               // the clock of packets and changes, in ns
+	loaded *ebpf.Program
+	load   func() *ebpf.Program // for as long as the set is open
+	now    uint64               // the clock of packets and changes, in ns
 }
 
 func newRig(t *testing.T, size maps.Size) *rig {
@@ -42,10 +42,10 @@ func newRig(t *testing.T, size maps.Size) *rig {
 	set, err := maps.New(size, hook)
 	testenv.Must(t, err)
 	t.Cleanup(func() { set.Close() })
-	r := &rig{T: t, Set: set, loaded: map[policy.Algorithm]*ebpf.Program{}, now: 1e9}
+	r := &rig{T: t, Set: set, now: 1e9}
 	set.UseClock(func() uint64 { return r.now })
-	r.load = func(a policy.Algorithm) *ebpf.Program {
-		p, err := loader.Load(a, set)
+	r.load = func() *ebpf.Program {
+		p, err := loader.Load(set)
 		testenv.Must(t, err)
 		t.Cleanup(func() { p.Close() })
 		return p
@@ -54,11 +54,11 @@ func newRig(t *testing.T, size maps.Size) *rig {
 }
 
 // program is loaded when it is first needed.
-func (r *rig) program(a policy.Algorithm) *ebpf.Program {
-	if r.loaded[a] == nil {
-		r.loaded[a] = r.load(a)
+func (r *rig) program() *ebpf.Program {
+	if r.loaded == nil {
+		r.loaded = r.load()
 	}
-	return r.loaded[a]
+	return r.loaded
 }
 
 // put sets a rule, which must change something.
@@ -96,7 +96,7 @@ func (r *rig) send(a policy.Algorithm, f maps.Flow, size int) bool {
 	r.Helper()
 	context := make([]byte, 192) // struct __sk_buff
 	binary.NativeEndian.PutUint64(context[152:], r.now)
-	verdict, err := r.program(a).Run(&ebpf.RunOptions{Data: frame(f, size), Context: context})
+	verdict, err := r.program().Run(&ebpf.RunOptions{Data: frame(f, size), Context: context})
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -262,10 +262,10 @@ func TestOpenOtherLayout(t *testing.T) {
 			replace(t, filepath.Join(dir, "hook"), uint32(unsafe.Sizeof(hook)), ebpf.MapKV{Key: uint32(0), Value: hook})
 		},
 		"no maps":            func(t *testing.T, dir string) { removeAll(t, dir) },
-		"one map less":       func(t *testing.T, dir string) { os.Remove(filepath.Join(dir, bpf.GcraMapKeys)) },
+		"one map less":       func(t *testing.T, dir string) { os.Remove(filepath.Join(dir, bpf.ShapectlMapKeys)) },
 		"settings of a size": func(t *testing.T, dir string) { replace(t, filepath.Join(dir, "hook"), 64) },
-		"rules of a size":    func(t *testing.T, dir string) { replace(t, filepath.Join(dir, bpf.GcraMapRules), 64) },
-		"buckets of a size":  func(t *testing.T, dir string) { replace(t, filepath.Join(dir, bpf.GcraMapTable), 128) },
+		"rules of a size":    func(t *testing.T, dir string) { replace(t, filepath.Join(dir, bpf.ShapectlMapRules), 64) },
+		"buckets of a size":  func(t *testing.T, dir string) { replace(t, filepath.Join(dir, bpf.ShapectlMapTable), 128) },
 		"lengths of a size":  func(t *testing.T, dir string) { replace(t, filepath.Join(dir, "lengths"), 8) },
 	} {
 		t.Run(name, func(t *testing.T) {

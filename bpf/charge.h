@@ -1,0 +1,419 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Charges any packet by any rule: for keys that have no slot yet, buckets that
+ * other CPUs are changing, queues, and all that the fast path leaves alone.
+ */
+#ifndef SHAPECTL_CHARGE_H
+#define SHAPECTL_CHARGE_H
+
+#include "key.h"
+#include "queue.h"
+
+/* A packet on the slow path. */
+struct packet {
+	__u64 now;
+	__u32 ip;
+	__u32 id; /* of the rule that decides, or of its shadow */
+	__u32 phase;
+	struct version version; /* of the rule */
+	struct size wire;
+	__u32 pad;
+};
+
+static __always_inline void count(__u64 *packets, __u64 *bytes, const struct size *wire)
+{
+	*packets += wire->packets;
+	*bytes += wire->bytes;
+}
+
+/* For skbs of more than one packet, so that user space can tell how many skbs there were. */
+static __always_inline void count_extra(struct rule *rule, __u32 packets)
+{
+	if (packets > 1)
+		__sync_fetch_and_add(&rule->extra_packets, packets - 1);
+}
+
+/* A charge to one bucket after the other, until one takes it. */
+struct charge {
+	__u64 now;
+	__u64 tat;	   /* that the packet has given the bucket */
+	__u64 before;	   /* units: the bucket is the flow's own, and so much leaves before the packet */
+	__u32 line;	   /* the first of the key's, */
+	__u32 fingerprint; /* and its fingerprint there */
+	__u32 bytes;	   /* on the wire */
+	struct key key;	   /* for the shared bucket only its id */
+	__u8 version;	   /* index of the parameters */
+	__u8 reverted;
+	__u8 excess;	   /* enum excess */
+	__u8 fifo;	   /* the packet is queued even if its flow is sparse */
+	enum verdict verdict;
+};
+
+/* The time for ticks: one ahead after a change reverted, which tells what was charged since. */
+static __always_inline __u64 tick_time(const struct charge *c)
+{
+	return c->reverted ? c->now + (1ULL << TICK_BITS) : c->now;
+}
+
+/* The slots that a key may have are numbered: those of its first line, then those of its second. */
+#define KEY_SLOTS (2 * LINE_SLOTS)
+
+static __always_inline __u32 line_with(const struct charge *c, __u32 slot)
+{
+	return slot < LINE_SLOTS ? c->line : second_line(c->line, c->fingerprint);
+}
+
+static __always_inline __u32 fingerprint_in(const struct charge *c, __u32 slot)
+{
+	return slot < LINE_SLOTS ? c->fingerprint : second_fingerprint(c->fingerprint);
+}
+
+/*
+ * How many slots a key has; KEY_SLOTS if that is not known yet, as a slot of its
+ * lines is changing hands and they were to be idle. The first line comes first, as
+ * buckets move from there to the second.
+ */
+__noinline __u64 count_slots(struct charge *c, __u32 idle)
+{
+	__u32 number = c ? c->line : 0, barrier = 0;
+	struct line *line = bpf_map_lookup_elem(&table, &number);
+	__u64 slots;
+
+	if (!c || !line || (idle && is_busy(line)))
+		return KEY_SLOTS;
+	slots = slots_with(line, c->fingerprint);
+	__sync_lock_test_and_set(&barrier, 1);
+	number = second_line(c->line, c->fingerprint);
+	line = bpf_map_lookup_elem(&table, &number);
+	if (!line || (idle && is_busy(line)))
+		return KEY_SLOTS;
+	return slots + slots_with(line, second_fingerprint(c->fingerprint));
+}
+
+/*
+ * Allocates a slot to a key that has none, if the slot is still empty. A new
+ * bucket is empty, so its first packet conforms; a flow's own has yet to be
+ * charged. The line is looked up again, as without CAP_PERFMON nothing may be
+ * added to a pointer that was passed.
+ */
+__noinline enum verdict allocate_slot(struct charge *c, __u32 i)
+{
+	const struct params *params;
+	const struct rule *rule;
+	struct line *line;
+	struct bucket *b;
+	struct key *owner;
+	__u32 number, id, slot;
+	__u64 tat;
+
+	if (!c)
+		return VERDICT_CONTENDED;
+	/* Copies, as Linux 6.1 accepts no other keys here. */
+	number = line_with(c, i);
+	id = c->key.id;
+	slot = number * LINE_SLOTS + (i & (LINE_SLOTS - 1));
+	line = bpf_map_lookup_elem(&table, &number);
+	rule = rule_of(id);
+	owner = bpf_map_lookup_elem(&keys, &slot);
+	if (!line || !rule || !owner)
+		return VERDICT_CONTENDED;
+	/* One at a time: another CPU may be allocating a slot to the same key. */
+	if (count_slots(c, true))
+		return VERDICT_AGAIN;
+	b = &line->slot[i & (LINE_SLOTS - 1)];
+	if (!lock_slot(slot, b, c->now))
+		return VERDICT_AGAIN;
+	*owner = c->key;
+	/*
+	 * A full barrier between telling and looking: of two CPUs that allocate two
+	 * slots to one key, at least one sees the other and gives way.
+	 */
+	__sync_lock_test_and_set(&b->fingerprint, fingerprint_in(c, i));
+	if (count_slots(c, false) > 1) {
+		WRITE_ONCE(b->fingerprint, 0);
+		__sync_lock_test_and_set(&b->tat, 0);
+		return VERDICT_AGAIN;
+	}
+	WRITE_ONCE(b->tick, tick(tick_time(c)));
+	params = params_of(rule, c->version);
+	tat = clock_of(params, c->reverted, c->now);
+	if (!c->before)
+		tat = c->tat = tat + ((__u64)c->bytes << UNIT_BITS);
+	__sync_lock_test_and_set(&b->tat, tat);
+	return c->before ? VERDICT_AGAIN : VERDICT_PASS;
+}
+
+/* No slot of the table. */
+#define NO_SLOT (~0U)
+
+/*
+ * Locks a slot of the table to which the bucket can move that is in a slot which
+ * a key may have: one of its second line.
+ */
+__noinline __u32 lock_next(struct charge *c, __u32 i)
+{
+	__u32 number = c ? line_with(c, i) : 0, fingerprint;
+	struct line *line = bpf_map_lookup_elem(&table, &number);
+
+	if (!c || !line)
+		return NO_SLOT;
+	fingerprint = READ_ONCE(line->slot[i & (LINE_SLOTS - 1)].fingerprint);
+	if (!(fingerprint & 1))
+		return NO_SLOT;
+	number = second_line(number, fingerprint);
+	i = spare_slot(number, fingerprint, c->now);
+	line = bpf_map_lookup_elem(&table, &number);
+	if (!line || i >= LINE_SLOTS)
+		return NO_SLOT;
+	number = number * LINE_SLOTS + i;
+	return lock_slot(number, &line->slot[i], c->now) ? number : NO_SLOT;
+}
+
+/*
+ * Moves the bucket there, so that the key can have its slot. Returns whether it
+ * did. Buckets move from their first line to their second and never back, so
+ * whoever looks into the first and then into the second finds them. While one
+ * moves it is busy, here and there, so nobody charges it.
+ */
+__noinline int move_bucket(struct charge *c, __u32 i, __u32 to)
+{
+	struct key *owner, *next_owner;
+	struct line *line, *next_line;
+	__u32 number, fingerprint, moved = 0;
+	struct bucket *b, *next;
+	__u64 tat;
+
+	if (!c)
+		return 0;
+	next_owner = bpf_map_lookup_elem(&keys, &to);
+	number = to / LINE_SLOTS;
+	next_line = bpf_map_lookup_elem(&table, &number);
+	number = line_with(c, i);
+	line = bpf_map_lookup_elem(&table, &number);
+	i &= LINE_SLOTS - 1;
+	b = line ? &line->slot[i] : NULL;
+	i += number * LINE_SLOTS;
+	owner = bpf_map_lookup_elem(&keys, &i);
+	if (!b || !next_line || !owner || !next_owner)
+		return 0;
+	next = &next_line->slot[to & (LINE_SLOTS - 1)];
+	tat = READ_ONCE(b->tat);
+	fingerprint = READ_ONCE(b->fingerprint);
+	/* Another bucket may be there now. */
+	if (fingerprint & 1 && second_line(number, fingerprint) == to / LINE_SLOTS && !(tat & TAT_BUSY) &&
+	    __sync_val_compare_and_swap(&b->tat, tat, tat | TAT_BUSY) == tat) {
+		moved = READ_ONCE(b->fingerprint) == fingerprint;
+		if (moved) {
+			*next_owner = *owner;
+			WRITE_ONCE(next->tick, READ_ONCE(b->tick));
+			__sync_lock_test_and_set(&next->fingerprint, second_fingerprint(fingerprint));
+			__sync_lock_test_and_set(&next->tat, tat);
+			WRITE_ONCE(b->fingerprint, 0);
+			tat = 0;
+		}
+		__sync_lock_test_and_set(&b->tat, tat);
+	}
+	if (!moved)
+		__sync_lock_test_and_set(&next->tat, READ_ONCE(next->tat) & ~TAT_BUSY);
+	return moved;
+}
+
+/*
+ * Charges a slot that the key may have, or with KEY_SLOTS the shared bucket. Not
+ * static, so that the verifier looks at it once, and not at each way to it.
+ */
+__noinline enum verdict charge_once(struct charge *c, __u32 slot)
+{
+	const struct params *params;
+	enum verdict verdict;
+	struct bucket *b;
+	struct rule *rule;
+	struct line *line;
+	__u32 id, number, fingerprint = 0;
+	__u64 v, tat, level;
+
+	if (!c)
+		return VERDICT_CONTENDED;
+	id = c->key.id;
+	rule = rule_of(id);
+	if (!rule)
+		return VERDICT_CONTENDED;
+	b = &rule->shared;
+	if (slot < KEY_SLOTS) {
+		number = line_with(c, slot);
+		line = bpf_map_lookup_elem(&table, &number);
+		if (!line)
+			return VERDICT_CONTENDED;
+		b = &line->slot[slot & (LINE_SLOTS - 1)];
+		fingerprint = fingerprint_in(c, slot);
+	}
+	params = params_of(rule, c->version);
+	if (c->reverted && !revert_bucket(rule, c->version, b))
+		return VERDICT_AGAIN;
+	v = clock_of(params, c->reverted, c->now);
+	if (!c->before)
+		return charge_bucket(params, v, b, fingerprint, tick_time(c), c->bytes, c->excess, &c->tat);
+	tat = READ_ONCE(b->tat);
+	if (!is_still(b, fingerprint, tat))
+		return VERDICT_AGAIN;
+	level = flow_level(params, c->before, c->bytes, c->fifo,
+			   level_at(params, v, tick_time(c), tat, READ_ONCE(b->tick)), &verdict);
+	return put_tat(b, tat, v + level, tick_time(c), verdict);
+}
+
+/* Which of the slots that it may have a key has; KEY_SLOTS for none. */
+static __always_inline __u32 slot_of_key(const struct charge *c)
+{
+	struct line *line;
+	__u32 number, slot;
+
+	number = c->line;
+	line = bpf_map_lookup_elem(&table, &number);
+	if (!line)
+		return KEY_SLOTS;
+	slot = slot_of(line, c->fingerprint);
+	if (slot < LINE_SLOTS)
+		return slot;
+	number = second_line(c->line, c->fingerprint);
+	line = bpf_map_lookup_elem(&table, &number);
+	if (!line)
+		return KEY_SLOTS;
+	return LINE_SLOTS + slot_of(line, second_fingerprint(c->fingerprint));
+}
+
+/* And which it should allocate if it has none. */
+static __always_inline __u32 slot_for_key(const struct charge *c)
+{
+	__u32 slot = spare_slot(c->line, c->fingerprint, c->now);
+
+	if (slot < LINE_SLOTS)
+		return slot;
+	return LINE_SLOTS + spare_slot(second_line(c->line, c->fingerprint), c->fingerprint, c->now);
+}
+
+static long try_slot(__u64 i, struct charge *c)
+{
+	__u32 slot = slot_of_key(c), to;
+
+	(void)i;
+	if (slot < KEY_SLOTS) {
+		c->verdict = charge_once(c, slot);
+		return c->verdict != VERDICT_AGAIN;
+	}
+	slot = slot_for_key(c);
+	if (slot < KEY_SLOTS) {
+		c->verdict = allocate_slot(c, slot);
+		return c->verdict != VERDICT_AGAIN;
+	}
+	c->verdict = VERDICT_AGAIN;
+	for (slot = 0; slot < KEY_SLOTS; slot++) {
+		to = lock_next(c, slot);
+		if (to != NO_SLOT && move_bucket(c, slot, to))
+			return 0;
+	}
+	c->verdict = VERDICT_CONTENDED;
+	return 1;
+}
+
+static long try_shared(__u64 i, struct charge *c)
+{
+	(void)i;
+	c->verdict = charge_once(c, KEY_SLOTS);
+	return c->verdict != VERDICT_AGAIN;
+}
+
+/* Where the key of a packet belongs in the table, with the bucket scope that flags say. Not static, like charge_once. */
+__noinline int find_lines(struct __sk_buff *skb, __u32 ip, __u32 flags, struct charge *c)
+{
+	const struct rule *rule;
+	__u64 hash;
+	__u32 id;
+
+	if (!c)
+		return 0;
+	id = c->key.id;
+	rule = rule_of(id);
+	if (!rule)
+		return 0;
+	make_key(skb, ip, rule->cold[c->version & 1].each_mask, flags, &c->key);
+	hash = hash_key(&c->key, params_of(rule, c->version)->salt);
+	c->line = line_of(hash);
+	c->fingerprint = fingerprint_of(hash);
+	c->fifo = is_fifo(rule, c->reverted, c->now);
+	return 0;
+}
+
+/*
+ * queue_packet for a charge. A flow that has no slot is queued, and so are all
+ * until its packet has left: by then it may have a slot, which says nothing of
+ * this packet.
+ */
+__noinline enum verdict queue_charge(struct __sk_buff *skb, __u32 ip, const struct charge *c)
+{
+	const struct params *params;
+	struct rule *rule;
+	__u32 id;
+
+	if (!c)
+		return VERDICT_CONTENDED;
+	id = c->key.id;
+	rule = rule_of(id);
+	if (!rule)
+		return VERDICT_CONTENDED;
+	params = params_of(rule, c->version);
+	if (c->verdict != VERDICT_PASS && c->verdict != VERDICT_DELAY)
+		keep_fifo(rule, c->now + drain_ns(params->rate_units, c->before));
+	return queue_packet(skb, ip, params, &rule->cold[c->version & 1], c->now,
+			    c->verdict == VERDICT_PASS ? 0 : c->before);
+}
+
+/*
+ * Charges a packet to its bucket; to the spill bucket where its key has no slot
+ * and finds none. Strangers share that one, so it has neither penalties nor marks
+ * beyond the capacity: either would let whoever sends most shut all others out.
+ */
+__noinline enum verdict charge_slow(struct __sk_buff *skb, const struct packet *p)
+{
+	struct charge c = { .verdict = VERDICT_AGAIN, .excess = EXCESS_PENALISES };
+	const struct params *params;
+	struct rule *rule;
+	__u32 id;
+
+	if (!p)
+		return VERDICT_CONTENDED;
+	c.key.id = id = p->id;
+	c.now = p->now;
+	c.bytes = p->wire.bytes;
+	c.version = p->version.index;
+	c.reverted = p->version.reverted;
+	rule = rule_of(id);
+	if (!rule)
+		return VERDICT_CONTENDED;
+	params = params_of(rule, c.version);
+	if (params->flags & RULE_ECN && ecn_of(skb, p->ip))
+		c.excess |= EXCESS_MARKS;
+	if (params->flags & RULE_EACH) {
+		find_lines(skb, p->ip, params->flags, &c);
+		bpf_loop(TRIES, try_slot, &c, 0);
+		if (c.verdict != VERDICT_CONTENDED && c.verdict != VERDICT_AGAIN)
+			goto charged;
+		c.excess = 0;
+	}
+	bpf_loop(TRIES, try_shared, &c, 0);
+	if (params->flags & RULE_EACH && c.verdict != VERDICT_AGAIN)
+		__sync_fetch_and_add(&rule->spilled_packets, p->wire.packets);
+charged:
+	if (c.verdict == VERDICT_PASS && params->flags & RULE_DELAY) {
+		c.before = units_before(params, c.bytes, c.tat - clock_of(params, c.reverted, c.now));
+		if (c.before && params->flags & RULE_SPARSE) {
+			find_lines(skb, p->ip, RULE_FLOW, &c);
+			bpf_loop(TRIES, try_slot, &c, 0);
+		} else if (c.before) {
+			c.verdict = VERDICT_DELAY;
+		}
+		return queue_charge(skb, p->ip, &c);
+	}
+	return c.verdict == VERDICT_AGAIN ? VERDICT_CONTENDED : c.verdict;
+}
+
+#endif

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What all meters share: times on the byte clock of abi.h. */
+#ifndef SHAPECTL_METER_H
+#define SHAPECTL_METER_H
+
+#include <stdbool.h>
+#include "abi.h"
+
+/* The later of two times on a byte clock, which wraps. */
+static __always_inline __u64 later(__u64 a, __u64 b)
+{
+	return (__s64)(a - b) > 0 ? a : b;
+}
+
+/* base + rate * now modulo 2^64, the 32 fraction bits of the rate cut off after the product, not before. */
+static __always_inline __u64 byte_clock(const struct params *params, __u64 base, __u64 now)
+{
+	__u64 rate = params->rate_units, low = (__u32)now;
+	__u64 v = (now >> 32) * rate + low * (rate >> 32) + (low * (__u32)rate >> 32);
+
+	return (base + v) & ~TAT_BUSY;
+}
+
+static __always_inline __u32 tick(__u64 now)
+{
+	return now >> TICK_BITS;
+}
+
+/*
+ * How long it takes to leak so many units, to the nearest ns, if that is less than
+ * 17 s: units * 2^32 / rate, worked out 16 bits at a time. Of a rate beyond
+ * 120 Mbit/s the last 13 bits are left out, which is less than 1 ns in 8 s.
+ */
+static __always_inline __u64 drain_ns(__u64 rate, __u64 units)
+{
+	__u64 high;
+
+	if (!rate)
+		return 0;
+	if (rate >> 46) {
+		rate >>= 13;
+		high = units / rate;
+		units = (units - high * rate) << 3;
+		high = (high << 3) + units / rate;
+		units %= rate;
+	} else {
+		units <<= 16;
+		high = units / rate;
+		units %= rate;
+	}
+	return (high << 16) + ((units << 16) + rate / 2) / rate;
+}
+
+#endif

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Shadows: limits that count what they would have done, and do nothing. */
+#ifndef SHAPECTL_SHADOW_H
+#define SHAPECTL_SHADOW_H
+
+#include "charge.h"
+
+/* Remembers a host or subnet of which the shadow would have refused a packet. */
+static __noinline int note_affected(struct __sk_buff *skb, const struct packet *p, const struct rule *rule)
+{
+	struct affected first = { .packets = p->wire.packets, .bytes = p->wire.bytes }, *value;
+	struct affected_key key = { .family = p->ip & IS_IPV6 ? 6 : 4 };
+	__u32 i;
+
+	key.salt = params_of(rule, p->version.index)->salt;
+	far_address(skb, p->ip, (struct address *)key.addr);
+	if (params_of(rule, p->version.index)->flags & RULE_SUBNET)
+#pragma unroll
+		for (i = 0; i < 4; i++)
+			key.addr[i] &= rule->cold[p->version.index & 1].each_mask[i];
+	value = bpf_map_lookup_elem(&affected, &key);
+	if (!value && bpf_map_update_elem(&affected, &key, &first, BPF_NOEXIST))
+		value = bpf_map_lookup_elem(&affected, &key);
+	if (value) {
+		__sync_fetch_and_add(&value->packets, first.packets);
+		__sync_fetch_and_add(&value->bytes, first.bytes);
+	}
+	return 0;
+}
+
+/* Charges a packet to the shadow of the rule that decided over it, if that has one, and counts what that would have done. */
+__noinline int apply_shadow(struct __sk_buff *skb, struct packet *p)
+{
+	const struct params *params;
+	enum verdict verdict;
+	struct counters *c;
+	struct rule *rule;
+	__u32 id;
+
+	if (!p)
+		return 0;
+	id = p->id;
+	rule = rule_of(id);
+	if (!rule)
+		return 0;
+	params = params_of(rule, p->version.index);
+	if (!(params->flags & RULE_SHADOW))
+		return 0;
+	p->id = id = params->shadow;
+	rule = rule_of(id);
+	if (!rule)
+		return 0;
+	p->version = version_in(rule, p->phase);
+	params = params_of(rule, p->version.index);
+	measure(skb, p->ip, params->overhead, params->mpu, &p->wire);
+	verdict = charge_slow(skb, p);
+	c = counters_of(rule);
+	if (verdict == VERDICT_EXCESS) {
+		count(&c->spared_packets, &c->spared_bytes, &p->wire);
+		note_affected(skb, p, rule);
+	}
+	if (verdict == VERDICT_CONTENDED)
+		c->contended_packets += p->wire.packets;
+	count(&c->passed_packets, &c->passed_bytes, &p->wire);
+	count_extra(rule, p->wire.packets);
+	return 0;
+}
+
+#endif

@@ -1,0 +1,370 @@
+//go:build ignore
+
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * The program of a hook: parse, match, charge, act, count. What most packets need
+ * is inline here and short. Everything else is left to functions that begin anew
+ * from the packet and the id of its rule, so that nothing has to be kept for them.
+ */
+#include <linux/pkt_cls.h>
+#include "prefix.h"
+#include "shadow.h"
+
+/* Under tcx this is TCX_NEXT: later programs, and the legacy filters, still see the packet. */
+#define NEXT TC_ACT_UNSPEC
+#define DROP TC_ACT_SHOT
+
+static __always_inline __u64 time_ns(struct __sk_buff *skb)
+{
+	return hook.virtual_clock ? skb->tstamp : bpf_ktime_get_ns();
+}
+
+/* Acts on a verdict of any kind. */
+static __always_inline int act(struct __sk_buff *skb, __u32 ip, struct rule *rule, __u32 flags,
+			       const struct size *wire, enum verdict verdict)
+{
+	struct counters *c = counters_of(rule);
+
+	if (verdict == VERDICT_MARK && mark_ce(skb, ip))
+		verdict = VERDICT_CONTENDED;
+	if (verdict == VERDICT_CONTENDED)
+		c->contended_packets += wire->packets;
+	if ((verdict == VERDICT_EXCESS && !(flags & RULE_PASS)) ||
+	    (verdict == VERDICT_CONTENDED && flags & RULE_FAIL_CLOSED)) {
+		count(&c->dropped_packets, &c->dropped_bytes, wire);
+		return DROP;
+	}
+	if (verdict == VERDICT_EXCESS || verdict == VERDICT_MARK || verdict == VERDICT_DELAY)
+		count(&c->spared_packets, &c->spared_bytes, wire);
+	if (verdict == VERDICT_MARK)
+		c->marked_packets += wire->packets;
+	count(&c->passed_packets, &c->passed_bytes, wire);
+	/* Also packets that are not delayed, lest they overtake those that are. */
+	if (hook.ifb && flags & RULE_DELAY)
+		return bpf_redirect(hook.ifb, 0);
+	return NEXT;
+}
+
+/* The rule of the longest prefix among those that there are in a phase of a change. */
+struct present {
+	__u64 addr[2];
+	__u32 ipv6;
+	__u32 use; /* the version of the lengths */
+	__u32 phase;
+	__u32 id; /* of the rule plus one, or 0 */
+};
+
+static long present_next(__u64 i, struct present *p)
+{
+	const struct rule *rule;
+	__u32 id = 0;
+
+	if (p->ipv6) {
+		const struct length6 *by = &lengths.use[p->use & 1].list6[i & (LENGTHS6 - 1)];
+		__u64 addr0 = p->addr[0] & by->mask[0], addr1 = p->addr[1] & by->mask[1];
+
+		id = find6(addr0, addr1, by->length, hash6_prefix(addr0, addr1, by->length));
+	} else if (i < LENGTHS4) { /* There are never more; the verifier wants to see that. */
+		__u64 key = key4(lengths.use[p->use & 1].list4[i], p->addr[0]);
+
+		id = find4(key, hash4_prefix(key));
+	}
+	if (!id)
+		return 0;
+	rule = rule_of(id - 1);
+	if (!rule || params_of(rule, version_in(rule, p->phase).index)->flags & RULE_ABSENT)
+		return 0;
+	p->id = id;
+	return 1;
+}
+
+static __noinline __u32 match_present(struct __sk_buff *skb, __u32 ip, __u32 phase)
+{
+	struct present p = { .ipv6 = ip & IS_IPV6, .use = lengths.version & 1, .phase = phase };
+	struct address far = {};
+
+	if (far_address(skb, ip, &far))
+		return 0;
+	p.addr[0] = far.word[0];
+	p.addr[1] = far.word[1];
+	bpf_loop(p.ipv6 ? lengths.use[p.use & 1].count6 : lengths.use[p.use & 1].count4, present_next, &p, 0);
+	return p.id;
+}
+
+/*
+ * From the rule of the longest prefix to the one that decides over a packet in the
+ * phase that the change has come to at its time. Returns whether there is one.
+ */
+__noinline int decide(struct __sk_buff *skb, struct packet *p)
+{
+	struct rule *rule;
+	__u32 id;
+
+	if (!p)
+		return false;
+	id = p->id;
+	rule = rule_of(id);
+	if (!rule)
+		return false;
+	p->phase = phase_at(p->now);
+	p->version = version_in(rule, p->phase);
+	if (!(params_of(rule, p->version.index)->flags & RULE_ABSENT))
+		return true;
+	id = match_present(skb, p->ip, p->phase) - 1;
+	rule = rule_of(id);
+	if (!rule)
+		return false;
+	p->id = id;
+	p->version = version_in(rule, p->phase);
+	return true;
+}
+
+/* Applies the rule that decides over a packet, whatever both are. */
+__noinline int apply_slow(struct __sk_buff *skb, struct packet *p)
+{
+	enum verdict verdict = VERDICT_PASS;
+	const struct params *params;
+	struct rule *rule;
+	__u32 flags, id;
+	int answer;
+
+	if (!p)
+		return NEXT;
+	id = p->id;
+	rule = rule_of(id);
+	if (!rule)
+		return NEXT;
+	params = params_of(rule, p->version.index);
+	flags = params->flags;
+	measure(skb, p->ip, params->overhead, params->mpu, &p->wire);
+	if (!(flags & RULE_UNLIMITED))
+		verdict = charge_slow(skb, p);
+	answer = act(skb, p->ip, rule, flags, &p->wire, verdict);
+	count_extra(rule, p->wire.packets);
+	return answer;
+}
+
+/* What the fast path does not know. */
+#define RULE_SLOW \
+	(RULE_UNLIMITED | RULE_FRAMING | RULE_ECN | RULE_PASS | RULE_FAIL_CLOSED | RULE_ABSENT | RULE_SHADOW | RULE_SPARSE)
+
+/* What functions answer that have done nothing. */
+#define UNDONE -2
+
+/*
+ * The bucket of a packet, if it is at hand, and its fingerprint. Only if thorough it
+ * finds keys in their second line.
+ */
+static __always_inline struct bucket *bucket_at_hand(struct __sk_buff *skb, __u32 ip, struct rule *rule, __u32 index,
+						     const struct params *params, bool thorough, __u32 *fingerprint)
+{
+	__u64 hash;
+
+	*fingerprint = 0;
+	if (!(params->flags & RULE_EACH))
+		return &rule->shared;
+	hash = hash_plain(skb, ip, rule->cold[index & 1].each_mask, params->salt, params->flags);
+	return hash ? find_bucket(hash, thorough, fingerprint) : NULL;
+}
+
+/*
+ * Which parameters of a rule are in force, if that does not depend on the time and
+ * the fast path knows all that they ask for; UNDONE otherwise.
+ */
+static __always_inline int fast_index(const struct rule *rule)
+{
+	__u32 version = READ_ONCE(rule->version);
+	__u64 phase;
+
+	if (version & VERSION_CHANGES) {
+		phase = READ_ONCE(change.phase);
+		if (phase == PHASE_BY_TIME)
+			return UNDONE;
+		version ^= phase;
+	}
+	version &= 1;
+	return params_of(rule, version)->flags & RULE_SLOW ? UNDONE : version;
+}
+
+/* apply for rules that delay or have a penalty, and for keys that are not in their first line; UNDONE for others. */
+__noinline int apply_fast(struct __sk_buff *skb, __u32 ip, __u32 id)
+{
+	struct size wire = { .bytes = skb->len, .packets = 1 };
+	struct rule *rule = rule_of(id);
+	const struct params *params;
+	enum verdict verdict;
+	struct bucket *bucket;
+	__u64 now, v, tat = 0;
+	__u32 fingerprint;
+	int index;
+
+	if (!rule)
+		return UNDONE;
+	index = fast_index(rule);
+	if (index < 0)
+		return UNDONE;
+	params = params_of(rule, index);
+	bucket = bucket_at_hand(skb, ip, rule, index, params, true, &fingerprint);
+	if (!bucket)
+		return UNDONE;
+	now = time_ns(skb);
+	v = byte_clock(params, params->base, now);
+	verdict = charge_bucket(params, v, bucket, fingerprint, now, wire.bytes, EXCESS_PENALISES, &tat);
+	if (verdict == VERDICT_AGAIN)
+		return UNDONE;
+	if (verdict == VERDICT_PASS && params->flags & RULE_DELAY)
+		verdict = queue_packet(skb, ip, params, &rule->cold[index & 1], now,
+				       units_before(params, wire.bytes, tat - v));
+	return act(skb, ip, rule, params->flags, &wire, verdict);
+}
+
+/*
+ * What most packets and rules need: a packet that is one on the wire, and a bucket
+ * that is at hand and charged by nobody else at this moment.
+ */
+static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
+{
+	struct packet p = { .ip = ip, .id = id };
+	const struct params *params;
+	__u32 fingerprint;
+	enum verdict verdict;
+	struct bucket *bucket;
+	struct counters *c;
+	__u64 now, v, tat;
+	struct rule *rule;
+	int index, answer;
+
+	rule = rule_of(id);
+	if (!rule)
+		return NEXT;
+	index = fast_index(rule);
+	if (index < 0 || skb->gso_size || skb->vlan_present)
+		goto slow;
+	params = params_of(rule, index);
+	if (params->flags & (RULE_DELAY | RULE_PENALTY))
+		goto fast;
+	/* Touched before the clock is read, which waits for all loads, so that two misses are one. */
+	if (IS_BIG)
+		READ_ONCE(counters_of(rule)->passed_packets);
+	bucket = bucket_at_hand(skb, ip, rule, index, params, false, &fingerprint);
+	if (!bucket)
+		goto fast;
+	now = time_ns(skb);
+	v = byte_clock(params, params->base, now);
+	verdict = charge_bucket(params, v, bucket, fingerprint, now, skb->len, 0, &tat);
+	/* With two CPUs on one bucket, that the other was faster is as likely as not. */
+	if (verdict == VERDICT_AGAIN)
+		verdict = charge_bucket(params, v, bucket, fingerprint, now, skb->len, 0, &tat);
+	c = counters_of(rule);
+	if (verdict == VERDICT_PASS) {
+		c->passed_packets++;
+		c->passed_bytes += skb->len;
+		return NEXT;
+	}
+	if (verdict == VERDICT_EXCESS) {
+		c->dropped_packets++;
+		c->dropped_bytes += skb->len;
+		return DROP;
+	}
+fast:
+	answer = apply_fast(skb, ip, id);
+	if (answer != UNDONE)
+		return answer;
+slow:
+	p.now = time_ns(skb);
+	if (!decide(skb, &p))
+		return NEXT;
+	answer = apply_slow(skb, &p);
+	if (hook.shadows)
+		apply_shadow(skb, &p);
+	return answer;
+}
+
+/* Lets neighbour discovery pass, and counts it with the rule that would have decided over it. */
+__noinline int exempt(struct __sk_buff *skb, __u32 ip)
+{
+	struct packet p = { .ip = ip, .now = time_ns(skb) };
+	struct address far = {};
+	struct rule *rule;
+	__u32 id;
+
+	if (far_address(skb, ip, &far))
+		return NEXT;
+	id = match6_from(far.word[0], far.word[1], lengths.version, 0);
+	if (!id)
+		return NEXT;
+	p.id = id - 1;
+	if (!decide(skb, &p))
+		return NEXT;
+	id = p.id;
+	rule = rule_of(id);
+	if (rule)
+		__sync_fetch_and_add(&rule->exempt_packets, 1);
+	return NEXT;
+}
+
+/* Where the IP packet is, and the id of its rule plus one, or 0. */
+struct match {
+	__u32 ip;
+	__u32 id;
+};
+
+/* For packets with VLAN tags, or with headers outside of the linear part. */
+__noinline int match_slow(struct __sk_buff *skb, struct match *m)
+{
+	struct address far = {};
+	int ip = find_ip(skb);
+
+	if (!m || ip < 0 || far_address(skb, ip, &far))
+		return 0;
+	m->ip = ip;
+	if (!(ip & IS_IPV6))
+		m->id = match4_from(far.word[0], lengths.version, 0);
+	else if (is_discovery(skb, ip))
+		exempt(skb, ip);
+	else
+		m->id = match6_from(far.word[0], far.word[1], lengths.version, 0);
+	return 0;
+}
+
+SEC("tc")
+int shapectl(struct __sk_buff *skb)
+{
+	void *data = (void *)(long)skb->data, *data_end = (void *)(long)skb->data_end, *l3;
+	__u32 ip = hook.l2_bytes, id;
+	struct match found = {};
+	const __u64 *far;
+	__be16 proto;
+
+	if (ip) {
+		if (data + ETH_HLEN > data_end)
+			return NEXT;
+		proto = *(__be16 *)AT(data, ETH_HLEN - sizeof(proto));
+		l3 = AT(data, ETH_HLEN);
+	} else {
+		proto = skb->protocol;
+		l3 = AT(data, 0);
+	}
+	if (proto == bpf_htons(ETH_P_IP) && l3 + sizeof(struct iphdr) <= data_end) {
+		if (*(__u8 *)l3 >> 4 != 4)
+			return NEXT;
+		id = match4(*(__u32 *)far4(l3));
+	} else if (proto == bpf_htons(ETH_P_IPV6) && l3 + sizeof(struct ipv6hdr) <= data_end) {
+		if (*(__u8 *)l3 >> 4 != 6)
+			return NEXT;
+		ip |= IS_IPV6;
+		if (((struct ipv6hdr *)l3)->nexthdr == IPPROTO_ICMPV6 && is_discovery(skb, ip))
+			return exempt(skb, ip);
+		far = far6(l3);
+		id = match6(far[0], far[1]);
+	} else if (proto == bpf_htons(ETH_P_IP) || proto == bpf_htons(ETH_P_IPV6) || is_tag(proto)) {
+		match_slow(skb, &found);
+		ip = found.ip;
+		id = found.id;
+	} else {
+		return NEXT;
+	}
+	return id ? apply(skb, ip, id - 1) : NEXT;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
