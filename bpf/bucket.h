@@ -48,7 +48,9 @@ static __always_inline enum verdict put_tat(struct bucket *b, __u64 old, __u64 t
 	/* Before the CAS: a charge must not be seen with the tick of an older one. */
 	if (READ_ONCE(b->tick) != tick(now))
 		WRITE_ONCE(b->tick, tick(now));
-	return __sync_val_compare_and_swap(&b->tat, old, tat) == old ? verdict : VERDICT_AGAIN;
+	if (unlikely(__sync_val_compare_and_swap(&b->tat, old, tat) != old))
+		return VERDICT_AGAIN;
+	return verdict;
 }
 
 /* What may happen to an excess packet and its bucket. */

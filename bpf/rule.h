@@ -9,6 +9,9 @@
 #define READ_ONCE(x) (*(volatile typeof(x) *)&(x))
 #define WRITE_ONCE(x, v) (*(volatile typeof(x) *)&(x) = (v))
 
+#define likely(x) __builtin_expect(!!(x), 1)
+#define unlikely(x) __builtin_expect(!!(x), 0)
+
 /* How many maps there are is a constant to the verifier, which leaves out the rest. */
 static __always_inline struct rule *rule_of(__u32 id)
 {

@@ -151,19 +151,13 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p)
 /* What functions answer that have done nothing. */
 #define UNDONE -2
 
-/*
- * The bucket of a packet, if it is at hand, and its fingerprint. Only if thorough it
- * finds keys in their second line.
- */
-static __always_inline struct bucket *bucket_at_hand(struct __sk_buff *skb, __u32 ip, struct rule *rule, __u32 index,
-						     const struct params *params, bool thorough, __u32 *fingerprint)
+/* The bucket of a packet's key, if it is at hand, and its fingerprint. Only if thorough it finds keys in their second line. */
+static __always_inline struct bucket *bucket_at_hand(struct __sk_buff *skb, __u32 ip, const struct rule *rule,
+						     __u32 index, const struct params *params, bool thorough,
+						     __u32 *fingerprint)
 {
-	__u64 hash;
+	__u64 hash = hash_plain(skb, ip, rule->cold[index & 1].each_mask, params->salt, params->flags);
 
-	*fingerprint = 0;
-	if (!(params->flags & RULE_EACH))
-		return &rule->shared;
-	hash = hash_plain(skb, ip, rule->cold[index & 1].each_mask, params->salt, params->flags);
 	return hash ? find_bucket(hash, thorough, fingerprint) : NULL;
 }
 
@@ -171,7 +165,7 @@ static __always_inline struct bucket *bucket_at_hand(struct __sk_buff *skb, __u3
  * Which parameters of a rule are in force, if that does not depend on the time and
  * the fast path knows all that they ask for; UNDONE otherwise.
  */
-static __always_inline int fast_index(const struct rule *rule)
+static __always_inline int fast_index(const struct rule *rule, __u32 unknown)
 {
 	__u32 version = READ_ONCE(rule->version);
 	__u64 phase;
@@ -183,7 +177,7 @@ static __always_inline int fast_index(const struct rule *rule)
 		version ^= phase;
 	}
 	version &= 1;
-	return params_of(rule, version)->flags & RULE_SLOW ? UNDONE : version;
+	return params_of(rule, version)->flags & unknown ? UNDONE : version;
 }
 
 /* apply for rules that delay or have a penalty, and for keys that are not in their first line; UNDONE for others. */
@@ -194,17 +188,19 @@ __noinline int apply_fast(struct __sk_buff *skb, __u32 ip, __u32 id)
 	const struct params *params;
 	enum verdict verdict;
 	struct bucket *bucket;
+	__u32 fingerprint = 0;
 	__u64 now, v, tat = 0;
-	__u32 fingerprint;
 	int index;
 
 	if (!rule)
 		return UNDONE;
-	index = fast_index(rule);
+	index = fast_index(rule, RULE_SLOW);
 	if (index < 0)
 		return UNDONE;
 	params = params_of(rule, index);
-	bucket = bucket_at_hand(skb, ip, rule, index, params, true, &fingerprint);
+	bucket = &rule->shared;
+	if (params->flags & RULE_EACH)
+		bucket = bucket_at_hand(skb, ip, rule, index, params, true, &fingerprint);
 	if (!bucket)
 		return UNDONE;
 	now = time_ns(skb);
@@ -224,7 +220,6 @@ __noinline int apply_fast(struct __sk_buff *skb, __u32 ip, __u32 id)
  */
 static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 {
-	struct packet p = { .ip = ip, .id = id };
 	const struct params *params;
 	__u32 fingerprint;
 	enum verdict verdict;
@@ -233,28 +228,35 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 	__u64 now, v, tat;
 	struct rule *rule;
 	int index, answer;
+	struct packet p;
 
 	rule = rule_of(id);
 	if (!rule)
 		return NEXT;
-	index = fast_index(rule);
-	if (index < 0 || skb->gso_size || skb->vlan_present)
+	if (unlikely(skb->gso_size || skb->vlan_proto))
 		goto slow;
-	params = params_of(rule, index);
-	if (params->flags & (RULE_DELAY | RULE_PENALTY))
+	index = fast_index(rule, RULE_SLOW | RULE_DELAY | RULE_PENALTY);
+	if (unlikely(index < 0))
 		goto fast;
+	params = params_of(rule, index);
 	/* Touched before the clock is read, which waits for all loads, so that two misses are one. */
 	if (IS_BIG)
 		READ_ONCE(counters_of(rule)->passed_packets);
-	bucket = bucket_at_hand(skb, ip, rule, index, params, false, &fingerprint);
-	if (!bucket)
-		goto fast;
-	now = time_ns(skb);
-	v = byte_clock(params, params->base, now);
-	verdict = charge_bucket(params, v, bucket, fingerprint, now, skb->len, 0, &tat);
-	/* With two CPUs on one bucket, that the other was faster is as likely as not. */
-	if (verdict == VERDICT_AGAIN)
+	if (params->flags & RULE_EACH) {
+		bucket = bucket_at_hand(skb, ip, rule, index, params, false, &fingerprint);
+		if (!bucket)
+			goto fast;
+		now = time_ns(skb);
+		v = byte_clock(params, params->base, now);
 		verdict = charge_bucket(params, v, bucket, fingerprint, now, skb->len, 0, &tat);
+	} else {
+		now = time_ns(skb);
+		v = byte_clock(params, params->base, now);
+		verdict = charge_bucket(params, v, &rule->shared, 0, now, skb->len, 0, &tat);
+		/* With two CPUs on one bucket, that the other was faster is as likely as not. */
+		if (verdict == VERDICT_AGAIN)
+			verdict = charge_bucket(params, v, &rule->shared, 0, now, skb->len, 0, &tat);
+	}
 	c = counters_of(rule);
 	if (verdict == VERDICT_PASS) {
 		c->passed_packets++;
@@ -271,7 +273,7 @@ fast:
 	if (answer != UNDONE)
 		return answer;
 slow:
-	p.now = time_ns(skb);
+	p = (struct packet){ .ip = ip, .id = id, .now = time_ns(skb) };
 	if (!decide(skb, &p))
 		return NEXT;
 	answer = apply_slow(skb, &p);
@@ -332,7 +334,7 @@ int shapectl(struct __sk_buff *skb)
 {
 	void *data = (void *)(long)skb->data, *data_end = (void *)(long)skb->data_end, *l3;
 	__u32 ip = hook.l2_bytes, id;
-	struct match found = {};
+	struct match found;
 	const __u64 *far;
 	__be16 proto;
 
@@ -358,6 +360,7 @@ int shapectl(struct __sk_buff *skb)
 		far = far6(l3);
 		id = match6(far[0], far[1]);
 	} else if (proto == bpf_htons(ETH_P_IP) || proto == bpf_htons(ETH_P_IPV6) || is_tag(proto)) {
+		found = (struct match){};
 		match_slow(skb, &found);
 		ip = found.ip;
 		id = found.id;
