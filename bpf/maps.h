@@ -9,6 +9,20 @@
 
 const volatile struct hook hook;
 
+/*
+ * A field of hook that the loader has written into the instruction itself, as
+ * Linux does with runtime constants: it takes no load, and the verifier removes
+ * the branches that depend on it. See Load in pkg/loader.
+ */
+#define HOOK_CONSTANT 0x5c000000
+#define HOOK(field)                                                                                       \
+	({                                                                                                \
+		__u32 value;                                                                              \
+		asm("%0 = %1" : "=w"(value)                                                               \
+		    : "i"(HOOK_CONSTANT | sizeof(hook.field) << 16 | __builtin_offsetof(struct hook, field))); \
+		value;                                                                                    \
+	})
+
 /* All are written through memory, so their values are page-aligned: lines are cache lines. */
 #define ARRAY(name, struct_name)                          \
 	struct {                                          \

@@ -39,7 +39,7 @@
 
 /* Where a header has the address that rules go by. */
 #define FAR_OFFSET(header)                                         \
-	(hook.match_src ? __builtin_offsetof(struct header, saddr) \
+	(HOOK(match_src) ? __builtin_offsetof(struct header, saddr) \
 			: __builtin_offsetof(struct header, daddr))
 
 /*
@@ -75,14 +75,14 @@ struct transport {
 /* The address that rules go by in a header that is in the packet. */
 static __always_inline const void *far4(const struct iphdr *ip)
 {
-	if (hook.match_src)
+	if (HOOK(match_src))
 		return AT(ip, __builtin_offsetof(struct iphdr, saddr));
 	return AT(ip, __builtin_offsetof(struct iphdr, daddr));
 }
 
 static __always_inline const void *far6(const struct ipv6hdr *ip)
 {
-	if (hook.match_src)
+	if (HOOK(match_src))
 		return AT(ip, __builtin_offsetof(struct ipv6hdr, saddr));
 	return AT(ip, __builtin_offsetof(struct ipv6hdr, daddr));
 }
@@ -197,7 +197,7 @@ __noinline int is_discovery(struct __sk_buff *skb, __u32 ip)
 	} h;
 	const __be32 *src = h.ip.saddr.in6_u.u6_addr32, *dst = h.ip.daddr.in6_u.u6_addr32;
 
-	if (skb->len - l3_of(ip) > ND_BYTES || (skb->gso_size && !hook.replay) ||
+	if (skb->len - l3_of(ip) > ND_BYTES || (skb->gso_size && !HOOK(replay)) ||
 	    bpf_skb_load_bytes(skb, l3_of(ip), &h, sizeof(h)))
 		return false;
 	if (h.ip.nexthdr != IPPROTO_ICMPV6 || h.ip.hop_limit != ND_HOP_LIMIT || h.code ||
@@ -271,11 +271,11 @@ static __always_inline int find_ip(struct __sk_buff *skb)
 {
 	__be16 proto = skb->protocol;
 
-	if (!hook.l2_bytes)
+	if (!HOOK(l2_bytes))
 		return find_ip_at(skb, 0, proto, false);
 	if (bpf_skb_load_bytes(skb, ETH_HLEN - sizeof(proto), &proto, sizeof(proto)))
 		return -1;
-	return find_ip_at(skb, hook.l2_bytes, proto, true);
+	return find_ip_at(skb, HOOK(l2_bytes), proto, true);
 }
 
 /* In network order; of IPv4 the first four bytes. */
@@ -503,7 +503,7 @@ __noinline int measure(struct __sk_buff *skb, __u32 ip, __s32 overhead, __u32 mp
 		segments = g.segments;
 		if (size == GSO_BY_FRAGS)
 			size = (g.len - g.header) / g.segments;
-		if (!hook.replay && (hook.ingress || g.in_tunnel || size != g.size ||
+		if (!HOOK(replay) && (HOOK(ingress) || g.in_tunnel || size != g.size ||
 				     skb->wire_len <= bytes + (segments - 1) * header)) {
 			bytes += (segments - 1) * header;
 		} else {

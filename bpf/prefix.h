@@ -57,7 +57,7 @@ static __always_inline __u32 prefix_line(__u64 hash, __u32 mask)
 /* Whether a prefix with that hash may be there. */
 static __always_inline bool in_filter(const struct filter *f, __u64 hash)
 {
-	__u64 word = f->word[hash >> 32 & hook.filter_mask];
+	__u64 word = f->word[hash >> 32 & HOOK(filter_mask)];
 
 	return word >> (hash >> 26 & 63) & word >> (hash >> 58) & 1;
 }
@@ -113,7 +113,7 @@ static long search_line4(__u64 n, struct search *s)
 	const struct prefixes4 *line;
 
 	(void)n;
-	s->line = (s->line + 1) & hook.prefixes4_mask;
+	s->line = (s->line + 1) & HOOK(prefixes4_mask);
 	line = bpf_map_lookup_elem(&prefixes4, &s->line);
 	if (!line)
 		return 1;
@@ -126,7 +126,7 @@ static long search_line6(__u64 n, struct search *s)
 	const struct prefixes6 *line;
 
 	(void)n;
-	s->line = (s->line + 1) & hook.prefixes6_mask;
+	s->line = (s->line + 1) & HOOK(prefixes6_mask);
 	line = bpf_map_lookup_elem(&prefixes6, &s->line);
 	if (!line)
 		return 1;
@@ -137,7 +137,7 @@ static long search_line6(__u64 n, struct search *s)
 /* The id plus one of the rule of exactly that prefix, or 0. */
 __noinline __u32 find4(__u64 key, __u64 hash)
 {
-	struct search s = { .key = { key }, .line = prefix_line(hash, hook.prefixes4_mask) };
+	struct search s = { .key = { key }, .line = prefix_line(hash, HOOK(prefixes4_mask)) };
 	const struct prefixes4 *line;
 
 	line = bpf_map_lookup_elem(&prefixes4, &s.line);
@@ -154,7 +154,7 @@ __noinline __u32 find6(__u64 addr0, __u64 addr1, __u32 length, __u64 hash)
 	struct search s = {
 		.key = { addr0, addr1 },
 		.length = length,
-		.line = prefix_line(hash, hook.prefixes6_mask),
+		.line = prefix_line(hash, HOOK(prefixes6_mask)),
 	};
 	const struct prefixes6 *line;
 
@@ -251,7 +251,7 @@ __noinline __u32 match6_from(__u64 addr0, __u64 addr1, __u32 use, __u32 from)
  */
 #define BIG_MASK4 (1 << 14)
 #define BIG_MASK6 (1 << 15)
-#define IS_BIG (hook.prefixes4_mask >= BIG_MASK4)
+#define IS_BIG (HOOK(prefixes4_mask) >= BIG_MASK4)
 
 /*
  * The id of the rule that decides, plus one, or 0: the first place for the
@@ -261,7 +261,7 @@ __noinline __u32 match6_from(__u64 addr0, __u64 addr1, __u32 use, __u32 from)
 static __always_inline __u32 match4(__u32 addr)
 {
 	__u64 first = READ_ONCE(lengths.first4), key = key4(first, addr);
-	__u32 mask = hook.prefixes4_mask, number = prefix_line(hash4_prefix(key), mask), use, from;
+	__u32 mask = HOOK(prefixes4_mask), number = prefix_line(hash4_prefix(key), mask), use, from;
 	const struct prefixes4 *line;
 
 	if (mask >= BIG_MASK4)
@@ -278,7 +278,7 @@ static __always_inline __u32 match4(__u32 addr)
 
 static __always_inline __u32 match6(__u64 addr0, __u64 addr1)
 {
-	__u32 mask = hook.prefixes6_mask, use = READ_ONCE(lengths.version) & 1, number, from;
+	__u32 mask = HOOK(prefixes6_mask), use = READ_ONCE(lengths.version) & 1, number, from;
 	const struct length6 *by = &lengths.use[use].list6[0];
 	__u64 first0 = addr0 & by->mask[0], first1 = addr1 & by->mask[1];
 	const struct prefixes6 *line;

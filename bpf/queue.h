@@ -18,9 +18,9 @@ static __always_inline bool set_departure(struct __sk_buff *skb, __u64 time)
 	if (!bpf_skb_set_tstamp(skb, time, BPF_SKB_TSTAMP_DELIVERY_MONO))
 		return true;
 	/* On egress the time needs no type. */
-	if (!hook.ingress)
+	if (!HOOK(ingress))
 		skb->tstamp = time;
-	return !hook.ingress;
+	return !HOOK(ingress);
 }
 
 /* What has to leave before a packet that was charged and left the bucket with that level, in units. */
@@ -44,7 +44,7 @@ static __always_inline enum verdict queue_packet(struct __sk_buff *skb, __u32 ip
 {
 	__u64 asked = skb->tstamp, wait = drain_ns(params->rate_units, before), departure = now + wait;
 
-	if (!hook.ingress && asked > departure && asked - departure <= OWN_TIME_NS) {
+	if (!HOOK(ingress) && asked > departure && asked - departure <= OWN_TIME_NS) {
 		departure = now + drain_ns(params->rate_units, params->capacity - params->burst);
 		if (asked < departure)
 			departure = asked;

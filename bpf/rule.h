@@ -15,17 +15,17 @@
 /* How many maps there are is a constant to the verifier, which leaves out the rest. */
 static __always_inline struct rule *rule_of(__u32 id)
 {
-	if (hook.rule_maps == 1 || id < hook.first_id[1])
+	if (HOOK(rule_maps) == 1 || id < HOOK(first_id[1]))
 		return bpf_map_lookup_elem(&rules, &id);
-	if (hook.rule_maps == 2 || id < hook.first_id[2]) {
-		id -= hook.first_id[1];
+	if (HOOK(rule_maps) == 2 || id < HOOK(first_id[2])) {
+		id -= HOOK(first_id[1]);
 		return bpf_map_lookup_elem(&rules1, &id);
 	}
-	if (hook.rule_maps == 3 || id < hook.first_id[3]) {
-		id -= hook.first_id[2];
+	if (HOOK(rule_maps) == 3 || id < HOOK(first_id[3])) {
+		id -= HOOK(first_id[2]);
 		return bpf_map_lookup_elem(&rules2, &id);
 	}
-	id -= hook.first_id[3];
+	id -= HOOK(first_id[3]);
 	return bpf_map_lookup_elem(&rules3, &id);
 }
 
@@ -66,7 +66,7 @@ static __always_inline const struct params *params_of(const struct rule *rule, _
 
 static __always_inline struct counters *counters_of(struct rule *rule)
 {
-	return &rule->counters[bpf_get_smp_processor_id() & hook.cpu_mask];
+	return &rule->counters[bpf_get_smp_processor_id() & HOOK(cpu_mask)];
 }
 
 static __always_inline __u64 clock_of(const struct params *params, bool reverted, __u64 now)

@@ -16,7 +16,7 @@
 
 static __always_inline __u64 time_ns(struct __sk_buff *skb)
 {
-	return hook.virtual_clock ? skb->tstamp : bpf_ktime_get_ns();
+	return HOOK(virtual_clock) ? skb->tstamp : bpf_ktime_get_ns();
 }
 
 /* Acts on a verdict of any kind. */
@@ -40,8 +40,8 @@ static __always_inline int act(struct __sk_buff *skb, __u32 ip, struct rule *rul
 		c->marked_packets += wire->packets;
 	count(&c->passed_packets, &c->passed_bytes, wire);
 	/* Also packets that are not delayed, lest they overtake those that are. */
-	if (hook.ifb && flags & RULE_DELAY)
-		return bpf_redirect(hook.ifb, 0);
+	if (HOOK(ifb) && flags & RULE_DELAY)
+		return bpf_redirect(HOOK(ifb), 0);
 	return NEXT;
 }
 
@@ -277,7 +277,7 @@ slow:
 	if (!decide(skb, &p))
 		return NEXT;
 	answer = apply_slow(skb, &p);
-	if (hook.shadows)
+	if (HOOK(shadows))
 		apply_shadow(skb, &p);
 	return answer;
 }
@@ -333,7 +333,7 @@ SEC("tc")
 int shapectl(struct __sk_buff *skb)
 {
 	void *data = (void *)(long)skb->data, *data_end = (void *)(long)skb->data_end, *l3;
-	__u32 ip = hook.l2_bytes, id;
+	__u32 ip = HOOK(l2_bytes), id;
 	struct match found;
 	const __u64 *far;
 	__be16 proto;

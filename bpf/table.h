@@ -61,7 +61,7 @@ static __always_inline __u64 hash_key(const struct key *k, __u32 salt)
 
 static __always_inline __u32 line_of(__u64 hash)
 {
-	return hash & hook.line_mask;
+	return hash & HOOK(line_mask);
 }
 
 static __always_inline __u32 fingerprint_of(__u64 hash)
@@ -76,7 +76,7 @@ static __always_inline __u32 fingerprint_of(__u64 hash)
  */
 static __always_inline __u32 second_line(__u32 line, __u32 fingerprint)
 {
-	return (line ^ fingerprint >> 3) & hook.line_mask;
+	return (line ^ fingerprint >> 3) & HOOK(line_mask);
 }
 
 static __always_inline __u32 second_fingerprint(__u32 fingerprint)

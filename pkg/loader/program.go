@@ -2,11 +2,14 @@ package loader
 
 import (
 	"crypto/sha256"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
@@ -16,6 +19,9 @@ import (
 
 // programName is that of the program in the kernel.
 const programName = bpf.ShapectlProgShapectl
+
+// hookConstant is the upper byte of HOOK_CONSTANT of bpf/maps.h.
+const hookConstant = 0x5c
 
 // ErrPerfmon means that the kernel's verifier refused the program of a process that lacks CAP_PERFMON, of
 // which it demands more: that nothing be read past a limit even in branches that are not taken. Before
@@ -34,6 +40,9 @@ func Load(set *maps.Set) (*ebpf.Program, error) {
 	for name, m := range set.Replacements() {
 		spec.Maps[name].MaxEntries, spec.Maps[name].ValueSize = m.MaxEntries(), m.ValueSize()
 	}
+	if err := writeConstants(spec.Programs[programName].Instructions, set.Hook()); err != nil {
+		return nil, err
+	}
 	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: set.Replacements()})
 	if err != nil {
 		var refused *ebpf.VerifierError
@@ -47,6 +56,28 @@ func Load(set *maps.Set) (*ebpf.Program, error) {
 	}
 	defer collection.Close()
 	return collection.DetachProgram(programName), nil
+}
+
+// writeConstants gives the instructions that stand for fields of the hook's
+// settings (HOOK of bpf/maps.h) the fields' values.
+func writeConstants(instructions asm.Instructions, hook bpf.AbiHook) error {
+	settings := unsafe.Slice((*byte)(unsafe.Pointer(&hook)), unsafe.Sizeof(hook))
+	for i := range instructions {
+		ins := &instructions[i]
+		if ins.OpCode != asm.Mov.Op32(asm.ImmSource) || ins.Constant>>24 != hookConstant {
+			continue
+		}
+		offset := int(ins.Constant & 0xffff)
+		switch size := ins.Constant >> 16 & 0xff; {
+		case size == 1 && offset < len(settings):
+			ins.Constant = int64(settings[offset])
+		case size == 4 && offset+4 <= len(settings):
+			ins.Constant = int64(int32(binary.NativeEndian.Uint32(settings[offset:])))
+		default:
+			return fmt.Errorf("read the built-in program: instruction %d asks for %d bytes at %d of the settings", i, size, offset)
+		}
+	}
+	return nil
 }
 
 // build tells the program of this build from that of another.
