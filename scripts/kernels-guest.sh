@@ -105,7 +105,7 @@ tests)
 	[[ ! -d ${tree%/*}/shared/vectors ]] || vectors=(TestVectors/exact-fit TestVectors/five-per-second)
 	tests bpf TestPackets$/egress/gcra TestPackets$/ingress/leaky TestFlowKeys TestWithoutLinkHeader TestTagInMetadata \
 		TestWireBytes$/./38/84/TCP$ TestExcess TestTwoCPUsOneBucket/./all TestKernelIsModel \
-		"${vectors[@]}" TestSecondProgramGoesByTheFirst TestChangeIsModel \
+		"${vectors[@]}" TestChangeOfAlgorithm TestChangeIsModel \
 		"TestShadowIsModel/80kbit_host"
 	tests pkg/maps TestPinAndOpen TestBucketsAreFound/2001:db8::/32_flow TestRateChangeKeepsWhatIsOwed/flow TestReuseOfIDs/host TestClear
 	tests pkg/loader "TestFirstRuleAttachesAndLastDetaches/$hook" "TestBothAlgorithmsAtOnce/$hook" \
