@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -24,7 +25,7 @@ func (a *arena) putRules(mode loader.Mode, rule policy.Rule, prefixes ...netip.P
 			return err
 		}
 		defer n.Close()
-		dev, err := n.Device(nearDevice)
+		dev, err := netinfo.DeviceByName(nearDevice)
 		if err != nil {
 			return fmt.Errorf("look up device %s: %w", nearDevice, err)
 		}

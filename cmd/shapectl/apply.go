@@ -12,6 +12,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/lastgood"
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -148,8 +149,8 @@ func (e *env) readAll(name string) ([]byte, error) {
 
 // tables are the rules of a policy for the devices that are there, with those
 // that are not.
-func tables(n *loader.Namespace, f *policyfile.File) (tables []policy.Table, absent []string, err error) {
-	devices, err := policyDevices(n)
+func tables(f *policyfile.File) (tables []policy.Table, absent []string, err error) {
+	devices, err := policyDevices()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -168,8 +169,8 @@ func (e *env) warn(f *policyfile.File) {
 }
 
 // policyDevices are the devices of a namespace as a policy file sees them.
-func policyDevices(n *loader.Namespace) ([]policyfile.Device, error) {
-	all, err := n.Devices()
+func policyDevices() ([]policyfile.Device, error) {
+	all, err := netinfo.Devices()
 	devices := make([]policyfile.Device, len(all))
 	for i, d := range all {
 		devices[i] = policyfile.Device{Name: d.Name, L2Bytes: d.L2Bytes}
@@ -184,7 +185,7 @@ func (e *env) apply(o applyOptions) error {
 	}
 	e.warn(f.File)
 	err = e.with(loader.Write, "apply "+f.Path, func(n *loader.Namespace) error {
-		want, absent, err := tables(n, f.File)
+		want, absent, err := tables(f.File)
 		if err != nil {
 			return err
 		}

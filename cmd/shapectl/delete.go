@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -126,11 +127,11 @@ func (e *env) flushAll() error {
 		if err != nil {
 			return err
 		}
-		devices, err := n.Devices()
+		devices, err := netinfo.Devices()
 		if err != nil {
 			return err
 		}
-		if _, err := e.flushOrphans(n, func(loader.Device, policy.Direction) bool { return true }); err != nil {
+		if _, err := e.flushOrphans(n, func(netinfo.Device, policy.Direction) bool { return true }); err != nil {
 			return err
 		}
 		for _, dev := range devices {
@@ -170,7 +171,7 @@ func (e *env) flush(want filterRules) error {
 			any = any || found
 			gone = append(gone, rules...)
 		}
-		orphans, err := e.flushOrphans(n, func(dev loader.Device, d policy.Direction) bool {
+		orphans, err := e.flushOrphans(n, func(dev netinfo.Device, d policy.Direction) bool {
 			return dev.Name == want.device && slices.Contains(directions, d)
 		})
 		if err != nil {
@@ -198,7 +199,7 @@ func (e *env) flush(want filterRules) error {
 }
 
 // flushOrphans lifts rules that network namespaces set which no longer exist, and reports whether there were any.
-func (e *env) flushOrphans(n *loader.Namespace, which func(loader.Device, policy.Direction) bool) (any bool, err error) {
+func (e *env) flushOrphans(n *loader.Namespace, which func(netinfo.Device, policy.Direction) bool) (any bool, err error) {
 	flushed, err := n.FlushOrphans(which)
 	for _, o := range flushed {
 		e.say("shapectl: %s %s: removed the rules of a network namespace that no longer exists", o.Device.Name, o.Direction)
@@ -208,8 +209,8 @@ func (e *env) flushOrphans(n *loader.Namespace, which func(loader.Device, policy
 
 // restoreQdisc puts back what a device had before it was given fq, and reports whether there was anything to tell.
 func (e *env) restoreQdisc(n *loader.Namespace, name string) (told bool, err error) {
-	dev, err := n.Device(name)
-	if errors.Is(err, loader.ErrNoDevice) {
+	dev, err := netinfo.DeviceByName(name)
+	if errors.Is(err, netinfo.ErrNoDevice) {
 		return false, nil
 	}
 	if err != nil {

@@ -41,7 +41,7 @@ func (e *env) diff(name string) error {
 	}
 	e.warn(f)
 	return e.with(loader.Read, "diff "+name, func(n *loader.Namespace) error {
-		want, absent, err := tables(n, f)
+		want, absent, err := tables(f)
 		if err != nil {
 			return err
 		}
@@ -107,7 +107,7 @@ func (e *env) export(like string) error {
 		}
 		text := new(pages) // nothing, rather than part of a policy
 		if f != nil {
-			devices, unread := policyDevices(n)
+			devices, unread := policyDevices()
 			if unread != nil {
 				return unread
 			}

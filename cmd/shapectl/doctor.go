@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/doctor"
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 )
@@ -56,7 +57,7 @@ func (e *env) doctor(name string) error {
 		facts, err = doctor.Gather(o, name)
 		return err
 	})
-	if errors.Is(err, loader.ErrNoDevice) {
+	if errors.Is(err, netinfo.ErrNoDevice) {
 		return inputf("doctor: there is no device %s; 'ip link' lists those there are", name)
 	}
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -211,7 +212,7 @@ func (x explainer) onHook(d policy.Direction) (way report.Way, err error) {
 	if err != nil {
 		return way, err
 	}
-	var dev loader.Device
+	var dev netinfo.Device
 	match := d.FarSide()
 	if h != nil {
 		defer h.Close()
@@ -231,7 +232,7 @@ func (x explainer) onHook(d policy.Direction) (way report.Way, err error) {
 	default:
 		p.dst = x.o.address
 	}
-	stop, err := x.stop(h, loader.Hop{Device: dev, Direction: d}, p)
+	stop, err := x.stop(h, netinfo.Hop{Device: dev, Direction: d}, p)
 	how := "that leave by "
 	if d == policy.Ingress {
 		how = "that come in by "

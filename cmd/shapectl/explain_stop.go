@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -16,17 +17,20 @@ import (
 )
 
 // stop explains a hook, which has no rules if h is nil; the Device of hop is the zero one if it is not here.
-func (x explainer) stop(h *loader.Hook, hop loader.Hop, p askedPacket) (report.Stop, error) {
+func (x explainer) stop(h *loader.Hook, hop netinfo.Hop, p askedPacket) (report.Stop, error) {
 	s := report.Stop{Device: hop.Name, Direction: hop.Direction.String(), Warnings: []string{}, Hides: []report.Brief{}, Verdict: "pass"}
 	match := hop.Direction.FarSide()
 	if h != nil {
 		s.Device, s.State, s.Attached, match = h.Name(), place(h).State, h.InForce(), h.Match()
 	}
 	s.Match = match.String()
-	var path []loader.ChainEntry
+	var path []netinfo.ChainEntry
 	if hop.Name != "" {
-		var err error
-		if path, err = x.n.Path(hop.Device, hop.Direction); err != nil {
+		ours, err := x.n.Programs(hop.Index, hop.Direction)
+		if err != nil {
+			return s, err
+		}
+		if path, err = netinfo.Path(hop.Device, hop.Direction, ours); err != nil {
 			return s, err
 		}
 		s.Chain = []report.Attached{}
@@ -91,7 +95,7 @@ type holder struct {
 }
 
 // heldBackBy looks at the fq of a device, or at the ifb by which packets enter it.
-func heldBackBy(hop loader.Hop) (holder, error) {
+func heldBackBy(hop netinfo.Hop) (holder, error) {
 	if hop.Direction == policy.Egress {
 		state, err := fq.Look(hop.Index)
 		if err != nil || state.Holds {
@@ -128,12 +132,12 @@ func holdsNothing(device, qdisc string) string {
 var sideNames = map[policy.Match]string{policy.MatchSrc: "source address", policy.MatchDst: "destination address"}
 
 // deciderOf is which of a path is shapectl, -1 if none is.
-func deciderOf(path []loader.ChainEntry) int {
-	return slices.IndexFunc(path, func(e loader.ChainEntry) bool { return e.Ours })
+func deciderOf(path []netinfo.ChainEntry) int {
+	return slices.IndexFunc(path, func(e netinfo.ChainEntry) bool { return e.Ours })
 }
 
 // called is a program, filter or chain by its name, if it may be asked for.
-func called(e loader.ChainEntry) string {
+func called(e netinfo.ChainEntry) string {
 	if e.ID != 0 && e.Name == "" {
 		return fmt.Sprintf("program %d", e.ID)
 	}
@@ -141,7 +145,7 @@ func called(e loader.ChainEntry) string {
 }
 
 // runsBefore says what somebody else's that runs before a limit may do to it.
-func runsBefore(e loader.ChainEntry) string {
+func runsBefore(e netinfo.ChainEntry) string {
 	name := called(e)
 	switch {
 	case strings.HasPrefix(name, "shapectl"):

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/fq"
@@ -301,7 +302,7 @@ func TestExplainTagged(t *testing.T) {
 	testenv.Must(t, err)
 	defer h.Close()
 	x := explainer{n, explainOptions{segments: 1}}
-	stop, err := x.stop(h, loader.Hop{Device: h.Device, Direction: policy.Egress, Tags: 2}, askedPacket{dst: netip.MustParseAddr("10.0.0.7"), frame: 1000})
+	stop, err := x.stop(h, netinfo.Hop{Device: h.Device, Direction: policy.Egress, Tags: 2}, askedPacket{dst: netip.MustParseAddr("10.0.0.7"), frame: 1000})
 	if err != nil || stop.Counted.Bytes != 1008 {
 		t.Errorf("1000 bytes with two tags: %+v, %v", stop.Counted, err)
 	}

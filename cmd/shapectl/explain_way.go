@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -41,9 +42,9 @@ type leg struct {
 	known  bool   // by which devices it goes, if by any
 	how    string // what packets do, "leave by eth0"; "" where nothing is known of them
 	why    string // that is so
-	device loader.Device
+	device netinfo.Device
 	own    bool // the address at its end is this host's own
-	loader.Descent
+	netinfo.Descent
 }
 
 // way explains the hooks that packets meet, of those that have rules, and what they meet on their device in any case.
@@ -60,7 +61,7 @@ func (x explainer) way(p askedPacket, hooks []*loader.Hook) (way report.Way, err
 		out.how = "stay on this host, by " + out.device.Name
 		in = leg{known: true, how: out.how, own: true}
 		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
-			out.Hops = append(out.Hops, loader.Hop{Device: out.device, Direction: d})
+			out.Hops = append(out.Hops, netinfo.Hop{Device: out.device, Direction: d})
 		}
 	}
 	way = report.Way{Packets: p.String(), Hooks: []report.Stop{}, Elsewhere: []report.Elsewhere{}}
@@ -95,7 +96,7 @@ func (x explainer) way(p askedPacket, hooks []*loader.Hook) (way report.Way, err
 	return way, nil
 }
 
-func hookOn(hooks []*loader.Hook, hop loader.Hop) *loader.Hook {
+func hookOn(hooks []*loader.Hook, hop netinfo.Hop) *loader.Hook {
 	for _, h := range hooks {
 		if h.Device.Index == hop.Index && h.Direction == hop.Direction {
 			return h
@@ -109,16 +110,16 @@ func (x explainer) in(src netip.Addr) (leg, error) {
 	if !src.IsValid() {
 		return leg{}, nil
 	}
-	r, err := x.n.Route(src)
+	r, err := netinfo.RouteTo(src)
 	switch {
-	case errors.Is(err, loader.ErrNoRoute):
+	case errors.Is(err, netinfo.ErrNoRoute):
 		return leg{how: "come in by any device, if at all", why: " (to " + src.String() + ": " + kernelReason(err) + ")"}, nil
 	case err != nil:
 		return leg{}, err
 	case r.Own:
 		return leg{known: true, how: "are this host's own", device: r.Device, own: true}, nil
 	}
-	down, err := x.n.Descend(r.Device, r.Next)
+	down, err := netinfo.Descend(r.Device, r.Next)
 	l := leg{known: true, device: r.Device, Descent: down.Reverse()}
 	l.how, l.why = "come in by "+deviceNames(l.Hops)+beyond(down, "from"), " (where those to "+src.String()+" leave)"
 	return l, err
@@ -130,24 +131,24 @@ func (x explainer) out(p askedPacket, in leg) (leg, error) {
 		return leg{}, nil
 	}
 	var unwilling error // of the kernel, to forward them
-	r, err := x.n.Route(p.dst)
+	r, err := netinfo.RouteTo(p.dst)
 	if err == nil && p.src.IsValid() && !in.own && in.device.Name != "" {
-		var forward loader.Route
-		if forward, unwilling = x.n.Forward(p.src, p.dst, in.device); unwilling == nil {
+		var forward netinfo.Route
+		if forward, unwilling = netinfo.Forward(p.src, p.dst, in.device); unwilling == nil {
 			r = forward
-		} else if !errors.Is(unwilling, loader.ErrNoRoute) {
+		} else if !errors.Is(unwilling, netinfo.ErrNoRoute) {
 			return leg{}, unwilling
 		}
 	}
 	switch {
-	case errors.Is(err, loader.ErrNoRoute):
+	case errors.Is(err, netinfo.ErrNoRoute):
 		return leg{known: true, how: "have no way out", why: " (" + kernelReason(err) + ")"}, nil
 	case err != nil:
 		return leg{}, err
 	case r.Own:
 		return leg{known: true, how: "are for this host itself", device: r.Device, own: true}, nil
 	}
-	down, err := x.n.Descend(r.Device, r.Next)
+	down, err := netinfo.Descend(r.Device, r.Next)
 	l := leg{known: true, how: "leave by " + deviceNames(down.Hops) + beyond(down, "to"), device: r.Device, Descent: down}
 	if r.Next != p.dst {
 		l.why = ", to " + r.Next.String()
@@ -167,7 +168,7 @@ func kernelReason(err error) string {
 	return err.Error()
 }
 
-func deviceNames(hops []loader.Hop) string {
+func deviceNames(hops []netinfo.Hop) string {
 	var names []string
 	for _, h := range hops {
 		names = append(names, h.Name)
@@ -176,7 +177,7 @@ func deviceNames(hops []loader.Hop) string {
 }
 
 // beyond is how packets go on below the devices that are known; preposition leads to the other end of a tunnel.
-func beyond(w loader.Descent, preposition string) string {
+func beyond(w netinfo.Descent, preposition string) string {
 	switch {
 	case len(w.Ports) > 0:
 		return ", by one of its ports"

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/shapectl/shapectl/internal/doctor"
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -42,12 +43,16 @@ func (e *env) queued(n *loader.Namespace, device string, c loader.Change) error 
 	if c.Lacks == 0 && !c.Redirected {
 		return nil
 	}
-	dev, err := n.Device(device)
+	dev, err := netinfo.DeviceByName(device)
 	if err != nil {
 		return err
 	}
 	if c.Redirected {
-		chain, err := n.Chain(dev, policy.Ingress)
+		ours, err := n.Programs(dev.Index, policy.Ingress)
+		if err != nil {
+			return err
+		}
+		chain, err := netinfo.Chain(dev.Index, policy.Ingress, ours)
 		if err != nil {
 			return err
 		}

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -38,7 +39,7 @@ func TestRatesOfOlderVersions(t *testing.T) {
 			r := newRig(t)
 			n, err := loader.Write(loader.Options{BPFFS: r.bpffs()})
 			testenv.Must(t, err)
-			dev, err := n.Device("va")
+			dev, err := netinfo.DeviceByName("va")
 			testenv.Must(t, err)
 			rule := policy.Rule{Prefix: netip.MustParsePrefix("10.0.0.0/24"), Rate: rate, Capacity: 1 << 17}
 			_, err = n.Put(dev, policy.Egress, policy.MatchDst, rule)

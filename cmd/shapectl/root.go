@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/fq"
@@ -289,7 +290,7 @@ func (e *env) advise(err error) error {
 		return fmt.Errorf("%w; let excess be dropped, or limit the traffic where it leaves", err)
 	case errors.Is(err, loader.ErrNoNamespace):
 		return inputf("%w; 'ip netns' lists them", err)
-	case errors.Is(err, loader.ErrUnsupportedDevice):
+	case errors.Is(err, netinfo.ErrUnsupportedDevice):
 		return inputError{err}
 	case errors.Is(err, loader.ErrMatch):
 		return inputf("%w; match the side that they do, or flush them first", err)
@@ -324,9 +325,9 @@ func (e *env) advise(err error) error {
 }
 
 // device finds a device for a command that needs it to be there.
-func device(n *loader.Namespace, name string) (loader.Device, error) {
-	d, err := n.Device(name)
-	if errors.Is(err, loader.ErrNoDevice) {
+func device(_ *loader.Namespace, name string) (netinfo.Device, error) {
+	d, err := netinfo.DeviceByName(name)
+	if errors.Is(err, netinfo.ErrNoDevice) {
 		return d, inputf("there is no device %s; 'ip link' lists those there are", cmp.Or(name, `""`))
 	}
 	return d, err
@@ -347,7 +348,7 @@ func (e *env) completeRule(_ *cobra.Command, given []string, _ string) ([]string
 		var names []string
 		// Without an answer there is nothing to suggest, and nobody to tell.
 		_ = loader.In(string(e.netns), func() error {
-			devices, err := new(loader.Namespace).Devices()
+			devices, err := netinfo.Devices()
 			for _, d := range devices {
 				if plain.Word(d.Name) == d.Name && !strings.HasPrefix(d.Name, "-") { // a shell may not take others as they are
 					names = append(names, d.Name)

@@ -12,9 +12,11 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // earlierBuilds are commits whose pins have other layouts than those of this build.
@@ -104,10 +106,7 @@ func (b build) meters() {
 // attached is all that is pinned, but for the mark of the namespace, and what is on va.
 func (r *rig) attached() []string {
 	index := testenv.Link(r.t, "va").Attrs().Index
-	namespace, err := loader.Read(loader.Options{BPFFS: testenv.BPFFS(r.t)}) // which knows none of them
-	testenv.Must(r.t, err)
-	defer namespace.Close()
-	chain, err := namespace.Chain(loader.Device{Index: index, Name: "va"}, 1)
+	chain, err := netinfo.Chain(index, policy.Egress, nil)
 	testenv.Must(r.t, err)
 	found := slices.DeleteFunc(r.pins(), func(pin string) bool { return filepath.Base(pin) == "alive" })
 	for _, entry := range chain {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -42,10 +43,10 @@ type System struct {
 
 // A Device is a device with what only some checks need.
 type Device struct {
-	loader.Device
-	Tunnel *loader.Tunnel // nil for a device that is none
+	netinfo.Device
+	Tunnel *netinfo.Tunnel // nil for a device that is none
 	// What follows is known of the devices of Sides only.
-	Offloads   loader.Offloads
+	Offloads   netinfo.Offloads
 	IPv4, IPv6 bool  // it has such addresses, valid beyond its link
 	Unreadable error // why programs can not read its packets
 }
@@ -57,7 +58,7 @@ type Side struct {
 	Direction policy.Direction
 	Limits    *Limits // nil where there are no rules
 	// Chain is what is attached, nil where it could not be asked for.
-	Chain []loader.ChainEntry
+	Chain []netinfo.ChainEntry
 	// Queue is nil where no rule delays, and where it could not be looked at.
 	Queue *Queue
 	// GivenFQ: on egress, the device has the fq that it was given, which 'shapectl flush' takes away.

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -32,15 +33,15 @@ func healthy() *Facts {
 
 func device(index int, name, kind string) Device {
 	return Device{
-		Device:   loader.Device{Name: name, Index: index, Kind: kind, L2Bytes: 14, MTU: 1500, GSOMax: 65536, GROMax: 65536},
-		Offloads: loader.Offloads{GRO: true},
+		Device:   netinfo.Device{Name: name, Index: index, Kind: kind, L2Bytes: 14, MTU: 1500, GSOMax: 65536, GROMax: 65536},
+		Offloads: netinfo.Offloads{GRO: true},
 		IPv4:     true,
 	}
 }
 
 // limitedSide has rules of 100mbit that have seen packets.
 func limitedSide(index int, name string, d policy.Direction, cidrs ...string) Side {
-	s := Side{Name: name, Index: index, Direction: d, Chain: []loader.ChainEntry{{At: "tcx", ID: 7, Name: "shapectl", Ours: true}}}
+	s := Side{Name: name, Index: index, Direction: d, Chain: []netinfo.ChainEntry{{At: "tcx", ID: 7, Name: "shapectl", Ours: true}}}
 	s.Limits = &Limits{State: loader.Attached, Mode: loader.TCX, Was: name, Match: d.FarSide()}
 	for _, cidr := range cidrs {
 		r := Rule{Rule: policy.Rule{Prefix: netip.MustParsePrefix(cidr), Rate: 100_000_000}}
@@ -104,8 +105,8 @@ func unlike(d Device, change func(*Device)) Device {
 	return d
 }
 
-var foreignTCX = loader.ChainEntry{At: "tcx", ID: 9, Name: "their_program"}
-var foreignFilter = loader.ChainEntry{At: "clsact", Name: "flower filter, priority 1"}
+var foreignTCX = netinfo.ChainEntry{At: "tcx", ID: 9, Name: "their_program"}
+var foreignFilter = netinfo.ChainEntry{At: "clsact", Name: "flower filter, priority 1"}
 
 func TestJudge(t *testing.T) {
 	queue := policy.DefaultQueue(100_000_000) // the rate of the rule
@@ -168,17 +169,17 @@ func TestJudge(t *testing.T) {
 			[]string{"warning eth0 egress state"}, []string{"has moved"}},
 		{"renamed", func(f *Facts) { f.Sides[0].Limits.Was = "lan0" }, []string{"note eth0 egress state"}, []string{"was lan0"}},
 		{"another build", func(f *Facts) { f.Sides[0].Limits.OtherBuild = true }, []string{"note eth0 egress build"}, nil},
-		{"link type", func(f *Facts) { f.Devices[0].Unreadable = loader.ErrUnsupportedDevice },
+		{"link type", func(f *Facts) { f.Devices[0].Unreadable = netinfo.ErrUnsupportedDevice },
 			[]string{"failed eth0 egress link type"}, []string{"no rule can be set"}},
 
 		{"program before", func(f *Facts) { f.Sides[0].Chain = slices.Insert(f.Sides[0].Chain, 0, foreignTCX) },
 			[]string{"warning eth0 egress chain"}, []string{"program their_program (tcx, id 9) before", "attaches them ahead"}},
 		{"program without a name before", func(f *Facts) {
-			f.Sides[0].Chain = slices.Insert(f.Sides[0].Chain, 0, loader.ChainEntry{At: "tcx", ID: 9})
+			f.Sides[0].Chain = slices.Insert(f.Sides[0].Chain, 0, netinfo.ChainEntry{At: "tcx", ID: 9})
 		}, []string{"warning eth0 egress chain"}, []string{"program 9 (tcx) before"}},
 		{"program between ours", func(f *Facts) {
 			c := f.Sides[0].Chain
-			f.Sides[0].Chain = []loader.ChainEntry{c[0], foreignTCX, {At: "tcx", ID: 8, Ours: true}}
+			f.Sides[0].Chain = []netinfo.ChainEntry{c[0], foreignTCX, {At: "tcx", ID: 8, Ours: true}}
 		}, []string{"warning eth0 egress chain"}, nil},
 		{"program after", func(f *Facts) { f.Sides[0].Chain = append(f.Sides[0].Chain, foreignTCX) },
 			[]string{"note eth0 egress chain"}, []string{"has been charged"}},
@@ -191,7 +192,7 @@ func TestJudge(t *testing.T) {
 			f.Sides[0].Chain = slices.Insert(f.Sides[0].Chain, 0, foreignTCX)
 		}, []string{"warning eth0 egress chain"}, []string{"unset SHAPECTL_HOOK"}},
 		{"limits of another namespace", func(f *Facts) {
-			f.Sides[0].Chain = slices.Insert(f.Sides[0].Chain, 0, loader.ChainEntry{At: "tcx", ID: 9, Name: "shapectl"})
+			f.Sides[0].Chain = slices.Insert(f.Sides[0].Chain, 0, netinfo.ChainEntry{At: "tcx", ID: 9, Name: "shapectl"})
 		}, []string{"warning eth0 egress chain"}, []string{"another network namespace", "flush them there"}},
 		{"chain unknown", func(f *Facts) { f.Sides[0].Chain = nil }, nil, nil},
 
@@ -355,14 +356,14 @@ func TestJudge(t *testing.T) {
 			f.Sides = append(f.Sides, limitedSide(1, "eth0", policy.Ingress, "10.0.0.0/24"))
 		}, []string{"note eth0 egress path", "warning eth0 ingress counted twice", "note eth0 ingress path"}, nil},
 		{"tunnel over rules for its end", func(f *Facts) {
-			f.stack(unlike(device(3, "tun0", "ipip"), func(d *Device) { d.Tunnel = &loader.Tunnel{Underlay: 1, Remote: netip.MustParseAddr("10.0.0.9")} }),
+			f.stack(unlike(device(3, "tun0", "ipip"), func(d *Device) { d.Tunnel = &netinfo.Tunnel{Underlay: 1, Remote: netip.MustParseAddr("10.0.0.9")} }),
 				limitedSide(3, "tun0", policy.Egress, "192.0.2.0/24"))
 		}, []string{"note eth0 egress path", "warning eth0 egress counted twice"}, []string{"packets of tunnel tun0 pass eth0"}},
 		{"tunnel over rules for others", func(f *Facts) {
-			f.stack(unlike(device(3, "tun0", "ipip"), func(d *Device) { d.Tunnel = &loader.Tunnel{Underlay: 1, Remote: netip.MustParseAddr("10.0.1.9")} }),
+			f.stack(unlike(device(3, "tun0", "ipip"), func(d *Device) { d.Tunnel = &netinfo.Tunnel{Underlay: 1, Remote: netip.MustParseAddr("10.0.1.9")} }),
 				limitedSide(3, "tun0", policy.Egress, "10.0.0.0/24"))
 		}, []string{"note eth0 egress path"}, nil},
-		{"WireGuard", func(f *Facts) { f.Devices[0].Tunnel = &loader.Tunnel{} },
+		{"WireGuard", func(f *Facts) { f.Devices[0].Tunnel = &netinfo.Tunnel{} },
 			[]string{"note eth0 egress path"}, []string{"can not be told"}},
 
 		{"held back", func(f *Facts) { f.held(enough) }, nil, nil},
@@ -412,7 +413,7 @@ func TestJudge(t *testing.T) {
 
 		{"no rules yet", func(f *Facts) {
 			f.Only = "eth1"
-			f.Sides = append(f.Sides, Side{Name: "eth1", Index: 2, Direction: policy.Ingress, Chain: []loader.ChainEntry{foreignTCX}})
+			f.Sides = append(f.Sides, Side{Name: "eth1", Index: 2, Direction: policy.Ingress, Chain: []netinfo.ChainEntry{foreignTCX}})
 			f.Devices[1].XDP = "generic"
 		}, []string{"note eth1 ingress chain", "note eth1 ingress xdp"}, []string{"attached already: program their_program"}},
 	} {
@@ -446,15 +447,15 @@ func TestJudge(t *testing.T) {
 }
 
 func TestForeign(t *testing.T) {
-	chain := []loader.ChainEntry{foreignFilter, foreignFilter, {At: "clsact", ID: 3, Ours: true}, {At: "clsact", ID: 4}}
+	chain := []netinfo.ChainEntry{foreignFilter, foreignFilter, {At: "clsact", ID: 3, Ours: true}, {At: "clsact", ID: 4}}
 	if got, want := describe(foreign(chain)), "flower filter, priority 1 (clsact), program 4 (clsact)"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
 
 func TestBehind(t *testing.T) {
-	ours := loader.ChainEntry{At: "clsact", ID: 3, Ours: true}
-	for want, chain := range map[string][]loader.ChainEntry{
+	ours := netinfo.ChainEntry{At: "clsact", ID: 3, Ours: true}
+	for want, chain := range map[string][]netinfo.ChainEntry{
 		"":                                   {foreignFilter, ours},
 		"flower filter, priority 1 (clsact)": {foreignTCX, ours, ours, foreignFilter},
 	} {

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -14,7 +15,7 @@ import (
 
 // Gather finds out about the system, and in the calling thread's network
 // namespace about one device, or, without a name, about all that have rules.
-// The error wraps loader.ErrNoDevice where there is neither a device nor a rule of that name.
+// The error wraps netinfo.ErrNoDevice where there is neither a device nor a rule of that name.
 func Gather(o loader.Options, name string) (Facts, error) {
 	f := Facts{}
 	var err error
@@ -26,14 +27,14 @@ func Gather(o loader.Options, name string) (Facts, error) {
 		if f.System.BPFFS.Untrusted == nil {
 			f.unread("", "", err)
 		}
-		n = new(loader.Namespace) // which has devices, and no rules
+		n = new(loader.Namespace) // which has no rules
 	} else {
 		defer n.Close()
 		if f.Left, err = n.Leftovers(); err != nil {
 			f.unread("", "", err)
 		}
 	}
-	if err := f.allDevices(n); err != nil {
+	if err := f.allDevices(); err != nil {
 		return f, err
 	}
 	if err := f.allSides(n); errors.Is(err, loader.ErrUntrusted) {
@@ -42,7 +43,7 @@ func Gather(o loader.Options, name string) (Facts, error) {
 		f.unread("", "", err)
 	}
 	if name != "" {
-		if err := f.ask(n, name); err != nil {
+		if err := f.ask(name); err != nil {
 			return f, err
 		}
 	}
@@ -75,8 +76,8 @@ func system(o loader.Options) (System, error) {
 	return s, nil
 }
 
-func (f *Facts) allDevices(n *loader.Namespace) error {
-	devices, err := n.Devices()
+func (f *Facts) allDevices() error {
+	devices, err := netinfo.Devices()
 	if err != nil {
 		return err
 	}
@@ -129,12 +130,12 @@ func side(h *loader.Hook) (Side, error) {
 }
 
 // ask adds both directions of a device, and leaves the others for comparison only.
-func (f *Facts) ask(n *loader.Namespace, name string) error {
-	d, err := n.Device(name)
+func (f *Facts) ask(name string) error {
+	d, err := netinfo.DeviceByName(name)
 	switch {
 	case err == nil:
 		name = d.Name // it may have been an alternative one
-	case !errors.Is(err, loader.ErrNoDevice):
+	case !errors.Is(err, netinfo.ErrNoDevice):
 		return err
 	}
 	f.Only = name
@@ -186,11 +187,14 @@ func (f *Facts) chains(n *loader.Namespace) {
 		if d == nil || !f.judged(s.Name) {
 			continue
 		}
-		var err error
-		if s.Chain, err = n.Chain(d.Device, s.Direction); err != nil {
+		ours, err := n.Programs(d.Index, s.Direction)
+		if err == nil {
+			s.Chain, err = netinfo.Chain(d.Index, s.Direction, ours)
+		}
+		if err != nil {
 			f.unread(s.Name, s.Direction.String(), err)
 		} else if s.Chain == nil {
-			s.Chain = []loader.ChainEntry{}
+			s.Chain = []netinfo.ChainEntry{}
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -112,7 +113,7 @@ func checkChain(_ Facts, s Side, d *Device) []report.Finding {
 func (s Side) flush() string { return plain.Suggest("flush", s.Name, s.Direction.String()) }
 
 // comeFirst says how to get ahead of what is first now.
-func (s Side) comeFirst(before []loader.ChainEntry) string {
+func (s Side) comeFirst(before []netinfo.ChainEntry) string {
 	again := fmt.Sprintf("%s and set the rules again", s.flush())
 	switch {
 	case slices.ContainsFunc(before, ours):
@@ -126,9 +127,9 @@ func (s Side) comeFirst(before []loader.ChainEntry) string {
 }
 
 // ours reports whether an entry that this namespace does not know of is shapectl's nevertheless.
-func ours(e loader.ChainEntry) bool { return strings.HasPrefix(e.Name, "shapectl") }
+func ours(e netinfo.ChainEntry) bool { return strings.HasPrefix(e.Name, "shapectl") }
 
-func lastOfOurs(chain []loader.ChainEntry) int {
+func lastOfOurs(chain []netinfo.ChainEntry) int {
 	for i, e := range slices.Backward(chain) {
 		if e.Ours {
 			return i
@@ -139,21 +140,21 @@ func lastOfOurs(chain []loader.ChainEntry) int {
 
 // foreign are those that are not ours. The kernel lists some filters more than
 // once, for their tables.
-func foreign(chain []loader.ChainEntry) []loader.ChainEntry {
-	theirs := slices.DeleteFunc(slices.Clone(chain), func(e loader.ChainEntry) bool { return e.Ours })
+func foreign(chain []netinfo.ChainEntry) []netinfo.ChainEntry {
+	theirs := slices.DeleteFunc(slices.Clone(chain), func(e netinfo.ChainEntry) bool { return e.Ours })
 	return slices.Compact(theirs)
 }
 
 // behind are the foreign ones that come after ours.
-func behind(chain []loader.ChainEntry) []loader.ChainEntry {
+func behind(chain []netinfo.ChainEntry) []netinfo.ChainEntry {
 	return foreign(chain[lastOfOurs(chain)+1:])
 }
 
 // Behind says what comes after the program of shapectl in a chain; "" if nothing does.
-func Behind(chain []loader.ChainEntry) string { return describe(behind(chain)) }
+func Behind(chain []netinfo.ChainEntry) string { return describe(behind(chain)) }
 
 // describe says what is attached, in order.
-func describe(chain []loader.ChainEntry) string {
+func describe(chain []netinfo.ChainEntry) string {
 	names := make([]string, len(chain))
 	for i, e := range chain {
 		switch {

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
-	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -109,7 +109,7 @@ func overlap(s Side, d *Device, there *Limits, other *Device) bool {
 }
 
 // holds reports whether rules may be for the packets that a tunnel makes.
-func holds(l *Limits, t *loader.Tunnel) bool {
+func holds(l *Limits, t *netinfo.Tunnel) bool {
 	return slices.ContainsFunc(l.limited(), func(r Rule) bool { return !t.Remote.IsValid() || r.Prefix.Contains(t.Remote) })
 }
 

@@ -3,6 +3,7 @@ package keeper
 import (
 	"slices"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -34,7 +35,7 @@ func (s surveyed) Close() {
 
 // give gives a device the rules of these tables and no others, also where
 // something had taken those that it had off it.
-func (k *Keeper) give(s surveyed, dev loader.Device, tables []policy.Table, from string) error {
+func (k *Keeper) give(s surveyed, dev netinfo.Device, tables []policy.Table, from string) error {
 	for _, h := range s.hooks {
 		if h.InForce() || h.Name() != dev.Name {
 			continue

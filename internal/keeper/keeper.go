@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/lastgood"
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -98,11 +99,11 @@ func (k *Keeper) reload() {
 // is called when they are done. A value on reread has the policy read again,
 // which happens by itself, too, if the file has changed when a device appears.
 func (k *Keeper) Run(ctx context.Context, reread <-chan os.Signal, ready func()) error {
-	arrivals := loader.NewArrivals()
+	arrivals := netinfo.NewArrivals()
 	defer arrivals.Close()
 	sweeps := time.NewTicker(sweepEvery)
 	defer sweeps.Stop()
-	var waiting []loader.Device
+	var waiting []netinfo.Device
 	due := false
 	for ctx.Err() == nil {
 		fresh, deleted, err := arrivals.Take()
@@ -185,7 +186,7 @@ func versionOf(path string) version {
 }
 
 // serve gives devices what the policy has for them, and returns those whose turn did not come.
-func (k *Keeper) serve(ctx context.Context, devices []loader.Device) ([]loader.Device, error) {
+func (k *Keeper) serve(ctx context.Context, devices []netinfo.Device) ([]netinfo.Device, error) {
 	for len(devices) > 0 && ctx.Err() == nil {
 		done, err := k.serveSome(ctx, devices)
 		devices = devices[done:]
@@ -212,7 +213,7 @@ func (k *Keeper) serve(ctx context.Context, devices []loader.Device) ([]loader.D
 }
 
 // serveSome does as many as there is time for in one turn.
-func (k *Keeper) serveSome(ctx context.Context, devices []loader.Device) (done int, err error) {
+func (k *Keeper) serveSome(ctx context.Context, devices []netinfo.Device) (done int, err error) {
 	n, err := loader.Write(k.Options)
 	if err != nil {
 		return 0, err
@@ -243,8 +244,8 @@ func (k *Keeper) serveSome(ctx context.Context, devices []loader.Device) (done i
 }
 
 // serveOne gives one device its rules, if it is there and has none in force.
-func (k *Keeper) serveOne(s surveyed, dev loader.Device, policy lastgood.Policy) {
-	if s.inForce[dev.Index] || !isThere(s.namespace, dev) {
+func (k *Keeper) serveOne(s surveyed, dev netinfo.Device, policy lastgood.Policy) {
+	if s.inForce[dev.Index] || !isThere(dev) {
 		return
 	}
 	tables, err := policy.For(policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes})
@@ -252,14 +253,14 @@ func (k *Keeper) serveOne(s surveyed, dev loader.Device, policy lastgood.Policy)
 		err = k.give(s, dev, tables, policy.Path)
 	}
 	// What is the matter with one that is deleted meanwhile is that it is deleted.
-	if err != nil && isThere(s.namespace, dev) {
+	if err != nil && isThere(dev) {
 		k.Warned(fmt.Errorf("give %s its rules: %w", dev.Name, err))
 	}
 }
 
 // isThere reports whether a device is there still, and has its name; one that has
 // another name, or was made again, is told of once more.
-func isThere(n *loader.Namespace, dev loader.Device) bool {
-	now, err := n.Device(dev.Name)
-	return err != nil && !errors.Is(err, loader.ErrNoDevice) || err == nil && now.Index == dev.Index
+func isThere(dev netinfo.Device) bool {
+	now, err := netinfo.DeviceByName(dev.Name)
+	return err != nil && !errors.Is(err, netinfo.ErrNoDevice) || err == nil && now.Index == dev.Index
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -49,7 +50,7 @@ func limit(o loader.Options, device string) error {
 		return err
 	}
 	defer n.Close()
-	dev, err := n.Device(device)
+	dev, err := netinfo.DeviceByName(device)
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -352,7 +353,7 @@ func (r *rig) limit(device string, d policy.Direction, rules ...policy.Rule) {
 			return err
 		}
 		defer n.Close()
-		dev, err := n.Device(device)
+		dev, err := netinfo.DeviceByName(device)
 		if err != nil {
 			return err
 		}

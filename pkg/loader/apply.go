@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -171,7 +172,7 @@ func (n *Namespace) applications(tables []policy.Table, only string) (all []*app
 		if len(t.Rules) == 0 {
 			continue
 		}
-		dev, err := n.Device(t.Device)
+		dev, err := netinfo.DeviceByName(t.Device)
 		if err != nil {
 			return all, fmt.Errorf("%s: %w", t.Device, err)
 		}

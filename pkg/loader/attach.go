@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -23,44 +24,13 @@ var ErrNoClsact = errors.New("this kernel has neither tcx nor a clsact qdisc")
 
 type filter = *netlink.BpfFilter
 
-func tcxType(d policy.Direction) ebpf.AttachType {
-	if d == policy.Ingress {
-		return ebpf.AttachTCXIngress
-	}
-	return ebpf.AttachTCXEgress
-}
-
-func clsactParent(d policy.Direction) uint32 {
-	if d == policy.Ingress {
-		return netlink.HANDLE_MIN_INGRESS
-	}
-	return netlink.HANDLE_MIN_EGRESS
-}
-
-// tcxPrograms are the programs on a device's tcx hook, first to last.
-func tcxPrograms(index int, d policy.Direction) ([]ebpf.ProgramID, error) {
-	result, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: tcxType(d)})
-	// ENOENT before the first program of a device; EINVAL where the kernel has no tcx.
-	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) && !HasTCX() {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list the tcx programs of device %d %s: %w", index, d, err)
-	}
-	ids := make([]ebpf.ProgramID, len(result.Programs))
-	for i, p := range result.Programs {
-		ids[i] = p.ID
-	}
-	return ids, nil
-}
-
 // attachTCX attaches a program ahead of all others: what they do to a packet,
 // or where they end the chain, comes after the limit.
 func attachTCX(p *ebpf.Program, index int, d policy.Direction) (link.Link, error) {
 	if err := step.Try("attach a program to tcx"); err != nil {
 		return nil, err
 	}
-	l, err := link.AttachTCX(link.TCXOptions{Interface: index, Program: p, Attach: tcxType(d), Anchor: link.Head()})
+	l, err := link.AttachTCX(link.TCXOptions{Interface: index, Program: p, Attach: netinfo.TCXType(d), Anchor: link.Head()})
 	if errors.Is(err, ebpf.ErrNotSupported) {
 		return nil, ErrNoTCX
 	}
@@ -70,24 +40,8 @@ func attachTCX(p *ebpf.Program, index int, d policy.Direction) (link.Link, error
 	return l, nil
 }
 
-// filtersOf are all filters of a device's clsact or ingress qdisc, first to last.
-func filtersOf(index int, d policy.Direction) ([]netlink.Filter, error) {
-	l, err := netlink.LinkByIndex(index)
-	if err != nil {
-		return nil, fmt.Errorf("look up device %d: %w", index, err)
-	}
-	filters, err := netlink.FilterList(l, clsactParent(d))
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
-		return nil, nil // no such qdisc
-	}
-	if err != nil {
-		return nil, fmt.Errorf("list the filters of %s %s: %w", l.Attrs().Name, d, err)
-	}
-	return filters, nil
-}
-
 func bpfFilters(index int, d policy.Direction) ([]filter, error) {
-	all, err := filtersOf(index, d)
+	all, err := netinfo.Filters(index, d)
 	if err != nil {
 		return nil, err
 	}
@@ -111,7 +65,7 @@ func attachClsact(p *ebpf.Program, index int, d policy.Direction) (filter, error
 	if err := ensureClsact(l, d); err != nil {
 		return nil, err
 	}
-	all, err := filtersOf(index, d)
+	all, err := netinfo.Filters(index, d)
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +75,7 @@ func attachClsact(p *ebpf.Program, index int, d policy.Direction) (filter, error
 	}
 	f := &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: index, Parent: clsactParent(d), Handle: 1, Protocol: unix.ETH_P_ALL, Priority: priority,
+			LinkIndex: index, Parent: netinfo.FilterParent(d), Handle: 1, Protocol: unix.ETH_P_ALL, Priority: priority,
 		},
 		Fd: p.FD(), Name: programName, DirectAction: true,
 	}

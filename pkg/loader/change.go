@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -566,7 +567,7 @@ func (n *Namespace) discard(index int, d policy.Direction) error {
 // elsewhere reports, as far as this process may look, programs of shapectl on
 // a device where this namespace knows of none.
 func (n *Namespace) elsewhere(dev Device, d policy.Direction) error {
-	chain, err := n.Chain(dev, d)
+	chain, err := netinfo.Chain(dev.Index, d, nil)
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -91,7 +92,7 @@ func (n *Namespace) collectDevices() {
 			continue
 		}
 		if names == nil {
-			devices, err := n.Devices()
+			devices, err := netinfo.Devices()
 			if err != nil {
 				return
 			}
@@ -277,9 +278,9 @@ func (n *Namespace) orphans(home string) (orphans []Orphan, err error) {
 		o := Orphan{Direction: d, path: path}
 		if on := links[0].TCX(); on != nil {
 			// The number may be of a device elsewhere, and one of ours have it by chance.
-			attached, err := tcxPrograms(int(on.Ifindex), d)
+			attached, err := netinfo.TCXPrograms(int(on.Ifindex), d)
 			if err == nil && slices.Contains(attached, links[0].Program) {
-				if o.Device, _, err = n.deviceAt(int(on.Ifindex)); err != nil {
+				if o.Device, _, err = netinfo.DeviceByIndex(int(on.Ifindex)); err != nil {
 					return orphans, err
 				}
 			}

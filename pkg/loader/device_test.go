@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -88,7 +89,7 @@ func TestRenamedDevice(t *testing.T) {
 			t.Error("it is still found by its old name")
 		}
 		r.write(func(n *Namespace) error {
-			dev, err := n.Device("vx")
+			dev, err := netinfo.DeviceByName("vx")
 			if err != nil {
 				return err
 			}
@@ -225,7 +226,7 @@ func TestAnotherDeviceOfTheSameIndex(t *testing.T) {
 		}
 		fresh := rule("10.0.1.0/24")
 		r.write(func(n *Namespace) error {
-			dev, err := n.Device("vz")
+			dev, err := netinfo.DeviceByName("vz")
 			if err != nil {
 				return err
 			}
@@ -322,7 +323,7 @@ func TestLinkTypes(t *testing.T) {
 func onLinkType(t *testing.T, r *rig, kind string) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "dev0"
-	frame, l2 := r.frame("10.0.0.7", 200), uint8(ethernetBytes)
+	frame, l2 := r.frame("10.0.0.7", 200), uint8(netinfo.EthernetBytes)
 	var fromDriver func()
 	switch kind {
 	case "tun":
@@ -350,7 +351,7 @@ func onLinkType(t *testing.T, r *rig, kind string) {
 	put := func(d policy.Direction) *Hook {
 		r.direction = d
 		r.write(func(n *Namespace) error {
-			dev, err := n.Device(attrs.Name)
+			dev, err := netinfo.DeviceByName(attrs.Name)
 			if err != nil {
 				return err
 			}

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -211,7 +212,7 @@ func (n *Namespace) indices(d policy.Direction) (indices []int, err error) {
 // is no longer here is found by the name that it had; but no rules of a device
 // that is gone are found for changes.
 func (n *Namespace) Find(name string, d policy.Direction) (*Hook, error) {
-	if dev, err := n.Device(name); err == nil {
+	if dev, err := netinfo.DeviceByName(name); err == nil {
 		h, err := n.openHook(dev.Index, d)
 		if err != nil || h != nil && h.Device.Name != "" {
 			return h, err
@@ -219,7 +220,7 @@ func (n *Namespace) Find(name string, d policy.Direction) (*Hook, error) {
 		if h != nil {
 			h.Close() // of a device that had the number before
 		}
-	} else if !errors.Is(err, ErrNoDevice) {
+	} else if !errors.Is(err, netinfo.ErrNoDevice) {
 		return nil, err
 	}
 	return n.findGone(name, d)
@@ -239,7 +240,7 @@ func (n *Namespace) findGone(name string, d policy.Direction) (*Hook, error) {
 		var other *OtherLayoutError
 		if errors.As(err, &other) {
 			// Where there is a device of the number, they are its rules, whatever its name is now.
-			if _, here, err := n.deviceAt(index); other.Device != name || err == nil && here {
+			if _, here, err := netinfo.DeviceByIndex(index); other.Device != name || err == nil && here {
 				continue
 			}
 		}
@@ -478,7 +479,7 @@ func (h *Hook) indexNow() (int, error) {
 			continue
 		}
 		// The number may be of a device elsewhere, and one of ours have it by chance.
-		attached, err := tcxPrograms(int(on.Ifindex), h.Direction)
+		attached, err := netinfo.TCXPrograms(int(on.Ifindex), h.Direction)
 		if err == nil && slices.Contains(attached, info.Program) {
 			return int(on.Ifindex), nil
 		}
@@ -492,13 +493,13 @@ func (n *Namespace) judge(h *Hook) error {
 	if err != nil {
 		return err
 	}
-	device, here, err := n.deviceAt(index)
+	device, here, err := netinfo.DeviceByIndex(index)
 	if err != nil {
 		return err
 	}
 	var attached []ebpf.ProgramID
 	if here && h.Mode == TCX {
-		if attached, err = tcxPrograms(index, h.Direction); err != nil {
+		if attached, err = netinfo.TCXPrograms(index, h.Direction); err != nil {
 			return err
 		}
 	}

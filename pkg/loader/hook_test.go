@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -68,11 +69,15 @@ func (r *rig) programIDs() (ids []uint32) {
 		r.t.Fatal(err)
 	}
 	defer n.Close()
-	dev, err := n.Device("va")
+	dev, err := netinfo.DeviceByName("va")
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	chain, err := n.Chain(dev, r.direction)
+	ours, err := n.Programs(dev.Index, r.direction)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	chain, err := netinfo.Chain(dev.Index, r.direction, ours)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -177,7 +182,7 @@ func TestChangeOfMatch(t *testing.T) {
 	eachMode(t, func(t *testing.T, r *rig) {
 		only, other := rule("10.0.0.0/24"), rule("10.0.1.0/24")
 		near := func(n *Namespace, rule policy.Rule) error {
-			dev, err := n.Device("va")
+			dev, err := netinfo.DeviceByName("va")
 			if err != nil {
 				return err
 			}
@@ -355,7 +360,7 @@ func leavesForeignAlone(t *testing.T, r *rig, root string) {
 			return rootPackets(t, device, root) == queued+3
 		})
 	}
-	if chain, err := filtersOf(device.Attrs().Index, r.direction); err != nil || len(chain) < 3 {
+	if chain, err := netinfo.Filters(device.Attrs().Index, r.direction); err != nil || len(chain) < 3 {
 		t.Errorf("filters are %v, %v", chain, err)
 	}
 	r.nothingLeft()
@@ -396,7 +401,7 @@ func addTerminalU32(t *testing.T, l netlink.Link, to string, priority uint16) {
 	a := testenv.Frame(near, netip.MustParseAddr(to), 60)[14+16:]
 	testenv.Must(t, netlink.FilterAdd(&netlink.U32{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: l.Attrs().Index, Parent: clsactParent(policy.Egress), Protocol: 0x0800, Priority: priority,
+			LinkIndex: l.Attrs().Index, Parent: netinfo.FilterParent(policy.Egress), Protocol: 0x0800, Priority: priority,
 		},
 		ClassId: netlink.MakeHandle(1, 1),
 		Sel: &netlink.TcU32Sel{

@@ -1,7 +1,7 @@
 // Package loader keeps programs attached: it makes the maps and programs of a
 // hook (a device and a direction), pins them in a bpffs so that they outlive
 // the command, attaches them by tcx or clsact, finds them again, replaces them
-// and takes them away. It is the one package that knows netlink and links.
+// and takes them away. What else there is in the namespace, internal/netinfo tells.
 //
 // What is pinned, below shapectl/ in the bpffs:
 //

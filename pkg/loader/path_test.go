@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -14,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -24,9 +24,11 @@ func (r *rig) path(device string, d policy.Direction) (names []string) {
 	n, err := Read(r.options)
 	testenv.Must(r.t, err)
 	defer n.Close()
-	dev, err := n.Device(device)
+	dev, err := netinfo.DeviceByName(device)
 	testenv.Must(r.t, err)
-	path, err := n.Path(dev, d)
+	ours, err := n.Programs(dev.Index, d)
+	testenv.Must(r.t, err)
+	path, err := netinfo.Path(dev, d, ours)
 	testenv.Must(r.t, err)
 	for _, e := range path {
 		name := e.At + " " + e.Name
@@ -111,6 +113,12 @@ type nftChain struct {
 
 const nftTable = "t"
 
+// What linux/netfilter.h and nf_tables.h call them.
+const (
+	inetIngress = 5 // NF_INET_INGRESS
+	hookDevices = 4 // NFTA_HOOK_DEVS
+)
+
 // addChains makes chains, with their tables, in one transaction.
 func addChains(t *testing.T, chains []nftChain) {
 	t.Helper()
@@ -161,61 +169,6 @@ func addChains(t *testing.T, chains []nftChain) {
 			if m.Header.Type != unix.NLMSG_ERROR || errno != 0 {
 				t.Fatalf("make chains: message %d, %v", m.Header.Type, errno)
 			}
-		}
-	}
-}
-
-// A chain may be for all devices whose names begin alike.
-func TestChainOn(t *testing.T) {
-	for _, test := range []struct {
-		chain netfilterChain
-		d     policy.Direction
-		want  bool
-	}{
-		{netfilterChain{family: unix.NFPROTO_NETDEV, hook: unix.NF_NETDEV_INGRESS, devices: []string{"vb", "va"}}, policy.Ingress, true},
-		{netfilterChain{family: unix.NFPROTO_NETDEV, hook: unix.NF_NETDEV_INGRESS, devices: []string{"va"}}, policy.Egress, false},
-		{netfilterChain{family: unix.NFPROTO_NETDEV, hook: unix.NF_NETDEV_EGRESS, devices: []string{"va"}}, policy.Ingress, false},
-		{netfilterChain{family: unix.NFPROTO_NETDEV, hook: unix.NF_NETDEV_EGRESS, devices: []string{"va0"}}, policy.Egress, false},
-		{netfilterChain{family: unix.NFPROTO_NETDEV, hook: unix.NF_NETDEV_EGRESS, devices: []string{"v*"}}, policy.Egress, true},
-		{netfilterChain{family: unix.NFPROTO_NETDEV, hook: unix.NF_NETDEV_EGRESS, devices: []string{"w*"}}, policy.Egress, false},
-		{netfilterChain{family: unix.NFPROTO_INET, hook: inetIngress, devices: []string{"va"}}, policy.Ingress, true},
-		{netfilterChain{family: unix.NFPROTO_INET, hook: inetIngress, devices: []string{"va"}}, policy.Egress, false},
-		{netfilterChain{family: unix.NFPROTO_INET, hook: unix.NF_INET_FORWARD, devices: []string{"va"}}, policy.Ingress, false},
-		{netfilterChain{family: unix.NFPROTO_IPV4, hook: unix.NF_NETDEV_INGRESS, devices: []string{"va"}}, policy.Ingress, false},
-	} {
-		if got := test.chain.on("va", test.d); got != test.want {
-			t.Errorf("%+v on va %s: %v", test.chain, test.d, got)
-		}
-	}
-}
-
-// What spreads packets over queues is told with what queues them there.
-func TestRootQdisc(t *testing.T) {
-	testenv.NewNetns(t)
-	addKind(t, "va", func(a netlink.LinkAttrs) netlink.Link {
-		a.NumTxQueues = 2
-		return &netlink.Veth{LinkAttrs: a, PeerName: "vb"}
-	})
-	r := &rig{t: t, options: Options{BPFFS: testenv.BPFFS(t)}}
-	qdisc := func() string {
-		t.Helper()
-		path := r.path("va", policy.Egress)
-		return path[len(path)-1]
-	}
-	if got := qdisc(); got != "qdisc noqueue" {
-		t.Errorf("of a new veth: %s", got)
-	}
-	at := netlink.QdiscAttrs{LinkIndex: testenv.Link(t, "va").Attrs().Index, Parent: netlink.HANDLE_ROOT, Handle: netlink.MakeHandle(1, 0)}
-	testenv.Must(t, netlink.QdiscAdd(&netlink.GenericQdisc{QdiscAttrs: at, QdiscType: "mq"}))
-	at.Handle = 0
-	for _, kinds := range [][2]string{{"pfifo", "pfifo"}, {"pfifo", "bfifo"}} {
-		for i, kind := range kinds {
-			at.Parent = netlink.MakeHandle(1, uint16(i+1))
-			testenv.Must(t, netlink.QdiscReplace(&netlink.GenericQdisc{QdiscAttrs: at, QdiscType: kind}))
-		}
-		want := "qdisc mq of " + strings.Join(slices.Compact(kinds[:]), " and ")
-		if got := qdisc(); got != want {
-			t.Errorf("of a device with two queues: %s, want %s", got, want)
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -67,7 +68,7 @@ type holding struct {
 
 // holdBack finds out what is to be done so that rules can delay. Nothing is
 // changed. The error is an *UnheldError, or wraps
-// ErrUnsupportedDevice, fq.ErrNoFQ or fq.ErrOldIfb.
+// netinfo.ErrUnsupportedDevice, fq.ErrNoFQ or fq.ErrOldIfb.
 func (n *Namespace) holdBack(dev Device, d policy.Direction, rules []policy.Rule) (h holding, err error) {
 	packets, longest := Waiting(rules)
 	if packets == 0 {
@@ -76,7 +77,7 @@ func (n *Namespace) holdBack(dev Device, d policy.Direction, rules []policy.Rule
 	h.packets = packets
 	if d == policy.Ingress {
 		if dev.L2Bytes == 0 {
-			return h, fmt.Errorf("%w: they have no Ethernet header, without which what enters can not be held back", ErrUnsupportedDevice)
+			return h, fmt.Errorf("%w: they have no Ethernet header, without which what enters can not be held back", netinfo.ErrUnsupportedDevice)
 		}
 		return h, fq.CheckIfb()
 	}
@@ -227,7 +228,7 @@ func (n *Namespace) ifbMark(index int) string {
 func (n *Namespace) healQueues(entries []os.DirEntry) error {
 	for _, e := range entries {
 		if index, ok := numbered(e.Name(), qdiscPrefix); ok {
-			_, here, err := n.deviceAt(index)
+			_, here, err := netinfo.DeviceByIndex(index)
 			if err == nil && !here {
 				err = unlink(n.qdiscPin(index))
 			}
@@ -245,7 +246,7 @@ func (n *Namespace) healQueues(entries []os.DirEntry) error {
 }
 
 func (n *Namespace) healIfb(index int) error {
-	dev, here, err := n.deviceAt(index)
+	dev, here, err := netinfo.DeviceByIndex(index)
 	if err != nil {
 		return err
 	}

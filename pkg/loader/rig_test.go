@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -108,7 +109,7 @@ func (r *rig) put(rules ...policy.Rule) (change Change) {
 }
 
 func (r *rig) putIn(n *Namespace, rule policy.Rule) (Change, error) {
-	dev, err := n.Device("va")
+	dev, err := netinfo.DeviceByName("va")
 	if err != nil {
 		return Change{}, err
 	}
@@ -198,10 +199,10 @@ func (r *rig) sameRules(h *Hook, want ...policy.Rule) {
 func (r *rig) ours(device string) (names []string) {
 	r.t.Helper()
 	index := testenv.Link(r.t, device).Attrs().Index
-	ids, err := tcxPrograms(index, r.direction)
+	ids, err := netinfo.TCXPrograms(index, r.direction)
 	testenv.Must(r.t, err)
 	for _, id := range ids {
-		if name := nameOf(id); strings.HasPrefix(name, "shapectl") {
+		if name := netinfo.ProgramName(id); strings.HasPrefix(name, "shapectl") {
 			names = append(names, "tcx "+name)
 		}
 	}
@@ -374,7 +375,7 @@ func attachForeign(t *testing.T, device string, d policy.Direction, where link.A
 		return f
 	}
 	l, err := link.AttachTCX(link.TCXOptions{
-		Interface: testenv.Link(t, device).Attrs().Index, Program: f.program, Attach: tcxType(d), Anchor: where,
+		Interface: testenv.Link(t, device).Attrs().Index, Program: f.program, Attach: netinfo.TCXType(d), Anchor: where,
 	})
 	testenv.Must(t, err)
 	t.Cleanup(func() { l.Close() })
@@ -388,7 +389,7 @@ func addForeignFilter(t *testing.T, f *foreign, device string, d policy.Directio
 	testenv.Must(t, ensureClsact(l, d))
 	testenv.Must(t, netlink.FilterAdd(&netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: l.Attrs().Index, Parent: clsactParent(d), Handle: 1, Protocol: unix.ETH_P_ALL, Priority: priority,
+			LinkIndex: l.Attrs().Index, Parent: netinfo.FilterParent(d), Handle: 1, Protocol: unix.ETH_P_ALL, Priority: priority,
 		},
 		Fd: f.program.FD(), Name: "foreign", DirectAction: true,
 	}))

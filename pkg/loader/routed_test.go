@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -161,7 +162,7 @@ func limitOn(o Options, device string, d policy.Direction, rule policy.Rule) err
 		return err
 	}
 	defer n.Close()
-	dev, err := n.Device(device)
+	dev, err := netinfo.DeviceByName(device)
 	if err != nil {
 		return err
 	}

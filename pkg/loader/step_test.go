@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -128,7 +129,7 @@ var (
 )
 
 func putOn(n *Namespace, rules ...policy.Rule) error {
-	dev, err := n.Device("va")
+	dev, err := netinfo.DeviceByName("va")
 	for i := 0; i < len(rules) && err == nil; i++ {
 		_, err = n.Put(dev, policy.Egress, policy.MatchDst, rules[i])
 	}

@@ -3,18 +3,15 @@ package loader
 import (
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 
-	"github.com/safchain/ethtool"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/maps"
 )
 
@@ -57,7 +54,7 @@ func exists(path string) bool {
 // whether this process may and this kernel can, and if it is compiled to machine
 // code.
 func Probe() (jited bool, err error) {
-	set, err := maps.New(maps.Size{Rules: 1, Buckets: noBuckets}, bpf.AbiHook{L2Bytes: ethernetBytes})
+	set, err := maps.New(maps.Size{Rules: 1, Buckets: noBuckets}, bpf.AbiHook{L2Bytes: netinfo.EthernetBytes})
 	if err != nil {
 		return false, err
 	}
@@ -81,116 +78,12 @@ func (h *Hook) OtherBuild() (bool, error) {
 	return h.Set.Hook().Build != this, err
 }
 
-// Offloads are the features of a device that change what programs see.
-type Offloads struct {
-	HardwareTC bool // filters may run in hardware
-	GRO, LRO   bool // packets are merged on their way in
-}
-
-// Offloads asks the driver.
-func (d Device) Offloads() (Offloads, error) {
-	e, err := ethtool.NewEthtool()
-	if err != nil {
-		return Offloads{}, fmt.Errorf("open ethtool: %w", err)
-	}
-	defer e.Close()
-	features, err := e.Features(d.Name)
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		return Offloads{}, nil
-	}
-	if err != nil {
-		return Offloads{}, fmt.Errorf("ask for the offloads of %s: %w", d.Name, err)
-	}
-	return Offloads{
-		HardwareTC: features["hw-tc-offload"],
-		GRO:        features["rx-gro"] || features["rx-gro-hw"],
-		LRO:        features["rx-lro"],
-	}, nil
-}
-
-// Addresses reports whether a device has addresses that are valid beyond its link.
-func (d Device) Addresses() (ipv4, ipv6 bool, err error) {
-	l, err := netlink.LinkByIndex(d.Index)
-	if err != nil {
-		return false, false, fmt.Errorf("look up device %s: %w", d.Name, err)
-	}
-	addresses, err := netlink.AddrList(l, netlink.FAMILY_ALL)
-	if err != nil {
-		return false, false, fmt.Errorf("list the addresses of %s: %w", d.Name, err)
-	}
-	for _, a := range addresses {
-		if a.IP.IsGlobalUnicast() {
-			ipv4 = ipv4 || a.IP.To4() != nil
-			ipv6 = ipv6 || a.IP.To4() == nil
-		}
-	}
-	return ipv4, ipv6, nil
-}
-
-// A Tunnel is where a device sends the packets that it wraps.
-type Tunnel struct {
-	Remote   netip.Addr // the zero Addr where there is not one alone
-	Underlay int        // index of the device that they leave by; 0 if it can not be told
-}
-
-// tunnels are the kinds of device that wrap packets in packets.
-var tunnels = map[string]bool{
-	"ipip": true, "sit": true, "gre": true, "gretap": true, "ip6tnl": true, "ip6gre": true, "ip6gretap": true,
-	"vti": true, "vti6": true, "vxlan": true, "geneve": true, "wireguard": true,
-}
-
-// Tunnel is nil for a device that is none.
-func (d Device) Tunnel() *Tunnel {
-	if !tunnels[d.Kind] {
-		return nil
-	}
-	t := new(Tunnel)
-	l, err := netlink.LinkByIndex(d.Index)
-	if err != nil {
-		return t
-	}
-	remote := remoteOf(l)
-	if addr, ok := netip.AddrFromSlice(remote); ok && !addr.IsUnspecified() && !addr.IsMulticast() {
-		t.Remote = addr.Unmap()
-	}
-	if v, ok := l.(*netlink.Vxlan); ok && v.VtepDevIndex != 0 {
-		t.Underlay = v.VtepDevIndex
-	} else if t.Remote.IsValid() {
-		if routes, err := netlink.RouteGet(remote); err == nil && len(routes) > 0 {
-			t.Underlay = routes[0].LinkIndex
-		}
-	}
-	return t
-}
-
-func remoteOf(l netlink.Link) net.IP {
-	switch l := l.(type) {
-	case *netlink.Iptun:
-		return l.Remote
-	case *netlink.Sittun:
-		return l.Remote
-	case *netlink.Gretun:
-		return l.Remote
-	case *netlink.Gretap:
-		return l.Remote
-	case *netlink.Ip6tnl:
-		return l.Remote
-	case *netlink.Vti:
-		return l.Remote
-	case *netlink.Vxlan:
-		return l.Group
-	case *netlink.Geneve:
-		return l.Remote
-	}
-	return nil
-}
-
 // HookMode is how the first rule of a device would be attached.
 func HookMode(o Options) (Mode, error) {
 	switch {
 	case o.Mode == Clsact:
 		return Clsact, nil
-	case HasTCX():
+	case netinfo.HasTCX():
 		return TCX, nil
 	case o.Mode == TCX:
 		return TCX, ErrNoTCX

@@ -20,6 +20,7 @@ import (
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -115,7 +116,7 @@ func (x *traffic) limit() {
 // only a program attached by hand has.
 func (x *traffic) limitWith(buckets uint32) {
 	x.t.Helper()
-	settings := bpf.AbiHook{L2Bytes: ethernetBytes}
+	settings := bpf.AbiHook{L2Bytes: netinfo.EthernetBytes}
 	if x.direction == policy.Ingress {
 		settings.Ingress, settings.MatchSrc = 1, 1
 	}

@@ -1,4 +1,4 @@
-package loader
+package netinfo
 
 import (
 	"errors"
@@ -98,7 +98,7 @@ func (a *Arrivals) begin() error {
 // listDevices lists the devices, anew where there were changes meanwhile.
 func listDevices() (devices []Device, err error) {
 	for range listTries {
-		devices, err = new(Namespace).Devices()
+		devices, err = Devices()
 		if !errors.Is(err, netlink.ErrDumpInterrupted) {
 			break
 		}

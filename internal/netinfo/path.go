@@ -1,4 +1,4 @@
-package loader
+package netinfo
 
 import (
 	"bytes"
@@ -24,8 +24,9 @@ import (
 // Path is what packets of a direction meet on a device, in the order of the
 // kernel. Besides Chain, in the middle of it, there are entries at "xdp",
 // "netfilter" (chains of nftables for this device) and "qdisc" (that of the root).
-func (n *Namespace) Path(dev Device, d policy.Direction) ([]ChainEntry, error) {
-	chain, err := n.Chain(dev, d)
+// Ours are the programs of the caller.
+func Path(dev Device, d policy.Direction, ours []ebpf.ProgramID) ([]ChainEntry, error) {
+	chain, err := Chain(dev.Index, d, ours)
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +53,7 @@ func xdp(l netlink.Link, mode string) []ChainEntry {
 		return nil
 	}
 	id := l.Attrs().Xdp.ProgId
-	name := strings.TrimPrefix(nameOf(ebpf.ProgramID(id))+", "+mode, ", ")
+	name := strings.TrimPrefix(ProgramName(ebpf.ProgramID(id))+", "+mode, ", ")
 	return []ChainEntry{{At: "xdp", ID: id, Name: name}}
 }
 
@@ -122,6 +123,11 @@ func hasNftables() bool {
 	}
 	builtin, err := os.ReadFile(filepath.Join("/lib/modules", unix.ByteSliceToString(name.Release[:]), "modules.builtin"))
 	return err == nil && bytes.Contains(builtin, []byte("/nf_tables.ko"))
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 func parseChain(message []byte) (c netfilterChain, err error) {

@@ -1,4 +1,7 @@
-package loader
+// Package netinfo tells what there is in the network namespace of the calling
+// thread: devices and their features, routes, and what packets meet on a device.
+// It changes nothing, and knows nothing of what shapectl pinned.
+package netinfo
 
 import (
 	"errors"
@@ -42,12 +45,13 @@ type Device struct {
 	encap string
 }
 
-const ethernetBytes = 14
+// EthernetBytes is the length of an Ethernet header without VLAN tags.
+const EthernetBytes = 14
 
 // linkHeaders are the lengths of link headers by what netlink calls the kind
 // of link (ARPHRD_*), as far as the programs can read them.
 var linkHeaders = map[string]uint8{
-	"ether": ethernetBytes, "loopback": ethernetBytes,
+	"ether": EthernetBytes, "loopback": EthernetBytes,
 	"none": 0, "ppp": 0, "ipip": 0, "tunnel6": 0, "sit": 0, "gre": 0,
 	fmt.Sprintf("unknown%d", unix.ARPHRD_NONE):   0,
 	fmt.Sprintf("unknown%d", unix.ARPHRD_IP6GRE): 0,
@@ -98,8 +102,8 @@ func (d Device) CheckReadable() error {
 	return nil
 }
 
-// Device finds a device by its name or an alternative one.
-func (n *Namespace) Device(name string) (Device, error) {
+// DeviceByName finds a device by its name or an alternative one. The error wraps ErrNoDevice where there is none.
+func DeviceByName(name string) (Device, error) {
 	l, err := netlink.LinkByName(name)
 	var missing netlink.LinkNotFoundError
 	if errors.As(err, &missing) || errors.Is(err, unix.ERANGE) || errors.Is(err, unix.EINVAL) {
@@ -111,8 +115,8 @@ func (n *Namespace) Device(name string) (Device, error) {
 	return describe(l), nil
 }
 
-// deviceAt finds a device by its index, and reports whether there is one.
-func (n *Namespace) deviceAt(index int) (Device, bool, error) {
+// DeviceByIndex finds a device by its index, and reports whether there is one.
+func DeviceByIndex(index int) (Device, bool, error) {
 	l, err := netlink.LinkByIndex(index)
 	var missing netlink.LinkNotFoundError
 	if errors.As(err, &missing) {
@@ -125,7 +129,7 @@ func (n *Namespace) deviceAt(index int) (Device, bool, error) {
 }
 
 // Devices are all devices of the namespace.
-func (n *Namespace) Devices() ([]Device, error) {
+func Devices() ([]Device, error) {
 	links, err := netlink.LinkList()
 	for tries := 0; errors.Is(err, netlink.ErrDumpInterrupted) && tries < 10; tries++ {
 		links, err = netlink.LinkList() // some came or went meanwhile
@@ -138,4 +142,23 @@ func (n *Namespace) Devices() ([]Device, error) {
 		devices[i] = describe(l)
 	}
 	return devices, nil
+}
+
+// Addresses reports whether a device has addresses that are valid beyond its link.
+func (d Device) Addresses() (ipv4, ipv6 bool, err error) {
+	l, err := netlink.LinkByIndex(d.Index)
+	if err != nil {
+		return false, false, fmt.Errorf("look up device %s: %w", d.Name, err)
+	}
+	addresses, err := netlink.AddrList(l, netlink.FAMILY_ALL)
+	if err != nil {
+		return false, false, fmt.Errorf("list the addresses of %s: %w", d.Name, err)
+	}
+	for _, a := range addresses {
+		if a.IP.IsGlobalUnicast() {
+			ipv4 = ipv4 || a.IP.To4() != nil
+			ipv6 = ipv6 || a.IP.To4() == nil
+		}
+	}
+	return ipv4, ipv6, nil
 }

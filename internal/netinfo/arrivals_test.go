@@ -1,4 +1,4 @@
-package loader
+package netinfo
 
 import (
 	"fmt"
@@ -33,7 +33,7 @@ func (f *follower) takes(names ...string) {
 		testenv.Must(f, err)
 		for _, d := range devices {
 			have = append(have, d.Name)
-			now, there, err := new(Namespace).deviceAt(d.Index)
+			now, there, err := DeviceByIndex(d.Index)
 			if err != nil || !there || now.Name == d.Name && (now.L2Bytes != d.L2Bytes || now.Kind != d.Kind) {
 				f.Errorf("taken as %+v, and looked up as %+v, %v", d, now, err)
 			}

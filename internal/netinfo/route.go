@@ -1,4 +1,4 @@
-package loader
+package netinfo
 
 import (
 	"errors"
@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/safchain/ethtool"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -24,17 +23,17 @@ type Route struct {
 	Own    bool       // the address is the namespace's own, and Device the loopback
 }
 
-// Route asks the kernel for the way to an address. The error wraps ErrNoRoute where there is none.
-func (n *Namespace) Route(to netip.Addr) (Route, error) { return n.route(to, nil) }
+// RouteTo asks the kernel for the route to an address. The error wraps ErrNoRoute where there is none.
+func RouteTo(to netip.Addr) (Route, error) { return route(to, nil) }
 
 // Forward asks the kernel where it would send a packet that came in by a device
 // from an address that is not its own. The error wraps ErrNoRoute where it would
-// not, as there is no way, or as it forwards none that come from there.
-func (n *Namespace) Forward(from, to netip.Addr, in Device) (Route, error) {
-	return n.route(to, &netlink.RouteGetOptions{IifIndex: in.Index, SrcAddr: from.AsSlice()})
+// not, as there is no route, or as it forwards none that come from there.
+func Forward(from, to netip.Addr, in Device) (Route, error) {
+	return route(to, &netlink.RouteGetOptions{IifIndex: in.Index, SrcAddr: from.AsSlice()})
 }
 
-func (n *Namespace) route(to netip.Addr, o *netlink.RouteGetOptions) (Route, error) {
+func route(to netip.Addr, o *netlink.RouteGetOptions) (Route, error) {
 	routes, err := netlink.RouteGetWithOptions(to.AsSlice(), o)
 	for _, no := range []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EXDEV, unix.EAGAIN} {
 		if errors.Is(err, no) { // by the kind of route that refuses, or of the address
@@ -55,7 +54,7 @@ func (n *Namespace) route(to netip.Addr, o *netlink.RouteGetOptions) (Route, err
 	if next, ok := netip.AddrFromSlice(gateway); ok {
 		r.Next = next.Unmap()
 	}
-	d, here, err := n.deviceAt(routes[0].LinkIndex)
+	d, here, err := DeviceByIndex(routes[0].LinkIndex)
 	if err == nil && !here {
 		err = fmt.Errorf("%w to %s: its device has just gone", ErrNoRoute, to)
 	}
@@ -79,8 +78,8 @@ type Descent struct {
 
 // Descend follows packets that leave by a device: to the one below, to the port
 // behind which the next on its link was seen, to the other end of a pair.
-func (n *Namespace) Descend(d Device, next netip.Addr) (Descent, error) {
-	devices, err := n.Devices()
+func Descend(d Device, next netip.Addr) (Descent, error) {
+	devices, err := Devices()
 	if err != nil {
 		return Descent{}, err
 	}
@@ -116,7 +115,7 @@ func (n *Namespace) Descend(d Device, next netip.Addr) (Descent, error) {
 	return w, nil
 }
 
-// Reverse is the way of the packets that come back.
+// Reverse is what packets that come back pass.
 func (w Descent) Reverse() Descent {
 	w.Hops = slices.Clone(w.Hops)
 	slices.Reverse(w.Hops)
@@ -171,20 +170,4 @@ func (d Device) portTo(next netip.Addr, ports []Device) (index int, err error) {
 		}
 	}
 	return 0, nil
-}
-
-// Speed is how much a device says that it can send, in bits per second; 0 if it
-// does not say, or what it says means nothing.
-func (d Device) Speed() uint64 {
-	e, err := ethtool.NewEthtool()
-	if err != nil {
-		return 0
-	}
-	defer e.Close()
-	mbit, err := e.CmdGet(new(ethtool.EthtoolCmd), d.Name)
-	const unknown = 1<<32 - 1
-	if err != nil || mbit == unknown || d.Kind == "tuntap" {
-		return 0
-	}
-	return uint64(mbit) * 1e6
 }

@@ -1,4 +1,4 @@
-package loader
+package netinfo
 
 import (
 	"errors"
@@ -46,7 +46,6 @@ func TestRoute(t *testing.T) {
 	addRoute(t, netlink.Route{Gw: net.IPv4(10, 0, 0, 254)}, "192.0.2.0/24")
 	addRoute(t, netlink.Route{Type: unix.RTN_BLACKHOLE}, "198.51.100.0/24")
 	addRoute(t, netlink.Route{Type: unix.RTN_PROHIBIT}, "203.0.113.0/24")
-	n := new(Namespace)
 	for to, want := range map[string]struct {
 		device, next string
 		own          bool
@@ -55,39 +54,39 @@ func TestRoute(t *testing.T) {
 		"192.0.2.7": {"va", "10.0.0.254", false},
 		"10.0.0.1":  {"lo", "10.0.0.1", true},
 	} {
-		r, err := n.Route(netip.MustParseAddr(to))
+		r, err := RouteTo(netip.MustParseAddr(to))
 		if err != nil || r.Device.Name != want.device || r.Next != netip.MustParseAddr(want.next) || r.Own != want.own {
 			t.Errorf("the route to %s is %s to %v, own: %v, %v; want %+v", to, r.Device.Name, r.Next, r.Own, err, want)
 		}
 	}
 	for _, to := range []string{"198.51.100.1", "203.0.113.1", "100.64.0.1", "2001:db8::1"} {
-		if r, err := n.Route(netip.MustParseAddr(to)); !errors.Is(err, ErrNoRoute) {
+		if r, err := RouteTo(netip.MustParseAddr(to)); !errors.Is(err, ErrNoRoute) {
 			t.Errorf("the route to %s is %+v, %v", to, r, err)
 		}
 	}
 
 	// From elsewhere, what the kernel does not forward has no route.
 	from, to := netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("10.0.0.7")
-	va, err := n.Device("va")
+	va, err := DeviceByName("va")
 	testenv.Must(t, err)
-	if r, err := n.Forward(from, to, va); !errors.Is(err, ErrNoRoute) {
+	if r, err := Forward(from, to, va); !errors.Is(err, ErrNoRoute) {
 		t.Errorf("without forwarding: %+v, %v", r, err)
 	}
 	testenv.Must(t, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0))
-	if r, err := n.Forward(from, to, va); err != nil || r.Device.Name != "va" {
+	if r, err := Forward(from, to, va); err != nil || r.Device.Name != "va" {
 		t.Errorf("with forwarding: %+v, %v", r, err)
 	}
-	// A rule may send what comes from there by another way.
+	// A rule may send what comes from there by another route.
 	rule := netlink.NewRule()
 	rule.Src, rule.Table = &net.IPNet{IP: from.AsSlice(), Mask: net.CIDRMask(32, 32)}, 77
 	testenv.Must(t, netlink.RuleAdd(rule))
 	addRoute(t, netlink.Route{LinkIndex: testenv.Link(t, "vb").Attrs().Index, Table: 77, Scope: unix.RT_SCOPE_LINK}, "10.0.0.0/24")
-	if r, err := n.Forward(from, to, va); err != nil || r.Device.Name != "vb" {
+	if r, err := Forward(from, to, va); err != nil || r.Device.Name != "vb" {
 		t.Errorf("by a rule for the source: %+v, %v", r, err)
 	}
 }
 
-// hops are the names and directions of a way, and the tags on it.
+// hops are the names and directions of what packets pass, and their tags there.
 func hops(w Descent) string {
 	var s []string
 	for _, h := range w.Hops {
@@ -106,12 +105,11 @@ func TestDescend(t *testing.T) {
 		return &netlink.Macvlan{LinkAttrs: a, Mode: netlink.MACVLAN_MODE_BRIDGE}
 	})
 	to := netip.MustParseAddr("10.0.0.7")
-	n := new(Namespace)
 	descend := func(name string) Descent {
 		t.Helper()
-		d, err := n.Device(name)
+		d, err := DeviceByName(name)
 		testenv.Must(t, err)
-		w, err := n.Descend(d, to)
+		w, err := Descend(d, to)
 		testenv.Must(t, err)
 		return w
 	}
@@ -125,7 +123,7 @@ func TestDescend(t *testing.T) {
 			t.Errorf("what comes in by %s passes %s, want %s", name, got, up)
 		}
 		if got := hops(w); got != down {
-			t.Errorf("the way of %s was changed by being turned: %s", name, got)
+			t.Errorf("the descent from %s was changed by being reversed: %s", name, got)
 		}
 	}
 	expect("va", "va egress, vb ingress", "vb egress, va ingress")
@@ -165,13 +163,12 @@ func TestDescend(t *testing.T) {
 func TestDescendTagged(t *testing.T) {
 	testenv.NewNetns(t)
 	testenv.Veth(t, "va", "vb")
-	n := new(Namespace)
-	va, err := n.Device("va")
+	va, err := DeviceByName("va")
 	testenv.Must(t, err)
-	w, err := n.Descend(Device{Name: "va.5", Index: 1000, Kind: "vlan", Parent: va.Index}, netip.MustParseAddr("10.0.0.7"))
+	w, err := Descend(Device{Name: "va.5", Index: 1000, Kind: "vlan", Parent: va.Index}, netip.MustParseAddr("10.0.0.7"))
 	testenv.Must(t, err)
 	if got, want := hops(w), "va.5 egress, va egress tagged, vb ingress tagged"; got != want {
-		t.Errorf("the way is %s, want %s", got, want)
+		t.Errorf("the hops are %s, want %s", got, want)
 	}
 }
 
@@ -182,13 +179,12 @@ func TestDescendTunnel(t *testing.T) {
 	addKind(t, "tun", func(a netlink.LinkAttrs) netlink.Link {
 		return &netlink.Vxlan{LinkAttrs: a, VxlanId: 5, Group: net.IPv4(192, 0, 2, 9), Port: 4789}
 	})
-	n := new(Namespace)
-	d, err := n.Device("tun")
+	d, err := DeviceByName("tun")
 	testenv.Must(t, err)
-	w, err := n.Descend(d, netip.MustParseAddr("10.0.0.7"))
+	w, err := Descend(d, netip.MustParseAddr("10.0.0.7"))
 	testenv.Must(t, err)
 	if got := hops(w); got != "tun egress" {
-		t.Errorf("the way is %s", got)
+		t.Errorf("the hops are %s", got)
 	}
 	va := testenv.Link(t, "va").Attrs().Index
 	if w.Tunnel == nil || w.Tunnel.Underlay != va || w.Tunnel.Remote != netip.MustParseAddr("192.0.2.9") {
@@ -199,9 +195,8 @@ func TestDescendTunnel(t *testing.T) {
 func TestSpeed(t *testing.T) {
 	testenv.NewNetns(t)
 	testenv.Veth(t, "va", "vb")
-	n := new(Namespace)
 	for name, want := range map[string]uint64{"va": 10e9, "lo": 0} {
-		d, err := n.Device(name)
+		d, err := DeviceByName(name)
 		testenv.Must(t, err)
 		if got := d.Speed(); got != want {
 			t.Errorf("the speed of %s is %d, want %d", name, got, want)

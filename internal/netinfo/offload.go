@@ -1,0 +1,52 @@
+package netinfo
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/safchain/ethtool"
+	"golang.org/x/sys/unix"
+)
+
+// Offloads are the features of a device that change what programs see.
+type Offloads struct {
+	HardwareTC bool // filters may run in hardware
+	GRO, LRO   bool // packets are merged on their way in
+}
+
+// Offloads asks the driver.
+func (d Device) Offloads() (Offloads, error) {
+	e, err := ethtool.NewEthtool()
+	if err != nil {
+		return Offloads{}, fmt.Errorf("open ethtool: %w", err)
+	}
+	defer e.Close()
+	features, err := e.Features(d.Name)
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return Offloads{}, nil
+	}
+	if err != nil {
+		return Offloads{}, fmt.Errorf("ask for the offloads of %s: %w", d.Name, err)
+	}
+	return Offloads{
+		HardwareTC: features["hw-tc-offload"],
+		GRO:        features["rx-gro"] || features["rx-gro-hw"],
+		LRO:        features["rx-lro"],
+	}, nil
+}
+
+// Speed is how much a device says that it can send, in bits per second; 0 if it
+// does not say, or what it says means nothing.
+func (d Device) Speed() uint64 {
+	e, err := ethtool.NewEthtool()
+	if err != nil {
+		return 0
+	}
+	defer e.Close()
+	mbit, err := e.CmdGet(new(ethtool.EthtoolCmd), d.Name)
+	const unknown = 1<<32 - 1
+	if err != nil || mbit == unknown || d.Kind == "tuntap" {
+		return 0
+	}
+	return uint64(mbit) * 1e6
+}

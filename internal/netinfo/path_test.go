@@ -1,0 +1,71 @@
+package netinfo
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A chain may be for all devices whose names begin alike.
+func TestChainOn(t *testing.T) {
+	for _, test := range []struct {
+		chain netfilterChain
+		d     policy.Direction
+		want  bool
+	}{
+		{netfilterChain{family: unix.NFPROTO_NETDEV, hook: unix.NF_NETDEV_INGRESS, devices: []string{"vb", "va"}}, policy.Ingress, true},
+		{netfilterChain{family: unix.NFPROTO_NETDEV, hook: unix.NF_NETDEV_INGRESS, devices: []string{"va"}}, policy.Egress, false},
+		{netfilterChain{family: unix.NFPROTO_NETDEV, hook: unix.NF_NETDEV_EGRESS, devices: []string{"va"}}, policy.Ingress, false},
+		{netfilterChain{family: unix.NFPROTO_NETDEV, hook: unix.NF_NETDEV_EGRESS, devices: []string{"va0"}}, policy.Egress, false},
+		{netfilterChain{family: unix.NFPROTO_NETDEV, hook: unix.NF_NETDEV_EGRESS, devices: []string{"v*"}}, policy.Egress, true},
+		{netfilterChain{family: unix.NFPROTO_NETDEV, hook: unix.NF_NETDEV_EGRESS, devices: []string{"w*"}}, policy.Egress, false},
+		{netfilterChain{family: unix.NFPROTO_INET, hook: inetIngress, devices: []string{"va"}}, policy.Ingress, true},
+		{netfilterChain{family: unix.NFPROTO_INET, hook: inetIngress, devices: []string{"va"}}, policy.Egress, false},
+		{netfilterChain{family: unix.NFPROTO_INET, hook: unix.NF_INET_FORWARD, devices: []string{"va"}}, policy.Ingress, false},
+		{netfilterChain{family: unix.NFPROTO_IPV4, hook: unix.NF_NETDEV_INGRESS, devices: []string{"va"}}, policy.Ingress, false},
+	} {
+		if got := test.chain.on("va", test.d); got != test.want {
+			t.Errorf("%+v on va %s: %v", test.chain, test.d, got)
+		}
+	}
+}
+
+// What spreads packets over queues is told with what queues them there.
+func TestRootQdisc(t *testing.T) {
+	testenv.NewNetns(t)
+	addKind(t, "va", func(a netlink.LinkAttrs) netlink.Link {
+		a.NumTxQueues = 2
+		return &netlink.Veth{LinkAttrs: a, PeerName: "vb"}
+	})
+	qdisc := func() string {
+		t.Helper()
+		dev, err := DeviceByName("va")
+		testenv.Must(t, err)
+		path, err := Path(dev, policy.Egress, nil)
+		testenv.Must(t, err)
+		last := path[len(path)-1]
+		return last.At + " " + last.Name
+	}
+	if got := qdisc(); got != "qdisc noqueue" {
+		t.Errorf("of a new veth: %s", got)
+	}
+	at := netlink.QdiscAttrs{LinkIndex: testenv.Link(t, "va").Attrs().Index, Parent: netlink.HANDLE_ROOT, Handle: netlink.MakeHandle(1, 0)}
+	testenv.Must(t, netlink.QdiscAdd(&netlink.GenericQdisc{QdiscAttrs: at, QdiscType: "mq"}))
+	at.Handle = 0
+	for _, kinds := range [][2]string{{"pfifo", "pfifo"}, {"pfifo", "bfifo"}} {
+		for i, kind := range kinds {
+			at.Parent = netlink.MakeHandle(1, uint16(i+1))
+			testenv.Must(t, netlink.QdiscReplace(&netlink.GenericQdisc{QdiscAttrs: at, QdiscType: kind}))
+		}
+		want := "qdisc mq of " + strings.Join(slices.Compact(kinds[:]), " and ")
+		if got := qdisc(); got != want {
+			t.Errorf("of a device with two queues: %s, want %s", got, want)
+		}
+	}
+}
