@@ -328,9 +328,13 @@ func (e *env) advise(err error) error {
 func device(_ *loader.Namespace, name string) (netinfo.Device, error) {
 	d, err := netinfo.DeviceByName(name)
 	if errors.Is(err, netinfo.ErrNoDevice) {
-		return d, inputf("there is no device %s; 'ip link' lists those there are", cmp.Or(name, `""`))
+		return d, noDevice(name)
 	}
 	return d, err
+}
+
+func noDevice(name string) error {
+	return inputf("there is no device %s; 'ip link' lists those there are", cmp.Or(name, `""`))
 }
 
 func direction(cmd, s string) (policy.Direction, error) {

@@ -1,0 +1,137 @@
+package explain
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// legWords are what is to be said of a leg.
+type legWords struct {
+	known bool   // by which devices packets go, if by any
+	how   string // what they do, "leave by eth0"; "" where nothing is known of them
+	why   string // that is so
+}
+
+func judgeLegs(in, out Leg) (legWords, legWords) {
+	if in.Route.Own && out.Route.Own {
+		stay := legWords{known: true, how: "stay on this host, by " + out.Route.Device.Name}
+		return stay, stay
+	}
+	return judgeIn(in), judgeOut(out)
+}
+
+// judgeIn takes packets to come in where those to their source leave.
+func judgeIn(l Leg) legWords {
+	switch {
+	case !l.End.IsValid():
+		return legWords{}
+	case l.NoRoute != nil:
+		return legWords{how: "come in by any device, if at all", why: " (to " + l.End.String() + ": " + kernelReason(l.NoRoute) + ")"}
+	case l.Route.Own:
+		return legWords{known: true, how: "are this host's own"}
+	}
+	return legWords{known: true, how: "come in by " + deviceNames(l.Hops) + beyond(l, "from"), why: " (where those to " + l.End.String() + " leave)"}
+}
+
+func judgeOut(l Leg) legWords {
+	switch {
+	case !l.End.IsValid():
+		return legWords{}
+	case l.NoRoute != nil:
+		return legWords{known: true, how: "have no way out", why: " (" + kernelReason(l.NoRoute) + ")"}
+	case l.Route.Own:
+		return legWords{known: true, how: "are for this host itself"}
+	}
+	words := legWords{known: true, how: "leave by " + deviceNames(l.Hops) + beyond(l, "to")}
+	if l.Route.Next != l.End {
+		words.why = ", to " + l.Route.Next.String()
+	}
+	if l.Unwilling != nil {
+		words.how, words.why = "would "+words.how, words.why+", if this host forwarded them ("+kernelReason(l.Unwilling)+")"
+	}
+	return words
+}
+
+// kernelReason is what the kernel calls it.
+func kernelReason(err error) string {
+	var errno unix.Errno
+	if errors.As(err, &errno) {
+		return errno.Error()
+	}
+	return err.Error()
+}
+
+func deviceNames(hops []netinfo.Hop) string {
+	var names []string
+	for _, h := range hops {
+		names = append(names, h.Name)
+	}
+	return strings.Join(names, ", then ")
+}
+
+// beyond is how packets go on below the devices that are known; preposition leads to the other end of a tunnel.
+func beyond(l Leg, preposition string) string {
+	switch {
+	case len(l.Ports) > 0:
+		return ", by one of its ports"
+	case l.Tunnel != nil && l.Tunnel.Remote.IsValid():
+		return ", wrapped, " + preposition + " " + l.Tunnel.Remote.String()
+	case l.Tunnel != nil:
+		return ", wrapped"
+	}
+	return ""
+}
+
+// addressAt is the address that the rules of a hook compare, if the packets come to it: their
+// own, or that of the other end of the tunnel that wraps them before.
+func addressAt(h Hook, p Packets, in, out Leg) netip.Addr {
+	if t := tunnelOver(h, in, out); t != nil {
+		return t.Remote
+	}
+	return p.side(h.Match)
+}
+
+// tunnelOver is the tunnel whose packets pass a hook that goes by the addresses of its ends; nil for none.
+func tunnelOver(h Hook, in, out Leg) *netinfo.Tunnel {
+	here := in
+	if h.Direction == policy.Egress {
+		here = out
+	}
+	if t := here.Tunnel; t != nil && t.Underlay != 0 && t.Underlay == h.Device.Index && h.Match == h.Direction.FarSide() {
+		return t
+	}
+	return nil
+}
+
+// metWhen says in which case packets meet a hook that they do not meet for sure.
+func metWhen(h Hook, in, out Leg) string {
+	if t := tunnelOver(h, in, out); t != nil {
+		return "met by them wrapped: " + plain.Suggest("explain", h.Name, h.Direction.String(), t.Remote.String())
+	}
+	comesIn, leaves := judgeLegs(in, out)
+	here, words, come := in, comesIn, "they come in by "
+	if h.Direction == policy.Egress {
+		here, words, come = out, leaves, "they leave by "
+	}
+	for _, port := range here.Ports {
+		if port.Index == h.Device.Index {
+			return "met if " + h.Name + " is the port that they take"
+		}
+	}
+	switch {
+	case h.Device.Name == "":
+		return "not met"
+	case h.Device.Loopback && (in.Route.Own && leaves.how == "" || out.Route.Own && comesIn.how == ""):
+		return "met if they stay on this host"
+	case words.known:
+		return "not met, as they " + words.how
+	}
+	return "met if " + come + h.Name
+}

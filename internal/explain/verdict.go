@@ -1,0 +1,198 @@
+package explain
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// judgeRule explains the rule that matches, and what it makes of a packet.
+func judgeRule(out *report.Stop, p Packets, s Stop) {
+	h, r := s.Hook, s.Rule
+	cidr := r.Prefix.String()
+	out.Rule, out.Sentence = &cidr, r.Sentence(h.Name, h.Direction, h.Match)
+	for _, wider := range r.Hides {
+		out.Hides = append(out.Hides, report.NewBrief(wider, h.Name, h.Direction, h.Match))
+	}
+	counted := countPacket(s.Frame, s.Tags, p.Segments, r.Framing)
+	out.Counted, out.RevertsInNS = &counted, h.RevertsInNS
+	switch h.State {
+	case loader.Detached:
+		out.Note = "something else took shapectl's program off the device; set one of its rules again, which attaches it"
+	case loader.Gone:
+		out.Note = "the device was deleted; the next command that changes a rule removes this one"
+	}
+	if r.Shadow != nil {
+		proposed := propose(*r.Shadow, countPacket(s.Frame, s.Tags, p.Segments, r.Shadow.Framing).Bytes)
+		out.Proposed = &proposed
+	}
+	if r.Rate == policy.Unlimited {
+		return
+	}
+	if r.Bucket == nil {
+		if out.Attached {
+			out.Verdict = "unknown"
+			out.Note = "each flow has a bucket of its own; say which with --flow, such as --flow " + anyFlow(p.side(h.Match), h.Match).String()
+		}
+		return
+	}
+	charged := chargedBy(r.Rule, r.Bucket.Spilled)
+	level := levelOf(charged, *r.Bucket, counted.Bytes, r.SpeedBits)
+	out.Bucket = &level
+	if out.Attached {
+		out.Verdict, _ = fate(charged, *r.Bucket, counted.Bytes)
+		out.Note = ofWhichFlow(charged, p.Flow, out.Verdict)
+	}
+}
+
+// propose is what a shadow would make of a packet that it counts as so many bytes.
+func propose(s Shadow, bytes uint64) report.Proposed {
+	return report.Proposed{
+		Sharer: s.Sharer, Bytes: bytes, LevelBytes: model.Bytes(s.Units), CapacityBytes: s.Capacity,
+		Conforms: s.Meter.Conforms(s.Units, bytes),
+	}
+}
+
+// anyFlow is one to or from an address, to show how flows are written.
+func anyFlow(a netip.Addr, m policy.Match) maps.Flow {
+	const udp = 17
+	other := netip.AddrFrom4([4]byte{192, 0, 2, 1})
+	if a.Is6() {
+		other = netip.MustParseAddr("2001:db8::1")
+	}
+	if m == policy.MatchSrc {
+		return maps.Flow{Proto: udp, Src: a, SrcPort: 5000, Dst: other, DstPort: 53}
+	}
+	return maps.Flow{Proto: udp, Src: other, SrcPort: 5000, Dst: a, DstPort: 53}
+}
+
+// frameOf is the length of a segment at layer 2: what was asked for, or a full one of the device.
+func frameOf(bytes uint64, d netinfo.Device) uint64 {
+	switch {
+	case bytes != 0:
+		return bytes
+	case d.MTU == 0: // a device that is not here
+		return policy.MinCapacity
+	}
+	return uint64(d.MTU) + uint64(d.L2Bytes)
+}
+
+const (
+	tagBytes  = 4
+	mostBytes = 1<<model.PacketBits - 1 // that a packet counts
+)
+
+// checkSize reports as an error that there is no packet of so many segments of that length.
+func checkSize(frame uint64, segments uint16) error {
+	if frame*uint64(segments) > mostBytes {
+		return &QuestionError{fmt.Errorf("a packet of %d segments of %d bytes is out of range; it has %d bytes at most", segments, frame, mostBytes)}
+	}
+	return nil
+}
+
+// countPacket is what a packet counts whose segments are frames of that length:
+// framed_bytes in bpf/packet.h, but that there the last one may be shorter.
+func countPacket(frame uint64, tags int, segments uint16, f policy.Framing) report.Counted {
+	c := report.Counted{
+		PacketBytes: frame, Segments: uint64(segments), TagBytes: uint64(tags) * tagBytes,
+		OverheadBytes: f.Overhead, MPUBytes: f.MPU,
+	}
+	one := max(int64(c.PacketBytes+c.TagBytes)+int64(f.Overhead), int64(f.MPU))
+	c.Bytes = min(uint64(one)*c.Segments, mostBytes)
+	return c
+}
+
+// chargedBy is a rule as it treats packets that are charged to its spill bucket,
+// if spilled: without a penalty, and without marks beyond the capacity.
+func chargedBy(r policy.Rule, spilled bool) policy.Rule {
+	if spilled {
+		r.Penalty = policy.Penalty{}
+		if r.Excess == policy.ECN {
+			r.Excess = policy.Drop
+		}
+	}
+	return r
+}
+
+// fate is what becomes of a packet that counts so many bytes: the verdict, and
+// how long it is delayed, or if it is excess, in how long it would conform.
+// Where ECN can not mark, it drops.
+func fate(r policy.Rule, b Bucket, bytes uint64) (verdict string, waitNS uint64) {
+	if b.Meter.Conforms(b.Units, bytes) {
+		if r.Excess == policy.Delay && !b.Ahead {
+			waitNS = b.Meter.Held(b.Units, bytes)
+		}
+		switch {
+		case waitNS == 0:
+			return "pass", 0
+		case waitNS > uint64(r.ECNAbove):
+			return "mark", waitNS
+		}
+		return "delay", waitNS
+	}
+	verdict = "drop"
+	switch {
+	case r.Excess == policy.Pass:
+		verdict = "pass"
+	case r.Excess == policy.ECN && b.Meter.Marks(b.Units, bytes):
+		verdict = "mark"
+	}
+	return verdict, b.Meter.Wait(b.Units, bytes)
+}
+
+// ofWhichFlow says what an answer is for where it is not the same for all flows, and
+// none was given: a note, "" where there is none.
+func ofWhichFlow(r policy.Rule, given *maps.Flow, verdict string) string {
+	if given != nil || r.Order != policy.SparseFirst || verdict != "delay" && verdict != "mark" {
+		return ""
+	}
+	return "that is for a flow that has packets waiting; --flow tells of another, which may go ahead"
+}
+
+// levelOf says how full a bucket is, and what that means for packets that
+// count so many bytes on a device of that speed, 0 if it is not known.
+func levelOf(r policy.Rule, b Bucket, bytes, speedBits uint64) report.Level {
+	m := b.Meter
+	_, wait := fate(r, b, bytes)
+	l := report.Level{
+		Sharer: b.Sharer, Spilled: b.Spilled,
+		LevelBytes: model.Bytes(b.Units), CapacityBytes: r.Capacity, Excess: r.Excess.String(), Penalty: r.Penalty.String(),
+		Queue: report.NewQueue(r), Conforms: m.Conforms(b.Units, bytes), WaitNS: wait,
+		EmptyNS: m.Wait(b.Units, r.Capacity+r.Queue), // as what fills the bucket waits until it is empty
+	}
+	cost := max(bytes<<model.UnitBits, 1)
+	room := m.Capacity - min(b.Units, m.Capacity)
+	if l.Conforms {
+		l.RoomBytes = room >> model.UnitBits
+		l.RoomPackets = max(room/cost, 1)
+		l.AtOncePackets = l.RoomPackets
+	}
+	if r.Excess == policy.Delay {
+		l.AtOncePackets = (m.AtOnce - min(b.Units, m.AtOnce)) / cost
+		if l.Conforms && l.WaitNS == 0 { // also one that is bigger than all that leaves at once
+			l.AtOncePackets = max(l.AtOncePackets, 1)
+		}
+	}
+	if speedBits > 0 {
+		l.SpeedBits = &speedBits
+		if speedBits > uint64(r.Rate) {
+			bitsPerNS := float64(speedBits-uint64(r.Rate)) / 1e9
+			full := uint64(float64(l.RoomBytes) * 8 / bitsPerNS)
+			l.FullNS = &full
+		}
+	}
+	if r.Penalty.Kind == policy.PenaltyHold {
+		l.HeldNS = m.Wait(b.Units, 0) // what counts nothing waits until the level is not above the capacity
+	}
+	if l.HeldNS > 0 {
+		l.HeldUntil = uint64(b.Seen.Add(time.Duration(l.HeldNS)).UnixNano())
+	}
+	return l
+}

@@ -1,0 +1,117 @@
+package explain
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+func TestCountPacket(t *testing.T) {
+	for _, test := range []struct {
+		frame    uint64
+		tags     int
+		segments uint16
+		framing  policy.Framing
+		want     uint64
+	}{
+		{1514, 0, 1, policy.Framing{}, 1514},
+		{1514, 2, 1, policy.Framing{}, 1522},
+		{1514, 1, 43, policy.Framing{Overhead: 20}, 43 * 1538},
+		{60, 1, 3, policy.Framing{Overhead: 10, MPU: 84}, 3 * 84},
+		{60, 0, 3, policy.Framing{Overhead: -64}, 0},
+		{60, 0, 3, policy.Framing{Overhead: -64, MPU: 50}, 150},
+		{1<<24 - 1, 0, 1, policy.Framing{Overhead: 38}, 1<<24 - 1}, // as the programs bound it
+	} {
+		if got := countPacket(test.frame, test.tags, test.segments, test.framing); got.Bytes != test.want {
+			t.Errorf("%+v counts %d", test, got.Bytes)
+		}
+	}
+	if err := checkSize(1<<20, 16); err == nil {
+		t.Error("2^24 bytes are not refused")
+	}
+	if err := checkSize(1<<24-1, 1); err != nil {
+		t.Errorf("2^24 - 1 bytes: %v", err)
+	}
+}
+
+func TestLevelOfBucket(t *testing.T) {
+	const byteNS = 512 // of a rate that the byte clock keeps without rounding
+	limit := policy.Rule{Rate: 15_625_000, Capacity: 5000}
+	held := limit
+	held.Algorithm, held.Penalty = policy.Leaky, policy.Penalty{Kind: policy.PenaltyHold, Duration: 30000 * byteNS}
+	mark := limit
+	mark.Excess = policy.ECN
+	leaky, burst := limit, limit
+	leaky.Algorithm, leaky.Excess, leaky.ECNAbove = policy.Leaky, policy.Delay, 2000*byteNS
+	burst.Excess, burst.Queue, burst.ECNAbove = policy.Delay, 7000, policy.Never
+	number := func(n uint64) *uint64 { return &n }
+	now := time.Unix(1_800_000_000, 0)
+	for _, test := range []struct {
+		name         string
+		rule         policy.Rule
+		level, bytes uint64 // of the bucket, and of the packet
+		speed        uint64
+		want         report.Level
+		verdict      string
+	}{
+		{"empty", limit, 0, 1000, 31_250_000, report.Level{Conforms: true, RoomPackets: 5, RoomBytes: 5000, FullNS: number(5000 * byteNS)}, "pass"},
+		{"just fits", limit, 4000, 1000, 0, report.Level{Conforms: true, RoomPackets: 1, RoomBytes: 1000, EmptyNS: 4000 * byteNS}, "pass"},
+		{"does not fit", limit, 4001, 1000, 0, report.Level{EmptyNS: 4001 * byteNS, WaitNS: byteNS}, "drop"},
+		{"slow device", limit, 2500, 1000, 15_625_000, report.Level{Conforms: true, RoomPackets: 2, RoomBytes: 2500, EmptyNS: 2500 * byteNS}, "pass"},
+		{"bigger than the bucket", limit, 0, 6000, 0, report.Level{Conforms: true, RoomPackets: 1, RoomBytes: 5000}, "pass"},
+		{"bigger, and not empty", limit, 1000, 6000, 0, report.Level{EmptyNS: 1000 * byteNS, WaitNS: 1000 * byteNS}, "drop"},
+		{"held", held, 35000, 1000, 0, report.Level{
+			EmptyNS: 35000 * byteNS, WaitNS: 31000 * byteNS, HeldNS: 30000 * byteNS, HeldUntil: uint64(now.UnixNano() + 30000*byteNS),
+		}, "drop"},
+		{"full, not held", held, 5000, 1000, 0, report.Level{EmptyNS: 5000 * byteNS, WaitNS: 1000 * byteNS}, "drop"},
+		{"marked", mark, 9000, 1000, 0, report.Level{EmptyNS: 9000 * byteNS, WaitNS: 5000 * byteNS}, "mark"},
+		{"too full to be marked", mark, 9001, 1000, 0, report.Level{EmptyNS: 9001 * byteNS, WaitNS: 5001 * byteNS}, "drop"},
+		{"empty queue", leaky, 0, 1000, 31_250_000, report.Level{
+			Conforms: true, RoomPackets: 5, RoomBytes: 5000, AtOncePackets: 1, FullNS: number(5000 * byteNS),
+		}, "pass"},
+		{"waits", leaky, 2000, 1000, 0, report.Level{Conforms: true, RoomPackets: 3, RoomBytes: 3000, EmptyNS: 2000 * byteNS, WaitNS: 2000 * byteNS}, "delay"},
+		{"waits longer", leaky, 2001, 1000, 0, report.Level{Conforms: true, RoomPackets: 2, RoomBytes: 2999, EmptyNS: 2001 * byteNS, WaitNS: 2001 * byteNS}, "mark"},
+		{"does not fit the queue", leaky, 4001, 1000, 0, report.Level{EmptyNS: 4001 * byteNS, WaitNS: byteNS}, "drop"},
+		{"leaves at once", burst, 2000, 1000, 0, report.Level{Conforms: true, RoomPackets: 10, RoomBytes: 10000, AtOncePackets: 3, EmptyNS: 2000 * byteNS}, "pass"},
+		{"waits behind a burst", burst, 5000, 1000, 0, report.Level{Conforms: true, RoomPackets: 7, RoomBytes: 7000, EmptyNS: 5000 * byteNS, WaitNS: 1000 * byteNS}, "delay"},
+		{"does not fit, behind a burst", burst, 11500, 1000, 0, report.Level{EmptyNS: 11500 * byteNS, WaitNS: 500 * byteNS}, "drop"},
+		{"bigger than what leaves at once", burst, 0, 6000, 0, report.Level{Conforms: true, RoomPackets: 2, RoomBytes: 12000, AtOncePackets: 1}, "pass"},
+	} {
+		r := test.rule
+		b := Bucket{Meter: maps.Meter(r), Units: test.level << model.UnitBits, Seen: now}
+		got := levelOf(r, b, test.bytes, test.speed)
+		want := test.want
+		want.Queue = report.NewQueue(r)
+		if r.Excess != policy.Delay {
+			want.AtOncePackets = want.RoomPackets
+		}
+		want.LevelBytes, want.CapacityBytes, want.Excess, want.Penalty = test.level, r.Capacity, r.Excess.String(), r.Penalty.String()
+		if test.speed > 0 {
+			want.SpeedBits = &test.speed
+		}
+		if g, w := plainJSON(t, got), plainJSON(t, want); g != w {
+			t.Errorf("%s: it is\n%s, want\n%s", test.name, g, w)
+		}
+		if v, _ := fate(r, b, test.bytes); v != test.verdict {
+			t.Errorf("%s: the verdict is %s, want %s", test.name, v, test.verdict)
+		}
+	}
+	// What counts nothing always finds room.
+	b := Bucket{Meter: model.New(8000, 5000, false, 0), Units: 1000 << model.UnitBits, Seen: now}
+	if l := levelOf(limit, b, 0, 0); !l.Conforms || l.RoomPackets < 1e9 {
+		t.Errorf("no bytes: %+v", l)
+	}
+}
+
+func plainJSON(t *testing.T, v any) string {
+	t.Helper()
+	b, err := json.Marshal(v)
+	testenv.Must(t, err)
+	return string(b)
+}
