@@ -17,10 +17,10 @@ import (
 // thread: of both directions of a device, or of packets to and from an address.
 // Errors are those of Explain.
 func Gather(n *loader.Namespace, q Question) ([]Facts, error) {
-	if q.Device != "" {
-		return onDevice(n, q)
+	if q.Device == "" {
+		return onRoutes(n, q)
 	}
-	return onRoutes(n, q)
+	return onDevice(n, q)
 }
 
 func onDevice(n *loader.Namespace, q Question) ([]Facts, error) {
@@ -152,17 +152,25 @@ func hookOn(hooks []*loader.Hook, hop netinfo.Hop) *loader.Hook {
 	return nil
 }
 
-// legIn is how packets from an address come in: by where those to it leave.
-func legIn(src netip.Addr) (l Leg, err error) {
-	if l.End = src; !src.IsValid() {
+// legTo knows the route to an address, and not yet what is below its device.
+func legTo(end netip.Addr) (l Leg, err error) {
+	if l.End = end; !end.IsValid() {
 		return l, nil
 	}
-	l.Route, err = netinfo.RouteTo(src)
-	switch {
-	case errors.Is(err, netinfo.ErrNoRoute):
-		l.Route, l.NoRoute = netinfo.Route{}, err
-		return l, nil
-	case err != nil || l.Route.Own:
+	l.Route, err = netinfo.RouteTo(end)
+	if errors.Is(err, netinfo.ErrNoRoute) {
+		return Leg{End: end, NoRoute: err}, nil
+	}
+	return l, err
+}
+
+// passes reports whether packets pass a device other than the loopback.
+func (l Leg) passes() bool { return l.Route.Device.Name != "" && !l.Route.Own }
+
+// legIn is how packets from an address come in: by where those to it leave.
+func legIn(src netip.Addr) (Leg, error) {
+	l, err := legTo(src)
+	if err != nil || !l.passes() {
 		return l, err
 	}
 	down, err := netinfo.Descend(l.Route.Device, l.Route.Next)
@@ -171,37 +179,29 @@ func legIn(src netip.Addr) (l Leg, err error) {
 }
 
 // legOut is how packets leave that came in like that.
-func legOut(dst netip.Addr, in Leg) (l Leg, err error) {
-	if l.End = dst; !dst.IsValid() {
-		return l, nil
+func legOut(dst netip.Addr, in Leg) (Leg, error) {
+	l, err := legTo(dst)
+	if err != nil || l.Route.Device.Name == "" {
+		return l, err
 	}
-	l.Route, err = netinfo.RouteTo(dst)
-	if err == nil && in.End.IsValid() && !in.Route.Own && in.Route.Device.Name != "" {
-		forward, unwilling := netinfo.Forward(in.End, dst, in.Route.Device)
+	if in.passes() {
+		forward, err := netinfo.Forward(in.End, dst, in.Route.Device)
 		switch {
-		case unwilling == nil:
+		case err == nil:
 			l.Route = forward
-		case errors.Is(unwilling, netinfo.ErrNoRoute):
-			l.Unwilling = unwilling
+		case errors.Is(err, netinfo.ErrNoRoute):
+			l.Unwilling = err
 		default:
-			return l, unwilling
+			return l, err
 		}
 	}
-	switch {
-	case errors.Is(err, netinfo.ErrNoRoute):
-		l.Route, l.NoRoute = netinfo.Route{}, err
-		return l, nil
-	case err != nil:
-		return l, err
-	case l.Route.Own && in.Route.Own: // what stays here passes the loopback, which is the device of both routes
+	if l.passes() {
+		l.Descent, err = netinfo.Descend(l.Route.Device, l.Route.Next)
+	} else if in.Route.Own { // what stays here passes the loopback, which is the device of both routes
 		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
 			l.Hops = append(l.Hops, netinfo.Hop{Device: l.Route.Device, Direction: d})
 		}
-		return l, nil
-	case l.Route.Own:
-		return l, nil
 	}
-	l.Descent, err = netinfo.Descend(l.Route.Device, l.Route.Next)
 	return l, err
 }
 

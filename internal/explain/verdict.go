@@ -29,9 +29,11 @@ func judgeRule(out *report.Stop, p Packets, s Stop) {
 	case loader.Gone:
 		out.Note = "the device was deleted; the next command that changes a rule removes this one"
 	}
-	if r.Shadow != nil {
-		proposed := propose(*r.Shadow, countPacket(s.Frame, s.Tags, p.Segments, r.Shadow.Framing).Bytes)
-		out.Proposed = &proposed
+	if b := r.Shadow; b != nil {
+		bytes := countPacket(s.Frame, s.Tags, p.Segments, b.Framing).Bytes
+		out.Proposed = &report.Proposed{
+			Sharer: b.Sharer, Bytes: bytes, LevelBytes: model.Bytes(b.Units), CapacityBytes: b.Capacity, Conforms: b.Meter.Conforms(b.Units, bytes),
+		}
 	}
 	if r.Rate == policy.Unlimited {
 		return
@@ -49,14 +51,6 @@ func judgeRule(out *report.Stop, p Packets, s Stop) {
 	if out.Attached {
 		out.Verdict, _ = fate(charged, *r.Bucket, counted.Bytes)
 		out.Note = ofWhichFlow(charged, p.Flow, out.Verdict)
-	}
-}
-
-// propose is what a shadow would make of a packet that it counts as so many bytes.
-func propose(s Shadow, bytes uint64) report.Proposed {
-	return report.Proposed{
-		Sharer: s.Sharer, Bytes: bytes, LevelBytes: model.Bytes(s.Units), CapacityBytes: s.Capacity,
-		Conforms: s.Meter.Conforms(s.Units, bytes),
 	}
 }
 
