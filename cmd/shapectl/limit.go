@@ -18,19 +18,13 @@ type limitFlags struct {
 
 // add adds the flags; side says which address is matched if none is named.
 func (l *limitFlags) add(f *pflag.FlagSet, side string) {
-	once(f, &l.Rate, "rate", "what may pass in the long run: 10mbit, 1.5gbit, 125MB/s, unlimited (also --cir)")
-	once(f, &l.Capacity, "capacity", "what a bucket holds: 64kb, or what the rate lets through in a time: 100ms (default: from the rate; also --burst, --cbs); with leaky and --excess delay, what may wait")
-	once(f, &l.Algorithm, "algorithm", "the meter")
-	once(f, &l.Each, "each", "who shares a bucket")
+	for _, o := range policy.Options {
+		once(f, o.Value(&l.Limit), o.Name, o.Usage)
+		if o.Default != "" {
+			f.Lookup(o.Name).DefValue = o.Default
+		}
+	}
 	once(f, &l.match, "match", "the address that CIDR is compared with (default: "+side+")")
-	once(f, &l.Excess, "excess", "what becomes of packets that do not conform")
-	once(f, &l.Queue, "queue", "what may wait beyond the capacity (gcra with --excess delay): 64kb, or for how long: 50ms (default: from the rate)")
-	once(f, &l.ECNAbove, "ecn-above", "mark packets by ECN that have to wait longer (--excess delay; default: half of the longest wait)")
-	once(f, &l.Order, "order", "who waits in the queue (gcra with --excess delay): all, or only flows that send more than a little")
-	once(f, &l.Penalty, "penalty", "what an excess packet does to its bucket (leaky): fill it, and hold it full for a time")
-	once(f, &l.Fail, "fail", "what becomes of a packet whose bucket can not be updated")
-	f.StringVar(&l.Overhead, "overhead", "0", "`bytes` that a link adds to each packet, or a keyword of tc-cake: ethernet, docsis, pppoe-ptm")
-	once(f, &l.MPU, "mpu", "`bytes` that a packet counts at least")
 	f.Lookup("match").DefValue = "" // its usage says which
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(policy.LimitKey(name))

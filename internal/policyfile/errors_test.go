@@ -198,7 +198,7 @@ func TestErrors(t *testing.T) {
 		{below + "      10.0.0.0/24: {rate: 10mbit, excess: hold}\n",
 			`4:43: excess "hold" is unknown; use drop, ecn, pass or delay`},
 		{below + "      10.0.0.0/24: {rate: 10mbit, excess: delay, queue: 50mbit}\n",
-			`4:57: queue: queue "50mbit" is in bits; write it in bytes such as 64kb, or as a time such as 100ms`},
+			`4:57: queue "50mbit" is in bits; write it in bytes such as 64kb, or as a time such as 100ms`},
 		{below + "      10.0.0.0/24: {rate: 10mbit, excess: delay, ecn-above: soon}\n",
 			`4:61: ecn-above "soon" does not start with a digit; write one such as never or 5ms`},
 		{below + "      10.0.0.0/24: {rate: 10mbit, queue: 50ms}\n",

@@ -12,14 +12,21 @@ import (
 )
 
 var (
-	aliases    = []string{"cir", "cbs", "burst"}
-	shadowKeys = slices.Concat([]string{"rate", "capacity", "each", "penalty", "overhead", "mpu"}, aliases)
-	planKeys   = slices.Concat([]string{"rate", "capacity", "algorithm", "each", "excess", "queue", "ecn-above", "order", "penalty", "fail", "overhead", "mpu", "shadow"}, aliases)
+	shadowKeys = keys(func(o *policy.Option) bool { return o.Shadow })
+	planKeys   = keys(func(*policy.Option) bool { return true }, "shadow")
 	ruleKeys   = slices.Concat([]string{"plan"}, planKeys)
-
-	// limitedOnly is what an unlimited rule does not take from defaults.
-	limitedOnly = []string{"capacity", "each", "excess", "queue", "ecn-above", "order", "penalty", "shadow"}
 )
+
+// keys are the names of some options, and others, with the aliases of the options behind them.
+func keys(of func(*policy.Option) bool, others ...string) (names []string) {
+	var aliases []string
+	for _, o := range policy.Options {
+		if of(o) {
+			names, aliases = append(names, o.Name), append(aliases, o.Aliases...)
+		}
+	}
+	return slices.Concat(names, others, aliases)
+}
 
 // noShadow is the text of a shadow that is none, to be without that of defaults or a plan.
 const noShadow = "none"
@@ -71,7 +78,7 @@ type base struct {
 
 func newBase(defaults parcel) base {
 	useful := slices.DeleteFunc(slices.Clone(defaults.parts), func(p part) bool {
-		return slices.Contains(limitedOnly, p.key)
+		return p.key == "shadow" || policy.FindOption(p.key).LimitedOnly
 	})
 	return base{over(policy.Limit{}, defaults.parts), over(policy.Limit{}, useful)}
 }
@@ -110,17 +117,13 @@ func (l *limits) of(p parcel) *policy.Limit {
 	return &limit
 }
 
-// withoutIdle is a limit without what only delaying ones have, unless it is one,
-// and without an order where there is none among flows.
+// withoutIdle is a limit without options that have no use beside its others.
 func withoutIdle(l policy.Limit) policy.Limit {
-	if l.Excess != policy.Delay || l.Algorithm != policy.GCRA {
-		l.Queue, l.Order = policy.Queue{}, policy.FIFO
-	}
-	if l.Each.Kind == policy.EachFlow {
-		l.Order = policy.FIFO
-	}
-	if l.Excess != policy.Delay {
-		l.ECNAbove = 0
+	r := policy.Rule{Algorithm: l.Algorithm, Each: l.Each, Excess: l.Excess}
+	for _, o := range policy.Options {
+		if !o.Useful(&r) {
+			o.Reset(&l)
+		}
 	}
 	return l
 }

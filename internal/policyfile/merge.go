@@ -303,15 +303,6 @@ func (r *reader) stillSo(entries []entry, of base, live policy.Rule, d Device) (
 
 // useless says whether a rule cannot have a part.
 func useless(key string, r policy.Rule) bool {
-	switch key {
-	case "capacity":
-		return r.Capacity == 0
-	case "queue":
-		return r.Queue == 0
-	case "order":
-		return r.Queue == 0 || r.Each.Kind == policy.EachFlow
-	case "ecn-above":
-		return r.ECNAbove == 0
-	}
-	return false
+	o := policy.FindOption(key)
+	return o.Text(&r) == "" || !o.Useful(&r)
 }

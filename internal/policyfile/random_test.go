@@ -225,7 +225,7 @@ func (r random) rule(p netip.Prefix, l2Bytes uint8) policy.Rule {
 					panic(err)
 				}
 			} else if value != noShadow {
-				l.Shadow = &policy.Limit{Rate: policy.Rate(1+r.IntN(3)) * 1_000_000, Overhead: r.one("", "7")}
+				l.Shadow = &policy.Limit{Rate: policy.Rate(1+r.IntN(3)) * 1_000_000, Overhead: policy.Overhead(r.one("", "7"))}
 			}
 		}
 		if rule, err := l.Rule(p, l2Bytes); err == nil {

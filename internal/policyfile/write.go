@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -167,55 +166,35 @@ func sameShadow(l *policy.Limit, proposed policy.Rule, l2Bytes uint8) bool {
 	return l != nil && len(differing(*l, proposed, l2Bytes)) == 0
 }
 
+// decide are the options on which the defaults and the use of others depend.
+var decide = []string{"rate", "algorithm", "each", "excess"}
+
 // differing is the parts but the shadow that make r of a limit.
 func differing(l policy.Limit, r policy.Rule, l2Bytes uint8) (parts []part) {
-	add := func(key, text string) { parts = append(parts, part{key: key, text: text}) }
+	said := policy.Rule{Rate: l.Rate, Algorithm: l.Algorithm, Each: l.Each.Canonical(r.Prefix), Excess: l.Excess}
 	made := madeOf(l, r, l2Bytes)
-	if l.Rate != r.Rate {
-		add("rate", r.Rate.String())
-	}
-	if made.Capacity != r.Capacity {
-		l.Capacity = sized(r.Capacity)
-		add("capacity", l.Capacity.String())
-	}
-	if l.Algorithm != r.Algorithm {
-		add("algorithm", r.Algorithm.String())
-	}
-	if l.Each.Canonical(r.Prefix) != r.Each {
-		add("each", r.Each.String())
-	}
-	if l.Excess != r.Excess {
-		add("excess", r.Excess.String())
-	}
-	if made.Queue != r.Queue {
-		l.Queue = policy.Queue{Capacity: sized(r.Queue)}
-		add("queue", l.Queue.String())
-	}
-	if madeOf(l, r, l2Bytes).ECNAbove != r.ECNAbove { // whose default is made of the others
-		add("ecn-above", r.ECNAbove.String())
-	}
-	if made.Order != r.Order {
-		add("order", r.Order.String())
-	}
-	if l.Penalty != r.Penalty {
-		add("penalty", r.Penalty.String())
-	}
-	if l.Fail != r.Fail {
-		add("fail", r.Fail.String())
-	}
-	if made.Framing != r.Framing {
-		if l.Overhead != "" || r.Framing.Overhead != 0 {
-			add("overhead", policy.Framing{Overhead: r.Framing.Overhead}.String())
+	for _, o := range policy.Options {
+		same, decides := o.Same(&made, &r), slices.Contains(decide, o.Name)
+		switch {
+		case decides:
+			same = o.Same(&said, &r)
+		case o.Name == "overhead" && l.Overhead != "": // a keyword may say an mpu, too
+			same = made.Framing == r.Framing
 		}
-		if l.MPU != 0 || r.Framing.MPU != 0 {
-			add("mpu", policy.MPU(r.Framing.MPU).String())
+		if same {
+			continue
+		}
+		p := part{key: o.Name, text: o.Text(&r)}
+		parts = append(parts, p)
+		if !decides { // the default of one option may come from another
+			l = over(l, []part{p})
+			made = madeOf(l, r, l2Bytes)
 		}
 	}
 	return parts
 }
 
-// madeOf is the rule that a limit makes which has the rate, the algorithm, the
-// excess and the sharers of r. What the limit says that is none of such a rule's is not r's.
+// madeOf is the rule that a limit makes which decides as r does. What the limit says that is none of such a rule's is not r's.
 func madeOf(l policy.Limit, r policy.Rule, l2Bytes uint8) policy.Rule {
 	l.Rate, l.Algorithm, l.Each, l.Excess, l.Shadow = r.Rate, r.Algorithm, r.Each, r.Excess, nil
 	made, err := withoutIdle(l).Resolve(r.Prefix, l2Bytes)
@@ -223,16 +202,4 @@ func madeOf(l policy.Limit, r policy.Rule, l2Bytes uint8) policy.Rule {
 		made.Capacity, made.Queue, made.ECNAbove = 0, 0, 0
 	}
 	return made
-}
-
-// sized is a capacity, or none, of so many bytes.
-func sized(bytes uint64) policy.Capacity {
-	if bytes == 0 {
-		return policy.Capacity{}
-	}
-	c, err := policy.ParseCapacity(strconv.FormatUint(bytes, 10))
-	if err != nil {
-		panic(err) // no rule has it
-	}
-	return c
 }

@@ -258,11 +258,7 @@ func (s *Set) decode(p netip.Prefix, r version, in phase) policy.Rule {
 		}
 	}
 	if r.Flags&ruleShadow != 0 {
-		proposed := s.decode(p, s.versionIn(r.Shadow, in), in)
-		out.Shadow = policy.Shadow{
-			Rate: proposed.Rate, Capacity: proposed.Capacity, Each: proposed.Each,
-			Penalty: proposed.Penalty, Framing: proposed.Framing,
-		}
+		out.Shadow = policy.NewShadow(s.decode(p, s.versionIn(r.Shadow, in), in))
 	}
 	return out
 }

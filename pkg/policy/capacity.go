@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/bits"
@@ -151,6 +152,9 @@ func (c Capacity) String() string {
 	return inLargest(c.bytes, sizeUnits, "gb", "mb", "kb", "b")
 }
 
+// sizeText is a spelling that ParseCapacity reads so many bytes of; empty for none.
+func sizeText(bytes uint64) string { return Capacity{bytes: bytes}.String() }
+
 func timeString(d time.Duration) string {
 	return inLargest(uint64(d), timeUnits, "s", "ms", "us", "ns")
 }
@@ -176,3 +180,26 @@ func (c *Capacity) Set(s string) error {
 
 // Type names the value in a flag's help.
 func (c Capacity) Type() string { return "size|time" }
+
+func resolveCapacity(l *Limit, r *Rule, _ uint8) (err error) {
+	switch given := l.Capacity != (Capacity{}); {
+	case given && r.Rate == Unlimited:
+		return errors.New("capacity has no use in an unlimited rule; leave it out")
+	case given:
+		r.Capacity, err = l.Capacity.Resolve(r.Rate)
+	case r.Rate == Unlimited:
+	case l.Algorithm == Leaky && l.Excess == Delay:
+		r.Capacity = DefaultQueue(r.Rate)
+	default:
+		r.Capacity = DefaultCapacity(r.Rate)
+	}
+	return err
+}
+
+func fitCapacity(r *Rule) error {
+	if r.Capacity < MinCapacity {
+		return fmt.Errorf("capacity of %d bytes (%s at %v) is less than one full packet; use %d or more",
+			r.Capacity, drainTime(r.Capacity, r.Rate), r.Rate, MinCapacity)
+	}
+	return checkMaxCapacity("capacity", func() string { return fmt.Sprintf("of %d bytes", r.Capacity) }, r.Capacity)
+}

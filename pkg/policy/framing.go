@@ -108,3 +108,56 @@ func (f Framing) String() string {
 	}
 	return s
 }
+
+// Overhead is what a link adds to each packet, as ParseFraming reads it.
+type Overhead string
+
+// Set reads s as ParseFraming does.
+func (o *Overhead) Set(s string) error {
+	_, err := ParseFraming(s, 0)
+	if err == nil {
+		*o = Overhead(s)
+	}
+	return err
+}
+
+func (o Overhead) String() string { return string(o) }
+
+// Type names the value in a flag's help.
+func (o Overhead) Type() string { return "bytes" }
+
+// MPU is the number of bytes that a packet counts at least.
+type MPU uint16
+
+// Set reads a whole number of bytes up to MaxMPU.
+func (m *MPU) Set(s string) error {
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		return fmt.Errorf("mpu %.64q is not a whole number of bytes; write one of 0 to %d", s, MaxMPU)
+	}
+	if n > MaxMPU {
+		return fmt.Errorf("mpu of %d bytes is out of range; use 0 to %d", n, MaxMPU)
+	}
+	*m = MPU(n)
+	return nil
+}
+
+func (m MPU) String() string { return strconv.Itoa(int(m)) }
+
+// Type names the value in a flag's help.
+func (m MPU) Type() string { return "bytes" }
+
+func resolveOverhead(l *Limit, r *Rule, l2Bytes uint8) (err error) {
+	if l.Overhead != "" {
+		r.Framing, err = ParseFraming(string(l.Overhead), l2Bytes)
+	}
+	return err
+}
+
+// resolveMPU lets an overhead that has one keep it.
+func resolveMPU(l *Limit, r *Rule, _ uint8) error {
+	if l.MPU != 0 {
+		r.Framing.MPU = uint16(l.MPU)
+	}
+	return nil
+}

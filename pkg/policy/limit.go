@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strconv"
 	"strings"
 )
 
@@ -21,92 +20,36 @@ type Limit struct {
 	Order     Order
 	Penalty   Penalty
 	Fail      Fail
-	Overhead  string // as ParseFraming reads it; "" for none
+	Overhead  Overhead // "" for none
 	MPU       MPU
 	Shadow    *Limit // of which only some parts may be set; nil for none
 }
 
-// MPU is the number of bytes that a packet counts at least.
-type MPU uint16
-
-// Set reads a whole number of bytes up to MaxMPU.
-func (m *MPU) Set(s string) error {
-	n, err := strconv.ParseUint(s, 10, 64)
-	if err != nil {
-		return fmt.Errorf("mpu %.64q is not a whole number of bytes; write one of 0 to %d", s, MaxMPU)
-	}
-	if n > MaxMPU {
-		return fmt.Errorf("mpu of %d bytes is out of range; use 0 to %d", n, MaxMPU)
-	}
-	*m = MPU(n)
-	return nil
-}
-
-func (m MPU) String() string { return strconv.Itoa(int(m)) }
-
-// Type names the value in a flag's help.
-func (m MPU) Type() string { return "bytes" }
-
-// limitKeys are the names of a limit's parts, those of a shadow first.
-var limitKeys = []string{"rate", "capacity", "each", "penalty", "overhead", "mpu", "algorithm", "excess", "queue", "ecn-above", "order", "fail"}
-
-const shadowKeys = 6 // of limitKeys
-
-// LimitKey is the name of a part of a limit by any of its names.
-func LimitKey(name string) string {
-	switch name {
-	case "cir":
-		return "rate"
-	case "cbs", "burst":
-		return "capacity"
-	}
-	return name
-}
-
-// Set sets a part of the limit, by one of its names, from text.
+// Set sets an option of the limit, by one of its names, from text.
 func (l *Limit) Set(key, value string) error {
-	switch LimitKey(key) {
-	case "rate":
-		return l.Rate.Set(value)
-	case "capacity":
-		return l.Capacity.Set(value)
-	case "algorithm":
-		return l.Algorithm.Set(value)
-	case "each":
-		return l.Each.Set(value)
-	case "excess":
-		return l.Excess.Set(value)
-	case "queue":
-		if err := l.Queue.Set(value); err != nil {
-			return fmt.Errorf("queue: %w", err)
-		}
-		return nil
-	case "ecn-above":
-		return l.ECNAbove.Set(value)
-	case "order":
-		return l.Order.Set(value)
-	case "penalty":
-		return l.Penalty.Set(value)
-	case "fail":
-		return l.Fail.Set(value)
-	case "overhead":
-		_, err := ParseFraming(value, 0)
-		l.Overhead = value
-		return err
-	case "mpu":
-		return l.MPU.Set(value)
+	o := FindOption(key)
+	if o == nil {
+		return fmt.Errorf("%.64q is unknown; use %s", key, oneOf(append(names(true), names(false)...)))
 	}
-	return fmt.Errorf("%.64q is unknown; use %s", key, oneOf(limitKeys))
+	return o.Value(l).Set(value)
 }
 
-// SetShadow is Set for the limit of a shadow, which has fewer parts.
+// SetShadow is Set for the limit of a shadow, which has fewer options.
 func (l *Limit) SetShadow(key, value string) error {
-	for i, name := range limitKeys {
-		if name == LimitKey(key) && i >= shadowKeys {
-			return fmt.Errorf("a shadow has no %s of its own; use %s", name, oneOf(limitKeys[:shadowKeys]))
-		}
+	if o := FindOption(key); o != nil && !o.Shadow {
+		return fmt.Errorf("a shadow has no %s of its own; use %s", o.Name, oneOf(names(true)))
 	}
 	return l.Set(key, value)
+}
+
+// names are the names of the options that a shadow has, too, or of the others.
+func names(shadow bool) (names []string) {
+	for _, o := range Options {
+		if o.Shadow == shadow {
+			names = append(names, o.Name)
+		}
+	}
+	return names
 }
 
 // ParseShadow reads the limit of a shadow as people write it on a command line
@@ -144,44 +87,24 @@ func (l Limit) Rule(prefix netip.Prefix, l2Bytes uint8) (Rule, error) {
 	return r, err
 }
 
-// Resolve is Rule with any capacity, also less than a full packet. The rule may not be valid.
+// Resolve is Rule with any capacity, also less than a full packet. The rule may not be
+// valid. With an error it has what could be resolved.
 func (l Limit) Resolve(prefix netip.Prefix, l2Bytes uint8) (r Rule, err error) {
-	r = Rule{
-		Prefix: prefix, Rate: l.Rate, Algorithm: l.Algorithm, Each: l.Each, Excess: l.Excess,
-		Penalty: l.Penalty, Fail: l.Fail, ECNAbove: l.ECNAbove, Order: l.Order,
-	}
-	if l.Overhead != "" {
-		if r.Framing, err = ParseFraming(l.Overhead, l2Bytes); err != nil {
-			return r, err
-		}
-	}
-	if l.MPU != 0 {
-		r.Framing.MPU = uint16(l.MPU)
-	}
-	switch {
-	case l.Rate == 0:
+	r.Prefix = prefix
+	if l.Rate == 0 {
 		return r, errors.New("rate is missing; say how much, such as 10mbit, or unlimited")
-	case l.Capacity != Capacity{} && l.Rate == Unlimited:
-		return r, errors.New("capacity has no use in an unlimited rule; leave it out")
-	case l.Capacity != Capacity{}:
-		if r.Capacity, err = l.Capacity.Resolve(l.Rate); err != nil {
-			return r, err
+	}
+	for _, o := range Options {
+		if wrong := o.resolve(&l, &r, l2Bytes); err == nil {
+			err = wrong
 		}
-	case l.Rate == Unlimited:
-	case l.Algorithm == Leaky && l.Excess == Delay:
-		r.Capacity = DefaultQueue(l.Rate)
-	default:
-		r.Capacity = DefaultCapacity(l.Rate)
 	}
-	if err := l.resolveQueue(&r); err != nil {
-		return r, err
-	}
-	if l.Shadow != nil {
-		s, err := l.Shadow.Resolve(prefix, l2Bytes)
-		if err != nil {
-			return r, fmt.Errorf("shadow: %w", err)
+	if l.Shadow != nil && err == nil {
+		proposed, wrong := l.Shadow.Resolve(prefix, l2Bytes)
+		if wrong != nil {
+			return r, fmt.Errorf("shadow: %w", wrong)
 		}
-		r.Shadow = Shadow{Rate: s.Rate, Capacity: s.Capacity, Each: s.Each, Penalty: s.Penalty, Framing: s.Framing}
+		r.Shadow = NewShadow(proposed)
 	}
-	return r, nil
+	return r, err
 }

@@ -127,3 +127,5 @@ func half(rest, divisor uint64) uint64 {
 	}
 	return 0
 }
+
+func numberText[T int16 | uint16](n T) string { return strconv.Itoa(int(n)) }

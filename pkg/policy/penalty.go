@@ -77,3 +77,19 @@ func (p Penalty) validate() error {
 	}
 	return nil
 }
+
+func fitPenalty(r *Rule) error {
+	room := maxOwed - 1 - 2*r.Capacity
+	switch {
+	case r.Penalty.Kind == PenaltyNone:
+		return nil
+	case r.Excess == Delay:
+		return fmt.Errorf("penalty %v has no use with excess %v, which holds packets back instead; leave one of them out", r.Penalty, r.Excess)
+	case r.Algorithm != Leaky:
+		return fmt.Errorf("penalty %v needs the algorithm leaky, not %v; change one of them", r.Penalty, r.Algorithm)
+	case bytesIn(r.Penalty.Duration, r.Rate) > room:
+		return fmt.Errorf("penalty %v at %v is more than a bucket can owe; shorten it to %ds or less, or lower the rate",
+			r.Penalty, r.Rate, 8*room/uint64(r.Rate))
+	}
+	return nil
+}

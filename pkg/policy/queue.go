@@ -64,23 +64,20 @@ func (e ECNAbove) String() string {
 // Type names the value in a flag's help.
 func (e ECNAbove) Type() string { return "time|never" }
 
-// resolveQueue sets what a rule that delays has besides.
-func (l Limit) resolveQueue(r *Rule) (err error) {
-	if l.Queue != (Queue{}) {
-		if r.Rate == Unlimited {
-			return r.validateUnlimited()
-		}
-		if r.Queue, err = l.Queue.Resolve(l.Rate); err != nil {
-			return err
-		}
-	}
-	if r.Excess != Delay || r.Rate == Unlimited {
-		return nil
-	}
-	if r.Algorithm == GCRA && r.Queue == 0 {
+func resolveQueue(l *Limit, r *Rule, _ uint8) (err error) {
+	switch {
+	case r.Rate == Unlimited:
+	case l.Queue != (Queue{}):
+		r.Queue, err = l.Queue.Resolve(r.Rate)
+	case r.Excess == Delay && r.Algorithm == GCRA:
 		r.Queue = DefaultQueue(r.Rate)
 	}
-	if r.ECNAbove == 0 {
+	return err
+}
+
+func resolveECNAbove(l *Limit, r *Rule, _ uint8) error {
+	r.ECNAbove = l.ECNAbove
+	if r.ECNAbove == 0 && r.Excess == Delay && r.Rate != Unlimited {
 		_, longest := r.Waiting()
 		r.ECNAbove = defaultECNAbove(longest)
 	}
@@ -120,32 +117,23 @@ func (r Rule) ValidateWait() error {
 		what, bytes, r.Rate, drainTime(bytes, r.Rate), timeString(MaxWait), timeString(MaxWait))
 }
 
-func (r Rule) validateQueue() error {
-	wait := r.ValidateWait()
-	switch {
-	case r.Excess != Delay && r.Queue != 0:
-		return fmt.Errorf("queue has no use with excess %v; leave it out, or use excess delay", r.Excess)
-	case r.Excess != Delay && r.ECNAbove != 0:
-		return fmt.Errorf("ecn-above has no use with excess %v; leave it out, or use excess delay", r.Excess)
-	case r.Excess != Delay && r.Order != FIFO:
-		return fmt.Errorf("order %v has no use with excess %v; leave it out, or use excess delay", r.Order, r.Excess)
-	case r.Excess != Delay:
+func fitQueue(r *Rule) error {
+	if r.Excess != Delay {
 		return nil
-	case r.Order == SparseFirst && r.Algorithm == Leaky:
-		return fmt.Errorf("order %v has no use with the algorithm %v, which never lets more leave than the rate; use the algorithm %v", r.Order, r.Algorithm, GCRA)
-	case r.Order == SparseFirst && r.Each.Kind == EachFlow:
-		return fmt.Errorf("order %v has no use with each %v, where a flow waits only for itself; leave it out", r.Order, r.Each)
-	case r.Algorithm == Leaky && r.Queue != 0:
-		return fmt.Errorf("queue has no use with the algorithm %v, whose capacity is the queue; set the capacity instead", r.Algorithm)
-	case r.Algorithm == GCRA && r.Queue < MinCapacity:
+	}
+	if r.Algorithm == GCRA && r.Queue < MinCapacity {
 		return fmt.Errorf("queue of %d bytes (%s at %v) is less than one full packet; use %d or more",
 			r.Queue, drainTime(r.Queue, r.Rate), r.Rate, MinCapacity)
-	case wait != nil:
-		return wait
-	case r.ECNAbove <= 0:
-		return fmt.Errorf("ecn-above of %d ns is not above zero; write a time such as 5ms, or never", r.ECNAbove)
-	case r.Penalty.Kind != PenaltyNone:
-		return fmt.Errorf("penalty %v has no use with excess %v, which holds packets back instead; leave one of them out", r.Penalty, r.Excess)
+	}
+	if err := r.ValidateWait(); err != nil {
+		return err
 	}
 	return checkMaxCapacity("capacity", func() string { return fmt.Sprintf("and queue of %d bytes together", r.Capacity+r.Queue) }, r.Capacity+r.Queue)
+}
+
+func fitECNAbove(r *Rule) error {
+	if r.Excess == Delay && r.ECNAbove <= 0 {
+		return fmt.Errorf("ecn-above of %d ns is not above zero; write a time such as 5ms, or never", r.ECNAbove)
+	}
+	return nil
 }

@@ -16,6 +16,14 @@ type Shadow struct {
 	Framing  Framing
 }
 
+// NewShadow is the shadow that proposes a rule.
+func NewShadow(proposed Rule) Shadow {
+	return Shadow{
+		Rate: proposed.Rate, Capacity: proposed.Capacity, Each: proposed.Each,
+		Penalty: proposed.Penalty, Framing: proposed.Framing,
+	}
+}
+
 // Proposed is the rule that r's shadow would be in its place; false if it has none.
 func (r Rule) Proposed() (proposed Rule, ok bool) {
 	s := r.Shadow
