@@ -112,20 +112,19 @@ func (l *limits) of(p parcel) *policy.Limit {
 	if limit.Rate == policy.Unlimited {
 		limit = over(l.hole, parts)
 	} else {
-		limit = over(withoutIdle(limit), meant)
+		dropIdle(&limit, &policy.Rule{Algorithm: limit.Algorithm, Each: limit.Each, Excess: limit.Excess})
+		limit = over(limit, meant)
 	}
 	return &limit
 }
 
-// withoutIdle is a limit without options that have no use beside its others.
-func withoutIdle(l policy.Limit) policy.Limit {
-	r := policy.Rule{Algorithm: l.Algorithm, Each: l.Each, Excess: l.Excess}
+// dropIdle takes from a limit the options that have no use beside the others of r.
+func dropIdle(l *policy.Limit, r *policy.Rule) {
 	for _, o := range policy.Options {
-		if !o.Useful(&r) {
-			o.Reset(&l)
+		if !o.Useful(r) {
+			o.Reset(l)
 		}
 	}
-	return l
 }
 
 // limit is that of a rule, nil if it is not valid.

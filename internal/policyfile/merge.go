@@ -136,15 +136,15 @@ func freshTable(of base, t policy.Table, d Device) fresh {
 	if t.Match != t.Direction.FarSide() {
 		f.inner = append(f.inner, freshMatch(t.Match))
 	}
-	for _, r := range t.Rules {
-		f.inner = append(f.inner, freshRule(of, r, d))
+	for i := range t.Rules {
+		f.inner = append(f.inner, freshRule(of, &t.Rules[i], d))
 	}
 	return f
 }
 
 func freshMatch(side policy.Match) fresh { return fresh{key: "match", value: side.String()} }
 
-func freshRule(of base, r policy.Rule, d Device) fresh {
+func freshRule(of base, r *policy.Rule, d Device) fresh {
 	return fresh{key: networkKey(r.Prefix), value: spell(of, r, d.L2Bytes)}
 }
 
@@ -192,25 +192,25 @@ func (m *merger) table(t *table, live policy.Table, d Device, inside bool) {
 	for _, r := range t.rules {
 		c.entries = append(c.entries, r.span)
 		for len(rules) > 0 && policy.ComparePrefix(rules[0].Prefix, r.prefix) < 0 {
-			c.last, rules = append(c.last, freshRule(t.base, rules[0], d)), rules[1:]
+			c.last, rules = append(c.last, freshRule(t.base, &rules[0], d)), rules[1:]
 		}
 		if len(rules) == 0 || rules[0].Prefix != r.prefix {
 			c.gone[r.key] = true
 			continue
 		}
 		if said, err := r.limit.Rule(r.prefix, d.L2Bytes); err != nil || said != rules[0] {
-			m.rule(t, r.span, rules[0], d)
+			m.rule(t, r.span, &rules[0], d)
 		}
 		rules = rules[1:]
 	}
-	for _, r := range rules {
-		c.last = append(c.last, freshRule(t.base, r, d))
+	for i := range rules {
+		c.last = append(c.last, freshRule(t.base, &rules[i], d))
 	}
 	m.apply(c)
 }
 
 // rule changes the value of a rule.
-func (m *merger) rule(t *table, at span, live policy.Rule, d Device) {
+func (m *merger) rule(t *table, at span, live *policy.Rule, d Device) {
 	from := m.lines[m.line(at.value)-1]
 	if len(bytes.TrimLeft(m.text[from:at.value], " ")) > 0 {
 		from = at.value // which has its own line only if it goes over several
@@ -229,7 +229,7 @@ func (m *merger) rule(t *table, at span, live policy.Rule, d Device) {
 }
 
 // limit changes the limit that is the value of a rule, or of its shadow, part by part.
-func (m *merger) limit(r *reader, e *entry, of base, live policy.Rule, d Device, inside bool) {
+func (m *merger) limit(r *reader, e *entry, of base, live *policy.Rule, d Device, inside bool) {
 	if e.value.kind != mapping {
 		text := spell(of, live, d.L2Bytes)
 		m.replace(int(e.value.start), int(e.value.end), text)
@@ -255,7 +255,7 @@ func (m *merger) limit(r *reader, e *entry, of base, live policy.Rule, d Device,
 			continue
 		case name == "shadow" && one.value.kind == mapping && wanted[at].text != noShadow:
 			s, _ := proposed(live)
-			m.limit(r, one, base{}, s, d, e.value.braces)
+			m.limit(r, one, base{}, &s, d, e.value.braces)
 		default:
 			m.replace(int(one.value.start), int(one.value.end), wanted[at].text)
 		}
@@ -268,7 +268,7 @@ func (m *merger) limit(r *reader, e *entry, of base, live policy.Rule, d Device,
 }
 
 // stillSo is the parts of a rule, or a shadow, that hold for what is live.
-func (r *reader) stillSo(entries []entry, of base, live policy.Rule, d Device) (kept []part) {
+func (r *reader) stillSo(entries []entry, of base, live *policy.Rule, d Device) (kept []part) {
 	usual := of.usual
 	if live.Rate == policy.Unlimited {
 		usual = of.hole
@@ -283,7 +283,7 @@ func (r *reader) stillSo(entries []entry, of base, live policy.Rule, d Device) (
 		case "shadow":
 			parts := r.shadow(value).parts
 			s, ok := proposed(live)
-			if l := parts[0].shadow; !ok && l == nil || ok && sameShadow(l, s, d.L2Bytes) {
+			if l := parts[0].shadow; !ok && l == nil || ok && sameShadow(l, &s, d.L2Bytes) {
 				kept = append(kept, parts...)
 			}
 		default:
@@ -302,7 +302,7 @@ func (r *reader) stillSo(entries []entry, of base, live policy.Rule, d Device) (
 }
 
 // useless says whether a rule cannot have a part.
-func useless(key string, r policy.Rule) bool {
+func useless(key string, r *policy.Rule) bool {
 	o := policy.FindOption(key)
-	return o.Text(&r) == "" || !o.Useful(&r)
+	return o.Text(r) == "" || !o.Useful(r)
 }

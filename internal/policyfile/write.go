@@ -43,7 +43,8 @@ func Write(w io.Writer, tables []policy.Table, comment func(device string, d pol
 		if t.Match != t.Direction.FarSide() {
 			fmt.Fprintf(out, "      match: %v\n", t.Match)
 		}
-		for _, r := range t.Rules {
+		for i := range t.Rules {
+			r := &t.Rules[i]
 			if err := r.Validate(); err != nil {
 				return fmt.Errorf("write a policy: %s %v %v: %w", t.Device, t.Direction, r.Prefix, err)
 			}
@@ -119,7 +120,7 @@ func harmless(comment string) string {
 
 // spell is a value that makes r of defaults on a device whose frames have l2Bytes
 // of link header, as short as it can be.
-func spell(of base, r policy.Rule, l2Bytes uint8) string {
+func spell(of base, r *policy.Rule, l2Bytes uint8) string {
 	parts := needed(of, r, l2Bytes)
 	if len(parts) == 1 && parts[0].key == "rate" {
 		return parts[0].text
@@ -139,15 +140,15 @@ func braces(parts []part) string {
 }
 
 // needed is the parts that make r of defaults.
-func needed(of base, r policy.Rule, l2Bytes uint8) []part {
+func needed(of base, r *policy.Rule, l2Bytes uint8) []part {
 	usual := of.usual
 	if r.Rate == policy.Unlimited {
 		usual = of.hole
 	}
 	parts := differing(usual, r, l2Bytes)
 	switch s, ok := proposed(r); {
-	case ok && !sameShadow(usual.Shadow, s, l2Bytes):
-		parts = append(parts, part{key: "shadow", text: braces(differing(policy.Limit{}, s, l2Bytes))})
+	case ok && !sameShadow(usual.Shadow, &s, l2Bytes):
+		parts = append(parts, part{key: "shadow", text: braces(differing(policy.Limit{}, &s, l2Bytes))})
 	case !ok && usual.Shadow != nil:
 		parts = append(parts, part{key: "shadow", text: noShadow})
 	}
@@ -155,14 +156,14 @@ func needed(of base, r policy.Rule, l2Bytes uint8) []part {
 }
 
 // proposed is what a shadow makes a rule, but for the algorithm, which it does not say.
-func proposed(r policy.Rule) (policy.Rule, bool) {
+func proposed(r *policy.Rule) (policy.Rule, bool) {
 	s, ok := r.Proposed()
 	s.Algorithm = policy.GCRA
 	return s, ok
 }
 
 // sameShadow says whether a shadow that a limit may have is the one proposed.
-func sameShadow(l *policy.Limit, proposed policy.Rule, l2Bytes uint8) bool {
+func sameShadow(l *policy.Limit, proposed *policy.Rule, l2Bytes uint8) bool {
 	return l != nil && len(differing(*l, proposed, l2Bytes)) == 0
 }
 
@@ -170,21 +171,21 @@ func sameShadow(l *policy.Limit, proposed policy.Rule, l2Bytes uint8) bool {
 var decide = []string{"rate", "algorithm", "each", "excess"}
 
 // differing is the parts but the shadow that make r of a limit.
-func differing(l policy.Limit, r policy.Rule, l2Bytes uint8) (parts []part) {
+func differing(l policy.Limit, r *policy.Rule, l2Bytes uint8) (parts []part) {
 	said := policy.Rule{Rate: l.Rate, Algorithm: l.Algorithm, Each: l.Each.Canonical(r.Prefix), Excess: l.Excess}
 	made := madeOf(l, r, l2Bytes)
 	for _, o := range policy.Options {
-		same, decides := o.Same(&made, &r), slices.Contains(decide, o.Name)
+		same, decides := o.Same(&made, r), slices.Contains(decide, o.Name)
 		switch {
 		case decides:
-			same = o.Same(&said, &r)
+			same = o.Same(&said, r)
 		case o.Name == "overhead" && l.Overhead != "": // a keyword may say an mpu, too
 			same = made.Framing == r.Framing
 		}
 		if same {
 			continue
 		}
-		p := part{key: o.Name, text: o.Text(&r)}
+		p := part{key: o.Name, text: o.Text(r)}
 		parts = append(parts, p)
 		if !decides { // the default of one option may come from another
 			l = over(l, []part{p})
@@ -195,9 +196,10 @@ func differing(l policy.Limit, r policy.Rule, l2Bytes uint8) (parts []part) {
 }
 
 // madeOf is the rule that a limit makes which decides as r does. What the limit says that is none of such a rule's is not r's.
-func madeOf(l policy.Limit, r policy.Rule, l2Bytes uint8) policy.Rule {
+func madeOf(l policy.Limit, r *policy.Rule, l2Bytes uint8) policy.Rule {
 	l.Rate, l.Algorithm, l.Each, l.Excess, l.Shadow = r.Rate, r.Algorithm, r.Each, r.Excess, nil
-	made, err := withoutIdle(l).Resolve(r.Prefix, l2Bytes)
+	dropIdle(&l, r)
+	made, err := l.Resolve(r.Prefix, l2Bytes)
 	if err != nil { // more than there can be, at this rate
 		made.Capacity, made.Queue, made.ECNAbove = 0, 0, 0
 	}

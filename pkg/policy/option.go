@@ -147,6 +147,8 @@ var Options = []*Option{
 	}),
 }
 
+var noRule Rule // has no option
+
 // option is an option that a limit has in one form and a rule in another.
 func option[L, R comparable, P interface {
 	*L
@@ -180,7 +182,7 @@ func (o *Option) Useful(r *Rule) bool {
 // may have been chosen is not said.
 func (o *Option) noUse(r *Rule, why string) error {
 	says := o.Name
-	if o.Text(&Rule{}) != "" {
+	if o.Text(&noRule) != "" {
 		says += " " + o.Text(r)
 	}
 	return fmt.Errorf("%s has no use %s", says, strings.ReplaceAll(why, "%EXCESS", r.Excess.String()))
@@ -188,7 +190,7 @@ func (o *Option) noUse(r *Rule, why string) error {
 
 // validate reports what keeps a rule from having the option as it has it.
 func (o *Option) validate(r *Rule) error {
-	given := !o.Same(&Rule{}, r)
+	given := !o.Same(&noRule, r)
 	if r.Rate == Unlimited {
 		if given && o.LimitedOnly {
 			return o.noUse(r, "in an unlimited rule; leave it out")

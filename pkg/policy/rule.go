@@ -28,7 +28,7 @@ type Rule struct {
 }
 
 // Validate reports the first thing that keeps r from being a rule.
-func (r Rule) Validate() error {
+func (r *Rule) Validate() error {
 	if err := checkPrefix(r.Prefix); err != nil {
 		return err
 	}
@@ -36,7 +36,7 @@ func (r Rule) Validate() error {
 		if o.valid == nil {
 			continue
 		}
-		if err := o.valid(&r); err != nil {
+		if err := o.valid(r); err != nil {
 			return err
 		}
 	}
@@ -44,7 +44,7 @@ func (r Rule) Validate() error {
 		return err
 	}
 	for _, o := range Options {
-		if err := o.validate(&r); err != nil {
+		if err := o.validate(r); err != nil {
 			return err
 		}
 	}

@@ -116,7 +116,8 @@ func TestValidateRefuses(t *testing.T) {
 		{func(r *Rule) { unlimited(r); r.Excess = ECN }, "excess ecn has no use in an unlimited rule"},
 		{func(r *Rule) { unlimited(r); r.Penalty, r.Algorithm = fill, Leaky }, "penalty fill has no use in an unlimited rule"},
 	} {
-		wantError(t, ruleOn("10.0.0.0/24", test.edit).Validate(), test.part)
+		r := ruleOn("10.0.0.0/24", test.edit)
+		wantError(t, r.Validate(), test.part)
 	}
 }
 

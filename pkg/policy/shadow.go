@@ -33,11 +33,11 @@ func (r Rule) Proposed() (proposed Rule, ok bool) {
 	}, s != Shadow{}
 }
 
-func (r Rule) validateShadow() error {
-	proposed, ok := r.Proposed()
-	if !ok {
+func (r *Rule) validateShadow() error {
+	if r.Shadow == (Shadow{}) {
 		return nil
 	}
+	proposed, _ := r.Proposed()
 	err := proposed.Validate()
 	if proposed.Rate == Unlimited {
 		err = errors.New("rate unlimited would refuse nothing; leave the shadow out")
