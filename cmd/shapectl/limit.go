@@ -19,9 +19,9 @@ type limitFlags struct {
 // add adds the flags; side says which address is matched if none is named.
 func (l *limitFlags) add(f *pflag.FlagSet, side string) {
 	for _, o := range policy.Options {
-		once(f, o.Value(&l.Limit), o.Name, o.Usage)
-		if o.Default != "" {
-			f.Lookup(o.Name).DefValue = o.Default
+		once(f, o.Value(&l.Limit), o.Name, o.Help)
+		if o.HelpDefault != "" {
+			f.Lookup(o.Name).DefValue = o.HelpDefault
 		}
 	}
 	once(f, &l.match, "match", "the address that CIDR is compared with (default: "+side+")")

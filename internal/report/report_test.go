@@ -152,3 +152,47 @@ func TestSpilled(t *testing.T) {
 		t.Errorf("nothing spills: %v, %s", err, text.String())
 	}
 }
+
+// TestOptionsAreTold finds each option of a limit in the JSON of a rule, and of a shadow if that has it.
+func TestOptionsAreTold(t *testing.T) {
+	prefix := netip.MustParsePrefix("10.0.0.0/24")
+	told := func(r policy.Rule) (rule, shadow string) {
+		out := NewRule(Place{}, r, maps.Counters{}, 0)
+		out.Sentence = ""
+		text := func(v any) string {
+			s, err := json.Marshal(v)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(s)
+		}
+		return text(out), text(NewShadow(r, maps.Counters{}, nil, 0))
+	}
+	for _, o := range policy.Options {
+		tried := false
+		for _, l := range []policy.Limit{{Rate: 8e6}, {Rate: 8e6, Excess: policy.Delay}, {Rate: 8e6, Algorithm: policy.Leaky}} {
+			without, err := l.Rule(prefix, 14)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, text := range []string{"9mbit", "123456b", "leaky", "host", "ecn", "3ms", "sparse-first", "closed", "64"} {
+				if l.Set(o.Name, text) != nil {
+					continue
+				}
+				r, err := l.Rule(prefix, 14)
+				if err != nil || o.Same(&without, &r) {
+					continue
+				}
+				tried = true
+				was, shadowWas := told(without)
+				is, shadowIs := told(r)
+				if was == is || o.Shadow && shadowWas == shadowIs {
+					t.Errorf("%s %s is not told: %s", o.Name, text, is)
+				}
+			}
+		}
+		if !tried {
+			t.Errorf("%s has no value here that a rule could have", o.Name)
+		}
+	}
+}

@@ -19,10 +19,11 @@ type Value interface {
 type Option struct {
 	Name    string
 	Aliases []string
-	Usage   string // in the help of a command
-	Default string // there, if it is not what the Value of an empty Limit prints
-	Doc     string // in the reference, with the default behind it
-	DocElse string
+
+	Help        string // of its flag
+	HelpDefault string // there, if it is not what the Value of an empty Limit prints
+	Doc         string // in README
+	DocDefault  string
 
 	Shadow      bool // a shadow may have one of its own
 	LimitedOnly bool // an unlimited rule cannot have it
@@ -63,87 +64,87 @@ func needsGCRA(why string) need {
 var Options = []*Option{
 	same(func(l *Limit) *Rate { return &l.Rate }, func(r *Rule) *Rate { return &r.Rate }, Option{
 		Name: "rate", Aliases: []string{"cir"}, Shadow: true,
-		Usage:   "what may pass in the long run: 10mbit, 1.5gbit, 125MB/s, unlimited (also --cir)",
-		Doc:     "what may pass in the long run: `10mbit`, `1.5gbit`, `125MB/s`, `unlimited`",
-		DocElse: "must be given",
-		fits:    func(r *Rule) error { return checkRate(r.Rate.String, r.Rate) },
+		Help:       "what may pass in the long run: 10mbit, 1.5gbit, 125MB/s, unlimited (also --cir)",
+		Doc:        "what may pass in the long run: `10mbit`, `1.5gbit`, `125MB/s`, `unlimited`",
+		DocDefault: "must be given",
+		fits:       func(r *Rule) error { return checkRate(r.Rate.String, r.Rate) },
 	}),
 	option(func(l *Limit) *Capacity { return &l.Capacity }, func(r *Rule) *uint64 { return &r.Capacity }, sizeText, Option{
-		Name: "capacity", Aliases: []string{"cbs", "burst"}, Shadow: true, LimitedOnly: true,
-		Usage:   "what a bucket holds: 64kb, or what the rate lets through in a time: 100ms (default: from the rate; also --burst, --cbs); with leaky and --excess delay, what may wait",
-		Doc:     "what a bucket holds: `64kb` (binary, as in tc), or what the rate lets through in a time: `100ms`",
-		DocElse: "300 ms of the rate, 128 KiB at least; of a `leaky` rule that delays as `--queue`",
-		resolve: resolveCapacity, fits: fitCapacity,
+		Name: "capacity", Aliases: []string{"burst", "cbs"}, Shadow: true, LimitedOnly: true,
+		Help:       "what a bucket holds: 64kb, or what the rate lets through in a time: 100ms (default: from the rate; also --burst, --cbs); with leaky and --excess delay, what may wait",
+		Doc:        "what a bucket holds: `64kb` (binary, as in tc), or what the rate lets through in a time: `100ms`",
+		DocDefault: "300 ms of the rate, 128 KiB at least; of a `leaky` rule that delays as `--queue`",
+		resolve:    resolveCapacity, fits: fitCapacity,
 	}),
 	same(func(l *Limit) *Algorithm { return &l.Algorithm }, func(r *Rule) *Algorithm { return &r.Algorithm }, Option{
-		Name: "algorithm", Usage: "the meter",
-		Doc:     "`gcra` or `leaky`: the same verdicts; only `leaky` has penalties",
-		DocElse: "`gcra`",
-		valid:   func(r *Rule) error { return checkName(r.Algorithm, "algorithm", algorithmNames) },
+		Name: "algorithm", Help: "the meter",
+		Doc:        "`gcra` or `leaky`: the same verdicts; only `leaky` has penalties",
+		DocDefault: "`gcra`",
+		valid:      func(r *Rule) error { return checkName(r.Algorithm, "algorithm", algorithmNames) },
 	}),
 	same(func(l *Limit) *Each { return &l.Each }, func(r *Rule) *Each { return &r.Each }, Option{
-		Name: "each", Shadow: true, LimitedOnly: true, Usage: "who shares a bucket",
-		Doc:     "who has a bucket: `all` together, each `host`, each subnet `/N`, each `flow`",
-		DocElse: "`all`",
-		valid:   func(r *Rule) error { return r.Each.validate(r.Prefix) },
+		Name: "each", Shadow: true, LimitedOnly: true, Help: "who shares a bucket",
+		Doc:        "who has a bucket: `all` together, each `host`, each subnet `/N`, each `flow`",
+		DocDefault: "`all`",
+		valid:      func(r *Rule) error { return r.Each.validate(r.Prefix) },
 	}),
 	same(func(l *Limit) *Excess { return &l.Excess }, func(r *Rule) *Excess { return &r.Excess }, Option{
-		Name: "excess", LimitedOnly: true, Usage: "what becomes of packets that do not conform",
-		Doc:     "`drop`; `ecn` marks packets that allow it up to twice the capacity, and drops others; `pass` only counts; `delay` holds back, [see below](#hold-back-instead-of-dropping)",
-		DocElse: "`drop`",
-		valid:   func(r *Rule) error { return checkName(r.Excess, "excess", excessNames) },
+		Name: "excess", LimitedOnly: true, Help: "what becomes of packets that do not conform",
+		Doc:        "`drop`; `ecn` marks packets that allow it up to twice the capacity, and drops others; `pass` only counts; `delay` holds back, [see below](#hold-back-instead-of-dropping)",
+		DocDefault: "`drop`",
+		valid:      func(r *Rule) error { return checkName(r.Excess, "excess", excessNames) },
 	}),
 	option(func(l *Limit) *Queue { return &l.Queue }, func(r *Rule) *uint64 { return &r.Queue }, sizeText, Option{
 		Name: "queue", LimitedOnly: true,
-		Usage:   "what may wait beyond the capacity (gcra with --excess delay): 64kb, or for how long: 50ms (default: from the rate)",
-		Doc:     "with `gcra` and `--excess delay`: what may wait beyond the capacity, as a size or a time",
-		DocElse: "50 ms of the rate, 16 KiB at least; below 29 kbit 4.5 s of it",
-		needs:   []need{needsDelay, needsGCRA("whose capacity is the queue; set the capacity instead")},
-		resolve: resolveQueue, fits: fitQueue,
+		Help:       "what may wait beyond the capacity (gcra with --excess delay): 64kb, or for how long: 50ms (default: from the rate)",
+		Doc:        "with `gcra` and `--excess delay`: what may wait beyond the capacity, as a size or a time",
+		DocDefault: "50 ms of the rate, 16 KiB at least; below 29 kbit 4.5 s of it",
+		needs:      []need{needsDelay, needsGCRA("whose capacity is the queue; set the capacity instead")},
+		resolve:    resolveQueue, fits: fitQueue,
 	}),
 	option(func(l *Limit) *ECNAbove { return &l.ECNAbove }, func(r *Rule) *ECNAbove { return &r.ECNAbove }, ECNAbove.String, Option{
 		Name: "ecn-above", LimitedOnly: true,
-		Usage:   "mark packets by ECN that have to wait longer (--excess delay; default: half of the longest wait)",
-		Doc:     "with `--excess delay`: packets that would wait longer are marked, if they allow it; `never`",
-		DocElse: "half of the longest wait",
-		needs:   []need{needsDelay},
-		resolve: resolveECNAbove, fits: fitECNAbove,
+		Help:       "mark packets by ECN that have to wait longer (--excess delay; default: half of the longest wait)",
+		Doc:        "with `--excess delay`: packets that would wait longer are marked, if they allow it; `never`",
+		DocDefault: "half of the longest wait",
+		needs:      []need{needsDelay},
+		resolve:    resolveECNAbove, fits: fitECNAbove,
 	}),
 	same(func(l *Limit) *Order { return &l.Order }, func(r *Rule) *Order { return &r.Order }, Option{
 		Name: "order", LimitedOnly: true,
-		Usage:   "who waits in the queue (gcra with --excess delay): all, or only flows that send more than a little",
-		Doc:     "with `gcra` and `--excess delay`: `fifo`, or `sparse-first`: flows that send little do not wait for others",
-		DocElse: "`fifo`",
-		needs:   []need{needsDelay, needsGCRA("which never lets more leave than the rate; use the algorithm gcra"), needsScope},
-		valid:   func(r *Rule) error { return checkName(r.Order, "order", orderNames) },
+		Help:       "who waits in the queue (gcra with --excess delay): all, or only flows that send more than a little",
+		Doc:        "with `gcra` and `--excess delay`: `fifo`, or `sparse-first`: flows that send little do not wait for others",
+		DocDefault: "`fifo`",
+		needs:      []need{needsDelay, needsGCRA("which never lets more leave than the rate; use the algorithm gcra"), needsScope},
+		valid:      func(r *Rule) error { return checkName(r.Order, "order", orderNames) },
 	}),
 	same(func(l *Limit) *Penalty { return &l.Penalty }, func(r *Rule) *Penalty { return &r.Penalty }, Option{
 		Name: "penalty", Shadow: true, LimitedOnly: true,
-		Usage:   "what an excess packet does to its bucket (leaky): fill it, and hold it full for a time",
-		Doc:     "`fill`: excess leaves the bucket full; `30s`: full, and held so for that long after each excess packet",
-		DocElse: "`none`",
-		valid:   func(r *Rule) error { return r.Penalty.validate() },
-		fits:    fitPenalty,
+		Help:       "what an excess packet does to its bucket (leaky): fill it, and hold it full for a time",
+		Doc:        "`fill`: excess leaves the bucket full; `30s`: full, and held so for that long after each excess packet",
+		DocDefault: "`none`",
+		valid:      func(r *Rule) error { return r.Penalty.validate() },
+		fits:       fitPenalty,
 	}),
 	same(func(l *Limit) *Fail { return &l.Fail }, func(r *Rule) *Fail { return &r.Fail }, Option{
-		Name: "fail", Usage: "what becomes of a packet whose bucket can not be updated",
-		Doc:     "what becomes of a packet whose bucket can not be updated: `open` or `closed`",
-		DocElse: "`open`",
-		valid:   func(r *Rule) error { return checkName(r.Fail, "fail", failNames) },
+		Name: "fail", Help: "what becomes of a packet whose bucket can not be updated",
+		Doc:        "what becomes of a packet whose bucket can not be updated: `open` or `closed`",
+		DocDefault: "`open`",
+		valid:      func(r *Rule) error { return checkName(r.Fail, "fail", failNames) },
 	}),
 	option(func(l *Limit) *Overhead { return &l.Overhead }, func(r *Rule) *int16 { return &r.Framing.Overhead }, numberText[int16], Option{
-		Name: "overhead", Shadow: true, Default: `"0"`,
-		Usage:   "`bytes` that a link adds to each packet, or a keyword of tc-cake: ethernet, docsis, pppoe-ptm",
-		Doc:     "bytes that the link adds to each packet; or tc-cake's `ethernet`, `docsis`, `pppoe-ptm`",
-		DocElse: "0",
-		resolve: resolveOverhead,
-		valid:   func(r *Rule) error { return checkFraming(int(r.Framing.Overhead), int(r.Framing.MPU)) },
+		Name: "overhead", Shadow: true, HelpDefault: `"0"`,
+		Help:       "`bytes` that a link adds to each packet, or a keyword of tc-cake: ethernet, docsis, pppoe-ptm",
+		Doc:        "bytes that the link adds to each packet; or tc-cake's `ethernet`, `docsis`, `pppoe-ptm`",
+		DocDefault: "0",
+		resolve:    resolveOverhead,
+		valid:      func(r *Rule) error { return checkFraming(int(r.Framing.Overhead), int(r.Framing.MPU)) },
 	}),
 	option(func(l *Limit) *MPU { return &l.MPU }, func(r *Rule) *uint16 { return &r.Framing.MPU }, numberText[uint16], Option{
-		Name: "mpu", Shadow: true, Usage: "`bytes` that a packet counts at least",
-		Doc:     "bytes that a packet counts at least",
-		DocElse: "0",
-		resolve: resolveMPU,
+		Name: "mpu", Shadow: true, Help: "`bytes` that a packet counts at least",
+		Doc:        "bytes that a packet counts at least",
+		DocDefault: "0",
+		resolve:    resolveMPU,
 	}),
 }
 
