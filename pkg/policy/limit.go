@@ -29,7 +29,7 @@ type Limit struct {
 func (l *Limit) Set(key, value string) error {
 	o := FindOption(key)
 	if o == nil {
-		return fmt.Errorf("%.64q is unknown; use %s", key, oneOf(append(names(true), names(false)...)))
+		return fmt.Errorf("%.64q is unknown; use %s", key, oneOf(append(optionNames(true), optionNames(false)...)))
 	}
 	return o.Value(l).Set(value)
 }
@@ -37,13 +37,13 @@ func (l *Limit) Set(key, value string) error {
 // SetShadow is Set for the limit of a shadow, which has fewer options.
 func (l *Limit) SetShadow(key, value string) error {
 	if o := FindOption(key); o != nil && !o.Shadow {
-		return fmt.Errorf("a shadow has no %s of its own; use %s", o.Name, oneOf(names(true)))
+		return fmt.Errorf("a shadow has no %s of its own; use %s", o.Name, oneOf(optionNames(true)))
 	}
 	return l.Set(key, value)
 }
 
-// names are the names of the options that a shadow has, too, or of the others.
-func names(shadow bool) (names []string) {
+// optionNames are those of the options that a shadow may have, or of the others.
+func optionNames(shadow bool) (names []string) {
 	for _, o := range Options {
 		if o.Shadow == shadow {
 			names = append(names, o.Name)

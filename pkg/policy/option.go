@@ -3,7 +3,6 @@ package policy
 import (
 	"fmt"
 	"slices"
-	"strings"
 )
 
 // Value is what a Limit has for an option. Set reads what String writes, which is
@@ -22,45 +21,55 @@ type Option struct {
 
 	Help        string // of its flag
 	HelpDefault string // there, if it is not what the Value of an empty Limit prints
-	Doc         string // in README
-	DocDefault  string
+	Doc         string // in README's table
+	DocDefault  string // there
 
-	Shadow      bool // a shadow may have one of its own
+	Shadow      bool // a shadow may have its own
 	LimitedOnly bool // an unlimited rule cannot have it
 
-	// Value is where a limit has the option.
+	// Value is the option's field of a limit.
 	Value func(*Limit) Value
-	// Reset makes a limit one that does not have the option.
+	// Reset takes the option from a limit.
 	Reset func(*Limit)
-	// Text is what Value reads to make a rule that has the option as r does; empty where r has no such thing.
+	// Text is what Value.Set reads to make a rule with this option as in r; empty if r cannot have it.
 	Text func(r *Rule) string
-	// Same reports whether two rules are the same by this option.
+	// Same reports whether two rules agree in this option.
 	Same func(a, b *Rule) bool
 
 	needs []need
-	// resolve makes of a limit what the rule has, whose options before this one are there already.
+	// resolve sets the option in a rule; those before it in Options are set already.
 	resolve func(l *Limit, r *Rule, l2Bytes uint8) error
-	valid   func(*Rule) error // whether any rule may have it so; nil for always
-	fits    func(*Rule) error // whether a rule with a rate may have it so, beside its other options
+	valid   func(*Rule) error // checks the value in any rule; may be nil
+	fits    func(*Rule) error // checks it beside the other options of a rule that has a rate; may be nil
 }
 
 // A need is something without which an option has no use.
 type need struct {
 	met func(*Rule) bool
-	why string // behind "has no use with "; %EXCESS is that of the rule
+	// why says with what else there is no use, and what to do.
+	why func(*Rule) string
 }
 
 var (
-	needsDelay = need{func(r *Rule) bool { return r.Excess == Delay }, "excess %EXCESS; leave it out, or use excess delay"}
-	needsScope = need{func(r *Rule) bool { return r.Each.Kind != EachFlow }, "each flow, where a flow waits only for itself; leave it out"}
+	needsDelay = need{
+		func(r *Rule) bool { return r.Excess == Delay },
+		func(r *Rule) string { return fmt.Sprintf("excess %v; leave it out, or use excess delay", r.Excess) },
+	}
+	needsSharedBucket = need{
+		func(r *Rule) bool { return r.Each.Kind != EachFlow },
+		func(*Rule) string { return "each flow, where a flow waits only for itself; leave it out" },
+	}
 )
 
 func needsGCRA(why string) need {
-	return need{func(r *Rule) bool { return r.Algorithm == GCRA }, "the algorithm leaky, " + why}
+	return need{
+		func(r *Rule) bool { return r.Algorithm == GCRA },
+		func(*Rule) string { return "the algorithm leaky, " + why },
+	}
 }
 
-// Options are all options of a limit, in the order in which they are written. Each
-// comes behind those on which its default depends.
+// Options are all options of a limit but its shadow, in the order in which they are
+// written. Each stands behind those on which its default depends.
 var Options = []*Option{
 	same(func(l *Limit) *Rate { return &l.Rate }, func(r *Rule) *Rate { return &r.Rate }, Option{
 		Name: "rate", Aliases: []string{"cir"}, Shadow: true,
@@ -115,7 +124,7 @@ var Options = []*Option{
 		Help:       "who waits in the queue (gcra with --excess delay): all, or only flows that send more than a little",
 		Doc:        "with `gcra` and `--excess delay`: `fifo`, or `sparse-first`: flows that send little do not wait for others",
 		DocDefault: "`fifo`",
-		needs:      []need{needsDelay, needsGCRA("which never lets more leave than the rate; use the algorithm gcra"), needsScope},
+		needs:      []need{needsDelay, needsGCRA("which never lets more leave than the rate; use the algorithm gcra"), needsSharedBucket},
 		valid:      func(r *Rule) error { return checkName(r.Order, "order", orderNames) },
 	}),
 	same(func(l *Limit) *Penalty { return &l.Penalty }, func(r *Rule) *Penalty { return &r.Penalty }, Option{
@@ -150,7 +159,7 @@ var Options = []*Option{
 
 var noRule Rule // has no option
 
-// option is an option that a limit has in one form and a rule in another.
+// option completes an option that a limit has as L and a rule as R.
 func option[L, R comparable, P interface {
 	*L
 	Value
@@ -162,7 +171,7 @@ func option[L, R comparable, P interface {
 	return &o
 }
 
-// same is an option that a rule has just as a limit has it.
+// same completes an option that a rule has as its limit has it.
 func same[T comparable, P interface {
 	*T
 	Value
@@ -179,17 +188,17 @@ func (o *Option) Useful(r *Rule) bool {
 	return !slices.ContainsFunc(o.needs, func(n need) bool { return !n.met(r) })
 }
 
-// noUse is the error of a rule that has the option where it has no use. A value that
-// may have been chosen is not said.
+// noUse is the error of a rule that has the option where it has no use. It does not
+// give a value that may be a default from other options.
 func (o *Option) noUse(r *Rule, why string) error {
 	says := o.Name
 	if o.Text(&noRule) != "" {
 		says += " " + o.Text(r)
 	}
-	return fmt.Errorf("%s has no use %s", says, strings.ReplaceAll(why, "%EXCESS", r.Excess.String()))
+	return fmt.Errorf("%s has no use %s", says, why)
 }
 
-// validate reports what keeps a rule from having the option as it has it.
+// validate checks the option beside the others of r.
 func (o *Option) validate(r *Rule) error {
 	given := !o.Same(&noRule, r)
 	if r.Rate == Unlimited {
@@ -200,7 +209,7 @@ func (o *Option) validate(r *Rule) error {
 	}
 	for _, n := range o.needs {
 		if given && !n.met(r) {
-			return o.noUse(r, "with "+n.why)
+			return o.noUse(r, "with "+n.why(r))
 		}
 	}
 	if o.fits == nil {

@@ -12,9 +12,9 @@ import (
 
 var update = flag.Bool("update", false, "write the table of options into README")
 
-// others are what a limit of 8mbit needs beside an option, and values that the option
-// has by no default.
-var others = map[string][]string{
+// samples are a value of each option that is not its default in a limit of 8mbit, and
+// the other options that it needs.
+var samples = map[string][]string{
 	"rate":      {"9mbit"},
 	"capacity":  {"123456b"},
 	"algorithm": {"leaky"},
@@ -52,7 +52,7 @@ func TestOptions(t *testing.T) {
 			}
 			names[name] = true
 		}
-		with := others[o.Name]
+		with := samples[o.Name]
 		if with == nil {
 			t.Errorf("%s has no value to test", o.Name)
 			continue
@@ -82,10 +82,8 @@ func TestOptions(t *testing.T) {
 		}
 		unlimited := Limit{Rate: Unlimited}
 		unlimited.Set(o.Name, value)
-		if _, err = unlimited.Rule(prefix, 14); o.Name == "queue" {
-			continue // which is ignored
-		}
-		if (err == nil) == o.LimitedOnly {
+		_, err = unlimited.Rule(prefix, 14)
+		if ignored := o.Name == "queue"; (err == nil) == o.LimitedOnly && !ignored {
 			t.Errorf("%s of an unlimited rule: %v", o.Name, err)
 		}
 	}
