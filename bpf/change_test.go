@@ -23,49 +23,6 @@ type mirror struct {
 	packets  int
 }
 
-// A mirrored rule is one as the model has it.
-type mirrored struct {
-	rule    policy.Rule
-	meter   model.Meter
-	buckets map[sharer]*model.Bucket
-	inOrder *uint64             // ns: until then no sparse flow goes first, whatever the rule changes to
-	want    *shapemaps.Counters // those of the rule, whatever it changes to
-}
-
-func (r *mirrored) limited() bool { return r.rule.Rate != policy.Unlimited }
-
-// newMirrored is a rule whose buckets owe nothing.
-func newMirrored(rule policy.Rule, now uint64) *mirrored {
-	r := &mirrored{rule, meterOf(rule), map[sharer]*model.Bucket{}, new(uint64), new(shapemaps.Counters)}
-	own := r.meter.Owing(0, now)
-	r.buckets[sharer{}] = &own
-	return r
-}
-
-// becoming is what a rule is once it has changed at a time to another one.
-func (r *mirrored) becoming(rule policy.Rule, now uint64) *mirrored {
-	next := newMirrored(rule, now)
-	next.inOrder, next.want = r.inOrder, r.want
-	if !r.limited() || !next.limited() {
-		return next
-	}
-	next.meter.Continue(r.meter, now)
-	for who, b := range r.buckets {
-		next.buckets[who] = owingStill(r.meter, next.meter, *b, now)
-	}
-	return next
-}
-
-// owingStill is a bucket under another meter at a time.
-func owingStill(from, to model.Meter, b model.Bucket, now uint64) *model.Bucket {
-	level := from.Level(b, now)
-	if to.Shrinks(from) {
-		level = min(level, to.Most())
-	}
-	b = to.Owing(level, now)
-	return &b
-}
-
 // change is what the model does at the moment when a change begins.
 func (m *mirror) change(want []policy.Rule, now uint64) {
 	m.undo, m.rules = m.rules, map[netip.Prefix]*mirrored{}
@@ -81,11 +38,11 @@ func (m *mirror) change(want []policy.Rule, now uint64) {
 	}
 }
 
-// keepOrder is what it does when the time is known at which the change is to begin.
-func (m *mirror) keepOrder(want []policy.Rule, from uint64) {
+// keepFIFO is what it does when the time is known at which the change is to begin.
+func (m *mirror) keepFIFO(want []policy.Rule, from uint64) {
 	for _, rule := range want {
 		if old := m.rules[rule.Prefix]; old != nil && old.limited() && rule.Rate != policy.Unlimited {
-			*old.inOrder = max(*old.inOrder, keptInOrder(old.rule, rule, from))
+			old.keepFIFO(rule, from)
 		}
 	}
 }
@@ -95,15 +52,13 @@ func (m *mirror) keepOrder(want []policy.Rule, from uint64) {
 func (m *mirror) back(now uint64) {
 	for p, old := range m.undo {
 		if m.rules[p] != old {
-			*old.inOrder = max(*old.inOrder, now+uint64(policy.MaxWait))
+			*old.fifo = max(*old.fifo, now+uint64(policy.MaxWait))
 		}
 		if new := m.rules[p]; new != nil && new != old && old.limited() && new.limited() {
-			meter := old.meter
-			meter.Continue(new.meter, now)
-			for who, b := range new.buckets {
-				old.buckets[who] = owingStill(new.meter, meter, *b, now)
+			old.limit.Continue(new.limit.Meter, now)
+			for key, b := range new.buckets {
+				old.buckets[key] = carried(new.limit, old.limit, *b, now)
 			}
-			old.meter = meter
 		}
 	}
 	m.rules, m.undo = m.undo, nil
@@ -127,7 +82,13 @@ func (m *mirror) offer(host netip.Addr, now, n uint64, ect bool) {
 	if ect {
 		frame[15] |= 2
 	}
-	verdict, _ := send(m, m.program(), frame, packet)
+	m.at(now)
+	e, found := m.set.Match(host)
+	var asked model.Outcome
+	if found && e.Rate != policy.Unlimited {
+		asked = m.asked(e, host, now, n, ect)
+	}
+	verdict, _, departure := sendTimed(m, m.program(), frame, packet)
 	r := m.match(host)
 	if r == nil {
 		if verdict != next {
@@ -135,22 +96,17 @@ func (m *mirror) offer(host netip.Addr, now, n uint64, ect bool) {
 		}
 		return
 	}
-	want, before := fate{}, model.Bucket{}
-	if r.limited() {
-		who := (&twin{rule: r.rule}).sharer(host)
-		b := bucketOf(r.buckets, who)
-		before = *b
-		want = offer(r.rule, r.meter, b, bucketOf(r.buckets, ownFlow(r.rule, host)), now, n, ect, now < *r.inOrder)
-	}
-	*r.want = sum(*r.want, segments(packet.packets(), want.counted(n)))
-	if (verdict == drop) != want.dropped || verdict != drop && verdict != next {
-		e, _ := m.set.Match(host)
-		m.Fatalf("packet %d, %d bytes from %v at %d ns: verdict %#x, the model says %+v\nrule %+v\nmeter %+v\nkernel's %+v\nbucket %+v, level %d units",
-			m.packets, n, host, now, verdict, want, r.rule, r.meter, m.set.Meter(e), before, r.meter.Level(before, now))
+	before := *r.bucket(keyOf(r.rule, host))
+	want := r.offer(host, now, n, ect)
+	*r.counts = sum(*r.counts, segments(packet.packets(), countersOf(want, n)))
+	if (verdict == drop) != (want.Verdict == model.Drop) || verdict != drop && verdict != next || departure != want.Departure ||
+		r.limited() && !sameOutcome(asked, want) {
+		m.Fatalf("packet %d, %d bytes from %v at %d ns: verdict %#x, departure %d\nthe model says %+v\nbeforehand     %+v\nrule %+v\nlimit %+v\nkernel's %+v\nbucket %+v, level %d units",
+			m.packets, n, host, now, verdict, departure, want, asked, r.rule, r.limit, m.set.Meter(e), before, r.limit.Level(before, now))
 	}
 }
 
-// compare compares which rules there are, their counters, meters and own buckets.
+// compare compares which rules there are, their counters, meters and shared buckets.
 func (m *mirror) compare(now uint64) {
 	m.Helper()
 	m.at(now)
@@ -163,17 +119,17 @@ func (m *mirror) compare(now uint64) {
 		if r == nil || e.Rule != r.rule {
 			m.Fatalf("rule %+v is in force, the model has %+v", e.Rule, r)
 		}
-		if got, want := m.set.Counters(e.ID), countedBy(r.rule, *r.want); got != want {
+		if got, want := m.set.Counters(e.ID), countedBy(r.rule, *r.counts); got != want {
 			m.Errorf("%v: counters\n%+v, want\n%+v", e.Prefix, got, want)
 		}
 		if !r.limited() {
 			continue
 		}
-		if got := m.set.Meter(e); got.Clock(now) != r.meter.Clock(now) {
-			m.Errorf("%v: the byte clock shows %d at %d ns, the model's %d", e.Prefix, got.Clock(now), now, r.meter.Clock(now))
+		if got := m.set.Meter(e); got.Clock(now) != r.limit.Clock(now) {
+			m.Errorf("%v: the byte clock shows %d at %d ns, the model's %d", e.Prefix, got.Clock(now), now, r.limit.Clock(now))
 		}
-		if got, want := m.set.OwnLevel(e, now), r.meter.Level(*r.buckets[sharer{}], now); got != want {
-			m.Errorf("%v: its own bucket owes %d units at %d ns, the model's %d", e.Prefix, got, now, want)
+		if got, want := m.set.OwnLevel(e, now), r.limit.Level(*r.buckets[bucketKey{}], now); got != want {
+			m.Errorf("%v: its shared bucket has %d units at %d ns, the model's %d", e.Prefix, got, now, want)
 		}
 	}
 	if m.Failed() {
@@ -231,8 +187,8 @@ func (m *mirror) play(roll dice, changes, packets int) {
 			host := some[roll(uint64(len(some)))]
 			room, meter := uint64(1500), model.Meter{}
 			if r := m.match(host); r != nil && r.limited() {
-				room, meter = r.rule.Capacity, r.meter
-				if b := r.buckets[(&twin{rule: r.rule}).sharer(host)]; b != nil && roll(2) == 0 {
+				room, meter = r.rule.Capacity, r.limit.Meter
+				if b := r.buckets[keyOf(r.rule, host)]; b != nil && roll(2) == 0 {
 					room -= min(room, meter.Level(*b, now)>>model.UnitBits)
 				}
 			}
@@ -263,7 +219,7 @@ func (m *mirror) play(roll dice, changes, packets int) {
 			until = from + 1 + roll(1<<(1+roll(40)))
 		}
 		m.set.Time(from, until)
-		m.keepOrder(want, from)
+		m.keepFIFO(want, from)
 		m.set.Arm()
 		now = traffic(from)
 		m.change(want, from)
@@ -380,8 +336,9 @@ func TestShadowIsModel(t *testing.T) {
 				now := uint64(1e9)
 				e := r.put(rule, now)
 				proposed, _ := rule.Proposed()
-				meters := &twin{rule: proposed, meter: meterOf(proposed), buckets: map[sharer]*model.Bucket{}}
-				alone := newTwinOfLive(t, rule, now)
+				alone := rule
+				alone.Shadow = policy.Shadow{}
+				bare, shadow := newMirrored(alone, now), newMirrored(proposed, now)
 				var want shapemaps.Counters
 				hurt := map[netip.Prefix]*shapemaps.Hurt{}
 				for range 400 {
@@ -391,12 +348,12 @@ func TestShadowIsModel(t *testing.T) {
 					frame := make([]byte, n)
 					copy(frame, udp(host, addr("10.9.9.9"), 0)[:34])
 					verdict, _ := send(t, r.program(), frame, meta{now: now})
-					if liveVerdict := alone.judge(host, now, n); (verdict == drop) != (liveVerdict == model.Excess) {
-						t.Fatalf("verdict %#x, without a shadow it is %d", verdict, liveVerdict)
+					if o := bare.offer(host, now, n, false); (verdict == drop) != o.Excess {
+						t.Fatalf("verdict %#x, without a shadow it is %v", verdict, o.Verdict)
 					}
 					counted := max(n+20, 100)
 					want = sum(want, passed(counted))
-					if meters.judge(host, now, counted) == model.Excess {
+					if shadow.offer(host, now, counted, false).Excess {
 						want.ExcessPackets++
 						want.ExcessBytes += counted
 						bits := 32
@@ -411,8 +368,8 @@ func TestShadowIsModel(t *testing.T) {
 						hurt[whom].Bytes += counted
 					}
 				}
-				shadow, _ := r.set.Shadow(e)
-				got := r.set.Counters(shadow.ID)
+				limit, _ := r.set.Shadow(e)
+				got := r.set.Counters(limit.ID)
 				if got != want || want.ExcessPackets == 0 || want.ExcessPackets == want.PassedPackets {
 					t.Errorf("the shadow counted\n%+v, want\n%+v", got, want)
 				}
@@ -429,24 +386,4 @@ func TestShadowIsModel(t *testing.T) {
 			})
 		}
 	}
-}
-
-// newTwinOfLive is the model of a rule without a shadow.
-func newTwinOfLive(t *testing.T, rule policy.Rule, now uint64) *twin {
-	rule.Shadow = policy.Shadow{}
-	alone := &twin{rig: &rig{TB: t}, rule: rule, meter: meterOf(rule), buckets: map[sharer]*model.Bucket{}}
-	alone.ownBucket(now)
-	return alone
-}
-
-// judge is what the model says of a packet of protocol 17 without ports, each host's being one flow.
-func (t *twin) judge(host netip.Addr, now, n uint64) model.Verdict {
-	if t.rule.Rate == policy.Unlimited {
-		return model.Pass
-	}
-	who := t.sharer(host)
-	if t.buckets[who] == nil {
-		t.buckets[who] = &model.Bucket{}
-	}
-	return t.meter.Offer(t.buckets[who], now, n, false)
 }

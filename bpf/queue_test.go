@@ -18,31 +18,31 @@ import (
 )
 
 // queue is a rule that delays, on a device whose packets count as they are long.
-func queue(a policy.Algorithm, rate policy.Rate, atOnce, waiting uint64) policy.Rule {
+func queue(a policy.Algorithm, rate policy.Rate, burst, waiting uint64) policy.Rule {
 	r := policy.Rule{
 		Prefix: prefix("10.0.0.0/8"), Rate: rate, Capacity: waiting, Algorithm: a,
 		Excess: policy.Delay, ECNAbove: policy.Never, Framing: policy.Framing{Overhead: shrink},
 	}
 	if a == policy.GCRA {
-		r.Capacity, r.Queue = atOnce, waiting
+		r.Capacity, r.Queue = burst, waiting
 	}
 	return r
 }
 
 // exact is a queue in rational arithmetic.
 type exact struct {
-	rate                 *big.Rat // bytes per ns
-	level, atOnce, holds *big.Rat // bytes
-	then, empty          uint64   // when the last packet came, and when the bucket was last empty
+	rate                *big.Rat // bytes per ns
+	level, burst, holds *big.Rat // bytes
+	then, empty         uint64   // when the last packet came, and when the bucket was last empty
 }
 
 func newExact(r policy.Rule) *exact {
-	atOnce := r.Capacity
+	burst := r.Capacity
 	if r.Algorithm == policy.Leaky {
-		atOnce = 0
+		burst = 0
 	}
 	return &exact{
-		rate: big.NewRat(int64(r.Rate), 8e9), level: new(big.Rat), atOnce: rat(atOnce),
+		rate: big.NewRat(int64(r.Rate), 8e9), level: new(big.Rat), burst: rat(burst),
 		holds: rat(r.Capacity + r.Queue),
 	}
 }
@@ -62,8 +62,8 @@ func (e *exact) offer(now, bytes uint64) (leaves *big.Rat, passes bool) {
 	if e.level.Sign() > 0 && filled.Cmp(e.holds) > 0 {
 		return nil, false
 	}
-	// What leaves at once is what fits into the burst, or a bigger packet that finds the bucket empty.
-	ahead := new(big.Rat).Sub(e.atOnce, n)
+	// Packets that conform to the burst are not delayed, nor is a larger one that finds the bucket empty.
+	ahead := new(big.Rat).Sub(e.burst, n)
 	if ahead.Sign() < 0 {
 		ahead.SetInt64(0)
 	}

@@ -60,20 +60,20 @@ func TestEveryWindow(t *testing.T) {
 			grain, roomiest := int64(10), twin.rule.Capacity // millionths of a byte
 			for p := range packets {
 				if p%400 == 399 && i%3 > 0 {
-					if b := twin.buckets[twin.sharer(host)]; b != nil {
+					if b := twin.buckets[keyOf(twin.rule, host)]; b != nil {
 						next := rule()
-						meter := meterOf(next)
-						if owed := twin.meter.Level(*b, now); meter.Capacity < twin.meter.Capacity || meter.Penalty < twin.meter.Penalty {
-							w.Forgive(owed - min(owed, meter.Most()))
+						limit := model.NewLimit(next)
+						if level := twin.limit.Level(*b, now); limit.Shrinks(twin.limit.Meter) {
+							w.Forgive(level - min(level, limit.Most()))
 						}
 						twin.change(next, now)
 						grain, roomiest = grain+10, max(roomiest, next.Capacity)
 					}
 				}
 				n := least + roll.Uint64N(largest-least+1)
-				before := twin.want.PassedBytes
+				before := twin.counts.PassedBytes
 				twin.offer(host, now, n, false)
-				passed := twin.want.PassedBytes - before
+				passed := twin.counts.PassedBytes - before
 				most, least := w.Packet(passed)
 				if most > 1e6*int64(max(twin.rule.Capacity, n))+grain && passed > 0 {
 					t.Fatalf("packet %d of %d bytes: %d millionths of a byte more pass than %v lets through, of a capacity of %d\n%+v",
@@ -149,7 +149,7 @@ func TestLongRunRate(t *testing.T) {
 				for range together + 1 { // until the bucket is full
 					twin.offer(host, start, n, false)
 				}
-				before, owed := twin.want.PassedBytes, twin.level(host, start)
+				before, owed := twin.counts.PassedBytes, twin.level(host, start)
 				frame, m := sized(host, n, int(overhead), start)
 				program := ticking(t, r.program(), step)
 				_, err := program.Run(&ebpf.RunOptions{Data: frame, Context: m.context(), Repeat: uint32(repeat)})

@@ -59,118 +59,132 @@ func sized(host netip.Addr, n uint64, overhead int, now uint64) ([]byte, meta) {
 	return append(frame, make([]byte, length-34)...), m
 }
 
-// A sharer is whose bucket it is: everybody's where there is no address; or the
-// flow of one that has others beside it.
-type sharer struct {
+// A bucketKey says who has a bucket: nobody for the shared bucket; or the flow of
+// one that shares it with others.
+type bucketKey struct {
 	each policy.Each
 	host netip.Addr
 	flow bool
 }
 
-// A twin is a rule in the kernel, and the model of the bucket of each sharer.
+// keyOf is the bucket key of a host under a rule.
+func keyOf(rule policy.Rule, host netip.Addr) bucketKey {
+	switch rule.Each.Kind {
+	case policy.EachAll:
+		host = netip.Addr{}
+	case policy.EachSubnet:
+		host = netip.PrefixFrom(host, int(rule.Each.Bits)).Masked().Addr()
+	}
+	return bucketKey{each: rule.Each, host: host}
+}
+
+// A mirrored rule is one as the model has it.
+type mirrored struct {
+	rule    policy.Rule
+	limit   *model.Limit
+	buckets map[bucketKey]*model.Bucket
+	fifo    *uint64        // ns: until then sparse flows are queued, whatever the rule changes to
+	counts  *maps.Counters // those of the rule, whatever it changes to, as one counts that does not delay
+}
+
+// newMirrored is a rule whose buckets are empty. The shared bucket is there, and
+// ages, before anybody is charged to it.
+func newMirrored(rule policy.Rule, now uint64) *mirrored {
+	r := &mirrored{rule, model.NewLimit(rule), map[bucketKey]*model.Bucket{}, new(uint64), new(maps.Counters)}
+	*r.bucket(bucketKey{}) = r.limit.WithLevel(0, now)
+	return r
+}
+
+func (r *mirrored) limited() bool { return r.rule.Rate != policy.Unlimited }
+
+func (r *mirrored) bucket(key bucketKey) *model.Bucket {
+	if r.buckets[key] == nil {
+		r.buckets[key] = &model.Bucket{}
+	}
+	return r.buckets[key]
+}
+
+// offer brings a packet of a host, which has one flow, to the model.
+func (r *mirrored) offer(host netip.Addr, now, n uint64, ect bool) model.Outcome {
+	packet := model.Packet{Time: now, Bytes: n, ECT: ect}
+	return r.limit.Offer(r.bucket(keyOf(r.rule, host)), r.bucket(bucketKey{r.rule.Each, host, true}), now < *r.fifo, packet)
+}
+
+// becoming is what a rule is once it has changed at a time to another one. Levels
+// stay, up to the new capacity, and idling counts from the change. Buckets of
+// another scope stay until they are in force again; a rule that is unlimited has none.
+func (r *mirrored) becoming(rule policy.Rule, now uint64) *mirrored {
+	next := newMirrored(rule, now)
+	next.fifo, next.counts = r.fifo, r.counts
+	if !r.limited() || !next.limited() {
+		return next
+	}
+	next.limit.Continue(r.limit.Meter, now)
+	for key, b := range r.buckets {
+		next.buckets[key] = carried(r.limit, next.limit, *b, now)
+	}
+	return next
+}
+
+// carried is a bucket that has come under another limit at a time.
+func carried(from, to *model.Limit, b model.Bucket, now uint64) *model.Bucket {
+	level := from.Level(b, now)
+	if to.Shrinks(from.Meter) {
+		level = min(level, to.Most())
+	}
+	b = to.WithLevel(level, now)
+	return &b
+}
+
+// keepFIFO is what the model does when it is known at what time the rule changes to
+// another one: as long as something may be queued from before whose flow is not
+// known, sparse flows are queued, too.
+func (r *mirrored) keepFIFO(to policy.Rule, from uint64) {
+	same := r.rule.Order == to.Order && r.rule.Each == to.Each && r.rule.Rate == to.Rate && r.rule.Capacity == to.Capacity && r.rule.Queue == to.Queue
+	if to.Order == policy.SparseFirst && r.rule.Excess == policy.Delay && !same {
+		*r.fifo = max(*r.fifo, from+r.limit.LongestWait())
+	}
+}
+
+// A twin is a rule in the kernel, and the model of it.
 type twin struct {
 	*rig
-	rule    policy.Rule
+	*mirrored
 	entry   maps.Entry
-	meter   model.Meter
-	buckets map[sharer]*model.Bucket
-	inOrder uint64        // ns: until then no sparse flow goes first
-	want    maps.Counters // as a rule that does not delay counts
 	packets int
 }
 
 func newTwin(r *rig, rule policy.Rule, now uint64) *twin {
-	t := &twin{rig: r, buckets: map[sharer]*model.Bucket{}}
-	t.set.Delete(rule.Prefix)
-	t.rule, t.entry, t.meter = rule, r.put(rule, now), meterOf(rule)
-	t.ownBucket(now)
-	return t
+	r.set.Delete(rule.Prefix)
+	return &twin{rig: r, entry: r.put(rule, now), mirrored: newMirrored(rule, now)}
 }
 
-// ownBucket makes the rule's own bucket, which is there and ages before anybody is charged to it.
-func (t *twin) ownBucket(now uint64) {
-	own := t.meter.Owing(0, now)
-	t.buckets[sharer{}] = &own
-}
-
-func meterOf(rule policy.Rule) model.Meter {
-	switch {
-	case rule.Rate == policy.Unlimited:
-		return model.Meter{}
-	case rule.Excess != policy.Delay:
-		return model.New(uint64(rule.Rate), rule.Capacity, rule.Penalty.Kind != policy.PenaltyNone, uint64(rule.Penalty.Duration))
-	case rule.Algorithm == policy.Leaky:
-		return model.NewQueue(uint64(rule.Rate), 0, rule.Capacity)
-	}
-	return model.NewQueue(uint64(rule.Rate), rule.Capacity, rule.Queue)
-}
-
-// change sets the rule anew, at a virtual time. What is owed stays owed, up to
-// the new capacity, and idling counts from the change. Sharers of another kind
-// keep their buckets until they are back; a hole in the rule forgets them all.
+// change sets the rule anew, at a virtual time.
 func (t *twin) change(rule policy.Rule, now uint64) {
 	t.Helper()
 	if rule == t.rule {
 		return
 	}
-	old, wasLimited := t.meter, t.rule.Rate != policy.Unlimited
-	t.inOrder = max(t.inOrder, keptInOrder(t.rule, rule, now))
-	t.rule, t.entry, t.meter = rule, t.put(rule, now), meterOf(rule)
-	switch {
-	case rule.Rate == policy.Unlimited:
-		return
-	case !wasLimited:
-		clear(t.buckets)
-		t.ownBucket(now)
-	default:
-		t.meter.Continue(old, now)
-		for _, b := range t.buckets {
-			level := old.Level(*b, now)
-			if t.meter.Shrinks(old) {
-				level = min(level, t.meter.Most())
-			}
-			*b = t.meter.Owing(level, now)
-		}
-	}
-	if m := t.set.Meter(t.entry); m != t.meter {
-		t.Fatalf("packet %d: the kernel's meter is %+v, the model's %+v", t.packets, m, t.meter)
+	t.keepFIFO(rule, now)
+	t.entry, t.mirrored = t.put(rule, now), t.becoming(rule, now)
+	if m := t.set.Meter(t.entry); t.limited() && m != t.limit.Meter {
+		t.Fatalf("packet %d: the kernel's meter is %+v, the model's %+v", t.packets, m, t.limit.Meter)
 	}
 }
 
-// keptInOrder is until when no sparse flow goes first once a rule has changed to
-// another one: as long as something may wait from before whose flow is not known.
-func keptInOrder(from, to policy.Rule, now uint64) uint64 {
-	same := from.Order == to.Order && from.Each == to.Each && from.Rate == to.Rate && from.Capacity == to.Capacity && from.Queue == to.Queue
-	if to.Order != policy.SparseFirst || from.Excess != policy.Delay || same {
-		return 0
-	}
-	return now + meterOf(from).LongestWait()
+// asked is what the set says beforehand of a packet of a host.
+func (r *rig) asked(e maps.Entry, host netip.Addr, now, n uint64, ect bool) model.Outcome {
+	flow := maps.Flow{Src: host, Dst: addr("10.9.9.9"), Proto: 17}
+	return model.NewLimit(e.Rule).Decide(r.set.State(e, policy.MatchSrc, flow, now), model.Packet{Time: now, Bytes: n, ECT: ect})
 }
 
-// sharer is who shares a bucket with a host.
-func (t *twin) sharer(host netip.Addr) sharer {
-	switch t.rule.Each.Kind {
-	case policy.EachAll:
-		host = netip.Addr{}
-	case policy.EachSubnet:
-		host = netip.PrefixFrom(host, int(t.rule.Each.Bits)).Masked().Addr()
-	}
-	return sharer{each: t.rule.Each, host: host}
+// sameOutcome compares two outcomes but for the flow's own bucket, which few packets look at.
+func sameOutcome(a, b model.Outcome) bool {
+	a.Flow, b.Flow = 0, 0
+	return a == b
 }
 
-// ownFlow is the only flow that a host has here.
-func ownFlow(rule policy.Rule, host netip.Addr) sharer { return sharer{rule.Each, host, true} }
-
-func bucketOf(buckets map[sharer]*model.Bucket, who sharer) *model.Bucket {
-	b := buckets[who]
-	if b == nil {
-		b = &model.Bucket{}
-		buckets[who] = b
-	}
-	return b
-}
-
-// level is what the kernel's bucket of a host owes.
+// level is the level of the kernel's bucket of a host, in units.
 func (t *twin) level(host netip.Addr, now uint64) uint64 {
 	if t.rule.Each.Kind == policy.EachAll {
 		return t.set.OwnLevel(t.entry, now)
@@ -179,76 +193,46 @@ func (t *twin) level(host netip.Addr, now uint64) uint64 {
 	return t.set.Level(t.entry, policy.MatchSrc, flow, now)
 }
 
-// offer sends a packet, and compares the verdict, the level that it leaves, and when it may leave itself.
+// offer sends a packet, and compares what was said of it beforehand, the verdict,
+// the level that it leaves, and its departure time.
 func (t *twin) offer(host netip.Addr, now, n uint64, ect bool) model.Verdict {
 	t.Helper()
-	b := bucketOf(t.buckets, t.sharer(host))
-	before, want := *b, fate{}
-	if t.rule.Rate != policy.Unlimited {
-		want = offer(t.rule, t.meter, b, bucketOf(t.buckets, ownFlow(t.rule, host)), now, n, ect, now < t.inOrder)
-	}
+	t.packets++
+	b := t.bucket(keyOf(t.rule, host))
+	before, asked := *b, t.asked(t.entry, host, now, n, ect)
+	want := t.mirrored.offer(host, now, n, ect)
 	frame, m := sized(host, n, int(t.rule.Framing.Overhead), now)
 	if ect {
 		frame[15] |= 2
 	}
-	verdict, _, leaves := sendTimed(t, t.program(), frame, m)
-	t.packets++
-	t.want = sum(t.want, segments(m.packets(), want.counted(n)))
-	if (verdict == drop) != want.dropped || verdict != drop && verdict != next {
-		c := t.set.Counters(t.entry.ID)
-		t.Fatalf("packet %d, %d bytes at %d ns: verdict %#x, the model says %+v\nrule %+v\nmeter %+v\nbucket %+v\ncounters %+v",
-			t.packets, n, now, verdict, want, t.rule, t.meter, before, c)
+	verdict, _, departure := sendTimed(t, t.program(), frame, m)
+	*t.counts = sum(*t.counts, segments(m.packets(), countersOf(want, n)))
+	if (verdict == drop) != (want.Verdict == model.Drop) || verdict != drop && verdict != next || departure != want.Departure ||
+		t.limited() && !sameOutcome(asked, want) {
+		t.Fatalf("packet %d, %d bytes at %d ns: verdict %#x, departure %d\nthe model says %+v\nbeforehand     %+v\nrule %+v\nlimit %+v\nbucket %+v\ncounters %+v",
+			t.packets, n, now, verdict, departure, want, asked, t.rule, t.limit, before, t.set.Counters(t.entry.ID))
 	}
-	if leaves-now != want.held {
-		t.Fatalf("packet %d, %d bytes at %d ns: held back for %d ns, the model says %d\nrule %+v\nmeter %+v\nbucket %+v",
-			t.packets, n, now, leaves-now, want.held, t.rule, t.meter, before)
-	}
-	if t.rule.Rate == policy.Unlimited {
-		return want.verdict
+	if !t.limited() {
+		return want.Verdict
 	}
 	// Later, too: a bucket also says when it was charged.
-	for _, at := range []uint64{now, now + (uint64(t.meter.Idle)-1)<<model.TickBits} {
-		if got, want := t.level(host, at), t.meter.Level(*b, at); got != want {
-			t.Fatalf("packet %d, %d bytes at %d ns: level %d units at %d ns, the model says %d\nrule %+v\nmeter %+v\nbucket %+v",
-				t.packets, n, now, got, at, want, t.rule, t.meter, before)
+	for _, at := range []uint64{now, now + (uint64(t.limit.Idle)-1)<<model.TickBits} {
+		if got, want := t.level(host, at), t.limit.Level(*b, at); got != want {
+			t.Fatalf("packet %d, %d bytes at %d ns: level %d units at %d ns, the model says %d\nrule %+v\nlimit %+v\nbucket %+v",
+				t.packets, n, now, got, at, want, t.rule, t.limit, before)
 		}
 	}
-	return want.verdict
+	return want.Verdict
 }
 
-// A fate is what becomes of a packet.
-type fate struct {
-	verdict               model.Verdict
-	held                  uint64 // ns
-	dropped, marked, only bool   // only counted, as excess
-}
-
-// offer brings a packet to the model of a bucket under a rule that is limited,
-// and of its flow, if that has one of its own.
-func offer(rule policy.Rule, m model.Meter, b, flow *model.Bucket, now, n uint64, ect, inOrder bool) (f fate) {
-	found := m.Level(*b, now)
-	f.verdict = m.Offer(b, now, n, ect && rule.Excess == policy.ECN)
-	f.marked = f.verdict == model.Mark
-	f.only = f.verdict == model.Excess && rule.Excess == policy.Pass
-	f.dropped = f.verdict == model.Excess && !f.only
-	if rule.Excess == policy.Delay && !f.dropped {
-		if before := m.Before(found, n); before > 0 && rule.Order == policy.SparseFirst && m.Ahead(flow, now, n, before, inOrder) {
-			return f
-		}
-		f.held = m.Held(found, n)
-		f.marked = ect && f.held > uint64(rule.ECNAbove)
-	}
-	return f
-}
-
-// counted is what a rule counts that does not delay.
-func (f fate) counted(n uint64) maps.Counters {
+// countersOf is what a rule counts for an outcome if it does not delay.
+func countersOf(o model.Outcome, n uint64) maps.Counters {
 	switch {
-	case f.dropped:
+	case o.Verdict == model.Drop:
 		return dropped(n)
-	case f.marked:
+	case o.Verdict == model.Mark:
 		return marked(n)
-	case f.only || f.held > 0:
+	case o.Excess || o.Verdict == model.Delay:
 		return shadowed(n)
 	}
 	return passed(n)
@@ -266,7 +250,7 @@ func countedBy(rule policy.Rule, c maps.Counters) maps.Counters {
 // counted compares the rule's counters.
 func (t *twin) counted() {
 	t.Helper()
-	if got, want := t.set.Counters(t.entry.ID), countedBy(t.rule, t.want); got != want {
+	if got, want := t.set.Counters(t.entry.ID), countedBy(t.rule, *t.counts); got != want {
 		t.Errorf("counters:\n%+v, want\n%+v", got, want)
 	}
 }
@@ -330,11 +314,11 @@ func play(r *rig, net netip.Prefix, roll dice, more func() bool, changes uint64)
 		host := net.Addr().As4()
 		host[3] = byte(roll(5))
 		room := t.rule.Capacity
-		if b := t.buckets[t.sharer(netip.AddrFrom4(host))]; b != nil && roll(2) == 0 {
-			room -= min(room, t.meter.Level(*b, now)>>model.UnitBits)
+		if b := t.buckets[keyOf(t.rule, netip.AddrFrom4(host))]; b != nil && roll(2) == 0 {
+			room -= min(room, t.limit.Level(*b, now)>>model.UnitBits)
 		}
 		t.offer(netip.AddrFrom4(host), now, randomSize(roll, overhead, room), roll(2) == 0)
-		now = later(roll, t.meter, now)
+		now = later(roll, t.limit.Meter, now)
 	}
 	t.counted()
 }
@@ -378,7 +362,7 @@ func randomRule(net netip.Prefix, roll dice, overhead int16) policy.Rule {
 		}
 		valid := rule
 		valid.Framing = policy.Framing{} // ours are not
-		if valid.Validate() != nil {     // more than a bucket can owe, or longer than a day
+		if valid.Validate() != nil {     // more than a bucket can hold, or longer than a day
 			rule.Penalty = policy.Penalty{}
 		}
 	}
@@ -428,7 +412,7 @@ func randomSize(roll dice, overhead int16, room uint64) uint64 {
 // later is a time for the next packet: soon, when the bucket has drained, around
 // its clock, after idling for ticks or years, or a little before.
 func later(roll dice, m model.Meter, now uint64) uint64 {
-	if m.Slope == 0 {
+	if m.RateUnits == 0 {
 		return now + roll(1e9)
 	}
 	const year = uint64(365 * 24 * time.Hour)
@@ -442,8 +426,8 @@ func later(roll dice, m model.Meter, now uint64) uint64 {
 	case 8:
 		gap = m.Wait(m.Capacity, m.Capacity>>model.UnitBits)
 	case 9: // a quarter around its clock, half or all around
-		if m.Slope > 1<<32 {
-			quarter, _ := bits.Div64(1<<30, 0, m.Slope)
+		if m.RateUnits > 1<<32 {
+			quarter, _ := bits.Div64(1<<30, 0, m.RateUnits)
 			gap = min(quarter*(1+roll(12)), 50*year) + roll(2000)
 		}
 	case 10:
@@ -503,10 +487,10 @@ func FuzzKernelIsModel(f *testing.F) {
 	})
 }
 
-// Sharers that are out of force while the rule changes have drained when they
-// are back, although the clock by which they had went around meanwhile, and the
+// Buckets of a scope that is out of force while the rule changes are empty when it
+// is back, although the clock by which they had went around meanwhile, and the
 // new one is too slow to tell.
-func TestSharersAreBackDrained(t *testing.T) {
+func TestBucketsAreBackEmpty(t *testing.T) {
 	r := matchSource(t)
 	host, now := addr("10.0.0.7"), uint64(1e9)
 	rule := policy.Rule{
@@ -523,7 +507,7 @@ func TestSharersAreBackDrained(t *testing.T) {
 	rule.Each.Kind = policy.EachFlow
 	twin.change(rule, now)
 	if got := twin.level(host, now); got != 0 {
-		t.Errorf("a flow that drained long ago owes %d units", got)
+		t.Errorf("a flow's bucket that drained long ago has %d units", got)
 	}
 	twin.offer(host, now, 60000, false)
 	twin.counted()

@@ -42,7 +42,7 @@ func TestKnownTraces(t *testing.T) {
 		verdict   model.Verdict
 		level     uint64 // bytes
 	}
-	const pass, excess, mark = model.Pass, model.Excess, model.Mark
+	const pass, excess, mark = model.Pass, model.Drop, model.Mark
 	r := matchSource(t)
 	for name, c := range map[string]struct {
 		rule    policy.Rule

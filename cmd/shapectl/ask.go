@@ -97,65 +97,21 @@ func (e *env) ask(o askOptions) error {
 		if entry.Rate == policy.Unlimited {
 			return e.answer(answer)
 		}
-		meter, now := h.Set.Meter(entry), maps.Now()
-		level := h.Set.Level(entry, h.Match(), flow, now)
-		answer.Spilled = h.Set.Spills(entry, h.Match(), flow, now)
-		entry.Rule = chargedBy(entry.Rule, answer.Spilled)
-		answer.Bytes = charged(answer.Bytes, entry.Framing)
-		answer.LevelBytes, answer.CapacityBytes, answer.Queue = model.Bytes(level), &entry.Capacity, report.NewQueue(entry.Rule)
-		answer.Conforms, answer.Sharer = meter.Conforms(level, answer.Bytes), maps.Sharer(entry, h.Match(), flow)
-		ahead := o.flow != nil && h.Set.GoesAhead(entry, flow, now, answer.Bytes)
-		answer.Verdict, answer.WaitNS = fate(entry.Rule, meter, level, answer.Bytes, ahead)
+		state := h.Set.State(entry, h.Match(), flow, maps.Now())
+		state.FIFO = state.FIFO || o.flow == nil
+		answer.Bytes = model.Counted(answer.Bytes, entry.Framing)
+		outcome := model.NewLimit(entry.Rule).Decide(state, model.Packet{Bytes: answer.Bytes, ECT: true})
+		answer.Spilled, answer.LevelBytes = state.Spilled, model.Bytes(state.Level)
+		answer.CapacityBytes, answer.Queue = &entry.Capacity, report.NewQueue(entry.Rule)
+		answer.Conforms, answer.Sharer = !outcome.Excess, maps.Sharer(entry, h.Match(), flow)
+		answer.Verdict, answer.WaitNS = outcome.Verdict.String(), outcome.Wait
 		answer.Note = ofWhichFlow(entry.Rule, o.flow, answer.Verdict)
 		return e.answer(answer)
 	})
 }
 
-// chargedBy is a rule as it treats packets that are charged to its spill bucket,
-// if spilled: without a penalty, and without marks beyond the capacity.
-func chargedBy(r policy.Rule, spilled bool) policy.Rule {
-	if spilled {
-		r.Penalty = policy.Penalty{}
-		if r.Excess == policy.ECN {
-			r.Excess = policy.Drop
-		}
-	}
-	return r
-}
-
-// charged is what a packet of that length counts.
-func charged(bytes uint64, f policy.Framing) uint64 {
-	return uint64(max(int64(bytes)+int64(f.Overhead), int64(f.MPU), 0))
-}
-
-// fate is what becomes of a packet that counts so many bytes and finds that
-// level, in units: the verdict, and how long it is held back, if it does not go
-// ahead of others, or if it is excess, in how long it would conform. Where ECN can not mark, it drops.
-func fate(r policy.Rule, m model.Meter, level, bytes uint64, ahead bool) (verdict string, waitNS uint64) {
-	if m.Conforms(level, bytes) {
-		if r.Excess == policy.Delay && !ahead {
-			waitNS = m.Held(level, bytes)
-		}
-		switch {
-		case waitNS == 0:
-			return "pass", 0
-		case waitNS > uint64(r.ECNAbove):
-			return "mark", waitNS
-		}
-		return "delay", waitNS
-	}
-	verdict = "drop"
-	switch {
-	case r.Excess == policy.Pass:
-		verdict = "pass"
-	case r.Excess == policy.ECN && m.Marks(level, bytes):
-		verdict = "mark"
-	}
-	return verdict, m.Wait(level, bytes)
-}
-
-// ofWhichFlow says what an answer is for where it is not the same for all flows, and
-// none was given: a note, "" where there is none.
+// ofWhichFlow is a note that says for which flow an answer is, if none was given and
+// the answer is not the same for all; else "".
 func ofWhichFlow(r policy.Rule, given *maps.Flow, verdict string) string {
 	if given != nil || r.Order != policy.SparseFirst || verdict != "delay" && verdict != "mark" {
 		return ""
@@ -179,10 +135,7 @@ func (o askOptions) packet(entry maps.Entry, match policy.Match) (maps.Flow, err
 	if o.flow != nil {
 		flow = *o.flow
 	}
-	far := flow.Dst
-	if match == policy.MatchSrc {
-		far = flow.Src
-	}
+	far := flow.Far(match)
 	switch {
 	case far != o.address:
 		return flow, inputf("the flow's %s is %s; the rules of this direction go by that side, so it must be the address asked for", match, far)

@@ -32,7 +32,7 @@ func newExact(rateBits, capacity uint64, penalised bool, holdNS uint64) *exact {
 
 func rat(n uint64) *big.Rat { return new(big.Rat).SetUint64(n) }
 
-// change sets another rate and capacity at now; what is owed stays owed.
+// change sets another rate and capacity at now; the level stays.
 func (e *exact) change(rateBits, capacity uint64, penalised bool, holdNS, now uint64) {
 	if e.rate != nil {
 		e.level, e.last = e.look(now), now
@@ -81,7 +81,7 @@ func (e *exact) judge(now, n uint64, ect bool) (Verdict, *big.Rat) {
 			return Mark, margin
 		}
 	}
-	return Excess, margin
+	return Drop, margin
 }
 
 // settle does to the bucket what goes with a verdict. empty says that the
@@ -92,7 +92,7 @@ func (e *exact) settle(v Verdict, now, n uint64, holdNS uint64, empty bool) {
 		e.since, e.rounded = now, 0
 	}
 	switch {
-	case v != Excess:
+	case v != Drop:
 		e.level, e.last, e.charged = level.Add(level, rat(n)), now, true
 	case e.full != nil && level.Cmp(e.full) < 0:
 		e.level, e.last = new(big.Rat).Set(e.full), now
@@ -124,7 +124,7 @@ func elapsed(a, b uint64) uint64 {
 
 // A pair is a meter's bucket and the exact one, offered the same packets.
 type pair struct {
-	m    Meter
+	m    *Limit
 	b    Bucket
 	e    *exact
 	hold uint64
@@ -134,7 +134,7 @@ type pair struct {
 
 func newPair(rateBits, capacity uint64, penalised bool, holdNS uint64) *pair {
 	return &pair{
-		m: New(rateBits, capacity, penalised, holdNS), hold: holdNS,
+		m: limit(rateBits, capacity, penalised, holdNS), hold: holdNS,
 		e: newExact(rateBits, capacity, penalised, holdNS),
 	}
 }
@@ -146,7 +146,7 @@ func (p *pair) offer(tb testing.TB, now, n uint64, ect bool) Verdict {
 	want, margin := p.e.judge(now, n, ect)
 	slack := p.e.slack(now)
 	before := p.b
-	got := p.m.Offer(&p.b, now, n, ect)
+	got := p.m.Offer(&p.b, nil, false, Packet{Time: now, Bytes: n, ECT: ect}).Verdict
 	if margin.Sign() == 0 {
 		p.ties++
 	}
@@ -159,7 +159,7 @@ func (p *pair) offer(tb testing.TB, now, n uint64, ect bool) Verdict {
 	}
 	p.e.settle(got, now, n, p.hold, p.m.Level(before, now) == 0) // as the meter has it, or one tie would differ ever after
 	p.sameLevel(tb, now)
-	if p.b.TAT&taken != 0 {
+	if p.b.TAT&busy != 0 {
 		tb.Fatalf("step %d: TAT %#x has the bit that means a slot is changing hands\nmeter %+v", p.steps, p.b.TAT, p.m)
 	}
 	return got
@@ -179,19 +179,19 @@ func (p *pair) sameLevel(tb testing.TB, now uint64) {
 // capacity is for the caller to cut, here as in the maps.
 func (p *pair) change(tb testing.TB, rateBits, capacity uint64, penalised bool, holdNS, now uint64) {
 	tb.Helper()
-	next := New(rateBits, capacity, penalised, holdNS)
-	next.Continue(p.m, now)
+	next := limit(rateBits, capacity, penalised, holdNS)
+	next.Continue(p.m.Meter, now)
 	old := p.m.Level(p.b, now)
 	// Only the old meter can tell how long the bucket has been idle: the maps do this, too.
 	if p.b != (Bucket{}) {
-		p.b = p.m.Owing(old, now)
+		p.b = p.m.WithLevel(old, now)
 	}
 	if got := next.Level(p.b, now); got != old && old <= next.Most() {
-		tb.Fatalf("a change of rate made %d units owed %d\nfrom %+v\nto   %+v\nbucket %+v at %d", old, got, p.m, next, p.b, now)
+		tb.Fatalf("a change of rate made a level of %d units %d\nfrom %+v\nto   %+v\nbucket %+v at %d", old, got, p.m, next, p.b, now)
 	}
 	p.e.change(rateBits, capacity, penalised, holdNS, now)
 	if old > next.Most() {
-		p.b = next.Owing(next.Most(), now)
+		p.b = next.WithLevel(next.Most(), now)
 		p.e.level.Set(p.e.capacity)
 		if p.e.full != nil {
 			p.e.level.Set(p.e.full)

@@ -11,14 +11,24 @@ import (
 	"time"
 
 	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
+
+// limit is one that marks where it may.
+func limit(rateBits, capacity uint64, penalised bool, holdNS uint64) *Limit {
+	r := policy.Rule{Rate: policy.Rate(rateBits), Capacity: capacity, Excess: policy.ECN}
+	if penalised {
+		r.Penalty = policy.Penalty{Kind: policy.PenaltyHold, Duration: time.Duration(holdNS)}
+	}
+	return NewLimit(r)
+}
 
 func TestVectors(t *testing.T) {
 	for _, trace := range testenv.Vectors(t) {
 		t.Run(trace.Name, func(t *testing.T) {
-			m, b := New(trace.Rate, trace.Capacity, false, 0), Bucket{}
+			m, b := limit(trace.Rate, trace.Capacity, false, 0), Bucket{}
 			for i, s := range trace.Steps(t) {
-				if pass := m.Offer(&b, s.Now, s.Bytes, false) == Pass; pass != s.Pass {
+				if pass := m.Offer(&b, nil, false, Packet{Time: s.Now, Bytes: s.Bytes}).Verdict == Pass; pass != s.Pass {
 					t.Fatalf("row %d: pass %v, want %v", i, pass, s.Pass)
 				}
 				level := float64(m.Level(b, s.Now)) / (1 << UnitBits)
@@ -45,16 +55,16 @@ type dice func(n uint64) uint64
 func random(r *rand.Rand) dice { return r.Uint64N }
 
 // wrap is how long a meter's clock takes to go around, in ns.
-func wrap(m Meter) uint64 {
-	if m.Slope <= 1<<32 {
+func wrap(m *Limit) uint64 {
+	if m.RateUnits <= 1<<32 {
 		return math.MaxUint64
 	}
-	ns, _ := bits.Div64(1<<32, 0, m.Slope)
+	ns, _ := bits.Div64(1<<32, 0, m.RateUnits)
 	return ns
 }
 
 // gap is a time between packets, long or short, or such that bucket or clock reach an edge.
-func gap(roll dice, m Meter, b Bucket, now uint64) uint64 {
+func gap(roll dice, m *Limit, b Bucket, now uint64) uint64 {
 	year := uint64(365 * 24 * time.Hour)
 	switch roll(16) {
 	case 0, 1, 2:
@@ -186,7 +196,7 @@ func TestPenaltyIsExact(t *testing.T) {
 	}
 }
 
-// tolerable is the penalty, or none where a bucket would owe more than it can.
+// tolerable is the penalty, or none where a bucket would have a higher level than it can.
 func tolerable(rate, holdNS uint64) uint64 {
 	if float64(rate)/8e9*float64(holdNS) > MaxLevelBytes/2 {
 		return 0
@@ -215,7 +225,7 @@ func TestExactTies(t *testing.T) {
 				p.offer(t, now, capacity, false)
 				for range 50 {
 					now += due
-					if v := p.offer(t, now-early, n, false); v != Excess {
+					if v := p.offer(t, now-early, n, false); v != Drop {
 						t.Fatalf("%d bit/s: %d bytes %d ns too early: %v", rate, n, early, v)
 					}
 					if v := p.offer(t, now, n, false); v != Pass {
@@ -238,11 +248,11 @@ func gcd(a, b uint64) uint64 {
 func TestTATOfZero(t *testing.T) {
 	const rate = 8_000_000_000 // one unit is 2^-20 ns: the clock goes around in 2^44 ns
 	for _, n := range []uint64{1, 64, 1500, 65536} {
-		m, b := New(rate, 1<<20, false, 0), Bucket{}
+		m, b := limit(rate, 1<<20, false, 0), Bucket{}
 		now := uint64(1)<<44 - n
-		m.Offer(&b, now, n, false)
+		m.Offer(&b, nil, false, Packet{Time: now, Bytes: n})
 		if got := m.Level(b, now); got != n<<UnitBits {
-			t.Errorf("%d bytes at %d ns: the bucket owes %d units", n, now, got)
+			t.Errorf("%d bytes at %d ns: the bucket has %d units", n, now, got)
 		}
 	}
 }
@@ -252,7 +262,7 @@ func TestIdle(t *testing.T) {
 	const year = uint64(365 * 24 * time.Hour)
 	for _, rate := range rates {
 		for _, capacity := range []uint64{1500, 1 << 20, 1 << 30} {
-			m := New(rate, capacity, false, 0)
+			m := limit(rate, capacity, false, 0)
 			drained := m.drain(capacity<<UnitBits) + m.drain(4)
 			idles := []uint64{drained, drained + 1, uint64(24 * time.Hour), uint64(7 * 24 * time.Hour), year, 10 * year, 100 * year, 145 * year}
 			if w := wrap(m); w < year {
@@ -267,10 +277,10 @@ func TestIdle(t *testing.T) {
 					}
 					b := Bucket{}
 					for range 3 { // charged full, however late a packet comes
-						m.Offer(&b, start, capacity&(1<<PacketBits-1), false)
+						m.Offer(&b, nil, false, Packet{Time: start, Bytes: capacity & (1<<PacketBits - 1)})
 					}
 					if got := m.Level(b, start+idle); got != 0 {
-						t.Fatalf("%d bit/s, %d bytes: idle from %d for %d ns: owes %d units", rate, capacity, start, idle, got)
+						t.Fatalf("%d bit/s, %d bytes: idle from %d for %d ns: has %d units", rate, capacity, start, idle, got)
 					}
 				}
 			}
@@ -282,10 +292,10 @@ func TestIdle(t *testing.T) {
 func TestNotIdleYet(t *testing.T) {
 	for _, rate := range rates {
 		const capacity = 1 << 20
-		m := New(rate, capacity, false, 0)
+		m := limit(rate, capacity, false, 0)
 		for _, start := range starts {
 			b := Bucket{}
-			m.Offer(&b, start, capacity, false)
+			m.Offer(&b, nil, false, Packet{Time: start, Bytes: capacity})
 			soon := start + m.drain((capacity-1000)<<UnitBits)
 			if soon < start {
 				continue
@@ -302,12 +312,12 @@ func TestLongRunRate(t *testing.T) {
 	for _, rate := range []uint64{8000, 64001, 1_000_000, 123_456_789, 10_000_000_000, 399_999_999_999, 400_000_000_000, 1e12} {
 		for _, n := range []uint64{40, 41, 64, 1514, 65536, 512 << 10} {
 			// Room enough that the bucket is never empty: 1 ns is 50 bytes at the fastest.
-			m, b := New(rate, n+65536, false, 0), Bucket{}
+			m, b := limit(rate, n+65536, false, 0), Bucket{}
 			start := uint64(987_654_321)
 			now, passed := start, uint64(0)
 			for range 50_000 {
 				now += m.Wait(m.Level(b, now), n)
-				if m.Offer(&b, now, n, false) == Pass {
+				if m.Offer(&b, nil, false, Packet{Time: now, Bytes: n}).Verdict == Pass {
 					passed += n
 				}
 			}
@@ -333,8 +343,8 @@ func TestWait(t *testing.T) {
 	for _, rate := range rates {
 		for range 300 {
 			capacity := 1500 + r.Uint64N(1<<20)
-			m := New(rate, capacity, false, 0)
-			level := r.Uint64N(2*m.Capacity) &^ taken
+			m := limit(rate, capacity, false, 0)
+			level := r.Uint64N(2*m.Capacity) &^ busy
 			now := 1e9 + r.Uint64N(1e15)
 			b := Bucket{TAT: m.Clock(now) + level, Tick: Tick(now)}
 			n := 1 + r.Uint64N(2*capacity)
@@ -376,7 +386,7 @@ func TestEveryWindow(t *testing.T) {
 			roomiest = max(roomiest, capacity)
 		}
 		draw()
-		m, b := New(rate, capacity, false, 0), Bucket{}
+		m, b := limit(rate, capacity, false, 0), Bucket{}
 		clock := 1e9 + starts[i%(len(starts)-1)] // that of the first CPU
 		now := clock
 		var w testenv.Windows
@@ -386,15 +396,15 @@ func TestEveryWindow(t *testing.T) {
 			if i%2 == 0 && p%500 == 499 {
 				old := m
 				draw()
-				m = New(rate, capacity, false, 0)
-				m.Continue(old, now)
-				owed := old.Level(b, now)
-				b = m.Owing(min(owed, m.Most()), now)
-				w.Forgive(owed - min(owed, m.Most()))
+				m = limit(rate, capacity, false, 0)
+				m.Continue(old.Meter, now)
+				level := old.Level(b, now)
+				b = m.WithLevel(min(level, m.Most()), now)
+				w.Forgive(level - min(level, m.Most()))
 				grain += 10
 			}
 			passed := uint64(0)
-			if m.Offer(&b, now, n, false) == Pass {
+			if m.Offer(&b, nil, false, Packet{Time: now, Bytes: n}).Verdict == Pass {
 				passed = n
 			}
 			most, least := w.Packet(passed)
@@ -428,20 +438,91 @@ func TestEveryWindow(t *testing.T) {
 
 // Marked packets fill a bucket to twice its capacity and not beyond.
 func TestMarkedUpToTwice(t *testing.T) {
-	m, b := New(8000, 1000, false, 0), Bucket{}
+	m, b := limit(8000, 1000, false, 0), Bucket{}
 	for i, step := range []struct {
 		n    uint64
 		ect  bool
 		want Verdict
 	}{
-		{1000, true, Pass}, {1, false, Excess}, {999, true, Mark}, {2, true, Excess}, {1, true, Mark}, {1, true, Excess}, {1, false, Excess},
+		{1000, true, Pass}, {1, false, Drop}, {999, true, Mark}, {2, true, Drop}, {1, true, Mark}, {1, true, Drop}, {1, false, Drop},
 	} {
-		if got := m.Offer(&b, 5, step.n, step.ect); got != step.want {
+		if got := m.Offer(&b, nil, false, Packet{Time: 5, Bytes: step.n, ECT: step.ect}).Verdict; got != step.want {
 			t.Errorf("step %d: verdict %v, want %v", i, got, step.want)
 		}
 	}
 	if got := m.Level(b, 5); got != 2000<<UnitBits {
 		t.Errorf("level %d units, want 2000 bytes", got)
+	}
+}
+
+// What happens to a packet of 1000 bytes at 10 s, by the treatment of excess packets and what the packet finds.
+func TestDecide(t *testing.T) {
+	const second, bytes, never = uint64(time.Second), 1 << UnitBits, policy.Never
+	// 1000 bytes a second, 3000 in the bucket. Those that delay have a queue of 4 s, or a burst and a queue of 3 s each.
+	rule := policy.Rule{Rate: 8000, Capacity: 3000}
+	with := func(e policy.Excess, above policy.ECNAbove) policy.Rule {
+		r := rule
+		r.Excess, r.ECNAbove = e, above
+		return r
+	}
+	penalty := rule
+	penalty.Penalty = policy.Penalty{Kind: policy.PenaltyHold, Duration: 2 * time.Second}
+	shape, burst := with(policy.Delay, never), with(policy.Delay, never)
+	shape.Algorithm, shape.Capacity, burst.Queue = policy.Leaky, 4000, 3000
+	marks := shape
+	marks.ECNAbove = policy.ECNAbove(time.Second)
+	sparse := burst
+	sparse.Order = policy.SparseFirst
+	at := func(level uint64) State { return State{Level: level * bytes} }
+	plain, ect := Packet{}, Packet{ECT: true}
+	asks := func(after uint64) Packet { return Packet{Departure: (10 + after) * second} }
+	for name, c := range map[string]struct {
+		rule    policy.Rule
+		found   State
+		packet  Packet
+		verdict Verdict
+		excess  bool
+		level   uint64 // bytes, afterwards
+		wait    uint64 // seconds
+		departs uint64 // seconds after it came
+		flow    uint64 // bytes by which its flow's bucket is filled
+	}{
+		"exactly full":                     {rule: rule, found: at(2000), packet: plain, verdict: Pass, level: 3000},
+		"drop":                             {rule: rule, found: at(3000), packet: ect, verdict: Drop, excess: true, level: 3000, wait: 1},
+		"larger than the bucket":           {rule: policy.Rule{Rate: 8000, Capacity: 500}, found: at(500), packet: plain, verdict: Drop, excess: true, level: 500, wait: 1},
+		"count only":                       {rule: with(policy.Pass, 0), found: at(4000), packet: plain, verdict: Pass, excess: true, level: 4000, wait: 2},
+		"mark":                             {rule: with(policy.ECN, 0), found: at(5000), packet: ect, verdict: Mark, excess: true, level: 6000, wait: 3},
+		"mark, not ECT":                    {rule: with(policy.ECN, 0), found: at(5000), packet: plain, verdict: Drop, excess: true, level: 5000, wait: 3},
+		"mark, spilled":                    {rule: with(policy.ECN, 0), found: State{Level: 5000 * bytes, Spilled: true}, packet: ect, verdict: Drop, excess: true, level: 5000, wait: 3},
+		"mark, beyond twice the capacity":  {rule: with(policy.ECN, 0), found: at(6000), packet: ect, verdict: Drop, excess: true, level: 6000, wait: 4},
+		"penalty":                          {rule: penalty, found: at(3000), packet: plain, verdict: Drop, excess: true, level: 5000, wait: 1},
+		"penalty, spilled":                 {rule: penalty, found: State{Level: 3000 * bytes, Spilled: true}, packet: plain, verdict: Drop, excess: true, level: 3000, wait: 1},
+		"shape":                            {rule: shape, found: at(2000), packet: ect, verdict: Delay, level: 3000, wait: 2, departs: 2},
+		"shape, empty":                     {rule: shape, found: at(0), packet: plain, verdict: Pass, level: 1000},
+		"shape, full":                      {rule: shape, found: at(4000), packet: plain, verdict: Drop, excess: true, level: 4000, wait: 1},
+		"shape, marked":                    {rule: marks, found: at(2000), packet: ect, verdict: Mark, level: 3000, wait: 2, departs: 2},
+		"shape, not ECT":                   {rule: marks, found: at(2000), packet: plain, verdict: Delay, level: 3000, wait: 2, departs: 2},
+		"shape, asks for earlier":          {rule: shape, found: at(2000), packet: asks(1), verdict: Delay, level: 3000, wait: 2, departs: 2},
+		"shape, asks for later":            {rule: shape, found: at(2000), packet: asks(3), verdict: Delay, level: 3000, wait: 2, departs: 3},
+		"shape, asks for after the queue":  {rule: shape, found: at(2000), packet: asks(30), verdict: Delay, level: 3000, wait: 2, departs: 4},
+		"shape, asks for another clock's":  {rule: shape, found: at(2000), packet: asks(1e6), verdict: Delay, level: 3000, wait: 2, departs: 2},
+		"shape, empty, asks for later":     {rule: shape, found: at(0), packet: asks(1), verdict: Pass, level: 1000, departs: 1},
+		"in the burst":                     {rule: burst, found: at(2000), packet: plain, verdict: Pass, level: 3000},
+		"behind a burst":                   {rule: burst, found: at(4000), packet: plain, verdict: Delay, level: 5000, wait: 2, departs: 2},
+		"sparse":                           {rule: sparse, found: at(4000), packet: plain, verdict: Pass, level: 5000, flow: 1464},
+		"sparse, FIFO":                     {rule: sparse, found: State{Level: 4000 * bytes, FIFO: true}, packet: plain, verdict: Delay, level: 5000, wait: 2, departs: 2, flow: 5000},
+		"sparse, a flow that sends much":   {rule: sparse, found: State{Level: 4000 * bytes, Flow: 1600 * bytes}, packet: plain, verdict: Delay, level: 5000, wait: 2, departs: 2, flow: 3400},
+		"sparse, in the burst":             {rule: sparse, found: at(1000), packet: plain, verdict: Pass, level: 2000},
+		"larger than the bucket, if empty": {rule: policy.Rule{Rate: 8000, Capacity: 500}, found: at(0), packet: plain, verdict: Pass, level: 1000},
+	} {
+		c.packet.Time, c.packet.Bytes = 10*second, 1000
+		o := NewLimit(c.rule).Decide(c.found, c.packet)
+		// The rate is rounded up, by less than one in 2^20.
+		round := func(ns uint64) uint64 { return (ns + second/2) / second }
+		if o.Verdict != c.verdict || o.Excess != c.excess || o.Level>>UnitBits != c.level || round(o.Wait) != c.wait ||
+			round(o.Departure) != 10+c.departs || (o.Flow-c.found.Flow)>>UnitBits != c.flow {
+			t.Errorf("%s: %+v, want %+v", name, o, c)
+		}
 	}
 }
 

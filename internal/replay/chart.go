@@ -29,7 +29,7 @@ const (
 	firstWidth = 1000 // ns
 )
 
-// A Chart is what was offered, what left, and what was owed over time, in equal intervals.
+// A Chart is what was offered, what departed, and the level over time, in equal intervals.
 // How long a trace is shows at its end, so intervals are joined two by two
 // whenever there are too many.
 type Chart struct {
@@ -41,7 +41,7 @@ type Chart struct {
 }
 
 type bin struct {
-	offered, passed uint64 // bytes: when they came, and when those that passed left
+	offered, passed uint64 // bytes: when packets came, and when those that passed departed
 	level           uint64 // units: the highest that any bucket had
 }
 
@@ -60,8 +60,8 @@ func (c *Chart) Add(r Result) {
 	b := c.bin(r.Time)
 	b.offered += r.Bytes
 	b.level = max(b.level, r.Level)
-	if r.Verdict != Drop {
-		c.bin(r.Leaves()).passed += r.Bytes
+	if r.Verdict != model.Drop {
+		c.bin(r.Departure()).passed += r.Bytes
 	}
 }
 

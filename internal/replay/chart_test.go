@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -21,7 +22,7 @@ func TestChartBins(t *testing.T) {
 		for i := range uint64(packets) {
 			r := Result{Time: start + i*gap, Bytes: 100, Level: i << 20}
 			if i%4 == 0 {
-				r.Verdict = Drop
+				r.Verdict = model.Drop
 			}
 			c.Add(r)
 			if len(c.bins) > mostBins {
@@ -53,10 +54,10 @@ func TestChartBins(t *testing.T) {
 func TestChartOfQueue(t *testing.T) {
 	c := NewChart(Limits{Rules: []policy.Rule{everything(8000, 2000)}})
 	for i := range uint64(400) {
-		c.Add(Result{Time: i * 1000, Bytes: 10, Verdict: Delay, Held: 400_000})
+		c.Add(Result{Time: i * 1000, Bytes: 10, Verdict: model.Delay, Wait: 400_000})
 	}
-	c.Add(Result{Time: 0, Bytes: 10, Verdict: Mark, Held: 799_000})
-	c.Add(Result{Time: 0, Bytes: 10, Verdict: Drop})
+	c.Add(Result{Time: 0, Bytes: 10, Verdict: model.Mark, Wait: 799_000})
+	c.Add(Result{Time: 0, Bytes: 10, Verdict: model.Drop})
 	if c.width != 2000 || len(c.bins) != 400 {
 		t.Fatalf("%d bins of %d ns", len(c.bins), c.width)
 	}

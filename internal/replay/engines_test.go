@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/internal/trace"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -67,7 +68,7 @@ func TestVectors(t *testing.T) {
 				}
 				for i, r := range results {
 					s := steps[i]
-					if r.Time != s.Now || r.Bytes != s.Bytes || (r.Verdict == Pass) != s.Pass {
+					if r.Time != s.Now || r.Bytes != s.Bytes || (r.Verdict == model.Pass) != s.Pass {
 						t.Fatalf("packet %d: %+v, want %+v", i+1, r, s)
 					}
 					// The traces round to a thousandth of a byte, the data path to units of 2^-20.
@@ -102,16 +103,16 @@ func TestVectorsLeave(t *testing.T) {
 				waited := 0
 				for i, r := range offer(t, newBoth(t, Limits{Rules: []policy.Rule{rule}}), csv.String()) {
 					s := steps[i]
-					want := Pass
+					want := model.Pass
 					switch {
 					case !s.Pass:
-						want = Drop
+						want = model.Drop
 					case s.Departure > s.Now:
-						want = Delay
+						want = model.Delay
 						waited++
 					}
-					if r.Time != s.Now || r.Verdict != want || s.Pass && r.Leaves()+1-s.Departure > 2 {
-						t.Fatalf("packet %d: %+v leaves at %d ns, want %+v", i+1, r, r.Leaves(), s)
+					if r.Time != s.Now || r.Verdict != want || s.Pass && r.Departure()+1-s.Departure > 2 {
+						t.Fatalf("packet %d: %+v leaves at %d ns, want %+v", i+1, r, r.Departure(), s)
 					}
 				}
 				if waited < 10 && v.Name != "idle-then-burst" && v.Name != "five-per-second" {
@@ -162,7 +163,7 @@ func TestCaptures(t *testing.T) {
 				if r.Limited {
 					limited++
 				}
-				if r.Spare || r.Unsure {
+				if r.Spilled || r.Contended {
 					t.Errorf("%s: %+v", name, r)
 				}
 			}
@@ -200,7 +201,7 @@ func TestBrokenFrames(t *testing.T) {
 				}
 			}
 			e, now, limited := newBoth(t, l), uint64(time.Hour), 0
-			verdicts := map[Verdict]int{}
+			verdicts := map[model.Verdict]int{}
 			for range 1500 {
 				p := randomFrame(roll)
 				now += roll.Uint64N(uint64(30 * time.Millisecond))
@@ -217,7 +218,7 @@ func TestBrokenFrames(t *testing.T) {
 			if limited < 500 {
 				t.Errorf("only %d frames were IP", limited)
 			}
-			if excess == policy.Delay && each == policy.EachAll && (verdicts[Delay] < 20 || verdicts[Mark] < 5) {
+			if excess == policy.Delay && each == policy.EachAll && (verdicts[model.Delay] < 20 || verdicts[model.Mark] < 5) {
 				t.Errorf("too easy for a queue with %+v: %v", l.Rules, verdicts)
 			}
 		}
@@ -303,7 +304,7 @@ func TestSizes(t *testing.T) {
 					t.Fatal(err)
 				}
 				want := max(int64(n)+int64(f.Overhead), int64(f.MPU), 0)
-				if r.Bytes != uint64(min(want, 1<<24-1)) || r.Rule != 0 || r.Verdict != Pass {
+				if r.Bytes != uint64(min(want, 1<<24-1)) || r.Rule != 0 || r.Verdict != model.Pass {
 					t.Errorf("%v: %d bytes count %+v", f, n, r)
 				}
 			}
@@ -316,7 +317,7 @@ func TestFirstPacketAtAnyTime(t *testing.T) {
 	for _, rate := range []policy.Rate{8000, 10_000_000, 2_902_402_064, 400_000_000_000} {
 		for _, first := range []uint64{0, 1, 1 << 30, 1<<62 - 1, 1 << 62, 1<<63 - 1_000_000_000, 1 << 63, 1<<64 - 2} {
 			e := newBoth(t, Limits{Rules: []policy.Rule{everything(rate, 1500)}})
-			for n, want := range []Verdict{Pass, Drop} {
+			for n, want := range []model.Verdict{model.Pass, model.Drop} {
 				r, err := e.Offer(&trace.Packet{Time: first, Bytes: 1500, EtherType: typeIPv4, Network: ip4("10.0.0.1", "10.0.0.2", 17, 0)})
 				if err != nil {
 					t.Fatal(err)
@@ -343,7 +344,7 @@ func TestLongPauses(t *testing.T) {
 				rule.Algorithm, rule.Each.Kind = algorithm, each
 				e := newBoth(t, Limits{Rules: []policy.Rule{rule}})
 				now := uint64(0)
-				offer := func(to string, want Verdict) {
+				offer := func(to string, want model.Verdict) {
 					r, err := e.Offer(&trace.Packet{Time: now, Bytes: 1500, EtherType: typeIPv4, Network: ip4("10.0.0.1", to, 17, 0)})
 					if err != nil {
 						t.Fatal(err)
@@ -352,17 +353,17 @@ func TestLongPauses(t *testing.T) {
 						t.Errorf("%v, each %v, pauses of %d ns: %v at %d, want %v", rate, rule.Each, pauses, r.Verdict, r.Time, want)
 					}
 				}
-				offer("10.0.0.2", Pass)
-				offer("10.0.0.2", Drop)
+				offer("10.0.0.2", model.Pass)
+				offer("10.0.0.2", model.Drop)
 				for i, pause := range pauses {
 					now += pause
 					if i < len(pauses)-1 && each == policy.EachHost {
-						offer("10.0.0.3", Pass)
-						offer("10.0.0.3", Drop)
+						offer("10.0.0.3", model.Pass)
+						offer("10.0.0.3", model.Drop)
 					}
 				}
-				offer("10.0.0.2", Pass)
-				offer("10.0.0.2", Drop)
+				offer("10.0.0.2", model.Pass)
+				offer("10.0.0.2", model.Drop)
 			}
 		}
 	}
@@ -465,10 +466,10 @@ func TestRules(t *testing.T) {
 				}
 				got := ""
 				if r.Rule != NoRule {
-					got = l.Sharer(r)
+					got = l.Key(r)
 				}
 				full := r.Rule != NoRule && l.Rules[r.Rule].Rate != policy.Unlimited && uint64(i+1)*r.Bytes > 2000
-				if r.Rule != c.rule || got != want || !r.Limited || (r.Verdict == Drop) != full || r.Excess != full {
+				if r.Rule != c.rule || got != want || !r.Limited || (r.Verdict == model.Drop) != full || r.Excess != full {
 					t.Errorf("%s by %v, packet %d: %+v of %s", c.far, match, i, r, got)
 				}
 			}
@@ -518,7 +519,7 @@ func TestFullTable(t *testing.T) {
 	b := &Both{kernel: k, model: NewModel(l)}
 	for i := range 6 {
 		r, err := b.Offer(at(uint64(i), typeIPv4, ip4("192.0.2.1", fmt.Sprintf("10.0.0.%d", i), 17, 0, make([]byte, 1000)...)))
-		if r.Spare != (i >= 4) {
+		if r.Spilled != (i >= 4) {
 			t.Errorf("packet %d: %+v", i, r)
 		}
 		var d *Disagreement
@@ -546,7 +547,7 @@ func TestDisagreement(t *testing.T) {
 		if errors.As(err, &d) != (i == 3) {
 			t.Errorf("packet %d: %v", i, err)
 		}
-		if d != nil && (d.Packet != 3 || d.Kernel.Verdict != Drop || d.Model.Verdict != Pass) {
+		if d != nil && (d.Packet != 3 || d.Kernel.Verdict != model.Drop || d.Model.Verdict != model.Pass) {
 			t.Errorf("%v", d)
 		}
 		if i == 3 {
@@ -585,13 +586,13 @@ func TestForgetting(t *testing.T) {
 		} else if r.Excess {
 			t.Fatalf("packet %d: %+v", i, r)
 		}
-		most = max(most, len(m.buckets), len(s.sharers))
+		most = max(most, len(m.buckets), len(s.accounts))
 	}
 	if most > firstSweep+1 {
 		t.Errorf("%d buckets were kept", most)
 	}
 	// 1 Mbit/s of 100 Mbit/s.
-	if top := s.Sufferers(5); len(top) != 1 || top[0].Sharer != "10.0.0.0" || top[0].Excess.Packets != excess || excess < hosts/2*8/10 {
+	if top := s.MostExcess(5); len(top) != 1 || top[0].Key != "10.0.0.0" || top[0].Excess.Packets != excess || excess < hosts/2*8/10 {
 		t.Errorf("excess %d, %+v", excess, top)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 
 	"github.com/shapectl/shapectl/internal/model"
-	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -26,7 +25,7 @@ type era struct {
 func newEra(l Limits) (e era) {
 	for _, r := range l.Rules {
 		if r.Rate != policy.Unlimited {
-			e.idle = max(e.idle, (uint64(maps.Meter(r).Idle)+1)<<model.TickBits)
+			e.idle = max(e.idle, (uint64(model.NewLimit(r).Idle)+1)<<model.TickBits)
 		}
 	}
 	return e

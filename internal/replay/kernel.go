@@ -8,6 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/trace"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -15,7 +16,7 @@ import (
 )
 
 const (
-	// buckets is for how many sharers the kernel engine has room: twice what a hook has.
+	// buckets is for how many bucket keys the kernel engine has slots: twice what a hook has.
 	buckets = 1 << 21
 
 	linkHeader = 14 // of the frames that are made for the program
@@ -43,7 +44,7 @@ type Kernel struct {
 	set     *maps.Set
 	program *ebpf.Program
 	entries []entry
-	sharers uint32
+	slots   uint32
 	era     era
 	begun   bool
 	frame   []byte
@@ -62,11 +63,11 @@ type entry struct {
 // where programs may not be loaded.
 func NewKernel(l Limits) (*Kernel, error) { return newKernel(l, buckets) }
 
-func newKernel(l Limits, sharers uint32) (_ *Kernel, err error) {
+func newKernel(l Limits, slots uint32) (_ *Kernel, err error) {
 	size := maps.Size{Rules: uint32(len(l.Rules))}
 	for _, r := range l.Rules {
 		if maps.HasSlots(r) {
-			size.Buckets = sharers
+			size.Buckets = slots
 		}
 	}
 	hook := bpf.AbiHook{L2Bytes: linkHeader, VirtualClock: 1, Replay: 1}
@@ -74,7 +75,7 @@ func newKernel(l Limits, sharers uint32) (_ *Kernel, err error) {
 		hook.MatchSrc = 1
 	}
 	k := &Kernel{
-		compiled: compile(l), entries: make([]entry, len(l.Rules)), sharers: sharers, era: newEra(l),
+		compiled: compile(l), entries: make([]entry, len(l.Rules)), slots: slots, era: newEra(l),
 		frame: make([]byte, linkHeader, linkHeader+trace.MaxHeaders),
 	}
 	for i := range hook.Secret { // without one, a flow and its answers share a bucket
@@ -108,7 +109,7 @@ func (k *Kernel) begin(now uint64) error {
 
 // renew empties all buckets.
 func (k *Kernel) renew() error {
-	renewed, err := newKernel(k.Limits, k.sharers)
+	renewed, err := newKernel(k.Limits, k.slots)
 	if err != nil {
 		return err
 	}
@@ -118,7 +119,7 @@ func (k *Kernel) renew() error {
 	return err
 }
 
-// put sets a rule for small packets or big ones; its buckets owe what they owed.
+// put sets a rule for small packets or big ones; levels stay.
 func (k *Kernel) put(i int, forBig bool, now uint64) error {
 	rule := k.Rules[i]
 	rule.Framing.Overhead -= leastFrame
@@ -159,7 +160,7 @@ func (k *Kernel) Offer(t *trace.Packet) (Result, error) {
 	wire, segments := t.Bytes+leastFrame, uint64(1)
 	i := k.match(p)
 	if i != NoRule {
-		n := counted(k.Rules[i].Framing, t.Bytes)
+		n := model.Counted(t.Bytes, k.Rules[i].Framing)
 		if k.entries[i].big != (wire > maxWire) && (wire > maxWire || n <= bigOverhead+trace.MaxHeaders+linkHeader) {
 			// Buckets are settled as of a little before: then a packet that steps back finds no more in them.
 			if err := k.put(i, wire > maxWire, t.Time-min(t.Time, slack)); err != nil {
@@ -180,16 +181,16 @@ func (k *Kernel) Offer(t *trace.Packet) (Result, error) {
 	binary.NativeEndian.PutUint32(k.context[160:], uint32(min(wire, maxWire))) // more is nobody's
 	binary.NativeEndian.PutUint32(k.context[164:], uint32(segments))
 	binary.NativeEndian.PutUint32(k.context[176:], 1)
-	verdict, leaves, err := k.run()
+	verdict, departure, err := k.run()
 	if err != nil {
 		return r, err
 	}
-	r.Held = leaves - t.Time
+	r.Wait = departure - t.Time
 	return r, k.account(&r, p, i, verdict)
 }
 
-// run gives the frame to the program. It returns the verdict, and when the packet leaves.
-func (k *Kernel) run() (verdict uint32, leaves uint64, err error) {
+// run gives the frame to the program. It returns the verdict and the departure time.
+func (k *Kernel) run() (verdict uint32, departure uint64, err error) {
 	var after [len(k.context)]byte
 	verdict, err = k.program.Run(&ebpf.RunOptions{Data: k.frame, Context: k.context[:], ContextOut: after[:]})
 	if err != nil {
@@ -211,7 +212,7 @@ func (k *Kernel) account(r *Result, p packet, expected int, verdict uint32) erro
 			break
 		}
 	}
-	if (verdict == drop) != (r.Verdict == Drop) {
+	if (verdict == drop) != (r.Verdict == model.Drop) {
 		return fmt.Errorf("the program answers %#x to a packet that it counts as %v", verdict, r.Verdict)
 	}
 	return nil
@@ -221,21 +222,21 @@ func (k *Kernel) account(r *Result, p packet, expected int, verdict uint32) erro
 func (k *Kernel) result(r *Result, p packet, e *entry, before maps.Counters) {
 	now := e.seen
 	r.Rule, r.Bytes = e.rule, now.PassedBytes+now.DroppedBytes-before.PassedBytes-before.DroppedBytes
-	r.Excess, r.Unsure = now.ExcessPackets > before.ExcessPackets, now.UnsurePackets > before.UnsurePackets
+	r.Excess, r.Contended = now.ExcessPackets > before.ExcessPackets, now.UnsurePackets > before.UnsurePackets
 	switch {
 	case now.DroppedPackets > before.DroppedPackets:
-		r.Verdict = Drop
+		r.Verdict = model.Drop
 	case now.MarkedPackets > before.MarkedPackets:
-		r.Verdict = Mark
+		r.Verdict = model.Mark
 	case now.DelayedPackets > before.DelayedPackets:
-		r.Verdict = Delay
+		r.Verdict = model.Delay
 	}
-	r.sharer = k.sharer(e.rule, p)
+	r.key = k.key(e.rule, p)
 	if e.Rate == policy.Unlimited {
 		return
 	}
 	r.Level = k.set.Level(e.Entry, k.Match, p.flow, r.Time)
-	if r.Spare = now.SpilledPackets > before.SpilledPackets; r.Spare {
+	if r.Spilled = now.SpilledPackets > before.SpilledPackets; r.Spilled {
 		r.Level = k.set.OwnLevel(e.Entry, r.Time)
 	}
 }

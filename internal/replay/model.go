@@ -5,30 +5,25 @@ import (
 
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/trace"
-	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Model is the engine that needs no kernel: the model's arithmetic, and a bucket
-// for whoever owes something.
+// Model is the engine that needs no kernel: the model's verdicts, and a bucket for
+// each bucket key that is not empty.
 type Model struct {
 	compiled
-	meters  []model.Meter
-	own     []model.Bucket // of rules with one for all
-	buckets map[sharer]*model.Bucket
+	limits  []*model.Limit
+	shared  []model.Bucket // of rules with one for all packets
+	buckets map[bucketKey]*model.Bucket
 	sweepAt int
 	era     era
 }
 
 // NewModel makes an engine with empty buckets.
 func NewModel(l Limits) *Model {
-	m := &Model{compiled: compile(l), own: make([]model.Bucket, len(l.Rules)), buckets: map[sharer]*model.Bucket{}, sweepAt: firstSweep, era: newEra(l)}
+	m := &Model{compiled: compile(l), shared: make([]model.Bucket, len(l.Rules)), buckets: map[bucketKey]*model.Bucket{}, sweepAt: firstSweep, era: newEra(l)}
 	for _, r := range l.Rules {
-		meter := model.Meter{}
-		if r.Rate != policy.Unlimited {
-			meter = maps.Meter(r)
-		}
-		m.meters = append(m.meters, meter)
+		m.limits = append(m.limits, model.NewLimit(r))
 	}
 	return m
 }
@@ -40,7 +35,7 @@ func (m *Model) Offer(t *trace.Packet) (Result, error) {
 		return Result{}, err
 	}
 	if another {
-		clear(m.own)
+		clear(m.shared)
 		clear(m.buckets)
 	}
 	p := read(t)
@@ -49,64 +44,28 @@ func (m *Model) Offer(t *trace.Packet) (Result, error) {
 		return r, nil
 	}
 	rule := &m.Rules[r.Rule]
-	r.Bytes = counted(rule.Framing, t.Bytes)
-	r.sharer = m.sharer(r.Rule, p)
-	if rule.Rate == policy.Unlimited {
-		return r, nil
+	r.Bytes = model.Counted(t.Bytes, rule.Framing)
+	r.key = m.key(r.Rule, p)
+	if len(m.buckets) >= m.sweepAt {
+		m.sweep(t.Time)
 	}
-	bucket, meter := m.bucket(r.sharer, t.Time), &m.meters[r.Rule]
-	found := meter.Level(*bucket, t.Time)
-	switch meter.Offer(bucket, t.Time, r.Bytes, rule.Excess == policy.ECN && p.ect) {
-	case model.Pass:
-		if rule.Excess == policy.Delay && !m.ahead(r, p, meter.Before(found, r.Bytes)) {
-			r.hold(meter.Held(found, r.Bytes), rule, p.ect)
-		}
-	case model.Mark:
-		r.Verdict, r.Excess = Mark, true
-	case model.Excess:
-		r.Excess = true
-		if rule.Excess != policy.Pass {
-			r.Verdict = Drop
-		}
+	bucket, flow := &m.shared[r.Rule], (*model.Bucket)(nil)
+	if rule.Each.Kind != policy.EachAll {
+		bucket = m.slot(r.key)
 	}
-	r.Level = meter.Level(*bucket, t.Time)
+	if rule.Order == policy.SparseFirst {
+		flow = m.slot(flowOf(r.Rule, p))
+	}
+	o := m.limits[r.Rule].Offer(bucket, flow, false, model.Packet{Time: t.Time, Bytes: r.Bytes, ECT: p.ect})
+	r.Verdict, r.Excess, r.Level, r.Wait = o.Verdict, o.Excess, o.Level, o.Departure-t.Time
 	return r, nil
 }
 
-// ahead reports whether a packet goes ahead of so many units that are to leave before it.
-func (m *Model) ahead(r Result, p packet, before uint64) bool {
-	if before == 0 || m.Rules[r.Rule].Order != policy.SparseFirst {
-		return false
-	}
-	return m.meters[r.Rule].Ahead(m.slot(flowOf(r.Rule, p), r.Time), r.Time, r.Bytes, before, false)
-}
-
-// hold holds a packet that conforms back for so many ns.
-func (r *Result) hold(ns uint64, rule *policy.Rule, ect bool) {
-	if ns == 0 {
-		return
-	}
-	r.Held, r.Verdict = ns, Delay
-	if ect && ns > uint64(rule.ECNAbove) {
-		r.Verdict = Mark
-	}
-}
-
-func (m *Model) bucket(s sharer, now uint64) *model.Bucket {
-	if m.Rules[s.rule].Each.Kind == policy.EachAll {
-		return &m.own[s.rule]
-	}
-	return m.slot(s, now)
-}
-
-func (m *Model) slot(s sharer, now uint64) *model.Bucket {
-	b := m.buckets[s]
+func (m *Model) slot(k bucketKey) *model.Bucket {
+	b := m.buckets[k]
 	if b == nil {
-		if len(m.buckets) >= m.sweepAt {
-			m.sweep(now)
-		}
 		b = &model.Bucket{}
-		m.buckets[s] = b
+		m.buckets[k] = b
 	}
 	return b
 }
@@ -117,19 +76,19 @@ const (
 	slack = uint64(100 * time.Millisecond)
 )
 
-// sweep forgets buckets that have drained: they are as new ones. It comes when
-// there are twice as many as the last one left, so it costs each packet little.
+// sweep forgets empty buckets, which are as new ones. It comes when
+// there are twice as many as the last sweep kept, so it costs each packet little.
 func (m *Model) sweep(now uint64) {
-	for s, b := range m.buckets {
-		if drained(m.meters[s.rule], *b, now) {
-			delete(m.buckets, s)
+	for key, b := range m.buckets {
+		if drained(m.limits[key.rule], *b, now) {
+			delete(m.buckets, key)
 		}
 	}
 	m.sweepAt = max(firstSweep, 2*len(m.buckets))
 }
 
-func drained(m model.Meter, b model.Bucket, now uint64) bool {
-	return m.Level(b, now-min(now, slack)) == 0
+func drained(l *model.Limit, b model.Bucket, now uint64) bool {
+	return l.Level(b, now-min(now, slack)) == 0
 }
 
 // Close implements Engine.

@@ -6,7 +6,6 @@ import (
 
 	"github.com/shapectl/shapectl/internal/trace"
 	"github.com/shapectl/shapectl/pkg/maps"
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // EtherTypes and protocol numbers (IANA).
@@ -153,11 +152,4 @@ func (p *packet) readPorts(b []byte, at int) {
 			p.flow.SrcPort, p.flow.DstPort = binary.BigEndian.Uint16(b[at:]), binary.BigEndian.Uint16(b[at+2:])
 		}
 	}
-}
-
-func (p *packet) side(match policy.Match) netip.Addr {
-	if match == policy.MatchSrc {
-		return p.flow.Src
-	}
-	return p.flow.Dst
 }

@@ -33,45 +33,33 @@ type Limits struct {
 // NoRule is the Result.Rule of a packet that none decides over.
 const NoRule = -1
 
-// A Result is what became of one packet.
+// A Result is what happened to one packet.
 type Result struct {
 	Rule    int    // index in Limits.Rules, or NoRule
 	Limited bool   // IP, and not neighbour discovery: what a rule could match
 	Time    uint64 // ns
 	Bytes   uint64 // as the rule counts them; without a rule, as in the trace
-	Verdict Verdict
-	Excess  bool   // did not conform, whatever became of it
-	Held    uint64 // ns that it is held back for
+	Verdict model.Verdict
+	Excess  bool   // it did not conform, whatever its verdict
+	Wait    uint64 // ns that it is queued
 	Level   uint64 // of the bucket afterwards, in units of 2^-20 byte
 
-	// Of the kernel alone: there was no room for a bucket of this sharer's own, or
-	// the bucket could not be updated.
-	Spare, Unsure bool
+	// Of the kernel alone: the packet was charged to the spill bucket, as its key found
+	// no slot, or its bucket could not be updated in time.
+	Spilled, Contended bool
 
-	sharer sharer
+	key bucketKey
 }
 
-// A Verdict is what happens to a packet.
-type Verdict uint8
-
-const (
-	Pass Verdict = iota
-	Drop
-	Mark  // passes, marked by ECN; in a queue after a wait
-	Delay // passes after a wait
-)
-
-func (v Verdict) String() string { return [...]string{"pass", "drop", "mark", "delay"}[v] }
-
-// Leaves is when a packet leaves that is not dropped, in ns.
-func (r Result) Leaves() uint64 { return r.Time + r.Held }
+// Departure is the departure time of a packet that is not dropped, in ns.
+func (r Result) Departure() uint64 { return r.Time + r.Wait }
 
 // LevelBytes is the level in bytes, rounded up.
 func (r Result) LevelBytes() uint64 { return model.Bytes(r.Level) }
 
-// A sharer is whose bucket a packet is charged to: an address, the first one of
-// a subnet, or a flow. With a bucket for all it is nobody.
-type sharer struct {
+// A bucketKey says who has the bucket that a packet is charged to: an address, the
+// first one of a subnet, or a flow. A bucket of all packets has none of these.
+type bucketKey struct {
 	rule         int
 	src, dst     [16]byte
 	sport, dport uint16
@@ -106,7 +94,7 @@ func (c *compiled) match(p packet) int {
 	if !p.ip || p.nd {
 		return NoRule
 	}
-	far := p.side(c.Match)
+	far := p.flow.Far(c.Match)
 	for _, bits := range c.lengths[far.Is4()] {
 		prefix, _ := far.Prefix(bits) // it is no longer than the address
 		if i, ok := c.byPrefix[prefix]; ok {
@@ -116,13 +104,12 @@ func (c *compiled) match(p packet) int {
 	return NoRule
 }
 
-// sharer is whose bucket a packet is charged to under a rule.
-func (c *compiled) sharer(rule int, p packet) sharer {
-	s := sharer{rule: rule}
+// key is the bucket key of a packet under a rule.
+func (c *compiled) key(rule int, p packet) bucketKey {
 	bits := 0
 	switch each := c.Rules[rule].Each; each.Kind {
 	case policy.EachAll:
-		return s
+		return bucketKey{rule: rule}
 	case policy.EachFlow:
 		return flowOf(rule, p)
 	case policy.EachSubnet:
@@ -130,47 +117,41 @@ func (c *compiled) sharer(rule int, p packet) sharer {
 	default:
 		bits = p.flow.Src.BitLen()
 	}
-	far, _ := p.side(c.Match).Prefix(bits) // the rule was validated
-	s.is4, s.src = far.Addr().Is4(), far.Addr().As16()
-	return s
+	far, _ := p.flow.Far(c.Match).Prefix(bits) // the rule was validated
+	return bucketKey{rule: rule, is4: far.Addr().Is4(), src: far.Addr().As16()}
 }
 
 // flowOf is the flow of a packet, which has a bucket of its own under a rule.
-func flowOf(rule int, p packet) sharer {
-	return sharer{
+func flowOf(rule int, p packet) bucketKey {
+	return bucketKey{
 		rule: rule, is4: p.flow.Src.Is4(), src: p.flow.Src.As16(), dst: p.flow.Dst.As16(),
 		proto: p.flow.Proto, sport: p.flow.SrcPort, dport: p.flow.DstPort,
 	}
 }
 
-// name says who a sharer is: an address, a subnet, a flow, or the whole network of a rule.
-func (l Limits) name(s sharer) string {
-	rule := l.Rules[s.rule]
+// name is a bucket key as people read it: an address, a subnet, a flow, or the whole network of a rule.
+func (l Limits) name(k bucketKey) string {
+	rule := l.Rules[k.rule]
 	address := func(b [16]byte) netip.Addr {
 		a := netip.AddrFrom16(b)
-		if s.is4 {
+		if k.is4 {
 			a = a.Unmap()
 		}
 		return a
 	}
 	switch rule.Each.Kind {
 	case policy.EachFlow:
-		return maps.Flow{Src: address(s.src), Dst: address(s.dst), Proto: s.proto, SrcPort: s.sport, DstPort: s.dport}.String()
+		return maps.Flow{Src: address(k.src), Dst: address(k.dst), Proto: k.proto, SrcPort: k.sport, DstPort: k.dport}.String()
 	case policy.EachSubnet:
-		return netip.PrefixFrom(address(s.src), int(rule.Each.Bits)).String()
+		return netip.PrefixFrom(address(k.src), int(rule.Each.Bits)).String()
 	case policy.EachHost:
-		return address(s.src).String()
+		return address(k.src).String()
 	}
 	return rule.Prefix.String()
 }
 
-// Sharer names whose bucket a packet that matched a rule was charged to.
-func (l Limits) Sharer(r Result) string { return l.name(r.sharer) }
-
-// counted is what a packet counts under a rule: its bytes, and what the link adds.
-func counted(f policy.Framing, bytes uint64) uint64 {
-	return uint64(min(max(int64(bytes)+int64(f.Overhead), int64(f.MPU)), trace.MaxBytes))
-}
+// Key names the bucket that a packet was charged to, of a packet that matched a rule.
+func (l Limits) Key(r Result) string { return l.name(r.key) }
 
 // A Disagreement is a packet of which two engines say different things.
 type Disagreement struct {
@@ -190,15 +171,15 @@ func (d *Disagreement) say(r Result) string {
 	case r.Rule == NoRule:
 		s.WriteString(", no rule")
 	default:
-		if r.Held > 0 {
-			fmt.Fprintf(&s, ", held back for %d ns", r.Held)
+		if r.Wait > 0 {
+			fmt.Fprintf(&s, ", queued for %d ns", r.Wait)
 		}
-		fmt.Fprintf(&s, ", level %d/1048576 bytes of %s", r.Level, d.limits.Sharer(r))
+		fmt.Fprintf(&s, ", level %d/1048576 bytes of %s", r.Level, d.limits.Key(r))
 	}
-	if r.Spare {
+	if r.Spilled {
 		s.WriteString(" (the spare bucket, as its table is full)")
 	}
-	if r.Unsure {
+	if r.Contended {
 		s.WriteString(" (unsure)")
 	}
 	return s.String()
@@ -228,9 +209,9 @@ func (b *Both) Offer(p *trace.Packet) (Result, error) {
 	if err != nil {
 		return kernel, err
 	}
-	model, err := b.model.Offer(p)
-	if err == nil && kernel != model {
-		err = &Disagreement{Packet: b.packets, Kernel: kernel, Model: model, limits: b.model.Limits}
+	want, err := b.model.Offer(p)
+	if err == nil && kernel != want {
+		err = &Disagreement{Packet: b.packets, Kernel: kernel, Model: want, limits: b.model.Limits}
 	}
 	return kernel, err
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -43,18 +44,18 @@ func TestSummary(t *testing.T) {
 		First: 5e9, Last: 100e9,
 	}
 	got := *s
-	got.limits, got.highest, got.worst, got.free, got.needed, got.beyond, got.sharers, got.sweepAt = Limits{}, 0, Drought{}, nil, 0, false, nil, 0
+	got.limits, got.highest, got.worst, got.free, got.needed, got.beyond, got.accounts, got.sweepAt = Limits{}, 0, Gap{}, nil, 0, false, nil, 0
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("%+v, want\n%+v", got, want)
 	}
 	// From the second packet at 9.7 s to those that passed at 100 s, as one was dropped between.
-	if d := s.LongestDrought(); d != (Drought{9_700_000_000, 90_300_000_000}) {
+	if d := s.LongestGap(); d != (Gap{9_700_000_000, 90_300_000_000}) {
 		t.Errorf("drought %+v", d)
 	}
 	if n := s.HighestLevelBytes(); n != 3000 {
 		t.Errorf("highest level %d", n)
 	}
-	if top := s.Sufferers(5); top != nil {
+	if top := s.MostExcess(5); top != nil {
 		t.Errorf("one bucket for all, and %+v", top)
 	}
 }
@@ -78,7 +79,7 @@ func TestSummaryOfQueue(t *testing.T) {
 		t.Errorf("waited for up to %d ns, %d in the mean", s.LongestWait, s.MeanWait())
 	}
 	// From the third that leaves, at 2 s, to the one that came after two were dropped, at 3 s.
-	if d := s.LongestDrought(); d != (Drought{2e9, 1e9}) {
+	if d := s.LongestGap(); d != (Gap{2e9, 1e9}) {
 		t.Errorf("drought %+v", d)
 	}
 	if n, known := s.LosslessCapacity(); n != 4100 || !known {
@@ -129,33 +130,33 @@ func TestLosslessCapacity(t *testing.T) {
 	}
 }
 
-func TestLongestDrought(t *testing.T) {
+func TestLongestGap(t *testing.T) {
 	rule := everything(8000, 1000)
 	hosts := bothFamilies(8000, 1000, policy.EachHost)
 	for name, c := range map[string]struct {
 		csv  string
-		want Drought
+		want Gap
 	}{
-		"nothing dropped":         {"0,1000\n5000000000,1000\n", Drought{}},
-		"one":                     {"0,1000\n400000000,1000\n1000000000,1000\n", Drought{0, 1_000_000_000}},
-		"idle, without any":       {"0,1000\n400000000,1000\n1000000000,1000\n90000000000,1\n", Drought{0, 1_000_000_000}},
-		"the second":              {"0,1000\n1,1000\n1000000000,1000\n1500000000,600\n2200000000,600\n", Drought{1_000_000_000, 1_200_000_000}},
-		"to the end":              {"7,1000\n8,1000\n500,1000\n", Drought{7, 493}},
-		"one at the end, at once": {"7,1000\n7,1000\n", Drought{7, 0}},
+		"nothing dropped":         {"0,1000\n5000000000,1000\n", Gap{}},
+		"one":                     {"0,1000\n400000000,1000\n1000000000,1000\n", Gap{0, 1_000_000_000}},
+		"idle, without any":       {"0,1000\n400000000,1000\n1000000000,1000\n90000000000,1\n", Gap{0, 1_000_000_000}},
+		"the second":              {"0,1000\n1,1000\n1000000000,1000\n1500000000,600\n2200000000,600\n", Gap{1_000_000_000, 1_200_000_000}},
+		"to the end":              {"7,1000\n8,1000\n500,1000\n", Gap{7, 493}},
+		"one at the end, at once": {"7,1000\n7,1000\n", Gap{7, 0}},
 	} {
-		if d := summarize(t, Limits{Rules: []policy.Rule{rule}}, c.csv).LongestDrought(); d != c.want {
+		if d := summarize(t, Limits{Rules: []policy.Rule{rule}}, c.csv).LongestGap(); d != c.want {
 			t.Errorf("%s: %+v, want %+v", name, d, c.want)
 		}
 	}
 	// A packet that goes ahead of one that waits leaves before it, and not last.
 	ahead := NewSummary(Limits{Rules: []policy.Rule{rule}})
 	for _, r := range []Result{
-		{Time: 0, Verdict: Delay, Held: 5000}, {Time: 10}, {Time: 20, Verdict: Drop, Excess: true}, {Time: 30, Verdict: Delay, Held: 5470},
+		{Time: 0, Verdict: model.Delay, Wait: 5000}, {Time: 10}, {Time: 20, Verdict: model.Drop, Excess: true}, {Time: 30, Verdict: model.Delay, Wait: 5470},
 	} {
 		r.Limited, r.Bytes = true, 1000
 		ahead.Add(r)
 	}
-	if d := ahead.LongestDrought(); d != (Drought{5000, 500}) {
+	if d := ahead.LongestGap(); d != (Gap{5000, 500}) {
 		t.Errorf("with one that goes ahead: %+v", d)
 	}
 	// Each bucket has its own: the packets of another end nobody's drought.
@@ -166,7 +167,7 @@ func TestLongestDrought(t *testing.T) {
 		testenv.Must(t, err)
 		s.Add(r)
 	}
-	if d := s.LongestDrought(); d != (Drought{0, 6000}) {
+	if d := s.LongestGap(); d != (Gap{0, 6000}) {
 		t.Errorf("of two hosts: %+v", d)
 	}
 }
@@ -192,7 +193,7 @@ func TestLosslessCapacityAtTheEnds(t *testing.T) {
 }
 
 // Who had the most excess, and no more of them than asked for.
-func TestSufferers(t *testing.T) {
+func TestMostExcess(t *testing.T) {
 	l := bothFamilies(8000, 1000, policy.EachHost)
 	m, s := NewModel(l), NewSummary(l)
 	send := func(host, packets, bytes int) {
@@ -207,10 +208,10 @@ func TestSufferers(t *testing.T) {
 	send(2, 11, 100)
 	send(3, 6, 1000)
 	send(4, 14, 100)
-	if got, want := fmt.Sprint(s.Sufferers(2)), "[{10.0.0.3 {5 5000}} {10.0.0.4 {4 400}}]"; got != want {
+	if got, want := fmt.Sprint(s.MostExcess(2)), "[{10.0.0.3 {5 5000}} {10.0.0.4 {4 400}}]"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
-	if got := s.Sufferers(9); len(got) != 3 {
+	if got := s.MostExcess(9); len(got) != 3 {
 		t.Errorf("%v", got)
 	}
 	// Not IP, and neighbour discovery: never limited. Other addresses: no rule's.

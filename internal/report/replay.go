@@ -8,6 +8,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/replay"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -19,10 +20,10 @@ func AppendReplayed(b []byte, r replay.Result, l replay.Limits, addressed bool) 
 	b = strconv.AppendUint(append(b, `,"bytes":`...), r.Bytes, 10)
 	b = append(append(b, `,"verdict":"`...), r.Verdict.String()...)
 	b = append(b, `","depart_ns":`...)
-	if r.Verdict == replay.Drop {
+	if r.Verdict == model.Drop {
 		b = append(b, "null"...)
 	} else {
-		b = strconv.AppendUint(b, r.Leaves(), 10)
+		b = strconv.AppendUint(b, r.Departure(), 10)
 	}
 	b = strconv.AppendUint(append(b, `,"level_bytes":`...), r.LevelBytes(), 10)
 	b = strconv.AppendBool(append(b, `,"conforms":`...), !r.Excess)
@@ -31,7 +32,7 @@ func AppendReplayed(b []byte, r replay.Result, l replay.Limits, addressed bool) 
 		b = append(b, `,"rule":null,"sharer":null`...)
 	case addressed:
 		b = l.Rules[r.Rule].Prefix.AppendTo(append(b, `,"rule":"`...))
-		b = append(append(b, `","sharer":"`...), l.Sharer(r)...)
+		b = append(append(b, `","sharer":"`...), l.Key(r)...)
 		b = append(b, '"')
 	}
 	return append(b, "}\n"...)
@@ -100,7 +101,7 @@ const mostSharers = 5
 
 // NewReplay puts together what a summary says; the rest is for the caller.
 func NewReplay(l replay.Limits, s *replay.Summary) Replay {
-	rule, drought := l.Rules[0], s.LongestDrought()
+	rule, drought := l.Rules[0], s.LongestGap()
 	r := Replay{
 		Algorithm: rule.Algorithm.String(), Match: l.Match.String(), Each: rule.Each.String(), Excess: rule.Excess.String(),
 		RateBits: uint64(rule.Rate), CapacityBytes: rule.Capacity, Queue: NewQueue(rule),
@@ -112,7 +113,7 @@ func NewReplay(l replay.Limits, s *replay.Summary) Replay {
 		DelayedPackets: s.Delayed.Packets, DelayedBytes: s.Delayed.Bytes, LongestHeldNS: s.LongestWait, MeanHeldNS: s.MeanWait(),
 		OutsidePackets: s.Outside.Packets, OutsideBytes: s.Outside.Bytes,
 		UnlimitedPackets: s.Unlimited.Packets, UnlimitedBytes: s.Unlimited.Bytes,
-		UnsurePackets: s.Unsure.Packets, SparePackets: s.Spare.Packets,
+		UnsurePackets: s.Contended.Packets, SparePackets: s.Spilled.Packets,
 		FirstNS: s.First, DurationNS: s.Last - s.First,
 		LongestDroughtNS: drought.NS, DroughtFromNS: drought.From,
 		HighestLevelBytes: s.HighestLevelBytes(),
@@ -124,12 +125,12 @@ func NewReplay(l replay.Limits, s *replay.Summary) Replay {
 	if bytes, known := s.LosslessCapacity(); known {
 		r.LosslessCapacityBytes = &bytes
 	}
-	top := s.Sufferers(mostSharers)
+	top := s.MostExcess(mostSharers)
 	if top != nil {
 		r.MostExcess = []SharerExcess{}
 	}
 	for _, x := range top {
-		r.MostExcess = append(r.MostExcess, SharerExcess{x.Sharer, x.Excess.Packets, x.Excess.Bytes})
+		r.MostExcess = append(r.MostExcess, SharerExcess{x.Key, x.Excess.Packets, x.Excess.Bytes})
 	}
 	return r
 }

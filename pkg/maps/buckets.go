@@ -16,7 +16,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-const taken = 1 // TAT_TAKEN of abi.h
+const tatBusy = 1 // TAT_BUSY of abi.h
 
 // Now is the data path's time: CLOCK_MONOTONIC, in ns.
 func Now() uint64 {
@@ -76,6 +76,14 @@ func ParseFlow(s string) (f Flow, err error) {
 	return f, nil
 }
 
+// Far is the address on the side that rules match.
+func (f Flow) Far(match policy.Match) netip.Addr {
+	if match == policy.MatchSrc {
+		return f.Src
+	}
+	return f.Dst
+}
+
 func (f Flow) String() string {
 	proto, ok := protocols[f.Proto]
 	if !ok {
@@ -87,7 +95,7 @@ func (f Flow) String() string {
 	return proto + "," + netip.AddrPortFrom(f.Src, f.SrcPort).String() + "," + netip.AddrPortFrom(f.Dst, f.DstPort).String()
 }
 
-// A Bucket is what one sharer of a rule owes.
+// A Bucket is a bucket of a rule, and who has it.
 type Bucket struct {
 	Subnet     netip.Prefix // of a host or subnet; invalid for a flow
 	Flow       Flow
@@ -98,9 +106,21 @@ func load(b *bpf.AbiBucket) model.Bucket {
 	return model.Bucket{TAT: atomic.LoadUint64(&b.Tat), Tick: atomic.LoadUint32(&b.Tick)}
 }
 
-// Level is what the bucket that a packet of flow would be charged to owes now,
-// in units: 0 where it is a new one.
-func (s *Set) Level(e Entry, match policy.Match, flow Flow, now uint64) (units uint64) {
+// State is what a packet of flow would find now.
+func (s *Set) State(e Entry, match policy.Match, flow Flow, now uint64) (state model.State) {
+	state.Spilled = s.Spills(e, match, flow, now)
+	state.Level = s.Level(e, match, flow, now)
+	if e.Order == policy.SparseFirst {
+		key := makeKey(e.ID, policy.Each{Kind: policy.EachFlow}, match, flow)
+		state.Flow = s.slotLevel(e.ID, key, now)
+		state.FIFO = now < atomic.LoadUint64(&s.rule(e.ID).FifoUntil) || !s.hasRoom(e.ID, key, now) ||
+			s.current(e.ID).reverted && now < s.change[0].Until+uint64(policy.MaxWait)
+	}
+	return state
+}
+
+// Level is the level in units of the bucket that a packet of flow would be charged to now.
+func (s *Set) Level(e Entry, match policy.Match, flow Flow, now uint64) uint64 {
 	if e.Each.Kind == policy.EachAll || s.Spills(e, match, flow, now) {
 		return s.OwnLevel(e, now)
 	}
@@ -113,23 +133,17 @@ func (s *Set) Spills(e Entry, match policy.Match, flow Flow, now uint64) bool {
 	return e.Each.Kind != policy.EachAll && !s.hasRoom(e.ID, makeKey(e.ID, e.Each, match, flow), now)
 }
 
-// GoesAhead reports whether a packet of n bytes of a flow would now go ahead of
-// those that wait, as sparse flows do where the rule says so.
+// GoesAhead is for cmd/shapectl/explain_stop.go, which has no State yet.
 func (s *Set) GoesAhead(e Entry, flow Flow, now, n uint64) bool {
-	if e.Order != policy.SparseFirst {
-		return false
-	}
-	m, key := s.Meter(e), makeKey(e.ID, policy.Each{Kind: policy.EachFlow}, policy.MatchDst, flow)
-	own := m.Owing(s.slotLevel(e.ID, key, now), now)
-	inOrder := now < atomic.LoadUint64(&s.rule(e.ID).FifoUntil) || !s.hasRoom(e.ID, key, now)
-	return m.Ahead(&own, now, n, 0, inOrder)
+	_, ahead := s.Meter(e).FlowLevel(s.State(e, policy.MatchDst, flow, now), n, 0)
+	return ahead && e.Order == policy.SparseFirst
 }
 
-// slotOf is the slot of a key, nil where it has none.
+// slotOf is the slot of a key; nil if it has none.
 func (s *Set) slotOf(id uint32, key bpf.AbiKey) *bpf.AbiBucket {
 	for _, p := range s.places(key, s.current(id).Salt) {
 		for i := range lineSlots {
-			if slot := &s.lines[p.line].Slot[i]; atomic.LoadUint32(&slot.Fingerprint) == p.print {
+			if slot := &s.lines[p.line].Slot[i]; atomic.LoadUint32(&slot.Fingerprint) == p.fingerprint {
 				return slot
 			}
 		}
@@ -137,7 +151,7 @@ func (s *Set) slotOf(id uint32, key bpf.AbiKey) *bpf.AbiBucket {
 	return nil
 }
 
-// slotLevel is what the slot of a key owes, in units: 0 where it has none.
+// slotLevel is the level of a key's slot, in units: 0 if it has none.
 func (s *Set) slotLevel(id uint32, key bpf.AbiKey, now uint64) uint64 {
 	slot := s.slotOf(id, key)
 	if slot == nil {
@@ -146,19 +160,19 @@ func (s *Set) slotLevel(id uint32, key bpf.AbiKey, now uint64) uint64 {
 	return s.levelOf(id, s.current(id), load(slot), now)
 }
 
-// hasRoom reports whether a key has a slot, or would get one: try_slot of bpf/bucket.h.
+// hasRoom reports whether a key has a slot, or would get one: try_slot of bpf/charge.h.
 func (s *Set) hasRoom(id uint32, key bpf.AbiKey, now uint64) bool {
 	if s.slotOf(id, key) != nil {
 		return true
 	}
 	places := s.places(key, s.current(id).Salt)
-	if s.hasSpare(places[0].line, now) || s.hasSpare(places[1].line, now) {
+	if s.hasEmpty(places[0].line, now) || s.hasEmpty(places[1].line, now) {
 		return true
 	}
 	for _, p := range places {
 		for i := range lineSlots {
 			moved := place{p.line, atomic.LoadUint32(&s.lines[p.line].Slot[i].Fingerprint)}
-			if isFirst(moved.print) && s.hasSpare(s.second(moved).line, now) {
+			if isFirst(moved.fingerprint) && s.hasEmpty(s.second(moved).line, now) {
 				return true
 			}
 		}
@@ -169,7 +183,7 @@ func (s *Set) hasRoom(id uint32, key bpf.AbiKey, now uint64) bool {
 // Slots tell how full the table is.
 type Slots struct {
 	All   int
-	InUse int // that somebody owes something on, so that no other key can have them
+	InUse int // not empty, so that no other key can have them
 }
 
 // Slots counts those of the table.
@@ -177,7 +191,7 @@ func (s *Set) Slots(now uint64) Slots {
 	n := Slots{All: len(s.lines) * int(lineSlots)}
 	for i := range s.lines {
 		for j := range lineSlots {
-			if !s.isSpare(uint32(i), j, now) {
+			if !s.isEmpty(uint32(i), j, now) {
 				n.InUse++
 			}
 		}
@@ -185,35 +199,31 @@ func (s *Set) Slots(now uint64) Slots {
 	return n
 }
 
-// hasSpare reports whether a line has a slot that any key may take.
-func (s *Set) hasSpare(line uint32, now uint64) bool {
+// hasEmpty reports whether a line has a slot that any key may take.
+func (s *Set) hasEmpty(line uint32, now uint64) bool {
 	for i := range lineSlots {
-		if s.isSpare(line, i, now) {
+		if s.isEmpty(line, i, now) {
 			return true
 		}
 	}
 	return false
 }
 
-func (s *Set) isSpare(line, i uint32, now uint64) bool {
+// isEmpty is is_empty of bpf/table.h: for CPUs whose clock is behind, too.
+func (s *Set) isEmpty(line, i uint32, now uint64) bool {
+	const skew = 1 << 20 // SKEW_NS
 	slot, key := &s.lines[line].Slot[i], &s.keys[line*lineSlots+i]
 	b := load(slot)
-	return b.TAT == 0 && atomic.LoadUint32(&slot.Fingerprint) == 0 || b.TAT&taken == 0 && s.drained(key, b, now)
-}
-
-// drained is that of bpf/bucket.h: for CPUs whose clock is behind, too.
-func (s *Set) drained(key *bpf.AbiKey, b model.Bucket, now uint64) bool {
-	const skew = 1 << 20 // SKEW_NS
-	id := atomic.LoadUint32(&key.Id)
-	return id < s.Size().Rules && s.levelOf(id, s.current(id), b, now-min(now, skew)) == 0
-}
-
-// Sharer names whose bucket a packet of flow is charged to.
-func Sharer(e Entry, match policy.Match, flow Flow) string {
-	far := flow.Dst
-	if match == policy.MatchSrc {
-		far = flow.Src
+	if b.TAT == 0 && atomic.LoadUint32(&slot.Fingerprint) == 0 {
+		return true
 	}
+	id := atomic.LoadUint32(&key.Id)
+	return b.TAT&tatBusy == 0 && id < s.Size().Rules && s.levelOf(id, s.current(id), b, now-min(now, skew)) == 0
+}
+
+// Sharer names the bucket key of a packet of flow.
+func Sharer(e Entry, match policy.Match, flow Flow) string {
+	far := flow.Far(match)
 	switch e.Each.Kind {
 	case policy.EachHost:
 		return far.String()
@@ -225,11 +235,11 @@ func Sharer(e Entry, match policy.Match, flow Flow) string {
 	return e.Prefix.String()
 }
 
-// Meter is the arithmetic of a rule as it is in force.
+// Meter is that of a rule as it is in force.
 func (s *Set) Meter(e Entry) model.Meter { return meter(s.current(e.ID)) }
 
-// OwnLevel is what a rule's own bucket owes, in units: everybody's, or with
-// --each that of packets for whose sharer there was no room.
+// OwnLevel is the level of a rule's shared bucket, in units; with --each that is the
+// spill bucket.
 func (s *Set) OwnLevel(e Entry, now uint64) uint64 {
 	return s.levelOf(e.ID, s.current(e.ID), load(&s.rule(e.ID).Shared), now)
 }
@@ -243,7 +253,7 @@ func (s *Set) slotsIn(from, to int, first bool) iter.Seq2[*bpf.AbiBucket, *bpf.A
 		for i := from; i < to; i++ {
 			for j := range lineSlots {
 				slot, key := &s.lines[i].Slot[j], &s.keys[i*int(lineSlots)+int(j)]
-				if print := atomic.LoadUint32(&slot.Fingerprint); print == 0 || isFirst(print) != first {
+				if fingerprint := atomic.LoadUint32(&slot.Fingerprint); fingerprint == 0 || isFirst(fingerprint) != first {
 					continue
 				}
 				if !yield(slot, key) {
@@ -270,20 +280,20 @@ func (s *Set) slots(id uint32) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 	}
 }
 
-// Buckets are all sharers of a rule that owe something now. What tells flows
-// apart that share a bucket is none.
+// Buckets are all buckets of a rule that are not empty now, but for the shared one
+// and those that tell sparse flows.
 func (s *Set) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
 	rule := s.current(e.ID)
 	return func(yield func(Bucket) bool) {
 		for slot, key := range s.slots(e.ID) {
 			before, k := load(slot), *key
-			if before.TAT&taken != 0 {
+			if before.TAT&tatBusy != 0 {
 				continue
 			}
 			level := s.levelOf(e.ID, rule, before, now)
-			places, print := s.places(k, rule.Salt), atomic.LoadUint32(&slot.Fingerprint)
-			// The key is that of the level if nobody took the slot meanwhile.
-			if level == 0 || k.Id != e.ID || isFlow(k) && e.Each.Kind != policy.EachFlow || print != places[0].print && print != places[1].print {
+			places, fingerprint := s.places(k, rule.Salt), atomic.LoadUint32(&slot.Fingerprint)
+			// The key is that of the level if no other key was given the slot meanwhile.
+			if level == 0 || k.Id != e.ID || isFlow(k) && e.Each.Kind != policy.EachFlow || fingerprint != places[0].fingerprint && fingerprint != places[1].fingerprint {
 				continue
 			}
 			b := Bucket{LevelBytes: model.Bytes(level)}
@@ -301,24 +311,24 @@ func (s *Set) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
 }
 
 // settle readies the buckets of a rule for another clock: each one is as if
-// charged just now, as only the old clock could tell how long it has been idle.
+// charged just now, as only the old clock can tell how long it was idle.
 func (s *Set) settle(id uint32, m model.Meter, now uint64) {
 	s.rewrite(id, settleBy(m, now))
 }
 
 func settleBy(m model.Meter, now uint64) func(model.Bucket) (model.Bucket, bool) {
-	return func(b model.Bucket) (model.Bucket, bool) { return m.Owing(m.Level(b, now), now), true }
+	return func(b model.Bucket) (model.Bucket, bool) { return m.WithLevel(m.Level(b, now), now), true }
 }
 
-// clamp lets no bucket of a rule owe more than the rule can hold.
+// clamp lets no bucket of a rule have more than the rule can hold.
 func (s *Set) clamp(id uint32, m model.Meter) { s.rewrite(id, clampTo(m, s.now)) }
 
-// clampTo asks for the time once for each bucket, after it was read: what was
-// charged to it since a time before would be forgiven.
+// clampTo asks for the time once for each bucket, after the bucket was read: with an
+// earlier time, what was charged since would be forgiven.
 func clampTo(m model.Meter, clock func() uint64) func(model.Bucket) (model.Bucket, bool) {
 	return func(b model.Bucket) (model.Bucket, bool) {
 		now := clock()
-		return m.Owing(m.Most(), now), m.Level(b, now) > m.Most()
+		return m.WithLevel(m.Most(), now), m.Level(b, now) > m.Most()
 	}
 }
 
@@ -330,14 +340,14 @@ func (s *Set) rewrite(id uint32, change func(model.Bucket) (next model.Bucket, w
 	}
 }
 
-// rewriteBucket changes a bucket while packets charge it. Where another key takes
-// the slot, or its bucket moves, nothing is to be done here any more.
+// rewriteBucket changes a bucket while packets charge it. If another key is given
+// the slot, or the bucket moves, there is nothing left to do here.
 func rewriteBucket(b *bpf.AbiBucket, change func(model.Bucket) (next model.Bucket, wanted bool)) {
-	print := atomic.LoadUint32(&b.Fingerprint)
+	fingerprint := atomic.LoadUint32(&b.Fingerprint)
 	for {
 		before := settled(b)
 		next, wanted := change(before)
-		if !wanted || atomic.LoadUint32(&b.Fingerprint) != print {
+		if !wanted || atomic.LoadUint32(&b.Fingerprint) != fingerprint {
 			return
 		}
 		atomic.StoreUint32(&b.Tick, next.Tick)
@@ -351,21 +361,21 @@ func rewriteBucket(b *bpf.AbiBucket, change func(model.Bucket) (next model.Bucke
 // move it, which takes as long as a packet.
 func settled(b *bpf.AbiBucket) model.Bucket {
 	for {
-		if now := load(b); now.TAT&taken == 0 {
+		if now := load(b); now.TAT&tatBusy == 0 {
 			return now
 		}
 		runtime.Gosched()
 	}
 }
 
-// free gives all slots of a rule back that is not in force: another rule's
-// clock would not know that they have drained.
+// free frees all slots of a rule that is not in force: by another rule's clock
+// they might not be empty.
 func (s *Set) free(id uint32) {
 	for slot := range s.slots(id) {
-		print := atomic.LoadUint32(&slot.Fingerprint)
+		fingerprint := atomic.LoadUint32(&slot.Fingerprint)
 		before := settled(slot)
-		// As packets do: take it, if it is still what it was, then let go of it.
-		if atomic.LoadUint32(&slot.Fingerprint) != print || !atomic.CompareAndSwapUint64(&slot.Tat, before.TAT, before.TAT|taken) {
+		// As packets do: lock the slot if it is still the same, then free it.
+		if atomic.LoadUint32(&slot.Fingerprint) != fingerprint || !atomic.CompareAndSwapUint64(&slot.Tat, before.TAT, before.TAT|tatBusy) {
 			continue
 		}
 		atomic.StoreUint32(&slot.Fingerprint, 0)

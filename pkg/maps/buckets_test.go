@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -24,7 +25,7 @@ func randomFlow(roll *rand.Rand, dst netip.Addr) maps.Flow {
 }
 
 // Level finds the bucket that the kernel made for a packet, and Buckets lists
-// those that owe something: both hash and mask addresses as the programs do.
+// those that are not empty: both hash and mask addresses as the programs do.
 func TestBucketsAreFound(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -52,31 +53,31 @@ func TestBucketsAreFound(t *testing.T) {
 			other := rule("172.16.0.0/12", 8, 1000)
 			other.Each.Kind = policy.EachFlow
 			o := r.put(other)
-			type sharer struct {
+			type bucketKey struct {
 				subnet netip.Prefix
 				flow   maps.Flow
 			}
-			name := func(f maps.Flow) sharer {
+			name := func(f maps.Flow) bucketKey {
 				switch c.each.Kind {
 				case policy.EachFlow:
-					return sharer{flow: f}
+					return bucketKey{flow: f}
 				case policy.EachHost:
-					return sharer{subnet: netip.PrefixFrom(f.Dst, f.Dst.BitLen())}
+					return bucketKey{subnet: netip.PrefixFrom(f.Dst, f.Dst.BitLen())}
 				}
 				p, _ := f.Dst.Prefix(int(c.each.Bits))
-				return sharer{subnet: p}
+				return bucketKey{subnet: p}
 			}
-			early, late := map[sharer]uint64{}, map[sharer]uint64{}
+			early, late := map[bucketKey]uint64{}, map[bucketKey]uint64{}
 			var flows []maps.Flow
 			others := map[maps.Flow]bool{}
 			for i := range 600 {
 				if i == 300 {
 					for _, f := range flows {
 						if got := r.units(e, f) >> 20; got != early[name(f)] {
-							t.Fatalf("%v owes %d bytes, want %d", name(f), got, early[name(f)])
+							t.Fatalf("%v has %d bytes, want %d", name(f), got, early[name(f)])
 						}
 					}
-					r.now += 6 * second // nobody owes more than 1000 bytes
+					r.now += 6 * second // no bucket has more than 1000 bytes
 				}
 				f := randomFlow(roll, randomHost(roll, new.Prefix))
 				if i%10 == 3 {
@@ -85,22 +86,22 @@ func TestBucketsAreFound(t *testing.T) {
 					others[f] = true
 					continue
 				}
-				owed := early
+				levels := early
 				if i >= 300 {
-					owed = late
+					levels = late
 				}
-				if owed[name(f)] == 1000 {
+				if levels[name(f)] == 1000 {
 					continue
 				}
 				if !r.send(policy.GCRA, f, size) {
-					t.Fatalf("a packet of %v is dropped, which owes %d", name(f), owed[name(f)])
+					t.Fatalf("a packet of %v is dropped, whose bucket has %d bytes", name(f), levels[name(f)])
 				}
-				owed[name(f)] += size
+				levels[name(f)] += size
 				flows = append(flows, f)
 			}
-			got := map[sharer]uint64{}
+			got := map[bucketKey]uint64{}
 			for b := range r.Buckets(e, r.now) {
-				s := sharer{b.Subnet, b.Flow}
+				s := bucketKey{b.Subnet, b.Flow}
 				if _, twice := got[s]; twice {
 					t.Errorf("%v is listed twice", s)
 				}
@@ -113,7 +114,7 @@ func TestBucketsAreFound(t *testing.T) {
 			}
 			for s := range got {
 				if late[s] == 0 {
-					t.Errorf("%v is listed, and owes nothing", s)
+					t.Errorf("%v is listed, and its bucket is empty", s)
 				}
 			}
 			n := 0
@@ -127,7 +128,7 @@ func TestBucketsAreFound(t *testing.T) {
 				t.Errorf("the other rule has %d flows, want %d", n, len(others))
 			}
 			if got := r.OwnLevel(e, r.now); got != 0 {
-				t.Errorf("the spare bucket owes %d units", got)
+				t.Errorf("the spill bucket has %d units", got)
 			}
 		})
 	}
@@ -153,22 +154,22 @@ func TestChangeOfSharers(t *testing.T) {
 	new.Excess = policy.Pass
 	e := r.put(new)
 	if got := r.units(e, flow) >> 20; got != 1000 {
-		t.Errorf("another excess: %d bytes are owed, want 1000", got)
+		t.Errorf("another excess: the bucket has %d bytes, want 1000", got)
 	}
 	new.Each.Kind = policy.EachFlow
 	e = r.put(new)
 	if got := r.units(e, flow); got != 0 {
-		t.Errorf("each flow: %d units are owed of what its host did", got)
+		t.Errorf("each flow: the bucket has %d units of its host", got)
 	}
 	for b := range r.Buckets(e, r.now) {
 		t.Errorf("each flow: %+v is listed", b)
 	}
 }
 
-// Spills says before each packet whether it will be charged to the spill bucket,
-// and Level what the bucket owes that it is charged to: of two rules whose
-// buckets fill a small table, drain, and give way to each other.
-func TestSpillsAsPacketsDo(t *testing.T) {
+// State says before each packet whether it will be charged to the spill bucket, and
+// which level it finds, so that its verdict is known: for two rules whose buckets
+// fill a small table, drain, and give way to each other.
+func TestStateIsWhatPacketsFind(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	roll := rand.New(rand.NewPCG(seed, 0))
@@ -190,23 +191,23 @@ func TestSpillsAsPacketsDo(t *testing.T) {
 		}
 		sent[n] = append(sent[n], f)
 		r.now += roll.Uint64N(2_000_000)
-		spills, level, own := r.Spills(e, policy.MatchDst, f, r.now), r.units(e, f)>>20, r.OwnLevel(e, r.now)>>20
-		if spills && level != own {
-			t.Fatalf("%v spills and owes %d bytes, the spill bucket %d", f, level, own)
+		state, before := r.State(e, policy.MatchDst, f, r.now), r.Counters(e.ID)
+		if own := r.OwnLevel(e, r.now); state.Spilled && state.Level != own {
+			t.Fatalf("%v spills and finds %d units, the spill bucket has %d", f, state.Level, own)
 		}
-		before := r.Counters(e.ID)
+		want := model.NewLimit(e.Rule).Decide(state, model.Packet{Bytes: size})
 		r.send(policy.GCRA, f, size)
 		after := r.Counters(e.ID)
-		if got := after.SpilledPackets > before.SpilledPackets; got != spills {
-			t.Fatalf("%v: spilled %v, said %v before", f, got, spills)
+		if got := after.SpilledPackets > before.SpilledPackets; got != state.Spilled {
+			t.Fatalf("%v: spilled %v, said %v before", f, got, state.Spilled)
 		}
-		if passed := after.PassedPackets > before.PassedPackets; passed {
-			level += size
+		if passed := after.PassedPackets > before.PassedPackets; passed != (want.Verdict == model.Pass) {
+			t.Fatalf("%v: passed %v, want %v", f, passed, want.Verdict)
 		}
-		if got := r.units(e, f) >> 20; got > level || got+1 < level {
-			t.Fatalf("%v owes %d bytes, want %d", f, got, level)
+		if got := r.units(e, f); got != want.Level {
+			t.Fatalf("%v has %d units, want %d", f, got, want.Level)
 		}
-		if spills {
+		if state.Spilled {
 			spilled++
 		} else {
 			room++

@@ -500,7 +500,7 @@ func broughtBack(old, next version, until uint64) func(model.Bucket) (model.Buck
 		if m.Shrinks(then) {
 			level = min(level, m.Most())
 		}
-		back := m.Owing(level, until)
+		back := m.WithLevel(level, until)
 		back.Tick++
 		return back, true
 	}

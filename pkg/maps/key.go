@@ -8,7 +8,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// makeKey says whose bucket a packet is charged to, as make_key in bpf/limit.h does.
+// makeKey is the bucket key of a packet, as make_key in bpf/key.h makes it.
 func makeKey(id uint32, each policy.Each, match policy.Match, f Flow) bpf.AbiKey {
 	key := bpf.AbiKey{Id: id, Family: 6}
 	if f.Src.Is4() || f.Dst.Is4() {
@@ -19,18 +19,15 @@ func makeKey(id uint32, each policy.Each, match policy.Match, f Flow) bpf.AbiKey
 		key.Sport, key.Dport = networkPort(f.SrcPort), networkPort(f.DstPort)
 		return key
 	}
-	far := f.Dst
-	if match == policy.MatchSrc {
-		far = f.Src
-	}
+	far := f.Far(match)
 	key.Src = words(netip.PrefixFrom(far, eachBits(each, far)).Masked().Addr())
 	return key
 }
 
-// isFlow tells the key of a flow that goes somewhere from that of a host or subnet.
+// isFlow tells the key of a flow from that of a host or subnet.
 func isFlow(k bpf.AbiKey) bool { return k.Dst != [4]uint32{} }
 
-// eachBits is how long the prefix is that those have in common who share a bucket.
+// eachBits is the length of the prefix that has a bucket.
 func eachBits(each policy.Each, far netip.Addr) int {
 	if each.Kind == policy.EachHost {
 		return far.BitLen()
@@ -47,10 +44,10 @@ func networkPort(p uint16) uint16 {
 }
 
 // A place is a line of the table in which a key may have its slot, and the key's fingerprint there.
-type place struct{ line, print uint32 }
+type place struct{ line, fingerprint uint32 }
 
 // places are those of a key, in the order in which packets look into them:
-// hash_key in bpf/bucket.h leads to the first.
+// hash_key in bpf/table.h leads to the first.
 func (s *Set) places(k bpf.AbiKey, salt uint32) [2]place {
 	secret := &s.hook.Secret
 	nh := func(i int, a, b uint32) uint64 { return uint64(a+secret[2*i]) * uint64(b+secret[2*i+1]) }
@@ -67,12 +64,12 @@ func (s *Set) places(k bpf.AbiKey, salt uint32) [2]place {
 
 // second is the other place of a key that has its first one there.
 func (s *Set) second(first place) place {
-	p := place{(first.line ^ first.print>>3) & s.hook.LineMask, first.print - 1}
-	if p.print == 0 {
-		p.print = 2
+	p := place{(first.line ^ first.fingerprint>>3) & s.hook.LineMask, first.fingerprint - 1}
+	if p.fingerprint == 0 {
+		p.fingerprint = 2
 	}
 	return p
 }
 
 // isFirst tells the fingerprint of a key in its first place from that in its second.
-func isFirst(print uint32) bool { return print&1 != 0 }
+func isFirst(fingerprint uint32) bool { return fingerprint&1 != 0 }

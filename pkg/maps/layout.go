@@ -154,7 +154,7 @@ func writeSamples(w io.Writer) {
 			s.placePrefix(prefix, uint32(2*i+j)) // there is room
 			flow := Flow{Src: addr, Dst: addr.Next(), Proto: 17, SrcPort: 5000, DstPort: 53}
 			for _, p := range s.places(makeKey(uint32(i), policy.Each{Kind: policy.EachKind(i)}, policy.MatchDst, flow), uint32(j)) {
-				write(p.line, p.print)
+				write(p.line, p.fingerprint)
 			}
 		}
 	}

@@ -205,7 +205,7 @@ func keepOrder(r *bpf.AbiRule, before, after version, from func() uint64) {
 	}
 	old, new := meter(before), meter(after)
 	if before.Flags&ruleSparse == 0 || sharing(before) != sharing(after) ||
-		old.Slope != new.Slope || old.Capacity != new.Capacity || old.AtOnce != new.AtOnce {
+		old.RateUnits != new.RateUnits || old.Capacity != new.Capacity || old.Burst != new.Burst {
 		keepOrderUntil(r, from()+old.LongestWait())
 	}
 }
@@ -216,7 +216,7 @@ func keepOrderUntil(r *bpf.AbiRule, until uint64) {
 
 // empty makes a bucket owe nothing.
 func empty(b *bpf.AbiBucket, m model.Meter, now uint64) {
-	e := m.Owing(0, now)
+	e := m.WithLevel(0, now)
 	atomic.StoreUint32(&b.Tick, e.Tick)
 	atomic.StoreUint64(&b.Tat, e.TAT)
 }

@@ -179,9 +179,9 @@ func limited(r version) bool { return r.Flags&(ruleUnlimited|ruleAbsent) == 0 }
 func present(r version) bool { return r.Flags&ruleAbsent == 0 }
 
 func meter(r version) model.Meter {
-	m := model.Meter{Slope: r.RateUnits, Base: r.Base, Capacity: r.Capacity, Idle: r.Idle}
+	m := model.Meter{RateUnits: r.RateUnits, Base: r.Base, Capacity: r.Capacity, Idle: r.Idle}
 	if r.Flags&ruleDelay != 0 {
-		m.AtOnce = r.Penalty // one word in abi.h
+		m.Burst = r.Penalty // one word in abi.h
 	} else {
 		m.Penalty = r.Penalty
 	}
@@ -189,17 +189,6 @@ func meter(r version) model.Meter {
 		m.Base = r.Rebase
 	}
 	return m
-}
-
-// Meter is what decides over the packets of a valid rule that has a rate.
-func Meter(r policy.Rule) model.Meter {
-	switch {
-	case r.Excess == policy.Delay && r.Algorithm == policy.Leaky:
-		return model.NewQueue(uint64(r.Rate), 0, r.Capacity)
-	case r.Excess == policy.Delay:
-		return model.NewQueue(uint64(r.Rate), r.Capacity, r.Queue)
-	}
-	return model.New(uint64(r.Rate), r.Capacity, r.Penalty.Kind != policy.PenaltyNone, uint64(r.Penalty.Duration))
 }
 
 // encode writes a rule, for a bucket that was never charged. shadow is the id
@@ -226,9 +215,9 @@ func encode(to version, r policy.Rule, salt, shadow uint32) {
 	if r.Rate == policy.Unlimited {
 		t.Flags |= ruleUnlimited
 	} else {
-		m := Meter(r)
+		m := model.NewLimit(r)
 		// What leaves at once and who is marked are the same words as a penalty, which a queue has none of.
-		t.RateUnits, t.Capacity, t.Penalty, t.Idle = m.Slope, m.Capacity, m.Penalty|m.AtOnce, m.Idle
+		t.RateUnits, t.Capacity, t.Penalty, t.Idle = m.RateUnits, m.Capacity, m.Penalty|m.Burst, m.Idle
 		d.PenaltyNs |= uint64(r.ECNAbove)
 	}
 	*to.AbiParams, *to.AbiColdParams = t, d
