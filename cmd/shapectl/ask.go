@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 
 	"github.com/spf13/cobra"
 
+	"github.com/shapectl/shapectl/internal/explain"
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -78,11 +80,11 @@ func (e *env) ask(o askOptions) error {
 			if err != nil {
 				return err
 			}
-			answer.Bytes = fullPacket(o.bytes, dev)
+			answer.Bytes = cmp.Or(answer.Bytes, dev.FullFrame())
 			return e.answer(answer)
 		}
 		defer h.Close()
-		answer.Bytes = fullPacket(o.bytes, h.Device)
+		answer.Bytes = cmp.Or(answer.Bytes, h.Device.FullFrame())
 		entry, found := h.Set.Match(o.address)
 		if !found {
 			return e.answer(answer)
@@ -105,28 +107,9 @@ func (e *env) ask(o askOptions) error {
 		answer.CapacityBytes, answer.Queue = &entry.Capacity, report.NewQueue(entry.Rule)
 		answer.Conforms, answer.Sharer = !outcome.Excess, maps.Sharer(entry, h.Match(), flow)
 		answer.Verdict, answer.WaitNS = outcome.Verdict.String(), outcome.Wait
-		answer.Note = ofWhichFlow(entry.Rule, o.flow, answer.Verdict)
+		answer.Note = explain.OfWhichFlow(entry.Rule, o.flow, outcome.Verdict)
 		return e.answer(answer)
 	})
-}
-
-// ofWhichFlow is a note that says for which flow an answer is, if none was given and
-// the answer is not the same for all; else "".
-func ofWhichFlow(r policy.Rule, given *maps.Flow, verdict string) string {
-	if given != nil || r.Order != policy.SparseFirst || verdict != "delay" && verdict != "mark" {
-		return ""
-	}
-	return "that is for a flow that has packets waiting; --flow tells of another, which may go ahead"
-}
-
-func fullPacket(bytes byteCount, d loader.Device) uint64 {
-	switch {
-	case bytes == 0 && d.MTU == 0: // a device that is not here
-		return policy.MinCapacity
-	case bytes == 0:
-		return uint64(d.MTU) + uint64(d.L2Bytes)
-	}
-	return uint64(bytes)
 }
 
 // packet is the packet that was asked for, as far as the rule tells packets apart.

@@ -203,7 +203,7 @@ func place(h *loader.Hook) report.Place {
 // bucketOf is what there is to say of a bucket of a rule.
 func bucketOf(h *loader.Hook, entry maps.Entry, b maps.Bucket) report.Bucket {
 	out := report.Bucket{Sharer: sharer(b), LevelBytes: b.LevelBytes}
-	packet := model.Packet{Bytes: model.Counted(fullPacket(0, h.Device), entry.Framing)}
+	packet := model.Packet{Bytes: model.Counted(h.Device.FullFrame(), entry.Framing)}
 	o := model.NewLimit(entry.Rule).Decide(model.State{Level: b.LevelBytes << model.UnitBits, FIFO: true}, packet)
 	if entry.Excess == policy.Delay && !o.Excess {
 		out.WaitNS = &o.Wait

@@ -106,12 +106,9 @@ type Rule struct {
 
 // A Bucket is the one that a packet is charged to.
 type Bucket struct {
-	Sharer  string
-	Meter   model.Meter
-	Units   uint64 // its level
-	Spilled bool   // it is the spill bucket
-	Ahead   bool   // the packet goes ahead of those that wait, as a sparse flow's
-	Seen    time.Time
+	Sharer string
+	model.State
+	Seen time.Time
 }
 
 // A Shadow is the shadow of a rule.

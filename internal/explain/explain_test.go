@@ -8,11 +8,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
-	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -32,7 +32,7 @@ func limited(d policy.Direction) *Stop {
 		Hook: &Hook{Name: "eth0", Device: eth0, Direction: d, Match: d.FarSide(), State: loader.Attached, InForce: true, Was: "eth0"},
 		Rule: &Rule{Rule: policy.Rule{Prefix: netip.MustParsePrefix("10.0.0.0/24"), Rate: 15_625_000, Capacity: 5000}},
 	}
-	s.Rule.Bucket = &Bucket{Sharer: "10.0.0.0/24", Meter: maps.Meter(s.Rule.Rule)}
+	s.Rule.Bucket = &Bucket{Sharer: "10.0.0.0/24"}
 	return s
 }
 
@@ -40,11 +40,10 @@ func limited(d policy.Direction) *Stop {
 func (s *Stop) delays() {
 	r := &s.Rule.Rule
 	r.Algorithm, r.Excess, r.ECNAbove = policy.Leaky, policy.Delay, policy.Never
-	s.Rule.Bucket.Meter = maps.Meter(*r)
 }
 
 // full makes the bucket so that no packet conforms.
-func (s *Stop) full() { s.Rule.Bucket.Units = s.Rule.Bucket.Meter.Capacity }
+func (s *Stop) full() { s.Rule.Bucket.Level = s.Rule.Capacity << model.UnitBits }
 
 func TestJudgeStop(t *testing.T) {
 	egress, ingress := policy.Egress, policy.Ingress
@@ -90,8 +89,16 @@ func TestJudgeStop(t *testing.T) {
 		{"waits for a flow unknown", egress, func(s *Stop) {
 			s.delays()
 			s.Qdisc = fq.State{Kind: "fq", Holds: true}
-			s.Rule.Order, s.Rule.Bucket.Units = policy.SparseFirst, s.Rule.Bucket.Meter.Capacity/2
+			r := &s.Rule.Rule
+			r.Algorithm, r.Queue, r.Order = policy.GCRA, 10_000, policy.SparseFirst
+			s.Rule.Bucket.FIFO, s.Rule.Bucket.Level = true, r.Capacity<<model.UnitBits
 		}, "delay", []string{"for a flow that has packets waiting"}},
+		{"sparse flow goes ahead", egress, func(s *Stop) {
+			s.delays()
+			s.Qdisc = fq.State{Kind: "fq", Holds: true}
+			r := &s.Rule.Rule
+			r.Algorithm, r.Queue, r.Order, s.Rule.Bucket.Level = policy.GCRA, 10_000, policy.SparseFirst, r.Capacity<<model.UnitBits
+		}, "pass", nil},
 		{"no ifb", ingress, (*Stop).delays, "lost", []string{"the ifb by which packets are held back is gone"}},
 		{"no ifb, and excess", ingress, func(s *Stop) { s.delays(); s.full() }, "drop", []string{"is gone"}},
 		{"ifb is down", ingress, func(s *Stop) { s.delays(); s.Ifb = &fq.Ifb{Name: "ifb2"} }, "lost", []string{"ifb2", "is down"}},
@@ -144,7 +151,7 @@ func TestJudgeTagged(t *testing.T) {
 // A shadow counts by its own framing, and has a bucket of its own.
 func TestJudgeShadow(t *testing.T) {
 	s := limited(policy.Egress)
-	s.Rule.Shadow = &Shadow{Rule: s.Rule.Rule, Bucket: Bucket{Sharer: "10.0.0.7", Meter: s.Rule.Bucket.Meter, Units: s.Rule.Bucket.Meter.Capacity}}
+	s.Rule.Shadow = &Shadow{Rule: s.Rule.Rule, Bucket: Bucket{Sharer: "10.0.0.7", State: model.State{Level: s.Rule.Capacity << model.UnitBits}}}
 	s.Rule.Shadow.Framing.Overhead = 24
 	got := judgeStop(Packets{Dst: far, Segments: 1}, *s)
 	if got.Verdict != "pass" || *got.Proposed != (report.Proposed{Sharer: "10.0.0.7", Bytes: 1024, LevelBytes: 5000, CapacityBytes: 5000}) {

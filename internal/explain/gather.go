@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -74,7 +75,7 @@ func onHook(n *loader.Namespace, q Question, d policy.Direction) (f Facts, err e
 	default:
 		f.Dst = q.Address
 	}
-	s, err := stopAt(n, h, netinfo.Hop{Device: dev, Direction: d}, f.Packets, frameOf(q.Bytes, dev))
+	s, err := stopAt(n, h, netinfo.Hop{Device: dev, Direction: d}, f.Packets, cmp.Or(q.Bytes, dev.FullFrame()))
 	f.Stops = []Stop{s}
 	return f, err
 }
@@ -119,7 +120,7 @@ func routed(n *loader.Namespace, p Packets, bytes uint64, hooks []*loader.Hook) 
 				continue
 			}
 			met[h] = true
-			s, err := stopAt(n, h, hop, p, frameOf(bytes, l.Route.Device))
+			s, err := stopAt(n, h, hop, p, cmp.Or(bytes, l.Route.Device.FullFrame()))
 			if err != nil {
 				return f, err
 			}
@@ -269,12 +270,12 @@ func ruleFor(h *loader.Hook, address netip.Addr, p Packets, s Stop) (*Rule, erro
 		}
 	}
 	if shadow, ok := h.Set.Shadow(e); ok {
-		if b := bucketFor(h, shadow, address, p, s); b != nil {
+		if b := bucketFor(h, shadow, address, p.Flow); b != nil {
 			r.Shadow = &Shadow{Rule: shadow.Rule, Bucket: *b}
 		}
 	}
 	if e.Rate != policy.Unlimited {
-		r.Bucket = bucketFor(h, e, address, p, s)
+		r.Bucket = bucketFor(h, e, address, p.Flow)
 	}
 	if r.Bucket != nil {
 		r.SpeedBits = h.Device.Speed()
@@ -283,19 +284,14 @@ func ruleFor(h *loader.Hook, address netip.Addr, p Packets, s Stop) (*Rule, erro
 }
 
 // bucketFor is the bucket that a rule has for packets, nil where only a flow would tell.
-func bucketFor(h *loader.Hook, e maps.Entry, address netip.Addr, p Packets, s Stop) *Bucket {
+func bucketFor(h *loader.Hook, e maps.Entry, address netip.Addr, given *maps.Flow) *Bucket {
 	flow := maps.Flow{Src: address, Dst: address}
-	if p.Flow != nil {
-		flow = *p.Flow
+	if given != nil {
+		flow = *given
 	} else if e.Each.Kind == policy.EachFlow {
 		return nil
 	}
-	now := maps.Now()
-	b := &Bucket{
-		Sharer: maps.Sharer(e, h.Match(), flow), Meter: h.Set.Meter(e), Units: h.Set.Level(e, h.Match(), flow, now),
-		Spilled: h.Set.Spills(e, h.Match(), flow, now), Seen: time.Now(),
-	}
-	bytes := countPacket(s.Frame, s.Tags, p.Segments, e.Framing).Bytes
-	b.Ahead = p.Flow != nil && h.Set.GoesAhead(e, flow, now, bytes)
+	b := &Bucket{maps.Sharer(e, h.Match(), flow), h.Set.State(e, h.Match(), flow, maps.Now()), time.Now()}
+	b.FIFO = b.FIFO || given == nil
 	return b
 }

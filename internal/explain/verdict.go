@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/shapectl/shapectl/internal/model"
-	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -31,8 +30,9 @@ func judgeRule(out *report.Stop, p Packets, s Stop) {
 	}
 	if b := r.Shadow; b != nil {
 		bytes := countPacket(s.Frame, s.Tags, p.Segments, b.Framing).Bytes
+		o := model.NewLimit(b.Rule).Decide(b.State, model.Packet{Bytes: bytes})
 		out.Proposed = &report.Proposed{
-			Sharer: b.Sharer, Bytes: bytes, LevelBytes: model.Bytes(b.Units), CapacityBytes: b.Capacity, Conforms: b.Meter.Conforms(b.Units, bytes),
+			Sharer: b.Sharer, Bytes: bytes, LevelBytes: model.Bytes(b.Level), CapacityBytes: b.Capacity, Conforms: !o.Excess,
 		}
 	}
 	if r.Rate == policy.Unlimited {
@@ -45,12 +45,10 @@ func judgeRule(out *report.Stop, p Packets, s Stop) {
 		}
 		return
 	}
-	charged := chargedBy(r.Rule, r.Bucket.Spilled)
-	level := levelOf(charged, *r.Bucket, counted.Bytes, r.SpeedBits)
+	level, verdict := judgeBucket(r.Rule, *r.Bucket, counted.Bytes, r.SpeedBits)
 	out.Bucket = &level
 	if out.Attached {
-		out.Verdict, _ = fate(charged, *r.Bucket, counted.Bytes)
-		out.Note = ofWhichFlow(charged, p.Flow, out.Verdict)
+		out.Verdict, out.Note = verdict.String(), OfWhichFlow(r.Rule, p.Flow, verdict)
 	}
 }
 
@@ -65,17 +63,6 @@ func anyFlow(a netip.Addr, m policy.Match) maps.Flow {
 		return maps.Flow{Proto: udp, Src: a, SrcPort: 5000, Dst: other, DstPort: 53}
 	}
 	return maps.Flow{Proto: udp, Src: other, SrcPort: 5000, Dst: a, DstPort: 53}
-}
-
-// frameOf is the length of a segment at layer 2: what was asked for, or a full one of the device.
-func frameOf(bytes uint64, d netinfo.Device) uint64 {
-	switch {
-	case bytes != 0:
-		return bytes
-	case d.MTU == 0: // a device that is not here
-		return policy.MinCapacity
-	}
-	return uint64(d.MTU) + uint64(d.L2Bytes)
 }
 
 const (
@@ -98,78 +85,45 @@ func countPacket(frame uint64, tags int, segments uint16, f policy.Framing) repo
 		PacketBytes: frame, Segments: uint64(segments), TagBytes: uint64(tags) * tagBytes,
 		OverheadBytes: f.Overhead, MPUBytes: f.MPU,
 	}
-	one := max(int64(c.PacketBytes+c.TagBytes)+int64(f.Overhead), int64(f.MPU))
-	c.Bytes = min(uint64(one)*c.Segments, mostBytes)
+	c.Bytes = min(model.Counted(c.PacketBytes+c.TagBytes, f)*c.Segments, mostBytes)
 	return c
 }
 
-// chargedBy is a rule as it treats packets that are charged to its spill bucket,
-// if spilled: without a penalty, and without marks beyond the capacity.
-func chargedBy(r policy.Rule, spilled bool) policy.Rule {
-	if spilled {
-		r.Penalty = policy.Penalty{}
-		if r.Excess == policy.ECN {
-			r.Excess = policy.Drop
-		}
-	}
-	return r
-}
-
-// fate is what becomes of a packet that counts so many bytes: the verdict, and
-// how long it is delayed, or if it is excess, in how long it would conform.
-// Where ECN can not mark, it drops.
-func fate(r policy.Rule, b Bucket, bytes uint64) (verdict string, waitNS uint64) {
-	if b.Meter.Conforms(b.Units, bytes) {
-		if r.Excess == policy.Delay && !b.Ahead {
-			waitNS = b.Meter.Held(b.Units, bytes)
-		}
-		switch {
-		case waitNS == 0:
-			return "pass", 0
-		case waitNS > uint64(r.ECNAbove):
-			return "mark", waitNS
-		}
-		return "delay", waitNS
-	}
-	verdict = "drop"
-	switch {
-	case r.Excess == policy.Pass:
-		verdict = "pass"
-	case r.Excess == policy.ECN && b.Meter.Marks(b.Units, bytes):
-		verdict = "mark"
-	}
-	return verdict, b.Meter.Wait(b.Units, bytes)
-}
-
-// ofWhichFlow says what an answer is for where it is not the same for all flows, and
-// none was given: a note, "" where there is none.
-func ofWhichFlow(r policy.Rule, given *maps.Flow, verdict string) string {
-	if given != nil || r.Order != policy.SparseFirst || verdict != "delay" && verdict != "mark" {
+// OfWhichFlow is a note that says for which flow a verdict is, if none was given and
+// the verdict is not the same for all; else "".
+func OfWhichFlow(r policy.Rule, given *maps.Flow, v model.Verdict) string {
+	if given != nil || r.Order != policy.SparseFirst || v != model.Delay && v != model.Mark {
 		return ""
 	}
 	return "that is for a flow that has packets waiting; --flow tells of another, which may go ahead"
 }
 
-// levelOf says how full a bucket is, and what that means for packets that
-// count so many bytes on a device of that speed, 0 if it is not known.
-func levelOf(r policy.Rule, b Bucket, bytes, speedBits uint64) report.Level {
-	m := b.Meter
-	_, wait := fate(r, b, bytes)
+// judgeBucket says how full a bucket is, and what that means for packets that count so
+// many bytes on a device of that speed, 0 if it is not known. They may be marked.
+func judgeBucket(r policy.Rule, b Bucket, bytes, speedBits uint64) (report.Level, model.Verdict) {
+	if b.Spilled { // neither is for strangers
+		r.Penalty = policy.Penalty{}
+		if r.Excess == policy.ECN {
+			r.Excess = policy.Drop
+		}
+	}
+	m := model.NewLimit(r)
+	o := m.Decide(b.State, model.Packet{Bytes: bytes, ECT: true})
 	l := report.Level{
 		Sharer: b.Sharer, Spilled: b.Spilled,
-		LevelBytes: model.Bytes(b.Units), CapacityBytes: r.Capacity, Excess: r.Excess.String(), Penalty: r.Penalty.String(),
-		Queue: report.NewQueue(r), Conforms: m.Conforms(b.Units, bytes), WaitNS: wait,
-		EmptyNS: m.Wait(b.Units, r.Capacity+r.Queue), // as what fills the bucket waits until it is empty
+		LevelBytes: model.Bytes(b.Level), CapacityBytes: r.Capacity, Excess: r.Excess.String(), Penalty: r.Penalty.String(),
+		Queue: report.NewQueue(r), Conforms: !o.Excess, WaitNS: o.Wait,
+		EmptyNS: m.Wait(b.Level, r.Capacity+r.Queue), // as what fills the bucket waits until it is empty
 	}
 	cost := max(bytes<<model.UnitBits, 1)
-	room := m.Capacity - min(b.Units, m.Capacity)
+	room := m.Capacity - min(b.Level, m.Capacity)
 	if l.Conforms {
 		l.RoomBytes = room >> model.UnitBits
 		l.RoomPackets = max(room/cost, 1)
 		l.AtOncePackets = l.RoomPackets
 	}
 	if r.Excess == policy.Delay {
-		l.AtOncePackets = (m.AtOnce - min(b.Units, m.AtOnce)) / cost
+		l.AtOncePackets = (m.Burst - min(b.Level, m.Burst)) / cost
 		if l.Conforms && l.WaitNS == 0 { // also one that is bigger than all that leaves at once
 			l.AtOncePackets = max(l.AtOncePackets, 1)
 		}
@@ -183,10 +137,10 @@ func levelOf(r policy.Rule, b Bucket, bytes, speedBits uint64) report.Level {
 		}
 	}
 	if r.Penalty.Kind == policy.PenaltyHold {
-		l.HeldNS = m.Wait(b.Units, 0) // what counts nothing waits until the level is not above the capacity
+		l.HeldNS = m.Wait(b.Level, 0) // what counts nothing waits until the level is not above the capacity
 	}
 	if l.HeldNS > 0 {
 		l.HeldUntil = uint64(b.Seen.Add(time.Duration(l.HeldNS)).UnixNano())
 	}
-	return l
+	return l, o.Verdict
 }

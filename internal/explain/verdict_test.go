@@ -8,7 +8,6 @@ import (
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
-	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -84,8 +83,7 @@ func TestLevelOfBucket(t *testing.T) {
 		{"bigger than what leaves at once", burst, 0, 6000, 0, report.Level{Conforms: true, RoomPackets: 2, RoomBytes: 12000, AtOncePackets: 1}, "pass"},
 	} {
 		r := test.rule
-		b := Bucket{Meter: maps.Meter(r), Units: test.level << model.UnitBits, Seen: now}
-		got := levelOf(r, b, test.bytes, test.speed)
+		got, verdict := judgeBucket(r, Bucket{State: model.State{Level: test.level << model.UnitBits}, Seen: now}, test.bytes, test.speed)
 		want := test.want
 		want.Queue = report.NewQueue(r)
 		if r.Excess != policy.Delay {
@@ -98,13 +96,13 @@ func TestLevelOfBucket(t *testing.T) {
 		if g, w := plainJSON(t, got), plainJSON(t, want); g != w {
 			t.Errorf("%s: it is\n%s, want\n%s", test.name, g, w)
 		}
-		if v, _ := fate(r, b, test.bytes); v != test.verdict {
-			t.Errorf("%s: the verdict is %s, want %s", test.name, v, test.verdict)
+		if verdict.String() != test.verdict {
+			t.Errorf("%s: the verdict is %s, want %s", test.name, verdict, test.verdict)
 		}
 	}
 	// What counts nothing always finds room.
-	b := Bucket{Meter: model.New(8000, 5000, false, 0), Units: 1000 << model.UnitBits, Seen: now}
-	if l := levelOf(limit, b, 0, 0); !l.Conforms || l.RoomPackets < 1e9 {
+	b := Bucket{State: model.State{Level: 1000 << model.UnitBits}, Seen: now}
+	if l, _ := judgeBucket(limit, b, 0, 0); !l.Conforms || l.RoomPackets < 1e9 {
 		t.Errorf("no bytes: %+v", l)
 	}
 }

@@ -158,7 +158,7 @@ func (l *Limit) queue(o Outcome, s State, p Packet) Outcome {
 	before := excess(s.Level, p.Bytes, l.Burst)
 	if before > 0 && l.Order == policy.SparseFirst {
 		var ahead bool
-		if o.Flow, ahead = l.FlowLevel(s, p.Bytes, before); ahead {
+		if o.Flow, ahead = l.flowLevel(s, p.Bytes, before); ahead {
 			before = 0
 		}
 	}
@@ -177,12 +177,12 @@ func (l *Limit) queue(o Outcome, s State, p Packet) Outcome {
 	return o
 }
 
-// FlowLevel is the level of a flow's own bucket, in units, after a packet of n bytes
+// flowLevel is the level of a flow's own bucket, in units, after a packet of n bytes
 // with so many units before it. The packet goes ahead of them if its flow is sparse
 // (as RFC 8290 has it: it builds no queue of its own): 2^SparseBits bytes fill the
 // bucket, which is as big as the queue. A queued packet leaves more than that in it
 // until its turn, so that no packet overtakes one of its own flow.
-func (m Meter) FlowLevel(s State, n, before uint64) (level uint64, ahead bool) {
+func (m Meter) flowLevel(s State, n, before uint64) (level uint64, ahead bool) {
 	queue := m.Capacity - m.Burst
 	level = s.Flow + queue>>UnitBits*n<<(UnitBits-SparseBits)
 	if n <= 1<<SparseBits && !s.FIFO && level <= queue {

@@ -10,6 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // ErrNoDevice means that the namespace has no device of that name.
@@ -100,6 +102,15 @@ func (d Device) CheckReadable() error {
 			ErrUnsupportedDevice, d.encap)
 	}
 	return nil
+}
+
+// FullFrame is the length in bytes at layer 2 of the longest packet of the device, without
+// VLAN tags; of the zero Device that of an Ethernet frame.
+func (d Device) FullFrame() uint64 {
+	if d.MTU == 0 {
+		return policy.MinCapacity
+	}
+	return uint64(d.MTU) + uint64(d.L2Bytes)
 }
 
 // DeviceByName finds a device by its name or an alternative one. The error wraps ErrNoDevice where there is none.

@@ -133,12 +133,6 @@ func (s *Set) Spills(e Entry, match policy.Match, flow Flow, now uint64) bool {
 	return e.Each.Kind != policy.EachAll && !s.hasRoom(e.ID, makeKey(e.ID, e.Each, match, flow), now)
 }
 
-// GoesAhead is for cmd/shapectl/explain_stop.go, which has no State yet.
-func (s *Set) GoesAhead(e Entry, flow Flow, now, n uint64) bool {
-	_, ahead := s.Meter(e).FlowLevel(s.State(e, policy.MatchDst, flow, now), n, 0)
-	return ahead && e.Order == policy.SparseFirst
-}
-
 // slotOf is the slot of a key; nil if it has none.
 func (s *Set) slotOf(id uint32, key bpf.AbiKey) *bpf.AbiBucket {
 	for _, p := range s.places(key, s.current(id).Salt) {
