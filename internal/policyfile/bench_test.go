@@ -80,7 +80,7 @@ func BenchmarkMillion(b *testing.B) {
 				rules := tables[0].Rules
 				for i := range rules {
 					if i%10 == 0 {
-						rules[i].Rate, rules[i].Capacity = 1234, 123456
+						rules[i].Rate, rules[i].Capacity = 12340, 123456
 					}
 				}
 				if err := Merge(io.Discard, f, []Device{device}, tables); err != nil {

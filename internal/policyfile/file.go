@@ -52,7 +52,27 @@ type table struct {
 type rule struct {
 	span
 	prefix netip.Prefix
-	limit  *policy.Limit // of any number of rules
+	limit  *policy.Limit // of any number of rules whose networks have one family and length
+}
+
+// maker makes rules on devices whose frames have l2Bytes of link header: of those that
+// share a limit one, as they differ in their networks alone.
+func maker(l2Bytes uint8) func(*rule) (policy.Rule, error) {
+	known := map[*policy.Limit]policy.Rule{}
+	return func(r *rule) (policy.Rule, error) {
+		made, ok := known[r.limit]
+		if !ok {
+			var err error
+			if made, err = r.limit.Rule(r.prefix, l2Bytes); err != nil {
+				return made, err
+			}
+			if len(known) < maxKnown {
+				known[r.limit] = made
+			}
+		}
+		made.Prefix = r.prefix
+		return made, nil
+	}
 }
 
 // Device is a device that is there.
@@ -100,15 +120,16 @@ func (f *File) For(d Device) ([]policy.Table, error) {
 		return nil, err
 	}
 	var tables []policy.Table
+	made := maker(d.L2Bytes)
 	for _, t := range s.tables {
 		if len(t.rules) == 0 {
 			continue
 		}
 		rules := make([]policy.Rule, len(t.rules))
-		for i, r := range t.rules {
+		for i := range t.rules {
 			// Parse tried this for either kind of device.
-			if rules[i], err = r.limit.Rule(r.prefix, d.L2Bytes); err != nil {
-				return nil, f.errorAt(r.key, err.Error())
+			if rules[i], err = made(&t.rules[i]); err != nil {
+				return nil, f.errorAt(t.rules[i].key, err.Error())
 			}
 		}
 		tables = append(tables, policy.Table{Device: d.Name, Direction: t.direction, Match: t.match, Rules: rules})

@@ -87,11 +87,17 @@ func newBase(defaults parcel) base {
 type limits struct {
 	base
 	defaults parcel
-	known    map[string]*policy.Limit // by what rules say, as most say what others do
+	known    map[saying]*policy.Limit // as most rules say what others do
 }
 
-// maxKnown bounds limits.known.
-const maxKnown = 1 << 14
+// A saying is what a rule says, and what a limit takes of its network.
+type saying struct {
+	text         string
+	family, bits int
+}
+
+// maxKnown bounds how many limits, rules and texts are remembered at a time.
+const maxKnown = 1 << 16
 
 // of is the limit of a rule.
 func (l *limits) of(p parcel) *policy.Limit {
@@ -129,7 +135,8 @@ func dropIdle(l *policy.Limit, r *policy.Rule) {
 
 // limit is that of a rule, nil if it is not valid.
 func (r *reader) limit(of *limits, prefix netip.Prefix, e *entry) *policy.Limit {
-	if limit := of.known[string(r.text[e.value.start:e.value.end])]; limit != nil && valid(limit, prefix) == nil {
+	text, family := r.text[e.value.start:e.value.end], prefix.Addr().BitLen()
+	if limit := of.known[saying{string(text), family, prefix.Bits()}]; limit != nil {
 		return limit
 	}
 	p := r.rule(&e.value)
@@ -137,21 +144,16 @@ func (r *reader) limit(of *limits, prefix netip.Prefix, e *entry) *policy.Limit 
 		return nil
 	}
 	limit := of.of(p)
-	if err := valid(limit, prefix); err != nil {
+	// That is so on devices of either kind: an overhead by a keyword is in range without
+	// a link header, and with one.
+	if _, err := limit.Rule(prefix, 0); err != nil {
 		r.blame(err, e.key.start, p, of.defaults)
 		return nil
 	}
 	if len(of.known) < maxKnown {
-		of.known[string(r.text[e.value.start:e.value.end])] = limit
+		of.known[saying{string(text), family, prefix.Bits()}] = limit
 	}
 	return limit
-}
-
-// valid is why a limit makes no rule for a network. That is so on devices of either
-// kind: an overhead by a keyword is in range without a link header, and with one.
-func valid(l *policy.Limit, prefix netip.Prefix) error {
-	_, err := l.Rule(prefix, 0)
-	return err
 }
 
 // blame reports a rule that is not valid, where the part stands that the error

@@ -136,16 +136,17 @@ func freshTable(of base, t policy.Table, d Device) fresh {
 	if t.Match != t.Direction.FarSide() {
 		f.inner = append(f.inner, freshMatch(t.Match))
 	}
+	spell := speller(of, d.L2Bytes)
 	for i := range t.Rules {
-		f.inner = append(f.inner, freshRule(of, &t.Rules[i], d))
+		f.inner = append(f.inner, freshRule(spell, &t.Rules[i]))
 	}
 	return f
 }
 
 func freshMatch(side policy.Match) fresh { return fresh{key: "match", value: side.String()} }
 
-func freshRule(of base, r *policy.Rule, d Device) fresh {
-	return fresh{key: networkKey(r.Prefix), value: spell(of, r, d.L2Bytes)}
+func freshRule(spell func(*policy.Rule) string, r *policy.Rule) fresh {
+	return fresh{key: networkKey(r.Prefix), value: spell(r)}
 }
 
 // section changes that of a device, or says that it is to go.
@@ -188,23 +189,24 @@ func (m *merger) table(t *table, live policy.Table, d Device, inside bool) {
 			c.first = []fresh{freshMatch(live.Match)}
 		}
 	}
-	rules := live.Rules
-	for _, r := range t.rules {
+	rules, spell, made := live.Rules, speller(t.base, d.L2Bytes), maker(d.L2Bytes)
+	for i := range t.rules {
+		r := &t.rules[i]
 		c.entries = append(c.entries, r.span)
 		for len(rules) > 0 && policy.ComparePrefix(rules[0].Prefix, r.prefix) < 0 {
-			c.last, rules = append(c.last, freshRule(t.base, &rules[0], d)), rules[1:]
+			c.last, rules = append(c.last, freshRule(spell, &rules[0])), rules[1:]
 		}
 		if len(rules) == 0 || rules[0].Prefix != r.prefix {
 			c.gone[r.key] = true
 			continue
 		}
-		if said, err := r.limit.Rule(r.prefix, d.L2Bytes); err != nil || said != rules[0] {
+		if said, err := made(r); err != nil || said != rules[0] {
 			m.rule(t, r.span, &rules[0], d)
 		}
 		rules = rules[1:]
 	}
 	for i := range rules {
-		c.last = append(c.last, freshRule(t.base, &rules[i], d))
+		c.last = append(c.last, freshRule(spell, &rules[i]))
 	}
 	m.apply(c)
 }

@@ -197,7 +197,7 @@ func (r *reader) table(d policy.Direction, e *entry, defaults parcel) table {
 		defaults = r.defaults(defaults, &e.value)
 	}
 	t.base = newBase(defaults)
-	limits := &limits{t.base, defaults, map[string]*policy.Limit{}}
+	limits := &limits{t.base, defaults, map[saying]*policy.Limit{}}
 	t.rules = make([]rule, 0, len(entries))
 	for i := range entries {
 		e := &entries[i]

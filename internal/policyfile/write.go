@@ -43,12 +43,13 @@ func Write(w io.Writer, tables []policy.Table, comment func(device string, d pol
 		if t.Match != t.Direction.FarSide() {
 			fmt.Fprintf(out, "      match: %v\n", t.Match)
 		}
+		spell := speller(base{}, 0)
 		for i := range t.Rules {
 			r := &t.Rules[i]
 			if err := r.Validate(); err != nil {
 				return fmt.Errorf("write a policy: %s %v %v: %w", t.Device, t.Direction, r.Prefix, err)
 			}
-			fmt.Fprintf(out, "      %s: %s", networkKey(r.Prefix), spell(base{}, r, 0))
+			fmt.Fprintf(out, "      %s: %s", networkKey(r.Prefix), spell(r))
 			if comment != nil {
 				if text := harmless(comment(t.Device, t.Direction, r.Prefix)); text != "" {
 					fmt.Fprintf(out, "  # %s", text)
@@ -126,6 +127,23 @@ func spell(of base, r *policy.Rule, l2Bytes uint8) string {
 		return parts[0].text
 	}
 	return braces(parts)
+}
+
+// speller is spell for many rules, most of which say what others do.
+func speller(of base, l2Bytes uint8) func(*policy.Rule) string {
+	known := map[policy.Rule]string{}
+	return func(r *policy.Rule) string {
+		key := *r // but for its network, of which spell takes the family and the length
+		wide, _ := r.Prefix.Addr().Prefix(0)
+		key.Prefix = netip.PrefixFrom(wide.Addr(), r.Prefix.Bits())
+		text, ok := known[key]
+		if !ok {
+			if text = spell(of, r, l2Bytes); len(known) < maxKnown {
+				known[key] = text
+			}
+		}
+		return text
+	}
 }
 
 func braces(parts []part) string {
