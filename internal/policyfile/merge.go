@@ -78,9 +78,9 @@ func (m *merger) sort(devices []Device, tables []policy.Table) error {
 		if slices.ContainsFunc(of, func(other policy.Table) bool { return other.Direction == t.Direction }) {
 			return fmt.Errorf("write a policy: %s %v has two tables", t.Device, t.Direction)
 		}
-		for _, r := range t.Rules {
-			if err := r.Validate(); err != nil {
-				return fmt.Errorf("write a policy: %s %v %v: %w", t.Device, t.Direction, r.Prefix, err)
+		for i := range t.Rules {
+			if err := t.Rules[i].Validate(); err != nil {
+				return fmt.Errorf("write a policy: %s %v %v: %w", t.Device, t.Direction, t.Rules[i].Prefix, err)
 			}
 		}
 		if len(t.Rules) > 0 {
