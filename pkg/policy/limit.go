@@ -78,7 +78,7 @@ func ParseShadow(text string) (*Limit, error) {
 // Rule is the valid rule for a network on a device whose frames have l2Bytes of
 // link header (14 or 0).
 func (l Limit) Rule(prefix netip.Prefix, l2Bytes uint8) (r Rule, err error) {
-	if err = l.resolve(&r, prefix, l2Bytes); err == nil {
+	if r, err = l.Resolve(prefix, l2Bytes); err == nil {
 		err = r.Validate()
 	}
 	r.Each = r.Each.Canonical(prefix)
@@ -89,27 +89,22 @@ func (l Limit) Rule(prefix netip.Prefix, l2Bytes uint8) (r Rule, err error) {
 // Resolve is Rule with any capacity, also less than a full packet. The rule may not be
 // valid. With an error it has what could be resolved.
 func (l *Limit) Resolve(prefix netip.Prefix, l2Bytes uint8) (r Rule, err error) {
-	err = l.resolve(&r, prefix, l2Bytes)
-	return r, err
-}
-
-func (l *Limit) resolve(r *Rule, prefix netip.Prefix, l2Bytes uint8) (err error) {
 	r.Prefix = prefix
 	if l.Rate == 0 {
-		return errors.New("rate is missing; say how much, such as 10mbit, or unlimited")
+		return r, errors.New("rate is missing; say how much, such as 10mbit, or unlimited")
 	}
 	for _, o := range Options {
-		if wrong := o.resolve(l, r, l2Bytes); err == nil {
+		if wrong := o.resolve(l, &r, l2Bytes); err == nil {
 			err = wrong
 		}
 	}
 	if l.Shadow == nil || err != nil {
-		return err
+		return r, err
 	}
 	proposed, err := l.Shadow.Resolve(prefix, l2Bytes)
 	if err != nil {
-		return fmt.Errorf("shadow: %w", err)
+		return r, fmt.Errorf("shadow: %w", err)
 	}
 	r.Shadow = NewShadow(proposed)
-	return nil
+	return r, nil
 }
