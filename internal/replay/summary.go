@@ -31,10 +31,14 @@ type Summary struct {
 	First, Last uint64 // ns: the earliest and the latest packet
 	LongestWait uint64 // ns, of a packet that was delayed
 
+	// LongestGap is the longest time between the departures of two packets of a bucket
+	// with a dropped packet between them. Before the first departure it begins with the
+	// first dropped packet, and it ends with the last packet of all.
+	LongestGap Gap
+
 	limits   Limits
-	waited   float64 // ns, of all that were delayed
-	highest  uint64  // units
-	worst    Gap
+	waited   float64        // ns, of all that were delayed
+	highest  uint64         // units
 	free     []*model.Limit // each rule's rate, with the largest bucket there is
 	needed   uint64         // units, of a bucket that loses nothing
 	beyond   bool           // not even the largest bucket would do
@@ -126,8 +130,8 @@ func (s *Summary) gap(a *account, r Result) {
 	a.dropped = a.dropped || dropped
 	// A clock that steps back makes no gap, and neither does a drop while other packets are queued.
 	at := r.Departure()
-	if a.dropped && at >= a.since && (at-a.since > s.worst.NS || s.Dropped.Packets == 1) {
-		s.worst = Gap{From: a.since, NS: at - a.since}
+	if a.dropped && at >= a.since && (at-a.since > s.LongestGap.NS || s.Dropped.Packets == 1) {
+		s.LongestGap = Gap{From: a.since, NS: at - a.since}
 	}
 	if !dropped {
 		// A packet of a sparse flow departs before those that are queued.
@@ -175,11 +179,6 @@ func (s *Summary) HighestLevelBytes() uint64 { return model.Bytes(s.highest) }
 func (s *Summary) MeanWait() uint64 {
 	return uint64(math.Round(s.waited / float64(max(1, s.Delayed.Packets))))
 }
-
-// LongestGap is the longest time between the departures of two packets of a bucket
-// with a dropped packet between them. Before the first departure it begins with the
-// first dropped packet, and it ends with the last packet of all.
-func (s *Summary) LongestGap() Gap { return s.worst }
 
 // LosslessCapacity is the smallest capacity in bytes, of burst and queue together,
 // with which no packet would have been excess: the highest level of a bucket that

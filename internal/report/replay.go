@@ -101,7 +101,7 @@ const mostSharers = 5
 
 // NewReplay puts together what a summary says; the rest is for the caller.
 func NewReplay(l replay.Limits, s *replay.Summary) Replay {
-	rule, drought := l.Rules[0], s.LongestGap()
+	rule, drought := l.Rules[0], s.LongestGap
 	r := Replay{
 		Algorithm: rule.Algorithm.String(), Match: l.Match.String(), Each: rule.Each.String(), Excess: rule.Excess.String(),
 		RateBits: uint64(rule.Rate), CapacityBytes: rule.Capacity, Queue: NewQueue(rule),
