@@ -40,7 +40,8 @@ type Device struct {
 	// Peer is the index of the other end of a pair, 0 if that is in another namespace.
 	Peer int
 	// XDP is the mode of the device's XDP program ("native"), "" where it has none.
-	XDP string
+	XDP        string
+	XDPProgram uint32
 	// Loopback: what is sent is received again on the same device.
 	Loopback bool
 
@@ -76,7 +77,7 @@ func describe(l netlink.Link) Device {
 		d.Peer = a.ParentIndex
 	}
 	if a.Xdp != nil && a.Xdp.Attached {
-		d.XDP = xdpModes[a.Xdp.AttachMode]
+		d.XDP, d.XDPProgram = xdpModes[a.Xdp.AttachMode], a.Xdp.ProgId
 	}
 	d.L2Bytes = linkHeaders[a.EncapType]
 	return d

@@ -12,7 +12,6 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
@@ -36,25 +35,20 @@ func Path(dev Device, d policy.Direction, ours []ebpf.ProgramID) ([]ChainEntry, 
 	if err != nil {
 		return nil, err
 	}
-	l, err := netlink.LinkByIndex(dev.Index)
-	if err != nil {
-		return nil, fmt.Errorf("look up device %s: %w", dev.Name, err)
-	}
 	if d == policy.Ingress {
-		return slices.Concat(xdp(l, dev.XDP), chain, netfilter), nil
+		return slices.Concat(xdp(dev), chain, netfilter), nil
 	}
 	queue, err := fq.Look(dev.Index)
 	root := ChainEntry{At: "qdisc", Name: queue.Kind}
 	return append(slices.Concat(netfilter, chain), root), err // netfilter first, since it has an egress hook (5.16)
 }
 
-func xdp(l netlink.Link, mode string) []ChainEntry {
-	if mode == "" {
+func xdp(d Device) []ChainEntry {
+	if d.XDP == "" {
 		return nil
 	}
-	id := l.Attrs().Xdp.ProgId
-	name := strings.TrimPrefix(ProgramName(ebpf.ProgramID(id))+", "+mode, ", ")
-	return []ChainEntry{{At: "xdp", ID: id, Name: name}}
+	name := strings.TrimPrefix(ProgramName(ebpf.ProgramID(d.XDPProgram))+", "+d.XDP, ", ")
+	return []ChainEntry{{At: "xdp", ID: d.XDPProgram, Name: name}}
 }
 
 // A netfilterChain is one of nftables that is hooked to devices.
