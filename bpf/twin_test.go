@@ -31,7 +31,7 @@ func sizes(overhead int16) (least, most uint64) {
 	case grow:
 		return 34 + grow, 512 << 10
 	case swell:
-		return 34 + swell, 1<<model.PacketBits - 1
+		return 34 + swell, model.MaxPacket
 	}
 	return 1, 60000
 }

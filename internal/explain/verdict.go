@@ -65,15 +65,10 @@ func anyFlow(a netip.Addr, m policy.Match) maps.Flow {
 	return maps.Flow{Proto: udp, Src: other, SrcPort: 5000, Dst: a, DstPort: 53}
 }
 
-const (
-	tagBytes  = 4
-	mostBytes = 1<<model.PacketBits - 1 // that a packet counts
-)
-
 // checkSize reports as an error that there is no packet of so many segments of that length.
 func checkSize(frame uint64, segments uint16) error {
-	if frame*uint64(segments) > mostBytes {
-		return &QuestionError{fmt.Errorf("a packet of %d segments of %d bytes is out of range; it has %d bytes at most", segments, frame, mostBytes)}
+	if frame*uint64(segments) > model.MaxPacket {
+		return &QuestionError{fmt.Errorf("a packet of %d segments of %d bytes is out of range; it has %d bytes at most", segments, frame, model.MaxPacket)}
 	}
 	return nil
 }
@@ -82,10 +77,10 @@ func checkSize(frame uint64, segments uint16) error {
 // framed_bytes in bpf/packet.h, but that there the last one may be shorter.
 func countPacket(frame uint64, tags int, segments uint16, f policy.Framing) report.Counted {
 	c := report.Counted{
-		PacketBytes: frame, Segments: uint64(segments), TagBytes: uint64(tags) * tagBytes,
+		PacketBytes: frame, Segments: uint64(segments), TagBytes: 4 * uint64(tags),
 		OverheadBytes: f.Overhead, MPUBytes: f.MPU,
 	}
-	c.Bytes = min(model.Counted(c.PacketBytes+c.TagBytes, f)*c.Segments, mostBytes)
+	c.Bytes = min(model.Counted(c.PacketBytes+c.TagBytes, f)*c.Segments, model.MaxPacket)
 	return c
 }
 

@@ -17,12 +17,10 @@ const (
 	TickBits = 30
 	// PacketBits: no packet counts as 2^PacketBits bytes or more.
 	PacketBits = 24
+	// MaxPacket is the most bytes that a packet counts.
+	MaxPacket = 1<<PacketBits - 1
 	// SparseBits: a sparse flow sends 2^SparseBits bytes at most in the time that a full queue takes to leave.
 	SparseBits = 11
-
-	// MaxLevelBytes bounds the level of a bucket, twice its capacity and a
-	// penalty included: levels stay below 2^62 units.
-	MaxLevelBytes = 1 << 42
 
 	busy = 1 // TAT_BUSY of bpf/abi.h
 	// ownTimeNS: a sender's own departure time that is later than this is not one.
@@ -47,8 +45,9 @@ type Limit struct {
 	ECNAbove policy.ECNAbove
 }
 
-// NewLimit is the limit of a rule, whose levels stay within MaxLevelBytes and whose
-// queue is shorter than 17 s; the zero Limit for a rule that is unlimited.
+// NewLimit is the limit of a rule, whose levels stay below 2^62 units, twice the capacity
+// and a penalty included, and whose queue is shorter than 17 s; the zero Limit for a rule
+// that is unlimited.
 func NewLimit(r policy.Rule) *Limit {
 	if r.Rate == policy.Unlimited {
 		return &Limit{}
@@ -98,7 +97,7 @@ type Packet struct {
 
 // Counted is how many bytes a packet of that length at layer 2 counts: below 2^PacketBits.
 func Counted(bytes uint64, f policy.Framing) uint64 {
-	return uint64(min(max(int64(bytes)+int64(f.Overhead), int64(f.MPU)), 1<<PacketBits-1))
+	return uint64(min(max(int64(bytes)+int64(f.Overhead), int64(f.MPU)), MaxPacket))
 }
 
 // A Verdict is what happens to a packet.

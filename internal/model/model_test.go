@@ -104,9 +104,9 @@ func size(roll dice, capacity uint64) uint64 {
 	case 2:
 		return 1 + roll(512<<10)
 	case 3:
-		return min(capacity+roll(3), 1<<PacketBits-1) // full to the brim, and one more
+		return min(capacity+roll(3), MaxPacket) // full to the brim, and one more
 	case 4:
-		return min(max(capacity/2, 1), 1<<PacketBits-1)
+		return min(max(capacity/2, 1), MaxPacket)
 	case 5:
 		return 1
 	default:
@@ -198,7 +198,7 @@ func TestPenaltyIsExact(t *testing.T) {
 
 // tolerable is the penalty, or none where a bucket would have a higher level than it can.
 func tolerable(rate, holdNS uint64) uint64 {
-	if float64(rate)/8e9*float64(holdNS) > MaxLevelBytes/2 {
+	if float64(rate)/8e9*float64(holdNS) > 1<<41 {
 		return 0
 	}
 	return holdNS
@@ -277,7 +277,7 @@ func TestIdle(t *testing.T) {
 					}
 					b := Bucket{}
 					for range 3 { // charged full, however late a packet comes
-						m.Offer(&b, nil, false, Packet{Time: start, Bytes: capacity & (1<<PacketBits - 1)})
+						m.Offer(&b, nil, false, Packet{Time: start, Bytes: capacity & MaxPacket})
 					}
 					if got := m.Level(b, start+idle); got != 0 {
 						t.Fatalf("%d bit/s, %d bytes: idle from %d for %d ns: has %d units", rate, capacity, start, idle, got)
