@@ -19,13 +19,11 @@ type askOptions struct {
 	device    string
 	direction policy.Direction
 	address   netip.Addr
-	bytes     byteCount
-	flow      *maps.Flow
+	packetFlags
 }
 
 func (e *env) askCommand() *cobra.Command {
 	var o askOptions
-	var flow string
 	cmd := &cobra.Command{
 		Use:   "ask DEV ingress|egress ADDRESS [flags]",
 		Short: "Ask whether a packet would pass now, and when",
@@ -43,25 +41,48 @@ waiting. Nothing is charged or changed.`,
 			if o.direction, err = direction("ask", given[1]); err != nil {
 				return err
 			}
-			if o.address, err = netip.ParseAddr(given[2]); err != nil || o.address.Zone() != "" || o.address.Is4In6() {
-				return inputf("ask: %q is not an address; write one such as 10.0.0.7 or 2001:db8::7", given[2])
+			if o.address, err = parseAddress(cmd, given[2]); err != nil {
+				return err
 			}
-			if o.bytes >= 1<<model.PacketBits || cmd.Flags().Changed("bytes") && o.bytes == 0 {
-				return inputf("ask: a packet of %d bytes is out of range; use 1 to %d", o.bytes, 1<<model.PacketBits-1)
-			}
-			if flow != "" {
-				f, err := maps.ParseFlow(flow)
-				if err != nil {
-					return inputf("ask: %w", err)
-				}
-				o.flow = &f
+			if err := o.parse(cmd); err != nil {
+				return err
 			}
 			return e.ask(o)
 		},
 	}
 	cmd.Flags().Var(&o.bytes, "bytes", "length of the packet at layer 2 (default: a full one of the device)")
-	cmd.Flags().StringVar(&flow, "flow", "", "the packet's `protocol,source:port,destination:port`")
+	cmd.Flags().StringVar(&o.text, "flow", "", "the packet's `protocol,source:port,destination:port`")
 	return cmd
+}
+
+// packetFlags are the flags that say which packets are asked about.
+type packetFlags struct {
+	bytes byteCount // 0 if not given
+	text  string    // of the flow
+	flow  *maps.Flow
+}
+
+func (p *packetFlags) parse(cmd *cobra.Command) error {
+	if p.bytes > model.MaxPacket || cmd.Flags().Changed("bytes") && p.bytes == 0 {
+		return inputf("%s: a packet of %d bytes is out of range; use 1 to %d", cmd.Name(), p.bytes, model.MaxPacket)
+	}
+	if p.text == "" {
+		return nil
+	}
+	flow, err := maps.ParseFlow(p.text)
+	if err != nil {
+		return inputf("%s: %w", cmd.Name(), err)
+	}
+	p.flow = &flow
+	return nil
+}
+
+func parseAddress(cmd *cobra.Command, s string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(s)
+	if err != nil || a.Zone() != "" || a.Is4In6() {
+		return a, inputf("%s: %q is not an address; write one such as 10.0.0.7 or 2001:db8::7", cmd.Name(), s)
+	}
+	return a, nil
 }
 
 func (e *env) ask(o askOptions) error {
@@ -76,7 +97,7 @@ func (e *env) ask(o askOptions) error {
 			Bytes: uint64(o.bytes), Conforms: true, Verdict: "pass",
 		}
 		if h == nil {
-			dev, err := device(n, o.device)
+			dev, err := device(o.device)
 			if err != nil {
 				return err
 			}

@@ -41,7 +41,7 @@ func (e *env) delete(want filterRules) error {
 			if slices.Contains(n.Collected(), want.device) {
 				return e.deleted([]report.Rule{})
 			}
-			if _, err := device(n, want.device); err != nil {
+			if _, err := device(want.device); err != nil {
 				return err
 			}
 			return e.nothingToDelete(want)
@@ -186,7 +186,7 @@ func (e *env) flush(want filterRules) error {
 			any = any || restored
 		}
 		if !any {
-			if _, err := device(n, want.device); err != nil {
+			if _, err := device(want.device); err != nil {
 				return err
 			}
 			if !e.json {

@@ -3,22 +3,18 @@ package main
 import (
 	"errors"
 	"io"
-	"net/netip"
 
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/explain"
-	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
-	"github.com/shapectl/shapectl/pkg/maps"
 )
 
 func (e *env) explainCommand() *cobra.Command {
 	q := explain.Question{}
-	var bytes byteCount
-	var flow string
+	var p packetFlags
 	cmd := &cobra.Command{
 		Use:   "explain [DEV [ingress|egress]] ADDRESS [flags]",
 		Short: "Explain what packets meet, what decides over them, and when that changes",
@@ -42,34 +38,27 @@ Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in 
 		Args:              args(0, 3),
 		ValidArgsFunction: e.completeRule,
 		RunE: func(cmd *cobra.Command, given []string) (err error) {
-			if flow != "" {
-				f, err := maps.ParseFlow(flow)
-				if err != nil {
-					return inputf("explain: %w", err)
-				}
-				q.Flow = &f
-			}
-			if err := parseQuestion(&q, given); err != nil {
+			if err := p.parse(cmd); err != nil {
 				return err
 			}
-			if bytes >= 1<<model.PacketBits || cmd.Flags().Changed("bytes") && bytes == 0 {
-				return inputf("explain: a packet of %d bytes is out of range; use 1 to %d", bytes, 1<<model.PacketBits-1)
+			q.Bytes, q.Flow = uint64(p.bytes), p.flow
+			if err := parseQuestion(&q, cmd, given); err != nil {
+				return err
 			}
 			if q.Segments == 0 {
 				return inputf("explain: a packet of no segments is none; use 1 to 65535")
 			}
-			q.Bytes = uint64(bytes)
 			return e.explain(q)
 		},
 	}
-	cmd.Flags().Var(&bytes, "bytes", "length of the packet at layer 2, or of each of its segments (default: a full one of the device)")
+	cmd.Flags().Var(&p.bytes, "bytes", "length of the packet at layer 2, or of each of its segments (default: a full one of the device)")
 	cmd.Flags().Uint16Var(&q.Segments, "segments", 1, "`number` of segments that a packet stands for, as by GSO and GRO")
-	cmd.Flags().StringVar(&flow, "flow", "", "the packets' `protocol,source:port,destination:port`")
+	cmd.Flags().StringVar(&p.text, "flow", "", "the packets' `protocol,source:port,destination:port`")
 	return cmd
 }
 
 // parseQuestion reads [DEV [ingress|egress]] ADDRESS.
-func parseQuestion(q *explain.Question, given []string) (err error) {
+func parseQuestion(q *explain.Question, cmd *cobra.Command, given []string) (err error) {
 	switch len(given) {
 	case 0:
 		if q.Flow == nil {
@@ -86,10 +75,8 @@ func parseQuestion(q *explain.Question, given []string) (err error) {
 	case 2:
 		q.Device = given[0]
 	}
-	last := given[len(given)-1]
-	q.Address, err = netip.ParseAddr(last)
-	if err != nil || q.Address.Zone() != "" || q.Address.Is4In6() {
-		return inputf("explain: %q is not an address; write one such as 10.0.0.7 or 2001:db8::7", last)
+	if q.Address, err = parseAddress(cmd, given[len(given)-1]); err != nil {
+		return err
 	}
 	if q.Flow != nil && q.Address != q.Flow.Src && q.Address != q.Flow.Dst {
 		return inputf("explain: the flow goes from %s to %s; %s is neither, leave it out", q.Flow.Src, q.Flow.Dst, q.Address)

@@ -161,7 +161,7 @@ limit until it is.`,
 }
 
 func readTC(name string) (importer.Dump, error) {
-	d, err := device(new(loader.Namespace), name)
+	d, err := device(name)
 	if err == nil {
 		err = d.CheckReadable()
 	}

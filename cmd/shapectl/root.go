@@ -325,7 +325,7 @@ func (e *env) advise(err error) error {
 }
 
 // device finds a device for a command that needs it to be there.
-func device(_ *loader.Namespace, name string) (netinfo.Device, error) {
+func device(name string) (netinfo.Device, error) {
 	d, err := netinfo.DeviceByName(name)
 	if errors.Is(err, netinfo.ErrNoDevice) {
 		return d, noDevice(name)

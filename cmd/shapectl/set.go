@@ -72,7 +72,7 @@ kept by drops alone.`,
 func (e *env) set(o setOptions) error {
 	doing := fmt.Sprintf("set %s on %s %s", o.prefix, o.device, o.direction)
 	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
-		dev, err := device(n, o.device)
+		dev, err := device(o.device)
 		if err != nil {
 			return err
 		}

@@ -85,7 +85,7 @@ func (e *env) show(want filterRules, print func(io.Writer, []report.Rule) error)
 			return unread
 		}
 		if len(rules) == 0 && want.device != "" {
-			if _, err := device(n, want.device); err != nil {
+			if _, err := device(want.device); err != nil {
 				return err
 			}
 			if want.prefix != nil {
@@ -185,10 +185,6 @@ func describe(h *loader.Hook, entry maps.Entry, hurt []maps.Hurt) report.Rule {
 }
 
 func place(h *loader.Hook) report.Place {
-	state := string(h.State)
-	if h.State == loader.Attached && h.Was != h.Name() {
-		state += ", was " + h.Was
-	}
 	var reverts *uint64
 	if change, until := h.Set.Change(); change == maps.Pending {
 		reverts = ahead(until)
@@ -196,7 +192,7 @@ func place(h *loader.Hook) report.Place {
 	return report.Place{
 		RevertsInNS: reverts,
 		Device:      h.Name(), Direction: h.Direction, Match: h.Match(),
-		Attached: h.InForce(), State: state, Hook: string(h.Mode),
+		Attached: h.InForce(), State: h.Status(), Hook: string(h.Mode),
 	}
 }
 

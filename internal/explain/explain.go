@@ -4,7 +4,6 @@
 package explain
 
 import (
-	"fmt"
 	"net/netip"
 	"time"
 
@@ -90,8 +89,8 @@ type Hook struct {
 	Direction   policy.Direction
 	Match       policy.Match
 	State       loader.State
+	Status      string // the state for people to read
 	InForce     bool
-	Was         string  // the device's name when the hook was made
 	RevertsInNS *uint64 // nil unless a change waits to be confirmed
 }
 
@@ -147,7 +146,7 @@ func Judge(f Facts) report.Way {
 	for _, e := range f.Elsewhere {
 		way.Elsewhere = append(way.Elsewhere, report.Elsewhere{
 			Device: e.Name, Direction: e.Direction.String(), Brief: report.NewBrief(e.Rule, e.Name, e.Direction, e.Match),
-			Attached: e.InForce, State: e.state(), Met: metWhen(e.Hook, f.In, f.Out),
+			Attached: e.InForce, State: e.Status, Met: metWhen(e.Hook, f.In, f.Out),
 		})
 	}
 	return way
@@ -169,12 +168,4 @@ func (p Packets) side(m policy.Match) netip.Addr {
 		return p.Src
 	}
 	return p.Dst
-}
-
-// state is the hook's, with the name that its device had.
-func (h Hook) state() string {
-	if h.State == loader.Attached && h.Was != h.Name {
-		return fmt.Sprintf("%s, was %s", h.State, h.Was)
-	}
-	return string(h.State)
 }

@@ -29,7 +29,7 @@ var (
 func limited(d policy.Direction) *Stop {
 	s := &Stop{
 		Hop: netinfo.Hop{Device: eth0, Direction: d}, Frame: 1000, Path: []netinfo.ChainEntry{ours},
-		Hook: &Hook{Name: "eth0", Device: eth0, Direction: d, Match: d.FarSide(), State: loader.Attached, InForce: true, Was: "eth0"},
+		Hook: &Hook{Name: "eth0", Device: eth0, Direction: d, Match: d.FarSide(), State: loader.Attached, Status: "attached", InForce: true},
 		Rule: &Rule{Rule: policy.Rule{Prefix: netip.MustParsePrefix("10.0.0.0/24"), Rate: 15_625_000, Capacity: 5000}},
 	}
 	s.Rule.Bucket = &Bucket{Sharer: "10.0.0.0/24"}
@@ -245,7 +245,7 @@ func TestMetWhen(t *testing.T) {
 // A way tells which rules are elsewhere, and one that was asked for by its device of that alone.
 func TestJudgeWay(t *testing.T) {
 	s := limited(policy.Ingress)
-	s.Hook.Was, s.Rule.Hides = "lan0", []policy.Rule{{Prefix: netip.MustParsePrefix("0.0.0.0/0")}}
+	s.Hook.Status, s.Rule.Hides = "attached, was lan0", []policy.Rule{{Prefix: netip.MustParsePrefix("0.0.0.0/0")}}
 	way := Judge(Facts{Packets: Packets{Src: far, Segments: 1}, Stops: []Stop{*s}})
 	if way.Packets != "from 10.0.0.7" || way.How != "that come in by eth0" || way.Elsewhere == nil {
 		t.Errorf("on a device: %+v", way)

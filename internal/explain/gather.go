@@ -241,7 +241,7 @@ func stopAt(n *loader.Namespace, h *loader.Hook, hop netinfo.Hop, p Packets, fra
 
 func hookOf(h *loader.Hook) Hook {
 	hook := Hook{
-		Name: h.Name(), Device: h.Device, Direction: h.Direction, Match: h.Match(), State: h.State, InForce: h.InForce(), Was: h.Was,
+		Name: h.Name(), Device: h.Device, Direction: h.Direction, Match: h.Match(), State: h.State, Status: h.Status(), InForce: h.InForce(),
 	}
 	if change, until := h.Set.Change(); change == maps.Pending && until != 0 {
 		left := until - min(until, maps.Now())

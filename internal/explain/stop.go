@@ -16,7 +16,7 @@ func judgeStop(p Packets, s Stop) report.Stop {
 	out := report.Stop{Device: s.Name, Direction: s.Direction.String(), Warnings: []string{}, Hides: []report.Brief{}, Verdict: "pass"}
 	match := s.Direction.FarSide()
 	if h := s.Hook; h != nil {
-		out.Device, out.State, out.Attached, match = h.Name, h.state(), h.InForce, h.Match
+		out.Device, out.State, out.Attached, match = h.Name, h.Status, h.InForce, h.Match
 	}
 	out.Match = match.String()
 	if address := p.side(match); address.IsValid() {

@@ -60,7 +60,7 @@ var ErrElsewhere = errors.New("limits of shapectl are already on the device, set
 var ErrMoved = errors.New("its rules are in force on the device that had this name and has moved to another namespace")
 
 // Put sets a valid rule on a direction of a device, and attaches what it needs.
-func (n *Namespace) Put(dev Device, d policy.Direction, match policy.Match, rule policy.Rule) (Change, error) {
+func (n *Namespace) Put(dev netinfo.Device, d policy.Direction, match policy.Match, rule policy.Rule) (Change, error) {
 	var change Change
 	if err := dev.CheckReadable(); err != nil {
 		return change, err
@@ -213,7 +213,7 @@ func (n *Namespace) create(h *Hook, match policy.Match, size maps.Size) error {
 }
 
 // settings are what the programs of a hook are to be told.
-func (h *Hook) settings(dev Device, match policy.Match) (bpf.AbiHook, error) {
+func (h *Hook) settings(dev netinfo.Device, match policy.Match) (bpf.AbiHook, error) {
 	id, err := build()
 	if err != nil {
 		return bpf.AbiHook{}, err
@@ -239,7 +239,7 @@ func (h *Hook) settings(dev Device, match policy.Match) (bpf.AbiHook, error) {
 // prepare makes a hook such that rules can be put in it: attached to that
 // device, by a program of this build that compares that side, with room for what
 // they need. What is so already is left alone.
-func (n *Namespace) prepare(h *Hook, dev Device, match policy.Match, rules []policy.Rule, change *Change) error {
+func (n *Namespace) prepare(h *Hook, dev netinfo.Device, match policy.Match, rules []policy.Rule, change *Change) error {
 	want, err := h.settings(dev, match)
 	if err != nil {
 		return err
@@ -291,7 +291,7 @@ func roomFor(rules []policy.Rule, size maps.Size) maps.Size {
 }
 
 // renew builds the next generation of a hook and attaches it in place of what is there.
-func (n *Namespace) renew(h *Hook, dev Device, settings bpf.AbiHook, size maps.Size) error {
+func (n *Namespace) renew(h *Hook, dev netinfo.Device, settings bpf.AbiHook, size maps.Size) error {
 	next, err := h.Set.Derive(size, settings)
 	if err != nil {
 		return err
@@ -566,7 +566,7 @@ func (n *Namespace) discard(index int, d policy.Direction) error {
 
 // elsewhere reports, as far as this process may look, programs of shapectl on
 // a device where this namespace knows of none.
-func (n *Namespace) elsewhere(dev Device, d policy.Direction) error {
+func (n *Namespace) elsewhere(dev netinfo.Device, d policy.Direction) error {
 	chain, err := netinfo.Chain(dev.Index, d, nil)
 	if err != nil {
 		return err
@@ -580,7 +580,7 @@ func (n *Namespace) elsewhere(dev Device, d policy.Direction) error {
 }
 
 // isOurs reports whether this namespace has pins for the device, if only such as an interrupted command left.
-func (n *Namespace) isOurs(dev Device, d policy.Direction) bool {
+func (n *Namespace) isOurs(dev netinfo.Device, d policy.Direction) bool {
 	if n.dir == "" {
 		return false
 	}

@@ -229,7 +229,7 @@ type Leftover struct {
 // An Orphan is a direction of a device on which rules are in force that a namespace
 // set that no longer exists.
 type Orphan struct {
-	Device    Device // the zero Device where it is in another namespace
+	Device    netinfo.Device // the zero Device where it is in another namespace
 	Direction policy.Direction
 	path      string
 }
@@ -292,7 +292,7 @@ func (n *Namespace) orphans(home string) (orphans []Orphan, err error) {
 
 // FlushOrphans lifts rules from devices of this namespace that namespaces set
 // which no longer exist, as far as which tells, and returns from where.
-func (n *Namespace) FlushOrphans(which func(Device, policy.Direction) bool) (flushed []Orphan, err error) {
+func (n *Namespace) FlushOrphans(which func(netinfo.Device, policy.Direction) bool) (flushed []Orphan, err error) {
 	left, _ := n.Leftovers() // what cannot be looked at is for doctor to tell
 	for _, l := range left {
 		for _, o := range l.InForce {

@@ -82,7 +82,7 @@ func TestRenamedDevice(t *testing.T) {
 		ids := r.programIDs()
 		rename(t, "va", "vx")
 		h := r.hook("vx")
-		if h == nil || h.State != Attached || h.Name() != "vx" || h.Was != "va" {
+		if h == nil || h.State != Attached || h.Name() != "vx" || h.Was != "va" || h.Status() != "attached, was va" {
 			t.Fatalf("hook of a renamed device: %+v", h)
 		}
 		if r.hook("va") != nil {

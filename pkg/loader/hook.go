@@ -37,8 +37,8 @@ const (
 // A Hook is the rules of one direction of one device.
 type Hook struct {
 	Direction policy.Direction
-	Device    Device // as it is now; the zero Device where it is not here
-	Was       string // its name when the hook was made
+	Device    netinfo.Device // as it is now; the zero Device where it is not here
+	Was       string         // its name when the hook was made
 	Mode      Mode
 	State     State
 	Set       *maps.Set
@@ -60,6 +60,14 @@ func (h *Hook) Name() string {
 
 // InForce reports whether the rules limit anything.
 func (h *Hook) InForce() bool { return h.State == Attached || h.State == Moved }
+
+// Status is the state, with the name that the device had before it was renamed.
+func (h *Hook) Status() string {
+	if h.State == Attached && h.Was != h.Name() {
+		return string(h.State) + ", was " + h.Was
+	}
+	return string(h.State)
+}
 
 // Match is the side of packets that prefixes are compared with.
 func (h *Hook) Match() policy.Match {
@@ -383,6 +391,16 @@ func (h *Hook) openLinks() error {
 		h.links[pin] = l
 	}
 	return nil
+}
+
+// Programs are those that enforce the rules of a direction of a device; none where there are no rules.
+func (n *Namespace) Programs(index int, d policy.Direction) ([]ebpf.ProgramID, error) {
+	h, err := n.openHook(index, d)
+	if h == nil || err != nil {
+		return nil, err
+	}
+	defer h.Close()
+	return h.programs(h.generation)
 }
 
 // programs are the ids of the programs that are pinned for a generation: one, or more by a build of another layout.

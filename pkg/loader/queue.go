@@ -69,7 +69,7 @@ type holding struct {
 // holdBack finds out what is to be done so that rules can delay. Nothing is
 // changed. The error is an *UnheldError, or wraps
 // netinfo.ErrUnsupportedDevice, fq.ErrNoFQ or fq.ErrOldIfb.
-func (n *Namespace) holdBack(dev Device, d policy.Direction, rules []policy.Rule) (h holding, err error) {
+func (n *Namespace) holdBack(dev netinfo.Device, d policy.Direction, rules []policy.Rule) (h holding, err error) {
 	packets, longest := Waiting(rules)
 	if packets == 0 {
 		return h, nil
@@ -108,7 +108,7 @@ func (n *Namespace) holdBack(dev Device, d policy.Direction, rules []policy.Rule
 }
 
 // setupFQ gives a device an fq, and keeps what it had, which it returns.
-func (n *Namespace) setupFQ(dev Device, packets uint32) (was string, err error) {
+func (n *Namespace) setupFQ(dev netinfo.Device, packets uint32) (was string, err error) {
 	pin := n.qdiscPin(dev.Index)
 	// A setup that was killed has changed a part of what there was.
 	before, err := readRecord(pin)
@@ -129,7 +129,7 @@ func (n *Namespace) setupFQ(dev Device, packets uint32) (was string, err error) 
 
 // RestoreQdisc puts back what a device had before it was given an fq. Nothing
 // becomes of one that was not.
-func (n *Namespace) RestoreQdisc(dev Device) (o fq.Outcome, err error) {
+func (n *Namespace) RestoreQdisc(dev netinfo.Device) (o fq.Outcome, err error) {
 	if n.dir == "" {
 		return o, nil
 	}
@@ -193,7 +193,7 @@ func keepRecord(pin string, record []byte) error {
 }
 
 // makeIfb makes the ifb of a device, or makes it as it should be, and marks that there is one.
-func (n *Namespace) makeIfb(dev Device, packets uint32) error {
+func (n *Namespace) makeIfb(dev netinfo.Device, packets uint32) error {
 	if err := makeDir(n.ifbMark(dev.Index)); err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -51,7 +52,7 @@ func TestRecordOfAQdisc(t *testing.T) {
 // --setup-fq, maybe in the place of another one, has to keep that.
 func TestRecordIsForgottenOnceRestored(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
-	dev := Device{Name: "va", Index: testenv.Link(t, "va").Attrs().Index}
+	dev := netinfo.Device{Name: "va", Index: testenv.Link(t, "va").Attrs().Index}
 	r.put(rule("10.0.0.0/24"))
 	r.write(func(n *Namespace) error {
 		testenv.Must(t, keepRecord(n.qdiscPin(dev.Index), []byte(`{"before": [{"kind": "noqueue"}], "set": [{"kind": "fq", "handle": 1522532352}]}`)))
