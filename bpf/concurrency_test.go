@@ -431,7 +431,7 @@ func TestSpray(t *testing.T) {
 			if bound := rule.Capacity + leaked(rule.Rate, took); mine > bound {
 				t.Errorf("%d bytes of the busy flow passed, at most %d may", mine, bound)
 			}
-			if got := model.Bytes(r.set.Level(e, policy.MatchDst, flow, now)) + leaked(rule.Rate, took); got < mine {
+			if got := model.Bytes(r.set.State(e, policy.MatchDst, flow, now).Level) + leaked(rule.Rate, took); got < mine {
 				t.Errorf("the busy flow owes %d bytes less than it sent", mine-got)
 			}
 			held, sharers := uint64(0), 0
@@ -483,9 +483,9 @@ func inCrowd(t *testing.T, work func(member int) error) {
 func (r *rig) owed(e maps.Entry, now uint64) (sharers map[maps.Bucket]uint64, all, own uint64) {
 	sharers = map[maps.Bucket]uint64{}
 	for b := range r.set.Buckets(e, now) {
-		units := r.set.Level(e, policy.MatchDst, b.Flow, now)
+		units := r.set.State(e, policy.MatchDst, b.Flow, now).Level
 		if b.Subnet.IsValid() {
-			units = r.set.Level(e, policy.MatchDst, maps.Flow{Dst: b.Subnet.Addr()}, now)
+			units = r.set.State(e, policy.MatchDst, maps.Flow{Dst: b.Subnet.Addr()}, now).Level
 		}
 		b.LevelBytes = 0
 		sharers[b] = units

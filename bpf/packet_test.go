@@ -275,7 +275,7 @@ func TestFlowKeys(t *testing.T) {
 			if !slices.Equal(got, want) {
 				t.Errorf("charged %+v, want %+v", got, want)
 			}
-			if got := r.set.Level(e, policy.MatchDst, c.flow, now) >> 20; got != uint64(len(c.frame)) {
+			if got := r.set.State(e, policy.MatchDst, c.flow, now).Level >> 20; got != uint64(len(c.frame)) {
 				t.Errorf("that flow owes %d bytes, want %d", got, len(c.frame))
 			}
 			if got := r.set.OwnLevel(e, now); got != 0 {
@@ -333,7 +333,7 @@ func TestSubnetKeys(t *testing.T) {
 						t.Fatalf("charged %+v, want %+v", got, want)
 					}
 				}
-				if got := r.set.Level(e, match, flow, now) >> 20; got != 2*size {
+				if got := r.set.State(e, match, flow, now).Level >> 20; got != 2*size {
 					t.Errorf("level %d bytes, want %d", got, 2*size)
 				}
 				r.set.Delete(rule.Prefix)

@@ -190,7 +190,7 @@ func (t *twin) level(host netip.Addr, now uint64) uint64 {
 		return t.set.OwnLevel(t.entry, now)
 	}
 	flow := maps.Flow{Src: host, Dst: addr("10.9.9.9"), Proto: 17}
-	return t.set.Level(t.entry, policy.MatchSrc, flow, now)
+	return t.set.State(t.entry, policy.MatchSrc, flow, now).Level
 }
 
 // offer sends a packet, and compares what was said of it beforehand, the verdict,

@@ -235,7 +235,7 @@ func (k *Kernel) result(r *Result, p packet, e *entry, before maps.Counters) {
 	if e.Rate == policy.Unlimited {
 		return
 	}
-	r.Level = k.set.Level(e.Entry, k.Match, p.flow, r.Time)
+	r.Level = k.set.State(e.Entry, k.Match, p.flow, r.Time).Level
 	if r.Spilled = now.SpilledPackets > before.SpilledPackets; r.Spilled {
 		r.Level = k.set.OwnLevel(e.Entry, r.Time)
 	}

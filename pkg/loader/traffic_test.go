@@ -681,7 +681,7 @@ func (x *traffic) busyFlows(n int) (busy []*sharer) {
 		}
 		s := x.newSharer(fullFrames, x.flow(x.far(0, 7), port))
 		x.begin(s)
-		if !x.set.Spills(x.entry, x.direction.FarSide(), s.flows[0], maps.Now()) {
+		if !x.set.State(x.entry, x.direction.FarSide(), s.flows[0], maps.Now()).Spilled {
 			x.fill(s)
 			busy = append(busy, s)
 		}

@@ -106,10 +106,16 @@ func load(b *bpf.AbiBucket) model.Bucket {
 	return model.Bucket{TAT: atomic.LoadUint64(&b.Tat), Tick: atomic.LoadUint32(&b.Tick)}
 }
 
-// State is what a packet of flow would find now.
+// State is what a packet of flow would find now. It would be charged to the spill bucket
+// if the table has no room for a bucket of its own.
 func (s *Set) State(e Entry, match policy.Match, flow Flow, now uint64) (state model.State) {
-	state.Spilled = s.Spills(e, match, flow, now)
-	state.Level = s.Level(e, match, flow, now)
+	state.Level = s.OwnLevel(e, now)
+	if e.Each.Kind != policy.EachAll {
+		key := makeKey(e.ID, e.Each, match, flow)
+		if state.Spilled = !s.hasRoom(e.ID, key, now); !state.Spilled {
+			state.Level = s.slotLevel(e.ID, key, now)
+		}
+	}
 	if e.Order == policy.SparseFirst {
 		key := makeKey(e.ID, policy.Each{Kind: policy.EachFlow}, match, flow)
 		state.Flow = s.slotLevel(e.ID, key, now)
@@ -117,20 +123,6 @@ func (s *Set) State(e Entry, match policy.Match, flow Flow, now uint64) (state m
 			s.current(e.ID).reverted && now < s.change[0].Until+uint64(policy.MaxWait)
 	}
 	return state
-}
-
-// Level is the level in units of the bucket that a packet of flow would be charged to now.
-func (s *Set) Level(e Entry, match policy.Match, flow Flow, now uint64) uint64 {
-	if e.Each.Kind == policy.EachAll || s.Spills(e, match, flow, now) {
-		return s.OwnLevel(e, now)
-	}
-	return s.slotLevel(e.ID, makeKey(e.ID, e.Each, match, flow), now)
-}
-
-// Spills reports whether a packet of flow would now be charged to the spill
-// bucket of its rule, as the table has no room for a bucket of its own.
-func (s *Set) Spills(e Entry, match policy.Match, flow Flow, now uint64) bool {
-	return e.Each.Kind != policy.EachAll && !s.hasRoom(e.ID, makeKey(e.ID, e.Each, match, flow), now)
 }
 
 // slotOf is the slot of a key; nil if it has none.

@@ -113,7 +113,7 @@ func to(host string) maps.Flow {
 
 // units is what the bucket of a flow owes now.
 func (r *rig) units(e maps.Entry, f maps.Flow) uint64 {
-	return r.Level(e, policy.MatchDst, f, r.now)
+	return r.State(e, policy.MatchDst, f, r.now).Level
 }
 
 // privateBPFFS is a bpffs that nobody else sees the pins of.
@@ -194,7 +194,7 @@ func TestPinAndOpen(t *testing.T) {
 			bytes uint64
 		}{{to("10.1.1.1"), 1000}, {to("2001:db8:1::7"), 500}} {
 			e, _ := set.Match(c.flow.Dst)
-			if got := set.Level(e, policy.MatchDst, c.flow, r.now) >> 20; got != c.bytes {
+			if got := set.State(e, policy.MatchDst, c.flow, r.now).Level >> 20; got != c.bytes {
 				t.Errorf("opened, %v owes %d bytes, want %d", c.flow.Dst, got, c.bytes)
 			}
 			if counted := set.Counters(e.ID); counted.PassedBytes != c.bytes {
