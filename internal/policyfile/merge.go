@@ -292,7 +292,7 @@ func (r *reader) stillSo(entries []entry, of base, live *policy.Rule, d Device) 
 			parts := r.part(key, value).parts
 			said := over(usual, parts)
 			wrong := slices.ContainsFunc(differing(said, live, d.L2Bytes), func(p part) bool { return p.key == key })
-			if !wrong && !useless(key, live) {
+			if o := policy.FindOption(key); !wrong && o.Text(live) != "" && o.Useful(live) {
 				kept = append(kept, parts...)
 			}
 		}
@@ -301,10 +301,4 @@ func (r *reader) stillSo(entries []entry, of base, live *policy.Rule, d Device) 
 		kept = append(kept, ofFraming...)
 	}
 	return kept
-}
-
-// useless says whether a rule cannot have a part.
-func useless(key string, r *policy.Rule) bool {
-	o := policy.FindOption(key)
-	return o.Text(r) == "" || !o.Useful(r)
 }

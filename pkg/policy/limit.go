@@ -34,14 +34,6 @@ func (l *Limit) Set(key, value string) error {
 	return o.Value(l).Set(value)
 }
 
-// SetShadow is Set for the limit of a shadow, which has fewer options.
-func (l *Limit) SetShadow(key, value string) error {
-	if o := FindOption(key); o != nil && !o.Shadow {
-		return fmt.Errorf("a shadow has no %s of its own; use %s", o.Name, oneOf(optionNames(true)))
-	}
-	return l.Set(key, value)
-}
-
 // optionNames are those of the options that a shadow may have, or of the others.
 func optionNames(shadow bool) (names []string) {
 	for _, o := range Options {
@@ -64,11 +56,15 @@ func ParseShadow(text string) (*Limit, error) {
 		if !found {
 			return nil, fmt.Errorf("shadow %.100q: write it such as rate=50mbit,capacity=100ms", text)
 		}
-		if given[LimitKey(key)] {
-			return nil, fmt.Errorf("shadow %.100q: %s is given twice", text, LimitKey(key))
+		name := LimitKey(key)
+		if given[name] {
+			return nil, fmt.Errorf("shadow %.100q: %s is given twice", text, name)
 		}
-		given[LimitKey(key)] = true
-		if err := l.SetShadow(key, value); err != nil {
+		given[name] = true
+		if o := FindOption(name); o != nil && !o.Shadow {
+			return nil, fmt.Errorf("shadow %.100q: a shadow has no %s of its own; use %s", text, name, oneOf(optionNames(true)))
+		}
+		if err := l.Set(name, value); err != nil {
 			return nil, fmt.Errorf("shadow %.100q: %w", text, err)
 		}
 	}
