@@ -341,3 +341,31 @@ func TestCannotWrite(t *testing.T) {
 		t.Errorf("Merge: got %v", err)
 	}
 }
+
+// Rules that say the same share what is made of it, as far as their networks let them.
+func TestSameLimit(t *testing.T) {
+	const text = "devices:\n  eth0:\n    egress:\n" +
+		"      10.0.0.0/16: {rate: 8mbit, each: /24}\n      10.0.1.0/24: {rate: 8mbit, each: /24}\n      10.0.2.0/24: {rate: 8mbit, each: /24}\n" +
+		"      2001::/16: {rate: 8mbit, each: /24}\n"
+	tables, _, err := mustParse(t, text).Tables([]Device{{"eth0", 14}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	subnets := policy.Each{Kind: policy.EachSubnet, Bits: 24}
+	want := []policy.Each{subnets, {}, {}, subnets}
+	for i, r := range tables[0].Rules {
+		if r.Each != want[i] {
+			t.Errorf("%v has a bucket for each %v, want %v", r.Prefix, r.Each, want[i])
+		}
+	}
+	var out strings.Builder
+	if err := Write(&out, tables, nil); err != nil {
+		t.Fatal(err)
+	}
+	if want := strings.ReplaceAll(text, ".0/24: {rate: 8mbit, each: /24}", ".0/24: 8mbit"); out.String() != want {
+		t.Errorf("it is written as\n%s, want\n%s", out.String(), want)
+	}
+	if _, err := Parse("test.yaml", []byte(text+"      10.0.3.0/28: {rate: 8mbit, each: /24}\n")); err == nil {
+		t.Error("subnets that are wider than their network are valid, as they are in another")
+	}
+}
