@@ -9,7 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/shapectl/shapectl/bpf"
-	"github.com/shapectl/shapectl/pkg/loader"
+	datapath "github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -63,22 +63,17 @@ func (l *lab) contest(arms ...arm) contest {
 
 // shapectl loads the program with these rules.
 func (o *owned) shapectl(size maps.Size, rules []policy.Rule) (*ebpf.Program, error) {
-	set, err := maps.New(size, bpf.AbiHook{L2Bytes: ethernetBytes, Secret: secret()})
+	store, err := maps.New(size, bpf.AbiHook{L2Bytes: ethernetBytes, Secret: secret()})
 	if err != nil {
 		return nil, err
 	}
-	o.add(set)
-	p, err := loader.Load(set)
+	o.add(store)
+	p, err := datapath.Load(store, store.Hook())
 	if err != nil {
 		return nil, err
 	}
 	o.add(p)
-	return p, load(set, rules)
-}
-
-// load brings rules into force.
-func load(set *maps.Set, rules []policy.Rule) error {
-	return set.Load(rules)
+	return p, store.View(0).Load(rules)
 }
 
 // secret is one of many: each run is to find the same slots.

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
-	"github.com/shapectl/shapectl/pkg/loader"
+	datapath "github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -163,17 +163,18 @@ func (l loading) run(w io.Writer) error {
 	}
 	before := settledMemory()
 	start := time.Now()
-	set, err := maps.New(size, bpf.AbiHook{L2Bytes: ethernetBytes, Secret: secret()})
+	store, err := maps.New(size, bpf.AbiHook{L2Bytes: ethernetBytes, Secret: secret()})
 	if err != nil {
 		return err
 	}
-	defer set.Close()
-	p, err := loader.Load(set)
+	defer store.Close()
+	p, err := datapath.Load(store, store.Hook())
 	if err != nil {
 		return err
 	}
 	defer p.Close()
-	if err := load(set, rules); err != nil {
+	set := store.View(0)
+	if err := set.Load(rules); err != nil {
 		return err
 	}
 	out := outcome{Seconds: time.Since(start).Seconds(), KernelMiB: kernelMemory() - before}

@@ -12,9 +12,8 @@ struct abi {
 	struct counters counters;
 	struct prefixes4 prefixes4;
 	struct prefixes6 prefixes6;
-	struct length6 length6;
 	struct filter filter;
-	struct lengths lengths;
+	struct view view;
 	struct change change;
 	struct affected_key affected_key;
 	struct affected affected;

@@ -39,7 +39,8 @@ enum layout {
 	LINE_PREFIXES6 = 3,
 	SPILL_LINES = 32, /* lines in a row to look for a prefix in; a million IPv6 prefixes need more with probability 10^-18 */
 	LENGTHS4 = 33,
-	LENGTHS6 = 256, /* of which 129 can be in use */
+	LENGTHS6 = 129,
+	NO_LENGTH = 255, /* no prefix has it */
 	RULE_MAPS = 4,	/* a set that grows gets another map of rules: buckets stay where they are */
 };
 
@@ -76,11 +77,9 @@ struct bucket {
 struct params {
 	__u64 rate_units; /* units per ns, 32.32 fixed point */
 	__u64 base;	/* units */
-	__u64 capacity; /* units */
-	union {
-		__u64 penalty; /* units: the level that an excess packet leaves */
-		__u64 burst;   /* units, with RULE_DELAY: up to this level packets are not delayed */
-	};
+	__u64 limit;   /* units: up to this level packets conform; the capacity, with the queue behind it */
+	__u64 burst;   /* units, with RULE_DELAY: up to this level packets are not delayed */
+	__u64 penalty; /* units, with RULE_PENALTY: the level that an excess packet leaves */
 	__u32 idle;	/* ticks after which a bucket has drained for sure */
 	__u32 salt;	/* tells this rule's keys from another's */
 	__s16 overhead; /* bytes a segment */
@@ -88,17 +87,14 @@ struct params {
 	__u32 flags;	/* enum rule_flag */
 	__u32 each_bits; /* of a subnet: 0 to 128 */
 	__u32 shadow;	/* with RULE_SHADOW the id of its limit, which has no prefix */
-	__u64 rebase;	/* units: base in PHASE_REVERTED */
 };
 
 /* Parameters that few packets need, or only people. */
 struct cold_params {
-	__u32 each_mask[4]; /* of a subnet, in network order */
-	__u64 rate_bits;    /* as it was asked for */
-	union {
-		__u64 penalty_ns;
-		__u64 ecn_above_ns; /* with RULE_DELAY: packets that wait longer are marked */
-	};
+	__u64 rebase; /* units: base in PHASE_REVERTED */
+	__u64 rate_bits; /* as it was asked for */
+	__u64 penalty_ns; /* as it was asked for */
+	__u64 ecn_above_ns; /* with RULE_DELAY: packets that wait longer are marked */
 };
 
 /* Of one rule and CPU, in packets and bytes on the wire. Each packet is passed or dropped. */
@@ -115,17 +111,18 @@ struct counters {
 
 /*
  * A rule has two sets of parameters. A change is written to the one that is not
- * in force, then version is switched, so that a packet reads the old parameters
- * or the new ones and never a mix. Where many rules change at once, version says
- * so, and the phase of the change decides.
+ * in force, then version is raised. A packet looks at version again before it
+ * charges a bucket, so it goes by the old parameters or the new ones and never by a
+ * mix, however many changes follow each other. Where many rules change at once,
+ * version says so, and the phase of the change decides.
  */
 struct rule {
 	struct bucket shared; /* of all packets, or with RULE_EACH the spill bucket */
 	__u64 fifo_until;     /* ns: until then sparse flows are queued, too, as some queued packets have no flow */
-	__u32 version;	      /* the parameters in force, 0 or 1; with VERSION_CHANGES, those before the change */
-	__u32 retired;	      /* lengths.epoch when the others, or the rule itself, went out of force; 0 for never */
+	__u32 version;	      /* even or odd: which parameters are in force, or with VERSION_CHANGES were before the change */
+	__u32 retired;	      /* change.epoch when the rule went out of force; 0 for never */
+	__u32 view;	      /* that the rule is of */
 	__u32 has_slots;      /* slots of the table may be the rule's */
-	__u32 pad;
 	/* Changed by several CPUs. What is written for each packet shares no line with what is only read. */
 	__u64 extra_packets;   /* on the wire, beyond the first of each skb that was passed or dropped */
 	__u64 exempt_packets;  /* neighbour discovery that this rule would have limited */
@@ -136,7 +133,7 @@ struct rule {
 };
 
 /* In rule.version: the rule takes part in the change. */
-#define VERSION_CHANGES 2U
+#define VERSION_CHANGES (1U << 31)
 
 /* How far a change of many rules has come. Each packet sees one phase. */
 enum phase {
@@ -155,6 +152,9 @@ struct change {
 	__u64 phase; /* enum phase */
 	__u64 from;  /* ns: when it begins */
 	__u64 until; /* ns: when it reverts; ~0 for never */
+	/* For user space. */
+	__u32 epoch;   /* from 1 on; raised when no packet sees any more what went out of force before */
+	__u32 removed; /* epoch when a prefix was last taken away, or a change ended */
 };
 
 /* Hosts, or subnets of the shadow's bucket scope, that a shadow would have affected. */
@@ -187,19 +187,19 @@ struct key {
 };
 
 /*
- * Prefixes, each with the id of its rule plus one, or 0 where a place is free:
- * a place is filled before its id is written, which is one store, so a packet
- * finds a prefix or does not. A prefix has its place in the line that its hash
- * names; where that is full, in one of the next.
+ * Prefixes of all views, each with the id of its rule plus one, or 0 where a place
+ * is free: a place is filled before its id is written, which is one store, so a
+ * packet finds a prefix or does not. A prefix has its place in the line that its
+ * hash names; where that is full, in one of the next.
  */
 struct prefixes4 {
-	__u64 key[LINE_PREFIXES4]; /* length << 32 | address in network order, host bits set */
+	__u64 key[LINE_PREFIXES4]; /* view.mix4 | length << 32 | address in network order, host bits set */
 	__u32 id[LINE_PREFIXES4];
 	__u32 used; /* places ever filled; more than there are where prefixes went on to the next line */
 };
 
 struct prefixes6 {
-	__u64 addr[LINE_PREFIXES6][2]; /* masked, in network order */
+	__u64 addr[LINE_PREFIXES6][2]; /* masked, in network order, XORed with view.mix6 */
 	__u32 id[LINE_PREFIXES6];
 	__u8 length[LINE_PREFIXES6];
 	__u8 used;
@@ -214,27 +214,34 @@ struct filter {
 	__u64 word[1]; /* in the map so many as filter_mask says */
 };
 
-/* A prefix length of IPv6, and what makes an address such a prefix. */
-struct length6 {
-	__u64 mask[2]; /* in network order */
-	__u64 length;
-};
-
-/* The prefix lengths in use, longest first, in two versions like a rule. */
-struct lengths {
-	__u32 version;
-	__u32 epoch;   /* from 1 on; raised when no packet sees any more what went out of force before */
-	__u32 retired; /* epoch when the other version went out of force, 0 for never */
-	__u32 removed; /* epoch when a prefix was last taken away, or a change ended */
-	__u64 first4;  /* the longest of IPv4, once more, in one word */
+/*
+ * A hook's part of the tables: one direction of one device. The prefix lengths in
+ * use are listed longest first, in two versions, of which one is in force.
+ */
+struct view {
+	__u64 mix4;    /* tells its prefixes from those of other views: its number << 40 */
+	__u64 mix6[2]; /* random */
+	__u64 first4;  /* mix4 | the longest length of IPv4 << 32 | host bits, once more, in one word */
+	__u32 first6;  /* the longest length of IPv6, once more */
+	__u32 version; /* of use */
+	__u32 ifb;     /* on ingress: the ifb device that queues delayed packets, 0 for none */
+	/* For user space. */
+	__u32 retired; /* change.epoch when the other version went out of force, 0 for never */
+	__u32 ifindex; /* 0 where the number is free */
+	__u8 device[16]; /* its name then */
+	__u8 ingress;
+	__u8 match_src;
+	__u8 attached; /* its hook was attached; else a command was killed before that */
+	__u8 pad;
 	struct {
-		__u32 count4, count6;
-		__u64 list4[LENGTHS4]; /* length << 32 | host bits in network order */
-		struct length6 list6[LENGTHS6];
+		__u8 count4, count6;
+		__u8 list4[LENGTHS4];
+		__u8 list6[LENGTHS6];
 	} use[2];
+	__u8 room[112];
 };
 
-/* Set when a hook is made. The verifier knows these as constants, so they cost nothing. */
+/* What a program is told when it is loaded: for all hooks of a namespace, and for those of its kind. */
 struct hook {
 	__u64 layout; /* of all maps, see pkg/maps/layout.go; the first word in any layout */
 	__u32 line_mask;     /* lines in table - 1 */
@@ -249,14 +256,13 @@ struct hook {
 	__u8 ingress;
 	__u8 match_src;
 	__u8 virtual_clock; /* time is skb->tstamp: tests and replay */
-	__u32 ifb;	 /* on ingress: the ifb device that queues delayed packets, 0 for none */
+	__u32 view_mask; /* views - 1 */
+	__u32 reorders;	 /* the machine may read memory in another order than the program says */
 	__u32 replay;	 /* a packet has wire_len bytes in gso_segs segments, whatever is in it */
 	__u32 secret[SECRET_WORDS]; /* random, so that nobody can aim at a bucket or a prefix */
 	__u64 multiplier; /* for hashes of prefixes: the last two words of secret, made odd */
-	/* For user space. */
-	__u32 ifindex;
-	__u8 build[12];	 /* of the program */
-	__u8 device[16]; /* its name then; the last bytes in any layout */
+	__u64 masks[NO_LENGTH + 1][2]; /* of prefix lengths, in network order; of IPv4 the first 32 bits */
+	__u8 build[16]; /* for user space: of the programs */
 };
 
 _Static_assert(sizeof(struct params) == 64, "what a packet needs of a rule is a cache line");
@@ -265,7 +271,7 @@ _Static_assert(__builtin_offsetof(struct rule, params) == 64, "and what is writt
 _Static_assert(sizeof(struct line) == 64, "four slots are a cache line");
 _Static_assert(sizeof(struct prefixes4) == 64, "five IPv4 prefixes are a cache line");
 _Static_assert(sizeof(struct prefixes6) == 64, "three IPv6 prefixes are a cache line");
-_Static_assert(__builtin_offsetof(struct hook, device) + 16 == sizeof(struct hook), "any build finds the device's name");
+_Static_assert(sizeof(struct view) == 512, "a view is eight cache lines");
 _Static_assert(sizeof(struct counters) == 64, "a rule's counters are a cache line");
 
 #endif

@@ -34,17 +34,20 @@ type AbiBucket struct {
 }
 
 type AbiChange struct {
-	_     structs.HostLayout
-	Phase uint64
-	From  uint64
-	Until uint64
+	_       structs.HostLayout
+	Phase   uint64
+	From    uint64
+	Until   uint64
+	Epoch   uint32
+	Removed uint32
 }
 
 type AbiColdParams struct {
-	_         structs.HostLayout
-	EachMask  [4]uint32
-	RateBits  uint64
-	PenaltyNs uint64
+	_          structs.HostLayout
+	Rebase     uint64
+	RateBits   uint64
+	PenaltyNs  uint64
+	EcnAboveNs uint64
 }
 
 type AbiCounters struct {
@@ -79,13 +82,14 @@ type AbiHook struct {
 	Ingress       uint8
 	MatchSrc      uint8
 	VirtualClock  uint8
-	Ifb           uint32
+	ViewMask      uint32
+	Reorders      uint32
 	Replay        uint32
 	Secret        [12]uint32
+	_             [4]byte
 	Multiplier    uint64
-	Ifindex       uint32
-	Build         [12]uint8
-	Device        [16]uint8
+	Masks         [256][2]uint64
+	Build         [16]uint8
 }
 
 type AbiKey struct {
@@ -114,31 +118,10 @@ const (
 	AbiLayoutLINE_PREFIXES6 AbiLayout = 3
 	AbiLayoutSPILL_LINES    AbiLayout = 32
 	AbiLayoutLENGTHS4       AbiLayout = 33
-	AbiLayoutLENGTHS6       AbiLayout = 256
+	AbiLayoutLENGTHS6       AbiLayout = 129
+	AbiLayoutNO_LENGTH      AbiLayout = 255
 	AbiLayoutRULE_MAPS      AbiLayout = 4
 )
-
-type AbiLength6 struct {
-	_      structs.HostLayout
-	Mask   [2]uint64
-	Length uint64
-}
-
-type AbiLengths struct {
-	_       structs.HostLayout
-	Version uint32
-	Epoch   uint32
-	Retired uint32
-	Removed uint32
-	First4  uint64
-	Use     [2]struct {
-		_      structs.HostLayout
-		Count4 uint32
-		Count6 uint32
-		List4  [33]uint64
-		List6  [256]AbiLength6
-	}
-}
 
 type AbiLine struct {
 	_    structs.HostLayout
@@ -149,7 +132,8 @@ type AbiParams struct {
 	_         structs.HostLayout
 	RateUnits uint64
 	Base      uint64
-	Capacity  uint64
+	Limit     uint64
+	Burst     uint64
 	Penalty   uint64
 	Idle      uint32
 	Salt      uint32
@@ -158,7 +142,6 @@ type AbiParams struct {
 	Flags     uint32
 	EachBits  uint32
 	Shadow    uint32
-	Rebase    uint64
 }
 
 type AbiPhase uint32
@@ -191,8 +174,8 @@ type AbiRule struct {
 	FifoUntil      uint64
 	Version        uint32
 	Retired        uint32
+	View           uint32
 	HasSlots       uint32
-	Pad            uint32
 	ExtraPackets   uint64
 	ExemptPackets  uint64
 	SpilledPackets uint64
@@ -219,6 +202,31 @@ const (
 	AbiRuleFlagRULE_DELAY       AbiRuleFlag = 4096
 	AbiRuleFlagRULE_SPARSE      AbiRuleFlag = 8192
 )
+
+type AbiView struct {
+	_        structs.HostLayout
+	Mix4     uint64
+	Mix6     [2]uint64
+	First4   uint64
+	First6   uint32
+	Version  uint32
+	Ifb      uint32
+	Retired  uint32
+	Ifindex  uint32
+	Device   [16]uint8
+	Ingress  uint8
+	MatchSrc uint8
+	Attached uint8
+	Pad      uint8
+	Use      [2]struct {
+		_      structs.HostLayout
+		Count4 uint8
+		Count6 uint8
+		List4  [33]uint8
+		List6  [129]uint8
+	}
+	Room [112]uint8
+}
 
 // Names of all BPF objects in the ELF.
 //

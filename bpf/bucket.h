@@ -14,6 +14,7 @@ enum verdict {
 	VERDICT_DELAY, /* conforms, and is queued */
 	VERDICT_CONTENDED, /* other CPUs kept changing the bucket */
 	VERDICT_AGAIN, /* another CPU has just changed the bucket: try again */
+	VERDICT_STALE, /* the rule has changed since the packet came: decide again */
 };
 
 /*
@@ -65,9 +66,9 @@ enum excess {
  * more than one would. Excess without a mark or penalty writes nothing. Stores
  * the TAT that the packet has given the bucket in charged.
  */
-static __always_inline enum verdict charge_bucket(const struct params *params, __u64 v, struct bucket *b,
-						  __u32 fingerprint, __u64 now, __u64 bytes, __u32 excess,
-						  __u64 *charged)
+static __always_inline enum verdict charge_bucket(const struct rule *rule, __u32 seen, const struct params *params,
+						  __u64 v, struct bucket *b, __u32 fingerprint, __u64 now,
+						  __u64 bytes, __u32 excess, __u64 *charged)
 {
 	__u64 cost = bytes << UNIT_BITS, old = READ_ONCE(b->tat), tat = old;
 	bool conforms;
@@ -77,11 +78,13 @@ static __always_inline enum verdict charge_bucket(const struct params *params, _
 	if (is_idle(params, now, READ_ONCE(b->tick)))
 		tat = v;
 	conforms = params->flags & RULE_LEAKY ? leaky(params, v, cost, &tat) : gcra(params, v, cost, &tat);
+	if (unlikely(!is_current(rule, seen)))
+		return VERDICT_AGAIN;
 	if (conforms) {
 		*charged = tat;
 		return put_tat(b, old, tat, now, VERDICT_PASS);
 	}
-	if (excess & EXCESS_MARKS && tat - v + cost <= 2 * params->capacity)
+	if (excess & EXCESS_MARKS && tat - v + cost <= 2 * params->limit)
 		return put_tat(b, old, tat + cost, now, VERDICT_MARK);
 	if (excess & EXCESS_PENALISES && params->flags & RULE_PENALTY && leaky_penalty(params, v, tat) != tat)
 		return put_tat(b, old, leaky_penalty(params, v, tat), now, VERDICT_EXCESS);
@@ -103,7 +106,8 @@ static __always_inline bool is_from_before(__u32 charged)
 static __noinline int revert_bucket(const struct rule *rule, __u32 index, struct bucket *b)
 {
 	const struct params *params = params_of(rule, index), *then = params_of(rule, index ^ 1);
-	__u64 most = params->capacity > params->penalty ? params->capacity : params->penalty;
+	__u64 rebase = rule->cold[index & 1].rebase;
+	__u64 most = params->limit > params->penalty ? params->limit : params->penalty;
 	__u64 until = change.until, tat = READ_ONCE(b->tat), v, level;
 	__u32 charged = READ_ONCE(b->tick);
 
@@ -111,9 +115,9 @@ static __noinline int revert_bucket(const struct rule *rule, __u32 index, struct
 		return 1;
 	if (then->flags & (RULE_UNLIMITED | RULE_ABSENT))
 		then = params;
-	v = byte_clock(params, params->rebase, until);
+	v = byte_clock(params, rebase, until);
 	level = level_at(then, v, until, tat, charged);
-	if (level > most && (params->capacity < then->capacity || params->penalty < then->penalty))
+	if (level > most && (params->limit < then->limit || params->penalty < then->penalty))
 		level = most;
 	/* Empty is long ago, also for a CPU whose clock is behind. */
 	if (__sync_val_compare_and_swap(&b->tat, tat, level ? v + level : v - (1ULL << 61)) != tat)

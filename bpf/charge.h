@@ -17,7 +17,7 @@ struct packet {
 	__u32 phase;
 	struct version version; /* of the rule */
 	struct size wire;
-	__u32 pad;
+	__u32 again; /* the rule has changed once since the packet came */
 };
 
 static __always_inline void count(__u64 *packets, __u64 *bytes, const struct size *wire)
@@ -42,17 +42,16 @@ struct charge {
 	__u32 fingerprint; /* and its fingerprint there */
 	__u32 bytes;	   /* on the wire */
 	struct key key;	   /* for the shared bucket only its id */
-	__u8 version;	   /* index of the parameters */
-	__u8 reverted;
-	__u8 excess;	   /* enum excess */
-	__u8 fifo;	   /* the packet is queued even if its flow is sparse */
+	struct version version;
+	__u16 excess; /* enum excess */
+	__u16 fifo;   /* the packet is queued even if its flow is sparse */
 	enum verdict verdict;
 };
 
 /* The time for ticks: one ahead after a change reverted, which tells what was charged since. */
 static __always_inline __u64 tick_time(const struct charge *c)
 {
-	return c->reverted ? c->now + (1ULL << TICK_BITS) : c->now;
+	return c->version.reverted ? c->now + (1ULL << TICK_BITS) : c->now;
 }
 
 /* The slots that a key may have are numbered: those of its first line, then those of its second. */
@@ -90,6 +89,26 @@ __noinline __u64 count_slots(struct charge *c, __u32 idle)
 	return slots + slots_with(line, second_fingerprint(c->fingerprint));
 }
 
+/* No byte clock shows this, as TAT_BUSY is set. */
+#define STALE_CLOCK (~0ULL)
+
+/* What the rule's byte clock shows; STALE_CLOCK if the rule has changed since. */
+__noinline __u64 charge_clock(struct charge *c)
+{
+	const struct rule *rule;
+	__u32 id;
+	__u64 v;
+
+	if (!c)
+		return STALE_CLOCK;
+	id = c->key.id; /* a copy, as Linux 6.1 accepts no other key here */
+	rule = rule_of(id);
+	if (!rule)
+		return STALE_CLOCK;
+	v = clock_of(rule, c->version.index, c->version.reverted, c->now);
+	return is_current(rule, c->version.seen) ? v : STALE_CLOCK;
+}
+
 /*
  * Allocates a slot to a key that has none, if the slot is still empty. A new
  * bucket is empty, so its first packet conforms; a flow's own has yet to be
@@ -98,28 +117,26 @@ __noinline __u64 count_slots(struct charge *c, __u32 idle)
  */
 __noinline enum verdict allocate_slot(struct charge *c, __u32 i)
 {
-	const struct params *params;
-	const struct rule *rule;
 	struct line *line;
 	struct bucket *b;
 	struct key *owner;
-	__u32 number, id, slot;
+	__u32 number, slot;
 	__u64 tat;
 
 	if (!c)
 		return VERDICT_CONTENDED;
-	/* Copies, as Linux 6.1 accepts no other keys here. */
 	number = line_with(c, i);
-	id = c->key.id;
 	slot = number * LINE_SLOTS + (i & (LINE_SLOTS - 1));
 	line = bpf_map_lookup_elem(&table, &number);
-	rule = rule_of(id);
 	owner = bpf_map_lookup_elem(&keys, &slot);
-	if (!line || !rule || !owner)
+	if (!line || !owner)
 		return VERDICT_CONTENDED;
 	/* One at a time: another CPU may be allocating a slot to the same key. */
 	if (count_slots(c, true))
 		return VERDICT_AGAIN;
+	tat = charge_clock(c);
+	if (tat == STALE_CLOCK)
+		return VERDICT_STALE;
 	b = &line->slot[i & (LINE_SLOTS - 1)];
 	if (!lock_slot(slot, b, c->now))
 		return VERDICT_AGAIN;
@@ -135,8 +152,6 @@ __noinline enum verdict allocate_slot(struct charge *c, __u32 i)
 		return VERDICT_AGAIN;
 	}
 	WRITE_ONCE(b->tick, tick(tick_time(c)));
-	params = params_of(rule, c->version);
-	tat = clock_of(params, c->reverted, c->now);
 	if (!c->before)
 		tat = c->tat = tat + ((__u64)c->bytes << UNIT_BITS);
 	__sync_lock_test_and_set(&b->tat, tat);
@@ -247,17 +262,22 @@ __noinline enum verdict charge_once(struct charge *c, __u32 slot)
 		b = &line->slot[slot & (LINE_SLOTS - 1)];
 		fingerprint = fingerprint_in(c, slot);
 	}
-	params = params_of(rule, c->version);
-	if (c->reverted && !revert_bucket(rule, c->version, b))
+	params = params_of(rule, c->version.index);
+	if (c->version.reverted && !revert_bucket(rule, c->version.index, b))
 		return VERDICT_AGAIN;
-	v = clock_of(params, c->reverted, c->now);
-	if (!c->before)
-		return charge_bucket(params, v, b, fingerprint, tick_time(c), c->bytes, c->excess, &c->tat);
+	v = clock_of(rule, c->version.index, c->version.reverted, c->now);
+	if (!c->before) {
+		verdict = charge_bucket(rule, c->version.seen, params, v, b, fingerprint, tick_time(c), c->bytes,
+					c->excess, &c->tat);
+		return verdict == VERDICT_AGAIN && !is_current(rule, c->version.seen) ? VERDICT_STALE : verdict;
+	}
 	tat = READ_ONCE(b->tat);
 	if (!is_still(b, fingerprint, tat))
 		return VERDICT_AGAIN;
 	level = flow_level(params, c->before, c->bytes, c->fifo,
 			   level_at(params, v, tick_time(c), tat, READ_ONCE(b->tick)), &verdict);
+	if (!is_current(rule, c->version.seen))
+		return VERDICT_STALE;
 	return put_tat(b, tat, v + level, tick_time(c), verdict);
 }
 
@@ -335,11 +355,11 @@ __noinline int find_lines(struct __sk_buff *skb, __u32 ip, __u32 flags, struct c
 	rule = rule_of(id);
 	if (!rule)
 		return 0;
-	make_key(skb, ip, rule->cold[c->version & 1].each_mask, flags, &c->key);
-	hash = hash_key(&c->key, params_of(rule, c->version)->salt);
+	make_key(skb, ip, params_of(rule, c->version.index)->each_bits, flags, &c->key);
+	hash = hash_key(&c->key, params_of(rule, c->version.index)->salt);
 	c->line = line_of(hash);
 	c->fingerprint = fingerprint_of(hash);
-	c->fifo = is_fifo(rule, c->reverted, c->now);
+	c->fifo = is_fifo(rule, c->version.reverted, c->now);
 	return 0;
 }
 
@@ -360,10 +380,10 @@ __noinline enum verdict queue_charge(struct __sk_buff *skb, __u32 ip, const stru
 	rule = rule_of(id);
 	if (!rule)
 		return VERDICT_CONTENDED;
-	params = params_of(rule, c->version);
+	params = params_of(rule, c->version.index);
 	if (c->verdict != VERDICT_PASS && c->verdict != VERDICT_DELAY)
 		keep_fifo(rule, c->now + drain_ns(params->rate_units, c->before));
-	return queue_packet(skb, ip, params, &rule->cold[c->version & 1], c->now,
+	return queue_packet(skb, ip, params, &rule->cold[c->version.index & 1], c->now,
 			    c->verdict == VERDICT_PASS ? 0 : c->before);
 }
 
@@ -377,19 +397,17 @@ __noinline enum verdict charge_slow(struct __sk_buff *skb, const struct packet *
 	struct charge c = { .verdict = VERDICT_AGAIN, .excess = EXCESS_PENALISES };
 	const struct params *params;
 	struct rule *rule;
-	__u32 id;
 
 	if (!p)
 		return VERDICT_CONTENDED;
-	c.key.id = id = p->id;
+	c.key.id = p->id;
 	c.now = p->now;
 	c.bytes = p->wire.bytes;
-	c.version = p->version.index;
-	c.reverted = p->version.reverted;
-	rule = rule_of(id);
+	c.version = p->version;
+	rule = rule_of(c.key.id);
 	if (!rule)
 		return VERDICT_CONTENDED;
-	params = params_of(rule, c.version);
+	params = params_of(rule, p->version.index);
 	if (params->flags & RULE_ECN && ecn_of(skb, p->ip))
 		c.excess |= EXCESS_MARKS;
 	if (params->flags & RULE_EACH) {
@@ -404,7 +422,7 @@ __noinline enum verdict charge_slow(struct __sk_buff *skb, const struct packet *
 		__sync_fetch_and_add(&rule->spilled_packets, p->wire.packets);
 charged:
 	if (c.verdict == VERDICT_PASS && params->flags & RULE_DELAY) {
-		c.before = units_before(params, c.bytes, c.tat - clock_of(params, c.reverted, c.now));
+		c.before = units_before(params, p->wire.bytes, c.tat - clock_of(rule, p->version.index, p->version.reverted, p->now));
 		if (c.before && params->flags & RULE_SPARSE) {
 			find_lines(skb, p->ip, RULE_FLOW, &c);
 			bpf_loop(TRIES, try_slot, &c, 0);

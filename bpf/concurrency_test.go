@@ -651,9 +651,12 @@ func TestChangesWhilePacketsRun(t *testing.T) {
 				}
 				r.put(rule, now)
 				p := r.program()
-				var passed atomic.Uint64
+				var passed, sent atomic.Uint64
 				var over atomic.Bool
-				changes := packets(24, 8)
+				changes := packets(20_000, 4000)
+				if name == "capacity" {
+					changes = 24
+				}
 				inCrowd(t, func(member int) error {
 					if member == 0 {
 						defer over.Store(true)
@@ -662,6 +665,9 @@ func TestChangesWhilePacketsRun(t *testing.T) {
 							r.at(now)
 							if _, err := r.set.Put(rule); err != nil {
 								return err
+							}
+							for until := sent.Load() + large/size; name == "capacity" && sent.Load() < until; {
+								runtime.Gosched() // so that each capacity is filled
 							}
 						}
 						return nil
@@ -674,6 +680,7 @@ func TestChangesWhilePacketsRun(t *testing.T) {
 						if verdict == next {
 							passed.Add(size)
 						}
+						sent.Add(1)
 					}
 					return nil
 				})

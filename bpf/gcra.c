@@ -9,7 +9,7 @@
  *	t_a	arrival time		v, the byte clock when the packet comes
  *	TAT	theoretical arrival	*tat
  *	T	increment		cost: the clock counts what drains, so a packet takes its own size
- *	tau	tolerance		capacity - cost: I.371 compares before it adds T, this after
+ *	tau	tolerance		limit - cost: I.371 compares before it adds T, this after
  *
  *	conforming if TAT <= t_a + tau, and then TAT = max(t_a, TAT) + T
  */
@@ -23,7 +23,7 @@ static __always_inline bool gcra(const struct params *params, __u64 v, __u64 cos
 	__u64 start = later(*tat, v);
 
 	/* A packet larger than the bucket conforms to an empty one. */
-	if (start != v && start + cost - v > params->capacity)
+	if (start != v && start + cost - v > params->limit)
 		return false;
 	*tat = start + cost;
 	return true;

@@ -6,19 +6,23 @@
 #include "packet.h"
 #include "table.h"
 
-/* The masked far address, or with RULE_FLOW the 5-tuple as far as the packet has one. */
-static __noinline void make_key(struct __sk_buff *skb, __u32 ip, const __u32 mask[4], __u32 flags, struct key *key)
+static __always_inline void mask_address(struct address *a, __u32 bits)
 {
+	a->word[0] &= hook.masks[bits & NO_LENGTH][0];
+	a->word[1] &= hook.masks[bits & NO_LENGTH][1];
+}
+
+/* The masked far address, or with RULE_FLOW the 5-tuple as far as the packet has one. */
+static __noinline void make_key(struct __sk_buff *skb, __u32 ip, __u32 bits, __u32 flags, struct key *key)
+{
+	struct address *src = (struct address *)key->src;
 	struct transport t = {};
-	__u32 i;
 
 	key->family = ip & IS_IPV6 ? 6 : 4;
 	if (!(flags & RULE_FLOW)) {
-		far_address(skb, ip, (struct address *)key->src);
+		far_address(skb, ip, src);
 		if (flags & RULE_SUBNET)
-#pragma unroll
-			for (i = 0; i < 4; i++)
-				key->src[i] &= mask[i];
+			mask_address(src, bits);
 		return;
 	}
 	if (ip & IS_IPV6) {
@@ -47,7 +51,7 @@ struct plain6 {
 };
 
 /* hash_key of the key that make_key makes, where plain headers are enough for that; 0 elsewhere. */
-static __always_inline __u64 hash_plain(struct __sk_buff *skb, __u32 ip, const __u32 mask[4], __u32 salt, __u32 flags)
+static __always_inline __u64 hash_plain(struct __sk_buff *skb, __u32 ip, __u32 bits, __u32 salt, __u32 flags)
 {
 	void *data = (void *)(long)skb->data, *data_end = (void *)(long)skb->data_end, *l3;
 
@@ -67,6 +71,7 @@ static __always_inline __u64 hash_plain(struct __sk_buff *skb, __u32 ip, const _
 		if (flags & RULE_HOST)
 			return hash6(salt, 0, 0, far, none);
 		if (flags & RULE_SUBNET) {
+			const __u32 *mask = (const __u32 *)hook.masks[bits & NO_LENGTH];
 			__u32 subnet[4] = { far[0] & mask[0], far[1] & mask[1], far[2] & mask[2], far[3] & mask[3] };
 
 			return hash6(salt, 0, 0, subnet, none);
@@ -80,7 +85,7 @@ static __always_inline __u64 hash_plain(struct __sk_buff *skb, __u32 ip, const _
 		if ((void *)(h + 1) > data_end)
 			return 0;
 		if (!(flags & RULE_FLOW))
-			return hash4(salt, 0, 0, *(__u32 *)far4(l3) & (flags & RULE_SUBNET ? mask[0] : ~0U), 0);
+			return hash4(salt, 0, 0, *(__u32 *)far4(l3) & (flags & RULE_SUBNET ? (__u32)hook.masks[bits & NO_LENGTH][0] : ~0U), 0);
 		if (*(__u8 *)l3 != 0x45 || h->ip.frag_off & bpf_htons(IP_OFFSET) ||
 		    (h->ip.protocol != IPPROTO_UDP && h->ip.protocol != IPPROTO_TCP))
 			return 0;

@@ -10,7 +10,7 @@
  *	t_a	arrival time		v, the byte clock when the packet comes
  *	X'	X - (t_a - LCT), or 0	level
  *	I	increment		cost, the packet's size
- *	L	limit			capacity - cost: I.371 compares before it adds I, this after
+ *	L	limit			limit - cost: I.371 compares before it adds I, this after
  *
  *	conforming if X' <= L, and then X = X' + I, LCT = t_a
  *
@@ -27,7 +27,7 @@ static __always_inline bool leaky(const struct params *params, __u64 v, __u64 co
 	__u64 level = later(*tat, v) - v;
 
 	/* A packet larger than the bucket conforms to an empty one. */
-	if (level && level + cost > params->capacity)
+	if (level && level + cost > params->limit)
 		return false;
 	*tat = v + level + cost;
 	return true;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The maps of one hook (a device and a direction); sizes are set when it is made. */
+/* The maps of a network namespace; sizes are set when they are made. */
 #ifndef SHAPECTL_MAPS_H
 #define SHAPECTL_MAPS_H
 
@@ -50,8 +50,19 @@ struct {
 	__type(value, struct affected);
 } affected SEC(".maps");
 
-/* Of a fixed size, so they need no lookup. */
-struct lengths lengths SEC(".data.lengths");
+/* These need no lookup. */
 struct change change SEC(".data.change");
+struct view views[1] SEC(".data.views"); /* as many as there are to be */
+
+/*
+ * The view of a packet: its number is in skb->cb, where the hook's own program has
+ * put it. That calls this one.
+ */
+#define VIEW_CB 4
+
+static __always_inline const struct view *view_of(struct __sk_buff *skb)
+{
+	return &views[skb->cb[VIEW_CB] & HOOK(view_mask)];
+}
 
 #endif

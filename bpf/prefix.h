@@ -12,13 +12,10 @@
 #include "packet.h"
 #include "rule.h"
 
-/*
- * One prefix for each address of a length: length << 32 | the address with its
- * host bits set. by is length << 32 | host bits.
- */
-static __always_inline __u64 key4(__u64 by, __u32 addr)
+/* What makes an address the key of its prefix of that length: length << 32 | host bits. */
+static __always_inline __u64 by4(__u32 length)
 {
-	return by | addr;
+	return (__u64)length << 32 | (__u32)~hook.masks[length & NO_LENGTH][0];
 }
 
 /*
@@ -169,14 +166,14 @@ __noinline __u32 find6(__u64 addr0, __u64 addr1, __u32 length, __u64 hash)
 
 /* A search by the lengths of IPv4 that are in use, from one on. */
 struct search4 {
-	__u32 addr;
+	__u64 key; /* mix4 and the address */
 	__u32 from, count;
-	const __u64 *list;
+	const __u8 *list;
 	const struct filter *filter;
 };
 
 /* No lengths are left. */
-#define NO_LENGTH (~0U)
+#define NONE_LEFT (~0U)
 
 /* These are no loop, as the compiler would keep the state of one in memory. */
 static __always_inline __u32 try_length4(const struct search4 *s, __u32 i)
@@ -184,10 +181,12 @@ static __always_inline __u32 try_length4(const struct search4 *s, __u32 i)
 	__u64 key, hash;
 
 	if (i >= s->count)
-		return NO_LENGTH;
-	key = key4(s->list[i], s->addr);
+		return NONE_LEFT;
+	if (i < s->from)
+		return 0;
+	key = s->key | by4(s->list[i]);
 	hash = hash4_prefix(key);
-	return i >= s->from && in_filter(s->filter, hash) ? find4(key, hash) : 0;
+	return in_filter(s->filter, hash) ? find4(key, hash) : 0;
 }
 
 static __always_inline __u32 try_4_lengths4(const struct search4 *s, __u32 i)
@@ -201,47 +200,58 @@ static __always_inline __u32 try_16_lengths4(const struct search4 *s, __u32 i)
 }
 
 /* By all lengths in use from one on, where the filter does not exclude it. */
-__noinline __u32 match4_from(__u32 addr, __u32 use, __u32 from)
+__noinline __u32 match4_from(struct __sk_buff *skb, __u32 addr, __u32 from)
 {
+	const struct view *view = view_of(skb);
+	__u32 use = READ_ONCE(view->version) & 1, zero = 0, id;
 	struct search4 s = {
-		.addr = addr, .from = from, .count = lengths.use[use & 1].count4, .list = lengths.use[use & 1].list4,
+		.key = view->mix4 | addr, .from = from, .count = view->use[use].count4, .list = view->use[use].list4,
 	};
-	__u32 zero = 0, id;
 
 	s.filter = bpf_map_lookup_elem(&filter, &zero);
 	if (!s.filter)
 		return 0;
 	id = try_16_lengths4(&s, 0) ?: try_16_lengths4(&s, 16) ?: try_length4(&s, 32);
 	_Static_assert(LENGTHS4 == 33, "as many as there are lengths");
-	return id == NO_LENGTH ? 0 : id;
+	return id == NONE_LEFT ? 0 : id;
 }
 
 struct rest {
+	struct __sk_buff *skb;
 	__u64 addr[2];
-	__u32 use; /* the version of the lengths */
+	__u32 use; /* version of the view's lists */
 	__u32 from;
 	__u32 id;
 };
 
 static long match_next6(__u64 i, struct rest *r)
 {
-	const struct length6 *by = &lengths.use[r->use & 1].list6[(r->from + i) & (LENGTHS6 - 1)];
-	__u64 addr0 = r->addr[0] & by->mask[0], addr1 = r->addr[1] & by->mask[1];
-	__u64 hash = hash6_prefix(addr0, addr1, by->length);
+	const struct view *view = view_of(r->skb);
+	__u64 addr0, addr1, hash;
 	const struct filter *f;
-	__u32 zero = 0;
+	__u32 zero = 0, length;
 
+	i += r->from;
+	if (i >= LENGTHS6)
+		return 1;
+	length = view->use[r->use & 1].list6[i];
+	addr0 = (r->addr[0] & hook.masks[length][0]) ^ view->mix6[0];
+	addr1 = (r->addr[1] & hook.masks[length][1]) ^ view->mix6[1];
+	hash = hash6_prefix(addr0, addr1, length);
 	f = bpf_map_lookup_elem(&filter, &zero);
 	if (f && in_filter(f, hash))
-		r->id = find6(addr0, addr1, by->length, hash);
+		r->id = find6(addr0, addr1, length, hash);
 	return r->id != 0;
 }
 
-__noinline __u32 match6_from(__u64 addr0, __u64 addr1, __u32 use, __u32 from)
+__noinline __u32 match6_from(struct __sk_buff *skb, __u64 addr0, __u64 addr1, __u32 from)
 {
-	struct rest r = { .addr = { addr0, addr1 }, .use = use, .from = from };
+	const struct view *view = view_of(skb);
+	struct rest r = { .skb = skb, .addr = { addr0, addr1 }, .use = READ_ONCE(view->version) & 1, .from = from };
+	__u32 count = view->use[r.use].count6;
 
-	bpf_loop((lengths.use[use & 1].count6 - from) & (LENGTHS6 - 1), match_next6, &r, 0);
+	if (count > from)
+		bpf_loop(count - from, match_next6, &r, 0);
 	return r.id;
 }
 
@@ -254,45 +264,48 @@ __noinline __u32 match6_from(__u64 addr0, __u64 addr1, __u32 use, __u32 from)
 #define IS_BIG (HOOK(prefixes4_mask) >= BIG_MASK4)
 
 /*
- * The id of the rule that decides, plus one, or 0: the first place for the
- * longest length at once, the rest only if need be. That length of IPv4 is at
- * hand in one word, which saves the version; while it changes, that is none.
+ * The id of the rule that decides, plus one, or 0: the first place for the longest
+ * length at once, the rest only if need be. That length is at hand in one word,
+ * which saves the version; while it changes, that is none.
  */
-static __always_inline __u32 match4(__u32 addr)
+static __always_inline __u32 match4(struct __sk_buff *skb, __u32 addr)
 {
-	__u64 first = READ_ONCE(lengths.first4), key = key4(first, addr);
+	const struct view *view = view_of(skb);
+	__u64 first = READ_ONCE(view->first4), key = first | addr;
 	__u32 mask = HOOK(prefixes4_mask), number = prefix_line(hash4_prefix(key), mask), use, from;
 	const struct prefixes4 *line;
 
 	if (mask >= BIG_MASK4)
-		return match4_from(addr, lengths.version, 0);
+		return match4_from(skb, addr, 0);
 	line = bpf_map_lookup_elem(&prefixes4, &number);
 	if (!line)
 		return 0;
 	if (line->key[0] == key && line->id[0])
 		return line->id[0];
-	use = READ_ONCE(lengths.version) & 1;
-	from = lengths.use[use].list4[0] == first && line->used <= 1;
-	return lengths.use[use].count4 > from ? match4_from(addr, use, from) : 0;
+	use = READ_ONCE(view->version) & 1;
+	from = (first >> 32 & NO_LENGTH) == view->use[use].list4[0] && line->used <= 1;
+	return view->use[use].count4 > from ? match4_from(skb, addr, from) : 0;
 }
 
-static __always_inline __u32 match6(__u64 addr0, __u64 addr1)
+static __always_inline __u32 match6(struct __sk_buff *skb, __u64 addr0, __u64 addr1)
 {
-	__u32 mask = HOOK(prefixes6_mask), use = READ_ONCE(lengths.version) & 1, number, from;
-	const struct length6 *by = &lengths.use[use].list6[0];
-	__u64 first0 = addr0 & by->mask[0], first1 = addr1 & by->mask[1];
+	const struct view *view = view_of(skb);
+	__u32 mask = HOOK(prefixes6_mask), first = READ_ONCE(view->first6) & NO_LENGTH, number, use, from;
+	__u64 first0 = (addr0 & hook.masks[first][0]) ^ view->mix6[0];
+	__u64 first1 = (addr1 & hook.masks[first][1]) ^ view->mix6[1];
 	const struct prefixes6 *line;
 
 	if (mask >= BIG_MASK6)
-		return match6_from(addr0, addr1, use, 0);
-	number = prefix_line(hash6_prefix(first0, first1, by->length), mask);
+		return match6_from(skb, addr0, addr1, 0);
+	number = prefix_line(hash6_prefix(first0, first1, first), mask);
 	line = bpf_map_lookup_elem(&prefixes6, &number);
 	if (!line)
 		return 0;
-	if (line->addr[0][0] == first0 && line->addr[0][1] == first1 && line->length[0] == by->length && line->id[0])
+	if (line->addr[0][0] == first0 && line->addr[0][1] == first1 && line->length[0] == first && line->id[0])
 		return line->id[0];
-	from = line->used <= 1;
-	return lengths.use[use].count6 > from ? match6_from(addr0, addr1, use, from) : 0;
+	use = READ_ONCE(view->version) & 1;
+	from = first == view->use[use].list6[0] && line->used <= 1;
+	return view->use[use].count6 > from ? match6_from(skb, addr0, addr1, from) : 0;
 }
 
 #endif

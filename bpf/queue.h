@@ -45,7 +45,7 @@ static __always_inline enum verdict queue_packet(struct __sk_buff *skb, __u32 ip
 	__u64 asked = skb->tstamp, wait = drain_ns(params->rate_units, before), departure = now + wait;
 
 	if (!HOOK(ingress) && asked > departure && asked - departure <= OWN_TIME_NS) {
-		departure = now + drain_ns(params->rate_units, params->capacity - params->burst);
+		departure = now + drain_ns(params->rate_units, params->limit - params->burst);
 		if (asked < departure)
 			departure = asked;
 		set_departure(skb, departure);
@@ -67,7 +67,7 @@ static __always_inline enum verdict queue_packet(struct __sk_buff *skb, __u32 ip
 static __always_inline __u64 flow_level(const struct params *params, __u64 before, __u64 bytes, bool fifo, __u64 level,
 					enum verdict *verdict)
 {
-	__u64 queue = params->capacity - params->burst, next;
+	__u64 queue = params->limit - params->burst, next;
 
 	if (bytes <= 1 << SPARSE_BITS && !fifo) {
 		next = level + ((queue >> UNIT_BITS) * bytes << (UNIT_BITS - SPARSE_BITS));

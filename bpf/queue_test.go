@@ -395,8 +395,9 @@ func TestNoRoomForFlow(t *testing.T) {
 func TestTagLeftInFrame(t *testing.T) {
 	const redirected uint32 = 7 // TC_ACT_REDIRECT
 	hook := ingress()
-	hook.Ifb, hook.VirtualClock = 1, 0
+	hook.VirtualClock = 0
 	r := newRig(t, maps.Size{Rules: 1}, hook)
+	r.set.SetIfb(1)
 	rule := queue(policy.Leaky, 8_000, 0, 4000)
 	rule.Prefix, rule.Framing = prefix("10.0.0.0/8"), policy.Framing{}
 	e := r.put(rule, 1)
@@ -416,9 +417,8 @@ func TestTagLeftInFrame(t *testing.T) {
 // none overtakes another; excess is dropped, and what no such rule is for goes on.
 func TestIfb(t *testing.T) {
 	const redirected uint32 = 7 // TC_ACT_REDIRECT
-	hook := ingress()
-	hook.Ifb = 1
-	r := newRig(t, maps.Size{Rules: 3, Buckets: 64}, hook)
+	r := newRig(t, maps.Size{Rules: 3, Buckets: 64}, ingress())
+	r.set.SetIfb(1)
 	for _, a := range algorithms {
 		rule := queue(a, 8_000_000, 2000, 2000)
 		rule.Prefix, rule.Framing = prefix("10.0.0.0/24"), policy.Framing{}

@@ -10,8 +10,8 @@ import (
 	"github.com/cilium/ebpf/asm"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/internal/testenv"
-	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -51,12 +51,13 @@ func ingress() bpf.AbiHook {
 func newRig(tb testing.TB, size maps.Size, hook bpf.AbiHook) *rig {
 	tb.Helper()
 	testenv.Root(tb)
-	set, err := maps.New(size, hook)
+	store, err := maps.New(size, hook)
 	testenv.Must(tb, err)
+	set := store.View(0)
 	tb.Cleanup(func() { set.Close() })
 	r := &rig{TB: tb, set: set}
 	r.load = func() *ebpf.Program {
-		p, err := loader.Load(set)
+		p, err := program.Load(set.Store, set.Hook())
 		testenv.Must(tb, err)
 		tb.Cleanup(func() { p.Close() })
 		return p

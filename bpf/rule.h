@@ -42,17 +42,34 @@ static __always_inline __u32 phase_at(__u64 now)
 
 /* Which parameters of a rule a packet goes by, to its end. */
 struct version {
-	__u32 index;
-	__u32 reverted; /* the byte clock starts from rebase */
+	__u32 seen; /* rule.version when the packet came */
+	__u16 index;
+	__u16 reverted; /* the byte clock starts from rebase */
 };
 
 static __always_inline struct version version_in(const struct rule *rule, __u32 phase)
 {
-	__u32 version = READ_ONCE(rule->version);
+	struct version v = { .seen = READ_ONCE(rule->version) };
 
-	if (!(version & VERSION_CHANGES))
-		return (struct version){ .index = version & 1 };
-	return (struct version){ .index = (version ^ phase) & 1, .reverted = phase == PHASE_REVERTED };
+	v.index = v.seen & 1;
+	if (v.seen & VERSION_CHANGES) {
+		v.index = (v.seen ^ phase) & 1;
+		v.reverted = phase == PHASE_REVERTED;
+	}
+	return v;
+}
+
+/*
+ * Whether the parameters that were read since version was are of one piece. Where
+ * the machine may read memory in another order, a full barrier comes first.
+ */
+static __always_inline bool is_current(const struct rule *rule, __u32 seen)
+{
+	__u32 barrier = 0;
+
+	if (HOOK(reorders))
+		__sync_lock_test_and_set(&barrier, 1);
+	return READ_ONCE(rule->version) == seen;
 }
 
 /* The compiler is kept from working the address out anew each time. */
@@ -69,10 +86,12 @@ static __always_inline struct counters *counters_of(struct rule *rule)
 	return &rule->counters[bpf_get_smp_processor_id() & HOOK(cpu_mask)];
 }
 
-static __always_inline __u64 clock_of(const struct params *params, bool reverted, __u64 now)
+/* The byte clock of a rule. */
+static __always_inline __u64 clock_of(const struct rule *rule, __u32 index, bool reverted, __u64 now)
 {
+	const struct params *params = params_of(rule, index);
 	/* Both are read, as without CAP_PERFMON no pointer may depend on which it is. */
-	__u64 base = READ_ONCE(params->base), rebase = READ_ONCE(params->rebase);
+	__u64 base = READ_ONCE(params->base), rebase = READ_ONCE(rule->cold[index & 1].rebase);
 
 	return byte_clock(params, reverted ? rebase : base, now);
 }

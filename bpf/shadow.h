@@ -10,14 +10,12 @@ static __noinline int note_affected(struct __sk_buff *skb, const struct packet *
 {
 	struct affected first = { .packets = p->wire.packets, .bytes = p->wire.bytes }, *value;
 	struct affected_key key = { .family = p->ip & IS_IPV6 ? 6 : 4 };
-	__u32 i;
+	const struct params *params = params_of(rule, p->version.index);
 
-	key.salt = params_of(rule, p->version.index)->salt;
+	key.salt = params->salt;
 	far_address(skb, p->ip, (struct address *)key.addr);
-	if (params_of(rule, p->version.index)->flags & RULE_SUBNET)
-#pragma unroll
-		for (i = 0; i < 4; i++)
-			key.addr[i] &= rule->cold[p->version.index & 1].each_mask[i];
+	if (params->flags & RULE_SUBNET)
+		mask_address((struct address *)key.addr, params->each_bits);
 	value = bpf_map_lookup_elem(&affected, &key);
 	if (!value && bpf_map_update_elem(&affected, &key, &first, BPF_NOEXIST))
 		value = bpf_map_lookup_elem(&affected, &key);
@@ -59,7 +57,7 @@ __noinline int apply_shadow(struct __sk_buff *skb, struct packet *p)
 		count(&c->spared_packets, &c->spared_bytes, &p->wire);
 		note_affected(skb, p, rule);
 	}
-	if (verdict == VERDICT_CONTENDED)
+	if (verdict == VERDICT_CONTENDED || verdict == VERDICT_STALE)
 		c->contended_packets += p->wire.packets;
 	count(&c->passed_packets, &c->passed_bytes, &p->wire);
 	count_extra(rule, p->wire.packets);

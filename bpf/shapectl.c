@@ -14,6 +14,9 @@
 #define NEXT TC_ACT_UNSPEC
 #define DROP TC_ACT_SHOT
 
+/* What functions answer that have done nothing. */
+#define UNDONE -2
+
 static __always_inline __u64 time_ns(struct __sk_buff *skb)
 {
 	return HOOK(virtual_clock) ? skb->tstamp : bpf_ktime_get_ns();
@@ -26,6 +29,8 @@ static __always_inline int act(struct __sk_buff *skb, __u32 ip, struct rule *rul
 	struct counters *c = counters_of(rule);
 
 	if (verdict == VERDICT_MARK && mark_ce(skb, ip))
+		verdict = VERDICT_CONTENDED;
+	if (verdict == VERDICT_STALE)
 		verdict = VERDICT_CONTENDED;
 	if (verdict == VERDICT_CONTENDED)
 		c->contended_packets += wire->packets;
@@ -40,34 +45,38 @@ static __always_inline int act(struct __sk_buff *skb, __u32 ip, struct rule *rul
 		c->marked_packets += wire->packets;
 	count(&c->passed_packets, &c->passed_bytes, wire);
 	/* Also packets that are not delayed, lest they overtake those that are. */
-	if (HOOK(ifb) && flags & RULE_DELAY)
-		return bpf_redirect(HOOK(ifb), 0);
+	if (HOOK(ingress) && flags & RULE_DELAY && view_of(skb)->ifb)
+		return bpf_redirect(view_of(skb)->ifb, 0);
 	return NEXT;
 }
 
 /* The rule of the longest prefix among those that there are in a phase of a change. */
 struct present {
+	struct __sk_buff *skb;
 	__u64 addr[2];
 	__u32 ipv6;
-	__u32 use; /* the version of the lengths */
+	__u32 use; /* version of the view's lists */
 	__u32 phase;
 	__u32 id; /* of the rule plus one, or 0 */
 };
 
 static long present_next(__u64 i, struct present *p)
 {
+	const struct view *view = view_of(p->skb);
+	__u64 addr0, addr1;
 	const struct rule *rule;
-	__u32 id = 0;
+	__u32 id, length;
 
+	if (i >= (p->ipv6 ? LENGTHS6 : LENGTHS4)) /* There are never more; the verifier wants to see that. */
+		return 1;
 	if (p->ipv6) {
-		const struct length6 *by = &lengths.use[p->use & 1].list6[i & (LENGTHS6 - 1)];
-		__u64 addr0 = p->addr[0] & by->mask[0], addr1 = p->addr[1] & by->mask[1];
-
-		id = find6(addr0, addr1, by->length, hash6_prefix(addr0, addr1, by->length));
-	} else if (i < LENGTHS4) { /* There are never more; the verifier wants to see that. */
-		__u64 key = key4(lengths.use[p->use & 1].list4[i], p->addr[0]);
-
-		id = find4(key, hash4_prefix(key));
+		length = view->use[p->use & 1].list6[i];
+		addr0 = (p->addr[0] & hook.masks[length][0]) ^ view->mix6[0];
+		addr1 = (p->addr[1] & hook.masks[length][1]) ^ view->mix6[1];
+		id = find6(addr0, addr1, length, hash6_prefix(addr0, addr1, length));
+	} else {
+		addr0 = view->mix4 | by4(view->use[p->use & 1].list4[i]) | p->addr[0];
+		id = find4(addr0, hash4_prefix(addr0));
 	}
 	if (!id)
 		return 0;
@@ -80,14 +89,17 @@ static long present_next(__u64 i, struct present *p)
 
 static __noinline __u32 match_present(struct __sk_buff *skb, __u32 ip, __u32 phase)
 {
-	struct present p = { .ipv6 = ip & IS_IPV6, .use = lengths.version & 1, .phase = phase };
+	const struct view *view = view_of(skb);
+	struct present p = {
+		.skb = skb, .ipv6 = ip & IS_IPV6, .use = READ_ONCE(view->version) & 1, .phase = phase,
+	};
 	struct address far = {};
 
 	if (far_address(skb, ip, &far))
 		return 0;
 	p.addr[0] = far.word[0];
 	p.addr[1] = far.word[1];
-	bpf_loop(p.ipv6 ? lengths.use[p.use & 1].count6 : lengths.use[p.use & 1].count4, present_next, &p, 0);
+	bpf_loop(p.ipv6 ? view->use[p.use].count6 : view->use[p.use].count4, present_next, &p, 0);
 	return p.id;
 }
 
@@ -119,7 +131,7 @@ __noinline int decide(struct __sk_buff *skb, struct packet *p)
 	return true;
 }
 
-/* Applies the rule that decides over a packet, whatever both are. */
+/* Applies the rule that decides over a packet, whatever both are. UNDONE if that has to be decided again. */
 __noinline int apply_slow(struct __sk_buff *skb, struct packet *p)
 {
 	enum verdict verdict = VERDICT_PASS;
@@ -139,6 +151,10 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p)
 	measure(skb, p->ip, params->overhead, params->mpu, &p->wire);
 	if (!(flags & RULE_UNLIMITED))
 		verdict = charge_slow(skb, p);
+	if (verdict == VERDICT_STALE && !p->again) {
+		p->again = true;
+		return UNDONE;
+	}
 	answer = act(skb, p->ip, rule, flags, &p->wire, verdict);
 	count_extra(rule, p->wire.packets);
 	return answer;
@@ -148,36 +164,31 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p)
 #define RULE_SLOW \
 	(RULE_UNLIMITED | RULE_FRAMING | RULE_ECN | RULE_PASS | RULE_FAIL_CLOSED | RULE_ABSENT | RULE_SHADOW | RULE_SPARSE)
 
-/* What functions answer that have done nothing. */
-#define UNDONE -2
-
 /* The bucket of a packet's key, if it is at hand, and its fingerprint. Only if thorough it finds keys in their second line. */
-static __always_inline struct bucket *bucket_at_hand(struct __sk_buff *skb, __u32 ip, const struct rule *rule,
-						     __u32 index, const struct params *params, bool thorough,
-						     __u32 *fingerprint)
+static __always_inline struct bucket *bucket_at_hand(struct __sk_buff *skb, __u32 ip, const struct params *params,
+						     bool thorough, __u32 *fingerprint)
 {
-	__u64 hash = hash_plain(skb, ip, rule->cold[index & 1].each_mask, params->salt, params->flags);
+	__u64 hash = hash_plain(skb, ip, params->each_bits, params->salt, params->flags);
 
 	return hash ? find_bucket(hash, thorough, fingerprint) : NULL;
 }
 
 /*
  * Which parameters of a rule are in force, if that does not depend on the time and
- * the fast path knows all that they ask for; UNDONE otherwise.
+ * none of their flags is unknown; UNDONE otherwise.
  */
-static __always_inline int fast_index(const struct rule *rule, __u32 unknown)
+static __always_inline int fast_index(const struct rule *rule, __u32 seen, __u32 unknown)
 {
-	__u32 version = READ_ONCE(rule->version);
 	__u64 phase;
 
-	if (version & VERSION_CHANGES) {
+	if (seen & VERSION_CHANGES) {
 		phase = READ_ONCE(change.phase);
 		if (phase == PHASE_BY_TIME)
 			return UNDONE;
-		version ^= phase;
+		seen ^= phase;
 	}
-	version &= 1;
-	return params_of(rule, version)->flags & unknown ? UNDONE : version;
+	seen &= 1;
+	return params_of(rule, seen)->flags & unknown ? UNDONE : seen;
 }
 
 /* apply for rules that delay or have a penalty, and for keys that are not in their first line; UNDONE for others. */
@@ -188,24 +199,25 @@ __noinline int apply_fast(struct __sk_buff *skb, __u32 ip, __u32 id)
 	const struct params *params;
 	enum verdict verdict;
 	struct bucket *bucket;
-	__u32 fingerprint = 0;
+	__u32 seen, fingerprint = 0;
 	__u64 now, v, tat = 0;
 	int index;
 
 	if (!rule)
 		return UNDONE;
-	index = fast_index(rule, RULE_SLOW);
+	seen = READ_ONCE(rule->version);
+	index = fast_index(rule, seen, RULE_SLOW);
 	if (index < 0)
 		return UNDONE;
 	params = params_of(rule, index);
 	bucket = &rule->shared;
 	if (params->flags & RULE_EACH)
-		bucket = bucket_at_hand(skb, ip, rule, index, params, true, &fingerprint);
+		bucket = bucket_at_hand(skb, ip, params, true, &fingerprint);
 	if (!bucket)
 		return UNDONE;
 	now = time_ns(skb);
 	v = byte_clock(params, params->base, now);
-	verdict = charge_bucket(params, v, bucket, fingerprint, now, wire.bytes, EXCESS_PENALISES, &tat);
+	verdict = charge_bucket(rule, seen, params, v, bucket, fingerprint, now, wire.bytes, EXCESS_PENALISES, &tat);
 	if (verdict == VERDICT_AGAIN)
 		return UNDONE;
 	if (verdict == VERDICT_PASS && params->flags & RULE_DELAY)
@@ -221,7 +233,7 @@ __noinline int apply_fast(struct __sk_buff *skb, __u32 ip, __u32 id)
 static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 {
 	const struct params *params;
-	__u32 fingerprint;
+	__u32 seen, fingerprint;
 	enum verdict verdict;
 	struct bucket *bucket;
 	struct counters *c;
@@ -235,7 +247,8 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 		return NEXT;
 	if (unlikely(skb->gso_size || skb->vlan_proto))
 		goto slow;
-	index = fast_index(rule, RULE_SLOW | RULE_DELAY | RULE_PENALTY);
+	seen = READ_ONCE(rule->version);
+	index = fast_index(rule, seen, RULE_SLOW | RULE_DELAY | RULE_PENALTY);
 	if (unlikely(index < 0))
 		goto fast;
 	params = params_of(rule, index);
@@ -243,19 +256,19 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 	if (IS_BIG)
 		READ_ONCE(counters_of(rule)->passed_packets);
 	if (params->flags & RULE_EACH) {
-		bucket = bucket_at_hand(skb, ip, rule, index, params, false, &fingerprint);
+		bucket = bucket_at_hand(skb, ip, params, false, &fingerprint);
 		if (!bucket)
 			goto fast;
 		now = time_ns(skb);
 		v = byte_clock(params, params->base, now);
-		verdict = charge_bucket(params, v, bucket, fingerprint, now, skb->len, 0, &tat);
+		verdict = charge_bucket(rule, seen, params, v, bucket, fingerprint, now, skb->len, 0, &tat);
 	} else {
 		now = time_ns(skb);
 		v = byte_clock(params, params->base, now);
-		verdict = charge_bucket(params, v, &rule->shared, 0, now, skb->len, 0, &tat);
+		verdict = charge_bucket(rule, seen, params, v, &rule->shared, 0, now, skb->len, 0, &tat);
 		/* With two CPUs on one bucket, that the other was faster is as likely as not. */
 		if (verdict == VERDICT_AGAIN)
-			verdict = charge_bucket(params, v, &rule->shared, 0, now, skb->len, 0, &tat);
+			verdict = charge_bucket(rule, seen, params, v, &rule->shared, 0, now, skb->len, 0, &tat);
 	}
 	c = counters_of(rule);
 	if (verdict == VERDICT_PASS) {
@@ -277,6 +290,8 @@ slow:
 	if (!decide(skb, &p))
 		return NEXT;
 	answer = apply_slow(skb, &p);
+	if (answer == UNDONE)
+		answer = decide(skb, &p) ? apply_slow(skb, &p) : NEXT;
 	if (HOOK(shadows))
 		apply_shadow(skb, &p);
 	return answer;
@@ -292,7 +307,7 @@ __noinline int exempt(struct __sk_buff *skb, __u32 ip)
 
 	if (far_address(skb, ip, &far))
 		return NEXT;
-	id = match6_from(far.word[0], far.word[1], lengths.version, 0);
+	id = match6_from(skb, far.word[0], far.word[1], 0);
 	if (!id)
 		return NEXT;
 	p.id = id - 1;
@@ -321,11 +336,11 @@ __noinline int match_slow(struct __sk_buff *skb, struct match *m)
 		return 0;
 	m->ip = ip;
 	if (!(ip & IS_IPV6))
-		m->id = match4_from(far.word[0], lengths.version, 0);
+		m->id = match4_from(skb, far.word[0], 0);
 	else if (is_discovery(skb, ip))
 		exempt(skb, ip);
 	else
-		m->id = match6_from(far.word[0], far.word[1], lengths.version, 0);
+		m->id = match6_from(skb, far.word[0], far.word[1], 0);
 	return 0;
 }
 
@@ -350,7 +365,7 @@ int shapectl(struct __sk_buff *skb)
 	if (proto == bpf_htons(ETH_P_IP) && l3 + sizeof(struct iphdr) <= data_end) {
 		if (*(__u8 *)l3 >> 4 != 4)
 			return NEXT;
-		id = match4(*(__u32 *)far4(l3));
+		id = match4(skb, *(__u32 *)far4(l3));
 	} else if (proto == bpf_htons(ETH_P_IPV6) && l3 + sizeof(struct ipv6hdr) <= data_end) {
 		if (*(__u8 *)l3 >> 4 != 6)
 			return NEXT;
@@ -358,7 +373,7 @@ int shapectl(struct __sk_buff *skb)
 		if (((struct ipv6hdr *)l3)->nexthdr == IPPROTO_ICMPV6 && is_discovery(skb, ip))
 			return exempt(skb, ip);
 		far = far6(l3);
-		id = match6(far[0], far[1]);
+		id = match6(skb, far[0], far[1]);
 	} else if (proto == bpf_htons(ETH_P_IP) || proto == bpf_htons(ETH_P_IPV6) || is_tag(proto)) {
 		found = (struct match){};
 		match_slow(skb, &found);

@@ -29,7 +29,7 @@ const (
 	ShapectlProgShapectl = "shapectl"
 	ShapectlVarChange    = "change"
 	ShapectlVarHook      = "hook"
-	ShapectlVarLengths   = "lengths"
+	ShapectlVarViews     = "views"
 )
 
 // LoadShapectl returns the embedded CollectionSpec for Shapectl.
@@ -97,9 +97,9 @@ type ShapectlMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ShapectlVariableSpecs struct {
-	Change  *ebpf.VariableSpec `ebpf:"change"`
-	Hook    *ebpf.VariableSpec `ebpf:"hook"`
-	Lengths *ebpf.VariableSpec `ebpf:"lengths"`
+	Change *ebpf.VariableSpec `ebpf:"change"`
+	Hook   *ebpf.VariableSpec `ebpf:"hook"`
+	Views  *ebpf.VariableSpec `ebpf:"views"`
 }
 
 // ShapectlObjects contains all objects after they have been loaded into the kernel.
@@ -153,9 +153,9 @@ func (m *ShapectlMaps) Close() error {
 //
 // It can be passed to LoadShapectlObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ShapectlVariables struct {
-	Change  *ebpf.Variable `ebpf:"change"`
-	Hook    *ebpf.Variable `ebpf:"hook"`
-	Lengths *ebpf.Variable `ebpf:"lengths"`
+	Change *ebpf.Variable `ebpf:"change"`
+	Hook   *ebpf.Variable `ebpf:"hook"`
+	Views  *ebpf.Variable `ebpf:"views"`
 }
 
 // ShapectlPrograms contains all programs after they have been loaded into the kernel.

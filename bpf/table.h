@@ -115,7 +115,7 @@ static __noinline int is_empty(__u32 slot, const struct bucket *b, __u64 tat, __
 	/* Its level may be more than the reverted rule can hold, but for no longer than if charged then. */
 	if (version.reverted && is_from_before(charged))
 		charged = tick(change.until);
-	return !level_at(params, clock_of(params, version.reverted, now), now, tat, charged);
+	return !level_at(params, clock_of(rule, version.index, version.reverted, now), now, tat, charged);
 }
 
 /* No key has it, and nobody is allocating it. */

@@ -477,7 +477,7 @@ func TestExplainCountsSegments(t *testing.T) {
 	r.setRules("va egress 10.0.0.0/24 --rate 1gbit --overhead 24")
 	stop := r.explain("va", "egress", "10.0.0.7", "--bytes", "1042", "--segments", "2").Hooks[0]
 	const headers, payload = 42, 1000
-	pins, err := filepath.Glob(filepath.Join(r.bpffs(), "shapectl", "*", "*", "g*", "program"))
+	pins, err := filepath.Glob(filepath.Join(r.bpffs(), "shapectl", "*", "*", "program"))
 	if err != nil || len(pins) != 1 {
 		t.Fatalf("pins of programs: %v, %v", pins, err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
+	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -140,7 +141,7 @@ func exitCode(err error) int {
 
 func isMissing(err error) bool {
 	return errors.Is(err, fs.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, loader.ErrNoTCX) ||
-		errors.Is(err, loader.ErrPerfmon) || errors.Is(err, loader.ErrNoClsact) || errors.Is(err, fq.ErrNoFQ) || errors.Is(err, fq.ErrNoIfb) ||
+		errors.Is(err, program.ErrPerfmon) || errors.Is(err, loader.ErrNoClsact) || errors.Is(err, fq.ErrNoFQ) || errors.Is(err, fq.ErrNoIfb) ||
 		errors.Is(err, fq.ErrOldIfb) || errors.Is(err, loader.ErrUntrusted)
 }
 
@@ -314,7 +315,7 @@ func (e *env) advise(err error) error {
 		return fmt.Errorf("%w; leave SHAPECTL_HOOK unset to attach by clsact", err)
 	case errors.Is(err, loader.ErrNoClsact):
 		return fmt.Errorf("%w; load the module sch_ingress, or use a kernel with tcx (6.6)", err)
-	case errors.Is(err, loader.ErrPerfmon):
+	case errors.Is(err, program.ErrPerfmon):
 		return fmt.Errorf("%w; run as root, or give it CAP_PERFMON", err)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("%w; run as root, or with CAP_BPF and CAP_NET_ADMIN and a bpffs that you may write to", err)

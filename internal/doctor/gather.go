@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -24,7 +25,9 @@ func Gather(o loader.Options, name string) (Facts, error) {
 	}
 	n, err := loader.Read(o)
 	if err != nil {
-		if f.System.BPFFS.Untrusted == nil {
+		if errors.Is(err, loader.ErrUntrusted) {
+			f.System.BPFFS.Untrusted = err
+		} else if f.System.BPFFS.Untrusted == nil {
 			f.unread("", "", err)
 		}
 		n = new(loader.Namespace) // which has no rules
@@ -65,7 +68,7 @@ func system(o loader.Options) (System, error) {
 	}
 	s.Kernel = "Linux " + unix.ByteSliceToString(name.Release[:])
 	var err error
-	if s.Capabilities, err = loader.Capabilities(); err != nil {
+	if s.Capabilities, err = program.Capabilities(); err != nil {
 		return s, err
 	}
 	if s.BPFFS, err = loader.FindBPFFS(o); err != nil {

@@ -1,6 +1,7 @@
 package keeper
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
@@ -33,9 +34,54 @@ func (s surveyed) Close() {
 	}
 }
 
-// give gives a device the rules of these tables and no others, also where
-// something had taken those that it had off it.
-func (k *Keeper) give(s surveyed, dev netinfo.Device, tables []policy.Table, from string) error {
+// lost reports whether a device has rules that are not in force.
+func (s surveyed) lost(dev netinfo.Device) bool {
+	return slices.ContainsFunc(s.hooks, func(h *loader.Hook) bool { return h.Name() == dev.Name && !h.InForce() })
+}
+
+// A turn is devices that are to get rules, and these.
+type turn struct {
+	devices []netinfo.Device
+	tables  []policy.Table
+}
+
+// add has a device get tables.
+func (t *turn) add(dev netinfo.Device, tables []policy.Table) {
+	t.devices = append(t.devices, dev)
+	t.tables = append(t.tables, tables...)
+}
+
+// give gives devices without hooks their rules, all together; each on its own if that fails.
+func (k *Keeper) give(s surveyed, t turn, from string) {
+	if len(t.devices) == 0 {
+		return
+	}
+	done, err := s.namespace.Give(t.tables)
+	if err == nil {
+		k.tell(t.tables, done, from)
+		return
+	}
+	if len(t.devices) == 1 {
+		k.warn(t.devices[0], err)
+		return
+	}
+	for _, dev := range t.devices {
+		k.give(s, turn{[]netinfo.Device{dev}, tablesOf(t.tables, dev.Name)}, from)
+	}
+}
+
+func tablesOf(tables []policy.Table, device string) (its []policy.Table) {
+	for _, t := range tables {
+		if t.Device == device {
+			its = append(its, t)
+		}
+	}
+	return its
+}
+
+// repair gives a device the rules of these tables and no others, where something had
+// taken those that it had off it.
+func (k *Keeper) repair(s surveyed, dev netinfo.Device, tables []policy.Table, from string) error {
 	for _, h := range s.hooks {
 		if h.InForce() || h.Name() != dev.Name {
 			continue
@@ -48,17 +94,27 @@ func (k *Keeper) give(s surveyed, dev netinfo.Device, tables []policy.Table, fro
 		}
 	}
 	done, err := s.namespace.Apply(tables, loader.ApplyOptions{Only: dev.Name})
-	if err != nil {
-		return err
+	if err == nil {
+		k.tell(tables, done, from)
 	}
+	return err
+}
+
+func (k *Keeper) tell(tables []policy.Table, done []loader.Applied, from string) {
 	for _, t := range tables {
-		event := Event{Device: dev.Name, Direction: t.Direction, Rules: len(t.Rules), Policy: from}
+		event := Event{Device: t.Device, Direction: t.Direction, Rules: len(t.Rules), Policy: from}
 		for _, d := range done {
-			if d.Direction == t.Direction {
+			if d.Device == t.Device && d.Direction == t.Direction {
 				event.Change = d.Hook
 			}
 		}
 		k.Told(event)
 	}
-	return nil
+}
+
+// warn tells what is the matter with a device, unless it is that it was deleted meanwhile.
+func (k *Keeper) warn(dev netinfo.Device, err error) {
+	if isThere(dev) {
+		k.Warned(fmt.Errorf("give %s its rules: %w", dev.Name, err))
+	}
 }

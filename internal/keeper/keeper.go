@@ -23,7 +23,9 @@ const (
 	// settle is how long a device waits for others that appear with it.
 	settle = 20 * time.Millisecond
 	// Commands wait up to ten seconds for their turn, so it is given up every now and then.
-	turn, pause = 500 * time.Millisecond, 50 * time.Millisecond
+	turnTime, pause = 500 * time.Millisecond, 50 * time.Millisecond
+	// turnDevices get their rules in one turn at the most.
+	turnDevices = 64
 	// retry is when devices are tried again for which others left no turn.
 	retry = time.Second
 	// rollbackFor is how long a change can be taken back that left hooks without a rule: they take memory until then.
@@ -237,25 +239,27 @@ func (k *Keeper) serveSome(ctx context.Context, devices []netinfo.Device) (done 
 		k.Warned(err)
 	}
 	defer s.Close()
-	for began := time.Now(); done < len(devices) && time.Since(began) < turn && ctx.Err() == nil; done++ {
-		k.serveOne(s, devices[done], policy)
+	var t turn
+	for began := time.Now(); done < len(devices) && time.Since(began) < turnTime && len(t.devices) < turnDevices && ctx.Err() == nil; done++ {
+		dev := devices[done]
+		if s.inForce[dev.Index] || !isThere(dev) {
+			continue
+		}
+		tables, err := policy.For(policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes})
+		switch {
+		case err != nil:
+		case len(tables) == 0:
+		case s.lost(dev):
+			err = k.repair(s, dev, tables, policy.Path)
+		default:
+			t.add(dev, tables)
+		}
+		if err != nil {
+			k.warn(dev, err)
+		}
 	}
+	k.give(s, t, policy.Path)
 	return done, nil
-}
-
-// serveOne gives one device its rules, if it is there and has none in force.
-func (k *Keeper) serveOne(s surveyed, dev netinfo.Device, policy lastgood.Policy) {
-	if s.inForce[dev.Index] || !isThere(dev) {
-		return
-	}
-	tables, err := policy.For(policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes})
-	if err == nil && len(tables) > 0 {
-		err = k.give(s, dev, tables, policy.Path)
-	}
-	// What is the matter with one that is deleted meanwhile is that it is deleted.
-	if err != nil && isThere(dev) {
-		k.Warned(fmt.Errorf("give %s its rules: %w", dev.Name, err))
-	}
 }
 
 // isThere reports whether a device is there still, and has its name; one that has

@@ -9,8 +9,8 @@ import (
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/internal/trace"
-	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -81,15 +81,17 @@ func newKernel(l Limits, slots uint32) (_ *Kernel, err error) {
 	for i := range hook.Secret { // without one, a flow and its answers share a bucket
 		hook.Secret[i] = rand.Uint32()
 	}
-	if k.set, err = maps.New(size, hook); err != nil {
+	store, err := maps.New(size, hook)
+	if err != nil {
 		return nil, err
 	}
+	k.set = store.View(0)
 	defer func() {
 		if err != nil {
 			k.Close()
 		}
 	}()
-	if k.program, err = loader.Load(k.set); err != nil {
+	if k.program, err = program.Load(store, store.Hook()); err != nil {
 		return nil, err
 	}
 	return k, nil

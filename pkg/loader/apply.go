@@ -1,6 +1,7 @@
 package loader
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -31,9 +32,6 @@ const (
 	leastLead = 20 * time.Millisecond
 	// spareLead is how much of that is left at the least once all is ready, or half of it.
 	spareLead = 50 * time.Millisecond
-	// othersTime is how long a command that changes one hook may spend on others that took part in an earlier
-	// change: detaching a program takes the kernel up to 20 ms.
-	othersTime = time.Second
 	// leadTries is how often that is tried, soon with the longest time that there may be.
 	leadTries = 20
 )
@@ -79,19 +77,12 @@ func (n *Namespace) Tables() ([]policy.Table, error) {
 	return tables, nil
 }
 
-func closeHooks(hooks []*Hook) {
-	for _, h := range hooks {
-		h.Close()
-	}
-}
-
-// An application is a policy on its way into force: each hook with the rules that it is to have.
+// An application is a policy on its way into force: a hook with the rules that it is to have.
 type application struct {
 	*Hook
-	want    policy.Table
-	created bool
-	hold    holding
-	done    Applied
+	want policy.Table
+	hold holding
+	done Applied
 }
 
 // Apply brings a policy into force: all tables, each of a device that is here,
@@ -101,9 +92,8 @@ type application struct {
 // Where nothing is to be changed, nothing is touched.
 func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) ([]Applied, error) {
 	hooks, err := n.applications(tables, o.Only)
-	same := !slices.ContainsFunc(hooks, func(a *application) bool { return !a.asWanted() })
-	closeAll(hooks)
-	if err != nil || same {
+	defer func() { closeAll(hooks) }()
+	if err != nil || !slices.ContainsFunc(hooks, func(a *application) bool { return !a.asWanted() }) {
 		return nil, err
 	}
 	if n.dir == "" {
@@ -111,26 +101,15 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) ([]Applied, err
 			return nil, err
 		}
 	}
-	if o.Only == "" {
-		if err := n.endChange(nil); err != nil {
-			return nil, err
-		}
-	}
-	// Once more, as hooks may have gone with the end of the last change.
-	hooks, err = n.applications(tables, o.Only)
-	defer func() { closeAll(hooks) }()
-	if err != nil {
+	if err := n.endChange(nil); err != nil {
 		return nil, err
 	}
-	for _, a := range hooks {
-		if a.created {
-			continue
-		}
-		if state, _ := a.Set.Change(); state == maps.Pending {
-			return nil, ErrPending
-		}
+	// Once more, as hooks may have gone with the end of the last change.
+	closeAll(hooks)
+	if hooks, err = n.applications(tables, o.Only); err != nil {
+		return nil, err
 	}
-	if err := n.changeAll(hooksOf(hooks), func() error { return n.apply(hooks, o) }); err != nil {
+	if err := n.changing(func() error { return n.apply(hooks, o) }); err != nil {
 		return nil, err
 	}
 	var done []Applied
@@ -153,7 +132,15 @@ func closeAll(hooks []*application) {
 // for all, with what each is to have, if that is possible.
 func (n *Namespace) applications(tables []policy.Table, only string) (all []*application, err error) {
 	hooks, err := n.Hooks()
+	type place struct {
+		device    string
+		direction policy.Direction
+	}
+	moved := map[place]bool{}
 	for _, h := range hooks {
+		if h.State == Moved {
+			moved[place{h.Name(), h.Direction}] = true
+		}
 		if only != "" && h.Name() != only || h.Device.Name == "" {
 			h.Close()
 			continue
@@ -163,21 +150,29 @@ func (n *Namespace) applications(tables []policy.Table, only string) (all []*app
 	if err != nil {
 		return all, err
 	}
+	at := map[place]*application{}
+	for _, a := range all {
+		at[place{a.Device.Name, a.Direction}] = a
+	}
 	for _, t := range tables {
-		i := slices.IndexFunc(all, func(a *application) bool { return a.Device.Name == t.Device && a.Direction == t.Direction })
-		if i >= 0 {
-			all[i].want = t
+		a := at[place{t.Device, t.Direction}]
+		switch {
+		case a != nil:
+			a.want = t
 			continue
-		}
-		if len(t.Rules) == 0 {
+		case len(t.Rules) == 0:
 			continue
+		case moved[place{t.Device, t.Direction}]:
+			return all, fmt.Errorf("%s %s: %w", t.Device, t.Direction, ErrMoved)
 		}
 		dev, err := netinfo.DeviceByName(t.Device)
 		if err != nil {
 			return all, fmt.Errorf("%s: %w", t.Device, err)
 		}
-		h := &Hook{Direction: t.Direction, Device: dev, Was: dev.Name, index: dev.Index, path: n.hookPath(dev.Index, t.Direction), State: Detached}
-		all = append(all, &application{Hook: h, want: t, created: true})
+		if err := n.elsewhere(dev, t.Direction); err != nil {
+			return all, fmt.Errorf("%s %s: %w", t.Device, t.Direction, err)
+		}
+		all = append(all, &application{Hook: newHook(dev, t.Direction), want: t})
 	}
 	for _, a := range all {
 		a.done.Device, a.done.Direction = a.Device.Name, a.Direction
@@ -188,31 +183,17 @@ func (n *Namespace) applications(tables []policy.Table, only string) (all []*app
 	return all, nil
 }
 
-// check reports why a hook can not get its rules.
-func (a *application) check(n *Namespace) error {
+// check reports why a hook cannot get its rules.
+func (a *application) check(n *Namespace) (err error) {
 	if err := a.Device.CheckReadable(); err != nil {
 		return err
 	}
-	var err error
 	if a.hold, err = n.holdBack(a.Device, a.Direction, a.want.Rules); err != nil {
 		return err
 	}
 	a.done.Hook.Lacks = a.hold.lacks
-	if a.created {
-		moved, err := n.Find(a.Device.Name, a.Direction)
-		if err != nil {
-			return err
-		}
-		if moved != nil {
-			defer moved.Close()
-			if moved.State == Moved {
-				return ErrMoved
-			}
-		}
-		return n.elsewhere(a.Device, a.Direction)
-	}
 	// Without a rule in force, a hook is kept only for a rollback, and gone with the end of the last change.
-	if len(a.want.Rules) > 0 && a.Match() != a.want.Match && !a.Set.Has(nil) {
+	if a.Set != nil && len(a.want.Rules) > 0 && a.Match() != a.want.Match && !a.Set.Has(nil) {
 		return fmt.Errorf("%w (%s)", ErrMatch, a.Match())
 	}
 	return nil
@@ -220,87 +201,63 @@ func (a *application) check(n *Namespace) error {
 
 // asWanted reports whether nothing is to be done for a hook.
 func (a *application) asWanted() bool {
-	return !a.created && a.State == Attached && !a.hold.setup && a.Set.Has(a.want.Rules)
+	return a.Set != nil && a.State == Attached && !a.hold.setup && a.Set.Has(a.want.Rules)
 }
 
-func hooksOf(applications []*application) []*Hook {
-	hooks := make([]*Hook, len(applications))
-	for i, a := range applications {
-		hooks[i] = a.Hook
-	}
-	return hooks
-}
-
-// changeAll is change for several hooks.
-func (n *Namespace) changeAll(hooks []*Hook, f func() error) error {
-	if len(hooks) == 0 {
-		return f()
-	}
-	return n.change(hooks[0].index, hooks[0].Direction, func() error { return n.changeAll(hooks[1:], f) })
-}
-
-func (n *Namespace) apply(hooks []*application, o ApplyOptions) (err error) {
+func (n *Namespace) apply(hooks []*application, o ApplyOptions) error {
 	of, ready := 0, 0
+	var orders []*order
 	for _, a := range hooks {
 		of += len(a.want.Rules)
+		if a.Set != nil && a.State != Attached {
+			a.done.Hook.Reattached = string(a.State)
+		}
+		match := a.want.Match
+		if a.Set != nil {
+			match = a.Match()
+		}
+		orders = append(orders, &order{Hook: a.Hook, dev: a.Device, match: match, rules: a.want.Rules, change: &a.done.Hook})
 	}
-	defer func() {
-		if err == nil {
-			return
-		}
-		for _, a := range hooks {
-			if a.Set != nil {
-				a.Set.Abandon()
-			}
-		}
-	}()
 	for _, a := range hooks {
-		if err := n.ready(a, func(rules int) {
+		if !a.hold.setup {
+			continue
+		}
+		var err error
+		if a.done.Hook.Replaced, err = n.setupFQ(a.Device, a.hold.packets); err != nil {
+			return fmt.Errorf("%s %s: %w", a.Device.Name, a.Direction, err)
+		}
+	}
+	if err := n.prepare(orders); err != nil {
+		return err
+	}
+	changes := false
+	for _, a := range hooks {
+		var err error
+		a.done.Rules, err = a.Set.Prepare(a.want.Rules, func(rules int) {
 			if o.Progress != nil {
 				o.Progress(ready+rules, of)
 			}
-		}); err != nil {
+		})
+		if err != nil {
 			return fmt.Errorf("%s %s: %w", a.Device.Name, a.Direction, err)
 		}
 		ready += len(a.want.Rules)
+		changes = changes || a.done.Rules != maps.Difference{}
 	}
-	changed := slices.DeleteFunc(slices.Clone(hooks), func(a *application) bool { return a.done.Rules == maps.Difference{} })
-	from, err := armAll(changed, o.Confirm)
+	if !changes {
+		return nil
+	}
+	from, err := n.arm(o.Confirm)
 	if err != nil {
 		return err
 	}
 	waitUntil(from)
-	for _, a := range changed {
-		a.Set.Commit()
-		if o.Only != "" {
-			a.Set.Finish()
-		}
+	n.store.Commit()
+	if o.Only == "" {
+		return nil
 	}
-	return nil
-}
-
-// ready makes all that a hook's rules need, and prepares them.
-func (n *Namespace) ready(a *application, progress func(rules int)) (err error) {
-	if a.created {
-		size := roomFor(a.want.Rules, maps.Size{Rules: leastRules, Buckets: noBuckets})
-		need := uint32(ids(a.want.Rules))
-		size.Rules = max(size.Rules, need+need/32) // a few more do not make it grow
-		if err := n.create(a.Hook, a.want.Match, size); err != nil {
-			return err
-		}
-	} else if a.State != Attached {
-		a.done.Hook.Reattached = string(a.State)
-	}
-	if a.hold.setup {
-		if a.done.Hook.Replaced, err = n.setupFQ(a.Device, a.hold.packets); err != nil {
-			return err
-		}
-	}
-	if err := n.prepare(a.Hook, a.Device, a.Match(), a.want.Rules, &a.done.Hook); err != nil {
-		return err
-	}
-	a.done.Rules, err = a.Set.Prepare(a.want.Rules, progress)
-	return err
+	n.store.Finish()
+	return n.sweep()
 }
 
 // ids is how many rules and shadows there are.
@@ -314,27 +271,22 @@ func ids(rules []policy.Rule) int {
 	return n
 }
 
-// armAll lets all hooks switch at one moment, which is so far ahead that no
-// packet can come between the moment for which the byte clocks are set and the
-// change. It returns that moment. The error wraps ErrBusy.
-func armAll(hooks []*application, confirm time.Duration) (from uint64, err error) {
+// arm lets what was prepared switch at a moment that is so far ahead that no packet
+// can come between the moment for which the byte clocks are set and the change. It
+// returns that moment. The error wraps ErrBusy.
+func (n *Namespace) arm(confirm time.Duration) (from uint64, err error) {
 	from, err = readied(maps.Now, maps.Never, func(from uint64) {
 		until := maps.Never
 		if confirm > 0 {
 			until = from + uint64(confirm)
 		}
-		for _, a := range hooks {
-			a.Set.Settle()
-			a.Set.Time(from, until)
-		}
+		n.store.Settle()
+		n.store.Time(from, until)
 	})
-	if err != nil {
-		return 0, err
+	if err == nil {
+		n.store.Arm()
 	}
-	for _, a := range hooks {
-		a.Set.Arm()
-	}
-	return from, nil
+	return from, err
 }
 
 // readied finds a moment (ns) so soon ahead that all could be readied for it with
@@ -356,167 +308,115 @@ func readied(clock func() uint64, latest uint64, ready func(at uint64)) (at uint
 	return 0, ErrBusy
 }
 
-// endChange ends the last change of all hooks for good, so that another can
-// begin, or h be changed. The error wraps ErrPending where it is to be confirmed
-// first; one in which h has no part, such as a new hook, goes on.
+// endChange ends the last change for good, so that another can begin, or h be
+// changed; nil is for all hooks. The error wraps ErrPending where the change is to be
+// confirmed first; one in which h has no part goes on.
 func (n *Namespace) endChange(h *Hook) error {
-	involved := h == nil
-	if h != nil && h.Set != nil {
-		state, _ := h.Set.Change()
-		involved = state != maps.NoChange
-	}
-	hooks := n.changing()
-	defer closeHooks(hooks)
-	var over []*Hook
-	for _, other := range hooks {
-		switch state, _ := other.Set.Change(); {
-		case state == maps.Pending && involved:
-			return ErrPending
-		case state == maps.Pending:
-			return nil
-		case involved, state != maps.Expired, other.Set.Has(nil): // that a change has expired is to be seen
-			over = append(over, other)
-		}
-	}
-	// Said of all before the first is ended, lest the rest be taken back alone if this is killed.
-	for _, other := range over {
-		other.Set.End()
-	}
-	if h != nil && h.Set != nil {
-		h.Set.Finish()
-	}
-	began := time.Now()
-	for _, other := range over {
-		if h != nil && time.Since(began) > othersTime {
-			break // the next command goes on
-		}
-		if err := n.finish(other); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// finish ends the change of a hook for good, which is not pending, and takes off what it needs no more.
-func (n *Namespace) finish(h *Hook) error {
-	if state, _ := h.Set.Change(); state == maps.NoChange {
+	if n.store == nil {
 		return nil
 	}
-	return n.change(h.index, h.Direction, func() error {
-		if h.Set.Has(nil) {
-			return n.takeOff(h)
-		}
-		h.Set.Finish()
-		return n.trimIfb(h)
-	})
+	state, _ := n.store.Change()
+	switch {
+	case state == maps.Pending && (h == nil || h.Set != nil && h.Set.TakesPart()):
+		return ErrPending
+	case state == maps.Pending, state == maps.NoChange:
+		return nil
+	}
+	return n.changing(n.finish)
+}
+
+// finish ends the last change, which is not pending, and takes off hooks that have no rules then.
+func (n *Namespace) finish() error {
+	n.store.End() // or a process that is killed meanwhile leaves a change that can be taken back in part
+	n.store.Finish()
+	return n.sweep()
+}
+
+// noState says why there are no rules that could be changed: another layout, or else err.
+func (n *Namespace) noState(err error) error {
+	others, readErr := n.otherLayouts()
+	if len(others) > 0 {
+		return others[0]
+	}
+	return cmp.Or(readErr, err)
 }
 
 // PendingChange tells until when a change is in force that nobody has confirmed
 // yet, in ns of maps.Now; 0 where there is none. Expired is when one ended that nobody confirmed.
 func (n *Namespace) PendingChange() (until, expired uint64, err error) {
-	hooks, err := n.Hooks()
-	defer closeHooks(hooks)
-	for _, h := range hooks {
-		switch state, at := h.Set.Change(); state {
-		case maps.Pending:
-			until = at
-		case maps.Expired:
-			expired = at
-		}
+	if n.store == nil {
+		return 0, 0, n.noState(nil)
 	}
-	return until, expired, err
+	switch state, at := n.store.Change(); state {
+	case maps.Pending:
+		until = at
+	case maps.Expired:
+		expired = at
+	}
+	return until, expired, nil
 }
 
 // Confirm lets a pending change last. The error wraps ErrConfirmed where it does already, ErrNoChange where there is
 // none, ErrTooLate where it was not in time.
 func (n *Namespace) Confirm() error {
-	hooks, err := n.Hooks()
-	defer closeHooks(hooks)
-	if err != nil {
-		return err
+	if n.store == nil {
+		return n.noState(ErrNoChange)
 	}
-	var pending []*Hook
-	lasts := false
-	for _, h := range hooks {
-		switch state, until := h.Set.Change(); {
-		case state == maps.Expired, state == maps.Pending && maps.Now()+uint64(confirmMargin) > until:
-			return ErrTooLate
-		case state == maps.Pending:
-			pending = append(pending, h)
-		case state == maps.Committed && h.Set.Begins() != 0:
-			lasts = true
-		}
-	}
-	switch {
-	case pending == nil && lasts:
-		return ErrConfirmed
-	case pending == nil:
-		return ErrNoChange
-	}
-	return n.changeAll(pending, func() error {
-		for _, h := range pending {
-			h.Set.Confirm()
-		}
+	switch state, until := n.store.Change(); {
+	case state == maps.Expired, state == maps.Pending && maps.Now()+uint64(confirmMargin) > until:
+		return ErrTooLate
+	case state == maps.Pending:
+		n.store.Confirm()
 		return nil
-	})
+	case state == maps.Committed && n.store.Begins() != 0:
+		return ErrConfirmed
+	}
+	return ErrNoChange
 }
 
 // Rollback takes the last change back, on all hooks at one moment, confirmed or
 // not. The error wraps ErrNoChange where there is none, or another has come since.
-func (n *Namespace) Rollback() ([]Applied, error) {
+func (n *Namespace) Rollback() (done []Applied, err error) {
+	if n.store == nil {
+		return nil, n.noState(ErrNoChange)
+	}
+	until := maps.Never
+	switch state, at := n.store.Change(); {
+	case state == maps.Expired:
+		return nil, ErrTooLate
+	case state == maps.Pending:
+		until = at
+	case state != maps.Committed, n.store.Begins() == 0: // a command was killed that was to end it
+		return nil, ErrNoChange
+	}
 	hooks, err := n.Hooks()
 	defer closeHooks(hooks)
 	if err != nil {
 		return nil, err
 	}
-	var changed, over []*Hook
-	until := maps.Never
-	for _, h := range hooks {
-		switch state, at := h.Set.Change(); state {
-		case maps.Expired: // with others that are not, a command was killed as it took them back
-			over = append(over, h)
-		case maps.Pending:
-			until = at
-			changed = append(changed, h)
-		case maps.Committed:
-			if h.Set.Begins() == 0 {
-				return nil, ErrNoChange // a command was killed that was to end it
+	err = n.changing(func() error {
+		if err := n.back(until); err != nil {
+			return err
+		}
+		for _, h := range hooks {
+			if rules := h.Set.Undone(); rules != (maps.Difference{}) {
+				done = append(done, Applied{Device: h.Name(), Direction: h.Direction, Rules: rules, Began: n.store.Begins()})
 			}
-			changed = append(changed, h)
 		}
-	}
-	switch {
-	case changed == nil && over == nil:
-		return nil, ErrNoChange
-	case changed == nil:
-		return nil, ErrTooLate
-	}
-	if err := n.changeAll(changed, func() error { return backAll(changed, until) }); err != nil {
-		return nil, err
-	}
-	var done []Applied
-	for _, h := range append(changed, over...) {
-		done = append(done, Applied{Device: h.Name(), Direction: h.Direction, Rules: h.Set.Undone(), Began: h.Set.Begins()})
-		if err := n.finish(h); err != nil {
-			return done, err
-		}
-	}
-	return done, nil
+		return n.finish()
+	})
+	return done, err
 }
 
-// backAll takes the change of hooks back at one moment, before until, when it
-// would end anyway. It returns when that has passed. The error wraps ErrBusy.
-func backAll(hooks []*Hook, until uint64) error {
+// back takes the change back at a moment before until, when it would end anyway. It
+// returns when that has passed. The error wraps ErrBusy.
+func (n *Namespace) back(until uint64) error {
 	at, err := readied(maps.Now, until, func(at uint64) {
-		for _, h := range hooks {
-			h.Set.Settle()
-			h.Set.TimeBack(at)
-		}
+		n.store.Settle()
+		n.store.TimeBack(at)
 	})
 	if at == 0 {
-		for _, h := range hooks {
-			h.Set.TimeBack(until) // as it was, before another moment was tried
-		}
+		n.store.TimeBack(until) // as it was, before another moment was tried
 	}
 	if err != nil {
 		return err
@@ -525,51 +425,9 @@ func backAll(hooks []*Hook, until uint64) error {
 		waitUntil(until)
 		return nil
 	}
-	for _, h := range hooks {
-		h.Set.Back(at)
-	}
+	n.store.Back(at)
 	waitUntil(at)
 	return nil
-}
-
-// agree lets all hooks of a change go as far with it as a command that was killed let some of them.
-func agree(hooks []*Hook) error {
-	var begun, confirmed, ends bool
-	first, last := maps.Never, uint64(0) // when it ends
-	for _, h := range hooks {
-		switch state, at := h.Set.Change(); state {
-		case maps.Committed:
-			begun, confirmed = true, true
-		case maps.Pending, maps.Expired:
-			begun, ends = true, true
-			first, last = min(first, at), max(last, at)
-		}
-	}
-	if !begun {
-		return nil
-	}
-	lasts := confirmed && maps.Now()+uint64(confirmMargin) < first
-	if ends && !lasts && (confirmed || first < last) {
-		waitUntil(first) // for the first hooks it was taken back
-	}
-	var back []*Hook
-	until := maps.Never
-	for _, h := range hooks {
-		switch state, at := h.Set.Change(); {
-		case state == maps.NoChange:
-			h.Set.Arm()
-		case state == maps.Pending && lasts:
-			h.Set.Confirm()
-		case state == maps.Pending && first < last:
-			back, until = append(back, h), at
-		case state == maps.Committed && ends && !lasts:
-			back = append(back, h)
-		}
-	}
-	if back == nil {
-		return nil
-	}
-	return backAll(back, until)
 }
 
 // waitUntil returns at a time in ns of maps.Now.

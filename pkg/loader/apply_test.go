@@ -5,14 +5,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf/link"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
@@ -542,17 +539,20 @@ func (r *rig) killedArming(tables []policy.Table, armed int, lead time.Duration)
 		}
 		defer closeAll(hooks)
 		defer func() { recover() }() // so nothing is cleared up
-		return n.changeAll(hooksOf(hooks), func() error {
+		return n.changing(func() error {
+			var orders []*order
 			for _, a := range hooks {
-				testenv.Must(r.t, n.ready(a, func(int) {}))
-				a.Set.Settle()
+				orders = append(orders, &order{Hook: a.Hook, dev: a.Device, match: a.want.Match, rules: a.want.Rules, change: &a.done.Hook})
 			}
-			from := maps.Now() + uint64(lead)
+			testenv.Must(r.t, n.prepare(orders))
 			for _, a := range hooks {
-				a.Set.Time(from, maps.Never)
+				_, err := a.Set.Prepare(a.want.Rules, func(int) {})
+				testenv.Must(r.t, err)
 			}
-			for _, a := range hooks[:armed] {
-				a.Set.Arm()
+			n.store.Settle()
+			n.store.Time(maps.Now()+uint64(lead), maps.Never)
+			if armed > 0 {
+				n.store.Arm()
 			}
 			panic("killed")
 		})
@@ -703,34 +703,6 @@ func TestShadowOfALiveRule(t *testing.T) {
 		r.flush()
 		r.nothingLeft()
 	})
-}
-
-// A command that was killed while it gave a device that was made again its
-// rules has left them twice. A policy comes into force all the same, once.
-func TestApplyToADeviceWhoseRulesWereLeftTwice(t *testing.T) {
-	for _, index := range []int{1, 9999} { // which hook is found first
-		t.Run(fmt.Sprint(index), func(t *testing.T) {
-			r := newRig(t, TCX, policy.Egress)
-			old, next := rule("10.0.0.0/24"), rule("10.0.0.0/24", slow)
-			r.apply(ApplyOptions{}, r.table(old))
-			h := r.hook("va")
-			r.write(func(n *Namespace) error {
-				dir := filepath.Join(n.hookPath(index, r.direction), "g0")
-				testenv.Must(t, os.MkdirAll(dir, 0o750))
-				return h.Set.Pin(dir)
-			})
-			testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
-			r.addDevice()
-			r.apply(ApplyOptions{}, r.table(next))
-			r.inForce(next)
-			r.meters(next, "10.0.0.7", 5)
-			r.apply(ApplyOptions{}, r.table(old))
-			r.inForce(old)
-			r.meters(old, "10.0.0.7", 5)
-			r.flush()
-			r.nothingLeft()
-		})
-	}
 }
 
 // A change of so many rules that they take long to be readied begins later; one

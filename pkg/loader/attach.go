@@ -3,7 +3,11 @@ package loader
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -12,6 +16,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -23,6 +28,269 @@ var ErrNoTCX = errors.New("this kernel has no tcx (Linux 6.6 does)")
 var ErrNoClsact = errors.New("this kernel has neither tcx nor a clsact qdisc")
 
 type filter = *netlink.BpfFilter
+
+// An attachment is what puts a hook's program on its device: a tcx link, or a filter
+// that runs the program. Builds of other layouts made several of them.
+type attachment struct {
+	dir       string // of the pins
+	index     int    // of the device
+	direction policy.Direction
+	links     map[string]link.Link // by pin
+	programs  []ebpf.ProgramID     // that are pinned
+	filters   []filter             // that run one of them
+}
+
+// The pins of a link and of a program. Those of builds of other layouts begin like this.
+const (
+	linkPin    = "link"
+	programPin = "program"
+)
+
+// openAttachment opens what is pinned in a directory for a device, in any layout.
+func openAttachment(dir string, index int, d policy.Direction) (*attachment, error) {
+	a := &attachment{dir: dir, index: index, direction: d, links: map[string]link.Link{}}
+	err := a.open()
+	if err != nil {
+		a.close()
+		return nil, err
+	}
+	return a, nil
+}
+
+func (a *attachment) open() error {
+	if err := trustDir(a.dir); err != nil {
+		return err
+	}
+	pins, err := pinsLike(a.dir, linkPin)
+	if err != nil {
+		return err
+	}
+	for _, pin := range pins {
+		l, err := link.LoadPinnedLink(filepath.Join(a.dir, pin), nil)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("open the %s of device %d %s: %w", pin, a.index, a.direction, err)
+		}
+		a.links[pin] = l
+	}
+	generations, err := generationsIn(a.dir)
+	if err != nil {
+		return err
+	}
+	for _, sub := range append(generations, "") {
+		if err := a.openPrograms(filepath.Join(a.dir, sub)); err != nil {
+			return err
+		}
+	}
+	return a.findFilters()
+}
+
+func (a *attachment) openPrograms(dir string) error {
+	pins, err := pinsLike(dir, programPin)
+	if err != nil {
+		return err
+	}
+	for _, pin := range pins {
+		id, err := pinnedProgram(filepath.Join(dir, pin))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("open the %s of device %d %s: %w", pin, a.index, a.direction, err)
+		}
+		a.programs = append(a.programs, id)
+	}
+	return nil
+}
+
+func pinnedProgram(pin string) (ebpf.ProgramID, error) {
+	p, err := ebpf.LoadPinnedProgram(pin, nil)
+	if err != nil {
+		return 0, err
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		return 0, err
+	}
+	id, _ := info.ID()
+	return id, nil
+}
+
+// pinsLike are the names in a directory of pins that begin like that.
+func pinsLike(dir, prefix string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read the pins: %w", err)
+	}
+	var names []string
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), prefix) {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+// findFilters finds the filters on the device that run one of the pinned programs.
+func (a *attachment) findFilters() error {
+	if len(a.links) > 0 || len(a.programs) == 0 {
+		return nil
+	}
+	if _, err := netlink.LinkByIndex(a.index); err != nil {
+		return nil
+	}
+	all, err := bpfFilters(a.index, a.direction)
+	for _, f := range all {
+		if slices.Contains(a.programs, ebpf.ProgramID(f.Id)) {
+			a.filters = append(a.filters, f)
+		}
+	}
+	return err
+}
+
+func bpfFilters(index int, d policy.Direction) (found []filter, err error) {
+	all, err := netinfo.Filters(index, d)
+	for _, f := range all {
+		if b, ok := f.(filter); ok && b.Id != 0 {
+			found = append(found, b)
+		}
+	}
+	return found, err
+}
+
+func (a *attachment) close() {
+	for _, l := range a.links {
+		l.Close()
+	}
+	a.links = nil
+}
+
+// mode is how the hook is attached, "" where it is not.
+func (a *attachment) mode() Mode {
+	switch {
+	case len(a.links) > 0:
+		return TCX
+	case len(a.filters) > 0:
+		return Clsact
+	}
+	return ""
+}
+
+// put has a program run on the device, in place of the one that the hook has there, if any.
+func (a *attachment) put(p *ebpf.Program, mode Mode) error {
+	pin := filepath.Join(a.dir, programPin)
+	if err := unlink(pin); err != nil {
+		return err
+	}
+	// Before it is attached: a filter is known again by the pin of its program.
+	if err := pinAt(p, pin); err != nil {
+		return fmt.Errorf("pin the program: %w", err)
+	}
+	if mode == Clsact {
+		return a.putFilter(p)
+	}
+	return a.putLink(p)
+}
+
+func (a *attachment) putLink(p *ebpf.Program) error {
+	old := a.links[linkPin]
+	if old != nil {
+		if err := step.Try("replace the program of a link"); err != nil {
+			return err
+		}
+		// A link that something else detached cannot be brought back.
+		if err := old.Update(p); !errors.Is(err, unix.ENOLINK) {
+			if err != nil {
+				err = fmt.Errorf("replace the attached program: %w", err)
+			}
+			return err
+		}
+	}
+	l, err := attachTCX(p, a.index, a.direction)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(a.dir, linkPin)
+	err = unlink(path) // of a dead link
+	if err == nil {
+		if err = pinAt(l, path); err != nil {
+			err = fmt.Errorf("pin the link: %w", err)
+		}
+	}
+	if err != nil {
+		l.Close()
+		return err
+	}
+	if old != nil {
+		old.Close()
+	}
+	a.links = map[string]link.Link{linkPin: l}
+	return nil
+}
+
+func (a *attachment) putFilter(p *ebpf.Program) error {
+	if a.filters != nil {
+		return swapClsact(p, a.filters[0])
+	}
+	f, err := attachClsact(p, a.index, a.direction)
+	if err == nil {
+		a.filters = []filter{f}
+	}
+	return err
+}
+
+// take takes all programs off the device that the hook has there, and the pins away.
+func (a *attachment) take() error {
+	for _, f := range a.filters {
+		if err := step.Try("delete a filter"); err != nil {
+			return err
+		}
+		if err := netlink.FilterDel(f); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("delete a filter: %w", err)
+		}
+	}
+	a.filters = nil
+	for pin, l := range a.links {
+		if err := step.Try("detach a link"); err != nil {
+			return err
+		}
+		// Without this, the program would stay for as long as anybody has the link open.
+		if err := l.Detach(); err != nil && !errors.Is(err, unix.ENOLINK) {
+			return fmt.Errorf("detach the %s: %w", pin, err)
+		}
+		l.Close()
+		delete(a.links, pin)
+	}
+	if err := discard(a.dir); err != nil {
+		return fmt.Errorf("remove pins: %w", err)
+	}
+	return nil
+}
+
+// on are the links that are attached to a device anywhere.
+func (a *attachment) on() (attached []*link.Info, err error) {
+	for pin, l := range a.links {
+		info, err := l.Info()
+		if err != nil {
+			return nil, fmt.Errorf("ask for the %s of device %d %s: %w", pin, a.index, a.direction, err)
+		}
+		if on := info.TCX(); on == nil || on.Ifindex != 0 {
+			attached = append(attached, info)
+		}
+	}
+	return attached, nil
+}
+
+// pinAt pins a program, link or map.
+func pinAt(object interface{ Pin(path string) error }, path string) error {
+	if err := step.Try("pin"); err != nil {
+		return err
+	}
+	return object.Pin(path)
+}
 
 // attachTCX attaches a program ahead of all others: what they do to a packet,
 // or where they end the chain, comes after the limit.
@@ -38,20 +306,6 @@ func attachTCX(p *ebpf.Program, index int, d policy.Direction) (link.Link, error
 		return nil, fmt.Errorf("attach to tcx: %w", err)
 	}
 	return l, nil
-}
-
-func bpfFilters(index int, d policy.Direction) ([]filter, error) {
-	all, err := netinfo.Filters(index, d)
-	if err != nil {
-		return nil, err
-	}
-	var found []filter
-	for _, f := range all {
-		if b, ok := f.(filter); ok && b.Id != 0 {
-			found = append(found, b)
-		}
-	}
-	return found, nil
 }
 
 // attachClsact adds a direct-action filter for a program, at the first priority
@@ -77,7 +331,7 @@ func attachClsact(p *ebpf.Program, index int, d policy.Direction) (filter, error
 		FilterAttrs: netlink.FilterAttrs{
 			LinkIndex: index, Parent: netinfo.FilterParent(d), Handle: 1, Protocol: unix.ETH_P_ALL, Priority: priority,
 		},
-		Fd: p.FD(), Name: programName, DirectAction: true,
+		Fd: p.FD(), Name: program.Name, DirectAction: true,
 	}
 	if err := step.Try("add a filter"); err != nil {
 		return nil, err
@@ -85,6 +339,13 @@ func attachClsact(p *ebpf.Program, index int, d policy.Direction) (filter, error
 	if err := netlink.FilterAdd(f); err != nil {
 		return nil, fmt.Errorf("add a filter to clsact: %w", err)
 	}
+	// The kernel knows the program's number, which tells the filter from others.
+	info, err := p.Info()
+	if err != nil {
+		return nil, fmt.Errorf("ask for the program of a filter: %w", err)
+	}
+	id, _ := info.ID()
+	f.Id = int(id)
 	return f, nil
 }
 

@@ -1,40 +1,23 @@
 package loader
 
 import (
-	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
-	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/netinfo"
-	"github.com/shapectl/shapectl/internal/step"
+	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-const (
-	// leastRules is room for rules that a hook has from the start: 1.5 MiB with two CPUs. It grows.
-	leastRules = 4096
-	// manyRules take 100 MiB with two CPUs.
-	manyRules = 1 << 18
-	// tableBuckets is how many hosts, subnets and flows of one hook can owe
-	// something at the same time: 16 MiB of slots and 48 MiB of keys.
-	tableBuckets = 1 << 20
-	// noBuckets is for a hook whose rules all have one bucket.
-	noBuckets = uint32(bpf.AbiLayoutLINE_SLOTS)
-	// hurtHosts is how many hosts and subnets are remembered that shadows would have hurt: 8 MiB.
-	hurtHosts = 1 << 16
-)
+// sweepTime is how long a command may spend on hooks that an earlier change has left
+// without rules: to detach a program takes the kernel up to 20 ms.
+const sweepTime = time.Second
 
 // A Change is what a command did besides what it was told to.
 type Change struct {
@@ -59,17 +42,22 @@ var ErrElsewhere = errors.New("limits of shapectl are already on the device, set
 // ErrMoved means that rules are in force on a device that had the name and is in another namespace.
 var ErrMoved = errors.New("its rules are in force on the device that had this name and has moved to another namespace")
 
+// newHook is a hook that is yet to be made.
+func newHook(dev netinfo.Device, d policy.Direction) *Hook {
+	return &Hook{Direction: d, Device: dev, Was: dev.Name, index: dev.Index, State: Detached}
+}
+
 // Put sets a valid rule on a direction of a device, and attaches what it needs.
-func (n *Namespace) Put(dev netinfo.Device, d policy.Direction, match policy.Match, rule policy.Rule) (Change, error) {
-	var change Change
+func (n *Namespace) Put(dev netinfo.Device, d policy.Direction, match policy.Match, rule policy.Rule) (change Change, err error) {
 	if err := dev.CheckReadable(); err != nil {
 		return change, err
 	}
-	hold, err := n.holdBack(dev, d, []policy.Rule{rule})
-	if err != nil {
-		return change, err
-	}
+	rules := []policy.Rule{rule}
 	if n.dir == "" {
+		// Before anything is made; once it is, another command may have been first.
+		if _, err := n.holdBack(dev, d, rules); err != nil {
+			return change, err
+		}
 		if err := n.elsewhere(dev, d); err != nil {
 			return change, err
 		}
@@ -78,46 +66,44 @@ func (n *Namespace) Put(dev netinfo.Device, d policy.Direction, match policy.Mat
 		}
 	}
 	h, err := n.Find(dev.Name, d)
+	if err == nil {
+		err = n.refuseForeign()
+	}
+	if err == nil && h == nil {
+		h = newHook(dev, d)
+		err = n.elsewhere(dev, d)
+	}
 	if err != nil {
 		return change, err
 	}
-	if h != nil && h.State == Moved {
-		h.Close()
+	defer h.Close()
+	if h.Set != nil && h.State != Attached {
+		change.Reattached = string(h.State)
+		rules = append(h.Set.Policy(), rule) // all are to be in force, on what may be another device
+	}
+	hold, err := n.holdBack(dev, d, rules)
+	if err != nil {
+		return change, err
+	}
+	if h.State == Moved {
 		return change, ErrMoved
 	}
-	created := h == nil
-	if created {
-		h = &Hook{Direction: d, Device: dev, Was: dev.Name, index: dev.Index, path: n.hookPath(dev.Index, d), State: Detached}
-	} else if h.State != Attached {
-		change.Reattached = string(h.State)
-	}
-	defer h.Close()
-	if change.Reattached != "" { // all that it has is to be in force, on what may be another device
-		if hold, err = n.holdBack(dev, d, append(h.Set.Policy(), rule)); err != nil {
-			return change, err
+	change.Lacks = hold.lacks
+	if h.Set != nil && h.Match() != match {
+		if others := h.Set.Rules(); len(others) > 1 || len(others) == 1 && others[0].Prefix != rule.Prefix {
+			return change, fmt.Errorf("%w (%s)", ErrMatch, h.Match())
 		}
 	}
-	change.Lacks = hold.lacks
 	if err := n.endChange(h); err != nil {
 		return change, err
 	}
-	err = n.change(dev.Index, d, func() (err error) {
-		if created {
-			if err := n.create(h, match, maps.Size{Rules: leastRules, Buckets: noBuckets}); err != nil {
-				return err
-			}
-		}
-		if h.Match() != match {
-			if others := h.Set.Rules(); len(others) > 1 || len(others) == 1 && others[0].Prefix != rule.Prefix {
-				return fmt.Errorf("%w (%s)", ErrMatch, h.Match())
-			}
-		}
+	err = n.changing(func() (err error) {
 		if hold.setup {
 			if change.Replaced, err = n.setupFQ(dev, hold.packets); err != nil {
 				return err
 			}
 		}
-		if err := n.prepare(h, dev, match, []policy.Rule{rule}, &change); err != nil {
+		if err := n.prepare([]*order{{Hook: h, dev: dev, match: match, rules: []policy.Rule{rule}, change: &change}}); err != nil {
 			return err
 		}
 		if change.Changed, err = h.Set.Put(rule); err != nil {
@@ -134,7 +120,7 @@ func (n *Namespace) Delete(h *Hook, rule policy.Rule) (deleted bool, err error) 
 	if err := n.endChange(h); err != nil {
 		return false, err
 	}
-	err = n.change(h.index, h.Direction, func() error {
+	err = n.changing(func() error {
 		if deleted = h.Set.Delete(rule.Prefix); !deleted {
 			return nil
 		}
@@ -151,11 +137,7 @@ func (n *Namespace) Flush(h *Hook) error {
 	if err := n.endChange(h); err != nil {
 		return err
 	}
-	return n.flush(h)
-}
-
-func (n *Namespace) flush(h *Hook) error {
-	return n.change(h.index, h.Direction, func() error {
+	return n.changing(func() error {
 		h.Set.Clear()
 		return n.takeOff(h)
 	})
@@ -164,329 +146,279 @@ func (n *Namespace) flush(h *Hook) error {
 // FlushAll is Flush for all hooks of the namespace, also those that another version of shapectl has made.
 // told is called before with each that this version can read, discarded after with each that it cannot.
 func (n *Namespace) FlushAll(told func(*Hook), discarded func(*OtherLayoutError)) error {
+	if n.dir == "" {
+		return nil
+	}
 	if err := n.endChange(nil); err != nil {
 		return err
 	}
 	var failed []error
-	for _, d := range []policy.Direction{policy.Ingress, policy.Egress} {
-		indices, err := n.indices(d)
-		if err != nil {
-			return err
-		}
-		for _, index := range indices {
-			var other *OtherLayoutError
-			h, err := n.openHook(index, d)
-			switch {
-			case h != nil:
-				told(h)
-				err = n.flush(h)
-				h.Close()
-			case errors.As(err, &other):
-				if err = n.Discard(other); err == nil {
-					discarded(other)
-				}
-			case err == nil:
-				err = n.takeOff(&Hook{Direction: d, index: index, path: n.hookPath(index, d)})
-			}
-			failed = append(failed, err)
-		}
-	}
-	return errors.Join(failed...)
-}
-
-// create makes the maps of a hook with no rules; nothing is attached.
-func (n *Namespace) create(h *Hook, match policy.Match, size maps.Size) error {
-	if err := n.elsewhere(h.Device, h.Direction); err != nil {
+	hooks, err := n.Hooks()
+	defer closeHooks(hooks)
+	var other *OtherLayoutError
+	if err != nil && !errors.As(err, &other) {
 		return err
 	}
-	settings, err := h.settings(h.Device, match)
+	n.hurry(len(hooks), func() error {
+		for _, h := range hooks {
+			told(h)
+			failed = append(failed, n.Flush(h))
+		}
+		return nil
+	})
+	others, err := n.otherLayouts()
+	failed = append(failed, err)
+	for _, other := range others {
+		err := n.Discard(other)
+		if failed = append(failed, err); err == nil {
+			discarded(other)
+		}
+	}
+	return errors.Join(append(failed, n.complete())...)
+}
+
+// An order is what a hook is to have.
+type order struct {
+	*Hook
+	dev    netinfo.Device
+	match  policy.Match
+	rules  []policy.Rule
+	hold   holding
+	change *Change
+}
+
+// prepare makes hooks such that rules can be put in them: with room for what they
+// need, attached to their devices, and calling programs of this build that compare
+// their side. What is so already is left alone.
+func (n *Namespace) prepare(orders []*order) error {
+	if err := n.claim(orders); err != nil {
+		return err
+	}
+	return n.attach(orders)
+}
+
+// claim makes room for the rules of hooks, and gives each a set.
+func (n *Namespace) claim(orders []*order) error {
+	var need needs
+	for _, o := range orders {
+		need.rules = append(need.rules, o.rules...)
+		if o.Set == nil {
+			need.views++
+			need.ids += uint32(ids(o.rules))
+		} else {
+			need.ids += uint32(o.Set.Needs(o.rules))
+		}
+	}
+	upgraded, err := n.makeRoom(need)
 	if err != nil {
 		return err
 	}
-	secret := make([]byte, 4*len(settings.Secret))
-	rand.Read(secret)
-	for i := range settings.Secret {
-		settings.Secret[i] = binary.NativeEndian.Uint32(secret[4*i:])
-	}
-	h.Set, err = maps.New(size, settings)
-	return err
-}
-
-// settings are what the programs of a hook are to be told.
-func (h *Hook) settings(dev netinfo.Device, match policy.Match) (bpf.AbiHook, error) {
-	id, err := build()
-	if err != nil {
-		return bpf.AbiHook{}, err
-	}
-	s := bpf.AbiHook{L2Bytes: dev.L2Bytes, Ifindex: uint32(dev.Index), Build: id}
-	if h.Set != nil {
-		had := h.Set.Hook()
-		s.Secret = had.Secret
-		if had.Ifindex == s.Ifindex {
-			s.Ifb = had.Ifb
-		}
-	}
-	copy(s.Device[:], dev.Name)
-	if h.Direction == policy.Ingress {
-		s.Ingress = 1
-	}
-	if match == policy.MatchSrc {
-		s.MatchSrc = 1
-	}
-	return s, nil
-}
-
-// prepare makes a hook such that rules can be put in it: attached to that
-// device, by a program of this build that compares that side, with room for what
-// they need. What is so already is left alone.
-func (n *Namespace) prepare(h *Hook, dev netinfo.Device, match policy.Match, rules []policy.Rule, change *Change) error {
-	want, err := h.settings(dev, match)
-	if err != nil {
-		return err
-	}
-	have := h.Set.Hook()
-	size := roomFor(rules, h.Set.Size())
-	if lacks := uint32(h.Set.Lacks(rules)); lacks > 0 {
-		size.Rules = max(growth(size.Rules), (size.Rules+lacks)/4*5)
-	}
-	if n.needsIfb(h, rules) {
-		want.Ifb = uint32(fq.IfbIndex(dev.Index))
-		packets, _ := Waiting(rules)
-		if err := n.makeIfb(dev, packets); err != nil {
-			return err
-		}
-	}
-	// The name is only for people to read, and a new one no reason to touch anything.
-	asIs := have.Build == want.Build && have.Ifindex == want.Ifindex && have.L2Bytes == want.L2Bytes &&
-		have.MatchSrc == want.MatchSrc && have.Ifb == want.Ifb && size == h.Set.Size() && h.generation != ""
-	if asIs && h.State == Attached {
-		return n.attach(h)
-	}
-	change.Upgraded = h.generation != "" && have.Build != want.Build
-	change.Redirected = want.Ifb != 0 && want.Ifb != have.Ifb
-	return n.renew(h, dev, want, size)
-}
-
-// growth is room for how many rules there is once that for so many is full. As a
-// set can grow only so often it is for many more, but where those are many already.
-func growth(rules uint32) uint32 {
-	if rules < manyRules {
-		return 4 * rules
-	}
-	return 2 * rules
-}
-
-// roomFor is a size with room for sharers, flows and shadows, if rules have any.
-func roomFor(rules []policy.Rule, size maps.Size) maps.Size {
-	for _, r := range rules {
-		proposed, ok := r.Proposed()
-		if ok {
-			size.Hurt = max(size.Hurt, hurtHosts)
-		}
-		if size.Buckets == noBuckets && (maps.HasSlots(r) || maps.HasSlots(proposed)) {
-			size.Buckets = tableBuckets
-		}
-	}
-	return size
-}
-
-// renew builds the next generation of a hook and attaches it in place of what is there.
-func (n *Namespace) renew(h *Hook, dev netinfo.Device, settings bpf.AbiHook, size maps.Size) error {
-	next, err := h.Set.Derive(size, settings)
-	if err != nil {
-		return err
-	}
-	h.Set.Close()
-	h.Set = next
-	old, moving := *h, h.index != dev.Index
-	if moving {
-		// The device moved away and came back with another index: a hook of its own, that shares the rules.
-		h.path, h.index = n.hookPath(dev.Index, h.Direction), dev.Index
-		h.closeLinks()
-		h.links, h.filters, h.Mode = nil, nil, ""
-		if err := n.remove(&Hook{Direction: h.Direction, Device: dev, index: dev.Index, path: h.path}); err != nil {
-			return err
-		}
-	}
-	h.Device = dev
-	generations, err := h.generations()
-	if err != nil {
-		return err
-	}
-	h.generation = "g0"
-	if len(generations) > 0 {
-		var last int
-		fmt.Sscanf(generations[len(generations)-1], "g%d", &last)
-		h.generation = fmt.Sprintf("g%d", last+1)
-	}
-	aside := filepath.Join(h.path, asideName)
-	if err := removeAll(aside); err != nil {
-		return fmt.Errorf("clear %s: %w", aside, err)
-	}
-	if err := makeDir(h.path); err != nil {
-		return err
-	}
-	if err := makeDir(aside); err != nil {
-		return err
-	}
-	if err := h.Set.Pin(aside); err != nil {
-		return err
-	}
-	if err := renamePins(aside, filepath.Join(h.path, h.generation)); err != nil {
-		return fmt.Errorf("put pins in place: %w", err)
-	}
-	if err := n.attach(h); err != nil {
-		return err
-	}
-	if err := h.discardAllBut(h.generation, generations); err != nil {
-		return err
-	}
-	if moving {
-		if err := discard(old.path); err != nil {
-			return fmt.Errorf("remove pins: %w", err)
-		}
-		return n.dropIfb(old.index)
-	}
-	return nil
-}
-
-func (h *Hook) discardAllBut(generation string, generations []string) error {
-	for _, g := range generations {
-		if g == generation {
+	for _, o := range orders {
+		if o.Set == nil {
+			o.Set = n.store.Hold().Claim(o.dev.Index, o.dev.Name, o.Direction, o.match)
+			o.attached = &attachment{dir: n.hookPath(o.dev.Index, o.Direction), index: o.dev.Index, direction: o.Direction}
 			continue
 		}
-		if err := discard(filepath.Join(h.path, g)); err != nil {
-			return fmt.Errorf("remove pins: %w", err)
-		}
+		o.change.Upgraded = upgraded
+		set := n.store.Hold().View(o.Set.Number()) // of the generation that there is now
+		o.Set.Close()
+		o.Set = set
 	}
 	return nil
 }
 
-// attach makes the hook run the program of its generation.
-func (n *Namespace) attach(h *Hook) error {
-	ids, err := h.programs(h.generation)
-	if err != nil {
+// attach attaches hooks that are not attached.
+func (n *Namespace) attach(orders []*order) error {
+	return n.hurry(len(orders), func() error {
+		for _, o := range orders {
+			if err := n.attachOne(o); err != nil {
+				return fmt.Errorf("%s %s: %w", o.dev.Name, o.Direction, err)
+			}
+		}
+		return nil
+	})
+}
+
+func (n *Namespace) attachOne(o *order) error {
+	h := o.Hook
+	if err := n.follow(h, o.dev); err != nil {
 		return err
 	}
-	pin := filepath.Join(h.path, h.generation, programPin)
-	if len(ids) > 0 {
-		if runs, err := h.runs(ids[0]); runs || err != nil {
+	if n.needsIfb(h, o.rules) {
+		packets, _ := Waiting(o.rules)
+		if err := n.makeIfb(o.dev, packets); err != nil {
 			return err
 		}
-		// A command was killed between pinning and attaching, or detaching and unpinning.
-		if err := unlink(pin); err != nil {
+		if h.Set.Ifb() == 0 {
+			h.Set.SetIfb(fq.IfbIndex(o.dev.Index))
+			o.change.Redirected = true
+		}
+	}
+	if h.State == Attached && h.Match() == o.match {
+		return nil
+	}
+	kind := program.Kind{Direction: h.Direction, Match: o.match, L2Bytes: o.dev.L2Bytes}
+	if err := n.needKind(kind); err != nil {
+		return err
+	}
+	mode := h.attached.mode()
+	if mode == "" {
+		var err error
+		if mode, err = HookMode(n.options); err != nil {
 			return err
 		}
 	}
-	p, err := Load(h.Set)
+	if err := makeDir(h.attached.dir); err != nil {
+		return err
+	}
+	p, err := program.LoadCaller(n.kinds, kind, h.Set.Number())
 	if err != nil {
 		return err
 	}
 	defer p.Close()
-	if h.Mode == "" {
-		if h.Mode, err = HookMode(n.options); err != nil {
-			return err
-		}
-	}
-	// Before it is attached: a filter is known again by the pin of its program.
-	if err := pinAt(p, pin); err != nil {
-		return fmt.Errorf("pin the program: %w", err)
-	}
-	if h.Mode == Clsact {
-		err = h.attachClsact(p)
-	} else {
-		err = h.attachTCX(p)
-	}
-	if err == nil {
-		h.State = Attached
-	}
-	return err
-}
-
-// runs reports whether a program is what the hook has attached.
-func (h *Hook) runs(id ebpf.ProgramID) (bool, error) {
-	for _, f := range h.filters {
-		if ebpf.ProgramID(f.Id) == id {
-			return true, nil
-		}
-	}
-	l := h.links[linkPin]
-	if l == nil {
-		return false, nil
-	}
-	info, err := l.Info()
-	if err != nil {
-		return false, fmt.Errorf("ask for the link: %w", err)
-	}
-	on := info.TCX()
-	return info.Program == id && on != nil && int(on.Ifindex) == h.index, nil
-}
-
-// attachTCX puts a program on the device, in place of the one that the hook has there, if any.
-func (h *Hook) attachTCX(p *ebpf.Program) error {
-	old := h.links[linkPin]
-	if old != nil {
-		if err := step.Try("replace the program of a link"); err != nil {
-			return err
-		}
-		// A link that something else detached can not be brought back.
-		if err := old.Update(p); !errors.Is(err, unix.ENOLINK) {
-			if err != nil {
-				err = fmt.Errorf("replace the attached program: %w", err)
-			}
-			return err
-		}
-	}
-	l, err := attachTCX(p, h.index, h.Direction)
-	if err != nil {
+	if err := h.attached.put(p, mode); err != nil {
 		return err
 	}
-	path := filepath.Join(h.path, linkPin)
-	err = unlink(path) // of a dead link
-	if err == nil {
-		if err = pinAt(l, path); err != nil {
-			err = fmt.Errorf("pin the link: %w", err)
-		}
-	}
-	if err != nil {
-		l.Close()
+	if err := n.warnEarlier(h.attached.dir); err != nil {
 		return err
 	}
-	if old != nil {
-		old.Close()
-	}
-	h.links = map[string]link.Link{linkPin: l}
+	h.Set.SetSide(o.match)
+	h.Set.SetAttached()
+	h.State, h.Mode, h.Device = Attached, mode, o.dev
 	return nil
 }
 
-// pinAt pins a program, link or map.
-func pinAt(object interface{ Pin(path string) error }, path string) error {
-	if err := step.Try("pin"); err != nil {
+// Give brings tables into force on devices whose hooks have no rules: each has its
+// rules from the moment on that it is attached. The last change of other hooks can
+// still be taken back.
+func (n *Namespace) Give(tables []policy.Table) ([]Applied, error) {
+	orders, done, err := n.ordersOf(tables)
+	defer func() { closeOrders(orders) }()
+	if err != nil {
+		return nil, err
+	}
+	if n.dir == "" {
+		if err := n.found(); err != nil {
+			return nil, err
+		}
+		// Another command may have been first.
+		closeOrders(orders)
+		if orders, done, err = n.ordersOf(tables); err != nil {
+			return nil, err
+		}
+	}
+	return done, n.changing(func() error {
+		for i, o := range orders {
+			if !o.hold.setup {
+				continue
+			}
+			var err error
+			if done[i].Hook.Replaced, err = n.setupFQ(o.dev, o.hold.packets); err != nil {
+				return fmt.Errorf("%s %s: %w", o.dev.Name, o.Direction, err)
+			}
+		}
+		if err := n.claim(orders); err != nil {
+			return err
+		}
+		for _, o := range orders {
+			if err := o.Set.Load(o.rules); err != nil {
+				return fmt.Errorf("%s %s: %w", o.dev.Name, o.Direction, err)
+			}
+		}
+		return n.attach(orders)
+	})
+}
+
+// ordersOf are those for tables of devices without rules, if that is possible.
+func (n *Namespace) ordersOf(tables []policy.Table) ([]*order, []Applied, error) {
+	if err := n.refuseForeign(); err != nil {
+		return nil, nil, err
+	}
+	orders, done := make([]*order, len(tables)), make([]Applied, len(tables))
+	for i, t := range tables {
+		dev, err := netinfo.DeviceByName(t.Device)
+		if err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", t.Device, err)
+		}
+		hold, err := n.checkNew(dev, t)
+		if err != nil {
+			return nil, nil, fmt.Errorf("%s %s: %w", t.Device, t.Direction, err)
+		}
+		change := Change{Changed: true, Lacks: hold.lacks}
+		done[i] = Applied{Device: t.Device, Direction: t.Direction, Rules: maps.Difference{Added: len(t.Rules)}, Hook: change}
+		orders[i] = &order{Hook: newHook(dev, t.Direction), dev: dev, match: t.Match, rules: t.Rules, hold: hold, change: &done[i].Hook}
+	}
+	return orders, done, nil
+}
+
+func closeOrders(orders []*order) {
+	for _, o := range orders {
+		o.Close()
+	}
+}
+
+// checkNew reports why a device without rules cannot get those of a table.
+func (n *Namespace) checkNew(dev netinfo.Device, t policy.Table) (holding, error) {
+	if err := dev.CheckReadable(); err != nil {
+		return holding{}, err
+	}
+	h, err := n.Find(dev.Name, t.Direction)
+	if err != nil {
+		return holding{}, err
+	}
+	if h != nil {
+		h.Close()
+		return holding{}, ErrMoved // or the device had rules
+	}
+	if err := n.elsewhere(dev, t.Direction); err != nil {
+		return holding{}, err
+	}
+	return n.holdBack(dev, t.Direction, t.Rules)
+}
+
+// warnEarlier pins the settings where builds had them for each hook that kept maps for
+// each: so they refuse the hook, as one of another layout, and do not take it for what
+// a killed command has left.
+func (n *Namespace) warnEarlier(dir string) error {
+	pin := filepath.Join(dir, "g0", "hook")
+	if exists(pin) {
+		return nil
+	}
+	if err := makeDir(filepath.Dir(pin)); err != nil {
 		return err
 	}
-	return object.Pin(path)
+	settings, err := n.store.Settings()
+	if err != nil {
+		return err
+	}
+	defer settings.Close()
+	return pinAt(settings, pin)
 }
 
-// attachClsact is attachTCX for kernels without tcx.
-func (h *Hook) attachClsact(p *ebpf.Program) error {
-	if h.filters != nil {
-		return swapClsact(p, h.filters[0])
+// follow gives the pins of a hook the number that its device has now.
+func (n *Namespace) follow(h *Hook, dev netinfo.Device) error {
+	if h.index == dev.Index {
+		return nil
 	}
-	f, err := attachClsact(p, h.index, h.Direction)
-	if err == nil {
-		h.filters = []filter{f}
+	path := n.hookPath(dev.Index, h.Direction)
+	if err := renamePins(h.attached.dir, path); err != nil {
+		return fmt.Errorf("rename pins: %w", err)
 	}
-	return err
+	old := h.index
+	h.Set.SetDevice(dev.Index, dev.Name)
+	h.attached.dir, h.attached.index, h.index = path, dev.Index, dev.Index
+	h.Set.SetIfb(0)
+	return n.dropIfb(old)
 }
 
-// needsIfb reports whether a hook's program sends packets to an ifb: those of
-// such rules, or of others that it has.
+// needsIfb reports whether a hook sends packets to an ifb: those of such rules, or
+// of others that it has.
 func (n *Namespace) needsIfb(h *Hook, rules []policy.Rule) bool {
 	if h.Direction != policy.Ingress {
 		return false
 	}
 	packets, _ := Waiting(rules)
-	return packets > 0 || h.Set.Hook().Ifb != 0 && h.Set.Delays()
+	return packets > 0 || h.Set.Ifb() != 0 && h.Set.Delays()
 }
 
 // trimIfb deletes the ifb of a hook that does not need it any more.
@@ -494,74 +426,110 @@ func (n *Namespace) trimIfb(h *Hook) error {
 	if h.Direction != policy.Ingress || n.needsIfb(h, nil) {
 		return nil
 	}
+	if h.Set.Ifb() != 0 {
+		h.Set.SetIfb(0)
+	}
 	return n.dropIfb(h.index)
 }
 
-// detach takes the hook's programs off the device, if they are there.
-func (n *Namespace) detach(h *Hook) error {
-	for _, f := range h.filters {
-		if err := step.Try("delete a filter"); err != nil {
-			return err
-		}
-		if err := netlink.FilterDel(f); err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("delete a filter: %w", err)
-		}
-	}
-	h.filters = nil
-	for pin, l := range h.links {
-		if err := step.Try("detach a link"); err != nil {
-			return err
-		}
-		// Without this, the program would stay for as long as anybody has the link open.
-		if err := l.Detach(); err != nil && !errors.Is(err, unix.ENOLINK) {
-			return fmt.Errorf("detach the %s: %w", pin, err)
-		}
-		l.Close()
-		delete(h.links, pin)
-		if err := unlink(filepath.Join(h.path, pin)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// remove takes a hook off its device, and its pins away, whoever made them:
-// also another version of shapectl, or a command that was killed halfway.
-func (n *Namespace) remove(h *Hook) error {
-	generations, err := h.generations()
-	if err != nil {
-		return err
-	}
-	if h.links == nil {
-		if err := h.openLinks(); err != nil {
-			return err
-		}
-	}
-	if err := h.openFilters(generations); err != nil {
-		return err
-	}
-	if err := n.detach(h); err != nil {
-		return err
-	}
-	if err := discard(h.path); err != nil {
-		return fmt.Errorf("remove pins: %w", err)
-	}
-	return nil
-}
-
-// takeOff is remove, and takes away what the hook had besides.
+// takeOff takes a hook without rules off its device, and all that it had besides.
 func (n *Namespace) takeOff(h *Hook) error {
-	if err := n.remove(h); err != nil || h.Direction != policy.Ingress {
-		return err
+	if h.attached != nil {
+		if err := h.attached.take(); err != nil {
+			return err
+		}
 	}
-	return n.dropIfb(h.index)
+	if h.Direction == policy.Ingress {
+		if err := n.dropIfb(h.index); err != nil {
+			return err
+		}
+	}
+	h.Set.Release()
+	return n.dropState()
 }
 
 // Discard takes a hook of another layout off its device, and its pins away.
-func (n *Namespace) Discard(e *OtherLayoutError) error { return n.discard(e.index, e.Direction) }
+func (n *Namespace) Discard(e *OtherLayoutError) error {
+	a, err := openAttachment(n.hookPath(e.index, e.Direction), e.index, e.Direction)
+	if err != nil {
+		return err
+	}
+	defer a.close()
+	if err := a.take(); err != nil {
+		return err
+	}
+	if e.Direction == policy.Ingress {
+		if err := n.dropIfb(e.index); err != nil {
+			return err
+		}
+	}
+	return n.discardForeign()
+}
 
-func (n *Namespace) discard(index int, d policy.Direction) error {
-	return n.takeOff(&Hook{Direction: d, index: index, path: n.hookPath(index, d)})
+// refuseForeign reports as an error that the maps of the namespace are of another layout.
+func (n *Namespace) refuseForeign() error {
+	if n.foreign == nil {
+		return nil
+	}
+	return n.noState(n.foreign)
+}
+
+// discardForeign removes the maps of another layout, whose hooks are gone.
+func (n *Namespace) discardForeign() error {
+	others, err := n.otherLayouts()
+	if n.foreign == nil || len(others) > 0 || err != nil {
+		return err
+	}
+	generations, err := n.generations()
+	if err != nil {
+		return err
+	}
+	for _, g := range generations {
+		if err := discard(filepath.Join(n.dir, g)); err != nil {
+			return fmt.Errorf("remove pins: %w", err)
+		}
+	}
+	n.foreign = nil
+	return unlink(filepath.Join(n.dir, kindsPin))
+}
+
+// sweep takes off hooks that have no rules, as far as there is time.
+func (n *Namespace) sweep() error {
+	if n.store == nil {
+		return nil
+	}
+	var empty []*maps.Set
+	for set := range n.store.Sets() {
+		if isUnused(set) {
+			empty = append(empty, set)
+		}
+	}
+	began := time.Now()
+	return n.hurry(len(empty), func() error {
+		for _, set := range empty {
+			if time.Since(began) > sweepTime {
+				break
+			}
+			if err := n.sweepOne(set); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (n *Namespace) sweepOne(set *maps.Set) error {
+	set.Hold()
+	h := &Hook{Direction: set.Direction(), Was: set.Device(), Set: set, index: set.Ifindex()}
+	defer h.Close()
+	var err error
+	if h.attached, err = openAttachment(n.hookPath(h.index, h.Direction), h.index, h.Direction); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if !set.Empty() {
+		set.Clear()
+	}
+	return n.takeOff(h)
 }
 
 // elsewhere reports, as far as this process may look, programs of shapectl on
@@ -572,7 +540,7 @@ func (n *Namespace) elsewhere(dev netinfo.Device, d policy.Direction) error {
 		return err
 	}
 	for _, link := range chain {
-		if strings.HasPrefix(link.Name, programName) && !n.isOurs(dev, d) {
+		if strings.HasPrefix(link.Name, program.Name) && !n.isOurs(dev, d) {
 			return ErrElsewhere
 		}
 	}
@@ -581,9 +549,93 @@ func (n *Namespace) elsewhere(dev netinfo.Device, d policy.Direction) error {
 
 // isOurs reports whether this namespace has pins for the device, if only such as an interrupted command left.
 func (n *Namespace) isOurs(dev netinfo.Device, d policy.Direction) bool {
-	if n.dir == "" {
-		return false
+	return n.dir != "" && exists(n.hookPath(dev.Index, d))
+}
+
+// busyPin marks that a command is changing something. One that is left over belongs
+// to a command that was killed, and the next one completes what it has begun.
+const busyPin = "busy"
+
+// changing runs f, which changes something, and looks after what is left if it fails;
+// or the next command does, if this one is killed.
+func (n *Namespace) changing(f func() error) error {
+	mark := filepath.Join(n.dir, busyPin)
+	if err := makeDir(mark); err != nil {
+		return err
 	}
-	_, err := os.Stat(n.hookPath(dev.Index, d))
-	return err == nil
+	err := f()
+	if err == nil {
+		return unlink(mark)
+	}
+	if n.complete() == nil {
+		unlink(mark)
+	}
+	return err
+}
+
+// complete brings order into what a command has left halfway: a change that was
+// prepared and not armed is none, maps are of one generation, and there are no hooks
+// without rules.
+func (n *Namespace) complete() error {
+	if err := n.relax(); err != nil {
+		return err
+	}
+	if n.store == nil && n.foreign == nil { // it may have failed to remove them
+		if err := n.openState(); err != nil {
+			return err
+		}
+	}
+	if n.store != nil {
+		if state, _ := n.store.Change(); state == maps.NoChange {
+			n.store.Abandon()
+		}
+		if err := n.finishState(); err != nil {
+			return err
+		}
+	}
+	if err := n.sweep(); err != nil {
+		return err
+	}
+	if err := n.dropState(); err != nil {
+		return err
+	}
+	if n.store != nil {
+		for set := range n.store.Sets() {
+			if err := n.trimIfb(&Hook{Direction: set.Direction(), Set: set, index: set.Ifindex()}); err != nil {
+				return err
+			}
+		}
+	}
+	return n.removeStrays()
+}
+
+// removeStrays removes what is pinned for no hook.
+func (n *Namespace) removeStrays() error {
+	entries, err := os.ReadDir(n.dir)
+	if err != nil {
+		return fmt.Errorf("read the pins: %w", err)
+	}
+	for _, e := range entries {
+		path := filepath.Join(n.dir, e.Name())
+		index, d, isHook := parseHookName(e.Name())
+		switch {
+		case strings.HasPrefix(e.Name(), trashPrefix), e.Name() == asideName:
+			err = removeAll(path)
+		case isHook && n.foreign == nil && n.setOf(index, d) == nil:
+			if generations, _ := generationsIn(path); len(generations) > 0 && !exists(filepath.Join(path, programPin)) {
+				continue // of another layout
+			}
+			var a *attachment
+			if a, err = openAttachment(path, index, d); err == nil {
+				err = a.take()
+				a.close()
+			}
+		case e.Name() == kindsPin && n.store == nil && n.foreign == nil:
+			err = unlink(path)
+		}
+		if err != nil {
+			return fmt.Errorf("remove pins: %w", err)
+		}
+	}
+	return nil
 }

@@ -85,78 +85,66 @@ func removeHome(home string) {
 // collectDevices removes the hooks of devices that no longer exist. A hook that
 // cannot be judged or removed stays, and is no reason for a command to fail.
 func (n *Namespace) collectDevices() {
-	var names map[int]string
-	for _, d := range []policy.Direction{policy.Ingress, policy.Egress} {
-		indices, err := n.indices(d)
-		if err != nil || len(indices) == 0 {
+	others, err := n.otherLayouts()
+	if n.store == nil && len(others) == 0 || err != nil {
+		return
+	}
+	devices, err := netinfo.Devices()
+	if err != nil {
+		return
+	}
+	names := map[int]string{}
+	for _, dev := range devices {
+		names[dev.Index] = dev.Name
+	}
+	for _, other := range others {
+		on, err := attachedTo(n.hookPath(other.index, other.Direction), other.index, other.Direction)
+		if name, here := names[other.index]; err != nil || len(on) > 0 || here && name == other.Device {
 			continue
 		}
-		if names == nil {
-			devices, err := netinfo.Devices()
-			if err != nil {
-				return
-			}
-			names = map[int]string{}
-			for _, dev := range devices {
-				names[dev.Index] = dev.Name
-			}
+		if n.Discard(other) == nil && !slices.Contains(n.collected, other.Name()) {
+			n.collected = append(n.collected, other.Name())
 		}
-		for _, index := range indices {
-			was, err := n.deviceWas(index, d)
-			if name, here := names[index]; here && (err == nil && was == name || !n.isGone(index, d)) {
-				continue
-			} else if !here && n.attachedAnywhere(index, d) {
-				continue
-			}
-			if err != nil {
-				was = fmt.Sprintf("device %d", index)
-			}
-			if n.takeOff(&Hook{Direction: d, index: index, path: n.hookPath(index, d)}) == nil && !slices.Contains(n.collected, was) {
-				n.collected = append(n.collected, was)
-			}
+	}
+	if n.store == nil {
+		return
+	}
+	var gone []*Hook
+	for set := range n.store.Sets() {
+		if names[set.Ifindex()] == set.Device() {
+			continue
+		}
+		h, err := n.openHook(set)
+		if err != nil || h == nil {
+			continue
+		}
+		if h.State == Gone {
+			gone = append(gone, h)
+		} else {
+			h.Close()
+		}
+	}
+	defer closeHooks(gone)
+	for _, h := range gone {
+		err := n.changing(func() error {
+			h.Set.Clear()
+			return n.takeOff(h)
+		})
+		if err == nil && !slices.Contains(n.collected, h.Was) {
+			n.collected = append(n.collected, h.Was)
 		}
 	}
 	slices.Sort(n.collected)
 }
 
-// isGone reports whether a hook is that of a deleted device whose index another one has now.
-func (n *Namespace) isGone(index int, d policy.Direction) bool {
-	h, err := n.openHook(index, d)
-	if err != nil || h == nil {
-		return false
-	}
-	defer h.Close()
-	return h.State == Gone
-}
-
-// attachedAnywhere reports whether a hook without a device here may be attached
-// to one elsewhere: tcx links go along with a device, filters do not.
-func (n *Namespace) attachedAnywhere(index int, d policy.Direction) bool {
-	on, err := attachedTo(n.hookPath(index, d), d)
-	return err != nil || len(on) > 0
-}
-
 // attachedTo are the links of a hook that are attached, each with the index of its device.
-func attachedTo(hook string, d policy.Direction) ([]*link.Info, error) {
-	if err := trustDir(hook); err != nil {
+func attachedTo(dir string, index int, d policy.Direction) ([]*link.Info, error) {
+	a, err := openAttachment(dir, index, d)
+	if err != nil {
 		return nil, err
 	}
-	h := &Hook{Direction: d, path: hook}
-	defer func() { h.closeLinks() }()
-	if err := h.openLinks(); err != nil {
-		return nil, err
-	}
-	var attached []*link.Info
-	for _, l := range h.links {
-		info, err := l.Info()
-		if err != nil {
-			return nil, fmt.Errorf("ask for a link of %s: %w", hook, err)
-		}
-		if on := info.TCX(); on == nil || on.Ifindex != 0 {
-			attached = append(attached, info)
-		}
-	}
-	return attached, nil
+	defer a.close()
+	return a.on()
 }
 
 // homes are the directories of other namespaces.
@@ -202,14 +190,29 @@ func clearHome(home string) {
 	if err != nil {
 		return
 	}
+	slices.SortStableFunc(entries, func(a, b os.DirEntry) int { // hooks first
+		_, _, isHook := parseHookName(a.Name())
+		_, _, isOther := parseHookName(b.Name())
+		switch {
+		case isHook == isOther:
+			return 0
+		case isHook:
+			return -1
+		}
+		return 1
+	})
+	inForce := false
 	for _, e := range entries {
 		path := filepath.Join(home, e.Name())
-		_, d, isHook := parseHookName(e.Name())
+		index, d, isHook := parseHookName(e.Name())
 		switch {
 		case isHook:
-			if on, err := attachedTo(path, d); err == nil && len(on) == 0 {
+			if on, err := attachedTo(path, index, d); err != nil || len(on) > 0 {
+				inForce = true
+			} else {
 				discard(path)
 			}
+		case inForce: // with the maps and programs that its hooks call
 		case e.IsDir():
 			removeAll(path)
 		case e.Name() != alivePin:
@@ -231,7 +234,9 @@ type Leftover struct {
 type Orphan struct {
 	Device    netinfo.Device // the zero Device where it is in another namespace
 	Direction policy.Direction
-	path      string
+
+	path  string
+	index int // of the device when the rules were set
 }
 
 // Leftovers are those that there are now. With the error come those that could be looked at.
@@ -260,12 +265,12 @@ func (n *Namespace) orphans(home string) (orphans []Orphan, err error) {
 		return nil, fmt.Errorf("read the pins: %w", err)
 	}
 	for _, e := range entries {
-		_, d, ok := parseHookName(e.Name())
+		index, d, ok := parseHookName(e.Name())
 		if !ok {
 			continue
 		}
 		path := filepath.Join(home, e.Name())
-		links, err := attachedTo(path, d)
+		links, err := attachedTo(path, index, d)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // another command has just removed it
 		}
@@ -275,7 +280,7 @@ func (n *Namespace) orphans(home string) (orphans []Orphan, err error) {
 		if len(links) == 0 {
 			continue
 		}
-		o := Orphan{Direction: d, path: path}
+		o := Orphan{Direction: d, path: path, index: index}
 		if on := links[0].TCX(); on != nil {
 			// The number may be of a device elsewhere, and one of ours have it by chance.
 			attached, err := netinfo.TCXPrograms(int(on.Ifindex), d)
@@ -303,7 +308,12 @@ func (n *Namespace) FlushOrphans(which func(netinfo.Device, policy.Direction) bo
 			if err != nil {
 				return flushed, fmt.Errorf("open the pins: %w", err)
 			}
-			err = n.remove(&Hook{Direction: o.Direction, path: o.path})
+			var a *attachment
+			if a, err = openAttachment(o.path, o.index, o.Direction); err == nil {
+				err = a.take()
+				a.close()
+			}
+			clearHome(l.Path)
 			removeHome(l.Path)
 			unlock()
 			if err != nil {
@@ -315,45 +325,37 @@ func (n *Namespace) FlushOrphans(which func(netinfo.Device, policy.Direction) bo
 	return flushed, nil
 }
 
-// changing are the hooks that take part in the last change. What cannot be read is left out.
-func (n *Namespace) changing() (hooks []*Hook) {
-	for _, d := range []policy.Direction{policy.Ingress, policy.Egress} {
-		indices, err := n.indices(d)
-		if err != nil {
-			continue
-		}
-		for _, index := range indices {
-			// Far cheaper than to open all hooks, of which most have no part in any.
-			if dir, err := n.onlyGeneration(index, d); err == nil {
-				if changing, err := maps.Changing(dir); err == nil && !changing {
-					continue
-				}
-			}
-			if h, err := n.openHook(index, d); err == nil && h != nil {
-				hooks = append(hooks, h)
-			}
-		}
-	}
-	return hooks
-}
-
 // EndOldChange ends the last change for good if it is over, older than an age,
 // and has left hooks without a rule, which are kept only for a rollback. It
 // reports whether there is more to do than fits in one turn.
 func (n *Namespace) EndOldChange(age time.Duration) (more bool, err error) {
-	hooks := n.changing()
-	defer closeHooks(hooks)
-	for _, h := range hooks {
-		at := h.Set.Begins() // 0 where a command has ended the change already
-		switch state, expired := h.Set.Change(); state {
-		case maps.Pending:
-			return false, nil
-		case maps.Expired:
-			at = expired
+	if n.store == nil {
+		return false, nil
+	}
+	at := n.store.Begins() // 0 where a command has ended the change already
+	switch state, expired := n.store.Change(); state {
+	case maps.Pending:
+		return false, nil
+	case maps.Expired:
+		at = expired
+	}
+	if at != 0 && at+uint64(age) > maps.Now() {
+		return false, nil
+	}
+	for set := range n.store.Sets() {
+		if !set.Has(nil) {
+			continue
 		}
-		if h.Set.Has(nil) && (at == 0 || at+uint64(age) <= maps.Now()) {
-			return true, n.endChange(new(Hook))
+		if err := n.endChange(nil); err != nil {
+			return false, err
 		}
+		if err := n.sweep(); err != nil || n.store == nil {
+			return false, err
+		}
+		for set := range n.store.Sets() {
+			more = more || isUnused(set)
+		}
+		return more, nil
 	}
 	return false, nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -238,7 +239,7 @@ func TestAnotherDeviceOfTheSameIndex(t *testing.T) {
 			t.Fatalf("hook of the new device: %+v", h)
 		}
 		r.sameRules(h, fresh)
-		if pins, err := filepath.Glob(filepath.Join(r.options.BPFFS, "shapectl", "*", "*", "g*")); err != nil || len(pins) != 1 {
+		if pins, err := filepath.Glob(filepath.Join(r.options.BPFFS, "shapectl", "*", "g*")); err != nil || len(pins) != 1 {
 			t.Errorf("generations are %v, %v, where there is one hook", pins, err)
 		}
 	})
@@ -249,7 +250,7 @@ func (r *rig) detachBehindOurBack() {
 	r.t.Helper()
 	h := r.hook("va")
 	if h.Mode == TCX {
-		l, err := link.LoadPinnedLink(filepath.Join(h.path, linkPin), nil)
+		l, err := link.LoadPinnedLink(filepath.Join(h.attached.dir, linkPin), nil)
 		testenv.Must(r.t, err)
 		defer l.Close()
 		testenv.Must(r.t, l.Detach())
@@ -258,7 +259,7 @@ func (r *rig) detachBehindOurBack() {
 	filters, err := bpfFilters(h.index, r.direction)
 	testenv.Must(r.t, err)
 	for _, f := range filters {
-		if f.Name == programName {
+		if f.Name == program.Name {
 			testenv.Must(r.t, netlink.FilterDel(f))
 			return
 		}
@@ -400,7 +401,7 @@ func TestPinsOfAnotherVersion(t *testing.T) {
 	eachMode(t, func(t *testing.T, r *rig) {
 		only := rule("10.0.0.0/24")
 		r.put(only)
-		path := r.hook("va").path
+		path := r.hook("va").attached.dir
 		r.anotherLayout()
 		for name, f := range map[string]func(n *Namespace) error{
 			"hooks": func(n *Namespace) error { _, err := n.Hooks(); return err },

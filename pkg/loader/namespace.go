@@ -6,17 +6,19 @@
 // What is pinned, below shapectl/ in the bpffs:
 //
 //	<namespace cookie>/alive                    whether the namespace exists (collect.go)
+//	<namespace cookie>/g<n>/                    a generation: the maps of the namespace
+//	<namespace cookie>/kinds                    the programs, by kind of hook
 //	<namespace cookie>/<ifindex>-<direction>/   a hook
-//		g<n>/                               a generation: its maps and program
+//		program                             calls that of its kind
 //		link                                what attaches it, with tcx
+//	<namespace cookie>/busy                     a command is changing something
 //	<namespace cookie>/qdisc-<ifindex>          what was there before an fq
 //	<namespace cookie>/ifb-<ifindex>/           the device has an ifb
 //
-// A generation is built aside and renamed whole. It takes effect as its
-// program is attached, and a rule takes effect by one store (pkg/maps), so a
-// command that is killed leaves the rules as they were or as they were to be.
-// What it leaves besides has no rule in it, and the next command on that device
-// takes it away.
+// A generation is built aside and renamed whole, and its programs take the place
+// of those before. A rule takes effect by one store (pkg/maps), so a command that
+// is killed leaves the rules as they were or as they were to be. What it leaves
+// besides has no rule in it, and the next command takes it away.
 package loader
 
 import (
@@ -29,11 +31,12 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/pkg/maps"
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // Mode is how programs are attached.
@@ -66,6 +69,11 @@ type Namespace struct {
 	dir     string // of the hooks; "" where nothing was ever pinned
 	writing bool
 	unlock  func()
+
+	// What is pinned of rules; nil where there are none.
+	store   *maps.Store
+	kinds   *ebpf.Map // the programs that hooks call, by kind
+	foreign error     // where a build of another layout has made that: wraps maps.ErrOtherLayout
 
 	collected []string // see Collected
 }
@@ -142,7 +150,7 @@ func locate(o Options) (n *Namespace, err error) {
 }
 
 func open(o Options, writing bool) (*Namespace, error) {
-	have, err := Capabilities()
+	have, err := program.Capabilities()
 	if err != nil {
 		return nil, err
 	}
@@ -193,6 +201,12 @@ func (n *Namespace) enter() error {
 		return fmt.Errorf("open the pins: %w", err)
 	}
 	n.unlock, n.dir = unlock, n.home()
+	if err := n.openState(); err != nil {
+		n.closeState()
+		unlock()
+		n.unlock, n.dir = func() {}, ""
+		return err
+	}
 	return nil
 }
 
@@ -230,41 +244,13 @@ func (n *Namespace) found() error {
 }
 
 const (
-	// busyPrefix begins the name of a directory that names a hook which a command
-	// is changing; one that is left over belongs to a command that was killed.
-	busyPrefix = "busy-"
 	// trashPrefix begins the name of pins that are being removed.
 	trashPrefix = "trash-"
 	// asideName is that of a generation that is being made.
 	asideName = "new"
 )
 
-// change marks a hook as being changed while f changes it, and looks after it
-// if f fails; or the next command does, if this one is killed.
-func (n *Namespace) change(index int, d policy.Direction, f func() error) error {
-	mark := filepath.Join(n.dir, busyPrefix+filepath.Base(n.hookPath(index, d)))
-	if err := makeDir(mark); err != nil {
-		return err
-	}
-	err := f()
-	if err == nil {
-		err = unlink(mark)
-	} else if n.healHook(index, d) == nil {
-		unlink(mark)
-	}
-	return err
-}
-
-// parseBusy is the hook that a mark is for.
-func parseBusy(name string) (index int, d policy.Direction, ok bool) {
-	hook, ok := strings.CutPrefix(name, busyPrefix)
-	if !ok {
-		return 0, d, false
-	}
-	return parseHookName(hook)
-}
-
-// heal finishes what killed commands were at.
+// heal finishes what a killed command was at.
 func (n *Namespace) heal() error {
 	if err := n.markAlive(); err != nil {
 		return err
@@ -273,156 +259,22 @@ func (n *Namespace) heal() error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read the pins: %w", err)
 	}
-	if err := n.rollForward(entries); err != nil {
-		return err
-	}
 	if err := n.healQueues(entries); err != nil {
 		return err
 	}
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), trashPrefix) {
-			if err := removeAll(filepath.Join(n.dir, e.Name())); err != nil {
-				return fmt.Errorf("remove pins: %w", err)
-			}
-		}
-		index, d, ok := parseBusy(e.Name())
-		if !ok {
-			continue
-		}
-		err := n.healHook(index, d)
-		if errors.Is(err, maps.ErrOtherLayout) {
-			continue // not ours to judge
-		}
-		if err != nil {
+	if exists(filepath.Join(n.dir, busyPin)) {
+		if err := n.complete(); err != nil {
 			return err
 		}
-		if err := unlink(filepath.Join(n.dir, e.Name())); err != nil {
-			return err
-		}
+		return unlink(filepath.Join(n.dir, busyPin))
 	}
-	return nil
-}
-
-// rollForward completes changes that a command which was killed has begun, confirmed
-// or taken back on the first hooks only.
-func (n *Namespace) rollForward(entries []os.DirEntry) error {
-	changes := map[uint64][]*Hook{} // by when they begin
-	for _, e := range entries {
-		index, d, ok := parseBusy(e.Name())
-		if !ok {
-			continue
-		}
-		h, err := n.openHook(index, d)
-		if err != nil || h == nil {
-			continue // which is healHook's to see to
-		}
-		defer h.Close()
-		if at := h.Set.Begins(); at != 0 {
-			changes[at] = append(changes[at], h)
-		}
-	}
-	for _, hooks := range changes {
-		if err := agree(hooks); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// healHook sees to a hook at which a command failed, or was killed: it removes one
-// in which no rule is in force, and completes one with rules.
-func (n *Namespace) healHook(index int, d policy.Direction) error {
-	h, err := n.openHook(index, d)
-	if err != nil {
-		return err
-	}
-	if h != nil {
-		defer h.Close()
-		if state, _ := h.Set.Change(); state == maps.NoChange {
-			h.Set.Abandon() // what was prepared, and not armed
-		}
-		if !h.Set.Empty() {
-			return n.complete(h)
-		}
-	}
-	return n.discard(index, d)
-}
-
-// complete lets a hook that is attached run one generation, and takes away what no rule needs.
-func (n *Namespace) complete(h *Hook) error {
-	left, err := n.leftBy(h)
-	if err != nil {
-		return err
-	}
-	if left != nil {
-		defer left.Close()
-		unneeded := left
-		if h.State == Detached { // the command did not come so far
-			unneeded = h
-		}
-		if err := n.discard(unneeded.index, h.Direction); err != nil || unneeded == h {
-			return err
-		}
-	}
-	// Before pins go by which filters are known.
-	if err := n.trimIfb(h); err != nil {
-		return err
-	}
-	generations, err := h.generations()
-	if err != nil {
-		return err
-	}
-	if len(generations) > 1 && h.State == Attached {
-		if err := n.attach(h); err != nil {
-			return err
-		}
-		if err := h.discardAllBut(h.generation, generations); err != nil {
-			return err
-		}
-	}
-	entries, err := os.ReadDir(h.path)
-	if err != nil {
-		return fmt.Errorf("read the pins: %w", err)
-	}
-	for _, e := range entries {
-		if e.Name() != asideName && !strings.HasPrefix(e.Name(), trashPrefix) {
-			continue
-		}
-		if err := removeAll(filepath.Join(h.path, e.Name())); err != nil {
-			return fmt.Errorf("remove pins: %w", err)
-		}
-	}
-	return nil
-}
-
-// leftBy is the hook that a device had before it was made again, and got h with the
-// same rules; nil if there is none.
-func (n *Namespace) leftBy(h *Hook) (*Hook, error) {
-	if h.Device.Name == "" {
-		return nil, nil
-	}
-	indices, err := n.indices(h.Direction)
-	if err != nil {
-		return nil, err
-	}
-	for _, index := range indices {
-		if was, err := n.deviceWas(index, h.Direction); index == h.index || err == nil && was != h.Was {
-			continue
-		}
-		left, err := n.openHook(index, h.Direction)
-		if err != nil || left == nil {
-			continue // which is for flush to take away
-		}
-		if left.State == Gone && left.Set.SameRules(h.Set) {
-			return left, nil
-		}
-		left.Close()
-	}
-	return nil, nil
+	// Hooks that an earlier command had no time for.
+	return n.sweep()
 }
 
 // Close lets other commands in. A namespace with no hooks leaves nothing behind.
 func (n *Namespace) Close() {
+	n.closeState()
 	if n.writing && n.dir != "" {
 		removeHome(n.dir)
 	}

@@ -83,7 +83,7 @@ func TestIfbOfAKilledCommand(t *testing.T) {
 		r.put(rule("10.0.0.0/24"))
 		r.write(func(n *Namespace) error {
 			testenv.Must(t, os.Mkdir(n.ifbMark(index), 0o750))
-			return os.Mkdir(filepath.Join(n.dir, busyPrefix+filepath.Base(n.hookPath(index, policy.Ingress))), 0o750)
+			return os.Mkdir(filepath.Join(n.dir, busyPin), 0o750)
 		})
 		ifb(t, index)
 		after()

@@ -422,16 +422,16 @@ func (r *rig) tidy() {
 	pins, generations := r.pins(), map[string]int{}
 	for _, pin := range pins {
 		name := filepath.Base(pin)
-		if name == asideName || strings.HasPrefix(name, trashPrefix) || strings.HasPrefix(name, busyPrefix) {
+		if name == asideName || strings.HasPrefix(name, trashPrefix) || name == busyPin {
 			r.t.Errorf("left over: %s", pin)
 		}
-		if _, hook := filepath.Split(filepath.Dir(pin)); strings.HasPrefix(name, "g") && strings.Contains(hook, "-") {
-			generations[hook]++
+		if _, home := filepath.Split(filepath.Dir(pin)); strings.HasPrefix(name, "g") {
+			generations[home]++
 		}
 	}
-	for hook, n := range generations {
+	for home, n := range generations {
 		if n > 1 {
-			r.t.Errorf("%s has %d generations", hook, n)
+			r.t.Errorf("%s has %d generations", home, n)
 		}
 	}
 	want := 0

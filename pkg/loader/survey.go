@@ -5,13 +5,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/pkg/maps"
 )
 
@@ -54,12 +53,12 @@ func exists(path string) bool {
 // whether this process may and this kernel can, and if it is compiled to machine
 // code.
 func Probe() (jited bool, err error) {
-	set, err := maps.New(maps.Size{Rules: 1, Buckets: noBuckets}, bpf.AbiHook{L2Bytes: netinfo.EthernetBytes})
+	store, err := maps.New(maps.Size{Rules: 1, Buckets: noBuckets}, bpf.AbiHook{L2Bytes: netinfo.EthernetBytes})
 	if err != nil {
 		return false, err
 	}
-	defer set.Close()
-	p, err := Load(set)
+	defer store.Close()
+	p, err := program.Load(store, store.Hook())
 	if err != nil {
 		return false, err
 	}
@@ -70,12 +69,6 @@ func Probe() (jited bool, err error) {
 	}
 	_, err = info.JitedSize()
 	return err == nil, nil
-}
-
-// OtherBuild reports whether another build of shapectl made the program that is attached.
-func (h *Hook) OtherBuild() (bool, error) {
-	this, err := build()
-	return h.Set.Hook().Build != this, err
 }
 
 // HookMode is how the first rule of a device would be attached.
@@ -89,18 +82,4 @@ func HookMode(o Options) (Mode, error) {
 		return TCX, ErrNoTCX
 	}
 	return Clsact, nil
-}
-
-// Capabilities are the effective ones of this thread.
-func Capabilities() (uint64, error) {
-	status, err := os.ReadFile("/proc/thread-self/status")
-	if err != nil {
-		return 0, fmt.Errorf("read the permissions of this process: %w", err)
-	}
-	for line := range strings.Lines(string(status)) {
-		if hex, ok := strings.CutPrefix(line, "CapEff:"); ok {
-			return strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
-		}
-	}
-	return 0, errors.New("read the permissions of this process: /proc/thread-self/status does not tell")
 }

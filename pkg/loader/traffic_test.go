@@ -21,6 +21,7 @@ import (
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -116,20 +117,26 @@ func (x *traffic) limit() {
 // only a program attached by hand has.
 func (x *traffic) limitWith(buckets uint32) {
 	x.t.Helper()
-	settings := bpf.AbiHook{L2Bytes: netinfo.EthernetBytes}
-	if x.direction == policy.Ingress {
-		settings.Ingress, settings.MatchSrc = 1, 1
-	}
+	var settings bpf.AbiHook
 	testenv.Must(x.t, binary.Read(rand.Reader, binary.NativeEndian, &settings.Secret))
-	set, err := maps.New(maps.Size{Rules: 1, Buckets: buckets}, settings)
+	store, err := maps.New(maps.Size{Rules: 1, Buckets: buckets}, settings)
 	testenv.Must(x.t, err)
-	x.t.Cleanup(func() { set.Close() })
+	x.t.Cleanup(func() { store.Close() })
+	set := store.View(0)
 	_, err = set.Put(x.rule)
 	testenv.Must(x.t, err)
-	program, err := Load(set)
+	kind := program.Kind{Direction: x.direction, Match: x.direction.FarSide(), L2Bytes: netinfo.EthernetBytes}
+	p, err := program.Load(store, kind.Settings(store.Hook()))
 	testenv.Must(x.t, err)
-	defer program.Close()
-	l, err := attachTCX(program, testenv.Link(x.t, "va").Attrs().Index, x.direction)
+	defer p.Close()
+	kinds, err := program.NewKinds()
+	testenv.Must(x.t, err)
+	x.t.Cleanup(func() { kinds.Close() })
+	testenv.Must(x.t, kinds.Put(kind.Index(), p))
+	caller, err := program.LoadCaller(kinds, kind, 0)
+	testenv.Must(x.t, err)
+	defer caller.Close()
+	l, err := attachTCX(caller, testenv.Link(x.t, "va").Attrs().Index, x.direction)
 	testenv.Must(x.t, err)
 	x.t.Cleanup(func() { l.Close() })
 	x.useSet(set)

@@ -15,17 +15,9 @@ import (
 func (r *rig) renewAsAnotherBuild() {
 	r.t.Helper()
 	r.write(func(n *Namespace) error {
-		h, err := n.Find("va", r.direction)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
-		settings, err := h.settings(h.Device, h.Match())
-		if err != nil {
-			return err
-		}
+		settings := n.store.Hook()
 		settings.Build[0] ^= 0xff
-		return n.renew(h, h.Device, settings, h.Set.Size())
+		return n.renewState(n.store.Size(), settings)
 	})
 }
 

@@ -108,7 +108,7 @@ func load(b *bpf.AbiBucket) model.Bucket {
 
 // State is what a packet of flow would find now. It would be charged to the spill bucket
 // if the table has no room for a bucket of its own.
-func (s *Set) State(e Entry, match policy.Match, flow Flow, now uint64) (state model.State) {
+func (s *Store) State(e Entry, match policy.Match, flow Flow, now uint64) (state model.State) {
 	state.Level = s.OwnLevel(e, now)
 	if e.Each.Kind != policy.EachAll {
 		key := makeKey(e.ID, e.Each, match, flow)
@@ -126,7 +126,7 @@ func (s *Set) State(e Entry, match policy.Match, flow Flow, now uint64) (state m
 }
 
 // slotOf is the slot of a key; nil if it has none.
-func (s *Set) slotOf(id uint32, key bpf.AbiKey) *bpf.AbiBucket {
+func (s *Store) slotOf(id uint32, key bpf.AbiKey) *bpf.AbiBucket {
 	for _, p := range s.places(key, s.current(id).Salt) {
 		for i := range lineSlots {
 			if slot := &s.lines[p.line].Slot[i]; atomic.LoadUint32(&slot.Fingerprint) == p.fingerprint {
@@ -138,7 +138,7 @@ func (s *Set) slotOf(id uint32, key bpf.AbiKey) *bpf.AbiBucket {
 }
 
 // slotLevel is the level of a key's slot, in units: 0 if it has none.
-func (s *Set) slotLevel(id uint32, key bpf.AbiKey, now uint64) uint64 {
+func (s *Store) slotLevel(id uint32, key bpf.AbiKey, now uint64) uint64 {
 	slot := s.slotOf(id, key)
 	if slot == nil {
 		return 0
@@ -147,7 +147,7 @@ func (s *Set) slotLevel(id uint32, key bpf.AbiKey, now uint64) uint64 {
 }
 
 // hasRoom reports whether a key has a slot, or would get one: try_slot of bpf/charge.h.
-func (s *Set) hasRoom(id uint32, key bpf.AbiKey, now uint64) bool {
+func (s *Store) hasRoom(id uint32, key bpf.AbiKey, now uint64) bool {
 	if s.slotOf(id, key) != nil {
 		return true
 	}
@@ -173,7 +173,7 @@ type Slots struct {
 }
 
 // Slots counts those of the table.
-func (s *Set) Slots(now uint64) Slots {
+func (s *Store) Slots(now uint64) Slots {
 	n := Slots{All: len(s.lines) * int(lineSlots)}
 	for i := range s.lines {
 		for j := range lineSlots {
@@ -186,7 +186,7 @@ func (s *Set) Slots(now uint64) Slots {
 }
 
 // hasEmpty reports whether a line has a slot that any key may take.
-func (s *Set) hasEmpty(line uint32, now uint64) bool {
+func (s *Store) hasEmpty(line uint32, now uint64) bool {
 	for i := range lineSlots {
 		if s.isEmpty(line, i, now) {
 			return true
@@ -196,7 +196,7 @@ func (s *Set) hasEmpty(line uint32, now uint64) bool {
 }
 
 // isEmpty is is_empty of bpf/table.h: for CPUs whose clock is behind, too.
-func (s *Set) isEmpty(line, i uint32, now uint64) bool {
+func (s *Store) isEmpty(line, i uint32, now uint64) bool {
 	const skew = 1 << 20 // SKEW_NS
 	slot, key := &s.lines[line].Slot[i], &s.keys[line*lineSlots+i]
 	b := load(slot)
@@ -222,11 +222,11 @@ func Sharer(e Entry, match policy.Match, flow Flow) string {
 }
 
 // Meter is that of a rule as it is in force.
-func (s *Set) Meter(e Entry) model.Meter { return meter(s.current(e.ID)) }
+func (s *Store) Meter(e Entry) model.Meter { return meter(s.current(e.ID)) }
 
 // OwnLevel is the level of a rule's shared bucket, in units; with --each that is the
 // spill bucket.
-func (s *Set) OwnLevel(e Entry, now uint64) uint64 {
+func (s *Store) OwnLevel(e Entry, now uint64) uint64 {
 	return s.levelOf(e.ID, s.current(e.ID), load(&s.rule(e.ID).Shared), now)
 }
 
@@ -234,7 +234,7 @@ func (s *Set) OwnLevel(e Entry, now uint64) uint64 {
 // keys have there as their first line, or as their second. Buckets move from
 // first lines to second ones, so whoever looks at all lines for the first, and
 // then at all for the second, misses none.
-func (s *Set) slotsIn(from, to int, first bool) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
+func (s *Store) slotsIn(from, to int, first bool) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 	return func(yield func(*bpf.AbiBucket, *bpf.AbiKey) bool) {
 		for i := from; i < to; i++ {
 			for j := range lineSlots {
@@ -251,7 +251,7 @@ func (s *Set) slotsIn(from, to int, first bool) iter.Seq2[*bpf.AbiBucket, *bpf.A
 }
 
 // slots are those of one rule. One that moves meanwhile may come twice.
-func (s *Set) slots(id uint32) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
+func (s *Store) slots(id uint32) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 	return func(yield func(*bpf.AbiBucket, *bpf.AbiKey) bool) {
 		if s.rule(id).HasSlots == 0 {
 			return
@@ -268,7 +268,7 @@ func (s *Set) slots(id uint32) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 
 // Buckets are all buckets of a rule that are not empty now, but for the shared one
 // and those that tell sparse flows.
-func (s *Set) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
+func (s *Store) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
 	rule := s.current(e.ID)
 	return func(yield func(Bucket) bool) {
 		for slot, key := range s.slots(e.ID) {
@@ -298,7 +298,7 @@ func (s *Set) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
 
 // settle readies the buckets of a rule for another clock: each one is as if
 // charged just now, as only the old clock can tell how long it was idle.
-func (s *Set) settle(id uint32, m model.Meter, now uint64) {
+func (s *Store) settle(id uint32, m model.Meter, now uint64) {
 	s.rewrite(id, settleBy(m, now))
 }
 
@@ -307,7 +307,7 @@ func settleBy(m model.Meter, now uint64) func(model.Bucket) (model.Bucket, bool)
 }
 
 // clamp lets no bucket of a rule have more than the rule can hold.
-func (s *Set) clamp(id uint32, m model.Meter) { s.rewrite(id, clampTo(m, s.now)) }
+func (s *Store) clamp(id uint32, m model.Meter) { s.rewrite(id, clampTo(m, s.now)) }
 
 // clampTo asks for the time once for each bucket, after the bucket was read: with an
 // earlier time, what was charged since would be forgiven.
@@ -319,7 +319,7 @@ func clampTo(m model.Meter, clock func() uint64) func(model.Bucket) (model.Bucke
 }
 
 // rewrite changes buckets of a rule, while packets charge them.
-func (s *Set) rewrite(id uint32, change func(model.Bucket) (next model.Bucket, wanted bool)) {
+func (s *Store) rewrite(id uint32, change func(model.Bucket) (next model.Bucket, wanted bool)) {
 	rewriteBucket(&s.rule(id).Shared, change)
 	for slot := range s.slots(id) {
 		rewriteBucket(slot, change)
@@ -354,9 +354,9 @@ func settled(b *bpf.AbiBucket) model.Bucket {
 	}
 }
 
-// free frees all slots of a rule that is not in force: by another rule's clock
+// freeSlots frees all slots of a rule that is not in force: by another rule's clock
 // they might not be empty.
-func (s *Set) free(id uint32) {
+func (s *Store) freeSlots(id uint32) {
 	for slot := range s.slots(id) {
 		fingerprint := atomic.LoadUint32(&slot.Fingerprint)
 		before := settled(slot)

@@ -38,7 +38,7 @@ const (
 	phaseByTime   = phase(bpf.AbiPhasePHASE_BY_TIME)
 )
 
-const versionChanges = 2 // VERSION_CHANGES of abi.h
+const versionChanges = 1 << 31 // VERSION_CHANGES of abi.h
 
 // Never is the time at which a change ends that is to last.
 const Never = uint64(math.MaxUint64)
@@ -49,7 +49,7 @@ type participant struct {
 	prefix netip.Prefix
 }
 
-func (s *Set) phaseAt(now uint64) phase {
+func (s *Store) phaseAt(now uint64) phase {
 	c := &s.change[0]
 	switch at := phase(atomic.LoadUint64(&c.Phase)); {
 	case at != phaseByTime:
@@ -63,7 +63,7 @@ func (s *Set) phaseAt(now uint64) phase {
 }
 
 // phase is the one that packets see now. The time is asked for only where it has a say, as that takes a while.
-func (s *Set) phase() phase {
+func (s *Store) phase() phase {
 	if at := phase(atomic.LoadUint64(&s.change[0].Phase)); at != phaseByTime {
 		return at
 	}
@@ -83,7 +83,7 @@ const (
 
 // Change tells how far the last change is, and when (ns) an armed one begins, a
 // pending one ends, or an expired one ended.
-func (s *Set) Change() (state ChangeState, at uint64) {
+func (s *Store) Change() (state ChangeState, at uint64) {
 	until := atomic.LoadUint64(&s.change[0].Until)
 	switch now := s.phase(); {
 	case now == phaseBefore && atomic.LoadUint64(&s.change[0].Phase) == uint64(phaseByTime):
@@ -98,19 +98,18 @@ func (s *Set) Change() (state ChangeState, at uint64) {
 	return Committed, 0
 }
 
-// Lacks is how many more ids it would take to bring the rules of want into force beside those that are.
-func (s *Set) Lacks(want []policy.Rule) (ids int) {
-	s.Finish()
+// Needs is how many ids it takes to bring the rules of want into force beside those that are.
+func (s *Set) Needs(want []policy.Rule) (ids int) {
 	find := s.finder()
 	for _, rule := range want {
 		e, found := find(rule.Prefix)
 		ids += s.needs(rule, e, found)
 	}
-	if ids == 0 {
-		return 0
-	}
-	return max(0, ids-s.gather().room())
+	return ids
 }
+
+// Room is how many ids no rule has.
+func (s *Store) Room() uint32 { return uint32(s.gather().room()) }
 
 // Difference says how many rules a change adds, takes away, and makes others.
 type Difference struct{ Added, Removed, Changed int }
@@ -134,11 +133,13 @@ func (s *Set) Has(want []policy.Rule) bool {
 // progress is told now and then how many rules are ready. The error wraps ErrFull where there is no room; Abandon undoes what was done until then.
 func (s *Set) Prepare(want []policy.Rule, progress func(rules int)) (d Difference, err error) {
 	k, now := s.gather(), s.now()
-	s.Finish()
+	if phase(s.change[0].Phase) != phaseBefore { // of other sets, too, the last change is over
+		s.Finish()
+	}
 	// Packets may have seen the phase of the last change, and would now see rules take part in this one.
-	s.waitSince(s.lengths[0].Removed)
+	s.waitSince(s.change[0].Removed)
 	there := 0
-	for _, n := range k.lengths {
+	for _, n := range k.lengths[s.number] {
 		there += int(n)
 	}
 	stay := make([]bool, s.Size().Rules)
@@ -197,13 +198,13 @@ func (s *Set) Prepare(want []policy.Rule, progress func(rules int)) (d Differenc
 const progressStep = 1 << 12
 
 // Abandon takes back what Prepare did, also in a process that was killed before Arm.
-func (s *Set) Abandon() {
+func (s *Store) Abandon() {
 	s.gather()
 	s.Finish()
 }
 
 // takesPart marks a rule: from now on packets go by the phase of the change.
-func (s *Set) takesPart(id uint32, p netip.Prefix) {
+func (s *Store) takesPart(id uint32, p netip.Prefix) {
 	r, k := s.rule(id), s.gather()
 	step.Store("let a rule take part")
 	atomic.StoreUint32(&r.Version, r.Version|versionChanges)
@@ -215,18 +216,17 @@ func (s *Set) prepareChanged(have Entry, rule policy.Rule, now uint64) {
 	old := s.version(have.ID, s.rule(have.ID).Version)
 	shadow := old.Shadow
 	if limit, ok := newShadow(have.Rule, rule); ok {
-		shadow = s.prepareLimit(s.take(), limit, 0, now)
+		shadow = s.prepareLimit(s.allocate(), limit, 0, now)
 		s.takesPart(shadow, netip.Prefix{})
 	}
 	r := s.rule(have.ID)
-	s.waitSince(r.Retired) // packets may still be reading what was in force before the last change
 	share(r, rule)
 	next := s.version(have.ID, r.Version^1)
 	encode(next, rule, old.Salt, shadow)
 	next.Salt ^= sharing(old) ^ sharing(next)
 	if limited(next) && !limited(old) {
 		empty(&r.Shared, meter(next), now)
-		s.free(have.ID)
+		s.freeSlots(have.ID)
 	}
 	s.takesPart(have.ID, rule.Prefix)
 }
@@ -234,7 +234,6 @@ func (s *Set) prepareChanged(have Entry, rule policy.Rule, now uint64) {
 // prepareRemoved writes that after the change there is no such rule.
 func (s *Set) prepareRemoved(id uint32) {
 	r := s.rule(id)
-	s.waitSince(r.Retired)
 	old, next := s.version(id, r.Version), s.version(id, r.Version^1)
 	*next.AbiParams, *next.AbiColdParams = *old.AbiParams, *old.AbiColdParams
 	next.Flags |= ruleAbsent
@@ -242,10 +241,10 @@ func (s *Set) prepareRemoved(id uint32) {
 
 // prepareAdded makes a rule that is there only after the change.
 func (s *Set) prepareAdded(rule policy.Rule, now uint64) error {
-	id := s.take()
+	id := s.allocate()
 	var shadow uint32
 	if limit, ok := rule.Proposed(); ok {
-		shadow = s.prepareLimit(s.take(), limit, 0, now)
+		shadow = s.prepareLimit(s.allocate(), limit, 0, now)
 		s.takesPart(shadow, netip.Prefix{})
 	}
 	s.prepareLimit(id, rule, shadow, now)
@@ -274,7 +273,7 @@ const MaxLead = 1 << model.TickBits
 // Settle readies the buckets of rules that are to change for another clock:
 // each one is as if charged just now, as only the clock that is in force can
 // tell how long it has been idle.
-func (s *Set) Settle() {
+func (s *Store) Settle() {
 	now, on := s.now(), s.phase()
 	step.Store("settle buckets")
 	s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
@@ -286,7 +285,7 @@ func (s *Set) Settle() {
 
 // Time makes the byte clocks of both sides agree at from (ns), when the change
 // is to begin, and at until, when it is to end if nobody confirms it.
-func (s *Set) Time(from, until uint64) {
+func (s *Store) Time(from, until uint64) {
 	step.Store("set byte clocks")
 	s.eachTaking(func(id uint32) {
 		old, next := s.sides(id)
@@ -310,29 +309,29 @@ func (s *Set) Time(from, until uint64) {
 }
 
 // sides are a participant's versions before the change and after it.
-func (s *Set) sides(id uint32) (before, after version) {
+func (s *Store) sides(id uint32) (before, after version) {
 	n := s.rule(id).Version
 	return s.version(id, n), s.version(id, n^1)
 }
 
 // Begins is when the last change that Time was called for began or is to begin, in ns; 0 after End.
-func (s *Set) Begins() uint64 { return atomic.LoadUint64(&s.change[0].From) }
+func (s *Store) Begins() uint64 { return atomic.LoadUint64(&s.change[0].From) }
 
 // End says that the change, which is not pending, is not to be taken back any more.
-func (s *Set) End() {
+func (s *Store) End() {
 	step.Store("say that a change lasts")
 	atomic.StoreUint64(&s.change[0].From, 0)
 }
 
 // Arm lets the change begin and end when Time has said.
-func (s *Set) Arm() {
+func (s *Store) Arm() {
 	step.Store("arm a change")
 	atomic.StoreUint64(&s.change[0].Phase, uint64(phaseByTime))
 }
 
 // Commit is for when a change has begun. One that has no end is then in force
 // for good; buckets owe no more than their rules can hold now.
-func (s *Set) Commit() {
+func (s *Store) Commit() {
 	c := &s.change[0]
 	if atomic.LoadUint64(&c.Until) == Never {
 		step.Store("commit a change")
@@ -354,7 +353,7 @@ func (s *Set) Commit() {
 }
 
 // Confirm lets a pending change last.
-func (s *Set) Confirm() {
+func (s *Store) Confirm() {
 	step.Store("confirm a change")
 	atomic.StoreUint64(&s.change[0].Until, Never)
 	step.Store("commit a change")
@@ -364,7 +363,7 @@ func (s *Set) Confirm() {
 // Undone is what it does to take the change back that is in force.
 func (s *Set) Undone() (d Difference) {
 	for _, t := range s.gather().taking {
-		if !t.prefix.IsValid() {
+		if !t.prefix.IsValid() || s.rule(t.id).View != s.number {
 			continue
 		}
 		switch old, next := s.sides(t.id); {
@@ -380,7 +379,7 @@ func (s *Set) Undone() (d Difference) {
 }
 
 // TimeBack makes the byte clocks of both sides agree at a moment (ns) for Back.
-func (s *Set) TimeBack(at uint64) {
+func (s *Store) TimeBack(at uint64) {
 	step.Store("set byte clocks")
 	s.eachTaking(func(id uint32) {
 		old, next := s.sides(id)
@@ -394,7 +393,7 @@ func (s *Set) TimeBack(at uint64) {
 }
 
 // Back lets a change that is in force end at a moment that is still to come (ns).
-func (s *Set) Back(at uint64) {
+func (s *Store) Back(at uint64) {
 	step.Store("say when a change ends")
 	atomic.StoreUint64(&s.change[0].Until, at)
 	step.Store("take a change back")
@@ -404,7 +403,7 @@ func (s *Set) Back(at uint64) {
 // Finish ends a change for good: what is in force of it stays, and the other
 // parameters are forgotten. It does nothing where there is none; a pending one must be
 // confirmed or taken back before, and what a killed process has prepared be abandoned.
-func (s *Set) Finish() {
+func (s *Store) Finish() {
 	c := &s.change[0]
 	if c.Phase == uint64(phaseBefore) && (s.known == nil || len(s.known.taking) == 0) {
 		return
@@ -426,40 +425,53 @@ func (s *Set) Finish() {
 			}
 		}
 		step.Store("finish a rule")
-		atomic.StoreUint32(&r.Version, r.Version&1^uint32(on)&1)
-		r.Retired = s.lengths[0].Epoch
+		atomic.StoreUint32(&r.Version, nextVersion(r, uint32(on)&1))
 		if !t.prefix.IsValid() {
 			continue
 		}
 		for _, shadow := range s.unusedShadows(t.id) {
-			s.give(shadow)
+			s.free(shadow)
 		}
 		if present(v) {
 			continue
 		}
-		if place := s.findPrefix(t.prefix); place != nil {
-			s.remove(t.prefix, t.id, place)
+		if set := s.setOf(t.id); set.findPrefix(t.prefix) != nil {
+			set.remove(t.prefix, t.id, set.findPrefix(t.prefix))
 		} else {
-			s.give(t.id) // of a rule that Prepare found no room for
+			s.free(t.id) // of a rule that Prepare found no room for
 		}
 	}
 	step.Store("look for other lengths")
-	s.useLengths()
+	for number := range s.views {
+		s.View(uint32(number)).useLengths()
+	}
 	s.endChange()
 }
 
+// finishUnlessPending is Finish for whoever changes rules that take no part in a pending change.
+func (s *Store) finishUnlessPending() {
+	if state, _ := s.Change(); state != Pending {
+		s.Finish()
+	}
+}
+
+// TakesPart reports whether any rule of the set takes part in a change.
+func (s *Set) TakesPart() bool {
+	return slices.ContainsFunc(s.byID(), func(at placed) bool { return s.rule(at.id).Version&versionChanges != 0 })
+}
+
 // endChange is for when no rule takes part in a change any more.
-func (s *Set) endChange() {
+func (s *Store) endChange() {
 	c := &s.change[0]
 	// Packets that have seen a rule take part must still find the phase that it is in.
-	s.waitSince(s.lengths[0].Epoch)
-	s.lengths[0].Removed = s.lengths[0].Epoch // until now, packets have seen another view
+	s.waitSince(s.change[0].Epoch)
+	s.change[0].Removed = s.change[0].Epoch // until now, packets have seen another view
 	step.Store("forget a change")
 	atomic.StoreUint64(&c.Phase, uint64(phaseBefore))
 }
 
 // unusedShadows are those of a rule that its version in force does not have.
-func (s *Set) unusedShadows(id uint32) (unused []uint32) {
+func (s *Store) unusedShadows(id uint32) (unused []uint32) {
 	shadowOf := func(v version) (uint32, bool) { return v.Shadow, v.Flags&ruleShadow != 0 }
 	n := s.rule(id).Version
 	v := s.version(id, n)
@@ -474,7 +486,7 @@ func (s *Set) unusedShadows(id uint32) (unused []uint32) {
 }
 
 // bringBackTaking does for all buckets what bring_back of bpf/bucket.h does for one that is charged.
-func (s *Set) bringBackTaking() {
+func (s *Store) bringBackTaking() {
 	until := s.change[0].Until
 	s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
 		if old, next := s.sides(id); limited(old) {
@@ -507,7 +519,7 @@ func broughtBack(old, next version, until uint64) func(model.Bucket) (model.Buck
 }
 
 // levelOf is what a bucket owes of a rule in the version that is in force.
-func (s *Set) levelOf(id uint32, v version, b model.Bucket, now uint64) uint64 {
+func (s *Store) levelOf(id uint32, v version, b model.Bucket, now uint64) uint64 {
 	if v.reverted {
 		old, next := s.sides(id)
 		b, _ = broughtBack(old, next, s.change[0].Until)(b)
@@ -517,7 +529,7 @@ func (s *Set) levelOf(id uint32, v version, b model.Bucket, now uint64) uint64 {
 
 // rewriteTaking changes the buckets of the rules that take part, each one on its
 // own: to remember what to do for a million rules takes too long before a change.
-func (s *Set) rewriteTaking(rewrite func(id uint32, b *bpf.AbiBucket)) {
+func (s *Store) rewriteTaking(rewrite func(id uint32, b *bpf.AbiBucket)) {
 	var shared atomic.Bool
 	s.eachTaking(func(id uint32) {
 		r := s.rule(id)
@@ -546,7 +558,7 @@ func (s *Set) rewriteTaking(rewrite func(id uint32, b *bpf.AbiBucket)) {
 }
 
 // eachTaking does something for each rule and shadow that takes part, on all CPUs.
-func (s *Set) eachTaking(f func(id uint32)) {
+func (s *Store) eachTaking(f func(id uint32)) {
 	taking := s.gather().taking
 	inParts(len(taking), func(from, to int) {
 		for _, t := range taking[from:to] {

@@ -20,12 +20,12 @@ func reopenable(r *rig) (reopen func()) {
 	testenv.Must(r.T, r.Pin(dir))
 	return func() {
 		r.Helper()
-		set, err := shapemaps.Open(dir)
+		store, err := shapemaps.Open(dir)
 		testenv.Must(r.T, err)
-		r.Cleanup(func() { set.Close() })
-		set.UseClock(func() uint64 { return r.now })
+		r.Cleanup(func() { store.Close() })
+		store.UseClock(func() uint64 { return r.now })
 		r.Set.Close()
-		r.Set = set
+		r.Set = store.View(view)
 	}
 }
 

@@ -36,7 +36,7 @@ func (c Counters) SKBs() uint64 {
 }
 
 // Counters are those of the rule with that id.
-func (s *Set) Counters(id uint32) (sum Counters) {
+func (s *Store) Counters(id uint32) (sum Counters) {
 	r := s.rule(id)
 	sum.ExtraPackets = atomic.LoadUint64(&r.ExtraPackets) // counted last, so read first
 	sum.ExemptPackets = atomic.LoadUint64(&r.ExemptPackets)
@@ -63,7 +63,7 @@ func (s *Set) Counters(id uint32) (sum Counters) {
 
 // Shadow is the limit of a rule's shadow, with buckets and counters of its own:
 // it passes all packets, and its excess is what it would have refused. False if the rule has none.
-func (s *Set) Shadow(e Entry) (Entry, bool) {
+func (s *Store) Shadow(e Entry) (Entry, bool) {
 	v := s.current(e.ID)
 	if v.Flags&ruleShadow == 0 {
 		return Entry{}, false

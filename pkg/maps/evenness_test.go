@@ -25,7 +25,7 @@ func TestPrefixesLieEvenly(t *testing.T) {
 				}
 				for _, p := range prefixes {
 					n := 0
-					for s.line(p, uint32(n)).find(p) < 0 {
+					for s.line(p, uint32(n)).find(s, p) < 0 {
 						n++
 					}
 					moved += min(n, 1)
@@ -52,10 +52,10 @@ func TestPrefixesLieEvenly(t *testing.T) {
 
 // emptyTables are those of a hook with room for so many rules, in memory of our own.
 func emptyTables(rules uint32, multiplier uint64) *Set {
-	s := &Set{lengths: make([]bpf.AbiLengths, 1)}
+	s := &Store{views: make([]bpf.AbiView, 1), change: make([]bpf.AbiChange, 1)}
 	s.hook.Multiplier = multiplier
 	lines4, lines6, words := tableSizes(rules)
 	s.prefixes4, s.prefixes6, s.filter = make([]bpf.AbiPrefixes4, lines4), make([]bpf.AbiPrefixes6, lines6), make([]uint64, words)
 	s.hook.Prefixes4Mask, s.hook.Prefixes6Mask, s.hook.FilterMask = lines4-1, lines6-1, words-1
-	return s
+	return s.View(0)
 }

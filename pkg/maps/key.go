@@ -48,7 +48,7 @@ type place struct{ line, fingerprint uint32 }
 
 // places are those of a key, in the order in which packets look into them:
 // hash_key in bpf/table.h leads to the first.
-func (s *Set) places(k bpf.AbiKey, salt uint32) [2]place {
+func (s *Store) places(k bpf.AbiKey, salt uint32) [2]place {
 	secret := &s.hook.Secret
 	nh := func(i int, a, b uint32) uint64 { return uint64(a+secret[2*i]) * uint64(b+secret[2*i+1]) }
 	h := nh(0, k.Src[0], k.Dst[0]) + nh(1, uint32(k.Dport)<<16|uint32(k.Sport), salt^uint32(k.Proto))
@@ -63,7 +63,7 @@ func (s *Set) places(k bpf.AbiKey, salt uint32) [2]place {
 }
 
 // second is the other place of a key that has its first one there.
-func (s *Set) second(first place) place {
+func (s *Store) second(first place) place {
 	p := place{(first.line ^ first.fingerprint>>3) & s.hook.LineMask, first.fingerprint - 1}
 	if p.fingerprint == 0 {
 		p.fingerprint = 2

@@ -69,13 +69,13 @@ func checkLayout(dir string) error {
 	return nil
 }
 
-// Device is the name of the device for which maps of any layout are pinned in a directory.
+// Device is the name of the device for which an earlier build has pinned maps in a directory.
 func Device(dir string) (string, error) {
 	settings, err := pinnedSettings(dir)
 	if err != nil {
 		return "", err
 	}
-	const size = len(bpf.AbiHook{}.Device)
+	const size = 16 // the last bytes of what such builds called a hook
 	return unix.ByteSliceToString(settings[max(0, len(settings)-size):]), nil
 }
 
@@ -126,10 +126,12 @@ func writeMembers(w io.Writer, members []btf.Member) {
 // where it puts prefixes and keys. Tests hold the programs to the same.
 func writeSamples(w io.Writer) {
 	const lines = 64
-	s := &Set{
+	store := &Store{
 		hook:      bpf.AbiHook{LineMask: lines - 1, Prefixes4Mask: lines - 1, Prefixes6Mask: lines - 1, FilterMask: lines - 1},
 		prefixes4: make([]bpf.AbiPrefixes4, lines), prefixes6: make([]bpf.AbiPrefixes6, lines), filter: make([]uint64, lines),
+		views: []bpf.AbiView{0: {}, 1: {Mix4: 1 << 40, Mix6: [2]uint64{3, 5}}},
 	}
+	s := store.View(1)
 	for i := range s.hook.Secret {
 		s.hook.Secret[i] = uint32(i+1) * 0x9e3779b9
 	}

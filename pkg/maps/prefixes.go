@@ -45,8 +45,16 @@ func address(w [4]uint32, family uint8) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// stored is the address of a prefix as a table has it: in network order.
-func stored(p netip.Prefix) [2]uint64 { return pairs(words(p.Addr())) }
+// stored6 is the address of a prefix as the table has it: in network order, mixed with the view's secret.
+func (s *Set) stored6(p netip.Prefix) [2]uint64 {
+	a, mix := pairs(words(p.Addr())), s.view().Mix6
+	return [2]uint64{a[0] ^ mix[0], a[1] ^ mix[1]}
+}
+
+// key4 is all there is to a prefix of IPv4, as the table has it.
+func (s *Set) key4(p netip.Prefix) uint64 {
+	return s.view().Mix4 | by4(p.Bits()) | uint64(words(p.Addr())[0])
+}
 
 // lengthOf is the length of a prefix, which is one of its own for each of either family.
 func lengthOf(p netip.Prefix) int {
@@ -59,15 +67,15 @@ func lengthOf(p netip.Prefix) int {
 // pairs are the words of an address two by two.
 func pairs(w [4]uint32) [2]uint64 { return *(*[2]uint64)(unsafe.Pointer(&w)) }
 
-// by4 is what makes an address the key of its prefix of that length: list4 of bpf/abi.h.
+// by4 is that of bpf/prefix.h: what makes an address the key of its prefix of that length.
 func by4(length int) uint64 { return uint64(length)<<32 | uint64(^mask(length)[0]) }
 
 // A prefixLine is a line of one of the two tables. It holds prefixes in a few places.
 type prefixLine interface {
-	ids() []uint32 // of the rules, plus one; 0 for a place that is free
-	prefix(place int) netip.Prefix
-	find(p netip.Prefix) (place int) // -1 where it is not
-	put(place int, p netip.Prefix)
+	ids() []uint32                           // of the rules, plus one; 0 for a place that is free
+	prefix(s *Set, place int) netip.Prefix   // where it is one of the set's
+	find(s *Set, p netip.Prefix) (place int) // -1 where it is not
+	put(s *Set, place int, p netip.Prefix)
 	used() int // places that were ever filled, or more than there are
 	use(places int)
 }
@@ -76,16 +84,13 @@ type line4 struct{ *bpf.AbiPrefixes4 }
 
 func (l line4) ids() []uint32 { return l.Id[:] }
 
-func (l line4) prefix(place int) netip.Prefix {
+func (l line4) prefix(_ *Set, place int) netip.Prefix {
 	key := l.Key[place]
-	return netip.PrefixFrom(address([4]uint32{uint32(key)}, 4), int(key>>32)).Masked()
+	return netip.PrefixFrom(address([4]uint32{uint32(key)}, 4), int(key>>32&noLength)).Masked()
 }
 
-// key4 is all there is to a prefix of IPv4.
-func key4(p netip.Prefix) uint64 { return stored(p)[0] | by4(p.Bits()) }
-
-func (l line4) find(p netip.Prefix) int {
-	key := key4(p)
+func (l line4) find(s *Set, p netip.Prefix) int {
+	key := s.key4(p)
 	for place, id := range l.Id {
 		if l.Key[place] == key && id != 0 {
 			return place
@@ -94,7 +99,7 @@ func (l line4) find(p netip.Prefix) int {
 	return -1
 }
 
-func (l line4) put(place int, p netip.Prefix) { l.Key[place] = key4(p) }
+func (l line4) put(s *Set, place int, p netip.Prefix) { l.Key[place] = s.key4(p) }
 
 func (l line4) used() int      { return int(atomic.LoadUint32(&l.Used)) }
 func (l line4) use(places int) { atomic.StoreUint32(&l.Used, uint32(places)) }
@@ -103,12 +108,14 @@ type line6 struct{ *bpf.AbiPrefixes6 }
 
 func (l line6) ids() []uint32 { return l.Id[:] }
 
-func (l line6) prefix(place int) netip.Prefix {
-	return netip.PrefixFrom(netip.AddrFrom16(*(*[16]byte)(unsafe.Pointer(&l.Addr[place]))), int(l.Length[place]))
+func (l line6) prefix(s *Set, place int) netip.Prefix {
+	a, mix := l.Addr[place], s.view().Mix6
+	a[0], a[1] = a[0]^mix[0], a[1]^mix[1]
+	return netip.PrefixFrom(netip.AddrFrom16(*(*[16]byte)(unsafe.Pointer(&a))), int(l.Length[place]))
 }
 
-func (l line6) find(p netip.Prefix) int {
-	addr, length := stored(p), uint8(p.Bits())
+func (l line6) find(s *Set, p netip.Prefix) int {
+	addr, length := s.stored6(p), uint8(p.Bits())
 	for place, id := range l.Id {
 		if l.Addr[place] == addr && l.Length[place] == length && id != 0 {
 			return place
@@ -117,8 +124,8 @@ func (l line6) find(p netip.Prefix) int {
 	return -1
 }
 
-func (l line6) put(place int, p netip.Prefix) {
-	l.Addr[place] = stored(p)
+func (l line6) put(s *Set, place int, p netip.Prefix) {
+	l.Addr[place] = s.stored6(p)
 	l.Length[place] = uint8(p.Bits())
 }
 
@@ -126,7 +133,7 @@ func (l line6) used() int      { return int(l.Used) }
 func (l line6) use(places int) { l.Used = uint8(places) }
 
 // lines are all lines of both tables.
-func (s *Set) allLines() iter.Seq[prefixLine] {
+func (s *Store) allLines() iter.Seq[prefixLine] {
 	return func(yield func(prefixLine) bool) {
 		for i := range s.prefixes4 {
 			if !yield(line4{&s.prefixes4[i]}) {
@@ -146,9 +153,9 @@ func (s *Set) hashPrefix(p netip.Prefix) uint64 {
 	m := s.hook.Multiplier
 	stir := func(h uint64) uint64 { return (h ^ h>>28) * m }
 	if p.Addr().Is4() {
-		return stir(key4(p) * m)
+		return stir(s.key4(p) * m)
 	}
-	addr := stored(p)
+	addr := s.stored6(p)
 	return stir(stir(stir(addr[0]*m+uint64(p.Bits())) + addr[1]))
 }
 
@@ -170,10 +177,10 @@ func (s *Set) inFilter(p netip.Prefix) (word uint32, bits uint64) {
 
 // refilter takes the bits of prefixes that are gone out of the filter. Each word
 // has at any time those that are needed.
-func (s *Set) refilter(prefixes []placed) {
+func (s *Store) refilter(prefixes []placed) {
 	fresh := make([]uint64, len(s.filter))
 	for _, at := range prefixes {
-		word, bits := s.inFilter(at.prefix)
+		word, bits := s.setOf(at.id).inFilter(at.prefix)
 		fresh[word] |= bits
 	}
 	for i, word := range fresh {
@@ -183,6 +190,9 @@ func (s *Set) refilter(prefixes []placed) {
 	}
 }
 
+// counts is how many prefixes of each length the set has.
+func (s *Set) counts() *lengthCounts { return &s.gather().lengths[s.number] }
+
 // allPrefixes are the prefixes in force with the ids of their rules, in no
 // order: those that packets find, so none of a length that they do not look for.
 func (s *Set) allPrefixes() iter.Seq2[netip.Prefix, uint32] {
@@ -190,10 +200,10 @@ func (s *Set) allPrefixes() iter.Seq2[netip.Prefix, uint32] {
 		looksFor := s.lookedFor()
 		for line := range s.allLines() {
 			for place, id := range line.ids()[:min(line.used(), len(line.ids()))] {
-				if id == 0 {
+				if id == 0 || s.rule(id-1).View != s.number {
 					continue
 				}
-				if p := line.prefix(place); looksFor[lengthOf(p)] && !yield(p, id-1) {
+				if p := line.prefix(s, place); looksFor[lengthOf(p)] && !yield(p, id-1) {
 					return
 				}
 			}
@@ -207,11 +217,38 @@ type placed struct {
 	prefix netip.Prefix
 }
 
+// setOf is the set that a rule is of.
+func (s *Store) setOf(id uint32) *Set { return s.View(s.rule(id).View) }
+
 // byID are the prefixes in force in the order of their rules in memory: to read
 // a million of them in that of the tables takes ten times as long.
-func (s *Set) byID() []placed {
-	prefixes, n := make([]netip.Prefix, s.Size().Rules), 0
-	for p, id := range s.allPrefixes() {
+func (s *Set) byID() []placed { return sortByID(s.allPrefixes(), s.Size().Rules) }
+
+// allByID are those of all sets.
+func (s *Store) allByID() []placed {
+	return sortByID(func(yield func(netip.Prefix, uint32) bool) {
+		looksFor := make([]*lengthSet, len(s.views))
+		for line := range s.allLines() {
+			for place, id := range line.ids()[:min(line.used(), len(line.ids()))] {
+				if id == 0 {
+					continue
+				}
+				set := s.setOf(id - 1)
+				if looksFor[set.number] == nil {
+					used := set.lookedFor()
+					looksFor[set.number] = &used
+				}
+				if p := line.prefix(set, place); looksFor[set.number][lengthOf(p)] && !yield(p, id-1) {
+					return
+				}
+			}
+		}
+	}, s.Size().Rules)
+}
+
+func sortByID(all iter.Seq2[netip.Prefix, uint32], rules uint32) []placed {
+	prefixes, n := make([]netip.Prefix, rules), 0
+	for p, id := range all {
 		prefixes[id] = p
 		n++
 	}
@@ -232,13 +269,13 @@ type lengthCounts [lengthIPv4 + 33]uint32
 
 // lookedFor are the lengths that packets look for.
 func (s *Set) lookedFor() (used lengthSet) {
-	l := &s.lengths[0]
-	use := &l.Use[atomic.LoadUint32(&l.Version)&1]
-	for _, by := range use.List4[:use.Count4] {
-		used[lengthIPv4+by>>32] = true
+	v := s.view()
+	use := &v.Use[atomic.LoadUint32(&v.Version)&1]
+	for _, length := range use.List4[:use.Count4] {
+		used[lengthIPv4+int(length)] = true
 	}
-	for _, by := range use.List6[:use.Count6] {
-		used[by.Length] = true
+	for _, length := range use.List6[:use.Count6] {
+		used[length] = true
 	}
 	return used
 }
@@ -254,9 +291,14 @@ func (s *Set) findAmong(p netip.Prefix, looksFor *lengthSet) *uint32 {
 	if !p.IsValid() || !looksFor[lengthOf(p)] {
 		return nil
 	}
+	return s.placeOf(p)
+}
+
+// placeOf is the place of the id of a prefix, also where packets do not look for its length.
+func (s *Set) placeOf(p netip.Prefix) *uint32 {
 	for n := range spillLines {
 		line := s.line(p, n)
-		if place := line.find(p); place >= 0 {
+		if place := line.find(s, p); place >= 0 {
 			return &line.ids()[place]
 		}
 		if line.used() <= len(line.ids()) {
@@ -268,14 +310,13 @@ func (s *Set) findAmong(p netip.Prefix, looksFor *lengthSet) *uint32 {
 
 // addPrefix brings a prefix into force. The error wraps ErrFull where its lines are full.
 func (s *Set) addPrefix(p netip.Prefix, id uint32) error {
-	c := s.gather()
-	length := lengthOf(p)
-	if c.lengths[length]++; c.lengths[length] == 1 {
+	lengths, length := s.counts(), lengthOf(p)
+	if lengths[length]++; lengths[length] == 1 {
 		s.useLengths()
 	}
 	err := s.placePrefix(p, id)
 	if err != nil {
-		c.lengths[length]--
+		lengths[length]--
 	}
 	return err
 }
@@ -291,11 +332,11 @@ func (s *Set) placePrefix(p netip.Prefix, id uint32) error {
 			continue
 		}
 		if place < line.used() {
-			s.waitSince(s.lengths[0].Removed) // packets may have seen the prefix that was here before
+			s.waitSince(s.change[0].Removed) // packets may have seen the prefix that was here before
 		}
 		word, bits := s.inFilter(p)
 		atomic.OrUint64(&s.filter[word], bits)
-		line.put(place, p)
+		line.put(s, place, p)
 		line.use(max(line.used(), place+1))
 		atomic.StoreUint32(&ids[place], id+1)
 		return nil
@@ -306,36 +347,50 @@ func (s *Set) placePrefix(p netip.Prefix, id uint32) error {
 // useLengths makes packets look for prefixes of just the lengths that there are.
 func (s *Set) useLengths() {
 	var want lengthSet
-	for length, n := range s.gather().lengths {
+	for length, n := range s.counts() {
 		want[length] = n > 0
 	}
-	l := &s.lengths[0]
-	if want == s.lookedFor() && l.First4 == l.Use[l.Version&1].List4[0] {
+	v := s.view()
+	if want == s.lookedFor() && v.First4&(1<<40-1) == s.first4() { // else a process was killed between the two
 		return
 	}
-	s.waitSince(l.Retired) // packets may still go by the version before the one in force
-	version := atomic.LoadUint32(&l.Version)&1 ^ 1
-	use := &l.Use[version]
+	s.waitSince(v.Retired) // packets may still go by the version before the one in force
+	version := atomic.LoadUint32(&v.Version)&1 ^ 1
+	use := &v.Use[version]
 	use.Count4, use.Count6 = 0, 0
 	// The first of a list is looked for before it is counted.
-	use.List4[0] = noKey4
-	use.List6[0] = bpf.AbiLength6{Length: noLength}
+	use.List4[0], use.List6[0] = noLength, noLength
 	for length, in := range slices.Backward(want[:]) {
 		switch {
 		case in && length >= lengthIPv4:
-			bits := length - lengthIPv4
-			use.List4[use.Count4] = by4(bits)
+			use.List4[use.Count4] = uint8(length - lengthIPv4)
 			use.Count4++
 		case in:
-			use.List6[use.Count6] = bpf.AbiLength6{Mask: pairs(mask(length)), Length: uint64(length)}
+			use.List6[use.Count6] = uint8(length)
 			use.Count6++
 		}
 	}
-	l.Retired = l.Epoch
+	v.Retired = s.change[0].Epoch
 	// The switch decides; for as long as there is no first one, packets go by the list.
-	atomic.StoreUint64(&l.First4, noKey4)
-	atomic.StoreUint32(&l.Version, version)
-	atomic.StoreUint64(&l.First4, use.List4[0])
+	atomic.StoreUint64(&v.First4, v.Mix4|noKey4)
+	atomic.StoreUint32(&v.First6, noLength)
+	atomic.StoreUint32(&v.Version, version)
+	s.setFirst()
+}
+
+// setFirst repeats the longest lengths in use where packets look first.
+func (s *Set) setFirst() {
+	v := s.view()
+	atomic.StoreUint32(&v.First6, uint32(v.Use[v.Version&1].List6[0]))
+	atomic.StoreUint64(&v.First4, v.Mix4|s.first4())
+}
+
+func (s *Set) first4() uint64 {
+	v := s.view()
+	if use := &v.Use[v.Version&1]; use.Count4 > 0 {
+		return by4(int(use.List4[0]))
+	}
+	return noKey4
 }
 
 // mask is a prefix length as a mask for words.

@@ -18,24 +18,24 @@ import (
 
 // known is what a change has to know of all rules, gathered at the first one.
 type known struct {
-	free    []uint32 // ids that no rule has, the next one last
-	given   []uint32 // those that rules had since, the next one first, after all of free
-	lengths lengthCounts
-	taking  []participant // the rules and shadows that take part in a change
+	free    []uint32       // ids that no rule has, the next one last
+	freed   []uint32       // those that rules had since, the next one first, after all of free
+	lengths []lengthCounts // of each view
+	taking  []participant  // the rules and shadows that take part in a change
 }
 
 // room is how many ids no rule has.
-func (k *known) room() int { return len(k.free) + len(k.given) }
+func (k *known) room() int { return len(k.free) + len(k.freed) }
 
 // gather has to be called before anything is changed that it looks at.
-func (s *Set) gather() *known {
+func (s *Store) gather() *known {
 	if s.known != nil {
 		return s.known
 	}
-	k, rules := new(known), s.byID()
+	k, rules := &known{lengths: make([]lengthCounts, len(s.views))}, s.allByID()
 	used := make([]bool, s.Size().Rules)
 	for _, at := range rules {
-		k.lengths[lengthOf(at.prefix)]++
+		k.lengths[s.rule(at.id).View][lengthOf(at.prefix)]++
 		r := s.rule(at.id)
 		used[at.id] = true
 		changes := r.Version&versionChanges != 0
@@ -73,7 +73,11 @@ func (s *Set) gather() *known {
 // whether anything was changed. The error wraps ErrFull where there is no room.
 // A change of many that was committed can not be taken back any more.
 func (s *Set) Put(rule policy.Rule) (changed bool, err error) {
-	s.Finish()
+	s.finishUnlessPending()
+	return s.put(rule)
+}
+
+func (s *Set) put(rule policy.Rule) (changed bool, err error) {
 	e, found := s.Find(rule.Prefix)
 	if found && e.Rule == rule {
 		return false, nil
@@ -99,7 +103,8 @@ func (s *Set) needs(rule policy.Rule, have Entry, found bool) (ids int) {
 	return ids
 }
 
-// Load is Put for many rules, each in force as soon as it is set. It stops at the first error.
+// Load is Put for many rules, each in force as soon as it is set. It stops at the
+// first error. The last change goes on; rules that take part in it must not be among them.
 func (s *Set) Load(rules []policy.Rule) error {
 	var more lengthCounts
 	for _, r := range rules {
@@ -107,7 +112,7 @@ func (s *Set) Load(rules []policy.Rule) error {
 	}
 	defer s.expectLengths(&more)()
 	for _, r := range rules {
-		if _, err := s.Put(r); err != nil {
+		if _, err := s.put(r); err != nil {
 			return err
 		}
 	}
@@ -118,52 +123,52 @@ func (s *Set) Load(rules []policy.Rule) error {
 // at once, as for them to look for another takes a wait. What it returns ends
 // that for those that did not come.
 func (s *Set) expectLengths(more *lengthCounts) (done func()) {
-	k := s.gather()
+	lengths := s.counts()
 	for length, n := range more {
-		k.lengths[length] += n
+		lengths[length] += n
 	}
 	step.Store("look for other lengths")
 	s.useLengths()
 	return func() {
 		for length, n := range more {
-			k.lengths[length] -= n
+			lengths[length] -= n
 		}
 		s.useLengths()
 	}
 }
 
-// take makes an id ready for a new rule, of which no packet knows yet.
-func (s *Set) take() uint32 {
+// allocate makes an id ready for a new rule, of which no packet knows yet.
+func (s *Set) allocate() uint32 {
 	k := s.gather()
 	var id uint32
 	if last := len(k.free) - 1; last >= 0 {
 		id, k.free = k.free[last], k.free[:last]
 	} else {
-		id, k.given = k.given[0], k.given[1:]
+		id, k.freed = k.freed[0], k.freed[1:]
 	}
 	r := s.rule(id)
 	if r.Retired != 0 {
 		s.waitSince(r.Retired) // packets may have found the id before its last rule was deleted
 	}
-	s.free(id)
+	s.freeSlots(id)
 	clear(s.countersOf(id))
-	*r = bpf.AbiRule{Retired: r.Retired}
+	*r = bpf.AbiRule{Retired: r.Retired, View: s.number}
 	return id
 }
 
-// give gives an id back.
-func (s *Set) give(id uint32) {
+// free frees an id.
+func (s *Store) free(id uint32) {
 	k := s.gather()
-	s.rule(id).Retired = s.lengths[0].Epoch
-	k.given = append(k.given, id)
+	s.rule(id).Retired = s.change[0].Epoch
+	k.freed = append(k.freed, id)
 }
 
 // insert sets up all that belongs to a new rule; its prefix, last, brings it into force.
 func (s *Set) insert(rule policy.Rule) error {
-	id := s.take()
+	id := s.allocate()
 	var shadow uint32
 	if proposed, ok := rule.Proposed(); ok {
-		shadow = s.insertLimit(s.take(), proposed, 0)
+		shadow = s.insertLimit(s.allocate(), proposed, 0)
 	}
 	s.insertLimit(id, rule, shadow)
 	if err := step.Try("place a prefix"); err != nil {
@@ -229,7 +234,13 @@ func newShadow(have, rule policy.Rule) (limit policy.Rule, ok bool) {
 	return limit, ok && !(had && limit == old)
 }
 
-// replace writes the version that no packet reads, and switches to it.
+// nextVersion is one that rule.Version never was, or not for long, so that packets
+// see that it is another one. Its parameters are the others if toggle is 1.
+func nextVersion(r *bpf.AbiRule, toggle uint32) uint32 {
+	return (r.Version + 2 - toggle) &^ versionChanges
+}
+
+// replace writes the parameters that are not in force, and switches to them.
 func (s *Set) replace(id uint32, have, rule policy.Rule) {
 	r, old := s.rule(id), s.current(id)
 	if _, had := have.Proposed(); had {
@@ -237,11 +248,10 @@ func (s *Set) replace(id uint32, have, rule policy.Rule) {
 	}
 	shadow := old.Shadow
 	if limit, ok := newShadow(have, rule); ok {
-		shadow = s.insertLimit(s.take(), limit, 0)
+		shadow = s.insertLimit(s.allocate(), limit, 0)
 	}
-	number := atomic.LoadUint32(&r.Version)&1 ^ 1
+	number := nextVersion(r, 1)
 	next := s.version(id, number)
-	s.waitSince(r.Retired) // packets may still be reading what was in force before the last change
 	share(r, rule)
 	encode(next, rule, old.Salt, shadow)
 	before, after := meter(old), meter(next)
@@ -254,25 +264,24 @@ func (s *Set) replace(id uint32, have, rule policy.Rule) {
 		next.Rebase = after.Base
 	case limited(next):
 		empty(&r.Shared, after, s.now())
-		s.free(id)
+		s.freeSlots(id)
 	}
 	keepOrder(r, old, next, s.now)
 	// Other sharers have other buckets, and find theirs when they are back.
 	next.Salt ^= sharing(old) ^ sharing(next)
-	r.Retired = s.lengths[0].Epoch
 	step.Store("switch a rule")
 	atomic.StoreUint32(&r.Version, number)
 	if limited(old) && limited(next) && after.Shrinks(before) {
 		s.clamp(id, after)
 	}
 	for _, unused := range s.unusedShadows(id) {
-		s.give(unused)
+		s.free(unused)
 	}
 }
 
 // Delete takes a rule away, and reports whether there was one.
 func (s *Set) Delete(p netip.Prefix) bool {
-	s.Finish()
+	s.finishUnlessPending()
 	place := s.findPrefix(p)
 	if place == nil {
 		return false
@@ -286,33 +295,29 @@ func (s *Set) Delete(p netip.Prefix) bool {
 
 // remove takes a rule away whose prefix has that place. The lengths in use are left as they are.
 func (s *Set) remove(p netip.Prefix, id uint32, place *uint32) {
-	s.lengths[0].Removed = s.lengths[0].Epoch
+	s.change[0].Removed = s.change[0].Epoch
 	step.Store("remove a prefix")
 	atomic.StoreUint32(place, 0)
 	if v := s.version(id, s.rule(id).Version); present(v) && v.Flags&ruleShadow != 0 {
-		s.give(v.Shadow)
+		s.free(v.Shadow)
 	}
-	s.give(id)
-	s.gather().lengths[lengthOf(p)]--
+	s.free(id)
+	s.counts()[lengthOf(p)]--
 }
 
 // Clear puts all rules out of force in one step.
 func (s *Set) Clear() {
-	k := s.gather()
-	counts := k.lengths
-	clear(k.lengths[:])
+	s.finishUnlessPending()
+	lengths := s.counts()
+	counts := *lengths
+	clear(lengths[:])
+	rules := s.byID()
 	step.Store("look for no length")
 	s.useLengths() // from here on packets find none
-	k.lengths = counts
-	for line := range s.allLines() {
-		ids := line.ids()
-		for place := range ids {
-			if id := ids[place]; id != 0 {
-				s.remove(line.prefix(place), id-1, &ids[place])
-			}
-		}
+	*lengths = counts
+	for _, at := range rules {
+		s.remove(at.prefix, at.id, s.placeOf(at.prefix))
 	}
-	s.endChange()
 	s.known = nil
 }
 
@@ -337,8 +342,8 @@ func waitForPackets() {
 }
 
 // waitSince waits for the packets that may see what went out of force in an epoch, 0 for never.
-func (s *Set) waitSince(epoch uint32) {
-	now := &s.lengths[0].Epoch
+func (s *Store) waitSince(epoch uint32) {
+	now := &s.change[0].Epoch
 	if epoch != *now {
 		return
 	}

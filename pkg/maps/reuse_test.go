@@ -17,9 +17,10 @@ func TestPlaceIsFilledAgainAfterPackets(t *testing.T) {
 	testenv.Root(t)
 	for _, family := range []string{"10.0.%d.0/24", "2001:db8:%d::/48"} {
 		t.Run(family, func(t *testing.T) {
-			s, err := New(Size{Rules: 32}, bpf.AbiHook{})
+			store, err := New(Size{Rules: 32}, bpf.AbiHook{})
 			testenv.Must(t, err)
-			defer s.Close()
+			defer store.Close()
+			s := store.View(0)
 			put := func(n int) (p netip.Prefix, at *uint32) {
 				t.Helper()
 				p = netip.MustParsePrefix(fmt.Sprintf(family, n))
@@ -30,11 +31,11 @@ func TestPlaceIsFilledAgainAfterPackets(t *testing.T) {
 			put(0) // so that the lengths in use stay the same
 			first, place := put(1)
 			s.Delete(first)
-			epoch := s.lengths[0].Epoch
+			epoch := s.change[0].Epoch
 			// Ids that no rule had yet need no wait.
 			for n := 2; n < 30; n++ {
 				_, at := put(n)
-				if waited := s.lengths[0].Epoch != epoch; waited != (at == place) {
+				if waited := s.change[0].Epoch != epoch; waited != (at == place) {
 					t.Fatalf("rule %d: in the same place: %v, waited: %v", n, at == place, waited)
 				}
 				if at == place {

@@ -29,13 +29,13 @@ type version struct {
 	reverted bool // goes by another byte clock, as a change was not confirmed
 }
 
-func (s *Set) version(id, n uint32) version {
+func (s *Store) version(id, n uint32) version {
 	r := s.rule(id)
 	return version{&r.Params[n&1], &r.Cold[n&1], false}
 }
 
 // versionIn is the version of a rule that packets see in a phase of the change: version_in of bpf/rule.h.
-func (s *Set) versionIn(id uint32, in phase) version {
+func (s *Store) versionIn(id uint32, in phase) version {
 	n := atomic.LoadUint32(&s.rule(id).Version)
 	if n&versionChanges == 0 {
 		return s.version(id, n)
@@ -46,7 +46,7 @@ func (s *Set) versionIn(id uint32, in phase) version {
 }
 
 // current is the version of a rule that packets see now.
-func (s *Set) current(id uint32) version { return s.versionIn(id, s.phase()) }
+func (s *Store) current(id uint32) version { return s.versionIn(id, s.phase()) }
 
 // Rules are all rules by address, IPv4 first, wider prefixes before those they hold.
 func (s *Set) Rules() []Entry {
@@ -179,12 +179,7 @@ func limited(r version) bool { return r.Flags&(ruleUnlimited|ruleAbsent) == 0 }
 func present(r version) bool { return r.Flags&ruleAbsent == 0 }
 
 func meter(r version) model.Meter {
-	m := model.Meter{RateUnits: r.RateUnits, Base: r.Base, Capacity: r.Capacity, Idle: r.Idle}
-	if r.Flags&ruleDelay != 0 {
-		m.Burst = r.Penalty // one word in abi.h
-	} else {
-		m.Penalty = r.Penalty
-	}
+	m := model.Meter{RateUnits: r.RateUnits, Base: r.Base, Capacity: r.Limit, Burst: r.Burst, Penalty: r.Penalty, Idle: r.Idle}
 	if r.reverted {
 		m.Base = r.Rebase
 	}
@@ -195,12 +190,12 @@ func meter(r version) model.Meter {
 // of its shadow's limit, if it has one.
 func encode(to version, r policy.Rule, salt, shadow uint32) {
 	t := bpf.AbiParams{
-		Salt: salt, Shadow: shadow, Overhead: r.Framing.Overhead, Mpu: r.Framing.MPU, Capacity: r.Capacity << model.UnitBits,
+		Salt: salt, Shadow: shadow, Overhead: r.Framing.Overhead, Mpu: r.Framing.MPU, Limit: r.Capacity << model.UnitBits,
 		Flags: algorithmFlags[r.Algorithm] | excessFlags[r.Excess] | eachFlags[r.Each.Kind] | orderFlags[r.Order] | failFlags[r.Fail],
 	}
 	d := bpf.AbiColdParams{RateBits: uint64(r.Rate)}
 	if r.Each.Kind == policy.EachSubnet {
-		t.EachBits, d.EachMask = uint32(r.Each.Bits), mask(int(r.Each.Bits))
+		t.EachBits = uint32(r.Each.Bits)
 	}
 	if r.Framing != (policy.Framing{}) {
 		t.Flags |= ruleFraming
@@ -216,17 +211,16 @@ func encode(to version, r policy.Rule, salt, shadow uint32) {
 		t.Flags |= ruleUnlimited
 	} else {
 		m := model.NewLimit(r)
-		// What leaves at once and who is marked are the same words as a penalty, which a queue has none of.
-		t.RateUnits, t.Capacity, t.Penalty, t.Idle = m.RateUnits, m.Capacity, m.Penalty|m.Burst, m.Idle
-		d.PenaltyNs |= uint64(r.ECNAbove)
+		t.RateUnits, t.Limit, t.Burst, t.Penalty, t.Idle = m.RateUnits, m.Capacity, m.Burst, m.Penalty, m.Idle
+		d.EcnAboveNs = uint64(r.ECNAbove)
 	}
 	*to.AbiParams, *to.AbiColdParams = t, d
 }
 
 // decode is the rule that encode has written; its shadow is that of the same phase.
-func (s *Set) decode(p netip.Prefix, r version, in phase) policy.Rule {
+func (s *Store) decode(p netip.Prefix, r version, in phase) policy.Rule {
 	out := policy.Rule{
-		Prefix: p, Rate: policy.Rate(r.RateBits), Capacity: r.Capacity >> model.UnitBits,
+		Prefix: p, Rate: policy.Rate(r.RateBits), Capacity: r.Limit >> model.UnitBits,
 		Algorithm: policy.Algorithm(choice(algorithmFlags, r.Flags)), Excess: policy.Excess(choice(excessFlags, r.Flags)),
 		Each:    policy.Each{Kind: policy.EachKind(choice(eachFlags, r.Flags)), Bits: uint8(r.EachBits)},
 		Order:   policy.Order(choice(orderFlags, r.Flags)),
@@ -234,10 +228,10 @@ func (s *Set) decode(p netip.Prefix, r version, in phase) policy.Rule {
 		Framing: policy.Framing{Overhead: r.Overhead, MPU: r.Mpu},
 	}
 	if r.Flags&ruleDelay != 0 {
-		out.ECNAbove = policy.ECNAbove(r.PenaltyNs)
+		out.ECNAbove = policy.ECNAbove(r.EcnAboveNs)
 		if out.Algorithm == policy.GCRA {
-			out.Capacity = r.Penalty >> model.UnitBits
-			out.Queue = (r.Capacity - r.Penalty) >> model.UnitBits
+			out.Capacity = r.Burst >> model.UnitBits
+			out.Queue = (r.Limit - r.Burst) >> model.UnitBits
 		}
 	}
 	if r.Flags&rulePenalty != 0 {

@@ -1,7 +1,7 @@
-// Package maps is typed access to the maps of one hook (a device and a
-// direction): its rules, buckets and counters. It knows what each field means
-// to the data path, so that what it writes takes effect whole and keeps what
-// buckets owe. It loads no program and touches no device.
+// Package maps is typed access to the maps of a network namespace: the rules of
+// its hooks (a device and a direction), buckets and counters. It knows what each
+// field means to the data path, so that what it writes takes effect whole and
+// keeps the levels of buckets. It loads no program and touches no device.
 package maps
 
 import (
@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"maps"
 	"path/filepath"
+	"runtime"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -22,40 +23,41 @@ import (
 // ErrOtherLayout means that pinned maps were made by a build that lays them out differently.
 var ErrOtherLayout = errors.New("made by another version of shapectl")
 
-// Size is how much a set of maps holds.
+// Size is how much a store holds.
 type Size struct {
+	Views   uint32 // rounded up to a power of two; 0 is 1
 	Rules   uint32 // shadows included
 	Buckets uint32 // of hosts, subnets and flows; rounded up to a power of two
 	Hurt    uint32 // hosts that shadows would have hurt
 }
 
 const (
-	hookMap    = ".rodata"
-	lengthsMap = ".data.lengths"
-	changeMap  = ".data.change"
-	lineSlots  = uint32(bpf.AbiLayoutLINE_SLOTS)
+	hookMap   = ".rodata"
+	changeMap = ".data.change"
+	viewsMap  = ".data.views"
+	lineSlots = uint32(bpf.AbiLayoutLINE_SLOTS)
 )
 
 // ruleMaps hold the rules, each a range of ids.
 var ruleMaps = [...]string{bpf.ShapectlMapRules, bpf.ShapectlMapRules1, bpf.ShapectlMapRules2, bpf.ShapectlMapRules3}
 
-// pinned are all maps of a set, each with the name of its pin: bpffs keeps names with a dot for itself.
+// pinned are all maps of a store, each with the name of its pin: bpffs keeps names with a dot for itself.
 var pinned = map[string]string{
-	bpf.ShapectlMapFilter: "filter", bpf.ShapectlMapPrefixes4: "prefixes4", bpf.ShapectlMapPrefixes6: "prefixes6", lengthsMap: "lengths",
+	bpf.ShapectlMapFilter: "filter", bpf.ShapectlMapPrefixes4: "prefixes4", bpf.ShapectlMapPrefixes6: "prefixes6", viewsMap: "views",
 	bpf.ShapectlMapRules: "rules", bpf.ShapectlMapRules1: "rules1", bpf.ShapectlMapRules2: "rules2", bpf.ShapectlMapRules3: "rules3",
-	bpf.ShapectlMapTable: "table", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "hurts",
+	bpf.ShapectlMapTable: "table", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected",
 	hookMap: "hook", changeMap: "change",
 }
 
-// A Set is the maps of one hook.
-type Set struct {
+// A Store is the maps of a namespace.
+type Store struct {
 	maps map[string]*ebpf.Map
 	hook bpf.AbiHook
 
 	// The arrays as the programs see them.
 	prefixes4 []bpf.AbiPrefixes4
 	prefixes6 []bpf.AbiPrefixes6
-	lengths   []bpf.AbiLengths
+	views     []bpf.AbiView
 	change    []bpf.AbiChange
 	filter    []uint64
 	lines     []bpf.AbiLine
@@ -65,17 +67,18 @@ type Set struct {
 	known *known
 	now   func() uint64 // see UseClock
 
-	mapped [][]byte
+	mapped  [][]byte
+	holders int
 }
 
-// New makes the maps of a hook with nothing in them.
-func New(size Size, hook bpf.AbiHook) (*Set, error) { return build(size, hook, nil) }
+// New makes a store with nothing in it.
+func New(size Size, hook bpf.AbiHook) (*Store, error) { return build(size, hook, nil) }
 
-// Derive makes a set with other settings and room for more, which shares all
+// Derive makes a store with other settings and room for more, which shares all
 // else with s: rules in force are in force in both, with the same buckets. A
-// set that has sharers must keep its number of buckets, or they would lose
-// theirs. The error wraps ErrFull where the rules can not grow once more.
-func (s *Set) Derive(size Size, hook bpf.AbiHook) (*Set, error) {
+// store in which keys have slots must keep its number of buckets, or they would
+// lose theirs. The error wraps ErrFull where the rules cannot grow once more.
+func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 	have, shared := s.Size(), maps.Clone(s.maps)
 	delete(shared, hookMap)
 	if size.Buckets != have.Buckets {
@@ -85,10 +88,17 @@ func (s *Set) Derive(size Size, hook bpf.AbiHook) (*Set, error) {
 	if size.Hurt != have.Hurt {
 		delete(shared, bpf.ShapectlMapAffected)
 	}
+	if size.Views != have.Views {
+		delete(shared, viewsMap)
+	}
 	hook.RuleMaps, hook.FirstId = s.hook.RuleMaps, s.hook.FirstId
 	if size.Rules <= have.Rules {
 		size.Rules = have.Rules
-		return build(size, hook, shared)
+		derived, err := build(size, hook, shared)
+		if err == nil {
+			copy(derived.views, s.views)
+		}
+		return derived, err
 	}
 	if int(hook.RuleMaps) == len(ruleMaps) {
 		return nil, fmt.Errorf("%w: it holds %d, and has grown %d times", ErrFull, have.Rules, len(ruleMaps)-1)
@@ -102,16 +112,19 @@ func (s *Set) Derive(size Size, hook bpf.AbiHook) (*Set, error) {
 	if err != nil {
 		return nil, err
 	}
-	for p, id := range s.allPrefixes() {
-		if err := grown.placePrefix(p, id); err != nil {
-			grown.Close()
-			return nil, err
+	copy(grown.views, s.views)
+	for view := range s.views {
+		for p, id := range s.View(uint32(view)).allPrefixes() {
+			if err := grown.View(uint32(view)).placePrefix(p, id); err != nil {
+				grown.Close()
+				return nil, err
+			}
 		}
 	}
 	return grown, nil
 }
 
-func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Set, err error) {
+func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Store, err error) {
 	spec, err := bpf.LoadShapectl()
 	if err != nil {
 		return nil, fmt.Errorf("read the built-in programs: %w", err)
@@ -125,6 +138,13 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Set, er
 	hook.LineMask, hook.Prefixes4Mask, hook.Prefixes6Mask, hook.FilterMask = lines-1, lines4-1, lines6-1, words-1
 	hook.CpuMask = powerOfTwo(uint32(cpus)) - 1
 	hook.Multiplier = multiplier(hook)
+	hook.ViewMask = powerOfTwo(size.Views) - 1
+	for length := range 129 {
+		hook.Masks[length] = pairs(mask(length))
+	}
+	if runtime.GOARCH != "amd64" {
+		hook.Reorders = 1
+	}
 	if hook.Layout, err = Layout(); err != nil {
 		return nil, err
 	}
@@ -149,9 +169,11 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Set, er
 	spec.Maps[bpf.ShapectlMapFilter].Value = nil
 	spec.Maps[hookMap].Flags |= unix.BPF_F_MMAPABLE // as it is when a collection makes it
 	spec.Maps[hookMap].Contents = []ebpf.MapKV{{Key: uint32(0), Value: hook}}
-	spec.Maps[lengthsMap].Flags |= unix.BPF_F_MMAPABLE
+	spec.Maps[viewsMap].Flags |= unix.BPF_F_MMAPABLE
+	spec.Maps[viewsMap].ValueSize = viewSize * (hook.ViewMask + 1)
+	spec.Maps[viewsMap].Value, spec.Maps[viewsMap].Contents = nil, nil
 	spec.Maps[changeMap].Flags |= unix.BPF_F_MMAPABLE
-	s := &Set{maps: map[string]*ebpf.Map{}}
+	s := &Store{maps: map[string]*ebpf.Map{}}
 	for name := range pinned {
 		var m *ebpf.Map
 		if old := shared[name]; old != nil {
@@ -168,8 +190,13 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Set, er
 	if err := s.attach(); err != nil {
 		return nil, err
 	}
-	if shared[lengthsMap] == nil {
-		s.lengths[0].Epoch = 1
+	if shared[changeMap] == nil {
+		s.change[0].Epoch = 1
+	}
+	for number := range s.views {
+		if v := s.View(uint32(number)); v.view().Mix6 == [2]uint64{} {
+			v.prepareView()
+		}
 	}
 	return s, nil
 }
@@ -204,12 +231,12 @@ func powerOfTwo(n uint32) uint32 {
 
 // Open opens the maps pinned in a directory. The error wraps ErrOtherLayout
 // where another version of shapectl pinned them.
-func Open(dir string) (*Set, error) {
+func Open(dir string) (*Store, error) {
 	// First of all, as nothing else is known of another layout.
 	if err := checkLayout(dir); err != nil {
 		return nil, err
 	}
-	s := &Set{maps: map[string]*ebpf.Map{}}
+	s := &Store{maps: map[string]*ebpf.Map{}}
 	for name, pin := range pinned {
 		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pin), nil)
 		if err != nil {
@@ -224,8 +251,8 @@ func Open(dir string) (*Set, error) {
 	return s, s.attach()
 }
 
-// attach reads the hook's settings and maps the arrays; on failure the set is closed.
-func (s *Set) attach() (err error) {
+// attach reads the settings and maps the arrays; on failure the store is closed.
+func (s *Store) attach() (err error) {
 	s.now = Now
 	defer func() {
 		if err != nil {
@@ -243,35 +270,20 @@ func (s *Set) attach() (err error) {
 	return errors.Join(
 		mapArray(s, bpf.ShapectlMapPrefixes4, &s.prefixes4),
 		mapArray(s, bpf.ShapectlMapPrefixes6, &s.prefixes6),
-		mapArray(s, lengthsMap, &s.lengths),
 		mapArray(s, changeMap, &s.change),
 		mapArray(s, bpf.ShapectlMapTable, &s.lines),
 		mapArray(s, bpf.ShapectlMapKeys, &s.keys),
+		s.mapSized(viewsMap, viewSize*(s.hook.ViewMask+1), func(m []byte) {
+			s.views = unsafe.Slice((*bpf.AbiView)(unsafe.Pointer(&m[0])), s.hook.ViewMask+1)
+		}),
 		s.mapSized(bpf.ShapectlMapFilter, 8*(s.hook.FilterMask+1), func(m []byte) {
 			s.filter = unsafe.Slice((*uint64)(unsafe.Pointer(&m[0])), s.hook.FilterMask+1)
 		}),
 	)
 }
 
-// Changing reports whether rules whose maps are pinned in a directory take part in a change, without opening all of them.
-func Changing(dir string) (bool, error) {
-	if err := checkLayout(dir); err != nil {
-		return false, err
-	}
-	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pinned[changeMap]), nil)
-	if err != nil {
-		return false, fmt.Errorf("open the hook's change: %w", err)
-	}
-	defer m.Close()
-	var change bpf.AbiChange
-	if err := m.Lookup(uint32(0), &change); err != nil {
-		return false, fmt.Errorf("read the hook's change: %w", err)
-	}
-	return change.Phase != uint64(phaseBefore), nil
-}
-
 // mapArray maps an array map into memory, shared with the programs.
-func mapArray[T any](s *Set, name string, array *[]T) error {
+func mapArray[T any](s *Store, name string, array *[]T) error {
 	memory, err := s.mapMemory(name, uint32(unsafe.Sizeof((*array)[0])))
 	if err != nil {
 		return err
@@ -281,7 +293,7 @@ func mapArray[T any](s *Set, name string, array *[]T) error {
 }
 
 // mapSized maps a map into memory whose values are of a size that the settings decide.
-func (s *Set) mapSized(name string, valueSize uint32, use func(memory []byte)) error {
+func (s *Store) mapSized(name string, valueSize uint32, use func(memory []byte)) error {
 	memory, err := s.mapMemory(name, valueSize)
 	if err == nil {
 		use(memory)
@@ -289,7 +301,7 @@ func (s *Set) mapSized(name string, valueSize uint32, use func(memory []byte)) e
 	return err
 }
 
-func (s *Set) mapMemory(name string, valueSize uint32) ([]byte, error) {
+func (s *Store) mapMemory(name string, valueSize uint32) ([]byte, error) {
 	m := s.maps[name]
 	if m.ValueSize() != valueSize {
 		return nil, fmt.Errorf("map %s: %w", name, ErrOtherLayout)
@@ -307,8 +319,10 @@ func ruleSize(hook bpf.AbiHook) uint32 {
 	return uint32(unsafe.Offsetof(bpf.AbiRule{}.Counters)) + (hook.CpuMask+1)*uint32(unsafe.Sizeof(bpf.AbiCounters{}))
 }
 
+const viewSize = uint32(unsafe.Sizeof(bpf.AbiView{}))
+
 // rule is the memory of one, which packets read and charge.
-func (s *Set) rule(id uint32) *bpf.AbiRule {
+func (s *Store) rule(id uint32) *bpf.AbiRule {
 	n := len(s.rules) - 1
 	for id < s.hook.FirstId[n] {
 		n--
@@ -317,12 +331,12 @@ func (s *Set) rule(id uint32) *bpf.AbiRule {
 }
 
 // countersOf are a rule's, one for each CPU.
-func (s *Set) countersOf(id uint32) []bpf.AbiCounters {
+func (s *Store) countersOf(id uint32) []bpf.AbiCounters {
 	return unsafe.Slice((*bpf.AbiCounters)(unsafe.Pointer(&s.rule(id).Counters)), s.hook.CpuMask+1)
 }
 
 // Pin pins all maps in a directory of a bpffs.
-func (s *Set) Pin(dir string) error {
+func (s *Store) Pin(dir string) error {
 	for name, pin := range pinned {
 		if err := step.Try("pin a map"); err != nil {
 			return err
@@ -341,39 +355,38 @@ func (s *Set) Pin(dir string) error {
 	return nil
 }
 
+// Settings is the map with what Hook returns, to be closed by the caller.
+func (s *Store) Settings() (*ebpf.Map, error) { return s.maps[hookMap].Clone() }
+
 // Replacements are the maps by name, for a program to be loaded onto.
-func (s *Set) Replacements() map[string]*ebpf.Map { return s.maps }
+func (s *Store) Replacements() map[string]*ebpf.Map { return s.maps }
 
 // UseClock makes now the data path's time in ns, where it is not Now: for tests and replay.
-func (s *Set) UseClock(now func() uint64) { s.now = now }
+func (s *Store) UseClock(now func() uint64) { s.now = now }
 
-// Hook is what the programs of this set were told when it was made.
-func (s *Set) Hook() bpf.AbiHook { return s.hook }
+// Hook is what the store was told when it was made.
+func (s *Store) Hook() bpf.AbiHook { return s.hook }
 
-// Size is what the set was made for.
-func (s *Set) Size() Size {
-	size := Size{Buckets: uint32(len(s.lines)) * lineSlots, Hurt: s.hook.Shadows}
+// Size is what the store was made for.
+func (s *Store) Size() Size {
+	size := Size{Views: uint32(len(s.views)), Buckets: uint32(len(s.lines)) * lineSlots, Hurt: s.hook.Shadows}
 	for _, name := range ruleMaps[:s.hook.RuleMaps] {
 		size.Rules += s.maps[name].MaxEntries()
 	}
 	return size
 }
 
-// SameRules reports whether one of two sets was derived from the other, or both from a third.
-func (s *Set) SameRules(as *Set) bool {
-	id := func(s *Set) ebpf.MapID {
-		info, err := s.maps[lengthsMap].Info()
-		if err != nil {
-			return 0
-		}
-		id, _ := info.ID()
-		return id
-	}
-	return id(s) != 0 && id(s) == id(as)
+// Hold keeps the maps open until Close was called once more.
+func (s *Store) Hold() *Store {
+	s.holders++
+	return s
 }
 
 // Close lets go of the maps; pins and programs keep them.
-func (s *Set) Close() error {
+func (s *Store) Close() error {
+	if s.holders--; s.holders >= 0 {
+		return nil
+	}
 	var errs []error
 	for _, memory := range s.mapped {
 		errs = append(errs, unix.Munmap(memory))
@@ -381,6 +394,6 @@ func (s *Set) Close() error {
 	for _, m := range s.maps {
 		errs = append(errs, m.Close())
 	}
-	*s = Set{}
+	*s = Store{}
 	return errors.Join(errs...)
 }

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/internal/testenv"
-	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -31,21 +31,26 @@ type rig struct {
 	now    uint64               // the clock of packets and changes, in ns
 }
 
+// view is the number of the rig's view: not that which an skb names by chance.
+const view = 2
+
 func newRig(t *testing.T, size maps.Size) *rig {
 	t.Helper()
 	testenv.Root(t)
+	size.Views = 4
 	hook := bpf.AbiHook{L2Bytes: 14, VirtualClock: 1}
 	roll := rand.New(rand.NewPCG(1, 1))
 	for i := range hook.Secret {
 		hook.Secret[i] = roll.Uint32()
 	}
-	set, err := maps.New(size, hook)
+	store, err := maps.New(size, hook)
 	testenv.Must(t, err)
+	set := store.View(view)
 	t.Cleanup(func() { set.Close() })
 	r := &rig{T: t, Set: set, now: 1e9}
 	set.UseClock(func() uint64 { return r.now })
 	r.load = func() *ebpf.Program {
-		p, err := loader.Load(set)
+		p, err := program.Load(set.Store, set.Hook())
 		testenv.Must(t, err)
 		t.Cleanup(func() { p.Close() })
 		return p
@@ -94,7 +99,8 @@ func frame(f maps.Flow, size int) []byte {
 // send brings a packet of a flow at the rig's time, and reports whether it passed.
 func (r *rig) send(a policy.Algorithm, f maps.Flow, size int) bool {
 	r.Helper()
-	context := make([]byte, 192) // struct __sk_buff
+	context := make([]byte, 192)                      // struct __sk_buff
+	binary.NativeEndian.PutUint32(context[64:], view) // cb[4]
 	binary.NativeEndian.PutUint64(context[152:], r.now)
 	verdict, err := r.program().Run(&ebpf.RunOptions{Data: frame(f, size), Context: context})
 	if err != nil {
@@ -141,7 +147,7 @@ func TestSize(t *testing.T) {
 	for _, c := range []struct{ want, got uint32 }{{0, 4}, {1, 4}, {4, 4}, {5, 8}, {8, 8}, {9, 16}, {1000, 1024}, {4096, 4096}} {
 		set, err := maps.New(maps.Size{Rules: 3, Buckets: c.want}, bpf.AbiHook{})
 		testenv.Must(t, err)
-		if got := set.Size(); got != (maps.Size{Rules: 3, Buckets: c.got}) {
+		if got := set.Size(); got != (maps.Size{Views: 1, Rules: 3, Buckets: c.got}) {
 			t.Errorf("room for %d buckets: %+v, want %d", c.want, got, c.got)
 		}
 		set.Close()
@@ -174,11 +180,12 @@ func TestPinAndOpen(t *testing.T) {
 	hook, size := r.Hook(), r.Size()
 	r.Set.Close()
 	for _, dir := range []string{dir, second} {
-		set, err := maps.Open(dir)
+		store, err := maps.Open(dir)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer set.Close()
+		defer store.Close()
+		set := store.View(view)
 		if set.Hook() != hook || set.Size() != size {
 			t.Errorf("opened with %+v %+v, want %+v %+v", set.Hook(), set.Size(), hook, size)
 		}
@@ -220,7 +227,7 @@ func TestGrowthKeepsAffectedHosts(t *testing.T) {
 		grown, err := r.Derive(size, r.Hook())
 		testenv.Must(t, err)
 		defer grown.Close()
-		got, err := grown.Hurt()
+		got, err := grown.View(view).Hurt()
 		testenv.Must(t, err)
 		if !slices.Equal(got[e.ID], want) {
 			t.Errorf("with room for %d rules, these were affected: %+v, want %+v", size.Rules, got[e.ID], want)
@@ -266,7 +273,7 @@ func TestOpenOtherLayout(t *testing.T) {
 		"settings of a size": func(t *testing.T, dir string) { replace(t, filepath.Join(dir, "hook"), 64) },
 		"rules of a size":    func(t *testing.T, dir string) { replace(t, filepath.Join(dir, bpf.ShapectlMapRules), 64) },
 		"buckets of a size":  func(t *testing.T, dir string) { replace(t, filepath.Join(dir, bpf.ShapectlMapTable), 128) },
-		"lengths of a size":  func(t *testing.T, dir string) { replace(t, filepath.Join(dir, "lengths"), 8) },
+		"views of a size":    func(t *testing.T, dir string) { replace(t, filepath.Join(dir, "views"), 8) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := pinned(t)

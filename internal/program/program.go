@@ -1,0 +1,211 @@
+// Package program loads the eBPF program onto the maps of a namespace, and the
+// small programs by which each hook calls it.
+package program
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/step"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Name is the name of the program, and of those that call it, in the kernel.
+const Name = bpf.ShapectlProgShapectl
+
+// hookConstant is the upper byte of HOOK_CONSTANT of bpf/maps.h.
+const hookConstant = 0x5c
+
+// ErrPerfmon means that the kernel's verifier refused the program of a process that lacks CAP_PERFMON, of
+// which it demands more: that nothing be read past a limit even in branches that are not taken. Before
+// Linux 6.17 it refuses what it could also have made safe by itself.
+var ErrPerfmon = errors.New("this kernel's verifier wants CAP_PERFMON, too")
+
+// Load loads the program onto a store, for hooks of a kind: with their link header,
+// direction and side that is matched.
+func Load(store *maps.Store, kind bpf.AbiHook) (*ebpf.Program, error) {
+	if err := step.Try("load a program"); err != nil {
+		return nil, err
+	}
+	spec, err := bpf.LoadShapectl()
+	if err != nil {
+		return nil, fmt.Errorf("read the built-in program: %w", err)
+	}
+	for name, m := range store.Replacements() {
+		spec.Maps[name].MaxEntries, spec.Maps[name].ValueSize = m.MaxEntries(), m.ValueSize()
+	}
+	if err := writeConstants(spec.Programs[Name].Instructions, kind); err != nil {
+		return nil, err
+	}
+	collection, err := ebpf.NewCollectionWithOptions(spec, ebpf.CollectionOptions{MapReplacements: store.Replacements()})
+	if err != nil {
+		var refused *ebpf.VerifierError
+		if errors.As(err, &refused) {
+			if have, _ := Capabilities(); have&(1<<unix.CAP_PERFMON|1<<unix.CAP_SYS_ADMIN) == 0 {
+				return nil, fmt.Errorf("load the program: %w: %w", ErrPerfmon, err)
+			}
+			return nil, fmt.Errorf("load the program: the kernel's verifier refused it: %w", err)
+		}
+		return nil, fmt.Errorf("load the program: %w", err)
+	}
+	defer collection.Close()
+	return collection.DetachProgram(Name), nil
+}
+
+// writeConstants gives the instructions that stand for fields of the hook's
+// settings (HOOK of bpf/maps.h) the fields' values.
+func writeConstants(instructions asm.Instructions, hook bpf.AbiHook) error {
+	settings := unsafe.Slice((*byte)(unsafe.Pointer(&hook)), unsafe.Sizeof(hook))
+	for i := range instructions {
+		ins := &instructions[i]
+		if ins.OpCode != asm.Mov.Op32(asm.ImmSource) || ins.Constant>>24 != hookConstant {
+			continue
+		}
+		offset := int(ins.Constant & 0xffff)
+		switch size := ins.Constant >> 16 & 0xff; {
+		case size == 1 && offset < len(settings):
+			ins.Constant = int64(settings[offset])
+		case size == 4 && offset+4 <= len(settings):
+			ins.Constant = int64(int32(binary.NativeEndian.Uint32(settings[offset:])))
+		default:
+			return fmt.Errorf("read the built-in program: instruction %d asks for %d bytes at %d of the settings", i, size, offset)
+		}
+	}
+	return nil
+}
+
+// Build tells the program of this build from that of another.
+var Build = sync.OnceValues(func() (id [16]byte, err error) {
+	spec, err := bpf.LoadShapectl()
+	if err != nil {
+		return id, fmt.Errorf("read the built-in program: %w", err)
+	}
+	hash := sha256.New()
+	if err := spec.Programs[Name].Instructions.Marshal(hash, spec.ByteOrder); err != nil {
+		return id, fmt.Errorf("read the built-in program: %w", err)
+	}
+	copy(id[:], hash.Sum(nil))
+	return id, nil
+})
+
+// Capabilities are those of the calling thread that are in effect, as bits.
+func Capabilities() (uint64, error) {
+	status, err := os.ReadFile("/proc/thread-self/status")
+	if err != nil {
+		return 0, fmt.Errorf("read the permissions of this process: %w", err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if hex, ok := strings.CutPrefix(line, "CapEff:"); ok {
+			return strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
+		}
+	}
+	return 0, errors.New("read the permissions of this process: /proc/thread-self/status does not tell")
+}
+
+// Kinds is how many kinds of hooks there are: a program of its own for each has
+// their direction, link header and side that is matched as constants.
+const Kinds = 8
+
+// A Kind is what a program is told of the hooks that call it.
+type Kind struct {
+	Direction policy.Direction
+	Match     policy.Match
+	L2Bytes   uint8 // of the link header: 14, or 0 for none
+}
+
+// Index is that of the kind's program in the map of programs, below Kinds.
+func (k Kind) Index() uint32 {
+	index := uint32(0)
+	if k.Direction == policy.Ingress {
+		index |= 1
+	}
+	if k.Match == policy.MatchSrc {
+		index |= 2
+	}
+	if k.L2Bytes == 0 {
+		index |= 4
+	}
+	return index
+}
+
+// KindAt is the kind with that index.
+func KindAt(index uint32) (k Kind) {
+	k.Direction, k.Match, k.L2Bytes = policy.Egress, policy.MatchDst, netinfo.EthernetBytes
+	if index&1 != 0 {
+		k.Direction = policy.Ingress
+	}
+	if index&2 != 0 {
+		k.Match = policy.MatchSrc
+	}
+	if index&4 != 0 {
+		k.L2Bytes = 0
+	}
+	return k
+}
+
+// Settings are those of a store, for programs of a kind.
+func (k Kind) Settings(of bpf.AbiHook) bpf.AbiHook {
+	of.L2Bytes, of.Ingress, of.MatchSrc = k.L2Bytes, 0, 0
+	if k.Direction == policy.Ingress {
+		of.Ingress = 1
+	}
+	if k.Match == policy.MatchSrc {
+		of.MatchSrc = 1
+	}
+	return of
+}
+
+// NewKinds makes the map of programs, which has none yet.
+func NewKinds() (*ebpf.Map, error) {
+	if err := step.Try("make a map"); err != nil {
+		return nil, err
+	}
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "shapectl_kinds", Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: Kinds})
+	if err != nil {
+		return nil, fmt.Errorf("make the map of programs: %w", err)
+	}
+	return m, nil
+}
+
+// LoadCaller loads what a hook attaches: it tells the number of the hook's view, and
+// calls the program of its kind. The kernel verifies it in no time. Not the index of
+// the device tells the view, as devices move to other namespaces, where they take
+// their links along and may get an index that another device has here.
+func LoadCaller(kinds *ebpf.Map, kind Kind, view uint32) (*ebpf.Program, error) {
+	if err := step.Try("load a program"); err != nil {
+		return nil, err
+	}
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
+		Name: Name, Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{
+			asm.Mov.Imm32(asm.R2, int32(view)),
+			asm.StoreMem(asm.R1, viewInSKB, asm.R2, asm.Word),
+			asm.LoadMapPtr(asm.R2, kinds.FD()),
+			asm.Mov.Imm(asm.R3, int32(kind.Index())),
+			asm.FnTailCall.Call(),
+			asm.Mov.Imm(asm.R0, -1), // TCX_NEXT
+			asm.Return(),
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("load the program of a hook: %w", err)
+	}
+	return p, nil
+}
+
+// viewInSKB is the offset of cb[VIEW_CB] of bpf/maps.h in struct __sk_buff.
+const viewInSKB = 48 + 4*4

@@ -1,0 +1,345 @@
+package loader
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/program"
+	"github.com/shapectl/shapectl/internal/step"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+const (
+	// leastRules is room for rules that a namespace has from the start: 1.5 MiB with two CPUs. It grows.
+	leastRules = 4096
+	// manyRules take 100 MiB with two CPUs.
+	manyRules = 1 << 18
+	// leastViews is room for hooks from the start. It grows.
+	leastViews = 64
+	// tableBuckets is how many hosts, subnets and flows of a namespace can have a
+	// bucket that is not empty at the same time: 16 MiB of slots and 48 MiB of keys.
+	tableBuckets = 1 << 20
+	// noBuckets is for a namespace whose rules all have one bucket.
+	noBuckets = uint32(bpf.AbiLayoutLINE_SLOTS)
+	// affectedHosts is how many hosts and subnets are remembered that shadows would have affected: 8 MiB.
+	affectedHosts = 1 << 16
+
+	// kindsPin is the map of programs that hooks call.
+	kindsPin = "kinds"
+)
+
+// openState opens what is pinned of the namespace's rules, if there is anything.
+func (n *Namespace) openState() error {
+	generations, err := n.generations()
+	if err != nil || len(generations) == 0 {
+		return err
+	}
+	// Of two, a command that was killed has not finished the newer one; their rules are the same.
+	newest := generations[len(generations)-1]
+	n.store, err = maps.Open(filepath.Join(n.dir, newest))
+	if errors.Is(err, maps.ErrOtherLayout) {
+		n.store, n.foreign = nil, err
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("rules of this network namespace: %w", err)
+	}
+	if n.kinds, err = ebpf.LoadPinnedMap(filepath.Join(n.dir, kindsPin), nil); err != nil {
+		return fmt.Errorf("open the map of programs: %w", err)
+	}
+	if state, from := n.store.Change(); state == maps.Armed && n.writing {
+		waitUntil(from) // whoever armed it was killed meanwhile
+	}
+	return nil
+}
+
+func (n *Namespace) closeState() {
+	if n.store != nil {
+		n.store.Close()
+	}
+	if n.kinds != nil {
+		n.kinds.Close()
+	}
+	n.store, n.kinds = nil, nil
+}
+
+// generations are those of the namespace's maps, oldest first.
+func (n *Namespace) generations() ([]string, error) { return generationsIn(n.dir) }
+
+func generationsIn(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the pins: %w", err)
+	}
+	var numbers []int
+	for _, e := range entries {
+		if number, err := strconv.Atoi(strings.TrimPrefix(e.Name(), "g")); err == nil && e.IsDir() {
+			numbers = append(numbers, number)
+		}
+	}
+	slices.Sort(numbers)
+	names := make([]string, len(numbers))
+	for i, number := range numbers {
+		names[i] = fmt.Sprintf("g%d", number)
+		if err := trustDir(filepath.Join(dir, names[i])); err != nil {
+			return nil, err
+		}
+	}
+	return names, nil
+}
+
+// needs is what rules need room for.
+type needs struct {
+	ids   uint32 // rules and shadows that are not there yet
+	views uint32 // hooks that are not there yet
+	rules []policy.Rule
+}
+
+// makeRoom has the namespace's maps made, or made anew, where they lack room, or
+// where another build made the programs. It reports whether it was another build.
+func (n *Namespace) makeRoom(need needs) (upgraded bool, err error) {
+	id, err := program.Build()
+	if err != nil {
+		return false, err
+	}
+	if n.store == nil {
+		size := roomFor(need.rules, maps.Size{Views: max(leastViews, need.views), Rules: leastRules, Buckets: noBuckets})
+		size.Rules = max(size.Rules, need.ids+need.ids/32) // a few more do not make it grow
+		settings := bpf.AbiHook{Build: id}
+		secret := make([]byte, 4*len(settings.Secret))
+		rand.Read(secret)
+		for i := range settings.Secret {
+			settings.Secret[i] = binary.NativeEndian.Uint32(secret[4*i:])
+		}
+		return false, n.createState(size, settings)
+	}
+	settings, size := n.store.Hook(), roomFor(need.rules, n.store.Size())
+	if lacks := need.ids - min(need.ids, n.store.Room()); lacks > 0 {
+		size.Rules = max(growth(size.Rules), (size.Rules+lacks)/4*5)
+	}
+	used := uint32(0)
+	for range n.store.Sets() {
+		used++
+	}
+	for size.Views < used+need.views {
+		size.Views *= 2
+	}
+	upgraded = settings.Build != id
+	if !upgraded && size == n.store.Size() {
+		return false, nil
+	}
+	settings.Build = id
+	return upgraded, n.renewState(size, settings)
+}
+
+// growth is room for how many rules there is once that for so many is full. As a
+// store can grow only so often it is for many more, but where those are many already.
+func growth(rules uint32) uint32 {
+	if rules < manyRules {
+		return 4 * rules
+	}
+	return 2 * rules
+}
+
+// roomFor is a size with room for buckets and shadows, if rules have any.
+func roomFor(rules []policy.Rule, size maps.Size) maps.Size {
+	for _, r := range rules {
+		proposed, ok := r.Proposed()
+		if ok {
+			size.Hurt = max(size.Hurt, affectedHosts)
+		}
+		if size.Buckets == noBuckets && (maps.HasSlots(r) || maps.HasSlots(proposed)) {
+			size.Buckets = tableBuckets
+		}
+	}
+	return size
+}
+
+func (n *Namespace) createState(size maps.Size, settings bpf.AbiHook) error {
+	store, err := maps.New(size, settings)
+	if err != nil {
+		return err
+	}
+	kinds, err := program.NewKinds()
+	if err == nil {
+		if err = unlink(filepath.Join(n.dir, kindsPin)); err == nil {
+			err = pinAt(kinds, filepath.Join(n.dir, kindsPin))
+		}
+		if err == nil {
+			err = n.pinState(store, "g0")
+		}
+		if err != nil {
+			kinds.Close()
+		}
+	}
+	if err != nil {
+		store.Close()
+		return err
+	}
+	n.store, n.kinds = store, kinds
+	return nil
+}
+
+// pinState pins a store aside, and puts the whole in place.
+func (n *Namespace) pinState(store *maps.Store, generation string) error {
+	aside := filepath.Join(n.dir, asideName)
+	if err := removeAll(aside); err != nil {
+		return fmt.Errorf("clear %s: %w", aside, err)
+	}
+	if err := makeDir(aside); err != nil {
+		return err
+	}
+	if err := store.Pin(aside); err != nil {
+		return err
+	}
+	if err := renamePins(aside, filepath.Join(n.dir, generation)); err != nil {
+		return fmt.Errorf("put pins in place: %w", err)
+	}
+	return nil
+}
+
+// renewState makes the next generation: with other settings, and room for more.
+// Rules, buckets and counters are shared with the last one.
+func (n *Namespace) renewState(size maps.Size, settings bpf.AbiHook) error {
+	next, err := n.store.Derive(size, settings)
+	if err != nil {
+		return err
+	}
+	generations, err := n.generations()
+	if err != nil {
+		next.Close()
+		return err
+	}
+	var last int
+	fmt.Sscanf(generations[len(generations)-1], "g%d", &last)
+	programs, err := n.loadKinds(next)
+	defer closePrograms(programs)
+	if err == nil {
+		err = n.pinState(next, fmt.Sprintf("g%d", last+1))
+	}
+	if err != nil {
+		next.Close()
+		return err
+	}
+	n.store.Close()
+	n.store = next
+	return n.switchKinds(programs)
+}
+
+// loadKinds loads the programs that hooks call onto a store. The kernel may refuse one.
+func (n *Namespace) loadKinds(store *maps.Store) (programs map[uint32]*ebpf.Program, err error) {
+	programs = map[uint32]*ebpf.Program{}
+	for index := range uint32(program.Kinds) {
+		var id uint32
+		if n.kinds.Lookup(index, &id) != nil {
+			continue
+		}
+		if programs[index], err = program.Load(store, program.KindAt(index).Settings(store.Hook())); err != nil {
+			delete(programs, index)
+			return programs, err
+		}
+	}
+	return programs, nil
+}
+
+func closePrograms(programs map[uint32]*ebpf.Program) {
+	for _, p := range programs {
+		p.Close()
+	}
+}
+
+// switchKinds has hooks call the programs of the newest generation, and discards the others.
+func (n *Namespace) switchKinds(programs map[uint32]*ebpf.Program) error {
+	for index, p := range programs {
+		if err := n.putKind(index, p); err != nil {
+			return err
+		}
+	}
+	generations, err := n.generations()
+	if err != nil {
+		return err
+	}
+	for _, g := range generations[:len(generations)-1] {
+		if err := discard(filepath.Join(n.dir, g)); err != nil {
+			return fmt.Errorf("remove pins: %w", err)
+		}
+	}
+	return nil
+}
+
+func (n *Namespace) putKind(index uint32, p *ebpf.Program) error {
+	if err := step.Try("replace a program"); err != nil {
+		return err
+	}
+	if err := n.kinds.Put(index, p); err != nil {
+		return fmt.Errorf("put a program in place: %w", err)
+	}
+	return nil
+}
+
+// needKind makes sure that there is a program for hooks of a kind.
+func (n *Namespace) needKind(kind program.Kind) error {
+	var id uint32
+	if n.kinds.Lookup(kind.Index(), &id) == nil {
+		return nil
+	}
+	p, err := program.Load(n.store, kind.Settings(n.store.Hook()))
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	return n.putKind(kind.Index(), p)
+}
+
+// finishState completes what a killed command has begun: the newest generation is that of all hooks.
+func (n *Namespace) finishState() error {
+	if err := removeAll(filepath.Join(n.dir, asideName)); err != nil {
+		return fmt.Errorf("remove pins: %w", err)
+	}
+	generations, err := n.generations()
+	if err != nil || len(generations) < 2 {
+		return err
+	}
+	programs, err := n.loadKinds(n.store)
+	defer closePrograms(programs)
+	if err != nil {
+		return err
+	}
+	return n.switchKinds(programs)
+}
+
+// dropState removes the maps of a namespace in which no hook is left.
+func (n *Namespace) dropState() error {
+	if n.store == nil {
+		return nil
+	}
+	for range n.store.Sets() {
+		return nil
+	}
+	n.closeState()
+	generations, err := n.generations()
+	if err != nil {
+		return err
+	}
+	for _, g := range generations {
+		if err := discard(filepath.Join(n.dir, g)); err != nil {
+			return fmt.Errorf("remove pins: %w", err)
+		}
+	}
+	return unlink(filepath.Join(n.dir, kindsPin))
+}
