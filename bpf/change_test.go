@@ -202,8 +202,7 @@ func (m *mirror) play(roll dice, changes, packets int) {
 	for range changes {
 		want := m.randomPolicy(roll)
 		m.at(now)
-		_, err := m.set.Prepare(want, func(int) {})
-		testenv.Must(m, err)
+		m.prepare(want...)
 		m.compare(now)
 		if roll(8) == 0 {
 			m.set.Abandon()
@@ -299,8 +298,7 @@ func TestChangeOfAlgorithm(t *testing.T) {
 			rule := policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: 8000, Capacity: 2000, Algorithm: algorithm}
 			e := m.put(rule, 1e9)
 			rule.Algorithm = algorithms[1-algorithm]
-			_, err := m.set.Prepare([]policy.Rule{rule}, func(int) {})
-			testenv.Must(t, err)
+			m.prepare(rule)
 			m.set.Time(2e9, shapemaps.Never)
 			m.set.Arm()
 			frame := udp(addr("10.0.0.1"), addr("10.9.9.9"), 0)

@@ -90,6 +90,14 @@ func (r *rig) put(rule policy.Rule, now uint64) maps.Entry {
 	return e
 }
 
+// prepare readies the set to have just these rules.
+func (r *rig) prepare(want ...policy.Rule) {
+	r.Helper()
+	policy.SortRules(want)
+	have := policy.Table{Rules: r.set.Policy()}
+	testenv.Must(r, r.set.Prepare(have.Diff(policy.Table{Rules: want}), func(int) {}))
+}
+
 // A meta is what a packet's skb says beside its bytes.
 type meta struct {
 	now     uint64

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -77,66 +76,54 @@ func (n *Namespace) Tables() ([]policy.Table, error) {
 	return tables, nil
 }
 
-// An application is a policy on its way into force: a hook with the rules that it is to have.
-type application struct {
-	*Hook
-	want policy.Table
-	hold holding
-	done Applied
-}
-
 // Apply brings a policy into force: all tables, each of a device that is here,
 // with valid rules in the order of policy.SortRules, and nothing else. All
 // hooks switch at one moment: a packet sees what was before or what is after.
 // Rules that stay keep buckets and counters. On failure all is as it was.
 // Where nothing is to be changed, nothing is touched.
-func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) ([]Applied, error) {
-	hooks, err := n.applications(tables, o.Only)
-	defer func() { closeAll(hooks) }()
-	if err != nil || !slices.ContainsFunc(hooks, func(a *application) bool { return !a.asWanted() }) {
+func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied, err error) {
+	orders, err := n.plan(tables, o.Only)
+	defer func() { closeOrders(orders) }()
+	if err != nil || !slices.ContainsFunc(orders, (*order).hasWork) {
 		return nil, err
 	}
-	if n.dir == "" {
-		if err := n.found(); err != nil {
+	if n.dir == "" || n.hasChange() {
+		if n.dir == "" {
+			err = n.found()
+		} else {
+			err = n.endChange(nil)
+		}
+		if err != nil {
+			return nil, err
+		}
+		// Once more, as another command may have been first, or hooks may have gone with the last change.
+		closeOrders(orders)
+		if orders, err = n.plan(tables, o.Only); err != nil {
 			return nil, err
 		}
 	}
-	if err := n.endChange(nil); err != nil {
+	if err := n.changing(func() error { return n.apply(orders, o) }); err != nil {
 		return nil, err
 	}
-	// Once more, as hooks may have gone with the end of the last change.
-	closeAll(hooks)
-	if hooks, err = n.applications(tables, o.Only); err != nil {
-		return nil, err
-	}
-	if err := n.changing(func() error { return n.apply(hooks, o) }); err != nil {
-		return nil, err
-	}
-	var done []Applied
-	for _, a := range hooks {
-		a.done.Hook.Changed = a.done.Rules != maps.Difference{}
-		if a.done.Hook != (Change{Lacks: a.done.Hook.Lacks}) {
-			done = append(done, a.done)
+	for _, o := range orders {
+		o.done.Rules = maps.Count(o.steps)
+		o.done.Hook.Changed = len(o.steps) > 0
+		if o.done.Hook != (Change{Lacks: o.done.Hook.Lacks}) {
+			done = append(done, o.done)
 		}
 	}
 	return done, nil
 }
 
-func closeAll(hooks []*application) {
-	for _, a := range hooks {
-		a.Close()
-	}
-}
-
-// applications are the hooks that there are and are to be, of one device or ""
-// for all, with what each is to have, if that is possible.
-func (n *Namespace) applications(tables []policy.Table, only string) (all []*application, err error) {
+// plan is what each hook has to do for a policy, of one device or "" for all, if that
+// is possible.
+func (n *Namespace) plan(tables []policy.Table, only string) (orders []*order, err error) {
 	hooks, err := n.Hooks()
 	type place struct {
 		device    string
 		direction policy.Direction
 	}
-	moved := map[place]bool{}
+	moved, at := map[place]bool{}, map[place]*order{}
 	for _, h := range hooks {
 		if h.State == Moved {
 			moved[place{h.Name(), h.Direction}] = true
@@ -145,106 +132,94 @@ func (n *Namespace) applications(tables []policy.Table, only string) (all []*app
 			h.Close()
 			continue
 		}
-		all = append(all, &application{Hook: h})
+		o := newOrder(h, h.Device, policy.Table{Device: h.Device.Name, Direction: h.Direction, Match: h.Match()})
+		orders, at[place{h.Device.Name, h.Direction}] = append(orders, o), o
 	}
 	if err != nil {
-		return all, err
-	}
-	at := map[place]*application{}
-	for _, a := range all {
-		at[place{a.Device.Name, a.Direction}] = a
+		return orders, err
 	}
 	for _, t := range tables {
-		a := at[place{t.Device, t.Direction}]
+		o := at[place{t.Device, t.Direction}]
 		switch {
-		case a != nil:
-			a.want = t
+		case o != nil:
+			o.want = t
 			continue
 		case len(t.Rules) == 0:
 			continue
 		case moved[place{t.Device, t.Direction}]:
-			return all, fmt.Errorf("%s %s: %w", t.Device, t.Direction, ErrMoved)
+			return orders, fmt.Errorf("%s %s: %w", t.Device, t.Direction, ErrMoved)
 		}
-		dev, err := netinfo.DeviceByName(t.Device)
+		o, err := n.orderNew(t)
 		if err != nil {
-			return all, fmt.Errorf("%s: %w", t.Device, err)
+			return orders, err
 		}
-		if err := n.elsewhere(dev, t.Direction); err != nil {
-			return all, fmt.Errorf("%s %s: %w", t.Device, t.Direction, err)
-		}
-		all = append(all, &application{Hook: newHook(dev, t.Direction), want: t})
+		orders = append(orders, o)
 	}
-	for _, a := range all {
-		a.done.Device, a.done.Direction = a.Device.Name, a.Direction
-		if err := a.check(n); err != nil {
-			return all, fmt.Errorf("%s %s: %w", a.Device.Name, a.Direction, err)
+	for _, o := range orders {
+		if err := o.plan(n); err != nil {
+			return orders, fmt.Errorf("%s %s: %w", o.dev.Name, o.Direction, err)
 		}
 	}
-	return all, nil
+	return orders, nil
 }
 
-// check reports why a hook cannot get its rules.
-func (a *application) check(n *Namespace) (err error) {
-	if err := a.Device.CheckReadable(); err != nil {
+// plan finds the steps of a hook, or why it cannot get its rules.
+func (o *order) plan(n *Namespace) (err error) {
+	if err := o.dev.CheckReadable(); err != nil {
 		return err
 	}
-	if a.hold, err = n.holdBack(a.Device, a.Direction, a.want.Rules); err != nil {
+	if o.hold, err = n.holdBack(o.dev, o.Direction, o.want.Rules); err != nil {
 		return err
 	}
-	a.done.Hook.Lacks = a.hold.lacks
-	// Without a rule in force, a hook is kept only for a rollback, and gone with the end of the last change.
-	if a.Set != nil && len(a.want.Rules) > 0 && a.Match() != a.want.Match && !a.Set.Has(nil) {
-		return fmt.Errorf("%w (%s)", ErrMatch, a.Match())
+	o.done.Hook.Lacks = o.hold.lacks
+	have := policy.Table{Device: o.want.Device, Direction: o.Direction, Match: o.want.Match}
+	if o.Set != nil {
+		// Without a rule in force, a hook is kept only for a rollback, and gone with the end of the last change.
+		if len(o.want.Rules) > 0 && o.Match() != o.want.Match && o.Set.InForce() {
+			return fmt.Errorf("%w (%s)", ErrMatch, o.Match())
+		}
+		have.Rules = o.Set.Policy()
 	}
+	o.steps = have.Diff(o.want)
 	return nil
 }
 
-// asWanted reports whether nothing is to be done for a hook.
-func (a *application) asWanted() bool {
-	return a.Set != nil && a.State == Attached && !a.hold.setup && a.Set.Has(a.want.Rules)
+// hasWork reports whether anything is to be done for a hook.
+func (o *order) hasWork() bool {
+	return o.Set == nil || o.State != Attached || o.hold.setup || len(o.steps) > 0
 }
 
-func (n *Namespace) apply(hooks []*application, o ApplyOptions) error {
-	of, ready := 0, 0
-	var orders []*order
-	for _, a := range hooks {
-		of += len(a.want.Rules)
-		if a.Set != nil && a.State != Attached {
-			a.done.Hook.Reattached = string(a.State)
-		}
-		match := a.want.Match
-		if a.Set != nil {
-			match = a.Match()
-		}
-		orders = append(orders, &order{Hook: a.Hook, dev: a.Device, match: match, rules: a.want.Rules, change: &a.done.Hook})
+// hasChange reports whether there is a change to end.
+func (n *Namespace) hasChange() bool {
+	if n.store == nil {
+		return false
 	}
-	for _, a := range hooks {
-		if !a.hold.setup {
-			continue
-		}
-		var err error
-		if a.done.Hook.Replaced, err = n.setupFQ(a.Device, a.hold.packets); err != nil {
-			return fmt.Errorf("%s %s: %w", a.Device.Name, a.Direction, err)
+	state, _ := n.store.Change()
+	return state != maps.NoChange
+}
+
+func (n *Namespace) apply(orders []*order, o ApplyOptions) error {
+	of, ready := 0, 0
+	for _, o := range orders {
+		of += len(o.steps)
+		if o.Set != nil && o.State != Attached {
+			o.done.Hook.Reattached = string(o.State)
 		}
 	}
 	if err := n.prepare(orders); err != nil {
 		return err
 	}
-	changes := false
-	for _, a := range hooks {
-		var err error
-		a.done.Rules, err = a.Set.Prepare(a.want.Rules, func(rules int) {
+	for _, one := range orders {
+		if err := one.Set.Prepare(one.steps, func(steps int) {
 			if o.Progress != nil {
-				o.Progress(ready+rules, of)
+				o.Progress(ready+steps, of)
 			}
-		})
-		if err != nil {
-			return fmt.Errorf("%s %s: %w", a.Device.Name, a.Direction, err)
+		}); err != nil {
+			return fmt.Errorf("%s %s: %w", one.dev.Name, one.Direction, err)
 		}
-		ready += len(a.want.Rules)
-		changes = changes || a.done.Rules != maps.Difference{}
+		ready += len(one.steps)
 	}
-	if !changes {
+	if of == 0 {
 		return nil
 	}
 	from, err := n.arm(o.Confirm)
@@ -258,17 +233,6 @@ func (n *Namespace) apply(hooks []*application, o ApplyOptions) error {
 	}
 	n.store.Finish()
 	return n.sweep()
-}
-
-// ids is how many rules and shadows there are.
-func ids(rules []policy.Rule) int {
-	n := len(rules)
-	for _, r := range rules {
-		if _, ok := r.Proposed(); ok {
-			n++
-		}
-	}
-	return n
 }
 
 // arm lets what was prepared switch at a moment that is so far ahead that no packet

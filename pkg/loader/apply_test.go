@@ -471,8 +471,7 @@ func TestByteClocksAfterAChangeThatWasGivenUp(t *testing.T) {
 	h := r.hook("va")
 	faster := full
 	faster.Rate *= 1000
-	_, err := h.Set.Prepare([]policy.Rule{faster}, func(int) {})
-	testenv.Must(t, err)
+	testenv.Must(t, h.Set.Prepare([]policy.Difference{{Have: &full, Want: &faster}}, func(int) {}))
 	h.Set.Settle()
 	from := maps.Now() + 1e9
 	h.Set.Time(from, from+1e9)
@@ -533,21 +532,16 @@ func TestKilledBeforeAnArmedChangeBegins(t *testing.T) {
 func (r *rig) killedArming(tables []policy.Table, armed int, lead time.Duration) {
 	r.t.Helper()
 	r.write(func(n *Namespace) error {
-		hooks, err := n.applications(tables, "")
+		orders, err := n.plan(tables, "")
 		if err != nil {
 			return err
 		}
-		defer closeAll(hooks)
+		defer closeOrders(orders)
 		defer func() { recover() }() // so nothing is cleared up
 		return n.changing(func() error {
-			var orders []*order
-			for _, a := range hooks {
-				orders = append(orders, &order{Hook: a.Hook, dev: a.Device, match: a.want.Match, rules: a.want.Rules, change: &a.done.Hook})
-			}
 			testenv.Must(r.t, n.prepare(orders))
-			for _, a := range hooks {
-				_, err := a.Set.Prepare(a.want.Rules, func(int) {})
-				testenv.Must(r.t, err)
+			for _, o := range orders {
+				testenv.Must(r.t, o.Set.Prepare(o.steps, func(int) {}))
 			}
 			n.store.Settle()
 			n.store.Time(maps.Now()+uint64(lead), maps.Never)
@@ -597,7 +591,7 @@ func TestGrowthUnderFlood(t *testing.T) {
 		if len(done) != 1 || done[0].Hook.Upgraded {
 			t.Errorf("%d rules: %+v", n, done)
 		}
-		if h := r.hook("va"); h.State != Attached || !h.Set.Has(table.Rules) {
+		if h := r.hook("va"); h.State != Attached || !slices.Equal(h.Set.Policy(), table.Rules) {
 			t.Errorf("%d rules: not those that were applied are in force, or not attached", n)
 		}
 	}
@@ -756,7 +750,8 @@ func TestRoomForAFewMore(t *testing.T) {
 	if got := h.Set.Size(); got != size || got.Rules != 5156 {
 		t.Errorf("room for %+v, and with one more for %+v, want 5156 and the same", size, got)
 	}
-	if !h.Set.Has(rules) {
+	policy.SortRules(rules)
+	if !slices.Equal(h.Set.Policy(), rules) {
 		t.Error("other rules are in force")
 	}
 	r.flush()

@@ -97,21 +97,34 @@ func (n *Namespace) Put(dev netinfo.Device, d policy.Direction, match policy.Mat
 	if err := n.endChange(h); err != nil {
 		return change, err
 	}
+	o := newOrder(h, dev, policy.Table{Device: dev.Name, Direction: d, Match: match, Rules: []policy.Rule{rule}})
+	o.hold, o.done.Hook = hold, change
+	if step, changes := h.step(rule); changes {
+		o.steps = []policy.Difference{step}
+	}
 	err = n.changing(func() (err error) {
-		if hold.setup {
-			if change.Replaced, err = n.setupFQ(dev, hold.packets); err != nil {
-				return err
-			}
-		}
-		if err := n.prepare([]*order{{Hook: h, dev: dev, match: match, rules: []policy.Rule{rule}, change: &change}}); err != nil {
+		if err := n.prepare([]*order{o}); err != nil {
 			return err
 		}
-		if change.Changed, err = h.Set.Put(rule); err != nil {
+		if o.done.Hook.Changed, err = h.Set.Put(rule); err != nil {
 			return err
 		}
 		return n.trimIfb(h)
 	})
-	return change, err
+	return o.done.Hook, err
+}
+
+// step is what brings a rule into force on a hook; false if it is already.
+func (h *Hook) step(rule policy.Rule) (d policy.Difference, changes bool) {
+	d.Want = &rule
+	if h.Set == nil {
+		return d, true
+	}
+	e, found := h.Set.Find(rule.Prefix)
+	if found {
+		d.Have = &e.Rule
+	}
+	return d, !found || e.Rule != rule
 }
 
 // Delete takes a rule off a hook, and the hook off its device with the last
@@ -177,14 +190,24 @@ func (n *Namespace) FlushAll(told func(*Hook), discarded func(*OtherLayoutError)
 	return errors.Join(append(failed, n.complete())...)
 }
 
-// An order is what a hook is to have.
+// An order is what a hook is to have, and what it takes.
 type order struct {
 	*Hook
-	dev    netinfo.Device
-	match  policy.Match
-	rules  []policy.Rule
-	hold   holding
-	change *Change
+	dev   netinfo.Device
+	want  policy.Table
+	steps []policy.Difference
+	hold  holding
+	done  Applied
+}
+
+func newOrder(h *Hook, dev netinfo.Device, want policy.Table) *order {
+	return &order{Hook: h, dev: dev, want: want, done: Applied{Device: dev.Name, Direction: want.Direction}}
+}
+
+func closeOrders(orders []*order) {
+	for _, o := range orders {
+		o.Close()
+	}
 }
 
 // prepare makes hooks such that rules can be put in them: with room for what they
@@ -197,16 +220,20 @@ func (n *Namespace) prepare(orders []*order) error {
 	return n.attach(orders)
 }
 
-// claim makes room for the rules of hooks, and gives each a set.
+// claim makes room for the rules of hooks, gives each a set, and devices the fq that they need.
 func (n *Namespace) claim(orders []*order) error {
 	var need needs
 	for _, o := range orders {
-		need.rules = append(need.rules, o.rules...)
+		if o.hold.setup {
+			var err error
+			if o.done.Hook.Replaced, err = n.setupFQ(o.dev, o.hold.packets); err != nil {
+				return fmt.Errorf("%s %s: %w", o.dev.Name, o.Direction, err)
+			}
+		}
+		need.rules = append(need.rules, o.want.Rules...)
+		need.ids += maps.IDs(o.steps...)
 		if o.Set == nil {
 			need.views++
-			need.ids += uint32(ids(o.rules))
-		} else {
-			need.ids += uint32(o.Set.Needs(o.rules))
 		}
 	}
 	upgraded, err := n.makeRoom(need)
@@ -215,11 +242,11 @@ func (n *Namespace) claim(orders []*order) error {
 	}
 	for _, o := range orders {
 		if o.Set == nil {
-			o.Set = n.store.Hold().Claim(o.dev.Index, o.dev.Name, o.Direction, o.match)
+			o.Set = n.store.Hold().Claim(o.dev.Index, o.dev.Name, o.Direction, o.want.Match)
 			o.attached = &attachment{dir: n.hookPath(o.dev.Index, o.Direction), index: o.dev.Index, direction: o.Direction}
 			continue
 		}
-		o.change.Upgraded = upgraded
+		o.done.Hook.Upgraded = upgraded
 		set := n.store.Hold().View(o.Set.Number()) // of the generation that there is now
 		o.Set.Close()
 		o.Set = set
@@ -244,20 +271,20 @@ func (n *Namespace) attachOne(o *order) error {
 	if err := n.follow(h, o.dev); err != nil {
 		return err
 	}
-	if n.needsIfb(h, o.rules) {
-		packets, _ := Waiting(o.rules)
+	if n.needsIfb(h, o.want.Rules) {
+		packets, _ := Waiting(o.want.Rules)
 		if err := n.makeIfb(o.dev, packets); err != nil {
 			return err
 		}
 		if h.Set.Ifb() == 0 {
 			h.Set.SetIfb(fq.IfbIndex(o.dev.Index))
-			o.change.Redirected = true
+			o.done.Hook.Redirected = true
 		}
 	}
-	if h.State == Attached && h.Match() == o.match {
+	if h.State == Attached && h.Match() == o.want.Match {
 		return nil
 	}
-	kind := program.Kind{Direction: h.Direction, Match: o.match, L2Bytes: o.dev.L2Bytes}
+	kind := program.Kind{Direction: h.Direction, Match: o.want.Match, L2Bytes: o.dev.L2Bytes}
 	if err := n.needKind(kind); err != nil {
 		return err
 	}
@@ -282,7 +309,7 @@ func (n *Namespace) attachOne(o *order) error {
 	if err := n.warnEarlier(h.attached.dir); err != nil {
 		return err
 	}
-	h.Set.SetSide(o.match)
+	h.Set.SetSide(o.want.Match)
 	h.Set.SetAttached()
 	h.State, h.Mode, h.Device = Attached, mode, o.dev
 	return nil
@@ -291,89 +318,73 @@ func (n *Namespace) attachOne(o *order) error {
 // Give brings tables into force on devices whose hooks have no rules: each has its
 // rules from the moment on that it is attached. The last change of other hooks can
 // still be taken back.
-func (n *Namespace) Give(tables []policy.Table) ([]Applied, error) {
-	orders, done, err := n.ordersOf(tables)
+func (n *Namespace) Give(tables []policy.Table) (done []Applied, err error) {
+	orders, err := n.planNew(tables)
 	defer func() { closeOrders(orders) }()
-	if err != nil {
-		return nil, err
-	}
-	if n.dir == "" {
+	if err == nil && n.dir == "" {
 		if err := n.found(); err != nil {
 			return nil, err
 		}
-		// Another command may have been first.
 		closeOrders(orders)
-		if orders, done, err = n.ordersOf(tables); err != nil {
-			return nil, err
-		}
+		orders, err = n.planNew(tables) // once more, as another command may have been first
 	}
-	return done, n.changing(func() error {
-		for i, o := range orders {
-			if !o.hold.setup {
-				continue
-			}
-			var err error
-			if done[i].Hook.Replaced, err = n.setupFQ(o.dev, o.hold.packets); err != nil {
-				return fmt.Errorf("%s %s: %w", o.dev.Name, o.Direction, err)
-			}
-		}
+	if err != nil {
+		return nil, err
+	}
+	err = n.changing(func() error {
 		if err := n.claim(orders); err != nil {
 			return err
 		}
 		for _, o := range orders {
-			if err := o.Set.Load(o.rules); err != nil {
+			if err := o.Set.Load(o.want.Rules); err != nil {
 				return fmt.Errorf("%s %s: %w", o.dev.Name, o.Direction, err)
 			}
 		}
 		return n.attach(orders)
 	})
-}
-
-// ordersOf are those for tables of devices without rules, if that is possible.
-func (n *Namespace) ordersOf(tables []policy.Table) ([]*order, []Applied, error) {
-	if err := n.refuseForeign(); err != nil {
-		return nil, nil, err
-	}
-	orders, done := make([]*order, len(tables)), make([]Applied, len(tables))
-	for i, t := range tables {
-		dev, err := netinfo.DeviceByName(t.Device)
-		if err != nil {
-			return nil, nil, fmt.Errorf("%s: %w", t.Device, err)
-		}
-		hold, err := n.checkNew(dev, t)
-		if err != nil {
-			return nil, nil, fmt.Errorf("%s %s: %w", t.Device, t.Direction, err)
-		}
-		change := Change{Changed: true, Lacks: hold.lacks}
-		done[i] = Applied{Device: t.Device, Direction: t.Direction, Rules: maps.Difference{Added: len(t.Rules)}, Hook: change}
-		orders[i] = &order{Hook: newHook(dev, t.Direction), dev: dev, match: t.Match, rules: t.Rules, hold: hold, change: &done[i].Hook}
-	}
-	return orders, done, nil
-}
-
-func closeOrders(orders []*order) {
 	for _, o := range orders {
-		o.Close()
+		o.done.Rules, o.done.Hook.Changed = maps.Count(o.steps), true
+		done = append(done, o.done)
 	}
+	return done, err
 }
 
-// checkNew reports why a device without rules cannot get those of a table.
-func (n *Namespace) checkNew(dev netinfo.Device, t policy.Table) (holding, error) {
-	if err := dev.CheckReadable(); err != nil {
-		return holding{}, err
+// planNew is plan for devices whose hooks have no rules.
+func (n *Namespace) planNew(tables []policy.Table) (orders []*order, err error) {
+	if err := n.refuseForeign(); err != nil {
+		return nil, err
 	}
-	h, err := n.Find(dev.Name, t.Direction)
+	for _, t := range tables {
+		h, err := n.Find(t.Device, t.Direction)
+		if h != nil {
+			h.Close()
+			err = ErrMoved // or it has rules
+		}
+		if err != nil {
+			return orders, fmt.Errorf("%s %s: %w", t.Device, t.Direction, err)
+		}
+		o, err := n.orderNew(t)
+		if err != nil {
+			return orders, err
+		}
+		orders = append(orders, o)
+		if err := o.plan(n); err != nil {
+			return orders, fmt.Errorf("%s %s: %w", t.Device, t.Direction, err)
+		}
+	}
+	return orders, nil
+}
+
+// orderNew is the order of a hook that is yet to be made.
+func (n *Namespace) orderNew(t policy.Table) (*order, error) {
+	dev, err := netinfo.DeviceByName(t.Device)
 	if err != nil {
-		return holding{}, err
-	}
-	if h != nil {
-		h.Close()
-		return holding{}, ErrMoved // or the device had rules
+		return nil, fmt.Errorf("%s: %w", t.Device, err)
 	}
 	if err := n.elsewhere(dev, t.Direction); err != nil {
-		return holding{}, err
+		return nil, fmt.Errorf("%s %s: %w", t.Device, t.Direction, err)
 	}
-	return n.holdBack(dev, t.Direction, t.Rules)
+	return newOrder(newHook(dev, t.Direction), dev, t), nil
 }
 
 // warnEarlier pins the settings where builds had them for each hook that kept maps for

@@ -343,7 +343,7 @@ func (n *Namespace) EndOldChange(age time.Duration) (more bool, err error) {
 		return false, nil
 	}
 	for set := range n.store.Sets() {
-		if !set.Has(nil) {
+		if set.InForce() {
 			continue
 		}
 		if err := n.endChange(nil); err != nil {

@@ -1,7 +1,6 @@
 package maps
 
 import (
-	"fmt"
 	"math"
 	"net/netip"
 	"runtime"
@@ -98,103 +97,68 @@ func (s *Store) Change() (state ChangeState, at uint64) {
 	return Committed, 0
 }
 
-// Needs is how many ids it takes to bring the rules of want into force beside those that are.
-func (s *Set) Needs(want []policy.Rule) (ids int) {
-	find := s.finder()
-	for _, rule := range want {
-		e, found := find(rule.Prefix)
-		ids += s.needs(rule, e, found)
-	}
-	return ids
-}
-
-// Room is how many ids no rule has.
-func (s *Store) Room() uint32 { return uint32(s.gather().room()) }
-
 // Difference says how many rules a change adds, takes away, and makes others.
 type Difference struct{ Added, Removed, Changed int }
 
-// Has reports whether the rules in force are just those of want, which must be of different prefixes.
-func (s *Set) Has(want []policy.Rule) bool {
-	n, now, find := 0, s.phase(), s.finder()
-	for _, at := range s.byID() {
-		if present(s.versionIn(at.id, now)) {
-			n++
+// Count counts steps.
+func Count(steps []policy.Difference) (d Difference) {
+	for _, s := range steps {
+		switch {
+		case s.Have == nil:
+			d.Added++
+		case s.Want == nil:
+			d.Removed++
+		default:
+			d.Changed++
 		}
 	}
-	return n == len(want) && !slices.ContainsFunc(want, func(rule policy.Rule) bool {
-		e, found := find(rule.Prefix)
-		return !found || e.Rule != rule
-	})
+	return d
 }
 
-// Prepare readies the set to have just the rules of want, which must be valid
-// and of different prefixes. Packets see nothing of it.
-// progress is told now and then how many rules are ready. The error wraps ErrFull where there is no room; Abandon undoes what was done until then.
-func (s *Set) Prepare(want []policy.Rule, progress func(rules int)) (d Difference, err error) {
-	k, now := s.gather(), s.now()
+// InForce reports whether any rule is in force.
+func (s *Set) InForce() bool {
+	now := s.phase()
+	for _, id := range s.allPrefixes() {
+		if present(s.versionIn(id, now)) {
+			return true
+		}
+	}
+	return false
+}
+
+// Prepare readies the set for steps of valid rules, of which packets see nothing yet.
+// progress is told now and then how many are ready. The error wraps ErrFull where there
+// is no room; Abandon undoes what was done until then.
+func (s *Set) Prepare(steps []policy.Difference, progress func(ready int)) error {
+	k := s.gather()
 	if phase(s.change[0].Phase) != phaseBefore { // of other sets, too, the last change is over
 		s.Finish()
 	}
 	// Packets may have seen the phase of the last change, and would now see rules take part in this one.
 	s.waitSince(s.change[0].Removed)
-	there := 0
-	for _, n := range k.lengths[s.number] {
-		there += int(n)
+	if err := s.checkRoom(steps...); err != nil {
+		return err
 	}
-	stay := make([]bool, s.Size().Rules)
-	var added []int // of want
 	var more lengthCounts
-	ready := 0
-	tell := func() {
-		if ready++; ready%progressStep == 0 {
-			progress(ready)
+	for _, d := range steps {
+		if d.Have == nil {
+			more[lengthOf(d.Want.Prefix)]++
 		}
 	}
-	find := s.finder()
-	for i, rule := range want {
-		e, found := find(rule.Prefix)
-		switch {
-		case !found:
-			added = append(added, i)
-			more[lengthOf(rule.Prefix)]++
-			continue
-		case e.Rule != rule:
-			if s.needs(rule, e, found) > k.room() {
-				return d, fmt.Errorf("%w: it holds %d", ErrFull, s.Size().Rules)
-			}
-			d.Changed++
-			s.prepareChanged(e, rule, now)
-		}
-		stay[e.ID] = true
-		tell()
-	}
-	if there > ready {
-		for _, at := range s.byID() {
-			if !stay[at.id] {
-				d.Removed++
-				s.prepareRemoved(at.id)
-				s.takesPart(at.id, at.prefix)
-			}
-		}
-	}
-	k.taking = slices.Grow(k.taking, len(added))
+	k.taking = slices.Grow(k.taking, len(steps))
 	defer s.expectLengths(&more)()
-	for _, i := range added {
-		rule := want[i]
-		if s.needs(rule, Entry{}, false) > k.room() {
-			return d, fmt.Errorf("%w: it holds %d", ErrFull, s.Size().Rules)
+	for i, d := range steps {
+		if err := s.do(d, later); err != nil {
+			return err
 		}
-		d.Added++
-		if err := s.prepareAdded(rule, now); err != nil {
-			return d, err
+		if (i+1)%progressStep == 0 {
+			progress(i + 1)
 		}
-		tell()
 	}
-	return d, nil
+	return nil
 }
 
-// progressStep is after how many rules progress is told of.
+// progressStep is after how many steps progress is told of.
 const progressStep = 1 << 12
 
 // Abandon takes back what Prepare did, also in a process that was killed before Arm.
@@ -209,62 +173,6 @@ func (s *Store) takesPart(id uint32, p netip.Prefix) {
 	step.Store("let a rule take part")
 	atomic.StoreUint32(&r.Version, r.Version|versionChanges)
 	k.taking = append(k.taking, participant{id, p})
-}
-
-// prepareChanged writes a rule's version for after the change.
-func (s *Set) prepareChanged(have Entry, rule policy.Rule, now uint64) {
-	old := s.version(have.ID, s.rule(have.ID).Version)
-	shadow := old.Shadow
-	if limit, ok := newShadow(have.Rule, rule); ok {
-		shadow = s.prepareLimit(s.allocate(), limit, 0, now)
-		s.takesPart(shadow, netip.Prefix{})
-	}
-	r := s.rule(have.ID)
-	share(r, rule)
-	next := s.version(have.ID, r.Version^1)
-	encode(next, rule, old.Salt, shadow)
-	next.Salt ^= sharing(old) ^ sharing(next)
-	if limited(next) && !limited(old) {
-		empty(&r.Shared, meter(next), now)
-		s.freeSlots(have.ID)
-	}
-	s.takesPart(have.ID, rule.Prefix)
-}
-
-// prepareRemoved writes that after the change there is no such rule.
-func (s *Set) prepareRemoved(id uint32) {
-	r := s.rule(id)
-	old, next := s.version(id, r.Version), s.version(id, r.Version^1)
-	*next.AbiParams, *next.AbiColdParams = *old.AbiParams, *old.AbiColdParams
-	next.Flags |= ruleAbsent
-}
-
-// prepareAdded makes a rule that is there only after the change.
-func (s *Set) prepareAdded(rule policy.Rule, now uint64) error {
-	id := s.allocate()
-	var shadow uint32
-	if limit, ok := rule.Proposed(); ok {
-		shadow = s.prepareLimit(s.allocate(), limit, 0, now)
-		s.takesPart(shadow, netip.Prefix{})
-	}
-	s.prepareLimit(id, rule, shadow, now)
-	s.takesPart(id, rule.Prefix)
-	if err := step.Try("place a prefix"); err != nil {
-		return err
-	}
-	return s.addPrefix(rule.Prefix, id)
-}
-
-// prepareLimit makes a limit, on a new id, that is there only after the change.
-func (s *Set) prepareLimit(id uint32, rule policy.Rule, shadow uint32, now uint64) uint32 {
-	r := s.rule(id)
-	share(r, rule)
-	before, after := s.version(id, 0), s.version(id, 1)
-	encode(after, rule, newSalt(), shadow)
-	*before.AbiParams = bpf.AbiParams{Flags: ruleAbsent, Salt: after.Salt}
-	r.Version = 0
-	empty(&r.Shared, meter(after), now)
-	return id
 }
 
 // MaxLead is how long in ns before a change begins or ends Settle may be.

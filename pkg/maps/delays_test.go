@@ -3,7 +3,6 @@ package maps_test
 import (
 	"testing"
 
-	"github.com/shapectl/shapectl/internal/testenv"
 	shapemaps "github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -22,8 +21,7 @@ func TestDelays(t *testing.T) {
 	}
 	change := func(to policy.Rule) {
 		t.Helper()
-		_, err := r.Prepare([]policy.Rule{to}, nil)
-		testenv.Must(t, err)
+		r.prepare(to)
 		is("while a change is ready", true)
 		r.Settle()
 		r.Time(r.now, shapemaps.Never)

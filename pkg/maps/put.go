@@ -69,38 +69,78 @@ func (s *Store) gather() *known {
 }
 
 // Put sets a valid rule, in one step for any packet. A rule that was there keeps
-// its counters, and each bucket what it owes, up to the new capacity. It reports
+// its counters, and each bucket its level, up to the new capacity. It reports
 // whether anything was changed. The error wraps ErrFull where there is no room.
-// A change of many that was committed can not be taken back any more.
+// A change of many that was committed cannot be taken back any more.
 func (s *Set) Put(rule policy.Rule) (changed bool, err error) {
 	s.finishUnlessPending()
 	return s.put(rule)
 }
 
 func (s *Set) put(rule policy.Rule) (changed bool, err error) {
-	e, found := s.Find(rule.Prefix)
-	if found && e.Rule == rule {
-		return false, nil
+	d := policy.Difference{Want: &rule}
+	if e, found := s.Find(rule.Prefix); found {
+		if e.Rule == rule {
+			return false, nil
+		}
+		d.Have = &e.Rule
 	}
-	if need := s.needs(rule, e, found); need > 0 && need > s.gather().room() {
-		return false, fmt.Errorf("%w: it holds %d", ErrFull, s.Size().Rules)
+	if err := s.checkRoom(d); err != nil {
+		return false, err
 	}
-	if found {
-		s.replace(e.ID, e.Rule, rule)
-		return true, nil
-	}
-	return true, s.insert(rule)
+	return true, s.do(d, atOnce)
 }
 
-// needs is how many ids a rule takes that it does not have yet.
-func (s *Set) needs(rule policy.Rule, have Entry, found bool) (ids int) {
-	if !found {
-		ids++
-	}
-	if _, ok := newShadow(have.Rule, rule); ok {
-		ids++
+// IDs is how many ids of rules and shadows it takes to do steps.
+func IDs(steps ...policy.Difference) (ids uint32) {
+	for _, d := range steps {
+		if d.Want == nil {
+			continue
+		}
+		var have policy.Rule
+		if d.Have == nil {
+			ids++
+		} else {
+			have = *d.Have
+		}
+		if _, ok := newShadow(have, *d.Want); ok {
+			ids++
+		}
 	}
 	return ids
+}
+
+// Room is how many ids no rule has.
+func (s *Store) Room() uint32 { return uint32(s.gather().room()) }
+
+func (s *Set) checkRoom(steps ...policy.Difference) error {
+	if ids := IDs(steps...); ids > 0 && ids > s.Room() {
+		return fmt.Errorf("%w: it holds %d", ErrFull, s.Size().Rules)
+	}
+	return nil
+}
+
+// when is from when on something is in force.
+type when bool
+
+const (
+	atOnce when = false
+	later  when = true // after the change that is being prepared
+)
+
+// do brings a rule from what it is to what it is to be. For what was is there, the
+// set must have the rule.
+func (s *Set) do(d policy.Difference, at when) error {
+	if d.Have == nil {
+		return s.add(*d.Want, at)
+	}
+	place := s.findPrefix(d.Have.Prefix)
+	if id := *place - 1; d.Want != nil {
+		s.alter(id, *d.Have, *d.Want, at)
+	} else {
+		s.drop(id, d.Have.Prefix, place, at)
+	}
+	return nil
 }
 
 // Load is Put for many rules, each in force as soon as it is set. It stops at the
@@ -163,26 +203,41 @@ func (s *Store) free(id uint32) {
 	k.freed = append(k.freed, id)
 }
 
-// insert sets up all that belongs to a new rule; its prefix, last, brings it into force.
-func (s *Set) insert(rule policy.Rule) error {
+// add sets up all that belongs to a new rule; its prefix, last, has packets find it.
+func (s *Set) add(rule policy.Rule, at when) error {
 	id := s.allocate()
-	var shadow uint32
-	if proposed, ok := rule.Proposed(); ok {
-		shadow = s.insertLimit(s.allocate(), proposed, 0)
-	}
-	s.insertLimit(id, rule, shadow)
+	s.writeNew(id, rule, s.addShadow(policy.Rule{}, rule, 0, at), at)
 	if err := step.Try("place a prefix"); err != nil {
 		return err
 	}
 	return s.addPrefix(rule.Prefix, id)
 }
 
-// insertLimit sets up a limit on an id that is new.
-func (s *Set) insertLimit(id uint32, rule policy.Rule, shadow uint32) uint32 {
-	share(s.rule(id), rule)
-	encode(s.version(id, 0), rule, newSalt(), shadow)
-	empty(&s.rule(id).Shared, meter(s.version(id, 0)), s.now())
+// addShadow is the id of a rule's shadow: the one that it had, unless it is to be another.
+func (s *Set) addShadow(have, rule policy.Rule, had uint32, at when) uint32 {
+	limit, ok := newShadow(have, rule)
+	if !ok {
+		return had
+	}
+	id := s.allocate()
+	limit.Prefix = netip.Prefix{} // no packet finds it by one
+	s.writeNew(id, limit, 0, at)
 	return id
+}
+
+// writeNew sets up a limit on an id that is new.
+func (s *Set) writeNew(id uint32, rule policy.Rule, shadow uint32, at when) {
+	r, v := s.rule(id), s.version(id, 0)
+	if at == later {
+		v = s.version(id, 1)
+	}
+	share(r, rule)
+	encode(v, rule, newSalt(), shadow)
+	empty(&r.Shared, meter(v), s.now())
+	if at == later {
+		*s.version(id, 0).AbiParams = bpf.AbiParams{Flags: ruleAbsent, Salt: v.Salt}
+		s.takesPart(id, rule.Prefix)
+	}
 }
 
 // newSalt tells the keys of a new rule from those of all others.
@@ -240,43 +295,57 @@ func nextVersion(r *bpf.AbiRule, toggle uint32) uint32 {
 	return (r.Version + 2 - toggle) &^ versionChanges
 }
 
-// replace writes the parameters that are not in force, and switches to them.
-func (s *Set) replace(id uint32, have, rule policy.Rule) {
+// alter writes the parameters of a rule that are not in force. At once, it switches to them.
+func (s *Set) alter(id uint32, have, rule policy.Rule, at when) {
 	r, old := s.rule(id), s.current(id)
 	if _, had := have.Proposed(); had {
 		s.gather() // its id may become free
 	}
-	shadow := old.Shadow
-	if limit, ok := newShadow(have, rule); ok {
-		shadow = s.insertLimit(s.allocate(), limit, 0)
-	}
+	shadow := s.addShadow(have, rule, old.Shadow, at)
 	number := nextVersion(r, 1)
 	next := s.version(id, number)
 	share(r, rule)
 	encode(next, rule, old.Salt, shadow)
+	// With another bucket scope, keys have other buckets, and find theirs when it is as it was.
+	next.Salt ^= sharing(old) ^ sharing(next)
+	if limited(next) && !limited(old) {
+		empty(&r.Shared, meter(next), s.now())
+		s.freeSlots(id)
+	}
+	if at == later {
+		s.takesPart(id, rule.Prefix)
+		return
+	}
 	before, after := meter(old), meter(next)
-	switch {
-	case limited(old) && limited(next):
+	continues := limited(old) && limited(next)
+	if continues {
 		now := s.now()
 		s.settle(id, before, now)
 		after.Continue(before, now)
-		next.Base = after.Base
-		next.Rebase = after.Base
-	case limited(next):
-		empty(&r.Shared, after, s.now())
-		s.freeSlots(id)
+		next.Base, next.Rebase = after.Base, after.Base
 	}
 	keepOrder(r, old, next, s.now)
-	// Other sharers have other buckets, and find theirs when they are back.
-	next.Salt ^= sharing(old) ^ sharing(next)
 	step.Store("switch a rule")
 	atomic.StoreUint32(&r.Version, number)
-	if limited(old) && limited(next) && after.Shrinks(before) {
+	if continues && after.Shrinks(before) {
 		s.clamp(id, after)
 	}
 	for _, unused := range s.unusedShadows(id) {
 		s.free(unused)
 	}
+}
+
+// drop takes a rule away whose prefix has that place. The lengths in use are left as they are.
+func (s *Set) drop(id uint32, p netip.Prefix, place *uint32, at when) {
+	if at == atOnce {
+		s.remove(p, id, place)
+		return
+	}
+	n := s.rule(id).Version
+	old, next := s.version(id, n), s.version(id, n^1)
+	*next.AbiParams, *next.AbiColdParams = *old.AbiParams, *old.AbiColdParams
+	next.Flags |= ruleAbsent
+	s.takesPart(id, p)
 }
 
 // Delete takes a rule away, and reports whether there was one.
@@ -293,7 +362,7 @@ func (s *Set) Delete(p netip.Prefix) bool {
 	return true
 }
 
-// remove takes a rule away whose prefix has that place. The lengths in use are left as they are.
+// remove has packets not find a rule any more, and frees its ids.
 func (s *Set) remove(p netip.Prefix, id uint32, place *uint32) {
 	s.change[0].Removed = s.change[0].Epoch
 	step.Store("remove a prefix")

@@ -80,6 +80,15 @@ func (r *rig) put(rule policy.Rule) maps.Entry {
 	return e
 }
 
+// prepare readies the set to have just these rules, and returns the steps.
+func (r *rig) prepare(want ...policy.Rule) []policy.Difference {
+	r.Helper()
+	policy.SortRules(want)
+	steps := policy.Table{Rules: r.Policy()}.Diff(policy.Table{Rules: want})
+	testenv.Must(r.T, r.Prepare(steps, func(int) {}))
+	return steps
+}
+
 // frame is a packet of a flow, of so many bytes.
 func frame(f maps.Flow, size int) []byte {
 	b := make([]byte, 14, size)

@@ -56,7 +56,7 @@ func Diff(have, want []Table) []Difference {
 		default:
 			h, have, w, want = have[0], have[1:], want[0], want[1:]
 		}
-		out = append(out, diffRules(h, w)...)
+		out = append(out, h.Diff(w)...)
 	}
 	return out
 }
@@ -72,10 +72,11 @@ func compareTables(have, want []Table) int {
 	return cmp.Or(cmp.Compare(have[0].Device, want[0].Device), cmp.Compare(want[0].Direction, have[0].Direction))
 }
 
-func diffRules(have, want Table) (out []Difference) {
-	h, w := have.Rules, want.Rules
+// Diff is what turns the rules of one direction of a device into those of want. Both must be sorted.
+func (t Table) Diff(want Table) (out []Difference) {
+	h, w := t.Rules, want.Rules
 	for len(h) > 0 || len(w) > 0 {
-		d := Difference{Device: want.Device, Direction: want.Direction, HaveMatch: have.Match, WantMatch: want.Match}
+		d := Difference{Device: want.Device, Direction: want.Direction, HaveMatch: t.Match, WantMatch: want.Match}
 		var c int
 		switch {
 		case len(h) == 0:
@@ -91,7 +92,7 @@ func diffRules(have, want Table) (out []Difference) {
 		if c >= 0 {
 			d.Want, w = &w[0], w[1:]
 		}
-		if c != 0 || *d.Have != *d.Want || have.Match != want.Match {
+		if c != 0 || *d.Have != *d.Want || t.Match != want.Match {
 			out = append(out, d)
 		}
 	}
