@@ -12,7 +12,6 @@ struct abi {
 	struct counters counters;
 	struct prefixes4 prefixes4;
 	struct prefixes6 prefixes6;
-	struct filter filter;
 	struct view view;
 	struct change change;
 	struct affected_key affected_key;

@@ -206,15 +206,6 @@ struct prefixes6 {
 };
 
 /*
- * A Bloom filter (1970) of all prefixes of both families, blocked: the two bits
- * of a prefix are in one word. It is small enough to be in a cache, and saves
- * nearly all looks into the tables that would find nothing.
- */
-struct filter {
-	__u64 word[1]; /* in the map so many as filter_mask says */
-};
-
-/*
  * A hook's part of the tables: one direction of one device. The prefix lengths in
  * use are listed longest first, in two versions, of which one is in force.
  */

@@ -62,11 +62,6 @@ type AbiCounters struct {
 	ContendedPackets uint64
 }
 
-type AbiFilter struct {
-	_    structs.HostLayout
-	Word [1]uint64
-}
-
 type AbiHook struct {
 	_             structs.HostLayout
 	Layout        uint64

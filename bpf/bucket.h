@@ -43,15 +43,16 @@ static __always_inline bool is_still(const struct bucket *b, __u32 fingerprint, 
 	return !(tat & TAT_BUSY) && (!fingerprint || READ_ONCE(b->fingerprint) == fingerprint);
 }
 
-/* Gives a bucket another TAT if nobody else has changed it. Returns verdict if so. */
-static __always_inline enum verdict put_tat(struct bucket *b, __u64 old, __u64 tat, __u64 now, enum verdict verdict)
+/* Gives a bucket another TAT if nobody else has changed it, or its rule. Returns verdict if so. */
+static __always_inline enum verdict put_tat(const struct rule *rule, __u32 seen, struct bucket *b, __u64 old,
+					    __u64 tat, __u64 now, enum verdict verdict)
 {
+	if (unlikely(!is_current(rule, seen)))
+		return VERDICT_AGAIN;
 	/* Before the CAS: a charge must not be seen with the tick of an older one. */
 	if (READ_ONCE(b->tick) != tick(now))
 		WRITE_ONCE(b->tick, tick(now));
-	if (unlikely(__sync_val_compare_and_swap(&b->tat, old, tat) != old))
-		return VERDICT_AGAIN;
-	return verdict;
+	return __sync_val_compare_and_swap(&b->tat, old, tat) == old ? verdict : VERDICT_AGAIN;
 }
 
 /* What may happen to an excess packet and its bucket. */
@@ -71,24 +72,20 @@ static __always_inline enum verdict charge_bucket(const struct rule *rule, __u32
 						  __u64 bytes, __u32 excess, __u64 *charged)
 {
 	__u64 cost = bytes << UNIT_BITS, old = READ_ONCE(b->tat), tat = old;
-	bool conforms;
 
 	if (!is_still(b, fingerprint, old))
 		return VERDICT_AGAIN;
 	if (is_idle(params, now, READ_ONCE(b->tick)))
 		tat = v;
-	conforms = params->flags & RULE_LEAKY ? leaky(params, v, cost, &tat) : gcra(params, v, cost, &tat);
-	if (unlikely(!is_current(rule, seen)))
-		return VERDICT_AGAIN;
-	if (conforms) {
+	if (params->flags & RULE_LEAKY ? leaky(params, v, cost, &tat) : gcra(params, v, cost, &tat)) {
 		*charged = tat;
-		return put_tat(b, old, tat, now, VERDICT_PASS);
+		return put_tat(rule, seen, b, old, tat, now, VERDICT_PASS);
 	}
 	if (excess & EXCESS_MARKS && tat - v + cost <= 2 * params->limit)
-		return put_tat(b, old, tat + cost, now, VERDICT_MARK);
+		return put_tat(rule, seen, b, old, tat + cost, now, VERDICT_MARK);
 	if (excess & EXCESS_PENALISES && params->flags & RULE_PENALTY && leaky_penalty(params, v, tat) != tat)
-		return put_tat(b, old, leaky_penalty(params, v, tat), now, VERDICT_EXCESS);
-	return VERDICT_EXCESS;
+		return put_tat(rule, seen, b, old, leaky_penalty(params, v, tat), now, VERDICT_EXCESS);
+	return is_current(rule, seen) ? VERDICT_EXCESS : VERDICT_AGAIN;
 }
 
 /* Not charged since a change reverted. Charges since then have a tick that is one ahead. */

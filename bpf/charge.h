@@ -75,16 +75,16 @@ static __always_inline __u32 fingerprint_in(const struct charge *c, __u32 slot)
 __noinline __u64 count_slots(struct charge *c, __u32 idle)
 {
 	__u32 number = c ? c->line : 0, barrier = 0;
-	struct line *line = bpf_map_lookup_elem(&table, &number);
+	struct line *line = line_at(number);
 	__u64 slots;
 
-	if (!c || !line || (idle && is_busy(line)))
+	if (!c || (idle && is_busy(line)))
 		return KEY_SLOTS;
 	slots = slots_with(line, c->fingerprint);
 	__sync_lock_test_and_set(&barrier, 1);
 	number = second_line(c->line, c->fingerprint);
-	line = bpf_map_lookup_elem(&table, &number);
-	if (!line || (idle && is_busy(line)))
+	line = line_at(number);
+	if (idle && is_busy(line))
 		return KEY_SLOTS;
 	return slots + slots_with(line, second_fingerprint(c->fingerprint));
 }
@@ -127,9 +127,9 @@ __noinline enum verdict allocate_slot(struct charge *c, __u32 i)
 		return VERDICT_CONTENDED;
 	number = line_with(c, i);
 	slot = number * LINE_SLOTS + (i & (LINE_SLOTS - 1));
-	line = bpf_map_lookup_elem(&table, &number);
+	line = line_at(number);
 	owner = bpf_map_lookup_elem(&keys, &slot);
-	if (!line || !owner)
+	if (!owner)
 		return VERDICT_CONTENDED;
 	/* One at a time: another CPU may be allocating a slot to the same key. */
 	if (count_slots(c, true))
@@ -168,17 +168,17 @@ __noinline enum verdict allocate_slot(struct charge *c, __u32 i)
 __noinline __u32 lock_next(struct charge *c, __u32 i)
 {
 	__u32 number = c ? line_with(c, i) : 0, fingerprint;
-	struct line *line = bpf_map_lookup_elem(&table, &number);
+	struct line *line = line_at(number);
 
-	if (!c || !line)
+	if (!c)
 		return NO_SLOT;
 	fingerprint = READ_ONCE(line->slot[i & (LINE_SLOTS - 1)].fingerprint);
 	if (!(fingerprint & 1))
 		return NO_SLOT;
 	number = second_line(number, fingerprint);
 	i = spare_slot(number, fingerprint, c->now);
-	line = bpf_map_lookup_elem(&table, &number);
-	if (!line || i >= LINE_SLOTS)
+	line = line_at(number);
+	if (i >= LINE_SLOTS)
 		return NO_SLOT;
 	number = number * LINE_SLOTS + i;
 	return lock_slot(number, &line->slot[i], c->now) ? number : NO_SLOT;
@@ -202,14 +202,14 @@ __noinline int move_bucket(struct charge *c, __u32 i, __u32 to)
 		return 0;
 	next_owner = bpf_map_lookup_elem(&keys, &to);
 	number = to / LINE_SLOTS;
-	next_line = bpf_map_lookup_elem(&table, &number);
+	next_line = line_at(number);
 	number = line_with(c, i);
-	line = bpf_map_lookup_elem(&table, &number);
+	line = line_at(number);
 	i &= LINE_SLOTS - 1;
-	b = line ? &line->slot[i] : NULL;
+	b = &line->slot[i];
 	i += number * LINE_SLOTS;
 	owner = bpf_map_lookup_elem(&keys, &i);
-	if (!b || !next_line || !owner || !next_owner)
+	if (!owner || !next_owner)
 		return 0;
 	next = &next_line->slot[to & (LINE_SLOTS - 1)];
 	tat = READ_ONCE(b->tat);
@@ -256,9 +256,7 @@ __noinline enum verdict charge_once(struct charge *c, __u32 slot)
 	b = &rule->shared;
 	if (slot < KEY_SLOTS) {
 		number = line_with(c, slot);
-		line = bpf_map_lookup_elem(&table, &number);
-		if (!line)
-			return VERDICT_CONTENDED;
+		line = line_at(number);
 		b = &line->slot[slot & (LINE_SLOTS - 1)];
 		fingerprint = fingerprint_in(c, slot);
 	}
@@ -266,39 +264,28 @@ __noinline enum verdict charge_once(struct charge *c, __u32 slot)
 	if (c->version.reverted && !revert_bucket(rule, c->version.index, b))
 		return VERDICT_AGAIN;
 	v = clock_of(rule, c->version.index, c->version.reverted, c->now);
-	if (!c->before) {
+	if (c->before) {
+		tat = READ_ONCE(b->tat);
+		if (!is_still(b, fingerprint, tat))
+			return VERDICT_AGAIN;
+		level = flow_level(params, c->before, c->bytes, c->fifo,
+				   level_at(params, v, tick_time(c), tat, READ_ONCE(b->tick)), &verdict);
+		verdict = put_tat(rule, c->version.seen, b, tat, v + level, tick_time(c), verdict);
+	} else {
 		verdict = charge_bucket(rule, c->version.seen, params, v, b, fingerprint, tick_time(c), c->bytes,
 					c->excess, &c->tat);
-		return verdict == VERDICT_AGAIN && !is_current(rule, c->version.seen) ? VERDICT_STALE : verdict;
 	}
-	tat = READ_ONCE(b->tat);
-	if (!is_still(b, fingerprint, tat))
-		return VERDICT_AGAIN;
-	level = flow_level(params, c->before, c->bytes, c->fifo,
-			   level_at(params, v, tick_time(c), tat, READ_ONCE(b->tick)), &verdict);
-	if (!is_current(rule, c->version.seen))
-		return VERDICT_STALE;
-	return put_tat(b, tat, v + level, tick_time(c), verdict);
+	return verdict == VERDICT_AGAIN && !is_current(rule, c->version.seen) ? VERDICT_STALE : verdict;
 }
 
 /* Which of the slots that it may have a key has; KEY_SLOTS for none. */
 static __always_inline __u32 slot_of_key(const struct charge *c)
 {
-	struct line *line;
-	__u32 number, slot;
+	__u32 slot = slot_of(line_at(c->line), c->fingerprint);
 
-	number = c->line;
-	line = bpf_map_lookup_elem(&table, &number);
-	if (!line)
-		return KEY_SLOTS;
-	slot = slot_of(line, c->fingerprint);
 	if (slot < LINE_SLOTS)
 		return slot;
-	number = second_line(c->line, c->fingerprint);
-	line = bpf_map_lookup_elem(&table, &number);
-	if (!line)
-		return KEY_SLOTS;
-	return LINE_SLOTS + slot_of(line, second_fingerprint(c->fingerprint));
+	return LINE_SLOTS + slot_of(line_at(second_line(c->line, c->fingerprint)), second_fingerprint(c->fingerprint));
 }
 
 /* And which it should allocate if it has none. */

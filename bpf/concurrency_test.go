@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -166,22 +167,22 @@ func (r *rig) firstRule() []byte {
 func (r *rig) slotsAreSound() {
 	r.Helper()
 	type key struct{ line, print uint32 }
-	table, has := r.set.Replacements()[bpf.ShapectlMapTable], map[key]int{}
-	for i := range table.MaxEntries() {
-		var line bpf.AbiLine
-		if err := table.Lookup(i, &line); err != nil {
-			r.Fatal(err)
-		}
+	table, has := r.set.Replacements()[".data.table"], map[key]int{}
+	lines := make([]bpf.AbiLine, table.ValueSize()/uint32(unsafe.Sizeof(bpf.AbiLine{})))
+	if err := table.Lookup(uint32(0), lines); err != nil {
+		r.Fatal(err)
+	}
+	for i, line := range lines {
 		for _, slot := range line.Slot {
 			if slot.Tat&1 != 0 {
 				r.Errorf("line %d: a slot was left half taken: %+v", i, line.Slot)
 			}
-			k := key{i, slot.Fingerprint}
+			k := key{uint32(i), slot.Fingerprint}
 			switch {
 			case slot.Fingerprint == 0:
 				continue
 			case slot.Fingerprint%2 == 0:
-				k = key{(i ^ (slot.Fingerprint+1)>>3) & (table.MaxEntries() - 1), slot.Fingerprint + 1}
+				k = key{(uint32(i) ^ (slot.Fingerprint+1)>>3) & uint32(len(lines)-1), slot.Fingerprint + 1}
 			}
 			if has[k]++; has[k] > 1 {
 				r.Errorf("line %d: key %#x of line %d has %d slots", i, k.print, k.line, has[k])

@@ -7,6 +7,14 @@
 #include <bpf/bpf_helpers.h>
 #include "abi.h"
 
+/* A pointer that the compiler must not work out anew each time. */
+#define KEPT(pointer)                                 \
+	({                                            \
+		typeof(pointer) kept = pointer;       \
+		asm volatile("" : "+r"(kept));        \
+		kept;                                 \
+	})
+
 const volatile struct hook hook;
 
 /*
@@ -33,14 +41,10 @@ const volatile struct hook hook;
 		__type(value, struct struct_name);        \
 	} name SEC(".maps")
 
-ARRAY(prefixes4, prefixes4);
-ARRAY(prefixes6, prefixes6);
-ARRAY(filter, filter); /* one value, as big as need be */
 ARRAY(rules, rule); /* whose values are as big as the counters of all CPUs make them */
 ARRAY(rules1, rule);
 ARRAY(rules2, rule);
 ARRAY(rules3, rule);
-ARRAY(table, line);
 ARRAY(keys, key); /* that of slot s of line l is at l * LINE_SLOTS + s */
 
 struct {
@@ -50,9 +54,19 @@ struct {
 	__type(value, struct affected);
 } affected SEC(".maps");
 
-/* These need no lookup. */
+/* These need no lookup: each is one value, for which the loader makes as much room as there is to be. */
 struct change change SEC(".data.change");
-struct view views[1] SEC(".data.views"); /* as many as there are to be */
+struct view views[1] SEC(".data.views");
+struct prefixes4 prefixes4[1] SEC(".data.prefixes4");
+struct prefixes6 prefixes6[1] SEC(".data.prefixes6");
+struct line table[1] SEC(".data.table");
+
+/*
+ * A Bloom filter (1970) of all prefixes of both families, blocked: the two bits
+ * of a prefix are in one word. It is small enough to be in a cache, and saves
+ * nearly all looks into the tables that would find nothing.
+ */
+__u64 filter[1] SEC(".data.filter");
 
 /*
  * The view of a packet: its number is in skb->cb, where the hook's own program has
@@ -62,7 +76,7 @@ struct view views[1] SEC(".data.views"); /* as many as there are to be */
 
 static __always_inline const struct view *view_of(struct __sk_buff *skb)
 {
-	return &views[skb->cb[VIEW_CB] & HOOK(view_mask)];
+	return KEPT(&views[skb->cb[VIEW_CB] & HOOK(view_mask)]);
 }
 
 #endif

@@ -12,11 +12,20 @@ static __always_inline __u64 later(__u64 a, __u64 b)
 	return (__s64)(a - b) > 0 ? a : b;
 }
 
+/* In one move, where the compiler would shift up and down again. */
+static __always_inline __u64 low_half(__u64 x)
+{
+	__u32 half;
+
+	asm("%0 = %1" : "=w"(half) : "w"((__u32)x));
+	return half;
+}
+
 /* base + rate * now modulo 2^64, the 32 fraction bits of the rate cut off after the product, not before. */
 static __always_inline __u64 byte_clock(const struct params *params, __u64 base, __u64 now)
 {
-	__u64 rate = params->rate_units, low = (__u32)now;
-	__u64 v = (now >> 32) * rate + low * (rate >> 32) + (low * (__u32)rate >> 32);
+	__u64 rate = params->rate_units, low = low_half(now);
+	__u64 v = (now >> 32) * rate + low * (rate >> 32) + (low * low_half(rate) >> 32);
 
 	return (base + v) & ~TAT_BUSY;
 }

@@ -718,7 +718,7 @@ func TestUnsure(t *testing.T) {
 					testenv.Must(t, r.set.Replacements()[bpf.ShapectlMapRules].Put(uint32(0), kept))
 					var line bpf.AbiLine
 					line.Slot[1].Tat = 1
-					if err := r.set.Replacements()[bpf.ShapectlMapTable].Put(uint32(0), line); err != nil {
+					if err := r.set.Replacements()[".data.table"].Put(uint32(0), line); err != nil {
 						t.Fatal(err)
 					}
 					r.want(r.program(), frame, meta{now: 1e9}, want.verdict, map[uint32]maps.Counters{e.ID: want.counted})

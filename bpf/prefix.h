@@ -46,15 +46,15 @@ static __always_inline __u64 hash6_prefix(__u64 addr0, __u64 addr1, __u64 length
 }
 
 /* The line in which a prefix with that hash is looked for first. */
-static __always_inline __u32 prefix_line(__u64 hash, __u32 mask)
+static __always_inline __u32 prefix_line(__u64 hash)
 {
-	return hash >> 40 & mask;
+	return hash >> 40;
 }
 
-/* Whether a prefix with that hash may be there. */
-static __always_inline bool in_filter(const struct filter *f, __u64 hash)
+/* Whether a prefix with that hash may be in the tables. */
+static __always_inline bool in_filter(__u64 hash)
 {
-	__u64 word = f->word[hash >> 32 & HOOK(filter_mask)];
+	__u64 word = filter[hash >> 32 & HOOK(filter_mask)];
 
 	return word >> (hash >> 26 & 63) & word >> (hash >> 58) & 1;
 }
@@ -67,7 +67,7 @@ static __always_inline bool in_filter(const struct filter *f, __u64 hash)
 struct search {
 	__u64 key[2];
 	__u32 length;
-	__u32 line; /* to look into next */
+	__u32 line; /* looked into last */
 	__u32 id;   /* what was found: the id of the rule plus one */
 };
 
@@ -105,15 +105,22 @@ static __always_inline __u32 in_line6(const struct prefixes6 *line, __u64 addr0,
 	return id;
 }
 
+static __always_inline const struct prefixes4 *line4_at(__u32 number)
+{
+	return &prefixes4[number & HOOK(prefixes4_mask)];
+}
+
+static __always_inline const struct prefixes6 *line6_at(__u32 number)
+{
+	return &prefixes6[number & HOOK(prefixes6_mask)];
+}
+
 static long search_line4(__u64 n, struct search *s)
 {
 	const struct prefixes4 *line;
 
 	(void)n;
-	s->line = (s->line + 1) & HOOK(prefixes4_mask);
-	line = bpf_map_lookup_elem(&prefixes4, &s->line);
-	if (!line)
-		return 1;
+	line = line4_at(++s->line);
 	s->id = in_line4(line, s->key[0]);
 	return s->id || line->used <= LINE_PREFIXES4;
 }
@@ -123,10 +130,7 @@ static long search_line6(__u64 n, struct search *s)
 	const struct prefixes6 *line;
 
 	(void)n;
-	s->line = (s->line + 1) & HOOK(prefixes6_mask);
-	line = bpf_map_lookup_elem(&prefixes6, &s->line);
-	if (!line)
-		return 1;
+	line = line6_at(++s->line);
 	s->id = in_line6(line, s->key[0], s->key[1], s->length);
 	return s->id || line->used <= LINE_PREFIXES6;
 }
@@ -134,12 +138,9 @@ static long search_line6(__u64 n, struct search *s)
 /* The id plus one of the rule of exactly that prefix, or 0. */
 __noinline __u32 find4(__u64 key, __u64 hash)
 {
-	struct search s = { .key = { key }, .line = prefix_line(hash, HOOK(prefixes4_mask)) };
-	const struct prefixes4 *line;
+	struct search s = { .key = { key }, .line = prefix_line(hash) };
+	const struct prefixes4 *line = line4_at(s.line);
 
-	line = bpf_map_lookup_elem(&prefixes4, &s.line);
-	if (!line)
-		return 0;
 	s.id = in_line4(line, key);
 	if (!s.id && line->used > LINE_PREFIXES4)
 		bpf_loop(SPILL_LINES - 1, search_line4, &s, 0);
@@ -151,13 +152,10 @@ __noinline __u32 find6(__u64 addr0, __u64 addr1, __u32 length, __u64 hash)
 	struct search s = {
 		.key = { addr0, addr1 },
 		.length = length,
-		.line = prefix_line(hash, HOOK(prefixes6_mask)),
+		.line = prefix_line(hash),
 	};
-	const struct prefixes6 *line;
+	const struct prefixes6 *line = line6_at(s.line);
 
-	line = bpf_map_lookup_elem(&prefixes6, &s.line);
-	if (!line)
-		return 0;
 	s.id = in_line6(line, addr0, addr1, length);
 	if (!s.id && line->used > LINE_PREFIXES6)
 		bpf_loop(SPILL_LINES - 1, search_line6, &s, 0);
@@ -169,7 +167,6 @@ struct search4 {
 	__u64 key; /* mix4 and the address */
 	__u32 from, count;
 	const __u8 *list;
-	const struct filter *filter;
 };
 
 /* No lengths are left. */
@@ -186,7 +183,7 @@ static __always_inline __u32 try_length4(const struct search4 *s, __u32 i)
 		return 0;
 	key = s->key | by4(s->list[i]);
 	hash = hash4_prefix(key);
-	return in_filter(s->filter, hash) ? find4(key, hash) : 0;
+	return in_filter(hash) ? find4(key, hash) : 0;
 }
 
 static __always_inline __u32 try_4_lengths4(const struct search4 *s, __u32 i)
@@ -203,14 +200,11 @@ static __always_inline __u32 try_16_lengths4(const struct search4 *s, __u32 i)
 __noinline __u32 match4_from(struct __sk_buff *skb, __u32 addr, __u32 from)
 {
 	const struct view *view = view_of(skb);
-	__u32 use = READ_ONCE(view->version) & 1, zero = 0, id;
+	__u32 use = READ_ONCE(view->version) & 1, id;
 	struct search4 s = {
 		.key = view->mix4 | addr, .from = from, .count = view->use[use].count4, .list = view->use[use].list4,
 	};
 
-	s.filter = bpf_map_lookup_elem(&filter, &zero);
-	if (!s.filter)
-		return 0;
 	id = try_16_lengths4(&s, 0) ?: try_16_lengths4(&s, 16) ?: try_length4(&s, 32);
 	_Static_assert(LENGTHS4 == 33, "as many as there are lengths");
 	return id == NONE_LEFT ? 0 : id;
@@ -228,8 +222,7 @@ static long match_next6(__u64 i, struct rest *r)
 {
 	const struct view *view = view_of(r->skb);
 	__u64 addr0, addr1, hash;
-	const struct filter *f;
-	__u32 zero = 0, length;
+	__u32 length;
 
 	i += r->from;
 	if (i >= LENGTHS6)
@@ -238,8 +231,7 @@ static long match_next6(__u64 i, struct rest *r)
 	addr0 = (r->addr[0] & hook.masks[length][0]) ^ view->mix6[0];
 	addr1 = (r->addr[1] & hook.masks[length][1]) ^ view->mix6[1];
 	hash = hash6_prefix(addr0, addr1, length);
-	f = bpf_map_lookup_elem(&filter, &zero);
-	if (f && in_filter(f, hash))
+	if (in_filter(hash))
 		r->id = find6(addr0, addr1, length, hash);
 	return r->id != 0;
 }
@@ -259,9 +251,7 @@ __noinline __u32 match6_from(struct __sk_buff *skb, __u64 addr0, __u64 addr1, __
  * Where the tables are too big for a cache, to look into one costs more than the
  * filter, also for the length that is tried first: from 32768 rules on.
  */
-#define BIG_MASK4 (1 << 14)
-#define BIG_MASK6 (1 << 15)
-#define IS_BIG (HOOK(prefixes4_mask) >= BIG_MASK4)
+#define IS_BIG (HOOK(prefixes4_mask) >= 1 << 14)
 
 /*
  * The id of the rule that decides, plus one, or 0: the first place for the longest
@@ -272,14 +262,12 @@ static __always_inline __u32 match4(struct __sk_buff *skb, __u32 addr)
 {
 	const struct view *view = view_of(skb);
 	__u64 first = READ_ONCE(view->first4), key = first | addr;
-	__u32 mask = HOOK(prefixes4_mask), number = prefix_line(hash4_prefix(key), mask), use, from;
+	__u32 use, from;
 	const struct prefixes4 *line;
 
-	if (mask >= BIG_MASK4)
+	if (IS_BIG)
 		return match4_from(skb, addr, 0);
-	line = bpf_map_lookup_elem(&prefixes4, &number);
-	if (!line)
-		return 0;
+	line = line4_at(prefix_line(hash4_prefix(key)));
 	if (line->key[0] == key && line->id[0])
 		return line->id[0];
 	use = READ_ONCE(view->version) & 1;
@@ -290,17 +278,14 @@ static __always_inline __u32 match4(struct __sk_buff *skb, __u32 addr)
 static __always_inline __u32 match6(struct __sk_buff *skb, __u64 addr0, __u64 addr1)
 {
 	const struct view *view = view_of(skb);
-	__u32 mask = HOOK(prefixes6_mask), first = READ_ONCE(view->first6) & NO_LENGTH, number, use, from;
+	__u32 first = READ_ONCE(view->first6) & NO_LENGTH, use, from;
 	__u64 first0 = (addr0 & hook.masks[first][0]) ^ view->mix6[0];
 	__u64 first1 = (addr1 & hook.masks[first][1]) ^ view->mix6[1];
 	const struct prefixes6 *line;
 
-	if (mask >= BIG_MASK6)
+	if (IS_BIG)
 		return match6_from(skb, addr0, addr1, 0);
-	number = prefix_line(hash6_prefix(first0, first1, first), mask);
-	line = bpf_map_lookup_elem(&prefixes6, &number);
-	if (!line)
-		return 0;
+	line = line6_at(prefix_line(hash6_prefix(first0, first1, first)));
 	if (line->addr[0][0] == first0 && line->addr[0][1] == first1 && line->length[0] == first && line->id[0])
 		return line->id[0];
 	use = READ_ONCE(view->version) & 1;

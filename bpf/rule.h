@@ -65,20 +65,17 @@ static __always_inline struct version version_in(const struct rule *rule, __u32 
  */
 static __always_inline bool is_current(const struct rule *rule, __u32 seen)
 {
-	__u32 barrier = 0;
+	if (HOOK(reorders)) {
+		__u32 barrier = 0;
 
-	if (HOOK(reorders))
 		__sync_lock_test_and_set(&barrier, 1);
+	}
 	return READ_ONCE(rule->version) == seen;
 }
 
-/* The compiler is kept from working the address out anew each time. */
 static __always_inline const struct params *params_of(const struct rule *rule, __u32 index)
 {
-	const struct params *params = &rule->params[index & 1];
-
-	asm volatile("" : "+r"(params));
-	return params;
+	return KEPT(&rule->params[index & 1]);
 }
 
 static __always_inline struct counters *counters_of(struct rule *rule)

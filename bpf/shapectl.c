@@ -173,11 +173,8 @@ static __always_inline struct bucket *bucket_at_hand(struct __sk_buff *skb, __u3
 	return hash ? find_bucket(hash, thorough, fingerprint) : NULL;
 }
 
-/*
- * Which parameters of a rule are in force, if that does not depend on the time and
- * none of their flags is unknown; UNDONE otherwise.
- */
-static __always_inline int fast_index(const struct rule *rule, __u32 seen, __u32 unknown)
+/* Which parameters of a rule are in force; UNDONE if that depends on the time. */
+static __always_inline int timeless_index(__u32 seen)
 {
 	__u64 phase;
 
@@ -187,8 +184,7 @@ static __always_inline int fast_index(const struct rule *rule, __u32 seen, __u32
 			return UNDONE;
 		seen ^= phase;
 	}
-	seen &= 1;
-	return params_of(rule, seen)->flags & unknown ? UNDONE : seen;
+	return seen & 1;
 }
 
 /* apply for rules that delay or have a penalty, and for keys that are not in their first line; UNDONE for others. */
@@ -206,10 +202,10 @@ __noinline int apply_fast(struct __sk_buff *skb, __u32 ip, __u32 id)
 	if (!rule)
 		return UNDONE;
 	seen = READ_ONCE(rule->version);
-	index = fast_index(rule, seen, RULE_SLOW);
-	if (index < 0)
-		return UNDONE;
+	index = timeless_index(seen);
 	params = params_of(rule, index);
+	if (index < 0 || params->flags & RULE_SLOW)
+		return UNDONE;
 	bucket = &rule->shared;
 	if (params->flags & RULE_EACH)
 		bucket = bucket_at_hand(skb, ip, params, true, &fingerprint);
@@ -248,10 +244,12 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 	if (unlikely(skb->gso_size || skb->vlan_proto))
 		goto slow;
 	seen = READ_ONCE(rule->version);
-	index = fast_index(rule, seen, RULE_SLOW | RULE_DELAY | RULE_PENALTY);
+	index = timeless_index(seen);
 	if (unlikely(index < 0))
-		goto fast;
+		goto slow;
 	params = params_of(rule, index);
+	if (unlikely(params->flags & (RULE_SLOW | RULE_DELAY | RULE_PENALTY)))
+		goto fast;
 	/* Touched before the clock is read, which waits for all loads, so that two misses are one. */
 	if (IS_BIG)
 		READ_ONCE(counters_of(rule)->passed_packets);

@@ -17,18 +17,18 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	ShapectlMapAffected  = "affected"
-	ShapectlMapFilter    = "filter"
 	ShapectlMapKeys      = "keys"
-	ShapectlMapPrefixes4 = "prefixes4"
-	ShapectlMapPrefixes6 = "prefixes6"
 	ShapectlMapRules     = "rules"
 	ShapectlMapRules1    = "rules1"
 	ShapectlMapRules2    = "rules2"
 	ShapectlMapRules3    = "rules3"
-	ShapectlMapTable     = "table"
 	ShapectlProgShapectl = "shapectl"
 	ShapectlVarChange    = "change"
+	ShapectlVarFilter    = "filter"
 	ShapectlVarHook      = "hook"
+	ShapectlVarPrefixes4 = "prefixes4"
+	ShapectlVarPrefixes6 = "prefixes6"
+	ShapectlVarTable     = "table"
 	ShapectlVarViews     = "views"
 )
 
@@ -81,25 +81,25 @@ type ShapectlProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ShapectlMapSpecs struct {
-	Affected  *ebpf.MapSpec `ebpf:"affected"`
-	Filter    *ebpf.MapSpec `ebpf:"filter"`
-	Keys      *ebpf.MapSpec `ebpf:"keys"`
-	Prefixes4 *ebpf.MapSpec `ebpf:"prefixes4"`
-	Prefixes6 *ebpf.MapSpec `ebpf:"prefixes6"`
-	Rules     *ebpf.MapSpec `ebpf:"rules"`
-	Rules1    *ebpf.MapSpec `ebpf:"rules1"`
-	Rules2    *ebpf.MapSpec `ebpf:"rules2"`
-	Rules3    *ebpf.MapSpec `ebpf:"rules3"`
-	Table     *ebpf.MapSpec `ebpf:"table"`
+	Affected *ebpf.MapSpec `ebpf:"affected"`
+	Keys     *ebpf.MapSpec `ebpf:"keys"`
+	Rules    *ebpf.MapSpec `ebpf:"rules"`
+	Rules1   *ebpf.MapSpec `ebpf:"rules1"`
+	Rules2   *ebpf.MapSpec `ebpf:"rules2"`
+	Rules3   *ebpf.MapSpec `ebpf:"rules3"`
 }
 
 // ShapectlVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ShapectlVariableSpecs struct {
-	Change *ebpf.VariableSpec `ebpf:"change"`
-	Hook   *ebpf.VariableSpec `ebpf:"hook"`
-	Views  *ebpf.VariableSpec `ebpf:"views"`
+	Change    *ebpf.VariableSpec `ebpf:"change"`
+	Filter    *ebpf.VariableSpec `ebpf:"filter"`
+	Hook      *ebpf.VariableSpec `ebpf:"hook"`
+	Prefixes4 *ebpf.VariableSpec `ebpf:"prefixes4"`
+	Prefixes6 *ebpf.VariableSpec `ebpf:"prefixes6"`
+	Table     *ebpf.VariableSpec `ebpf:"table"`
+	Views     *ebpf.VariableSpec `ebpf:"views"`
 }
 
 // ShapectlObjects contains all objects after they have been loaded into the kernel.
@@ -122,30 +122,22 @@ func (o *ShapectlObjects) Close() error {
 //
 // It can be passed to LoadShapectlObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ShapectlMaps struct {
-	Affected  *ebpf.Map `ebpf:"affected"`
-	Filter    *ebpf.Map `ebpf:"filter"`
-	Keys      *ebpf.Map `ebpf:"keys"`
-	Prefixes4 *ebpf.Map `ebpf:"prefixes4"`
-	Prefixes6 *ebpf.Map `ebpf:"prefixes6"`
-	Rules     *ebpf.Map `ebpf:"rules"`
-	Rules1    *ebpf.Map `ebpf:"rules1"`
-	Rules2    *ebpf.Map `ebpf:"rules2"`
-	Rules3    *ebpf.Map `ebpf:"rules3"`
-	Table     *ebpf.Map `ebpf:"table"`
+	Affected *ebpf.Map `ebpf:"affected"`
+	Keys     *ebpf.Map `ebpf:"keys"`
+	Rules    *ebpf.Map `ebpf:"rules"`
+	Rules1   *ebpf.Map `ebpf:"rules1"`
+	Rules2   *ebpf.Map `ebpf:"rules2"`
+	Rules3   *ebpf.Map `ebpf:"rules3"`
 }
 
 func (m *ShapectlMaps) Close() error {
 	return _ShapectlClose(
 		m.Affected,
-		m.Filter,
 		m.Keys,
-		m.Prefixes4,
-		m.Prefixes6,
 		m.Rules,
 		m.Rules1,
 		m.Rules2,
 		m.Rules3,
-		m.Table,
 	)
 }
 
@@ -153,9 +145,13 @@ func (m *ShapectlMaps) Close() error {
 //
 // It can be passed to LoadShapectlObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ShapectlVariables struct {
-	Change *ebpf.Variable `ebpf:"change"`
-	Hook   *ebpf.Variable `ebpf:"hook"`
-	Views  *ebpf.Variable `ebpf:"views"`
+	Change    *ebpf.Variable `ebpf:"change"`
+	Filter    *ebpf.Variable `ebpf:"filter"`
+	Hook      *ebpf.Variable `ebpf:"hook"`
+	Prefixes4 *ebpf.Variable `ebpf:"prefixes4"`
+	Prefixes6 *ebpf.Variable `ebpf:"prefixes6"`
+	Table     *ebpf.Variable `ebpf:"table"`
+	Views     *ebpf.Variable `ebpf:"views"`
 }
 
 // ShapectlPrograms contains all programs after they have been loaded into the kernel.

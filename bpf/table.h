@@ -59,6 +59,11 @@ static __always_inline __u64 hash_key(const struct key *k, __u32 salt)
 	return hash4(salt, k->proto, ports, k->src[0], k->dst[0]);
 }
 
+static __always_inline struct line *line_at(__u32 number)
+{
+	return &table[number & HOOK(line_mask)];
+}
+
 static __always_inline __u32 line_of(__u64 hash)
 {
 	return hash & HOOK(line_mask);
@@ -132,12 +137,10 @@ static __always_inline bool is_free(const struct bucket *b)
  */
 __noinline __u64 spare_slot(__u32 number, __u32 fingerprint, __u64 now)
 {
-	struct line *line = bpf_map_lookup_elem(&table, &number);
+	struct line *line = line_at(number);
 	__u32 i, slot;
 	__u64 tat;
 
-	if (!line)
-		return LINE_SLOTS;
 #pragma unroll
 	for (i = 0; i < LINE_SLOTS; i++) {
 		slot = (i + home_of(fingerprint)) & (LINE_SLOTS - 1);
@@ -200,7 +203,7 @@ static __always_inline struct bucket *find_slot(struct line *line, __u32 fingerp
 {
 	__u32 slot = slot_of(line, fingerprint);
 
-	return slot < LINE_SLOTS ? &line->slot[slot] : NULL;
+	return slot < LINE_SLOTS ? KEPT(&line->slot[slot]) : NULL;
 }
 
 /* The bucket of a key, if it is in the key's first line, or with second in its second, and the fingerprint there. */
@@ -211,10 +214,8 @@ static __always_inline struct bucket *find_bucket(__u64 hash, bool second, __u32
 	struct line *line;
 
 	*fingerprint = fingerprint_of(hash);
-	line = bpf_map_lookup_elem(&table, &number);
-	if (!line)
-		return NULL;
-	slot = &line->slot[home_of(*fingerprint)];
+	line = line_at(number);
+	slot = KEPT(&line->slot[home_of(*fingerprint)]);
 	if (READ_ONCE(slot->fingerprint) == *fingerprint)
 		return slot;
 	slot = find_slot(line, *fingerprint);
@@ -222,8 +223,7 @@ static __always_inline struct bucket *find_bucket(__u64 hash, bool second, __u32
 		return slot;
 	number = second_line(number, *fingerprint);
 	*fingerprint = second_fingerprint(*fingerprint);
-	line = bpf_map_lookup_elem(&table, &number);
-	return line ? find_slot(line, *fingerprint) : NULL;
+	return find_slot(line_at(number), *fingerprint);
 }
 
 /* Whether a slot of a line is changing hands. */

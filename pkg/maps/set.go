@@ -32,10 +32,14 @@ type Size struct {
 }
 
 const (
-	hookMap   = ".rodata"
-	changeMap = ".data.change"
-	viewsMap  = ".data.views"
-	lineSlots = uint32(bpf.AbiLayoutLINE_SLOTS)
+	hookMap      = ".rodata"
+	changeMap    = ".data.change"
+	viewsMap     = ".data.views"
+	prefixes4Map = ".data.prefixes4"
+	prefixes6Map = ".data.prefixes6"
+	filterMap    = ".data.filter"
+	tableMap     = ".data.table"
+	lineSlots    = uint32(bpf.AbiLayoutLINE_SLOTS)
 )
 
 // ruleMaps hold the rules, each a range of ids.
@@ -43,9 +47,9 @@ var ruleMaps = [...]string{bpf.ShapectlMapRules, bpf.ShapectlMapRules1, bpf.Shap
 
 // pinned are all maps of a store, each with the name of its pin: bpffs keeps names with a dot for itself.
 var pinned = map[string]string{
-	bpf.ShapectlMapFilter: "filter", bpf.ShapectlMapPrefixes4: "prefixes4", bpf.ShapectlMapPrefixes6: "prefixes6", viewsMap: "views",
+	filterMap: "filter", prefixes4Map: "prefixes4", prefixes6Map: "prefixes6", viewsMap: "views",
 	bpf.ShapectlMapRules: "rules", bpf.ShapectlMapRules1: "rules1", bpf.ShapectlMapRules2: "rules2", bpf.ShapectlMapRules3: "rules3",
-	bpf.ShapectlMapTable: "table", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected",
+	tableMap: "table", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected",
 	hookMap: "hook", changeMap: "change",
 }
 
@@ -82,7 +86,7 @@ func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 	have, shared := s.Size(), maps.Clone(s.maps)
 	delete(shared, hookMap)
 	if size.Buckets != have.Buckets {
-		delete(shared, bpf.ShapectlMapTable)
+		delete(shared, tableMap)
 		delete(shared, bpf.ShapectlMapKeys)
 	}
 	if size.Hurt != have.Hurt {
@@ -103,7 +107,7 @@ func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 	if int(hook.RuleMaps) == len(ruleMaps) {
 		return nil, fmt.Errorf("%w: it holds %d, and has grown %d times", ErrFull, have.Rules, len(ruleMaps)-1)
 	}
-	for _, name := range []string{ruleMaps[hook.RuleMaps], bpf.ShapectlMapPrefixes4, bpf.ShapectlMapPrefixes6, bpf.ShapectlMapFilter} {
+	for _, name := range []string{ruleMaps[hook.RuleMaps], prefixes4Map, prefixes6Map, filterMap} {
 		delete(shared, name)
 	}
 	hook.FirstId[hook.RuleMaps] = have.Rules
@@ -151,11 +155,8 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Store, 
 	hook.RuleMaps = max(hook.RuleMaps, 1)
 	hook.Shadows = size.Hurt
 	for name, entries := range map[string]uint32{
-		bpf.ShapectlMapPrefixes4: lines4,
-		bpf.ShapectlMapPrefixes6: lines6,
-		bpf.ShapectlMapTable:     lines,
-		bpf.ShapectlMapKeys:      lines * lineSlots,
-		bpf.ShapectlMapAffected:  max(size.Hurt, 1), // a map has room for one at least
+		bpf.ShapectlMapKeys:     lines * lineSlots,
+		bpf.ShapectlMapAffected: max(size.Hurt, 1), // a map has room for one at least
 		// The last map of rules is the one that is made to fit; the others are there already.
 		ruleMaps[hook.RuleMaps-1]: size.Rules - hook.FirstId[hook.RuleMaps-1],
 	} {
@@ -165,14 +166,17 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Store, 
 		spec.Maps[name].ValueSize = ruleSize(hook)
 		spec.Maps[name].Value = nil // a type of another size
 	}
-	spec.Maps[bpf.ShapectlMapFilter].ValueSize = 8 * (hook.FilterMask + 1)
-	spec.Maps[bpf.ShapectlMapFilter].Value = nil
-	spec.Maps[hookMap].Flags |= unix.BPF_F_MMAPABLE // as it is when a collection makes it
+	for name, count := range map[string]uint32{
+		viewsMap: hook.ViewMask + 1, prefixes4Map: lines4, prefixes6Map: lines6, filterMap: words, tableMap: lines,
+	} {
+		m := spec.Maps[name]
+		m.Value, m.Contents = nil, nil
+		m.ValueSize *= count // the object has room for one
+	}
 	spec.Maps[hookMap].Contents = []ebpf.MapKV{{Key: uint32(0), Value: hook}}
-	spec.Maps[viewsMap].Flags |= unix.BPF_F_MMAPABLE
-	spec.Maps[viewsMap].ValueSize = viewSize * (hook.ViewMask + 1)
-	spec.Maps[viewsMap].Value, spec.Maps[viewsMap].Contents = nil, nil
-	spec.Maps[changeMap].Flags |= unix.BPF_F_MMAPABLE
+	for _, name := range []string{hookMap, changeMap, viewsMap, prefixes4Map, prefixes6Map, filterMap, tableMap} {
+		spec.Maps[name].Flags |= unix.BPF_F_MMAPABLE // as they are when a collection makes them
+	}
 	s := &Store{maps: map[string]*ebpf.Map{}}
 	for name := range pinned {
 		var m *ebpf.Map
@@ -263,50 +267,43 @@ func (s *Store) attach() (err error) {
 		return fmt.Errorf("read the hook's settings: %w", err)
 	}
 	for _, name := range ruleMaps[:s.hook.RuleMaps] {
-		if err := s.mapSized(name, ruleSize(s.hook), func(m []byte) { s.rules = append(s.rules, m) }); err != nil {
+		memory, err := s.mapMemory(name, ruleSize(s.hook))
+		if err != nil {
 			return err
 		}
+		s.rules = append(s.rules, memory)
 	}
 	return errors.Join(
-		mapArray(s, bpf.ShapectlMapPrefixes4, &s.prefixes4),
-		mapArray(s, bpf.ShapectlMapPrefixes6, &s.prefixes6),
-		mapArray(s, changeMap, &s.change),
-		mapArray(s, bpf.ShapectlMapTable, &s.lines),
-		mapArray(s, bpf.ShapectlMapKeys, &s.keys),
-		s.mapSized(viewsMap, viewSize*(s.hook.ViewMask+1), func(m []byte) {
-			s.views = unsafe.Slice((*bpf.AbiView)(unsafe.Pointer(&m[0])), s.hook.ViewMask+1)
-		}),
-		s.mapSized(bpf.ShapectlMapFilter, 8*(s.hook.FilterMask+1), func(m []byte) {
-			s.filter = unsafe.Slice((*uint64)(unsafe.Pointer(&m[0])), s.hook.FilterMask+1)
-		}),
+		mapArray(s, changeMap, 1, &s.change),
+		mapArray(s, viewsMap, s.hook.ViewMask+1, &s.views),
+		mapArray(s, prefixes4Map, s.hook.Prefixes4Mask+1, &s.prefixes4),
+		mapArray(s, prefixes6Map, s.hook.Prefixes6Mask+1, &s.prefixes6),
+		mapArray(s, filterMap, s.hook.FilterMask+1, &s.filter),
+		mapArray(s, tableMap, s.hook.LineMask+1, &s.lines),
+		mapArray(s, bpf.ShapectlMapKeys, (s.hook.LineMask+1)*lineSlots, &s.keys),
 	)
 }
 
-// mapArray maps an array map into memory, shared with the programs.
-func mapArray[T any](s *Store, name string, array *[]T) error {
+// mapArray maps so many elements into memory, shared with the programs.
+func mapArray[T any](s *Store, name string, count uint32, array *[]T) error {
 	memory, err := s.mapMemory(name, uint32(unsafe.Sizeof((*array)[0])))
 	if err != nil {
 		return err
 	}
-	*array = unsafe.Slice((*T)(unsafe.Pointer(&memory[0])), s.maps[name].MaxEntries())
+	*array = unsafe.Slice((*T)(unsafe.Pointer(&memory[0])), count)
+	if len(memory) != int(count)*int(unsafe.Sizeof((*array)[0])) {
+		return fmt.Errorf("map %s: %w", name, ErrOtherLayout)
+	}
 	return nil
 }
 
-// mapSized maps a map into memory whose values are of a size that the settings decide.
-func (s *Store) mapSized(name string, valueSize uint32, use func(memory []byte)) error {
-	memory, err := s.mapMemory(name, valueSize)
-	if err == nil {
-		use(memory)
-	}
-	return err
-}
-
-func (s *Store) mapMemory(name string, valueSize uint32) ([]byte, error) {
+// mapMemory maps a map into memory whose values, or the elements of its one value, have that size.
+func (s *Store) mapMemory(name string, size uint32) ([]byte, error) {
 	m := s.maps[name]
-	if m.ValueSize() != valueSize {
+	if m.ValueSize()%size != 0 {
 		return nil, fmt.Errorf("map %s: %w", name, ErrOtherLayout)
 	}
-	memory, err := unix.Mmap(m.FD(), 0, int(valueSize)*int(m.MaxEntries()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	memory, err := unix.Mmap(m.FD(), 0, int(m.ValueSize())*int(m.MaxEntries()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("map %s into memory: %w", name, err)
 	}
@@ -318,8 +315,6 @@ func (s *Store) mapMemory(name string, valueSize uint32) ([]byte, error) {
 func ruleSize(hook bpf.AbiHook) uint32 {
 	return uint32(unsafe.Offsetof(bpf.AbiRule{}.Counters)) + (hook.CpuMask+1)*uint32(unsafe.Sizeof(bpf.AbiCounters{}))
 }
-
-const viewSize = uint32(unsafe.Sizeof(bpf.AbiView{}))
 
 // rule is the memory of one, which packets read and charge.
 func (s *Store) rule(id uint32) *bpf.AbiRule {

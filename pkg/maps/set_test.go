@@ -281,7 +281,7 @@ func TestOpenOtherLayout(t *testing.T) {
 		"one map less":       func(t *testing.T, dir string) { os.Remove(filepath.Join(dir, bpf.ShapectlMapKeys)) },
 		"settings of a size": func(t *testing.T, dir string) { replace(t, filepath.Join(dir, "hook"), 64) },
 		"rules of a size":    func(t *testing.T, dir string) { replace(t, filepath.Join(dir, bpf.ShapectlMapRules), 64) },
-		"buckets of a size":  func(t *testing.T, dir string) { replace(t, filepath.Join(dir, bpf.ShapectlMapTable), 128) },
+		"buckets of a size":  func(t *testing.T, dir string) { replace(t, filepath.Join(dir, "table"), 8) },
 		"views of a size":    func(t *testing.T, dir string) { replace(t, filepath.Join(dir, "views"), 8) },
 	} {
 		t.Run(name, func(t *testing.T) {
