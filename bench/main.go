@@ -24,6 +24,7 @@ import (
 type options struct {
 	quick bool      // only show that it runs: few rounds, small sizes, every figure
 	only  string    // how names of subjects begin, with semicolons in between, where a suite can leave others out
+	other string    // another build of the command, which the suite hooks measures, too; "" for none
 	log   io.Writer // what is being done, a line each
 }
 
@@ -56,6 +57,7 @@ var suites = []struct {
 	{"queue", "Holding back instead of dropping", queue},
 	{"setup", "Setting up and changing rules", setup},
 	{"policy", "Whole policies on the command line", policies},
+	{"hooks", "Rules on many devices", hooks},
 }
 
 func main() {
@@ -76,6 +78,7 @@ func run(ctx context.Context, args []string) error {
 	render := flags.Bool("render", false, "run nothing: write benchmarks.md and charts anew from benchmarks.json")
 	load := flags.String("load", "", "load rules, print what that took, and end: what the suite setup runs")
 	subjects := flags.String("only", "", "in the suites traffic, instructions, accuracy and queue, only subjects whose names begin like this, or like one of several with semicolons in between")
+	other := flags.String("other", "", "path of another build of shapectl, which the suite hooks measures, too, in turn with this one")
 	task := flags.String("guest", "", "measure this in a virtual machine and print the figures: what the suites instructions, accuracy and queue run")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -115,7 +118,7 @@ func run(ctx context.Context, args []string) error {
 		}
 	}
 	this := measured{Date: time.Now().Format(time.DateOnly), Shapectl: shapectlVersion(), Quick: *quick}
-	o := options{quick: *quick, only: *subjects, log: os.Stderr}
+	o := options{quick: *quick, only: *subjects, other: *other, log: os.Stderr}
 	for _, s := range suites {
 		if !slices.Contains(chosen, s.name) {
 			continue

@@ -50,10 +50,9 @@ func policies(ctx context.Context, o options) (results []Result, err error) {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	binary := filepath.Join(dir, "shapectl")
-	build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-trimpath", "-ldflags", "-s -w", "-o", binary, "github.com/shapectl/shapectl/cmd/shapectl")
-	if output, err := build.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("build shapectl: %w: %s", err, bytes.TrimSpace(output))
+	binary, err := buildCommand(ctx, dir)
+	if err != nil {
+		return nil, err
 	}
 	for _, size := range sizes {
 		o.say("  policies of %s prefixes", count(size.rules))
@@ -78,6 +77,16 @@ func policies(ctx context.Context, o options) (results []Result, err error) {
 		}
 	}
 	return results, nil
+}
+
+// buildCommand builds shapectl as it is released, and returns its path.
+func buildCommand(ctx context.Context, dir string) (path string, err error) {
+	path = filepath.Join(dir, "shapectl")
+	build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-trimpath", "-ldflags", "-s -w", "-o", path, "github.com/shapectl/shapectl/cmd/shapectl")
+	if output, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build shapectl: %w: %s", err, bytes.TrimSpace(output))
+	}
+	return path, nil
 }
 
 // samples are figures by table and subject.
@@ -108,14 +117,14 @@ func newPolicy(dir string, n int) (policyCase, error) {
 	}
 	policy.SortRules(rules)
 	p.one = rules[n/2]
-	if err := writePolicy(p.file, rules); err != nil {
+	if err := writePolicy(p.file, nearTable(rules)); err != nil {
 		return p, err
 	}
 	changed := slices.Clone(rules)
 	for _, i := range random.Perm(n)[:n/100] {
 		changed[i] = ruleOf(changed[i].Prefix, 2*changed[i].Rate)
 	}
-	return p, writePolicy(p.changed, changed)
+	return p, writePolicy(p.changed, nearTable(changed))
 }
 
 // ruleOf is what a file says with a rate alone.
@@ -123,13 +132,16 @@ func ruleOf(p netip.Prefix, r policy.Rate) policy.Rule {
 	return policy.Rule{Prefix: p, Rate: r, Capacity: policy.DefaultCapacity(r)}
 }
 
-func writePolicy(file string, rules []policy.Rule) error {
+func nearTable(rules []policy.Rule) policy.Table {
+	return policy.Table{Device: nearDevice, Direction: policy.Egress, Match: policy.MatchDst, Rules: rules}
+}
+
+func writePolicy(file string, tables ...policy.Table) error {
 	f, err := os.Create(file)
 	if err != nil {
 		return err
 	}
-	table := policy.Table{Device: nearDevice, Direction: policy.Egress, Match: policy.MatchDst, Rules: rules}
-	return errors.Join(policyfile.Write(f, []policy.Table{table}, nil), f.Close())
+	return errors.Join(policyfile.Write(f, tables, nil), f.Close())
 }
 
 // round takes each figure once, on a device of its own.
@@ -156,19 +168,7 @@ func (p policyCase) round(ctx context.Context, binary string, s samples) error {
 		{applyChanged, 0, []string{"apply", p.changed}},
 		{setOne, 0, []string{"set", nearDevice, "egress", p.one.Prefix.String(), "--rate", "7777kbit"}},
 	} {
-		cmd := exec.CommandContext(ctx, binary, step.args...)
-		cmd.Env = append(os.Environ(), "SHAPECTL_BPFFS="+a.bpffs)
-		var took float64
-		var peak float64
-		err := a.inNear(func() (err error) {
-			start := time.Now()
-			peak, err = watchCommand(cmd, ownMemory)
-			took = time.Since(start).Seconds()
-			return err
-		})
-		if exit := new(exec.ExitError); errors.As(err, &exit) && exit.ExitCode() == step.exit {
-			err = nil
-		}
+		took, peak, err := a.command(ctx, binary, step.exit, step.args...)
 		if err != nil {
 			return err
 		}
@@ -179,6 +179,23 @@ func (p policyCase) round(ctx context.Context, binary string, s samples) error {
 		}
 	}
 	return nil
+}
+
+// command runs shapectl in the near namespace. It returns how long that took in seconds, and
+// its memory without maps at its peak in MiB. Another exit code than wanted is an error.
+func (a *arena) command(ctx context.Context, binary string, exit int, args ...string) (took, peak float64, err error) {
+	cmd := exec.CommandContext(ctx, binary, args...)
+	cmd.Env = append(os.Environ(), "SHAPECTL_BPFFS="+a.bpffs)
+	err = a.inNear(func() (err error) {
+		start := time.Now()
+		peak, err = watchCommand(cmd, ownMemory)
+		took = time.Since(start).Seconds()
+		return err
+	})
+	if failed := new(exec.ExitError); errors.As(err, &failed) && failed.ExitCode() == exit {
+		err = nil
+	}
+	return took, peak, err
 }
 
 // read reads the file as the commands do, which is a part of what they take.
