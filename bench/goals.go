@@ -139,6 +139,16 @@ var goals = []goal{
 	{what: "memory of a command with it, without maps", bound: 1536, unit: unitMiB,
 		figures: each("policy", unitMiB, []string{commandMemory + ": " + million},
 			[]string{applyFirst, applyAgain, applyChanged, diffSame, diffChanged, exportRules, setOne})},
+	{what: "rules in both directions of 200 devices applied, no rules before", bound: 1, unit: unitSeconds,
+		figures: []figure{{"hooks", hooksTime + ": 200", hooksFirst, unitSeconds}}},
+	{what: "the rates of all of them changed", bound: 0.5, unit: unitSeconds,
+		figures: []figure{{"hooks", hooksTime + ": 200", hooksRates, unitSeconds}}},
+	{what: "rules of 20 new devices in force under `watch`", bound: 0.3, unit: unitSeconds,
+		figures: []figure{{"hooks", fmt.Sprintf(hooksWatch, 20) + ": 0", hooksWatched, unitSeconds}}},
+	{what: "kernel memory of four rules on each of 1 000 devices", bound: 100, unit: unitMiB,
+		figures: []figure{{"hooks", hooksMemory + ": 1 000", hooksShared, unitMiB}}},
+	{what: "the same with `--each host`", bound: 300, unit: unitMiB,
+		figures: []figure{{"hooks", hooksMemory + ": 1 000", hooksHosts, unitMiB}}},
 }
 
 // value is the figure of a goal: the worst of those that have to reach it;
