@@ -166,22 +166,39 @@ func (n *Namespace) otherLayouts() (others []*OtherLayoutError, err error) {
 		if !ok {
 			continue
 		}
-		generations, err := generationsIn(filepath.Join(n.dir, e.Name()))
-		switch {
-		case err != nil:
+		other, err := n.otherLayout(index, d)
+		if err != nil {
 			return nil, err
-		case len(generations) > 0 && !exists(filepath.Join(n.dir, e.Name(), programPin)): // it has maps of its own
-			was, _ := maps.Device(filepath.Join(n.dir, e.Name(), generations[len(generations)-1]))
-			others = append(others, &OtherLayoutError{was, d, index, maps.ErrOtherLayout})
-		case n.foreign != nil:
-			dev, _, err := netinfo.DeviceByIndex(index)
-			if err != nil {
-				return nil, err
-			}
-			others = append(others, &OtherLayoutError{dev.Name, d, index, n.foreign})
+		}
+		if other != nil {
+			others = append(others, other)
 		}
 	}
 	return others, nil
+}
+
+// otherLayout is the hook of a direction of a device, if a build of another layout has made it.
+func (n *Namespace) otherLayout(index int, d policy.Direction) (*OtherLayoutError, error) {
+	if n.dir == "" {
+		return nil, nil
+	}
+	path := n.hookPath(index, d)
+	hasProgram := exists(filepath.Join(path, programPin))
+	if hasProgram && n.foreign == nil || !exists(path) {
+		return nil, nil
+	}
+	generations, err := generationsIn(path)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(generations) > 0 && !hasProgram: // it has maps of its own
+		was, _ := maps.Device(filepath.Join(path, generations[len(generations)-1]))
+		return &OtherLayoutError{was, d, index, maps.ErrOtherLayout}, nil
+	case n.foreign != nil:
+		dev, _, err := netinfo.DeviceByIndex(index)
+		return &OtherLayoutError{dev.Name, d, index, n.foreign}, err
+	}
+	return nil, nil
 }
 
 // setOf is the set of a direction of a device, by its index when the hook was made; nil if there is none.
@@ -205,13 +222,23 @@ func (n *Namespace) Find(name string, d policy.Direction) (*Hook, error) {
 	if err != nil && !errors.Is(err, netinfo.ErrNoDevice) {
 		return nil, err
 	}
-	others, err := n.otherLayouts()
-	if err != nil {
-		return nil, err
-	}
-	for _, other := range others {
-		if other.Direction == d && (here && other.index == dev.Index || !here && other.Device == name) {
+	if here {
+		other, err := n.otherLayout(dev.Index, d)
+		if err != nil {
+			return nil, err
+		}
+		if other != nil {
 			return nil, other
+		}
+	} else {
+		others, err := n.otherLayouts()
+		if err != nil {
+			return nil, err
+		}
+		for _, other := range others {
+			if other.Direction == d && other.Device == name {
+				return nil, other
+			}
 		}
 	}
 	if n.store == nil {
