@@ -146,7 +146,7 @@ func (f *File) section(device string) (*section, error) {
 	var found *section
 	for i := range f.devices {
 		s := &f.devices[i]
-		if !s.pattern || !s.matches(device) {
+		if !s.pattern || !Matches(s.key, device) {
 			continue
 		}
 		if found != nil {
@@ -163,16 +163,17 @@ func (f *File) errorAt(offset uint32, message string) Errors {
 	return f.errors([]problem{{offset, message}})
 }
 
-func (s *section) matches(device string) bool {
-	ok, _ := path.Match(s.key, device) // Parse tried the pattern
+// Matches reports whether a pattern that CheckDevice accepts matches the name of a device.
+func Matches(pattern, device string) bool {
+	ok, _ := path.Match(pattern, device)
 	return ok
 }
 
 // name is the device of a section that is not a pattern.
 func (s *section) name() string { return unescape(s.key) }
 
-// isPattern says whether any of the key stands for more than itself.
-func isPattern(key string) bool {
+// IsPattern reports whether any of the key stands for more than itself.
+func IsPattern(key string) bool {
 	escaped := false
 	for _, c := range []byte(key) {
 		switch {

@@ -176,7 +176,7 @@ func (m *merger) section(s *section, d Device) (gone bool) {
 
 // pattern says whether some pattern matches a device.
 func (f *File) pattern(device string) bool {
-	return slices.ContainsFunc(f.devices, func(s section) bool { return s.pattern && s.matches(device) })
+	return slices.ContainsFunc(f.devices, func(s section) bool { return s.pattern && Matches(s.key, device) })
 }
 
 // table changes a direction to what is live.

@@ -114,8 +114,9 @@ func (r *reader) policy(root *node) {
 	r.devices = make([]section, 0, len(devices.entries))
 	patterns := map[string]*section{}
 	for _, e := range r.entries(devices, "devices", "eth0: {egress: {10.0.0.0/24: 10mbit}}") {
-		s := section{span: e.span(), place: e.value.place(), key: e.key.text, pattern: isPattern(e.key.text)}
-		if !r.validDevice(&e.key, s) {
+		s := section{span: e.span(), place: e.value.place(), key: e.key.text, pattern: IsPattern(e.key.text)}
+		if err := CheckDevice(s.key); err != nil {
+			r.errorf(&e.key, "%w", err)
 			continue
 		}
 		name, others := s.key, patterns
@@ -138,23 +139,23 @@ func possible(name string) bool {
 	return name != "" && name != "." && name != ".." && !strings.ContainsAny(name, "/ \t\n\v\f\r")
 }
 
-func (r *reader) validDevice(key *node, s section) bool {
-	_, malformed := path.Match(s.key, "")
-	name := s.key
-	if !s.pattern {
-		name = s.name()
+// CheckDevice reports as an error why a key can be neither a pattern nor, without
+// its escapes, the name of a device.
+func CheckDevice(key string) error {
+	_, malformed := path.Match(key, "")
+	name, pattern := key, IsPattern(key)
+	if !pattern {
+		name = unescape(key)
 	}
 	switch {
 	case malformed != nil:
-		r.errorf(key, "device %q is a malformed pattern; use * for any letters, ? for one, [a-z] for one of these, and \\ before what is meant as it is", shorten(s.key))
+		return fmt.Errorf("device %q is a malformed pattern; use * for any letters, ? for one, [a-z] for one of these, and \\ before what is meant as it is", shorten(key))
 	case !possible(name):
-		r.errorf(key, "device %q is not a name that a device can have; write one such as eth0, or a pattern such as tap*", shorten(s.key))
-	case !s.pattern && len(name) > maxDevice:
-		r.errorf(key, "device %q has a name of %d bytes; no device's is longer than %d", shorten(s.key), len(name), maxDevice)
-	default:
-		return true
+		return fmt.Errorf("device %q is not a name that a device can have; write one such as eth0, or a pattern such as tap*", shorten(key))
+	case !pattern && len(name) > maxDevice:
+		return fmt.Errorf("device %q has a name of %d bytes; no device's is longer than %d", shorten(key), len(name), maxDevice)
 	}
-	return false
+	return nil
 }
 
 func (r *reader) section(s *section, n *node, defaults parcel) {
