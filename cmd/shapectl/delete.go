@@ -15,9 +15,15 @@ import (
 
 func (e *env) deleteCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:               "delete DEV ingress|egress CIDR",
-		Short:             "Delete a rule",
-		Long:              "Delete a rule. Deleting the last one of a device and direction detaches shapectl from it.\nWhere there is no such rule, nothing is to be done, which is said.",
+		Use:   "delete DEV ingress|egress CIDR",
+		Short: "Delete a rule",
+		Long: `Delete a rule. Deleting the last one of a device and direction detaches shapectl from it.
+Where there is no such rule, nothing is to be done, which is said.
+
+` + patternHelp + `
+Each device that matches and has a rule for exactly this network loses that rule.`,
+		Example: `  shapectl delete eth0 egress 10.0.0.0/24
+  shapectl delete 'tap*' egress 10.0.0.0/24`,
 		Args:              args(3, 3),
 		ValidArgsFunction: e.completeRule,
 		RunE: func(_ *cobra.Command, given []string) error {
@@ -33,29 +39,33 @@ func (e *env) deleteCommand() *cobra.Command {
 func (e *env) delete(want filterRules) error {
 	doing := fmt.Sprintf("delete %s on %s %s", want.prefix, want.device, want.direction)
 	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
-		h, err := n.Find(want.device, *want.direction)
+		hooks, err := want.hooksToChange(n)
+		defer closeHooks(hooks)
 		if err != nil {
 			return err
 		}
-		if h == nil {
-			if slices.Contains(n.Collected(), want.device) {
+		if len(hooks) == 0 {
+			if slices.ContainsFunc(n.Collected(), want.matchesDevice) {
 				return e.deleted([]report.Rule{})
 			}
-			if _, err := device(want.device); err != nil {
+			if _, err := device(want.device); err != nil && !want.pattern {
 				return err
 			}
+		}
+		var deleted []report.Rule
+		var having []*loader.Hook
+		for _, h := range hooks {
+			for _, entry := range want.entries(h.Set) {
+				deleted, having = append(deleted, describe(h, entry, nil)), append(having, h)
+			}
+		}
+		if deleted == nil {
 			return e.nothingToDelete(want)
 		}
-		defer h.Close()
-		entry, ok := h.Set.Find(*want.prefix)
-		if !ok {
-			return e.nothingToDelete(want)
-		}
-		deleted := describe(h, entry, nil)
-		if _, err := n.Delete(h, entry.Rule); err != nil {
+		if _, err := n.Delete(*want.prefix, having...); err != nil {
 			return err
 		}
-		return e.deleted([]report.Rule{deleted})
+		return e.deleted(deleted)
 	})
 }
 
@@ -64,7 +74,11 @@ func (e *env) nothingToDelete(want filterRules) error {
 	if e.json {
 		return e.deleted([]report.Rule{})
 	}
-	_, err := fmt.Fprintf(e.out, "nothing to delete: %s %s has no rule for %s\n", want.device, *want.direction, *want.prefix)
+	says := "nothing to delete: %s %s has no rule for %s\n"
+	if want.pattern {
+		says = "nothing to delete: no device that matches %s has an %s rule for %s\n"
+	}
+	_, err := fmt.Fprintf(e.out, says, want.device, *want.direction, *want.prefix)
 	return err
 }
 
@@ -94,7 +108,11 @@ with --all, those of all devices of the network namespace. It also deletes rules
 that another version of shapectl has set, and those that network namespaces which
 no longer exist had set on these devices. If a device was given fq by --setup-fq,
 it gets the qdisc back that it had; only this does that. What waits in that fq, or
-in the ifb of ingress, has 1s to leave; the rest is lost.`,
+in the ifb of ingress, has 1s to leave; the rest is lost.
+
+` + patternHelp,
+		Example: `  shapectl flush eth0 egress
+  shapectl flush 'tap*'`,
 		Args: func(cmd *cobra.Command, given []string) error {
 			if all {
 				return args(0, 0)(cmd, given)
@@ -127,17 +145,11 @@ func (e *env) flushAll() error {
 		if err != nil {
 			return err
 		}
-		devices, err := netinfo.Devices()
-		if err != nil {
+		if _, err := e.flushOrphans(n, filterRules{}); err != nil {
 			return err
 		}
-		if _, err := e.flushOrphans(n, func(netinfo.Device, policy.Direction) bool { return true }); err != nil {
+		if _, err := e.restoreQdiscs(n, filterRules{}); err != nil {
 			return err
-		}
-		for _, dev := range devices {
-			if _, err := e.restoreQdisc(n, dev.Name); err != nil {
-				return err
-			}
 		}
 		if len(gone) == 0 && !discarded && !e.json {
 			_, err := fmt.Fprintln(e.out, "no rules are left")
@@ -157,50 +169,87 @@ func rulesOf(h *loader.Hook) (rules []report.Rule) {
 
 func (e *env) flush(want filterRules) error {
 	return e.with(loader.Write, "flush "+want.device, func(n *loader.Namespace) error {
-		directions := []policy.Direction{policy.Ingress, policy.Egress}
-		if want.direction != nil {
-			directions = []policy.Direction{*want.direction}
-		}
-		gone := []report.Rule{}
-		any := slices.Contains(n.Collected(), want.device)
-		for _, d := range directions {
-			rules, found, err := e.flushDirection(n, want.device, d)
-			if err != nil {
-				return err
-			}
-			any = any || found
-			gone = append(gone, rules...)
-		}
-		orphans, err := e.flushOrphans(n, func(dev netinfo.Device, d policy.Direction) bool {
-			return dev.Name == want.device && slices.Contains(directions, d)
-		})
+		hooks, err := want.hooksToChange(n)
+		defer closeHooks(hooks)
+		others, err := otherLayouts(err)
 		if err != nil {
 			return err
 		}
-		any = any || orphans
-		if want.direction == nil || *want.direction == policy.Egress {
-			restored, err := e.restoreQdisc(n, want.device)
-			if err != nil {
+		if !want.pattern {
+			slices.Reverse(hooks) // ingress first
+		}
+		gone := []report.Rule{}
+		for _, h := range hooks {
+			gone = append(gone, rulesOf(h)...)
+		}
+		if err := n.Flush(hooks...); err != nil {
+			return err
+		}
+		for _, other := range others {
+			if err := n.Discard(other); err != nil {
 				return err
 			}
-			any = any || restored
+			e.tellDiscarded(other)
 		}
-		if !any {
+		orphans, err := e.flushOrphans(n, want)
+		if err != nil {
+			return err
+		}
+		restored, err := e.restoreQdiscs(n, want)
+		if err != nil {
+			return err
+		}
+		any := len(gone) > 0 || !want.pattern && len(hooks) > 0 || len(others) > 0 || orphans || restored ||
+			slices.ContainsFunc(n.Collected(), want.matchesDevice)
+		if !any && !want.pattern {
 			if _, err := device(want.device); err != nil {
 				return err
 			}
-			if !e.json {
-				_, err := fmt.Fprintf(e.out, "%s has no rules\n", want.device)
-				return err
-			}
 		}
-		return e.deleted(gone)
+		if any || e.json {
+			return e.deleted(gone)
+		}
+		return e.nothingToFlush(want)
 	})
 }
 
+func (e *env) nothingToFlush(want filterRules) (err error) {
+	switch {
+	case !want.pattern:
+		_, err = fmt.Fprintf(e.out, "%s has no rules\n", want.device)
+	case want.direction == nil:
+		_, err = fmt.Fprintf(e.out, "no device that matches %s has rules\n", want.device)
+	default:
+		_, err = fmt.Fprintf(e.out, "no device that matches %s has %s rules\n", want.device, *want.direction)
+	}
+	return err
+}
+
+// restoreQdiscs puts back what the devices of a filter had, and reports whether there was anything to tell.
+func (e *env) restoreQdiscs(n *loader.Namespace, want filterRules) (any bool, err error) {
+	if want.direction != nil && *want.direction != policy.Egress {
+		return false, nil
+	}
+	if want.device != "" && !want.pattern {
+		return e.restoreQdisc(n, want.device)
+	}
+	devices, err := netinfo.Devices()
+	for _, dev := range devices {
+		if !want.matchesDevice(dev.Name) {
+			continue
+		}
+		restored, err := e.restoreQdisc(n, dev.Name)
+		if err != nil {
+			return any, err
+		}
+		any = any || restored
+	}
+	return any, err
+}
+
 // flushOrphans lifts rules that network namespaces set which no longer exist, and reports whether there were any.
-func (e *env) flushOrphans(n *loader.Namespace, which func(netinfo.Device, policy.Direction) bool) (any bool, err error) {
-	flushed, err := n.FlushOrphans(which)
+func (e *env) flushOrphans(n *loader.Namespace, want filterRules) (any bool, err error) {
+	flushed, err := n.FlushOrphans(func(dev netinfo.Device, d policy.Direction) bool { return want.matches(dev.Name, d) })
 	for _, o := range flushed {
 		e.say("shapectl: %s %s: removed the rules of a network namespace that no longer exists", o.Device.Name, o.Direction)
 	}
@@ -221,31 +270,6 @@ func (e *env) restoreQdisc(n *loader.Namespace, name string) (told bool, err err
 		return false, err
 	}
 	return e.restored(name, outcome), nil
-}
-
-// flushDirection flushes one direction, and reports which rules it had, and
-// whether it had any: those of another layout can not be told.
-func (e *env) flushDirection(n *loader.Namespace, name string, d policy.Direction) (gone []report.Rule, found bool, err error) {
-	h, err := n.Find(name, d)
-	var other *loader.OtherLayoutError
-	if errors.As(err, &other) {
-		return nil, true, e.discard(n, other)
-	}
-	if h == nil || err != nil {
-		return nil, false, err
-	}
-	defer h.Close()
-	gone = rulesOf(h)
-	return gone, true, n.Flush(h)
-}
-
-// discard flushes what another version has set.
-func (e *env) discard(n *loader.Namespace, other *loader.OtherLayoutError) error {
-	if err := n.Discard(other); err != nil {
-		return err
-	}
-	e.tellDiscarded(other)
-	return nil
 }
 
 func (e *env) tellDiscarded(other *loader.OtherLayoutError) {

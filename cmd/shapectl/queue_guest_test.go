@@ -114,6 +114,23 @@ func TestSetupFQ(t *testing.T) {
 	}
 }
 
+// A pattern puts back the qdiscs of the devices that it matches.
+func TestPatternsRestoreQdiscs(t *testing.T) {
+	r := newRig(t)
+	before := r.qdisc()
+	r.says(exitDone, "puts noqueue back", words(delayed+" --setup-fq")...)
+	with := r.qdisc()
+	r.ok(words("flush v* ingress")...)
+	r.ok(words("flush x*")...)
+	if now := r.qdisc(); now != with {
+		t.Errorf("was %s, is %s", with, now)
+	}
+	r.says(exitDone, "va: its qdisc is noqueue again, as before it was given fq\n", words("flush v*")...)
+	if now := r.qdisc(); now != before {
+		t.Errorf("was %s, is %s", before, now)
+	}
+}
+
 // An fq of the user's own that is large enough stays as it is; what he is told to type lets it tell more flows apart.
 func TestFlowsOfFQ(t *testing.T) {
 	r := newRig(t)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -10,7 +11,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -20,17 +23,26 @@ import (
 // filterRules narrows rules down.
 type filterRules struct {
 	device    string            // "" for any
+	pattern   bool              // device is a pattern: resolve tells
 	direction *policy.Direction // nil for both
 	prefix    *netip.Prefix     // nil for all
 	buckets   bool              // with the buckets that owe something
 	hurt      bool              // with those whom shadows would have hurt
 }
 
+// patternHelp says how the argument DEV names several devices.
+const patternHelp = `DEV may be a pattern, as in policies: * stands for any characters, ? for one, [a-z]
+for one of these. Write it in quotes, as in 'tap*', or the shell may replace it by
+names of files. If a device has exactly that name, only that device is meant.`
+
 func (e *env) showCommand() *cobra.Command {
 	var stats, buckets, shadows bool
 	cmd := &cobra.Command{
-		Use:               "show [DEV [ingress|egress [CIDR]]]",
-		Short:             "Show rules, and what became of their packets",
+		Use:   "show [DEV [ingress|egress [CIDR]]]",
+		Short: "Show rules, and what became of their packets",
+		Long:  "Show rules, and what became of their packets.\n\n" + patternHelp,
+		Example: `  shapectl show eth0
+  shapectl show 'tap*' egress --stats`,
 		Args:              args(0, 3),
 		ValidArgsFunction: e.completeRule,
 		RunE: func(_ *cobra.Command, given []string) error {
@@ -80,11 +92,14 @@ func parseFilter(cmd string, given []string) (want filterRules, err error) {
 
 func (e *env) show(want filterRules, print func(io.Writer, []report.Rule) error) error {
 	return e.with(loader.Read, "show", func(n *loader.Namespace) error {
+		if err := want.resolve(n); err != nil {
+			return err
+		}
 		rules, unread := findRules(n, want)
 		if len(rules) == 0 && unread != nil {
 			return unread
 		}
-		if len(rules) == 0 && want.device != "" {
+		if len(rules) == 0 && want.device != "" && !want.pattern {
 			if _, err := device(want.device); err != nil {
 				return err
 			}
@@ -117,8 +132,8 @@ func noRule(want filterRules) error {
 func findRules(n *loader.Namespace, want filterRules) (rules []report.Rule, err error) {
 	rules = []report.Rule{}
 	hooks, unread := want.hooks(n)
+	defer closeHooks(hooks)
 	for _, h := range hooks {
-		defer h.Close()
 		hurt := map[uint32][]maps.Hurt{}
 		if want.hurt {
 			if hurt, err = h.Set.Hurt(); err != nil {
@@ -152,10 +167,68 @@ func (want filterRules) entries(s *maps.Set) []maps.Entry {
 	return nil
 }
 
-// hooks are those that the filter lets through.
+// resolve finds out whether the device of a filter is a pattern. A name wins over a
+// pattern: that of a device which is there, or which had it and still has rules.
+func (want *filterRules) resolve(n *loader.Namespace) error {
+	if !policyfile.IsPattern(want.device) {
+		return nil
+	}
+	if _, err := netinfo.DeviceByName(want.device); !errors.Is(err, netinfo.ErrNoDevice) {
+		return err
+	}
+	hooks, err := filterRules{device: want.device}.hooks(n)
+	defer closeHooks(hooks)
+	if len(hooks) > 0 || err != nil || slices.Contains(n.Collected(), want.device) {
+		return nil // the caller asks for the hooks again, and gets the error
+	}
+	if err := policyfile.CheckDevice(want.device); err != nil {
+		return inputError{err}
+	}
+	want.pattern = true
+	return nil
+}
+
+// hooksToChange resolves a filter that must name devices, and finds their hooks. Errors are as those of hooks.
+func (want *filterRules) hooksToChange(n *loader.Namespace) ([]*loader.Hook, error) {
+	if want.device == "" {
+		return nil, noDevice("") // and not all hooks
+	}
+	if err := want.resolve(n); err != nil {
+		return nil, err
+	}
+	return want.hooks(n)
+}
+
+// matches reports whether the filter lets a direction of a device through.
+func (want filterRules) matches(device string, d policy.Direction) bool {
+	return (want.direction == nil || *want.direction == d) && want.matchesDevice(device)
+}
+
+func (want filterRules) matchesDevice(name string) bool {
+	return want.device == "" || name == want.device || want.pattern && policyfile.Matches(want.device, name)
+}
+
+// hooks are those that the filter lets through. With the error come those that could be read.
 func (want filterRules) hooks(n *loader.Namespace) ([]*loader.Hook, error) {
 	if want.device == "" {
 		return n.Hooks()
+	}
+	if want.pattern {
+		hooks, err := n.Hooks()
+		hooks = slices.DeleteFunc(hooks, func(h *loader.Hook) bool {
+			matches := want.matches(h.Name(), h.Direction)
+			if !matches {
+				h.Close()
+			}
+			return !matches
+		})
+		others, err := otherLayouts(err)
+		for _, other := range others {
+			if want.matches(cmp.Or(other.Now, other.Device), other.Direction) {
+				err = errors.Join(err, other)
+			}
+		}
+		return hooks, err
 	}
 	directions := []policy.Direction{policy.Egress, policy.Ingress}
 	if want.direction != nil {
@@ -172,6 +245,29 @@ func (want filterRules) hooks(n *loader.Namespace) ([]*loader.Hook, error) {
 		}
 	}
 	return hooks, errors.Join(unread...)
+}
+
+// otherLayouts separates errors about hooks of another layout from the others that err joins.
+func otherLayouts(err error) (others []*loader.OtherLayoutError, rest error) {
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		var other *loader.OtherLayoutError
+		if errors.As(err, &other) {
+			return []*loader.OtherLayoutError{other}, nil
+		}
+		return nil, err
+	}
+	for _, err := range joined.Unwrap() {
+		of, left := otherLayouts(err)
+		others, rest = append(others, of...), errors.Join(rest, left)
+	}
+	return others, rest
+}
+
+func closeHooks(hooks []*loader.Hook) {
+	for _, h := range hooks {
+		h.Close()
+	}
 }
 
 // describe is all that is known of a rule; hurt may be nil.

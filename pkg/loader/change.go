@@ -3,6 +3,7 @@ package loader
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -127,16 +128,14 @@ func (h *Hook) step(rule policy.Rule) (d policy.Difference, changes bool) {
 	return d, !found || e.Rule != rule
 }
 
-// Delete takes a rule off a hook, and the hook off its device with the last
-// one. It reports whether there was such a rule.
-func (n *Namespace) Delete(h *Hook, rule policy.Rule) (deleted bool, err error) {
-	if err := n.endChange(h); err != nil {
-		return false, err
-	}
-	err = n.changing(func() error {
-		if deleted = h.Set.Delete(rule.Prefix); !deleted {
+// Delete takes the rule of a prefix off hooks, and each hook off its device with its
+// last rule. It reports how many hooks had such a rule. Errors are as those of Flush.
+func (n *Namespace) Delete(prefix netip.Prefix, hooks ...*Hook) (deleted int, err error) {
+	err = n.changeHooks(hooks, func(h *Hook) error {
+		if !h.Set.Delete(prefix) {
 			return nil
 		}
+		deleted++
 		if h.Set.Empty() {
 			return n.takeOff(h)
 		}
@@ -145,14 +144,34 @@ func (n *Namespace) Delete(h *Hook, rule policy.Rule) (deleted bool, err error) 
 	return deleted, err
 }
 
-// Flush takes all rules off a hook, and the hook off its device.
-func (n *Namespace) Flush(h *Hook) error {
-	if err := n.endChange(h); err != nil {
-		return err
-	}
-	return n.changing(func() error {
+// Flush takes all rules off hooks, and the hooks off their devices. The error wraps
+// ErrPending, and nothing is changed, where one of the hooks takes part in a change that is
+// not confirmed yet. A hook that cannot be flushed does not keep the others from it.
+func (n *Namespace) Flush(hooks ...*Hook) error {
+	return n.changeHooks(hooks, func(h *Hook) error {
 		h.Set.Clear()
 		return n.takeOff(h)
+	})
+}
+
+// changeHooks runs f, which may detach a hook, with each of the hooks.
+func (n *Namespace) changeHooks(hooks []*Hook, f func(*Hook) error) error {
+	if len(hooks) == 0 {
+		return nil
+	}
+	for _, h := range hooks {
+		if err := n.endChange(h); err != nil {
+			return err
+		}
+	}
+	return n.changing(func() error {
+		return n.hurry(len(hooks), func() error {
+			var failed []error
+			for _, h := range hooks {
+				failed = append(failed, f(h))
+			}
+			return errors.Join(failed...)
+		})
 	})
 }
 
@@ -172,13 +191,10 @@ func (n *Namespace) FlushAll(told func(*Hook), discarded func(*OtherLayoutError)
 	if err != nil && !errors.As(err, &other) {
 		return err
 	}
-	n.hurry(len(hooks), func() error {
-		for _, h := range hooks {
-			told(h)
-			failed = append(failed, n.Flush(h))
-		}
-		return nil
-	})
+	for _, h := range hooks {
+		told(h)
+	}
+	failed = append(failed, n.Flush(hooks...))
 	others, err := n.otherLayouts()
 	failed = append(failed, err)
 	for _, other := range others {

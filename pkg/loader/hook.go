@@ -88,6 +88,7 @@ func closeHooks(hooks []*Hook) {
 // as one with another layout made it. It wraps maps.ErrOtherLayout.
 type OtherLayoutError struct {
 	Device    string // its name when the hook was made; "" where that cannot be read either
+	Now       string // the name of the device that has its number; "" where none has
 	Direction policy.Direction
 
 	index int
@@ -188,17 +189,17 @@ func (n *Namespace) otherLayout(index int, d policy.Direction) (*OtherLayoutErro
 		return nil, nil
 	}
 	generations, err := generationsIn(path)
-	switch {
-	case err != nil:
+	hasMaps := len(generations) > 0 && !hasProgram // of its own
+	if err != nil || !hasMaps && n.foreign == nil {
 		return nil, err
-	case len(generations) > 0 && !hasProgram: // it has maps of its own
-		was, _ := maps.Device(filepath.Join(path, generations[len(generations)-1]))
-		return &OtherLayoutError{was, d, index, maps.ErrOtherLayout}, nil
-	case n.foreign != nil:
-		dev, _, err := netinfo.DeviceByIndex(index)
-		return &OtherLayoutError{dev.Name, d, index, n.foreign}, err
 	}
-	return nil, nil
+	dev, _, err := netinfo.DeviceByIndex(index)
+	other := &OtherLayoutError{dev.Name, dev.Name, d, index, n.foreign}
+	if hasMaps {
+		other.Device, _ = maps.Device(filepath.Join(path, generations[len(generations)-1]))
+		other.err = maps.ErrOtherLayout
+	}
+	return other, err
 }
 
 // setOf is the set of a direction of a device, by its index when the hook was made; nil if there is none.

@@ -124,8 +124,8 @@ func (r *rig) delete(rule policy.Rule) {
 			return err
 		}
 		defer h.Close()
-		deleted, err := n.Delete(h, rule)
-		if !deleted {
+		deleted, err := n.Delete(rule.Prefix, h)
+		if deleted != 1 {
 			r.t.Errorf("there was no %v to delete", rule.Prefix)
 		}
 		return err

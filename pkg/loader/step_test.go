@@ -203,9 +203,9 @@ var stepped = []steppedCommand{
 	{"another build", false, func(r *rig) { r.put(stays, one, two); r.renewAsAnotherBuild() }, func(n *Namespace) error { return putOn(n, one) }},
 	{"growth", false, full, func(n *Namespace) error { return putOn(n, one) }},
 	{"delete", true, ready(stays, two), func(n *Namespace) error {
-		return withHook(n, func(h *Hook) error { _, err := n.Delete(h, two); return err })
+		return withHook(n, func(h *Hook) error { _, err := n.Delete(two.Prefix, h); return err })
 	}},
-	{"flush", true, ready(stays, two), func(n *Namespace) error { return withHook(n, n.Flush) }},
+	{"flush", true, ready(stays, two), func(n *Namespace) error { return withHook(n, func(h *Hook) error { return n.Flush(h) }) }},
 	{"first shadow after a delete that was killed", true, func(r *rig) {
 		r.put(stays, two)
 		r.killed("delete", stop{"detach a link", 0}, stop{"delete a filter", 0})
