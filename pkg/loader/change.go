@@ -526,8 +526,9 @@ func (n *Namespace) sweep() error {
 		return nil
 	}
 	var empty []*maps.Set
+	haveRules := n.store.HaveRules()
 	for set := range n.store.Sets() {
-		if isUnused(set) {
+		if !haveRules[set.Number()] || !set.Attached() {
 			empty = append(empty, set)
 		}
 	}
@@ -604,7 +605,7 @@ func (n *Namespace) changing(f func() error) error {
 // prepared and not armed is none, maps are of one generation, and there are no hooks
 // without rules.
 func (n *Namespace) complete() error {
-	if err := n.relax(); err != nil {
+	if err := relax(n.dir); err != nil {
 		return err
 	}
 	if n.store == nil && n.foreign == nil { // it may have failed to remove them

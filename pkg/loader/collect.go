@@ -212,6 +212,8 @@ func clearHome(home string) {
 			} else {
 				discard(path)
 			}
+		case e.Name() == hurryPin:
+			relax(home)
 		case inForce: // with the maps and programs that its hooks call
 		case e.IsDir():
 			removeAll(path)

@@ -130,7 +130,11 @@ func (n *Namespace) Hooks() (hooks []*Hook, err error) {
 		unread = append(unread, other)
 	}
 	if n.store != nil {
+		haveRules := n.store.HaveRules()
 		for set := range n.store.Sets() {
+			if !haveRules[set.Number()] {
+				continue
+			}
 			h, err := n.openHook(set)
 			if err != nil {
 				unread = append(unread, err)

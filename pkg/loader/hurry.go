@@ -27,7 +27,7 @@ func (n *Namespace) hurry(hooks int, f func() error) error {
 		return err
 	}
 	os.WriteFile(expedited, []byte("1"), 0)
-	defer n.relax()
+	defer relax(n.dir)
 	return f()
 }
 
@@ -36,9 +36,9 @@ func relaxed() bool {
 	return err == nil && strings.TrimSpace(string(text)) == "0"
 }
 
-// relax ends what hurry has begun, also in a command that was killed.
-func (n *Namespace) relax() error {
-	mark := filepath.Join(n.dir, hurryPin)
+// relax ends what hurry has begun for a namespace, also in a command that was killed.
+func relax(home string) error {
+	mark := filepath.Join(home, hurryPin)
 	if !exists(mark) {
 		return nil
 	}

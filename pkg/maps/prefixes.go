@@ -1,6 +1,7 @@
 package maps
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"iter"
@@ -225,8 +226,11 @@ func (s *Store) setOf(id uint32) *Set { return s.View(s.rule(id).View) }
 func (s *Set) byID() []placed { return sortByID(s.allPrefixes(), s.Size().Rules) }
 
 // allByID are those of all sets.
-func (s *Store) allByID() []placed {
-	return sortByID(func(yield func(netip.Prefix, uint32) bool) {
+func (s *Store) allByID() []placed { return sortByID(s.everyPrefix(), s.Size().Rules) }
+
+// everyPrefix is allPrefixes of all sets, in one pass.
+func (s *Store) everyPrefix() iter.Seq2[netip.Prefix, uint32] {
+	return func(yield func(netip.Prefix, uint32) bool) {
 		looksFor := make([]*lengthSet, len(s.views))
 		for line := range s.allLines() {
 			for place, id := range line.ids()[:min(line.used(), len(line.ids()))] {
@@ -243,16 +247,34 @@ func (s *Store) allByID() []placed {
 				}
 			}
 		}
-	}, s.Size().Rules)
+	}
 }
 
-func sortByID(all iter.Seq2[netip.Prefix, uint32], rules uint32) []placed {
-	prefixes, n := make([]netip.Prefix, rules), 0
-	for p, id := range all {
-		prefixes[id] = p
-		n++
+// HaveRules tells by number which sets are not Empty. To ask each of many takes a pass for each.
+func (s *Store) HaveRules() []bool {
+	have := make([]bool, len(s.views))
+	for _, id := range s.everyPrefix() {
+		have[s.rule(id).View] = true
 	}
-	list := make([]placed, 0, n)
+	return have
+}
+
+// fewRules are so few of all that to sort them takes less than an array of all.
+const fewRules = 16
+
+func sortByID(all iter.Seq2[netip.Prefix, uint32], rules uint32) (list []placed) {
+	for p, id := range all {
+		list = append(list, placed{id, p})
+	}
+	if len(list) < int(rules)/fewRules {
+		slices.SortFunc(list, func(a, b placed) int { return cmp.Compare(a.id, b.id) })
+		return list
+	}
+	prefixes := make([]netip.Prefix, rules)
+	for _, at := range list {
+		prefixes[at.id] = at.prefix
+	}
+	list = list[:0]
 	for id, p := range prefixes {
 		if p.IsValid() {
 			list = append(list, placed{uint32(id), p})

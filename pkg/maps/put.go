@@ -387,7 +387,8 @@ func (s *Set) Clear() {
 	for _, at := range rules {
 		s.remove(at.prefix, at.id, s.placeOf(at.prefix))
 	}
-	s.known = nil
+	// A change of others goes on; what was this set's has no part in it any more.
+	s.known.taking = slices.DeleteFunc(s.known.taking, func(t participant) bool { return s.rule(t.id).View == s.number })
 }
 
 // Empty reports whether there is no rule, nor one that a change took away or is to bring.
