@@ -203,8 +203,10 @@ __noinline int apply_fast(struct __sk_buff *skb, __u32 ip, __u32 id)
 		return UNDONE;
 	seen = READ_ONCE(rule->version);
 	index = timeless_index(seen);
+	if (index < 0)
+		return UNDONE;
 	params = params_of(rule, index);
-	if (index < 0 || params->flags & RULE_SLOW)
+	if (params->flags & RULE_SLOW)
 		return UNDONE;
 	bucket = &rule->shared;
 	if (params->flags & RULE_EACH)
