@@ -328,7 +328,7 @@ func TestShadowIsModel(t *testing.T) {
 	for _, rule := range live {
 		for _, each := range []policy.Each{{}, {Kind: policy.EachHost}, {Kind: policy.EachSubnet, Bits: 30}, {Kind: policy.EachFlow}} {
 			t.Run(rule.Rate.String()+" "+each.String(), func(t *testing.T) {
-				r := newRig(t, shapemaps.Size{Rules: 2, Buckets: 1024, Hurt: 4096}, ingress())
+				r := newRig(t, shapemaps.Size{Rules: 2, Buckets: 1024, Affected: 4096}, ingress())
 				rule.Prefix = prefix("10.0.0.0/24")
 				rule.Shadow = policy.Shadow{Rate: 40_000, Capacity: 2000, Each: each, Framing: policy.Framing{Overhead: 20, MPU: 100}}
 				now := uint64(1e9)
@@ -338,7 +338,7 @@ func TestShadowIsModel(t *testing.T) {
 				alone.Shadow = policy.Shadow{}
 				bare, shadow := newMirrored(alone, now), newMirrored(proposed, now)
 				var want shapemaps.Counters
-				hurt := map[netip.Prefix]*shapemaps.Hurt{}
+				affected := map[netip.Prefix]*shapemaps.Affected{}
 				for range 400 {
 					host := netip.AddrFrom4([4]byte{10, 0, 0, byte(roll.Uint32N(8))})
 					n := uint64(34 + roll.Uint32N(1400))
@@ -359,11 +359,11 @@ func TestShadowIsModel(t *testing.T) {
 							bits = 30
 						}
 						whom := netip.PrefixFrom(host, bits).Masked()
-						if hurt[whom] == nil {
-							hurt[whom] = &shapemaps.Hurt{Subnet: whom}
+						if affected[whom] == nil {
+							affected[whom] = &shapemaps.Affected{Subnet: whom}
 						}
-						hurt[whom].Packets++
-						hurt[whom].Bytes += counted
+						affected[whom].Packets++
+						affected[whom].Bytes += counted
 					}
 				}
 				limit, _ := r.set.Shadow(e)
@@ -371,14 +371,14 @@ func TestShadowIsModel(t *testing.T) {
 				if got != want || want.ExcessPackets == 0 || want.ExcessPackets == want.PassedPackets {
 					t.Errorf("the shadow counted\n%+v, want\n%+v", got, want)
 				}
-				all, err := r.set.Hurt()
+				all, err := r.set.Affected()
 				testenv.Must(t, err)
-				if len(all[e.ID]) != len(hurt) {
-					t.Errorf("%d would have been hurt, want %d", len(all[e.ID]), len(hurt))
+				if len(all[e.ID]) != len(affected) {
+					t.Errorf("%d would have been affected, want %d", len(all[e.ID]), len(affected))
 				}
 				for _, h := range all[e.ID] {
-					if hurt[h.Subnet] == nil || *hurt[h.Subnet] != h {
-						t.Errorf("%+v would have been hurt, want %+v", h, hurt[h.Subnet])
+					if affected[h.Subnet] == nil || *affected[h.Subnet] != h {
+						t.Errorf("%+v would have been affected, want %+v", h, affected[h.Subnet])
 					}
 				}
 			})

@@ -27,7 +27,7 @@ type filterRules struct {
 	direction *policy.Direction // nil for both
 	prefix    *netip.Prefix     // nil for all
 	buckets   bool              // with the buckets that owe something
-	hurt      bool              // with those whom shadows would have hurt
+	affected  bool              // with those whom shadows would have affected
 }
 
 // patternHelp says how the argument DEV names several devices.
@@ -53,7 +53,7 @@ func (e *env) showCommand() *cobra.Command {
 			if shadows && (stats || buckets) {
 				return inputf("show: --shadow is a table of its own; leave --stats and --buckets out")
 			}
-			want.buckets, want.hurt = buckets, shadows || e.json
+			want.buckets, want.affected = buckets, shadows || e.json
 			switch {
 			case shadows:
 				return e.show(want, report.Shadows)
@@ -134,16 +134,16 @@ func findRules(n *loader.Namespace, want filterRules) (rules []report.Rule, err 
 	hooks, unread := want.hooks(n)
 	defer closeHooks(hooks)
 	for _, h := range hooks {
-		hurt := map[uint32][]maps.Hurt{}
-		if want.hurt {
-			if hurt, err = h.Set.Hurt(); err != nil {
+		affected := map[uint32][]maps.Affected{}
+		if want.affected {
+			if affected, err = h.Set.Affected(); err != nil {
 				return rules, err
 			}
 		}
 		entries := want.entries(h.Set)
 		rules = slices.Grow(rules, len(entries))
 		for _, entry := range entries {
-			r := describe(h, entry, hurt[entry.ID])
+			r := describe(h, entry, affected[entry.ID])
 			if want.buckets {
 				r.Buckets = []report.Bucket{}
 				for b := range h.Set.Buckets(entry, maps.Now()) {
@@ -270,12 +270,12 @@ func closeHooks(hooks []*loader.Hook) {
 	}
 }
 
-// describe is all that is known of a rule; hurt may be nil.
-func describe(h *loader.Hook, entry maps.Entry, hurt []maps.Hurt) report.Rule {
+// describe is all that is known of a rule; affected may be nil.
+func describe(h *loader.Hook, entry maps.Entry, affected []maps.Affected) report.Rule {
 	level := model.Bytes(h.Set.OwnLevel(entry, maps.Now()))
 	r := report.NewRule(place(h), entry.Rule, h.Set.Counters(entry.ID), level)
 	if shadow, ok := h.Set.Shadow(entry); ok {
-		r.Shadow = report.NewShadow(shadow.Rule, h.Set.Counters(shadow.ID), hurt, h.Set.Size().Hurt)
+		r.Shadow = report.NewShadow(shadow.Rule, h.Set.Counters(shadow.ID), affected, h.Set.Size().Affected)
 	}
 	return r
 }

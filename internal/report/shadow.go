@@ -14,47 +14,47 @@ import (
 
 // Shadow is what a proposed limit would have done to the packets of its rule.
 type Shadow struct {
-	RateBits       uint64 `json:"rate_bits_per_second"`
-	CapacityBytes  uint64 `json:"capacity_bytes"`
-	Each           string `json:"each"`
-	Penalty        string `json:"penalty"`
-	OverheadBytes  int16  `json:"overhead_bytes"`
-	MPUBytes       uint16 `json:"mpu_bytes"`
-	SeenPackets    uint64 `json:"seen_packets"`
-	SeenBytes      uint64 `json:"seen_bytes"`
-	RefusedPackets uint64 `json:"refused_packets"`
-	RefusedBytes   uint64 `json:"refused_bytes"`
-	HurtHosts      int    `json:"hurt_hosts"` // or subnets, with each /N
-	HurtLimit      uint32 `json:"hurt_limit"` // about how many of all shadows of the hook are remembered
-	Hurt           []Hurt `json:"hurt"`
+	RateBits       uint64     `json:"rate_bits_per_second"`
+	CapacityBytes  uint64     `json:"capacity_bytes"`
+	Each           string     `json:"each"`
+	Penalty        string     `json:"penalty"`
+	OverheadBytes  int16      `json:"overhead_bytes"`
+	MPUBytes       uint16     `json:"mpu_bytes"`
+	SeenPackets    uint64     `json:"seen_packets"`
+	SeenBytes      uint64     `json:"seen_bytes"`
+	RefusedPackets uint64     `json:"refused_packets"`
+	RefusedBytes   uint64     `json:"refused_bytes"`
+	AffectedHosts  int        `json:"affected_hosts"` // or subnets, with each /N
+	AffectedLimit  uint32     `json:"affected_limit"` // about how many of all shadows of the hook are remembered
+	Affected       []Affected `json:"affected"`
 }
 
-// Hurt is a host or subnet of which packets would have been refused.
-type Hurt struct {
+// Affected is a host or subnet of which packets would have been refused.
+type Affected struct {
 	Subnet         string `json:"subnet"`
 	RefusedPackets uint64 `json:"refused_packets"`
 	RefusedBytes   uint64 `json:"refused_bytes"`
 }
 
 // NewShadow puts together what is known of a rule's shadow.
-func NewShadow(proposed policy.Rule, c maps.Counters, hurt []maps.Hurt, limit uint32) *Shadow {
+func NewShadow(proposed policy.Rule, c maps.Counters, affected []maps.Affected, limit uint32) *Shadow {
 	s := &Shadow{
 		RateBits: uint64(proposed.Rate), CapacityBytes: proposed.Capacity, Each: proposed.Each.String(),
 		Penalty: proposed.Penalty.String(), OverheadBytes: proposed.Framing.Overhead, MPUBytes: proposed.Framing.MPU,
 		SeenPackets: c.PassedPackets, SeenBytes: c.PassedBytes, RefusedPackets: c.ExcessPackets, RefusedBytes: c.ExcessBytes,
-		HurtHosts: len(hurt), HurtLimit: limit, Hurt: []Hurt{},
+		AffectedHosts: len(affected), AffectedLimit: limit, Affected: []Affected{},
 	}
-	for _, h := range hurt {
+	for _, h := range affected {
 		name := h.Subnet.String()
 		if h.Subnet.IsSingleIP() {
 			name = h.Subnet.Addr().String()
 		}
-		s.Hurt = append(s.Hurt, Hurt{name, h.Packets, h.Bytes})
+		s.Affected = append(s.Affected, Affected{name, h.Packets, h.Bytes})
 	}
 	return s
 }
 
-// worst is how many of those who would have been hurt most are named.
+// worst is how many of those who would have been affected most are named.
 const worst = 3
 
 // Shadows says of each rule with a shadow what that would have refused, and of whom.
@@ -65,7 +65,7 @@ func Shadows(w io.Writer, rules []Rule) error {
 		return err
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "RULE\tPROPOSED\tPACKETS\tWOULD REFUSE\tBYTES\tWOULD REFUSE\tHURTS\tMOST")
+	fmt.Fprintln(t, "RULE\tPROPOSED\tPACKETS\tWOULD REFUSE\tBYTES\tWOULD REFUSE\tAFFECTED\tMOST")
 	for _, r := range rules {
 		s := r.Shadow
 		proposed := policy.Rate(s.RateBits).String()
@@ -73,7 +73,7 @@ func Shadows(w io.Writer, rules []Rule) error {
 			proposed += " each " + s.Each
 		}
 		most := "nobody"
-		for i, h := range s.Hurt[:min(worst, len(s.Hurt))] {
+		for i, h := range s.Affected[:min(worst, len(s.Affected))] {
 			if i == 0 {
 				most = ""
 			} else {
@@ -81,14 +81,14 @@ func Shadows(w io.Writer, rules []Rule) error {
 			}
 			most += fmt.Sprintf("%s (%d bytes)", h.Subnet, h.RefusedBytes)
 		}
-		hurts := fmt.Sprint(s.HurtHosts)
+		affected := fmt.Sprint(s.AffectedHosts)
 		// The kernel begins to forget a little before there is no room.
-		if uint32(s.HurtHosts) >= s.HurtLimit-s.HurtLimit/8 {
-			hurts += " or more"
+		if uint32(s.AffectedHosts) >= s.AffectedLimit-s.AffectedLimit/8 {
+			affected += " or more"
 		}
 		fmt.Fprintf(t, "%s %s %s\t%s\t%d\t%d (%s)\t%d\t%d (%s)\t%s\t%s\n", plain.Line(r.Device), r.Direction, r.CIDR, proposed,
 			s.SeenPackets, s.RefusedPackets, percent(s.RefusedPackets, cmp.Or(s.SeenPackets, 1)),
-			s.SeenBytes, s.RefusedBytes, percent(s.RefusedBytes, cmp.Or(s.SeenBytes, 1)), hurts, most)
+			s.SeenBytes, s.RefusedBytes, percent(s.RefusedBytes, cmp.Or(s.SeenBytes, 1)), affected, most)
 	}
 	return t.Flush()
 }

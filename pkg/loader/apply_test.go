@@ -653,9 +653,9 @@ func TestShadowOfALiveRule(t *testing.T) {
 			t.Errorf("the rule is %v", e.Rule)
 		}
 		testenv.Eventually(t, "a shadow that refuses", func() bool {
-			hurt, err := h.Set.Hurt()
+			affected, err := h.Set.Affected()
 			testenv.Must(t, err)
-			return len(hurt[e.ID]) == 2
+			return len(affected[e.ID]) == 2
 		})
 		// Only its rate is another: the shadow stays, and counts on.
 		faster := shadowed
@@ -682,14 +682,14 @@ func TestShadowOfALiveRule(t *testing.T) {
 		if conform := float64(shadow.PassedBytes - shadow.ExcessBytes); conform > most || conform < 2*float64(shadowed.Shadow.Capacity)-2*1514 {
 			t.Errorf("of two hosts %.0f bytes conform to the shadow, which lets %.0f through", conform, most)
 		}
-		hurt, err := h.Set.Hurt()
+		affected, err := h.Set.Affected()
 		testenv.Must(t, err)
 		var packets, bytes uint64
-		for _, one := range hurt[e.ID] {
+		for _, one := range affected[e.ID] {
 			packets, bytes = packets+one.Packets, bytes+one.Bytes
 		}
-		if packets != shadow.ExcessPackets || bytes != shadow.ExcessBytes || len(hurt[e.ID]) != 2 {
-			t.Errorf("hurt: %+v, and the shadow counted %+v", hurt, shadow)
+		if packets != shadow.ExcessPackets || bytes != shadow.ExcessBytes || len(affected[e.ID]) != 2 {
+			t.Errorf("affected: %+v, and the shadow counted %+v", affected, shadow)
 		}
 		if shadow.DroppedPackets != 0 || shadow.UnsurePackets != 0 {
 			t.Errorf("the shadow: %+v", shadow)

@@ -161,7 +161,7 @@ func roomFor(rules []policy.Rule, size maps.Size) maps.Size {
 	for _, r := range rules {
 		proposed, ok := r.Proposed()
 		if ok {
-			size.Hurt = max(size.Hurt, affectedHosts)
+			size.Affected = max(size.Affected, affectedHosts)
 		}
 		if size.Buckets == noBuckets && (maps.HasSlots(r) || maps.HasSlots(proposed)) {
 			size.Buckets = tableBuckets

@@ -76,7 +76,7 @@ func TestFirstChangeOfAProcess(t *testing.T) {
 		"cleared": {shadowed, func(r *rig, _ func()) { r.Clear() }, nil, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, shapemaps.Size{Rules: 3, Buckets: 4, Hurt: 1})
+			r := newRig(t, shapemaps.Size{Rules: 3, Buckets: 4, Affected: 1})
 			reopen := reopenable(r)
 			r.put(c.before)
 			reopen()
@@ -116,7 +116,7 @@ func TestPoliciesAgainstOracle(t *testing.T) {
 		rounds = 30
 	}
 	roll := rand.New(rand.NewPCG(testenv.Seed(t), 0))
-	r := newRig(t, shapemaps.Size{Rules: 2 * 2 * most, Buckets: 4, Hurt: 1})
+	r := newRig(t, shapemaps.Size{Rules: 2 * 2 * most, Buckets: 4, Affected: 1})
 	reopen := reopenable(r)
 	prefixes := make([]netip.Prefix, 2*most) // few, so that they come and go
 	for i := range prefixes {

@@ -72,22 +72,22 @@ func (s *Store) Shadow(e Entry) (Entry, bool) {
 	return Entry{proposed, v.Shadow}, true
 }
 
-// Hurt is a host or subnet of which a shadow would have refused packets.
-type Hurt struct {
+// Affected is a host or subnet of which a shadow would have refused packets.
+type Affected struct {
 	Subnet         netip.Prefix
 	Packets, Bytes uint64
 }
 
-// Hurt are those whom the shadow of each rule, by its id, would have hurt, the
-// worst first. Beyond Size.Hurt, those longest ago are forgotten.
-func (s *Set) Hurt() (map[uint32][]Hurt, error) {
+// Affected are those whom the shadow of each rule, by its id, would have affected, the
+// worst first. Beyond Size.Affected, those longest ago are forgotten.
+func (s *Set) Affected() (map[uint32][]Affected, error) {
 	type shadowed struct {
 		id   uint32
 		bits func(netip.Addr) int
 	}
 	by := map[uint32]shadowed{}
 	if s.hook.Shadows == 0 {
-		return map[uint32][]Hurt{}, nil
+		return map[uint32][]Affected{}, nil
 	}
 	for e := range s.InOrder() {
 		if v := s.current(e.ID); v.Flags&ruleShadow != 0 {
@@ -98,9 +98,9 @@ func (s *Set) Hurt() (map[uint32][]Hurt, error) {
 			by[s.current(v.Shadow).Salt] = shadowed{e.ID, func(a netip.Addr) int { return eachBits(each, a) }}
 		}
 	}
-	hurt := map[uint32][]Hurt{}
+	affected := map[uint32][]Affected{}
 	if len(by) == 0 {
-		return hurt, nil
+		return affected, nil
 	}
 	var key bpf.AbiAffectedKey
 	var value bpf.AbiAffected
@@ -111,15 +111,15 @@ func (s *Set) Hurt() (map[uint32][]Hurt, error) {
 			continue // of a shadow that is gone
 		}
 		addr := address(key.Addr, uint8(key.Family))
-		hurt[of.id] = append(hurt[of.id], Hurt{netip.PrefixFrom(addr, of.bits(addr)), value.Packets, value.Bytes})
+		affected[of.id] = append(affected[of.id], Affected{netip.PrefixFrom(addr, of.bits(addr)), value.Packets, value.Bytes})
 	}
 	if err := entries.Err(); err != nil {
-		return nil, fmt.Errorf("read whom shadows would have hurt: %w", err)
+		return nil, fmt.Errorf("read whom shadows would have affected: %w", err)
 	}
-	for _, list := range hurt {
-		slices.SortFunc(list, func(a, b Hurt) int {
+	for _, list := range affected {
+		slices.SortFunc(list, func(a, b Affected) int {
 			return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), policy.ComparePrefix(a.Subnet, b.Subnet))
 		})
 	}
-	return hurt, nil
+	return affected, nil
 }

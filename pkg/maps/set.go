@@ -25,10 +25,10 @@ var ErrOtherLayout = errors.New("made by another version of shapectl")
 
 // Size is how much a store holds.
 type Size struct {
-	Views   uint32 // rounded up to a power of two; 0 is 1
-	Rules   uint32 // shadows included
-	Buckets uint32 // of hosts, subnets and flows; rounded up to a power of two
-	Hurt    uint32 // hosts that shadows would have hurt
+	Views    uint32 // rounded up to a power of two; 0 is 1
+	Rules    uint32 // shadows included
+	Buckets  uint32 // of hosts, subnets and flows; rounded up to a power of two
+	Affected uint32 // hosts that shadows would have affected
 }
 
 const (
@@ -89,7 +89,7 @@ func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 		delete(shared, tableMap)
 		delete(shared, bpf.ShapectlMapKeys)
 	}
-	if size.Hurt != have.Hurt {
+	if size.Affected != have.Affected {
 		delete(shared, bpf.ShapectlMapAffected)
 	}
 	if size.Views != have.Views {
@@ -153,10 +153,10 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Store, 
 		return nil, err
 	}
 	hook.RuleMaps = max(hook.RuleMaps, 1)
-	hook.Shadows = size.Hurt
+	hook.Shadows = size.Affected
 	for name, entries := range map[string]uint32{
 		bpf.ShapectlMapKeys:     lines * lineSlots,
-		bpf.ShapectlMapAffected: max(size.Hurt, 1), // a map has room for one at least
+		bpf.ShapectlMapAffected: max(size.Affected, 1), // a map has room for one at least
 		// The last map of rules is the one that is made to fit; the others are there already.
 		ruleMaps[hook.RuleMaps-1]: size.Rules - hook.FirstId[hook.RuleMaps-1],
 	} {
@@ -364,7 +364,7 @@ func (s *Store) Hook() bpf.AbiHook { return s.hook }
 
 // Size is what the store was made for.
 func (s *Store) Size() Size {
-	size := Size{Views: uint32(len(s.views)), Buckets: uint32(len(s.lines)) * lineSlots, Hurt: s.hook.Shadows}
+	size := Size{Views: uint32(len(s.views)), Buckets: uint32(len(s.lines)) * lineSlots, Affected: s.hook.Shadows}
 	for _, name := range ruleMaps[:s.hook.RuleMaps] {
 		size.Rules += s.maps[name].MaxEntries()
 	}

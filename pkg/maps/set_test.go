@@ -222,21 +222,21 @@ func TestPinAndOpen(t *testing.T) {
 
 // A set that has grown tells of the hosts that shadows affected before.
 func TestGrowthKeepsAffectedHosts(t *testing.T) {
-	r := newRig(t, maps.Size{Rules: 4, Buckets: 64, Hurt: 16})
+	r := newRig(t, maps.Size{Rules: 4, Buckets: 64, Affected: 16})
 	shadowed := rule("10.0.0.0/8", 1e9, 1<<20)
 	shadowed.Shadow = policy.Shadow{Rate: 8000, Capacity: 2000, Each: policy.Each{Kind: policy.EachHost}}
 	e := r.put(shadowed)
 	for range 3 {
 		r.send(policy.GCRA, to("10.0.0.7"), 1000)
 	}
-	want := []maps.Hurt{{Subnet: netip.MustParsePrefix("10.0.0.7/32"), Packets: 1, Bytes: 1000}}
+	want := []maps.Affected{{Subnet: netip.MustParsePrefix("10.0.0.7/32"), Packets: 1, Bytes: 1000}}
 	size := r.Size()
 	for range 2 {
 		size.Rules *= 2
 		grown, err := r.Derive(size, r.Hook())
 		testenv.Must(t, err)
 		defer grown.Close()
-		got, err := grown.View(view).Hurt()
+		got, err := grown.View(view).Affected()
 		testenv.Must(t, err)
 		if !slices.Equal(got[e.ID], want) {
 			t.Errorf("with room for %d rules, these were affected: %+v, want %+v", size.Rules, got[e.ID], want)
