@@ -127,7 +127,7 @@ func TestTwoCPUsOneBucket(t *testing.T) {
 						return err
 					})
 					c, bound := since(before, r.counters()[e.ID]), rule.Capacity+leaked(rate, took)
-					if each != policy.EachAll && r.spareWasUsed() {
+					if each != policy.EachAll && r.spillWasUsed() {
 						bound *= 2 // by packets that lost the bucket to the other CPU too often
 					}
 					if c.PassedBytes > bound {
@@ -145,8 +145,8 @@ func TestTwoCPUsOneBucket(t *testing.T) {
 	}
 }
 
-// spareWasUsed reports whether anything was ever charged to the own bucket of the first rule.
-func (r *rig) spareWasUsed() bool {
+// spillWasUsed reports whether anything was ever charged to the own bucket of the first rule.
+func (r *rig) spillWasUsed() bool {
 	r.Helper()
 	return binary.NativeEndian.Uint64(r.firstRule()) != 0 // its bucket's TAT, which was 0 when it was put
 }
@@ -194,7 +194,7 @@ func (r *rig) slotsAreSound() {
 // Keys share a table of one line, whose buckets drain all the time, so that
 // slots change hands. A slot is taken only when its bucket is empty, so what
 // passes on each of the four is bounded as if one key had it, and so is what
-// passes on the spare bucket.
+// passes on the spill bucket.
 func TestSlotsChangeHands(t *testing.T) {
 	frame := ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2), zeros(958)))
 	size := uint64(len(frame))
@@ -328,7 +328,7 @@ func TestNewKeyOnTwoCPUs(t *testing.T) {
 			})
 			r.slotsAreSound()
 			sharers := uint64(len(slices.Collect(r.set.Buckets(e, maps.Now()))))
-			if c := r.counters()[e.ID]; c.PassedPackets > sharers+1 { // one on the spare bucket
+			if c := r.counters()[e.ID]; c.PassedPackets > sharers+1 { // one on the spill bucket
 				t.Errorf("%d packets passed, of %d hosts with room for one each", c.PassedPackets, sharers)
 			}
 			if sharers < 1000 {
@@ -376,7 +376,7 @@ func TestSlotsChangeHandsFairly(t *testing.T) {
 					n := passed[key].Load()
 					total += n
 					if n > 2*one {
-						t.Errorf("%d bytes of key %d passed, its own and the spare bucket let through %d", n, key, 2*one)
+						t.Errorf("%d bytes of key %d passed, its own and the spill bucket let through %d", n, key, 2*one)
 					}
 				}
 				if bound := uint64(min(keys, 4)+1) * one; total > bound {
@@ -389,7 +389,7 @@ func TestSlotsChangeHandsFairly(t *testing.T) {
 }
 
 // A spray of new flows takes no bucket from a flow that owes something, and all
-// of it together gets no more than the empty slots and the spare bucket hold.
+// of it together gets no more than the empty slots and the spill bucket hold.
 func TestSpray(t *testing.T) {
 	const buckets = 1 << 12
 	for _, algorithm := range algorithms {
@@ -445,7 +445,7 @@ func TestSpray(t *testing.T) {
 			}
 			spare := model.Bytes(r.set.OwnLevel(e, now))
 			if spare > rule.Capacity || spare+size <= rule.Capacity {
-				t.Errorf("the spare bucket owes %d bytes, want it full: %d", spare, rule.Capacity)
+				t.Errorf("the spill bucket owes %d bytes, want it full: %d", spare, rule.Capacity)
 			}
 			if c, bound := r.counters()[e.ID], held+rule.Capacity+(buckets+1)*leaked(rule.Rate, took); c.PassedBytes > bound {
 				t.Errorf("%d bytes passed, %d of them on buckets of flows: the spare one has no room for the rest", c.PassedBytes, held)

@@ -279,7 +279,7 @@ func TestFlowKeys(t *testing.T) {
 				t.Errorf("that flow owes %d bytes, want %d", got, len(c.frame))
 			}
 			if got := r.set.OwnLevel(e, now); got != 0 {
-				t.Errorf("the spare bucket owes %d units", got)
+				t.Errorf("the spill bucket owes %d units", got)
 			}
 		})
 	}
@@ -695,7 +695,7 @@ func TestExcess(t *testing.T) {
 }
 
 // A bucket that can not be updated is no reason to drop, unless the rule says so.
-func TestUnsure(t *testing.T) {
+func TestContended(t *testing.T) {
 	frame := ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2)))
 	size := uint64(len(frame))
 	for _, algorithm := range algorithms {
@@ -703,8 +703,8 @@ func TestUnsure(t *testing.T) {
 			verdict uint32
 			counted maps.Counters
 		}{
-			policy.Open:   {next, maps.Counters{PassedPackets: 1, PassedBytes: size, UnsurePackets: 1}},
-			policy.Closed: {drop, maps.Counters{ExcessPackets: 1, ExcessBytes: size, DroppedPackets: 1, DroppedBytes: size, UnsurePackets: 1}},
+			policy.Open:   {next, maps.Counters{PassedPackets: 1, PassedBytes: size, ContendedPackets: 1}},
+			policy.Closed: {drop, maps.Counters{ExcessPackets: 1, ExcessBytes: size, DroppedPackets: 1, DroppedBytes: size, ContendedPackets: 1}},
 		} {
 			for _, each := range sharings {
 				t.Run(fmt.Sprintf("%v/%v/%v", algorithm, fail, policy.Each{Kind: each}), func(t *testing.T) {
@@ -728,8 +728,8 @@ func TestUnsure(t *testing.T) {
 	}
 }
 
-// Where four keys of a line owe something, the fifth is charged to the spare bucket.
-func TestSpareBucket(t *testing.T) {
+// Where four keys of a line owe something, the fifth is charged to the spill bucket.
+func TestSpillBucket(t *testing.T) {
 	for _, algorithm := range algorithms {
 		r := newRig(t, maps.Size{Rules: 2, Buckets: 4}, egress())
 		rule := policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: 8000, Capacity: 2000, Algorithm: algorithm, Each: policy.Each{Kind: policy.EachHost}}
@@ -745,7 +745,7 @@ func TestSpareBucket(t *testing.T) {
 			r.want(p, to(host), meta{now: now}, next, pass)
 		}
 		if got := r.set.OwnLevel(e, now); got != 0 {
-			t.Errorf("%v: the spare bucket owes %d units, and nobody needed it", algorithm, got)
+			t.Errorf("%v: the spill bucket owes %d units, and nobody needed it", algorithm, got)
 		}
 		// Whoever else comes shares what the spare one has, and so do new ones.
 		r.want(p, to(10), meta{now: now}, next, map[uint32]maps.Counters{e.ID: spilled(passed(1000))})
@@ -754,7 +754,7 @@ func TestSpareBucket(t *testing.T) {
 			r.want(p, to(host), meta{now: now}, drop, map[uint32]maps.Counters{e.ID: spilled(dropped(1000))})
 		}
 		if got := r.set.OwnLevel(e, now) >> 20; got != 2000 {
-			t.Errorf("%v: the spare bucket owes %d bytes, want 2000", algorithm, got)
+			t.Errorf("%v: the spill bucket owes %d bytes, want 2000", algorithm, got)
 		}
 		for host := range byte(4) {
 			r.want(p, to(host), meta{now: now}, drop, excess) // and nobody lost what he owes
@@ -789,7 +789,7 @@ func TestSlotIsKeptForSlowClocks(t *testing.T) {
 			r.want(p, toHost(host, 2000), meta{now: now - 1_000_000}, drop, excess)
 		}
 		if got := r.set.OwnLevel(e, now) >> 20; got != 2000 {
-			t.Errorf("%v: the spare bucket owes %d bytes, want 2000 of the fifth host", algorithm, got)
+			t.Errorf("%v: the spill bucket owes %d bytes, want 2000 of the fifth host", algorithm, got)
 		}
 		r.want(p, toHost(11, 2000), meta{now: now + 1_100_000}, next, pass)
 	}

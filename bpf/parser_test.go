@@ -371,7 +371,7 @@ func (r *reader) sees(s specimen) {
 	for _, e := range r.entries {
 		got = slices.AppendSeq(got, r.set.Buckets(e, r.now))
 		if n := r.set.OwnLevel(e, r.now); n != 0 {
-			r.Errorf("the spare bucket owes %d units", n)
+			r.Errorf("the spill bucket owes %d units", n)
 		}
 	}
 	if !slices.Equal(got, wantBuckets) {

@@ -408,7 +408,7 @@ func TestTagLeftInFrame(t *testing.T) {
 			t.Errorf("packet %d: verdict %#x, want %#x", i, verdict, want)
 		}
 	}
-	if c := r.set.Counters(e.ID); c.UnsurePackets != 3 || c.DelayedPackets != 0 || c.PassedPackets != 4 {
+	if c := r.set.Counters(e.ID); c.ContendedPackets != 3 || c.DelayedPackets != 0 || c.PassedPackets != 4 {
 		t.Errorf("counted %+v", c)
 	}
 }

@@ -251,7 +251,7 @@ func since(before, after maps.Counters) maps.Counters {
 	after.DelayedPackets -= before.DelayedPackets
 	after.DelayedBytes -= before.DelayedBytes
 	after.MarkedPackets -= before.MarkedPackets
-	after.UnsurePackets -= before.UnsurePackets
+	after.ContendedPackets -= before.ContendedPackets
 	after.ExtraPackets -= before.ExtraPackets
 	after.ExemptPackets -= before.ExemptPackets
 	after.SpilledPackets -= before.SpilledPackets
@@ -286,7 +286,7 @@ func marked(bytes uint64) maps.Counters {
 // segments is what is counted of a packet that so many on the wire were merged into, where it counts as one.
 func segments(n int, one maps.Counters) maps.Counters {
 	for _, packets := range []*uint64{
-		&one.PassedPackets, &one.ExcessPackets, &one.DroppedPackets, &one.DelayedPackets, &one.MarkedPackets, &one.UnsurePackets,
+		&one.PassedPackets, &one.ExcessPackets, &one.DroppedPackets, &one.DelayedPackets, &one.MarkedPackets, &one.ContendedPackets,
 	} {
 		*packets *= uint64(n)
 	}

@@ -263,7 +263,7 @@ func sum(a, b maps.Counters) maps.Counters {
 	a.DroppedPackets += b.DroppedPackets
 	a.DroppedBytes += b.DroppedBytes
 	a.MarkedPackets += b.MarkedPackets
-	a.UnsurePackets += b.UnsurePackets
+	a.ContendedPackets += b.ContendedPackets
 	a.ExtraPackets += b.ExtraPackets
 	a.ExemptPackets += b.ExemptPackets
 	return a

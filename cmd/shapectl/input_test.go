@@ -243,7 +243,7 @@ func TestJSONOfARule(t *testing.T) {
 			t.Errorf("%v: attached is %v", args, rules[0]["attached"])
 		}
 		for _, field := range strings.Fields(`rate_bits_per_second capacity_bytes passed_packets passed_bytes excess_packets
-			excess_bytes dropped_packets dropped_bytes marked_packets unsure_packets`) {
+			excess_bytes dropped_packets dropped_bytes marked_packets contended_packets`) {
 			n, ok := rules[0][field].(json.Number)
 			if _, err := n.Int64(); !ok || err != nil {
 				t.Errorf("%v: %s is %v", args, field, rules[0][field])

@@ -123,7 +123,7 @@ var systemChecks = []func(System) []report.Finding{
 // Each takes the device of the side, nil where it is not here.
 var sideChecks = []func(Facts, Side, *Device) []report.Finding{
 	checkState, checkChange, checkBuild, checkQueue, checkLinkType, checkChain, checkXDP, checkHardware, checkMerged,
-	checkCapacity, checkBurst, checkStacked, checkFamilies, checkUnsure, checkSpilled, checkUnmatched,
+	checkCapacity, checkBurst, checkStacked, checkFamilies, checkContended, checkSpilled, checkUnmatched,
 }
 
 func unread(u Unread) report.Finding {

@@ -282,8 +282,8 @@ func TestJudge(t *testing.T) {
 			f.Sides[0] = limitedSide(1, "eth0", policy.Egress, "10.0.0.0/24", "2001:db8::/32")
 		}, nil, nil},
 
-		{"unsure", func(f *Facts) { f.rule().Counters.UnsurePackets = 3 },
-			[]string{"warning eth0 egress unsure"}, []string{"3 packets of 10.0.0.0/24"}},
+		{"contended", func(f *Facts) { f.rule().Counters.ContendedPackets = 3 },
+			[]string{"warning eth0 egress contended"}, []string{"3 packets of 10.0.0.0/24"}},
 		{"spilled, and the table is full", func(f *Facts) {
 			f.rule().Counters.SpilledPackets = 3
 			f.Sides[0].Limits.Slots = maps.Slots{All: 200, InUse: 190}

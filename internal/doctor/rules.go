@@ -228,14 +228,14 @@ func (s Side) counting(such func(maps.Counters) uint64) (packets uint64, rules [
 	return packets, rules
 }
 
-func checkUnsure(_ Facts, s Side, _ *Device) []report.Finding {
-	packets, unsure := s.counting(func(c maps.Counters) uint64 { return c.UnsurePackets })
+func checkContended(_ Facts, s Side, _ *Device) []report.Finding {
+	packets, contended := s.counting(func(c maps.Counters) uint64 { return c.ContendedPackets })
 	if packets == 0 {
 		return nil
 	}
-	return s.finding(report.Warning, "unsure",
+	return s.finding(report.Warning, "contended",
 		fmt.Sprintf("%s of %s could not be metered, and passed or were dropped as --fail says: many CPUs were at one bucket at once, or a mark could not be written",
-			count(packets, "packet"), prefixes(unsure)),
+			count(packets, "packet"), prefixes(contended)),
 		"spread the load with --each, or receive on fewer CPUs; --fail closed drops such packets")
 }
 

@@ -508,7 +508,7 @@ func TestExcess(t *testing.T) {
 	}
 }
 
-// Where the kernel's table is full, it says that the spare bucket was charged,
+// Where the kernel's table is full, it says that the spill bucket was charged,
 // and the engines do not agree.
 func TestFullTable(t *testing.T) {
 	testenv.Root(t)
@@ -526,7 +526,7 @@ func TestFullTable(t *testing.T) {
 		if errors.As(err, &d) != (i >= 4) {
 			t.Errorf("packet %d: %v", i, err)
 		}
-		if d != nil && (d.Packet != uint64(i+1) || !strings.Contains(d.Error(), "spare bucket") || !strings.Contains(d.Error(), "10.0.0.4") && i == 4) {
+		if d != nil && (d.Packet != uint64(i+1) || !strings.Contains(d.Error(), "spill bucket") || !strings.Contains(d.Error(), "10.0.0.4") && i == 4) {
 			t.Errorf("packet %d: %v", i, err)
 		}
 	}

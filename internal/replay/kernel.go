@@ -224,7 +224,7 @@ func (k *Kernel) account(r *Result, p packet, expected int, verdict uint32) erro
 func (k *Kernel) result(r *Result, p packet, e *entry, before maps.Counters) {
 	now := e.seen
 	r.Rule, r.Bytes = e.rule, now.PassedBytes+now.DroppedBytes-before.PassedBytes-before.DroppedBytes
-	r.Excess, r.Contended = now.ExcessPackets > before.ExcessPackets, now.UnsurePackets > before.UnsurePackets
+	r.Excess, r.Contended = now.ExcessPackets > before.ExcessPackets, now.ContendedPackets > before.ContendedPackets
 	switch {
 	case now.DroppedPackets > before.DroppedPackets:
 		r.Verdict = model.Drop

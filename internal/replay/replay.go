@@ -177,10 +177,10 @@ func (d *Disagreement) say(r Result) string {
 		fmt.Fprintf(&s, ", level %d/1048576 bytes of %s", r.Level, d.limits.Key(r))
 	}
 	if r.Spilled {
-		s.WriteString(" (the spare bucket, as its table is full)")
+		s.WriteString(" (the spill bucket, as its table is full)")
 	}
 	if r.Contended {
-		s.WriteString(" (unsure)")
+		s.WriteString(" (contended)")
 	}
 	return s.String()
 }

@@ -75,8 +75,8 @@ type Replay struct {
 	OutsideBytes     uint64 `json:"outside_bytes"`
 	UnlimitedPackets uint64 `json:"unlimited_packets"` // not IP, or neighbour discovery
 	UnlimitedBytes   uint64 `json:"unlimited_bytes"`
-	UnsurePackets    uint64 `json:"unsure_packets"`
-	SparePackets     uint64 `json:"spare_packets"` // the kernel had no room for their sharers
+	ContendedPackets uint64 `json:"contended_packets"`
+	SpilledPackets   uint64 `json:"spilled_packets"` // the kernel had no room for their sharers
 
 	FirstNS           uint64 `json:"first_ns"`
 	DurationNS        uint64 `json:"duration_ns"`
@@ -113,7 +113,7 @@ func NewReplay(l replay.Limits, s *replay.Summary) Replay {
 		DelayedPackets: s.Delayed.Packets, DelayedBytes: s.Delayed.Bytes, LongestHeldNS: s.LongestWait, MeanHeldNS: s.MeanWait(),
 		OutsidePackets: s.Outside.Packets, OutsideBytes: s.Outside.Bytes,
 		UnlimitedPackets: s.Unlimited.Packets, UnlimitedBytes: s.Unlimited.Bytes,
-		UnsurePackets: s.Contended.Packets, SparePackets: s.Spilled.Packets,
+		ContendedPackets: s.Contended.Packets, SpilledPackets: s.Spilled.Packets,
 		FirstNS: s.First, DurationNS: s.Last - s.First,
 		LongestDroughtNS: drought.NS, DroughtFromNS: drought.From,
 		HighestLevelBytes: s.HighestLevelBytes(),
@@ -230,11 +230,11 @@ func (r Replay) facts(w io.Writer) {
 	default:
 		fact("lossless capacity", "%d bytes, the least with which all had conformed", *least)
 	}
-	if r.SparePackets > 0 {
-		fact("spare bucket", "%d packets were charged to it, as more sharers owed something than the kernel's table had room for", r.SparePackets)
+	if r.SpilledPackets > 0 {
+		fact("spill bucket", "%d packets were charged to it, as more sharers owed something than the kernel's table had room for", r.SpilledPackets)
 	}
-	if r.UnsurePackets > 0 {
-		fact("unsure", "%d packets", r.UnsurePackets)
+	if r.ContendedPackets > 0 {
+		fact("contended", "%d packets", r.ContendedPackets)
 	}
 	fact("engine", "%s", r.Engine)
 }

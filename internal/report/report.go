@@ -34,27 +34,28 @@ type Rule struct {
 	RateBits      *uint64 `json:"rate_bits_per_second"`
 	CapacityBytes *uint64 `json:"capacity_bytes"`
 	Queue
-	Unlimited      bool   `json:"unlimited"`
-	OverheadBytes  int16  `json:"overhead_bytes"`
-	MPUBytes       uint16 `json:"mpu_bytes"`
-	Attached       bool   `json:"attached"`
-	State          string `json:"state"`
-	Hook           string `json:"hook"`
-	LevelBytes     uint64 `json:"level_bytes"`
-	PassedPackets  uint64 `json:"passed_packets"`
-	PassedBytes    uint64 `json:"passed_bytes"`
-	ExcessPackets  uint64 `json:"excess_packets"`
-	ExcessBytes    uint64 `json:"excess_bytes"`
-	DroppedPackets uint64 `json:"dropped_packets"`
-	DroppedBytes   uint64 `json:"dropped_bytes"`
-	DelayedPackets uint64 `json:"delayed_packets"`
-	DelayedBytes   uint64 `json:"delayed_bytes"`
-	MarkedPackets  uint64 `json:"marked_packets"`
-	UnsurePackets  uint64 `json:"unsure_packets"`
-	ExemptPackets  uint64 `json:"exempt_packets"`
-	SKBs           uint64 `json:"skbs"`            // passed and dropped, where packets are those on the wire
-	SpilledPackets uint64 `json:"spilled_packets"` // of all that matched: charged to the spill bucket
-	Sentence       string `json:"sentence"`
+	Unlimited        bool   `json:"unlimited"`
+	OverheadBytes    int16  `json:"overhead_bytes"`
+	MPUBytes         uint16 `json:"mpu_bytes"`
+	Attached         bool   `json:"attached"`
+	State            string `json:"state"`
+	Hook             string `json:"hook"`
+	LevelBytes       uint64 `json:"level_bytes"`
+	PassedPackets    uint64 `json:"passed_packets"`
+	PassedBytes      uint64 `json:"passed_bytes"`
+	ExcessPackets    uint64 `json:"excess_packets"`
+	ExcessBytes      uint64 `json:"excess_bytes"`
+	DroppedPackets   uint64 `json:"dropped_packets"`
+	DroppedBytes     uint64 `json:"dropped_bytes"`
+	DelayedPackets   uint64 `json:"delayed_packets"`
+	DelayedBytes     uint64 `json:"delayed_bytes"`
+	MarkedPackets    uint64 `json:"marked_packets"`
+	ContendedPackets uint64 `json:"contended_packets"`
+	UnsurePackets    uint64 `json:"unsure_packets"` // the same by its former name, for one release
+	ExemptPackets    uint64 `json:"exempt_packets"`
+	SKBs             uint64 `json:"skbs"`            // passed and dropped, where packets are those on the wire
+	SpilledPackets   uint64 `json:"spilled_packets"` // of all that matched: charged to the spill bucket
+	Sentence         string `json:"sentence"`
 	// RevertsInNS is null unless the rule came with a change that waits to be confirmed.
 	RevertsInNS *uint64 `json:"reverts_in_ns"`
 	// Shadow is null for a rule without one.
@@ -96,7 +97,7 @@ func NewRule(p Place, r policy.Rule, c maps.Counters, level uint64) Rule {
 		ExcessPackets: c.ExcessPackets, ExcessBytes: c.ExcessBytes,
 		DroppedPackets: c.DroppedPackets, DroppedBytes: c.DroppedBytes,
 		DelayedPackets: c.DelayedPackets, DelayedBytes: c.DelayedBytes,
-		Queue: NewQueue(r), MarkedPackets: c.MarkedPackets, UnsurePackets: c.UnsurePackets,
+		Queue: NewQueue(r), MarkedPackets: c.MarkedPackets, ContendedPackets: c.ContendedPackets, UnsurePackets: c.ContendedPackets,
 		ExemptPackets: c.ExemptPackets, SpilledPackets: c.SpilledPackets, SKBs: c.SKBs(),
 		Sentence: r.Sentence(p.Device, p.Direction, p.Match), RevertsInNS: p.RevertsInNS,
 	}
@@ -233,7 +234,7 @@ func Stats(w io.Writer, rules []Rule) error {
 		}
 		fmt.Fprintf(t, "%-*s\t%s\t%d\t%d\t%d\t%d\t%d\t%d%s\t%d\t%d%s\t%d%s\t\n", width, name(r), rate,
 			r.PassedPackets, r.PassedBytes, r.ExcessPackets, r.ExcessBytes, r.DroppedPackets, r.DroppedBytes, delayed,
-			r.MarkedPackets, r.UnsurePackets, numbers, r.LevelBytes, remark(r))
+			r.MarkedPackets, r.ContendedPackets, numbers, r.LevelBytes, remark(r))
 	}
 	if err := t.Flush(); err != nil {
 		return err

@@ -198,7 +198,7 @@ func (s *switched) count(sets ...[]policy.Rule) {
 func plus(a, b maps.Counters) maps.Counters {
 	a.PassedPackets += b.PassedPackets
 	a.DroppedPackets += b.DroppedPackets
-	a.UnsurePackets += b.UnsurePackets
+	a.ContendedPackets += b.ContendedPackets
 	return a
 }
 
@@ -224,8 +224,8 @@ func (s *switched) check() {
 	if n := sum.PassedPackets; n < least || n > most {
 		s.t.Errorf("%s: of %d packets that came by, %d to %d met a rule, and rules passed %d", s.direction, len(all), least, most, n)
 	}
-	if sum.UnsurePackets > 0 {
-		s.t.Errorf("%s: of %d packets nobody knows whether they conformed", s.direction, sum.UnsurePackets)
+	if sum.ContendedPackets > 0 {
+		s.t.Errorf("%s: of %d packets nobody knows whether they conformed", s.direction, sum.ContendedPackets)
 	}
 	if s.direction == policy.Ingress {
 		return // where the kernel drops what it has no time for ahead of any program
@@ -691,7 +691,7 @@ func TestShadowOfALiveRule(t *testing.T) {
 		if packets != shadow.ExcessPackets || bytes != shadow.ExcessBytes || len(affected[e.ID]) != 2 {
 			t.Errorf("affected: %+v, and the shadow counted %+v", affected, shadow)
 		}
-		if shadow.DroppedPackets != 0 || shadow.UnsurePackets != 0 {
+		if shadow.DroppedPackets != 0 || shadow.ContendedPackets != 0 {
 			t.Errorf("the shadow: %+v", shadow)
 		}
 		r.flush()

@@ -487,8 +487,8 @@ func (x *traffic) offerAndCheck(sharers []*sharer, sizes []int) {
 	if packets := x.receiver.packets.Load(); packets != c.PassedPackets || all != c.PassedBytes {
 		x.t.Errorf("%d packets of %d bytes were received, and counters are %+v", packets, all, c)
 	}
-	if c.UnsurePackets != 0 {
-		x.t.Errorf("of %d packets nobody knows whether they conformed", c.UnsurePackets)
+	if c.ContendedPackets != 0 {
+		x.t.Errorf("of %d packets nobody knows whether they conformed", c.ContendedPackets)
 	}
 }
 
@@ -589,9 +589,9 @@ func (x *traffic) sprayed(n int) maps.Flow {
 //
 // What the sprayed flows get depends on the table. Where it has room for all of
 // them, each may pass with its one packet, so all that was sprayed may pass, and
-// what the spare bucket adds can not be told. In the other runs the table has as
+// what the spill bucket adds can not be told. In the other runs the table has as
 // many slots as there are busy flows, which have them all. There, all that is
-// sprayed is charged to the rule's spare bucket, and gets what one flow would:
+// sprayed is charged to the rule's spill bucket, and gets what one flow would:
 //
 //	C + r*T - one packet < passed <= C + r*T
 func TestSprayOfFlows(t *testing.T) {
@@ -630,7 +630,7 @@ func (x *traffic) spray(full bool) {
 		flows = 200_000
 	}
 	busy := x.busyFlows(8)
-	testenv.Eventually(x.t, "an empty spare bucket", func() bool { return x.set.OwnLevel(x.entry, maps.Now()) == 0 })
+	testenv.Eventually(x.t, "an empty spill bucket", func() bool { return x.set.OwnLevel(x.entry, maps.Now()) == 0 })
 
 	spare := &sharer{frames: map[int][][]byte{fullFrame: {datagram(x.sprayed(0), sprayBytes)}}}
 	x.begin(spare)
@@ -658,11 +658,11 @@ func (x *traffic) spray(full bool) {
 	if out != (count{c.PassedPackets, c.PassedBytes}) {
 		x.t.Errorf("what came out is %+v, and counters are %+v", out, c)
 	}
-	if c.UnsurePackets != 0 {
-		x.t.Errorf("of %d packets nobody knows whether they conformed", c.UnsurePackets)
+	if c.ContendedPackets != 0 {
+		x.t.Errorf("of %d packets nobody knows whether they conformed", c.ContendedPackets)
 	}
 	if level := model.Bytes(x.set.OwnLevel(x.entry, maps.Now())); level > x.rule.Capacity {
-		x.t.Errorf("the spare bucket owes %d bytes, of %d that it holds", level, x.rule.Capacity)
+		x.t.Errorf("the spill bucket owes %d bytes, of %d that it holds", level, x.rule.Capacity)
 	}
 	if !full {
 		return
@@ -673,9 +673,9 @@ func (x *traffic) spray(full bool) {
 	// and is charged to that one's bucket.
 	most := capacity + x.lets(now-spare.began) + sprayBytes
 	if got := float64(sprayed); got < least || got > most {
-		x.t.Errorf("the spare bucket let %.0f bytes through, and ought to let %.0f to %.0f", got, least, most)
+		x.t.Errorf("the spill bucket let %.0f bytes through, and ought to let %.0f to %.0f", got, least, most)
 	}
-	x.t.Logf("the spare bucket let %+.3f %% more through than rate x time + capacity",
+	x.t.Logf("the spill bucket let %+.3f %% more through than rate x time + capacity",
 		100*(float64(sprayed)/(capacity+x.lets(now-spare.began))-1))
 }
 

@@ -21,7 +21,7 @@ type Counters struct {
 	DroppedPackets, DroppedBytes uint64
 	DelayedPackets, DelayedBytes uint64
 	MarkedPackets                uint64
-	UnsurePackets                uint64
+	ContendedPackets             uint64
 	ExtraPackets                 uint64 // of the passed and dropped, those beyond the first of each skb
 	ExemptPackets                uint64 // neighbour discovery, which is neither passed nor dropped by the rule
 	// SpilledPackets, of the passed and dropped, were charged to the rule's spill
@@ -50,7 +50,7 @@ func (s *Store) Counters(id uint32) (sum Counters) {
 		sum.DelayedPackets += atomic.LoadUint64(&c.SparedPackets)
 		sum.DelayedBytes += atomic.LoadUint64(&c.SparedBytes)
 		sum.MarkedPackets += atomic.LoadUint64(&c.MarkedPackets)
-		sum.UnsurePackets += atomic.LoadUint64(&c.ContendedPackets)
+		sum.ContendedPackets += atomic.LoadUint64(&c.ContendedPackets)
 	}
 	sum.ExcessPackets, sum.ExcessBytes = sum.DroppedPackets, sum.DroppedBytes
 	if s.current(id).Flags&ruleDelay == 0 {

@@ -419,9 +419,9 @@ func TestReuseOfIDs(t *testing.T) {
 						t.Errorf("the first packet to %s passed: %v, want %v", host, passed, want)
 					}
 				}
-				// Each got a slot of the only line: none was charged to the spare bucket.
+				// Each got a slot of the only line: none was charged to the spill bucket.
 				if got := r.OwnLevel(again, r.now); got != 0 && each.Kind != policy.EachAll {
-					t.Errorf("the spare bucket owes %d units", got)
+					t.Errorf("the spill bucket owes %d units", got)
 				}
 				r.Delete(second.Prefix)
 			})
