@@ -87,8 +87,7 @@ func TestSummaryOfQueue(t *testing.T) {
 
 // The capacity that loses nothing is the least one: with one byte less, something is excess.
 func TestLosslessCapacity(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testenv.Seed(t)
 	for i := range 60 {
 		roll := rand.New(rand.NewPCG(seed, uint64(i)))
 		rate := policy.Rate(8000 << roll.IntN(22))
