@@ -52,7 +52,8 @@ static __always_inline enum verdict put_tat(const struct rule *rule, __u32 seen,
 	/* Before the CAS: a charge must not be seen with the tick of an older one. */
 	if (READ_ONCE(b->tick) != tick(now))
 		WRITE_ONCE(b->tick, tick(now));
-	return __sync_val_compare_and_swap(&b->tat, old, tat) == old ? verdict : VERDICT_AGAIN;
+	/* KEPT, as the compiler would make a bool of whether they are the same. */
+	return KEPT(__sync_val_compare_and_swap(&b->tat, old, tat)) == old ? verdict : VERDICT_AGAIN;
 }
 
 /* What may happen to an excess packet and its bucket. */

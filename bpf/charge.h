@@ -169,6 +169,7 @@ __noinline __u32 lock_next(struct charge *c, __u32 i)
 {
 	__u32 number = c ? line_with(c, i) : 0, fingerprint;
 	struct line *line = line_at(number);
+	__u64 spare;
 
 	if (!c)
 		return NO_SLOT;
@@ -176,12 +177,12 @@ __noinline __u32 lock_next(struct charge *c, __u32 i)
 	if (!(fingerprint & 1))
 		return NO_SLOT;
 	number = second_line(number, fingerprint);
-	i = spare_slot(number, fingerprint, c->now);
+	spare = spare_slot(number, fingerprint, c->now);
 	line = line_at(number);
-	if (i >= LINE_SLOTS)
+	if (spare >= LINE_SLOTS)
 		return NO_SLOT;
-	number = number * LINE_SLOTS + i;
-	return lock_slot(number, &line->slot[i], c->now) ? number : NO_SLOT;
+	number = number * LINE_SLOTS + spare;
+	return lock_slot(number, &line->slot[spare], c->now) ? number : NO_SLOT;
 }
 
 /*

@@ -22,13 +22,20 @@ const volatile struct hook hook;
  * Linux does with runtime constants: it takes no load, and the verifier removes
  * the branches that depend on it. See Load in pkg/loader.
  */
-#define HOOK_CONSTANT 0x5c000000
-#define HOOK(field)                                                                                       \
-	({                                                                                                \
-		__u32 value;                                                                              \
-		asm("%0 = %1" : "=w"(value)                                                               \
-		    : "i"(HOOK_CONSTANT | sizeof(hook.field) << 16 | __builtin_offsetof(struct hook, field))); \
-		value;                                                                                    \
+#define HOOK_CONSTANT(field) (0x5c000000 | sizeof(hook.field) << 16 | __builtin_offsetof(struct hook, field))
+#define HOOK(field)                                                         \
+	({                                                                  \
+		__u32 value;                                                \
+		asm("%0 = %1" : "=w"(value) : "i"(HOOK_CONSTANT(field)));   \
+		value;                                                      \
+	})
+
+/* number & HOOK(field) in one instruction. */
+#define MASKED(number, field)                                               \
+	({                                                                  \
+		__u32 masked = number;                                      \
+		asm("%0 &= %1" : "+w"(masked) : "i"(HOOK_CONSTANT(field))); \
+		masked;                                                     \
 	})
 
 /* All are written through memory, so their values are page-aligned: lines are cache lines. */
@@ -76,7 +83,7 @@ __u64 filter[1] SEC(".data.filter");
 
 static __always_inline const struct view *view_of(struct __sk_buff *skb)
 {
-	return KEPT(&views[skb->cb[VIEW_CB] & HOOK(view_mask)]);
+	return KEPT(&views[MASKED(skb->cb[VIEW_CB], view_mask)]);
 }
 
 #endif

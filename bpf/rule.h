@@ -13,10 +13,13 @@
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
 /* How many maps there are is a constant to the verifier, which leaves out the rest. */
-static __always_inline struct rule *rule_of(__u32 id)
+static __always_inline struct rule *rule_at(const __u32 *at)
 {
-	if (HOOK(rule_maps) == 1 || id < HOOK(first_id[1]))
-		return bpf_map_lookup_elem(&rules, &id);
+	__u32 id;
+
+	if (HOOK(rule_maps) == 1 || *at < HOOK(first_id[1]))
+		return bpf_map_lookup_elem(&rules, at);
+	id = *at;
 	if (HOOK(rule_maps) == 2 || id < HOOK(first_id[2])) {
 		id -= HOOK(first_id[1]);
 		return bpf_map_lookup_elem(&rules1, &id);
@@ -27,6 +30,11 @@ static __always_inline struct rule *rule_of(__u32 id)
 	}
 	id -= HOOK(first_id[3]);
 	return bpf_map_lookup_elem(&rules3, &id);
+}
+
+static __always_inline struct rule *rule_of(__u32 id)
+{
+	return rule_at(&id);
 }
 
 static __always_inline __u32 phase_at(__u64 now)
@@ -80,7 +88,7 @@ static __always_inline const struct params *params_of(const struct rule *rule, _
 
 static __always_inline struct counters *counters_of(struct rule *rule)
 {
-	return &rule->counters[bpf_get_smp_processor_id() & HOOK(cpu_mask)];
+	return &rule->counters[MASKED(bpf_get_smp_processor_id(), cpu_mask)];
 }
 
 /* The byte clock of a rule. */

@@ -240,7 +240,10 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 	int index, answer;
 	struct packet p;
 
-	rule = rule_of(id);
+	/* Kept in memory only: what passes needs the registers. */
+	WRITE_ONCE(p.ip, ip);
+	p.id = id;
+	rule = rule_at(&p.id);
 	if (!rule)
 		return NEXT;
 	if (unlikely(skb->gso_size || skb->vlan_proto))
@@ -256,7 +259,7 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 	if (IS_BIG)
 		READ_ONCE(counters_of(rule)->passed_packets);
 	if (params->flags & RULE_EACH) {
-		bucket = bucket_at_hand(skb, ip, params, false, &fingerprint);
+		bucket = bucket_at_hand(skb, READ_ONCE(p.ip), params, false, &fingerprint);
 		if (!bucket)
 			goto fast;
 		now = time_ns(skb);
@@ -282,11 +285,11 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 		return DROP;
 	}
 fast:
-	answer = apply_fast(skb, ip, id);
+	answer = apply_fast(skb, READ_ONCE(p.ip), READ_ONCE(p.id));
 	if (answer != UNDONE)
 		return answer;
 slow:
-	p = (struct packet){ .ip = ip, .id = id, .now = time_ns(skb) };
+	p = (struct packet){ .ip = READ_ONCE(p.ip), .id = READ_ONCE(p.id), .now = time_ns(skb) };
 	if (!decide(skb, &p))
 		return NEXT;
 	answer = apply_slow(skb, &p);

@@ -61,12 +61,12 @@ static __always_inline __u64 hash_key(const struct key *k, __u32 salt)
 
 static __always_inline struct line *line_at(__u32 number)
 {
-	return &table[number & HOOK(line_mask)];
+	return &table[MASKED(number, line_mask)];
 }
 
 static __always_inline __u32 line_of(__u64 hash)
 {
-	return hash & HOOK(line_mask);
+	return MASKED(hash, line_mask);
 }
 
 static __always_inline __u32 fingerprint_of(__u64 hash)
@@ -81,7 +81,7 @@ static __always_inline __u32 fingerprint_of(__u64 hash)
  */
 static __always_inline __u32 second_line(__u32 line, __u32 fingerprint)
 {
-	return (line ^ fingerprint >> 3) & HOOK(line_mask);
+	return MASKED(line ^ fingerprint >> 3, line_mask);
 }
 
 static __always_inline __u32 second_fingerprint(__u32 fingerprint)
@@ -209,21 +209,19 @@ static __always_inline struct bucket *find_slot(struct line *line, __u32 fingerp
 /* The bucket of a key, if it is in the key's first line, or with second in its second, and the fingerprint there. */
 static __always_inline struct bucket *find_bucket(__u64 hash, bool second, __u32 *fingerprint)
 {
-	__u32 number = line_of(hash);
+	struct line *line = line_at(hash);
 	struct bucket *slot;
-	struct line *line;
 
 	*fingerprint = fingerprint_of(hash);
-	line = line_at(number);
 	slot = KEPT(&line->slot[home_of(*fingerprint)]);
 	if (READ_ONCE(slot->fingerprint) == *fingerprint)
 		return slot;
 	slot = find_slot(line, *fingerprint);
 	if (slot || !second)
 		return slot;
-	number = second_line(number, *fingerprint);
+	line = line_at(second_line(hash, *fingerprint));
 	*fingerprint = second_fingerprint(*fingerprint);
-	return find_slot(line_at(number), *fingerprint);
+	return find_slot(line, *fingerprint);
 }
 
 /* Whether a slot of a line is changing hands. */
