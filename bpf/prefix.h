@@ -210,41 +210,54 @@ __noinline __u32 match4_from(struct __sk_buff *skb, __u32 addr, __u32 from)
 	return id == NONE_LEFT ? 0 : id;
 }
 
-struct rest {
+/* A search by the lengths of IPv6 that are in use, from one on. */
+struct search6 {
 	struct __sk_buff *skb;
 	__u64 addr[2];
 	__u32 use; /* version of the view's lists */
-	__u32 from;
+	__u32 from, count;
 	__u32 id;
 };
 
-static long match_next6(__u64 i, struct rest *r)
-{
-	const struct view *view = view_of(r->skb);
-	__u64 addr0, addr1, hash;
-	__u32 length;
+/* So many lengths a round: a round of bpf_loop costs as much as half a length. */
+#define ROUND6 8
 
-	i += r->from;
-	if (i >= LENGTHS6)
+static __always_inline __u32 try_length6(const struct view *view, const struct search6 *s, __u32 length)
+{
+	__u64 addr0 = (s->addr[0] & hook.masks[length][0]) ^ view->mix6[0];
+	__u64 addr1 = (s->addr[1] & hook.masks[length][1]) ^ view->mix6[1];
+	__u64 hash = hash6_prefix(addr0, addr1, length);
+
+	return in_filter(hash) ? find6(addr0, addr1, length, hash) : 0;
+}
+
+static long next_lengths6(__u64 round, struct search6 *s)
+{
+	const struct view *view = view_of(s->skb);
+	__u32 first = s->from + round * ROUND6, i;
+
+	if (first >= LENGTHS6) /* There are never more; the verifier wants to see that. */
 		return 1;
-	length = view->use[r->use & 1].list6[i];
-	addr0 = (r->addr[0] & hook.masks[length][0]) ^ view->mix6[0];
-	addr1 = (r->addr[1] & hook.masks[length][1]) ^ view->mix6[1];
-	hash = hash6_prefix(addr0, addr1, length);
-	if (in_filter(hash))
-		r->id = find6(addr0, addr1, length, hash);
-	return r->id != 0;
+#pragma unroll
+	for (i = 0; i < ROUND6; i++) {
+		if (first + i >= s->count)
+			return 1;
+		s->id = try_length6(view, s, view->use[s->use & 1].list6[first + i]);
+		if (s->id)
+			return 1;
+	}
+	return 0;
 }
 
 __noinline __u32 match6_from(struct __sk_buff *skb, __u64 addr0, __u64 addr1, __u32 from)
 {
 	const struct view *view = view_of(skb);
-	struct rest r = { .skb = skb, .addr = { addr0, addr1 }, .use = READ_ONCE(view->version) & 1, .from = from };
-	__u32 count = view->use[r.use].count6;
+	struct search6 s = { .skb = skb, .addr = { addr0, addr1 }, .use = READ_ONCE(view->version) & 1, .from = from };
 
-	if (count > from)
-		bpf_loop(count - from, match_next6, &r, 0);
-	return r.id;
+	s.count = view->use[s.use].count6;
+	if (s.count > from)
+		bpf_loop((s.count - from + ROUND6 - 1) / ROUND6, next_lengths6, &s, 0);
+	return s.id;
 }
 
 /*
