@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/internal/trace"
@@ -257,15 +259,15 @@ func randomFrame(roll *rand.Rand) *trace.Packet {
 			ext[0], ext[1] = proto, byte(len(ext)/8-1)
 			proto = chain[roll.IntN(len(chain))]
 			switch proto {
-			case protoAH:
+			case unix.IPPROTO_AH:
 				ext[1] = byte(len(ext)/4 - 2)
-			case protoFragment:
+			case unix.IPPROTO_FRAGMENT:
 				ext = ext[:8]
 				ext[3] = []byte{0, 1, 0, 8, byte(roll.Uint32())}[roll.IntN(5)]
 			}
 			upper = append(ext, upper...)
 		}
-		if proto == protoICMPv6 {
+		if proto == unix.IPPROTO_ICMPV6 {
 			upper[0] = byte(130 + roll.IntN(10))
 		}
 		network = ip6(host6(), host6(), proto, tos, upper...)
@@ -585,7 +587,7 @@ func TestForgetting(t *testing.T) {
 		} else if r.Excess {
 			t.Fatalf("packet %d: %+v", i, r)
 		}
-		most = max(most, len(m.buckets), len(s.accounts))
+		most = max(most, len(m.buckets.of), len(s.accounts.of))
 	}
 	if most > firstSweep+1 {
 		t.Errorf("%d buckets were kept", most)
@@ -655,7 +657,7 @@ func TestNeighbourDiscovery(t *testing.T) {
 		{"far longer than it says", "fe80::1", "fe80::2", []byte{135, 0, 0, 0}, 200_000, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			network := ip6(c.src, c.dst, protoICMPv6, 0, c.message...)
+			network := ip6(c.src, c.dst, unix.IPPROTO_ICMPV6, 0, c.message...)
 			if c.bytes > 0 && !c.exempt {
 				binary.BigEndian.PutUint16(network[4:], uint16(c.bytes-14-40))
 			}
@@ -672,7 +674,7 @@ func TestNeighbourDiscovery(t *testing.T) {
 
 // A packet counts as long as it was on the wire, also one that was captured before its segmentation, in a tunnel.
 func TestBigPacketsInTunnels(t *testing.T) {
-	inner := ip4("172.16.0.1", "172.16.0.2", protoTCP, 0, append(ports(1, 2, 8), append([]byte{0x50}, make([]byte, 7)...)...)...)
+	inner := ip4("172.16.0.1", "172.16.0.2", unix.IPPROTO_TCP, 0, append(ports(1, 2, 8), append([]byte{0x50}, make([]byte, 7)...)...)...)
 	for name, network := range map[string][]byte{
 		"IP in IP": ip4("192.0.2.1", "10.0.0.1", 4, 0, inner...),
 		"GRE":      ip4("192.0.2.1", "10.0.0.1", 47, 0, append([]byte{0, 0, 8, 0}, inner...)...),

@@ -1,8 +1,6 @@
 package replay
 
 import (
-	"time"
-
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/trace"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -14,14 +12,13 @@ type Model struct {
 	compiled
 	limits  []*model.Limit
 	shared  []model.Bucket // of rules with one for all packets
-	buckets map[bucketKey]*model.Bucket
-	sweepAt int
+	buckets table[model.Bucket]
 	era     era
 }
 
 // NewModel makes an engine with empty buckets.
 func NewModel(l Limits) *Model {
-	m := &Model{compiled: compile(l), shared: make([]model.Bucket, len(l.Rules)), buckets: map[bucketKey]*model.Bucket{}, sweepAt: firstSweep, era: newEra(l)}
+	m := &Model{compiled: compile(l), shared: make([]model.Bucket, len(l.Rules)), buckets: newTable[model.Bucket](), era: newEra(l)}
 	for _, r := range l.Rules {
 		m.limits = append(m.limits, model.NewLimit(r))
 	}
@@ -36,7 +33,7 @@ func (m *Model) Offer(t *trace.Packet) (Result, error) {
 	}
 	if another {
 		clear(m.shared)
-		clear(m.buckets)
+		clear(m.buckets.of)
 	}
 	p := read(t)
 	r := Result{Rule: m.match(p), Limited: p.ip && !p.nd, Time: t.Time, Bytes: t.Bytes}
@@ -46,49 +43,17 @@ func (m *Model) Offer(t *trace.Packet) (Result, error) {
 	rule := &m.Rules[r.Rule]
 	r.Bytes = model.Counted(t.Bytes, rule.Framing)
 	r.key = m.key(r.Rule, p)
-	if len(m.buckets) >= m.sweepAt {
-		m.sweep(t.Time)
-	}
+	m.buckets.sweep(func(k bucketKey, b *model.Bucket) bool { return drained(m.limits[k.rule], *b, t.Time) })
 	bucket, flow := &m.shared[r.Rule], (*model.Bucket)(nil)
 	if rule.Each.Kind != policy.EachAll {
-		bucket = m.slot(r.key)
+		bucket = m.buckets.get(r.key)
 	}
 	if rule.Order == policy.SparseFirst {
-		flow = m.slot(flowOf(r.Rule, p))
+		flow = m.buckets.get(bucketKey{r.Rule, p.flow})
 	}
 	o := m.limits[r.Rule].Offer(bucket, flow, false, model.Packet{Time: t.Time, Bytes: r.Bytes, ECT: p.ect})
 	r.Verdict, r.Excess, r.Level, r.Wait = o.Verdict, o.Excess, o.Level, o.Departure-t.Time
 	return r, nil
-}
-
-func (m *Model) slot(k bucketKey) *model.Bucket {
-	b := m.buckets[k]
-	if b == nil {
-		b = &model.Bucket{}
-		m.buckets[k] = b
-	}
-	return b
-}
-
-const (
-	firstSweep = 1 << 16
-	// slack is how far a trace may step back in time and find buckets as they were.
-	slack = uint64(100 * time.Millisecond)
-)
-
-// sweep forgets empty buckets, which are as new ones. It comes when
-// there are twice as many as the last sweep kept, so it costs each packet little.
-func (m *Model) sweep(now uint64) {
-	for key, b := range m.buckets {
-		if drained(m.limits[key.rule], *b, now) {
-			delete(m.buckets, key)
-		}
-	}
-	m.sweepAt = max(firstSweep, 2*len(m.buckets))
-}
-
-func drained(l *model.Limit, b model.Bucket, now uint64) bool {
-	return l.Level(b, now-min(now, slack)) == 0
 }
 
 // Close implements Engine.

@@ -4,31 +4,20 @@ import (
 	"encoding/binary"
 	"net/netip"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/shapectl/shapectl/internal/trace"
 	"github.com/shapectl/shapectl/pkg/maps"
 )
 
-// EtherTypes and protocol numbers (IANA).
 const (
-	typeIPv4 = 0x0800
-	typeVLAN = 0x8100
-	typeQinQ = 0x88a8
-	typeIPv6 = 0x86dd
+	typeIPv4 = unix.ETH_P_IP
+	typeIPv6 = unix.ETH_P_IPV6
+	typeVLAN = unix.ETH_P_8021Q
+	typeQinQ = unix.ETH_P_8021AD
 
-	protoHopByHop = 0
-	protoTCP      = 6
-	protoUDP      = 17
-	protoDCCP     = 33
-	protoRouting  = 43
-	protoFragment = 44
-	protoAH       = 51
-	protoICMPv6   = 58
-	protoDstOpts  = 60
-	protoSCTP     = 132
-	protoMobility = 135
-	protoUDPLite  = 136
-	protoHIP      = 139
-	protoShim6    = 140
+	protoHIP   = 139 // which is not in unix (IANA)
+	protoShim6 = 140
 )
 
 const (
@@ -80,11 +69,11 @@ func (p *packet) readIPv6(b []byte) {
 	at := ipv6Header
 	for i := 0; i < extensions && isExtension(p.flow.Proto) && at+4 <= len(b); i++ {
 		ext := b[at:]
-		fragment := p.flow.Proto == protoFragment
+		fragment := p.flow.Proto == unix.IPPROTO_FRAGMENT
 		switch p.flow.Proto {
-		case protoFragment:
+		case unix.IPPROTO_FRAGMENT:
 			at += 8
-		case protoAH:
+		case unix.IPPROTO_AH:
 			at += (int(ext[1]) + 2) * 4
 		default:
 			at += (int(ext[1]) + 1) * 8
@@ -105,7 +94,7 @@ func (p *packet) readIPv6(b []byte) {
 // between addresses that no router forwards.
 func isDiscovery(src, dst netip.Addr, b []byte) bool {
 	const message = ipv6Header
-	if b[6] != protoICMPv6 || b[7] != 255 || len(b) < message+4 || b[message+1] != 0 || src.IsMulticast() ||
+	if b[6] != unix.IPPROTO_ICMPV6 || b[7] != 255 || len(b) < message+4 || b[message+1] != 0 || src.IsMulticast() ||
 		len(b) > discoveryBytes || message+int(binary.BigEndian.Uint16(b[4:])) > discoveryBytes {
 		return false
 	}
@@ -139,7 +128,8 @@ var (
 
 func isExtension(proto uint8) bool {
 	switch proto {
-	case protoHopByHop, protoRouting, protoDstOpts, protoFragment, protoAH, protoMobility, protoHIP, protoShim6:
+	case unix.IPPROTO_HOPOPTS, unix.IPPROTO_ROUTING, unix.IPPROTO_DSTOPTS, unix.IPPROTO_FRAGMENT, unix.IPPROTO_AH,
+		unix.IPPROTO_MH, protoHIP, protoShim6:
 		return true
 	}
 	return false
@@ -147,7 +137,7 @@ func isExtension(proto uint8) bool {
 
 func (p *packet) readPorts(b []byte, at int) {
 	switch p.flow.Proto {
-	case protoTCP, protoUDP, protoSCTP, protoDCCP, protoUDPLite:
+	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP, unix.IPPROTO_DCCP, unix.IPPROTO_UDPLITE:
 		if at+4 <= len(b) {
 			p.flow.SrcPort, p.flow.DstPort = binary.BigEndian.Uint16(b[at:]), binary.BigEndian.Uint16(b[at+2:])
 		}

@@ -57,14 +57,12 @@ func (r Result) Departure() uint64 { return r.Time + r.Wait }
 // LevelBytes is the level in bytes, rounded up.
 func (r Result) LevelBytes() uint64 { return model.Bytes(r.Level) }
 
-// A bucketKey says who has the bucket that a packet is charged to: an address, the
-// first one of a subnet, or a flow. A bucket of all packets has none of these.
+// A bucketKey says who has the bucket that a packet is charged to.
 type bucketKey struct {
-	rule         int
-	src, dst     [16]byte
-	sport, dport uint16
-	proto        uint8
-	is4          bool
+	rule int
+	// flow is the flow that has it. Where an address or a subnet has it, both ends are that
+	// address, or the first one of the subnet; where all packets have it, flow is empty.
+	flow maps.Flow
 }
 
 // compiled is the rules as packets meet them.
@@ -106,48 +104,22 @@ func (c *compiled) match(p packet) int {
 
 // key is the bucket key of a packet under a rule.
 func (c *compiled) key(rule int, p packet) bucketKey {
-	bits := 0
+	bits := p.flow.Src.BitLen()
 	switch each := c.Rules[rule].Each; each.Kind {
 	case policy.EachAll:
 		return bucketKey{rule: rule}
 	case policy.EachFlow:
-		return flowOf(rule, p)
+		return bucketKey{rule, p.flow}
 	case policy.EachSubnet:
 		bits = int(each.Bits)
-	default:
-		bits = p.flow.Src.BitLen()
 	}
 	far, _ := p.flow.Far(c.Match).Prefix(bits) // the rule was validated
-	return bucketKey{rule: rule, is4: far.Addr().Is4(), src: far.Addr().As16()}
+	return bucketKey{rule, maps.Flow{Src: far.Addr(), Dst: far.Addr()}}
 }
 
-// flowOf is the flow of a packet, which has a bucket of its own under a rule.
-func flowOf(rule int, p packet) bucketKey {
-	return bucketKey{
-		rule: rule, is4: p.flow.Src.Is4(), src: p.flow.Src.As16(), dst: p.flow.Dst.As16(),
-		proto: p.flow.Proto, sport: p.flow.SrcPort, dport: p.flow.DstPort,
-	}
-}
-
-// name is a bucket key as people read it: an address, a subnet, a flow, or the whole network of a rule.
+// name is a bucket key as people read it.
 func (l Limits) name(k bucketKey) string {
-	rule := l.Rules[k.rule]
-	address := func(b [16]byte) netip.Addr {
-		a := netip.AddrFrom16(b)
-		if k.is4 {
-			a = a.Unmap()
-		}
-		return a
-	}
-	switch rule.Each.Kind {
-	case policy.EachFlow:
-		return maps.Flow{Src: address(k.src), Dst: address(k.dst), Proto: k.proto, SrcPort: k.sport, DstPort: k.dport}.String()
-	case policy.EachSubnet:
-		return netip.PrefixFrom(address(k.src), int(rule.Each.Bits)).String()
-	case policy.EachHost:
-		return address(k.src).String()
-	}
-	return rule.Prefix.String()
+	return maps.Sharer(maps.Entry{Rule: l.Rules[k.rule]}, l.Match, k.flow)
 }
 
 // Key names the bucket that a packet was charged to, of a packet that matched a rule.

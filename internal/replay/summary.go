@@ -42,8 +42,7 @@ type Summary struct {
 	free     []*model.Limit // each rule's rate, with the largest bucket there is
 	needed   uint64         // units, of a bucket that loses nothing
 	beyond   bool           // not even the largest bucket would do
-	accounts map[bucketKey]*account
-	sweepAt  int
+	accounts table[account]
 }
 
 // An account is what a summary keeps of a bucket key.
@@ -63,7 +62,7 @@ type Gap struct {
 
 // NewSummary makes one of no packets.
 func NewSummary(l Limits) *Summary {
-	s := &Summary{limits: l, accounts: map[bucketKey]*account{}, sweepAt: firstSweep}
+	s := &Summary{limits: l, accounts: newTable[account]()}
 	for _, r := range l.Rules {
 		s.free = append(s.free, model.NewLimit(policy.Rule{Rate: r.Rate, Capacity: policy.MaxCapacity}))
 	}
@@ -108,7 +107,11 @@ func (s *Summary) Add(r Result) {
 	if s.limits.Rules[r.Rule].Rate == policy.Unlimited {
 		return
 	}
-	a := s.account(r.key, r.Time)
+	// Keys that had excess are not many: each sent more than a bucket holds.
+	s.accounts.sweep(func(k bucketKey, a *account) bool {
+		return a.excess.Packets == 0 && drained(s.free[k.rule], a.free, r.Time)
+	})
+	a := s.accounts.get(r.key)
 	if r.Excess {
 		s.Excess.add(r.Bytes)
 		a.excess.add(r.Bytes)
@@ -149,29 +152,6 @@ func (s *Summary) need(a *account, r Result) {
 	}
 }
 
-func (s *Summary) account(key bucketKey, now uint64) *account {
-	a := s.accounts[key]
-	if a == nil {
-		if len(s.accounts) >= s.sweepAt {
-			s.sweep(now)
-		}
-		a = &account{}
-		s.accounts[key] = a
-	}
-	return a
-}
-
-// sweep forgets keys whose bucket is empty and that never had excess. Those that had
-// are not many: each sent more than a bucket holds.
-func (s *Summary) sweep(now uint64) {
-	for key, a := range s.accounts {
-		if a.excess.Packets == 0 && drained(s.free[key.rule], a.free, now) {
-			delete(s.accounts, key)
-		}
-	}
-	s.sweepAt = max(firstSweep, 2*len(s.accounts))
-}
-
 // HighestLevelBytes is the highest level of any bucket, rounded up.
 func (s *Summary) HighestLevelBytes() uint64 { return model.Bytes(s.highest) }
 
@@ -200,17 +180,14 @@ func (s *Summary) MostExcess(most int) []KeyExcess {
 	if len(s.limits.Rules) == 1 && s.limits.Rules[0].Each.Kind == policy.EachAll {
 		return nil
 	}
-	all, top := []KeyExcess{}, []bucketKey(nil)
-	for key, a := range s.accounts {
+	all := []KeyExcess{}
+	for key, a := range s.accounts.of {
 		if a.excess.Packets > 0 {
-			top = append(top, key)
+			all = append(all, KeyExcess{Key: s.limits.name(key), Excess: a.excess})
 		}
 	}
-	slices.SortFunc(top, func(a, b bucketKey) int {
-		return cmp.Or(cmp.Compare(s.accounts[b].excess.Bytes, s.accounts[a].excess.Bytes), cmp.Compare(s.limits.name(a), s.limits.name(b)))
+	slices.SortFunc(all, func(a, b KeyExcess) int {
+		return cmp.Or(cmp.Compare(b.Excess.Bytes, a.Excess.Bytes), cmp.Compare(a.Key, b.Key))
 	})
-	for _, key := range top[:min(most, len(top))] {
-		all = append(all, KeyExcess{Key: s.limits.name(key), Excess: s.accounts[key].excess})
-	}
-	return all
+	return all[:min(most, len(all))]
 }
