@@ -176,3 +176,42 @@ func Suggest(verb string, args ...string) string {
 	}
 	return "'" + command + "'"
 }
+
+// OneLine is what an error says, in one line.
+func OneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
+
+// Count is a number of things in a sentence: "1 rule", "2 rules".
+func Count[N int | uint64](n N, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
+// List names a few of many.
+func List(names []string) string {
+	const few = 3
+	if len(names) > few+1 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:few], ", "), len(names)-few)
+	}
+	return strings.Join(names, ", ")
+}
+
+// Fold breaks text into lines of at most width bytes, where no word is longer. first comes before the first of them,
+// rest before the others.
+func Fold(text string, width int, first, rest string) string {
+	var lines strings.Builder
+	line := first
+	for i, word := range strings.Split(text, " ") {
+		switch {
+		case i == 0:
+			line += word
+		case len(line)+1+len(word) > width:
+			lines.WriteString(strings.TrimRight(line, " ") + "\n")
+			line = rest + word
+		default:
+			line += " " + word
+		}
+	}
+	return lines.String() + line + "\n"
+}

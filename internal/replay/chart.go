@@ -2,11 +2,11 @@ package replay
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"image/color"
 	"io"
 	"math"
+	"slices"
 	"strings"
 
 	"gonum.org/v1/plot"
@@ -19,6 +19,7 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -78,19 +79,15 @@ func (c *Chart) bin(at uint64) *bin {
 }
 
 func (c *Chart) join() {
-	for i := range c.bins {
-		b := c.bins[i]
-		if i%2 == 0 {
-			c.bins[i/2] = b
-			continue
+	joined := c.bins[:0]
+	for pair := range slices.Chunk(c.bins, 2) {
+		b := pair[0]
+		for _, other := range pair[1:] {
+			b = bin{b.offered + other.offered, b.passed + other.passed, max(b.level, other.level)}
 		}
-		half := &c.bins[i/2]
-		half.offered += b.offered
-		half.passed += b.passed
-		half.level = max(half.level, b.level)
+		joined = append(joined, b)
 	}
-	c.bins = c.bins[:(len(c.bins)+1)/2]
-	c.width *= 2
+	c.bins, c.width = joined, 2*c.width
 }
 
 // Kinds of file that a chart can be.
@@ -103,21 +100,16 @@ const (
 	chartWidth, chartHeight = 10 * vg.Inch, 6.5 * vg.Inch
 	dotsPerInch             = 144
 	titleColumns            = 105
+	lineWidth               = 1.1
 )
 
 // Write draws the chart: rates above, levels below. The title may have lines.
 func (c *Chart) Write(w io.Writer, kind, title string) error {
-	rates, err := c.rates()
-	if err != nil {
-		return err
-	}
-	levels, err := c.levels()
-	if err != nil {
-		return err
-	}
+	rates, levels := c.rates(), c.levels()
 	for line := range strings.Lines(title) {
-		rates.Title.Text += wrap(line, titleColumns)
+		rates.Title.Text += plain.Fold(strings.TrimSuffix(line, "\n"), titleColumns, "", "")
 	}
+	rates.Title.Text = strings.TrimSuffix(rates.Title.Text, "\n")
 	var canvas interface {
 		vg.CanvasSizer
 		io.WriterTo
@@ -143,7 +135,7 @@ func (c *Chart) Write(w io.Writer, kind, title string) error {
 		return err
 	}
 	// Arial's letters are as wide, and more browsers have it.
-	_, err = w.Write(bytes.ReplaceAll(file.Bytes(), []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;")))
+	_, err := w.Write(bytes.ReplaceAll(file.Bytes(), []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;")))
 	return err
 }
 
@@ -184,7 +176,7 @@ var (
 // span is how long the chart is, in ns.
 func (c *Chart) span() float64 { return float64(max(1, len(c.bins))) * float64(c.width) }
 
-func (c *Chart) rates() (*plot.Plot, error) {
+func (c *Chart) rates() *plot.Plot {
 	perSecond := func(bytes uint64) float64 { return float64(bytes) * 8e9 / float64(c.width) }
 	most := 0.0
 	for _, b := range c.bins {
@@ -200,17 +192,15 @@ func (c *Chart) rates() (*plot.Plot, error) {
 	}
 	unit := fit(most, rateScales)
 	p := c.axes("rate ("+unit.name+")", most/unit.size)
-	err := errors.Join(
-		c.area(p, "offered", grey, light, func(i int) float64 { return perSecond(c.bins[i].offered) / unit.size }),
-		c.area(p, passed, blue, pale, func(i int) float64 { return perSecond(c.bins[i].passed) / unit.size }),
-	)
-	if one && err == nil {
-		err = c.line(p, "the limit's rate", float64(rule.Rate)/unit.size)
+	c.area(p, "offered", grey, light, func(i int) float64 { return perSecond(c.bins[i].offered) / unit.size })
+	c.area(p, passed, blue, pale, func(i int) float64 { return perSecond(c.bins[i].passed) / unit.size })
+	if one {
+		across(p, "the limit's rate", float64(rule.Rate)/unit.size)
 	}
-	return p, err
+	return p
 }
 
-func (c *Chart) levels() (*plot.Plot, error) {
+func (c *Chart) levels() *plot.Plot {
 	rule, one := c.limit()
 	leak := 0.0 // bytes in the time of a bin, from any bucket of the chart
 	if rule.Rate != policy.Unlimited {
@@ -235,14 +225,12 @@ func (c *Chart) levels() (*plot.Plot, error) {
 	if !one {
 		name = "level of the fullest bucket"
 	}
-	err := errors.Join(
-		c.area(p, name, green, mint, func(i int) float64 { return levels[i] / unit.size }),
-		c.line(p, "capacity", float64(rule.Capacity)/unit.size),
-	)
-	if rule.Queue > 0 && err == nil {
-		err = c.line(p, "capacity and queue", float64(rule.Capacity+rule.Queue)/unit.size)
+	c.area(p, name, green, mint, func(i int) float64 { return levels[i] / unit.size })
+	across(p, "capacity", float64(rule.Capacity)/unit.size)
+	if rule.Queue > 0 {
+		across(p, "capacity and queue", float64(rule.Capacity+rule.Queue)/unit.size)
 	}
-	return p, err
+	return p
 }
 
 // limit is the rule of the chart, and whether it has but one bucket. Rules of
@@ -284,36 +272,29 @@ func (c *Chart) axes(label string, most float64) *plot.Plot {
 }
 
 // area adds steps with something below them, one for each bin.
-func (c *Chart) area(p *plot.Plot, name string, line, fill color.Color, value func(bin int) float64) error {
+func (c *Chart) area(p *plot.Plot, name string, line, fill color.Color, value func(bin int) float64) {
+	if len(c.bins) == 0 {
+		return
+	}
 	unit := fit(c.span(), timeScales).size
-	points := make(plotter.XYs, 0, len(c.bins)+1)
+	var points plotter.XYs
 	for i := range c.bins {
 		points = append(points, plotter.XY{X: float64(i) * float64(c.width) / unit, Y: value(i)})
 	}
-	if len(points) == 0 {
-		return nil
-	}
 	points = append(points, plotter.XY{X: c.span() / unit, Y: points[len(points)-1].Y})
-	steps, err := plotter.NewLine(points)
-	if err != nil {
-		return err
-	}
-	steps.StepStyle, steps.Color, steps.FillColor, steps.Width = plotter.PostStep, line, fill, 1.1
-	p.Add(steps)
-	p.Legend.Add(name, steps)
-	return nil
+	style := draw.LineStyle{Color: line, Width: lineWidth}
+	add(p, name, &plotter.Line{XYs: points, StepStyle: plotter.PostStep, LineStyle: style, FillColor: fill})
 }
 
-// line adds a dashed one all across.
-func (c *Chart) line(p *plot.Plot, name string, y float64) error {
-	dashed, err := plotter.NewLine(plotter.XYs{{X: p.X.Min, Y: y}, {X: p.X.Max, Y: y}})
-	if err != nil {
-		return err
-	}
-	dashed.Color, dashed.Width, dashed.Dashes = red, 1.1, []vg.Length{5, 3}
-	p.Add(dashed)
-	p.Legend.Add(name, dashed)
-	return nil
+// across adds a dashed line at a height.
+func across(p *plot.Plot, name string, y float64) {
+	style := draw.LineStyle{Color: red, Width: lineWidth, Dashes: []vg.Length{5, 3}}
+	add(p, name, &plotter.Line{XYs: plotter.XYs{{X: p.X.Min, Y: y}, {X: p.X.Max, Y: y}}, LineStyle: style})
+}
+
+func add(p *plot.Plot, name string, line *plotter.Line) {
+	p.Add(line)
+	p.Legend.Add(name, line)
 }
 
 // ticks are at round numbers: 1, 2 or 5 times a power of ten, each of them labelled.
@@ -331,19 +312,4 @@ func (ticks) Ticks(least, most float64) (all []plot.Tick) {
 		all = append(all, plot.Tick{Value: i * step, Label: strings.TrimSuffix(fmt.Sprintf("%.6g", i*step), ".0")})
 	}
 	return all
-}
-
-// wrap breaks a text into lines of so many columns at most.
-func wrap(s string, columns int) string {
-	var lines []string
-	for line := ""; ; {
-		word, rest, more := strings.Cut(s, " ")
-		if line != "" && len(line)+1+len(word) > columns {
-			lines, line = append(lines, line), ""
-		}
-		line = strings.TrimPrefix(line+" "+word, " ")
-		if s = rest; !more {
-			return strings.Join(append(lines, line), "\n")
-		}
-	}
 }
