@@ -89,12 +89,9 @@ func (e *env) readPolicy(name string) (*policyfile.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if name == "-" {
-		name = "standard input"
-	}
-	f, err := policyfile.Parse(name, text)
+	f, err := policyfile.Parse(inputName(name), text)
 	if err != nil {
-		return nil, inputError{err}
+		return nil, inputError(err)
 	}
 	return f, nil
 }
@@ -104,22 +101,20 @@ var patience = time.Minute
 
 // readFile reads a file, or standard input for "-", which may take its time.
 func (e *env) readFile(name string) ([]byte, error) {
-	type result struct {
-		text []byte
-		err  error
-	}
-	done := make(chan result, 1)
+	var text []byte
+	var err error
+	done := make(chan struct{})
 	go func() {
-		text, err := e.readAll(name)
-		done <- result{text, err}
+		text, err = e.readAll(name)
+		close(done)
 	}()
 	var late <-chan time.Time
 	if name != "-" {
 		late = time.After(patience)
 	}
 	select {
-	case read := <-done:
-		return read.text, read.err
+	case <-done:
+		return text, err
 	case <-late:
 		return nil, inputf("read %s: it has not come to its end within %v; write all of it to a file first", name, patience)
 	}
@@ -134,15 +129,12 @@ func (e *env) readAll(name string) ([]byte, error) {
 		return nil, inputf("%w", err)
 	}
 	defer file.Close()
-	if name == "-" {
-		name = "standard input"
-	}
 	text, err := input.All(file)
 	switch {
 	case errors.As(err, new(*fs.PathError)): // which names it
-		return nil, inputError{err}
+		return nil, inputError(err)
 	case err != nil:
-		return nil, inputf("read %s: %w", name, err)
+		return nil, inputf("read %s: %w", inputName(name), err)
 	}
 	return text, nil
 }
@@ -156,7 +148,7 @@ func tables(f *policyfile.File) (tables []policy.Table, absent []string, err err
 	}
 	tables, absent, err = f.Tables(devices)
 	if err != nil {
-		return nil, nil, inputError{err}
+		return nil, nil, inputError(err)
 	}
 	return tables, absent, nil
 }
@@ -239,7 +231,7 @@ func (e *env) policyToApply(o applyOptions) (lastgood.Policy, error) {
 	}
 	f, err := lastgood.Load(o.file, o.lastGood)
 	if err != nil {
-		return f, inputError{err}
+		return f, inputError(err)
 	}
 	return f, nil
 }
@@ -268,13 +260,7 @@ func (e *env) applied(a report.Applied, absentOK bool) error {
 	if a.Absent == nil {
 		a.Absent = []string{} // as JSON would show that
 	}
-	var err error
-	if e.json {
-		err = report.JSON(e.out, a)
-	} else {
-		err = a.Text(e.out)
-	}
-	if err != nil || len(a.Absent) == 0 {
+	if err := e.print(a, a.Text); err != nil || len(a.Absent) == 0 {
 		return err
 	}
 	e.say("shapectl: not there, so without their rules: %s; 'shapectl watch' gives them when they appear", strings.Join(a.Absent, ", "))

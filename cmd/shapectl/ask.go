@@ -102,13 +102,13 @@ func (e *env) ask(o askOptions) error {
 				return err
 			}
 			answer.Bytes = cmp.Or(answer.Bytes, dev.FullFrame())
-			return e.answer(answer)
+			return e.print(answer, answer.Text)
 		}
 		defer h.Close()
 		answer.Bytes = cmp.Or(answer.Bytes, h.Device.FullFrame())
 		entry, found := h.Set.Match(o.address)
 		if !found {
-			return e.answer(answer)
+			return e.print(answer, answer.Text)
 		}
 		flow, err := o.packet(entry, h.Match())
 		if err != nil {
@@ -118,7 +118,7 @@ func (e *env) ask(o askOptions) error {
 		answer.Rule, answer.Attached = &cidr, h.InForce()
 		answer.Sentence = entry.Sentence(h.Name(), h.Direction, h.Match())
 		if entry.Rate == policy.Unlimited {
-			return e.answer(answer)
+			return e.print(answer, answer.Text)
 		}
 		state := h.Set.State(entry, h.Match(), flow, maps.Now())
 		state.FIFO = state.FIFO || o.flow == nil
@@ -129,7 +129,7 @@ func (e *env) ask(o askOptions) error {
 		answer.Conforms, answer.Sharer = !outcome.Excess, maps.Sharer(entry, h.Match(), flow)
 		answer.Verdict, answer.WaitNS = outcome.Verdict.String(), outcome.Wait
 		answer.Note = explain.OfWhichFlow(entry.Rule, o.flow, outcome.Verdict)
-		return e.answer(answer)
+		return e.print(answer, answer.Text)
 	})
 }
 
@@ -147,11 +147,4 @@ func (o askOptions) packet(entry maps.Entry, match policy.Match) (maps.Flow, err
 		return flow, inputf("%s has a bucket for each flow; say which with --flow, such as --flow udp,192.0.2.1:5000,%s:53", entry.Prefix, o.address)
 	}
 	return flow, nil
-}
-
-func (e *env) answer(a report.Answer) error {
-	if e.json {
-		return report.JSON(e.out, a)
-	}
-	return a.Text(e.out)
 }

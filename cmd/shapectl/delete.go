@@ -83,19 +83,11 @@ func (e *env) nothingToDelete(want filterRules) error {
 }
 
 // deleted tells of rules that are no more, as they last were.
-func (e *env) deleted(rules []report.Rule) error {
+func (e *env) deleted(rules report.Rules) error {
 	for i := range rules {
 		rules[i].Attached, rules[i].State = false, "deleted"
 	}
-	if e.json {
-		return report.JSON(e.out, rules)
-	}
-	for _, r := range rules {
-		if _, err := fmt.Fprintln(e.out, "deleted: "+r.Sentence); err != nil {
-			return err
-		}
-	}
-	return nil
+	return e.print(rules, rules.Deleted)
 }
 
 func (e *env) flushCommand() *cobra.Command {
@@ -230,21 +222,34 @@ func (e *env) restoreQdiscs(n *loader.Namespace, want filterRules) (any bool, er
 	if want.direction != nil && *want.direction != policy.Egress {
 		return false, nil
 	}
-	if want.device != "" && !want.pattern {
-		return e.restoreQdisc(n, want.device)
+	names := []string{want.device}
+	if want.device == "" || want.pattern {
+		devices, err := netinfo.Devices()
+		if err != nil {
+			return false, err
+		}
+		names = nil
+		for _, dev := range devices {
+			if want.matchesDevice(dev.Name) {
+				names = append(names, dev.Name)
+			}
+		}
 	}
-	devices, err := netinfo.Devices()
-	for _, dev := range devices {
-		if !want.matchesDevice(dev.Name) {
+	for _, name := range names {
+		dev, err := netinfo.DeviceByName(name)
+		if errors.Is(err, netinfo.ErrNoDevice) {
 			continue
 		}
-		restored, err := e.restoreQdisc(n, dev.Name)
 		if err != nil {
 			return any, err
 		}
-		any = any || restored
+		outcome, err := n.RestoreQdisc(dev)
+		if err != nil {
+			return any, err
+		}
+		any = e.restored(name, outcome) || any
 	}
-	return any, err
+	return any, nil
 }
 
 // flushOrphans lifts rules that network namespaces set which no longer exist, and reports whether there were any.
@@ -254,22 +259,6 @@ func (e *env) flushOrphans(n *loader.Namespace, want filterRules) (any bool, err
 		e.say("shapectl: %s %s: removed the rules of a network namespace that no longer exists", o.Device.Name, o.Direction)
 	}
 	return len(flushed) > 0, err
-}
-
-// restoreQdisc puts back what a device had before it was given fq, and reports whether there was anything to tell.
-func (e *env) restoreQdisc(n *loader.Namespace, name string) (told bool, err error) {
-	dev, err := netinfo.DeviceByName(name)
-	if errors.Is(err, netinfo.ErrNoDevice) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	outcome, err := n.RestoreQdisc(dev)
-	if err != nil {
-		return false, err
-	}
-	return e.restored(name, outcome), nil
 }
 
 func (e *env) tellDiscarded(other *loader.OtherLayoutError) {

@@ -14,9 +14,6 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// errDiffers makes the exit code tell of differences.
-var errDiffers = errors.New("there are differences")
-
 func (e *env) diffCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "diff FILE|-",
@@ -59,15 +56,10 @@ func (e *env) diff(name string) error {
 			}
 		}
 		differences := report.NewDifferences(all)
-		if e.json {
-			err = report.JSON(e.out, differences)
-		} else {
-			err = differences.Text(e.out)
+		if err := e.print(differences, differences.Text); err != nil || len(differences) == 0 {
+			return err
 		}
-		if err == nil && len(differences) > 0 {
-			err = errDiffers
-		}
-		return err
+		return errDiffers
 	})
 }
 
@@ -116,7 +108,7 @@ func (e *env) export(like string) error {
 			err = policyfile.Write(text, tables, nil)
 		}
 		if err != nil {
-			return inputError{err}
+			return inputError(err)
 		}
 		if len(*text) > 0 {
 			(*text)[0] = bytes.TrimPrefix((*text)[0], []byte("\ufeff")) // it would be escaped, and is not needed

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cilium/ebpf"
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/doctor"
@@ -58,35 +57,21 @@ func (e *env) doctor(name string) error {
 		return err
 	})
 	if errors.Is(err, netinfo.ErrNoDevice) {
-		return inputf("doctor: there is no device %s; 'ip link' lists those there are", name)
+		return inputf("doctor: %w", noDevice(name))
 	}
 	if err != nil {
 		return fmt.Errorf("doctor: %w", e.advise(err))
 	}
 	facts.Netns = string(e.netns)
 	findings := doctor.Judge(facts)
-	if e.json {
-		err = report.JSON(e.out, findings)
-	} else {
-		err = report.Findings(e.out, findings)
-	}
-	return errors.Join(err, verdict(findings))
+	return errors.Join(e.print(findings, findings.Text), verdict(findings))
 }
-
-// missingError makes the exit code that of a missing permission or feature.
-type missingError struct{ check string }
-
-func (e missingError) Error() string {
-	return fmt.Sprintf("doctor: what shapectl needs is missing (%s); the finding says what to do", e.check)
-}
-
-func (e missingError) Is(target error) bool { return target == ebpf.ErrNotSupported }
 
 // verdict makes an exit code of findings.
 func verdict(findings []report.Finding) error {
 	missing := func(f report.Finding) bool { return f.Status == report.Failed && f.Device == "" }
 	if i := slices.IndexFunc(findings, missing); i >= 0 {
-		return missingError{findings[i].Check}
+		return exitError{fmt.Errorf("doctor: what shapectl needs is missing (%s); the finding says what to do", findings[i].Check), exitMissing}
 	}
 	bad := func(f report.Finding) bool { return f.Status == report.Failed || f.Status == report.Warning }
 	if slices.ContainsFunc(findings, bad) {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"io"
 
 	"github.com/spf13/cobra"
 
@@ -85,11 +84,9 @@ func parseQuestion(q *explain.Question, cmd *cobra.Command, given []string) (err
 }
 
 func (e *env) explain(q explain.Question) error {
-	doing := "explain"
-	if q.Address.IsValid() {
-		doing += " " + q.Address.String()
-	} else {
-		doing += " " + q.Flow.String()
+	doing := "explain " + q.Address.String()
+	if !q.Address.IsValid() {
+		doing = "explain " + q.Flow.String()
 	}
 	if q.Device != "" {
 		doing += " on " + q.Device
@@ -101,16 +98,12 @@ func (e *env) explain(q explain.Question) error {
 		case errors.Is(err, netinfo.ErrNoDevice):
 			return noDevice(q.Device)
 		case errors.As(err, &refused):
-			return inputError{err}
+			return inputError(err)
 		case ways == nil:
 			return err
 		}
 		// With the error come the ways that could be told.
-		print := report.Explain
-		if e.json {
-			print = func(w io.Writer, ways []report.Way) error { return report.JSON(w, ways) }
-		}
-		if err := errors.Join(print(e.out, ways), err); err != nil {
+		if err := errors.Join(e.print(ways, ways.Text), err); err != nil {
 			return err
 		}
 		if !inForce(ways) {

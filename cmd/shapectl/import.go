@@ -181,16 +181,12 @@ func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(name s
 		return inputf("import %s: %w", tool, err)
 	}
 	defer file.Close()
-	spelled := name
-	if name == "-" {
-		name = "standard input"
-	}
-	imported, err := read(name, file)
+	imported, err := read(inputName(name), file)
 	if errors.As(err, new(policyfile.Errors)) {
 		return inputf("import %s: %w", tool, err) // they say where they are
 	}
 	if err != nil {
-		return inputf("import %s %s: %w", tool, name, err)
+		return inputf("import %s %s: %w", tool, inputName(name), err)
 	}
 	command := "import " + tool
 	for _, flag := range []string{"device", "upload"} {
@@ -198,7 +194,7 @@ func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(name s
 			command += " --" + flag + " " + plain.Word(f.Value.String())
 		}
 	}
-	return e.imported("import "+tool+" "+name, plain.Command(command, spelled), imported)
+	return e.imported("import "+tool+" "+inputName(name), plain.Command(command, name), imported)
 }
 
 // imported prints what was imported; command is what did it, for a shell.

@@ -175,24 +175,24 @@ func (e *env) replay(o replayOptions) error {
 	defer bar.Finish() // it wipes itself off
 	in, err := trace.Open(io.TeeReader(interruptible(ctx, file), bar))
 	if ctx.Err() != nil {
-		return e.degraded("replay %s: interrupted after 0 packets", o.name())
+		return e.degraded("replay %s: interrupted after 0 packets", inputName(o.trace))
 	}
 	if err != nil {
-		return inputf("replay %s: %w", o.name(), err)
+		return inputf("replay %s: %w", inputName(o.trace), err)
 	}
 	limits, err := o.limits(in)
 	if o.policy.file != "" {
 		limits, err = e.policyLimits(o.policy, in)
 	}
 	if err != nil {
-		return inputf("replay %s: %w", o.name(), err)
+		return inputf("replay %s: %w", inputName(o.trace), err)
 	}
 	engine, err := o.newEngine(limits)
 	if err != nil {
 		if errors.Is(err, fs.ErrPermission) {
 			err = fmt.Errorf("%w; run as root, with CAP_BPF and CAP_NET_ADMIN, or use --engine model", err)
 		}
-		return fmt.Errorf("replay %s: %w", o.name(), err)
+		return fmt.Errorf("replay %s: %w", inputName(o.trace), err)
 	}
 	defer engine.Close()
 
@@ -210,50 +210,38 @@ func (e *env) replayed(o replayOptions, run replayRun, ended error) error {
 	var damaged trace.DamagedError
 	var disagree *replay.Disagreement
 	early := errors.As(ended, &damaged) || errors.As(ended, &disagree) || errors.Is(ended, context.Canceled)
-	if errors.As(ended, new(writeError)) {
-		return e.degraded("replay %s: the answer could not be written: %w", o.name(), ended)
-	}
 	if ended != nil && !early {
 		if run.lines != nil { // what they say is right
 			ended = errors.Join(ended, run.lines.Flush())
 		}
-		return fmt.Errorf("replay %s: %w", o.name(), ended)
+		return fmt.Errorf("replay %s: %w", inputName(o.trace), ended)
 	}
 	answer := report.NewReplay(run.limits, run.summary)
-	answer.Trace, answer.Engine, answer.Complete = o.name(), string(o.engine), !early
+	answer.Trace, answer.Engine, answer.Complete = inputName(o.trace), string(o.engine), !early
 	for _, r := range run.limits.Rules {
 		answer.Sentences = append(answer.Sentences, sentence(r, run.limits.Match, run.in.Addressed()))
 	}
 	var err error
-	switch {
-	case run.lines != nil:
+	if run.lines != nil {
 		err = run.lines.Flush()
-	case e.json:
-		err = report.JSON(e.out, answer)
-	default:
-		err = answer.Text(e.out)
+	} else {
+		err = e.print(answer, answer.Text)
 	}
 	if err != nil {
-		return e.degraded("replay %s: the answer could not be written: %w", o.name(), err)
+		return e.degraded("replay %s: the answer could not be written: %w", inputName(o.trace), err)
 	}
 	if o.plot != "" {
 		if err := o.draw(run.chart, answer.Sentences); err != nil {
-			return e.degraded("replay %s: the chart could not be drawn: %w", o.name(), err)
+			return e.degraded("replay %s: the chart could not be drawn: %w", inputName(o.trace), err)
 		}
 	}
 	switch {
 	case errors.Is(ended, context.Canceled):
-		return e.degraded("replay %s: interrupted after %d packets", o.name(), run.summary.Packets())
+		return e.degraded("replay %s: interrupted after %d packets", inputName(o.trace), run.summary.Packets())
 	case early:
-		return e.degraded("replay %s: %w; %d packets before that were replayed", o.name(), ended, run.summary.Packets())
+		return e.degraded("replay %s: %w; %d packets before that were replayed", inputName(o.trace), ended, run.summary.Packets())
 	}
 	return nil
-}
-
-// degraded tells what kept a command from doing all of it.
-func (e *env) degraded(format string, args ...any) error {
-	e.say("shapectl: "+format, args...)
-	return errDegraded
 }
 
 // A replayRun is a trace on its way through an engine.
@@ -266,9 +254,6 @@ type replayRun struct {
 	chart   *replay.Chart
 	lines   *bufio.Writer // nil unless each packet is told
 }
-
-// A writeError is that nobody takes the answer.
-type writeError struct{ error }
 
 // all replays all packets, and returns nil at the end of the trace.
 func (r *replayRun) all(ctx context.Context) error {
@@ -288,7 +273,7 @@ func (r *replayRun) all(ctx context.Context) error {
 			if errors.As(err, new(trace.DamagedError)) {
 				return err
 			}
-			return inputError{err}
+			return inputError(err)
 		}
 		result, err := r.engine.Offer(&p)
 		if err != nil {
@@ -301,16 +286,17 @@ func (r *replayRun) all(ctx context.Context) error {
 		}
 		line = report.AppendReplayed(line[:0], result, r.limits, r.in.Addressed())
 		if _, err := r.lines.Write(line); err != nil {
-			return writeError{err}
+			return nil // flushing them tells the same
 		}
 	}
 }
 
-func (o *replayOptions) name() string {
-	if o.trace == "-" {
+// inputName is what an input is called, "-" being standard input.
+func inputName(name string) string {
+	if name == "-" {
 		return "standard input"
 	}
-	return o.trace
+	return name
 }
 
 // open opens the trace; its size is -1 where nobody knows.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -16,6 +17,7 @@ import (
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/program"
+	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -62,15 +64,26 @@ func (n *netnsName) Set(s string) error {
 func (n *netnsName) String() string { return string(*n) }
 func (n *netnsName) Type() string   { return "name" }
 
-// An inputError is the user's to mend; nothing was changed.
-type inputError struct{ error }
+// An exitError has an exit code that its error alone does not tell.
+type exitError struct {
+	error
+	code int
+}
 
-func (e inputError) Unwrap() error { return e.error }
+func (e exitError) Unwrap() error { return e.error }
 
-func inputf(format string, args ...any) error { return inputError{fmt.Errorf(format, args...)} }
+// These were told about already.
+var (
+	errDegraded error = exitError{errors.New("degraded"), exitDegraded}
+	errDiffers  error = exitError{errors.New("there are differences"), exitDiffers}
+)
 
-// errDegraded was told about already.
-var errDegraded = errors.New("degraded")
+func wasTold(err error) bool { return errors.Is(err, errDegraded) || errors.Is(err, errDiffers) }
+
+// inputError is that something is the user's to mend; nothing was changed.
+func inputError(err error) error { return exitError{err, exitInput} }
+
+func inputf(format string, args ...any) error { return inputError(fmt.Errorf(format, args...)) }
 
 // run runs a command line and reports its exit code.
 func (e *env) run(args []string) int {
@@ -96,17 +109,14 @@ func (e *env) runPlain(args []string) int {
 	if err == nil {
 		return exitDone
 	}
-	switch {
-	case errors.Is(err, errDegraded):
-		return exitDegraded
-	case errors.Is(err, errDiffers):
-		return exitDiffers
+	if wasTold(err) {
+		return exitCode(err)
 	}
 	var mistakes policyfile.Errors
 	if errors.As(err, &mistakes) {
 		doing, _, _ := strings.Cut(err.Error(), mistakes.Error())
 		fmt.Fprintln(e.err, strings.TrimPrefix(err.Error(), doing))
-		err = inputf("%s%s; nothing was changed", doing, count(len(mistakes), "error"))
+		err = inputf("%s%s; nothing was changed", doing, plain.Count(len(mistakes), "error"))
 	}
 	e.say("shapectl: %w", err)
 	return exitCode(err)
@@ -114,35 +124,38 @@ func (e *env) runPlain(args []string) int {
 
 // say writes a line on stderr: one, whatever is in the arguments.
 func (e *env) say(format string, args ...any) {
-	fmt.Fprintln(e.err, oneLine(fmt.Errorf(format, args...)))
+	fmt.Fprintln(e.err, plain.OneLine(fmt.Errorf(format, args...)))
 }
 
-func count(n int, one string) string {
-	if n == 1 {
-		return "1 " + one
+// degraded tells what kept a command from doing all of it.
+func (e *env) degraded(format string, args ...any) error {
+	e.say("shapectl: "+format, args...)
+	return errDegraded
+}
+
+// print writes an answer, which text writes for people to read.
+func (e *env) print(answer any, text func(io.Writer) error) error {
+	if e.json {
+		return report.JSON(e.out, answer)
 	}
-	return fmt.Sprintf("%d %ss", n, one)
+	return text(e.out)
 }
 
-func oneLine(err error) string {
-	return strings.Join(strings.Fields(err.Error()), " ")
+// missing are errors of a permission or kernel feature that is not there.
+var missing = []error{
+	fs.ErrPermission, ebpf.ErrNotSupported, loader.ErrNoTCX, program.ErrPerfmon, loader.ErrNoClsact, fq.ErrNoFQ, fq.ErrNoIfb,
+	fq.ErrOldIfb, loader.ErrUntrusted,
 }
 
 func exitCode(err error) int {
-	var input inputError
+	var own exitError
 	switch {
-	case errors.As(err, &input):
-		return exitInput
-	case isMissing(err):
+	case errors.As(err, &own):
+		return own.code
+	case slices.ContainsFunc(missing, func(m error) bool { return errors.Is(err, m) }):
 		return exitMissing
 	}
 	return exitKernel
-}
-
-func isMissing(err error) bool {
-	return errors.Is(err, fs.ErrPermission) || errors.Is(err, ebpf.ErrNotSupported) || errors.Is(err, loader.ErrNoTCX) ||
-		errors.Is(err, program.ErrPerfmon) || errors.Is(err, loader.ErrNoClsact) || errors.Is(err, fq.ErrNoFQ) || errors.Is(err, fq.ErrNoIfb) ||
-		errors.Is(err, fq.ErrOldIfb) || errors.Is(err, loader.ErrUntrusted)
 }
 
 func (e *env) command() *cobra.Command {
@@ -246,8 +259,8 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 		}
 		defer n.Close()
 		err = f(n)
-		if err == nil {
-			e.tellCollected(n.Collected())
+		if collected := n.Collected(); err == nil && len(collected) > 0 {
+			e.say("shapectl: removed the rules of deleted devices: %s", plain.List(collected))
 		}
 		return err
 	})
@@ -256,71 +269,59 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 		e.say("shapectl: %s: done, but the answer could not be written: %w", doing, err)
 		return errDegraded
 	}
-	if err == nil || errors.Is(err, errDegraded) || errors.Is(err, errDiffers) {
+	if err == nil || wasTold(err) {
 		return err
 	}
 	return fmt.Errorf("%s: %w", doing, e.advise(err))
 }
 
-// tellCollected tells which deleted devices had rules until this command.
-func (e *env) tellCollected(devices []string) {
-	const few = 3
-	more := ""
-	if n := len(devices); n == 0 {
-		return
-	} else if n > few+1 {
-		devices, more = devices[:few], fmt.Sprintf(" and %d more", n-few)
-	}
-	e.say("shapectl: removed the rules of deleted devices: %s%s", strings.Join(devices, ", "), more)
+// advice is what to do about errors; of those with input, nothing was changed, and they are the user's to mend.
+var advice = []struct {
+	of    error
+	input bool
+	says  string
+}{
+	{fq.ErrTaken, true, ""},
+	{fq.ErrFixed, true, ""},
+	{fq.ErrNoFQ, false, "; load that module, use a kernel that has it, or let excess be dropped"},
+	{fq.ErrNoIfb, false, "; load that module, use a kernel that has it, or let excess be dropped"},
+	{fq.ErrOldIfb, false, "; let excess be dropped, or limit the traffic where it leaves"},
+	{loader.ErrNoNamespace, true, "; 'ip netns' lists them"},
+	{netinfo.ErrUnsupportedDevice, true, ""},
+	{loader.ErrMatch, true, "; match the side that they do, or flush them first"},
+	{loader.ErrPending, true, "; 'shapectl confirm' it or 'shapectl rollback' first"},
+	{loader.ErrBusy, false, "; nothing was changed, try again"},
+	{loader.ErrNoChange, true, ": either no policy was applied, or that has been seen to, or another command changed rules since; see 'shapectl show'"},
+	{loader.ErrTooLate, true, "; apply the policy again"},
+	{maps.ErrFull, true, "; delete rules that are not needed, or join them in a wider one"},
+	{maps.ErrOtherLayout, false, "; nothing was changed: export all rules with that version, then 'shapectl flush --all' and apply them with this one"},
+	{loader.ErrMoved, true, "; flush them by this name first"},
+	{loader.ErrElsewhere, false, "; flush them there first, or here if that namespace no longer exists"},
+	{loader.ErrNoTCX, false, "; leave SHAPECTL_HOOK unset to attach by clsact"},
+	{loader.ErrNoClsact, false, "; load the module sch_ingress, or use a kernel with tcx (6.6)"},
+	{program.ErrPerfmon, false, "; run as root, or give it CAP_PERFMON"},
+	{fs.ErrPermission, false, "; run as root, or with CAP_BPF and CAP_NET_ADMIN and a bpffs that you may write to"},
+	{unix.ENOENT, false, "; the device may just have gone: see 'ip link' and try again"},
+	{unix.ENODEV, false, "; the device may just have gone: see 'ip link' and try again"},
 }
 
 // advise adds what to do about an error, where there is something to be done.
 func (e *env) advise(err error) error {
-	var input inputError
 	var unheld *loader.UnheldError
 	switch {
-	case errors.As(err, &input):
+	case errors.As(err, new(exitError)):
 		return err
 	case errors.As(err, &unheld):
 		return inputf("%w; %s", err, e.adviseFQ(unheld))
-	case errors.Is(err, fq.ErrTaken), errors.Is(err, fq.ErrFixed):
-		return inputError{err}
-	case errors.Is(err, fq.ErrNoFQ), errors.Is(err, fq.ErrNoIfb):
-		return fmt.Errorf("%w; load that module, use a kernel that has it, or let excess be dropped", err)
-	case errors.Is(err, fq.ErrOldIfb):
-		return fmt.Errorf("%w; let excess be dropped, or limit the traffic where it leaves", err)
-	case errors.Is(err, loader.ErrNoNamespace):
-		return inputf("%w; 'ip netns' lists them", err)
-	case errors.Is(err, netinfo.ErrUnsupportedDevice):
-		return inputError{err}
-	case errors.Is(err, loader.ErrMatch):
-		return inputf("%w; match the side that they do, or flush them first", err)
-	case errors.Is(err, loader.ErrPending):
-		return inputf("%w; 'shapectl confirm' it or 'shapectl rollback' first", err)
-	case errors.Is(err, loader.ErrBusy):
-		return fmt.Errorf("%w; nothing was changed, try again", err)
-	case errors.Is(err, loader.ErrNoChange):
-		return inputf("%w: either no policy was applied, or that has been seen to, or another command changed rules since; see 'shapectl show'", err)
-	case errors.Is(err, loader.ErrTooLate):
-		return inputf("%w; apply the policy again", err)
-	case errors.Is(err, maps.ErrFull):
-		return inputf("%w; delete rules that are not needed, or join them in a wider one", err)
-	case errors.Is(err, maps.ErrOtherLayout):
-		return fmt.Errorf("%w; nothing was changed: export all rules with that version, then 'shapectl flush --all' and apply them with this one", err)
-	case errors.Is(err, loader.ErrMoved):
-		return inputf("%w; flush them by this name first", err)
-	case errors.Is(err, loader.ErrElsewhere):
-		return fmt.Errorf("%w; flush them there first, or here if that namespace no longer exists", err)
-	case errors.Is(err, loader.ErrNoTCX):
-		return fmt.Errorf("%w; leave SHAPECTL_HOOK unset to attach by clsact", err)
-	case errors.Is(err, loader.ErrNoClsact):
-		return fmt.Errorf("%w; load the module sch_ingress, or use a kernel with tcx (6.6)", err)
-	case errors.Is(err, program.ErrPerfmon):
-		return fmt.Errorf("%w; run as root, or give it CAP_PERFMON", err)
-	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("%w; run as root, or with CAP_BPF and CAP_NET_ADMIN and a bpffs that you may write to", err)
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV):
-		return fmt.Errorf("%w; the device may just have gone: see 'ip link' and try again", err)
+	}
+	for _, a := range advice {
+		if !errors.Is(err, a.of) {
+			continue
+		}
+		if err = fmt.Errorf("%w%s", err, a.says); a.input {
+			err = inputError(err)
+		}
+		break
 	}
 	return err
 }

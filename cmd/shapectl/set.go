@@ -2,24 +2,14 @@ package main
 
 import (
 	"fmt"
-	"net/netip"
 
 	"github.com/spf13/cobra"
 
-	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-type setOptions struct {
-	device    string
-	direction policy.Direction
-	prefix    netip.Prefix
-	limit     limitFlags
-}
-
 func (e *env) setCommand() *cobra.Command {
-	var o setOptions
+	var limit limitFlags
 	cmd := &cobra.Command{
 		Use:   "set DEV ingress|egress CIDR --rate RATE [flags]",
 		Short: "Set a rule, or change it",
@@ -46,60 +36,52 @@ kept by drops alone.`,
 		Args:              args(3, 3),
 		ValidArgsFunction: e.completeRule,
 		RunE: func(cmd *cobra.Command, given []string) error {
-			var err error
-			if o.direction, err = direction("set", given[1]); err != nil {
+			rule, err := parseFilter("set", given)
+			if err != nil {
 				return err
-			}
-			if o.prefix, err = policy.ParsePrefix(given[2]); err != nil {
-				return inputf("set: %w", err)
 			}
 			if !cmd.Flags().Changed("rate") {
 				return inputf("set: --rate is missing; say how much, such as --rate 10mbit, or --rate unlimited")
 			}
 			if !cmd.Flags().Changed("match") {
-				o.limit.match = o.direction.FarSide()
+				limit.match = rule.direction.FarSide()
 			}
-			o.device = given[0]
-			return e.set(o)
+			return e.set(rule, limit)
 		},
 	}
-	o.limit.add(cmd.Flags(), "the far side")
+	limit.add(cmd.Flags(), "the far side")
 	e.addSetupFQ(cmd.Flags())
-	once(cmd.Flags(), shadowFlag{&o.limit.Shadow}, "shadow", "a limit that is proposed, and only counts what it would have refused")
+	once(cmd.Flags(), shadowFlag{&limit.Shadow}, "shadow", "a limit that is proposed, and only counts what it would have refused")
 	return cmd
 }
 
-func (e *env) set(o setOptions) error {
-	doing := fmt.Sprintf("set %s on %s %s", o.prefix, o.device, o.direction)
+func (e *env) set(which filterRules, limit limitFlags) error {
+	doing := fmt.Sprintf("set %s on %s %s", which.prefix, which.device, which.direction)
 	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
-		dev, err := device(o.device)
+		dev, err := device(which.device)
 		if err != nil {
 			return err
 		}
-		rule, err := o.limit.Rule(o.prefix, dev.L2Bytes)
+		rule, err := limit.Rule(*which.prefix, dev.L2Bytes)
 		if err != nil {
-			return inputError{err}
+			return inputError(err)
 		}
-		change, err := n.Put(dev, o.direction, o.limit.match, rule)
+		change, err := n.Put(dev, *which.direction, limit.match, rule)
 		if err != nil {
 			return err
 		}
 		if change.Upgraded {
-			e.say("%s %s: the program of another build was replaced; rules, buckets and counters were kept", dev.Name, o.direction)
+			e.say("%s %s: the program of another build was replaced; rules, buckets and counters were kept", dev.Name, which.direction)
 		}
 		if change.Reattached != "" {
-			e.say("%s %s: was not in force (%s); all its rules are attached again", dev.Name, o.direction, change.Reattached)
+			e.say("%s %s: was not in force (%s); all its rules are attached again", dev.Name, which.direction, change.Reattached)
 		}
-		rules, err := findRules(n, filterRules{device: dev.Name, direction: &o.direction, prefix: &rule.Prefix})
+		which.device, which.prefix = dev.Name, &rule.Prefix
+		rules, err := findRules(n, which)
 		if err != nil {
 			return err
 		}
-		if e.json {
-			err = report.JSON(e.out, rules)
-		} else {
-			err = report.Sentences(e.out, rules)
-		}
-		if err != nil {
+		if err := e.print(rules, rules.Sentences); err != nil {
 			return err
 		}
 		return e.queued(n, dev.Name, change)

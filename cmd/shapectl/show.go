@@ -56,11 +56,11 @@ func (e *env) showCommand() *cobra.Command {
 			want.buckets, want.affected = buckets, shadows || e.json
 			switch {
 			case shadows:
-				return e.show(want, report.Shadows)
+				return e.show(want, report.Rules.Shadows)
 			case stats:
-				return e.show(want, report.Stats)
+				return e.show(want, report.Rules.Stats)
 			}
-			return e.show(want, report.Sentences)
+			return e.show(want, report.Rules.Sentences)
 		},
 	}
 	cmd.Flags().BoolVar(&stats, "stats", false, "count packets and bytes (JSON always does)")
@@ -90,7 +90,7 @@ func parseFilter(cmd string, given []string) (want filterRules, err error) {
 	return want, nil
 }
 
-func (e *env) show(want filterRules, print func(io.Writer, []report.Rule) error) error {
+func (e *env) show(want filterRules, text func(report.Rules, io.Writer) error) error {
 	return e.with(loader.Read, "show", func(n *loader.Namespace) error {
 		if err := want.resolve(n); err != nil {
 			return err
@@ -107,19 +107,15 @@ func (e *env) show(want filterRules, print func(io.Writer, []report.Rule) error)
 				return noRule(want)
 			}
 		}
-		return errors.Join(e.printRules(rules, print), unread)
+		err := e.print(rules, func(w io.Writer) error {
+			if len(rules) == 0 {
+				_, err := fmt.Fprintln(w, "no rules")
+				return err
+			}
+			return text(rules, w)
+		})
+		return errors.Join(err, unread)
 	})
-}
-
-func (e *env) printRules(rules []report.Rule, print func(io.Writer, []report.Rule) error) error {
-	switch {
-	case e.json:
-		return report.JSON(e.out, rules)
-	case len(rules) == 0:
-		_, err := fmt.Fprintln(e.out, "no rules")
-		return err
-	}
-	return print(e.out, rules)
 }
 
 func noRule(want filterRules) error {
@@ -129,8 +125,8 @@ func noRule(want filterRules) error {
 
 // findRules are the rules that a filter lets through; never nil, as JSON would
 // show that. With the error come those that could be read.
-func findRules(n *loader.Namespace, want filterRules) (rules []report.Rule, err error) {
-	rules = []report.Rule{}
+func findRules(n *loader.Namespace, want filterRules) (rules report.Rules, err error) {
+	rules = report.Rules{}
 	hooks, unread := want.hooks(n)
 	defer closeHooks(hooks)
 	for _, h := range hooks {
@@ -182,7 +178,7 @@ func (want *filterRules) resolve(n *loader.Namespace) error {
 		return nil // the caller asks for the hooks again, and gets the error
 	}
 	if err := policyfile.CheckDevice(want.device); err != nil {
-		return inputError{err}
+		return inputError(err)
 	}
 	want.pattern = true
 	return nil
@@ -273,42 +269,27 @@ func closeHooks(hooks []*loader.Hook) {
 // describe is all that is known of a rule; affected may be nil.
 func describe(h *loader.Hook, entry maps.Entry, affected []maps.Affected) report.Rule {
 	level := model.Bytes(h.Set.OwnLevel(entry, maps.Now()))
-	r := report.NewRule(place(h), entry.Rule, h.Set.Counters(entry.ID), level)
+	r := report.NewRule(h.Name(), h.Direction, h.Match(), entry.Rule, h.Set.Counters(entry.ID), level)
+	r.Attached, r.State, r.Hook = h.InForce(), h.Status(), string(h.Mode)
+	if change, until := h.Set.Change(); change == maps.Pending {
+		r.RevertsInNS = ahead(until)
+	}
 	if shadow, ok := h.Set.Shadow(entry); ok {
 		r.Shadow = report.NewShadow(shadow.Rule, h.Set.Counters(shadow.ID), affected, h.Set.Size().Affected)
 	}
 	return r
 }
 
-func place(h *loader.Hook) report.Place {
-	var reverts *uint64
-	if change, until := h.Set.Change(); change == maps.Pending {
-		reverts = ahead(until)
-	}
-	return report.Place{
-		RevertsInNS: reverts,
-		Device:      h.Name(), Direction: h.Direction, Match: h.Match(),
-		Attached: h.InForce(), State: h.Status(), Hook: string(h.Mode),
-	}
-}
-
 // bucketOf is what there is to say of a bucket of a rule.
 func bucketOf(h *loader.Hook, entry maps.Entry, b maps.Bucket) report.Bucket {
-	out := report.Bucket{Sharer: sharer(b), LevelBytes: b.LevelBytes}
+	out := report.Bucket{Sharer: b.Flow.String(), LevelBytes: b.LevelBytes}
+	if b.Subnet.IsValid() {
+		out.Sharer = report.SubnetName(b.Subnet)
+	}
 	packet := model.Packet{Bytes: model.Counted(h.Device.FullFrame(), entry.Framing)}
 	o := model.NewLimit(entry.Rule).Decide(model.State{Level: b.LevelBytes << model.UnitBits, FIFO: true}, packet)
 	if entry.Excess == policy.Delay && !o.Excess {
 		out.WaitNS = &o.Wait
 	}
 	return out
-}
-
-func sharer(b maps.Bucket) string {
-	if !b.Subnet.IsValid() {
-		return b.Flow.String()
-	}
-	if b.Subnet.IsSingleIP() {
-		return b.Subnet.Addr().String()
-	}
-	return b.Subnet.String()
 }

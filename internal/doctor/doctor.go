@@ -91,7 +91,7 @@ type Unread struct {
 }
 
 // Judge says what the facts mean for limits.
-func Judge(f Facts) []report.Finding {
+func Judge(f Facts) report.Findings {
 	findings := []report.Finding{}
 	for _, check := range systemChecks {
 		findings = append(findings, check(f.System)...)

@@ -36,7 +36,7 @@ func (e *QuestionError) Unwrap() error { return e.err }
 // Explain answers a question about the namespace of the calling thread. The
 // error is, or wraps, a *QuestionError where the question has no answer. With
 // an error about hooks that could not be read comes what the others do.
-func Explain(n *loader.Namespace, q Question) (ways []report.Way, err error) {
+func Explain(n *loader.Namespace, q Question) (ways report.Ways, err error) {
 	facts, err := Gather(n, q)
 	for _, f := range facts {
 		ways = append(ways, Judge(f))

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"strings"
@@ -42,12 +43,9 @@ func (a Applied) Text(w io.Writer) error {
 	}
 	for _, h := range a.Hooks {
 		var parts []string
-		for _, p := range []struct {
-			n    int
-			what string
-		}{{h.Added, "added"}, {h.Changed, "changed"}, {h.Removed, "removed"}} {
-			if p.n > 0 {
-				parts = append(parts, fmt.Sprintf("%d %s", p.n, p.what))
+		for i, n := range []int{h.Added, h.Changed, h.Removed} {
+			if n > 0 {
+				parts = append(parts, fmt.Sprint(n, []string{" added", " changed", " removed"}[i]))
 			}
 		}
 		if h.Reattached != "" {
@@ -119,17 +117,14 @@ func NewDifferences(differences []policy.Difference) Differences {
 
 // Text writes a line for each rule that would go, and for each that would come.
 func (d Differences) Text(w io.Writer) error {
+	text := bufio.NewWriter(w)
 	for _, r := range d {
 		if r.Have != nil {
-			if _, err := fmt.Fprintln(w, "- "+*r.Have); err != nil {
-				return err
-			}
+			fmt.Fprintln(text, "- "+*r.Have)
 		}
 		if r.Want != nil {
-			if _, err := fmt.Fprintln(w, "+ "+*r.Want); err != nil {
-				return err
-			}
+			fmt.Fprintln(text, "+ "+*r.Want)
 		}
 	}
-	return nil
+	return text.Flush()
 }

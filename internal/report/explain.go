@@ -77,12 +77,8 @@ type Brief struct {
 
 // NewBrief is the rule of a direction of a device, where match is the side that its prefix is compared with.
 func NewBrief(r policy.Rule, device string, d policy.Direction, match policy.Match) Brief {
-	b := Brief{Rule: r.Prefix.String(), Each: r.Each.String(), Sentence: r.Sentence(device, d, match)}
-	if r.Rate != policy.Unlimited {
-		rate := uint64(r.Rate)
-		b.RateBits = &rate
-	}
-	return b
+	rate, _ := limit(r)
+	return Brief{Rule: r.Prefix.String(), RateBits: rate, Each: r.Each.String(), Sentence: r.Sentence(device, d, match)}
 }
 
 func (b Brief) String() string {
@@ -144,8 +140,11 @@ const (
 	fewElsewhere = 4
 )
 
-// Explain writes ways for people to read.
-func Explain(w io.Writer, ways []Way) error {
+// Ways are all that packets that were asked about may take.
+type Ways []Way
+
+// Text writes ways for people to read.
+func (ways Ways) Text(w io.Writer) error {
 	var s strings.Builder
 	for i, way := range ways {
 		if i > 0 {
@@ -158,7 +157,7 @@ func Explain(w io.Writer, ways []Way) error {
 }
 
 func (w Way) text(s *strings.Builder) {
-	fold(s, "", "    ", "packets "+w.Packets+" "+w.How)
+	s.WriteString(plain.Fold(plain.Line("packets "+w.Packets+" "+w.How), explainWidth, "", "    "))
 	for _, stop := range w.Hooks {
 		stop.text(s)
 	}
@@ -230,9 +229,9 @@ func (p Stop) otherSide() string {
 
 // hides says which rule would decide if none but the first of all were gone, and so on.
 func hides(rules []Brief) string {
-	names := make([]string, len(rules))
-	for i, r := range rules {
-		names[i] = r.String()
+	var names []string
+	for _, r := range rules {
+		names = append(names, r.String())
 	}
 	return strings.Join(names, ", which hides ")
 }
@@ -271,7 +270,7 @@ func (p Stop) now(s *strings.Builder) {
 	case b.Conforms && p.Counted.Bytes > b.CapacityBytes:
 		fact(s, "now", "conforms, and passes: it is bigger than the bucket, but that is empty")
 	case b.Conforms:
-		fact(s, "now", fmt.Sprintf("conforms, and passes; there is room for %s (%d bytes)", packets(b.RoomPackets), b.RoomBytes))
+		fact(s, "now", fmt.Sprintf("conforms, and passes; there is room for %s (%d bytes)", plain.Count(b.RoomPackets, "such packet"), b.RoomBytes))
 		b.later(s, "excess")
 	default:
 		fact(s, "now", "excess: "+b.fate(p.Verdict))
@@ -301,19 +300,12 @@ func (p Stop) queued(s *strings.Builder) {
 	if p.Verdict == "mark" {
 		text += ", and is marked by ECN where it can be, as that is more than " + about(*b.ECNAboveNS)
 	}
-	text += fmt.Sprintf("; there is room for %s (%d bytes)", packets(b.RoomPackets), b.RoomBytes)
+	text += fmt.Sprintf("; there is room for %s (%d bytes)", plain.Count(b.RoomPackets, "such packet"), b.RoomBytes)
 	if b.WaitNS == 0 && b.AtOncePackets < b.RoomPackets {
 		text += fmt.Sprintf(", of which %d would leave at once", b.AtOncePackets)
 	}
 	fact(s, "now", text)
 	b.later(s, "dropped")
-}
-
-func packets(n uint64) string {
-	if n == 1 {
-		return "1 such packet"
-	}
-	return fmt.Sprintf("%d such packets", n)
 }
 
 func (b Level) text(s *strings.Builder) {
@@ -418,22 +410,5 @@ func about(ns uint64) string {
 // fact writes a labelled text.
 func fact(s *strings.Builder, label, text string) {
 	first := fmt.Sprintf("  %-*s  ", labelWidth, label)
-	fold(s, first, strings.Repeat(" ", len(first)), text)
-}
-
-// fold writes text in lines that are not too long; first comes before the first of them, rest before the others.
-func fold(s *strings.Builder, first, rest, text string) {
-	line := first
-	for i, word := range strings.Split(plain.Line(text), " ") {
-		switch {
-		case i == 0:
-			line += word
-		case len(line)+1+len(word) > explainWidth:
-			s.WriteString(strings.TrimRight(line, " ") + "\n")
-			line = rest + word
-		default:
-			line += " " + word
-		}
-	}
-	s.WriteString(line + "\n")
+	s.WriteString(plain.Fold(plain.Line(text), explainWidth, first, strings.Repeat(" ", len(first))))
 }

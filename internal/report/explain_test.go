@@ -209,7 +209,7 @@ func TestFewElsewhere(t *testing.T) {
 			})
 		}
 		var s strings.Builder
-		if err := Explain(&s, []Way{way}); err != nil {
+		if err := (Ways{way}).Text(&s); err != nil {
 			t.Fatal(err)
 		}
 		if got := strings.Count(s.String(), "elsewhere"); got != lines {

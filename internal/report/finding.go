@@ -1,6 +1,7 @@
 package report
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 
@@ -28,8 +29,12 @@ type Finding struct {
 	Advice    string `json:"advice"` // "" where nothing is to be done
 }
 
-// Findings writes a line for each.
-func Findings(w io.Writer, findings []Finding) error {
+// Findings are all that was found.
+type Findings []Finding
+
+// Text writes a line for each.
+func (findings Findings) Text(w io.Writer) error {
+	text := bufio.NewWriter(w)
 	for _, f := range findings {
 		where := f.Check
 		if f.Direction != "" {
@@ -42,9 +47,7 @@ func Findings(w io.Writer, findings []Finding) error {
 		if f.Advice != "" {
 			line += "; " + f.Advice
 		}
-		if _, err := fmt.Fprintln(w, plain.Line(line)); err != nil {
-			return err
-		}
+		fmt.Fprintln(text, plain.Line(line))
 	}
-	return nil
+	return text.Flush()
 }

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
 	"io"
@@ -83,71 +84,45 @@ func ImportedPolicy(w io.Writer, command string, i importer.Imported) error {
 
 // ImportedLines says what is left, in a line for each kind, what is otherwise, and how much there is of all.
 func ImportedLines(w io.Writer, i importer.Imported) error {
-	lines := i.Lines()
+	text, lines := bufio.NewWriter(w), i.Lines()
 	for _, line := range lines {
-		if _, err := fmt.Fprintln(w, plain.Line("not carried over: "+line)); err != nil {
-			return err
-		}
+		fmt.Fprintln(text, plain.Line("not carried over: "+line))
 	}
 	for _, note := range i.Notes {
-		if _, err := fmt.Fprintln(w, plain.Line("note: "+note)); err != nil {
-			return err
-		}
+		fmt.Fprintln(text, plain.Line("note: "+note))
 	}
-	_, err := fmt.Fprintln(w, summary(i, len(lines)))
-	return err
+	fmt.Fprintln(text, summary(i, len(lines)))
+	return text.Flush()
 }
 
 func importedRule(t policy.Table, r policy.Rule, comment string) ImportedRule {
-	out := ImportedRule{
+	rate, capacity := limit(r)
+	return ImportedRule{
 		Device: t.Device, Direction: t.Direction.String(), CIDR: r.Prefix.String(), Match: t.Match.String(),
-		Each: r.Each.String(), Excess: r.Excess.String(), Unlimited: r.Rate == policy.Unlimited,
+		Each: r.Each.String(), Excess: r.Excess.String(), RateBits: rate, CapacityBytes: capacity, Unlimited: rate == nil,
 		OverheadBytes: r.Framing.Overhead, MPUBytes: r.Framing.MPU,
 		Comment: comment, Sentence: r.Sentence(t.Device, t.Direction, t.Match),
 	}
-	if !out.Unlimited {
-		rate := uint64(r.Rate)
-		out.RateBits, out.CapacityBytes = &rate, &r.Capacity
-	}
-	return out
 }
 
 // summary counts.
 func summary(i importer.Imported, kinds int) string {
-	rules := fmt.Sprintf("%d rules", i.Rules())
-	switch i.Rules() {
-	case 0:
+	rules := plain.Count(i.Rules(), "rule")
+	if i.Rules() == 0 {
 		rules = "no rules"
-	case 1:
-		rules = "1 rule"
 	}
-	switch things := len(i.Left); {
-	case things == 0:
+	switch things := len(i.Left); things {
+	case 0:
 		return rules + "; nothing was left out"
-	case things == 1:
+	case 1:
 		return rules + "; 1 thing was not carried over"
-	case kinds == 1:
-		return fmt.Sprintf("%s; %d things of 1 kind were not carried over", rules, things)
 	default:
-		return fmt.Sprintf("%s; %d things of %d kinds were not carried over", rules, things, kinds)
+		return fmt.Sprintf("%s; %d things of %s were not carried over", rules, things, plain.Count(kinds, "kind"))
 	}
 }
 
 // comment writes one in lines that fit a screen.
 func comment(w *bytes.Buffer, bullet, text string) {
-	const width = 100
-	line := "# " + bullet
-	indent := "# " + strings.Repeat(" ", len(bullet))
-	empty := true
-	for _, word := range strings.Fields(plain.Line(text)) {
-		if !empty && len(line)+1+len(word) > width {
-			fmt.Fprintln(w, line)
-			line, empty = indent, true
-		}
-		if !empty {
-			line += " "
-		}
-		line, empty = line+word, false
-	}
-	fmt.Fprintln(w, line)
+	text = strings.Join(strings.Fields(plain.Line(text)), " ")
+	w.WriteString(plain.Fold(text, 100, "# "+bullet, "# "+strings.Repeat(" ", len(bullet))))
 }

@@ -4,6 +4,7 @@
 package report
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
@@ -73,39 +74,31 @@ type Bucket struct {
 	WaitNS *uint64 `json:"wait_ns"`
 }
 
-// Place is where a rule is.
-type Place struct {
-	Device    string
-	Direction policy.Direction
-	Match     policy.Match
-	Attached  bool
-	State     string
-	Hook      string // "tcx" or "clsact"
-	// RevertsInNS is nil unless the last change waits to be confirmed.
-	RevertsInNS *uint64
-}
-
-// NewRule puts together what is known of a rule; level is that of its own bucket, in bytes.
-func NewRule(p Place, r policy.Rule, c maps.Counters, level uint64) Rule {
-	out := Rule{
-		Device: p.Device, Direction: p.Direction.String(), CIDR: r.Prefix.String(), Match: p.Match.String(),
+// NewRule puts together what is known of a rule from its parameters, its counters and the level of its own bucket, in bytes.
+// Whether it is in force, and until when, is for the caller.
+func NewRule(device string, d policy.Direction, match policy.Match, r policy.Rule, c maps.Counters, level uint64) Rule {
+	rate, capacity := limit(r)
+	return Rule{
+		Device: device, Direction: d.String(), CIDR: r.Prefix.String(), Match: match.String(),
 		Algorithm: r.Algorithm.String(), Each: r.Each.String(), Excess: r.Excess.String(),
-		Penalty: r.Penalty.String(), Fail: r.Fail.String(), Unlimited: r.Rate == policy.Unlimited,
-		OverheadBytes: r.Framing.Overhead, MPUBytes: r.Framing.MPU,
-		Attached: p.Attached, State: p.State, Hook: p.Hook, LevelBytes: level,
+		Penalty: r.Penalty.String(), Fail: r.Fail.String(), RateBits: rate, CapacityBytes: capacity, Unlimited: rate == nil,
+		OverheadBytes: r.Framing.Overhead, MPUBytes: r.Framing.MPU, LevelBytes: level,
 		PassedPackets: c.PassedPackets, PassedBytes: c.PassedBytes,
 		ExcessPackets: c.ExcessPackets, ExcessBytes: c.ExcessBytes,
 		DroppedPackets: c.DroppedPackets, DroppedBytes: c.DroppedBytes,
 		DelayedPackets: c.DelayedPackets, DelayedBytes: c.DelayedBytes,
 		Queue: NewQueue(r), MarkedPackets: c.MarkedPackets, ContendedPackets: c.ContendedPackets, UnsurePackets: c.ContendedPackets,
 		ExemptPackets: c.ExemptPackets, SpilledPackets: c.SpilledPackets, SKBs: c.SKBs(),
-		Sentence: r.Sentence(p.Device, p.Direction, p.Match), RevertsInNS: p.RevertsInNS,
+		Sentence: r.Sentence(device, d, match),
 	}
-	if !out.Unlimited {
-		rate := uint64(r.Rate)
-		out.RateBits, out.CapacityBytes = &rate, &r.Capacity
+}
+
+// limit is the rate and the capacity of a rule, nil for an unlimited one.
+func limit(r policy.Rule) (rate, capacity *uint64) {
+	if r.Rate == policy.Unlimited {
+		return nil, nil
 	}
-	return out
+	return (*uint64)(&r.Rate), &r.Capacity
 }
 
 // JSON writes a value as one indented document; a list, which may be long, one element after another.
@@ -138,28 +131,29 @@ func encoder(w io.Writer, prefix, indent string) *json.Encoder {
 	return e
 }
 
+// Rules are rules to be shown.
+type Rules []Rule
+
 // Sentences writes a line for each rule, and what is not as usual with it.
-func Sentences(w io.Writer, rules []Rule) error {
+func (rules Rules) Sentences(w io.Writer) error {
+	text := bufio.NewWriter(w)
 	for _, r := range rules {
-		if _, err := fmt.Fprintln(w, r.Sentence+remark(r)); err != nil {
-			return err
-		}
-		if err := buckets(w, r); err != nil {
-			return err
-		}
+		fmt.Fprintln(text, r.Sentence+remark(r))
+		buckets(text, r)
 	}
-	return Pending(w, rules)
+	if i := slices.IndexFunc(rules, func(r Rule) bool { return r.RevertsInNS != nil }); i >= 0 {
+		fmt.Fprintln(text, reverts(*rules[i].RevertsInNS))
+	}
+	return text.Flush()
 }
 
-// Pending says of which devices the last change waits to be confirmed, if there are any.
-func Pending(w io.Writer, rules []Rule) error {
+// Deleted writes a line for each rule that is no more.
+func (rules Rules) Deleted(w io.Writer) error {
+	text := bufio.NewWriter(w)
 	for _, r := range rules {
-		if r.RevertsInNS != nil {
-			_, err := fmt.Fprintln(w, reverts(*r.RevertsInNS))
-			return err
-		}
+		fmt.Fprintln(text, "deleted: "+r.Sentence)
 	}
-	return nil
+	return text.Flush()
 }
 
 // remark says what is not as usual with a rule.
@@ -173,7 +167,7 @@ func remark(r Rule) string {
 	return ""
 }
 
-func buckets(w io.Writer, r Rule) error {
+func buckets(w io.Writer, r Rule) {
 	for _, b := range r.Buckets {
 		next := ""
 		switch {
@@ -182,72 +176,73 @@ func buckets(w io.Writer, r Rule) error {
 		case r.delays():
 			next = "; a full packet would be dropped"
 		}
-		if _, err := fmt.Fprintf(w, "    %s owes %d bytes%s\n", b.Sharer, b.LevelBytes, next); err != nil {
-			return err
-		}
+		fmt.Fprintf(w, "    %s owes %d bytes%s\n", b.Sharer, b.LevelBytes, next)
 	}
-	return nil
 }
 
-// A column of Stats that is left out where it is 0 for all rules.
+// A column of Stats.
 type column struct {
-	head string
-	of   func(Rule) uint64
+	head  string
+	shown bool // some are missed by nobody where there is nothing to count
+	of    func(Rule) any
 }
 
 // Stats writes a table of what became of the packets of each rule.
-func Stats(w io.Writer, rules []Rule) error {
+func (rules Rules) Stats(w io.Writer) error {
 	// Escaped here, as a tab writer would take some bytes for its own.
 	name := func(r Rule) string { return plain.Line(r.Device) + " " + r.Direction + " " + r.CIDR }
 	width := len("RULE")
 	for _, r := range rules {
 		width = max(width, len(name(r)))
 	}
-	// Columns that nobody misses where there is nothing to count.
 	delays := slices.ContainsFunc(rules, func(r Rule) bool { return r.delays() || r.DelayedPackets > 0 })
-	head, delayed := "", ""
-	if delays {
-		head = "\tDELAYED\tBYTES"
-	}
-	rare := slices.DeleteFunc([]column{
-		{"EXEMPT", func(r Rule) uint64 { return r.ExemptPackets }},
-		{"SPILLED", func(r Rule) uint64 { return r.SpilledPackets }},
-	}, func(c column) bool { return !slices.ContainsFunc(rules, func(r Rule) bool { return c.of(r) > 0 }) })
-	rareHead := ""
-	for _, c := range rare {
-		rareHead += "\t" + c.head
-	}
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	exempt := slices.ContainsFunc(rules, func(r Rule) bool { return r.ExemptPackets > 0 })
+	spilled := slices.ContainsFunc(rules, func(r Rule) bool { return r.SpilledPackets > 0 })
+	columns := slices.DeleteFunc([]column{
+		{"RATE", true, func(r Rule) any { return rateText(r.RateBits) }},
+		{"PASSED", true, func(r Rule) any { return r.PassedPackets }},
+		{"BYTES", true, func(r Rule) any { return r.PassedBytes }},
+		{"EXCESS", true, func(r Rule) any { return r.ExcessPackets }},
+		{"BYTES", true, func(r Rule) any { return r.ExcessBytes }},
+		{"DROPPED", true, func(r Rule) any { return r.DroppedPackets }},
+		{"BYTES", true, func(r Rule) any { return r.DroppedBytes }},
+		{"DELAYED", delays, func(r Rule) any { return r.DelayedPackets }},
+		{"BYTES", delays, func(r Rule) any { return r.DelayedBytes }},
+		{"MARKED", true, func(r Rule) any { return r.MarkedPackets }},
+		{"UNSURE", true, func(r Rule) any { return r.ContendedPackets }},
+		{"EXEMPT", exempt, func(r Rule) any { return r.ExemptPackets }},
+		{"SPILLED", spilled, func(r Rule) any { return r.SpilledPackets }},
+		{"LEVEL", true, func(r Rule) any { return fmt.Sprint(r.LevelBytes, remark(r)) }},
+	}, func(c column) bool { return !c.shown })
+	text := bufio.NewWriter(w)
 	// Numbers go to the right, names to the left.
-	fmt.Fprintf(t, "%-*s\tRATE\tPASSED\tBYTES\tEXCESS\tBYTES\tDROPPED\tBYTES%s\tMARKED\tUNSURE%s\tLEVEL\t\n", width, "RULE", head, rareHead)
+	t := tabwriter.NewWriter(text, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(t, "%-*s\t", width, "RULE")
+	for _, c := range columns {
+		fmt.Fprint(t, c.head, "\t")
+	}
 	for _, r := range rules {
-		rate := "unlimited"
-		if r.RateBits != nil {
-			rate = policy.Rate(*r.RateBits).String()
+		fmt.Fprintf(t, "\n%-*s\t", width, name(r))
+		for _, c := range columns {
+			fmt.Fprint(t, c.of(r), "\t")
 		}
-		if delays {
-			delayed = fmt.Sprintf("\t%d\t%d", r.DelayedPackets, r.DelayedBytes)
-		}
-		numbers := ""
-		for _, c := range rare {
-			numbers += fmt.Sprintf("\t%d", c.of(r))
-		}
-		fmt.Fprintf(t, "%-*s\t%s\t%d\t%d\t%d\t%d\t%d\t%d%s\t%d\t%d%s\t%d%s\t\n", width, name(r), rate,
-			r.PassedPackets, r.PassedBytes, r.ExcessPackets, r.ExcessBytes, r.DroppedPackets, r.DroppedBytes, delayed,
-			r.MarkedPackets, r.ContendedPackets, numbers, r.LevelBytes, remark(r))
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
+	fmt.Fprintln(t)
+	t.Flush() // into text
 	for _, r := range rules {
 		if len(r.Buckets) > 0 {
-			fmt.Fprintf(w, "%s %s %s:\n", r.Device, r.Direction, r.CIDR)
-			if err := buckets(w, r); err != nil {
-				return err
-			}
+			fmt.Fprintf(text, "%s %s %s:\n", r.Device, r.Direction, r.CIDR)
+			buckets(text, r)
 		}
 	}
-	return nil
+	return text.Flush()
+}
+
+func rateText(bits *uint64) string {
+	if bits == nil {
+		return "unlimited"
+	}
+	return policy.Rate(*bits).String()
 }
 
 // An Answer is what would become of a packet.

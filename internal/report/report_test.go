@@ -51,7 +51,7 @@ func TestRuleOfQueue(t *testing.T) {
 		{drop, `"capacity_bytes":10000,"queue_bytes":0,"longest_wait_ns":0,"ecn_above_ns":null,`},
 		{policy.Rule{Prefix: leaky.Prefix, Rate: policy.Unlimited}, `"capacity_bytes":null,"queue_bytes":0,"longest_wait_ns":0,"ecn_above_ns":null,`},
 	} {
-		b, err := json.Marshal(NewRule(Place{}, test.rule, maps.Counters{DelayedPackets: 3, DelayedBytes: 4}, 0))
+		b, err := json.Marshal(NewRule("", 0, 0, test.rule, maps.Counters{DelayedPackets: 3, DelayedBytes: 4}, 0))
 		if got := string(b); err != nil || !strings.Contains(got, test.want) || !strings.Contains(got, `"delayed_packets":3,"delayed_bytes":4,`) {
 			t.Errorf("%v: %s, want %s", err, got, test.want)
 		}
@@ -62,7 +62,8 @@ func TestRuleOfQueue(t *testing.T) {
 func TestStatsOfQueues(t *testing.T) {
 	leaky, _ := queues()
 	wait := uint64(2_500_000)
-	rule := NewRule(Place{Device: "eth0", Attached: true, State: "attached"}, leaky, maps.Counters{PassedPackets: 9, PassedBytes: 900, DelayedPackets: 7, DelayedBytes: 700}, 0)
+	rule := NewRule("eth0", 0, 0, leaky, maps.Counters{PassedPackets: 9, PassedBytes: 900, DelayedPackets: 7, DelayedBytes: 700}, 0)
+	rule.Attached, rule.State = true, "attached"
 	rule.Buckets = []Bucket{{"10.0.0.1", 2500, &wait}, {"10.0.0.2", 9999, nil}}
 	discovery := Rule{Device: "eth0", CIDR: "::/0", Attached: true, State: "attached", ExemptPackets: 12}
 	usual := Rule{Device: "eth0", CIDR: "10.0.0.0/8", Attached: true, State: "attached", Buckets: []Bucket{{"10.9.0.1", 7, nil}}}
@@ -95,7 +96,7 @@ eth0  10.0.0.0/8:
 `},
 	} {
 		var s strings.Builder
-		if err := Stats(&s, test.rules); err != nil || bare(s.String()) != bare(test.want) {
+		if err := Rules(test.rules).Stats(&s); err != nil || bare(s.String()) != bare(test.want) {
 			t.Errorf("%v\n%s", err, s.String())
 		}
 	}
@@ -143,12 +144,12 @@ func TestSpilled(t *testing.T) {
 		t.Errorf("%v, %s", err, text.String())
 	}
 	text.Reset()
-	rules := []Rule{NewRule(Place{}, policy.Rule{}, maps.Counters{PassedPackets: 7, SpilledPackets: 5}, 0), {}}
-	if err := Stats(&text, rules); err != nil || !strings.Contains(text.String(), "SPILLED") {
+	rules := Rules{NewRule("", 0, 0, policy.Rule{}, maps.Counters{PassedPackets: 7, SpilledPackets: 5}, 0), {}}
+	if err := rules.Stats(&text); err != nil || !strings.Contains(text.String(), "SPILLED") {
 		t.Errorf("%v, %s", err, text.String())
 	}
 	text.Reset()
-	if err := Stats(&text, rules[1:]); err != nil || strings.Contains(text.String(), "SPILLED") {
+	if err := rules[1:].Stats(&text); err != nil || strings.Contains(text.String(), "SPILLED") {
 		t.Errorf("nothing spills: %v, %s", err, text.String())
 	}
 }
@@ -157,7 +158,7 @@ func TestSpilled(t *testing.T) {
 func TestOptionsAreTold(t *testing.T) {
 	prefix := netip.MustParsePrefix("10.0.0.0/24")
 	told := func(r policy.Rule) (rule, shadow string) {
-		out := NewRule(Place{}, r, maps.Counters{}, 0)
+		out := NewRule("", 0, 0, r, maps.Counters{}, 0)
 		out.Sentence = ""
 		text := func(v any) string {
 			s, err := json.Marshal(v)

@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"net/netip"
 	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/shapectl/shapectl/internal/plain"
@@ -45,20 +47,24 @@ func NewShadow(proposed policy.Rule, c maps.Counters, affected []maps.Affected, 
 		AffectedHosts: len(affected), AffectedLimit: limit, Affected: []Affected{},
 	}
 	for _, h := range affected {
-		name := h.Subnet.String()
-		if h.Subnet.IsSingleIP() {
-			name = h.Subnet.Addr().String()
-		}
-		s.Affected = append(s.Affected, Affected{name, h.Packets, h.Bytes})
+		s.Affected = append(s.Affected, Affected{SubnetName(h.Subnet), h.Packets, h.Bytes})
 	}
 	return s
+}
+
+// SubnetName is a subnet as people read it: a host by its address alone.
+func SubnetName(p netip.Prefix) string {
+	if p.IsSingleIP() {
+		return p.Addr().String()
+	}
+	return p.String()
 }
 
 // worst is how many of those who would have been affected most are named.
 const worst = 3
 
 // Shadows says of each rule with a shadow what that would have refused, and of whom.
-func Shadows(w io.Writer, rules []Rule) error {
+func (rules Rules) Shadows(w io.Writer) error {
 	rules = slices.DeleteFunc(slices.Clone(rules), func(r Rule) bool { return r.Shadow == nil })
 	if len(rules) == 0 {
 		_, err := fmt.Fprintln(w, "no rule has a shadow; 'shapectl set ... --shadow rate=RATE' proposes a limit")
@@ -72,14 +78,9 @@ func Shadows(w io.Writer, rules []Rule) error {
 		if s.Each != r.Each {
 			proposed += " each " + s.Each
 		}
-		most := "nobody"
-		for i, h := range s.Affected[:min(worst, len(s.Affected))] {
-			if i == 0 {
-				most = ""
-			} else {
-				most += ", "
-			}
-			most += fmt.Sprintf("%s (%d bytes)", h.Subnet, h.RefusedBytes)
+		var most []string
+		for _, h := range s.Affected[:min(worst, len(s.Affected))] {
+			most = append(most, fmt.Sprintf("%s (%d bytes)", h.Subnet, h.RefusedBytes))
 		}
 		affected := fmt.Sprint(s.AffectedHosts)
 		// The kernel begins to forget a little before there is no room.
@@ -88,7 +89,7 @@ func Shadows(w io.Writer, rules []Rule) error {
 		}
 		fmt.Fprintf(t, "%s %s %s\t%s\t%d\t%d (%s)\t%d\t%d (%s)\t%s\t%s\n", plain.Line(r.Device), r.Direction, r.CIDR, proposed,
 			s.SeenPackets, s.RefusedPackets, percent(s.RefusedPackets, cmp.Or(s.SeenPackets, 1)),
-			s.SeenBytes, s.RefusedBytes, percent(s.RefusedBytes, cmp.Or(s.SeenBytes, 1)), affected, most)
+			s.SeenBytes, s.RefusedBytes, percent(s.RefusedBytes, cmp.Or(s.SeenBytes, 1)), affected, cmp.Or(strings.Join(most, ", "), "nobody"))
 	}
 	return t.Flush()
 }
