@@ -181,9 +181,9 @@ func (e *env) apply(o applyOptions) error {
 		if err != nil {
 			return err
 		}
-		bar := e.rulesBar()
-		done, err := n.Apply(want, loader.ApplyOptions{Confirm: o.confirm, Progress: bar.progress})
-		bar.finish()
+		progress, finish := e.rulesBar()
+		done, err := n.Apply(want, loader.ApplyOptions{Confirm: o.confirm, Progress: progress})
+		finish()
 		if err != nil {
 			return err
 		}
@@ -270,30 +270,26 @@ func (e *env) applied(a report.Applied, absentOK bool) error {
 	return errDegraded
 }
 
-// rulesBar shows on a terminal how many rules are ready, once that takes long.
-type rulesBar struct {
-	bar   *progressbar.ProgressBar
-	begun time.Time
-	env   *env
-}
-
-func (e *env) rulesBar() *rulesBar { return &rulesBar{begun: time.Now(), env: e} }
-
-func (b *rulesBar) progress(ready, of int) {
-	if b.bar == nil {
-		if b.env.screen == nil || time.Since(b.begun) < 500*time.Millisecond {
-			return
+// rulesBar shows on a terminal how many rules are ready, once that takes long, until it is to finish.
+func (e *env) rulesBar() (progress func(ready, of int), finish func()) {
+	var bar *progressbar.ProgressBar
+	begun := time.Now()
+	progress = func(ready, of int) {
+		if bar == nil {
+			if e.screen == nil || time.Since(begun) < 500*time.Millisecond {
+				return
+			}
+			bar = progressbar.NewOptions(of, progressbar.OptionSetWriter(e.screen), progressbar.OptionShowCount(),
+				progressbar.OptionSetDescription("rules"), progressbar.OptionSetWidth(30), progressbar.OptionClearOnFinish())
 		}
-		b.bar = progressbar.NewOptions(of, progressbar.OptionSetWriter(b.env.screen), progressbar.OptionShowCount(),
-			progressbar.OptionSetDescription("rules"), progressbar.OptionSetWidth(30), progressbar.OptionClearOnFinish())
+		bar.Set(ready)
 	}
-	b.bar.Set(ready)
-}
-
-func (b *rulesBar) finish() {
-	if b.bar != nil {
-		b.bar.Finish()
+	finish = func() {
+		if bar != nil {
+			bar.Finish()
+		}
 	}
+	return progress, finish
 }
 
 func (e *env) confirmCommand() *cobra.Command {

@@ -36,11 +36,11 @@ waiting. Nothing is charged or changed.`,
 		Args:              args(3, 3),
 		ValidArgsFunction: e.completeRule,
 		RunE: func(cmd *cobra.Command, given []string) error {
-			var err error
-			o.device = given[0]
-			if o.direction, err = direction("ask", given[1]); err != nil {
+			where, err := parseFilter("ask", given[:2])
+			if err != nil {
 				return err
 			}
+			o.device, o.direction = where.device, *where.direction
 			if o.address, err = parseAddress(cmd, given[2]); err != nil {
 				return err
 			}

@@ -58,23 +58,19 @@ Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in 
 
 // parseQuestion reads [DEV [ingress|egress]] ADDRESS.
 func parseQuestion(q *explain.Question, cmd *cobra.Command, given []string) (err error) {
-	switch len(given) {
-	case 0:
+	if len(given) == 0 {
 		if q.Flow == nil {
 			return inputf("explain: an address is missing; say which, such as 10.0.0.7, or give --flow")
 		}
 		return nil
-	case 3:
-		d, err := direction("explain", given[1])
-		if err != nil {
-			return err
-		}
-		q.Direction = &d
-		fallthrough
-	case 2:
-		q.Device = given[0]
 	}
-	if q.Address, err = parseAddress(cmd, given[len(given)-1]); err != nil {
+	last := len(given) - 1
+	where, err := parseFilter("explain", given[:last])
+	if err != nil {
+		return err
+	}
+	q.Device, q.Direction = where.device, where.direction
+	if q.Address, err = parseAddress(cmd, given[last]); err != nil {
 		return err
 	}
 	if q.Flow != nil && q.Address != q.Flow.Src && q.Address != q.Flow.Dst {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -200,19 +199,11 @@ func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(name s
 // imported prints what was imported; command is what did it, for a shell.
 func (e *env) imported(doing, command string, i importer.Imported) error {
 	// Devices may have names that no file can have; of those there shall be no part of a policy.
-	text := new(bytes.Buffer)
-	answer, err := report.Imported{}, error(nil)
-	if e.json {
-		answer, err = report.NewImported(command, i)
-	} else {
-		err = report.ImportedPolicy(text, command, i)
-	}
+	answer, err := report.NewImported(command, i)
 	if err != nil {
 		return inputf("%s: %w", doing, err)
 	}
-	if e.json {
-		err = report.JSON(e.out, answer)
-	} else if _, err = text.WriteTo(e.out); err == nil {
+	if err = e.print(answer, answer.Text); err == nil && !e.json {
 		err = report.ImportedLines(e.err, i)
 	}
 	if err != nil {

@@ -48,19 +48,12 @@ func (e *env) queued(n *loader.Namespace, device string, c loader.Change) error 
 		return err
 	}
 	if c.Redirected {
-		ours, err := n.Programs(dev.Index, policy.Ingress)
-		if err != nil {
+		behind, err := doctor.Behind(n, dev.Index, policy.Ingress)
+		if err != nil || behind == "" {
 			return err
 		}
-		chain, err := netinfo.Chain(dev.Index, policy.Ingress, ours)
-		if err != nil {
-			return err
-		}
-		if behind := doctor.Behind(chain); behind != "" {
-			return e.degraded("%s ingress: what is to wait is let in behind %s, which does not see it any more; filter before that, or where packets are routed",
-				device, behind)
-		}
-		return nil
+		return e.degraded("%s ingress: what is to wait is let in behind %s, which does not see it any more; filter before that, or where packets are routed",
+			device, behind)
 	}
 	s, err := fq.Look(dev.Index)
 	if err != nil {

@@ -27,22 +27,15 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// engineName is what meters a replay.
+// engineName is what meters a replay: kernel, model or both.
 type engineName string
 
-const (
-	engineKernel engineName = "kernel"
-	engineModel  engineName = "model"
-	engineBoth   engineName = "both"
-)
-
 func (n *engineName) Set(s string) error {
-	switch engineName(s) {
-	case engineKernel, engineModel, engineBoth:
-		*n = engineName(s)
-		return nil
+	if !slices.Contains(strings.Split(n.Type(), "|"), s) {
+		return fmt.Errorf("engine %.64q is unknown; use kernel, model or both", s)
 	}
-	return fmt.Errorf("engine %.64q is unknown; use kernel, model or both", s)
+	*n = engineName(s)
+	return nil
 }
 
 func (n *engineName) String() string { return string(*n) }
@@ -67,7 +60,7 @@ type replayOptions struct {
 }
 
 func (e *env) replayCommand() *cobra.Command {
-	o := replayOptions{engine: engineModel}
+	o := replayOptions{engine: "model"}
 	cmd := &cobra.Command{
 		Use:   "replay TRACE [CIDR...] --rate RATE | --policy FILE --device DEV --direction ingress|egress",
 		Short: "Say what a limit would do to recorded traffic",
@@ -207,9 +200,7 @@ func (e *env) replay(o replayOptions) error {
 
 // replayed reports a run that came to its end, or to an early one.
 func (e *env) replayed(o replayOptions, run replayRun, ended error) error {
-	var damaged trace.DamagedError
-	var disagree *replay.Disagreement
-	early := errors.As(ended, &damaged) || errors.As(ended, &disagree) || errors.Is(ended, context.Canceled)
+	early := errors.As(ended, new(trace.DamagedError)) || errors.As(ended, new(*replay.Disagreement)) || errors.Is(ended, context.Canceled)
 	if ended != nil && !early {
 		if run.lines != nil { // what they say is right
 			ended = errors.Join(ended, run.lines.Flush())
@@ -397,9 +388,9 @@ func (e *env) policyLimits(p policyFlags, in *trace.Reader) (l replay.Limits, er
 
 func (o *replayOptions) newEngine(l replay.Limits) (replay.Engine, error) {
 	switch o.engine {
-	case engineKernel:
+	case "kernel":
 		return replay.NewKernel(l)
-	case engineBoth:
+	case "both":
 		return replay.NewBoth(l)
 	}
 	return replay.NewModel(l), nil

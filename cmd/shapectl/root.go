@@ -21,7 +21,6 @@ import (
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // Exit codes.
@@ -337,14 +336,6 @@ func device(name string) (netinfo.Device, error) {
 
 func noDevice(name string) error {
 	return inputf("there is no device %s; 'ip link' lists those there are", cmp.Or(name, `""`))
-}
-
-func direction(cmd, s string) (policy.Direction, error) {
-	d, err := policy.ParseDirection(s)
-	if err != nil {
-		return d, inputf("%s: %w", cmd, err)
-	}
-	return d, nil
 }
 
 // completeRule completes DEV ingress|egress.

@@ -69,14 +69,15 @@ func (e *env) showCommand() *cobra.Command {
 	return cmd
 }
 
+// parseFilter reads [DEV [ingress|egress [CIDR]]] for a command.
 func parseFilter(cmd string, given []string) (want filterRules, err error) {
 	if len(given) > 0 {
 		want.device = given[0]
 	}
 	if len(given) > 1 {
-		d, err := direction(cmd, given[1])
+		d, err := policy.ParseDirection(given[1])
 		if err != nil {
-			return want, err
+			return want, inputf("%s: %w", cmd, err)
 		}
 		want.direction = &d
 	}

@@ -5,11 +5,10 @@
 package doctor
 
 import (
-	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -129,7 +128,7 @@ var sideChecks = []func(Facts, Side, *Device) []report.Finding{
 func unread(u Unread) report.Finding {
 	return report.Finding{
 		Status: report.Warning, Check: "access", Device: u.Device, Direction: u.Direction,
-		Finding: "could not be looked at, so findings may be missing: " + strings.Join(strings.Fields(u.Err.Error()), " "),
+		Finding: "could not be looked at, so findings may be missing: " + plain.OneLine(u.Err),
 		Advice:  "run as root; what another version of shapectl has set, look at with that version",
 	}
 }
@@ -156,15 +155,11 @@ func (f Facts) limits(d *Device, direction policy.Direction) *Limits {
 
 func (s Side) inForce() bool { return s.Limits != nil && s.Limits.State == loader.Attached }
 
-// limited are the rules that have a rate.
-func (s Side) limited() []Rule {
-	if s.Limits == nil {
+// limited are the rules that have a rate; l may be nil.
+func (l *Limits) limited() []Rule {
+	if l == nil {
 		return nil
 	}
-	return s.Limits.limited()
-}
-
-func (l *Limits) limited() []Rule {
 	return slices.DeleteFunc(slices.Clone(l.Rules), func(r Rule) bool { return r.Rate == policy.Unlimited })
 }
 
@@ -174,26 +169,10 @@ func (s Side) finding(status report.Status, check, finding, advice string) []rep
 	}}
 }
 
-// list names a few of many.
-func list(names []string) string {
-	const few = 3
-	if len(names) > few+1 {
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:few], ", "), len(names)-few)
-	}
-	return strings.Join(names, ", ")
-}
-
 func prefixes(rules []Rule) string {
-	names := make([]string, len(rules))
-	for i, r := range rules {
-		names[i] = r.Prefix.String()
+	var names []string
+	for _, r := range rules {
+		names = append(names, r.Prefix.String())
 	}
-	return list(names)
-}
-
-func count[N int | uint64](n N, one string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %ss", n, one)
+	return plain.List(names)
 }

@@ -459,21 +459,8 @@ func TestBehind(t *testing.T) {
 		"":                                   {foreignFilter, ours},
 		"flower filter, priority 1 (clsact)": {foreignTCX, ours, ours, foreignFilter},
 	} {
-		if got := Behind(chain); got != want {
+		if got := describe(behind(chain)); got != want {
 			t.Errorf("%q, want %q", got, want)
-		}
-	}
-}
-
-func TestList(t *testing.T) {
-	for want, names := range map[string][]string{
-		"":                   nil,
-		"a":                  {"a"},
-		"a, b, c, d":         {"a", "b", "c", "d"},
-		"a, b, c and 2 more": {"a", "b", "c", "d", "e"},
-	} {
-		if got := list(names); got != want {
-			t.Errorf("list(%q) is %q, want %q", names, got, want)
 		}
 	}
 }

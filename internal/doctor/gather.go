@@ -3,6 +3,7 @@ package doctor
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -37,8 +38,12 @@ func Gather(o loader.Options, name string) (Facts, error) {
 			f.unread("", "", err)
 		}
 	}
-	if err := f.allDevices(); err != nil {
+	devices, err := netinfo.Devices()
+	if err != nil {
 		return f, err
+	}
+	for _, d := range devices {
+		f.Devices = append(f.Devices, Device{Device: d, Tunnel: d.Tunnel()})
 	}
 	if err := f.allSides(n); errors.Is(err, loader.ErrUntrusted) {
 		f.System.BPFFS.Untrusted = err
@@ -51,8 +56,9 @@ func Gather(o loader.Options, name string) (Facts, error) {
 		}
 	}
 	f.details()
-	f.chains(n)
-	f.queues(n)
+	for i := range f.Sides {
+		f.attached(n, &f.Sides[i])
+	}
 	return f, nil
 }
 
@@ -77,17 +83,6 @@ func system(o loader.Options) (System, error) {
 	s.Hook, s.HookErr = loader.HookMode(o)
 	s.JIT, s.Probe = loader.Probe()
 	return s, nil
-}
-
-func (f *Facts) allDevices() error {
-	devices, err := netinfo.Devices()
-	if err != nil {
-		return err
-	}
-	for _, d := range devices {
-		f.Devices = append(f.Devices, Device{Device: d, Tunnel: d.Tunnel()})
-	}
-	return nil
 }
 
 // allSides are those that have rules, as stacked devices are judged together.
@@ -135,34 +130,25 @@ func side(h *loader.Hook) (Side, error) {
 // ask adds both directions of a device, and leaves the others for comparison only.
 func (f *Facts) ask(name string) error {
 	d, err := netinfo.DeviceByName(name)
-	switch {
-	case err == nil:
-		name = d.Name // it may have been an alternative one
-	case !errors.Is(err, netinfo.ErrNoDevice):
+	gone := errors.Is(err, netinfo.ErrNoDevice) && (f.has(name, policy.Egress) || f.has(name, policy.Ingress))
+	if err != nil && !gone {
 		return err
 	}
 	f.Only = name
-	found := false
-	for _, direction := range []policy.Direction{policy.Egress, policy.Ingress} {
-		if f.has(name, direction) {
-			found = true
-		} else if err == nil {
-			f.Sides = append(f.Sides, Side{Name: name, Index: d.Index, Direction: direction})
-		}
+	if gone {
+		return nil
 	}
-	if err != nil && !found {
-		return err
+	f.Only = d.Name // name may have been an alternative one
+	for _, direction := range []policy.Direction{policy.Egress, policy.Ingress} {
+		if !f.has(d.Name, direction) {
+			f.Sides = append(f.Sides, Side{Name: d.Name, Index: d.Index, Direction: direction})
+		}
 	}
 	return nil
 }
 
 func (f *Facts) has(name string, direction policy.Direction) bool {
-	for _, s := range f.Sides {
-		if s.Name == name && s.Direction == direction {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(f.Sides, func(s Side) bool { return s.Name == name && s.Direction == direction })
 }
 
 // details asks for what only the devices that are judged are asked for.
@@ -183,44 +169,33 @@ func (f *Facts) details() {
 	}
 }
 
-func (f *Facts) chains(n *loader.Namespace) {
-	for i := range f.Sides {
-		s := &f.Sides[i]
-		d := f.device(s.Index)
-		if d == nil || !f.judged(s.Name) {
-			continue
-		}
-		ours, err := n.Programs(d.Index, s.Direction)
-		if err == nil {
-			s.Chain, err = netinfo.Chain(d.Index, s.Direction, ours)
-		}
+// attached looks at what else is on a side, and at what holds packets back there, or is left from when it did.
+func (f *Facts) attached(n *loader.Namespace, s *Side) {
+	s.GivenFQ = s.Direction == policy.Egress && n.GivenFQ(s.Index)
+	if !f.judged(s.Name) {
+		return
+	}
+	if f.device(s.Index) != nil {
+		chain, err := chainOf(n, s.Index, s.Direction)
 		if err != nil {
 			f.unread(s.Name, s.Direction.String(), err)
-		} else if s.Chain == nil {
-			s.Chain = []netinfo.ChainEntry{}
+		} else {
+			s.Chain = append([]netinfo.ChainEntry{}, chain...) // not nil, as it could be asked for
 		}
 	}
-}
-
-// queues looks at what holds packets back, where rules delay, and where it is left from when they did.
-func (f *Facts) queues(n *loader.Namespace) {
-	for i := range f.Sides {
-		s := &f.Sides[i]
-		s.GivenFQ = s.Direction == policy.Egress && n.GivenFQ(s.Index)
-		if len(s.delaying()) == 0 || !s.inForce() || !f.judged(s.Name) {
-			continue
-		}
-		var q Queue
-		var err error
-		if s.Direction == policy.Egress {
-			q.State, err = fq.Look(s.Index)
-		} else if q.Ifb, err = fq.FindIfb(s.Index); q.Ifb != nil {
-			q.State = q.Ifb.State
-		}
-		if err != nil {
-			f.unread(s.Name, s.Direction.String(), err)
-			continue
-		}
-		s.Queue = &q
+	if len(s.delaying()) == 0 || !s.inForce() {
+		return
 	}
+	var q Queue
+	var err error
+	if s.Direction == policy.Egress {
+		q.State, err = fq.Look(s.Index)
+	} else if q.Ifb, err = fq.FindIfb(s.Index); q.Ifb != nil {
+		q.State = q.Ifb.State
+	}
+	if err != nil {
+		f.unread(s.Name, s.Direction.String(), err)
+		return
+	}
+	s.Queue = &q
 }

@@ -19,7 +19,7 @@ func checkState(f Facts, s Side, d *Device) []report.Finding {
 		return s.finding(report.OK, "state", "no rules known here; what follows is what one would meet", "")
 	}
 	l := s.Limits
-	rules := count(len(l.Rules), "rule")
+	rules := plain.Count(len(l.Rules), "rule")
 	again := fmt.Sprintf("set one of them again, which attaches all, or %s", s.flush())
 	switch l.State {
 	case loader.Attached:
@@ -150,8 +150,19 @@ func behind(chain []netinfo.ChainEntry) []netinfo.ChainEntry {
 	return foreign(chain[lastOfOurs(chain)+1:])
 }
 
-// Behind says what comes after the program of shapectl in a chain; "" if nothing does.
-func Behind(chain []netinfo.ChainEntry) string { return describe(behind(chain)) }
+// Behind says what comes after the program of shapectl on a direction of a device; "" if nothing does.
+func Behind(n *loader.Namespace, index int, d policy.Direction) (string, error) {
+	chain, err := chainOf(n, index, d)
+	return describe(behind(chain)), err
+}
+
+func chainOf(n *loader.Namespace, index int, d policy.Direction) ([]netinfo.ChainEntry, error) {
+	ours, err := n.Programs(index, d)
+	if err != nil {
+		return nil, err
+	}
+	return netinfo.Chain(index, d, ours)
+}
 
 // describe says what is attached, in order.
 func describe(chain []netinfo.ChainEntry) string {
@@ -168,7 +179,7 @@ func describe(chain []netinfo.ChainEntry) string {
 			names[i] = fmt.Sprintf("%s (%s)", e.Name, e.At)
 		}
 	}
-	return list(names)
+	return plain.List(names)
 }
 
 func checkXDP(_ Facts, s Side, d *Device) []report.Finding {

@@ -3,6 +3,7 @@ package doctor
 import (
 	"fmt"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 )
 
@@ -12,7 +13,7 @@ func checkKept(f Facts) []report.Finding {
 	}
 	return systemFinding(report.Note, "leftovers",
 		fmt.Sprintf("the last change left %s without a rule; the memory of these is kept for 'shapectl rollback': %s",
-			count(len(f.Kept), "device direction"), list(f.Kept)),
+			plain.Count(len(f.Kept), "device direction"), plain.List(f.Kept)),
 		"the next command that changes a rule frees it; so does 'shapectl watch' after an hour")
 }
 
@@ -41,13 +42,13 @@ func checkLeft(f Facts) (findings []report.Finding) {
 	}
 	if len(dead) > 0 {
 		findings = append(findings, systemFinding(report.Note, "leftovers",
-			fmt.Sprintf("pins of %s that no longer exist: %s", count(len(dead), "network namespace"), list(dead)),
+			fmt.Sprintf("pins of %s that no longer exist: %s", plain.Count(len(dead), "network namespace"), plain.List(dead)),
 			"the next command that changes a rule removes them; so does 'shapectl watch'")...)
 	}
 	if len(unmarked) > 0 {
 		findings = append(findings, systemFinding(report.Note, "leftovers",
 			fmt.Sprintf("pins of %s that an older build made, so that it cannot be told whether they exist: %s",
-				count(len(unmarked), "network namespace"), list(unmarked)),
+				plain.Count(len(unmarked), "network namespace"), plain.List(unmarked)),
 			"run 'shapectl watch' or change a rule in those that do; 'rm -r' removes the pins of the others")...)
 	}
 	return findings

@@ -22,7 +22,7 @@ type Queue struct {
 
 // delaying are the rules that delay what exceeds.
 func (s Side) delaying() []Rule {
-	return slices.DeleteFunc(s.limited(), func(r Rule) bool { return r.Excess != policy.Delay })
+	return slices.DeleteFunc(s.Limits.limited(), func(r Rule) bool { return r.Excess != policy.Delay })
 }
 
 // waiting is how many packets may have to wait for one of the rules, and for how long.
@@ -99,13 +99,13 @@ func (s Side) checkFQ(f Facts, delaying []Rule) []report.Finding {
 	}
 	if q.Drops > 0 {
 		findings = append(findings, s.finding(report.Warning, "queue",
-			fmt.Sprintf("the fq of %s has dropped %s by limits of its own, since it was made: those of rules count as passed", device, count(q.Drops, "packet")),
+			fmt.Sprintf("the fq of %s has dropped %s by limits of its own, since it was made: those of rules count as passed", device, plain.Count(q.Drops, "packet")),
 			fmt.Sprintf("'tc -s qdisc show dev %s' tells by which", plain.Word(device)))...)
 	}
 	if s.Queue.Ifb == nil && !q.TellsApart() {
 		findings = append(findings, s.finding(report.Note, "queue",
 			fmt.Sprintf("the fq of %s holds packets back that have to wait, and tells only %s apart of what no connected socket sends: "+
-				"packets, forwarded ones too, may wait for others' that share one", device, count(q.Flows, "flow")),
+				"packets, forwarded ones too, may wait for others' that share one", device, plain.Count(q.Flows, "flow")),
 			"to tell more apart: "+q.Command(device, f.Netns, packets))...)
 	}
 	if findings == nil {

@@ -55,7 +55,7 @@ func checkMerged(_ Facts, s Side, d *Device) []report.Finding {
 		return s.finding(report.OK, "packets", "each frame is judged by itself", "")
 	}
 	all := fmt.Sprintf("%s: one verdict for up to %d bytes", why, bytes)
-	limited := s.limited()
+	limited := s.Limits.limited()
 	if len(limited) == 0 {
 		return s.finding(report.OK, "packets", all+", which count as the frames they stand for", "")
 	}
@@ -96,7 +96,7 @@ func checkCapacity(_ Facts, s Side, d *Device) []report.Finding {
 	}
 	var findings []report.Finding
 	alike := map[string][]Rule{}
-	for _, r := range s.limited() {
+	for _, r := range s.Limits.limited() {
 		kind, _, _ := tooSmall(s, d, r)
 		alike[kind] = append(alike[kind], r)
 	}
@@ -163,7 +163,7 @@ func raise(r Rule, bytes uint64) string {
 // packets back for longer, than people mean.
 func checkBurst(_ Facts, s Side, _ *Device) []report.Finding {
 	var long, slow []Rule
-	for _, r := range s.limited() {
+	for _, r := range s.Limits.limited() {
 		atOnce := r.Capacity
 		waiting, longest := r.Waiting()
 		if waiting > 0 && r.Algorithm == policy.Leaky {
@@ -197,7 +197,7 @@ func checkBurst(_ Facts, s Side, _ *Device) []report.Finding {
 }
 
 func checkFamilies(_ Facts, s Side, d *Device) []report.Finding {
-	limited := s.limited()
+	limited := s.Limits.limited()
 	if d == nil || len(limited) == 0 {
 		return nil
 	}
@@ -219,7 +219,7 @@ func checkFamilies(_ Facts, s Side, d *Device) []report.Finding {
 
 // counting are the limits that have counted such packets, and how many together.
 func (s Side) counting(such func(maps.Counters) uint64) (packets uint64, rules []Rule) {
-	for _, r := range s.limited() {
+	for _, r := range s.Limits.limited() {
 		if n := such(r.Counters); n > 0 {
 			packets += n
 			rules = append(rules, r)
@@ -235,7 +235,7 @@ func checkContended(_ Facts, s Side, _ *Device) []report.Finding {
 	}
 	return s.finding(report.Warning, "contended",
 		fmt.Sprintf("%s of %s could not be metered, and passed or were dropped as --fail says: many CPUs were at one bucket at once, or a mark could not be written",
-			count(packets, "packet"), prefixes(contended)),
+			plain.Count(packets, "packet"), prefixes(contended)),
 		"spread the load with --each, or receive on fewer CPUs; --fail closed drops such packets")
 }
 
@@ -249,7 +249,7 @@ func checkSpilled(_ Facts, s Side, _ *Device) []report.Finding {
 	}
 	slots := s.Limits.Slots
 	found := fmt.Sprintf("%s of %s had no bucket of their own and shared the rule's spill bucket; %d of the table's %d slots (%.0f %%) are in use now",
-		count(packets, "packet"), prefixes(spilled), slots.InUse, slots.All, 100*float64(slots.InUse)/float64(max(slots.All, 1)))
+		plain.Count(packets, "packet"), prefixes(spilled), slots.InUse, slots.All, 100*float64(slots.InUse)/float64(max(slots.All, 1)))
 	advice := "give fewer a bucket (--each /24, or /64 for IPv6), or free buckets sooner: a shorter --penalty, a smaller --capacity, a higher --rate; drop spoofed sources before the limit"
 	if slots.InUse*100 < slots.All*fullTable {
 		return s.finding(report.Note, "spilled", found+": that is over", "if it comes back, "+advice)

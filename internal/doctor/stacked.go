@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -19,7 +20,7 @@ func checkStacked(f Facts, s Side, d *Device) []report.Finding {
 	for i := range f.Devices {
 		findings = append(findings, twice(f, s, d, &f.Devices[i])...)
 	}
-	if len(s.limited()) > 0 || s.Limits == nil {
+	if len(s.Limits.limited()) > 0 || s.Limits == nil {
 		findings = append(findings, unseen(f, s, d)...)
 	}
 	return findings
@@ -98,7 +99,7 @@ func overlap(s Side, d *Device, there *Limits, other *Device) bool {
 	case carries(other, d):
 		return holds(there, d.Tunnel)
 	}
-	return slices.ContainsFunc(s.limited(), func(a Rule) bool {
+	return slices.ContainsFunc(s.Limits.limited(), func(a Rule) bool {
 		return slices.ContainsFunc(there.limited(), func(b Rule) bool {
 			if s.Limits.Match != there.Match { // different addresses of a packet: it may match both
 				return a.Prefix.Addr().Is4() == b.Prefix.Addr().Is4()
@@ -128,7 +129,7 @@ func unseen(f Facts, s Side, d *Device) []report.Finding {
 	case d.Kind == "bridge":
 		advice := ""
 		if len(ports) > 0 {
-			advice = "to limit that, set rules on its ports: " + list(ports)
+			advice = "to limit that, set rules on its ports: " + plain.List(ports)
 		}
 		note("only what this machine itself sends and receives passes the bridge: what it forwards between its ports is not limited", advice)
 	case d.Master != 0:
@@ -137,10 +138,10 @@ func unseen(f Facts, s Side, d *Device) []report.Finding {
 		note("the packets leave or came wrapped, by a device that can not be told from here", "a rule on that one as well, for the tunnel's other end, would charge them twice")
 	}
 	if len(above) > 0 {
-		note("packets of the devices on top are seen here, too: "+list(above), "set rules there to limit them apart; for the same packets, only there or only here")
+		note("packets of the devices on top are seen here, too: "+plain.List(above), "set rules there to limit them apart; for the same packets, only there or only here")
 	}
 	if len(wrapping) > 0 {
-		note("packets of tunnels are seen with the addresses of the tunnel's ends, not those inside: "+list(wrapping), "set rules on the tunnel to limit what is inside")
+		note("packets of tunnels are seen with the addresses of the tunnel's ends, not those inside: "+plain.List(wrapping), "set rules on the tunnel to limit what is inside")
 	}
 	return findings
 }
@@ -156,7 +157,7 @@ func ofPort(f Facts, s Side, d *Device) []report.Finding {
 		return nil
 	}
 	return s.finding(report.Note, "path",
-		fmt.Sprintf("%s is one port of %s %s: what goes by the others is not limited: %s", d.Name, master.Kind, master.Name, list(others)),
+		fmt.Sprintf("%s is one port of %s %s: what goes by the others is not limited: %s", d.Name, master.Kind, master.Name, plain.List(others)),
 		"set the rule on "+master.Name+" to limit all of it at one rate")
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 )
@@ -53,7 +54,7 @@ func checkPrograms(s System) []report.Finding {
 			advice = "run as root, or give it CAP_PERFMON, too"
 		}
 		return systemFinding(report.Failed, "programs",
-			"the kernel does not load shapectl's program for this process: "+strings.Join(strings.Fields(s.Probe.Error()), " "), advice)
+			"the kernel does not load shapectl's program for this process: "+plain.OneLine(s.Probe), advice)
 	case !s.JIT:
 		return systemFinding(report.Note, "programs",
 			"the kernel takes shapectl's program but interprets it: limits are right, but each packet costs much more time",
@@ -85,7 +86,7 @@ func checkBPFFS(s System) []report.Finding {
 			"none on "+fs.Path+", and this process may not mount one; rules need it to outlive the command",
 			"as root: mount -t bpf bpf "+fs.Path+", or name another one in SHAPECTL_BPFFS")
 	case fs.Untrusted != nil:
-		finding, advice, _ := strings.Cut(strings.Join(strings.Fields(fs.Untrusted.Error()), " "), "; ")
+		finding, advice, _ := strings.Cut(plain.OneLine(fs.Untrusted), "; ")
 		return systemFinding(report.Failed, "bpffs", finding+", so it is not used", advice)
 	case !fs.Writable:
 		return systemFinding(report.Failed, "bpffs",

@@ -103,3 +103,16 @@ func TestWord(t *testing.T) {
 		}
 	}
 }
+
+func TestList(t *testing.T) {
+	for want, names := range map[string][]string{
+		"":                   nil,
+		"a":                  {"a"},
+		"a, b, c, d":         {"a", "b", "c", "d"},
+		"a, b, c and 2 more": {"a", "b", "c", "d", "e"},
+	} {
+		if got := List(names); got != want {
+			t.Errorf("list(%q) is %q, want %q", names, got, want)
+		}
+	}
+}

@@ -51,7 +51,16 @@ type Left struct {
 // NewImported is all that is known of an import; command is what it was made by.
 func NewImported(command string, i importer.Imported) (Imported, error) {
 	var text bytes.Buffer
-	err := ImportedPolicy(&text, command, i)
+	lines := i.Lines()
+	comment(&text, "", "Made by '"+command+"': "+summary(i, len(lines)))
+	for _, line := range lines {
+		comment(&text, "- ", "Not carried over: "+line)
+	}
+	for _, note := range i.Notes {
+		comment(&text, "- ", "Note: "+note)
+	}
+	text.WriteByte('\n')
+	err := policyfile.Write(&text, i.Tables, i.Comment)
 	r := Imported{Policy: text.String(), Rules: []ImportedRule{}, Left: []Left{}, Notes: append([]string{}, i.Notes...)}
 	for _, t := range i.Tables {
 		for _, rule := range t.Rules {
@@ -64,22 +73,10 @@ func NewImported(command string, i importer.Imported) (Imported, error) {
 	return r, err
 }
 
-// ImportedPolicy writes the policy, under what it lacks.
-func ImportedPolicy(w io.Writer, command string, i importer.Imported) error {
-	var text bytes.Buffer
-	lines := i.Lines()
-	comment(&text, "", "Made by '"+command+"': "+summary(i, len(lines)))
-	for _, line := range lines {
-		comment(&text, "- ", "Not carried over: "+line)
-	}
-	for _, note := range i.Notes {
-		comment(&text, "- ", "Note: "+note)
-	}
-	text.WriteByte('\n')
-	if _, err := text.WriteTo(w); err != nil {
-		return err
-	}
-	return policyfile.Write(w, i.Tables, i.Comment)
+// Text writes the policy, under what it lacks.
+func (i Imported) Text(w io.Writer) error {
+	_, err := io.WriteString(w, i.Policy)
+	return err
 }
 
 // ImportedLines says what is left, in a line for each kind, what is otherwise, and how much there is of all.
