@@ -50,15 +50,15 @@ waiting. Nothing is charged or changed.`,
 			return e.ask(o)
 		},
 	}
-	cmd.Flags().Var(&o.bytes, "bytes", "length of the packet at layer 2 (default: a full one of the device)")
+	cmd.Flags().Var(byteCount(&o.bytes), "bytes", "length of the packet at layer 2 (default: a full one of the device)")
 	cmd.Flags().StringVar(&o.text, "flow", "", "the packet's `protocol,source:port,destination:port`")
 	return cmd
 }
 
 // packetFlags are the flags that say which packets are asked about.
 type packetFlags struct {
-	bytes byteCount // 0 if not given
-	text  string    // of the flow
+	bytes uint64 // 0 if not given
+	text  string // of the flow
 	flow  *maps.Flow
 }
 
@@ -94,7 +94,7 @@ func (e *env) ask(o askOptions) error {
 		}
 		answer := report.Answer{
 			Device: o.device, Direction: o.direction.String(), Address: o.address.String(),
-			Bytes: uint64(o.bytes), Conforms: true, Verdict: "pass",
+			Bytes: o.bytes, Conforms: true, Verdict: "pass",
 		}
 		if h == nil {
 			dev, err := device(o.device)

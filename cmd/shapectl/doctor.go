@@ -52,7 +52,7 @@ func (e *env) doctor(name string) error {
 		return err
 	}
 	var facts doctor.Facts
-	err = loader.In(string(e.netns), func() error {
+	err = loader.In(e.netns, func() error {
 		facts, err = doctor.Gather(o, name)
 		return err
 	})
@@ -62,7 +62,7 @@ func (e *env) doctor(name string) error {
 	if err != nil {
 		return fmt.Errorf("doctor: %w", e.advise(err))
 	}
-	facts.Netns = string(e.netns)
+	facts.Netns = e.netns
 	findings := doctor.Judge(facts)
 	return errors.Join(e.print(findings, findings.Text), verdict(findings))
 }

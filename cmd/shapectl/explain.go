@@ -40,7 +40,7 @@ Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in 
 			if err := p.parse(cmd); err != nil {
 				return err
 			}
-			q.Bytes, q.Flow = uint64(p.bytes), p.flow
+			q.Bytes, q.Flow = p.bytes, p.flow
 			if err := parseQuestion(&q, cmd, given); err != nil {
 				return err
 			}
@@ -50,7 +50,7 @@ Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in 
 			return e.explain(q)
 		},
 	}
-	cmd.Flags().Var(&p.bytes, "bytes", "length of the packet at layer 2, or of each of its segments (default: a full one of the device)")
+	cmd.Flags().Var(byteCount(&p.bytes), "bytes", "length of the packet at layer 2, or of each of its segments (default: a full one of the device)")
 	cmd.Flags().Uint16Var(&q.Segments, "segments", 1, "`number` of segments that a packet stands for, as by GSO and GRO")
 	cmd.Flags().StringVar(&p.text, "flow", "", "the packets' `protocol,source:port,destination:port`")
 	return cmd

@@ -137,7 +137,7 @@ limit until it is.`,
 				}
 			}
 			var dumps []importer.Dump
-			err := loader.In(string(e.netns), func() error {
+			err := loader.In(e.netns, func() error {
 				for _, name := range given {
 					d, err := readTC(name)
 					if err != nil {

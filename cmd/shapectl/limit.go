@@ -31,38 +31,35 @@ func (l *limitFlags) add(f *pflag.FlagSet, side string) {
 	})
 }
 
-// tinyRule is the rule that the limit makes for a network, also with a capacity of less than a full packet.
+// tinyRule is the rule that the limit, which has a rate, makes for a network, also with a capacity of less than a full packet.
 func (l *limitFlags) tinyRule(prefix netip.Prefix, l2Bytes uint8) (policy.Rule, error) {
 	r, err := l.Resolve(prefix, l2Bytes)
 	if err != nil {
 		return r, err
 	}
-	check := r
-	if r.Rate != policy.Unlimited {
-		check.Capacity = max(r.Capacity, policy.MinCapacity)
-	}
-	if r.Excess == policy.Delay && r.Rate != policy.Unlimited {
+	full := r
+	full.Capacity = max(r.Capacity, policy.MinCapacity)
+	if r.Excess == policy.Delay {
 		if err := r.ValidateWait(); err != nil {
 			return r, err
 		}
 		if r.Queue > 0 {
-			check.Queue = max(r.Queue, policy.MinCapacity)
+			full.Queue = max(r.Queue, policy.MinCapacity)
 		}
 	}
 	r.Each = r.Each.Canonical(prefix)
-	return r, check.Validate()
+	return r, full.Validate()
 }
 
-// shadowFlag is the limit of a shadow on the command line.
-type shadowFlag struct{ limit **policy.Limit }
-
-func (s shadowFlag) Set(text string) (err error) {
-	*s.limit, err = policy.ParseShadow(text)
-	return err
+// A flagValue is the value of a flag of a kind that has no type.
+type flagValue struct {
+	kind, initially string
+	set             func(string) error
 }
 
-func (s shadowFlag) String() string { return "none" }
-func (s shadowFlag) Type() string   { return "rate=RATE,..." }
+func (v flagValue) Set(s string) error { return v.set(s) }
+func (v flagValue) String() string     { return v.initially }
+func (v flagValue) Type() string       { return v.kind }
 
 // once adds a flag that may be given one time only, as two names of one flag may not disagree.
 func once(f *pflag.FlagSet, v pflag.Value, name, usage string) {
@@ -83,16 +80,11 @@ func (o *onceValue) Set(s string) error {
 }
 
 // byteCount is a number of bytes.
-type byteCount uint64
-
-func (c *byteCount) Set(s string) error {
-	n, err := strconv.ParseUint(s, 10, 64)
-	if err != nil {
-		return errors.New("write a whole number of bytes")
-	}
-	*c = byteCount(n)
-	return nil
+func byteCount(bytes *uint64) flagValue {
+	return flagValue{"bytes", "0", func(s string) (err error) {
+		if *bytes, err = strconv.ParseUint(s, 10, 64); err != nil {
+			return errors.New("write a whole number of bytes")
+		}
+		return nil
+	}}
 }
-
-func (c *byteCount) String() string { return strconv.FormatUint(uint64(*c), 10) }
-func (c *byteCount) Type() string   { return "bytes" }

@@ -4,7 +4,14 @@
 package main
 
 import (
+	"fmt"
 	"os"
+	"runtime"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/maps"
 )
 
 // version is set by the Makefile.
@@ -13,4 +20,28 @@ var version = "dev"
 func main() {
 	e := &env{in: os.Stdin, out: os.Stdout, err: os.Stderr, getenv: os.Getenv}
 	os.Exit(e.run(os.Args[1:]))
+}
+
+func (e *env) versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Show which shapectl this is",
+		Args:  args(0, 0),
+		RunE: func(*cobra.Command, []string) error {
+			number, err := maps.Layout()
+			if err != nil {
+				return err
+			}
+			layout := fmt.Sprintf("%016x", number)
+			if e.json {
+				return report.JSON(e.out, []any{struct {
+					Version string `json:"version"`
+					Layout  string `json:"layout"`
+					Go      string `json:"go"`
+				}{version, layout, runtime.Version()}})
+			}
+			_, err = fmt.Fprintf(e.out, "shapectl %s (pins of layout %s, %s)\n", version, layout, runtime.Version())
+			return err
+		},
+	}
 }

@@ -21,7 +21,7 @@ func (e *env) addSetupFQ(f *pflag.FlagSet) {
 
 // adviseFQ says how a device gets the fq that its rules need.
 func (e *env) adviseFQ(u *loader.UnheldError) string {
-	command := u.State.Command(u.Device, string(e.netns), u.Packets)
+	command := u.State.Command(u.Device, e.netns, u.Packets)
 	switch {
 	case u.State.Holds && u.Fixed == nil:
 		return "shorten the wait (--capacity or --queue), or raise its horizon by --setup-fq, or: " + command
@@ -60,7 +60,7 @@ func (e *env) queued(n *loader.Namespace, device string, c loader.Change) error 
 		return err
 	}
 	return e.degraded("%s: up to %d packets may have to wait, but its fq holds %d, and %d of one flow, and drops what is more; --setup-fq mends that, or: %s",
-		device, c.Lacks, s.Limit, s.FlowLimit, s.Command(device, string(e.netns), c.Lacks))
+		device, c.Lacks, s.Limit, s.FlowLimit, s.Command(device, e.netns, c.Lacks))
 }
 
 func replacedByFQ(device, was string) string {

@@ -27,19 +27,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// engineName is what meters a replay: kernel, model or both.
-type engineName string
-
-func (n *engineName) Set(s string) error {
-	if !slices.Contains(strings.Split(n.Type(), "|"), s) {
-		return fmt.Errorf("engine %.64q is unknown; use kernel, model or both", s)
-	}
-	*n = engineName(s)
-	return nil
-}
-
-func (n *engineName) String() string { return string(*n) }
-func (n *engineName) Type() string   { return "kernel|model|both" }
+// engines are what may meter a replay.
+const engines = "kernel|model|both"
 
 // policyFlags name the rules of a policy file that a trace is to meet.
 type policyFlags struct {
@@ -53,8 +42,8 @@ type replayOptions struct {
 	networks []netip.Prefix
 	limit    limitFlags
 	policy   policyFlags
-	matched  bool // addresses decide: by --match, --each or --order
-	engine   engineName
+	matched  bool   // addresses decide: by --match, --each or --order
+	engine   string // kernel, model or both
 	plot     string
 	summary  bool
 }
@@ -133,7 +122,13 @@ when it leaves.`,
 	cmd.Flags().StringVar(&o.policy.device, "device", "", "those of this `device`")
 	once(cmd.Flags(), &o.policy.direction, "direction", "and this direction")
 	cmd.Flags().Lookup("direction").DefValue = "" // it must be given
-	once(cmd.Flags(), &o.engine, "engine", "what meters the packets")
+	once(cmd.Flags(), flagValue{engines, o.engine, func(s string) error {
+		if !slices.Contains(strings.Split(engines, "|"), s) {
+			return fmt.Errorf("engine %.64q is unknown; use kernel, model or both", s)
+		}
+		o.engine = s
+		return nil
+	}}, "engine", "what meters the packets")
 	cmd.Flags().StringVar(&o.plot, "plot", "", "draw rates and levels over time into this `file`, .svg or .png")
 	cmd.Flags().BoolVar(&o.summary, "summary", false, "with -j, print the summary instead of a line for each packet")
 	return cmd
@@ -208,7 +203,7 @@ func (e *env) replayed(o replayOptions, run replayRun, ended error) error {
 		return fmt.Errorf("replay %s: %w", inputName(o.trace), ended)
 	}
 	answer := report.NewReplay(run.limits, run.summary)
-	answer.Trace, answer.Engine, answer.Complete = inputName(o.trace), string(o.engine), !early
+	answer.Trace, answer.Engine, answer.Complete = inputName(o.trace), o.engine, !early
 	for _, r := range run.limits.Rules {
 		answer.Sentences = append(answer.Sentences, sentence(r, run.limits.Match, run.in.Addressed()))
 	}

@@ -44,24 +44,18 @@ type env struct {
 	outIsScreen bool // out is a terminal
 
 	json    bool
-	netns   netnsName
+	netns   string // "" for the one this is
 	setupFQ bool
 }
 
-// netnsName is the name of a network namespace. An empty one is no name: it is
-// more likely that of a variable that was never set than a way to say "here".
-type netnsName string
-
-func (n *netnsName) Set(s string) error {
-	if s == "" {
+// setNetns refuses an empty name: it is more likely that of a variable that was never set than a way to say "here".
+func (e *env) setNetns(name string) error {
+	if name == "" {
 		return errors.New("a network namespace has a name; leave -n out for the one this is")
 	}
-	*n = netnsName(s)
+	e.netns = name
 	return nil
 }
-
-func (n *netnsName) String() string { return string(*n) }
-func (n *netnsName) Type() string   { return "name" }
 
 // An exitError has an exit code that its error alone does not tell.
 type exitError struct {
@@ -192,7 +186,7 @@ way only; SHAPECTL_BPFFS is the bpffs in which to pin, if not ` + loader.Default
 		},
 	}
 	root.PersistentFlags().BoolVarP(&e.json, "json", "j", false, "print JSON")
-	root.PersistentFlags().VarP(&e.netns, "netns", "n", "work in the network namespace of this `name`")
+	root.PersistentFlags().VarP(flagValue{"name", "", e.setNetns}, "netns", "n", "work in the network namespace of this `name`")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return inputf("%s: %w; see '%s --help'", cmd.Name(), err, cmd.CommandPath())
 	})
@@ -251,7 +245,7 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 	// Nobody else should have to wait until a pager has shown the last page.
 	out, text := e.out, new(pages)
 	e.out = text
-	err = loader.In(string(e.netns), func() error {
+	err = loader.In(e.netns, func() error {
 		n, err := open(o)
 		if err != nil {
 			return err
@@ -344,7 +338,7 @@ func (e *env) completeRule(_ *cobra.Command, given []string, _ string) ([]string
 	case 0:
 		var names []string
 		// Without an answer there is nothing to suggest, and nobody to tell.
-		_ = loader.In(string(e.netns), func() error {
+		_ = loader.In(e.netns, func() error {
 			devices, err := netinfo.Devices()
 			for _, d := range devices {
 				if plain.Word(d.Name) == d.Name && !strings.HasPrefix(d.Name, "-") { // a shell may not take others as they are

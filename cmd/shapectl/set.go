@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 func (e *env) setCommand() *cobra.Command {
@@ -51,7 +52,11 @@ kept by drops alone.`,
 	}
 	limit.add(cmd.Flags(), "the far side")
 	e.addSetupFQ(cmd.Flags())
-	once(cmd.Flags(), shadowFlag{&limit.Shadow}, "shadow", "a limit that is proposed, and only counts what it would have refused")
+	shadow := flagValue{"rate=RATE,...", "none", func(s string) (err error) {
+		limit.Shadow, err = policy.ParseShadow(s)
+		return err
+	}}
+	once(cmd.Flags(), shadow, "shadow", "a limit that is proposed, and only counts what it would have refused")
 	return cmd
 }
 

@@ -66,7 +66,7 @@ func (e *env) watch(file, lastGood string) error {
 	if err := k.Load(file, lastGood); err != nil {
 		return inputf("watch: %w", err)
 	}
-	err = loader.In(string(e.netns), func() error {
+	err = loader.In(e.netns, func() error {
 		return k.Run(ctx, reread, func() { e.notify("READY=1") })
 	})
 	if err != nil {
