@@ -19,6 +19,7 @@ import (
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/internal/trace"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -687,6 +688,21 @@ func TestBigPacketsInTunnels(t *testing.T) {
 			if r.Bytes != size {
 				t.Errorf("%s: %d bytes counted as %d", name, size, r.Bytes)
 			}
+		}
+	}
+}
+
+// A host that sends to itself shares no bucket with that flow, which has one where sparse flows go first.
+func TestKeysOfHostsAndFlows(t *testing.T) {
+	for _, match := range []policy.Match{policy.MatchDst, policy.MatchSrc} {
+		l := bothFamilies(1e9, 1<<20, policy.EachHost)
+		l.Match = match
+		host := netip.MustParseAddr("10.0.0.1")
+		c, p := compile(l), packet{ip: true, flow: maps.Flow{Src: host, Dst: host}}
+		if rule := c.match(p); c.key(rule, p) == (bucketKey{rule, p.flow}) {
+			t.Errorf("match %v: both are %+v", match, p.flow)
+		} else if name := l.name(c.key(rule, p)); name != "10.0.0.1" {
+			t.Errorf("match %v: it is called %s", match, name)
 		}
 	}
 }

@@ -54,7 +54,6 @@ type Kernel struct {
 // An entry is a rule as it is in the kernel.
 type entry struct {
 	maps.Entry
-	rule int // index in Limits.Rules
 	seen maps.Counters
 	big  bool
 }
@@ -136,7 +135,7 @@ func (k *Kernel) put(i int, forBig bool, now uint64) error {
 	if !ok {
 		return fmt.Errorf("the rule for %v is not there", rule.Prefix)
 	}
-	k.entries[i].Entry, k.entries[i].rule, k.entries[i].big = e, i, forBig
+	k.entries[i].Entry, k.entries[i].big = e, forBig
 	return nil
 }
 
@@ -183,33 +182,26 @@ func (k *Kernel) Offer(t *trace.Packet) (Result, error) {
 	binary.NativeEndian.PutUint32(k.context[160:], uint32(min(wire, maxWire))) // more is nobody's
 	binary.NativeEndian.PutUint32(k.context[164:], uint32(segments))
 	binary.NativeEndian.PutUint32(k.context[176:], 1)
-	verdict, departure, err := k.run()
-	if err != nil {
-		return r, err
-	}
-	r.Wait = departure - t.Time
-	return r, k.account(&r, p, i, verdict)
-}
-
-// run gives the frame to the program. It returns the verdict and the departure time.
-func (k *Kernel) run() (verdict uint32, departure uint64, err error) {
 	var after [len(k.context)]byte
-	verdict, err = k.program.Run(&ebpf.RunOptions{Data: k.frame, Context: k.context[:], ContextOut: after[:]})
+	verdict, err := k.program.Run(&ebpf.RunOptions{Data: k.frame, Context: k.context[:], ContextOut: after[:]})
 	if err != nil {
-		return 0, 0, fmt.Errorf("run the program on a packet of %d bytes: %w", len(k.frame), err)
+		return r, fmt.Errorf("run the program on a packet of %d bytes: %w", len(k.frame), err)
 	}
-	return verdict, binary.NativeEndian.Uint64(after[contextTime:]), nil
+	r.Wait = binary.NativeEndian.Uint64(after[contextTime:]) - t.Time
+	return r, k.account(&r, p, i, verdict)
 }
 
 // account reads off the counters and buckets what became of a packet. Which rule
 // it was is the kernel's to say; expected is where to look first.
 func (k *Kernel) account(r *Result, p packet, expected int, verdict uint32) error {
 	for n := range k.entries {
-		e := &k.entries[(n+max(expected, 0))%len(k.entries)]
+		i := (n + max(expected, 0)) % len(k.entries)
+		e := &k.entries[i]
 		now := k.set.Counters(e.ID)
 		now.ExemptPackets = 0 // no rule decided over those
 		if before := e.seen; now != before {
 			e.seen = now
+			r.Rule = i
 			k.result(r, p, e, before)
 			break
 		}
@@ -223,7 +215,7 @@ func (k *Kernel) account(r *Result, p packet, expected int, verdict uint32) erro
 // result is what a rule's counters and bucket say after a packet that it counted.
 func (k *Kernel) result(r *Result, p packet, e *entry, before maps.Counters) {
 	now := e.seen
-	r.Rule, r.Bytes = e.rule, now.PassedBytes+now.DroppedBytes-before.PassedBytes-before.DroppedBytes
+	r.Bytes = now.PassedBytes + now.DroppedBytes - before.PassedBytes - before.DroppedBytes
 	r.Excess, r.Contended = now.ExcessPackets > before.ExcessPackets, now.ContendedPackets > before.ContendedPackets
 	switch {
 	case now.DroppedPackets > before.DroppedPackets:
@@ -233,7 +225,7 @@ func (k *Kernel) result(r *Result, p packet, e *entry, before maps.Counters) {
 	case now.DelayedPackets > before.DelayedPackets:
 		r.Verdict = model.Delay
 	}
-	r.key = k.key(e.rule, p)
+	r.key = k.key(r.Rule, p)
 	if e.Rate == policy.Unlimited {
 		return
 	}

@@ -60,8 +60,8 @@ func (r Result) LevelBytes() uint64 { return model.Bytes(r.Level) }
 // A bucketKey says who has the bucket that a packet is charged to.
 type bucketKey struct {
 	rule int
-	// flow is the flow that has it. Where an address or a subnet has it, both ends are that
-	// address, or the first one of the subnet; where all packets have it, flow is empty.
+	// flow is the flow that has it. Where a host or a subnet has it, flow has nothing but its address, or its first
+	// one, on the side that rules match; where all packets have it, flow is empty. So none of these is another's.
 	flow maps.Flow
 }
 
@@ -114,7 +114,10 @@ func (c *compiled) key(rule int, p packet) bucketKey {
 		bits = int(each.Bits)
 	}
 	far, _ := p.flow.Far(c.Match).Prefix(bits) // the rule was validated
-	return bucketKey{rule, maps.Flow{Src: far.Addr(), Dst: far.Addr()}}
+	if c.Match == policy.MatchSrc {
+		return bucketKey{rule, maps.Flow{Src: far.Addr()}}
+	}
+	return bucketKey{rule, maps.Flow{Dst: far.Addr()}}
 }
 
 // name is a bucket key as people read it.
