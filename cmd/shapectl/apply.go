@@ -83,24 +83,11 @@ where the policy can not be read or is not valid, that one is applied instead
 	return cmd
 }
 
-// readPolicy reads a policy file, or standard input for "-".
-func (e *env) readPolicy(name string) (*policyfile.File, error) {
-	text, err := e.readFile(name)
-	if err != nil {
-		return nil, err
-	}
-	f, err := policyfile.Parse(inputName(name), text)
-	if err != nil {
-		return nil, inputError(err)
-	}
-	return f, nil
-}
-
 // patience is how long a file may take to be read: a FIFO may have no end.
 var patience = time.Minute
 
-// readFile reads a file, or standard input for "-", which may take its time.
-func (e *env) readFile(name string) ([]byte, error) {
+// readPolicy reads a policy file, or standard input for "-", which may take its time.
+func (e *env) readPolicy(name string) (*policyfile.File, error) {
 	var text []byte
 	var err error
 	done := make(chan struct{})
@@ -114,10 +101,17 @@ func (e *env) readFile(name string) ([]byte, error) {
 	}
 	select {
 	case <-done:
-		return text, err
 	case <-late:
 		return nil, inputf("read %s: it has not come to its end within %v; write all of it to a file first", name, patience)
 	}
+	if err != nil {
+		return nil, err
+	}
+	f, err := policyfile.Parse(inputName(name), text)
+	if err != nil {
+		return nil, inputError(err)
+	}
+	return f, nil
 }
 
 func (e *env) readAll(name string) ([]byte, error) {
@@ -139,8 +133,7 @@ func (e *env) readAll(name string) ([]byte, error) {
 	return text, nil
 }
 
-// tables are the rules of a policy for the devices that are there, with those
-// that are not.
+// tables are the rules of a policy for the devices that are there, with those that are not.
 func tables(f *policyfile.File) (tables []policy.Table, absent []string, err error) {
 	devices, err := policyDevices()
 	if err != nil {

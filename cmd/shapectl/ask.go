@@ -15,15 +15,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-type askOptions struct {
-	device    string
-	direction policy.Direction
-	address   netip.Addr
-	packetFlags
-}
-
 func (e *env) askCommand() *cobra.Command {
-	var o askOptions
+	var p packetFlags
 	cmd := &cobra.Command{
 		Use:   "ask DEV ingress|egress ADDRESS [flags]",
 		Short: "Ask whether a packet would pass now, and when",
@@ -40,18 +33,18 @@ waiting. Nothing is charged or changed.`,
 			if err != nil {
 				return err
 			}
-			o.device, o.direction = where.device, *where.direction
-			if o.address, err = parseAddress(cmd, given[2]); err != nil {
+			address, err := parseAddress(cmd, given[2])
+			if err != nil {
 				return err
 			}
-			if err := o.parse(cmd); err != nil {
+			if err := p.parse(cmd); err != nil {
 				return err
 			}
-			return e.ask(o)
+			return e.ask(where.device, *where.direction, address, p)
 		},
 	}
-	cmd.Flags().Var(byteCount(&o.bytes), "bytes", "length of the packet at layer 2 (default: a full one of the device)")
-	cmd.Flags().StringVar(&o.text, "flow", "", "the packet's `protocol,source:port,destination:port`")
+	cmd.Flags().Var(byteCount(&p.bytes), "bytes", "length of the packet at layer 2 (default: a full one of the device)")
+	cmd.Flags().StringVar(&p.text, "flow", "", "the packet's `protocol,source:port,destination:port`")
 	return cmd
 }
 
@@ -85,19 +78,19 @@ func parseAddress(cmd *cobra.Command, s string) (netip.Addr, error) {
 	return a, nil
 }
 
-func (e *env) ask(o askOptions) error {
-	doing := fmt.Sprintf("ask for %s on %s %s", o.address, o.device, o.direction)
+func (e *env) ask(name string, d policy.Direction, address netip.Addr, p packetFlags) error {
+	doing := fmt.Sprintf("ask for %s on %s %s", address, name, d)
 	return e.with(loader.Read, doing, func(n *loader.Namespace) error {
-		h, err := n.Find(o.device, o.direction)
+		h, err := n.Find(name, d)
 		if err != nil {
 			return err
 		}
 		answer := report.Answer{
-			Device: o.device, Direction: o.direction.String(), Address: o.address.String(),
-			Bytes: o.bytes, Conforms: true, Verdict: "pass",
+			Device: name, Direction: d.String(), Address: address.String(),
+			Bytes: p.bytes, Conforms: true, Verdict: "pass",
 		}
 		if h == nil {
-			dev, err := device(o.device)
+			dev, err := device(name)
 			if err != nil {
 				return err
 			}
@@ -106,11 +99,11 @@ func (e *env) ask(o askOptions) error {
 		}
 		defer h.Close()
 		answer.Bytes = cmp.Or(answer.Bytes, h.Device.FullFrame())
-		entry, found := h.Set.Match(o.address)
+		entry, found := h.Set.Match(address)
 		if !found {
 			return e.print(answer, answer.Text)
 		}
-		flow, err := o.packet(entry, h.Match())
+		flow, err := p.packet(address, entry, h.Match())
 		if err != nil {
 			return err
 		}
@@ -121,30 +114,30 @@ func (e *env) ask(o askOptions) error {
 			return e.print(answer, answer.Text)
 		}
 		state := h.Set.State(entry, h.Match(), flow, maps.Now())
-		state.FIFO = state.FIFO || o.flow == nil
+		state.FIFO = state.FIFO || p.flow == nil
 		answer.Bytes = model.Counted(answer.Bytes, entry.Framing)
 		outcome := model.NewLimit(entry.Rule).Decide(state, model.Packet{Bytes: answer.Bytes, ECT: true})
 		answer.Spilled, answer.LevelBytes = state.Spilled, model.Bytes(state.Level)
 		answer.CapacityBytes, answer.Queue = &entry.Capacity, report.NewQueue(entry.Rule)
 		answer.Conforms, answer.Sharer = !outcome.Excess, maps.Sharer(entry, h.Match(), flow)
 		answer.Verdict, answer.WaitNS = outcome.Verdict.String(), outcome.Wait
-		answer.Note = explain.OfWhichFlow(entry.Rule, o.flow, outcome.Verdict)
+		answer.Note = explain.OfWhichFlow(entry.Rule, p.flow, outcome.Verdict)
 		return e.print(answer, answer.Text)
 	})
 }
 
 // packet is the packet that was asked for, as far as the rule tells packets apart.
-func (o askOptions) packet(entry maps.Entry, match policy.Match) (maps.Flow, error) {
-	flow := maps.Flow{Src: o.address, Dst: o.address}
-	if o.flow != nil {
-		flow = *o.flow
+func (p packetFlags) packet(address netip.Addr, entry maps.Entry, match policy.Match) (maps.Flow, error) {
+	flow := maps.Flow{Src: address, Dst: address}
+	if p.flow != nil {
+		flow = *p.flow
 	}
 	far := flow.Far(match)
 	switch {
-	case far != o.address:
+	case far != address:
 		return flow, inputf("the flow's %s is %s; the rules of this direction go by that side, so it must be the address asked for", match, far)
-	case o.flow == nil && entry.Each.Kind == policy.EachFlow:
-		return flow, inputf("%s has a bucket for each flow; say which with --flow, such as --flow udp,192.0.2.1:5000,%s:53", entry.Prefix, o.address)
+	case p.flow == nil && entry.Each.Kind == policy.EachFlow:
+		return flow, inputf("%s has a bucket for each flow; say which with --flow, such as --flow udp,192.0.2.1:5000,%s:53", entry.Prefix, address)
 	}
 	return flow, nil
 }

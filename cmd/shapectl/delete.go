@@ -69,7 +69,6 @@ func (e *env) delete(want filterRules) error {
 	})
 }
 
-// nothingToDelete tells that all is so already.
 func (e *env) nothingToDelete(want filterRules) error {
 	if e.json {
 		return e.deleted([]report.Rule{})
@@ -151,7 +150,6 @@ func (e *env) flushAll() error {
 	})
 }
 
-// rulesOf are the rules of a hook as they are now.
 func rulesOf(h *loader.Hook) (rules []report.Rule) {
 	for _, entry := range h.Set.Rules() {
 		rules = append(rules, describe(h, entry, nil))

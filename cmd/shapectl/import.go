@@ -139,11 +139,18 @@ limit until it is.`,
 			var dumps []importer.Dump
 			err := loader.In(e.netns, func() error {
 				for _, name := range given {
-					d, err := readTC(name)
+					d, err := device(name)
+					if err == nil {
+						err = d.CheckReadable()
+					}
 					if err != nil {
 						return err
 					}
-					dumps = append(dumps, d)
+					dump, err := importer.ReadTC(d.Name, d.Index, d.L2Bytes)
+					if err != nil {
+						return err
+					}
+					dumps = append(dumps, dump)
 				}
 				return nil
 			})
@@ -157,17 +164,6 @@ limit until it is.`,
 			return e.imported("import tc "+strings.Join(given, " "), plain.Command("import tc", given...), imported)
 		},
 	}
-}
-
-func readTC(name string) (importer.Dump, error) {
-	d, err := device(name)
-	if err == nil {
-		err = d.CheckReadable()
-	}
-	if err != nil {
-		return importer.Dump{}, err
-	}
-	return importer.ReadTC(d.Name, d.Index, d.L2Bytes)
 }
 
 // importFile makes a policy of a file, or of standard input.

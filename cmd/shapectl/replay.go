@@ -205,7 +205,11 @@ func (e *env) replayed(o replayOptions, run replayRun, ended error) error {
 	answer := report.NewReplay(run.limits, run.summary)
 	answer.Trace, answer.Engine, answer.Complete = inputName(o.trace), o.engine, !early
 	for _, r := range run.limits.Rules {
-		answer.Sentences = append(answer.Sentences, sentence(r, run.limits.Match, run.in.Addressed()))
+		sentence := r.Says(run.limits.Match)
+		if !run.in.Addressed() {
+			sentence = "the trace as a whole gets " + r.Gets()
+		}
+		answer.Sentences = append(answer.Sentences, sentence)
 	}
 	var err error
 	if run.lines != nil {
@@ -352,8 +356,7 @@ func (p policyFlags) check(given *pflag.FlagSet, networks []netip.Prefix) error 
 	return other
 }
 
-// policyLimits are the rules of a policy file for the link of the trace, without
-// their shadows.
+// policyLimits are the rules of a policy file for the link of the trace, without their shadows.
 func (e *env) policyLimits(p policyFlags, in *trace.Reader) (l replay.Limits, err error) {
 	f, err := e.readPolicy(p.file)
 	if err != nil {
@@ -391,14 +394,6 @@ func (o *replayOptions) newEngine(l replay.Limits) (replay.Engine, error) {
 	return replay.NewModel(l), nil
 }
 
-// sentence is the rule's, without a device.
-func sentence(r policy.Rule, match policy.Match, addressed bool) string {
-	if !addressed {
-		return "the trace as a whole gets " + r.Gets()
-	}
-	return r.Says(match)
-}
-
 // draw draws the chart under the sentences of the rules, of which it has room for a few.
 func (o *replayOptions) draw(c *replay.Chart, sentences []string) error {
 	const room = 3
@@ -412,8 +407,7 @@ func (o *replayOptions) draw(c *replay.Chart, sentences []string) error {
 	return errors.Join(c.Write(f, filepath.Ext(o.plot), strings.Join(sentences, "\n")), f.Close())
 }
 
-// progress shows how much of a trace has been read, on a terminal that has
-// nothing else to show.
+// progress shows how much of a trace has been read, on a terminal that has nothing else to show.
 func (e *env) progress(size int64, busy bool) *progressbar.ProgressBar {
 	if e.screen == nil || busy && e.outIsScreen {
 		return progressbar.DefaultBytesSilent(size)

@@ -153,7 +153,6 @@ func findRules(n *loader.Namespace, want filterRules) (rules report.Rules, err e
 	return rules, unread
 }
 
-// entries are the rules of a hook that the filter lets through.
 func (want filterRules) entries(s *maps.Set) []maps.Entry {
 	if want.prefix == nil {
 		return s.Rules()
@@ -196,7 +195,6 @@ func (want *filterRules) hooksToChange(n *loader.Namespace) ([]*loader.Hook, err
 	return want.hooks(n)
 }
 
-// matches reports whether the filter lets a direction of a device through.
 func (want filterRules) matches(device string, d policy.Direction) bool {
 	return (want.direction == nil || *want.direction == d) && want.matchesDevice(device)
 }
@@ -281,7 +279,6 @@ func describe(h *loader.Hook, entry maps.Entry, affected []maps.Affected) report
 	return r
 }
 
-// bucketOf is what there is to say of a bucket of a rule.
 func bucketOf(h *loader.Hook, entry maps.Entry, b maps.Bucket) report.Bucket {
 	out := report.Bucket{Sharer: b.Flow.String(), LevelBytes: b.LevelBytes}
 	if b.Subnet.IsValid() {

@@ -98,7 +98,11 @@ func Judge(f Facts) report.Findings {
 	findings = append(findings, checkKept(f)...)
 	findings = append(findings, checkLeft(f)...)
 	for _, u := range f.Unread {
-		findings = append(findings, unread(u))
+		findings = append(findings, report.Finding{
+			Status: report.Warning, Check: "access", Device: u.Device, Direction: u.Direction,
+			Finding: "could not be looked at, so findings may be missing: " + plain.OneLine(u.Err),
+			Advice:  "run as root; what another version of shapectl has set, look at with that version",
+		})
 	}
 	if len(f.Sides) == 0 && len(f.Unread) == 0 {
 		findings = append(findings, systemFinding(report.OK, "rules", "none known here", "'shapectl doctor DEV' tells what one would meet")...)
@@ -123,14 +127,6 @@ var systemChecks = []func(System) []report.Finding{
 var sideChecks = []func(Facts, Side, *Device) []report.Finding{
 	checkState, checkChange, checkBuild, checkQueue, checkLinkType, checkChain, checkXDP, checkHardware, checkMerged,
 	checkCapacity, checkBurst, checkStacked, checkFamilies, checkContended, checkSpilled, checkUnmatched,
-}
-
-func unread(u Unread) report.Finding {
-	return report.Finding{
-		Status: report.Warning, Check: "access", Device: u.Device, Direction: u.Direction,
-		Finding: "could not be looked at, so findings may be missing: " + plain.OneLine(u.Err),
-		Advice:  "run as root; what another version of shapectl has set, look at with that version",
-	}
 }
 
 func (f Facts) judged(name string) bool { return f.Only == "" || f.Only == name }

@@ -145,7 +145,6 @@ func foreign(chain []netinfo.ChainEntry) []netinfo.ChainEntry {
 	return slices.Compact(theirs)
 }
 
-// behind are the foreign ones that come after ours.
 func behind(chain []netinfo.ChainEntry) []netinfo.ChainEntry {
 	return foreign(chain[lastOfOurs(chain)+1:])
 }
@@ -164,7 +163,6 @@ func chainOf(n *loader.Namespace, index int, d policy.Direction) ([]netinfo.Chai
 	return netinfo.Chain(index, d, ours)
 }
 
-// describe says what is attached, in order.
 func describe(chain []netinfo.ChainEntry) string {
 	names := make([]string, len(chain))
 	for i, e := range chain {

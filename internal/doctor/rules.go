@@ -146,17 +146,22 @@ func tooSmall(s Side, d *Device, r Rule) (kind, finding, advice string) {
 // raise is how a rule takes in what is said of default ones, and a packet of so
 // many bytes; "" where a queue that long would hold packets back for too long.
 func raise(r Rule, bytes uint64) string {
-	flag, to := "--capacity", max(policy.DefaultCapacity(r.Rate), bytes)
-	if r.Excess == policy.Delay {
-		to = max(policy.DefaultQueue(r.Rate), bytes)
-		if r.Algorithm == policy.GCRA {
-			flag = "--queue"
-		}
-		if drain(to, r.Rate) > policy.MaxWait {
-			return ""
-		}
+	if r.Excess != policy.Delay {
+		return fmt.Sprintf("raise --capacity to %db", max(policy.DefaultCapacity(r.Rate), bytes))
 	}
-	return fmt.Sprintf("raise %s to %db", flag, to)
+	to := max(policy.DefaultQueue(r.Rate), bytes)
+	if drain(to, r.Rate) > policy.MaxWait {
+		return ""
+	}
+	return fmt.Sprintf("raise %s to %db", queueFlag(r), to)
+}
+
+// queueFlag is the flag that says how much of a rule that delays may wait.
+func queueFlag(r Rule) string {
+	if r.Algorithm == policy.GCRA {
+		return "--queue"
+	}
+	return "--capacity"
 }
 
 // checkBurst tells of buckets that let more pass at once, and of queues that hold
@@ -184,14 +189,11 @@ func checkBurst(_ Facts, s Side, _ *Device) []report.Finding {
 			fmt.Sprintf("if that is not meant, lower --capacity; the default is %db", policy.DefaultCapacity(r.Rate)))
 	}
 	if len(slow) > 0 {
-		r, flag := slow[0], "--capacity"
-		if r.Algorithm == policy.GCRA {
-			flag = "--queue"
-		}
+		r := slow[0]
 		_, longest := r.Waiting()
 		findings = append(findings, s.finding(report.Note, "queue",
 			fmt.Sprintf("%s: packets wait for up to %s, which most of their senders take for a loss", prefixes(slow), spell(longest)),
-			fmt.Sprintf("if that is not meant, lower %s; the default is %db", flag, policy.DefaultQueue(r.Rate)))...)
+			fmt.Sprintf("if that is not meant, lower %s; the default is %db", queueFlag(r), policy.DefaultQueue(r.Rate)))...)
 	}
 	return findings
 }

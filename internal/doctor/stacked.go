@@ -161,7 +161,6 @@ func ofPort(f Facts, s Side, d *Device) []report.Finding {
 		"set the rule on "+master.Name+" to limit all of it at one rate")
 }
 
-// names are the names of the devices that a function says yes to.
 func (f Facts) names(is func(*Device) bool) []string {
 	var names []string
 	for i := range f.Devices {

@@ -195,7 +195,12 @@ func (p Stop) text(s *strings.Builder) {
 		}
 		p.now(s)
 		if p.Proposed != nil {
-			p.Proposed.text(s)
+			would := "would pass"
+			if !p.Proposed.Conforms {
+				would = "would be refused"
+			}
+			fact(s, "proposed", fmt.Sprintf("%s: bucket of %s with %d of %d bytes",
+				would, p.Proposed.Sharer, p.Proposed.LevelBytes, p.Proposed.CapacityBytes))
 		}
 	case p.Address != "":
 		fact(s, "rule", "none matches "+p.Address+"; it passes")
@@ -206,14 +211,6 @@ func (p Stop) text(s *strings.Builder) {
 	if p.RevertsInNS != nil {
 		fact(s, "note", reverts(*p.RevertsInNS))
 	}
-}
-
-func (p Proposed) text(s *strings.Builder) {
-	would := "would pass"
-	if !p.Conforms {
-		would = "would be refused"
-	}
-	fact(s, "proposed", fmt.Sprintf("%s: bucket of %s with %d of %d bytes", would, p.Sharer, p.LevelBytes, p.CapacityBytes))
 }
 
 // otherSide is what there is to say of rules that do not go by the far side.
@@ -368,7 +365,6 @@ func (b Level) drained(s *strings.Builder, bytes uint64) {
 	fact(s, "later", text)
 }
 
-// words show how the bytes of a packet add up.
 func (c Counted) words() string {
 	parts := []string{fmt.Sprintf("%d at layer 2", c.PacketBytes)}
 	one := int64(c.PacketBytes) + int64(c.TagBytes) + int64(c.OverheadBytes)
@@ -407,7 +403,6 @@ func about(ns uint64) string {
 	return strings.ReplaceAll(d.String(), "µ", "u")
 }
 
-// fact writes a labelled text.
 func fact(s *strings.Builder, label, text string) {
 	first := fmt.Sprintf("  %-*s  ", labelWidth, label)
 	s.WriteString(plain.Fold(plain.Line(text), explainWidth, first, strings.Repeat(" ", len(first))))

@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 
 	"github.com/shapectl/shapectl/internal/plain"
 )
@@ -36,14 +38,8 @@ type Findings []Finding
 func (findings Findings) Text(w io.Writer) error {
 	text := bufio.NewWriter(w)
 	for _, f := range findings {
-		where := f.Check
-		if f.Direction != "" {
-			where = f.Direction + " " + where
-		}
-		if f.Device != "" {
-			where = f.Device + " " + where
-		}
-		line := fmt.Sprintf("%-7s  %s: %s", f.Status, where, f.Finding)
+		where := slices.DeleteFunc([]string{f.Device, f.Direction, f.Check}, func(s string) bool { return s == "" })
+		line := fmt.Sprintf("%-7s  %s: %s", f.Status, strings.Join(where, " "), f.Finding)
 		if f.Advice != "" {
 			line += "; " + f.Advice
 		}

@@ -102,7 +102,6 @@ func importedRule(t policy.Table, r policy.Rule, comment string) ImportedRule {
 	}
 }
 
-// summary counts.
 func summary(i importer.Imported, kinds int) string {
 	rules := plain.Count(i.Rules(), "rule")
 	if i.Rules() == 0 {
