@@ -31,7 +31,7 @@ func (l *limitFlags) add(f *pflag.FlagSet, side string) {
 	})
 }
 
-// tinyRule is the rule that the limit, which has a rate, makes for a network, also with a capacity of less than a full packet.
+// tinyRule is the rule that the limit, which has a rate, makes for a network. Its capacity may be less than a full packet.
 func (l *limitFlags) tinyRule(prefix netip.Prefix, l2Bytes uint8) (policy.Rule, error) {
 	r, err := l.Resolve(prefix, l2Bytes)
 	if err != nil {

@@ -7,7 +7,8 @@ type pages [][]byte
 
 const (
 	firstPage = 1 << 12
-	mostPage  = 1 << 20
+	doublings = 8 // of pages, until they are as large as they get
+	mostPage  = firstPage << doublings
 )
 
 func (p *pages) Write(text []byte) (int, error) {
@@ -15,11 +16,7 @@ func (p *pages) Write(text []byte) (int, error) {
 	for len(text) > 0 {
 		last := len(*p) - 1
 		if last < 0 || len((*p)[last]) == cap((*p)[last]) {
-			size := firstPage
-			if last >= 0 {
-				size = min(2*cap((*p)[last]), mostPage)
-			}
-			*p = append(*p, make([]byte, 0, size))
+			*p = append(*p, make([]byte, 0, firstPage<<min(len(*p), doublings)))
 			last++
 		}
 		page := (*p)[last]

@@ -195,7 +195,8 @@ func (e *env) replay(o replayOptions) error {
 
 // replayed reports a run that came to its end, or to an early one.
 func (e *env) replayed(o replayOptions, run replayRun, ended error) error {
-	early := errors.As(ended, new(trace.DamagedError)) || errors.As(ended, new(*replay.Disagreement)) || errors.Is(ended, context.Canceled)
+	early := errors.As(ended, new(trace.DamagedError)) || errors.As(ended, new(*replay.Disagreement)) ||
+		errors.Is(ended, context.Canceled)
 	if ended != nil && !early {
 		if run.lines != nil { // what they say is right
 			ended = errors.Join(ended, run.lines.Flush())

@@ -20,7 +20,6 @@ func checkState(f Facts, s Side, d *Device) []report.Finding {
 	}
 	l := s.Limits
 	rules := plain.Count(len(l.Rules), "rule")
-	again := fmt.Sprintf("set one of them again, which attaches all, or %s", s.flush())
 	switch l.State {
 	case loader.Attached:
 		if l.Was != s.Name {
@@ -33,8 +32,7 @@ func checkState(f Facts, s Side, d *Device) []report.Finding {
 			fmt.Sprintf("the device has moved to another network namespace: %s limit it there as well, but can not be seen or changed there", rules),
 			fmt.Sprintf("%s here, then set them there", s.flush()))
 	case loader.Gone:
-		made := slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Name == l.Was })
-		if made {
+		if slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Name == l.Was }) { // made again
 			return s.finding(report.Failed, "state",
 				rules+" not in force: the device was deleted and made again since, and this one has no limits",
 				"set them again; the next command that changes a rule removes the old ones")
@@ -42,7 +40,8 @@ func checkState(f Facts, s Side, d *Device) []report.Finding {
 		return s.finding(report.Failed, "state", rules+" not in force: the device was deleted, or moved away",
 			"the next command that changes a rule removes them; 'shapectl watch' gives a new device those of its policy")
 	}
-	return s.finding(report.Failed, "state", rules+" not in force: something else took shapectl's program off the device", again)
+	return s.finding(report.Failed, "state", rules+" not in force: something else took shapectl's program off the device",
+		"set one of them again, which attaches all, or "+s.flush())
 }
 
 func checkChange(_ Facts, s Side, _ *Device) []report.Finding {

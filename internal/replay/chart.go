@@ -110,10 +110,7 @@ func (c *Chart) Write(w io.Writer, kind, title string) error {
 		rates.Title.Text += plain.Fold(strings.TrimSuffix(line, "\n"), titleColumns, "", "")
 	}
 	rates.Title.Text = strings.TrimSuffix(rates.Title.Text, "\n")
-	var canvas interface {
-		vg.CanvasSizer
-		io.WriterTo
-	}
+	var canvas vg.CanvasWriterTo
 	switch kind {
 	case SVG:
 		canvas = vgsvg.New(chartWidth, chartHeight)

@@ -74,8 +74,8 @@ type Bucket struct {
 	WaitNS *uint64 `json:"wait_ns"`
 }
 
-// NewRule puts together what is known of a rule from its parameters, its counters and the level of its own bucket, in bytes.
-// Whether it is in force, and until when, is for the caller.
+// NewRule puts together what is known of a rule: its parameters, its counters and the level of its own bucket, in
+// bytes. Whether it is in force, and until when, is for the caller.
 func NewRule(device string, d policy.Direction, match policy.Match, r policy.Rule, c maps.Counters, level uint64) Rule {
 	rate, capacity := limit(r)
 	return Rule{
