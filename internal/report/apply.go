@@ -35,10 +35,10 @@ type HookChange struct {
 
 // Text says what changed, a line for each hook.
 func (a Applied) Text(w io.Writer) error {
-	var s strings.Builder
+	text := bufio.NewWriter(w)
 	if a.UndoneAgoNS != nil {
 		ago := time.Duration(*a.UndoneAgoNS)
-		fmt.Fprintf(&s, "returned to the rules from before the change of %s, %v ago:\n",
+		fmt.Fprintf(text, "returned to the rules from before the change of %s, %v ago:\n",
 			time.Now().Add(-ago).Format(time.DateTime), ago.Round(time.Second/10))
 	}
 	for _, h := range a.Hooks {
@@ -54,19 +54,18 @@ func (a Applied) Text(w io.Writer) error {
 		if h.Upgraded {
 			parts = append(parts, "programs of another build replaced")
 		}
-		fmt.Fprintf(&s, "%s %s: %s\n", h.Device, h.Direction, strings.Join(parts, ", "))
+		fmt.Fprintf(text, "%s %s: %s\n", h.Device, h.Direction, strings.Join(parts, ", "))
 	}
 	if len(a.Hooks) == 0 {
-		s.WriteString("nothing to change\n")
+		text.WriteString("nothing to change\n")
 	}
 	if a.NoTimer {
-		s.WriteString("no rule was changed, so there is nothing to confirm, and nothing reverts\n")
+		text.WriteString("no rule was changed, so there is nothing to confirm, and nothing reverts\n")
 	}
 	if a.RevertsInNS != nil {
-		s.WriteString(reverts(*a.RevertsInNS) + "\n")
+		text.WriteString(reverts(*a.RevertsInNS) + "\n")
 	}
-	_, err := io.WriteString(w, s.String())
-	return err
+	return text.Flush()
 }
 
 // reverts says when a change that is not confirmed is over.

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"bufio"
 	"fmt"
 	"io"
 	"strconv"
@@ -137,22 +138,21 @@ func NewReplay(l replay.Limits, s *replay.Summary) Replay {
 
 // Text says it in a table and some lines.
 func (r Replay) Text(w io.Writer) error {
-	var s strings.Builder
+	text := bufio.NewWriter(w)
 	for _, sentence := range r.Sentences {
-		fmt.Fprintln(&s, sentence)
+		fmt.Fprintln(text, sentence)
 	}
-	fmt.Fprintln(&s)
-	r.table(&s)
-	fmt.Fprintln(&s)
-	r.facts(&s)
+	fmt.Fprintln(text)
+	r.table(text)
+	fmt.Fprintln(text)
+	r.facts(text)
 	for i, x := range r.MostExcess {
 		if i == 0 {
-			fmt.Fprintln(&s, "\nmost excess:")
+			fmt.Fprintln(text, "\nmost excess:")
 		}
-		fmt.Fprintf(&s, "    %s: %d packets, %d bytes\n", x.Sharer, x.Packets, x.Bytes)
+		fmt.Fprintf(text, "    %s: %d packets, %d bytes\n", x.Sharer, x.Packets, x.Bytes)
 	}
-	_, err := io.WriteString(w, s.String())
-	return err
+	return text.Flush()
 }
 
 func (r Replay) table(w io.Writer) {

@@ -11,7 +11,6 @@ import (
 	"io"
 	"reflect"
 	"slices"
-	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -267,26 +266,25 @@ type Answer struct {
 
 // Text says the answer in a few lines.
 func (a Answer) Text(w io.Writer) error {
-	var s strings.Builder
+	text := bufio.NewWriter(w)
 	switch {
 	case a.Rule == nil:
-		fmt.Fprintf(&s, "%s %s: no rule matches %s; it passes\n", a.Device, a.Direction, a.Address)
+		fmt.Fprintf(text, "%s %s: no rule matches %s; it passes\n", a.Device, a.Direction, a.Address)
 	case a.CapacityBytes == nil:
-		fmt.Fprintf(&s, "%s\n%d bytes would pass\n", a.Sentence, a.Bytes)
+		fmt.Fprintf(text, "%s\n%d bytes would pass\n", a.Sentence, a.Bytes)
 	default:
-		fmt.Fprintf(&s, "%s\n%s; %d bytes %s\n", a.Sentence, a.filled(a.Sharer, a.LevelBytes, *a.CapacityBytes), a.Bytes, a.fate())
+		fmt.Fprintf(text, "%s\n%s; %d bytes %s\n", a.Sentence, a.filled(a.Sharer, a.LevelBytes, *a.CapacityBytes), a.Bytes, a.fate())
 		if a.Spilled {
-			s.WriteString(noRoom(a.Sharer) + "\n")
+			text.WriteString(noRoom(a.Sharer) + "\n")
 		}
 	}
 	if a.Rule != nil && !a.Attached {
-		s.WriteString("the rule is not in force\n")
+		text.WriteString("the rule is not in force\n")
 	}
 	if a.Note != "" {
-		s.WriteString(a.Note + "\n")
+		text.WriteString(a.Note + "\n")
 	}
-	_, err := io.WriteString(w, s.String())
-	return err
+	return text.Flush()
 }
 
 func (a Answer) fate() string {
