@@ -120,7 +120,7 @@ func (s *Store) State(e Entry, match policy.Match, flow Flow, now uint64) (state
 		key := makeKey(e.ID, policy.Each{Kind: policy.EachFlow}, match, flow)
 		state.Flow = s.slotLevel(e.ID, key, now)
 		state.FIFO = now < atomic.LoadUint64(&s.rule(e.ID).FifoUntil) || !s.hasRoom(e.ID, key, now) ||
-			s.current(e.ID).reverted && now < s.change[0].Until+uint64(policy.MaxWait)
+			s.current(e.ID).reverted && now < s.change.Until+uint64(policy.MaxWait)
 	}
 	return state
 }
@@ -296,21 +296,15 @@ func (s *Store) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
 	}
 }
 
-// settle readies the buckets of a rule for another clock: each one is as if
-// charged just now, as only the old clock can tell how long it was idle.
-func (s *Store) settle(id uint32, m model.Meter, now uint64) {
-	s.rewrite(id, settleBy(m, now))
-}
-
+// settleBy readies a bucket for another clock: it is as if charged just now, as only the
+// old clock can tell how long it was idle.
 func settleBy(m model.Meter, now uint64) func(model.Bucket) (model.Bucket, bool) {
 	return func(b model.Bucket) (model.Bucket, bool) { return m.WithLevel(m.Level(b, now), now), true }
 }
 
-// clamp lets no bucket of a rule have more than the rule can hold.
-func (s *Store) clamp(id uint32, m model.Meter) { s.rewrite(id, clampTo(m, s.now)) }
-
-// clampTo asks for the time once for each bucket, after the bucket was read: with an
-// earlier time, what was charged since would be forgiven.
+// clampTo lets a bucket have no more than its rule can hold. It asks for the time once
+// for each bucket, after that was read: with an earlier time, what was charged since
+// would be forgiven.
 func clampTo(m model.Meter, clock func() uint64) func(model.Bucket) (model.Bucket, bool) {
 	return func(b model.Bucket) (model.Bucket, bool) {
 		now := clock()

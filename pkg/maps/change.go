@@ -42,31 +42,24 @@ const versionChanges = 1 << 31 // VERSION_CHANGES of abi.h
 // Never is the time at which a change ends that is to last.
 const Never = uint64(math.MaxUint64)
 
-// A participant is a rule that takes part in a change, or a shadow, which has no prefix.
-type participant struct {
-	id     uint32
-	prefix netip.Prefix
-}
-
-func (s *Store) phaseAt(now uint64) phase {
-	c := &s.change[0]
-	switch at := phase(atomic.LoadUint64(&c.Phase)); {
-	case at != phaseByTime:
+// phase is the one that packets see now. The time is asked for only where it has a say, as that takes a while.
+func (s *Store) phase() phase {
+	if at := phase(atomic.LoadUint64(&s.change.Phase)); at != phaseByTime {
 		return at
-	case now < atomic.LoadUint64(&c.From):
+	}
+	switch now := s.now(); {
+	case now < atomic.LoadUint64(&s.change.From):
 		return phaseBefore
-	case now < atomic.LoadUint64(&c.Until):
+	case now < atomic.LoadUint64(&s.change.Until):
 		return phaseAfter
 	}
 	return phaseReverted
 }
 
-// phase is the one that packets see now. The time is asked for only where it has a say, as that takes a while.
-func (s *Store) phase() phase {
-	if at := phase(atomic.LoadUint64(&s.change[0].Phase)); at != phaseByTime {
-		return at
-	}
-	return s.phaseAt(s.now())
+// store is for a word of the change, of which packets or later commands learn how far it is.
+func store[T ~uint64](what string, word *uint64, value T) {
+	step.Store(what)
+	atomic.StoreUint64(word, uint64(value))
 }
 
 // ChangeState is how far a change is.
@@ -83,15 +76,18 @@ const (
 // Change tells how far the last change is, and when (ns) an armed one begins, a
 // pending one ends, or an expired one ended.
 func (s *Store) Change() (state ChangeState, at uint64) {
-	until := atomic.LoadUint64(&s.change[0].Until)
-	switch now := s.phase(); {
-	case now == phaseBefore && atomic.LoadUint64(&s.change[0].Phase) == uint64(phaseByTime):
-		return Armed, atomic.LoadUint64(&s.change[0].From)
-	case now == phaseBefore:
+	from, until := atomic.LoadUint64(&s.change.From), atomic.LoadUint64(&s.change.Until)
+	byTime := phase(atomic.LoadUint64(&s.change.Phase)) == phaseByTime
+	switch s.phase() {
+	case phaseBefore:
+		if byTime {
+			return Armed, from
+		}
 		return NoChange, 0
-	case now == phaseReverted:
+	case phaseReverted:
 		return Expired, until
-	case atomic.LoadUint64(&s.change[0].Phase) == uint64(phaseByTime) && until != Never:
+	}
+	if byTime && until != Never {
 		return Pending, until
 	}
 	return Committed, 0
@@ -131,35 +127,14 @@ func (s *Set) InForce() bool {
 // is no room; Abandon undoes what was done until then.
 func (s *Set) Prepare(steps []policy.Difference, progress func(ready int)) error {
 	k := s.gather()
-	if phase(s.change[0].Phase) != phaseBefore { // of other sets, too, the last change is over
+	if phase(s.change.Phase) != phaseBefore { // of other sets, too, the last change is over
 		s.Finish()
 	}
 	// Packets may have seen the phase of the last change, and would now see rules take part in this one.
-	s.waitSince(s.change[0].Removed)
-	if err := s.checkRoom(steps...); err != nil {
-		return err
-	}
-	var more lengthCounts
-	for _, d := range steps {
-		if d.Have == nil {
-			more[lengthOf(d.Want.Prefix)]++
-		}
-	}
+	s.waitSince(s.change.Removed)
 	k.taking = slices.Grow(k.taking, len(steps))
-	defer s.expectLengths(&more)()
-	for i, d := range steps {
-		if err := s.do(d, later); err != nil {
-			return err
-		}
-		if (i+1)%progressStep == 0 {
-			progress(i + 1)
-		}
-	}
-	return nil
+	return s.do(steps, later, progress)
 }
-
-// progressStep is after how many steps progress is told of.
-const progressStep = 1 << 12
 
 // Abandon takes back what Prepare did, also in a process that was killed before Arm.
 func (s *Store) Abandon() {
@@ -172,7 +147,7 @@ func (s *Store) takesPart(id uint32, p netip.Prefix) {
 	r, k := s.rule(id), s.gather()
 	step.Store("let a rule take part")
 	atomic.StoreUint32(&r.Version, r.Version|versionChanges)
-	k.taking = append(k.taking, participant{id, p})
+	k.taking = append(k.taking, placed{id, p})
 }
 
 // MaxLead is how long in ns before a change begins or ends Settle may be.
@@ -197,53 +172,63 @@ func (s *Store) Time(from, until uint64) {
 	step.Store("set byte clocks")
 	s.eachTaking(func(id uint32) {
 		old, next := s.sides(id)
-		old.Rebase = old.Base
-		if !limited(old) || !limited(next) {
-			return
-		}
-		m := meter(next)
-		m.Continue(meter(old), from)
-		next.Base, next.Rebase = m.Base, m.Base
-		back := meter(old)
-		back.Continue(m, until)
-		old.Rebase = back.Base
-		keepOrder(s.rule(id), old, next, func() uint64 { return from })
+		s.carryOn(id, old, next, from)
+		rebase(old, next, until)
 	})
-	c := &s.change[0]
-	step.Store("say when a change begins")
-	atomic.StoreUint64(&c.From, from)
-	step.Store("say when a change ends")
-	atomic.StoreUint64(&c.Until, until)
+	store("say when a change begins", &s.change.From, from)
+	store("say when a change ends", &s.change.Until, until)
 }
 
-// sides are a participant's versions before the change and after it.
+// TimeBack makes the byte clocks of both sides agree at a moment (ns) for Back.
+func (s *Store) TimeBack(at uint64) {
+	step.Store("set byte clocks")
+	s.eachTaking(func(id uint32) {
+		old, next := s.sides(id)
+		rebase(old, next, at)
+	})
+}
+
+// rebase has the byte clock of old, once reverted, read at a time (ns) what that of next reads.
+func rebase(old, next version, at uint64) {
+	back := meter(old)
+	if limited(old) && limited(next) {
+		back.Continue(meter(next), at)
+	}
+	old.Rebase = back.Base
+}
+
+// sides are a rule's versions before the change and after it.
 func (s *Store) sides(id uint32) (before, after version) {
 	n := s.rule(id).Version
 	return s.version(id, n), s.version(id, n^1)
 }
 
 // Begins is when the last change that Time was called for began or is to begin, in ns; 0 after End.
-func (s *Store) Begins() uint64 { return atomic.LoadUint64(&s.change[0].From) }
+func (s *Store) Begins() uint64 { return atomic.LoadUint64(&s.change.From) }
 
 // End says that the change, which is not pending, is not to be taken back any more.
-func (s *Store) End() {
-	step.Store("say that a change lasts")
-	atomic.StoreUint64(&s.change[0].From, 0)
-}
+func (s *Store) End() { store("say that a change lasts", &s.change.From, uint64(0)) }
 
 // Arm lets the change begin and end when Time has said.
-func (s *Store) Arm() {
-	step.Store("arm a change")
-	atomic.StoreUint64(&s.change[0].Phase, uint64(phaseByTime))
+func (s *Store) Arm() { store("arm a change", &s.change.Phase, phaseByTime) }
+
+// Confirm lets a pending change last.
+func (s *Store) Confirm() {
+	store("confirm a change", &s.change.Until, Never)
+	store("commit a change", &s.change.Phase, phaseAfter)
+}
+
+// Back lets a change that is in force end at a moment that is still to come (ns).
+func (s *Store) Back(at uint64) {
+	store("say when a change ends", &s.change.Until, at)
+	store("take a change back", &s.change.Phase, phaseByTime)
 }
 
 // Commit is for when a change has begun. One that has no end is then in force
 // for good; buckets owe no more than their rules can hold now.
 func (s *Store) Commit() {
-	c := &s.change[0]
-	if atomic.LoadUint64(&c.Until) == Never {
-		step.Store("commit a change")
-		atomic.StoreUint64(&c.Phase, uint64(phaseAfter))
+	if atomic.LoadUint64(&s.change.Until) == Never {
+		store("commit a change", &s.change.Phase, phaseAfter)
 	}
 	step.Store("clamp buckets")
 	s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
@@ -258,14 +243,6 @@ func (s *Store) Commit() {
 			return next, wanted && s.phase() == phaseAfter // it may be over already
 		})
 	})
-}
-
-// Confirm lets a pending change last.
-func (s *Store) Confirm() {
-	step.Store("confirm a change")
-	atomic.StoreUint64(&s.change[0].Until, Never)
-	step.Store("commit a change")
-	atomic.StoreUint64(&s.change[0].Phase, uint64(phaseAfter))
 }
 
 // Undone is what it does to take the change back that is in force.
@@ -286,34 +263,12 @@ func (s *Set) Undone() (d Difference) {
 	return d
 }
 
-// TimeBack makes the byte clocks of both sides agree at a moment (ns) for Back.
-func (s *Store) TimeBack(at uint64) {
-	step.Store("set byte clocks")
-	s.eachTaking(func(id uint32) {
-		old, next := s.sides(id)
-		old.Rebase = old.Base
-		if limited(old) && limited(next) {
-			back := meter(old)
-			back.Continue(meter(next), at)
-			old.Rebase = back.Base
-		}
-	})
-}
-
-// Back lets a change that is in force end at a moment that is still to come (ns).
-func (s *Store) Back(at uint64) {
-	step.Store("say when a change ends")
-	atomic.StoreUint64(&s.change[0].Until, at)
-	step.Store("take a change back")
-	atomic.StoreUint64(&s.change[0].Phase, uint64(phaseByTime))
-}
-
 // Finish ends a change for good: what is in force of it stays, and the other
 // parameters are forgotten. It does nothing where there is none; a pending one must be
 // confirmed or taken back before, and what a killed process has prepared be abandoned.
 func (s *Store) Finish() {
-	c := &s.change[0]
-	if c.Phase == uint64(phaseBefore) && (s.known == nil || len(s.known.taking) == 0) {
+	c := s.change
+	if phase(c.Phase) == phaseBefore && (s.known == nil || len(s.known.taking) == 0) {
 		return
 	}
 	k := s.gather()
@@ -337,23 +292,18 @@ func (s *Store) Finish() {
 		if !t.prefix.IsValid() {
 			continue
 		}
-		for _, shadow := range s.unusedShadows(t.id) {
-			s.free(shadow)
-		}
-		if present(v) {
-			continue
-		}
-		if set := s.setOf(t.id); set.findPrefix(t.prefix) != nil {
-			set.remove(t.prefix, t.id, set.findPrefix(t.prefix))
-		} else {
-			s.free(t.id) // of a rule that Prepare found no room for
+		s.freeUnusedShadow(t.id)
+		if !present(v) {
+			s.setOf(t.id).remove(t.prefix, t.id)
 		}
 	}
-	step.Store("look for other lengths")
 	for number := range s.views {
 		s.View(uint32(number)).useLengths()
 	}
-	s.endChange()
+	// Packets that have seen a rule take part must still find the phase that it is in.
+	s.waitSince(c.Epoch)
+	c.Removed = c.Epoch // until now, packets have seen another view
+	store("forget a change", &c.Phase, phaseBefore)
 }
 
 // finishUnlessPending is Finish for whoever changes rules that take no part in a pending change.
@@ -365,37 +315,20 @@ func (s *Store) finishUnlessPending() {
 
 // TakesPart reports whether any rule of the set takes part in a change.
 func (s *Set) TakesPart() bool {
-	return slices.ContainsFunc(s.byID(), func(at placed) bool { return s.rule(at.id).Version&versionChanges != 0 })
+	return slices.ContainsFunc(s.byID(s.allPrefixes()), func(at placed) bool { return s.rule(at.id).Version&versionChanges != 0 })
 }
 
-// endChange is for when no rule takes part in a change any more.
-func (s *Store) endChange() {
-	c := &s.change[0]
-	// Packets that have seen a rule take part must still find the phase that it is in.
-	s.waitSince(s.change[0].Epoch)
-	s.change[0].Removed = s.change[0].Epoch // until now, packets have seen another view
-	step.Store("forget a change")
-	atomic.StoreUint64(&c.Phase, uint64(phaseBefore))
-}
-
-// unusedShadows are those of a rule that its version in force does not have.
-func (s *Store) unusedShadows(id uint32) (unused []uint32) {
-	shadowOf := func(v version) (uint32, bool) { return v.Shadow, v.Flags&ruleShadow != 0 }
-	n := s.rule(id).Version
-	v := s.version(id, n)
-	used, has := shadowOf(v)
-	has = has && present(v)
-	for _, n := range []uint32{n, n ^ 1} {
-		if shadow, ok := shadowOf(s.version(id, n)); ok && !(has && shadow == used) && !slices.Contains(unused, shadow) {
-			unused = append(unused, shadow)
-		}
+// freeUnusedShadow frees the shadow that a rule has only by its parameters that are not in force.
+func (s *Store) freeUnusedShadow(id uint32) {
+	v, other := s.sides(id)
+	if other.Flags&ruleShadow != 0 && !(present(v) && v.Flags&ruleShadow != 0 && v.Shadow == other.Shadow) {
+		s.free(other.Shadow)
 	}
-	return unused
 }
 
 // bringBackTaking does for all buckets what bring_back of bpf/bucket.h does for one that is charged.
 func (s *Store) bringBackTaking() {
-	until := s.change[0].Until
+	until := s.change.Until
 	s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
 		if old, next := s.sides(id); limited(old) {
 			rewriteBucket(b, broughtBack(old, next, until))
@@ -430,7 +363,7 @@ func broughtBack(old, next version, until uint64) func(model.Bucket) (model.Buck
 func (s *Store) levelOf(id uint32, v version, b model.Bucket, now uint64) uint64 {
 	if v.reverted {
 		old, next := s.sides(id)
-		b, _ = broughtBack(old, next, s.change[0].Until)(b)
+		b, _ = broughtBack(old, next, s.change.Until)(b)
 	}
 	return meter(v).Level(b, now)
 }

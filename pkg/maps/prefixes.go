@@ -11,6 +11,7 @@ import (
 	"unsafe"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/step"
 )
 
 const (
@@ -46,17 +47,6 @@ func address(w [4]uint32, family uint8) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// stored6 is the address of a prefix as the table has it: in network order, mixed with the view's secret.
-func (s *Set) stored6(p netip.Prefix) [2]uint64 {
-	a, mix := pairs(words(p.Addr())), s.view().Mix6
-	return [2]uint64{a[0] ^ mix[0], a[1] ^ mix[1]}
-}
-
-// key4 is all there is to a prefix of IPv4, as the table has it.
-func (s *Set) key4(p netip.Prefix) uint64 {
-	return s.view().Mix4 | by4(p.Bits()) | uint64(words(p.Addr())[0])
-}
-
 // lengthOf is the length of a prefix, which is one of its own for each of either family.
 func lengthOf(p netip.Prefix) int {
 	if p.Addr().Is4() {
@@ -71,12 +61,26 @@ func pairs(w [4]uint32) [2]uint64 { return *(*[2]uint64)(unsafe.Pointer(&w)) }
 // by4 is that of bpf/prefix.h: what makes an address the key of its prefix of that length.
 func by4(length int) uint64 { return uint64(length)<<32 | uint64(^mask(length)[0]) }
 
+// A stored prefix is one as its table has it.
+type stored struct {
+	addr   [2]uint64 // of IPv4 the first is all that there is
+	length uint8     // of IPv6
+}
+
+func (s *Set) stored(p netip.Prefix) stored {
+	a, v := pairs(words(p.Addr())), s.view()
+	if p.Addr().Is4() {
+		return stored{addr: [2]uint64{v.Mix4 | by4(p.Bits()) | a[0]}}
+	}
+	return stored{[2]uint64{a[0] ^ v.Mix6[0], a[1] ^ v.Mix6[1]}, uint8(p.Bits())}
+}
+
 // A prefixLine is a line of one of the two tables. It holds prefixes in a few places.
 type prefixLine interface {
-	ids() []uint32                           // of the rules, plus one; 0 for a place that is free
-	prefix(s *Set, place int) netip.Prefix   // where it is one of the set's
-	find(s *Set, p netip.Prefix) (place int) // -1 where it is not
-	put(s *Set, place int, p netip.Prefix)
+	ids() []uint32                         // of the rules, plus one; 0 for a place that is free
+	prefix(s *Set, place int) netip.Prefix // where it is one of the set's
+	at(place int) stored
+	put(place int, p stored)
 	used() int // places that were ever filled, or more than there are
 	use(places int)
 }
@@ -90,20 +94,10 @@ func (l line4) prefix(_ *Set, place int) netip.Prefix {
 	return netip.PrefixFrom(address([4]uint32{uint32(key)}, 4), int(key>>32&noLength)).Masked()
 }
 
-func (l line4) find(s *Set, p netip.Prefix) int {
-	key := s.key4(p)
-	for place, id := range l.Id {
-		if l.Key[place] == key && id != 0 {
-			return place
-		}
-	}
-	return -1
-}
-
-func (l line4) put(s *Set, place int, p netip.Prefix) { l.Key[place] = s.key4(p) }
-
-func (l line4) used() int      { return int(atomic.LoadUint32(&l.Used)) }
-func (l line4) use(places int) { atomic.StoreUint32(&l.Used, uint32(places)) }
+func (l line4) at(place int) stored     { return stored{addr: [2]uint64{l.Key[place]}} }
+func (l line4) put(place int, p stored) { l.Key[place] = p.addr[0] }
+func (l line4) used() int               { return int(atomic.LoadUint32(&l.Used)) }
+func (l line4) use(places int)          { atomic.StoreUint32(&l.Used, uint32(places)) }
 
 type line6 struct{ *bpf.AbiPrefixes6 }
 
@@ -115,23 +109,10 @@ func (l line6) prefix(s *Set, place int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom16(*(*[16]byte)(unsafe.Pointer(&a))), int(l.Length[place]))
 }
 
-func (l line6) find(s *Set, p netip.Prefix) int {
-	addr, length := s.stored6(p), uint8(p.Bits())
-	for place, id := range l.Id {
-		if l.Addr[place] == addr && l.Length[place] == length && id != 0 {
-			return place
-		}
-	}
-	return -1
-}
-
-func (l line6) put(s *Set, place int, p netip.Prefix) {
-	l.Addr[place] = s.stored6(p)
-	l.Length[place] = uint8(p.Bits())
-}
-
-func (l line6) used() int      { return int(l.Used) }
-func (l line6) use(places int) { l.Used = uint8(places) }
+func (l line6) at(place int) stored     { return stored{l.Addr[place], l.Length[place]} }
+func (l line6) put(place int, p stored) { l.Addr[place], l.Length[place] = p.addr, p.length }
+func (l line6) used() int               { return int(l.Used) }
+func (l line6) use(places int)          { l.Used = uint8(places) }
 
 // lines are all lines of both tables.
 func (s *Store) allLines() iter.Seq[prefixLine] {
@@ -151,13 +132,12 @@ func (s *Store) allLines() iter.Seq[prefixLine] {
 
 // hashPrefix is hash4_prefix and hash6_prefix of bpf/prefix.h.
 func (s *Set) hashPrefix(p netip.Prefix) uint64 {
-	m := s.hook.Multiplier
+	m, key := s.hook.Multiplier, s.stored(p)
 	stir := func(h uint64) uint64 { return (h ^ h>>28) * m }
 	if p.Addr().Is4() {
-		return stir(s.key4(p) * m)
+		return stir(key.addr[0] * m)
 	}
-	addr := s.stored6(p)
-	return stir(stir(stir(addr[0]*m+uint64(p.Bits())) + addr[1]))
+	return stir(stir(stir(key.addr[0]*m+uint64(key.length)) + key.addr[1]))
 }
 
 // line is one that may hold a prefix: of the spillLines from the first on, in
@@ -194,25 +174,7 @@ func (s *Store) refilter(prefixes []placed) {
 // counts is how many prefixes of each length the set has.
 func (s *Set) counts() *lengthCounts { return &s.gather().lengths[s.number] }
 
-// allPrefixes are the prefixes in force with the ids of their rules, in no
-// order: those that packets find, so none of a length that they do not look for.
-func (s *Set) allPrefixes() iter.Seq2[netip.Prefix, uint32] {
-	return func(yield func(netip.Prefix, uint32) bool) {
-		looksFor := s.lookedFor()
-		for line := range s.allLines() {
-			for place, id := range line.ids()[:min(line.used(), len(line.ids()))] {
-				if id == 0 || s.rule(id-1).View != s.number {
-					continue
-				}
-				if p := line.prefix(s, place); looksFor[lengthOf(p)] && !yield(p, id-1) {
-					return
-				}
-			}
-		}
-	}
-}
-
-// A placed rule is one whose prefix has a place in a table.
+// A placed rule is one whose prefix has a place in a table, or a shadow, which has no prefix.
 type placed struct {
 	id     uint32
 	prefix netip.Prefix
@@ -221,20 +183,20 @@ type placed struct {
 // setOf is the set that a rule is of.
 func (s *Store) setOf(id uint32) *Set { return s.View(s.rule(id).View) }
 
-// byID are the prefixes in force in the order of their rules in memory: to read
-// a million of them in that of the tables takes ten times as long.
-func (s *Set) byID() []placed { return sortByID(s.allPrefixes(), s.Size().Rules) }
-
-// allByID are those of all sets.
-func (s *Store) allByID() []placed { return sortByID(s.everyPrefix(), s.Size().Rules) }
+// allPrefixes are the prefixes in force with the ids of their rules, in no
+// order: those that packets find, so none of a length that they do not look for.
+func (s *Set) allPrefixes() iter.Seq2[netip.Prefix, uint32] { return s.prefixesOf(s) }
 
 // everyPrefix is allPrefixes of all sets, in one pass.
-func (s *Store) everyPrefix() iter.Seq2[netip.Prefix, uint32] {
+func (s *Store) everyPrefix() iter.Seq2[netip.Prefix, uint32] { return s.prefixesOf(nil) }
+
+// prefixesOf are those of one set, or of all for nil.
+func (s *Store) prefixesOf(only *Set) iter.Seq2[netip.Prefix, uint32] {
 	return func(yield func(netip.Prefix, uint32) bool) {
 		looksFor := make([]*lengthSet, len(s.views))
 		for line := range s.allLines() {
 			for place, id := range line.ids()[:min(line.used(), len(line.ids()))] {
-				if id == 0 {
+				if id == 0 || only != nil && s.rule(id-1).View != only.number {
 					continue
 				}
 				set := s.setOf(id - 1)
@@ -259,14 +221,15 @@ func (s *Store) HaveRules() []bool {
 	return have
 }
 
-// fewRules are so few of all that to sort them takes less than an array of all.
-const fewRules = 16
-
-func sortByID(all iter.Seq2[netip.Prefix, uint32], rules uint32) (list []placed) {
+// byID are prefixes in force in the order of their rules in memory: to read
+// a million of them in that of the tables takes ten times as long.
+func (s *Store) byID(all iter.Seq2[netip.Prefix, uint32]) (list []placed) {
 	for p, id := range all {
 		list = append(list, placed{id, p})
 	}
-	if len(list) < int(rules)/fewRules {
+	const few = 16 // to sort so small a part of all takes less than an array of all
+	rules := s.Size().Rules
+	if len(list) < int(rules)/few {
 		slices.SortFunc(list, func(a, b placed) int { return cmp.Compare(a.id, b.id) })
 		return list
 	}
@@ -304,13 +267,7 @@ func (s *Set) lookedFor() (used lengthSet) {
 
 // findPrefix is the place of the id of a prefix; nil where it is not in force.
 func (s *Set) findPrefix(p netip.Prefix) *uint32 {
-	looksFor := s.lookedFor()
-	return s.findAmong(p, &looksFor)
-}
-
-// findAmong is findPrefix where it is known which lengths packets look for.
-func (s *Set) findAmong(p netip.Prefix, looksFor *lengthSet) *uint32 {
-	if !p.IsValid() || !looksFor[lengthOf(p)] {
+	if !p.IsValid() || !s.lookedFor()[lengthOf(p)] {
 		return nil
 	}
 	return s.placeOf(p)
@@ -319,9 +276,11 @@ func (s *Set) findAmong(p netip.Prefix, looksFor *lengthSet) *uint32 {
 // placeOf is the place of the id of a prefix, also where packets do not look for its length.
 func (s *Set) placeOf(p netip.Prefix) *uint32 {
 	for n := range spillLines {
-		line := s.line(p, n)
-		if place := line.find(s, p); place >= 0 {
-			return &line.ids()[place]
+		line, key := s.line(p, n), s.stored(p)
+		for place, id := range line.ids() {
+			if id != 0 && line.at(place) == key {
+				return &line.ids()[place]
+			}
 		}
 		if line.used() <= len(line.ids()) {
 			break
@@ -330,20 +289,8 @@ func (s *Set) placeOf(p netip.Prefix) *uint32 {
 	return nil
 }
 
-// addPrefix brings a prefix into force. The error wraps ErrFull where its lines are full.
-func (s *Set) addPrefix(p netip.Prefix, id uint32) error {
-	lengths, length := s.counts(), lengthOf(p)
-	if lengths[length]++; lengths[length] == 1 {
-		s.useLengths()
-	}
-	err := s.placePrefix(p, id)
-	if err != nil {
-		lengths[length]--
-	}
-	return err
-}
-
-// placePrefix gives a prefix a place in its table.
+// placePrefix brings a prefix into force, of a length that packets look for. The error
+// wraps ErrFull where its lines are full.
 func (s *Set) placePrefix(p netip.Prefix, id uint32) error {
 	for n := range spillLines {
 		line := s.line(p, n)
@@ -354,11 +301,11 @@ func (s *Set) placePrefix(p netip.Prefix, id uint32) error {
 			continue
 		}
 		if place < line.used() {
-			s.waitSince(s.change[0].Removed) // packets may have seen the prefix that was here before
+			s.waitSince(s.change.Removed) // packets may have seen the prefix that was here before
 		}
 		word, bits := s.inFilter(p)
 		atomic.OrUint64(&s.filter[word], bits)
-		line.put(s, place, p)
+		line.put(place, s.stored(p))
 		line.use(max(line.used(), place+1))
 		atomic.StoreUint32(&ids[place], id+1)
 		return nil
@@ -376,6 +323,7 @@ func (s *Set) useLengths() {
 	if want == s.lookedFor() && v.First4&(1<<40-1) == s.first4() { // else a process was killed between the two
 		return
 	}
+	step.Store("look for other lengths")
 	s.waitSince(v.Retired) // packets may still go by the version before the one in force
 	version := atomic.LoadUint32(&v.Version)&1 ^ 1
 	use := &v.Use[version]
@@ -392,7 +340,7 @@ func (s *Set) useLengths() {
 			use.Count6++
 		}
 	}
-	v.Retired = s.change[0].Epoch
+	v.Retired = s.change.Epoch
 	// The switch decides; for as long as there is no first one, packets go by the list.
 	atomic.StoreUint64(&v.First4, v.Mix4|noKey4)
 	atomic.StoreUint32(&v.First6, noLength)

@@ -18,51 +18,47 @@ import (
 
 // known is what a change has to know of all rules, gathered at the first one.
 type known struct {
-	free    []uint32       // ids that no rule has, the next one last
-	freed   []uint32       // those that rules had since, the next one first, after all of free
+	free    []uint32       // ids that no rule has, the next one first
 	lengths []lengthCounts // of each view
-	taking  []participant  // the rules and shadows that take part in a change
+	taking  []placed       // the rules and shadows that take part in a change
 }
-
-// room is how many ids no rule has.
-func (k *known) room() int { return len(k.free) + len(k.freed) }
 
 // gather has to be called before anything is changed that it looks at.
 func (s *Store) gather() *known {
 	if s.known != nil {
 		return s.known
 	}
-	k, rules := &known{lengths: make([]lengthCounts, len(s.views))}, s.allByID()
+	k, rules := &known{lengths: make([]lengthCounts, len(s.views))}, s.byID(s.everyPrefix())
 	used := make([]bool, s.Size().Rules)
 	for _, at := range rules {
-		k.lengths[s.rule(at.id).View][lengthOf(at.prefix)]++
 		r := s.rule(at.id)
+		k.lengths[r.View][lengthOf(at.prefix)]++
 		used[at.id] = true
-		changes := r.Version&versionChanges != 0
-		for n := range uint32(2) {
-			if v := s.version(at.id, n); v.Flags&ruleShadow != 0 && (changes || n == r.Version&1) {
-				if !used[v.Shadow] && s.rule(v.Shadow).Version&versionChanges != 0 {
-					k.taking = append(k.taking, participant{id: v.Shadow})
-				}
-				used[v.Shadow] = true
+		for v := range s.versions(at.id) {
+			if v.Flags&ruleShadow == 0 {
+				continue
 			}
+			if !used[v.Shadow] && s.rule(v.Shadow).Version&versionChanges != 0 {
+				k.taking = append(k.taking, placed{id: v.Shadow})
+			}
+			used[v.Shadow] = true
 		}
-		if changes {
-			k.taking = append(k.taking, participant(at))
+		if r.Version&versionChanges != 0 {
+			k.taking = append(k.taking, at)
 		}
 	}
 	// Ids that were never used need no waiting, so they come first.
-	var before []uint32
-	for id := range slices.Backward(used) {
-		switch {
-		case used[id]:
-		case s.rule(uint32(id)).Retired == 0:
-			k.free = append(k.free, uint32(id))
+	var retired []uint32
+	for id, inUse := range used {
+		switch id := uint32(id); {
+		case inUse:
+		case s.rule(id).Retired == 0:
+			k.free = append(k.free, id)
 		default:
-			before = append(before, uint32(id))
+			retired = append(retired, id)
 		}
 	}
-	k.free = append(before, k.free...)
+	k.free = append(k.free, retired...)
 	s.refilter(rules)
 	s.known = k
 	return k
@@ -74,21 +70,30 @@ func (s *Store) gather() *known {
 // A change of many that was committed cannot be taken back any more.
 func (s *Set) Put(rule policy.Rule) (changed bool, err error) {
 	s.finishUnlessPending()
-	return s.put(rule)
+	steps := s.steps([]policy.Rule{rule})
+	err = s.do(steps, atOnce, nil)
+	return len(steps) > 0 && err == nil, err
 }
 
-func (s *Set) put(rule policy.Rule) (changed bool, err error) {
-	d := policy.Difference{Want: &rule}
-	if e, found := s.Find(rule.Prefix); found {
-		if e.Rule == rule {
-			return false, nil
+// Load is Put for many rules, each in force as soon as it is set. The last change goes on;
+// rules that take part in it must not be among them.
+func (s *Set) Load(rules []policy.Rule) error { return s.do(s.steps(rules), atOnce, nil) }
+
+// steps bring rules into force that are not yet.
+func (s *Set) steps(rules []policy.Rule) []policy.Difference {
+	steps := make([]policy.Difference, 0, len(rules))
+	for i := range rules {
+		d := policy.Difference{Want: &rules[i]}
+		if e, found := s.Find(d.Want.Prefix); found {
+			if e.Rule == *d.Want {
+				continue
+			}
+			have := e.Rule
+			d.Have = &have
 		}
-		d.Have = &e.Rule
+		steps = append(steps, d)
 	}
-	if err := s.checkRoom(d); err != nil {
-		return false, err
-	}
-	return true, s.do(d, atOnce)
+	return steps
 }
 
 // IDs is how many ids of rules and shadows it takes to do steps.
@@ -111,14 +116,7 @@ func IDs(steps ...policy.Difference) (ids uint32) {
 }
 
 // Room is how many ids no rule has.
-func (s *Store) Room() uint32 { return uint32(s.gather().room()) }
-
-func (s *Set) checkRoom(steps ...policy.Difference) error {
-	if ids := IDs(steps...); ids > 0 && ids > s.Room() {
-		return fmt.Errorf("%w: it holds %d", ErrFull, s.Size().Rules)
-	}
-	return nil
-}
+func (s *Store) Room() uint32 { return uint32(len(s.gather().free)) }
 
 // when is from when on something is in force.
 type when bool
@@ -128,32 +126,37 @@ const (
 	later  when = true // after the change that is being prepared
 )
 
-// do brings a rule from what it is to what it is to be. For what was is there, the
-// set must have the rule.
-func (s *Set) do(d policy.Difference, at when) error {
-	if d.Have == nil {
-		return s.add(*d.Want, at)
-	}
-	place := s.findPrefix(d.Have.Prefix)
-	if id := *place - 1; d.Want != nil {
-		s.alter(id, *d.Have, *d.Want, at)
-	} else {
-		s.drop(id, d.Have.Prefix, place, at)
-	}
-	return nil
-}
+// progressStep is after how many steps progress is told of.
+const progressStep = 1 << 12
 
-// Load is Put for many rules, each in force as soon as it is set. It stops at the
-// first error. The last change goes on; rules that take part in it must not be among them.
-func (s *Set) Load(rules []policy.Rule) error {
-	var more lengthCounts
-	for _, r := range rules {
-		more[lengthOf(r.Prefix)]++
+// do brings rules from what they are to what they are to be, and tells progress, unless
+// it is nil, how many are. The set must have what a step has. The error wraps ErrFull.
+func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) error {
+	if ids := IDs(steps...); ids > 0 && ids > s.Room() {
+		return fmt.Errorf("%w: it holds %d", ErrFull, s.Size().Rules)
 	}
-	defer s.expectLengths(&more)()
-	for _, r := range rules {
-		if _, err := s.put(r); err != nil {
-			return err
+	var more lengthCounts
+	for _, d := range steps {
+		if d.Have == nil {
+			more[lengthOf(d.Want.Prefix)]++
+		}
+	}
+	if more != (lengthCounts{}) {
+		defer s.expectLengths(&more)()
+	}
+	for i, d := range steps {
+		switch {
+		case d.Have == nil:
+			if err := s.add(*d.Want, at); err != nil {
+				return err
+			}
+		case d.Want == nil:
+			s.drop(d.Have.Prefix)
+		default:
+			s.alter(*d.Have, *d.Want, at)
+		}
+		if progress != nil && (i+1)%progressStep == 0 {
+			progress(i + 1)
 		}
 	}
 	return nil
@@ -167,7 +170,6 @@ func (s *Set) expectLengths(more *lengthCounts) (done func()) {
 	for length, n := range more {
 		lengths[length] += n
 	}
-	step.Store("look for other lengths")
 	s.useLengths()
 	return func() {
 		for length, n := range more {
@@ -180,12 +182,8 @@ func (s *Set) expectLengths(more *lengthCounts) (done func()) {
 // allocate makes an id ready for a new rule, of which no packet knows yet.
 func (s *Set) allocate() uint32 {
 	k := s.gather()
-	var id uint32
-	if last := len(k.free) - 1; last >= 0 {
-		id, k.free = k.free[last], k.free[:last]
-	} else {
-		id, k.freed = k.freed[0], k.freed[1:]
-	}
+	id := k.free[0]
+	k.free = k.free[1:]
 	r := s.rule(id)
 	if r.Retired != 0 {
 		s.waitSince(r.Retired) // packets may have found the id before its last rule was deleted
@@ -199,8 +197,8 @@ func (s *Set) allocate() uint32 {
 // free frees an id.
 func (s *Store) free(id uint32) {
 	k := s.gather()
-	s.rule(id).Retired = s.change[0].Epoch
-	k.freed = append(k.freed, id)
+	s.rule(id).Retired = s.change.Epoch
+	k.free = append(k.free, id)
 }
 
 // add sets up all that belongs to a new rule; its prefix, last, has packets find it.
@@ -210,7 +208,11 @@ func (s *Set) add(rule policy.Rule, at when) error {
 	if err := step.Try("place a prefix"); err != nil {
 		return err
 	}
-	return s.addPrefix(rule.Prefix, id)
+	if err := s.placePrefix(rule.Prefix, id); err != nil {
+		return err
+	}
+	s.counts()[lengthOf(rule.Prefix)]++
+	return nil
 }
 
 // addShadow is the id of a rule's shadow: the one that it had, unless it is to be another.
@@ -232,16 +234,13 @@ func (s *Set) writeNew(id uint32, rule policy.Rule, shadow uint32, at when) {
 		v = s.version(id, 1)
 	}
 	share(r, rule)
-	encode(v, rule, newSalt(), shadow)
+	encode(v, rule, rand.Uint32()|1, shadow) // the salt tells its keys from those of all others
 	empty(&r.Shared, meter(v), s.now())
 	if at == later {
 		*s.version(id, 0).AbiParams = bpf.AbiParams{Flags: ruleAbsent, Salt: v.Salt}
 		s.takesPart(id, rule.Prefix)
 	}
 }
-
-// newSalt tells the keys of a new rule from those of all others.
-func newSalt() uint32 { return rand.Uint32() | 1 }
 
 // HasSlots reports whether a rule gives sharers or flows slots of the table.
 func HasSlots(rule policy.Rule) bool {
@@ -256,17 +255,21 @@ func share(r *bpf.AbiRule, rule policy.Rule) {
 	}
 }
 
-// keepOrder is for a rule of which sparse flows are to go first from a time (ns)
-// on, of which they did not before, or by other measures: as long as something may
-// wait from before, the words of flows do not tell of it, and none goes ahead.
-func keepOrder(r *bpf.AbiRule, before, after version, from func() uint64) {
-	if after.Flags&ruleSparse == 0 || before.Flags&ruleDelay == 0 || !limited(before) {
+// carryOn has the byte clock of a rule's next parameters read at a time (ns) what that of
+// the old ones reads.
+func (s *Store) carryOn(id uint32, old, next version, at uint64) {
+	if !limited(old) || !limited(next) {
 		return
 	}
-	old, new := meter(before), meter(after)
-	if before.Flags&ruleSparse == 0 || sharing(before) != sharing(after) ||
-		old.RateUnits != new.RateUnits || old.Capacity != new.Capacity || old.Burst != new.Burst {
-		keepOrderUntil(r, from()+old.LongestWait())
+	before, after := meter(old), meter(next)
+	after.Continue(before, at)
+	next.Base, next.Rebase = after.Base, after.Base
+	// Where sparse flows are to go first that did not before, or by other measures, their
+	// words do not tell what may wait from before: as long as it may, none goes ahead.
+	if next.Flags&ruleSparse != 0 && old.Flags&ruleDelay != 0 &&
+		(old.Flags&ruleSparse == 0 || sharing(old) != sharing(next) ||
+			before.RateUnits != after.RateUnits || before.Capacity != after.Capacity || before.Burst != after.Burst) {
+		keepOrderUntil(s.rule(id), at+before.LongestWait())
 	}
 }
 
@@ -296,7 +299,8 @@ func nextVersion(r *bpf.AbiRule, toggle uint32) uint32 {
 }
 
 // alter writes the parameters of a rule that are not in force. At once, it switches to them.
-func (s *Set) alter(id uint32, have, rule policy.Rule, at when) {
+func (s *Set) alter(have, rule policy.Rule, at when) {
+	id := *s.findPrefix(rule.Prefix) - 1
 	r, old := s.rule(id), s.current(id)
 	if _, had := have.Proposed(); had {
 		s.gather() // its id may become free
@@ -316,62 +320,54 @@ func (s *Set) alter(id uint32, have, rule policy.Rule, at when) {
 		s.takesPart(id, rule.Prefix)
 		return
 	}
-	before, after := meter(old), meter(next)
 	continues := limited(old) && limited(next)
 	if continues {
-		now := s.now()
-		s.settle(id, before, now)
-		after.Continue(before, now)
-		next.Base, next.Rebase = after.Base, after.Base
+		s.rewrite(id, settleBy(meter(old), s.now()))
+		s.carryOn(id, old, next, s.now())
 	}
-	keepOrder(r, old, next, s.now)
 	step.Store("switch a rule")
 	atomic.StoreUint32(&r.Version, number)
-	if continues && after.Shrinks(before) {
-		s.clamp(id, after)
+	if after := meter(next); continues && after.Shrinks(meter(old)) {
+		s.rewrite(id, clampTo(after, s.now))
 	}
-	for _, unused := range s.unusedShadows(id) {
-		s.free(unused)
-	}
+	s.freeUnusedShadow(id)
 }
 
-// drop takes a rule away whose prefix has that place. The lengths in use are left as they are.
-func (s *Set) drop(id uint32, p netip.Prefix, place *uint32, at when) {
-	if at == atOnce {
-		s.remove(p, id, place)
-		return
-	}
-	n := s.rule(id).Version
-	old, next := s.version(id, n), s.version(id, n^1)
+// drop has a rule absent after the change that is being prepared.
+func (s *Set) drop(p netip.Prefix) {
+	id := *s.findPrefix(p) - 1
+	old, next := s.sides(id)
 	*next.AbiParams, *next.AbiColdParams = *old.AbiParams, *old.AbiColdParams
 	next.Flags |= ruleAbsent
 	s.takesPart(id, p)
 }
 
-// Delete takes a rule away, and reports whether there was one.
+// Delete takes a rule away at once, and reports whether there was one.
 func (s *Set) Delete(p netip.Prefix) bool {
 	s.finishUnlessPending()
 	place := s.findPrefix(p)
 	if place == nil {
 		return false
 	}
-	s.gather()
-	s.remove(p, *place-1, place)
-	step.Store("look for other lengths")
+	s.remove(p, *place-1)
 	s.useLengths()
 	return true
 }
 
-// remove has packets not find a rule any more, and frees its ids.
-func (s *Set) remove(p netip.Prefix, id uint32, place *uint32) {
-	s.change[0].Removed = s.change[0].Epoch
-	step.Store("remove a prefix")
-	atomic.StoreUint32(place, 0)
+// remove has packets not find a rule any more, and frees its ids. The lengths in use are
+// left as they are.
+func (s *Set) remove(p netip.Prefix, id uint32) {
+	counts := s.counts()
+	if place := s.placeOf(p); place != nil { // else Prepare found no room for it
+		s.change.Removed = s.change.Epoch
+		step.Store("remove a prefix")
+		atomic.StoreUint32(place, 0)
+		counts[lengthOf(p)]--
+	}
 	if v := s.version(id, s.rule(id).Version); present(v) && v.Flags&ruleShadow != 0 {
 		s.free(v.Shadow)
 	}
 	s.free(id)
-	s.counts()[lengthOf(p)]--
 }
 
 // Clear puts all rules out of force in one step.
@@ -380,15 +376,14 @@ func (s *Set) Clear() {
 	lengths := s.counts()
 	counts := *lengths
 	clear(lengths[:])
-	rules := s.byID()
-	step.Store("look for no length")
+	rules := s.byID(s.allPrefixes())
 	s.useLengths() // from here on packets find none
 	*lengths = counts
 	for _, at := range rules {
-		s.remove(at.prefix, at.id, s.placeOf(at.prefix))
+		s.remove(at.prefix, at.id)
 	}
 	// A change of others goes on; what was this set's has no part in it any more.
-	s.known.taking = slices.DeleteFunc(s.known.taking, func(t participant) bool { return s.rule(t.id).View == s.number })
+	s.known.taking = slices.DeleteFunc(s.known.taking, func(t placed) bool { return s.rule(t.id).View == s.number })
 }
 
 // Empty reports whether there is no rule, nor one that a change took away or is to bring.
@@ -413,7 +408,7 @@ func waitForPackets() {
 
 // waitSince waits for the packets that may see what went out of force in an epoch, 0 for never.
 func (s *Store) waitSince(epoch uint32) {
-	now := &s.change[0].Epoch
+	now := &s.change.Epoch
 	if epoch != *now {
 		return
 	}

@@ -31,11 +31,11 @@ func TestPlaceIsFilledAgainAfterPackets(t *testing.T) {
 			put(0) // so that the lengths in use stay the same
 			first, place := put(1)
 			s.Delete(first)
-			epoch := s.change[0].Epoch
+			epoch := s.change.Epoch
 			// Ids that no rule had yet need no wait.
 			for n := 2; n < 30; n++ {
 				_, at := put(n)
-				if waited := s.change[0].Epoch != epoch; waited != (at == place) {
+				if waited := s.change.Epoch != epoch; waited != (at == place) {
 					t.Fatalf("rule %d: in the same place: %v, waited: %v", n, at == place, waited)
 				}
 				if at == place {

@@ -34,6 +34,16 @@ func (s *Store) version(id, n uint32) version {
 	return version{&r.Params[n&1], &r.Cold[n&1], false}
 }
 
+// versions are those of a rule that are in force, or are before or after the change.
+func (s *Store) versions(id uint32) iter.Seq[version] {
+	return func(yield func(version) bool) {
+		n := s.rule(id).Version
+		if yield(s.version(id, n)) && n&versionChanges != 0 {
+			yield(s.version(id, n^1))
+		}
+	}
+}
+
 // versionIn is the version of a rule that packets see in a phase of the change: version_in of bpf/rule.h.
 func (s *Store) versionIn(id uint32, in phase) version {
 	n := atomic.LoadUint32(&s.rule(id).Version)
@@ -68,7 +78,7 @@ func (s *Set) Policy() []policy.Rule {
 }
 
 func (s *Set) byAddress() []placed {
-	rules := s.byID()
+	rules := s.byID(s.allPrefixes())
 	// Most often they are: a policy's rules are given ids in this order.
 	slices.SortFunc(rules, func(a, b placed) int { return policy.ComparePrefix(a.prefix, b.prefix) })
 	return rules
@@ -86,28 +96,13 @@ func (s *Set) entries(rules []placed) iter.Seq[Entry] {
 	}
 }
 
-// all are the versions of all rules, also of those that a change has taken away or is to bring.
-func (s *Set) all() iter.Seq[version] {
-	return func(yield func(version) bool) {
-		for _, id := range s.allPrefixes() {
-			versions := []uint32{0, 1}
-			if n := s.rule(id).Version; n&versionChanges == 0 {
-				versions = []uint32{n}
-			}
-			for _, n := range versions {
-				if v := s.version(id, n); present(v) && !yield(v) {
-					return
-				}
-			}
-		}
-	}
-}
-
 // Delays reports whether any rule delays what exceeds, also one that a change has taken away or is to bring.
 func (s *Set) Delays() bool {
-	for v := range s.all() {
-		if v.Flags&ruleDelay != 0 {
-			return true
+	for _, id := range s.allPrefixes() {
+		for v := range s.versions(id) {
+			if present(v) && v.Flags&ruleDelay != 0 {
+				return true
+			}
 		}
 	}
 	return false
@@ -126,20 +121,14 @@ func (s *Set) Match(a netip.Addr) (Entry, bool) {
 }
 
 // Find is the rule of exactly that prefix.
-func (s *Set) Find(p netip.Prefix) (Entry, bool) { return s.finder()(p) }
-
-// finder is Find for many prefixes at one time.
-func (s *Set) finder() func(netip.Prefix) (Entry, bool) {
-	looksFor, now := s.lookedFor(), s.phase()
-	return func(p netip.Prefix) (Entry, bool) {
-		place := s.findAmong(p, &looksFor)
-		if place == nil {
-			return Entry{}, false
-		}
-		id := *place - 1
-		v := s.versionIn(id, now)
-		return Entry{s.decode(p, v, now), id}, present(v)
+func (s *Set) Find(p netip.Prefix) (Entry, bool) {
+	place := s.findPrefix(p)
+	if place == nil {
+		return Entry{}, false
 	}
+	id, now := *place-1, s.phase()
+	v := s.versionIn(id, now)
+	return Entry{s.decode(p, v, now), id}, present(v)
 }
 
 // Flags of abi.h.

@@ -62,7 +62,7 @@ type Store struct {
 	prefixes4 []bpf.AbiPrefixes4
 	prefixes6 []bpf.AbiPrefixes6
 	views     []bpf.AbiView
-	change    []bpf.AbiChange
+	change    *bpf.AbiChange
 	filter    []uint64
 	lines     []bpf.AbiLine
 	keys      []bpf.AbiKey
@@ -96,36 +96,33 @@ func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 		delete(shared, viewsMap)
 	}
 	hook.RuleMaps, hook.FirstId = s.hook.RuleMaps, s.hook.FirstId
-	if size.Rules <= have.Rules {
-		size.Rules = have.Rules
-		derived, err := build(size, hook, shared)
-		if err == nil {
-			copy(derived.views, s.views)
+	grows := size.Rules > have.Rules
+	if grows {
+		if int(hook.RuleMaps) == len(ruleMaps) {
+			return nil, fmt.Errorf("%w: it holds %d, and has grown %d times", ErrFull, have.Rules, len(ruleMaps)-1)
 		}
-		return derived, err
+		for _, name := range []string{ruleMaps[hook.RuleMaps], prefixes4Map, prefixes6Map, filterMap} {
+			delete(shared, name)
+		}
+		hook.FirstId[hook.RuleMaps] = have.Rules
+		hook.RuleMaps++
 	}
-	if int(hook.RuleMaps) == len(ruleMaps) {
-		return nil, fmt.Errorf("%w: it holds %d, and has grown %d times", ErrFull, have.Rules, len(ruleMaps)-1)
-	}
-	for _, name := range []string{ruleMaps[hook.RuleMaps], prefixes4Map, prefixes6Map, filterMap} {
-		delete(shared, name)
-	}
-	hook.FirstId[hook.RuleMaps] = have.Rules
-	hook.RuleMaps++
-	grown, err := build(size, hook, shared)
+	size.Rules = max(size.Rules, have.Rules)
+	derived, err := build(size, hook, shared)
 	if err != nil {
 		return nil, err
 	}
-	copy(grown.views, s.views)
-	for view := range s.views {
-		for p, id := range s.View(uint32(view)).allPrefixes() {
-			if err := grown.View(uint32(view)).placePrefix(p, id); err != nil {
-				grown.Close()
-				return nil, err
-			}
+	copy(derived.views, s.views)
+	if !grows {
+		return derived, nil
+	}
+	for p, id := range s.everyPrefix() {
+		if err := derived.setOf(id).placePrefix(p, id); err != nil {
+			derived.Close()
+			return nil, err
 		}
 	}
-	return grown, nil
+	return derived, nil
 }
 
 func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Store, err error) {
@@ -195,7 +192,7 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Store, 
 		return nil, err
 	}
 	if shared[changeMap] == nil {
-		s.change[0].Epoch = 1
+		s.change.Epoch = 1
 	}
 	for number := range s.views {
 		if v := s.View(uint32(number)); v.view().Mix6 == [2]uint64{} {
@@ -273,8 +270,12 @@ func (s *Store) attach() (err error) {
 		}
 		s.rules = append(s.rules, memory)
 	}
+	var change []bpf.AbiChange
+	if err := mapArray(s, changeMap, 1, &change); err != nil {
+		return err
+	}
+	s.change = &change[0]
 	return errors.Join(
-		mapArray(s, changeMap, 1, &s.change),
 		mapArray(s, viewsMap, s.hook.ViewMask+1, &s.views),
 		mapArray(s, prefixes4Map, s.hook.Prefixes4Mask+1, &s.prefixes4),
 		mapArray(s, prefixes6Map, s.hook.Prefixes6Mask+1, &s.prefixes6),

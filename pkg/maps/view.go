@@ -55,7 +55,7 @@ func (s *Store) Claim(ifindex int, device string, d policy.Direction, match poli
 
 // Release gives up a set without rules, whose hook is attached no more.
 func (s *Set) Release() {
-	s.view().Retired = s.change[0].Epoch
+	s.view().Retired = s.change.Epoch
 	step.Store("release a view")
 	atomic.StoreUint32(&s.view().Ifindex, 0)
 }
