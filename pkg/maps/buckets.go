@@ -46,13 +46,13 @@ func ParseFlow(s string) (f Flow, err error) {
 	number, err := strconv.ParseUint(parts[0], 10, 8)
 	f.Proto = uint8(number)
 	if err != nil {
-		named := false
+		f.Proto = 0
 		for n, name := range protocols {
 			if name == strings.ToLower(parts[0]) {
-				f.Proto, named = n, true
+				f.Proto = n
 			}
 		}
-		if !named {
+		if f.Proto == 0 {
 			return f, fmt.Errorf("flow %.100q: protocol %q is unknown; use tcp, udp, sctp, dccp, udplite, icmp, icmp6 or a number", s, parts[0])
 		}
 	}
@@ -111,59 +111,45 @@ func load(b *bpf.AbiBucket) model.Bucket {
 func (s *Store) State(e Entry, match policy.Match, flow Flow, now uint64) (state model.State) {
 	state.Level = s.OwnLevel(e, now)
 	if e.Each.Kind != policy.EachAll {
-		key := makeKey(e.ID, e.Each, match, flow)
-		if state.Spilled = !s.hasRoom(e.ID, key, now); !state.Spilled {
-			state.Level = s.slotLevel(e.ID, key, now)
+		if level, ok := s.slotLevel(e.ID, makeKey(e.ID, e.Each, match, flow), now); ok {
+			state.Level = level
+		} else {
+			state.Spilled = true
 		}
 	}
 	if e.Order == policy.SparseFirst {
-		key := makeKey(e.ID, policy.Each{Kind: policy.EachFlow}, match, flow)
-		state.Flow = s.slotLevel(e.ID, key, now)
-		state.FIFO = now < atomic.LoadUint64(&s.rule(e.ID).FifoUntil) || !s.hasRoom(e.ID, key, now) ||
+		level, ok := s.slotLevel(e.ID, makeKey(e.ID, policy.Each{Kind: policy.EachFlow}, match, flow), now)
+		state.Flow = level
+		state.FIFO = !ok || now < atomic.LoadUint64(&s.rule(e.ID).FifoUntil) ||
 			s.current(e.ID).reverted && now < s.change.Until+uint64(policy.MaxWait)
 	}
 	return state
 }
 
-// slotOf is the slot of a key; nil if it has none.
-func (s *Store) slotOf(id uint32, key bpf.AbiKey) *bpf.AbiBucket {
-	for _, p := range s.places(key, s.current(id).Salt) {
-		for i := range lineSlots {
+// slotLevel is the level of a key's slot, in units: 0 if it has none, and false if it would
+// get none either, by try_slot of bpf/charge.h.
+func (s *Store) slotLevel(id uint32, key bpf.AbiKey, now uint64) (level uint64, ok bool) {
+	rule := s.current(id)
+	places := s.places(key, rule.Salt)
+	for _, p := range places {
+		for i := range s.lines[p.line].Slot {
 			if slot := &s.lines[p.line].Slot[i]; atomic.LoadUint32(&slot.Fingerprint) == p.fingerprint {
-				return slot
+				return s.levelOf(id, rule, load(slot), now), true
 			}
 		}
 	}
-	return nil
-}
-
-// slotLevel is the level of a key's slot, in units: 0 if it has none.
-func (s *Store) slotLevel(id uint32, key bpf.AbiKey, now uint64) uint64 {
-	slot := s.slotOf(id, key)
-	if slot == nil {
-		return 0
-	}
-	return s.levelOf(id, s.current(id), load(slot), now)
-}
-
-// hasRoom reports whether a key has a slot, or would get one: try_slot of bpf/charge.h.
-func (s *Store) hasRoom(id uint32, key bpf.AbiKey, now uint64) bool {
-	if s.slotOf(id, key) != nil {
-		return true
-	}
-	places := s.places(key, s.current(id).Salt)
 	if s.hasEmpty(places[0].line, now) || s.hasEmpty(places[1].line, now) {
-		return true
+		return 0, true
 	}
 	for _, p := range places {
-		for i := range lineSlots {
+		for i := range s.lines[p.line].Slot {
 			moved := place{p.line, atomic.LoadUint32(&s.lines[p.line].Slot[i].Fingerprint)}
 			if isFirst(moved.fingerprint) && s.hasEmpty(s.second(moved).line, now) {
-				return true
+				return 0, true
 			}
 		}
 	}
-	return false
+	return 0, false
 }
 
 // Slots tell how full the table is.

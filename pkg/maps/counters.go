@@ -13,8 +13,9 @@ import (
 
 // Counters of one rule, summed over CPUs, since it was set. Packets are those on
 // the wire: a GSO or GRO skb counts as its segments. Passed and dropped together
-// are all that matched; excess did not conform, whatever became of it. Delayed are those of the passed that had to wait; a rule that does not delay
-// any more counts what it did so far as excess, and the other way around.
+// are all that matched; excess did not conform, whatever became of it. Delayed are
+// those of the passed that had to wait; a rule that does not delay any more counts
+// what it did so far as excess, and the other way around.
 type Counters struct {
 	PassedPackets, PassedBytes   uint64
 	ExcessPackets, ExcessBytes   uint64
@@ -83,11 +84,11 @@ type Affected struct {
 func (s *Set) Affected() (map[uint32][]Affected, error) {
 	type shadowed struct {
 		id   uint32
-		bits func(netip.Addr) int
+		each policy.Each
 	}
-	by := map[uint32]shadowed{}
+	by, affected := map[uint32]shadowed{}, map[uint32][]Affected{}
 	if s.hook.Shadows == 0 {
-		return map[uint32][]Affected{}, nil
+		return affected, nil
 	}
 	for e := range s.InOrder() {
 		if v := s.current(e.ID); v.Flags&ruleShadow != 0 {
@@ -95,10 +96,9 @@ func (s *Set) Affected() (map[uint32][]Affected, error) {
 			if each.Kind != policy.EachSubnet {
 				each = policy.Each{Kind: policy.EachHost}
 			}
-			by[s.current(v.Shadow).Salt] = shadowed{e.ID, func(a netip.Addr) int { return eachBits(each, a) }}
+			by[s.current(v.Shadow).Salt] = shadowed{e.ID, each}
 		}
 	}
-	affected := map[uint32][]Affected{}
 	if len(by) == 0 {
 		return affected, nil
 	}
@@ -111,7 +111,7 @@ func (s *Set) Affected() (map[uint32][]Affected, error) {
 			continue // of a shadow that is gone
 		}
 		addr := address(key.Addr, uint8(key.Family))
-		affected[of.id] = append(affected[of.id], Affected{netip.PrefixFrom(addr, of.bits(addr)), value.Packets, value.Bytes})
+		affected[of.id] = append(affected[of.id], Affected{netip.PrefixFrom(addr, eachBits(of.each, addr)), value.Packets, value.Bytes})
 	}
 	if err := entries.Err(); err != nil {
 		return nil, fmt.Errorf("read whom shadows would have affected: %w", err)

@@ -98,10 +98,11 @@ func writeType(w io.Writer, t btf.Type) {
 	switch t := btf.UnderlyingType(t).(type) {
 	case *btf.Struct:
 		fmt.Fprintf(w, "struct %s of %d\n", t.Name, t.Size)
-		writeMembers(w, t.Members)
-	case *btf.Union:
-		fmt.Fprintf(w, "union %s of %d\n", t.Name, t.Size)
-		writeMembers(w, t.Members)
+		for _, m := range t.Members {
+			fmt.Fprintf(w, "%s at %d, %d bits\n", m.Name, m.Offset, m.BitfieldSize)
+			writeType(w, m.Type)
+		}
+		fmt.Fprintln(w, "end")
 	case *btf.Array:
 		fmt.Fprintf(w, "%d of\n", t.Nelems)
 		writeType(w, t.Type)
@@ -112,14 +113,6 @@ func writeType(w io.Writer, t btf.Type) {
 	default:
 		panic(fmt.Sprintf("bpf/abi.h has a type of a kind that no map should hold: %v", t))
 	}
-}
-
-func writeMembers(w io.Writer, members []btf.Member) {
-	for _, m := range members {
-		fmt.Fprintf(w, "%s at %d, %d bits\n", m.Name, m.Offset, m.BitfieldSize)
-		writeType(w, m.Type)
-	}
-	fmt.Fprintln(w, "end")
 }
 
 // writeSamples writes what types do not tell: how user space encodes rules, and

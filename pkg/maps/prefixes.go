@@ -223,26 +223,11 @@ func (s *Store) HaveRules() []bool {
 
 // byID are prefixes in force in the order of their rules in memory: to read
 // a million of them in that of the tables takes ten times as long.
-func (s *Store) byID(all iter.Seq2[netip.Prefix, uint32]) (list []placed) {
+func byID(all iter.Seq2[netip.Prefix, uint32]) (list []placed) {
 	for p, id := range all {
 		list = append(list, placed{id, p})
 	}
-	const few = 16 // to sort so small a part of all takes less than an array of all
-	rules := s.Size().Rules
-	if len(list) < int(rules)/few {
-		slices.SortFunc(list, func(a, b placed) int { return cmp.Compare(a.id, b.id) })
-		return list
-	}
-	prefixes := make([]netip.Prefix, rules)
-	for _, at := range list {
-		prefixes[at.id] = at.prefix
-	}
-	list = list[:0]
-	for id, p := range prefixes {
-		if p.IsValid() {
-			list = append(list, placed{uint32(id), p})
-		}
-	}
+	slices.SortFunc(list, func(a, b placed) int { return cmp.Compare(a.id, b.id) })
 	return list
 }
 

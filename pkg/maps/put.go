@@ -28,7 +28,7 @@ func (s *Store) gather() *known {
 	if s.known != nil {
 		return s.known
 	}
-	k, rules := &known{lengths: make([]lengthCounts, len(s.views))}, s.byID(s.everyPrefix())
+	k, rules := &known{lengths: make([]lengthCounts, len(s.views))}, byID(s.everyPrefix())
 	used := make([]bool, s.Size().Rules)
 	for _, at := range rules {
 		r := s.rule(at.id)
@@ -376,7 +376,7 @@ func (s *Set) Clear() {
 	lengths := s.counts()
 	counts := *lengths
 	clear(lengths[:])
-	rules := s.byID(s.allPrefixes())
+	rules := byID(s.allPrefixes())
 	s.useLengths() // from here on packets find none
 	*lengths = counts
 	for _, at := range rules {

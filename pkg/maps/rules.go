@@ -78,7 +78,7 @@ func (s *Set) Policy() []policy.Rule {
 }
 
 func (s *Set) byAddress() []placed {
-	rules := s.byID(s.allPrefixes())
+	rules := byID(s.allPrefixes())
 	// Most often they are: a policy's rules are given ids in this order.
 	slices.SortFunc(rules, func(a, b placed) int { return policy.ComparePrefix(a.prefix, b.prefix) })
 	return rules

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"math/bits"
 	"path/filepath"
 	"runtime"
 	"unsafe"
@@ -223,11 +224,7 @@ func newMap(spec *ebpf.MapSpec) (*ebpf.Map, error) {
 
 // powerOfTwo is the least one that is not below n.
 func powerOfTwo(n uint32) uint32 {
-	p := uint32(1)
-	for p < n {
-		p *= 2
-	}
-	return p
+	return 1 << bits.Len32(max(n, 1)-1)
 }
 
 // Open opens the maps pinned in a directory. The error wraps ErrOtherLayout

@@ -95,20 +95,10 @@ func (s *Set) SetAttached() {
 }
 
 // Side is the side of packets that prefixes are compared with.
-func (s *Set) Side() policy.Match {
-	if s.view().MatchSrc != 0 {
-		return policy.MatchSrc
-	}
-	return policy.MatchDst
-}
+func (s *Set) Side() policy.Match { return policy.Match(s.view().MatchSrc) }
 
 // SetSide is for a set without rules, or with one that is about to be replaced.
-func (s *Set) SetSide(match policy.Match) {
-	s.view().MatchSrc = 0
-	if match == policy.MatchSrc {
-		s.view().MatchSrc = 1
-	}
-}
+func (s *Set) SetSide(match policy.Match) { s.view().MatchSrc = uint8(match) }
 
 // Ifb is the index of the ifb device that delayed packets are sent to, 0 for none.
 func (s *Set) Ifb() int { return int(atomic.LoadUint32(&s.view().Ifb)) }
