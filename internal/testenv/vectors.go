@@ -51,27 +51,18 @@ func (t Trace) Steps(tb testing.TB) []Step {
 	tb.Helper()
 	var steps []Step
 	for _, row := range t.Rows {
-		var s Step
+		at := map[string]any{}
 		for i, column := range t.Columns {
-			switch column {
-			case "time_ns":
-				s.Now = uint64(row[i].(float64))
-			case "bytes":
-				s.Bytes = uint64(row[i].(float64))
-			case "verdict":
-				if row[i] != "pass" && row[i] != "drop" {
-					tb.Fatalf("%s: verdict %v is neither pass nor drop", t.Name, row[i])
-				}
-				s.Pass = row[i] == "pass"
-			case "depart_ns":
-				if row[i] != nil {
-					s.Departure, s.Departs = uint64(row[i].(float64)), true
-				}
-			case "level_bytes":
-				s.Level = row[i].(float64)
-			}
+			at[column] = row[i]
 		}
-		steps = append(steps, s)
+		if at["verdict"] != "pass" && at["verdict"] != "drop" {
+			tb.Fatalf("%s: verdict %v is neither pass nor drop", t.Name, at["verdict"])
+		}
+		departure, departs := at["depart_ns"].(float64)
+		steps = append(steps, Step{
+			Now: uint64(at["time_ns"].(float64)), Bytes: uint64(at["bytes"].(float64)), Level: at["level_bytes"].(float64),
+			Pass: at["verdict"] == "pass", Departure: uint64(departure), Departs: departs,
+		})
 	}
 	return steps
 }
