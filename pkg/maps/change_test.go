@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/internal/testenv"
 	shapemaps "github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -74,6 +75,20 @@ func TestFirstChangeOfAProcess(t *testing.T) {
 			reopen()
 		}, []policy.Rule{one, others[1]}, 1},
 		"cleared": {shadowed, func(r *rig, _ func()) { r.Clear() }, nil, 3},
+		"killed while cleared": {shadowed, func(r *rig, reopen func()) {
+			defer func() {
+				recover()
+				step.Hook = nil
+				reopen()
+			}()
+			step.Hook = func(what string, _ bool) error {
+				if what == "remove a prefix" {
+					panic("killed")
+				}
+				return nil
+			}
+			r.Clear()
+		}, nil, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, shapemaps.Size{Rules: 3, Buckets: 4, Affected: 1})

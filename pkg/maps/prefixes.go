@@ -185,13 +185,14 @@ func (s *Store) setOf(id uint32) *Set { return s.View(s.rule(id).View) }
 
 // allPrefixes are the prefixes in force with the ids of their rules, in no
 // order: those that packets find, so none of a length that they do not look for.
-func (s *Set) allPrefixes() iter.Seq2[netip.Prefix, uint32] { return s.prefixesOf(s) }
+func (s *Set) allPrefixes() iter.Seq2[netip.Prefix, uint32] { return s.prefixesOf(s, nil) }
 
 // everyPrefix is allPrefixes of all sets, in one pass.
-func (s *Store) everyPrefix() iter.Seq2[netip.Prefix, uint32] { return s.prefixesOf(nil) }
+func (s *Store) everyPrefix() iter.Seq2[netip.Prefix, uint32] { return s.prefixesOf(nil, nil) }
 
-// prefixesOf are those of one set, or of all for nil.
-func (s *Store) prefixesOf(only *Set) iter.Seq2[netip.Prefix, uint32] {
+// prefixesOf are those of one set, or of all for nil. unseen, unless it is nil, is called
+// with those that have a place and are of a length that packets do not look for.
+func (s *Store) prefixesOf(only *Set, unseen func(p netip.Prefix, id uint32)) iter.Seq2[netip.Prefix, uint32] {
 	return func(yield func(netip.Prefix, uint32) bool) {
 		looksFor := make([]*lengthSet, len(s.views))
 		for line := range s.allLines() {
@@ -204,8 +205,13 @@ func (s *Store) prefixesOf(only *Set) iter.Seq2[netip.Prefix, uint32] {
 					used := set.lookedFor()
 					looksFor[set.number] = &used
 				}
-				if p := line.prefix(set, place); looksFor[set.number][lengthOf(p)] && !yield(p, id-1) {
-					return
+				switch p := line.prefix(set, place); {
+				case looksFor[set.number][lengthOf(p)]:
+					if !yield(p, id-1) {
+						return
+					}
+				case unseen != nil:
+					unseen(p, id-1)
 				}
 			}
 		}

@@ -28,7 +28,11 @@ func (s *Store) gather() *known {
 	if s.known != nil {
 		return s.known
 	}
-	k, rules := &known{lengths: make([]lengthCounts, len(s.views))}, byID(s.everyPrefix())
+	k := &known{lengths: make([]lengthCounts, len(s.views))}
+	rules := byID(s.prefixesOf(nil, func(p netip.Prefix, id uint32) { // what Clear left whose process was killed
+		s.change.Removed, s.rule(id).Retired = s.change.Epoch, s.change.Epoch
+		atomic.StoreUint32(s.setOf(id).placeOf(p), 0)
+	}))
 	used := make([]bool, s.Size().Rules)
 	for _, at := range rules {
 		r := s.rule(at.id)
