@@ -64,21 +64,31 @@ func by4(length int) uint64 { return uint64(length)<<32 | uint64(^mask(length)[0
 // A stored prefix is one as its table has it.
 type stored struct {
 	addr   [2]uint64 // of IPv4 the first is all that there is
-	length uint8     // of IPv6
+	length uint8     // of IPv6; noLength for IPv4
 }
 
 func (s *Set) stored(p netip.Prefix) stored {
-	a, v := pairs(words(p.Addr())), s.view()
+	w, v := words(p.Addr()), s.view()
 	if p.Addr().Is4() {
-		return stored{addr: [2]uint64{v.Mix4 | by4(p.Bits()) | a[0]}}
+		return stored{[2]uint64{v.Mix4 | by4(p.Bits()) | uint64(w[0])}, noLength}
 	}
+	a := pairs(w)
 	return stored{[2]uint64{a[0] ^ v.Mix6[0], a[1] ^ v.Mix6[1]}, uint8(p.Bits())}
+}
+
+// prefix is the inverse of stored.
+func (s *Set) prefix(p stored) netip.Prefix {
+	if key := p.addr[0]; p.length == noLength {
+		return netip.PrefixFrom(address([4]uint32{uint32(key)}, 4), int(key>>32&noLength)).Masked()
+	}
+	mix := s.view().Mix6
+	a := [2]uint64{p.addr[0] ^ mix[0], p.addr[1] ^ mix[1]}
+	return netip.PrefixFrom(netip.AddrFrom16(*(*[16]byte)(unsafe.Pointer(&a))), int(p.length))
 }
 
 // A prefixLine is a line of one of the two tables. It holds prefixes in a few places.
 type prefixLine interface {
-	ids() []uint32                         // of the rules, plus one; 0 for a place that is free
-	prefix(s *Set, place int) netip.Prefix // where it is one of the set's
+	ids() []uint32 // of the rules, plus one; 0 for a place that is free
 	at(place int) stored
 	put(place int, p stored)
 	used() int // places that were ever filled, or more than there are
@@ -87,28 +97,15 @@ type prefixLine interface {
 
 type line4 struct{ *bpf.AbiPrefixes4 }
 
-func (l line4) ids() []uint32 { return l.Id[:] }
-
-func (l line4) prefix(_ *Set, place int) netip.Prefix {
-	key := l.Key[place]
-	return netip.PrefixFrom(address([4]uint32{uint32(key)}, 4), int(key>>32&noLength)).Masked()
-}
-
-func (l line4) at(place int) stored     { return stored{addr: [2]uint64{l.Key[place]}} }
+func (l line4) ids() []uint32           { return l.Id[:] }
+func (l line4) at(place int) stored     { return stored{[2]uint64{l.Key[place]}, noLength} }
 func (l line4) put(place int, p stored) { l.Key[place] = p.addr[0] }
 func (l line4) used() int               { return int(atomic.LoadUint32(&l.Used)) }
 func (l line4) use(places int)          { atomic.StoreUint32(&l.Used, uint32(places)) }
 
 type line6 struct{ *bpf.AbiPrefixes6 }
 
-func (l line6) ids() []uint32 { return l.Id[:] }
-
-func (l line6) prefix(s *Set, place int) netip.Prefix {
-	a, mix := l.Addr[place], s.view().Mix6
-	a[0], a[1] = a[0]^mix[0], a[1]^mix[1]
-	return netip.PrefixFrom(netip.AddrFrom16(*(*[16]byte)(unsafe.Pointer(&a))), int(l.Length[place]))
-}
-
+func (l line6) ids() []uint32           { return l.Id[:] }
 func (l line6) at(place int) stored     { return stored{l.Addr[place], l.Length[place]} }
 func (l line6) put(place int, p stored) { l.Addr[place], l.Length[place] = p.addr, p.length }
 func (l line6) used() int               { return int(l.Used) }
@@ -134,7 +131,7 @@ func (s *Store) allLines() iter.Seq[prefixLine] {
 func (s *Set) hashPrefix(p netip.Prefix) uint64 {
 	m, key := s.hook.Multiplier, s.stored(p)
 	stir := func(h uint64) uint64 { return (h ^ h>>28) * m }
-	if p.Addr().Is4() {
+	if key.length == noLength {
 		return stir(key.addr[0] * m)
 	}
 	return stir(stir(stir(key.addr[0]*m+uint64(key.length)) + key.addr[1]))
@@ -205,7 +202,7 @@ func (s *Store) prefixesOf(only *Set, unseen func(p netip.Prefix, id uint32)) it
 					used := set.lookedFor()
 					looksFor[set.number] = &used
 				}
-				switch p := line.prefix(set, place); {
+				switch p := set.prefix(line.at(place)); {
 				case looksFor[set.number][lengthOf(p)]:
 					if !yield(p, id-1) {
 						return

@@ -139,15 +139,7 @@ func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) er
 	if ids := IDs(steps...); ids > 0 && ids > s.Room() {
 		return fmt.Errorf("%w: it holds %d", ErrFull, s.Size().Rules)
 	}
-	var more lengthCounts
-	for _, d := range steps {
-		if d.Have == nil {
-			more[lengthOf(d.Want.Prefix)]++
-		}
-	}
-	if more != (lengthCounts{}) {
-		defer s.expectLengths(&more)()
-	}
+	defer s.expectLengths(steps)()
 	for i, d := range steps {
 		switch {
 		case d.Have == nil:
@@ -169,7 +161,16 @@ func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) er
 // expectLengths lets packets look for the lengths of prefixes that are to come
 // at once, as for them to look for another takes a wait. What it returns ends
 // that for those that did not come.
-func (s *Set) expectLengths(more *lengthCounts) (done func()) {
+func (s *Set) expectLengths(steps []policy.Difference) (done func()) {
+	var more lengthCounts
+	for _, d := range steps {
+		if d.Have == nil {
+			more[lengthOf(d.Want.Prefix)]++
+		}
+	}
+	if more == (lengthCounts{}) {
+		return func() {}
+	}
 	lengths := s.counts()
 	for length, n := range more {
 		lengths[length] += n
