@@ -79,8 +79,13 @@ func Look(index int) (State, error) {
 	t := arrange(all)
 	s := State{Kind: t.String(), index: index, tree: t, queues: len(t.queues)}
 	if t.root == nil {
-		if s.queues, err = queuesToBe(index); err != nil {
+		// The kernel gives each transmit queue a qdisc when a device that was never up comes up.
+		link, err := linkByIndex(index)
+		if link == nil {
 			return s, err
+		}
+		if n := link.Attrs().NumTxQueues; n != 1 {
+			s.queues = n
 		}
 	}
 	leaves := t.leaves()
@@ -103,18 +108,17 @@ func Look(index int) (State, error) {
 	return s, nil
 }
 
-// queuesToBe is how many transmit queues a device may come to have that was never
-// up: the kernel would give each a qdisc then.
-func queuesToBe(index int) (int, error) {
+// linkByIndex is the device with an index; nil if there is none.
+func linkByIndex(index int) (netlink.Link, error) {
 	link, err := netlink.LinkByIndex(index)
 	var missing netlink.LinkNotFoundError
-	if errors.As(err, &missing) || err == nil && link.Attrs().NumTxQueues == 1 {
-		return 0, nil
+	if errors.As(err, &missing) {
+		return nil, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("look up device %d: %w", index, err)
+		return nil, fmt.Errorf("look up device %d: %w", index, err)
 	}
-	return link.Attrs().NumTxQueues, nil
+	return link, nil
 }
 
 // room is how many packets Setup lets an fq hold, all together and of one flow,

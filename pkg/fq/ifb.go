@@ -85,13 +85,9 @@ func findIfb(device int) (netlink.Link, error) {
 	if device > maxDevice {
 		return nil, nil
 	}
-	link, err := netlink.LinkByIndex(IfbIndex(device))
-	var missing netlink.LinkNotFoundError
-	if errors.As(err, &missing) || err == nil && link.Type() != "ifb" {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("look up device %d: %w", IfbIndex(device), err)
+	link, err := linkByIndex(IfbIndex(device))
+	if link == nil || link.Type() != "ifb" {
+		return nil, err
 	}
 	return link, nil
 }
