@@ -8,10 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"math/bits"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -84,41 +84,30 @@ func New(size Size, hook bpf.AbiHook) (*Store, error) { return build(size, hook,
 // store in which keys have slots must keep its number of buckets, or they would
 // lose theirs. The error wraps ErrFull where the rules cannot grow once more.
 func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
-	have, shared := s.Size(), maps.Clone(s.maps)
-	delete(shared, hookMap)
-	if size.Buckets != have.Buckets {
-		delete(shared, tableMap)
-		delete(shared, bpf.ShapectlMapKeys)
-	}
-	if size.Affected != have.Affected {
-		delete(shared, bpf.ShapectlMapAffected)
-	}
-	if size.Views != have.Views {
-		delete(shared, viewsMap)
-	}
+	have := s.Size()
 	hook.RuleMaps, hook.FirstId = s.hook.RuleMaps, s.hook.FirstId
-	grows := size.Rules > have.Rules
-	if grows {
+	if size.Rules > have.Rules {
 		if int(hook.RuleMaps) == len(ruleMaps) {
 			return nil, fmt.Errorf("%w: it holds %d, and has grown %d times", ErrFull, have.Rules, len(ruleMaps)-1)
-		}
-		for _, name := range []string{ruleMaps[hook.RuleMaps], prefixes4Map, prefixes6Map, filterMap} {
-			delete(shared, name)
 		}
 		hook.FirstId[hook.RuleMaps] = have.Rules
 		hook.RuleMaps++
 	}
 	size.Rules = max(size.Rules, have.Rules)
-	derived, err := build(size, hook, shared)
+	derived, err := build(size, hook, s.maps)
 	if err != nil {
 		return nil, err
 	}
 	copy(derived.views, s.views)
-	if !grows {
-		return derived, nil
+	if len(derived.prefixes6) == len(s.prefixes6) {
+		return derived, nil // the tables of prefixes are shared
 	}
 	for p, id := range s.everyPrefix() {
-		if err := derived.setOf(id).placePrefix(p, id); err != nil {
+		set := derived.setOf(id)
+		if set.placeOf(p) != nil {
+			continue // of few rules, only the other family's table may have grown
+		}
+		if err := set.placePrefix(p, id); err != nil {
 			derived.Close()
 			return nil, err
 		}
@@ -126,7 +115,8 @@ func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 	return derived, nil
 }
 
-func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Store, err error) {
+// build makes the maps of a store, or shares those that another one has in the same size.
+func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, err error) {
 	spec, err := bpf.LoadShapectl()
 	if err != nil {
 		return nil, fmt.Errorf("read the built-in programs: %w", err)
@@ -155,10 +145,12 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Store, 
 	for name, entries := range map[string]uint32{
 		bpf.ShapectlMapKeys:     lines * lineSlots,
 		bpf.ShapectlMapAffected: max(size.Affected, 1), // a map has room for one at least
-		// The last map of rules is the one that is made to fit; the others are there already.
-		ruleMaps[hook.RuleMaps-1]: size.Rules - hook.FirstId[hook.RuleMaps-1],
 	} {
 		spec.Maps[name].MaxEntries = entries
+	}
+	end := size.Rules
+	for i, name := range slices.Backward(ruleMaps[:hook.RuleMaps]) {
+		spec.Maps[name].MaxEntries, end = end-hook.FirstId[i], hook.FirstId[i]
 	}
 	for _, name := range ruleMaps {
 		spec.Maps[name].ValueSize = ruleSize(hook)
@@ -177,11 +169,11 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Store, 
 	}
 	s := &Store{maps: map[string]*ebpf.Map{}}
 	for name := range pinned {
-		var m *ebpf.Map
-		if old := shared[name]; old != nil {
-			m, err = old.Clone()
+		m, want := other[name], spec.Maps[name]
+		if m != nil && name != hookMap && m.MaxEntries() == want.MaxEntries && m.ValueSize() == want.ValueSize {
+			m, err = m.Clone()
 		} else {
-			m, err = newMap(spec.Maps[name])
+			m, err = newMap(want)
 		}
 		if err != nil {
 			s.Close()
@@ -192,7 +184,7 @@ func build(size Size, hook bpf.AbiHook, shared map[string]*ebpf.Map) (_ *Store, 
 	if err := s.attach(); err != nil {
 		return nil, err
 	}
-	if shared[changeMap] == nil {
+	if other == nil {
 		s.change.Epoch = 1
 	}
 	for number := range s.views {
