@@ -56,20 +56,15 @@ func ParseFlow(s string) (f Flow, err error) {
 			return f, fmt.Errorf("flow %.100q: protocol %q is unknown; use tcp, udp, sctp, dccp, udplite, icmp, icmp6 or a number", s, parts[0])
 		}
 	}
-	for i, end := range []struct {
-		addr *netip.Addr
-		port *uint16
-	}{{&f.Src, &f.SrcPort}, {&f.Dst, &f.DstPort}} {
-		text := parts[i+1]
-		if *end.addr, err = netip.ParseAddr(text); err == nil {
-			continue
-		}
-		ap, err := netip.ParseAddrPort(text)
-		if err != nil {
+	var ends [2]netip.AddrPort
+	for i, text := range parts[1:] {
+		if addr, err := netip.ParseAddr(text); err == nil {
+			ends[i] = netip.AddrPortFrom(addr, 0)
+		} else if ends[i], err = netip.ParseAddrPort(text); err != nil {
 			return f, fmt.Errorf("flow %.100q: %q is neither an address nor an address and a port (10.0.0.7:53, [2001:db8::7]:53)", s, text)
 		}
-		*end.addr, *end.port = ap.Addr(), ap.Port()
 	}
+	f.Src, f.SrcPort, f.Dst, f.DstPort = ends[0].Addr(), ends[0].Port(), ends[1].Addr(), ends[1].Port()
 	if f.Src.Is4() != f.Dst.Is4() || f.Src.Zone() != "" || f.Dst.Zone() != "" || f.Src.Is4In6() || f.Dst.Is4In6() {
 		return f, fmt.Errorf("flow %.100q: write two IPv4 addresses or two IPv6 addresses, without zones", s)
 	}
@@ -265,7 +260,8 @@ func (s *Store) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
 			level := s.levelOf(e.ID, rule, before, now)
 			places, fingerprint := s.places(k, rule.Salt), atomic.LoadUint32(&slot.Fingerprint)
 			// The key is that of the level if no other key was given the slot meanwhile.
-			if level == 0 || k.Id != e.ID || isFlow(k) && e.Each.Kind != policy.EachFlow || fingerprint != places[0].fingerprint && fingerprint != places[1].fingerprint {
+			is := k.Id == e.ID && (fingerprint == places[0].fingerprint || fingerprint == places[1].fingerprint)
+			if level == 0 || !is || isFlow(k) && e.Each.Kind != policy.EachFlow {
 				continue
 			}
 			b := Bucket{LevelBytes: model.Bytes(level)}

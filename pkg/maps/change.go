@@ -315,7 +315,8 @@ func (s *Store) finishUnlessPending() {
 
 // TakesPart reports whether any rule of the set takes part in a change.
 func (s *Set) TakesPart() bool {
-	return slices.ContainsFunc(byID(s.allPrefixes()), func(at placed) bool { return s.rule(at.id).Version&versionChanges != 0 })
+	takesPart := func(at placed) bool { return s.rule(at.id).Version&versionChanges != 0 }
+	return slices.ContainsFunc(byID(s.allPrefixes()), takesPart)
 }
 
 // freeUnusedShadow frees the shadow that a rule has only by its parameters that are not in force.

@@ -90,7 +90,7 @@ func (s *Set) Affected() (map[uint32][]Affected, error) {
 	if s.hook.Shadows == 0 {
 		return affected, nil
 	}
-	for e := range s.InOrder() {
+	for e := range s.entries(byID(s.allPrefixes())) {
 		if v := s.current(e.ID); v.Flags&ruleShadow != 0 {
 			each := e.Shadow.Each
 			if each.Kind != policy.EachSubnet {

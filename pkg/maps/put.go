@@ -79,8 +79,8 @@ func (s *Set) Put(rule policy.Rule) (changed bool, err error) {
 	return len(steps) > 0 && err == nil, err
 }
 
-// Load is Put for many rules, each in force as soon as it is set. The last change goes on;
-// rules that take part in it must not be among them.
+// Load is Put for many rules of different prefixes, each in force as soon as it is set. The
+// last change goes on; rules that take part in it must not be among them.
 func (s *Set) Load(rules []policy.Rule) error { return s.do(s.steps(rules), atOnce, nil) }
 
 // steps bring rules into force that are not yet.

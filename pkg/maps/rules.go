@@ -64,9 +64,6 @@ func (s *Set) Rules() []Entry {
 	return slices.AppendSeq(make([]Entry, 0, len(rules)), s.entries(rules))
 }
 
-// InOrder are Rules, made one by one.
-func (s *Set) InOrder() iter.Seq[Entry] { return s.entries(s.byAddress()) }
-
 // Policy are Rules without ids.
 func (s *Set) Policy() []policy.Rule {
 	rules := s.byAddress()
