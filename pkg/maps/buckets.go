@@ -133,13 +133,13 @@ func (s *Store) slotLevel(id uint32, key bpf.AbiKey, now uint64) (level uint64, 
 			}
 		}
 	}
-	if s.hasEmpty(places[0].line, now) || s.hasEmpty(places[1].line, now) {
+	if s.emptySlots(places[0].line, now)+s.emptySlots(places[1].line, now) > 0 {
 		return 0, true
 	}
 	for _, p := range places {
 		for i := range s.lines[p.line].Slot {
 			moved := place{p.line, atomic.LoadUint32(&s.lines[p.line].Slot[i].Fingerprint)}
-			if isFirst(moved.fingerprint) && s.hasEmpty(s.second(moved).line, now) {
+			if isFirst(moved.fingerprint) && s.emptySlots(s.second(moved).line, now) > 0 {
 				return 0, true
 			}
 		}
@@ -157,23 +157,19 @@ type Slots struct {
 func (s *Store) Slots(now uint64) Slots {
 	n := Slots{All: len(s.lines) * int(lineSlots)}
 	for i := range s.lines {
-		for j := range lineSlots {
-			if !s.isEmpty(uint32(i), j, now) {
-				n.InUse++
-			}
-		}
+		n.InUse += int(lineSlots) - s.emptySlots(uint32(i), now)
 	}
 	return n
 }
 
-// hasEmpty reports whether a line has a slot that any key may take.
-func (s *Store) hasEmpty(line uint32, now uint64) bool {
+// emptySlots is how many slots of a line any key may take.
+func (s *Store) emptySlots(line uint32, now uint64) (n int) {
 	for i := range lineSlots {
 		if s.isEmpty(line, i, now) {
-			return true
+			n++
 		}
 	}
-	return false
+	return n
 }
 
 // isEmpty is is_empty of bpf/table.h: for CPUs whose clock is behind, too.

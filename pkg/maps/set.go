@@ -142,12 +142,8 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	}
 	hook.RuleMaps = max(hook.RuleMaps, 1)
 	hook.Shadows = size.Affected
-	for name, entries := range map[string]uint32{
-		bpf.ShapectlMapKeys:     lines * lineSlots,
-		bpf.ShapectlMapAffected: max(size.Affected, 1), // a map has room for one at least
-	} {
-		spec.Maps[name].MaxEntries = entries
-	}
+	spec.Maps[bpf.ShapectlMapKeys].MaxEntries = lines * lineSlots
+	spec.Maps[bpf.ShapectlMapAffected].MaxEntries = max(size.Affected, 1) // a map has room for one at least
 	end := size.Rules
 	for i, name := range slices.Backward(ruleMaps[:hook.RuleMaps]) {
 		spec.Maps[name].MaxEntries, end = end-hook.FirstId[i], hook.FirstId[i]
@@ -172,8 +168,8 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 		m, want := other[name], spec.Maps[name]
 		if m != nil && name != hookMap && m.MaxEntries() == want.MaxEntries && m.ValueSize() == want.ValueSize {
 			m, err = m.Clone()
-		} else {
-			m, err = newMap(want)
+		} else if err = step.Try("make a map"); err == nil {
+			m, err = ebpf.NewMap(want)
 		}
 		if err != nil {
 			s.Close()
@@ -207,17 +203,8 @@ func tableSizes(rules uint32) (lines4, lines6, words uint32) {
 	return powerOfTwo((rules + 1) / 2), powerOfTwo(rules), powerOfTwo((rules + 3) / 4)
 }
 
-func newMap(spec *ebpf.MapSpec) (*ebpf.Map, error) {
-	if err := step.Try("make a map"); err != nil {
-		return nil, err
-	}
-	return ebpf.NewMap(spec)
-}
-
 // powerOfTwo is the least one that is not below n.
-func powerOfTwo(n uint32) uint32 {
-	return 1 << bits.Len32(max(n, 1)-1)
-}
+func powerOfTwo(n uint32) uint32 { return 1 << bits.Len32(max(n, 1)-1) }
 
 // Open opens the maps pinned in a directory. The error wraps ErrOtherLayout
 // where another version of shapectl pinned them.
