@@ -274,7 +274,11 @@ func (s *Store) Finish() {
 	k := s.gather()
 	on := s.phase()
 	if on == phaseReverted {
-		s.bringBackTaking()
+		s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
+			if old, next := s.sides(id); limited(old) {
+				rewriteBucket(b, revertBy(old, next, c.Until))
+			}
+		})
 	}
 	taking := k.taking
 	k.taking = nil
@@ -327,19 +331,9 @@ func (s *Store) freeUnusedShadow(id uint32) {
 	}
 }
 
-// bringBackTaking does for all buckets what bring_back of bpf/bucket.h does for one that is charged.
-func (s *Store) bringBackTaking() {
-	until := s.change.Until
-	s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
-		if old, next := s.sides(id); limited(old) {
-			rewriteBucket(b, broughtBack(old, next, until))
-		}
-	})
-}
-
-// broughtBack is what a bucket owes of a rule that a change has given back at
-// until, if nobody saw to it since.
-func broughtBack(old, next version, until uint64) func(model.Bucket) (model.Bucket, bool) {
+// revertBy does for a bucket of a rule that a change has reverted at until what
+// revert_bucket of bpf/bucket.h does for one that is charged, unless that was first.
+func revertBy(old, next version, until uint64) func(model.Bucket) (model.Bucket, bool) {
 	old.reverted = true
 	m := meter(old)
 	then := m
@@ -364,7 +358,7 @@ func broughtBack(old, next version, until uint64) func(model.Bucket) (model.Buck
 func (s *Store) levelOf(id uint32, v version, b model.Bucket, now uint64) uint64 {
 	if v.reverted {
 		old, next := s.sides(id)
-		b, _ = broughtBack(old, next, s.change.Until)(b)
+		b, _ = revertBy(old, next, s.change.Until)(b)
 	}
 	return meter(v).Level(b, now)
 }
