@@ -66,6 +66,7 @@ type State struct {
 	Waiting uint64
 
 	index  int
+	all    []qdisc // in no order
 	tree   tree
 	queues int // that each are to have an fq; 0 for one at the root
 }
@@ -77,7 +78,7 @@ func Look(index int) (State, error) {
 		return State{}, err
 	}
 	t := arrange(all)
-	s := State{Kind: t.String(), index: index, tree: t, queues: len(t.queues)}
+	s := State{Kind: t.String(), index: index, all: all, tree: t, queues: len(t.queues)}
 	if t.root == nil {
 		// The kernel gives each transmit queue a qdisc when a device that was never up comes up.
 		link, err := linkByIndex(index)

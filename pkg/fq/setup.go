@@ -84,11 +84,7 @@ func Setup(index int, packets uint32, keep func(record []byte) error) error {
 	if err != nil {
 		return fmt.Errorf("look up device %d: %w", index, err)
 	}
-	all, err := qdiscs(index)
-	if err != nil {
-		return err
-	}
-	r := record{Before: s.tree.all(), Set: s.plan(all, packets), NoQueueLength: link.Attrs().TxQLen == 0}
+	r := record{Before: s.tree.all(), Set: s.plan(packets), NoQueueLength: link.Attrs().TxQLen == 0}
 	text, err := json.Marshal(r)
 	if err != nil {
 		return fmt.Errorf("write down what is there: %w", err)
@@ -111,10 +107,10 @@ func (r record) apply(index int) error {
 
 // plan are the qdiscs to make, or to change, so that there is room where so many
 // packets may have to wait for one bucket, from the root down.
-func (s State) plan(all []qdisc, packets uint32) (set []qdisc) {
+func (s State) plan(packets uint32) (set []qdisc) {
 	next := uint32(ourHandle)
 	handle := func() uint32 {
-		for slices.ContainsFunc(all, func(q qdisc) bool { return q.Handle == next }) {
+		for slices.ContainsFunc(s.all, func(q qdisc) bool { return q.Handle == next }) {
 			next += 1 << 16
 		}
 		next += 1 << 16
@@ -254,19 +250,13 @@ func (r record) putBack(index int, now tree) error {
 	before := arrange(r.Before)
 	again := before.all()
 	byKernel := func(q qdisc) bool { return q.Handle == 0 }
-	switch {
-	case before.root == nil || byKernel(*before.root):
-		if err := remove(index, *now.root); err != nil {
-			return err
-		}
-		again = nil
-	case slices.ContainsFunc(before.queues, byKernel):
-		// Only a new mq makes the kernel put there what it did before.
+	if before.root == nil || slices.ContainsFunc(again, byKernel) {
+		// Only with another root does the kernel put there what it did before.
 		if err := remove(index, *now.root); err != nil {
 			return err
 		}
 		again = slices.DeleteFunc(again, byKernel)
-	case len(before.queues) > 0:
+	} else if len(before.queues) > 0 {
 		again = before.queues
 	}
 	for _, q := range again {
