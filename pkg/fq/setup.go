@@ -220,26 +220,19 @@ func (r record) compare(t tree) (ours, theirs bool) {
 	if t.root == nil {
 		return false, len(r.Before) > 0
 	}
-	at := func(list []qdisc, parent uint32) (q qdisc, ok bool) {
-		i := slices.IndexFunc(list, func(q qdisc) bool { return q.Parent == parent })
-		if i < 0 {
-			return q, false
-		}
-		return list[i], true
-	}
 	for _, q := range t.all() {
-		set, ok := at(r.Set, q.Parent)
-		if ok && q.has(set) {
-			ours = true
-			continue
-		}
-		before, ok := at(r.Before, q.Parent)
+		isSet := func(set qdisc) bool { return q.Parent == set.Parent && q.has(set) }
 		// The options that the kernel gives to one that it makes by itself go by the MTU.
-		if ok && q.Kind == before.Kind && q.Handle == before.Handle && (q.Handle == 0 || bytes.Equal(q.Options, before.Options)) {
-			continue
+		isAsBefore := func(before qdisc) bool {
+			return q.Parent == before.Parent && q.Kind == before.Kind && q.Handle == before.Handle &&
+				(q.Handle == 0 || bytes.Equal(q.Options, before.Options))
 		}
+		switch {
+		case slices.ContainsFunc(r.Set, isSet):
+			ours = true
+		case slices.ContainsFunc(r.Before, isAsBefore):
 		// The kernel makes some by itself: below an mq, and where a device comes up that had none.
-		if q.Handle != 0 || q.Parent == root && len(r.Before) > 0 {
+		case q.Handle != 0 || q.Parent == root && len(r.Before) > 0:
 			theirs = true
 		}
 	}
