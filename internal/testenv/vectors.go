@@ -31,9 +31,7 @@ func Vectors(tb testing.TB) []Trace {
 	var traces []Trace
 	for _, name := range Shared(tb, "vectors/*.json") {
 		data, err := os.ReadFile(name)
-		if err != nil {
-			tb.Fatal(err)
-		}
+		Must(tb, err)
 		var t Trace
 		if err := json.Unmarshal(data, &t); err != nil {
 			tb.Fatalf("%s: %v", name, err)

@@ -28,12 +28,12 @@ import (
 // pin, all types and constants of bpf/abi.h, and the bytes that some rules,
 // prefixes and keys become.
 var Layout = sync.OnceValues(func() (uint64, error) {
-	spec, err := bpf.LoadAbi()
-	if err != nil {
-		return 0, fmt.Errorf("read the built-in types: %w", err)
-	}
 	var types *btf.Struct
-	if err := spec.Types.TypeByName("abi", &types); err != nil {
+	spec, err := bpf.LoadAbi()
+	if err == nil {
+		err = spec.Types.TypeByName("abi", &types)
+	}
+	if err != nil {
 		return 0, fmt.Errorf("read the built-in types: %w", err)
 	}
 	return layoutOf(types), nil

@@ -23,12 +23,8 @@ const (
 
 // words is an address as the programs hold it: in network order, whatever the machine's.
 func words(a netip.Addr) (w [4]uint32) {
-	if a.Is4() {
-		b := a.As4()
-		w[0] = binary.NativeEndian.Uint32(b[:])
-		return w
-	}
-	b := a.As16()
+	var b [16]byte
+	copy(b[:], a.AsSlice())
 	for i := range w {
 		w[i] = binary.NativeEndian.Uint32(b[4*i:])
 	}

@@ -315,11 +315,10 @@ func (s *Store) Pin(dir string) error {
 		}
 		// A clone, as a map object remembers one pin, and a set may have several.
 		m, err := s.maps[name].Clone()
-		if err != nil {
-			return fmt.Errorf("pin map %s: %w", name, err)
+		if err == nil {
+			err = m.Pin(filepath.Join(dir, pin))
+			m.Close()
 		}
-		err = m.Pin(filepath.Join(dir, pin))
-		m.Close()
 		if err != nil {
 			return fmt.Errorf("pin map %s: %w", name, err)
 		}
