@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -27,8 +28,7 @@ func randomFlow(roll *rand.Rand, dst netip.Addr) maps.Flow {
 // Level finds the bucket that the kernel made for a packet, and Buckets lists
 // those that are not empty: both hash and mask addresses as the programs do.
 func TestBucketsAreFound(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testenv.Seed(t)
 	const size, second = 200, uint64(time.Second)
 	for _, c := range []struct {
 		prefix string
@@ -170,8 +170,7 @@ func TestChangeOfSharers(t *testing.T) {
 // which level it finds, so that its verdict is known: for two rules whose buckets
 // fill a small table, drain, and give way to each other.
 func TestStateIsWhatPacketsFind(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testenv.Seed(t)
 	roll := rand.New(rand.NewPCG(seed, 0))
 	const slots, size = 64, 100
 	r := newRig(t, maps.Size{Rules: 2, Buckets: slots})

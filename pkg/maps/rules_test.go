@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -60,8 +61,7 @@ func (o oracle) match(a netip.Addr) (best policy.Rule, ok bool) {
 // Thousands of prefixes come and go, and what is found of them, by commands and
 // by packets, is what a plain map holds.
 func TestRulesAgainstOracle(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := testenv.Seed(t)
 	roll := rand.New(rand.NewPCG(seed, 0))
 	rules, rounds := 2048, 12 // as many as there are lines, so that some lines run over
 	if testing.Short() {
