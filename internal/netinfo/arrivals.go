@@ -1,8 +1,8 @@
 package netinfo
 
 import (
-	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 
@@ -11,12 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const (
-	// eventBytes is room for what the kernel tells of a thousand devices at once.
-	eventBytes = 4 << 20
-	// listTries bounds how often devices are listed that change meanwhile.
-	listTries = 100
-)
+// eventBytes is room for what the kernel tells of a thousand devices at once.
+const eventBytes = 4 << 20
 
 // Arrivals follows which devices come to be in a network namespace, or into it
 // from another one, or get another name there; and that some are deleted, or leave it.
@@ -51,14 +47,12 @@ func (a *Arrivals) Take() (fresh []Device, gone bool, err error) {
 			return nil, false, err
 		}
 	}
-	devices := make([]Device, 0, len(a.fresh))
-	for _, d := range a.fresh {
-		devices = append(devices, d)
+	for _, index := range slices.Sorted(maps.Keys(a.fresh)) {
+		fresh = append(fresh, a.fresh[index])
 	}
 	clear(a.fresh)
-	slices.SortFunc(devices, func(a, b Device) int { return a.Index - b.Index })
 	gone, a.gone = a.gone, false
-	return devices, gone, nil
+	return fresh, gone, nil
 }
 
 // Close ends it.
@@ -82,7 +76,7 @@ func (a *Arrivals) begin() error {
 		socket.Close()
 		return fmt.Errorf("follow the devices: %w", err)
 	}
-	devices, err := listDevices()
+	devices, err := Devices()
 	if err != nil {
 		socket.Close()
 		return err
@@ -93,17 +87,6 @@ func (a *Arrivals) begin() error {
 	}
 	go a.follow(socket)
 	return nil
-}
-
-// listDevices lists the devices, anew where there were changes meanwhile.
-func listDevices() (devices []Device, err error) {
-	for range listTries {
-		devices, err = Devices()
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
-	return devices, err
 }
 
 // follow reads what the kernel tells until the socket is closed, or messages

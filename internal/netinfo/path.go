@@ -74,7 +74,7 @@ func netfilterChains(device string, d policy.Direction) ([]ChainEntry, error) {
 	}
 	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP)
 	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC})
-	messages, err := r.Execute(unix.NETLINK_NETFILTER, 0)
+	messages, err := list(func() ([][]byte, error) { return r.Execute(unix.NETLINK_NETFILTER, 0) })
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil, nil // the kernel has none
 	}

@@ -120,12 +120,7 @@ func (w Descent) Reverse() Descent {
 	w.Hops = slices.Clone(w.Hops)
 	slices.Reverse(w.Hops)
 	for i := range w.Hops {
-		h := &w.Hops[i]
-		if h.Direction == policy.Egress {
-			h.Direction = policy.Ingress
-		} else {
-			h.Direction = policy.Egress
-		}
+		w.Hops[i].Direction = policy.Ingress + policy.Egress - w.Hops[i].Direction // the other one
 	}
 	return w
 }
@@ -151,7 +146,7 @@ func (d Device) portTo(next netip.Addr, ports []Device) (index int, err error) {
 	if next.Is6() {
 		family = unix.AF_INET6
 	}
-	neighbours, err := netlink.NeighList(d.Index, family)
+	neighbours, err := list(func() ([]netlink.Neigh, error) { return netlink.NeighList(d.Index, family) })
 	if err != nil {
 		return 0, fmt.Errorf("list the neighbours on %s: %w", d.Name, err)
 	}
@@ -159,7 +154,7 @@ func (d Device) portTo(next netip.Addr, ports []Device) (index int, err error) {
 	if i < 0 {
 		return 0, nil
 	}
-	seen, err := netlink.NeighList(0, unix.AF_BRIDGE)
+	seen, err := list(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, unix.AF_BRIDGE) })
 	if err != nil {
 		return 0, fmt.Errorf("list what bridges have seen: %w", err)
 	}
