@@ -175,11 +175,12 @@ func (e *env) flush(want filterRules) error {
 		if err := n.Flush(hooks...); err != nil {
 			return err
 		}
-		for _, other := range others {
-			if err := n.Discard(other); err != nil {
-				return err
-			}
+		discarded, err := n.Discard(others...)
+		for _, other := range discarded {
 			e.tellDiscarded(other)
+		}
+		if err != nil {
+			return err
 		}
 		orphans, err := e.flushOrphans(n, want)
 		if err != nil {

@@ -117,55 +117,42 @@ func Capabilities() (uint64, error) {
 	return 0, errors.New("read the permissions of this process: /proc/thread-self/status does not tell")
 }
 
-// Kinds is how many kinds of hooks there are: a program of its own for each has
-// their direction, link header and side that is matched as constants.
-const Kinds = 8
+// A Kind is one of hooks: a program of its own for each has what they share as
+// constants. It is the program's index in the map of programs, below Kinds.
+type Kind uint32
 
-// A Kind is what a program is told of the hooks that call it.
-type Kind struct {
-	Direction policy.Direction
-	Match     policy.Match
-	L2Bytes   uint8 // of the link header: 14, or 0 for none
-}
+const (
+	ingress Kind = 1 << iota
+	matchSrc
+	noLinkHeader
+	Kinds // how many there are
+)
 
-// Index is that of the kind's program in the map of programs, below Kinds.
-func (k Kind) Index() uint32 {
-	index := uint32(0)
-	if k.Direction == policy.Ingress {
-		index |= 1
+// KindOf is the kind of hooks whose packets have a link header of l2Bytes: 14, or 0 for none.
+func KindOf(d policy.Direction, match policy.Match, l2Bytes uint8) (k Kind) {
+	if d == policy.Ingress {
+		k |= ingress
 	}
-	if k.Match == policy.MatchSrc {
-		index |= 2
+	if match == policy.MatchSrc {
+		k |= matchSrc
 	}
-	if k.L2Bytes == 0 {
-		index |= 4
-	}
-	return index
-}
-
-// KindAt is the kind with that index.
-func KindAt(index uint32) (k Kind) {
-	k.Direction, k.Match, k.L2Bytes = policy.Egress, policy.MatchDst, netinfo.EthernetBytes
-	if index&1 != 0 {
-		k.Direction = policy.Ingress
-	}
-	if index&2 != 0 {
-		k.Match = policy.MatchSrc
-	}
-	if index&4 != 0 {
-		k.L2Bytes = 0
+	if l2Bytes == 0 {
+		k |= noLinkHeader
 	}
 	return k
 }
 
 // Settings are those of a store, for programs of a kind.
 func (k Kind) Settings(of bpf.AbiHook) bpf.AbiHook {
-	of.L2Bytes, of.Ingress, of.MatchSrc = k.L2Bytes, 0, 0
-	if k.Direction == policy.Ingress {
+	of.L2Bytes, of.Ingress, of.MatchSrc = netinfo.EthernetBytes, 0, 0
+	if k&ingress != 0 {
 		of.Ingress = 1
 	}
-	if k.Match == policy.MatchSrc {
+	if k&matchSrc != 0 {
 		of.MatchSrc = 1
+	}
+	if k&noLinkHeader != 0 {
+		of.L2Bytes = 0
 	}
 	return of
 }
@@ -175,7 +162,7 @@ func NewKinds() (*ebpf.Map, error) {
 	if err := step.Try("make a map"); err != nil {
 		return nil, err
 	}
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "shapectl_kinds", Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: Kinds})
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "shapectl_kinds", Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: uint32(Kinds)})
 	if err != nil {
 		return nil, fmt.Errorf("make the map of programs: %w", err)
 	}
@@ -196,7 +183,7 @@ func LoadCaller(kinds *ebpf.Map, kind Kind, view uint32) (*ebpf.Program, error) 
 			asm.Mov.Imm32(asm.R2, int32(view)),
 			asm.StoreMem(asm.R1, viewInSKB, asm.R2, asm.Word),
 			asm.LoadMapPtr(asm.R2, kinds.FD()),
-			asm.Mov.Imm(asm.R3, int32(kind.Index())),
+			asm.Mov.Imm(asm.R3, int32(kind)),
 			asm.FnTailCall.Call(),
 			asm.Mov.Imm(asm.R0, -1), // TCX_NEXT
 			asm.Return(),

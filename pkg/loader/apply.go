@@ -1,7 +1,6 @@
 package loader
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -82,23 +81,19 @@ func (n *Namespace) Tables() ([]policy.Table, error) {
 // Rules that stay keep buckets and counters. On failure all is as it was.
 // Where nothing is to be changed, nothing is touched.
 func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied, err error) {
-	orders, err := n.plan(tables, o.Only)
+	plan := func() ([]*order, error) { return n.plan(tables, o.Only) }
+	orders, err := n.planned(plan)
 	defer func() { closeOrders(orders) }()
 	if err != nil || !slices.ContainsFunc(orders, (*order).hasWork) {
 		return nil, err
 	}
-	if n.dir == "" || n.hasChange() {
-		if n.dir == "" {
-			err = n.found()
-		} else {
-			err = n.endChange(nil)
-		}
-		if err != nil {
+	if n.hasChange() {
+		if err := n.endChange(nil); err != nil {
 			return nil, err
 		}
-		// Once more, as another command may have been first, or hooks may have gone with the last change.
+		// Hooks may have gone with the last change.
 		closeOrders(orders)
-		if orders, err = n.plan(tables, o.Only); err != nil {
+		if orders, err = plan(); err != nil {
 			return nil, err
 		}
 	}
@@ -298,11 +293,10 @@ func (n *Namespace) finish() error {
 
 // noState says why there are no rules that could be changed: another layout, or else err.
 func (n *Namespace) noState(err error) error {
-	others, readErr := n.otherLayouts()
-	if len(others) > 0 {
-		return others[0]
+	if len(n.others) > 0 {
+		return n.others[0]
 	}
-	return cmp.Or(readErr, err)
+	return err
 }
 
 // PendingChange tells until when a change is in force that nobody has confirmed

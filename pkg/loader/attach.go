@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -32,12 +31,10 @@ type filter = *netlink.BpfFilter
 // An attachment is what puts a hook's program on its device: a tcx link, or a filter
 // that runs the program. Builds of other layouts made several of them.
 type attachment struct {
-	dir       string // of the pins
-	index     int    // of the device
-	direction policy.Direction
-	links     map[string]link.Link // by pin
-	programs  []ebpf.ProgramID     // that are pinned
-	filters   []filter             // that run one of them
+	hookDir
+	links    map[string]link.Link // by pin
+	programs []ebpf.ProgramID     // that are pinned
+	filters  []filter             // that run one of them
 }
 
 // The pins of a link and of a program. Those of builds of other layouts begin like this.
@@ -46,9 +43,9 @@ const (
 	programPin = "program"
 )
 
-// openAttachment opens what is pinned in a directory for a device, in any layout.
-func openAttachment(dir string, index int, d policy.Direction) (*attachment, error) {
-	a := &attachment{dir: dir, index: index, direction: d, links: map[string]link.Link{}}
+// openAttachment opens what is pinned for a hook, in any layout; nothing where the directory is not there.
+func openAttachment(at hookDir) (*attachment, error) {
+	a := &attachment{hookDir: at, links: map[string]link.Link{}}
 	err := a.open()
 	if err != nil {
 		a.close()
@@ -58,7 +55,9 @@ func openAttachment(dir string, index int, d policy.Direction) (*attachment, err
 }
 
 func (a *attachment) open() error {
-	if err := trustDir(a.dir); err != nil {
+	if err := trustDir(a.dir); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
 		return err
 	}
 	pins, err := pinsLike(a.dir, linkPin)
@@ -121,17 +120,14 @@ func pinnedProgram(pin string) (ebpf.ProgramID, error) {
 
 // pinsLike are the names in a directory of pins that begin like that.
 func pinsLike(dir, prefix string) ([]string, error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("read the pins: %w", err)
-	}
+	entries, err := readDir(dir)
 	var names []string
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), prefix) {
 			names = append(names, e.Name())
 		}
 	}
-	return names, nil
+	return names, err
 }
 
 // findFilters finds the filters on the device that run one of the pinned programs.
@@ -270,18 +266,50 @@ func (a *attachment) take() error {
 	return nil
 }
 
-// on are the links that are attached to a device anywhere.
-func (a *attachment) on() (attached []*link.Info, err error) {
+// on tells the index of the device of this namespace to which a link is attached, 0
+// for none, and whether one is attached to a device anywhere.
+func (a *attachment) on() (index int, anywhere bool, err error) {
 	for pin, l := range a.links {
 		info, err := l.Info()
 		if err != nil {
-			return nil, fmt.Errorf("ask for the %s of device %d %s: %w", pin, a.index, a.direction, err)
+			return 0, false, fmt.Errorf("ask for the %s of device %d %s: %w", pin, a.index, a.direction, err)
 		}
-		if on := info.TCX(); on == nil || on.Ifindex != 0 {
-			attached = append(attached, info)
+		on := info.TCX()
+		if on == nil || on.Ifindex == 0 {
+			anywhere = anywhere || on == nil
+			continue
+		}
+		anywhere = true
+		// The number may be of a device elsewhere, and one of ours have it by chance.
+		programs, err := netinfo.TCXPrograms(int(on.Ifindex), a.direction)
+		if err != nil && !errors.Is(err, unix.ENODEV) {
+			return 0, false, err
+		}
+		if slices.Contains(programs, info.Program) {
+			return int(on.Ifindex), true, nil
 		}
 	}
-	return attached, nil
+	return 0, anywhere, nil
+}
+
+// attachedTo is on for the pins of a hook.
+func attachedTo(at hookDir) (index int, anywhere bool, err error) {
+	a, err := openAttachment(at)
+	if err != nil {
+		return 0, false, err
+	}
+	defer a.close()
+	return a.on()
+}
+
+// takeAway takes a hook off its device, and its pins away.
+func takeAway(at hookDir) error {
+	a, err := openAttachment(at)
+	if err != nil {
+		return err
+	}
+	defer a.close()
+	return a.take()
 }
 
 // pinAt pins a program, link or map.

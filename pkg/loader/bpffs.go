@@ -153,6 +153,15 @@ func lock(dir string, exclusive bool, patience time.Duration) (unlock func(), er
 	return func() { f.Close() }, nil
 }
 
+// readDir lists the pins in a directory; none where it is not there.
+func readDir(dir string) ([]os.DirEntry, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read the pins: %w", err)
+	}
+	return entries, nil
+}
+
 // makeDir makes a directory for pins, if it is not there.
 func makeDir(path string) error {
 	if err := step.Try("make a directory"); err != nil {

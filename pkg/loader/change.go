@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -49,83 +49,86 @@ func newHook(dev netinfo.Device, d policy.Direction) *Hook {
 }
 
 // Put sets a valid rule on a direction of a device, and attaches what it needs.
-func (n *Namespace) Put(dev netinfo.Device, d policy.Direction, match policy.Match, rule policy.Rule) (change Change, err error) {
-	if err := dev.CheckReadable(); err != nil {
-		return change, err
-	}
-	rules := []policy.Rule{rule}
-	if n.dir == "" {
-		// Before anything is made; once it is, another command may have been first.
-		if _, err := n.holdBack(dev, d, rules); err != nil {
-			return change, err
-		}
-		if err := n.elsewhere(dev, d); err != nil {
-			return change, err
-		}
-		if err := n.found(); err != nil {
-			return change, err
-		}
-	}
-	h, err := n.Find(dev.Name, d)
-	if err == nil {
-		err = n.refuseForeign()
-	}
-	if err == nil && h == nil {
-		h = newHook(dev, d)
-		err = n.elsewhere(dev, d)
-	}
+func (n *Namespace) Put(dev netinfo.Device, d policy.Direction, match policy.Match, rule policy.Rule) (Change, error) {
+	want := policy.Table{Device: dev.Name, Direction: d, Match: match, Rules: []policy.Rule{rule}}
+	orders, err := n.planned(func() ([]*order, error) { return n.planRule(dev, want) })
+	defer func() { closeOrders(orders) }()
 	if err != nil {
-		return change, err
+		return Change{}, err
 	}
-	defer h.Close()
-	if h.Set != nil && h.State != Attached {
-		change.Reattached = string(h.State)
-		rules = append(h.Set.Policy(), rule) // all are to be in force, on what may be another device
+	o := orders[0]
+	if err := n.endChange(o.Hook); err != nil {
+		return Change{}, err
 	}
-	hold, err := n.holdBack(dev, d, rules)
-	if err != nil {
-		return change, err
-	}
-	if h.State == Moved {
-		return change, ErrMoved
-	}
-	change.Lacks = hold.lacks
-	if h.Set != nil && h.Match() != match {
-		if others := h.Set.Rules(); len(others) > 1 || len(others) == 1 && others[0].Prefix != rule.Prefix {
-			return change, fmt.Errorf("%w (%s)", ErrMatch, h.Match())
+	have := policy.Table{Device: dev.Name, Direction: d, Match: match}
+	if o.Set != nil {
+		if e, found := o.Set.Find(rule.Prefix); found {
+			have.Rules = []policy.Rule{e.Rule}
 		}
 	}
-	if err := n.endChange(h); err != nil {
-		return change, err
-	}
-	o := newOrder(h, dev, policy.Table{Device: dev.Name, Direction: d, Match: match, Rules: []policy.Rule{rule}})
-	o.hold, o.done.Hook = hold, change
-	if step, changes := h.step(rule); changes {
-		o.steps = []policy.Difference{step}
-	}
+	o.steps = have.Diff(want)
 	err = n.changing(func() (err error) {
-		if err := n.prepare([]*order{o}); err != nil {
+		if err := n.prepare(orders); err != nil {
 			return err
 		}
-		if o.done.Hook.Changed, err = h.Set.Put(rule); err != nil {
+		if o.done.Hook.Changed, err = o.Set.Put(rule); err != nil {
 			return err
 		}
-		return n.trimIfb(h)
+		return n.trimIfb(o.Set)
 	})
 	return o.done.Hook, err
 }
 
-// step is what brings a rule into force on a hook; false if it is already.
-func (h *Hook) step(rule policy.Rule) (d policy.Difference, changes bool) {
-	d.Want = &rule
-	if h.Set == nil {
-		return d, true
+// planRule is plan for the one rule of a table, beside those that the hook has.
+func (n *Namespace) planRule(dev netinfo.Device, want policy.Table) (orders []*order, err error) {
+	if err := dev.CheckReadable(); err != nil {
+		return nil, err
 	}
-	e, found := h.Set.Find(rule.Prefix)
-	if found {
-		d.Have = &e.Rule
+	h, err := n.Find(dev.Name, want.Direction)
+	if err == nil {
+		err = n.refuseForeign()
 	}
-	return d, !found || e.Rule != rule
+	if err == nil && h == nil {
+		h = newHook(dev, want.Direction)
+		err = n.elsewhere(dev, want.Direction)
+	}
+	if err != nil {
+		return nil, err
+	}
+	o := newOrder(h, dev, want)
+	orders = []*order{o}
+	rules := want.Rules
+	if h.Set != nil && h.State != Attached {
+		o.done.Hook.Reattached = string(h.State)
+		rules = append(h.Set.Policy(), rules...) // all are to be in force, on what may be another device
+	}
+	if o.hold, err = n.holdBack(dev, want.Direction, rules); err != nil {
+		return orders, err
+	}
+	o.done.Hook.Lacks = o.hold.lacks
+	if h.State == Moved {
+		return orders, ErrMoved
+	}
+	if h.Set != nil && h.Match() != want.Match {
+		if others := h.Set.Rules(); len(others) > 1 || len(others) == 1 && others[0].Prefix != want.Rules[0].Prefix {
+			return orders, fmt.Errorf("%w (%s)", ErrMatch, h.Match())
+		}
+	}
+	return orders, nil
+}
+
+// planned is what comes of a plan. Where that is the first thing to be pinned, it makes a
+// place for it, and plans once more, as another command may have been first.
+func (n *Namespace) planned(plan func() ([]*order, error)) ([]*order, error) {
+	orders, err := plan()
+	if err != nil || n.dir != "" || !slices.ContainsFunc(orders, (*order).hasWork) {
+		return orders, err
+	}
+	closeOrders(orders)
+	if err := n.found(); err != nil {
+		return nil, err
+	}
+	return plan()
 }
 
 // Delete takes the rule of a prefix off hooks, and each hook off its device with its
@@ -139,7 +142,7 @@ func (n *Namespace) Delete(prefix netip.Prefix, hooks ...*Hook) (deleted int, er
 		if h.Set.Empty() {
 			return n.takeOff(h)
 		}
-		return n.trimIfb(h)
+		return n.trimIfb(h.Set)
 	})
 	return deleted, err
 }
@@ -147,11 +150,12 @@ func (n *Namespace) Delete(prefix netip.Prefix, hooks ...*Hook) (deleted int, er
 // Flush takes all rules off hooks, and the hooks off their devices. The error wraps
 // ErrPending, and nothing is changed, where one of the hooks takes part in a change that is
 // not confirmed yet. A hook that cannot be flushed does not keep the others from it.
-func (n *Namespace) Flush(hooks ...*Hook) error {
-	return n.changeHooks(hooks, func(h *Hook) error {
-		h.Set.Clear()
-		return n.takeOff(h)
-	})
+func (n *Namespace) Flush(hooks ...*Hook) error { return n.changeHooks(hooks, n.clear) }
+
+// clear takes all rules off a hook, and the hook off its device.
+func (n *Namespace) clear(h *Hook) error {
+	h.Set.Clear()
+	return n.takeOff(h)
 }
 
 // changeHooks runs f, which may detach a hook, with each of the hooks.
@@ -164,6 +168,11 @@ func (n *Namespace) changeHooks(hooks []*Hook, f func(*Hook) error) error {
 			return err
 		}
 	}
+	return changeEach(n, hooks, f)
+}
+
+// changeEach runs f, which may detach a hook, with each of them, also if it fails with some.
+func changeEach[H any](n *Namespace, hooks []H, f func(H) error) error {
 	return n.changing(func() error {
 		return n.hurry(len(hooks), func() error {
 			var failed []error
@@ -184,26 +193,59 @@ func (n *Namespace) FlushAll(told func(*Hook), discarded func(*OtherLayoutError)
 	if err := n.endChange(nil); err != nil {
 		return err
 	}
-	var failed []error
-	hooks, err := n.Hooks()
+	hooks, err := n.readHooks()
 	defer closeHooks(hooks)
-	var other *OtherLayoutError
-	if err != nil && !errors.As(err, &other) {
+	if err != nil {
 		return err
 	}
 	for _, h := range hooks {
 		told(h)
 	}
-	failed = append(failed, n.Flush(hooks...))
-	others, err := n.otherLayouts()
-	failed = append(failed, err)
-	for _, other := range others {
-		err := n.Discard(other)
-		if failed = append(failed, err); err == nil {
+	return n.hurry(len(hooks)+len(n.others), func() error {
+		failed := []error{n.Flush(hooks...)}
+		gone, err := n.Discard(n.others...)
+		for _, other := range gone {
 			discarded(other)
 		}
+		return errors.Join(append(failed, err, n.complete())...)
+	})
+}
+
+// Discard takes hooks of another layout off their devices, and their pins away. With the
+// error come those that are gone.
+func (n *Namespace) Discard(others ...*OtherLayoutError) (gone []*OtherLayoutError, err error) {
+	if len(others) == 0 {
+		return nil, nil
 	}
-	return errors.Join(append(failed, n.complete())...)
+	err = changeEach(n, others, func(other *OtherLayoutError) error {
+		err := n.discardOther(other)
+		if err == nil {
+			gone = append(gone, other)
+		}
+		return err
+	})
+	return gone, err
+}
+
+// discardOther discards one of them, and after the last one the maps of that layout.
+func (n *Namespace) discardOther(other *OtherLayoutError) error {
+	if err := takeAway(other.at); err != nil {
+		return err
+	}
+	if other.Direction == policy.Ingress {
+		if err := n.dropIfb(other.at.index); err != nil {
+			return err
+		}
+	}
+	n.others = slices.DeleteFunc(slices.Clone(n.others), func(o *OtherLayoutError) bool { return o == other })
+	if n.foreign == nil || len(n.others) > 0 {
+		return nil
+	}
+	if err := n.discardGenerations(0); err != nil {
+		return err
+	}
+	n.foreign = nil
+	return unlink(filepath.Join(n.dir, kindsPin))
 }
 
 // An order is what a hook is to have, and what it takes.
@@ -238,7 +280,8 @@ func (n *Namespace) prepare(orders []*order) error {
 
 // claim makes room for the rules of hooks, gives each a set, and devices the fq that they need.
 func (n *Namespace) claim(orders []*order) error {
-	var need needs
+	var ids, views uint32
+	var rules []policy.Rule
 	for _, o := range orders {
 		if o.hold.setup {
 			var err error
@@ -246,20 +289,20 @@ func (n *Namespace) claim(orders []*order) error {
 				return fmt.Errorf("%s %s: %w", o.dev.Name, o.Direction, err)
 			}
 		}
-		need.rules = append(need.rules, o.want.Rules...)
-		need.ids += maps.IDs(o.steps...)
+		rules = append(rules, o.want.Rules...)
+		ids += maps.IDs(o.steps...)
 		if o.Set == nil {
-			need.views++
+			views++
 		}
 	}
-	upgraded, err := n.makeRoom(need)
+	upgraded, err := n.makeRoom(ids, views, rules)
 	if err != nil {
 		return err
 	}
 	for _, o := range orders {
 		if o.Set == nil {
 			o.Set = n.store.Hold().Claim(o.dev.Index, o.dev.Name, o.Direction, o.want.Match)
-			o.attached = &attachment{dir: n.hookPath(o.dev.Index, o.Direction), index: o.dev.Index, direction: o.Direction}
+			o.attached = &attachment{hookDir: n.hookDir(o.dev.Index, o.Direction)}
 			continue
 		}
 		o.done.Hook.Upgraded = upgraded
@@ -287,7 +330,7 @@ func (n *Namespace) attachOne(o *order) error {
 	if err := n.follow(h, o.dev); err != nil {
 		return err
 	}
-	if n.needsIfb(h, o.want.Rules) {
+	if n.needsIfb(h.Set, o.want.Rules) {
 		packets, _ := Waiting(o.want.Rules)
 		if err := n.makeIfb(o.dev, packets); err != nil {
 			return err
@@ -300,7 +343,7 @@ func (n *Namespace) attachOne(o *order) error {
 	if h.State == Attached && h.Match() == o.want.Match {
 		return nil
 	}
-	kind := program.Kind{Direction: h.Direction, Match: o.want.Match, L2Bytes: o.dev.L2Bytes}
+	kind := program.KindOf(h.Direction, o.want.Match, o.dev.L2Bytes)
 	if err := n.needKind(kind); err != nil {
 		return err
 	}
@@ -335,15 +378,8 @@ func (n *Namespace) attachOne(o *order) error {
 // rules from the moment on that it is attached. The last change of other hooks can
 // still be taken back.
 func (n *Namespace) Give(tables []policy.Table) (done []Applied, err error) {
-	orders, err := n.planNew(tables)
+	orders, err := n.planned(func() ([]*order, error) { return n.planNew(tables) })
 	defer func() { closeOrders(orders) }()
-	if err == nil && n.dir == "" {
-		if err := n.found(); err != nil {
-			return nil, err
-		}
-		closeOrders(orders)
-		orders, err = n.planNew(tables) // once more, as another command may have been first
-	}
 	if err != nil {
 		return nil, err
 	}
@@ -427,36 +463,35 @@ func (n *Namespace) follow(h *Hook, dev netinfo.Device) error {
 	if h.index == dev.Index {
 		return nil
 	}
-	path := n.hookPath(dev.Index, h.Direction)
-	if err := renamePins(h.attached.dir, path); err != nil {
+	to, old := n.hookDir(dev.Index, h.Direction), h.index
+	if err := renamePins(h.attached.dir, to.dir); err != nil {
 		return fmt.Errorf("rename pins: %w", err)
 	}
-	old := h.index
 	h.Set.SetDevice(dev.Index, dev.Name)
-	h.attached.dir, h.attached.index, h.index = path, dev.Index, dev.Index
+	h.attached.hookDir, h.index = to, dev.Index
 	h.Set.SetIfb(0)
 	return n.dropIfb(old)
 }
 
 // needsIfb reports whether a hook sends packets to an ifb: those of such rules, or
 // of others that it has.
-func (n *Namespace) needsIfb(h *Hook, rules []policy.Rule) bool {
-	if h.Direction != policy.Ingress {
+func (n *Namespace) needsIfb(set *maps.Set, rules []policy.Rule) bool {
+	if set.Direction() != policy.Ingress {
 		return false
 	}
 	packets, _ := Waiting(rules)
-	return packets > 0 || h.Set.Ifb() != 0 && h.Set.Delays()
+	return packets > 0 || set.Ifb() != 0 && set.Delays()
 }
 
 // trimIfb deletes the ifb of a hook that does not need it any more.
-func (n *Namespace) trimIfb(h *Hook) error {
-	if h.Direction != policy.Ingress || n.needsIfb(h, nil) {
+func (n *Namespace) trimIfb(set *maps.Set) error {
+	if set.Direction() != policy.Ingress || n.needsIfb(set, nil) {
 		return nil
 	}
-	if h.Set.Ifb() != 0 {
-		h.Set.SetIfb(0)
+	if set.Ifb() != 0 {
+		set.SetIfb(0)
 	}
-	return n.dropIfb(h.index)
+	return n.dropIfb(set.Ifindex())
 }
 
 // takeOff takes a hook without rules off its device, and all that it had besides.
@@ -475,49 +510,12 @@ func (n *Namespace) takeOff(h *Hook) error {
 	return n.dropState()
 }
 
-// Discard takes a hook of another layout off its device, and its pins away.
-func (n *Namespace) Discard(e *OtherLayoutError) error {
-	a, err := openAttachment(n.hookPath(e.index, e.Direction), e.index, e.Direction)
-	if err != nil {
-		return err
-	}
-	defer a.close()
-	if err := a.take(); err != nil {
-		return err
-	}
-	if e.Direction == policy.Ingress {
-		if err := n.dropIfb(e.index); err != nil {
-			return err
-		}
-	}
-	return n.discardForeign()
-}
-
 // refuseForeign reports as an error that the maps of the namespace are of another layout.
 func (n *Namespace) refuseForeign() error {
 	if n.foreign == nil {
 		return nil
 	}
 	return n.noState(n.foreign)
-}
-
-// discardForeign removes the maps of another layout, whose hooks are gone.
-func (n *Namespace) discardForeign() error {
-	others, err := n.otherLayouts()
-	if n.foreign == nil || len(others) > 0 || err != nil {
-		return err
-	}
-	generations, err := n.generations()
-	if err != nil {
-		return err
-	}
-	for _, g := range generations {
-		if err := discard(filepath.Join(n.dir, g)); err != nil {
-			return fmt.Errorf("remove pins: %w", err)
-		}
-	}
-	n.foreign = nil
-	return unlink(filepath.Join(n.dir, kindsPin))
 }
 
 // sweep takes off hooks that have no rules, as far as there is time.
@@ -547,37 +545,28 @@ func (n *Namespace) sweep() error {
 }
 
 func (n *Namespace) sweepOne(set *maps.Set) error {
-	set.Hold()
-	h := &Hook{Direction: set.Direction(), Was: set.Device(), Set: set, index: set.Ifindex()}
-	defer h.Close()
-	var err error
-	if h.attached, err = openAttachment(n.hookPath(h.index, h.Direction), h.index, h.Direction); err != nil && !errors.Is(err, os.ErrNotExist) {
+	h, err := n.openPins(set)
+	if err != nil {
 		return err
 	}
+	defer h.Close()
 	if !set.Empty() {
 		set.Clear()
 	}
 	return n.takeOff(h)
 }
 
-// elsewhere reports, as far as this process may look, programs of shapectl on
-// a device where this namespace knows of none.
+// elsewhere reports, as far as this process may look, programs of shapectl on a device
+// for which this namespace has no pins, not even such as an interrupted command left.
 func (n *Namespace) elsewhere(dev netinfo.Device, d policy.Direction) error {
+	if n.dir != "" && exists(n.hookDir(dev.Index, d).dir) {
+		return nil
+	}
 	chain, err := netinfo.Chain(dev.Index, d, nil)
-	if err != nil {
-		return err
+	if slices.ContainsFunc(chain, func(e netinfo.ChainEntry) bool { return strings.HasPrefix(e.Name, program.Name) }) {
+		return ErrElsewhere
 	}
-	for _, link := range chain {
-		if strings.HasPrefix(link.Name, program.Name) && !n.isOurs(dev, d) {
-			return ErrElsewhere
-		}
-	}
-	return nil
-}
-
-// isOurs reports whether this namespace has pins for the device, if only such as an interrupted command left.
-func (n *Namespace) isOurs(dev netinfo.Device, d policy.Direction) bool {
-	return n.dir != "" && exists(n.hookPath(dev.Index, d))
+	return err
 }
 
 // busyPin marks that a command is changing something. One that is left over belongs
@@ -605,9 +594,6 @@ func (n *Namespace) changing(f func() error) error {
 // prepared and not armed is none, maps are of one generation, and there are no hooks
 // without rules.
 func (n *Namespace) complete() error {
-	if err := relax(n.dir); err != nil {
-		return err
-	}
 	if n.store == nil && n.foreign == nil { // it may have failed to remove them
 		if err := n.openState(); err != nil {
 			return err
@@ -629,7 +615,7 @@ func (n *Namespace) complete() error {
 	}
 	if n.store != nil {
 		for set := range n.store.Sets() {
-			if err := n.trimIfb(&Hook{Direction: set.Direction(), Set: set, index: set.Ifindex()}); err != nil {
+			if err := n.trimIfb(set); err != nil {
 				return err
 			}
 		}
@@ -639,9 +625,9 @@ func (n *Namespace) complete() error {
 
 // removeStrays removes what is pinned for no hook.
 func (n *Namespace) removeStrays() error {
-	entries, err := os.ReadDir(n.dir)
+	entries, err := readDir(n.dir)
 	if err != nil {
-		return fmt.Errorf("read the pins: %w", err)
+		return err
 	}
 	for _, e := range entries {
 		path := filepath.Join(n.dir, e.Name())
@@ -649,15 +635,8 @@ func (n *Namespace) removeStrays() error {
 		switch {
 		case strings.HasPrefix(e.Name(), trashPrefix), e.Name() == asideName:
 			err = removeAll(path)
-		case isHook && n.foreign == nil && n.setOf(index, d) == nil:
-			if generations, _ := generationsIn(path); len(generations) > 0 && !exists(filepath.Join(path, programPin)) {
-				continue // of another layout
-			}
-			var a *attachment
-			if a, err = openAttachment(path, index, d); err == nil {
-				err = a.take()
-				a.close()
-			}
+		case isHook && n.setOf(index, d) == nil && !slices.ContainsFunc(n.others, func(o *OtherLayoutError) bool { return o.at.dir == path }):
+			err = takeAway(n.hookDir(index, d))
 		case e.Name() == kindsPin && n.store == nil && n.foreign == nil:
 			err = unlink(path)
 		}

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/step"
@@ -85,8 +84,7 @@ func removeHome(home string) {
 // collectDevices removes the hooks of devices that no longer exist. A hook that
 // cannot be judged or removed stays, and is no reason for a command to fail.
 func (n *Namespace) collectDevices() {
-	others, err := n.otherLayouts()
-	if n.store == nil && len(others) == 0 || err != nil {
+	if n.store == nil && len(n.others) == 0 {
 		return
 	}
 	devices, err := netinfo.Devices()
@@ -97,54 +95,42 @@ func (n *Namespace) collectDevices() {
 	for _, dev := range devices {
 		names[dev.Index] = dev.Name
 	}
-	for _, other := range others {
-		on, err := attachedTo(n.hookPath(other.index, other.Direction), other.index, other.Direction)
-		if name, here := names[other.index]; err != nil || len(on) > 0 || here && name == other.Device {
-			continue
-		}
-		if n.Discard(other) == nil && !slices.Contains(n.collected, other.Name()) {
-			n.collected = append(n.collected, other.Name())
+	var others []*OtherLayoutError
+	for _, other := range n.others {
+		_, anywhere, err := attachedTo(other.at)
+		if name, here := names[other.at.index]; err == nil && !anywhere && !(here && name == other.Device) {
+			others = append(others, other)
 		}
 	}
-	if n.store == nil {
-		return
+	discarded, _ := n.Discard(others...)
+	for _, other := range discarded {
+		n.collected = append(n.collected, other.Name())
 	}
 	var gone []*Hook
-	for set := range n.store.Sets() {
-		if names[set.Ifindex()] == set.Device() {
-			continue
-		}
-		h, err := n.openHook(set)
-		if err != nil || h == nil {
-			continue
-		}
-		if h.State == Gone {
-			gone = append(gone, h)
-		} else {
-			h.Close()
+	defer func() { closeHooks(gone) }()
+	if n.store != nil {
+		for set := range n.store.Sets() {
+			if names[set.Ifindex()] == set.Device() {
+				continue
+			}
+			h, err := n.openHook(set)
+			if err != nil || h == nil {
+				continue
+			}
+			if h.State == Gone {
+				gone = append(gone, h)
+			} else {
+				h.Close()
+			}
 		}
 	}
-	defer closeHooks(gone)
 	for _, h := range gone {
-		err := n.changing(func() error {
-			h.Set.Clear()
-			return n.takeOff(h)
-		})
-		if err == nil && !slices.Contains(n.collected, h.Was) {
+		if n.changing(func() error { return n.clear(h) }) == nil {
 			n.collected = append(n.collected, h.Was)
 		}
 	}
 	slices.Sort(n.collected)
-}
-
-// attachedTo are the links of a hook that are attached, each with the index of its device.
-func attachedTo(dir string, index int, d policy.Direction) ([]*link.Info, error) {
-	a, err := openAttachment(dir, index, d)
-	if err != nil {
-		return nil, err
-	}
-	defer a.close()
-	return a.on()
+	n.collected = slices.Compact(n.collected)
 }
 
 // homes are the directories of other namespaces.
@@ -186,38 +172,24 @@ func (n *Namespace) collectNamespaces() {
 
 // clearHome removes what is pinned for a namespace that no longer exists; the mark that says so goes last.
 func clearHome(home string) {
-	entries, err := os.ReadDir(home)
-	if err != nil {
-		return
-	}
-	slices.SortStableFunc(entries, func(a, b os.DirEntry) int { // hooks first
-		_, _, isHook := parseHookName(a.Name())
-		_, _, isOther := parseHookName(b.Name())
-		switch {
-		case isHook == isOther:
-			return 0
-		case isHook:
-			return -1
+	hooks, err := hookDirs(home)
+	inForce := err != nil
+	for _, at := range hooks {
+		if _, anywhere, err := attachedTo(at); err != nil || anywhere {
+			inForce = true
+		} else {
+			discard(at.dir)
 		}
-		return 1
-	})
-	inForce := false
+	}
+	relax(home)
+	if inForce {
+		return // with the maps and programs that its hooks call
+	}
+	entries, _ := readDir(home)
 	for _, e := range entries {
-		path := filepath.Join(home, e.Name())
-		index, d, isHook := parseHookName(e.Name())
-		switch {
-		case isHook:
-			if on, err := attachedTo(path, index, d); err != nil || len(on) > 0 {
-				inForce = true
-			} else {
-				discard(path)
-			}
-		case e.Name() == hurryPin:
-			relax(home)
-		case inForce: // with the maps and programs that its hooks call
-		case e.IsDir():
+		if path := filepath.Join(home, e.Name()); e.IsDir() {
 			removeAll(path)
-		case e.Name() != alivePin:
+		} else if e.Name() != alivePin {
 			unlink(path)
 		}
 	}
@@ -237,8 +209,7 @@ type Orphan struct {
 	Device    netinfo.Device // the zero Device where it is in another namespace
 	Direction policy.Direction
 
-	path  string
-	index int // of the device when the rules were set
+	at hookDir
 }
 
 // Leftovers are those that there are now. With the error come those that could be looked at.
@@ -248,7 +219,7 @@ func (n *Namespace) Leftovers() (left []Leftover, err error) {
 		dead, err := isDead(home)
 		switch {
 		case dead:
-			orphans, err := n.orphans(home)
+			orphans, err := orphansOf(home)
 			failed = append(failed, err)
 			left = append(left, Leftover{Path: home, Dead: true, InForce: orphans})
 		case errors.Is(err, fs.ErrNotExist) && exists(home):
@@ -260,36 +231,27 @@ func (n *Namespace) Leftovers() (left []Leftover, err error) {
 	return left, errors.Join(failed...)
 }
 
-// orphans are the hooks of a dead namespace that are in force.
-func (n *Namespace) orphans(home string) (orphans []Orphan, err error) {
-	entries, err := os.ReadDir(home)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("read the pins: %w", err)
+// orphansOf are the hooks of a dead namespace that are in force.
+func orphansOf(home string) (orphans []Orphan, err error) {
+	hooks, err := hookDirs(home)
+	if err != nil {
+		return nil, err
 	}
-	for _, e := range entries {
-		index, d, ok := parseHookName(e.Name())
-		if !ok {
-			continue
-		}
-		path := filepath.Join(home, e.Name())
-		links, err := attachedTo(path, index, d)
+	for _, at := range hooks {
+		index, anywhere, err := attachedTo(at)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // another command has just removed it
 		}
 		if err != nil {
 			return orphans, err
 		}
-		if len(links) == 0 {
+		if !anywhere {
 			continue
 		}
-		o := Orphan{Direction: d, path: path, index: index}
-		if on := links[0].TCX(); on != nil {
-			// The number may be of a device elsewhere, and one of ours have it by chance.
-			attached, err := netinfo.TCXPrograms(int(on.Ifindex), d)
-			if err == nil && slices.Contains(attached, links[0].Program) {
-				if o.Device, _, err = netinfo.DeviceByIndex(int(on.Ifindex)); err != nil {
-					return orphans, err
-				}
+		o := Orphan{Direction: at.direction, at: at}
+		if index != 0 {
+			if o.Device, _, err = netinfo.DeviceByIndex(index); err != nil {
+				return orphans, err
 			}
 		}
 		orphans = append(orphans, o)
@@ -310,11 +272,7 @@ func (n *Namespace) FlushOrphans(which func(netinfo.Device, policy.Direction) bo
 			if err != nil {
 				return flushed, fmt.Errorf("open the pins: %w", err)
 			}
-			var a *attachment
-			if a, err = openAttachment(o.path, o.index, o.Direction); err == nil {
-				err = a.take()
-				a.close()
-			}
+			err = takeAway(o.at)
 			clearHome(l.Path)
 			removeHome(l.Path)
 			unlock()

@@ -424,7 +424,8 @@ func TestPinsOfAnotherVersion(t *testing.T) {
 			if !errors.As(err, &other) || other.Name() != "va" {
 				t.Fatalf("find: %v", err)
 			}
-			return n.Discard(other)
+			_, err = n.Discard(other)
+			return err
 		})
 		r.nothingLeft()
 		r.put(only)

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -91,18 +89,25 @@ type OtherLayoutError struct {
 	Now       string // the name of the device that has its number; "" where none has
 	Direction policy.Direction
 
-	index int
-	err   error
+	at  hookDir
+	err error
 }
 
 // Name is the device's name, or its number where that is all that can be told.
-func (e *OtherLayoutError) Name() string { return cmp.Or(e.Device, fmt.Sprint("device ", e.index)) }
+func (e *OtherLayoutError) Name() string { return cmp.Or(e.Device, fmt.Sprint("device ", e.at.index)) }
 
 func (e *OtherLayoutError) Error() string {
 	return fmt.Sprintf("rules of %s %s: %v", e.Name(), e.Direction, e.err)
 }
 
 func (e *OtherLayoutError) Unwrap() error { return e.err }
+
+// A hookDir is where the pins of a hook are.
+type hookDir struct {
+	dir       string
+	index     int // of the device
+	direction policy.Direction
+}
 
 func parseHookName(name string) (index int, d policy.Direction, ok bool) {
 	number, rest, _ := strings.Cut(name, "-")
@@ -114,33 +119,48 @@ func parseHookName(name string) (index int, d policy.Direction, ok bool) {
 	return index, d, err == nil
 }
 
-func (n *Namespace) hookPath(index int, d policy.Direction) string {
-	return filepath.Join(n.dir, fmt.Sprintf("%d-%s", index, d))
+func (n *Namespace) hookDir(index int, d policy.Direction) hookDir {
+	return hookDir{filepath.Join(n.dir, fmt.Sprintf("%d-%s", index, d)), index, d}
+}
+
+// hookDirs are those in the directory of a namespace.
+func hookDirs(home string) (dirs []hookDir, err error) {
+	entries, err := readDir(home)
+	for _, e := range entries {
+		if index, d, ok := parseHookName(e.Name()); ok {
+			dirs = append(dirs, hookDir{filepath.Join(home, e.Name()), index, d})
+		}
+	}
+	return dirs, err
 }
 
 // Hooks are the hooks that have rules, by device name, egress before ingress. With
 // the error come the hooks that could be read.
 func (n *Namespace) Hooks() (hooks []*Hook, err error) {
 	var unread []error
-	others, err := n.otherLayouts()
-	if err != nil {
-		return nil, err
-	}
-	for _, other := range others {
+	for _, other := range n.others {
 		unread = append(unread, other)
 	}
-	if n.store != nil {
-		haveRules := n.store.HaveRules()
-		for set := range n.store.Sets() {
-			if !haveRules[set.Number()] {
-				continue
-			}
-			h, err := n.openHook(set)
-			if err != nil {
-				unread = append(unread, err)
-			} else if h != nil {
-				hooks = append(hooks, h)
-			}
+	hooks, err = n.readHooks()
+	return hooks, errors.Join(append(unread, err)...)
+}
+
+// readHooks are Hooks but for those of another layout.
+func (n *Namespace) readHooks() (hooks []*Hook, err error) {
+	if n.store == nil {
+		return nil, nil
+	}
+	var unread []error
+	haveRules := n.store.HaveRules()
+	for set := range n.store.Sets() {
+		if !haveRules[set.Number()] {
+			continue
+		}
+		h, err := n.openHook(set)
+		if err != nil {
+			unread = append(unread, err)
+		} else if h != nil {
+			hooks = append(hooks, h)
 		}
 	}
 	slices.SortFunc(hooks, func(a, b *Hook) int {
@@ -159,51 +179,32 @@ func (n *Namespace) Hooks() (hooks []*Hook, err error) {
 
 // otherLayouts are the hooks that builds of another layout have made.
 func (n *Namespace) otherLayouts() (others []*OtherLayoutError, err error) {
-	if n.dir == "" {
-		return nil, nil
+	dirs, err := hookDirs(n.dir)
+	if err != nil {
+		return nil, err
 	}
-	entries, err := os.ReadDir(n.dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("read the pins: %w", err)
-	}
-	for _, e := range entries {
-		index, d, ok := parseHookName(e.Name())
-		if !ok {
+	for _, at := range dirs {
+		var generations []string // maps of its own, as each hook had once
+		if !exists(filepath.Join(at.dir, programPin)) {
+			if generations, err = generationsIn(at.dir); err != nil {
+				return nil, err
+			}
+		}
+		if generations == nil && n.foreign == nil {
 			continue
 		}
-		other, err := n.otherLayout(index, d)
+		dev, _, err := netinfo.DeviceByIndex(at.index)
 		if err != nil {
 			return nil, err
 		}
-		if other != nil {
-			others = append(others, other)
+		other := &OtherLayoutError{dev.Name, dev.Name, at.direction, at, n.foreign}
+		if generations != nil {
+			other.Device, _ = maps.Device(filepath.Join(at.dir, generations[len(generations)-1]))
+			other.err = maps.ErrOtherLayout
 		}
+		others = append(others, other)
 	}
 	return others, nil
-}
-
-// otherLayout is the hook of a direction of a device, if a build of another layout has made it.
-func (n *Namespace) otherLayout(index int, d policy.Direction) (*OtherLayoutError, error) {
-	if n.dir == "" {
-		return nil, nil
-	}
-	path := n.hookPath(index, d)
-	hasProgram := exists(filepath.Join(path, programPin))
-	if hasProgram && n.foreign == nil || !exists(path) {
-		return nil, nil
-	}
-	generations, err := generationsIn(path)
-	hasMaps := len(generations) > 0 && !hasProgram // of its own
-	if err != nil || !hasMaps && n.foreign == nil {
-		return nil, err
-	}
-	dev, _, err := netinfo.DeviceByIndex(index)
-	other := &OtherLayoutError{dev.Name, dev.Name, d, index, n.foreign}
-	if hasMaps {
-		other.Device, _ = maps.Device(filepath.Join(path, generations[len(generations)-1]))
-		other.err = maps.ErrOtherLayout
-	}
-	return other, err
 }
 
 // setOf is the set of a direction of a device, by its index when the hook was made; nil if there is none.
@@ -227,23 +228,9 @@ func (n *Namespace) Find(name string, d policy.Direction) (*Hook, error) {
 	if err != nil && !errors.Is(err, netinfo.ErrNoDevice) {
 		return nil, err
 	}
-	if here {
-		other, err := n.otherLayout(dev.Index, d)
-		if err != nil {
-			return nil, err
-		}
-		if other != nil {
+	for _, other := range n.others {
+		if other.Direction == d && (other.at.index == dev.Index || !here && other.Device == name) {
 			return nil, other
-		}
-	} else {
-		others, err := n.otherLayouts()
-		if err != nil {
-			return nil, err
-		}
-		for _, other := range others {
-			if other.Direction == d && other.Device == name {
-				return nil, other
-			}
 		}
 	}
 	if n.store == nil {
@@ -281,12 +268,8 @@ func (n *Namespace) openHook(set *maps.Set) (*Hook, error) {
 	if isUnused(set) {
 		return nil, nil
 	}
-	h := &Hook{Direction: set.Direction(), Was: set.Device(), Set: set, index: set.Ifindex()}
-	set.Hold()
-	var err error
-	h.attached, err = openAttachment(n.hookPath(h.index, h.Direction), h.index, h.Direction)
+	h, err := n.openPins(set)
 	if err != nil {
-		h.Close()
 		return nil, err
 	}
 	h.Mode = h.attached.mode()
@@ -297,98 +280,52 @@ func (n *Namespace) openHook(set *maps.Set) (*Hook, error) {
 	return h, nil
 }
 
+// openPins opens the hook of a set, of which it is not known yet what became of it.
+func (n *Namespace) openPins(set *maps.Set) (*Hook, error) {
+	attached, err := openAttachment(n.hookDir(set.Ifindex(), set.Direction()))
+	if err != nil {
+		return nil, err
+	}
+	set.Hold()
+	return &Hook{Direction: set.Direction(), Was: set.Device(), Set: set, index: set.Ifindex(), attached: attached}, nil
+}
+
 // isUnused reports whether a hook has no rules, or a command was killed before it attached it.
 func isUnused(set *maps.Set) bool { return set.Empty() || !set.Attached() }
 
 // judge finds out what became of the device, and of the program on it.
 func (h *Hook) judge() error {
-	index, err := h.indexNow()
+	index, anywhere, err := h.attached.on()
 	if err != nil {
 		return err
 	}
-	device, here, err := netinfo.DeviceByIndex(index)
+	// It has another number than it had if it has moved to another namespace and back.
+	device, here, err := netinfo.DeviceByIndex(cmp.Or(index, h.index))
 	if err != nil {
 		return err
 	}
-	if h.State, err = h.attached.state(index, here); err != nil {
-		return err
-	}
-	if !here || h.State == Moved || h.State == Gone {
-		return nil
-	}
-	if h.State == Detached && device.Name != h.Was {
-		h.State = Gone // and its number is another device's now
-		return nil
-	}
-	h.Device = device
-	return nil
-}
-
-// indexNow is the number of the hook's device: another one than it had, if that
-// has moved to another namespace and back.
-func (h *Hook) indexNow() (int, error) {
-	infos, err := h.attached.on()
-	if err != nil {
-		return 0, err
-	}
-	for _, info := range infos {
-		on := info.TCX()
-		if on == nil || int(on.Ifindex) == h.index {
-			continue
-		}
-		// The number may be of a device elsewhere, and one of ours have it by chance.
-		attached, err := netinfo.TCXPrograms(int(on.Ifindex), h.Direction)
-		if err == nil && slices.Contains(attached, info.Program) {
-			return int(on.Ifindex), nil
-		}
-	}
-	return h.index, nil
-}
-
-// state is that of the program on a device, if that is here.
-func (a *attachment) state(index int, here bool) (State, error) {
-	l := a.links[linkPin]
 	switch {
-	case l == nil && !here:
-		return Gone, nil
-	case l == nil && len(a.filters) == 0:
-		return Detached, nil
-	case l == nil:
-		return Attached, nil
+	case here && (index != 0 || len(h.attached.filters) > 0):
+		h.State, h.Device = Attached, device
+	case anywhere:
+		h.State = Moved
+	case here && device.Name == h.Was:
+		h.State, h.Device = Detached, device
+	default:
+		h.State = Gone // also if its number is another device's now
 	}
-	info, err := l.Info()
-	if err != nil {
-		return "", fmt.Errorf("ask for the link of device %d %s: %w", a.index, a.direction, err)
-	}
-	var attached []ebpf.ProgramID
-	if here {
-		if attached, err = netinfo.TCXPrograms(index, a.direction); err != nil {
-			return "", err
-		}
-	}
-	switch on := info.TCX(); {
-	case here && slices.Contains(attached, info.Program):
-		return Attached, nil
-	case on != nil && on.Ifindex != 0:
-		return Moved, nil
-	case here:
-		return Detached, nil
-	}
-	return Gone, nil
+	return nil
 }
 
 // Programs are those that enforce the rules of a direction of a device; none where there are no rules.
 func (n *Namespace) Programs(index int, d policy.Direction) ([]ebpf.ProgramID, error) {
-	set := n.setOf(index, d)
-	if set == nil {
+	if n.setOf(index, d) == nil {
 		return nil, nil
 	}
-	id, err := pinnedProgram(filepath.Join(n.hookPath(index, d), programPin))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
+	a, err := openAttachment(n.hookDir(index, d))
 	if err != nil {
-		return nil, fmt.Errorf("open the program of device %d %s: %w", index, d, err)
+		return nil, err
 	}
-	return []ebpf.ProgramID{id}, nil
+	defer a.close()
+	return a.programs, nil
 }

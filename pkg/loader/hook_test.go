@@ -68,7 +68,7 @@ func (r *rig) programIDs() (ids []uint32) {
 	n, err := Read(r.options)
 	testenv.Must(r.t, err)
 	defer n.Close()
-	for index := range uint32(program.Kinds) {
+	for index := range program.Kinds {
 		var id uint32
 		if n.kinds.Lookup(index, &id) == nil {
 			ids = append(ids, id)

@@ -25,7 +25,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -74,6 +73,7 @@ type Namespace struct {
 	store   *maps.Store
 	kinds   *ebpf.Map // the programs that hooks call, by kind
 	foreign error     // where a build of another layout has made that: wraps maps.ErrOtherLayout
+	others  []*OtherLayoutError
 
 	collected []string // see Collected
 }
@@ -201,13 +201,15 @@ func (n *Namespace) enter() error {
 		return fmt.Errorf("open the pins: %w", err)
 	}
 	n.unlock, n.dir = unlock, n.home()
-	if err := n.openState(); err != nil {
+	if err = n.openState(); err == nil {
+		n.others, err = n.otherLayouts()
+	}
+	if err != nil {
 		n.closeState()
 		unlock()
 		n.unlock, n.dir = func() {}, ""
-		return err
 	}
-	return nil
+	return err
 }
 
 // found makes a place for pins, and mounts a bpffs for it where there is none.
@@ -255,11 +257,10 @@ func (n *Namespace) heal() error {
 	if err := n.markAlive(); err != nil {
 		return err
 	}
-	entries, err := os.ReadDir(n.dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("read the pins: %w", err)
+	if err := relax(n.dir); err != nil {
+		return err
 	}
-	if err := n.healQueues(entries); err != nil {
+	if err := n.healQueues(); err != nil {
 		return err
 	}
 	if exists(filepath.Join(n.dir, busyPin)) {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -225,7 +224,11 @@ func (n *Namespace) ifbMark(index int) string {
 
 // healQueues sees to what is kept of qdiscs and to ifbs: those of devices that are
 // gone go, and an ifb that rules need and that is not as it should be is made so.
-func (n *Namespace) healQueues(entries []os.DirEntry) error {
+func (n *Namespace) healQueues() error {
+	entries, err := readDir(n.dir)
+	if err != nil {
+		return err
+	}
 	for _, e := range entries {
 		if index, ok := numbered(e.Name(), qdiscPrefix); ok {
 			_, here, err := netinfo.DeviceByIndex(index)
@@ -250,7 +253,7 @@ func (n *Namespace) healIfb(index int) error {
 	if err != nil {
 		return err
 	}
-	if !here || !exists(n.hookPath(index, policy.Ingress)) {
+	if !here || !exists(n.hookDir(index, policy.Ingress).dir) {
 		return n.dropIfb(index)
 	}
 	ifb, err := fq.FindIfb(index)

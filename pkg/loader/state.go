@@ -5,12 +5,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/cilium/ebpf"
 
@@ -42,7 +38,7 @@ const (
 
 // openState opens what is pinned of the namespace's rules, if there is anything.
 func (n *Namespace) openState() error {
-	generations, err := n.generations()
+	generations, err := generationsIn(n.dir)
 	if err != nil || len(generations) == 0 {
 		return err
 	}
@@ -75,68 +71,70 @@ func (n *Namespace) closeState() {
 	n.store, n.kinds = nil, nil
 }
 
-// generations are those of the namespace's maps, oldest first.
-func (n *Namespace) generations() ([]string, error) { return generationsIn(n.dir) }
-
+// generationsIn are those of maps that are pinned in a directory, oldest first.
 func generationsIn(dir string) ([]string, error) {
-	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
+	entries, err := readDir(dir)
 	if err != nil {
-		return nil, fmt.Errorf("read the pins: %w", err)
+		return nil, err
 	}
 	var numbers []int
 	for _, e := range entries {
-		if number, err := strconv.Atoi(strings.TrimPrefix(e.Name(), "g")); err == nil && e.IsDir() {
+		if number, ok := numbered(e.Name(), "g"); ok && e.IsDir() {
 			numbers = append(numbers, number)
 		}
 	}
 	slices.Sort(numbers)
-	names := make([]string, len(numbers))
-	for i, number := range numbers {
-		names[i] = fmt.Sprintf("g%d", number)
-		if err := trustDir(filepath.Join(dir, names[i])); err != nil {
+	var names []string
+	for _, number := range numbers {
+		name := fmt.Sprintf("g%d", number)
+		if err := trustDir(filepath.Join(dir, name)); err != nil {
 			return nil, err
 		}
+		names = append(names, name)
 	}
 	return names, nil
 }
 
-// needs is what rules need room for.
-type needs struct {
-	ids   uint32 // rules and shadows that are not there yet
-	views uint32 // hooks that are not there yet
-	rules []policy.Rule
+// discardGenerations removes all but the newest keep of them.
+func (n *Namespace) discardGenerations(keep int) error {
+	generations, err := generationsIn(n.dir)
+	if err != nil {
+		return err
+	}
+	for _, g := range generations[:max(0, len(generations)-keep)] {
+		if err := discard(filepath.Join(n.dir, g)); err != nil {
+			return fmt.Errorf("remove pins: %w", err)
+		}
+	}
+	return nil
 }
 
-// makeRoom has the namespace's maps made, or made anew, where they lack room, or
-// where another build made the programs. It reports whether it was another build.
-func (n *Namespace) makeRoom(need needs) (upgraded bool, err error) {
+// makeRoom has the namespace's maps made, or made anew, where they lack room for so many
+// ids (of rules and shadows) and views more, or for what rules need, or where another
+// build made the programs. It reports whether it was another build.
+func (n *Namespace) makeRoom(ids, views uint32, rules []policy.Rule) (upgraded bool, err error) {
 	id, err := program.Build()
 	if err != nil {
 		return false, err
 	}
 	if n.store == nil {
-		size := roomFor(need.rules, maps.Size{Views: max(leastViews, need.views), Rules: leastRules, Buckets: noBuckets})
-		size.Rules = max(size.Rules, need.ids+need.ids/32) // a few more do not make it grow
+		// With a few more rules, it does not have to grow.
+		size := maps.Size{Views: max(leastViews, views), Rules: max(leastRules, ids+ids/32), Buckets: noBuckets}
 		settings := bpf.AbiHook{Build: id}
-		secret := make([]byte, 4*len(settings.Secret))
-		rand.Read(secret)
-		for i := range settings.Secret {
-			settings.Secret[i] = binary.NativeEndian.Uint32(secret[4*i:])
+		if err := binary.Read(rand.Reader, binary.NativeEndian, &settings.Secret); err != nil {
+			return false, err
 		}
-		return false, n.createState(size, settings)
+		return false, n.createState(roomFor(rules, size), settings)
 	}
-	settings, size := n.store.Hook(), roomFor(need.rules, n.store.Size())
-	if lacks := need.ids - min(need.ids, n.store.Room()); lacks > 0 {
+	settings, size := n.store.Hook(), roomFor(rules, n.store.Size())
+	if lacks := ids - min(ids, n.store.Room()); lacks > 0 {
 		size.Rules = max(growth(size.Rules), (size.Rules+lacks)/4*5)
 	}
 	used := uint32(0)
 	for range n.store.Sets() {
 		used++
 	}
-	for size.Views < used+need.views {
+	for size.Views < used+views {
 		size.Views *= 2
 	}
 	upgraded = settings.Build != id
@@ -171,28 +169,24 @@ func roomFor(rules []policy.Rule, size maps.Size) maps.Size {
 }
 
 func (n *Namespace) createState(size maps.Size, settings bpf.AbiHook) error {
-	store, err := maps.New(size, settings)
-	if err != nil {
-		return err
+	pin := filepath.Join(n.dir, kindsPin)
+	var err error
+	if n.store, err = maps.New(size, settings); err == nil {
+		n.kinds, err = program.NewKinds()
 	}
-	kinds, err := program.NewKinds()
 	if err == nil {
-		if err = unlink(filepath.Join(n.dir, kindsPin)); err == nil {
-			err = pinAt(kinds, filepath.Join(n.dir, kindsPin))
-		}
-		if err == nil {
-			err = n.pinState(store, "g0")
-		}
-		if err != nil {
-			kinds.Close()
-		}
+		err = unlink(pin)
+	}
+	if err == nil {
+		err = pinAt(n.kinds, pin)
+	}
+	if err == nil {
+		err = n.pinState(n.store, "g0")
 	}
 	if err != nil {
-		store.Close()
-		return err
+		n.closeState()
 	}
-	n.store, n.kinds = store, kinds
-	return nil
+	return err
 }
 
 // pinState pins a store aside, and puts the whole in place.
@@ -220,16 +214,15 @@ func (n *Namespace) renewState(size maps.Size, settings bpf.AbiHook) error {
 	if err != nil {
 		return err
 	}
-	generations, err := n.generations()
-	if err != nil {
-		next.Close()
-		return err
-	}
-	var last int
-	fmt.Sscanf(generations[len(generations)-1], "g%d", &last)
 	programs, err := n.loadKinds(next)
 	defer closePrograms(programs)
+	var generations []string
 	if err == nil {
+		generations, err = generationsIn(n.dir)
+	}
+	if err == nil {
+		var last int
+		fmt.Sscanf(generations[len(generations)-1], "g%d", &last)
 		err = n.pinState(next, fmt.Sprintf("g%d", last+1))
 	}
 	if err != nil {
@@ -242,51 +235,47 @@ func (n *Namespace) renewState(size maps.Size, settings bpf.AbiHook) error {
 }
 
 // loadKinds loads the programs that hooks call onto a store. The kernel may refuse one.
-func (n *Namespace) loadKinds(store *maps.Store) (programs map[uint32]*ebpf.Program, err error) {
-	programs = map[uint32]*ebpf.Program{}
-	for index := range uint32(program.Kinds) {
-		var id uint32
-		if n.kinds.Lookup(index, &id) != nil {
+func (n *Namespace) loadKinds(store *maps.Store) (programs map[program.Kind]*ebpf.Program, err error) {
+	programs = map[program.Kind]*ebpf.Program{}
+	for kind := range program.Kinds {
+		if !n.hasKind(kind) {
 			continue
 		}
-		if programs[index], err = program.Load(store, program.KindAt(index).Settings(store.Hook())); err != nil {
-			delete(programs, index)
+		p, err := program.Load(store, kind.Settings(store.Hook()))
+		if err != nil {
 			return programs, err
 		}
+		programs[kind] = p
 	}
 	return programs, nil
 }
 
-func closePrograms(programs map[uint32]*ebpf.Program) {
+func (n *Namespace) hasKind(kind program.Kind) bool {
+	var id uint32
+	return n.kinds.Lookup(kind, &id) == nil
+}
+
+func closePrograms(programs map[program.Kind]*ebpf.Program) {
 	for _, p := range programs {
 		p.Close()
 	}
 }
 
 // switchKinds has hooks call the programs of the newest generation, and discards the others.
-func (n *Namespace) switchKinds(programs map[uint32]*ebpf.Program) error {
-	for index, p := range programs {
-		if err := n.putKind(index, p); err != nil {
+func (n *Namespace) switchKinds(programs map[program.Kind]*ebpf.Program) error {
+	for kind, p := range programs {
+		if err := n.putKind(kind, p); err != nil {
 			return err
 		}
 	}
-	generations, err := n.generations()
-	if err != nil {
-		return err
-	}
-	for _, g := range generations[:len(generations)-1] {
-		if err := discard(filepath.Join(n.dir, g)); err != nil {
-			return fmt.Errorf("remove pins: %w", err)
-		}
-	}
-	return nil
+	return n.discardGenerations(1)
 }
 
-func (n *Namespace) putKind(index uint32, p *ebpf.Program) error {
+func (n *Namespace) putKind(kind program.Kind, p *ebpf.Program) error {
 	if err := step.Try("replace a program"); err != nil {
 		return err
 	}
-	if err := n.kinds.Put(index, p); err != nil {
+	if err := n.kinds.Put(kind, p); err != nil {
 		return fmt.Errorf("put a program in place: %w", err)
 	}
 	return nil
@@ -294,8 +283,7 @@ func (n *Namespace) putKind(index uint32, p *ebpf.Program) error {
 
 // needKind makes sure that there is a program for hooks of a kind.
 func (n *Namespace) needKind(kind program.Kind) error {
-	var id uint32
-	if n.kinds.Lookup(kind.Index(), &id) == nil {
+	if n.hasKind(kind) {
 		return nil
 	}
 	p, err := program.Load(n.store, kind.Settings(n.store.Hook()))
@@ -303,7 +291,7 @@ func (n *Namespace) needKind(kind program.Kind) error {
 		return err
 	}
 	defer p.Close()
-	return n.putKind(kind.Index(), p)
+	return n.putKind(kind, p)
 }
 
 // finishState completes what a killed command has begun: the newest generation is that of all hooks.
@@ -311,7 +299,7 @@ func (n *Namespace) finishState() error {
 	if err := removeAll(filepath.Join(n.dir, asideName)); err != nil {
 		return fmt.Errorf("remove pins: %w", err)
 	}
-	generations, err := n.generations()
+	generations, err := generationsIn(n.dir)
 	if err != nil || len(generations) < 2 {
 		return err
 	}
@@ -332,14 +320,8 @@ func (n *Namespace) dropState() error {
 		return nil
 	}
 	n.closeState()
-	generations, err := n.generations()
-	if err != nil {
+	if err := n.discardGenerations(0); err != nil {
 		return err
-	}
-	for _, g := range generations {
-		if err := discard(filepath.Join(n.dir, g)); err != nil {
-			return fmt.Errorf("remove pins: %w", err)
-		}
 	}
 	return unlink(filepath.Join(n.dir, kindsPin))
 }
