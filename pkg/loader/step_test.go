@@ -89,7 +89,8 @@ func killSelf(how []string) {
 		came[name]++
 		return nil
 	}
-	c := stepped[slices.IndexFunc(stepped, func(c steppedCommand) bool { return c.name == how[0] })]
+	all := slices.Concat(stepped, several)
+	c := all[slices.IndexFunc(all, func(c steppedCommand) bool { return c.name == how[0] })]
 	if err := command(Options{BPFFS: how[1], Mode: Mode(how[2])}, c.run); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

@@ -1,0 +1,202 @@
+package loader
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/step"
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// severalDevices have two hooks each: enough for a command to have RCU hurry.
+var severalDevices = []string{"va", "w0", "w1", "w2"}
+
+var bothDirections = []policy.Direction{policy.Egress, policy.Ingress}
+
+// severalHooks are on all of them: the hooks of every other device have a rule more.
+func severalHooks(r *rig) {
+	var tables []policy.Table
+	for i, name := range severalDevices {
+		for _, d := range bothDirections {
+			t := policy.Table{Device: name, Direction: d, Match: d.FarSide(), Rules: []policy.Rule{one}}
+			if i%2 == 0 {
+				t.Rules = append(t.Rules, stays)
+			}
+			policy.SortRules(t.Rules)
+			tables = append(tables, t)
+		}
+	}
+	r.write(func(n *Namespace) error { _, err := n.Apply(tables, ApplyOptions{}); return err })
+}
+
+func withHooks(n *Namespace, f func(hooks []*Hook) error) error {
+	hooks, err := n.Hooks()
+	defer closeHooks(hooks)
+	if err != nil {
+		return err
+	}
+	return f(hooks)
+}
+
+// several are commands that change several hooks, one after the other.
+var several = []steppedCommand{
+	{"delete on several hooks", true, severalHooks, func(n *Namespace) error {
+		return withHooks(n, func(hooks []*Hook) error { _, err := n.Delete(one.Prefix, hooks...); return err })
+	}},
+	{"flush several hooks", true, severalHooks, func(n *Namespace) error {
+		return withHooks(n, func(hooks []*Hook) error { return n.Flush(hooks...) })
+	}},
+	{"flush all hooks", true, severalHooks, func(n *Namespace) error {
+		return n.FlushAll(func(*Hook) {}, func(*OtherLayoutError) {})
+	}},
+}
+
+// severalStates is what there is on each hook of several devices.
+func (r *rig) severalStates() map[string]string {
+	r.t.Helper()
+	n, err := Read(r.options)
+	testenv.Must(r.t, err)
+	defer n.Close()
+	states := map[string]string{}
+	testenv.Must(r.t, withHooks(n, func(hooks []*Hook) error {
+		for _, h := range hooks {
+			states[fmt.Sprint(h.Name(), " ", h.Direction)] = fmt.Sprint(h.State, h.Set.Policy())
+		}
+		return nil
+	}))
+	return states
+}
+
+// wholeHooks ends the test unless each hook is as it was before a command or after it, with
+// the program that this takes and no other.
+func (r *rig) wholeHooks(before, after map[string]string, healed bool) (now map[string]string) {
+	r.t.Helper()
+	now = r.severalStates()
+	direction := r.direction
+	defer func() { r.direction = direction }()
+	for _, name := range severalDevices {
+		for _, r.direction = range bothDirections {
+			hook := fmt.Sprint(name, " ", r.direction)
+			state, has := now[hook]
+			if state != before[hook] && state != after[hook] {
+				r.t.Errorf("%s is\n%s\nwhere it was\n%s\nand was to be\n%s", hook, state, before[hook], after[hook])
+			}
+			want := 0
+			if has {
+				want = 1
+			}
+			if ours := r.ours(name); len(ours) < want || healed && len(ours) > want {
+				r.t.Errorf("%s has the programs %v, of %d", hook, ours, want)
+			}
+		}
+	}
+	for _, pin := range r.pins() {
+		name := filepath.Base(pin)
+		index, d, isHook := parseHookName(name)
+		_, isUsed := now[fmt.Sprint(r.nameOf(index), " ", d)]
+		if healed && (name == busyPin || name == hurryPin || strings.HasPrefix(name, trashPrefix) || isHook && !isUsed) {
+			r.t.Errorf("left over: %s", pin)
+		}
+	}
+	return now
+}
+
+// nameOf is the name of one of several devices; "" for no index of theirs.
+func (r *rig) nameOf(index int) string {
+	for _, name := range severalDevices {
+		if testenv.Link(r.t, name).Attrs().Index == index {
+			return name
+		}
+	}
+	return ""
+}
+
+// A delete or flush of several hooks is killed at the first, a middle and the last of all
+// steps of each name. Each hook has its rules and its program, or neither; the next command
+// leaves no hook half taken off, and lets RCU take its time again; and what was not done
+// can be done then.
+func TestSeveralHooksKilled(t *testing.T) {
+	for _, c := range several {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			eachMode(t, func(t *testing.T, r *rig) {
+				for _, name := range severalDevices[1:] {
+					testenv.Veth(t, name, name+"p")
+				}
+				c.ready(r)
+				before := r.severalStates()
+				all, err := stepping(stop{}, func() error { return command(r.options, c.run) })
+				testenv.Must(t, err)
+				after := r.severalStates()
+				partly := false
+				for _, at := range all.steps {
+					last := all.came[at.name] - 1
+					if at.before != 0 && at.before != last && (at.before != last/2 || testing.Short()) {
+						continue
+					}
+					c.ready(r)
+					if !r.killed(c.name, at) {
+						continue // as what was ready was so by other steps
+					}
+					r.wholeHooks(before, after, false)
+					r.write(func(*Namespace) error { return nil })
+					now := r.wholeHooks(before, after, true)
+					as := func(states map[string]string) bool {
+						return !slices.ContainsFunc(severalDevices, func(name string) bool {
+							return now[name+" egress"] != states[name+" egress"] || now[name+" ingress"] != states[name+" ingress"]
+						})
+					}
+					partly = partly || !as(before) && !as(after)
+					r.write(c.run)
+					if now = r.wholeHooks(before, after, true); !as(after) {
+						t.Errorf("once more: %v", now)
+					}
+					if t.Failed() {
+						t.Fatalf("that was a kill at %s", at)
+					}
+				}
+				if !partly {
+					t.Error("no kill came between two hooks")
+				}
+				r.flushAll()
+			})
+		})
+	}
+}
+
+// Hooks of another layout are taken off together, while RCU hurries.
+func TestHooksOfAnotherLayoutTogether(t *testing.T) {
+	if err := unix.Access(expedited, unix.W_OK); err != nil {
+		testenv.Skip(t, "grace periods cannot be expedited here: "+err.Error())
+	}
+	r := newRig(t, TCX, policy.Egress)
+	for _, name := range severalDevices[1:] {
+		testenv.Veth(t, name, name+"p")
+	}
+	severalHooks(r)
+	h := r.hook("va")
+	home := filepath.Dir(h.attached.dir)
+	r.anotherLayout()
+	all := &stepper{came: map[string]int{}}
+	slow := 0
+	old := step.Hook
+	defer func() { step.Hook = old }()
+	step.Hook = func(name string, canFail bool) error {
+		if name == "detach a link" && !exists(filepath.Join(home, hurryPin)) && relaxed() {
+			slow++
+		}
+		return all.step(name, canFail)
+	}
+	discarded := 0
+	r.write(func(n *Namespace) error { return n.FlushAll(func(*Hook) {}, func(*OtherLayoutError) { discarded++ }) })
+	if hooks := 2 * len(severalDevices); discarded != hooks || all.came["detach a link"] != hooks || slow > 0 {
+		t.Errorf("of %d hooks %d were discarded, %d of %d slowly", hooks, discarded, slow, all.came["detach a link"])
+	}
+	r.nothingLeft()
+}
