@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -234,31 +235,37 @@ func (k *Keeper) serveSome(ctx context.Context, devices []netinfo.Device) (done 
 			policy = last // the file may well have what nobody confirmed
 		}
 	}
-	s, err := survey(n)
+	hooks, err := n.Hooks()
 	if err != nil {
 		k.Warned(err)
 	}
-	defer s.Close()
-	var t turn
-	for began := time.Now(); done < len(devices) && time.Since(began) < turnTime && len(t.devices) < turnDevices && ctx.Err() == nil; done++ {
+	limited := map[int]bool{} // by index: devices with rules in force
+	for _, h := range hooks {
+		defer h.Close()
+		if h.InForce() {
+			limited[h.Device.Index] = true
+		}
+	}
+	var gifts []gift
+	for began := time.Now(); done < len(devices) && time.Since(began) < turnTime && len(gifts) < turnDevices && ctx.Err() == nil; done++ {
 		dev := devices[done]
-		if s.inForce[dev.Index] || !isThere(dev) {
+		if limited[dev.Index] || !isThere(dev) {
 			continue
 		}
 		tables, err := policy.For(policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes})
 		switch {
 		case err != nil:
 		case len(tables) == 0:
-		case s.lost(dev):
-			err = k.repair(s, dev, tables, policy.Path)
+		case slices.ContainsFunc(hooks, func(h *loader.Hook) bool { return lost(h, dev) }):
+			err = k.repair(n, hooks, gift{dev, tables}, policy.Path)
 		default:
-			t.add(dev, tables)
+			gifts = append(gifts, gift{dev, tables})
 		}
 		if err != nil {
 			k.warn(dev, err)
 		}
 	}
-	k.give(s, t, policy.Path)
+	k.give(n, gifts, policy.Path)
 	return done, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -110,45 +111,60 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied
 	return done, nil
 }
 
+// A side is a direction of a device.
+type side struct {
+	device    string
+	direction policy.Direction
+}
+
 // plan is what each hook has to do for a policy, of one device or "" for all, if that
 // is possible.
 func (n *Namespace) plan(tables []policy.Table, only string) (orders []*order, err error) {
 	hooks, err := n.Hooks()
-	type place struct {
-		device    string
-		direction policy.Direction
-	}
-	moved, at := map[place]bool{}, map[place]*order{}
+	moved := map[side]bool{}
 	for _, h := range hooks {
 		if h.State == Moved {
-			moved[place{h.Name(), h.Direction}] = true
+			moved[side{h.Name(), h.Direction}] = true
 		}
 		if only != "" && h.Name() != only || h.Device.Name == "" {
 			h.Close()
 			continue
 		}
-		o := newOrder(h, h.Device, policy.Table{Device: h.Device.Name, Direction: h.Direction, Match: h.Match()})
-		orders, at[place{h.Device.Name, h.Direction}] = append(orders, o), o
+		none := policy.Table{Device: h.Device.Name, Direction: h.Direction, Match: h.Match()}
+		orders = append(orders, newOrder(h, h.Device, none))
 	}
 	if err != nil {
 		return orders, err
 	}
+	return n.planTables(orders, moved, tables)
+}
+
+// planTables has these orders bring tables into force, and others of hooks that are yet to be made.
+func (n *Namespace) planTables(orders []*order, moved map[side]bool, tables []policy.Table) ([]*order, error) {
+	at := map[side]*order{}
+	for _, o := range orders {
+		at[side{o.dev.Name, o.Direction}] = o
+	}
 	for _, t := range tables {
-		o := at[place{t.Device, t.Direction}]
-		switch {
-		case o != nil:
-			o.want = t
+		its := side{t.Device, t.Direction}
+		if at[its] != nil {
+			at[its].want = t
 			continue
-		case len(t.Rules) == 0:
+		}
+		if len(t.Rules) == 0 {
 			continue
-		case moved[place{t.Device, t.Direction}]:
+		}
+		if moved[its] {
 			return orders, fmt.Errorf("%s %s: %w", t.Device, t.Direction, ErrMoved)
 		}
-		o, err := n.orderNew(t)
+		dev, err := netinfo.DeviceByName(t.Device)
 		if err != nil {
-			return orders, err
+			return orders, fmt.Errorf("%s: %w", t.Device, err)
 		}
-		orders = append(orders, o)
+		if err := n.elsewhere(dev, t.Direction); err != nil {
+			return orders, fmt.Errorf("%s %s: %w", t.Device, t.Direction, err)
+		}
+		orders = append(orders, newOrder(newHook(dev, t.Direction), dev, t))
 	}
 	for _, o := range orders {
 		if err := o.plan(n); err != nil {

@@ -60,46 +60,40 @@ func (a *attachment) open() error {
 	} else if err != nil {
 		return err
 	}
-	pins, err := pinsLike(a.dir, linkPin)
-	if err != nil {
-		return err
-	}
-	for _, pin := range pins {
-		l, err := link.LoadPinnedLink(filepath.Join(a.dir, pin), nil)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("open the %s of device %d %s: %w", pin, a.index, a.direction, err)
-		}
-		a.links[pin] = l
-	}
 	generations, err := generationsIn(a.dir)
 	if err != nil {
 		return err
 	}
 	for _, sub := range append(generations, "") {
-		if err := a.openPrograms(filepath.Join(a.dir, sub)); err != nil {
+		if err := a.openIn(filepath.Join(a.dir, sub)); err != nil {
 			return err
 		}
 	}
 	return a.findFilters()
 }
 
-func (a *attachment) openPrograms(dir string) error {
-	pins, err := pinsLike(dir, programPin)
+// openIn opens the links and programs that are pinned in one directory.
+func (a *attachment) openIn(dir string) error {
+	entries, err := readDir(dir)
 	if err != nil {
 		return err
 	}
-	for _, pin := range pins {
-		id, err := pinnedProgram(filepath.Join(dir, pin))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
+	for _, e := range entries {
+		switch pin := filepath.Join(dir, e.Name()); {
+		case strings.HasPrefix(e.Name(), linkPin):
+			var l link.Link
+			if l, err = link.LoadPinnedLink(pin, nil); err == nil {
+				a.links[e.Name()] = l
+			}
+		case strings.HasPrefix(e.Name(), programPin):
+			var id ebpf.ProgramID
+			if id, err = pinnedProgram(pin); err == nil {
+				a.programs = append(a.programs, id)
+			}
 		}
-		if err != nil {
-			return fmt.Errorf("open the %s of device %d %s: %w", pin, a.index, a.direction, err)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("open the %s of device %d %s: %w", e.Name(), a.index, a.direction, err)
 		}
-		a.programs = append(a.programs, id)
 	}
 	return nil
 }
@@ -116,18 +110,6 @@ func pinnedProgram(pin string) (ebpf.ProgramID, error) {
 	}
 	id, _ := info.ID()
 	return id, nil
-}
-
-// pinsLike are the names in a directory of pins that begin like that.
-func pinsLike(dir, prefix string) ([]string, error) {
-	entries, err := readDir(dir)
-	var names []string
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), prefix) {
-			names = append(names, e.Name())
-		}
-	}
-	return names, err
 }
 
 // findFilters finds the filters on the device that run one of the pinned programs.
@@ -228,14 +210,53 @@ func (a *attachment) putLink(p *ebpf.Program) error {
 }
 
 func (a *attachment) putFilter(p *ebpf.Program) error {
-	if a.filters != nil {
-		return swapClsact(p, a.filters[0])
+	if len(a.filters) == 0 {
+		return a.addFilter(p)
 	}
-	f, err := attachClsact(p, a.index, a.direction)
-	if err == nil {
-		a.filters = []filter{f}
+	next := *a.filters[0] // in its place, so that no packet goes unseen
+	next.Fd, next.Id = p.FD(), 0
+	if err := step.Try("replace the program of a filter"); err != nil {
+		return err
 	}
-	return err
+	if err := netlink.FilterReplace(&next); err != nil {
+		return fmt.Errorf("replace the program of a filter: %w", err)
+	}
+	return nil
+}
+
+// addFilter adds a direct-action filter for a program, at the first priority
+// that is free. The clsact qdisc stays for good: others may come to rely on it,
+// and empty it does nothing.
+func (a *attachment) addFilter(p *ebpf.Program) error {
+	l, err := netlink.LinkByIndex(a.index)
+	if err != nil {
+		return fmt.Errorf("look up device %d: %w", a.index, err)
+	}
+	if err := ensureClsact(l, a.direction); err != nil {
+		return err
+	}
+	all, err := netinfo.Filters(a.index, a.direction)
+	if err != nil {
+		return err
+	}
+	priority := uint16(1)
+	for slices.ContainsFunc(all, func(f netlink.Filter) bool { return f.Attrs().Priority == priority }) {
+		priority++
+	}
+	f := &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: a.index, Parent: netinfo.FilterParent(a.direction), Handle: 1, Protocol: unix.ETH_P_ALL, Priority: priority,
+		},
+		Fd: p.FD(), Name: program.Name, DirectAction: true,
+	}
+	if err := step.Try("add a filter"); err != nil {
+		return err
+	}
+	if err := netlink.FilterAdd(f); err != nil {
+		return fmt.Errorf("add a filter to clsact: %w", err)
+	}
+	a.filters = []filter{f}
+	return nil
 }
 
 // take takes all programs off the device that the hook has there, and the pins away.
@@ -336,47 +357,6 @@ func attachTCX(p *ebpf.Program, index int, d policy.Direction) (link.Link, error
 	return l, nil
 }
 
-// attachClsact adds a direct-action filter for a program, at the first priority
-// that is free. The clsact qdisc stays for good: others may come to rely on it,
-// and empty it does nothing.
-func attachClsact(p *ebpf.Program, index int, d policy.Direction) (filter, error) {
-	l, err := netlink.LinkByIndex(index)
-	if err != nil {
-		return nil, fmt.Errorf("look up device %d: %w", index, err)
-	}
-	if err := ensureClsact(l, d); err != nil {
-		return nil, err
-	}
-	all, err := netinfo.Filters(index, d)
-	if err != nil {
-		return nil, err
-	}
-	priority := uint16(1)
-	for slices.ContainsFunc(all, func(f netlink.Filter) bool { return f.Attrs().Priority == priority }) {
-		priority++
-	}
-	f := &netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: index, Parent: netinfo.FilterParent(d), Handle: 1, Protocol: unix.ETH_P_ALL, Priority: priority,
-		},
-		Fd: p.FD(), Name: program.Name, DirectAction: true,
-	}
-	if err := step.Try("add a filter"); err != nil {
-		return nil, err
-	}
-	if err := netlink.FilterAdd(f); err != nil {
-		return nil, fmt.Errorf("add a filter to clsact: %w", err)
-	}
-	// The kernel knows the program's number, which tells the filter from others.
-	info, err := p.Info()
-	if err != nil {
-		return nil, fmt.Errorf("ask for the program of a filter: %w", err)
-	}
-	id, _ := info.ID()
-	f.Id = int(id)
-	return f, nil
-}
-
 func ensureClsact(l netlink.Link, d policy.Direction) error {
 	qdiscs, err := netlink.QdiscList(l)
 	if err != nil {
@@ -405,19 +385,6 @@ func ensureClsact(l netlink.Link, d policy.Direction) error {
 	}
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("add a clsact qdisc: %w", err)
-	}
-	return nil
-}
-
-// swapClsact puts another program in a filter's place; no packet goes unseen.
-func swapClsact(p *ebpf.Program, old filter) error {
-	next := *old
-	next.Fd, next.Id = p.FD(), 0
-	if err := step.Try("replace the program of a filter"); err != nil {
-		return err
-	}
-	if err := netlink.FilterReplace(&next); err != nil {
-		return fmt.Errorf("replace the program of a filter: %w", err)
 	}
 	return nil
 }

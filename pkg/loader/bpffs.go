@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/step"
@@ -19,6 +20,20 @@ import (
 const DefaultBPFFS = "/sys/fs/bpf"
 
 const lockPatience = 10 * time.Second
+
+// pinValue pins a new map whose one element has that value.
+func pinValue(pin string, spec *ebpf.MapSpec, value any) error {
+	spec.KeySize, spec.MaxEntries = 4, 1
+	m, err := ebpf.NewMap(spec)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	if err := m.Put(uint32(0), value); err != nil {
+		return err
+	}
+	return pinAt(m, pin)
+}
 
 // isBPFFS reports whether a bpffs is mounted on a path; a path that is not there has none.
 func isBPFFS(path string) (bool, error) {

@@ -402,7 +402,7 @@ func (n *Namespace) Give(tables []policy.Table) (done []Applied, err error) {
 }
 
 // planNew is plan for devices whose hooks have no rules.
-func (n *Namespace) planNew(tables []policy.Table) (orders []*order, err error) {
+func (n *Namespace) planNew(tables []policy.Table) ([]*order, error) {
 	if err := n.refuseForeign(); err != nil {
 		return nil, err
 	}
@@ -413,30 +413,10 @@ func (n *Namespace) planNew(tables []policy.Table) (orders []*order, err error) 
 			err = ErrMoved // or it has rules
 		}
 		if err != nil {
-			return orders, fmt.Errorf("%s %s: %w", t.Device, t.Direction, err)
-		}
-		o, err := n.orderNew(t)
-		if err != nil {
-			return orders, err
-		}
-		orders = append(orders, o)
-		if err := o.plan(n); err != nil {
-			return orders, fmt.Errorf("%s %s: %w", t.Device, t.Direction, err)
+			return nil, fmt.Errorf("%s %s: %w", t.Device, t.Direction, err)
 		}
 	}
-	return orders, nil
-}
-
-// orderNew is the order of a hook that is yet to be made.
-func (n *Namespace) orderNew(t policy.Table) (*order, error) {
-	dev, err := netinfo.DeviceByName(t.Device)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", t.Device, err)
-	}
-	if err := n.elsewhere(dev, t.Direction); err != nil {
-		return nil, fmt.Errorf("%s %s: %w", t.Device, t.Direction, err)
-	}
-	return newOrder(newHook(dev, t.Direction), dev, t), nil
+	return n.planTables(nil, nil, tables)
 }
 
 // warnEarlier pins the settings where builds had them for each hook that kept maps for

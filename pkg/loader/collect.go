@@ -13,7 +13,6 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
-	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -35,17 +34,8 @@ func (n *Namespace) markAlive() error {
 	if exists(pin) {
 		return nil
 	}
-	if err := step.Try("mark the pins as those of a namespace"); err != nil {
-		return err
-	}
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "shapectl_alive", Type: ebpf.DevMap, KeySize: 4, ValueSize: 4, MaxEntries: 1})
-	if err == nil {
-		defer m.Close()
-		if err = m.Put(uint32(0), uint32(loopback)); err == nil {
-			err = m.Pin(pin)
-		}
-	}
-	if err != nil {
+	spec := &ebpf.MapSpec{Name: "shapectl_alive", Type: ebpf.DevMap, ValueSize: 4}
+	if err := pinValue(pin, spec, uint32(loopback)); err != nil {
 		return fmt.Errorf("mark the pins as those of this network namespace: %w", err)
 	}
 	return nil

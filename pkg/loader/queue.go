@@ -84,23 +84,18 @@ func (n *Namespace) holdBack(dev netinfo.Device, d policy.Direction, rules []pol
 	if err != nil {
 		return h, err
 	}
-	unheld := &UnheldError{Device: dev.Name, State: s, Packets: packets, Longest: longest}
-	holds := s.Holds && s.Horizon > longest
-	if n.options.SetupFQ && !s.Ready(packets) {
-		unheld.Fixed = s.Replaceable()
-		h.setup = unheld.Fixed == nil
-	} else if !holds {
-		unheld.Fixed = s.Replaceable()
-	}
+	holds, fixed := s.Holds && s.Horizon > longest, s.Replaceable()
+	h.setup = n.options.SetupFQ && !s.Ready(packets) && fixed == nil
 	if h.setup || !holds {
 		if err := fq.Check(); err != nil {
 			return h, err
 		}
 	}
-	if !h.setup && !holds {
-		return h, unheld
-	}
-	if !h.setup && !s.Room(packets) {
+	switch {
+	case h.setup:
+	case !holds:
+		return h, &UnheldError{Device: dev.Name, State: s, Packets: packets, Longest: longest, Fixed: fixed}
+	case !s.Room(packets):
 		h.lacks = packets
 	}
 	return h, nil
@@ -172,20 +167,11 @@ func readRecord(pin string) ([]byte, error) {
 
 // keepRecord keeps it in a map, which is there for as long as the qdiscs are that it tells of.
 func keepRecord(pin string, record []byte) error {
-	m, err := ebpf.NewMap(&ebpf.MapSpec{
-		Name: "shapectl_qdisc", Type: ebpf.Array, KeySize: 4, ValueSize: uint32(len(record)), MaxEntries: 1,
-	})
+	err := unlink(pin)
+	if err == nil {
+		err = pinValue(pin, &ebpf.MapSpec{Name: "shapectl_qdisc", Type: ebpf.Array, ValueSize: uint32(len(record))}, record)
+	}
 	if err != nil {
-		return fmt.Errorf("keep what qdisc there was: %w", err)
-	}
-	defer m.Close()
-	if err := m.Put(uint32(0), record); err != nil {
-		return fmt.Errorf("keep what qdisc there was: %w", err)
-	}
-	if err := unlink(pin); err != nil {
-		return err
-	}
-	if err := pinAt(m, pin); err != nil {
 		return fmt.Errorf("keep what qdisc there was: %w", err)
 	}
 	return nil
