@@ -45,7 +45,7 @@ var ErrMoved = errors.New("its rules are in force on the device that had this na
 
 // newHook is a hook that is yet to be made.
 func newHook(dev netinfo.Device, d policy.Direction) *Hook {
-	return &Hook{Direction: d, Device: dev, Was: dev.Name, index: dev.Index, State: Detached}
+	return &Hook{Direction: d, Device: dev, Was: dev.Name, State: Detached}
 }
 
 // Put sets a valid rule on a direction of a device, and attaches what it needs.
@@ -440,15 +440,15 @@ func (n *Namespace) warnEarlier(dir string) error {
 
 // follow gives the pins of a hook the number that its device has now.
 func (n *Namespace) follow(h *Hook, dev netinfo.Device) error {
-	if h.index == dev.Index {
+	to, old := n.hookDir(dev.Index, h.Direction), h.Set.Ifindex()
+	if old == dev.Index {
 		return nil
 	}
-	to, old := n.hookDir(dev.Index, h.Direction), h.index
 	if err := renamePins(h.attached.dir, to.dir); err != nil {
 		return fmt.Errorf("rename pins: %w", err)
 	}
 	h.Set.SetDevice(dev.Index, dev.Name)
-	h.attached.hookDir, h.index = to, dev.Index
+	h.attached.hookDir = to
 	h.Set.SetIfb(0)
 	return n.dropIfb(old)
 }
@@ -482,7 +482,7 @@ func (n *Namespace) takeOff(h *Hook) error {
 		}
 	}
 	if h.Direction == policy.Ingress {
-		if err := n.dropIfb(h.index); err != nil {
+		if err := n.dropIfb(h.Set.Ifindex()); err != nil {
 			return err
 		}
 	}

@@ -292,20 +292,23 @@ func (n *Namespace) EndOldChange(age time.Duration) (more bool, err error) {
 	if at != 0 && at+uint64(age) > maps.Now() {
 		return false, nil
 	}
-	for set := range n.store.Sets() {
-		if set.InForce() {
-			continue
-		}
-		if err := n.endChange(nil); err != nil {
-			return false, err
-		}
-		if err := n.sweep(); err != nil || n.store == nil {
-			return false, err
-		}
-		for set := range n.store.Sets() {
-			more = more || isUnused(set)
-		}
-		return more, nil
+	if !n.anySet(func(set *maps.Set) bool { return !set.InForce() }) {
+		return false, nil
 	}
-	return false, nil
+	if err := n.endChange(nil); err != nil {
+		return false, err
+	}
+	err = n.sweep()
+	return err == nil && n.anySet(isUnused), err
+}
+
+func (n *Namespace) anySet(is func(*maps.Set) bool) bool {
+	if n.store != nil {
+		for set := range n.store.Sets() {
+			if is(set) {
+				return true
+			}
+		}
+	}
+	return false
 }

@@ -256,7 +256,7 @@ func (r *rig) detachBehindOurBack() {
 		testenv.Must(r.t, l.Detach())
 		return
 	}
-	filters, err := bpfFilters(h.index, r.direction)
+	filters, err := bpfFilters(h.Set.Ifindex(), r.direction)
 	testenv.Must(r.t, err)
 	for _, f := range filters {
 		if f.Name == program.Name {

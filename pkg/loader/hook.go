@@ -39,7 +39,6 @@ type Hook struct {
 	State     State
 	Set       *maps.Set // nil for a hook that is yet to be made
 
-	index    int // of the device
 	attached *attachment
 }
 
@@ -287,7 +286,7 @@ func (n *Namespace) openPins(set *maps.Set) (*Hook, error) {
 		return nil, err
 	}
 	set.Hold()
-	return &Hook{Direction: set.Direction(), Was: set.Device(), Set: set, index: set.Ifindex(), attached: attached}, nil
+	return &Hook{Direction: set.Direction(), Was: set.Device(), Set: set, attached: attached}, nil
 }
 
 // isUnused reports whether a hook has no rules, or a command was killed before it attached it.
@@ -300,7 +299,7 @@ func (h *Hook) judge() error {
 		return err
 	}
 	// It has another number than it had if it has moved to another namespace and back.
-	device, here, err := netinfo.DeviceByIndex(cmp.Or(index, h.index))
+	device, here, err := netinfo.DeviceByIndex(cmp.Or(index, h.Set.Ifindex()))
 	if err != nil {
 		return err
 	}

@@ -214,61 +214,53 @@ func (n *Namespace) renewState(size maps.Size, settings bpf.AbiHook) error {
 	if err != nil {
 		return err
 	}
-	programs, err := n.loadKinds(next)
-	defer closePrograms(programs)
-	var generations []string
-	if err == nil {
-		generations, err = generationsIn(n.dir)
-	}
-	if err == nil {
-		var last int
-		fmt.Sscanf(generations[len(generations)-1], "g%d", &last)
-		err = n.pinState(next, fmt.Sprintf("g%d", last+1))
-	}
-	if err != nil {
+	err = n.switchTo(next, func() error {
+		generations, err := generationsIn(n.dir)
+		if err != nil {
+			return err
+		}
+		last, _ := numbered(generations[len(generations)-1], "g")
+		return n.pinState(next, fmt.Sprintf("g%d", last+1))
+	})
+	if n.store != next {
 		next.Close()
-		return err
 	}
-	n.store.Close()
-	n.store = next
-	return n.switchKinds(programs)
+	return err
 }
 
-// loadKinds loads the programs that hooks call onto a store. The kernel may refuse one.
-func (n *Namespace) loadKinds(store *maps.Store) (programs map[program.Kind]*ebpf.Program, err error) {
-	programs = map[program.Kind]*ebpf.Program{}
+// switchTo has hooks call programs on a store once it is pinned, and discards all older generations.
+// The kernel may refuse a program; then nothing is pinned.
+func (n *Namespace) switchTo(store *maps.Store, pin func() error) error {
+	programs := map[program.Kind]*ebpf.Program{}
 	for kind := range program.Kinds {
 		if !n.hasKind(kind) {
 			continue
 		}
 		p, err := program.Load(store, kind.Settings(store.Hook()))
 		if err != nil {
-			return programs, err
+			return err
 		}
+		defer p.Close()
 		programs[kind] = p
 	}
-	return programs, nil
-}
-
-func (n *Namespace) hasKind(kind program.Kind) bool {
-	var id uint32
-	return n.kinds.Lookup(kind, &id) == nil
-}
-
-func closePrograms(programs map[program.Kind]*ebpf.Program) {
-	for _, p := range programs {
-		p.Close()
+	if err := pin(); err != nil {
+		return err
 	}
-}
-
-// switchKinds has hooks call the programs of the newest generation, and discards the others.
-func (n *Namespace) switchKinds(programs map[program.Kind]*ebpf.Program) error {
+	if n.store != store {
+		n.store.Close()
+		n.store = store
+	}
 	for kind, p := range programs {
 		if err := n.putKind(kind, p); err != nil {
 			return err
 		}
 	}
 	return n.discardGenerations(1)
+}
+
+func (n *Namespace) hasKind(kind program.Kind) bool {
+	var id uint32
+	return n.kinds.Lookup(kind, &id) == nil
 }
 
 func (n *Namespace) putKind(kind program.Kind, p *ebpf.Program) error {
@@ -303,20 +295,12 @@ func (n *Namespace) finishState() error {
 	if err != nil || len(generations) < 2 {
 		return err
 	}
-	programs, err := n.loadKinds(n.store)
-	defer closePrograms(programs)
-	if err != nil {
-		return err
-	}
-	return n.switchKinds(programs)
+	return n.switchTo(n.store, func() error { return nil })
 }
 
 // dropState removes the maps of a namespace in which no hook is left.
 func (n *Namespace) dropState() error {
-	if n.store == nil {
-		return nil
-	}
-	for range n.store.Sets() {
+	if n.store == nil || n.anySet(func(*maps.Set) bool { return true }) {
 		return nil
 	}
 	n.closeState()
