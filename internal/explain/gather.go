@@ -83,11 +83,7 @@ func onHook(n *loader.Namespace, q Question, d policy.Direction) (f Facts, err e
 // onRoutes is about all hooks that packets meet by the routes there are.
 func onRoutes(n *loader.Namespace, q Question) ([]Facts, error) {
 	hooks, unread := n.Hooks()
-	defer func() {
-		for _, h := range hooks {
-			h.Close()
-		}
-	}()
+	defer loader.CloseHooks(hooks)
 	asked := []Packets{{Dst: q.Address, Segments: q.Segments}, {Src: q.Address, Segments: q.Segments}}
 	if q.Flow != nil {
 		asked = []Packets{{Src: q.Flow.Src, Dst: q.Flow.Dst, Flow: q.Flow, Segments: q.Segments}}

@@ -239,9 +239,9 @@ func (k *Keeper) serveSome(ctx context.Context, devices []netinfo.Device) (done 
 	if err != nil {
 		k.Warned(err)
 	}
+	defer loader.CloseHooks(hooks)
 	limited := map[int]bool{} // by index: devices with rules in force
 	for _, h := range hooks {
-		defer h.Close()
 		if h.InForce() {
 			limited[h.Device.Index] = true
 		}

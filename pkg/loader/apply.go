@@ -58,7 +58,7 @@ type Applied struct {
 // Tables are the rules of all hooks whose device is here, sorted.
 func (n *Namespace) Tables() ([]policy.Table, error) {
 	hooks, err := n.Hooks()
-	defer closeHooks(hooks)
+	defer CloseHooks(hooks)
 	if err != nil {
 		return nil, err
 	}
@@ -213,9 +213,6 @@ func (n *Namespace) apply(orders []*order, o ApplyOptions) error {
 	of, ready := 0, 0
 	for _, o := range orders {
 		of += len(o.steps)
-		if o.Set != nil && o.State != Attached {
-			o.done.Hook.Reattached = string(o.State)
-		}
 	}
 	if err := n.prepare(orders); err != nil {
 		return err
@@ -364,7 +361,7 @@ func (n *Namespace) Rollback() (done []Applied, err error) {
 		return nil, ErrNoChange
 	}
 	hooks, err := n.Hooks()
-	defer closeHooks(hooks)
+	defer CloseHooks(hooks)
 	if err != nil {
 		return nil, err
 	}

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -48,12 +47,9 @@ func isBPFFS(path string) (bool, error) {
 	return st.Type == unix.BPF_FS_MAGIC, nil
 }
 
-// lastingRoot is the file system as seen by whoever will still be there when
-// this command has ended: the first process, or of those that it descends from
-// the first that it may look at. That is a different one inside `ip netns
-// exec`, where /sys and what is mounted below it are gone with the command.
-// It is "" where that process sees what this one does; and if it may look at
-// none, which it is told.
+// lastingRoot is the file system as seen by a process that outlives this command: the first one
+// or, where this one may not look at that, an ancestor. It is another inside `ip netns exec`, where
+// mounts below /sys are gone with the command. It is "" where that process sees what this one does.
 func lastingRoot() (root string, known bool) {
 	self, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
@@ -122,24 +118,19 @@ func inMountsOf(root string, f func() error) error {
 		return err
 	}
 	defer ns.Close()
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		err := unix.Unshare(unix.CLONE_FS)
-		if err == nil {
-			err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS)
+	return onThread(func() error {
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			return err
 		}
-		if err == nil {
-			err = f()
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS); err != nil {
+			return err
 		}
-		done <- err
-	}()
-	return <-done
+		return f()
+	})
 }
 
-// lock keeps commands apart that change what another one reads or changes. It
-// goes with the process, however that ends. A directory that is removed while
-// it is waited for is not there: fs.ErrNotExist. The error wraps EWOULDBLOCK where others were too long at work.
+// lock keeps commands apart that change what another one reads or changes, until the process ends.
+// The error wraps EWOULDBLOCK where others were too long at work, fs.ErrNotExist where the directory is gone.
 func lock(dir string, exclusive bool, patience time.Duration) (unlock func(), err error) {
 	f, err := os.Open(dir)
 	if err != nil {

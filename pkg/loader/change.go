@@ -99,7 +99,6 @@ func (n *Namespace) planRule(dev netinfo.Device, want policy.Table) (orders []*o
 	orders = []*order{o}
 	rules := want.Rules
 	if h.Set != nil && h.State != Attached {
-		o.done.Hook.Reattached = string(h.State)
 		rules = append(h.Set.Policy(), rules...) // all are to be in force, on what may be another device
 	}
 	if o.hold, err = n.holdBack(dev, want.Direction, rules); err != nil {
@@ -194,7 +193,7 @@ func (n *Namespace) FlushAll(told func(*Hook), discarded func(*OtherLayoutError)
 		return err
 	}
 	hooks, err := n.readHooks()
-	defer closeHooks(hooks)
+	defer CloseHooks(hooks)
 	if err != nil {
 		return err
 	}
@@ -259,7 +258,11 @@ type order struct {
 }
 
 func newOrder(h *Hook, dev netinfo.Device, want policy.Table) *order {
-	return &order{Hook: h, dev: dev, want: want, done: Applied{Device: dev.Name, Direction: want.Direction}}
+	o := &order{Hook: h, dev: dev, want: want, done: Applied{Device: dev.Name, Direction: want.Direction}}
+	if h.Set != nil && h.State != Attached {
+		o.done.Hook.Reattached = string(h.State)
+	}
+	return o
 }
 
 func closeOrders(orders []*order) {
@@ -268,9 +271,8 @@ func closeOrders(orders []*order) {
 	}
 }
 
-// prepare makes hooks such that rules can be put in them: with room for what they
-// need, attached to their devices, and calling programs of this build that compare
-// their side. What is so already is left alone.
+// prepare makes room for the rules of hooks, and attaches hooks: with programs of
+// this build that compare their side. What is so already is left alone.
 func (n *Namespace) prepare(orders []*order) error {
 	if err := n.claim(orders); err != nil {
 		return err
@@ -419,9 +421,8 @@ func (n *Namespace) planNew(tables []policy.Table) ([]*order, error) {
 	return n.planTables(nil, nil, tables)
 }
 
-// warnEarlier pins the settings where builds had them for each hook that kept maps for
-// each: so they refuse the hook, as one of another layout, and do not take it for what
-// a killed command has left.
+// warnEarlier pins the settings where builds had them that kept maps for each hook: so
+// they refuse the hook, and do not take it for what a killed command has left.
 func (n *Namespace) warnEarlier(dir string) error {
 	pin := filepath.Join(dir, "g0", "hook")
 	if exists(pin) {
@@ -476,10 +477,8 @@ func (n *Namespace) trimIfb(set *maps.Set) error {
 
 // takeOff takes a hook without rules off its device, and all that it had besides.
 func (n *Namespace) takeOff(h *Hook) error {
-	if h.attached != nil {
-		if err := h.attached.take(); err != nil {
-			return err
-		}
+	if err := h.attached.take(); err != nil {
+		return err
 	}
 	if h.Direction == policy.Ingress {
 		if err := n.dropIfb(h.Set.Ifindex()); err != nil {
@@ -570,9 +569,8 @@ func (n *Namespace) changing(f func() error) error {
 	return err
 }
 
-// complete brings order into what a command has left halfway: a change that was
-// prepared and not armed is none, maps are of one generation, and there are no hooks
-// without rules.
+// complete brings order into what a command has left halfway: a change that was not
+// armed is none, maps are of one generation, and there are no hooks without rules.
 func (n *Namespace) complete() error {
 	if n.store == nil && n.foreign == nil { // it may have failed to remove them
 		if err := n.openState(); err != nil {
@@ -593,11 +591,9 @@ func (n *Namespace) complete() error {
 	if err := n.dropState(); err != nil {
 		return err
 	}
-	if n.store != nil {
-		for set := range n.store.Sets() {
-			if err := n.trimIfb(set); err != nil {
-				return err
-			}
+	for _, set := range n.sets() {
+		if err := n.trimIfb(set); err != nil {
+			return err
 		}
 	}
 	return n.removeStrays()

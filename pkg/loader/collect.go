@@ -97,21 +97,18 @@ func (n *Namespace) collectDevices() {
 		n.collected = append(n.collected, other.Name())
 	}
 	var gone []*Hook
-	defer func() { closeHooks(gone) }()
-	if n.store != nil {
-		for set := range n.store.Sets() {
-			if names[set.Ifindex()] == set.Device() {
-				continue
-			}
-			h, err := n.openHook(set)
-			if err != nil || h == nil {
-				continue
-			}
-			if h.State == Gone {
-				gone = append(gone, h)
-			} else {
-				h.Close()
-			}
+	defer func() { CloseHooks(gone) }()
+	for _, set := range n.sets() {
+		if names[set.Ifindex()] == set.Device() {
+			continue
+		}
+		h, err := n.openHook(set)
+		switch {
+		case err != nil || h == nil:
+		case h.State == Gone:
+			gone = append(gone, h)
+		default:
+			h.Close()
 		}
 	}
 	for _, h := range gone {
@@ -292,23 +289,12 @@ func (n *Namespace) EndOldChange(age time.Duration) (more bool, err error) {
 	if at != 0 && at+uint64(age) > maps.Now() {
 		return false, nil
 	}
-	if !n.anySet(func(set *maps.Set) bool { return !set.InForce() }) {
+	if !slices.ContainsFunc(n.sets(), func(set *maps.Set) bool { return !set.InForce() }) {
 		return false, nil
 	}
 	if err := n.endChange(nil); err != nil {
 		return false, err
 	}
 	err = n.sweep()
-	return err == nil && n.anySet(isUnused), err
-}
-
-func (n *Namespace) anySet(is func(*maps.Set) bool) bool {
-	if n.store != nil {
-		for set := range n.store.Sets() {
-			if is(set) {
-				return true
-			}
-		}
-	}
-	return false
+	return err == nil && slices.ContainsFunc(n.sets(), isUnused), err
 }

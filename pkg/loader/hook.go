@@ -75,7 +75,8 @@ func (h *Hook) Close() {
 	}
 }
 
-func closeHooks(hooks []*Hook) {
+// CloseHooks closes them all.
+func CloseHooks(hooks []*Hook) {
 	for _, h := range hooks {
 		h.Close()
 	}
@@ -208,14 +209,20 @@ func (n *Namespace) otherLayouts() (others []*OtherLayoutError, err error) {
 
 // setOf is the set of a direction of a device, by its index when the hook was made; nil if there is none.
 func (n *Namespace) setOf(index int, d policy.Direction) *maps.Set {
-	if n.store != nil {
-		for set := range n.store.Sets() {
-			if set.Ifindex() == index && set.Direction() == d {
-				return set
-			}
+	for _, set := range n.sets() {
+		if set.Ifindex() == index && set.Direction() == d {
+			return set
 		}
 	}
 	return nil
+}
+
+// sets are those of all hooks.
+func (n *Namespace) sets() []*maps.Set {
+	if n.store == nil {
+		return nil
+	}
+	return slices.Collect(n.store.Sets())
 }
 
 // Find is the hook of a device by its name; nil if it has none. A device that
@@ -232,11 +239,8 @@ func (n *Namespace) Find(name string, d policy.Direction) (*Hook, error) {
 			return nil, other
 		}
 	}
-	if n.store == nil {
-		return nil, nil
-	}
 	var sets []*maps.Set
-	for set := range n.store.Sets() {
+	for _, set := range n.sets() {
 		switch {
 		case set.Direction() != d:
 		case here && set.Ifindex() == dev.Index:

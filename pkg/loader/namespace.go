@@ -3,22 +3,10 @@
 // the command, attaches them by tcx or clsact, finds them again, replaces them
 // and takes them away. What else there is in the namespace, internal/netinfo tells.
 //
-// What is pinned, below shapectl/ in the bpffs:
-//
-//	<namespace cookie>/alive                    whether the namespace exists (collect.go)
-//	<namespace cookie>/g<n>/                    a generation: the maps of the namespace
-//	<namespace cookie>/kinds                    the programs, by kind of hook
-//	<namespace cookie>/<ifindex>-<direction>/   a hook
-//		program                             calls that of its kind
-//		link                                what attaches it, with tcx
-//	<namespace cookie>/busy                     a command is changing something
-//	<namespace cookie>/qdisc-<ifindex>          what was there before an fq
-//	<namespace cookie>/ifb-<ifindex>/           the device has an ifb
-//
-// A generation is built aside and renamed whole, and its programs take the place
-// of those before. A rule takes effect by one store (pkg/maps), so a command that
-// is killed leaves the rules as they were or as they were to be. What it leaves
-// besides has no rule in it, and the next command takes it away.
+// docs/architecture.md shows what is pinned. A generation of maps is built aside and
+// renamed whole. A rule takes effect by one store (pkg/maps), so a command that is killed
+// leaves the rules as they were or as they were to be. What it leaves besides has no rule
+// in it, and the next command takes it away.
 package loader
 
 import (
@@ -94,18 +82,23 @@ func In(name string, f func() error) error {
 		return fmt.Errorf("open network namespace %s: %w", name, err)
 	}
 	defer target.Close()
+	return onThread(func() error {
+		err := netns.Set(target)
+		if errors.Is(err, unix.EINVAL) {
+			return fmt.Errorf("%w: %s is not one", ErrNoNamespace, name)
+		}
+		if err != nil {
+			return fmt.Errorf("enter network namespace %s: %w", name, err)
+		}
+		return f()
+	})
+}
+
+// onThread runs f, which may enter other namespaces, on a thread that ends with it.
+func onThread(f func() error) error {
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		err := netns.Set(target)
-		if errors.Is(err, unix.EINVAL) {
-			done <- fmt.Errorf("%w: %s is not one", ErrNoNamespace, name)
-			return
-		}
-		if err != nil {
-			done <- fmt.Errorf("enter network namespace %s: %w", name, err)
-			return
-		}
 		done <- f()
 	}()
 	return <-done
@@ -115,9 +108,8 @@ func In(name string, f func() error) error {
 // there and changes nothing.
 func Read(o Options) (*Namespace, error) { return open(o, false) }
 
-// Write opens the calling thread's namespace for changes, alone. It takes away
-// what a command that was killed has left, and what is left of devices and
-// namespaces that no longer exist.
+// Write opens the calling thread's namespace for changes, alone. It takes away what a
+// killed command has left, and what is left of deleted devices and namespaces.
 func Write(o Options) (*Namespace, error) {
 	n, err := open(o, true)
 	if err != nil {
@@ -136,11 +128,7 @@ func Write(o Options) (*Namespace, error) {
 
 // locate tells where the state of the calling thread's namespace is, or would be.
 func locate(o Options) (n *Namespace, err error) {
-	n = &Namespace{options: o, unlock: func() {}}
-	if o.Mode == "" {
-		n.options.Mode = Auto
-	}
-	n.lasting = true
+	n = &Namespace{options: o, unlock: func() {}, lasting: true}
 	if o.BPFFS == "" {
 		n.options.BPFFS = DefaultBPFFS
 		n.root, n.lasting = lastingRoot()

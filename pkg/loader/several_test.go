@@ -37,7 +37,7 @@ func severalHooks(r *rig) {
 
 func withHooks(n *Namespace, f func(hooks []*Hook) error) error {
 	hooks, err := n.Hooks()
-	defer closeHooks(hooks)
+	defer CloseHooks(hooks)
 	if err != nil {
 		return err
 	}

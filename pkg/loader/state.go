@@ -130,11 +130,7 @@ func (n *Namespace) makeRoom(ids, views uint32, rules []policy.Rule) (upgraded b
 	if lacks := ids - min(ids, n.store.Room()); lacks > 0 {
 		size.Rules = max(growth(size.Rules), (size.Rules+lacks)/4*5)
 	}
-	used := uint32(0)
-	for range n.store.Sets() {
-		used++
-	}
-	for size.Views < used+views {
+	for views += uint32(len(n.sets())); size.Views < views; {
 		size.Views *= 2
 	}
 	upgraded = settings.Build != id
@@ -300,7 +296,10 @@ func (n *Namespace) finishState() error {
 
 // dropState removes the maps of a namespace in which no hook is left.
 func (n *Namespace) dropState() error {
-	if n.store == nil || n.anySet(func(*maps.Set) bool { return true }) {
+	if n.store == nil {
+		return nil
+	}
+	for range n.store.Sets() {
 		return nil
 	}
 	n.closeState()
