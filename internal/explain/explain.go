@@ -1,5 +1,5 @@
 // Package explain tells what packets meet on their way, which rule decides over
-// them, and what it makes of them. Gather finds the facts out, and charges and
+// them, and what it makes of them. It first finds the facts out, and charges and
 // changes nothing; Judge, which knows no kernel, says what they mean.
 package explain
 
@@ -37,7 +37,11 @@ func (e *QuestionError) Unwrap() error { return e.err }
 // error is, or wraps, a *QuestionError where the question has no answer. With
 // an error about hooks that could not be read comes what the others do.
 func Explain(n *loader.Namespace, q Question) (ways report.Ways, err error) {
-	facts, err := Gather(n, q)
+	gather := onDevice
+	if q.Device == "" {
+		gather = onRoutes
+	}
+	facts, err := gather(n, q)
 	for _, f := range facts {
 		ways = append(ways, Judge(f))
 	}

@@ -14,16 +14,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Gather finds out what a question is about, in the namespace of the calling
-// thread: of both directions of a device, or of packets to and from an address.
-// Errors are those of Explain.
-func Gather(n *loader.Namespace, q Question) ([]Facts, error) {
-	if q.Device == "" {
-		return onRoutes(n, q)
-	}
-	return onDevice(n, q)
-}
-
+// onDevice is about both directions of the device that was named, or one.
 func onDevice(n *loader.Namespace, q Question) ([]Facts, error) {
 	directions := []policy.Direction{policy.Egress, policy.Ingress}
 	if q.Direction != nil {

@@ -193,16 +193,11 @@ func (k *Keeper) serve(ctx context.Context, devices []netinfo.Device) ([]netinfo
 	for len(devices) > 0 && ctx.Err() == nil {
 		done, err := k.serveSome(ctx, devices)
 		devices = devices[done:]
-		if errors.Is(err, loader.ErrPending) {
-			if !k.pending {
-				k.Warned(fmt.Errorf("%d devices wait for their rules: %w", len(devices), err))
-			}
-			k.pending = true
-			break
-		}
-		k.pending = false
-		if errors.Is(err, unix.EWOULDBLOCK) {
+		pending, busy := errors.Is(err, loader.ErrPending), errors.Is(err, unix.EWOULDBLOCK)
+		if busy || pending && !k.pending {
 			k.Warned(fmt.Errorf("%d devices wait for their rules: %w", len(devices), err))
+		}
+		if k.pending = pending; pending || busy {
 			break
 		}
 		if err != nil {

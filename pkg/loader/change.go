@@ -332,7 +332,7 @@ func (n *Namespace) attachOne(o *order) error {
 	if err := n.follow(h, o.dev); err != nil {
 		return err
 	}
-	if n.needsIfb(h.Set, o.want.Rules) {
+	if needsIfb(h.Set, o.want.Rules) {
 		packets, _ := Waiting(o.want.Rules)
 		if err := n.makeIfb(o.dev, packets); err != nil {
 			return err
@@ -456,7 +456,7 @@ func (n *Namespace) follow(h *Hook, dev netinfo.Device) error {
 
 // needsIfb reports whether a hook sends packets to an ifb: those of such rules, or
 // of others that it has.
-func (n *Namespace) needsIfb(set *maps.Set, rules []policy.Rule) bool {
+func needsIfb(set *maps.Set, rules []policy.Rule) bool {
 	if set.Direction() != policy.Ingress {
 		return false
 	}
@@ -466,7 +466,7 @@ func (n *Namespace) needsIfb(set *maps.Set, rules []policy.Rule) bool {
 
 // trimIfb deletes the ifb of a hook that does not need it any more.
 func (n *Namespace) trimIfb(set *maps.Set) error {
-	if set.Direction() != policy.Ingress || n.needsIfb(set, nil) {
+	if set.Direction() != policy.Ingress || needsIfb(set, nil) {
 		return nil
 	}
 	if set.Ifb() != 0 {
