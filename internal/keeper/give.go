@@ -44,8 +44,8 @@ func (k *Keeper) repair(n *loader.Namespace, hooks []*loader.Hook, g gift, from 
 		if !lost(h, g.dev) {
 			continue
 		}
-		wanted := slices.ContainsFunc(g.tables, func(t policy.Table) bool { return t.Direction == h.Direction && t.Match == h.Match() })
-		if !wanted {
+		isIts := func(t policy.Table) bool { return t.Direction == h.Direction && t.Match == h.Match() }
+		if !slices.ContainsFunc(g.tables, isIts) {
 			if err := n.Flush(h); err != nil {
 				return err
 			}

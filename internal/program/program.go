@@ -162,7 +162,9 @@ func NewKinds() (*ebpf.Map, error) {
 	if err := step.Try("make a map"); err != nil {
 		return nil, err
 	}
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: "shapectl_kinds", Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: uint32(Kinds)})
+	m, err := ebpf.NewMap(&ebpf.MapSpec{
+		Name: "shapectl_kinds", Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: uint32(Kinds),
+	})
 	if err != nil {
 		return nil, fmt.Errorf("make the map of programs: %w", err)
 	}

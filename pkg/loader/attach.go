@@ -245,7 +245,8 @@ func (a *attachment) addFilter(p *ebpf.Program) error {
 	}
 	f := &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: a.index, Parent: netinfo.FilterParent(a.direction), Handle: 1, Protocol: unix.ETH_P_ALL, Priority: priority,
+			LinkIndex: a.index, Parent: netinfo.FilterParent(a.direction), Handle: 1,
+			Protocol: unix.ETH_P_ALL, Priority: priority,
 		},
 		Fd: p.FD(), Name: program.Name, DirectAction: true,
 	}

@@ -608,10 +608,11 @@ func (n *Namespace) removeStrays() error {
 	for _, e := range entries {
 		path := filepath.Join(n.dir, e.Name())
 		index, d, isHook := parseHookName(e.Name())
+		isOther := slices.ContainsFunc(n.others, func(o *OtherLayoutError) bool { return o.at.dir == path })
 		switch {
 		case strings.HasPrefix(e.Name(), trashPrefix), e.Name() == asideName:
 			err = removeAll(path)
-		case isHook && n.setOf(index, d) == nil && !slices.ContainsFunc(n.others, func(o *OtherLayoutError) bool { return o.at.dir == path }):
+		case isHook && !isOther && n.setOf(index, d) == nil:
 			err = takeAway(n.hookDir(index, d))
 		case e.Name() == kindsPin && n.store == nil && n.foreign == nil:
 			err = unlink(path)

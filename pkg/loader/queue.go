@@ -169,7 +169,8 @@ func readRecord(pin string) ([]byte, error) {
 func keepRecord(pin string, record []byte) error {
 	err := unlink(pin)
 	if err == nil {
-		err = pinValue(pin, &ebpf.MapSpec{Name: "shapectl_qdisc", Type: ebpf.Array, ValueSize: uint32(len(record))}, record)
+		spec := &ebpf.MapSpec{Name: "shapectl_qdisc", Type: ebpf.Array, ValueSize: uint32(len(record))}
+		err = pinValue(pin, spec, record)
 	}
 	if err != nil {
 		return fmt.Errorf("keep what qdisc there was: %w", err)

@@ -2,8 +2,8 @@ package loader
 
 import (
 	"fmt"
+	"maps"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -147,14 +147,9 @@ func TestSeveralHooksKilled(t *testing.T) {
 					r.wholeHooks(before, after, false)
 					r.write(func(*Namespace) error { return nil })
 					now := r.wholeHooks(before, after, true)
-					as := func(states map[string]string) bool {
-						return !slices.ContainsFunc(severalDevices, func(name string) bool {
-							return now[name+" egress"] != states[name+" egress"] || now[name+" ingress"] != states[name+" ingress"]
-						})
-					}
-					partly = partly || !as(before) && !as(after)
+					partly = partly || !maps.Equal(now, before) && !maps.Equal(now, after)
 					r.write(c.run)
-					if now = r.wholeHooks(before, after, true); !as(after) {
+					if now = r.wholeHooks(before, after, true); !maps.Equal(now, after) {
 						t.Errorf("once more: %v", now)
 					}
 					if t.Failed() {
