@@ -226,8 +226,17 @@ func clean(s string) string {
 }
 
 // everything is the networks that hold all addresses.
-func everything() []netip.Prefix {
-	return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
+var everything = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
+
+// families are the networks that hold all IPv4 addresses, all IPv6 addresses, or both.
+func families(four, six bool) (all []netip.Prefix) {
+	if four {
+		all = append(all, everything[0])
+	}
+	if six {
+		all = append(all, everything[1])
+	}
+	return all
 }
 
 // sorted brings errors into the order of a file.

@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -30,73 +31,43 @@ var (
 
 // asks is what packets have to be for a rule of nft to see them.
 type asks struct {
-	four, six bool // families
-	to, from  addresses
-	in, out   []string // devices; nil for any
-	partial   string   // what else
+	four, six bool         // families
+	addresses [3]addresses // by side; that of either asks for nothing
+	devices   devices
+	partial   string // what else
 }
 
 // addresses are those on one side that a rule asks for.
-type addresses struct {
-	any    bool
-	only   []netip.Prefix // unless any
-	except []netip.Prefix
-}
+type addresses struct{ only, except []netip.Prefix }
+
+// any reports whether nothing is asked.
+func (a addresses) any() bool { return slices.Equal(a.only, everything) && len(a.except) == 0 }
 
 func (a *asks) restrict(what string) { a.partial = also(a.partial, what) }
 
 // side is where the addresses are that a rule asks for, and whether that is one side at most.
 func (a asks) side() (side, bool) {
-	switch to, from_ := !a.to.all(), !a.from.all(); {
-	case to && from_:
-		return either, false
+	switch to, source := !a.addresses[toward].any(), !a.addresses[from].any(); {
 	case to:
-		return toward, true
-	case from_:
+		return toward, !source
+	case source:
 		return from, true
 	}
 	return either, true
 }
 
-func (a addresses) all() bool { return a.any && len(a.except) == 0 }
-
 // prefixes are the networks on a side, of the families.
 func (a asks) prefixes(s side) (only, except []netip.Prefix) {
-	all := everything()
-	var families []netip.Prefix
-	if a.four {
-		families = append(families, all[0])
-	}
-	if a.six {
-		families = append(families, all[1])
-	}
-	on := a.to
-	if s == from {
-		on = a.from
-	}
-	if s == either || on.any {
-		only = families
-	} else {
-		only = common(on.only, families)
-	}
-	if s == either {
-		return only, nil
-	}
-	return only, common(on.except, families)
+	on, of := a.addresses[s], families(a.four, a.six)
+	return common(on.only, of), common(on.except, of)
 }
 
 // with adds addresses on a side.
 func (a asks) with(s side, networks []netip.Prefix, not bool) asks {
-	on := &a.to
-	if s == from {
-		on = &a.from
-	}
-	switch {
-	case not:
-		on.except = append(slices.Clone(on.except), networks...)
-	case on.any:
-		on.any, on.only = false, networks
-	default:
+	on := &a.addresses[s]
+	if not {
+		on.except = slices.Concat(on.except, networks)
+	} else {
 		on.only = common(on.only, networks)
 	}
 	// Whoever asks for an address asks for its family; one who does not want it asks for that, too.
@@ -108,18 +79,23 @@ func (a asks) with(s side, networks []netip.Prefix, not bool) asks {
 
 // covers reports whether all packets that b asks for are among a's.
 func (a asks) covers(b asks) bool {
-	if a.partial != "" || b.four && !a.four || b.six && !a.six || !among(b.in, a.in) || !among(b.out, a.out) {
+	if a.partial != "" || b.four && !a.four || b.six && !a.six {
 		return false
 	}
-	for _, s := range []struct{ a, b addresses }{{a.to, b.to}, {a.from, b.from}} {
-		if len(s.a.except) > 0 && !slices.Equal(s.a.except, s.b.except) {
+	for d, mine := range a.devices {
+		theirs := b.devices[d]
+		other := func(name string) bool { return !slices.Contains(mine, name) }
+		if mine != nil && (theirs == nil || slices.ContainsFunc(theirs, other)) {
 			return false
 		}
-		if s.a.any {
-			continue
+	}
+	for s, mine := range a.addresses {
+		theirs := b.addresses[s]
+		if len(mine.except) > 0 && !slices.Equal(mine.except, theirs.except) {
+			return false
 		}
-		if s.b.any || slices.ContainsFunc(s.b.only, func(p netip.Prefix) bool {
-			return !slices.ContainsFunc(s.a.only, func(q netip.Prefix) bool { return q.Bits() <= p.Bits() && q.Overlaps(p) })
+		if slices.ContainsFunc(theirs.only, func(p netip.Prefix) bool {
+			return !slices.ContainsFunc(mine.only, func(q netip.Prefix) bool { return q.Bits() <= p.Bits() && q.Overlaps(p) })
 		}) {
 			return false
 		}
@@ -127,22 +103,10 @@ func (a asks) covers(b asks) bool {
 	return true
 }
 
-// among reports whether all names are among those of a list, of which nil has any.
-func among(names, of []string) bool {
-	return of == nil || names != nil && !slices.ContainsFunc(names, func(n string) bool { return !slices.Contains(of, n) })
-}
-
 // A held is packets that a limit of nft is for.
 type held struct {
 	asks
-	*nftLimit
-}
-
-// nftLimit is a limit of nft, in bytes or packets.
-type nftLimit struct {
 	*limit
-	packets bool
-	over    bool // it is for what exceeds
 }
 
 // nftWalk goes through the chains of a ruleset as packets do.
@@ -176,24 +140,22 @@ const (
 
 func (w *nftWalk) walk() error {
 	for _, c := range w.nft.chains {
-		if c.hook == "" || c.kind == "nat" || c.family == "arp" {
+		if c.Hook == "" || c.Type == "nat" || c.Family == "arp" {
 			continue
 		}
 		w.base, w.open, w.accepted = c, nil, nil
-		start := asks{four: c.family != "ip6", six: c.family != "ip", to: addresses{any: true}, from: addresses{any: true}}
-		if len(c.devices) > 0 {
-			switch c.hook {
-			case "ingress":
-				start.in = c.devices
-			case "egress":
-				start.out = c.devices
-			}
+		start := asks{four: c.Family != "ip6", six: c.Family != "ip"}
+		for s := range start.addresses {
+			start.addresses[s].only = everything
+		}
+		if d, err := policy.ParseDirection(c.Hook); err == nil && len(c.Dev) > 0 {
+			start.devices[d] = c.Dev
 		}
 		if err := w.chain(c, start); err != nil {
 			return err
 		}
 		for _, o := range w.open {
-			if c.policy == "drop" {
+			if c.Policy == "drop" {
 				w.close(o)
 				continue
 			}
@@ -245,7 +207,8 @@ func (w *nftWalk) close(o openLimit) {
 }
 
 // verdict does what a rule does to packets, after its limits.
-func (w *nftWalk) verdict(verdict string, to *nftChain, a asks, limits []held, r *nftRule) error {
+func (w *nftWalk) verdict(verdict, target string, a asks, limits []held, r *nftRule) error {
+	to := w.nft.named[r.named(target)]
 	if len(limits) == 0 {
 		return w.plain(verdict, to, a, r)
 	}
@@ -302,20 +265,21 @@ func (w *nftWalk) plain(verdict string, to *nftChain, a asks, r *nftRule) error 
 
 // exempt adds entries for packets that pass, or that are dropped, wherever limits may be.
 func (w *nftWalk) exempt(a asks, drops bool, r *nftRule) (added []int) {
-	if loopback := []string{"lo"}; slices.Equal(a.in, loopback) || slices.Equal(a.out, loopback) {
-		return nil // there is no limit on these
+	for _, names := range a.devices {
+		if slices.Equal(names, []string{"lo"}) {
+			return nil // there is no limit on these
+		}
 	}
 	s, single := a.side()
 	if !single {
 		only, _ := a.prefixes(from)
 		a.restrict("source " + names(only))
-		s = toward
 	}
 	only, except := a.prefixes(s)
 	for _, p := range except {
 		a.restrict("not " + name(p))
 	}
-	e := entry{side: s, drops: drops, partial: a.partial, in: a.in, out: a.out, where: r.where()}
+	e := entry{side: s, drops: drops, partial: a.partial, devices: a.devices, where: r.where()}
 	for _, p := range only {
 		e.prefix = p
 		w.entries = append(w.entries, e)
@@ -330,7 +294,7 @@ func (w *nftWalk) hold(h held, r *nftRule, conforming *string) {
 	if !single {
 		h.restrict("both addresses")
 	}
-	if len(h.in) > 0 && len(h.out) > 0 {
+	if len(h.devices[policy.Ingress]) > 0 && len(h.devices[policy.Egress]) > 0 {
 		h.restrict("both iifname and oifname")
 	}
 	if h.partial != "" {
@@ -351,7 +315,7 @@ func (w *nftWalk) hold(h held, r *nftRule, conforming *string) {
 			holes = append(holes, len(w.entries)-1)
 		}
 		for _, p := range only {
-			w.entries = append(w.entries, entry{key: key, side: s, prefix: p, limit: h.limit, hook: w.base.hook, where: r.where(), comment: r.name()})
+			w.entries = append(w.entries, entry{key: key, side: s, prefix: p, limit: h.limit, hook: w.base.Hook, where: r.where(), comment: r.name()})
 			o.entries = append(o.entries, len(w.entries)-1)
 		}
 		w.end(holes)
@@ -372,7 +336,7 @@ func (w *nftWalk) hold(h held, r *nftRule, conforming *string) {
 
 // hooked says what else a rule is for than a limit at the hook of the base chain.
 func (w *nftWalk) hooked() {
-	switch w.base.hook {
+	switch w.base.Hook {
 	case "forward":
 		w.note("limits at the hook forward were for what is forwarded; rules are for what this host itself sends and gets, too")
 	case "input", "output":
@@ -382,17 +346,19 @@ func (w *nftWalk) hooked() {
 
 // places are the devices and directions of a limit.
 func (w *nftWalk) places(h held, s side, r *nftRule) (keys []tableKey) {
-	d, devices := policy.Ingress, h.in
+	d := policy.Ingress
+	if len(h.devices[policy.Egress]) > 0 {
+		d = policy.Egress
+	}
+	devices := h.devices[d]
 	switch {
-	case len(h.out) > 0:
-		d, devices = policy.Egress, h.out
-	case len(h.in) > 0:
+	case len(devices) > 0:
 	case w.device == "":
 		w.leave(nftNoDevice, r.where(), "%v for %s", h.rate, h.asks.says())
 		return nil
 	default:
 		devices = []string{w.device}
-		switch hook := w.base.hook; {
+		switch hook := w.base.Hook; {
 		case hook == "output" || hook == "egress":
 			d = policy.Egress
 		case hook == "input" || hook == "ingress":
@@ -416,23 +382,15 @@ func (w *nftWalk) places(h held, s side, r *nftRule) (keys []tableKey) {
 // says is what packets are meant, for people.
 func (a asks) says() string {
 	var words []string
-	for _, s := range []struct {
-		name string
-		addresses
-	}{{"to", a.to}, {"from", a.from}} {
-		if !s.any {
-			words = append(words, s.name+" "+names(s.only))
+	for s, on := range a.addresses {
+		if !slices.Equal(on.only, everything) {
+			words = append(words, prepositions[s]+names(on.only))
 		}
-		if len(s.except) > 0 {
-			words = append(words, s.name+" any but "+names(s.except))
+		if len(on.except) > 0 {
+			words = append(words, prepositions[s]+"any but "+names(on.except))
 		}
 	}
-	if a.in != nil {
-		words = append(words, "entering "+some(a.in))
-	}
-	if a.out != nil {
-		words = append(words, "leaving "+some(a.out))
-	}
+	words = append(words, a.devices.says()...)
 	if a.partial != "" {
 		words = append(words, "with "+a.partial)
 	}
@@ -479,32 +437,27 @@ var (
 	nftSeconds = map[string]uint64{"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 )
 
-// limit is the limit that nft writes as l: its bucket holds what the rate lets
+// newLimit makes a limit of what nft writes: its bucket holds what the rate lets
 // through in a whole unit of time, and the burst.
-func (w *ruleset) nftLimit(l limitJSON, where string) (*nftLimit, error) {
-	n := &nftLimit{over: l.Inv, limit: &limit{where: where}}
-	size, inBytes := nftBytes[l.RateUnit]
-	if l.RateUnit == "" || l.RateUnit == "packets" {
-		n.packets = true
-		return n, nil
+func (w *nftWalk) newLimit(of *nftLimit, where string) (*limit, error) {
+	l := &limit{over: of.Inv, where: where}
+	if of.RateUnit == "" || of.RateUnit == "packets" {
+		l.packets = true
+		return l, nil
 	}
-	seconds := nftSeconds[l.Per]
-	burstSize := nftBytes[l.BurstUnit]
-	if l.BurstUnit == "" {
-		burstSize = 1
+	size, seconds, burstSize := nftBytes[of.RateUnit], nftSeconds[of.Per], nftBytes[cmp.Or(of.BurstUnit, "bytes")]
+	if size == 0 || seconds == 0 || burstSize == 0 {
+		return nil, fmt.Errorf("a limit of %d %s/%s burst %d %s has a unit that is not known", of.Rate, of.RateUnit, of.Per, of.Burst, of.BurstUnit)
 	}
-	if !inBytes || seconds == 0 || burstSize == 0 {
-		return nil, fmt.Errorf("%s: a limit of %d %s/%s burst %d %s has a unit that is not known", where, l.Rate, l.RateUnit, l.Per, l.Burst, l.BurstUnit)
-	}
-	hi, bytes := bits.Mul64(l.Rate, size)
-	high, burst := bits.Mul64(l.Burst, burstSize)
+	hi, bytes := bits.Mul64(of.Rate, size)
+	high, burst := bits.Mul64(of.Burst, burstSize)
 	if hi != 0 || high != 0 || bytes > 1<<60 || burst > 1<<60 {
-		n.rate = policy.MaxRate + 1
-		return n, nil
+		l.rate = policy.MaxRate + 1
+		return l, nil
 	}
-	n.rate, n.capacity = policy.Rate(8*bytes/seconds), bytes+burst
-	if rest := 8 * bytes % seconds; rest*1e6 > 8*bytes && n.rate >= policy.MinRate {
-		w.leave(nftRounded, where, "%d %s/%s is %v", l.Rate, l.RateUnit, l.Per, n.rate)
+	l.rate, l.capacity = policy.Rate(8*bytes/seconds), bytes+burst
+	if rest := 8 * bytes % seconds; rest*1e6 > 8*bytes && l.rate >= policy.MinRate {
+		w.leave(nftRounded, where, "%d %s/%s is %v", of.Rate, of.RateUnit, of.Per, l.rate)
 	}
-	return n, nil
+	return l, nil
 }

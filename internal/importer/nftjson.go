@@ -22,96 +22,141 @@ type nftRuleset struct {
 	chains  []*nftChain // in the order in which packets meet those of a hook
 	named   map[nftName]*nftChain
 	sets    map[nftName]*nftSet
-	limits  map[nftName]limitJSON
+	limits  map[nftName]*nftLimit
 	foreign []*nftRule // rules that iptables made
 	rules   int
-
-	resolved map[nftName]*nftLimit
-}
-
-// nftName is a name in a table.
-type nftName struct{ family, table, name string }
-
-type nftChain struct {
-	nftName
-	kind, hook, policy string // "" for a chain that others jump to
-	devices            []string
-	rules              []*nftRule
-}
-
-type nftRule struct {
-	nftName // of its chain
-	handle  uint64
-	comment string
-	body    []statement
-	at      int64 // where in the text it begins, from 1
-}
-
-// A statement of a rule: what it is called, and the rest.
-type statement struct {
-	kind string
-	body json.RawMessage
-}
-
-type nftSet struct {
-	elements []json.RawMessage
-	own      *limitJSON // that each element gets that has none
-	dynamic  bool
-}
-
-func (r *nftRule) where() string {
-	return fmt.Sprintf("table %s %s chain %s handle %d", r.family, r.table, r.nftName.name, r.handle)
-}
-
-// name is what a rule is called.
-func (r *nftRule) name() string {
-	return cmp.Or(r.comment, fmt.Sprintf("%s %s handle %d", r.table, r.nftName.name, r.handle))
 }
 
 // What nft prints.
 type (
-	objectJSON struct {
-		Table *struct{}
-		Chain *chainJSON
-		Rule  *ruleJSON
-		Set   *setJSON
-		Map   *setJSON
-		Limit *limitJSON
+	// An nftName is a name in a table.
+	nftName struct{ Family, Table, Name string }
+
+	nftChain struct {
+		nftName
+		Type, Hook, Policy string // "" for a chain that others jump to
+		Dev                oneOrMore[string]
+		rules              []*nftRule
 	}
-	chainJSON struct {
-		Family, Table, Name, Type, Hook, Policy string
-		Dev                                     stringsJSON
-	}
-	ruleJSON struct {
+
+	nftRule struct {
 		Family, Table, Chain, Comment string
 		Handle                        uint64
-		Expr                          []map[string]json.RawMessage
+		Expr                          []statement
+		at                            int64 // where in the text it begins, from 1
 	}
-	setJSON struct {
-		Family, Table, Name string
-		Elem                []json.RawMessage
-		Stmt                []map[string]json.RawMessage
-		Flags               stringsJSON
+
+	// An nftSet is a set or map.
+	nftSet struct {
+		nftName
+		Elem  []json.RawMessage
+		Stmt  []statement // what each element gets that has none of its own
+		Flags oneOrMore[string]
 	}
-	limitJSON struct {
-		Family, Table, Name, Per string
-		Rate, Burst              uint64
-		RateUnit                 string `json:"rate_unit"`
-		BurstUnit                string `json:"burst_unit"`
-		Inv                      bool
+
+	nftLimit struct {
+		nftName
+		Per         string
+		Rate, Burst uint64
+		RateUnit    string `json:"rate_unit"`
+		BurstUnit   string `json:"burst_unit"`
+		Inv         bool
+		made        *limit // what rules that share it are held to
 	}
-	// stringsJSON is one string or a list of them.
-	stringsJSON []string
+
+	// A statement of a rule: what it is called, and the rest.
+	statement struct {
+		kind string
+		body json.RawMessage
+	}
+
+	// A body is the rest of any statement that says something of limits.
+	body struct {
+		nftLimit                              // limit
+		reference   string                    // limit, by its name
+		Map         *struct{ Key, Data expr } // limit, by a key
+		Op          string                    // match
+		Left, Right expr                      // match
+		Key, Data   expr                      // vmap, and Key of meter
+		Elem        expr                      // set
+		Stmt        oneOrMore[statement]      // set and meter
+		Target      string                    // jump and goto
+	}
+
+	// An expr is a value, or a part of packets.
+	expr struct {
+		raw    json.RawMessage
+		text   string // a string; "" for anything else
+		Prefix *struct {
+			Addr string
+			Len  int
+		}
+		Range []string
+		Elem  *struct {
+			Val   expr
+			Limit *nftLimit
+		}
+		Set      []json.RawMessage
+		Payload  *struct{ Protocol, Field string }
+		Meta, Ct *struct{ Key string }
+		And      []expr `json:"&"`
+	}
+
+	oneOrMore[T any] []T
 )
 
-func (s *stringsJSON) UnmarshalJSON(text []byte) error {
-	var one string
+func (l *oneOrMore[T]) UnmarshalJSON(text []byte) error {
+	var one T
 	if json.Unmarshal(text, &one) == nil {
-		*s = stringsJSON{one}
+		*l = oneOrMore[T]{one}
 		return nil
 	}
-	return json.Unmarshal(text, (*[]string)(s))
+	return json.Unmarshal(text, (*[]T)(l))
 }
+
+func (s *statement) UnmarshalJSON(text []byte) error {
+	var kinds map[string]json.RawMessage
+	err := json.Unmarshal(text, &kinds)
+	for s.kind, s.body = range kinds {
+	}
+	return err
+}
+
+// UnmarshalJSON takes anything: what is none of the known forms has its text alone.
+func (e *expr) UnmarshalJSON(text []byte) error {
+	type object expr
+	e.raw = bytes.Clone(text)
+	if json.Unmarshal(text, &e.text) != nil && json.Unmarshal(text, (*object)(e)) != nil {
+		*e = expr{raw: e.raw}
+	}
+	return nil
+}
+
+// read reads what a statement says of limits.
+func (s statement) read() (b body, err error) {
+	switch {
+	case s.kind == "limit" && bytes.HasPrefix(s.body, []byte(`"`)):
+		err = json.Unmarshal(s.body, &b.reference)
+	case slices.Contains([]string{"match", "limit", "set", "meter", "vmap", "jump", "goto"}, s.kind):
+		err = json.Unmarshal(s.body, &b)
+	}
+	if err != nil {
+		err = fmt.Errorf("a %s is not as nft writes it: %w", s.kind, err)
+	}
+	return b, err
+}
+
+func (r *nftRule) where() string {
+	return fmt.Sprintf("table %s %s chain %s handle %d", r.Family, r.Table, r.Chain, r.Handle)
+}
+
+// name is what a rule is called.
+func (r *nftRule) name() string {
+	return cmp.Or(r.Comment, fmt.Sprintf("%s %s handle %d", r.Table, r.Chain, r.Handle))
+}
+
+// named is a name in a rule's table.
+func (r *nftRule) named(name string) nftName { return nftName{r.Family, r.Table, name} }
 
 // NFT reads what `nft -j list ruleset` prints, called file in errors. Limits of
 // rules that name no device are for the given one; "" for none. The error is of
@@ -122,17 +167,20 @@ func NFT(file string, text io.Reader, device string) (Imported, error) {
 		return Imported{}, err
 	}
 	all = bytes.TrimPrefix(all, []byte(byteOrderMark))
-	rules, err := readNFT(file, all)
+	wrong := func(offset int64, err error) (Imported, error) {
+		line, column := position(all, offset)
+		return Imported{}, policyfile.Errors{{File: file, Line: line, Column: column, Message: err.Error()}}
+	}
+	rules, at, err := readNFT(all)
 	if err != nil {
-		return Imported{}, err
+		return wrong(at, fmt.Errorf("%w; give what 'nft -j list ruleset' prints", err))
 	}
 	w := &nftWalk{ruleset: &ruleset{collector: newCollector()}, nft: rules, device: device}
 	for _, r := range rules.foreign {
 		w.leave(nftForeign, r.where(), "a rule")
 	}
 	if err := w.walk(); err != nil {
-		line, column := position(all, w.at.at)
-		return Imported{}, policyfile.Errors{{File: file, Line: line, Column: column, Message: err.Error()}}
+		return wrong(w.at.at, fmt.Errorf("%s: %w", w.at.where(), err))
 	}
 	w.make()
 	if len(w.tables) > 0 {
@@ -141,41 +189,31 @@ func NFT(file string, text io.Reader, device string) (Imported, error) {
 	return w.imported(), nil
 }
 
-func readNFT(file string, text []byte) (*nftRuleset, error) {
+// readNFT reads a text. An error has an offset, behind the byte that is to blame.
+func readNFT(text []byte) (n *nftRuleset, at int64, err error) {
 	var document struct{ Nftables []json.RawMessage }
-	wrong := func(offset int64, format string, args ...any) error {
-		line, column := position(text, offset)
-		return policyfile.Errors{{File: file, Line: line, Column: column, Message: fmt.Sprintf(format, args...)}}
-	}
-	const use = "give what 'nft -j list ruleset' prints"
 	if err := json.Unmarshal(text, &document); err != nil {
-		var syntax *json.SyntaxError
-		var kind *json.UnmarshalTypeError
-		switch {
-		case errors.As(err, &syntax):
-			return nil, wrong(syntax.Offset, "this is not JSON: %v; %s", err, use)
-		case errors.As(err, &kind):
-			return nil, wrong(kind.Offset, "there is a %s where nft has none; %s", kind.Value, use)
+		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
+			return nil, syntax.Offset, fmt.Errorf("this is not JSON: %w", err)
 		}
-		return nil, wrong(0, "%v; %s", err, use)
+		if kind, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+			return nil, kind.Offset, fmt.Errorf("there is a %s where nft has none", kind.Value)
+		}
+		return nil, 0, err
 	}
 	if document.Nftables == nil {
-		return nil, wrong(0, "there is no list called nftables; %s", use)
+		return nil, 0, errors.New("there is no list called nftables")
 	}
-	n := &nftRuleset{
-		named: map[nftName]*nftChain{}, sets: map[nftName]*nftSet{},
-		limits: map[nftName]limitJSON{}, resolved: map[nftName]*nftLimit{},
-	}
-	at := int64(0)
+	n = &nftRuleset{named: map[nftName]*nftChain{}, sets: map[nftName]*nftSet{}, limits: map[nftName]*nftLimit{}}
 	for _, raw := range document.Nftables {
 		// Where an object begins: each is a copy of what is in the text.
 		at += int64(bytes.Index(text[at:], raw))
 		if err := n.object(raw, at+1); err != nil {
-			return nil, wrong(at+1, "%v; %s", err, use)
+			return nil, at + 1, err
 		}
 		at += int64(len(raw))
 	}
-	return n, nil
+	return n, 0, nil
 }
 
 // position is the line and column, in characters, of the byte before an offset.
@@ -187,45 +225,37 @@ func position(text []byte, offset int64) (line, column int) {
 
 // object takes in an object of the list. Kinds that are not known are none that limits need.
 func (n *nftRuleset) object(raw json.RawMessage, at int64) error {
-	var o objectJSON
+	var o struct {
+		Chain    *nftChain
+		Rule     *nftRule
+		Set, Map *nftSet
+		Limit    *nftLimit
+	}
 	if err := json.Unmarshal(raw, &o); err != nil {
 		return fmt.Errorf("an object is not as nft writes it: %w", err)
 	}
 	switch {
 	case o.Chain != nil:
-		c := &nftChain{nftName{o.Chain.Family, o.Chain.Table, o.Chain.Name}, o.Chain.Type, o.Chain.Hook, o.Chain.Policy, o.Chain.Dev, nil}
-		n.chains = append(n.chains, c)
-		n.named[c.nftName] = c
+		n.chains = append(n.chains, o.Chain)
+		n.named[o.Chain.nftName] = o.Chain
 	case o.Rule != nil:
-		r := &nftRule{nftName: nftName{o.Rule.Family, o.Rule.Table, o.Rule.Chain}, handle: o.Rule.Handle, comment: o.Rule.Comment, at: at}
-		c := n.named[r.nftName]
+		c := n.named[o.Rule.named(o.Rule.Chain)]
 		if c == nil {
-			return fmt.Errorf("rule %d is in chain %s, which comes nowhere before it", r.handle, o.Rule.Chain)
+			return fmt.Errorf("rule %d is in chain %s, which comes nowhere before it", o.Rule.Handle, o.Rule.Chain)
 		}
-		for _, e := range o.Rule.Expr {
-			for kind, body := range e {
-				r.body = append(r.body, statement{kind, body})
-				if kind == "xt" {
-					n.foreign = append(n.foreign, r)
-				}
+		o.Rule.at = at
+		c.rules = append(c.rules, o.Rule)
+		n.rules++
+		for _, s := range o.Rule.Expr {
+			if s.kind == "xt" {
+				n.foreign = append(n.foreign, o.Rule)
 			}
 		}
-		c.rules = append(c.rules, r)
-		n.rules++
 	case o.Set != nil, o.Map != nil:
 		s := cmp.Or(o.Set, o.Map)
-		set := &nftSet{elements: s.Elem, dynamic: slices.Contains(s.Flags, "dynamic")}
-		for _, stmt := range s.Stmt {
-			if l, found := stmt["limit"]; found {
-				set.own = new(limitJSON)
-				if err := json.Unmarshal(l, set.own); err != nil {
-					return fmt.Errorf("the limit of set %s is not as nft writes it: %w", s.Name, err)
-				}
-			}
-		}
-		n.sets[nftName{s.Family, s.Table, s.Name}] = set
+		n.sets[s.nftName] = s
 	case o.Limit != nil:
-		n.limits[nftName{o.Limit.Family, o.Limit.Table, o.Limit.Name}] = *o.Limit
+		n.limits[o.Limit.nftName] = o.Limit
 	}
 	return nil
 }
@@ -233,7 +263,7 @@ func (n *nftRuleset) object(raw json.RawMessage, at int64) error {
 // drops reports whether a chain drops all that comes to it.
 func (n *nftRuleset) drops(c *nftChain) bool {
 	for _, r := range c.rules {
-		for _, s := range r.body {
+		for _, s := range r.Expr {
 			switch s.kind {
 			case "drop", "reject":
 				return true
@@ -249,36 +279,43 @@ func (n *nftRuleset) drops(c *nftChain) bool {
 // rule does what a rule does to packets that come to it.
 func (w *nftWalk) rule(r *nftRule, a asks) error {
 	var limits []held
-	for _, s := range r.body {
-		var err error
+	for _, s := range r.Expr {
+		b, err := s.read()
+		if err != nil {
+			return err
+		}
 		switch s.kind {
 		case "match":
 			if limits != nil {
 				restrict(limits, "what comes after the limit")
 				break
 			}
-			a, limits, err = w.match(s.body, a, r)
+			a, limits, err = w.match(b, a, r)
 		case "limit":
 			if limits != nil {
 				restrict(limits, "a second limit")
 				break
 			}
-			limits, err = w.limited(s.body, a, r)
+			limits, err = w.limited(b, a, r)
 		case "set", "meter":
 			var dynamic []held
-			if dynamic, err = w.dynamic(s, a, r); dynamic != nil {
+			if dynamic, err = w.dynamic(s.kind, b, a, r); dynamic != nil {
 				limits = dynamic
 			}
 		case "vmap":
-			return w.verdicts(s.body, a, limits, r)
-		case "jump", "goto":
-			var to struct{ Target string }
-			if err := json.Unmarshal(s.body, &to); err != nil {
-				return fmt.Errorf("%s: a %s is not as nft writes it: %w", r.where(), s.kind, err)
-			}
-			return w.verdict(s.kind, w.nft.named[nftName{r.family, r.table, to.Target}], a, limits, r)
-		case "accept", "drop", "reject", "return", "continue":
-			return w.verdict(s.kind, nil, a, limits, r)
+			return w.pairs(b.Key, b.Data, a, r, func(a asks, value expr) error {
+				var s statement
+				if err := json.Unmarshal(value.raw, &s); err != nil {
+					return fmt.Errorf("a verdict is not as nft writes it: %w", err)
+				}
+				b, err := s.read()
+				if err != nil {
+					return err
+				}
+				return w.verdict(s.kind, b.Target, a, limits, r)
+			})
+		case "accept", "drop", "reject", "return", "continue", "jump", "goto":
+			return w.verdict(s.kind, b.Target, a, limits, r)
 		case "quota":
 			w.leave(nftQuota, r.where(), "%s for %s", compact(s.body), a.says())
 			a.restrict("a quota")
@@ -286,11 +323,11 @@ func (w *nftWalk) rule(r *nftRule, a asks) error {
 			a.restrict("an extension of iptables")
 		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", r.where(), err)
+			return err
 		}
 	}
 	if limits != nil {
-		return w.verdict("continue", nil, a, limits, r)
+		return w.verdict("continue", "", a, limits, r)
 	}
 	return nil
 }
@@ -303,20 +340,13 @@ func restrict(limits []held, what string) {
 }
 
 // match adds a condition to what is asked of packets. Where elements of a set have limits of their own, it returns these.
-func (w *nftWalk) match(body json.RawMessage, a asks, r *nftRule) (asks, []held, error) {
-	var m struct {
-		Op          string
-		Left, Right json.RawMessage
-	}
-	if err := json.Unmarshal(body, &m); err != nil {
-		return a, nil, fmt.Errorf("a match is not as nft writes it: %w", err)
-	}
-	equal, unequal := m.Op == "==" || m.Op == "in" || m.Op == "", m.Op == "!="
-	left := leftOf(m.Left)
+func (w *nftWalk) match(b body, a asks, r *nftRule) (asks, []held, error) {
+	equal, unequal := b.Op == "==" || b.Op == "in" || b.Op == "", b.Op == "!="
+	left := b.Left.part()
 	switch {
 	case !equal && !unequal:
 	case left.side != either && left.mask == nil:
-		networks, limits, ok, err := w.networks(m.Right, r)
+		networks, limits, ok, err := w.networks(b.Right, r)
 		if err != nil {
 			return a, nil, err
 		}
@@ -331,11 +361,11 @@ func (w *nftWalk) match(body json.RawMessage, a asks, r *nftRule) (asks, []held,
 			return a, all, nil
 		}
 	case left.device && equal:
-		if names, ok := deviceNames(m.Right); ok {
-			return a.on(left.out, names), nil, nil
+		if names, ok := b.Right.deviceNames(); ok {
+			return a.on(left.direction, names), nil, nil
 		}
 	case left.family && equal:
-		switch text(m.Right) {
+		switch b.Right.text {
 		case "ip", "ipv4":
 			a.six = false
 			return a, nil, nil
@@ -344,93 +374,73 @@ func (w *nftWalk) match(body json.RawMessage, a asks, r *nftRule) (asks, []held,
 			return a, nil, nil
 		}
 	}
-	what := left.says + " " + compact(m.Right)
+	what := left.says
 	if unequal {
-		what = left.says + " != " + compact(m.Right)
+		what += " !="
 	}
-	a.restrict(what)
+	a.restrict(what + " " + compact(b.Right.raw))
 	return a, nil, nil
 }
 
 // on adds the devices that packets enter, or leave.
-func (a asks) on(out bool, names []string) asks {
-	devices := &a.in
-	if out {
-		devices = &a.out
-	}
-	if *devices != nil {
-		if names = slices.DeleteFunc(slices.Clone(*devices), func(n string) bool { return !slices.Contains(names, n) }); len(names) == 0 {
+func (a asks) on(d policy.Direction, names []string) asks {
+	if before := a.devices[d]; before != nil {
+		names = slices.DeleteFunc(slices.Clone(before), func(n string) bool { return !slices.Contains(names, n) })
+		if len(names) == 0 {
 			a.restrict("two devices at once")
 		}
 	}
-	*devices = names
+	a.devices[d] = names
 	return a
 }
 
-// leftSide is what a match looks at.
-type leftSide struct {
-	side                side
-	six                 bool
-	mask                *netip.Addr // that the address is reduced by
-	device, out, family bool
-	says                string
+// A part is what of a packet a match looks at.
+type part struct {
+	side      side
+	six       bool
+	mask      *netip.Addr // that the address is reduced by
+	device    bool
+	direction policy.Direction // of the device
+	family    bool
+	says      string
 }
 
-func leftOf(raw json.RawMessage) (l leftSide) {
-	var e struct {
-		Payload *struct{ Protocol, Field string }
-		Meta    *struct{ Key string }
-		Ct      *struct{ Key string }
-		And     []json.RawMessage `json:"&"`
-	}
-	if json.Unmarshal(raw, &e) != nil {
-		return leftSide{says: compact(raw)}
-	}
+func (e expr) part() (p part) {
 	switch {
 	case e.Payload != nil:
-		l.says = e.Payload.Protocol + " " + e.Payload.Field
-		l.six = e.Payload.Protocol == "ip6"
-		l.family = l.says == "ether type"
-		if l.six || e.Payload.Protocol == "ip" {
-			switch e.Payload.Field {
-			case "daddr":
-				l.side = toward
-			case "saddr":
-				l.side = from
-			}
+		p.says = e.Payload.Protocol + " " + e.Payload.Field
+		p.six = e.Payload.Protocol == "ip6"
+		p.family = p.says == "ether type"
+		switch p.says {
+		case "ip daddr", "ip6 daddr":
+			p.side = toward
+		case "ip saddr", "ip6 saddr":
+			p.side = from
 		}
 	case e.Meta != nil:
-		l.says = "meta " + e.Meta.Key
+		p.says = "meta " + e.Meta.Key
 		switch e.Meta.Key {
 		case "iif", "iifname":
-			l.device = true
+			p.device, p.direction = true, policy.Ingress
 		case "oif", "oifname":
-			l.device, l.out = true, true
+			p.device, p.direction = true, policy.Egress
 		case "nfproto", "protocol":
-			l.family = true
+			p.family = true
 		}
 	case e.Ct != nil:
-		l.says = "ct " + e.Ct.Key
+		p.says = "ct " + e.Ct.Key
 	case len(e.And) == 2:
-		l = leftOf(e.And[0])
-		mask, err := netip.ParseAddr(text(e.And[1]))
-		if err != nil || l.side == either {
-			return leftSide{says: compact(raw)}
+		p = e.And[0].part()
+		mask, err := netip.ParseAddr(e.And[1].text)
+		if err != nil || p.side == either {
+			return part{says: compact(e.raw)}
 		}
-		l.mask = &mask
-		l.says += " & " + mask.String()
+		p.mask = &mask
+		p.says += " & " + mask.String()
 	default:
-		l.says = compact(raw)
+		p.says = compact(e.raw)
 	}
-	return l
-}
-
-// text is a string, "" for anything else.
-func text(raw json.RawMessage) (s string) {
-	if json.Unmarshal(raw, &s) != nil {
-		return ""
-	}
-	return s
+	return p
 }
 
 // compact is a value as it is written, without quotes, as far as there is room for it.
@@ -444,85 +454,76 @@ func compact(raw json.RawMessage) string {
 	return s
 }
 
-func deviceNames(raw json.RawMessage) (names []string, ok bool) {
-	if name := text(raw); name != "" {
-		return []string{name}, !strings.HasPrefix(name, "@")
+func (e expr) deviceNames() (names []string, ok bool) {
+	if e.text != "" {
+		return []string{e.text}, !strings.HasPrefix(e.text, "@")
 	}
-	var set struct{ Set []string }
-	if json.Unmarshal(raw, &set) != nil || len(set.Set) == 0 {
-		return nil, false
+	for _, raw := range e.Set {
+		var name string
+		if json.Unmarshal(raw, &name) != nil {
+			return nil, false
+		}
+		names = append(names, name)
 	}
-	return set.Set, true
+	return names, len(names) > 0
 }
 
-// networks are those that a match or a key is compared with; limits are those of elements that have one, or nil.
-func (w *nftWalk) networks(raw json.RawMessage, r *nftRule) (all []netip.Prefix, limits []*nftLimit, ok bool, err error) {
-	elements := []json.RawMessage{raw}
-	var own *limitJSON
-	var anonymous struct{ Set []json.RawMessage }
-	if name, named := strings.CutPrefix(text(raw), "@"); named {
-		set := w.nft.sets[nftName{r.family, r.table, name}]
-		if set == nil {
-			return nil, nil, false, fmt.Errorf("there is no set %s", name)
-		}
-		if set.dynamic {
-			return nil, nil, false, nil
-		}
-		elements, own = set.elements, set.own
-	} else if json.Unmarshal(raw, &anonymous) == nil && anonymous.Set != nil {
-		elements = anonymous.Set
+// set is the set or map that an expression names, or is.
+func (w *nftWalk) set(e expr, kind string, r *nftRule) (*nftSet, error) {
+	name, named := strings.CutPrefix(e.text, "@")
+	set := w.nft.sets[r.named(name)]
+	switch {
+	case named && set == nil:
+		return nil, fmt.Errorf("there is no %s %s", kind, name)
+	case named:
+		return set, nil
+	case e.Set != nil:
+		return &nftSet{Elem: e.Set}, nil
 	}
-	var found bool
-	for _, e := range elements {
-		networks, l, ok := element(e)
+	return &nftSet{Elem: []json.RawMessage{e.raw}}, nil
+}
+
+// networks are those that a match is compared with; limits are those of elements that have one, or nil.
+func (w *nftWalk) networks(e expr, r *nftRule) (all []netip.Prefix, limits []*limit, ok bool, err error) {
+	set, err := w.set(e, "set", r)
+	if err != nil || slices.Contains(set.Flags, "dynamic") {
+		return nil, nil, false, err
+	}
+	own, err := limitOf(set.Stmt)
+	if err != nil {
+		return nil, nil, false, err
+	}
+	for _, raw := range set.Elem {
+		var e expr
+		if err := json.Unmarshal(raw, &e); err != nil {
+			return nil, nil, false, err
+		}
+		networks, l, ok := e.networks()
 		if !ok {
 			return nil, nil, false, nil
 		}
-		if l == nil {
-			l = own
-		}
-		var held *nftLimit
-		if l != nil {
-			found = true
-			if held, err = w.nftLimit(*l, r.where()); err != nil {
+		var made *limit
+		if l = cmp.Or(l, own); l != nil {
+			if made, err = w.newLimit(l, r.where()); err != nil {
 				return nil, nil, false, err
 			}
 		}
-		for range networks {
-			limits = append(limits, held)
-		}
 		all = append(all, networks...)
+		limits = append(limits, slices.Repeat([]*limit{made}, len(networks))...)
 	}
-	if !found {
-		limits = nil
+	if !slices.ContainsFunc(limits, func(l *limit) bool { return l != nil }) {
+		return all, nil, true, nil
 	}
-	if slices.Contains(limits, nil) {
-		return nil, nil, false, nil // some without a limit; nft does not make such
-	}
-	return all, limits, true, nil
+	// Some with a limit and some without: nft does not make such.
+	return all, limits, !slices.Contains(limits, nil), nil
 }
 
-// element is the networks of an address, prefix or range, and the limit of an element of a set, if it has one.
-func element(raw json.RawMessage) (all []netip.Prefix, l *limitJSON, ok bool) {
-	var e struct {
-		Prefix *struct {
-			Addr string
-			Len  int
-		}
-		Range []string
-		Elem  *struct {
-			Val   json.RawMessage
-			Limit *limitJSON
-		}
-	}
-	if s := text(raw); s != "" {
-		p, err := policy.ParsePrefix(s)
-		return []netip.Prefix{p}, nil, err == nil
-	}
-	if json.Unmarshal(raw, &e) != nil {
-		return nil, nil, false
-	}
+// networks are those of an address, prefix or range, and the limit of an element of a set, if it has one.
+func (e expr) networks() (all []netip.Prefix, l *nftLimit, ok bool) {
 	switch {
+	case e.text != "":
+		p, err := policy.ParsePrefix(e.text)
+		return []netip.Prefix{p}, nil, err == nil
 	case e.Prefix != nil:
 		a, err := netip.ParseAddr(e.Prefix.Addr)
 		p := netip.PrefixFrom(a, e.Prefix.Len).Masked()
@@ -535,87 +536,63 @@ func element(raw json.RawMessage) (all []netip.Prefix, l *limitJSON, ok bool) {
 		}
 		return ranged(first, last), nil, true
 	case e.Elem != nil:
-		all, _, ok = element(e.Elem.Val)
+		all, _, ok = e.Elem.Val.networks()
 		return all, e.Elem.Limit, ok
 	}
 	return nil, nil, false
 }
 
 // limited is the limits of a limit statement: one, a named one, or one for each of some addresses.
-func (w *nftWalk) limited(body json.RawMessage, a asks, r *nftRule) ([]held, error) {
-	if name := text(body); name != "" {
-		l, err := w.namedLimit(name, r)
-		return []held{{a, l}}, err
+func (w *nftWalk) limited(b body, a asks, r *nftRule) (all []held, err error) {
+	if b.Map != nil {
+		err = w.pairs(b.Map.Key, b.Map.Data, a, r, func(a asks, value expr) error {
+			l, err := w.namedLimit(value.text, r)
+			all = append(all, held{a, l})
+			return err
+		})
+		return all, err
 	}
-	var byKey struct {
-		Map *struct{ Key, Data json.RawMessage }
+	var l *limit
+	if b.reference != "" {
+		l, err = w.namedLimit(b.reference, r)
+	} else {
+		l, err = w.newLimit(&b.nftLimit, r.where())
 	}
-	if err := json.Unmarshal(body, &byKey); err != nil {
-		return nil, fmt.Errorf("a limit is not as nft writes it: %w", err)
-	}
-	if byKey.Map == nil {
-		var l limitJSON
-		if err := json.Unmarshal(body, &l); err != nil {
-			return nil, fmt.Errorf("a limit is not as nft writes it: %w", err)
-		}
-		n, err := w.nftLimit(l, r.where())
-		return []held{{a, n}}, err
-	}
-	var all []held
-	err := w.pairs(byKey.Map.Key, byKey.Map.Data, a, r, func(a asks, value json.RawMessage) error {
-		l, err := w.namedLimit(text(value), r)
-		all = append(all, held{a, l})
-		return err
-	})
-	return all, err
+	return []held{{a, l}}, err
 }
 
 // namedLimit is a limit that rules share.
-func (w *nftWalk) namedLimit(name string, r *nftRule) (*nftLimit, error) {
-	at := nftName{r.family, r.table, name}
-	if l := w.nft.resolved[at]; l != nil {
-		return l, nil
-	}
-	l, found := w.nft.limits[at]
-	if !found {
+func (w *nftWalk) namedLimit(name string, r *nftRule) (_ *limit, err error) {
+	l := w.nft.limits[r.named(name)]
+	if l == nil {
 		return nil, fmt.Errorf("there is no limit %q", name)
 	}
-	n, err := w.nftLimit(l, fmt.Sprintf("table %s %s limit %s", r.family, r.table, name))
-	w.nft.resolved[at] = n
-	return n, err
+	if l.made == nil {
+		l.made, err = w.newLimit(l, fmt.Sprintf("table %s %s limit %s", r.Family, r.Table, name))
+	}
+	return l.made, err
 }
 
 // pairs goes through a map from keys to values, for packets that have the key.
-func (w *nftWalk) pairs(key, data json.RawMessage, a asks, r *nftRule, do func(asks, json.RawMessage) error) error {
-	var anonymous struct{ Set [][2]json.RawMessage }
-	pairs := anonymous.Set
-	if name, named := strings.CutPrefix(text(data), "@"); named {
-		set := w.nft.sets[nftName{r.family, r.table, name}]
-		if set == nil {
-			return fmt.Errorf("there is no map %s", name)
-		}
-		for _, e := range set.elements {
-			var pair [2]json.RawMessage
-			if err := json.Unmarshal(e, &pair); err != nil {
-				return fmt.Errorf("map %s is not as nft writes it: %w", name, err)
-			}
-			pairs = append(pairs, pair)
-		}
-	} else if err := json.Unmarshal(data, &anonymous); err != nil {
-		return fmt.Errorf("a map is not as nft writes it: %w", err)
-	} else {
-		pairs = anonymous.Set
+func (w *nftWalk) pairs(key, data expr, a asks, r *nftRule, do func(asks, expr) error) error {
+	of, err := w.set(data, "map", r)
+	if err != nil {
+		return err
 	}
-	left := leftOf(key)
-	for _, pair := range pairs {
+	left := key.part()
+	for _, raw := range of.Elem {
+		var pair [2]expr
+		if err := json.Unmarshal(raw, &pair); err != nil {
+			return fmt.Errorf("a map is not as nft writes it: %w", err)
+		}
 		matched := a
-		switch networks, _, ok := element(pair[0]); {
+		switch networks, _, ok := pair[0].networks(); {
 		case left.side != either && left.mask == nil && ok:
 			matched = a.with(left.side, networks, false)
-		case left.device && text(pair[0]) != "":
-			matched = a.on(left.out, []string{text(pair[0])})
+		case left.device && pair[0].text != "":
+			matched = a.on(left.direction, []string{pair[0].text})
 		default:
-			matched.restrict(left.says + " " + compact(pair[0]))
+			matched.restrict(left.says + " " + compact(pair[0].raw))
 		}
 		if err := do(matched, pair[1]); err != nil {
 			return err
@@ -624,96 +601,53 @@ func (w *nftWalk) pairs(key, data json.RawMessage, a asks, r *nftRule, do func(a
 	return nil
 }
 
-// verdicts does what a map of verdicts says.
-func (w *nftWalk) verdicts(body json.RawMessage, a asks, limits []held, r *nftRule) error {
-	var m struct{ Key, Data json.RawMessage }
-	if err := json.Unmarshal(body, &m); err != nil {
-		return fmt.Errorf("%s: a map is not as nft writes it: %w", r.where(), err)
-	}
-	err := w.pairs(m.Key, m.Data, a, r, func(a asks, value json.RawMessage) error {
-		var verdict map[string]*struct{ Target string }
-		if err := json.Unmarshal(value, &verdict); err != nil {
-			return fmt.Errorf("a verdict is not as nft writes it: %w", err)
+// limitOf is the limit among what elements of a set get; nil for none.
+func limitOf(all []statement) (*nftLimit, error) {
+	for _, s := range all {
+		if s.kind == "limit" {
+			b, err := s.read()
+			return &b.nftLimit, err
 		}
-		for kind, to := range verdict {
-			var chain *nftChain
-			if to != nil {
-				chain = w.nft.named[nftName{r.family, r.table, to.Target}]
-			}
-			if err := w.verdict(kind, chain, a, limits, r); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	return err
-}
-
-// dynamic is the limit of a set or meter that packets add themselves to; nil if it has none.
-func (w *nftWalk) dynamic(s statement, a asks, r *nftRule) ([]held, error) {
-	var set struct {
-		Elem, Key json.RawMessage
-		Op        string
-		Stmt      json.RawMessage
-	}
-	if err := json.Unmarshal(s.body, &set); err != nil {
-		return nil, fmt.Errorf("a %s is not as nft writes it: %w", s.kind, err)
-	}
-	var stmts []map[string]json.RawMessage
-	var one map[string]json.RawMessage
-	if json.Unmarshal(set.Stmt, &one) == nil {
-		stmts = append(stmts, one)
-	} else if set.Stmt != nil {
-		if err := json.Unmarshal(set.Stmt, &stmts); err != nil {
-			return nil, fmt.Errorf("a %s is not as nft writes it: %w", s.kind, err)
-		}
-	}
-	for _, stmt := range stmts {
-		raw, found := stmt["limit"]
-		if !found {
-			continue
-		}
-		var l limitJSON
-		if err := json.Unmarshal(raw, &l); err != nil {
-			return nil, fmt.Errorf("a limit is not as nft writes it: %w", err)
-		}
-		n, err := w.nftLimit(l, r.where())
-		if err != nil {
-			return nil, err
-		}
-		key := set.Elem
-		if s.kind == "meter" {
-			key = set.Key
-		}
-		return []held{{w.each(key, a, n), n}}, nil
 	}
 	return nil, nil
 }
 
-// each is what a key asks of packets, of which each has a bucket of its own.
-func (w *nftWalk) each(key json.RawMessage, a asks, n *nftLimit) asks {
-	var wrapped struct{ Elem struct{ Val json.RawMessage } }
-	if json.Unmarshal(key, &wrapped) == nil && wrapped.Elem.Val != nil {
-		key = wrapped.Elem.Val
+// dynamic is the limit of a set or meter that packets add themselves to; nil if it has none.
+func (w *nftWalk) dynamic(kind string, b body, a asks, r *nftRule) ([]held, error) {
+	l, err := limitOf(b.Stmt)
+	if l == nil || err != nil {
+		return nil, err
 	}
-	left := leftOf(key)
+	made, err := w.newLimit(l, r.where())
+	if err != nil {
+		return nil, err
+	}
+	key := b.Elem
+	if kind == "meter" {
+		key = b.Key
+	}
+	return []held{{key.each(a, made), made}}, nil
+}
+
+// each is what a key asks of packets, of which each has a bucket of its own.
+func (e expr) each(a asks, l *limit) asks {
+	if e.Elem != nil {
+		e = e.Elem.Val
+	}
+	left := e.part()
 	if left.side == either {
 		a.restrict("a bucket for each " + left.says)
 		return a
 	}
-	all := everything()[:1]
-	if left.six {
-		all = everything()[1:]
-	}
-	a = a.with(left.side, all, false)
-	n.each = policy.Each{Kind: policy.EachHost}
+	a = a.with(left.side, families(!left.six, left.six), false)
+	l.each = policy.Each{Kind: policy.EachHost}
 	if left.mask != nil {
 		p, ok := masked(*left.mask, left.mask.AsSlice())
 		if !ok {
 			a.restrict("a bucket for each " + left.says)
 			return a
 		}
-		n.each = policy.Each{Kind: policy.EachSubnet, Bits: uint8(p.Bits())}
+		l.each = policy.Each{Kind: policy.EachSubnet, Bits: uint8(p.Bits())}
 	}
 	return a
 }

@@ -2,6 +2,7 @@ package importer
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -28,6 +29,22 @@ func (s side) String() string {
 	return [...]string{"any address", "destination", "source"}[s]
 }
 
+// prepositions stand before the networks of a side.
+var prepositions = [...]string{toward: "to ", from: "from "}
+
+// devices are those by which packets enter and leave, by direction; nil for any.
+type devices [2][]string
+
+// says is what devices are meant, for people.
+func (d devices) says() (words []string) {
+	for direction, verb := range []string{policy.Ingress: "entering ", policy.Egress: "leaving "} {
+		if d[direction] != nil {
+			words = append(words, verb+some(d[direction]))
+		}
+	}
+	return words
+}
+
 // An entry is what a tool does to the packets of a network. Tools go through
 // their entries in order until one is final; rules have no order, and the
 // longest prefix decides.
@@ -45,9 +62,8 @@ type entry struct {
 	excessUntil int
 	// Only some packets of the network are meant: those that have this, too. There is no rule for them.
 	partial string
-	// An exception or a ban that is of no key is for packets that enter and leave these devices; nil for any.
-	in, out []string
-	hook    string // of nft; some hooks never see the same packet
+	devices devices // of an exception or a ban that is of no key
+	hook    string  // of nft; some hooks never see the same packet
 	// It is for what is left over, and nobody misses it if that is nothing.
 	fallback bool
 
@@ -61,6 +77,9 @@ type limit struct {
 	excess   policy.Excess
 	each     policy.Each
 	framing  policy.Framing
+
+	packets bool // of nft: it counts packets, not bytes
+	over    bool // of nft: it is for what exceeds, not for what conforms
 
 	where, comment string
 }
@@ -138,16 +157,15 @@ type table struct {
 	key     tableKey
 	match   policy.Match
 	indices []int
-	final   map[netip.Prefix]int  // the entry that ends the way for longest
-	limits  map[netip.Prefix]int  // entries that become rules
-	holes   []int                 // exceptions
-	some    []int                 // exceptions for which there can be no rule
-	open    map[netip.Prefix]bool // exceptions that become rules
+	final   map[netip.Prefix]int // the entry that ends the way for longest
+	rules   map[netip.Prefix]int // entries that become rules: limits, and exceptions from them
+	holes   []int                // exceptions
+	some    []int                // exceptions for which there can be no rule
 }
 
 // table makes the rules of one device and direction, and returns the entries with a limit that they are made of.
 func (s *ruleset) table(key tableKey) (made []entry) {
-	t := &table{ruleset: s, key: key, final: map[netip.Prefix]int{}, limits: map[netip.Prefix]int{}, open: map[netip.Prefix]bool{}}
+	t := &table{ruleset: s, key: key, final: map[netip.Prefix]int{}, rules: map[netip.Prefix]int{}}
 	for i, e := range s.entries {
 		if e.key == key || e.key == (tableKey{}) && e.prefix.IsValid() {
 			t.indices = append(t.indices, i)
@@ -157,18 +175,18 @@ func (s *ruleset) table(key tableKey) (made []entry) {
 	for _, i := range t.indices {
 		t.take(i)
 	}
-	var kept []int
-	for _, i := range t.limits {
-		kept = append(kept, i)
-	}
-	slices.Sort(kept)
-	t.stacked(kept)
-	t.excepted(kept)
-	open := t.exempt()
-	for _, i := range kept {
+	limits := slices.Sorted(maps.Values(t.rules))
+	t.stacked(limits)
+	t.excepted(limits)
+	t.exempt()
+	for _, i := range slices.Sorted(maps.Values(t.rules)) {
 		e := s.entries[i]
-		if t.joined(e) {
+		if e.limit == nil {
+			s.add(key, t.match, policy.Rule{Prefix: e.prefix, Rate: policy.Unlimited}, e.where, e.comment)
 			continue
+		}
+		if wider, found := t.enclosing(e.prefix); found && s.entries[wider].limit == e.limit {
+			continue // the wider rule is of the same bucket
 		}
 		r := policy.Rule{
 			Prefix: e.prefix, Rate: e.limit.rate, Capacity: e.limit.capacity,
@@ -177,10 +195,6 @@ func (s *ruleset) table(key tableKey) (made []entry) {
 		if s.add(key, t.match, r, e.where, e.comment) {
 			made = append(made, e)
 		}
-	}
-	for _, i := range open {
-		e := s.entries[i]
-		s.add(key, t.match, policy.Rule{Prefix: e.prefix, Rate: policy.Unlimited}, e.where, e.comment)
 	}
 	return made
 }
@@ -208,10 +222,7 @@ func (t *table) take(i int) {
 	e := t.entries[i]
 	partial := e.partial != ""
 	if e.key == (tableKey{}) {
-		here, there := e.out, e.in
-		if t.key.direction == policy.Ingress {
-			here, there = e.in, e.out
-		}
+		here, there := e.devices[t.key.direction], e.devices[1-t.key.direction]
 		if here != nil && !slices.Contains(here, t.key.device) || len(there) == 1 && there[0] == t.key.device {
 			return // what enters and leaves by the same device is not worth a word
 		}
@@ -248,16 +259,13 @@ func (t *table) take(i int) {
 
 // ended reports whether packets of p never come to entry i, and which entry sees to that.
 func (t *table) ended(p netip.Prefix, i int) (int, bool) {
-	return t.around(p, p.Bits(), func(wide netip.Prefix) (int, bool) {
-		f, found := t.final[wide]
-		return f, found && t.entries[f].until > i
-	})
+	return around(t.final, p, p.Bits(), func(f int) bool { return t.entries[f].until > i })
 }
 
-// around asks find about the networks that hold p, from one of length bits to the widest.
-func (t *table) around(p netip.Prefix, bits int, find func(netip.Prefix) (int, bool)) (int, bool) {
+// around is the entry of the longest network that holds p, has length bits at most, and is wanted.
+func around(in map[netip.Prefix]int, p netip.Prefix, bits int, wanted func(i int) bool) (int, bool) {
 	for ; bits >= 0; bits-- {
-		if i, found := find(netip.PrefixFrom(p.Addr(), bits).Masked()); found {
+		if i, found := in[netip.PrefixFrom(p.Addr(), bits).Masked()]; found && wanted(i) {
 			return i, true
 		}
 	}
@@ -267,36 +275,32 @@ func (t *table) around(p netip.Prefix, bits int, find func(netip.Prefix) (int, b
 // keep makes an entry a rule's, or the one there is if that is stricter.
 func (t *table) keep(i int) {
 	e := t.entries[i]
-	old, found := t.limits[e.prefix]
-	if found {
-		if t.entries[old].limit == e.limit {
-			return
-		}
-		stricter, other := t.entries[old], e
-		if e.limit.rate < t.entries[old].limit.rate {
-			stricter, other = e, t.entries[old]
-			t.limits[e.prefix] = i
-		}
-		t.leave(sameNetwork, other.where, "%v for %s, which has %v", other.limit.rate, name(e.prefix), stricter.limit.rate)
+	before, found := t.rules[e.prefix]
+	if !found {
+		t.rules[e.prefix] = i
 		return
 	}
-	t.limits[e.prefix] = i
+	stricter, other := t.entries[before], e
+	if e.limit == stricter.limit {
+		return
+	}
+	if e.limit.rate < stricter.limit.rate {
+		stricter, other = other, stricter
+		t.rules[e.prefix] = i
+	}
+	t.leave(sameNetwork, other.where, "%v for %s, which has %v", other.limit.rate, name(e.prefix), stricter.limit.rate)
 }
 
 // apart are the hooks of which a packet passes one at most in a direction.
 var apart = map[string]bool{"forward": true, "input": true, "output": true}
 
 // stacked tells of limits that applied to the same packets.
-func (t *table) stacked(kept []int) {
-	for _, i := range kept {
+func (t *table) stacked(limits []int) {
+	for _, i := range limits {
 		e := t.entries[i]
-		wider, found := t.around(e.prefix, e.prefix.Bits()-1, func(wide netip.Prefix) (int, bool) {
-			w, found := t.limits[wide]
-			if !found || t.entries[w].limit == e.limit {
-				return 0, false
-			}
-			first, second := min(i, w), max(i, w)
-			return w, t.entries[first].until <= second || t.entries[first].excessUntil > second
+		wider, found := around(t.rules, e.prefix, e.prefix.Bits()-1, func(w int) bool {
+			first, second := t.entries[min(i, w)], max(i, w)
+			return t.entries[w].limit != e.limit && (first.until <= second || first.excessUntil > second)
 		})
 		if found {
 			w := t.entries[wider]
@@ -310,16 +314,13 @@ func (t *table) stacked(kept []int) {
 }
 
 // excepted tells of packets that went past limits for more than their address, or for the other one.
-func (t *table) excepted(kept []int) {
+func (t *table) excepted(limits []int) {
 	for _, i := range t.some {
 		e := t.entries[i]
 		what, sided := name(e.prefix), e.side == either || e.side.match() == t.match
 		asks := e.partial
-		if e.in != nil {
-			asks = also(asks, "entering "+some(e.in))
-		}
-		if e.out != nil {
-			asks = also(asks, "leaving "+some(e.out))
+		for _, words := range e.devices.says() {
+			asks = also(asks, words)
 		}
 		switch {
 		case !sided:
@@ -329,65 +330,43 @@ func (t *table) excepted(kept []int) {
 		case asks != "":
 			what += " with " + asks
 		}
-		if slices.ContainsFunc(kept, func(k int) bool {
-			return k > i && k < e.until && (!sided || t.entries[k].prefix.Overlaps(e.prefix))
+		if slices.ContainsFunc(limits, func(l int) bool {
+			return l > i && l < e.until && (!sided || t.entries[l].prefix.Overlaps(e.prefix))
 		}) {
 			t.except(e.where, what)
 		}
 	}
 }
 
-// exempt returns the exceptions that are to be rules: those in the network of a limit.
-func (t *table) exempt() (rules []int) {
+// exempt adds the exceptions that are to be rules: those in the network of a limit, the widest first.
+func (t *table) exempt() {
 	slices.SortStableFunc(t.holes, func(a, b int) int { return t.entries[a].prefix.Bits() - t.entries[b].prefix.Bits() })
 	for _, i := range t.holes {
 		e := t.entries[i]
-		_, limited := t.limits[e.prefix]
-		_, held := t.around(e.prefix, e.prefix.Bits(), func(wide netip.Prefix) (int, bool) {
-			w, found := t.limits[wide]
-			return w, found && w < i
-		})
+		limit := func(from, until int) bool {
+			_, found := around(t.rules, e.prefix, e.prefix.Bits(), func(l int) bool {
+				return t.entries[l].limit != nil && l >= from && l < until
+			})
+			return found
+		}
+		at, taken := t.rules[e.prefix]
 		wider, found := t.enclosing(e.prefix)
 		switch {
-		case limited || held:
+		case taken && t.entries[at].limit != nil || limit(0, i):
 			// A limit that came before the exception holds, so there can be no rule for it.
-			t.overruled(i)
-		case found && wider < e.until && !t.open[e.prefix]:
-			t.open[e.prefix] = true
-			rules = append(rules, i)
+			if limit(i, e.until) {
+				t.except(e.where, name(e.prefix)+" before another limit")
+			}
+		case found && wider < e.until && !taken:
+			t.rules[e.prefix] = i
 		}
 	}
-	return rules
 }
 
 // enclosing is the limit of the next wider rule; false if that is an exception, or there is none.
 func (t *table) enclosing(p netip.Prefix) (int, bool) {
-	w, found := t.around(p, p.Bits()-1, func(wide netip.Prefix) (int, bool) {
-		w, found := t.limits[wide]
-		if t.open[wide] {
-			return -1, true
-		}
-		return w, found
-	})
-	return w, found && w >= 0
-}
-
-// joined reports whether the next wider rule is of the same bucket, so that there is no need for another.
-func (t *table) joined(e entry) bool {
-	wider, found := t.enclosing(e.prefix)
-	return found && t.entries[wider].limit == e.limit
-}
-
-// overruled leaves an exception behind that a limit comes before, if it had an effect on those after it.
-func (t *table) overruled(i int) {
-	e := t.entries[i]
-	_, found := t.around(e.prefix, e.prefix.Bits(), func(wide netip.Prefix) (int, bool) {
-		w, found := t.limits[wide]
-		return w, found && w > i && w < e.until
-	})
-	if found {
-		t.except(e.where, name(e.prefix)+" before another limit")
-	}
+	w, found := around(t.rules, p, p.Bits()-1, func(int) bool { return true })
+	return w, found && t.entries[w].limit != nil
 }
 
 // except leaves an exception behind, once for all tables.

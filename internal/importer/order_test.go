@@ -140,16 +140,16 @@ func TestWhatOrderIsLost(t *testing.T) {
 			{side: from, prefix: other, until: everyEntry}, {side: toward, prefix: inside, limit: b},
 		}, []reason{exceptions}, []policy.Rate{30_000}},
 		{"what leaves this device passes", []entry{
-			{prefix: inside, until: everyEntry, out: []string{"eth0"}}, {prefix: narrow, limit: b},
+			{prefix: inside, until: everyEntry, devices: devices{policy.Egress: {"eth0"}}}, {prefix: narrow, limit: b},
 		}, nil, []policy.Rate{30_000, policy.Unlimited}},
 		{"what leaves another device passes", []entry{
-			{prefix: inside, until: everyEntry, out: []string{"eth1"}}, {prefix: narrow, limit: b},
+			{prefix: inside, until: everyEntry, devices: devices{policy.Egress: {"eth1"}}}, {prefix: narrow, limit: b},
 		}, nil, []policy.Rate{30_000}},
 		{"what enters another device passes", []entry{
-			{prefix: inside, until: everyEntry, in: []string{"eth1"}}, {prefix: narrow, limit: b},
+			{prefix: inside, until: everyEntry, devices: devices{policy.Ingress: {"eth1"}}}, {prefix: narrow, limit: b},
 		}, []reason{exceptions}, []policy.Rate{30_000}},
 		{"what enters this device passes", []entry{
-			{prefix: inside, until: everyEntry, in: []string{"eth0"}}, {prefix: narrow, limit: b},
+			{prefix: inside, until: everyEntry, devices: devices{policy.Ingress: {"eth0"}}}, {prefix: narrow, limit: b},
 		}, nil, []policy.Rate{30_000}},
 		{"two networks", []entry{
 			{prefix: narrow, limit: a}, {prefix: other, limit: a},
@@ -161,7 +161,7 @@ func TestWhatOrderIsLost(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			s := &ruleset{collector: newCollector()}
 			for _, e := range test.entries {
-				if e.where = "here"; e.in == nil && e.out == nil {
+				if e.where = "here"; e.devices.says() == nil {
 					e.key = egress
 				}
 				s.entries = append(s.entries, e)

@@ -396,11 +396,11 @@ func (d *device) htb(q object) error {
 		h.classes[o.handle] = c
 		order = append(order, c)
 	}
-	if err := h.classify(q.handle, term{prefixes: everything()}, 0); err != nil {
+	if err := h.classify(q.handle, term{prefixes: everything}, 0); err != nil {
 		return err
 	}
 	first := len(d.entries)
-	h.lead(h.fallback, term{prefixes: everything(), where: d.of("qdisc", q) + " default"})
+	h.lead(h.fallback, term{prefixes: everything, where: d.of("qdisc", q) + " default"})
 	for i := range d.entries[first:] {
 		d.entries[first+i].fallback = true
 	}
@@ -543,7 +543,7 @@ func (d *device) tbf(q object) {
 	if parms.u32(20) != 0 {
 		d.leave(peakRate, where, "with the rate %v", l.rate)
 	}
-	d.enter(policy.Egress, term{prefixes: everything(), where: where}, entry{limit: l, until: everyEntry, comment: "tbf " + handle(q.handle)})
+	d.enter(policy.Egress, term{prefixes: everything, where: where}, entry{limit: l, until: everyEntry, comment: "tbf " + handle(q.handle)})
 }
 
 // and is what both terms ask for; false if no packet has that. It is of the inner one otherwise.

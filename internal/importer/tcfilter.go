@@ -75,9 +75,9 @@ func (c control) where(at uint32, o object, id string) string {
 	return fmt.Sprintf("%s filter %s pref %d %s %s", c.Device, handle(at), o.priority(), o.kind, id)
 }
 
-// families are the networks of the packets that a filter of this protocol is shown; none if they are not IP.
-func families(protocol uint16) []netip.Prefix {
-	switch all := everything(); protocol {
+// shown are the networks of the packets that a filter of this protocol is shown; none if they are not IP.
+func shown(protocol uint16) []netip.Prefix {
+	switch all := everything; protocol {
 	case unix.ETH_P_ALL:
 		return all
 	case unix.ETH_P_IP:
@@ -100,9 +100,9 @@ func (c control) plainTerms(at uint32, group []object) (all []term, err error) {
 		if strings.HasPrefix(o.options.text(nl.TCA_BPF_NAME), ownPrograms) && o.kind == "bpf" {
 			continue
 		}
-		t := term{kind: o.kind, where: c.where(at, o, fmt.Sprintf("%#x", o.handle)), prefixes: families(o.protocol())}
+		t := term{kind: o.kind, where: c.where(at, o, fmt.Sprintf("%#x", o.handle)), prefixes: shown(o.protocol())}
 		if t.prefixes == nil {
-			t.prefixes = everything()
+			t.prefixes = everything
 			t.restrict(fmt.Sprintf("protocol %#04x", o.protocol()))
 		}
 		var acts, police uint16
@@ -406,16 +406,16 @@ func (t *term) addresses(h header, protocol uint16) {
 		// Whoever asks for one address has IPv4 in mind if it is where that has one.
 		six = version == 0x60 || versionMask == 0 && (asked(src6, src4) || asked(end4, end6))
 	}
-	t.prefixes = families(protocol)
+	t.prefixes = shown(protocol)
 	switch {
 	case t.prefixes == nil:
-		t.prefixes = everything()
+		t.prefixes = everything
 		t.restrict(fmt.Sprintf("protocol %#04x", protocol))
 		return
 	case versionMask != 0 && (versionMask != 0xf0 || version != map[bool]byte{false: 0x40, true: 0x60}[six]):
 		t.restrict(fmt.Sprintf("version %x/%x", version>>4, versionMask>>4))
 	case protocol == unix.ETH_P_ALL && (versionMask != 0 || asked(0, end6)):
-		t.prefixes = families(map[bool]uint16{false: unix.ETH_P_IP, true: unix.ETH_P_IPV6}[six])
+		t.prefixes = shown(map[bool]uint16{false: unix.ETH_P_IP, true: unix.ETH_P_IPV6}[six])
 	}
 	source, destination, end := src4, dst4, end4
 	if six {
