@@ -1,6 +1,7 @@
 package importer
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/bits"
@@ -156,6 +157,12 @@ type verdict struct {
 	left  bool // nothing of it can be carried over, and that was said
 }
 
+// nothing is the verdict of what is left behind.
+func (d *device) nothing(r reason, where, format string, args ...any) verdict {
+	d.leave(r, where, format, args...)
+	return verdict{left: true}
+}
+
 func (v verdict) entry() entry {
 	e := entry{limit: v.limit, drops: v.drops}
 	if v.ends {
@@ -188,13 +195,11 @@ func (d *device) verdict(t term, dir policy.Direction) verdict {
 		}
 		switch {
 		case a.kind == "police" && p != nil:
-			d.leave(severalPolicers, t.where, "%s", d.rates(t.actions))
-			return verdict{left: true}
+			return d.nothing(severalPolicers, t.where, "%s", d.rates(t.actions))
 		case a.kind == "police":
 			p, conforming, exceeding = &a.police, a.police.conforming, a.police.exceeded
 		case a.kind == "gact" && a.control>>controlShift == controlChain:
-			d.leave(chains, t.where, "chain %d", a.control&(1<<controlShift-1))
-			return verdict{left: true}
+			return d.nothing(chains, t.where, "chain %d", a.control&(1<<controlShift-1))
 		case a.kind == "gact" && !a.random:
 			if conforming == controlPipe {
 				conforming = a.control
@@ -203,11 +208,9 @@ func (d *device) verdict(t term, dir policy.Direction) verdict {
 				exceeding = a.control
 			}
 		case a.kind == "mirred" && a.steals:
-			d.leave(redirects, t.where, "to %s", d.name(a.to))
-			return verdict{left: true}
+			return d.nothing(redirects, t.where, "to %s", d.name(a.to))
 		case a.kind == "gact":
-			d.leave(bans, t.where, "gact by chance")
-			return verdict{left: true}
+			return d.nothing(bans, t.where, "gact by chance")
 		}
 	}
 	if p == nil {
@@ -245,17 +248,13 @@ func (d *device) policed(t term, p *policer, dir policy.Direction, conforming, e
 	excess := policy.Pass
 	switch {
 	case p.rate.bytes == 0 && p.packets:
-		d.leave(packetRate, t.where, "policer %d", p.index)
-		return verdict{left: true}
+		return d.nothing(packetRate, t.where, "policer %d", p.index)
 	case p.rate.bytes == 0 && p.average:
-		d.leave(average, t.where, "policer %d", p.index)
-		return verdict{left: true}
+		return d.nothing(average, t.where, "policer %d", p.index)
 	case p.rate.bytes == 0 || conforming == controlShot || conforming == controlReclassify:
-		d.leave(bans, t.where, "policer %d", p.index)
-		return verdict{left: true}
+		return d.nothing(bans, t.where, "policer %d", p.index)
 	case exceeding == controlNext:
-		d.leave(goesOn, t.where, "%v", bitRate(p.rate.bytes))
-		return verdict{left: true}
+		return d.nothing(goesOn, t.where, "%v", bitRate(p.rate.bytes))
 	case exceeding == controlShot:
 		excess = policy.Drop
 	}
@@ -548,23 +547,14 @@ func (d *device) tbf(q object) {
 
 // and is what both terms ask for; false if no packet has that. It is of the inner one otherwise.
 func (t term) and(inner term) (term, bool) {
-	if inner.partial == "" {
-		inner.partial = t.partial
+	inner.partial = cmp.Or(inner.partial, t.partial)
+	if t.side != either && inner.side != either && t.side != inner.side {
+		inner.restrict(fmt.Sprintf("%v %s", t.side, names(t.prefixes)))
+		return inner, true
 	}
-	if t.side == either {
-		inner.prefixes = common(t.prefixes, inner.prefixes)
-		return inner, len(inner.prefixes) > 0
-	}
-	if inner.side == either {
-		inner.side, inner.prefixes = t.side, common(t.prefixes, inner.prefixes)
-		return inner, len(inner.prefixes) > 0
-	}
-	if inner.side == t.side {
-		inner.prefixes = common(t.prefixes, inner.prefixes)
-		return inner, len(inner.prefixes) > 0
-	}
-	inner.restrict(fmt.Sprintf("%v %s", t.side, names(t.prefixes)))
-	return inner, true
+	inner.side = cmp.Or(t.side, inner.side)
+	inner.prefixes = common(t.prefixes, inner.prefixes)
+	return inner, len(inner.prefixes) > 0
 }
 
 // common is the networks that are in both.

@@ -24,24 +24,21 @@ type term struct {
 
 // terms are those of a place, in the order in which packets meet them.
 func (c control) terms(at uint32) (all []term, err error) {
-	filters := c.filters[at]
-	for start := 0; start < len(filters); {
-		end := start + 1
-		for end < len(filters) && filters[end].priority() == filters[start].priority() && filters[end].chain() == filters[start].chain() {
-			end++
-		}
-		group := filters[start:end]
-		start = end
+	var before object
+	for i, o := range c.filters[at] {
+		sameList := i > 0 && o.priority() == before.priority() && o.chain() == before.chain()
+		before = o
 		var found []term
-		if group[0].kind == "u32" {
-			found, err = c.u32Terms(at, group[0])
-		} else {
-			found, err = c.plainTerms(at, group)
+		switch {
+		case o.kind != "u32":
+			found, err = c.plainTerms(at, o)
+		case !sameList:
+			found, err = c.u32Terms(at, o)
 		}
 		if err != nil {
 			return nil, err
 		}
-		if chain := group[0].chain(); chain != 0 {
+		if chain := o.chain(); chain != 0 {
 			for i := range found {
 				found[i].restrict(fmt.Sprintf("chain %d", chain))
 			}
@@ -63,7 +60,7 @@ func (t *term) restrict(what string) {
 func (t term) says() string {
 	words := "packets"
 	if t.side != either {
-		words = map[side]string{toward: "packets to ", from: "packets from "}[t.side] + names(t.prefixes)
+		words += " " + prepositions[t.side] + names(t.prefixes)
 	}
 	if t.partial != "" {
 		words += " with " + t.partial
@@ -77,93 +74,91 @@ func (c control) where(at uint32, o object, id string) string {
 
 // shown are the networks of the packets that a filter of this protocol is shown; none if they are not IP.
 func shown(protocol uint16) []netip.Prefix {
-	switch all := everything; protocol {
-	case unix.ETH_P_ALL:
-		return all
-	case unix.ETH_P_IP:
-		return all[:1]
-	case unix.ETH_P_IPV6:
-		return all[1:]
-	}
-	return nil
+	every := protocol == unix.ETH_P_ALL
+	return families(every || protocol == unix.ETH_P_IP, every || protocol == unix.ETH_P_IPV6)
 }
 
 // ownPrograms is how the names of shapectl's own filters begin.
 const ownPrograms = "shapectl"
 
-// plainTerms are those of filters of any kind but u32.
-func (c control) plainTerms(at uint32, group []object) (all []term, err error) {
-	for _, o := range group {
-		if len(o.attributes[nl.TCA_OPTIONS]) == 0 {
-			continue // the head of a list
-		}
-		if strings.HasPrefix(o.options.text(nl.TCA_BPF_NAME), ownPrograms) && o.kind == "bpf" {
-			continue
-		}
-		t := term{kind: o.kind, where: c.where(at, o, fmt.Sprintf("%#x", o.handle)), prefixes: shown(o.protocol())}
-		if t.prefixes == nil {
-			t.prefixes = everything
-			t.restrict(fmt.Sprintf("protocol %#04x", o.protocol()))
-		}
-		var acts, police uint16
-		switch o.kind {
-		case "matchall":
-			acts, t.class = nl.TCA_MATCHALL_ACT, o.options[nl.TCA_MATCHALL_CLASSID].u32(0)
-			if len(o.options.others(nl.TCA_MATCHALL_CLASSID, nl.TCA_MATCHALL_ACT, nl.TCA_MATCHALL_FLAGS, matchAllCount)) > 0 {
-				t.restrict("something that this version does not know")
-			}
-		case "flower":
-			acts, t.class = nl.TCA_FLOWER_ACT, o.options[nl.TCA_FLOWER_CLASSID].u32(0)
-			t.flower(o.options)
-		case "fw":
-			acts, police, t.class = nl.TCA_FW_ACT, nl.TCA_FW_POLICE, o.options[nl.TCA_FW_CLASSID].u32(0)
-			if t.class == 0 && len(o.options) == 0 {
-				t.class = o.handle // a filter without options: the mark is the class
-			}
-			t.restrict(fmt.Sprintf("mark %#x", o.handle))
-		default:
-			t.restrict("what only " + o.kind + " knows")
-		}
-		if t.actions, err = parseActions(o.options[acts], o.options[police]); err != nil {
-			return nil, fmt.Errorf("read %s: %w", t.where, err)
-		}
-		all = append(all, t)
+// plainTerms is that of a filter of any kind but u32; none for the head of a list, and for shapectl's own.
+func (c control) plainTerms(at uint32, o object) ([]term, error) {
+	own := o.kind == "bpf" && strings.HasPrefix(o.options.text(nl.TCA_BPF_NAME), ownPrograms)
+	if own || len(o.attributes[nl.TCA_OPTIONS]) == 0 {
+		return nil, nil
 	}
-	return all, nil
+	t := term{kind: o.kind, where: c.where(at, o, fmt.Sprintf("%#x", o.handle)), prefixes: shown(o.protocol())}
+	if t.prefixes == nil {
+		t.prefixes = everything
+		t.restrict(fmt.Sprintf("protocol %#04x", o.protocol()))
+	}
+	var acts, police uint16
+	switch o.kind {
+	case "matchall":
+		acts, t.class = nl.TCA_MATCHALL_ACT, o.options[nl.TCA_MATCHALL_CLASSID].u32(0)
+		if len(o.options.others(nl.TCA_MATCHALL_CLASSID, nl.TCA_MATCHALL_ACT, nl.TCA_MATCHALL_FLAGS, matchAllCount)) > 0 {
+			t.restrict("something that this version does not know")
+		}
+	case "flower":
+		acts, t.class = nl.TCA_FLOWER_ACT, o.options[nl.TCA_FLOWER_CLASSID].u32(0)
+		t.flower(o.options)
+	case "fw":
+		acts, police, t.class = nl.TCA_FW_ACT, nl.TCA_FW_POLICE, o.options[nl.TCA_FW_CLASSID].u32(0)
+		if len(o.options) == 0 {
+			t.class = o.handle // a filter without options: the mark is the class
+		}
+		t.restrict(fmt.Sprintf("mark %#x", o.handle))
+	default:
+		t.restrict("what only " + o.kind + " knows")
+	}
+	err := t.act(o.options[acts], o.options[police])
+	return []term{t}, err
 }
 
-// flower reads the addresses that a filter of kind flower asks for.
-func (t *term) flower(o attributes) {
-	networks := func(s side, key, mask uint16) {
-		address, ok := netip.AddrFromSlice(o[key])
-		if !ok {
-			return
-		}
-		wanted := o[mask]
-		if len(wanted) == 0 {
-			wanted = slices.Repeat([]byte{0xff}, len(o[key]))
-		}
-		p, ok := masked(address, wanted)
-		switch {
-		case !ok:
-			t.restrict(fmt.Sprintf("%v %v with mask %x", s, address, []byte(wanted)))
-		case t.side != either:
-			t.restrict(fmt.Sprintf("%v %s", s, name(p)))
-		default:
-			t.side, t.prefixes = s, []netip.Prefix{p}
-		}
+// act reads what a term's filter does to packets.
+func (t *term) act(list, police fields) (err error) {
+	if t.actions, err = parseActions(list, police); err != nil {
+		return fmt.Errorf("read %s: %w", t.where, err)
 	}
-	networks(toward, nl.TCA_FLOWER_KEY_IPV4_DST, nl.TCA_FLOWER_KEY_IPV4_DST_MASK)
-	networks(toward, nl.TCA_FLOWER_KEY_IPV6_DST, nl.TCA_FLOWER_KEY_IPV6_DST_MASK)
-	networks(from, nl.TCA_FLOWER_KEY_IPV4_SRC, nl.TCA_FLOWER_KEY_IPV4_SRC_MASK)
-	networks(from, nl.TCA_FLOWER_KEY_IPV6_SRC, nl.TCA_FLOWER_KEY_IPV6_SRC_MASK)
-	for _, other := range o.others(nl.TCA_FLOWER_CLASSID, nl.TCA_FLOWER_ACT, nl.TCA_FLOWER_FLAGS, nl.TCA_FLOWER_IN_HW_COUNT,
-		nl.TCA_FLOWER_KEY_ETH_TYPE, nl.TCA_FLOWER_KEY_IPV4_SRC, nl.TCA_FLOWER_KEY_IPV4_SRC_MASK,
-		nl.TCA_FLOWER_KEY_IPV4_DST, nl.TCA_FLOWER_KEY_IPV4_DST_MASK, nl.TCA_FLOWER_KEY_IPV6_SRC, nl.TCA_FLOWER_KEY_IPV6_SRC_MASK,
-		nl.TCA_FLOWER_KEY_IPV6_DST, nl.TCA_FLOWER_KEY_IPV6_DST_MASK) {
-		what, known := flowerKeys[other]
+	return nil
+}
+
+// address asks for an address under a mask, if there is one.
+func (t *term) address(s side, value, mask []byte) {
+	address, given := netip.AddrFromSlice(value)
+	p, ok := masked(address, mask)
+	switch {
+	case !given:
+	case !ok:
+		t.restrict(fmt.Sprintf("%v %v with mask %x", s, address, mask))
+	case t.side != either:
+		t.restrict(fmt.Sprintf("%v %s", s, name(p)))
+	default:
+		t.side, t.prefixes = s, []netip.Prefix{p}
+	}
+}
+
+// flower reads what a filter of kind flower asks for.
+func (t *term) flower(o attributes) {
+	for _, a := range []struct {
+		side      side
+		key, mask uint16
+	}{
+		{toward, nl.TCA_FLOWER_KEY_IPV4_DST, nl.TCA_FLOWER_KEY_IPV4_DST_MASK},
+		{toward, nl.TCA_FLOWER_KEY_IPV6_DST, nl.TCA_FLOWER_KEY_IPV6_DST_MASK},
+		{from, nl.TCA_FLOWER_KEY_IPV4_SRC, nl.TCA_FLOWER_KEY_IPV4_SRC_MASK},
+		{from, nl.TCA_FLOWER_KEY_IPV6_SRC, nl.TCA_FLOWER_KEY_IPV6_SRC_MASK},
+	} {
+		mask := o[a.mask]
+		if len(mask) == 0 {
+			mask = slices.Repeat([]byte{0xff}, len(o[a.key]))
+		}
+		t.address(a.side, o[a.key], mask)
+	}
+	for _, key := range o.others() {
+		what, known := flowerKeys[key]
 		if !known {
-			what = fmt.Sprintf("flower's key %d", other)
+			what = fmt.Sprintf("flower's key %d", key)
 		}
 		if what != "" {
 			t.restrict(what)
@@ -171,8 +166,12 @@ func (t *term) flower(o attributes) {
 	}
 }
 
-// flowerKeys are the usual ones that say more than an address; "" for what goes with another.
+// flowerKeys are the usual ones; "" for those that ask for no more than an address, or go with another.
 var flowerKeys = map[uint16]string{
+	nl.TCA_FLOWER_CLASSID: "", nl.TCA_FLOWER_ACT: "", nl.TCA_FLOWER_FLAGS: "", nl.TCA_FLOWER_IN_HW_COUNT: "",
+	nl.TCA_FLOWER_KEY_ETH_TYPE: "", nl.TCA_FLOWER_KEY_IPV4_SRC: "", nl.TCA_FLOWER_KEY_IPV4_SRC_MASK: "",
+	nl.TCA_FLOWER_KEY_IPV4_DST: "", nl.TCA_FLOWER_KEY_IPV4_DST_MASK: "", nl.TCA_FLOWER_KEY_IPV6_SRC: "",
+	nl.TCA_FLOWER_KEY_IPV6_SRC_MASK: "", nl.TCA_FLOWER_KEY_IPV6_DST: "", nl.TCA_FLOWER_KEY_IPV6_DST_MASK: "",
 	nl.TCA_FLOWER_INDEV: "indev", nl.TCA_FLOWER_KEY_ETH_DST: "dst_mac", nl.TCA_FLOWER_KEY_ETH_DST_MASK: "",
 	nl.TCA_FLOWER_KEY_ETH_SRC: "src_mac", nl.TCA_FLOWER_KEY_ETH_SRC_MASK: "", nl.TCA_FLOWER_KEY_IP_PROTO: "ip_proto",
 	nl.TCA_FLOWER_KEY_TCP_SRC: "src_port", nl.TCA_FLOWER_KEY_TCP_SRC_MASK: "",
@@ -371,12 +370,9 @@ func (f *u32Filters) hash(table uint32, s selector, h header, partial string, de
 func (f *u32Filters) terminal(o object, h header, partial string) error {
 	t := term{kind: o.kind, where: f.where(f.at, o, u32Handle(o.handle)), partial: partial, class: o.options[nl.TCA_U32_CLASSID].u32(0)}
 	t.addresses(h, f.protocol)
-	var err error
-	if t.actions, err = parseActions(o.options[nl.TCA_U32_ACT], o.options[nl.TCA_U32_POLICE]); err != nil {
-		return fmt.Errorf("read %s: %w", t.where, err)
-	}
+	err := t.act(o.options[nl.TCA_U32_ACT], o.options[nl.TCA_U32_POLICE])
 	f.terms = append(f.terms, t)
-	return nil
+	return err
 }
 
 // u32Handle spells the handle of a filter of kind u32 as tc does.
@@ -415,29 +411,17 @@ func (t *term) addresses(h header, protocol uint16) {
 	case versionMask != 0 && (versionMask != 0xf0 || version != map[bool]byte{false: 0x40, true: 0x60}[six]):
 		t.restrict(fmt.Sprintf("version %x/%x", version>>4, versionMask>>4))
 	case protocol == unix.ETH_P_ALL && (versionMask != 0 || asked(0, end6)):
-		t.prefixes = shown(map[bool]uint16{false: unix.ETH_P_IP, true: unix.ETH_P_IPV6}[six])
+		t.prefixes = families(!six, six)
 	}
 	source, destination, end := src4, dst4, end4
 	if six {
 		source, destination, end = src6, dst6, end6
 	}
-	for _, a := range []struct {
-		side       side
-		begin, end int
-	}{{toward, destination, end}, {from, source, destination}} {
-		if !asked(a.begin, a.end) {
-			continue
-		}
-		address, _ := netip.AddrFromSlice(h.value[a.begin:a.end])
-		p, ok := masked(address, h.mask[a.begin:a.end])
-		switch {
-		case !ok:
-			t.restrict(fmt.Sprintf("%v %v with mask %x", a.side, address, h.mask[a.begin:a.end]))
-		case t.side != either:
-			t.restrict(fmt.Sprintf("%v %s", a.side, name(p)))
-		default:
-			t.side, t.prefixes = a.side, []netip.Prefix{p}
-		}
+	if asked(destination, end) {
+		t.address(toward, h.value[destination:end], h.mask[destination:end])
+	}
+	if asked(source, destination) {
+		t.address(from, h.value[source:destination], h.mask[source:destination])
 	}
 	for at := 0; at < len(h.mask); at += 4 {
 		if (at < source || at >= end) && asked(at, at+4) {
