@@ -50,17 +50,11 @@ func File(name string) ([]byte, error) {
 	if err == nil {
 		text, err = All(f)
 	}
+	if path, ok := errors.AsType[*os.PathError](err); ok {
+		err = path.Err
+	}
 	if err != nil {
-		return nil, &os.PathError{Op: "read", Path: name, Err: bare(err)}
+		return nil, &os.PathError{Op: "read", Path: name, Err: err}
 	}
 	return text, nil
-}
-
-// bare is an error without the name of a file.
-func bare(err error) error {
-	var path *os.PathError
-	if errors.As(err, &path) {
-		return path.Err
-	}
-	return err
 }

@@ -95,12 +95,11 @@ func keep(path string, text []byte) error {
 		return fmt.Errorf("lock %s: %w", parent, err)
 	}
 	next := path + ".new"
-	if err := write(next, text); err != nil {
-		os.Remove(next) // as far as it is there
-		return err
+	if err = write(next, text); err == nil {
+		err = os.Rename(next, path)
 	}
-	if err := os.Rename(next, path); err != nil {
-		os.Remove(next)
+	if err != nil {
+		os.Remove(next) // as far as it is there
 		return err
 	}
 	return dir.Sync()

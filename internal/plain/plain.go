@@ -6,8 +6,10 @@ package plain
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"unicode"
+	"unicode/utf16"
 	"unicode/utf8"
 )
 
@@ -21,19 +23,13 @@ func hidden(c rune) bool {
 
 // appendEscaped writes c as JSON does in a string, so that escaped JSON is still the same.
 func appendEscaped(b []byte, c rune) []byte {
-	switch c {
-	case '\n':
-		return append(b, `\n`...)
-	case '\r':
-		return append(b, `\r`...)
-	case '\t':
-		return append(b, `\t`...)
+	if i := strings.IndexRune("\n\r\t", c); i >= 0 {
+		return append(b, '\\', "nrt"[i])
 	}
-	if c > 0xffff {
-		c -= 0x10000
-		return fmt.Appendf(b, `\u%04x\u%04x`, 0xd800+c>>10, 0xdc00+c&0x3ff)
+	for _, unit := range utf16.AppendRune(nil, c) {
+		b = fmt.Appendf(b, `\u%04x`, unit)
 	}
-	return fmt.Appendf(b, `\u%04x`, c)
+	return b
 }
 
 // Line is a name or a text in one line: what is hidden in it is escaped as in JSON
@@ -155,11 +151,8 @@ func Word(s string) string {
 // in it, behind the verb and its flags. It has a -- before names that begin like flags.
 func Command(verb string, args ...string) string {
 	command := "shapectl " + verb
-	for _, arg := range args {
-		if strings.HasPrefix(arg, "-") && arg != "-" {
-			command += " --"
-			break
-		}
+	if slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "-") && arg != "-" }) {
+		command += " --"
 	}
 	for _, arg := range args {
 		command += " " + Word(arg)
