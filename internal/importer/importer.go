@@ -5,13 +5,12 @@
 package importer
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
+	"unicode"
 
-	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -33,16 +32,15 @@ type Left struct {
 	Advice string
 }
 
-// place is where a rule is.
+// A place is where a rule is.
 type place struct {
-	device    string
-	direction policy.Direction
-	prefix    netip.Prefix
+	tableKey
+	prefix netip.Prefix
 }
 
 // Comment is what the source calls a rule, in one line; "" for nothing.
 func (i Imported) Comment(device string, d policy.Direction, p netip.Prefix) string {
-	return i.origins[place{device, d, p}].comment
+	return i.origins[place{tableKey{device, d}, p}].comment
 }
 
 // Rules is how many rules there are.
@@ -57,25 +55,20 @@ func (i Imported) Rules() (n int) {
 const examples = 3
 
 // Lines says what is left in one line for each kind, in the order in which they first came.
-func (i Imported) Lines() []string {
+func (i Imported) Lines() (lines []string) {
 	var order []Left
-	kinds := map[Left][]Left{}
+	kinds := map[Left][]string{}
 	for _, l := range i.Left {
 		kind := Left{Kind: l.Kind, Why: l.Why, Advice: l.Advice}
-		if _, known := kinds[kind]; !known {
+		if kinds[kind] == nil {
 			order = append(order, kind)
 		}
-		kinds[kind] = append(kinds[kind], l)
+		kinds[kind] = append(kinds[kind], l.Where+" ("+l.What+")")
 	}
-	lines := make([]string, 0, len(order))
 	for _, kind := range order {
-		all := kinds[kind]
-		var named []string
-		for _, l := range all[:min(examples, len(all))] {
-			named = append(named, l.Where+" ("+l.What+")")
-		}
-		if n := len(all) - len(named); n > 0 {
-			named = append(named, fmt.Sprintf("%d more", n))
+		named := kinds[kind]
+		if n := len(named) - examples; n > 0 {
+			named = append(named[:examples], fmt.Sprintf("%d more", n))
 		}
 		lines = append(lines, fmt.Sprintf("%s: %s: %s; %s", kind.Kind, list(named), kind.Why, kind.Advice))
 	}
@@ -87,10 +80,8 @@ type reason struct{ kind, why, advice string }
 
 // collector puts rules together.
 type collector struct {
-	tables  map[tableKey]*policy.Table
-	origins map[place]origin
-	left    []Left
-	notes   []string
+	Imported
+	tables map[tableKey]*policy.Table
 }
 
 // An origin is where a rule comes from, and what it was called there.
@@ -102,17 +93,17 @@ type tableKey struct {
 }
 
 func newCollector() *collector {
-	return &collector{tables: map[tableKey]*policy.Table{}, origins: map[place]origin{}}
+	return &collector{Imported{origins: map[place]origin{}}, map[tableKey]*policy.Table{}}
 }
 
 func (c *collector) leave(r reason, where, format string, args ...any) {
-	c.left = append(c.left, Left{Kind: r.kind, Where: where, What: clean(fmt.Sprintf(format, args...)), Why: r.why, Advice: r.advice})
+	c.Left = append(c.Left, Left{r.kind, where, clean(fmt.Sprintf(format, args...)), r.why, r.advice})
 }
 
 // note says something once.
 func (c *collector) note(s string) {
-	if !slices.Contains(c.notes, s) {
-		c.notes = append(c.notes, s)
+	if !slices.Contains(c.Notes, s) {
+		c.Notes = append(c.Notes, s)
 	}
 }
 
@@ -131,7 +122,7 @@ var (
 // rules of a table must be given with the same match. It reports whether the
 // rule is there now.
 func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where, comment string) bool {
-	at := place{key.device, key.direction, r.Prefix}
+	at := place{key, r.Prefix}
 	if r.Rate != policy.Unlimited {
 		switch {
 		case r.Rate < policy.MinRate || r.Rate > policy.MaxRate:
@@ -164,7 +155,7 @@ func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where, comm
 }
 
 func (c *collector) imported() Imported {
-	i := Imported{Left: c.left, Notes: c.notes, origins: c.origins}
+	i := c.Imported
 	for _, t := range c.tables {
 		policy.SortRules(t.Rules)
 		i.Tables = append(i.Tables, *t)
@@ -211,13 +202,9 @@ func list(words []string) string {
 // clean makes one line of what a source calls something: without control
 // characters, and without what YAML takes for the end of a line.
 func clean(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if r < ' ' || r >= 0x7f && r < 0xa0 || r == '\u2028' || r == '\u2029' || r == '\ufeff' {
-			return ' '
-		}
-		return r
-	}, strings.ToValidUTF8(s, "\ufffd"))
-	s = strings.Join(strings.Fields(s), " ")
+	s = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, "\ufffd"), func(r rune) bool {
+		return unicode.IsSpace(r) || unicode.IsControl(r) || strings.ContainsRune("\u2028\u2029\ufeff", r)
+	}), " ")
 	const long = 200
 	if runes := []rune(s); len(runes) > long {
 		s = string(runes[:long]) + "..."
@@ -237,12 +224,4 @@ func families(four, six bool) (all []netip.Prefix) {
 		all = append(all, everything[1])
 	}
 	return all
-}
-
-// sorted brings errors into the order of a file.
-func sorted(e policyfile.Errors) policyfile.Errors {
-	slices.SortStableFunc(e, func(a, b policyfile.Error) int {
-		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
-	})
-	return e
 }

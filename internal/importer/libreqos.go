@@ -2,6 +2,7 @@ package importer
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/csv"
 	"errors"
 	"fmt"
@@ -81,13 +82,11 @@ type shapedDevices struct {
 	*collector
 	file   string
 	text   []byte
-	atLine int    // where the last error was
-	from   []byte // the text from there on
 	csv    *csv.Reader
 	at     layout
 	header []string
-	errors policyfile.Errors
-	short  []string // rows that lack columns of the header
+	errors policyfile.Errors // with columns in bytes
+	short  []string          // rows that lack columns of the header
 
 	download, upload tableKey
 	circuits         map[string]*circuit
@@ -135,7 +134,7 @@ func LibreQoS(file string, text io.Reader, device, upload string) (Imported, err
 		s.row(record)
 	}
 	if len(s.errors) > 0 {
-		return Imported{}, sorted(s.errors)
+		return Imported{}, s.located()
 	}
 	for _, c := range s.order {
 		if len(c.networks) > 1 {
@@ -193,41 +192,49 @@ func (s *shapedDevices) open() error {
 		}
 	}
 	if len(s.errors) > 0 {
-		return s.errors
+		return s.located()
 	}
 	return nil
 }
 
-// wrong adds an error; column counts bytes.
-func (s *shapedDevices) wrong(line, column int, format string, args ...any) policyfile.Errors {
-	if s.atLine == 0 || line < s.atLine {
-		s.atLine, s.from = 1, s.text
-	}
-	for ; s.atLine < line; s.atLine++ {
-		_, s.from, _ = bytes.Cut(s.from, []byte("\n"))
-	}
-	column = 1 + utf8.RuneCount(s.from[:max(0, min(len(s.from), column-1))])
+// problem adds an error with a cell.
+func (s *shapedDevices) problem(field int, format string, args ...any) {
+	line, column := s.csv.FieldPos(field)
 	s.errors = append(s.errors, policyfile.Error{File: s.file, Line: line, Column: column, Message: fmt.Sprintf(format, args...)})
+}
+
+// wrong is all errors, the last of which is this one; column counts bytes.
+func (s *shapedDevices) wrong(line, column int, message string) error {
+	s.errors = append(s.errors, policyfile.Error{File: s.file, Line: line, Column: column, Message: message})
+	return s.located()
+}
+
+// located is the errors in the order of the file, with columns in characters.
+func (s *shapedDevices) located() policyfile.Errors {
+	slices.SortStableFunc(s.errors, func(a, b policyfile.Error) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+	line, rest := 1, s.text
+	for i, e := range s.errors {
+		for ; line < e.Line; line++ {
+			_, rest, _ = bytes.Cut(rest, []byte("\n"))
+		}
+		s.errors[i].Column = 1 + utf8.RuneCount(rest[:max(0, min(len(rest), e.Column-1))])
+	}
 	return s.errors
 }
 
 // syntax is an error of package csv.
 func (s *shapedDevices) syntax(err error) error {
-	var bad *csv.ParseError
-	if !errors.As(err, &bad) {
+	bad, ok := errors.AsType[*csv.ParseError](err)
+	if !ok {
 		return err
 	}
 	why := "a quote stands in the middle of a cell"
 	if errors.Is(bad.Err, csv.ErrQuote) {
 		why = "a quote is not closed, or something follows it"
 	}
-	return sorted(s.wrong(bad.Line, bad.Column, "%s; put quotes around a whole cell, and write two for one within", why))
-}
-
-// problem adds an error with a cell.
-func (s *shapedDevices) problem(field int, format string, args ...any) {
-	line, column := s.csv.FieldPos(field)
-	s.wrong(line, column, format, args...)
+	return s.wrong(bad.Line, bad.Column, why+"; put quotes around a whole cell, and write two for one within")
 }
 
 // row is one device of a subscriber's.
@@ -283,7 +290,8 @@ func (l layout) cell(record []string, c column) string {
 func (l layout) fits(record []string) bool {
 	addresses := append(words(l.cell(record, ipv4)), words(l.cell(record, ipv6))...)
 	for _, a := range addresses {
-		if address, _, _ := strings.Cut(a, "/"); !isAddress(address) {
+		address, _, _ := strings.Cut(a, "/")
+		if _, err := netip.ParseAddr(address); err != nil {
 			return false
 		}
 	}
@@ -293,11 +301,6 @@ func (l layout) fits(record []string) bool {
 		}
 	}
 	return len(addresses) > 0
-}
-
-func isAddress(s string) bool {
-	_, err := netip.ParseAddr(s)
-	return err == nil
 }
 
 // words are the addresses of a cell.

@@ -80,7 +80,7 @@ func readTC(device string, index int, l2Bytes uint8) (d Dump, err error) {
 			continue
 		}
 		d.Filters[parent] = found
-		if err := d.findRoots(index, parent); err != nil {
+		if err := d.findRoots(index, parent, found); err != nil {
 			return d, err
 		}
 	}
@@ -88,13 +88,13 @@ func readTC(device string, index int, l2Bytes uint8) (d Dump, err error) {
 }
 
 // findRoots asks for the roots of the filters at a place.
-func (d *Dump) findRoots(index int, parent uint32) error {
-	c, err := parse(*d)
+func (d *Dump) findRoots(index int, parent uint32, filters [][]byte) error {
+	objects, err := d.objects("a filter", filters)
 	if err != nil {
 		return err
 	}
 	known := map[Root]bool{}
-	for _, o := range c.filters[parent] {
+	for _, o := range objects {
 		r := Root{At: parent, Info: o.info, Chain: o.chain()}
 		if o.kind != "u32" || known[r] {
 			continue

@@ -20,9 +20,6 @@ const (
 	u32Pad        = 12
 	matchAllCount = 4
 
-	gactParms = nl.TCA_GACT_PARMS
-	gactProb  = nl.TCA_GACT_PROB
-
 	stabBase = 1
 
 	sizeofTcmsg = 20
@@ -38,13 +35,11 @@ func (f fields) bytes(at, n int) []byte {
 	return f[at : at+n]
 }
 
-func (f fields) u8(at int) uint8   { return f.bytes(at, 1)[0] }
-func (f fields) u16(at int) uint16 { return binary.NativeEndian.Uint16(f.bytes(at, 2)) }
-func (f fields) u32(at int) uint32 { return binary.NativeEndian.Uint32(f.bytes(at, 4)) }
-func (f fields) u64(at int) uint64 { return binary.NativeEndian.Uint64(f.bytes(at, 8)) }
-func (f fields) be32(at int) uint32 {
-	return binary.BigEndian.Uint32(f.bytes(at, 4))
-}
+func (f fields) u8(at int) uint8    { return f.bytes(at, 1)[0] }
+func (f fields) u16(at int) uint16  { return binary.NativeEndian.Uint16(f.bytes(at, 2)) }
+func (f fields) u32(at int) uint32  { return binary.NativeEndian.Uint32(f.bytes(at, 4)) }
+func (f fields) u64(at int) uint64  { return binary.NativeEndian.Uint64(f.bytes(at, 8)) }
+func (f fields) be32(at int) uint32 { return binary.BigEndian.Uint32(f.bytes(at, 4)) }
 
 // attributes are netlink attributes by type.
 type attributes map[uint16]fields
@@ -129,27 +124,34 @@ type control struct {
 
 func parse(d Dump) (c control, err error) {
 	c = control{Dump: d, filters: map[uint32][]object{}, inner: map[uint32]bool{}, met: map[u32Filter]bool{}}
-	objects := func(what string, messages [][]byte) (all []object) {
-		for _, m := range messages {
-			o, bad := parseObject(m)
-			if bad != nil {
-				err = fmt.Errorf("read %s of %s: %w", what, d.Device, bad)
-			}
-			all = append(all, o)
-		}
-		return all
+	if c.qdiscs, err = d.objects("a qdisc", d.Qdiscs); err != nil {
+		return c, err
 	}
-	c.qdiscs = objects("a qdisc", d.Qdiscs)
-	c.classes = objects("a class", d.Classes)
+	if c.classes, err = d.objects("a class", d.Classes); err != nil {
+		return c, err
+	}
 	for _, class := range c.classes {
 		if class.kind == "htb" {
 			c.inner[class.parent] = true
 		}
 	}
 	for parent, messages := range d.Filters {
-		c.filters[parent] = objects("a filter", messages)
+		if c.filters[parent], err = d.objects("a filter", messages); err != nil {
+			return c, err
+		}
 	}
-	return c, err
+	return c, nil
+}
+
+func (d Dump) objects(what string, messages [][]byte) (all []object, err error) {
+	for _, m := range messages {
+		o, err := parseObject(m)
+		if err != nil {
+			return nil, fmt.Errorf("read %s of %s: %w", what, d.Device, err)
+		}
+		all = append(all, o)
+	}
+	return all, nil
 }
 
 // places are where filters may be that decide over packets.
@@ -256,7 +258,7 @@ func parseActions(list, police fields) (all []action, err error) {
 		case a.kind == "police":
 			a.police = parsePolicer(options)
 		case a.kind == "gact":
-			a.control, a.random = int32(options[gactParms].u32(8)), len(options[gactProb]) > 0
+			a.control, a.random = int32(options[nl.TCA_GACT_PARMS].u32(8)), len(options[nl.TCA_GACT_PROB]) > 0
 		case a.kind == "mirred":
 			parms := options[nl.TCA_MIRRED_PARMS]
 			a.to, a.steals = parms.u32(24), parms.u32(20) == 1 || parms.u32(20) == 3

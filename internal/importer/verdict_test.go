@@ -69,7 +69,7 @@ func TestVerdict(t *testing.T) {
 			d := &device{control: control{Dump: Dump{Device: "eth0"}}, ruleset: s, buckets: map[any]*limit{}}
 			v := d.verdict(term{where: "here", actions: test.actions}, policy.Egress)
 			left := ""
-			for _, l := range s.left {
+			for _, l := range s.Left {
 				left = l.Kind
 			}
 			if left != test.left {
