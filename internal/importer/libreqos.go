@@ -131,7 +131,7 @@ func LibreQoS(file string, text io.Reader, device, upload string) (Imported, err
 		if err != nil {
 			return Imported{}, s.syntax(err)
 		}
-		s.row(record)
+		s.read(record)
 	}
 	if len(s.errors) > 0 {
 		return Imported{}, s.located()
@@ -237,8 +237,16 @@ func (s *shapedDevices) syntax(err error) error {
 	return s.wrong(bad.Line, bad.Column, why+"; put quotes around a whole cell, and write two for one within")
 }
 
-// row is one device of a subscriber's.
-func (s *shapedDevices) row(record []string) {
+// A shapedDevice is a row: one device of a subscriber's.
+type shapedDevice struct {
+	*shapedDevices
+	layout
+	record               []string
+	where, name, comment string
+}
+
+// read reads the row that csv has read.
+func (s *shapedDevices) read(record []string) {
 	if !slices.ContainsFunc(record, func(cell string) bool { return strings.TrimSpace(cell) != "" }) {
 		return // what a spreadsheet leaves behind the last
 	}
@@ -246,14 +254,17 @@ func (s *shapedDevices) row(record []string) {
 		s.problem(n, "%d columns where the header has %d; put quotes around a cell that has a comma", len(record), n)
 		return
 	}
-	whole := s.at
-	if short, gone := s.withoutNumbers(); gone > 0 && len(record)+gone <= len(s.header) && !whole.fits(record) && short.fits(record) {
-		s.at = short
-		line, _ := s.csv.FieldPos(0)
-		s.short = append(s.short, fmt.Sprintf("line %d", line))
+	line, _ := s.csv.FieldPos(0)
+	r := shapedDevice{shapedDevices: s, layout: s.at, record: record, where: fmt.Sprintf("line %d", line)}
+	if short, gone := s.withoutNumbers(); gone > 0 && len(record)+gone <= len(s.header) && !r.fits() {
+		if r.layout = short; r.fits() {
+			s.short = append(s.short, r.where)
+		} else {
+			r.layout = s.at
+		}
 	}
-	s.read(record)
-	s.at = whole
+	r.name, r.comment = r.subscriber()
+	r.rules()
 }
 
 // withoutNumbers is where columns are in rows that lack those for the numbers of
@@ -279,16 +290,16 @@ func (s *shapedDevices) withoutNumbers() (at layout, gone int) {
 type layout [columns]int
 
 // cell is what a row says in a column, "" where it has none.
-func (l layout) cell(record []string, c column) string {
-	if i := l[c]; i >= 0 && i < len(record) {
-		return strings.TrimSpace(record[i])
+func (r *shapedDevice) cell(c column) string {
+	if i := r.layout[c]; i >= 0 && i < len(r.record) {
+		return strings.TrimSpace(r.record[i])
 	}
 	return ""
 }
 
 // fits reports whether addresses and rates of a row are where they are to be.
-func (l layout) fits(record []string) bool {
-	addresses := append(words(l.cell(record, ipv4)), words(l.cell(record, ipv6))...)
+func (r *shapedDevice) fits() bool {
+	addresses := append(words(r.cell(ipv4)), words(r.cell(ipv6))...)
 	for _, a := range addresses {
 		address, _, _ := strings.Cut(a, "/")
 		if _, err := netip.ParseAddr(address); err != nil {
@@ -296,7 +307,7 @@ func (l layout) fits(record []string) bool {
 		}
 	}
 	for _, c := range []column{downloadMax, uploadMax} {
-		if rate := l.cell(record, c); rate != "" && !plainNumber.MatchString(rate) {
+		if rate := r.cell(c); rate != "" && !plainNumber.MatchString(rate) {
 			return false
 		}
 	}
@@ -308,73 +319,66 @@ func words(cell string) []string {
 	return strings.FieldsFunc(cell, func(r rune) bool { return r == ',' || r == ';' || unicode.IsSpace(r) })
 }
 
-// read reads a row as it is laid out.
-func (s *shapedDevices) read(record []string) {
-	before := len(s.errors)
-	cell := func(c column) string { return s.at.cell(record, c) }
-	line, _ := s.csv.FieldPos(0)
-	where := fmt.Sprintf("line %d", line)
-	name, comment := subscriber(cell)
-	if name == "" {
-		name = "the row"
+// rules makes the rules of a row.
+func (r *shapedDevice) rules() {
+	before := len(r.errors)
+	networks := append(r.networks(ipv4), r.networks(ipv6)...)
+	down, up := r.speed(downloadMax), r.speed(uploadMax)
+	if least := both(r.speed(downloadMin), r.speed(uploadMin)); least != "" {
+		r.leave(guaranteed, r.where, "%s for %s", least, r.name)
 	}
-	networks := append(s.networks(cell, ipv4, where), s.networks(cell, ipv6, where)...)
-	down, up := s.speed(cell, downloadMax, where), s.speed(cell, uploadMax, where)
-	s.minimum(cell, where, name)
-	if len(s.errors) > before {
+	if len(r.errors) > before {
 		return
 	}
-	if node := cell(parentNode); node != "" && !strings.EqualFold(node, "none") {
-		s.leave(parents, where, "%s is below %s", name, node)
+	if node := r.cell(parentNode); node != "" && !strings.EqualFold(node, "none") {
+		r.leave(parents, r.where, "%s is below %s", r.name, node)
 	}
-	if queue := cell(sqm); queue != "" {
-		s.leave(disciplines, where, "%s for %s", queue, name)
+	if queue := r.cell(sqm); queue != "" {
+		r.leave(disciplines, r.where, "%s for %s", queue, r.name)
 	}
 	if len(networks) == 0 {
-		s.leave(noAddress, where, "%s", name)
+		r.leave(noAddress, r.where, "%s", r.name)
 		return
 	}
-	made := s.rules(networks, s.download, policy.MatchDst, down, where, comment)
-	for _, p := range s.rules(networks, s.upload, policy.MatchSrc, up, where, comment) {
+	made := r.limit(networks, r.download, policy.MatchDst, down)
+	for _, p := range r.limit(networks, r.upload, policy.MatchSrc, up) {
 		if !slices.Contains(made, p) {
 			made = append(made, p)
 		}
 	}
-	s.share(cell(circuitID), where, name, both(down, up), made)
+	r.share(both(down, up), made)
 }
 
 // subscriber is a short name for a row, and all that it is called.
-func subscriber(cell func(column) string) (name, comment string) {
+func (r *shapedDevice) subscriber() (name, comment string) {
 	var all []string
 	for _, c := range []column{circuitName, deviceName, remark} {
-		if s := cell(c); s != "" && !slices.Contains(all, s) {
+		if s := r.cell(c); s != "" && !slices.Contains(all, s) {
 			all = append(all, s)
 		}
 	}
-	if len(all) == 0 {
-		if id := cell(circuitID); id != "" {
-			all = []string{"circuit " + id}
-		}
+	if id := r.cell(circuitID); len(all) == 0 && id != "" {
+		all = []string{"circuit " + id}
 	}
 	if len(all) == 0 {
-		return "", ""
+		return "the row", ""
 	}
 	return fmt.Sprintf("%.60q", all[0]), strings.Join(all, "; ")
 }
 
 // networks are the addresses of a cell.
-func (s *shapedDevices) networks(cell func(column) string, c column, where string) (all []netip.Prefix) {
-	for _, word := range words(cell(c)) {
+func (r *shapedDevice) networks(c column) (all []netip.Prefix) {
+	for _, word := range words(r.cell(c)) {
 		p, err := policy.ParsePrefix(word)
 		if loose, bad := netip.ParsePrefix(word); err != nil && bad == nil && !loose.Addr().Is4In6() {
 			p, err = loose.Masked(), nil
-			s.leave(hostBits, where, "%s was taken as %v", word, p)
+			r.leave(hostBits, r.where, "%s was taken as %v", word, p)
 		}
 		if err == nil && p.Addr().Is4() != (c == ipv4) {
-			err = fmt.Errorf("%s is in the column %s; put it into the other one", word, s.header[s.at[c]])
+			err = fmt.Errorf("%s is in the column %s; put it into the other one", word, r.header[r.layout[c]])
 		}
 		if err != nil {
-			s.problem(s.at[c], "%v", err)
+			r.problem(r.layout[c], "%v", err)
 			continue
 		}
 		if !slices.Contains(all, p) {
@@ -392,28 +396,20 @@ type speed struct {
 	left bool // it is no rate that a rule can have, and that was said
 }
 
-func (s *shapedDevices) speed(cell func(column) string, c column, where string) speed {
-	text := cell(c)
+func (r *shapedDevice) speed(c column) speed {
+	text := r.cell(c)
 	switch {
 	case strings.Trim(text, "0.") == "" && text != ".":
 		return speed{}
 	case !plainNumber.MatchString(text):
-		s.problem(s.at[c], "%s %.40q is not a number of megabits per second; write one such as 25 or 2.5", s.header[s.at[c]], text)
+		r.problem(r.layout[c], "%s %.40q is not a number of megabits per second; write one such as 25 or 2.5", r.header[r.layout[c]], text)
 		return speed{}
 	}
-	r, err := policy.ParseRate(text + "mbit")
+	rate, err := policy.ParseRate(text + "mbit")
 	if err != nil {
-		s.leave(noSuchRate, where, "%s %s: %v", s.header[s.at[c]], text, err)
+		r.leave(noSuchRate, r.where, "%s %s: %v", r.header[r.layout[c]], text, err)
 	}
-	return speed{r, err != nil}
-}
-
-// minimum leaves the rates behind that a row guarantees.
-func (s *shapedDevices) minimum(cell func(column) string, where, name string) {
-	down, up := s.speed(cell, downloadMin, where), s.speed(cell, uploadMin, where)
-	if down.Rate != 0 || up.Rate != 0 {
-		s.leave(guaranteed, where, "%s for %s", both(down, up), name)
-	}
+	return speed{rate, err != nil}
 }
 
 // both says what is known of two rates.
@@ -428,17 +424,17 @@ func both(down, up speed) string {
 	return list(words)
 }
 
-// rules makes a rule for each network, and returns those that there are now.
-func (s *shapedDevices) rules(networks []netip.Prefix, key tableKey, m policy.Match, rate speed, where, comment string) (made []netip.Prefix) {
+// limit makes a rule for each network, and returns those that there are now.
+func (r *shapedDevice) limit(networks []netip.Prefix, key tableKey, m policy.Match, rate speed) (made []netip.Prefix) {
 	if rate.Rate == 0 {
 		if !rate.left {
-			s.leave(noRate, where, "%s %v of %s", key.device, key.direction, names(networks))
+			r.leave(noRate, r.where, "%s %v of %s", key.device, key.direction, names(networks))
 		}
 		return nil
 	}
 	for _, p := range networks {
 		rule := policy.Rule{Prefix: p, Rate: rate.Rate, Capacity: policy.DefaultCapacity(rate.Rate)}
-		if s.add(key, m, rule, where, comment) {
+		if r.add(key, m, rule, r.where, r.comment) {
 			made = append(made, p)
 		}
 	}
@@ -446,13 +442,14 @@ func (s *shapedDevices) rules(networks []netip.Prefix, key tableKey, m policy.Ma
 }
 
 // share remembers who shares a rate.
-func (s *shapedDevices) share(id, where, name, rates string, networks []netip.Prefix) {
-	c := s.circuits[id]
+func (r *shapedDevice) share(rates string, networks []netip.Prefix) {
+	id := r.cell(circuitID)
+	c := r.circuits[id]
 	if c == nil || id == "" {
-		c = &circuit{name: name, rates: rates}
-		s.circuits[id] = c
-		s.order = append(s.order, c)
+		c = &circuit{name: r.name, rates: rates}
+		r.circuits[id] = c
+		r.order = append(r.order, c)
 	}
-	c.rows = append(c.rows, where)
+	c.rows = append(c.rows, r.where)
 	c.networks = append(c.networks, networks...)
 }

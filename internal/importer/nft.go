@@ -178,10 +178,10 @@ func (w *nftWalk) end(entries []int) {
 
 // chain reads a chain for packets that come to it.
 func (w *nftWalk) chain(c *nftChain, a asks) error {
-	if w.depth++; w.depth > deepest {
-		w.depth--
+	if w.depth == deepest {
 		return nil
 	}
+	w.depth++
 	outer := w.returned
 	w.returned = nil
 	for _, r := range c.rules {
@@ -222,9 +222,9 @@ func (w *nftWalk) verdict(verdict, target string, a asks, limits []held, r *nftR
 		case h.packets:
 			w.leave(nftPackets, r.where(), "%s", h.asks.says())
 		case h.over && (verdict == "drop" || verdict == "reject"):
-			w.hold(h, r, nil)
+			w.hold(h, r, "")
 		case !h.over && (verdict == "accept" || verdict == "return"):
-			w.hold(h, r, &verdict)
+			w.hold(h, r, verdict)
 		default:
 			w.leave(nftNoDrop, r.where(), "%v for %s", h.rate, h.asks.says())
 		}
@@ -264,7 +264,7 @@ func (w *nftWalk) plain(verdict string, to *nftChain, a asks, r *nftRule) error 
 }
 
 // exempt adds entries for packets that pass, or that are dropped, wherever limits may be.
-func (w *nftWalk) exempt(a asks, drops bool, r *nftRule) (added []int) {
+func (w *nftWalk) exempt(a asks, drops bool, r *nftRule) []int {
 	for _, names := range a.devices {
 		if slices.Equal(names, []string{"lo"}) {
 			return nil // there is no limit on these
@@ -279,17 +279,11 @@ func (w *nftWalk) exempt(a asks, drops bool, r *nftRule) (added []int) {
 	for _, p := range except {
 		a.restrict("not " + name(p))
 	}
-	e := entry{side: s, drops: drops, partial: a.partial, devices: a.devices, where: r.where()}
-	for _, p := range only {
-		e.prefix = p
-		w.entries = append(w.entries, e)
-		added = append(added, len(w.entries)-1)
-	}
-	return added
+	return w.enter(entry{side: s, drops: drops, partial: a.partial, devices: a.devices, where: r.where()}, only)
 }
 
 // hold adds entries for packets that are held to a limit: those that conform go on, or, where there is a verdict, have that.
-func (w *nftWalk) hold(h held, r *nftRule, conforming *string) {
+func (w *nftWalk) hold(h held, r *nftRule, conforming string) {
 	s, single := h.side()
 	if !single {
 		h.restrict("both addresses")
@@ -309,24 +303,19 @@ func (w *nftWalk) hold(h held, r *nftRule, conforming *string) {
 	o := openLimit{held: h, where: r.where()}
 	for _, key := range keys {
 		// What is not meant is an exception from this limit alone.
-		var holes []int
-		for _, p := range except {
-			w.entries = append(w.entries, entry{key: key, side: s, prefix: p, where: r.where()})
-			holes = append(holes, len(w.entries)-1)
-		}
-		for _, p := range only {
-			w.entries = append(w.entries, entry{key: key, side: s, prefix: p, limit: h.limit, hook: w.base.Hook, where: r.where(), comment: r.name()})
-			o.entries = append(o.entries, len(w.entries)-1)
-		}
+		e := entry{key: key, side: s, where: r.where()}
+		holes := w.enter(e, except)
+		e.limit, e.hook, e.comment = h.limit, w.base.Hook, r.name()
+		o.entries = append(o.entries, w.enter(e, only)...)
 		w.end(holes)
 	}
-	if conforming == nil {
+	if conforming == "" {
 		return
 	}
 	for _, i := range o.entries {
 		w.entries[i].excessUntil = everyEntry
 	}
-	if *conforming == "accept" {
+	if conforming == "accept" {
 		w.accepted = append(w.accepted, o.entries...)
 	} else {
 		w.returned = append(w.returned, o.entries...)

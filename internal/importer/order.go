@@ -113,6 +113,15 @@ type ruleset struct {
 	told    map[string]bool // exceptions, which several tables may have
 }
 
+// enter adds an entry for each network, and returns their indices.
+func (s *ruleset) enter(e entry, networks []netip.Prefix) (added []int) {
+	for _, e.prefix = range networks {
+		added = append(added, len(s.entries))
+		s.entries = append(s.entries, e)
+	}
+	return added
+}
+
 // make makes rules of all entries; each device and direction has its own order.
 func (s *ruleset) make() {
 	var keys []tableKey

@@ -121,13 +121,8 @@ const everyEntry = math.MaxInt
 
 // enter adds an entry for each network of a term, with what it does.
 func (d *device) enter(dir policy.Direction, t term, e entry) {
-	for _, p := range t.prefixes {
-		e.key, e.side, e.prefix, e.partial = tableKey{d.Device, dir}, t.side, p, t.partial
-		if e.where == "" {
-			e.where = t.where
-		}
-		d.entries = append(d.entries, e)
-	}
+	e.key, e.side, e.partial, e.where = tableKey{d.Device, dir}, t.side, t.partial, t.where
+	d.ruleset.enter(e, t.prefixes)
 }
 
 // filters makes entries of the policers of a place where filters are all there is.
