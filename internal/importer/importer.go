@@ -213,7 +213,7 @@ func clean(s string) string {
 }
 
 // everything is the networks that hold all addresses.
-var everything = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
+var everything = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 
 // families are the networks that hold all IPv4 addresses, all IPv6 addresses, or both.
 func families(four, six bool) (all []netip.Prefix) {

@@ -151,10 +151,8 @@ const byteOrderMark = "\ufeff"
 
 // open reads as far as the header.
 func (s *shapedDevices) open() error {
-	for _, mark := range []string{"\xff\xfe", "\xfe\xff"} {
-		if bytes.HasPrefix(s.text, []byte(mark)) {
-			return s.wrong(1, 1, "the text is UTF-16; save it as UTF-8")
-		}
+	if bytes.HasPrefix(s.text, []byte("\xff\xfe")) || bytes.HasPrefix(s.text, []byte("\xfe\xff")) {
+		return s.wrong(1, 1, "the text is UTF-16; save it as UTF-8")
 	}
 	s.text = bytes.TrimPrefix(s.text, []byte(byteOrderMark))
 	s.csv = csv.NewReader(bytes.NewReader(s.text))

@@ -335,19 +335,17 @@ func (w *nftWalk) hooked() {
 
 // places are the devices and directions of a limit.
 func (w *nftWalk) places(h held, s side, r *nftRule) (keys []tableKey) {
-	d := policy.Ingress
+	d, hook := policy.Ingress, w.base.Hook
 	if len(h.devices[policy.Egress]) > 0 {
 		d = policy.Egress
 	}
 	devices := h.devices[d]
-	switch {
-	case len(devices) > 0:
-	case w.device == "":
-		w.leave(nftNoDevice, r.where(), "%v for %s", h.rate, h.asks.says())
-		return nil
-	default:
+	if len(devices) == 0 {
 		devices = []string{w.device}
-		switch hook := w.base.Hook; {
+		switch {
+		case w.device == "":
+			w.leave(nftNoDevice, r.where(), "%v for %s", h.rate, h.asks.says())
+			return nil
 		case hook == "output" || hook == "egress":
 			d = policy.Egress
 		case hook == "input" || hook == "ingress":

@@ -276,26 +276,27 @@ func (n *nftRuleset) drops(c *nftChain) bool {
 	return false
 }
 
+// afterLimit is what statements behind a limit ask of the packets that it is for.
+var afterLimit = map[string]string{"match": "what comes after the limit", "limit": "a second limit"}
+
 // rule does what a rule does to packets that come to it.
 func (w *nftWalk) rule(r *nftRule, a asks) error {
 	var limits []held
 	for _, s := range r.Expr {
+		if what := afterLimit[s.kind]; limits != nil && what != "" {
+			for i := range limits {
+				limits[i].restrict(what)
+			}
+			continue
+		}
 		b, err := s.read()
 		if err != nil {
 			return err
 		}
 		switch s.kind {
 		case "match":
-			if limits != nil {
-				restrict(limits, "what comes after the limit")
-				break
-			}
 			a, limits, err = w.match(b, a, r)
 		case "limit":
-			if limits != nil {
-				restrict(limits, "a second limit")
-				break
-			}
 			limits, err = w.limited(b, a, r)
 		case "set", "meter":
 			var dynamic []held
@@ -330,13 +331,6 @@ func (w *nftWalk) rule(r *nftRule, a asks) error {
 		return w.verdict("continue", "", a, limits, r)
 	}
 	return nil
-}
-
-// restrict says what else packets have to be to be held.
-func restrict(limits []held, what string) {
-	for i := range limits {
-		limits[i].restrict(what)
-	}
 }
 
 // match adds a condition to what is asked of packets. Where elements of a set have limits of their own, it returns these.

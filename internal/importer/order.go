@@ -81,7 +81,7 @@ type limit struct {
 	packets bool // of nft: it counts packets, not bytes
 	over    bool // of nft: it is for what exceeds, not for what conforms
 
-	where, comment string
+	where string
 }
 
 var (

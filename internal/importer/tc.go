@@ -137,36 +137,23 @@ func (d *device) filters(at uint32, dir policy.Direction) error {
 		case v.left:
 		case t.partial != "" && v.limit != nil:
 			d.leavePartial(t, v.limit.rate)
-		case v.limit != nil || v.ends:
-			d.enter(dir, t, v.entry())
+		case v.limit != nil || v.until > 0:
+			d.enter(dir, t, v.entry)
 		}
 	}
 	return nil
 }
 
-// A verdict is what the actions of a filter do.
+// A verdict is what the actions of a filter do, whatever packets it asks for.
 type verdict struct {
-	limit *limit
-	drops bool
-	ends  bool // packets, those that conform if it has a limit, meet no later filter
-	left  bool // nothing of it can be carried over, and that was said
+	entry
+	left bool // nothing of it can be carried over, and that was said
 }
 
 // nothing is the verdict of what is left behind.
 func (d *device) nothing(r reason, where, format string, args ...any) verdict {
 	d.leave(r, where, format, args...)
 	return verdict{left: true}
-}
-
-func (v verdict) entry() entry {
-	e := entry{limit: v.limit, drops: v.drops}
-	if v.ends {
-		e.until = everyEntry
-	}
-	if v.limit != nil {
-		e.comment = v.limit.comment
-	}
-	return e
 }
 
 // Controls: what becomes of a packet after an action.
@@ -196,11 +183,10 @@ func (d *device) verdict(t term, dir policy.Direction) verdict {
 		case a.kind == "gact" && a.control>>controlShift == controlChain:
 			return d.nothing(chains, t.where, "chain %d", a.control&(1<<controlShift-1))
 		case a.kind == "gact" && !a.random:
-			if conforming == controlPipe {
-				conforming = a.control
-			}
-			if exceeding == controlPipe {
-				exceeding = a.control
+			for _, fate := range []*int32{&conforming, &exceeding} {
+				if *fate == controlPipe {
+					*fate = a.control
+				}
 			}
 		case a.kind == "mirred" && a.steals:
 			return d.nothing(redirects, t.where, "to %s", d.name(a.to))
@@ -210,17 +196,17 @@ func (d *device) verdict(t term, dir policy.Direction) verdict {
 	}
 	if p == nil {
 		// Without actions, a filter with a class decides, and one without at a hook lets packets pass.
-		ends := conforming != controlNext && (conforming != controlPipe || len(t.actions) == 0)
-		return verdict{ends: ends, drops: conforming == controlShot || conforming == controlReclassify}
+		v := verdict{entry: entry{drops: conforming == controlShot || conforming == controlReclassify}}
+		if conforming != controlNext && (conforming != controlPipe || len(t.actions) == 0) {
+			v.until = everyEntry
+		}
+		return v
 	}
 	return d.policed(t, p, dir, conforming, exceeding)
 }
 
 func (d *device) name(index uint32) string {
-	if name := d.Devices[index]; name != "" {
-		return name
-	}
-	return fmt.Sprintf("device %d", index)
+	return cmp.Or(d.Devices[index], fmt.Sprintf("device %d", index))
 }
 
 // rates lists those of the policers among actions.
@@ -253,15 +239,13 @@ func (d *device) policed(t term, p *policer, dir policy.Direction, conforming, e
 	case exceeding == controlShot:
 		excess = policy.Drop
 	}
-	type index struct {
-		policer uint32
-		dir     policy.Direction
-	}
-	l := d.buckets[index{p.index, dir}]
+	type index struct{ policer, direction uint32 }
+	at := index{p.index, uint32(dir)}
+	l := d.buckets[at]
 	if l == nil {
 		where := fmt.Sprintf("%s police index %d", d.Device, p.index)
-		l = &limit{rate: bitRate(p.rate.bytes), capacity: burst(p.burst, p.rate.bytes), excess: excess, where: where, comment: fmt.Sprintf("police index %d", p.index)}
-		d.buckets[index{p.index, dir}] = l
+		l = &limit{rate: bitRate(p.rate.bytes), capacity: burst(p.burst, p.rate.bytes), excess: excess, where: where}
+		d.buckets[at] = l
 		d.frame(l, p.rate, stab{}, where, dir)
 		if p.peak {
 			d.leave(peakRate, where, "with the rate %v", l.rate)
@@ -270,7 +254,11 @@ func (d *device) policed(t term, p *policer, dir policy.Direction, conforming, e
 			d.leave(largest, where, "%d bytes", p.mtu)
 		}
 	}
-	return verdict{limit: l, ends: conforming != controlNext}
+	v := verdict{entry: entry{limit: l, comment: fmt.Sprintf("police index %d", p.index)}}
+	if conforming != controlNext {
+		v.until = everyEntry
+	}
+	return v
 }
 
 // unsetMTU is what tc and the kernel make of a policer's largest packet that nobody said.
@@ -439,10 +427,10 @@ func (h *htb) classify(at uint32, outer term, depth int) error {
 				h.told[c.handle] = true
 				h.leave(stacked, h.of("class", c.object), "%v for %s, which have %v already", bitRate(c.ceil.bytes), names(t.prefixes), v.limit.rate)
 			}
-			h.enter(policy.Egress, t, v.entry())
+			h.enter(policy.Egress, t, v.entry)
 		case v.drops:
-			h.enter(policy.Egress, t, v.entry())
-		case !v.ends:
+			h.enter(policy.Egress, t, v.entry)
+		case v.until == 0:
 		case c != nil && !c.leaf && depth < classDepth:
 			if err := h.classify(c.handle, t, depth+1); err != nil {
 				return err

@@ -75,7 +75,7 @@ func TestVerdict(t *testing.T) {
 			if left != test.left {
 				t.Errorf("left: %q, not %q", left, test.left)
 			}
-			if v.left != (test.left != "" && !test.limited) || (v.limit != nil) != test.limited || v.ends != test.ends || v.drops != test.drops {
+			if v.left != (test.left != "" && !test.limited) || (v.limit != nil) != test.limited || (v.until == everyEntry) != test.ends || v.drops != test.drops {
 				t.Errorf("verdict: %+v", v)
 			}
 			if v.limit == nil {

@@ -54,12 +54,10 @@ func Open(from io.Reader) (*Reader, error) {
 		return nil, err
 	}
 	// A link type that is not known shows with the first packet.
-	switch r.state = r.next(&r.first); {
-	case r.state == nil || r.state == io.EOF:
-		return r, nil
-	default:
+	if r.state = r.next(&r.first); r.state != nil && r.state != io.EOF {
 		return nil, r.state
 	}
+	return r, nil
 }
 
 func open(b *bufio.Reader, unpack bool) (*Reader, error) {
