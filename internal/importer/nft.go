@@ -162,7 +162,7 @@ func (w *nftWalk) walk() error {
 			for _, i := range o.entries {
 				w.entries[i] = entry{}
 			}
-			w.leave(nftNoDrop, o.where, "%v for %s", o.rate, o.asks.says())
+			w.leave(nftNoDrop, o.where, "%v for %s", o.Rate, o.asks.says())
 		}
 		w.end(w.accepted)
 	}
@@ -226,7 +226,7 @@ func (w *nftWalk) verdict(verdict, target string, a asks, limits []held, r *nftR
 		case !h.over && (verdict == "accept" || verdict == "return"):
 			w.hold(h, r, verdict)
 		default:
-			w.leave(nftNoDrop, r.where(), "%v for %s", h.rate, h.asks.says())
+			w.leave(nftNoDrop, r.where(), "%v for %s", h.Rate, h.asks.says())
 		}
 	}
 	return nil
@@ -292,7 +292,7 @@ func (w *nftWalk) hold(h held, r *nftRule, conforming string) {
 		h.restrict("both iifname and oifname")
 	}
 	if h.partial != "" {
-		w.leave(nftPartial, r.where(), "%v for %s", h.rate, h.asks.says())
+		w.leave(nftPartial, r.where(), "%v for %s", h.Rate, h.asks.says())
 		return
 	}
 	keys := w.places(h, s, r)
@@ -344,13 +344,13 @@ func (w *nftWalk) places(h held, s side, r *nftRule) (keys []tableKey) {
 		devices = []string{w.device}
 		switch {
 		case w.device == "":
-			w.leave(nftNoDevice, r.where(), "%v for %s", h.rate, h.asks.says())
+			w.leave(nftNoDevice, r.where(), "%v for %s", h.Rate, h.asks.says())
 			return nil
 		case hook == "output" || hook == "egress":
 			d = policy.Egress
 		case hook == "input" || hook == "ingress":
 		case s == either:
-			w.leave(nftBothWays, r.where(), "%v for %s", h.rate, h.asks.says())
+			w.leave(nftBothWays, r.where(), "%v for %s", h.Rate, h.asks.says())
 			return nil
 		case s == toward:
 			d = policy.Egress
@@ -358,7 +358,7 @@ func (w *nftWalk) places(h held, s side, r *nftRule) (keys []tableKey) {
 	}
 	for _, device := range devices {
 		if strings.HasSuffix(device, "*") {
-			w.leave(nftPattern, r.where(), "%v for %s", h.rate, h.asks.says())
+			w.leave(nftPattern, r.where(), "%v for %s", h.Rate, h.asks.says())
 			continue
 		}
 		keys = append(keys, tableKey{device, d})
@@ -439,12 +439,12 @@ func (w *nftWalk) newLimit(of *nftLimit, where string) (*limit, error) {
 	hi, bytes := bits.Mul64(of.Rate, size)
 	high, burst := bits.Mul64(of.Burst, burstSize)
 	if hi != 0 || high != 0 || bytes > 1<<60 || burst > 1<<60 {
-		l.rate = policy.MaxRate + 1
+		l.Rate = policy.MaxRate + 1
 		return l, nil
 	}
-	l.rate, l.capacity = policy.Rate(8*bytes/seconds), bytes+burst
-	if rest := 8 * bytes % seconds; rest*1e6 > 8*bytes && l.rate >= policy.MinRate {
-		w.leave(nftRounded, where, "%d %s/%s is %v", of.Rate, of.RateUnit, of.Per, l.rate)
+	l.Rate, l.Capacity = policy.Rate(8*bytes/seconds), bytes+burst
+	if rest := 8 * bytes % seconds; rest*1e6 > 8*bytes && l.Rate >= policy.MinRate {
+		w.leave(nftRounded, where, "%d %s/%s is %v", of.Rate, of.RateUnit, of.Per, l.Rate)
 	}
 	return l, nil
 }

@@ -634,14 +634,14 @@ func (e expr) each(a asks, l *limit) asks {
 		return a
 	}
 	a = a.with(left.side, families(!left.six, left.six), false)
-	l.each = policy.Each{Kind: policy.EachHost}
+	l.Each = policy.Each{Kind: policy.EachHost}
 	if left.mask != nil {
 		p, ok := masked(*left.mask, left.mask.AsSlice())
 		if !ok {
 			a.restrict("a bucket for each " + left.says)
 			return a
 		}
-		l.each = policy.Each{Kind: policy.EachSubnet, Bits: uint8(p.Bits())}
+		l.Each = policy.Each{Kind: policy.EachSubnet, Bits: uint8(p.Bits())}
 	}
 	return a
 }

@@ -72,16 +72,11 @@ type entry struct {
 
 // A limit is what holds an entry's packets down. Entries that have the same one share its bucket.
 type limit struct {
-	rate     policy.Rate
-	capacity uint64 // bytes
-	excess   policy.Excess
-	each     policy.Each
-	framing  policy.Framing
+	policy.Rule // for no network yet
 
 	packets bool // of nft: it counts packets, not bytes
 	over    bool // of nft: it is for what exceeds, not for what conforms
-
-	where string
+	where   string
 }
 
 var (
@@ -141,8 +136,8 @@ func (s *ruleset) make() {
 		}
 	}
 	for _, l := range limits {
-		if len(users[l]) > 1 && l.each.Kind == policy.EachAll {
-			s.leave(shared, l.where, "%v for %s together", l.rate, sharers(users[l]))
+		if len(users[l]) > 1 && l.Each.Kind == policy.EachAll {
+			s.leave(shared, l.where, "%v for %s together", l.Rate, sharers(users[l]))
 		}
 	}
 }
@@ -197,10 +192,8 @@ func (s *ruleset) table(key tableKey) (made []entry) {
 		if wider, found := t.enclosing(e.prefix); found && s.entries[wider].limit == e.limit {
 			continue // the wider rule is of the same bucket
 		}
-		r := policy.Rule{
-			Prefix: e.prefix, Rate: e.limit.rate, Capacity: e.limit.capacity,
-			Excess: e.limit.excess, Each: e.limit.each.Canonical(e.prefix), Framing: e.limit.framing,
-		}
+		r := e.limit.Rule
+		r.Prefix, r.Each = e.prefix, r.Each.Canonical(e.prefix)
 		if s.add(key, t.match, r, e.where, e.comment) {
 			made = append(made, e)
 		}
@@ -239,14 +232,14 @@ func (t *table) take(i int) {
 	}
 	if e.side != either && e.side.match() != t.match {
 		if e.limit != nil {
-			t.leave(otherSide, e.where, "%v by %v for %s", e.limit.rate, e.side, name(e.prefix))
+			t.leave(otherSide, e.where, "%v by %v for %s", e.limit.Rate, e.side, name(e.prefix))
 			return
 		}
 		partial = true
 	}
 	if before, covered := t.ended(e.prefix, i); covered {
 		if e.limit != nil && e.limit != t.entries[before].limit && !e.fallback {
-			t.leave(unreached, e.where, "%v for %s comes after %s", e.limit.rate, name(e.prefix), t.entries[before].where)
+			t.leave(unreached, e.where, "%v for %s comes after %s", e.limit.Rate, name(e.prefix), t.entries[before].where)
 		}
 		return
 	}
@@ -293,11 +286,11 @@ func (t *table) keep(i int) {
 	if e.limit == stricter.limit {
 		return
 	}
-	if e.limit.rate < stricter.limit.rate {
+	if e.limit.Rate < stricter.limit.Rate {
 		stricter, other = other, stricter
 		t.rules[e.prefix] = i
 	}
-	t.leave(sameNetwork, other.where, "%v for %s, which has %v", other.limit.rate, name(e.prefix), stricter.limit.rate)
+	t.leave(sameNetwork, other.where, "%v for %s, which has %v", other.limit.Rate, name(e.prefix), stricter.limit.Rate)
 }
 
 // apart are the hooks of which a packet passes one at most in a direction.
@@ -317,7 +310,7 @@ func (t *table) stacked(limits []int) {
 			if e.hook != w.hook && apart[e.hook] && apart[w.hook] {
 				why = otherHook
 			}
-			t.leave(why, e.where, "%v for %s, and %v for %s", e.limit.rate, name(e.prefix), w.limit.rate, name(w.prefix))
+			t.leave(why, e.where, "%v for %s, and %v for %s", e.limit.Rate, name(e.prefix), w.limit.Rate, name(w.prefix))
 		}
 	}
 }

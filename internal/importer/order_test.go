@@ -27,7 +27,7 @@ func TestOrderIsKept(t *testing.T) {
 				}
 				fallthrough
 			default:
-				e.limit = &limit{rate: policy.Rate(10_000 * (1 + r.IntN(1000))), capacity: policy.MinCapacity}
+				e.limit = &limit{Rule: policy.Rule{Rate: policy.Rate(10_000 * (1 + r.IntN(1000))), Capacity: policy.MinCapacity}}
 			}
 			s.entries = append(s.entries, e)
 		}
@@ -37,7 +37,7 @@ func TestOrderIsKept(t *testing.T) {
 			address := netip.AddrFrom4([4]byte{10, 0, 0, byte(host)})
 			want := policy.Unlimited
 			if i := slices.IndexFunc(s.entries, func(e entry) bool { return e.prefix.Contains(address) }); i >= 0 && s.entries[i].limit != nil {
-				want = s.entries[i].limit.rate
+				want = s.entries[i].limit.Rate
 			}
 			if got := rateOf(rules, address); got != want {
 				t.Fatalf("%v has %v, not %v: %+v of %+v", address, got, want, rules, s.entries)
@@ -66,7 +66,7 @@ func rateOf(tables []policy.Table, address netip.Addr) policy.Rate {
 
 // What can not be kept is told: where packets had to conform to two limits, or none of the others.
 func TestWhatOrderIsLost(t *testing.T) {
-	a, b := &limit{rate: 10_000, capacity: 2000, where: "a"}, &limit{rate: 30_000, capacity: 2000, where: "b"}
+	a, b := &limit{Rule: policy.Rule{Rate: 10_000, Capacity: 2000}, where: "a"}, &limit{Rule: policy.Rule{Rate: 30_000, Capacity: 2000}, where: "b"}
 	egress := tableKey{"eth0", policy.Egress}
 	p := netip.MustParsePrefix
 	wide, narrow, inside, other := p("10.0.0.0/16"), p("10.0.0.0/24"), p("10.0.0.1/32"), p("10.0.1.0/24")
@@ -193,7 +193,7 @@ func TestWhatOrderIsLost(t *testing.T) {
 
 // One side is matched: that by which most limits go, or the far one.
 func TestSideOfATable(t *testing.T) {
-	l := &limit{rate: 10_000, capacity: 2000}
+	l := &limit{Rule: policy.Rule{Rate: 10_000, Capacity: 2000}}
 	for _, test := range []struct {
 		direction policy.Direction
 		sides     []side

@@ -136,7 +136,7 @@ func (d *device) filters(at uint32, dir policy.Direction) error {
 		switch {
 		case v.left:
 		case t.partial != "" && v.limit != nil:
-			d.leavePartial(t, v.limit.rate)
+			d.leavePartial(t, v.limit.Rate)
 		case v.limit != nil || v.until > 0:
 			d.enter(dir, t, v.entry)
 		}
@@ -244,11 +244,11 @@ func (d *device) policed(t term, p *policer, dir policy.Direction, conforming, e
 	l := d.buckets[at]
 	if l == nil {
 		where := fmt.Sprintf("%s police index %d", d.Device, p.index)
-		l = &limit{rate: bitRate(p.rate.bytes), capacity: burst(p.burst, p.rate.bytes), excess: excess, where: where}
+		l = &limit{Rule: policy.Rule{Rate: bitRate(p.rate.bytes), Capacity: burst(p.burst, p.rate.bytes), Excess: excess}, where: where}
 		d.buckets[at] = l
 		d.frame(l, p.rate, stab{}, where, dir)
 		if p.peak {
-			d.leave(peakRate, where, "with the rate %v", l.rate)
+			d.leave(peakRate, where, "with the rate %v", l.Rate)
 		}
 		if p.mtu != unsetMTU && p.mtu < math.MaxUint16 {
 			d.leave(largest, where, "%d bytes", p.mtu)
@@ -331,13 +331,13 @@ func (d *device) frame(l *limit, r rateSpec, s stab, where string, dir policy.Di
 		d.note(fmt.Sprintf("tc counts packets that come in without their Ethernet header, so these rules have an overhead of -%d", d.L2Bytes))
 	}
 	if s.cells || r.linkLayer == nl.LINKLAYER_ATM {
-		d.leave(cells, where, "%v", l.rate)
+		d.leave(cells, where, "%v", l.Rate)
 	}
 	f, err := policy.ParseFraming(fmt.Sprintf("%d/%d", overhead, mpu), 0)
 	if err != nil {
 		d.leave(framing, where, "overhead %d, mpu %d", overhead, mpu)
 	}
-	l.framing = f
+	l.Framing = f
 }
 
 // queues is said where what exceeds was delayed.
@@ -421,11 +421,11 @@ func (h *htb) classify(at uint32, outer term, depth int) error {
 			h.told[c.handle] = true
 			h.leavePartial(t, bitRate(c.ceil.bytes))
 		case t.partial != "" && v.limit != nil:
-			h.leavePartial(t, v.limit.rate)
+			h.leavePartial(t, v.limit.Rate)
 		case v.limit != nil:
 			if c != nil {
 				h.told[c.handle] = true
-				h.leave(stacked, h.of("class", c.object), "%v for %s, which have %v already", bitRate(c.ceil.bytes), names(t.prefixes), v.limit.rate)
+				h.leave(stacked, h.of("class", c.object), "%v for %s, which have %v already", bitRate(c.ceil.bytes), names(t.prefixes), v.limit.Rate)
 			}
 			h.enter(policy.Egress, t, v.entry)
 		case v.drops:
@@ -472,7 +472,7 @@ func (h *htb) lead(to uint32, t term) {
 	if l == nil {
 		where := h.of("class", c.object)
 		rate := bitRate(c.ceil.bytes)
-		l = &limit{rate: rate, capacity: max(burst(c.ceilBurst, c.ceil.bytes), policy.DefaultCapacity(rate)), where: where}
+		l = &limit{Rule: policy.Rule{Rate: rate, Capacity: max(burst(c.ceilBurst, c.ceil.bytes), policy.DefaultCapacity(rate))}, where: where}
 		h.buckets[to] = l
 		h.queues()
 		h.frame(l, c.ceil, h.stab, where, policy.Egress)
@@ -517,13 +517,13 @@ func (d *device) tbf(q object) {
 	if err != nil {
 		d.leave(unreadable, where, "its size table")
 	}
-	l := &limit{rate: bitRate(rate.bytes), where: where}
+	l := &limit{Rule: policy.Rule{Rate: bitRate(rate.bytes)}, where: where}
 	// What it queues it does not drop, either.
-	l.capacity = max(burst(parms.u32(28), rate.bytes)+uint64(parms.u32(24)), policy.DefaultCapacity(l.rate))
+	l.Capacity = max(burst(parms.u32(28), rate.bytes)+uint64(parms.u32(24)), policy.DefaultCapacity(l.Rate))
 	d.queues()
 	d.frame(l, rate, s, where, policy.Egress)
 	if parms.u32(20) != 0 {
-		d.leave(peakRate, where, "with the rate %v", l.rate)
+		d.leave(peakRate, where, "with the rate %v", l.Rate)
 	}
 	d.enter(policy.Egress, term{prefixes: everything, where: where}, entry{limit: l, until: everyEntry, comment: "tbf " + handle(q.handle)})
 }

@@ -81,7 +81,7 @@ func TestVerdict(t *testing.T) {
 			if v.limit == nil {
 				return
 			}
-			if v.limit.excess != test.excess || v.limit.rate != 8_000_000 || v.limit.capacity != 10_000 {
+			if v.limit.Excess != test.excess || v.limit.Rate != 8_000_000 || v.limit.Capacity != 10_000 {
 				t.Errorf("limit: %+v", v.limit)
 			}
 		})
