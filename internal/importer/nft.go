@@ -31,8 +31,7 @@ var (
 
 // asks is what packets have to be for a rule of nft to see them.
 type asks struct {
-	four, six bool         // families
-	addresses [3]addresses // by side; that of either asks for nothing
+	addresses [3]addresses // by side; those on either are the families
 	devices   devices
 	partial   string // what else
 }
@@ -58,8 +57,8 @@ func (a asks) side() (side, bool) {
 
 // prefixes are the networks on a side, of the families.
 func (a asks) prefixes(s side) (only, except []netip.Prefix) {
-	on, of := a.addresses[s], families(a.four, a.six)
-	return common(on.only, of), common(on.except, of)
+	on, families := a.addresses[s], a.addresses[either].only
+	return common(on.only, families), common(on.except, families)
 }
 
 // with adds addresses on a side.
@@ -71,15 +70,16 @@ func (a asks) with(s side, networks []netip.Prefix, not bool) asks {
 		on.only = common(on.only, networks)
 	}
 	// Whoever asks for an address asks for its family; one who does not want it asks for that, too.
-	four := slices.ContainsFunc(networks, func(p netip.Prefix) bool { return p.Addr().Is4() })
-	six := slices.ContainsFunc(networks, func(p netip.Prefix) bool { return p.Addr().Is6() })
-	a.four, a.six = a.four && four, a.six && six
+	families := &a.addresses[either].only
+	*families = slices.DeleteFunc(slices.Clone(*families), func(all netip.Prefix) bool {
+		return !slices.ContainsFunc(networks, all.Overlaps)
+	})
 	return a
 }
 
 // covers reports whether all packets that b asks for are among a's.
 func (a asks) covers(b asks) bool {
-	if a.partial != "" || b.four && !a.four || b.six && !a.six {
+	if a.partial != "" {
 		return false
 	}
 	for d, mine := range a.devices {
@@ -144,10 +144,9 @@ func (w *nftWalk) walk() error {
 			continue
 		}
 		w.base, w.open, w.accepted = c, nil, nil
-		start := asks{four: c.Family != "ip6", six: c.Family != "ip"}
-		for s := range start.addresses {
-			start.addresses[s].only = everything
-		}
+		var start asks
+		start.addresses[either].only = families(c.Family != "ip6", c.Family != "ip")
+		start.addresses[toward].only, start.addresses[from].only = everything, everything
 		if d, err := policy.ParseDirection(c.Hook); err == nil && len(c.Dev) > 0 {
 			start.devices[d] = c.Dev
 		}
@@ -182,7 +181,7 @@ func (w *nftWalk) chain(c *nftChain, a asks) error {
 		return nil
 	}
 	w.depth++
-	outer := w.returned
+	outer, at := w.returned, w.at
 	w.returned = nil
 	for _, r := range c.rules {
 		w.at = r
@@ -194,7 +193,7 @@ func (w *nftWalk) chain(c *nftChain, a asks) error {
 		}
 	}
 	w.end(w.returned)
-	w.returned = outer
+	w.returned, w.at = outer, at
 	w.depth--
 	return nil
 }
@@ -369,7 +368,8 @@ func (w *nftWalk) places(h held, s side, r *nftRule) (keys []tableKey) {
 // says is what packets are meant, for people.
 func (a asks) says() string {
 	var words []string
-	for s, on := range a.addresses {
+	for _, s := range []side{toward, from} {
+		on := a.addresses[s]
 		if !slices.Equal(on.only, everything) {
 			words = append(words, prepositions[s]+names(on.only))
 		}

@@ -361,11 +361,9 @@ func (w *nftWalk) match(b body, a asks, r *nftRule) (asks, []held, error) {
 	case left.family && equal:
 		switch b.Right.text {
 		case "ip", "ipv4":
-			a.six = false
-			return a, nil, nil
+			return a.with(either, everything[:1], false), nil, nil
 		case "ip6", "ipv6":
-			a.four = false
-			return a, nil, nil
+			return a.with(either, everything[1:], false), nil, nil
 		}
 	}
 	what := left.says
