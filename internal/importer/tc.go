@@ -102,13 +102,7 @@ func (d *device) read() error {
 			return err
 		}
 	}
-	for _, t := range d.unmet() {
-		to := "it has no class"
-		if t.class != 0 {
-			to = "class " + handle(t.class)
-		}
-		d.leave(lost, t.where, "%s", to)
-	}
+	d.leaveUnmet()
 	return nil
 }
 

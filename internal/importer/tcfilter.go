@@ -264,17 +264,22 @@ func (c control) u32Terms(at uint32, first object) ([]term, error) {
 	return f.terms, err
 }
 
-// unmet are the filters of kind u32 that packets can not get to, or that contradict the way there.
-func (c control) unmet() (all []term) {
-	for _, at := range c.places() {
-		for _, o := range c.filters[at] {
-			if o.kind == "u32" && o.handle&u32Node != 0 && !c.met[u32Filter{at >> 16, o.handle}] {
-				c.met[u32Filter{at >> 16, o.handle}] = true // in that it is known
-				all = append(all, term{where: c.where(at, o, u32Handle(o.handle)), class: o.options[nl.TCA_U32_CLASSID].u32(0)})
+// leaveUnmet leaves the filters of kind u32 behind that packets can not get to, or that contradict the way there.
+func (d *device) leaveUnmet() {
+	for _, at := range d.places() {
+		for _, o := range d.control.filters[at] {
+			f := u32Filter{at >> 16, o.handle}
+			if o.kind != "u32" || o.handle&u32Node == 0 || d.met[f] {
+				continue
 			}
+			d.met[f] = true // in that it is known
+			to := "it has no class"
+			if class := o.options[nl.TCA_U32_CLASSID].u32(0); class != 0 {
+				to = "class " + handle(class)
+			}
+			d.leave(lost, d.where(at, o, u32Handle(o.handle)), "%s", to)
 		}
 	}
-	return all
 }
 
 // A u32Filter is a filter of kind u32; numbers are those of a qdisc, whatever place of it they are listed at.
