@@ -178,7 +178,6 @@ func (c *Capacity) Set(s string) error {
 	return err
 }
 
-// Type names the value in a flag's help.
 func (c Capacity) Type() string { return "size|time" }
 
 func resolveCapacity(l *Limit, r *Rule, _ uint8) (err error) {

@@ -87,41 +87,21 @@ func (e Excess) String() string    { return nameOf(e, excessNames) }
 func (o Order) String() string     { return nameOf(o, orderNames) }
 func (f Fail) String() string      { return nameOf(f, failNames) }
 
-// Set reads "ingress" or "egress".
+// Set reads one of the names.
 func (d *Direction) Set(s string) error { return setName(d, "direction", s, directionNames) }
-
-// Set reads "dst" or "src".
-func (m *Match) Set(s string) error { return setName(m, "match", s, matchNames) }
-
-// Set reads "gcra" or "leaky".
+func (m *Match) Set(s string) error     { return setName(m, "match", s, matchNames) }
 func (a *Algorithm) Set(s string) error { return setName(a, "algorithm", s, algorithmNames) }
+func (e *Excess) Set(s string) error    { return setName(e, "excess", s, excessNames) }
+func (o *Order) Set(s string) error     { return setName(o, "order", s, orderNames) }
+func (f *Fail) Set(s string) error      { return setName(f, "fail", s, failNames) }
 
-// Set reads "drop", "ecn", "pass" or "delay".
-func (e *Excess) Set(s string) error { return setName(e, "excess", s, excessNames) }
-
-// Set reads "fifo" or "sparse-first".
-func (o *Order) Set(s string) error { return setName(o, "order", s, orderNames) }
-
-// Set reads "open" or "closed".
-func (f *Fail) Set(s string) error { return setName(f, "fail", s, failNames) }
-
-// Type names the value in a flag's help.
+// Type lists the names.
 func (d Direction) Type() string { return strings.Join(directionNames, "|") }
-
-// Type names the value in a flag's help.
-func (m Match) Type() string { return strings.Join(matchNames, "|") }
-
-// Type names the value in a flag's help.
+func (m Match) Type() string     { return strings.Join(matchNames, "|") }
 func (a Algorithm) Type() string { return strings.Join(algorithmNames, "|") }
-
-// Type names the value in a flag's help.
-func (e Excess) Type() string { return strings.Join(excessNames, "|") }
-
-// Type names the value in a flag's help.
-func (o Order) Type() string { return strings.Join(orderNames, "|") }
-
-// Type names the value in a flag's help.
-func (f Fail) Type() string { return strings.Join(failNames, "|") }
+func (e Excess) Type() string    { return strings.Join(excessNames, "|") }
+func (o Order) Type() string     { return strings.Join(orderNames, "|") }
+func (f Fail) Type() string      { return strings.Join(failNames, "|") }
 
 func nameOf[T ~uint8](v T, names []string) string {
 	if int(v) < len(names) {

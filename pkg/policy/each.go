@@ -51,7 +51,6 @@ func (e *Each) Set(s string) error {
 	return nil
 }
 
-// Type names the value in a flag's help.
 func (e Each) Type() string { return strings.Join(eachNames, "|") }
 
 // Canonical is the plainest Each that shares buckets in prefix just as e does:

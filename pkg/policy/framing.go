@@ -123,7 +123,6 @@ func (o *Overhead) Set(s string) error {
 
 func (o Overhead) String() string { return string(o) }
 
-// Type names the value in a flag's help.
 func (o Overhead) Type() string { return "bytes" }
 
 // MPU is the number of bytes that a packet counts at least.
@@ -144,7 +143,6 @@ func (m *MPU) Set(s string) error {
 
 func (m MPU) String() string { return strconv.Itoa(int(m)) }
 
-// Type names the value in a flag's help.
 func (m MPU) Type() string { return "bytes" }
 
 func resolveOverhead(l *Limit, r *Rule, l2Bytes uint8) (err error) {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"math/big"
-	"math/bits"
 	"strconv"
 	"strings"
 	"unicode"
@@ -69,63 +68,32 @@ var (
 	timeNames     = []string{"ns", "us", "ms", "s"}
 )
 
-// human writes high*2^64 + low by a divisor of up to 2^54, counted in the first
-// unit, with four significant digits in the unit that fits; each unit is a
-// thousand of the one before it, and the last one counts less than 2^64.
+// human writes high*2^64 + low by a divisor, counted in the first unit, with four
+// significant digits in the unit that fits; each unit is a thousand of the one before
+// it, and the last one counts less than 2^64.
 func human(high, low, divisor uint64, units []string) string {
-	wholeHigh, wholeLow, rest := divide(high, low, divisor)
-	size := uint64(1) // of the unit
-	for i, unit := range units {
-		isLast := i == len(units)-1
-		above, whole, _ := divide(wholeHigh, wholeLow, size)
-		if !isLast && (above > 0 || whole >= 1000) {
-			size *= 1000
-			continue
-		}
-		power := uint64(1000) // of the digits behind the point
-		for w := whole; w >= 10 && power > 1; w /= 10 {
-			power /= 10
-		}
-		var rounded uint64 // number of parts of 1/power
-		switch part := size / power; {
-		case part == 0:
-			h, l := bits.Mul64(low, power)
-			_, parts, rest := divide(h, l, divisor)
-			rounded = parts + half(rest, divisor)
-		case part == 1:
-			rounded = wholeLow + half(rest, divisor)
-		default:
-			l, carry := bits.Add64(wholeLow, part/2, 0)
-			_, rounded, _ = divide(wholeHigh+carry, l, part)
-		}
-		// Rounding may carry into the next unit: 999.96 kB is 1 MB.
-		if !isLast && rounded >= 1000*power {
-			size *= 1000
-			continue
-		}
-		s := strconv.FormatUint(rounded/power, 10)
-		if fraction := rounded % power; fraction > 0 {
-			digits := strconv.FormatUint(power+fraction, 10)[1:]
-			s += "." + strings.TrimRight(digits, "0")
-		}
-		return s + " " + unit
+	n := new(big.Int).SetUint64(high)
+	n.Or(n.Lsh(n, 64), new(big.Int).SetUint64(low))
+	n.Mul(n, big.NewInt(1e4)).Quo(n, new(big.Int).SetUint64(divisor))
+	digits := fmt.Sprintf("%05d", n)
+	before := len(digits) - 4 // digits before the point, in the first unit
+	unit := min((before-1)/3, len(units)-1)
+	before -= 3 * unit
+	behind := max(0, 4-before)
+	shown := before + behind
+	rounded, _ := strconv.ParseUint(digits[:shown], 10, 64)
+	if digits[shown] >= '5' {
+		rounded++
 	}
-	return ""
-}
-
-// divide divides a number of 128 bits.
-func divide(high, low, by uint64) (quotientHigh, quotientLow, rest uint64) {
-	quotientHigh, rest = high/by, high%by
-	quotientLow, rest = bits.Div64(rest, low, by)
-	return quotientHigh, quotientLow, rest
-}
-
-// half is what is added for a rest that is half of the divisor or more.
-func half(rest, divisor uint64) uint64 {
-	if rest >= divisor-rest {
-		return 1
+	digits = fmt.Sprintf("%0*d", behind+1, rounded)
+	whole, fraction := digits[:len(digits)-behind], strings.TrimRight(digits[len(digits)-behind:], "0")
+	if whole == "1000" && unit < len(units)-1 { // rounding carried: 999.96 kB is 1 MB
+		whole, unit = "1", unit+1
 	}
-	return 0
+	if fraction != "" {
+		whole += "." + fraction
+	}
+	return whole + " " + units[unit]
 }
 
 func numberText[T int16 | uint16](n T) string { return strconv.Itoa(int(n)) }

@@ -60,7 +60,6 @@ func (p *Penalty) Set(s string) error {
 	return nil
 }
 
-// Type names the value in a flag's help.
 func (p Penalty) Type() string { return strings.Join(penaltyNames, "|") }
 
 func (p Penalty) validate() error {

@@ -61,7 +61,6 @@ func (e ECNAbove) String() string {
 	return timeString(time.Duration(e))
 }
 
-// Type names the value in a flag's help.
 func (e ECNAbove) Type() string { return "time|never" }
 
 func resolveQueue(l *Limit, r *Rule, _ uint8) (err error) {

@@ -186,5 +186,4 @@ func (r *Rate) Set(s string) error {
 	return err
 }
 
-// Type names the value in a flag's help.
 func (r Rate) Type() string { return "rate" }
