@@ -189,24 +189,19 @@ func (m *merger) table(t *table, live policy.Table, d Device, inside bool) {
 			c.first = []fresh{freshMatch(live.Match)}
 		}
 	}
-	rules, spell, made := live.Rules, speller(t.base, d.L2Bytes), maker(d.L2Bytes)
-	for i := range t.rules {
-		r := &t.rules[i]
-		c.entries = append(c.entries, r.span)
-		for len(rules) > 0 && policy.ComparePrefix(rules[0].Prefix, r.prefix) < 0 {
-			c.last, rules = append(c.last, freshRule(spell, &rules[0])), rules[1:]
-		}
-		if len(rules) == 0 || rules[0].Prefix != r.prefix {
-			c.gone[r.key] = true
+	spell, made := speller(t.base, d.L2Bytes), maker(d.L2Bytes)
+	inOrder := func(a rule, b policy.Rule) int { return policy.ComparePrefix(a.prefix, b.Prefix) }
+	for r, live := range policy.Pairs(t.rules, live.Rules, inOrder) {
+		if r == nil {
+			c.last = append(c.last, freshRule(spell, live))
 			continue
 		}
-		if said, err := made(r); err != nil || said != rules[0] {
-			m.rule(t, r.span, &rules[0], d)
+		c.entries = append(c.entries, r.span)
+		if live == nil {
+			c.gone[r.key] = true
+		} else if said, err := made(r); err != nil || said != *live {
+			m.rule(t, r.span, live, d)
 		}
-		rules = rules[1:]
-	}
-	for i := range rules {
-		c.last = append(c.last, freshRule(spell, &rules[i]))
 	}
 	m.apply(c)
 }

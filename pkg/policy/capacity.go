@@ -36,20 +36,24 @@ var sizeUnits = map[string]uint64{
 
 var timeUnits = map[string]uint64{"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
 
-// ParseCapacity reads a size in the units of tc, where kb and mb are binary
-// (64kb is 65536 bytes, a bare number is bytes), or a time (100ms) in s, ms,
-// us or ns. Any capacity of 1 byte or 1 ns up to MaxCapacity is read; what a
-// rule takes is for Rule.Validate to say.
-func ParseCapacity(s string) (Capacity, error) { return parseCapacity("capacity", s) }
+// Set reads a size in the units of tc, where kb and mb are binary (64kb is 65536
+// bytes, a bare number is bytes), or a time (100ms) in s, ms, us or ns. Any capacity
+// of 1 byte or 1 ns up to MaxCapacity is read; what a rule takes is for
+// Rule.Validate to say.
+func (c *Capacity) Set(s string) (err error) {
+	*c, err = parseCapacity("capacity", s)
+	return err
+}
 
 func parseCapacity(what, s string) (Capacity, error) {
-	number, unit, err := splitNumber(what, s, "64kb or 100ms")
+	const example = "64kb or 100ms"
+	number, unit, err := splitNumber(what, s, example)
 	if err != nil {
 		return Capacity{}, err
 	}
 	lower := strings.ToLower(unit)
 	if _, ok := timeUnits[lower]; ok {
-		d, err := parseTime(what, s, number, lower)
+		d, err := parseTime(what, s, example)
 		return Capacity{duration: d}, err
 	}
 	size, ok := sizeUnits[lower]
@@ -72,9 +76,13 @@ func parseCapacity(what, s string) (Capacity, error) {
 	return Capacity{bytes: v}, nil
 }
 
-// parseTime reads a time above zero; the unit, in lower case, may be unknown.
-func parseTime(what, s, number, unit string) (time.Duration, error) {
-	size, ok := timeUnits[unit]
+// parseTime reads a time above zero; the example is for errors, as in splitNumber.
+func parseTime(what, s, example string) (time.Duration, error) {
+	number, unit, err := splitNumber(what, s, example)
+	if err != nil {
+		return 0, err
+	}
+	size, ok := timeUnits[strings.ToLower(unit)]
 	if !ok {
 		return 0, fmt.Errorf("%s %q is not in a unit of time; use s, ms, us or ns, such as 30s", what, s)
 	}
@@ -97,38 +105,33 @@ func checkMaxCapacity(what string, spelled func() string, bytes uint64) error {
 	return nil
 }
 
-// Resolve is the capacity in bytes for a rule of rate r. A time is counted
-// exactly and rounded up to a whole byte.
-func (c Capacity) Resolve(r Rate) (uint64, error) { return c.resolve("capacity", r) }
-
+// resolve is the capacity in bytes for a rule of rate r, not Unlimited. A time is
+// counted exactly and rounded up to a whole byte.
 func (c Capacity) resolve(what string, r Rate) (uint64, error) {
-	if r == Unlimited {
-		return 0, fmt.Errorf("%s %v has no use at rate %v; leave it out", what, c, r)
-	}
 	if err := checkRate(r.String, r); err != nil {
 		return 0, err
 	}
-	switch {
-	case c.bytes > 0:
-		return c.bytes, nil
-	case c.duration > 0:
-		v := bytesIn(c.duration, r)
-		return v, checkMaxCapacity(what, func() string { return fmt.Sprintf("%v at %v", c, r) }, v)
-	}
-	return 0, fmt.Errorf("%s is not set; write one such as 64kb or 100ms", what)
+	v := c.bytes + bytesIn(c.duration, r) // one of them is 0
+	return v, checkMaxCapacity(what, func() string { return fmt.Sprintf("%v at %v", c, r) }, v)
 }
+
+// bitNanoseconds are what a byte per second is in bits times nanoseconds.
+const bitNanoseconds = 8 * uint64(time.Second)
 
 // bytesIn is what passes at rate r in d, rounded up, at most math.MaxUint64.
 func bytesIn(d time.Duration, r Rate) uint64 {
-	const bitNanoseconds = 8 * uint64(time.Second) // in a byte per second
-	hi, lo := bits.Mul64(uint64(r), uint64(d))
-	lo, carry := bits.Add64(lo, bitNanoseconds-1, 0)
-	hi += carry
-	if hi >= bitNanoseconds {
+	return scaleUp(uint64(d), uint64(r), bitNanoseconds)
+}
+
+// scaleUp is v * by / of, rounded up, at most math.MaxUint64.
+func scaleUp(v, by, of uint64) uint64 {
+	high, low := bits.Mul64(v, by)
+	low, carry := bits.Add64(low, of-1, 0)
+	if high += carry; high >= of {
 		return math.MaxUint64
 	}
-	v, _ := bits.Div64(hi, lo, bitNanoseconds)
-	return v
+	quotient, _ := bits.Div64(high, low, of)
+	return quotient
 }
 
 // drainTime is how long rate r takes over so many bytes, for people to read.
@@ -136,11 +139,11 @@ func drainTime(bytes uint64, r Rate) string {
 	if r == 0 {
 		return "never drains"
 	}
-	high, low := bits.Mul64(bytes, 8*uint64(time.Second))
+	high, low := bits.Mul64(bytes, bitNanoseconds)
 	return human(high, low, uint64(r), timeNames)
 }
 
-// String is a spelling that ParseCapacity reads back: 64kb, 125000b, 100ms; it
+// String is a spelling that Set reads back: 64kb, 125000b, 100ms; it
 // is empty for a Capacity that is not set.
 func (c Capacity) String() string {
 	switch {
@@ -152,7 +155,7 @@ func (c Capacity) String() string {
 	return inLargest(c.bytes, sizeUnits, "gb", "mb", "kb", "b")
 }
 
-// sizeText is a spelling that ParseCapacity reads so many bytes of; empty for none.
+// sizeText is a spelling that Capacity.Set reads so many bytes of; empty for none.
 func sizeText(bytes uint64) string { return Capacity{bytes: bytes}.String() }
 
 func timeString(d time.Duration) string {
@@ -169,15 +172,6 @@ func inLargest(v uint64, units map[string]uint64, names ...string) string {
 	panic("the last unit is not 1")
 }
 
-// Set reads s as ParseCapacity does.
-func (c *Capacity) Set(s string) error {
-	v, err := ParseCapacity(s)
-	if err == nil {
-		*c = v
-	}
-	return err
-}
-
 func (c Capacity) Type() string { return "size|time" }
 
 func resolveCapacity(l *Limit, r *Rule, _ uint8) (err error) {
@@ -185,7 +179,7 @@ func resolveCapacity(l *Limit, r *Rule, _ uint8) (err error) {
 	case given && r.Rate == Unlimited:
 		return errors.New("capacity has no use in an unlimited rule; leave it out")
 	case given:
-		r.Capacity, err = l.Capacity.Resolve(r.Rate)
+		r.Capacity, err = l.Capacity.resolve("capacity", r.Rate)
 	case r.Rate == Unlimited:
 	case l.Algorithm == Leaky && l.Excess == Delay:
 		r.Capacity = DefaultQueue(r.Rate)

@@ -39,12 +39,12 @@ func TestParseCapacity(t *testing.T) {
 		{"1ns", "1ns", 1},
 		{"1.5us", "1500ns", 2},
 	} {
-		c, err := ParseCapacity(test.in)
+		c, err := parseCapacity("capacity", test.in)
 		if err != nil {
-			t.Errorf("ParseCapacity(%q): %v", test.in, err)
+			t.Errorf("parseCapacity(%q): %v", test.in, err)
 			continue
 		}
-		if got, err := c.Resolve(10_000_000); err != nil || got != test.want {
+		if got, err := c.resolve("capacity", 10_000_000); err != nil || got != test.want {
 			t.Errorf("%q at 10mbit is %d, %v; want %d", test.in, got, err, test.want)
 		}
 		if c.String() != test.text {
@@ -76,7 +76,7 @@ func TestParseCapacityRefuses(t *testing.T) {
 		"9223372036854775808ns":       "292 years",
 		strings.Repeat("1", 65) + "b": "66 characters long",
 	} {
-		c, err := ParseCapacity(in)
+		c, err := parseCapacity("capacity", in)
 		wantError(t, err, "capacity ", part)
 		if c != (Capacity{}) {
 			t.Errorf("%q is refused, but returned %v", in, c)
@@ -100,7 +100,7 @@ func TestResolve(t *testing.T) {
 		{Capacity{bytes: 100}, MaxRate, 100},
 		{Capacity{duration: 100 * 24 * time.Hour}, MinRate, 8_640_000_000},
 	} {
-		if got, err := test.c.Resolve(test.r); err != nil || got != test.want {
+		if got, err := test.c.resolve("capacity", test.r); err != nil || got != test.want {
 			t.Errorf("%v at %v is %d, %v; want %d", test.c, test.r, got, err, test.want)
 		}
 	}
@@ -109,17 +109,15 @@ func TestResolve(t *testing.T) {
 		r    Rate
 		part string
 	}{
-		{Capacity{}, MinRate, "not set"},
 		{Capacity{bytes: 1}, 0, "zero"},
 		{Capacity{bytes: 1}, 7999, "below 8kbit"},
 		{Capacity{duration: 1}, MaxRate + 1, "above 400gbit"},
-		{Capacity{bytes: 1}, Unlimited, "leave it out"},
 		{Capacity{duration: 21_990_232_556}, MaxRate, "above 1024gb"},
 		{longest, MaxRate, "above 1024gb"},
 		// The first whose bytes do not fit 64 bits.
 		{Capacity{duration: 368_934_881_474_191_033}, MaxRate, "above 1024gb"},
 	} {
-		_, err := test.c.Resolve(test.r)
+		_, err := test.c.resolve("capacity", test.r)
 		wantError(t, err, test.part)
 	}
 }
@@ -158,13 +156,13 @@ func FuzzParseCapacity(f *testing.F) {
 			v := new(big.Int).Mul(nanoseconds, big.NewInt(-int64(r)))
 			bytes = v.Neg(v.Div(v, big.NewInt(8_000_000_000)))
 		}
-		c, err := ParseCapacity(s)
+		c, err := parseCapacity("capacity", s)
 		var got uint64
 		if err == nil {
-			if back, err := ParseCapacity(c.String()); err != nil || back != c {
-				t.Fatalf("ParseCapacity(%q) = %v, %v; want %v", c, back, err, c)
+			if back, err := parseCapacity("capacity", c.String()); err != nil || back != c {
+				t.Fatalf("parseCapacity(%q) = %v, %v; want %v", c, back, err, c)
 			}
-			got, err = c.Resolve(r)
+			got, err = c.resolve("capacity", r)
 		}
 		if bytes == nil || bytes.Sign() == 0 || bytes.Cmp(big.NewInt(1<<40)) > 0 {
 			if err == nil {
@@ -187,8 +185,8 @@ func FuzzCapacityString(f *testing.F) {
 			{bytes: 1 + bytes%MaxCapacity},
 			{duration: time.Duration(1 + d&(math.MaxInt64-1))},
 		} {
-			if got, err := ParseCapacity(c.String()); err != nil || got != c {
-				t.Errorf("ParseCapacity(%q) = %v, %v", c, got, err)
+			if got, err := parseCapacity("capacity", c.String()); err != nil || got != c {
+				t.Errorf("parseCapacity(%q) = %v, %v", c, got, err)
 			}
 		}
 	})

@@ -35,29 +35,22 @@ func (p Penalty) String() string {
 }
 
 // Set reads "none", "fill", or a time such as "30s" in s, ms, us or ns.
-func (p *Penalty) Set(s string) error {
+func (p *Penalty) Set(s string) (err error) {
+	var v Penalty
 	switch s {
 	case "none":
-		*p = Penalty{}
-		return nil
 	case "fill":
-		*p = Penalty{Kind: PenaltyFill}
-		return nil
+		v.Kind = PenaltyFill
+	default:
+		v.Kind = PenaltyHold
+		if v.Duration, err = parseTime("penalty", s, "none, fill or 30s"); err == nil {
+			err = v.validate()
+		}
 	}
-	number, unit, err := splitNumber("penalty", s, "none, fill or 30s")
-	if err != nil {
-		return err
+	if err == nil {
+		*p = v
 	}
-	d, err := parseTime("penalty", s, number, strings.ToLower(unit))
-	if err != nil {
-		return err
-	}
-	v := Penalty{PenaltyHold, d}
-	if err := v.validate(); err != nil {
-		return err
-	}
-	*p = v
-	return nil
+	return err
 }
 
 func (p Penalty) Type() string { return strings.Join(penaltyNames, "|") }

@@ -3,8 +3,6 @@ package policy
 import (
 	"fmt"
 	"math"
-	"math/bits"
-	"strings"
 	"time"
 )
 
@@ -15,17 +13,11 @@ const MaxWait = 9 * time.Second
 // Queue is how much may wait, written as a Capacity is.
 type Queue struct{ Capacity }
 
-// Set reads s as ParseCapacity does.
-func (q *Queue) Set(s string) error {
-	c, err := parseCapacity("queue", s)
-	if err == nil {
-		q.Capacity = c
-	}
+// Set reads s as Capacity.Set does.
+func (q *Queue) Set(s string) (err error) {
+	q.Capacity, err = parseCapacity("queue", s)
 	return err
 }
-
-// Resolve is the queue in bytes, as Capacity.Resolve.
-func (q Queue) Resolve(r Rate) (uint64, error) { return q.resolve("queue", r) }
 
 // ECNAbove is how long a packet may have to wait without being marked, in ns.
 type ECNAbove time.Duration
@@ -39,14 +31,8 @@ func (e *ECNAbove) Set(s string) error {
 		*e = Never
 		return nil
 	}
-	number, unit, err := splitNumber("ecn-above", s, "never or 5ms")
-	if err != nil {
-		return err
-	}
-	d, err := parseTime("ecn-above", s, number, strings.ToLower(unit))
-	if err == nil {
-		*e = ECNAbove(d)
-	}
+	d, err := parseTime("ecn-above", s, "never or 5ms")
+	*e = ECNAbove(d)
 	return err
 }
 
@@ -67,7 +53,7 @@ func resolveQueue(l *Limit, r *Rule, _ uint8) (err error) {
 	switch {
 	case r.Rate == Unlimited:
 	case l.Queue != (Queue{}):
-		r.Queue, err = l.Queue.Resolve(r.Rate)
+		r.Queue, err = l.Queue.resolve("queue", r.Rate)
 	case r.Excess == Delay && r.Algorithm == GCRA:
 		r.Queue = DefaultQueue(r.Rate)
 	}
@@ -93,13 +79,7 @@ func (r Rule) Waiting() (bytes uint64, longest time.Duration) {
 	default:
 		bytes = r.Queue
 	}
-	high, low := bits.Mul64(bytes, 8*uint64(time.Second))
-	low, carry := bits.Add64(low, uint64(r.Rate)-1, 0)
-	if high += carry; high >= uint64(r.Rate) {
-		return bytes, math.MaxInt64
-	}
-	ns, _ := bits.Div64(high, low, uint64(r.Rate))
-	return bytes, time.Duration(min(ns, math.MaxInt64))
+	return bytes, time.Duration(min(scaleUp(bytes, bitNanoseconds, uint64(r.Rate)), math.MaxInt64))
 }
 
 // ValidateWait reports whether r would hold packets back for longer than MaxWait.

@@ -178,11 +178,8 @@ func (r Rate) Bytes() string {
 }
 
 // Set reads s as ParseRate does.
-func (r *Rate) Set(s string) error {
-	v, err := ParseRate(s)
-	if err == nil {
-		*r = v
-	}
+func (r *Rate) Set(s string) (err error) {
+	*r, err = ParseRate(s)
 	return err
 }
 

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"cmp"
+	"iter"
 	"net/netip"
 	"slices"
 )
@@ -21,14 +22,18 @@ func ComparePrefix(a, b netip.Prefix) int {
 
 // SortRules brings rules into the order of ComparePrefix.
 func SortRules(rules []Rule) {
-	slices.SortFunc(rules, func(a, b Rule) int { return ComparePrefix(a.Prefix, b.Prefix) })
+	slices.SortFunc(rules, compareRules)
 }
+
+func compareRules(a, b Rule) int { return ComparePrefix(a.Prefix, b.Prefix) }
 
 // SortTables orders tables by device, egress before ingress.
 func SortTables(tables []Table) {
-	slices.SortFunc(tables, func(a, b Table) int {
-		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(b.Direction, a.Direction))
-	})
+	slices.SortFunc(tables, compareTables)
+}
+
+func compareTables(a, b Table) int {
+	return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(b.Direction, a.Direction))
 }
 
 // A Difference is a rule that one policy has and another has not, or has otherwise.
@@ -44,57 +49,53 @@ type Difference struct {
 // Both must be sorted, with sorted rules.
 func Diff(have, want []Table) []Difference {
 	var out []Difference
-	for len(have) > 0 || len(want) > 0 {
-		var h, w Table
-		switch c := compareTables(have, want); {
-		case c < 0:
-			h, have = have[0], have[1:]
-			w = Table{Device: h.Device, Direction: h.Direction, Match: h.Match}
-		case c > 0:
-			w, want = want[0], want[1:]
-			h = Table{Device: w.Device, Direction: w.Direction, Match: w.Match}
-		default:
-			h, have, w, want = have[0], have[1:], want[0], want[1:]
+	for h, w := range Pairs(have, want, compareTables) {
+		switch {
+		case h == nil:
+			h = &Table{Device: w.Device, Direction: w.Direction, Match: w.Match}
+		case w == nil:
+			w = &Table{Device: h.Device, Direction: h.Direction, Match: h.Match}
 		}
-		out = append(out, h.Diff(w)...)
+		out = append(out, h.Diff(*w)...)
 	}
 	return out
-}
-
-// compareTables is less than 0 where the first of have stands alone, more where that of want does.
-func compareTables(have, want []Table) int {
-	switch {
-	case len(have) == 0:
-		return 1
-	case len(want) == 0:
-		return -1
-	}
-	return cmp.Or(cmp.Compare(have[0].Device, want[0].Device), cmp.Compare(want[0].Direction, have[0].Direction))
 }
 
 // Diff is what turns the rules of one direction of a device into those of want. Both must be sorted.
 func (t Table) Diff(want Table) (out []Difference) {
-	h, w := t.Rules, want.Rules
-	for len(h) > 0 || len(w) > 0 {
-		d := Difference{Device: want.Device, Direction: want.Direction, HaveMatch: t.Match, WantMatch: want.Match}
-		var c int
-		switch {
-		case len(h) == 0:
-			c = 1
-		case len(w) == 0:
-			c = -1
-		default:
-			c = ComparePrefix(h[0].Prefix, w[0].Prefix)
-		}
-		if c <= 0 {
-			d.Have, h = &h[0], h[1:]
-		}
-		if c >= 0 {
-			d.Want, w = &w[0], w[1:]
-		}
-		if c != 0 || *d.Have != *d.Want || t.Match != want.Match {
-			out = append(out, d)
+	for h, w := range Pairs(t.Rules, want.Rules, compareRules) {
+		if h == nil || w == nil || *h != *w || t.Match != want.Match {
+			out = append(out, Difference{want.Device, want.Direction, h, w, t.Match, want.Match})
 		}
 	}
 	return out
+}
+
+// Pairs is the elements of two sorted lists in order, those that compare equal together; nil stands for none.
+func Pairs[A, B any](a []A, b []B, compare func(A, B) int) iter.Seq2[*A, *B] {
+	return func(yield func(*A, *B) bool) {
+		a, b := a, b
+		for len(a) > 0 || len(b) > 0 {
+			var c int
+			switch {
+			case len(a) == 0:
+				c = 1
+			case len(b) == 0:
+				c = -1
+			default:
+				c = compare(a[0], b[0])
+			}
+			var one *A
+			var other *B
+			if c <= 0 {
+				one, a = &a[0], a[1:]
+			}
+			if c >= 0 {
+				other, b = &b[0], b[1:]
+			}
+			if !yield(one, other) {
+				return
+			}
+		}
+	}
 }
