@@ -18,10 +18,10 @@ import (
 type File struct {
 	name string
 	source
-	key    uint32 // the offset of the key devices
-	inside bool   // of braces
-	place         // of the devices
-	base
+	key     uint32       // the offset of the key devices
+	inside  bool         // of braces
+	place                // of the devices
+	usual   policy.Limit // as defaults make it
 	devices []section
 	exactly map[string]*section // those of devices that are not patterns, by name
 
@@ -32,7 +32,7 @@ type File struct {
 type section struct {
 	span
 	place
-	base
+	usual   policy.Limit
 	key     string // as in the file
 	pattern bool
 	tables  []table
@@ -42,7 +42,7 @@ type section struct {
 type table struct {
 	span
 	place
-	base
+	usual     policy.Limit
 	direction policy.Direction
 	match     policy.Match
 	side      span   // of the key match, if it is there

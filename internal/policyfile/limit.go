@@ -70,22 +70,22 @@ type plan struct {
 	at   uint32
 }
 
-// A base is what rules are made of defaults.
-type base struct {
-	usual policy.Limit // that say nothing
-	hole  policy.Limit // that are unlimited
-}
-
-func newBase(defaults parcel) base {
-	useful := slices.DeleteFunc(slices.Clone(defaults.parts), func(p part) bool {
-		return p.key == "shadow" || policy.FindOption(p.key).LimitedOnly
-	})
-	return base{over(policy.Limit{}, defaults.parts), over(policy.Limit{}, useful)}
+// usualAt is what defaults make of rules of a rate: of unlimited ones, what they can have.
+func usualAt(rate policy.Rate, usual policy.Limit) policy.Limit {
+	if rate == policy.Unlimited {
+		usual.Shadow = nil
+		for _, o := range policy.Options {
+			if o.LimitedOnly {
+				o.Reset(&usual)
+			}
+		}
+	}
+	return usual
 }
 
 // limits makes the limits of a direction.
 type limits struct {
-	base
+	usual    policy.Limit
 	defaults parcel
 	known    map[saying]*policy.Limit // as most rules say what others do
 }
@@ -116,7 +116,7 @@ func (l *limits) of(p parcel) *policy.Limit {
 	}
 	limit := over(l.usual, parts)
 	if limit.Rate == policy.Unlimited {
-		limit = over(l.hole, parts)
+		limit = over(usualAt(limit.Rate, l.usual), parts)
 	} else {
 		dropIdle(&limit, &policy.Rule{Algorithm: limit.Algorithm, Each: limit.Each, Excess: limit.Excess})
 		limit = over(limit, meant)

@@ -119,7 +119,7 @@ func (m *merger) devices(devices []Device) error {
 		}
 		own := fresh{key: key, value: "{}"}
 		for _, t := range live {
-			own.inner = append(own.inner, freshTable(m.like.base, t, d))
+			own.inner = append(own.inner, freshTable(m.like.usual, t, d))
 		}
 		c.last = append(c.last, own)
 	}
@@ -131,12 +131,12 @@ func sameTable(a, b policy.Table) bool {
 	return a.Direction == b.Direction && a.Match == b.Match && slices.Equal(a.Rules, b.Rules)
 }
 
-func freshTable(of base, t policy.Table, d Device) fresh {
+func freshTable(usual policy.Limit, t policy.Table, d Device) fresh {
 	f := fresh{key: t.Direction.String()}
 	if t.Match != t.Direction.FarSide() {
 		f.inner = append(f.inner, freshMatch(t.Match))
 	}
-	spell := speller(of, d.L2Bytes)
+	spell := speller(usual, d.L2Bytes)
 	for i := range t.Rules {
 		f.inner = append(f.inner, freshRule(spell, &t.Rules[i]))
 	}
@@ -167,7 +167,7 @@ func (m *merger) section(s *section, d Device) (gone bool) {
 	}
 	for _, l := range live {
 		if !slices.ContainsFunc(s.tables, func(t table) bool { return t.direction == l.Direction }) {
-			c.last = append(c.last, freshTable(s.base, l, d))
+			c.last = append(c.last, freshTable(s.usual, l, d))
 		}
 	}
 	m.apply(c)
@@ -189,7 +189,7 @@ func (m *merger) table(t *table, live policy.Table, d Device, inside bool) {
 			c.first = []fresh{freshMatch(live.Match)}
 		}
 	}
-	spell, made := speller(t.base, d.L2Bytes), maker(d.L2Bytes)
+	spell, made := speller(t.usual, d.L2Bytes), maker(d.L2Bytes)
 	inOrder := func(a rule, b policy.Rule) int { return policy.ComparePrefix(a.prefix, b.Prefix) }
 	for r, live := range policy.Pairs(t.rules, live.Rules, inOrder) {
 		if r == nil {
@@ -222,21 +222,18 @@ func (m *merger) rule(t *table, at span, live *policy.Rule, d Device) {
 		panic(err)
 	}
 	root.shift(from)
-	m.limit(r, &entry{node{start: at.key}, *root}, t.base, live, d, t.braces)
+	m.limit(r, &entry{node{start: at.key}, *root}, t.usual, live, d, t.braces)
 }
 
 // limit changes the limit that is the value of a rule, or of its shadow, part by part.
-func (m *merger) limit(r *reader, e *entry, of base, live *policy.Rule, d Device, inside bool) {
+func (m *merger) limit(r *reader, e *entry, usual policy.Limit, live *policy.Rule, d Device, inside bool) {
 	if e.value.kind != mapping {
-		text := spell(of, live, d.L2Bytes)
-		m.replace(int(e.value.start), int(e.value.end), text)
+		m.replace(int(e.value.start), int(e.value.end), spell(usual, live, d.L2Bytes))
 		return
 	}
-	kept := r.stillSo(e.value.entries, of, live, d)
-	for _, p := range kept {
-		of = base{over(of.usual, []part{p}), over(of.hole, []part{p})}
-	}
-	wanted := needed(of, live, d.L2Bytes)
+	usual = usualAt(live.Rate, usual)
+	kept := r.stillSo(e.value.entries, usual, live, d)
+	wanted := needed(over(usual, kept), live, d.L2Bytes)
 	c := change{place: e.value.place(), key: e.key.start, inside: inside, gone: map[uint32]bool{}}
 	for i := range e.value.entries {
 		one := &e.value.entries[i]
@@ -252,7 +249,7 @@ func (m *merger) limit(r *reader, e *entry, of base, live *policy.Rule, d Device
 			continue
 		case name == "shadow" && one.value.kind == mapping && wanted[at].text != noShadow:
 			s, _ := proposed(live)
-			m.limit(r, one, base{}, &s, d, e.value.braces)
+			m.limit(r, one, policy.Limit{}, &s, d, e.value.braces)
 		default:
 			m.replace(int(one.value.start), int(one.value.end), wanted[at].text)
 		}
@@ -265,11 +262,7 @@ func (m *merger) limit(r *reader, e *entry, of base, live *policy.Rule, d Device
 }
 
 // stillSo is the parts of a rule, or a shadow, that hold for what is live.
-func (r *reader) stillSo(entries []entry, of base, live *policy.Rule, d Device) (kept []part) {
-	usual := of.usual
-	if live.Rate == policy.Unlimited {
-		usual = of.hole
-	}
+func (r *reader) stillSo(entries []entry, usual policy.Limit, live *policy.Rule, d Device) (kept []part) {
 	var ofFraming []part
 	for i := range entries {
 		key, value := policy.LimitKey(entries[i].key.text), &entries[i].value

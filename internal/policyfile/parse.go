@@ -109,7 +109,7 @@ func (r *reader) policy(root *node) {
 	}
 	devices := &given["devices"].value
 	r.key, r.inside = given["devices"].key.start, root.braces
-	r.place, r.base = devices.place(), newBase(defaults)
+	r.place, r.usual = devices.place(), over(policy.Limit{}, defaults.parts)
 	// Sections do not move when there are more: exactly points at them.
 	r.devices = make([]section, 0, len(devices.entries))
 	patterns := map[string]*section{}
@@ -164,7 +164,7 @@ func (r *reader) section(s *section, n *node, defaults parcel) {
 		defaults = r.defaults(defaults, &own.value)
 		s.spans = append(s.spans, own.span())
 	}
-	s.base = newBase(defaults)
+	s.usual = over(policy.Limit{}, defaults.parts)
 	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
 		if e := given[d.String()]; e != nil {
 			t := r.table(d, e, defaults)
@@ -197,8 +197,8 @@ func (r *reader) table(d policy.Direction, e *entry, defaults parcel) table {
 	if e := given["defaults"]; e != nil {
 		defaults = r.defaults(defaults, &e.value)
 	}
-	t.base = newBase(defaults)
-	limits := &limits{t.base, defaults, map[saying]*policy.Limit{}}
+	t.usual = over(policy.Limit{}, defaults.parts)
+	limits := &limits{t.usual, defaults, map[saying]*policy.Limit{}}
 	t.rules = make([]rule, 0, len(entries))
 	for i := range entries {
 		e := &entries[i]

@@ -43,7 +43,7 @@ func Write(w io.Writer, tables []policy.Table, comment func(device string, d pol
 		if t.Match != t.Direction.FarSide() {
 			fmt.Fprintf(out, "      match: %v\n", t.Match)
 		}
-		spell := speller(base{}, 0)
+		spell := speller(policy.Limit{}, 0)
 		for i := range t.Rules {
 			r := &t.Rules[i]
 			if err := r.Validate(); err != nil {
@@ -121,8 +121,8 @@ func harmless(comment string) string {
 
 // spell is a value that makes r of defaults on a device whose frames have l2Bytes
 // of link header, as short as it can be.
-func spell(of base, r *policy.Rule, l2Bytes uint8) string {
-	parts := needed(of, r, l2Bytes)
+func spell(usual policy.Limit, r *policy.Rule, l2Bytes uint8) string {
+	parts := needed(usualAt(r.Rate, usual), r, l2Bytes)
 	if len(parts) == 1 && parts[0].key == "rate" {
 		return parts[0].text
 	}
@@ -130,7 +130,7 @@ func spell(of base, r *policy.Rule, l2Bytes uint8) string {
 }
 
 // speller is spell for many rules, most of which say what others do.
-func speller(of base, l2Bytes uint8) func(*policy.Rule) string {
+func speller(usual policy.Limit, l2Bytes uint8) func(*policy.Rule) string {
 	known := map[policy.Rule]string{}
 	return func(r *policy.Rule) string {
 		key := *r // but for its network, of which spell takes the family and the length
@@ -138,7 +138,7 @@ func speller(of base, l2Bytes uint8) func(*policy.Rule) string {
 		key.Prefix = netip.PrefixFrom(wide.Addr(), r.Prefix.Bits())
 		text, ok := known[key]
 		if !ok {
-			if text = spell(of, r, l2Bytes); len(known) < maxKnown {
+			if text = spell(usual, r, l2Bytes); len(known) < maxKnown {
 				known[key] = text
 			}
 		}
@@ -157,12 +157,8 @@ func braces(parts []part) string {
 	return "{" + s.String() + "}"
 }
 
-// needed is the parts that make r of defaults.
-func needed(of base, r *policy.Rule, l2Bytes uint8) []part {
-	usual := of.usual
-	if r.Rate == policy.Unlimited {
-		usual = of.hole
-	}
+// needed is the parts that make r of a limit, which is usual at its rate.
+func needed(usual policy.Limit, r *policy.Rule, l2Bytes uint8) []part {
 	parts := differing(usual, r, l2Bytes)
 	switch s, ok := proposed(r); {
 	case ok && !sameShadow(usual.Shadow, &s, l2Bytes):
