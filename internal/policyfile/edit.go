@@ -187,22 +187,17 @@ func (e *editor) changeBraces(c change) {
 	if len(c.first) > 0 {
 		e.replace(int(c.start)+1, int(c.start)+1, inBraces(c.first)+", ")
 	}
-	kept := -1
-	for i := 0; i < len(c.entries); i++ {
-		if !c.gone[c.entries[i].key] {
-			kept = i
-			continue
+	kept := len(c.entries) - 1 // the last that stays
+	for c.gone[c.entries[kept].key] {
+		kept--
+	}
+	for i, s := range c.entries {
+		switch {
+		case i > kept:
+			e.replace(int(c.entries[i-1].end), int(s.end), "")
+		case c.gone[s.key]:
+			e.replace(int(s.key), int(c.entries[i+1].key), "")
 		}
-		end := i + 1
-		for end < len(c.entries) && c.gone[c.entries[end].key] {
-			end++
-		}
-		if end < len(c.entries) {
-			e.replace(int(c.entries[i].key), int(c.entries[end].key), "")
-		} else {
-			e.replace(int(c.entries[kept].end), int(c.entries[end-1].end), "")
-		}
-		i = end - 1
 	}
 	if len(c.last) > 0 {
 		last := c.entries[kept]
@@ -217,17 +212,12 @@ func (e *editor) changeBraces(c change) {
 }
 
 func inBraces(entries []fresh) string {
-	var s strings.Builder
-	for i, f := range entries {
-		if i > 0 {
-			s.WriteString(", ")
-		}
-		s.WriteString(f.key + ": ")
+	var all []string
+	for _, f := range entries {
 		if f.inner != nil {
-			s.WriteString("{" + inBraces(f.inner) + "}")
-		} else {
-			s.WriteString(f.value)
+			f.value = "{" + inBraces(f.inner) + "}"
 		}
+		all = append(all, f.key+": "+f.value)
 	}
-	return s.String()
+	return strings.Join(all, ", ")
 }

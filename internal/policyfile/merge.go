@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"unicode/utf8"
 
@@ -23,15 +24,29 @@ func Merge(w io.Writer, like *File, devices []Device, tables []policy.Table) err
 	if err := like.hides(); err != nil {
 		return err
 	}
-	m := merger{editor: editor{source: like.source, newline: "\n", indent: 2}, like: like, live: map[string][]policy.Table{}}
+	live, err := byDevice(tables)
+	if err != nil {
+		return err
+	}
+	absent := maps.Clone(live)
+	for _, d := range devices {
+		delete(absent, d.Name)
+	}
+	for name := range absent {
+		return fmt.Errorf("write a policy: device %s has rules, but is not there", name)
+	}
+	for _, of := range live {
+		for i := range of {
+			of[i].Rules = slices.Clone(of[i].Rules)
+			policy.SortRules(of[i].Rules)
+		}
+	}
+	m := merger{editor: editor{source: like.source, newline: "\n", indent: 2}, like: like, live: live}
 	if end := like.lineEnd(1); bytes.HasPrefix(like.text[end:], []byte("\r")) {
 		m.newline = "\r\n"
 	}
 	if len(like.devices) > 0 && !like.braces {
 		m.indent = m.column(like.place.start)
-	}
-	if err := m.sort(devices, tables); err != nil {
-		return err
 	}
 	if err := m.devices(devices); err != nil {
 		return err
@@ -64,35 +79,6 @@ type merger struct {
 	editor
 	like *File
 	live map[string][]policy.Table // by device, in the order of policy.SortTables
-}
-
-func (m *merger) sort(devices []Device, tables []policy.Table) error {
-	for _, d := range devices {
-		m.live[d.Name] = nil
-	}
-	for _, t := range tables {
-		of, there := m.live[t.Device]
-		if !there {
-			return fmt.Errorf("write a policy: device %s has rules, but is not there", t.Device)
-		}
-		if slices.ContainsFunc(of, func(other policy.Table) bool { return other.Direction == t.Direction }) {
-			return fmt.Errorf("write a policy: %s %v has two tables", t.Device, t.Direction)
-		}
-		for i := range t.Rules {
-			if err := t.Rules[i].Validate(); err != nil {
-				return fmt.Errorf("write a policy: %s %v %v: %w", t.Device, t.Direction, t.Rules[i].Prefix, err)
-			}
-		}
-		if len(t.Rules) > 0 {
-			t.Rules = slices.Clone(t.Rules)
-			policy.SortRules(t.Rules)
-			m.live[t.Device] = append(of, t)
-		}
-	}
-	for _, of := range m.live {
-		policy.SortTables(of)
-	}
-	return nil
 }
 
 // devices changes the sections of all devices that there are.
@@ -147,6 +133,13 @@ func freshMatch(side policy.Match) fresh { return fresh{key: "match", value: sid
 
 func freshRule(spell func(*policy.Rule) string, r *policy.Rule) fresh {
 	return fresh{key: networkKey(r.Prefix), value: spell(r)}
+}
+
+func freshParts(parts []part) (entries []fresh) {
+	for _, p := range parts {
+		entries = append(entries, fresh{key: p.key, value: p.text})
+	}
+	return entries
 }
 
 // section changes that of a device, or says that it is to go.
@@ -255,9 +248,7 @@ func (m *merger) limit(r *reader, e *entry, usual policy.Limit, live *policy.Rul
 		}
 		wanted = slices.Delete(wanted, at, at+1)
 	}
-	for _, p := range wanted {
-		c.last = append(c.last, fresh{key: p.key, value: p.text})
-	}
+	c.last = freshParts(wanted)
 	m.apply(c)
 }
 

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -21,47 +22,68 @@ import (
 // comment, if there is such a function and it has one, ends the line of its rule. A
 // direction of a device has one table only.
 func Write(w io.Writer, tables []policy.Table, comment func(device string, d policy.Direction, p netip.Prefix) string) error {
-	tables = slices.DeleteFunc(slices.Clone(tables), func(t policy.Table) bool { return len(t.Rules) == 0 })
-	policy.SortTables(tables)
+	of, err := byDevice(tables)
+	if err != nil {
+		return err
+	}
 	out := bufio.NewWriter(w)
-	if len(tables) == 0 {
+	if len(of) == 0 {
 		fmt.Fprintln(out, "devices: {}")
 	} else {
 		fmt.Fprintln(out, "devices:")
 	}
-	for i, t := range tables {
-		if i == 0 || t.Device != tables[i-1].Device {
-			key, err := deviceKey(t.Device)
-			if err != nil {
-				return err
-			}
-			fmt.Fprintf(out, "  %s:\n", key)
-		} else if t.Direction == tables[i-1].Direction {
-			return fmt.Errorf("write a policy: %s %v has two tables", t.Device, t.Direction)
+	for _, device := range slices.Sorted(maps.Keys(of)) {
+		key, err := deviceKey(device)
+		if err != nil {
+			return err
 		}
-		fmt.Fprintf(out, "    %v:\n", t.Direction)
-		if t.Match != t.Direction.FarSide() {
-			fmt.Fprintf(out, "      match: %v\n", t.Match)
-		}
-		spell := speller(policy.Limit{}, 0)
-		for i := range t.Rules {
-			r := &t.Rules[i]
-			if err := r.Validate(); err != nil {
-				return fmt.Errorf("write a policy: %s %v %v: %w", t.Device, t.Direction, r.Prefix, err)
+		fmt.Fprintf(out, "  %s:\n", key)
+		for _, t := range of[device] {
+			fmt.Fprintf(out, "    %v:\n", t.Direction)
+			if t.Match != t.Direction.FarSide() {
+				fmt.Fprintf(out, "      match: %v\n", t.Match)
 			}
-			fmt.Fprintf(out, "      %s: %s", networkKey(r.Prefix), spell(r))
-			if comment != nil {
-				if text := harmless(comment(t.Device, t.Direction, r.Prefix)); text != "" {
-					fmt.Fprintf(out, "  # %s", text)
+			spell := speller(policy.Limit{}, 0)
+			for i := range t.Rules {
+				r := &t.Rules[i]
+				fmt.Fprintf(out, "      %s: %s", networkKey(r.Prefix), spell(r))
+				if comment != nil {
+					if text := harmless(comment(device, t.Direction, r.Prefix)); text != "" {
+						fmt.Fprintf(out, "  # %s", text)
+					}
 				}
+				out.WriteByte('\n')
 			}
-			out.WriteByte('\n')
 		}
 	}
 	if err := out.Flush(); err != nil {
 		return fmt.Errorf("write a policy: %w", err)
 	}
 	return nil
+}
+
+// byDevice is the tables of each device that have rules, all of them valid, in the
+// order of policy.SortTables.
+func byDevice(tables []policy.Table) (map[string][]policy.Table, error) {
+	of := map[string][]policy.Table{}
+	for _, t := range tables {
+		same := func(other policy.Table) bool { return other.Direction == t.Direction }
+		if slices.ContainsFunc(of[t.Device], same) {
+			return nil, fmt.Errorf("write a policy: %s %v has two tables", t.Device, t.Direction)
+		}
+		for i := range t.Rules {
+			if err := t.Rules[i].Validate(); err != nil {
+				return nil, fmt.Errorf("write a policy: %s %v %v: %w", t.Device, t.Direction, t.Rules[i].Prefix, err)
+			}
+		}
+		if len(t.Rules) > 0 {
+			of[t.Device] = append(of[t.Device], t)
+		}
+	}
+	for _, tables := range of {
+		policy.SortTables(tables)
+	}
+	return of, nil
 }
 
 // deviceKey is the key of a section of just this device, also inside of braces.
@@ -126,7 +148,7 @@ func spell(usual policy.Limit, r *policy.Rule, l2Bytes uint8) string {
 	if len(parts) == 1 && parts[0].key == "rate" {
 		return parts[0].text
 	}
-	return braces(parts)
+	return "{" + inBraces(freshParts(parts)) + "}"
 }
 
 // speller is spell for many rules, most of which say what others do.
@@ -146,23 +168,12 @@ func speller(usual policy.Limit, l2Bytes uint8) func(*policy.Rule) string {
 	}
 }
 
-func braces(parts []part) string {
-	var s strings.Builder
-	for i, p := range parts {
-		if i > 0 {
-			s.WriteString(", ")
-		}
-		s.WriteString(p.key + ": " + p.text)
-	}
-	return "{" + s.String() + "}"
-}
-
 // needed is the parts that make r of a limit, which is usual at its rate.
 func needed(usual policy.Limit, r *policy.Rule, l2Bytes uint8) []part {
 	parts := differing(usual, r, l2Bytes)
 	switch s, ok := proposed(r); {
 	case ok && !sameShadow(usual.Shadow, &s, l2Bytes):
-		parts = append(parts, part{key: "shadow", text: braces(differing(policy.Limit{}, &s, l2Bytes))})
+		parts = append(parts, part{key: "shadow", text: "{" + inBraces(freshParts(differing(policy.Limit{}, &s, l2Bytes))) + "}"})
 	case !ok && usual.Shadow != nil:
 		parts = append(parts, part{key: "shadow", text: noShadow})
 	}
