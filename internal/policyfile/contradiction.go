@@ -3,50 +3,30 @@ package policyfile
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 )
 
 // contradictions reports, of sorted rules, those for one network, and warns of those
 // that can never decide, as rules for parts of their network cover all of it.
 func (r *reader) contradictions(rules []rule) {
-	var open []cover // each holds the next
-	for i, this := range rules {
+	behind := make([]int, len(rules)) // the first rule behind those within the network of each
+	for i, this := range slices.Backward(rules) {
 		if i > 0 && rules[i-1].prefix == this.prefix {
 			r.report(this.key, fmt.Sprintf("network %v is there twice, first in line %d; take one of them out",
 				this.prefix, r.line(rules[i-1].key)))
-			continue
 		}
-		for len(open) > 0 && !open[len(open)-1].prefix.Overlaps(this.prefix) {
-			open = r.close(open)
+		next, inner := this.prefix.Addr(), i+1 // the first address that longer networks do not cover
+		for inner < len(rules) && rules[inner].prefix.Overlaps(this.prefix) {
+			if within := rules[inner].prefix; within.Addr() == next {
+				next = end(within)
+			}
+			inner = behind[inner]
 		}
-		if n := len(open); n > 0 {
-			open[n-1].add(this.prefix)
+		behind[i] = inner
+		if next == end(this.prefix) {
+			r.useless = append(r.useless, problem{this.key, fmt.Sprintf(
+				"the rule for %v can never decide: longer networks in this direction cover all of it; take it out, or one of them", this.prefix)})
 		}
-		open = append(open, cover{rule: this, next: this.prefix.Addr()})
-	}
-	for len(open) > 0 {
-		open = r.close(open)
-	}
-}
-
-func (r *reader) close(open []cover) []cover {
-	last := open[len(open)-1]
-	if last.next == end(last.prefix) {
-		r.useless = append(r.useless, problem{last.key, fmt.Sprintf(
-			"the rule for %v can never decide: longer networks in this direction cover all of it; take it out, or one of them", last.prefix)})
-	}
-	return open[:len(open)-1]
-}
-
-// A cover is a rule and how far longer networks cover its own without a gap.
-type cover struct {
-	rule
-	next netip.Addr // the first that they do not
-}
-
-// add adds a network within; they come in order.
-func (c *cover) add(p netip.Prefix) {
-	if c.next == p.Addr() {
-		c.next = end(p)
 	}
 }
 

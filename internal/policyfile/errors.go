@@ -89,25 +89,23 @@ func similar(word string, words []string) string {
 // distance is how many letters to insert, delete or replace, or neighbours to
 // swap, turn one word into another.
 func distance(a, b string) int {
-	var before, last []int
-	for i := range len(a) + 1 {
-		row := make([]int, len(b)+1)
-		for j := range row {
+	rows := make([][]int, len(a)+1)
+	for i := range rows {
+		rows[i] = make([]int, len(b)+1)
+		for j := range rows[i] {
 			if i == 0 || j == 0 {
-				row[j] = i + j
+				rows[i][j] = i + j
 				continue
 			}
-			row[j] = min(last[j], row[j-1]) + 1
-			change := 1
+			least := min(rows[i-1][j], rows[i][j-1], rows[i-1][j-1]) + 1
 			if a[i-1] == b[j-1] {
-				change = 0
+				least = min(least, rows[i-1][j-1])
 			}
-			row[j] = min(row[j], last[j-1]+change)
 			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				row[j] = min(row[j], before[j-2]+1)
+				least = min(least, rows[i-2][j-2]+1)
 			}
+			rows[i][j] = least
 		}
-		before, last = last, row
 	}
-	return last[len(b)]
+	return rows[len(a)][len(b)]
 }

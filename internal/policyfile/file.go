@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -52,27 +53,20 @@ type table struct {
 type rule struct {
 	span
 	prefix netip.Prefix
-	limit  *policy.Limit // of any number of rules whose networks have one family and length
+	made   *made // of any number of rules whose networks have one family and length
 }
 
-// maker makes rules on devices whose frames have l2Bytes of link header: of those that
-// share a limit one, as they differ in their networks alone.
-func maker(l2Bytes uint8) func(*rule) (policy.Rule, error) {
-	known := map[*policy.Limit]policy.Rule{}
-	return func(r *rule) (policy.Rule, error) {
-		made, ok := known[r.limit]
-		if !ok {
-			var err error
-			if made, err = r.limit.Rule(r.prefix, l2Bytes); err != nil {
-				return made, err
-			}
-			if len(known) < maxKnown {
-				known[r.limit] = made
-			}
-		}
-		made.Prefix = r.prefix
-		return made, nil
+// made is a rule on devices without a link header, and with one, for some network.
+type made struct{ headerless, ethernet policy.Rule }
+
+// on is the rule on a device.
+func (r *rule) on(d Device) policy.Rule {
+	made := r.made.headerless
+	if d.L2Bytes > 0 {
+		made = r.made.ethernet
 	}
+	made.Prefix = r.prefix
+	return made
 }
 
 // Device is a device that is there.
@@ -120,17 +114,13 @@ func (f *File) For(d Device) ([]policy.Table, error) {
 		return nil, err
 	}
 	var tables []policy.Table
-	made := maker(d.L2Bytes)
 	for _, t := range s.tables {
 		if len(t.rules) == 0 {
 			continue
 		}
 		rules := make([]policy.Rule, len(t.rules))
 		for i := range t.rules {
-			// Parse tried this for either kind of device.
-			if rules[i], err = made(&t.rules[i]); err != nil {
-				return nil, f.errorAt(t.rules[i].key, err.Error())
-			}
+			rules[i] = t.rules[i].on(d)
 		}
 		tables = append(tables, policy.Table{Device: d.Name, Direction: t.direction, Match: t.match, Rules: rules})
 	}
@@ -172,37 +162,20 @@ func Matches(pattern, device string) bool {
 // name is the device of a section that is not a pattern.
 func (s *section) name() string { return unescape(s.key) }
 
+var (
+	escaped = regexp.MustCompile(`(?s)\\(.)`)
+	special = regexp.MustCompile(`[*?[\\]`)
+)
+
 // IsPattern reports whether any of the key stands for more than itself.
 func IsPattern(key string) bool {
-	escaped := false
-	for _, c := range []byte(key) {
-		switch {
-		case escaped:
-			escaped = false
-		case c == '\\':
-			escaped = true
-		case c == '*' || c == '?' || c == '[':
-			return true
-		}
-	}
-	return false
+	return strings.ContainsAny(escaped.ReplaceAllString(key, ""), "*?[")
 }
-
-var escaper = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 
 // escape is the key of a section of just this device.
-func escape(device string) string { return escaper.Replace(device) }
+func escape(device string) string { return special.ReplaceAllString(device, `\$0`) }
 
-func unescape(key string) string {
-	var name strings.Builder
-	for i := 0; i < len(key); i++ {
-		if key[i] == '\\' && i+1 < len(key) {
-			i++
-		}
-		name.WriteByte(key[i])
-	}
-	return name.String()
-}
+func unescape(key string) string { return escaped.ReplaceAllString(key, "$1") }
 
 func (t *table) sort() {
 	slices.SortFunc(t.rules, func(a, b rule) int {

@@ -87,7 +87,7 @@ func usualAt(rate policy.Rate, usual policy.Limit) policy.Limit {
 type limits struct {
 	usual    policy.Limit
 	defaults parcel
-	known    map[saying]*policy.Limit // as most rules say what others do
+	known    map[saying]*made // as most rules say what others do
 }
 
 // A saying is what a rule says, and what a limit takes of its network.
@@ -100,7 +100,7 @@ type saying struct {
 const maxKnown = 1 << 16
 
 // of is the limit of a rule.
-func (l *limits) of(p parcel) *policy.Limit {
+func (l *limits) of(p parcel) policy.Limit {
 	parts, meant := p.parts, p.parts
 	if p.plan != nil {
 		parts = slices.Concat(p.plan.parts, parts)
@@ -121,7 +121,7 @@ func (l *limits) of(p parcel) *policy.Limit {
 		dropIdle(&limit, &policy.Rule{Algorithm: limit.Algorithm, Each: limit.Each, Excess: limit.Excess})
 		limit = over(limit, meant)
 	}
-	return &limit
+	return limit
 }
 
 // dropIdle takes from a limit the options that have no use beside the others of r.
@@ -133,27 +133,30 @@ func dropIdle(l *policy.Limit, r *policy.Rule) {
 	}
 }
 
-// limit is that of a rule, nil if it is not valid.
-func (r *reader) limit(of *limits, prefix netip.Prefix, e *entry) *policy.Limit {
+// made is what makes a rule, nil if it is not valid.
+func (r *reader) made(of *limits, prefix netip.Prefix, e *entry) *made {
 	text, family := r.text[e.value.start:e.value.end], prefix.Addr().BitLen()
-	if limit := of.known[saying{string(text), family, prefix.Bits()}]; limit != nil {
-		return limit
+	if known := of.known[saying{string(text), family, prefix.Bits()}]; known != nil {
+		return known
 	}
 	p := r.rule(&e.value)
 	if p.bad || of.defaults.bad {
 		return nil
 	}
+	var out made
+	var err error
 	limit := of.of(p)
-	// That is so on devices of either kind: an overhead by a keyword is in range without
-	// a link header, and with one.
-	if _, err := limit.Rule(prefix, 0); err != nil {
+	if out.headerless, err = limit.Rule(prefix, 0); err == nil {
+		out.ethernet, err = limit.Rule(prefix, 14)
+	}
+	if err != nil {
 		r.blame(err, e.key.start, p, of.defaults)
 		return nil
 	}
 	if len(of.known) < maxKnown {
-		of.known[saying{string(text), family, prefix.Bits()}] = limit
+		of.known[saying{string(text), family, prefix.Bits()}] = &out
 	}
-	return limit
+	return &out
 }
 
 // blame reports a rule that is not valid, where the part stands that the error

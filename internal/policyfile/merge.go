@@ -182,7 +182,7 @@ func (m *merger) table(t *table, live policy.Table, d Device, inside bool) {
 			c.first = []fresh{freshMatch(live.Match)}
 		}
 	}
-	spell, made := speller(t.usual, d.L2Bytes), maker(d.L2Bytes)
+	spell := speller(t.usual, d.L2Bytes)
 	inOrder := func(a rule, b policy.Rule) int { return policy.ComparePrefix(a.prefix, b.Prefix) }
 	for r, live := range policy.Pairs(t.rules, live.Rules, inOrder) {
 		if r == nil {
@@ -192,7 +192,7 @@ func (m *merger) table(t *table, live policy.Table, d Device, inside bool) {
 		c.entries = append(c.entries, r.span)
 		if live == nil {
 			c.gone[r.key] = true
-		} else if said, err := made(r); err != nil || said != *live {
+		} else if r.on(d) != *live {
 			m.rule(t, r.span, live, d)
 		}
 	}

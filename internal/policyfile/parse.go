@@ -198,7 +198,7 @@ func (r *reader) table(d policy.Direction, e *entry, defaults parcel) table {
 		defaults = r.defaults(defaults, &e.value)
 	}
 	t.usual = over(policy.Limit{}, defaults.parts)
-	limits := &limits{t.usual, defaults, map[saying]*policy.Limit{}}
+	limits := &limits{t.usual, defaults, map[saying]*made{}}
 	t.rules = make([]rule, 0, len(entries))
 	for i := range entries {
 		e := &entries[i]
@@ -240,8 +240,8 @@ func (r *reader) rules(rules []rule, limits *limits, e *entry) []rule {
 	prefix, err := policy.ParsePrefix(e.key.text)
 	if err != nil {
 		r.errorf(&e.key, "%s", notNetwork(e.key.text, err))
-	} else if limit := r.limit(limits, prefix, e); limit != nil {
-		rules = append(rules, rule{e.span(), prefix, limit})
+	} else if made := r.made(limits, prefix, e); made != nil {
+		rules = append(rules, rule{e.span(), prefix, made})
 	}
 	return rules
 }

@@ -28,11 +28,12 @@ type prefix struct {
 }
 
 // prefixes scale a unit: by thousands as in kbit, or by 1024 as in kibit.
-// They are matched in lower case and shown before B/s as byteName.
+// They are matched in lower case and shown before B/s as byteName. A rate is
+// written with the last of them of which it is a whole number.
 var prefixes = []prefix{
 	{"", "", 1},
-	{"k", "k", 1e3}, {"m", "M", 1e6}, {"g", "G", 1e9}, {"t", "T", 1e12},
 	{"ki", "Ki", 1 << 10}, {"mi", "Mi", 1 << 20}, {"gi", "Gi", 1 << 30}, {"ti", "Ti", 1 << 40},
+	{"k", "k", 1e3}, {"m", "M", 1e6}, {"g", "G", 1e9}, {"t", "T", 1e12},
 }
 
 // ParseRate reads a rate in the units of tc (10mbit, 1.5gbit, 64kibit, a bare
@@ -152,20 +153,13 @@ func (r Rate) String() string {
 	case Unlimited:
 		return unlimitedName
 	}
-	decimal, binary := prefixes[0], prefixes[0]
+	largest := prefixes[0]
 	for _, p := range prefixes {
-		switch {
-		case uint64(r)%p.size != 0:
-		case strings.HasSuffix(p.name, "i"):
-			binary = p
-		default:
-			decimal = p
+		if uint64(r)%p.size == 0 {
+			largest = p
 		}
 	}
-	if decimal.size == 1 {
-		decimal = binary
-	}
-	return fmt.Sprintf("%d%sbit", uint64(r)/decimal.size, decimal.name)
+	return fmt.Sprintf("%d%sbit", uint64(r)/largest.size, largest.name)
 }
 
 // Bytes is the rate in decimal bytes per second for people to read, rounded to
