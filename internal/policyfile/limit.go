@@ -61,7 +61,7 @@ func over(l policy.Limit, parts []part) policy.Limit {
 type parcel struct {
 	parts []part
 	plan  *plan // of a rule; nil for none
-	bad   bool  // some of it is not valid, and reported
+	bad   bool  // of defaults, or a plan: some of it is not valid, and reported
 }
 
 type plan struct {
@@ -139,8 +139,9 @@ func (r *reader) made(of *limits, prefix netip.Prefix, e *entry) *made {
 	if known := of.known[saying{string(text), family, prefix.Bits()}]; known != nil {
 		return known
 	}
+	faults := r.faults
 	p := r.rule(&e.value)
-	if p.bad || of.defaults.bad {
+	if r.faults > faults || of.defaults.bad {
 		return nil
 	}
 	var out made
@@ -184,12 +185,11 @@ func (r *reader) rule(n *node) parcel {
 	text, ok := r.scalar(n, "a rule", "a rate, unlimited, a plan, or parts such as {rate: 10mbit, each: host}")
 	switch {
 	case !ok:
-		return parcel{bad: true}
+		return parcel{}
 	case looksLikeRate(text):
-		return r.part("rate", n)
+		return parcel{parts: r.part("rate", n)}
 	}
-	p := r.plan(n, text)
-	return parcel{plan: p, bad: p == nil || p.bad}
+	return parcel{plan: r.plan(n, text)}
 }
 
 // looksLikeRate says whether a text is rather a rate than the name of a plan.
@@ -204,6 +204,9 @@ func startsWithLetter(s string) bool {
 // plan is the plan of a name; nil if there is none, and reported.
 func (r *reader) plan(n *node, name string) *plan {
 	if p := r.plans[name]; p != nil {
+		if p.bad {
+			r.faults++
+		}
 		return p
 	}
 	if len(r.plans) == 0 {
@@ -220,37 +223,27 @@ func (r *reader) plan(n *node, name string) *plan {
 }
 
 // parts is what a mapping says of a limit; allowed are the keys that it may have.
-func (r *reader) parts(n *node, what string, allowed []string) parcel {
-	all := len(n.entries)
+func (r *reader) parts(n *node, what string, allowed []string) (out parcel) {
 	entries := r.entries(n, what, "rate: 10mbit")
-	out := parcel{bad: n.kind != mapping || len(entries) < all}
 	given := map[string]*node{}
 	for i := range entries {
 		key, value := &entries[i].key, &entries[i].value
 		name := policy.LimitKey(key.text)
 		if first := given[name]; first != nil {
 			r.errorf(key, "%s is there twice, first in line %d as %s; take one of them out", name, r.line(first.start), first.text)
-			out.bad = true
 			continue
 		}
 		given[name] = key
-		var one parcel
 		switch {
 		case !slices.Contains(allowed, key.text):
 			r.unknownPart(key, what, allowed)
-			one.bad = true
 		case name == "plan":
 			if text, ok := r.scalar(value, "plan", "the name of one"); ok {
 				out.plan = r.plan(value, text)
 			}
-			one.bad = out.plan == nil || out.plan.bad
-		case name == "shadow":
-			one = r.shadow(value)
 		default:
-			one = r.part(name, value)
+			out.parts = append(out.parts, r.part(name, value)...)
 		}
-		out.parts = append(out.parts, one.parts...)
-		out.bad = out.bad || one.bad
 	}
 	return out
 }
@@ -268,50 +261,49 @@ func (r *reader) unknownPart(key *node, what string, allowed []string) {
 	}
 }
 
-// part is one part by itself, whether or not it is valid in its place.
-func (r *reader) part(name string, n *node) parcel {
+// part is one part by itself, whether or not it is valid in its place; none if it is nowhere.
+func (r *reader) part(name string, n *node) []part {
+	if name == "shadow" {
+		return r.shadow(n)
+	}
 	text, ok := r.scalar(n, name, "one word")
 	if !ok {
-		return parcel{bad: true}
+		return nil
 	}
 	p := part{key: name, text: text, at: n.start}
 	if err := p.set(new(policy.Limit)); err != nil {
 		r.errorf(n, "%w", err)
-		return parcel{bad: true}
+		return nil
 	}
-	return parcel{parts: []part{p}}
+	return []part{p}
 }
 
-func (r *reader) shadow(n *node) parcel {
+func (r *reader) shadow(n *node) []part {
 	p := part{key: "shadow", at: n.start}
 	switch {
 	case n.kind == text && n.text == noShadow:
-		return parcel{parts: []part{p}}
 	case n.kind == text && r.plans[n.text] != nil:
 		r.errorf(n, "a shadow cannot name a plan; write its parts out")
-		return parcel{bad: true}
+	default:
+		limit := over(policy.Limit{}, r.rateOrParts(n, "a shadow", shadowKeys))
+		p.shadow = &limit
 	}
-	of := r.rateOrParts(n, "a shadow", shadowKeys)
-	if of.bad {
-		return of
-	}
-	limit := over(policy.Limit{}, of.parts)
-	p.shadow = &limit
-	return parcel{parts: []part{p}}
+	return []part{p}
 }
 
 // rateOrParts is what a value says that may be a rate alone.
-func (r *reader) rateOrParts(n *node, what string, allowed []string) parcel {
+func (r *reader) rateOrParts(n *node, what string, allowed []string) []part {
 	if n.kind == text {
 		return r.part("rate", n)
 	}
-	return r.parts(n, what, allowed)
+	return r.parts(n, what, allowed).parts
 }
 
 // defaults is those of a wider place and what n says over them.
 func (r *reader) defaults(wider parcel, n *node) parcel {
+	faults := r.faults
 	own := r.parts(n, "defaults", planKeys)
-	own.bad = own.bad || wider.bad
+	own.bad = r.faults > faults || wider.bad
 	wide := slices.DeleteFunc(slices.Clone(wider.parts), func(w part) bool {
 		return slices.ContainsFunc(own.parts, func(p part) bool { return p.key == w.key })
 	})
@@ -336,7 +328,9 @@ func (r *reader) readPlans(n *node) {
 			r.errorf(key, "plan %q could be mistaken; begin its name with a letter, use letters, digits, - _ and . in it, and not unlimited", shorten(name))
 		default:
 			given[name] = key
-			r.plans[name] = &plan{r.rateOrParts(value, "a plan", planKeys), name, key.start}
+			faults := r.faults
+			parts := r.rateOrParts(value, "a plan", planKeys)
+			r.plans[name] = &plan{parcel{parts: parts, bad: r.faults > faults}, name, key.start}
 		}
 	}
 }

@@ -260,15 +260,15 @@ func (r *reader) stillSo(entries []entry, usual policy.Limit, live *policy.Rule,
 		switch key {
 		case "plan":
 		case "overhead", "mpu":
-			ofFraming = append(ofFraming, r.part(key, value).parts...)
+			ofFraming = append(ofFraming, r.part(key, value)...)
 		case "shadow":
-			parts := r.shadow(value).parts
+			parts := r.part(key, value)
 			s, ok := proposed(live)
 			if l := parts[0].shadow; !ok && l == nil || ok && sameShadow(l, &s, d.L2Bytes) {
 				kept = append(kept, parts...)
 			}
 		default:
-			parts := r.part(key, value).parts
+			parts := r.part(key, value)
 			said := over(usual, parts)
 			wrong := slices.ContainsFunc(differing(said, live, d.L2Bytes), func(p part) bool { return p.key == key })
 			if o := policy.FindOption(key); !wrong && o.Text(live) != "" && o.Useful(live) {

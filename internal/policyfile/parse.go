@@ -63,6 +63,7 @@ func parse(name string, text []byte, lines int) (*File, error) {
 type reader struct {
 	File
 	problems []problem
+	faults   int       // problems, and each use of what is not valid and reported already
 	useless  []problem // that are warnings
 	plans    map[string]*plan
 	pieces   map[uint32][]piece // that are not read yet, by the offset of the key before
@@ -85,6 +86,7 @@ func (r *reader) yaml(text []byte, before int) (*node, error) {
 }
 
 func (r *reader) report(offset uint32, message string) {
+	r.faults++
 	r.problems = append(r.problems, problem{offset, message})
 }
 
@@ -261,6 +263,7 @@ func notNetwork(key string, err error) string {
 func (r *reader) entries(n *node, what, example string) []entry {
 	switch n.kind {
 	case odd:
+		r.faults++
 		return nil
 	case mapping:
 		return slices.DeleteFunc(n.entries, func(e entry) bool { return !r.says(&e, what) })
@@ -291,6 +294,7 @@ func together(s string) (key, value string, ok bool) {
 func (r *reader) says(e *entry, what string) bool {
 	switch {
 	case e.key.kind == odd || e.value.kind == odd:
+		r.faults++
 	case e.key.kind != text:
 		r.errorf(&e.key, "%s cannot be a key; write plain text, in quotes if it begins with [ or {", e.key.describe())
 	case e.value.kind == nothing:
@@ -350,6 +354,7 @@ func (r *reader) give(given map[string]*entry, e *entry) {
 func (r *reader) scalar(n *node, what, example string) (string, bool) {
 	switch n.kind {
 	case odd:
+		r.faults++
 		return "", false
 	case text:
 		return n.text, true
