@@ -1,6 +1,7 @@
 package policyfile
 
 import (
+	"bufio"
 	"bytes"
 	"cmp"
 	"io"
@@ -50,18 +51,14 @@ func (e *editor) writeTo(w io.Writer) error {
 	slices.SortStableFunc(e.edits, func(a, b edit) int {
 		return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to))
 	})
-	at := 0
+	out, at := bufio.NewWriter(w), 0 // which keeps an error until it is flushed
 	for _, one := range e.edits {
-		if _, err := w.Write(e.text[at:one.from]); err != nil {
-			return err
-		}
-		if _, err := io.WriteString(w, one.text); err != nil {
-			return err
-		}
+		out.Write(e.text[at:one.from])
+		out.WriteString(one.text)
 		at = one.to
 	}
-	_, err := w.Write(e.text[at:])
-	return err
+	out.Write(e.text[at:])
+	return out.Flush()
 }
 
 func (e *editor) apply(c change) {

@@ -30,12 +30,11 @@ const shown = 20
 // Error has a line for each of the first 20 errors, and one that counts the others.
 func (e Errors) Error() string {
 	var lines []string
-	for i, one := range e {
-		if i == shown {
-			lines = append(lines, fmt.Sprintf("and %d more", len(e)-shown))
-			break
-		}
+	for _, one := range e[:min(len(e), shown)] {
 		lines = append(lines, one.Error())
+	}
+	if more := len(e) - len(lines); more > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more", more))
 	}
 	return strings.Join(lines, "\n")
 }

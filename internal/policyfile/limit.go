@@ -194,11 +194,7 @@ func (r *reader) rule(n *node) parcel {
 
 // looksLikeRate says whether a text is rather a rate than the name of a plan.
 func looksLikeRate(s string) bool {
-	return !startsWithLetter(s) || strings.EqualFold(s, policy.Unlimited.String())
-}
-
-func startsWithLetter(s string) bool {
-	return strings.IndexFunc(s, unicode.IsLetter) == 0
+	return strings.IndexFunc(s, unicode.IsLetter) != 0 || strings.EqualFold(s, policy.Unlimited.String())
 }
 
 // plan is the plan of a name; nil if there is none, and reported.

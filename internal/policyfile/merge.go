@@ -149,18 +149,17 @@ func (m *merger) section(s *section, d Device) (gone bool) {
 		return slices.ContainsFunc(s.tables, func(t table) bool { return len(t.rules) > 0 })
 	}
 	c := change{place: s.place, key: s.span.key, inside: m.like.braces, entries: slices.Clone(s.spans), gone: map[uint32]bool{}}
-	for i := range s.tables {
-		t := &s.tables[i]
+	egressFirst := func(a table, b policy.Table) int { return cmp.Compare(b.Direction, a.direction) }
+	for t, l := range policy.Pairs(s.tables, live, egressFirst) {
+		if t == nil {
+			c.last = append(c.last, freshTable(s.usual, *l, d))
+			continue
+		}
 		c.entries = append(c.entries, t.span)
-		if at := slices.IndexFunc(live, func(l policy.Table) bool { return l.Direction == t.direction }); at >= 0 {
-			m.table(t, live[at], d, s.braces)
+		if l != nil {
+			m.table(t, *l, d, s.braces)
 		} else if len(t.rules) > 0 {
 			c.gone[t.span.key] = true
-		}
-	}
-	for _, l := range live {
-		if !slices.ContainsFunc(s.tables, func(t table) bool { return t.direction == l.Direction }) {
-			c.last = append(c.last, freshTable(s.usual, l, d))
 		}
 	}
 	m.apply(c)

@@ -20,7 +20,8 @@ func newSource(text []byte) (s source, at int, err error) {
 	if uint64(len(text)) > math.MaxUint32 {
 		return s, 0, fmt.Errorf("the file has %d bytes; write networks together to make it less than 4 GiB", len(text))
 	}
-	s.lines = append(make([]uint32, 0, bytes.Count(text, []byte("\n"))+1), uint32(len(bom(text))))
+	afterMark := len(text) - len(bytes.TrimPrefix(text, []byte("\uFEFF")))
+	s.lines = append(make([]uint32, 0, bytes.Count(text, []byte("\n"))+1), uint32(afterMark))
 	for i := 0; i < len(text); {
 		c, size := rune(text[i]), 1
 		if c >= utf8.RuneSelf {
@@ -40,14 +41,6 @@ func newSource(text []byte) (s source, at int, err error) {
 		i += size
 	}
 	return s, 0, nil
-}
-
-// bom is the byte order mark that a text begins with, if it does.
-func bom(text []byte) []byte {
-	if mark := []byte("\uFEFF"); bytes.HasPrefix(text, mark) {
-		return mark
-	}
-	return nil
 }
 
 // A position is a line and a column, in characters, both from 1.

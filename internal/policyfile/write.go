@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -95,7 +96,7 @@ func deviceKey(device string) (string, error) {
 		return "", fmt.Errorf("write a policy: device %q is not a name that a device can have", device)
 	}
 	if plain.Line(device) != device {
-		return quoted(escape(device)), nil
+		return strconv.Quote(escape(device)), nil // YAML has the escapes of Go
 	}
 	name := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: escape(device)}
 	key, err := yaml.Dump(&yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle, Content: []*yaml.Node{name}})
@@ -103,23 +104,6 @@ func deviceKey(device string) (string, error) {
 		return "", fmt.Errorf("write a policy: device %q: %w", device, err)
 	}
 	return strings.TrimSuffix(strings.TrimPrefix(string(key), "["), "]\n"), nil
-}
-
-// quoted is a text in double quotes, with what a terminal would not show as it is
-// escaped as in YAML.
-func quoted(text string) string {
-	var s strings.Builder
-	for _, c := range text {
-		switch one := string(c); {
-		case c == '"', c == '\\':
-			s.WriteString(`\` + one)
-		case plain.Line(one) != one:
-			fmt.Fprintf(&s, `\U%08x`, c)
-		default:
-			s.WriteString(one)
-		}
-	}
-	return `"` + s.String() + `"`
 }
 
 // networkKey is an address where it is one, unless it ends in a colon as keys do.

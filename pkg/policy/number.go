@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/big"
+	"regexp"
 	"strconv"
 	"strings"
 	"unicode"
@@ -12,10 +13,13 @@ import (
 // maxInput bounds what an error echoes back and how large the arithmetic gets.
 const maxInput = 64
 
+var plainNumber = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?)([A-Za-z/]*)$`)
+
 // splitNumber cuts s into plain decimal digits with at most one point inside
 // them, and a unit of ASCII letters and slashes, which may be empty. The
 // example, a valid value, goes into the errors.
 func splitNumber(what, s, example string) (number, unit string, err error) {
+	parts := plainNumber.FindStringSubmatch(s)
 	switch {
 	case s == "":
 		return "", "", fmt.Errorf("%s is empty; write one such as %s", what, example)
@@ -25,41 +29,24 @@ func splitNumber(what, s, example string) (number, unit string, err error) {
 		return "", "", fmt.Errorf("%s %q has a space in it; write %q", what, s, strings.Join(strings.Fields(s), ""))
 	case s[0] == '-':
 		return "", "", fmt.Errorf("%s %q is negative; write one such as %s", what, s, example)
-	}
-	end := digits(s)
-	if end == 0 {
+	case s[0] < '0' || s[0] > '9':
 		return "", "", fmt.Errorf("%s %q does not start with a digit; write one such as %s", what, s, example)
-	}
-	if rest := s[end:]; rest != "" && rest[0] == '.' {
-		if n := digits(rest[1:]); n > 0 {
-			end += 1 + n
-		}
-	}
-	number, unit = s[:end], s[end:]
-	if strings.ContainsFunc(unit, func(r rune) bool {
-		return r != '/' && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
-	}) {
+	case parts == nil:
 		return "", "", fmt.Errorf("%s %q is not a plain decimal number with a unit; write one such as %s", what, s, example)
 	}
-	return number, unit, nil
-}
-
-func digits(s string) int {
-	return len(s) - len(strings.TrimLeft(s, "0123456789"))
+	return parts[1], parts[2], nil
 }
 
 // scale multiplies a number from splitNumber by its unit. It stops at
 // math.MaxUint64, and whole says whether nothing was left behind the point.
 func scale(number string, unit uint64) (v uint64, whole bool) {
-	integer, fraction, _ := strings.Cut(number, ".")
-	n, _ := new(big.Int).SetString(integer+fraction, 10)
-	n.Mul(n, new(big.Int).SetUint64(unit))
-	tens := new(big.Int).Exp(big.NewInt(10), big.NewInt(int64(len(fraction))), nil)
-	n, rest := n.QuoRem(n, tens, new(big.Int))
+	exact, _ := new(big.Rat).SetString(number)
+	exact.Mul(exact, new(big.Rat).SetUint64(unit))
+	n := new(big.Int).Quo(exact.Num(), exact.Denom())
 	if !n.IsUint64() {
-		return math.MaxUint64, rest.Sign() == 0
+		return math.MaxUint64, exact.IsInt()
 	}
-	return n.Uint64(), rest.Sign() == 0
+	return n.Uint64(), exact.IsInt()
 }
 
 var (

@@ -40,12 +40,12 @@ func wantError(t *testing.T, err error, parts ...string) {
 	}
 }
 
-var plainNumber = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?)([A-Za-z/]*)$`)
+var oracleNumber = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?)([A-Za-z/]*)$`)
 
 // oracle reads s in rational arithmetic. It is nil where s is not a whole
 // number of a known unit.
 func oracle(s string, unit func(string) (int64, bool)) *big.Int {
-	m := plainNumber.FindStringSubmatch(s)
+	m := oracleNumber.FindStringSubmatch(s)
 	if m == nil || len(s) > maxInput {
 		return nil
 	}

@@ -8,13 +8,11 @@ import (
 // Sentence says in English what r does on a direction of a device, where match
 // is the side that its prefix is compared with.
 func (r Rule) Sentence(device string, dir Direction, match Match) string {
-	var s strings.Builder
-	fmt.Fprintf(&s, "%s %v", device, dir)
+	by := ""
 	if match != dir.FarSide() {
-		s.WriteString(" by " + sideName(match) + " address")
+		by = " by " + sideName(match) + " address"
 	}
-	s.WriteString(": " + r.Says(match))
-	return s.String()
+	return fmt.Sprintf("%s %v%s: %s", device, dir, by, r.Says(match))
 }
 
 // Says is what r says, wherever it is: who gets how much. match is the side that its prefix is compared with.
@@ -31,15 +29,14 @@ func (r Rule) Says(match Match) string {
 
 // Gets is the limit that r is, whoever gets it.
 func (r Rule) Gets() string {
-	var s strings.Builder
-	fmt.Fprintf(&s, "%s; excess is %s%s (%v)", r.gets(), r.verdict(), r.Penalty.effect(), r.Algorithm)
+	says := fmt.Sprintf("%s; excess is %s%s (%v)", r.gets(), r.verdict(), r.Penalty.effect(), r.Algorithm)
 	if r.Framing != (Framing{}) {
-		s.WriteString("; each packet counts " + r.Framing.effect())
+		says += "; each packet counts " + r.Framing.effect()
 	}
 	if r.Fail == Closed {
-		s.WriteString("; what cannot be metered is dropped")
+		says += "; what cannot be metered is dropped"
 	}
-	return s.String()
+	return says
 }
 
 // gets is how much.
