@@ -4,12 +4,10 @@
 package policyfile
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"path"
 	"regexp"
-	"slices"
 	"strings"
 
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -176,9 +174,3 @@ func IsPattern(key string) bool {
 func escape(device string) string { return special.ReplaceAllString(device, `\$0`) }
 
 func unescape(key string) string { return escaped.ReplaceAllString(key, "$1") }
-
-func (t *table) sort() {
-	slices.SortFunc(t.rules, func(a, b rule) int {
-		return cmp.Or(policy.ComparePrefix(a.prefix, b.prefix), cmp.Compare(a.key, b.key))
-	})
-}

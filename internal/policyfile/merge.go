@@ -120,7 +120,7 @@ func sameTable(a, b policy.Table) bool {
 func freshTable(usual policy.Limit, t policy.Table, d Device) fresh {
 	f := fresh{key: t.Direction.String()}
 	if t.Match != t.Direction.FarSide() {
-		f.inner = append(f.inner, freshMatch(t.Match))
+		f.inner = append(f.inner, fresh{key: "match", value: t.Match.String()})
 	}
 	spell := speller(usual, d.L2Bytes)
 	for i := range t.Rules {
@@ -128,8 +128,6 @@ func freshTable(usual policy.Limit, t policy.Table, d Device) fresh {
 	}
 	return f
 }
-
-func freshMatch(side policy.Match) fresh { return fresh{key: "match", value: side.String()} }
 
 func freshRule(spell func(*policy.Rule) string, r *policy.Rule) fresh {
 	return fresh{key: networkKey(r.Prefix), value: spell(r)}
@@ -178,7 +176,7 @@ func (m *merger) table(t *table, live policy.Table, d Device, inside bool) {
 		if t.side != (span{}) {
 			m.replace(int(t.side.value), int(t.side.end), live.Match.String())
 		} else {
-			c.first = []fresh{freshMatch(live.Match)}
+			c.first = []fresh{{key: "match", value: live.Match.String()}}
 		}
 	}
 	spell := speller(t.usual, d.L2Bytes)

@@ -1,6 +1,7 @@
 package policyfile
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"slices"
@@ -223,7 +224,9 @@ func (r *reader) table(d policy.Direction, e *entry, defaults parcel) table {
 		t.reach(rule.end)
 	}
 	t.span.end = t.place.end
-	t.sort()
+	slices.SortFunc(t.rules, func(a, b rule) int {
+		return cmp.Or(policy.ComparePrefix(a.prefix, b.prefix), cmp.Compare(a.key, b.key))
+	})
 	r.contradictions(t.rules)
 	return t
 }

@@ -22,7 +22,7 @@ type Option struct {
 	Help        string // of its flag
 	HelpDefault string // there, if it is not what the Value of an empty Limit prints
 	Doc         string // in README's table
-	DocDefault  string // there
+	DocDefault  string // there, if it is not what the Value of an empty Limit prints
 
 	Shadow      bool // a shadow may have its own
 	LimitedOnly bool // an unlimited rule cannot have it
@@ -87,21 +87,18 @@ var Options = []*Option{
 	}),
 	same(func(l *Limit) *Algorithm { return &l.Algorithm }, func(r *Rule) *Algorithm { return &r.Algorithm }, Option{
 		Name: "algorithm", Help: "the meter",
-		Doc:        "`gcra` or `leaky`: the same verdicts; only `leaky` has penalties",
-		DocDefault: "`gcra`",
-		valid:      func(r *Rule) error { return checkName(r.Algorithm, "algorithm", algorithmNames) },
+		Doc:   "`gcra` or `leaky`: the same verdicts; only `leaky` has penalties",
+		valid: func(r *Rule) error { return checkName(r.Algorithm, "algorithm", algorithmNames) },
 	}),
 	same(func(l *Limit) *Each { return &l.Each }, func(r *Rule) *Each { return &r.Each }, Option{
 		Name: "each", Shadow: true, LimitedOnly: true, Help: "who shares a bucket",
-		Doc:        "who has a bucket: `all` together, each `host`, each subnet `/N`, each `flow`",
-		DocDefault: "`all`",
-		valid:      func(r *Rule) error { return r.Each.validate(r.Prefix) },
+		Doc:   "who has a bucket: `all` together, each `host`, each subnet `/N`, each `flow`",
+		valid: func(r *Rule) error { return r.Each.validate(r.Prefix) },
 	}),
 	same(func(l *Limit) *Excess { return &l.Excess }, func(r *Rule) *Excess { return &r.Excess }, Option{
 		Name: "excess", LimitedOnly: true, Help: "what becomes of packets that do not conform",
-		Doc:        "`drop`; `ecn` marks packets that allow it up to twice the capacity, and drops others; `pass` only counts; `delay` holds back, [see below](#hold-back-instead-of-dropping)",
-		DocDefault: "`drop`",
-		valid:      func(r *Rule) error { return checkName(r.Excess, "excess", excessNames) },
+		Doc:   "`drop`; `ecn` marks packets that allow it up to twice the capacity, and drops others; `pass` only counts; `delay` holds back, [see below](#hold-back-instead-of-dropping)",
+		valid: func(r *Rule) error { return checkName(r.Excess, "excess", excessNames) },
 	}),
 	option(func(l *Limit) *Queue { return &l.Queue }, func(r *Rule) *uint64 { return &r.Queue }, sizeText, Option{
 		Name: "queue", LimitedOnly: true,
@@ -121,25 +118,22 @@ var Options = []*Option{
 	}),
 	same(func(l *Limit) *Order { return &l.Order }, func(r *Rule) *Order { return &r.Order }, Option{
 		Name: "order", LimitedOnly: true,
-		Help:       "who waits in the queue (gcra with --excess delay): all, or only flows that send more than a little",
-		Doc:        "with `gcra` and `--excess delay`: `fifo`, or `sparse-first`: flows that send little do not wait for others",
-		DocDefault: "`fifo`",
-		needs:      []need{needsDelay, needsGCRA("which never lets more leave than the rate; use the algorithm gcra"), needsSharedBucket},
-		valid:      func(r *Rule) error { return checkName(r.Order, "order", orderNames) },
+		Help:  "who waits in the queue (gcra with --excess delay): all, or only flows that send more than a little",
+		Doc:   "with `gcra` and `--excess delay`: `fifo`, or `sparse-first`: flows that send little do not wait for others",
+		needs: []need{needsDelay, needsGCRA("which never lets more leave than the rate; use the algorithm gcra"), needsSharedBucket},
+		valid: func(r *Rule) error { return checkName(r.Order, "order", orderNames) },
 	}),
 	same(func(l *Limit) *Penalty { return &l.Penalty }, func(r *Rule) *Penalty { return &r.Penalty }, Option{
 		Name: "penalty", Shadow: true, LimitedOnly: true,
-		Help:       "what an excess packet does to its bucket (leaky): fill it, and hold it full for a time",
-		Doc:        "`fill`: excess leaves the bucket full; `30s`: full, and held so for that long after each excess packet",
-		DocDefault: "`none`",
-		valid:      func(r *Rule) error { return r.Penalty.validate() },
-		fits:       fitPenalty,
+		Help:  "what an excess packet does to its bucket (leaky): fill it, and hold it full for a time",
+		Doc:   "`fill`: excess leaves the bucket full; `30s`: full, and held so for that long after each excess packet",
+		valid: func(r *Rule) error { return r.Penalty.validate() },
+		fits:  fitPenalty,
 	}),
 	same(func(l *Limit) *Fail { return &l.Fail }, func(r *Rule) *Fail { return &r.Fail }, Option{
 		Name: "fail", Help: "what becomes of a packet whose bucket can not be updated",
-		Doc:        "what becomes of a packet whose bucket can not be updated: `open` or `closed`",
-		DocDefault: "`open`",
-		valid:      func(r *Rule) error { return checkName(r.Fail, "fail", failNames) },
+		Doc:   "what becomes of a packet whose bucket can not be updated: `open` or `closed`",
+		valid: func(r *Rule) error { return checkName(r.Fail, "fail", failNames) },
 	}),
 	option(func(l *Limit) *Overhead { return &l.Overhead }, func(r *Rule) *int16 { return &r.Framing.Overhead }, numberText[int16], Option{
 		Name: "overhead", Shadow: true, HelpDefault: `"0"`,

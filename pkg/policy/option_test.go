@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"net/netip"
@@ -105,7 +106,8 @@ func TestReadme(t *testing.T) {
 	table.WriteString("| flag | what | default |\n|---|---|---|\n")
 	for _, o := range Options {
 		flags := "`--" + strings.Join(append([]string{o.Name}, o.Aliases...), "`, `--") + "`"
-		fmt.Fprintf(&table, "| %s | %s | %s |\n", flags, o.Doc, o.DocDefault)
+		byDefault := cmp.Or(o.DocDefault, "`"+o.Value(new(Limit)).String()+"`")
+		fmt.Fprintf(&table, "| %s | %s | %s |\n", flags, o.Doc, byDefault)
 	}
 	table.WriteString("| `--shadow` | a limit that is only proposed, such as `rate=50mbit,each=host`: it counts what it would have refused | none |\n")
 	want := before + begin + table.String() + end + after

@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 	"math"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -62,36 +63,35 @@ func ParseRate(s string) (Rate, error) {
 	return Rate(v), nil
 }
 
+var rateUnits = regexp.MustCompile(`^([kmgt]?i?)(|b|bit|bit/s|b/s|bps)$`)
+
+// cutUnit cuts the prefix off a unit; false if that is no unit of a rate, also one that is ambiguous.
+func cutUnit(unit string) (p prefix, rest string, ok bool) {
+	parts := rateUnits.FindStringSubmatch(strings.ToLower(unit))
+	if parts == nil {
+		return p, "", false
+	}
+	i := slices.IndexFunc(prefixes, func(p prefix) bool { return p.name == parts[1] })
+	return prefixes[max(i, 0)], parts[2], i >= 0
+}
+
 // rateUnit returns the bits per second that one of unit stands for.
 func rateUnit(s, number, unit string) (uint64, error) {
-	if unit == "" {
-		return 1, nil
+	p, rest, ok := cutUnit(unit)
+	switch {
+	case !ok:
+		return 0, fmt.Errorf("rate %q has the unknown unit %q; use bit, kbit, mbit, gbit, kibit, mibit, kB/s or MB/s", s, unit)
+	case unit == "", rest == "bit", rest == "bit/s":
+		return p.size, nil
+	case rest == "b/s" && strings.Contains(unit, "B"): // Mb/s is megabits to many
+		return 8 * p.size, nil
 	}
-	lower := strings.ToLower(unit)
-	for _, p := range prefixes {
-		rest, ok := strings.CutPrefix(lower, p.name)
-		if !ok {
-			continue
-		}
-		why := "it may mean bits or bytes"
-		switch rest {
-		case "bit", "bit/s":
-			return p.size, nil
-		case "b/s":
-			// Mb/s is megabits to many, so only the capital B is bytes.
-			if strings.Contains(unit, "B") {
-				return 8 * p.size, nil
-			}
-		case "bps":
-			why = "tc reads it as bytes, most people mean bits"
-		case "", "b":
-		default:
-			continue
-		}
-		return 0, fmt.Errorf("rate %q is ambiguous: %s; did you mean %s%sbit or %s%sB/s?",
-			s, why, number, p.name, number, p.byteName)
+	why := "it may mean bits or bytes"
+	if rest == "bps" {
+		why = "tc reads it as bytes, most people mean bits"
 	}
-	return 0, fmt.Errorf("rate %q has the unknown unit %q; use bit, kbit, mbit, gbit, kibit, mibit, kB/s or MB/s", s, unit)
+	return 0, fmt.Errorf("rate %q is ambiguous: %s; did you mean %s%sbit or %s%sB/s?",
+		s, why, number, p.name, number, p.byteName)
 }
 
 // checkRate refuses rates that no rule may have; spelled is how r was written, in quotes or not.
@@ -122,25 +122,21 @@ func checkRate(spelled func() string, r Rate) error {
 // own; "" if there is none, or that is no rate either.
 func inUnit(spelled string, units map[string]string) string {
 	spelled = strings.Trim(spelled, `"`)
-	number := spelled[:len(spelled)-len(strings.TrimLeft(spelled, "0123456789."))]
-	unit := strings.ToLower(spelled[len(number):])
-	for _, p := range prefixes {
-		rest, ok := strings.CutPrefix(unit, p.name)
-		to := slices.IndexFunc(prefixes, func(q prefix) bool { return q.name == units[p.name] })
-		if !ok || to <= 0 {
-			continue
-		}
-		meant := number + prefixes[to].name + "bit"
-		if rest == "b/s" {
-			meant = number + prefixes[to].byteName + "B/s"
-		} else if strings.TrimSuffix(rest, "/s") != "bit" && unit != "" {
-			continue
-		}
-		if r, err := ParseRate(meant); err == nil && r != Unlimited {
-			return meant
-		}
+	unit := strings.TrimLeft(spelled, "0123456789.")
+	number := strings.TrimSuffix(spelled, unit)
+	from, rest, _ := cutUnit(unit)
+	to, _, ok := cutUnit(units[from.name])
+	if !ok || to.name == "" {
+		return ""
 	}
-	return ""
+	meant := number + to.name + "bit"
+	if rest == "b/s" {
+		meant = number + to.byteName + "B/s"
+	}
+	if r, err := ParseRate(meant); err != nil || r == Unlimited {
+		return ""
+	}
+	return meant
 }
 
 // String is the shortest whole number of a decimal tc unit that is exactly r,
