@@ -45,7 +45,6 @@ func (e *editor) replace(from, to int, text string) {
 	e.edits = append(e.edits, edit{from, to, text})
 }
 
-// writeTo writes the source with all edits.
 func (e *editor) writeTo(w io.Writer) error {
 	// Insertions at one offset stay in order, before what replaces more.
 	slices.SortStableFunc(e.edits, func(a, b edit) int {
@@ -123,8 +122,7 @@ func (e *editor) removeGroup(group []span, column int, end bool) {
 	e.removeLines(first, last)
 }
 
-// lastLine is the last line of an entry, with comments below that are indented
-// further than the column of its key.
+// lastLine is that of an entry, with comments below that are indented further than its key.
 func (e *editor) lastLine(s span, column int) int {
 	line := e.line(s.end)
 	for line < len(e.lines) && e.comment(line+1) > column {
@@ -175,7 +173,6 @@ func (e *editor) appendLines(s *strings.Builder, column int, entries []fresh) {
 	}
 }
 
-// changeBraces changes a mapping in braces.
 func (e *editor) changeBraces(c change) {
 	if len(c.gone) == len(c.entries) {
 		e.replace(int(c.start)+1, int(c.end)-1, inBraces(slices.Concat(c.first, c.last)))

@@ -177,7 +177,6 @@ func (r *reader) blame(err error, key uint32, rule, defaults parcel) {
 	r.report(key, message)
 }
 
-// rule is what the value of a rule says.
 func (r *reader) rule(n *node) parcel {
 	if n.kind == mapping {
 		return r.parts(n, "a rule", ruleKeys)
@@ -295,10 +294,13 @@ func (r *reader) rateOrParts(n *node, what string, allowed []string) []part {
 	return r.parts(n, what, allowed).parts
 }
 
-// defaults is those of a wider place and what n says over them.
-func (r *reader) defaults(wider parcel, n *node) parcel {
+// defaults is those of a wider place and what e, if it is there, says over them.
+func (r *reader) defaults(wider parcel, e *entry) parcel {
+	if e == nil {
+		return wider
+	}
 	faults := r.faults
-	own := r.parts(n, "defaults", planKeys)
+	own := r.parts(&e.value, "defaults", planKeys)
 	own.bad = r.faults > faults || wider.bad
 	wide := slices.DeleteFunc(slices.Clone(wider.parts), func(w part) bool {
 		return slices.ContainsFunc(own.parts, func(p part) bool { return p.key == w.key })

@@ -196,7 +196,6 @@ func (m *merger) table(t *table, live policy.Table, d Device, inside bool) {
 	m.apply(c)
 }
 
-// rule changes the value of a rule.
 func (m *merger) rule(t *table, at span, live *policy.Rule, d Device) {
 	from := m.lines[m.line(at.value)-1]
 	if len(bytes.TrimLeft(m.text[from:at.value], " ")) > 0 {

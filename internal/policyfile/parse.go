@@ -97,10 +97,7 @@ func (r *reader) errorf(n *node, format string, args ...any) {
 
 func (r *reader) policy(root *node) {
 	given := r.keys(root, "a policy", "devices: {eth0: {egress: {10.0.0.0/24: 10mbit}}}", fileKeys)
-	var defaults parcel
-	if e := given["defaults"]; e != nil {
-		defaults = r.defaults(defaults, &e.value)
-	}
+	defaults := r.defaults(parcel{}, given["defaults"])
 	if e := given["plans"]; e != nil {
 		r.readPlans(&e.value)
 	}
@@ -164,7 +161,7 @@ func CheckDevice(key string) error {
 func (r *reader) section(s *section, n *node, defaults parcel) {
 	given := r.keys(n, "a device", "egress: {10.0.0.0/24: 10mbit}", deviceKeys)
 	if own := given["defaults"]; own != nil {
-		defaults = r.defaults(defaults, &own.value)
+		defaults = r.defaults(defaults, own)
 		s.spans = append(s.spans, own.span())
 	}
 	s.usual = over(policy.Limit{}, defaults.parts)
@@ -197,9 +194,7 @@ func (r *reader) table(d policy.Direction, e *entry, defaults parcel) table {
 			}
 		}
 	}
-	if e := given["defaults"]; e != nil {
-		defaults = r.defaults(defaults, &e.value)
-	}
+	defaults = r.defaults(defaults, given["defaults"])
 	t.usual = over(policy.Limit{}, defaults.parts)
 	limits := &limits{t.usual, defaults, map[saying]*made{}}
 	t.rules = make([]rule, 0, len(entries))

@@ -52,19 +52,17 @@ func parseCapacity(what, s string) (Capacity, error) {
 		return Capacity{}, err
 	}
 	lower := strings.ToLower(unit)
-	if _, ok := timeUnits[lower]; ok {
+	if timeUnits[lower] > 0 {
 		d, err := parseTime(what, s, example)
 		return Capacity{duration: d}, err
 	}
-	size, ok := sizeUnits[lower]
-	if strings.HasSuffix(lower, "bit") {
-		return Capacity{}, fmt.Errorf("%s %q is in bits; write it in bytes such as 64kb, or as a time such as 100ms", what, s)
-	}
-	if !ok {
-		return Capacity{}, fmt.Errorf("%s %q has the unknown unit %q; use b, kb, mb, gb, or a time in s, ms, us, ns", what, s, unit)
-	}
+	size := sizeUnits[lower]
 	v, whole := scale(number, size)
 	switch {
+	case strings.HasSuffix(lower, "bit"):
+		return Capacity{}, fmt.Errorf("%s %q is in bits; write it in bytes such as 64kb, or as a time such as 100ms", what, s)
+	case size == 0:
+		return Capacity{}, fmt.Errorf("%s %q has the unknown unit %q; use b, kb, mb, gb, or a time in s, ms, us, ns", what, s, unit)
 	case !whole:
 		return Capacity{}, fmt.Errorf("%s %q is not a whole number of bytes; round it to one", what, s)
 	case v == 0:
@@ -82,12 +80,11 @@ func parseTime(what, s, example string) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	size, ok := timeUnits[strings.ToLower(unit)]
-	if !ok {
-		return 0, fmt.Errorf("%s %q is not in a unit of time; use s, ms, us or ns, such as 30s", what, s)
-	}
+	size := timeUnits[strings.ToLower(unit)]
 	v, whole := scale(number, size)
 	switch {
+	case size == 0:
+		return 0, fmt.Errorf("%s %q is not in a unit of time; use s, ms, us or ns, such as 30s", what, s)
 	case !whole:
 		return 0, fmt.Errorf("%s %q is not a whole number of nanoseconds; round it to one", what, s)
 	case v == 0:
@@ -143,8 +140,7 @@ func drainTime(bytes uint64, r Rate) string {
 	return human(high, low, uint64(r), timeNames)
 }
 
-// String is a spelling that Set reads back: 64kb, 125000b, 100ms; it
-// is empty for a Capacity that is not set.
+// String is a spelling such as 64kb, 125000b or 100ms.
 func (c Capacity) String() string {
 	switch {
 	case c.duration > 0:

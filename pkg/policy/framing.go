@@ -100,19 +100,9 @@ func checkFraming(overhead, mpu int) error {
 	return nil
 }
 
-// String is a spelling that ParseFraming reads back: "38" or "38/84".
-func (f Framing) String() string {
-	s := strconv.Itoa(int(f.Overhead))
-	if f.MPU > 0 {
-		s += "/" + strconv.Itoa(int(f.MPU))
-	}
-	return s
-}
-
 // Overhead is what a link adds to each packet, as ParseFraming reads it.
 type Overhead string
 
-// Set reads s as ParseFraming does.
 func (o *Overhead) Set(s string) error {
 	_, err := ParseFraming(s, 0)
 	if err == nil {

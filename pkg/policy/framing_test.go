@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -17,8 +18,9 @@ func TestParseFraming(t *testing.T) {
 	} {
 		for l2Bytes, want := range map[uint8]string{14: want.ethernet, 0: want.headerless} {
 			f, err := ParseFraming(text, l2Bytes)
-			if err != nil || f.String() != want {
-				t.Errorf("%q with a link header of %d bytes: %v, %v; want %s", text, l2Bytes, f, err, want)
+			got := fmt.Sprintf("%d/%d", f.Overhead, f.MPU)
+			if got != want && got != want+"/0" || err != nil {
+				t.Errorf("%q with a link header of %d bytes: %s, %v; want %s", text, l2Bytes, got, err, want)
 			}
 		}
 	}

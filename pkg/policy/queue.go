@@ -13,7 +13,6 @@ const MaxWait = 9 * time.Second
 // Queue is how much may wait, written as a Capacity is.
 type Queue struct{ Capacity }
 
-// Set reads s as Capacity.Set does.
 func (q *Queue) Set(s string) (err error) {
 	q.Capacity, err = parseCapacity("queue", s)
 	return err
@@ -36,7 +35,6 @@ func (e *ECNAbove) Set(s string) error {
 	return err
 }
 
-// String is a spelling that Set reads back; it is empty for one that is not set.
 func (e ECNAbove) String() string {
 	switch e {
 	case 0:

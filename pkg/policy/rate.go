@@ -167,7 +167,6 @@ func (r Rate) Bytes() string {
 	return human(0, uint64(r), 8, byteRateNames)
 }
 
-// Set reads s as ParseRate does.
 func (r *Rate) Set(s string) (err error) {
 	*r, err = ParseRate(s)
 	return err

@@ -10,7 +10,7 @@ import (
 func (r Rule) Sentence(device string, dir Direction, match Match) string {
 	by := ""
 	if match != dir.FarSide() {
-		by = " by " + sideName(match) + " address"
+		by = " by " + map[Match]string{MatchDst: "destination", MatchSrc: "source"}[match] + " address"
 	}
 	return fmt.Sprintf("%s %v%s: %s", device, dir, by, r.Says(match))
 }
@@ -39,7 +39,6 @@ func (r Rule) Gets() string {
 	return says
 }
 
-// gets is how much.
 func (r Rule) gets() string {
 	says := fmt.Sprintf("%v (%s)", r.Rate, r.Rate.Bytes())
 	if r.Excess != Delay || r.Algorithm != Leaky {
@@ -75,13 +74,6 @@ func (r Rule) subject(match Match) string {
 		return fmt.Sprintf("each %v subnet of %s", each, where)
 	}
 	return where + " as a whole"
-}
-
-func sideName(m Match) string {
-	if m == MatchSrc {
-		return "source"
-	}
-	return "destination"
 }
 
 func (r Rule) verdict() string {
