@@ -101,27 +101,25 @@ const maxKnown = 1 << 16
 
 // of is the limit of a rule.
 func (l *limits) of(p parcel) policy.Limit {
-	parts, meant := p.parts, p.parts
+	var ofPlan []part
 	if p.plan != nil {
-		parts = slices.Concat(p.plan.parts, parts)
-		says := func(key string) bool {
-			return slices.ContainsFunc(p.parts, func(p part) bool { return p.key == key })
-		}
-		// Who says otherwise than the plan what becomes of excess does not mean its
-		// queue, and who says otherwise who has a bucket does not mean its order.
-		meant = slices.DeleteFunc(slices.Clone(p.plan.parts), func(p part) bool {
-			return says("excess") || says("algorithm") || p.key == "order" && says("each")
-		})
-		meant = append(meant, p.parts...)
+		ofPlan = p.plan.parts
 	}
+	parts := slices.Concat(ofPlan, p.parts)
 	limit := over(l.usual, parts)
 	if limit.Rate == policy.Unlimited {
-		limit = over(usualAt(limit.Rate, l.usual), parts)
-	} else {
-		dropIdle(&limit, &policy.Rule{Algorithm: limit.Algorithm, Each: limit.Each, Excess: limit.Excess})
-		limit = over(limit, meant)
+		return over(usualAt(limit.Rate, l.usual), parts)
 	}
-	return limit
+	dropIdle(&limit, &policy.Rule{Algorithm: limit.Algorithm, Each: limit.Each, Excess: limit.Excess})
+	says := func(keys ...string) bool {
+		return slices.ContainsFunc(p.parts, func(p part) bool { return slices.Contains(keys, p.key) })
+	}
+	// Who says otherwise than the plan what becomes of excess does not mean its
+	// queue, and who says otherwise who has a bucket does not mean its order.
+	meant := slices.DeleteFunc(slices.Clone(ofPlan), func(p part) bool {
+		return says("excess", "algorithm") || p.key == "order" && says("each")
+	})
+	return over(limit, append(meant, p.parts...))
 }
 
 // dropIdle takes from a limit the options that have no use beside the others of r.
@@ -198,22 +196,20 @@ func looksLikeRate(s string) bool {
 
 // plan is the plan of a name; nil if there is none, and reported.
 func (r *reader) plan(n *node, name string) *plan {
-	if p := r.plans[name]; p != nil {
+	switch p := r.plans[name]; {
+	case p != nil:
 		if p.bad {
 			r.faults++
 		}
 		return p
-	}
-	if len(r.plans) == 0 {
+	case len(r.plans) == 0:
 		r.errorf(n, "%q is no rate, and there are no plans; write a rate such as 10mbit, or unlimited", shorten(name))
-		return nil
-	}
-	if len(r.problems) > 100*shown { // nobody sees it, and plans may be many
+	case len(r.problems) > 100*shown: // nobody sees it, and plans may be many
 		r.errorf(n, "plan %q is unknown", shorten(name))
-		return nil
+	default:
+		names := slices.Sorted(maps.Keys(r.plans))
+		r.errorf(n, "plan %q is unknown; %s", shorten(name), didYouMean(name, names))
 	}
-	names := slices.Sorted(maps.Keys(r.plans))
-	r.errorf(n, "plan %q is unknown; %s", shorten(name), didYouMean(name, names))
 	return nil
 }
 

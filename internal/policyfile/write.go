@@ -116,13 +116,9 @@ func networkKey(p netip.Prefix) string {
 
 // harmless is a text that fits behind # in a line.
 func harmless(comment string) string {
-	comment = strings.Map(func(c rune) rune {
-		if unicode.IsGraphic(c) {
-			return c
-		}
-		return ' '
-	}, strings.ToValidUTF8(comment, " "))
-	return strings.Join(strings.Fields(comment), " ")
+	return strings.Join(strings.FieldsFunc(strings.ToValidUTF8(comment, " "), func(c rune) bool {
+		return unicode.IsSpace(c) || !unicode.IsGraphic(c)
+	}), " ")
 }
 
 // spell is a value that makes r of defaults on a device whose frames have l2Bytes

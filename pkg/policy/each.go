@@ -44,11 +44,11 @@ func (e *Each) Set(s string) error {
 		return nil
 	}
 	var kind EachKind
-	if err := setName(&kind, "each", s, eachNames); err != nil {
-		return err
+	err := setName(&kind, "each", s, eachNames)
+	if err == nil {
+		*e = Each{Kind: kind}
 	}
-	*e = Each{Kind: kind}
-	return nil
+	return err
 }
 
 func (e Each) Type() string { return strings.Join(eachNames, "|") }
