@@ -75,7 +75,7 @@ type reader struct {
 // is nothing, or an error if it is not YAML.
 func (r *reader) yaml(text []byte, before int) (*node, error) {
 	reported := len(r.problems)
-	t := tree{r.source, r.cursor(), before, func(offset int, message string) { r.report(uint32(offset), message) }}
+	t := tree{r, r.cursor(), before}
 	root, err := t.parse(text)
 	if err != nil {
 		r.torn = true

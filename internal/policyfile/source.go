@@ -23,10 +23,7 @@ func newSource(text []byte) (s source, at int, err error) {
 	afterMark := len(text) - len(bytes.TrimPrefix(text, []byte("\uFEFF")))
 	s.lines = append(make([]uint32, 0, bytes.Count(text, []byte("\n"))+1), uint32(afterMark))
 	for i := 0; i < len(text); {
-		c, size := rune(text[i]), 1
-		if c >= utf8.RuneSelf {
-			c, size = utf8.DecodeRune(text[i:])
-		}
+		c, size := utf8.DecodeRune(text[i:])
 		switch {
 		case c == '\n':
 			s.lines = append(s.lines, uint32(i+1))
@@ -83,10 +80,7 @@ func (c *cursor) find(at position) int {
 	}
 	c.goTo(at.line, at.column >= c.here.column)
 	for c.here.column < at.column && c.offset < len(text) {
-		size := 1
-		if text[c.offset] >= utf8.RuneSelf {
-			_, size = utf8.DecodeRune(text[c.offset:])
-		}
+		_, size := utf8.DecodeRune(text[c.offset:])
 		c.offset += size
 		c.here.column++
 	}

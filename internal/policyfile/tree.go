@@ -70,10 +70,9 @@ func (n *node) shift(offset uint32) {
 
 // A tree turns YAML into nodes of a source.
 type tree struct {
-	source
+	*reader
 	cursor cursor
 	before int // lines before what is parsed
-	report func(offset int, message string)
 }
 
 // parse is the root of the only document of a text that stands in the source; nil if
@@ -92,7 +91,7 @@ func (t *tree) parse(text []byte) (*node, error) {
 	}
 	switch err = loader.Load(&another); {
 	case err == nil:
-		t.report(t.at(&another), "another document begins; a policy is one, so take out the --- or put the other in a file of its own")
+		t.report(uint32(t.at(&another)), "another document begins; a policy is one, so take out the --- or put the other in a file of its own")
 		return nil, nil
 	case !errors.Is(err, io.EOF):
 		return nil, err
@@ -107,10 +106,10 @@ func (t *tree) at(n *yaml.Node) int {
 }
 
 func (t *tree) node(n *yaml.Node) node {
-	start := t.at(n)
-	out := node{start: uint32(start), end: uint32(start)}
+	start := uint32(t.at(n))
+	out := node{start: start, end: start}
 	if why := notPlain(n); why != "" {
-		t.report(start, why)
+		t.report(out.start, why)
 		return out
 	}
 	switch n.Kind {
@@ -151,7 +150,7 @@ func (t *tree) scalar(n *yaml.Node, out *node) {
 	}
 	switch {
 	case !ok:
-		t.report(start, "this text goes over several lines; write it in one, and a colon behind what is a key")
+		t.report(out.start, "this text goes over several lines; write it in one, and a colon behind what is a key")
 	case n.Tag == "!!null":
 		out.kind = nothing
 	default:
@@ -171,23 +170,20 @@ func (t *tree) mapping(n *yaml.Node, out *node) {
 	for i := 0; i < len(n.Content); i += 2 {
 		e := entry{t.node(n.Content[i]), t.node(n.Content[i+1])}
 		n.Content[i], n.Content[i+1] = nil, nil
-		if known = known && e.key.known() && e.value.known(); known {
-			if !t.follows(at, e.key, out.braces) {
-				t.report(int(e.key.start), "this is not written as key: value; write it so, with the key at the beginning of a line or inside of braces")
-				known = false
-			}
-			at = int(e.value.end)
+		known = known && e.key.known() && e.value.known()
+		if known && !t.follows(at, e.key, out.braces) {
+			t.report(e.key.start, "this is not written as key: value; write it so, with the key at the beginning of a line or inside of braces")
+			known = false
 		}
+		at = int(e.value.end)
 		out.entries = append(out.entries, e)
 	}
-	switch {
-	case !known:
-		out.end = out.start
-		return
-	case out.braces:
+	if known && out.braces {
 		at = t.skip(at) + 1
 	}
-	out.end = uint32(at)
+	if known {
+		out.end = uint32(at)
+	}
 }
 
 // known says whether the end of a node is.
