@@ -153,7 +153,8 @@ func needed(usual policy.Limit, r *policy.Rule, l2Bytes uint8) []part {
 	parts := differing(usual, r, l2Bytes)
 	switch s, ok := proposed(r); {
 	case ok && !sameShadow(usual.Shadow, &s, l2Bytes):
-		parts = append(parts, part{key: "shadow", text: "{" + inBraces(freshParts(differing(policy.Limit{}, &s, l2Bytes))) + "}"})
+		own := freshParts(differing(policy.Limit{}, &s, l2Bytes))
+		parts = append(parts, part{key: "shadow", text: "{" + inBraces(own) + "}"})
 	case !ok && usual.Shadow != nil:
 		parts = append(parts, part{key: "shadow", text: noShadow})
 	}
