@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -90,9 +91,7 @@ func (l *Limit) Resolve(prefix netip.Prefix, l2Bytes uint8) (r Rule, err error) 
 		return r, errors.New("rate is missing; say how much, such as 10mbit, or unlimited")
 	}
 	for _, o := range Options {
-		if wrong := o.resolve(l, &r, l2Bytes); err == nil {
-			err = wrong
-		}
+		err = cmp.Or(err, o.resolve(l, &r, l2Bytes))
 	}
 	if l.Shadow == nil || err != nil {
 		return r, err

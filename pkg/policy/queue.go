@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"time"
@@ -102,10 +103,9 @@ func fitQueue(r *Rule) error {
 		return fmt.Errorf("queue of %d bytes (%s at %v) is less than one full packet; use %d or more",
 			r.Queue, drainTime(r.Queue, r.Rate), r.Rate, MinCapacity)
 	}
-	if err := r.ValidateWait(); err != nil {
-		return err
-	}
-	return checkMaxCapacity("capacity", func() string { return fmt.Sprintf("and queue of %d bytes together", r.Capacity+r.Queue) }, r.Capacity+r.Queue)
+	both := r.Capacity + r.Queue
+	says := func() string { return fmt.Sprintf("and queue of %d bytes together", both) }
+	return cmp.Or(r.ValidateWait(), checkMaxCapacity("capacity", says, both))
 }
 
 func fitECNAbove(r *Rule) error {
