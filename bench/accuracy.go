@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net"
-	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -24,55 +22,35 @@ import (
 // arrives is counted as it would be on a wire: what TCP hands down in one piece
 // is split by then, which is after limiters have seen it.
 
-// accuracySubjects are compared here.
-func accuracySubjects() []competitor {
-	return []competitor{
-		shapectl(policy.GCRA, policy.EachAll, loader.TCX), shapectl(policy.Leaky, policy.EachAll, loader.TCX),
-		nftOneLimit, nftSet, hashlimit("iptables-legacy", ""), tbf, htb,
-	}
-}
-
-// accuracyGuestSubjects are compared in a guest, as not every kernel has the peers among them.
-func accuracyGuestSubjects() []competitor {
-	return []competitor{shapectl(policy.GCRA, policy.EachAll, loader.TCX), police, cake}
-}
-
 var accuracyRates = []policy.Rate{1e6, 20e6, 500e6}
 
 // slow is the fastest rate that emulated CPUs keep up with, and of which several at once are no load.
 const slow = 20e6
 
-// accuracy measures here, and what needs other kernels in a guest.
-func accuracy(ctx context.Context, o options) (results []Result, err error) {
-	windows := o.rounds(5)
-	m := accuracyMeter{ctx: ctx, windows: windows, quick: o.quick, report: func(r Result) error {
-		o.say("  %s, %s: %.6g %s", r.Case, r.Subject, r.Median, r.Unit)
-		results = append(results, r)
-		return nil
-	}}
-	if err := m.all(accuracySubjects(), o.only); err != nil {
-		return nil, err
-	}
-	there, err := inGuest(ctx, o, guestTask{Suite: "accuracy", Only: o.only, Rounds: windows, Quick: o.quick}, "-c", "2")
-	return append(results, there...), err
+// accuracy compares limiters here.
+func accuracy(ctx context.Context, o options) error {
+	return accuracyMeter{options: o, ctx: ctx}.all([]competitor{
+		shapectl(policy.GCRA, policy.EachAll, loader.TCX), shapectl(policy.Leaky, policy.EachAll, loader.TCX),
+		nftOneLimit, nftSet, hashlimitAll, tbf, htb,
+	})
 }
 
-// guestAccuracy measures in the guest.
-func guestAccuracy(ctx context.Context, t guestTask, report func(Result) error) error {
-	return accuracyMeter{ctx: ctx, windows: t.Rounds, quick: t.Quick, guest: true, report: report}.all(accuracyGuestSubjects(), t.Only)
+// guestAccuracy compares limiters in a guest, as not every kernel has the peers among them.
+func guestAccuracy(ctx context.Context, o options) error {
+	return accuracyMeter{options: o, ctx: ctx, guest: true}.all([]competitor{
+		shapectl(policy.GCRA, policy.EachAll, loader.TCX), police, cake,
+	})
 }
 
 type accuracyMeter struct {
-	ctx     context.Context
-	windows int
-	quick   bool
-	guest   bool
-	report  func(Result) error
+	options
+	ctx   context.Context
+	guest bool
 }
 
 // all measures limiters at all rates, with UDP and with TCP.
-func (m accuracyMeter) all(subjects []competitor, only string) error {
-	subjects = slices.DeleteFunc(subjects, func(s competitor) bool { return !chosen(only, s.name) })
+func (m accuracyMeter) all(subjects []competitor) error {
+	subjects = slices.DeleteFunc(subjects, func(s competitor) bool { return !m.chosen(s.name) })
 	for _, rate := range accuracyRates {
 		if m.quick && rate != accuracyRates[1] {
 			continue
@@ -124,18 +102,16 @@ func (m accuracyMeter) figures(protocol string, s competitor, rate policy.Rate, 
 	if m.guest {
 		where = " in a virtual machine"
 	}
-	delivered := newResult(fmt.Sprintf("Delivered%s, %s: %v", where, protocol, rate), s.name, unitDelivered, shares)
-	delivered.Note = s.note
-	if err := m.report(delivered); err != nil || protocol != "UDP" {
-		return err // what a TCP sender leaves unused is not the limiter's error
+	m.add(fmt.Sprintf("Delivered%s, %s: %v", where, protocol, rate), s.name, unitDelivered, s.note, shares...)
+	if protocol != "UDP" {
+		return nil // what a TCP sender leaves unused is not the limiter's error
 	}
-	off := make([]float64, len(shares))
-	for i, share := range shares {
-		off[i] = math.Abs(share-1) * 1e6
+	var off []float64
+	for _, share := range shares {
+		off = append(off, math.Abs(share-1)*1e6)
 	}
-	figure := newResult(fmt.Sprintf("Rate error%s: %v", where, rate), s.name, unitMillionths, off)
-	figure.Note = s.note
-	return m.report(figure)
+	m.add(fmt.Sprintf("Rate error%s: %v", where, rate), s.name, unitMillionths, s.note, off...)
+	return nil
 }
 
 // oneSecond is a limit with a burst that nft and hashlimit can not go below.
@@ -148,7 +124,7 @@ func (m accuracyMeter) udp(s competitor, rate policy.Rate) ([]float64, error) {
 		return nil, err
 	}
 	defer a.Close()
-	arrived, err := a.count(countAndDrop)
+	arrived, err := a.count(drop)
 	if err != nil {
 		return nil, err
 	}
@@ -156,7 +132,7 @@ func (m accuracyMeter) udp(s competitor, rate policy.Rate) ([]float64, error) {
 	if rate == accuracyRates[0] {
 		payload = 100
 	}
-	from, err := a.newSender(payload, target)
+	from, err := a.newSender(a.near, payload, target)
 	if err != nil {
 		return nil, err
 	}
@@ -167,26 +143,21 @@ func (m accuracyMeter) udp(s competitor, rate policy.Rate) ([]float64, error) {
 	var offered atomic.Uint64
 	done := make(chan error)
 	go func() {
-		done <- aside(func() error {
-			for !stop.Load() {
+		done <- aside(func() (err error) {
+			for err == nil && !stop.Load() {
 				const some = 100
-				if _, err := from.send(some); err != nil {
-					return err
-				}
+				_, err = from.send(some)
 				offered.Add(some)
 			}
-			return nil
+			return err
 		})
 	}()
 	before, start := offered.Load(), time.Now()
 	samples, err := m.shares(arrived, s, rate, 1500*time.Millisecond, 500*time.Millisecond)
 	speed := float64(offered.Load()-before) * float64(payload+headers) * 8 / time.Since(start).Seconds()
 	stop.Store(true)
-	if err := errors.Join(err, <-done); err != nil {
+	if err := errors.Join(err, <-done); err != nil || speed < 1.3*float64(rate) {
 		return nil, err
-	}
-	if speed < 1.3*float64(rate) {
-		return nil, nil
 	}
 	return samples, nil
 }
@@ -201,7 +172,7 @@ func (m accuracyMeter) tcp(s competitor, rate policy.Rate) ([]float64, error) {
 		return nil, err
 	}
 	defer a.Close()
-	arrived, err := a.count(countAndNext)
+	arrived, err := a.count(next)
 	if err != nil {
 		return nil, err
 	}
@@ -211,38 +182,13 @@ func (m accuracyMeter) tcp(s competitor, rate policy.Rate) ([]float64, error) {
 	if err := s.set(m.ctx, a, oneSecond(rate)); err != nil {
 		return nil, err
 	}
-	from, to, err := a.connect(target)
+	flows, err := a.open(a.near, 1)
 	if err != nil {
 		return nil, err
 	}
-	done := make(chan struct{}, 2)
-	go func() {
-		data := make([]byte, 64<<10)
-		for {
-			if _, err := from.Write(data); err != nil { // it is closed
-				break
-			}
-		}
-		done <- struct{}{}
-	}()
-	go func() {
-		data := make([]byte, 256<<10)
-		for {
-			if _, err := to.Read(data); err != nil {
-				break
-			}
-		}
-		done <- struct{}{}
-	}()
-	samples, err := m.shares(arrived, s, rate, 3*time.Second, 1500*time.Millisecond)
-	from.Close()
-	to.Close()
-	<-done
-	<-done
-	if err != nil {
-		return nil, err
-	}
-	return samples, nil
+	defer flows.close()
+	flows[0].fill()
+	return m.shares(arrived, s, rate, 3*time.Second, 1500*time.Millisecond)
 }
 
 // shares are what arrives in each of several windows, by what the rate allows, after the first burst is over.
@@ -257,7 +203,7 @@ func (m accuracyMeter) shares(c *counter, s competitor, rate policy.Rate, settle
 		return nil, err
 	}
 	var from arrivals
-	for i := range m.windows + 1 {
+	for i := range m.rounds(5) + 1 {
 		to, err := m.most(c, rate, window/5)
 		if err != nil {
 			return nil, err
@@ -303,46 +249,20 @@ func (m accuracyMeter) most(c *counter, rate policy.Rate, while time.Duration) (
 
 // noOffload has packets sent and received as they are on a wire.
 func (a *arena) noOffload() error {
-	for _, end := range []struct {
-		namespace netns.NsHandle
-		device    string
-	}{{a.near, nearDevice}, {a.far, farDevice}} {
-		if err := in(end.namespace, func() error {
+	for device, namespace := range map[string]netns.NsHandle{nearDevice: a.near, farDevice: a.far} {
+		if err := in(namespace, func() error {
 			e, err := ethtool.NewEthtool()
 			if err != nil {
 				return err
 			}
 			defer e.Close()
-			return e.Change(end.device, map[string]bool{
+			return e.Change(device, map[string]bool{
 				"tx-tcp-segmentation": false, "tx-tcp6-segmentation": false, "tx-tcp-ecn-segmentation": false,
 				"tx-tcp-mangleid-segmentation": false, "tx-generic-segmentation": false, "rx-gro": false,
 			})
 		}); err != nil {
-			return fmt.Errorf("turn off the offloads of %s: %w", end.device, err)
+			return fmt.Errorf("turn off the offloads of %s: %w", device, err)
 		}
 	}
 	return nil
-}
-
-// connect makes a TCP connection from the near end to an address at the far one.
-func (a *arena) connect(to netip.Addr) (from, accepted net.Conn, err error) {
-	var listener net.Listener
-	if err := in(a.far, func() (err error) {
-		listener, err = net.Listen("tcp", netip.AddrPortFrom(to, farPort).String())
-		return err
-	}); err != nil {
-		return nil, nil, fmt.Errorf("listen: %w", err)
-	}
-	defer listener.Close()
-	if err := a.inNear(func() (err error) {
-		from, err = net.DialTimeout("tcp", listener.Addr().String(), 5*time.Second)
-		return err
-	}); err != nil {
-		return nil, nil, fmt.Errorf("connect: %w", err)
-	}
-	if accepted, err = listener.Accept(); err != nil {
-		from.Close()
-		return nil, nil, fmt.Errorf("accept a connection: %w", err)
-	}
-	return from, accepted, nil
 }

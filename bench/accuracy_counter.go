@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -20,37 +21,31 @@ type arrivals struct {
 	Last           uint64 // ns of the system's monotonic clock
 }
 
-// What becomes of a frame that was counted.
-const (
-	countAndNext = next
-	countAndDrop = 2 // TCX_DROP
-)
-
-// count makes the far end count what arrives.
-func (a *arena) count(then int32) (*counter, error) {
+// count makes the far end count what arrives, and then say that of it.
+func (a *arena) count(verdict int32) (*counter, error) {
 	m, err := a.newMap(ebpf.MapSpec{Name: "counts", Type: ebpf.Array, KeySize: 4, ValueSize: 24, MaxEntries: 1})
 	if err != nil {
 		return nil, err
 	}
-	return &counter{m}, a.assemble(a.far, "count",
-		asm.Mov.Reg(asm.R6, asm.R1),
-		asm.FnKtimeGetNs.Call(),
-		asm.Mov.Reg(asm.R7, asm.R0),
-		asm.StoreImm(asm.R10, -4, 0, asm.Word),
-		asm.LoadMapPtr(asm.R1, m.FD()),
-		asm.Mov.Reg(asm.R2, asm.R10),
-		asm.Add.Imm(asm.R2, -4),
-		asm.FnMapLookupElem.Call(),
-		asm.JEq.Imm(asm.R0, 0, "out"),
-		asm.LoadMem(asm.R2, asm.R6, 0, asm.Word), // skb->len
-		asm.Mov.Imm(asm.R1, 1),
-		asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
-		asm.StoreMem(asm.R0, 16, asm.R7, asm.DWord),
-		asm.Add.Imm(asm.R0, 8),
-		asm.StoreXAdd(asm.R0, asm.R2, asm.DWord),
-		asm.Mov.Imm(asm.R0, then).WithSymbol("out"),
-		asm.Return(),
-	)
+	return &counter{m}, a.assemble(a.far, "count", slices.Concat(
+		asm.Instructions{
+			asm.Mov.Reg(asm.R6, asm.R1),
+			asm.FnKtimeGetNs.Call(),
+			asm.Mov.Reg(asm.R7, asm.R0),
+			asm.StoreImm(asm.R10, -4, 0, asm.Word),
+		},
+		lookup(m, -4, "out"),
+		asm.Instructions{
+			asm.LoadMem(asm.R2, asm.R6, skbLength, asm.Word),
+			asm.Mov.Imm(asm.R1, 1),
+			asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
+			asm.StoreMem(asm.R0, 16, asm.R7, asm.DWord),
+			asm.Add.Imm(asm.R0, 8),
+			asm.StoreXAdd(asm.R0, asm.R2, asm.DWord),
+			asm.Mov.Imm(asm.R0, verdict).WithSymbol("out"),
+			asm.Return(),
+		},
+	))
 }
 
 // read returns a count of which no part is newer than the others.

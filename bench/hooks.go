@@ -5,18 +5,14 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -43,19 +39,6 @@ const (
 	hooksHosts   = "shapectl, each host"
 )
 
-// A build of shapectl is measured in turn with others.
-type build struct {
-	binary string
-	name   string // "" for that of these sources
-}
-
-func (b build) subject(what string) string {
-	if b.name != "" {
-		return what + ", build " + b.name
-	}
-	return what
-}
-
 // How many devices another build is measured with at the most: one that keeps maps for each
 // hook needs 100 ms and, with buckets for each host, 130 MiB for each device.
 const (
@@ -69,87 +52,62 @@ const expedited = "/sys/kernel/rcu_expedited"
 // A hookSize is a number of devices, and how often it is measured.
 type hookSize struct{ devices, rounds int }
 
-func hooks(ctx context.Context, o options) (results []Result, err error) {
-	commands, memory, fresh := []hookSize{{20, 7}, {200, 5}, {500, 5}}, []hookSize{{20, 5}, {1000, 5}}, 20
+func hooks(ctx context.Context, o options) (err error) {
+	commands, memory, fresh := []hookSize{{20, 7}, {200, 5}, {500, 5}}, []hookSize{{0, 7}, {20, 5}, {1000, 5}}, 20
 	if o.quick {
-		commands, memory, fresh = []hookSize{{20, 3}}, []hookSize{{20, 3}}, 4
+		commands, memory, fresh = commands[:1], memory[:2], 4
 	}
-	dir, err := os.MkdirTemp("", "bench-hooks-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
 	relaxed := readLine(expedited) == "0"
 	defer func() {
 		if err != nil && relaxed { // a command that was killed may have left it at 1, and its mark went with the arena
 			os.WriteFile(expedited, []byte("0"), 0)
 		}
 	}()
-	binary, err := buildCommand(ctx, dir)
-	if err != nil {
-		return nil, err
-	}
-	builds := []build{{binary: binary}}
-	if o.other != "" {
-		builds = append(builds, build{o.other, strings.TrimPrefix(filepath.Base(o.other), "shapectl-")})
-	}
-	watchTime := fmt.Sprintf(hooksWatch, fresh)
-	tables := []struct {
-		title, unit string
-		subjects    []string
-	}{
-		{hooksTime, unitSeconds, []string{hooksFirst, hooksRates, hooksAgain, hooksSet, hooksFlush}},
-		{watchTime, unitSeconds, []string{hooksWatched}},
-		{hooksMemory, unitMiB, []string{hooksShared, hooksHosts}},
-	}
-	all := map[int]samples{} // by number of devices
-	for _, part := range []struct {
-		what      string
-		mostOther int
-		sizes     []hookSize
-		round     func(context.Context, build, manyDevices, samples) error
-	}{
-		{"commands", mostOtherCommands, commands, commandRound},
-		{"watch, memory", mostOtherMemory, append([]hookSize{{0, 7}}, memory...), memoryRound},
-	} {
-		for _, size := range part.sizes {
-			o.say("  %s: %s devices", part.what, count(size.devices))
-			if all[size.devices] == nil {
-				all[size.devices] = samples{}
-			}
-			for range o.rounds(size.rounds) {
-				for _, b := range builds {
-					if b.name != "" && size.devices > part.mostOther {
-						continue
-					}
-					d := manyDevices{dir: dir, devices: size.devices, fresh: fresh, watchTime: watchTime}
-					if err := part.round(ctx, b, d, all[size.devices]); err != nil {
-						return nil, fmt.Errorf("%s, %d devices: %w", b.subject(part.what), size.devices, err)
+	return withCommand(ctx, func(dir, binary string) error {
+		builds := []manyDevices{{options: o, binary: binary, dir: dir, fresh: fresh}}
+		if o.other != "" {
+			build := ", build " + strings.TrimPrefix(filepath.Base(o.other), "shapectl-")
+			builds = append(builds, manyDevices{options: o, binary: o.other, build: build, dir: dir, fresh: fresh})
+		}
+		for _, part := range []struct {
+			what      string
+			mostOther int
+			sizes     []hookSize
+			round     func(manyDevices, context.Context) error
+		}{
+			{"commands", mostOtherCommands, commands, manyDevices.commands},
+			{"watch, memory", mostOtherMemory, memory, manyDevices.watchAndMemory},
+		} {
+			for _, size := range part.sizes {
+				o.say("  %s: %s devices", part.what, count(size.devices))
+				for range o.rounds(size.rounds) {
+					for _, m := range builds {
+						if m.devices = size.devices; m.build != "" && m.devices > part.mostOther {
+							continue
+						}
+						if err := part.round(m, ctx); err != nil {
+							return fmt.Errorf("%s%s, %d devices: %w", part.what, m.build, m.devices, err)
+						}
 					}
 				}
 			}
 		}
-	}
-	for _, t := range tables {
-		for _, devices := range slices.Sorted(maps.Keys(all)) {
-			for _, subject := range t.subjects {
-				for _, b := range builds {
-					if taken := all[devices][t.title][b.subject(subject)]; taken != nil {
-						results = append(results, newResult(t.title+": "+count(devices), b.subject(subject), t.unit, taken))
-					}
-				}
-			}
-		}
-	}
-	return results, nil
+		return nil
+	})
 }
 
-// manyDevices are what a round limits.
+// manyDevices are what a round limits, by a build of shapectl that takes turns with others.
 type manyDevices struct {
-	dir       string // for files
-	devices   int    // that there are before a command
-	fresh     int    // that appear under `watch`
-	watchTime string // the table of that
+	options
+	binary  string
+	build   string // what stands behind its subjects: "" for that of these sources
+	dir     string // for files
+	devices int    // that there are before a command
+	fresh   int    // that appear under `watch`
+}
+
+func (m manyDevices) add(table, subject, unit string, sample float64) {
+	m.options.add(table+": "+count(m.devices), subject+m.build, unit, "", sample)
 }
 
 // newArena makes an arena with so many devices.
@@ -158,7 +116,7 @@ func (m manyDevices) newArena(ctx context.Context) (*arena, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := a.inNear(func() error { return addPairs("dev", m.devices) }); err != nil {
+	if err := in(a.near, func() error { return addPairs("dev", m.devices) }); err != nil {
 		a.Close()
 		return nil, err
 	}
@@ -168,10 +126,8 @@ func (m manyDevices) newArena(ctx context.Context) (*arena, error) {
 // addPairs adds veth devices to the namespace of the calling thread, two of which are a pair each.
 func addPairs(prefix string, devices int) error {
 	for i := 0; i < devices; i += 2 {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = prefix + strconv.Itoa(i)
-		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: prefix + strconv.Itoa(i+1)}); err != nil {
-			return fmt.Errorf("add a veth pair: %w", err)
+		if err := addVeth(prefix+strconv.Itoa(i), prefix+strconv.Itoa(i+1), nil); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -196,8 +152,8 @@ func (m manyDevices) write(rules int, rate policy.Rate, each policy.EachKind) (f
 	return file, writePolicy(file, tables...)
 }
 
-// commandRound takes the time of each command once, with a rule in each direction.
-func commandRound(ctx context.Context, b build, m manyDevices, s samples) error {
+// commands takes the time of each command once, with a rule in each direction.
+func (m manyDevices) commands(ctx context.Context) error {
 	const rate = 10_000_000
 	file, err := m.write(1, rate, policy.EachAll)
 	if err != nil {
@@ -223,33 +179,25 @@ func commandRound(ctx context.Context, b build, m manyDevices, s samples) error 
 		{hooksSet, []string{"set", "dev0", "egress", "10.0.0.0/8", "--rate", "7777kbit"}},
 		{hooksFlush, []string{"flush", "--all"}},
 	} {
-		took, _, err := a.command(ctx, b.binary, 0, step.args...)
+		took, _, err := a.command(ctx, m.binary, 0, step.args...)
 		if err != nil {
 			return err
 		}
-		s.add(hooksTime, b.subject(step.subject), took)
+		m.add(hooksTime, step.subject, unitSeconds, took)
 	}
 	return nil
 }
 
-// memoryRound takes the memory of two rules in each direction once, and how long new
+// watchAndMemory takes the memory of two rules in each direction once, and how long new
 // devices beside them wait for theirs.
-func memoryRound(ctx context.Context, b build, m manyDevices, s samples) error {
-	for _, way := range []struct {
-		subject string
-		each    policy.EachKind
-	}{{hooksShared, policy.EachAll}, {hooksHosts, policy.EachHost}} {
-		if m.devices == 0 && way.each == policy.EachHost {
-			continue
-		}
-		if err := m.memory(ctx, b, way.subject, way.each, s); err != nil {
-			return err
-		}
+func (m manyDevices) watchAndMemory(ctx context.Context) error {
+	if err := m.memory(ctx, hooksShared, policy.EachAll); err != nil || m.devices == 0 {
+		return err
 	}
-	return nil
+	return m.memory(ctx, hooksHosts, policy.EachHost)
 }
 
-func (m manyDevices) memory(ctx context.Context, b build, subject string, each policy.EachKind, s samples) error {
+func (m manyDevices) memory(ctx context.Context, subject string, each policy.EachKind) error {
 	a, err := m.newArena(ctx)
 	if err != nil {
 		return err
@@ -261,72 +209,75 @@ func (m manyDevices) memory(ctx context.Context, b build, subject string, each p
 			return err
 		}
 		before := settledMemory()
-		if _, _, err := a.command(ctx, b.binary, 0, "apply", file); err != nil {
+		if _, _, err := a.command(ctx, m.binary, 0, "apply", file); err != nil {
 			return err
 		}
-		s.add(hooksMemory, b.subject(subject), settledMemory()-before)
+		m.add(hooksMemory, subject, unitMiB, settledMemory()-before)
 	}
 	if each == policy.EachAll {
-		took, err := m.watch(ctx, a, b.binary)
-		if err != nil {
+		if err := m.watch(ctx, a); err != nil {
 			return err
 		}
-		s.add(m.watchTime, b.subject(hooksWatched), took)
 	}
-	_, _, err = a.command(ctx, b.binary, 0, "flush", "--all") // the kernel alone would detach each hook slowly
+	_, _, err = a.command(ctx, m.binary, 0, "flush", "--all") // the kernel alone would detach each hook slowly
 	return err
 }
 
 // watchPatience is how long devices may wait for their rules.
 const watchPatience = 2 * time.Minute
 
-// watch starts `shapectl watch` and adds new devices. It returns the seconds until all
+// watch starts `shapectl watch` and adds new devices. It takes the time until all
 // have their rules, from before the first of them was there.
-func (m manyDevices) watch(ctx context.Context, a *arena, binary string) (took float64, err error) {
+func (m manyDevices) watch(ctx context.Context, a *arena) error {
 	file := filepath.Join(m.dir, "watch.yaml")
-	if err := os.WriteFile(file, []byte("devices:\n  new*:\n    egress: {10.0.0.0/8: 5mbit}\n    ingress: {10.0.0.0/8: 5mbit}\n"), 0o600); err != nil {
-		return 0, err
+	text := "devices:\n  new*:\n    egress: {10.0.0.0/8: 5mbit}\n    ingress: {10.0.0.0/8: 5mbit}\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		return err
 	}
 	socket := filepath.Join(m.dir, "notify")
 	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer os.Remove(socket)
 	defer manager.Close()
 	ctx, stop := context.WithTimeout(ctx, watchPatience)
-	cmd := exec.CommandContext(ctx, binary, "watch", file)
+	defer stop()
+	cmd := a.shapectlCommand(ctx, m.binary, "watch", file)
 	cmd.Cancel = func() error { return cmd.Process.Signal(unix.SIGTERM) }
-	cmd.Env = append(os.Environ(), "SHAPECTL_BPFFS="+a.bpffs, "NOTIFY_SOCKET="+socket)
+	cmd.Env = append(cmd.Env, "NOTIFY_SOCKET="+socket)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	stdout, err := cmd.StdoutPipe()
-	if err == nil {
-		err = a.inNear(cmd.Start)
-	}
 	if err != nil {
-		stop()
-		return 0, err
+		return err
 	}
-	defer cmd.Wait()
-	defer stop()
+	if err := in(a.near, cmd.Start); err != nil {
+		return err
+	}
+	end := func() {
+		stop()
+		cmd.Wait()
+	}
+	defer end()
 	if err := manager.SetReadDeadline(time.Now().Add(watchPatience)); err != nil {
-		return 0, err
+		return err
 	}
 	if _, err := manager.Read(make([]byte, 100)); err != nil {
-		return 0, fmt.Errorf("%s does not get ready: %w", cmd, err)
+		return fmt.Errorf("%s does not get ready: %w", cmd, err)
 	}
 	start := time.Now()
-	if err := a.inNear(func() error { return addPairs("new", m.fresh) }); err != nil {
-		return 0, err
+	if err := in(a.near, func() error { return addPairs("new", m.fresh) }); err != nil {
+		return err
 	}
 	lines := bufio.NewScanner(stdout)
 	for told := range 2 * m.fresh { // a line for each direction
 		if !lines.Scan() {
-			stop()
-			cmd.Wait()
-			return 0, fmt.Errorf("%s: told of %d directions of devices, not of %d: %.300s", cmd, told, 2*m.fresh, bytes.TrimSpace(stderr.Bytes()))
+			end() // then all of stderr is there
+			return fmt.Errorf("%s: told of %d directions of devices, not of %d: %.300s",
+				cmd, told, 2*m.fresh, bytes.TrimSpace(stderr.Bytes()))
 		}
 	}
-	return time.Since(start).Seconds(), nil
+	m.add(fmt.Sprintf(hooksWatch, m.fresh), hooksWatched, unitSeconds, time.Since(start).Seconds())
+	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -52,15 +53,24 @@ func readLine(path string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// cpuInfo is what /proc/cpuinfo says of the first CPU; empty where it does not.
-func cpuInfo(what string) string {
-	data, _ := os.ReadFile("/proc/cpuinfo")
+// cpuInfo is what is said of the first CPU.
+func cpuInfo(what string) string { return readField("/proc/cpuinfo", what) }
+
+// readField is the first value of that name in a file of names and values; empty where there is none.
+func readField(path, name string) string {
+	data, _ := os.ReadFile(path)
 	for line := range strings.Lines(string(data)) {
-		if name, value, _ := strings.Cut(line, ":"); strings.TrimSpace(name) == what {
+		if found, value, _ := strings.Cut(line, ":"); strings.TrimSpace(found) == name {
 			return strings.TrimSpace(value)
 		}
 	}
 	return ""
+}
+
+// readMiB is a value in kB of such a file; 0 where there is none.
+func readMiB(path, name string) float64 {
+	kib, _ := strconv.ParseFloat(strings.TrimSuffix(readField(path, name), " kB"), 64)
+	return kib / 1024
 }
 
 // caches are those of the first CPU that hold data, nearest first.

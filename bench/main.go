@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -22,10 +21,11 @@ import (
 
 // options are what every suite goes by.
 type options struct {
-	quick bool      // only show that it runs: few rounds, small sizes, every figure
-	only  string    // how names of subjects begin, with semicolons in between, where a suite can leave others out
-	other string    // another build of the command, which the suite hooks measures, too; "" for none
-	log   io.Writer // what is being done, a line each
+	quick  bool        // only show that it runs: few rounds, small sizes, every figure
+	only   string      // how names of subjects begin, with semicolons in between, where a suite can leave others out
+	other  string      // another build of the command, which the suite hooks measures, too; "" for none
+	log    io.Writer   // what is being done, a line each
+	report func(taken) // takes samples down
 }
 
 // say tells the user what is being done, as a run takes minutes.
@@ -41,23 +41,35 @@ func (o options) rounds(full int) int {
 	return full
 }
 
-// A suite measures, and cleans up after itself also when ctx is cancelled.
-type suite func(ctx context.Context, o options) ([]Result, error)
+// add reports samples of a figure; that there are none is said of it, too.
+func (o options) add(name, subject, unit, note string, samples ...float64) {
+	o.report(taken{name, subject, unit, note, samples})
+}
 
-// suites are in the order in which they run and are reported.
-var suites = []struct {
+// chosen reports whether a subject is to be measured.
+func (o options) chosen(subject string) bool {
+	return slices.ContainsFunc(strings.Split(o.only, ";"), func(begin string) bool { return strings.HasPrefix(subject, begin) })
+}
+
+// A suite measures, and cleans up after itself also when ctx is cancelled.
+type suite struct {
 	name  string
 	title string
-	run   suite
-}{
-	{"program", "What a program costs", program},
-	{"traffic", "What a packet costs on a veth pair", traffic},
-	{"instructions", "What a packet costs in instructions", instructions},
-	{"accuracy", "How near to the rate", accuracy},
-	{"queue", "Holding back instead of dropping", queue},
-	{"setup", "Setting up and changing rules", setup},
-	{"policy", "Whole policies on the command line", policies},
-	{"hooks", "Rules on many devices", hooks},
+	here  func(ctx context.Context, o options) error // on this machine; nil if nothing
+	guest func(ctx context.Context, o options) error // in a guest; nil if nothing
+	how   []string                                   // options of guest.sh for that
+}
+
+// suites are in the order in which they run and are reported.
+var suites = []suite{
+	{name: "program", title: "What a program costs", here: program},
+	{name: "traffic", title: "What a packet costs on a veth pair", here: traffic},
+	{name: "instructions", title: "What a packet costs in instructions", guest: instructions, how: []string{"-i"}},
+	{name: "accuracy", title: "How near to the rate", here: accuracy, guest: guestAccuracy, how: []string{"-c", "2"}},
+	{name: "queue", title: "Holding back instead of dropping", guest: queue, how: []string{"-i", "-t", "3600"}},
+	{name: "setup", title: "Setting up and changing rules", here: setup},
+	{name: "policy", title: "Whole policies on the command line", here: policies},
+	{name: "hooks", title: "Rules on many devices", here: hooks},
 }
 
 func main() {
@@ -73,13 +85,18 @@ func main() {
 func run(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	only := flags.String("suite", "", "suites to run, with commas between them (default: all)")
-	quick := flags.Bool("quick", false, "only show that every suite runs: seconds instead of minutes, figures that mean little")
-	docs := flags.String("o", "", "folder for benchmarks.md, benchmarks.json and charts; with -suite, the other suites' figures there are kept")
+	quick := flags.Bool("quick", false,
+		"only show that every suite runs: seconds instead of minutes, figures that mean little")
+	docs := flags.String("o", "",
+		"folder for benchmarks.md, benchmarks.json and charts; with -suite, the other suites' figures there are kept")
 	render := flags.Bool("render", false, "run nothing: write benchmarks.md and charts anew from benchmarks.json")
 	load := flags.String("load", "", "load rules, print what that took, and end: what the suite setup runs")
-	subjects := flags.String("only", "", "in the suites traffic, instructions, accuracy and queue, only subjects whose names begin like this, or like one of several with semicolons in between")
-	other := flags.String("other", "", "path of another build of shapectl, which the suite hooks measures, too, in turn with this one")
-	task := flags.String("guest", "", "measure this in a virtual machine and print the figures: what the suites instructions, accuracy and queue run")
+	subjects := flags.String("only", "", "in the suites traffic, instructions, accuracy and queue, "+
+		"only subjects whose names begin like this, or like one of several with semicolons in between")
+	other := flags.String("other", "",
+		"path of another build of shapectl, which the suite hooks measures, too, in turn with this one")
+	task := flags.String("guest", "", "measure this in a virtual machine and print the figures: "+
+		"what the suites instructions, accuracy and queue run")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -87,11 +104,7 @@ func run(ctx context.Context, args []string) error {
 		return guest(ctx, *task, os.Stdout)
 	}
 	if *load != "" {
-		var l loading
-		if err := json.Unmarshal([]byte(*load), &l); err != nil {
-			return fmt.Errorf("-load %s: %w", *load, err)
-		}
-		return l.run(os.Stdout)
+		return loadRules(*load, os.Stdout)
 	}
 	if *render {
 		r, err := readReport(*docs)
@@ -125,13 +138,24 @@ func run(ctx context.Context, args []string) error {
 		}
 		start := time.Now()
 		o.say("%s: %s", s.name, s.title)
-		results, err := s.run(ctx, o)
+		var all []taken
+		o.report = func(t taken) {
+			all = append(all, t)
+			if s.guest != nil { // where each one takes long
+				median, _, _ := summarize(t.Samples)
+				o.say("  %s, %s: %.6g %s", t.Case, t.Subject, median, t.Unit)
+			}
+		}
+		if s.here != nil {
+			err = s.here(ctx, o)
+		}
+		if err == nil && s.guest != nil {
+			err = inGuest(ctx, o, guestTask{s.name, o.only, o.quick}, s.how)
+		}
 		if err != nil {
 			return fmt.Errorf("suite %s: %w", s.name, err)
 		}
-		for i := range results {
-			results[i].Suite = s.name
-		}
+		results := resultsOf(s.name, all)
 		r.Runs[s.name], r.Results = this, append(r.Results, results...)
 		o.say("%s: %d figures in %v", s.name, len(results), time.Since(start).Round(time.Second))
 	}

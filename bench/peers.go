@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/cilium/ebpf/asm"
 
@@ -37,47 +38,46 @@ func shapectl(algorithm policy.Algorithm, each policy.EachKind, mode loader.Mode
 		name += ", clsact"
 	}
 	return competitor{name: name, set: func(_ context.Context, a *arena, l limit) error {
-		return a.limitPrefixes(mode, l, policy.Rule{Algorithm: algorithm, Each: policy.Each{Kind: each}}, everything, everything6)
+		rule := policy.Rule{Rate: l.rate, Capacity: l.capacity, Algorithm: algorithm, Each: policy.Each{Kind: each}}
+		return a.putRules(mode, rule, everything, everything6)
 	}}
 }
 
 // emptyTCX does what any tcx program must, and clockTCX what any meter must.
 var (
-	emptyTCX = competitor{name: emptyProgram, set: onward("empty")}
-	clockTCX = competitor{name: clockProgram, set: onward("clock", asm.FnKtimeGetNs.Call())}
+	emptyTCX = competitor{name: emptyProgram, set: onward("empty", nil)}
+	clockTCX = competitor{name: clockProgram, set: onward("clock", readClock())}
 )
 
 // onward attaches a program that does that and lets the packet go on.
-func onward(name string, instructions ...asm.Instruction) func(context.Context, *arena, limit) error {
+func onward(name string, code asm.Instructions) func(context.Context, *arena, limit) error {
 	return func(_ context.Context, a *arena, _ limit) error {
-		return a.assemble(a.near, name, append(instructions, asm.Mov.Imm(asm.R0, next), asm.Return())...)
+		return a.assemble(a.near, name, slices.Concat(code, exit()))
 	}
 }
 
-// police is the action behind the leanest classifier.
-var police = competitor{name: "tc police", set: func(ctx context.Context, a *arena, l limit) error {
-	return a.tc(ctx, `qdisc add dev %s clsact
-filter add dev %[1]s egress matchall action police rate %dbit burst %d conform-exceed drop/ok
-`, nearDevice, uint64(l.rate), l.capacity)
-}}
-
-var tbf = competitor{name: "TBF", set: func(ctx context.Context, a *arena, l limit) error {
-	return a.tc(ctx, "qdisc add dev %s root tbf rate %dbit burst %d latency 50ms\n", nearDevice, uint64(l.rate), l.capacity)
-}}
-
-var htb = competitor{name: "HTB with 1 class", set: func(ctx context.Context, a *arena, l limit) error {
-	return a.tc(ctx, `qdisc add dev %s root handle 1: htb default 1
-class add dev %[1]s parent 1: classid 1:1 htb rate %dbit burst %d cburst %[3]d quantum 1514
-`, nearDevice, uint64(l.rate), l.capacity)
-}}
-
-// cake without the isolation of flows, which the others do not have either.
-var cake = competitor{
-	name: "CAKE", note: "besteffort flowblind; it has no burst",
-	set: func(ctx context.Context, a *arena, l limit) error {
-		return a.tc(ctx, "qdisc add dev %s root cake bandwidth %dbit besteffort flowblind\n", nearDevice, uint64(l.rate))
-	},
+// byTC sets a limiter up by commands of tc, where %[1]s is the device, %[2]d the rate in bit/s and %[3]d the burst in bytes.
+func byTC(commands string) func(context.Context, *arena, limit) error {
+	return func(ctx context.Context, a *arena, l limit) error {
+		return a.tc(ctx, fmt.Sprintf(commands, nearDevice, uint64(l.rate), l.capacity))
+	}
 }
+
+var (
+	// police is the action behind the leanest classifier.
+	police = competitor{name: "tc police", set: byTC(`qdisc add dev %[1]s clsact
+filter add dev %[1]s egress matchall action police rate %[2]dbit burst %[3]d conform-exceed drop/ok
+`)}
+	tbf = competitor{name: "TBF", set: byTC("qdisc add dev %[1]s root tbf rate %[2]dbit burst %[3]d latency 50ms\n")}
+	htb = competitor{name: "HTB with 1 class", set: byTC(`qdisc add dev %[1]s root handle 1: htb default 1
+class add dev %[1]s parent 1: classid 1:1 htb rate %[2]dbit burst %[3]d cburst %[3]d quantum 1514
+`)}
+	// cake without the isolation of flows, which the others do not have either.
+	cake = competitor{
+		name: "CAKE", note: "besteffort flowblind; it has no burst",
+		set: byTC("qdisc add dev %[1]s root cake bandwidth %[2]dbit besteffort flowblind\n"),
+	}
+)
 
 // The netdev hook is the earliest that nft has, and spares a packet all other chains.
 const nftNote = "counts the headers of what TCP hands down in one piece once; its burst is a second's worth at least"
@@ -103,22 +103,26 @@ func (a *arena) nft(ctx context.Context, declarations, rule string) error {
 `, declarations, nearDevice, rule), "nft", "-f", "-")
 }
 
-// leastHashlimit is what hashlimit accepts for a burst at least: what comes in a second, in its own steps.
-func leastHashlimit(l limit) uint64 { return max(l.capacity, uint64(l.rate)/8*21/20+64) }
+// iptables is the one whose own code a packet meets, and not that of nft.
+const iptables = "iptables-legacy"
 
-// The raw table is the first that a packet meets.
-func hashlimit(iptables, mode string) competitor {
-	name, options := "hashlimit", []string(nil)
-	if mode != "" {
-		name, options = "hashlimit, each host", []string{"--hashlimit-mode", mode}
+const hashlimitNote = iptables + "; counts IP bytes in steps of 16, and " + nftNote
+
+var (
+	hashlimitAll  = competitor{name: "hashlimit", uncounted: ethernetBytes, note: hashlimitNote, set: hashlimit()}
+	hashlimitHost = competitor{
+		name: "hashlimit, each host", uncounted: ethernetBytes, note: hashlimitNote, set: hashlimit("--hashlimit-mode", "dstip"),
 	}
-	return competitor{
-		name: name, uncounted: 14, note: iptables + "; counts IP bytes in steps of 16, and " + nftNote,
-		set: func(ctx context.Context, a *arena, l limit) error {
-			return a.run(ctx, "", iptables, append([]string{
-				"-t", "raw", "-A", "OUTPUT", "-o", nearDevice, "-m", "hashlimit", "--hashlimit-name", "limits",
-				"--hashlimit-above", fmt.Sprintf("%db/s", l.rate/8), "--hashlimit-burst", fmt.Sprintf("%db", leastHashlimit(l)), "-j", "DROP",
-			}, options...)...)
-		},
+)
+
+// hashlimit sets one up in the raw table, the first that a packet meets. It accepts
+// no burst below what comes in a second, in its own steps.
+func hashlimit(options ...string) func(context.Context, *arena, limit) error {
+	return func(ctx context.Context, a *arena, l limit) error {
+		burst := max(l.capacity, uint64(l.rate)/8*21/20+64)
+		return a.run(ctx, "", iptables, slices.Concat([]string{
+			"-t", "raw", "-A", "OUTPUT", "-o", nearDevice, "-m", "hashlimit", "--hashlimit-name", "limits",
+			"--hashlimit-above", fmt.Sprintf("%db/s", l.rate/8), "--hashlimit-burst", fmt.Sprintf("%db", burst), "-j", "DROP",
+		}, options)...)
 	}
 }

@@ -1,17 +1,15 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"runtime"
-	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -20,8 +18,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
-
-	"github.com/shapectl/shapectl/pkg/loader"
 )
 
 // The two devices of an arena, and who is where.
@@ -68,27 +64,42 @@ func newArena(ctx context.Context) (_ *arena, err error) {
 	if a.far, err = a.newNamespace(); err != nil {
 		return nil, err
 	}
-	if err := a.inNear(func() error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = nearDevice
-		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: farDevice, PeerNamespace: netlink.NsFd(a.far)})
-	}); err != nil {
-		return nil, fmt.Errorf("make a veth pair: %w", err)
+	if err := in(a.near, func() error { return addVeth(nearDevice, farDevice, netlink.NsFd(a.far)) }); err != nil {
+		return nil, err
 	}
 	if err := in(a.far, func() error {
 		return address(farDevice, append(farAddrs, netip.PrefixFrom(target, 32), netip.PrefixFrom(target6, 128)), nearAddrs)
 	}); err != nil {
 		return nil, err
 	}
-	if err := a.inNear(func() error {
+	if err := in(a.near, func() error {
 		if err := address(nearDevice, nearAddrs, farAddrs); err != nil {
 			return err
 		}
-		return routeAll(nearDevice, farAddrs...)
+		return routeAll(nearDevice, 0, farAddrs...)
 	}); err != nil {
 		return nil, err
 	}
-	return a, waitUp(ctx, place{a.near, nearDevice}, place{a.far, farDevice})
+	return a, errors.Join(waitUp(ctx, a.near, nearDevice), waitUp(ctx, a.far, farDevice))
+}
+
+// addVeth adds a pair of devices to the namespace of the calling thread; the peer to another one, unless that is nil.
+func addVeth(name, peer string, peerNamespace any) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: peer, PeerNamespace: peerNamespace}); err != nil {
+		return fmt.Errorf("add the veth pair %s, %s: %w", name, peer, err)
+	}
+	return nil
+}
+
+// lookUp finds a device in the namespace of the calling thread.
+func lookUp(device string) (netlink.Link, error) {
+	l, err := netlink.LinkByName(device)
+	if err != nil {
+		return nil, fmt.Errorf("look up device %s: %w", device, err)
+	}
+	return l, nil
 }
 
 // mountBPFFS mounts a bpffs on nothing: it is there for as long as its descriptor is open.
@@ -105,7 +116,7 @@ func (a *arena) mountBPFFS() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	a.add(descriptor(mount))
+	a.keep(descriptor(mount))
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), mount), nil
 }
 
@@ -126,16 +137,16 @@ func (a *arena) newNamespace() (handle netns.NsHandle, err error) {
 		return nil
 	})
 	if err == nil {
-		a.add(descriptor(handle))
+		a.keep(descriptor(handle))
 	}
 	return handle, err
 }
 
 // address sets a device up with its addresses; the others' need not be asked for.
 func address(device string, own, others []netip.Prefix) error {
-	l, err := netlink.LinkByName(device)
+	l, err := lookUp(device)
 	if err != nil {
-		return fmt.Errorf("look up device %s: %w", device, err)
+		return err
 	}
 	if err := netlink.LinkSetHardwareAddr(l, hardwareAddr(own[0])); err != nil {
 		return fmt.Errorf("give %s its hardware address: %w", device, err)
@@ -165,60 +176,44 @@ func hardwareAddr(p netip.Prefix) net.HardwareAddr {
 	return net.HardwareAddr{0x02, 0, 0, 0, 0, ip[3]}
 }
 
-// routeAll routes all addresses by way of those, which are beyond a device.
-func routeAll(device string, via ...netip.Prefix) error {
-	l, err := netlink.LinkByName(device)
+// routeAll routes all addresses by way of those, which are beyond a device. TCP begins
+// with a window of so many segments there, or with the usual one if that is 0.
+func routeAll(device string, segments int, via ...netip.Prefix) error {
+	l, err := lookUp(device)
 	if err != nil {
 		return err
 	}
 	for _, p := range via {
 		all := &net.IPNet{IP: make(net.IP, p.Addr().BitLen()/8), Mask: net.CIDRMask(0, p.Addr().BitLen())}
-		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: all, Gw: p.Addr().AsSlice()}); err != nil {
+		route := netlink.Route{LinkIndex: l.Attrs().Index, Dst: all, Gw: p.Addr().AsSlice(), InitCwnd: segments}
+		if err := netlink.RouteReplace(&route); err != nil {
 			return fmt.Errorf("route by way of %v: %w", p, err)
 		}
 	}
 	return nil
 }
 
-// A place is a device in its namespace.
-type place struct {
-	namespace netns.NsHandle
-	device    string
-}
-
 // upTime is far more than the kernel takes to notice that a device is up.
 const upTime = 30 * time.Second
 
-// waitUp waits until a pair sends: the kernel drops packets until it has noticed that both ends are up.
-func waitUp(ctx context.Context, ends ...place) error {
+// waitUp waits until a device sends: the kernel drops packets until it has noticed that both ends of a pair are up.
+func waitUp(ctx context.Context, namespace netns.NsHandle, device string) error {
 	ctx, stop := context.WithTimeout(ctx, upTime)
 	defer stop()
-	for _, end := range ends {
+	return in(namespace, func() error {
 		for {
-			var state netlink.LinkOperState
-			if err := in(end.namespace, func() error {
-				l, err := netlink.LinkByName(end.device)
-				if err == nil {
-					state = l.Attrs().OperState
-				}
+			l, err := lookUp(device)
+			if err != nil || l.Attrs().OperState == netlink.OperUp {
 				return err
-			}); err != nil {
-				return err
-			}
-			if state == netlink.OperUp {
-				break
 			}
 			if err := sleep(ctx, time.Millisecond); err != nil {
-				return fmt.Errorf("wait for %s to be up: %w", end.device, err)
+				return fmt.Errorf("wait for %s to be up: %w", device, err)
 			}
 		}
-	}
-	return nil
+	})
 }
 
-// inNear runs f on a thread in the near namespace.
-func (a *arena) inNear(f func() error) error { return in(a.near, f) }
-
+// in runs f on a thread in a namespace.
 func in(namespace netns.NsHandle, f func() error) error {
 	return aside(func() error {
 		if err := netns.Set(namespace); err != nil {
@@ -246,19 +241,14 @@ func (a *arena) run(ctx context.Context, input, name string, args ...string) err
 // runIn runs a command in a namespace, with that on its standard input.
 func runIn(ctx context.Context, namespace netns.NsHandle, input, name string, args ...string) error {
 	return in(namespace, func() error {
-		var output bytes.Buffer
-		c := exec.CommandContext(ctx, name, args...)
-		c.Stdin, c.Stdout, c.Stderr = strings.NewReader(input), &output, &output
-		if err := c.Run(); err != nil {
-			return fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, bytes.TrimSpace(output.Bytes()))
-		}
-		return nil
+		_, err := runCommand(ctx, input, io.Discard, name, args...)
+		return err
 	})
 }
 
 // tc runs commands of tc in the near namespace, one a line.
-func (a *arena) tc(ctx context.Context, format string, args ...any) error {
-	return a.run(ctx, fmt.Sprintf(format, args...), "tc", "-batch", "-")
+func (a *arena) tc(ctx context.Context, commands string) error {
+	return a.run(ctx, commands, "tc", "-batch", "-")
 }
 
 // attach puts a program on tcx, in the near end's egress or the far end's ingress.
@@ -268,22 +258,22 @@ func (a *arena) attach(end netns.NsHandle, p *ebpf.Program) error {
 		device, hook = farDevice, ebpf.AttachTCXIngress
 	}
 	return in(end, func() error {
-		l, err := netlink.LinkByName(device)
+		l, err := lookUp(device)
 		if err != nil {
-			return fmt.Errorf("look up device %s: %w", device, err)
+			return err
 		}
 		on, err := link.AttachTCX(link.TCXOptions{Interface: l.Attrs().Index, Program: p, Attach: hook})
 		if err != nil {
 			return fmt.Errorf("attach a program to %s: %w", device, err)
 		}
-		a.add(on)
+		a.keep(on)
 		return nil
 	})
 }
 
 // assemble attaches a program of those instructions.
-func (a *arena) assemble(end netns.NsHandle, name string, code ...asm.Instruction) error {
-	p, err := a.program(name, code...)
+func (a *arena) assemble(end netns.NsHandle, name string, code asm.Instructions) error {
+	p, err := a.program(name, code)
 	if err != nil {
 		return err
 	}
@@ -292,26 +282,32 @@ func (a *arena) assemble(end netns.NsHandle, name string, code ...asm.Instructio
 
 // sink makes the far end drop what arrives, as early as any end can.
 func (a *arena) sink() error {
-	const drop = 2 // TCX_DROP
-	return a.assemble(a.far, "sink", asm.Mov.Imm(asm.R0, drop), asm.Return())
+	return a.assemble(a.far, "sink", asm.Instructions{asm.Mov.Imm(asm.R0, drop), asm.Return()})
+}
+
+// socket opens a socket in a namespace.
+func (a *arena) socket(namespace netns.NsHandle, family, kind, protocol int) (fd int, err error) {
+	err = in(namespace, func() (err error) {
+		fd, err = unix.Socket(family, kind|unix.SOCK_CLOEXEC, protocol)
+		return err
+	})
+	if err != nil {
+		return -1, fmt.Errorf("make a socket: %w", err)
+	}
+	a.keep(descriptor(fd))
+	return fd, nil
 }
 
 // sent is how many packets have left the near end.
 func (a *arena) sent() (packets uint64, err error) {
-	err = a.inNear(func() error {
-		l, err := netlink.LinkByName(nearDevice)
-		if err != nil {
-			return fmt.Errorf("look up device %s: %w", nearDevice, err)
+	err = in(a.near, func() error {
+		l, err := lookUp(nearDevice)
+		if err == nil {
+			packets = l.Attrs().Statistics.TxPackets
 		}
-		packets = l.Attrs().Statistics.TxPackets
-		return nil
+		return err
 	})
 	return packets, err
-}
-
-// pins is where shapectl is to keep what it attaches in this arena.
-func (a *arena) pins(mode loader.Mode) loader.Options {
-	return loader.Options{BPFFS: a.bpffs, Mode: mode}
 }
 
 // sleep waits for so long, or until ctx is cancelled.

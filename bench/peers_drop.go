@@ -4,28 +4,28 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"time"
 
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // newDroppingLane sets a limiter up such that a tenth of what is sent passes.
 // The rate for that follows from how fast the sender is, which follows from
-// what a drop costs: it is found by trying, from what a packet takes about, with
-// so many packets a try. The share may be off by tolerance times what it is to
-// be, and by once more for each try: on a noisy machine the sender's speed changes between them.
-func newDroppingLane(ctx context.Context, s competitor, to netip.Addr, settle time.Duration, nanoseconds float64, packets int, tolerance float64) (*lane, error) {
+// what a drop costs: it is found by trying, from what a packet takes about. The
+// share may be off by tolerance times what it is to be, and by once more for
+// each try: on a noisy machine the sender's speed changes between them.
+func newDroppingLane(ctx context.Context, s competitor, to netip.Addr, w warmUp,
+	nanoseconds, tolerance float64) (*lane, error) {
 	frame := float64(smallFrame)
 	if to.Is6() {
 		frame += 20
 	}
 	rate, share := frame*8*1e9/nanoseconds/10, 0.0
 	for try := range 10 {
-		p, err := newLane(ctx, s, limit{policy.Rate(rate), max(4096, uint64(rate/8/100))}, []netip.Addr{to}, settle, packets)
+		p, err := newLane(ctx, s, limit{policy.Rate(rate), max(4096, uint64(rate/8/100))}, w, to)
 		if err != nil {
 			return nil, err
 		}
-		if share, err = p.drained(packets); err != nil {
+		if share, err = p.drained(w.packets); err != nil {
 			p.Close()
 			return nil, fmt.Errorf("%s: %w", s.name, err)
 		}

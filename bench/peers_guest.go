@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -28,69 +29,61 @@ var guestModules = []string{
 
 // A guestTask is what the program in the guest is to measure.
 type guestTask struct {
-	Suite  string
-	Only   string // subjects, as the option -only has them
-	Rounds int
-	Quick  bool
+	Suite string
+	Only  string // subjects, as the option -only has them
+	Quick bool
 }
 
-// guestMark begins the lines with figures, of all that a guest prints.
-const guestMark = "@figure "
+// guestMark begins the lines with samples, of all that a guest prints.
+const guestMark = "@samples "
 
-// guest does a task in the guest, and writes a line for each figure.
+// guest does a task in the guest, and writes a line for the samples of each figure.
 func guest(ctx context.Context, text string, w io.Writer) error {
 	var t guestTask
 	if err := json.Unmarshal([]byte(text), &t); err != nil {
 		return fmt.Errorf("-guest %s: %w", text, err)
 	}
-	report := func(r Result) error {
-		line, err := json.Marshal(r)
+	i := slices.IndexFunc(suites, func(s suite) bool { return s.name == t.Suite && s.guest != nil })
+	if i < 0 {
+		return fmt.Errorf("-guest %s: there is no such suite", text)
+	}
+	var failed error
+	err := suites[i].guest(ctx, options{quick: t.Quick, only: t.Only, log: w, report: func(t taken) {
+		line, err := json.Marshal(t)
 		if err == nil {
 			_, err = fmt.Fprintf(w, "%s%s\n", guestMark, line)
 		}
-		return err
-	}
-	switch t.Suite {
-	case "instructions":
-		return guestInstructions(ctx, t, report)
-	case "queue":
-		return guestQueue(ctx, t, report)
-	case "accuracy":
-		return guestAccuracy(ctx, t, report)
-	default:
-		return fmt.Errorf("-guest %s: there is no such suite", text)
-	}
+		failed = errors.Join(failed, err)
+	}})
+	return errors.Join(err, failed)
 }
 
-// inGuest has a task done in a guest, with those options of guest.sh, and returns its figures.
-func inGuest(ctx context.Context, o options, t guestTask, how ...string) ([]Result, error) {
+// inGuest has a task done in a guest, with those options of guest.sh, and reports its samples.
+func inGuest(ctx context.Context, o options, t guestTask, how []string) error {
 	self, err := os.Executable()
 	if err != nil {
-		return nil, fmt.Errorf("find this program: %w", err)
+		return fmt.Errorf("find this program: %w", err)
 	}
 	task, err := json.Marshal(t)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	call := append([]string{guestKernel}, how...)
 	for _, m := range guestModules {
 		call = append(call, "-M", m)
 	}
-	for _, p := range []string{"tc", "nft", "iptables-legacy"} {
-		call = append(call, "-p", p)
-	}
-	call = append(call, "-f", self+":/bench", "--", "/bench", "-guest", string(task))
+	call = append(call, "-p", "tc", "-p", "nft", "-p", iptables, "-f", self+":/bench", "--", "/bench", "-guest", string(task))
 	c := exec.CommandContext(ctx, "scripts/guest.sh", call...)
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) } // it has a guest to end
 	c.Stderr = o.log
 	output, err := c.StdoutPipe()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if err := c.Start(); err != nil {
-		return nil, fmt.Errorf("start a guest: %w", err)
+		return fmt.Errorf("start a guest: %w", err)
 	}
-	var results []Result
+	last := "the first figure"
 	var others bytes.Buffer
 	for lines := bufio.NewScanner(output); lines.Scan(); {
 		line, marked := strings.CutPrefix(lines.Text(), guestMark)
@@ -98,26 +91,17 @@ func inGuest(ctx context.Context, o options, t guestTask, how ...string) ([]Resu
 			fmt.Fprintln(&others, line)
 			continue
 		}
-		var r Result
-		if err := json.Unmarshal([]byte(line), &r); err != nil {
+		var t taken
+		if err := json.Unmarshal([]byte(line), &t); err != nil {
 			c.Cancel()
 			c.Wait()
-			return nil, fmt.Errorf("read a figure of the guest: %w", err)
+			return fmt.Errorf("read a figure of the guest: %w", err)
 		}
-		o.say("  %s, %s: %.6g %s", r.Case, r.Subject, r.Median, r.Unit)
-		results = append(results, r)
+		o.report(t)
+		last = t.Case + ", " + t.Subject
 	}
 	if err := c.Wait(); err != nil {
-		last := "the first figure"
-		if n := len(results); n > 0 {
-			last = results[n-1].Case + ", " + results[n-1].Subject
-		}
-		return nil, fmt.Errorf("measure in a guest, after %s: %w: %s", last, err, bytes.TrimSpace(others.Bytes()))
+		return fmt.Errorf("measure in a guest, after %s: %w: %s", last, err, bytes.TrimSpace(others.Bytes()))
 	}
-	return results, nil
-}
-
-// chosen reports whether a subject is in a list, with semicolons in between, of how names begin.
-func chosen(list, subject string) bool {
-	return slices.ContainsFunc(strings.Split(list, ";"), func(begin string) bool { return strings.HasPrefix(subject, begin) })
+	return nil
 }

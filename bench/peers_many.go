@@ -3,11 +3,11 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -28,11 +28,7 @@ func randomPrefixes(n int, lengths ...int) []netip.Prefix {
 func randomTargets(prefixes []netip.Prefix, n int) []netip.Addr {
 	targets, random := make([]netip.Addr, n), newRandom()
 	for i := range targets {
-		p := prefixes[random.IntN(len(prefixes))]
-		b := p.Addr().As4()
-		host := random.Uint32N(1 << (32 - p.Bits()))
-		binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])|host)
-		targets[i] = netip.AddrFrom4(b)
+		targets[i] = addressIn(random, prefixes[random.IntN(len(prefixes))])
 	}
 	return targets
 }
@@ -58,49 +54,52 @@ func nftMap(prefixes []netip.Prefix) competitor {
 // hashlimitPrefix makes buckets as it goes, all of one rate.
 var hashlimitPrefix = competitor{
 	name: "hashlimit by prefix", note: "one rate for all",
-	set: func(ctx context.Context, a *arena, l limit) error {
-		return a.run(ctx, "", "iptables-legacy", "-t", "raw", "-A", "OUTPUT", "-o", nearDevice, "-m", "hashlimit", "--hashlimit-name", "limits",
-			"--hashlimit-mode", "dstip", "--hashlimit-dstmask", fmt.Sprint(manyBits),
-			"--hashlimit-htable-size", "131072", "--hashlimit-htable-max", "262144", "--hashlimit-htable-expire", "600000",
-			"--hashlimit-above", fmt.Sprintf("%db/s", l.rate/8), "--hashlimit-burst", fmt.Sprintf("%db", leastHashlimit(l)), "-j", "DROP")
-	},
+	set: hashlimit("--hashlimit-mode", "dstip", "--hashlimit-dstmask", strconv.Itoa(manyBits),
+		"--hashlimit-htable-size", "131072", "--hashlimit-htable-max", "262144", "--hashlimit-htable-expire", "600000"),
 }
 
 // maxClasses of an HTB: a class's number has 16 bits, and two of them are taken.
 const maxClasses = 65_534
 
-// htbMany has a class for each prefix, found by two hash tables, of the
-// second and of the third byte of an address; a bucket of the second holds
+// htbMany has a class for each prefix; a bucket of the second hash table holds
 // prefixes that differ in the fourth byte alone.
 func htbMany(prefixes []netip.Prefix) competitor {
-	s := competitor{name: "HTB, u32 hash tables", note: fmt.Sprintf("has no more than %d classes", maxClasses)}
-	s.set = func(ctx context.Context, a *arena, l limit) error {
-		var b strings.Builder
-		line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-		const filter = "filter add dev " + nearDevice + " parent 1: prio 1 protocol ip "
-		line("qdisc add dev %s root handle 1: htb", nearDevice)
-		if len(prefixes) > 1 {
-			line(filter + "u32")
-			line(filter + "handle 2: u32 divisor 256")
-			line(filter + "u32 ht 800:: match ip dst 10.0.0.0/8 hashkey mask 0x00ff0000 at 16 link 2:")
-		}
-		table, seen := uint8(0), false
-		for i, p := range prefixes {
-			line("class add dev %s parent 1: classid 1:%x htb rate %dbit burst %d cburst %d quantum 1514",
-				nearDevice, i+1, uint64(l.rate), l.capacity, l.capacity)
-			ip := p.Addr().As4()
-			if len(prefixes) == 1 {
-				line(filter+"u32 match ip dst %v flowid 1:1", p)
-				continue
-			}
-			if !seen || ip[1] != table {
-				table, seen = ip[1], true
-				line(filter+"handle %x: u32 divisor 256", 0x100+int(table))
-				line(filter+"u32 ht 2:%x: match u32 0 0 hashkey mask 0x0000ff00 at 16 link %x:", table, 0x100+int(table))
-			}
-			line(filter+"u32 ht %x:%x: match ip dst %v flowid 1:%x", 0x100+int(table), ip[2], p, i+1)
-		}
-		return a.run(ctx, b.String(), "tc", "-batch", "-")
+	return competitor{
+		name: "HTB, u32 hash tables", note: fmt.Sprintf("has no more than %d classes", maxClasses),
+		set: func(ctx context.Context, a *arena, l limit) error {
+			class := fmt.Sprintf("rate %dbit burst %d cburst %[2]d", uint64(l.rate), l.capacity)
+			return a.tc(ctx, htbBatch(prefixes, 1, func() string { return class }))
+		},
 	}
-	return s
+}
+
+// htbBatch is how tc makes a class for each prefix, which two levels of hash tables of the u32 classifier
+// find: by one byte of the destination, in which prefixes are in order, and by the next one.
+func htbBatch(prefixes []netip.Prefix, first int, class func() string) string {
+	const filter = "filter add dev " + nearDevice + " parent 1: prio 1 protocol ip "
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+	line("qdisc add dev %s root handle 1: htb", nearDevice)
+	if len(prefixes) > 1 {
+		all := netip.PrefixFrom(prefixes[0].Addr(), 8*first).Masked()
+		line(filter + "u32")
+		line(filter + "handle 2: u32 divisor 256")
+		line(filter+"u32 ht 800:: match ip dst %v hashkey mask %#08x at 16 link 2:", all, 0xff000000>>(8*first))
+	}
+	table := 0
+	for i, p := range prefixes {
+		line("class add dev %s parent 1: classid 1:%x htb %s quantum 1514", nearDevice, i+1, class())
+		if len(prefixes) == 1 {
+			line(filter+"u32 match ip dst %v flowid 1:1", p)
+			continue
+		}
+		ip := p.Addr().As4()
+		if t := 0x100 + int(ip[first]); t != table {
+			table = t
+			line(filter+"handle %x: u32 divisor 256", table)
+			line(filter+"u32 ht 2:%x: match u32 0 0 hashkey mask %#08x at 16 link %x:", ip[first], 0xff0000>>(8*first), table)
+		}
+		line(filter+"u32 ht %x:%x: match ip dst %v flowid 1:%x", table, ip[first+1], p, i+1)
+	}
+	return b.String()
 }

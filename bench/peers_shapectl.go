@@ -11,16 +11,10 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// limitPrefixes sets a rule for each of the prefixes, as the command does.
-func (a *arena) limitPrefixes(mode loader.Mode, l limit, rule policy.Rule, prefixes ...netip.Prefix) error {
-	rule.Rate, rule.Capacity = l.rate, l.capacity
-	return a.putRules(mode, rule, prefixes...)
-}
-
 // putRules sets that rule for each of the prefixes, as the command does.
 func (a *arena) putRules(mode loader.Mode, rule policy.Rule, prefixes ...netip.Prefix) error {
-	return a.inNear(func() error {
-		n, err := loader.Write(a.pins(mode))
+	return in(a.near, func() error {
+		n, err := loader.Write(loader.Options{BPFFS: a.bpffs, Mode: mode})
 		if err != nil {
 			return err
 		}

@@ -1,10 +1,10 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -40,73 +40,53 @@ const (
 	policyMaps   = "shapectl, a bucket for each prefix"
 )
 
-func policies(ctx context.Context, o options) (results []Result, err error) {
+func policies(ctx context.Context, o options) error {
 	sizes := []struct{ rules, rounds int }{{1000, 5}, {100_000, 3}, {1_000_000, 3}}
 	if o.quick {
 		sizes = sizes[:1]
 	}
-	dir, err := os.MkdirTemp("", "bench-policy-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(dir)
-	binary, err := buildCommand(ctx, dir)
-	if err != nil {
-		return nil, err
-	}
-	for _, size := range sizes {
-		o.say("  policies of %s prefixes", count(size.rules))
-		s := samples{}
-		p, err := newPolicy(dir, size.rules)
-		if err != nil {
-			return nil, err
-		}
-		for range o.rounds(size.rounds) {
-			if err := p.round(ctx, binary, s); err != nil {
-				return nil, fmt.Errorf("a policy of %d prefixes: %w", size.rules, err)
+	return withCommand(ctx, func(dir, binary string) error {
+		for _, size := range sizes {
+			o.say("  policies of %s prefixes", count(size.rules))
+			p, err := newPolicy(dir, size.rules)
+			if err != nil {
+				return err
 			}
-		}
-		for _, t := range []struct{ title, unit string }{{commandTime, unitSeconds}, {commandMemory, unitMiB}, {policyMemory, unitMiB}} {
-			for _, subject := range []string{
-				readFile, applyFirst, applyAgain, applyChanged, diffSame, diffChanged, exportRules, setOne, policyMaps,
-			} {
-				if taken := s[t.title][subject]; taken != nil {
-					results = append(results, newResult(t.title+": "+count(size.rules), subject, t.unit, taken))
+			for range o.rounds(size.rounds) {
+				if err := p.round(ctx, o, binary); err != nil {
+					return fmt.Errorf("a policy of %d prefixes: %w", size.rules, err)
 				}
 			}
 		}
-	}
-	return results, nil
+		return nil
+	})
 }
 
-// buildCommand builds shapectl as it is released, and returns its path.
-func buildCommand(ctx context.Context, dir string) (path string, err error) {
-	path = filepath.Join(dir, "shapectl")
-	build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-trimpath", "-ldflags", "-s -w", "-o", path, "github.com/shapectl/shapectl/cmd/shapectl")
-	if output, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build shapectl: %w: %s", err, bytes.TrimSpace(output))
+// withCommand builds shapectl as it is released, and calls f with its path, and with a folder for files.
+func withCommand(ctx context.Context, f func(dir, binary string) error) error {
+	dir, err := os.MkdirTemp("", "bench-")
+	if err != nil {
+		return err
 	}
-	return path, nil
-}
-
-// samples are figures by table and subject.
-type samples map[string]map[string][]float64
-
-func (s samples) add(table, subject string, figure float64) {
-	if s[table] == nil {
-		s[table] = map[string][]float64{}
+	defer os.RemoveAll(dir)
+	binary := filepath.Join(dir, "shapectl")
+	if _, err := runCommand(ctx, "", io.Discard, "go", "build", "-buildvcs=false", "-trimpath", "-ldflags", "-s -w",
+		"-o", binary, "github.com/shapectl/shapectl/cmd/shapectl"); err != nil {
+		return fmt.Errorf("build shapectl: %w", err)
 	}
-	s[table][subject] = append(s[table][subject], figure)
+	return f(dir, binary)
 }
 
 // A policyCase is a policy in a file, and another that differs in a hundredth of its rules.
 type policyCase struct {
+	size          string // how many rules, in words
 	file, changed string
 	one           policy.Rule // of the rules
 }
 
 func newPolicy(dir string, n int) (policyCase, error) {
 	p := policyCase{
+		size:    count(n),
 		file:    filepath.Join(dir, strconv.Itoa(n)+".yaml"),
 		changed: filepath.Join(dir, strconv.Itoa(n)+"-changed.yaml"),
 	}
@@ -145,8 +125,8 @@ func writePolicy(file string, tables ...policy.Table) error {
 }
 
 // round takes each figure once, on a device of its own.
-func (p policyCase) round(ctx context.Context, binary string, s samples) error {
-	if err := p.read(s); err != nil {
+func (p policyCase) round(ctx context.Context, o options, binary string) error {
+	if err := p.read(o); err != nil {
 		return err
 	}
 	a, err := newArena(ctx)
@@ -162,31 +142,37 @@ func (p policyCase) round(ctx context.Context, binary string, s samples) error {
 	}{
 		{applyFirst, 0, []string{"apply", p.file}},
 		{applyAgain, 0, []string{"apply", p.file}},
-		{diffSame, 0, []string{"diff", p.file}},
-		{exportRules, 0, []string{"export"}},
-		{diffChanged, 3, []string{"diff", p.changed}},
 		{applyChanged, 0, []string{"apply", p.changed}},
+		{diffSame, 0, []string{"diff", p.changed}},
+		{diffChanged, 3, []string{"diff", p.file}},
+		{exportRules, 0, []string{"export"}},
 		{setOne, 0, []string{"set", nearDevice, "egress", p.one.Prefix.String(), "--rate", "7777kbit"}},
 	} {
 		took, peak, err := a.command(ctx, binary, step.exit, step.args...)
 		if err != nil {
 			return err
 		}
-		s.add(commandTime, step.subject, took)
-		s.add(commandMemory, step.subject, peak)
+		o.add(commandTime+": "+p.size, step.subject, unitSeconds, "", took)
+		o.add(commandMemory+": "+p.size, step.subject, unitMiB, "", peak)
 		if step.subject == applyFirst {
-			s.add(policyMemory, policyMaps, settledMemory()-before)
+			o.add(policyMemory+": "+p.size, policyMaps, unitMiB, "", settledMemory()-before)
 		}
 	}
 	return nil
 }
 
+// shapectlCommand is a command of shapectl that keeps its pins in the arena.
+func (a *arena) shapectlCommand(ctx context.Context, binary string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, binary, args...)
+	cmd.Env = append(os.Environ(), "SHAPECTL_BPFFS="+a.bpffs)
+	return cmd
+}
+
 // command runs shapectl in the near namespace. It returns how long that took in seconds, and
 // its memory without maps at its peak in MiB. Another exit code than wanted is an error.
 func (a *arena) command(ctx context.Context, binary string, exit int, args ...string) (took, peak float64, err error) {
-	cmd := exec.CommandContext(ctx, binary, args...)
-	cmd.Env = append(os.Environ(), "SHAPECTL_BPFFS="+a.bpffs)
-	err = a.inNear(func() (err error) {
+	cmd := a.shapectlCommand(ctx, binary, args...)
+	err = in(a.near, func() (err error) {
 		start := time.Now()
 		peak, err = watchCommand(cmd, ownMemory)
 		took = time.Since(start).Seconds()
@@ -199,7 +185,7 @@ func (a *arena) command(ctx context.Context, binary string, exit int, args ...st
 }
 
 // read reads the file as the commands do, which is a part of what they take.
-func (p policyCase) read(s samples) error {
+func (p policyCase) read(o options) error {
 	runtime.GC()
 	start := time.Now()
 	text, err := os.ReadFile(p.file)
@@ -213,6 +199,6 @@ func (p policyCase) read(s samples) error {
 	if _, _, err := f.Tables([]policyfile.Device{{Name: nearDevice, L2Bytes: ethernetBytes}}); err != nil {
 		return err
 	}
-	s.add(commandTime, readFile, time.Since(start).Seconds())
+	o.add(commandTime+": "+p.size, readFile, unitSeconds, "", time.Since(start).Seconds())
 	return nil
 }

@@ -81,8 +81,8 @@ func addressIn(r *rand.Rand, p netip.Prefix) netip.Addr {
 
 // scrambled are the numbers below n as that many different IPv4 addresses in no
 // order: murmur3's finalizer maps words one to one.
-func scrambled(n uint32) [][4]byte {
-	addresses := make([][4]byte, n)
+func scrambled(n uint32) []netip.Addr {
+	addresses := make([]netip.Addr, n)
 	for i := range n {
 		h := i
 		h ^= h >> 16
@@ -90,7 +90,7 @@ func scrambled(n uint32) [][4]byte {
 		h ^= h >> 13
 		h *= 0xc2b2ae35
 		h ^= h >> 16
-		binary.NativeEndian.PutUint32(addresses[i][:], h)
+		addresses[i] = netip.AddrFrom4([4]byte(binary.NativeEndian.AppendUint32(nil, h)))
 	}
 	return addresses
 }

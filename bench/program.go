@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -24,56 +25,50 @@ type lab struct {
 	options
 	owned
 	empty, clock *ebpf.Program
-	cpus         []int
 }
 
-func program(ctx context.Context, o options) (results []Result, err error) {
+func program(ctx context.Context, o options) (err error) {
 	l := &lab{options: o}
 	defer l.Close()
-	if l.cpus, err = cpus(); err != nil {
-		return nil, err
+	if l.empty, err = l.program("empty", exit()); err != nil {
+		return err
 	}
-	if l.empty, err = l.emptyProgram(); err != nil {
-		return nil, err
+	if l.clock, err = l.program("clock", slices.Concat(readClock(), exit())); err != nil {
+		return err
 	}
-	if l.clock, err = l.clockProgram(); err != nil {
-		return nil, err
-	}
-	// The last CPU: interrupts mostly go to the first one.
-	err = pinned(l.cpus[len(l.cpus)-1], func() error {
-		for _, part := range []func(context.Context) ([]Result, error){l.kinds, l.excess, l.prefixes, l.flows} {
-			more, err := part(ctx)
-			if err != nil {
+	if err := onLastCPU(func() error {
+		for _, part := range []func(context.Context) error{l.kinds, l.excess, l.prefixes, l.flows} {
+			if err := part(ctx); err != nil {
 				return err
 			}
-			results = append(results, more...)
 		}
 		return nil
-	})
-	if err != nil {
-		return nil, err
+	}); err != nil {
+		return err
 	}
-	scaling, err := l.twoCPUs(ctx)
-	return append(results, scaling...), err
-}
-
-func (l *lab) contest(arms ...arm) contest {
-	return contest{empty: l.empty, clock: l.clock, arms: arms}
+	return l.twoCPUs(ctx)
 }
 
 // shapectl loads the program with these rules.
 func (o *owned) shapectl(size maps.Size, rules []policy.Rule) (*ebpf.Program, error) {
+	p, _, err := o.loaded(size, rules)
+	return p, err
+}
+
+// loaded are the program and its rules, once these are loaded.
+func (o *owned) loaded(size maps.Size, rules []policy.Rule) (*ebpf.Program, *maps.Set, error) {
 	store, err := maps.New(size, bpf.AbiHook{L2Bytes: ethernetBytes, Secret: secret()})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	o.add(store)
+	o.keep(store)
 	p, err := datapath.Load(store, store.Hook())
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	o.add(p)
-	return p, store.View(0).Load(rules)
+	o.keep(p)
+	set := store.View(0)
+	return p, set, set.Load(rules)
 }
 
 // secret is one of many: each run is to find the same slots.
@@ -96,9 +91,9 @@ type kind struct {
 
 func (k kind) prefix() netip.Prefix {
 	if k.ipv6 {
-		return netip.MustParsePrefix("2001:db8:1::/48")
+		return everything6
 	}
-	return netip.MustParsePrefix("10.0.0.0/8")
+	return everything
 }
 
 var kindsOfRule = []kind{
@@ -117,109 +112,98 @@ const (
 	payload     = 22      // 64 bytes on an Ethernet, without FCS
 )
 
-// kinds measures one bucket that is always charged, by who shares it.
-func (l *lab) kinds(ctx context.Context) (results []Result, err error) {
-	l.say("  one rule and one bucket")
-	for _, ipv6 := range []bool{false, true} {
-		other := kind{ipv6: !ipv6}
-		column := "no rule matches, IPv4"
-		if ipv6 {
-			column = "no rule matches, IPv6"
-		}
-		more, err := l.oneKind(ctx, column, other, udp(ipv6, payload))
+// limits makes an arm of each kind of rule that is given.
+func (o *owned) limits(k kind, rules ...policy.Rule) (arms []arm, err error) {
+	for _, rule := range rules {
+		rule.Each = k.each
+		p, err := o.shapectl(maps.Size{Rules: 1, Buckets: 1024}, []policy.Rule{rule})
 		if err != nil {
 			return nil, err
 		}
-		results = append(results, more...)
+		arms = append(arms, arm{subject: name(rule.Algorithm), program: p, packet: udp(k.ipv6, payload), repeat: hotPackets})
 	}
-	for _, k := range kindsOfRule {
-		more, err := l.oneKind(ctx, k.column, k, udp(k.ipv6, payload))
-		if err != nil {
-			return nil, err
-		}
-		results = append(results, more...)
-	}
-	return results, nil
+	return arms, nil
 }
 
-func (l *lab) oneKind(ctx context.Context, column string, k kind, packet []byte) ([]Result, error) {
+// kinds measures one bucket that is always charged, by who shares it.
+func (l *lab) kinds(ctx context.Context) error {
+	l.say("  one rule and one bucket")
+	if err := l.oneKind(ctx, kind{column: "no rule matches, IPv4"}, everything6); err != nil {
+		return err
+	}
+	if err := l.oneKind(ctx, kind{column: "no rule matches, IPv6", ipv6: true}, everything); err != nil {
+		return err
+	}
+	for _, k := range kindsOfRule {
+		if err := l.oneKind(ctx, k, k.prefix()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// oneKind measures packets of a kind where there is a rule for that prefix.
+func (l *lab) oneKind(ctx context.Context, k kind, prefix netip.Prefix) error {
 	var made owned
 	defer made.Close()
-	c := l.contest(arm{subject: emptyProgram, program: l.empty, packet: packet, repeat: hotPackets},
-		arm{subject: clockProgram, program: l.clock, packet: packet, repeat: hotPackets})
-	for _, a := range algorithms {
-		rule := generous(k.prefix(), a)
-		rule.Each = k.each
-		p, err := made.shapectl(maps.Size{Rules: 1, Buckets: 1024}, []policy.Rule{rule})
-		if err != nil {
-			return nil, err
-		}
-		c.arms = append(c.arms, arm{subject: name(a), program: p, packet: packet, repeat: hotPackets})
-	}
-	of, err := c.run(ctx, l.rounds(61))
+	arms, err := made.limits(k, generous(prefix, policy.GCRA), generous(prefix, policy.Leaky))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return c.results("one rule, one bucket: "+column, of), nil
+	packet := arms[0].packet
+	arms = append([]arm{
+		{subject: emptyProgram, program: l.empty, packet: packet, repeat: hotPackets},
+		{subject: clockProgram, program: l.clock, packet: packet, repeat: hotPackets},
+	}, arms...)
+	return l.contest(ctx, l.rounds(61), arms, func(t turn) { l.addTurn("one rule, one bucket: "+k.column, arms, t) })
 }
 
 // excess measures packets that are dropped beside those that pass.
-func (l *lab) excess(ctx context.Context) (results []Result, err error) {
+func (l *lab) excess(ctx context.Context) error {
 	l.say("  packets that are dropped")
 	for _, k := range kindsOfRule {
 		for _, a := range algorithms {
-			r, err := l.dropping(ctx, k, a)
-			if err != nil {
-				return nil, err
+			if err := l.dropping(ctx, k, a); err != nil {
+				return err
 			}
-			results = append(results, r)
 		}
 	}
-	return results, nil
+	return nil
 }
 
-func (l *lab) dropping(ctx context.Context, k kind, a policy.Algorithm) (Result, error) {
+func (l *lab) dropping(ctx context.Context, k kind, a policy.Algorithm) error {
 	var made owned
 	defer made.Close()
 	passing := generous(k.prefix(), a)
-	passing.Each = k.each
 	dropping := passing
 	dropping.Rate, dropping.Capacity = policy.MinRate, policy.MinCapacity
-	c := l.contest()
-	for _, rule := range []policy.Rule{passing, dropping} {
-		p, err := made.shapectl(maps.Size{Rules: 1, Buckets: 1024}, []policy.Rule{rule})
-		if err != nil {
-			return Result{}, err
-		}
-		c.arms = append(c.arms, arm{subject: name(a), program: p, packet: udp(k.ipv6, payload), repeat: hotPackets})
+	arms, err := made.limits(k, passing, dropping)
+	if err != nil {
+		return err
 	}
-	of, err := c.run(ctx, l.rounds(41))
-	return newResult("dropped by passed: "+k.column, name(a), unitPassing, ratios(of.arms[1], of.arms[0])), err
+	return l.contest(ctx, l.rounds(41), arms, func(t turn) {
+		l.add("dropped by passed: "+k.column, name(a), unitPassing, "", t.arms[1]/t.arms[0])
+	})
 }
 
 // prefixes measures rules for up to a million prefixes beside an LPM trie of the same ones.
-func (l *lab) prefixes(ctx context.Context) (results []Result, err error) {
+func (l *lab) prefixes(ctx context.Context) error {
 	sizes := []int{1, 100, 10_000, 100_000, 1_000_000}
 	if l.quick {
 		sizes = []int{1, 100, 1000}
 	}
 	for _, ipv6 := range []bool{false, true} {
 		for _, n := range sizes {
-			more, err := l.somePrefixes(ctx, ipv6, n)
-			if err != nil {
-				return nil, fmt.Errorf("%d prefixes: %w", n, err)
+			if err := l.somePrefixes(ctx, ipv6, n); err != nil {
+				return fmt.Errorf("%d prefixes: %w", n, err)
 			}
-			results = append(results, more...)
 		}
 	}
-	return results, nil
+	return nil
 }
 
-const trieNote = "only looks the address up: neither clock nor bucket"
-
-func (l *lab) somePrefixes(ctx context.Context, ipv6 bool, n int) (results []Result, err error) {
-	family := "IPv4"
-	at := int32(ipv4Dest)
+func (l *lab) somePrefixes(ctx context.Context, ipv6 bool, n int) error {
+	family, at := "IPv4", int16(ipv4Dest)
 	if ipv6 {
 		family, at = "IPv6", ipv6Dest
 	}
@@ -228,9 +212,7 @@ func (l *lab) somePrefixes(ctx context.Context, ipv6 bool, n int) (results []Res
 	defer made.Close()
 	random := newRandom()
 	prefixes := mixedPrefixes(random, ipv6, n)
-
-	subjects := []string{}
-	var programs []*ebpf.Program
+	var arms []arm
 	for _, a := range algorithms {
 		rules := make([]policy.Rule, n)
 		for i, p := range prefixes {
@@ -238,20 +220,20 @@ func (l *lab) somePrefixes(ctx context.Context, ipv6 bool, n int) (results []Res
 		}
 		p, err := made.shapectl(maps.Size{Rules: uint32(n), Buckets: 1}, rules)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		subjects, programs = append(subjects, name(a)), append(programs, p)
+		arms = append(arms, arm{subject: name(a), program: p})
 	}
-	trie, err := made.trie(prefixes, ipv6)
+	trie, err := made.trie(prefixes)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	p, err := made.trieProgram(trie, ipv6)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	subjects, programs = append(subjects, "LPM trie"), append(programs, p)
-
+	last := len(arms)
+	arms = append(arms, arm{subject: "LPM trie", note: "only looks the address up: neither clock nor bucket", program: p})
 	many := walkLength
 	if l.quick {
 		many = 1 << 14
@@ -266,96 +248,66 @@ func (l *lab) somePrefixes(ctx context.Context, ipv6 bool, n int) (results []Res
 		{"addresses in all prefixes", inside, many},
 		{"any address", func() netip.Addr { return randomAddress(random, ipv6) }, many},
 	} {
-		w, err := made.walkOf(ipv6, at, way.many, way.address)
-		if err != nil {
-			return nil, err
+		addresses := make([]netip.Addr, way.many)
+		for i := range addresses {
+			addresses[i] = way.address()
 		}
-		behind, err := made.before(w, l.clock)
+		w, err := made.newWalk(addresses, at)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		c := l.contest()
-		for i, p := range programs {
-			walking, err := made.before(w, p)
-			if err != nil {
-				return nil, err
-			}
-			a := arm{subject: subjects[i], program: walking, clock: behind, packet: udp(ipv6, payload), repeat: coldPackets}
-			if !ours(a.subject) {
-				a.note = trieNote
-			}
-			c.arms = append(c.arms, a)
-		}
-		of, err := c.run(ctx, l.rounds(17))
+		walking, err := made.walking(w, l.clock, udp(ipv6, payload), arms)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		title := fmt.Sprintf("%s prefixes, %s: %s", family, way.table, count(n))
-		results = append(results, c.results(title, of)...)
-		last := len(c.arms) - 1
-		for i := range last {
-			results = append(results, newResult(title, subjects[i], unitTrie, ratios(of.arms[i], of.arms[last])))
+		if err := l.contest(ctx, l.rounds(17), walking, func(t turn) {
+			l.addTurn(title, walking, t)
+			for i, a := range arms[:last] {
+				l.add(title, a.subject, unitTrie, "", t.arms[i]/t.arms[last])
+			}
+		}); err != nil {
+			return err
 		}
 	}
-	return results, nil
+	return nil
+}
+
+// walking are arms behind a walk.
+func (o *owned) walking(w walk, clock *ebpf.Program, packet []byte, arms []arm) (walking []arm, err error) {
+	behind, err := o.before(w, clock)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range arms {
+		a.clock, a.packet, a.repeat = behind, packet, coldPackets
+		if a.program, err = o.before(w, a.program); err != nil {
+			return nil, err
+		}
+		walking = append(walking, a)
+	}
+	return walking, nil
 }
 
 // walkLength is how many addresses a walk through many goes through before it
 // begins again: so many that each one is long out of the cache by then.
 const walkLength = 1 << 20
 
-func (o *owned) walkOf(ipv6 bool, at int32, n int, address func() netip.Addr) (walk, error) {
-	if ipv6 {
-		list := make([][16]byte, n)
-		for i := range list {
-			list[i] = address().As16()
-		}
-		return newWalk(o, list, at)
-	}
-	list := make([][4]byte, n)
-	for i := range list {
-		list[i] = address().As4()
-	}
-	return newWalk(o, list, at)
-}
-
-type trieKey4 struct {
-	Bits uint32
-	Addr [4]byte
-}
-
-type trieKey6 struct {
-	Bits uint32
-	Addr [16]byte
-}
-
-// trie is an LPM trie with a number for each prefix.
-func (o *owned) trie(prefixes []netip.Prefix, ipv6 bool) (*ebpf.Map, error) {
-	spec := ebpf.MapSpec{Type: ebpf.LPMTrie, KeySize: 8, ValueSize: 4, MaxEntries: uint32(len(prefixes)), Flags: noPrealloc}
-	if ipv6 {
-		spec.KeySize = 20
-	}
-	m, err := o.newMap(spec)
+// trie is an LPM trie with a number for each prefix, all of one family.
+func (o *owned) trie(prefixes []netip.Prefix) (*ebpf.Map, error) {
+	const bits = 4 // of the length of a prefix, in front of its address
+	m, err := o.newMap(ebpf.MapSpec{
+		Type: ebpf.LPMTrie, KeySize: bits + uint32(prefixes[0].Addr().BitLen()/8), ValueSize: 4,
+		MaxEntries: uint32(len(prefixes)), Flags: noPrealloc,
+	})
 	if err != nil {
 		return nil, err
 	}
-	values := make([]uint32, len(prefixes))
-	keys4, keys6 := make([]trieKey4, 0), make([]trieKey6, 0)
 	for i, p := range prefixes {
-		values[i] = uint32(i)
-		if ipv6 {
-			keys6 = append(keys6, trieKey6{uint32(p.Bits()), p.Addr().As16()})
-		} else {
-			keys4 = append(keys4, trieKey4{uint32(p.Bits()), p.Addr().As4()})
+		key := binary.NativeEndian.AppendUint32(nil, uint32(p.Bits()))
+		if err := m.Put(append(key, p.Addr().AsSlice()...), uint32(i)); err != nil {
+			return nil, fmt.Errorf("fill an LPM trie: %w", err)
 		}
-	}
-	if ipv6 {
-		err = batchPut(m, keys6, values)
-	} else {
-		err = batchPut(m, keys4, values)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("fill an LPM trie: %w", err)
 	}
 	return m, nil
 }
@@ -368,117 +320,97 @@ const noPrealloc = 1 // BPF_F_NO_PREALLOC, without which there is no LPM trie
 const roomFor = 2
 
 // flows measures up to four million buckets that owe something, beside hash maps with as many keys.
-func (l *lab) flows(ctx context.Context) (results []Result, err error) {
+func (l *lab) flows(ctx context.Context) error {
 	sizes := []int{1, 1 << 10, 1 << 16, 1 << 20, 1 << 22}
 	if l.quick {
 		sizes = []int{1, 1 << 10, 1 << 12}
 	}
 	for _, n := range sizes {
-		more, err := l.someFlows(ctx, n)
-		if err != nil {
-			return nil, fmt.Errorf("%d flows: %w", n, err)
+		if err := l.someFlows(ctx, n); err != nil {
+			return fmt.Errorf("%d flows: %w", n, err)
 		}
-		results = append(results, more...)
 	}
-	return results, nil
+	return nil
 }
 
-func (l *lab) someFlows(ctx context.Context, n int) (results []Result, err error) {
+func (l *lab) someFlows(ctx context.Context, n int) error {
 	l.say("  %s live flows", count(n))
 	var made owned
 	defer made.Close()
-	packet := udp(false, payload)
-	var subjects []string
-	var programs []*ebpf.Program
-	add := func(subject string, p *ebpf.Program, err error) error {
-		subjects, programs = append(subjects, subject), append(programs, p)
-		return err
-	}
+	var hot []arm
 	for _, a := range algorithms {
 		// So slow that one packet is owed for more than a minute; so big that none is excess.
 		rule := policy.Rule{
-			Prefix: netip.MustParsePrefix("10.0.0.0/8"), Rate: policy.MinRate, Capacity: policy.MaxCapacity,
+			Prefix: everything, Rate: policy.MinRate, Capacity: policy.MaxCapacity,
 			Algorithm: a, Each: policy.Each{Kind: policy.EachFlow},
 		}
 		p, err := made.shapectl(maps.Size{Rules: 1, Buckets: uint32(roomFor * n)}, []policy.Rule{rule})
-		if err := add(name(a), p, err); err != nil {
-			return nil, err
+		if err != nil {
+			return err
 		}
+		hot = append(hot, arm{subject: name(a), program: p})
 	}
+	lru := len(hot)
 	for _, other := range []struct {
 		subject string
 		kind    ebpf.MapType
 	}{{lruMap, ebpf.LRUHash}, {hashMap, ebpf.Hash}} {
 		m, err := made.newMap(ebpf.MapSpec{Type: other.kind, KeySize: 16, ValueSize: 8, MaxEntries: uint32(max(roomFor*n, 1024))})
 		if err != nil {
-			return nil, err
+			return err
 		}
 		p, err := made.flowProgram(m)
-		if err := add(other.subject, p, err); err != nil {
-			return nil, err
+		if err != nil {
+			return err
 		}
+		hot = append(hot, arm{subject: other.subject, note: "neither atomic nor counted", program: p})
 	}
 	p, err := made.floorProgram(uint32(max(roomFor*n/4, 1)))
-	if err := add(memoryFloor, p, err); err != nil {
-		return nil, err
+	if err != nil {
+		return err
 	}
+	hot = append(hot, arm{subject: memoryFloor, program: p})
 	// Flows come in another order than they came first: hash maps hand their
 	// elements out one after the other, and would be read in that order too.
 	addresses := scrambled(uint32(n))
-	copy(packet[ipv4Source:], addresses[0][:]) // the very first one found room for sure
-	first, err := newWalk(&made, addresses, ipv4Source)
+	packet := udp(false, payload)
+	copy(packet[ipv4Source:], addresses[0].AsSlice()) // the very first one found room for sure
+	first, err := made.newWalk(addresses, ipv4Source)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	newRandom().Shuffle(n, func(i, j int) { addresses[i], addresses[j] = addresses[j], addresses[i] })
-	w, err := newWalk(&made, addresses, ipv4Source)
+	w, err := made.newWalk(addresses, ipv4Source)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	behind, err := made.before(w, l.clock)
-	if err != nil {
-		return nil, err
-	}
-	cold, hot := l.contest(), l.contest()
-	for i, p := range programs {
-		walking, err := made.before(w, p)
+	for i := range hot {
+		hot[i].packet, hot[i].repeat = packet, hotPackets
+		filling, err := made.before(first, hot[i].program)
 		if err != nil {
-			return nil, err
-		}
-		a := arm{subject: subjects[i], packet: packet}
-		if !ours(a.subject) && a.subject != memoryFloor {
-			a.note = "neither atomic nor counted"
-		}
-		filling, err := made.before(first, p)
-		if err != nil {
-			return nil, err
+			return err
 		}
 		if _, err := nanoseconds(filling, packet, n); err != nil { // all flows owe now
-			return nil, err
+			return err
 		}
-		a.program, a.clock, a.repeat = walking, behind, coldPackets
-		cold.arms = append(cold.arms, a)
-		a.program, a.clock, a.repeat = p, nil, hotPackets
-		hot.arms = append(hot.arms, a)
 	}
-	// Both at once: how cold compares with hot is a figure of its own.
-	both := l.contest(slices.Concat(cold.arms, hot.arms)...)
-	of, err := both.run(ctx, l.rounds(31))
+	cold, err := made.walking(w, l.clock, packet, hot)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	k := len(cold.arms)
 	inTurn, always := "live flows, each in turn: "+count(n), "live flows, always the same one: "+count(n)
-	results = append(results, cold.results(inTurn, costs{of.empty, of.clock, of.arms[:k]})...)
-	results = append(results, hot.results(always, costs{of.empty, of.clock, of.arms[k:]})...)
-	lru := slices.Index(subjects, lruMap)
-	for i, subject := range subjects {
-		results = append(results, newResult(inTurn, subject, unitHot, ratios(of.arms[i], of.arms[k+i])))
-		if ours(subject) {
-			results = append(results, newResult(inTurn, subject, unitLRU, ratios(of.arms[i], of.arms[lru])))
+	// Both at once: how cold compares with hot is a figure of its own.
+	return l.contest(ctx, l.rounds(31), slices.Concat(cold, hot), func(t turn) {
+		ofHot := turn{t.empty, t.clock, t.arms[len(cold):]}
+		l.addTurn(inTurn, cold, t)
+		l.addTurn(always, hot, ofHot)
+		for i, a := range cold {
+			l.add(inTurn, a.subject, unitHot, "", t.arms[i]/ofHot.arms[i])
+			if ours(a.subject) {
+				l.add(inTurn, a.subject, unitLRU, "", t.arms[i]/t.arms[lru])
+			}
 		}
-	}
-	return results, nil
+	})
 }
 
 const (

@@ -14,11 +14,6 @@ import (
 // twice the rate. It does so in a guest whose clock counts instructions: what a
 // packet waits there is what the limiter makes it wait, whatever the host does.
 
-// queue runs this program in a guest, and reads its figures.
-func queue(ctx context.Context, o options) ([]Result, error) {
-	return inGuest(ctx, o, guestTask{Suite: "queue", Only: o.only, Rounds: o.rounds(4), Quick: o.quick}, "-i", "-t", "3600")
-}
-
 const (
 	oneFlow   = "One TCP flow"
 	localFlow = "One TCP flow from the limiter's own machine"
@@ -50,12 +45,12 @@ var paces = []pace{
 // commonPace is that of what is not measured at all rates.
 var commonPace = paces[1]
 
-// guestQueue measures in the guest.
-func guestQueue(ctx context.Context, t guestTask, report func(Result) error) error {
-	m := queueMeter{ctx: ctx, parts: t.Rounds, common: commonPace, report: report}
-	m.subjects = slices.DeleteFunc(queueSubjects(), func(s holder) bool { return !chosen(t.Only, s.name) })
+// queue measures in the guest.
+func queue(ctx context.Context, o options) error {
+	m := queueMeter{options: o, ctx: ctx, common: commonPace}
+	m.subjects = slices.DeleteFunc(queueSubjects(), func(s holder) bool { return !o.chosen(s.name) })
 	rates, lengths := paces, queueLengths
-	if t.Quick {
+	if o.quick {
 		m.common, lengths = pace{paces[0].rate, time.Second / 2, time.Second / 4, 20}, queueLengths[1:2]
 		rates = []pace{m.common}
 	}
@@ -76,7 +71,7 @@ func guestQueue(ctx context.Context, t guestTask, report func(Result) error) err
 		}
 	}
 	for _, length := range lengths {
-		if err := m.length(length, t.Only); err != nil {
+		if err := m.length(length); err != nil {
 			return err
 		}
 	}
@@ -106,11 +101,10 @@ func inTime[T any](most time.Duration, f func() (T, error)) (result T, err error
 }
 
 type queueMeter struct {
+	options
 	ctx      context.Context
-	parts    int
 	common   pace // of what is not measured at all rates
 	subjects []holder
-	report   func(Result) error
 }
 
 // tcp has each limiter carry what is offered. What ECN is to a peer is looked at in the usual case only.
@@ -127,7 +121,7 @@ func (m queueMeter) tcp(table string, o offer) error {
 }
 
 // length has a queue of ours that is so long carry a flow over a long path.
-func (m queueMeter) length(long time.Duration, only string) error {
+func (m queueMeter) length(long time.Duration) error {
 	l := policy.Limit{Algorithm: policy.Leaky, Excess: policy.Delay}
 	if err := l.Capacity.Set(long.String()); err != nil {
 		return err
@@ -135,7 +129,7 @@ func (m queueMeter) length(long time.Duration, only string) error {
 	s, at := told("delay", l), m.common
 	at.part *= 2 // a longer path takes longer to come round
 	for _, s := range []holder{{s, false}, {withECN(s), true}} {
-		if !chosen(only, s.name) {
+		if !m.chosen(s.name) {
 			continue
 		}
 		name := fmt.Sprintf(byLength+": %v", at.rate, 4*roundTrip, long)
@@ -148,7 +142,7 @@ func (m queueMeter) length(long time.Duration, only string) error {
 
 // carry has a limiter carry what is offered, and reports what became of it.
 func (m queueMeter) carry(name string, s holder, o offer) error {
-	c, err := inTime(mostTime, func() (carried, error) { return carry(m.ctx, s, o, m.parts) })
+	c, err := inTime(mostTime, func() (carried, error) { return carry(m.ctx, s, o, m.rounds(4)) })
 	if err != nil {
 		return fmt.Errorf("%s, %s: %w", name, s.name, err)
 	}
@@ -160,13 +154,8 @@ func (m queueMeter) carry(name string, s holder, o offer) error {
 		{unitPing50, quantiles(c.pings, 0.5)}, {unitPing99, quantiles(c.pings, 0.99)}, {unitUnponged, []float64{c.unponged}},
 		{unitAnswer50, quantiles(c.answers, 0.5)}, {unitAnswer99, quantiles(c.answers, 0.99)},
 	} {
-		if len(f.samples) == 0 {
-			continue
-		}
-		r := newResult(name, s.name, f.unit, f.samples)
-		r.Note = s.note
-		if err := m.report(r); err != nil {
-			return err
+		if len(f.samples) > 0 {
+			m.add(name, s.name, f.unit, s.note, f.samples...)
 		}
 	}
 	return nil
@@ -196,24 +185,15 @@ func (m queueMeter) udp(at pace) error {
 			return fmt.Errorf("%s, %v, %s: %w", spacing, at.rate, s.name, err)
 		}
 		slices.Sort(ratios)
-		for _, f := range []struct {
-			unit string
-			q    float64
-		}{{unitGap1, 0.01}, {unitGap50, 0.5}, {unitGap99, 0.99}} {
-			r := newResult(fmt.Sprintf("%s: %v", spacing, at.rate), s.name, f.unit, []float64{quantile(ratios, f.q)})
-			r.Note = s.note
-			if err := m.report(r); err != nil {
-				return err
-			}
-		}
+		name := fmt.Sprintf("%s: %v", spacing, at.rate)
+		m.add(name, s.name, unitGap1, s.note, quantile(ratios, 0.01))
+		m.add(name, s.name, unitGap50, s.note, quantile(ratios, 0.5))
+		m.add(name, s.name, unitGap99, s.note, quantile(ratios, 0.99))
 		if at.rate != m.common.rate {
 			continue
 		}
 		for _, up := range spreadUp {
-			share := 100 * shareUpTo(ratios, up)
-			if err := m.report(newResult(fmt.Sprintf(spread+": %g", at.rate, up), s.name, unitGaps, []float64{share})); err != nil {
-				return err
-			}
+			m.add(fmt.Sprintf(spread+": %g", at.rate, up), s.name, unitGaps, "", 100*shareUpTo(ratios, up))
 		}
 	}
 	return nil
@@ -221,11 +201,9 @@ func (m queueMeter) udp(at pace) error {
 
 // shareUpTo is the share of samples, which are in order, that are at most that.
 func shareUpTo(sorted []float64, most float64) float64 {
-	n, _ := slices.BinarySearchFunc(sorted, most, func(one, most float64) int {
-		if one <= most {
-			return -1
-		}
+	n := slices.IndexFunc(sorted, func(one float64) bool { return one > most })
+	if n < 0 {
 		return 1
-	})
+	}
 	return float64(n) / float64(len(sorted))
 }

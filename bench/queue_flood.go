@@ -26,7 +26,7 @@ func gaps(ctx context.Context, s competitor, at pace) (ratios []float64, err err
 	if err != nil {
 		return nil, err
 	}
-	from, err := p.newSenderIn(p.source, floodPayload, target)
+	from, err := p.newSender(p.source, floodPayload, target)
 	if err != nil {
 		return nil, err
 	}
@@ -64,19 +64,13 @@ func gaps(ctx context.Context, s competitor, at pace) (ratios []float64, err err
 
 // listen makes a socket at the far end that tells when its packets arrived.
 func (p *path) listen() (fd int, err error) {
-	if err := in(p.far, func() (err error) {
-		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		return err
-	}); err != nil {
-		return -1, fmt.Errorf("make a socket: %w", err)
+	if fd, err = p.socket(p.far, unix.AF_INET, unix.SOCK_DGRAM, 0); err != nil {
+		return -1, err
 	}
-	p.add(descriptor(fd))
-	atMost := unix.NsecToTimeval(int64(time.Second))
 	if err := errors.Join(
 		unix.Bind(fd, &unix.SockaddrInet4{Addr: target.As4(), Port: farPort}),
-		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1),
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 64<<20),
-		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &atMost),
+		tellTimes(fd),
 	); err != nil {
 		return -1, fmt.Errorf("set up a socket: %w", err)
 	}

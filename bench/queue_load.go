@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -71,20 +72,21 @@ func carry(ctx context.Context, s holder, o offer, parts int) (c carried, err er
 	defer stop()
 	// Pings take a hundredth of the rate at most.
 	every := max(5*time.Millisecond, time.Duration(100*pingFrame*8*uint64(time.Second)/uint64(o.rate)))
-	pings, answers := background(func() ([]echo, error) { return p.ping(during, from, every) }), background(func() ([]echo, error) {
-		if !o.asks {
-			return nil, nil
-		}
-		return asking.ask(during, 50*time.Millisecond)
-	})
+	var pings, answers []echo
+	var pingErr, askErr error
+	var running sync.WaitGroup
+	running.Go(func() { pings, pingErr = p.ping(during, from, every) })
+	if o.asks {
+		running.Go(func() { answers, askErr = asking.ask(during, 50*time.Millisecond) })
+	}
 	marks, err := full.watch(ctx, parts, o.part)
-	pinged, answered := <-pings, <-answers
-	if err := errors.Join(err, pinged.err, answered.err, ctx.Err()); err != nil {
+	running.Wait()
+	if err := errors.Join(err, pingErr, askErr, ctx.Err()); err != nil {
 		return c, err
 	}
 	c.count(marks, float64(o.rate), o.local)
-	c.pings, c.unponged = inParts(pinged.echoes, marks)
-	c.answers, _ = inParts(answered.echoes, marks)
+	c.pings, c.unponged = inParts(pings, marks)
+	c.answers, _ = inParts(answers, marks)
 	return c, nil
 }
 
@@ -104,21 +106,6 @@ func (c *carried) count(marks []mark, rate float64, told bool) {
 		gone = min(gone, float64(to.again-from.again)) // what waits at the end is not lost
 	}
 	c.lost = 100 * gone / max(sent, 1)
-}
-
-// background does something that yields echoes.
-func background(f func() ([]echo, error)) <-chan heard {
-	done := make(chan heard, 1)
-	go func() {
-		echoes, err := f()
-		done <- heard{echoes, err}
-	}()
-	return done
-}
-
-type heard struct {
-	echoes []echo
-	err    error
 }
 
 // inParts are the times of echoes in ms and in order, by the two marks that

@@ -2,8 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"time"
@@ -47,11 +47,9 @@ func newPath(ctx context.Context, roundTrip time.Duration) (_ *path, err error) 
 	if p.source, err = p.newNamespace(); err != nil {
 		return nil, err
 	}
-	if err := p.inNear(func() error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = uplinkDevice
-		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: sourceDevice, PeerNamespace: netlink.NsFd(p.source)}); err != nil {
-			return fmt.Errorf("make a veth pair: %w", err)
+	if err := in(p.near, func() error {
+		if err := addVeth(uplinkDevice, sourceDevice, netlink.NsFd(p.source)); err != nil {
+			return err
 		}
 		if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
 			return fmt.Errorf("make a router: %w", err)
@@ -64,11 +62,11 @@ func newPath(ctx context.Context, roundTrip time.Duration) (_ *path, err error) 
 		if err := address(sourceDevice, []netip.Prefix{sourceAddr}, []netip.Prefix{uplinkAddr}); err != nil {
 			return err
 		}
-		return routeAll(sourceDevice, uplinkAddr)
+		return routeAll(sourceDevice, 0, uplinkAddr)
 	}); err != nil {
 		return nil, err
 	}
-	if err := in(p.far, func() error { return routeAll(farDevice, nearAddrs[0]) }); err != nil {
+	if err := in(p.far, func() error { return routeAll(farDevice, 0, nearAddrs[0]) }); err != nil {
 		return nil, err
 	}
 	for _, end := range []netns.NsHandle{p.source, p.near, p.far} {
@@ -76,11 +74,11 @@ func newPath(ctx context.Context, roundTrip time.Duration) (_ *path, err error) 
 			return nil, err
 		}
 	}
-	if err := waitUp(ctx, place{p.source, sourceDevice}, place{p.near, uplinkDevice}); err != nil {
+	if err := errors.Join(waitUp(ctx, p.source, sourceDevice), waitUp(ctx, p.near, uplinkDevice)); err != nil {
 		return nil, err
 	}
-	return p, runIn(ctx, p.far, fmt.Sprintf("qdisc add dev %s root netem delay %dus limit 1000000\n", farDevice, roundTrip.Microseconds()),
-		"tc", "-batch", "-")
+	return p, runIn(ctx, p.far, "", "tc", "qdisc", "add", "dev", farDevice, "root",
+		"netem", "delay", fmt.Sprintf("%dus", roundTrip.Microseconds()), "limit", "1000000")
 }
 
 // largeWindows has TCP in the thread's namespace never wait for a receiver.
@@ -100,18 +98,7 @@ func (p *path) begin(from netns.NsHandle, segments uint64) error {
 	if from == p.near {
 		device, via = nearDevice, farAddrs[0]
 	}
-	return in(from, func() error {
-		l, err := netlink.LinkByName(device)
-		if err != nil {
-			return fmt.Errorf("look up device %s: %w", device, err)
-		}
-		all := &net.IPNet{IP: make(net.IP, net.IPv4len), Mask: net.CIDRMask(0, 32)}
-		route := netlink.Route{LinkIndex: l.Attrs().Index, Dst: all, Gw: via.Addr().AsSlice(), InitCwnd: int(max(10, segments))}
-		if err := netlink.RouteReplace(&route); err != nil {
-			return fmt.Errorf("have TCP begin with %d segments: %w", segments, err)
-		}
-		return nil
-	})
+	return in(from, func() error { return routeAll(device, int(max(10, segments)), via) })
 }
 
 // askForECN has TCP in a namespace ask for ECN when it connects.

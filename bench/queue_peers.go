@@ -41,7 +41,8 @@ var queueTBF = competitor{
 	name: "TBF", note: "with a burst of 1 ms, two frames at least, and a queue as long as shapectl's",
 	set: func(ctx context.Context, a *arena, l limit) error {
 		burst := max(2*maxFrame, uint64(l.rate)/8/1000)
-		return a.tc(ctx, "qdisc add dev %s root tbf rate %dbit burst %d limit %d\n", nearDevice, uint64(l.rate), burst, burst+policy.DefaultQueue(l.rate))
+		return a.tc(ctx, fmt.Sprintf("qdisc add dev %s root tbf rate %dbit burst %d limit %d\n",
+			nearDevice, uint64(l.rate), burst, burst+policy.DefaultQueue(l.rate)))
 	},
 }
 
@@ -53,37 +54,33 @@ var htbCoDel = competitor{
 	name: "HTB + fq_codel", note: "the target of CoDel is 5 ms, or a frame and a half",
 	set: func(ctx context.Context, a *arena, l limit) error {
 		target := max(5*time.Millisecond, time.Duration(uint64(maxFrame*8*3/2)*uint64(time.Second)/uint64(l.rate)))
-		return a.tc(ctx, `qdisc add dev %s root handle 1: htb default 1
+		return a.tc(ctx, fmt.Sprintf(`qdisc add dev %s root handle 1: htb default 1
 class add dev %[1]s parent 1: classid 1:1 htb rate %[2]dbit quantum %[3]d
 qdisc add dev %[1]s parent 1:1 fq_codel target %[4]dus interval %[5]dus
-`, nearDevice, uint64(l.rate), maxFrame, target.Microseconds(), (target + 95*time.Millisecond).Microseconds())
+`, nearDevice, uint64(l.rate), maxFrame, target.Microseconds(), (target+95*time.Millisecond).Microseconds()))
 	},
 }
 
 var isolatingCAKE = competitor{
 	name: "CAKE", note: "besteffort",
-	set: func(ctx context.Context, a *arena, l limit) error {
-		return a.tc(ctx, "qdisc add dev %s root cake bandwidth %dbit besteffort\n", nearDevice, uint64(l.rate))
-	},
+	set: byTC("qdisc add dev %[1]s root cake bandwidth %[2]dbit besteffort\n"),
 }
 
 // told is a limiter of ours that is told so much; the rest is chosen as the command does.
 func told(name string, l policy.Limit) competitor {
-	return competitor{
-		name: fmt.Sprintf("shapectl %v, %s", l.Algorithm, name),
-		set: func(ctx context.Context, a *arena, to limit) error {
-			l := l
-			l.Rate = to.rate
-			rule, err := l.Resolve(everything, ethernetBytes)
-			if err != nil {
+	name = fmt.Sprintf("shapectl %v, %s", l.Algorithm, name)
+	return competitor{name: name, set: func(ctx context.Context, a *arena, to limit) error {
+		l := l
+		l.Rate = to.rate
+		rule, err := l.Resolve(everything, ethernetBytes)
+		if err != nil {
+			return err
+		}
+		if rule.Excess == policy.Delay {
+			if err := a.tc(ctx, "qdisc replace dev "+nearDevice+" root fq limit 131072 flow_limit 131072\n"); err != nil {
 				return err
 			}
-			if rule.Excess == policy.Delay {
-				if err := a.tc(ctx, "qdisc replace dev %s root fq limit 131072 flow_limit 131072\n", nearDevice); err != nil {
-					return err
-				}
-			}
-			return a.putRules(loader.TCX, rule, everything)
-		},
-	}
+		}
+		return a.putRules(loader.TCX, rule, everything)
+	}}
 }

@@ -27,20 +27,11 @@ const (
 
 // ping sends echo requests to the far end, at random times that are so far apart in the mean, until ctx is done.
 func (p *path) ping(ctx context.Context, from netns.NsHandle, every time.Duration) (echoes []echo, err error) {
-	var fd int
-	if err := in(from, func() (err error) {
-		fd, err = unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
-		return err
-	}); err != nil {
-		return nil, fmt.Errorf("make a socket to ping from: %w", err)
+	fd, err := p.socket(from, unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP)
+	if err != nil {
+		return nil, err
 	}
-	defer unix.Close(fd)
-	atMost := unix.NsecToTimeval(int64(patience))
-	if err := errors.Join(
-		unix.Connect(fd, &unix.SockaddrInet4{Addr: target.As4()}),
-		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1),
-		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &atMost),
-	); err != nil {
+	if err := errors.Join(unix.Connect(fd, &unix.SockaddrInet4{Addr: target.As4()}), tellTimes(fd)); err != nil {
 		return nil, fmt.Errorf("set up a socket to ping from: %w", err)
 	}
 	answers := make(chan map[uint16]time.Time)
@@ -81,6 +72,13 @@ func pongs(ctx context.Context, fd int) map[uint16]time.Time {
 			times[binary.BigEndian.Uint16(packet[26:])] = at
 		}
 	}
+}
+
+// tellTimes has a socket tell when its packets came, and stop waiting for one after patience.
+func tellTimes(fd int) error {
+	atMost := unix.NsecToTimeval(int64(patience))
+	return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &atMost))
 }
 
 // receive takes a packet from a socket, with the time at which the kernel got it.

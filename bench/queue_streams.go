@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A stream is a TCP connection to the far end of a path.
+// A stream is a TCP connection to the far end of an arena.
 type stream struct{ out, in *net.TCPConn }
 
 type streams []stream
@@ -27,9 +27,9 @@ const (
 )
 
 // open makes so many connections from a namespace to the far end.
-func (p *path) open(from netns.NsHandle, n int) (list streams, err error) {
+func (a *arena) open(from netns.NsHandle, n int) (list streams, err error) {
 	var listener *net.TCPListener
-	if err := in(p.far, func() (err error) {
+	if err := in(a.far, func() (err error) {
 		listener, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(target, 0)))
 		return err
 	}); err != nil {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -29,13 +31,15 @@ const (
 	skbDataEnd = 80
 )
 
-// next is TCX_NEXT: a packet goes on to the next program, as our programs say of all that conform.
-const next = -1
+const (
+	next = -1 // TCX_NEXT: a packet goes on to the next program, as our programs say of all that conform
+	drop = 2  // TCX_DROP
+)
 
 // owned is what was made for a case and goes with it.
 type owned []io.Closer
 
-func (o *owned) add(c io.Closer) { *o = append(*o, c) }
+func (o *owned) keep(c io.Closer) { *o = append(*o, c) }
 
 func (o *owned) Close() error {
 	var errs []error
@@ -46,14 +50,14 @@ func (o *owned) Close() error {
 	return errors.Join(errs...)
 }
 
-func (o *owned) program(name string, code ...asm.Instruction) (*ebpf.Program, error) {
+func (o *owned) program(name string, code asm.Instructions) (*ebpf.Program, error) {
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{
 		Name: name, Type: ebpf.SchedCLS, Instructions: code, License: "Dual BSD/GPL",
 	})
 	if err != nil {
 		return nil, fmt.Errorf("load the program %s: %w", name, err)
 	}
-	o.add(p)
+	o.keep(p)
 	return p, nil
 }
 
@@ -62,26 +66,12 @@ func (o *owned) newMap(spec ebpf.MapSpec) (*ebpf.Map, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a map of %d entries (%v): %w", spec.MaxEntries, spec.Type, err)
 	}
-	o.add(m)
+	o.keep(m)
 	return m, nil
-}
-
-// concat is one program from its parts.
-func concat(parts ...asm.Instructions) (all asm.Instructions) {
-	for _, p := range parts {
-		all = append(all, p...)
-	}
-	return all
 }
 
 func exit() asm.Instructions {
 	return asm.Instructions{asm.Mov.Imm(asm.R0, next).WithSymbol("exit"), asm.Return()}
-}
-
-func (o *owned) emptyProgram() (*ebpf.Program, error) { return o.program("empty", exit()...) }
-
-func (o *owned) clockProgram() (*ebpf.Program, error) {
-	return o.program("clock", concat(asm.Instructions{asm.FnKtimeGetNs.Call()}, exit())...)
 }
 
 // frame leaves the first so many bytes of a packet, which R6 then points to, or goes to "exit".
@@ -124,14 +114,14 @@ func (o *owned) trieProgram(trie *ebpf.Map, ipv6 bool) (*ebpf.Program, error) {
 		at, words = ipv6Dest, 4
 	}
 	const key = -24
-	return o.program("trie", concat(
+	return o.program("trie", slices.Concat(
 		frame(int32(at)+4*int32(words)),
 		asm.Instructions{asm.StoreImm(asm.R10, key, 32*int64(words), asm.Word)},
 		copyWords(at, key+4, words),
 		lookup(trie, key, "exit"),
 		asm.Instructions{asm.LoadMem(asm.R1, asm.R0, 0, asm.Word)},
 		exit(),
-	)...)
+	))
 }
 
 // flowProgram is a limiter as it is often written: the 5-tuple is the key in a
@@ -143,7 +133,7 @@ func (o *owned) flowProgram(flows *ebpf.Map) (*ebpf.Program, error) {
 		burst      = 1 << 30 // ns: never used up
 		perByte    = 4       // 2^-perByte ns a byte
 	)
-	return o.program("flows", concat(
+	return o.program("flows", slices.Concat(
 		asm.Instructions{asm.LoadMem(asm.R7, asm.R1, skbLength, asm.Word)},
 		frame(ipv4Ports+4),
 		copyWords(ipv4Source, key, 2),
@@ -177,10 +167,10 @@ func (o *owned) flowProgram(flows *ebpf.Map) (*ebpf.Program, error) {
 			asm.Mov.Imm(asm.R4, 0), // BPF_ANY
 			asm.FnMapUpdateElem.Call(),
 			asm.Ja.Label("exit"),
-			asm.Mov.Imm(asm.R0, 2).WithSymbol("excess"), // TC_ACT_SHOT
+			asm.Mov.Imm(asm.R0, drop).WithSymbol("excess"),
 			asm.Return(),
 		},
-	)...)
+	))
 }
 
 // floorProgram reads the clock and one cache line, which the source address
@@ -193,7 +183,7 @@ func (o *owned) floorProgram(lines uint32) (*ebpf.Program, error) {
 	if err != nil {
 		return nil, err
 	}
-	return o.program("floor", concat(
+	return o.program("floor", slices.Concat(
 		frame(ipv4Dest),
 		asm.Instructions{
 			asm.LoadMem(asm.R7, asm.R6, ipv4Source, asm.Word),
@@ -210,7 +200,7 @@ func (o *owned) floorProgram(lines uint32) (*ebpf.Program, error) {
 			asm.JGT.Imm(asm.R1, 0, "exit"), // the packet waits for what it reads
 		},
 		exit(),
-	)...)
+	))
 }
 
 const (
@@ -219,19 +209,19 @@ const (
 )
 
 // wordProgram changes one word that all CPUs share: code does it, with R0 pointing to the word.
-func (o *owned) wordProgram(name string, before asm.Instructions, code asm.Instructions) (*ebpf.Program, error) {
+func (o *owned) wordProgram(before, code asm.Instructions) (*ebpf.Program, error) {
 	const key = -4
 	word, err := o.newMap(ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 64, MaxEntries: 1, Flags: mmapable})
 	if err != nil {
 		return nil, err
 	}
-	return o.program(name, concat(
+	return o.program("word", slices.Concat(
 		before,
 		asm.Instructions{asm.StoreImm(asm.R10, key, 0, asm.Word)},
 		lookup(word, key, "exit"),
 		code,
 		exit(),
-	)...)
+	))
 }
 
 func readClock() asm.Instructions { return asm.Instructions{asm.FnKtimeGetNs.Call()} }
@@ -261,28 +251,21 @@ func swapWord() asm.Instructions {
 // cheaper than making random numbers, and the CPU reads ahead.
 type walk struct {
 	addresses *ebpf.Map
-	count     uint32 // a power of two
-	words     int    // 32 bit, of an address
-	at        int32  // where in the frame it goes
+	count     int   // a power of two
+	words     int   // 32 bit, of an address
+	at        int16 // where in the frame it goes
 }
 
-// newWalk makes one through addresses, whose number is a power of two.
-func newWalk[A [4]byte | [16]byte](o *owned, addresses []A, at int32) (walk, error) {
-	size := uint32(len(addresses[0]))
-	w := walk{count: uint32(len(addresses)), words: int(size / 4), at: at}
-	var err error
-	w.addresses, err = o.newMap(ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: size, MaxEntries: w.count})
-	if err != nil {
-		return walk{}, err
+// newWalk makes one through addresses of one family, whose number is a power of two.
+func (o *owned) newWalk(addresses []netip.Addr, at int16) (w walk, err error) {
+	w = walk{count: len(addresses), words: addresses[0].BitLen() / 32, at: at}
+	w.addresses, err = o.newMap(ebpf.MapSpec{
+		Type: ebpf.Array, KeySize: 4, ValueSize: uint32(4 * w.words), MaxEntries: uint32(w.count),
+	})
+	for i := 0; i < w.count && err == nil; i++ {
+		err = w.addresses.Put(uint32(i), addresses[i].AsSlice())
 	}
-	keys := make([]uint32, w.count)
-	for i := range keys {
-		keys[i] = uint32(i)
-	}
-	if err := batchPut(w.addresses, keys, addresses); err != nil {
-		return walk{}, fmt.Errorf("write down %d addresses: %w", w.count, err)
-	}
-	return w, nil
+	return w, err
 }
 
 // before is a program that walks and hands each packet on.
@@ -299,7 +282,7 @@ func (o *owned) before(w walk, then *ebpf.Program) (*ebpf.Program, error) {
 		return nil, err
 	}
 	const key = -4
-	code := concat(
+	code := slices.Concat(
 		asm.Instructions{
 			asm.Mov.Reg(asm.R8, asm.R1),
 			asm.StoreImm(asm.R10, key, 0, asm.Word),
@@ -314,33 +297,20 @@ func (o *owned) before(w walk, then *ebpf.Program) (*ebpf.Program, error) {
 		},
 		lookup(w.addresses, key, "exit"),
 		asm.Instructions{asm.Mov.Reg(asm.R1, asm.R8)},
-		frame(w.at+4*int32(w.words)),
+		frame(int32(w.at)+4*int32(w.words)),
 	)
 	for i := range int16(w.words) {
 		code = append(code,
 			asm.LoadMem(asm.R1, asm.R0, 4*i, asm.Word),
-			asm.StoreMem(asm.R6, int16(w.at)+4*i, asm.R1, asm.Word),
+			asm.StoreMem(asm.R6, w.at+4*i, asm.R1, asm.Word),
 		)
 	}
-	return o.program("walk", concat(code, asm.Instructions{
+	return o.program("walk", slices.Concat(code, asm.Instructions{
 		asm.Mov.Reg(asm.R1, asm.R8),
 		asm.LoadMapPtr(asm.R2, chain.FD()),
 		asm.Mov.Imm(asm.R3, 0),
 		asm.FnTailCall.Call(),
-	}, exit())...)
-}
-
-// batchPut writes many entries of a map.
-func batchPut[K, V any](m *ebpf.Map, keys []K, values []V) error {
-	const most = 1 << 16
-	for len(keys) > 0 {
-		n := min(len(keys), most)
-		if _, err := m.BatchUpdate(keys[:n], values[:n], nil); err != nil {
-			return err
-		}
-		keys, values = keys[n:], values[n:]
-	}
-	return nil
+	}, exit()))
 }
 
 // udp is a frame of that family with so many bytes of payload.

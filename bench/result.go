@@ -7,7 +7,7 @@ import (
 
 // A Result is one figure: what one subject took in one case, over all rounds.
 type Result struct {
-	Suite   string // filled in by main
+	Suite   string
 	Case    string // "table: column"; each table of the report has a chart
 	Subject string // a row: who was measured
 	Unit    string // one of units
@@ -15,7 +15,7 @@ type Result struct {
 	Low     float64 // lower quartile
 	High    float64 // upper quartile
 	Rounds  int
-	Note    string `json:",omitempty"` // what a reader must know to compare it fairly
+	Note    string `json:",omitempty"` // that of its samples
 }
 
 // table and column are the parts of Case.
@@ -113,9 +113,27 @@ func quantile(sorted []float64, q float64) float64 {
 	return sorted[i] + (at-float64(i))*(sorted[i+1]-sorted[i])
 }
 
-// newResult is the figure that samples give.
-func newResult(name, subject, unit string, samples []float64) Result {
-	r := Result{Case: name, Subject: subject, Unit: unit, Rounds: len(samples)}
-	r.Median, r.Low, r.High = summarize(samples)
-	return r
+// Taken are samples of a figure.
+type taken struct {
+	Case, Subject, Unit string
+	Note                string // what a reader must know to compare it fairly
+	Samples             []float64
+}
+
+// resultsOf are the figures of a suite, in the order in which their first samples were taken.
+func resultsOf(suite string, all []taken) (results []Result) {
+	samples := map[figure][]float64{}
+	for _, t := range all {
+		f := figure{suite, t.Case, t.Subject, t.Unit}
+		if _, known := samples[f]; !known {
+			results = append(results, Result{Suite: suite, Case: t.Case, Subject: t.Subject, Unit: t.Unit, Note: t.Note})
+		}
+		samples[f] = append(samples[f], t.Samples...)
+	}
+	for i, r := range results {
+		of := samples[figure{suite, r.Case, r.Subject, r.Unit}]
+		results[i].Rounds = len(of)
+		results[i].Median, results[i].Low, results[i].High = summarize(of)
+	}
+	return results
 }

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -30,53 +32,51 @@ type pair struct {
 }
 
 // twoCPUs measures how many packets two CPUs handle, by what one of them does alone.
-func (l *lab) twoCPUs(ctx context.Context) (results []Result, err error) {
-	if len(l.cpus) < 2 {
+func (l *lab) twoCPUs(ctx context.Context) error {
+	on, err := cpus()
+	if err != nil {
+		return err
+	}
+	if len(on) < 2 {
 		l.say("  two CPUs: this machine has one")
-		return nil, nil
+		return nil
 	}
 	l.say("  two CPUs")
 	pairs, err := l.pairs()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	long := 60 * time.Millisecond
 	if l.quick {
 		long = 20 * time.Millisecond
 	}
-	ratio, apart := make([][]float64, len(pairs)), make([][]float64, len(pairs))
 	for range l.rounds(31) {
-		for i, p := range pairs {
+		for _, p := range pairs {
 			if err := ctx.Err(); err != nil {
-				return nil, err
+				return err
 			}
-			alone, err := packetRate(l.cpus[1:2], p, long)
+			alone, err := packetRate(on[1:2], p, long)
 			if err != nil {
-				return nil, err
+				return err
 			}
-			both, err := packetRate(l.cpus[:2], p, long)
+			both, err := packetRate(on[:2], p, long)
 			if err != nil {
-				return nil, err
+				return err
 			}
-			ratio[i] = append(ratio[i], both/alone)
-			apart[i] = append(apart[i], 1e9/both)
+			l.add("packets of two CPUs: "+p.column, p.subject, unitOneCPU, "", both/alone)
+			l.add("time from packet to packet, two CPUs: "+p.column, p.subject, unitNanoseconds, "", 1e9/both)
 		}
 	}
-	for i, p := range pairs {
-		results = append(results,
-			newResult("packets of two CPUs: "+p.column, p.subject, unitOneCPU, ratio[i]),
-			newResult("time from packet to packet, two CPUs: "+p.column, p.subject, unitNanoseconds, apart[i]))
-	}
-	return results, nil
+	return nil
 }
 
 func (l *lab) pairs() (pairs []pair, err error) {
 	same := udp(false, payload)
-	other := append([]byte(nil), same...)
+	other := slices.Clone(same)
 	copy(other[ipv4Dest:], netip.MustParseAddr("172.16.0.1").AsSlice())
 	for _, a := range algorithms {
 		p, err := l.shapectl(maps.Size{Rules: 2, Buckets: 1}, []policy.Rule{
-			generous(netip.MustParsePrefix("10.0.0.0/8"), a),
+			generous(everything, a),
 			generous(netip.MustParsePrefix("172.16.0.0/12"), a),
 		})
 		if err != nil {
@@ -86,24 +86,21 @@ func (l *lab) pairs() (pairs []pair, err error) {
 			pair{"one bucket", name(a), p, [2][]byte{same, same}},
 			pair{"a bucket each", name(a), p, [2][]byte{same, other}})
 	}
-	add, err := l.wordProgram("add", nil, addToWord())
-	if err != nil {
-		return nil, err
+	for _, word := range []struct {
+		subject      string
+		before, code asm.Instructions
+	}{
+		{sharedAdd, nil, addToWord()},
+		{sharedCAS, nil, swapWord()},
+		{sharedClock, readClock(), swapWord()},
+	} {
+		p, err := l.wordProgram(word.before, word.code)
+		if err != nil {
+			return nil, err
+		}
+		pairs = append(pairs, pair{"one bucket", word.subject, p, [2][]byte{same, same}})
 	}
-	cas, err := l.wordProgram("cas", nil, swapWord())
-	if err != nil {
-		return nil, err
-	}
-	clock, err := l.wordProgram("clock_cas", readClock(), swapWord())
-	if err != nil {
-		return nil, err
-	}
-	return append(pairs,
-		pair{"one bucket", sharedAdd, add, [2][]byte{same, same}},
-		pair{"one bucket", sharedCAS, cas, [2][]byte{same, same}},
-		pair{"one bucket", sharedClock, clock, [2][]byte{same, same}},
-		pair{"a bucket each", clockProgram, l.clock, [2][]byte{same, same}},
-	), nil
+	return append(pairs, pair{"a bucket each", clockProgram, l.clock, [2][]byte{same, same}}), nil
 }
 
 // A burst is a stretch of packets that one CPU handled.

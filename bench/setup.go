@@ -9,17 +9,11 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"runtime"
 	"runtime/debug"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/shapectl/shapectl/bpf"
-	datapath "github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -28,14 +22,13 @@ import (
 // what that takes in time, in the memory of the process that does it, and in
 // the kernel's.
 
-// An outcome is what it took to bring rules into force once, and to change them.
+// An outcome is what it took to bring rules into force once, and to change them; nothing where that was not tried.
 type outcome struct {
-	Seconds   float64
-	KernelMiB float64
-	Random    []float64 // µs to change a rule, another one each time
-	Same      []float64 // µs to change the same one again and again
-
-	ProcessMiB float64 // at its peak
+	Seconds    []float64
+	Random     []float64 // µs to change a rule, another one each time
+	Same       []float64 // µs to change the same one again and again
+	KernelMiB  []float64
+	ProcessMiB []float64 // at its peak
 }
 
 // A contender is one that setup compares.
@@ -52,15 +45,15 @@ var contenders = []contender{
 	{subject: name(policy.GCRA), most: 1_000_000, load: loadOurs(policy.EachAll)},
 	{subject: name(policy.GCRA) + ", each host", most: 1_000_000, load: loadOurs(policy.EachHost),
 		note: "with room for a million hosts"},
-	{subject: "HTB classes, u32 hash tables", most: 65_534, load: loadHTB,
+	{subject: "HTB classes, u32 hash tables", most: 65_534, load: loadPeer(htbRules, "tc", "-batch", "-"),
 		why: "an HTB qdisc has 65 534 classes at most", note: "addresses of one /16; changed by netlink, loaded by `tc -batch`"},
-	{subject: "nft map of limits", most: 100_000, slow: true, load: loadNftMap,
+	{subject: "nft map of limits", most: 100_000, slow: true, load: loadPeer(nftMapRules, "nft", "-f", "-"),
 		why: "not tried, as 100 000 already take long", note: "prefixes that do not overlap; each change is a call of nft"},
-	{subject: "nft set with limits", most: 100_000, slow: true, load: loadNftSet,
+	{subject: "nft set with limits", most: 100_000, slow: true, load: loadPeer(nftSetRules, "nft", "-f", "-"),
 		why: "not tried, as 100 000 already take long", note: "prefixes that do not overlap; each change is a call of nft"},
 }
 
-func setup(ctx context.Context, o options) (results []Result, err error) {
+func setup(ctx context.Context, o options) error {
 	sizes := []struct {
 		rules, rounds int
 		changes       int // of each kind in a round
@@ -75,9 +68,7 @@ func setup(ctx context.Context, o options) (results []Result, err error) {
 	for _, size := range sizes {
 		for _, l := range contenders {
 			if size.rules > l.most {
-				for _, f := range figures {
-					results = append(results, Result{Case: f.table + ": " + count(size.rules), Subject: l.subject, Unit: f.unit, Note: l.why})
-				}
+				l.report(o, size.rules, l.why, outcome{})
 				continue
 			}
 			o.say("  %s rules: %s", count(size.rules), l.subject)
@@ -85,37 +76,31 @@ func setup(ctx context.Context, o options) (results []Result, err error) {
 			if l.slow {
 				changes = size.slowChanges
 			}
-			var all []outcome
 			for range o.rounds(size.rounds) {
 				one, err := l.load(ctx, size.rules, changes)
 				if err != nil {
-					return nil, fmt.Errorf("%s, %d rules: %w", l.subject, size.rules, err)
+					return fmt.Errorf("%s, %d rules: %w", l.subject, size.rules, err)
 				}
-				all = append(all, one)
-			}
-			for _, f := range figures {
-				var samples []float64
-				for _, one := range all {
-					samples = append(samples, f.of(one)...)
-				}
-				r := newResult(f.table+": "+count(size.rules), l.subject, f.unit, samples)
-				r.Note = l.note
-				results = append(results, r)
+				l.report(o, size.rules, l.note, one)
 			}
 		}
 	}
-	return results, nil
+	return nil
 }
 
-var figures = []struct {
-	table, unit string
-	of          func(outcome) []float64
-}{
-	{"time to load rules", unitSeconds, func(o outcome) []float64 { return []float64{o.Seconds} }},
-	{"time to change one rule, another each time", unitMicroseconds, func(o outcome) []float64 { return o.Random }},
-	{"time to change one rule, the same again", unitMicroseconds, func(o outcome) []float64 { return o.Same }},
-	{"kernel memory of rules", unitMiB, func(o outcome) []float64 { return []float64{o.KernelMiB} }},
-	{"peak memory of the process that loads rules", unitMiB, func(o outcome) []float64 { return []float64{o.ProcessMiB} }},
+func (c contender) report(o options, rules int, note string, out outcome) {
+	for _, f := range []struct {
+		table, unit string
+		samples     []float64
+	}{
+		{"time to load rules", unitSeconds, out.Seconds},
+		{"time to change one rule, another each time", unitMicroseconds, out.Random},
+		{"time to change one rule, the same again", unitMicroseconds, out.Same},
+		{"kernel memory of rules", unitMiB, out.KernelMiB},
+		{"peak memory of the process that loads rules", unitMiB, out.ProcessMiB},
+	} {
+		o.add(f.table+": "+count(rules), c.subject, f.unit, note, f.samples...)
+	}
 }
 
 // loadOurs has this program run once more with -load, so that its memory is that of loading alone.
@@ -130,7 +115,7 @@ func loadOurs(each policy.EachKind) func(ctx context.Context, n, changes int) (o
 			return out, err
 		}
 		var stdout bytes.Buffer
-		if _, err = runCommand(ctx, nil, &stdout, self, "-load", string(what)); err != nil {
+		if _, err = runCommand(ctx, "", &stdout, self, "-load", string(what)); err != nil {
 			return out, err
 		}
 		err = json.Unmarshal(stdout.Bytes(), &out)
@@ -145,8 +130,13 @@ type loading struct {
 	Each    policy.EachKind
 }
 
-// run prints the outcome as JSON. Making the rules stands for reading them from a file, and is not counted.
-func (l loading) run(w io.Writer) error {
+// loadRules does what a loading says, and prints the outcome as JSON. Making the
+// rules stands for reading them from a file, and is not counted.
+func loadRules(what string, w io.Writer) error {
+	var l loading
+	if err := json.Unmarshal([]byte(what), &l); err != nil {
+		return fmt.Errorf("-load %s: %w", what, err)
+	}
 	n := l.Rules
 	size := maps.Size{Rules: uint32(n), Buckets: 1}
 	if l.Each != policy.EachAll {
@@ -163,29 +153,23 @@ func (l loading) run(w io.Writer) error {
 	}
 	before := settledMemory()
 	start := time.Now()
-	store, err := maps.New(size, bpf.AbiHook{L2Bytes: ethernetBytes, Secret: secret()})
+	var made owned
+	defer made.Close()
+	_, set, err := made.loaded(size, rules)
 	if err != nil {
 		return err
 	}
-	defer store.Close()
-	p, err := datapath.Load(store, store.Hook())
-	if err != nil {
-		return err
+	out := outcome{
+		Seconds: []float64{time.Since(start).Seconds()}, KernelMiB: []float64{kernelMemory() - before},
+		ProcessMiB: []float64{processMemory(os.Getpid(), peakMemory)},
 	}
-	defer p.Close()
-	set := store.View(0)
-	if err := set.Load(rules); err != nil {
-		return err
-	}
-	out := outcome{Seconds: time.Since(start).Seconds(), KernelMiB: kernelMemory() - before}
-	out.ProcessMiB, _ = peakMemory(os.Getpid())
-
-	change := func(i int) (float64, error) {
+	change := func(i int) func() error {
 		rule := rules[i]
 		rule.Rate = someRate(random)
-		start := time.Now()
-		_, err := set.Put(rule)
-		return microseconds(time.Since(start)), err
+		return func() error {
+			_, err := set.Put(rule)
+			return err
+		}
 	}
 	if out.Random, out.Same, err = changeRules(random, n, l.Changes, change); err != nil {
 		return err
@@ -193,42 +177,36 @@ func (l loading) run(w io.Writer) error {
 	return json.NewEncoder(w).Encode(out)
 }
 
+// A changeRule makes a change of the i-th rule ready; what that takes is not counted.
+type changeRule func(i int) (do func() error)
+
 // changeRules changes one of n rules so often, another each time, and then one of them so often.
-func changeRules(r *rand.Rand, n, changes int, change func(i int) (us float64, err error)) (random, same []float64, err error) {
-	for range changes {
-		us, err := change(r.IntN(n))
-		if err != nil {
-			return nil, nil, err
-		}
-		random = append(random, us)
-	}
+func changeRules(r *rand.Rand, n, changes int, change changeRule) (random, same []float64, err error) {
 	one := r.IntN(n)
-	for range changes {
-		us, err := change(one)
-		if err != nil {
+	for i := range 2 * changes {
+		us := &same
+		which := one
+		if i < changes {
+			us, which = &random, r.IntN(n)
+		}
+		do := change(which)
+		start := time.Now()
+		if err := do(); err != nil {
 			return nil, nil, err
 		}
-		same = append(same, us)
+		*us = append(*us, float64(time.Since(start))/float64(time.Microsecond))
 	}
 	return random, same, nil
 }
 
 func someRate(r *rand.Rand) policy.Rate { return policy.Rate(1+r.IntN(1000)) * 1_000_000 }
 
-func microseconds(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
-
 // kernelMemory is what the kernel has taken for itself in MiB: objects, large
 // areas, and what each CPU has its own copy of. Others' doings are in it too,
 // so differences below about 1 MiB mean nothing.
 func kernelMemory() (mib float64) {
-	data, _ := os.ReadFile("/proc/meminfo")
-	for line := range strings.Lines(string(data)) {
-		name, rest, _ := strings.Cut(line, ":")
-		switch name {
-		case "SUnreclaim", "VmallocUsed", "Percpu":
-			kib, _ := strconv.ParseFloat(strings.Fields(rest)[0], 64)
-			mib += kib / 1024
-		}
+	for _, part := range []string{"SUnreclaim", "VmallocUsed", "Percpu"} {
+		mib += readMiB("/proc/meminfo", part)
 	}
 	return mib
 }
@@ -250,14 +228,14 @@ func settledMemory() float64 {
 
 // runCommand runs a command in the calling thread's network namespace, and
 // returns the most memory that it had at any time, in MiB.
-func runCommand(ctx context.Context, stdin io.Reader, stdout io.Writer, command string, args ...string) (peakMiB float64, err error) {
-	cmd := exec.CommandContext(ctx, command, args...)
-	cmd.Stdin, cmd.Stdout = stdin, stdout
+func runCommand(ctx context.Context, input string, stdout io.Writer, name string, args ...string) (peakMiB float64, err error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Stdin, cmd.Stdout = strings.NewReader(input), stdout
 	return watchCommand(cmd, peakMemory)
 }
 
-// watchCommand runs a command, and returns the most that memory, in MiB, said of its process.
-func watchCommand(cmd *exec.Cmd, memory func(pid int) (mib float64, ok bool)) (peakMiB float64, err error) {
+// watchCommand runs a command, and returns the most memory of that kind that its process had at any time, in MiB.
+func watchCommand(cmd *exec.Cmd, memory string) (peakMiB float64, err error) {
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	if err := cmd.Start(); err != nil {
@@ -269,9 +247,7 @@ func watchCommand(cmd *exec.Cmd, memory func(pid int) (mib float64, ok bool)) (p
 	var looking sync.WaitGroup
 	looking.Go(func() {
 		for {
-			if mib, ok := memory(cmd.Process.Pid); ok {
-				peakMiB = max(peakMiB, mib)
-			}
+			peakMiB = max(peakMiB, processMemory(cmd.Process.Pid, memory))
 			select {
 			case <-ended:
 				return
@@ -295,33 +271,13 @@ func forgetPeak() error {
 	return os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) // proc(5): resets VmHWM
 }
 
-// peakMemory is the most that a process, which still lives, ever had.
-func peakMemory(pid int) (mib float64, ok bool) { return statusMemory(pid, "VmHWM:") }
+// What a process has in memory, as proc(5) names it.
+const (
+	peakMemory = "VmHWM"   // the most that it ever had
+	ownMemory  = "RssAnon" // for itself: no maps, which it shares with the kernel
+)
 
-// ownMemory is what a process, which still lives, has for itself: no maps, which it shares with the kernel.
-func ownMemory(pid int) (mib float64, ok bool) { return statusMemory(pid, "RssAnon:") }
-
-func statusMemory(pid int, what string) (mib float64, ok bool) {
-	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	for line := range strings.Lines(string(data)) {
-		if rest, found := strings.CutPrefix(line, what); found {
-			kib, err := strconv.ParseFloat(strings.Fields(rest)[0], 64)
-			return kib / 1024, err == nil
-		}
-	}
-	return 0, false
-}
-
-// inNamespace runs f in a network namespace of its own, which goes when f is done.
-func inNamespace(f func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine, and takes the namespace along
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("make a network namespace: %w", err)
-			return
-		}
-		done <- f()
-	}()
-	return <-done
+// processMemory is that of a process which still lives, in MiB.
+func processMemory(pid int, what string) float64 {
+	return readMiB(fmt.Sprintf("/proc/%d/status", pid), what)
 }

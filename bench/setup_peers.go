@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -10,121 +9,95 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // Peers are set up in one transaction of their own tool, from text that was
 // made before: reading it is part of what they take.
 
-// loadHTB gives each address of a /16 a class, which two levels of hash tables
-// of the u32 classifier find by the last two bytes of the destination.
-func loadHTB(ctx context.Context, n, changes int) (out outcome, err error) {
-	err = inNamespace(func() error {
-		index, err := addVeth()
+// peerRules are how n rules of a peer are made, with a rate for each, in the thread's namespace.
+type peerRules func(ctx context.Context, n int, rate func() policy.Rate) (script string, change changeRule)
+
+// loadPeer has a command bring rules into force in an arena of their own, and changes some.
+func loadPeer(rules peerRules, command string, args ...string) func(ctx context.Context, n, changes int) (outcome, error) {
+	return func(ctx context.Context, n, changes int) (out outcome, err error) {
+		a, err := newArena(ctx)
 		if err != nil {
-			return err
+			return out, err
 		}
-		batch := htbBatch(n)
-		before := settledMemory()
-		start := time.Now()
-		if out.ProcessMiB, err = runCommand(ctx, batch, io.Discard, "tc", "-batch", "-"); err != nil {
-			return err
-		}
-		out.Seconds = time.Since(start).Seconds()
-		out.KernelMiB = kernelMemory() - before
+		defer a.Close()
 		random := newRandom()
-		out.Random, out.Same, err = changeRules(random, n, changes, func(i int) (float64, error) {
-			class := netlink.NewHtbClass(
-				netlink.ClassAttrs{LinkIndex: index, Parent: netlink.MakeHandle(1, 0), Handle: netlink.MakeHandle(1, htbClass(i))},
-				netlink.HtbClassAttrs{Rate: uint64(someRate(random)), Buffer: 1 << 20},
-			)
+		err = in(a.near, func() error {
+			script, change := rules(ctx, n, func() policy.Rate { return someRate(random) })
+			before := settledMemory()
 			start := time.Now()
-			err := netlink.ClassChange(class)
-			return microseconds(time.Since(start)), err
+			peak, err := runCommand(ctx, script, io.Discard, command, args...)
+			if err != nil {
+				return err
+			}
+			out.Seconds, out.KernelMiB = []float64{time.Since(start).Seconds()}, []float64{kernelMemory() - before}
+			out.ProcessMiB = []float64{peak}
+			out.Random, out.Same, err = changeRules(random, n, changes, change)
+			return err
 		})
-		return err
-	})
-	return out, err
+		return out, err
+	}
 }
 
-const vethName = "bench0"
-
-// addVeth makes a device that is up, with another at its far end.
-func addVeth() (index int, err error) {
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = vethName
-	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "bench1"}); err != nil {
-		return 0, fmt.Errorf("add a veth pair: %w", err)
+// htbRules give each address of a /16 a class.
+func htbRules(_ context.Context, n int, rate func() policy.Rate) (script string, change changeRule) {
+	prefixes := make([]netip.Prefix, n)
+	for i := range prefixes {
+		prefixes[i] = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 32)
 	}
-	link, err := netlink.LinkByName(vethName)
-	if err != nil {
-		return 0, err
-	}
-	return link.Attrs().Index, netlink.LinkSetUp(link)
-}
-
-// htbClass is the minor number of the i-th class; 0 is none.
-func htbClass(i int) uint16 { return uint16(i + 1) }
-
-func htbBatch(n int) io.Reader {
-	var b bytes.Buffer
-	random := newRandom()
-	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
-	const filter = "filter add dev " + vethName + " parent 1: prio 1 protocol ip "
-	line("qdisc add dev %s root handle 1: htb", vethName)
-	for i := range n {
-		line("class add dev %s parent 1: classid 1:%x htb rate %dbit burst 1mb quantum 1514", vethName, htbClass(i), someRate(random))
-	}
-	line("%shandle 2: u32 divisor 256", filter)
-	line("%su32 ht 800:: match ip dst 10.1.0.0/16 hashkey mask 0x0000ff00 at 16 link 2:", filter)
-	for i := range n {
-		high, low := i>>8, i&0xff
-		table := 0x100 + high
-		if low == 0 {
-			line("%shandle %x: u32 divisor 256", filter, table)
-			line("%su32 ht 2:%x: match ip dst 10.1.%d.0/24 hashkey mask 0x000000ff at 16 link %x:", filter, high, high, table)
+	script = htbBatch(prefixes, 2, func() string { return fmt.Sprintf("rate %dbit burst 1mb", uint64(rate())) })
+	return script, func(i int) func() error {
+		attrs := netlink.ClassAttrs{Parent: netlink.MakeHandle(1, 0), Handle: netlink.MakeHandle(1, uint16(i+1))}
+		if l, err := lookUp(nearDevice); err == nil {
+			attrs.LinkIndex = l.Attrs().Index
 		}
-		line("%su32 ht %x:%x: match ip dst 10.1.%d.%d/32 flowid 1:%x", filter, table, low, high, low, htbClass(i))
+		class := netlink.NewHtbClass(attrs, netlink.HtbClassAttrs{Rate: uint64(rate()), Buffer: 1 << 20})
+		return func() error { return netlink.ClassChange(class) }
 	}
-	return &b
 }
 
-func nftRate(rate uint64) string {
+// nftMapRules have a limit of another name for each change, as one that is in use can not be changed.
+func nftMapRules(ctx context.Context, n int, rate func() policy.Rate) (script string, change changeRule) {
+	var b strings.Builder
+	b.WriteString("table ip bench {\n")
+	for i := range n {
+		fmt.Fprintf(&b, "limit l%d { %s; }\n", i, nftRate(rate()))
+	}
+	b.WriteString("map rates { type ipv4_addr : limit; flags interval; elements = {\n")
+	for i := range n {
+		fmt.Fprintf(&b, "%s : \"l%d\",\n", nftPrefix(i), i)
+	}
+	b.WriteString("} }\nchain out { type filter hook output priority 0; limit name ip daddr map @rates drop\n}\n}\n")
+	turn := 0
+	return b.String(), func(i int) func() error {
+		turn++
+		return nftChange(ctx, "add limit ip bench t%[1]d { %[2]s; }\n"+
+			"delete element ip bench rates { %[3]s }\nadd element ip bench rates { %[3]s : \"t%[1]d\" }\n",
+			turn, nftRate(rate()), nftPrefix(i))
+	}
+}
+
+func nftSetRules(ctx context.Context, n int, rate func() policy.Rate) (script string, change changeRule) {
+	var b strings.Builder
+	b.WriteString("table ip bench {\nset rates { type ipv4_addr; flags interval; limit rate over 1 mbytes/second; elements = {\n")
+	for i := range n {
+		fmt.Fprintf(&b, "%s limit %s,\n", nftPrefix(i), nftRate(rate()))
+	}
+	b.WriteString("} }\nchain out { type filter hook output priority 0; ip daddr @rates drop\n}\n}\n")
+	return b.String(), func(i int) func() error {
+		return nftChange(ctx, "delete element ip bench rates { %[1]s }\nadd element ip bench rates { %[1]s limit %[2]s }\n",
+			nftPrefix(i), nftRate(rate()))
+	}
+}
+
+func nftRate(rate policy.Rate) string {
 	return fmt.Sprintf("rate over %d bytes/second burst 1048576 bytes", rate/8)
-}
-
-// A change makes a limit of another name, as one that is in use can not be changed.
-func loadNftMap(ctx context.Context, n, changes int) (outcome, error) {
-	return loadNft(ctx, n, changes, func(random func() uint64) (script string, change func(i, turn int) string) {
-		var b strings.Builder
-		b.WriteString("table ip bench {\n")
-		for i := range n {
-			fmt.Fprintf(&b, "limit l%d { %s; }\n", i, nftRate(random()))
-		}
-		b.WriteString("map rates { type ipv4_addr : limit; flags interval; elements = {\n")
-		for i := range n {
-			fmt.Fprintf(&b, "%s : \"l%d\",\n", nftPrefix(i), i)
-		}
-		b.WriteString("} }\nchain out { type filter hook output priority 0; limit name ip daddr map @rates drop\n}\n}\n")
-		return b.String(), func(i, turn int) string {
-			return fmt.Sprintf("add limit ip bench t%d { %s; }\ndelete element ip bench rates { %s }\nadd element ip bench rates { %s : \"t%d\" }\n",
-				turn, nftRate(random()), nftPrefix(i), nftPrefix(i), turn)
-		}
-	})
-}
-
-func loadNftSet(ctx context.Context, n, changes int) (outcome, error) {
-	return loadNft(ctx, n, changes, func(random func() uint64) (script string, change func(i, turn int) string) {
-		var b strings.Builder
-		b.WriteString("table ip bench {\nset rates { type ipv4_addr; flags interval; limit rate over 1 mbytes/second; elements = {\n")
-		for i := range n {
-			fmt.Fprintf(&b, "%s limit %s,\n", nftPrefix(i), nftRate(random()))
-		}
-		b.WriteString("} }\nchain out { type filter hook output priority 0; ip daddr @rates drop\n}\n}\n")
-		return b.String(), func(i, _ int) string {
-			return fmt.Sprintf("delete element ip bench rates { %s }\nadd element ip bench rates { %s limit %s }\n",
-				nftPrefix(i), nftPrefix(i), nftRate(random()))
-		}
-	})
 }
 
 // nftPrefix is the i-th of many prefixes that do not overlap.
@@ -133,29 +106,10 @@ func nftPrefix(i int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}), 28)
 }
 
-func loadNft(ctx context.Context, n, changes int,
-	text func(rate func() uint64) (script string, change func(i, turn int) string)) (out outcome, err error) {
-	err = inNamespace(func() error {
-		random := newRandom()
-		script, change := text(func() uint64 { return uint64(someRate(random)) })
-		nft := func(script string) (float64, error) {
-			return runCommand(ctx, strings.NewReader(script), io.Discard, "nft", "-f", "-")
-		}
-		before := settledMemory()
-		start := time.Now()
-		if out.ProcessMiB, err = nft(script); err != nil {
-			return err
-		}
-		out.Seconds = time.Since(start).Seconds()
-		out.KernelMiB = kernelMemory() - before
-		turn := 0
-		out.Random, out.Same, err = changeRules(random, n, changes, func(i int) (float64, error) {
-			turn++
-			start := time.Now()
-			_, err := nft(change(i, turn))
-			return microseconds(time.Since(start)), err
-		})
+func nftChange(ctx context.Context, format string, args ...any) func() error {
+	script := fmt.Sprintf(format, args...)
+	return func() error {
+		_, err := runCommand(ctx, script, io.Discard, "nft", "-f", "-")
 		return err
-	})
-	return out, err
+	}
 }

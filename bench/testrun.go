@@ -3,14 +3,13 @@ package main
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
 
-// An arm is one subject of a contest: a program and the packet that it is run with.
+// An arm is a subject that takes part in a contest: a program and the packet that it is run with.
 type arm struct {
 	subject string
 	program *ebpf.Program
@@ -22,85 +21,63 @@ type arm struct {
 	note   string
 }
 
-// A contest has its arms take turns, round by round, so that a machine whose
-// speed changes changes it for all of them.
-type contest struct {
-	empty, clock *ebpf.Program
-	arms         []arm
-}
-
-// costs are ns a packet of each arm, by round.
-type costs struct {
-	empty, clock []float64
-	arms         [][]float64
-}
-
 // warmUpPackets is how many packets an arm handles before it is measured.
 const warmUpPackets = 10_000
 
-func (c contest) run(ctx context.Context, rounds int) (costs, error) {
-	out := costs{arms: make([][]float64, len(c.arms))}
-	for _, a := range c.arms {
+// A turn is what packets took in one round, in ns each.
+type turn struct {
+	empty, clock float64 // in these programs
+	arms         []float64
+}
+
+// contest has arms take turns, round by round, so that a machine whose speed
+// changes changes it for all of them, and hands what they took in each.
+func (l *lab) contest(ctx context.Context, rounds int, arms []arm, each func(turn)) error {
+	for _, a := range arms {
 		if _, err := nanoseconds(a.program, a.packet, warmUpPackets); err != nil {
-			return costs{}, fmt.Errorf("%s: %w", a.subject, err)
+			return fmt.Errorf("%s: %w", a.subject, err)
 		}
 	}
-	const reference = 50_000
 	for range rounds {
 		if err := ctx.Err(); err != nil {
-			return costs{}, err
+			return err
 		}
-		empty, err := nanoseconds(c.empty, c.arms[0].packet, reference)
-		if err != nil {
-			return costs{}, err
+		var t turn
+		var err error
+		if t.empty, err = nanoseconds(l.empty, arms[0].packet, hotPackets); err != nil {
+			return err
 		}
-		clock, err := nanoseconds(c.clock, c.arms[0].packet, reference)
-		if err != nil {
-			return costs{}, err
+		if t.clock, err = nanoseconds(l.clock, arms[0].packet, hotPackets); err != nil {
+			return err
 		}
-		out.empty, out.clock = append(out.empty, empty), append(out.clock, clock)
 		behind := map[*ebpf.Program]float64{}
-		for i, a := range c.arms {
+		for _, a := range arms {
 			cost, err := nanoseconds(a.program, a.packet, a.repeat)
 			if err != nil {
-				return costs{}, fmt.Errorf("%s: %w", a.subject, err)
+				return fmt.Errorf("%s: %w", a.subject, err)
 			}
 			if a.clock != nil {
 				if behind[a.clock] == 0 {
 					if behind[a.clock], err = nanoseconds(a.clock, a.packet, a.repeat); err != nil {
-						return costs{}, err
+						return err
 					}
 				}
-				cost -= behind[a.clock] - clock
+				cost -= behind[a.clock] - t.clock
 			}
-			out.arms[i] = append(out.arms[i], cost)
+			t.arms = append(t.arms, cost)
 		}
+		each(t)
 	}
-	return out, nil
+	return nil
 }
 
-// results are the figures of all arms in one case.
-func (c contest) results(name string, of costs) (results []Result) {
-	for i, a := range c.arms {
-		for _, r := range []Result{
-			newResult(name, a.subject, unitNanoseconds, of.arms[i]),
-			newResult(name, a.subject, unitClock, ratios(of.arms[i], of.clock)),
-			newResult(name, a.subject, unitEmpty, ratios(of.arms[i], of.empty)),
-		} {
-			r.Note = a.note
-			results = append(results, r)
-		}
+// addTurn reports what arms took in one round of a case.
+func (l *lab) addTurn(name string, arms []arm, t turn) {
+	for i, a := range arms {
+		l.add(name, a.subject, unitNanoseconds, a.note, t.arms[i])
+		l.add(name, a.subject, unitClock, a.note, t.arms[i]/t.clock)
+		l.add(name, a.subject, unitEmpty, a.note, t.arms[i]/t.empty)
 	}
-	return results
-}
-
-// ratios are those of two arms in each round.
-func ratios(of, by []float64) []float64 {
-	r := make([]float64, len(of))
-	for i := range of {
-		r[i] = of[i] / by[i]
-	}
-	return r
 }
 
 // nanoseconds is what one run of a program takes, of so many in a row. It
@@ -131,18 +108,23 @@ func cpus() (list []int, err error) {
 	return list, nil
 }
 
+// onLastCPU runs f on a thread that stays on the last CPU: interrupts mostly go to the first one.
+func onLastCPU(f func() error) error {
+	list, err := cpus()
+	if err != nil {
+		return err
+	}
+	return pinned(list[len(list)-1], f)
+}
+
 // pinned runs f on a thread that stays on one CPU.
 func pinned(cpu int, f func() error) error {
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+	return aside(func() error {
 		var one unix.CPUSet
 		one.Set(cpu)
 		if err := unix.SchedSetaffinity(0, &one); err != nil {
-			done <- fmt.Errorf("stay on CPU %d: %w", cpu, err)
-			return
+			return fmt.Errorf("stay on CPU %d: %w", cpu, err)
 		}
-		done <- f()
-	}()
-	return <-done
+		return f()
+	})
 }

@@ -5,10 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"runtime"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -27,75 +24,42 @@ const (
 	slice = 10 * time.Millisecond
 	// drainStep is how many packets go at a time until a bucket is empty.
 	drainStep = 1000
-	// warmPackets is how many packets go before.
-	warmPackets = 20_000
 )
 
-// trafficSubjects are compared with one limit.
-func trafficSubjects() []competitor {
-	var subjects []competitor
-	for _, a := range []policy.Algorithm{policy.GCRA, policy.Leaky} {
+// shapectlWays are what is compared of ours.
+func shapectlWays() (ways []competitor) {
+	for _, a := range algorithms {
 		for _, e := range []policy.EachKind{policy.EachAll, policy.EachHost, policy.EachFlow} {
-			subjects = append(subjects, shapectl(a, e, loader.TCX))
+			ways = append(ways, shapectl(a, e, loader.TCX))
 		}
 	}
-	return append(subjects, nftOneLimit, nftSet, hashlimit("iptables-legacy", ""), hashlimit("iptables-legacy", "dstip"), tbf, htb)
+	return ways
 }
 
-// traffic compares limiters by wall time.
-func traffic(ctx context.Context, o options) ([]Result, error) {
-	release, err := pin()
-	if err != nil {
-		return nil, err
-	}
-	defer release()
-	rounds := o.rounds(101)
-	passing, err := race(ctx, o, trafficNever, trafficSubjects(), freely, rounds)
-	if err != nil {
-		return nil, err
-	}
-	dropping, err := raceDropping(ctx, o, rounds)
-	if err != nil {
-		return nil, err
-	}
-	results := append(passing, dropping...)
-	counts := []int{1, 100, 10_000, 100_000}
-	if o.quick {
-		counts = counts[:2]
-	}
-	for _, n := range counts {
-		many, err := raceMany(ctx, o, n, o.rounds(21))
-		if err != nil {
-			return nil, fmt.Errorf("%d prefixes: %w", n, err)
+// traffic compares limiters by wall time. All of a packet's way is on one CPU.
+func traffic(ctx context.Context, o options) error {
+	return onLastCPU(func() error {
+		subjects := append(shapectlWays(), nftOneLimit, nftSet, hashlimitAll, hashlimitHost, tbf, htb)
+		warmed := warmUp{packets: 20_000}
+		if err := race(ctx, o, trafficNever, o.rounds(101), subjects, func(s competitor) (*lane, error) {
+			return newLane(ctx, s, freely, warmed, target)
+		}); err != nil {
+			return err
 		}
-		results = append(results, many...)
-	}
-	return results, nil
-}
-
-// pin keeps the calling thread on one CPU, so that all of a packet's way is on one.
-func pin() (release func(), err error) {
-	runtime.LockOSThread()
-	var before, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &before); err != nil {
-		runtime.UnlockOSThread()
-		return nil, fmt.Errorf("ask for the CPUs of a thread: %w", err)
-	}
-	last := 0
-	for cpu := range len(before) * 64 {
-		if before.IsSet(cpu) {
-			last = cpu
+		if err := raceDropping(ctx, o, subjects, warmed); err != nil {
+			return err
 		}
-	}
-	one.Set(last)
-	if err := unix.SchedSetaffinity(0, &one); err != nil {
-		runtime.UnlockOSThread()
-		return nil, fmt.Errorf("keep a thread on CPU %d: %w", last, err)
-	}
-	return func() {
-		unix.SchedSetaffinity(0, &before)
-		runtime.UnlockOSThread()
-	}, nil
+		counts := []int{1, 100, 10_000, 100_000}
+		if o.quick {
+			counts = counts[:2]
+		}
+		for _, n := range counts {
+			if err := raceMany(ctx, o, n); err != nil {
+				return fmt.Errorf("%d prefixes: %w", n, err)
+			}
+		}
+		return nil
+	})
 }
 
 // A lane is an arena whose sender takes part in a race.
@@ -105,164 +69,132 @@ type lane struct {
 	competitor
 	nanoseconds float64 // what a packet takes about
 	drops       bool    // most of what is sent
-	samples     []float64
 }
 
-// newLane sets a limiter up in an arena of its own, lets it settle, and sends so many packets to fill caches.
-func newLane(ctx context.Context, s competitor, l limit, targets []netip.Addr, settle time.Duration, packets int) (*lane, error) {
+// A warmUp is what a lane gets before it is measured.
+type warmUp struct {
+	settle  time.Duration // for the kernel to do what it has put off
+	packets int           // to fill caches
+}
+
+// newLane sets a limiter up in an arena of its own, and warms it up.
+func newLane(ctx context.Context, s competitor, l limit, w warmUp, targets ...netip.Addr) (_ *lane, err error) {
 	a, err := newArena(ctx)
 	if err != nil {
 		return nil, err
 	}
+	defer func() {
+		if err != nil {
+			a.Close()
+			err = fmt.Errorf("%s: %w", s.name, err)
+		}
+	}()
 	p := &lane{arena: a, competitor: s}
-	if err := p.prepare(ctx, l, targets, settle, packets); err != nil {
-		a.Close()
-		return nil, fmt.Errorf("%s: %w", s.name, err)
-	}
-	return p, nil
-}
-
-func (p *lane) prepare(ctx context.Context, l limit, targets []netip.Addr, settle time.Duration, packets int) (err error) {
 	if err := p.sink(); err != nil {
-		return err
+		return nil, err
 	}
-	if p.sender, err = p.newSender(smallPayload, targets...); err != nil {
-		return err
+	if p.sender, err = p.newSender(p.near, smallPayload, targets...); err != nil {
+		return nil, err
 	}
 	if err := p.set(ctx, p.arena, l); err != nil {
-		return err
+		return nil, err
 	}
-	if err := sleep(ctx, settle); err != nil {
-		return err
+	if err := sleep(ctx, w.settle); err != nil {
+		return nil, err
 	}
-	p.nanoseconds, err = p.send(packets)
-	return err
+	p.nanoseconds, err = p.send(w.packets)
+	return p, err
+}
+
+// turn sends for as long as a slice, and returns what a packet took.
+func (p *lane) turn() (nanoseconds float64, err error) {
+	if p.drops {
+		// It had the others' turns to fill up again.
+		if _, err := p.drained(drainStep); err != nil {
+			return 0, err
+		}
+	}
+	return p.send(max(len(p.targets), int(float64(slice)/p.nanoseconds)))
 }
 
 // bare is an arena without a limiter.
 var bare = competitor{name: noLimiter, set: func(context.Context, *arena, limit) error { return nil }}
 
-// race compares limiters with one limit each.
-func race(ctx context.Context, o options, name string, subjects []competitor, l limit, rounds int) ([]Result, error) {
+// race has limiters take turns in lanes that enter makes, beside one without
+// a limiter, and reports what each adds to a packet.
+func race(ctx context.Context, o options, name string, rounds int, subjects []competitor,
+	enter func(competitor) (*lane, error)) error {
 	var lanes []*lane
-	defer func() { closeLanes(lanes) }()
+	defer func() {
+		for _, p := range lanes {
+			p.Close()
+		}
+	}()
 	for _, s := range append([]competitor{bare}, subjects...) {
-		if s.name != noLimiter && !chosen(o.only, s.name) {
+		if s.name != noLimiter && !o.chosen(s.name) {
 			continue
 		}
-		p, err := newLane(ctx, s, l, []netip.Addr{target}, 0, warmPackets)
+		p, err := enter(s)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		lanes = append(lanes, p)
 	}
 	o.say("  %s, %d rounds of %d", name, rounds, len(lanes))
-	return run1(ctx, name, lanes, rounds)
-}
-
-// run1 lets lanes, of which the first has no limiter, take turns, and returns what each added.
-func run1(ctx context.Context, name string, lanes []*lane, rounds int) ([]Result, error) {
-	added := make([][]float64, len(lanes))
-	order := make([]int, len(lanes))
-	for i := range order {
-		order[i] = i
-	}
+	cost := make([]float64, len(lanes))
 	for range rounds {
-		cost := make([]float64, len(lanes))
-		rand.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
-		for _, i := range order {
+		for _, i := range rand.Perm(len(lanes)) {
 			if err := ctx.Err(); err != nil {
-				return nil, err
+				return err
 			}
-			if lanes[i].drops {
-				// It had the others' turns to fill up again.
-				if _, err := lanes[i].drained(drainStep); err != nil {
-					return nil, fmt.Errorf("%s: %w", lanes[i].name, err)
-				}
+			var err error
+			if cost[i], err = lanes[i].turn(); err != nil {
+				return fmt.Errorf("%s: %w", lanes[i].name, err)
 			}
-			ns, err := lanes[i].send(max(len(lanes[i].targets), int(float64(slice)/lanes[i].nanoseconds)))
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", lanes[i].name, err)
-			}
-			cost[i] = ns
 		}
-		for i := range lanes {
-			added[i] = append(added[i], cost[i]-cost[0])
+		o.add(name, noLimiter, unitNanoseconds, "all of it; the others are what they add", cost[0])
+		for i, p := range lanes[1:] {
+			o.add(name, p.name, unitNanoseconds, p.note, cost[i+1]-cost[0])
 		}
-		lanes[0].samples = append(lanes[0].samples, cost[0])
 	}
-	results := []Result{newResult(name, noLimiter, unitNanoseconds, lanes[0].samples)}
-	results[0].Note = "all of it; the others are what they add"
-	for i, p := range lanes[1:] {
-		r := newResult(name, p.name, unitNanoseconds, added[i+1])
-		r.Note = p.note
-		results = append(results, r)
-	}
-	return results, nil
-}
-
-func closeLanes(lanes []*lane) {
-	for _, p := range lanes {
-		p.Close()
-	}
+	return nil
 }
 
 // raceDropping compares limiters that let a tenth through.
-func raceDropping(ctx context.Context, o options, rounds int) ([]Result, error) {
-	first, err := newLane(ctx, bare, limit{}, []netip.Addr{target}, 0, warmPackets)
-	if err != nil {
-		return nil, err
-	}
-	lanes := []*lane{first}
-	defer func() { closeLanes(lanes) }()
+func raceDropping(ctx context.Context, o options, subjects []competitor, w warmUp) error {
 	tolerance := 0.2
 	if o.quick {
 		tolerance = 9 // beside other work the sender is too unsteady for a share to be hit
 	}
-	for _, s := range trafficSubjects() {
-		if !chosen(o.only, s.name) {
-			continue
+	var alone float64
+	return race(ctx, o, trafficDrops, o.rounds(101), subjects, func(s competitor) (*lane, error) {
+		if s.name != noLimiter {
+			return newDroppingLane(ctx, s, target, w, alone, tolerance)
 		}
-		p, err := newDroppingLane(ctx, s, target, 0, first.nanoseconds, warmPackets, tolerance)
-		if err != nil {
-			return nil, err
+		p, err := newLane(ctx, s, limit{}, w, target)
+		if err == nil {
+			alone = p.nanoseconds
 		}
-		lanes = append(lanes, p)
-	}
-	o.say("  %s, %d rounds of %d", trafficDrops, rounds, len(lanes))
-	return run1(ctx, trafficDrops, lanes, rounds)
+		return p, err
+	})
 }
 
-// manySubjects hold a rate for each of many prefixes.
-func manySubjects(prefixes []netip.Prefix) []competitor {
-	subjects := []competitor{shapectlMany(prefixes), nftMap(prefixes), hashlimitPrefix}
-	if len(prefixes) <= maxClasses {
-		subjects = append(subjects, htbMany(prefixes))
-	}
-	return subjects
-}
-
-// raceMany compares limiters of so many prefixes, with packets to random addresses in them.
-func raceMany(ctx context.Context, o options, n, rounds int) ([]Result, error) {
+// raceMany compares limiters that hold a rate for each of so many prefixes, with packets to random addresses in them.
+func raceMany(ctx context.Context, o options, n int) error {
 	prefixes := randomPrefixes(n, manyBits)
 	targets := randomTargets(prefixes, 1<<16)
+	subjects := []competitor{shapectlMany(prefixes), nftMap(prefixes), hashlimitPrefix}
+	if n <= maxClasses {
+		subjects = append(subjects, htbMany(prefixes))
+	}
 	name := trafficMany + ": 1 prefix"
 	if n > 1 {
 		name = fmt.Sprintf("%s: %s prefixes", trafficMany, count(n))
 	}
-	var lanes []*lane
-	defer func() { closeLanes(lanes) }()
-	for _, s := range append([]competitor{bare}, manySubjects(prefixes)...) {
-		if s.name != noLimiter && !chosen(o.only, s.name) {
-			continue
-		}
+	return race(ctx, o, name, o.rounds(21), subjects, func(s competitor) (*lane, error) {
 		start := time.Now()
-		p, err := newLane(ctx, s, freely, targets, 0, len(targets))
-		if err != nil {
-			return nil, err
-		}
+		p, err := newLane(ctx, s, freely, warmUp{packets: len(targets)}, targets...)
 		o.say("  %d prefixes: %s is set up after %v", n, s.name, time.Since(start).Round(time.Millisecond))
-		lanes = append(lanes, p)
-	}
-	return run1(ctx, name, lanes, rounds)
+		return p, err
+	})
 }

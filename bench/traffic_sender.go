@@ -26,41 +26,29 @@ type sender struct {
 	next    int
 }
 
-// newSender makes a sender at the near end, with so many bytes of payload in each packet.
-func (a *arena) newSender(payload int, targets ...netip.Addr) (*sender, error) {
-	return a.newSenderIn(a.near, payload, targets...)
-}
-
-// newSenderIn makes a sender in a namespace.
-func (a *arena) newSenderIn(namespace netns.NsHandle, payload int, targets ...netip.Addr) (*sender, error) {
+// newSender makes a sender in a namespace, with so many bytes of payload in each packet.
+func (a *arena) newSender(namespace netns.NsHandle, payload int, targets ...netip.Addr) (s *sender, err error) {
 	family := unix.AF_INET
 	if targets[0].Is6() {
 		family = unix.AF_INET6
 	}
-	s := &sender{payload: make([]byte, payload)}
-	err := in(namespace, func() (err error) {
-		s.fd, err = unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("make a socket: %w", err)
+	s = &sender{payload: make([]byte, payload)}
+	if s.fd, err = a.socket(namespace, family, unix.SOCK_DGRAM, 0); err != nil {
+		return nil, err
 	}
-	a.add(descriptor(s.fd))
 	// More than any queue holds, so that a queue that is full drops and does not make the sender wait.
 	if err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 256<<20); err != nil {
 		return nil, fmt.Errorf("make a socket's buffer bigger: %w", err)
 	}
 	if len(targets) > 1 {
 		for _, t := range targets {
-			s.targets = append(s.targets, unix.RawSockaddrInet4{Family: unix.AF_INET, Port: networkOrder(farPort), Addr: t.As4()})
+			s.targets = append(s.targets, unix.RawSockaddrInet4{Family: unix.AF_INET, Port: htons(farPort), Addr: t.As4()})
 		}
 		return s, nil
 	}
-	var to unix.Sockaddr = &unix.SockaddrInet4{Port: farPort}
+	var to unix.Sockaddr = &unix.SockaddrInet6{Port: farPort, Addr: targets[0].As16()}
 	if targets[0].Is4() {
 		to = &unix.SockaddrInet4{Port: farPort, Addr: targets[0].As4()}
-	} else {
-		to = &unix.SockaddrInet6{Port: farPort, Addr: targets[0].As16()}
 	}
 	if err := unix.Connect(s.fd, to); err != nil {
 		return nil, fmt.Errorf("connect a socket to %v: %w", targets[0], err)
@@ -68,8 +56,8 @@ func (a *arena) newSenderIn(namespace netns.NsHandle, payload int, targets ...ne
 	return s, nil
 }
 
-// networkOrder is a number as the network has it, in memory.
-func networkOrder(n uint16) uint16 {
+// htons is a number as the network has it, in memory.
+func htons(n uint16) uint16 {
 	var b [2]byte
 	binary.BigEndian.PutUint16(b[:], n)
 	return binary.NativeEndian.Uint16(b[:])
