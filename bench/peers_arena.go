@@ -280,11 +280,6 @@ func (a *arena) assemble(end netns.NsHandle, name string, code asm.Instructions)
 	return a.attach(end, p)
 }
 
-// sink makes the far end drop what arrives, as early as any end can.
-func (a *arena) sink() error {
-	return a.assemble(a.far, "sink", asm.Instructions{asm.Mov.Imm(asm.R0, drop), asm.Return()})
-}
-
 // socket opens a socket in a namespace.
 func (a *arena) socket(namespace netns.NsHandle, family, kind, protocol int) (fd int, err error) {
 	err = in(namespace, func() (err error) {

@@ -48,7 +48,7 @@ var commonPace = paces[1]
 // queue measures in the guest.
 func queue(ctx context.Context, o options) error {
 	m := queueMeter{options: o, ctx: ctx, common: commonPace}
-	m.subjects = slices.DeleteFunc(queueSubjects(), func(s holder) bool { return !o.chosen(s.name) })
+	m.subjects = slices.DeleteFunc(queueSubjects(), func(s competitor) bool { return !o.chosen(s.name) })
 	rates, lengths := paces, queueLengths
 	if o.quick {
 		m.common, lengths = pace{paces[0].rate, time.Second / 2, time.Second / 4, 20}, queueLengths[1:2]
@@ -104,7 +104,7 @@ type queueMeter struct {
 	options
 	ctx      context.Context
 	common   pace // of what is not measured at all rates
-	subjects []holder
+	subjects []competitor
 }
 
 // tcp has each limiter carry what is offered. What ECN is to a peer is looked at in the usual case only.
@@ -126,9 +126,9 @@ func (m queueMeter) length(long time.Duration) error {
 	if err := l.Capacity.Set(long.String()); err != nil {
 		return err
 	}
-	s, at := told("delay", l), m.common
+	one, at := told("delay", l), m.common
 	at.part *= 2 // a longer path takes longer to come round
-	for _, s := range []holder{{s, false}, {withECN(s), true}} {
+	for _, s := range []competitor{one, withECN(one)} {
 		if !m.chosen(s.name) {
 			continue
 		}
@@ -141,7 +141,7 @@ func (m queueMeter) length(long time.Duration) error {
 }
 
 // carry has a limiter carry what is offered, and reports what became of it.
-func (m queueMeter) carry(name string, s holder, o offer) error {
+func (m queueMeter) carry(name string, s competitor, o offer) error {
 	c, err := inTime(mostTime, func() (carried, error) { return carry(m.ctx, s, o, m.rounds(4)) })
 	if err != nil {
 		return fmt.Errorf("%s, %s: %w", name, s.name, err)
@@ -180,7 +180,7 @@ func (m queueMeter) udp(at pace) error {
 		if s.ecn {
 			continue // UDP here is not marked
 		}
-		ratios, err := inTime(mostTime, func() ([]float64, error) { return gaps(m.ctx, s.competitor, at) })
+		ratios, err := inTime(mostTime, func() ([]float64, error) { return gaps(m.ctx, s, at) })
 		if err != nil {
 			return fmt.Errorf("%s, %v, %s: %w", spacing, at.rate, s.name, err)
 		}

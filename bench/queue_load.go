@@ -33,7 +33,7 @@ type carried struct {
 const fullPayload = maxFrame - 14 - 20 - 32
 
 // carry has a limiter carry what is offered, and tells what became of it in so many parts of the time.
-func carry(ctx context.Context, s holder, o offer, parts int) (c carried, err error) {
+func carry(ctx context.Context, s competitor, o offer, parts int) (c carried, err error) {
 	p, err := newPath(ctx, o.roundTrip)
 	if err != nil {
 		return c, err

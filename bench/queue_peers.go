@@ -9,30 +9,23 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A holder is a limiter in the suite queue, and whether what it carries asks for ECN.
-type holder struct {
-	competitor
-	ecn bool
-}
-
 // queueSubjects are compared there. Each has the queue or the bucket that
 // shapectl gives a rule of that rate, where it has one to be chosen.
-func queueSubjects() []holder {
-	return []holder{
-		{queueTBF, false},
-		{htbCoDel, false}, {withECN(htbCoDel), true},
-		{isolatingCAKE, false}, {withECN(isolatingCAKE), true},
-		{police, false},
-		{told("drop", policy.Limit{}), false},
-		{told("delay", policy.Limit{Algorithm: policy.Leaky, Excess: policy.Delay}), false},
-		{withECN(told("delay", policy.Limit{Algorithm: policy.Leaky, Excess: policy.Delay})), true},
-		{told("delay", policy.Limit{Algorithm: policy.GCRA, Excess: policy.Delay}), false},
-		{told("delay, sparse first", policy.Limit{Algorithm: policy.GCRA, Excess: policy.Delay, Order: policy.SparseFirst}), false},
+func queueSubjects() []competitor {
+	gcra, leaky := policy.Limit{Excess: policy.Delay}, policy.Limit{Algorithm: policy.Leaky, Excess: policy.Delay}
+	sparse := gcra
+	sparse.Order = policy.SparseFirst
+	return []competitor{
+		queueTBF, htbCoDel, withECN(htbCoDel), isolatingCAKE, withECN(isolatingCAKE), police,
+		told("drop", policy.Limit{}),
+		told("delay", leaky), withECN(told("delay", leaky)),
+		told("delay", gcra), told("delay, sparse first", sparse),
 	}
 }
 
+// withECN is a limiter of traffic that asks for ECN.
 func withECN(s competitor) competitor {
-	s.name += ", ECN"
+	s.name, s.ecn = s.name+", ECN", true
 	return s
 }
 

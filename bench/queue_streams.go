@@ -73,22 +73,16 @@ func (list streams) close() {
 
 // fill sends as fast as the connection goes, until it is closed.
 func (s stream) fill() {
-	go func() {
-		data := make([]byte, 64<<10)
-		for {
-			if _, err := s.out.Write(data); err != nil {
-				return
-			}
-		}
-	}()
-	go func() {
-		data := make([]byte, 256<<10)
-		for {
-			if _, err := s.in.Read(data); err != nil {
-				return
-			}
-		}
-	}()
+	go again(s.out.Write, 64<<10)
+	go again(s.in.Read, 256<<10)
+}
+
+// again does the same to so many bytes until it fails.
+func again(do func([]byte) (int, error), bytes int) {
+	data := make([]byte, bytes)
+	for err := error(nil); err == nil; {
+		_, err = do(data)
+	}
 }
 
 // progress is what connections have done until now.
@@ -143,18 +137,7 @@ const questionBytes = 64
 
 // ask has a request go to the far end and an answer back, again and again at random times, until ctx is done.
 func (s stream) ask(ctx context.Context, every time.Duration) (echoes []echo, err error) {
-	go func() {
-		question := make([]byte, questionBytes)
-		for {
-			n, err := s.in.Read(question)
-			if err == nil {
-				_, err = s.in.Write(question[:n])
-			}
-			if err != nil {
-				return // it is closed
-			}
-		}
-	}()
+	go io.Copy(s.in, s.in) // until it is closed
 	random := newRandom()
 	answer := make([]byte, questionBytes)
 	for sleep(ctx, aboutEvery(random, every)) == nil {

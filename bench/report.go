@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	_ "embed"
 	"encoding/json"
 	"fmt"
@@ -49,11 +50,8 @@ func (r *report) keep(before report, but []string) error {
 		return fmt.Errorf("the figures of the other suites are of another machine (%s, Linux %s): run all suites",
 			before.Machine.CPU, before.Machine.Kernel)
 	}
-	runs := maps.Clone(before.Runs)
-	for _, name := range but {
-		delete(runs, name)
-	}
-	r.Runs = runs
+	r.Runs = maps.Clone(before.Runs)
+	maps.DeleteFunc(r.Runs, func(suite string, _ measured) bool { return slices.Contains(but, suite) })
 	r.Results = slices.DeleteFunc(slices.Clone(before.Results), func(f Result) bool { return slices.Contains(but, f.Suite) })
 	return nil
 }
@@ -70,15 +68,11 @@ func (r report) write(dir string) error {
 	if err := r.charts(dir); err != nil {
 		return err
 	}
-	f, err := os.Create(filepath.Join(dir, markdownFile))
-	if err != nil {
+	var text bytes.Buffer
+	if err := r.markdown(&text); err != nil {
 		return err
 	}
-	defer f.Close()
-	if err := r.markdown(f); err != nil {
-		return err
-	}
-	return f.Close()
+	return os.WriteFile(filepath.Join(dir, markdownFile), text.Bytes(), 0o644)
 }
 
 //go:embed report.md.tmpl

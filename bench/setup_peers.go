@@ -53,11 +53,13 @@ func htbRules(_ context.Context, n int, rate func() policy.Rate) (script string,
 	}
 	script = htbBatch(prefixes, 2, func() string { return fmt.Sprintf("rate %dbit burst 1mb", uint64(rate())) })
 	return script, func(i int) func() error {
-		attrs := netlink.ClassAttrs{Parent: netlink.MakeHandle(1, 0), Handle: netlink.MakeHandle(1, uint16(i+1))}
-		if l, err := lookUp(nearDevice); err == nil {
-			attrs.LinkIndex = l.Attrs().Index
+		l, err := lookUp(nearDevice)
+		if err != nil {
+			return func() error { return err }
 		}
-		class := netlink.NewHtbClass(attrs, netlink.HtbClassAttrs{Rate: uint64(rate()), Buffer: 1 << 20})
+		class := netlink.NewHtbClass(netlink.ClassAttrs{
+			LinkIndex: l.Attrs().Index, Parent: netlink.MakeHandle(1, 0), Handle: netlink.MakeHandle(1, uint16(i+1)),
+		}, netlink.HtbClassAttrs{Rate: uint64(rate()), Buffer: 1 << 20})
 		return func() error { return netlink.ClassChange(class) }
 	}
 }

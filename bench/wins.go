@@ -1,21 +1,26 @@
 package main
 
 import (
+	"cmp"
 	"math"
+	"slices"
 	"strings"
 )
 
-// beats reports whether one figure is better than another of the same unit.
-func (r Result) beats(other Result) bool {
+// badness is less for a better figure, among those of a unit.
+func (r Result) badness() float64 {
 	switch units[r.Unit] {
 	case higher:
-		return r.Median > other.Median
+		return -r.Median
 	case nearOne:
-		return math.Abs(r.Median-1) < math.Abs(other.Median-1)
+		return math.Abs(r.Median - 1)
 	default:
-		return r.Median < other.Median
+		return r.Median
 	}
 }
+
+// beats reports whether one figure is better than another of the same unit.
+func (r Result) beats(other Result) bool { return r.badness() < other.badness() }
 
 // winTable lists each case in which a peer has a better figure than shapectl, or than one of its ways.
 func winTable(results []Result) string {
@@ -52,16 +57,16 @@ func winTable(results []Result) string {
 func (t table) wins(subject, unit string) (cases []string, note string) {
 	for _, column := range t.columns() {
 		if r, ok := t.find(column, subject, unit); ok && peer(subject) && r.Rounds > 0 {
-			if lost := t.behind(r); lost != nil {
-				cases, note = append(cases, lost...), r.Note
+			if lost := t.behind(r); lost != "" {
+				cases, note = append(cases, lost), r.Note
 			}
 		}
 	}
 	return cases, note
 }
 
-// behind says which of our figures a peer's beats in its case; empty if none.
-func (t table) behind(theirs Result) []string {
+// behind says which of our figures a peer's beats in its case; "" if none.
+func (t table) behind(theirs Result) string {
 	var all, beaten []Result
 	for _, r := range t.results {
 		if r.column() == theirs.column() && r.Unit == theirs.Unit && r.Rounds > 0 && ours(r.Subject) {
@@ -72,26 +77,20 @@ func (t table) behind(theirs Result) []string {
 		}
 	}
 	if len(beaten) == 0 {
-		return nil
+		return ""
 	}
-	best, worst := beaten[0], beaten[0]
 	var names []string
 	near := ""
 	for _, r := range beaten {
-		if r.beats(best) {
-			best = r
-		}
-		if worst.beats(r) {
-			worst = r
-		}
 		if theirs.Low <= r.High && r.Low <= theirs.High {
 			near = "~"
 		}
 		names = append(names, strings.TrimPrefix(r.Subject, "shapectl "))
 	}
-	text := near + number(theirs.Median) + " against " + number(best.Median)
-	if len(beaten) > 1 {
-		text += " to " + number(worst.Median)
+	slices.SortStableFunc(beaten, func(a, b Result) int { return cmp.Compare(a.badness(), b.badness()) })
+	text := near + number(theirs.Median) + " against " + number(beaten[0].Median)
+	if last := len(beaten) - 1; last > 0 {
+		text += " to " + number(beaten[last].Median)
 	}
 	if len(beaten) < len(all) {
 		text += " (" + strings.Join(names, "; ") + ")"
@@ -99,5 +98,5 @@ func (t table) behind(theirs Result) []string {
 	if column := theirs.column(); column != "" {
 		text = column + ": " + text
 	}
-	return []string{text}
+	return text
 }
