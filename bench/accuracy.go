@@ -57,69 +57,61 @@ func (m accuracyMeter) all(subjects []competitor) error {
 		if m.quick && rate != accuracyRates[1] {
 			continue
 		}
-		for _, s := range subjects {
-			shares, err := m.udp(s, rate)
-			if err := m.figures("UDP", s, rate, shares, err); err != nil {
-				return err
-			}
+		if err := m.each("UDP", subjects, rate, false, m.udp); err != nil {
+			return err
 		}
 		if m.guest && rate > slow {
 			continue
 		}
-		if err := m.tcpAll(subjects, rate); err != nil {
+		if err := m.each("TCP", subjects, rate, rate <= slow, m.tcp); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// tcpAll measures limiters with TCP, at the same time where that is little traffic.
-func (m accuracyMeter) tcpAll(subjects []competitor, rate policy.Rate) error {
+// each measures and reports limiters one after another, or at the same time.
+func (m accuracyMeter) each(protocol string, subjects []competitor, rate policy.Rate, atOnce bool,
+	measure func(competitor, policy.Rate) (shares []float64, err error)) error {
 	shares, errs := make([][]float64, len(subjects)), make([]error, len(subjects))
 	var running sync.WaitGroup
 	for i, s := range subjects {
-		running.Go(func() { shares[i], errs[i] = m.tcp(s, rate) })
-		if rate > slow {
+		running.Go(func() { shares[i], errs[i] = measure(s, rate) })
+		if !atOnce {
 			running.Wait()
 		}
 	}
 	running.Wait()
 	for i, s := range subjects {
-		if err := m.figures("TCP", s, rate, shares[i], errs[i]); err != nil {
-			return err
+		if errs[i] != nil {
+			return fmt.Errorf("%s at %v, %s: %w", s.name, rate, protocol, errs[i])
+		}
+		if shares[i] != nil {
+			m.figures(protocol, s, rate, shares[i])
 		}
 	}
 	return nil
 }
 
-// figures reports what was delivered, and how far that is from the rate; nothing where it could not be measured.
-func (m accuracyMeter) figures(protocol string, s competitor, rate policy.Rate, shares []float64, err error) error {
-	if err != nil {
-		return fmt.Errorf("%s at %v, %s: %w", s.name, rate, protocol, err)
-	}
-	if shares == nil {
-		return nil
-	}
+// figures reports what was delivered, and how far that is from the rate.
+func (m accuracyMeter) figures(protocol string, s competitor, rate policy.Rate, shares []float64) {
 	where := ""
 	if m.guest {
 		where = " in a virtual machine"
 	}
 	m.add(fmt.Sprintf("Delivered%s, %s: %v", where, protocol, rate), s.name, unitDelivered, s.note, shares...)
 	if protocol != "UDP" {
-		return nil // what a TCP sender leaves unused is not the limiter's error
+		return // what a TCP sender leaves unused is not the limiter's error
 	}
-	var off []float64
 	for _, share := range shares {
-		off = append(off, math.Abs(share-1)*1e6)
+		m.add(fmt.Sprintf("Rate error%s: %v", where, rate), s.name, unitMillionths, s.note, math.Abs(share-1)*1e6)
 	}
-	m.add(fmt.Sprintf("Rate error%s: %v", where, rate), s.name, unitMillionths, s.note, off...)
-	return nil
 }
 
 // oneSecond is a limit with a burst that nft and hashlimit can not go below.
 func oneSecond(rate policy.Rate) limit { return limit{rate, uint64(rate) / 8} }
 
-// udp offers as many datagrams as the system sends: well above the rate, or there is no figure.
+// udp offers as many datagrams as the system sends: well above the rate, or there are no shares.
 func (m accuracyMeter) udp(s competitor, rate policy.Rate) ([]float64, error) {
 	a, err := newArena(m.ctx)
 	if err != nil {
@@ -197,7 +189,8 @@ func (m accuracyMeter) tcp(s competitor, rate policy.Rate) ([]float64, error) {
 // A window goes from one arrival to another, each chosen among those of a
 // while: that by which most had arrived for its time. There the bucket is empty, and
 // not half full because the sender had to wait for its CPU.
-func (m accuracyMeter) shares(c *counter, s competitor, rate policy.Rate, settle, window time.Duration) (shares []float64, err error) {
+func (m accuracyMeter) shares(c *counter, s competitor, rate policy.Rate,
+	settle, window time.Duration) (shares []float64, err error) {
 	if m.quick {
 		settle, window = settle/2, window/2
 	}
@@ -311,16 +304,13 @@ func (a *arena) count(verdict int32) (*counter, error) {
 // read returns a count of which no part is newer than the others.
 func (c *counter) read() (now arrivals, err error) {
 	for {
-		var again arrivals
+		before := now
 		if err := c.counts.Lookup(uint32(0), &now); err != nil {
 			return now, fmt.Errorf("read the counter: %w", err)
 		}
-		time.Sleep(2 * time.Microsecond) // longer than the program takes for a frame
-		if err := c.counts.Lookup(uint32(0), &again); err != nil {
-			return now, fmt.Errorf("read the counter: %w", err)
-		}
-		if now == again {
+		if now == before {
 			return now, nil
 		}
+		time.Sleep(2 * time.Microsecond) // longer than the program takes for a frame
 	}
 }

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -48,7 +49,9 @@ func (o options) add(name, subject, unit, note string, samples ...float64) {
 
 // chosen reports whether a subject is to be measured.
 func (o options) chosen(subject string) bool {
-	return slices.ContainsFunc(strings.Split(o.only, ";"), func(begin string) bool { return strings.HasPrefix(subject, begin) })
+	return slices.ContainsFunc(strings.Split(o.only, ";"), func(begin string) bool {
+		return strings.HasPrefix(subject, begin)
+	})
 }
 
 // A suite measures, and cleans up after itself also when ctx is cancelled.
@@ -171,10 +174,7 @@ func choose(list string) (chosen []string, err error) {
 	for _, s := range suites {
 		names = append(names, s.name)
 	}
-	if list == "" {
-		return names, nil
-	}
-	chosen = strings.Split(list, ",")
+	chosen = strings.Split(cmp.Or(list, strings.Join(names, ",")), ",")
 	for _, name := range chosen {
 		if !slices.Contains(names, name) {
 			return nil, fmt.Errorf("no suite is called %q: use %s", name, strings.Join(names, ", "))

@@ -235,12 +235,7 @@ func aside(f func() error) error {
 
 // run runs a command in the near namespace, with that on its standard input.
 func (a *arena) run(ctx context.Context, input, name string, args ...string) error {
-	return runIn(ctx, a.near, input, name, args...)
-}
-
-// runIn runs a command in a namespace, with that on its standard input.
-func runIn(ctx context.Context, namespace netns.NsHandle, input, name string, args ...string) error {
-	return in(namespace, func() error {
+	return in(a.near, func() error {
 		_, err := runCommand(ctx, input, io.Discard, name, args...)
 		return err
 	})

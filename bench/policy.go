@@ -5,12 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strconv"
 	"time"
 
@@ -91,29 +89,16 @@ func newPolicy(dir string, n int) (policyCase, error) {
 		changed: filepath.Join(dir, strconv.Itoa(n)+"-changed.yaml"),
 	}
 	random := newRandom()
-	rules := make([]policy.Rule, 0, n)
-	for _, prefix := range append(mixedPrefixes(random, false, n/2), mixedPrefixes(random, true, n-n/2)...) {
-		rules = append(rules, ruleOf(prefix, someRate(random)))
-	}
-	policy.SortRules(rules)
-	p.one = rules[n/2]
-	if err := writePolicy(p.file, nearTable(rules)); err != nil {
+	near := policy.Table{Device: nearDevice, Direction: policy.Egress, Match: policy.MatchDst, Rules: mixedRules(random, n)}
+	policy.SortRules(near.Rules)
+	p.one = near.Rules[n/2]
+	if err := writePolicy(p.file, near); err != nil {
 		return p, err
 	}
-	changed := slices.Clone(rules)
 	for _, i := range random.Perm(n)[:n/100] {
-		changed[i] = ruleOf(changed[i].Prefix, 2*changed[i].Rate)
+		near.Rules[i] = ruleOf(near.Rules[i].Prefix, 2*near.Rules[i].Rate)
 	}
-	return p, writePolicy(p.changed, nearTable(changed))
-}
-
-// ruleOf is what a file says with a rate alone.
-func ruleOf(p netip.Prefix, r policy.Rate) policy.Rule {
-	return policy.Rule{Prefix: p, Rate: r, Capacity: policy.DefaultCapacity(r)}
-}
-
-func nearTable(rules []policy.Rule) policy.Table {
-	return policy.Table{Device: nearDevice, Direction: policy.Egress, Match: policy.MatchDst, Rules: rules}
+	return p, writePolicy(p.changed, near)
 }
 
 func writePolicy(file string, tables ...policy.Table) error {

@@ -24,10 +24,30 @@ func newRandom() *rand.Rand { return rand.New(rand.NewPCG(1, 2)) }
 // /16 to /31; for IPv6 two fifths /48, a fifth /64, a tenth hosts, and the rest
 // evenly from /32 to /63, all of them global addresses.
 func mixedPrefixes(r *rand.Rand, ipv6 bool, n int) []netip.Prefix {
+	return differentPrefixes(n, func() netip.Prefix {
+		return netip.PrefixFrom(randomAddress(r, ipv6), mixedLength(r, ipv6))
+	})
+}
+
+// mixedRules are rules for so many mixed prefixes, a half of each family.
+func mixedRules(r *rand.Rand, n int) (rules []policy.Rule) {
+	for _, p := range append(mixedPrefixes(r, false, n/2), mixedPrefixes(r, true, n-n/2)...) {
+		rules = append(rules, ruleOf(p, someRate(r)))
+	}
+	return rules
+}
+
+// ruleOf is what a file says with a rate alone.
+func ruleOf(p netip.Prefix, r policy.Rate) policy.Rule {
+	return policy.Rule{Prefix: p, Rate: r, Capacity: policy.DefaultCapacity(r)}
+}
+
+// differentPrefixes are so many of those that next makes.
+func differentPrefixes(n int, next func() netip.Prefix) []netip.Prefix {
 	seen := make(map[netip.Prefix]bool, n)
 	prefixes := make([]netip.Prefix, 0, n)
 	for len(prefixes) < n {
-		p := netip.PrefixFrom(randomAddress(r, ipv6), mixedLength(r, ipv6)).Masked()
+		p := next().Masked()
 		if !seen[p] {
 			seen[p] = true
 			prefixes = append(prefixes, p)

@@ -355,7 +355,9 @@ func (l *lab) someFlows(ctx context.Context, n int) error {
 		subject string
 		kind    ebpf.MapType
 	}{{lruMap, ebpf.LRUHash}, {hashMap, ebpf.Hash}} {
-		m, err := made.newMap(ebpf.MapSpec{Type: other.kind, KeySize: 16, ValueSize: 8, MaxEntries: uint32(max(roomFor*n, 1024))})
+		m, err := made.newMap(ebpf.MapSpec{
+			Type: other.kind, KeySize: 16, ValueSize: 8, MaxEntries: uint32(max(roomFor*n, 1024)),
+		})
 		if err != nil {
 			return err
 		}

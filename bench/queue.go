@@ -27,7 +27,9 @@ const (
 const roundTrip = 20 * time.Millisecond
 
 // queueLengths are those among which the usual one was chosen.
-var queueLengths = []time.Duration{20 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 200 * time.Millisecond}
+var queueLengths = []time.Duration{
+	20 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 200 * time.Millisecond,
+}
 
 // A pace is how long a rate is looked at: in so many packets that quartiles mean something.
 type pace struct {

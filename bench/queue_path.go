@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"time"
@@ -77,8 +78,11 @@ func newPath(ctx context.Context, roundTrip time.Duration) (_ *path, err error) 
 	if err := errors.Join(waitUp(ctx, p.source, sourceDevice), waitUp(ctx, p.near, uplinkDevice)); err != nil {
 		return nil, err
 	}
-	return p, runIn(ctx, p.far, "", "tc", "qdisc", "add", "dev", farDevice, "root",
-		"netem", "delay", fmt.Sprintf("%dus", roundTrip.Microseconds()), "limit", "1000000")
+	return p, in(p.far, func() error {
+		_, err := runCommand(ctx, "", io.Discard, "tc", "qdisc", "add", "dev", farDevice, "root",
+			"netem", "delay", fmt.Sprintf("%dus", roundTrip.Microseconds()), "limit", "1000000")
+		return err
+	})
 }
 
 // largeWindows has TCP in the thread's namespace never wait for a receiver.

@@ -52,7 +52,9 @@ func (r *report) keep(before report, but []string) error {
 	}
 	r.Runs = maps.Clone(before.Runs)
 	maps.DeleteFunc(r.Runs, func(suite string, _ measured) bool { return slices.Contains(but, suite) })
-	r.Results = slices.DeleteFunc(slices.Clone(before.Results), func(f Result) bool { return slices.Contains(but, f.Suite) })
+	r.Results = slices.DeleteFunc(slices.Clone(before.Results), func(f Result) bool {
+		return slices.Contains(but, f.Suite)
+	})
 	return nil
 }
 

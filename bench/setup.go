@@ -38,8 +38,11 @@ type contender struct {
 	why     string
 	note    string
 	slow    bool // to change
-	load    func(ctx context.Context, n, changes int) (outcome, error)
+	load    loadFunc
 }
+
+// A loadFunc brings n rules into force, and makes so many changes of each kind.
+type loadFunc func(ctx context.Context, n, changes int) (outcome, error)
 
 var contenders = []contender{
 	{subject: name(policy.GCRA), most: 1_000_000, load: loadOurs(policy.EachAll)},
@@ -104,7 +107,7 @@ func (c contender) report(o options, rules int, note string, out outcome) {
 }
 
 // loadOurs has this program run once more with -load, so that its memory is that of loading alone.
-func loadOurs(each policy.EachKind) func(ctx context.Context, n, changes int) (outcome, error) {
+func loadOurs(each policy.EachKind) loadFunc {
 	return func(ctx context.Context, n, changes int) (out outcome, err error) {
 		self, err := os.Executable()
 		if err != nil {
@@ -143,10 +146,9 @@ func loadRules(what string, w io.Writer) error {
 		size.Buckets = 1 << 20
 	}
 	random := newRandom()
-	prefixes := append(mixedPrefixes(random, false, n/2), mixedPrefixes(random, true, n-n/2)...)
-	rules := make([]policy.Rule, n)
-	for i, p := range prefixes {
-		rules[i] = policy.Rule{Prefix: p, Rate: someRate(random), Capacity: 1 << 20, Each: policy.Each{Kind: l.Each}}
+	rules := mixedRules(random, n)
+	for i := range rules {
+		rules[i].Capacity, rules[i].Each = 1<<20, policy.Each{Kind: l.Each}
 	}
 	if err := forgetPeak(); err != nil {
 		return err
@@ -226,9 +228,10 @@ func settledMemory() float64 {
 	return now
 }
 
-// runCommand runs a command in the calling thread's network namespace, and
-// returns the most memory that it had at any time, in MiB.
-func runCommand(ctx context.Context, input string, stdout io.Writer, name string, args ...string) (peakMiB float64, err error) {
+// runCommand runs a command in the calling thread's network namespace, with that on its standard
+// input, and returns the most memory that it had at any time, in MiB.
+func runCommand(ctx context.Context, input string, stdout io.Writer,
+	name string, args ...string) (peakMiB float64, err error) {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Stdin, cmd.Stdout = strings.NewReader(input), stdout
 	return watchCommand(cmd, peakMemory)

@@ -20,7 +20,7 @@ import (
 type peerRules func(ctx context.Context, n int, rate func() policy.Rate) (script string, change changeRule)
 
 // loadPeer has a command bring rules into force in an arena of their own, and changes some.
-func loadPeer(rules peerRules, command string, args ...string) func(ctx context.Context, n, changes int) (outcome, error) {
+func loadPeer(rules peerRules, command string, args ...string) loadFunc {
 	return func(ctx context.Context, n, changes int) (out outcome, err error) {
 		a, err := newArena(ctx)
 		if err != nil {
@@ -87,7 +87,8 @@ func nftMapRules(ctx context.Context, n int, rate func() policy.Rate) (script st
 
 func nftSetRules(ctx context.Context, n int, rate func() policy.Rate) (script string, change changeRule) {
 	var b strings.Builder
-	b.WriteString("table ip bench {\nset rates { type ipv4_addr; flags interval; limit rate over 1 mbytes/second; elements = {\n")
+	b.WriteString("table ip bench {\n")
+	b.WriteString("set rates { type ipv4_addr; flags interval; limit rate over 1 mbytes/second; elements = {\n")
 	for i := range n {
 		fmt.Fprintf(&b, "%s limit %s,\n", nftPrefix(i), nftRate(rate()))
 	}

@@ -110,14 +110,11 @@ func (t table) cell(column, subject, unit string) string {
 
 // notes are how many rounds there were, and what must be known of subjects.
 func (t table) notes() string {
-	fewest, most := 0, 0
+	fewest, most := math.MaxInt, 0
 	var notes []string
 	for _, r := range t.results {
 		if r.Rounds > 0 {
-			if most = max(most, r.Rounds); fewest == 0 {
-				fewest = r.Rounds
-			}
-			fewest = min(fewest, r.Rounds)
+			fewest, most = min(fewest, r.Rounds), max(most, r.Rounds)
 		}
 		note := r.Note
 		if note != "" && r.Rounds == 0 {
@@ -128,7 +125,7 @@ func (t table) notes() string {
 		}
 	}
 	rounds := strconv.Itoa(most)
-	if fewest != most {
+	if fewest < most {
 		rounds = fmt.Sprintf("%d to %d", fewest, most)
 	}
 	return "Rounds: " + rounds + ".\n\n" + strings.Join(notes, "")

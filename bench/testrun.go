@@ -33,7 +33,12 @@ type turn struct {
 // contest has arms take turns, round by round, so that a machine whose speed
 // changes changes it for all of them, and hands what they took in each.
 func (l *lab) contest(ctx context.Context, rounds int, arms []arm, each func(turn)) error {
-	for _, a := range arms {
+	packet := arms[0].packet
+	all := append([]arm{
+		{subject: emptyProgram, program: l.empty, packet: packet, repeat: hotPackets},
+		{subject: clockProgram, program: l.clock, packet: packet, repeat: hotPackets},
+	}, arms...)
+	for _, a := range all {
 		if _, err := nanoseconds(a.program, a.packet, warmUpPackets); err != nil {
 			return fmt.Errorf("%s: %w", a.subject, err)
 		}
@@ -42,31 +47,22 @@ func (l *lab) contest(ctx context.Context, rounds int, arms []arm, each func(tur
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		var t turn
-		var err error
-		if t.empty, err = nanoseconds(l.empty, arms[0].packet, hotPackets); err != nil {
-			return err
-		}
-		if t.clock, err = nanoseconds(l.clock, arms[0].packet, hotPackets); err != nil {
-			return err
-		}
+		var costs []float64
 		behind := map[*ebpf.Program]float64{}
-		for _, a := range arms {
+		for _, a := range all {
 			cost, err := nanoseconds(a.program, a.packet, a.repeat)
+			if err == nil && a.clock != nil && behind[a.clock] == 0 {
+				behind[a.clock], err = nanoseconds(a.clock, a.packet, a.repeat)
+			}
 			if err != nil {
 				return fmt.Errorf("%s: %w", a.subject, err)
 			}
 			if a.clock != nil {
-				if behind[a.clock] == 0 {
-					if behind[a.clock], err = nanoseconds(a.clock, a.packet, a.repeat); err != nil {
-						return err
-					}
-				}
-				cost -= behind[a.clock] - t.clock
+				cost -= behind[a.clock] - costs[1]
 			}
-			t.arms = append(t.arms, cost)
+			costs = append(costs, cost)
 		}
-		each(t)
+		each(turn{costs[0], costs[1], costs[2:]})
 	}
 	return nil
 }
