@@ -19,10 +19,9 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// The suite accuracy offers each limiter more than its rate, and compares what
-// arrives in windows of time with the rate, from one arrival to another. What
-// arrives is counted as it would be on a wire: what TCP hands down in one piece
-// is split by then, which is after limiters have seen it.
+// The suite accuracy offers each limiter more than its rate, and compares the bytes that arrive
+// in windows of time with the rate. They are counted behind the limiter, as on a wire: what TCP
+// hands down in one piece is split by then.
 
 var accuracyRates = []policy.Rate{1e6, 20e6, 500e6}
 
@@ -103,9 +102,11 @@ func (m accuracyMeter) figures(protocol string, s competitor, rate policy.Rate, 
 	if protocol != "UDP" {
 		return // what a TCP sender leaves unused is not the limiter's error
 	}
+	var off []float64
 	for _, share := range shares {
-		m.add(fmt.Sprintf("Rate error%s: %v", where, rate), s.name, unitMillionths, s.note, math.Abs(share-1)*1e6)
+		off = append(off, math.Abs(share-1)*1e6)
 	}
+	m.add(fmt.Sprintf("Rate error%s: %v", where, rate), s.name, unitMillionths, s.note, off...)
 }
 
 // oneSecond is a limit with a burst that nft and hashlimit can not go below.
@@ -185,10 +186,9 @@ func (m accuracyMeter) tcp(s competitor, rate policy.Rate) ([]float64, error) {
 	return m.shares(arrived, s, rate, 3*time.Second, 1500*time.Millisecond)
 }
 
-// shares are what arrives in each of several windows, by what the rate allows, after the first burst is over.
-// A window goes from one arrival to another, each chosen among those of a
-// while: that by which most had arrived for its time. There the bucket is empty, and
-// not half full because the sender had to wait for its CPU.
+// shares are what arrives in each of several windows, by what the rate allows, after the first burst
+// is over. A window goes from one arrival to another: of those of a while, the one by which most had
+// arrived for its time. The bucket is empty then, and not half full as the sender waited for its CPU.
 func (m accuracyMeter) shares(c *counter, s competitor, rate policy.Rate,
 	settle, window time.Duration) (shares []float64, err error) {
 	if m.quick {

@@ -13,9 +13,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// The suite instructions runs this very program in a guest whose clock counts
-// the instructions of its one CPU: what a packet takes there is free of noise.
-// It says nothing of caches; traffic does.
+// The suite instructions measures in a guest whose clock counts the instructions of its one
+// CPU: what a packet takes there is free of noise. It says nothing of caches; traffic does.
 
 // instructionSubjects are what is measured, in the order in which it is reported.
 func instructionSubjects() []competitor {

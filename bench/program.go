@@ -112,7 +112,7 @@ const (
 	payload     = 22      // 64 bytes on an Ethernet, without FCS
 )
 
-// limits makes an arm of each kind of rule that is given.
+// limits makes an arm of each rule, with a packet of that kind and buckets for those that it has them for.
 func (o *owned) limits(k kind, rules ...policy.Rule) (arms []arm, err error) {
 	for _, rule := range rules {
 		rule.Each = k.each
@@ -314,9 +314,8 @@ func (o *owned) trie(prefixes []netip.Prefix) (*ebpf.Map, error) {
 
 const noPrealloc = 1 // BPF_F_NO_PREALLOC, without which there is no LPM trie
 
-// roomFor is how many buckets there is room for, for each that is used, in our
-// table as in the hash maps beside it: full ones would only measure what is
-// done when there is no room.
+// roomFor is how many buckets there is room for, for each that is used, in our table as
+// in the hash maps beside it: full ones would only measure what is done without room.
 const roomFor = 2
 
 // flows measures up to four million buckets that owe something, beside hash maps with as many keys.

@@ -24,10 +24,9 @@ var (
 	uplinkAddr = netip.MustParsePrefix("198.51.100.2/24")
 )
 
-// A path is an arena whose near end is a router: what a source beyond it
-// sends to the far end goes through the limiter. Answers take a while on
-// their way, so that the path is as long as one through a network; nothing
-// delays what goes towards the far end but the limiter.
+// A path is an arena whose near end is a router: what a source beyond it sends to the far end
+// goes through the limiter, and is delayed by nothing else. Answers take a while, so that the
+// path is as long as one through a network.
 type path struct {
 	*arena
 	source netns.NsHandle

@@ -246,9 +246,8 @@ func swapWord() asm.Instructions {
 	return code
 }
 
-// A walk gives each packet the next address of a list, in which they are in
-// random order: a test run itself only repeats one packet. Reading a list is
-// cheaper than making random numbers, and the CPU reads ahead.
+// A walk gives each packet the next address of a list in random order: a test run itself only repeats
+// one packet. Reading a list is cheaper than making random numbers, and the CPU reads ahead.
 type walk struct {
 	addresses *ebpf.Map
 	count     int   // a power of two

@@ -18,9 +18,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// The suite "setup" brings many rules into force and changes one of them:
-// what that takes in time, in the memory of the process that does it, and in
-// the kernel's.
+// The suite setup brings many rules into force and changes one of them: what that
+// takes in time, in the memory of the process that does it, and in the kernel's.
 
 // An outcome is what it took to bring rules into force once, and to change them; nothing where that was not tried.
 type outcome struct {

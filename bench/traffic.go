@@ -13,9 +13,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// The suite traffic sends small UDP packets over veth pairs, each behind
-// another limiter, in turns: what a packet takes there, beyond what it takes in
-// that round without a limiter, is what the limiter costs.
+// The suite traffic sends small UDP packets over veth pairs, each behind another limiter, in turns: what
+// a packet takes there, beyond what it takes in that round without a limiter, is what the limiter costs.
 
 const (
 	trafficNever = "Time added per packet: limits that never bite"
@@ -203,10 +202,9 @@ func raceMany(ctx context.Context, o options, n int) error {
 }
 
 // newDroppingLane sets a limiter up such that a tenth of what is sent passes.
-// The rate for that follows from how fast the sender is, which follows from
-// what a drop costs: it is found by trying, from what a packet takes about. The
-// share may be off by tolerance times what it is to be, and by once more for
-// each try: on a noisy machine the sender's speed changes between them.
+// The rate for that depends on what a drop costs the sender: it is found by trying, from what a packet
+// takes about. The share may be off by tolerance times what it is to be, and by once more for each
+// try: on a noisy machine the sender's speed changes between them.
 func newDroppingLane(ctx context.Context, s competitor, to netip.Addr, w warmUp,
 	nanoseconds, tolerance float64) (*lane, error) {
 	frame := float64(smallFrame)
