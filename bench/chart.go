@@ -52,7 +52,7 @@ func (r report) charts(dir string) error {
 	return nil
 }
 
-// Colours are those of Okabe and Ito, which those who see fewer colours tell apart too, and others where these are too few.
+// Colours are those of Okabe and Ito, which the colour-blind tell apart, too, and others where these are too few.
 var (
 	blue      = []color.Color{rgb(0x0072b2), rgb(0x56b4e9), rgb(0x00304d), rgb(0x8c9fe0), rgb(0x5b2fd6)}
 	gray      = []color.Color{rgb(0x888888), rgb(0x333333), rgb(0xbbbbbb)}
@@ -104,7 +104,8 @@ func (t table) chart() ([]byte, error) {
 	all := draw.New(svg)
 	all.FillPolygon(color.White, []vg.Point{{}, {X: all.Max.X}, {X: all.Max.X, Y: all.Max.Y}, {Y: all.Max.Y}})
 	for i, p := range plots {
-		one := draw.Crop(all, chartMargin, -chartMargin, height*vg.Length(len(plots)-1-i)+chartMargin, -height*vg.Length(i)-chartMargin)
+		below, above := height*vg.Length(len(plots)-1-i), height*vg.Length(i)
+		one := draw.Crop(all, chartMargin, -chartMargin, below+chartMargin, -above-chartMargin)
 		box := legend.Rectangle(one) // beside the plot, where it hides nothing
 		width := box.Max.X - box.Min.X
 		if width > 0 {
@@ -304,5 +305,6 @@ type swatch struct{ color.Color }
 
 func (s swatch) Thumbnail(c *draw.Canvas) {
 	low, high := c.Min.Y+vg.Points(2), c.Max.Y-vg.Points(2)
-	c.FillPolygon(s.Color, []vg.Point{{X: c.Min.X, Y: low}, {X: c.Max.X, Y: low}, {X: c.Max.X, Y: high}, {X: c.Min.X, Y: high}})
+	left, right := c.Min.X, c.Max.X
+	c.FillPolygon(s.Color, []vg.Point{{X: left, Y: low}, {X: right, Y: low}, {X: right, Y: high}, {X: left, Y: high}})
 }

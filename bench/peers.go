@@ -92,10 +92,14 @@ var nftOneLimit = competitor{name: "nft limit", note: nftNote, set: func(ctx con
 	return a.nft(ctx, "", fmt.Sprintf("limit rate over %d bytes/second burst %d bytes drop", l.rate/8, l.capacity))
 }}
 
-var nftSet = competitor{name: "nft dynamic set, each host", note: nftNote, set: func(ctx context.Context, a *arena, l limit) error {
-	return a.nft(ctx, "set hosts { type ipv4_addr; size 65535; timeout 1m; flags dynamic; }",
-		fmt.Sprintf("update @hosts { ip daddr limit rate over %d bytes/second burst %d bytes } drop", l.rate/8, l.capacity))
-}}
+var nftSet = competitor{
+	name: "nft dynamic set, each host", note: nftNote,
+	set: func(ctx context.Context, a *arena, l limit) error {
+		rule := fmt.Sprintf("limit rate over %d bytes/second burst %d bytes", l.rate/8, l.capacity)
+		return a.nft(ctx, "set hosts { type ipv4_addr; size 65535; timeout 1m; flags dynamic; }",
+			"update @hosts { ip daddr "+rule+" } drop")
+	},
+}
 
 // nft sets up one rule, with what it refers to.
 func (a *arena) nft(ctx context.Context, declarations, rule string) error {
@@ -205,8 +209,8 @@ func nftMap(prefixes []netip.Prefix) competitor {
 				fmt.Fprintf(&elements, "%v : \"l%d\",\n", p.Addr(), i)
 			}
 			mask := netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, 255}), manyBits).Masked().Addr()
-			return a.nft(ctx, fmt.Sprintf("%s\nmap limits { type ipv4_addr : limit; elements = { %s } }", limits.String(), elements.String()),
-				fmt.Sprintf("limit name ip daddr & %v map @limits drop", mask))
+			declarations := fmt.Sprintf("%v\nmap limits { type ipv4_addr : limit; elements = { %v } }", &limits, &elements)
+			return a.nft(ctx, declarations, fmt.Sprintf("limit name ip daddr & %v map @limits drop", mask))
 		},
 	}
 }

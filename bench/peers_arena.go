@@ -162,7 +162,8 @@ func address(device string, own, others []netip.Prefix) error {
 	}
 	for _, p := range others {
 		if err := netlink.NeighSet(&netlink.Neigh{
-			LinkIndex: l.Attrs().Index, IP: p.Addr().AsSlice(), HardwareAddr: hardwareAddr(others[0]), State: netlink.NUD_PERMANENT,
+			LinkIndex: l.Attrs().Index, IP: p.Addr().AsSlice(),
+			HardwareAddr: hardwareAddr(others[0]), State: netlink.NUD_PERMANENT,
 		}); err != nil {
 			return fmt.Errorf("tell %s where %v is: %w", device, p, err)
 		}

@@ -122,7 +122,9 @@ func (t table) planes(legend *plot.Legend) (planes []*plot.Plot, err error) {
 
 // marks are what stands for each subject: a disc for us, and other shapes for others.
 func (t table) marks() (marks []draw.GlyphStyle) {
-	shapes := []draw.GlyphDrawer{draw.SquareGlyph{}, draw.TriangleGlyph{}, draw.BoxGlyph{}, draw.PyramidGlyph{}, draw.CrossGlyph{}, draw.PlusGlyph{}}
+	shapes := []draw.GlyphDrawer{
+		draw.SquareGlyph{}, draw.TriangleGlyph{}, draw.BoxGlyph{}, draw.PyramidGlyph{}, draw.CrossGlyph{}, draw.PlusGlyph{},
+	}
 	colors := colorsOf(t.subjects(), true)
 	for i, subject := range t.subjects() {
 		mark := draw.GlyphStyle{Color: colors[i], Radius: vg.Points(3.5), Shape: draw.CircleGlyph{}}

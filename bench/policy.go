@@ -89,7 +89,8 @@ func newPolicy(dir string, n int) (policyCase, error) {
 		changed: filepath.Join(dir, strconv.Itoa(n)+"-changed.yaml"),
 	}
 	random := newRandom()
-	near := policy.Table{Device: nearDevice, Direction: policy.Egress, Match: policy.MatchDst, Rules: mixedRules(random, n)}
+	near := policy.Table{Device: nearDevice, Direction: policy.Egress, Match: policy.MatchDst}
+	near.Rules = mixedRules(random, n)
 	policy.SortRules(near.Rules)
 	p.one = near.Rules[n/2]
 	if err := writePolicy(p.file, near); err != nil {

@@ -91,7 +91,8 @@ func (s *sender) flood(ctx context.Context, every time.Duration) error {
 	for next := now.Nano(); ctx.Err() == nil; {
 		next += int64(2 * random.Float64() * float64(every))
 		until := unix.NsecToTimespec(next)
-		if err := unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &until, nil); err != nil && !errors.Is(err, unix.EINTR) {
+		err := unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &until, nil)
+		if err != nil && !errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("wait for the next packet's time: %w", err)
 		}
 		if _, err := s.send(1); err != nil {

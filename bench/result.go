@@ -72,7 +72,8 @@ const (
 
 var units = map[string]better{
 	unitNanoseconds: lower, unitClock: lower, unitEmpty: lower, unitHot: lower, unitPassing: lower,
-	unitTrie: lower, unitLRU: lower, unitOneCPU: higher, unitInstructions: lower, unitDelivered: nearOne, unitMillionths: lower,
+	unitTrie: lower, unitLRU: lower, unitOneCPU: higher,
+	unitInstructions: lower, unitDelivered: nearOne, unitMillionths: lower,
 	unitSeconds: lower, unitMicroseconds: lower, unitMiB: lower,
 	unitGoodput: higher, unitLost: lower, unitAgain: lower, unitPing50: lower, unitPing99: lower, unitUnponged: lower,
 	unitAnswer50: lower, unitAnswer99: lower, unitGap1: nearOne, unitGap50: nearOne, unitGap99: nearOne, unitGaps: neither,

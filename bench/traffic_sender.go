@@ -41,8 +41,9 @@ func (a *arena) newSender(namespace netns.NsHandle, payload int, targets ...neti
 		return nil, fmt.Errorf("make a socket's buffer bigger: %w", err)
 	}
 	if len(targets) > 1 {
+		port := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, farPort)) // in the order of the network
 		for _, t := range targets {
-			s.targets = append(s.targets, unix.RawSockaddrInet4{Family: unix.AF_INET, Port: htons(farPort), Addr: t.As4()})
+			s.targets = append(s.targets, unix.RawSockaddrInet4{Family: unix.AF_INET, Port: port, Addr: t.As4()})
 		}
 		return s, nil
 	}
@@ -54,13 +55,6 @@ func (a *arena) newSender(namespace netns.NsHandle, payload int, targets ...neti
 		return nil, fmt.Errorf("connect a socket to %v: %w", targets[0], err)
 	}
 	return s, nil
-}
-
-// htons is a number as the network has it, in memory.
-func htons(n uint16) uint16 {
-	var b [2]byte
-	binary.BigEndian.PutUint16(b[:], n)
-	return binary.NativeEndian.Uint16(b[:])
 }
 
 // send sends so many packets, and returns what one took. That a packet is
