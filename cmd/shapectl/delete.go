@@ -40,7 +40,7 @@ func (e *env) delete(want filterRules) error {
 	doing := fmt.Sprintf("delete %s on %s %s", want.prefix, want.device, want.direction)
 	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
 		hooks, err := want.hooksToChange(n)
-		defer closeHooks(hooks)
+		defer loader.CloseHooks(hooks)
 		if err != nil {
 			return err
 		}
@@ -160,7 +160,7 @@ func rulesOf(h *loader.Hook) (rules []report.Rule) {
 func (e *env) flush(want filterRules) error {
 	return e.with(loader.Write, "flush "+want.device, func(n *loader.Namespace) error {
 		hooks, err := want.hooksToChange(n)
-		defer closeHooks(hooks)
+		defer loader.CloseHooks(hooks)
 		others, err := otherLayouts(err)
 		if err != nil {
 			return err

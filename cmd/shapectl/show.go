@@ -129,7 +129,7 @@ func noRule(want filterRules) error {
 func findRules(n *loader.Namespace, want filterRules) (rules report.Rules, err error) {
 	rules = report.Rules{}
 	hooks, unread := want.hooks(n)
-	defer closeHooks(hooks)
+	defer loader.CloseHooks(hooks)
 	for _, h := range hooks {
 		affected := map[uint32][]maps.Affected{}
 		if want.affected {
@@ -173,7 +173,7 @@ func (want *filterRules) resolve(n *loader.Namespace) error {
 		return err
 	}
 	hooks, err := filterRules{device: want.device}.hooks(n)
-	defer closeHooks(hooks)
+	defer loader.CloseHooks(hooks)
 	if len(hooks) > 0 || err != nil || slices.Contains(n.Collected(), want.device) {
 		return nil // the caller asks for the hooks again, and gets the error
 	}
@@ -257,12 +257,6 @@ func otherLayouts(err error) (others []*loader.OtherLayoutError, rest error) {
 		others, rest = append(others, of...), errors.Join(rest, left)
 	}
 	return others, rest
-}
-
-func closeHooks(hooks []*loader.Hook) {
-	for _, h := range hooks {
-		h.Close()
-	}
 }
 
 // describe is all that is known of a rule; affected may be nil.
