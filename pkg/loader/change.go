@@ -282,8 +282,6 @@ func (n *Namespace) prepare(orders []*order) error {
 
 // claim makes room for the rules of hooks, gives each a set, and devices the fq that they need.
 func (n *Namespace) claim(orders []*order) error {
-	var ids, views uint32
-	var rules []policy.Rule
 	for _, o := range orders {
 		if o.hold.setup {
 			var err error
@@ -291,13 +289,8 @@ func (n *Namespace) claim(orders []*order) error {
 				return fmt.Errorf("%s %s: %w", o.dev.Name, o.Direction, err)
 			}
 		}
-		rules = append(rules, o.want.Rules...)
-		ids += maps.IDs(o.steps...)
-		if o.Set == nil {
-			views++
-		}
 	}
-	upgraded, err := n.makeRoom(ids, views, rules)
+	upgraded, err := n.makeRoom(orders)
 	if err != nil {
 		return err
 	}

@@ -14,7 +14,6 @@ import (
 	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/maps"
-	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 const (
@@ -109,13 +108,20 @@ func (n *Namespace) discardGenerations(keep int) error {
 	return nil
 }
 
-// makeRoom has the namespace's maps made, or made anew, where they lack room for so many
-// ids (of rules and shadows) and views more, or for what rules need, or where another
-// build made the programs. It reports whether it was another build.
-func (n *Namespace) makeRoom(ids, views uint32, rules []policy.Rule) (upgraded bool, err error) {
+// makeRoom has the namespace's maps made, or made anew, where they lack room for what
+// hooks are to get, or where another build made the programs. It reports whether it was
+// another build.
+func (n *Namespace) makeRoom(orders []*order) (upgraded bool, err error) {
 	id, err := program.Build()
 	if err != nil {
 		return false, err
+	}
+	var ids, views uint32
+	for _, o := range orders {
+		ids += maps.IDs(o.steps...)
+		if o.Set == nil {
+			views++
+		}
 	}
 	if n.store == nil {
 		// With a few more rules, it does not have to grow.
@@ -124,11 +130,13 @@ func (n *Namespace) makeRoom(ids, views uint32, rules []policy.Rule) (upgraded b
 		if err := binary.Read(rand.Reader, binary.NativeEndian, &settings.Secret); err != nil {
 			return false, err
 		}
-		return false, n.createState(roomFor(rules, size), settings)
+		return false, n.createState(roomFor(orders, size), settings)
 	}
-	settings, size := n.store.Hook(), roomFor(rules, n.store.Size())
-	if lacks := ids - min(ids, n.store.Room()); lacks > 0 {
-		size.Rules = max(growth(size.Rules), (size.Rules+lacks)/4*5)
+	settings, size := n.store.Hook(), roomFor(orders, n.store.Size())
+	if ids > 0 { // else nobody has to look at all rules
+		if lacks := ids - min(ids, n.store.Room()); lacks > 0 {
+			size.Rules = max(growth(size.Rules), (size.Rules+lacks)/4*5)
+		}
 	}
 	for views += uint32(len(n.sets())); size.Views < views; {
 		size.Views *= 2
@@ -150,15 +158,18 @@ func growth(rules uint32) uint32 {
 	return 2 * rules
 }
 
-// roomFor is a size with room for buckets and shadows, if rules have any.
-func roomFor(rules []policy.Rule, size maps.Size) maps.Size {
-	for _, r := range rules {
-		proposed, ok := r.Proposed()
-		if ok {
-			size.Affected = max(size.Affected, affectedHosts)
-		}
-		if size.Buckets == noBuckets && (maps.HasSlots(r) || maps.HasSlots(proposed)) {
-			size.Buckets = tableBuckets
+// roomFor is a size with room for buckets and shadows, if rules are to have any.
+func roomFor(orders []*order, size maps.Size) maps.Size {
+	for _, o := range orders {
+		for i := range o.want.Rules {
+			r := &o.want.Rules[i]
+			proposed, ok := r.Proposed()
+			if ok {
+				size.Affected = max(size.Affected, affectedHosts)
+			}
+			if size.Buckets == noBuckets && (maps.HasSlots(*r) || maps.HasSlots(proposed)) {
+				size.Buckets = tableBuckets
+			}
 		}
 	}
 	return size

@@ -2,7 +2,6 @@ package maps
 
 import (
 	"math"
-	"net/netip"
 	"runtime"
 	"slices"
 	"sync"
@@ -143,11 +142,11 @@ func (s *Store) Abandon() {
 }
 
 // takesPart marks a rule: from now on packets go by the phase of the change.
-func (s *Store) takesPart(id uint32, p netip.Prefix) {
-	r, k := s.rule(id), s.gather()
+func (s *Store) takesPart(it placed) {
+	r, k := s.rule(it.id), s.gather()
 	step.Store("let a rule take part")
 	atomic.StoreUint32(&r.Version, r.Version|versionChanges)
-	k.taking = append(k.taking, placed{id, p})
+	k.taking = append(k.taking, it)
 }
 
 // MaxLead is how long in ns before a change begins or ends Settle may be.
@@ -393,12 +392,15 @@ func (s *Store) rewriteTaking(rewrite func(id uint32, b *bpf.AbiBucket)) {
 	}
 }
 
-// eachTaking does something for each rule and shadow that takes part, on all CPUs.
+// eachTaking does something for each rule and shadow that takes part, on all CPUs. New
+// ones are left out: their buckets are empty, and nothing was before that they go on from.
 func (s *Store) eachTaking(f func(id uint32)) {
 	taking := s.gather().taking
 	inParts(len(taking), func(from, to int) {
 		for _, t := range taking[from:to] {
-			f(t.id)
+			if !t.isNew {
+				f(t.id)
+			}
 		}
 	})
 }

@@ -25,7 +25,7 @@ func TestPrefixesLieEvenly(t *testing.T) {
 				}
 				for _, p := range prefixes {
 					n := 0
-					for !holds(s.line(p, uint32(n)), s.stored(p)) {
+					for !holds(s.line(s.stored(p), s.hash(s.stored(p)), uint32(n)), s.stored(p)) {
 						n++
 					}
 					moved += min(n, 1)
@@ -33,7 +33,7 @@ func TestPrefixesLieEvenly(t *testing.T) {
 
 					lines, first := counts[p.Addr().Is4()], roll.Int()
 					n = 0
-					for lines[(first+n)%len(lines)] == len(s.line(p, 0).ids()) {
+					for lines[(first+n)%len(lines)] == len(s.line(s.stored(p), s.hash(s.stored(p)), 0).ids()) {
 						n++
 					}
 					lines[(first+n)%len(lines)]++

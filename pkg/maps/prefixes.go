@@ -72,6 +72,14 @@ func (s *Set) stored(p netip.Prefix) stored {
 	return stored{[2]uint64{a[0] ^ v.Mix6[0], a[1] ^ v.Mix6[1]}, uint8(p.Bits())}
 }
 
+// lengthOf is lengthOf the prefix.
+func (p stored) lengthOf() int {
+	if p.length == noLength {
+		return lengthIPv4 + int(p.addr[0]>>32&noLength)
+	}
+	return int(p.length)
+}
+
 // prefix is the inverse of stored.
 func (s *Set) prefix(p stored) netip.Prefix {
 	if key := p.addr[0]; p.length == noLength {
@@ -123,38 +131,38 @@ func (s *Store) allLines() iter.Seq[prefixLine] {
 	}
 }
 
-// hashPrefix is hash4_prefix and hash6_prefix of bpf/prefix.h.
-func (s *Set) hashPrefix(p netip.Prefix) uint64 {
-	m, key := s.hook.Multiplier, s.stored(p)
+// hash is hash4_prefix and hash6_prefix of bpf/prefix.h.
+func (s *Store) hash(p stored) uint64 {
+	m := s.hook.Multiplier
 	stir := func(h uint64) uint64 { return (h ^ h>>28) * m }
-	if key.length == noLength {
-		return stir(key.addr[0] * m)
+	if p.length == noLength {
+		return stir(p.addr[0] * m)
 	}
-	return stir(stir(stir(key.addr[0]*m+uint64(key.length)) + key.addr[1]))
+	return stir(stir(stir(p.addr[0]*m+uint64(p.length)) + p.addr[1]))
 }
 
-// line is one that may hold a prefix: of the spillLines from the first on, in
-// the order in which packets look.
-func (s *Set) line(p netip.Prefix, n uint32) prefixLine {
-	number := uint32(s.hashPrefix(p)>>40) + n
-	if p.Addr().Is4() {
+// line is one that may hold a prefix with that hash: of the spillLines from the first
+// on, in the order in which packets look.
+func (s *Store) line(p stored, hash uint64, n uint32) prefixLine {
+	number := uint32(hash>>40) + n
+	if p.length == noLength {
 		return line4{&s.prefixes4[number&s.hook.Prefixes4Mask]}
 	}
 	return line6{&s.prefixes6[number&s.hook.Prefixes6Mask]}
 }
 
-// inFilter is the word of the filter that a prefix has its two bits in, and these: in_filter of bpf/prefix.h.
-func (s *Set) inFilter(p netip.Prefix) (word uint32, bits uint64) {
-	h := s.hashPrefix(p)
-	return uint32(h>>32) & s.hook.FilterMask, 1<<(h>>26&63) | 1<<(h>>58)
+// inFilter is the word of the filter that a prefix with that hash has its two bits in, and
+// these: in_filter of bpf/prefix.h.
+func (s *Store) inFilter(hash uint64) (word uint32, bits uint64) {
+	return uint32(hash>>32) & s.hook.FilterMask, 1<<(hash>>26&63) | 1<<(hash>>58)
 }
 
 // refilter takes the bits of prefixes that are gone out of the filter. Each word
 // has at any time those that are needed.
-func (s *Store) refilter(prefixes []placed) {
+func (s *Store) refilter(prefixes []found) {
 	fresh := make([]uint64, len(s.filter))
-	for _, at := range prefixes {
-		word, bits := s.setOf(at.id).inFilter(at.prefix)
+	for _, f := range prefixes {
+		word, bits := s.inFilter(s.hash(f.key))
 		fresh[word] |= bits
 	}
 	for i, word := range fresh {
@@ -170,6 +178,7 @@ func (s *Set) counts() *lengthCounts { return &s.gather().lengths[s.number] }
 // A placed rule is one whose prefix has a place in a table, or a shadow, which has no prefix.
 type placed struct {
 	id     uint32
+	isNew  bool // in a change: there was none before it
 	prefix netip.Prefix
 }
 
@@ -178,33 +187,49 @@ func (s *Store) setOf(id uint32) *Set { return s.View(s.rule(id).View) }
 
 // allPrefixes are the prefixes in force with the ids of their rules, in no
 // order: those that packets find, so none of a length that they do not look for.
-func (s *Set) allPrefixes() iter.Seq2[netip.Prefix, uint32] { return s.prefixesOf(s, nil) }
-
-// everyPrefix is allPrefixes of all sets, in one pass.
-func (s *Store) everyPrefix() iter.Seq2[netip.Prefix, uint32] { return s.prefixesOf(nil, nil) }
-
-// prefixesOf are those of one set, or of all for nil. unseen, unless it is nil, is called
-// with those that have a place and are of a length that packets do not look for.
-func (s *Store) prefixesOf(only *Set, unseen func(p netip.Prefix, id uint32)) iter.Seq2[netip.Prefix, uint32] {
+func (s *Set) allPrefixes() iter.Seq2[netip.Prefix, uint32] {
 	return func(yield func(netip.Prefix, uint32) bool) {
+		for f := range s.everyPrefix(nil) {
+			if f.view == s.number && !yield(s.prefix(f.key), f.id) {
+				return
+			}
+		}
+	}
+}
+
+// A found prefix is one in a table.
+type found struct {
+	view, id uint32 // of its set and rule
+	key      stored
+}
+
+// everyPrefix is allPrefixes of all sets, in one pass. unseen, unless it is nil, is called
+// with those that have a place and are of a length that packets do not look for.
+func (s *Store) everyPrefix(unseen func(found)) iter.Seq[found] {
+	return func(yield func(found) bool) {
 		looksFor := make([]*lengthSet, len(s.views))
 		for line := range s.allLines() {
 			for place, id := range line.ids()[:min(line.used(), len(line.ids()))] {
-				if id == 0 || only != nil && s.rule(id-1).View != only.number {
+				if id == 0 {
 					continue
 				}
-				set := s.setOf(id - 1)
-				if looksFor[set.number] == nil {
-					used := set.lookedFor()
-					looksFor[set.number] = &used
+				f := found{id: id - 1, key: line.at(place)}
+				if f.key.length == noLength {
+					f.view = uint32(f.key.addr[0] >> 40) // as rules are far apart in memory, and each takes a while to read
+				} else {
+					f.view = s.rule(f.id).View
 				}
-				switch p := set.prefix(line.at(place)); {
-				case looksFor[set.number][lengthOf(p)]:
-					if !yield(p, id-1) {
+				if looksFor[f.view] == nil {
+					used := s.View(f.view).lookedFor()
+					looksFor[f.view] = &used
+				}
+				switch {
+				case looksFor[f.view][f.key.lengthOf()]:
+					if !yield(f) {
 						return
 					}
 				case unseen != nil:
-					unseen(p, id-1)
+					unseen(f)
 				}
 			}
 		}
@@ -213,9 +238,20 @@ func (s *Store) prefixesOf(only *Set, unseen func(p netip.Prefix, id uint32)) it
 
 // HaveRules tells by number which sets are not Empty. To ask each of many takes a pass for each.
 func (s *Store) HaveRules() []bool {
-	have := make([]bool, len(s.views))
-	for _, id := range s.everyPrefix() {
-		have[s.rule(id).View] = true
+	have, left := make([]bool, len(s.views)), 0
+	for number := range s.views {
+		if s.View(uint32(number)).lookedFor() != (lengthSet{}) {
+			left++
+		}
+	}
+	for f := range s.everyPrefix(nil) {
+		if left == 0 {
+			break
+		}
+		if !have[f.view] {
+			have[f.view] = true
+			left--
+		}
 	}
 	return have
 }
@@ -224,7 +260,7 @@ func (s *Store) HaveRules() []bool {
 // a million of them in that of the tables takes ten times as long.
 func byID(all iter.Seq2[netip.Prefix, uint32]) (list []placed) {
 	for p, id := range all {
-		list = append(list, placed{id, p})
+		list = append(list, placed{id: id, prefix: p})
 	}
 	slices.SortFunc(list, func(a, b placed) int { return cmp.Compare(a.id, b.id) })
 	return list
@@ -259,8 +295,10 @@ func (s *Set) findPrefix(p netip.Prefix) *uint32 {
 
 // placeOf is the place of the id of a prefix, also where packets do not look for its length.
 func (s *Set) placeOf(p netip.Prefix) *uint32 {
+	key := s.stored(p)
+	hash := s.hash(key)
 	for n := range spillLines {
-		line, key := s.line(p, n), s.stored(p)
+		line := s.line(key, hash, n)
 		for place, id := range line.ids() {
 			if id != 0 && line.at(place) == key {
 				return &line.ids()[place]
@@ -276,8 +314,10 @@ func (s *Set) placeOf(p netip.Prefix) *uint32 {
 // placePrefix brings a prefix into force, of a length that packets look for. The error
 // wraps ErrFull where its lines are full.
 func (s *Set) placePrefix(p netip.Prefix, id uint32) error {
+	key := s.stored(p)
+	hash := s.hash(key)
 	for n := range spillLines {
-		line := s.line(p, n)
+		line := s.line(key, hash, n)
 		ids := line.ids()
 		place := slices.Index(ids, 0)
 		if place < 0 {
@@ -287,9 +327,9 @@ func (s *Set) placePrefix(p netip.Prefix, id uint32) error {
 		if place < line.used() {
 			s.waitSince(s.change.Removed) // packets may have seen the prefix that was here before
 		}
-		word, bits := s.inFilter(p)
+		word, bits := s.inFilter(hash)
 		atomic.OrUint64(&s.filter[word], bits)
-		line.put(place, s.stored(p))
+		line.put(place, key)
 		line.use(max(line.used(), place+1))
 		atomic.StoreUint32(&ids[place], id+1)
 		return nil

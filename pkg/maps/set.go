@@ -102,12 +102,13 @@ func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 	if len(derived.prefixes6) == len(s.prefixes6) {
 		return derived, nil // the tables of prefixes are shared
 	}
-	for p, id := range s.everyPrefix() {
-		set := derived.setOf(id)
+	for f := range s.everyPrefix(nil) {
+		set := derived.View(f.view)
+		p := set.prefix(f.key)
 		if set.placeOf(p) != nil {
 			continue // of few rules, only the other family's table may have grown
 		}
-		if err := set.placePrefix(p, id); err != nil {
+		if err := set.placePrefix(p, f.id); err != nil {
 			derived.Close()
 			return nil, err
 		}

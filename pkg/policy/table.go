@@ -62,7 +62,9 @@ func Diff(have, want []Table) []Difference {
 }
 
 // Diff is what turns the rules of one direction of a device into those of want. Both must be sorted.
-func (t Table) Diff(want Table) (out []Difference) {
+func (t Table) Diff(want Table) []Difference {
+	more := max(len(t.Rules), len(want.Rules)) - min(len(t.Rules), len(want.Rules))
+	out := make([]Difference, 0, more) // at the least
 	for h, w := range Pairs(t.Rules, want.Rules, compareRules) {
 		if h == nil || w == nil || *h != *w || t.Match != want.Match {
 			out = append(out, Difference{want.Device, want.Direction, h, w, t.Match, want.Match})
