@@ -228,12 +228,22 @@ func (l *lab) somePrefixes(ctx context.Context, ipv6 bool, n int) error {
 	if err != nil {
 		return err
 	}
-	p, err := made.trieProgram(trie, ipv6)
+	words, err := made.newMap(ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 64, MaxEntries: uint32(n)})
 	if err != nil {
 		return err
 	}
-	last := len(arms)
-	arms = append(arms, arm{subject: "LPM trie", note: "only looks the address up: neither clock nor bucket", program: p})
+	bare, err := made.trieProgram(trie, ipv6, nil)
+	if err != nil {
+		return err
+	}
+	charged, err := made.trieProgram(trie, ipv6, chargeWord(words))
+	if err != nil {
+		return err
+	}
+	ours := arms
+	arms = append(arms,
+		arm{subject: "LPM trie", note: "only looks the address up: neither clock nor bucket", program: bare},
+		arm{subject: "LPM trie, clock and bucket", note: "a fixed rate, and no counters", program: charged})
 	many := walkLength
 	if l.quick {
 		many = 1 << 14
@@ -263,8 +273,9 @@ func (l *lab) somePrefixes(ctx context.Context, ipv6 bool, n int) error {
 		title := fmt.Sprintf("%s prefixes, %s: %s", family, way.table, count(n))
 		if err := l.contest(ctx, l.rounds(17), walking, func(t turn) {
 			l.addTurn(title, walking, t)
-			for i, a := range arms[:last] {
-				l.add(title, a.subject, unitTrie, "", t.arms[i]/t.arms[last])
+			for i, a := range ours {
+				l.add(title, a.subject, unitTrie, "", t.arms[i]/t.arms[len(ours)])
+				l.add(title, a.subject, unitTrieBucket, "", t.arms[i]/t.arms[len(ours)+1])
 			}
 		}); err != nil {
 			return err

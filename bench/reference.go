@@ -107,8 +107,9 @@ func copyWords(from, to int16, words int) (code asm.Instructions) {
 	return code
 }
 
-// trieProgram looks the destination up in an LPM trie and reads what is there: no more.
-func (o *owned) trieProgram(trie *ebpf.Map, ipv6 bool) (*ebpf.Program, error) {
+// trieProgram looks the destination up in an LPM trie, and goes on with the number of its
+// prefix in R0.
+func (o *owned) trieProgram(trie *ebpf.Map, ipv6 bool, then asm.Instructions) (*ebpf.Program, error) {
 	at, words := int16(ipv4Dest), 1
 	if ipv6 {
 		at, words = ipv6Dest, 4
@@ -119,9 +120,40 @@ func (o *owned) trieProgram(trie *ebpf.Map, ipv6 bool) (*ebpf.Program, error) {
 		asm.Instructions{asm.StoreImm(asm.R10, key, 32*int64(words), asm.Word)},
 		copyWords(at, key+4, words),
 		lookup(trie, key, "exit"),
-		asm.Instructions{asm.LoadMem(asm.R1, asm.R0, 0, asm.Word)},
+		asm.Instructions{asm.LoadMem(asm.R0, asm.R0, 0, asm.Word)},
+		then,
 		exit(),
 	))
+}
+
+// chargeWord reads the clock and charges the word that R0 is the number of: GCRA at a fixed
+// rate, with one compare-and-swap and nothing else.
+func chargeWord(words *ebpf.Map) asm.Instructions {
+	const (
+		key   = -32
+		cost  = 1
+		burst = 1 << 30 // ns: never used up
+	)
+	return slices.Concat(
+		asm.Instructions{
+			asm.StoreMem(asm.R10, key, asm.R0, asm.Word),
+			asm.FnKtimeGetNs.Call(),
+			asm.Mov.Reg(asm.R8, asm.R0),
+		},
+		lookup(words, key, "exit"),
+		asm.Instructions{
+			asm.Mov.Reg(asm.R6, asm.R0),
+			asm.LoadMem(asm.R0, asm.R6, 0, asm.DWord),
+			asm.Mov.Reg(asm.R1, asm.R0),
+			asm.JGT.Reg(asm.R1, asm.R8, "owes"),
+			asm.Mov.Reg(asm.R1, asm.R8),
+			asm.Add.Imm(asm.R1, cost).WithSymbol("owes"),
+			asm.Mov.Reg(asm.R2, asm.R1),
+			asm.Sub.Reg(asm.R2, asm.R8),
+			asm.JGT.Imm(asm.R2, burst, "exit"),
+			asm.CmpXchg.Mem(asm.R6, asm.R1, asm.DWord, 0),
+		},
+	)
 }
 
 // flowProgram is a limiter as it is often written: the 5-tuple is the key in a

@@ -138,7 +138,7 @@ func TestGoals(t *testing.T) {
 		{"a million rules loaded into the kernel", million(3.5), "| 3.5 | **no** |\n"},
 		{"`each all` adds fewer instructions than `tc police`", police(300), "| 0.75 | yes |\n"},
 		{"`each all` adds fewer instructions than `tc police`", police(500), "| 1.25 | **no** |\n"},
-		{"one bucket, packets of two CPUs", cpus(1.6), "| at least 1.5 x one CPU | 1.6 | yes |\n"},
+		{"one bucket, packets of two CPUs", cpus(1.6), "| at least 1.6 x one CPU | 1.6 | yes |\n"},
 		{"one bucket, packets of two CPUs", cpus(1.4), "| 1.4 | **no** |\n"},
 		{"error of the rate: every peer's by ours", delivered(20_000), "| 20 | yes |\n"},
 		{"error of the rate: every peer's by ours", delivered(5_000), "| 5 | **no** |\n"},

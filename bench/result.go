@@ -31,12 +31,13 @@ func (r Result) column() string {
 
 // Units of results.
 const (
-	unitNanoseconds  = "ns"           // a packet
-	unitClock        = "x clock"      // cost by that of the clock program, within a round
-	unitEmpty        = "x empty"      // cost by that of the empty program
-	unitHot          = "x one hot"    // cost by that of one bucket that is always charged
-	unitPassing      = "x passing"    // cost by that of the same packet where it conforms
-	unitTrie         = "x trie"       // cost by that of an LPM trie of the same prefixes
+	unitNanoseconds  = "ns"        // a packet
+	unitClock        = "x clock"   // cost by that of the clock program, within a round
+	unitEmpty        = "x empty"   // cost by that of the empty program
+	unitHot          = "x one hot" // cost by that of one bucket that is always charged
+	unitPassing      = "x passing" // cost by that of the same packet where it conforms
+	unitTrie         = "x trie"    // cost by that of an LPM trie of the same prefixes
+	unitTrieBucket   = "x trie, clock and bucket"
 	unitLRU          = "x LRU"        // cost by that of an LRU hash map of the same keys
 	unitOneCPU       = "x one CPU"    // packets of two CPUs by those of one
 	unitInstructions = "instructions" // a packet, beyond those without a limiter
@@ -72,7 +73,7 @@ const (
 
 var units = map[string]better{
 	unitNanoseconds: lower, unitClock: lower, unitEmpty: lower, unitHot: lower, unitPassing: lower,
-	unitTrie: lower, unitLRU: lower, unitOneCPU: higher,
+	unitTrie: lower, unitTrieBucket: lower, unitLRU: lower, unitOneCPU: higher,
 	unitInstructions: lower, unitDelivered: nearOne, unitMillionths: lower,
 	unitSeconds: lower, unitMicroseconds: lower, unitMiB: lower,
 	unitGoodput: higher, unitLost: lower, unitAgain: lower, unitPing50: lower, unitPing99: lower, unitUnponged: lower,
