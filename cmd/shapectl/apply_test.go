@@ -1095,6 +1095,21 @@ func TestRollbackAfterAnotherCommand(t *testing.T) {
 	}
 }
 
+// A device that went is no change by another command.
+func TestRollbackAfterADeviceWent(t *testing.T) {
+	r := newRig(t)
+	testenv.Veth(t, "vc", "vd")
+	r.ok("apply", r.policy(policiesOfTwo[1]))
+	want := r.rulesOf("va")
+	r.ok("apply", r.policy(policiesOfTwo[2]))
+	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "vc")))
+	r.removes("vc", "rollback")
+	if now := r.rulesOf("va"); !slices.Equal(now, want) {
+		t.Errorf("rules of va are %v, and ought to be %v", now, want)
+	}
+	r.meters(vab)
+}
+
 // Devices that go while a change waits to be confirmed are in nobody's way.
 func TestDeviceGoesWhilePending(t *testing.T) {
 	for name, then := range map[string]func(r *rig, until uint64){

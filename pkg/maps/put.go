@@ -382,9 +382,8 @@ func (s *Set) remove(p netip.Prefix, id uint32) {
 	s.free(id)
 }
 
-// Clear puts all rules out of force in one step.
+// Clear puts all rules out of force in one step. The last change goes on without them.
 func (s *Set) Clear() {
-	s.finishUnlessPending()
 	lengths := s.counts()
 	counts := *lengths
 	clear(lengths[:])
@@ -394,7 +393,6 @@ func (s *Set) Clear() {
 	for _, at := range rules {
 		s.remove(at.prefix, at.id)
 	}
-	// A change of others goes on; what was this set's has no part in it any more.
 	s.known.taking = slices.DeleteFunc(s.known.taking, func(t placed) bool { return s.rule(t.id).View == s.number })
 }
 
