@@ -16,7 +16,7 @@
  * rate_units, and base so that V does not jump: no bucket is touched, and each
  * level stays exactly what it was.
  *
- * The clock wraps (after six minutes at 400 Gbit/s, years at 10 Mbit/s), so a
+ * The clock wraps (after six minutes at 400 Gbit/s, 160 days at 10 Mbit/s), so a
  * bucket also says when it was last charged, in ticks of 2^TICK_BITS ns. One
  * that lay idle for longer than the rule needs to drain it is empty, whatever
  * its TAT seems to say.

@@ -20,7 +20,7 @@ const volatile struct hook hook;
 /*
  * A field of hook that the loader has written into the instruction itself, as
  * Linux does with runtime constants: it takes no load, and the verifier removes
- * the branches that depend on it. See Load in pkg/loader.
+ * the branches that depend on it. See writeConstants in internal/program.
  */
 #define HOOK_CONSTANT(field) (0x5c000000 | sizeof(hook.field) << 16 | __builtin_offsetof(struct hook, field))
 #define HOOK(field)                                                         \

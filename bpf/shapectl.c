@@ -27,6 +27,7 @@ static __always_inline int act(struct __sk_buff *skb, __u32 ip, struct rule *rul
 			       const struct size *wire, enum verdict verdict)
 {
 	struct counters *c = counters_of(rule);
+	__u32 ifb;
 
 	if (verdict == VERDICT_MARK && mark_ce(skb, ip))
 		verdict = VERDICT_CONTENDED;
@@ -45,8 +46,11 @@ static __always_inline int act(struct __sk_buff *skb, __u32 ip, struct rule *rul
 		c->marked_packets += wire->packets;
 	count(&c->passed_packets, &c->passed_bytes, wire);
 	/* Also packets that are not delayed, lest they overtake those that are. */
-	if (HOOK(ingress) && flags & RULE_DELAY && view_of(skb)->ifb)
-		return bpf_redirect(view_of(skb)->ifb, 0);
+	if (HOOK(ingress) && flags & RULE_DELAY) {
+		ifb = READ_ONCE(view_of(skb)->ifb);
+		if (ifb)
+			return bpf_redirect(ifb, 0);
+	}
 	return NEXT;
 }
 

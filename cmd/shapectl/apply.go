@@ -134,10 +134,14 @@ func (e *env) readAll(name string) ([]byte, error) {
 }
 
 // tables are the rules of a policy for the devices that are there, with those that are not.
-func tables(f *policyfile.File) (tables []policy.Table, absent []string, err error) {
+// It says which patterns match none, as a misspelt one takes the limits off all its devices.
+func (e *env) tables(f *policyfile.File) (tables []policy.Table, absent []string, err error) {
 	devices, err := policyDevices()
 	if err != nil {
 		return nil, nil, err
+	}
+	if patterns := f.Unmatched(devices); len(patterns) > 0 {
+		e.say("shapectl: no device matches %s", strings.Join(patterns, ", "))
 	}
 	tables, absent, err = f.Tables(devices)
 	if err != nil {
@@ -170,7 +174,7 @@ func (e *env) apply(o applyOptions) error {
 	}
 	e.warn(f.File)
 	err = e.with(loader.Write, "apply "+f.Path, func(n *loader.Namespace) error {
-		want, absent, err := tables(f.File)
+		want, absent, err := e.tables(f.File)
 		if err != nil {
 			return err
 		}

@@ -38,7 +38,7 @@ func (e *env) diff(name string) error {
 	}
 	e.warn(f)
 	return e.with(loader.Read, "diff "+name, func(n *loader.Namespace) error {
-		want, absent, err := tables(f)
+		want, absent, err := e.tables(f)
 		if err != nil {
 			return err
 		}

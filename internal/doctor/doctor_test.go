@@ -144,7 +144,7 @@ func TestJudge(t *testing.T) {
 			f.System.BPFFS.Untrusted = fmt.Errorf("%q belongs to user 7: %w; remove it", "/sys/fs/bpf/shapectl", loader.ErrUntrusted)
 		}, []string{"failed bpffs"}, []string{`"/sys/fs/bpf/shapectl" belongs to user 7`, "so it is not used"}},
 		{"kept for a rollback", func(f *Facts) { f.Kept = []string{"a egress", "b egress", "c egress", "d egress", "e egress"} },
-			[]string{"note leftovers"}, []string{"5 device directions", "c egress and 2 more", "shapectl rollback"}},
+			[]string{"note leftovers"}, []string{"5 device directions", "c egress and 2 more", "change can be taken back"}},
 		{"namespaces that no longer exist", func(f *Facts) {
 			f.Left = []loader.Leftover{
 				{Path: "/p/1", Dead: true}, {Path: "/p/2", Dead: true}, {Path: "/p/3"},

@@ -102,7 +102,7 @@ func checkKept(f Facts) []report.Finding {
 		return nil
 	}
 	return systemFinding(report.Note, "leftovers",
-		fmt.Sprintf("the last change left %s without a rule; the memory of these is kept for 'shapectl rollback': %s",
+		fmt.Sprintf("%s have no rule since the last change; their memory is kept, so that a change can be taken back: %s",
 			plain.Count(len(f.Kept), "device direction"), plain.List(f.Kept)),
 		"the next command that changes a rule frees it; so does 'shapectl watch' after an hour")
 }

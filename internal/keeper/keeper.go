@@ -15,6 +15,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/lastgood"
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -195,7 +196,7 @@ func (k *Keeper) serve(ctx context.Context, devices []netinfo.Device) ([]netinfo
 		devices = devices[done:]
 		pending, busy := errors.Is(err, loader.ErrPending), errors.Is(err, unix.EWOULDBLOCK)
 		if busy || pending && !k.pending {
-			k.Warned(fmt.Errorf("%d devices wait for their rules: %w", len(devices), err))
+			k.Warned(fmt.Errorf("rules wait, of %s: %w", plain.Count(len(devices), "device"), err))
 		}
 		if k.pending = pending; pending || busy {
 			break

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -103,6 +104,18 @@ func (f *File) Tables(devices []Device) (tables []policy.Table, absent []string,
 	}
 	policy.SortTables(tables)
 	return tables, absent, nil
+}
+
+// Unmatched are the patterns that match none of devices, in the file's order.
+func (f *File) Unmatched(devices []Device) (patterns []string) {
+	for i := range f.devices {
+		s := &f.devices[i]
+		matches := func(d Device) bool { return Matches(s.key, d.Name) }
+		if s.pattern && !slices.ContainsFunc(devices, matches) {
+			patterns = append(patterns, s.key)
+		}
+	}
+	return patterns
 }
 
 // For is the policy of one device: as Tables, which has the same error.

@@ -207,7 +207,7 @@ func (rules Rules) Stats(w io.Writer) error {
 		{"DELAYED", delays, func(r Rule) any { return r.DelayedPackets }},
 		{"BYTES", delays, func(r Rule) any { return r.DelayedBytes }},
 		{"MARKED", true, func(r Rule) any { return r.MarkedPackets }},
-		{"UNSURE", true, func(r Rule) any { return r.ContendedPackets }},
+		{"CONTENDED", true, func(r Rule) any { return r.ContendedPackets }},
 		{"EXEMPT", exempt, func(r Rule) any { return r.ExemptPackets }},
 		{"SPILLED", spilled, func(r Rule) any { return r.SpilledPackets }},
 		{"LEVEL", true, func(r Rule) any { return fmt.Sprint(r.LevelBytes, remark(r)) }},

@@ -72,9 +72,9 @@ func TestStatsOfQueues(t *testing.T) {
 		want  string
 	}{
 		{[]Rule{rule, usual}, `
-  RULE                      RATE  PASSED  BYTES  EXCESS  BYTES  DROPPED  BYTES  DELAYED  BYTES  MARKED  UNSURE  LEVEL
-  eth0 ingress 10.0.0.0/24     8mbit       9    900       0      0        0      0        7    700       0       0      0
-  eth0  10.0.0.0/8         unlimited       0      0       0      0        0      0        0      0       0       0      0
+  RULE                      RATE  PASSED  BYTES  EXCESS  BYTES  DROPPED  BYTES  DELAYED  BYTES  MARKED  CONTENDED  LEVEL
+  eth0 ingress 10.0.0.0/24     8mbit       9    900       0      0        0      0        7    700       0          0      0
+  eth0  10.0.0.0/8         unlimited       0      0       0      0        0      0        0      0       0          0      0
 eth0 ingress 10.0.0.0/24:
     10.0.0.1 owes 2500 bytes; a full packet would wait 2.5ms
     10.0.0.2 owes 9999 bytes; a full packet would be dropped
@@ -82,15 +82,15 @@ eth0  10.0.0.0/8:
     10.9.0.1 owes 7 bytes
 `},
 		{[]Rule{usual, discovery}, `
-  RULE                   RATE  PASSED  BYTES  EXCESS  BYTES  DROPPED  BYTES  MARKED  UNSURE  EXEMPT  LEVEL
-  eth0  10.0.0.0/8  unlimited       0      0       0      0        0      0       0       0       0      0
-  eth0  ::/0        unlimited       0      0       0      0        0      0       0       0      12      0
+  RULE                   RATE  PASSED  BYTES  EXCESS  BYTES  DROPPED  BYTES  MARKED  CONTENDED  EXEMPT  LEVEL
+  eth0  10.0.0.0/8  unlimited       0      0       0      0        0      0       0          0       0      0
+  eth0  ::/0        unlimited       0      0       0      0        0      0       0          0      12      0
 eth0  10.0.0.0/8:
     10.9.0.1 owes 7 bytes
 `},
 		{[]Rule{usual}, `
-  RULE                   RATE  PASSED  BYTES  EXCESS  BYTES  DROPPED  BYTES  MARKED  UNSURE  LEVEL
-  eth0  10.0.0.0/8  unlimited       0      0       0      0        0      0       0       0      0
+  RULE                   RATE  PASSED  BYTES  EXCESS  BYTES  DROPPED  BYTES  MARKED  CONTENDED  LEVEL
+  eth0  10.0.0.0/8  unlimited       0      0       0      0        0      0       0          0      0
 eth0  10.0.0.0/8:
     10.9.0.1 owes 7 bytes
 `},

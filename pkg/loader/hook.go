@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -102,6 +103,24 @@ func (e *OtherLayoutError) Error() string {
 
 func (e *OtherLayoutError) Unwrap() error { return e.err }
 
+// unreadable is one error about hooks of another layout, of which there may be hundreds.
+type unreadable []*OtherLayoutError
+
+func (u unreadable) Error() string {
+	var names []string
+	for _, other := range u {
+		names = append(names, other.Name()+" "+other.Direction.String())
+	}
+	return fmt.Sprintf("rules of %s: %v", plain.List(names), u[0].err)
+}
+
+func (u unreadable) Unwrap() (all []error) {
+	for _, other := range u {
+		all = append(all, other)
+	}
+	return all
+}
+
 // A hookDir is where the pins of a hook are.
 type hookDir struct {
 	dir       string
@@ -137,12 +156,11 @@ func hookDirs(home string) (dirs []hookDir, err error) {
 // Hooks are the hooks that have rules, by device name, egress before ingress. With
 // the error come the hooks that could be read.
 func (n *Namespace) Hooks() (hooks []*Hook, err error) {
-	var unread []error
-	for _, other := range n.others {
-		unread = append(unread, other)
-	}
 	hooks, err = n.readHooks()
-	return hooks, errors.Join(append(unread, err)...)
+	if len(n.others) > 0 {
+		err = errors.Join(unreadable(n.others), err)
+	}
+	return hooks, err
 }
 
 // readHooks are Hooks but for those of another layout.
