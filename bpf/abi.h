@@ -150,7 +150,7 @@ enum phase {
  */
 struct change {
 	__u64 phase; /* enum phase */
-	__u64 from;  /* ns: when it begins */
+	__u64 from;  /* ns: when it begins; ~0 for never */
 	__u64 until; /* ns: when it reverts; ~0 for never */
 	/* For user space. */
 	__u32 epoch;   /* from 1 on; raised when no packet sees any more what went out of force before */

@@ -536,7 +536,7 @@ func TestWireBytes(t *testing.T) {
 					id = ids[128]
 				}
 				for _, cut := range cuts {
-					t.Run(fmt.Sprintf("%s/%v/%s/%d by %d", name, f, kind, cut.payload, cut.size), func(t *testing.T) {
+					t.Run(fmt.Sprintf("%s/%d/%d/%s/%d by %d", name, f.Overhead, f.MPU, kind, cut.payload, cut.size), func(t *testing.T) {
 						r.TB = t
 						now += uint64(time.Hour)
 						s := segmented{header, cut.payload, cut.size}

@@ -37,23 +37,13 @@ static __always_inline struct rule *rule_of(__u32 id)
 	return rule_at(&id);
 }
 
-/* What was read before is not older than what is read after, also where the machine reads in another order. */
-static __always_inline void keep_order(void)
-{
-	if (HOOK(reorders)) {
-		__u32 barrier = 0;
-
-		__sync_lock_test_and_set(&barrier, 1);
-	}
-}
-
+/* A machine that reads in another order may find the times from before PHASE_BY_TIME, which say never. */
 static __always_inline __u32 phase_at(__u64 now)
 {
 	__u64 phase = READ_ONCE(change.phase);
 
 	if (phase != PHASE_BY_TIME)
 		return phase;
-	keep_order(); /* the times were written first */
 	if (now < change.from)
 		return PHASE_BEFORE;
 	return now < change.until ? PHASE_AFTER : PHASE_REVERTED;
@@ -78,10 +68,17 @@ static __always_inline struct version version_in(const struct rule *rule, __u32 
 	return v;
 }
 
-/* Whether the parameters that were read since version was are of one piece. */
+/*
+ * Whether the parameters that were read since version was are of one piece. Where
+ * the machine may read memory in another order, a full barrier comes first.
+ */
 static __always_inline bool is_current(const struct rule *rule, __u32 seen)
 {
-	keep_order();
+	if (HOOK(reorders)) {
+		__u32 barrier = 0;
+
+		__sync_lock_test_and_set(&barrier, 1);
+	}
 	return READ_ONCE(rule->version) == seen;
 }
 

@@ -202,8 +202,13 @@ func (s *Store) sides(id uint32) (before, after version) {
 	return s.version(id, n), s.version(id, n^1)
 }
 
-// Begins is when the last change that Time was called for began or is to begin, in ns; 0 after End.
-func (s *Store) Begins() uint64 { return atomic.LoadUint64(&s.change.From) }
+// Begins is when the last change that Time was called for began or is to begin, in ns; 0 after End or Finish.
+func (s *Store) Begins() uint64 {
+	if from := atomic.LoadUint64(&s.change.From); from != Never {
+		return from
+	}
+	return 0
+}
 
 // End says that the change, which is not pending, is not to be taken back any more.
 func (s *Store) End() { store("say that a change lasts", &s.change.From, uint64(0)) }
@@ -307,6 +312,7 @@ func (s *Store) Finish() {
 	s.waitSince(c.Epoch)
 	c.Removed = c.Epoch // until now, packets have seen another view
 	store("forget a change", &c.Phase, phaseBefore)
+	store("let no change begin", &c.From, Never) // a wait before the next one
 }
 
 // finishUnlessPending is Finish for whoever changes rules that take no part in a pending change.

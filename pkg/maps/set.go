@@ -182,7 +182,7 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 		return nil, err
 	}
 	if other == nil {
-		s.change.Epoch = 1
+		s.change.Epoch, s.change.From = 1, Never
 	}
 	for number := range s.views {
 		if v := s.View(uint32(number)); v.view().Mix6 == [2]uint64{} {
