@@ -107,12 +107,12 @@ static __always_inline __u32 in_line6(const struct prefixes6 *line, __u64 addr0,
 
 static __always_inline const struct prefixes4 *line4_at(__u32 number)
 {
-	return &prefixes4[MASKED(number, prefixes4_mask)];
+	return &prefixes4[number & HOOK(prefixes4_mask)];
 }
 
 static __always_inline const struct prefixes6 *line6_at(__u32 number)
 {
-	return &prefixes6[MASKED(number, prefixes6_mask)];
+	return &prefixes6[number & HOOK(prefixes6_mask)];
 }
 
 static long search_line4(__u64 n, struct search *s)
