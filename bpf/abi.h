@@ -155,6 +155,8 @@ struct change {
 	/* For user space. */
 	__u32 epoch;   /* from 1 on; raised when no packet sees any more what went out of force before */
 	__u32 removed; /* epoch when a prefix was last taken away, or a change ended */
+	__u32 ids;     /* of rules and shadows: those from here on were never used */
+	__u32 pad;
 };
 
 /* Hosts, or subnets of the shadow's bucket scope, that a shadow would have affected. */
@@ -223,7 +225,7 @@ struct view {
 	__u8 ingress;
 	__u8 match_src;
 	__u8 attached; /* its hook was attached; else a command was killed before that */
-	__u8 pad;
+	__u8 clearing; /* prefixes that packets do not look for are to go; else a command was killed before that */
 	struct {
 		__u8 count4, count6;
 		__u8 list4[LENGTHS4];

@@ -40,6 +40,8 @@ type AbiChange struct {
 	Until   uint64
 	Epoch   uint32
 	Removed uint32
+	Ids     uint32
+	Pad     uint32
 }
 
 type AbiColdParams struct {
@@ -212,7 +214,7 @@ type AbiView struct {
 	Ingress  uint8
 	MatchSrc uint8
 	Attached uint8
-	Pad      uint8
+	Clearing uint8
 	Use      [2]struct {
 		_      structs.HostLayout
 		Count4 uint8

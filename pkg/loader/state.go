@@ -133,10 +133,8 @@ func (n *Namespace) makeRoom(orders []*order) (upgraded bool, err error) {
 		return false, n.createState(roomFor(orders, size), settings)
 	}
 	settings, size := n.store.Hook(), roomFor(orders, n.store.Size())
-	if ids > 0 { // else nobody has to look at all rules
-		if lacks := ids - min(ids, n.store.Room()); lacks > 0 {
-			size.Rules = max(growth(size.Rules), (size.Rules+lacks)/4*5)
-		}
+	if lacks := n.store.Lacks(ids); lacks > 0 {
+		size.Rules = max(growth(size.Rules), (size.Rules+lacks)/4*5)
 	}
 	for views += uint32(len(n.sets())); size.Views < views; {
 		size.Views *= 2

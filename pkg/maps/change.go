@@ -139,6 +139,7 @@ func (s *Set) Prepare(steps []policy.Difference, progress func(ready int)) error
 func (s *Store) Abandon() {
 	s.gather()
 	s.Finish()
+	s.trimLengths(nil)
 }
 
 // takesPart marks a rule: from now on packets go by the phase of the change.
@@ -305,9 +306,7 @@ func (s *Store) Finish() {
 			s.setOf(t.id).remove(t.prefix, t.id)
 		}
 	}
-	for number := range s.views {
-		s.View(uint32(number)).useLengths()
-	}
+	s.trimLengths(nil)
 	// Packets that have seen a rule take part must still find the phase that it is in.
 	s.waitSince(c.Epoch)
 	c.Removed = c.Epoch // until now, packets have seen another view

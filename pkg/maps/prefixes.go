@@ -172,9 +172,6 @@ func (s *Store) refilter(prefixes []found) {
 	}
 }
 
-// counts is how many prefixes of each length the set has.
-func (s *Set) counts() *lengthCounts { return &s.gather().lengths[s.number] }
-
 // A placed rule is one whose prefix has a place in a table, or a shadow, which has no prefix.
 type placed struct {
 	id     uint32
@@ -269,9 +266,6 @@ func byID(all iter.Seq2[netip.Prefix, uint32]) (list []placed) {
 // lengthSet says of each prefix length, as lengthOf gives it, whether it is in use.
 type lengthSet [lengthIPv4 + 33]bool
 
-// lengthCounts is how many prefixes there are of each length, as lengthOf gives it.
-type lengthCounts [lengthIPv4 + 33]uint32
-
 // lookedFor are the lengths that packets look for.
 func (s *Set) lookedFor() (used lengthSet) {
 	v := s.view()
@@ -337,15 +331,43 @@ func (s *Set) placePrefix(p netip.Prefix, id uint32) error {
 	return fmt.Errorf("add prefix %s: %w", p, ErrFull)
 }
 
-// useLengths makes packets look for prefixes of just the lengths that there are.
-func (s *Set) useLengths() {
-	var want lengthSet
-	for length, n := range s.counts() {
-		want[length] = n > 0
+// trimLengths ends that packets look for lengths that no prefix of a set has, or of any set for nil.
+func (s *Store) trimLengths(only *Set) {
+	have, left := make([]lengthSet, len(s.views)), 0
+	for number := range s.views {
+		if only == nil || only.number == uint32(number) {
+			for _, in := range s.View(uint32(number)).lookedFor() {
+				if in {
+					left++
+				}
+			}
+		}
 	}
+	for f := range s.everyPrefix(nil) {
+		if left == 0 {
+			break
+		}
+		if length := f.key.lengthOf(); (only == nil || only.number == f.view) && !have[f.view][length] {
+			have[f.view][length] = true
+			left--
+		}
+	}
+	for number, lengths := range have {
+		if only == nil || only.number == uint32(number) {
+			s.View(uint32(number)).lookFor(lengths)
+		}
+	}
+}
+
+// lookFor makes packets look for prefixes of just these lengths.
+func (s *Set) lookFor(want lengthSet) {
 	v := s.view()
 	if want == s.lookedFor() && v.First4&(1<<40-1) == s.first4() { // else a process was killed between the two
 		return
+	}
+	if v.Clearing != 0 && want != (lengthSet{}) {
+		s.gather() // which takes away what a killed process was to
+		v.Clearing = 0
 	}
 	step.Store("look for other lengths")
 	s.waitSince(v.Retired) // packets may still go by the version before the one in force

@@ -16,21 +16,21 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// known is what a change has to know of all rules, gathered at the first one.
+// known is what some changes have to know of all rules.
 type known struct {
-	free    []uint32       // ids that no rule has, the next one first
-	lengths []lengthCounts // of each view
-	taking  []placed       // the rules and shadows that take part in a change
+	free   []uint32 // used ids that no rule has any more, the next one first
+	taking []placed // the rules and shadows that take part in a change
 }
 
-// gather has to be called before anything is changed that it looks at.
+// gather has to be called before anything is changed that it looks at. It reads all rules,
+// so what changes one of them does without.
 func (s *Store) gather() *known {
 	if s.known != nil {
 		return s.known
 	}
-	k := &known{lengths: make([]lengthCounts, len(s.views))}
+	k := &known{}
 	// By id, as to read a million rules in the order of the tables takes ten times as long.
-	rules := make([]found, s.Size().Rules)
+	rules := make([]found, s.change.Ids)
 	used := make([]bool, len(rules))
 	for f := range s.everyPrefix(func(f found) { // what Clear left whose process was killed
 		s.change.Removed, s.rule(f.id).Retired = s.change.Epoch, s.change.Epoch
@@ -41,7 +41,6 @@ func (s *Store) gather() *known {
 	}
 	rules = slices.DeleteFunc(rules, func(f found) bool { return f.key == stored{} })
 	for _, f := range rules {
-		k.lengths[f.view][f.key.lengthOf()]++
 		takes := s.rule(f.id).Version&versionChanges != 0
 		before, _ := s.sides(f.id)
 		for v := range s.versions(f.id) {
@@ -58,18 +57,11 @@ func (s *Store) gather() *known {
 			k.taking = append(k.taking, placed{f.id, !present(before), s.View(f.view).prefix(f.key)})
 		}
 	}
-	// Ids that were never used need no waiting, so they come first.
-	var retired []uint32
 	for id, inUse := range used {
-		switch id := uint32(id); {
-		case inUse:
-		case s.rule(id).Retired == 0:
-			k.free = append(k.free, id)
-		default:
-			retired = append(retired, id)
+		if !inUse {
+			k.free = append(k.free, uint32(id))
 		}
 	}
-	k.free = append(k.free, retired...)
 	s.refilter(rules)
 	s.known = k
 	return k
@@ -126,8 +118,14 @@ func IDs(steps ...policy.Difference) (ids uint32) {
 	return ids
 }
 
-// Room is how many ids no rule has.
-func (s *Store) Room() uint32 { return uint32(len(s.gather().free)) }
+// Lacks is for how many of so many new rules and shadows there is no room.
+func (s *Store) Lacks(ids uint32) uint32 {
+	room := s.Size().Rules - s.change.Ids
+	if room < ids {
+		room += uint32(len(s.gather().free))
+	}
+	return ids - min(ids, room)
+}
 
 // when is from when on something is in force.
 type when bool
@@ -142,11 +140,16 @@ const progressStep = 1 << 12
 
 // do brings rules from what they are to what they are to be, and tells progress, unless
 // it is nil, how many are. The set must have what a step has. The error wraps ErrFull.
-func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) error {
-	if ids := IDs(steps...); ids > 0 && ids > s.Room() {
+func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) (err error) {
+	if s.Lacks(IDs(steps...)) > 0 {
 		return fmt.Errorf("%w: it holds %d", ErrFull, s.Size().Rules)
 	}
-	defer s.expectLengths(steps)()
+	s.expectLengths(steps)
+	defer func() {
+		if err != nil {
+			s.trimLengths(s)
+		}
+	}()
 	for i, d := range steps {
 		switch {
 		case d.Have == nil:
@@ -166,36 +169,26 @@ func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) er
 }
 
 // expectLengths lets packets look for the lengths of prefixes that are to come
-// at once, as for them to look for another takes a wait. What it returns ends
-// that for those that did not come.
-func (s *Set) expectLengths(steps []policy.Difference) (done func()) {
-	var more lengthCounts
+// at once, as for them to look for another takes a wait.
+func (s *Set) expectLengths(steps []policy.Difference) {
+	want := s.lookedFor()
 	for _, d := range steps {
 		if d.Have == nil {
-			more[lengthOf(d.Want.Prefix)]++
+			want[lengthOf(d.Want.Prefix)] = true
 		}
 	}
-	if more == (lengthCounts{}) {
-		return func() {}
-	}
-	lengths := s.counts()
-	for length, n := range more {
-		lengths[length] += n
-	}
-	s.useLengths()
-	return func() {
-		for length, n := range more {
-			lengths[length] -= n
-		}
-		s.useLengths()
-	}
+	s.lookFor(want)
 }
 
 // allocate makes an id ready for a new rule, of which no packet knows yet.
 func (s *Set) allocate() uint32 {
-	k := s.gather()
-	id := k.free[0]
-	k.free = k.free[1:]
+	id := s.change.Ids // these need no waiting
+	if id < s.Size().Rules {
+		s.change.Ids++
+	} else {
+		k := s.gather()
+		id, k.free = k.free[0], k.free[1:]
+	}
 	r := s.rule(id)
 	if r.Retired != 0 {
 		s.waitSince(r.Retired) // packets may have found the id before its last rule was deleted
@@ -208,9 +201,10 @@ func (s *Set) allocate() uint32 {
 
 // free frees an id.
 func (s *Store) free(id uint32) {
-	k := s.gather()
 	s.rule(id).Retired = s.change.Epoch
-	k.free = append(k.free, id)
+	if s.known != nil {
+		s.known.free = append(s.known.free, id)
+	}
 }
 
 // add sets up all that belongs to a new rule; its prefix, last, has packets find it.
@@ -220,11 +214,7 @@ func (s *Set) add(rule policy.Rule, at when) error {
 	if err := step.Try("place a prefix"); err != nil {
 		return err
 	}
-	if err := s.placePrefix(rule.Prefix, id); err != nil {
-		return err
-	}
-	s.counts()[lengthOf(rule.Prefix)]++
-	return nil
+	return s.placePrefix(rule.Prefix, id)
 }
 
 // addShadow is the id of a rule's shadow: the one that it had, unless it is to be another.
@@ -314,9 +304,6 @@ func nextVersion(r *bpf.AbiRule, toggle uint32) uint32 {
 func (s *Set) alter(have, rule policy.Rule, at when) {
 	id := *s.findPrefix(rule.Prefix) - 1
 	r, old := s.rule(id), s.current(id)
-	if _, had := have.Proposed(); had {
-		s.gather() // its id may become free
-	}
 	shadow := s.addShadow(have, rule, old.Shadow, at)
 	number := nextVersion(r, 1)
 	next := s.version(id, number)
@@ -362,19 +349,17 @@ func (s *Set) Delete(p netip.Prefix) bool {
 		return false
 	}
 	s.remove(p, *place-1)
-	s.useLengths()
+	s.trimLengths(s)
 	return true
 }
 
 // remove has packets not find a rule any more, and frees its ids. The lengths in use are
 // left as they are.
 func (s *Set) remove(p netip.Prefix, id uint32) {
-	counts := s.counts()
 	if place := s.placeOf(p); place != nil { // else Prepare found no room for it
 		s.change.Removed = s.change.Epoch
 		step.Store("remove a prefix")
 		atomic.StoreUint32(place, 0)
-		counts[lengthOf(p)]--
 	}
 	if v := s.version(id, s.rule(id).Version); present(v) && v.Flags&ruleShadow != 0 {
 		s.free(v.Shadow)
@@ -384,16 +369,16 @@ func (s *Set) remove(p netip.Prefix, id uint32) {
 
 // Clear puts all rules out of force in one step. The last change goes on without them.
 func (s *Set) Clear() {
-	lengths := s.counts()
-	counts := *lengths
-	clear(lengths[:])
 	rules := byID(s.allPrefixes())
-	s.useLengths() // from here on packets find none
-	*lengths = counts
+	s.view().Clearing = 1
+	s.lookFor(lengthSet{}) // from here on packets find none
 	for _, at := range rules {
 		s.remove(at.prefix, at.id)
 	}
-	s.known.taking = slices.DeleteFunc(s.known.taking, func(t placed) bool { return s.rule(t.id).View == s.number })
+	s.view().Clearing = 0
+	if s.known != nil {
+		s.known.taking = slices.DeleteFunc(s.known.taking, func(t placed) bool { return s.rule(t.id).View == s.number })
+	}
 }
 
 // Empty reports whether there is no rule, nor one that a change took away or is to bring.
