@@ -190,9 +190,9 @@ func (e *env) flush(want filterRules) error {
 		if err != nil {
 			return err
 		}
-		any := len(gone) > 0 || !want.pattern && len(hooks) > 0 || len(others) > 0 || orphans || restored ||
+		any := len(gone) > 0 || len(others) > 0 || orphans || restored ||
 			slices.ContainsFunc(n.Collected(), want.matchesDevice)
-		if !any && !want.pattern {
+		if !any && !want.pattern && len(hooks) == 0 {
 			if _, err := device(want.device); err != nil {
 				return err
 			}

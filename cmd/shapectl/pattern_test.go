@@ -177,6 +177,38 @@ func TestPatternsOfEmptyHooks(t *testing.T) {
 	}
 }
 
+// A hook that is kept for a rollback only is as good as none for whoever names its device.
+func TestDeviceWithoutRulesAfterAChange(t *testing.T) {
+	one, both := "devices: {va: {egress: {10.0.0.0/24: 1mbit}}}\n", "devices: {tap0: {egress: {10.0.0.0/24: 1mbit}}, va: {egress: {10.0.0.0/24: 1mbit}}}\n"
+	for name, change := range map[string]func(r *rig){
+		"apply": func(r *rig) {
+			r.ok("apply", r.policy(both))
+			r.ok("apply", r.policy(one))
+		},
+		"expiry": func(r *rig) {
+			r.ok("apply", r.policy(one))
+			r.ok("apply", r.policy(both), "--confirm", "1s")
+			sleepUntil(r.pending())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			r.taps(1)
+			for _, set := range []string{"10.0.0.0/24", "10.0.1.0/24 --match src"} {
+				change(r)
+				r.ok(append(strings.Fields("set tap0 egress "+set), "--rate", "2mbit")...)
+				r.has("tap0 egress "+set[:11]+" 2000000", "va egress 10.0.0.0/24 1000000")
+				r.ok("flush", "--all")
+			}
+			change(r)
+			r.prints("tap0 has no rules\n", "flush", "tap0")
+			r.has("va egress 10.0.0.0/24 1000000")
+			r.ok("flush", "va")
+			r.nothingLeft()
+		})
+	}
+}
+
 // Rules whose device is gone, has moved away or lost its program are those of its name.
 func TestPatternsOfAbsentDevices(t *testing.T) {
 	eachHook(t, func(t *testing.T, r *rig) {

@@ -88,15 +88,8 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied
 	if err != nil || !slices.ContainsFunc(orders, (*order).hasWork) {
 		return nil, err
 	}
-	if n.hasChange() {
-		if err := n.endChange(nil); err != nil {
-			return nil, err
-		}
-		// Hooks may have gone with the last change.
-		closeOrders(orders)
-		if orders, err = plan(); err != nil {
-			return nil, err
-		}
+	if orders, err = n.endBefore(orders, plan, nil); err != nil {
+		return nil, err
 	}
 	if err := n.changing(func() error { return n.apply(orders, o) }); err != nil {
 		return nil, err
@@ -200,15 +193,6 @@ func (o *order) hasWork() bool {
 	return o.Set == nil || o.State != Attached || o.hold.setup || len(o.steps) > 0
 }
 
-// hasChange reports whether there is a change to end.
-func (n *Namespace) hasChange() bool {
-	if n.store == nil {
-		return false
-	}
-	state, _ := n.store.Change()
-	return state != maps.NoChange
-}
-
 func (n *Namespace) apply(orders []*order, o ApplyOptions) error {
 	of, ready := 0, 0
 	for _, o := range orders {
@@ -295,6 +279,21 @@ func (n *Namespace) endChange(h *Hook) error {
 		return nil
 	}
 	return n.changing(n.finish)
+}
+
+// endBefore is endChange for what was planned, and plans once more: hooks may have gone with the last change.
+func (n *Namespace) endBefore(orders []*order, plan func() ([]*order, error), h *Hook) ([]*order, error) {
+	if n.store == nil {
+		return orders, nil
+	}
+	if state, _ := n.store.Change(); state == maps.NoChange {
+		return orders, nil
+	}
+	if err := n.endChange(h); err != nil {
+		return orders, err
+	}
+	closeOrders(orders)
+	return plan()
 }
 
 // finish ends the last change, which is not pending, and takes off hooks that have no rules then.

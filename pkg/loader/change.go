@@ -51,15 +51,16 @@ func newHook(dev netinfo.Device, d policy.Direction) *Hook {
 // Put sets a valid rule on a direction of a device, and attaches what it needs.
 func (n *Namespace) Put(dev netinfo.Device, d policy.Direction, match policy.Match, rule policy.Rule) (Change, error) {
 	want := policy.Table{Device: dev.Name, Direction: d, Match: match, Rules: []policy.Rule{rule}}
-	orders, err := n.planned(func() ([]*order, error) { return n.planRule(dev, want) })
+	plan := func() ([]*order, error) { return n.planRule(dev, want) }
+	orders, err := n.planned(plan)
 	defer func() { closeOrders(orders) }()
+	if err == nil {
+		orders, err = n.endBefore(orders, plan, orders[0].Hook)
+	}
 	if err != nil {
 		return Change{}, err
 	}
 	o := orders[0]
-	if err := n.endChange(o.Hook); err != nil {
-		return Change{}, err
-	}
 	have := policy.Table{Device: dev.Name, Direction: d, Match: match}
 	if o.Set != nil {
 		if e, found := o.Set.Find(rule.Prefix); found {
