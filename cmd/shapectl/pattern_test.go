@@ -209,6 +209,27 @@ func TestDeviceWithoutRulesAfterAChange(t *testing.T) {
 	}
 }
 
+// Any name of a device names its rules.
+func TestAlternativeName(t *testing.T) {
+	r := newRig(t)
+	const name = "a-name-longer-than-15"
+	testenv.Must(t, netlink.LinkAddAltName(testenv.Link(t, "va"), name))
+	set := []string{"egress", "10.0.0.0/24", "--rate", "1mbit"}
+	r.ok(append([]string{"set", "va"}, set...)...)
+	r.ok(append([]string{"set", name}, set...)...)
+	r.ok("set", name, "ingress", "10.0.0.0/24", "--rate", "2mbit")
+	if rules := r.show(name); len(rules) != 2 || rules[0].Device != "va" {
+		t.Errorf("show: %+v", rules)
+	}
+	if out := r.ok("ask", name, "egress", "10.0.0.1"); !strings.HasPrefix(out, "va egress: 10.0.0.0/24 as a whole gets 1mbit") {
+		t.Errorf("ask: %q", out)
+	}
+	r.ok("delete", name, "egress", "10.0.0.0/24")
+	r.has("va ingress 10.0.0.0/24 2000000")
+	r.ok("flush", name)
+	r.nothingLeft()
+}
+
 // Rules whose device is gone, has moved away or lost its program are those of its name.
 func TestPatternsOfAbsentDevices(t *testing.T) {
 	eachHook(t, func(t *testing.T, r *rig) {

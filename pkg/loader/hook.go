@@ -243,14 +243,17 @@ func (n *Namespace) sets() []*maps.Set {
 	return slices.Collect(n.store.Sets())
 }
 
-// Find is the hook of a device by its name; nil if it has none. A device that
-// is no longer here is found by the name that it had; but no rules of a device
-// that is gone are found for changes.
+// Find is the hook of a device by its name or an alternative one; nil if it has none. A
+// device that is no longer here is found by the name that it had; but no rules of a
+// device that is gone are found for changes.
 func (n *Namespace) Find(name string, d policy.Direction) (*Hook, error) {
 	dev, err := netinfo.DeviceByName(name)
 	here := err == nil
 	if err != nil && !errors.Is(err, netinfo.ErrNoDevice) {
 		return nil, err
+	}
+	if here {
+		name = dev.Name // and not an alternative one
 	}
 	for _, other := range n.others {
 		if other.Direction == d && (other.at.index == dev.Index || !here && other.Device == name) {
