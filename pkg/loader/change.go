@@ -3,6 +3,7 @@ package loader
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -284,6 +285,11 @@ func (n *Namespace) prepare(orders []*order) error {
 // claim makes room for the rules of hooks, gives each a set, and devices the fq that they need.
 func (n *Namespace) claim(orders []*order) error {
 	for _, o := range orders {
+		if o.Set == nil {
+			if err := n.vacate(o.dev.Index, o.Direction); err != nil {
+				return err
+			}
+		}
 		if o.hold.setup {
 			var err error
 			if o.done.Hook.Replaced, err = n.setupFQ(o.dev, o.hold.packets); err != nil {
@@ -435,17 +441,59 @@ func (n *Namespace) warnEarlier(dir string) error {
 
 // follow gives the pins of a hook the number that its device has now.
 func (n *Namespace) follow(h *Hook, dev netinfo.Device) error {
-	to, old := n.hookDir(dev.Index, h.Direction), h.Set.Ifindex()
-	if old == dev.Index {
+	if h.Set.Ifindex() == dev.Index {
 		return nil
 	}
+	if err := n.vacate(dev.Index, h.Direction); err != nil {
+		return err
+	}
+	to := n.hookDir(dev.Index, h.Direction)
 	if err := renamePins(h.attached.dir, to.dir); err != nil {
 		return fmt.Errorf("rename pins: %w", err)
 	}
-	h.Set.SetDevice(dev.Index, dev.Name)
 	h.attached.hookDir = to
-	h.Set.SetIfb(0)
+	return n.renumber(h.Set, dev.Index, dev.Name)
+}
+
+// renumber says of a set where its pins are now.
+func (n *Namespace) renumber(set *maps.Set, index int, device string) error {
+	old := set.Ifindex()
+	set.SetIfb(0)
+	set.SetDevice(index, device)
 	return n.dropIfb(old)
+}
+
+// vacate makes the number of a device free for its pins, where a hook has it whose device
+// has moved to another namespace: that gets one of the highest, which no device has.
+func (n *Namespace) vacate(index int, d policy.Direction) error {
+	set := n.setOf(index, d)
+	if set == nil {
+		return nil
+	}
+	if isUnused(set) {
+		return n.sweepOne(set)
+	}
+	h, err := n.openPins(set)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	free := math.MaxInt32
+	for n.setOf(free, d) != nil {
+		free--
+	}
+	return n.follow(h, netinfo.Device{Index: free, Name: h.Was})
+}
+
+// adopt completes follow for pins that no set has: they are those of a set whose pins are
+// not in their place. Others are taken away.
+func (n *Namespace) adopt(at hookDir) error {
+	for _, set := range n.sets() {
+		if set.Direction() == at.direction && set.Attached() && !exists(n.hookDir(set.Ifindex(), at.direction).dir) {
+			return n.renumber(set, at.index, set.Device())
+		}
+	}
+	return takeAway(at)
 }
 
 // needsIfb reports whether a hook sends packets to an ifb: those of such rules, or
@@ -607,7 +655,7 @@ func (n *Namespace) removeStrays() error {
 		case strings.HasPrefix(e.Name(), trashPrefix), e.Name() == asideName:
 			err = removeAll(path)
 		case isHook && !isOther && n.setOf(index, d) == nil:
-			err = takeAway(n.hookDir(index, d))
+			err = n.adopt(n.hookDir(index, d))
 		case e.Name() == kindsPin && n.store == nil && n.foreign == nil:
 			err = unlink(path)
 		}

@@ -245,6 +245,53 @@ func TestAnotherDeviceOfTheSameIndex(t *testing.T) {
 	})
 }
 
+var onVz = steppedCommand{name: "first rule of vz", run: func(n *Namespace) error {
+	dev, err := netinfo.DeviceByName("vz")
+	if err == nil {
+		_, err = n.Put(dev, policy.Egress, policy.MatchDst, two)
+	}
+	return err
+}}
+
+// A device may get the number of one that has moved away, whose rules go on, also where a command is killed.
+func TestNumberOfAMovedDevice(t *testing.T) {
+	r := newRig(t, TCX, policy.Egress)
+	r.put(one)
+	index := testenv.Link(t, "va").Attrs().Index
+	_, ns := r.moveAway()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Index = "vz", index
+	testenv.AddLink(t, &netlink.Veth{LinkAttrs: attrs, PeerName: "vy"})
+	program := func() (names []string) {
+		testenv.Must(t, ns.Do(func() error { names = r.ours("va"); return nil }))
+		return names
+	}
+	for _, at := range []string{"rename pins", "send to an ifb", "claim a view", "attach a program to tcx", ""} {
+		if killed := r.killed(onVz.name, stop{at, 0}); killed != (at != "") {
+			t.Errorf("killed at %q: %t", at, killed)
+		}
+		r.write(func(*Namespace) error { return nil })
+		h := r.hook("va")
+		if h == nil || h.State != Moved || len(program()) != 1 {
+			t.Fatalf("hook of the moved device: %+v, programs on it: %v; that was a kill at %q", h, program(), at)
+		}
+		r.sameRules(h, one)
+	}
+	h := r.hook("vz")
+	if h == nil || h.State != Attached {
+		t.Fatalf("hook of the new device: %+v", h)
+	}
+	r.sameRules(h, two)
+	testenv.Must(t, ns.Do(func() error { return netlink.LinkSetNsFd(testenv.Link(t, "va"), r.netns.FD()) }))
+	r.put(two)
+	r.inForce(one, two)
+	r.flush()
+	if h := r.hook("vz"); h == nil || h.State != Attached || len(r.ours("vz")) != 1 {
+		t.Errorf("hook of the new device after a flush of the other: %+v", h)
+	}
+	r.flushAll()
+}
+
 // detachBehindOurBack takes the program off va, as anyone with the right to may.
 func (r *rig) detachBehindOurBack() {
 	r.t.Helper()

@@ -89,7 +89,7 @@ func killSelf(how []string) {
 		came[name]++
 		return nil
 	}
-	all := slices.Concat(stepped, several)
+	all := slices.Concat(stepped, several, []steppedCommand{onVz})
 	c := all[slices.IndexFunc(all, func(c steppedCommand) bool { return c.name == how[0] })]
 	if err := command(Options{BPFFS: how[1], Mode: Mode(how[2])}, c.run); err != nil {
 		fmt.Fprintln(os.Stderr, err)
