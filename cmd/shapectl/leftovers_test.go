@@ -262,7 +262,7 @@ func TestLeftoversOfAPolicy(t *testing.T) {
 		full, none := r.policy("devices: {tap*: {egress: {10.0.0.0/24: 1mbit}}}\n"), r.policy("devices: {}\n")
 		r.ok("apply", full)
 		r.ok("apply", none)
-		if text := r.ok("doctor"); !strings.Contains(text, "the last change left 12 device directions without a rule") {
+		if text := r.ok("doctor"); !strings.Contains(text, "12 device directions have no rule since the last change") {
 			t.Errorf("doctor does not tell of them:\n%s", text)
 		}
 		r.ok("rollback")
