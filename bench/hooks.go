@@ -59,7 +59,7 @@ func hooks(ctx context.Context, o options) (err error) {
 	}
 	relaxed := readLine(expedited) == "0"
 	defer func() {
-		if err != nil && relaxed { // a command that was killed may have left it at 1, and its mark went with the arena
+		if err != nil && relaxed { // a command that was killed may have left it so
 			os.WriteFile(expedited, []byte("0"), 0)
 		}
 	}()

@@ -168,7 +168,6 @@ func clearHome(home string) {
 			discard(at.dir)
 		}
 	}
-	relax(home)
 	if inForce {
 		return // with the maps and programs that its hooks call
 	}

@@ -105,7 +105,7 @@ func onThread(f func() error) error {
 }
 
 // Read opens the calling thread's namespace for reading: it finds what is
-// there and changes nothing.
+// there and changes nothing of it.
 func Read(o Options) (*Namespace, error) { return open(o, false) }
 
 // Write opens the calling thread's namespace for changes, alone. It takes away what a
@@ -157,6 +157,7 @@ func open(o Options, writing bool) (*Namespace, error) {
 		return nil, err
 	}
 	n.writing = writing
+	n.relax() // a command may have been killed that was in a hurry
 	mounted, err := isBPFFS(n.bpffs())
 	if err == nil && !mounted && !n.lasting && have&(1<<unix.CAP_SYS_ADMIN) == 0 {
 		err = fmt.Errorf("there is no bpffs on %s, and whether there is one outside of this mount namespace can not be seen: %w",
@@ -243,9 +244,6 @@ const (
 // heal finishes what a killed command was at.
 func (n *Namespace) heal() error {
 	if err := n.markAlive(); err != nil {
-		return err
-	}
-	if err := relax(n.dir); err != nil {
 		return err
 	}
 	if err := n.healQueues(); err != nil {

@@ -3,6 +3,7 @@ package loader
 import (
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -100,7 +101,7 @@ func (r *rig) wholeHooks(before, after map[string]string, healed bool) (now map[
 		name := filepath.Base(pin)
 		index, d, isHook := parseHookName(name)
 		_, isUsed := now[fmt.Sprint(r.nameOf(index), " ", d)]
-		if healed && (name == busyPin || name == hurryPin || strings.HasPrefix(name, trashPrefix) || isHook && !isUsed) {
+		if healed && (name == busyPin || strings.HasPrefix(name, trashPrefix) || isHook && !isUsed) {
 			r.t.Errorf("left over: %s", pin)
 		}
 	}
@@ -175,15 +176,13 @@ func TestHooksOfAnotherLayoutTogether(t *testing.T) {
 		testenv.Veth(t, name, name+"p")
 	}
 	severalHooks(r)
-	h := r.hook("va")
-	home := filepath.Dir(h.attached.dir)
 	r.anotherLayout()
 	all := &stepper{came: map[string]int{}}
 	slow := 0
 	old := step.Hook
 	defer func() { step.Hook = old }()
 	step.Hook = func(name string, canFail bool) error {
-		if name == "detach a link" && !exists(filepath.Join(home, hurryPin)) && relaxed() {
+		if name == "detach a link" && new(Namespace).haste() == relaxed {
 			slow++
 		}
 		return all.step(name, canFail)
@@ -194,4 +193,53 @@ func TestHooksOfAnotherLayoutTogether(t *testing.T) {
 		t.Errorf("of %d hooks %d were discarded, %d of %d slowly", hooks, discarded, slow, all.came["detach a link"])
 	}
 	r.nothingLeft()
+}
+
+// Commands of several namespaces hurry together until the last of them has ended, and what one
+// that was killed has left ends with the next command of any namespace.
+func TestHurryTogether(t *testing.T) {
+	if err := unix.Access(expedited, unix.W_OK); err != nil {
+		testenv.Skip(t, "grace periods cannot be expedited here: "+err.Error())
+	}
+	testenv.NewNetns(t)
+	var one, other Namespace
+	shows := func(when, want string) {
+		t.Helper()
+		if got := one.haste(); got != want {
+			t.Errorf("%s: %s is %s, want %s", when, expedited, got, want)
+		}
+	}
+	read := func() {
+		n, err := Read(Options{BPFFS: testenv.BPFFS(t)})
+		testenv.Must(t, err)
+		n.Close()
+	}
+	hurry := func(n *Namespace, f func()) {
+		testenv.Must(t, n.hurry(manyHooks, func() error { f(); return nil }))
+	}
+	write := func(number string) { testenv.Must(t, os.WriteFile(expedited, []byte(number), 0)) }
+	read()
+	shows("at first", relaxed)
+	began, end, ended := make(chan bool), make(chan bool), make(chan bool)
+	hurry(&one, func() {
+		go hurry(&other, func() { close(began); <-end; ended <- true })
+		<-began
+		shows("two hurry", hurried)
+		read()
+		shows("another one reads", hurried)
+	})
+	shows("one has ended", hurried)
+	close(end)
+	<-ended
+	testenv.Eventually(t, "the end of the other", func() bool { return one.haste() == relaxed })
+
+	write(hurried)
+	read()
+	shows("after a kill", relaxed)
+
+	defer write(relaxed)
+	write("1")
+	hurry(&one, func() { shows("the administrator's", "1") })
+	read()
+	shows("the administrator's still", "1")
 }
