@@ -303,7 +303,7 @@ func (n *Namespace) finish() error {
 	return n.sweep()
 }
 
-// noState says why there are no rules that could be changed: another layout, or else err.
+// noState says why no rules can be changed: another layout, or else err.
 func (n *Namespace) noState(err error) error {
 	if len(n.others) > 0 {
 		return n.others[0]
@@ -329,7 +329,7 @@ func (n *Namespace) PendingChange() (until, expired uint64, err error) {
 // Confirm lets a pending change last. The error wraps ErrConfirmed where it does already, ErrNoChange where there is
 // none, ErrTooLate where it was not in time.
 func (n *Namespace) Confirm() error {
-	if n.store == nil {
+	if n.store == nil || len(n.others) > 0 {
 		return n.noState(ErrNoChange)
 	}
 	switch state, until := n.store.Change(); {

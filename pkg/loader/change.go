@@ -87,14 +87,18 @@ func (n *Namespace) planRule(dev netinfo.Device, want policy.Table) (orders []*o
 		return nil, err
 	}
 	h, err := n.Find(dev.Name, want.Direction)
-	if err == nil {
-		err = n.refuseForeign()
+	if err != nil {
+		return nil, err
 	}
-	if err == nil && h == nil {
+	if h == nil {
 		h = newHook(dev, want.Direction)
 		err = n.elsewhere(dev, want.Direction)
 	}
+	if err == nil {
+		err = n.refuseOthers()
+	}
 	if err != nil {
+		h.Close()
 		return nil, err
 	}
 	o := newOrder(h, dev, want)
@@ -135,6 +139,9 @@ func (n *Namespace) planned(plan func() ([]*order, error)) ([]*order, error) {
 // Delete takes the rule of a prefix off hooks, and each hook off its device with its
 // last rule. It reports how many hooks had such a rule. Errors are as those of Flush.
 func (n *Namespace) Delete(prefix netip.Prefix, hooks ...*Hook) (deleted int, err error) {
+	if err := n.refuseOthers(); err != nil {
+		return 0, err
+	}
 	err = n.changeHooks(hooks, func(h *Hook) error {
 		if !h.Set.Delete(prefix) {
 			return nil
@@ -405,7 +412,7 @@ func (n *Namespace) Give(tables []policy.Table) (done []Applied, err error) {
 
 // planNew is plan for devices whose hooks have no rules.
 func (n *Namespace) planNew(tables []policy.Table) ([]*order, error) {
-	if err := n.refuseForeign(); err != nil {
+	if err := n.refuseOthers(); err != nil {
 		return nil, err
 	}
 	for _, t := range tables {
@@ -531,13 +538,9 @@ func (n *Namespace) takeOff(h *Hook) error {
 	return n.dropState()
 }
 
-// refuseForeign reports as an error that the maps of the namespace are of another layout.
-func (n *Namespace) refuseForeign() error {
-	if n.foreign == nil {
-		return nil
-	}
-	return n.noState(n.foreign)
-}
+// refuseOthers reports as an error that there are rules of another layout: then nothing is changed
+// but by Flush and Discard, as no build could read all that is there.
+func (n *Namespace) refuseOthers() error { return n.noState(n.foreign) }
 
 // sweep takes off hooks that have no rules, as far as there is time.
 func (n *Namespace) sweep() error {

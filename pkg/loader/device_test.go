@@ -2,11 +2,14 @@ package loader
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
@@ -478,4 +481,59 @@ func TestPinsOfAnotherVersion(t *testing.T) {
 		r.put(only)
 		r.inForce(only)
 	})
+}
+
+// Where an earlier build has rules on one device, nothing is changed on others: neither build
+// could export all. Only to flush is left.
+func TestNoRulesBesideAnotherLayout(t *testing.T) {
+	r := newRig(t, Auto, policy.Egress)
+	testenv.Veth(t, "w0", "w1")
+	dev, err := netinfo.DeviceByName("w0")
+	testenv.Must(t, err)
+	table := policy.Table{Device: "w0", Direction: policy.Ingress, Rules: []policy.Rule{one}}
+	r.put(one)
+	r.write(func(n *Namespace) error {
+		_, err := n.Apply([]policy.Table{{Device: "va", Direction: r.direction, Rules: []policy.Rule{one, stays}}}, ApplyOptions{Confirm: time.Hour})
+		return err
+	})
+
+	// An earlier build kept maps for each hook.
+	home := filepath.Dir(r.hook("va").attached.dir)
+	generation := filepath.Join(home, fmt.Sprint(dev.Index, "-egress"), "g0")
+	testenv.Must(t, os.MkdirAll(generation, 0o750))
+	spec := &ebpf.MapSpec{Type: ebpf.Array, ValueSize: 24}
+	var settings [24]byte
+	copy(settings[8:], "w0")
+	testenv.Must(t, pinValue(filepath.Join(generation, "hook"), spec, settings))
+
+	before := r.pins()
+	for name, f := range map[string]func(n *Namespace) error{
+		"put":      func(n *Namespace) error { _, err := r.putIn(n, one); return err },
+		"put anew": func(n *Namespace) error { _, err := n.Put(dev, policy.Ingress, policy.MatchSrc, one); return err },
+		"delete": func(n *Namespace) error {
+			h, err := n.Find("va", r.direction)
+			if err != nil {
+				return err
+			}
+			defer h.Close()
+			_, err = n.Delete(one.Prefix, h)
+			return err
+		},
+		"give":     func(n *Namespace) error { _, err := n.Give([]policy.Table{table}); return err },
+		"apply":    func(n *Namespace) error { _, err := n.Apply([]policy.Table{table}, ApplyOptions{}); return err },
+		"confirm":  (*Namespace).Confirm,
+		"rollback": func(n *Namespace) error { _, err := n.Rollback(); return err },
+	} {
+		var other *OtherLayoutError
+		if err := r.try(f); !errors.As(err, &other) || other.Name() != "w0" {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if now := r.pins(); !slices.Equal(now, before) {
+		t.Errorf("pins were %v, and are %v", before, now)
+	}
+	r.inForce(one, stays)
+	r.write(func(n *Namespace) error { _, err := n.Discard(n.others...); return errors.Join(err, n.Confirm()) })
+	r.flush()
+	r.nothingLeft()
 }
