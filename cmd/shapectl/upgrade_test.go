@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -139,6 +140,12 @@ func testEarlierBuild(t *testing.T, program string, hook loader.Mode) {
 			!strings.Contains(got.err, "nothing was changed") || !strings.Contains(got.err, "shapectl flush") {
 			t.Errorf("shapectl %s: exit %d: %s", line, got.code, got.err)
 		}
+	}
+	r.address("10.0.0.1/24")
+	says := regexp.MustCompile(`(?s)^packets to 10.0.0.7 leave by va, then vb\nva egress\n +(tcx|clsact) +ours +shapectl\S* .*\n +note +the rules here cannot be read, as`)
+	if got := r.run("explain", "10.0.0.7"); got.code != exitKernel || !says.MatchString(got.out) ||
+		!strings.Contains(r.run("explain", "10.0.0.7", "-j").out, `"verdict": "unknown"`) {
+		t.Errorf("explain: %+v", got)
 	}
 	if got := r.run("doctor"); got.code != exitDegraded || !strings.Contains(got.out, maps.ErrOtherLayout.Error()) {
 		t.Errorf("doctor: %+v", got)

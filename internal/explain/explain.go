@@ -78,7 +78,8 @@ type Stop struct {
 	netinfo.Hop        // with the zero Device where that is not here
 	Frame       uint64 // bytes of each segment at layer 2, without VLAN tags
 	Path        []netinfo.ChainEntry
-	Hook        *Hook // nil where there are no rules
+	Hook        *Hook // nil where there are no rules, or
+	Unreadable  bool  // where another version has set them
 	Rule        *Rule // nil where none matches
 	// What holds back the packets of a rule that delays: on egress the device's
 	// qdisc, on ingress an ifb, which is nil where there is none.

@@ -58,6 +58,7 @@ func TestJudgeStop(t *testing.T) {
 		{"excess", egress, (*Stop).full, "drop", nil},
 		{"no rule matches", egress, func(s *Stop) { s.Rule = nil; s.Path = []netinfo.ChainEntry{foreign, ours} }, "pass", nil},
 		{"no rules", ingress, func(s *Stop) { s.Hook, s.Rule = nil, nil; s.Path = []netinfo.ChainEntry{foreign} }, "pass", nil},
+		{"rules of another layout", egress, func(s *Stop) { s.Hook, s.Rule, s.Unreadable = nil, nil, true }, "unknown", []string{"cannot be read", "another version"}},
 		{"unlimited", egress, func(s *Stop) { s.Rule.Rate, s.Rule.Bucket = policy.Unlimited, nil }, "pass", nil},
 		{"by the other side", egress, func(s *Stop) { s.Hook.Match = policy.MatchSrc; s.Rule = nil },
 			"unknown", []string{"go by the source address", "--flow"}},

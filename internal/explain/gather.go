@@ -103,7 +103,7 @@ func routed(n *loader.Namespace, p Packets, bytes uint64, hooks []*loader.Hook) 
 	for _, l := range []Leg{f.In, f.Out} {
 		for _, hop := range l.Hops {
 			h := hookOn(hooks, hop)
-			if h == nil && hop.Index != l.Route.Device.Index {
+			if h == nil && hop.Index != l.Route.Device.Index && n.OtherLayout(hop.Index, hop.Direction) == nil {
 				continue
 			}
 			met[h] = true
@@ -204,6 +204,7 @@ func stopAt(n *loader.Namespace, h *loader.Hook, hop netinfo.Hop, p Packets, fra
 		if s.Path, err = netinfo.Path(hop.Device, hop.Direction, ours); err != nil {
 			return s, err
 		}
+		s.Unreadable = n.OtherLayout(hop.Index, hop.Direction) != nil
 	}
 	if h == nil {
 		return s, nil

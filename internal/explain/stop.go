@@ -7,6 +7,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -24,6 +25,9 @@ func judgeStop(p Packets, s Stop) report.Stop {
 	} else if s.Hook != nil {
 		out.Verdict = "unknown"
 		out.Note = fmt.Sprintf("the rules here go by the %s; give --flow, which says it", sideNames[match])
+	}
+	if s.Unreadable {
+		out.Verdict, out.Note = "unknown", "the rules here cannot be read, as they were "+maps.ErrOtherLayout.Error()
 	}
 	if s.Rule != nil {
 		judgeRule(&out, p, s)

@@ -30,7 +30,7 @@ type Stop struct {
 	Chain []Attached `json:"chain"`
 	// Warnings say what may keep packets from what decides over them.
 	Warnings []string `json:"warnings"`
-	Rule     *string  `json:"rule"` // null where none matches
+	Rule     *string  `json:"rule"` // null where none matches, or none can be read
 	Attached bool     `json:"attached"`
 	State    string   `json:"state"` // of the rules here, "" where there are none
 	Sentence string   `json:"sentence"`
@@ -38,7 +38,7 @@ type Stop struct {
 	Hides   []Brief  `json:"hides"`
 	Counted *Counted `json:"counted"` // null where no rule matches
 	Bucket  *Level   `json:"bucket"`  // null where there is none, and where it can not be told which it is
-	// Verdict is pass, drop, mark or delay; unknown with the bucket; lost where no ifb lets it come in again.
+	// Verdict is pass, drop, mark or delay; unknown with the rules or the bucket; lost where no ifb lets it come in again.
 	Verdict string `json:"verdict"`
 	// HeldBack says whether an fq holds back what is to wait; null where nothing is, and where that cannot be told.
 	HeldBack *bool  `json:"held_back"`
@@ -202,7 +202,7 @@ func (p Stop) text(s *strings.Builder) {
 			fact(s, "proposed", fmt.Sprintf("%s: bucket of %s with %d of %d bytes",
 				would, p.Proposed.Sharer, p.Proposed.LevelBytes, p.Proposed.CapacityBytes))
 		}
-	case p.Address != "":
+	case p.Address != "" && p.Verdict != "unknown":
 		fact(s, "rule", "none matches "+p.Address+"; it passes")
 	}
 	if p.Note != "" {

@@ -341,9 +341,19 @@ func (h *Hook) judge() error {
 	return nil
 }
 
-// Programs are those that enforce the rules of a direction of a device; none where there are no rules.
+// OtherLayout is about the rules of a direction of a device that this build cannot read; nil where it can.
+func (n *Namespace) OtherLayout(index int, d policy.Direction) *OtherLayoutError {
+	for _, other := range n.others {
+		if other.at.index == index && other.Direction == d {
+			return other
+		}
+	}
+	return nil
+}
+
+// Programs are those that enforce the rules of a direction of a device, of any layout; none where there are no rules.
 func (n *Namespace) Programs(index int, d policy.Direction) ([]ebpf.ProgramID, error) {
-	if n.setOf(index, d) == nil {
+	if n.setOf(index, d) == nil && n.OtherLayout(index, d) == nil {
 		return nil, nil
 	}
 	a, err := openAttachment(n.hookDir(index, d))
