@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/pkg/fq"
@@ -374,7 +376,7 @@ func (n *Namespace) attachOne(o *order) error {
 	if err := h.attached.put(p, mode); err != nil {
 		return err
 	}
-	if err := n.warnEarlier(h.attached.dir); err != nil {
+	if err := n.warnEarlier(h.attached.dir, o.dev.Name); err != nil {
 		return err
 	}
 	h.Set.SetSide(o.want.Match)
@@ -428,9 +430,9 @@ func (n *Namespace) planNew(tables []policy.Table) ([]*order, error) {
 	return n.planTables(nil, nil, tables)
 }
 
-// warnEarlier pins the settings where builds had them that kept maps for each hook: so
-// they refuse the hook, and do not take it for what a killed command has left.
-func (n *Namespace) warnEarlier(dir string) error {
+// warnEarlier pins settings where builds had them that kept maps for each hook: so they
+// refuse the hook, and do not take it for what a killed command has left.
+func (n *Namespace) warnEarlier(dir, device string) error {
 	pin := filepath.Join(dir, "g0", "hook")
 	if exists(pin) {
 		return nil
@@ -438,12 +440,9 @@ func (n *Namespace) warnEarlier(dir string) error {
 	if err := makeDir(filepath.Dir(pin)); err != nil {
 		return err
 	}
-	settings, err := n.store.Settings()
-	if err != nil {
-		return err
-	}
-	defer settings.Close()
-	return pinAt(settings, pin)
+	var settings [24]byte // a layout that none had, and at the end the name
+	copy(settings[8:], device)
+	return pinValue(pin, &ebpf.MapSpec{Name: "shapectl_device", Type: ebpf.Array, ValueSize: uint32(len(settings))}, settings)
 }
 
 // follow gives the pins of a hook the number that its device has now.

@@ -327,9 +327,6 @@ func (s *Store) Pin(dir string) error {
 	return nil
 }
 
-// Settings is the map with what Hook returns, to be closed by the caller.
-func (s *Store) Settings() (*ebpf.Map, error) { return s.maps[hookMap].Clone() }
-
 // Replacements are the maps by name, for a program to be loaded onto.
 func (s *Store) Replacements() map[string]*ebpf.Map { return s.maps }
 
