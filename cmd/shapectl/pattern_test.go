@@ -90,12 +90,12 @@ func TestExactNameWinsOverPattern(t *testing.T) {
 			r.ok("set", device, "egress", "10.0.0.0/24", "--rate", "1mbit")
 			r.ok("set", device, "egress", "10.0.1.0/24", "--rate", "1mbit")
 		}
-		for args, want := range map[string]int{"a*b": 2, "a*b egress 10.0.0.0/24": 1, "a**b": 6, `a\*?`: 2, `a\*[b]`: 2, "[": 2, "[[]": 2, `a\b`: 2} {
+		for args, want := range map[string]int{"a*b": 2, "a*b egress 10.0.0.0/24": 1, "a**b": 6, `a\*?`: 2, `a\*[b]`: 2, "[": 2, "[[]": 2, `a\b`: 2, `\[`: 2, `a\*b`: 2, `a[\!x]b`: 2, "a[^*]b": 4} {
 			if rules := r.show(strings.Fields(args)...); len(rules) != want {
 				t.Errorf("show %s: %d rules, and there are %d: %+v", args, len(rules), want, rules)
 			}
 		}
-		r.ok("delete", name, "egress", "10.0.0.0/24")
+		r.ok("delete", `a\*b`, "egress", "10.0.0.0/24")
 		r.prints("nothing to delete: a*b egress has no rule for 10.0.0.0/24\n", "delete", name, "egress", "10.0.0.0/24")
 		r.refused(exitInput, "a*b egress has no rule for 10.0.0.0/24", "show", name, "egress", "10.0.0.0/24")
 		r.ok("flush", name)
@@ -124,6 +124,7 @@ func TestRefusedPatterns(t *testing.T) {
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
 	for _, c := range []struct{ pattern, says string }{
 		{"v[", "malformed pattern"}, {"[a-", "malformed pattern"}, {`v*\`, "malformed pattern"},
+		{"v[!b]", "write [^ for any but these"}, {"[a-c]?[!x-z]", "write [^ for any but these"},
 		{"v* ", "not a name that a device can have"}, {"v*/", "not a name that a device can have"}, {"*\n", "not a name that a device can have"},
 		{"", "there is no device \"\""},
 	} {

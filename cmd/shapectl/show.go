@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -164,9 +165,9 @@ func (want filterRules) entries(s *maps.Set) []maps.Entry {
 }
 
 // resolve finds out whether the device of a filter is a pattern. A name wins over a
-// pattern: that of a device which is there, or which had it and still has rules.
+// pattern, and over one with escapes: that of a device which is there, or which had it and still has rules.
 func (want *filterRules) resolve(n *loader.Namespace) error {
-	if !policyfile.IsPattern(want.device) {
+	if !strings.ContainsAny(want.device, `*?[\`) {
 		return nil
 	}
 	if _, err := netinfo.DeviceByName(want.device); !errors.Is(err, netinfo.ErrNoDevice) {
@@ -180,7 +181,9 @@ func (want *filterRules) resolve(n *loader.Namespace) error {
 	if err := policyfile.CheckDevice(want.device); err != nil {
 		return inputError(err)
 	}
-	want.pattern = true
+	if want.pattern = policyfile.IsPattern(want.device); !want.pattern {
+		want.device = policyfile.Unescape(want.device)
+	}
 	return nil
 }
 

@@ -61,6 +61,8 @@ func TestErrors(t *testing.T) {
 			`2:3: device "" is not a name that a device can have; write one such as eth0, or a pattern such as tap*`},
 		{"devices:\n  tap[: {}\n",
 			`2:3: device "tap[" is a malformed pattern; use * for any letters, ? for one, [a-z] for one of these, and \ before what is meant as it is`},
+		{"devices:\n  tap[!0]: {}\n",
+			`2:3: device "tap[!0]" has [!, which negates nothing; write [^ for any but these, or [\! for a ! as it is`},
 		{"devices:\n  *: {}\n",
 			`2:4: * begins an alias in YAML; put quotes around a pattern that begins with * or [, such as "*.100"`},
 		{"devices:\n  *.100: {}\n",

@@ -171,7 +171,7 @@ func Matches(pattern, device string) bool {
 }
 
 // name is the device of a section that is not a pattern.
-func (s *section) name() string { return unescape(s.key) }
+func (s *section) name() string { return Unescape(s.key) }
 
 var (
 	escaped = regexp.MustCompile(`(?s)\\(.)`)
@@ -186,4 +186,5 @@ func IsPattern(key string) bool {
 // escape is the key of a section of just this device.
 func escape(device string) string { return special.ReplaceAllString(device, `\$0`) }
 
-func unescape(key string) string { return escaped.ReplaceAllString(key, "$1") }
+// Unescape is the device that a key names which is no pattern.
+func Unescape(key string) string { return escaped.ReplaceAllString(key, "$1") }

@@ -145,11 +145,13 @@ func CheckDevice(key string) error {
 	_, malformed := path.Match(key, "")
 	name, pattern := key, IsPattern(key)
 	if !pattern {
-		name = unescape(key)
+		name = Unescape(key)
 	}
 	switch {
 	case malformed != nil:
 		return fmt.Errorf("device %q is a malformed pattern; use * for any letters, ? for one, [a-z] for one of these, and \\ before what is meant as it is", shorten(key))
+	case strings.Contains(escaped.ReplaceAllString(key, "_"), "[!"):
+		return fmt.Errorf(`device %q has [!, which negates nothing; write [^ for any but these, or [\! for a ! as it is`, shorten(key))
 	case !possible(name):
 		return fmt.Errorf("device %q is not a name that a device can have; write one such as eth0, or a pattern such as tap*", shorten(key))
 	case !pattern && len(name) > maxDevice:
