@@ -34,7 +34,7 @@ func (n *Namespace) hurry(hooks int, f func() error) error {
 	defer n.relax()
 	defer file.Close()
 	if n.haste() == relaxed {
-		file.WriteString(hurried)
+		file.WriteString(hurried + "\n")
 	}
 	return f()
 }
@@ -46,14 +46,15 @@ func (n *Namespace) relax() {
 		return
 	}
 	if file := n.lockHaste(unix.Flock_t{Type: unix.F_RDLCK}); file != nil {
-		file.WriteString(relaxed)
+		file.WriteString(relaxed + "\n")
 		file.Close()
 	}
 }
 
 func (n *Namespace) haste() string {
 	text, _ := os.ReadFile(n.root + expedited)
-	return strings.TrimSpace(string(text))
+	number, _, _ := strings.Cut(string(text), "\n")
+	return number
 }
 
 // lockHaste locks a part of the file until it is closed; nil if others have locked that, or where it may not be written.
