@@ -313,7 +313,7 @@ func (n *Namespace) claim(orders []*order) error {
 	for _, o := range orders {
 		if o.Set == nil {
 			o.Set = n.store.Hold().Claim(o.dev.Index, o.dev.Name, o.Direction, o.want.Match)
-			o.attached = &attachment{hookDir: n.hookDir(o.dev.Index, o.Direction)}
+			o.at = n.hookDir(o.dev.Index, o.Direction)
 			continue
 		}
 		o.done.Hook.Upgraded = upgraded
@@ -358,14 +358,18 @@ func (n *Namespace) attachOne(o *order) error {
 	if err := n.needKind(kind); err != nil {
 		return err
 	}
-	mode := h.attached.mode()
+	attached, err := openAttachment(h.at)
+	if err != nil {
+		return err
+	}
+	defer attached.close()
+	mode := attached.mode()
 	if mode == "" {
-		var err error
 		if mode, err = HookMode(n.options); err != nil {
 			return err
 		}
 	}
-	if err := makeDir(h.attached.dir); err != nil {
+	if err := makeDir(h.at.dir); err != nil {
 		return err
 	}
 	p, err := program.LoadCaller(n.kinds, kind, h.Set.Number())
@@ -373,10 +377,10 @@ func (n *Namespace) attachOne(o *order) error {
 		return err
 	}
 	defer p.Close()
-	if err := h.attached.put(p, mode); err != nil {
+	if err := attached.put(p, mode); err != nil {
 		return err
 	}
-	if err := n.warnEarlier(h.attached.dir, o.dev.Name); err != nil {
+	if err := n.warnEarlier(h.at.dir, o.dev.Name); err != nil {
 		return err
 	}
 	h.Set.SetSide(o.want.Match)
@@ -454,10 +458,10 @@ func (n *Namespace) follow(h *Hook, dev netinfo.Device) error {
 		return err
 	}
 	to := n.hookDir(dev.Index, h.Direction)
-	if err := renamePins(h.attached.dir, to.dir); err != nil {
+	if err := renamePins(h.at.dir, to.dir); err != nil {
 		return fmt.Errorf("rename pins: %w", err)
 	}
-	h.attached.hookDir = to
+	h.at = to
 	return n.renumber(h.Set, dev.Index, dev.Name)
 }
 
@@ -479,10 +483,7 @@ func (n *Namespace) vacate(index int, d policy.Direction) error {
 	if isUnused(set) {
 		return n.sweepOne(set)
 	}
-	h, err := n.openPins(set)
-	if err != nil {
-		return err
-	}
+	h := n.hookOf(set)
 	defer h.Close()
 	free := math.MaxInt32
 	for n.setOf(free, d) != nil {
@@ -525,7 +526,7 @@ func (n *Namespace) trimIfb(set *maps.Set) error {
 
 // takeOff takes a hook without rules off its device, and all that it had besides.
 func (n *Namespace) takeOff(h *Hook) error {
-	if err := h.attached.take(); err != nil {
+	if err := takeAway(h.at); err != nil {
 		return err
 	}
 	if h.Direction == policy.Ingress {
@@ -568,10 +569,7 @@ func (n *Namespace) sweep() error {
 }
 
 func (n *Namespace) sweepOne(set *maps.Set) error {
-	h, err := n.openPins(set)
-	if err != nil {
-		return err
-	}
+	h := n.hookOf(set)
 	defer h.Close()
 	if !set.Empty() {
 		set.Clear()

@@ -300,7 +300,7 @@ func (r *rig) detachBehindOurBack() {
 	r.t.Helper()
 	h := r.hook("va")
 	if h.Mode == TCX {
-		l, err := link.LoadPinnedLink(filepath.Join(h.attached.dir, linkPin), nil)
+		l, err := link.LoadPinnedLink(filepath.Join(h.at.dir, linkPin), nil)
 		testenv.Must(r.t, err)
 		defer l.Close()
 		testenv.Must(r.t, l.Detach())
@@ -451,7 +451,7 @@ func TestPinsOfAnotherVersion(t *testing.T) {
 	eachMode(t, func(t *testing.T, r *rig) {
 		only := rule("10.0.0.0/24")
 		r.put(only)
-		path := r.hook("va").attached.dir
+		path := r.hook("va").at.dir
 		r.anotherLayout()
 		for name, f := range map[string]func(n *Namespace) error{
 			"hooks": func(n *Namespace) error { _, err := n.Hooks(); return err },
@@ -498,7 +498,7 @@ func TestNoRulesBesideAnotherLayout(t *testing.T) {
 	})
 
 	// An earlier build kept maps for each hook.
-	home := filepath.Dir(r.hook("va").attached.dir)
+	home := filepath.Dir(r.hook("va").at.dir)
 	generation := filepath.Join(home, fmt.Sprint(dev.Index, "-egress"), "g0")
 	testenv.Must(t, os.MkdirAll(generation, 0o750))
 	spec := &ebpf.MapSpec{Type: ebpf.Array, ValueSize: 24}

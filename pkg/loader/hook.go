@@ -40,7 +40,7 @@ type Hook struct {
 	State     State
 	Set       *maps.Set // nil for a hook that is yet to be made
 
-	attached *attachment
+	at hookDir
 }
 
 // Name is the device's name now, or when the hook was made.
@@ -68,9 +68,6 @@ func (h *Hook) OtherBuild() (bool, error) {
 
 // Close lets go of the hook; it stays in force.
 func (h *Hook) Close() {
-	if h.attached != nil {
-		h.attached.close()
-	}
 	if h.Set != nil {
 		h.Set.Close()
 	}
@@ -292,11 +289,7 @@ func (n *Namespace) openHook(set *maps.Set) (*Hook, error) {
 	if isUnused(set) {
 		return nil, nil
 	}
-	h, err := n.openPins(set)
-	if err != nil {
-		return nil, err
-	}
-	h.Mode = h.attached.mode()
+	h := n.hookOf(set)
 	if err := h.judge(); err != nil {
 		h.Close()
 		return nil, err
@@ -304,22 +297,25 @@ func (n *Namespace) openHook(set *maps.Set) (*Hook, error) {
 	return h, nil
 }
 
-// openPins opens the hook of a set, of which it is not known yet what became of it.
-func (n *Namespace) openPins(set *maps.Set) (*Hook, error) {
-	attached, err := openAttachment(n.hookDir(set.Ifindex(), set.Direction()))
-	if err != nil {
-		return nil, err
-	}
+// hookOf is the hook of a set, of which it is not known yet what became of it.
+func (n *Namespace) hookOf(set *maps.Set) *Hook {
 	set.Hold()
-	return &Hook{Direction: set.Direction(), Was: set.Device(), Set: set, attached: attached}, nil
+	return &Hook{Direction: set.Direction(), Was: set.Device(), Set: set, at: n.hookDir(set.Ifindex(), set.Direction())}
 }
 
 // isUnused reports whether a hook has no rules, or a command was killed before it attached it.
 func isUnused(set *maps.Set) bool { return set.Empty() || !set.Attached() }
 
-// judge finds out what became of the device, and of the program on it.
+// judge finds out what became of the device, and of the program on it. No file stays
+// open, as there may be more hooks than a process may have.
 func (h *Hook) judge() error {
-	index, anywhere, err := h.attached.on()
+	attached, err := openAttachment(h.at)
+	if err != nil {
+		return err
+	}
+	defer attached.close()
+	h.Mode = attached.mode()
+	index, anywhere, err := attached.on()
 	if err != nil {
 		return err
 	}
@@ -329,7 +325,7 @@ func (h *Hook) judge() error {
 		return err
 	}
 	switch {
-	case here && (index != 0 || len(h.attached.filters) > 0):
+	case here && (index != 0 || len(attached.filters) > 0):
 		h.State, h.Device = Attached, device
 	case anywhere:
 		h.State = Moved

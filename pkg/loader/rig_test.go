@@ -409,7 +409,7 @@ func (r *rig) anotherLayout() {
 	testenv.Must(r.t, err)
 	defer m.Close()
 	testenv.Must(r.t, m.Put(uint32(0), settings))
-	pin := filepath.Join(filepath.Dir(h.attached.dir), "g0", "hook")
+	pin := filepath.Join(filepath.Dir(h.at.dir), "g0", "hook")
 	testenv.Must(r.t, os.Remove(pin))
 	testenv.Must(r.t, m.Pin(pin))
 }

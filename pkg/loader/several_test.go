@@ -252,3 +252,47 @@ func TestReadEndsHurry(t *testing.T) {
 		return n.haste() != hurried
 	})
 }
+
+// A command has no file open for each hook: it may have a thousand, and more hooks.
+func TestNoFileForEachHook(t *testing.T) {
+	r := newRig(t, Auto, policy.Egress)
+	for _, name := range severalDevices[1:] {
+		testenv.Veth(t, name, name+"p")
+	}
+	files := func() int {
+		entries, err := os.ReadDir("/proc/self/fd")
+		testenv.Must(t, err)
+		return len(entries)
+	}
+	var at []int
+	old := step.Hook
+	defer func() { step.Hook = old }()
+	step.Hook = func(name string, _ bool) error {
+		if name == "attach a program to tcx" || name == "add a filter" || name == "rename pins" {
+			at = append(at, files())
+		}
+		return nil
+	}
+	same := func(what string) {
+		t.Helper()
+		if len(at) < 2*len(severalDevices) || at[len(at)-1] > at[1]+2 {
+			t.Errorf("%s: files that are open: %v", what, at)
+		}
+		at = nil
+	}
+	severalHooks(r)
+	same("apply")
+	n, err := Read(r.options)
+	testenv.Must(t, err)
+	before := files()
+	testenv.Must(t, withHooks(n, func(hooks []*Hook) error {
+		if now := files(); now > before || len(hooks) != 2*len(severalDevices) {
+			t.Errorf("%d hooks: %d files are open, and were %d", len(hooks), now, before)
+		}
+		return nil
+	}))
+	n.Close()
+	r.write(func(n *Namespace) error { return withHooks(n, func(hooks []*Hook) error { return n.Flush(hooks...) }) })
+	same("flush")
+	r.nothingLeft()
+}
