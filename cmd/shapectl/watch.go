@@ -26,7 +26,7 @@ func (e *env) watchCommand() *cobra.Command {
 made, or moved into the network namespace, or get a name of the policy.
 It goes on until it is told to end; the rules stay.
 
-Devices that have rules in force are left alone. 'shapectl apply' changes those.
+A direction that has rules in force is left alone. 'shapectl apply' changes those.
 What is pinned for devices and network namespaces that no longer exist is removed,
 and so is, after an hour, what a policy left without a rule that could be rolled back.
 Without --setup-fq, a device that lacks an fq and whose rules delay gets none of

@@ -225,13 +225,15 @@ func (r *rig) passed(device, cidr string) uint64 {
 	return 0
 }
 
-// What somebody has set stays, and so does what somebody has flushed, however often other devices come.
+// What somebody has set stays, and so does what somebody has flushed, however often other devices come. The other
+// direction of such a device gets its rules.
 func TestWatchLeavesRulesAlone(t *testing.T) {
 	r := newRig(t)
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "7mbit")
 	r.ok("set", "vb", "ingress", "10.0.0.0/24", "--rate", "8mbit")
 	w := r.watch(r.policy(watched))
-	r.has("va egress 10.0.0.0/24 7000000", "vb ingress 10.0.0.0/24 8000000")
+	va := []string{"va egress 10.0.0.0/24 7000000", "va ingress 10.0.0.0/24 3000000"}
+	r.has(append(va, "vb ingress 10.0.0.0/24 8000000")...)
 
 	testenv.Veth(t, "tap0", "xb")
 	w.says("tap0 egress")
@@ -239,8 +241,8 @@ func TestWatchLeavesRulesAlone(t *testing.T) {
 	rename(t, "vb", "tap1")
 	testenv.Veth(t, "tap2", "xc")
 	w.says("tap2 egress")
-	r.has("va egress 10.0.0.0/24 7000000", "tap1 ingress 10.0.0.0/24 8000000", "tap2 egress 10.0.0.0/24 2000000")
-	if said := w.ends(syscall.SIGINT); said.err != "" || strings.Count(said.out, "\n") != 2 {
+	r.has(append(va, "tap1 egress 10.0.0.0/24 2000000", "tap1 ingress 10.0.0.0/24 8000000", "tap2 egress 10.0.0.0/24 2000000")...)
+	if said := w.ends(syscall.SIGINT); said.err != "" || strings.Count(said.out, "\n") != 4 {
 		t.Errorf("it said %s%s", said.out, said.err)
 	}
 }
@@ -290,6 +292,25 @@ func TestWatchDeviceMadeAgain(t *testing.T) {
 			t.Errorf("not as in the policy: %+v", rule)
 		}
 	}
+	if said := w.ends(syscall.SIGTERM); said.err != "" {
+		t.Errorf("it said %s", said.err)
+	}
+}
+
+// What something else took off a direction is replaced by what the policy has there.
+func TestWatchDetachedDirection(t *testing.T) {
+	r := newRig(t)
+	r.env["SHAPECTL_HOOK"] = "clsact"
+	for _, direction := range []string{"egress", "ingress"} {
+		r.ok("set", "va", direction, "10.0.7.0/24", "--rate", "7mbit")
+	}
+	filters, err := netlink.FilterList(testenv.Link(t, "va"), netlink.HANDLE_MIN_EGRESS)
+	testenv.Must(t, err)
+	for _, f := range filters {
+		testenv.Must(t, netlink.FilterDel(f))
+	}
+	w := r.watch(r.policy(watched))
+	r.has("va egress 10.0.0.0/24 1000000", "va egress 10.0.0.9/32 0", "va ingress 10.0.7.0/24 7000000")
 	if said := w.ends(syscall.SIGTERM); said.err != "" {
 		t.Errorf("it said %s", said.err)
 	}
@@ -398,7 +419,7 @@ func TestWatchWaitsItsTurn(t *testing.T) {
 // Killed at any moment, it leaves no device half done that the next one does not see to.
 func TestWatchKilled(t *testing.T) {
 	r := newRig(t)
-	file := r.policy("devices:" + watchedTap)
+	file := r.policy("devices:" + watchedTap + "    ingress:\n      10.0.0.0/24: 3mbit\n")
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
@@ -408,7 +429,7 @@ func TestWatchKilled(t *testing.T) {
 		name := fmt.Sprintf("tap%d", i)
 		testenv.Veth(t, name, name+"p")
 		for _, end := range []string{"", "p"} {
-			want = append(want, name+end+" egress 10.0.0.0/24 2000000")
+			want = append(want, name+end+" egress 10.0.0.0/24 2000000", name+end+" ingress 10.0.0.0/24 3000000")
 		}
 		time.Sleep(time.Duration(random.IntN(150)) * time.Millisecond)
 		w.cmd.Process.Kill()

@@ -2,20 +2,19 @@ package keeper
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A gift is the rules that a device is to get.
+// A gift is the rules that a device is to get, in directions that have none.
 type gift struct {
 	dev    netinfo.Device
 	tables []policy.Table
 }
 
-// give gives devices without hooks their rules, all together; each on its own if that fails.
+// give gives devices their rules, all together; each on its own if that fails.
 func (k *Keeper) give(n *loader.Namespace, gifts []gift, from string) {
 	if len(gifts) == 0 {
 		return
@@ -36,30 +35,6 @@ func (k *Keeper) give(n *loader.Namespace, gifts []gift, from string) {
 		}
 	}
 }
-
-// repair gives a device the rules of these tables and no others, where something had
-// taken those that it had, on some of these hooks, off it.
-func (k *Keeper) repair(n *loader.Namespace, hooks []*loader.Hook, g gift, from string) error {
-	for _, h := range hooks {
-		if !lost(h, g.dev) {
-			continue
-		}
-		isIts := func(t policy.Table) bool { return t.Direction == h.Direction && t.Match == h.Match() }
-		if !slices.ContainsFunc(g.tables, isIts) {
-			if err := n.Flush(h); err != nil {
-				return err
-			}
-		}
-	}
-	done, err := n.Apply(g.tables, loader.ApplyOptions{Only: g.dev.Name})
-	if err == nil {
-		k.tell(g.tables, done, from)
-	}
-	return err
-}
-
-// lost reports whether a hook has rules for a device that are not in force.
-func lost(h *loader.Hook, dev netinfo.Device) bool { return h.Name() == dev.Name && !h.InForce() }
 
 func (k *Keeper) tell(tables []policy.Table, done []loader.Applied, from string) {
 	for _, t := range tables {

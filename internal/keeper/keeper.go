@@ -1,6 +1,6 @@
 // Package keeper gives devices that appear the rules that a policy has for them,
 // and has removed what is left of devices and namespaces that no longer exist.
-// What is in force it leaves alone.
+// What is in force in a direction of a device it leaves alone.
 package keeper
 
 import (
@@ -225,10 +225,10 @@ func (k *Keeper) serveSome(ctx context.Context, devices []netinfo.Device) (done 
 	if until != 0 {
 		return 0, loader.ErrPending // what lasts is not known yet
 	}
-	policy := k.policy
+	from := k.policy
 	if expired != 0 && k.lastGood != "" {
 		if last, err := lastgood.Load(k.lastGood, ""); err == nil {
-			policy = last // the file may well have what nobody confirmed
+			from = last // the file may well have what nobody confirmed
 		}
 	}
 	hooks, err := n.Hooks()
@@ -236,32 +236,34 @@ func (k *Keeper) serveSome(ctx context.Context, devices []netinfo.Device) (done 
 		k.Warned(err)
 	}
 	defer loader.CloseHooks(hooks)
-	limited := map[int]bool{} // by index: devices with rules in force
+	limited := map[int][]policy.Direction{} // by index: where devices have rules in force
+	lost := map[string][]*loader.Hook{}     // by name: where they have rules that are not in force
 	for _, h := range hooks {
 		if h.InForce() {
-			limited[h.Device.Index] = true
+			limited[h.Device.Index] = append(limited[h.Device.Index], h.Direction)
+		} else {
+			lost[h.Name()] = append(lost[h.Name()], h)
 		}
 	}
 	var gifts []gift
 	for began := time.Now(); done < len(devices) && time.Since(began) < turnTime && len(gifts) < turnDevices && ctx.Err() == nil; done++ {
 		dev := devices[done]
-		if limited[dev.Index] || !isThere(dev) {
+		has := limited[dev.Index]
+		if len(has) == 2 || !isThere(dev) {
 			continue
 		}
-		tables, err := policy.For(policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes})
-		switch {
-		case err != nil:
-		case len(tables) == 0:
-		case slices.ContainsFunc(hooks, func(h *loader.Hook) bool { return lost(h, dev) }):
-			err = k.repair(n, hooks, gift{dev, tables}, policy.Path)
-		default:
-			gifts = append(gifts, gift{dev, tables})
+		tables, err := from.For(policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes})
+		tables = slices.DeleteFunc(tables, func(t policy.Table) bool { return slices.Contains(has, t.Direction) })
+		if err == nil && len(tables) > 0 {
+			if err = n.Flush(lost[dev.Name]...); err == nil {
+				gifts = append(gifts, gift{dev, tables})
+			}
 		}
 		if err != nil {
 			k.warn(dev, err)
 		}
 	}
-	k.give(n, gifts, policy.Path)
+	k.give(n, gifts, from.Path)
 	return done, nil
 }
 

@@ -41,8 +41,6 @@ type ApplyOptions struct {
 	Confirm time.Duration
 	// Progress is told how many rules are ready, of how many; it may be nil.
 	Progress func(ready, of int)
-	// Only is the name of the one device whose rules are to change, for good; "" for all.
-	Only string
 }
 
 // Applied is what became of the rules of a hook.
@@ -82,7 +80,7 @@ func (n *Namespace) Tables() ([]policy.Table, error) {
 // Rules that stay keep buckets and counters. On failure all is as it was.
 // Where nothing is to be changed, nothing is touched.
 func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied, err error) {
-	plan := func() ([]*order, error) { return n.plan(tables, o.Only) }
+	plan := func() ([]*order, error) { return n.plan(tables) }
 	orders, err := n.planned(plan)
 	defer func() { closeOrders(orders) }()
 	if err != nil || !slices.ContainsFunc(orders, (*order).hasWork) {
@@ -110,16 +108,15 @@ type side struct {
 	direction policy.Direction
 }
 
-// plan is what each hook has to do for a policy, of one device or "" for all, if that
-// is possible.
-func (n *Namespace) plan(tables []policy.Table, only string) (orders []*order, err error) {
+// plan is what each hook has to do for a policy, if that is possible.
+func (n *Namespace) plan(tables []policy.Table) (orders []*order, err error) {
 	hooks, err := n.Hooks()
 	moved := map[side]bool{}
 	for _, h := range hooks {
 		if h.State == Moved {
 			moved[side{h.Name(), h.Direction}] = true
 		}
-		if only != "" && h.Name() != only || h.Device.Name == "" {
+		if h.Device.Name == "" {
 			h.Close()
 			continue
 		}
@@ -220,11 +217,7 @@ func (n *Namespace) apply(orders []*order, o ApplyOptions) error {
 	}
 	waitUntil(from)
 	n.store.Commit()
-	if o.Only == "" {
-		return nil
-	}
-	n.store.Finish()
-	return n.sweep()
+	return nil
 }
 
 // arm lets what was prepared switch at a moment that is so far ahead that no packet

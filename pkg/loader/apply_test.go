@@ -532,7 +532,7 @@ func TestKilledBeforeAnArmedChangeBegins(t *testing.T) {
 func (r *rig) killedArming(tables []policy.Table, armed int, lead time.Duration) {
 	r.t.Helper()
 	r.write(func(n *Namespace) error {
-		orders, err := n.plan(tables, "")
+		orders, err := n.plan(tables)
 		if err != nil {
 			return err
 		}
