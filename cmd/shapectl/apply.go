@@ -174,7 +174,7 @@ func (e *env) apply(o applyOptions) error {
 	}
 	e.warn(f.File)
 	err = e.with(loader.Write, "apply "+f.Path, func(n *loader.Namespace) error {
-		want, absent, err := e.tables(f.File)
+		want, _, err := e.tables(f.File)
 		if err != nil {
 			return err
 		}
@@ -191,8 +191,12 @@ func (e *env) apply(o applyOptions) error {
 		if o.confirm > 0 && done != nil && expired != 0 {
 			return e.degraded("apply %s: all is as it was before: it took longer than the %v of --confirm", f.Path, o.confirm)
 		}
+		devices, err := policyDevices() // some may have come or gone
+		if err != nil {
+			return err
+		}
 		err = e.applied(report.Applied{
-			Hooks: hooksChanged(done), Absent: absent, RevertsInNS: ahead(pending), NoTimer: o.confirm > 0 && pending == 0,
+			Hooks: hooksChanged(done), Absent: f.Absent(devices), RevertsInNS: ahead(pending), NoTimer: o.confirm > 0 && pending == 0,
 		}, o.absentOK)
 		for _, d := range done {
 			if lacks := e.queued(n, d.Device, d.Hook); err == nil {

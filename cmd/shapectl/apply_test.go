@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -939,6 +940,28 @@ func TestMatchAfterNoRules(t *testing.T) {
 	r.has(rulesB...)
 	r.ok("flush", "va")
 	r.nothingLeft()
+}
+
+// A device that is deleted while a policy is applied is not there, or not matched by a pattern.
+func TestApplyDeviceDeletedMeanwhile(t *testing.T) {
+	r := newRig(t)
+	defer func() { step.Hook = nil }()
+	for name, code := range map[string]int{"xa": exitDegraded, "tap*": exitDone} {
+		testenv.Veth(t, "xa", "xb")
+		testenv.Veth(t, "tap0", "tap0p")
+		step.Hook = func(string, bool) error { // ahead of the first step
+			step.Hook = nil
+			testenv.Must(t, netlink.LinkDel(testenv.Link(t, "tap0")))
+			return netlink.LinkDel(testenv.Link(t, "xa"))
+		}
+		got := r.run("apply", r.policy("devices: {va: {egress: {10.0.0.0/24: 1mbit}}, '"+name+"': {egress: {10.0.0.0/24: 2mbit}}}\n"))
+		if said := strings.Contains(got.err, "not there, so without their rules: "+name+";"); got.code != code || said != (code == exitDegraded) {
+			t.Errorf("%s: exit %d: %s", name, got.code, got.err)
+		}
+		r.has("va egress 10.0.0.0/24 1000000")
+		r.ok("flush", "va")
+		r.nothingLeft()
+	}
 }
 
 // Programs that somebody has taken off a device come back with the policy that is in force.

@@ -80,14 +80,11 @@ type Device struct {
 func (f *File) Warnings() Errors { return f.warnings }
 
 // Tables is the policy of devices, sorted with sorted rules. Devices that the file
-// does not name, and directions without rules, have no table. What the file names
-// exactly and is not among devices is absent, in the file's order. The error, of
-// type Errors, names devices that several patterns match.
+// does not name, and directions without rules, have no table; absent is as in Absent.
+// The error, of type Errors, names devices that several patterns match.
 func (f *File) Tables(devices []Device) (tables []policy.Table, absent []string, err error) {
 	var errs Errors
-	there := map[string]bool{}
 	for _, d := range devices {
-		there[d.Name] = true
 		of, err := f.For(d)
 		if err != nil {
 			errs = append(errs, err.(Errors)...)
@@ -97,13 +94,22 @@ func (f *File) Tables(devices []Device) (tables []policy.Table, absent []string,
 	if len(errs) > 0 {
 		return nil, nil, errs
 	}
+	policy.SortTables(tables)
+	return tables, f.Absent(devices), nil
+}
+
+// Absent is what the file names exactly and is not among devices, in the file's order.
+func (f *File) Absent(devices []Device) (absent []string) {
+	there := map[string]bool{}
+	for _, d := range devices {
+		there[d.Name] = true
+	}
 	for i := range f.devices {
 		if s := &f.devices[i]; !s.pattern && !there[s.name()] {
 			absent = append(absent, s.name())
 		}
 	}
-	policy.SortTables(tables)
-	return tables, absent, nil
+	return absent
 }
 
 // Unmatched are the patterns that match none of devices, in the file's order.

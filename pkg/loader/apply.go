@@ -78,7 +78,8 @@ func (n *Namespace) Tables() ([]policy.Table, error) {
 // with valid rules in the order of policy.SortRules, and nothing else. All
 // hooks switch at one moment: a packet sees what was before or what is after.
 // Rules that stay keep buckets and counters. On failure all is as it was.
-// Where nothing is to be changed, nothing is touched.
+// Where nothing is to be changed, nothing is touched. A device that is deleted
+// meanwhile gets no rules, and keeps no other from them.
 func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied, err error) {
 	plan := func() ([]*order, error) { return n.plan(tables) }
 	orders, err := n.planned(plan)
@@ -95,7 +96,7 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied
 	for _, o := range orders {
 		o.done.Rules = maps.Count(o.steps)
 		o.done.Hook.Changed = len(o.steps) > 0
-		if o.done.Hook != (Change{Lacks: o.done.Hook.Lacks}) {
+		if o.gone == nil && o.done.Hook != (Change{Lacks: o.done.Hook.Lacks}) {
 			done = append(done, o.done)
 		}
 	}
@@ -148,17 +149,17 @@ func (n *Namespace) planTables(orders []*order, moved map[side]bool, tables []po
 			return orders, fmt.Errorf("%s %s: %w", t.Device, t.Direction, ErrMoved)
 		}
 		dev, err := netinfo.DeviceByName(t.Device)
+		if errors.Is(err, netinfo.ErrNoDevice) {
+			continue // it was deleted meanwhile
+		}
 		if err != nil {
 			return orders, fmt.Errorf("%s: %w", t.Device, err)
-		}
-		if err := n.elsewhere(dev, t.Direction); err != nil {
-			return orders, fmt.Errorf("%s %s: %w", t.Device, t.Direction, err)
 		}
 		orders = append(orders, newOrder(newHook(dev, t.Direction), dev, t))
 	}
 	for _, o := range orders {
-		if err := o.plan(n); err != nil {
-			return orders, fmt.Errorf("%s %s: %w", o.dev.Name, o.Direction, err)
+		if err := o.failed(o.plan(n)); err != nil {
+			return orders, err
 		}
 	}
 	return orders, nil
@@ -166,6 +167,11 @@ func (n *Namespace) planTables(orders []*order, moved map[side]bool, tables []po
 
 // plan finds the steps of a hook, or why it cannot get its rules.
 func (o *order) plan(n *Namespace) (err error) {
+	if o.Set == nil {
+		if err := n.elsewhere(o.dev, o.Direction); err != nil {
+			return err
+		}
+	}
 	if err := o.dev.CheckReadable(); err != nil {
 		return err
 	}
@@ -187,16 +193,16 @@ func (o *order) plan(n *Namespace) (err error) {
 
 // hasWork reports whether anything is to be done for a hook.
 func (o *order) hasWork() bool {
-	return o.Set == nil || o.State != Attached || o.hold.setup || len(o.steps) > 0
+	return o.gone == nil && (o.Set == nil || o.State != Attached || o.hold.setup || len(o.steps) > 0)
 }
 
 func (n *Namespace) apply(orders []*order, o ApplyOptions) error {
+	if err := n.prepare(orders); err != nil {
+		return err
+	}
 	of, ready := 0, 0
 	for _, o := range orders {
 		of += len(o.steps)
-	}
-	if err := n.prepare(orders); err != nil {
-		return err
 	}
 	for _, one := range orders {
 		if err := one.Set.Prepare(one.steps, func(steps int) {
@@ -208,15 +214,15 @@ func (n *Namespace) apply(orders []*order, o ApplyOptions) error {
 		}
 		ready += len(one.steps)
 	}
-	if of == 0 {
-		return nil
+	if of > 0 {
+		from, err := n.arm(o.Confirm)
+		if err != nil {
+			return err
+		}
+		waitUntil(from)
+		n.store.Commit()
 	}
-	from, err := n.arm(o.Confirm)
-	if err != nil {
-		return err
-	}
-	waitUntil(from)
-	n.store.Commit()
+	n.sweepGone(orders)
 	return nil
 }
 

@@ -75,6 +75,9 @@ func (n *Namespace) Put(dev netinfo.Device, d policy.Direction, match policy.Mat
 		if err := n.prepare(orders); err != nil {
 			return err
 		}
+		if o.gone != nil {
+			return o.gone
+		}
 		if o.done.Hook.Changed, err = o.Set.Put(rule); err != nil {
 			return err
 		}
@@ -266,6 +269,7 @@ type order struct {
 	steps []policy.Difference
 	hold  holding
 	done  Applied
+	gone  error // what went wrong, as the device was deleted meanwhile
 }
 
 func newOrder(h *Hook, dev netinfo.Device, want policy.Table) *order {
@@ -276,6 +280,27 @@ func newOrder(h *Hook, dev netinfo.Device, want policy.Table) *order {
 	return o
 }
 
+// failed is what went wrong with an order, but for one whose device was deleted meanwhile: that fails alone.
+func (o *order) failed(err error) error {
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("%s %s: %w", o.dev.Name, o.Direction, err)
+	if _, here, lookup := netinfo.DeviceByIndex(o.dev.Index); lookup == nil && !here {
+		o.gone, o.steps = err, nil
+		return nil
+	}
+	return err
+}
+
+// sweepGone takes away what there is of hooks that could not be attached, as their
+// devices were deleted. What it leaves, the next command takes away.
+func (n *Namespace) sweepGone(orders []*order) {
+	if slices.ContainsFunc(orders, func(o *order) bool { return o.gone != nil }) {
+		n.sweep()
+	}
+}
+
 func closeOrders(orders []*order) {
 	for _, o := range orders {
 		o.Close()
@@ -283,7 +308,8 @@ func closeOrders(orders []*order) {
 }
 
 // prepare makes room for the rules of hooks, and attaches hooks: with programs of
-// this build that compare their side. What is so already is left alone.
+// this build that compare their side. What is so already is left alone. An order is gone
+// whose device is deleted meanwhile.
 func (n *Namespace) prepare(orders []*order) error {
 	if err := n.claim(orders); err != nil {
 		return err
@@ -301,8 +327,9 @@ func (n *Namespace) claim(orders []*order) error {
 		}
 		if o.hold.setup {
 			var err error
-			if o.done.Hook.Replaced, err = n.setupFQ(o.dev, o.hold.packets); err != nil {
-				return fmt.Errorf("%s %s: %w", o.dev.Name, o.Direction, err)
+			o.done.Hook.Replaced, err = n.setupFQ(o.dev, o.hold.packets)
+			if err := o.failed(err); err != nil {
+				return err
 			}
 		}
 	}
@@ -328,8 +355,11 @@ func (n *Namespace) claim(orders []*order) error {
 func (n *Namespace) attach(orders []*order) error {
 	return n.hurry(len(orders), func() error {
 		for _, o := range orders {
-			if err := n.attachOne(o); err != nil {
-				return fmt.Errorf("%s %s: %w", o.dev.Name, o.Direction, err)
+			if o.gone != nil {
+				continue
+			}
+			if err := o.failed(n.attachOne(o)); err != nil {
+				return err
 			}
 		}
 		return nil

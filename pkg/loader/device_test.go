@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/program"
@@ -125,6 +126,68 @@ func rename(t *testing.T, from, to string) {
 	testenv.Must(t, netlink.LinkSetName(l, to))
 	testenv.Must(t, netlink.LinkSetUp(l))
 	testenv.WaitUp(t, to)
+}
+
+// One of several devices may be deleted while all get their rules, whatever step the command is at:
+// the others get theirs, and nothing is pinned for a hook that was not attached.
+func TestDeviceDeletedWhileSeveralGetRules(t *testing.T) {
+	var tables []policy.Table
+	for _, name := range []string{"absent", "va", "w0", "w1"} {
+		for _, d := range bothDirections {
+			tables = append(tables, policy.Table{Device: name, Direction: d, Match: d.FarSide(), Rules: []policy.Rule{one}})
+		}
+	}
+	for name, get := range map[string]func(n *Namespace) error{
+		"apply": func(n *Namespace) error { _, err := n.Apply(tables, ApplyOptions{}); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachMode(t, func(t *testing.T, r *rig) {
+				testenv.Veth(t, "w1", "w1p")
+				// again gives all their rules; w0 is new.
+				again := func(ahead func(stop)) (index int, s *stepper) {
+					r.flushAll()
+					if l, err := netlink.LinkByName("w0"); err == nil {
+						testenv.Must(t, netlink.LinkDel(l))
+					}
+					testenv.Veth(t, "w0", "w0p")
+					index, s = testenv.Link(t, "w0").Attrs().Index, &stepper{came: map[string]int{}, ahead: ahead}
+					r.write(func(n *Namespace) error {
+						steppers.Store(unix.Gettid(), s)
+						defer steppers.Delete(unix.Gettid())
+						return get(n)
+					})
+					return index, s
+				}
+				_, all := again(nil)
+				for i, at := range all.steps {
+					if last := all.came[at.name] - 1; !all.canFail[i] || at.before != 0 && at.before != last/2 && at.before != last {
+						continue
+					}
+					index, _ := again(func(now stop) {
+						if now == at {
+							testenv.Must(t, netlink.LinkDel(testenv.Link(t, "w0")))
+						}
+					})
+					have := r.severalStates()
+					for _, hook := range []string{"va egress", "va ingress", "w1 egress", "w1 ingress"} {
+						if want := fmt.Sprint(Attached, []policy.Rule{one}); have[hook] != want {
+							t.Errorf("%s: %s", hook, have[hook])
+						}
+					}
+					for _, pin := range r.pins() {
+						at, d, isHook := parseHookName(filepath.Base(pin))
+						if isHook && at == index && have[fmt.Sprint("w0 ", d)] == "" {
+							t.Errorf("left over: %s", pin)
+						}
+					}
+					if t.Failed() {
+						t.Fatalf("that was at %s", at)
+					}
+				}
+				r.flushAll()
+			})
+		})
+	}
 }
 
 // moveAway takes va to another namespace, and returns that.

@@ -40,11 +40,15 @@ type stepper struct {
 	canFail []bool
 	fail    stop // with all later ones of its name
 	came    map[string]int
+	ahead   func(stop) // of each step; may be nil
 }
 
 func (s *stepper) step(name string, canFail bool) error {
 	now := stop{name, s.came[name]}
 	s.came[name]++
+	if s.ahead != nil {
+		s.ahead(now)
+	}
 	s.steps, s.canFail = append(s.steps, now), append(s.canFail, canFail)
 	if s.fail.name == name && s.fail.before <= now.before {
 		return errStopped
