@@ -486,3 +486,27 @@ func TestWatchGoesOn(t *testing.T) {
 		t.Errorf("it said %s", said.err)
 	}
 }
+
+// Where one device of several can not be given rules, only of that one it is told.
+func TestWatchTellsOfTheOneThatFails(t *testing.T) {
+	r := newRig(t)
+	r.env["SHAPECTL_HOOK"] = "clsact"
+	var want []string
+	for i := range 3 {
+		name := fmt.Sprintf("tap%d", i)
+		testenv.Veth(t, name, fmt.Sprintf("x%d", i))
+		if i == 1 {
+			testenv.Must(t, netlink.QdiscAdd(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
+				LinkIndex: testenv.Link(t, name).Attrs().Index, Parent: netlink.HANDLE_INGRESS, Handle: netlink.MakeHandle(0xffff, 0),
+			}}))
+			continue
+		}
+		want = append(want, name+" egress 10.0.0.0/24 2000000")
+	}
+	w := r.watch(r.policy("devices:" + watchedTap))
+	r.has(want...)
+	if said := w.ends(syscall.SIGTERM); strings.Count(said.out, "\n") != len(want) || strings.Count(said.err, "\n") != 1 ||
+		!strings.HasPrefix(said.err, "shapectl: watch: give tap1 its rules: ") {
+		t.Errorf("it said %s%s", said.out, said.err)
+	}
+}

@@ -2,6 +2,7 @@ package keeper
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -14,37 +15,39 @@ type gift struct {
 	tables []policy.Table
 }
 
-// give gives devices their rules, all together; each on its own if that fails.
+// give gives devices their rules, all together; each on its own what it has not got, if that fails.
 func (k *Keeper) give(n *loader.Namespace, gifts []gift, from string) {
-	if len(gifts) == 0 {
-		return
-	}
 	var tables []policy.Table
 	for _, g := range gifts {
 		tables = append(tables, g.tables...)
 	}
+	if len(tables) == 0 {
+		return
+	}
 	done, err := n.Give(tables)
+	k.tell(tables, done, from)
 	switch {
 	case err == nil:
-		k.tell(tables, done, from)
 	case len(gifts) == 1:
 		k.warn(gifts[0].dev, err)
 	default:
-		for i := range gifts {
-			k.give(n, gifts[i:i+1], from)
+		for _, g := range gifts {
+			g.tables = slices.DeleteFunc(g.tables, func(t policy.Table) bool { return of(t, done) >= 0 })
+			k.give(n, []gift{g}, from)
 		}
 	}
 }
 
+// of is where a table is among those that are done, -1 if it is not.
+func of(t policy.Table, done []loader.Applied) int {
+	return slices.IndexFunc(done, func(d loader.Applied) bool { return d.Device == t.Device && d.Direction == t.Direction })
+}
+
 func (k *Keeper) tell(tables []policy.Table, done []loader.Applied, from string) {
 	for _, t := range tables {
-		event := Event{Device: t.Device, Direction: t.Direction, Rules: len(t.Rules), Policy: from}
-		for _, d := range done {
-			if d.Device == t.Device && d.Direction == t.Direction {
-				event.Change = d.Hook
-			}
+		if i := of(t, done); i >= 0 {
+			k.Told(Event{Device: t.Device, Direction: t.Direction, Rules: len(t.Rules), Policy: from, Change: done[i].Hook})
 		}
-		k.Told(event)
 	}
 }
 

@@ -421,11 +421,12 @@ func (n *Namespace) attachOne(o *order) error {
 
 // Give brings tables into force on devices whose hooks have no rules: each has its
 // rules from the moment on that it is attached. The last change of other hooks can
-// still be taken back.
+// still be taken back. With the error comes what is done, which is nothing for a device
+// that was deleted meanwhile.
 func (n *Namespace) Give(tables []policy.Table) (done []Applied, err error) {
 	orders, err := n.planned(func() ([]*order, error) { return n.planNew(tables) })
 	defer func() { closeOrders(orders) }()
-	if err != nil {
+	if err != nil || !slices.ContainsFunc(orders, (*order).hasWork) {
 		return nil, err
 	}
 	err = n.changing(func() error {
@@ -437,11 +438,17 @@ func (n *Namespace) Give(tables []policy.Table) (done []Applied, err error) {
 				return fmt.Errorf("%s %s: %w", o.dev.Name, o.Direction, err)
 			}
 		}
-		return n.attach(orders)
+		err := n.attach(orders)
+		if err == nil {
+			n.sweepGone(orders)
+		}
+		return err
 	})
 	for _, o := range orders {
-		o.done.Rules, o.done.Hook.Changed = maps.Count(o.steps), true
-		done = append(done, o.done)
+		if o.State == Attached {
+			o.done.Rules, o.done.Hook.Changed = maps.Count(o.steps), true
+			done = append(done, o.done)
+		}
 	}
 	return done, err
 }

@@ -139,6 +139,13 @@ func TestDeviceDeletedWhileSeveralGetRules(t *testing.T) {
 	}
 	for name, get := range map[string]func(n *Namespace) error{
 		"apply": func(n *Namespace) error { _, err := n.Apply(tables, ApplyOptions{}); return err },
+		"give": func(n *Namespace) error {
+			done, err := n.Give(tables)
+			if given := slices.ContainsFunc(done, func(d Applied) bool { return d.Device == "absent" }); given || len(done) < 4 {
+				t.Errorf("of va and w1 and maybe w0, it has given %v", done)
+			}
+			return err
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachMode(t, func(t *testing.T, r *rig) {
