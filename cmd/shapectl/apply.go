@@ -33,7 +33,7 @@ type applyOptions struct {
 	absentOK bool
 }
 
-func (e *env) applyCommand() *cobra.Command {
+func applyCommand(e *env) *cobra.Command {
 	var o applyOptions
 	cmd := &cobra.Command{
 		Use:   "apply FILE|- [flags]",
@@ -293,7 +293,7 @@ func (e *env) rulesBar() (progress func(ready, of int), finish func()) {
 	return progress, finish
 }
 
-func (e *env) confirmCommand() *cobra.Command {
+func confirmCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "confirm",
 		Short: "Let the policy last that was applied with --confirm",
@@ -316,7 +316,7 @@ func (e *env) confirmCommand() *cobra.Command {
 	}
 }
 
-func (e *env) rollbackCommand() *cobra.Command {
+func rollbackCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "rollback",
 		Short: "Return to the rules from before the last apply",

@@ -15,7 +15,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-func (e *env) askCommand() *cobra.Command {
+func askCommand(e *env) *cobra.Command {
 	var p packetFlags
 	cmd := &cobra.Command{
 		Use:   "ask DEV ingress|egress ADDRESS [flags]",

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-func (e *env) completionCommand() *cobra.Command {
+func completionCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "completion bash|zsh|fish|powershell",
 		Short: "Print a script that completes command lines",

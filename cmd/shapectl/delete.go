@@ -13,7 +13,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-func (e *env) deleteCommand() *cobra.Command {
+func deleteCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "delete DEV ingress|egress CIDR",
 		Short: "Delete a rule",
@@ -89,7 +89,7 @@ func (e *env) deleted(rules report.Rules) error {
 	return e.print(rules, rules.Deleted)
 }
 
-func (e *env) flushCommand() *cobra.Command {
+func flushCommand(e *env) *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
 		Use:   "flush DEV [ingress|egress] | --all",

@@ -14,7 +14,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-func (e *env) diffCommand() *cobra.Command {
+func diffCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "diff FILE|-",
 		Short: "Show what apply would change",
@@ -63,7 +63,7 @@ func (e *env) diff(name string) error {
 	})
 }
 
-func (e *env) exportCommand() *cobra.Command {
+func exportCommand(e *env) *cobra.Command {
 	var like string
 	cmd := &cobra.Command{
 		Use:   "export [flags]",

@@ -13,7 +13,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/loader"
 )
 
-func (e *env) doctorCommand() *cobra.Command {
+func doctorCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "doctor [DEV]",
 		Short: "Find what may bypass or break a limit",

@@ -11,7 +11,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/loader"
 )
 
-func (e *env) explainCommand() *cobra.Command {
+func explainCommand(e *env) *cobra.Command {
 	q := explain.Question{}
 	var p packetFlags
 	cmd := &cobra.Command{

@@ -16,7 +16,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/loader"
 )
 
-func (e *env) importCommand() *cobra.Command {
+func importCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "import libreqos|tc|nft ...",
 		Short: "Make a policy of another tool's limits",
@@ -41,11 +41,11 @@ not carried over.`,
 			return inputf("import: say from what: libreqos, tc or nft; see 'shapectl import --help'")
 		},
 	}
-	cmd.AddCommand(e.importLibreQoSCommand(), e.importTCCommand(), e.importNFTCommand())
+	cmd.AddCommand(importLibreQoSCommand(e), importTCCommand(e), importNFTCommand(e))
 	return cmd
 }
 
-func (e *env) importLibreQoSCommand() *cobra.Command {
+func importLibreQoSCommand(e *env) *cobra.Command {
 	var device, upload string
 	cmd := &cobra.Command{
 		Use:   "libreqos FILE|- --device DEV [--upload DEV]",
@@ -80,7 +80,7 @@ all of it), rates of 0, and addresses that are in an earlier row, too.`,
 	return cmd
 }
 
-func (e *env) importNFTCommand() *cobra.Command {
+func importNFTCommand(e *env) *cobra.Command {
 	var device string
 	cmd := &cobra.Command{
 		Use:   "nft FILE|- [--device DEV]",
@@ -111,7 +111,7 @@ have more than an address, and limits one upon the other.`,
 	return cmd
 }
 
-func (e *env) importTCCommand() *cobra.Command {
+func importTCCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "tc DEV...",
 		Short: "Make a policy of devices' own traffic control",

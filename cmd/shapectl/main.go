@@ -22,7 +22,7 @@ func main() {
 	os.Exit(e.run(os.Args[1:]))
 }
 
-func (e *env) versionCommand() *cobra.Command {
+func versionCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Show which shapectl this is",

@@ -48,7 +48,7 @@ type replayOptions struct {
 	summary  bool
 }
 
-func (e *env) replayCommand() *cobra.Command {
+func replayCommand(e *env) *cobra.Command {
 	o := replayOptions{engine: "model"}
 	cmd := &cobra.Command{
 		Use:   "replay TRACE [CIDR...] --rate RATE | --policy FILE --device DEV --direction ingress|egress",

@@ -202,9 +202,9 @@ way only; SHAPECTL_BPFFS is the bpffs in which to pin, if not ` + loader.Default
 			return cmd.Help()
 		},
 	})
-	root.AddCommand(e.setCommand(), e.deleteCommand(), e.flushCommand(), e.showCommand(), e.askCommand(), e.explainCommand(),
-		e.applyCommand(), e.diffCommand(), e.exportCommand(), e.importCommand(), e.confirmCommand(), e.rollbackCommand(),
-		e.watchCommand(), e.replayCommand(), e.doctorCommand(), e.versionCommand(), e.completionCommand())
+	root.AddCommand(setCommand(e), deleteCommand(e), flushCommand(e), showCommand(e), askCommand(e), explainCommand(e),
+		applyCommand(e), diffCommand(e), exportCommand(e), importCommand(e), confirmCommand(e), rollbackCommand(e),
+		watchCommand(e), replayCommand(e), doctorCommand(e), versionCommand(e), completionCommand(e))
 	for _, cmd := range root.Commands() {
 		completeChoices(cmd)
 	}

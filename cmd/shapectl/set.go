@@ -9,7 +9,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-func (e *env) setCommand() *cobra.Command {
+func setCommand(e *env) *cobra.Command {
 	var limit limitFlags
 	cmd := &cobra.Command{
 		Use:   "set DEV ingress|egress CIDR --rate RATE [flags]",

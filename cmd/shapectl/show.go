@@ -36,7 +36,7 @@ const patternHelp = `DEV may be a pattern, as in policies: * stands for any char
 for one of these. Write it in quotes, as in 'tap*', or the shell may replace it by
 names of files. If a device has exactly that name, only that device is meant.`
 
-func (e *env) showCommand() *cobra.Command {
+func showCommand(e *env) *cobra.Command {
 	var stats, buckets, shadows bool
 	cmd := &cobra.Command{
 		Use:   "show [DEV [ingress|egress [CIDR]]]",

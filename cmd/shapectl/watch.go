@@ -17,7 +17,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/loader"
 )
 
-func (e *env) watchCommand() *cobra.Command {
+func watchCommand(e *env) *cobra.Command {
 	var lastGood string
 	cmd := &cobra.Command{
 		Use:   "watch FILE",
