@@ -63,13 +63,13 @@ type stored struct {
 	length uint8     // of IPv6; noLength for IPv4
 }
 
-func (s *Set) stored(p netip.Prefix) stored {
-	w, v := words(p.Addr()), s.view()
+func (v *view) stored(p netip.Prefix) stored {
+	w := words(p.Addr())
 	if p.Addr().Is4() {
-		return stored{[2]uint64{v.Mix4 | by4(p.Bits()) | uint64(w[0])}, noLength}
+		return stored{[2]uint64{v.data.Mix4 | by4(p.Bits()) | uint64(w[0])}, noLength}
 	}
 	a := pairs(w)
-	return stored{[2]uint64{a[0] ^ v.Mix6[0], a[1] ^ v.Mix6[1]}, uint8(p.Bits())}
+	return stored{[2]uint64{a[0] ^ v.data.Mix6[0], a[1] ^ v.data.Mix6[1]}, uint8(p.Bits())}
 }
 
 // lengthOf is lengthOf the prefix.
@@ -81,11 +81,11 @@ func (p stored) lengthOf() int {
 }
 
 // prefix is the inverse of stored.
-func (s *Set) prefix(p stored) netip.Prefix {
+func (v *view) prefix(p stored) netip.Prefix {
 	if key := p.addr[0]; p.length == noLength {
 		return netip.PrefixFrom(address([4]uint32{uint32(key)}, 4), int(key>>32&noLength)).Masked()
 	}
-	mix := s.view().Mix6
+	mix := v.data.Mix6
 	a := [2]uint64{p.addr[0] ^ mix[0], p.addr[1] ^ mix[1]}
 	return netip.PrefixFrom(netip.AddrFrom16(*(*[16]byte)(unsafe.Pointer(&a))), int(p.length))
 }
@@ -267,9 +267,8 @@ func byID(all iter.Seq2[netip.Prefix, uint32]) (list []placed) {
 type lengthSet [lengthIPv4 + 33]bool
 
 // lookedFor are the lengths that packets look for.
-func (s *Set) lookedFor() (used lengthSet) {
-	v := s.view()
-	use := &v.Use[atomic.LoadUint32(&v.Version)&1]
+func (v *view) lookedFor() (used lengthSet) {
+	use := &v.data.Use[atomic.LoadUint32(&v.data.Version)&1]
 	for _, length := range use.List4[:use.Count4] {
 		used[lengthIPv4+int(length)] = true
 	}
@@ -361,7 +360,7 @@ func (s *Store) trimLengths(only *Set) {
 
 // lookFor makes packets look for prefixes of just these lengths.
 func (s *Set) lookFor(want lengthSet) {
-	v := s.view()
+	v := s.data
 	if want == s.lookedFor() && v.First4&(1<<40-1) == s.first4() { // else a process was killed between the two
 		return
 	}
@@ -395,15 +394,14 @@ func (s *Set) lookFor(want lengthSet) {
 }
 
 // setFirst repeats the longest lengths in use where packets look first.
-func (s *Set) setFirst() {
-	v := s.view()
-	atomic.StoreUint32(&v.First6, uint32(v.Use[v.Version&1].List6[0]))
-	atomic.StoreUint64(&v.First4, v.Mix4|s.first4())
+func (v *view) setFirst() {
+	d := v.data
+	atomic.StoreUint32(&d.First6, uint32(d.Use[d.Version&1].List6[0]))
+	atomic.StoreUint64(&d.First4, d.Mix4|v.first4())
 }
 
-func (s *Set) first4() uint64 {
-	v := s.view()
-	if use := &v.Use[v.Version&1]; use.Count4 > 0 {
+func (v *view) first4() uint64 {
+	if use := &v.data.Use[v.data.Version&1]; use.Count4 > 0 {
 		return by4(int(use.List4[0]))
 	}
 	return noKey4

@@ -370,12 +370,12 @@ func (s *Set) remove(p netip.Prefix, id uint32) {
 // Clear puts all rules out of force in one step. The last change goes on without them.
 func (s *Set) Clear() {
 	rules := byID(s.allPrefixes())
-	s.view().Clearing = 1
+	s.data.Clearing = 1
 	s.lookFor(lengthSet{}) // from here on packets find none
 	for _, at := range rules {
 		s.remove(at.prefix, at.id)
 	}
-	s.view().Clearing = 0
+	s.data.Clearing = 0
 	if s.known != nil {
 		s.known.taking = slices.DeleteFunc(s.known.taking, func(t placed) bool { return s.rule(t.id).View == s.number })
 	}

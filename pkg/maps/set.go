@@ -185,8 +185,8 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 		s.change.Epoch, s.change.From = 1, Never
 	}
 	for number := range s.views {
-		if v := s.View(uint32(number)); v.view().Mix6 == [2]uint64{} {
-			v.prepareView()
+		if v := s.View(uint32(number)); v.data.Mix6 == [2]uint64{} {
+			v.prepare()
 		}
 	}
 	return s, nil
