@@ -56,7 +56,7 @@ var pinned = map[string]string{
 
 // A Store is the maps of a namespace.
 type Store struct {
-	maps map[string]*ebpf.Map
+	memory
 	hook bpf.AbiHook
 
 	// The arrays as the programs see them.
@@ -69,10 +69,8 @@ type Store struct {
 	keys      []bpf.AbiKey
 	rules     [][]byte // of each map; see rule
 
-	known *known
-	now   func() uint64 // see UseClock
-
-	mapped  [][]byte
+	known   *known
+	now     func() uint64 // see UseClock
 	holders int
 }
 
@@ -164,7 +162,7 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	for _, name := range []string{hookMap, changeMap, viewsMap, prefixes4Map, prefixes6Map, filterMap, tableMap} {
 		spec.Maps[name].Flags |= unix.BPF_F_MMAPABLE // as they are when a collection makes them
 	}
-	s := &Store{maps: map[string]*ebpf.Map{}}
+	s := &Store{memory: memory{maps: map[string]*ebpf.Map{}}}
 	for name := range pinned {
 		m, want := other[name], spec.Maps[name]
 		if m != nil && name != hookMap && m.MaxEntries() == want.MaxEntries && m.ValueSize() == want.ValueSize {
@@ -214,7 +212,7 @@ func Open(dir string) (*Store, error) {
 	if err := checkLayout(dir); err != nil {
 		return nil, err
 	}
-	s := &Store{maps: map[string]*ebpf.Map{}}
+	s := &Store{memory: memory{maps: map[string]*ebpf.Map{}}}
 	for name, pin := range pinned {
 		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pin), nil)
 		if err != nil {
@@ -248,23 +246,29 @@ func (s *Store) attach() (err error) {
 		s.rules = append(s.rules, memory)
 	}
 	var change []bpf.AbiChange
-	if err := mapArray(s, changeMap, 1, &change); err != nil {
+	if err := mapArray(&s.memory, changeMap, 1, &change); err != nil {
 		return err
 	}
 	s.change = &change[0]
 	return errors.Join(
-		mapArray(s, viewsMap, s.hook.ViewMask+1, &s.views),
-		mapArray(s, prefixes4Map, s.hook.Prefixes4Mask+1, &s.prefixes4),
-		mapArray(s, prefixes6Map, s.hook.Prefixes6Mask+1, &s.prefixes6),
-		mapArray(s, filterMap, s.hook.FilterMask+1, &s.filter),
-		mapArray(s, tableMap, s.hook.LineMask+1, &s.lines),
-		mapArray(s, bpf.ShapectlMapKeys, (s.hook.LineMask+1)*lineSlots, &s.keys),
+		mapArray(&s.memory, viewsMap, s.hook.ViewMask+1, &s.views),
+		mapArray(&s.memory, prefixes4Map, s.hook.Prefixes4Mask+1, &s.prefixes4),
+		mapArray(&s.memory, prefixes6Map, s.hook.Prefixes6Mask+1, &s.prefixes6),
+		mapArray(&s.memory, filterMap, s.hook.FilterMask+1, &s.filter),
+		mapArray(&s.memory, tableMap, s.hook.LineMask+1, &s.lines),
+		mapArray(&s.memory, bpf.ShapectlMapKeys, (s.hook.LineMask+1)*lineSlots, &s.keys),
 	)
 }
 
+// memory is the maps, and what of them is mapped.
+type memory struct {
+	maps   map[string]*ebpf.Map
+	mapped [][]byte
+}
+
 // mapArray maps so many elements into memory, shared with the programs.
-func mapArray[T any](s *Store, name string, count uint32, array *[]T) error {
-	memory, err := s.mapMemory(name, uint32(unsafe.Sizeof((*array)[0])))
+func mapArray[T any](from *memory, name string, count uint32, array *[]T) error {
+	memory, err := from.mapMemory(name, uint32(unsafe.Sizeof((*array)[0])))
 	if err != nil {
 		return err
 	}
@@ -276,8 +280,8 @@ func mapArray[T any](s *Store, name string, count uint32, array *[]T) error {
 }
 
 // mapMemory maps a map into memory whose values, or the elements of its one value, have that size.
-func (s *Store) mapMemory(name string, size uint32) ([]byte, error) {
-	m := s.maps[name]
+func (all *memory) mapMemory(name string, size uint32) ([]byte, error) {
+	m := all.maps[name]
 	if m.ValueSize()%size != 0 {
 		return nil, fmt.Errorf("map %s: %w", name, ErrOtherLayout)
 	}
@@ -285,8 +289,42 @@ func (s *Store) mapMemory(name string, size uint32) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("map %s into memory: %w", name, err)
 	}
-	s.mapped = append(s.mapped, memory)
+	all.mapped = append(all.mapped, memory)
 	return memory, nil
+}
+
+// Pin pins all maps in a directory of a bpffs.
+func (all *memory) Pin(dir string) error {
+	for name, pin := range pinned {
+		if err := step.Try("pin a map"); err != nil {
+			return err
+		}
+		// A clone, as a map object remembers one pin, and a set may have several.
+		m, err := all.maps[name].Clone()
+		if err == nil {
+			err = m.Pin(filepath.Join(dir, pin))
+			m.Close()
+		}
+		if err != nil {
+			return fmt.Errorf("pin map %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// Replacements are the maps by name, for a program to be loaded onto.
+func (all *memory) Replacements() map[string]*ebpf.Map { return all.maps }
+
+// close lets go of the maps.
+func (all *memory) close() error {
+	var errs []error
+	for _, memory := range all.mapped {
+		errs = append(errs, unix.Munmap(memory))
+	}
+	for _, m := range all.maps {
+		errs = append(errs, m.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // ruleSize is what a rule takes with its counters, one for each CPU.
@@ -307,28 +345,6 @@ func (s *Store) rule(id uint32) *bpf.AbiRule {
 func (s *Store) countersOf(id uint32) []bpf.AbiCounters {
 	return unsafe.Slice((*bpf.AbiCounters)(unsafe.Pointer(&s.rule(id).Counters)), s.hook.CpuMask+1)
 }
-
-// Pin pins all maps in a directory of a bpffs.
-func (s *Store) Pin(dir string) error {
-	for name, pin := range pinned {
-		if err := step.Try("pin a map"); err != nil {
-			return err
-		}
-		// A clone, as a map object remembers one pin, and a set may have several.
-		m, err := s.maps[name].Clone()
-		if err == nil {
-			err = m.Pin(filepath.Join(dir, pin))
-			m.Close()
-		}
-		if err != nil {
-			return fmt.Errorf("pin map %s: %w", name, err)
-		}
-	}
-	return nil
-}
-
-// Replacements are the maps by name, for a program to be loaded onto.
-func (s *Store) Replacements() map[string]*ebpf.Map { return s.maps }
 
 // UseClock makes now the data path's time in ns, where it is not Now: for tests and replay.
 func (s *Store) UseClock(now func() uint64) { s.now = now }
@@ -356,13 +372,7 @@ func (s *Store) Close() error {
 	if s.holders--; s.holders >= 0 {
 		return nil
 	}
-	var errs []error
-	for _, memory := range s.mapped {
-		errs = append(errs, unix.Munmap(memory))
-	}
-	for _, m := range s.maps {
-		errs = append(errs, m.Close())
-	}
+	err := s.close()
 	*s = Store{}
-	return errors.Join(errs...)
+	return err
 }
