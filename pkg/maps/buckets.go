@@ -101,45 +101,53 @@ func load(b *bpf.AbiBucket) model.Bucket {
 	return model.Bucket{TAT: atomic.LoadUint64(&b.Tat), Tick: atomic.LoadUint32(&b.Tick)}
 }
 
+// buckets are those of all rules: one of each that all its packets may share, and the
+// slots of the table.
+type buckets struct {
+	rules
+	lines []bpf.AbiLine
+	keys  []bpf.AbiKey
+}
+
 // State is what a packet of flow would find now. It would be charged to the spill bucket
 // if the table has no room for a bucket of its own.
-func (s *Store) State(e Entry, match policy.Match, flow Flow, now uint64) (state model.State) {
-	state.Level = s.OwnLevel(e, now)
+func (bs *buckets) State(e Entry, match policy.Match, flow Flow, now uint64) (state model.State) {
+	state.Level = bs.OwnLevel(e, now)
 	if e.Each.Kind != policy.EachAll {
-		if level, ok := s.slotLevel(e.ID, makeKey(e.ID, e.Each, match, flow), now); ok {
+		if level, ok := bs.slotLevel(e.ID, makeKey(e.ID, e.Each, match, flow), now); ok {
 			state.Level = level
 		} else {
 			state.Spilled = true
 		}
 	}
 	if e.Order == policy.SparseFirst {
-		level, ok := s.slotLevel(e.ID, makeKey(e.ID, policy.Each{Kind: policy.EachFlow}, match, flow), now)
+		level, ok := bs.slotLevel(e.ID, makeKey(e.ID, policy.Each{Kind: policy.EachFlow}, match, flow), now)
 		state.Flow = level
-		state.FIFO = !ok || now < atomic.LoadUint64(&s.rule(e.ID).FifoUntil) ||
-			s.current(e.ID).reverted && now < s.change.Until+uint64(policy.MaxWait)
+		state.FIFO = !ok || now < atomic.LoadUint64(&bs.rule(e.ID).FifoUntil) ||
+			bs.current(e.ID).reverted && now < bs.change.Until+uint64(policy.MaxWait)
 	}
 	return state
 }
 
 // slotLevel is the level of a key's slot, in units: 0 if it has none, and false if it would
 // get none either, by try_slot of bpf/charge.h.
-func (s *Store) slotLevel(id uint32, key bpf.AbiKey, now uint64) (level uint64, ok bool) {
-	rule := s.current(id)
-	places := s.places(key, rule.Salt)
+func (bs *buckets) slotLevel(id uint32, key bpf.AbiKey, now uint64) (level uint64, ok bool) {
+	rule := bs.current(id)
+	places := bs.places(key, rule.Salt)
 	for _, p := range places {
-		for i := range s.lines[p.line].Slot {
-			if slot := &s.lines[p.line].Slot[i]; atomic.LoadUint32(&slot.Fingerprint) == p.fingerprint {
-				return s.levelOf(id, rule, load(slot), now), true
+		for i := range bs.lines[p.line].Slot {
+			if slot := &bs.lines[p.line].Slot[i]; atomic.LoadUint32(&slot.Fingerprint) == p.fingerprint {
+				return bs.levelOf(id, rule, load(slot), now), true
 			}
 		}
 	}
-	if s.emptySlots(places[0].line, now)+s.emptySlots(places[1].line, now) > 0 {
+	if bs.emptySlots(places[0].line, now)+bs.emptySlots(places[1].line, now) > 0 {
 		return 0, true
 	}
 	for _, p := range places {
-		for i := range s.lines[p.line].Slot {
-			moved := place{p.line, atomic.LoadUint32(&s.lines[p.line].Slot[i].Fingerprint)}
-			if isFirst(moved.fingerprint) && s.emptySlots(s.second(moved).line, now) > 0 {
+		for i := range bs.lines[p.line].Slot {
+			moved := place{p.line, atomic.LoadUint32(&bs.lines[p.line].Slot[i].Fingerprint)}
+			if isFirst(moved.fingerprint) && bs.emptySlots(bs.second(moved).line, now) > 0 {
 				return 0, true
 			}
 		}
@@ -154,18 +162,18 @@ type Slots struct {
 }
 
 // Slots counts those of the table.
-func (s *Store) Slots(now uint64) Slots {
-	n := Slots{All: len(s.lines) * int(lineSlots)}
-	for i := range s.lines {
-		n.InUse += int(lineSlots) - s.emptySlots(uint32(i), now)
+func (bs *buckets) Slots(now uint64) Slots {
+	n := Slots{All: len(bs.lines) * int(lineSlots)}
+	for i := range bs.lines {
+		n.InUse += int(lineSlots) - bs.emptySlots(uint32(i), now)
 	}
 	return n
 }
 
 // emptySlots is how many slots of a line any key may take.
-func (s *Store) emptySlots(line uint32, now uint64) (n int) {
+func (bs *buckets) emptySlots(line uint32, now uint64) (n int) {
 	for i := range lineSlots {
-		if s.isEmpty(line, i, now) {
+		if bs.isEmpty(line, i, now) {
 			n++
 		}
 	}
@@ -173,15 +181,15 @@ func (s *Store) emptySlots(line uint32, now uint64) (n int) {
 }
 
 // isEmpty is is_empty of bpf/table.h: for CPUs whose clock is behind, too.
-func (s *Store) isEmpty(line, i uint32, now uint64) bool {
+func (bs *buckets) isEmpty(line, i uint32, now uint64) bool {
 	const skew = 1 << 20 // SKEW_NS
-	slot, key := &s.lines[line].Slot[i], &s.keys[line*lineSlots+i]
+	slot, key := &bs.lines[line].Slot[i], &bs.keys[line*lineSlots+i]
 	b := load(slot)
 	if b.TAT == 0 && atomic.LoadUint32(&slot.Fingerprint) == 0 {
 		return true
 	}
 	id := atomic.LoadUint32(&key.Id)
-	return b.TAT&tatBusy == 0 && id < s.Size().Rules && s.levelOf(id, s.current(id), b, now-min(now, skew)) == 0
+	return b.TAT&tatBusy == 0 && id < bs.room() && bs.levelOf(id, bs.current(id), b, now-min(now, skew)) == 0
 }
 
 // Sharer names the bucket key of a packet of flow.
@@ -199,23 +207,23 @@ func Sharer(e Entry, match policy.Match, flow Flow) string {
 }
 
 // Meter is that of a rule as it is in force.
-func (s *Store) Meter(e Entry) model.Meter { return meter(s.current(e.ID)) }
+func (rs *rules) Meter(e Entry) model.Meter { return meter(rs.current(e.ID)) }
 
 // OwnLevel is the level of a rule's shared bucket, in units; with --each that is the
 // spill bucket.
-func (s *Store) OwnLevel(e Entry, now uint64) uint64 {
-	return s.levelOf(e.ID, s.current(e.ID), load(&s.rule(e.ID).Shared), now)
+func (bs *buckets) OwnLevel(e Entry, now uint64) uint64 {
+	return bs.levelOf(e.ID, bs.current(e.ID), load(&bs.rule(e.ID).Shared), now)
 }
 
 // slotsIn are the slots of hosts, subnets and flows in some of the lines that
 // keys have there as their first line, or as their second. Buckets move from
 // first lines to second ones, so whoever looks at all lines for the first, and
 // then at all for the second, misses none.
-func (s *Store) slotsIn(from, to int, first bool) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
+func (bs *buckets) slotsIn(from, to int, first bool) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 	return func(yield func(*bpf.AbiBucket, *bpf.AbiKey) bool) {
 		for i := from; i < to; i++ {
 			for j := range lineSlots {
-				slot, key := &s.lines[i].Slot[j], &s.keys[i*int(lineSlots)+int(j)]
+				slot, key := &bs.lines[i].Slot[j], &bs.keys[i*int(lineSlots)+int(j)]
 				if fingerprint := atomic.LoadUint32(&slot.Fingerprint); fingerprint == 0 || isFirst(fingerprint) != first {
 					continue
 				}
@@ -228,13 +236,13 @@ func (s *Store) slotsIn(from, to int, first bool) iter.Seq2[*bpf.AbiBucket, *bpf
 }
 
 // slots are those of one rule. One that moves meanwhile may come twice.
-func (s *Store) slots(id uint32) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
+func (bs *buckets) slots(id uint32) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 	return func(yield func(*bpf.AbiBucket, *bpf.AbiKey) bool) {
-		if s.rule(id).HasSlots == 0 {
+		if bs.rule(id).HasSlots == 0 {
 			return
 		}
 		for _, first := range []bool{true, false} {
-			for slot, key := range s.slotsIn(0, len(s.lines), first) {
+			for slot, key := range bs.slotsIn(0, len(bs.lines), first) {
 				if atomic.LoadUint32(&key.Id) == id && !yield(slot, key) {
 					return
 				}
@@ -245,16 +253,16 @@ func (s *Store) slots(id uint32) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 
 // Buckets are all buckets of a rule that are not empty now, but for the shared one
 // and those that tell sparse flows.
-func (s *Store) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
-	rule := s.current(e.ID)
+func (bs *buckets) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
+	rule := bs.current(e.ID)
 	return func(yield func(Bucket) bool) {
-		for slot, key := range s.slots(e.ID) {
+		for slot, key := range bs.slots(e.ID) {
 			before, k := load(slot), *key
 			if before.TAT&tatBusy != 0 {
 				continue
 			}
-			level := s.levelOf(e.ID, rule, before, now)
-			places, fingerprint := s.places(k, rule.Salt), atomic.LoadUint32(&slot.Fingerprint)
+			level := bs.levelOf(e.ID, rule, before, now)
+			places, fingerprint := bs.places(k, rule.Salt), atomic.LoadUint32(&slot.Fingerprint)
 			// The key is that of the level if no other key was given the slot meanwhile.
 			is := k.Id == e.ID && (fingerprint == places[0].fingerprint || fingerprint == places[1].fingerprint)
 			if level == 0 || !is || isFlow(k) && e.Each.Kind != policy.EachFlow {
@@ -291,9 +299,9 @@ func clampTo(m model.Meter, clock func() uint64) func(model.Bucket) (model.Bucke
 }
 
 // rewrite changes buckets of a rule, while packets charge them.
-func (s *Store) rewrite(id uint32, change func(model.Bucket) (next model.Bucket, wanted bool)) {
-	rewriteBucket(&s.rule(id).Shared, change)
-	for slot := range s.slots(id) {
+func (bs *buckets) rewrite(id uint32, change func(model.Bucket) (next model.Bucket, wanted bool)) {
+	rewriteBucket(&bs.rule(id).Shared, change)
+	for slot := range bs.slots(id) {
 		rewriteBucket(slot, change)
 	}
 }
@@ -328,8 +336,8 @@ func settled(b *bpf.AbiBucket) model.Bucket {
 
 // freeSlots frees all slots of a rule that is not in force: by another rule's clock
 // they might not be empty.
-func (s *Store) freeSlots(id uint32) {
-	for slot := range s.slots(id) {
+func (bs *buckets) freeSlots(id uint32) {
+	for slot := range bs.slots(id) {
 		fingerprint := atomic.LoadUint32(&slot.Fingerprint)
 		before := settled(slot)
 		// As packets do: lock the slot if it is still the same, then free it.

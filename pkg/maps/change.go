@@ -41,19 +41,28 @@ const versionChanges = 1 << 31 // VERSION_CHANGES of abi.h
 // Never is the time at which a change ends that is to last.
 const Never = uint64(math.MaxUint64)
 
+// progress is how far the change of many rules is.
+type progress struct {
+	change *bpf.AbiChange
+	now    func() uint64 // see UseClock
+}
+
 // phase is the one that packets see now. The time is asked for only where it has a say, as that takes a while.
-func (s *Store) phase() phase {
-	if at := phase(atomic.LoadUint64(&s.change.Phase)); at != phaseByTime {
+func (p *progress) phase() phase {
+	if at := phase(atomic.LoadUint64(&p.change.Phase)); at != phaseByTime {
 		return at
 	}
-	switch now := s.now(); {
-	case now < atomic.LoadUint64(&s.change.From):
+	switch now := p.now(); {
+	case now < atomic.LoadUint64(&p.change.From):
 		return phaseBefore
-	case now < atomic.LoadUint64(&s.change.Until):
+	case now < atomic.LoadUint64(&p.change.Until):
 		return phaseAfter
 	}
 	return phaseReverted
 }
+
+// UseClock makes now the data path's time in ns, where it is not Now: for tests and replay.
+func (p *progress) UseClock(now func() uint64) { p.now = now }
 
 // store is for a word of the change, of which packets or later commands learn how far it is.
 func store[T ~uint64](what string, word *uint64, value T) {
@@ -74,10 +83,10 @@ const (
 
 // Change tells how far the last change is, and when (ns) an armed one begins, a
 // pending one ends, or an expired one ended.
-func (s *Store) Change() (state ChangeState, at uint64) {
-	from, until := atomic.LoadUint64(&s.change.From), atomic.LoadUint64(&s.change.Until)
-	byTime := phase(atomic.LoadUint64(&s.change.Phase)) == phaseByTime
-	switch s.phase() {
+func (p *progress) Change() (state ChangeState, at uint64) {
+	from, until := atomic.LoadUint64(&p.change.From), atomic.LoadUint64(&p.change.Until)
+	byTime := phase(atomic.LoadUint64(&p.change.Phase)) == phaseByTime
+	switch p.phase() {
 	case phaseBefore:
 		if byTime {
 			return Armed, from
@@ -198,35 +207,35 @@ func rebase(old, next version, at uint64) {
 }
 
 // sides are a rule's versions before the change and after it.
-func (s *Store) sides(id uint32) (before, after version) {
-	n := s.rule(id).Version
-	return s.version(id, n), s.version(id, n^1)
+func (rs *rules) sides(id uint32) (before, after version) {
+	n := rs.rule(id).Version
+	return rs.version(id, n), rs.version(id, n^1)
 }
 
 // Begins is when the last change that Time was called for began or is to begin, in ns; 0 after End or Finish.
-func (s *Store) Begins() uint64 {
-	if from := atomic.LoadUint64(&s.change.From); from != Never {
+func (p *progress) Begins() uint64 {
+	if from := atomic.LoadUint64(&p.change.From); from != Never {
 		return from
 	}
 	return 0
 }
 
 // End says that the change, which is not pending, is not to be taken back any more.
-func (s *Store) End() { store("say that a change lasts", &s.change.From, uint64(0)) }
+func (p *progress) End() { store("say that a change lasts", &p.change.From, uint64(0)) }
 
 // Arm lets the change begin and end when Time has said.
-func (s *Store) Arm() { store("arm a change", &s.change.Phase, phaseByTime) }
+func (p *progress) Arm() { store("arm a change", &p.change.Phase, phaseByTime) }
 
 // Confirm lets a pending change last.
-func (s *Store) Confirm() {
-	store("confirm a change", &s.change.Until, Never)
-	store("commit a change", &s.change.Phase, phaseAfter)
+func (p *progress) Confirm() {
+	store("confirm a change", &p.change.Until, Never)
+	store("commit a change", &p.change.Phase, phaseAfter)
 }
 
 // Back lets a change that is in force end at a moment that is still to come (ns).
-func (s *Store) Back(at uint64) {
-	store("say when a change ends", &s.change.Until, at)
-	store("take a change back", &s.change.Phase, phaseByTime)
+func (p *progress) Back(at uint64) {
+	store("say when a change ends", &p.change.Until, at)
+	store("take a change back", &p.change.Phase, phaseByTime)
 }
 
 // Commit is for when a change has begun. One that has no end is then in force
@@ -303,7 +312,7 @@ func (s *Store) Finish() {
 		}
 		s.freeUnusedShadow(t.id)
 		if !present(v) {
-			s.setOf(t.id).remove(t.prefix, t.id)
+			s.View(r.View).remove(t.prefix, t.id)
 		}
 	}
 	s.trimLengths(nil)
@@ -359,10 +368,10 @@ func revertBy(old, next version, until uint64) func(model.Bucket) (model.Bucket,
 }
 
 // levelOf is what a bucket owes of a rule in the version that is in force.
-func (s *Store) levelOf(id uint32, v version, b model.Bucket, now uint64) uint64 {
+func (rs *rules) levelOf(id uint32, v version, b model.Bucket, now uint64) uint64 {
 	if v.reverted {
-		old, next := s.sides(id)
-		b, _ = revertBy(old, next, s.change.Until)(b)
+		old, next := rs.sides(id)
+		b, _ = revertBy(old, next, rs.change.Until)(b)
 	}
 	return meter(v).Level(b, now)
 }
@@ -381,7 +390,7 @@ func (s *Store) rewriteTaking(rewrite func(id uint32, b *bpf.AbiBucket)) {
 	if !shared.Load() {
 		return
 	}
-	rules := s.Size().Rules
+	rules := s.room()
 	for _, first := range []bool{true, false} {
 		inParts(len(s.lines), func(from, to int) {
 			for slot, key := range s.slotsIn(from, to, first) {

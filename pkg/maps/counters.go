@@ -37,13 +37,13 @@ func (c Counters) SKBs() uint64 {
 }
 
 // Counters are those of the rule with that id.
-func (s *Store) Counters(id uint32) (sum Counters) {
-	r := s.rule(id)
+func (rs *rules) Counters(id uint32) (sum Counters) {
+	r := rs.rule(id)
 	sum.ExtraPackets = atomic.LoadUint64(&r.ExtraPackets) // counted last, so read first
 	sum.ExemptPackets = atomic.LoadUint64(&r.ExemptPackets)
 	sum.SpilledPackets = atomic.LoadUint64(&r.SpilledPackets)
-	for i := range s.countersOf(id) {
-		c := &s.countersOf(id)[i]
+	for i := range rs.countersOf(id) {
+		c := &rs.countersOf(id)[i]
 		sum.PassedPackets += atomic.LoadUint64(&c.PassedPackets)
 		sum.PassedBytes += atomic.LoadUint64(&c.PassedBytes)
 		sum.DroppedPackets += atomic.LoadUint64(&c.DroppedPackets)
@@ -54,7 +54,7 @@ func (s *Store) Counters(id uint32) (sum Counters) {
 		sum.ContendedPackets += atomic.LoadUint64(&c.ContendedPackets)
 	}
 	sum.ExcessPackets, sum.ExcessBytes = sum.DroppedPackets, sum.DroppedBytes
-	if s.current(id).Flags&ruleDelay == 0 {
+	if rs.current(id).Flags&ruleDelay == 0 {
 		sum.ExcessPackets += sum.DelayedPackets
 		sum.ExcessBytes += sum.DelayedBytes
 		sum.DelayedPackets, sum.DelayedBytes = 0, 0
@@ -64,8 +64,8 @@ func (s *Store) Counters(id uint32) (sum Counters) {
 
 // Shadow is the limit of a rule's shadow, with buckets and counters of its own:
 // it passes all packets, and its excess is what it would have refused. False if the rule has none.
-func (s *Store) Shadow(e Entry) (Entry, bool) {
-	v := s.current(e.ID)
+func (rs *rules) Shadow(e Entry) (Entry, bool) {
+	v := rs.current(e.ID)
 	if v.Flags&ruleShadow == 0 {
 		return Entry{}, false
 	}

@@ -17,7 +17,7 @@ func TestPrefixesLieEvenly(t *testing.T) {
 			var moved, byChance, furthest, furthestByChance int
 			for range secrets {
 				s := emptyTables(room, roll.Uint64()|1)
-				counts := map[bool][]int{true: make([]int, len(s.prefixes4)), false: make([]int, len(s.prefixes6))}
+				counts := map[bool][]int{true: make([]int, len(s.prefixes.lines4)), false: make([]int, len(s.prefixes.lines6))}
 				for _, p := range prefixes {
 					if err := s.placePrefix(p, 0); err != nil {
 						t.Fatal(err)
@@ -25,7 +25,7 @@ func TestPrefixesLieEvenly(t *testing.T) {
 				}
 				for _, p := range prefixes {
 					n := 0
-					for !holds(s.line(s.stored(p), s.hash(s.stored(p)), uint32(n)), s.stored(p)) {
+					for !holds(s.prefixes.line(s.stored(p), s.prefixes.hash(s.stored(p)), uint32(n)), s.stored(p)) {
 						n++
 					}
 					moved += min(n, 1)
@@ -33,7 +33,7 @@ func TestPrefixesLieEvenly(t *testing.T) {
 
 					lines, first := counts[p.Addr().Is4()], roll.Int()
 					n = 0
-					for lines[(first+n)%len(lines)] == len(s.line(s.stored(p), s.hash(s.stored(p)), 0).ids()) {
+					for lines[(first+n)%len(lines)] == len(s.prefixes.line(s.stored(p), s.prefixes.hash(s.stored(p)), 0).ids()) {
 						n++
 					}
 					lines[(first+n)%len(lines)]++
@@ -61,10 +61,10 @@ func holds(line prefixLine, p stored) bool {
 
 // emptyTables are those of a hook with room for so many rules, in memory of our own.
 func emptyTables(rules uint32, multiplier uint64) *Set {
-	s := &Store{views: make([]bpf.AbiView, 1), change: &bpf.AbiChange{}}
-	s.hook.Multiplier = multiplier
 	lines4, lines6, words := tableSizes(rules)
-	s.prefixes4, s.prefixes6, s.filter = make([]bpf.AbiPrefixes4, lines4), make([]bpf.AbiPrefixes6, lines6), make([]uint64, words)
-	s.hook.Prefixes4Mask, s.hook.Prefixes6Mask, s.hook.FilterMask = lines4-1, lines6-1, words-1
+	hook := &bpf.AbiHook{Multiplier: multiplier, Prefixes4Mask: lines4 - 1, Prefixes6Mask: lines6 - 1, FilterMask: words - 1}
+	s := &Store{views: make([]bpf.AbiView, 1)}
+	s.change = &bpf.AbiChange{}
+	s.prefixes = prefixTables{hook, make([]bpf.AbiPrefixes4, lines4), make([]bpf.AbiPrefixes6, lines6), make([]uint64, words)}
 	return s.View(0)
 }

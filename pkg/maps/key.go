@@ -48,8 +48,8 @@ type place struct{ line, fingerprint uint32 }
 
 // places are those of a key, in the order in which packets look into them:
 // hash_key in bpf/table.h leads to the first.
-func (s *Store) places(k bpf.AbiKey, salt uint32) [2]place {
-	secret := &s.hook.Secret
+func (bs *buckets) places(k bpf.AbiKey, salt uint32) [2]place {
+	secret := &bs.hook.Secret
 	nh := func(i int, a, b uint32) uint64 { return uint64(a+secret[2*i]) * uint64(b+secret[2*i+1]) }
 	h := nh(0, k.Src[0], k.Dst[0]) + nh(1, uint32(k.Dport)<<16|uint32(k.Sport), salt^uint32(k.Proto))
 	if k.Family == 6 {
@@ -58,13 +58,13 @@ func (s *Store) places(k bpf.AbiKey, salt uint32) [2]place {
 	h ^= h >> 32
 	h *= 0xc4ceb9fe1a85ec53
 	h ^= h >> 32
-	first := place{uint32(h) & s.hook.LineMask, uint32(h>>32) | 1}
-	return [2]place{first, s.second(first)}
+	first := place{uint32(h) & bs.hook.LineMask, uint32(h>>32) | 1}
+	return [2]place{first, bs.second(first)}
 }
 
 // second is the other place of a key that has its first one there.
-func (s *Store) second(first place) place {
-	p := place{(first.line ^ first.fingerprint>>3) & s.hook.LineMask, first.fingerprint - 1}
+func (bs *buckets) second(first place) place {
+	p := place{(first.line ^ first.fingerprint>>3) & bs.hook.LineMask, first.fingerprint - 1}
 	if p.fingerprint == 0 {
 		p.fingerprint = 2
 	}

@@ -119,16 +119,17 @@ func writeType(w io.Writer, t btf.Type) {
 // where it puts prefixes and keys. Tests hold the programs to the same.
 func writeSamples(w io.Writer) {
 	const lines = 64
+	hook := &bpf.AbiHook{LineMask: lines - 1, Prefixes4Mask: lines - 1, Prefixes6Mask: lines - 1, FilterMask: lines - 1}
+	for i := range hook.Secret {
+		hook.Secret[i] = uint32(i+1) * 0x9e3779b9
+	}
+	hook.Multiplier = multiplier(*hook)
 	store := &Store{
-		hook:      bpf.AbiHook{LineMask: lines - 1, Prefixes4Mask: lines - 1, Prefixes6Mask: lines - 1, FilterMask: lines - 1},
-		prefixes4: make([]bpf.AbiPrefixes4, lines), prefixes6: make([]bpf.AbiPrefixes6, lines), filter: make([]uint64, lines),
-		views: []bpf.AbiView{0: {}, 1: {Mix4: 1 << 40, Mix6: [2]uint64{3, 5}}},
+		prefixes: prefixTables{hook, make([]bpf.AbiPrefixes4, lines), make([]bpf.AbiPrefixes6, lines), make([]uint64, lines)},
+		buckets:  buckets{rules: rules{hook: hook}},
+		views:    []bpf.AbiView{0: {}, 1: {Mix4: 1 << 40, Mix6: [2]uint64{3, 5}}},
 	}
 	s := store.View(1)
-	for i := range s.hook.Secret {
-		s.hook.Secret[i] = uint32(i+1) * 0x9e3779b9
-	}
-	s.hook.Multiplier = multiplier(s.hook)
 	write := func(values ...any) {
 		for _, v := range values {
 			binary.Write(w, binary.NativeEndian, v)
@@ -153,5 +154,5 @@ func writeSamples(w io.Writer) {
 			}
 		}
 	}
-	write(s.prefixes4, s.prefixes6, s.filter)
+	write(s.prefixes.lines4, s.prefixes.lines6, s.prefixes.filter)
 }

@@ -115,16 +115,24 @@ func (l line6) put(place int, p stored) { l.Addr[place], l.Length[place] = p.add
 func (l line6) used() int               { return int(l.Used) }
 func (l line6) use(places int)          { l.Used = uint8(places) }
 
-// lines are all lines of both tables.
-func (s *Store) allLines() iter.Seq[prefixLine] {
+// prefixTables find the rules of prefixes, of all views.
+type prefixTables struct {
+	hook   *bpf.AbiHook
+	lines4 []bpf.AbiPrefixes4
+	lines6 []bpf.AbiPrefixes6
+	filter []uint64
+}
+
+// allLines are those of both tables.
+func (t *prefixTables) allLines() iter.Seq[prefixLine] {
 	return func(yield func(prefixLine) bool) {
-		for i := range s.prefixes4 {
-			if !yield(line4{&s.prefixes4[i]}) {
+		for i := range t.lines4 {
+			if !yield(line4{&t.lines4[i]}) {
 				return
 			}
 		}
-		for i := range s.prefixes6 {
-			if !yield(line6{&s.prefixes6[i]}) {
+		for i := range t.lines6 {
+			if !yield(line6{&t.lines6[i]}) {
 				return
 			}
 		}
@@ -132,8 +140,8 @@ func (s *Store) allLines() iter.Seq[prefixLine] {
 }
 
 // hash is hash4_prefix and hash6_prefix of bpf/prefix.h.
-func (s *Store) hash(p stored) uint64 {
-	m := s.hook.Multiplier
+func (t *prefixTables) hash(p stored) uint64 {
+	m := t.hook.Multiplier
 	stir := func(h uint64) uint64 { return (h ^ h>>28) * m }
 	if p.length == noLength {
 		return stir(p.addr[0] * m)
@@ -143,31 +151,31 @@ func (s *Store) hash(p stored) uint64 {
 
 // line is one that may hold a prefix with that hash: of the spillLines from the first
 // on, in the order in which packets look.
-func (s *Store) line(p stored, hash uint64, n uint32) prefixLine {
+func (t *prefixTables) line(p stored, hash uint64, n uint32) prefixLine {
 	number := uint32(hash>>40) + n
 	if p.length == noLength {
-		return line4{&s.prefixes4[number&s.hook.Prefixes4Mask]}
+		return line4{&t.lines4[number&t.hook.Prefixes4Mask]}
 	}
-	return line6{&s.prefixes6[number&s.hook.Prefixes6Mask]}
+	return line6{&t.lines6[number&t.hook.Prefixes6Mask]}
 }
 
 // inFilter is the word of the filter that a prefix with that hash has its two bits in, and
 // these: in_filter of bpf/prefix.h.
-func (s *Store) inFilter(hash uint64) (word uint32, bits uint64) {
-	return uint32(hash>>32) & s.hook.FilterMask, 1<<(hash>>26&63) | 1<<(hash>>58)
+func (t *prefixTables) inFilter(hash uint64) (word uint32, bits uint64) {
+	return uint32(hash>>32) & t.hook.FilterMask, 1<<(hash>>26&63) | 1<<(hash>>58)
 }
 
 // refilter takes the bits of prefixes that are gone out of the filter. Each word
 // has at any time those that are needed.
-func (s *Store) refilter(prefixes []found) {
-	fresh := make([]uint64, len(s.filter))
+func (t *prefixTables) refilter(prefixes []found) {
+	fresh := make([]uint64, len(t.filter))
 	for _, f := range prefixes {
-		word, bits := s.inFilter(s.hash(f.key))
+		word, bits := t.inFilter(t.hash(f.key))
 		fresh[word] |= bits
 	}
 	for i, word := range fresh {
-		if s.filter[i] != word {
-			atomic.StoreUint64(&s.filter[i], word)
+		if t.filter[i] != word {
+			atomic.StoreUint64(&t.filter[i], word)
 		}
 	}
 }
@@ -178,9 +186,6 @@ type placed struct {
 	isNew  bool // in a change: there was none before it
 	prefix netip.Prefix
 }
-
-// setOf is the set that a rule is of.
-func (s *Store) setOf(id uint32) *Set { return s.View(s.rule(id).View) }
 
 // allPrefixes are the prefixes in force with the ids of their rules, in no
 // order: those that packets find, so none of a length that they do not look for.
@@ -205,7 +210,7 @@ type found struct {
 func (s *Store) everyPrefix(unseen func(found)) iter.Seq[found] {
 	return func(yield func(found) bool) {
 		looksFor := make([]*lengthSet, len(s.views))
-		for line := range s.allLines() {
+		for line := range s.prefixes.allLines() {
 			for place, id := range line.ids()[:min(line.used(), len(line.ids()))] {
 				if id == 0 {
 					continue
@@ -283,15 +288,14 @@ func (s *Set) findPrefix(p netip.Prefix) *uint32 {
 	if !p.IsValid() || !s.lookedFor()[lengthOf(p)] {
 		return nil
 	}
-	return s.placeOf(p)
+	return s.prefixes.find(s.stored(p))
 }
 
-// placeOf is the place of the id of a prefix, also where packets do not look for its length.
-func (s *Set) placeOf(p netip.Prefix) *uint32 {
-	key := s.stored(p)
-	hash := s.hash(key)
+// find is the place of the id of a prefix, also where packets do not look for its length.
+func (t *prefixTables) find(key stored) *uint32 {
+	hash := t.hash(key)
 	for n := range spillLines {
-		line := s.line(key, hash, n)
+		line := t.line(key, hash, n)
 		for place, id := range line.ids() {
 			if id != 0 && line.at(place) == key {
 				return &line.ids()[place]
@@ -308,9 +312,9 @@ func (s *Set) placeOf(p netip.Prefix) *uint32 {
 // wraps ErrFull where its lines are full.
 func (s *Set) placePrefix(p netip.Prefix, id uint32) error {
 	key := s.stored(p)
-	hash := s.hash(key)
+	hash := s.prefixes.hash(key)
 	for n := range spillLines {
-		line := s.line(key, hash, n)
+		line := s.prefixes.line(key, hash, n)
 		ids := line.ids()
 		place := slices.Index(ids, 0)
 		if place < 0 {
@@ -320,8 +324,8 @@ func (s *Set) placePrefix(p netip.Prefix, id uint32) error {
 		if place < line.used() {
 			s.waitSince(s.change.Removed) // packets may have seen the prefix that was here before
 		}
-		word, bits := s.inFilter(hash)
-		atomic.OrUint64(&s.filter[word], bits)
+		word, bits := s.prefixes.inFilter(hash)
+		atomic.OrUint64(&s.prefixes.filter[word], bits)
 		line.put(place, key)
 		line.use(max(line.used(), place+1))
 		atomic.StoreUint32(&ids[place], id+1)

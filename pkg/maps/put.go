@@ -34,8 +34,7 @@ func (s *Store) gather() *known {
 	used := make([]bool, len(rules))
 	for f := range s.everyPrefix(func(f found) { // what Clear left whose process was killed
 		s.change.Removed, s.rule(f.id).Retired = s.change.Epoch, s.change.Epoch
-		set := s.View(f.view)
-		atomic.StoreUint32(set.placeOf(set.prefix(f.key)), 0)
+		atomic.StoreUint32(s.prefixes.find(f.key), 0)
 	}) {
 		rules[f.id], used[f.id] = f, true
 	}
@@ -62,7 +61,7 @@ func (s *Store) gather() *known {
 			k.free = append(k.free, uint32(id))
 		}
 	}
-	s.refilter(rules)
+	s.prefixes.refilter(rules)
 	s.known = k
 	return k
 }
@@ -120,7 +119,7 @@ func IDs(steps ...policy.Difference) (ids uint32) {
 
 // Lacks is for how many of so many new rules and shadows there is no room.
 func (s *Store) Lacks(ids uint32) uint32 {
-	room := s.Size().Rules - s.change.Ids
+	room := s.room() - s.change.Ids
 	if room < ids {
 		room += uint32(len(s.gather().free))
 	}
@@ -142,7 +141,7 @@ const progressStep = 1 << 12
 // it is nil, how many are. The set must have what a step has. The error wraps ErrFull.
 func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) (err error) {
 	if s.Lacks(IDs(steps...)) > 0 {
-		return fmt.Errorf("%w: it holds %d", ErrFull, s.Size().Rules)
+		return fmt.Errorf("%w: it holds %d", ErrFull, s.room())
 	}
 	s.expectLengths(steps)
 	defer func() {
@@ -183,7 +182,7 @@ func (s *Set) expectLengths(steps []policy.Difference) {
 // allocate makes an id ready for a new rule, of which no packet knows yet.
 func (s *Set) allocate() uint32 {
 	id := s.change.Ids // these need no waiting
-	if id < s.Size().Rules {
+	if id < s.room() {
 		s.change.Ids++
 	} else {
 		k := s.gather()
@@ -259,7 +258,7 @@ func share(r *bpf.AbiRule, rule policy.Rule) {
 
 // carryOn has the byte clock of a rule's next parameters read at a time (ns) what that of
 // the old ones reads.
-func (s *Store) carryOn(id uint32, old, next version, at uint64) {
+func (rs *rules) carryOn(id uint32, old, next version, at uint64) {
 	if !limited(old) || !limited(next) {
 		return
 	}
@@ -271,7 +270,7 @@ func (s *Store) carryOn(id uint32, old, next version, at uint64) {
 	if next.Flags&ruleSparse != 0 && old.Flags&ruleDelay != 0 &&
 		(old.Flags&ruleSparse == 0 || sharing(old) != sharing(next) ||
 			before.RateUnits != after.RateUnits || before.Capacity != after.Capacity || before.Burst != after.Burst) {
-		keepOrderUntil(s.rule(id), at+before.LongestWait())
+		keepOrderUntil(rs.rule(id), at+before.LongestWait())
 	}
 }
 
@@ -356,7 +355,7 @@ func (s *Set) Delete(p netip.Prefix) bool {
 // remove has packets not find a rule any more, and frees its ids. The lengths in use are
 // left as they are.
 func (s *Set) remove(p netip.Prefix, id uint32) {
-	if place := s.placeOf(p); place != nil { // else Prepare found no room for it
+	if place := s.prefixes.find(s.stored(p)); place != nil { // else Prepare found no room for it
 		s.change.Removed = s.change.Epoch
 		step.Store("remove a prefix")
 		atomic.StoreUint32(place, 0)
@@ -402,8 +401,8 @@ func waitForPackets() {
 }
 
 // waitSince waits for the packets that may see what went out of force in an epoch, 0 for never.
-func (s *Store) waitSince(epoch uint32) {
-	now := &s.change.Epoch
+func (p *progress) waitSince(epoch uint32) {
+	now := &p.change.Epoch
 	if epoch != *now {
 		return
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/model"
@@ -22,6 +23,38 @@ type Entry struct {
 	ID uint32
 }
 
+// rules are those of all sets, shadows among them, by id; the change says which of their versions packets see.
+type rules struct {
+	progress
+	hook   *bpf.AbiHook
+	arrays [][]byte // of each map of rules
+}
+
+// ruleSize is what a rule takes with its counters, one for each CPU.
+func ruleSize(hook *bpf.AbiHook) uint32 {
+	return uint32(unsafe.Offsetof(bpf.AbiRule{}.Counters)) + (hook.CpuMask+1)*uint32(unsafe.Sizeof(bpf.AbiCounters{}))
+}
+
+// rule is the memory of one, which packets read and charge.
+func (rs *rules) rule(id uint32) *bpf.AbiRule {
+	n := len(rs.arrays) - 1
+	for id < rs.hook.FirstId[n] {
+		n--
+	}
+	return (*bpf.AbiRule)(unsafe.Pointer(&rs.arrays[n][uint64(id-rs.hook.FirstId[n])*uint64(ruleSize(rs.hook))]))
+}
+
+// countersOf are a rule's, one for each CPU.
+func (rs *rules) countersOf(id uint32) []bpf.AbiCounters {
+	return unsafe.Slice((*bpf.AbiCounters)(unsafe.Pointer(&rs.rule(id).Counters)), rs.hook.CpuMask+1)
+}
+
+// room is how many there can be.
+func (rs *rules) room() uint32 {
+	n := len(rs.arrays) - 1
+	return rs.hook.FirstId[n] + uint32(len(rs.arrays[n]))/ruleSize(rs.hook)
+}
+
 // A version is one of the two that a rule has, but for its bucket.
 type version struct {
 	*bpf.AbiParams
@@ -29,34 +62,34 @@ type version struct {
 	reverted bool // goes by another byte clock, as a change was not confirmed
 }
 
-func (s *Store) version(id, n uint32) version {
-	r := s.rule(id)
+func (rs *rules) version(id, n uint32) version {
+	r := rs.rule(id)
 	return version{&r.Params[n&1], &r.Cold[n&1], false}
 }
 
 // versions are those of a rule that are in force, or are before or after the change.
-func (s *Store) versions(id uint32) iter.Seq[version] {
+func (rs *rules) versions(id uint32) iter.Seq[version] {
 	return func(yield func(version) bool) {
-		n := s.rule(id).Version
-		if yield(s.version(id, n)) && n&versionChanges != 0 {
-			yield(s.version(id, n^1))
+		n := rs.rule(id).Version
+		if yield(rs.version(id, n)) && n&versionChanges != 0 {
+			yield(rs.version(id, n^1))
 		}
 	}
 }
 
 // versionIn is the version of a rule that packets see in a phase of the change: version_in of bpf/rule.h.
-func (s *Store) versionIn(id uint32, in phase) version {
-	n := atomic.LoadUint32(&s.rule(id).Version)
+func (rs *rules) versionIn(id uint32, in phase) version {
+	n := atomic.LoadUint32(&rs.rule(id).Version)
 	if n&versionChanges == 0 {
-		return s.version(id, n)
+		return rs.version(id, n)
 	}
-	v := s.version(id, n^uint32(in))
+	v := rs.version(id, n^uint32(in))
 	v.reverted = in == phaseReverted
 	return v
 }
 
 // current is the version of a rule that packets see now.
-func (s *Store) current(id uint32) version { return s.versionIn(id, s.phase()) }
+func (rs *rules) current(id uint32) version { return rs.versionIn(id, rs.phase()) }
 
 // Rules are all rules by address, IPv4 first, wider prefixes before those they hold.
 func (s *Set) Rules() []Entry {
@@ -204,7 +237,7 @@ func encode(to version, r policy.Rule, salt, shadow uint32) {
 }
 
 // decode is the rule that encode has written; its shadow is that of the same phase.
-func (s *Store) decode(p netip.Prefix, r version, in phase) policy.Rule {
+func (rs *rules) decode(p netip.Prefix, r version, in phase) policy.Rule {
 	out := policy.Rule{
 		Prefix: p, Rate: policy.Rate(r.RateBits), Capacity: r.Limit >> model.UnitBits,
 		Algorithm: policy.Algorithm(choice(algorithmFlags, r.Flags)), Excess: policy.Excess(choice(excessFlags, r.Flags)),
@@ -227,7 +260,7 @@ func (s *Store) decode(p netip.Prefix, r version, in phase) policy.Rule {
 		}
 	}
 	if r.Flags&ruleShadow != 0 {
-		out.Shadow = policy.NewShadow(s.decode(p, s.versionIn(r.Shadow, in), in))
+		out.Shadow = policy.NewShadow(rs.decode(p, rs.versionIn(r.Shadow, in), in))
 	}
 	return out
 }

@@ -57,21 +57,11 @@ var pinned = map[string]string{
 // A Store is the maps of a namespace.
 type Store struct {
 	memory
-	hook bpf.AbiHook
-
-	// The arrays as the programs see them.
-	prefixes4 []bpf.AbiPrefixes4
-	prefixes6 []bpf.AbiPrefixes6
-	views     []bpf.AbiView
-	change    *bpf.AbiChange
-	filter    []uint64
-	lines     []bpf.AbiLine
-	keys      []bpf.AbiKey
-	rules     [][]byte // of each map; see rule
-
-	known   *known
-	now     func() uint64 // see UseClock
-	holders int
+	buckets
+	prefixes prefixTables
+	views    []bpf.AbiView
+	known    *known
+	holders  int
 }
 
 // New makes a store with nothing in it.
@@ -97,16 +87,15 @@ func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 		return nil, err
 	}
 	copy(derived.views, s.views)
-	if len(derived.prefixes6) == len(s.prefixes6) {
+	if len(derived.prefixes.lines6) == len(s.prefixes.lines6) {
 		return derived, nil // the tables of prefixes are shared
 	}
 	for f := range s.everyPrefix(nil) {
 		set := derived.View(f.view)
-		p := set.prefix(f.key)
-		if set.placeOf(p) != nil {
+		if derived.prefixes.find(f.key) != nil {
 			continue // of few rules, only the other family's table may have grown
 		}
-		if err := set.placePrefix(p, f.id); err != nil {
+		if err := set.placePrefix(set.prefix(f.key), f.id); err != nil {
 			derived.Close()
 			return nil, err
 		}
@@ -148,7 +137,7 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 		spec.Maps[name].MaxEntries, end = end-hook.FirstId[i], hook.FirstId[i]
 	}
 	for _, name := range ruleMaps {
-		spec.Maps[name].ValueSize = ruleSize(hook)
+		spec.Maps[name].ValueSize = ruleSize(&hook)
 		spec.Maps[name].Value = nil // a type of another size
 	}
 	for name, count := range map[string]uint32{
@@ -235,15 +224,17 @@ func (s *Store) attach() (err error) {
 			s.Close()
 		}
 	}()
-	if err := s.maps[hookMap].Lookup(uint32(0), &s.hook); err != nil {
+	hook := &bpf.AbiHook{}
+	s.hook, s.prefixes.hook = hook, hook
+	if err := s.maps[hookMap].Lookup(uint32(0), hook); err != nil {
 		return fmt.Errorf("read the hook's settings: %w", err)
 	}
-	for _, name := range ruleMaps[:s.hook.RuleMaps] {
-		memory, err := s.mapMemory(name, ruleSize(s.hook))
+	for _, name := range ruleMaps[:hook.RuleMaps] {
+		array, err := s.mapMemory(name, ruleSize(hook))
 		if err != nil {
 			return err
 		}
-		s.rules = append(s.rules, memory)
+		s.arrays = append(s.arrays, array)
 	}
 	var change []bpf.AbiChange
 	if err := mapArray(&s.memory, changeMap, 1, &change); err != nil {
@@ -251,12 +242,12 @@ func (s *Store) attach() (err error) {
 	}
 	s.change = &change[0]
 	return errors.Join(
-		mapArray(&s.memory, viewsMap, s.hook.ViewMask+1, &s.views),
-		mapArray(&s.memory, prefixes4Map, s.hook.Prefixes4Mask+1, &s.prefixes4),
-		mapArray(&s.memory, prefixes6Map, s.hook.Prefixes6Mask+1, &s.prefixes6),
-		mapArray(&s.memory, filterMap, s.hook.FilterMask+1, &s.filter),
-		mapArray(&s.memory, tableMap, s.hook.LineMask+1, &s.lines),
-		mapArray(&s.memory, bpf.ShapectlMapKeys, (s.hook.LineMask+1)*lineSlots, &s.keys),
+		mapArray(&s.memory, viewsMap, hook.ViewMask+1, &s.views),
+		mapArray(&s.memory, prefixes4Map, hook.Prefixes4Mask+1, &s.prefixes.lines4),
+		mapArray(&s.memory, prefixes6Map, hook.Prefixes6Mask+1, &s.prefixes.lines6),
+		mapArray(&s.memory, filterMap, hook.FilterMask+1, &s.prefixes.filter),
+		mapArray(&s.memory, tableMap, hook.LineMask+1, &s.lines),
+		mapArray(&s.memory, bpf.ShapectlMapKeys, (hook.LineMask+1)*lineSlots, &s.keys),
 	)
 }
 
@@ -327,38 +318,12 @@ func (all *memory) close() error {
 	return errors.Join(errs...)
 }
 
-// ruleSize is what a rule takes with its counters, one for each CPU.
-func ruleSize(hook bpf.AbiHook) uint32 {
-	return uint32(unsafe.Offsetof(bpf.AbiRule{}.Counters)) + (hook.CpuMask+1)*uint32(unsafe.Sizeof(bpf.AbiCounters{}))
-}
-
-// rule is the memory of one, which packets read and charge.
-func (s *Store) rule(id uint32) *bpf.AbiRule {
-	n := len(s.rules) - 1
-	for id < s.hook.FirstId[n] {
-		n--
-	}
-	return (*bpf.AbiRule)(unsafe.Pointer(&s.rules[n][uint64(id-s.hook.FirstId[n])*uint64(ruleSize(s.hook))]))
-}
-
-// countersOf are a rule's, one for each CPU.
-func (s *Store) countersOf(id uint32) []bpf.AbiCounters {
-	return unsafe.Slice((*bpf.AbiCounters)(unsafe.Pointer(&s.rule(id).Counters)), s.hook.CpuMask+1)
-}
-
-// UseClock makes now the data path's time in ns, where it is not Now: for tests and replay.
-func (s *Store) UseClock(now func() uint64) { s.now = now }
-
 // Hook is what the store was told when it was made.
-func (s *Store) Hook() bpf.AbiHook { return s.hook }
+func (s *Store) Hook() bpf.AbiHook { return *s.hook }
 
 // Size is what the store was made for.
 func (s *Store) Size() Size {
-	size := Size{Views: uint32(len(s.views)), Buckets: uint32(len(s.lines)) * lineSlots, Affected: s.hook.Shadows}
-	for _, name := range ruleMaps[:s.hook.RuleMaps] {
-		size.Rules += s.maps[name].MaxEntries()
-	}
-	return size
+	return Size{Views: uint32(len(s.views)), Rules: s.room(), Buckets: uint32(len(s.lines)) * lineSlots, Affected: s.hook.Shadows}
 }
 
 // Hold keeps the maps open until Close was called once more.
