@@ -187,7 +187,7 @@ func (n *Namespace) changeHooks(hooks []*Hook, f func(*Hook) error) error {
 // changeEach runs f, which may detach a hook, with each of them, also if it fails with some.
 func changeEach[H any](n *Namespace, hooks []H, f func(H) error) error {
 	return n.changing(func() error {
-		return n.hurry(len(hooks), func() error {
+		return n.place.haste().hurry(len(hooks), func() error {
 			var failed []error
 			for _, h := range hooks {
 				failed = append(failed, f(h))
@@ -214,7 +214,7 @@ func (n *Namespace) FlushAll(told func(*Hook), discarded func(*OtherLayoutError)
 	for _, h := range hooks {
 		told(h)
 	}
-	return n.hurry(len(hooks)+len(n.others), func() error {
+	return n.place.haste().hurry(len(hooks)+len(n.others), func() error {
 		failed := []error{n.Flush(hooks...)}
 		gone, err := n.Discard(n.others...)
 		for _, other := range gone {
@@ -353,7 +353,7 @@ func (n *Namespace) claim(orders []*order) error {
 
 // attach attaches hooks that are not attached.
 func (n *Namespace) attach(orders []*order) error {
-	return n.hurry(len(orders), func() error {
+	return n.place.haste().hurry(len(orders), func() error {
 		for _, o := range orders {
 			if o.gone != nil {
 				continue
@@ -592,7 +592,7 @@ func (n *Namespace) sweep() error {
 		}
 	}
 	began := time.Now()
-	return n.hurry(len(empty), func() error {
+	return n.place.haste().hurry(len(empty), func() error {
 		for _, set := range empty {
 			if time.Since(began) > sweepTime {
 				break

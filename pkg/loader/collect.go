@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -120,27 +119,10 @@ func (n *Namespace) collectDevices() {
 	n.collected = slices.Compact(n.collected)
 }
 
-// homes are the directories of other namespaces.
-func (n *Namespace) homes() (paths []string) {
-	if errors.Join(trustBase(n.bpffs()), trustDir(n.top())) != nil {
-		return nil
-	}
-	entries, err := os.ReadDir(n.top())
-	if err != nil {
-		return nil
-	}
-	for _, e := range entries {
-		if cookie, err := strconv.ParseUint(e.Name(), 10, 64); err == nil && cookie != n.cookie {
-			paths = append(paths, filepath.Join(n.top(), e.Name()))
-		}
-	}
-	return paths
-}
-
 // collectNamespaces removes the homes of namespaces that no longer exist, but for
 // hooks that are in force on a device that left its namespace in time.
-func (n *Namespace) collectNamespaces() {
-	for _, home := range n.homes() {
+func (at place) collectNamespaces() {
+	for _, home := range at.others() {
 		dead, err := isDead(home)
 		if !dead && !errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -201,7 +183,7 @@ type Orphan struct {
 // Leftovers are those that there are now. With the error come those that could be looked at.
 func (n *Namespace) Leftovers() (left []Leftover, err error) {
 	var failed []error
-	for _, home := range n.homes() {
+	for _, home := range n.place.others() {
 		dead, err := isDead(home)
 		switch {
 		case dead:

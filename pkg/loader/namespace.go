@@ -15,7 +15,6 @@ import (
 	"io/fs"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -50,9 +49,7 @@ type Options struct {
 // thread, which must not change it while the Namespace is in use.
 type Namespace struct {
 	options Options
-	cookie  uint64
-	root    string // of the file system with the bpffs: another process's view, or ""
-	lasting bool   // whether root is known to be the right one
+	place   place
 	dir     string // of the hooks; "" where nothing was ever pinned
 	writing bool
 	unlock  func()
@@ -122,19 +119,8 @@ func Write(o Options) (*Namespace, error) {
 		}
 		n.collectDevices()
 	}
-	n.collectNamespaces()
+	n.place.collectNamespaces()
 	return n, nil
-}
-
-// locate tells where the state of the calling thread's namespace is, or would be.
-func locate(o Options) (n *Namespace, err error) {
-	n = &Namespace{options: o, unlock: func() {}, lasting: true}
-	if o.BPFFS == "" {
-		n.options.BPFFS = DefaultBPFFS
-		n.root, n.lasting = lastingRoot()
-	}
-	n.cookie, err = netnsCookie()
-	return n, err
 }
 
 func open(o Options, writing bool) (*Namespace, error) {
@@ -152,16 +138,16 @@ func open(o Options, writing bool) (*Namespace, error) {
 	if lacking != nil {
 		return nil, fmt.Errorf("%w: this process lacks %s", fs.ErrPermission, strings.Join(lacking, " and "))
 	}
-	n, err := locate(o)
+	at, err := locate(o)
 	if err != nil {
 		return nil, err
 	}
-	n.writing = writing
-	n.relax() // a command may have been killed that was in a hurry
-	mounted, err := isBPFFS(n.bpffs())
-	if err == nil && !mounted && !n.lasting && have&(1<<unix.CAP_SYS_ADMIN) == 0 {
+	n := &Namespace{options: o, place: at, writing: writing, unlock: func() {}}
+	at.haste().relax() // a command may have been killed that was in a hurry
+	mounted, err := isBPFFS(at.bpffs())
+	if err == nil && !mounted && !at.lasting && have&(1<<unix.CAP_SYS_ADMIN) == 0 {
 		err = fmt.Errorf("there is no bpffs on %s, and whether there is one outside of this mount namespace can not be seen: %w",
-			n.bpffs(), fs.ErrPermission)
+			at.bpffs(), fs.ErrPermission)
 	}
 	if err != nil || !mounted {
 		return n, err
@@ -173,23 +159,16 @@ func open(o Options, writing bool) (*Namespace, error) {
 	return n, err
 }
 
-func (n *Namespace) bpffs() string { return n.root + n.options.BPFFS }
-
-// home is the directory of the namespace's hooks.
-func (n *Namespace) home() string {
-	return filepath.Join(n.top(), strconv.FormatUint(n.cookie, 10))
-}
-
 // enter locks the state, and from then on knows what is in it.
 func (n *Namespace) enter() error {
-	if err := n.trust(); err != nil {
+	if err := n.place.trust(); err != nil {
 		return err
 	}
-	unlock, err := lock(n.home(), n.writing, lockPatience)
+	unlock, err := lock(n.place.home(), n.writing, lockPatience)
 	if err != nil {
 		return fmt.Errorf("open the pins: %w", err)
 	}
-	n.unlock, n.dir = unlock, n.home()
+	n.unlock, n.dir = unlock, n.place.home()
 	if err = n.openState(); err == nil {
 		n.others, err = n.otherLayouts()
 	}
@@ -203,24 +182,18 @@ func (n *Namespace) enter() error {
 
 // found makes a place for pins, and mounts a bpffs for it where there is none.
 func (n *Namespace) found() error {
-	mounted, err := isBPFFS(n.bpffs())
-	if err != nil {
+	if err := n.place.mount(); err != nil {
 		return err
-	}
-	if !mounted {
-		if err := mountBPFFS(n.root, n.options.BPFFS); err != nil {
-			return err
-		}
 	}
 	for {
 		// Not below a directory that somebody else made.
-		if err := makeDir(n.top()); err != nil {
+		if err := makeDir(n.place.top()); err != nil {
 			return err
 		}
-		if err := errors.Join(trustBase(n.bpffs()), trustDir(n.top())); err != nil {
+		if err := n.place.trustTop(); err != nil {
 			return err
 		}
-		if err := makeDir(n.home()); err != nil {
+		if err := makeDir(n.place.home()); err != nil {
 			return err
 		}
 		err := n.enter()

@@ -182,7 +182,7 @@ func TestHooksOfAnotherLayoutTogether(t *testing.T) {
 	old := step.Hook
 	defer func() { step.Hook = old }()
 	step.Hook = func(name string, canFail bool) error {
-		if name == "detach a link" && new(Namespace).haste() == relaxed {
+		if name == "detach a link" && haste(expedited).now() == relaxed {
 			slow++
 		}
 		return all.step(name, canFail)
@@ -198,29 +198,27 @@ func TestHooksOfAnotherLayoutTogether(t *testing.T) {
 // Commands of several namespaces hurry together until the last of them has ended, and what one
 // that was killed has left ends with the next command of any namespace.
 func TestHurryTogether(t *testing.T) {
-	one := Namespace{root: t.TempDir()} // with a file of its own, as other tests hurry, too
-	other := one
-	testenv.Must(t, os.MkdirAll(filepath.Dir(one.root+expedited), 0o700))
-	write := func(number string) { testenv.Must(t, os.WriteFile(one.root+expedited, []byte(number+"\n"), 0o600)) }
+	file := haste(filepath.Join(t.TempDir(), "expedited")) // of its own, as other tests hurry, too
+	write := func(number string) { testenv.Must(t, os.WriteFile(string(file), []byte(number+"\n"), 0o600)) }
 	shows := func(when, want string) {
 		t.Helper()
-		if got := one.haste(); got != want {
-			t.Errorf("%s: %s is %s, want %s", when, expedited, got, want)
+		if got := file.now(); got != want {
+			t.Errorf("%s: the file says %s, want %s", when, got, want)
 		}
 	}
-	hurry := func(n *Namespace, f func()) {
-		testenv.Must(t, n.hurry(manyHooks, func() error { f(); return nil }))
+	hurry := func(f func()) {
+		testenv.Must(t, file.hurry(manyHooks, func() error { f(); return nil }))
 	}
 	write(relaxed)
 	began, end, ended := make(chan bool), make(chan bool), make(chan bool)
-	hurry(&one, func() {
+	hurry(func() {
 		go func() {
-			hurry(&other, func() { close(began); <-end })
+			hurry(func() { close(began); <-end })
 			close(ended)
 		}()
 		<-began
 		shows("two hurry", hurried)
-		one.relax()
+		file.relax()
 		shows("another one begins", hurried)
 	})
 	shows("one has ended", hurried)
@@ -228,18 +226,17 @@ func TestHurryTogether(t *testing.T) {
 	<-ended
 	shows("both have ended", relaxed)
 	write(hurried)
-	one.relax()
+	file.relax()
 	shows("after a kill", relaxed)
 	write("1")
-	hurry(&one, func() { shows("the administrator's", "1") })
-	one.relax()
+	hurry(func() { shows("the administrator's", "1") })
+	file.relax()
 	shows("the administrator's still", "1")
 }
 
 // Any command ends what a killed one has left, also one that only reads.
 func TestReadEndsHurry(t *testing.T) {
-	var n Namespace
-	if unix.Access(expedited, unix.W_OK) != nil || n.haste() != relaxed {
+	if unix.Access(expedited, unix.W_OK) != nil || haste(expedited).now() != relaxed {
 		testenv.Skip(t, "grace periods cannot be expedited here, or are already")
 	}
 	testenv.NewNetns(t)
@@ -249,7 +246,7 @@ func TestReadEndsHurry(t *testing.T) {
 		n, err := Read(o)
 		testenv.Must(t, err)
 		n.Close()
-		return n.haste() != hurried
+		return haste(expedited).now() != hurried
 	})
 }
 

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -24,21 +23,21 @@ type BPFFS struct {
 
 // FindBPFFS tells where pins are kept, or would be. It mounts nothing.
 func FindBPFFS(o Options) (BPFFS, error) {
-	n, err := locate(o)
+	at, err := locate(o)
 	if err != nil {
 		return BPFFS{}, err
 	}
-	path := n.bpffs()
+	path := at.bpffs()
 	fs := BPFFS{Path: path}
 	if fs.Mounted, err = isBPFFS(path); err != nil || !fs.Mounted {
 		return fs, err
 	}
-	if err := n.trust(); errors.Is(err, ErrUntrusted) {
+	if err := at.trust(); errors.Is(err, ErrUntrusted) {
 		fs.Untrusted = err
 	}
 	// Once it exists, only what is pinned below it needs to be writable.
-	if base := filepath.Join(path, "shapectl"); exists(base) {
-		path = base
+	if exists(at.top()) {
+		path = at.top()
 	}
 	fs.Writable = unix.Faccessat(unix.AT_FDCWD, path, unix.W_OK|unix.X_OK, unix.AT_EACCESS) == nil
 	return fs, nil

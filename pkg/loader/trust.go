@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -47,18 +46,4 @@ func trustOwner(path string, st unix.Stat_t, remedy string) error {
 			path, st.Mode&0o7777, ErrUntrusted)
 	}
 	return nil
-}
-
-// top is the directory of all homes.
-func (n *Namespace) top() string { return filepath.Join(n.bpffs(), "shapectl") }
-
-// trust checks the directories on the way to the home. The error wraps fs.ErrNotExist where one is not there yet.
-func (n *Namespace) trust() error {
-	if err := trustBase(n.bpffs()); err != nil {
-		return err
-	}
-	if err := trustDir(n.top()); err != nil {
-		return err
-	}
-	return trustDir(n.home())
 }
