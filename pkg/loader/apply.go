@@ -168,7 +168,7 @@ func (n *Namespace) planTables(orders []*order, moved map[side]bool, tables []po
 // plan finds the steps of a hook, or why it cannot get its rules.
 func (o *order) plan(n *Namespace) (err error) {
 	if o.Set == nil {
-		if err := n.elsewhere(o.dev, o.Direction); err != nil {
+		if err := n.dir.elsewhere(o.dev, o.Direction); err != nil {
 			return err
 		}
 	}

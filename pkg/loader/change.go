@@ -97,7 +97,7 @@ func (n *Namespace) planRule(dev netinfo.Device, want policy.Table) (orders []*o
 	}
 	if h == nil {
 		h = newHook(dev, want.Direction)
-		err = n.elsewhere(dev, want.Direction)
+		err = n.dir.elsewhere(dev, want.Direction)
 	}
 	if err == nil {
 		err = n.refuseOthers()
@@ -246,7 +246,7 @@ func (n *Namespace) discardOther(other *OtherLayoutError) error {
 		return err
 	}
 	if other.Direction == policy.Ingress {
-		if err := n.dropIfb(other.at.index); err != nil {
+		if err := n.dir.dropIfb(other.at.index); err != nil {
 			return err
 		}
 	}
@@ -254,11 +254,11 @@ func (n *Namespace) discardOther(other *OtherLayoutError) error {
 	if n.foreign == nil || len(n.others) > 0 {
 		return nil
 	}
-	if err := n.discardGenerations(0); err != nil {
+	if err := n.dir.discardGenerations(0); err != nil {
 		return err
 	}
 	n.foreign = nil
-	return unlink(filepath.Join(n.dir, kindsPin))
+	return unlink(n.dir.pin(kindsPin))
 }
 
 // An order is what a hook is to have, and what it takes.
@@ -327,7 +327,7 @@ func (n *Namespace) claim(orders []*order) error {
 		}
 		if o.hold.setup {
 			var err error
-			o.done.Hook.Replaced, err = n.setupFQ(o.dev, o.hold.packets)
+			o.done.Hook.Replaced, err = n.dir.setupFQ(o.dev, o.hold.packets)
 			if err := o.failed(err); err != nil {
 				return err
 			}
@@ -340,7 +340,7 @@ func (n *Namespace) claim(orders []*order) error {
 	for _, o := range orders {
 		if o.Set == nil {
 			o.Set = n.store.Hold().Claim(o.dev.Index, o.dev.Name, o.Direction, o.want.Match)
-			o.at = n.hookDir(o.dev.Index, o.Direction)
+			o.at = n.dir.hookDir(o.dev.Index, o.Direction)
 			continue
 		}
 		o.done.Hook.Upgraded = upgraded
@@ -373,7 +373,7 @@ func (n *Namespace) attachOne(o *order) error {
 	}
 	if needsIfb(h.Set, o.want.Rules) {
 		packets, _ := Waiting(o.want.Rules)
-		if err := n.makeIfb(o.dev, packets); err != nil {
+		if err := n.dir.makeIfb(o.dev, packets); err != nil {
 			return err
 		}
 		if h.Set.Ifb() == 0 {
@@ -494,7 +494,7 @@ func (n *Namespace) follow(h *Hook, dev netinfo.Device) error {
 	if err := n.vacate(dev.Index, h.Direction); err != nil {
 		return err
 	}
-	to := n.hookDir(dev.Index, h.Direction)
+	to := n.dir.hookDir(dev.Index, h.Direction)
 	if err := renamePins(h.at.dir, to.dir); err != nil {
 		return fmt.Errorf("rename pins: %w", err)
 	}
@@ -507,7 +507,7 @@ func (n *Namespace) renumber(set *maps.Set, index int, device string) error {
 	old := set.Ifindex()
 	set.SetIfb(0)
 	set.SetDevice(index, device)
-	return n.dropIfb(old)
+	return n.dir.dropIfb(old)
 }
 
 // vacate makes the number of a device free for its pins, where a hook has it whose device
@@ -520,7 +520,7 @@ func (n *Namespace) vacate(index int, d policy.Direction) error {
 	if isUnused(set) {
 		return n.sweepOne(set)
 	}
-	h := n.hookOf(set)
+	h := n.dir.hookOf(set)
 	defer h.Close()
 	free := math.MaxInt32
 	for n.setOf(free, d) != nil {
@@ -533,7 +533,7 @@ func (n *Namespace) vacate(index int, d policy.Direction) error {
 // not in their place. Others are taken away.
 func (n *Namespace) adopt(at hookDir) error {
 	for _, set := range n.sets() {
-		if set.Direction() == at.direction && set.Attached() && !exists(n.hookDir(set.Ifindex(), at.direction).dir) {
+		if set.Direction() == at.direction && set.Attached() && !exists(n.dir.hookDir(set.Ifindex(), at.direction).dir) {
 			return n.renumber(set, at.index, set.Device())
 		}
 	}
@@ -558,7 +558,7 @@ func (n *Namespace) trimIfb(set *maps.Set) error {
 	if set.Ifb() != 0 {
 		set.SetIfb(0)
 	}
-	return n.dropIfb(set.Ifindex())
+	return n.dir.dropIfb(set.Ifindex())
 }
 
 // takeOff takes a hook without rules off its device, and all that it had besides.
@@ -567,7 +567,7 @@ func (n *Namespace) takeOff(h *Hook) error {
 		return err
 	}
 	if h.Direction == policy.Ingress {
-		if err := n.dropIfb(h.Set.Ifindex()); err != nil {
+		if err := n.dir.dropIfb(h.Set.Ifindex()); err != nil {
 			return err
 		}
 	}
@@ -606,7 +606,7 @@ func (n *Namespace) sweep() error {
 }
 
 func (n *Namespace) sweepOne(set *maps.Set) error {
-	h := n.hookOf(set)
+	h := n.dir.hookOf(set)
 	defer h.Close()
 	if !set.Empty() {
 		set.Clear()
@@ -616,8 +616,8 @@ func (n *Namespace) sweepOne(set *maps.Set) error {
 
 // elsewhere reports, as far as this process may look, programs of shapectl on a device
 // for which this namespace has no pins, not even such as an interrupted command left.
-func (n *Namespace) elsewhere(dev netinfo.Device, d policy.Direction) error {
-	if n.dir != "" && exists(n.hookDir(dev.Index, d).dir) {
+func (dir home) elsewhere(dev netinfo.Device, d policy.Direction) error {
+	if dir != "" && exists(dir.hookDir(dev.Index, d).dir) {
 		return nil
 	}
 	chain, err := netinfo.Chain(dev.Index, d, nil)
@@ -634,7 +634,7 @@ const busyPin = "busy"
 // changing runs f, which changes something, and looks after what is left if it fails;
 // or the next command does, if this one is killed.
 func (n *Namespace) changing(f func() error) error {
-	mark := filepath.Join(n.dir, busyPin)
+	mark := n.dir.pin(busyPin)
 	if err := makeDir(mark); err != nil {
 		return err
 	}
@@ -680,19 +680,19 @@ func (n *Namespace) complete() error {
 
 // removeStrays removes what is pinned for no hook.
 func (n *Namespace) removeStrays() error {
-	entries, err := readDir(n.dir)
+	entries, err := readDir(string(n.dir))
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
-		path := filepath.Join(n.dir, e.Name())
+		path := n.dir.pin(e.Name())
 		index, d, isHook := parseHookName(e.Name())
 		isOther := slices.ContainsFunc(n.others, func(o *OtherLayoutError) bool { return o.at.dir == path })
 		switch {
 		case strings.HasPrefix(e.Name(), trashPrefix), e.Name() == asideName:
 			err = removeAll(path)
 		case isHook && !isOther && n.setOf(index, d) == nil:
-			err = n.adopt(n.hookDir(index, d))
+			err = n.adopt(n.dir.hookDir(index, d))
 		case e.Name() == kindsPin && n.store == nil && n.foreign == nil:
 			err = unlink(path)
 		}

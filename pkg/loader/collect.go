@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -28,8 +27,8 @@ const (
 func (n *Namespace) Collected() []string { return n.collected }
 
 // markAlive makes the home tell whether its namespace exists, before anything else is pinned in it.
-func (n *Namespace) markAlive() error {
-	pin := filepath.Join(n.dir, alivePin)
+func (dir home) markAlive() error {
+	pin := dir.pin(alivePin)
 	if exists(pin) {
 		return nil
 	}
@@ -42,11 +41,11 @@ func (n *Namespace) markAlive() error {
 
 // isDead reports whether the namespace of a home no longer exists. The error
 // wraps fs.ErrNotExist where the home does not tell, as an older build made it.
-func isDead(home string) (bool, error) {
-	if err := trustDir(home); err != nil {
+func (dir home) isDead() (bool, error) {
+	if err := trustDir(string(dir)); err != nil {
 		return false, err
 	}
-	m, err := ebpf.LoadPinnedMap(filepath.Join(home, alivePin), &ebpf.LoadPinOptions{ReadOnly: true})
+	m, err := ebpf.LoadPinnedMap(dir.pin(alivePin), &ebpf.LoadPinOptions{ReadOnly: true})
 	if err != nil {
 		return false, err
 	}
@@ -59,14 +58,14 @@ func isDead(home string) (bool, error) {
 	return false, err
 }
 
-// removeHome removes a home in which nothing but its mark is left.
-func removeHome(home string) {
-	entries, err := os.ReadDir(home)
+// remove removes a home in which nothing but its mark is left.
+func (dir home) remove() {
+	entries, err := os.ReadDir(string(dir))
 	if err != nil || len(entries) > 1 || len(entries) == 1 && entries[0].Name() != alivePin {
 		return
 	}
-	if unlink(filepath.Join(home, alivePin)) == nil {
-		unlink(home) // refused unless empty
+	if unlink(dir.pin(alivePin)) == nil {
+		unlink(string(dir)) // refused unless empty
 	}
 }
 
@@ -101,7 +100,7 @@ func (n *Namespace) collectDevices() {
 		if names[set.Ifindex()] == set.Device() {
 			continue
 		}
-		h, err := n.openHook(set)
+		h, err := n.dir.openHook(set)
 		switch {
 		case err != nil || h == nil:
 		case h.State == Gone:
@@ -122,26 +121,26 @@ func (n *Namespace) collectDevices() {
 // collectNamespaces removes the homes of namespaces that no longer exist, but for
 // hooks that are in force on a device that left its namespace in time.
 func (at place) collectNamespaces() {
-	for _, home := range at.others() {
-		dead, err := isDead(home)
+	for _, dir := range at.others() {
+		dead, err := dir.isDead()
 		if !dead && !errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		unlock, err := lock(home, true, 0)
+		unlock, err := lock(string(dir), true, 0)
 		if err != nil {
 			continue // another command is at it
 		}
 		if dead {
-			clearHome(home)
+			dir.clear()
 		}
-		removeHome(home) // also if a killed command made it and had no time to mark it
+		dir.remove() // also if a killed command made it and had no time to mark it
 		unlock()
 	}
 }
 
-// clearHome removes what is pinned for a namespace that no longer exists; the mark that says so goes last.
-func clearHome(home string) {
-	hooks, err := hookDirs(home)
+// clear removes what is pinned for a namespace that no longer exists; the mark that says so goes last.
+func (dir home) clear() {
+	hooks, err := dir.hookDirs()
 	inForce := err != nil
 	for _, at := range hooks {
 		if _, anywhere, err := attachedTo(at); err != nil || anywhere {
@@ -153,9 +152,9 @@ func clearHome(home string) {
 	if inForce {
 		return // with the maps and programs that its hooks call
 	}
-	entries, _ := readDir(home)
+	entries, _ := readDir(string(dir))
 	for _, e := range entries {
-		if path := filepath.Join(home, e.Name()); e.IsDir() {
+		if path := dir.pin(e.Name()); e.IsDir() {
 			removeAll(path)
 		} else if e.Name() != alivePin {
 			unlink(path)
@@ -183,15 +182,15 @@ type Orphan struct {
 // Leftovers are those that there are now. With the error come those that could be looked at.
 func (n *Namespace) Leftovers() (left []Leftover, err error) {
 	var failed []error
-	for _, home := range n.place.others() {
-		dead, err := isDead(home)
+	for _, dir := range n.place.others() {
+		dead, err := dir.isDead()
 		switch {
 		case dead:
-			orphans, err := orphansOf(home)
+			orphans, err := dir.orphans()
 			failed = append(failed, err)
-			left = append(left, Leftover{Path: home, Dead: true, InForce: orphans})
-		case errors.Is(err, fs.ErrNotExist) && exists(home):
-			left = append(left, Leftover{Path: home})
+			left = append(left, Leftover{Path: string(dir), Dead: true, InForce: orphans})
+		case errors.Is(err, fs.ErrNotExist) && exists(string(dir)):
+			left = append(left, Leftover{Path: string(dir)})
 		case !errors.Is(err, fs.ErrNotExist):
 			failed = append(failed, err)
 		}
@@ -199,9 +198,9 @@ func (n *Namespace) Leftovers() (left []Leftover, err error) {
 	return left, errors.Join(failed...)
 }
 
-// orphansOf are the hooks of a dead namespace that are in force.
-func orphansOf(home string) (orphans []Orphan, err error) {
-	hooks, err := hookDirs(home)
+// orphans are the hooks of a dead namespace that are in force.
+func (dir home) orphans() (orphans []Orphan, err error) {
+	hooks, err := dir.hookDirs()
 	if err != nil {
 		return nil, err
 	}
@@ -241,8 +240,8 @@ func (n *Namespace) FlushOrphans(which func(netinfo.Device, policy.Direction) bo
 				return flushed, fmt.Errorf("open the pins: %w", err)
 			}
 			err = takeAway(o.at)
-			clearHome(l.Path)
-			removeHome(l.Path)
+			home(l.Path).clear()
+			home(l.Path).remove()
 			unlock()
 			if err != nil {
 				return flushed, err

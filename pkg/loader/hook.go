@@ -135,16 +135,16 @@ func parseHookName(name string) (index int, d policy.Direction, ok bool) {
 	return index, d, err == nil
 }
 
-func (n *Namespace) hookDir(index int, d policy.Direction) hookDir {
-	return hookDir{filepath.Join(n.dir, fmt.Sprintf("%d-%s", index, d)), index, d}
+func (dir home) hookDir(index int, d policy.Direction) hookDir {
+	return hookDir{dir.pin(fmt.Sprintf("%d-%s", index, d)), index, d}
 }
 
-// hookDirs are those in the directory of a namespace.
-func hookDirs(home string) (dirs []hookDir, err error) {
-	entries, err := readDir(home)
+// hookDirs are those that there are.
+func (dir home) hookDirs() (dirs []hookDir, err error) {
+	entries, err := readDir(string(dir))
 	for _, e := range entries {
 		if index, d, ok := parseHookName(e.Name()); ok {
-			dirs = append(dirs, hookDir{filepath.Join(home, e.Name()), index, d})
+			dirs = append(dirs, hookDir{dir.pin(e.Name()), index, d})
 		}
 	}
 	return dirs, err
@@ -171,7 +171,7 @@ func (n *Namespace) readHooks() (hooks []*Hook, err error) {
 		if !haveRules[set.Number()] {
 			continue
 		}
-		h, err := n.openHook(set)
+		h, err := n.dir.openHook(set)
 		if err != nil {
 			unread = append(unread, err)
 		} else if h != nil {
@@ -194,7 +194,7 @@ func (n *Namespace) readHooks() (hooks []*Hook, err error) {
 
 // otherLayouts are the hooks that builds of another layout have made.
 func (n *Namespace) otherLayouts() (others []*OtherLayoutError, err error) {
-	dirs, err := hookDirs(n.dir)
+	dirs, err := n.dir.hookDirs()
 	if err != nil {
 		return nil, err
 	}
@@ -268,7 +268,7 @@ func (n *Namespace) Find(name string, d policy.Direction) (*Hook, error) {
 		}
 	}
 	for _, set := range sets {
-		h, err := n.openHook(set)
+		h, err := n.dir.openHook(set)
 		if err != nil {
 			return nil, err
 		}
@@ -285,11 +285,11 @@ func (n *Namespace) Find(name string, d policy.Direction) (*Hook, error) {
 
 // openHook opens the hook of a set; nil if it has no rules, nor any that a change has
 // taken away or is to bring.
-func (n *Namespace) openHook(set *maps.Set) (*Hook, error) {
+func (dir home) openHook(set *maps.Set) (*Hook, error) {
 	if isUnused(set) {
 		return nil, nil
 	}
-	h := n.hookOf(set)
+	h := dir.hookOf(set)
 	if err := h.judge(); err != nil {
 		h.Close()
 		return nil, err
@@ -298,9 +298,9 @@ func (n *Namespace) openHook(set *maps.Set) (*Hook, error) {
 }
 
 // hookOf is the hook of a set, of which it is not known yet what became of it.
-func (n *Namespace) hookOf(set *maps.Set) *Hook {
+func (dir home) hookOf(set *maps.Set) *Hook {
 	set.Hold()
-	return &Hook{Direction: set.Direction(), Was: set.Device(), Set: set, at: n.hookDir(set.Ifindex(), set.Direction())}
+	return &Hook{Direction: set.Direction(), Was: set.Device(), Set: set, at: dir.hookDir(set.Ifindex(), set.Direction())}
 }
 
 // isUnused reports whether a hook has no rules, or a command was killed before it attached it.
@@ -352,7 +352,7 @@ func (n *Namespace) Programs(index int, d policy.Direction) ([]ebpf.ProgramID, e
 	if n.setOf(index, d) == nil && n.OtherLayout(index, d) == nil {
 		return nil, nil
 	}
-	a, err := openAttachment(n.hookDir(index, d))
+	a, err := openAttachment(n.dir.hookDir(index, d))
 	if err != nil {
 		return nil, err
 	}

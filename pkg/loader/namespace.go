@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"path/filepath"
 	"runtime"
 	"strings"
 
@@ -50,7 +49,7 @@ type Options struct {
 type Namespace struct {
 	options Options
 	place   place
-	dir     string // of the hooks; "" where nothing was ever pinned
+	dir     home
 	writing bool
 	unlock  func()
 
@@ -164,7 +163,7 @@ func (n *Namespace) enter() error {
 	if err := n.place.trust(); err != nil {
 		return err
 	}
-	unlock, err := lock(n.place.home(), n.writing, lockPatience)
+	unlock, err := lock(string(n.place.home()), n.writing, lockPatience)
 	if err != nil {
 		return fmt.Errorf("open the pins: %w", err)
 	}
@@ -193,7 +192,7 @@ func (n *Namespace) found() error {
 		if err := n.place.trustTop(); err != nil {
 			return err
 		}
-		if err := makeDir(n.place.home()); err != nil {
+		if err := makeDir(string(n.place.home())); err != nil {
 			return err
 		}
 		err := n.enter()
@@ -216,17 +215,17 @@ const (
 
 // heal finishes what a killed command was at.
 func (n *Namespace) heal() error {
-	if err := n.markAlive(); err != nil {
+	if err := n.dir.markAlive(); err != nil {
 		return err
 	}
-	if err := n.healQueues(); err != nil {
+	if err := n.dir.healQueues(); err != nil {
 		return err
 	}
-	if exists(filepath.Join(n.dir, busyPin)) {
+	if exists(n.dir.pin(busyPin)) {
 		if err := n.complete(); err != nil {
 			return err
 		}
-		return unlink(filepath.Join(n.dir, busyPin))
+		return unlink(n.dir.pin(busyPin))
 	}
 	// Hooks that an earlier command had no time for.
 	return n.sweep()
@@ -236,7 +235,7 @@ func (n *Namespace) heal() error {
 func (n *Namespace) Close() {
 	n.closeState()
 	if n.writing && n.dir != "" {
-		removeHome(n.dir)
+		n.dir.remove()
 	}
 	n.unlock()
 }

@@ -14,6 +14,11 @@ type place struct {
 	cookie  uint64 // of the namespace
 }
 
+// A home is the directory with all that is pinned of a network namespace; "" where nothing ever was.
+type home string
+
+func (dir home) pin(name string) string { return filepath.Join(string(dir), name) }
+
 // locate tells where the state of the calling thread's namespace is, or would be.
 func locate(o Options) (at place, err error) {
 	at = place{lasting: true, path: o.BPFFS}
@@ -32,8 +37,8 @@ func (at place) bpffs() string { return at.root + at.path }
 // top is the directory of all homes.
 func (at place) top() string { return filepath.Join(at.bpffs(), "shapectl") }
 
-// home is the directory of the namespace's hooks.
-func (at place) home() string { return filepath.Join(at.top(), strconv.FormatUint(at.cookie, 10)) }
+// home is that of the namespace.
+func (at place) home() home { return home(filepath.Join(at.top(), strconv.FormatUint(at.cookie, 10))) }
 
 // trustTop checks the directories on the way to the homes. The error wraps fs.ErrNotExist where one is not there yet.
 func (at place) trustTop() error {
@@ -48,11 +53,11 @@ func (at place) trust() error {
 	if err := at.trustTop(); err != nil {
 		return err
 	}
-	return trustDir(at.home())
+	return trustDir(string(at.home()))
 }
 
 // others are the homes of other namespaces.
-func (at place) others() (paths []string) {
+func (at place) others() (homes []home) {
 	if at.trustTop() != nil {
 		return nil
 	}
@@ -62,10 +67,10 @@ func (at place) others() (paths []string) {
 	}
 	for _, e := range entries {
 		if cookie, err := strconv.ParseUint(e.Name(), 10, 64); err == nil && cookie != at.cookie {
-			paths = append(paths, filepath.Join(at.top(), e.Name()))
+			homes = append(homes, home(filepath.Join(at.top(), e.Name())))
 		}
 	}
-	return paths
+	return homes
 }
 
 // mount mounts a bpffs where there is none.

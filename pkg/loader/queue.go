@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -102,8 +101,8 @@ func (n *Namespace) holdBack(dev netinfo.Device, d policy.Direction, rules []pol
 }
 
 // setupFQ gives a device an fq, and keeps what it had, which it returns.
-func (n *Namespace) setupFQ(dev netinfo.Device, packets uint32) (was string, err error) {
-	pin := n.qdiscPin(dev.Index)
+func (dir home) setupFQ(dev netinfo.Device, packets uint32) (was string, err error) {
+	pin := dir.qdiscPin(dev.Index)
 	// A setup that was killed has changed a part of what there was.
 	before, err := readRecord(pin)
 	if err != nil {
@@ -127,7 +126,7 @@ func (n *Namespace) RestoreQdisc(dev netinfo.Device) (o fq.Outcome, err error) {
 	if n.dir == "" {
 		return o, nil
 	}
-	pin := n.qdiscPin(dev.Index)
+	pin := n.dir.qdiscPin(dev.Index)
 	record, err := readRecord(pin)
 	if record == nil || err != nil {
 		return o, err
@@ -142,10 +141,10 @@ func (n *Namespace) RestoreQdisc(dev netinfo.Device) (o fq.Outcome, err error) {
 }
 
 // GivenFQ reports whether a device was given an fq that RestoreQdisc has not taken away.
-func (n *Namespace) GivenFQ(device int) bool { return n.dir != "" && exists(n.qdiscPin(device)) }
+func (n *Namespace) GivenFQ(device int) bool { return n.dir != "" && exists(n.dir.qdiscPin(device)) }
 
-func (n *Namespace) qdiscPin(index int) string {
-	return filepath.Join(n.dir, qdiscPrefix+strconv.Itoa(index))
+func (dir home) qdiscPin(index int) string {
+	return dir.pin(qdiscPrefix + strconv.Itoa(index))
 }
 
 // readRecord is what was kept at a pin, nil if nothing was.
@@ -179,20 +178,20 @@ func keepRecord(pin string, record []byte) error {
 }
 
 // makeIfb makes the ifb of a device, or makes it as it should be, and marks that there is one.
-func (n *Namespace) makeIfb(dev netinfo.Device, packets uint32) error {
-	if err := makeDir(n.ifbMark(dev.Index)); err != nil {
+func (dir home) makeIfb(dev netinfo.Device, packets uint32) error {
+	if err := makeDir(dir.ifbMark(dev.Index)); err != nil {
 		return err
 	}
 	_, err := fq.MakeIfb(dev.Index, dev.Name, packets)
 	if err != nil {
-		n.dropIfb(dev.Index)
+		dir.dropIfb(dev.Index)
 	}
 	return err
 }
 
 // dropIfb deletes the ifb of a device, to which nothing is sent any more, if it was made.
-func (n *Namespace) dropIfb(device int) error {
-	mark := n.ifbMark(device)
+func (dir home) dropIfb(device int) error {
+	mark := dir.ifbMark(device)
 	if !exists(mark) {
 		return nil
 	}
@@ -205,14 +204,14 @@ func (n *Namespace) dropIfb(device int) error {
 	return unlink(mark)
 }
 
-func (n *Namespace) ifbMark(index int) string {
-	return filepath.Join(n.dir, ifbPrefix+strconv.Itoa(index))
+func (dir home) ifbMark(index int) string {
+	return dir.pin(ifbPrefix + strconv.Itoa(index))
 }
 
 // healQueues sees to what is kept of qdiscs and to ifbs: those of devices that are
 // gone go, and an ifb that rules need and that is not as it should be is made so.
-func (n *Namespace) healQueues() error {
-	entries, err := readDir(n.dir)
+func (dir home) healQueues() error {
+	entries, err := readDir(string(dir))
 	if err != nil {
 		return err
 	}
@@ -220,14 +219,14 @@ func (n *Namespace) healQueues() error {
 		if index, ok := numbered(e.Name(), qdiscPrefix); ok {
 			_, here, err := netinfo.DeviceByIndex(index)
 			if err == nil && !here {
-				err = unlink(n.qdiscPin(index))
+				err = unlink(dir.qdiscPin(index))
 			}
 			if err != nil {
 				return err
 			}
 		}
 		if index, ok := numbered(e.Name(), ifbPrefix); ok {
-			if err := n.healIfb(index); err != nil {
+			if err := dir.healIfb(index); err != nil {
 				return err
 			}
 		}
@@ -235,13 +234,13 @@ func (n *Namespace) healQueues() error {
 	return nil
 }
 
-func (n *Namespace) healIfb(index int) error {
+func (dir home) healIfb(index int) error {
 	dev, here, err := netinfo.DeviceByIndex(index)
 	if err != nil {
 		return err
 	}
-	if !here || !exists(n.hookDir(index, policy.Ingress).dir) {
-		return n.dropIfb(index)
+	if !here || !exists(dir.hookDir(index, policy.Ingress).dir) {
+		return dir.dropIfb(index)
 	}
 	ifb, err := fq.FindIfb(index)
 	if err != nil || ifb != nil && ifb.Whole() {

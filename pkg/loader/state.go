@@ -37,13 +37,13 @@ const (
 
 // openState opens what is pinned of the namespace's rules, if there is anything.
 func (n *Namespace) openState() error {
-	generations, err := generationsIn(n.dir)
+	generations, err := generationsIn(string(n.dir))
 	if err != nil || len(generations) == 0 {
 		return err
 	}
 	// Of two, a command that was killed has not finished the newer one; their rules are the same.
 	newest := generations[len(generations)-1]
-	n.store, err = maps.Open(filepath.Join(n.dir, newest))
+	n.store, err = maps.Open(n.dir.pin(newest))
 	if errors.Is(err, maps.ErrOtherLayout) {
 		n.store, n.foreign = nil, err
 		return nil
@@ -51,7 +51,7 @@ func (n *Namespace) openState() error {
 	if err != nil {
 		return fmt.Errorf("rules of this network namespace: %w", err)
 	}
-	if n.kinds, err = ebpf.LoadPinnedMap(filepath.Join(n.dir, kindsPin), nil); err != nil {
+	if n.kinds, err = ebpf.LoadPinnedMap(n.dir.pin(kindsPin), nil); err != nil {
 		return fmt.Errorf("open the map of programs: %w", err)
 	}
 	if state, from := n.store.Change(); state == maps.Armed && n.writing {
@@ -95,13 +95,13 @@ func generationsIn(dir string) ([]string, error) {
 }
 
 // discardGenerations removes all but the newest keep of them.
-func (n *Namespace) discardGenerations(keep int) error {
-	generations, err := generationsIn(n.dir)
+func (dir home) discardGenerations(keep int) error {
+	generations, err := generationsIn(string(dir))
 	if err != nil {
 		return err
 	}
 	for _, g := range generations[:max(0, len(generations)-keep)] {
-		if err := discard(filepath.Join(n.dir, g)); err != nil {
+		if err := discard(dir.pin(g)); err != nil {
 			return fmt.Errorf("remove pins: %w", err)
 		}
 	}
@@ -174,7 +174,7 @@ func roomFor(orders []*order, size maps.Size) maps.Size {
 }
 
 func (n *Namespace) createState(size maps.Size, settings bpf.AbiHook) error {
-	pin := filepath.Join(n.dir, kindsPin)
+	pin := n.dir.pin(kindsPin)
 	var err error
 	if n.store, err = maps.New(size, settings); err == nil {
 		n.kinds, err = program.NewKinds()
@@ -196,7 +196,7 @@ func (n *Namespace) createState(size maps.Size, settings bpf.AbiHook) error {
 
 // pinState pins a store aside, and puts the whole in place.
 func (n *Namespace) pinState(store *maps.Store, generation string) error {
-	aside := filepath.Join(n.dir, asideName)
+	aside := n.dir.pin(asideName)
 	if err := removeAll(aside); err != nil {
 		return fmt.Errorf("clear %s: %w", aside, err)
 	}
@@ -206,7 +206,7 @@ func (n *Namespace) pinState(store *maps.Store, generation string) error {
 	if err := store.Pin(aside); err != nil {
 		return err
 	}
-	if err := renamePins(aside, filepath.Join(n.dir, generation)); err != nil {
+	if err := renamePins(aside, n.dir.pin(generation)); err != nil {
 		return fmt.Errorf("put pins in place: %w", err)
 	}
 	return nil
@@ -220,7 +220,7 @@ func (n *Namespace) renewState(size maps.Size, settings bpf.AbiHook) error {
 		return err
 	}
 	err = n.switchTo(next, func() error {
-		generations, err := generationsIn(n.dir)
+		generations, err := generationsIn(string(n.dir))
 		if err != nil {
 			return err
 		}
@@ -260,7 +260,7 @@ func (n *Namespace) switchTo(store *maps.Store, pin func() error) error {
 			return err
 		}
 	}
-	return n.discardGenerations(1)
+	return n.dir.discardGenerations(1)
 }
 
 func (n *Namespace) hasKind(kind program.Kind) bool {
@@ -293,10 +293,10 @@ func (n *Namespace) needKind(kind program.Kind) error {
 
 // finishState completes what a killed command has begun: the newest generation is that of all hooks.
 func (n *Namespace) finishState() error {
-	if err := removeAll(filepath.Join(n.dir, asideName)); err != nil {
+	if err := removeAll(n.dir.pin(asideName)); err != nil {
 		return fmt.Errorf("remove pins: %w", err)
 	}
-	generations, err := generationsIn(n.dir)
+	generations, err := generationsIn(string(n.dir))
 	if err != nil || len(generations) < 2 {
 		return err
 	}
@@ -312,8 +312,8 @@ func (n *Namespace) dropState() error {
 		return nil
 	}
 	n.closeState()
-	if err := n.discardGenerations(0); err != nil {
+	if err := n.dir.discardGenerations(0); err != nil {
 		return err
 	}
-	return unlink(filepath.Join(n.dir, kindsPin))
+	return unlink(n.dir.pin(kindsPin))
 }
