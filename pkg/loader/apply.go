@@ -90,7 +90,7 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied
 	if orders, err = n.endBefore(orders, plan, nil); err != nil {
 		return nil, err
 	}
-	if err := n.changing(func() error { return n.apply(orders, o) }); err != nil {
+	if err := n.pins.changing(func() error { return n.apply(orders, o) }); err != nil {
 		return nil, err
 	}
 	for _, o := range orders {
@@ -168,7 +168,7 @@ func (n *Namespace) planTables(orders []*order, moved map[side]bool, tables []po
 // plan finds the steps of a hook, or why it cannot get its rules.
 func (o *order) plan(n *Namespace) (err error) {
 	if o.Set == nil {
-		if err := n.dir.elsewhere(o.dev, o.Direction); err != nil {
+		if err := n.pins.dir.elsewhere(o.dev, o.Direction); err != nil {
 			return err
 		}
 	}
@@ -215,12 +215,12 @@ func (n *Namespace) apply(orders []*order, o ApplyOptions) error {
 		ready += len(one.steps)
 	}
 	if of > 0 {
-		from, err := n.arm(o.Confirm)
+		from, err := arm(n.pins.store, o.Confirm)
 		if err != nil {
 			return err
 		}
 		waitUntil(from)
-		n.store.Commit()
+		n.pins.store.Commit()
 	}
 	n.sweepGone(orders)
 	return nil
@@ -229,17 +229,17 @@ func (n *Namespace) apply(orders []*order, o ApplyOptions) error {
 // arm lets what was prepared switch at a moment that is so far ahead that no packet
 // can come between the moment for which the byte clocks are set and the change. It
 // returns that moment. The error wraps ErrBusy.
-func (n *Namespace) arm(confirm time.Duration) (from uint64, err error) {
+func arm(store *maps.Store, confirm time.Duration) (from uint64, err error) {
 	from, err = readied(maps.Now, maps.Never, func(from uint64) {
 		until := maps.Never
 		if confirm > 0 {
 			until = from + uint64(confirm)
 		}
-		n.store.Settle()
-		n.store.Time(from, until)
+		store.Settle()
+		store.Time(from, until)
 	})
 	if err == nil {
-		n.store.Arm()
+		store.Arm()
 	}
 	return from, err
 }
@@ -263,60 +263,28 @@ func readied(clock func() uint64, latest uint64, ready func(at uint64)) (at uint
 	return 0, ErrBusy
 }
 
-// endChange ends the last change for good, so that another can begin, or h be
-// changed; nil is for all hooks. The error wraps ErrPending where the change is to be
-// confirmed first; one in which h has no part goes on.
-func (n *Namespace) endChange(h *Hook) error {
-	if n.store == nil {
-		return nil
-	}
-	state, _ := n.store.Change()
-	switch {
-	case state == maps.Pending && (h == nil || h.Set != nil && h.Set.TakesPart()):
-		return ErrPending
-	case state == maps.Pending, state == maps.NoChange:
-		return nil
-	}
-	return n.changing(n.finish)
-}
-
 // endBefore is endChange for what was planned, and plans once more: hooks may have gone with the last change.
 func (n *Namespace) endBefore(orders []*order, plan func() ([]*order, error), h *Hook) ([]*order, error) {
-	if n.store == nil {
+	if n.pins.store == nil {
 		return orders, nil
 	}
-	if state, _ := n.store.Change(); state == maps.NoChange {
+	if state, _ := n.pins.store.Change(); state == maps.NoChange {
 		return orders, nil
 	}
-	if err := n.endChange(h); err != nil {
+	if err := n.pins.endChange(h); err != nil {
 		return orders, err
 	}
 	closeOrders(orders)
 	return plan()
 }
 
-// finish ends the last change, which is not pending, and takes off hooks that have no rules then.
-func (n *Namespace) finish() error {
-	n.store.End() // or a process that is killed meanwhile leaves a change that can be taken back in part
-	n.store.Finish()
-	return n.sweep()
-}
-
-// noState says why no rules can be changed: another layout, or else err.
-func (n *Namespace) noState(err error) error {
-	if len(n.others) > 0 {
-		return n.others[0]
-	}
-	return err
-}
-
 // PendingChange tells until when a change is in force that nobody has confirmed
 // yet, in ns of maps.Now; 0 where there is none. Expired is when one ended that nobody confirmed.
 func (n *Namespace) PendingChange() (until, expired uint64, err error) {
-	if n.store == nil {
-		return 0, 0, n.noState(nil)
+	if n.pins.store == nil {
+		return 0, 0, n.pins.noState(nil)
 	}
-	switch state, at := n.store.Change(); state {
+	switch state, at := n.pins.store.Change(); state {
 	case maps.Pending:
 		until = at
 	case maps.Expired:
@@ -328,16 +296,16 @@ func (n *Namespace) PendingChange() (until, expired uint64, err error) {
 // Confirm lets a pending change last. The error wraps ErrConfirmed where it does already, ErrNoChange where there is
 // none, ErrTooLate where it was not in time.
 func (n *Namespace) Confirm() error {
-	if n.store == nil || len(n.others) > 0 {
-		return n.noState(ErrNoChange)
+	if n.pins.store == nil || len(n.pins.others) > 0 {
+		return n.pins.noState(ErrNoChange)
 	}
-	switch state, until := n.store.Change(); {
+	switch state, until := n.pins.store.Change(); {
 	case state == maps.Expired, state == maps.Pending && maps.Now()+uint64(confirmMargin) > until:
 		return ErrTooLate
 	case state == maps.Pending:
-		n.store.Confirm()
+		n.pins.store.Confirm()
 		return nil
-	case state == maps.Committed && n.store.Begins() != 0:
+	case state == maps.Committed && n.pins.store.Begins() != 0:
 		return ErrConfirmed
 	}
 	return ErrNoChange
@@ -346,16 +314,16 @@ func (n *Namespace) Confirm() error {
 // Rollback takes the last change back, on all hooks at one moment, confirmed or
 // not. The error wraps ErrNoChange where there is none, or another has come since.
 func (n *Namespace) Rollback() (done []Applied, err error) {
-	if n.store == nil {
-		return nil, n.noState(ErrNoChange)
+	if n.pins.store == nil {
+		return nil, n.pins.noState(ErrNoChange)
 	}
 	until := maps.Never
-	switch state, at := n.store.Change(); {
+	switch state, at := n.pins.store.Change(); {
 	case state == maps.Expired:
 		return nil, ErrTooLate
 	case state == maps.Pending:
 		until = at
-	case state != maps.Committed, n.store.Begins() == 0: // a command was killed that was to end it
+	case state != maps.Committed, n.pins.store.Begins() == 0: // a command was killed that was to end it
 		return nil, ErrNoChange
 	}
 	hooks, err := n.Hooks()
@@ -363,29 +331,29 @@ func (n *Namespace) Rollback() (done []Applied, err error) {
 	if err != nil {
 		return nil, err
 	}
-	err = n.changing(func() error {
-		if err := n.back(until); err != nil {
+	err = n.pins.changing(func() error {
+		if err := back(n.pins.store, until); err != nil {
 			return err
 		}
 		for _, h := range hooks {
 			if rules := h.Set.Undone(); rules != (maps.Difference{}) {
-				done = append(done, Applied{Device: h.Name(), Direction: h.Direction, Rules: rules, Began: n.store.Begins()})
+				done = append(done, Applied{Device: h.Name(), Direction: h.Direction, Rules: rules, Began: n.pins.store.Begins()})
 			}
 		}
-		return n.finish()
+		return n.pins.finish()
 	})
 	return done, err
 }
 
 // back takes the change back at a moment before until, when it would end anyway. It
 // returns when that has passed. The error wraps ErrBusy.
-func (n *Namespace) back(until uint64) error {
+func back(store *maps.Store, until uint64) error {
 	at, err := readied(maps.Now, until, func(at uint64) {
-		n.store.Settle()
-		n.store.TimeBack(at)
+		store.Settle()
+		store.TimeBack(at)
 	})
 	if at == 0 {
-		n.store.TimeBack(until) // as it was, before another moment was tried
+		store.TimeBack(until) // as it was, before another moment was tried
 	}
 	if err != nil {
 		return err
@@ -394,7 +362,7 @@ func (n *Namespace) back(until uint64) error {
 		waitUntil(until)
 		return nil
 	}
-	n.store.Back(at)
+	store.Back(at)
 	waitUntil(at)
 	return nil
 }

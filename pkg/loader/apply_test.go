@@ -538,15 +538,15 @@ func (r *rig) killedArming(tables []policy.Table, armed int, lead time.Duration)
 		}
 		defer closeOrders(orders)
 		defer func() { recover() }() // so nothing is cleared up
-		return n.changing(func() error {
+		return n.pins.changing(func() error {
 			testenv.Must(r.t, n.prepare(orders))
 			for _, o := range orders {
 				testenv.Must(r.t, o.Set.Prepare(o.steps, func(int) {}))
 			}
-			n.store.Settle()
-			n.store.Time(maps.Now()+uint64(lead), maps.Never)
+			n.pins.store.Settle()
+			n.pins.store.Time(maps.Now()+uint64(lead), maps.Never)
 			if armed > 0 {
-				n.store.Arm()
+				n.pins.store.Arm()
 			}
 			panic("killed")
 		})

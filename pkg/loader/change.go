@@ -3,12 +3,10 @@ package loader
 import (
 	"errors"
 	"fmt"
-	"math"
 	"net/netip"
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/cilium/ebpf"
 
@@ -18,10 +16,6 @@ import (
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
-
-// sweepTime is how long a command may spend on hooks that an earlier change has left
-// without rules: to detach a program takes the kernel up to 20 ms.
-const sweepTime = time.Second
 
 // A Change is what a command did besides what it was told to.
 type Change struct {
@@ -71,7 +65,7 @@ func (n *Namespace) Put(dev netinfo.Device, d policy.Direction, match policy.Mat
 		}
 	}
 	o.steps = have.Diff(want)
-	err = n.changing(func() (err error) {
+	err = n.pins.changing(func() (err error) {
 		if err := n.prepare(orders); err != nil {
 			return err
 		}
@@ -81,7 +75,7 @@ func (n *Namespace) Put(dev netinfo.Device, d policy.Direction, match policy.Mat
 		if o.done.Hook.Changed, err = o.Set.Put(rule); err != nil {
 			return err
 		}
-		return n.trimIfb(o.Set)
+		return n.pins.trimIfb(o.Set)
 	})
 	return o.done.Hook, err
 }
@@ -97,10 +91,10 @@ func (n *Namespace) planRule(dev netinfo.Device, want policy.Table) (orders []*o
 	}
 	if h == nil {
 		h = newHook(dev, want.Direction)
-		err = n.dir.elsewhere(dev, want.Direction)
+		err = n.pins.dir.elsewhere(dev, want.Direction)
 	}
 	if err == nil {
-		err = n.refuseOthers()
+		err = n.pins.refuseOthers()
 	}
 	if err != nil {
 		h.Close()
@@ -131,7 +125,7 @@ func (n *Namespace) planRule(dev netinfo.Device, want policy.Table) (orders []*o
 // place for it, and plans once more, as another command may have been first.
 func (n *Namespace) planned(plan func() ([]*order, error)) ([]*order, error) {
 	orders, err := plan()
-	if err != nil || n.dir != "" || !slices.ContainsFunc(orders, (*order).hasWork) {
+	if err != nil || n.pins.dir != "" || !slices.ContainsFunc(orders, (*order).hasWork) {
 		return orders, err
 	}
 	closeOrders(orders)
@@ -144,7 +138,7 @@ func (n *Namespace) planned(plan func() ([]*order, error)) ([]*order, error) {
 // Delete takes the rule of a prefix off hooks, and each hook off its device with its
 // last rule. It reports how many hooks had such a rule. Errors are as those of Flush.
 func (n *Namespace) Delete(prefix netip.Prefix, hooks ...*Hook) (deleted int, err error) {
-	if err := n.refuseOthers(); err != nil {
+	if err := n.pins.refuseOthers(); err != nil {
 		return 0, err
 	}
 	err = n.changeHooks(hooks, func(h *Hook) error {
@@ -153,9 +147,9 @@ func (n *Namespace) Delete(prefix netip.Prefix, hooks ...*Hook) (deleted int, er
 		}
 		deleted++
 		if h.Set.Empty() {
-			return n.takeOff(h)
+			return n.pins.takeOff(h)
 		}
-		return n.trimIfb(h.Set)
+		return n.pins.trimIfb(h.Set)
 	})
 	return deleted, err
 }
@@ -163,13 +157,7 @@ func (n *Namespace) Delete(prefix netip.Prefix, hooks ...*Hook) (deleted int, er
 // Flush takes all rules off hooks, and the hooks off their devices. The error wraps
 // ErrPending, and nothing is changed, where one of the hooks takes part in a change that is
 // not confirmed yet. A hook that cannot be flushed does not keep the others from it.
-func (n *Namespace) Flush(hooks ...*Hook) error { return n.changeHooks(hooks, n.clear) }
-
-// clear takes all rules off a hook, and the hook off its device.
-func (n *Namespace) clear(h *Hook) error {
-	h.Set.Clear()
-	return n.takeOff(h)
-}
+func (n *Namespace) Flush(hooks ...*Hook) error { return n.changeHooks(hooks, n.pins.clear) }
 
 // changeHooks runs f, which may detach a hook, with each of the hooks.
 func (n *Namespace) changeHooks(hooks []*Hook, f func(*Hook) error) error {
@@ -177,36 +165,23 @@ func (n *Namespace) changeHooks(hooks []*Hook, f func(*Hook) error) error {
 		return nil
 	}
 	for _, h := range hooks {
-		if err := n.endChange(h); err != nil {
+		if err := n.pins.endChange(h); err != nil {
 			return err
 		}
 	}
-	return changeEach(n, hooks, f)
-}
-
-// changeEach runs f, which may detach a hook, with each of them, also if it fails with some.
-func changeEach[H any](n *Namespace, hooks []H, f func(H) error) error {
-	return n.changing(func() error {
-		return n.place.haste().hurry(len(hooks), func() error {
-			var failed []error
-			for _, h := range hooks {
-				failed = append(failed, f(h))
-			}
-			return errors.Join(failed...)
-		})
-	})
+	return changeEach(&n.pins, hooks, f)
 }
 
 // FlushAll is Flush for all hooks of the namespace, also those that another version of shapectl has made.
 // told is called before with each that this version can read, discarded after with each that it cannot.
 func (n *Namespace) FlushAll(told func(*Hook), discarded func(*OtherLayoutError)) error {
-	if n.dir == "" {
+	if n.pins.dir == "" {
 		return nil
 	}
-	if err := n.endChange(nil); err != nil {
+	if err := n.pins.endChange(nil); err != nil {
 		return err
 	}
-	hooks, err := n.readHooks()
+	hooks, err := n.pins.readHooks()
 	defer CloseHooks(hooks)
 	if err != nil {
 		return err
@@ -214,13 +189,13 @@ func (n *Namespace) FlushAll(told func(*Hook), discarded func(*OtherLayoutError)
 	for _, h := range hooks {
 		told(h)
 	}
-	return n.place.haste().hurry(len(hooks)+len(n.others), func() error {
+	return n.pins.haste.hurry(len(hooks)+len(n.pins.others), func() error {
 		failed := []error{n.Flush(hooks...)}
-		gone, err := n.Discard(n.others...)
+		gone, err := n.Discard(n.pins.others...)
 		for _, other := range gone {
 			discarded(other)
 		}
-		return errors.Join(append(failed, err, n.complete())...)
+		return errors.Join(append(failed, err, n.pins.complete())...)
 	})
 }
 
@@ -230,35 +205,14 @@ func (n *Namespace) Discard(others ...*OtherLayoutError) (gone []*OtherLayoutErr
 	if len(others) == 0 {
 		return nil, nil
 	}
-	err = changeEach(n, others, func(other *OtherLayoutError) error {
-		err := n.discardOther(other)
+	err = changeEach(&n.pins, others, func(other *OtherLayoutError) error {
+		err := n.pins.discardOther(other)
 		if err == nil {
 			gone = append(gone, other)
 		}
 		return err
 	})
 	return gone, err
-}
-
-// discardOther discards one of them, and after the last one the maps of that layout.
-func (n *Namespace) discardOther(other *OtherLayoutError) error {
-	if err := takeAway(other.at); err != nil {
-		return err
-	}
-	if other.Direction == policy.Ingress {
-		if err := n.dir.dropIfb(other.at.index); err != nil {
-			return err
-		}
-	}
-	n.others = slices.DeleteFunc(slices.Clone(n.others), func(o *OtherLayoutError) bool { return o == other })
-	if n.foreign == nil || len(n.others) > 0 {
-		return nil
-	}
-	if err := n.dir.discardGenerations(0); err != nil {
-		return err
-	}
-	n.foreign = nil
-	return unlink(n.dir.pin(kindsPin))
 }
 
 // An order is what a hook is to have, and what it takes.
@@ -297,7 +251,7 @@ func (o *order) failed(err error) error {
 // devices were deleted. What it leaves, the next command takes away.
 func (n *Namespace) sweepGone(orders []*order) {
 	if slices.ContainsFunc(orders, func(o *order) bool { return o.gone != nil }) {
-		n.sweep()
+		n.pins.sweep()
 	}
 }
 
@@ -321,30 +275,30 @@ func (n *Namespace) prepare(orders []*order) error {
 func (n *Namespace) claim(orders []*order) error {
 	for _, o := range orders {
 		if o.Set == nil {
-			if err := n.vacate(o.dev.Index, o.Direction); err != nil {
+			if err := n.pins.vacate(o.dev.Index, o.Direction); err != nil {
 				return err
 			}
 		}
 		if o.hold.setup {
 			var err error
-			o.done.Hook.Replaced, err = n.dir.setupFQ(o.dev, o.hold.packets)
+			o.done.Hook.Replaced, err = n.pins.dir.setupFQ(o.dev, o.hold.packets)
 			if err := o.failed(err); err != nil {
 				return err
 			}
 		}
 	}
-	upgraded, err := n.makeRoom(orders)
+	upgraded, err := n.pins.makeRoom(orders)
 	if err != nil {
 		return err
 	}
 	for _, o := range orders {
 		if o.Set == nil {
-			o.Set = n.store.Hold().Claim(o.dev.Index, o.dev.Name, o.Direction, o.want.Match)
-			o.at = n.dir.hookDir(o.dev.Index, o.Direction)
+			o.Set = n.pins.store.Hold().Claim(o.dev.Index, o.dev.Name, o.Direction, o.want.Match)
+			o.at = n.pins.dir.hookDir(o.dev.Index, o.Direction)
 			continue
 		}
 		o.done.Hook.Upgraded = upgraded
-		set := n.store.Hold().View(o.Set.Number()) // of the generation that there is now
+		set := n.pins.store.Hold().View(o.Set.Number()) // of the generation that there is now
 		o.Set.Close()
 		o.Set = set
 	}
@@ -353,7 +307,7 @@ func (n *Namespace) claim(orders []*order) error {
 
 // attach attaches hooks that are not attached.
 func (n *Namespace) attach(orders []*order) error {
-	return n.place.haste().hurry(len(orders), func() error {
+	return n.pins.haste.hurry(len(orders), func() error {
 		for _, o := range orders {
 			if o.gone != nil {
 				continue
@@ -368,12 +322,12 @@ func (n *Namespace) attach(orders []*order) error {
 
 func (n *Namespace) attachOne(o *order) error {
 	h := o.Hook
-	if err := n.follow(h, o.dev); err != nil {
+	if err := n.pins.follow(h, o.dev); err != nil {
 		return err
 	}
 	if needsIfb(h.Set, o.want.Rules) {
 		packets, _ := Waiting(o.want.Rules)
-		if err := n.dir.makeIfb(o.dev, packets); err != nil {
+		if err := n.pins.dir.makeIfb(o.dev, packets); err != nil {
 			return err
 		}
 		if h.Set.Ifb() == 0 {
@@ -385,7 +339,7 @@ func (n *Namespace) attachOne(o *order) error {
 		return nil
 	}
 	kind := program.KindOf(h.Direction, o.want.Match, o.dev.L2Bytes)
-	if err := n.needKind(kind); err != nil {
+	if err := n.pins.needKind(kind); err != nil {
 		return err
 	}
 	attached, err := openAttachment(h.at)
@@ -402,7 +356,7 @@ func (n *Namespace) attachOne(o *order) error {
 	if err := makeDir(h.at.dir); err != nil {
 		return err
 	}
-	p, err := program.LoadCaller(n.kinds, kind, h.Set.Number())
+	p, err := program.LoadCaller(n.pins.kinds, kind, h.Set.Number())
 	if err != nil {
 		return err
 	}
@@ -429,7 +383,7 @@ func (n *Namespace) Give(tables []policy.Table) (done []Applied, err error) {
 	if err != nil || !slices.ContainsFunc(orders, (*order).hasWork) {
 		return nil, err
 	}
-	err = n.changing(func() error {
+	err = n.pins.changing(func() error {
 		if err := n.claim(orders); err != nil {
 			return err
 		}
@@ -455,7 +409,7 @@ func (n *Namespace) Give(tables []policy.Table) (done []Applied, err error) {
 
 // planNew is plan for devices whose hooks have no rules.
 func (n *Namespace) planNew(tables []policy.Table) ([]*order, error) {
-	if err := n.refuseOthers(); err != nil {
+	if err := n.pins.refuseOthers(); err != nil {
 		return nil, err
 	}
 	for _, t := range tables {
@@ -486,60 +440,6 @@ func (n *Namespace) warnEarlier(dir, device string) error {
 	return pinValue(pin, &ebpf.MapSpec{Name: "shapectl_device", Type: ebpf.Array, ValueSize: uint32(len(settings))}, settings)
 }
 
-// follow gives the pins of a hook the number that its device has now.
-func (n *Namespace) follow(h *Hook, dev netinfo.Device) error {
-	if h.Set.Ifindex() == dev.Index {
-		return nil
-	}
-	if err := n.vacate(dev.Index, h.Direction); err != nil {
-		return err
-	}
-	to := n.dir.hookDir(dev.Index, h.Direction)
-	if err := renamePins(h.at.dir, to.dir); err != nil {
-		return fmt.Errorf("rename pins: %w", err)
-	}
-	h.at = to
-	return n.renumber(h.Set, dev.Index, dev.Name)
-}
-
-// renumber says of a set where its pins are now.
-func (n *Namespace) renumber(set *maps.Set, index int, device string) error {
-	old := set.Ifindex()
-	set.SetIfb(0)
-	set.SetDevice(index, device)
-	return n.dir.dropIfb(old)
-}
-
-// vacate makes the number of a device free for its pins, where a hook has it whose device
-// has moved to another namespace: that gets one of the highest, which no device has.
-func (n *Namespace) vacate(index int, d policy.Direction) error {
-	set := n.setOf(index, d)
-	if set == nil {
-		return nil
-	}
-	if isUnused(set) {
-		return n.sweepOne(set)
-	}
-	h := n.dir.hookOf(set)
-	defer h.Close()
-	free := math.MaxInt32
-	for n.setOf(free, d) != nil {
-		free--
-	}
-	return n.follow(h, netinfo.Device{Index: free, Name: h.Was})
-}
-
-// adopt completes follow for pins that no set has: they are those of a set whose pins are
-// not in their place. Others are taken away.
-func (n *Namespace) adopt(at hookDir) error {
-	for _, set := range n.sets() {
-		if set.Direction() == at.direction && set.Attached() && !exists(n.dir.hookDir(set.Ifindex(), at.direction).dir) {
-			return n.renumber(set, at.index, set.Device())
-		}
-	}
-	return takeAway(at)
-}
-
 // needsIfb reports whether a hook sends packets to an ifb: those of such rules, or
 // of others that it has.
 func needsIfb(set *maps.Set, rules []policy.Rule) bool {
@@ -548,70 +448,6 @@ func needsIfb(set *maps.Set, rules []policy.Rule) bool {
 	}
 	packets, _ := Waiting(rules)
 	return packets > 0 || set.Ifb() != 0 && set.Delays()
-}
-
-// trimIfb deletes the ifb of a hook that does not need it any more.
-func (n *Namespace) trimIfb(set *maps.Set) error {
-	if set.Direction() != policy.Ingress || needsIfb(set, nil) {
-		return nil
-	}
-	if set.Ifb() != 0 {
-		set.SetIfb(0)
-	}
-	return n.dir.dropIfb(set.Ifindex())
-}
-
-// takeOff takes a hook without rules off its device, and all that it had besides.
-func (n *Namespace) takeOff(h *Hook) error {
-	if err := takeAway(h.at); err != nil {
-		return err
-	}
-	if h.Direction == policy.Ingress {
-		if err := n.dir.dropIfb(h.Set.Ifindex()); err != nil {
-			return err
-		}
-	}
-	h.Set.Release()
-	return n.dropState()
-}
-
-// refuseOthers reports as an error that there are rules of another layout: then nothing is changed
-// but by Flush and Discard, as no build could read all that is there.
-func (n *Namespace) refuseOthers() error { return n.noState(n.foreign) }
-
-// sweep takes off hooks that have no rules, as far as there is time.
-func (n *Namespace) sweep() error {
-	if n.store == nil {
-		return nil
-	}
-	var empty []*maps.Set
-	haveRules := n.store.HaveRules()
-	for set := range n.store.Sets() {
-		if !haveRules[set.Number()] || !set.Attached() {
-			empty = append(empty, set)
-		}
-	}
-	began := time.Now()
-	return n.place.haste().hurry(len(empty), func() error {
-		for _, set := range empty {
-			if time.Since(began) > sweepTime {
-				break
-			}
-			if err := n.sweepOne(set); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-func (n *Namespace) sweepOne(set *maps.Set) error {
-	h := n.dir.hookOf(set)
-	defer h.Close()
-	if !set.Empty() {
-		set.Clear()
-	}
-	return n.takeOff(h)
 }
 
 // elsewhere reports, as far as this process may look, programs of shapectl on a device
@@ -625,80 +461,4 @@ func (dir home) elsewhere(dev netinfo.Device, d policy.Direction) error {
 		return ErrElsewhere
 	}
 	return err
-}
-
-// busyPin marks that a command is changing something. One that is left over belongs
-// to a command that was killed, and the next one completes what it has begun.
-const busyPin = "busy"
-
-// changing runs f, which changes something, and looks after what is left if it fails;
-// or the next command does, if this one is killed.
-func (n *Namespace) changing(f func() error) error {
-	mark := n.dir.pin(busyPin)
-	if err := makeDir(mark); err != nil {
-		return err
-	}
-	err := f()
-	if err == nil {
-		return unlink(mark)
-	}
-	if n.complete() == nil {
-		unlink(mark)
-	}
-	return err
-}
-
-// complete brings order into what a command has left halfway: a change that was not
-// armed is none, maps are of one generation, and there are no hooks without rules.
-func (n *Namespace) complete() error {
-	if n.store == nil && n.foreign == nil { // it may have failed to remove them
-		if err := n.openState(); err != nil {
-			return err
-		}
-	}
-	if n.store != nil {
-		if state, _ := n.store.Change(); state == maps.NoChange {
-			n.store.Abandon()
-		}
-		if err := n.finishState(); err != nil {
-			return err
-		}
-	}
-	if err := n.sweep(); err != nil {
-		return err
-	}
-	if err := n.dropState(); err != nil {
-		return err
-	}
-	for _, set := range n.sets() {
-		if err := n.trimIfb(set); err != nil {
-			return err
-		}
-	}
-	return n.removeStrays()
-}
-
-// removeStrays removes what is pinned for no hook.
-func (n *Namespace) removeStrays() error {
-	entries, err := readDir(string(n.dir))
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		path := n.dir.pin(e.Name())
-		index, d, isHook := parseHookName(e.Name())
-		isOther := slices.ContainsFunc(n.others, func(o *OtherLayoutError) bool { return o.at.dir == path })
-		switch {
-		case strings.HasPrefix(e.Name(), trashPrefix), e.Name() == asideName:
-			err = removeAll(path)
-		case isHook && !isOther && n.setOf(index, d) == nil:
-			err = n.adopt(n.dir.hookDir(index, d))
-		case e.Name() == kindsPin && n.store == nil && n.foreign == nil:
-			err = unlink(path)
-		}
-		if err != nil {
-			return fmt.Errorf("remove pins: %w", err)
-		}
-	}
-	return nil
 }

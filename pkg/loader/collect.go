@@ -72,7 +72,7 @@ func (dir home) remove() {
 // collectDevices removes the hooks of devices that no longer exist. A hook that
 // cannot be judged or removed stays, and is no reason for a command to fail.
 func (n *Namespace) collectDevices() {
-	if n.store == nil && len(n.others) == 0 {
+	if n.pins.store == nil && len(n.pins.others) == 0 {
 		return
 	}
 	devices, err := netinfo.Devices()
@@ -84,7 +84,7 @@ func (n *Namespace) collectDevices() {
 		names[dev.Index] = dev.Name
 	}
 	var others []*OtherLayoutError
-	for _, other := range n.others {
+	for _, other := range n.pins.others {
 		_, anywhere, err := attachedTo(other.at)
 		if name, here := names[other.at.index]; err == nil && !anywhere && !(here && name == other.Device) {
 			others = append(others, other)
@@ -96,11 +96,11 @@ func (n *Namespace) collectDevices() {
 	}
 	var gone []*Hook
 	defer func() { CloseHooks(gone) }()
-	for _, set := range n.sets() {
+	for _, set := range n.pins.sets() {
 		if names[set.Ifindex()] == set.Device() {
 			continue
 		}
-		h, err := n.dir.openHook(set)
+		h, err := n.pins.dir.openHook(set)
 		switch {
 		case err != nil || h == nil:
 		case h.State == Gone:
@@ -110,7 +110,7 @@ func (n *Namespace) collectDevices() {
 		}
 	}
 	for _, h := range gone {
-		if n.changing(func() error { return n.clear(h) }) == nil {
+		if n.pins.changing(func() error { return n.pins.clear(h) }) == nil {
 			n.collected = append(n.collected, h.Was)
 		}
 	}
@@ -256,11 +256,11 @@ func (n *Namespace) FlushOrphans(which func(netinfo.Device, policy.Direction) bo
 // and has left hooks without a rule, which are kept only for a rollback. It
 // reports whether there is more to do than fits in one turn.
 func (n *Namespace) EndOldChange(age time.Duration) (more bool, err error) {
-	if n.store == nil {
+	if n.pins.store == nil {
 		return false, nil
 	}
-	at := n.store.Begins() // 0 where a command has ended the change already
-	switch state, expired := n.store.Change(); state {
+	at := n.pins.store.Begins() // 0 where a command has ended the change already
+	switch state, expired := n.pins.store.Change(); state {
 	case maps.Pending:
 		return false, nil
 	case maps.Expired:
@@ -269,12 +269,12 @@ func (n *Namespace) EndOldChange(age time.Duration) (more bool, err error) {
 	if at != 0 && at+uint64(age) > maps.Now() {
 		return false, nil
 	}
-	if !slices.ContainsFunc(n.sets(), func(set *maps.Set) bool { return !set.InForce() }) {
+	if !slices.ContainsFunc(n.pins.sets(), func(set *maps.Set) bool { return !set.InForce() }) {
 		return false, nil
 	}
-	if err := n.endChange(nil); err != nil {
+	if err := n.pins.endChange(nil); err != nil {
 		return false, err
 	}
-	err = n.sweep()
-	return err == nil && slices.ContainsFunc(n.sets(), isUnused), err
+	err = n.pins.sweep()
+	return err == nil && slices.ContainsFunc(n.pins.sets(), isUnused), err
 }

@@ -603,7 +603,7 @@ func TestNoRulesBesideAnotherLayout(t *testing.T) {
 		t.Errorf("pins were %v, and are %v", before, now)
 	}
 	r.inForce(one, stays)
-	r.write(func(n *Namespace) error { _, err := n.Discard(n.others...); return errors.Join(err, n.Confirm()) })
+	r.write(func(n *Namespace) error { _, err := n.Discard(n.pins.others...); return errors.Join(err, n.Confirm()) })
 	r.flush()
 	r.nothingLeft()
 }

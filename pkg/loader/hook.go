@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -153,25 +152,25 @@ func (dir home) hookDirs() (dirs []hookDir, err error) {
 // Hooks are the hooks that have rules, by device name, egress before ingress. With
 // the error come the hooks that could be read.
 func (n *Namespace) Hooks() (hooks []*Hook, err error) {
-	hooks, err = n.readHooks()
-	if len(n.others) > 0 {
-		err = errors.Join(unreadable(n.others), err)
+	hooks, err = n.pins.readHooks()
+	if len(n.pins.others) > 0 {
+		err = errors.Join(unreadable(n.pins.others), err)
 	}
 	return hooks, err
 }
 
 // readHooks are Hooks but for those of another layout.
-func (n *Namespace) readHooks() (hooks []*Hook, err error) {
-	if n.store == nil {
+func (s *bpfState) readHooks() (hooks []*Hook, err error) {
+	if s.store == nil {
 		return nil, nil
 	}
 	var unread []error
-	haveRules := n.store.HaveRules()
-	for set := range n.store.Sets() {
+	haveRules := s.store.HaveRules()
+	for set := range s.store.Sets() {
 		if !haveRules[set.Number()] {
 			continue
 		}
-		h, err := n.dir.openHook(set)
+		h, err := s.dir.openHook(set)
 		if err != nil {
 			unread = append(unread, err)
 		} else if h != nil {
@@ -192,54 +191,6 @@ func (n *Namespace) readHooks() (hooks []*Hook, err error) {
 	}), errors.Join(unread...)
 }
 
-// otherLayouts are the hooks that builds of another layout have made.
-func (n *Namespace) otherLayouts() (others []*OtherLayoutError, err error) {
-	dirs, err := n.dir.hookDirs()
-	if err != nil {
-		return nil, err
-	}
-	for _, at := range dirs {
-		var generations []string // maps of its own, as each hook had once
-		if !exists(filepath.Join(at.dir, programPin)) {
-			if generations, err = generationsIn(at.dir); err != nil {
-				return nil, err
-			}
-		}
-		if generations == nil && n.foreign == nil {
-			continue
-		}
-		dev, _, err := netinfo.DeviceByIndex(at.index)
-		if err != nil {
-			return nil, err
-		}
-		other := &OtherLayoutError{dev.Name, dev.Name, at.direction, at, n.foreign}
-		if generations != nil {
-			other.Device, _ = maps.Device(filepath.Join(at.dir, generations[len(generations)-1]))
-			other.err = maps.ErrOtherLayout
-		}
-		others = append(others, other)
-	}
-	return others, nil
-}
-
-// setOf is the set of a direction of a device, by its index when the hook was made; nil if there is none.
-func (n *Namespace) setOf(index int, d policy.Direction) *maps.Set {
-	for _, set := range n.sets() {
-		if set.Ifindex() == index && set.Direction() == d {
-			return set
-		}
-	}
-	return nil
-}
-
-// sets are those of all hooks.
-func (n *Namespace) sets() []*maps.Set {
-	if n.store == nil {
-		return nil
-	}
-	return slices.Collect(n.store.Sets())
-}
-
 // Find is the hook of a device by its name or an alternative one; nil if it has none. A
 // device that is no longer here is found by the name that it had; but no rules of a
 // device that is gone are found for changes.
@@ -252,13 +203,13 @@ func (n *Namespace) Find(name string, d policy.Direction) (*Hook, error) {
 	if here {
 		name = dev.Name // and not an alternative one
 	}
-	for _, other := range n.others {
+	for _, other := range n.pins.others {
 		if other.Direction == d && (other.at.index == dev.Index || !here && other.Device == name) {
 			return nil, other
 		}
 	}
 	var sets []*maps.Set
-	for _, set := range n.sets() {
+	for _, set := range n.pins.sets() {
 		switch {
 		case set.Direction() != d:
 		case here && set.Ifindex() == dev.Index:
@@ -268,14 +219,14 @@ func (n *Namespace) Find(name string, d policy.Direction) (*Hook, error) {
 		}
 	}
 	for _, set := range sets {
-		h, err := n.dir.openHook(set)
+		h, err := n.pins.dir.openHook(set)
 		if err != nil {
 			return nil, err
 		}
 		if h == nil {
 			continue
 		}
-		if h.Device.Name == name || h.Was == name && h.Device.Name == "" && (h.State == Moved || !n.writing) {
+		if h.Device.Name == name || h.Was == name && h.Device.Name == "" && (h.State == Moved || !n.pins.writing) {
 			return h, nil // here, back with another number, moved away, or gone and for reading only
 		}
 		h.Close()
@@ -339,7 +290,7 @@ func (h *Hook) judge() error {
 
 // OtherLayout is about the rules of a direction of a device that this build cannot read; nil where it can.
 func (n *Namespace) OtherLayout(index int, d policy.Direction) *OtherLayoutError {
-	for _, other := range n.others {
+	for _, other := range n.pins.others {
 		if other.at.index == index && other.Direction == d {
 			return other
 		}
@@ -349,10 +300,10 @@ func (n *Namespace) OtherLayout(index int, d policy.Direction) *OtherLayoutError
 
 // Programs are those that enforce the rules of a direction of a device, of any layout; none where there are no rules.
 func (n *Namespace) Programs(index int, d policy.Direction) ([]ebpf.ProgramID, error) {
-	if n.setOf(index, d) == nil && n.OtherLayout(index, d) == nil {
+	if n.pins.setOf(index, d) == nil && n.OtherLayout(index, d) == nil {
 		return nil, nil
 	}
-	a, err := openAttachment(n.dir.hookDir(index, d))
+	a, err := openAttachment(n.pins.dir.hookDir(index, d))
 	if err != nil {
 		return nil, err
 	}

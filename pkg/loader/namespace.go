@@ -16,12 +16,10 @@ import (
 	"runtime"
 	"strings"
 
-	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/program"
-	"github.com/shapectl/shapectl/pkg/maps"
 )
 
 // Mode is how programs are attached.
@@ -49,15 +47,8 @@ type Options struct {
 type Namespace struct {
 	options Options
 	place   place
-	dir     home
-	writing bool
+	pins    pins
 	unlock  func()
-
-	// What is pinned of rules; nil where there are none.
-	store   *maps.Store
-	kinds   *ebpf.Map // the programs that hooks call, by kind
-	foreign error     // where a build of another layout has made that: wraps maps.ErrOtherLayout
-	others  []*OtherLayoutError
 
 	collected []string // see Collected
 }
@@ -111,8 +102,8 @@ func Write(o Options) (*Namespace, error) {
 	if err != nil {
 		return n, err
 	}
-	if n.dir != "" {
-		if err := n.heal(); err != nil {
+	if n.pins.dir != "" {
+		if err := n.pins.heal(); err != nil {
 			n.Close()
 			return nil, err
 		}
@@ -141,8 +132,9 @@ func open(o Options, writing bool) (*Namespace, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Namespace{options: o, place: at, writing: writing, unlock: func() {}}
-	at.haste().relax() // a command may have been killed that was in a hurry
+	n := &Namespace{options: o, place: at, unlock: func() {}}
+	n.pins.writing, n.pins.haste = writing, at.haste()
+	n.pins.haste.relax() // a command may have been killed that was in a hurry
 	mounted, err := isBPFFS(at.bpffs())
 	if err == nil && !mounted && !at.lasting && have&(1<<unix.CAP_SYS_ADMIN) == 0 {
 		err = fmt.Errorf("there is no bpffs on %s, and whether there is one outside of this mount namespace can not be seen: %w",
@@ -163,18 +155,18 @@ func (n *Namespace) enter() error {
 	if err := n.place.trust(); err != nil {
 		return err
 	}
-	unlock, err := lock(string(n.place.home()), n.writing, lockPatience)
+	unlock, err := lock(string(n.place.home()), n.pins.writing, lockPatience)
 	if err != nil {
 		return fmt.Errorf("open the pins: %w", err)
 	}
-	n.unlock, n.dir = unlock, n.place.home()
-	if err = n.openState(); err == nil {
-		n.others, err = n.otherLayouts()
+	n.unlock, n.pins.dir = unlock, n.place.home()
+	if err = n.pins.open(); err == nil {
+		n.pins.others, err = n.pins.otherLayouts()
 	}
 	if err != nil {
-		n.closeState()
+		n.pins.close()
 		unlock()
-		n.unlock, n.dir = func() {}, ""
+		n.unlock, n.pins.dir = func() {}, ""
 	}
 	return err
 }
@@ -197,7 +189,7 @@ func (n *Namespace) found() error {
 		}
 		err := n.enter()
 		if err == nil {
-			return n.heal()
+			return n.pins.heal()
 		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -213,29 +205,11 @@ const (
 	asideName = "new"
 )
 
-// heal finishes what a killed command was at.
-func (n *Namespace) heal() error {
-	if err := n.dir.markAlive(); err != nil {
-		return err
-	}
-	if err := n.dir.healQueues(); err != nil {
-		return err
-	}
-	if exists(n.dir.pin(busyPin)) {
-		if err := n.complete(); err != nil {
-			return err
-		}
-		return unlink(n.dir.pin(busyPin))
-	}
-	// Hooks that an earlier command had no time for.
-	return n.sweep()
-}
-
 // Close lets other commands in. A namespace with no hooks leaves nothing behind.
 func (n *Namespace) Close() {
-	n.closeState()
-	if n.writing && n.dir != "" {
-		n.dir.remove()
+	n.pins.close()
+	if n.pins.writing && n.pins.dir != "" {
+		n.pins.dir.remove()
 	}
 	n.unlock()
 }

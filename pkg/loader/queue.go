@@ -123,10 +123,10 @@ func (dir home) setupFQ(dev netinfo.Device, packets uint32) (was string, err err
 // RestoreQdisc puts back what a device had before it was given an fq. Nothing
 // becomes of one that was not.
 func (n *Namespace) RestoreQdisc(dev netinfo.Device) (o fq.Outcome, err error) {
-	if n.dir == "" {
+	if n.pins.dir == "" {
 		return o, nil
 	}
-	pin := n.dir.qdiscPin(dev.Index)
+	pin := n.pins.dir.qdiscPin(dev.Index)
 	record, err := readRecord(pin)
 	if record == nil || err != nil {
 		return o, err
@@ -141,7 +141,9 @@ func (n *Namespace) RestoreQdisc(dev netinfo.Device) (o fq.Outcome, err error) {
 }
 
 // GivenFQ reports whether a device was given an fq that RestoreQdisc has not taken away.
-func (n *Namespace) GivenFQ(device int) bool { return n.dir != "" && exists(n.dir.qdiscPin(device)) }
+func (n *Namespace) GivenFQ(device int) bool {
+	return n.pins.dir != "" && exists(n.pins.dir.qdiscPin(device))
+}
 
 func (dir home) qdiscPin(index int) string {
 	return dir.pin(qdiscPrefix + strconv.Itoa(index))

@@ -20,9 +20,9 @@ func TestRecordOfAQdisc(t *testing.T) {
 	index := testenv.Link(t, "va").Attrs().Index
 	r.put(rule("10.0.0.0/24"))
 	for _, record := range []string{"first", "another one"} {
-		r.write(func(n *Namespace) error { return keepRecord(n.dir.qdiscPin(index), []byte(record)) })
+		r.write(func(n *Namespace) error { return keepRecord(n.pins.dir.qdiscPin(index), []byte(record)) })
 		r.write(func(n *Namespace) error {
-			kept, err := readRecord(n.dir.qdiscPin(index))
+			kept, err := readRecord(n.pins.dir.qdiscPin(index))
 			if !bytes.Equal(kept, []byte(record)) || !n.GivenFQ(index) {
 				t.Errorf("kept %q, which was %q", kept, record)
 			}
@@ -31,7 +31,7 @@ func TestRecordOfAQdisc(t *testing.T) {
 	}
 	r.delete(rule("10.0.0.0/24"))
 	r.write(func(n *Namespace) error {
-		if kept, err := readRecord(n.dir.qdiscPin(index)); err != nil || string(kept) != "another one" {
+		if kept, err := readRecord(n.pins.dir.qdiscPin(index)); err != nil || string(kept) != "another one" {
 			t.Errorf("without rules it is %q, %v", kept, err)
 		}
 		hooks, err := n.Hooks()
@@ -54,7 +54,7 @@ func TestRecordIsForgottenOnceRestored(t *testing.T) {
 	dev := netinfo.Device{Name: "va", Index: testenv.Link(t, "va").Attrs().Index}
 	r.put(rule("10.0.0.0/24"))
 	r.write(func(n *Namespace) error {
-		testenv.Must(t, keepRecord(n.dir.qdiscPin(dev.Index), []byte(`{"before": [{"kind": "noqueue"}], "set": [{"kind": "fq", "handle": 1522532352}]}`)))
+		testenv.Must(t, keepRecord(n.pins.dir.qdiscPin(dev.Index), []byte(`{"before": [{"kind": "noqueue"}], "set": [{"kind": "fq", "handle": 1522532352}]}`)))
 		_, err := n.RestoreQdisc(dev)
 		if n.GivenFQ(dev.Index) {
 			t.Error("it is kept still")
@@ -81,8 +81,8 @@ func TestIfbOfAKilledCommand(t *testing.T) {
 		t.Helper()
 		r.put(rule("10.0.0.0/24"))
 		r.write(func(n *Namespace) error {
-			testenv.Must(t, os.Mkdir(n.dir.ifbMark(index), 0o750))
-			return os.Mkdir(n.dir.pin(busyPin), 0o750)
+			testenv.Must(t, os.Mkdir(n.pins.dir.ifbMark(index), 0o750))
+			return os.Mkdir(n.pins.dir.pin(busyPin), 0o750)
 		})
 		ifb(t, index)
 		after()

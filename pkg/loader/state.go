@@ -11,9 +11,11 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/internal/step"
 	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 const (
@@ -35,39 +37,50 @@ const (
 	kindsPin = "kinds"
 )
 
-// openState opens what is pinned of the namespace's rules, if there is anything.
-func (n *Namespace) openState() error {
-	generations, err := generationsIn(string(n.dir))
+// A bpfState is what is pinned of a namespace's rules: one generation of maps, and the programs that hooks call.
+type bpfState struct {
+	dir     home
+	writing bool
+
+	store   *maps.Store // nil where there are no rules
+	kinds   *ebpf.Map   // the programs, by kind
+	foreign error       // where a build of another layout has made that: wraps maps.ErrOtherLayout
+	others  []*OtherLayoutError
+}
+
+// open opens what is pinned of the namespace's rules, if there is anything.
+func (s *bpfState) open() error {
+	generations, err := generationsIn(string(s.dir))
 	if err != nil || len(generations) == 0 {
 		return err
 	}
 	// Of two, a command that was killed has not finished the newer one; their rules are the same.
 	newest := generations[len(generations)-1]
-	n.store, err = maps.Open(n.dir.pin(newest))
+	s.store, err = maps.Open(s.dir.pin(newest))
 	if errors.Is(err, maps.ErrOtherLayout) {
-		n.store, n.foreign = nil, err
+		s.store, s.foreign = nil, err
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("rules of this network namespace: %w", err)
 	}
-	if n.kinds, err = ebpf.LoadPinnedMap(n.dir.pin(kindsPin), nil); err != nil {
+	if s.kinds, err = ebpf.LoadPinnedMap(s.dir.pin(kindsPin), nil); err != nil {
 		return fmt.Errorf("open the map of programs: %w", err)
 	}
-	if state, from := n.store.Change(); state == maps.Armed && n.writing {
+	if state, from := s.store.Change(); state == maps.Armed && s.writing {
 		waitUntil(from) // whoever armed it was killed meanwhile
 	}
 	return nil
 }
 
-func (n *Namespace) closeState() {
-	if n.store != nil {
-		n.store.Close()
+func (s *bpfState) close() {
+	if s.store != nil {
+		s.store.Close()
 	}
-	if n.kinds != nil {
-		n.kinds.Close()
+	if s.kinds != nil {
+		s.kinds.Close()
 	}
-	n.store, n.kinds = nil, nil
+	s.store, s.kinds = nil, nil
 }
 
 // generationsIn are those of maps that are pinned in a directory, oldest first.
@@ -111,7 +124,7 @@ func (dir home) discardGenerations(keep int) error {
 // makeRoom has the namespace's maps made, or made anew, where they lack room for what
 // hooks are to get, or where another build made the programs. It reports whether it was
 // another build.
-func (n *Namespace) makeRoom(orders []*order) (upgraded bool, err error) {
+func (s *bpfState) makeRoom(orders []*order) (upgraded bool, err error) {
 	id, err := program.Build()
 	if err != nil {
 		return false, err
@@ -123,28 +136,28 @@ func (n *Namespace) makeRoom(orders []*order) (upgraded bool, err error) {
 			views++
 		}
 	}
-	if n.store == nil {
+	if s.store == nil {
 		// With a few more rules, it does not have to grow.
 		size := maps.Size{Views: max(leastViews, views), Rules: max(leastRules, ids+ids/32), Buckets: noBuckets}
 		settings := bpf.AbiHook{Build: id}
 		if err := binary.Read(rand.Reader, binary.NativeEndian, &settings.Secret); err != nil {
 			return false, err
 		}
-		return false, n.createState(roomFor(orders, size), settings)
+		return false, s.create(roomFor(orders, size), settings)
 	}
-	settings, size := n.store.Hook(), roomFor(orders, n.store.Size())
-	if lacks := n.store.Lacks(ids); lacks > 0 {
+	settings, size := s.store.Hook(), roomFor(orders, s.store.Size())
+	if lacks := s.store.Lacks(ids); lacks > 0 {
 		size.Rules = max(growth(size.Rules), (size.Rules+lacks)/4*5)
 	}
-	for views += uint32(len(n.sets())); size.Views < views; {
+	for views += uint32(len(s.sets())); size.Views < views; {
 		size.Views *= 2
 	}
 	upgraded = settings.Build != id
-	if !upgraded && size == n.store.Size() {
+	if !upgraded && size == s.store.Size() {
 		return false, nil
 	}
 	settings.Build = id
-	return upgraded, n.renewState(size, settings)
+	return upgraded, s.renew(size, settings)
 }
 
 // growth is room for how many rules there is once that for so many is full. As a
@@ -173,30 +186,30 @@ func roomFor(orders []*order, size maps.Size) maps.Size {
 	return size
 }
 
-func (n *Namespace) createState(size maps.Size, settings bpf.AbiHook) error {
-	pin := n.dir.pin(kindsPin)
+func (s *bpfState) create(size maps.Size, settings bpf.AbiHook) error {
+	pin := s.dir.pin(kindsPin)
 	var err error
-	if n.store, err = maps.New(size, settings); err == nil {
-		n.kinds, err = program.NewKinds()
+	if s.store, err = maps.New(size, settings); err == nil {
+		s.kinds, err = program.NewKinds()
 	}
 	if err == nil {
 		err = unlink(pin)
 	}
 	if err == nil {
-		err = pinAt(n.kinds, pin)
+		err = pinAt(s.kinds, pin)
 	}
 	if err == nil {
-		err = n.pinState(n.store, "g0")
+		err = s.pinAs(s.store, "g0")
 	}
 	if err != nil {
-		n.closeState()
+		s.close()
 	}
 	return err
 }
 
-// pinState pins a store aside, and puts the whole in place.
-func (n *Namespace) pinState(store *maps.Store, generation string) error {
-	aside := n.dir.pin(asideName)
+// pinAs pins a store aside, and puts the whole in place.
+func (s *bpfState) pinAs(store *maps.Store, generation string) error {
+	aside := s.dir.pin(asideName)
 	if err := removeAll(aside); err != nil {
 		return fmt.Errorf("clear %s: %w", aside, err)
 	}
@@ -206,28 +219,28 @@ func (n *Namespace) pinState(store *maps.Store, generation string) error {
 	if err := store.Pin(aside); err != nil {
 		return err
 	}
-	if err := renamePins(aside, n.dir.pin(generation)); err != nil {
+	if err := renamePins(aside, s.dir.pin(generation)); err != nil {
 		return fmt.Errorf("put pins in place: %w", err)
 	}
 	return nil
 }
 
-// renewState makes the next generation: with other settings, and room for more.
+// renew makes the next generation: with other settings, and room for more.
 // Rules, buckets and counters are shared with the last one.
-func (n *Namespace) renewState(size maps.Size, settings bpf.AbiHook) error {
-	next, err := n.store.Derive(size, settings)
+func (s *bpfState) renew(size maps.Size, settings bpf.AbiHook) error {
+	next, err := s.store.Derive(size, settings)
 	if err != nil {
 		return err
 	}
-	err = n.switchTo(next, func() error {
-		generations, err := generationsIn(string(n.dir))
+	err = s.switchTo(next, func() error {
+		generations, err := generationsIn(string(s.dir))
 		if err != nil {
 			return err
 		}
 		last, _ := numbered(generations[len(generations)-1], "g")
-		return n.pinState(next, fmt.Sprintf("g%d", last+1))
+		return s.pinAs(next, fmt.Sprintf("g%d", last+1))
 	})
-	if n.store != next {
+	if s.store != next {
 		next.Close()
 	}
 	return err
@@ -235,10 +248,10 @@ func (n *Namespace) renewState(size maps.Size, settings bpf.AbiHook) error {
 
 // switchTo has hooks call programs on a store once it is pinned, and discards all older generations.
 // The kernel may refuse a program; then nothing is pinned.
-func (n *Namespace) switchTo(store *maps.Store, pin func() error) error {
+func (s *bpfState) switchTo(store *maps.Store, pin func() error) error {
 	programs := map[program.Kind]*ebpf.Program{}
 	for kind := range program.Kinds {
-		if !n.hasKind(kind) {
+		if !s.hasKind(kind) {
 			continue
 		}
 		p, err := program.Load(store, kind.Settings(store.Hook()))
@@ -251,69 +264,129 @@ func (n *Namespace) switchTo(store *maps.Store, pin func() error) error {
 	if err := pin(); err != nil {
 		return err
 	}
-	if n.store != store {
-		n.store.Close()
-		n.store = store
+	if s.store != store {
+		s.store.Close()
+		s.store = store
 	}
 	for kind, p := range programs {
-		if err := n.putKind(kind, p); err != nil {
+		if err := s.putKind(kind, p); err != nil {
 			return err
 		}
 	}
-	return n.dir.discardGenerations(1)
+	return s.dir.discardGenerations(1)
 }
 
-func (n *Namespace) hasKind(kind program.Kind) bool {
+func (s *bpfState) hasKind(kind program.Kind) bool {
 	var id uint32
-	return n.kinds.Lookup(kind, &id) == nil
+	return s.kinds.Lookup(kind, &id) == nil
 }
 
-func (n *Namespace) putKind(kind program.Kind, p *ebpf.Program) error {
+func (s *bpfState) putKind(kind program.Kind, p *ebpf.Program) error {
 	if err := step.Try("replace a program"); err != nil {
 		return err
 	}
-	if err := n.kinds.Put(kind, p); err != nil {
+	if err := s.kinds.Put(kind, p); err != nil {
 		return fmt.Errorf("put a program in place: %w", err)
 	}
 	return nil
 }
 
 // needKind makes sure that there is a program for hooks of a kind.
-func (n *Namespace) needKind(kind program.Kind) error {
-	if n.hasKind(kind) {
+func (s *bpfState) needKind(kind program.Kind) error {
+	if s.hasKind(kind) {
 		return nil
 	}
-	p, err := program.Load(n.store, kind.Settings(n.store.Hook()))
+	p, err := program.Load(s.store, kind.Settings(s.store.Hook()))
 	if err != nil {
 		return err
 	}
 	defer p.Close()
-	return n.putKind(kind, p)
+	return s.putKind(kind, p)
 }
 
-// finishState completes what a killed command has begun: the newest generation is that of all hooks.
-func (n *Namespace) finishState() error {
-	if err := removeAll(n.dir.pin(asideName)); err != nil {
+// unify completes what a killed command has begun: the newest generation is that of all hooks.
+func (s *bpfState) unify() error {
+	if err := removeAll(s.dir.pin(asideName)); err != nil {
 		return fmt.Errorf("remove pins: %w", err)
 	}
-	generations, err := generationsIn(string(n.dir))
+	generations, err := generationsIn(string(s.dir))
 	if err != nil || len(generations) < 2 {
 		return err
 	}
-	return n.switchTo(n.store, func() error { return nil })
+	return s.switchTo(s.store, func() error { return nil })
 }
 
-// dropState removes the maps of a namespace in which no hook is left.
-func (n *Namespace) dropState() error {
-	if n.store == nil {
+// drop removes the maps of a namespace in which no hook is left.
+func (s *bpfState) drop() error {
+	if s.store == nil {
 		return nil
 	}
-	for range n.store.Sets() {
+	for range s.store.Sets() {
 		return nil
 	}
-	n.closeState()
-	if err := n.dir.discardGenerations(0); err != nil {
+	s.close()
+	if err := s.dir.discardGenerations(0); err != nil {
 		return err
 	}
-	return unlink(n.dir.pin(kindsPin))
+	return unlink(s.dir.pin(kindsPin))
+}
+
+// otherLayouts are the hooks that builds of another layout have made.
+func (s *bpfState) otherLayouts() (others []*OtherLayoutError, err error) {
+	dirs, err := s.dir.hookDirs()
+	if err != nil {
+		return nil, err
+	}
+	for _, at := range dirs {
+		var generations []string // maps of its own, as each hook had once
+		if !exists(filepath.Join(at.dir, programPin)) {
+			if generations, err = generationsIn(at.dir); err != nil {
+				return nil, err
+			}
+		}
+		if generations == nil && s.foreign == nil {
+			continue
+		}
+		dev, _, err := netinfo.DeviceByIndex(at.index)
+		if err != nil {
+			return nil, err
+		}
+		other := &OtherLayoutError{dev.Name, dev.Name, at.direction, at, s.foreign}
+		if generations != nil {
+			other.Device, _ = maps.Device(filepath.Join(at.dir, generations[len(generations)-1]))
+			other.err = maps.ErrOtherLayout
+		}
+		others = append(others, other)
+	}
+	return others, nil
+}
+
+// noState says why no rules can be changed: another layout, or else err.
+func (s *bpfState) noState(err error) error {
+	if len(s.others) > 0 {
+		return s.others[0]
+	}
+	return err
+}
+
+// refuseOthers reports as an error that there are rules of another layout: then nothing is changed
+// but by Flush and Discard, as no build could read all that is there.
+func (s *bpfState) refuseOthers() error { return s.noState(s.foreign) }
+
+// sets are those of all hooks.
+func (s *bpfState) sets() []*maps.Set {
+	if s.store == nil {
+		return nil
+	}
+	return slices.Collect(s.store.Sets())
+}
+
+// setOf is the set of a direction of a device, by its index when the hook was made; nil if there is none.
+func (s *bpfState) setOf(index int, d policy.Direction) *maps.Set {
+	for _, set := range s.sets() {
+		if set.Ifindex() == index && set.Direction() == d {
+			return set
+		}
+	}
+	return nil
 }

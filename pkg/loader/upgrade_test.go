@@ -15,9 +15,9 @@ import (
 func (r *rig) renewAsAnotherBuild() {
 	r.t.Helper()
 	r.write(func(n *Namespace) error {
-		settings := n.store.Hook()
+		settings := n.pins.store.Hook()
 		settings.Build[0] ^= 0xff
-		return n.renewState(n.store.Size(), settings)
+		return n.pins.renew(n.pins.store.Size(), settings)
 	})
 }
 
