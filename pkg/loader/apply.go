@@ -2,11 +2,8 @@ package loader
 
 import (
 	"errors"
-	"fmt"
-	"slices"
 	"time"
 
-	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -81,16 +78,16 @@ func (n *Namespace) Tables() ([]policy.Table, error) {
 // Where nothing is to be changed, nothing is touched. A device that is deleted
 // meanwhile gets no rules, and keeps no other from them.
 func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied, err error) {
-	plan := func() ([]*order, error) { return n.plan(tables) }
+	plan := func() (orders, error) { return n.plan(tables) }
 	orders, err := n.planned(plan)
-	defer func() { closeOrders(orders) }()
-	if err != nil || !slices.ContainsFunc(orders, (*order).hasWork) {
+	defer func() { orders.close() }()
+	if err != nil || !orders.haveWork() {
 		return nil, err
 	}
 	if orders, err = n.endBefore(orders, plan, nil); err != nil {
 		return nil, err
 	}
-	if err := n.pins.changing(func() error { return n.apply(orders, o) }); err != nil {
+	if err := n.pins.changing(func() error { return orders.apply(&n.pins, n.options, o) }); err != nil {
 		return nil, err
 	}
 	for _, o := range orders {
@@ -101,129 +98,6 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied
 		}
 	}
 	return done, nil
-}
-
-// A side is a direction of a device.
-type side struct {
-	device    string
-	direction policy.Direction
-}
-
-// plan is what each hook has to do for a policy, if that is possible.
-func (n *Namespace) plan(tables []policy.Table) (orders []*order, err error) {
-	hooks, err := n.Hooks()
-	moved := map[side]bool{}
-	for _, h := range hooks {
-		if h.State == Moved {
-			moved[side{h.Name(), h.Direction}] = true
-		}
-		if h.Device.Name == "" {
-			h.Close()
-			continue
-		}
-		none := policy.Table{Device: h.Device.Name, Direction: h.Direction, Match: h.Match()}
-		orders = append(orders, newOrder(h, h.Device, none))
-	}
-	if err != nil {
-		return orders, err
-	}
-	return n.planTables(orders, moved, tables)
-}
-
-// planTables has these orders bring tables into force, and others of hooks that are yet to be made.
-func (n *Namespace) planTables(orders []*order, moved map[side]bool, tables []policy.Table) ([]*order, error) {
-	at := map[side]*order{}
-	for _, o := range orders {
-		at[side{o.dev.Name, o.Direction}] = o
-	}
-	for _, t := range tables {
-		its := side{t.Device, t.Direction}
-		if at[its] != nil {
-			at[its].want = t
-			continue
-		}
-		if len(t.Rules) == 0 {
-			continue
-		}
-		if moved[its] {
-			return orders, fmt.Errorf("%s %s: %w", t.Device, t.Direction, ErrMoved)
-		}
-		dev, err := netinfo.DeviceByName(t.Device)
-		if errors.Is(err, netinfo.ErrNoDevice) {
-			continue // it was deleted meanwhile
-		}
-		if err != nil {
-			return orders, fmt.Errorf("%s: %w", t.Device, err)
-		}
-		orders = append(orders, newOrder(newHook(dev, t.Direction), dev, t))
-	}
-	for _, o := range orders {
-		if err := o.failed(o.plan(n)); err != nil {
-			return orders, err
-		}
-	}
-	return orders, nil
-}
-
-// plan finds the steps of a hook, or why it cannot get its rules.
-func (o *order) plan(n *Namespace) (err error) {
-	if o.Set == nil {
-		if err := n.pins.dir.elsewhere(o.dev, o.Direction); err != nil {
-			return err
-		}
-	}
-	if err := o.dev.CheckReadable(); err != nil {
-		return err
-	}
-	if o.hold, err = n.holdBack(o.dev, o.Direction, o.want.Rules); err != nil {
-		return err
-	}
-	o.done.Hook.Lacks = o.hold.lacks
-	have := policy.Table{Device: o.want.Device, Direction: o.Direction, Match: o.want.Match}
-	if o.Set != nil {
-		// Without a rule in force, a hook is kept only for a rollback, and gone with the end of the last change.
-		if len(o.want.Rules) > 0 && o.Match() != o.want.Match && o.Set.InForce() {
-			return fmt.Errorf("%w (%s)", ErrMatch, o.Match())
-		}
-		have.Rules = o.Set.Policy()
-	}
-	o.steps = have.Diff(o.want)
-	return nil
-}
-
-// hasWork reports whether anything is to be done for a hook.
-func (o *order) hasWork() bool {
-	return o.gone == nil && (o.Set == nil || o.State != Attached || o.hold.setup || len(o.steps) > 0)
-}
-
-func (n *Namespace) apply(orders []*order, o ApplyOptions) error {
-	if err := n.prepare(orders); err != nil {
-		return err
-	}
-	of, ready := 0, 0
-	for _, o := range orders {
-		of += len(o.steps)
-	}
-	for _, one := range orders {
-		if err := one.Set.Prepare(one.steps, func(steps int) {
-			if o.Progress != nil {
-				o.Progress(ready+steps, of)
-			}
-		}); err != nil {
-			return fmt.Errorf("%s %s: %w", one.dev.Name, one.Direction, err)
-		}
-		ready += len(one.steps)
-	}
-	if of > 0 {
-		from, err := arm(n.pins.store, o.Confirm)
-		if err != nil {
-			return err
-		}
-		waitUntil(from)
-		n.pins.store.Commit()
-	}
-	n.sweepGone(orders)
-	return nil
 }
 
 // arm lets what was prepared switch at a moment that is so far ahead that no packet
@@ -261,21 +135,6 @@ func readied(clock func() uint64, latest uint64, ready func(at uint64)) (at uint
 		lead = min(max(2*lead, 3*took), maps.MaxLead)
 	}
 	return 0, ErrBusy
-}
-
-// endBefore is endChange for what was planned, and plans once more: hooks may have gone with the last change.
-func (n *Namespace) endBefore(orders []*order, plan func() ([]*order, error), h *Hook) ([]*order, error) {
-	if n.pins.store == nil {
-		return orders, nil
-	}
-	if state, _ := n.pins.store.Change(); state == maps.NoChange {
-		return orders, nil
-	}
-	if err := n.pins.endChange(h); err != nil {
-		return orders, err
-	}
-	closeOrders(orders)
-	return plan()
 }
 
 // PendingChange tells until when a change is in force that nobody has confirmed

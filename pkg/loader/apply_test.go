@@ -536,10 +536,10 @@ func (r *rig) killedArming(tables []policy.Table, armed int, lead time.Duration)
 		if err != nil {
 			return err
 		}
-		defer closeOrders(orders)
+		defer orders.close()
 		defer func() { recover() }() // so nothing is cleared up
 		return n.pins.changing(func() error {
-			testenv.Must(r.t, n.prepare(orders))
+			testenv.Must(r.t, orders.prepare(&n.pins, n.options))
 			for _, o := range orders {
 				testenv.Must(r.t, o.Set.Prepare(o.steps, func(int) {}))
 			}

@@ -67,7 +67,7 @@ type holding struct {
 // holdBack finds out what is to be done so that rules can delay. Nothing is
 // changed. The error is an *UnheldError, or wraps
 // netinfo.ErrUnsupportedDevice, fq.ErrNoFQ or fq.ErrOldIfb.
-func (n *Namespace) holdBack(dev netinfo.Device, d policy.Direction, rules []policy.Rule) (h holding, err error) {
+func holdBack(dev netinfo.Device, d policy.Direction, rules []policy.Rule, setupFQ bool) (h holding, err error) {
 	packets, longest := Waiting(rules)
 	if packets == 0 {
 		return h, nil
@@ -84,7 +84,7 @@ func (n *Namespace) holdBack(dev netinfo.Device, d policy.Direction, rules []pol
 		return h, err
 	}
 	holds, fixed := s.Holds && s.Horizon > longest, s.Replaceable()
-	h.setup = n.options.SetupFQ && !s.Ready(packets) && fixed == nil
+	h.setup = setupFQ && !s.Ready(packets) && fixed == nil
 	if h.setup || !holds {
 		if err := fq.Check(); err != nil {
 			return h, err

@@ -124,13 +124,13 @@ func (dir home) discardGenerations(keep int) error {
 // makeRoom has the namespace's maps made, or made anew, where they lack room for what
 // hooks are to get, or where another build made the programs. It reports whether it was
 // another build.
-func (s *bpfState) makeRoom(orders []*order) (upgraded bool, err error) {
+func (s *bpfState) makeRoom(all orders) (upgraded bool, err error) {
 	id, err := program.Build()
 	if err != nil {
 		return false, err
 	}
 	var ids, views uint32
-	for _, o := range orders {
+	for _, o := range all {
 		ids += maps.IDs(o.steps...)
 		if o.Set == nil {
 			views++
@@ -143,9 +143,9 @@ func (s *bpfState) makeRoom(orders []*order) (upgraded bool, err error) {
 		if err := binary.Read(rand.Reader, binary.NativeEndian, &settings.Secret); err != nil {
 			return false, err
 		}
-		return false, s.create(roomFor(orders, size), settings)
+		return false, s.create(roomFor(all, size), settings)
 	}
-	settings, size := s.store.Hook(), roomFor(orders, s.store.Size())
+	settings, size := s.store.Hook(), roomFor(all, s.store.Size())
 	if lacks := s.store.Lacks(ids); lacks > 0 {
 		size.Rules = max(growth(size.Rules), (size.Rules+lacks)/4*5)
 	}
@@ -170,8 +170,8 @@ func growth(rules uint32) uint32 {
 }
 
 // roomFor is a size with room for buckets and shadows, if rules are to have any.
-func roomFor(orders []*order, size maps.Size) maps.Size {
-	for _, o := range orders {
+func roomFor(all orders, size maps.Size) maps.Size {
+	for _, o := range all {
 		for i := range o.want.Rules {
 			r := &o.want.Rules[i]
 			proposed, ok := r.Proposed()

@@ -1,0 +1,244 @@
+package loader
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/program"
+	"github.com/shapectl/shapectl/pkg/fq"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// newHook is a hook that is yet to be made.
+func newHook(dev netinfo.Device, d policy.Direction) *Hook {
+	return &Hook{Direction: d, Device: dev, Was: dev.Name, State: Detached}
+}
+
+// An order is what a hook is to have, and what it takes.
+type order struct {
+	*Hook
+	dev   netinfo.Device
+	want  policy.Table
+	steps []policy.Difference
+	hold  holding
+	done  Applied
+	gone  error // what went wrong, as the device was deleted meanwhile
+}
+
+func newOrder(h *Hook, dev netinfo.Device, want policy.Table) *order {
+	o := &order{Hook: h, dev: dev, want: want, done: Applied{Device: dev.Name, Direction: want.Direction}}
+	if h.Set != nil && h.State != Attached {
+		o.done.Hook.Reattached = string(h.State)
+	}
+	return o
+}
+
+// failed is what went wrong with an order, but for one whose device was deleted meanwhile: that fails alone.
+func (o *order) failed(err error) error {
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("%s %s: %w", o.dev.Name, o.Direction, err)
+	if _, here, lookup := netinfo.DeviceByIndex(o.dev.Index); lookup == nil && !here {
+		o.gone, o.steps = err, nil
+		return nil
+	}
+	return err
+}
+
+// hasWork reports whether anything is to be done for a hook.
+func (o *order) hasWork() bool {
+	return o.gone == nil && (o.Set == nil || o.State != Attached || o.hold.setup || len(o.steps) > 0)
+}
+
+// orders are those of all hooks that one command changes.
+type orders []*order
+
+func (all orders) close() {
+	for _, o := range all {
+		o.Close()
+	}
+}
+
+func (all orders) haveWork() bool { return slices.ContainsFunc(all, (*order).hasWork) }
+
+// apply prepares hooks, and has all their rules change at one moment.
+func (all orders) apply(p *pins, options Options, o ApplyOptions) error {
+	if err := all.prepare(p, options); err != nil {
+		return err
+	}
+	of, ready := 0, 0
+	for _, one := range all {
+		of += len(one.steps)
+	}
+	for _, one := range all {
+		if err := one.Set.Prepare(one.steps, func(steps int) {
+			if o.Progress != nil {
+				o.Progress(ready+steps, of)
+			}
+		}); err != nil {
+			return fmt.Errorf("%s %s: %w", one.dev.Name, one.Direction, err)
+		}
+		ready += len(one.steps)
+	}
+	if of > 0 {
+		from, err := arm(p.store, o.Confirm)
+		if err != nil {
+			return err
+		}
+		waitUntil(from)
+		p.store.Commit()
+	}
+	all.sweepGone(p)
+	return nil
+}
+
+// prepare makes room for the rules of hooks, and attaches hooks: with programs of
+// this build that compare their side. What is so already is left alone. An order is gone
+// whose device is deleted meanwhile.
+func (all orders) prepare(p *pins, options Options) error {
+	if err := all.claim(p); err != nil {
+		return err
+	}
+	return all.attach(p, options)
+}
+
+// claim makes room for the rules of hooks, gives each a set, and devices the fq that they need.
+func (all orders) claim(p *pins) error {
+	for _, o := range all {
+		if o.Set == nil {
+			if err := p.vacate(o.dev.Index, o.Direction); err != nil {
+				return err
+			}
+		}
+		if o.hold.setup {
+			var err error
+			o.done.Hook.Replaced, err = p.dir.setupFQ(o.dev, o.hold.packets)
+			if err := o.failed(err); err != nil {
+				return err
+			}
+		}
+	}
+	upgraded, err := p.makeRoom(all)
+	if err != nil {
+		return err
+	}
+	for _, o := range all {
+		if o.Set == nil {
+			o.Set = p.store.Hold().Claim(o.dev.Index, o.dev.Name, o.Direction, o.want.Match)
+			o.at = p.dir.hookDir(o.dev.Index, o.Direction)
+			continue
+		}
+		o.done.Hook.Upgraded = upgraded
+		set := p.store.Hold().View(o.Set.Number()) // of the generation that there is now
+		o.Set.Close()
+		o.Set = set
+	}
+	return nil
+}
+
+// attach attaches hooks that are not attached.
+func (all orders) attach(p *pins, options Options) error {
+	return p.haste.hurry(len(all), func() error {
+		for _, o := range all {
+			if o.gone != nil {
+				continue
+			}
+			if err := o.failed(o.attach(p, options)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (o *order) attach(p *pins, options Options) error {
+	h := o.Hook
+	if err := p.follow(h, o.dev); err != nil {
+		return err
+	}
+	if needsIfb(h.Set, o.want.Rules) {
+		packets, _ := Waiting(o.want.Rules)
+		if err := p.dir.makeIfb(o.dev, packets); err != nil {
+			return err
+		}
+		if h.Set.Ifb() == 0 {
+			h.Set.SetIfb(fq.IfbIndex(o.dev.Index))
+			o.done.Hook.Redirected = true
+		}
+	}
+	if h.State == Attached && h.Match() == o.want.Match {
+		return nil
+	}
+	kind := program.KindOf(h.Direction, o.want.Match, o.dev.L2Bytes)
+	if err := p.needKind(kind); err != nil {
+		return err
+	}
+	attached, err := openAttachment(h.at)
+	if err != nil {
+		return err
+	}
+	defer attached.close()
+	mode := attached.mode()
+	if mode == "" {
+		if mode, err = HookMode(options); err != nil {
+			return err
+		}
+	}
+	if err := makeDir(h.at.dir); err != nil {
+		return err
+	}
+	caller, err := program.LoadCaller(p.kinds, kind, h.Set.Number())
+	if err != nil {
+		return err
+	}
+	defer caller.Close()
+	if err := attached.put(caller, mode); err != nil {
+		return err
+	}
+	if err := h.at.warnEarlier(o.dev.Name); err != nil {
+		return err
+	}
+	h.Set.SetSide(o.want.Match)
+	h.Set.SetAttached()
+	h.State, h.Mode, h.Device = Attached, mode, o.dev
+	return nil
+}
+
+// sweepGone takes away what there is of hooks that could not be attached, as their
+// devices were deleted. What it leaves, the next command takes away.
+func (all orders) sweepGone(p *pins) {
+	if slices.ContainsFunc(all, func(o *order) bool { return o.gone != nil }) {
+		p.sweep()
+	}
+}
+
+// warnEarlier pins settings where builds had them that kept maps for each hook: so they
+// refuse the hook, and do not take it for what a killed command has left.
+func (at hookDir) warnEarlier(device string) error {
+	pin := filepath.Join(at.dir, "g0", "hook")
+	if exists(pin) {
+		return nil
+	}
+	if err := makeDir(filepath.Dir(pin)); err != nil {
+		return err
+	}
+	var settings [24]byte // a layout that none had, and at the end the name
+	copy(settings[8:], device)
+	return pinValue(pin, &ebpf.MapSpec{Name: "shapectl_device", Type: ebpf.Array, ValueSize: uint32(len(settings))}, settings)
+}
+
+// needsIfb reports whether a hook sends packets to an ifb: those of such rules, or
+// of others that it has.
+func needsIfb(set *maps.Set, rules []policy.Rule) bool {
+	if set.Direction() != policy.Ingress {
+		return false
+	}
+	packets, _ := Waiting(rules)
+	return packets > 0 || set.Ifb() != 0 && set.Delays()
+}

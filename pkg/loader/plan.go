@@ -1,0 +1,202 @@
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/program"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A side is a direction of a device.
+type side struct {
+	device    string
+	direction policy.Direction
+}
+
+// plan is what each hook has to do for a policy, if that is possible.
+func (n *Namespace) plan(tables []policy.Table) (all orders, err error) {
+	hooks, err := n.Hooks()
+	moved := map[side]bool{}
+	for _, h := range hooks {
+		if h.State == Moved {
+			moved[side{h.Name(), h.Direction}] = true
+		}
+		if h.Device.Name == "" {
+			h.Close()
+			continue
+		}
+		none := policy.Table{Device: h.Device.Name, Direction: h.Direction, Match: h.Match()}
+		all = append(all, newOrder(h, h.Device, none))
+	}
+	if err != nil {
+		return all, err
+	}
+	return n.planTables(all, moved, tables)
+}
+
+// planTables has orders bring tables into force, and others of hooks that are yet to be made.
+func (n *Namespace) planTables(all orders, moved map[side]bool, tables []policy.Table) (orders, error) {
+	at := map[side]*order{}
+	for _, o := range all {
+		at[side{o.dev.Name, o.Direction}] = o
+	}
+	for _, t := range tables {
+		its := side{t.Device, t.Direction}
+		if at[its] != nil {
+			at[its].want = t
+			continue
+		}
+		if len(t.Rules) == 0 {
+			continue
+		}
+		if moved[its] {
+			return all, fmt.Errorf("%s %s: %w", t.Device, t.Direction, ErrMoved)
+		}
+		dev, err := netinfo.DeviceByName(t.Device)
+		if errors.Is(err, netinfo.ErrNoDevice) {
+			continue // it was deleted meanwhile
+		}
+		if err != nil {
+			return all, fmt.Errorf("%s: %w", t.Device, err)
+		}
+		all = append(all, newOrder(newHook(dev, t.Direction), dev, t))
+	}
+	for _, o := range all {
+		if err := o.failed(o.plan(n.pins.dir, n.options.SetupFQ)); err != nil {
+			return all, err
+		}
+	}
+	return all, nil
+}
+
+// plan finds the steps of a hook, or why it cannot get its rules.
+func (o *order) plan(dir home, setupFQ bool) (err error) {
+	if o.Set == nil {
+		if err := dir.elsewhere(o.dev, o.Direction); err != nil {
+			return err
+		}
+	}
+	if err := o.dev.CheckReadable(); err != nil {
+		return err
+	}
+	if o.hold, err = holdBack(o.dev, o.Direction, o.want.Rules, setupFQ); err != nil {
+		return err
+	}
+	o.done.Hook.Lacks = o.hold.lacks
+	have := policy.Table{Device: o.want.Device, Direction: o.Direction, Match: o.want.Match}
+	if o.Set != nil {
+		// Without a rule in force, a hook is kept only for a rollback, and gone with the end of the last change.
+		if len(o.want.Rules) > 0 && o.Match() != o.want.Match && o.Set.InForce() {
+			return fmt.Errorf("%w (%s)", ErrMatch, o.Match())
+		}
+		have.Rules = o.Set.Policy()
+	}
+	o.steps = have.Diff(o.want)
+	return nil
+}
+
+// planRule is plan for the one rule of a table, beside those that the hook has.
+func (n *Namespace) planRule(dev netinfo.Device, want policy.Table) (all orders, err error) {
+	if err := dev.CheckReadable(); err != nil {
+		return nil, err
+	}
+	h, err := n.Find(dev.Name, want.Direction)
+	if err != nil {
+		return nil, err
+	}
+	if h == nil {
+		h = newHook(dev, want.Direction)
+		err = n.pins.dir.elsewhere(dev, want.Direction)
+	}
+	if err == nil {
+		err = n.pins.refuseOthers()
+	}
+	if err != nil {
+		h.Close()
+		return nil, err
+	}
+	o := newOrder(h, dev, want)
+	all = []*order{o}
+	rules := want.Rules
+	if h.Set != nil && h.State != Attached {
+		rules = append(h.Set.Policy(), rules...) // all are to be in force, on what may be another device
+	}
+	if o.hold, err = holdBack(dev, want.Direction, rules, n.options.SetupFQ); err != nil {
+		return all, err
+	}
+	o.done.Hook.Lacks = o.hold.lacks
+	if h.State == Moved {
+		return all, ErrMoved
+	}
+	if h.Set != nil && h.Match() != want.Match {
+		if others := h.Set.Rules(); len(others) > 1 || len(others) == 1 && others[0].Prefix != want.Rules[0].Prefix {
+			return all, fmt.Errorf("%w (%s)", ErrMatch, h.Match())
+		}
+	}
+	return all, nil
+}
+
+// planNew is plan for devices whose hooks have no rules.
+func (n *Namespace) planNew(tables []policy.Table) (orders, error) {
+	if err := n.pins.refuseOthers(); err != nil {
+		return nil, err
+	}
+	for _, t := range tables {
+		h, err := n.Find(t.Device, t.Direction)
+		if h != nil {
+			h.Close()
+			err = ErrMoved // or it has rules
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s %s: %w", t.Device, t.Direction, err)
+		}
+	}
+	return n.planTables(nil, nil, tables)
+}
+
+// planned is what comes of a plan. Where that is the first thing to be pinned, it makes a
+// place for it, and plans once more, as another command may have been first.
+func (n *Namespace) planned(plan func() (orders, error)) (orders, error) {
+	orders, err := plan()
+	if err != nil || n.pins.dir != "" || !orders.haveWork() {
+		return orders, err
+	}
+	orders.close()
+	if err := n.found(); err != nil {
+		return nil, err
+	}
+	return plan()
+}
+
+// endBefore is endChange for what was planned, and plans once more: hooks may have gone with the last change.
+func (n *Namespace) endBefore(all orders, plan func() (orders, error), h *Hook) (orders, error) {
+	if n.pins.store == nil {
+		return all, nil
+	}
+	if state, _ := n.pins.store.Change(); state == maps.NoChange {
+		return all, nil
+	}
+	if err := n.pins.endChange(h); err != nil {
+		return all, err
+	}
+	all.close()
+	return plan()
+}
+
+// elsewhere reports, as far as this process may look, programs of shapectl on a device
+// for which this namespace has no pins, not even such as an interrupted command left.
+func (dir home) elsewhere(dev netinfo.Device, d policy.Direction) error {
+	if dir != "" && exists(dir.hookDir(dev.Index, d).dir) {
+		return nil
+	}
+	chain, err := netinfo.Chain(dev.Index, d, nil)
+	if slices.ContainsFunc(chain, func(e netinfo.ChainEntry) bool { return strings.HasPrefix(e.Name, program.Name) }) {
+		return ErrElsewhere
+	}
+	return err
+}
