@@ -334,6 +334,14 @@ func takeAway(at hookDir) error {
 	return a.take()
 }
 
+// takeOff is takeAway with the ifb of the device.
+func (dir home) takeOff(at hookDir) error {
+	if err := takeAway(at); err != nil || at.direction != policy.Ingress {
+		return err
+	}
+	return dir.dropIfb(at.index)
+}
+
 // pinAt pins a program, link or map.
 func pinAt(object interface{ Pin(path string) error }, path string) error {
 	if err := step.Try("pin"); err != nil {

@@ -133,7 +133,7 @@ func open(o Options, writing bool) (*Namespace, error) {
 		return nil, err
 	}
 	n := &Namespace{options: o, place: at, unlock: func() {}}
-	n.pins.writing, n.pins.haste = writing, at.haste()
+	n.pins.writing, n.pins.haste = writing, haste(at.root+expedited)
 	n.pins.haste.relax() // a command may have been killed that was in a hurry
 	mounted, err := isBPFFS(at.bpffs())
 	if err == nil && !mounted && !at.lasting && have&(1<<unix.CAP_SYS_ADMIN) == 0 {

@@ -25,7 +25,7 @@ type order struct {
 	dev   netinfo.Device
 	want  policy.Table
 	steps []policy.Difference
-	hold  holding
+	fq    uint32 // an fq is to be set up with room for so many packets; 0 for none
 	done  Applied
 	gone  error // what went wrong, as the device was deleted meanwhile
 }
@@ -53,7 +53,7 @@ func (o *order) failed(err error) error {
 
 // hasWork reports whether anything is to be done for a hook.
 func (o *order) hasWork() bool {
-	return o.gone == nil && (o.Set == nil || o.State != Attached || o.hold.setup || len(o.steps) > 0)
+	return o.gone == nil && (o.Set == nil || o.State != Attached || o.fq > 0 || len(o.steps) > 0)
 }
 
 // orders are those of all hooks that one command changes.
@@ -116,9 +116,9 @@ func (all orders) claim(p *pins) error {
 				return err
 			}
 		}
-		if o.hold.setup {
+		if o.fq > 0 {
 			var err error
-			o.done.Hook.Replaced, err = p.dir.setupFQ(o.dev, o.hold.packets)
+			o.done.Hook.Replaced, err = p.dir.setupFQ(o.dev, o.fq)
 			if err := o.failed(err); err != nil {
 				return err
 			}

@@ -28,15 +28,10 @@ type pins struct {
 	haste haste
 }
 
-// takeOff takes a hook without rules off its device, and all that it had besides.
+// takeOff is the home's, for a hook without rules.
 func (p *pins) takeOff(h *Hook) error {
-	if err := takeAway(h.at); err != nil {
+	if err := p.dir.takeOff(h.at); err != nil {
 		return err
-	}
-	if h.Direction == policy.Ingress {
-		if err := p.dir.dropIfb(h.Set.Ifindex()); err != nil {
-			return err
-		}
 	}
 	h.Set.Release()
 	return p.bpfState.drop()
@@ -150,23 +145,15 @@ func (p *pins) trimIfb(set *maps.Set) error {
 
 // discardOther discards one of them, and after the last one the maps of that layout.
 func (p *pins) discardOther(other *OtherLayoutError) error {
-	if err := takeAway(other.at); err != nil {
+	if err := p.dir.takeOff(other.at); err != nil {
 		return err
-	}
-	if other.Direction == policy.Ingress {
-		if err := p.dir.dropIfb(other.at.index); err != nil {
-			return err
-		}
 	}
 	p.others = slices.DeleteFunc(slices.Clone(p.others), func(o *OtherLayoutError) bool { return o == other })
 	if p.foreign == nil || len(p.others) > 0 {
 		return nil
 	}
-	if err := p.dir.discardGenerations(0); err != nil {
-		return err
-	}
 	p.foreign = nil
-	return unlink(p.dir.pin(kindsPin))
+	return p.dir.discardMaps()
 }
 
 // removeStrays removes what is pinned for no hook.

@@ -75,7 +75,7 @@ func (n *Namespace) planTables(all orders, moved map[side]bool, tables []policy.
 }
 
 // plan finds the steps of a hook, or why it cannot get its rules.
-func (o *order) plan(dir home, setupFQ bool) (err error) {
+func (o *order) plan(dir home, setupFQ bool) error {
 	if o.Set == nil {
 		if err := dir.elsewhere(o.dev, o.Direction); err != nil {
 			return err
@@ -84,10 +84,9 @@ func (o *order) plan(dir home, setupFQ bool) (err error) {
 	if err := o.dev.CheckReadable(); err != nil {
 		return err
 	}
-	if o.hold, err = holdBack(o.dev, o.Direction, o.want.Rules, setupFQ); err != nil {
+	if err := o.holdBack(o.want.Rules, setupFQ); err != nil {
 		return err
 	}
-	o.done.Hook.Lacks = o.hold.lacks
 	have := policy.Table{Device: o.want.Device, Direction: o.Direction, Match: o.want.Match}
 	if o.Set != nil {
 		// Without a rule in force, a hook is kept only for a rollback, and gone with the end of the last change.
@@ -101,7 +100,7 @@ func (o *order) plan(dir home, setupFQ bool) (err error) {
 }
 
 // planRule is plan for the one rule of a table, beside those that the hook has.
-func (n *Namespace) planRule(dev netinfo.Device, want policy.Table) (all orders, err error) {
+func (n *Namespace) planRule(dev netinfo.Device, want policy.Table) (orders, error) {
 	if err := dev.CheckReadable(); err != nil {
 		return nil, err
 	}
@@ -121,15 +120,14 @@ func (n *Namespace) planRule(dev netinfo.Device, want policy.Table) (all orders,
 		return nil, err
 	}
 	o := newOrder(h, dev, want)
-	all = []*order{o}
+	all := orders{o}
 	rules := want.Rules
 	if h.Set != nil && h.State != Attached {
 		rules = append(h.Set.Policy(), rules...) // all are to be in force, on what may be another device
 	}
-	if o.hold, err = holdBack(dev, want.Direction, rules, n.options.SetupFQ); err != nil {
+	if err := o.holdBack(rules, n.options.SetupFQ); err != nil {
 		return all, err
 	}
-	o.done.Hook.Lacks = o.hold.lacks
 	if h.State == Moved {
 		return all, ErrMoved
 	}

@@ -57,47 +57,40 @@ func Waiting(rules []policy.Rule) (packets uint32, longest time.Duration) {
 	return packets, longest
 }
 
-// A holding is what is to be done so that what rules delay is held back.
-type holding struct {
-	packets uint32
-	setup   bool   // an fq is to be set up
-	lacks   uint32 // so many packets may have to wait, and the fq has no room for them
-}
-
 // holdBack finds out what is to be done so that rules can delay. Nothing is
 // changed. The error is an *UnheldError, or wraps
 // netinfo.ErrUnsupportedDevice, fq.ErrNoFQ or fq.ErrOldIfb.
-func holdBack(dev netinfo.Device, d policy.Direction, rules []policy.Rule, setupFQ bool) (h holding, err error) {
+func (o *order) holdBack(rules []policy.Rule, setupFQ bool) error {
 	packets, longest := Waiting(rules)
 	if packets == 0 {
-		return h, nil
+		return nil
 	}
-	h.packets = packets
-	if d == policy.Ingress {
-		if dev.L2Bytes == 0 {
-			return h, fmt.Errorf("%w: they have no Ethernet header, without which what enters can not be held back", netinfo.ErrUnsupportedDevice)
+	if o.Direction == policy.Ingress {
+		if o.dev.L2Bytes == 0 {
+			return fmt.Errorf("%w: they have no Ethernet header, without which what enters can not be held back", netinfo.ErrUnsupportedDevice)
 		}
-		return h, fq.CheckIfb()
+		return fq.CheckIfb()
 	}
-	s, err := fq.Look(dev.Index)
+	s, err := fq.Look(o.dev.Index)
 	if err != nil {
-		return h, err
+		return err
 	}
 	holds, fixed := s.Holds && s.Horizon > longest, s.Replaceable()
-	h.setup = setupFQ && !s.Ready(packets) && fixed == nil
-	if h.setup || !holds {
+	setup := setupFQ && !s.Ready(packets) && fixed == nil
+	if setup || !holds {
 		if err := fq.Check(); err != nil {
-			return h, err
+			return err
 		}
 	}
 	switch {
-	case h.setup:
+	case setup:
+		o.fq = packets
 	case !holds:
-		return h, &UnheldError{Device: dev.Name, State: s, Packets: packets, Longest: longest, Fixed: fixed}
+		return &UnheldError{Device: o.dev.Name, State: s, Packets: packets, Longest: longest, Fixed: fixed}
 	case !s.Room(packets):
-		h.lacks = packets
+		o.done.Hook.Lacks = packets
 	}
-	return h, nil
+	return nil
 }
 
 // setupFQ gives a device an fq, and keeps what it had, which it returns.

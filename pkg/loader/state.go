@@ -121,6 +121,14 @@ func (dir home) discardGenerations(keep int) error {
 	return nil
 }
 
+// discardMaps removes all of them, and the map of programs.
+func (dir home) discardMaps() error {
+	if err := dir.discardGenerations(0); err != nil {
+		return err
+	}
+	return unlink(dir.pin(kindsPin))
+}
+
 // makeRoom has the namespace's maps made, or made anew, where they lack room for what
 // hooks are to get, or where another build made the programs. It reports whether it was
 // another build.
@@ -325,10 +333,7 @@ func (s *bpfState) drop() error {
 		return nil
 	}
 	s.close()
-	if err := s.dir.discardGenerations(0); err != nil {
-		return err
-	}
-	return unlink(s.dir.pin(kindsPin))
+	return s.dir.discardMaps()
 }
 
 // otherLayouts are the hooks that builds of another layout have made.
