@@ -3,6 +3,10 @@
 // the command, attaches them by tcx or clsact, finds them again, replaces them
 // and takes them away. What else there is in the namespace, internal/netinfo tells.
 //
+// A Namespace is asked by commands. It plans orders (plan.go), which do what is planned (order.go)
+// with its pins: hooks that come, go and move (pins.go), on one bpfState (state.go), all in a home
+// (bpffs.go). An attachment puts a hook on its device (attach.go).
+//
 // docs/architecture.md shows what is pinned. A generation of maps is built aside and
 // renamed whole. A rule takes effect by one store (pkg/maps), so a command that is killed
 // leaves the rules as they were or as they were to be. What it leaves besides has no rule
