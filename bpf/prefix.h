@@ -235,14 +235,17 @@ static long next_lengths6(__u64 round, struct search6 *s)
 {
 	const struct view *view = view_of(s->skb);
 	__u32 first = s->from + round * ROUND6, i;
+	const __u8 *lengths;
 
 	if (first >= LENGTHS6) /* There are never more; the verifier wants to see that. */
 		return 1;
+	/* Before first is compared with what there is, or without CAP_PERFMON nothing may be added. */
+	lengths = KEPT(&view->use[s->use & 1].list6[first]);
 #pragma unroll
 	for (i = 0; i < ROUND6; i++) {
 		if (first + i >= s->count)
 			return 1;
-		s->id = try_length6(view, s, view->use[s->use & 1].list6[first + i]);
+		s->id = try_length6(view, s, lengths[i]);
 		if (s->id)
 			return 1;
 	}
