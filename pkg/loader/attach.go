@@ -303,6 +303,13 @@ func (a *attachment) on() (index int, anywhere bool, err error) {
 		}
 		anywhere = true
 		// The number may be of a device elsewhere, and one of ours have it by chance.
+		_, here, err := netinfo.DeviceByIndex(int(on.Ifindex))
+		if err != nil {
+			return 0, false, err
+		}
+		if !here {
+			continue
+		}
 		programs, err := netinfo.TCXPrograms(int(on.Ifindex), a.direction)
 		if err != nil && !errors.Is(err, unix.ENODEV) {
 			return 0, false, err
