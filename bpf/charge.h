@@ -9,15 +9,14 @@
 #include "key.h"
 #include "queue.h"
 
-/* A packet on the slow path. */
+/* A packet on the slow path. Without padding, as functions take nothing that was never written. */
 struct packet {
 	__u64 now;
+	__u64 phase;
 	__u32 ip;
 	__u32 id; /* of the rule that decides, or of its shadow */
-	__u32 phase;
 	struct version version; /* of the rule */
 	struct size wire;
-	__u32 again; /* the rule has changed once since the packet came */
 };
 
 static __always_inline void count(__u64 *packets, __u64 *bytes, const struct size *wire)

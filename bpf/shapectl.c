@@ -135,8 +135,11 @@ __noinline int decide(struct __sk_buff *skb, struct packet *p)
 	return true;
 }
 
-/* Applies the rule that decides over a packet, whatever both are. UNDONE if that has to be decided again. */
-__noinline int apply_slow(struct __sk_buff *skb, struct packet *p)
+/* How often a packet is decided over whose rule changes meanwhile: its CPU may rest for as long as many changes take. */
+#define DECISIONS 4
+
+/* Applies the rule that decides over a packet, whatever both are. UNDONE if that has to be decided again, and may be. */
+__noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 again)
 {
 	enum verdict verdict = VERDICT_PASS;
 	const struct params *params;
@@ -155,10 +158,8 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p)
 	measure(skb, p->ip, params->overhead, params->mpu, &p->wire);
 	if (!(flags & RULE_UNLIMITED))
 		verdict = charge_slow(skb, p);
-	if (verdict == VERDICT_STALE && !p->again) {
-		p->again = true;
+	if (verdict == VERDICT_STALE && again)
 		return UNDONE;
-	}
 	answer = act(skb, p->ip, rule, flags, &p->wire, verdict);
 	count_extra(rule, p->wire.packets);
 	return answer;
@@ -294,11 +295,14 @@ fast:
 		return answer;
 slow:
 	p = (struct packet){ .ip = READ_ONCE(p.ip), .id = READ_ONCE(p.id), .now = time_ns(skb) };
-	if (!decide(skb, &p))
-		return NEXT;
-	answer = apply_slow(skb, &p);
-	if (answer == UNDONE)
-		answer = decide(skb, &p) ? apply_slow(skb, &p) : NEXT;
+#pragma unroll
+	for (index = 1; index <= DECISIONS; index++) {
+		if (!decide(skb, &p))
+			return NEXT;
+		answer = apply_slow(skb, &p, index < DECISIONS);
+		if (answer != UNDONE)
+			break;
+	}
 	if (HOOK(shadows))
 		apply_shadow(skb, &p);
 	return answer;

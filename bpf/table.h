@@ -21,7 +21,7 @@
 
 #include "bucket.h"
 
-/* How often to try a bucket that other CPUs keep changing; beyond that it is contended. */
+/* How often to try a bucket that others keep changing, or a rule; beyond that it is contended. */
 #define TRIES 16
 
 /* More than the clocks of two CPUs can differ. */
