@@ -5,7 +5,7 @@ VERSION := $(if $(wildcard .git),$(shell git describe --tags --always --dirty 2>
 # longest is named first.
 TEST = -count=1 -p 4
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
-UNIT = ./bench ./internal/lastgood/... ./internal/model/... ./internal/netattr/... ./internal/report/... ./internal/trace/... ./pkg/policy/...
+UNIT = ./bench ./internal/lastgood/... ./internal/model/... ./internal/netmsg/... ./internal/report/... ./internal/trace/... ./pkg/policy/...
 CLANG = clang-14
 CLANG_NEEDS = $(CLANG)=clang-14 llvm-strip-14=llvm-14 /usr/include/bpf/bpf_helpers.h=libbpf-dev /usr/include/linux/bpf.h=linux-libc-dev
 BENCH_NEEDS = tc=iproute2 nft=nftables iptables-legacy=iptables

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/netmsg"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -87,7 +88,7 @@ func Filters(index int, d policy.Direction) ([]netlink.Filter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("look up device %d: %w", index, err)
 	}
-	filters, err := list(func() ([]netlink.Filter, error) { return netlink.FilterList(l, FilterParent(d)) })
+	filters, err := netmsg.List(func() ([]netlink.Filter, error) { return netlink.FilterList(l, FilterParent(d)) })
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil, nil // no such qdisc
 	}

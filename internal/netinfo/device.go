@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/netmsg"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -140,22 +141,9 @@ func DeviceByIndex(index int) (Device, bool, error) {
 	return describe(l), true, nil
 }
 
-// listTries bounds how often a list is asked for that changes meanwhile.
-const listTries = 100
-
-// list asks the kernel for a list, again where that changed before the kernel had told all of it.
-func list[T any](ask func() ([]T, error)) (all []T, err error) {
-	for range listTries {
-		if all, err = ask(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
-	return all, err
-}
-
 // Devices are all devices of the namespace.
 func Devices() ([]Device, error) {
-	links, err := list(netlink.LinkList)
+	links, err := netmsg.List(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list the devices: %w", err)
 	}
@@ -172,7 +160,7 @@ func (d Device) Addresses() (ipv4, ipv6 bool, err error) {
 	if err != nil {
 		return false, false, fmt.Errorf("look up device %s: %w", d.Name, err)
 	}
-	addresses, err := list(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_ALL) })
+	addresses, err := netmsg.List(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_ALL) })
 	if err != nil {
 		return false, false, fmt.Errorf("list the addresses of %s: %w", d.Name, err)
 	}

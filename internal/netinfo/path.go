@@ -15,7 +15,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/shapectl/shapectl/internal/netattr"
+	"github.com/shapectl/shapectl/internal/netmsg"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -74,7 +74,7 @@ func netfilterChains(device string, d policy.Direction) ([]ChainEntry, error) {
 	}
 	r := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, unix.NLM_F_DUMP)
 	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC})
-	messages, err := list(func() ([][]byte, error) { return r.Execute(unix.NETLINK_NETFILTER, 0) })
+	messages, err := netmsg.List(func() ([][]byte, error) { return r.Execute(unix.NETLINK_NETFILTER, 0) })
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil, nil // the kernel has none
 	}
@@ -129,14 +129,14 @@ func parseChain(message []byte) (c netfilterChain, err error) {
 		return c, unix.EINVAL
 	}
 	c.family = message[0]
-	err = netattr.Each(message[nl.SizeofNfgenmsg:], func(kind uint16, value []byte) error {
+	err = netmsg.Each(message[nl.SizeofNfgenmsg:], func(kind uint16, value []byte) error {
 		switch kind {
 		case unix.NFTA_CHAIN_TABLE:
 			c.table = unix.ByteSliceToString(value)
 		case unix.NFTA_CHAIN_NAME:
 			c.name = unix.ByteSliceToString(value)
 		case unix.NFTA_CHAIN_HOOK:
-			return netattr.Each(value, c.parseHook)
+			return netmsg.Each(value, c.parseHook)
 		}
 		return nil
 	})
@@ -150,7 +150,7 @@ func (c *netfilterChain) parseHook(kind uint16, value []byte) error {
 	case kind == unix.NFTA_HOOK_PRIORITY && len(value) == 4:
 		c.priority = int32(binary.BigEndian.Uint32(value))
 	case kind == hookDevices: // which has all; NFTA_HOOK_DEV would be the only one once more
-		return netattr.Each(value, func(kind uint16, value []byte) error {
+		return netmsg.Each(value, func(kind uint16, value []byte) error {
 			name := unix.ByteSliceToString(value)
 			if kind == devicePrefixAttr {
 				name += "*"

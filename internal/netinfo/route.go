@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/netmsg"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -146,7 +147,7 @@ func (d Device) portTo(next netip.Addr, ports []Device) (index int, err error) {
 	if next.Is6() {
 		family = unix.AF_INET6
 	}
-	neighbours, err := list(func() ([]netlink.Neigh, error) { return netlink.NeighList(d.Index, family) })
+	neighbours, err := netmsg.List(func() ([]netlink.Neigh, error) { return netlink.NeighList(d.Index, family) })
 	if err != nil {
 		return 0, fmt.Errorf("list the neighbours on %s: %w", d.Name, err)
 	}
@@ -154,7 +155,7 @@ func (d Device) portTo(next netip.Addr, ports []Device) (index int, err error) {
 	if i < 0 {
 		return 0, nil
 	}
-	seen, err := list(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, unix.AF_BRIDGE) })
+	seen, err := netmsg.List(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, unix.AF_BRIDGE) })
 	if err != nil {
 		return 0, fmt.Errorf("list what bridges have seen: %w", err)
 	}

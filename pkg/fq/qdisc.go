@@ -12,7 +12,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"github.com/shapectl/shapectl/internal/netattr"
+	"github.com/shapectl/shapectl/internal/netmsg"
 	"github.com/shapectl/shapectl/internal/step"
 )
 
@@ -73,15 +73,11 @@ const major = 0xffff0000 // of a handle; the rest tells the classes of a qdisc a
 
 // qdiscs are all of a device, in no order.
 func qdiscs(index int) (all []qdisc, err error) {
-	var messages [][]byte
-	for range dumpTries {
+	messages, err := netmsg.List(func() ([][]byte, error) {
 		request := nl.NewNetlinkRequest(unix.RTM_GETQDISC, unix.NLM_F_DUMP)
 		request.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index)})
-		messages, err = request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWQDISC)
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
+		return request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWQDISC)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list the qdiscs: %w", err)
 	}
@@ -99,11 +95,8 @@ func qdiscs(index int) (all []qdisc, err error) {
 	return all, nil
 }
 
-// dumpTries bounds how often qdiscs are listed that change meanwhile.
-const dumpTries = 10
-
 func (q *qdisc) parse(attributes []byte) error {
-	return netattr.Each(attributes, func(kind uint16, value []byte) error {
+	return netmsg.Each(attributes, func(kind uint16, value []byte) error {
 		switch kind {
 		case nl.TCA_KIND:
 			q.Kind = unix.ByteSliceToString(value)
@@ -119,7 +112,7 @@ func (q *qdisc) parse(attributes []byte) error {
 }
 
 func (q *qdisc) parseStats(attributes []byte) error {
-	return netattr.Each(attributes, func(kind uint16, value []byte) error {
+	return netmsg.Each(attributes, func(kind uint16, value []byte) error {
 		switch kind {
 		case nl.TCA_STATS_RATE_EST:
 			q.special = "an estimator of its rate"
@@ -135,7 +128,7 @@ func (q *qdisc) parseStats(attributes []byte) error {
 
 // number is an option of 1 or 4 bytes; 0 where there is none.
 func (q qdisc) number(option uint16) (n uint32) {
-	netattr.Each(q.Options, func(kind uint16, value []byte) error {
+	netmsg.Each(q.Options, func(kind uint16, value []byte) error {
 		switch {
 		case kind == option && len(value) == 1:
 			n = uint32(value[0])
@@ -152,7 +145,7 @@ func (q qdisc) has(want qdisc) bool {
 	if q.Kind != want.Kind || q.Handle != want.Handle {
 		return false
 	}
-	return netattr.Each(want.Options, func(kind uint16, _ []byte) error {
+	return netmsg.Each(want.Options, func(kind uint16, _ []byte) error {
 		if q.number(kind) != want.number(kind) {
 			return errors.New("another value")
 		}
@@ -233,7 +226,7 @@ func (q qdisc) again() qdisc {
 // withTimes are options with such times in place of those that codel tells as it
 // keeps. It rounds down both what it is told and what it tells.
 func withTimes(options []byte, times ...uint16) (again []byte) {
-	netattr.Each(options, func(kind uint16, value []byte) error {
+	netmsg.Each(options, func(kind uint16, value []byte) error {
 		if slices.Contains(times, kind) && len(value) == 4 {
 			value = nl.Uint32Attr(codelTime(binary.NativeEndian.Uint32(value)))
 		}

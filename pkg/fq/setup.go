@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 
+	"github.com/shapectl/shapectl/internal/netmsg"
 	"github.com/shapectl/shapectl/internal/step"
 )
 
@@ -51,7 +52,8 @@ func (s State) Replaceable() error {
 		if q.Kind == "fq" || perQueue[q.Kind] || q.Handle == 0 && q.Parent != root {
 			continue // no place for filters
 		}
-		filters, err := netlink.FilterList(&netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: s.index}}, q.Handle)
+		device := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: s.index}}
+		filters, err := netmsg.List(func() ([]netlink.Filter, error) { return netlink.FilterList(device, q.Handle) })
 		if err != nil {
 			return fmt.Errorf("list the filters of %s: %w", q.Kind, err)
 		}

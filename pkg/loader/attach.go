@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/netmsg"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/program"
 	"github.com/shapectl/shapectl/internal/step"
@@ -374,7 +375,7 @@ func attachTCX(p *ebpf.Program, index int, d policy.Direction) (link.Link, error
 }
 
 func ensureClsact(l netlink.Link, d policy.Direction) error {
-	qdiscs, err := netlink.QdiscList(l)
+	qdiscs, err := netmsg.List(func() ([]netlink.Qdisc, error) { return netlink.QdiscList(l) })
 	if err != nil {
 		return fmt.Errorf("list the qdiscs: %w", err)
 	}

@@ -1,4 +1,4 @@
-package netinfo
+package netmsg
 
 import (
 	"errors"
@@ -23,7 +23,7 @@ func TestInterruptedList(t *testing.T) {
 		{listTries, nil, netlink.ErrDumpInterrupted, listTries},
 	} {
 		asked := 0
-		all, err := list(func() ([]int, error) {
+		all, err := List(func() ([]int, error) {
 			asked++
 			if asked <= c.interrupted {
 				return []int{0}, fmt.Errorf("half of it: %w", netlink.ErrDumpInterrupted)

@@ -1,4 +1,4 @@
-package netattr
+package netmsg
 
 import (
 	"bytes"
