@@ -52,6 +52,30 @@ func (r *rig) doomed(namespaces int) {
 	}}, namespaces)...)
 }
 
+// stranded runs commands in a namespace with the devices da and db, which are here once it has ended.
+func (r *rig) stranded(lines ...string) {
+	r.t.Helper()
+	r.env["SHAPECTL_HOOK"] = "tcx"
+	here, err := os.Open("/proc/thread-self/ns/net")
+	testenv.Must(r.t, err)
+	defer here.Close()
+	testenv.DoomedNetns(r.t, func() error {
+		if err := errors.Join(addVeth("da", "db"), r.commands(lines...)); err != nil {
+			return err
+		}
+		for _, name := range []string{"da", "db"} { // one would go with the other
+			l, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			if err := netlink.LinkSetNsFd(l, int(here.Fd())); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // addVeth makes a pair of devices, for where a test may not be ended.
 func addVeth(name, peer string) error {
 	attrs := netlink.NewLinkAttrs()
@@ -140,26 +164,7 @@ func TestLeftoversInUse(t *testing.T) {
 // rules that were set there, until it is flushed where it is now.
 func TestLeftoversInForce(t *testing.T) {
 	r := newRig(t)
-	r.env["SHAPECTL_HOOK"] = "tcx"
-	here, err := os.Open("/proc/thread-self/ns/net")
-	testenv.Must(t, err)
-	defer here.Close()
-	testenv.DoomedNetns(t, func() error {
-		if err := errors.Join(addVeth("da", "db"), r.commands("set da egress 10.0.0.0/24 --rate 8kbit --capacity 2000",
-			"set db egress 10.0.0.0/24 --rate 1mbit", "flush db")); err != nil {
-			return err
-		}
-		for _, name := range []string{"da", "db"} {
-			l, err := netlink.LinkByName(name)
-			if err != nil {
-				return err
-			}
-			if err := netlink.LinkSetNsFd(l, int(here.Fd())); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	r.stranded("set da egress 10.0.0.0/24 --rate 8kbit --capacity 2000", "set db egress 10.0.0.0/24 --rate 1mbit", "flush db")
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
 	if hooks := r.hooks(); len(hooks) != 2 {
 		t.Errorf("hooks are %v", hooks)

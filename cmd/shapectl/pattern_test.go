@@ -1,9 +1,7 @@
 package main
 
 import (
-	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -283,25 +281,7 @@ func TestPatternsAndOtherLayout(t *testing.T) {
 // A pattern lifts what a network namespace has set that no longer exists.
 func TestPatternsLiftLeftovers(t *testing.T) {
 	r := newRig(t)
-	r.env["SHAPECTL_HOOK"] = "tcx"
-	here, err := os.Open("/proc/thread-self/ns/net")
-	testenv.Must(t, err)
-	defer here.Close()
-	testenv.DoomedNetns(t, func() error {
-		if err := errors.Join(addVeth("da", "db"), r.commands("set da egress 10.0.0.0/24 --rate 1mbit")); err != nil {
-			return err
-		}
-		for _, name := range []string{"da", "db"} { // one would go with the other
-			l, err := netlink.LinkByName(name)
-			if err != nil {
-				return err
-			}
-			if err := netlink.LinkSetNsFd(l, int(here.Fd())); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	r.stranded("set da egress 10.0.0.0/24 --rate 1mbit")
 	r.prints("no device that matches v* has rules\n", "flush", "v*")
 	r.prints("no device that matches d* has ingress rules\n", "flush", "d*", "ingress")
 	if got := r.run("flush", "d*"); got.code != exitDone || got.out != "" ||
