@@ -162,10 +162,10 @@ __noinline __u32 find6(__u64 addr0, __u64 addr1, __u32 length, __u64 hash)
 	return s.id;
 }
 
-/* A search by the lengths of IPv4 that are in use, from one on. */
+/* A search by the lengths of IPv4 that are in use. */
 struct search4 {
 	__u64 key; /* mix4 and the address */
-	__u32 from, count;
+	__u32 count;
 	const __u8 *list;
 };
 
@@ -179,8 +179,6 @@ static __always_inline __u32 try_length4(const struct search4 *s, __u32 i)
 
 	if (i >= s->count)
 		return NONE_LEFT;
-	if (i < s->from)
-		return 0;
 	key = s->key | by4(s->list[i]);
 	hash = hash4_prefix(key);
 	return in_filter(hash) ? find4(key, hash) : 0;
@@ -196,16 +194,17 @@ static __always_inline __u32 try_16_lengths4(const struct search4 *s, __u32 i)
 	return try_4_lengths4(s, i) ?: try_4_lengths4(s, i + 4) ?: try_4_lengths4(s, i + 8) ?: try_4_lengths4(s, i + 12);
 }
 
-/* By all lengths in use from one on, where the filter does not exclude it. */
+/* By all lengths in use, or all but the first, where the filter does not exclude it. */
 __noinline __u32 match4_from(struct __sk_buff *skb, __u32 addr, __u32 from)
 {
 	const struct view *view = view_of(skb);
 	__u32 use = READ_ONCE(view->version) & 1, id;
 	struct search4 s = {
-		.key = view->mix4 | addr, .from = from, .count = view->use[use].count4, .list = view->use[use].list4,
+		.key = view->mix4 | addr, .count = view->use[use].count4, .list = view->use[use].list4,
 	};
 
-	id = try_16_lengths4(&s, 0) ?: try_16_lengths4(&s, 16) ?: try_length4(&s, 32);
+	id = from ? 0 : try_length4(&s, 0);
+	id = id ?: try_16_lengths4(&s, 1) ?: try_16_lengths4(&s, 17);
 	_Static_assert(LENGTHS4 == 33, "as many as there are lengths");
 	return id == NONE_LEFT ? 0 : id;
 }
