@@ -148,6 +148,7 @@ func TestDeviceDeletedWhileSeveralGetRules(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			eachMode(t, func(t *testing.T, r *rig) {
 				testenv.Veth(t, "w1", "w1p")
 				// again gives all their rules; w0 is new.
