@@ -41,9 +41,9 @@ func Load(store *maps.Store, kind bpf.AbiHook) (*ebpf.Program, error) {
 	if err := step.Try("load a program"); err != nil {
 		return nil, err
 	}
-	spec, err := bpf.LoadShapectl()
+	spec, err := bpf.Spec()
 	if err != nil {
-		return nil, fmt.Errorf("read the built-in program: %w", err)
+		return nil, err
 	}
 	for name, m := range store.Replacements() {
 		spec.Maps[name].MaxEntries, spec.Maps[name].ValueSize = m.MaxEntries(), m.ValueSize()
@@ -91,9 +91,9 @@ func writeConstants(instructions asm.Instructions, hook bpf.AbiHook) error {
 
 // Build tells the program of this build from that of another.
 var Build = sync.OnceValues(func() (id [16]byte, err error) {
-	spec, err := bpf.LoadShapectl()
+	spec, err := bpf.Spec()
 	if err != nil {
-		return id, fmt.Errorf("read the built-in program: %w", err)
+		return id, err
 	}
 	hash := sha256.New()
 	if err := spec.Programs[Name].Instructions.Marshal(hash, spec.ByteOrder); err != nil {

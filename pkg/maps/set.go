@@ -105,9 +105,9 @@ func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 
 // build makes the maps of a store, or shares those that another one has in the same size.
 func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, err error) {
-	spec, err := bpf.LoadShapectl()
+	spec, err := bpf.Spec()
 	if err != nil {
-		return nil, fmt.Errorf("read the built-in programs: %w", err)
+		return nil, err
 	}
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
