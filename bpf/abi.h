@@ -41,7 +41,7 @@ enum layout {
 	LENGTHS4 = 33,
 	LENGTHS6 = 129,
 	NO_LENGTH = 255, /* no prefix has it */
-	RULE_MAPS = 4,	/* a set that grows gets another map of rules: buckets stay where they are */
+	RULE_MAPS = 8,	/* a store that grows gets another map of rules: buckets stay where they are */
 };
 
 /* Low bit of a TAT: a CPU is allocating the slot to another key, or moving it. V is even. */

@@ -74,7 +74,7 @@ type AbiHook struct {
 	CpuMask       uint32
 	RuleMaps      uint32
 	Shadows       uint32
-	FirstId       [4]uint32
+	FirstId       [8]uint32
 	L2Bytes       uint8
 	Ingress       uint8
 	MatchSrc      uint8
@@ -117,7 +117,7 @@ const (
 	AbiLayoutLENGTHS4       AbiLayout = 33
 	AbiLayoutLENGTHS6       AbiLayout = 129
 	AbiLayoutNO_LENGTH      AbiLayout = 255
-	AbiLayoutRULE_MAPS      AbiLayout = 4
+	AbiLayoutRULE_MAPS      AbiLayout = 8
 )
 
 type AbiLine struct {

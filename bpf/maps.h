@@ -52,6 +52,10 @@ ARRAY(rules, rule); /* whose values are as big as the counters of all CPUs make 
 ARRAY(rules1, rule);
 ARRAY(rules2, rule);
 ARRAY(rules3, rule);
+ARRAY(rules4, rule);
+ARRAY(rules5, rule);
+ARRAY(rules6, rule);
+ARRAY(rules7, rule);
 ARRAY(keys, key); /* that of slot s of line l is at l * LINE_SLOTS + s */
 
 struct {

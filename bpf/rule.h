@@ -13,23 +13,29 @@
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
 /* How many maps there are is a constant to the verifier, which leaves out the rest. */
+#define IS_LAST_RULE_MAP(n) ((n) + 1 == RULE_MAPS || HOOK(rule_maps) == (n) + 1)
+
+#define LOOKUP_IN_RULE_MAP(map, n)                                      \
+	if (IS_LAST_RULE_MAP(n) || id < HOOK(first_id[(n) + 1])) {      \
+		id -= HOOK(first_id[n]);                                \
+		return bpf_map_lookup_elem(&map, &id);                  \
+	}
+
 static __always_inline struct rule *rule_at(const __u32 *at)
 {
 	__u32 id;
 
-	if (HOOK(rule_maps) == 1 || *at < HOOK(first_id[1]))
+	if (IS_LAST_RULE_MAP(0) || *at < HOOK(first_id[1]))
 		return bpf_map_lookup_elem(&rules, at);
 	id = *at;
-	if (HOOK(rule_maps) == 2 || id < HOOK(first_id[2])) {
-		id -= HOOK(first_id[1]);
-		return bpf_map_lookup_elem(&rules1, &id);
-	}
-	if (HOOK(rule_maps) == 3 || id < HOOK(first_id[3])) {
-		id -= HOOK(first_id[2]);
-		return bpf_map_lookup_elem(&rules2, &id);
-	}
-	id -= HOOK(first_id[3]);
-	return bpf_map_lookup_elem(&rules3, &id);
+	LOOKUP_IN_RULE_MAP(rules1, 1)
+	LOOKUP_IN_RULE_MAP(rules2, 2)
+	LOOKUP_IN_RULE_MAP(rules3, 3)
+	LOOKUP_IN_RULE_MAP(rules4, 4)
+	LOOKUP_IN_RULE_MAP(rules5, 5)
+	LOOKUP_IN_RULE_MAP(rules6, 6)
+	LOOKUP_IN_RULE_MAP(rules7, 7)
+	return NULL;
 }
 
 static __always_inline struct rule *rule_of(__u32 id)

@@ -22,6 +22,10 @@ const (
 	ShapectlMapRules1    = "rules1"
 	ShapectlMapRules2    = "rules2"
 	ShapectlMapRules3    = "rules3"
+	ShapectlMapRules4    = "rules4"
+	ShapectlMapRules5    = "rules5"
+	ShapectlMapRules6    = "rules6"
+	ShapectlMapRules7    = "rules7"
 	ShapectlProgShapectl = "shapectl"
 	ShapectlVarChange    = "change"
 	ShapectlVarFilter    = "filter"
@@ -87,6 +91,10 @@ type ShapectlMapSpecs struct {
 	Rules1   *ebpf.MapSpec `ebpf:"rules1"`
 	Rules2   *ebpf.MapSpec `ebpf:"rules2"`
 	Rules3   *ebpf.MapSpec `ebpf:"rules3"`
+	Rules4   *ebpf.MapSpec `ebpf:"rules4"`
+	Rules5   *ebpf.MapSpec `ebpf:"rules5"`
+	Rules6   *ebpf.MapSpec `ebpf:"rules6"`
+	Rules7   *ebpf.MapSpec `ebpf:"rules7"`
 }
 
 // ShapectlVariableSpecs contains global variables before they are loaded into the kernel.
@@ -128,6 +136,10 @@ type ShapectlMaps struct {
 	Rules1   *ebpf.Map `ebpf:"rules1"`
 	Rules2   *ebpf.Map `ebpf:"rules2"`
 	Rules3   *ebpf.Map `ebpf:"rules3"`
+	Rules4   *ebpf.Map `ebpf:"rules4"`
+	Rules5   *ebpf.Map `ebpf:"rules5"`
+	Rules6   *ebpf.Map `ebpf:"rules6"`
+	Rules7   *ebpf.Map `ebpf:"rules7"`
 }
 
 func (m *ShapectlMaps) Close() error {
@@ -138,6 +150,10 @@ func (m *ShapectlMaps) Close() error {
 		m.Rules1,
 		m.Rules2,
 		m.Rules3,
+		m.Rules4,
+		m.Rules5,
+		m.Rules6,
+		m.Rules7,
 	)
 }
 

@@ -3,6 +3,7 @@ package maps_test
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"os"
@@ -241,6 +242,39 @@ func TestGrowthKeepsAffectedHosts(t *testing.T) {
 		if !slices.Equal(got[e.ID], want) {
 			t.Errorf("with room for %d rules, these were affected: %+v, want %+v", size.Rules, got[e.ID], want)
 		}
+	}
+}
+
+// A store grows as often as there are maps of rules. Packets find the rules in each of them, which keep their counters.
+func TestGrowthToTheLastMap(t *testing.T) {
+	r := newRig(t, maps.Size{Rules: 1, Buckets: 4})
+	host := func(n int) string { return fmt.Sprint("10.0.0.", n) }
+	for n := 1; ; n++ {
+		r.put(rule(host(n)+"/32", 1e9, 1<<20))
+		for i := 1; i <= n; i++ {
+			r.send(policy.GCRA, to(host(i)), 1000)
+		}
+		for i, e := range r.Rules() {
+			if got, want := r.Counters(e.ID).PassedPackets, uint64(n-i); got != want {
+				t.Errorf("in %d maps, rule %d has counted %d packets, want %d", n, i, got, want)
+			}
+		}
+		size := r.Size()
+		size.Rules++
+		grown, err := r.Derive(size, r.Hook())
+		if n == int(bpf.AbiLayoutRULE_MAPS) {
+			if !errors.Is(err, maps.ErrFull) {
+				t.Errorf("in %d maps, once more: error %v, want ErrFull", n, err)
+			}
+			return
+		}
+		testenv.Must(t, err)
+		defer grown.Close()
+		r.loaded, err = program.Load(grown, grown.Hook())
+		testenv.Must(t, err)
+		defer r.loaded.Close()
+		r.Set = grown.View(view)
+		r.UseClock(func() uint64 { return r.now })
 	}
 }
 
