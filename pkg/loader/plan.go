@@ -144,17 +144,23 @@ func (n *Namespace) planNew(tables []policy.Table) (orders, error) {
 	if err := n.pins.refuseOthers(); err != nil {
 		return nil, err
 	}
+	var without []policy.Table
 	for _, t := range tables {
 		h, err := n.Find(t.Device, t.Direction)
+		if h == nil && err == nil {
+			without = append(without, t)
+			continue
+		}
 		if h != nil {
 			h.Close()
-			err = ErrMoved // or it has rules
+			if h.State != Moved {
+				continue // another command has given it rules meanwhile
+			}
+			err = ErrMoved
 		}
-		if err != nil {
-			return nil, fmt.Errorf("%s %s: %w", t.Device, t.Direction, err)
-		}
+		return nil, fmt.Errorf("%s %s: %w", t.Device, t.Direction, err)
 	}
-	return n.planTables(nil, nil, tables)
+	return n.planTables(nil, nil, without)
 }
 
 // planned is what comes of a plan. Where that is the first thing to be pinned, it makes a
