@@ -74,15 +74,17 @@ func (n *Namespace) Delete(prefix netip.Prefix, hooks ...*Hook) (deleted int, er
 	if err := n.pins.refuseOthers(); err != nil {
 		return 0, err
 	}
-	err = n.changeHooks(hooks, func(h *Hook) error {
-		if !h.Set.Delete(prefix) {
-			return nil
-		}
-		deleted++
-		if h.Set.Empty() {
-			return n.pins.takeOff(h)
-		}
-		return n.pins.trimIfb(h.Set)
+	err = n.changeHooks(hooks, func() error {
+		return n.pins.each(hooks, func(h *Hook) error {
+			if !h.Set.Delete(prefix) {
+				return nil
+			}
+			deleted++
+			if h.Set.Empty() {
+				return n.pins.takeOff(h)
+			}
+			return n.pins.trimIfb(h.Set)
+		})
 	})
 	return deleted, err
 }
@@ -90,10 +92,17 @@ func (n *Namespace) Delete(prefix netip.Prefix, hooks ...*Hook) (deleted int, er
 // Flush takes all rules off hooks, and the hooks off their devices. The error wraps
 // ErrPending, and nothing is changed, where one of the hooks takes part in a change that is
 // not confirmed yet. A hook that cannot be flushed does not keep the others from it.
-func (n *Namespace) Flush(hooks ...*Hook) error { return n.changeHooks(hooks, n.pins.clear) }
+func (n *Namespace) Flush(hooks ...*Hook) error {
+	return n.changeHooks(hooks, func() error {
+		for _, h := range hooks {
+			h.Set.Clear() // of all before the first is detached, as that takes a while
+		}
+		return n.pins.each(hooks, n.pins.takeOff)
+	})
+}
 
-// changeHooks runs f, which may detach a hook, with each of the hooks.
-func (n *Namespace) changeHooks(hooks []*Hook, f func(*Hook) error) error {
+// changeHooks runs f, which changes hooks outside of the last change.
+func (n *Namespace) changeHooks(hooks []*Hook, f func() error) error {
 	if len(hooks) == 0 {
 		return nil
 	}
@@ -102,7 +111,7 @@ func (n *Namespace) changeHooks(hooks []*Hook, f func(*Hook) error) error {
 			return err
 		}
 	}
-	return changeEach(&n.pins, hooks, f)
+	return n.pins.changing(f)
 }
 
 // FlushAll is Flush for all hooks of the namespace, also those that another version of shapectl has made.
@@ -138,12 +147,18 @@ func (n *Namespace) Discard(others ...*OtherLayoutError) (gone []*OtherLayoutErr
 	if len(others) == 0 {
 		return nil, nil
 	}
-	err = changeEach(&n.pins, others, func(other *OtherLayoutError) error {
-		err := n.pins.discardOther(other)
-		if err == nil {
-			gone = append(gone, other)
-		}
-		return err
+	err = n.pins.changing(func() error {
+		return n.pins.haste.hurry(len(others), func() error {
+			var failed []error
+			for _, other := range others {
+				err := n.pins.discardOther(other)
+				if err == nil {
+					gone = append(gone, other)
+				}
+				failed = append(failed, err)
+			}
+			return errors.Join(failed...)
+		})
 	})
 	return gone, err
 }
