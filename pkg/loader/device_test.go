@@ -554,6 +554,32 @@ func TestPinsOfAnotherVersion(t *testing.T) {
 	})
 }
 
+// Rules are gone with the pins of their hook, which an earlier build may have flushed.
+func TestPinsOfAHookRemoved(t *testing.T) {
+	eachMode(t, func(t *testing.T, r *rig) {
+		r.put(one)
+		testenv.Must(t, takeAway(r.hook("va").at))
+		r.write(func(*Namespace) error { return nil })
+		r.nothingLeft()
+	})
+}
+
+// Devices that another command has given rules meanwhile keep those.
+func TestGiveLeavesRulesAlone(t *testing.T) {
+	r := newRig(t, Auto, policy.Egress)
+	r.put(one)
+	r.write(func(n *Namespace) error {
+		done, err := n.Give([]policy.Table{r.table(two)})
+		if len(done) > 0 {
+			t.Errorf("it has given %v", done)
+		}
+		return err
+	})
+	r.inForce(one)
+	r.flush()
+	r.nothingLeft()
+}
+
 // Where an earlier build has rules on one device, nothing is changed on others: neither build
 // could export all. Only to flush is left.
 func TestNoRulesBesideAnotherLayout(t *testing.T) {

@@ -43,7 +43,7 @@ func (p *pins) clear(h *Hook) error {
 	return p.takeOff(h)
 }
 
-// sweep takes off hooks that have no rules, as far as there is time.
+// sweep takes off hooks that have no rules, or no pins any more, as far as there is time.
 func (p *pins) sweep() error {
 	if p.store == nil {
 		return nil
@@ -51,7 +51,8 @@ func (p *pins) sweep() error {
 	var empty []*maps.Set
 	haveRules := p.store.HaveRules()
 	for set := range p.store.Sets() {
-		if !haveRules[set.Number()] || !set.Attached() {
+		// Earlier builds flush the pins of a hook, and do not know of its rules.
+		if !haveRules[set.Number()] || !set.Attached() || !exists(p.dir.hookDir(set.Ifindex(), set.Direction()).dir) {
 			empty = append(empty, set)
 		}
 	}
@@ -197,6 +198,9 @@ func (p *pins) complete() error {
 			return err
 		}
 	}
+	if err := p.removeStrays(); err != nil {
+		return err
+	}
 	if err := p.sweep(); err != nil {
 		return err
 	}
@@ -208,7 +212,7 @@ func (p *pins) complete() error {
 			return err
 		}
 	}
-	return p.removeStrays()
+	return nil
 }
 
 // changing runs f, which changes something, and looks after what is left if it fails;
@@ -270,15 +274,13 @@ func (p *pins) finish() error {
 	return p.sweep()
 }
 
-// changeEach runs f, which may detach a hook, with each of them, also if it fails with some.
-func changeEach[H any](p *pins, hooks []H, f func(H) error) error {
-	return p.changing(func() error {
-		return p.haste.hurry(len(hooks), func() error {
-			var failed []error
-			for _, h := range hooks {
-				failed = append(failed, f(h))
-			}
-			return errors.Join(failed...)
-		})
+// each runs f, which may detach a hook, with each of them, also if it fails with some.
+func (p *pins) each(hooks []*Hook, f func(*Hook) error) error {
+	return p.haste.hurry(len(hooks), func() error {
+		var failed []error
+		for _, h := range hooks {
+			failed = append(failed, f(h))
+		}
+		return errors.Join(failed...)
 	})
 }
