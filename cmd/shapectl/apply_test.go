@@ -977,6 +977,9 @@ func TestApplyAttachesAgain(t *testing.T) {
 	if rules := r.show(); rules[0].Attached {
 		t.Errorf("without the qdisc: %+v", rules[0])
 	}
+	if got := r.run("diff", a); got.code != exitDiffers || strings.Contains(got.out, "\n-") || !strings.HasPrefix(got.out, "+ va egress") {
+		t.Errorf("diff without the qdisc: %+v", got)
+	}
 	if out := r.ok("apply", a); out != "va egress: attached again (detached)\nva ingress: attached again (detached)\n" {
 		t.Errorf("apply: %q", out)
 	}

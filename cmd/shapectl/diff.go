@@ -19,7 +19,8 @@ func diffCommand(e *env) *cobra.Command {
 		Use:   "diff FILE|-",
 		Short: "Show what apply would change",
 		Long: `Show what 'shapectl apply' would change: rules that would go with a minus, rules
-that would come with a plus. Nothing is changed.
+that would come with a plus, also those that are set and not in force. Nothing
+is changed.
 
 Devices that are not there are left out, which is said. Which side of packets the
 rules of a direction compare (match) can not be changed in one step: that is
@@ -45,7 +46,7 @@ func (e *env) diff(name string) error {
 		if len(absent) > 0 {
 			e.say("shapectl: not there, so left out: %s", strings.Join(absent, ", "))
 		}
-		have, err := n.Tables()
+		have, err := n.Tables(loader.Attached)
 		if err != nil {
 			return err
 		}
@@ -93,7 +94,7 @@ func (e *env) export(like string) error {
 			rules, err := findRules(n, filterRules{})
 			return errors.Join(report.JSON(e.out, rules), err)
 		}
-		tables, err := n.Tables()
+		tables, err := n.Tables(loader.Attached, loader.Detached)
 		if err != nil {
 			return err
 		}

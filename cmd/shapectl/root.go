@@ -171,7 +171,8 @@ Exit codes: 0 done; 1 bad usage or input, nothing was changed; 2 the kernel
 refused; 3 diff found differences; 4 partly done or degraded; 5 a permission or kernel feature is missing.
 
 Environment: SHAPECTL_HOOK=tcx|clsact attaches a device that has no rules yet that
-way only; SHAPECTL_BPFFS is the bpffs in which to pin, if not ` + loader.DefaultBPFFS + `.`,
+way only; SHAPECTL_BPFFS is the bpffs in which to pin, if not the
+` + loader.DefaultBPFFS + ` that init sees.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args: func(_ *cobra.Command, given []string) error {

@@ -221,12 +221,9 @@ func (want filterRules) hooks(n *loader.Namespace) ([]*loader.Hook, error) {
 			return !matches
 		})
 		others, err := otherLayouts(err)
-		for _, other := range others {
-			if want.matches(cmp.Or(other.Now, other.Device), other.Direction) {
-				err = errors.Join(err, other)
-			}
-		}
-		return hooks, err
+		return hooks, withOthers(err, slices.DeleteFunc(others, func(other *loader.OtherLayoutError) bool {
+			return !want.matches(cmp.Or(other.Now, other.Device), other.Direction)
+		}))
 	}
 	directions := []policy.Direction{policy.Egress, policy.Ingress}
 	if want.direction != nil {
@@ -242,16 +239,25 @@ func (want filterRules) hooks(n *loader.Namespace) ([]*loader.Hook, error) {
 			hooks = append(hooks, h)
 		}
 	}
-	return hooks, errors.Join(unread...)
+	others, err := otherLayouts(errors.Join(unread...))
+	return hooks, withOthers(err, others)
+}
+
+// withOthers is the inverse of otherLayouts: they become one error.
+func withOthers(err error, others loader.OtherLayouts) error {
+	if len(others) == 0 {
+		return err
+	}
+	return errors.Join(err, others)
 }
 
 // otherLayouts separates errors about hooks of another layout from the others that err joins.
-func otherLayouts(err error) (others []*loader.OtherLayoutError, rest error) {
+func otherLayouts(err error) (others loader.OtherLayouts, rest error) {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		var other *loader.OtherLayoutError
 		if errors.As(err, &other) {
-			return []*loader.OtherLayoutError{other}, nil
+			return loader.OtherLayouts{other}, nil
 		}
 		return nil, err
 	}

@@ -5,6 +5,7 @@
 package doctor
 
 import (
+	"errors"
 	"slices"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
@@ -56,6 +57,7 @@ type Side struct {
 	Index     int // of the device, 0 where it is not here
 	Direction policy.Direction
 	Limits    *Limits // nil where there are no rules
+	Other     bool    // there are rules of another layout, which can not be read
 	// Chain is what is attached, nil where it could not be asked for.
 	Chain []netinfo.ChainEntry
 	// Queue is nil where no rule delays, and where it could not be looked at.
@@ -98,10 +100,13 @@ func Judge(f Facts) report.Findings {
 	findings = append(findings, checkKept(f)...)
 	findings = append(findings, checkLeft(f)...)
 	for _, u := range f.Unread {
+		advice := "run as root"
+		if errors.Is(u.Err, maps.ErrOtherLayout) {
+			advice = "look at them with that version; 'shapectl flush --all' lifts them"
+		}
 		findings = append(findings, report.Finding{
 			Status: report.Warning, Check: "access", Device: u.Device, Direction: u.Direction,
-			Finding: "could not be looked at, so findings may be missing: " + plain.OneLine(u.Err),
-			Advice:  "run as root; what another version of shapectl has set, look at with that version",
+			Finding: "could not be looked at, so findings may be missing: " + plain.OneLine(u.Err), Advice: advice,
 		})
 	}
 	if len(f.Sides) == 0 && len(f.Unread) == 0 {

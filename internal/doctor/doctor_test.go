@@ -152,6 +152,13 @@ func TestJudge(t *testing.T) {
 			}
 		}, []string{"warning eth1 ingress leftovers", "warning leftovers", "note leftovers", "note leftovers"},
 			[]string{"'shapectl flush eth1 ingress'", `2 network namespaces that no longer exist: "/p/1", "/p/2"`, `an older build made, so that it cannot be told whether they exist: "/p/3"`, `"/p/4"`}},
+		{"rules of another version", func(f *Facts) { f.Sides[0].Limits, f.Sides[0].Other = nil, true },
+			[]string{"warning eth0 egress state"}, []string{"are attached", "shapectl flush eth0 egress"}},
+		{"rules of another version that are not attached", func(f *Facts) {
+			f.Sides[0] = Side{Name: "eth0", Index: f.Sides[0].Index, Direction: policy.Egress, Chain: []netinfo.ChainEntry{}, Other: true}
+		}, []string{"warning eth0 egress state"}, []string{"are not attached"}},
+		{"rules of another version elsewhere", func(f *Facts) { f.Unread = []Unread{{Err: fmt.Errorf("a: %w", maps.ErrOtherLayout)}} },
+			[]string{"warning access"}, []string{"look at them with that version; 'shapectl flush --all'"}},
 		{"not to be looked at", func(f *Facts) { f.Unread = []Unread{{Err: errors.New("made by another version")}} },
 			[]string{"warning access"}, []string{"made by another version"}},
 

@@ -51,7 +51,7 @@ func Gather(o loader.Options, name string) (Facts, error) {
 		f.unread("", "", err)
 	}
 	if name != "" {
-		if err := f.ask(name); err != nil {
+		if err := f.ask(n, name); err != nil {
 			return f, err
 		}
 	}
@@ -128,7 +128,7 @@ func side(h *loader.Hook) (Side, error) {
 }
 
 // ask adds both directions of a device, and leaves the others for comparison only.
-func (f *Facts) ask(name string) error {
+func (f *Facts) ask(n *loader.Namespace, name string) error {
 	d, err := netinfo.DeviceByName(name)
 	gone := errors.Is(err, netinfo.ErrNoDevice) && (f.has(name, policy.Egress) || f.has(name, policy.Ingress))
 	if err != nil && !gone {
@@ -141,7 +141,8 @@ func (f *Facts) ask(name string) error {
 	f.Only = d.Name // name may have been an alternative one
 	for _, direction := range []policy.Direction{policy.Egress, policy.Ingress} {
 		if !f.has(d.Name, direction) {
-			f.Sides = append(f.Sides, Side{Name: d.Name, Index: d.Index, Direction: direction})
+			other := n.OtherLayout(d.Index, direction) != nil
+			f.Sides = append(f.Sides, Side{Name: d.Name, Index: d.Index, Direction: direction, Other: other})
 		}
 	}
 	return nil

@@ -15,6 +15,14 @@ import (
 )
 
 func checkState(f Facts, s Side, d *Device) []report.Finding {
+	if s.Other {
+		state := "attached"
+		if lastOfOurs(s.Chain) < 0 {
+			state = "not attached"
+		}
+		return s.finding(report.Warning, "state", "rules of another version of shapectl, which this one can neither read nor change, are "+state,
+			"look at them with that version; "+s.flush()+" lifts them")
+	}
 	if s.Limits == nil {
 		return s.finding(report.OK, "state", "no rules known here; what follows is what one would meet", "")
 	}

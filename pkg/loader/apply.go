@@ -2,6 +2,7 @@ package loader
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -50,8 +51,8 @@ type Applied struct {
 	Began uint64
 }
 
-// Tables are the rules of all hooks whose device is here, sorted.
-func (n *Namespace) Tables() ([]policy.Table, error) {
+// Tables are the rules of all hooks in one of these states, sorted.
+func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 	hooks, err := n.Hooks()
 	defer CloseHooks(hooks)
 	if err != nil {
@@ -59,7 +60,7 @@ func (n *Namespace) Tables() ([]policy.Table, error) {
 	}
 	tables := []policy.Table{}
 	for _, h := range hooks {
-		if h.Device.Name == "" {
+		if !slices.Contains(states, h.State) {
 			continue
 		}
 		t := policy.Table{Device: h.Device.Name, Direction: h.Direction, Match: h.Match(), Rules: h.Set.Policy()}

@@ -508,7 +508,7 @@ func TestKilledBeforeAnArmedChangeBegins(t *testing.T) {
 				egress.killedArming(tables(next), armed, lead)
 				var have []policy.Table
 				egress.write(func(n *Namespace) (err error) {
-					have, err = n.Tables()
+					have, err = n.Tables(Attached)
 					return err
 				})
 				want := tables(next)

@@ -99,22 +99,22 @@ func (e *OtherLayoutError) Error() string {
 
 func (e *OtherLayoutError) Unwrap() error { return e.err }
 
-// unreadable is one error about hooks of another layout, of which there may be hundreds.
-type unreadable []*OtherLayoutError
+// OtherLayouts is one error about hooks of another layout, of which there may be hundreds.
+type OtherLayouts []*OtherLayoutError
 
-func (u unreadable) Error() string {
+func (all OtherLayouts) Error() string {
 	var names []string
-	for _, other := range u {
+	for _, other := range all {
 		names = append(names, other.Name()+" "+other.Direction.String())
 	}
-	return fmt.Sprintf("rules of %s: %v", plain.List(names), u[0].err)
+	return fmt.Sprintf("rules of %s: %v", plain.List(names), all[0].err)
 }
 
-func (u unreadable) Unwrap() (all []error) {
-	for _, other := range u {
-		all = append(all, other)
+func (all OtherLayouts) Unwrap() (each []error) {
+	for _, other := range all {
+		each = append(each, other)
 	}
-	return all
+	return each
 }
 
 // A hookDir is where the pins of a hook are.
@@ -154,7 +154,7 @@ func (dir home) hookDirs() (dirs []hookDir, err error) {
 func (n *Namespace) Hooks() (hooks []*Hook, err error) {
 	hooks, err = n.pins.readHooks()
 	if len(n.pins.others) > 0 {
-		err = errors.Join(unreadable(n.pins.others), err)
+		err = errors.Join(OtherLayouts(n.pins.others), err)
 	}
 	return hooks, err
 }
