@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 	"time"
@@ -204,7 +205,8 @@ func raceMany(ctx context.Context, o options, n int) error {
 // newDroppingLane sets a limiter up such that a tenth of what is sent passes.
 // The rate for that depends on what a drop costs the sender: it is found by trying, from what a packet
 // takes about. The share may be off by tolerance times what it is to be, and by once more for each
-// try: on a noisy machine the sender's speed changes between them.
+// try: on a noisy machine the sender's speed changes between them. Where it falls so far that the limiter
+// holds back all and drops nothing, no proportion leads to the rate: then it is looked for in the middle.
 func newDroppingLane(ctx context.Context, s competitor, to netip.Addr, w warmUp,
 	nanoseconds, tolerance float64) (*lane, error) {
 	frame := float64(smallFrame)
@@ -212,6 +214,7 @@ func newDroppingLane(ctx context.Context, s competitor, to netip.Addr, w warmUp,
 		frame += 20
 	}
 	rate, share := frame*8*1e9/nanoseconds/10, 0.0
+	low, high := 0.0, math.Inf(1)
 	for try := range 10 {
 		p, err := newLane(ctx, s, limit{policy.Rate(rate), max(4096, uint64(rate/8/100))}, w, to)
 		if err != nil {
@@ -226,7 +229,15 @@ func newDroppingLane(ctx context.Context, s competitor, to netip.Addr, w warmUp,
 			return p, nil
 		}
 		p.Close()
+		if share < 0.1 {
+			low = rate
+		} else {
+			high = rate
+		}
 		rate *= 0.1 / max(share, 0.01)
+		if rate <= low || rate >= high {
+			rate = math.Sqrt(low * high)
+		}
 	}
 	return nil, fmt.Errorf("%s: no rate lets a tenth through: %.2g pass at %v", s.name, share, policy.Rate(rate))
 }
