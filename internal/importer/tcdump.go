@@ -1,12 +1,13 @@
 package importer
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/netmsg"
 )
 
 // A Dump is what the kernel says of a device's traffic control: netlink
@@ -37,24 +38,12 @@ const (
 	atEgress  = netlink.HANDLE_MIN_EGRESS
 )
 
-// tries bounds how often a list is read that changes meanwhile.
-const tries = 5
-
 // ReadTC reads the traffic control of a device of the calling thread's network
 // namespace; l2Bytes is the length of link header that shapectl counts of its
 // packets. It needs no permissions.
 func ReadTC(device string, index int, l2Bytes uint8) (d Dump, err error) {
-	for range tries {
-		if d, err = readTC(device, index, l2Bytes); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return d, err
-		}
-	}
-	return d, fmt.Errorf("traffic control of %s changes while it is read; try again: %w", device, err)
-}
-
-func readTC(device string, index int, l2Bytes uint8) (d Dump, err error) {
 	d = Dump{Device: device, L2Bytes: l2Bytes, Filters: map[uint32][][]byte{}, Devices: map[uint32]string{}}
-	links, err := netlink.LinkList()
+	links, err := netmsg.List(netlink.LinkList)
 	if err != nil {
 		return d, fmt.Errorf("list the devices: %w", err)
 	}
@@ -118,9 +107,11 @@ func (d *Dump) findRoots(index int, parent uint32, filters [][]byte) error {
 
 // dump asks for a list; that of qdiscs is of all devices, whatever was asked.
 func dump(get, answer, index int, parent uint32) (found [][]byte, err error) {
-	r := nl.NewNetlinkRequest(get, unix.NLM_F_DUMP)
-	r.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index), Parent: parent})
-	all, err := r.Execute(unix.NETLINK_ROUTE, uint16(answer))
+	all, err := netmsg.List(func() ([][]byte, error) {
+		r := nl.NewNetlinkRequest(get, unix.NLM_F_DUMP)
+		r.AddData(&nl.TcMsg{Family: nl.FAMILY_ALL, Ifindex: int32(index), Parent: parent})
+		return r.Execute(unix.NETLINK_ROUTE, uint16(answer))
+	})
 	if err != nil {
 		return nil, err
 	}
