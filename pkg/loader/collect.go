@@ -94,23 +94,19 @@ func (n *Namespace) collectDevices() {
 	for _, other := range discarded {
 		n.collected = append(n.collected, other.Name())
 	}
-	var gone []*Hook
-	defer func() { CloseHooks(gone) }()
+	if n.pins.store != nil {
+		defer n.pins.store.Hold().Close() // for as long as there are sets to look at
+	}
 	for _, set := range n.pins.sets() {
 		if names[set.Ifindex()] == set.Device() {
 			continue
 		}
 		h, err := n.pins.dir.openHook(set)
-		switch {
-		case err != nil || h == nil:
-		case h.State == Gone:
-			gone = append(gone, h)
-		default:
-			h.Close()
+		if err != nil || h == nil {
+			continue
 		}
-	}
-	for _, h := range gone {
-		if n.pins.changing(func() error { return n.pins.clear(h) }) == nil {
+		h.Close()
+		if h.State == Gone && n.pins.changing(func() error { return n.pins.sweepOne(set) }) == nil {
 			n.collected = append(n.collected, h.Was)
 		}
 	}

@@ -37,12 +37,6 @@ func (p *pins) takeOff(h *Hook) error {
 	return p.bpfState.drop()
 }
 
-// clear takes all rules off a hook, and the hook off its device.
-func (p *pins) clear(h *Hook) error {
-	h.Set.Clear()
-	return p.takeOff(h)
-}
-
 // sweep takes off hooks that have no rules, or no pins any more, as far as there is time.
 func (p *pins) sweep() error {
 	if p.store == nil {
@@ -70,6 +64,7 @@ func (p *pins) sweep() error {
 	})
 }
 
+// sweepOne takes all rules off a hook, and the hook off its device.
 func (p *pins) sweepOne(set *maps.Set) error {
 	h := p.dir.hookOf(set)
 	defer h.Close()
