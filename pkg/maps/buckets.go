@@ -221,13 +221,19 @@ func (bs *buckets) OwnLevel(e Entry, now uint64) uint64 {
 // then at all for the second, misses none.
 func (bs *buckets) slotsIn(from, to int, first bool) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 	return func(yield func(*bpf.AbiBucket, *bpf.AbiKey) bool) {
-		for i := from; i < to; i++ {
-			for j := range lineSlots {
-				slot, key := &bs.lines[i].Slot[j], &bs.keys[i*int(lineSlots)+int(j)]
+		lines := bs.lines[from:to]
+		for i := range lines {
+			line := &lines[i].Slot
+			at := func(j int) uint32 { return atomic.LoadUint32(&line[j].Fingerprint) }
+			if at(0)|at(1)|at(2)|at(3) == 0 {
+				continue // as most lines are
+			}
+			for j := range line {
+				slot := &line[j]
 				if fingerprint := atomic.LoadUint32(&slot.Fingerprint); fingerprint == 0 || isFirst(fingerprint) != first {
 					continue
 				}
-				if !yield(slot, key) {
+				if !yield(slot, &bs.keys[(from+i)*int(lineSlots)+j]) {
 					return
 				}
 			}
@@ -248,6 +254,19 @@ func (bs *buckets) slots(id uint32) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 				}
 			}
 		}
+	}
+}
+
+// eachSlot does something for each slot of the rules that which tells by their ids, on all CPUs.
+func (bs *buckets) eachSlot(which func(id uint32) bool, f func(id uint32, slot *bpf.AbiBucket)) {
+	for _, first := range []bool{true, false} {
+		inParts(len(bs.lines), func(from, to int) {
+			for slot, key := range bs.slotsIn(from, to, first) {
+				if id := atomic.LoadUint32(&key.Id); which(id) {
+					f(id, slot)
+				}
+			}
+		})
 	}
 }
 
@@ -301,8 +320,8 @@ func clampTo(m model.Meter, clock func() uint64) func(model.Bucket) (model.Bucke
 // rewrite changes buckets of a rule, while packets charge them.
 func (bs *buckets) rewrite(id uint32, change func(model.Bucket) (next model.Bucket, wanted bool)) {
 	rewriteBucket(&bs.rule(id).Shared, change)
-	for slot := range bs.slots(id) {
-		rewriteBucket(slot, change)
+	if bs.rule(id).HasSlots != 0 {
+		bs.eachSlot(func(of uint32) bool { return of == id }, func(_ uint32, slot *bpf.AbiBucket) { rewriteBucket(slot, change) })
 	}
 }
 

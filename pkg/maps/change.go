@@ -391,19 +391,13 @@ func (s *Store) rewriteTaking(rewrite func(id uint32, b *bpf.AbiBucket)) {
 		return
 	}
 	rules := s.room()
-	for _, first := range []bool{true, false} {
-		inParts(len(s.lines), func(from, to int) {
-			for slot, key := range s.slotsIn(from, to, first) {
-				id := atomic.LoadUint32(&key.Id)
-				if id >= rules {
-					continue
-				}
-				if r := s.rule(id); r.HasSlots != 0 && atomic.LoadUint32(&r.Version)&versionChanges != 0 {
-					rewrite(id, slot)
-				}
-			}
-		})
-	}
+	s.eachSlot(func(id uint32) bool {
+		if id >= rules {
+			return false
+		}
+		r := s.rule(id)
+		return r.HasSlots != 0 && atomic.LoadUint32(&r.Version)&versionChanges != 0
+	}, rewrite)
 }
 
 // eachTaking does something for each rule and shadow that takes part, on all CPUs. New
