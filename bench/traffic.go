@@ -234,8 +234,7 @@ func newDroppingLane(ctx context.Context, s competitor, to netip.Addr, w warmUp,
 		} else {
 			high = rate
 		}
-		rate *= 0.1 / max(share, 0.01)
-		if rate <= low || rate >= high {
+		if rate *= 0.1 / max(share, 0.01); rate <= low || rate >= high {
 			rate = math.Sqrt(low * high)
 		}
 	}

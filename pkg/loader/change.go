@@ -75,7 +75,7 @@ func (n *Namespace) Delete(prefix netip.Prefix, hooks ...*Hook) (deleted int, er
 		return 0, err
 	}
 	err = n.changeHooks(hooks, func() error {
-		return n.pins.each(hooks, func(h *Hook) error {
+		return forEach(&n.pins, hooks, func(h *Hook) error {
 			if !h.Set.Delete(prefix) {
 				return nil
 			}
@@ -97,7 +97,7 @@ func (n *Namespace) Flush(hooks ...*Hook) error {
 		for _, h := range hooks {
 			h.Set.Clear() // of all before the first is detached, as that takes a while
 		}
-		return n.pins.each(hooks, n.pins.takeOff)
+		return forEach(&n.pins, hooks, n.pins.takeOff)
 	})
 }
 
@@ -148,16 +148,12 @@ func (n *Namespace) Discard(others ...*OtherLayoutError) (gone []*OtherLayoutErr
 		return nil, nil
 	}
 	err = n.pins.changing(func() error {
-		return n.pins.haste.hurry(len(others), func() error {
-			var failed []error
-			for _, other := range others {
-				err := n.pins.discardOther(other)
-				if err == nil {
-					gone = append(gone, other)
-				}
-				failed = append(failed, err)
+		return forEach(&n.pins, others, func(other *OtherLayoutError) error {
+			err := n.pins.discardOther(other)
+			if err == nil {
+				gone = append(gone, other)
 			}
-			return errors.Join(failed...)
+			return err
 		})
 	})
 	return gone, err

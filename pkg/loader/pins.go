@@ -68,9 +68,7 @@ func (p *pins) sweep() error {
 func (p *pins) sweepOne(set *maps.Set) error {
 	h := p.dir.hookOf(set)
 	defer h.Close()
-	if !set.Empty() {
-		set.Clear()
-	}
+	set.Clear()
 	return p.takeOff(h)
 }
 
@@ -269,8 +267,8 @@ func (p *pins) finish() error {
 	return p.sweep()
 }
 
-// each runs f, which may detach a hook, with each of them, also if it fails with some.
-func (p *pins) each(hooks []*Hook, f func(*Hook) error) error {
+// forEach runs f, which may detach a hook, with each of them, also if it fails with some.
+func forEach[H any](p *pins, hooks []H, f func(H) error) error {
 	return p.haste.hurry(len(hooks), func() error {
 		var failed []error
 		for _, h := range hooks {

@@ -229,11 +229,10 @@ func (bs *buckets) slotsIn(from, to int, first bool) iter.Seq2[*bpf.AbiBucket, *
 				continue // as most lines are
 			}
 			for j := range line {
-				slot := &line[j]
-				if fingerprint := atomic.LoadUint32(&slot.Fingerprint); fingerprint == 0 || isFirst(fingerprint) != first {
+				if fingerprint := at(j); fingerprint == 0 || isFirst(fingerprint) != first {
 					continue
 				}
-				if !yield(slot, &bs.keys[(from+i)*int(lineSlots)+j]) {
+				if !yield(&line[j], &bs.keys[(from+i)*int(lineSlots)+j]) {
 					return
 				}
 			}
@@ -257,14 +256,12 @@ func (bs *buckets) slots(id uint32) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 	}
 }
 
-// eachSlot does something for each slot of the rules that which tells by their ids, on all CPUs.
-func (bs *buckets) eachSlot(which func(id uint32) bool, f func(id uint32, slot *bpf.AbiBucket)) {
+// eachSlot does something for each slot, by the id of its rule, on all CPUs.
+func (bs *buckets) eachSlot(f func(id uint32, slot *bpf.AbiBucket)) {
 	for _, first := range []bool{true, false} {
 		inParts(len(bs.lines), func(from, to int) {
 			for slot, key := range bs.slotsIn(from, to, first) {
-				if id := atomic.LoadUint32(&key.Id); which(id) {
-					f(id, slot)
-				}
+				f(atomic.LoadUint32(&key.Id), slot)
 			}
 		})
 	}
@@ -321,7 +318,11 @@ func clampTo(m model.Meter, clock func() uint64) func(model.Bucket) (model.Bucke
 func (bs *buckets) rewrite(id uint32, change func(model.Bucket) (next model.Bucket, wanted bool)) {
 	rewriteBucket(&bs.rule(id).Shared, change)
 	if bs.rule(id).HasSlots != 0 {
-		bs.eachSlot(func(of uint32) bool { return of == id }, func(_ uint32, slot *bpf.AbiBucket) { rewriteBucket(slot, change) })
+		bs.eachSlot(func(of uint32, slot *bpf.AbiBucket) {
+			if of == id {
+				rewriteBucket(slot, change)
+			}
+		})
 	}
 }
 

@@ -391,13 +391,14 @@ func (s *Store) rewriteTaking(rewrite func(id uint32, b *bpf.AbiBucket)) {
 		return
 	}
 	rules := s.room()
-	s.eachSlot(func(id uint32) bool {
+	s.eachSlot(func(id uint32, slot *bpf.AbiBucket) {
 		if id >= rules {
-			return false
+			return
 		}
-		r := s.rule(id)
-		return r.HasSlots != 0 && atomic.LoadUint32(&r.Version)&versionChanges != 0
-	}, rewrite)
+		if r := s.rule(id); r.HasSlots != 0 && atomic.LoadUint32(&r.Version)&versionChanges != 0 {
+			rewrite(id, slot)
+		}
+	})
 }
 
 // eachTaking does something for each rule and shadow that takes part, on all CPUs. New
