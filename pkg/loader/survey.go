@@ -45,7 +45,7 @@ func FindBPFFS(o Options) (BPFFS, error) {
 
 func exists(path string) bool {
 	_, err := os.Stat(path)
-	return err == nil
+	return !errors.Is(err, os.ErrNotExist) // in doubt it does: rules go whose pins are gone
 }
 
 // Probe loads the program, with maps of its own, and lets go of it: it tells
