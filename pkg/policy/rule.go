@@ -25,6 +25,7 @@ type Rule struct {
 	Fail      Fail
 	Framing   Framing
 	Shadow    Shadow
+	Label     Label
 }
 
 // Validate reports the first thing that keeps r from being a rule.
