@@ -21,7 +21,7 @@ type Option struct {
 
 	Help        string // of its flag
 	HelpDefault string // there, if it is not what the Value of an empty Limit prints
-	Doc         string // in README's table
+	Doc         string // in docs/reference/policy.md
 	DocDefault  string // there, if it is not what the Value of an empty Limit prints
 
 	Shadow      bool // a shadow may have its own
@@ -97,7 +97,7 @@ var Options = []*Option{
 	}),
 	same(func(l *Limit) *Excess { return &l.Excess }, func(r *Rule) *Excess { return &r.Excess }, Option{
 		Name: "excess", LimitedOnly: true, Help: "what becomes of packets that do not conform",
-		Doc:   "`drop`; `ecn` marks packets that allow it up to twice the capacity, and drops others; `pass` only counts; `delay` holds back, [see below](#hold-back-instead-of-dropping)",
+		Doc:   "`drop`; `ecn` marks packets that allow it up to twice the capacity, and drops others; `pass` only counts; `delay` [queues them](../shaping.md)",
 		valid: func(r *Rule) error { return checkName(r.Excess, "excess", excessNames) },
 	}),
 	option(func(l *Limit) *Queue { return &l.Queue }, func(r *Rule) *uint64 { return &r.Queue }, sizeText, Option{

@@ -1,17 +1,11 @@
 package policy
 
 import (
-	"cmp"
-	"flag"
-	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 )
-
-var update = flag.Bool("update", false, "write the table of options into README")
 
 // samples are a value of each option that is not its default in a limit of 8mbit, and
 // the other options that it needs.
@@ -87,35 +81,5 @@ func TestOptions(t *testing.T) {
 		if ignored := o.Name == "queue"; (err == nil) == o.LimitedOnly && !ignored {
 			t.Errorf("%s of an unlimited rule: %v", o.Name, err)
 		}
-	}
-}
-
-// TestReadme holds the table of options in README to be that of the code.
-func TestReadme(t *testing.T) {
-	const path, begin, end = "../../README.md", "<!-- options: written by 'go test ./pkg/policy -update' -->\n", "<!-- end of options -->"
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, rest, _ := strings.Cut(string(text), begin)
-	_, after, found := strings.Cut(rest, end)
-	if !found {
-		t.Fatal("README has no table of options")
-	}
-	var table strings.Builder
-	table.WriteString("| flag | what | default |\n|---|---|---|\n")
-	for _, o := range Options {
-		flags := "`--" + strings.Join(append([]string{o.Name}, o.Aliases...), "`, `--") + "`"
-		byDefault := cmp.Or(o.DocDefault, "`"+o.Value(new(Limit)).String()+"`")
-		fmt.Fprintf(&table, "| %s | %s | %s |\n", flags, o.Doc, byDefault)
-	}
-	table.WriteString("| `--shadow` | a limit that is only proposed, such as `rate=50mbit,each=host`: it counts what it would have refused | none |\n")
-	want := before + begin + table.String() + end + after
-	if *update {
-		if err := os.WriteFile(path, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	} else if string(text) != want {
-		t.Errorf("the table of options in README is not that of the code, which is\n%s", table.String())
 	}
 }

@@ -1,0 +1,199 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+)
+
+// A docStep is a command of a documentation page, and the lines of the page that show its output.
+type docStep struct {
+	command    string
+	from, to   int // lines of output, as indexes into the page
+	shown      bool
+	varies     bool // numbers in the output differ from run to run
+	showsError bool // the page means the command to fail
+}
+
+// parsePage finds the steps of a page, in order:
+//
+//   - a console block: each line that begins with "$ " is a command, what follows is its output;
+//   - a block with a file name behind its language: that file is written;
+//   - an HTML comment "<!-- test: COMMAND -->": runs unseen;
+//   - an HTML comment "<!-- numbers vary -->": numbers of the next console block are not compared.
+func parsePage(lines []string) (steps []docStep, err error) {
+	varies := false
+	for i := 0; i < len(lines); i++ {
+		line := lines[i]
+		hidden, isHidden := strings.CutPrefix(line, "<!-- test: ")
+		fence, isFence := strings.CutPrefix(line, "```")
+		switch {
+		case isHidden:
+			command, ends := strings.CutSuffix(hidden, " -->")
+			if !ends {
+				return nil, fmt.Errorf("line %d: a test comment must end on its line", i+1)
+			}
+			steps = append(steps, docStep{command: command})
+		case line == "<!-- numbers vary -->":
+			varies = true
+		case isFence:
+			end := i + 1
+			for end < len(lines) && lines[end] != "```" {
+				end++
+			}
+			if end == len(lines) {
+				return nil, fmt.Errorf("line %d: the block has no end", i+1)
+			}
+			switch _, file, isFile := strings.Cut(fence, " "); {
+			case isFile:
+				steps = append(steps, docStep{command: "cat >" + file + " <<'EOF'\n" + strings.Join(lines[i+1:end], "\n") + "\nEOF"})
+			case fence == "console":
+				for at := i + 1; at < end; at++ {
+					if command, is := strings.CutPrefix(lines[at], "$ "); is {
+						steps = append(steps, docStep{command: command, from: at + 1, to: at + 1, shown: true, varies: varies})
+						continue
+					}
+					if at == i+1 {
+						return nil, fmt.Errorf("line %d: output without a command", at+1)
+					}
+					last := &steps[len(steps)-1]
+					last.to = at + 1
+					last.showsError = last.showsError || strings.HasPrefix(lines[at], "shapectl: ")
+				}
+				varies = false
+			}
+			i = end
+		}
+	}
+	return steps, nil
+}
+
+// docPages are all pages, relative to the top of the repository.
+func docPages(t *testing.T) (pages []string) {
+	t.Helper()
+	const top = "../.."
+	pages = []string{"README.md"}
+	err := fs.WalkDir(os.DirFS(top), "docs", func(path string, _ fs.DirEntry, err error) error {
+		if filepath.Ext(path) == ".md" {
+			pages = append(pages, path)
+		}
+		return err
+	})
+	testenv.Must(t, err)
+	return pages
+}
+
+// TestDocs runs the commands of each documentation page in network namespaces of
+// its own and compares what they print with the page. With -update it writes the
+// output into the page.
+func TestDocs(t *testing.T) {
+	for _, page := range docPages(t) {
+		path := filepath.Join("../..", page)
+		text, err := os.ReadFile(path)
+		testenv.Must(t, err)
+		lines := strings.Split(string(text), "\n")
+		steps, err := parsePage(lines)
+		if err != nil {
+			t.Errorf("%s: %v", page, err)
+		}
+		if len(steps) == 0 {
+			continue
+		}
+		t.Run(page, func(t *testing.T) {
+			t.Parallel()
+			outputs := runSteps(t, page, steps)
+			for i := len(steps) - 1; i >= 0; i-- { // backwards: an update moves the lines behind it
+				s, got := steps[i], outputs[i]
+				if !s.shown || comparable(got, s.varies) == comparable(lines[s.from:s.to], s.varies) {
+					continue
+				}
+				if *update {
+					lines = append(lines[:s.from:s.from], append(got, lines[s.to:]...)...)
+					continue
+				}
+				t.Errorf("%s:%d: %s: the page says (go test -run TestDocs -update writes it anew)\n%s\nand the command prints\n%s",
+					page, s.from, s.command, strings.Join(lines[s.from:s.to], "\n"), strings.Join(got, "\n"))
+			}
+			if now := strings.Join(lines, "\n"); now != string(text) {
+				testenv.Must(t, os.WriteFile(path, []byte(now), 0o644))
+			}
+		})
+	}
+}
+
+var (
+	number = regexp.MustCompile(`[0-9][0-9.:]*( ?[kMG]?B| ?[nuµm]?s)?\b`)
+	clock  = regexp.MustCompile(`\b[0-9]{2}:[0-9]{2}:[0-9]{2}\b`)
+	space  = regexp.MustCompile(`[\s-]+`)
+)
+
+// comparable is output without what differs from run to run: times of day and, if its numbers vary, these with
+// their units, the width of columns, and where lines are folded.
+func comparable(output []string, varies bool) string {
+	text := clock.ReplaceAllString(strings.Join(output, "\n"), "N")
+	if varies {
+		text = space.ReplaceAllString(number.ReplaceAllString(text, "N"), " ")
+	}
+	return text
+}
+
+// runSteps runs the steps of a page in one shell, in namespaces that end with it, and returns what each printed.
+func runSteps(t *testing.T, page string, steps []docStep) [][]string {
+	testenv.Root(t)
+	for _, tool := range []string{"bash", "ip", "nsenter"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			testenv.Skip(t, "needs "+tool)
+		}
+	}
+	testdata, err := filepath.Abs("testdata")
+	testenv.Must(t, err)
+	const mark = "\x1e" // in no output
+	var script strings.Builder
+	script.WriteString(". " + testdata + "/docs.sh\n")
+	for _, s := range steps {
+		fmt.Fprintf(&script, "%s\necho \"%s$?\"\n", s.command, mark)
+	}
+	self, err := os.Executable()
+	testenv.Must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "bash", "-c", script.String())
+	cmd.WaitDelay = time.Second // for what a page runs in the background
+	cmd.Dir = t.TempDir()
+	cmd.Env = append(os.Environ(), "SHAPECTL_TEST="+self, "TESTDATA="+testdata, "LC_ALL=C", "COLUMNS=80")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET}
+	out, err := cmd.CombinedOutput()
+	parts := strings.Split(string(out), mark)
+	if err != nil || len(parts) != len(steps)+1 {
+		t.Fatalf("%s: %v: %s", page, err, out)
+	}
+	outputs := make([][]string, len(steps))
+	for i, s := range steps {
+		text := parts[i]
+		if i > 0 { // the exit code of the step before it
+			_, text, _ = strings.Cut(text, "\n")
+		}
+		status, _, _ := strings.Cut(parts[i+1], "\n")
+		code, err := strconv.Atoi(status)
+		testenv.Must(t, err)
+		failed := code != exitDone && code != exitDiffers && code != exitDegraded
+		if failed != s.showsError || !s.shown && code != 0 {
+			t.Fatalf("%s: %s: exit %d: %s", page, s.command, code, text)
+		}
+		if text != "" {
+			outputs[i] = strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+		}
+	}
+	return outputs
+}

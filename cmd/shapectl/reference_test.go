@@ -1,0 +1,405 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// TestReference holds the generated parts of docs/reference to what the code says. With -update it writes them.
+func TestReference(t *testing.T) {
+	root := (&env{}).command()
+	source := parseSource(t)
+	generated(t, "commands.md", commandReference(root))
+	generated(t, "policy.md", optionTable())
+	generated(t, "json.md", source.json(t))
+	generated(t, "README.md", source.exitCodes()+source.environment(t))
+}
+
+// generated compares what is between two marks in a page with text, or with -update puts it there.
+func generated(t *testing.T, page, text string) {
+	t.Helper()
+	const begin, end = "<!-- written by 'go test ./cmd/shapectl -run TestReference -update' -->\n", "<!-- end of the written part -->"
+	path := filepath.Join("../../docs/reference", page)
+	have, err := os.ReadFile(path)
+	testenv.Must(t, err)
+	before, rest, _ := strings.Cut(string(have), begin)
+	_, after, found := strings.Cut(rest, end)
+	if !found {
+		t.Fatalf("%s has no place for what is generated", path)
+	}
+	want := before + begin + "\n" + strings.TrimSpace(text) + "\n\n" + end + after
+	if *update {
+		testenv.Must(t, os.WriteFile(path, []byte(want), 0o644))
+	} else if string(have) != want {
+		t.Errorf("%s is not what the code says (go test -run TestReference -update writes it anew)", path)
+	}
+}
+
+// allCommands are a command and those below it, without those that help does not list.
+func allCommands(cmd *cobra.Command) []*cobra.Command {
+	all := []*cobra.Command{cmd}
+	for _, c := range cmd.Commands() {
+		if c.IsAvailableCommand() {
+			all = append(all, allCommands(c)...)
+		}
+	}
+	return all
+}
+
+// A flagHelp is what there is to say of a flag.
+type flagHelp struct{ names, value, usage string }
+
+// flagHelps are the flags of a set that help lists, in its order.
+func flagHelps(f *pflag.FlagSet) (all []flagHelp) {
+	f.VisitAll(func(f *pflag.Flag) {
+		if f.Hidden || f.Name == "help" {
+			return
+		}
+		value, usage := pflag.UnquoteUsage(f)
+		names := "--" + f.Name
+		if f.Shorthand != "" {
+			names = "-" + f.Shorthand + ", " + names
+		}
+		if !slices.Contains([]string{"", "0", "false", "0s"}, f.DefValue) {
+			usage += " (default " + f.DefValue + ")"
+		}
+		all = append(all, flagHelp{names, value, usage})
+	})
+	return all
+}
+
+// synopsis is how a command is called.
+func synopsis(cmd *cobra.Command) string {
+	if cmd.HasParent() {
+		return cmd.UseLine()
+	}
+	return cmd.Name() + " COMMAND [ARGUMENT]... [flags]"
+}
+
+// paragraphs splits a help text at empty lines.
+func paragraphs(text string) []string { return strings.Split(strings.Trim(text, "\n"), "\n\n") }
+
+// isCode reports whether a paragraph of a help text is to be shown as it is: its lines are indented.
+func isCode(paragraph string) bool { return strings.HasPrefix(paragraph, " ") }
+
+var markdownSpecial = regexp.MustCompile("[*_<>|`\\[\\]]")
+
+// markdown is text that Markdown shows as it is.
+func markdown(text string) string { return markdownSpecial.ReplaceAllString(text, `\$0`) }
+
+func commandReference(root *cobra.Command) string {
+	var s strings.Builder
+	for _, cmd := range allCommands(root) {
+		fmt.Fprintf(&s, "- [%s](#%s): %s\n", cmd.CommandPath(), strings.ReplaceAll(cmd.CommandPath(), " ", "-"), markdown(cmd.Short))
+	}
+	for _, cmd := range allCommands(root) {
+		fmt.Fprintf(&s, "\n## %s\n\n```text\n%s\n```\n", cmd.CommandPath(), synopsis(cmd))
+		for _, p := range paragraphs(cmp.Or(cmd.Long, cmd.Short+".")) {
+			if isCode(p) {
+				fmt.Fprintf(&s, "\n```sh\n%s\n```\n", unindent(p))
+			} else {
+				fmt.Fprintf(&s, "\n%s\n", markdown(p))
+			}
+		}
+		if cmd.Example != "" {
+			fmt.Fprintf(&s, "\n```sh\n%s\n```\n", unindent(cmd.Example))
+		}
+		if flags := flagHelps(cmd.NonInheritedFlags()); len(flags) > 0 {
+			s.WriteString("\n| flag | meaning |\n| --- | --- |\n")
+			for _, f := range flags {
+				name := strings.TrimSpace(f.names + " " + strings.ReplaceAll(f.value, "|", `\|`))
+				fmt.Fprintf(&s, "| `%s` | %s |\n", name, markdown(f.usage))
+			}
+		}
+	}
+	return s.String()
+}
+
+func unindent(code string) string {
+	return strings.TrimPrefix(strings.ReplaceAll(code, "\n  ", "\n"), "  ")
+}
+
+func optionTable() string {
+	var s strings.Builder
+	s.WriteString("| key | meaning | default |\n| --- | --- | --- |\n")
+	for _, o := range policy.Options {
+		names := "`" + strings.Join(append([]string{o.Name}, o.Aliases...), "`, `") + "`"
+		fmt.Fprintf(&s, "| %s | %s | %s |\n", names, o.Doc, cmp.Or(o.DocDefault, "`"+o.Value(new(policy.Limit)).String()+"`"))
+	}
+	return s.String()
+}
+
+// A source is what the reference takes from the program's text.
+type source struct {
+	keys      map[string][]jsonKey // of each type that is printed as JSON
+	order     []string             // of these types
+	packets   []string             // keys of a line of replay -j
+	codes     [][2]string          // exit codes, and what they mean
+	variables []string             // of the environment
+}
+
+// A jsonKey is a key of an object in JSON.
+type jsonKey struct {
+	name, kind, doc string
+}
+
+// parseSource reads the packages that print JSON, and finds all that read the environment.
+func parseSource(t *testing.T) *source {
+	t.Helper()
+	s := &source{keys: map[string][]jsonKey{}}
+	variables := map[string]bool{}
+	for _, pattern := range []string{"../../internal/report/*.go", "*.go", "../../internal/*/*.go", "../../pkg/*/*.go"} {
+		files, err := filepath.Glob(pattern)
+		testenv.Must(t, err)
+		for _, path := range files {
+			if strings.HasSuffix(path, "_test.go") || strings.Contains(path, "testenv") {
+				continue
+			}
+			file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments)
+			testenv.Must(t, err)
+			ast.Inspect(file, func(n ast.Node) bool {
+				if name := environmentVariable(n); name != "" {
+					variables[name] = true
+				}
+				return true
+			})
+			if strings.HasPrefix(pattern, "../../internal/report") || pattern == "*.go" {
+				s.readJSON(file, strings.TrimSuffix(filepath.Base(path), ".go"))
+			}
+			if path == "root.go" {
+				s.readExitCodes(file)
+			}
+		}
+	}
+	s.variables = slices.Sorted(maps.Keys(variables))
+	return s
+}
+
+// environmentVariable is the name that a call to getenv looks up; empty for any other node.
+func environmentVariable(n ast.Node) string {
+	call, ok := n.(*ast.CallExpr)
+	if !ok || len(call.Args) != 1 {
+		return ""
+	}
+	function, isMethod := call.Fun.(*ast.SelectorExpr)
+	name, isLiteral := call.Args[0].(*ast.BasicLit)
+	if !isMethod || !isLiteral || !slices.Contains([]string{"getenv", "Getenv", "LookupEnv"}, function.Sel.Name) {
+		return ""
+	}
+	text, _ := strconv.Unquote(name.Value)
+	return text
+}
+
+var keyInText = regexp.MustCompile(`"([a-z_]+)":`)
+
+// readJSON finds the types of a file that have JSON tags. One without a name is that of the command of its file.
+func (s *source) readJSON(file *ast.File, command string) {
+	named := map[*ast.StructType]string{}
+	ast.Inspect(file, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.TypeSpec:
+			if structure, ok := n.Type.(*ast.StructType); ok {
+				named[structure] = n.Name.Name
+			}
+		case *ast.StructType:
+			name := named[n]
+			if name == "" {
+				name = map[string]string{"main": "version"}[command]
+				name = cmp.Or(name, command)
+			}
+			if keys := jsonKeys(n); keys != nil {
+				s.keys[name] = keys
+				s.order = append(s.order, name)
+			}
+		case *ast.FuncDecl:
+			if n.Name.Name == "AppendReplayed" {
+				ast.Inspect(n, func(n ast.Node) bool {
+					if text, ok := n.(*ast.BasicLit); ok && text.Kind == token.STRING {
+						for _, key := range keyInText.FindAllStringSubmatch(text.Value, -1) {
+							if !slices.Contains(s.packets, key[1]) {
+								s.packets = append(s.packets, key[1])
+							}
+						}
+					}
+					return true
+				})
+			}
+		}
+		return true
+	})
+}
+
+// jsonKeys are the keys of a type; nil if none of its fields has a JSON tag.
+func jsonKeys(structure *ast.StructType) (keys []jsonKey) {
+	for _, field := range structure.Fields.List {
+		if len(field.Names) == 0 {
+			if embedded, ok := field.Type.(*ast.Ident); ok {
+				keys = append(keys, jsonKey{kind: embedded.Name})
+			}
+			continue
+		}
+		if field.Tag == nil {
+			continue
+		}
+		tag, _ := strconv.Unquote(field.Tag.Value)
+		name, _, _ := strings.Cut(reflect.StructTag(tag).Get("json"), ",")
+		if name == "" || name == "-" {
+			continue
+		}
+		doc := cmp.Or(field.Doc.Text(), field.Comment.Text())
+		keys = append(keys, jsonKey{name, jsonType(field.Type), strings.Join(strings.Fields(doc), " ")})
+	}
+	if !slices.ContainsFunc(keys, func(k jsonKey) bool { return k.name != "" }) {
+		return nil
+	}
+	return keys
+}
+
+// jsonType is what a Go type is in JSON; a type of ours by its name.
+func jsonType(of ast.Expr) string {
+	switch of := of.(type) {
+	case *ast.StarExpr:
+		return jsonType(of.X) + " or null"
+	case *ast.ArrayType:
+		return "list of " + jsonType(of.Elt)
+	case *ast.Ident:
+		switch {
+		case of.Name == "bool":
+			return "boolean"
+		case strings.Contains(of.Name, "int") || of.Name == "float64":
+			return "number"
+		case of.Name == "string" || of.Name == "Status":
+			return "string"
+		}
+		return of.Name
+	}
+	return "value"
+}
+
+// printedBy says which command prints a type, for those that no other type has as a part.
+var printedBy = map[string]string{
+	"Rule": "`set`, `show`, `delete` and `flush`: a list", "Answer": "`ask`", "Way": "`explain`: a list", "Finding": "`doctor`: a list",
+	"Applied": "`apply`, `confirm` and `rollback`", "Difference": "`diff`: a list", "Imported": "`import`",
+	"Replay": "`replay --summary`", "version": "`version`", "watch": "`watch`: an object on each line",
+}
+
+func (s *source) json(t *testing.T) string {
+	t.Helper()
+	meanings := jsonMeanings(t)
+	meaning := func(of, key, doc string) string {
+		for _, m := range []string{meanings[of+"."+key], meanings[key], doc} {
+			if m != "" {
+				return m
+			}
+		}
+		t.Errorf("JSON key %s of %s: neither testdata/json-keys.txt nor a comment in the code says what it means", key, of)
+		return ""
+	}
+	var out strings.Builder
+	for _, name := range s.order {
+		fmt.Fprintf(&out, "\n## %s\n\n", name)
+		if by, ok := printedBy[name]; ok {
+			fmt.Fprintf(&out, "Printed by %s.\n\n", by)
+		}
+		out.WriteString("| key | type | meaning |\n| --- | --- | --- |\n")
+		for _, k := range s.keys[name] {
+			keys := []jsonKey{k}
+			if k.name == "" {
+				keys = s.keys[k.kind]
+			}
+			for _, k := range keys {
+				fmt.Fprintf(&out, "| `%s` | %s | %s |\n", k.name, s.link(k.kind), meaning(name, k.name, k.doc))
+			}
+		}
+	}
+	out.WriteString("\n## Packets of a replay\n\nPrinted by `replay -j`: an object on each line.\n\n| key | meaning |\n| --- | --- |\n")
+	for _, key := range s.packets {
+		fmt.Fprintf(&out, "| `%s` | %s |\n", key, meaning("packet", key, ""))
+	}
+	return out.String()
+}
+
+// link makes the name of a type in text a link to its table.
+func (s *source) link(kind string) string {
+	words := strings.Fields(kind)
+	for i, w := range words {
+		if s.keys[w] != nil {
+			words[i] = "[" + w + "](#" + strings.ToLower(w) + ")"
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// jsonMeanings are lines of "key: meaning" or "Type.key: meaning".
+func jsonMeanings(t *testing.T) map[string]string {
+	t.Helper()
+	text, err := os.ReadFile("testdata/json-keys.txt")
+	testenv.Must(t, err)
+	meanings := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		if key, meaning, ok := strings.Cut(strings.TrimSpace(line), ": "); ok {
+			meanings[key] = meaning
+		}
+	}
+	return meanings
+}
+
+// readExitCodes finds the constants whose names begin with exit.
+func (s *source) readExitCodes(file *ast.File) {
+	ast.Inspect(file, func(n ast.Node) bool {
+		if spec, ok := n.(*ast.ValueSpec); ok && strings.HasPrefix(spec.Names[0].Name, "exit") && len(spec.Values) == 1 {
+			if code, ok := spec.Values[0].(*ast.BasicLit); ok {
+				s.codes = append(s.codes, [2]string{code.Value, cmp.Or(strings.TrimSpace(spec.Comment.Text()), "done")})
+			}
+		}
+		return true
+	})
+}
+
+func (s *source) exitCodes() string {
+	var out strings.Builder
+	out.WriteString("## Exit codes\n\n| code | meaning |\n| --- | --- |\n")
+	for _, code := range s.codes {
+		fmt.Fprintf(&out, "| %s | %s |\n", code[0], code[1])
+	}
+	return out.String()
+}
+
+// environmentMeaning says what the variables are for.
+var environmentMeaning = map[string]string{
+	"NOTIFY_SOCKET":  "set by systemd: where `watch` reports that it is ready",
+	"SHAPECTL_BPFFS": "the bpffs to pin in; default: the `/sys/fs/bpf` that init sees",
+	"SHAPECTL_HOOK":  "`tcx` or `clsact`: attach a device without rules only in this way; default: tcx where the kernel has it",
+}
+
+func (s *source) environment(t *testing.T) string {
+	t.Helper()
+	var out strings.Builder
+	out.WriteString("\n## Environment\n\n| variable | meaning |\n| --- | --- |\n")
+	for _, name := range s.variables {
+		meaning, ok := environmentMeaning[name]
+		if !ok {
+			t.Errorf("environment variable %s: say in environmentMeaning what it is for", name)
+		}
+		fmt.Fprintf(&out, "| `%s` | %s |\n", name, meaning)
+	}
+	return out.String()
+}
