@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -115,7 +116,7 @@ func TestDocs(t *testing.T) {
 			outputs := runSteps(t, page, steps)
 			for i := len(steps) - 1; i >= 0; i-- { // backwards: an update moves the lines behind it
 				s, got := steps[i], outputs[i]
-				if !s.shown || comparable(got, s.varies) == comparable(lines[s.from:s.to], s.varies) {
+				if !s.shown || comparableText(got, s.varies) == comparableText(lines[s.from:s.to], s.varies) {
 					continue
 				}
 				if *update {
@@ -133,17 +134,17 @@ func TestDocs(t *testing.T) {
 }
 
 var (
-	number = regexp.MustCompile(`[0-9][0-9.:]*( ?[kMG]?B| ?[nuµm]?s)?\b`)
-	clock  = regexp.MustCompile(`\b[0-9]{2}:[0-9]{2}:[0-9]{2}\b`)
-	space  = regexp.MustCompile(`[\s-]+`)
+	varyingNumber = regexp.MustCompile(`[0-9][0-9.:]*(m[0-9.]+s| ?[kMG]?B| ?[nuµm]?s)?\b`)
+	timeOfDay     = regexp.MustCompile(`\b[0-9]{2}:[0-9]{2}:[0-9]{2}\b`)
+	blanks        = regexp.MustCompile(`[\s-]+`)
 )
 
-// comparable is output without what differs from run to run: times of day and, if its numbers vary, these with
+// comparableText is output without what differs from run to run: times of day and, if its numbers vary, these with
 // their units, the width of columns, and where lines are folded.
-func comparable(output []string, varies bool) string {
-	text := clock.ReplaceAllString(strings.Join(output, "\n"), "N")
+func comparableText(output []string, varies bool) string {
+	text := timeOfDay.ReplaceAllString(strings.Join(output, "\n"), "N")
 	if varies {
-		text = space.ReplaceAllString(number.ReplaceAllString(text, "N"), " ")
+		text = blanks.ReplaceAllString(varyingNumber.ReplaceAllString(text, "N"), " ")
 	}
 	return text
 }
@@ -196,4 +197,64 @@ func runSteps(t *testing.T, page string, steps []docStep) [][]string {
 		}
 	}
 	return outputs
+}
+
+var (
+	docLink     = regexp.MustCompile(`\]\(([^()]+)\)`)
+	docHeading  = regexp.MustCompile(`(?m)^#+ (.*)$`)
+	notInAnchor = regexp.MustCompile(`[^a-z0-9_ -]`)
+	inC         = regexp.MustCompile("`([a-zA-Z]+_[a-zA-Z0-9_]*)`")
+)
+
+// Links between pages lead to a file that exists and to a heading in it.
+func TestDocLinks(t *testing.T) {
+	for _, page := range docPages(t) {
+		text, err := os.ReadFile(filepath.Join("../..", page))
+		testenv.Must(t, err)
+		for _, found := range docLink.FindAllStringSubmatch(string(text), -1) {
+			if strings.Contains(found[1], "://") {
+				continue
+			}
+			path, anchor, _ := strings.Cut(found[1], "#")
+			target := filepath.Join("../..", page)
+			if path != "" {
+				target = filepath.Join("../..", filepath.Dir(page), path)
+			}
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s: link to %s: %v", page, found[1], err)
+			} else if anchor != "" && !slices.Contains(anchors(t, target), anchor) {
+				t.Errorf("%s: link to %s: there is no such heading", page, found[1])
+			}
+		}
+	}
+}
+
+// anchors are the headings of a page, as links name them.
+func anchors(t *testing.T, path string) (all []string) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	testenv.Must(t, err)
+	for _, h := range docHeading.FindAllStringSubmatch(string(text), -1) {
+		all = append(all, strings.ReplaceAll(notInAnchor.ReplaceAllString(strings.ToLower(h[1]), ""), " ", "-"))
+	}
+	return all
+}
+
+// What docs/datapath.md calls by its name in C has that name.
+func TestDocNamesOfC(t *testing.T) {
+	page, err := os.ReadFile("../../docs/datapath.md")
+	testenv.Must(t, err)
+	files, err := filepath.Glob("../../bpf/*.[ch]")
+	testenv.Must(t, err)
+	var source strings.Builder
+	for _, path := range files {
+		text, err := os.ReadFile(path)
+		testenv.Must(t, err)
+		source.Write(text)
+	}
+	for _, name := range inC.FindAllStringSubmatch(string(page), -1) {
+		if !strings.Contains(source.String(), name[1]) && !strings.HasPrefix(name[1], "gso_") && !strings.HasPrefix(name[1], "TCX_") {
+			t.Errorf("docs/datapath.md: there is no %s in bpf/", name[1])
+		}
+	}
 }

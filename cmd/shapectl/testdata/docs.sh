@@ -61,3 +61,18 @@ from_far() {
 	ip -n far route replace "$3/32" dev "$1" src "$2"
 	nsenter --net=/run/netns/far bash -c "$(declare -f send); send $3 $4 ${5-}"
 }
+
+# load ADDRESS...: sends to each of them until unload.
+load() {
+	local address
+	for address; do
+		send "$address" 10000000 1514 &
+	done
+	sleep 0.2
+}
+
+unload() {
+	# shellcheck disable=SC2046 # one word a process
+	kill $(jobs -p)
+	wait || true
+}
