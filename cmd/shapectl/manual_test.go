@@ -50,7 +50,7 @@ func manual(cmd *cobra.Command, s *source) string {
 	fmt.Fprintf(&m, ".SH NAME\n%s\n", roff(name+" - "+cmd.Short))
 	fmt.Fprintf(&m, ".SH SYNOPSIS\n%s\n", roff(synopsis(cmd)))
 	m.WriteString(".SH DESCRIPTION\n")
-	for i, p := range paragraphs(cmp.Or(cmd.Long, cmd.Short+".")) {
+	for i, p := range helpParagraphs(cmp.Or(cmd.Long, cmd.Short+".")) {
 		manualParagraph(&m, p, i == 0)
 	}
 	if cmd.Example != "" {

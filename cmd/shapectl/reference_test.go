@@ -94,8 +94,8 @@ func synopsis(cmd *cobra.Command) string {
 	return cmd.Name() + " COMMAND [ARGUMENT]... [flags]"
 }
 
-// paragraphs splits a help text at empty lines.
-func paragraphs(text string) []string { return strings.Split(strings.Trim(text, "\n"), "\n\n") }
+// helpParagraphs splits a help text at empty lines.
+func helpParagraphs(text string) []string { return strings.Split(strings.Trim(text, "\n"), "\n\n") }
 
 // isCode reports whether a paragraph of a help text is to be shown as it is: its lines are indented.
 func isCode(paragraph string) bool { return strings.HasPrefix(paragraph, " ") }
@@ -112,7 +112,7 @@ func commandReference(root *cobra.Command) string {
 	}
 	for _, cmd := range allCommands(root) {
 		fmt.Fprintf(&s, "\n## %s\n\n```text\n%s\n```\n", cmd.CommandPath(), synopsis(cmd))
-		for _, p := range paragraphs(cmp.Or(cmd.Long, cmd.Short+".")) {
+		for _, p := range helpParagraphs(cmp.Or(cmd.Long, cmd.Short+".")) {
 			if isCode(p) {
 				fmt.Fprintf(&s, "\n```sh\n%s\n```\n", unindent(p))
 			} else {
