@@ -294,11 +294,12 @@ func jsonType(of ast.Expr) string {
 	return "value"
 }
 
-// printedBy says which command prints a type, for those that no other type has as a part.
+// printedBy says which commands print a type, for those that no other type has as a part.
 var printedBy = map[string]string{
-	"Rule": "`set`, `show`, `delete` and `flush`: a list", "Answer": "`ask`", "Way": "`explain`: a list", "Finding": "`doctor`: a list",
-	"Applied": "`apply`, `confirm` and `rollback`", "Difference": "`diff`: a list", "Imported": "`import`",
+	"Rule": "`set`, `show`, `delete`, `flush`: a list", "Answer": "`ask`", "Way": "`explain`: a list", "Finding": "`doctor`: a list",
+	"Applied": "`apply`, `confirm`, `rollback`", "Difference": "`diff`: a list", "Imported": "`import`",
 	"Replay": "`replay --summary`", "version": "`version`", "watch": "`watch`: an object on each line",
+	"failure": "any command that fails, on stderr", "warning": "any command that warns, on stderr",
 }
 
 func (s *source) json(t *testing.T) string {
@@ -314,11 +315,18 @@ func (s *source) json(t *testing.T) string {
 		return ""
 	}
 	var out strings.Builder
+	out.WriteString("| printed by | object |\n| --- | --- |\n")
 	for _, name := range s.order {
-		fmt.Fprintf(&out, "\n## %s\n\n", name)
 		if by, ok := printedBy[name]; ok {
-			fmt.Fprintf(&out, "Printed by %s.\n\n", by)
+			fmt.Fprintf(&out, "| %s | %s |\n", by, s.link(name))
 		}
+	}
+	out.WriteString("| `replay`: an object on each line | [packet](#packet) |\n")
+	for _, name := range s.order {
+		if s.isOnlyEmbedded(name) {
+			continue
+		}
+		fmt.Fprintf(&out, "\n## %s\n\n", name)
 		out.WriteString("| key | type | meaning |\n| --- | --- | --- |\n")
 		for _, k := range s.keys[name] {
 			keys := []jsonKey{k}
@@ -330,11 +338,25 @@ func (s *source) json(t *testing.T) string {
 			}
 		}
 	}
-	out.WriteString("\n## Packets of a replay\n\nPrinted by `replay -j`: an object on each line.\n\n| key | meaning |\n| --- | --- |\n")
+	out.WriteString("\n## packet\n\n| key | meaning |\n| --- | --- |\n")
 	for _, key := range s.packets {
 		fmt.Fprintf(&out, "| `%s` | %s |\n", key, meaning("packet", key, ""))
 	}
 	return out.String()
+}
+
+// isOnlyEmbedded reports whether a type is but a part of others, whose tables have its keys.
+func (s *source) isOnlyEmbedded(name string) bool {
+	embedded := false
+	for _, keys := range s.keys {
+		for _, k := range keys {
+			if k.name != "" && slices.Contains(strings.Fields(k.kind), name) {
+				return false
+			}
+			embedded = embedded || k.name == "" && k.kind == name
+		}
+	}
+	return embedded
 }
 
 // link makes the name of a type in text a link to its table.
@@ -386,6 +408,7 @@ func (s *source) exitCodes() string {
 // environmentMeaning says what the variables are for.
 var environmentMeaning = map[string]string{
 	"NOTIFY_SOCKET":  "set by systemd: where `watch` reports that it is ready",
+	"SHAPECTL_GROUP": "the group whose members may read; default: `shapectl`",
 	"SHAPECTL_BPFFS": "the bpffs to pin in; default: the `/sys/fs/bpf` that init sees",
 	"SHAPECTL_HOOK":  "`tcx` or `clsact`: attach a device without rules only in this way; default: tcx where the kernel has it",
 }
