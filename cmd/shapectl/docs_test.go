@@ -178,10 +178,10 @@ func runSteps(t *testing.T, page string, steps []docStep) [][]string {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "bash", "-c", script.String())
-	cmd.WaitDelay = time.Second // for what a page runs in the background
 	cmd.Dir = t.TempDir()
 	cmd.Env = append(os.Environ(), "SHAPECTL_TEST="+self, "TESTDATA="+testdata, "LC_ALL=C", "COLUMNS=80")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET}
+	// What the page runs in the background ends with its shell, which is the first process of its namespace.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWPID}
 	out, err := cmd.CombinedOutput()
 	parts := strings.Split(string(out), mark)
 	if err != nil || len(parts) != len(steps)+1 {

@@ -1,6 +1,6 @@
-# Sourced by docs_test.go before the commands of a documentation page, in a mount and a network namespace of its own.
+# Sourced by docs_test.go before the commands of a documentation page, in mount, network and process namespaces of
+# their own.
 exec </dev/null 2>&1
-trap 'kill $(jobs -p) 2>/dev/null' EXIT
 
 mount --make-rprivate /
 mount -t tmpfs none /run
