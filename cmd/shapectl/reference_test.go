@@ -407,6 +407,7 @@ func (s *source) exitCodes() string {
 
 // environmentMeaning says what the variables are for.
 var environmentMeaning = map[string]string{
+	"COLUMNS":        "width of text output; default: the terminal's",
 	"NOTIFY_SOCKET":  "set by systemd: where `watch` reports that it is ready",
 	"SHAPECTL_GROUP": "the group whose members may read; default: `shapectl`",
 	"SHAPECTL_BPFFS": "the bpffs to pin in; default: the `/sys/fs/bpf` that init sees",
