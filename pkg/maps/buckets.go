@@ -240,15 +240,12 @@ func (bs *buckets) slotsIn(from, to int, first bool) iter.Seq2[*bpf.AbiBucket, *
 	}
 }
 
-// slots are those of one rule. One that moves meanwhile may come twice.
-func (bs *buckets) slots(id uint32) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
+// slots are those of some rules, by id. One that moves meanwhile may come twice.
+func (bs *buckets) slots(of func(id uint32) bool) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 	return func(yield func(*bpf.AbiBucket, *bpf.AbiKey) bool) {
-		if bs.rule(id).HasSlots == 0 {
-			return
-		}
 		for _, first := range []bool{true, false} {
 			for slot, key := range bs.slotsIn(0, len(bs.lines), first) {
-				if atomic.LoadUint32(&key.Id) == id && !yield(slot, key) {
+				if of(atomic.LoadUint32(&key.Id)) && !yield(slot, key) {
 					return
 				}
 			}
@@ -267,20 +264,43 @@ func (bs *buckets) eachSlot(f func(id uint32, slot *bpf.AbiBucket)) {
 	}
 }
 
-// Buckets are all buckets of a rule that are not empty now, but for the shared one
+// Buckets are all buckets of a rule that are not empty now, except the shared one
 // and those that tell sparse flows.
 func (bs *buckets) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
-	rule := bs.current(e.ID)
 	return func(yield func(Bucket) bool) {
-		for slot, key := range bs.slots(e.ID) {
+		for _, b := range bs.BucketsOf([]Entry{e}, now) {
+			if !yield(b) {
+				return
+			}
+		}
+	}
+}
+
+// BucketsOf are the Buckets of many rules, each with the index of its rule. It reads the
+// table once for all of them.
+func (bs *buckets) BucketsOf(rules []Entry, now uint64) iter.Seq2[int, Bucket] {
+	index := map[uint32]int{}
+	for i, e := range rules {
+		if bs.rule(e.ID).HasSlots != 0 {
+			index[e.ID] = i
+		}
+	}
+	has := func(id uint32) bool { _, ok := index[id]; return ok }
+	return func(yield func(int, Bucket) bool) {
+		if len(index) == 0 {
+			return
+		}
+		for slot, key := range bs.slots(has) {
 			before, k := load(slot), *key
-			if before.TAT&tatBusy != 0 {
+			i, ok := index[k.Id]
+			if !ok || before.TAT&tatBusy != 0 {
 				continue
 			}
-			level := bs.levelOf(e.ID, rule, before, now)
+			e, rule := &rules[i], bs.current(k.Id)
+			level := bs.levelOf(k.Id, rule, before, now)
 			places, fingerprint := bs.places(k, rule.Salt), atomic.LoadUint32(&slot.Fingerprint)
 			// The key is that of the level if no other key was given the slot meanwhile.
-			is := k.Id == e.ID && (fingerprint == places[0].fingerprint || fingerprint == places[1].fingerprint)
+			is := fingerprint == places[0].fingerprint || fingerprint == places[1].fingerprint
 			if level == 0 || !is || isFlow(k) && e.Each.Kind != policy.EachFlow {
 				continue
 			}
@@ -291,7 +311,7 @@ func (bs *buckets) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
 				far := address(k.Src, k.Family)
 				b.Subnet = netip.PrefixFrom(far, eachBits(e.Each, far))
 			}
-			if !yield(b) {
+			if !yield(i, b) {
 				return
 			}
 		}
@@ -357,7 +377,10 @@ func settled(b *bpf.AbiBucket) model.Bucket {
 // freeSlots frees all slots of a rule that is not in force: by another rule's clock
 // they might not be empty.
 func (bs *buckets) freeSlots(id uint32) {
-	for slot := range bs.slots(id) {
+	if bs.rule(id).HasSlots == 0 {
+		return
+	}
+	for slot := range bs.slots(func(of uint32) bool { return of == id }) {
 		fingerprint := atomic.LoadUint32(&slot.Fingerprint)
 		before := settled(slot)
 		// As packets do: lock the slot if it is still the same, then free it.
