@@ -114,10 +114,10 @@ show_limit 'UDP over IPv6' 6 -u
 
 echo
 echo "What was set, and what it did:"
-run -n "$near" show --stats
+run -n "$near" show --wide
 echo
 echo "Next, on a device of your own (\`make install\` puts shapectl in the path):"
 echo "    shapectl doctor eth0                     what may get around a limit there"
 echo "    shapectl set eth0 egress 10.0.0.0/24 --rate 10mbit --each host"
-echo "    shapectl show eth0 --stats               the rules, and what they did"
+echo "    shapectl show eth0 --wide                the rules, and what they did"
 echo "    shapectl flush eth0                      away with them"

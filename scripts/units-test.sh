@@ -87,7 +87,7 @@ eventually() {
 
 # limited DEVICE RATE: whether a rule is in force.
 limited() {
-	[[ $(shapectl show "$1" 2>/dev/null) == "$1 egress: each host in 10.0.0.0/24 gets $2 "* ]]
+	[[ $(shapectl show --sentences "$1" 2>/dev/null) == "$1 egress: each host in 10.0.0.0/24 gets $2 "* ]]
 }
 
 # use: what one does with the units when systemd has started them.

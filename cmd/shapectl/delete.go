@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -17,11 +18,11 @@ func deleteCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "delete DEV ingress|egress CIDR",
 		Short: "Delete a rule",
-		Long: `Delete a rule. Deleting the last one of a device and direction detaches shapectl from it.
-Where there is no such rule, nothing is to be done, which is said.
+		Long: `Delete a rule. Deleting the last one of a device and direction also detaches
+shapectl's program. If there is no such rule, it says so and succeeds.
 
 ` + patternHelp + `
-Each device that matches and has a rule for exactly this network loses that rule.`,
+The rule for exactly this network is deleted on each device that matches.`,
 		Example: `  shapectl delete eth0 egress 10.0.0.0/24
   shapectl delete 'tap*' egress 10.0.0.0/24`,
 		Args:              args(3, 3),
@@ -37,7 +38,7 @@ Each device that matches and has a rule for exactly this network loses that rule
 }
 
 func (e *env) delete(want filterRules) error {
-	doing := fmt.Sprintf("delete %s on %s %s", want.prefix, want.device, want.direction)
+	doing := fmt.Sprintf("delete %s on %s %s", want.prefix, plain.Line(want.device), want.direction)
 	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
 		hooks, err := want.hooksToChange(n)
 		defer loader.CloseHooks(hooks)
@@ -56,7 +57,7 @@ func (e *env) delete(want filterRules) error {
 		var having []*loader.Hook
 		for _, h := range hooks {
 			for _, entry := range want.entries(h.Set) {
-				deleted, having = append(deleted, describe(h, entry, nil)), append(having, h)
+				deleted, having = append(deleted, describe(h, entry)), append(having, h)
 			}
 		}
 		if deleted == nil {
@@ -77,14 +78,23 @@ func (e *env) nothingToDelete(want filterRules) error {
 	if want.pattern {
 		says = "nothing to delete: no device that matches %s has an %s rule for %s\n"
 	}
-	_, err := fmt.Fprintf(e.out, says, want.device, *want.direction, *want.prefix)
+	_, err := fmt.Fprintf(e.out, says, plain.Line(want.device), *want.direction, *want.prefix)
 	return err
 }
 
-// deleted tells of rules that are no more, as they last were.
-func (e *env) deleted(rules report.Rules) error {
+// deleted prints rules as they were before they were deleted, and of which hooks those of
+// another version were, which it cannot read. JSON has only rules, so then these are messages.
+func (e *env) deleted(rules report.Rules, others ...*loader.OtherLayoutError) error {
 	for i := range rules {
 		rules[i].Attached, rules[i].State = false, "deleted"
+	}
+	for _, other := range others {
+		says := fmt.Sprintf("%s %s: all rules, which another version of shapectl had set", plain.Line(other.Name()), other.Direction)
+		if e.json {
+			e.say("shapectl: deleted: %s", says)
+		} else {
+			fmt.Fprintln(e.out, "deleted: "+says)
+		}
 	}
 	return e.print(rules, rules.Deleted)
 }
@@ -94,12 +104,13 @@ func flushCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "flush DEV [ingress|egress] | --all",
 		Short: "Delete all rules of a device, or of all devices",
-		Long: `Delete all rules of a device, or of one direction, and detach shapectl from it;
-with --all, those of all devices of the network namespace. It also deletes rules
-that another version of shapectl has set, and those that network namespaces which
-no longer exist had set on these devices. If a device was given fq by --setup-fq,
-it gets the qdisc back that it had; only this does that. What waits in that fq, or
-in the ifb of ingress, has 1s to leave; the rest is lost.
+		Long: `Delete all rules of a device or of one direction, and detach shapectl's program;
+with --all, those of all devices of the network namespace.
+
+It also deletes rules of other versions of shapectl, and rules that deleted network
+namespaces have left on these devices. It restores the qdisc of a device that
+--setup-fq gave an fq; no other command does that. Packets queued in that fq or in
+an ifb device have 1s to leave; the rest are lost.
 
 ` + patternHelp,
 		Example: `  shapectl flush eth0 egress
@@ -128,11 +139,13 @@ in the ifb of ingress, has 1s to leave; the rest is lost.
 
 func (e *env) flushAll() error {
 	return e.with(loader.Write, "flush --all", func(n *loader.Namespace) error {
-		gone, discarded := []report.Rule{}, false
+		gone, others := []report.Rule{}, []*loader.OtherLayoutError(nil)
 		err := n.FlushAll(func(h *loader.Hook) { gone = append(gone, rulesOf(h)...) }, func(other *loader.OtherLayoutError) {
-			e.tellDiscarded(other)
-			discarded = true
+			others = append(others, other)
 		})
+		if err != nil && len(others) > 0 {
+			return errors.Join(e.deleted(gone, others...), err)
+		}
 		if err != nil {
 			return err
 		}
@@ -142,23 +155,23 @@ func (e *env) flushAll() error {
 		if _, err := e.restoreQdiscs(n, filterRules{}); err != nil {
 			return err
 		}
-		if len(gone) == 0 && !discarded && !e.json {
+		if len(gone)+len(others) == 0 && !e.json {
 			_, err := fmt.Fprintln(e.out, "no rules are left")
 			return err
 		}
-		return e.deleted(gone)
+		return e.deleted(gone, others...)
 	})
 }
 
 func rulesOf(h *loader.Hook) (rules []report.Rule) {
 	for _, entry := range h.Set.Rules() {
-		rules = append(rules, describe(h, entry, nil))
+		rules = append(rules, describe(h, entry))
 	}
 	return rules
 }
 
 func (e *env) flush(want filterRules) error {
-	return e.with(loader.Write, "flush "+want.device, func(n *loader.Namespace) error {
+	return e.with(loader.Write, "flush "+plain.Line(want.device), func(n *loader.Namespace) error {
 		hooks, err := want.hooksToChange(n)
 		defer loader.CloseHooks(hooks)
 		others, err := otherLayouts(err)
@@ -176,8 +189,8 @@ func (e *env) flush(want filterRules) error {
 			return err
 		}
 		discarded, err := n.Discard(others...)
-		for _, other := range discarded {
-			e.tellDiscarded(other)
+		if err != nil && len(discarded) > 0 {
+			return errors.Join(e.deleted(gone, discarded...), err)
 		}
 		if err != nil {
 			return err
@@ -198,7 +211,7 @@ func (e *env) flush(want filterRules) error {
 			}
 		}
 		if any || e.json {
-			return e.deleted(gone)
+			return e.deleted(gone, discarded...)
 		}
 		return e.nothingToFlush(want)
 	})
@@ -207,16 +220,16 @@ func (e *env) flush(want filterRules) error {
 func (e *env) nothingToFlush(want filterRules) (err error) {
 	switch {
 	case !want.pattern:
-		_, err = fmt.Fprintf(e.out, "%s has no rules\n", want.device)
+		_, err = fmt.Fprintf(e.out, "%s has no rules\n", plain.Line(want.device))
 	case want.direction == nil:
-		_, err = fmt.Fprintf(e.out, "no device that matches %s has rules\n", want.device)
+		_, err = fmt.Fprintf(e.out, "no device that matches %s has rules\n", plain.Line(want.device))
 	default:
-		_, err = fmt.Fprintf(e.out, "no device that matches %s has %s rules\n", want.device, *want.direction)
+		_, err = fmt.Fprintf(e.out, "no device that matches %s has %s rules\n", plain.Line(want.device), *want.direction)
 	}
 	return err
 }
 
-// restoreQdiscs puts back what the devices of a filter had, and reports whether there was anything to tell.
+// restoreQdiscs restores the qdiscs of a filter's devices, and reports whether it said anything.
 func (e *env) restoreQdiscs(n *loader.Namespace, want filterRules) (any bool, err error) {
 	if want.direction != nil && *want.direction != policy.Egress {
 		return false, nil
@@ -251,15 +264,11 @@ func (e *env) restoreQdiscs(n *loader.Namespace, want filterRules) (any bool, er
 	return any, nil
 }
 
-// flushOrphans lifts rules that network namespaces set which no longer exist, and reports whether there were any.
+// flushOrphans deletes rules of network namespaces that no longer exist, and reports whether there were any.
 func (e *env) flushOrphans(n *loader.Namespace, want filterRules) (any bool, err error) {
 	flushed, err := n.FlushOrphans(func(dev netinfo.Device, d policy.Direction) bool { return want.matches(dev.Name, d) })
 	for _, o := range flushed {
-		e.say("shapectl: %s %s: removed the rules of a network namespace that no longer exists", o.Device.Name, o.Direction)
+		e.say("shapectl: %s %s: removed the rules of a network namespace that no longer exists", plain.Line(o.Device.Name), o.Direction)
 	}
 	return len(flushed) > 0, err
-}
-
-func (e *env) tellDiscarded(other *loader.OtherLayoutError) {
-	e.say("%s %s: rules that another version of shapectl had set were deleted", other.Name(), other.Direction)
 }

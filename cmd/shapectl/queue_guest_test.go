@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 )
 
@@ -46,13 +47,20 @@ func words(line string) []string { return strings.Fields(line) }
 // finds ends the test unless doctor has a finding of that status that says so.
 func (r *rig) finds(status, check, says string) {
 	r.t.Helper()
-	found := r.run("doctor")
-	for line := range strings.Lines(found.out) {
-		if strings.HasPrefix(line, status) && strings.Contains(line, check+":") && strings.Contains(line, says) {
+	for _, f := range r.findings() {
+		is := strings.Join([]string{f.Device, f.Direction, f.Check}, " ")
+		if string(f.Status) == status && is == check && strings.Contains(f.Finding+"; "+f.Advice, says) {
 			return
 		}
 	}
-	r.t.Errorf("doctor has no %s of %s that says %q: %s", status, check, says, found.out)
+	r.t.Errorf("doctor has no %s of %s that says %q: %+v", status, check, says, r.findings())
+}
+
+// findings are all that doctor finds.
+func (r *rig) findings() (found []report.Finding) {
+	r.t.Helper()
+	testenv.Must(r.t, json.Unmarshal([]byte(r.run("doctor", "-j").out), &found))
+	return found
 }
 
 const (
@@ -72,7 +80,7 @@ func TestDelayByHand(t *testing.T) {
 	r.sh(command)
 	by := r.qdisc()
 	r.ok(words(delayed)...)
-	r.finds("ok", "va egress queue", "holds packets back")
+	r.finds("ok", "va egress queue", "delays packets")
 	r.ok(words("flush va")...)
 	if now := r.qdisc(); now != by {
 		t.Errorf("what a person set up was %s, and is %s", by, now)
@@ -93,7 +101,7 @@ func TestSetupFQ(t *testing.T) {
 			r.says(exitDone, says, words(delayed+" --setup-fq")...)
 			r.ok(words(delayed2 + " --setup-fq")...)
 			with := r.qdisc()
-			r.finds("ok", "va egress queue", "holds packets back")
+			r.finds("ok", "va egress queue", "delays packets")
 			if s := r.explain("va", "egress", "10.0.0.7").Hooks[0]; s.HeldBack == nil || !*s.HeldBack {
 				t.Errorf("nothing holds packets back: %+v", s)
 			}
@@ -136,14 +144,18 @@ func TestFlowsOfFQ(t *testing.T) {
 	r := newRig(t)
 	r.sh("tc qdisc add dev va root handle 7: fq limit 2000000 flow_limit 200000")
 	r.says(exitDone, "", words(delayed+" --setup-fq")...)
-	r.finds("note", "va egress queue", "tells only 1024 flows apart of what no connected socket sends")
-	_, command, found := strings.Cut(r.ok("doctor", "va"), "to tell more apart: ")
-	if !found {
+	r.finds("note", "va egress queue", "has only 1024 flows for packets without a connected socket")
+	command := ""
+	for _, f := range r.findings() {
+		if _, says, found := strings.Cut(f.Advice, "for more flows: "); found {
+			command = says
+		}
+	}
+	if command == "" {
 		t.Fatal("no command to type")
 	}
-	command, _, _ = strings.Cut(command, "\n")
 	r.sh(command)
-	r.finds("ok", "va egress queue", "holds packets back")
+	r.finds("ok", "va egress queue", "delays packets")
 	if now := r.qdisc(); !strings.Contains(now, "fq 7: root") || !strings.Contains(now, "limit 2000000p flow_limit 200000p") {
 		t.Errorf("it is %s", now)
 	}
@@ -154,7 +166,7 @@ func TestQdiscReplacedSince(t *testing.T) {
 	r.says(exitDone, "puts noqueue back", words(delayed+" --setup-fq")...)
 	r.sh("tc qdisc replace dev va root pfifo limit 7")
 	theirs := r.qdisc()
-	r.finds("failed", "va egress queue", "nothing is held back, as va has the qdisc pfifo")
+	r.finds("failed", "va egress queue", "only the fq qdisc does that, and va has pfifo")
 	r.says(exitDone, "va: somebody has changed its qdisc since it was given fq, so it stays as it is: pfifo\n", words("flush va")...)
 	if now := r.qdisc(); now != theirs || len(r.pins()) != 0 {
 		t.Errorf("was %s, is %s, left: %v", theirs, now, r.pins())
@@ -179,10 +191,10 @@ func TestLimitsOfFQ(t *testing.T) {
 	if rules := r.show(); len(rules) != 1 || !rules[0].Attached {
 		t.Errorf("rules are %v", rules)
 	}
-	r.finds("warning", "va egress queue", "up to 977 packets may have to wait, and the fq of va holds 20")
+	r.finds("warning", "va egress queue", "up to 977 packets may be queued, and the fq of va has room for 20")
 	r.says(exitDegraded, "its fq holds 20", "apply", r.policy("devices: {va: {egress: {10.0.0.0/24: {rate: 11mbit, algorithm: leaky, excess: delay}}}}"))
 	r.sh("tc qdisc change dev va root fq horizon 5ms")
-	r.finds("failed", "va egress queue", "the fq of va holds packets back for 5ms at most, and rules do for up to 50ms: what is to wait longer is dropped")
+	r.finds("failed", "va egress queue", "the fq of va delays packets by 5ms at most, and rules by up to 50ms: packets with a longer delay are dropped")
 	r.send("10.0.0.7", 60, 1500)
 	r.finds("warning", "va egress queue", "packets by limits of its own")
 	r.says(exitDone, "puts fq back", words(delayed+" --setup-fq")...)
@@ -269,7 +281,7 @@ func TestIngressThroughIfb(t *testing.T) {
 			if len(rules) != 1 || rules[0].Delayed < 10 {
 				t.Errorf("counted: %v", rules)
 			}
-			r.finds("ok", "va ingress queue", "the fq of "+name+" holds packets back")
+			r.finds("ok", "va ingress queue", "the fq of "+name+" delays packets")
 			s := r.explain("va", "ingress", "10.0.0.9").Hooks[0]
 			var way []string
 			for _, a := range s.Chain {
@@ -280,9 +292,9 @@ func TestIngressThroughIfb(t *testing.T) {
 			}
 
 			r.sh("ip link set " + name + " down")
-			r.finds("failed", "va ingress queue", name+", by which packets are held back, is down: those that conform are lost: 10.0.0.0/24")
+			r.finds("failed", "va ingress queue", name+", the ifb device for delayed packets, is down: those that conform are lost: 10.0.0.0/24")
 			r.sh("ip link del " + name)
-			r.finds("failed", "va ingress queue", "the ifb by which packets are held back is gone: those that conform are lost: 10.0.0.0/24")
+			r.finds("failed", "va ingress queue", "the ifb device for delayed packets is gone: those that conform are lost: 10.0.0.0/24")
 			if s := r.explain("va", "ingress", "10.0.0.9").Hooks[0]; s.Verdict != "lost" || *s.HeldBack {
 				t.Errorf("without the ifb it is explained as %+v", s)
 			}
@@ -372,7 +384,7 @@ func TestApplyHoldsBack(t *testing.T) {
 	r.ok("apply", drops)
 	r.ok("apply", holds, "--confirm", "3s")
 	through("not confirmed yet", 1)
-	testenv.Eventually(t, "the change to be over", func() bool { return strings.Contains(r.ok("show"), "excess is dropped") })
+	testenv.Eventually(t, "the change to be over", func() bool { return strings.Contains(r.ok("show", "--sentences"), "excess is dropped") })
 	through("not confirmed", 1)
 	r.ok(words("set va ingress 10.9.0.0/24 --rate 1mbit")...)
 	through("over for good", 0)
@@ -381,7 +393,7 @@ func TestApplyHoldsBack(t *testing.T) {
 	r.says(exitDone, "va: its qdisc is fq now", "apply", "--setup-fq", holds)
 	r.sh("tc qdisc del dev va root")
 	r.says(exitDone, "va: its qdisc is fq now", "apply", "--setup-fq", holds) // though all rules are as they are to be
-	r.finds("ok", "va egress queue", "holds packets back")
+	r.finds("ok", "va egress queue", "delays packets")
 }
 
 func TestWatchSetsUpFQ(t *testing.T) {
@@ -426,7 +438,7 @@ func TestKilledHalfWay(t *testing.T) {
 	with := show()
 	r.sh("tc qdisc del dev q0 root && tc qdisc add dev q0 root handle 5ac0: mq && " +
 		"tc qdisc add dev q0 parent 5ac0:1 handle 5ac1: fq limit 1048576 flow_limit 131072 orphan_mask 262143 horizon 10s")
-	r.finds("failed", "q0 egress queue", "the qdisc mq of ")
+	r.finds("failed", "q0 egress queue", "and q0 has mq")
 	r.says(exitDone, "q0: its qdisc is fq now", set...)
 	if now := show(); now != with {
 		t.Errorf("set up again it is %s, and was %s", now, with)

@@ -97,7 +97,7 @@ func TestAskSparseFirst(t *testing.T) {
 		}
 		for _, command := range []string{"ask ", "ask -j ", "explain ", "explain -j "} {
 			got := strings.Join(strings.Fields(r.ok(strings.Fields(command+packet+flow)...)), " ")
-			if says := strings.Contains(got, "that is for a flow that has packets waiting; --flow tells of another"); says != (flow == "") {
+			if says := strings.Contains(got, "this is for a flow that has packets waiting; give --flow for another"); says != (flow == "") {
 				t.Errorf("%s%s: it says for which flow that is: %v: %s", command, flow, says, got)
 			}
 		}

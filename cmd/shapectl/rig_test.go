@@ -42,6 +42,9 @@ func newRig(t *testing.T) *rig {
 
 func (r *rig) bpffs() string { return r.env["SHAPECTL_BPFFS"] }
 
+// bare is a text as if its lines had no end.
+func bare(text string) string { return strings.Join(strings.Fields(text), " ") }
+
 type result struct {
 	out, err string
 	code     int
