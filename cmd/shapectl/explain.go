@@ -7,6 +7,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/explain"
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 )
@@ -16,19 +17,19 @@ func explainCommand(e *env) *cobra.Command {
 	var p packetFlags
 	cmd := &cobra.Command{
 		Use:   "explain [DEV [ingress|egress]] ADDRESS [flags]",
-		Short: "Explain what packets meet, what decides over them, and when that changes",
-		Long: `Explain the whole way of packets to and from an address: by which devices they
-leave and come in, what runs there and in which order, which rule decides and
-which ones it hides, what a packet counts, how full its bucket is, and what
-becomes of it, now and later. Nothing is charged or changed.
+		Short: "Explain which rule decides about packets, and why",
+		Long: `Explain what happens to packets to and from an address. First comes the answer:
+which rule decides, and what happens to the packets now. Then, for each device on
+the path: the rule, its bucket, what it dropped so far, and the programs that run
+there. It charges and changes nothing.
 
-Routes tell the devices, also those below a bridge, a VLAN or a veth pair; with
-DEV it is that device alone. A flow says both ends of its packets, so that their
-way in and their way out are known, and ADDRESS may be left out. Where sparse
-flows go first, the answer without --flow is for one that has packets waiting.
+Routes determine the devices, also below a bridge, a VLAN or a veth pair; with DEV
+it is only that device. With --flow both ends are known, so ADDRESS may be left
+out. With --order sparse-first, the answer without --flow is for a flow that has
+packets waiting.
 
-Netfilter is shown as far as nftables has chains at the device itself; what
-routing and its other hooks do comes between ingress and egress, and is not.
+Of netfilter only the chains of nftables at the device itself are shown. Other
+hooks run between ingress and egress.
 
 Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in force.`,
 		Example: `  shapectl explain 10.0.0.7
@@ -45,7 +46,7 @@ Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in 
 				return err
 			}
 			if q.Segments == 0 {
-				return inputf("explain: a packet of no segments is none; use 1 to 65535")
+				return inputf("explain: --segments 0 is out of range; use 1 to 65535")
 			}
 			return e.explain(q)
 		},
@@ -60,7 +61,7 @@ Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in 
 func parseQuestion(q *explain.Question, cmd *cobra.Command, given []string) (err error) {
 	if len(given) == 0 {
 		if q.Flow == nil {
-			return inputf("explain: an address is missing; say which, such as 10.0.0.7, or give --flow")
+			return inputf("explain: the address is missing; give one such as 10.0.0.7, or --flow")
 		}
 		return nil
 	}
@@ -85,7 +86,7 @@ func (e *env) explain(q explain.Question) error {
 		doing = "explain " + q.Flow.String()
 	}
 	if q.Device != "" {
-		doing += " on " + q.Device
+		doing += " on " + plain.Line(q.Device)
 	}
 	return e.with(loader.Read, doing, func(n *loader.Namespace) error {
 		ways, err := explain.Explain(n, q)
@@ -98,7 +99,7 @@ func (e *env) explain(q explain.Question) error {
 		case ways == nil:
 			return err
 		}
-		// With the error come the ways that could be told.
+		// With the error come the ways that are known.
 		if err := errors.Join(e.print(ways, ways.Text), err); err != nil {
 			return err
 		}
@@ -109,7 +110,7 @@ func (e *env) explain(q explain.Question) error {
 	})
 }
 
-// inForce reports whether all rules are that the packets meet, or would.
+// inForce reports whether all rules for the packets are in force.
 func inForce(ways []report.Way) bool {
 	for _, w := range ways {
 		for _, s := range w.Hooks {

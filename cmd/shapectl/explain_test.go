@@ -307,7 +307,7 @@ func TestExplainRefuses(t *testing.T) {
 	r := newRig(t)
 	r.setRules("va egress 10.0.0.0/24 --rate 1mbit")
 	for _, c := range []struct{ args, says string }{
-		{"", "an address is missing"},
+		{"", "the address is missing"},
 		{"va", `"va" is not an address`},
 		{"10.0.0.0/24", `"10.0.0.0/24" is not an address`},
 		{"va egress", `"egress" is not an address`},
@@ -378,7 +378,7 @@ func TestExplainJSON(t *testing.T) {
 		}
 	}
 	stop := r.explain("va", "egress", "10.0.0.7").Hooks[0]
-	if *stop.Rule != "10.0.0.0/24" || stop.Verdict != "drop" || stop.Bucket.Conforms || stop.Bucket.Sharer != "10.0.0.7" ||
+	if *stop.Rule != "10.0.0.0/24" || stop.Verdict != "drop" || stop.Bucket.Conforms || stop.Bucket.Key != "10.0.0.7" ||
 		stop.Bucket.LevelBytes < 3900 || stop.Bucket.LevelBytes > 4000 || stop.Hides[0].Rule != "0.0.0.0/0" || stop.Counted.Bytes != 1514 {
 		t.Errorf("a full bucket is explained as %+v, %+v", stop, stop.Bucket)
 	}

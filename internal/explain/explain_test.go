@@ -32,7 +32,7 @@ func limited(d policy.Direction) *Stop {
 		Hook: &Hook{Name: "eth0", Device: eth0, Direction: d, Match: d.FarSide(), State: loader.Attached, Status: "attached", InForce: true},
 		Rule: &Rule{Rule: policy.Rule{Prefix: netip.MustParsePrefix("10.0.0.0/24"), Rate: 15_625_000, Capacity: 5000}},
 	}
-	s.Rule.Bucket = &Bucket{Sharer: "10.0.0.0/24"}
+	s.Rule.Bucket = &Bucket{Key: "10.0.0.0/24"}
 	return s
 }
 
@@ -67,7 +67,7 @@ func TestJudgeStop(t *testing.T) {
 		{"a bucket for each flow, from there", ingress, func(s *Stop) { s.Rule.Each.Kind = policy.EachFlow; s.Rule.Bucket = nil },
 			"unknown", []string{"--flow udp,10.0.0.7:5000,192.0.2.1:53"}},
 		{"detached", egress, func(s *Stop) { s.full(); s.Hook.State, s.Hook.InForce, s.Path = loader.Detached, false, nil },
-			"pass", []string{"something else took"}},
+			"pass", []string{"something else detached"}},
 		{"gone", egress, func(s *Stop) {
 			s.full()
 			s.Hook.State, s.Hook.InForce, s.Hook.Device, s.Device, s.Path = loader.Gone, false, netinfo.Device{}, netinfo.Device{}, nil
@@ -100,7 +100,7 @@ func TestJudgeStop(t *testing.T) {
 			r := &s.Rule.Rule
 			r.Algorithm, r.Queue, r.Order, s.Rule.Bucket.Level = policy.GCRA, 10_000, policy.SparseFirst, r.Capacity<<model.UnitBits
 		}, "pass", nil},
-		{"no ifb", ingress, (*Stop).delays, "lost", []string{"the ifb by which packets are held back is gone"}},
+		{"no ifb", ingress, (*Stop).delays, "lost", []string{"the ifb device for delayed packets is gone"}},
 		{"no ifb, and excess", ingress, func(s *Stop) { s.delays(); s.full() }, "drop", []string{"is gone"}},
 		{"ifb is down", ingress, func(s *Stop) { s.delays(); s.Ifb = &fq.Ifb{Name: "ifb2"} }, "lost", []string{"ifb2", "is down"}},
 		{"ifb without fq", ingress, func(s *Stop) { s.delays(); s.Ifb = &fq.Ifb{Name: "ifb2", Up: true, State: fq.State{Kind: "pfifo"}} },
@@ -152,10 +152,10 @@ func TestJudgeTagged(t *testing.T) {
 // A shadow counts by its own framing, and has a bucket of its own.
 func TestJudgeShadow(t *testing.T) {
 	s := limited(policy.Egress)
-	s.Rule.Shadow = &Shadow{Rule: s.Rule.Rule, Bucket: Bucket{Sharer: "10.0.0.7", State: model.State{Level: s.Rule.Capacity << model.UnitBits}}}
+	s.Rule.Shadow = &Shadow{Rule: s.Rule.Rule, Bucket: Bucket{Key: "10.0.0.7", State: model.State{Level: s.Rule.Capacity << model.UnitBits}}}
 	s.Rule.Shadow.Framing.Overhead = 24
 	got := judgeStop(Packets{Dst: far, Segments: 1}, *s)
-	if got.Verdict != "pass" || *got.Proposed != (report.Proposed{Sharer: "10.0.0.7", Bytes: 1024, LevelBytes: 5000, CapacityBytes: 5000}) {
+	if got.Verdict != "pass" || *got.Proposed != (report.Proposed{Key: "10.0.0.7", Bytes: 1024, LevelBytes: 5000, CapacityBytes: 5000}) {
 		t.Errorf("%s, and the shadow: %+v", got.Verdict, got.Proposed)
 	}
 }

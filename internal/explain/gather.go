@@ -71,7 +71,7 @@ func onHook(n *loader.Namespace, q Question, d policy.Direction) (f Facts, err e
 	return f, err
 }
 
-// onRoutes is about all hooks that packets meet by the routes there are.
+// onRoutes is about all hooks that packets pass by the present routes.
 func onRoutes(n *loader.Namespace, q Question) ([]Facts, error) {
 	hooks, unread := n.Hooks()
 	defer loader.CloseHooks(hooks)
@@ -90,7 +90,7 @@ func onRoutes(n *loader.Namespace, q Question) ([]Facts, error) {
 	return all, unread
 }
 
-// routed is about the hooks that have rules, of those that packets meet, and about their device in any case.
+// routed is about the hooks with rules that packets pass, and about their device in any case.
 func routed(n *loader.Namespace, p Packets, bytes uint64, hooks []*loader.Hook) (f Facts, err error) {
 	f = Facts{Packets: p, Routed: true}
 	if f.In, err = legIn(p.Src); err != nil {
@@ -140,7 +140,7 @@ func hookOn(hooks []*loader.Hook, hop netinfo.Hop) *loader.Hook {
 	return nil
 }
 
-// legTo knows the route to an address, and not yet what is below its device.
+// legTo has the route to an address, but not yet the devices below.
 func legTo(end netip.Addr) (l Leg, err error) {
 	if l.End = end; !end.IsValid() {
 		return l, nil
@@ -166,7 +166,7 @@ func legIn(src netip.Addr) (Leg, error) {
 	return l, err
 }
 
-// legOut is how packets leave that came in like that.
+// legOut is how packets leave that came in by in.
 func legOut(dst netip.Addr, in Leg) (Leg, error) {
 	l, err := legTo(dst)
 	if err != nil || l.Route.Device.Name == "" {
@@ -185,7 +185,7 @@ func legOut(dst netip.Addr, in Leg) (Leg, error) {
 	}
 	if l.passes() {
 		l.Descent, err = netinfo.Descend(l.Route.Device, l.Route.Next)
-	} else if in.Route.Own { // what stays here passes the loopback, which is the device of both routes
+	} else if in.Route.Own { // local packets pass the loopback, the device of both routes
 		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
 			l.Hops = append(l.Hops, netinfo.Hop{Device: l.Route.Device, Direction: d})
 		}
@@ -247,7 +247,7 @@ func ruleFor(h *loader.Hook, address netip.Addr, p Packets, s Stop) (*Rule, erro
 	if err := checkSize(s.Frame, p.Segments); err != nil {
 		return nil, err
 	}
-	r := &Rule{Rule: e.Rule}
+	r := &Rule{Rule: e.Rule, Counters: h.Set.Counters(e.ID)}
 	for bits := e.Prefix.Bits() - 1; bits >= 0; bits-- {
 		prefix, err := address.Prefix(bits)
 		if err != nil {
@@ -271,7 +271,7 @@ func ruleFor(h *loader.Hook, address netip.Addr, p Packets, s Stop) (*Rule, erro
 	return r, nil
 }
 
-// bucketFor is the bucket that a rule has for packets, nil where only a flow would tell.
+// bucketFor is the bucket of a rule for packets; nil where it depends on the flow.
 func bucketFor(h *loader.Hook, e maps.Entry, address netip.Addr, given *maps.Flow) *Bucket {
 	flow := maps.Flow{Src: address, Dst: address}
 	if given != nil {
