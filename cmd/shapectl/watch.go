@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -21,21 +22,21 @@ func watchCommand(e *env) *cobra.Command {
 	var lastGood string
 	cmd := &cobra.Command{
 		Use:   "watch FILE",
-		Short: "Give devices that appear the rules that a policy has for them",
-		Long: `Give devices the rules that the policy in FILE has for them when they appear: are
-made, or moved into the network namespace, or get a name of the policy.
-It goes on until it is told to end; the rules stay.
+		Short: "Apply a policy's rules to devices as they appear",
+		Long: `Apply the rules of the policy in FILE to devices when they appear: when they are
+created, moved into the network namespace, or renamed to a name of the policy.
+It runs until it is stopped; the rules stay.
 
-A direction that has rules in force is left alone. 'shapectl apply' changes those.
-What is pinned for devices and network namespaces that no longer exist is removed,
-and so is, after an hour, what a policy left without a rule that could be rolled back.
-Without --setup-fq, a device that lacks an fq and whose rules delay gets none of
-its rules, which is said.
+A direction that has rules in force is left alone: 'shapectl apply' changes those.
+Pins of devices and network namespaces that no longer exist are removed. What an
+apply left without a rule is kept for a rollback, and freed after an hour.
+Without --setup-fq, a device without an fq qdisc gets none of its rules if any of
+them delays packets. A message says so.
 
-FILE is read again on SIGHUP, and when it has changed before a device appears; it
-holds for devices that appear from then on. While it does not validate, the last
-good policy counts: that in the file of --last-good, in which 'shapectl apply
---last-good' keeps what it has applied, or else the one that was read before.`,
+FILE is read again on SIGHUP, and when it has changed before a device appears. It
+then applies to devices that appear later. While it is not valid, the last good
+policy is used: the file of --last-good, which 'shapectl apply --last-good'
+writes, or else the policy that was read before.`,
 		Example: `  shapectl watch /etc/shapectl/policy.yaml --last-good /var/lib/shapectl/policy.yaml`,
 		Args:    args(1, 1),
 		RunE: func(cmd *cobra.Command, given []string) error {
@@ -46,7 +47,7 @@ good policy counts: that in the file of --last-good, in which 'shapectl apply
 		},
 	}
 	e.addSetupFQ(cmd.Flags())
-	cmd.Flags().StringVar(&lastGood, "last-good", "", "the `file` of the policy to use where FILE does not validate")
+	cmd.Flags().StringVar(&lastGood, "last-good", "", "use the policy in this `file` while FILE is not valid")
 	return cmd
 }
 
@@ -67,6 +68,7 @@ func (e *env) watch(file, lastGood string) error {
 		return inputf("watch: %w", err)
 	}
 	err = loader.In(e.netns, func() error {
+		e.note(fmt.Sprintf("watching for %s, of %s", cmp.Or(plain.List(lines(k.Devices())), "no devices"), file))
 		return k.Run(ctx, reread, func() { e.notify("READY=1") })
 	})
 	if err != nil {
@@ -76,7 +78,7 @@ func (e *env) watch(file, lastGood string) error {
 	return nil
 }
 
-// kept tells what was done, in a line.
+// kept writes a line about rules that are in force now.
 func (e *env) kept(event keeper.Event) {
 	if e.json {
 		json.NewEncoder(e.out).Encode(struct {
@@ -93,18 +95,18 @@ func (e *env) kept(event keeper.Event) {
 		e.note(replacedByFQ(event.Device, was))
 	}
 	if event.Change.Lacks != 0 {
-		e.note(fmt.Sprintf("%s: its fq has too little room for what may have to wait; %s says what to do", event.Device, plain.Suggest("doctor", event.Device)))
+		e.note(fmt.Sprintf("%s: its fq qdisc has too little room for the packets that may be queued; %s says what to do", plain.Line(event.Device), plain.Suggest("doctor", event.Device)))
 	}
 }
 
-// note tells what is not as it should be, or not as it was, in as many lines as that has.
+// note writes a message, in as many lines as it has.
 func (e *env) note(text string) {
 	for line := range strings.Lines(text) {
 		e.say("shapectl: watch: %s", line)
 	}
 }
 
-// notify tells the service manager that started this, if one did, how far it is.
+// notify reports a state to the service manager, if there is one.
 func (e *env) notify(state string) {
 	path := e.getenv("NOTIFY_SOCKET")
 	if path == "" {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -96,7 +97,16 @@ func (w *watch) ends(by os.Signal) result {
 	if err := w.cmd.Wait(); err != nil {
 		w.t.Errorf("told to end, it ends with %v: %s", err, &w.err)
 	}
-	return result{w.out.String(), w.err.String(), w.cmd.ProcessState.ExitCode()}
+	first, rest, _ := strings.Cut(w.err.String(), "\n")
+	if !strings.HasPrefix(first, "shapectl: watch: ") || !strings.Contains(first, "watching for ") && !strings.Contains(rest, "watching for ") {
+		w.t.Errorf("it does not say what it watches: %s", &w.err)
+	}
+	return result{w.out.String(), withoutStart(w.err.String()), w.cmd.ProcessState.ExitCode()}
+}
+
+// withoutStart is what a watch said but for what it watches.
+func withoutStart(said string) string {
+	return regexp.MustCompile(`(?m)^shapectl: watch: watching for .*, of .*\n`).ReplaceAllString(said, "")
 }
 
 // says waits until it has said something, on either channel, once more than it was waited for before.
@@ -434,7 +444,7 @@ func TestWatchKilled(t *testing.T) {
 		time.Sleep(time.Duration(random.IntN(150)) * time.Millisecond)
 		w.cmd.Process.Kill()
 		w.cmd.Wait()
-		if s := w.err.String(); s != "" {
+		if s := withoutStart(w.err.String()); s != "" {
 			t.Errorf("kill %d: %s", i, s)
 		}
 		for _, rule := range r.show() {

@@ -89,6 +89,9 @@ func (k *Keeper) Load(file, lastGood string) error {
 	return nil
 }
 
+// Devices are the devices and patterns for which the policy has rules.
+func (k *Keeper) Devices() []string { return k.policy.Devices() }
+
 // reload reads the policy again, for devices that appear from now on.
 func (k *Keeper) reload() {
 	if err := k.Load(k.file, k.lastGood); err != nil {

@@ -124,6 +124,14 @@ func (f *File) Unmatched(devices []Device) (patterns []string) {
 	return patterns
 }
 
+// Devices are the devices that the file names, and its patterns, in its order.
+func (f *File) Devices() (keys []string) {
+	for i := range f.devices {
+		keys = append(keys, f.devices[i].key)
+	}
+	return keys
+}
+
 // For is the policy of one device: as Tables, which has the same error.
 func (f *File) For(d Device) ([]policy.Table, error) {
 	s, err := f.section(d.Name)
