@@ -14,16 +14,19 @@ import (
 )
 
 func doctorCommand(e *env) *cobra.Command {
-	return &cobra.Command{
+	var verbose bool
+	cmd := &cobra.Command{
 		Use:   "doctor [DEV]",
 		Short: "Find what may bypass or break a limit",
-		Long: `Find what may bypass or break a limit: what the kernel, this process and a
-device can do, what else is attached, which packets pass a device twice or not
-at all, and rules that can not be kept. Nothing is changed. Without DEV it looks
-at all devices that have rules; with DEV at that one, also if it has none yet.
+		Long: `Find what may bypass or break a limit. It checks all devices that have rules, or
+DEV, also if that has none yet. It changes nothing.
 
-Each finding is ok, a note (limits are right), a warning (one may be wrong), or
-failed (something is missing, or rules are not in force).
+It checks the kernel and permissions, what else is attached to a device, packets
+that pass two limited devices or none, and rules that cannot be kept.
+
+A finding is ok, a note (limits are right), a warning (a limit may be wrong), or
+failed (something is missing, or rules are not in force). Warnings and failures
+are shown; -v shows all findings, as JSON does.
 
 Exit codes: 0 no worse than notes; 4 a limit is not in force, or may be wrong;
 5 a permission or a feature of the kernel is missing.`,
@@ -32,11 +35,15 @@ Exit codes: 0 no worse than notes; 4 a limit is not in force, or may be wrong;
 		RunE: func(_ *cobra.Command, given []string) error {
 			name := ""
 			if len(given) > 0 {
-				name = given[0]
+				if name = given[0]; name == "" {
+					return inputf("doctor: the name of the device is empty; leave it out for all devices")
+				}
 			}
-			return e.doctor(name)
+			return e.doctor(name, verbose)
 		},
 	}
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "show all findings")
+	return cmd
 }
 
 func (e *env) completeDevice(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
@@ -46,7 +53,7 @@ func (e *env) completeDevice(cmd *cobra.Command, given []string, typed string) (
 	return e.completeRule(cmd, given, typed)
 }
 
-func (e *env) doctor(name string) error {
+func (e *env) doctor(name string, verbose bool) error {
 	o, err := e.options()
 	if err != nil {
 		return err
@@ -64,10 +71,14 @@ func (e *env) doctor(name string) error {
 	}
 	facts.Netns = e.netns
 	findings := doctor.Judge(facts)
-	return errors.Join(e.print(findings, findings.Text), verdict(findings))
+	text := findings.Problems
+	if verbose {
+		text = findings.Text
+	}
+	return errors.Join(e.print(findings, text), verdict(findings))
 }
 
-// verdict makes an exit code of findings.
+// verdict is an error with the exit code of findings.
 func verdict(findings []report.Finding) error {
 	missing := func(f report.Finding) bool { return f.Status == report.Failed && f.Device == "" }
 	if i := slices.IndexFunc(findings, missing); i >= 0 {

@@ -15,9 +15,9 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Gather finds out about the system, and in the calling thread's network
-// namespace about one device, or, without a name, about all that have rules.
-// The error wraps netinfo.ErrNoDevice where there is neither a device nor a rule of that name.
+// Gather collects facts about the system, and in the calling thread's network namespace
+// about one device or, without a name, about all that have rules.
+// The error wraps netinfo.ErrNoDevice if there is neither a device nor a rule of that name.
 func Gather(o loader.Options, name string) (Facts, error) {
 	f := Facts{}
 	var err error
@@ -85,7 +85,7 @@ func system(o loader.Options) (System, error) {
 	return s, nil
 }
 
-// allSides are those that have rules, as stacked devices are judged together.
+// allSides adds all sides that have rules, as stacked devices are judged together.
 func (f *Facts) allSides(n *loader.Namespace) error {
 	hooks, err := n.Hooks() // with the error come those that could be read
 	for _, h := range hooks {
@@ -110,7 +110,7 @@ func side(h *loader.Hook) (Side, error) {
 	l.Change, l.Until = h.Set.Change()
 	l.Until -= min(l.Until, maps.Now())
 	if l.Change == maps.Committed && h.Set.Begins() == 0 {
-		l.Change = maps.NoChange // it can not be taken back any more
+		l.Change = maps.NoChange // it cannot be rolled back any more
 	}
 	var err error
 	if l.OtherBuild, err = h.OtherBuild(); err != nil {
@@ -152,7 +152,7 @@ func (f *Facts) has(name string, direction policy.Direction) bool {
 	return slices.ContainsFunc(f.Sides, func(s Side) bool { return s.Name == name && s.Direction == direction })
 }
 
-// details asks for what only the devices that are judged are asked for.
+// details adds what is only needed of the devices that are judged.
 func (f *Facts) details() {
 	for i := range f.Devices {
 		d := &f.Devices[i]
@@ -170,7 +170,7 @@ func (f *Facts) details() {
 	}
 }
 
-// attached looks at what else is on a side, and at what holds packets back there, or is left from when it did.
+// attached adds what else is attached to a side, and the qdisc or ifb that delays packets there.
 func (f *Facts) attached(n *loader.Namespace, s *Side) {
 	s.GivenFQ = s.Direction == policy.Egress && n.GivenFQ(s.Index)
 	if !f.judged(s.Name) {
@@ -181,7 +181,7 @@ func (f *Facts) attached(n *loader.Namespace, s *Side) {
 		if err != nil {
 			f.unread(s.Name, s.Direction.String(), err)
 		} else {
-			s.Chain = append([]netinfo.ChainEntry{}, chain...) // not nil, as it could be asked for
+			s.Chain = append([]netinfo.ChainEntry{}, chain...) // not nil: it is known
 		}
 	}
 	if len(s.delaying()) == 0 || !s.inForce() {
