@@ -522,10 +522,10 @@ func (want filterRules) matchesDevice(name string) bool {
 
 // hooks are those that pass the filter. With the error come those that could be read.
 func (want filterRules) hooks(n *loader.Namespace) ([]*loader.Hook, error) {
-	if want.device == "" {
+	if want.device == "" && want.direction == nil {
 		return n.Hooks()
 	}
-	if want.pattern {
+	if want.device == "" || want.pattern {
 		hooks, err := n.Hooks()
 		hooks = slices.DeleteFunc(hooks, func(h *loader.Hook) bool {
 			matches := want.matches(h.Name(), h.Direction)
