@@ -204,6 +204,12 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 	// Others need not wait for the reader of a long answer: the state is closed.
 	told := e.print(rules, func(w io.Writer) error {
 		switch {
+		case len(rules) == 0 && want.address.IsValid():
+			_, err := fmt.Fprintf(w, "no rule for %s\n", want.address)
+			return err
+		case len(rules) == 0 && want.network != nil:
+			_, err := fmt.Fprintf(w, "no rule for %s\n", want.network)
+			return err
 		case len(rules) == 0:
 			_, err := fmt.Fprintln(w, "no rules")
 			return err

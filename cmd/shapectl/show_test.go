@@ -63,7 +63,8 @@ func TestShowSearches(t *testing.T) {
 	if out := r.ok("show", "2001:db8::1"); !strings.HasPrefix(out, "tap0 egress: 2001:db8::/32 as a whole gets 1mbit") || !strings.Contains(out, "\n  state      in force") {
 		t.Errorf("one rule: %s", out)
 	}
-	r.prints("no rules\n", "show", "2001:db9::1")
+	r.prints("no rule for 2001:db9::1\n", "show", "2001:db9::1")
+	r.prints("no rule for 2001:db9::/32\n", "show", "2001:db9::/32")
 	for args, says := range map[string]string{
 		"alice":                   "there is no device alice, and no rule with that name or plan",
 		"a*":                      "there is no device that matches a*, and no rule with such a name or plan",

@@ -59,7 +59,7 @@ func checkChange(_ Facts, s Side, _ *Device) []report.Finding {
 	switch s.Limits.Change {
 	case maps.Pending:
 		return s.finding(report.Note, report.Change,
-			fmt.Sprintf("the last change is not confirmed: it reverts in %v", time.Duration(s.Limits.Until).Round(time.Second/10)),
+			fmt.Sprintf("the last change is not confirmed: it reverts in %v", time.Duration(s.Limits.Until).Round(time.Second)),
 			"'shapectl confirm' if all is well, else 'shapectl rollback'")
 	case maps.Expired:
 		return s.finding(report.Note, report.Change, "the last change was not confirmed in time, and reverted", "")

@@ -233,6 +233,9 @@ func shortLimit(r *policy.Rule) string {
 	return strings.Join(parts, ", ")
 }
 
+// mostWidth is how wide a column of networks is: longer ones are not aligned.
+const mostWidth = len("2001:db8:1234:5678::/64")
+
 // Text writes how much would change, then the changes of each direction of a device.
 func (d Differences) Text(w io.Writer) error {
 	text := bufio.NewWriter(w)
@@ -246,7 +249,7 @@ func (d Differences) Text(w io.Writer) error {
 	for _, r := range d {
 		all[slices.Index(marks, r.Change)]++
 		devices[r.Device] = true
-		widest = max(widest, len(r.CIDR))
+		widest = max(widest, min(len(r.CIDR), mostWidth))
 	}
 	fmt.Fprintf(text, "%s on %s\n", all.words("to add", "to change", "to remove"), plain.Count(len(devices), "device"))
 	where := ""
