@@ -89,21 +89,21 @@ func (e *env) explain(q explain.Question) error {
 		doing += " on " + plain.Line(q.Device)
 	}
 	return e.with(loader.Read, doing, func(n *loader.Namespace) error {
-		ways, err := explain.Explain(n, q)
+		paths, err := explain.Explain(n, q)
 		var refused *explain.QuestionError
 		switch {
 		case errors.Is(err, netinfo.ErrNoDevice):
 			return noDevice(q.Device)
 		case errors.As(err, &refused):
 			return inputError(err)
-		case ways == nil:
+		case paths == nil:
 			return err
 		}
-		// With the error come the ways that are known.
-		if err := errors.Join(e.print(ways, ways.Text), err); err != nil {
+		// With the error come the paths that are known.
+		if err := errors.Join(e.print(paths, paths.Text), err); err != nil {
 			return err
 		}
-		if !inForce(ways) {
+		if !inForce(paths) {
 			return errDegraded
 		}
 		return nil
@@ -111,8 +111,8 @@ func (e *env) explain(q explain.Question) error {
 }
 
 // inForce reports whether all rules for the packets are in force.
-func inForce(ways []report.Way) bool {
-	for _, w := range ways {
+func inForce(paths []report.Path) bool {
+	for _, w := range paths {
 		for _, s := range w.Hooks {
 			if s.Rule != nil && !s.Attached {
 				return false

@@ -39,16 +39,16 @@ func (e *QuestionError) Unwrap() error { return e.err }
 // Explain answers a question about the namespace of the calling thread. The
 // error is, or wraps, a *QuestionError where the question has no answer. With an
 // error about hooks that could not be read it returns the answer for the others.
-func Explain(n *loader.Namespace, q Question) (ways report.Ways, err error) {
+func Explain(n *loader.Namespace, q Question) (paths report.Paths, err error) {
 	gather := onDevice
 	if q.Device == "" {
 		gather = onRoutes
 	}
 	facts, err := gather(n, q)
 	for _, f := range facts {
-		ways = append(ways, Judge(f))
+		paths = append(paths, Judge(f))
 	}
-	return ways, err
+	return paths, err
 }
 
 // Facts are about packets, and the hooks that they pass.
@@ -132,37 +132,37 @@ type Elsewhere struct {
 }
 
 // Judge says what the facts mean.
-func Judge(f Facts) report.Way {
-	way := report.Way{Packets: f.Packets.String(), Hooks: []report.Stop{}, Elsewhere: []report.Elsewhere{}}
+func Judge(f Facts) report.Path {
+	path := report.Path{Packets: f.Packets.String(), Hooks: []report.Stop{}, Elsewhere: []report.Elsewhere{}}
 	for _, s := range f.Stops {
-		way.Hooks = append(way.Hooks, judgeStop(f.Packets, s))
+		path.Hooks = append(path.Hooks, judgeStop(f.Packets, s))
 	}
 	if !f.Routed {
-		way.How = "that leave by " + way.Hooks[0].Device
+		path.How = "that leave by " + path.Hooks[0].Device
 		if f.Stops[0].Direction == policy.Ingress {
-			way.How = "that come in by " + way.Hooks[0].Device
+			path.How = "that come in by " + path.Hooks[0].Device
 		}
-		return way
+		return path
 	}
 	in, out := judgeLegs(f.In, f.Out)
-	way.How = in.how + in.why
+	path.How = in.how + in.why
 	switch {
 	case in.how == "":
-		way.How = out.how + out.why
+		path.How = out.how + out.why
 	case out.how != "" && out.how != in.how:
-		way.How += ", and " + out.how + out.why
+		path.How += ", and " + out.how + out.why
 	}
 	for _, e := range f.Elsewhere {
-		way.Elsewhere = append(way.Elsewhere, report.Elsewhere{
+		path.Elsewhere = append(path.Elsewhere, report.Elsewhere{
 			Device: e.Name, Direction: e.Direction.String(), Brief: report.NewBrief(e.Rule, e.Name, e.Direction, e.Match),
 			Attached: e.InForce, State: e.Status, Met: metWhen(e.Hook, f.In, f.Out),
 		})
 	}
-	slices.SortStableFunc(way.Elsewhere, func(a, b report.Elsewhere) int {
+	slices.SortStableFunc(path.Elsewhere, func(a, b report.Elsewhere) int {
 		certain := func(e report.Elsewhere) int { return strings.Count(e.Met, notMet) }
 		return cmp.Or(certain(a)-certain(b), report.Natural(a.Device, b.Device), cmp.Compare(a.Direction, b.Direction))
 	})
-	return way
+	return path
 }
 
 func (p Packets) String() string {

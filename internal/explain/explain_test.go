@@ -177,11 +177,11 @@ func TestJudgeLegs(t *testing.T) {
 	by := func(l Leg, change func(*Leg)) Leg { change(&l); return l }
 	for want, legs := range map[string][2]Leg{
 		"leave by eth0": {{}, to(far, policy.Egress, eth0)},
-		"come in by eth0 (where those to 10.0.0.7 leave)":    {to(far, policy.Ingress, eth0), {}},
-		"are this host's own, and leave by eth0":             {own(near), to(far, policy.Egress, eth0)},
-		"are this host's own, and have no way out (refused)": {own(near), {End: far, NoRoute: reason("refused")}},
-		"stay on this host, by lo":                           {own(near), own(near)},
-		"are for this host itself":                           {{}, own(near)},
+		"come in by eth0 (where those to 10.0.0.7 leave)":  {to(far, policy.Ingress, eth0), {}},
+		"are this host's own, and leave by eth0":           {own(near), to(far, policy.Egress, eth0)},
+		"are this host's own, and have no route (refused)": {own(near), {End: far, NoRoute: reason("refused")}},
+		"stay on this host, by lo":                         {own(near), own(near)},
+		"are for this host itself":                         {{}, own(near)},
 		"come in by any device, if at all (to 10.0.0.7: network is unreachable), and are for this host itself": {
 			{End: far, NoRoute: unix.ENETUNREACH}, own(near)},
 		"leave by eth0, then eth1, to 192.0.2.1": {{}, by(to(far, policy.Egress, eth0), func(l *Leg) {
@@ -243,19 +243,19 @@ func TestMetWhen(t *testing.T) {
 	}
 }
 
-// A way tells which rules are elsewhere, and one that was asked for by its device of that alone.
+// A path tells which rules are elsewhere, and one that was asked for by its device of that alone.
 func TestJudgeWay(t *testing.T) {
 	s := limited(policy.Ingress)
 	s.Hook.Status, s.Rule.Hides = "attached, was lan0", []policy.Rule{{Prefix: netip.MustParsePrefix("0.0.0.0/0")}}
-	way := Judge(Facts{Packets: Packets{Src: far, Segments: 1}, Stops: []Stop{*s}})
-	if way.Packets != "from 10.0.0.7" || way.How != "that come in by eth0" || way.Elsewhere == nil {
-		t.Errorf("on a device: %+v", way)
+	path := Judge(Facts{Packets: Packets{Src: far, Segments: 1}, Stops: []Stop{*s}})
+	if path.Packets != "from 10.0.0.7" || path.How != "that come in by eth0" || path.Elsewhere == nil {
+		t.Errorf("on a device: %+v", path)
 	}
-	if got := way.Hooks[0]; got.State != "attached, was lan0" || got.Hides[0].Rule != "0.0.0.0/0" || *got.Rule != "10.0.0.0/24" {
+	if got := path.Hooks[0]; got.State != "attached, was lan0" || got.Hides[0].Rule != "0.0.0.0/0" || *got.Rule != "10.0.0.0/24" {
 		t.Errorf("the rule: %+v", got)
 	}
-	way = Judge(Facts{Packets: Packets{Dst: far}, Routed: true, Elsewhere: []Elsewhere{{Hook: *s.Hook, Rule: s.Rule.Rule}}})
-	if len(way.Hooks) != 0 || len(way.Elsewhere) != 1 || way.Elsewhere[0].Brief.Rule != "10.0.0.0/24" || way.Elsewhere[0].Device != "eth0" || !way.Elsewhere[0].Attached {
-		t.Errorf("on no device: %+v", way)
+	path = Judge(Facts{Packets: Packets{Dst: far}, Routed: true, Elsewhere: []Elsewhere{{Hook: *s.Hook, Rule: s.Rule.Rule}}})
+	if len(path.Hooks) != 0 || len(path.Elsewhere) != 1 || path.Elsewhere[0].Brief.Rule != "10.0.0.0/24" || path.Elsewhere[0].Device != "eth0" || !path.Elsewhere[0].Attached {
+		t.Errorf("on no device: %+v", path)
 	}
 }

@@ -45,7 +45,7 @@ func judgeOut(l Leg) legWords {
 	case !l.End.IsValid():
 		return legWords{}
 	case l.NoRoute != nil:
-		return legWords{known: true, how: "have no way out", why: " (" + kernelReason(l.NoRoute) + ")"}
+		return legWords{known: true, how: "have no route", why: " (" + kernelReason(l.NoRoute) + ")"}
 	case l.Route.Own:
 		return legWords{known: true, how: "are for this host itself"}
 	}

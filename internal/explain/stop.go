@@ -45,10 +45,10 @@ func judgePath(out *report.Stop, s Stop) {
 	if s.Rule != nil {
 		decides = deciderOf(s.Path)
 	}
-	var held holder
+	var by delayer
 	if delayed(s) {
-		held = heldBackBy(s)
-		out.HeldBack = &held.holds
+		by = delayedBy(s)
+		out.HeldBack = &by.delays
 	}
 	out.Chain = []report.Attached{}
 	for i, e := range s.Path {
@@ -57,17 +57,17 @@ func judgePath(out *report.Stop, s Stop) {
 		case e.Ours:
 		case i < decides:
 			out.Warnings = append(out.Warnings, runsBefore(e))
-		case held.reenters:
+		case by.reenters:
 			out.Warnings = append(out.Warnings, called(e)+" runs after the limit, and does not see packets that enter through the ifb")
 		}
 		if i == decides {
-			out.Chain = append(out.Chain, held.chain...)
+			out.Chain = append(out.Chain, by.chain...)
 		}
 	}
-	if held.warning != "" {
-		out.Warnings = append(out.Warnings, held.warning)
+	if by.warning != "" {
+		out.Warnings = append(out.Warnings, by.warning)
 	}
-	if held.loses && out.Bucket != nil && out.Bucket.Conforms {
+	if by.loses && out.Bucket != nil && out.Bucket.Conforms {
 		out.Verdict, out.Note = "lost", ""
 	}
 }
@@ -104,42 +104,42 @@ func delayed(s Stop) bool {
 	return s.Rule != nil && s.Rule.Excess == policy.Delay && deciderOf(s.Path) >= 0
 }
 
-// A holder is the qdisc or ifb device that delays the packets of a rule.
-type holder struct {
-	holds    bool
+// A delayer is the qdisc or ifb device that delays the packets of a rule.
+type delayer struct {
+	delays   bool
 	reenters bool              // packets enter again behind the programs after the limit
 	loses    bool              // they do not enter again
 	chain    []report.Attached // what they pass after they leave the chain, on ingress
 	warning  string            // why no packet is delayed, or all are lost
 }
 
-// heldBackBy judges the fq qdisc of a device, or the ifb through which packets enter it.
-func heldBackBy(s Stop) holder {
+// delayedBy judges the fq qdisc of a device, or the ifb through which packets enter it.
+func delayedBy(s Stop) delayer {
 	if s.Direction == policy.Egress {
 		if s.Qdisc.Holds {
-			return holder{holds: true}
+			return delayer{delays: true}
 		}
-		return holder{warning: holdsNothing(s.Name, s.Qdisc.Kind) + "'shapectl set' with --setup-fq installs fq"}
+		return delayer{warning: notDelayed(s.Name, s.Qdisc.Kind) + "'shapectl set' with --setup-fq installs fq"}
 	}
 	const mends = "set one of the rules here again to repair that"
 	ifb := s.Ifb
 	if ifb == nil {
-		return holder{reenters: true, loses: true, warning: "the ifb device for delayed packets is gone, so packets that conform are lost; " + mends}
+		return delayer{reenters: true, loses: true, warning: "the ifb device for delayed packets is gone, so packets that conform are lost; " + mends}
 	}
-	held := holder{reenters: true, chain: []report.Attached{{At: "ifb", Name: ifb.Name, Ours: true}, {At: "qdisc", Name: ifb.State.Kind}}}
+	by := delayer{reenters: true, chain: []report.Attached{{At: "ifb", Name: ifb.Name, Ours: true}, {At: "qdisc", Name: ifb.State.Kind}}}
 	switch {
 	case !ifb.Up:
-		held.loses, held.warning = true, ifb.Name+", the ifb device for delayed packets, is down, so packets that conform are lost; "+mends
+		by.loses, by.warning = true, ifb.Name+", the ifb device for delayed packets, is down, so packets that conform are lost; "+mends
 	case !ifb.State.Holds:
-		held.warning = holdsNothing(ifb.Name, ifb.State.Kind) + mends
+		by.warning = notDelayed(ifb.Name, ifb.State.Kind) + mends
 	default:
-		held.holds = true
+		by.delays = true
 	}
-	return held
+	return by
 }
 
-// holdsNothing says what happens to a rule that delays where the qdisc of its device is not fq.
-func holdsNothing(device, qdisc string) string {
+// notDelayed says what happens to a rule that delays where the qdisc of its device is not fq.
+func notDelayed(device, qdisc string) string {
 	return fmt.Sprintf("no packet is delayed: only the fq qdisc does that, and %s has %s. Delayed packets pass at once, and the rate is kept by drops alone; ",
 		device, qdisc)
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A Way is the path of packets into this host or out of it, and the rules there.
-type Way struct {
+// A Path is the path of packets into this host or out of it, and the rules there.
+type Path struct {
 	Packets string `json:"packets"` // which they are
 	How     string `json:"how"`
 	Hooks   []Stop `json:"hooks"` // in the order in which packets pass them
@@ -146,23 +146,23 @@ const (
 	fewElsewhere = 4
 )
 
-// Ways are all paths that the packets in question may take.
-type Ways []Way
+// Paths are all paths that the packets in question may take.
+type Paths []Path
 
-// Text writes ways for people to read: first which rules decide and how, then why.
-func (ways Ways) Text(w io.Writer) error {
+// Text writes paths for people to read: first which rules decide and how, then why.
+func (paths Paths) Text(w io.Writer) error {
 	var s strings.Builder
-	for i, way := range ways {
+	for i, path := range paths {
 		if i > 0 {
 			s.WriteByte('\n')
 		}
-		way.text(&s)
+		path.text(&s)
 	}
 	_, err := io.WriteString(w, s.String())
 	return err
 }
 
-func (w Way) text(s *strings.Builder) {
+func (w Path) text(s *strings.Builder) {
 	s.WriteString(plain.Fold(plain.Line("packets "+w.Packets+" "+w.How), screenWidth, "", "    "))
 	for _, stop := range w.Hooks {
 		s.WriteString(plain.Fold(plain.Line(stop.where()+": "+stop.answer()), screenWidth, "  ", "    "))

@@ -202,14 +202,14 @@ func TestVerdictWords(t *testing.T) {
 
 func TestFewElsewhere(t *testing.T) {
 	for count, lines := range map[int]int{1: 1, 5: 5, 6: 5, 100: 5} {
-		way := Way{Packets: "to 10.0.0.7", How: "leave by va"}
+		path := Path{Packets: "to 10.0.0.7", How: "leave by va"}
 		for range count {
-			way.Elsewhere = append(way.Elsewhere, Elsewhere{
+			path.Elsewhere = append(path.Elsewhere, Elsewhere{
 				Device: "tap0", Direction: "egress", Brief: Brief{Rule: "0.0.0.0/0"}, Attached: true, State: "attached", Met: "not met",
 			})
 		}
 		var s strings.Builder
-		if err := (Ways{way}).Text(&s); err != nil {
+		if err := (Paths{path}).Text(&s); err != nil {
 			t.Fatal(err)
 		}
 		if got := strings.Count(s.String(), "\n") - 3; got != lines {
