@@ -19,7 +19,7 @@ import (
 type Facts struct {
 	System  System
 	Devices []Device // all of the namespace, as they may be stacked
-	Sides   []Side   // all that have rules, and those that were asked about
+	Hooks   []Hook   // all that have rules, and those that were asked about
 	Unread  []Unread
 	// Kept are the directions of devices without a rule in force that are kept for a rollback.
 	Kept []string
@@ -44,14 +44,14 @@ type System struct {
 type Device struct {
 	netinfo.Device
 	Tunnel *netinfo.Tunnel // nil for a device that is none
-	// The rest is known of the devices of Sides only.
+	// The rest is known of the devices of Hooks only.
 	Offloads   netinfo.Offloads
 	IPv4, IPv6 bool  // it has such addresses, valid beyond its link
 	Unreadable error // why programs cannot read its packets
 }
 
-// A Side is a direction of a device.
-type Side struct {
+// A Hook is a direction of a device.
+type Hook struct {
 	Name      string
 	Index     int // of the device, 0 where it is not here
 	Direction policy.Direction
@@ -65,7 +65,7 @@ type Side struct {
 	GivenFQ bool
 }
 
-// Limits are the rules of a side.
+// Limits are the rules of a hook.
 type Limits struct {
 	State      loader.State
 	Mode       loader.Mode
@@ -108,15 +108,15 @@ func Judge(f Facts) report.Findings {
 			Finding: "cannot be read, so findings may be missing: " + plain.OneLine(u.Err), Advice: advice,
 		})
 	}
-	if len(f.Sides) == 0 && len(f.Unread) == 0 {
+	if len(f.Hooks) == 0 && len(f.Unread) == 0 {
 		findings = append(findings, systemFinding(report.OK, "rules", "there are none", "'shapectl doctor DEV' checks a device for its first rule")...)
 	}
-	for _, s := range f.Sides {
+	for _, s := range f.Hooks {
 		if !f.judged(s.Name) {
 			continue
 		}
 		d := f.device(s.Index)
-		for _, check := range sideChecks {
+		for _, check := range hookChecks {
 			findings = append(findings, check(f, s, d)...)
 		}
 	}
@@ -127,8 +127,8 @@ var systemChecks = []func(System) []report.Finding{
 	checkKernel, checkPermissions, checkPrograms, checkHook, checkBPFFS,
 }
 
-// Each takes the device of the side, nil where it is not here.
-var sideChecks = []func(Facts, Side, *Device) []report.Finding{
+// Each takes the device of the hook, nil where it is not here.
+var hookChecks = []func(Facts, Hook, *Device) []report.Finding{
 	checkState, checkChange, checkBuild, checkQueue, checkLinkType, checkChain, checkXDP, checkHardware, checkMerged,
 	checkCapacity, checkBurst, checkStacked, checkFamilies, checkContended, checkSpilled, checkUnmatched,
 }
@@ -145,7 +145,7 @@ func (f Facts) device(index int) *Device {
 
 // limits are the rules in force on a direction of a device, nil if there are none.
 func (f Facts) limits(d *Device, direction policy.Direction) *Limits {
-	for _, s := range f.Sides {
+	for _, s := range f.Hooks {
 		if s.Index == d.Index && s.Direction == direction && s.inForce() {
 			return s.Limits
 		}
@@ -153,7 +153,7 @@ func (f Facts) limits(d *Device, direction policy.Direction) *Limits {
 	return nil
 }
 
-func (s Side) inForce() bool { return s.Limits != nil && s.Limits.State == loader.Attached }
+func (s Hook) inForce() bool { return s.Limits != nil && s.Limits.State == loader.Attached }
 
 // limited are the rules that have a rate; l may be nil.
 func (l *Limits) limited() []Rule {
@@ -163,7 +163,7 @@ func (l *Limits) limited() []Rule {
 	return slices.DeleteFunc(slices.Clone(l.Rules), func(r Rule) bool { return r.Rate == policy.Unlimited })
 }
 
-func (s Side) finding(status report.Status, check, finding, advice string) []report.Finding {
+func (s Hook) finding(status report.Status, check, finding, advice string) []report.Finding {
 	return []report.Finding{{
 		Status: status, Check: check, Device: s.Name, Direction: s.Direction.String(), Finding: finding, Advice: advice,
 	}}

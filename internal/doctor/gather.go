@@ -45,7 +45,7 @@ func Gather(o loader.Options, name string) (Facts, error) {
 	for _, d := range devices {
 		f.Devices = append(f.Devices, Device{Device: d, Tunnel: d.Tunnel()})
 	}
-	if err := f.allSides(n); errors.Is(err, loader.ErrUntrusted) {
+	if err := f.allHooks(n); errors.Is(err, loader.ErrUntrusted) {
 		f.System.BPFFS.Untrusted = err
 	} else if err != nil {
 		f.unread("", "", err)
@@ -56,8 +56,8 @@ func Gather(o loader.Options, name string) (Facts, error) {
 		}
 	}
 	f.details()
-	for i := range f.Sides {
-		f.attached(n, &f.Sides[i])
+	for i := range f.Hooks {
+		f.attached(n, &f.Hooks[i])
 	}
 	return f, nil
 }
@@ -85,11 +85,11 @@ func system(o loader.Options) (System, error) {
 	return s, nil
 }
 
-// allSides adds all sides that have rules, as stacked devices are judged together.
-func (f *Facts) allSides(n *loader.Namespace) error {
+// allHooks adds all hooks that have rules, as stacked devices are judged together.
+func (f *Facts) allHooks(n *loader.Namespace) error {
 	hooks, err := n.Hooks() // with the error come those that could be read
 	for _, h := range hooks {
-		s, err := side(h)
+		s, err := hookFacts(h)
 		h.Close()
 		if err != nil {
 			f.unread(s.Name, s.Direction.String(), err)
@@ -99,13 +99,13 @@ func (f *Facts) allSides(n *loader.Namespace) error {
 			f.Kept = append(f.Kept, s.Name+" "+s.Direction.String())
 			continue
 		}
-		f.Sides = append(f.Sides, s)
+		f.Hooks = append(f.Hooks, s)
 	}
 	return err
 }
 
-func side(h *loader.Hook) (Side, error) {
-	s := Side{Name: h.Name(), Index: h.Device.Index, Direction: h.Direction}
+func hookFacts(h *loader.Hook) (Hook, error) {
+	s := Hook{Name: h.Name(), Index: h.Device.Index, Direction: h.Direction}
 	l := &Limits{State: h.State, Mode: h.Mode, Was: h.Was, Match: h.Match()}
 	l.Change, l.Until = h.Set.Change()
 	l.Until -= min(l.Until, maps.Now())
@@ -142,14 +142,14 @@ func (f *Facts) ask(n *loader.Namespace, name string) error {
 	for _, direction := range []policy.Direction{policy.Egress, policy.Ingress} {
 		if !f.has(d.Name, direction) {
 			other := n.OtherLayout(d.Index, direction) != nil
-			f.Sides = append(f.Sides, Side{Name: d.Name, Index: d.Index, Direction: direction, Other: other})
+			f.Hooks = append(f.Hooks, Hook{Name: d.Name, Index: d.Index, Direction: direction, Other: other})
 		}
 	}
 	return nil
 }
 
 func (f *Facts) has(name string, direction policy.Direction) bool {
-	return slices.ContainsFunc(f.Sides, func(s Side) bool { return s.Name == name && s.Direction == direction })
+	return slices.ContainsFunc(f.Hooks, func(s Hook) bool { return s.Name == name && s.Direction == direction })
 }
 
 // details adds what is only needed of the devices that are judged.
@@ -170,8 +170,8 @@ func (f *Facts) details() {
 	}
 }
 
-// attached adds what else is attached to a side, and the qdisc or ifb that delays packets there.
-func (f *Facts) attached(n *loader.Namespace, s *Side) {
+// attached adds what else is attached to a hook, and the qdisc or ifb that delays packets there.
+func (f *Facts) attached(n *loader.Namespace, s *Hook) {
 	s.GivenFQ = s.Direction == policy.Egress && n.GivenFQ(s.Index)
 	if !f.judged(s.Name) {
 		return

@@ -14,7 +14,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-func checkState(f Facts, s Side, d *Device) []report.Finding {
+func checkState(f Facts, s Hook, d *Device) []report.Finding {
 	if s.Other {
 		state := "attached"
 		if lastOfOurs(s.Chain) < 0 {
@@ -52,7 +52,7 @@ func checkState(f Facts, s Side, d *Device) []report.Finding {
 		"set one of them again to attach all, or "+s.flush())
 }
 
-func checkChange(_ Facts, s Side, _ *Device) []report.Finding {
+func checkChange(_ Facts, s Hook, _ *Device) []report.Finding {
 	if s.Limits == nil {
 		return nil
 	}
@@ -69,7 +69,7 @@ func checkChange(_ Facts, s Side, _ *Device) []report.Finding {
 	return nil
 }
 
-func checkBuild(_ Facts, s Side, _ *Device) []report.Finding {
+func checkBuild(_ Facts, s Hook, _ *Device) []report.Finding {
 	if !s.inForce() || !s.Limits.OtherBuild {
 		return nil
 	}
@@ -77,7 +77,7 @@ func checkBuild(_ Facts, s Side, _ *Device) []report.Finding {
 		"set any of its rules again to replace the program; the limit stays in force meanwhile")
 }
 
-func checkLinkType(_ Facts, s Side, d *Device) []report.Finding {
+func checkLinkType(_ Facts, s Hook, d *Device) []report.Finding {
 	if d == nil || d.Unreadable == nil {
 		return nil
 	}
@@ -85,7 +85,7 @@ func checkLinkType(_ Facts, s Side, d *Device) []report.Finding {
 		"set rules on the device below or above it")
 }
 
-func checkChain(_ Facts, s Side, d *Device) []report.Finding {
+func checkChain(_ Facts, s Hook, d *Device) []report.Finding {
 	if d == nil || s.Chain == nil || s.Limits != nil && !s.inForce() {
 		return nil
 	}
@@ -117,10 +117,10 @@ func checkChain(_ Facts, s Side, d *Device) []report.Finding {
 }
 
 // flush is the command that deletes the rules.
-func (s Side) flush() string { return plain.Suggest("flush", s.Name, s.Direction.String()) }
+func (s Hook) flush() string { return plain.Suggest("flush", s.Name, s.Direction.String()) }
 
 // comeFirst says how to attach before the present first program or filter.
-func (s Side) comeFirst(before []netinfo.ChainEntry) string {
+func (s Hook) comeFirst(before []netinfo.ChainEntry) string {
 	again := fmt.Sprintf("%s and set the rules again", s.flush())
 	switch {
 	case slices.ContainsFunc(before, ours):
@@ -187,7 +187,7 @@ func describe(chain []netinfo.ChainEntry) string {
 	return plain.List(names)
 }
 
-func checkXDP(_ Facts, s Side, d *Device) []report.Finding {
+func checkXDP(_ Facts, s Hook, d *Device) []report.Finding {
 	if d == nil || d.XDP == "" || s.Direction != policy.Ingress {
 		return nil
 	}
@@ -196,7 +196,7 @@ func checkXDP(_ Facts, s Side, d *Device) []report.Finding {
 		"if it redirects, set rules where those packets leave")
 }
 
-func checkHardware(_ Facts, s Side, d *Device) []report.Finding {
+func checkHardware(_ Facts, s Hook, d *Device) []report.Finding {
 	if d == nil || !d.Offloads.HardwareTC {
 		return nil
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A Queue is the qdisc that delays the packets of a side.
+// A Queue is the qdisc that delays the packets of a hook.
 type Queue struct {
 	// State is that of the device on egress, and of the ifb device on ingress.
 	State fq.State
@@ -21,7 +21,7 @@ type Queue struct {
 }
 
 // delaying are the rules with excess delay.
-func (s Side) delaying() []Rule {
+func (s Hook) delaying() []Rule {
 	return slices.DeleteFunc(s.Limits.limited(), func(r Rule) bool { return r.Excess != policy.Delay })
 }
 
@@ -34,7 +34,7 @@ func waiting(rules []Rule) (packets uint32, longest time.Duration) {
 	return loader.Waiting(limits)
 }
 
-func checkQueue(f Facts, s Side, _ *Device) []report.Finding {
+func checkQueue(f Facts, s Hook, _ *Device) []report.Finding {
 	delaying := s.delaying()
 	switch {
 	case len(delaying) == 0 && s.GivenFQ:
@@ -57,7 +57,7 @@ func checkQueue(f Facts, s Side, _ *Device) []report.Finding {
 }
 
 // checkIfb finds what keeps packets from leaving the ifb device.
-func (s Side) checkIfb(delaying []Rule) []report.Finding {
+func (s Hook) checkIfb(delaying []Rule) []report.Finding {
 	again := "set one of them again to create it"
 	switch ifb := s.Queue.Ifb; {
 	case ifb == nil:
@@ -68,7 +68,7 @@ func (s Side) checkIfb(delaying []Rule) []report.Finding {
 	return nil
 }
 
-func (s Side) checkFQ(f Facts, delaying []Rule) []report.Finding {
+func (s Hook) checkFQ(f Facts, delaying []Rule) []report.Finding {
 	q := s.Queue.State
 	packets, longest := waiting(delaying)
 	device := s.Name

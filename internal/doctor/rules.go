@@ -13,9 +13,9 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// biggest is how many bytes one packet of a side may have, why that is more than a
+// biggest is how many bytes one packet of a hook may have, why that is more than a
 // frame, and how to reduce it.
-func biggest(s Side, d *Device) (bytes int, why, less string) {
+func biggest(s Hook, d *Device) (bytes int, why, less string) {
 	frame := d.MTU + int(d.L2Bytes)
 	lower := "ip link set dev %s gso_max_size 4096"
 	// With ethtool -K gso off or tso off TCP still passes large packets to the hook:
@@ -46,7 +46,7 @@ var stacked = map[string]bool{
 // take longer.
 const jerk = 50 * time.Millisecond
 
-func checkMerged(_ Facts, s Side, d *Device) []report.Finding {
+func checkMerged(_ Facts, s Hook, d *Device) []report.Finding {
 	if d == nil {
 		return nil
 	}
@@ -90,7 +90,7 @@ func bytesIn(t time.Duration, r policy.Rate) uint64 {
 
 // checkCapacity finds buckets too small for their packets or their rate. It reports the
 // worst of each rule, and of rules alike the first.
-func checkCapacity(_ Facts, s Side, d *Device) []report.Finding {
+func checkCapacity(_ Facts, s Hook, d *Device) []report.Finding {
 	if d == nil {
 		return nil
 	}
@@ -113,7 +113,7 @@ func checkCapacity(_ Facts, s Side, d *Device) []report.Finding {
 }
 
 // tooSmall says for what a rule's capacity is too small; kind is "" if it is not.
-func tooSmall(s Side, d *Device, r Rule) (kind, finding, advice string) {
+func tooSmall(s Hook, d *Device, r Rule) (kind, finding, advice string) {
 	frame := uint64(d.MTU) + uint64(d.L2Bytes)
 	bytes, why, less := biggest(s, d)
 	holds := r.Capacity + r.Queue // the most that it admits, also with excess delay
@@ -165,7 +165,7 @@ func queueFlag(r Rule) string {
 }
 
 // checkBurst finds larger bursts and longer queues than people may intend.
-func checkBurst(_ Facts, s Side, _ *Device) []report.Finding {
+func checkBurst(_ Facts, s Hook, _ *Device) []report.Finding {
 	var long, slow []Rule
 	for _, r := range s.Limits.limited() {
 		burst := r.Capacity
@@ -197,7 +197,7 @@ func checkBurst(_ Facts, s Side, _ *Device) []report.Finding {
 	return findings
 }
 
-func checkFamilies(_ Facts, s Side, d *Device) []report.Finding {
+func checkFamilies(_ Facts, s Hook, d *Device) []report.Finding {
 	limited := s.Limits.limited()
 	if d == nil || len(limited) == 0 {
 		return nil
@@ -219,7 +219,7 @@ func checkFamilies(_ Facts, s Side, d *Device) []report.Finding {
 }
 
 // counting are the limits that have counted such packets, and their sum.
-func (s Side) counting(such func(maps.Counters) uint64) (packets uint64, rules []Rule) {
+func (s Hook) counting(such func(maps.Counters) uint64) (packets uint64, rules []Rule) {
 	for _, r := range s.Limits.limited() {
 		if n := such(r.Counters); n > 0 {
 			packets += n
@@ -229,7 +229,7 @@ func (s Side) counting(such func(maps.Counters) uint64) (packets uint64, rules [
 	return packets, rules
 }
 
-func checkContended(_ Facts, s Side, _ *Device) []report.Finding {
+func checkContended(_ Facts, s Hook, _ *Device) []report.Finding {
 	packets, contended := s.counting(func(c maps.Counters) uint64 { return c.ContendedPackets })
 	if packets == 0 {
 		return nil
@@ -243,7 +243,7 @@ func checkContended(_ Facts, s Side, _ *Device) []report.Finding {
 // fullTable is the use of the bucket table, in percent, from which on some keys find no slot.
 const fullTable = 75
 
-func checkSpilled(_ Facts, s Side, _ *Device) []report.Finding {
+func checkSpilled(_ Facts, s Hook, _ *Device) []report.Finding {
 	packets, spilled := s.counting(func(c maps.Counters) uint64 { return c.SpilledPackets })
 	if packets == 0 {
 		return nil
@@ -258,7 +258,7 @@ func checkSpilled(_ Facts, s Side, _ *Device) []report.Finding {
 	return s.finding(report.Warning, "spilled", found, advice)
 }
 
-func checkUnmatched(_ Facts, s Side, _ *Device) []report.Finding {
+func checkUnmatched(_ Facts, s Hook, _ *Device) []report.Finding {
 	if !s.inForce() {
 		return nil
 	}
@@ -268,14 +268,14 @@ func checkUnmatched(_ Facts, s Side, _ *Device) []report.Finding {
 	if len(idle) == 0 {
 		return nil
 	}
-	way, side := "egress is what leaves the device", "destination"
+	means, side := "egress is what leaves the device", "destination"
 	if s.Direction == policy.Ingress {
-		way = "ingress is what enters the device"
+		means = "ingress is what enters the device"
 	}
 	if s.Limits.Match == policy.MatchSrc {
 		side = "source"
 	}
 	return s.finding(report.Note, "traffic",
 		"no packet has matched yet: "+prefixes(idle),
-		fmt.Sprintf("if some should have, check the direction (%s) and the address (compared with the %s)", way, side))
+		fmt.Sprintf("if some should have, check the direction (%s) and the address (compared with the %s)", means, side))
 }

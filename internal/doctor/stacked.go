@@ -12,7 +12,7 @@ import (
 
 // checkStacked finds packets that pass more than one device, and so may be limited
 // twice, or bypass the device that has the rules.
-func checkStacked(f Facts, s Side, d *Device) []report.Finding {
+func checkStacked(f Facts, s Hook, d *Device) []report.Finding {
 	if d == nil {
 		return nil
 	}
@@ -27,7 +27,7 @@ func checkStacked(f Facts, s Side, d *Device) []report.Finding {
 }
 
 // twice warns of rules on two devices that the same packets pass.
-func twice(f Facts, s Side, d, other *Device) []report.Finding {
+func twice(f Facts, s Hook, d, other *Device) []report.Finding {
 	how, direction := meet(s, d, other)
 	there := f.limits(other, direction)
 	if how == "" || !s.inForce() || there == nil || !overlap(s, d, there, other) || told(f, s, other, direction) {
@@ -39,13 +39,13 @@ func twice(f Facts, s Side, d, other *Device) []report.Finding {
 }
 
 // told reports whether the finding of the other device says so already.
-func told(f Facts, s Side, other *Device, direction policy.Direction) bool {
+func told(f Facts, s Hook, other *Device, direction policy.Direction) bool {
 	return f.judged(other.Name) && (other.Index < s.Index || other.Index == s.Index && direction < s.Direction)
 }
 
-// meet says how packets of a side also pass another device, and in which direction; ""
+// meet says how packets of a hook also pass another device, and in which direction; ""
 // if they do not.
-func meet(s Side, d, other *Device) (how string, there policy.Direction) {
+func meet(s Hook, d, other *Device) (how string, there policy.Direction) {
 	opposite := policy.Ingress
 	if s.Direction == policy.Ingress {
 		opposite = policy.Egress
@@ -91,7 +91,7 @@ func wrapped(tunnel, underlay *Device) string {
 }
 
 // overlap reports whether rules of two devices on one path can be for the same packets.
-func overlap(s Side, d *Device, there *Limits, other *Device) bool {
+func overlap(s Hook, d *Device, there *Limits, other *Device) bool {
 	// Of a tunnel, the device below sees the outer addresses only.
 	switch {
 	case carries(d, other):
@@ -115,7 +115,7 @@ func holds(l *Limits, t *netinfo.Tunnel) bool {
 }
 
 // unseen notes packets that rules on this device miss, or see besides.
-func unseen(f Facts, s Side, d *Device) []report.Finding {
+func unseen(f Facts, s Hook, d *Device) []report.Finding {
 	var findings []report.Finding
 	note := func(finding, advice string) {
 		findings = append(findings, s.finding(report.Note, "path", finding, advice)...)
@@ -147,7 +147,7 @@ func unseen(f Facts, s Side, d *Device) []report.Finding {
 }
 
 // ofPort notes what passes the other ports of a bond.
-func ofPort(f Facts, s Side, d *Device) []report.Finding {
+func ofPort(f Facts, s Hook, d *Device) []report.Finding {
 	master := f.device(d.Master)
 	if master == nil || master.Kind != "bond" && master.Kind != "team" {
 		return nil

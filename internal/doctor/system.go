@@ -119,10 +119,10 @@ func checkLeft(f Facts) (findings []report.Finding) {
 		}
 		for _, o := range l.InForce {
 			if o.Device.Name != "" {
-				side := Side{Name: o.Device.Name, Direction: o.Direction}
-				findings = append(findings, side.finding(report.Warning, "leftovers",
+				left := Hook{Name: o.Device.Name, Direction: o.Direction}
+				findings = append(findings, left.finding(report.Warning, "leftovers",
 					"rules are in force of a network namespace that no longer exists; the device had left it: they cannot be shown or changed",
-					fmt.Sprintf("%s, then set them here", side.flush()))...)
+					fmt.Sprintf("%s, then set them here", left.flush()))...)
 				continue
 			}
 			findings = append(findings, systemFinding(report.Warning, "leftovers",
