@@ -368,7 +368,7 @@ func TestPinsOfAnotherVersion(t *testing.T) {
 	if out := r.ok("flush", "vb"); out != "vb has no rules\n" {
 		t.Errorf("flush of a device without rules: %q", out)
 	}
-	if got := r.run("flush", "va"); got.code != exitDone || !strings.Contains(got.err, "va egress: rules that another version") {
+	if got := r.run("flush", "va"); got.code != exitDone || !strings.HasPrefix(got.out, "deleted: va egress: all rules, which another version") {
 		t.Errorf("flush: %+v", got)
 	}
 	r.nothingLeft()

@@ -75,8 +75,8 @@ type Rule struct {
 	UseBits *uint64 `json:"use_bits_per_second"`
 	// UsePercent is UseBits in percent of the rate; null without an interval, and where several keys have that rate each.
 	UsePercent *float64 `json:"use_percent"`
-	// DroppedPercent is dropped packets in percent of all that matched, over the interval or else since the rule was
-	// set; null where none matched.
+	// DroppedPercent is dropped packets in percent of all that matched over the interval; null without one, and
+	// where none matched.
 	DroppedPercent *float64 `json:"dropped_percent"`
 	// Decides says whether the rule decides about the address that was searched for; null for other searches.
 	Decides *bool `json:"decides"`
@@ -100,8 +100,7 @@ func NewRule(device string, d policy.Direction, match policy.Match, r policy.Rul
 	rate, capacity := limit(r)
 	return Rule{
 		Name: r.Label.Name, Note: r.Label.Note, Plan: r.Label.Plan, prefix: r.Prefix, scope: scope(r),
-		DroppedPercent: droppedPercent(c.PassedPackets, c.DroppedPackets),
-		Device:         device, Direction: d.String(), CIDR: r.Prefix.String(), Match: match.String(),
+		Device: device, Direction: d.String(), CIDR: r.Prefix.String(), Match: match.String(),
 		Algorithm: r.Algorithm.String(), Each: r.Each.String(), Excess: r.Excess.String(),
 		Penalty: r.Penalty.String(), Fail: r.Fail.String(), RateBits: rate, CapacityBytes: capacity, Unlimited: rate == nil,
 		OverheadBytes: r.Framing.Overhead, MPUBytes: r.Framing.MPU, LevelBytes: level,
@@ -129,6 +128,14 @@ func droppedPercent(passed, dropped uint64) *float64 {
 	}
 	p := percentOf(dropped, passed+dropped)
 	return &p
+}
+
+// dropped is the share of dropped packets over the interval, or else since the rule was set; nil where none matched.
+func (r *Rule) dropped() *float64 {
+	if r.IntervalNS != nil {
+		return r.DroppedPercent
+	}
+	return droppedPercent(r.PassedPackets, r.DroppedPackets)
 }
 
 // A Sample is the counters of a rule at one time.

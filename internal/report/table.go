@@ -178,7 +178,7 @@ func (t Table) columns() []column[Rule] {
 	columns = append(columns, plan, text("BY", (*Rule).matchedBy), rate)
 	if t.Wide {
 		columns = append(columns, text("ALGORITHM", func(r *Rule) string { return r.Algorithm }),
-			text("EXCESS", func(r *Rule) string { return r.Excess }),
+			text("ON EXCESS", func(r *Rule) string { return r.Excess }),
 			figure("BURST", true, func(r *Rule) string { return optional(r.CapacityBytes, bytesText) }),
 			figure("QUEUE", true, func(r *Rule) string { return bytesText(r.QueueBytes) }))
 	}
@@ -187,14 +187,14 @@ func (t Table) columns() []column[Rule] {
 	columns = append(columns, use,
 		figure("OF RATE", measured, func(r *Rule) string { return optional(r.UsePercent, percentText) }),
 		figure("PASSED", t.Wide || !measured, func(r *Rule) string { return bytesText(r.PassedBytes) }),
-		figure("DROPPED", true, func(r *Rule) string { return optional(r.DroppedPercent, percentText) }))
+		figure("DROPPED", true, func(r *Rule) string { return optional(r.dropped(), percentText) }))
 	if t.Wide {
 		for _, c := range []struct {
 			head string
 			of   func(*Rule) uint64
 		}{
-			{"PACKETS", func(r *Rule) uint64 { return r.PassedPackets }}, {"EXCEEDED", func(r *Rule) uint64 { return r.ExcessPackets }},
-			{"REFUSED", func(r *Rule) uint64 { return r.DroppedPackets }}, {"DELAYED", func(r *Rule) uint64 { return r.DelayedPackets }},
+			{"PACKETS", func(r *Rule) uint64 { return r.PassedPackets }}, {"EXCESS", func(r *Rule) uint64 { return r.ExcessPackets }},
+			{"DROPS", func(r *Rule) uint64 { return r.DroppedPackets }}, {"DELAYED", func(r *Rule) uint64 { return r.DelayedPackets }},
 			{"MARKED", func(r *Rule) uint64 { return r.MarkedPackets }}, {"CONTENDED", func(r *Rule) uint64 { return r.ContendedPackets }},
 			{"SPILLED", func(r *Rule) uint64 { return r.SpilledPackets }}, {"EXEMPT", func(r *Rule) uint64 { return r.ExemptPackets }},
 		} {
@@ -352,7 +352,7 @@ func (rules Rules) Sort(by string) {
 	case "passed":
 		figure(func(r *Rule) float64 { return float64(r.PassedBytes) })
 	case "dropped":
-		figure(func(r *Rule) float64 { return number(r.DroppedPercent, -1) })
+		figure(func(r *Rule) float64 { return number(r.dropped(), -1) })
 	}
 }
 

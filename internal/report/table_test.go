@@ -33,7 +33,6 @@ func eachHost(r *policy.Rule) { r.Each.Kind = policy.EachHost }
 // passed gives a rule counters.
 func passed(r Rule, packets, bytes, dropped uint64) Rule {
 	r.PassedPackets, r.PassedBytes, r.DroppedPackets, r.DroppedBytes = packets, bytes, dropped, 1000*dropped
-	r.DroppedPercent = droppedPercent(packets, dropped)
 	return r
 }
 
@@ -115,9 +114,9 @@ tap2 ingress  Smith & Sons, 3rd floor, behind the se...  gold    10mbit        0
 tap2 ingress  a\nb\u001b[31m                                     10mbit        0
 `},
 		"wide": {Table{Wide: true, Width: 80, Rules: Rules{named(shown("tap2", out, "10.0.3.7/32", 10e6, nil), "alice", ""), shown("tap2", out, "10.0.3.8/32", 10e6, nil)}}, `
-DEVICE       NETWORK   NAME     RATE  ALGORITHM  EXCESS   BURST
-tap2 egress  10.0.3.7  alice  10mbit  gcra       drop    375 kB
-tap2 egress  10.0.3.8         10mbit  gcra       drop    375 kB
+DEVICE       NETWORK   NAME     RATE  ALGORITHM  ON EXCESS   BURST
+tap2 egress  10.0.3.7  alice  10mbit  gcra       drop       375 kB
+tap2 egress  10.0.3.8         10mbit  gcra       drop       375 kB
 `},
 		"match": {Table{Rules: Rules{bySource, shown("eth0", in, "10.0.0.0/24", 1e6, nil)}}, `
 DEVICE        NETWORK      BY    RATE
