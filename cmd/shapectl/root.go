@@ -331,9 +331,9 @@ func device(name string) (netinfo.Device, error) {
 
 func noDevice(name string) error {
 	if policyfile.IsPattern(name) {
-		return inputf("there is no device %s; name one, as only show, delete and flush take patterns", name)
+		return inputf("there is no device %s; name one, as only show, delete and flush take patterns", plain.Line(name))
 	}
-	return inputf("there is no device %s; 'ip link' lists those there are", cmp.Or(name, `""`))
+	return inputf("there is no device %s; 'ip link' lists those there are", cmp.Or(plain.Line(name), `""`))
 }
 
 // completeRule completes DEV ingress|egress.

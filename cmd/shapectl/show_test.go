@@ -2,6 +2,8 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
+	"io"
 	"net/netip"
 	"strings"
 	"testing"
@@ -85,6 +87,7 @@ func TestShowSearches(t *testing.T) {
 	}
 	// A name with an end of line is shown as one line.
 	r.refused(exitInput, `there is no device a\nb, and`, "show", "a\nb")
+	r.refused(exitInput, `there is no device a\nb; `, "show", "a\nb", "egress")
 	// A device is meant before a direction or an address of that name.
 	testenv.Must(t, addVeth("egress", "p1"))
 	testenv.Must(t, netlink.LinkSetName(testenv.Link(t, "p1"), "10.0.3.7"))
@@ -214,4 +217,31 @@ func TestApplyThatRemovesAll(t *testing.T) {
 	r.prints("1 rule removed on 1 device\n", "apply", r.policy("devices: {}\n"))
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
 	r.prints("1 rule removed on 1 device\n", "apply", r.policy("devices: {va: {}}\n"))
+}
+
+// While nobody reads what show has to say, others change rules.
+func TestShowToASlowReader(t *testing.T) {
+	r := newRig(t)
+	var rules strings.Builder
+	for i := range 250 {
+		fmt.Fprintf(&rules, "10.0.%d.0/24: 1mbit, ", i)
+	}
+	r.ok("apply", r.policy("devices: {va: {egress: {"+rules.String()+"}}}\n"))
+	show := r.command("show", "-j")
+	out, err := show.StdoutPipe()
+	testenv.Must(t, err)
+	testenv.Must(t, show.Start())
+	_, err = out.Read(make([]byte, 1)) // the rest is more than a pipe holds
+	testenv.Must(t, err)
+	began := time.Now()
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "2mbit")
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("another command waited %v", took)
+	}
+	rest, err := io.ReadAll(out)
+	testenv.Must(t, err)
+	testenv.Must(t, show.Wait())
+	if len(rest) < 1<<17 {
+		t.Errorf("only %d bytes", len(rest))
+	}
 }
