@@ -84,7 +84,7 @@ be read or is not valid, that copy is applied instead (exit code 4).`,
 	cmd.Flags().StringVar(&o.lastGood, "last-good", "", "keep a copy of the applied policy in this `file`, and apply that if FILE is not valid")
 	e.addSetupFQ(cmd.Flags())
 	cmd.Flags().BoolVar(&o.absentOK, "absent-ok", false, "devices that do not exist are no fault (exit code 0)")
-	cmd.Flags().BoolVar(&o.allowEmpty, "allow-empty", false, "remove all rules even if that is because none of the policy's devices exist")
+	cmd.Flags().BoolVar(&o.allowEmpty, "allow-empty", false, "also remove all rules if none of the policy's devices exist")
 	cmd.Flags().BoolVarP(&o.verbose, "verbose", "v", false, "list all devices that changed")
 	return cmd
 }

@@ -25,8 +25,8 @@ It checks the kernel and permissions, what else is attached to a device, packets
 that pass two limited devices or none, and rules that cannot be kept.
 
 A finding is ok, a note (limits are right), a warning (a limit may be wrong), or
-failed (something is missing, or rules are not in force). Warnings and failures
-are shown; -v shows all findings, as JSON does.
+failed (something is missing, or rules are not in force). Warnings, failures and a
+pending change are shown; -v shows all findings, as JSON does.
 
 Exit codes: 0 no worse than notes; 4 a limit is not in force, or may be wrong;
 5 a permission or a feature of the kernel is missing.`,

@@ -46,9 +46,9 @@ type filterRules struct {
 }
 
 // patternHelp says how the argument DEV names several devices.
-const patternHelp = `DEV may be a pattern, as in policies: * stands for any characters, ? for one, [a-z]
-for one of these. Write it in quotes, as in 'tap*', or the shell may replace it by
-names of files. If a device has exactly that name, only that device is meant.`
+const patternHelp = `DEV may be a pattern as in policies: * stands for any characters, ? for one, and
+[a-z] for one of these. Quote it for the shell: 'tap*'. A device with exactly that
+name takes precedence.`
 
 type showOptions struct {
 	wide, sentences, buckets, shadows bool
@@ -69,20 +69,18 @@ func showCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show [DEV [ingress|egress [CIDR]] | ADDRESS | CIDR | NAME | PLAN]",
 		Short: "Show rules and what happened to their packets",
-		Long: `Show rules and what happened to their packets, as a table. A device, direction and
-network name one rule, which is shown in full.
+		Long: `Show rules and what happened to their packets. A device, direction and network
+name one rule, which is shown in full. A single argument may also be
 
-  ADDRESS   rules whose network contains it; the first of a direction decides
-  CIDR      rules for this network or parts of it, or else the one that contains it
-  NAME      rules with that name or plan, by a pattern, or by a part of it
+  ADDRESS   the rules whose network contains it; the first one decides
+  CIDR      the rules for it and for parts of it, or else the one that contains it
+  NAME      the rules with that name or plan, or with a pattern or part of it
 
-A device takes precedence over a name. What names neither a device nor a rule is
-an error (exit code 1).
+PASSED and DROPPED count since a rule was set. With --interval, USE and DROPPED
+are those of that time. OF RATE is USE in percent of the rate, if a rule has one
+bucket. DROPPED is a share of packets. Columns without values are left out.
 
-PASSED and DROPPED count since a rule was set. With --interval, USE, OF RATE and
-DROPPED are those of that time. USE is the sum of all buckets of a rule; only a
-rule with one bucket has OF RATE. DROPPED is a share of packets. Columns without
-any value are left out.
+An argument that names neither a device nor a rule is an error (exit code 1).
 
 ` + patternHelp,
 		Example: `  shapectl show eth0
