@@ -69,7 +69,7 @@ const (
 	entering = "set va ingress 10.0.0.0/24 --rate 10mbit --algorithm leaky --excess delay"
 )
 
-// What a person is told to type holds packets back.
+// The suggested command has packets delayed.
 func TestDelayByHand(t *testing.T) {
 	r := newRig(t)
 	got := r.run(words(delayed)...)
@@ -196,9 +196,9 @@ func TestLimitsOfFQ(t *testing.T) {
 	r.sh("tc qdisc change dev va root fq horizon 5ms")
 	r.finds("failed", "va egress queue", "the fq of va delays packets by 5ms at most, and rules by up to 50ms: packets with a longer delay are dropped")
 	r.send("10.0.0.7", 60, 1500)
-	r.finds("warning", "va egress queue", "packets by limits of its own")
+	r.finds("warning", "va egress queue", "packets by its own limits")
 	r.says(exitDone, "puts fq back", words(delayed+" --setup-fq")...)
-	r.finds("warning", "va egress queue", "packets by limits of its own")
+	r.finds("warning", "va egress queue", "packets by its own limits")
 }
 
 func TestFixedQdisc(t *testing.T) {
