@@ -166,32 +166,23 @@ func parseFilter(cmd string, given []string) (want filterRules, err error) {
 }
 
 func (e *env) show(want filterRules, search bool, o showOptions) error {
-	one := want.prefix != nil
-	want.brief = !e.json && !o.sentences && !one
-	want.active = o.wide || o.buckets || one
-	asked := want
+	since := func(report.Rules, uint64) {}
+	if o.interval > 0 {
+		first := want
+		first.brief, first.buckets, first.affected = true, false, false
+		rules, began, err := e.rules(&first, search)
+		if rules == nil {
+			return err
+		}
+		since = sampled(rules, began)
+		time.Sleep(o.interval)
+	}
+	want.brief, want.active = !e.json && !o.sentences, o.wide || o.buckets
 	rules, at, err := e.rules(&want, search)
 	if rules == nil {
 		return err
 	}
-	if o.interval > 0 && err == nil {
-		type key struct{ device, direction, cidr string }
-		keyOf := func(r *report.Rule) key { return key{r.Device, r.Direction, r.CIDR} }
-		before, began := map[key]report.Sample{}, at
-		for i := range rules {
-			before[keyOf(&rules[i])] = rules[i].Sample()
-		}
-		time.Sleep(o.interval)
-		want = asked
-		if rules, at, err = e.rules(&want, search); rules == nil {
-			return err
-		}
-		for i := range rules {
-			if sample, ok := before[keyOf(&rules[i])]; ok {
-				rules[i].Since(sample, at-began)
-			}
-		}
-	}
+	since(rules, at)
 	of := len(rules)
 	rules.Sort(o.sort)
 	if o.buckets {
@@ -199,17 +190,11 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 	} else if o.top > 0 {
 		rules = rules[:min(o.top, of)]
 	}
-	// Others need not wait for the reader of a long answer: the state is closed.
-	told := e.print(rules, func(w io.Writer) error {
+	// The state is closed, so that nobody waits for the reader of a long answer.
+	written := e.print(rules, func(w io.Writer) error {
 		switch {
-		case len(rules) == 0 && want.address.IsValid():
-			_, err := fmt.Fprintf(w, "no rule for %s\n", want.address)
-			return err
-		case len(rules) == 0 && want.network != nil:
-			_, err := fmt.Fprintf(w, "no rule for %s\n", want.network)
-			return err
 		case len(rules) == 0:
-			_, err := fmt.Fprintln(w, "no rules")
+			_, err := fmt.Fprintln(w, want.noRules())
 			return err
 		case o.shadows:
 			return rules.Shadows(w, e.columns())
@@ -222,10 +207,38 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 		}
 		return report.Table{Rules: rules, Of: of, Wide: o.wide, Width: e.columns()}.Text(w)
 	})
-	if told != nil {
-		return e.degraded("show: done, but the answer could not be written: %w", told)
+	if written != nil {
+		return e.degraded("show: done, but the answer could not be written: %w", written)
 	}
 	return err
+}
+
+// sampled keeps the counters of rules that were read at a time. The function measures what the same rules did since then.
+func sampled(rules report.Rules, began uint64) (since func(now report.Rules, at uint64)) {
+	type key struct{ device, direction, cidr string }
+	keyOf := func(r *report.Rule) key { return key{r.Device, r.Direction, r.CIDR} }
+	samples := make(map[key]report.Sample, len(rules))
+	for i := range rules {
+		samples[keyOf(&rules[i])] = rules[i].Sample()
+	}
+	return func(now report.Rules, at uint64) {
+		for i := range now {
+			if sample, ok := samples[keyOf(&now[i])]; ok {
+				now[i].Since(sample, at-began)
+			}
+		}
+	}
+}
+
+// noRules says that no rule passes a filter.
+func (want filterRules) noRules() string {
+	switch {
+	case want.address.IsValid():
+		return "no rule for " + want.address.String()
+	case want.network != nil:
+		return "no rule for " + want.network.String()
+	}
+	return "no rules"
 }
 
 // columns is the width of the terminal that text goes to; 0 if it is none.
@@ -305,15 +318,9 @@ func (want *filterRules) search(n *loader.Namespace) error {
 			return nil
 		}
 		of := filterRules{device: what, pattern: true}
-		hooks, err := of.hooks(n)
-		loader.CloseHooks(hooks)
-		devices, unread := netinfo.Devices()
-		if unread != nil {
-			return unread
-		}
-		if len(hooks) > 0 || err != nil || slices.ContainsFunc(devices, func(d netinfo.Device) bool { return of.matchesDevice(d.Name) }) {
-			want.device, want.pattern = what, true
-			return nil
+		if there, err := of.matchesAny(n); there || err != nil {
+			want.device, want.pattern = what, there
+			return err
 		}
 	}
 	want.label = what
@@ -329,6 +336,17 @@ func (want filterRules) isDevice(n *loader.Namespace) (bool, error) {
 	loader.CloseHooks(hooks)
 	// If they cannot be read, the caller asks for them again and gets the error.
 	return len(hooks) > 0 || err != nil || slices.Contains(n.Collected(), want.device), nil
+}
+
+// matchesAny reports whether a pattern matches any device: one that is there, or had rules.
+func (want filterRules) matchesAny(n *loader.Namespace) (bool, error) {
+	devices, err := netinfo.Devices()
+	if err != nil || slices.ContainsFunc(devices, func(d netinfo.Device) bool { return want.matchesDevice(d.Name) }) {
+		return err == nil, err
+	}
+	hooks, err := want.hooks(n)
+	loader.CloseHooks(hooks)
+	return len(hooks) > 0 || err != nil, nil // the caller asks for them again and gets the error
 }
 
 // checkThere reports as an error that a filter that no rule passes names what does not exist.
