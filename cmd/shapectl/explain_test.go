@@ -35,7 +35,7 @@ var passing = []struct{ pattern, with string }{
 }
 
 // folded are texts with such numbers, whose lines would end elsewhere with others.
-var folded = regexp.MustCompile(`(?m)^(  (?:bucket|later) .*)\n {13}`)
+var folded = regexp.MustCompile(`(?m)^(  (?:bucket|queue|later) .*)\n {13}`)
 
 // explained is what a terminal would show of explanations.
 func (r *rig) explained(lines ...string) string {
