@@ -8,6 +8,7 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 UNIT = ./bench ./internal/lastgood/... ./internal/model/... ./internal/netmsg/... ./internal/report/... ./internal/trace/... ./pkg/policy/...
 CLANG = clang-14
 CLANG_NEEDS = $(CLANG)=clang-14 llvm-strip-14=llvm-14 /usr/include/bpf/bpf_helpers.h=libbpf-dev /usr/include/linux/bpf.h=linux-libc-dev
+TRAFFIC_NEEDS = iperf3=iperf3 ip=iproute2 ss=iproute2
 BENCH_NEEDS = tc=iproute2 nft=nftables iptables-legacy=iptables
 BENCH_OUT = docs
 UNIT_DIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
@@ -22,11 +23,15 @@ export CGO_ENABLED = 0
 all: ## build bin/shapectl (no clang needed: what it compiles is committed)
 	go build -buildvcs=false -trimpath -ldflags "-s -w $(if $(VERSION),-X main.version=$(VERSION))" -o bin/shapectl ./cmd/shapectl
 
-demo: all ## real TCP and UDP held to a rate, as a picture (root)
+demo: ## real TCP and UDP held to a rate, as a picture (root)
+	@scripts/need.sh 'make demo' $(TRAFFIC_NEEDS)
+	@$(MAKE) -s all
 	@scripts/demo.sh
 
-test: all ## everything: Go tests with those in the kernel, then real traffic (root)
+test: ## everything: Go tests with those in the kernel, then real traffic (root)
 	@[ "$$(id -u)" -eq 0 ] || { echo 'make test: the kernel tests need root: run  sudo env "PATH=$$PATH" make test  or, without them,  make test-unit' >&2; exit 1; }
+	@scripts/need.sh 'make test' $(TRAFFIC_NEEDS) systemd-analyze=systemd /lib/systemd/systemd=systemd unshare=util-linux
+	@$(MAKE) -s all
 	go test $(TEST) ./pkg/loader ./...
 	scripts/netns-test.sh --quick
 	scripts/units-test.sh
