@@ -11,17 +11,26 @@ CLANG_NEEDS = $(CLANG)=clang-14 llvm-strip-14=llvm-14 /usr/include/bpf/bpf_helpe
 TRAFFIC_NEEDS = iperf3=iperf3 ip=iproute2 ss=iproute2
 BENCH_NEEDS = tc=iproute2 nft=nftables iptables-legacy=iptables
 BENCH_OUT = docs
+# For packages, BIN may be for another architecture; NATIVE writes its completions.
+BIN = bin/shapectl
+NATIVE = bin/shapectl
+OUT = dist
 UNIT_DIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
 UNITS = $(patsubst systemd/%,$(UNIT_DIR)/%,$(wildcard systemd/*.service))
-DOC_DIR = $(DESTDIR)$(PREFIX)/share/doc/shapectl
+SHARE = $(DESTDIR)$(PREFIX)/share
+MAN = $(wildcard docs/man/*.1)
+BASH_COMPLETION = $(SHARE)/bash-completion/completions/shapectl
+ZSH_COMPLETION = $(SHARE)/zsh/site-functions/_shapectl
+FISH_COMPLETION = $(SHARE)/fish/vendor_completions.d/shapectl.fish
 GENERATED = '*_bpfel*.go' '*_bpfel*.o'
+SCRIPTS = scripts/*.sh .ci/run packaging/*.sh packaging/preinst packaging/postinst packaging/prerm packaging/postrm
 
 export CGO_ENABLED = 0
 
-.PHONY: all demo test test-unit race test-units test-kernels generate verify-generated lint bench install uninstall clean help
+.PHONY: all demo test test-unit race test-units test-kernels test-packages generate verify-generated lint lint-fast bench install uninstall packages clean help
 
 all: ## build bin/shapectl (no clang needed: what it compiles is committed)
-	go build -buildvcs=false -trimpath -ldflags "-s -w $(if $(VERSION),-X main.version=$(VERSION))" -o bin/shapectl ./cmd/shapectl
+	go build -buildvcs=false -trimpath -ldflags "-s -w $(if $(VERSION),-X main.version=$(VERSION))" -o $(BIN) ./cmd/shapectl
 
 demo: ## real TCP and UDP held to a rate, as a picture (root)
 	@scripts/need.sh 'make demo' $(TRAFFIC_NEEDS)
@@ -45,6 +54,9 @@ test-units: all ## the systemd units, under a systemd of their own in namespaces
 test-kernels: all ## Linux 6.1, 6.12 and the newest in emulated machines, and that 5.10 is refused
 	@scripts/kernels-test.sh
 
+test-packages: ## the packages: built twice, installed, upgraded under traffic, removed (root)
+	@scripts/packages-test.sh
+
 race: ## the Go tests with the race detector, those in the kernel too (root)
 	@scripts/need.sh 'make race' gcc=gcc /usr/include/stdlib.h=libc6-dev
 	CGO_ENABLED=1 go test -race -short $(TEST) ./pkg/loader ./...
@@ -57,31 +69,41 @@ verify-generated: generate ## is what is committed what the source gives?
 	git diff --exit-code --stat -- $(GENERATED)
 	@new=$$(git ls-files --others --exclude-standard -- $(GENERATED)); [ -z "$$new" ] || { echo "not committed: $$new" >&2; exit 1; }
 
-lint: ## gofmt, vet, staticcheck, clang and shellcheck
-	@scripts/need.sh 'make lint' shellcheck=shellcheck $(CLANG_NEEDS)
+lint-fast: ## the linters that need no download: gofmt, vet and shellcheck
+	@scripts/need.sh 'make lint-fast' shellcheck=shellcheck
 	@bad=$$(gofmt -l .); [ -z "$$bad" ] || { echo "gofmt -w" $$bad >&2; exit 1; }
 	go vet -tags guest ./...
+	shellcheck -x $(SCRIPTS)
+
+lint: lint-fast ## lint-fast, staticcheck and clang
+	@scripts/need.sh 'make lint' $(CLANG_NEEDS)
 	go run $(STATICCHECK) -tags guest ./...
 	$(CLANG) -target bpf -mcpu=v3 -O2 -Wall -Wextra -Werror -fsyntax-only -idirafter /usr/include/$(shell uname -m)-linux-gnu bpf/abi.c bpf/shapectl.c
-	shellcheck -x scripts/*.sh .ci/run
 
 bench: ## what shapectl costs, beside other limiters: writes docs/benchmarks.md in half an hour (root)
 	@scripts/need.sh 'make bench' $(BENCH_NEEDS)
 	go run ./bench $(BENCH_FLAGS) -o $(BENCH_OUT)
 
-install: all ## the command, its systemd units and examples, to $(PREFIX)
-	install -D -m 755 bin/shapectl $(DESTDIR)$(PREFIX)/bin/shapectl
+install: all ## the command, units, completions, man pages and docs, to $(PREFIX)
+	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/shapectl
 	install -D -m 644 -t $(UNIT_DIR) systemd/*.service
 	sed -i 's|/usr/local|$(PREFIX)|' $(UNITS)
-	install -d $(DOC_DIR)
-	cp -r README.md $(wildcard examples) $(DOC_DIR)
+	$(NATIVE) completion bash | install -D -m 644 /dev/stdin $(BASH_COMPLETION)
+	$(NATIVE) completion zsh | install -D -m 644 /dev/stdin $(ZSH_COMPLETION)
+	$(NATIVE) completion fish | install -D -m 644 /dev/stdin $(FISH_COMPLETION)
+	$(if $(MAN),install -D -m 644 -t $(SHARE)/man/man1 $(MAN))
+	packaging/docs.sh $(SHARE)/doc/shapectl
 
-uninstall: ## take away what install made; limits that are in force stay
-	rm -f $(DESTDIR)$(PREFIX)/bin/shapectl $(UNITS)
-	rm -rf $(DOC_DIR)
+uninstall: ## remove what install made; limits in force stay
+	rm -f $(DESTDIR)$(PREFIX)/bin/shapectl $(UNITS) $(BASH_COMPLETION) $(ZSH_COMPLETION) $(FISH_COMPLETION)
+	rm -f $(patsubst docs/man/%,$(SHARE)/man/man1/%,$(MAN))
+	rm -rf $(SHARE)/doc/shapectl
+
+packages: all ## .deb, .rpm and a tarball, for amd64 and arm64, to $(OUT)
+	packaging/build.sh '$(VERSION)' $(OUT)
 
 clean: ## remove what was built
-	rm -rf bin
+	rm -rf bin dist
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 18
