@@ -105,7 +105,8 @@ rule() {
 	json=$("$tarball/bin/shapectl" -n "$near" show -j)
 	rule=()
 	for key in attached passed_packets passed_bytes dropped_packets; do
-		rule+=("$(grep -oP "\"$key\": *\K\w+" <<<"$json" | head -1)")
+		[[ $json =~ \"$key\":\ *([a-z0-9]+) ]] || die "no rule is in force: $json"
+		rule+=("${BASH_REMATCH[1]}")
 	done
 }
 
