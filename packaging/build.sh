@@ -50,11 +50,12 @@ for ARCH in "${archs[@]}"; do
 	settle "$root"
 	(cd "$work/$ARCH" && "$work/nfpm" package --packager rpm --target "$out" >/dev/null)
 
-	# Debian's zsh looks elsewhere, and Debian's copyright has a form of its own.
+	# Debian's zsh looks elsewhere, and Debian's policy wants a changelog and a copyright file by these names.
 	mkdir -p "$root/usr/share/zsh/vendor-completions"
 	mv "$root/usr/share/zsh/site-functions/_shapectl" "$root/usr/share/zsh/vendor-completions/"
 	rmdir "$root/usr/share/zsh/site-functions"
 	cp packaging/copyright "$root/usr/share/doc/shapectl/copyright"
+	gzip -9n <CHANGELOG.md >"$root/usr/share/doc/shapectl/changelog.gz"
 	settle "$root"
 	(cd "$work/$ARCH" && "$work/nfpm" package --packager deb --target "$out" >/dev/null)
 done
