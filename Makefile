@@ -1,8 +1,7 @@
 PREFIX ?= /usr/local
-# A tarball has no .git: the program then names no version but the one in its code.
+# A source tarball has no .git: the program then has the version in its code.
 VERSION := $(if $(wildcard .git),$(shell git describe --tags --always --dirty 2>/dev/null))
-# Tests in the kernel wait for it more than they work, so more packages than CPUs run at a time; that which takes
-# longest is named first.
+# Kernel tests mostly wait, so more packages than CPUs run at a time. The longest one comes first.
 TEST = -count=1 -p 4
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 UNIT = ./bench ./internal/lastgood/... ./internal/model/... ./internal/netmsg/... ./internal/report/... ./internal/trace/... ./pkg/policy/...
@@ -29,10 +28,10 @@ export CGO_ENABLED = 0
 
 .PHONY: all demo test test-unit race test-units test-kernels test-packages generate verify-generated lint lint-fast bench install uninstall packages clean help
 
-all: ## build bin/shapectl (no clang needed: what it compiles is committed)
+all: ## build bin/shapectl (no clang needed: the compiled eBPF programs are committed)
 	go build -buildvcs=false -trimpath -ldflags "-s -w $(if $(VERSION),-X main.version=$(VERSION))" -o $(BIN) ./cmd/shapectl
 
-demo: ## real TCP and UDP held to a rate, as a picture (root)
+demo: ## real TCP and UDP under a limit, as a picture (root)
 	@scripts/need.sh 'make demo' $(TRAFFIC_NEEDS)
 	@$(MAKE) -s all
 	@scripts/demo.sh
@@ -65,7 +64,7 @@ generate: ## compile bpf/*.c and make its Go bindings
 	@scripts/need.sh 'make generate' $(CLANG_NEEDS)
 	go generate ./...
 
-verify-generated: generate ## is what is committed what the source gives?
+verify-generated: generate ## check that the committed generated files match their source
 	git diff --exit-code --stat -- $(GENERATED)
 	@new=$$(git ls-files --others --exclude-standard -- $(GENERATED)); [ -z "$$new" ] || { echo "not committed: $$new" >&2; exit 1; }
 
