@@ -24,10 +24,8 @@ build() {
 	local tree
 	for tree in "$tmp/one" "$tmp/another/folder"; do
 		mkdir -p "$tree"
-		git -C "${here%/*}" ls-files -z --cached --others --exclude-standard |
-			(cd "${here%/*}" && xargs -0 cp --parents --no-preserve=mode,timestamps -t "$tree" 2>/dev/null) || true
-		(cd "${here%/*}" && find . -path ./.git -prune -o -path ./bin -prune -o -path ./dist -prune -o -type f -perm /100 -print0) |
-			(cd "$tree" && xargs -0 chmod +x)
+		# With -m, the copies have times of their own.
+		(cd "${here%/*}" && git ls-files -z --cached --others --exclude-standard | tar -c --null -T -) | tar -x -m -C "$tree"
 	done
 	export SOURCE_DATE_EPOCH=1700000000
 	(cd "$tmp/one" && make -s packages VERSION="$after" OUT="$tmp/after") >"$tmp/one.log" 2>&1 &
@@ -206,7 +204,9 @@ check_scripts() {
 	pins=/sys/fs/bpf/shapectl
 	chmod 777 "$pins"
 	said=$("${run[@]}" "$tmp/control/postinst" configure 0.1 2>&1)
+	"${run[@]}" "$tmp/control/preinst" upgrade 0.2
 	chmod 700 "$pins"
+	grep -q 8mbit "$saved" || die "a second upgrade lost the saved rules"
 	[[ $said == *"shapectl flush --all && shapectl apply $saved"* && -e $saved ]] || die "postinst, of limits that it cannot read, says '$said'"
 	same 'postinst, of limits that it can read, says' '' "$("${run[@]}" "$tmp/control/postinst" configure 0.1 2>&1)"
 	[[ ! -e $saved ]] || die "postinst left $saved"
