@@ -33,9 +33,9 @@ build() {
 	(
 		umask 077
 		export TZ=Asia/Tokyo GOMAXPROCS=1
-		cd "$tmp/another/folder"
-		make -s packages VERSION="$after" OUT="$tmp/again"
-		make -s all VERSION="$before" && packaging/build.sh "$before" "$tmp/before" "$arch"
+		cd "$tmp/another/folder" &&
+			make -s packages VERSION="$after" OUT="$tmp/again" &&
+			make -s all VERSION="$before" && packaging/build.sh "$before" "$tmp/before" "$arch"
 	) >"$tmp/another.log" 2>&1 || die "the second build: $(<"$tmp/another.log")"
 	wait "$first" || die "the first build: $(<"$tmp/one.log")"
 	cat "$tmp/one.log"
