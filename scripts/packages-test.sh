@@ -294,7 +294,7 @@ esac
 	/usr/share/bash-completion/bash_completion=bash-completion
 tmp=$(mktemp -d)
 inside=''
-trap '[[ ! $inside ]] || kill -KILL "$inside" 2>/dev/null; rm -rf "$tmp"' EXIT
+trap '[[ ! $inside ]] || kill -KILL "$inside" 2>/dev/null || true; rm -rf "$tmp"' EXIT
 trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 141' PIPE
