@@ -19,6 +19,9 @@ type limitFlags struct {
 // add adds the flags; side says which address is matched if none is named.
 func (l *limitFlags) add(f *pflag.FlagSet, side string) {
 	for _, o := range policy.Options {
+		if o.Label {
+			continue
+		}
 		once(f, o.Value(&l.Limit), o.Name, o.Help)
 		if o.HelpDefault != "" {
 			f.Lookup(o.Name).DefValue = o.HelpDefault
@@ -29,6 +32,15 @@ func (l *limitFlags) add(f *pflag.FlagSet, side string) {
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(policy.LimitKey(name))
 	})
+}
+
+// addLabel adds the flags of options that are texts for people.
+func (l *limitFlags) addLabel(f *pflag.FlagSet) {
+	for _, o := range policy.Options {
+		if o.Label {
+			once(f, o.Value(&l.Limit), o.Name, o.Help)
+		}
+	}
 }
 
 // tinyRule is the rule that the limit, which has a rate, makes for a network. Its capacity may be less than a full packet.

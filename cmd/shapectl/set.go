@@ -51,6 +51,7 @@ kept by drops alone.`,
 		},
 	}
 	limit.add(cmd.Flags(), "the far side")
+	limit.addLabel(cmd.Flags())
 	e.addSetupFQ(cmd.Flags())
 	shadow := flagValue{"rate=RATE,...", "none", func(s string) (err error) {
 		limit.Shadow, err = policy.ParseShadow(s)

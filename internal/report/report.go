@@ -24,6 +24,9 @@ type Rule struct {
 	Device    string `json:"device"`
 	Direction string `json:"direction"`
 	CIDR      string `json:"cidr"`
+	Name      string `json:"name"`
+	Note      string `json:"note"`
+	Plan      string `json:"plan"`
 	Match     string `json:"match"`
 	Algorithm string `json:"algorithm"`
 	Each      string `json:"each"`
@@ -79,6 +82,7 @@ func NewRule(device string, d policy.Direction, match policy.Match, r policy.Rul
 	rate, capacity := limit(r)
 	return Rule{
 		Device: device, Direction: d.String(), CIDR: r.Prefix.String(), Match: match.String(),
+		Name: r.Label.Name, Note: r.Label.Note, Plan: r.Label.Plan,
 		Algorithm: r.Algorithm.String(), Each: r.Each.String(), Excess: r.Excess.String(),
 		Penalty: r.Penalty.String(), Fail: r.Fail.String(), RateBits: rate, CapacityBytes: capacity, Unlimited: rate == nil,
 		OverheadBytes: r.Framing.Overhead, MPUBytes: r.Framing.MPU, LevelBytes: level,

@@ -23,6 +23,8 @@ type Limit struct {
 	Fail      Fail
 	Overhead  Overhead // "" for none
 	MPU       MPU
+	Name      Name
+	Note      Note
 	Shadow    *Limit // of which only some parts may be set; nil for none
 }
 

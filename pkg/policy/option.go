@@ -24,6 +24,7 @@ type Option struct {
 	Doc         string // in README's table
 	DocDefault  string // there, if it is not what the Value of an empty Limit prints
 
+	Label       bool // a text for people, in Rule.Label: defaults and replays have none
 	Shadow      bool // a shadow may have its own
 	LimitedOnly bool // an unlimited rule cannot have it
 
@@ -148,6 +149,22 @@ var Options = []*Option{
 		Doc:        "bytes that a packet counts at least",
 		DocDefault: "0",
 		resolve:    resolveMPU,
+	}),
+	option(func(l *Limit) *Name { return &l.Name }, func(r *Rule) *string { return &r.Label.Name }, itself, Option{
+		Name: "name", Label: true,
+		Help:       "who or what the rule is for; `text` of at most 64 bytes",
+		Doc:        "who or what the rule is for, at most 64 bytes; shown, sorted and searched by",
+		DocDefault: "none",
+		resolve:    resolveName,
+		valid:      func(r *Rule) error { return checkText("name", r.Label.Name, MaxName) },
+	}),
+	option(func(l *Limit) *Note { return &l.Note }, func(r *Rule) *string { return &r.Label.Note }, itself, Option{
+		Name: "note", Label: true,
+		Help:       "a remark about the rule; `text` of at most 256 bytes",
+		Doc:        "a remark about the rule, at most 256 bytes",
+		DocDefault: "none",
+		resolve:    resolveNote,
+		valid:      func(r *Rule) error { return checkText("note", r.Label.Note, MaxNote) },
 	}),
 }
 

@@ -28,6 +28,8 @@ var samples = map[string][]string{
 	"fail":      {"closed"},
 	"overhead":  {"-4"},
 	"mpu":       {"64"},
+	"name":      {"Müller & Söhne"},
+	"note":      {"pays in May"},
 }
 
 // limitOf is a limit of 8mbit and of options such as excess=delay.

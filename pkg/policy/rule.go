@@ -33,6 +33,9 @@ func (r *Rule) Validate() error {
 	if err := checkPrefix(r.Prefix); err != nil {
 		return err
 	}
+	if err := checkText("plan", r.Label.Plan, MaxName); err != nil {
+		return err
+	}
 	for _, o := range Options {
 		if o.valid == nil {
 			continue

@@ -60,6 +60,9 @@ func (r Rule) subject(match Match) string {
 	if single {
 		where = r.Prefix.Addr().String()
 	}
+	if r.Label.Name != "" {
+		where += fmt.Sprintf(" (%q)", r.Label.Name)
+	}
 	each := r.Each.Canonical(r.Prefix)
 	switch {
 	case each.Kind == EachFlow && match == MatchDst:
