@@ -104,7 +104,7 @@ func TestErrors(t *testing.T) {
 		{below + "      10.0.0: 10mbit\n",
 			`4:7: network "10.0.0" is not a CIDR or an address; write one such as 10.0.0.0/24 or 2001:db8::/32`},
 		{below + "      foo: 10mbit\n",
-			`4:7: "foo" is no network; write one such as 10.0.0.0/24, or match or defaults`},
+			`4:7: "foo" is no network; write one such as 10.0.0.0/24, any for all, or match or defaults`},
 		{below + "      mach: src\n",
 			`4:7: unknown key "mach"; did you mean match?`},
 		{below + "      default: 10mbit\n",

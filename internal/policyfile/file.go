@@ -18,12 +18,16 @@ import (
 type File struct {
 	name string
 	source
+	root    place        // with the spans of all keys
 	key     uint32       // the offset of the key devices
-	inside  bool         // of braces
 	place                // of the devices
 	usual   policy.Limit // as defaults make it
 	devices []section
 	exactly map[string]*section // those of devices that are not patterns, by name
+
+	plansKey   uint32 // the offset of the key plans, if plansPlace has an end
+	plansPlace place
+	plans      map[string]*plan // by key
 
 	warnings Errors
 }
@@ -52,20 +56,24 @@ type table struct {
 type rule struct {
 	span
 	prefix netip.Prefix
-	made   *made // of any number of rules whose networks have one family and length
+	*made
 }
 
-// made is a rule on devices without a link header, and with one, for some network.
-type made struct{ headerless, ethernet policy.Rule }
+// made is what a rule says, for any network of one family and length. Rules that say the
+// same share it. Those that differ in name and note alone share the rules.
+type made struct {
+	rules      *[2]policy.Rule // on devices without a link header, and with one
+	name, note string
+}
 
 // on is the rule on a device.
 func (r *rule) on(d Device) policy.Rule {
-	made := r.made.headerless
+	out := r.rules[0]
 	if d.L2Bytes > 0 {
-		made = r.made.ethernet
+		out = r.rules[1]
 	}
-	made.Prefix = r.prefix
-	return made
+	out.Prefix, out.Label.Name, out.Label.Note = r.prefix, r.name, r.note
+	return out
 }
 
 // Device is a device that is there.

@@ -65,27 +65,30 @@ func TestTables(t *testing.T) {
 		name, text, want string
 		devices          []Device
 	}{
-		{"of each kind", small, `devices:
+		{"of each kind", small, `plans:
+  gold: {rate: 100mbit, capacity: 1250000b, each: host}
+  silver: {rate: 50mbit, each: host, shadow: {rate: 40mbit}}
+devices:
   tap0:
     egress:
       10.0.0.0/24: {rate: 10mbit, each: host}
       10.0.0.9: unlimited
-      10.0.1.7: {rate: 100mbit, capacity: 1250000b, each: host}
-      2001:db8::/32: {rate: 100mbit, capacity: 1250000b, each: /64, excess: ecn}
+      10.0.1.7: gold
+      2001:db8::/32: {plan: gold, each: /64, excess: ecn}
     ingress:
       match: dst
       0.0.0.0/0: {rate: 1gbit, each: host, overhead: 24, mpu: 84, shadow: {rate: 500mbit, each: host}}
-      ::/0: {rate: 50mbit, each: host, shadow: {rate: 40mbit}}
+      ::/0: silver
   tapwg:
     egress:
       10.0.0.0/24: {rate: 10mbit, each: host}
       10.0.0.9: unlimited
-      10.0.1.7: {rate: 100mbit, capacity: 1250000b, each: host}
-      2001:db8::/32: {rate: 100mbit, capacity: 1250000b, each: /64, excess: ecn}
+      10.0.1.7: gold
+      2001:db8::/32: {plan: gold, each: /64, excess: ecn}
     ingress:
       match: dst
       0.0.0.0/0: {rate: 1gbit, each: host, overhead: 38, mpu: 84, shadow: {rate: 500mbit, each: host}}
-      ::/0: {rate: 50mbit, each: host, shadow: {rate: 40mbit}}
+      ::/0: silver
 `, []Device{{"tapwg", 0}, {"lo", 0}, {"tap0", 14}}},
 
 		{"the narrowest decides", `
@@ -102,18 +105,20 @@ devices:
       10.0.3.0/24: {rate: unlimited, algorithm: gcra}
     ingress: {10.0.0.0/24: 4mbit}
   eth1: {egress: {10.0.0.0/24: p, 10.0.1.0/24: {shadow: {rate: 256kbit, burst: 100ms}}}}
-`, `devices:
+`, `plans:
+  p: {rate: 3mbit, capacity: 64kb, algorithm: leaky, each: flow, fail: closed}
+devices:
   eth0:
     egress:
       10.0.0.0/24: {rate: 3mbit, capacity: 64kb, algorithm: leaky, each: host, excess: ecn, fail: closed}
-      10.0.1.0/24: {rate: 3mbit, capacity: 64kb, algorithm: leaky, each: flow, fail: closed}
+      10.0.1.0/24: p
       10.0.2.0/24: {rate: unlimited, algorithm: leaky, fail: closed}
       10.0.3.0/24: {rate: unlimited, fail: closed}
     ingress:
       10.0.0.0/24: {rate: 4mbit, capacity: 64kb, algorithm: leaky, each: host, excess: ecn, penalty: fill, fail: closed}
   eth1:
     egress:
-      10.0.0.0/24: {rate: 1mbit, capacity: 64kb, algorithm: leaky, each: flow, excess: ecn, fail: closed, shadow: {rate: 512kbit}}
+      10.0.0.0/24: {plan: p, rate: 1mbit, excess: ecn, shadow: {rate: 512kbit}}
       10.0.1.0/24: {rate: 1mbit, capacity: 64kb, algorithm: leaky, each: host, excess: ecn, fail: closed, shadow: {rate: 256kbit, capacity: 3200b}}
 `, []Device{{"eth0", 14}, {"eth1", 14}}},
 
@@ -140,7 +145,10 @@ devices:
       defaults: {excess: drop}
       10.0.0.0/24: 10mbit
       10.0.1.0/24: {rate: 10mbit, excess: delay}
-`, `devices:
+`, `plans:
+  calls: {rate: 2mbit, excess: delay, queue: 2500b, ecn-above: never, order: sparse-first}
+  games: {rate: 3mbit, each: flow, excess: delay, queue: 15000b, ecn-above: never}
+devices:
   eth0:
     egress:
       10.0.0.0/24: {rate: 10mbit, excess: delay, queue: 50000b, ecn-above: never, order: sparse-first}
@@ -148,14 +156,14 @@ devices:
       10.0.2.0/24: {rate: 10mbit, algorithm: leaky, excess: delay, ecn-above: never}
       10.0.3.0/24: {rate: 10mbit, capacity: 25000b, algorithm: leaky, excess: delay, ecn-above: 1ms}
       10.0.4.0/24: unlimited
-      10.0.5.0/24: {rate: 2mbit, excess: delay, queue: 2500b, ecn-above: never, order: sparse-first}
-      10.0.6.0/24: {rate: 2mbit, excess: ecn}
-      10.0.7.0/24: {rate: 2mbit, algorithm: leaky, excess: delay, ecn-above: never}
+      10.0.5.0/24: calls
+      10.0.6.0/24: {plan: calls, excess: ecn}
+      10.0.7.0/24: {plan: calls, algorithm: leaky}
       10.0.8.0/24: {rate: 10mbit, capacity: 64kb, excess: delay, queue: 20000b, ecn-above: 7ms, order: sparse-first}
       10.0.9.0/24: {rate: 10mbit, each: flow, excess: delay, queue: 50000b, ecn-above: never}
       10.0.10.0/24: {rate: 10mbit, each: flow, excess: delay, queue: 50000b, ecn-above: never}
-      10.0.11.0/24: {rate: 3mbit, each: flow, excess: delay, queue: 15000b, ecn-above: never}
-      10.0.12.0/24: {rate: 3mbit, each: host, excess: delay, queue: 15000b, ecn-above: never, order: sparse-first}
+      10.0.11.0/24: games
+      10.0.12.0/24: {plan: games, each: host, order: sparse-first}
     ingress:
       10.0.0.0/24: 10mbit
       10.0.1.0/24: {rate: 10mbit, excess: delay, queue: 50000b, ecn-above: never, order: sparse-first}

@@ -12,9 +12,11 @@ import (
 )
 
 var (
-	shadowKeys = keys(func(o *policy.Option) bool { return o.Shadow })
-	planKeys   = keys(func(*policy.Option) bool { return true }, "shadow")
-	ruleKeys   = slices.Concat([]string{"plan"}, planKeys)
+	shadowKeys   = keys(func(o *policy.Option) bool { return o.Shadow })
+	defaultsKeys = keys(func(o *policy.Option) bool { return !o.Label }, "shadow")
+	labelKeys    = keys(func(o *policy.Option) bool { return o.Label })
+	planKeys     = slices.Concat(defaultsKeys, labelKeys)
+	ruleKeys     = slices.Concat([]string{"plan"}, planKeys)
 )
 
 // keys are the names of some options, and others, with the aliases of the options behind them.
@@ -33,10 +35,18 @@ const noShadow = "none"
 
 // A part is one part of a limit that a file gives.
 type part struct {
-	key    string // as policy.LimitKey has it
+	key    string // as policy.LimitKey has it; plan only where a rule is written
 	text   string
 	shadow *policy.Limit // of the part shadow; nil for none
 	at     uint32        // the offset of its value
+}
+
+// value is the part as a value in YAML.
+func (p part) value() string {
+	if p.key == "plan" || slices.Contains(labelKeys, p.key) {
+		return word(p.text)
+	}
+	return p.text
 }
 
 func (p part) set(l *policy.Limit) error {
@@ -64,10 +74,21 @@ type parcel struct {
 	bad   bool  // of defaults, or a plan: some of it is not valid, and reported
 }
 
+// A plan is parts that rules take from one place. Its note is that of each of its rules
+// that has none of its own. Its name is only how it is shown: rules have the key.
 type plan struct {
 	parcel
-	name string
-	at   uint32
+	key   string
+	shown string // its name, or its key if it has none; two plans may have the same name
+	at    uint32
+}
+
+// over is what the plan, nil for none, makes of a limit.
+func (p *plan) over(l policy.Limit) policy.Limit {
+	if p == nil {
+		return l
+	}
+	return over(l, p.parts)
 }
 
 // usualAt is what defaults make of rules of a rate: of unlimited ones, what they can have.
@@ -107,13 +128,16 @@ func (l *limits) of(p parcel) policy.Limit {
 	}
 	parts := slices.Concat(ofPlan, p.parts)
 	limit := over(l.usual, parts)
-	if limit.Rate == policy.Unlimited {
-		return over(usualAt(limit.Rate, l.usual), parts)
-	}
-	dropIdle(&limit, &policy.Rule{Algorithm: limit.Algorithm, Each: limit.Each, Excess: limit.Excess})
 	says := func(keys ...string) bool {
 		return slices.ContainsFunc(p.parts, func(p part) bool { return slices.Contains(keys, p.key) })
 	}
+	switch {
+	case limit.Rate == policy.Unlimited && says("rate"): // an exempt rule takes from its plan what it can have
+		return over(usualAt(limit.Rate, p.plan.over(l.usual)), p.parts)
+	case limit.Rate == policy.Unlimited:
+		return over(usualAt(limit.Rate, l.usual), parts)
+	}
+	dropIdle(&limit, &policy.Rule{Algorithm: limit.Algorithm, Each: limit.Each, Excess: limit.Excess})
 	// Who says otherwise than the plan what becomes of excess does not mean its
 	// queue, and who says otherwise who has a bucket does not mean its order.
 	meant := slices.DeleteFunc(slices.Clone(ofPlan), func(p part) bool {
@@ -131,9 +155,9 @@ func dropIdle(l *policy.Limit, r *policy.Rule) {
 	}
 }
 
-// made is what makes a rule, nil if it is not valid.
-func (r *reader) made(of *limits, prefix netip.Prefix, e *entry) *made {
-	text, family := r.text[e.value.start:e.value.end], prefix.Addr().BitLen()
+// made is what makes a rule of a text without its label, nil if it is not valid.
+func (r *reader) made(of *limits, prefix netip.Prefix, e *entry, text []byte) *made {
+	family := prefix.Addr().BitLen()
 	if known := of.known[saying{string(text), family, prefix.Bits()}]; known != nil {
 		return known
 	}
@@ -142,20 +166,52 @@ func (r *reader) made(of *limits, prefix netip.Prefix, e *entry) *made {
 	if r.faults > faults || of.defaults.bad {
 		return nil
 	}
-	var out made
+	var rules [2]policy.Rule
 	var err error
 	limit := of.of(p)
-	if out.headerless, err = limit.Rule(prefix, 0); err == nil {
-		out.ethernet, err = limit.Rule(prefix, 14)
+	if rules[0], err = limit.Rule(prefix, 0); err == nil {
+		rules[1], err = limit.Rule(prefix, 14)
 	}
 	if err != nil {
 		r.blame(err, e.key.start, p, of.defaults)
 		return nil
 	}
-	if len(of.known) < maxKnown {
-		of.known[saying{string(text), family, prefix.Bits()}] = &out
+	if p.plan != nil {
+		rules[0].Label.Plan, rules[1].Label.Plan = p.plan.shown, p.plan.shown
 	}
-	return &out
+	out := &made{rules: &rules, note: string(limit.Note)}
+	if len(of.known) < maxKnown {
+		of.known[saying{string(text), family, prefix.Bits()}] = out
+	}
+	return out
+}
+
+// labelled is made with a label, nil for none, instead of its own.
+func (m *made) labelled(label []part) *made {
+	if label == nil {
+		return m
+	}
+	l := over(policy.Limit{Note: policy.Note(m.note)}, label)
+	return &made{m.rules, string(l.Name), string(l.Note)}
+}
+
+// cutLabel takes name and note out of a rule, since most rules have their own. The text
+// is what is left of the rule, which many others have, too.
+func (r *reader) cutLabel(n *node) (text []byte, label []part) {
+	isLabel := func(e entry) bool { return slices.Contains(labelKeys, e.key.text) }
+	if !slices.ContainsFunc(n.entries, isLabel) {
+		return r.text[n.start:n.end], nil
+	}
+	cut, at := node{kind: mapping, start: n.start}, n.start
+	n.entries = slices.DeleteFunc(n.entries, func(e entry) bool {
+		if isLabel(e) {
+			cut.entries = append(cut.entries, e)
+			text = append(text, r.text[at:e.key.start]...)
+			at = e.value.end
+		}
+		return isLabel(e)
+	})
+	return append(text, r.text[at:max(at, n.end)]...), r.parts(&cut, "a rule", labelKeys).parts
 }
 
 // blame reports a rule that is not valid, where the part stands that the error
@@ -168,7 +224,7 @@ func (r *reader) blame(err error, key uint32, rule, defaults parcel) {
 	if i := slices.IndexFunc(rule.parts, named); i >= 0 {
 		key = rule.parts[i].at
 	} else if p := rule.plan; p != nil && slices.ContainsFunc(p.parts, named) {
-		message += fmt.Sprintf(" (from plan %s, line %d)", p.name, r.line(p.at))
+		message += fmt.Sprintf(" (from plan %s, line %d)", p.key, r.line(p.at))
 	} else if i := slices.IndexFunc(defaults.parts, named); i >= 0 {
 		message += fmt.Sprintf(" (from defaults, line %d)", r.line(defaults.parts[i].at))
 	}
@@ -243,6 +299,8 @@ func (r *reader) unknownPart(key *node, what string, allowed []string) {
 	switch {
 	case key.text == "plan":
 		r.errorf(key, "%s cannot name a plan; write its parts out", what)
+	case what == "defaults" && slices.Contains(labelKeys, key.text):
+		r.errorf(key, "defaults cannot set a %s; write it in rules", key.text)
 	case key.text == "match":
 		r.errorf(key, "match is for all of a direction; write it beside the networks")
 	case slices.Contains(ruleKeys, key.text):
@@ -282,7 +340,7 @@ func (r *reader) shadow(n *node) []part {
 	return []part{p}
 }
 
-// rateOrParts is what a value says that may be a rate alone.
+// rateOrParts is what a value that may be a rate alone says.
 func (r *reader) rateOrParts(n *node, what string, allowed []string) []part {
 	if n.kind == text {
 		return r.part("rate", n)
@@ -296,7 +354,7 @@ func (r *reader) defaults(wider parcel, e *entry) parcel {
 		return wider
 	}
 	faults := r.faults
-	own := r.parts(&e.value, "defaults", planKeys)
+	own := r.parts(&e.value, "defaults", defaultsKeys)
 	own.bad = r.faults > faults || wider.bad
 	wide := slices.DeleteFunc(slices.Clone(wider.parts), func(w part) bool {
 		return slices.ContainsFunc(own.parts, func(p part) bool { return p.key == w.key })
@@ -308,13 +366,14 @@ func (r *reader) defaults(wider parcel, e *entry) parcel {
 func (r *reader) readPlans(n *node) {
 	r.plans = map[string]*plan{}
 	for _, e := range n.entries { // also those that say nothing, so that no rule is told that they are unknown
-		r.plans[e.key.text] = &plan{parcel: parcel{bad: true}, name: e.key.text, at: e.key.start}
+		r.plans[e.key.text] = &plan{parcel: parcel{bad: true}, key: e.key.text, at: e.key.start}
 	}
 	entries := r.entries(n, "plans", "gold: {rate: 100mbit}")
 	given := map[string]*node{}
 	for i := range entries {
 		key, value := &entries[i].key, &entries[i].value
 		name := key.text
+		r.plansPlace.spans = append(r.plansPlace.spans, entries[i].span())
 		switch first := given[name]; {
 		case first != nil:
 			r.errorf(key, "plan %s is there twice, first in line %d; take one of them out", shorten(name), r.line(first.start))
@@ -323,8 +382,18 @@ func (r *reader) readPlans(n *node) {
 		default:
 			given[name] = key
 			faults := r.faults
-			parts := r.rateOrParts(value, "a plan", planKeys)
-			r.plans[name] = &plan{parcel{parts: parts, bad: r.faults > faults}, name, key.start}
+			p := &plan{parcel: parcel{parts: r.rateOrParts(value, "a plan", planKeys)}, key: name, shown: name, at: key.start}
+			p.parts = slices.DeleteFunc(p.parts, func(part part) bool {
+				if part.key == "name" && part.text != "" {
+					p.shown = part.text
+				}
+				return part.key == "name"
+			})
+			if err := policy.CheckPlan(p.shown); err != nil {
+				r.errorf(key, "%w", err)
+			}
+			p.bad = r.faults > faults
+			r.plans[name] = p
 		}
 	}
 }

@@ -3,6 +3,7 @@ package policyfile
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"path"
 	"slices"
 	"strings"
@@ -64,9 +65,8 @@ func parse(name string, text []byte, lines int) (*File, error) {
 type reader struct {
 	File
 	problems []problem
-	faults   int       // problems, and each use of what is not valid and reported already
-	useless  []problem // that are warnings
-	plans    map[string]*plan
+	faults   int                // problems, and each use of what is not valid and reported already
+	useless  []problem          // that are warnings
 	pieces   map[uint32][]piece // that are not read yet, by the offset of the key before
 	torn     bool               // something is not YAML for policies, and perhaps because of the pieces
 }
@@ -96,10 +96,16 @@ func (r *reader) errorf(n *node, format string, args ...any) {
 }
 
 func (r *reader) policy(root *node) {
+	r.root = root.place()
 	given := r.keys(root, "a policy", "devices: {eth0: {egress: {10.0.0.0/24: 10mbit}}}", fileKeys)
 	defaults := r.defaults(parcel{}, given["defaults"])
 	if e := given["plans"]; e != nil {
+		r.plansKey, r.plansPlace = e.key.start, e.value.place()
 		r.readPlans(&e.value)
+		r.root.spans = append(r.root.spans, e.span())
+	}
+	if e := given["defaults"]; e != nil {
+		r.root.spans = append(r.root.spans, e.span())
 	}
 	if given["devices"] == nil {
 		if len(r.problems) == 0 {
@@ -108,7 +114,7 @@ func (r *reader) policy(root *node) {
 		return
 	}
 	devices := &given["devices"].value
-	r.key, r.inside = given["devices"].key.start, root.braces
+	r.key = given["devices"].key.start
 	r.place, r.usual = devices.place(), over(policy.Limit{}, defaults.parts)
 	// Sections do not move when there are more: exactly points at them.
 	r.devices = make([]section, 0, len(devices.entries))
@@ -132,6 +138,8 @@ func (r *reader) policy(root *node) {
 		r.devices = append(r.devices, s)
 		others[name] = &r.devices[len(r.devices)-1]
 	}
+	r.root.spans = append(r.root.spans, span{r.key, r.place.start, r.place.end})
+	r.root.reach(r.place.end)
 }
 
 // possible reports whether a device can have a name, as the kernel's dev_valid_name does.
@@ -237,15 +245,39 @@ func (r *reader) piece(p piece) []entry {
 	return r.entries(root, "a direction", "10.0.0.0/24: 10mbit")
 }
 
-// rules adds a rule, if it is valid, to those before.
+// rules adds the rule of an entry to those before, if it is valid. The key any adds one
+// for each family.
 func (r *reader) rules(rules []rule, limits *limits, e *entry) []rule {
-	prefix, err := policy.ParsePrefix(e.key.text)
-	if err != nil {
-		r.errorf(&e.key, "%s", notNetwork(e.key.text, err))
-	} else if made := r.made(limits, prefix, e); made != nil {
-		rules = append(rules, rule{e.span(), prefix, made})
+	var prefix netip.Prefix
+	if e.key.text != policy.Any {
+		var err error
+		if prefix, err = policy.ParsePrefix(e.key.text); err != nil {
+			r.errorf(&e.key, "%s", notNetwork(e.key.text, err))
+			return rules
+		}
+	}
+	faults := r.faults
+	text, label := r.cutLabel(&e.value)
+	add := func(p netip.Prefix) {
+		if made := r.made(limits, p, e, text); made != nil && r.faults == faults {
+			rules = append(rules, rule{e.span(), p, made.labelled(label)})
+		}
+	}
+	if e.key.text != policy.Any {
+		add(prefix)
+		return rules
+	}
+	for _, p := range policy.Everything {
+		if r.faults == faults { // else the second family has the same faults
+			add(p)
+		}
 	}
 	return rules
+}
+
+func isNetwork(key string) bool {
+	_, err := policy.ParsePrefix(key)
+	return err == nil || key == policy.Any
 }
 
 // notNetwork says what was meant by a key of a direction that is no network.
@@ -253,10 +285,10 @@ func notNetwork(key string, err error) string {
 	if strings.ContainsFunc(key, func(c rune) bool { return !unicode.IsLetter(c) }) {
 		return err.Error()
 	}
-	if similar := similar(key, directionKeys); similar != "" {
+	if similar := similar(key, append(directionKeys, policy.Any)); similar != "" {
 		return fmt.Sprintf("unknown key %q; did you mean %s?", shorten(key), similar)
 	}
-	return fmt.Sprintf("%q is no network; write one such as 10.0.0.0/24, or match or defaults", shorten(key))
+	return fmt.Sprintf("%q is no network; write one such as 10.0.0.0/24, any for all, or match or defaults", shorten(key))
 }
 
 // entries is those of a mapping that say something.
@@ -287,8 +319,7 @@ func together(s string) (key, value string, ok bool) {
 		return "", "", false
 	}
 	key, value = strings.TrimRight(s[:at], ": "), s[at+1:]
-	_, err := policy.ParsePrefix(key)
-	return key, value, err == nil || slices.Contains(ruleKeys, key)
+	return key, value, isNetwork(key) || slices.Contains(ruleKeys, key)
 }
 
 func (r *reader) says(e *entry, what string) bool {
@@ -328,11 +359,10 @@ func (r *reader) keys(n *node, what, example string, words []string) map[string]
 	entries := r.entries(n, what, example)
 	for i := range entries {
 		e := &entries[i]
-		_, err := policy.ParsePrefix(e.key.text)
 		switch {
 		case slices.Contains(words, e.key.text):
 			r.give(given, e)
-		case err == nil:
+		case isNetwork(e.key.text):
 			r.errorf(&e.key, "network %s is not in a direction; write it below egress or ingress of a device", e.key.text)
 		default:
 			r.errorf(&e.key, "unknown key %q; %s", shorten(e.key.text), didYouMean(e.key.text, words))

@@ -27,7 +27,7 @@ func (r random) prefix() string {
 	n := r.IntN(8)
 	switch r.IntN(6) {
 	case 0:
-		return r.one("0.0.0.0/0", "::/0", "2001:db8::/128")
+		return r.one("0.0.0.0/0", "::/0", "any", "2001:db8::/128")
 	case 1:
 		return fmt.Sprintf("10.%d.0.0/16", n)
 	case 2:
@@ -38,6 +38,18 @@ func (r random) prefix() string {
 		return fmt.Sprintf("10.0.%d.0/24", n)
 	}
 	return fmt.Sprintf("10.0.0.%d%s", n, r.one("", "/32"))
+}
+
+// networks are those of a key.
+func networks(key string) []netip.Prefix {
+	if key == policy.Any {
+		return policy.Everything[:]
+	}
+	p, err := policy.ParsePrefix(key)
+	if err != nil {
+		panic(err)
+	}
+	return []netip.Prefix{p}
 }
 
 // parts is what a rule, defaults or a plan may say; a shadow is one of few.
@@ -78,6 +90,10 @@ func (r random) parts(key string) (parts []string) {
 	may(10, "fail: closed")
 	may(20, "overhead: "+r.one("ethernet", "38", "-4", "38/84", "'pppoe-ptm,ether-vlan'"))
 	may(10, "mpu: "+r.one("0", "64"))
+	if key != "defaults" {
+		may(20, "name: "+r.one("alice", "Bob B.", "'O''Brien'", `"a \"b\", {c}: #1"`, "Müller  # Co", "12", `""`))
+		may(20, "note: "+r.one("alice", "pays late", `"\u200d \U0001f600"`, "''"))
+	}
 	may(20, "shadow: "+r.one("none", "5mbit", "{rate: 2mbit, each: host}", "{burst: 50ms, rate: 4mbit, overhead: ethernet}"))
 	r.Shuffle(len(parts), func(i, j int) { parts[i], parts[j] = parts[j], parts[i] })
 	return parts
@@ -122,14 +138,13 @@ func (r random) rules(indent int, defaults bool) (entries []string) {
 	seen := map[netip.Prefix]bool{}
 	for range r.IntN(6) {
 		prefix := r.prefix()
-		p, err := policy.ParsePrefix(prefix)
-		if err != nil {
-			panic(err)
-		}
-		if seen[p] {
+		all := networks(prefix)
+		if slices.ContainsFunc(all, func(p netip.Prefix) bool { return seen[p] }) {
 			continue
 		}
-		seen[p] = true
+		for _, p := range all {
+			seen[p] = true
+		}
 		e := r.quoted(prefix) + ": " + r.one("10mbit", "unlimited", "gold", "silver", "'3mbit'")
 		if r.chance(50) {
 			e = r.quoted(prefix) + ":" + r.value(indent, r.parts("rule"))
@@ -219,7 +234,7 @@ func (r random) rule(p netip.Prefix, l2Bytes uint8) policy.Rule {
 		var l policy.Limit
 		for _, part := range all {
 			key, value, _ := strings.Cut(part, ": ")
-			value = strings.Trim(value, `"'`)
+			value, _, _ = strings.Cut(strings.Trim(value, `"'`), "  #")
 			if key != "shadow" {
 				if err := l.Set(key, value); err != nil {
 					panic(err)
@@ -229,9 +244,15 @@ func (r random) rule(p netip.Prefix, l2Bytes uint8) policy.Rule {
 			}
 		}
 		if rule, err := l.Rule(p, l2Bytes); err == nil {
+			rule.Label.Plan = r.shown()
 			return rule
 		}
 	}
+}
+
+// shown is how a plan of rules may be shown.
+func (r random) shown() string {
+	return r.one("", "", "", "gold", "gold", "silver", "alice", "Gold 100", "null", "10mbit", "\"#, {}:", "unlimited", "\u00ad\ufeff\ufffe\u00a0")
 }
 
 // changed is what may become of tables.
@@ -254,6 +275,9 @@ func (r random) changed(tables []policy.Table) (out []policy.Table) {
 				case r.chance(percent):
 					rules[rule.Prefix] = r.rule(rule.Prefix, d.L2Bytes)
 				case r.chance(percent):
+					rule.Label.Plan, rule.Label.Note = r.shown(), r.one("", "x", " \u00a0é'\"#\U0010ffff")
+					rules[rule.Prefix] = rule
+				case r.chance(percent):
 					rule.Rate, rule.Capacity = 7_000_000, 5_000_000
 					if rule.Validate() == nil {
 						rules[rule.Prefix] = rule
@@ -261,11 +285,9 @@ func (r random) changed(tables []policy.Table) (out []policy.Table) {
 				}
 			}
 			for r.chance(percent) {
-				p, err := policy.ParsePrefix(r.prefix())
-				if err != nil {
-					panic(err)
+				for _, p := range networks(r.prefix()) {
+					rules[p] = r.rule(p, d.L2Bytes)
 				}
-				rules[p] = r.rule(p, d.L2Bytes)
 			}
 			if r.chance(percent) {
 				t.Match = policy.Match(r.IntN(2))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -18,16 +19,24 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Write writes a policy file of which Parse and File.Tables make these tables
-// again, with rules in their order: valid ones, as policy.Limit.Rule makes them. A
-// comment, if there is such a function and it has one, ends the line of its rule. A
-// direction of a device has one table only.
+// Write writes a policy file of which Parse and File.Tables make these tables again,
+// with rules in their order. Rules must be valid, and as policy.Limit.Rule makes them.
+// Plans are made of the rules that follow them: rules that differ from most of the
+// others say how. A comment, if there is such a function and it returns one, ends the
+// line of its rule. A direction of a device has one table only.
 func Write(w io.Writer, tables []policy.Table, comment func(device string, d policy.Direction, p netip.Prefix) string) error {
 	of, err := byDevice(tables)
 	if err != nil {
 		return err
 	}
 	out := bufio.NewWriter(w)
+	plans := plansOf(of, nil)
+	if len(plans) > 0 {
+		fmt.Fprintln(out, "plans:")
+	}
+	for _, p := range sortedPlans(plans) {
+		fmt.Fprintf(out, "  %s: %s\n", word(p.key), p.value())
+	}
 	if len(of) == 0 {
 		fmt.Fprintln(out, "devices: {}")
 	} else {
@@ -44,10 +53,10 @@ func Write(w io.Writer, tables []policy.Table, comment func(device string, d pol
 			if t.Match != t.Direction.FarSide() {
 				fmt.Fprintf(out, "      match: %v\n", t.Match)
 			}
-			spell := speller(policy.Limit{}, 0)
+			spell := newSpeller(policy.Limit{}, 0, func(shown string) []*plan { return []*plan{plans[shown]} })
 			for i := range t.Rules {
 				r := &t.Rules[i]
-				fmt.Fprintf(out, "      %s: %s", networkKey(r.Prefix), spell(r))
+				fmt.Fprintf(out, "      %s: %s", networkKey(r.Prefix), spell.value(r))
 				if comment != nil {
 					if text := harmless(comment(device, t.Direction, r.Prefix)); text != "" {
 						fmt.Fprintf(out, "  # %s", text)
@@ -121,31 +130,123 @@ func harmless(comment string) string {
 	}), " ")
 }
 
-// spell is a value that makes r of defaults on a device whose frames have l2Bytes
-// of link header, as short as it can be.
-func spell(usual policy.Limit, r *policy.Rule, l2Bytes uint8) string {
-	parts := needed(usualAt(r.Rate, usual), r, l2Bytes)
-	if len(parts) == 1 && parts[0].key == "rate" {
-		return parts[0].text
-	}
-	return "{" + inBraces(freshParts(parts)) + "}"
+// A speller writes rules of one direction of a device, most of which say what others do.
+type speller struct {
+	usual   policy.Limit
+	l2Bytes uint8 // of link header that frames of the device have
+	// plans are those that are shown by a text. They are not used where it is empty.
+	plans func(shown string) []*plan
+	known map[policy.Rule]spelling
 }
 
-// speller is spell for many rules, most of which say what others do.
-func speller(usual policy.Limit, l2Bytes uint8) func(*policy.Rule) string {
-	known := map[policy.Rule]string{}
-	return func(r *policy.Rule) string {
-		key := *r // but for its network, of which spell takes the family and the length
-		wide, _ := r.Prefix.Addr().Prefix(0)
-		key.Prefix = netip.PrefixFrom(wide.Addr(), r.Prefix.Bits())
-		text, ok := known[key]
-		if !ok {
-			if text = spell(usual, r, l2Bytes); len(known) < maxKnown {
-				known[key] = text
-			}
+// A spelling is what rules that differ in network, name and note have in common.
+type spelling struct {
+	short string // the value of a rule with no more than that, if it needs no braces
+	parts string // the parts of that, in braces
+	note  string // of rules that do not say their own
+}
+
+func newSpeller(usual policy.Limit, l2Bytes uint8, plans func(string) []*plan) *speller {
+	return &speller{usual, l2Bytes, plans, map[policy.Rule]spelling{}}
+}
+
+// value is one that makes r, as short as it can be.
+func (s *speller) value(r *policy.Rule) string {
+	wide, _ := r.Prefix.Addr().Prefix(0)
+	key := *r // whose network matters by family and length alone
+	key.Prefix, key.Label = netip.PrefixFrom(wide.Addr(), r.Prefix.Bits()), policy.Label{Plan: r.Label.Plan}
+	common, ok := s.known[key]
+	if !ok {
+		if common = s.spell(&key); len(s.known) < maxKnown {
+			s.known[key] = common
 		}
-		return text
 	}
+	if r.Label.Name == "" && r.Label.Note == common.note && common.short != "" {
+		return common.short
+	}
+	parts := common.parts
+	add := func(key, text string) {
+		if parts != "" {
+			parts += ", "
+		}
+		parts += key + ": " + word(text)
+	}
+	if r.Label.Name != "" {
+		add("name", r.Label.Name)
+	}
+	if r.Label.Note != common.note {
+		add("note", r.Label.Note)
+	}
+	return "{" + parts + "}"
+}
+
+// spell is the spelling of a rule without name and note.
+func (s *speller) spell(r *policy.Rule) (out spelling) {
+	p, parts := s.parts(r)
+	if p != nil {
+		parts = slices.Insert(parts, 0, part{key: "plan", text: p.key})
+		out.note = p.note()
+		parts = slices.DeleteFunc(parts, func(p part) bool { return p.key == "note" })
+	}
+	if len(parts) == 1 && (parts[0].key == "rate" || p != nil) {
+		out.short = parts[0].value()
+	}
+	out.parts = inBraces(freshParts(parts))
+	return out
+}
+
+// parts is the plan, nil for none, and the parts beside it that make r. Of several plans
+// it is the one whose limit is most like r.
+func (s *speller) parts(r *policy.Rule) (best *plan, parts []part) {
+	if r.Label.Plan == "" {
+		return nil, s.missing(nil, nil, r)
+	}
+	least := math.MaxInt
+	for _, p := range s.plans(r.Label.Plan) {
+		beside := s.missing(p, nil, r)
+		n := len(beside)
+		if slices.ContainsFunc(beside, func(p part) bool { return p.key == "note" }) {
+			n--
+		}
+		if n < least {
+			least, best, parts = n, p, beside
+		}
+	}
+	return best, parts
+}
+
+// missing is the parts that make r of a plan, nil for none, and of the parts that it has.
+func (s *speller) missing(p *plan, has []part, r *policy.Rule) []part {
+	parts := needed(over(usualAt(r.Rate, p.over(s.usual)), has), r, s.l2Bytes)
+	if p == nil {
+		return parts
+	}
+	of := parcel{parts: slices.Concat(has, parts), plan: p}
+	made, err := (&limits{usual: s.usual}).of(of).Rule(r.Prefix, s.l2Bytes)
+	if made.Label.Plan = r.Label.Plan; err == nil && made == *r {
+		return parts
+	}
+	// The plan has options that have no use with these defaults, which is an error unless
+	// the rule says itself what it does.
+	for _, key := range decide {
+		o := policy.FindOption(key)
+		said := func(p part) bool { return p.key == key }
+		if text := o.Text(r); !slices.ContainsFunc(of.parts, said) && (r.Rate != policy.Unlimited || !o.LimitedOnly) {
+			parts = append(parts, part{key: key, text: text})
+		}
+	}
+	return parts
+}
+
+// word is a text as a value in YAML, in quotes if it needs them.
+func word(s string) string {
+	isWord := func(c rune) bool { return unicode.IsLetter(c) || unicode.IsDigit(c) }
+	first, _ := utf8.DecodeRuneInString(s)
+	if !isWord(first) || strings.HasSuffix(s, " ") || strings.EqualFold(s, "null") ||
+		strings.ContainsFunc(s, func(c rune) bool { return !isWord(c) && !strings.ContainsRune(" -_./@+", c) }) {
+		return strconv.Quote(s) // YAML has the escapes of Go
+	}
+	return s
 }
 
 // needed is the parts that make r of a limit, which is usual at its rate.
@@ -153,8 +254,9 @@ func needed(usual policy.Limit, r *policy.Rule, l2Bytes uint8) []part {
 	parts := differing(usual, r, l2Bytes)
 	switch s, ok := proposed(r); {
 	case ok && !sameShadow(usual.Shadow, &s, l2Bytes):
-		own := freshParts(differing(policy.Limit{}, &s, l2Bytes))
-		parts = append(parts, part{key: "shadow", text: "{" + inBraces(own) + "}"})
+		own := differing(policy.Limit{}, &s, l2Bytes)
+		limit := over(policy.Limit{}, own)
+		parts = append(parts, part{key: "shadow", text: "{" + inBraces(freshParts(own)) + "}", shadow: &limit})
 	case !ok && usual.Shadow != nil:
 		parts = append(parts, part{key: "shadow", text: noShadow})
 	}

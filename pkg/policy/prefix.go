@@ -7,6 +7,12 @@ import (
 	"strings"
 )
 
+// Any is the word for all networks of Everything.
+const Any = "any"
+
+// Everything is the networks of all addresses, IPv4 first.
+var Everything = [...]netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+
 // ParsePrefix reads an IPv4 or IPv6 network (10.0.0.0/24), or an address, which
 // stands for itself alone. Host bits, zones and IPv4 written as IPv6 are
 // refused.
