@@ -169,6 +169,40 @@ devices:
       10.0.1.0/24: {rate: 10mbit, excess: delay, queue: 50000b, ecn-above: never, order: sparse-first}
 `, []Device{{"eth0", 14}}},
 
+		{"names and notes", `
+plans:
+  gold-1: {rate: 100mbit, excess: ecn, capacity: 100ms, name: Gold 100, note: sold until 2024}
+  silver: 50mbit
+devices:
+  eth0:
+    egress:
+      10.0.0.1: gold-1
+      10.0.0.2: {plan: gold-1, name: alice}
+      10.0.0.3: {plan: gold-1, name: "O'Brien, \"Bob\"", note: pays late}
+      10.0.0.4: {plan: gold-1, note: "", rate: 300mbit}
+      10.0.0.5: {plan: gold-1, rate: unlimited}
+      10.0.0.6: {plan: silver, name: "alice "}
+      10.0.0.7:
+        name: Müller
+        rate: 1mbit
+      any: {rate: 1gbit, name: line, note: "\u200d"}
+`, `plans:
+  Gold-100: {rate: 100mbit, capacity: 1250000b, excess: ecn, note: sold until 2024, name: Gold 100}
+  silver: 50mbit
+devices:
+  eth0:
+    egress:
+      0.0.0.0/0: {rate: 1gbit, name: line, note: "\u200d"}
+      10.0.0.1: Gold-100
+      10.0.0.2: {plan: Gold-100, name: alice}
+      10.0.0.3: {plan: Gold-100, name: "O'Brien, \"Bob\"", note: pays late}
+      10.0.0.4: {plan: Gold-100, rate: 300mbit, capacity: 3750000b, note: ""}
+      10.0.0.5: {plan: Gold-100, rate: unlimited}
+      10.0.0.6: {plan: silver, name: "alice "}
+      10.0.0.7: {rate: 1mbit, name: Müller}
+      ::/0: {rate: 1gbit, name: line, note: "\u200d"}
+`, []Device{{"eth0", 14}}},
+
 		{"a name decides over patterns", `
 devices:
   "*": {egress: {0.0.0.0/0: 1mbit}}
@@ -375,5 +409,56 @@ func TestSameLimit(t *testing.T) {
 	}
 	if _, err := Parse("test.yaml", []byte(text+"      10.0.3.0/28: {rate: 8mbit, each: /24}\n")); err == nil {
 		t.Error("subnets that are wider than their network are valid, as they are in another")
+	}
+}
+
+// TestWritePlans derives plans from rules that follow them.
+func TestWritePlans(t *testing.T) {
+	rule := func(network, plan string, rate policy.Rate, note string) policy.Rule {
+		r, err := policy.Limit{Rate: rate, Note: policy.Note(note)}.Rule(netip.MustParsePrefix(network), 14)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Label.Plan = plan
+		return r
+	}
+	tables := []policy.Table{{Device: "eth0", Direction: policy.Egress, Match: policy.MatchDst, Rules: []policy.Rule{
+		rule("10.0.0.1/32", "gold", 2e6, "a"),
+		rule("10.0.0.2/32", "gold", 1e6, "b"),
+		rule("10.0.0.3/32", "gold", 1e6, "b"),
+		rule("10.0.0.4/32", "Gold 100", 3e6, "alone"),
+		rule("10.0.0.5/32", "Gold-100", 4e6, ""),
+		rule("10.0.0.6/32", "null", 5e6, ""),
+		rule("10.0.0.7/32", "unlimited", policy.Unlimited, ""),
+		rule("10.0.0.8/32", "100", 6e6, ""),
+		rule("10.0.0.9/32", "#", 7e6, ""),
+	}}}
+	want := `plans:
+  Gold-100: 4mbit
+  Gold-100-2: {rate: 3mbit, name: Gold 100}
+  gold: {rate: 1mbit, note: b}
+  "null": 5mbit
+  plan: {rate: 7mbit, name: "#"}
+  plan-100: {rate: 6mbit, name: 100}
+  plan-unlimited: {rate: unlimited, name: unlimited}
+devices:
+  eth0:
+    egress:
+      10.0.0.1: {plan: gold, rate: 2mbit, note: a}
+      10.0.0.2: gold
+      10.0.0.3: gold
+      10.0.0.4: {plan: Gold-100-2, note: alone}
+      10.0.0.5: Gold-100
+      10.0.0.6: "null"
+      10.0.0.7: plan-unlimited
+      10.0.0.8: plan-100
+      10.0.0.9: plan
+`
+	text := written(t, tables)
+	if text != want {
+		t.Errorf("got\n%s\nwant\n%s", text, want)
+	}
+	if got := mustTables(t, mustParse(t, text), Device{"eth0", 14}); !reflect.DeepEqual(got, tables) {
+		t.Errorf("got %v", got)
 	}
 }

@@ -315,7 +315,11 @@ func (r *reader) part(name string, n *node) []part {
 	if name == "shadow" {
 		return r.shadow(n)
 	}
-	text, ok := r.scalar(n, name, "one word")
+	example := "one word"
+	if slices.Contains(labelKeys, name) {
+		example = "text, in quotes if it has a colon or begins with a bracket"
+	}
+	text, ok := r.scalar(n, name, example)
 	if !ok {
 		return nil
 	}

@@ -52,26 +52,78 @@ func cut(s source, lines int) (pieces map[uint32][]piece, rest []byte) {
 	return pieces, append(rest, s.text[copied:]...)
 }
 
-// ruleLine says whether a line is a network and what it gets, written without
-// quotes, and how far it is indented.
+var (
+	networkBytes = set("0123456789abcdefABCDEF.:/")
+	valueBytes   = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-/_@+{}:, ")
+)
+
+func init() {
+	for c := 0x80; c < 0x100; c++ { // of letters that are not ASCII
+		valueBytes[c] = true
+	}
+}
+
+func set(bytes string) (in [256]bool) {
+	for _, c := range []byte(bytes) {
+		in[c] = true
+	}
+	return in
+}
+
+func only(text []byte, in *[256]bool) bool {
+	for _, c := range text {
+		if !in[c] {
+			return false
+		}
+	}
+	return true
+}
+
+// ruleLine reports whether a line is plainly a network and its rule, and how far it is
+// indented.
 func ruleLine(line []byte) (indent int, ok bool) {
 	text := bytes.TrimLeft(line, " ")
 	indent = len(line) - len(text)
 	key, value, ok := bytes.Cut(text, []byte(": "))
-	if !ok || !bytes.ContainsAny(key, ".:") || !only(key, "0123456789abcdefABCDEF.:/") {
+	if !ok || !bytes.ContainsAny(key, ".:") || !only(key, &networkBytes) {
 		return 0, false
 	}
-	value, _, _ = bytes.Cut(value, []byte(" #"))
-	value = bytes.TrimSpace(value)
+	if value, ok = withoutQuotes(value); !ok {
+		return 0, false
+	}
 	if open := bytes.Count(value, []byte("{")); open > 0 {
 		if value[0] != '{' || value[len(value)-1] != '}' || bytes.Count(value, []byte("}")) != open {
 			return 0, false
 		}
 	}
-	const word = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-/_"
-	return indent, len(value) > 0 && only(value, word+"{}:, ")
+	return indent, len(value) > 0 && only(value, &valueBytes)
 }
 
-func only(text []byte, letters string) bool {
-	return len(bytes.Trim(text, letters)) == 0
+// withoutQuotes is a value without the comment behind it, and with a word in place of
+// each text in quotes.
+func withoutQuotes(value []byte) (out []byte, ok bool) {
+	if bytes.IndexByte(value, '"') < 0 && bytes.IndexByte(value, '\'') < 0 {
+		value, _, _ = bytes.Cut(value, []byte(" #"))
+		return bytes.TrimSpace(value), true
+	}
+	s := source{text: value}
+	begins := true // whether a text can begin here
+	for i := 0; i < len(value); i++ {
+		c := value[i]
+		switch {
+		case c == '#' && i > 0 && value[i-1] == ' ':
+			return bytes.TrimSpace(out), true
+		case begins && (c == '"' || c == '\''):
+			end, ok := s.quoteEnd(i)
+			if !ok || end < len(value) && bytes.IndexByte([]byte(" ,}\r"), value[end]) < 0 {
+				return nil, false
+			}
+			i, c = end-1, 'x'
+		}
+		if c != ' ' {
+			begins = c == '{' || c == ',' || c == ':'
+		}
+		out = append(out, c)
+	}
+	return bytes.TrimSpace(out), true
 }

@@ -13,7 +13,7 @@ func TestPieces(t *testing.T) {
 	for device := range 2 {
 		fmt.Fprintf(&text, "  eth%d:\n    egress:\n", device)
 		for i := range 10 {
-			fmt.Fprintf(&text, "      10.0.0.%d: gold  # one\n\n      # another\n      2001:db8:%x::/48: {rate: 1mbit, shadow: {rate: 50kbit}}\n", i, i)
+			fmt.Fprintf(&text, "      10.0.0.%d: {plan: gold, name: \"#%d, {é} \\\"\", note: 'it''s'}  # it's \"one\n\n      # another\n      2001:db8:%x::/48: {rate: 1mbit, shadow: {rate: 50kbit}}\n", i, i, i)
 		}
 		text.WriteString("      match: src\n      10.1.0.0/16: unlimited\n      \"10.2.0.0/16\": 2mbit\n")
 	}

@@ -157,7 +157,7 @@ func (s *speller) value(r *policy.Rule) string {
 	key.Prefix, key.Label = netip.PrefixFrom(wide.Addr(), r.Prefix.Bits()), policy.Label{Plan: r.Label.Plan}
 	common, ok := s.known[key]
 	if !ok {
-		if common = s.spell(&key); len(s.known) < maxKnown {
+		if common = s.spell(key); len(s.known) < maxKnown {
 			s.known[key] = common
 		}
 	}
@@ -181,8 +181,8 @@ func (s *speller) value(r *policy.Rule) string {
 }
 
 // spell is the spelling of a rule without name and note.
-func (s *speller) spell(r *policy.Rule) (out spelling) {
-	p, parts := s.parts(r)
+func (s *speller) spell(r policy.Rule) (out spelling) {
+	p, parts := s.parts(&r)
 	if p != nil {
 		parts = slices.Insert(parts, 0, part{key: "plan", text: p.key})
 		out.note = p.note()
