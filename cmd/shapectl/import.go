@@ -57,7 +57,8 @@ reads standard input. Each address and network of a row gets a rule of its own:
   Upload Max Mbps    is the rate of what enters it or, with --upload, of what
                      leaves that device, which faces the Internet, by its source
 
-Names of subscribers become comments. Not carried over, and listed: rates that
+Circuits and devices become names of rules; the circuit's ID, its parent node and
+the comment become notes. Not carried over, and listed: rates that
 are guaranteed, the tree of nodes, a rate that several addresses share (each has
 all of it), rates of 0, and addresses that are in an earlier row, too.`,
 		Args: args(1, 1),

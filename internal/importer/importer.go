@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -82,6 +83,7 @@ type reason struct{ kind, why, advice string }
 type collector struct {
 	Imported
 	tables map[tableKey]*policy.Table
+	cut    map[string]bool // names and notes that were reported as too long
 }
 
 // An origin is where a rule comes from, and what it was called there.
@@ -93,7 +95,7 @@ type tableKey struct {
 }
 
 func newCollector() *collector {
-	return &collector{Imported{origins: map[place]origin{}}, map[tableKey]*policy.Table{}}
+	return &collector{Imported{origins: map[place]origin{}}, map[tableKey]*policy.Table{}, map[string]bool{}}
 }
 
 func (c *collector) leave(r reason, where, format string, args ...any) {
@@ -113,8 +115,10 @@ var (
 	lowered = reason{"large burst", "a bucket holds 1024gb at most", "it was lowered to that"}
 	outside = reason{"rate out of range", fmt.Sprintf("rates are %v to %v", policy.MinRate, policy.MaxRate),
 		"no rule was made; write one with a rate in that range"}
-	refused = reason{"limit that no rule can be", "shapectl refuses the rule", "no rule was made; write one by hand"}
-	twice   = reason{"network that is named twice", "a network of a device and direction has one rule",
+	refused  = reason{"limit that no rule can be", "shapectl refuses the rule", "no rule was made; write one by hand"}
+	longName = reason{"long name", fmt.Sprintf("a name has at most %d bytes", policy.MaxName), "it was cut"}
+	longNote = reason{"long note", fmt.Sprintf("a note has at most %d bytes", policy.MaxNote), "it was cut"}
+	twice    = reason{"network that is named twice", "a network of a device and direction has one rule",
 		"the first was kept; delete the wrong one"}
 )
 
@@ -199,12 +203,37 @@ func list(words []string) string {
 	return strings.Join(words[:last], ", ") + " and " + words[last]
 }
 
-// clean makes one line of what a source calls something: without control
-// characters, and without what YAML takes for the end of a line.
-func clean(s string) string {
-	s = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, "\ufffd"), func(r rune) bool {
+// label is a label of texts of the source, in one line each, and cut if they are too long.
+func (c *collector) label(where, name, note string) policy.Label {
+	return policy.Label{Name: c.fit(where, name, policy.MaxName, longName), Note: c.fit(where, note, policy.MaxNote, longNote)}
+}
+
+func (c *collector) fit(where, text string, most int, r reason) string {
+	text = oneLine(text)
+	if len(text) <= most {
+		return text
+	}
+	if key := r.kind + where + text; !c.cut[key] {
+		c.cut[key] = true
+		c.leave(r, where, "%.60q", text)
+	}
+	for !utf8.RuneStart(text[most]) {
+		most--
+	}
+	return strings.TrimSpace(text[:most])
+}
+
+// oneLine is a text without control characters, and without what YAML takes for the end
+// of a line.
+func oneLine(s string) string {
+	return strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, "\ufffd"), func(r rune) bool {
 		return unicode.IsSpace(r) || unicode.IsControl(r) || strings.ContainsRune("\u2028\u2029\ufeff", r)
 	}), " ")
+}
+
+// clean is what a source calls something, in one line that is not too long to read.
+func clean(s string) string {
+	s = oneLine(s)
 	const long = 200
 	if runes := []rune(s); len(runes) > long {
 		s = string(runes[:long]) + "..."
@@ -213,7 +242,7 @@ func clean(s string) string {
 }
 
 // everything is the networks that hold all addresses.
-var everything = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+var everything = policy.Everything[:]
 
 // families are the networks that hold all IPv4 addresses, all IPv6 addresses, or both.
 func families(four, six bool) (all []netip.Prefix) {

@@ -239,8 +239,9 @@ func (s *shapedDevices) syntax(err error) error {
 type shapedDevice struct {
 	*shapedDevices
 	layout
-	record               []string
-	where, name, comment string
+	record      []string
+	where, name string
+	label       policy.Label
 }
 
 // read reads the row that csv has read.
@@ -261,7 +262,7 @@ func (s *shapedDevices) read(record []string) {
 			r.layout = s.at
 		}
 	}
-	r.name, r.comment = r.subscriber()
+	r.name, r.label = r.subscriber()
 	r.rules()
 }
 
@@ -328,7 +329,7 @@ func (r *shapedDevice) rules() {
 	if len(r.errors) > before {
 		return
 	}
-	if node := r.cell(parentNode); node != "" && !strings.EqualFold(node, "none") {
+	if node := r.node(); node != "" {
 		r.leave(parents, r.where, "%s is below %s", r.name, node)
 	}
 	if queue := r.cell(sqm); queue != "" {
@@ -347,21 +348,40 @@ func (r *shapedDevice) rules() {
 	r.share(both(down, up), made)
 }
 
-// subscriber is a short name for a row, and all that it is called.
-func (r *shapedDevice) subscriber() (name, comment string) {
-	var all []string
-	for _, c := range []column{circuitName, deviceName, remark} {
-		if s := r.cell(c); s != "" && !slices.Contains(all, s) {
-			all = append(all, s)
+// node is the name of the node that a row is below; "" for none.
+func (r *shapedDevice) node() string {
+	if node := r.cell(parentNode); !strings.EqualFold(node, "none") {
+		return node
+	}
+	return ""
+}
+
+// subscriber is a name for a row in reports, and the label of its rules: circuit and
+// device are the name, and the note is what else helps to find the subscriber.
+func (r *shapedDevice) subscriber() (name string, label policy.Label) {
+	var names, notes []string
+	for _, c := range []column{circuitName, deviceName} {
+		if s := r.cell(c); s != "" && !slices.Contains(names, s) {
+			names = append(names, s)
 		}
 	}
-	if id := r.cell(circuitID); len(all) == 0 && id != "" {
-		all = []string{"circuit " + id}
+	if id := r.cell(circuitID); id != "" {
+		notes = append(notes, "circuit "+id)
 	}
-	if len(all) == 0 {
-		return "the row", ""
+	if len(names) == 0 {
+		names, notes = notes, nil
 	}
-	return fmt.Sprintf("%.60q", all[0]), strings.Join(all, "; ")
+	if node := r.node(); node != "" {
+		notes = append(notes, "site "+node)
+	}
+	if s := r.cell(remark); s != "" && !slices.Contains(names, s) {
+		notes = append(notes, s)
+	}
+	name = "the row"
+	if len(names) > 0 {
+		name = fmt.Sprintf("%.60q", names[0])
+	}
+	return name, r.shapedDevices.label(r.where, strings.Join(names, " / "), strings.Join(notes, "; "))
 }
 
 // networks are the addresses of a cell.
@@ -431,8 +451,8 @@ func (r *shapedDevice) limit(networks []netip.Prefix, key tableKey, m policy.Mat
 		return nil
 	}
 	for _, p := range networks {
-		rule := policy.Rule{Prefix: p, Rate: rate.Rate, Capacity: policy.DefaultCapacity(rate.Rate)}
-		if r.add(key, m, rule, r.where, r.comment) {
+		rule := policy.Rule{Prefix: p, Rate: rate.Rate, Capacity: policy.DefaultCapacity(rate.Rate), Label: r.label}
+		if r.add(key, m, rule, r.where, "") {
 			made = append(made, p)
 		}
 	}

@@ -153,6 +153,40 @@ func TestLibreQoSLeaves(t *testing.T) {
 	}
 }
 
+// TestLibreQoSLabels cuts texts that are too long, and reports that once for a row.
+func TestLibreQoSLabels(t *testing.T) {
+	long := strings.Repeat("é", 40)
+	for _, test := range []struct {
+		row  string
+		want policy.Label
+		left []reason
+	}{
+		{"7,Smith,1,Router,Mast,,10.0.0.1,,,,1,1,pays late\n", policy.Label{Name: "Smith / Router", Note: "circuit 7; site Mast; pays late"}, []reason{parents}},
+		{"7,Smith,1,Smith,none,,10.0.0.1,,,,1,1,Smith\n", policy.Label{Name: "Smith", Note: "circuit 7"}, nil},
+		{"7,,1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "circuit 7"}, nil},
+		{",,1,,,,10.0.0.1,,,,1,1,\n", policy.Label{}, nil},
+		{"7,\" a\n\x01b\xff \",1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "a b\ufffd", Note: "circuit 7"}, nil},
+		{"7,x" + long + ",1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "x" + long[:62], Note: "circuit 7"}, []reason{longName}},
+		{"7,Smith,1,,,,10.0.0.1,,,,1,1," + strings.Repeat(long, 4) + "\n",
+			policy.Label{Name: "Smith", Note: "circuit 7; " + strings.Repeat(long, 4)[:244]}, []reason{longNote}},
+	} {
+		i, err := LibreQoS("f", strings.NewReader(oldHeader+test.row), "eth1", "")
+		testenv.Must(t, err)
+		var left []reason
+		for _, l := range i.Left {
+			left = append(left, reason{l.Kind, l.Why, l.Advice})
+		}
+		if !slices.Equal(left, test.left) {
+			t.Errorf("%q: left: %+v", test.row, i.Left)
+		}
+		for _, table := range i.Tables {
+			if got := table.Rules[0].Label; got != test.want {
+				t.Errorf("%q: got %+v, want %+v", test.row, got, test.want)
+			}
+		}
+	}
+}
+
 // What can not be read is told by line and column; all of it.
 func TestLibreQoSRefuses(t *testing.T) {
 	for _, test := range []struct {

@@ -278,7 +278,9 @@ func (w *nftWalk) exempt(a asks, drops bool, r *nftRule) []int {
 	for _, p := range except {
 		a.restrict("not " + name(p))
 	}
-	return w.enter(entry{side: s, drops: drops, partial: a.partial, devices: a.devices, where: r.where()}, only)
+	e := entry{side: s, drops: drops, partial: a.partial, devices: a.devices, where: r.where()}
+	e.label = w.label(e.where, r.Comment, "")
+	return w.enter(e, only)
 }
 
 // hold adds entries for packets that are held to a limit: those that conform go on, or, where there is a verdict, have that.
@@ -304,7 +306,10 @@ func (w *nftWalk) hold(h held, r *nftRule, conforming string) {
 		// What is not meant is an exception from this limit alone.
 		e := entry{key: key, side: s, where: r.where()}
 		holes := w.enter(e, except)
-		e.limit, e.hook, e.comment = h.limit, w.base.Hook, r.name()
+		e.limit, e.hook, e.label = h.limit, w.base.Hook, w.label(e.where, r.Comment, "")
+		if r.Comment == "" {
+			e.comment = fmt.Sprintf("%s %s handle %d", r.Table, r.Chain, r.Handle)
+		}
 		o.entries = append(o.entries, w.enter(e, only)...)
 		w.end(holes)
 	}

@@ -150,11 +150,6 @@ func (r *nftRule) where() string {
 	return fmt.Sprintf("table %s %s chain %s handle %d", r.Family, r.Table, r.Chain, r.Handle)
 }
 
-// name is what a rule is called.
-func (r *nftRule) name() string {
-	return cmp.Or(r.Comment, fmt.Sprintf("%s %s handle %d", r.Table, r.Chain, r.Handle))
-}
-
 // named is a name in a rule's table.
 func (r *nftRule) named(name string) nftName { return nftName{r.Family, r.Table, name} }
 

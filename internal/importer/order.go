@@ -67,7 +67,9 @@ type entry struct {
 	// It is for what is left over, and nobody misses it if that is nothing.
 	fallback bool
 
-	where, comment string
+	where   string
+	label   policy.Label
+	comment string // what the tool itself calls it
 }
 
 // A limit is what holds an entry's packets down. Entries that have the same one share its bucket.
@@ -186,14 +188,14 @@ func (s *ruleset) table(key tableKey) (made []entry) {
 	for _, i := range slices.Sorted(maps.Values(t.rules)) {
 		e := s.entries[i]
 		if e.limit == nil {
-			s.add(key, t.match, policy.Rule{Prefix: e.prefix, Rate: policy.Unlimited}, e.where, e.comment)
+			s.add(key, t.match, policy.Rule{Prefix: e.prefix, Rate: policy.Unlimited, Label: e.label}, e.where, e.comment)
 			continue
 		}
 		if wider, found := t.enclosing(e.prefix); found && s.entries[wider].limit == e.limit {
 			continue // the wider rule is of the same bucket
 		}
 		r := e.limit.Rule
-		r.Prefix, r.Each = e.prefix, r.Each.Canonical(e.prefix)
+		r.Prefix, r.Each, r.Label = e.prefix, r.Each.Canonical(e.prefix), e.label
 		if s.add(key, t.match, r, e.where, e.comment) {
 			made = append(made, e)
 		}

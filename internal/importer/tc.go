@@ -474,7 +474,7 @@ func (h *htb) lead(to uint32, t term) {
 			h.leave(guaranteed, where, "%v of %v", bitRate(c.rate.bytes), rate)
 		}
 	}
-	h.enter(policy.Egress, t, entry{limit: l, until: everyEntry, comment: "class " + handle(to)})
+	h.enter(policy.Egress, t, entry{limit: l, until: everyEntry, label: policy.Label{Note: "tc class " + handle(to)}})
 }
 
 // rest leaves behind what of the classes no rule can say.
