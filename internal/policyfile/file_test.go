@@ -364,7 +364,7 @@ func TestCannotWrite(t *testing.T) {
 	for want, tables := range map[string][]policy.Table{
 		`write a policy: the name of device "e\xff" is not UTF-8, as a file has to be; rename it`:                      bad(func(t *policy.Table) { t.Device = "e\xff" }),
 		"write a policy: eth0 egress has two tables":                                                                   {good[0], good[0]},
-		"write a policy: eth0 egress 10.0.0.0/24: rate 7bit is below 8kbit, the slowest there is; did you mean 7mbit?": bad(func(t *policy.Table) { t.Rules[0].Rate = 7 }),
+		"write a policy: eth0 egress 10.0.0.0/24: rate 7bit is below 8kbit, the slowest rate; did you mean 7mbit?": bad(func(t *policy.Table) { t.Rules[0].Rate = 7 }),
 	} {
 		if err := Write(new(bytes.Buffer), tables, nil); err == nil || err.Error() != want {
 			t.Errorf("Write: got %v, want %s", err, want)

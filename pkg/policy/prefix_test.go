@@ -74,7 +74,7 @@ func FuzzParsePrefix(f *testing.F) {
 	})
 }
 
-// oraclePrefix reads s with package net; it is empty where s is to be refused.
+// oraclePrefix parses s with package net; it is empty if s must be refused.
 func oraclePrefix(s string) string {
 	_, length, ok := strings.Cut(s, "/")
 	if !ok {
