@@ -10,9 +10,9 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// million is a policy of a million rules for networks of mixed lengths, in braces
-// or in lines, each with a value. Where a value has a name, every tenth rule has one of
-// its own.
+// million returns a policy of a million rules for networks of mixed lengths, in braces or
+// in lines. If the value has a name, every tenth rule has its own name, and the others
+// have none.
 func million(braces bool, value string) []byte {
 	var text bytes.Buffer
 	begin, between, end := "plans: {gold: 1mbit}\ndevices:\n  eth0:\n    egress:\n      ", "\n      ", "\n"

@@ -12,7 +12,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// TestExamples reads each example for devices that are there, and for none.
+// TestExamples parses each example and checks some of its rules.
 func TestExamples(t *testing.T) {
 	type rule struct {
 		device, direction, prefix, sentence string
@@ -121,12 +121,12 @@ func TestExamples(t *testing.T) {
 				}
 			}
 			for _, want := range test.rules {
-				if got := says(tables, want.device, want.direction, want.prefix); got != want.sentence {
+				if got := describe(tables, want.device, want.direction, want.prefix); got != want.sentence {
 					t.Errorf("\n got %s\nwant %s", got, want.sentence)
 				}
 			}
 			for _, table := range tables {
-				// Its machines are strangers, and can forge their source.
+				// The machines are not trusted, and can forge their source address.
 				exempts := slices.ContainsFunc(table.Rules, func(r policy.Rule) bool { return r.Rate == policy.Unlimited })
 				if table.Direction == policy.Ingress && table.Match == policy.MatchSrc && exempts && name == "hosting.yaml" {
 					t.Errorf("%s ingress exempts packets by their source", table.Device)
@@ -147,9 +147,8 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// TestExamplesDoNotOverfillTheLine adds up what hosts of both families can send
-// and receive together by the gateways' rules for the line.
-func TestExamplesDoNotOverfillTheLine(t *testing.T) {
+// TestExampleLineRates checks that the rates of both families add up to at most the line's.
+func TestExampleLineRates(t *testing.T) {
 	for _, name := range []string{"home-gateway.yaml", "slow-line.yaml"} {
 		text, err := os.ReadFile("../../examples/" + name)
 		if err != nil {
@@ -187,18 +186,18 @@ func TestExamplesDoNotOverfillTheLine(t *testing.T) {
 	}
 }
 
-// says is the sentence of a rule, and the rate of its shadow.
-func says(tables []policy.Table, device, direction, prefix string) string {
+// describe returns the sentence of a rule without its device, and the rate of its shadow.
+func describe(tables []policy.Table, device, direction, prefix string) string {
 	for _, table := range tables {
 		for _, r := range table.Rules {
 			if table.Device == device && table.Direction.String() == direction && r.Prefix == netip.MustParsePrefix(prefix) {
 				shadow := r.Shadow
 				r.Shadow = policy.Shadow{}
-				says := r.Says(table.Match)
+				sentence := r.Says(table.Match)
 				if shadow != (policy.Shadow{}) {
-					says += "; proposed is " + shadow.Rate.String()
+					sentence += "; proposed is " + shadow.Rate.String()
 				}
-				return says
+				return sentence
 			}
 		}
 	}

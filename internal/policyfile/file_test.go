@@ -49,7 +49,7 @@ func mustTables(t *testing.T, f *File, devices ...Device) []policy.Table {
 	return tables
 }
 
-// written is what Write makes of tables.
+// written returns the file that Write makes of tables.
 func written(t *testing.T, tables []policy.Table) string {
 	t.Helper()
 	var out strings.Builder
@@ -59,13 +59,13 @@ func written(t *testing.T, tables []policy.Table) string {
 	return out.String()
 }
 
-// TestTables reads what a file says of devices by what is written of it.
+// TestTables compares the rules of files with what Write makes of them.
 func TestTables(t *testing.T) {
 	for _, test := range []struct {
 		name, text, want string
 		devices          []Device
 	}{
-		{"of each kind", small, `plans:
+		{"each kind", small, `plans:
   gold: {rate: 100mbit, capacity: 1250000b, each: host}
   silver: {rate: 50mbit, each: host, shadow: {rate: 40mbit}}
 devices:
@@ -122,7 +122,7 @@ devices:
       10.0.1.0/24: {rate: 1mbit, capacity: 64kb, algorithm: leaky, each: host, excess: ecn, fail: closed, shadow: {rate: 256kbit, capacity: 3200b}}
 `, []Device{{"eth0", 14}, {"eth1", 14}}},
 
-		{"a queue is for those who delay", `
+		{"queue options of rules that do not delay", `
 defaults: {excess: delay, queue: 40ms, ecn-above: never, order: sparse-first}
 plans: {calls: {rate: 2mbit, queue: 10ms}, games: {rate: 3mbit, order: sparse-first}}
 devices:
@@ -203,7 +203,7 @@ devices:
       ::/0: {rate: 1gbit, name: line, note: "\u200d"}
 `, []Device{{"eth0", 14}}},
 
-		{"a name decides over patterns", `
+		{"a device name overrides patterns", `
 devices:
   "*": {egress: {0.0.0.0/0: 1mbit}}
   tap1: {ingress: {0.0.0.0/0: 2mbit}}
@@ -252,10 +252,9 @@ func TestAbsent(t *testing.T) {
 	}
 }
 
-// TestTorn has a device that two patterns match.
-func TestTorn(t *testing.T) {
+func TestDeviceThatTwoPatternsMatch(t *testing.T) {
 	f := mustParse(t, "devices:\n  tap*: {egress: {0.0.0.0/0: 1mbit}}\n  '*[1-3]': {}\n  tap2: {}\n")
-	want := `p.yaml:3:3: device tap1 is matched by *[1-3] here and by tap* in line 2; narrow one of them down, or give the device a section of its own`
+	want := `p.yaml:3:3: device tap1 matches *[1-3] here and tap* in line 2; narrow one of the patterns, or give the device its own section`
 	_, _, err := f.Tables([]Device{{"tap1", 14}, {"tap2", 14}, {"tap4", 14}, {"x3", 14}})
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
@@ -288,7 +287,7 @@ func TestWarnings(t *testing.T) {
 			text += "      " + network + ": 1mbit\n"
 			if slices.Contains(test.covered, network) {
 				want = append(want, Error{"p.yaml", 4 + i, 7, "the rule for " + network +
-					" can never decide: longer networks in this direction cover all of it; take it out, or one of them"})
+					" never applies: longer networks in this direction cover all of it; remove it, or one of them"})
 			}
 		}
 		if got := mustParse(t, text).Warnings(); !slices.Equal(got, want) {
@@ -297,8 +296,8 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// TestWriteNames writes devices whose names mean something in YAML, or are patterns.
-func TestWriteNames(t *testing.T) {
+// TestWriteDeviceNames writes devices whose names are special in YAML, or are patterns.
+func TestWriteDeviceNames(t *testing.T) {
 	var tables []policy.Table
 	var devices []Device
 	for _, name := range []string{"eth0", "null", "-", "*", "a[b]", `a\b`, "a,b", "{x}", "#1", "a#", "'", `"`, "é", "1", "true", "~", "&a", "!", "%", "@", "?", "-a", strings.Repeat("n", 127)} {
@@ -347,12 +346,12 @@ func TestWriteComments(t *testing.T) {
 	}
 }
 
-// full is a writer for which there is no room.
+// full is a writer that always fails.
 type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, errors.New("no room") }
 
-func TestCannotWrite(t *testing.T) {
+func TestWriteErrors(t *testing.T) {
 	f := mustParse(t, "devices: {eth0: {egress: {10.0.0.0/24: 1mbit}}}")
 	good := mustTables(t, f, Device{"eth0", 14})
 	bad := func(change func(*policy.Table)) []policy.Table {
@@ -362,8 +361,8 @@ func TestCannotWrite(t *testing.T) {
 		return tables
 	}
 	for want, tables := range map[string][]policy.Table{
-		`write a policy: the name of device "e\xff" is not UTF-8, as a file has to be; rename it`:                      bad(func(t *policy.Table) { t.Device = "e\xff" }),
-		"write a policy: eth0 egress has two tables":                                                                   {good[0], good[0]},
+		`write a policy: the name of device "e\xff" is not UTF-8, which a policy file must be; rename it`:          bad(func(t *policy.Table) { t.Device = "e\xff" }),
+		"write a policy: eth0 egress has two tables":                                                               {good[0], good[0]},
 		"write a policy: eth0 egress 10.0.0.0/24: rate 7bit is below 8kbit, the slowest rate; did you mean 7mbit?": bad(func(t *policy.Table) { t.Rules[0].Rate = 7 }),
 	} {
 		if err := Write(new(bytes.Buffer), tables, nil); err == nil || err.Error() != want {
@@ -373,7 +372,7 @@ func TestCannotWrite(t *testing.T) {
 			t.Errorf("Merge: got %v, want %s", err, want)
 		}
 	}
-	if err := Merge(new(bytes.Buffer), f, nil, good); err == nil || err.Error() != "write a policy: device eth0 has rules, but is not there" {
+	if err := Merge(new(bytes.Buffer), f, nil, good); err == nil || err.Error() != "write a policy: device eth0 has rules but does not exist" {
 		t.Errorf("Merge: got %v", err)
 	}
 	if err := Write(full{}, good, nil); err == nil || err.Error() != "write a policy: no room" {
@@ -384,8 +383,8 @@ func TestCannotWrite(t *testing.T) {
 	}
 }
 
-// Rules that say the same share what is made of it, as far as their networks let them.
-func TestSameLimit(t *testing.T) {
+// TestSameText has rules with the same text and networks of different lengths and families.
+func TestSameText(t *testing.T) {
 	const text = "devices:\n  eth0:\n    egress:\n" +
 		"      10.0.0.0/16: {rate: 8mbit, each: /24}\n      10.0.1.0/24: {rate: 8mbit, each: /24}\n      10.0.2.0/24: {rate: 8mbit, each: /24}\n" +
 		"      2001::/16: {rate: 8mbit, each: /24}\n"
@@ -408,7 +407,7 @@ func TestSameLimit(t *testing.T) {
 		t.Errorf("it is written as\n%s, want\n%s", out.String(), want)
 	}
 	if _, err := Parse("test.yaml", []byte(text+"      10.0.3.0/28: {rate: 8mbit, each: /24}\n")); err == nil {
-		t.Error("subnets that are wider than their network are valid, as they are in another")
+		t.Error("subnets that are wider than their network are valid")
 	}
 }
 

@@ -13,12 +13,11 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Merge writes the file like with what is in tables: of the devices that there are,
-// it says the same as they. What still holds stays as it is written, and so do
-// comments; rules that changed have new values, those that are gone are taken out,
-// new ones stand behind the others of their direction. A device for which a pattern
-// no longer holds gets a section of its own; what the file says of devices that are
-// not there stays. Tables are of some of the devices, with valid rules as
+// Merge writes the file like with the rules in tables, which are those of devices. It keeps
+// unchanged rules, comments and sections of other devices as they are. Changed rules get
+// new values, removed rules disappear, and new rules are added after the others of their
+// direction. A device that differs from the rules of its pattern gets its own section.
+// Plans that the file does not have are added. Rules must be valid, and as
 // policy.Limit.Rule makes them.
 func Merge(w io.Writer, like *File, devices []Device, tables []policy.Table) error {
 	if err := like.hides(); err != nil {
@@ -33,7 +32,7 @@ func Merge(w io.Writer, like *File, devices []Device, tables []policy.Table) err
 		delete(absent, d.Name)
 	}
 	for name := range absent {
-		return fmt.Errorf("write a policy: device %s has rules, but is not there", name)
+		return fmt.Errorf("write a policy: device %s has rules but does not exist", name)
 	}
 	for _, of := range live {
 		for i := range of {
@@ -58,8 +57,8 @@ func Merge(w io.Writer, like *File, devices []Device, tables []policy.Table) err
 	return nil
 }
 
-// hides reports what the file has that is not printed as it is there, so that what is
-// printed would not say the same. In lines of comments alone that does not matter.
+// hides returns an error for a character that is escaped when the file is printed, because
+// the printed file would differ. In lines with only a comment that does not matter.
 func (f *File) hides() error {
 	for line := range f.lines {
 		text := f.lineText(line + 1)
@@ -69,7 +68,7 @@ func (f *File) hides() error {
 		for i, c := range string(text) {
 			if one := string(c); c != '\t' && plain.Line(one) != one {
 				return Error{f.name, line + 1, 1 + utf8.RuneCount(text[:i]), fmt.Sprintf(
-					"character %U is not shown as it is; write it as \"\\U%08x\" in double quotes, or a comment in a line of its own", c, c)}
+					"character %U cannot be shown as it is; write it as \"\\U%08x\" in double quotes, or put the comment in its own line", c, c)}
 			}
 		}
 	}
@@ -80,11 +79,11 @@ type merger struct {
 	editor
 	like *File
 	live map[string][]policy.Table // by device, in the order of policy.SortTables
-	made map[string]*plan          // of what is live, by how they are shown; nil if none was needed yet
-	used map[string]*plan          // those of made that rules name now
+	made map[string]*plan          // plans for the live rules, by how they are shown; nil until one is needed
+	used map[string]*plan          // those of made that must be added
 }
 
-// plans are those that are shown by a text: of the file, or a new one.
+// plans returns the plans of the file that are shown by a text, or else a new one.
 func (m *merger) plans(shown string) (plans []*plan) {
 	for _, p := range sortedPlans(m.like.plans) {
 		if p.shown == shown {
@@ -101,7 +100,7 @@ func (m *merger) plans(shown string) (plans []*plan) {
 	return []*plan{m.made[shown]}
 }
 
-// addPlans adds the new plans that rules name to the file.
+// addPlans adds the new plans that rules use.
 func (m *merger) addPlans() {
 	var last []fresh
 	for _, p := range sortedPlans(m.used) {
@@ -118,7 +117,7 @@ func (m *merger) addPlans() {
 	}
 }
 
-// devices changes the sections of all devices that there are.
+// devices changes the sections of all devices.
 func (m *merger) devices(devices []Device) error {
 	c := change{place: m.like.place, key: m.like.key, inside: m.like.root.braces, gone: map[uint32]bool{}}
 	for i := range m.like.devices {
@@ -177,7 +176,7 @@ func freshParts(parts []part) (entries []fresh) {
 	return entries
 }
 
-// section changes that of a device, or says that it is to go.
+// section changes the section of a device; gone is true if it must be removed instead.
 func (m *merger) section(s *section, d Device) (gone bool) {
 	live := m.live[d.Name]
 	if len(live) == 0 && !m.like.pattern(d.Name) {
@@ -201,38 +200,38 @@ func (m *merger) section(s *section, d Device) (gone bool) {
 	return false
 }
 
-// pattern says whether some pattern matches a device.
+// pattern reports whether a pattern matches a device.
 func (f *File) pattern(device string) bool {
 	return slices.ContainsFunc(f.devices, func(s section) bool { return s.pattern && Matches(s.key, device) })
 }
 
-// table changes a direction to what is live.
+// table changes a direction to the live rules.
 func (m *merger) table(t *table, live policy.Table, d Device, inside bool) {
 	c := change{place: t.place, key: t.span.key, inside: inside, entries: slices.Clone(t.spans), gone: map[uint32]bool{}}
 	if live.Match != t.match {
-		if t.side != (span{}) {
-			m.replace(int(t.side.value), int(t.side.end), live.Match.String())
+		if t.matchSpan != (span{}) {
+			m.replace(int(t.matchSpan.value), int(t.matchSpan.end), live.Match.String())
 		} else {
 			c.first = []fresh{{key: "match", value: live.Match.String()}}
 		}
 	}
 	spell := newSpeller(t.usual, d.L2Bytes, m.plans)
 	inOrder := func(a rule, b policy.Rule) int { return policy.ComparePrefix(a.prefix, b.Prefix) }
-	var any *rule // the first of the two rules of the key any
-	var anyLive *policy.Rule
+	var first *rule // of the two rules of a key any
+	var firstLive *policy.Rule
 	for r, live := range policy.Pairs(t.rules, live.Rules, inOrder) {
 		switch {
 		case r == nil:
 			c.last = append(c.last, freshRule(spell, live))
 			continue
-		case any != nil && any.key == r.key:
-			m.any(&c, spell, [2]*rule{any, r}, [2]*policy.Rule{anyLive, live}, d, t.braces)
+		case first != nil && first.key == r.key:
+			m.families(&c, spell, [2]*rule{first, r}, [2]*policy.Rule{firstLive, live}, d, t.braces)
 			continue
 		}
 		c.entries = append(c.entries, r.span)
 		switch {
 		case r.prefix == policy.Everything[0] && m.isAny(r.key):
-			any, anyLive = r, live
+			first, firstLive = r, live
 		case live == nil:
 			c.gone[r.key] = true
 		case r.on(d) != *live:
@@ -247,8 +246,9 @@ func (m *merger) isAny(key uint32) bool {
 	return bytes.HasPrefix(bytes.TrimLeft(m.text[key:], `"'`), []byte(policy.Any))
 }
 
-// any changes the entry of the key any, which has a rule of each family.
-func (m *merger) any(c *change, spell *speller, said [2]*rule, live [2]*policy.Rule, d Device, inside bool) {
+// families changes the entry of a key any, which has a rule for each family. It is split if the
+// two rules differ.
+func (m *merger) families(c *change, spell *speller, said [2]*rule, live [2]*policy.Rule, d Device, inside bool) {
 	was := [2]policy.Rule{said[0].on(d), said[1].on(d)}
 	alike := func(a, b policy.Rule) bool { return withoutNetwork(a) == withoutNetwork(b) }
 	switch {
@@ -274,7 +274,7 @@ func (m *merger) rule(s *speller, at span, live *policy.Rule, d Device, inside b
 	}
 	value, _, err := newSource(m.text[from:at.end])
 	if err != nil {
-		panic(err) // Parse read it
+		panic(err) // Parse accepted it
 	}
 	r := &reader{File: File{source: value}}
 	root, err := r.yaml(value.text, 0)
@@ -285,7 +285,7 @@ func (m *merger) rule(s *speller, at span, live *policy.Rule, d Device, inside b
 	m.limit(s, r, &entry{node{start: at.key}, *root}, live, inside)
 }
 
-// limit changes the limit that is the value of a rule, or of its shadow, part by part.
+// limit changes the value of a rule, or of its shadow, part by part.
 func (m *merger) limit(s *speller, r *reader, e *entry, live *policy.Rule, inside bool) {
 	if e.value.kind != mapping {
 		m.replace(int(e.value.start), int(e.value.end), s.value(live))
@@ -303,7 +303,7 @@ func (m *merger) limit(s *speller, r *reader, e *entry, live *policy.Rule, insid
 			wanted = []part{{key: "plan", text: p.key}}
 		}
 	}
-	still := r.stillSo(e.value.entries, usualAt(live.Rate, p.over(s.usual)), live, s.l2Bytes)
+	still := r.unchanged(e.value.entries, usualAt(live.Rate, p.over(s.usual)), live, s.l2Bytes)
 	kept, wanted = append(kept, still...), append(wanted, s.missing(p, still, live)...)
 	c := change{place: e.value.place(), key: e.key.start, inside: inside, gone: map[uint32]bool{}}
 	for i := range e.value.entries {
@@ -330,8 +330,8 @@ func (m *merger) limit(s *speller, r *reader, e *entry, live *policy.Rule, insid
 	m.apply(c)
 }
 
-// stillSo is the parts of a rule, or a shadow, that hold for what is live.
-func (r *reader) stillSo(entries []entry, usual policy.Limit, live *policy.Rule, l2Bytes uint8) (kept []part) {
+// unchanged returns the parts of a rule, or a shadow, that the live rule has too.
+func (r *reader) unchanged(entries []entry, usual policy.Limit, live *policy.Rule, l2Bytes uint8) (kept []part) {
 	var ofFraming []part
 	for i := range entries {
 		key, value := policy.LimitKey(entries[i].key.text), &entries[i].value

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestMerge writes what one file says onto another one.
+// TestMerge merges the rules of one file into another.
 func TestMerge(t *testing.T) {
 	devices := []Device{{"eth0", 14}, {"tap0", 14}, {"tap1", 14}, {"wg0", 0}}
 	for _, test := range []struct{ name, like, live, want string }{
@@ -190,7 +190,7 @@ devices:
             0.0.0.0/0: 5mbit
 `},
 
-		{"a pattern is kept out", `
+		{"a device without the rules of its pattern", `
 devices:
   tap*: {egress: {0.0.0.0/0: 10mbit}}
   tap0:
@@ -206,7 +206,7 @@ devices:
   tap1: {}
 `},
 
-		{"all goes", `
+		{"all rules removed", `
 devices:  # here
   eth0:
     egress:
@@ -219,14 +219,14 @@ devices: {}  # here
 # end
 `},
 
-		{"all is new", "devices: {} # none", `
+		{"all rules new", "devices: {} # none", `
 devices: {eth0: {ingress: {10.0.0.0/24: {rate: 1mbit, each: host, excess: ecn}}}}
 `, `devices: # none
   eth0:
     ingress:
       10.0.0.0/24: {rate: 1mbit, each: host, excess: ecn}`},
 
-		{"ends of lines", "\uFEFFdevices:\r\n  eth0:\r\n    egress:\r\n      10.0.0.0/24: 1mbit\r\n      10.0.1.0/24: 1mbit", `
+		{"line endings", "\uFEFFdevices:\r\n  eth0:\r\n    egress:\r\n      10.0.0.0/24: 1mbit\r\n      10.0.1.0/24: 1mbit", `
 devices: {eth0: {egress: {10.0.1.0/24: 1mbit, 10.0.2.0/24: 1mbit}}}
 `, "\uFEFFdevices:\r\n  eth0:\r\n    egress:\r\n      10.0.1.0/24: 1mbit\r\n      10.0.2.0/24: 1mbit"},
 
@@ -278,7 +278,7 @@ devices:
       10.0.9.0/24: {rate: 10mbit}     # first come, first served now
 `},
 
-		{"an order is not among flows", `
+		{"order with each flow", `
 defaults: {excess: delay, order: sparse-first}
 devices:
   eth0:
@@ -306,7 +306,7 @@ devices:
       10.0.3.0/24: {rate: 20mbit, each: flow}          # faster now
 `},
 
-		{"defaults no longer hold", `
+		{"other values than the defaults", `
 defaults: {overhead: docsis, mpu: 80, algorithm: leaky, penalty: 10s, shadow: 1mbit}
 devices: {eth0: {egress: {10.0.0.0/24: 2mbit, 10.0.1.0/24: {rate: 2mbit, shadow: 3mbit}}}}
 `, `
@@ -429,7 +429,7 @@ devices:
       10.0.0.3: {plan: calls, name: x, rate: 4mbit}                # gets another rate
 `},
 
-		{"a plan is new", "# Limits.\ndevices:\n  eth0:\n    egress:\n      10.0.0.1: 1mbit\n# end\n", `
+		{"new plan", "# Limits.\ndevices:\n  eth0:\n    egress:\n      10.0.0.1: 1mbit\n# end\n", `
 plans: {gold: 1mbit}
 devices:
   eth0: {egress: {10.0.0.1: gold, 10.0.0.2: {plan: gold, name: bob}}}

@@ -2,24 +2,23 @@ package policyfile
 
 import "bytes"
 
-// A large file is read by pieces, since the YAML library needs a kilobyte for a
-// rule until it has read all of them: lines that are plainly rules are taken out,
-// but for the first of a run, and read a few thousand at a time. What they say is
-// the same by themselves as in their place. Where that is not certain, the file is
-// read as a whole.
+// A large file is parsed by pieces, because the YAML library needs a kilobyte for each rule
+// until it has parsed all. A run of lines that are clearly rules is cut out, except its
+// first line, and parsed a few thousand lines at a time. These lines mean the same by
+// themselves as in their place. If that is not certain, the file is parsed as a whole.
 
 const (
-	// largeFile is the size in bytes from which on a file is read by pieces.
+	// largeFile is the smallest size in bytes of a file that is parsed by pieces.
 	largeFile = 1 << 20
-	// pieceLines is how many lines a piece has at most.
+	// pieceLines is the largest number of lines of a piece.
 	pieceLines = 4096
 )
 
-// A piece is lines of a source, the last not included.
+// A piece is the lines of a source from one to before another.
 type piece struct{ from, to int }
 
-// cut returns pieces of a source by the offset of the key before, and the source
-// without them, with all lines in their places.
+// cut returns pieces of a source, by the offset of the key before them, and the source
+// without them. Line numbers in the rest stay the same.
 func cut(s source, lines int) (pieces map[uint32][]piece, rest []byte) {
 	pieces = map[uint32][]piece{}
 	copied := 0
@@ -58,7 +57,7 @@ var (
 )
 
 func init() {
-	for c := 0x80; c < 0x100; c++ { // of letters that are not ASCII
+	for c := 0x80; c < 0x100; c++ { // bytes of characters beyond ASCII
 		valueBytes[c] = true
 	}
 }
@@ -79,8 +78,7 @@ func only(text []byte, in *[256]bool) bool {
 	return true
 }
 
-// ruleLine reports whether a line is plainly a network and its rule, and how far it is
-// indented.
+// ruleLine reports whether a line is clearly a network and its rule, and its indentation.
 func ruleLine(line []byte) (indent int, ok bool) {
 	text := bytes.TrimLeft(line, " ")
 	indent = len(line) - len(text)
@@ -99,8 +97,8 @@ func ruleLine(line []byte) (indent int, ok bool) {
 	return indent, len(value) > 0 && only(value, &valueBytes)
 }
 
-// withoutQuotes is a value without the comment behind it, and with a word in place of
-// each text in quotes.
+// withoutQuotes removes the comment after a value, and replaces each text in quotes by a
+// word. It is false if quotes are not closed in the line.
 func withoutQuotes(value []byte) (out []byte, ok bool) {
 	if bytes.IndexByte(value, '"') < 0 && bytes.IndexByte(value, '\'') < 0 {
 		value, _, _ = bytes.Cut(value, []byte(" #"))

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestPieces reads a file of which most is in pieces.
+// TestPieces parses a file that is mostly in pieces.
 func TestPieces(t *testing.T) {
 	var text strings.Builder
 	text.WriteString("plans: {gold: 1mbit}\ndevices:\n")
@@ -37,7 +37,7 @@ func TestPieces(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.policy(root)
-		if r.torn || len(r.pieces) > 0 || len(r.problems) > 0 {
+		if r.broken || len(r.pieces) > 0 || len(r.problems) > 0 {
 			t.Errorf("pieces of %d lines: left are %v, problems are %v", lines, r.pieces, r.problems)
 		}
 		for _, s := range r.devices {

@@ -12,10 +12,10 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// note is that of rules that have none of their own.
+// note returns the note of rules that have none.
 func (p *plan) note() string { return string(p.over(policy.Limit{}).Note) }
 
-// value is the plan as it is written.
+// value returns the plan as a value in YAML.
 func (p *plan) value() string {
 	parts := p.parts
 	if p.shown != p.key {
@@ -27,13 +27,14 @@ func (p *plan) value() string {
 	return "{" + inBraces(freshParts(parts)) + "}"
 }
 
-// followers counts what the rules of a plan have in common. Ties go to the first.
+// followers counts the rules and notes of the rules that follow a plan, to find the most
+// common ones. The first one wins a tie.
 type followers struct {
 	all   int
-	rules map[policy.Rule]int // by what they say, without network and label
-	most  policy.Rule         // one of those of which there are most, without its label
+	rules map[policy.Rule]int // by rule without network and label
+	most  policy.Rule         // an example of the most common rule, without its label
 	notes map[string]int
-	note  string // of which there are most
+	note  string // the most common note
 }
 
 func (f *followers) add(r *policy.Rule) {
@@ -53,7 +54,8 @@ func withoutNetwork(r policy.Rule) policy.Rule {
 	return r
 }
 
-// count adds one to what is counted, as long as that is not too much to remember.
+// count adds one to the count of a key and returns it. It ignores new keys when there are
+// too many.
 func count[K comparable](counts map[K]int, key K) int {
 	if _, known := counts[key]; known || len(counts) < maxKnown {
 		counts[key]++
@@ -61,9 +63,9 @@ func count[K comparable](counts map[K]int, key K) int {
 	return counts[key]
 }
 
-// plansOf makes a plan of all rules that follow one, by how it is shown: it is the limit
-// that most of them have, and the note if more than half have the same. The keys of
-// plans that are there already are taken.
+// plansOf derives plans from the rules that follow them, by how the plans are shown. A plan
+// gets the most common limit of its rules, and a note if more than half of them have it.
+// The keys of other plans are taken.
 func plansOf(tables map[string][]policy.Table, taken map[string]*plan) map[string]*plan {
 	of := map[string]*followers{}
 	for _, device := range slices.Sorted(maps.Keys(tables)) {
@@ -97,7 +99,7 @@ func plansOf(tables map[string][]policy.Table, taken map[string]*plan) map[strin
 	return plans
 }
 
-// parts are those of the plan that the rules follow.
+// parts returns the parts of the plan.
 func (f *followers) parts() []part {
 	parts := needed(usualAt(f.most.Rate, policy.Limit{}), &f.most, 0)
 	if f.note != "" && f.all > 1 && 2*f.notes[f.note] > f.all {
@@ -106,7 +108,7 @@ func (f *followers) parts() []part {
 	return parts
 }
 
-// planKey is a key that is not used, and like the name of a plan.
+// planKey returns a valid key for the name of a plan that is not used yet.
 func planKey(shown string, used map[string]bool) string {
 	key := strings.Trim(strings.Map(func(c rune) rune {
 		if unicode.IsLetter(c) || unicode.IsDigit(c) || strings.ContainsRune("-_.", c) {

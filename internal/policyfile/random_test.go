@@ -14,7 +14,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// random makes policies as people might write them, and as they might be changed.
+// random makes policies, and changes to them.
 type random struct{ *rand.Rand }
 
 func (r random) one(of ...string) string { return of[r.IntN(len(of))] }
@@ -22,7 +22,7 @@ func (r random) chance(percent int) bool { return r.IntN(100) < percent }
 
 var somewhere = []Device{{"eth0", 14}, {"eth1", 14}, {"tap0", 14}, {"tap1", 14}, {"wg0", 0}, {"x*y", 14}}
 
-// prefix is one of few, so that files and changes meet.
+// prefix returns one of few networks, so that files and changes overlap.
 func (r random) prefix() string {
 	n := r.IntN(8)
 	switch r.IntN(6) {
@@ -40,7 +40,7 @@ func (r random) prefix() string {
 	return fmt.Sprintf("10.0.0.%d%s", n, r.one("", "/32"))
 }
 
-// networks are those of a key.
+// networks returns the networks of a key.
 func networks(key string) []netip.Prefix {
 	if key == policy.Any {
 		return policy.Everything[:]
@@ -52,7 +52,7 @@ func networks(key string) []netip.Prefix {
 	return []netip.Prefix{p}
 }
 
-// parts is what a rule, defaults or a plan may say; a shadow is one of few.
+// parts returns random parts of a rule, defaults or a plan.
 func (r random) parts(key string) (parts []string) {
 	may := func(percent int, part string) {
 		if r.chance(percent) {
@@ -99,7 +99,7 @@ func (r random) parts(key string) (parts []string) {
 	return parts
 }
 
-// value is a mapping of parts, in braces or in lines.
+// value returns a mapping of parts, in braces or in lines.
 func (r random) value(indent int, parts []string) string {
 	if r.chance(70) {
 		return " {" + strings.Join(parts, r.one(", ", ",", " , ", ",\n"+strings.Repeat(" ", indent+3))) + r.one("", "", ",") + "}" + r.comment()
@@ -127,7 +127,7 @@ func (r random) quoted(key string) string {
 	return r.one(key, key, key, `"`+key+`"`, "'"+key+"'")
 }
 
-// rules is the entries of a direction.
+// rules returns the entries of a direction.
 func (r random) rules(indent int, defaults bool) (entries []string) {
 	if r.chance(20) {
 		entries = append(entries, "match: "+r.one("dst", "src"))
@@ -155,7 +155,7 @@ func (r random) rules(indent int, defaults bool) (entries []string) {
 	return entries
 }
 
-// file is a policy, which may not be valid.
+// file returns a policy, which may not be valid.
 func (r random) file() []byte {
 	if r.chance(15) {
 		return r.inBraces()
@@ -206,7 +206,7 @@ func (r random) file() []byte {
 	return []byte(s)
 }
 
-// inBraces is a policy that is all in braces, as JSON is.
+// inBraces returns a policy that is all in braces, like JSON.
 func (r random) inBraces() []byte {
 	entries := func(entries []string) string {
 		return "{" + strings.Join(entries, r.one(", ", ",\n  ")) + "}"
@@ -224,7 +224,7 @@ func (r random) inBraces() []byte {
 	return []byte(r.one("{devices: ", `{ "devices" : `, "{\n  devices: ") + entries(devices) + r.one("}", "\n}\n"))
 }
 
-// rule is a valid rule for a network.
+// rule returns a valid rule for a network.
 func (r random) rule(p netip.Prefix, l2Bytes uint8) policy.Rule {
 	for {
 		all := append([]string{"- rate: 8mbit"}, r.parts("plan")...)[1:]
@@ -250,12 +250,12 @@ func (r random) rule(p netip.Prefix, l2Bytes uint8) policy.Rule {
 	}
 }
 
-// shown is how a plan of rules may be shown.
+// shown returns the name of a plan, or "".
 func (r random) shown() string {
 	return r.one("", "", "", "gold", "gold", "silver", "alice", "Gold 100", "null", "10mbit", "\"#, {}:", "unlimited", "\u00ad\ufeff\ufffe\u00a0")
 }
 
-// changed is what may become of tables.
+// changed returns tables with random changes.
 func (r random) changed(tables []policy.Table) (out []policy.Table) {
 	percent := r.IntN(40) * r.IntN(3)
 	for _, d := range somewhere {
@@ -306,7 +306,7 @@ func (r random) changed(tables []policy.Table) (out []policy.Table) {
 	return out
 }
 
-// damaged is a file in which something is not as it was.
+// damaged returns a file with random changes to its text.
 func (r random) damaged(text []byte) []byte {
 	for range 1 + r.IntN(3) {
 		lines := bytes.SplitAfter(text, []byte("\n"))
@@ -328,7 +328,7 @@ func (r random) damaged(text []byte) []byte {
 	return text
 }
 
-// TestRandom makes files, whole and damaged, and changes what they say.
+// TestRandom examines random files, whole and damaged.
 func TestRandom(t *testing.T) {
 	r := random{rand.New(rand.NewPCG(testenv.Seed(t), 0))}
 	valid := 0
@@ -344,9 +344,8 @@ func TestRandom(t *testing.T) {
 	}
 }
 
-// examine reads a text by pieces and as a whole, to the same end. If it is a
-// policy, what it says is changed, and written as a file of its own and onto that
-// one: either says the same again.
+// examine checks that a text parses the same by pieces and as a whole. If it is a policy,
+// examine changes its rules and checks that Write and Merge make files with these rules.
 func examine(t *testing.T, r random, text []byte) (valid bool) {
 	t.Helper()
 	f, err := parse("random.yaml", text, 0)
@@ -364,8 +363,8 @@ func examine(t *testing.T, r random, text []byte) (valid bool) {
 		}
 		return false
 	}
-	was := said(f)
-	if again, _ := merged(t, f, was); !bytes.Equal(again, text) && !torn(f) {
+	was := tablesOf(f)
+	if again, _ := merged(t, f, was); !bytes.Equal(again, text) && !conflicting(f) {
 		t.Fatalf("with what it says, it became\n%s\nof\n%s", again, text)
 	}
 	tables := r.changed(was)
@@ -381,8 +380,8 @@ func examine(t *testing.T, r random, text []byte) (valid bool) {
 	return true
 }
 
-// said is what a file says of the devices that only one pattern matches.
-func said(f *File) (tables []policy.Table) {
+// tablesOf returns the tables of the devices that at most one pattern matches.
+func tablesOf(f *File) (tables []policy.Table) {
 	for _, d := range somewhere {
 		of, _ := f.For(d)
 		tables = append(tables, of...)
@@ -391,13 +390,13 @@ func said(f *File) (tables []policy.Table) {
 	return tables
 }
 
-// torn says whether a device is torn between patterns.
-func torn(f *File) bool {
+// conflicting reports whether two patterns match a device.
+func conflicting(f *File) bool {
 	_, _, err := f.Tables(somewhere)
 	return err != nil
 }
 
-// merged is a file with what tables say, and that again.
+// merged returns a file with tables merged into it, and parses it.
 func merged(t *testing.T, like *File, tables []policy.Table) ([]byte, *File) {
 	t.Helper()
 	var out bytes.Buffer
@@ -412,7 +411,7 @@ func merged(t *testing.T, like *File, tables []policy.Table) ([]byte, *File) {
 	return out.Bytes(), same(t, out.Bytes(), tables)
 }
 
-// same is a file of which tables are all that it says of the devices that are there.
+// same parses a text and checks that its rules are those of tables.
 func same(t *testing.T, text []byte, tables []policy.Table) *File {
 	t.Helper()
 	f, err := Parse("merged.yaml", text)

@@ -72,8 +72,8 @@ func Write(w io.Writer, tables []policy.Table, comment func(device string, d pol
 	return nil
 }
 
-// byDevice is the tables of each device that have rules, all of them valid, in the
-// order of policy.SortTables.
+// byDevice returns the tables of each device that have rules, in the order of
+// policy.SortTables. The error is for a rule that is not valid.
 func byDevice(tables []policy.Table) (map[string][]policy.Table, error) {
 	of := map[string][]policy.Table{}
 	for _, t := range tables {
@@ -96,13 +96,13 @@ func byDevice(tables []policy.Table) (map[string][]policy.Table, error) {
 	return of, nil
 }
 
-// deviceKey is the key of a section of just this device, also inside of braces.
+// deviceKey returns the key of a section for exactly this device, in lines or braces.
 func deviceKey(device string) (string, error) {
 	if !utf8.ValidString(device) {
-		return "", fmt.Errorf("write a policy: the name of device %q is not UTF-8, as a file has to be; rename it", device)
+		return "", fmt.Errorf("write a policy: the name of device %q is not UTF-8, which a policy file must be; rename it", device)
 	}
 	if !possible(device) {
-		return "", fmt.Errorf("write a policy: device %q is not a name that a device can have", device)
+		return "", fmt.Errorf("write a policy: device %q is not a valid device name", device)
 	}
 	if plain.Line(device) != device {
 		return strconv.Quote(escape(device)), nil // YAML has the escapes of Go
@@ -115,7 +115,8 @@ func deviceKey(device string) (string, error) {
 	return strings.TrimSuffix(strings.TrimPrefix(string(key), "["), "]\n"), nil
 }
 
-// networkKey is an address where it is one, unless it ends in a colon as keys do.
+// networkKey returns a network as a key: an address alone, unless it ends in a colon, which
+// YAML would read as the end of the key.
 func networkKey(p netip.Prefix) string {
 	if s := p.Addr().String(); p.IsSingleIP() && !strings.HasSuffix(s, ":") {
 		return s
@@ -123,37 +124,37 @@ func networkKey(p netip.Prefix) string {
 	return p.String()
 }
 
-// harmless is a text that fits behind # in a line.
+// harmless returns a text in one line, for a comment.
 func harmless(comment string) string {
 	return strings.Join(strings.FieldsFunc(strings.ToValidUTF8(comment, " "), func(c rune) bool {
 		return unicode.IsSpace(c) || !unicode.IsGraphic(c)
 	}), " ")
 }
 
-// A speller writes rules of one direction of a device, most of which say what others do.
+// A speller writes the rules of one direction of a device. It remembers values, because
+// most rules have the value of another one.
 type speller struct {
 	usual   policy.Limit
-	l2Bytes uint8 // of link header that frames of the device have
-	// plans are those that are shown by a text. They are not used where it is empty.
-	plans func(shown string) []*plan
-	known map[policy.Rule]spelling
+	l2Bytes uint8                      // length of the device's link header
+	plans   func(shown string) []*plan // returns the plans that are shown by a text
+	known   map[policy.Rule]spelling
 }
 
-// A spelling is what rules that differ in network, name and note have in common.
+// A spelling is the value of rules that differ only in network, name and note.
 type spelling struct {
-	short string // the value of a rule with no more than that, if it needs no braces
-	parts string // the parts of that, in braces
-	note  string // of rules that do not say their own
+	short string // the value without name and note, if it needs no braces
+	parts string // that value in braces, without the braces
+	note  string // the note of rules that do not set one
 }
 
 func newSpeller(usual policy.Limit, l2Bytes uint8, plans func(string) []*plan) *speller {
 	return &speller{usual, l2Bytes, plans, map[policy.Rule]spelling{}}
 }
 
-// value is one that makes r, as short as it can be.
+// value returns the shortest value in YAML that makes r.
 func (s *speller) value(r *policy.Rule) string {
 	wide, _ := r.Prefix.Addr().Prefix(0)
-	key := *r // whose network matters by family and length alone
+	key := *r // only family and length of its network matter
 	key.Prefix, key.Label = netip.PrefixFrom(wide.Addr(), r.Prefix.Bits()), policy.Label{Plan: r.Label.Plan}
 	common, ok := s.known[key]
 	if !ok {
@@ -180,7 +181,7 @@ func (s *speller) value(r *policy.Rule) string {
 	return "{" + parts + "}"
 }
 
-// spell is the spelling of a rule without name and note.
+// spell returns the spelling of a rule without name and note.
 func (s *speller) spell(r policy.Rule) (out spelling) {
 	p, parts := s.parts(&r)
 	if p != nil {
@@ -195,8 +196,8 @@ func (s *speller) spell(r policy.Rule) (out spelling) {
 	return out
 }
 
-// parts is the plan, nil for none, and the parts beside it that make r. Of several plans
-// it is the one whose limit is most like r.
+// parts returns the plan of r, nil for none, and the parts that r needs beside it. Of
+// several plans it chooses the one that needs the fewest.
 func (s *speller) parts(r *policy.Rule) (best *plan, parts []part) {
 	if r.Label.Plan == "" {
 		return nil, s.missing(nil, nil, r)
@@ -215,7 +216,8 @@ func (s *speller) parts(r *policy.Rule) (best *plan, parts []part) {
 	return best, parts
 }
 
-// missing is the parts that make r of a plan, nil for none, and of the parts that it has.
+// missing returns the parts that r needs beside a plan, nil for none, and the parts that it
+// has.
 func (s *speller) missing(p *plan, has []part, r *policy.Rule) []part {
 	parts := needed(over(usualAt(r.Rate, p.over(s.usual)), has), r, s.l2Bytes)
 	if p == nil {
@@ -226,8 +228,8 @@ func (s *speller) missing(p *plan, has []part, r *policy.Rule) []part {
 	if made.Label.Plan = r.Label.Plan; err == nil && made == *r {
 		return parts
 	}
-	// The plan has options that have no use with these defaults, which is an error unless
-	// the rule says itself what it does.
+	// The plan has options that have no use with these defaults. This is an error unless
+	// the rule sets the options that decide.
 	for _, key := range decide {
 		o := policy.FindOption(key)
 		said := func(p part) bool { return p.key == key }
@@ -238,7 +240,7 @@ func (s *speller) missing(p *plan, has []part, r *policy.Rule) []part {
 	return parts
 }
 
-// word is a text as a value in YAML, in quotes if it needs them.
+// word returns a text as a value in YAML, in quotes if it needs them.
 func word(s string) string {
 	isWord := func(c rune) bool { return unicode.IsLetter(c) || unicode.IsDigit(c) }
 	first, _ := utf8.DecodeRuneInString(s)
@@ -249,7 +251,7 @@ func word(s string) string {
 	return s
 }
 
-// needed is the parts that make r of a limit, which is usual at its rate.
+// needed returns the parts that r needs beside the options of a limit.
 func needed(usual policy.Limit, r *policy.Rule, l2Bytes uint8) []part {
 	parts := differing(usual, r, l2Bytes)
 	switch s, ok := proposed(r); {
@@ -263,22 +265,23 @@ func needed(usual policy.Limit, r *policy.Rule, l2Bytes uint8) []part {
 	return parts
 }
 
-// proposed is what a shadow makes a rule, but for the algorithm, which it does not say.
+// proposed returns the rule that r's shadow proposes, without the algorithm, which a shadow
+// cannot set.
 func proposed(r *policy.Rule) (policy.Rule, bool) {
 	s, ok := r.Proposed()
 	s.Algorithm = policy.GCRA
 	return s, ok
 }
 
-// sameShadow says whether a shadow that a limit may have is the one proposed.
+// sameShadow reports whether the shadow of a limit, nil for none, makes the proposed rule.
 func sameShadow(l *policy.Limit, proposed *policy.Rule, l2Bytes uint8) bool {
 	return l != nil && len(differing(*l, proposed, l2Bytes)) == 0
 }
 
-// decide are the options on which the defaults and the use of others depend.
+// decide lists the options on which the defaults and the use of others depend.
 var decide = []string{"rate", "algorithm", "each", "excess"}
 
-// differing is the parts but the shadow that make r of a limit.
+// differing returns the parts that r needs beside a limit, except the shadow.
 func differing(l policy.Limit, r *policy.Rule, l2Bytes uint8) (parts []part) {
 	said := policy.Rule{Rate: l.Rate, Algorithm: l.Algorithm, Each: l.Each.Canonical(r.Prefix), Excess: l.Excess}
 	made := madeOf(l, r, l2Bytes)
@@ -287,7 +290,7 @@ func differing(l policy.Limit, r *policy.Rule, l2Bytes uint8) (parts []part) {
 		switch {
 		case decides:
 			same = o.Same(&said, r)
-		case o.Name == "overhead" && l.Overhead != "": // a keyword may say an mpu, too
+		case o.Name == "overhead" && l.Overhead != "": // a keyword can include an MPU
 			same = made.Framing == r.Framing
 		}
 		if same {
@@ -295,7 +298,7 @@ func differing(l policy.Limit, r *policy.Rule, l2Bytes uint8) (parts []part) {
 		}
 		p := part{key: o.Name, text: o.Text(r)}
 		parts = append(parts, p)
-		if !decides { // the default of one option may come from another
+		if !decides { // defaults of later options may depend on it
 			l = over(l, []part{p})
 			made = madeOf(l, r, l2Bytes)
 		}
@@ -303,12 +306,13 @@ func differing(l policy.Limit, r *policy.Rule, l2Bytes uint8) (parts []part) {
 	return parts
 }
 
-// madeOf is the rule that a limit makes which decides as r does. What the limit says that is none of such a rule's is not r's.
+// madeOf returns the rule of a limit with the deciding options of r. It drops options of
+// the limit that have no use then.
 func madeOf(l policy.Limit, r *policy.Rule, l2Bytes uint8) policy.Rule {
 	l.Rate, l.Algorithm, l.Each, l.Excess, l.Shadow = r.Rate, r.Algorithm, r.Each, r.Excess, nil
 	dropIdle(&l, r)
 	made, err := l.Resolve(r.Prefix, l2Bytes)
-	if err != nil { // more than there can be, at this rate
+	if err != nil { // a value is too large at this rate
 		made.Capacity, made.Queue, made.ECNAbove = 0, 0, 0
 	}
 	return made

@@ -57,7 +57,7 @@ func ParseShadow(text string) (*Limit, error) {
 	for part := range strings.SplitSeq(text, ",") {
 		key, value, found := strings.Cut(part, "=")
 		if !found {
-			return nil, fmt.Errorf("shadow %.100q: write it such as rate=50mbit,capacity=100ms", text)
+			return nil, fmt.Errorf("shadow %.100q: write it like rate=50mbit,capacity=100ms", text)
 		}
 		name := LimitKey(key)
 		if given[name] {
