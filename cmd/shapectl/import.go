@@ -19,26 +19,25 @@ import (
 func importCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "import libreqos|tc|nft ...",
-		Short: "Make a policy of another tool's limits",
-		Long: `Make a policy of another tool's limits, and print it; nothing is changed. What
-can not be carried over is listed on stderr, a line for each kind of thing: what
-it is, where, why, and what to do about it. It also stands at the top of the
-policy. With -j, one object is printed that has the policy, its rules, and all
-that was not carried over.
+		Short: "Make a policy from the limits of another tool",
+		Long: `Make a policy from the limits of another tool, and print it. Nothing is changed.
+Limits that cannot be carried over are listed on stderr and at the top of the
+policy, in one line for each kind: what, where, why, and what to do. With -j, one
+object has the policy, its rules, and everything that was not carried over.
 
-Exit codes: 0 all was carried over; 1 the input can not be read; 4 something was
-not carried over.`,
+Exit codes: 0 everything was carried over; 1 the input cannot be read;
+4 something was not carried over.`,
 		Example: `  shapectl import libreqos ShapedDevices.csv --device eth1 >policy.yaml
   shapectl import tc eth0 eth1 >policy.yaml
   nft -j list ruleset | shapectl import nft - --device eth1 >policy.yaml`,
 		Args: func(_ *cobra.Command, given []string) error {
 			if len(given) > 0 {
-				return inputf("import: %q is no tool that can be imported from; use libreqos, tc or nft", given[0])
+				return inputf("import: cannot import from %q; use libreqos, tc or nft", given[0])
 			}
 			return nil
 		},
 		RunE: func(*cobra.Command, []string) error {
-			return inputf("import: say from what: libreqos, tc or nft; see 'shapectl import --help'")
+			return inputf("import: the tool is missing; use libreqos, tc or nft; see 'shapectl import --help'")
 		},
 	}
 	cmd.AddCommand(importLibreQoSCommand(e), importTCCommand(e), importNFTCommand(e))
@@ -49,35 +48,37 @@ func importLibreQoSCommand(e *env) *cobra.Command {
 	var device, upload string
 	cmd := &cobra.Command{
 		Use:   "libreqos FILE|- --device DEV [--upload DEV]",
-		Short: "Make a policy of LibreQoS's ShapedDevices.csv",
-		Long: `Make a policy of LibreQoS's ShapedDevices.csv, of any version with a header; -
-reads standard input. Each address and network of a row gets a rule of its own:
+		Short: "Make a policy from LibreQoS's ShapedDevices.csv",
+		Long: `Make a policy from LibreQoS's ShapedDevices.csv, of any version with a header.
+The file - is standard input. Each address and network of a row gets its own rule:
 
-  Download Max Mbps  is the rate of what leaves --device, which faces subscribers
-  Upload Max Mbps    is the rate of what enters it or, with --upload, of what
-                     leaves that device, which faces the Internet, by its source
+  Download Max Mbps  rate of egress of --device, which faces the subscribers
+  Upload Max Mbps    rate of its ingress or, with --upload, of egress of that
+                     device, which faces the Internet, by source address
 
-Circuits and devices become names of rules; the circuit's ID, its parent node and
-the comment become notes. Not carried over, and listed: rates that
-are guaranteed, the tree of nodes, a rate that several addresses share (each has
-all of it), rates of 0, and addresses that are in an earlier row, too.`,
+Circuit and device become the name of the rule. Circuit ID, parent node and
+comment become its note.
+
+Not carried over, and listed: guaranteed rates, the tree of nodes, rates of 0,
+addresses of an earlier row, and a rate that several addresses share: each of them
+gets the full rate.`,
 		Args: args(1, 1),
 		RunE: func(cmd *cobra.Command, given []string) error {
 			switch {
 			case device == "":
-				return inputf("import libreqos: --device is missing; name the one that faces subscribers")
+				return inputf("import libreqos: --device is missing; name the device that faces the subscribers")
 			case cmd.Flags().Changed("upload") && upload == "":
-				return inputf("import libreqos: --upload has no name; leave it out to limit what enters %s", device)
+				return inputf("import libreqos: --upload is empty; leave it out to limit ingress of %s", device)
 			case upload == device:
-				return inputf("import libreqos: --upload is the same device; leave it out to limit what enters %s", device)
+				return inputf("import libreqos: --upload is the same device; leave it out to limit ingress of %s", device)
 			}
 			return e.importFile("libreqos", given[0], cmd, func(name string, text io.Reader) (importer.Imported, error) {
 				return importer.LibreQoS(name, text, device, upload)
 			})
 		},
 	}
-	cmd.Flags().StringVar(&device, "device", "", "the `device` that faces subscribers")
-	cmd.Flags().StringVar(&upload, "upload", "", "the `device` that faces the Internet, to limit what is uploaded as it leaves")
+	cmd.Flags().StringVar(&device, "device", "", "the `device` that faces the subscribers")
+	cmd.Flags().StringVar(&upload, "upload", "", "limit uploads on egress of this `device`, which faces the Internet")
 	return cmd
 }
 
@@ -85,48 +86,50 @@ func importNFTCommand(e *env) *cobra.Command {
 	var device string
 	cmd := &cobra.Command{
 		Use:   "nft FILE|- [--device DEV]",
-		Short: "Make a policy of the limits of nftables",
-		Long: `Make a policy of the limits of nftables: of what 'nft -j list ruleset' prints; -
-reads standard input.
+		Short: "Make a policy from the limits of nftables",
+		Long: `Make a policy from the limits of nftables, as 'nft -j list ruleset' prints them.
+The file - is standard input.
 
 Carried over are limits in bytes by address: 'limit rate over ... drop', 'limit
-rate ... accept' where the rest is dropped, named limits and maps to them, sets,
+rate ... accept' if the rest is dropped, named limits and maps to them, sets,
 ranges, verdict maps, chains that rules jump to, and sets and meters with a limit
-for each address. A rule's direction is ingress for iifname, and egress for
-oifname. Where a rule names neither, it is for --device: what goes to an address
-leaves that, and what comes from an address enters it.
+for each address. Comments of nft rules become names.
 
-Not carried over, and listed: limits in packets, limits of packets that have to
-have more than an address, and limits one upon the other.`,
+The direction is ingress for iifname, and egress for oifname. If a rule has
+neither, it is for --device: egress for destinations, and ingress for sources.
+
+Not carried over, and listed: limits in packets, limits with more conditions than
+an address, and stacked limits.`,
 		Args: args(1, 1),
 		RunE: func(cmd *cobra.Command, given []string) error {
 			if cmd.Flags().Changed("device") && device == "" {
-				return inputf("import nft: --device has no name; leave it out if the ruleset names all devices")
+				return inputf("import nft: --device is empty; leave it out if the ruleset names all devices")
 			}
 			return e.importFile("nft", given[0], cmd, func(name string, text io.Reader) (importer.Imported, error) {
 				return importer.NFT(name, text, device)
 			})
 		},
 	}
-	cmd.Flags().StringVar(&device, "device", "", "the `device` that limits are for where rules name none")
+	cmd.Flags().StringVar(&device, "device", "", "the `device` of rules that name none")
 	return cmd
 }
 
 func importTCCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "tc DEV...",
-		Short: "Make a policy of devices' own traffic control",
-		Long: `Make a policy of devices' own traffic control, as the kernel has it now.
+		Short: "Make a policy from the traffic control of devices",
+		Long: `Make a policy from the traffic control of devices, as the kernel has it now.
 
 Carried over are policers of filters by address (u32, also with hash tables,
 flower, matchall) on clsact, ingress and root qdiscs, classes of htb that filters
-by address lead to, with the default class, and tbf. What htb and tbf delay is
-dropped here, so these rules have the default capacity at least.
+by address select, the default class, and tbf. Handles of classes become notes.
+htb and tbf delay excess packets, and these rules drop them, so they have at least
+the default capacity.
 
-Not carried over, and listed: guaranteed rates and what classes borrow, limits of
-parent classes, filters by firewall mark or by more than an address, and other
-qdiscs. Nothing of traffic control is taken away: it and the rules would both
-limit until it is.`,
+Not carried over, and listed: guaranteed rates and borrowing, limits of parent
+classes, filters by firewall mark or with more conditions than an address, and
+other qdiscs. Traffic control stays as it is. Until you remove it, both it and the
+rules limit packets.`,
 		Args: args(1, 1<<16),
 		ValidArgsFunction: func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 			return e.completeDevice(cmd, nil, typed)
@@ -134,7 +137,7 @@ limit until it is.`,
 		RunE: func(cmd *cobra.Command, given []string) error {
 			for i, name := range given {
 				if slices.Contains(given[:i], name) {
-					return inputf("import tc: device %s is named twice", name)
+					return inputf("import tc: device %s appears twice", name)
 				}
 			}
 			var dumps []importer.Dump
@@ -167,10 +170,10 @@ limit until it is.`,
 	}
 }
 
-// importFile makes a policy of a file, or of standard input.
+// importFile makes a policy from a file or standard input.
 func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(name string, text io.Reader) (importer.Imported, error)) error {
 	if e.netns != "" {
-		return inputf("import %s: -n has no meaning here, as no device is touched; leave it out", tool)
+		return inputf("import %s: -n has no effect, because no device is used; leave it out", tool)
 	}
 	file, _, err := e.open(name)
 	if err != nil {
@@ -179,7 +182,7 @@ func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(name s
 	defer file.Close()
 	imported, err := read(inputName(name), file)
 	if errors.As(err, new(policyfile.Errors)) {
-		return inputf("import %s: %w", tool, err) // they say where they are
+		return inputf("import %s: %w", tool, err) // it has the file's name
 	}
 	if err != nil {
 		return inputf("import %s %s: %w", tool, inputName(name), err)
@@ -193,9 +196,9 @@ func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(name s
 	return e.imported("import "+tool+" "+inputName(name), plain.Command(command, name), imported)
 }
 
-// imported prints what was imported; command is what did it, for a shell.
+// imported prints the result of an import; command is the command line, for a shell.
 func (e *env) imported(doing, command string, i importer.Imported) error {
-	// Devices may have names that no file can have; of those there shall be no part of a policy.
+	// A policy file cannot have every device name. Print nothing then, not a part of a policy.
 	answer, err := report.NewImported(command, i)
 	if err != nil {
 		return inputf("%s: %w", doing, err)
