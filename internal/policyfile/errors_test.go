@@ -62,7 +62,7 @@ func TestErrors(t *testing.T) {
 		{"devices:\n  tap[: {}\n",
 			`2:3: device "tap[" is a malformed pattern; use * for any characters, ? for one, [a-z] for one of a range, and \ before a character to match it literally`},
 		{"devices:\n  tap[!0]: {}\n",
-			`2:3: device "tap[!0]" has [!, which does not negate; write [^ to negate, or [\! to match a !`},
+			`2:3: device "tap[!0]" has [!, which does not negate; write [^ to negate, or [\! to match a ! itself`},
 		{"devices:\n  *: {}\n",
 			`2:4: * begins an alias in YAML; put quotes around a pattern that begins with * or [, such as "*.100"`},
 		{"devices:\n  *.100: {}\n",

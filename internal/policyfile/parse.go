@@ -159,7 +159,7 @@ func CheckDevice(key string) error {
 	case malformed != nil:
 		return fmt.Errorf("device %q is a malformed pattern; use * for any characters, ? for one, [a-z] for one of a range, and \\ before a character to match it literally", shorten(key))
 	case strings.Contains(escaped.ReplaceAllString(key, "_"), "[!"):
-		return fmt.Errorf(`device %q has [!, which does not negate; write [^ to negate, or [\! to match a !`, shorten(key))
+		return fmt.Errorf(`device %q has [!, which does not negate; write [^ to negate, or [\! to match a ! itself`, shorten(key))
 	case !possible(name):
 		return fmt.Errorf("device %q is not a valid device name; write one such as eth0, or a pattern such as tap*", shorten(key))
 	case !pattern && len(name) > maxDevice:
