@@ -150,12 +150,12 @@ func TestNFTConditions(t *testing.T) {
 			strings.Replace(ruleObject(device("iifname", "eth7"), protocol("ipv6"), drop), `"ip"`, `"inet"`, 1),
 		}, 0, []string{nftNoDrop.kind}},
 		{"the rest that enters another device is dropped", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(device("iifname", "eth7"), drop)}, 0, []string{nftNoDrop.kind}},
-		{"what conforms meets no other", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(toHost, drop), ruleObject(toNet, over, drop)}, 2, nil},
-		{"what conforms returns, and meets no other", []string{chainObject, ruleObject(toHost, under, `{"return": null}`), ruleObject(toHost, drop), ruleObject(toNet, over, drop)}, 2, nil},
-		{"what conforms goes on", []string{chainObject, ruleObject(toHost, over, drop), ruleObject(toNet, over, drop)}, 2, []string{stacked.kind}},
+		{"conforming packets meet no other limit", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(toHost, drop), ruleObject(toNet, over, drop)}, 2, nil},
+		{"conforming packets return, and meet no other limit", []string{chainObject, ruleObject(toHost, under, `{"return": null}`), ruleObject(toHost, drop), ruleObject(toNet, over, drop)}, 2, nil},
+		{"conforming packets go on", []string{chainObject, ruleObject(toHost, over, drop), ruleObject(toNet, over, drop)}, 2, []string{stacked.kind}},
 		{"the rest returns", []string{chainObject, ruleObject(toHost, under, `{"return": null}`), ruleObject(toHost, drop)}, 1, nil},
-		{"what conforms is dropped", []string{chainObject, ruleObject(toHost, under, drop)}, 0, []string{nftNoDrop.kind}},
-		{"what exceeds is accepted", []string{chainObject, ruleObject(toHost, over, pass)}, 0, []string{nftNoDrop.kind}},
+		{"conforming packets are dropped", []string{chainObject, ruleObject(toHost, under, drop)}, 0, []string{nftNoDrop.kind}},
+		{"excess packets are accepted", []string{chainObject, ruleObject(toHost, over, pass)}, 0, []string{nftNoDrop.kind}},
 		{"packets, for a log", []string{chainObject, ruleObject(toHost, `{"limit": {"rate": 1, "per": "minute"}}`, `{"log": null}`)}, 0, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -172,6 +172,37 @@ func TestNFTConditions(t *testing.T) {
 				t.Errorf("%d rules, not %d: %+v", i.Rules(), test.rules, i.Tables)
 			}
 		})
+	}
+}
+
+// TestNFTLabels makes names of comments. A comment that is too long is reported once, however
+// often rules jump to its chain.
+func TestNFTLabels(t *testing.T) {
+	comment := strings.Repeat("n", policy.MaxName+1)
+	named := func(rule, comment string) string {
+		return strings.Replace(rule, `"handle": 4`, `"handle": 4, "comment": "`+comment+`"`, 1)
+	}
+	limit := ruleObject(toHost, `{"limit": {"rate": 1, "per": "second", "rate_unit": "mbytes", "inv": true}}`, `{"drop": null}`)
+	jump := ruleObject(`{"jump": {"target": "d"}}`)
+	i, err := NFT("f", strings.NewReader(document(chainObject, `{"chain": {"family": "ip", "table": "t", "name": "d"}}`,
+		named(strings.Replace(limit, `"chain": "c"`, `"chain": "d"`, 1), comment), jump, jump,
+		named(strings.Replace(limit, "10.0.0.1", "10.0.0.2", 1), "bob"),
+		strings.Replace(limit, "10.0.0.1", "10.0.0.3", 1))), "eth1")
+	testenv.Must(t, err)
+	want := map[string]string{"10.0.0.1/32": comment[1:], "10.0.0.2/32": "bob", "10.0.0.3/32": ""}
+	for _, r := range i.Tables[0].Rules {
+		if name := want[r.Prefix.String()]; r.Label != (policy.Label{Name: name}) {
+			t.Errorf("%v: %+v, want the name %q", r.Prefix, r.Label, name)
+		}
+	}
+	cut := 0
+	for _, l := range i.Left {
+		if l.Kind == longName.kind {
+			cut++
+		}
+	}
+	if cut != 1 || i.Rules() != 3 {
+		t.Errorf("%d rules, and %d names were cut: %+v", i.Rules(), cut, i.Left)
 	}
 }
 

@@ -1,5 +1,16 @@
 // Package policyfile parses, writes and merges policy files: the rules of all devices of
 // a network namespace, in YAML. It does no I/O except to the writers that callers pass.
+//
+//	plans:
+//	  gold: {rate: 100mbit, name: Gold 100, note: sold until 2024}
+//	devices:
+//	  eth0:
+//	    egress:
+//	      any: 1gbit                                  # 0.0.0.0/0 and ::/0, each with its own bucket
+//	      10.0.1.7: {plan: gold, name: alice}
+//
+// The name of a plan is shown instead of its key. The note of a plan is that of its rules
+// without a note; a rule with an empty note has none. Defaults have no name and no note.
 package policyfile
 
 import (

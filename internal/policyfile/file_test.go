@@ -427,10 +427,11 @@ func TestWritePlans(t *testing.T) {
 		rule("10.0.0.3/32", "gold", 1e6, "b"),
 		rule("10.0.0.4/32", "Gold 100", 3e6, "alone"),
 		rule("10.0.0.5/32", "Gold-100", 4e6, ""),
-		rule("10.0.0.6/32", "null", 5e6, ""),
+		rule("10.0.0.6/32", "null", 5e6, "y"),
 		rule("10.0.0.7/32", "unlimited", policy.Unlimited, ""),
 		rule("10.0.0.8/32", "100", 6e6, ""),
 		rule("10.0.0.9/32", "#", 7e6, ""),
+		rule("10.0.0.10/32", "null", 5e6, "z"),
 	}}}
 	want := `plans:
   Gold-100: 4mbit
@@ -448,10 +449,11 @@ devices:
       10.0.0.3: gold
       10.0.0.4: {plan: Gold-100-2, note: alone}
       10.0.0.5: Gold-100
-      10.0.0.6: "null"
+      10.0.0.6: {plan: "null", note: y}
       10.0.0.7: plan-unlimited
       10.0.0.8: plan-100
       10.0.0.9: plan
+      10.0.0.10: {plan: "null", note: z}
 `
 	text := written(t, tables)
 	if text != want {
@@ -459,5 +461,26 @@ devices:
 	}
 	if got := mustTables(t, mustParse(t, text), Device{"eth0", 14}); !reflect.DeepEqual(got, tables) {
 		t.Errorf("got %v", got)
+	}
+}
+
+// TestNamesShareRules checks that a name for each rule does not cost a limit for each rule.
+func TestNamesShareRules(t *testing.T) {
+	f := mustParse(t, `plans: {gold: {rate: 1mbit, note: x}}
+devices:
+  eth0:
+    egress:
+      10.0.0.1: {plan: gold, name: alice}
+      10.0.0.2: {plan: gold, name: "bob"}
+      10.0.0.3: {plan: gold, name: carl, note: ""}
+`)
+	rules := f.exactly["eth0"].tables[0].rules
+	for i, want := range []policy.Label{{Plan: "gold", Name: "alice", Note: "x"}, {Plan: "gold", Name: "bob", Note: "x"}, {Plan: "gold", Name: "carl"}} {
+		if got := rules[i].on(Device{"eth0", 14}).Label; got != want {
+			t.Errorf("label %+v, want %+v", got, want)
+		}
+	}
+	if rules[0].rules != rules[1].rules {
+		t.Error("two rules that differ in their names have a limit each")
 	}
 }
