@@ -270,7 +270,7 @@ func (m *merger) families(c *change, spell *speller, said [2]*rule, live [2]*pol
 func (m *merger) rule(s *speller, at span, live *policy.Rule, d Device, inside bool) {
 	from := m.lines[m.line(at.value)-1]
 	if len(bytes.TrimLeft(m.text[from:at.value], " ")) > 0 {
-		from = at.value // which has its own line only if it goes over several
+		from = at.value // only a mapping in lines begins in its own line
 	}
 	value, _, err := newSource(m.text[from:at.end])
 	if err != nil {
