@@ -8,6 +8,7 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -253,7 +254,7 @@ func notNetwork(key string, err error) string {
 	if strings.ContainsFunc(key, func(c rune) bool { return !unicode.IsLetter(c) }) {
 		return err.Error()
 	}
-	if similar := similar(key, directionKeys); similar != "" {
+	if similar := plain.Similar(key, directionKeys); similar != "" {
 		return fmt.Sprintf("unknown key %q; did you mean %s?", shorten(key), similar)
 	}
 	return fmt.Sprintf("%q is no network; write one such as 10.0.0.0/24, or match or defaults", shorten(key))
