@@ -12,7 +12,10 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -144,15 +147,12 @@ func (s State) Ready(packets uint32) bool {
 	return s.Holds && s.Limit >= limit && s.FlowLimit >= flowLimit && s.Horizon >= horizon
 }
 
-// Command is what a person would type for a device of that name, in the network
-// namespace that `ip netns` knows by that name ("" for none), to have an fq in
+// Command is what a person would type for a device of that name, in a network namespace
+// that is given as a name, path or process id ("" for the one this is), to have an fq in
 // which so many packets can wait for each of several buckets, in place of what
 // State tells of. An fq that is there keeps what it has more of.
 func (s State) Command(device, netns string, packets uint32) string {
-	tc := "tc"
-	if netns != "" {
-		tc += " -n " + plain.Word(netns)
-	}
+	tc := tcIn(netns)
 	limit, flowLimit := room(packets)
 	limit, flowLimit = max(limit, s.Limit), max(flowLimit, s.FlowLimit)
 	replace := func(where, what string) string {
@@ -174,6 +174,23 @@ func (s State) Command(device, netns string, packets uint32) string {
 	}
 	fmt.Fprintf(&b, "for q in $(seq %d); do %s; done", s.queues, replace(fmt.Sprintf("parent %x:$(printf %%x $q)", handle), options))
 	return b.String()
+}
+
+// tcIn is the command tc in a network namespace that was given as loader.In takes it.
+// tc itself takes only names.
+func tcIn(netns string) string {
+	path := netns
+	_, notPID := strconv.ParseUint(netns, 10, 31)
+	_, noName := os.Stat(filepath.Join("/run/netns", netns))
+	switch {
+	case netns == "":
+		return "tc"
+	case notPID == nil && noName != nil:
+		path = "/proc/" + netns + "/ns/net"
+	case !strings.Contains(netns, "/"):
+		return "tc -n " + plain.Word(netns)
+	}
+	return "nsenter --net=" + plain.Word(path) + " tc"
 }
 
 // Check reports whether the kernel has fq, by trying to give the loopback device

@@ -147,6 +147,8 @@ func TestCommand(t *testing.T) {
 	}{
 		{tree{root: &qdisc{Kind: "noqueue"}}, "", 9, "tc qdisc replace dev eth0 root fq limit 1048576 flow_limit 131072 orphan_mask 262143"},
 		{tree{}, "there", 200000, "tc -n there qdisc replace dev eth0 root fq limit 3200000 flow_limit 200000 orphan_mask 262143"},
+		{tree{}, "/run/netns/there", 0, "nsenter --net=/run/netns/there tc qdisc replace dev eth0 root fq limit 1048576 flow_limit 131072 orphan_mask 262143"},
+		{tree{}, "1234", 0, "nsenter --net=/proc/1234/ns/net tc qdisc replace dev eth0 root fq limit 1048576 flow_limit 131072 orphan_mask 262143"},
 		{tree{root: &qdisc{Kind: "mq"}, queues: queues}, "", 0, "tc qdisc replace dev eth0 root handle 1: mq; for q in $(seq 2); do " +
 			"tc qdisc replace dev eth0 parent 1:$(printf %x $q) fq limit 1048576 flow_limit 131072 orphan_mask 262143; done"},
 		{tree{root: &qdisc{Kind: "mq", Handle: 0x8001_0000}, queues: queues}, "", 0, "for q in $(seq 2); do " +

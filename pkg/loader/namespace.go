@@ -14,11 +14,15 @@
 package loader
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -35,8 +39,14 @@ const (
 	Clsact Mode = "clsact"
 )
 
-// ErrNoNamespace means that no network namespace has that name.
+// ErrNoNamespace means that a name, path or process id stands for no network namespace.
 var ErrNoNamespace = errors.New("no such network namespace")
+
+// ErrFewFiles means that the process may not open as many files as a command needs.
+var ErrFewFiles = errors.New("the limit of open files (RLIMIT_NOFILE) is too low")
+
+// leastFiles is that limit at the least. What a command opens does not grow with devices or rules.
+const leastFiles = 256
 
 // Options say where and how to keep programs; the zero value is right but for tests.
 type Options struct {
@@ -44,6 +54,8 @@ type Options struct {
 	Mode  Mode   // Auto if empty
 	// SetupFQ gives devices an fq, where rules need one and there is none.
 	SetupFQ bool
+	// Patience is how long to wait for another command; 10 s if 0.
+	Patience time.Duration
 }
 
 // A Namespace is the hooks of one network namespace: that of the calling
@@ -57,32 +69,59 @@ type Namespace struct {
 	collected []string // see Collected
 }
 
-// In runs f on a thread in the network namespace that `ip netns` knows by that
-// name, or just here if it is empty. The error wraps ErrNoNamespace where there is none.
+// In runs f on a thread in a network namespace. It is given as a name of `ip netns`, as a path
+// (with a slash), or as the id of a process in it; a name wins over an id. "" is the caller's
+// namespace. The error wraps ErrNoNamespace if there is no such namespace.
 func In(name string, f func() error) error {
 	if name == "" {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		return f()
 	}
-	target, err := netns.GetFromName(name)
-	if errors.Is(err, fs.ErrNotExist) || strings.Contains(name, "/") {
-		return fmt.Errorf("%w: %s", ErrNoNamespace, name)
-	}
+	target, err := openNetns(name)
 	if err != nil {
-		return fmt.Errorf("open network namespace %s: %w", name, err)
+		return err
 	}
 	defer target.Close()
 	return onThread(func() error {
 		err := netns.Set(target)
 		if errors.Is(err, unix.EINVAL) {
-			return fmt.Errorf("%w: %s is not one", ErrNoNamespace, name)
+			return fmt.Errorf("%w: %s is something else", ErrNoNamespace, name)
 		}
 		if err != nil {
 			return fmt.Errorf("enter network namespace %s: %w", name, err)
 		}
 		return f()
 	})
+}
+
+// NetnsDir has the names that `ip netns` knows.
+const NetnsDir = "/run/netns"
+
+func openNetns(name string) (netns.NsHandle, error) {
+	open := func(path string) (netns.NsHandle, error) {
+		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0) // a FIFO must not block
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("open network namespace %s: %w", path, err)
+		}
+		return netns.NsHandle(fd), err
+	}
+	path := name
+	if !strings.Contains(name, "/") {
+		path = filepath.Join(NetnsDir, name)
+	}
+	fd, err := open(path)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return fd, err
+	}
+	if _, notPID := strconv.ParseUint(name, 10, 31); notPID != nil {
+		return fd, fmt.Errorf("%w: there is no %s", ErrNoNamespace, path)
+	}
+	fd, err = open("/proc/" + name + "/ns/net")
+	if errors.Is(err, fs.ErrNotExist) {
+		return fd, fmt.Errorf("%w: there is neither %s nor a process %s", ErrNoNamespace, path, name)
+	}
+	return fd, err
 }
 
 // onThread runs f, which may enter other namespaces, on a thread that ends with it.
@@ -132,6 +171,10 @@ func open(o Options, writing bool) (*Namespace, error) {
 	if lacking != nil {
 		return nil, fmt.Errorf("%w: this process lacks %s", fs.ErrPermission, strings.Join(lacking, " and "))
 	}
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err == nil && files.Cur < leastFiles {
+		return nil, fmt.Errorf("%w: it is %d, and a command needs %d", ErrFewFiles, files.Cur, leastFiles)
+	}
 	at, err := locate(o)
 	if err != nil {
 		return nil, err
@@ -159,7 +202,7 @@ func (n *Namespace) enter() error {
 	if err := n.place.trust(); err != nil {
 		return err
 	}
-	unlock, err := lock(string(n.place.home()), n.pins.writing, lockPatience)
+	unlock, err := lock(string(n.place.home()), n.pins.writing, cmp.Or(n.options.Patience, lockPatience))
 	if err != nil {
 		return fmt.Errorf("open the pins: %w", err)
 	}
