@@ -31,9 +31,9 @@ not carried over.`,
 		Example: `  shapectl import libreqos ShapedDevices.csv --device eth1 >policy.yaml
   shapectl import tc eth0 eth1 >policy.yaml
   nft -j list ruleset | shapectl import nft - --device eth1 >policy.yaml`,
-		Args: func(_ *cobra.Command, given []string) error {
+		Args: func(cmd *cobra.Command, given []string) error {
 			if len(given) > 0 {
-				return inputf("import: %q is no tool that can be imported from; use libreqos, tc or nft", given[0])
+				return unknownCommand(cmd, given[0])
 			}
 			return nil
 		},
@@ -161,7 +161,7 @@ limit until it is.`,
 			if err != nil {
 				return fmt.Errorf("import tc: %w", err)
 			}
-			return e.imported("import tc "+strings.Join(given, " "), plain.Command("import tc", given...), imported)
+			return e.imported("import tc "+strings.Join(given, " "), plain.Command(e.netns, "import tc", given...), imported)
 		},
 	}
 }
@@ -189,7 +189,7 @@ func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(name s
 			command += " --" + flag + " " + plain.Word(f.Value.String())
 		}
 	}
-	return e.imported("import "+tool+" "+inputName(name), plain.Command(command, name), imported)
+	return e.imported("import "+tool+" "+inputName(name), plain.Command("", command, name), imported)
 }
 
 // imported prints what was imported; command is what did it, for a shell.

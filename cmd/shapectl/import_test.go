@@ -136,7 +136,7 @@ func TestImportRefuses(t *testing.T) {
 	d := &desk{rig: rig{t: t}, in: subscribers}
 	for _, test := range []struct{ args, says string }{
 		{"import", "libreqos, tc or nft"},
-		{"import wondershaper", "use libreqos, tc or nft"},
+		{"import wondershaper", "'shapectl import --help' lists"},
 		{"import libreqos", "takes"},
 		{"import libreqos - -", "takes"},
 		{"import libreqos -", "--device is missing"},

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"errors"
 	"net/netip"
-	"strconv"
 
 	"github.com/spf13/pflag"
 
@@ -24,8 +22,10 @@ func (l *limitFlags) add(f *pflag.FlagSet, side string) {
 			f.Lookup(o.Name).DefValue = o.HelpDefault
 		}
 	}
-	once(f, &l.match, "match", "the address that CIDR is compared with (default: "+side+")")
+	once(f, &l.match, "match", "address to compare (default "+side+")")
 	f.Lookup("match").DefValue = "" // its usage says which
+	f.VisitAll(func(flag *pflag.Flag) { groupFlags(f, limitFlagsTitle, flag.Name) })
+	groupFlags(f, queueFlagsTitle, "queue", "ecn-above", "order")
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(policy.LimitKey(name))
 	})
@@ -49,42 +49,4 @@ func (l *limitFlags) tinyRule(prefix netip.Prefix, l2Bytes uint8) (policy.Rule, 
 	}
 	r.Each = r.Each.Canonical(prefix)
 	return r, full.Validate()
-}
-
-// A flagValue is the value of a flag of a kind that has no type.
-type flagValue struct {
-	kind, initially string
-	set             func(string) error
-}
-
-func (v flagValue) Set(s string) error { return v.set(s) }
-func (v flagValue) String() string     { return v.initially }
-func (v flagValue) Type() string       { return v.kind }
-
-// once adds a flag that may be given one time only, as two names of one flag may not disagree.
-func once(f *pflag.FlagSet, v pflag.Value, name, usage string) {
-	f.Var(&onceValue{Value: v}, name, usage)
-}
-
-type onceValue struct {
-	pflag.Value
-	given bool
-}
-
-func (o *onceValue) Set(s string) error {
-	if o.given {
-		return errors.New("it was given already, under this name or another")
-	}
-	o.given = true
-	return o.Value.Set(s)
-}
-
-// byteCount is a number of bytes.
-func byteCount(bytes *uint64) flagValue {
-	return flagValue{"bytes", "0", func(s string) (err error) {
-		if *bytes, err = strconv.ParseUint(s, 10, 64); err != nil {
-			return errors.New("write a whole number of bytes")
-		}
-		return nil
-	}}
 }

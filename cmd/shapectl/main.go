@@ -25,7 +25,7 @@ func main() {
 func versionCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
-		Short: "Show which shapectl this is",
+		Short: "Show the version",
 		Args:  args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
 			number, err := maps.Layout()

@@ -7,7 +7,6 @@ import (
 
 	"github.com/shapectl/shapectl/internal/doctor"
 	"github.com/shapectl/shapectl/internal/netinfo"
-	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -16,7 +15,7 @@ import (
 // addSetupFQ adds the flag of the commands that bring rules into force.
 func (e *env) addSetupFQ(f *pflag.FlagSet) {
 	f.BoolVar(&e.setupFQ, "setup-fq", false,
-		"give a device whose rules delay the qdisc fq, if it lacks one; 'shapectl flush' puts back what there was")
+		"set up the fq qdisc if the device lacks it")
 }
 
 // adviseFQ says how a device gets the fq that its rules need.
@@ -28,7 +27,7 @@ func (e *env) adviseFQ(u *loader.UnheldError) string {
 	case u.State.Holds:
 		return "shorten the wait (--capacity or --queue), or raise its horizon: " + command
 	case u.Fixed == nil:
-		return fmt.Sprintf("--setup-fq sets it up, and 'shapectl flush' puts back what there is now; or set it up yourself: %s", command)
+		return fmt.Sprintf("--setup-fq sets it up, and %s puts back what there is now; or set it up yourself: %s", e.suggest("flush", u.Device), command)
 	}
 	return fmt.Sprintf("--setup-fq does not replace it, as %v; if that may go for good: %s", u.Fixed, command)
 }
@@ -38,7 +37,7 @@ func (e *env) adviseFQ(u *loader.UnheldError) string {
 // a filter now, about which it is told.
 func (e *env) queued(n *loader.Namespace, device string, c loader.Change) error {
 	if c.Replaced != "" {
-		e.say("%s", replacedByFQ(device, c.Replaced))
+		e.say("%s", e.replacedByFQ(device, c.Replaced))
 	}
 	if c.Lacks == 0 && !c.Redirected {
 		return nil
@@ -63,8 +62,8 @@ func (e *env) queued(n *loader.Namespace, device string, c loader.Change) error 
 		device, c.Lacks, s.Limit, s.FlowLimit, s.Command(device, e.netns, c.Lacks))
 }
 
-func replacedByFQ(device, was string) string {
-	return fmt.Sprintf("%s: its qdisc is fq now; %s puts %s back, as it was", device, plain.Suggest("flush", device), was)
+func (e *env) replacedByFQ(device, was string) string {
+	return fmt.Sprintf("%s: its qdisc is fq now; %s puts %s back, as it was", device, e.suggest("flush", device), was)
 }
 
 // restored tells what became of the qdisc of a device that was given an fq, if there is anything to tell.

@@ -51,32 +51,24 @@ type replayOptions struct {
 func replayCommand(e *env) *cobra.Command {
 	o := replayOptions{engine: "model"}
 	cmd := &cobra.Command{
-		Use:   "replay TRACE [CIDR...] --rate RATE | --policy FILE --device DEV --direction ingress|egress",
-		Short: "Say what a limit would do to recorded traffic",
-		Long: `Say what a limit would do to recorded traffic, without touching any. TRACE is a
-CSV of time_ns,bytes (a header and comments with # are welcome), a pcap or a
-pcapng, each of them compressed with gzip or not; - reads standard input.
+		Use:   "replay TRACE [CIDR|any...] --rate RATE | --policy FILE [flags]",
+		Short: "Show what a limit would do to recorded traffic",
+		Long: `Show what a limit would do to recorded traffic, without touching any.
 
-Packets of a capture are matched as 'set' would: each CIDR is a rule with the
-same limit, by default 0.0.0.0/0 and ::/0. A CSV has no addresses; its packets
-share one bucket, and all of them allow ECN. Packets count as long as they were
-on the wire, whatever the capture kept of them. With --policy, a capture meets the
-rules that a policy file has for a direction of a device.
+TRACE is a pcap, a pcapng or a CSV of time_ns,bytes. It may be compressed with gzip; - is standard input. Each
+CIDR is a rule with the same limit; without one, it is any: 0.0.0.0/0 and ::/0, each with a bucket of its own.
+Packets of a CSV have no addresses: they share one bucket, and all of them allow ECN. Lengths are those on the
+wire, also where the capture cut packets off.
 
-The engine is the model of the data path's arithmetic, in user space; or the
-very programs of the data path, which a kernel runs in the trace's time (this
-needs the permissions of 'set'); or both, which must agree on each packet.
+--engine model computes verdicts in user space. --engine kernel runs the programs of the data path, in the time
+of the trace and with the permissions that set needs. --engine both checks that they agree on each packet.
 
-With -j, each packet is one line: time_ns, bytes (as counted), verdict (pass,
-drop, mark or delay), depart_ns (null if dropped; with --excess delay, when it leaves
-if something holds it back until then), level_bytes of its bucket afterwards (rounded
-up), whether it conforms; in captures also rule and sharer (null where no rule
-matches). With -j --summary, one object is printed instead. A chart shows what passed
-when it leaves.`,
-		Example: `  shapectl replay trace.csv --rate 10mbit --capacity 64kb
-  shapectl replay dump.pcap 10.0.0.0/24 --rate 10mbit --each host --plot limit.svg
+With -j, each packet is a line: time_ns, bytes (as counted), verdict (pass, drop, mark or delay), depart_ns
+(null if dropped), level_bytes (of the bucket after it), conforms, and in captures the rule and its bucket key.
+With --summary, it is one object for all.`,
+		Example: `  shapectl replay dump.pcap 10.0.0.0/24 --rate 10mbit --each host
   shapectl replay dump.pcap --policy policy.yaml --device eth0 --direction egress
-  tcpdump -i eth0 -s 96 -w - | shapectl replay - 2001:db8::/32 --match src --rate 1gbit --each /64`,
+  tcpdump -i eth0 -s 96 -w - | shapectl replay - any --match src --rate 1gbit`,
 		Args: args(1, 1<<16),
 		ValidArgsFunction: func(_ *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(given) == 0 {
@@ -88,14 +80,16 @@ when it leaves.`,
 			o.trace = given[0]
 			o.matched = cmd.Flags().Changed("match") || o.limit.Each.Kind != policy.EachAll || o.limit.Order != policy.FIFO
 			for _, s := range given[1:] {
-				p, err := policy.ParsePrefix(s)
+				given, err := policy.ParseNetworks(s)
 				if err != nil {
 					return inputf("replay: %w", err)
 				}
-				if slices.Contains(o.networks, p) {
-					return inputf("replay: network %s is given twice", p)
+				for _, p := range given {
+					if slices.Contains(o.networks, p) {
+						return inputf("replay: network %s is given twice", p)
+					}
 				}
-				o.networks = append(o.networks, p)
+				o.networks = append(o.networks, given...)
 			}
 			switch {
 			case e.netns != "":
@@ -118,9 +112,9 @@ when it leaves.`,
 		},
 	}
 	o.limit.add(cmd.Flags(), "dst")
-	cmd.Flags().StringVar(&o.policy.file, "policy", "", "take the rules from this policy `file`")
-	cmd.Flags().StringVar(&o.policy.device, "device", "", "those of this `device`")
-	once(cmd.Flags(), &o.policy.direction, "direction", "and this direction")
+	cmd.Flags().StringVar(&o.policy.file, "policy", "", "take the rules of this policy `file`")
+	cmd.Flags().StringVar(&o.policy.device, "device", "", "for this `device`")
+	once(cmd.Flags(), &o.policy.direction, "direction", "and for this direction")
 	cmd.Flags().Lookup("direction").DefValue = "" // it must be given
 	once(cmd.Flags(), flagValue{engines, o.engine, func(s string) error {
 		if !slices.Contains(strings.Split(engines, "|"), s) {
@@ -128,9 +122,9 @@ when it leaves.`,
 		}
 		o.engine = s
 		return nil
-	}}, "engine", "what meters the packets")
-	cmd.Flags().StringVar(&o.plot, "plot", "", "draw rates and levels over time into this `file`, .svg or .png")
-	cmd.Flags().BoolVar(&o.summary, "summary", false, "with -j, print the summary instead of a line for each packet")
+	}}, "engine", "what computes the verdicts")
+	cmd.Flags().StringVar(&o.plot, "plot", "", "draw a chart into this `file` (.svg, .png)")
+	cmd.Flags().BoolVar(&o.summary, "summary", false, "with -j, one object instead of a line per packet")
 	return cmd
 }
 
@@ -323,7 +317,7 @@ func (o *replayOptions) limits(in *trace.Reader) (replay.Limits, error) {
 	networks := o.networks
 	switch {
 	case in.Addressed() && len(networks) == 0:
-		networks = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
+		networks, _ = policy.ParseNetworks("any")
 	case !in.Addressed() && (len(networks) > 0 || o.matched):
 		return l, errors.New("packets of a CSV have no addresses; leave CIDR, --each, --order and --match out, or replay a pcap")
 	case !in.Addressed():

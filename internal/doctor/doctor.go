@@ -102,7 +102,7 @@ func Judge(f Facts) report.Findings {
 	for _, u := range f.Unread {
 		advice := "run as root"
 		if errors.Is(u.Err, maps.ErrOtherLayout) {
-			advice = "look at them with that version; 'shapectl flush --all' lifts them"
+			advice = "look at them with that version; " + plain.Suggest(f.Netns, "flush --all") + " lifts them"
 		}
 		findings = append(findings, report.Finding{
 			Status: report.Warning, Check: "access", Device: u.Device, Direction: u.Direction,
@@ -110,7 +110,7 @@ func Judge(f Facts) report.Findings {
 		})
 	}
 	if len(f.Sides) == 0 && len(f.Unread) == 0 {
-		findings = append(findings, systemFinding(report.OK, "rules", "none known here", "'shapectl doctor DEV' tells what one would meet")...)
+		findings = append(findings, systemFinding(report.OK, "rules", "none known here", plain.Suggest(f.Netns, "doctor DEV")+" tells what one would meet")...)
 	}
 	for _, s := range f.Sides {
 		if !f.judged(s.Name) {

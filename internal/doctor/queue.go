@@ -39,13 +39,13 @@ func checkQueue(f Facts, s Side, _ *Device) []report.Finding {
 	switch {
 	case len(delaying) == 0 && s.GivenFQ:
 		return s.finding(report.Note, "queue", "the device has the fq that --setup-fq has set, and no rule that delays",
-			fmt.Sprintf("%s puts back what there was; other rules there would go, too", s.flush()))
+			fmt.Sprintf("%s puts back what there was; other rules there would go, too", s.flush(f.Netns)))
 	case len(delaying) == 0:
 		return nil
 	case s.Direction == policy.Ingress && s.Limits.State == loader.Moved:
 		return s.finding(report.Failed, "queue",
 			"the device has moved to another network namespace, and the ifb by which its packets are held back has not: those that conform are lost there: "+
-				prefixes(delaying), fmt.Sprintf("%s here", s.flush()))
+				prefixes(delaying), fmt.Sprintf("%s here", s.flush(f.Netns)))
 	case !s.inForce() || s.Queue == nil:
 		return nil
 	case s.Direction == policy.Ingress:
@@ -72,7 +72,7 @@ func (s Side) checkFQ(f Facts, delaying []Rule) []report.Finding {
 	q := s.Queue.State
 	packets, longest := waiting(delaying)
 	device := s.Name
-	mend := "--setup-fq with 'shapectl set' or 'apply', or: " + q.Command(device, f.Netns, packets)
+	mend := "--setup-fq with " + plain.Suggest(f.Netns, "set") + " or 'apply', or: " + q.Command(device, f.Netns, packets)
 	if s.Queue.Ifb != nil {
 		device = s.Queue.Ifb.Name
 		mend = "set one of the rules again, which mends that"

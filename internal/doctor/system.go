@@ -104,7 +104,7 @@ func checkKept(f Facts) []report.Finding {
 	return systemFinding(report.Note, "leftovers",
 		fmt.Sprintf("%s have no rule since the last change; their memory is kept, so that a change can be taken back: %s",
 			plain.Count(len(f.Kept), "device direction"), plain.List(f.Kept)),
-		"the next command that changes a rule frees it; so does 'shapectl watch' after an hour")
+		"the next command that changes a rule frees it; so does "+plain.Suggest(f.Netns, "watch")+" after an hour")
 }
 
 // checkLeft tells of what is pinned for other network namespaces.
@@ -122,7 +122,7 @@ func checkLeft(f Facts) (findings []report.Finding) {
 				side := Side{Name: o.Device.Name, Direction: o.Direction}
 				findings = append(findings, side.finding(report.Warning, "leftovers",
 					"rules are in force that a network namespace set which no longer exists; the device had left it: they cannot be shown or changed",
-					fmt.Sprintf("%s, then set them here", side.flush()))...)
+					fmt.Sprintf("%s, then set them here", side.flush(f.Netns)))...)
 				continue
 			}
 			findings = append(findings, systemFinding(report.Warning, "leftovers",
@@ -133,7 +133,7 @@ func checkLeft(f Facts) (findings []report.Finding) {
 	if len(dead) > 0 {
 		findings = append(findings, systemFinding(report.Note, "leftovers",
 			fmt.Sprintf("pins of %s that no longer exist: %s", plain.Count(len(dead), "network namespace"), plain.List(dead)),
-			"the next command that changes a rule removes them; so does 'shapectl watch'")...)
+			"the next command that changes a rule removes them; so does "+plain.Suggest(f.Netns, "watch"))...)
 	}
 	if len(unmarked) > 0 {
 		findings = append(findings, systemFinding(report.Note, "leftovers",

@@ -234,7 +234,7 @@ func TestMetWhen(t *testing.T) {
 		{"the loopback, to elsewhere", on(lo, policy.Egress), Leg{}, leaves, "not met, as they leave by eth0", far},
 		{"no route", on(eth1, policy.Ingress), Leg{End: far, NoRoute: netinfo.ErrNoRoute}, own, "met if they come in by eth1", netip.Addr{}},
 	} {
-		if got := metWhen(test.hook, test.in, test.out); got != test.want {
+		if got := metWhen("", test.hook, test.in, test.out); got != test.want {
 			t.Errorf("%s: %q, want %q", test.name, got, test.want)
 		}
 		if got := addressAt(test.hook, Packets{Dst: far}, test.in, test.out); got != test.address {

@@ -111,9 +111,9 @@ func tunnelOver(h Hook, in, out Leg) *netinfo.Tunnel {
 }
 
 // metWhen says in which case packets meet a hook that they do not meet for sure.
-func metWhen(h Hook, in, out Leg) string {
+func metWhen(netns string, h Hook, in, out Leg) string {
 	if t := tunnelOver(h, in, out); t != nil {
-		return "met by them wrapped: " + plain.Suggest("explain", h.Name, h.Direction.String(), t.Remote.String())
+		return "met by them wrapped: " + plain.Suggest(netns, "explain", h.Name, h.Direction.String(), t.Remote.String())
 	}
 	comesIn, leaves := judgeLegs(in, out)
 	here, words, come := in, comesIn, "they come in by "

@@ -147,10 +147,14 @@ func Word(s string) string {
 	return `"$(printf '` + word.String() + `')"`
 }
 
-// Command is a command line of shapectl's for a shell; args are what names there are
-// in it, behind the verb and its flags. It has a -- before names that begin like flags.
-func Command(verb string, args ...string) string {
-	command := "shapectl " + verb
+// Command is a command line of shapectl for a POSIX shell: -n with the network namespace
+// unless that is empty, the verb with its flags, and args. It has a -- before args that begin like flags.
+func Command(netns, verb string, args ...string) string {
+	command := "shapectl "
+	if netns != "" {
+		command += "-n " + Word(netns) + " "
+	}
+	command += verb
 	if slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "-") && arg != "-" }) {
 		command += " --"
 	}
@@ -160,10 +164,13 @@ func Command(verb string, args ...string) string {
 	return command
 }
 
-// Suggest is Command in a sentence: between quotes, unless it has some of its own,
-// which a shell would pair with these.
-func Suggest(verb string, args ...string) string {
-	command := Command(verb, args...)
+// Suggest is Command as a sentence has it, see Quoted.
+func Suggest(netns, verb string, args ...string) string {
+	return Quoted(Command(netns, verb, args...))
+}
+
+// Quoted puts a command between quotes, unless it has some of its own, which a shell would pair with these.
+func Quoted(command string) string {
 	if strings.ContainsAny(command, "'\"") {
 		return command
 	}

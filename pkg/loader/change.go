@@ -1,9 +1,11 @@
 package loader
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -33,50 +35,67 @@ var ErrElsewhere = errors.New("limits of shapectl are already on the device, set
 // ErrMoved means that rules are in force on a device that had the name and is in another namespace.
 var ErrMoved = errors.New("its rules are in force on the device that had this name and has moved to another namespace")
 
-// Put sets a valid rule on a direction of a device, and attaches what it needs.
-func (n *Namespace) Put(dev netinfo.Device, d policy.Direction, match policy.Match, rule policy.Rule) (Change, error) {
-	want := policy.Table{Device: dev.Name, Direction: d, Match: match, Rules: []policy.Rule{rule}}
-	plan := func() (orders, error) { return n.planRule(dev, want) }
+// Put sets valid rules of different networks on a direction of a device, and attaches what they
+// need. Several rules change at one moment, as those of Apply; this also ends the last change. The
+// error wraps ErrPending if that is to be confirmed first. On failure no rule is changed.
+func (n *Namespace) Put(dev netinfo.Device, d policy.Direction, match policy.Match, rules ...policy.Rule) (Change, error) {
+	rules = slices.Clone(rules)
+	policy.SortRules(rules)
+	want := policy.Table{Device: dev.Name, Direction: d, Match: match, Rules: rules}
+	plan := func() (orders, error) { return n.planRules(dev, want) }
 	orders, err := n.planned(plan)
 	defer func() { orders.close() }()
 	if err == nil {
-		orders, err = n.endBefore(orders, plan, orders[0].Hook)
+		changed := orders[0].Hook
+		if len(rules) > 1 {
+			changed = nil // there is one change of many rules at a time
+		}
+		orders, err = n.endBefore(orders, plan, changed)
 	}
 	if err != nil {
 		return Change{}, err
 	}
 	o := orders[0]
 	have := policy.Table{Device: dev.Name, Direction: d, Match: match}
-	if o.Set != nil {
-		if e, found := o.Set.Find(rule.Prefix); found {
-			have.Rules = []policy.Rule{e.Rule}
+	for _, r := range rules {
+		if o.Set == nil {
+			break
+		}
+		if e, found := o.Set.Find(r.Prefix); found {
+			have.Rules = append(have.Rules, e.Rule)
 		}
 	}
 	o.steps = have.Diff(want)
 	err = n.pins.changing(func() (err error) {
-		if err := orders.prepare(&n.pins, n.options); err != nil {
-			return err
+		if len(rules) > 1 {
+			if err = orders.apply(&n.pins, n.options, ApplyOptions{}); err == nil && len(o.steps) > 0 {
+				err = n.pins.finish()
+			}
+		} else if err = orders.prepare(&n.pins, n.options); err == nil && o.gone == nil {
+			_, err = o.Set.Put(rules[0])
 		}
-		if o.gone != nil {
-			return o.gone
-		}
-		if o.done.Hook.Changed, err = o.Set.Put(rule); err != nil {
+		if err = cmp.Or(err, o.gone); err != nil {
 			return err
 		}
 		return n.pins.trimIfb(o.Set)
 	})
+	o.done.Hook.Changed = err == nil && len(o.steps) > 0
 	return o.done.Hook, err
 }
 
-// Delete takes the rule of a prefix off hooks, and each hook off its device with its
-// last rule. It reports how many hooks had such a rule. Errors are as those of Flush.
-func (n *Namespace) Delete(prefix netip.Prefix, hooks ...*Hook) (deleted int, err error) {
+// Delete deletes the rules of networks from hooks, and detaches each hook that has no rule
+// left. It reports how many hooks had such rules. Errors are as those of Flush.
+func (n *Namespace) Delete(networks []netip.Prefix, hooks ...*Hook) (deleted int, err error) {
 	if err := n.pins.refuseOthers(); err != nil {
 		return 0, err
 	}
 	err = n.changeHooks(hooks, func() error {
 		return forEach(&n.pins, hooks, func(h *Hook) error {
-			if !h.Set.Delete(prefix) {
+			had := false
+			for _, p := range networks {
+				had = h.Set.Delete(p) || had
+			}
+			if !had {
 				return nil
 			}
 			deleted++

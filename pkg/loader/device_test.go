@@ -3,6 +3,7 @@ package loader
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -613,7 +614,7 @@ func TestNoRulesBesideAnotherLayout(t *testing.T) {
 				return err
 			}
 			defer h.Close()
-			_, err = n.Delete(one.Prefix, h)
+			_, err = n.Delete([]netip.Prefix{one.Prefix}, h)
 			return err
 		},
 		"give":     func(n *Namespace) error { _, err := n.Give([]policy.Table{table}); return err },

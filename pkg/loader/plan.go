@@ -99,8 +99,8 @@ func (o *order) plan(dir home, setupFQ bool) error {
 	return nil
 }
 
-// planRule is plan for the one rule of a table, beside those that the hook has.
-func (n *Namespace) planRule(dev netinfo.Device, want policy.Table) (orders, error) {
+// planRules is plan for the rules of a table, beside those that the hook has.
+func (n *Namespace) planRules(dev netinfo.Device, want policy.Table) (orders, error) {
 	if err := dev.CheckReadable(); err != nil {
 		return nil, err
 	}
@@ -132,8 +132,10 @@ func (n *Namespace) planRule(dev netinfo.Device, want policy.Table) (orders, err
 		return all, ErrMoved
 	}
 	if h.Set != nil && h.Match() != want.Match {
-		if others := h.Set.Rules(); len(others) > 1 || len(others) == 1 && others[0].Prefix != want.Rules[0].Prefix {
-			return all, fmt.Errorf("%w (%s)", ErrMatch, h.Match())
+		for _, e := range h.Set.Rules() {
+			if !slices.ContainsFunc(want.Rules, func(r policy.Rule) bool { return r.Prefix == e.Prefix }) {
+				return all, fmt.Errorf("%w (%s)", ErrMatch, h.Match())
+			}
 		}
 	}
 	return all, nil

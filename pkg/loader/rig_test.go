@@ -124,7 +124,7 @@ func (r *rig) delete(rule policy.Rule) {
 			return err
 		}
 		defer h.Close()
-		deleted, err := n.Delete(rule.Prefix, h)
+		deleted, err := n.Delete([]netip.Prefix{rule.Prefix}, h)
 		if deleted != 1 {
 			r.t.Errorf("there was no %v to delete", rule.Prefix)
 		}

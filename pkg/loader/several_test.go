@@ -3,6 +3,7 @@ package loader
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -48,7 +49,7 @@ func withHooks(n *Namespace, f func(hooks []*Hook) error) error {
 // several are commands that change several hooks, one after the other.
 var several = []steppedCommand{
 	{"delete on several hooks", true, severalHooks, func(n *Namespace) error {
-		return withHooks(n, func(hooks []*Hook) error { _, err := n.Delete(one.Prefix, hooks...); return err })
+		return withHooks(n, func(hooks []*Hook) error { _, err := n.Delete([]netip.Prefix{one.Prefix}, hooks...); return err })
 	}},
 	{"flush several hooks", true, severalHooks, func(n *Namespace) error {
 		return withHooks(n, func(hooks []*Hook) error { return n.Flush(hooks...) })

@@ -141,6 +141,15 @@ func putOn(n *Namespace, rules ...policy.Rule) error {
 	return err
 }
 
+// together sets rules at one moment.
+func together(n *Namespace, rules ...policy.Rule) error {
+	dev, err := netinfo.DeviceByName("va")
+	if err == nil {
+		_, err = n.Put(dev, policy.Egress, policy.MatchDst, rules...)
+	}
+	return err
+}
+
 func withHook(n *Namespace, f func(h *Hook) error) error {
 	h, err := n.Find("va", policy.Egress)
 	if err == nil && h == nil {
@@ -205,10 +214,12 @@ var stepped = []steppedCommand{
 	{"rule of another length", false, ready(stays, one), func(n *Namespace) error { return putOn(n, v6) }},
 	{"another algorithm", true, ready(stays, one), func(n *Namespace) error { return putOn(n, other) }},
 	{"first shadow", true, ready(stays, one, two), func(n *Namespace) error { return putOn(n, shadows) }},
+	{"first rules together", true, func(r *rig) {}, func(n *Namespace) error { return together(n, v6, one) }},
+	{"rules together", false, ready(stays, one), func(n *Namespace) error { return together(n, v6, other, shadows) }},
 	{"another build", false, func(r *rig) { r.put(stays, one, two); r.renewAsAnotherBuild() }, func(n *Namespace) error { return putOn(n, one) }},
 	{"growth", false, full, func(n *Namespace) error { return putOn(n, one) }},
 	{"delete", true, ready(stays, two), func(n *Namespace) error {
-		return withHook(n, func(h *Hook) error { _, err := n.Delete(two.Prefix, h); return err })
+		return withHook(n, func(h *Hook) error { _, err := n.Delete([]netip.Prefix{two.Prefix}, h); return err })
 	}},
 	{"flush", true, ready(stays, two), func(n *Namespace) error { return withHook(n, func(h *Hook) error { return n.Flush(h) }) }},
 	{"first shadow after a delete that was killed", true, func(r *rig) {

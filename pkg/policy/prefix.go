@@ -7,6 +7,19 @@ import (
 	"strings"
 )
 
+// ParseNetworks reads what ParsePrefix reads, or "any" for the default networks of both families:
+// 0.0.0.0/0 and ::/0.
+func ParseNetworks(s string) ([]netip.Prefix, error) {
+	if s == "any" {
+		return []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}, nil
+	}
+	p, err := ParsePrefix(s)
+	if err != nil {
+		return nil, err
+	}
+	return []netip.Prefix{p}, nil
+}
+
 // ParsePrefix reads an IPv4 or IPv6 network (10.0.0.0/24), or an address, which
 // stands for itself alone. Host bits, zones and IPv4 written as IPv6 are
 // refused.
