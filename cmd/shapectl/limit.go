@@ -11,7 +11,21 @@ import (
 // limitFlags are the flags that say what a rule does, for each command that takes one.
 type limitFlags struct {
 	policy.Limit
-	match policy.Match
+	match        policy.Match
+	named, noted bool // a name, a note was given
+}
+
+// label is the label of a rule that has one already: it keeps the name and the note that are not given.
+// What is set by hand follows no plan.
+func (l *limitFlags) label(given, have policy.Label) policy.Label {
+	given.Plan = ""
+	if !l.named {
+		given.Name = have.Name
+	}
+	if !l.noted {
+		given.Note = have.Note
+	}
+	return given
 }
 
 // add adds the flags; side says which address is matched if none is named.

@@ -293,7 +293,7 @@ var advices = []advice{
 	{loader.ErrNoNamespace, true, "; give a name that 'ip netns' lists, a path, or the id of a process", nil},
 	{netinfo.ErrUnsupportedDevice, true, "", nil},
 	{loader.ErrMatch, true, "; match the same side, or flush them first", nil},
-	{loader.ErrPending, true, "; first %s it or %s", []string{"confirm", "rollback"}},
+	{loader.ErrPending, true, "; %s it or %s first", []string{"confirm", "rollback"}},
 	{loader.ErrBusy, false, "; nothing was changed, try again", nil},
 	{loader.ErrNoChange, true, ": no policy was applied, or its change has ended, or another command changed rules since; see %s", []string{"show"}},
 	{loader.ErrTooLate, true, "; apply the policy again", nil},

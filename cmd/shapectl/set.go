@@ -33,6 +33,7 @@ counters are kept.`,
 			if !cmd.Flags().Changed("match") {
 				limit.match = rule.direction.FarSide()
 			}
+			limit.named, limit.noted = cmd.Flags().Changed("name"), cmd.Flags().Changed("note")
 			return e.set(rule, limit)
 		},
 	}
@@ -55,11 +56,22 @@ func (e *env) set(which filterRules, limit limitFlags) error {
 		if err != nil {
 			return err
 		}
+		h, err := n.Find(dev.Name, *which.direction)
+		if err != nil {
+			return err
+		}
+		if h != nil {
+			defer h.Close()
+		}
 		var rules []policy.Rule
 		for _, p := range which.networks {
 			rule, err := limit.Rule(p, dev.L2Bytes)
 			if err != nil {
 				return inputError(err)
+			}
+			if h != nil {
+				have, _ := h.Set.Find(p)
+				rule.Label = limit.label(rule.Label, have.Label)
 			}
 			rules = append(rules, rule)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // objects are the lines that a command wrote on stderr with -j.
@@ -190,7 +191,7 @@ func TestAny(t *testing.T) {
 		r.refused(exitInput, "va egress has no rule for any", "show", "va", "egress", "any")
 		// A change that is not confirmed yet keeps others from beginning.
 		r.ok("apply", r.policy("devices: {va: {ingress: {10.0.0.0/24: 1mbit}}}\n"), "--confirm", "60s")
-		r.refused(exitInput, "first 'shapectl confirm' it or 'shapectl rollback'", "set", "va", "egress", "any", "--rate", "1mbit")
+		r.refused(exitInput, "'shapectl confirm' it or 'shapectl rollback' first", "set", "va", "egress", "any", "--rate", "1mbit")
 		r.ok("confirm")
 		r.ok("set", "va", "ingress", "any", "--rate", "1mbit")
 		if out := r.ok("flush", "va"); strings.Count(out, "deleted: ") != 3 {
@@ -259,6 +260,24 @@ func TestCompletionOfRules(t *testing.T) {
 		fields := strings.Split("__complete "+args, " ")
 		if got := r.run(fields...); got.out != want || got.code != exitDone {
 			t.Errorf("%s: %+v, want %q", args, got, want)
+		}
+	}
+}
+
+// set keeps the name and the note of a rule unless others are given, and takes it out of its plan.
+func TestSetKeepsLabel(t *testing.T) {
+	have := policy.Label{Plan: "gold", Name: "alice", Note: "site 7"}
+	for _, c := range []struct {
+		limit       limitFlags
+		given, want policy.Label
+	}{
+		{limitFlags{}, policy.Label{}, policy.Label{Name: "alice", Note: "site 7"}},
+		{limitFlags{named: true}, policy.Label{}, policy.Label{Note: "site 7"}},
+		{limitFlags{named: true}, policy.Label{Name: "bob"}, policy.Label{Name: "bob", Note: "site 7"}},
+		{limitFlags{noted: true}, policy.Label{Note: "site 8"}, policy.Label{Name: "alice", Note: "site 8"}},
+	} {
+		if got := c.limit.label(c.given, have); got != c.want {
+			t.Errorf("of %+v, given %+v: %+v, want %+v", have, c.given, got, c.want)
 		}
 	}
 }
