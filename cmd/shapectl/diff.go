@@ -79,6 +79,7 @@ force do.`,
 		RunE: func(*cobra.Command, []string) error { return e.export(like) },
 	}
 	cmd.Flags().StringVar(&like, "like", "", "keep the comments, plans and order of this `file`")
+	must(cmd.MarkFlagFilename("like", "yaml", "yml"))
 	return cmd
 }
 

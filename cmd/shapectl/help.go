@@ -26,6 +26,7 @@ const flagGroup = "group"
 const (
 	limitFlagsTitle = "Limit (the first choice is the default)"
 	queueFlagsTitle = "Queue, for --excess delay"
+	otherFlagsTitle = "Other"
 )
 
 // groupFlags puts flags under a title in help.
@@ -118,7 +119,7 @@ func flagList(flags *pflag.FlagSet, width int) string {
 		if f.Hidden || f.Name == "help" {
 			return
 		}
-		title := "Flags"
+		title := otherFlagsTitle
 		if given := f.Annotations[flagGroup]; given != nil {
 			title = given[0]
 		}
@@ -135,9 +136,13 @@ func flagList(flags *pflag.FlagSet, width int) string {
 	})
 	var out strings.Builder
 	for _, title := range titles {
+		name := title
+		if len(titles) == 1 {
+			name = "Flags"
+		}
 		// pflag leaves room for shorthands, which none of these flags has.
 		lines := "\n" + groups[title].FlagUsagesWrapped(width+4)
-		out.WriteString(title + ":" + strings.ReplaceAll(lines, "\n    ", "\n"))
+		out.WriteString(name + ":" + strings.ReplaceAll(lines, "\n    ", "\n"))
 	}
 	return out.String()
 }

@@ -38,7 +38,7 @@ func (l *limitFlags) add(f *pflag.FlagSet, side string) {
 	}
 	once(f, &l.match, "match", "address to compare (default "+side+")")
 	f.Lookup("match").DefValue = "" // its usage says which
-	f.VisitAll(func(flag *pflag.Flag) { groupFlags(f, limitFlagsTitle, flag.Name) })
+	groupFlags(f, limitFlagsTitle, "rate", "capacity", "algorithm", "each", "excess", "penalty")
 	groupFlags(f, queueFlagsTitle, "queue", "ecn-above", "order")
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(policy.LimitKey(name))

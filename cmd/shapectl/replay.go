@@ -113,6 +113,7 @@ With --summary, it is one object for all.`,
 	}
 	o.limit.add(cmd.Flags(), "dst")
 	cmd.Flags().StringVar(&o.policy.file, "policy", "", "take the rules of this policy `file`")
+	must(cmd.MarkFlagFilename("policy", "yaml", "yml"))
 	cmd.Flags().StringVar(&o.policy.device, "device", "", "for this `device`")
 	once(cmd.Flags(), &o.policy.direction, "direction", "and for this direction")
 	cmd.Flags().Lookup("direction").DefValue = "" // it must be given
@@ -124,6 +125,7 @@ With --summary, it is one object for all.`,
 		return nil
 	}}, "engine", "what computes the verdicts")
 	cmd.Flags().StringVar(&o.plot, "plot", "", "draw a chart into this `file` (.svg, .png)")
+	must(cmd.MarkFlagFilename("plot", "svg", "png"))
 	cmd.Flags().BoolVar(&o.summary, "summary", false, "with -j, one object instead of a line per packet")
 	return cmd
 }

@@ -16,8 +16,7 @@ func setCommand(e *env) *cobra.Command {
 		Short: "Set a rule, or change it",
 		Long: `Set a rule, or change it. A flag that is not given has its default.
 
-any is 0.0.0.0/0 and ::/0, each with a bucket of its own: both families get the rate. Levels of buckets and
-counters are kept.`,
+any is 0.0.0.0/0 and ::/0. Each of the two has a bucket of its own, and the rate.`,
 		Example: `  shapectl set eth0 egress 10.0.0.0/24 --rate 10mbit --each host
   shapectl set eth0 ingress any --rate 1gbit`,
 		Args:              args(3, 3),
@@ -43,7 +42,6 @@ counters are kept.`,
 		return err
 	}}
 	once(cmd.Flags(), shadow, "shadow", "limit that only counts: rate=5mbit,each=host")
-	groupFlags(cmd.Flags(), limitFlagsTitle, "shadow")
 	e.addSetupFQ(cmd.Flags())
 	groupFlags(cmd.Flags(), queueFlagsTitle, "setup-fq")
 	return cmd

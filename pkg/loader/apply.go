@@ -103,9 +103,9 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied
 
 // arm lets what was prepared switch at a moment that is so far ahead that no packet
 // can come between the moment for which the byte clocks are set and the change. It
-// returns that moment. The error wraps ErrBusy.
-func arm(store *maps.Store, confirm time.Duration) (from uint64, err error) {
-	from, err = readied(maps.Now, maps.Never, func(from uint64) {
+// returns after that moment. The error wraps ErrBusy.
+func arm(store *maps.Store, confirm time.Duration) error {
+	from, err := readied(maps.Now, maps.Never, func(from uint64) {
 		until := maps.Never
 		if confirm > 0 {
 			until = from + uint64(confirm)
@@ -113,10 +113,13 @@ func arm(store *maps.Store, confirm time.Duration) (from uint64, err error) {
 		store.Settle()
 		store.Time(from, until)
 	})
-	if err == nil {
-		store.Arm()
+	if err != nil {
+		return err
 	}
-	return from, err
+	store.Arm()
+	waitUntil(from)
+	store.Commit()
+	return nil
 }
 
 // readied finds a moment (ns) so soon ahead that all could be readied for it with

@@ -84,26 +84,58 @@ func (n *Namespace) Put(dev netinfo.Device, d policy.Direction, match policy.Mat
 }
 
 // Delete deletes the rules of networks from hooks, and detaches each hook that has no rule
-// left. It reports how many hooks had such rules. Errors are as those of Flush.
+// left. It reports how many hooks had such rules. Rules of several networks are deleted at one moment.
+// Errors are as those of Put and Flush.
 func (n *Namespace) Delete(networks []netip.Prefix, hooks ...*Hook) (deleted int, err error) {
 	if err := n.pins.refuseOthers(); err != nil {
 		return 0, err
 	}
+	if len(networks) > 1 {
+		return n.deleteTogether(networks, hooks)
+	}
 	err = n.changeHooks(hooks, func() error {
 		return forEach(&n.pins, hooks, func(h *Hook) error {
-			had := false
-			for _, p := range networks {
-				had = h.Set.Delete(p) || had
-			}
-			if !had {
+			if !h.Set.Delete(networks[0]) {
 				return nil
 			}
 			deleted++
-			if h.Set.Empty() {
-				return n.pins.takeOff(h)
-			}
-			return n.pins.trimIfb(h.Set)
+			return n.pins.trim(h)
 		})
+	})
+	return deleted, err
+}
+
+func (n *Namespace) deleteTogether(networks []netip.Prefix, hooks []*Hook) (deleted int, err error) {
+	if err := n.pins.endChange(nil); err != nil {
+		return 0, err
+	}
+	err = n.pins.changing(func() error {
+		var having []*Hook
+		for _, h := range hooks {
+			var steps []policy.Difference
+			for _, p := range networks {
+				if e, found := h.Set.Find(p); found {
+					steps = append(steps, policy.Difference{Have: &e.Rule})
+				}
+			}
+			if steps == nil {
+				continue
+			}
+			if err := h.Set.Prepare(steps, func(int) {}); err != nil {
+				return err
+			}
+			having = append(having, h)
+		}
+		if having == nil {
+			return nil
+		}
+		if err := arm(n.pins.store, 0); err != nil {
+			return err
+		}
+		n.pins.store.End()
+		n.pins.store.Finish()
+		deleted = len(having)
+		return forEach(&n.pins, having, n.pins.trim)
 	})
 	return deleted, err
 }

@@ -87,12 +87,9 @@ func (all orders) apply(p *pins, options Options, o ApplyOptions) error {
 		ready += len(one.steps)
 	}
 	if of > 0 {
-		from, err := arm(p.store, o.Confirm)
-		if err != nil {
+		if err := arm(p.store, o.Confirm); err != nil {
 			return err
 		}
-		waitUntil(from)
-		p.store.Commit()
 	}
 	all.sweepGone(p)
 	return nil

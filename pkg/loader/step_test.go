@@ -221,6 +221,15 @@ var stepped = []steppedCommand{
 	{"delete", true, ready(stays, two), func(n *Namespace) error {
 		return withHook(n, func(h *Hook) error { _, err := n.Delete([]netip.Prefix{two.Prefix}, h); return err })
 	}},
+	{"delete together", false, ready(stays, one, v6), func(n *Namespace) error {
+		return withHook(n, func(h *Hook) error {
+			_, err := n.Delete([]netip.Prefix{one.Prefix, two.Prefix, v6.Prefix}, h)
+			return err
+		})
+	}},
+	{"delete all together", false, ready(one, v6), func(n *Namespace) error {
+		return withHook(n, func(h *Hook) error { _, err := n.Delete([]netip.Prefix{one.Prefix, v6.Prefix}, h); return err })
+	}},
 	{"flush", true, ready(stays, two), func(n *Namespace) error { return withHook(n, func(h *Hook) error { return n.Flush(h) }) }},
 	{"first shadow after a delete that was killed", true, func(r *rig) {
 		r.put(stays, two)
