@@ -8,7 +8,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// limitFlags are the flags that say what a rule does, for each command that takes one.
+// limitFlags are the flags of a limit, for set and replay.
 type limitFlags struct {
 	policy.Limit
 	match        policy.Match
@@ -28,7 +28,7 @@ func (l *limitFlags) label(given, have policy.Label) policy.Label {
 	return given
 }
 
-// add adds the flags; side says which address is matched if none is named.
+// add adds the flags. side describes the default of --match.
 func (l *limitFlags) add(f *pflag.FlagSet, side string) {
 	for _, o := range policy.Options {
 		once(f, o.Value(&l.Limit), o.Name, o.Help)
@@ -37,7 +37,7 @@ func (l *limitFlags) add(f *pflag.FlagSet, side string) {
 		}
 	}
 	once(f, &l.match, "match", "address to compare (default "+side+")")
-	f.Lookup("match").DefValue = "" // its usage says which
+	f.Lookup("match").DefValue = "" // its usage has the default
 	groupFlags(f, limitFlagsTitle, "rate", "capacity", "algorithm", "each", "excess", "penalty")
 	groupFlags(f, queueFlagsTitle, "queue", "ecn-above", "order")
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
@@ -45,7 +45,7 @@ func (l *limitFlags) add(f *pflag.FlagSet, side string) {
 	})
 }
 
-// tinyRule is the rule that the limit, which has a rate, makes for a network. Its capacity may be less than a full packet.
+// tinyRule is the rule of the limit for a network. Its capacity may be less than a full packet. The limit must have a rate.
 func (l *limitFlags) tinyRule(prefix netip.Prefix, l2Bytes uint8) (policy.Rule, error) {
 	r, err := l.Resolve(prefix, l2Bytes)
 	if err != nil {

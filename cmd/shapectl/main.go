@@ -1,6 +1,5 @@
-// Command shapectl holds network traffic to the rate that was agreed. Each
-// command opens the state that is pinned in a bpffs, does one thing, and ends;
-// the kernel goes on without it.
+// Command shapectl limits network traffic. Each command opens the state that is
+// pinned in a bpffs, does one thing, and ends. The kernel enforces the limits.
 package main
 
 import (

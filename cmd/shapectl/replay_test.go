@@ -132,7 +132,7 @@ func TestReplayRefusals(t *testing.T) {
 		{"x.csv", "--rate"},
 		{"/no/such.csv --rate 1mbit", "/no/such.csv: no such file"},
 		{dir + " --rate 1mbit", "is a directory"},
-		{csvTrace + " --rate unlimited", "unlimited would let everything pass"},
+		{csvTrace + " --rate unlimited", "unlimited would pass everything"},
 		{csvTrace + " --rate 10mbps", "did you mean"},
 		{csvTrace + " --rate 1mbit --capacity 0", "capacity"},
 		{csvTrace + " --rate 1mbit --capacity 99999gb", "capacity"},

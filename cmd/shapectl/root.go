@@ -33,19 +33,19 @@ const (
 	exitMissing  = 5 // a permission or kernel feature is missing
 )
 
-// env is what commands have of the world.
+// env is the environment of commands: streams, variables, and the flags of all commands.
 type env struct {
 	in       io.Reader
-	out, err io.Writer // while a command runs, all that is written there is escaped
+	out, err io.Writer // run escapes what is written to them
 	getenv   func(string) string
 
-	// screen is err as it is, for what moves the cursor and has no names in it; nil if that is no terminal.
+	// screen is err without escaping, for progress bars; nil if it is no terminal.
 	screen      io.Writer
 	outIsScreen bool // out is a terminal
 	columns     int  // width of that terminal, or the usual one
 
 	json    bool
-	netns   string // "" for the one this is
+	netns   string // "" for that of the process
 	setupFQ bool
 }
 
@@ -58,7 +58,7 @@ func (e *env) setNetns(name string) error {
 	return nil
 }
 
-// An exitError has an exit code that its error alone does not tell.
+// An exitError is an error with an exit code.
 type exitError struct {
 	error
 	code int
@@ -66,7 +66,7 @@ type exitError struct {
 
 func (e exitError) Unwrap() error { return e.error }
 
-// These were told about already.
+// These errors were written already.
 var (
 	errDegraded error = exitError{errors.New("degraded"), exitDegraded}
 	errDiffers  error = exitError{errors.New("there are differences"), exitDiffers}
@@ -74,12 +74,12 @@ var (
 
 func wasTold(err error) bool { return errors.Is(err, errDegraded) || errors.Is(err, errDiffers) }
 
-// inputError is that something is the user's to mend; nothing was changed.
+// inputError is an error that the user can correct. Nothing was changed.
 func inputError(err error) error { return exitError{err, exitInput} }
 
 func inputf(format string, args ...any) error { return inputError(fmt.Errorf(format, args...)) }
 
-// run runs a command line and reports its exit code.
+// run runs a command line and returns its exit code.
 func (e *env) run(args []string) int {
 	if isTerminal(e.err) {
 		e.screen = e.err
@@ -125,7 +125,7 @@ func (e *env) runPlain(args []string) int {
 	return exitCode(err)
 }
 
-// print writes an answer, which text writes for people to read.
+// print writes an answer: as JSON with -j, else by text.
 func (e *env) print(answer any, text func(io.Writer) error) error {
 	if e.json {
 		return report.JSON(e.out, answer)
@@ -133,7 +133,7 @@ func (e *env) print(answer any, text func(io.Writer) error) error {
 	return text(e.out)
 }
 
-// missing are errors of a permission or kernel feature that is not there.
+// missing are errors about a missing permission or kernel feature.
 var missing = []error{
 	fs.ErrPermission, ebpf.ErrNotSupported, loader.ErrNoTCX, program.ErrPerfmon, loader.ErrNoClsact, fq.ErrNoFQ, fq.ErrNoIfb,
 	fq.ErrOldIfb, loader.ErrUntrusted, loader.ErrFewFiles,
@@ -230,7 +230,7 @@ func must(err error) {
 	}
 }
 
-// options say how to reach the state.
+// options are those of the environment and the flags.
 func (e *env) options() (loader.Options, error) {
 	o := loader.Options{BPFFS: e.getenv("SHAPECTL_BPFFS"), SetupFQ: e.setupFQ}
 	switch mode := e.getenv("SHAPECTL_HOOK"); mode {
@@ -244,14 +244,14 @@ func (e *env) options() (loader.Options, error) {
 
 type opener func(loader.Options) (*loader.Namespace, error)
 
-// with runs f on the state of the namespace that was asked for. doing says what
-// for, and is put before the errors, which get a word on what to do about them.
+// with runs f on the state of the network namespace of -n. Errors begin with doing, and end
+// with what to do about them.
 func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) error {
 	o, err := e.options()
 	if err != nil {
 		return err
 	}
-	// Nobody else should have to wait until a pager has shown the last page.
+	// The lock must not be held until a pager has shown the last page.
 	out, text := e.out, new(pages)
 	e.out = text
 	err = loader.In(e.netns, func() error {
@@ -310,7 +310,7 @@ var advices = []advice{
 	{unix.ENODEV, false, "; the device may just have gone: see 'ip link' and try again", nil},
 }
 
-// advise adds what to do about an error, where there is something to be done.
+// advise adds to an error what to do about it.
 func (e *env) advise(err error) error {
 	var unheld *loader.UnheldError
 	switch {
@@ -334,7 +334,7 @@ func (e *env) advise(err error) error {
 	return err
 }
 
-// device finds a device for a command that needs it to be there.
+// device finds a device that a command needs.
 func device(name string) (netinfo.Device, error) {
 	d, err := netinfo.DeviceByName(name)
 	if errors.Is(err, netinfo.ErrNoDevice) {
@@ -345,7 +345,7 @@ func device(name string) (netinfo.Device, error) {
 
 func noDevice(name string) error {
 	if policyfile.IsPattern(name) {
-		return inputf("there is no device %s; name one, as only show, delete and flush take patterns", name)
+		return inputf("there is no device %s; name one: only show, delete and flush take patterns", name)
 	}
-	return inputf("there is no device %s; 'ip link' lists those there are", cmp.Or(name, `""`))
+	return inputf("there is no device %s; 'ip link' lists the devices", cmp.Or(name, `""`))
 }

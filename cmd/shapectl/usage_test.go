@@ -227,7 +227,7 @@ func TestNetnsIsRepeated(t *testing.T) {
 		}
 	}
 	e := &env{netns: "blue"}
-	says := "'shapectl -n blue flush va' puts back what there is now; or set it up yourself: tc -n blue qdisc replace dev va root fq"
+	says := "--setup-fq sets it up until 'shapectl -n blue flush va' restores what is there now; or set it up yourself: tc -n blue qdisc replace dev va root fq"
 	if got := e.adviseFQ(&loader.UnheldError{Device: "va"}); !strings.Contains(got, says) {
 		t.Errorf("a device without fq: %s", got)
 	}
