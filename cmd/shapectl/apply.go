@@ -193,6 +193,7 @@ func (e *env) apply(o applyOptions) error {
 		}
 		err = e.applied(report.Applied{
 			Hooks: hooksChanged(done), Absent: f.Absent(devices), RevertsInNS: ahead(pending), NoTimer: o.confirm > 0 && pending == 0,
+			Confirm: e.suggest("confirm"),
 		}, o.absentOK)
 		for _, d := range done {
 			if lacks := e.queued(n, d.Device, d.Hook); err == nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -55,7 +56,7 @@ func columnsOf(w io.Writer) int {
 
 // help prints the help of a command: the common case, examples, the rest, and the flags.
 func (e *env) help(cmd *cobra.Command, groups []commandGroup) {
-	width := min(e.columns, widestHelp)
+	width := min(cmp.Or(e.columns, usualWidth), widestHelp)
 	long := cmd.Long
 	if long == "" {
 		long = cmd.Short + "."

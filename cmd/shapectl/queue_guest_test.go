@@ -180,7 +180,7 @@ func TestLimitsOfFQ(t *testing.T) {
 		t.Errorf("rules are %v", rules)
 	}
 	r.finds("warning", "va egress queue", "up to 977 packets may have to wait, and the fq of va holds 20")
-	r.says(exitDegraded, "its fq holds 20", "apply", r.policy("devices: {va: {egress: {10.0.0.0/24: {rate: 11mbit, algorithm: leaky, excess: delay}}}}"))
+	r.says(exitDegraded, "its fq holds only 20", "apply", r.policy("devices: {va: {egress: {10.0.0.0/24: {rate: 11mbit, algorithm: leaky, excess: delay}}}}"))
 	r.sh("tc qdisc change dev va root fq horizon 5ms")
 	r.finds("failed", "va egress queue", "the fq of va holds packets back for 5ms at most, and rules do for up to 50ms: what is to wait longer is dropped")
 	r.send("10.0.0.7", 60, 1500)

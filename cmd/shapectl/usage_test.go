@@ -226,6 +226,10 @@ func TestNetnsIsRepeated(t *testing.T) {
 			r.refused(exitInput, says, append(strings.Fields(args), "-n", netns)...)
 		}
 	}
+	if out := r.ok("apply", "-n", name, "--confirm", "60s", r.policy("devices: {va: {egress: {10.0.0.0/24: 2mbit}}}\n")); !strings.HasSuffix(out, ", unless confirmed by 'shapectl -n "+name+" confirm'\n") {
+		t.Errorf("apply says %q", out)
+	}
+	r.ok("rollback", "-n", name)
 	e := &env{netns: "blue"}
 	says := "--setup-fq sets it up until 'shapectl -n blue flush va' restores what is there now; or set it up yourself: tc -n blue qdisc replace dev va root fq"
 	if got := e.adviseFQ(&loader.UnheldError{Device: "va"}); !strings.Contains(got, says) {
