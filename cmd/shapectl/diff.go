@@ -21,7 +21,7 @@ func diffCommand(e *env) *cobra.Command {
 		Long: `Show what 'shapectl apply' would change, and change nothing.
 
 Rules that would go have a minus, rules that would come have a plus. A rule that is set but not in force counts
-as a change. Devices that do not exist are left out, with a warning. As by apply, it is refused to change which
+as a change. Devices that do not exist are left out, with a warning. Like apply, diff refuses to change which
 address (match) the rules of a direction compare.
 
 Exit codes: 0 nothing would change; 3 something would.`,

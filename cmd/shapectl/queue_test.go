@@ -56,7 +56,7 @@ func (r *rig) putUnheld(as func(policy.Rule) policy.Rule, lines []string) {
 func TestDelayRefused(t *testing.T) {
 	r := newRig(t)
 	code, says := exitInput, "its qdisc is noqueue, and only fq does that, at the root or below mq for each transmit queue; "+
-		"--setup-fq sets it up, and 'shapectl flush' puts back what there is now; or set it up yourself: tc qdisc replace dev va root fq limit "
+		"--setup-fq sets it up until 'shapectl flush va' restores what is there now; or set it up yourself: tc qdisc replace dev va root fq limit "
 	if fq.Check() != nil {
 		code, says = exitMissing, "this kernel has no qdisc fq, which holds packets back (its module is sch_fq); load that module, use"
 	}

@@ -188,6 +188,14 @@ is the address on the far side. Rules stay in force after the command ends.`,
 		Use:                   "help [COMMAND|TOPIC]",
 		Short:                 "Show the help of a command",
 		DisableFlagsInUseLine: true,
+		ValidArgsFunction: func(_ *cobra.Command, given []string, typed string) (names []string, _ cobra.ShellCompDirective) {
+			for _, cmd := range root.Commands() {
+				if len(given) == 0 && !cmd.Hidden && strings.HasPrefix(cmd.Name(), typed) {
+					names = append(names, cmd.Name())
+				}
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
 		RunE: func(_ *cobra.Command, given []string) error {
 			cmd, rest, err := root.Find(given)
 			if err == nil && len(rest) > 0 {

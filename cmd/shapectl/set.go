@@ -16,7 +16,7 @@ func setCommand(e *env) *cobra.Command {
 		Short: "Set a rule, or change it",
 		Long: `Set a rule, or change it. A flag that is not given has its default.
 
-any is 0.0.0.0/0 and ::/0. Each of the two has a bucket of its own, and the rate.`,
+any is 0.0.0.0/0 and ::/0. Each of the two has a bucket of its own and gets the rate.`,
 		Example: `  shapectl set eth0 egress 10.0.0.0/24 --rate 10mbit --each host
   shapectl set eth0 ingress any --rate 1gbit`,
 		Args:              args(3, 3),

@@ -257,6 +257,7 @@ func TestCompletionOfRules(t *testing.T) {
 		"ask va egress ":       ":4\n",
 		"apply ":               "yaml\nyml\n:8\n",
 		"diff policy.yaml ":    ":4\n",
+		"help q":               "queue\n:4\n",
 		"confirm ":             ":4\n",
 		"show -n nosuch ":      ":4\n",
 		"replay ":              ":0\n",
