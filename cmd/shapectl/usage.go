@@ -84,7 +84,11 @@ func flagError(cmd *cobra.Command, err error) error {
 			}
 			cause = fmt.Errorf("%.64q is not %s; %s", invalid.GetValue(), kind, help)
 		}
-		return inputf("%s--%s: %w", of, invalid.GetFlag().Name, cause)
+		name := invalid.GetFlag().Name
+		if strings.HasPrefix(cause.Error(), name+" ") {
+			return inputf("%s--%w", of, cause)
+		}
+		return inputf("%s--%s: %w", of, name, cause)
 	}
 	return inputf("%s%w; %s", of, err, help)
 }
