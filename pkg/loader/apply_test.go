@@ -468,7 +468,7 @@ func TestByteClocksAfterAChangeThatWasGivenUp(t *testing.T) {
 	full := rule("10.0.0.0/24", slow)
 	r.put(full)
 	r.send("10.0.0.7", 200, 1000)
-	h := r.hook("va")
+	h := r.openHook(Write, "va")
 	faster := full
 	faster.Rate *= 1000
 	testenv.Must(t, h.Set.Prepare([]policy.Difference{{Have: &full, Want: &faster}}, func(int) {}))

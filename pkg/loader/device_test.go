@@ -506,9 +506,14 @@ func onLinkType(t *testing.T, r *rig, kind string) {
 	}
 	for _, d := range []policy.Direction{policy.Ingress, policy.Egress} {
 		r.direction = d
-		if h := r.hook(attrs.Name); h != nil {
-			r.write(func(n *Namespace) error { return n.Flush(h) })
-		}
+		r.write(func(n *Namespace) error {
+			h, err := n.Find(attrs.Name, d)
+			if h == nil {
+				return err
+			}
+			defer h.Close()
+			return n.Flush(h)
+		})
 		if left := r.ours(attrs.Name); len(left) > 0 {
 			t.Errorf("programs are left: %v", left)
 		}

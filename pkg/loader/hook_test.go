@@ -65,7 +65,7 @@ func TestPutTwiceChangesNothing(t *testing.T) {
 // programIDs are those of the programs that hooks call.
 func (r *rig) programIDs() (ids []uint32) {
 	r.t.Helper()
-	n, err := Read(r.options)
+	n, err := Write(r.options)
 	testenv.Must(r.t, err)
 	defer n.Close()
 	for index := range program.Kinds {

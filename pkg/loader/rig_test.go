@@ -144,10 +144,15 @@ func (r *rig) flush() {
 	})
 }
 
-// hook is the hook of a device, open until the test is over; nil for none.
+// hook is the hook of a device, open for reading until the test is over; nil for none.
 func (r *rig) hook(name string) *Hook {
 	r.t.Helper()
-	n, err := Read(r.options)
+	return r.openHook(Read, name)
+}
+
+func (r *rig) openHook(open func(Options) (*Namespace, error), name string) *Hook {
+	r.t.Helper()
+	n, err := open(r.options)
 	if err != nil {
 		r.t.Fatal(err)
 	}

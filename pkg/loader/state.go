@@ -56,7 +56,7 @@ func (s *bpfState) open() error {
 	}
 	// Of two, a command that was killed has not finished the newer one; their rules are the same.
 	newest := generations[len(generations)-1]
-	s.store, err = maps.Open(s.dir.pin(newest))
+	s.store, err = maps.Open(s.dir.pin(newest), s.writing)
 	if errors.Is(err, maps.ErrOtherLayout) {
 		s.store, s.foreign = nil, err
 		return nil
@@ -64,10 +64,13 @@ func (s *bpfState) open() error {
 	if err != nil {
 		return fmt.Errorf("rules of this network namespace: %w", err)
 	}
+	if !s.writing {
+		return nil
+	}
 	if s.kinds, err = ebpf.LoadPinnedMap(s.dir.pin(kindsPin), nil); err != nil {
 		return fmt.Errorf("open the map of programs: %w", err)
 	}
-	if state, from := s.store.Change(); state == maps.Armed && s.writing {
+	if state, from := s.store.Change(); state == maps.Armed {
 		waitUntil(from) // whoever armed it was killed meanwhile
 	}
 	return nil

@@ -21,7 +21,7 @@ func reopenable(r *rig) (reopen func()) {
 	testenv.Must(r.T, r.Pin(dir))
 	return func() {
 		r.Helper()
-		store, err := shapemaps.Open(dir)
+		store, err := shapemaps.Open(dir, true)
 		testenv.Must(r.T, err)
 		r.Cleanup(func() { store.Close() })
 		store.UseClock(func() uint64 { return r.now })

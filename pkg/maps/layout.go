@@ -81,7 +81,7 @@ func Device(dir string) (string, error) {
 
 // pinnedSettings are the bytes of struct hook, whatever the layout.
 func pinnedSettings(dir string) ([]byte, error) {
-	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pinned[hookMap]), nil)
+	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pinned[hookMap]), &ebpf.LoadPinOptions{ReadOnly: true})
 	if err != nil {
 		return nil, fmt.Errorf("open the hook's settings: %w", err)
 	}

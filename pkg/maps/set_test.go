@@ -190,7 +190,7 @@ func TestPinAndOpen(t *testing.T) {
 	hook, size := r.Hook(), r.Size()
 	r.Set.Close()
 	for _, dir := range []string{dir, second} {
-		store, err := maps.Open(dir)
+		store, err := maps.Open(dir, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -321,7 +321,7 @@ func TestOpenOtherLayout(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := pinned(t)
 			spoil(t, dir)
-			set, err := maps.Open(dir)
+			set, err := maps.Open(dir, true)
 			if !errors.Is(err, maps.ErrOtherLayout) {
 				t.Errorf("opened with error %v, want ErrOtherLayout", err)
 			}
