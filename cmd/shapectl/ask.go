@@ -87,7 +87,7 @@ func (e *env) ask(name string, d policy.Direction, address netip.Addr, p packetF
 		}
 		answer := report.Answer{
 			Device: name, Direction: d.String(), Address: address.String(),
-			Bytes: p.bytes, Conforms: true, Verdict: "pass",
+			Bytes: p.bytes, Conforms: true, Verdict: "pass", Attached: new(bool),
 		}
 		if h == nil {
 			dev, err := device(name)
@@ -108,7 +108,7 @@ func (e *env) ask(name string, d policy.Direction, address netip.Addr, p packetF
 			return err
 		}
 		cidr := entry.Prefix.String()
-		answer.Rule, answer.Attached = &cidr, h.InForce()
+		answer.Rule, answer.Attached = &cidr, h.State.InForce()
 		answer.Sentence = entry.Sentence(h.Name(), h.Direction, h.Match())
 		if entry.Rate == policy.Unlimited {
 			return e.print(answer, answer.Text)

@@ -172,7 +172,8 @@ refused; 3 diff found differences; 4 partly done or degraded; 5 a permission or 
 
 Environment: SHAPECTL_HOOK=tcx|clsact attaches a device that has no rules yet that
 way only; SHAPECTL_BPFFS is the bpffs in which to pin, if not the
-` + loader.DefaultBPFFS + ` that init sees.`,
+` + loader.DefaultBPFFS + ` that init sees; SHAPECTL_GROUP is the group whose members may read
+the rules, if not '` + loader.DefaultGroup + `'.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args: func(_ *cobra.Command, given []string) error {
@@ -224,7 +225,7 @@ func args(least, most int) cobra.PositionalArgs {
 
 // options say how to reach the state.
 func (e *env) options() (loader.Options, error) {
-	o := loader.Options{BPFFS: e.getenv("SHAPECTL_BPFFS"), SetupFQ: e.setupFQ}
+	o := loader.Options{BPFFS: e.getenv("SHAPECTL_BPFFS"), Group: e.getenv("SHAPECTL_GROUP"), SetupFQ: e.setupFQ}
 	switch mode := e.getenv("SHAPECTL_HOOK"); mode {
 	case "", string(loader.Auto), string(loader.TCX), string(loader.Clsact):
 		o.Mode = loader.Mode(mode)
@@ -253,6 +254,9 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 		}
 		defer n.Close()
 		err = f(n)
+		if takes := n.Unknown(); takes != "" && (err == nil || wasTold(err)) {
+			e.say("shapectl: whether the rules are in force is not known: to see what is attached takes %s", takes)
+		}
 		if collected := n.Collected(); err == nil && len(collected) > 0 {
 			e.say("shapectl: removed the rules of deleted devices: %s", plain.List(collected))
 		}
@@ -293,6 +297,8 @@ var advice = []struct {
 	{loader.ErrElsewhere, false, "; flush them there first, or here if that namespace no longer exists"},
 	{loader.ErrNoTCX, false, "; leave SHAPECTL_HOOK unset to attach by clsact"},
 	{loader.ErrNoClsact, false, "; load the module sch_ingress, or use a kernel with tcx (6.6)"},
+	{loader.ErrMayNotRead, false, "; run as root, or have root add you to the group of readers, 'shapectl' or the one in SHAPECTL_GROUP"},
+	{loader.ErrNoGroup, true, "; name a group that there is in SHAPECTL_GROUP, or unset it"},
 	{program.ErrPerfmon, false, "; run as root, or give it CAP_PERFMON"},
 	{fs.ErrPermission, false, "; run as root, or with CAP_BPF and CAP_NET_ADMIN and a bpffs that you may write to"},
 	{unix.ENOENT, false, "; the device may just have gone: see 'ip link' and try again"},

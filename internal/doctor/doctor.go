@@ -154,7 +154,9 @@ func (f Facts) limits(d *Device, direction policy.Direction) *Limits {
 	return nil
 }
 
-func (s Side) inForce() bool { return s.Limits != nil && s.Limits.State == loader.Attached }
+func (s Side) inForce() bool {
+	return s.Limits != nil && (s.Limits.State == loader.Attached || s.Limits.State == loader.Unknown)
+}
 
 // limited are the rules that have a rate; l may be nil.
 func (l *Limits) limited() []Rule {

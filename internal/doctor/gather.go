@@ -3,6 +3,7 @@ package doctor
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -178,9 +179,11 @@ func (f *Facts) attached(n *loader.Namespace, s *Side) {
 	}
 	if f.device(s.Index) != nil {
 		chain, err := chainOf(n, s.Index, s.Direction)
-		if err != nil {
+		refused := errors.Is(err, fs.ErrPermission) && !f.System.has(unix.CAP_NET_ADMIN) // of which checkHook tells
+		if err != nil && !refused {
 			f.unread(s.Name, s.Direction.String(), err)
-		} else {
+		}
+		if err == nil {
 			s.Chain = append([]netinfo.ChainEntry{}, chain...) // not nil, as it could be asked for
 		}
 	}

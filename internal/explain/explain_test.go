@@ -29,7 +29,7 @@ var (
 func limited(d policy.Direction) *Stop {
 	s := &Stop{
 		Hop: netinfo.Hop{Device: eth0, Direction: d}, Frame: 1000, Path: []netinfo.ChainEntry{ours},
-		Hook: &Hook{Name: "eth0", Device: eth0, Direction: d, Match: d.FarSide(), State: loader.Attached, Status: "attached", InForce: true},
+		Hook: &Hook{Name: "eth0", Device: eth0, Direction: d, Match: d.FarSide(), State: loader.Attached, Status: "attached"},
 		Rule: &Rule{Rule: policy.Rule{Prefix: netip.MustParsePrefix("10.0.0.0/24"), Rate: 15_625_000, Capacity: 5000}},
 	}
 	s.Rule.Bucket = &Bucket{Sharer: "10.0.0.0/24"}
@@ -66,11 +66,11 @@ func TestJudgeStop(t *testing.T) {
 			"unknown", []string{"--flow udp,192.0.2.1:5000,10.0.0.7:53"}},
 		{"a bucket for each flow, from there", ingress, func(s *Stop) { s.Rule.Each.Kind = policy.EachFlow; s.Rule.Bucket = nil },
 			"unknown", []string{"--flow udp,10.0.0.7:5000,192.0.2.1:53"}},
-		{"detached", egress, func(s *Stop) { s.full(); s.Hook.State, s.Hook.InForce, s.Path = loader.Detached, false, nil },
+		{"detached", egress, func(s *Stop) { s.full(); s.Hook.State, s.Path = loader.Detached, nil },
 			"pass", []string{"something else took"}},
 		{"gone", egress, func(s *Stop) {
 			s.full()
-			s.Hook.State, s.Hook.InForce, s.Hook.Device, s.Device, s.Path = loader.Gone, false, netinfo.Device{}, netinfo.Device{}, nil
+			s.Hook.State, s.Hook.Device, s.Device, s.Path = loader.Gone, netinfo.Device{}, netinfo.Device{}, nil
 		}, "pass", []string{"was deleted"}},
 		{"spilled", egress, func(s *Stop) { s.full(); s.Rule.Excess = policy.ECN; s.Rule.Bucket.Spilled = true }, "drop", nil},
 		{"marked", egress, func(s *Stop) { s.full(); s.Rule.Excess = policy.ECN }, "mark", nil},
@@ -255,7 +255,7 @@ func TestJudgeWay(t *testing.T) {
 		t.Errorf("the rule: %+v", got)
 	}
 	way = Judge(Facts{Packets: Packets{Dst: far}, Routed: true, Elsewhere: []Elsewhere{{Hook: *s.Hook, Rule: s.Rule.Rule}}})
-	if len(way.Hooks) != 0 || len(way.Elsewhere) != 1 || way.Elsewhere[0].Brief.Rule != "10.0.0.0/24" || way.Elsewhere[0].Device != "eth0" || !way.Elsewhere[0].Attached {
+	if len(way.Hooks) != 0 || len(way.Elsewhere) != 1 || way.Elsewhere[0].Brief.Rule != "10.0.0.0/24" || way.Elsewhere[0].Device != "eth0" || !*way.Elsewhere[0].Attached {
 		t.Errorf("on no device: %+v", way)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"time"
 
@@ -201,7 +202,10 @@ func stopAt(n *loader.Namespace, h *loader.Hook, hop netinfo.Hop, p Packets, fra
 		if err != nil {
 			return s, err
 		}
-		if s.Path, err = netinfo.Path(hop.Device, hop.Direction, ours); err != nil {
+		s.Path, err = netinfo.Path(hop.Device, hop.Direction, ours)
+		if s.Unlisted = errors.Is(err, fs.ErrPermission); s.Unlisted {
+			s.Path = nil
+		} else if err != nil {
 			return s, err
 		}
 		s.Unreadable = n.OtherLayout(hop.Index, hop.Direction) != nil
@@ -229,7 +233,7 @@ func stopAt(n *loader.Namespace, h *loader.Hook, hop netinfo.Hop, p Packets, fra
 
 func hookOf(h *loader.Hook) Hook {
 	hook := Hook{
-		Name: h.Name(), Device: h.Device, Direction: h.Direction, Match: h.Match(), State: h.State, Status: h.Status(), InForce: h.InForce(),
+		Name: h.Name(), Device: h.Device, Direction: h.Direction, Match: h.Match(), State: h.State, Status: h.Status(),
 	}
 	if change, until := h.Set.Change(); change == maps.Pending && until != 0 {
 		left := until - min(until, maps.Now())

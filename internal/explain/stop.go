@@ -14,10 +14,10 @@ import (
 var sideNames = map[policy.Match]string{policy.MatchSrc: "source address", policy.MatchDst: "destination address"}
 
 func judgeStop(p Packets, s Stop) report.Stop {
-	out := report.Stop{Device: s.Name, Direction: s.Direction.String(), Warnings: []string{}, Hides: []report.Brief{}, Verdict: "pass"}
+	out := report.Stop{Device: s.Name, Direction: s.Direction.String(), Warnings: []string{}, Hides: []report.Brief{}, Verdict: "pass", Attached: new(bool)}
 	match := s.Direction.FarSide()
 	if h := s.Hook; h != nil {
-		out.Device, out.State, out.Attached, match = h.Name, h.Status, h.InForce, h.Match
+		out.Device, out.State, out.Attached, match = h.Name, h.Status, h.State.InForce(), h.Match
 	}
 	out.Match = match.String()
 	if address := p.side(match); address.IsValid() {
@@ -40,6 +40,10 @@ func judgeStop(p Packets, s Stop) report.Stop {
 func judgePath(out *report.Stop, s Stop) {
 	if s.Name == "" {
 		return // the device is not here
+	}
+	if s.Unlisted {
+		out.Warnings = append(out.Warnings, "what else is attached here is not known: to list it takes CAP_NET_ADMIN")
+		return
 	}
 	decides := -1
 	if s.Rule != nil {

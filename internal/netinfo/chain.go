@@ -3,6 +3,7 @@ package netinfo
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -23,11 +24,11 @@ type ChainEntry struct {
 }
 
 // Chain is what packets of a direction meet at the hooks of traffic control, in
-// order; ours are the programs of the caller.
+// order; ours are the programs of the caller. Without CAP_NET_ADMIN the error wraps fs.ErrPermission.
 func Chain(index int, d policy.Direction, ours []ebpf.ProgramID) ([]ChainEntry, error) {
 	var chain []ChainEntry
 	ids, err := TCXPrograms(index, d)
-	if err != nil && HasTCX() {
+	if errors.Is(err, fs.ErrPermission) || err != nil && HasTCX() {
 		return nil, err
 	}
 	for _, id := range ids {
@@ -52,11 +53,15 @@ func Chain(index int, d policy.Direction, ours []ebpf.ProgramID) ([]ChainEntry, 
 }
 
 // TCXPrograms are the programs on a device's tcx hook, first to last; none where the kernel has no tcx.
+// Without CAP_NET_ADMIN the error wraps fs.ErrPermission.
 func TCXPrograms(index int, d policy.Direction) ([]ebpf.ProgramID, error) {
 	result, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: TCXType(d)})
 	// ENOENT before the first program of a device; EINVAL where the kernel has no tcx.
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) && !HasTCX() {
 		return nil, nil
+	}
+	if errors.Is(err, ebpf.ErrNotSupported) { // the library takes a refused query for one that the kernel does not know
+		err = unix.EPERM
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list the tcx programs of device %d %s: %w", index, d, err)

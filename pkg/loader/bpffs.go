@@ -285,7 +285,7 @@ func makeDir(path string) error {
 	if err := step.Try("make a directory"); err != nil {
 		return err
 	}
-	if err := os.Mkdir(path, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("make a directory for pins: %w", err)
 	}
 	return nil

@@ -183,11 +183,14 @@ func (n *Namespace) Leftovers() (left []Leftover, err error) {
 		switch {
 		case dead:
 			orphans, err := dir.orphans()
+			if errors.Is(err, fs.ErrPermission) {
+				continue // nor would it be known whether rules are in force
+			}
 			failed = append(failed, err)
 			left = append(left, Leftover{Path: string(dir), Dead: true, InForce: orphans})
 		case errors.Is(err, fs.ErrNotExist) && exists(string(dir)):
 			left = append(left, Leftover{Path: string(dir)})
-		case !errors.Is(err, fs.ErrNotExist):
+		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission): // others' are for root to look at
 			failed = append(failed, err)
 		}
 	}

@@ -2,10 +2,7 @@ package loader
 
 import (
 	"fmt"
-	"path/filepath"
 	"slices"
-
-	"github.com/cilium/ebpf"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/program"
@@ -198,10 +195,7 @@ func (o *order) attach(p *pins, options Options) error {
 		return err
 	}
 	defer caller.Close()
-	if err := attached.put(caller, mode); err != nil {
-		return err
-	}
-	if err := h.at.warnEarlier(o.dev.Name); err != nil {
+	if err := attached.put(caller, o.dev.Name, mode); err != nil {
 		return err
 	}
 	h.Set.SetSide(o.want.Match)
@@ -216,21 +210,6 @@ func (all orders) sweepGone(p *pins) {
 	if slices.ContainsFunc(all, func(o *order) bool { return o.gone != nil }) {
 		p.sweep()
 	}
-}
-
-// warnEarlier pins settings where builds had them that kept maps for each hook: so they
-// refuse the hook, and do not take it for what a killed command has left.
-func (at hookDir) warnEarlier(device string) error {
-	pin := filepath.Join(at.dir, "g0", "hook")
-	if exists(pin) {
-		return nil
-	}
-	if err := makeDir(filepath.Dir(pin)); err != nil {
-		return err
-	}
-	var settings [24]byte // a layout that none had, and at the end the name
-	copy(settings[8:], device)
-	return pinValue(pin, &ebpf.MapSpec{Name: "shapectl_device", Type: ebpf.Array, ValueSize: uint32(len(settings))}, settings)
 }
 
 // needsIfb reports whether a hook sends packets to an ifb: those of such rules, or

@@ -17,6 +17,7 @@ import (
 type BPFFS struct {
 	Path              string
 	Mounted, Writable bool
+	Readable          bool // there are pins of this network namespace, and this process may read them
 	// Untrusted is why pins there are not used: the error wraps ErrUntrusted.
 	Untrusted error
 }
@@ -35,6 +36,7 @@ func FindBPFFS(o Options) (BPFFS, error) {
 	if err := at.trust(); errors.Is(err, ErrUntrusted) {
 		fs.Untrusted = err
 	}
+	fs.Readable = unix.Faccessat(unix.AT_FDCWD, string(at.home()), unix.R_OK|unix.X_OK, unix.AT_EACCESS) == nil
 	// Once it exists, only what is pinned below it needs to be writable.
 	if exists(at.top()) {
 		path = at.top()
