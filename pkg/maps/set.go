@@ -273,11 +273,11 @@ func (s *Store) mapKeys() error {
 			}
 		}
 	}
-	m := s.maps[bpf.ShapectlMapKeys]
-	if !s.copied || len(inUse) > int(m.MaxEntries())/64 {
-		return mapArray(&s.memory, bpf.ShapectlMapKeys, m.MaxEntries(), &s.keys)
+	m, count := s.maps[bpf.ShapectlMapKeys], (s.hook.LineMask+1)*lineSlots
+	if !s.copied || len(inUse) > int(count)/64 {
+		return mapArray(&s.memory, bpf.ShapectlMapKeys, count, &s.keys)
 	}
-	s.keys = make([]bpf.AbiKey, m.MaxEntries())
+	s.keys = make([]bpf.AbiKey, count)
 	for _, i := range inUse {
 		if err := m.Lookup(i, &s.keys[i]); err != nil {
 			return fmt.Errorf("copy the key of slot %d: %w", i, err)

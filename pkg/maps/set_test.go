@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"testing"
 	"unsafe"
@@ -330,6 +331,44 @@ func TestOpenOtherLayout(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What writes to a store that was opened for reading ends the process, and changes nothing.
+func TestStoreForReading(t *testing.T) {
+	r := newRig(t, maps.Size{Rules: 16, Buckets: 64})
+	rule := rule("10.0.0.0/8", 1e6, 100000)
+	e := r.put(rule)
+	dir := testenv.BPFFS(t)
+	testenv.Must(t, r.Pin(dir))
+	store, err := maps.Open(dir, false)
+	testenv.Must(t, err)
+	defer store.Close()
+	set := store.View(view)
+	if got := set.Policy(); !slices.Equal(got, []policy.Rule{e.Rule}) {
+		t.Errorf("rules are %+v", got)
+	}
+	for name, write := range map[string]func(){
+		"delete": func() { set.Delete(rule.Prefix) },
+		"clear":  func() { set.Clear() },
+		"put":    func() { set.Put(policy.Rule{Prefix: rule.Prefix, Rate: 1000, Capacity: 1000}) },
+		"ifb":    func() { set.SetIfb(7) },
+		"begin":  func() { store.Arm() },
+	} {
+		if !faults(write) {
+			t.Errorf("%s: the store could be written to", name)
+		}
+	}
+	if got := r.Policy(); !slices.Equal(got, []policy.Rule{e.Rule}) || r.Ifb() != 0 {
+		t.Errorf("rules are %+v, ifb %d", got, r.Ifb())
+	}
+}
+
+// faults reports whether a function accesses memory that it may not.
+func faults(f func()) (yes bool) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() { yes = recover() != nil }()
+	f()
+	return false
 }
 
 func removeAll(t *testing.T, dir string) {
