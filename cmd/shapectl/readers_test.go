@@ -198,7 +198,7 @@ func attack(dir string) {
 	seen := 0
 	home, _ := filepath.Glob(filepath.Join(dir, "shapectl", "*"))
 	for _, root := range append(home, filepath.Join(dir, "shapectl"), dir) {
-		filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
+		filepath.WalkDir(root, func(path string, _ fs.DirEntry, _ error) error {
 			seen++
 			tell("chmod "+path, os.Chmod(path, 0o777))
 			tell("chown "+path, os.Chown(path, nobody, nobody))
@@ -239,6 +239,26 @@ func attack(dir string) {
 	if seen < 20 {
 		fmt.Println("there are only", seen, "files to try")
 	}
+}
+
+// A member can keep the lock that readers take. Changes do not wait for that for long.
+func TestReaderKeepsTheLock(t *testing.T) {
+	r, _ := newReadersRig(t)
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+	homes, err := filepath.Glob(filepath.Join(r.bpffs(), "shapectl", "*"))
+	testenv.Must(t, err)
+	if r.another("ls", filepath.Join(homes[0], "lock")) == nil {
+		t.Error("a member can open the lock of those who change rules")
+	}
+	cmd := exec.Command("flock", homes[0], "sh", "-c", "echo locked; exec sleep 60")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, Setpgid: true}
+	said, err := cmd.StdoutPipe()
+	testenv.Must(t, err)
+	testenv.Must(t, cmd.Start())
+	t.Cleanup(func() { syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL); cmd.Wait() })
+	_, err = said.Read(make([]byte, 8))
+	testenv.Must(t, err)
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "2mbit")
 }
 
 // Who is not in the group is told what to do, in one line.

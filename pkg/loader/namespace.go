@@ -196,7 +196,7 @@ func (n *Namespace) enter() error {
 	if err := n.place.trust(); err != nil {
 		return err
 	}
-	unlock, err := lock(string(n.place.home()), n.pins.writing, lockPatience)
+	unlock, err := n.place.home().lock(n.pins.writing, lockPatience)
 	if err != nil {
 		return fmt.Errorf("open the pins: %w", err)
 	}
@@ -251,7 +251,7 @@ func (n *Namespace) Close() {
 	n.pins.close()
 	if n.pins.writing && n.pins.dir != "" {
 		n.pins.dir.remove()
-		n.place.share(n.readers) // what fails here, the next command does
+		n.place.share(n.readers)
 	}
 	n.unlock()
 }

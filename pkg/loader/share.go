@@ -1,6 +1,7 @@
 package loader
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -30,51 +31,32 @@ type access struct {
 	granted bool // otherwise only the owner, whose group it is, may read
 }
 
-// readAccess is that of the group of readers, or of nobody where there is no such group.
+// readAccess is that of the group of readers, or of nobody where the default group cannot be found.
 func readAccess(o Options) (access, error) {
-	name := o.Group
-	if name == "" {
-		name = DefaultGroup
-	}
-	group, err := user.LookupGroup(name)
-	if errors.As(err, new(user.UnknownGroupError)) {
-		if o.Group != "" {
-			return access{}, fmt.Errorf("%w: %s", ErrNoGroup, name)
-		}
+	group, err := user.LookupGroup(cmp.Or(o.Group, DefaultGroup))
+	switch {
+	case err == nil:
+		gid, err := strconv.ParseUint(group.Gid, 10, 32)
+		return access{uint32(gid), true}, err
+	case o.Group == "":
 		return access{gid: uint32(os.Getegid())}, nil
+	case errors.As(err, new(user.UnknownGroupError)):
+		return access{}, fmt.Errorf("%w: %s", ErrNoGroup, o.Group)
 	}
-	if err != nil {
-		return access{}, fmt.Errorf("look up the group %s: %w", name, err)
-	}
-	gid, err := strconv.ParseUint(group.Gid, 10, 32)
-	if err != nil {
-		return access{}, fmt.Errorf("look up the group %s: %w", name, err)
-	}
-	return access{uint32(gid), true}, nil
+	return access{}, fmt.Errorf("look up the group %s: %w", o.Group, err)
 }
 
-// share makes all pins of the namespace readable for who has access, and for nobody else. A caller
-// who may not change the group of files leaves them as they are: they stay the owner's.
-func (at place) share(to access) error {
+// share makes all pins of the namespace readable for who has access, and for nobody else. What fails, as for
+// a caller who may not change the group of files, stays as it is, and the next command tries again.
+func (at place) share(to access) {
 	dir := at.home()
 	var st unix.Stat_t
 	if err := unix.Lstat(string(dir), &st); err != nil || !to.granted && st.Mode&0o070 == 0 {
-		return nil // there are none, or they are not shared
+		return // there are none, or they are not shared
 	}
-	err := at.openBPFFS(to, st.Gid)
-	if err == nil {
-		err = to.directory(at.top())
+	if at.openBPFFS(to, st.Gid) == nil && to.directory(at.top()) == nil && to.contents(dir) == nil {
+		to.directory(string(dir)) // the last one, as it tells whether pins were shared
 	}
-	if err == nil {
-		err = to.contents(dir)
-	}
-	if err == nil {
-		err = to.directory(string(dir)) // the last one, as it tells whether pins were shared
-	}
-	if err != nil && !errors.Is(err, fs.ErrPermission) {
-		return fmt.Errorf("make the pins readable for group %d: %w", to.gid, err)
-	}
-	return nil
 }
 
 // openBPFFS lets the group enter the bpffs, which systemd mounts for root alone. A bpffs that all
@@ -102,15 +84,16 @@ func (to access) contents(dir home) error {
 	}
 	for _, e := range entries {
 		path := dir.pin(e.Name())
+		if e.Name() == lockPin {
+			continue
+		}
 		if !e.IsDir() {
 			err = to.pin(path)
 		} else if !to.isSet(path) {
 			if index, d, isHook := parseHookName(e.Name()); isHook && to.granted {
-				err = hookDir{path, index, d}.recordAgain()
+				hookDir{path, index, d}.recordAgain() // without a record, readers are told that it is not known
 			}
-			if err == nil {
-				err = to.tree(path)
-			}
+			err = to.tree(path)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -137,6 +120,12 @@ func (to access) tree(dir string) error {
 		}
 	}
 	return to.directory(dir)
+}
+
+// isShared reports whether members of a group may open a directory.
+func isShared(dir string) bool {
+	var st unix.Stat_t
+	return unix.Lstat(dir, &st) == nil && st.Mode&0o040 != 0
 }
 
 func (to access) isSet(dir string) bool {
