@@ -36,7 +36,7 @@ func checkState(f Facts, s Side, d *Device) []report.Finding {
 		}
 		return s.finding(report.OK, "state", fmt.Sprintf("%s in force by %s", rules, l.Mode), "")
 	case loader.Unknown:
-		return s.finding(report.Note, "state", "it is not known whether "+rules+" here limit anything; the other findings assume so",
+		return s.finding(report.Note, "state", rules+"; whether in force is unknown, and the other findings assume it",
 			"look with CAP_NET_ADMIN, or as root")
 	case loader.Moved:
 		return s.finding(report.Warning, "state",

@@ -34,7 +34,7 @@ func (s System) missing() (names []string) {
 
 func checkPermissions(s System) []report.Finding {
 	switch missing := s.missing(); {
-	case len(missing) > 0 && s.BPFFS.Readable:
+	case len(missing) > 0 && s.BPFFS.Readable && !s.BPFFS.Writable:
 		return systemFinding(report.Note, "permissions",
 			"this process may read the rules; it lacks "+strings.Join(missing, " and ")+", so it can set none", "")
 	case len(missing) > 0:
