@@ -115,7 +115,7 @@ tests)
 		TestNeighbourDiscoveryUnderALimitThatIsFull
 	tests cmd/shapectl "TestPermissions/enough_with_$hook" TestPermissions/rules_of_root TestDoctorWithoutPermissions \
 		TestNamedNamespace TestFirstRuleMounts TestJSONOfARule TestDeviceGoneAndBack \
-		TestPinsOutliveTheMountNamespace "TestUnconfirmed/$hook"
+		TestPinsOutliveTheMountNamespace "TestUnconfirmed/$hook" "TestReaders/$hook" TestReadersChangeNothing
 	;;
 delay)
 	# What holds packets back, and what has to be there for that.
