@@ -269,7 +269,7 @@ func TestOutsiders(t *testing.T) {
 	testenv.Must(t, os.WriteFile(policy, []byte("devices: {}\n"), 0o644))
 	for _, line := range []string{"show", "show -j", "ask va egress 10.0.0.7", "explain 10.0.0.7", "export", "diff " + policy} {
 		got := r.result(r.asOutsider(program, strings.Fields(line)...))
-		r.isRefusal(line, got, exitMissing, "permission denied; run as root, or have root add you to the group of readers")
+		r.isRefusal(line, got, exitMissing, "permission denied; run as root, or ask root to add you to the group shapectl")
 	}
 	if got := r.result(r.asOutsider(program, "doctor")); got.code != exitMissing || !strings.Contains(got.out, "this user may not read the rules") {
 		t.Errorf("doctor: %+v", got)

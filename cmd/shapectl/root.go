@@ -297,7 +297,7 @@ var advice = []struct {
 	{loader.ErrElsewhere, false, "; flush them there first, or here if that namespace no longer exists"},
 	{loader.ErrNoTCX, false, "; leave SHAPECTL_HOOK unset to attach by clsact"},
 	{loader.ErrNoClsact, false, "; load the module sch_ingress, or use a kernel with tcx (6.6)"},
-	{loader.ErrMayNotRead, false, "; run as root, or have root add you to the group of readers, 'shapectl' or the one in SHAPECTL_GROUP"},
+	{loader.ErrMayNotRead, false, "; run as root, or ask root to add you to the group shapectl (or to the one in SHAPECTL_GROUP)"},
 	{loader.ErrNoGroup, true, "; name a group that there is in SHAPECTL_GROUP, or unset it"},
 	{program.ErrPerfmon, false, "; run as root, or give it CAP_PERFMON"},
 	{fs.ErrPermission, false, "; run as root, or with CAP_BPF and CAP_NET_ADMIN and a bpffs that you may write to"},
