@@ -22,9 +22,9 @@ import (
 // containers does, by the command: how long users wait, and what the kernel needs.
 
 const (
-	hooksTime   = "time of a command, by number of devices"
-	hooksMemory = "kernel memory, by number of devices"
-	hooksWatch  = "time until %d new devices have rules, by number of limited devices before"
+	hooksTime   = "Time of a command, by number of devices"
+	hooksMemory = "Kernel memory, by number of devices"
+	hooksWatch  = "Time until %d new devices have rules, by number of limited devices"
 )
 
 // Subjects of this suite, for this build; those of another build have its name behind them.

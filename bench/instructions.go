@@ -105,7 +105,7 @@ func (m *instructionCounter) without(targets ...netip.Addr) (samples []float64, 
 
 // family measures all subjects with packets to that address.
 func (m *instructionCounter) family(to netip.Addr) error {
-	family, passing, dropping := "IPv4", neverBite, mostDrop
+	family, passing, dropping := "IPv4", allConform, mostDropped
 	if to.Is6() {
 		family = "IPv6"
 		passing, dropping = strings.Replace(passing, ":", ", IPv6:", 1), strings.Replace(dropping, ":", ", IPv6:", 1)

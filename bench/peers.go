@@ -80,13 +80,13 @@ class add dev %[1]s parent 1: classid 1:1 htb rate %[2]dbit burst %[3]d cburst %
 `)}
 	// cake without the isolation of flows, which the others do not have either.
 	cake = competitor{
-		name: "CAKE", note: "besteffort flowblind; it has no burst",
+		name: "CAKE", note: "besteffort flowblind; no burst",
 		set: byTC("qdisc add dev %[1]s root cake bandwidth %[2]dbit besteffort flowblind\n"),
 	}
 )
 
 // The netdev hook is the earliest that nft has, and spares a packet all other chains.
-const nftNote = "counts the headers of what TCP hands down in one piece once; its burst is a second's worth at least"
+const nftNote = "counts the headers of a GSO packet once; its burst is at least one second of the rate"
 
 var nftOneLimit = competitor{name: "nft limit", note: nftNote, set: func(ctx context.Context, a *arena, l limit) error {
 	return a.nft(ctx, "", fmt.Sprintf("limit rate over %d bytes/second burst %d bytes drop", l.rate/8, l.capacity))
@@ -162,7 +162,7 @@ func (a *arena) putRules(mode loader.Mode, rule policy.Rule, prefixes ...netip.P
 
 // shapectlMany has a rule for each prefix, with a bucket for all of it.
 func shapectlMany(prefixes []netip.Prefix) competitor {
-	return competitor{name: "shapectl gcra, a rule each", set: func(_ context.Context, a *arena, l limit) error {
+	return competitor{name: "shapectl gcra, one rule each", set: func(_ context.Context, a *arena, l limit) error {
 		rules := make([]policy.Rule, len(prefixes))
 		for i, p := range prefixes {
 			rules[i] = policy.Rule{Prefix: p, Rate: l.rate, Capacity: l.capacity}
@@ -201,7 +201,7 @@ func randomTargets(prefixes []netip.Prefix, n int) []netip.Addr {
 // table, as all prefixes are of one length; of several, it would be a tree.
 func nftMap(prefixes []netip.Prefix) competitor {
 	return competitor{
-		name: "nft map to limits", note: "hashed, as all prefixes are of one length",
+		name: "nft map to limits", note: "a hash table, because all prefixes have the same length",
 		set: func(ctx context.Context, a *arena, l limit) error {
 			var limits, elements strings.Builder
 			for i, p := range prefixes {
@@ -217,7 +217,7 @@ func nftMap(prefixes []netip.Prefix) competitor {
 
 // hashlimitPrefix makes buckets as it goes, all of one rate.
 var hashlimitPrefix = competitor{
-	name: "hashlimit by prefix", note: "one rate for all",
+	name: "hashlimit by prefix", note: "one rate for all prefixes",
 	set: hashlimit("--hashlimit-mode", "dstip", "--hashlimit-dstmask", strconv.Itoa(manyBits),
 		"--hashlimit-htable-size", "131072", "--hashlimit-htable-max", "262144", "--hashlimit-htable-expire", "600000"),
 }
@@ -229,7 +229,7 @@ const maxClasses = 65_534
 // prefixes that differ in the fourth byte alone.
 func htbMany(prefixes []netip.Prefix) competitor {
 	return competitor{
-		name: "HTB, u32 hash tables", note: fmt.Sprintf("has no more than %d classes", maxClasses),
+		name: "HTB, u32 hash tables", note: fmt.Sprintf("at most %d classes", maxClasses),
 		set: func(ctx context.Context, a *arena, l limit) error {
 			class := fmt.Sprintf("rate %dbit burst %d cburst %[2]d", uint64(l.rate), l.capacity)
 			return a.tc(ctx, htbBatch(prefixes, 1, func() string { return class }))

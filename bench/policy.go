@@ -20,22 +20,22 @@ import (
 // command: what each command takes in time, in memory, and in the kernel's.
 
 const (
-	commandTime   = "time of a command"
-	commandMemory = "peak memory of a command, without maps"
-	policyMemory  = "kernel memory of a policy"
+	commandTime   = "Time of a command"
+	commandMemory = "Peak memory of a command, without maps"
+	policyMemory  = "Kernel memory of a policy"
 )
 
 // Subjects of this suite.
 const (
-	readFile     = "shapectl, reading the file alone"
+	readFile     = "shapectl, reading the file only"
 	applyFirst   = "shapectl apply, no rules before"
 	applyAgain   = "shapectl apply, nothing to change"
 	applyChanged = "shapectl apply, 1 % changes"
-	diffSame     = "shapectl diff, nothing differs"
+	diffSame     = "shapectl diff, no difference"
 	diffChanged  = "shapectl diff, 1 % differs"
 	exportRules  = "shapectl export"
-	setOne       = "shapectl set, one rule of them"
-	policyMaps   = "shapectl, a bucket for each prefix"
+	setOne       = "shapectl set, one of the rules"
+	policyMaps   = "shapectl, one bucket for each prefix"
 )
 
 func policies(ctx context.Context, o options) error {

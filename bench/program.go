@@ -155,7 +155,7 @@ func (l *lab) oneKind(ctx context.Context, k kind, prefix netip.Prefix) error {
 		{subject: emptyProgram, program: l.empty, packet: packet, repeat: hotPackets},
 		{subject: clockProgram, program: l.clock, packet: packet, repeat: hotPackets},
 	}, arms...)
-	return l.contest(ctx, l.rounds(61), arms, func(t turn) { l.addTurn("one rule, one bucket: "+k.column, arms, t) })
+	return l.contest(ctx, l.rounds(61), arms, func(t turn) { l.addTurn("One rule, one bucket: "+k.column, arms, t) })
 }
 
 // excess measures packets that are dropped beside those that pass.
@@ -182,7 +182,7 @@ func (l *lab) dropping(ctx context.Context, k kind, a policy.Algorithm) error {
 		return err
 	}
 	return l.contest(ctx, l.rounds(41), arms, func(t turn) {
-		l.add("dropped by passed: "+k.column, name(a), unitPassing, "", t.arms[1]/t.arms[0])
+		l.add("Dropped compared with passed packets: "+k.column, name(a), unitPassing, "", t.arms[1]/t.arms[0])
 	})
 }
 
@@ -242,8 +242,8 @@ func (l *lab) somePrefixes(ctx context.Context, ipv6 bool, n int) error {
 	}
 	ours := arms
 	arms = append(arms,
-		arm{subject: "LPM trie", note: "only looks the address up: neither clock nor bucket", program: bare},
-		arm{subject: "LPM trie, clock and bucket", note: "a fixed rate, and no counters", program: charged})
+		arm{subject: "LPM trie", note: "lookup only: no clock, no bucket", program: bare},
+		arm{subject: "LPM trie, clock and bucket", note: "fixed rate, no counters", program: charged})
 	many := walkLength
 	if l.quick {
 		many = 1 << 14
@@ -375,7 +375,7 @@ func (l *lab) someFlows(ctx context.Context, n int) error {
 		if err != nil {
 			return err
 		}
-		hot = append(hot, arm{subject: other.subject, note: "neither atomic nor counted", program: p})
+		hot = append(hot, arm{subject: other.subject, note: "not atomic, no counters", program: p})
 	}
 	p, err := made.floorProgram(uint32(max(roomFor*n/4, 1)))
 	if err != nil {
@@ -410,7 +410,7 @@ func (l *lab) someFlows(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
-	inTurn, always := "live flows, each in turn: "+count(n), "live flows, always the same one: "+count(n)
+	inTurn, always := "Live flows, in random order: "+count(n), "Live flows, always the same one: "+count(n)
 	// Both at once: how cold compares with hot is a figure of its own.
 	return l.contest(ctx, l.rounds(31), slices.Concat(cold, hot), func(t turn) {
 		ofHot := turn{t.empty, t.clock, t.arms[len(cold):]}

@@ -16,11 +16,11 @@ import (
 
 const (
 	oneFlow   = "One TCP flow"
-	localFlow = "One TCP flow from the limiter's own machine"
+	localFlow = "One TCP flow from the limiter's host"
 	fourFlows = "Four TCP flows and a sparse one"
-	byLength  = "How long the queue is, one TCP flow at %v, %v round trip"
+	byLength  = "Queue length, one TCP flow at %v, %v round trip"
 	spacing   = "Spacing of packets"
-	spread    = "Gaps between packets at %v, up to so many ideal ones"
+	spread    = "Cumulative gaps between packets at %v"
 )
 
 // roundTrip is that of a path through a country or two.

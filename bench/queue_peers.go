@@ -31,7 +31,7 @@ func withECN(s competitor) competitor {
 
 // queueTBF has a queue as long as shapectl's.
 var queueTBF = competitor{
-	name: "TBF", note: "with a burst of 1 ms, two frames at least, and a queue as long as shapectl's",
+	name: "TBF", note: "burst of 1 ms, at least two frames; a queue as long as shapectl's",
 	set: func(ctx context.Context, a *arena, l limit) error {
 		burst := max(2*maxFrame, uint64(l.rate)/8/1000)
 		return a.tc(ctx, fmt.Sprintf("qdisc add dev %s root tbf rate %dbit burst %d limit %d\n",
@@ -44,7 +44,7 @@ const maxFrame = 1514
 
 // htbCoDel lets CoDel at a slow rate have the time that a frame and a half takes, as its authors advise.
 var htbCoDel = competitor{
-	name: "HTB + fq_codel", note: "the target of CoDel is 5 ms, or a frame and a half",
+	name: "HTB + fq_codel", note: "CoDel target: 5 ms, or the time of 1.5 frames",
 	set: func(ctx context.Context, a *arena, l limit) error {
 		target := max(5*time.Millisecond, time.Duration(uint64(maxFrame*8*3/2)*uint64(time.Second)/uint64(l.rate)))
 		return a.tc(ctx, fmt.Sprintf(`qdisc add dev %s root handle 1: htb default 1

@@ -47,9 +47,9 @@ const (
 	unitMicroseconds = "µs"
 	unitMiB          = "MiB"
 
-	unitGoodput  = "goodput, %" // of the payload that full frames at the rate have
-	unitLost     = "lost, %"    // of TCP's segments
-	unitAgain    = "sent again" // segments per MB of payload
+	unitGoodput  = "goodput, %"           // of the payload that full frames at the rate have
+	unitLost     = "lost, %"              // of TCP's segments
+	unitAgain    = "retransmitted per MB" // segments per MB of payload
 	unitPing50   = "ping p50, ms"
 	unitPing99   = "ping p99, ms"
 	unitUnponged = "pings lost, %"
@@ -87,7 +87,7 @@ func ours(subject string) bool { return strings.HasPrefix(subject, "shapectl") }
 const (
 	emptyProgram = "empty program"
 	clockProgram = "clock program"
-	memoryFloor  = "clock and one line of memory"
+	memoryFloor  = "clock and one cache line"
 	noLimiter    = "no limiter"
 )
 

@@ -63,8 +63,8 @@ func (l *lab) twoCPUs(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			l.add("packets of two CPUs: "+p.column, p.subject, unitOneCPU, "", both/alone)
-			l.add("time from packet to packet, two CPUs: "+p.column, p.subject, unitNanoseconds, "", 1e9/both)
+			l.add("Throughput of two CPUs: "+p.column, p.subject, unitOneCPU, "", both/alone)
+			l.add("Time between packets, two CPUs: "+p.column, p.subject, unitNanoseconds, "", 1e9/both)
 		}
 	}
 	return nil
@@ -84,7 +84,7 @@ func (l *lab) pairs() (pairs []pair, err error) {
 		}
 		pairs = append(pairs,
 			pair{"one bucket", name(a), p, [2][]byte{same, same}},
-			pair{"a bucket each", name(a), p, [2][]byte{same, other}})
+			pair{"one bucket each", name(a), p, [2][]byte{same, other}})
 	}
 	for _, word := range []struct {
 		subject      string
@@ -100,7 +100,7 @@ func (l *lab) pairs() (pairs []pair, err error) {
 		}
 		pairs = append(pairs, pair{"one bucket", word.subject, p, [2][]byte{same, same}})
 	}
-	return append(pairs, pair{"a bucket each", clockProgram, l.clock, [2][]byte{same, same}}), nil
+	return append(pairs, pair{"one bucket each", clockProgram, l.clock, [2][]byte{same, same}}), nil
 }
 
 // A burst is a stretch of packets that one CPU handled.

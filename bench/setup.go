@@ -46,14 +46,14 @@ type loadFunc func(ctx context.Context, n, changes int) (outcome, error)
 var contenders = []contender{
 	{subject: name(policy.GCRA), most: 1_000_000, load: loadOurs(policy.EachAll)},
 	{subject: name(policy.GCRA) + ", each host", most: 1_000_000, load: loadOurs(policy.EachHost),
-		note: "with room for a million hosts"},
+		note: "a table for a million hosts"},
 	{subject: "HTB classes, u32 hash tables", most: 65_534, load: loadPeer(htbRules, "tc", "-batch", "-"),
-		why:  "an HTB qdisc has 65 534 classes at most",
-		note: "addresses of one /16; changed by netlink, loaded by `tc -batch`"},
+		why:  "an HTB qdisc has at most 65 534 classes",
+		note: "addresses of one /16; loaded by `tc -batch`, changed through netlink"},
 	{subject: "nft map of limits", most: 100_000, slow: true, load: loadPeer(nftMapRules, "nft", "-f", "-"),
-		why: "not tried, as 100 000 already take long", note: "prefixes that do not overlap; each change is a call of nft"},
+		why: "not tried: 100 000 already take long", note: "prefixes that do not overlap; each change runs nft"},
 	{subject: "nft set with limits", most: 100_000, slow: true, load: loadPeer(nftSetRules, "nft", "-f", "-"),
-		why: "not tried, as 100 000 already take long", note: "prefixes that do not overlap; each change is a call of nft"},
+		why: "not tried: 100 000 already take long", note: "prefixes that do not overlap; each change runs nft"},
 }
 
 func setup(ctx context.Context, o options) error {
@@ -96,11 +96,11 @@ func (c contender) report(o options, rules int, note string, out outcome) {
 		table, unit string
 		samples     []float64
 	}{
-		{"time to load rules", unitSeconds, out.Seconds},
-		{"time to change one rule, another each time", unitMicroseconds, out.Random},
-		{"time to change one rule, the same again", unitMicroseconds, out.Same},
-		{"kernel memory of rules", unitMiB, out.KernelMiB},
-		{"peak memory of the process that loads rules", unitMiB, out.ProcessMiB},
+		{"Time to load rules", unitSeconds, out.Seconds},
+		{"Time to change one rule, a random one each time", unitMicroseconds, out.Random},
+		{"Time to change one rule, always the same one", unitMicroseconds, out.Same},
+		{"Kernel memory of rules", unitMiB, out.KernelMiB},
+		{"Peak memory of the process that loads rules", unitMiB, out.ProcessMiB},
 	} {
 		o.add(f.table+": "+count(rules), c.subject, f.unit, note, f.samples...)
 	}

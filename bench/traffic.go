@@ -18,9 +18,9 @@ import (
 // a packet takes there, beyond what it takes in that round without a limiter, is what the limiter costs.
 
 const (
-	trafficNever = "Time added per packet: limits that never bite"
-	trafficDrops = "Time added per packet: dropping nine tenths"
-	trafficMany  = "Time added per packet, random addresses"
+	trafficConforming = "Time added per packet: all packets conform"
+	trafficDropped    = "Time added per packet: 90 % dropped"
+	trafficMany       = "Time added per packet, random addresses"
 
 	// slice is how long each sends in a round: short, as what else the machine does then hits few of them.
 	slice = 10 * time.Millisecond
@@ -43,7 +43,7 @@ func traffic(ctx context.Context, o options) error {
 	return onLastCPU(func() error {
 		subjects := append(shapectlWays(), nftOneLimit, nftSet, hashlimitAll, hashlimitHost, tbf, htb)
 		warmed := warmUp{packets: 20_000}
-		if err := race(ctx, o, trafficNever, o.rounds(101), subjects, func(s competitor) (*lane, error) {
+		if err := race(ctx, o, trafficConforming, o.rounds(101), subjects, func(s competitor) (*lane, error) {
 			return newLane(ctx, s, freely, warmed, target)
 		}); err != nil {
 			return err
@@ -155,7 +155,7 @@ func race(ctx context.Context, o options, name string, rounds int, subjects []co
 				return fmt.Errorf("%s: %w", lanes[i].name, err)
 			}
 		}
-		o.add(name, noLimiter, unitNanoseconds, "all of it; the others are what they add", cost[0])
+		o.add(name, noLimiter, unitNanoseconds, "total time; the other rows are the time added to it", cost[0])
 		for i, p := range lanes[1:] {
 			o.add(name, p.name, unitNanoseconds, p.note, cost[i+1]-cost[0])
 		}
@@ -170,7 +170,7 @@ func raceDropping(ctx context.Context, o options, subjects []competitor, w warmU
 		tolerance = 9 // beside other work the sender is too unsteady for a share to be hit
 	}
 	var alone float64
-	return race(ctx, o, trafficDrops, o.rounds(101), subjects, func(s competitor) (*lane, error) {
+	return race(ctx, o, trafficDropped, o.rounds(101), subjects, func(s competitor) (*lane, error) {
 		if s.name != noLimiter {
 			return newDroppingLane(ctx, s, target, w, alone, tolerance)
 		}
