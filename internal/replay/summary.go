@@ -29,7 +29,7 @@ type Summary struct {
 	Contended, Spilled Count
 
 	First, Last uint64 // ns: the earliest and the latest packet
-	LongestWait uint64 // ns, of a packet that was delayed
+	LongestDelay uint64 // ns, of a packet that was delayed
 
 	// LongestGap is the longest time between the departures of two packets of a bucket
 	// with a dropped packet between them. Before the first departure it begins with the
@@ -94,7 +94,7 @@ func (s *Summary) Add(r Result) {
 	}
 	if r.Wait > 0 {
 		s.Delayed.add(r.Bytes)
-		s.LongestWait = max(s.LongestWait, r.Wait)
+		s.LongestDelay = max(s.LongestDelay, r.Wait)
 		s.waited += float64(r.Wait)
 	}
 	if r.Contended {
@@ -155,8 +155,8 @@ func (s *Summary) need(a *account, r Result) {
 // HighestLevelBytes is the highest level of any bucket, rounded up.
 func (s *Summary) HighestLevelBytes() uint64 { return model.Bytes(s.highest) }
 
-// MeanWait is how long delayed packets were queued in the mean, in ns.
-func (s *Summary) MeanWait() uint64 {
+// MeanDelay is how long delayed packets were queued in the mean, in ns.
+func (s *Summary) MeanDelay() uint64 {
 	return uint64(math.Round(s.waited / float64(max(1, s.Delayed.Packets))))
 }
 

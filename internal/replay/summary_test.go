@@ -73,8 +73,8 @@ func TestSummaryOfQueue(t *testing.T) {
 		s.Delayed != (Count{3, 2500}) || s.Marked != (Count{2, 1500}) {
 		t.Errorf("%+v", s)
 	}
-	if s.LongestWait != 2_500_000_000 || s.MeanWait() != 5_500_000_000/3 {
-		t.Errorf("waited for up to %d ns, %d in the mean", s.LongestWait, s.MeanWait())
+	if s.LongestDelay != 2_500_000_000 || s.MeanDelay() != 5_500_000_000/3 {
+		t.Errorf("waited for up to %d ns, %d in the mean", s.LongestDelay, s.MeanDelay())
 	}
 	// From the third that leaves, at 2 s, to the one that came after two were dropped, at 3 s.
 	if d := s.LongestGap; d != (Gap{2e9, 1e9}) {
