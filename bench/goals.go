@@ -121,7 +121,7 @@ var goals = []goal{
 	{what: "goodput of one delayed TCP flow", bound: 95, least: true, unit: "%",
 		figures: each("queue", unitGoodput, atPaces(oneFlow), delaying)},
 	{what: "retransmitted segments with `delay` and ECN", bound: 0.1, unit: "per MB",
-		figures: each("queue", unitAgain, append(atPaces(oneFlow), fourFlows+": "+commonPace.rate.String()),
+		figures: each("queue", unitRetransmitted, append(atPaces(oneFlow), fourFlows+": "+commonPace.rate.String()),
 			delaying[1:2])},
 	{what: "99th percentile of gaps between delayed packets", bound: 1.1, unit: "x ideal",
 		figures: each("queue", unitGap99, atPaces(spacing), delaying[:1])},

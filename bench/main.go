@@ -22,11 +22,11 @@ import (
 
 // options apply to every suite.
 type options struct {
-	quick  bool        // only show that it runs: few rounds, small sizes, every figure
-	only   string      // prefixes of subjects' names, separated by semicolons; other subjects may be left out
-	other  string      // another build of the command, for the suite hooks; "" for none
-	log    io.Writer   // progress, in lines
-	report func(taken) // records samples
+	quick  bool              // only show that it runs: few rounds, small sizes, every figure
+	only   string            // prefixes of subjects' names, separated by semicolons; other subjects may be left out
+	other  string            // another build of the command, for the suite hooks; "" for none
+	log    io.Writer         // progress, in lines
+	report func(measurement) // records samples
 }
 
 // say reports progress, because a run takes minutes.
@@ -44,7 +44,7 @@ func (o options) rounds(full int) int {
 
 // add records samples of a figure. Without samples, the figure is reported as missing.
 func (o options) add(name, subject, unit, note string, samples ...float64) {
-	o.report(taken{name, subject, unit, note, samples})
+	o.report(measurement{name, subject, unit, note, samples})
 }
 
 // chosen reports whether a subject is to be measured.
@@ -147,8 +147,8 @@ func run(ctx context.Context, args []string) error {
 		}
 		start := time.Now()
 		o.say("%s: %s", s.name, s.title)
-		var all []taken
-		o.report = func(t taken) {
+		var all []measurement
+		o.report = func(t measurement) {
 			all = append(all, t)
 			if s.guest != nil { // each figure takes long
 				median, _, _ := summarize(t.Samples)

@@ -26,7 +26,7 @@ const (
 		"- A goodput of 100 % is the payload of full frames at the rate. A bucket of 300 ms can add up to 5 % in the 6 s of\n" +
 		"  a measurement.\n" +
 		"- \"lost\" are segments that did not arrive. \"retransmitted per MB\" are segments per MB of payload. On the limiter's\n" +
-		"  host, TCP learns of a drop at once and sends that segment later instead.\n" +
+		"  host, TCP learns of a drop immediately and sends that segment later instead.\n" +
 		"- \"request\" is the time until the answer to a request of 64 bytes on its own connection.\n" +
 		"- Gaps are the times between departing packets at an offered load of twice the rate, divided by the time of a packet\n" +
 		"  at the rate. A gap of 1 is ideal.\n" +

@@ -111,6 +111,16 @@ func writePage(path, kind string, of any) error {
 	return os.WriteFile(path, text.Bytes(), 0o644)
 }
 
+// Quick reports whether some figures are of a quick run.
+func (r report) Quick() bool {
+	for _, m := range r.Runs {
+		if m.Quick {
+			return true
+		}
+	}
+	return false
+}
+
 // print writes the tables of all suites.
 func (r report) print(w io.Writer) error {
 	for _, s := range r.Sections() {

@@ -15,7 +15,7 @@ import (
 	"github.com/shapectl/shapectl/internal/testenv"
 )
 
-// result is a figure whose quartiles are a tenth away.
+// result is a figure with quartiles at 90 % and 110 %.
 func result(suite, name, subject, unit string, median float64) Result {
 	return Result{Suite: suite, Case: name, Subject: subject, Unit: unit, Median: median, Low: 0.9 * median, High: 1.1 * median, Rounds: 9}
 }
@@ -231,7 +231,7 @@ func TestReportPages(t *testing.T) {
 		t.Error("the figures read back make another report")
 	}
 	for file, says := range map[string][]string{
-		"benchmarks.md": {"a CPU, 2 CPUs,\nLinux 6.18", "0 of 32 targets are met.", "| nft 1 of 2 |", "(bench/setup-time-to-change-one-rule-a-random-one-each-time.svg)"},
+		"benchmarks.md": {"a CPU, 2 CPUs,\nLinux 6.18", "of a quick run, and mean little", "0 of 32 targets are met.", "| nft 1 of 2 |", "(bench/setup-time-to-change-one-rule-a-random-one-each-time.svg)"},
 		"bench/README.md": {
 			"| CPU | a CPU |", "| [Loading and changing rules](setup.md) | 2026-01-02 | v1 |", "2026-01-03, **a quick run", "| not measured |",
 		},
@@ -283,8 +283,8 @@ func TestChartsOfAnyFigures(t *testing.T) {
 	}
 }
 
-// Each rate has a picture of its own in a chart of the suite queue.
-func TestPictureForEachRate(t *testing.T) {
+// A chart of the suite queue has a plot for each rate.
+func TestPlotForEachRate(t *testing.T) {
 	var results []Result
 	for _, rate := range []string{"1mbit", "10mbit"} {
 		for unit, median := range map[string]float64{
@@ -325,11 +325,11 @@ func TestKeep(t *testing.T) {
 		t.Errorf("kept %v and %d results, want the 6 of setup", now.Runs, len(now.Results))
 	}
 	if len(before.Runs) != 2 || len(before.Results) != len(sample) {
-		t.Error("keeping has changed what was kept")
+		t.Error("keep has modified the earlier report")
 	}
 	now = report{Machine: machine{CPU: "another CPU"}}
 	if err := now.keep(before, []string{"program"}); err == nil {
-		t.Error("figures of two machines go together")
+		t.Error("figures of two machines were mixed")
 	}
 }
 
@@ -340,7 +340,7 @@ func TestTogether(t *testing.T) {
 	if want := burstPackets / 0.01; !ok || rate != want {
 		t.Errorf("one CPU alone: %v packets a second, want %v", rate, want)
 	}
-	// The first CPU's first burst, and the second one's last, had no company.
+	// The first CPU's first burst, and the second one's last, ran alone.
 	both := [][]burst{
 		{{0, 10 * ms, 1 * ms}, {10 * ms, 20 * ms, 10 * ms}, {20 * ms, 30 * ms, 10 * ms}},
 		{{10 * ms, 30 * ms, 20 * ms}, {30 * ms, 31 * ms, 1 * ms}},
@@ -350,6 +350,6 @@ func TestTogether(t *testing.T) {
 		t.Errorf("two CPUs: %v packets a second, want %v", rate, want)
 	}
 	if _, ok := together([][]burst{{{0, 5 * ms, 5 * ms}}, {{6 * ms, 9 * ms, 3 * ms}}}); ok {
-		t.Error("CPUs that were never at work together have a rate together")
+		t.Error("CPUs that never ran at the same time have a common rate")
 	}
 }
