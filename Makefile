@@ -65,7 +65,7 @@ lint: ## gofmt, vet, staticcheck, clang and shellcheck
 	$(CLANG) -target bpf -mcpu=v3 -O2 -Wall -Wextra -Werror -fsyntax-only -idirafter /usr/include/$(shell uname -m)-linux-gnu bpf/abi.c bpf/shapectl.c
 	shellcheck -x scripts/*.sh .ci/run
 
-bench: ## what shapectl costs, beside other limiters: writes docs/benchmarks.md in half an hour (root)
+bench: ## what shapectl costs, beside other limiters: writes docs/benchmarks.md and docs/bench in half an hour (root)
 	@scripts/need.sh 'make bench' $(BENCH_NEEDS)
 	go build -C bench -buildvcs=false -o ../bin/bench .
 	bin/bench $(BENCH_FLAGS) -o $(BENCH_OUT)

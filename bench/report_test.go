@@ -175,13 +175,37 @@ func TestGoals(t *testing.T) {
 	}
 }
 
-// Every target about the suites here names figures that they yield.
-func TestGoalsNameFigures(t *testing.T) {
+// Each target and each chart of the summary names figures of the report in docs, and the pages there are those of
+// this program.
+func TestReportInDocs(t *testing.T) {
+	const docs = "../docs"
+	r, err := readReport(docs)
+	testenv.Must(t, err)
 	for _, g := range goals {
-		for _, f := range append(g.figures, g.explain...) {
-			if _, known := units[f.unit]; !known {
-				t.Errorf("%s: no unit is called %q", g.what, f.unit)
+		if _, ok := g.value(r.Results); !ok {
+			t.Errorf("the target %q names figures that do not exist", g.what)
+		}
+		for _, f := range g.explain {
+			if _, ok := f.in(r.Results); !ok {
+				t.Errorf("the target %q names %v, which does not exist", g.what, f)
 			}
+		}
+	}
+	if n := len(slices.Concat(leads(r.Results)...)); n != len(allLeads) {
+		t.Errorf("the summary has %d charts of %d", n, len(allLeads))
+	}
+	dir := t.TempDir()
+	testenv.Must(t, r.write(dir))
+	pages, err := filepath.Glob(filepath.Join(dir, "bench", "*.md"))
+	testenv.Must(t, err)
+	for _, path := range append(pages, filepath.Join(dir, summaryFile)) {
+		name := strings.TrimPrefix(path, dir)
+		want, err := os.ReadFile(path)
+		testenv.Must(t, err)
+		got, err := os.ReadFile(docs + name)
+		testenv.Must(t, err)
+		if !bytes.Equal(got, want) {
+			t.Errorf("docs%s is out of date: run  make bench BENCH_FLAGS=-render", name)
 		}
 	}
 }
