@@ -53,15 +53,15 @@ type AbiColdParams struct {
 }
 
 type AbiCounters struct {
-	_                structs.HostLayout
-	PassedPackets    uint64
-	PassedBytes      uint64
-	DroppedPackets   uint64
-	DroppedBytes     uint64
-	SparedPackets    uint64
-	SparedBytes      uint64
-	MarkedPackets    uint64
-	ContendedPackets uint64
+	_                   structs.HostLayout
+	PassedPackets       uint64
+	PassedBytes         uint64
+	DroppedPackets      uint64
+	DroppedBytes        uint64
+	PassedExcessPackets uint64
+	PassedExcessBytes   uint64
+	MarkedPackets       uint64
+	ContendedPackets    uint64
 }
 
 type AbiHook struct {

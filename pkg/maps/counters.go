@@ -48,8 +48,8 @@ func (rs *rules) Counters(id uint32) (sum Counters) {
 		sum.PassedBytes += atomic.LoadUint64(&c.PassedBytes)
 		sum.DroppedPackets += atomic.LoadUint64(&c.DroppedPackets)
 		sum.DroppedBytes += atomic.LoadUint64(&c.DroppedBytes)
-		sum.DelayedPackets += atomic.LoadUint64(&c.SparedPackets)
-		sum.DelayedBytes += atomic.LoadUint64(&c.SparedBytes)
+		sum.DelayedPackets += atomic.LoadUint64(&c.PassedExcessPackets)
+		sum.DelayedBytes += atomic.LoadUint64(&c.PassedExcessBytes)
 		sum.MarkedPackets += atomic.LoadUint64(&c.MarkedPackets)
 		sum.ContendedPackets += atomic.LoadUint64(&c.ContendedPackets)
 	}
