@@ -367,7 +367,7 @@ func TestWatchLastGood(t *testing.T) {
 			lines[1] != "shapectl: watch: using the last good policy, "+good {
 			t.Errorf("it said %s", said.err)
 		}
-		r.refused(exitInput, "no policy is kept in "+good+"-not", "watch", file, "--last-good", good+"-not")
+		r.refused(exitInput, "there is no last good policy in "+good+"-not", "watch", file, "--last-good", good+"-not")
 		r.refused(exitInput, file, "watch", file)
 		r.refused(exitInput, "leave it out", "watch", file, "--last-good", "")
 		r.ok("flush", "va")
