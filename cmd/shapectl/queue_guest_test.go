@@ -390,7 +390,7 @@ func TestWatchSetsUpFQ(t *testing.T) {
 	w := r.watch(file)
 	testenv.Veth(t, "tap0", "xa")
 	// noqueue, or noop where the device is not up yet.
-	w.says("give tap0 its rules: tap0 egress: nothing on tap0 would hold packets back: its qdisc is no")
+	w.says("apply rules to tap0: tap0 egress: nothing on tap0 would hold packets back: its qdisc is no")
 	w.ends(unix.SIGTERM)
 	w = r.watch("--setup-fq", file)
 	w.says("tap0: its qdisc is fq now; 'shapectl flush tap0' puts noqueue back, as it was\n")
