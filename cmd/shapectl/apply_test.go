@@ -880,7 +880,7 @@ func TestApplyIsRefusedAsAWhole(t *testing.T) {
 		says   string
 	}{
 		"link type": {"auto", func(r *rig) { unreadable(r.t, "tun0") },
-			policyB + "  tun0: {egress: {10.0.0.0/24: 1mbit}}\n", exitInput, "tun0 egress: packets of this kind of device can not be read"},
+			policyB + "  tun0: {egress: {10.0.0.0/24: 1mbit}}\n", exitInput, "tun0 egress: devices of this kind are not supported"},
 		"rules of another bpffs": {"auto", func(r *rig) {
 			other := &rig{r.t, map[string]string{"SHAPECTL_BPFFS": testenv.BPFFS(r.t)}}
 			other.ok("set", "vc", "ingress", "10.0.0.0/24", "--rate", "1mbit")

@@ -170,7 +170,9 @@ func along(d policy.Direction, devices ...netinfo.Device) (down netinfo.Descent)
 
 func TestJudgeLegs(t *testing.T) {
 	br, tun := netinfo.Device{Name: "br", Index: 8, Kind: "bridge"}, netinfo.Device{Name: "tun", Index: 9}
-	own := func(end netip.Addr) Leg { return Leg{End: end, Route: netinfo.Route{Device: lo, Next: end, Own: true}} }
+	own := func(end netip.Addr) Leg {
+		return Leg{End: end, Route: netinfo.Route{Device: lo, Next: end, Local: true}}
+	}
 	to := func(end netip.Addr, d policy.Direction, dev netinfo.Device) Leg {
 		return Leg{End: end, Route: netinfo.Route{Device: dev, Next: end}, Descent: along(d, dev)}
 	}
@@ -210,7 +212,7 @@ func TestMetWhen(t *testing.T) {
 	ports, wrapped := leaves, leaves
 	ports.Ports = []netinfo.Device{eth1}
 	wrapped.Tunnel = &netinfo.Tunnel{Underlay: eth1.Index, Remote: near}
-	own := Leg{End: near, Route: netinfo.Route{Device: lo, Own: true}}
+	own := Leg{End: near, Route: netinfo.Route{Device: lo, Local: true}}
 	on := func(dev netinfo.Device, d policy.Direction) Hook {
 		return Hook{Name: dev.Name, Device: dev, Direction: d, Match: d.FarSide()}
 	}
