@@ -195,7 +195,7 @@ func TestFixedQdisc(t *testing.T) {
 	before := r.qdisc()
 	for _, flag := range []string{"", " --setup-fq"} {
 		r.refused(exitInput, "its qdisc is htb, and only fq does that", words(delayed+flag)...)
-		r.refused(exitInput, "could not put back what is there: htb, of which the kernel does not tell all", words(delayed+flag)...)
+		r.refused(exitInput, "the existing qdisc cannot be restored later: the kernel does not report all options of htb", words(delayed+flag)...)
 	}
 	if now := r.qdisc(); now != before || len(r.pins()) != 0 {
 		t.Errorf("was %s, is %s, left: %v", before, now, r.pins())
@@ -467,8 +467,8 @@ func TestKilledBetween(t *testing.T) {
 // What would be lost is not begun.
 func TestIngressOnOldKernel(t *testing.T) {
 	r := newRig(t)
-	r.refused(exitMissing, "this kernel loses packets that a program sends to an ifb", words(entering)...)
-	r.refused(exitMissing, "va ingress: this kernel loses packets", "apply", "--setup-fq", r.policy(policyHolds))
+	r.refused(exitMissing, "this kernel drops packets that a program redirects to an ifb device", words(entering)...)
+	r.refused(exitMissing, "va ingress: this kernel drops packets", "apply", "--setup-fq", r.policy(policyHolds))
 	if ifbs, pins := r.ifbs(), r.pins(); ifbs != nil || len(pins) > 0 {
 		t.Errorf("left behind: %v, %v", ifbs, pins)
 	}

@@ -86,7 +86,7 @@ func (f *Facts) held(by fq.State) *Queue {
 }
 
 // enough is an fq that does.
-var enough = fq.State{Kind: "fq", Holds: true, Limit: 10000, FlowLimit: 10000, Flows: 1 << 18, Horizon: 10 * time.Second, HorizonDrop: true}
+var enough = fq.State{Kind: "fq", HasFQ: true, Limit: 10000, FlowLimit: 10000, Flows: 1 << 18, Horizon: 10 * time.Second, HorizonDrop: true}
 
 func unlikeFQ(change func(*fq.State)) fq.State {
 	s := enough
@@ -257,7 +257,7 @@ func TestJudge(t *testing.T) {
 		{"an fq with limits of its own", func(f *Facts) {
 			f.leaky(625_000)
 			f.Sides[0].GivenFQ = true
-			f.Sides[0].Queue = &Queue{State: fq.State{Kind: "fq", Holds: true, Limit: 10000, FlowLimit: 100, Flows: 1 << 18, Horizon: 40 * time.Millisecond, HorizonDrop: true, Drops: 7}}
+			f.Sides[0].Queue = &Queue{State: fq.State{Kind: "fq", HasFQ: true, Limit: 10000, FlowLimit: 100, Flows: 1 << 18, Horizon: 40 * time.Millisecond, HorizonDrop: true, Drops: 7}}
 		}, []string{"failed eth0 egress queue", "warning eth0 egress queue", "warning eth0 egress queue"},
 			[]string{"holds packets back for 40ms at most, and rules do for up to 50ms: what is to wait longer is dropped", "up to 9766 packets may have to wait", "has dropped 7 packets"}},
 		{"an ifb that is gone", func(f *Facts) { f.onIngress(); f.leaky(queue); f.Sides[0].Queue = &Queue{} },

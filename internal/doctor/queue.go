@@ -77,7 +77,7 @@ func (s Side) checkFQ(f Facts, delaying []Rule) []report.Finding {
 		device = s.Queue.Ifb.Name
 		mend = "set one of the rules again, which mends that"
 	}
-	if !q.Holds {
+	if !q.HasFQ {
 		return s.finding(report.Failed, "queue",
 			fmt.Sprintf("nothing is held back, as %s has the qdisc %s and only fq does that: what should wait leaves at once, and more is dropped: %s",
 				device, q.Kind, prefixes(delaying)), mend)

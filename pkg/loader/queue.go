@@ -39,7 +39,7 @@ type UnheldError struct {
 }
 
 func (e *UnheldError) Error() string {
-	if e.State.Holds {
+	if e.State.HasFQ {
 		return fmt.Sprintf("the fq on %s holds packets back for %v at most, and its rules are to do so for up to %v",
 			e.Device, e.State.Horizon, e.Longest)
 	}
@@ -75,7 +75,7 @@ func (o *order) holdBack(rules []policy.Rule, setupFQ bool) error {
 	if err != nil {
 		return err
 	}
-	holds, fixed := s.Holds && s.Horizon > longest, s.Replaceable()
+	holds, fixed := s.HasFQ && s.Horizon > longest, s.Replaceable()
 	setup := setupFQ && !s.Ready(packets) && fixed == nil
 	if setup || !holds {
 		if err := fq.Check(); err != nil {
