@@ -357,12 +357,12 @@ func TestShadowIsModel(t *testing.T) {
 						if each.Kind == policy.EachSubnet {
 							bits = 30
 						}
-						whom := netip.PrefixFrom(host, bits).Masked()
-						if affected[whom] == nil {
-							affected[whom] = &shapemaps.Affected{Subnet: whom}
+						subnet := netip.PrefixFrom(host, bits).Masked()
+						if affected[subnet] == nil {
+							affected[subnet] = &shapemaps.Affected{Subnet: subnet}
 						}
-						affected[whom].Packets++
-						affected[whom].Bytes += counted
+						affected[subnet].Packets++
+						affected[subnet].Bytes += counted
 					}
 				}
 				limit, _ := r.set.Shadow(e)

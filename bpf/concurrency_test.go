@@ -463,7 +463,7 @@ func TestFlood(t *testing.T) {
 // crowd is a number of goroutines that exceeds the number of CPUs.
 const crowd = 8
 
-// inCrowd runs work in so many goroutines, each on its own thread while in the kernel.
+// inCrowd runs work in crowd goroutines, each on a separate thread while in the kernel.
 func inCrowd(t *testing.T, work func(member int) error) {
 	t.Helper()
 	var done sync.WaitGroup

@@ -155,7 +155,7 @@ func ports(src, dst uint16, more int) []byte {
 
 func udpHeader(src, dst uint16) []byte { return ports(src, dst, 4) }
 
-// tcpHeader returns a header with so many bytes of options.
+// tcpHeader returns a header with options of the given number of bytes.
 func tcpHeader(src, dst uint16, options int) []byte {
 	b := ports(src, dst, 16+options)
 	b[12] = uint8(20+options) / 4 << 4

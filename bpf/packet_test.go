@@ -563,7 +563,7 @@ func TestWireBytes(t *testing.T) {
 	}
 }
 
-// No packet counts so many bytes that a level overflows.
+// No packet is large enough to overflow a level.
 func TestWireBytesAreBounded(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 1}, ingress())
 	rule := wide("2001:db8::/48", policy.GCRA)

@@ -269,13 +269,13 @@ type reader struct {
 // with a bucket per flow and per host.
 func readers(tb testing.TB) (all []*reader) {
 	for _, l2 := range []uint8{14, 0} {
-		for side := range uint8(4) {
+		for kind := range uint8(4) {
 			hook := egress()
-			hook.L2Bytes, hook.Ingress, hook.MatchSrc = l2, side&1, side>>1
+			hook.L2Bytes, hook.Ingress, hook.MatchSrc = l2, kind&1, kind>>1
 			for _, each := range []policy.EachKind{policy.EachFlow, policy.EachHost} {
 				r := &reader{rig: newRig(tb, maps.Size{Rules: 2, Buckets: 16}, hook), hook: hook, each: each, entries: map[bool]maps.Entry{}}
 				for is4, everything := range map[bool]string{true: "0.0.0.0/0", false: "::/0"} {
-					rule := wide(everything, algorithms[side&1])
+					rule := wide(everything, algorithms[kind&1])
 					rule.Each.Kind = each
 					r.entries[is4] = r.put(rule, 0)
 				}

@@ -58,10 +58,10 @@ static __always_inline enum verdict queue_packet(struct __sk_buff *skb, __u32 ip
 }
 
 /*
- * The new level of a flow's bucket, for a packet with so many units queued before
- * it. The packet of a sparse flow (RFC 8290: a flow that builds no queue) is not
- * delayed, and charged such that 2^SPARSE_BITS bytes fill a bucket as big as the
- * queue. Any other packet raises the level above that until it has left, so no
+ * The new level of a flow's bucket, for a packet with the units before queued ahead
+ * of it. A packet of a sparse flow (RFC 8290: a flow that builds no queue) is not
+ * delayed. Its charge is scaled, so that 2^SPARSE_BITS bytes fill a bucket as big as
+ * the queue. Any other packet raises the level above that until it has left, so no
  * packet overtakes one of the same flow.
  */
 static __always_inline __u64 flow_level(const struct params *params, __u64 before, __u64 bytes, bool fifo, __u64 level,

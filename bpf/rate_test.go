@@ -148,16 +148,16 @@ func TestLongRunRate(t *testing.T) {
 				for range together + 1 { // until the bucket is full
 					twin.offer(host, start, n, false)
 				}
-				before, owed := twin.counts.PassedBytes, twin.level(host, start)
+				passedBefore, levelBefore := twin.counts.PassedBytes, twin.level(host, start)
 				frame, m := sized(host, n, int(overhead), start)
 				program := ticking(t, r.program(), step)
 				_, err := program.Run(&ebpf.RunOptions{Data: frame, Context: m.context(), Repeat: uint32(repeat)})
 				testenv.Must(t, err)
 				elapsed := step * (repeat / together)
 				c := r.counters()[twin.entry.ID]
-				leaked := new(big.Rat).SetUint64(c.PassedBytes - before)
+				leaked := new(big.Rat).SetUint64(c.PassedBytes - passedBefore)
 				level := twin.level(host, start+elapsed)
-				leaked.Add(leaked, new(big.Rat).SetFrac64(int64(owed)-int64(level), 1<<model.UnitBits))
+				leaked.Add(leaked, new(big.Rat).SetFrac64(int64(levelBefore)-int64(level), 1<<model.UnitBits))
 				want := new(big.Rat).Mul(new(big.Rat).SetFrac64(int64(rate), 8e9), new(big.Rat).SetUint64(elapsed))
 				allowed := new(big.Rat).Add(new(big.Rat).Quo(want, big.NewRat(1e6, 1)), big.NewRat(2, 1<<model.UnitBits))
 				if off := new(big.Rat).Sub(leaked, want); off.Abs(off).Cmp(allowed) > 0 {

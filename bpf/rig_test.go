@@ -171,7 +171,7 @@ func before(tb testing.TB, name string, next *ebpf.Program, code ...asm.Instruct
 	))
 }
 
-// randomFlow returns a program that sets a random source address out of so many, because
+// randomFlow returns a program that sets one of flows source addresses at random, because
 // a test run only repeats one packet.
 func randomFlow(tb testing.TB, next *ebpf.Program, flows int32) *ebpf.Program {
 	tb.Helper()
@@ -213,7 +213,7 @@ func pusher(tb testing.TB, next *ebpf.Program, tags ...uint16) *ebpf.Program {
 	return before(tb, "pusher", next, code...)
 }
 
-// udp returns a frame with so many bytes of payload.
+// udp returns a frame with a payload of the given number of bytes.
 func udp(src, dst netip.Addr, payload int) []byte {
 	frame := make([]byte, 14, 128)
 	length := uint16(8 + payload)

@@ -69,7 +69,7 @@ func vxlanGPE(kind byte) layer {
 	return fixed(append(udpHeader(50000, 4790), 0x0c, 0, 0, kind, 0, 1, 2, 0)...)
 }
 
-// geneve has so many words of options.
+// geneve has options of the given number of words.
 func geneve(kind uint16, words byte) layer {
 	h := append(udpHeader(50000, 6081), words, 0, byte(kind>>8), byte(kind), 0, 1, 2, 0)
 	return fixed(append(h, zeros(4*int(words))...)...)
@@ -105,7 +105,7 @@ func newWireRigs(t *testing.T, f policy.Framing) *wireRigs {
 	return w
 }
 
-// count returns the counted size of a packet with so many segments of a size.
+// count returns the counted bytes and packets of a GSO packet with segs segments of a size.
 func (w *wireRigs) count(t *testing.T, direction string, frame []byte, size, segs int) (bytes, packets uint64) {
 	t.Helper()
 	r := w.rigs[direction]

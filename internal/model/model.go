@@ -177,7 +177,7 @@ func (l *Limit) queue(o Outcome, s State, p Packet) Outcome {
 }
 
 // flowLevel returns the level of a flow's bucket, in units, after a packet of n bytes
-// with so many units queued before it. The packet is not delayed if its flow is
+// with the units before queued ahead of it. The packet is not delayed if its flow is
 // sparse (RFC 8290: a flow that builds no queue): 2^SparseBits bytes fill the
 // bucket, which is as big as the queue. A queued packet raises the level above that
 // until it has left, so that no packet overtakes one of the same flow.

@@ -28,8 +28,8 @@ func (w *Windows) Forgive(units uint64) {
 	w.net.Sub(&w.net, forgiven.Mul(forgiven, big.NewInt(scale>>20)))
 }
 
-// Packet adds the next packet, of which so many bytes passed. Among the windows that end
-// here, it returns the largest and the smallest excess of the passed bytes over those
+// Packet adds the next packet and its passed bytes. Among the windows that end here, it
+// returns the largest and the smallest difference of the passed bytes and the bytes
 // that the rate allows, in millionths of a byte, rounded up. They may be negative.
 func (w *Windows) Packet(passed uint64) (most, least int64) {
 	if !w.begun || w.net.Cmp(&w.low) < 0 {

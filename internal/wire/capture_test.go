@@ -46,7 +46,7 @@ const (
 	ringBlock = 1 << 20
 )
 
-// capture starts a capture of up to so many packets at a device.
+// capture starts a capture of up to the given number of packets at a device.
 func (r *rig) capture(n *testenv.Netns, device string, packets int) *capture {
 	r.t.Helper()
 	c := &capture{t: r.t}

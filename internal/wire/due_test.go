@@ -34,7 +34,7 @@ const (
 	noteBytes = 104
 )
 
-// watch records up to so many packets.
+// watch records up to the given number of packets.
 func (r *rig) watch(device string, packets int) *watch {
 	r.t.Helper()
 	w := &watch{t: r.t}

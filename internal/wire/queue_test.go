@@ -24,7 +24,7 @@ const (
 // half of a packet is added to the capacity, for what leaks during a burst.
 const half = frame / 2
 
-// queued returns a rule of a family for 16 addresses from the nth on, which queues so many packets.
+// queued returns a rule for 16 addresses of a family from the nth on, with room for the given number of packets.
 func queued(f *family, n byte, packets uint64) policy.Rule {
 	return policy.Rule{
 		Prefix: netip.PrefixFrom(f.host(n), f.host(n).BitLen()-4), Rate: slow, Capacity: packets*frame + half,
@@ -35,7 +35,7 @@ func queued(f *family, n byte, packets uint64) policy.Rule {
 // host returns the prefix of one address.
 func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// inOrder ends the test unless the arrived packets are the first ones of a stream, and so many.
+// inOrder ends the test unless the arrived packets are the first count packets of a stream.
 func inOrder(t *testing.T, what string, packets []packet, count int) {
 	t.Helper()
 	if len(packets) != count {

@@ -90,7 +90,7 @@ var hardware = map[string]net.HardwareAddr{
 	"s0": {2, 0, 0, 0, 0, 1}, "in0": {2, 0, 0, 0, 0, 2}, "out0": {2, 0, 0, 0, 0, 3}, "r0": {2, 0, 0, 0, 0, 4},
 }
 
-// newRig creates the namespaces and devices. The egress devices have so many queues.
+// newRig creates the namespaces and devices. out0 has the given number of transmit queues.
 func newRig(t *testing.T, queues int) *rig {
 	t.Helper()
 	r := &rig{t: t, options: loader.Options{BPFFS: testenv.BPFFS(t)}}

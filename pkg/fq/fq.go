@@ -120,14 +120,14 @@ func linkByIndex(index int) (netlink.Link, error) {
 	return link, nil
 }
 
-// room returns Setup's packet limits of an fq, in total and per flow, if so many packets
-// may be queued for one bucket.
+// room returns Setup's packet limits of an fq, in total and per flow, if the given number
+// of packets may be queued for one bucket.
 func room(packets uint32) (limit, flowLimit uint32) {
 	all := min(buckets*uint64(packets), math.MaxUint32)
 	return max(uint32(all), leastPackets), max(packets, leastOfFlow)
 }
 
-// Room reports whether an fq can queue so many packets, even of one flow.
+// Room reports whether an fq can queue the given number of packets, even of one flow.
 func (s State) Room(packets uint32) bool {
 	return s.HasFQ && s.Limit >= packets && s.FlowLimit >= packets
 }
@@ -142,8 +142,8 @@ func (s State) Ready(packets uint32) bool {
 	return s.HasFQ && s.Limit >= limit && s.FlowLimit >= flowLimit && s.Horizon >= horizon
 }
 
-// Command returns the tc command line that sets up an fq on a device, so that so many
-// packets can be queued for each of several buckets. netns is the name of the network
+// Command returns the tc command line that sets up an fq on a device, with room for the
+// given number of packets for each of several buckets. netns is the name of the network
 // namespace for `ip netns`, or "". An existing fq keeps limits that are larger.
 func (s State) Command(device, netns string, packets uint32) string {
 	tc := "tc"

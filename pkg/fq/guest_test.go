@@ -268,8 +268,8 @@ func TestRestoreWithOtherDefault(t *testing.T) {
 func TestSetupKeepsFilters(t *testing.T) {
 	byDefault(t, "fq_codel")
 	for name, commands := range map[string][]string{
-		"by default": {"filter add dev DEV bpf bytecode '1,6 0 0 0'"},
-		"of its own": {"qdisc add dev DEV root handle 9: fq_codel", "filter add dev DEV parent 9: bpf bytecode '1,6 0 0 0'"},
+		"by default":  {"filter add dev DEV bpf bytecode '1,6 0 0 0'"},
+		"of fq_codel": {"qdisc add dev DEV root handle 9: fq_codel", "filter add dev DEV parent 9: bpf bytecode '1,6 0 0 0'"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			index := device(t, 1, commands...)

@@ -93,8 +93,8 @@ func findIfb(device int) (netlink.Link, error) {
 }
 
 // MakeIfb creates the ifb of a device, or corrects the existing one, and returns its index.
-// Its fq can queue so many packets for each of several buckets. The error wraps
-// ErrNoIfb or ErrNoFQ if the kernel lacks either, or ErrTaken.
+// Its fq has room for the given number of packets for each of several buckets. The error
+// wraps ErrNoIfb or ErrNoFQ if the kernel lacks either, or ErrTaken.
 func MakeIfb(device int, name string, packets uint32) (int, error) {
 	link, err := findIfb(device)
 	if err != nil {

@@ -64,9 +64,10 @@ func (s State) Replaceable() error {
 	return nil
 }
 
-// Setup sets up fq for all packets that leave a device, with room for so many packets for
-// each of several buckets: at the root, or for each transmit queue below mq. It does
-// nothing if the device is ready. Packets queued in the replaced qdisc are lost.
+// Setup sets up fq for all packets that leave a device, with room for the given number of
+// packets for each of several buckets: at the root, or for each transmit queue below
+// mq. It does nothing if the device is ready. Packets queued in the replaced qdisc are
+// lost.
 //
 // Setup calls keep with the record for Restore before it changes anything. If keep
 // fails, or the kernel refuses, nothing is changed. The error wraps ErrNoFQ if the
@@ -107,8 +108,8 @@ func (r record) apply(index int) error {
 	return nil
 }
 
-// plan returns the qdiscs to create or change, from the root down, so that so many packets
-// can be queued for one bucket.
+// plan returns the qdiscs to create or change, from the root down, so that the given number
+// of packets can be queued for one bucket.
 func (s State) plan(packets uint32) (set []qdisc) {
 	next := uint32(ourHandle)
 	handle := func() uint32 {
@@ -147,8 +148,8 @@ func (s State) plan(packets uint32) (set []qdisc) {
 	return set
 }
 
-// limits returns the options of an fq in which so many packets can be queued for one
-// bucket. No option is less than that of q.
+// limits returns the options of an fq in which the given number of packets can be queued
+// for one bucket. No option is less than that of q.
 func limits(q qdisc, packets uint32) (options []byte) {
 	limit, flowLimit := room(packets)
 	for _, o := range []struct {
