@@ -93,7 +93,7 @@ func TestNeighbourDiscovery(t *testing.T) {
 				"1280 bytes, tagged":          {ether(tag8021Q, tag(1, typeIPv6), header(m).with(icmp(ns), zeros(1232))), true},
 				"1281 bytes":                  {ether(typeIPv6, header(m).with(icmp(ns), zeros(1233))), false},
 				"1281 bytes, tagged":          {ether(tag8021Q, tag(1, typeIPv6), header(m).with(icmp(ns), zeros(1233))), false},
-				"1281 bytes that say 72":      {unsaid, false},
+				"1281 bytes, length field 72": {unsaid, false},
 				"length field beyond limit":   {patch(ether(typeIPv6, header(m).with(icmp(ns))), 14+4, 5), false},
 				"from another link":           {ether(typeIPv6, far.with(icmp(ns))), false},
 				"another code":                {ether(typeIPv6, header(m).with(patch(icmp(ns), 1, 1))), false},

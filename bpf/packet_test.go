@@ -76,7 +76,7 @@ func TestPackets(t *testing.T) {
 		"IPv4, version 6":             {patch(ether(typeIPv4, udp4), 14, 0x65), none},
 		"IPv4, version 0":             {patch(ether(typeIPv4, udp4), 14, 0x05), none},
 		"IPv6, version 4":             {patch(ether(typeIPv6, udp6), 14, 0x40), none},
-		"IPv4, total length of a lie": {patch(ether(typeIPv4, udp4), 16, 0xff), v4},
+		"IPv4, wrong total length":    {patch(ether(typeIPv4, udp4), 16, 0xff), v4},
 		"IPv4 in a type of IPv6":      {ether(typeIPv6, udp4, zeros(40)), none},
 		"IPv6 in a type of IPv4":      {ether(typeIPv4, udp6), none},
 		"one tag":                     {ether(tag8021Q, tag(7, typeIPv4), udp4), v4},

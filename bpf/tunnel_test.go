@@ -234,11 +234,11 @@ func TestWireBytesOfUDPWithLongHeadersInside(t *testing.T) {
 		return ip6{proto: protoDstOpts}.with(extension(protoDstOpts, 120), extension(protoUDP, 120), udpHeader(1, 2), inside)
 	}
 	for name, headers := range map[string]layer{
-		"VXLAN":           in(outer4(protoUDP), vxlan, link(typeIPv6), long),
-		"Geneve":          in(outer4(protoUDP), geneve(typeIPv6, 63), long),
-		"IP":              in(outer4(protoUDP), byUDP, long),
-		"VXLAN in VXLAN":  in(outer4(protoUDP), vxlan, link(typeIPv4), inner4(protoUDP), vxlan, link(typeIPv6), long),
-		"a lie about TCP": in(outer4(protoUDP), vxlan, link(typeIPv4), inner4(protoTCP), fixed(patch(tcpHeader(1, 2, 0), 12, 0xf0)...)),
+		"VXLAN":                 in(outer4(protoUDP), vxlan, link(typeIPv6), long),
+		"Geneve":                in(outer4(protoUDP), geneve(typeIPv6, 63), long),
+		"IP":                    in(outer4(protoUDP), byUDP, long),
+		"VXLAN in VXLAN":        in(outer4(protoUDP), vxlan, link(typeIPv4), inner4(protoUDP), vxlan, link(typeIPv6), long),
+		"wrong TCP data offset": in(outer4(protoUDP), vxlan, link(typeIPv4), inner4(protoTCP), fixed(patch(tcpHeader(1, 2, 0), 12, 0xf0)...)),
 	} {
 		for _, size := range []int{60, 100, 700} {
 			frame := headers(zeros(3000 - len(headers(nil))))
