@@ -137,16 +137,17 @@ func (s *bpfState) makeRoom(all orders) (upgraded bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	var ids, views uint32
+	var ids, labels, views uint32
 	for _, o := range all {
 		ids += maps.IDs(o.steps...)
+		labels += maps.LabelParts(o.steps...)
 		if o.Set == nil {
 			views++
 		}
 	}
 	if s.store == nil {
 		// With a few more rules, it does not have to grow.
-		size := maps.Size{Views: max(leastViews, views), Rules: max(leastRules, ids+ids/32), Buckets: noBuckets}
+		size := maps.Size{Views: max(leastViews, views), Rules: max(leastRules, ids+ids/32), Buckets: noBuckets, Labels: 2 * labels}
 		settings := bpf.AbiHook{Build: id}
 		if err := binary.Read(rand.Reader, binary.NativeEndian, &settings.Secret); err != nil {
 			return false, err
@@ -156,6 +157,9 @@ func (s *bpfState) makeRoom(all orders) (upgraded bool, err error) {
 	settings, size := s.store.Hook(), roomFor(all, s.store.Size())
 	if lacks := s.store.Lacks(ids); lacks > 0 {
 		size.Rules = max(growth(size.Rules), (size.Rules+lacks)/4*5)
+	}
+	if labels > 0 && size.Labels < s.store.LabelParts()+labels {
+		size.Labels = 2 * (s.store.LabelParts() + labels)
 	}
 	for views += uint32(len(s.sets())); size.Views < views; {
 		size.Views *= 2

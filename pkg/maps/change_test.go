@@ -131,7 +131,7 @@ func TestPoliciesAgainstOracle(t *testing.T) {
 		rounds = 30
 	}
 	roll := rand.New(rand.NewPCG(testenv.Seed(t), 0))
-	r := newRig(t, shapemaps.Size{Rules: 2 * 2 * most, Buckets: 4, Affected: 1})
+	r := newRig(t, shapemaps.Size{Rules: 2 * 2 * most, Buckets: 4, Affected: 1, Labels: uint32(2 * 2 * most * labelParts)})
 	reopen := reopenable(r)
 	prefixes := make([]netip.Prefix, 2*most) // few, so that they come and go
 	for i := range prefixes {
@@ -200,13 +200,23 @@ func TestPoliciesAgainstOracle(t *testing.T) {
 		checkRules(r, have)
 		checkPackets(r, roll, have)
 	}
+	for p := range have {
+		r.Delete(p)
+	}
+	r.Finish()
+	if n := storedLabels(r); n != 0 {
+		t.Errorf("%d parts of labels are left of no rule", n)
+	}
 }
 
-// randomRule is one that often has a shadow.
+// randomRule is one that often has a shadow or a label.
 func randomRule(roll *rand.Rand, p netip.Prefix) policy.Rule {
 	rule := policy.Rule{Prefix: p, Rate: policy.Rate(1e9 + roll.Uint64N(4)), Capacity: 1 << 20}
 	if roll.IntN(3) == 0 {
 		rule.Shadow = policy.Shadow{Rate: policy.Rate(1e8 + roll.Uint64N(2)), Capacity: 1 << 18}
+	}
+	if roll.IntN(2) == 0 {
+		rule.Label = randomLabel(roll)
 	}
 	return rule
 }

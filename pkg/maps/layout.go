@@ -141,7 +141,7 @@ func writeSamples(w io.Writer) {
 	penalty.Framing, penalty.Each = policy.Framing{Overhead: -4, MPU: 64}, policy.Each{Kind: policy.EachSubnet, Bits: 56}
 	queue.Excess, queue.Queue, queue.Order, queue.ECNAbove = policy.Delay, 50_000, policy.SparseFirst, policy.ECNAbove(time.Millisecond)
 	for i, r := range []policy.Rule{limit, penalty, queue, {Rate: policy.Unlimited}} {
-		v := version{new(bpf.AbiParams), new(bpf.AbiColdParams), false}
+		v := version{AbiParams: new(bpf.AbiParams), AbiColdParams: new(bpf.AbiColdParams)}
 		encode(v, r, 1, 2)
 		write(v.AbiParams, v.AbiColdParams)
 		for j, address := range []string{"192.0.2.77", "2001:db8:1:2:3:4:5:6"} {
@@ -155,4 +155,5 @@ func writeSamples(w io.Writer) {
 		}
 	}
 	write(s.prefixes.lines4, s.prefixes.lines6, s.prefixes.filter)
+	write(labelParts(policy.Label{Plan: "plan", Name: "name", Note: "note"}))
 }

@@ -158,7 +158,9 @@ func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) (e
 		case d.Want == nil:
 			s.drop(d.Have.Prefix)
 		default:
-			s.alter(*d.Have, *d.Want, at)
+			if err := s.alter(*d.Have, *d.Want, at); err != nil {
+				return err
+			}
 		}
 		if progress != nil && (i+1)%progressStep == 0 {
 			progress(i + 1)
@@ -194,12 +196,14 @@ func (s *Set) allocate() uint32 {
 		clear(s.countersOf(id))
 	}
 	s.freeSlots(id)
+	s.discardLabels(id)
 	*r = bpf.AbiRule{Retired: r.Retired, View: s.number}
 	return id
 }
 
 // free frees an id.
 func (s *Store) free(id uint32) {
+	s.discardLabels(id)
 	s.rule(id).Retired = s.change.Epoch
 	if s.known != nil {
 		s.known.free = append(s.known.free, id)
@@ -209,7 +213,10 @@ func (s *Store) free(id uint32) {
 // add sets up all that belongs to a new rule; its prefix, last, has packets find it.
 func (s *Set) add(rule policy.Rule, at when) error {
 	id := s.allocate()
-	s.writeNew(id, rule, s.addShadow(policy.Rule{}, rule, 0, at), at)
+	version := s.writeNew(id, rule, s.addShadow(policy.Rule{}, rule, 0, at), at)
+	if err := s.labels.write(id, version, rule.Label); err != nil {
+		return err
+	}
 	if err := step.Try("place a prefix"); err != nil {
 		return err
 	}
@@ -228,8 +235,8 @@ func (s *Set) addShadow(have, rule policy.Rule, had uint32, at when) uint32 {
 	return id
 }
 
-// writeNew sets up a limit on an id that is new.
-func (s *Set) writeNew(id uint32, rule policy.Rule, shadow uint32, at when) {
+// writeNew sets up a limit on an id that is new. It returns the index of its parameters.
+func (s *Set) writeNew(id uint32, rule policy.Rule, shadow uint32, at when) (index uint32) {
 	r, v := s.rule(id), s.version(id, 0)
 	if at == later {
 		v = s.version(id, 1)
@@ -241,6 +248,7 @@ func (s *Set) writeNew(id uint32, rule policy.Rule, shadow uint32, at when) {
 		*s.version(id, 0).AbiParams = bpf.AbiParams{Flags: ruleAbsent, Salt: v.Salt}
 		s.takesPart(placed{id, true, rule.Prefix})
 	}
+	return v.index
 }
 
 // HasSlots reports whether a rule gives sharers or flows slots of the table.
@@ -300,12 +308,16 @@ func nextVersion(r *bpf.AbiRule, toggle uint32) uint32 {
 }
 
 // alter writes the parameters of a rule that are not in force. At once, it switches to them.
-func (s *Set) alter(have, rule policy.Rule, at when) {
+func (s *Set) alter(have, rule policy.Rule, at when) error {
 	id := *s.findPrefix(rule.Prefix) - 1
 	r, old := s.rule(id), s.current(id)
-	shadow := s.addShadow(have, rule, old.Shadow, at)
 	number := nextVersion(r, 1)
 	next := s.version(id, number)
+	s.labels.discard(id, next)
+	if err := s.labels.write(id, next.index, rule.Label); err != nil {
+		return err
+	}
+	shadow := s.addShadow(have, rule, old.Shadow, at)
 	share(r, rule)
 	encode(next, rule, old.Salt, shadow)
 	// With another bucket scope, keys have other buckets, and find theirs when it is as it was.
@@ -316,7 +328,7 @@ func (s *Set) alter(have, rule policy.Rule, at when) {
 	}
 	if at == later {
 		s.takesPart(placed{id, false, rule.Prefix})
-		return
+		return nil
 	}
 	continues := limited(old) && limited(next)
 	if continues {
@@ -329,14 +341,16 @@ func (s *Set) alter(have, rule policy.Rule, at when) {
 		s.rewrite(id, clampTo(after, s.now))
 	}
 	s.freeUnusedShadow(id)
+	return nil
 }
 
 // drop has a rule absent after the change that is being prepared.
 func (s *Set) drop(p netip.Prefix) {
 	id := *s.findPrefix(p) - 1
 	old, next := s.sides(id)
+	s.labels.discard(id, next)
 	*next.AbiParams, *next.AbiColdParams = *old.AbiParams, *old.AbiColdParams
-	next.Flags |= ruleAbsent
+	next.Flags = next.Flags&^ruleLabel | ruleAbsent
 	s.takesPart(placed{id, false, p})
 }
 

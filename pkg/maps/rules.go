@@ -28,6 +28,7 @@ type rules struct {
 	progress
 	hook   *bpf.AbiHook
 	arrays [][]byte // of each map of rules
+	labels labels
 }
 
 // ruleSize is what a rule takes with its counters, one for each CPU.
@@ -59,12 +60,13 @@ func (rs *rules) room() uint32 {
 type version struct {
 	*bpf.AbiParams
 	*bpf.AbiColdParams
-	reverted bool // goes by another byte clock, as a change was not confirmed
+	index    uint32 // 0 or 1
+	reverted bool   // goes by another byte clock, as a change was not confirmed
 }
 
 func (rs *rules) version(id, n uint32) version {
 	r := rs.rule(id)
-	return version{&r.Params[n&1], &r.Cold[n&1], false}
+	return version{&r.Params[n&1], &r.Cold[n&1], n & 1, false}
 }
 
 // versions are those of a rule that are in force, or are before or after the change.
@@ -119,7 +121,7 @@ func (s *Set) entries(rules []placed) iter.Seq[Entry] {
 	now := s.phase()
 	return func(yield func(Entry) bool) {
 		for _, at := range rules {
-			if v := s.versionIn(at.id, now); present(v) && !yield(Entry{s.decode(at.prefix, v, now), at.id}) {
+			if v := s.versionIn(at.id, now); present(v) && !yield(s.entry(at.id, at.prefix, v, now)) {
 				return
 			}
 		}
@@ -158,7 +160,16 @@ func (s *Set) Find(p netip.Prefix) (Entry, bool) {
 	}
 	id, now := *place-1, s.phase()
 	v := s.versionIn(id, now)
-	return Entry{s.decode(p, v, now), id}, present(v)
+	return s.entry(id, p, v, now), present(v)
+}
+
+// entry is a rule as one of its versions has it.
+func (rs *rules) entry(id uint32, p netip.Prefix, v version, in phase) Entry {
+	e := Entry{rs.decode(p, v, in), id}
+	if v.Flags&ruleLabel != 0 {
+		e.Label = rs.labels.read(id, v.index)
+	}
+	return e
 }
 
 // Flags of abi.h.
@@ -221,6 +232,9 @@ func encode(to version, r policy.Rule, salt, shadow uint32) {
 	}
 	if _, proposed := r.Proposed(); proposed {
 		t.Flags |= ruleShadow
+	}
+	if r.Label != (policy.Label{}) {
+		t.Flags |= ruleLabel
 	}
 	if r.Penalty.Kind != policy.PenaltyNone {
 		t.Flags |= rulePenalty

@@ -30,6 +30,7 @@ type Size struct {
 	Rules    uint32 // shadows included
 	Buckets  uint32 // of hosts, subnets and flows; rounded up to a power of two
 	Affected uint32 // hosts that shadows would have affected
+	Labels   uint32 // parts of labels, see LabelParts
 }
 
 const (
@@ -54,7 +55,7 @@ var pinned = map[string]string{
 	filterMap: "filter", prefixes4Map: "prefixes4", prefixes6Map: "prefixes6", viewsMap: "views",
 	bpf.ShapectlMapRules: "rules", bpf.ShapectlMapRules1: "rules1", bpf.ShapectlMapRules2: "rules2", bpf.ShapectlMapRules3: "rules3",
 	bpf.ShapectlMapRules4: "rules4", bpf.ShapectlMapRules5: "rules5", bpf.ShapectlMapRules6: "rules6", bpf.ShapectlMapRules7: "rules7",
-	tableMap: "table", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected",
+	tableMap: "table", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected", bpf.ShapectlMapLabels: "labels",
 	hookMap: "hook", changeMap: "change",
 }
 
@@ -91,6 +92,12 @@ func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 		return nil, err
 	}
 	copy(derived.views, s.views)
+	if size.Labels > have.Labels {
+		if err := s.labels.copyTo(derived.maps[bpf.ShapectlMapLabels]); err != nil {
+			derived.Close()
+			return nil, err
+		}
+	}
 	if len(derived.prefixes.lines6) == len(s.prefixes.lines6) {
 		return derived, nil // the tables of prefixes are shared
 	}
@@ -136,6 +143,7 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	hook.Shadows = size.Affected
 	spec.Maps[bpf.ShapectlMapKeys].MaxEntries = lines * lineSlots
 	spec.Maps[bpf.ShapectlMapAffected].MaxEntries = max(size.Affected, 1) // a map has room for one at least
+	spec.Maps[bpf.ShapectlMapLabels].MaxEntries = max(size.Labels, 1)
 	end := size.Rules
 	for i, name := range slices.Backward(ruleMaps[:hook.RuleMaps]) {
 		spec.Maps[name].MaxEntries, end = end-hook.FirstId[i], hook.FirstId[i]
@@ -245,6 +253,7 @@ func (s *Store) attach() (err error) {
 		return err
 	}
 	s.change = &change[0]
+	s.labels = labels{s.maps[bpf.ShapectlMapLabels], &s.change.Labels}
 	return errors.Join(
 		mapArray(&s.memory, viewsMap, hook.ViewMask+1, &s.views),
 		mapArray(&s.memory, prefixes4Map, hook.Prefixes4Mask+1, &s.prefixes.lines4),
@@ -327,7 +336,10 @@ func (s *Store) Hook() bpf.AbiHook { return *s.hook }
 
 // Size is what the store was made for.
 func (s *Store) Size() Size {
-	return Size{Views: uint32(len(s.views)), Rules: s.room(), Buckets: uint32(len(s.lines)) * lineSlots, Affected: s.hook.Shadows}
+	return Size{
+		Views: uint32(len(s.views)), Rules: s.room(), Buckets: uint32(len(s.lines)) * lineSlots, Affected: s.hook.Shadows,
+		Labels: s.labels.texts.MaxEntries(),
+	}
 }
 
 // Hold keeps the maps open until Close was called once more.
