@@ -443,7 +443,7 @@ func TestSpray(t *testing.T) {
 			if sharers > buckets || sharers < buckets*9/10 {
 				t.Errorf("%d flows have a bucket, of %d that there are", sharers, buckets)
 			}
-			spare := model.Bytes(r.set.OwnLevel(e, now))
+			spare := model.Bytes(r.set.SharedLevel(e, now))
 			if spare > rule.Capacity || spare+size <= rule.Capacity {
 				t.Errorf("the spill bucket owes %d bytes, want it full: %d", spare, rule.Capacity)
 			}
@@ -492,7 +492,7 @@ func (r *rig) owed(e maps.Entry, now uint64) (sharers map[maps.Bucket]uint64, al
 		sharers[b] = units
 		all += units
 	}
-	return sharers, all, r.set.OwnLevel(e, now)
+	return sharers, all, r.set.SharedLevel(e, now)
 }
 
 // all ways in which packets can share buckets.
@@ -602,7 +602,7 @@ func TestSkewedClocks(t *testing.T) {
 						return nil
 					})
 					buckets := int64(1)
-					if each.Kind != policy.EachAll && r.set.OwnLevel(e, start) > 0 { // as seen from before any packet
+					if each.Kind != policy.EachAll && r.set.SharedLevel(e, start) > 0 { // as seen from before any packet
 						buckets = 2 // its own, and the one for packets that lost it to another CPU too often
 					}
 					var shared [keys][]packet

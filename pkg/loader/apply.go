@@ -210,10 +210,10 @@ func (n *Namespace) Rollback() (done []Applied, err error) {
 func back(store *maps.Store, until uint64) error {
 	at, err := readied(maps.Now, until, func(at uint64) {
 		store.Settle()
-		store.TimeBack(at)
+		store.TimeRevert(at)
 	})
 	if at == 0 {
-		store.TimeBack(until) // as it was, before another moment was tried
+		store.TimeRevert(until) // as it was, before another moment was tried
 	}
 	if err != nil {
 		return err
@@ -222,7 +222,7 @@ func back(store *maps.Store, until uint64) error {
 		waitUntil(until)
 		return nil
 	}
-	store.Back(at)
+	store.Revert(at)
 	waitUntil(at)
 	return nil
 }

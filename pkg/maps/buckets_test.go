@@ -127,7 +127,7 @@ func TestBucketsAreFound(t *testing.T) {
 			if n != len(others) {
 				t.Errorf("the other rule has %d flows, want %d", n, len(others))
 			}
-			if got := r.OwnLevel(e, r.now); got != 0 {
+			if got := r.SharedLevel(e, r.now); got != 0 {
 				t.Errorf("the spill bucket has %d units", got)
 			}
 		})
@@ -191,7 +191,7 @@ func TestStateIsWhatPacketsFind(t *testing.T) {
 		sent[n] = append(sent[n], f)
 		r.now += roll.Uint64N(2_000_000)
 		state, before := r.State(e, policy.MatchDst, f, r.now), r.Counters(e.ID)
-		if own := r.OwnLevel(e, r.now); state.Spilled && state.Level != own {
+		if own := r.SharedLevel(e, r.now); state.Spilled && state.Level != own {
 			t.Fatalf("%v spills and finds %d units, the spill bucket has %d", f, state.Level, own)
 		}
 		want := model.NewLimit(e.Rule).Decide(state, model.Packet{Bytes: size})

@@ -420,7 +420,7 @@ func TestReuseOfIDs(t *testing.T) {
 					}
 				}
 				// Each got a slot of the only line: none was charged to the spill bucket.
-				if got := r.OwnLevel(again, r.now); got != 0 && each.Kind != policy.EachAll {
+				if got := r.SharedLevel(again, r.now); got != 0 && each.Kind != policy.EachAll {
 					t.Errorf("the spill bucket owes %d units", got)
 				}
 				r.Delete(second.Prefix)
