@@ -24,7 +24,7 @@ func (k *Keeper) give(n *loader.Namespace, gifts []gift, from string) {
 	if len(tables) == 0 {
 		return
 	}
-	done, err := n.Give(tables)
+	done, err := n.ApplyNew(tables)
 	k.tell(tables, done, from)
 	switch {
 	case err == nil:

@@ -140,7 +140,7 @@ func TestDeviceDeletedWhileSeveralGetRules(t *testing.T) {
 	for name, get := range map[string]func(n *Namespace) error{
 		"apply": func(n *Namespace) error { _, err := n.Apply(tables, ApplyOptions{}); return err },
 		"give": func(n *Namespace) error {
-			done, err := n.Give(tables)
+			done, err := n.ApplyNew(tables)
 			if given := slices.ContainsFunc(done, func(d Applied) bool { return d.Device == "absent" }); given || len(done) < 4 {
 				t.Errorf("of va and w1 and maybe w0, it has given %v", done)
 			}
@@ -569,7 +569,7 @@ func TestGiveLeavesRulesAlone(t *testing.T) {
 	r := newRig(t, Auto, policy.Egress)
 	r.put(one)
 	r.write(func(n *Namespace) error {
-		done, err := n.Give([]policy.Table{r.table(two)})
+		done, err := n.ApplyNew([]policy.Table{r.table(two)})
 		if len(done) > 0 {
 			t.Errorf("it has given %v", done)
 		}
@@ -616,7 +616,7 @@ func TestNoRulesBesideAnotherLayout(t *testing.T) {
 			_, err = n.Delete(one.Prefix, h)
 			return err
 		},
-		"give":     func(n *Namespace) error { _, err := n.Give([]policy.Table{table}); return err },
+		"give":     func(n *Namespace) error { _, err := n.ApplyNew([]policy.Table{table}); return err },
 		"apply":    func(n *Namespace) error { _, err := n.Apply([]policy.Table{table}, ApplyOptions{}); return err },
 		"confirm":  (*Namespace).Confirm,
 		"rollback": func(n *Namespace) error { _, err := n.Rollback(); return err },

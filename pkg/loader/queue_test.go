@@ -23,7 +23,7 @@ func TestRecordOfAQdisc(t *testing.T) {
 		r.write(func(n *Namespace) error { return keepRecord(n.pins.dir.qdiscPin(index), []byte(record)) })
 		r.write(func(n *Namespace) error {
 			kept, err := readRecord(n.pins.dir.qdiscPin(index))
-			if !bytes.Equal(kept, []byte(record)) || !n.GivenFQ(index) {
+			if !bytes.Equal(kept, []byte(record)) || !n.HasOurFQ(index) {
 				t.Errorf("kept %q, which was %q", kept, record)
 			}
 			return err
@@ -56,7 +56,7 @@ func TestRecordIsForgottenOnceRestored(t *testing.T) {
 	r.write(func(n *Namespace) error {
 		testenv.Must(t, keepRecord(n.pins.dir.qdiscPin(dev.Index), []byte(`{"before": [{"kind": "noqueue"}], "set": [{"kind": "fq", "handle": 1522532352}]}`)))
 		_, err := n.RestoreQdisc(dev)
-		if n.GivenFQ(dev.Index) {
+		if n.HasOurFQ(dev.Index) {
 			t.Error("it is kept still")
 		}
 		return err
