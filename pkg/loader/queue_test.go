@@ -14,7 +14,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// What is kept of a device's qdisc stays when its rules go, and is nobody's rule; it goes with the device.
+// The record of a device's qdisc outlives its rules, and goes with the device.
 func TestRecordOfAQdisc(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
 	index := testenv.Link(t, "va").Attrs().Index
@@ -47,8 +47,8 @@ func TestRecordOfAQdisc(t *testing.T) {
 	}
 }
 
-// What was kept of a device's qdisc is forgotten once that is there again: the next
-// --setup-fq, maybe in the place of another one, has to keep that.
+// The record of a device's qdisc goes when the qdisc is restored: the next --setup-fq may
+// replace another qdisc.
 func TestRecordIsForgottenOnceRestored(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
 	dev := netinfo.Device{Name: "va", Index: testenv.Link(t, "va").Attrs().Index}
@@ -73,7 +73,7 @@ func ifb(t *testing.T, device int) {
 	testenv.AddLink(t, &netlink.Ifb{LinkAttrs: attrs})
 }
 
-// An ifb that a command was making when it was killed is taken away by the next one.
+// The next command removes the ifb of a killed one.
 func TestIfbOfAKilledCommand(t *testing.T) {
 	r := newRig(t, TCX, policy.Ingress)
 	index := testenv.Link(t, "va").Attrs().Index

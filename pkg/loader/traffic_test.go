@@ -590,8 +590,8 @@ func (x *traffic) sprayed(n int) maps.Flow {
 // What the sprayed flows get depends on the table. Where it has room for all of
 // them, each may pass with its one packet, so all that was sprayed may pass, and
 // what the spill bucket adds can not be told. In the other runs the table has as
-// many slots as there are busy flows, which have them all. There, all that is
-// sprayed is charged to the rule's spill bucket, and gets what one flow would:
+// many slots as there are busy flows, which have them all. There, all sprayed packets are
+// charged to the rule's spill bucket, and get what one flow would:
 //
 //	C + r*T - one packet < passed <= C + r*T
 func TestSprayOfFlows(t *testing.T) {

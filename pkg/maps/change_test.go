@@ -30,8 +30,8 @@ func reopenable(r *rig) (reopen func()) {
 	}
 }
 
-// The first change of a process begins with a look at what there is: of three
-// ids, just those are free that no rule and no shadow has any more.
+// The first change of a process finds out which ids are free: those that no rule and no
+// shadow uses.
 func TestFirstChangeOfAProcess(t *testing.T) {
 	one := rule("10.1.0.0/16", 1e9, 2000)
 	shadowed := one
@@ -120,10 +120,9 @@ func TestFirstChangeOfAProcess(t *testing.T) {
 	}
 }
 
-// Policies follow each other in all ways in which a change can end, in one
-// process or several, with single rules set and deleted between them: what is
-// in force, to commands and to packets, is what a plain map holds. There is
-// just room for two policies at once, so none of their ids may get lost.
+// Policies follow each other, and changes end in all possible ways, in one process or
+// several. Single rules are set and deleted in between. Commands and packets always see
+// what a plain map holds. There is room for just two policies, so no id may be lost.
 func TestPoliciesAgainstOracle(t *testing.T) {
 	const most = 30 // rules
 	rounds := 100

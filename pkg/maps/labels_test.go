@@ -55,7 +55,7 @@ func TestLabelsGrow(t *testing.T) {
 	}
 }
 
-// Another name is a change that no bucket and no counter sees.
+// A new name changes neither buckets nor counters.
 func TestRename(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 1, Buckets: 4, Labels: 8})
 	have := rule("10.0.0.7/32", 8000, 2000)

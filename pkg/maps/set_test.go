@@ -221,7 +221,7 @@ func TestPinAndOpen(t *testing.T) {
 	}
 }
 
-// A set that has grown tells of the hosts that shadows affected before.
+// A store that grows keeps the affected hosts of shadows.
 func TestGrowthKeepsAffectedHosts(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 4, Buckets: 64, Affected: 16})
 	shadowed := rule("10.0.0.0/8", 1e9, 1<<20)
@@ -245,7 +245,7 @@ func TestGrowthKeepsAffectedHosts(t *testing.T) {
 	}
 }
 
-// A store grows as often as there are maps of rules. Packets find the rules in each of them, which keep their counters.
+// A store can grow until it uses all maps of rules. Packets find the rules in each map, and rules keep their counters.
 func TestGrowthToTheLastMap(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 1, Buckets: 4})
 	host := func(n int) string { return fmt.Sprint("10.0.0.", n) }
