@@ -14,6 +14,8 @@ struct abi {
 	struct prefixes6 prefixes6;
 	struct view view;
 	struct change change;
+	struct label_key label_key;
+	struct label label;
 	struct affected_key affected_key;
 	struct affected affected;
 	struct hook hook;

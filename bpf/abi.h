@@ -40,6 +40,7 @@ enum layout {
 	LENGTHS6 = 129,
 	NO_LENGTH = 255, /* no prefix has it */
 	RULE_MAPS = 8,	/* a store grows by another map of rules, so that buckets stay in place */
+	LABEL_BYTES = 40, /* in one part of a label: an element of a hash map takes 56 more */
 };
 
 /* Low bit of a TAT: a CPU is allocating the slot to another key, or moving it. V is even. */
@@ -61,6 +62,7 @@ enum rule_flag {
 	RULE_SHADOW = 1 << 11, /* a shadow counts the same packets */
 	RULE_DELAY = 1 << 12,  /* packets beyond the burst are queued, */
 	RULE_SPARSE = 1 << 13, /* but not those of sparse flows */
+	RULE_LABEL = 1 << 14,  /* the map labels has a text for people */
 };
 
 #define RULE_EACH (RULE_HOST | RULE_SUBNET | RULE_FLOW)
@@ -154,7 +156,21 @@ struct change {
 	__u32 epoch;   /* from 1 on; raised when packets no longer use anything that was removed before */
 	__u32 removed; /* epoch when a prefix was last removed, or a change ended */
 	__u32 ids;     /* of rules and shadows: ids from here on were never used */
-	__u32 pad;
+	__u32 labels;  /* parts of labels in the map, or more after a command was killed */
+};
+
+/*
+ * The label of one of a rule's two sets of parameters, for user space alone. A text
+ * that is longer than a part goes on in the next one.
+ */
+struct label_key {
+	__u32 id;
+	__u16 version; /* even or odd, as in rule.version: 0 or 1 */
+	__u16 part;
+};
+
+struct label {
+	__u8 text[LABEL_BYTES];
 };
 
 /* Hosts, or subnets of the shadow's bucket scope, that a shadow would have affected. */

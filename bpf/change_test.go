@@ -128,7 +128,7 @@ func (m *mirror) compare(now uint64) {
 		if got := m.set.Meter(e); got.Clock(now) != r.limit.Clock(now) {
 			m.Errorf("%v: the byte clock is %d at %d ns, in the model %d", e.Prefix, got.Clock(now), now, r.limit.Clock(now))
 		}
-		if got, want := m.set.OwnLevel(e, now), r.limit.Level(*r.buckets[bucketKey{}], now); got != want {
+		if got, want := m.set.SharedLevel(e, now), r.limit.Level(*r.buckets[bucketKey{}], now); got != want {
 			m.Errorf("%v: the level of its shared bucket is %d units at %d ns, in the model %d", e.Prefix, got, now, want)
 		}
 	}
@@ -245,8 +245,8 @@ func (m *mirror) play(roll dice, changes, packets int) {
 				m.at(now)
 				m.set.Settle()
 				at := min(soon(), now+shapemaps.MaxLead, until)
-				m.set.TimeBack(at)
-				m.set.Back(at)
+				m.set.TimeRevert(at)
+				m.set.Revert(at)
 				now = traffic(at)
 				m.revert(at)
 				m.compare(now)
@@ -309,7 +309,7 @@ func TestChangeOfAlgorithm(t *testing.T) {
 			}
 			// One bucket: the charges of both algorithms have not drained yet.
 			m.at(2e9 + 1)
-			if level := m.set.OwnLevel(e, 2e9+1); level <= 2*uint64(len(frame))<<model.UnitBits {
+			if level := m.set.SharedLevel(e, 2e9+1); level <= 2*uint64(len(frame))<<model.UnitBits {
 				t.Errorf("the level is %d units after three packets of %d bytes", level, len(frame))
 			}
 		})

@@ -442,7 +442,7 @@ func TestFlood(t *testing.T) {
 			if used > buckets || used < buckets*9/10 {
 				t.Errorf("%d flows have a bucket, want nearly all of %d", used, buckets)
 			}
-			spill := model.Bytes(r.set.OwnLevel(e, now))
+			spill := model.Bytes(r.set.SharedLevel(e, now))
 			if spill > rule.Capacity || spill+size <= rule.Capacity {
 				t.Errorf("the level of the spill bucket is %d bytes, want full: %d", spill, rule.Capacity)
 			}
@@ -491,7 +491,7 @@ func (r *rig) levels(e maps.Entry, now uint64) (keys map[maps.Bucket]uint64, sum
 		keys[b] = units
 		sum += units
 	}
-	return keys, sum, r.set.OwnLevel(e, now)
+	return keys, sum, r.set.SharedLevel(e, now)
 }
 
 // eaches are all bucket scopes.
@@ -601,7 +601,7 @@ func TestSkewedClocks(t *testing.T) {
 						return nil
 					})
 					buckets := int64(1)
-					if each.Kind != policy.EachAll && r.set.OwnLevel(e, start) > 0 { // as of a time before all packets
+					if each.Kind != policy.EachAll && r.set.SharedLevel(e, start) > 0 { // as of a time before all packets
 						buckets = 2 // that of the key, and the spill bucket for packets that found it contended
 					}
 					var byKey [keys][]packet

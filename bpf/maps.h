@@ -65,6 +65,14 @@ struct {
 	__type(value, struct affected);
 } affected SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, struct label_key);
+	__type(value, struct label);
+} labels SEC(".maps");
+
 /* Each of these is one value, so programs need no lookup. The loader sets its size. */
 struct change change SEC(".data.change");
 struct view views[1] SEC(".data.views");

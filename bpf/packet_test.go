@@ -278,7 +278,7 @@ func TestFlowKeys(t *testing.T) {
 			if got := r.set.State(e, policy.MatchDst, c.flow, now).Level >> 20; got != uint64(len(c.frame)) {
 				t.Errorf("the level of the flow is %d bytes, want %d", got, len(c.frame))
 			}
-			if got := r.set.OwnLevel(e, now); got != 0 {
+			if got := r.set.SharedLevel(e, now); got != 0 {
 				t.Errorf("the level of the spill bucket is %d units", got)
 			}
 		})
@@ -683,7 +683,7 @@ func TestExcess(t *testing.T) {
 							}
 							r.want(p, frame, m, drop, map[uint32]maps.Counters{id: dropped(size)})
 							e, _ := r.set.Match(addr(map[int]string{4: far4, 6: far6}[c.family]))
-							if got := r.set.OwnLevel(e, now) >> 20; got != wantLevel {
+							if got := r.set.SharedLevel(e, now) >> 20; got != wantLevel {
 								t.Errorf("level %d bytes, want %d", got, wantLevel)
 							}
 						}
@@ -744,7 +744,7 @@ func TestSpillBucket(t *testing.T) {
 			r.want(p, to(host), meta{now: now}, next, pass)
 			r.want(p, to(host), meta{now: now}, next, pass)
 		}
-		if got := r.set.OwnLevel(e, now); got != 0 {
+		if got := r.set.SharedLevel(e, now); got != 0 {
 			t.Errorf("%v: the level of the spill bucket is %d units before any key needed it", algorithm, got)
 		}
 		// Further keys share the spill bucket.
@@ -753,7 +753,7 @@ func TestSpillBucket(t *testing.T) {
 		for host := byte(10); host < 20; host++ {
 			r.want(p, to(host), meta{now: now}, drop, map[uint32]maps.Counters{e.ID: spilled(dropped(1000))})
 		}
-		if got := r.set.OwnLevel(e, now) >> 20; got != 2000 {
+		if got := r.set.SharedLevel(e, now) >> 20; got != 2000 {
 			t.Errorf("%v: the level of the spill bucket is %d bytes, want 2000", algorithm, got)
 		}
 		for host := range byte(4) {
@@ -788,7 +788,7 @@ func TestSlotIsKeptForSlowClocks(t *testing.T) {
 		for host := range 4 {
 			r.want(p, toHost(host, 2000), meta{now: now - 1_000_000}, drop, excess)
 		}
-		if got := r.set.OwnLevel(e, now) >> 20; got != 2000 {
+		if got := r.set.SharedLevel(e, now) >> 20; got != 2000 {
 			t.Errorf("%v: the level of the spill bucket is %d bytes, want 2000 of the fifth host", algorithm, got)
 		}
 		r.want(p, toHost(11, 2000), meta{now: now + 1_100_000}, next, pass)

@@ -186,7 +186,7 @@ func sameOutcome(a, b model.Outcome) bool {
 // level returns the level in units of the kernel's bucket of a host.
 func (t *twin) level(host netip.Addr, now uint64) uint64 {
 	if t.rule.Each.Kind == policy.EachAll {
-		return t.set.OwnLevel(t.entry, now)
+		return t.set.SharedLevel(t.entry, now)
 	}
 	flow := maps.Flow{Src: host, Dst: addr("10.9.9.9"), Proto: 17}
 	return t.set.State(t.entry, policy.MatchSrc, flow, now).Level

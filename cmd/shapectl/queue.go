@@ -20,7 +20,7 @@ func (e *env) addSetupFQ(f *pflag.FlagSet) {
 }
 
 // adviseFQ says how a device gets the fq that its rules need.
-func (e *env) adviseFQ(u *loader.UnheldError) string {
+func (e *env) adviseFQ(u *loader.UnqueuedError) string {
 	command := u.State.Command(u.Device, e.netns, u.Packets)
 	switch {
 	case u.State.HasFQ && u.Fixed == nil:

@@ -170,7 +170,7 @@ func TestQdiscReplacedSince(t *testing.T) {
 func TestLimitsOfFQ(t *testing.T) {
 	r := newRig(t)
 	r.sh("tc qdisc add dev va root fq limit 20 horizon 40ms")
-	r.refused(exitInput, "the fq on va holds packets back for 40ms at most, and its rules are to do so for up to 50ms; shorten the wait", words(delayed)...)
+	r.refused(exitInput, "the fq on va queues packets for at most 40ms, and the rules delay them for up to 50ms; shorten the wait", words(delayed)...)
 	if len(r.show()) != 0 {
 		t.Error("a rule was set that was refused")
 	}
@@ -352,7 +352,7 @@ func TestApplyHoldsBack(t *testing.T) {
 			t.Errorf("%s: there are %v", why, there)
 		}
 	}
-	r.refused(exitInput, "va egress: nothing on va would hold packets back", "apply", holds)
+	r.refused(exitInput, "va egress: va cannot delay packets", "apply", holds)
 	through("refused", 0)
 	if len(r.pins()) != 0 {
 		t.Errorf("refused, and left behind: %v", r.pins())
@@ -390,7 +390,7 @@ func TestWatchSetsUpFQ(t *testing.T) {
 	w := r.watch(file)
 	testenv.Veth(t, "tap0", "xa")
 	// noqueue, or noop where the device is not up yet.
-	w.says("apply rules to tap0: tap0 egress: nothing on tap0 would hold packets back: its qdisc is no")
+	w.says("apply rules to tap0: tap0 egress: tap0 cannot delay packets: its qdisc is no")
 	w.ends(unix.SIGTERM)
 	w = r.watch("--setup-fq", file)
 	w.says("tap0: its qdisc is fq now; 'shapectl flush tap0' puts noqueue back, as it was\n")
@@ -410,7 +410,7 @@ func TestAttachedAgainWithoutFQ(t *testing.T) {
 	r.says(exitDone, "its qdisc is fq now", words(delayed+" --setup-fq")...)
 	r.sh("tc qdisc del dev va clsact && tc qdisc del dev va root")
 	other := words("set va egress 10.9.0.0/24 --rate 1mbit")
-	r.refused(exitInput, "nothing on va would hold packets back: its qdisc is noqueue", other...)
+	r.refused(exitInput, "va cannot delay packets: its qdisc is noqueue", other...)
 	r.says(exitDone, "its qdisc is fq now", append(other, "--setup-fq")...)
 	r.has("va egress 10.0.0.0/24 10000000", "va egress 10.9.0.0/24 1000000")
 }

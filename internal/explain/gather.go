@@ -279,7 +279,7 @@ func bucketFor(h *loader.Hook, e maps.Entry, address netip.Addr, given *maps.Flo
 	} else if e.Each.Kind == policy.EachFlow {
 		return nil
 	}
-	b := &Bucket{maps.Sharer(e, h.Match(), flow), h.Set.State(e, h.Match(), flow, maps.Now()), time.Now()}
+	b := &Bucket{maps.KeyName(e, h.Match(), flow), h.Set.State(e, h.Match(), flow, maps.Now()), time.Now()}
 	b.FIFO = b.FIFO || given == nil
 	return b
 }

@@ -24,7 +24,7 @@ func (r *Reconciler) apply(n *loader.Namespace, targets []target, from string) {
 	if len(tables) == 0 {
 		return
 	}
-	done, err := n.Give(tables)
+	done, err := n.ApplyNew(tables)
 	r.report(tables, done, from)
 	switch {
 	case err == nil:

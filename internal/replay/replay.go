@@ -122,7 +122,7 @@ func (c *compiled) key(rule int, p packet) bucketKey {
 
 // name is a bucket key as people read it.
 func (l Limits) name(k bucketKey) string {
-	return maps.Sharer(maps.Entry{Rule: l.Rules[k.rule]}, l.Match, k.flow)
+	return maps.KeyName(maps.Entry{Rule: l.Rules[k.rule]}, l.Match, k.flow)
 }
 
 // Key names the bucket that a packet was charged to, of a packet that matched a rule.
