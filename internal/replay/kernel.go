@@ -230,7 +230,7 @@ func (k *Kernel) result(r *Result, p packet, e *entry, before maps.Counters) {
 	}
 	r.Level = k.set.State(e.Entry, k.Match, p.flow, r.Time).Level
 	if r.Spilled = now.SpilledPackets > before.SpilledPackets; r.Spilled {
-		r.Level = k.set.OwnLevel(e.Entry, r.Time)
+		r.Level = k.set.SharedLevel(e.Entry, r.Time)
 	}
 }
 

@@ -122,7 +122,7 @@ func (c *compiled) key(rule int, p packet) bucketKey {
 
 // name returns a bucket key as text.
 func (l Limits) name(k bucketKey) string {
-	return maps.Sharer(maps.Entry{Rule: l.Rules[k.rule]}, l.Match, k.flow)
+	return maps.KeyName(maps.Entry{Rule: l.Rules[k.rule]}, l.Match, k.flow)
 }
 
 // Key returns the bucket key of a packet that matched a rule, as text.

@@ -1,4 +1,4 @@
-package keeper
+package reconciler
 
 import (
 	"context"
@@ -17,28 +17,28 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// The end of a network namespace is no event in another one; what it left goes all the same.
+// The end of a network namespace is no event in another one, but its leftovers are removed.
 func TestSweep(t *testing.T) {
 	defer func(every time.Duration) { sweepEvery = every }(sweepEvery)
 	sweepEvery = 10 * time.Millisecond
 	options := loader.Options{BPFFS: testenv.BPFFS(t)}
 	file := filepath.Join(t.TempDir(), "policy.yaml")
 	testenv.Must(t, os.WriteFile(file, []byte("devices: {}\n"), 0o600))
-	k := &Keeper{Options: options, Told: func(Event) {}, Noted: func(string) {}, Warned: func(err error) { t.Error(err) }}
-	testenv.Must(t, k.Load(file, ""))
+	r := &Reconciler{Options: options, OnApply: func(Event) {}, OnNotice: func(string) {}, OnWarning: func(err error) { t.Error(err) }}
+	testenv.Must(t, r.Load(file, ""))
 	watched := testenv.NewNetns(t)
 	ctx, stop := context.WithCancel(context.Background())
 	ready, ended := make(chan struct{}), make(chan error)
 	go func() {
-		ended <- watched.Do(func() error { return k.Run(ctx, nil, func() { close(ready) }) })
+		ended <- watched.Do(func() error { return r.Run(ctx, nil, func() { close(ready) }) })
 	}()
 	<-ready
 
-	testenv.NewNetns(t) // not to be an event where it watches
+	testenv.NewNetns(t) // leaves the watched namespace
 	testenv.DoomedNetns(t, func() error {
 		return errors.Join(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "va"}, PeerName: "vb"}), limit(options, "va"))
 	})
-	testenv.Eventually(t, "nothing to be left", func() bool { return len(testenv.Pins(t, options.BPFFS)) == 0 })
+	testenv.Eventually(t, "all pins to be removed", func() bool { return len(testenv.Pins(t, options.BPFFS)) == 0 })
 	stop()
 	testenv.Must(t, <-ended)
 }
