@@ -119,7 +119,7 @@ func (e *env) ask(name string, d policy.Direction, address netip.Addr, p packetF
 		outcome := model.NewLimit(entry.Rule).Decide(state, model.Packet{Bytes: answer.Bytes, ECT: true})
 		answer.Spilled, answer.LevelBytes = state.Spilled, model.Bytes(state.Level)
 		answer.CapacityBytes, answer.Queue = &entry.Capacity, report.NewQueue(entry.Rule)
-		answer.Conforms, answer.Sharer = !outcome.Excess, maps.Sharer(entry, h.Match(), flow)
+		answer.Conforms, answer.Sharer = !outcome.Excess, maps.KeyName(entry, h.Match(), flow)
 		answer.Verdict, answer.WaitNS = outcome.Verdict.String(), outcome.Wait
 		answer.Note = explain.OfWhichFlow(entry.Rule, p.flow, outcome.Verdict)
 		return e.print(answer, answer.Text)

@@ -20,12 +20,12 @@ func (e *env) addSetupFQ(f *pflag.FlagSet) {
 }
 
 // adviseFQ says how a device gets the fq that its rules need.
-func (e *env) adviseFQ(u *loader.UnheldError) string {
+func (e *env) adviseFQ(u *loader.UnqueuedError) string {
 	command := u.State.Command(u.Device, e.netns, u.Packets)
 	switch {
-	case u.State.Holds && u.Fixed == nil:
+	case u.State.HasFQ && u.Fixed == nil:
 		return "shorten the wait (--capacity or --queue), or raise its horizon by --setup-fq, or: " + command
-	case u.State.Holds:
+	case u.State.HasFQ:
 		return "shorten the wait (--capacity or --queue), or raise its horizon: " + command
 	case u.Fixed == nil:
 		return fmt.Sprintf("--setup-fq sets it up, and 'shapectl flush' puts back what there is now; or set it up yourself: %s", command)

@@ -307,7 +307,7 @@ var advice = []struct {
 
 // advise adds what to do about an error, where there is something to be done.
 func (e *env) advise(err error) error {
-	var unheld *loader.UnheldError
+	var unheld *loader.UnqueuedError
 	switch {
 	case errors.As(err, new(exitError)):
 		return err

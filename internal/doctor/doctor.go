@@ -62,8 +62,8 @@ type Side struct {
 	Chain []netinfo.ChainEntry
 	// Queue is nil where no rule delays, and where it could not be looked at.
 	Queue *Queue
-	// GivenFQ: on egress, the device has the fq that it was given, which 'shapectl flush' takes away.
-	GivenFQ bool
+	// HasOurFQ: on egress, the device has the fq that it was given, which 'shapectl flush' takes away.
+	HasOurFQ bool
 }
 
 // Limits are the rules of a side.

@@ -173,7 +173,7 @@ func (f *Facts) details() {
 
 // attached looks at what else is on a side, and at what holds packets back there, or is left from when it did.
 func (f *Facts) attached(n *loader.Namespace, s *Side) {
-	s.GivenFQ = s.Direction == policy.Egress && n.GivenFQ(s.Index)
+	s.HasOurFQ = s.Direction == policy.Egress && n.HasOurFQ(s.Index)
 	if !f.judged(s.Name) {
 		return
 	}

@@ -84,19 +84,19 @@ func TestJudgeStop(t *testing.T) {
 			"pass", []string{"chain c runs before the limit: what it drops or redirects"}},
 		{"before a program", egress, func(s *Stop) { s.Path = []netinfo.ChainEntry{ours, foreign} }, "pass", nil},
 
-		{"held by fq", egress, func(s *Stop) { s.delays(); s.Qdisc = fq.State{Kind: "fq", Holds: true} }, "pass", nil},
+		{"held by fq", egress, func(s *Stop) { s.delays(); s.Qdisc = fq.State{Kind: "fq", HasFQ: true} }, "pass", nil},
 		{"held back by nothing", egress, func(s *Stop) { s.delays(); s.Qdisc = fq.State{Kind: "pfifo"} },
 			"pass", []string{"eth0 has pfifo", "--setup-fq"}},
 		{"waits for a flow unknown", egress, func(s *Stop) {
 			s.delays()
-			s.Qdisc = fq.State{Kind: "fq", Holds: true}
+			s.Qdisc = fq.State{Kind: "fq", HasFQ: true}
 			r := &s.Rule.Rule
 			r.Algorithm, r.Queue, r.Order = policy.GCRA, 10_000, policy.SparseFirst
 			s.Rule.Bucket.FIFO, s.Rule.Bucket.Level = true, r.Capacity<<model.UnitBits
 		}, "delay", []string{"for a flow that has packets waiting"}},
 		{"sparse flow goes ahead", egress, func(s *Stop) {
 			s.delays()
-			s.Qdisc = fq.State{Kind: "fq", Holds: true}
+			s.Qdisc = fq.State{Kind: "fq", HasFQ: true}
 			r := &s.Rule.Rule
 			r.Algorithm, r.Queue, r.Order, s.Rule.Bucket.Level = policy.GCRA, 10_000, policy.SparseFirst, r.Capacity<<model.UnitBits
 		}, "pass", nil},
@@ -108,7 +108,7 @@ func TestJudgeStop(t *testing.T) {
 		{"past a program by the ifb", ingress, func(s *Stop) {
 			s.delays()
 			s.Path = append(s.Path, foreign)
-			s.Ifb = &fq.Ifb{Name: "ifb2", Up: true, State: fq.State{Kind: "fq", Holds: true}}
+			s.Ifb = &fq.Ifb{Name: "ifb2", Up: true, State: fq.State{Kind: "fq", HasFQ: true}}
 		}, "pass", []string{"theirs runs after the limit"}},
 	} {
 		s, p := limited(test.d), Packets{Segments: 1}
@@ -170,7 +170,9 @@ func along(d policy.Direction, devices ...netinfo.Device) (down netinfo.Descent)
 
 func TestJudgeLegs(t *testing.T) {
 	br, tun := netinfo.Device{Name: "br", Index: 8, Kind: "bridge"}, netinfo.Device{Name: "tun", Index: 9}
-	own := func(end netip.Addr) Leg { return Leg{End: end, Route: netinfo.Route{Device: lo, Next: end, Own: true}} }
+	own := func(end netip.Addr) Leg {
+		return Leg{End: end, Route: netinfo.Route{Device: lo, Next: end, Local: true}}
+	}
 	to := func(end netip.Addr, d policy.Direction, dev netinfo.Device) Leg {
 		return Leg{End: end, Route: netinfo.Route{Device: dev, Next: end}, Descent: along(d, dev)}
 	}
@@ -210,7 +212,7 @@ func TestMetWhen(t *testing.T) {
 	ports, wrapped := leaves, leaves
 	ports.Ports = []netinfo.Device{eth1}
 	wrapped.Tunnel = &netinfo.Tunnel{Underlay: eth1.Index, Remote: near}
-	own := Leg{End: near, Route: netinfo.Route{Device: lo, Own: true}}
+	own := Leg{End: near, Route: netinfo.Route{Device: lo, Local: true}}
 	on := func(dev netinfo.Device, d policy.Direction) Hook {
 		return Hook{Name: dev.Name, Device: dev, Direction: d, Match: d.FarSide()}
 	}

@@ -120,7 +120,7 @@ type holder struct {
 // heldBackBy judges the fq of a device, or the ifb by which packets enter it.
 func heldBackBy(s Stop) holder {
 	if s.Direction == policy.Egress {
-		if s.Qdisc.Holds {
+		if s.Qdisc.HasFQ {
 			return holder{holds: true}
 		}
 		return holder{warning: holdsNothing(s.Name, s.Qdisc.Kind) + "'shapectl set' with --setup-fq sets fq"}
@@ -134,7 +134,7 @@ func heldBackBy(s Stop) holder {
 	switch {
 	case !ifb.Up:
 		held.loses, held.warning = true, ifb.Name+", by which packets are held back, is down, so those that conform are lost; "+mends
-	case !ifb.State.Holds:
+	case !ifb.State.HasFQ:
 		held.warning = holdsNothing(ifb.Name, ifb.State.Kind) + mends
 	default:
 		held.holds = true

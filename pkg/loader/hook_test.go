@@ -225,8 +225,8 @@ func TestDirectionsAreApart(t *testing.T) {
 	})
 }
 
-// Commands that come at the same time take turns: each rule is there in the
-// end, and no reader ever sees half of anything.
+// Concurrent commands wait for each other: each rule is there in the end, and no reader sees
+// half of a change.
 func TestWritersAndReadersTakeTurns(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
 	const writers = 10

@@ -303,7 +303,7 @@ func (r *rig) counters(h *Hook, rule policy.Rule) maps.Counters {
 // owed is what a rule's own bucket owes now, in bytes.
 func (r *rig) owed(h *Hook, rule policy.Rule) uint64 {
 	r.t.Helper()
-	return model.Bytes(h.Set.OwnLevel(r.entry(h, rule), maps.Now()))
+	return model.Bytes(h.Set.SharedLevel(r.entry(h, rule), maps.Now()))
 }
 
 // rule is one of 1 mbit for a prefix.

@@ -158,7 +158,7 @@ func TestSize(t *testing.T) {
 	for _, c := range []struct{ want, got uint32 }{{0, 4}, {1, 4}, {4, 4}, {5, 8}, {8, 8}, {9, 16}, {1000, 1024}, {4096, 4096}} {
 		set, err := maps.New(maps.Size{Rules: 3, Buckets: c.want}, bpf.AbiHook{})
 		testenv.Must(t, err)
-		if got := set.Size(); got != (maps.Size{Views: 1, Rules: 3, Buckets: c.got}) {
+		if got := set.Size(); got != (maps.Size{Views: 1, Rules: 3, Buckets: c.got, Labels: 1}) {
 			t.Errorf("room for %d buckets: %+v, want %d", c.want, got, c.got)
 		}
 		set.Close()
@@ -222,7 +222,7 @@ func TestPinAndOpen(t *testing.T) {
 	}
 }
 
-// A set that has grown tells of the hosts that shadows affected before.
+// A store that grows keeps the affected hosts of shadows.
 func TestGrowthKeepsAffectedHosts(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 4, Buckets: 64, Affected: 16})
 	shadowed := rule("10.0.0.0/8", 1e9, 1<<20)
@@ -246,7 +246,7 @@ func TestGrowthKeepsAffectedHosts(t *testing.T) {
 	}
 }
 
-// A store grows as often as there are maps of rules. Packets find the rules in each of them, which keep their counters.
+// A store can grow until it uses all maps of rules. Packets find the rules in each map, and rules keep their counters.
 func TestGrowthToTheLastMap(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 1, Buckets: 4})
 	host := func(n int) string { return fmt.Sprint("10.0.0.", n) }
