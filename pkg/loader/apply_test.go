@@ -327,6 +327,9 @@ func switchOnce(r *rig, hooks []*switched, way string, rules func() []policy.Rul
 	var tables []policy.Table
 	for i, s := range hooks {
 		before[i], next[i] = s.last(), rules()
+		for slices.Equal(next[i], before[i]) {
+			next[i] = rules() // as to apply the same again changes nothing
+		}
 		tables = append(tables, s.table(s.real(next[i])...))
 	}
 	var o ApplyOptions
