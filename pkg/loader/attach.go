@@ -257,12 +257,18 @@ func (a *attachment) put(p *ebpf.Program, device string, mode Mode) error {
 	if err != nil {
 		return err
 	}
+	// Before it is attached: a filter is known again by the pin of its program. A hook without
+	// that pin would look like one of another layout, so the old pin stays until the new one is there.
 	pin := filepath.Join(a.dir, programPin)
-	if err := unlink(pin); err != nil {
-		return err
+	aside := pin + "-" + asideName
+	err = unlink(aside)
+	if err == nil {
+		err = pinAt(p, aside)
 	}
-	// Before it is attached: a filter is known again by the pin of its program.
-	if err := pinAt(p, pin); err != nil {
+	if err == nil {
+		err = renamePins(aside, pin)
+	}
+	if err != nil {
 		return fmt.Errorf("pin the program: %w", err)
 	}
 	if err := a.record(device, id); err != nil {

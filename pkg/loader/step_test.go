@@ -220,6 +220,10 @@ var stepped = []steppedCommand{
 		testenv.Must(r.t, netlink.LinkDel(testenv.Link(r.t, "va")))
 		r.addDevice()
 	}, func(n *Namespace) error { return putOn(n, two) }},
+	{"repair", true, func(r *rig) {
+		r.put(stays, one)
+		r.detachBehindOurBack()
+	}, func(n *Namespace) error { return putOn(n, one) }},
 	{"apply until confirmed", false, ready(stays, one, two), func(n *Namespace) error { return next(n, ApplyOptions{Confirm: time.Hour}) }},
 	{"apply after another", false, appliedBefore(ApplyOptions{}), func(n *Namespace) error {
 		return policyOn(n, ApplyOptions{}, []policy.Rule{stays, one}, nil)
