@@ -89,7 +89,7 @@ func (e *env) ask(name string, d policy.Direction, address netip.Addr, p packetF
 		}
 		answer := report.Answer{
 			Device: name, Direction: d.String(), Address: address.String(),
-			Bytes: p.bytes, Conforms: true, Verdict: "pass",
+			Bytes: p.bytes, Conforms: true, Verdict: "pass", Attached: new(bool),
 		}
 		if h == nil {
 			dev, err := device(name)
@@ -110,7 +110,7 @@ func (e *env) ask(name string, d policy.Direction, address netip.Addr, p packetF
 			return err
 		}
 		cidr := entry.Prefix.String()
-		answer.Rule, answer.Attached = &cidr, h.InForce()
+		answer.Rule, answer.Attached = &cidr, h.State.InForce()
 		answer.Sentence = entry.Sentence(h.Name(), h.Direction, h.Match())
 		if entry.Rate == policy.Unlimited {
 			return e.print(answer, answer.Text)
@@ -121,7 +121,7 @@ func (e *env) ask(name string, d policy.Direction, address netip.Addr, p packetF
 		outcome := model.NewLimit(entry.Rule).Decide(state, model.Packet{Bytes: answer.Bytes, ECT: true})
 		answer.Spilled, answer.LevelBytes = state.Spilled, model.Bytes(state.Level)
 		answer.CapacityBytes, answer.Queue = &entry.Capacity, report.NewQueue(entry.Rule)
-		answer.Conforms, answer.Sharer = !outcome.Excess, maps.Sharer(entry, h.Match(), flow)
+		answer.Conforms, answer.Sharer = !outcome.Excess, maps.KeyName(entry, h.Match(), flow)
 		answer.Verdict, answer.WaitNS = outcome.Verdict.String(), outcome.Wait
 		answer.Note = explain.OfWhichFlow(entry.Rule, p.flow, outcome.Verdict)
 		return e.print(answer, answer.Text)

@@ -87,7 +87,7 @@ func (e *env) nothingToDelete(want filterRules) error {
 // deleted tells of rules that are no more, as they last were.
 func (e *env) deleted(rules report.Rules) error {
 	for i := range rules {
-		rules[i].Attached, rules[i].State = false, "deleted"
+		rules[i].Attached, rules[i].State = new(bool), "deleted"
 	}
 	return e.print(rules, rules.Deleted)
 }

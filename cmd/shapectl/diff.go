@@ -46,7 +46,7 @@ func (e *env) diff(name string) error {
 		if len(absent) > 0 {
 			e.say("shapectl: not there, so left out: %s", strings.Join(absent, ", "))
 		}
-		have, err := n.Tables(loader.Attached)
+		have, err := n.Tables(loader.Attached, loader.Unknown)
 		if err != nil {
 			return err
 		}
@@ -96,7 +96,7 @@ func (e *env) export(like string) error {
 			rules, err := findRules(n, filterRules{})
 			return errors.Join(report.JSON(e.out, rules), err)
 		}
-		tables, err := n.Tables(loader.Attached, loader.Detached)
+		tables, err := n.Tables(loader.Attached, loader.Detached, loader.Unknown)
 		if err != nil {
 			return err
 		}

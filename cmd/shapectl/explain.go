@@ -110,12 +110,12 @@ func (e *env) explain(q explain.Question) error {
 func inForce(ways []report.Way) bool {
 	for _, w := range ways {
 		for _, s := range w.Hooks {
-			if s.Rule != nil && !s.Attached {
+			if s.Rule != nil && report.NotInForce(s.Attached) {
 				return false
 			}
 		}
 		for _, r := range w.Elsewhere {
-			if !r.Attached {
+			if report.NotInForce(r.Attached) {
 				return false
 			}
 		}

@@ -19,12 +19,12 @@ func (e *env) addSetupFQ(f *pflag.FlagSet) {
 }
 
 // adviseFQ says how to set up the fq that the rules of a device need.
-func (e *env) adviseFQ(u *loader.UnheldError) string {
+func (e *env) adviseFQ(u *loader.UnqueuedError) string {
 	command := u.State.Command(u.Device, e.netns, u.Packets)
 	switch {
-	case u.State.Holds && u.Fixed == nil:
+	case u.State.HasFQ && u.Fixed == nil:
 		return "shorten the queue (--capacity or --queue), or raise its horizon by --setup-fq, or: " + command
-	case u.State.Holds:
+	case u.State.HasFQ:
 		return "shorten the queue (--capacity or --queue), or raise its horizon: " + command
 	case u.Fixed == nil:
 		return fmt.Sprintf("--setup-fq sets it up until %s restores what is there now; or set it up yourself: %s", e.suggest("flush", u.Device), command)

@@ -170,7 +170,7 @@ func TestQdiscReplacedSince(t *testing.T) {
 func TestLimitsOfFQ(t *testing.T) {
 	r := newRig(t)
 	r.sh("tc qdisc add dev va root fq limit 20 horizon 40ms")
-	r.refused(exitInput, "the fq on va holds packets back for 40ms at most, and its rules are to do so for up to 50ms; shorten the queue", words(delayed)...)
+	r.refused(exitInput, "the fq on va queues packets for at most 40ms, and the rules delay them for up to 50ms; shorten the queue", words(delayed)...)
 	if len(r.show()) != 0 {
 		t.Error("a rule was set that was refused")
 	}
@@ -195,7 +195,7 @@ func TestFixedQdisc(t *testing.T) {
 	before := r.qdisc()
 	for _, flag := range []string{"", " --setup-fq"} {
 		r.refused(exitInput, "its qdisc is htb, and only fq does that", words(delayed+flag)...)
-		r.refused(exitInput, "could not put back what is there: htb, of which the kernel does not tell all", words(delayed+flag)...)
+		r.refused(exitInput, "the existing qdisc cannot be restored later: the kernel does not report all options of htb", words(delayed+flag)...)
 	}
 	if now := r.qdisc(); now != before || len(r.pins()) != 0 {
 		t.Errorf("was %s, is %s, left: %v", before, now, r.pins())
@@ -352,7 +352,7 @@ func TestApplyHoldsBack(t *testing.T) {
 			t.Errorf("%s: there are %v", why, there)
 		}
 	}
-	r.refused(exitInput, "va egress: nothing on va would hold packets back", "apply", holds)
+	r.refused(exitInput, "va egress: va cannot delay packets", "apply", holds)
 	through("refused", 0)
 	if len(r.pins()) != 0 {
 		t.Errorf("refused, and left behind: %v", r.pins())
@@ -390,7 +390,7 @@ func TestWatchSetsUpFQ(t *testing.T) {
 	w := r.watch(file)
 	testenv.Veth(t, "tap0", "xa")
 	// noqueue, or noop where the device is not up yet.
-	w.says("give tap0 its rules: tap0 egress: nothing on tap0 would hold packets back: its qdisc is no")
+	w.says("apply rules to tap0: tap0 egress: tap0 cannot delay packets: its qdisc is no")
 	w.ends(unix.SIGTERM)
 	w = r.watch("--setup-fq", file)
 	w.says("tap0: its qdisc is now fq; 'shapectl flush tap0' restores noqueue\n")
@@ -410,7 +410,7 @@ func TestAttachedAgainWithoutFQ(t *testing.T) {
 	r.says(exitDone, "its qdisc is now fq", words(delayed+" --setup-fq")...)
 	r.sh("tc qdisc del dev va clsact && tc qdisc del dev va root")
 	other := words("set va egress 10.9.0.0/24 --rate 1mbit")
-	r.refused(exitInput, "nothing on va would hold packets back: its qdisc is noqueue", other...)
+	r.refused(exitInput, "va cannot delay packets: its qdisc is noqueue", other...)
 	r.says(exitDone, "its qdisc is now fq", append(other, "--setup-fq")...)
 	r.has("va egress 10.0.0.0/24 10000000", "va egress 10.9.0.0/24 1000000")
 }
@@ -467,8 +467,8 @@ func TestKilledBetween(t *testing.T) {
 // What would be lost is not begun.
 func TestIngressOnOldKernel(t *testing.T) {
 	r := newRig(t)
-	r.refused(exitMissing, "this kernel loses packets that a program sends to an ifb", words(entering)...)
-	r.refused(exitMissing, "va ingress: this kernel loses packets", "apply", "--setup-fq", r.policy(policyHolds))
+	r.refused(exitMissing, "this kernel drops packets that a program redirects to an ifb device", words(entering)...)
+	r.refused(exitMissing, "va ingress: this kernel drops packets", "apply", "--setup-fq", r.policy(policyHolds))
 	if ifbs, pins := r.ifbs(), r.pins(); ifbs != nil || len(pins) > 0 {
 		t.Errorf("left behind: %v, %v", ifbs, pins)
 	}

@@ -58,7 +58,7 @@ func TestDelayRefused(t *testing.T) {
 	code, says := exitInput, "its qdisc is noqueue, and only fq does that, at the root or below mq for each transmit queue; "+
 		"--setup-fq sets it up until 'shapectl flush va' restores what is there now; or set it up yourself: tc qdisc replace dev va root fq limit "
 	if fq.Check() != nil {
-		code, says = exitMissing, "this kernel has no qdisc fq, which holds packets back (its module is sch_fq); load that module, use"
+		code, says = exitMissing, "this kernel has no fq qdisc, which delays packets (module sch_fq); load that module, use"
 	}
 	delaying := []string{"10.0.0.0/24", "--rate", "1mbit", "--excess", "delay"}
 	file := r.policy("devices: {va: {egress: {10.0.0.0/24: {rate: 1mbit, excess: delay}}}}")

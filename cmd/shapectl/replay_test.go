@@ -153,7 +153,7 @@ func TestReplayRefusals(t *testing.T) {
 		{pcapTrace + " 10.0.0.0/8 10.0.0.0/8 --rate 1mbit", "10.0.0.0/8 is given twice"},
 		{pcapTrace + " 10.0.0.0/24 --each /64 --rate 1mbit", "/64 does not divide 10.0.0.0/24"},
 		{pcapTrace + " --each /64 --rate 1mbit", "/64 does not divide 0.0.0.0/0"},
-		{write("empty.csv", "") + " --rate 1mbit", "empty.csv: there is nothing in it"},
+		{write("empty.csv", "") + " --rate 1mbit", "empty.csv: it is empty"},
 		{write("negative.csv", "0,1\n-1,5\n") + " --rate 1mbit", `negative.csv: line 2: time_ns "-1"`},
 		{write("zero.csv", "0,1\n1,0\n") + " --rate 1mbit", "zero.csv: line 2: a packet of 0 bytes"},
 		{write("giant.csv", "0,16777216\n") + " --rate 1mbit", "giant.csv: line 1: a packet of 16777216 bytes"},

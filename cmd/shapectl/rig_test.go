@@ -23,6 +23,10 @@ func TestMain(m *testing.M) {
 	if os.Getenv(mainEnv) != "" {
 		main()
 	}
+	if dir := os.Getenv(attackEnv); dir != "" {
+		attack(dir)
+		os.Exit(exitDone)
+	}
 	os.Exit(m.Run())
 }
 

@@ -240,7 +240,7 @@ func must(err error) {
 
 // options are those of the environment and the flags.
 func (e *env) options() (loader.Options, error) {
-	o := loader.Options{BPFFS: e.getenv("SHAPECTL_BPFFS"), SetupFQ: e.setupFQ}
+	o := loader.Options{BPFFS: e.getenv("SHAPECTL_BPFFS"), Group: e.getenv("SHAPECTL_GROUP"), SetupFQ: e.setupFQ}
 	switch mode := e.getenv("SHAPECTL_HOOK"); mode {
 	case "", string(loader.Auto), string(loader.TCX), string(loader.Clsact):
 		o.Mode = loader.Mode(mode)
@@ -269,6 +269,9 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 		}
 		defer n.Close()
 		err = f(n)
+		if takes := n.Unknown(); takes != "" && (err == nil || wasTold(err)) {
+			e.say("shapectl: whether the rules are in force is not known: to see what is attached takes %s", takes)
+		}
 		if collected := n.Collected(); err == nil && len(collected) > 0 {
 			e.say("shapectl: removed the rules of deleted devices: %s", plain.List(collected))
 		}
@@ -300,7 +303,7 @@ var advices = []advice{
 	{fq.ErrOldIfb, false, "; use another excess than delay, or limit the traffic where it leaves", nil},
 	{loader.ErrNoNamespace, true, "; give a name that 'ip netns' lists, a path, or the id of a process", nil},
 	{netinfo.ErrUnsupportedDevice, true, "", nil},
-	{loader.ErrMatch, true, "; match the same side, or flush them first", nil},
+	{loader.ErrMatch, true, "; match the same address, or flush them first", nil},
 	{loader.ErrPending, true, "; %s it or %s first", []string{"confirm", "rollback"}},
 	{loader.ErrBusy, false, "; nothing was changed, try again", nil},
 	{loader.ErrNoChange, true, ": no policy was applied, or its change has ended, or another command changed rules since; see %s", []string{"show"}},
@@ -311,6 +314,8 @@ var advices = []advice{
 	{loader.ErrElsewhere, false, "; flush them there first, or here if that namespace no longer exists", nil},
 	{loader.ErrNoTCX, false, "; leave SHAPECTL_HOOK unset to attach by clsact", nil},
 	{loader.ErrNoClsact, false, "; load the module sch_ingress, or use a kernel with tcx (6.6)", nil},
+	{loader.ErrMayNotRead, false, "; run as root, or ask root to add you to the group shapectl (or to the one in SHAPECTL_GROUP)", nil},
+	{loader.ErrNoGroup, true, "; name a group that there is in SHAPECTL_GROUP, or unset it", nil},
 	{program.ErrPerfmon, false, "; run as root, or give it CAP_PERFMON", nil},
 	{fs.ErrPermission, false, "; run as root, or with CAP_BPF and CAP_NET_ADMIN and a bpffs that you may write to", nil},
 	{loader.ErrFewFiles, false, "; raise it by 'ulimit -n 1024' as root, or by LimitNOFILE=1024 in a systemd unit", nil},
@@ -320,7 +325,7 @@ var advices = []advice{
 
 // advise adds to an error what to do about it.
 func (e *env) advise(err error) error {
-	var unheld *loader.UnheldError
+	var unheld *loader.UnqueuedError
 	switch {
 	case errors.As(err, new(exitError)):
 		return err

@@ -276,9 +276,9 @@ func otherLayouts(err error) (others loader.OtherLayouts, rest error) {
 
 // describe is all that is known of a rule; affected may be nil.
 func describe(h *loader.Hook, entry maps.Entry, affected []maps.Affected) report.Rule {
-	level := model.Bytes(h.Set.OwnLevel(entry, maps.Now()))
+	level := model.Bytes(h.Set.SharedLevel(entry, maps.Now()))
 	r := report.NewRule(h.Name(), h.Direction, h.Match(), entry.Rule, h.Set.Counters(entry.ID), level)
-	r.Attached, r.State, r.Hook = h.InForce(), h.Status(), string(h.Mode)
+	r.Attached, r.State, r.Hook = h.State.InForce(), h.Status(), string(h.Mode)
 	if change, until := h.Set.Change(); change == maps.Pending {
 		r.RevertsInNS = ahead(until)
 	}

@@ -234,7 +234,7 @@ func TestNetnsIsRepeated(t *testing.T) {
 	r.ok("rollback", "-n", name)
 	e := &env{netns: "blue"}
 	says := "--setup-fq sets it up until 'shapectl -n blue flush va' restores what is there now; or set it up yourself: tc -n blue qdisc replace dev va root fq"
-	if got := e.adviseFQ(&loader.UnheldError{Device: "va"}); !strings.Contains(got, says) {
+	if got := e.adviseFQ(&loader.UnqueuedError{Device: "va"}); !strings.Contains(got, says) {
 		t.Errorf("a device without fq: %s", got)
 	}
 	r.refused(exitInput, "there is neither /run/netns/999999999 nor a process 999999999; give a name that 'ip netns' lists", "show", "-n", "999999999")

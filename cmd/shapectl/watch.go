@@ -12,8 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shapectl/shapectl/internal/keeper"
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/reconciler"
 	"github.com/shapectl/shapectl/pkg/loader"
 )
 
@@ -59,13 +59,13 @@ func (e *env) watch(file, lastGood string) error {
 	signal.Notify(reread, syscall.SIGHUP)
 	defer signal.Stop(reread)
 
-	k := &keeper.Keeper{Options: o, Told: e.kept, Noted: e.note}
-	k.Warned = func(err error) { e.note(e.advise(err).Error()) }
-	if err := k.Load(file, lastGood); err != nil {
+	r := &reconciler.Reconciler{Options: o, OnApply: e.reconciled, OnNotice: e.note}
+	r.OnWarning = func(err error) { e.note(e.advise(err).Error()) }
+	if err := r.Load(file, lastGood); err != nil {
 		return inputf("watch: %w", err)
 	}
 	err = loader.In(e.netns, func() error {
-		return k.Run(ctx, reread, func() { e.notify("READY=1") })
+		return r.Run(ctx, reread, func() { e.notify("READY=1") })
 	})
 	if err != nil {
 		return fmt.Errorf("watch: %w", e.advise(err))
@@ -74,8 +74,8 @@ func (e *env) watch(file, lastGood string) error {
 	return nil
 }
 
-// kept tells what was done, in a line.
-func (e *env) kept(event keeper.Event) {
+// reconciled writes a line about the rules that were applied.
+func (e *env) reconciled(event reconciler.Event) {
 	if e.json {
 		json.NewEncoder(e.out).Encode(struct {
 			Device    string `json:"device"`

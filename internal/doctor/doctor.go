@@ -62,8 +62,8 @@ type Side struct {
 	Chain []netinfo.ChainEntry
 	// Queue is nil where no rule delays, and where it could not be looked at.
 	Queue *Queue
-	// GivenFQ: on egress, the device has the fq that it was given, which 'shapectl flush' takes away.
-	GivenFQ bool
+	// HasOurFQ: on egress, the device has the fq that it was given, which 'shapectl flush' takes away.
+	HasOurFQ bool
 }
 
 // Limits are the rules of a side.
@@ -154,7 +154,9 @@ func (f Facts) limits(d *Device, direction policy.Direction) *Limits {
 	return nil
 }
 
-func (s Side) inForce() bool { return s.Limits != nil && s.Limits.State == loader.Attached }
+func (s Side) inForce() bool {
+	return s.Limits != nil && (s.Limits.State == loader.Attached || s.Limits.State == loader.Unknown)
+}
 
 // limited are the rules that have a rate; l may be nil.
 func (l *Limits) limited() []Rule {

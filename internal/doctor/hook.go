@@ -35,6 +35,9 @@ func checkState(f Facts, s Side, d *Device) []report.Finding {
 				fmt.Sprintf("%s in force by %s; the device was %s when they were set, and they went along", rules, l.Mode, l.Was), "")
 		}
 		return s.finding(report.OK, "state", fmt.Sprintf("%s in force by %s", rules, l.Mode), "")
+	case loader.Unknown:
+		return s.finding(report.Note, "state", rules+"; whether in force is unknown, and the other findings assume it",
+			"look with CAP_NET_ADMIN, or as root")
 	case loader.Moved:
 		return s.finding(report.Warning, "state",
 			fmt.Sprintf("the device has moved to another network namespace: %s limit it there as well, but can not be seen or changed there", rules),

@@ -37,7 +37,7 @@ func waiting(rules []Rule) (packets uint32, longest time.Duration) {
 func checkQueue(f Facts, s Side, _ *Device) []report.Finding {
 	delaying := s.delaying()
 	switch {
-	case len(delaying) == 0 && s.GivenFQ:
+	case len(delaying) == 0 && s.HasOurFQ:
 		return s.finding(report.Note, "queue", "the device has the fq that --setup-fq has set, and no rule that delays",
 			fmt.Sprintf("%s puts back what there was; other rules there would go, too", s.flush(f.Netns)))
 	case len(delaying) == 0:
@@ -77,7 +77,7 @@ func (s Side) checkFQ(f Facts, delaying []Rule) []report.Finding {
 		device = s.Queue.Ifb.Name
 		mend = "set one of the rules again, which mends that"
 	}
-	if !q.Holds {
+	if !q.HasFQ {
 		return s.finding(report.Failed, "queue",
 			fmt.Sprintf("nothing is held back, as %s has the qdisc %s and only fq does that: what should wait leaves at once, and more is dropped: %s",
 				device, q.Kind, prefixes(delaying)), mend)

@@ -52,6 +52,8 @@ const leastFiles = 256
 type Options struct {
 	BPFFS string // DefaultBPFFS if empty
 	Mode  Mode   // Auto if empty
+	// Group is whose members may read the pins that commands make; DefaultGroup if empty.
+	Group string
 	// SetupFQ gives devices an fq, where rules need one and there is none.
 	SetupFQ bool
 	// Patience is how long to wait for another command; 10 s if 0.
@@ -64,8 +66,11 @@ type Namespace struct {
 	options Options
 	place   place
 	pins    pins
+	readers access // of a Namespace for changes
 	unlock  func()
 
+	netAdmin  bool     // this process has CAP_NET_ADMIN
+	unknown   bool     // see Unknown
 	collected []string // see Collected
 }
 
@@ -135,8 +140,15 @@ func onThread(f func() error) error {
 }
 
 // Read opens the calling thread's namespace for reading: it finds what is
-// there and changes nothing of it.
-func Read(o Options) (*Namespace, error) { return open(o, false) }
+// there and changes nothing of it. It takes no capability, but the permission to read the pins:
+// otherwise the error wraps ErrMayNotRead. Without CAP_NET_ADMIN the State of some hooks is Unknown.
+func Read(o Options) (*Namespace, error) {
+	n, err := open(o, false)
+	if errors.Is(err, fs.ErrPermission) {
+		err = fmt.Errorf("%w: %w", ErrMayNotRead, err)
+	}
+	return n, err
+}
 
 // Write opens the calling thread's namespace for changes, alone. It takes away what a
 // killed command has left, and what is left of deleted devices and namespaces.
@@ -161,15 +173,14 @@ func open(o Options, writing bool) (*Namespace, error) {
 	if err != nil {
 		return nil, err
 	}
-	var lacking []string
-	if have&(1<<unix.CAP_BPF|1<<unix.CAP_SYS_ADMIN) == 0 {
-		lacking = append(lacking, "CAP_BPF")
-	}
-	if have&(1<<unix.CAP_NET_ADMIN) == 0 {
-		lacking = append(lacking, "CAP_NET_ADMIN")
-	}
-	if lacking != nil {
-		return nil, fmt.Errorf("%w: this process lacks %s", fs.ErrPermission, strings.Join(lacking, " and "))
+	n := &Namespace{options: o, unlock: func() {}, netAdmin: have&(1<<unix.CAP_NET_ADMIN) != 0}
+	if writing {
+		if err := mayWrite(have); err != nil {
+			return nil, err
+		}
+		if n.readers, err = readAccess(o); err != nil {
+			return nil, err
+		}
 	}
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err == nil && files.Cur < leastFiles {
@@ -179,7 +190,7 @@ func open(o Options, writing bool) (*Namespace, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Namespace{options: o, place: at, unlock: func() {}}
+	n.place = at
 	n.pins.writing, n.pins.haste = writing, haste(at.root+expedited)
 	n.pins.haste.relax() // a command may have been killed that was in a hurry
 	mounted, err := isBPFFS(at.bpffs())
@@ -197,12 +208,38 @@ func open(o Options, writing bool) (*Namespace, error) {
 	return n, err
 }
 
+// mayWrite reports as an error which capabilities a process lacks that is to change rules.
+func mayWrite(have uint64) error {
+	var lacking []string
+	if have&(1<<unix.CAP_BPF|1<<unix.CAP_SYS_ADMIN) == 0 {
+		lacking = append(lacking, "CAP_BPF")
+	}
+	if have&(1<<unix.CAP_NET_ADMIN) == 0 {
+		lacking = append(lacking, "CAP_NET_ADMIN")
+	}
+	if lacking != nil {
+		return fmt.Errorf("%w: this process lacks %s", fs.ErrPermission, strings.Join(lacking, " and "))
+	}
+	return nil
+}
+
+// Unknown is what it takes to tell the State of all hooks that were asked for; "" where all are known.
+func (n *Namespace) Unknown() (takes string) {
+	switch {
+	case !n.unknown:
+		return ""
+	case !n.netAdmin:
+		return "CAP_NET_ADMIN"
+	}
+	return "root"
+}
+
 // enter locks the state, and from then on knows what is in it.
 func (n *Namespace) enter() error {
 	if err := n.place.trust(); err != nil {
 		return err
 	}
-	unlock, err := lock(string(n.place.home()), n.pins.writing, cmp.Or(n.options.Patience, lockPatience))
+	unlock, err := n.place.home().lock(n.pins.writing, cmp.Or(n.options.Patience, lockPatience))
 	if err != nil {
 		return fmt.Errorf("open the pins: %w", err)
 	}
@@ -257,6 +294,7 @@ func (n *Namespace) Close() {
 	n.pins.close()
 	if n.pins.writing && n.pins.dir != "" {
 		n.pins.dir.remove()
+		n.place.share(n.readers)
 	}
 	n.unlock()
 }

@@ -67,7 +67,7 @@ func stepping(fail stop, command func() error) (*stepper, error) {
 	return s, command()
 }
 
-// killEnv makes the test binary a process that runs a command until a step, where it kills itself.
+// killEnv lets the test binary run a command up to a step, and kill itself there.
 const killEnv = "SHAPECTL_TEST_KILL"
 
 func TestMain(m *testing.M) {
@@ -240,6 +240,10 @@ var stepped = []steppedCommand{
 		testenv.Must(r.t, netlink.LinkDel(testenv.Link(r.t, "va")))
 		r.addDevice()
 	}, func(n *Namespace) error { return putOn(n, two) }},
+	{"repair", true, func(r *rig) {
+		r.put(stays, one)
+		r.detachBehindOurBack()
+	}, func(n *Namespace) error { return putOn(n, one) }},
 	{"apply until confirmed", false, ready(stays, one, two), func(n *Namespace) error { return next(n, ApplyOptions{Confirm: time.Hour}) }},
 	{"apply after another", false, appliedBefore(ApplyOptions{}), func(n *Namespace) error {
 		return policyOn(n, ApplyOptions{}, []policy.Rule{stays, one}, nil)
@@ -252,9 +256,8 @@ var stepped = []steppedCommand{
 	}},
 }
 
-// Whatever step of a command fails, and wherever it is killed, the rules are as
-// they were or as they were to be; from some step on they are as they were to be.
-// The next command works, and nothing is left over.
+// A command fails or is killed at each of its steps. The old rules are in force, or from
+// some step on the new ones. The next command works, and nothing is left over.
 func TestStoppedAtAnyStep(t *testing.T) {
 	for _, c := range stepped {
 		t.Run(c.name, func(t *testing.T) {
@@ -268,8 +271,8 @@ func TestStoppedAtAnyStep(t *testing.T) {
 	}
 }
 
-// Where the kernel refuses to load programs, what would need another one changes
-// nothing, and the rules in force can be deleted still.
+// If the kernel refuses to load programs, a command that needs another one changes nothing.
+// Rules in force can still be deleted.
 func TestNoProgramLoads(t *testing.T) {
 	eachMode(t, func(t *testing.T, r *rig) {
 		full(r)
