@@ -67,7 +67,8 @@ mistakes: a list with file, line, column and message. A warning has the key warn
 			Long: `These variables are for tests and for unusual hosts.
 
   SHAPECTL_HOOK    tcx or clsact: attach devices that have no rules yet only so
-  SHAPECTL_BPFFS   the bpffs to pin in, if not the ` + loader.DefaultBPFFS + ` that init sees`,
+  SHAPECTL_BPFFS   the bpffs to pin in, if not the ` + loader.DefaultBPFFS + ` that init sees
+  SHAPECTL_GROUP   the group whose members may read the rules, if not '` + loader.DefaultGroup + `'`,
 		},
 	}
 }
