@@ -19,25 +19,24 @@ import (
 func importCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "import libreqos|tc|nft ...",
-		Short: "Make a policy from the limits of another tool",
-		Long: `Make a policy from the limits of another tool, and print it. Nothing is changed.
-Limits that cannot be carried over are listed on stderr and at the top of the
-policy, in one line for each kind: what, where, why, and what to do. With -j, one
-object has the policy, its rules, and everything that was not carried over.
+		Short: "Make a policy of another tool's limits",
+		Long: `Print a policy that has the limits of another tool. Nothing is changed.
 
-Exit codes: 0 everything was carried over; 1 the input cannot be read;
-4 something was not carried over.`,
+What a policy cannot express is listed on stderr and at the top of the policy: what, where, why, and what to do
+about it. With -j, one object has the policy, its rules and this list.
+
+Exit codes: 0 all was imported; 1 the input cannot be read; 4 something was left out.`,
 		Example: `  shapectl import libreqos ShapedDevices.csv --device eth1 >policy.yaml
   shapectl import tc eth0 eth1 >policy.yaml
   nft -j list ruleset | shapectl import nft - --device eth1 >policy.yaml`,
-		Args: func(_ *cobra.Command, given []string) error {
+		Args: func(cmd *cobra.Command, given []string) error {
 			if len(given) > 0 {
-				return inputf("import: cannot import from %q; use libreqos, tc or nft", given[0])
+				return unknownCommand(cmd, given[0])
 			}
 			return nil
 		},
 		RunE: func(*cobra.Command, []string) error {
-			return inputf("import: the tool is missing; use libreqos, tc or nft; see 'shapectl import --help'")
+			return inputf("import: the tool is missing; use libreqos, tc or nft")
 		},
 	}
 	cmd.AddCommand(importLibreQoSCommand(e), importTCCommand(e), importNFTCommand(e))
@@ -48,21 +47,19 @@ func importLibreQoSCommand(e *env) *cobra.Command {
 	var device, upload string
 	cmd := &cobra.Command{
 		Use:   "libreqos FILE|- --device DEV [--upload DEV]",
-		Short: "Make a policy from LibreQoS's ShapedDevices.csv",
-		Long: `Make a policy from LibreQoS's ShapedDevices.csv, of any version with a header.
-The file - is standard input. Each address and network of a row gets its own rule:
+		Short: "Make a policy of LibreQoS's ShapedDevices.csv",
+		Long: `Print a policy that has the limits of LibreQoS's ShapedDevices.csv, of any version with a header.
 
-  Download Max Mbps  rate of egress of --device, which faces the subscribers
-  Upload Max Mbps    rate of its ingress or, with --upload, of egress of that
-                     device, which faces the Internet, by source address
+Each address and network of a row becomes a rule:
 
-Circuit and device become the name of the rule. Circuit ID, parent node and
-comment become its note.
+  Download Max Mbps  is the rate on egress of --device, which faces subscribers
+  Upload Max Mbps    is the rate on its ingress; or with --upload on egress of
+                     that device, which faces the Internet, by source address
 
-Not carried over, and listed: guaranteed rates, the tree of nodes, rates of 0,
-addresses of an earlier row, and a rate that several addresses share: each of them
-gets the full rate.`,
-		Args: args(1, 1),
+Circuit and device become the name of the rule; circuit ID, parent node and comment become its note. Listed and left out are guaranteed rates, the tree of nodes, rates that
+several addresses share (each gets all of it), rates of 0, and addresses of an earlier row.`,
+		Example: `  shapectl import libreqos ShapedDevices.csv --device eth1 >policy.yaml`,
+		Args:    args(1, 1),
 		RunE: func(cmd *cobra.Command, given []string) error {
 			switch {
 			case device == "":
@@ -77,8 +74,8 @@ gets the full rate.`,
 			})
 		},
 	}
-	cmd.Flags().StringVar(&device, "device", "", "the `device` that faces the subscribers")
-	cmd.Flags().StringVar(&upload, "upload", "", "limit uploads on egress of this `device`, which faces the Internet")
+	cmd.Flags().StringVar(&device, "device", "", "the `device` that faces subscribers")
+	cmd.Flags().StringVar(&upload, "upload", "", "the `device` that faces the Internet, to limit uploads there")
 	return cmd
 }
 
@@ -86,21 +83,18 @@ func importNFTCommand(e *env) *cobra.Command {
 	var device string
 	cmd := &cobra.Command{
 		Use:   "nft FILE|- [--device DEV]",
-		Short: "Make a policy from the limits of nftables",
-		Long: `Make a policy from the limits of nftables, as 'nft -j list ruleset' prints them.
-The file - is standard input.
+		Short: "Make a policy of the limits of nftables",
+		Long: `Print a policy that has the limits of nftables, as 'nft -j list ruleset' prints them.
 
-Carried over are limits in bytes by address: 'limit rate over ... drop', 'limit
-rate ... accept' if the rest is dropped, named limits and maps to them, sets,
-ranges, verdict maps, chains that rules jump to, and sets and meters with a limit
-for each address. Comments of nft rules become names.
+Limits in bytes by address are imported: 'limit rate over ... drop', 'limit rate ... accept' if the rest is
+dropped, named limits and maps to them, sets, ranges, verdict maps, chains that rules jump to, and sets and
+meters with a limit for each address. A rule with iifname is for ingress, one with oifname for egress. A rule with
+neither is for --device: packets to an address leave it, packets from an address enter it.
+Comments of nft rules become names.
 
-The direction is ingress for iifname, and egress for oifname. If a rule has
-neither, it is for --device: egress for destinations, and ingress for sources.
-
-Not carried over, and listed: limits in packets, limits with more conditions than
-an address, and stacked limits.`,
-		Args: args(1, 1),
+Listed and left out are limits in packets, limits on more than an address, and limits on top of each other.`,
+		Example: `  nft -j list ruleset | shapectl import nft - --device eth1 >policy.yaml`,
+		Args:    args(1, 1),
 		RunE: func(cmd *cobra.Command, given []string) error {
 			if cmd.Flags().Changed("device") && device == "" {
 				return inputf("import nft: --device is empty; leave it out if the ruleset names all devices")
@@ -117,20 +111,17 @@ an address, and stacked limits.`,
 func importTCCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "tc DEV...",
-		Short: "Make a policy from the traffic control of devices",
-		Long: `Make a policy from the traffic control of devices, as the kernel has it now.
+		Short: "Make a policy of devices' own traffic control",
+		Long: `Print a policy that has the limits that tc set on devices, as the kernel has them now.
 
-Carried over are policers of filters by address (u32, also with hash tables,
-flower, matchall) on clsact, ingress and root qdiscs, classes of htb that filters
-by address select, the default class, and tbf. Handles of classes become notes.
-htb and tbf delay excess packets, and these rules drop them, so they have at least
-the default capacity.
+Policers of filters by address (u32, also with hash tables, flower, matchall) on clsact, ingress and root qdiscs
+are imported, also tbf, and htb classes that filters by address lead to, with the default class. htb and tbf delay
+packets; these rules drop them, so they get at least the default capacity. Handles of classes become notes.
 
-Not carried over, and listed: guaranteed rates and borrowing, limits of parent
-classes, filters by firewall mark or with more conditions than an address, and
-other qdiscs. Traffic control stays as it is. Until you remove it, both it and the
-rules limit packets.`,
-		Args: args(1, 1<<16),
+Listed and left out are guaranteed rates, borrowing, limits of parent classes, filters by firewall mark or by more
+than an address, and other qdiscs. tc keeps its limits: until you remove them, both limit.`,
+		Example: `  shapectl import tc eth0 eth1 >policy.yaml`,
+		Args:    args(1, 1<<16),
 		ValidArgsFunction: func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 			return e.completeDevice(cmd, nil, typed)
 		},
@@ -165,15 +156,15 @@ rules limit packets.`,
 			if err != nil {
 				return fmt.Errorf("import tc: %w", err)
 			}
-			return e.imported("import tc "+strings.Join(given, " "), plain.Command("import tc", given...), imported)
+			return e.imported("import tc "+strings.Join(given, " "), plain.Command(e.netns, "import tc", given...), imported)
 		},
 	}
 }
 
-// importFile makes a policy from a file or standard input.
+// importFile imports a file or standard input.
 func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(name string, text io.Reader) (importer.Imported, error)) error {
 	if e.netns != "" {
-		return inputf("import %s: -n has no effect, because no device is used; leave it out", tool)
+		return inputf("import %s: -n has no meaning here; leave it out", tool)
 	}
 	file, _, err := e.open(name)
 	if err != nil {
@@ -182,7 +173,7 @@ func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(name s
 	defer file.Close()
 	imported, err := read(inputName(name), file)
 	if errors.As(err, new(policyfile.Errors)) {
-		return inputf("import %s: %w", tool, err) // it has the file's name
+		return inputf("import %s: %w", tool, err) // they have positions
 	}
 	if err != nil {
 		return inputf("import %s %s: %w", tool, inputName(name), err)
@@ -193,12 +184,12 @@ func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(name s
 			command += " --" + flag + " " + plain.Word(f.Value.String())
 		}
 	}
-	return e.imported("import "+tool+" "+inputName(name), plain.Command(command, name), imported)
+	return e.imported("import "+tool+" "+inputName(name), plain.Command("", command, name), imported)
 }
 
-// imported prints the result of an import; command is the command line, for a shell.
+// imported prints what command, which is for a shell, imported.
 func (e *env) imported(doing, command string, i importer.Imported) error {
-	// A policy file cannot have every device name. Print nothing then, not a part of a policy.
+	// Some device names cannot be in a policy. Then nothing of it is printed.
 	answer, err := report.NewImported(command, i)
 	if err != nil {
 		return inputf("%s: %w", doing, err)

@@ -58,7 +58,7 @@ func (f *File) errors(problems []problem) (errs Errors) {
 
 // didYouMean returns the end of a message about a word that is not one of words.
 func didYouMean(word string, words []string) string {
-	if similar := similar(word, words); similar != "" {
+	if similar := plain.Similar(word, words); similar != "" {
 		return "did you mean " + similar + "?"
 	}
 	last := len(words) - 1
@@ -69,41 +69,4 @@ func didYouMean(word string, words []string) string {
 		return fmt.Sprintf("use one of %d such as %s", len(words), words[0])
 	}
 	return "use " + strings.Join(words[:last], ", ") + " or " + words[last]
-}
-
-// similar returns the one of words that is most similar to a word; "" if none is.
-func similar(word string, words []string) string {
-	if len(word) > 64 {
-		return ""
-	}
-	best, least := "", max(1, len(word)/3)+1
-	for _, w := range words {
-		if d := distance(strings.ToLower(word), w); d < least {
-			best, least = w, d
-		}
-	}
-	return best
-}
-
-// distance is the Damerau-Levenshtein distance (optimal string alignment) in bytes.
-func distance(a, b string) int {
-	rows := make([][]int, len(a)+1)
-	for i := range rows {
-		rows[i] = make([]int, len(b)+1)
-		for j := range rows[i] {
-			if i == 0 || j == 0 {
-				rows[i][j] = i + j
-				continue
-			}
-			least := min(rows[i-1][j], rows[i][j-1], rows[i-1][j-1]) + 1
-			if a[i-1] == b[j-1] {
-				least = min(least, rows[i-1][j-1])
-			}
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				least = min(least, rows[i-2][j-2]+1)
-			}
-			rows[i][j] = least
-		}
-	}
-	return rows[len(a)][len(b)]
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -285,7 +286,7 @@ func notNetwork(key string, err error) string {
 	if strings.ContainsFunc(key, func(c rune) bool { return !unicode.IsLetter(c) }) {
 		return err.Error()
 	}
-	if similar := similar(key, append(directionKeys, policy.Any)); similar != "" {
+	if similar := plain.Similar(key, append(directionKeys, policy.Any)); similar != "" {
 		return fmt.Sprintf("unknown key %q; did you mean %s?", shorten(key), similar)
 	}
 	return fmt.Sprintf("%q is not a network; write one such as 10.0.0.0/24, any for all, match or defaults", shorten(key))

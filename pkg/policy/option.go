@@ -98,7 +98,7 @@ var Options = []*Option{
 	}),
 	same(func(l *Limit) *Excess { return &l.Excess }, func(r *Rule) *Excess { return &r.Excess }, Option{
 		Name: "excess", LimitedOnly: true, Help: "what happens to excess packets",
-		Doc:   "what happens to excess packets: `drop`; `ecn` marks packets that allow it, up to twice the capacity, and drops the others; `pass` only counts them; `delay` queues them, [see below](#hold-back-instead-of-dropping)",
+		Doc:   "what happens to excess packets: `drop`; `ecn` marks packets that allow it, up to twice the capacity, and drops the others; `pass` only counts them; `delay` queues them, see [shaping](../shaping.md)",
 		valid: func(r *Rule) error { return checkName(r.Excess, "excess", excessNames) },
 	}),
 	option(func(l *Limit) *Queue { return &l.Queue }, func(r *Rule) *uint64 { return &r.Queue }, sizeText, Option{

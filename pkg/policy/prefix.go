@@ -13,6 +13,18 @@ const Any = "any"
 // Everything is the networks of all addresses, IPv4 first.
 var Everything = [...]netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 
+// ParseNetworks parses a network as ParsePrefix does, or Any, which is Everything.
+func ParseNetworks(s string) ([]netip.Prefix, error) {
+	if s == Any {
+		return Everything[:], nil
+	}
+	p, err := ParsePrefix(s)
+	if err != nil {
+		return nil, err
+	}
+	return []netip.Prefix{p}, nil
+}
+
 // ParsePrefix parses an IPv4 or IPv6 network (10.0.0.0/24), or an address, which is a
 // network by itself. Host bits, zones and IPv4 written as IPv6 are errors.
 func ParsePrefix(s string) (netip.Prefix, error) {

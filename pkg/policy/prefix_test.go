@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"strings"
@@ -49,6 +50,18 @@ func TestParsePrefix(t *testing.T) {
 			t.Errorf("%q is refused, but returned %v", in, got)
 		}
 	}
+}
+
+func TestParseNetworks(t *testing.T) {
+	for in, want := range map[string]string{
+		"any": "[0.0.0.0/0 ::/0]", "0.0.0.0/0": "[0.0.0.0/0]", "10.0.0.9": "[10.0.0.9/32]",
+	} {
+		if got, err := ParseNetworks(in); err != nil || fmt.Sprint(got) != want {
+			t.Errorf("ParseNetworks(%q) = %v, %v; want %s", in, got, err, want)
+		}
+	}
+	_, err := ParseNetworks("Any")
+	wantError(t, err, "network ", "not a CIDR")
 }
 
 func FuzzParsePrefix(f *testing.F) {
