@@ -4,7 +4,7 @@ VERSION := $(if $(wildcard .git),$(shell git describe --tags --always --dirty 2>
 # Kernel tests mostly wait, so more packages than CPUs run at a time. The longest one comes first.
 TEST = -count=1 -p 4
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
-UNIT = ./bench ./internal/lastgood/... ./internal/model/... ./internal/netmsg/... ./internal/report/... ./internal/trace/... ./pkg/policy/...
+UNIT = ./internal/lastgood/... ./internal/model/... ./internal/netmsg/... ./internal/report/... ./internal/trace/... ./pkg/policy/...
 CLANG = clang-14
 CLANG_NEEDS = $(CLANG)=clang-14 llvm-strip-14=llvm-14 /usr/include/bpf/bpf_helpers.h=libbpf-dev /usr/include/linux/bpf.h=linux-libc-dev
 TRAFFIC_NEEDS = iperf3=iperf3 ip=iproute2 ss=iproute2
@@ -41,11 +41,13 @@ test: ## everything: Go tests with those in the kernel, then real traffic (root)
 	@scripts/need.sh 'make test' $(TRAFFIC_NEEDS) systemd-analyze=systemd /lib/systemd/systemd=systemd unshare=util-linux
 	@$(MAKE) -s all
 	go test $(TEST) ./pkg/loader ./...
+	go test -C bench $(TEST) ./...
 	scripts/netns-test.sh --quick
 	scripts/units-test.sh
 
 test-unit: ## the tests that need neither root nor a kernel
 	go test $(UNIT)
+	go test -C bench ./...
 
 test-units: all ## the systemd units, under a systemd of their own in namespaces (root)
 	@scripts/units-test.sh
@@ -59,6 +61,7 @@ test-packages: ## the packages: built twice, installed, upgraded under traffic, 
 race: ## the Go tests with the race detector, those in the kernel too (root)
 	@scripts/need.sh 'make race' gcc=gcc /usr/include/stdlib.h=libc6-dev
 	CGO_ENABLED=1 go test -race -short $(TEST) ./pkg/loader ./...
+	CGO_ENABLED=1 go test -C bench -race -short $(TEST) ./...
 
 generate: ## compile bpf/*.c and make its Go bindings
 	@scripts/need.sh 'make generate' $(CLANG_NEEDS)
@@ -72,16 +75,19 @@ lint-fast: ## the linters that need no download: gofmt, vet and shellcheck
 	@scripts/need.sh 'make lint-fast' shellcheck=shellcheck
 	@bad=$$(gofmt -l .); [ -z "$$bad" ] || { echo "gofmt -w" $$bad >&2; exit 1; }
 	go vet -tags guest ./...
+	go vet -C bench ./...
 	shellcheck -x $(SCRIPTS)
 
 lint: lint-fast ## lint-fast, staticcheck and clang
 	@scripts/need.sh 'make lint' $(CLANG_NEEDS)
 	go run $(STATICCHECK) -tags guest ./...
+	go run -C bench $(STATICCHECK) ./...
 	$(CLANG) -target bpf -mcpu=v3 -O2 -Wall -Wextra -Werror -fsyntax-only -idirafter /usr/include/$(shell uname -m)-linux-gnu bpf/abi.c bpf/shapectl.c
 
-bench: ## what shapectl costs, beside other limiters: writes docs/benchmarks.md in half an hour (root)
+bench: ## what shapectl costs, beside other limiters: writes docs/benchmarks.md and docs/bench in half an hour (root)
 	@scripts/need.sh 'make bench' $(BENCH_NEEDS)
-	go run ./bench $(BENCH_FLAGS) -o $(BENCH_OUT)
+	go build -C bench -buildvcs=false -o ../bin/bench .
+	bin/bench $(BENCH_FLAGS) -o $(BENCH_OUT)
 
 install: all ## the command, units, completions, man pages and docs, to $(PREFIX)
 	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/shapectl

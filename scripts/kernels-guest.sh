@@ -115,13 +115,13 @@ tests)
 		TestNeighbourDiscoveryUnderALimitThatIsFull
 	tests cmd/shapectl "TestPermissions/enough_with_$hook" TestPermissions/rules_of_root TestDoctorWithoutPermissions \
 		TestNamedNamespace TestFirstRuleMounts TestJSONOfARule TestDeviceGoneAndBack \
-		TestPinsOutliveTheMountNamespace "TestUnconfirmed/$hook"
+		TestPinsOutliveTheMountNamespace "TestUnconfirmed/$hook" "TestReaders/$hook" TestReadersChangeNothing
 	;;
 delay)
 	# Queueing, and what it needs.
 	export SHAPECTL_NO_SKIP=1
-	tests pkg/fq TestOtherQdiscsHoldNothing TestFixedQdiscs TestSetupRefusedChangesNothing TestSetupAndRestore TestCommandsSetUp \
-		TestKilledSetup TestFailedSetup TestReplacedSince TestOtherDefaultSince TestFiltersAreNotThrownAway TestStateCounts TestIfb TestReleases
+	tests pkg/fq TestDeviceWithoutFQ TestUnrestorableQdiscs TestRefusedSetupChangesNothing TestSetupAndRestore TestCommandEqualsSetup \
+		TestKilledSetup TestFailedSetup TestRestoreAfterReplacement TestRestoreWithOtherDefault TestSetupKeepsFilters TestStateCounts TestIfb TestReleases
 	# Before 6.4, bpf_redirect to an ifb loses packets; there is nothing between 6.1 and tcx here.
 	ingress=(TestIngressThroughIfb TestIfbGoesWithItsDevice TestApplyHoldsBack TestKilledBetween)
 	[[ $hook == tcx ]] || ingress=(TestIngressOnOldKernel)

@@ -37,27 +37,25 @@ func applyCommand(e *env) *cobra.Command {
 	var o applyOptions
 	cmd := &cobra.Command{
 		Use:   "apply FILE|- [flags]",
-		Short: "Bring a whole policy into force",
-		Long: `Bring a whole policy into force: the rules of the file and no others. The file
-is checked as a whole before anything is touched. Then all devices switch at one
-moment: a packet meets the rules as they were, or as they are to be. Rules that
-stay keep their counters and what their buckets owe.
+		Short: "Bring a policy into force",
+		Long: `Bring a policy into force: the rules of FILE, and no others.
 
-With --confirm all is as it was before again after that time, unless 'shapectl
-confirm' is called: the programs in the kernel see to that, so it holds when
-shapectl and the login that called it are gone. Where nothing is to be changed,
-there is nothing to confirm, which is said.
+The file is checked first. Then all devices switch at one moment: a packet meets the old rules or the new ones.
+Rules that stay keep their counters and the levels of their buckets.
 
-A device that the file names and that is not there is left out, which is said
-(exit code 4 without --absent-ok); 'shapectl watch' gives it its rules when it appears.
+With --confirm, the change reverts after that time unless 'shapectl confirm' runs before. The programs in the
+kernel revert it, even if no shapectl process is left.
 
-With --last-good the text of a policy that was applied is kept in that file; and
-where the policy can not be read or is not valid, that one is applied instead
-(exit code 4).`,
+Devices of the policy that do not exist are left out, with exit code 4 unless --absent-ok is given. 'shapectl
+watch' gives them their rules when they appear.
+
+With --last-good, apply keeps a copy of each policy that it brought into force. If FILE is not valid, it applies
+that copy instead, with exit code 4.`,
 		Example: `  shapectl apply policy.yaml
   shapectl apply policy.yaml --confirm 60s
   shapectl export | sed s/10mbit/20mbit/ | shapectl apply -`,
-		Args: args(1, 1),
+		Args:              args(1, 1),
+		ValidArgsFunction: completePolicy,
 		RunE: func(cmd *cobra.Command, given []string) error {
 			o.file = given[0]
 			switch set := cmd.Flags().Changed; {
@@ -76,10 +74,10 @@ where the policy can not be read or is not valid, that one is applied instead
 			return e.apply(o)
 		},
 	}
-	cmd.Flags().DurationVar(&o.confirm, "confirm", 0, "take all back after this `time` (60s, 5m), unless it is confirmed")
-	cmd.Flags().StringVar(&o.lastGood, "last-good", "", "keep what was applied in this `file`, and apply that if FILE is not valid")
+	cmd.Flags().Var(duration(&o.confirm), "confirm", "revert after this `time` (60s, 5m) unless confirmed")
+	cmd.Flags().StringVar(&o.lastGood, "last-good", "", "keep a copy in this `file`; use it if FILE is not valid")
 	e.addSetupFQ(cmd.Flags())
-	cmd.Flags().BoolVar(&o.absentOK, "absent-ok", false, "devices that are not there are no fault")
+	cmd.Flags().BoolVar(&o.absentOK, "absent-ok", false, "exit code 0 even if devices do not exist")
 	return cmd
 }
 
@@ -152,9 +150,7 @@ func (e *env) tables(f *policyfile.File) (tables []policy.Table, absent []string
 
 // warn says what a valid policy may not have meant.
 func (e *env) warn(f *policyfile.File) {
-	if w := f.Warnings(); len(w) > 0 {
-		fmt.Fprintln(e.err, w)
-	}
+	e.warnOf(f.Warnings())
 }
 
 // policyDevices are the devices of a namespace as a policy file sees them.
@@ -197,6 +193,7 @@ func (e *env) apply(o applyOptions) error {
 		}
 		err = e.applied(report.Applied{
 			Hooks: hooksChanged(done), Absent: f.Absent(devices), RevertsInNS: ahead(pending), NoTimer: o.confirm > 0 && pending == 0,
+			Confirm: e.suggest("confirm"),
 		}, o.absentOK)
 		for _, d := range done {
 			if lacks := e.queued(n, d.Device, d.Hook); err == nil {
@@ -214,8 +211,8 @@ func (e *env) apply(o applyOptions) error {
 		}
 	}
 	if f.Problem != nil {
-		if errors.As(f.Problem, new(policyfile.Errors)) {
-			fmt.Fprintln(e.err, f.Problem)
+		if mistakes, ok := errors.AsType[policyfile.Errors](f.Problem); ok {
+			e.warnOf(mistakes)
 		} else {
 			e.say("%w", f.Problem)
 		}
@@ -264,7 +261,7 @@ func (e *env) applied(a report.Applied, absentOK bool) error {
 	if err := e.print(a, a.Text); err != nil || len(a.Absent) == 0 {
 		return err
 	}
-	e.say("shapectl: not there, so without their rules: %s; 'shapectl watch' gives them when they appear", strings.Join(a.Absent, ", "))
+	e.say("shapectl: not there, so without their rules: %s; %s gives them when they appear", strings.Join(a.Absent, ", "), e.suggest("watch"))
 	if absentOK {
 		return nil
 	}
@@ -296,8 +293,12 @@ func (e *env) rulesBar() (progress func(ready, of int), finish func()) {
 func confirmCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "confirm",
-		Short: "Let the policy last that was applied with --confirm",
-		Args:  args(0, 0),
+		Short: "Confirm a pending change",
+		Long: `Confirm a pending change: the policy that 'shapectl apply --confirm' brought into force stays.
+
+If nothing is pending, confirm says so and succeeds.`,
+		Example: `  shapectl apply policy.yaml --confirm 60s && shapectl confirm`,
+		Args:    args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
 			return e.with(loader.Write, "confirm the policy applied last", func(n *loader.Namespace) error {
 				said := "confirmed"
@@ -319,14 +320,14 @@ func confirmCommand(e *env) *cobra.Command {
 func rollbackCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "rollback",
-		Short: "Return to the rules from before the last apply",
-		Long: `Return to the rules from before the last 'shapectl apply' that changed any,
-confirmed or not: all devices switch back at one moment, with their counters and
-what their buckets owe. The answer says when that change was made and what
-returning did. An apply that had nothing to change is none to return from. A
-change by another command since then makes that impossible.
-If the policy left a device or a direction without a rule, 'shapectl watch' frees
-after an hour what it had, which ends the possibility, too.`,
+		Short: "Return to the previous policy",
+		Long: `Return to the rules from before the last 'shapectl apply' that changed any.
+
+The change may be confirmed or not. All devices switch back at one moment, and keep counters and the levels of
+buckets. The answer says when the change was made.
+
+After another command changed rules, rollback is refused. It is also refused after 'shapectl watch' has freed
+the devices and directions that the policy left without rules, an hour after the change.`,
 		Args: args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
 			return e.with(loader.Write, "roll the policy back that was applied last", func(n *loader.Namespace) error {

@@ -15,17 +15,16 @@ import (
 
 func deleteCommand(e *env) *cobra.Command {
 	return &cobra.Command{
-		Use:   "delete DEV ingress|egress CIDR",
+		Use:   "delete DEV ingress|egress CIDR|any",
 		Short: "Delete a rule",
-		Long: `Delete a rule. Deleting the last one of a device and direction detaches shapectl from it.
-Where there is no such rule, nothing is to be done, which is said.
+		Long: `Delete a rule. If there is no such rule, delete says so and succeeds.
 
-` + patternHelp + `
-Each device that matches and has a rule for exactly this network loses that rule.`,
+any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patterns': each device that matches
+loses its rule for exactly this network. A device and direction without rules is detached.`,
 		Example: `  shapectl delete eth0 egress 10.0.0.0/24
-  shapectl delete 'tap*' egress 10.0.0.0/24`,
+  shapectl delete 'tap*' egress any`,
 		Args:              args(3, 3),
-		ValidArgsFunction: e.completeRule,
+		ValidArgsFunction: e.completeNetwork,
 		RunE: func(_ *cobra.Command, given []string) error {
 			want, err := parseFilter("delete", given)
 			if err != nil {
@@ -37,7 +36,7 @@ Each device that matches and has a rule for exactly this network loses that rule
 }
 
 func (e *env) delete(want filterRules) error {
-	doing := fmt.Sprintf("delete %s on %s %s", want.prefix, want.device, want.direction)
+	doing := fmt.Sprintf("delete %s on %s %s", want.networks, want.device, want.direction)
 	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
 		hooks, err := want.hooksToChange(n)
 		defer loader.CloseHooks(hooks)
@@ -55,14 +54,18 @@ func (e *env) delete(want filterRules) error {
 		var deleted []report.Rule
 		var having []*loader.Hook
 		for _, h := range hooks {
-			for _, entry := range want.entries(h.Set) {
-				deleted, having = append(deleted, describe(h, entry, nil)), append(having, h)
+			entries := want.entries(h.Set)
+			for _, entry := range entries {
+				deleted = append(deleted, describe(h, entry, nil))
+			}
+			if len(entries) > 0 {
+				having = append(having, h)
 			}
 		}
 		if deleted == nil {
 			return e.nothingToDelete(want)
 		}
-		if _, err := n.Delete(*want.prefix, having...); err != nil {
+		if _, err := n.Delete(want.networks, having...); err != nil {
 			return err
 		}
 		return e.deleted(deleted)
@@ -77,14 +80,14 @@ func (e *env) nothingToDelete(want filterRules) error {
 	if want.pattern {
 		says = "nothing to delete: no device that matches %s has an %s rule for %s\n"
 	}
-	_, err := fmt.Fprintf(e.out, says, want.device, *want.direction, *want.prefix)
+	_, err := fmt.Fprintf(e.out, says, want.device, *want.direction, want.networks)
 	return err
 }
 
 // deleted tells of rules that are no more, as they last were.
 func (e *env) deleted(rules report.Rules) error {
 	for i := range rules {
-		rules[i].Attached, rules[i].State = false, "deleted"
+		rules[i].Attached, rules[i].State = new(bool), "deleted"
 	}
 	return e.print(rules, rules.Deleted)
 }
@@ -94,16 +97,16 @@ func flushCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "flush DEV [ingress|egress] | --all",
 		Short: "Delete all rules of a device, or of all devices",
-		Long: `Delete all rules of a device, or of one direction, and detach shapectl from it;
-with --all, those of all devices of the network namespace. It also deletes rules
-that another version of shapectl has set, and those that network namespaces which
-no longer exist had set on these devices. If a device was given fq by --setup-fq,
-it gets the qdisc back that it had; only this does that. What waits in that fq, or
-in the ifb of ingress, has 1s to leave; the rest is lost.
+		Long: `Delete all rules of a device, or of all devices, and detach shapectl.
 
-` + patternHelp,
-		Example: `  shapectl flush eth0 egress
-  shapectl flush 'tap*'`,
+DEV may be a pattern, see 'shapectl help patterns'. flush also deletes rules that another version of shapectl
+set, and rules that deleted network namespaces left on these devices.
+
+If --setup-fq gave the device its fq, flush restores the former qdisc. No other command does. Packets queued
+there, or in the ifb device of ingress, have 1s to leave. The others are lost.`,
+		Example: `  shapectl flush eth0
+  shapectl flush 'tap*' egress
+  shapectl flush --all`,
 		Args: func(cmd *cobra.Command, given []string) error {
 			if all {
 				return args(0, 0)(cmd, given)
@@ -122,7 +125,7 @@ in the ifb of ingress, has 1s to leave; the rest is lost.
 			return e.flush(want)
 		},
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "all devices of the network namespace")
+	cmd.Flags().BoolVar(&all, "all", false, "flush all devices of the network namespace")
 	return cmd
 }
 

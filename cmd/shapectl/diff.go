@@ -17,18 +17,18 @@ import (
 func diffCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "diff FILE|-",
-		Short: "Show what apply would change",
-		Long: `Show what 'shapectl apply' would change: rules that would go with a minus, rules
-that would come with a plus, also those that are set and not in force. Nothing
-is changed.
+		Short: "Show what 'shapectl apply' would change",
+		Long: `Show what 'shapectl apply' would change, and change nothing.
 
-Devices that are not there are left out, which is said. Which side of packets the
-rules of a direction compare (match) can not be changed in one step: that is
-refused, as apply does.
+Rules that would go have a minus, rules that would come have a plus. A rule that is set but not in force counts
+as a change. Devices that do not exist are left out, with a warning. Like apply, diff refuses to change which
+address (match) the rules of a direction compare.
 
-Exit codes: 0 there is nothing to change; 3 there is; else as always.`,
-		Args: args(1, 1),
-		RunE: func(_ *cobra.Command, given []string) error { return e.diff(given[0]) },
+Exit codes: 0 nothing would change; 3 something would.`,
+		Example:           `  shapectl diff policy.yaml`,
+		Args:              args(1, 1),
+		ValidArgsFunction: completePolicy,
+		RunE:              func(_ *cobra.Command, given []string) error { return e.diff(given[0]) },
 	}
 }
 
@@ -46,7 +46,7 @@ func (e *env) diff(name string) error {
 		if len(absent) > 0 {
 			e.say("shapectl: not there, so left out: %s", strings.Join(absent, ", "))
 		}
-		have, err := n.Tables(loader.Attached)
+		have, err := n.Tables(loader.Attached, loader.Unknown)
 		if err != nil {
 			return err
 		}
@@ -69,15 +69,17 @@ func exportCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "export [flags]",
 		Short: "Print the rules in force as a policy file",
-		Long: `Print the rules in force as a policy file: 'shapectl apply' of it changes nothing.
-With --like it is that file, with its comments, plans and order, changed where
-the rules in force are others.`,
-		Example: `  shapectl export > policy.yaml
-  shapectl export --like policy.yaml > new.yaml`,
+		Long: `Print the rules in force as a policy file. 'shapectl apply' of it changes nothing.
+
+With --like, the output is that file with its comments, plans and order. It differs only where the rules in
+force do.`,
+		Example: `  shapectl export >policy.yaml
+  shapectl export --like policy.yaml >new.yaml`,
 		Args: args(0, 0),
 		RunE: func(*cobra.Command, []string) error { return e.export(like) },
 	}
-	cmd.Flags().StringVar(&like, "like", "", "keep comments and layout of this `file`")
+	cmd.Flags().StringVar(&like, "like", "", "keep the comments, plans and order of this `file`")
+	must(cmd.MarkFlagFilename("like", "yaml", "yml"))
 	return cmd
 }
 
@@ -94,7 +96,7 @@ func (e *env) export(like string) error {
 			rules, err := findRules(n, filterRules{})
 			return errors.Join(report.JSON(e.out, rules), err)
 		}
-		tables, err := n.Tables(loader.Attached, loader.Detached)
+		tables, err := n.Tables(loader.Attached, loader.Detached, loader.Unknown)
 		if err != nil {
 			return err
 		}

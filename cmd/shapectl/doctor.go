@@ -17,16 +17,19 @@ func doctorCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "doctor [DEV]",
 		Short: "Find what may bypass or break a limit",
-		Long: `Find what may bypass or break a limit: what the kernel, this process and a
-device can do, what else is attached, which packets pass a device twice or not
-at all, and rules that can not be kept. Nothing is changed. Without DEV it looks
-at all devices that have rules; with DEV at that one, also if it has none yet.
+		Long: `Find what may bypass or break a limit. Nothing is changed.
 
-Each finding is ok, a note (limits are right), a warning (one may be wrong), or
-failed (something is missing, or rules are not in force).
+Without DEV, doctor looks at all devices that have rules. It checks what the kernel, this process and each
+device can do, which other programs are attached, whether packets pass a device twice or not at all, and whether
+rules can be kept.
 
-Exit codes: 0 no worse than notes; 4 a limit is not in force, or may be wrong;
-5 a permission or a feature of the kernel is missing.`,
+A finding is ok, a note (limits are right), a warning (a limit may be wrong) or failed (something is missing, or
+rules are not in force).
+
+Exit codes: 0 nothing worse than notes; 4 a limit is not in force, or may be wrong; 5 a permission or a kernel
+feature is missing.`,
+		Example: `  shapectl doctor
+  shapectl doctor eth0`,
 		Args:              args(0, 1),
 		ValidArgsFunction: e.completeDevice,
 		RunE: func(_ *cobra.Command, given []string) error {
@@ -37,13 +40,6 @@ Exit codes: 0 no worse than notes; 4 a limit is not in force, or may be wrong;
 			return e.doctor(name)
 		},
 	}
-}
-
-func (e *env) completeDevice(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-	if len(given) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return e.completeRule(cmd, given, typed)
 }
 
 func (e *env) doctor(name string) error {

@@ -12,23 +12,20 @@ import (
 )
 
 func explainCommand(e *env) *cobra.Command {
-	q := explain.Question{}
+	var q explain.Question
 	var p packetFlags
 	cmd := &cobra.Command{
 		Use:   "explain [DEV [ingress|egress]] ADDRESS [flags]",
-		Short: "Explain what packets meet, what decides over them, and when that changes",
-		Long: `Explain the whole way of packets to and from an address: by which devices they
-leave and come in, what runs there and in which order, which rule decides and
-which ones it hides, what a packet counts, how full its bucket is, and what
-becomes of it, now and later. Nothing is charged or changed.
+		Short: "Explain which limits packets meet, and which rule decides",
+		Long: `Explain which limits the packets of an address meet on this host, and which rule decides.
 
-Routes tell the devices, also those below a bridge, a VLAN or a veth pair; with
-DEV it is that device alone. A flow says both ends of its packets, so that their
-way in and their way out are known, and ADDRESS may be left out. Where sparse
-flows go first, the answer without --flow is for one that has packets waiting.
+Routes tell by which devices the packets leave and enter, also below a bridge, a VLAN or a veth pair. With DEV,
+explain looks at that device alone. With --flow, both ends of the packets are known, and ADDRESS may be left
+out. With --order sparse-first and without --flow, the answer is about a flow that has packets queued already.
+Nothing is charged or changed.
 
-Netfilter is shown as far as nftables has chains at the device itself; what
-routing and its other hooks do comes between ingress and egress, and is not.
+nftables chains are shown if they belong to the device itself. Routing and the other netfilter hooks come
+between ingress and egress, and are not shown.
 
 Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in force.`,
 		Example: `  shapectl explain 10.0.0.7
@@ -40,7 +37,7 @@ Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in 
 			if err := p.parse(cmd); err != nil {
 				return err
 			}
-			q.Bytes, q.Flow = p.bytes, p.flow
+			q.Bytes, q.Flow, q.Netns = p.bytes, p.flow, e.netns
 			if err := parseQuestion(&q, cmd, given); err != nil {
 				return err
 			}
@@ -50,9 +47,9 @@ Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in 
 			return e.explain(q)
 		},
 	}
-	cmd.Flags().Var(byteCount(&p.bytes), "bytes", "length of the packet at layer 2, or of each of its segments (default: a full one of the device)")
-	cmd.Flags().Uint16Var(&q.Segments, "segments", 1, "`number` of segments that a packet stands for, as by GSO and GRO")
-	cmd.Flags().StringVar(&p.text, "flow", "", "the packets' `protocol,source:port,destination:port`")
+	cmd.Flags().Var(byteCount(&p.bytes), "bytes", "bytes of each segment at layer 2 (default: full)")
+	cmd.Flags().Uint16Var(&q.Segments, "segments", 1, "`number` of segments of a GSO or GRO packet")
+	cmd.Flags().StringVar(&p.text, "flow", "", "the packets' `flow`: protocol,source:port,destination:port")
 	return cmd
 }
 
@@ -113,12 +110,12 @@ func (e *env) explain(q explain.Question) error {
 func inForce(ways []report.Way) bool {
 	for _, w := range ways {
 		for _, s := range w.Hooks {
-			if s.Rule != nil && !s.Attached {
+			if s.Rule != nil && report.NotInForce(s.Attached) {
 				return false
 			}
 		}
 		for _, r := range w.Elsewhere {
-			if !r.Attached {
+			if report.NotInForce(r.Attached) {
 				return false
 			}
 		}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/netinfo"
-	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -26,26 +25,33 @@ type filterRules struct {
 	device    string            // "" for any
 	pattern   bool              // device is a pattern: resolve tells
 	direction *policy.Direction // nil for both
-	prefix    *netip.Prefix     // nil for all
+	networks  networks          // nil for all
 	buckets   bool              // with the buckets that owe something
 	affected  bool              // with those whom shadows would have affected
 }
 
-// patternHelp says how the argument DEV names several devices.
-const patternHelp = `DEV may be a pattern, as in policies: * stands for any characters, ? for one, [a-z]
-for one of these. Write it in quotes, as in 'tap*', or the shell may replace it by
-names of files. If a device has exactly that name, only that device is meant.`
+// networks are those of one argument.
+type networks []netip.Prefix
+
+func (n networks) String() string {
+	if len(n) > 1 {
+		return "any"
+	}
+	return n[0].String()
+}
 
 func showCommand(e *env) *cobra.Command {
 	var stats, buckets, shadows bool
 	cmd := &cobra.Command{
-		Use:   "show [DEV [ingress|egress [CIDR]]]",
-		Short: "Show rules, and what became of their packets",
-		Long:  "Show rules, and what became of their packets.\n\n" + patternHelp,
+		Use:   "show [DEV [ingress|egress [CIDR|any]]] [flags]",
+		Short: "Show rules and what happened to their packets",
+		Long: `Show rules and what happened to their packets.
+
+any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patterns'.`,
 		Example: `  shapectl show eth0
   shapectl show 'tap*' egress --stats`,
 		Args:              args(0, 3),
-		ValidArgsFunction: e.completeRule,
+		ValidArgsFunction: e.completeShow,
 		RunE: func(_ *cobra.Command, given []string) error {
 			want, err := parseFilter("show", given)
 			if err != nil {
@@ -64,9 +70,9 @@ func showCommand(e *env) *cobra.Command {
 			return e.show(want, report.Rules.Sentences)
 		},
 	}
-	cmd.Flags().BoolVar(&stats, "stats", false, "count packets and bytes (JSON always does)")
-	cmd.Flags().BoolVar(&shadows, "shadow", false, "tell what proposed limits would have refused, and of whom")
-	cmd.Flags().BoolVar(&buckets, "buckets", false, "list the hosts, subnets and flows that owe something now, and how long a packet would wait")
+	cmd.Flags().BoolVar(&stats, "stats", false, "count packets and bytes, as JSON always does")
+	cmd.Flags().BoolVar(&shadows, "shadow", false, "show what shadow limits would have refused")
+	cmd.Flags().BoolVar(&buckets, "buckets", false, "list the buckets that are not empty, and the delay of a packet")
 	return cmd
 }
 
@@ -78,16 +84,14 @@ func parseFilter(cmd string, given []string) (want filterRules, err error) {
 	if len(given) > 1 {
 		d, err := policy.ParseDirection(given[1])
 		if err != nil {
-			return want, inputf("%s: %w", cmd, err)
+			return want, inputf("%s: %w", cmd, directionError(given[1], err))
 		}
 		want.direction = &d
 	}
 	if len(given) > 2 {
-		p, err := policy.ParsePrefix(given[2])
-		if err != nil {
-			return want, inputf("%s: %w", cmd, err)
+		if want.networks, err = policy.ParseNetworks(given[2]); err != nil {
+			return want, inputf("%s: %w", cmd, argumentError{err})
 		}
-		want.prefix = &p
 	}
 	return want, nil
 }
@@ -105,8 +109,8 @@ func (e *env) show(want filterRules, text func(report.Rules, io.Writer) error) e
 			if _, err := device(want.device); err != nil {
 				return err
 			}
-			if want.prefix != nil {
-				return noRule(want)
+			if want.networks != nil {
+				return e.noRule(want)
 			}
 		}
 		err := e.print(rules, func(w io.Writer) error {
@@ -120,9 +124,9 @@ func (e *env) show(want filterRules, text func(report.Rules, io.Writer) error) e
 	})
 }
 
-func noRule(want filterRules) error {
+func (e *env) noRule(want filterRules) error {
 	return inputf("%s %s has no rule for %s; %s lists those there are",
-		want.device, want.direction, want.prefix, plain.Suggest("show", want.device))
+		want.device, want.direction, want.networks, e.suggest("show", want.device))
 }
 
 // findRules are the rules that a filter lets through; never nil, as JSON would
@@ -154,14 +158,16 @@ func findRules(n *loader.Namespace, want filterRules) (rules report.Rules, err e
 	return rules, unread
 }
 
-func (want filterRules) entries(s *maps.Set) []maps.Entry {
-	if want.prefix == nil {
+func (want filterRules) entries(s *maps.Set) (entries []maps.Entry) {
+	if want.networks == nil {
 		return s.Rules()
 	}
-	if entry, ok := s.Find(*want.prefix); ok {
-		return []maps.Entry{entry}
+	for _, p := range want.networks {
+		if entry, ok := s.Find(p); ok {
+			entries = append(entries, entry)
+		}
 	}
-	return nil
+	return entries
 }
 
 // resolve finds out whether the device of a filter is a pattern. A name wins over a
@@ -270,9 +276,9 @@ func otherLayouts(err error) (others loader.OtherLayouts, rest error) {
 
 // describe is all that is known of a rule; affected may be nil.
 func describe(h *loader.Hook, entry maps.Entry, affected []maps.Affected) report.Rule {
-	level := model.Bytes(h.Set.OwnLevel(entry, maps.Now()))
+	level := model.Bytes(h.Set.SharedLevel(entry, maps.Now()))
 	r := report.NewRule(h.Name(), h.Direction, h.Match(), entry.Rule, h.Set.Counters(entry.ID), level)
-	r.Attached, r.State, r.Hook = h.InForce(), h.Status(), string(h.Mode)
+	r.Attached, r.State, r.Hook = h.State.InForce(), h.Status(), string(h.Mode)
 	if change, until := h.Set.Change(); change == maps.Pending {
 		r.RevertsInNS = ahead(until)
 	}

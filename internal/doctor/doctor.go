@@ -62,8 +62,8 @@ type Side struct {
 	Chain []netinfo.ChainEntry
 	// Queue is nil where no rule delays, and where it could not be looked at.
 	Queue *Queue
-	// GivenFQ: on egress, the device has the fq that it was given, which 'shapectl flush' takes away.
-	GivenFQ bool
+	// HasOurFQ: on egress, the device has the fq that it was given, which 'shapectl flush' takes away.
+	HasOurFQ bool
 }
 
 // Limits are the rules of a side.
@@ -102,7 +102,7 @@ func Judge(f Facts) report.Findings {
 	for _, u := range f.Unread {
 		advice := "run as root"
 		if errors.Is(u.Err, maps.ErrOtherLayout) {
-			advice = "look at them with that version; 'shapectl flush --all' lifts them"
+			advice = "look at them with that version; " + plain.Suggest(f.Netns, "flush --all") + " lifts them"
 		}
 		findings = append(findings, report.Finding{
 			Status: report.Warning, Check: "access", Device: u.Device, Direction: u.Direction,
@@ -110,7 +110,7 @@ func Judge(f Facts) report.Findings {
 		})
 	}
 	if len(f.Sides) == 0 && len(f.Unread) == 0 {
-		findings = append(findings, systemFinding(report.OK, "rules", "none known here", "'shapectl doctor DEV' tells what one would meet")...)
+		findings = append(findings, systemFinding(report.OK, "rules", "none known here", plain.Suggest(f.Netns, "doctor DEV")+" tells what one would meet")...)
 	}
 	for _, s := range f.Sides {
 		if !f.judged(s.Name) {
@@ -154,7 +154,9 @@ func (f Facts) limits(d *Device, direction policy.Direction) *Limits {
 	return nil
 }
 
-func (s Side) inForce() bool { return s.Limits != nil && s.Limits.State == loader.Attached }
+func (s Side) inForce() bool {
+	return s.Limits != nil && (s.Limits.State == loader.Attached || s.Limits.State == loader.Unknown)
+}
 
 // limited are the rules that have a rate; l may be nil.
 func (l *Limits) limited() []Rule {

@@ -21,7 +21,7 @@ func checkState(f Facts, s Side, d *Device) []report.Finding {
 			state = "not attached"
 		}
 		return s.finding(report.Warning, "state", "rules of another version of shapectl, which this one can neither read nor change, are "+state,
-			"look at them with that version; "+s.flush()+" lifts them")
+			"look at them with that version; "+s.flush(f.Netns)+" lifts them")
 	}
 	if s.Limits == nil {
 		return s.finding(report.OK, "state", "no rules known here; what follows is what one would meet", "")
@@ -35,10 +35,13 @@ func checkState(f Facts, s Side, d *Device) []report.Finding {
 				fmt.Sprintf("%s in force by %s; the device was %s when they were set, and they went along", rules, l.Mode, l.Was), "")
 		}
 		return s.finding(report.OK, "state", fmt.Sprintf("%s in force by %s", rules, l.Mode), "")
+	case loader.Unknown:
+		return s.finding(report.Note, "state", rules+"; whether in force is unknown, and the other findings assume it",
+			"look with CAP_NET_ADMIN, or as root")
 	case loader.Moved:
 		return s.finding(report.Warning, "state",
 			fmt.Sprintf("the device has moved to another network namespace: %s limit it there as well, but can not be seen or changed there", rules),
-			fmt.Sprintf("%s here, then set them there", s.flush()))
+			fmt.Sprintf("%s here, then set them there", s.flush(f.Netns)))
 	case loader.Gone:
 		if slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Name == l.Was }) { // made again
 			return s.finding(report.Failed, "state",
@@ -46,13 +49,13 @@ func checkState(f Facts, s Side, d *Device) []report.Finding {
 				"set them again; the next command that changes a rule removes the old ones")
 		}
 		return s.finding(report.Failed, "state", rules+" not in force: the device was deleted, or moved away",
-			"the next command that changes a rule removes them; 'shapectl watch' gives a new device those of its policy")
+			"the next command that changes a rule removes them; "+plain.Suggest(f.Netns, "watch")+" gives a new device those of its policy")
 	}
 	return s.finding(report.Failed, "state", rules+" not in force: something else took shapectl's program off the device",
-		"set one of them again, which attaches all, or "+s.flush())
+		"set one of them again, which attaches all, or "+s.flush(f.Netns))
 }
 
-func checkChange(_ Facts, s Side, _ *Device) []report.Finding {
+func checkChange(f Facts, s Side, _ *Device) []report.Finding {
 	if s.Limits == nil {
 		return nil
 	}
@@ -60,11 +63,11 @@ func checkChange(_ Facts, s Side, _ *Device) []report.Finding {
 	case maps.Pending:
 		return s.finding(report.Note, "change",
 			fmt.Sprintf("the last change is not confirmed: the rules from before it are back in %v", time.Duration(s.Limits.Until).Round(time.Second/10)),
-			"'shapectl confirm' if all is well, else 'shapectl rollback'")
+			plain.Suggest(f.Netns, "confirm")+" if all is well, else "+plain.Suggest(f.Netns, "rollback"))
 	case maps.Expired:
 		return s.finding(report.Note, "change", "the last change was not confirmed in time: the rules are those from before it", "")
 	case maps.Committed:
-		return s.finding(report.OK, "change", "'shapectl rollback' would take the last policy back that was applied", "")
+		return s.finding(report.OK, "change", plain.Suggest(f.Netns, "rollback")+" would take the last policy back that was applied", "")
 	}
 	return nil
 }
@@ -85,7 +88,7 @@ func checkLinkType(_ Facts, s Side, d *Device) []report.Finding {
 		"set rules on the device that its packets come from or go to")
 }
 
-func checkChain(_ Facts, s Side, d *Device) []report.Finding {
+func checkChain(f Facts, s Side, d *Device) []report.Finding {
 	if d == nil || s.Chain == nil || s.Limits != nil && !s.inForce() {
 		return nil
 	}
@@ -101,7 +104,7 @@ func checkChain(_ Facts, s Side, d *Device) []report.Finding {
 	if before := foreign(s.Chain[:last+1]); len(before) > 0 {
 		findings = s.finding(report.Warning, "chain",
 			describe(before)+" before the limit: what it passes on by ending the chain (TC_ACT_OK), redirects or drops is neither limited nor counted",
-			s.comeFirst(before))
+			s.comeFirst(f.Netns, before))
 	}
 	after := behind(s.Chain)
 	if delaying := s.delaying(); len(after) > 0 && len(delaying) > 0 && s.Direction == policy.Ingress {
@@ -116,12 +119,14 @@ func checkChain(_ Facts, s Side, d *Device) []report.Finding {
 	return findings
 }
 
-// flush is the command that does away with the rules.
-func (s Side) flush() string { return plain.Suggest("flush", s.Name, s.Direction.String()) }
+// flush is the command that deletes the rules.
+func (s Side) flush(netns string) string {
+	return plain.Suggest(netns, "flush", s.Name, s.Direction.String())
+}
 
 // comeFirst says how to get ahead of what is first now.
-func (s Side) comeFirst(before []netinfo.ChainEntry) string {
-	again := fmt.Sprintf("%s and set the rules again", s.flush())
+func (s Side) comeFirst(netns string, before []netinfo.ChainEntry) string {
+	again := fmt.Sprintf("%s and set the rules again", s.flush(netns))
 	switch {
 	case slices.ContainsFunc(before, ours):
 		return "flush them there, or the lower of the two rates decides"

@@ -37,15 +37,15 @@ func waiting(rules []Rule) (packets uint32, longest time.Duration) {
 func checkQueue(f Facts, s Side, _ *Device) []report.Finding {
 	delaying := s.delaying()
 	switch {
-	case len(delaying) == 0 && s.GivenFQ:
+	case len(delaying) == 0 && s.HasOurFQ:
 		return s.finding(report.Note, "queue", "the device has the fq that --setup-fq has set, and no rule that delays",
-			fmt.Sprintf("%s puts back what there was; other rules there would go, too", s.flush()))
+			fmt.Sprintf("%s puts back what there was; other rules there would go, too", s.flush(f.Netns)))
 	case len(delaying) == 0:
 		return nil
 	case s.Direction == policy.Ingress && s.Limits.State == loader.Moved:
 		return s.finding(report.Failed, "queue",
 			"the device has moved to another network namespace, and the ifb by which its packets are held back has not: those that conform are lost there: "+
-				prefixes(delaying), fmt.Sprintf("%s here", s.flush()))
+				prefixes(delaying), fmt.Sprintf("%s here", s.flush(f.Netns)))
 	case !s.inForce() || s.Queue == nil:
 		return nil
 	case s.Direction == policy.Ingress:
@@ -72,12 +72,12 @@ func (s Side) checkFQ(f Facts, delaying []Rule) []report.Finding {
 	q := s.Queue.State
 	packets, longest := waiting(delaying)
 	device := s.Name
-	mend := "--setup-fq with 'shapectl set' or 'apply', or: " + q.Command(device, f.Netns, packets)
+	mend := "--setup-fq with " + plain.Suggest(f.Netns, "set") + " or 'apply', or: " + q.Command(device, f.Netns, packets)
 	if s.Queue.Ifb != nil {
 		device = s.Queue.Ifb.Name
 		mend = "set one of the rules again, which mends that"
 	}
-	if !q.Holds {
+	if !q.HasFQ {
 		return s.finding(report.Failed, "queue",
 			fmt.Sprintf("nothing is held back, as %s has the qdisc %s and only fq does that: what should wait leaves at once, and more is dropped: %s",
 				device, q.Kind, prefixes(delaying)), mend)

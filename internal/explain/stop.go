@@ -14,10 +14,10 @@ import (
 var sideNames = map[policy.Match]string{policy.MatchSrc: "source address", policy.MatchDst: "destination address"}
 
 func judgeStop(p Packets, s Stop) report.Stop {
-	out := report.Stop{Device: s.Name, Direction: s.Direction.String(), Warnings: []string{}, Hides: []report.Brief{}, Verdict: "pass"}
+	out := report.Stop{Device: s.Name, Direction: s.Direction.String(), Warnings: []string{}, Hides: []report.Brief{}, Verdict: "pass", Attached: new(bool)}
 	match := s.Direction.FarSide()
 	if h := s.Hook; h != nil {
-		out.Device, out.State, out.Attached, match = h.Name, h.Status, h.InForce, h.Match
+		out.Device, out.State, out.Attached, match = h.Name, h.Status, h.State.InForce(), h.Match
 	}
 	out.Match = match.String()
 	if address := p.side(match); address.IsValid() {
@@ -40,6 +40,10 @@ func judgeStop(p Packets, s Stop) report.Stop {
 func judgePath(out *report.Stop, s Stop) {
 	if s.Name == "" {
 		return // the device is not here
+	}
+	if s.Unlisted {
+		out.Warnings = append(out.Warnings, "what else is attached here is not known: to list it takes CAP_NET_ADMIN")
+		return
 	}
 	decides := -1
 	if s.Rule != nil {
@@ -116,7 +120,7 @@ type holder struct {
 // heldBackBy judges the fq of a device, or the ifb by which packets enter it.
 func heldBackBy(s Stop) holder {
 	if s.Direction == policy.Egress {
-		if s.Qdisc.Holds {
+		if s.Qdisc.HasFQ {
 			return holder{holds: true}
 		}
 		return holder{warning: holdsNothing(s.Name, s.Qdisc.Kind) + "'shapectl set' with --setup-fq sets fq"}
@@ -130,7 +134,7 @@ func heldBackBy(s Stop) holder {
 	switch {
 	case !ifb.Up:
 		held.loses, held.warning = true, ifb.Name+", by which packets are held back, is down, so those that conform are lost; "+mends
-	case !ifb.State.Holds:
+	case !ifb.State.HasFQ:
 		held.warning = holdsNothing(ifb.Name, ifb.State.Kind) + mends
 	default:
 		held.holds = true

@@ -39,7 +39,7 @@ func judgeRule(out *report.Stop, p Packets, s Stop) {
 		return
 	}
 	if r.Bucket == nil {
-		if out.Attached {
+		if !report.NotInForce(out.Attached) {
 			out.Verdict = "unknown"
 			out.Note = "each flow has a bucket of its own; say which with --flow, such as --flow " + anyFlow(p.side(h.Match), h.Match).String()
 		}
@@ -47,7 +47,7 @@ func judgeRule(out *report.Stop, p Packets, s Stop) {
 	}
 	level, verdict := judgeBucket(r.Rule, *r.Bucket, counted.Bytes, r.SpeedBits)
 	out.Bucket = &level
-	if out.Attached {
+	if !report.NotInForce(out.Attached) {
 		out.Verdict, out.Note = verdict.String(), OfWhichFlow(r.Rule, p.Flow, verdict)
 	}
 }

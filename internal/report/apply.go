@@ -20,6 +20,8 @@ type Applied struct {
 	UndoneAgoNS *uint64 `json:"undone_ago_ns"`
 	// NoTimer says that there is nothing to confirm, though it was asked to wait for that: RevertsInNS is null.
 	NoTimer bool `json:"-"`
+	// Confirm is the command that confirms the change.
+	Confirm string `json:"-"`
 }
 
 // HookChange is what changed on a direction of a device.
@@ -63,7 +65,7 @@ func (a Applied) Text(w io.Writer) error {
 		text.WriteString("no rule was changed, so there is nothing to confirm, and nothing reverts\n")
 	}
 	if a.RevertsInNS != nil {
-		text.WriteString(reverts(*a.RevertsInNS) + "\n")
+		fmt.Fprintf(text, "%s by %s\n", reverts(*a.RevertsInNS), a.Confirm)
 	}
 	return text.Flush()
 }
@@ -71,7 +73,7 @@ func (a Applied) Text(w io.Writer) error {
 // reverts says when a change that is not confirmed is over.
 func reverts(ns uint64) string {
 	left := time.Duration(ns)
-	return fmt.Sprintf("not confirmed: all is as before again in %v, at %s, unless 'shapectl confirm' is called",
+	return fmt.Sprintf("not confirmed: the change reverts in %v, at %s, unless confirmed",
 		left.Round(time.Second/10), time.Now().Add(left).Format(time.TimeOnly))
 }
 

@@ -26,13 +26,13 @@ type Stop struct {
 	Direction string `json:"direction"`
 	Match     string `json:"match"`
 	Address   string `json:"address"` // on that side of the packet, "" where it is not known
-	// Chain is all that is attached, in order; null where the device is not here.
+	// Chain is all that is attached, in order; null where the device is not here, or where it may not be asked for.
 	Chain []Attached `json:"chain"`
 	// Warnings say what may keep packets from what decides over them.
 	Warnings []string `json:"warnings"`
-	Rule     *string  `json:"rule"` // null where none matches, or none can be read
-	Attached bool     `json:"attached"`
-	State    string   `json:"state"` // of the rules here, "" where there are none
+	Rule     *string  `json:"rule"`     // null where none matches, or none can be read
+	Attached *bool    `json:"attached"` // null where it is not known
+	State    string   `json:"state"`    // of the rules here, "" where there are none
 	Sentence string   `json:"sentence"`
 	// Hides are rules that would decide if all that are narrower were not there, the narrowest first.
 	Hides   []Brief  `json:"hides"`
@@ -97,7 +97,7 @@ type Elsewhere struct {
 	Device    string `json:"device"`
 	Direction string `json:"direction"`
 	Brief
-	Attached bool   `json:"attached"`
+	Attached *bool  `json:"attached"` // null where it is not known
 	State    string `json:"state"`
 	Met      string `json:"met"` // whether and when it is
 }
@@ -257,7 +257,7 @@ func (a Attached) text(s *strings.Builder) {
 func (p Stop) now(s *strings.Builder) {
 	b := p.Bucket
 	switch {
-	case !p.Attached:
+	case NotInForce(p.Attached):
 		fact(s, "now", "passes: NOTHING METERS IT")
 	case p.Verdict == "unknown":
 	case b == nil:

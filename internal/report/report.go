@@ -24,6 +24,9 @@ type Rule struct {
 	Device    string `json:"device"`
 	Direction string `json:"direction"`
 	CIDR      string `json:"cidr"`
+	Name      string `json:"name"`
+	Note      string `json:"note"`
+	Plan      string `json:"plan"`
 	Match     string `json:"match"`
 	Algorithm string `json:"algorithm"`
 	Each      string `json:"each"`
@@ -37,7 +40,7 @@ type Rule struct {
 	Unlimited        bool   `json:"unlimited"`
 	OverheadBytes    int16  `json:"overhead_bytes"`
 	MPUBytes         uint16 `json:"mpu_bytes"`
-	Attached         bool   `json:"attached"`
+	Attached         *bool  `json:"attached"` // null where it is not known
 	State            string `json:"state"`
 	Hook             string `json:"hook"`
 	LevelBytes       uint64 `json:"level_bytes"`
@@ -79,6 +82,7 @@ func NewRule(device string, d policy.Direction, match policy.Match, r policy.Rul
 	rate, capacity := limit(r)
 	return Rule{
 		Device: device, Direction: d.String(), CIDR: r.Prefix.String(), Match: match.String(),
+		Name: r.Label.Name, Note: r.Label.Note, Plan: r.Label.Plan,
 		Algorithm: r.Algorithm.String(), Each: r.Each.String(), Excess: r.Excess.String(),
 		Penalty: r.Penalty.String(), Fail: r.Fail.String(), RateBits: rate, CapacityBytes: capacity, Unlimited: rate == nil,
 		OverheadBytes: r.Framing.Overhead, MPUBytes: r.Framing.MPU, LevelBytes: level,
@@ -155,9 +159,14 @@ func (rules Rules) Deleted(w io.Writer) error {
 	return text.Flush()
 }
 
+// NotInForce reports whether it is known that a rule is not in force, of which attached tells.
+func NotInForce(attached *bool) bool { return attached != nil && !*attached }
+
 func remark(r Rule) string {
 	switch {
-	case !r.Attached:
+	case r.Attached == nil:
+		return "" // said once, for all rules
+	case !*r.Attached:
 		return " [NOT IN FORCE: " + r.State + "]"
 	case r.State != "attached":
 		return " [" + r.State + "]"
@@ -259,7 +268,7 @@ type Answer struct {
 	Queue
 	// WaitNS is how long the packet is held back, or if it does not conform, in how long it would.
 	WaitNS   uint64 `json:"wait_ns"`
-	Attached bool   `json:"attached"`
+	Attached *bool  `json:"attached"` // null where it is not known
 	Sentence string `json:"sentence"`
 	Note     string `json:"note"` // what else is to be said, "" for nothing
 }
@@ -278,7 +287,7 @@ func (a Answer) Text(w io.Writer) error {
 			text.WriteString(noRoom(a.Sharer) + "\n")
 		}
 	}
-	if a.Rule != nil && !a.Attached {
+	if a.Rule != nil && NotInForce(a.Attached) {
 		text.WriteString("the rule is not in force\n")
 	}
 	if a.Note != "" {

@@ -63,10 +63,10 @@ func TestStatsOfQueues(t *testing.T) {
 	leaky, _ := queues()
 	wait := uint64(2_500_000)
 	rule := NewRule("eth0", 0, 0, leaky, maps.Counters{PassedPackets: 9, PassedBytes: 900, DelayedPackets: 7, DelayedBytes: 700}, 0)
-	rule.Attached, rule.State = true, "attached"
+	rule.Attached, rule.State = new(true), "attached"
 	rule.Buckets = []Bucket{{"10.0.0.1", 2500, &wait}, {"10.0.0.2", 9999, nil}}
-	discovery := Rule{Device: "eth0", CIDR: "::/0", Attached: true, State: "attached", ExemptPackets: 12}
-	usual := Rule{Device: "eth0", CIDR: "10.0.0.0/8", Attached: true, State: "attached", Buckets: []Bucket{{"10.9.0.1", 7, nil}}}
+	discovery := Rule{Device: "eth0", CIDR: "::/0", Attached: new(true), State: "attached", ExemptPackets: 12}
+	usual := Rule{Device: "eth0", CIDR: "10.0.0.0/8", Attached: new(true), State: "attached", Buckets: []Bucket{{"10.9.0.1", 7, nil}}}
 	for _, test := range []struct {
 		rules []Rule
 		want  string
@@ -123,7 +123,7 @@ func TestAnswerOfQueue(t *testing.T) {
 		var s strings.Builder
 		a := Answer{
 			Rule: &cidr, Bytes: 1000, Conforms: test.conforms, Verdict: test.verdict, Sharer: "x", LevelBytes: test.level,
-			CapacityBytes: &test.rule.Capacity, Queue: NewQueue(test.rule), WaitNS: test.wait, Attached: true, Sentence: "says",
+			CapacityBytes: &test.rule.Capacity, Queue: NewQueue(test.rule), WaitNS: test.wait, Attached: new(true), Sentence: "says",
 		}
 		if err := a.Text(&s); err != nil || s.String() != "says\n"+test.want+"\n" {
 			t.Errorf("%v, got\n%swant\n%s", err, s.String(), test.want)
@@ -135,7 +135,7 @@ func TestAnswerOfQueue(t *testing.T) {
 func TestSpilled(t *testing.T) {
 	rule, capacity := "10.0.0.0/24", uint64(1000)
 	var text bytes.Buffer
-	a := Answer{Rule: &rule, Sentence: "each host", Sharer: "10.0.0.7", Spilled: true, LevelBytes: 1000, CapacityBytes: &capacity, Verdict: "drop", Attached: true}
+	a := Answer{Rule: &rule, Sentence: "each host", Sharer: "10.0.0.7", Spilled: true, LevelBytes: 1000, CapacityBytes: &capacity, Verdict: "drop", Attached: new(true)}
 	if err := a.Text(&text); err != nil || !strings.Contains(text.String(), "no room for 10.0.0.7: this is the rule's spill bucket") {
 		t.Errorf("%v, %s", err, text.String())
 	}
