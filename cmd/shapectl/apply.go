@@ -41,27 +41,26 @@ func applyCommand(e *env) *cobra.Command {
 	var o applyOptions
 	cmd := &cobra.Command{
 		Use:   "apply FILE|- [flags]",
-		Short: "Apply a whole policy",
-		Long: `Apply a whole policy: the rules of the file and no others. The file is checked
-as a whole before anything is changed. Then all devices switch at one moment: a
-packet sees either the old rules or the new ones. Rules that stay keep their
-counters and the levels of their buckets.
+		Short: "Bring a policy into force",
+		Long: `Bring a policy into force: the rules of FILE, and no others.
 
-With --confirm the change reverts after that time, unless 'shapectl confirm' is
-run. The kernel reverts it, even if shapectl and the login that ran it are gone.
+The file is checked first. Then all devices switch at one moment: a packet meets the old rules or the new ones.
+Rules that stay keep their counters and the levels of their buckets.
 
-A device that the file names but that does not exist is left out, and so is a
-pattern that no device matches (exit code 4 without --absent-ok). 'shapectl watch'
-applies their rules when they appear. A policy none of whose devices exist would
-remove all rules: that is refused without --allow-empty. The policy
-'devices: {}' removes all rules.
+With --confirm, the change reverts after that time unless 'shapectl confirm' runs before. The programs in the
+kernel revert it, even if no shapectl process is left.
 
-With --last-good a copy of the applied policy is kept in that file. If FILE cannot
-be read or is not valid, that copy is applied instead (exit code 4).`,
+Devices that do not exist, and patterns that no device matches, are left out, with exit code 4 unless --absent-ok
+is given. 'shapectl watch' applies their rules when they appear. A policy none of whose devices exist would remove
+all rules: apply refuses that without --allow-empty. The policy 'devices: {}' removes all rules.
+
+With --last-good, apply keeps a copy of each policy that it brought into force. If FILE is not valid, it applies
+that copy instead, with exit code 4.`,
 		Example: `  shapectl apply policy.yaml
   shapectl apply policy.yaml --confirm 60s
   shapectl export | sed s/10mbit/20mbit/ | shapectl apply -`,
-		Args: args(1, 1),
+		Args:              args(1, 1),
+		ValidArgsFunction: completePolicy,
 		RunE: func(cmd *cobra.Command, given []string) error {
 			o.file = given[0]
 			switch set := cmd.Flags().Changed; {
@@ -80,12 +79,12 @@ be read or is not valid, that copy is applied instead (exit code 4).`,
 			return e.apply(o)
 		},
 	}
-	cmd.Flags().DurationVar(&o.confirm, "confirm", 0, "revert the change after this `time` (60s, 5m), unless it is confirmed")
-	cmd.Flags().StringVar(&o.lastGood, "last-good", "", "keep a copy of the applied policy in this `file`, and apply that if FILE is not valid")
+	cmd.Flags().Var(duration(&o.confirm), "confirm", "revert after this `time` (60s, 5m) unless confirmed")
+	cmd.Flags().StringVar(&o.lastGood, "last-good", "", "keep a copy in this `file`; use it if FILE is not valid")
 	e.addSetupFQ(cmd.Flags())
-	cmd.Flags().BoolVar(&o.absentOK, "absent-ok", false, "devices that do not exist are no fault (exit code 0)")
-	cmd.Flags().BoolVar(&o.allowEmpty, "allow-empty", false, "also remove all rules if none of the policy's devices exist")
-	cmd.Flags().BoolVarP(&o.verbose, "verbose", "v", false, "list all devices that changed")
+	cmd.Flags().BoolVar(&o.absentOK, "absent-ok", false, "exit code 0 even if devices do not exist")
+	cmd.Flags().BoolVar(&o.allowEmpty, "allow-empty", false, "remove all rules if no device of FILE exists")
+	cmd.Flags().BoolVarP(&o.verbose, "verbose", "v", false, "list the devices that changed")
 	return cmd
 }
 
@@ -186,9 +185,7 @@ func lines(names []string) []string {
 
 // warn writes the warnings of a valid policy.
 func (e *env) warn(f *policyfile.File) {
-	if w := f.Warnings(); len(w) > 0 {
-		fmt.Fprintln(e.err, w)
-	}
+	e.warnOf(f.Warnings())
 }
 
 // policyDevices are the devices of a namespace as a policy file sees them.
@@ -236,7 +233,7 @@ func (e *env) apply(o applyOptions) error {
 		}
 		err = e.applied(report.Applied{
 			Hooks: hooksChanged(done), Absent: f.Absent(devices), Unmatched: f.Unmatched(devices),
-			RevertsInNS: ahead(pending), NoTimer: o.confirm > 0 && pending == 0, Verbose: o.verbose,
+			RevertsInNS: ahead(pending), NoTimer: o.confirm > 0 && pending == 0, Verbose: o.verbose, Confirm: e.suggest("confirm"),
 		}, o.absentOK)
 		for _, d := range done {
 			if lacks := e.queued(n, d.Device, d.Hook); err == nil {
@@ -254,8 +251,8 @@ func (e *env) apply(o applyOptions) error {
 		}
 	}
 	if f.Problem != nil {
-		if errors.As(f.Problem, new(policyfile.Errors)) {
-			fmt.Fprintln(e.err, f.Problem)
+		if mistakes, ok := errors.AsType[policyfile.Errors](f.Problem); ok {
+			e.warnOf(mistakes)
 		} else {
 			e.say("%w", f.Problem)
 		}
@@ -345,7 +342,11 @@ func confirmCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "confirm",
 		Short: "Confirm a pending change",
-		Args:  args(0, 0),
+		Long: `Confirm a pending change: the policy that 'shapectl apply --confirm' brought into force stays.
+
+If nothing is pending, confirm says so and succeeds.`,
+		Example: `  shapectl apply policy.yaml --confirm 60s && shapectl confirm`,
+		Args:    args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
 			return e.with(loader.Write, "confirm the last apply", func(n *loader.Namespace) error {
 				said := "confirmed"
@@ -368,12 +369,13 @@ func rollbackCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "rollback",
 		Short: "Return to the previous policy",
-		Long: `Return to the rules from before the last 'shapectl apply' that changed any,
-confirmed or not. All devices switch back at one moment, with their counters and
-the levels of their buckets.
+		Long: `Return to the rules from before the last 'shapectl apply' that changed any.
 
-It is refused once another command has changed rules since then, and an hour after
-an apply that left a device or direction without a rule, if 'shapectl watch' runs.`,
+The change may be confirmed or not. All devices switch back at one moment, and keep counters and the levels of
+buckets. The answer says when the change was made.
+
+After another command changed rules, rollback is refused. It is also refused after 'shapectl watch' has freed
+the devices and directions that the policy left without rules, an hour after the change.`,
 		Args: args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
 			return e.with(loader.Write, "roll back the last apply", func(n *loader.Namespace) error {

@@ -880,7 +880,7 @@ func TestApplyIsRefusedAsAWhole(t *testing.T) {
 		says   string
 	}{
 		"link type": {"auto", func(r *rig) { unreadable(r.t, "tun0") },
-			policyB + "  tun0: {egress: {10.0.0.0/24: 1mbit}}\n", exitInput, "tun0 egress: packets of this kind of device can not be read"},
+			policyB + "  tun0: {egress: {10.0.0.0/24: 1mbit}}\n", exitInput, "tun0 egress: devices of this kind are not supported"},
 		"rules of another bpffs": {"auto", func(r *rig) {
 			other := &rig{r.t, map[string]string{"SHAPECTL_BPFFS": testenv.BPFFS(r.t)}}
 			other.ok("set", "vc", "ingress", "10.0.0.0/24", "--rate", "1mbit")
@@ -890,8 +890,8 @@ func TestApplyIsRefusedAsAWhole(t *testing.T) {
 				LinkIndex: testenv.Link(r.t, "vc").Attrs().Index, Parent: netlink.HANDLE_INGRESS,
 			}}))
 		}, policyB + "  vc: {egress: {10.0.0.0/24: {rate: 1mbit, each: host}}}\n", exitKernel, "tc qdisc del dev vc ingress"},
-		"the other side of packets": {"auto", func(*rig) {},
-			strings.Replace(policyB, "egress:\n", "egress:\n      match: src\n", 1), exitInput, "va egress: other rules of this device and direction compare the other side"},
+		"the other address of packets": {"auto", func(*rig) {},
+			strings.Replace(policyB, "egress:\n", "egress:\n      match: src\n", 1), exitInput, "va egress: other rules of this device and direction match the other address"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -930,7 +930,7 @@ func unreadable(t *testing.T, name string) {
 	testenv.Must(t, unix.IoctlSetInt(fd, unix.TUNSETLINK, unix.ARPHRD_IEEE80211))
 }
 
-// Without rules, nothing keeps a direction from comparing the other side of packets.
+// Without rules, nothing keeps a direction from matching the other address of packets.
 func TestMatchAfterNoRules(t *testing.T) {
 	r := newRig(t)
 	r.ok("apply", r.policy(policyA))

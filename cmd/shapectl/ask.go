@@ -20,15 +20,14 @@ func askCommand(e *env) *cobra.Command {
 	var p packetFlags
 	cmd := &cobra.Command{
 		Use:   "ask DEV ingress|egress ADDRESS [flags]",
-		Short: "Ask whether a packet would pass now, and when",
-		Long: `Ask whether a packet to or from an address would pass now, how full its bucket
-is, and how long it would be queued or when it would conform. It charges and
-changes nothing.
+		Short: "Ask whether a packet would pass now",
+		Long: `Ask whether a packet to or from an address would pass now, and what it would wait.
 
-With --order sparse-first, the answer without --flow is for a flow that has
-packets waiting.`,
+The answer has the rule, the level of the bucket, and the delay of the packet or the time until it would
+conform. With --order sparse-first and without --flow, it is about a flow that has packets queued already.
+Nothing is charged or changed.`,
 		Example: `  shapectl ask eth0 egress 10.0.0.7
-  shapectl ask eth0 egress 10.0.0.7 --bytes 9000 --flow udp,192.0.2.1:5000,10.0.0.7:53`,
+  shapectl ask eth0 egress 10.0.0.7 --flow udp,192.0.2.1:5000,10.0.0.7:53`,
 		Args:              args(3, 3),
 		ValidArgsFunction: e.completeRule,
 		RunE: func(cmd *cobra.Command, given []string) error {
@@ -46,8 +45,8 @@ packets waiting.`,
 			return e.ask(where.device, *where.direction, address, p)
 		},
 	}
-	cmd.Flags().Var(byteCount(&p.bytes), "bytes", "length of the packet at layer 2 (default: a full one of the device)")
-	cmd.Flags().StringVar(&p.text, "flow", "", "the packet's `protocol,source:port,destination:port`")
+	cmd.Flags().Var(byteCount(&p.bytes), "bytes", "length at layer 2 (default: a full packet of the device)")
+	cmd.Flags().StringVar(&p.text, "flow", "", "the packet's `flow`: protocol,source:port,destination:port")
 	return cmd
 }
 
@@ -76,7 +75,8 @@ func (p *packetFlags) parse(cmd *cobra.Command) error {
 func parseAddress(cmd *cobra.Command, s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil || a.Zone() != "" || a.Is4In6() {
-		return a, inputf("%s: %q is not an address; write one such as 10.0.0.7 or 2001:db8::7", cmd.Name(), s)
+		err = fmt.Errorf("%q is not an address; write one such as 10.0.0.7 or 2001:db8::7", s)
+		return a, inputf("%s: %w", cmd.Name(), argumentError{err})
 	}
 	return a, nil
 }
@@ -90,7 +90,7 @@ func (e *env) ask(name string, d policy.Direction, address netip.Addr, p packetF
 		}
 		answer := report.Answer{
 			Device: name, Direction: d.String(), Address: address.String(),
-			Bytes: p.bytes, Conforms: true, Verdict: "pass",
+			Bytes: p.bytes, Conforms: true, Verdict: "pass", Attached: new(bool),
 		}
 		if h == nil {
 			dev, err := device(name)
@@ -111,7 +111,7 @@ func (e *env) ask(name string, d policy.Direction, address netip.Addr, p packetF
 			return err
 		}
 		cidr := entry.Prefix.String()
-		answer.Rule, answer.Attached = &cidr, h.InForce()
+		answer.Rule, answer.Attached = &cidr, h.State.InForce()
 		answer.Sentence = entry.Sentence(h.Name(), h.Direction, h.Match())
 		if entry.Rate == policy.Unlimited {
 			return e.print(answer, answer.Text)
@@ -122,7 +122,7 @@ func (e *env) ask(name string, d policy.Direction, address netip.Addr, p packetF
 		outcome := model.NewLimit(entry.Rule).Decide(state, model.Packet{Bytes: answer.Bytes, ECT: true})
 		answer.Spilled, answer.LevelBytes = state.Spilled, model.Bytes(state.Level)
 		answer.CapacityBytes, answer.Queue = &entry.Capacity, report.NewQueue(entry.Rule)
-		answer.Conforms, answer.Key = !outcome.Excess, maps.Sharer(entry, h.Match(), flow)
+		answer.Conforms, answer.Key = !outcome.Excess, maps.KeyName(entry, h.Match(), flow)
 		answer.Verdict, answer.WaitNS = outcome.Verdict.String(), outcome.Wait
 		answer.Note = explain.OfWhichFlow(entry.Rule, p.flow, outcome.Verdict)
 		return e.print(answer, answer.Text)

@@ -16,17 +16,16 @@ import (
 
 func deleteCommand(e *env) *cobra.Command {
 	return &cobra.Command{
-		Use:   "delete DEV ingress|egress CIDR",
+		Use:   "delete DEV ingress|egress CIDR|any",
 		Short: "Delete a rule",
-		Long: `Delete a rule. Deleting the last one of a device and direction also detaches
-shapectl's program. If there is no such rule, it says so and succeeds.
+		Long: `Delete a rule. If there is no such rule, delete says so and succeeds.
 
-` + patternHelp + `
-The rule for exactly this network is deleted on each device that matches.`,
+any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patterns': each device that matches
+loses its rule for exactly this network. A device and direction without rules is detached.`,
 		Example: `  shapectl delete eth0 egress 10.0.0.0/24
-  shapectl delete 'tap*' egress 10.0.0.0/24`,
+  shapectl delete 'tap*' egress any`,
 		Args:              args(3, 3),
-		ValidArgsFunction: e.completeRule,
+		ValidArgsFunction: e.completeNetwork,
 		RunE: func(_ *cobra.Command, given []string) error {
 			want, err := parseFilter("delete", given)
 			if err != nil {
@@ -38,7 +37,7 @@ The rule for exactly this network is deleted on each device that matches.`,
 }
 
 func (e *env) delete(want filterRules) error {
-	doing := fmt.Sprintf("delete %s on %s %s", want.prefix, plain.Line(want.device), want.direction)
+	doing := fmt.Sprintf("delete %s on %s %s", want.networks, plain.Line(want.device), want.direction)
 	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
 		hooks, err := want.hooksToChange(n)
 		defer loader.CloseHooks(hooks)
@@ -56,14 +55,18 @@ func (e *env) delete(want filterRules) error {
 		var deleted []report.Rule
 		var having []*loader.Hook
 		for _, h := range hooks {
-			for _, entry := range want.entries(h.Set) {
-				deleted, having = append(deleted, describe(h, entry)), append(having, h)
+			entries := want.entries(h.Set)
+			for _, entry := range entries {
+				deleted = append(deleted, describe(h, entry))
+			}
+			if len(entries) > 0 {
+				having = append(having, h)
 			}
 		}
 		if deleted == nil {
 			return e.nothingToDelete(want)
 		}
-		if _, err := n.Delete(*want.prefix, having...); err != nil {
+		if _, err := n.Delete(want.networks, having...); err != nil {
 			return err
 		}
 		return e.deleted(deleted)
@@ -78,7 +81,7 @@ func (e *env) nothingToDelete(want filterRules) error {
 	if want.pattern {
 		says = "nothing to delete: no device that matches %s has an %s rule for %s\n"
 	}
-	_, err := fmt.Fprintf(e.out, says, plain.Line(want.device), *want.direction, *want.prefix)
+	_, err := fmt.Fprintf(e.out, says, plain.Line(want.device), *want.direction, want.networks)
 	return err
 }
 
@@ -86,7 +89,7 @@ func (e *env) nothingToDelete(want filterRules) error {
 // another version were, which it cannot read. JSON has only rules, so then these are messages.
 func (e *env) deleted(rules report.Rules, others ...*loader.OtherLayoutError) error {
 	for i := range rules {
-		rules[i].Attached, rules[i].State = false, "deleted"
+		rules[i].Attached, rules[i].State = new(bool), "deleted"
 	}
 	for _, other := range others {
 		says := fmt.Sprintf("%s %s: all rules, which another version of shapectl had set", plain.Line(other.Name()), other.Direction)
@@ -104,17 +107,16 @@ func flushCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "flush DEV [ingress|egress] | --all",
 		Short: "Delete all rules of a device, or of all devices",
-		Long: `Delete all rules of a device or of one direction, and detach shapectl's program;
-with --all, those of all devices of the network namespace.
+		Long: `Delete all rules of a device, or of all devices, and detach shapectl.
 
-It also deletes rules of other versions of shapectl, and rules that deleted network
-namespaces have left on these devices. It restores the qdisc of a device that
---setup-fq gave an fq; no other command does that. Packets queued in that fq or in
-an ifb device have 1s to leave; the rest are lost.
+DEV may be a pattern, see 'shapectl help patterns'. flush also deletes rules that another version of shapectl
+set, and rules that deleted network namespaces left on these devices.
 
-` + patternHelp,
-		Example: `  shapectl flush eth0 egress
-  shapectl flush 'tap*'`,
+If --setup-fq gave the device its fq, flush restores the former qdisc. No other command does. Packets queued
+there, or in the ifb device of ingress, have 1s to leave. The others are lost.`,
+		Example: `  shapectl flush eth0
+  shapectl flush 'tap*' egress
+  shapectl flush --all`,
 		Args: func(cmd *cobra.Command, given []string) error {
 			if all {
 				return args(0, 0)(cmd, given)
@@ -133,7 +135,7 @@ an ifb device have 1s to leave; the rest are lost.
 			return e.flush(want)
 		},
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "all devices of the network namespace")
+	cmd.Flags().BoolVar(&all, "all", false, "flush all devices of the network namespace")
 	return cmd
 }
 

@@ -17,18 +17,18 @@ import (
 func diffCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "diff FILE|-",
-		Short: "Show what apply would change",
-		Long: `Show what 'shapectl apply' would change: + a rule that it would add, - one that it
-would remove, ~ one that it would change. It changes nothing. A rule that was set
-but is not in force counts as one to add.
+		Short: "Show what 'shapectl apply' would change",
+		Long: `Show what 'shapectl apply' would change, and change nothing.
 
-Devices that do not exist are left out, with a message. The side of packets that
-the rules of a direction compare (match) cannot be changed in one step; diff and
-apply refuse that.
++ is a rule that apply would add, - one that it would remove, ~ one that it would change. A rule that is set but
+not in force counts as one to add. Devices that do not exist are left out, with a warning. Like apply, diff
+refuses to change which address (match) the rules of a direction compare.
 
-Exit codes: 0 nothing to change; 3 something to change; others as always.`,
-		Args: args(1, 1),
-		RunE: func(_ *cobra.Command, given []string) error { return e.diff(given[0]) },
+Exit codes: 0 nothing would change; 3 something would.`,
+		Example:           `  shapectl diff policy.yaml`,
+		Args:              args(1, 1),
+		ValidArgsFunction: completePolicy,
+		RunE:              func(_ *cobra.Command, given []string) error { return e.diff(given[0]) },
 	}
 }
 
@@ -47,7 +47,7 @@ func (e *env) diff(name string) error {
 		if err := removesAll(n, want, append(absent, unmatched...)); err != nil {
 			e.say("shapectl: apply would refuse this: %w", err)
 		}
-		have, err := n.Tables(loader.Attached)
+		have, err := n.Tables(loader.Attached, loader.Unknown)
 		if err != nil {
 			return err
 		}
@@ -70,15 +70,17 @@ func exportCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "export [flags]",
 		Short: "Print the rules in force as a policy file",
-		Long: `Print the rules in force as a policy file: 'shapectl apply' of it changes nothing.
-With --like it prints that file, with its comments, plans and order, updated to
-the rules in force.`,
-		Example: `  shapectl export > policy.yaml
-  shapectl export --like policy.yaml > new.yaml`,
+		Long: `Print the rules in force as a policy file. 'shapectl apply' of it changes nothing.
+
+With --like, the output is that file with its comments, plans and order. It differs only where the rules in
+force do.`,
+		Example: `  shapectl export >policy.yaml
+  shapectl export --like policy.yaml >new.yaml`,
 		Args: args(0, 0),
 		RunE: func(*cobra.Command, []string) error { return e.export(like) },
 	}
-	cmd.Flags().StringVar(&like, "like", "", "keep the comments and layout of this `file`")
+	cmd.Flags().StringVar(&like, "like", "", "keep the comments, plans and order of this `file`")
+	must(cmd.MarkFlagFilename("like", "yaml", "yml"))
 	return cmd
 }
 
@@ -95,7 +97,7 @@ func (e *env) export(like string) error {
 			rules, err := findRules(n, filterRules{})
 			return errors.Join(report.JSON(e.out, rules), err)
 		}
-		tables, err := n.Tables(loader.Attached, loader.Detached)
+		tables, err := n.Tables(loader.Attached, loader.Detached, loader.Unknown)
 		if err != nil {
 			return err
 		}

@@ -18,18 +18,19 @@ func doctorCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor [DEV]",
 		Short: "Find what may bypass or break a limit",
-		Long: `Find what may bypass or break a limit. It checks all devices that have rules, or
-DEV, also if that has none yet. It changes nothing.
+		Long: `Find what may bypass or break a limit. Nothing is changed.
 
-It checks the kernel and permissions, what else is attached to a device, packets
-that pass two limited devices or none, and rules that cannot be kept.
+Without DEV, doctor looks at all devices that have rules. It checks what the kernel, this process and each
+device can do, which other programs are attached, whether packets pass a device twice or not at all, and whether
+rules can be kept.
 
-A finding is ok, a note (limits are right), a warning (a limit may be wrong), or
-failed (something is missing, or rules are not in force). Warnings, failures and a
-pending change are shown; -v shows all findings, as JSON does.
+A finding is ok, a note (limits are right), a warning (a limit may be wrong) or failed (something is missing, or
+rules are not in force). Warnings, failures and a pending change are shown; -v shows all findings, as JSON does.
 
-Exit codes: 0 no worse than notes; 4 a limit is not in force, or may be wrong;
-5 a permission or a feature of the kernel is missing.`,
+Exit codes: 0 nothing worse than notes; 4 a limit is not in force, or may be wrong; 5 a permission or a kernel
+feature is missing.`,
+		Example: `  shapectl doctor
+  shapectl doctor eth0`,
 		Args:              args(0, 1),
 		ValidArgsFunction: e.completeDevice,
 		RunE: func(_ *cobra.Command, given []string) error {
@@ -44,13 +45,6 @@ Exit codes: 0 no worse than notes; 4 a limit is not in force, or may be wrong;
 	}
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "show all findings")
 	return cmd
-}
-
-func (e *env) completeDevice(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-	if len(given) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return e.completeRule(cmd, given, typed)
 }
 
 func (e *env) doctor(name string, verbose bool) error {

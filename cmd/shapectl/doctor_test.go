@@ -221,7 +221,7 @@ func TestDoctorWithoutPermissions(t *testing.T) {
 		defer func() { testenv.Must(t, unix.Capset(&header, &have[0])) }()
 		return c.run(exitMissing, "doctor", "va")
 	}()
-	for _, want := range []string{"failed   permissions: this process lacks CAP_BPF and CAP_NET_ADMIN", "warning  access: "} {
+	for _, want := range []string{"failed   permissions: this process lacks CAP_BPF and CAP_NET_ADMIN", "note     va egress state: 1 rule; whether in force is unknown"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is not in\n%s", want, out)
 		}

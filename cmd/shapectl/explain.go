@@ -13,23 +13,22 @@ import (
 )
 
 func explainCommand(e *env) *cobra.Command {
-	q := explain.Question{}
+	var q explain.Question
 	var p packetFlags
 	cmd := &cobra.Command{
 		Use:   "explain [DEV [ingress|egress]] ADDRESS [flags]",
 		Short: "Explain which rule decides about packets, and why",
-		Long: `Explain what happens to packets to and from an address. First comes the answer:
-which rule decides, and what happens to the packets now. Then, for each device on
-the path: the rule, its bucket, what it dropped so far, and the programs that run
-there. It charges and changes nothing.
+		Long: `Explain what happens to packets to and from an address. Nothing is charged or changed.
 
-Routes determine the devices, also below a bridge, a VLAN or a veth pair; with DEV
-it is only that device. With --flow both ends are known, so ADDRESS may be left
-out. With --order sparse-first, the answer without --flow is for a flow that has
-packets waiting.
+First comes the answer: which rule decides, and what happens to the packets now. Then, for each device on the
+path: the rule, its bucket, what it dropped so far, and the programs that run there.
 
-Of netfilter only the chains of nftables at the device itself are shown. Other
-hooks run between ingress and egress.
+Routes tell by which devices the packets leave and enter, also below a bridge, a VLAN or a veth pair. With DEV,
+explain looks at that device alone. With --flow, both ends of the packets are known, and ADDRESS may be left
+out. With --order sparse-first and without --flow, the answer is about a flow that has packets queued already.
+
+nftables chains are shown if they belong to the device itself. The other netfilter hooks run between ingress and
+egress.
 
 Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in force.`,
 		Example: `  shapectl explain 10.0.0.7
@@ -41,7 +40,7 @@ Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in 
 			if err := p.parse(cmd); err != nil {
 				return err
 			}
-			q.Bytes, q.Flow = p.bytes, p.flow
+			q.Bytes, q.Flow, q.Netns = p.bytes, p.flow, e.netns
 			if err := parseQuestion(&q, cmd, given); err != nil {
 				return err
 			}
@@ -51,9 +50,9 @@ Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in 
 			return e.explain(q)
 		},
 	}
-	cmd.Flags().Var(byteCount(&p.bytes), "bytes", "length of the packet at layer 2, or of each of its segments (default: a full one of the device)")
-	cmd.Flags().Uint16Var(&q.Segments, "segments", 1, "`number` of segments that a packet stands for, as by GSO and GRO")
-	cmd.Flags().StringVar(&p.text, "flow", "", "the packets' `protocol,source:port,destination:port`")
+	cmd.Flags().Var(byteCount(&p.bytes), "bytes", "bytes of each segment at layer 2 (default: full)")
+	cmd.Flags().Uint16Var(&q.Segments, "segments", 1, "`number` of segments of a GSO or GRO packet")
+	cmd.Flags().StringVar(&p.text, "flow", "", "the packets' `flow`: protocol,source:port,destination:port")
 	return cmd
 }
 
@@ -114,12 +113,12 @@ func (e *env) explain(q explain.Question) error {
 func inForce(paths []report.Path) bool {
 	for _, w := range paths {
 		for _, s := range w.Hooks {
-			if s.Rule != nil && !s.Attached {
+			if s.Rule != nil && report.NotInForce(s.Attached) {
 				return false
 			}
 		}
 		for _, r := range w.Elsewhere {
-			if !r.Attached {
+			if report.NotInForce(r.Attached) {
 				return false
 			}
 		}

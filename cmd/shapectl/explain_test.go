@@ -298,7 +298,7 @@ func TestExplainNotInForce(t *testing.T) {
 	if err := json.Unmarshal([]byte(got.out), &paths); err != nil || got.code != exitDegraded || got.err != "" {
 		t.Fatalf("%v: %+v", err, got)
 	}
-	if s := paths[0].Hooks[0]; s.Attached || s.Verdict != "pass" || s.Bucket.Conforms || s.Chain != nil {
+	if s := paths[0].Hooks[0]; !report.NotInForce(s.Attached) || s.Verdict != "pass" || s.Bucket.Conforms || s.Chain != nil {
 		t.Errorf("it is explained as %+v, %+v", s, s.Bucket)
 	}
 }

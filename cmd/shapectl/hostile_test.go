@@ -161,7 +161,7 @@ func (r *rig) roundTrip(name string) {
 		r.t.Errorf("export --like %q: %+v, diff: %+v", text, merged, got)
 	}
 	hidden := r.policy("devices:\n  gone\u202e: {}\n")
-	if got := r.tried("export", "--like", hidden); got.code != exitInput || got.out != "" || !strings.Contains(got.err, `:2:7: character U+202E is not shown as it is`) {
+	if got := r.tried("export", "--like", hidden); got.code != exitInput || got.out != "" || !strings.Contains(got.err, `:2:7: character U+202E cannot be shown as it is`) {
 		r.t.Errorf("export --like a file that hides something: %+v", got)
 	}
 	for _, j := range []string{"-j=true", "-j=false"} {

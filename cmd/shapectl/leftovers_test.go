@@ -314,7 +314,7 @@ func TestFlushAll(t *testing.T) {
 		}
 		r.nothingLeft()
 		r.refused(exitInput, "0 arguments", "flush")
-		r.refused(exitInput, "1 arguments", "flush", "--all", "va")
+		r.refused(exitInput, "1 argument, but", "flush", "--all", "va")
 	})
 }
 

@@ -124,8 +124,8 @@ func TestRefusedPatterns(t *testing.T) {
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
 	for _, c := range []struct{ pattern, says string }{
 		{"v[", "malformed pattern"}, {"[a-", "malformed pattern"}, {`v*\`, "malformed pattern"},
-		{"v[!b]", "write [^ for any but these"}, {"[a-c]?[!x-z]", "write [^ for any but these"},
-		{"v* ", "not a name that a device can have"}, {"v*/", "not a name that a device can have"}, {"*\n", "not a name that a device can have"},
+		{"v[!b]", "write [^ to negate"}, {"[a-c]?[!x-z]", "write [^ to negate"},
+		{"v* ", "not a valid device name"}, {"v*/", "not a valid device name"}, {"*\n", "not a valid device name"},
 		{"", "there is no device \"\""},
 	} {
 		r.refused(exitInput, c.says, "flush", c.pattern)

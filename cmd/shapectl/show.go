@@ -6,14 +6,11 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/netinfo"
@@ -30,7 +27,7 @@ type filterRules struct {
 	device    string            // "" for any
 	pattern   bool              // device is a pattern: resolve decides
 	direction *policy.Direction // nil for both
-	prefix    *netip.Prefix     // nil for all
+	networks  networks          // exactly these; nil for all
 
 	// What show searches for; each only if set.
 	address netip.Addr    // rules whose network contains it, the one that decides first
@@ -45,10 +42,15 @@ type filterRules struct {
 	brief    bool // without sentences
 }
 
-// patternHelp says how the argument DEV names several devices.
-const patternHelp = `DEV may be a pattern as in policies: * stands for any characters, ? for one, and
-[a-z] for one of these. Quote it for the shell: 'tap*'. A device with exactly that
-name takes precedence.`
+// networks are the networks that one argument names.
+type networks []netip.Prefix
+
+func (n networks) String() string {
+	if len(n) > 1 {
+		return policy.Any
+	}
+	return n[0].String()
+}
 
 type showOptions struct {
 	wide, sentences, buckets, shadows bool
@@ -67,28 +69,26 @@ func showCommand(e *env) *cobra.Command {
 	var o showOptions
 	var plan string
 	cmd := &cobra.Command{
-		Use:   "show [DEV [ingress|egress [CIDR]] | ADDRESS | CIDR | NAME | PLAN]",
+		Use:   "show [DEV [ingress|egress [CIDR|any]] | ADDRESS | CIDR | NAME | PLAN] [flags]",
 		Short: "Show rules and what happened to their packets",
-		Long: `Show rules and what happened to their packets. A device, direction and network
-name one rule, which is shown in full. A single argument may also be
+		Long: `Show rules and what happened to their packets. A device, direction and network name one rule, which is shown in
+full. A single argument may also be:
 
   ADDRESS   the rules whose network contains it; the first one decides
   CIDR      the rules for it and for parts of it, or else the one that contains it
   NAME      the rules with that name or plan, or with a pattern or part of it
 
-PASSED and DROPPED count since a rule was set. With --interval, USE and DROPPED
-are those of that time. OF RATE is USE in percent of the rate, if a rule has one
-bucket. DROPPED is a share of packets. Columns without values are left out.
+PASSED and DROPPED count since a rule was set. With --interval, USE and DROPPED are those of that time. OF RATE is
+USE in percent of the rate, if a rule has one bucket. DROPPED is a share of packets. Columns without values are
+left out. An argument that names neither a device nor a rule is an error (exit code 1).
 
-An argument that names neither a device nor a rule is an error (exit code 1).
-
-` + patternHelp,
+any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patterns'.`,
 		Example: `  shapectl show eth0
   shapectl show 10.0.3.7
   shapectl show --interval 1s --sort use --top 10
   shapectl show 'tap*' egress --wide`,
 		Args:              args(0, 3),
-		ValidArgsFunction: e.completeRule,
+		ValidArgsFunction: e.completeShow,
 		RunE: func(cmd *cobra.Command, given []string) error {
 			if err := o.check(cmd); err != nil {
 				return err
@@ -106,16 +106,16 @@ An argument that names neither a device nor a rule is an error (exit code 1).
 		},
 	}
 	flags := cmd.Flags()
-	flags.DurationVar(&o.interval, "interval", 0, "measure for this `time` (such as 1s) what rules pass and drop now")
+	flags.Var(duration(&o.interval), "interval", "measure use and drops over this `time`, such as 1s")
 	flags.StringVar(&o.sort, "sort", "device", "`order`: "+strings.Join(report.Sorts, ", "))
 	flags.IntVar(&o.top, "top", 0, "show only the first `N` rules, or buckets")
 	flags.StringVar(&plan, "plan", "", "only rules that follow this plan")
 	flags.BoolVar(&o.wide, "wide", false, "show all columns")
 	flags.BoolVar(&o.sentences, "sentences", false, "describe each rule in a sentence")
-	flags.BoolVar(&o.buckets, "buckets", false, "list hosts, subnets and flows whose buckets are not empty, and how long a full packet would wait")
-	flags.BoolVar(&o.shadows, "shadow", false, "show what proposed limits would have dropped, and which hosts they would have affected")
+	flags.BoolVar(&o.buckets, "buckets", false, "list the buckets that are not empty, and the delay of a packet")
+	flags.BoolVar(&o.shadows, "shadow", false, "show what shadow limits would have refused")
 	flags.BoolVar(&o.wide, "stats", false, "the same as --wide")
-	flags.MarkHidden("stats")
+	must(flags.MarkHidden("stats"))
 	return cmd
 }
 
@@ -151,16 +151,14 @@ func parseFilter(cmd string, given []string) (want filterRules, err error) {
 	if len(given) > 1 {
 		d, err := policy.ParseDirection(given[1])
 		if err != nil {
-			return want, inputf("%s: %w", cmd, err)
+			return want, inputf("%s: %w", cmd, directionError(given[1], err))
 		}
 		want.direction = &d
 	}
 	if len(given) > 2 {
-		p, err := policy.ParsePrefix(given[2])
-		if err != nil {
-			return want, inputf("%s: %w", cmd, err)
+		if want.networks, err = policy.ParseNetworks(given[2]); err != nil {
+			return want, inputf("%s: %w", cmd, argumentError{err})
 		}
-		want.prefix = &p
 	}
 	return want, nil
 }
@@ -197,15 +195,15 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 			_, err := fmt.Fprintln(w, want.noRules())
 			return err
 		case o.shadows:
-			return rules.Shadows(w, e.columns())
+			return rules.Shadows(w, e.columns)
 		case o.buckets:
-			return rules.BucketsText(w, of, e.columns())
+			return rules.BucketsText(w, of, e.columns)
 		case o.sentences:
 			return rules.Sentences(w)
 		case of == 1 && want.isSingle() && !o.wide:
 			return rules[0].Detail(w)
 		}
-		return report.Table{Rules: rules, Of: of, Wide: o.wide, Width: e.columns()}.Text(w)
+		return report.Table{Rules: rules, Of: of, Wide: o.wide, Width: e.columns}.Text(w)
 	})
 	if written != nil {
 		return e.degraded("show: done, but the answer could not be written: %w", written)
@@ -241,24 +239,9 @@ func (want filterRules) noRules() string {
 	return "no rules"
 }
 
-// columns is the width of the terminal that text goes to; 0 if it is none.
-func (e *env) columns() int {
-	if n, err := strconv.Atoi(e.getenv("COLUMNS")); err == nil && n > 0 {
-		return n
-	}
-	if !e.outIsScreen {
-		return 0
-	}
-	width, _, err := term.GetSize(int(os.Stdout.Fd()))
-	if err != nil {
-		return 0
-	}
-	return width
-}
-
 // isSingle reports whether a filter is for one rule rather than for many.
 func (want filterRules) isSingle() bool {
-	return !want.pattern && (want.prefix != nil || want.label != "" || want.address.IsValid())
+	return !want.pattern && (want.networks != nil || want.label != "" || want.address.IsValid())
 }
 
 // rules are those of a filter, and the time at which they were read. With the error come
@@ -278,7 +261,7 @@ func (e *env) rules(want *filterRules, search bool) (rules report.Rules, at uint
 		at = maps.Now()
 		found, unread := findRules(n, *want)
 		if len(found) == 0 && unread == nil {
-			unread = want.checkThere(n)
+			unread = e.checkThere(*want, n)
 		}
 		if len(found) > 0 || unread == nil {
 			rules = found
@@ -298,6 +281,10 @@ func (want *filterRules) search(n *loader.Namespace) error {
 	want.device = ""
 	if d, err := policy.ParseDirection(what); err == nil {
 		want.direction = &d
+		return nil
+	}
+	if what == policy.Any {
+		want.networks = policy.Everything[:]
 		return nil
 	}
 	if address, err := netip.ParseAddr(what); err == nil && address.Zone() == "" && !address.Is4In6() {
@@ -350,34 +337,34 @@ func (want filterRules) matchesAny(n *loader.Namespace) (bool, error) {
 }
 
 // checkThere reports as an error that a filter that no rule passes names what does not exist.
-func (want filterRules) checkThere(n *loader.Namespace) error {
+func (e *env) checkThere(want filterRules, n *loader.Namespace) error {
 	name := plain.Line(want.label)
 	switch {
 	case want.label == "" && (want.device == "" || want.pattern):
 		if want.plan != "" && want.device == "" {
-			return inputf("no rule follows a plan %s; 'shapectl show' lists all rules", plain.Line(want.plan))
+			return inputf("no rule follows a plan %s; %s lists all rules", plain.Line(want.plan), e.suggest("show"))
 		}
 		return nil
 	case want.label == "":
 		if _, err := device(want.device); err != nil {
 			return err
 		}
-		if want.prefix != nil {
-			return noRule(want)
+		if want.networks != nil {
+			return e.noRule(want)
 		}
 		return nil
 	case strings.ContainsAny(want.label, `*?[\`):
 		if err := policyfile.CheckDevice(want.label); err != nil {
 			return inputError(err)
 		}
-		return inputf("there is no device that matches %s, and no rule with such a name or plan; 'shapectl show' lists all rules", name)
+		return inputf("there is no device that matches %s, and no rule with such a name or plan; %s lists all rules", name, e.suggest("show"))
 	}
-	return inputf("there is no device %s, and no rule with that name or plan; 'shapectl show' lists all rules", name)
+	return inputf("there is no device %s, and no rule with that name or plan; %s lists all rules", name, e.suggest("show"))
 }
 
-func noRule(want filterRules) error {
+func (e *env) noRule(want filterRules) error {
 	return inputf("%s %s has no rule for %s; %s lists its rules",
-		plain.Line(want.device), want.direction, want.prefix, plain.Suggest("show", want.device))
+		plain.Line(want.device), want.direction, want.networks, e.suggest("show", want.device))
 }
 
 // findRules are the rules that pass a filter; never nil, as JSON would
@@ -473,13 +460,15 @@ func (want filterRules) rank(e maps.Entry) int {
 }
 
 // entries are the rules of a set that pass a filter by their network.
-func (want filterRules) entries(s *maps.Set) []maps.Entry {
+func (want filterRules) entries(s *maps.Set) (entries []maps.Entry) {
 	switch {
-	case want.prefix != nil:
-		if entry, ok := s.Find(*want.prefix); ok {
-			return []maps.Entry{entry}
+	case want.networks != nil:
+		for _, p := range want.networks {
+			if entry, ok := s.Find(p); ok {
+				entries = append(entries, entry)
+			}
 		}
-		return nil
+		return entries
 	case want.address.IsValid():
 		return containing(s, netip.PrefixFrom(want.address, want.address.BitLen()))
 	case want.wider:
@@ -613,9 +602,9 @@ func describe(h *loader.Hook, entry maps.Entry) report.Rule {
 
 // row is a rule without its sentence; affected may be nil.
 func row(h *loader.Hook, entry maps.Entry, affected []maps.Affected) report.Rule {
-	level := model.Bytes(h.Set.OwnLevel(entry, maps.Now()))
+	level := model.Bytes(h.Set.SharedLevel(entry, maps.Now()))
 	r := report.NewRule(h.Name(), h.Direction, h.Match(), entry.Rule, h.Set.Counters(entry.ID), level)
-	r.Attached, r.State, r.Hook = h.InForce(), h.Status(), string(h.Mode)
+	r.Attached, r.State, r.Hook = h.State.InForce(), h.Status(), string(h.Mode)
 	if change, until := h.Set.Change(); change == maps.Pending {
 		r.RevertsInNS = ahead(until)
 	}

@@ -13,32 +13,30 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shapectl/shapectl/internal/keeper"
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/reconciler"
 	"github.com/shapectl/shapectl/pkg/loader"
 )
 
 func watchCommand(e *env) *cobra.Command {
 	var lastGood string
 	cmd := &cobra.Command{
-		Use:   "watch FILE",
+		Use:   "watch FILE [flags]",
 		Short: "Apply a policy's rules to devices as they appear",
-		Long: `Apply the rules of the policy in FILE to devices when they appear: when they are
-created, moved into the network namespace, or renamed to a name of the policy.
-It runs until it is stopped; the rules stay.
+		Long: `Apply the rules of a policy to devices as they appear, until told to end. The rules stay.
 
-A direction that has rules in force is left alone: 'shapectl apply' changes those.
-Pins of devices and network namespaces that no longer exist are removed. What an
-apply left without a rule is kept for a rollback, and freed after an hour.
-Without --setup-fq, a device without an fq qdisc gets none of its rules if any of
-them delays packets. A message says so.
+A device appears when it is created, moved into the network namespace, or renamed to a name of the policy.
+Directions that have rules are left alone; 'shapectl apply' changes those. Without --setup-fq, a device that
+lacks the fq that its rules need gets no rules, with a warning.
 
-FILE is read again on SIGHUP, and when it has changed before a device appears. It
-then applies to devices that appear later. While it is not valid, the last good
-policy is used: the file of --last-good, which 'shapectl apply --last-good'
-writes, or else the policy that was read before.`,
-		Example: `  shapectl watch /etc/shapectl/policy.yaml --last-good /var/lib/shapectl/policy.yaml`,
-		Args:    args(1, 1),
+FILE is read again on SIGHUP, and when a device appears after the file was changed. While it is not valid, watch
+uses the copy in --last-good, or else the version that it read before.
+
+watch also removes the state of deleted devices and network namespaces. An hour after a change, it frees the
+devices and directions that were left without rules for a rollback.`,
+		Example:           `  shapectl watch /etc/shapectl/policy.yaml`,
+		Args:              args(1, 1),
+		ValidArgsFunction: completePolicy,
 		RunE: func(cmd *cobra.Command, given []string) error {
 			if cmd.Flags().Changed("last-good") && lastGood == "" {
 				return inputf("watch: --last-good needs the name of a file; leave it out to use none")
@@ -62,14 +60,14 @@ func (e *env) watch(file, lastGood string) error {
 	signal.Notify(reread, syscall.SIGHUP)
 	defer signal.Stop(reread)
 
-	k := &keeper.Keeper{Options: o, Told: e.kept, Noted: e.note}
-	k.Warned = func(err error) { e.note(e.advise(err).Error()) }
-	if err := k.Load(file, lastGood); err != nil {
+	r := &reconciler.Reconciler{Options: o, OnApply: e.reconciled, OnNotice: e.note}
+	r.OnWarning = func(err error) { e.note(e.advise(err).Error()) }
+	if err := r.Load(file, lastGood); err != nil {
 		return inputf("watch: %w", err)
 	}
 	err = loader.In(e.netns, func() error {
-		e.note(fmt.Sprintf("watching for %s, of %s", cmp.Or(plain.List(lines(k.Devices())), "no devices"), file))
-		return k.Run(ctx, reread, func() { e.notify("READY=1") })
+		e.note(fmt.Sprintf("watching for %s, of %s", cmp.Or(plain.List(lines(r.Devices())), "no devices"), file))
+		return r.Run(ctx, reread, func() { e.notify("READY=1") })
 	})
 	if err != nil {
 		return fmt.Errorf("watch: %w", e.advise(err))
@@ -78,8 +76,8 @@ func (e *env) watch(file, lastGood string) error {
 	return nil
 }
 
-// kept writes a line about rules that are in force now.
-func (e *env) kept(event keeper.Event) {
+// reconciled writes a line about the rules that were applied.
+func (e *env) reconciled(event reconciler.Event) {
 	if e.json {
 		json.NewEncoder(e.out).Encode(struct {
 			Device    string `json:"device"`
@@ -92,10 +90,10 @@ func (e *env) kept(event keeper.Event) {
 		fmt.Fprintln(e.out, plain.Line(event.String()))
 	}
 	if was := event.Change.Replaced; was != "" {
-		e.note(replacedByFQ(event.Device, was))
+		e.note(e.replacedByFQ(event.Device, was))
 	}
 	if event.Change.Lacks != 0 {
-		e.note(fmt.Sprintf("%s: its fq qdisc has too little room for the packets that may be queued; %s says what to do", plain.Line(event.Device), plain.Suggest("doctor", event.Device)))
+		e.note(fmt.Sprintf("%s: its fq has too little room for the packets that may be queued; %s says what to do", plain.Line(event.Device), e.suggest("doctor", event.Device)))
 	}
 }
 

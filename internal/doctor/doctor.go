@@ -61,8 +61,8 @@ type Hook struct {
 	Chain []netinfo.ChainEntry
 	// Queue is nil where no rule delays packets, and if it is not known.
 	Queue *Queue
-	// GivenFQ: on egress, the device has the fq qdisc of --setup-fq, which 'shapectl flush' removes.
-	GivenFQ bool
+	// HasOurFQ: on egress, the device has the fq qdisc of --setup-fq, which 'shapectl flush' removes.
+	HasOurFQ bool
 }
 
 // Limits are the rules of a hook.
@@ -101,7 +101,7 @@ func Judge(f Facts) report.Findings {
 	for _, u := range f.Unread {
 		advice := "run as root"
 		if errors.Is(u.Err, maps.ErrOtherLayout) {
-			advice = "use that version to see them; 'shapectl flush --all' deletes them"
+			advice = "use that version to see them; " + plain.Suggest(f.Netns, "flush --all") + " deletes them"
 		}
 		findings = append(findings, report.Finding{
 			Status: report.Warning, Check: "access", Device: u.Device, Direction: u.Direction,
@@ -109,7 +109,7 @@ func Judge(f Facts) report.Findings {
 		})
 	}
 	if len(f.Hooks) == 0 && len(f.Unread) == 0 {
-		findings = append(findings, systemFinding(report.OK, "rules", "there are none", "'shapectl doctor DEV' checks a device for its first rule")...)
+		findings = append(findings, systemFinding(report.OK, "rules", "there are none", plain.Suggest(f.Netns, "doctor DEV")+" checks a device for its first rule")...)
 	}
 	for _, s := range f.Hooks {
 		if !f.judged(s.Name) {
@@ -153,7 +153,9 @@ func (f Facts) limits(d *Device, direction policy.Direction) *Limits {
 	return nil
 }
 
-func (s Hook) inForce() bool { return s.Limits != nil && s.Limits.State == loader.Attached }
+func (s Hook) inForce() bool {
+	return s.Limits != nil && (s.Limits.State == loader.Attached || s.Limits.State == loader.Unknown)
+}
 
 // limited are the rules that have a rate; l may be nil.
 func (l *Limits) limited() []Rule {

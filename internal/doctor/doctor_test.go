@@ -86,7 +86,7 @@ func (f *Facts) held(by fq.State) *Queue {
 }
 
 // enough is an fq that does.
-var enough = fq.State{Kind: "fq", Holds: true, Limit: 10000, FlowLimit: 10000, Flows: 1 << 18, Horizon: 10 * time.Second, HorizonDrop: true}
+var enough = fq.State{Kind: "fq", HasFQ: true, Limit: 10000, FlowLimit: 10000, Flows: 1 << 18, Horizon: 10 * time.Second, HorizonDrop: true}
 
 func unlikeFQ(change func(*fq.State)) fq.State {
 	s := enough
@@ -248,7 +248,7 @@ func TestJudge(t *testing.T) {
 			[]string{"warning eth0 egress capacity"}, []string{"a queue of 65536 bytes is only 5.243ms of 100mbit"}},
 		{"a queue at a rate that is too low for big packets", func(f *Facts) { f.leaky(12_000); f.rule().Rate = 50_000 },
 			[]string{"note eth0 egress packets", "warning eth0 egress capacity"}, []string{"stay far below 50kbit; ip link set dev eth0 gso_max_size"}},
-		{"an fq that no rule needs any more", func(f *Facts) { f.Hooks[0].GivenFQ = true },
+		{"an fq that no rule needs any more", func(f *Facts) { f.Hooks[0].HasOurFQ = true },
 			[]string{"note eth0 egress queue"}, []string{"'shapectl flush eth0 egress' restores the earlier qdisc"}},
 		{"no fq", func(f *Facts) {
 			f.leaky(queue)
@@ -256,8 +256,8 @@ func TestJudge(t *testing.T) {
 		}, []string{"failed eth0 egress queue"}, []string{"only the fq qdisc does that, and eth0 has noqueue", "tc qdisc replace dev eth0 root fq"}},
 		{"an fq with limits of its own", func(f *Facts) {
 			f.leaky(625_000)
-			f.Hooks[0].GivenFQ = true
-			f.Hooks[0].Queue = &Queue{State: fq.State{Kind: "fq", Holds: true, Limit: 10000, FlowLimit: 100, Flows: 1 << 18, Horizon: 40 * time.Millisecond, HorizonDrop: true, Drops: 7}}
+			f.Hooks[0].HasOurFQ = true
+			f.Hooks[0].Queue = &Queue{State: fq.State{Kind: "fq", HasFQ: true, Limit: 10000, FlowLimit: 100, Flows: 1 << 18, Horizon: 40 * time.Millisecond, HorizonDrop: true, Drops: 7}}
 		}, []string{"failed eth0 egress queue", "warning eth0 egress queue", "warning eth0 egress queue"},
 			[]string{"delays packets by 40ms at most, and rules by up to 50ms: packets with a longer delay are dropped", "up to 9766 packets may be queued", "has dropped 7 packets"}},
 		{"an ifb that is gone", func(f *Facts) { f.onIngress(); f.leaky(queue); f.Hooks[0].Queue = &Queue{} },

@@ -3,6 +3,7 @@ package doctor
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -172,15 +173,17 @@ func (f *Facts) details() {
 
 // attached adds what else is attached to a hook, and the qdisc or ifb that delays packets there.
 func (f *Facts) attached(n *loader.Namespace, s *Hook) {
-	s.GivenFQ = s.Direction == policy.Egress && n.GivenFQ(s.Index)
+	s.HasOurFQ = s.Direction == policy.Egress && n.HasOurFQ(s.Index)
 	if !f.judged(s.Name) {
 		return
 	}
 	if f.device(s.Index) != nil {
 		chain, err := chainOf(n, s.Index, s.Direction)
-		if err != nil {
+		refused := errors.Is(err, fs.ErrPermission) && !f.System.has(unix.CAP_NET_ADMIN) // of which checkHook tells
+		if err != nil && !refused {
 			f.unread(s.Name, s.Direction.String(), err)
-		} else {
+		}
+		if err == nil {
 			s.Chain = append([]netinfo.ChainEntry{}, chain...) // not nil: it is known
 		}
 	}

@@ -21,7 +21,7 @@ func checkState(f Facts, s Hook, d *Device) []report.Finding {
 			state = "not attached"
 		}
 		return s.finding(report.Warning, "state", "rules of another version of shapectl, which this one can neither read nor change, are "+state,
-			"use that version to see them; "+s.flush()+" deletes them")
+			"use that version to see them; "+s.flush(f.Netns)+" deletes them")
 	}
 	if s.Limits == nil {
 		return s.finding(report.OK, "state", "no rules here; the other checks are for a first one", "")
@@ -35,10 +35,13 @@ func checkState(f Facts, s Hook, d *Device) []report.Finding {
 				fmt.Sprintf("%s in force by %s; the device was %s when they were set, and was renamed", rules, l.Mode, l.Was), "")
 		}
 		return s.finding(report.OK, "state", fmt.Sprintf("%s in force by %s", rules, l.Mode), "")
+	case loader.Unknown:
+		return s.finding(report.Note, "state", rules+"; whether in force is unknown, and the other findings assume it",
+			"look with CAP_NET_ADMIN, or as root")
 	case loader.Moved:
 		return s.finding(report.Warning, "state",
 			fmt.Sprintf("the device has moved to another network namespace: %s limit it there, but cannot be seen or changed there", rules),
-			fmt.Sprintf("%s here, then set them there", s.flush()))
+			fmt.Sprintf("%s here, then set them there", s.flush(f.Netns)))
 	case loader.Gone:
 		if slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Name == l.Was }) { // made again
 			return s.finding(report.Failed, "state",
@@ -46,13 +49,13 @@ func checkState(f Facts, s Hook, d *Device) []report.Finding {
 				"set them again; the next command that changes a rule removes the old ones")
 		}
 		return s.finding(report.Failed, "state", rules+" not in force: the device was deleted or moved away",
-			"the next command that changes a rule removes them; 'shapectl watch' applies its policy to a new device")
+			"the next command that changes a rule removes them; "+plain.Suggest(f.Netns, "watch")+" applies its policy to a new device")
 	}
 	return s.finding(report.Failed, "state", rules+" not in force: something else detached shapectl's program from the device",
-		"set one of them again to attach all, or "+s.flush())
+		"set one of them again to attach all, or "+s.flush(f.Netns))
 }
 
-func checkChange(_ Facts, s Hook, _ *Device) []report.Finding {
+func checkChange(f Facts, s Hook, _ *Device) []report.Finding {
 	if s.Limits == nil {
 		return nil
 	}
@@ -60,11 +63,11 @@ func checkChange(_ Facts, s Hook, _ *Device) []report.Finding {
 	case maps.Pending:
 		return s.finding(report.Note, report.Change,
 			fmt.Sprintf("the last change is not confirmed: it reverts in %v", time.Duration(s.Limits.Until).Round(time.Second)),
-			"'shapectl confirm' if all is well, else 'shapectl rollback'")
+			plain.Suggest(f.Netns, "confirm")+" if all is well, else "+plain.Suggest(f.Netns, "rollback"))
 	case maps.Expired:
 		return s.finding(report.Note, report.Change, "the last change was not confirmed in time, and reverted", "")
 	case maps.Committed:
-		return s.finding(report.OK, report.Change, "'shapectl rollback' would return to the previous policy", "")
+		return s.finding(report.OK, report.Change, plain.Suggest(f.Netns, "rollback")+" would return to the previous policy", "")
 	}
 	return nil
 }
@@ -85,7 +88,7 @@ func checkLinkType(_ Facts, s Hook, d *Device) []report.Finding {
 		"set rules on the device below or above it")
 }
 
-func checkChain(_ Facts, s Hook, d *Device) []report.Finding {
+func checkChain(f Facts, s Hook, d *Device) []report.Finding {
 	if d == nil || s.Chain == nil || s.Limits != nil && !s.inForce() {
 		return nil
 	}
@@ -101,7 +104,7 @@ func checkChain(_ Facts, s Hook, d *Device) []report.Finding {
 	if before := foreign(s.Chain[:last+1]); len(before) > 0 {
 		findings = s.finding(report.Warning, "chain",
 			describe(before)+" before the limit: packets that it drops, redirects, or passes by ending the chain (TC_ACT_OK) are neither limited nor counted",
-			s.comeFirst(before))
+			s.comeFirst(f.Netns, before))
 	}
 	after := behind(s.Chain)
 	if delaying := s.delaying(); len(after) > 0 && len(delaying) > 0 && s.Direction == policy.Ingress {
@@ -117,11 +120,13 @@ func checkChain(_ Facts, s Hook, d *Device) []report.Finding {
 }
 
 // flush is the command that deletes the rules.
-func (s Hook) flush() string { return plain.Suggest("flush", s.Name, s.Direction.String()) }
+func (s Hook) flush(netns string) string {
+	return plain.Suggest(netns, "flush", s.Name, s.Direction.String())
+}
 
 // comeFirst says how to attach before the present first program or filter.
-func (s Hook) comeFirst(before []netinfo.ChainEntry) string {
-	again := fmt.Sprintf("%s and set the rules again", s.flush())
+func (s Hook) comeFirst(netns string, before []netinfo.ChainEntry) string {
+	again := fmt.Sprintf("%s and set the rules again", s.flush(netns))
 	switch {
 	case slices.ContainsFunc(before, ours):
 		return "flush them there, or the lower of the two rates decides"

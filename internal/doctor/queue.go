@@ -37,15 +37,15 @@ func waiting(rules []Rule) (packets uint32, longest time.Duration) {
 func checkQueue(f Facts, s Hook, _ *Device) []report.Finding {
 	delaying := s.delaying()
 	switch {
-	case len(delaying) == 0 && s.GivenFQ:
+	case len(delaying) == 0 && s.HasOurFQ:
 		return s.finding(report.Note, "queue", "the device has the fq qdisc of --setup-fq, but no rule that delays packets",
-			fmt.Sprintf("%s restores the earlier qdisc; it also deletes other rules there", s.flush()))
+			fmt.Sprintf("%s restores the earlier qdisc; it also deletes other rules there", s.flush(f.Netns)))
 	case len(delaying) == 0:
 		return nil
 	case s.Direction == policy.Ingress && s.Limits.State == loader.Moved:
 		return s.finding(report.Failed, "queue",
 			"the device has moved to another network namespace without its ifb device for delayed packets: those that conform are lost there: "+
-				prefixes(delaying), fmt.Sprintf("%s here", s.flush()))
+				prefixes(delaying), fmt.Sprintf("%s here", s.flush(f.Netns)))
 	case !s.inForce() || s.Queue == nil:
 		return nil
 	case s.Direction == policy.Ingress:
@@ -72,12 +72,12 @@ func (s Hook) checkFQ(f Facts, delaying []Rule) []report.Finding {
 	q := s.Queue.State
 	packets, longest := waiting(delaying)
 	device := s.Name
-	mend := "--setup-fq with 'shapectl set' or 'apply', or: " + q.Command(device, f.Netns, packets)
+	mend := "--setup-fq with " + plain.Suggest(f.Netns, "set") + " or 'apply', or: " + q.Command(device, f.Netns, packets)
 	if s.Queue.Ifb != nil {
 		device = s.Queue.Ifb.Name
 		mend = "set one of the rules again to repair that"
 	}
-	if !q.Holds {
+	if !q.HasFQ {
 		return s.finding(report.Failed, "queue",
 			fmt.Sprintf("no packet is delayed: only the fq qdisc does that, and %s has %s. Delayed packets leave at once, and more are dropped: %s",
 				device, q.Kind, prefixes(delaying)), mend)

@@ -34,6 +34,9 @@ func (s System) missing() (names []string) {
 
 func checkPermissions(s System) []report.Finding {
 	switch missing := s.missing(); {
+	case len(missing) > 0 && s.BPFFS.Readable && !s.BPFFS.Writable:
+		return systemFinding(report.Note, "permissions",
+			"this process may read the rules; it lacks "+strings.Join(missing, " and ")+", so it can set none", "")
 	case len(missing) > 0:
 		return systemFinding(report.Failed, "permissions",
 			"this process lacks "+strings.Join(missing, " and ")+", so it can set no rule", "run as root, or give it both")
@@ -67,7 +70,8 @@ func checkPrograms(s System) []report.Finding {
 func checkHook(s System) []report.Finding {
 	switch {
 	case !s.has(unix.CAP_NET_ADMIN):
-		return systemFinding(report.Note, "hook", "without CAP_NET_ADMIN it is not known whether the kernel has tcx", "")
+		return systemFinding(report.Note, "hook",
+			"without CAP_NET_ADMIN it is not known whether the kernel has tcx, nor what else is attached to devices", "")
 	case s.HookErr != nil:
 		return systemFinding(report.Failed, "hook", "SHAPECTL_HOOK=tcx, but "+s.HookErr.Error(), "leave it unset to attach by clsact")
 	case s.Hook == loader.Clsact:
@@ -89,6 +93,8 @@ func checkBPFFS(s System) []report.Finding {
 	case fs.Untrusted != nil:
 		finding, advice, _ := strings.Cut(plain.OneLine(fs.Untrusted), "; ")
 		return systemFinding(report.Failed, "bpffs", finding+", so it is not used", advice)
+	case !fs.Writable && fs.Readable:
+		return systemFinding(report.OK, "bpffs", fs.Path+" is mounted; this process may read the rules there", "")
 	case !fs.Writable:
 		return systemFinding(report.Failed, "bpffs",
 			"this process may not write to "+fs.Path+", so it can set no rule",
@@ -104,7 +110,7 @@ func checkKept(f Facts) []report.Finding {
 	return systemFinding(report.Note, "leftovers",
 		fmt.Sprintf("%s have no rule since the last change; their state is kept for a rollback: %s",
 			plain.Count(len(f.Kept), "device direction"), plain.List(f.Kept)),
-		"the next command that changes a rule frees it; so does 'shapectl watch' after an hour")
+		"the next command that changes a rule frees it; so does "+plain.Suggest(f.Netns, "watch")+" after an hour")
 }
 
 // checkLeft finds pins of other network namespaces.
@@ -122,7 +128,7 @@ func checkLeft(f Facts) (findings []report.Finding) {
 				left := Hook{Name: o.Device.Name, Direction: o.Direction}
 				findings = append(findings, left.finding(report.Warning, "leftovers",
 					"rules are in force of a network namespace that no longer exists; the device had left it: they cannot be shown or changed",
-					fmt.Sprintf("%s, then set them here", left.flush()))...)
+					fmt.Sprintf("%s, then set them here", left.flush(f.Netns)))...)
 				continue
 			}
 			findings = append(findings, systemFinding(report.Warning, "leftovers",
@@ -133,7 +139,7 @@ func checkLeft(f Facts) (findings []report.Finding) {
 	if len(dead) > 0 {
 		findings = append(findings, systemFinding(report.Note, "leftovers",
 			fmt.Sprintf("pins of %s that no longer exist: %s", plain.Count(len(dead), "network namespace"), plain.List(dead)),
-			"the next command that changes a rule removes them; so does 'shapectl watch'")...)
+			"the next command that changes a rule removes them; so does "+plain.Suggest(f.Netns, "watch"))...)
 	}
 	if len(unmarked) > 0 {
 		findings = append(findings, systemFinding(report.Note, "leftovers",

@@ -27,6 +27,7 @@ type Question struct {
 	Flow      *maps.Flow        // nil for any
 	Bytes     uint64            // of each segment at layer 2, without VLAN tags; 0 for full ones of the device
 	Segments  uint16            // at least 1
+	Netns     string            // network namespace of suggested commands; "" for that of the caller
 }
 
 // A QuestionError says why a question has no answer. It wraps
@@ -46,6 +47,7 @@ func Explain(n *loader.Namespace, q Question) (paths report.Paths, err error) {
 	}
 	facts, err := gather(n, q)
 	for _, f := range facts {
+		f.Netns = q.Netns
 		paths = append(paths, Judge(f))
 	}
 	return paths, err
@@ -58,6 +60,7 @@ type Facts struct {
 	In, Out   Leg  // known if Routed
 	Stops     []Stop
 	Elsewhere []Elsewhere
+	Netns     string // see Question
 }
 
 // Packets are those that are asked about.
@@ -81,6 +84,7 @@ type Stop struct {
 	netinfo.Hop        // with the zero Device where that is not here
 	Frame       uint64 // bytes of each segment at layer 2, without VLAN tags
 	Path        []netinfo.ChainEntry
+	Unlisted    bool  // Path is not known, as that takes CAP_NET_ADMIN
 	Hook        *Hook // nil where there are no rules, or
 	Unreadable  bool  // where another version has set them
 	Rule        *Rule // nil where none matches
@@ -97,8 +101,7 @@ type Hook struct {
 	Direction   policy.Direction
 	Match       policy.Match
 	State       loader.State
-	Status      string // the state for people to read
-	InForce     bool
+	Status      string  // the state for people to read
 	RevertsInNS *uint64 // nil unless a change waits to be confirmed
 }
 
@@ -155,7 +158,7 @@ func Judge(f Facts) report.Path {
 	for _, e := range f.Elsewhere {
 		path.Elsewhere = append(path.Elsewhere, report.Elsewhere{
 			Device: e.Name, Direction: e.Direction.String(), Brief: report.NewBrief(e.Rule, e.Name, e.Direction, e.Match),
-			Attached: e.InForce, State: e.Status, Met: metWhen(e.Hook, f.In, f.Out),
+			Attached: e.State.InForce(), State: e.Status, Met: metWhen(f.Netns, e.Hook, f.In, f.Out),
 		})
 	}
 	slices.SortStableFunc(path.Elsewhere, func(a, b report.Elsewhere) int {

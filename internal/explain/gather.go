@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"time"
 
@@ -153,7 +154,7 @@ func legTo(end netip.Addr) (l Leg, err error) {
 }
 
 // passes reports whether packets pass a device other than the loopback.
-func (l Leg) passes() bool { return l.Route.Device.Name != "" && !l.Route.Own }
+func (l Leg) passes() bool { return l.Route.Device.Name != "" && !l.Route.Local }
 
 // legIn is how packets from an address come in: by where those to it leave.
 func legIn(src netip.Addr) (Leg, error) {
@@ -185,7 +186,7 @@ func legOut(dst netip.Addr, in Leg) (Leg, error) {
 	}
 	if l.passes() {
 		l.Descent, err = netinfo.Descend(l.Route.Device, l.Route.Next)
-	} else if in.Route.Own { // local packets pass the loopback, the device of both routes
+	} else if in.Route.Local { // local packets pass the loopback, the device of both routes
 		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
 			l.Hops = append(l.Hops, netinfo.Hop{Device: l.Route.Device, Direction: d})
 		}
@@ -201,7 +202,10 @@ func stopAt(n *loader.Namespace, h *loader.Hook, hop netinfo.Hop, p Packets, fra
 		if err != nil {
 			return s, err
 		}
-		if s.Path, err = netinfo.Path(hop.Device, hop.Direction, ours); err != nil {
+		s.Path, err = netinfo.Path(hop.Device, hop.Direction, ours)
+		if s.Unlisted = errors.Is(err, fs.ErrPermission); s.Unlisted {
+			s.Path = nil
+		} else if err != nil {
 			return s, err
 		}
 		s.Unreadable = n.OtherLayout(hop.Index, hop.Direction) != nil
@@ -229,7 +233,7 @@ func stopAt(n *loader.Namespace, h *loader.Hook, hop netinfo.Hop, p Packets, fra
 
 func hookOf(h *loader.Hook) Hook {
 	hook := Hook{
-		Name: h.Name(), Device: h.Device, Direction: h.Direction, Match: h.Match(), State: h.State, Status: h.Status(), InForce: h.InForce(),
+		Name: h.Name(), Device: h.Device, Direction: h.Direction, Match: h.Match(), State: h.State, Status: h.Status(),
 	}
 	if change, until := h.Set.Change(); change == maps.Pending && until != 0 {
 		left := until - min(until, maps.Now())
@@ -279,7 +283,7 @@ func bucketFor(h *loader.Hook, e maps.Entry, address netip.Addr, given *maps.Flo
 	} else if e.Each.Kind == policy.EachFlow {
 		return nil
 	}
-	b := &Bucket{maps.Sharer(e, h.Match(), flow), h.Set.State(e, h.Match(), flow, maps.Now()), time.Now()}
+	b := &Bucket{maps.KeyName(e, h.Match(), flow), h.Set.State(e, h.Match(), flow, maps.Now()), time.Now()}
 	b.FIFO = b.FIFO || given == nil
 	return b
 }

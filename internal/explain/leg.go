@@ -20,7 +20,7 @@ type legWords struct {
 }
 
 func judgeLegs(in, out Leg) (legWords, legWords) {
-	if in.Route.Own && out.Route.Own {
+	if in.Route.Local && out.Route.Local {
 		stay := legWords{known: true, how: "stay on this host, by " + out.Route.Device.Name}
 		return stay, stay
 	}
@@ -34,7 +34,7 @@ func judgeIn(l Leg) legWords {
 		return legWords{}
 	case l.NoRoute != nil:
 		return legWords{how: "come in by any device, if at all", why: " (to " + l.End.String() + ": " + kernelReason(l.NoRoute) + ")"}
-	case l.Route.Own:
+	case l.Route.Local:
 		return legWords{known: true, how: "are this host's own"}
 	}
 	return legWords{known: true, how: "come in by " + deviceNames(l.Hops) + beyond(l, "from"), why: " (where those to " + l.End.String() + " leave)"}
@@ -46,7 +46,7 @@ func judgeOut(l Leg) legWords {
 		return legWords{}
 	case l.NoRoute != nil:
 		return legWords{known: true, how: "have no route", why: " (" + kernelReason(l.NoRoute) + ")"}
-	case l.Route.Own:
+	case l.Route.Local:
 		return legWords{known: true, how: "are for this host itself"}
 	}
 	words := legWords{known: true, how: "leave by " + deviceNames(l.Hops) + beyond(l, "to")}
@@ -114,9 +114,9 @@ func tunnelOver(h Hook, in, out Leg) *netinfo.Tunnel {
 const notMet = "not met"
 
 // metWhen says in which case packets pass a hook that they may not pass.
-func metWhen(h Hook, in, out Leg) string {
+func metWhen(netns string, h Hook, in, out Leg) string {
 	if t := tunnelOver(h, in, out); t != nil {
-		return "met by them wrapped: " + plain.Suggest("explain", h.Name, h.Direction.String(), t.Remote.String())
+		return "met by them wrapped: " + plain.Suggest(netns, "explain", h.Name, h.Direction.String(), t.Remote.String())
 	}
 	comesIn, leaves := judgeLegs(in, out)
 	here, words, come := in, comesIn, "they come in by "
@@ -131,7 +131,7 @@ func metWhen(h Hook, in, out Leg) string {
 	switch {
 	case h.Device.Name == "":
 		return notMet
-	case h.Device.Loopback && (in.Route.Own && leaves.how == "" || out.Route.Own && comesIn.how == ""):
+	case h.Device.Loopback && (in.Route.Local && leaves.how == "" || out.Route.Local && comesIn.how == ""):
 		return "met if they stay on this host"
 	case words.known:
 		return notMet + ", as they " + words.how

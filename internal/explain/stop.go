@@ -14,10 +14,10 @@ import (
 var sideNames = map[policy.Match]string{policy.MatchSrc: "source address", policy.MatchDst: "destination address"}
 
 func judgeStop(p Packets, s Stop) report.Stop {
-	out := report.Stop{Device: s.Name, Direction: s.Direction.String(), Warnings: []string{}, Hides: []report.Brief{}, Verdict: "pass"}
+	out := report.Stop{Device: s.Name, Direction: s.Direction.String(), Warnings: []string{}, Hides: []report.Brief{}, Verdict: "pass", Attached: new(bool)}
 	match := s.Direction.FarSide()
 	if h := s.Hook; h != nil {
-		out.Device, out.State, out.Attached, match = h.Name, h.Status, h.InForce, h.Match
+		out.Device, out.State, out.Attached, match = h.Name, h.Status, h.State.InForce(), h.Match
 	}
 	out.Match = match.String()
 	if address := p.side(match); address.IsValid() {
@@ -40,6 +40,10 @@ func judgeStop(p Packets, s Stop) report.Stop {
 func judgePath(out *report.Stop, s Stop) {
 	if s.Name == "" {
 		return // the device is not here
+	}
+	if s.Unlisted {
+		out.Warnings = append(out.Warnings, "what else is attached here is not known: to list it takes CAP_NET_ADMIN")
+		return
 	}
 	decides := -1
 	if s.Rule != nil {
@@ -116,7 +120,7 @@ type delayer struct {
 // delayedBy judges the fq qdisc of a device, or the ifb through which packets enter it.
 func delayedBy(s Stop) delayer {
 	if s.Direction == policy.Egress {
-		if s.Qdisc.Holds {
+		if s.Qdisc.HasFQ {
 			return delayer{delays: true}
 		}
 		return delayer{warning: notDelayed(s.Name, s.Qdisc.Kind) + "'shapectl set' with --setup-fq installs fq"}
@@ -130,7 +134,7 @@ func delayedBy(s Stop) delayer {
 	switch {
 	case !ifb.Up:
 		by.loses, by.warning = true, ifb.Name+", the ifb device for delayed packets, is down, so packets that conform are lost; "+mends
-	case !ifb.State.Holds:
+	case !ifb.State.HasFQ:
 		by.warning = notDelayed(ifb.Name, ifb.State.Kind) + mends
 	default:
 		by.delays = true

@@ -40,7 +40,7 @@ func judgeRule(out *report.Stop, p Packets, s Stop) {
 		return
 	}
 	if r.Bucket == nil {
-		if out.Attached {
+		if !report.NotInForce(out.Attached) {
 			out.Verdict = "unknown"
 			out.Note = "each flow has a bucket; give --flow, such as --flow " + anyFlow(p.side(h.Match), h.Match).String()
 		}
@@ -48,7 +48,7 @@ func judgeRule(out *report.Stop, p Packets, s Stop) {
 	}
 	level, verdict := judgeBucket(r.Rule, *r.Bucket, counted.Bytes, r.SpeedBits)
 	out.Bucket = &level
-	if out.Attached {
+	if !report.NotInForce(out.Attached) {
 		out.Verdict, out.Note = verdict.String(), OfWhichFlow(r.Rule, p.Flow, verdict)
 	}
 }

@@ -24,6 +24,8 @@ type Applied struct {
 	UndoneAgoNS *uint64 `json:"undone_ago_ns"`
 	// NoTimer says that there is nothing to confirm though --confirm was given: RevertsInNS is null.
 	NoTimer bool `json:"-"`
+	// Confirm is the command that confirms the change.
+	Confirm string `json:"-"`
 	// Verbose has Text write a line for each hook.
 	Verbose bool `json:"-"`
 }
@@ -87,7 +89,7 @@ func (a Applied) Text(w io.Writer) error {
 		text.WriteString("no rule was changed, so there is nothing to confirm, and nothing reverts\n")
 	}
 	if a.RevertsInNS != nil {
-		text.WriteString(reverts(*a.RevertsInNS) + "\n")
+		fmt.Fprintf(text, "%s by %s\n", reverts(*a.RevertsInNS), a.Confirm)
 	}
 	return text.Flush()
 }
@@ -113,7 +115,7 @@ func (c changes) words(verbs ...string) string {
 // reverts says when a change reverts that nobody confirms.
 func reverts(ns uint64) string {
 	left := time.Duration(ns)
-	return fmt.Sprintf("not confirmed: reverts in %v, at %s, unless 'shapectl confirm' is run",
+	return fmt.Sprintf("not confirmed: reverts in %v, at %s, unless confirmed",
 		left.Round(time.Second/10), time.Now().Add(left).Format(time.TimeOnly))
 }
 
@@ -141,8 +143,6 @@ type OptionChange struct {
 	Option string `json:"option"`
 	Have   string `json:"have"`
 	Want   string `json:"want"`
-
-	follows bool // from other options that changed
 }
 
 // NewDifferences describes differences.
@@ -165,58 +165,14 @@ func NewDifferences(differences []policy.Difference) Differences {
 		case d.Want == nil:
 			r.Change = "remove"
 		default:
-			r.Options = optionChanges(d.Have, d.Want)
+			for _, c := range policy.Changes(d.Have, d.Want) {
+				r.Options = append(r.Options, OptionChange(c))
+			}
 		}
 		out = append(out, r)
 	}
 	slices.SortStableFunc(out, func(a, b Difference) int { return Natural(a.Device, b.Device) })
 	return out
-}
-
-// optionChanges are the options in which two rules differ.
-func optionChanges(have, want *policy.Rule) []OptionChange {
-	// A size that is the default of its rate changes with the rate, and an unlimited rule has no options of a limit.
-	usual := func(r *policy.Rule, size, of uint64) bool { return r.Rate == policy.Unlimited || size == of }
-	follows := map[string]bool{
-		"capacity": have.Rate != want.Rate && usual(have, have.Capacity, policy.DefaultCapacity(have.Rate)) &&
-			usual(want, want.Capacity, policy.DefaultCapacity(want.Rate)),
-		"queue": have.Rate != want.Rate && usual(have, have.Queue, policy.DefaultQueue(have.Rate)) &&
-			usual(want, want.Queue, policy.DefaultQueue(want.Rate)),
-	}
-	for _, o := range policy.Options {
-		if o.LimitedOnly && want.Rate == policy.Unlimited {
-			follows[o.Name] = true
-		}
-	}
-	changed := []OptionChange{}
-	add := func(name, have, want string) {
-		if have != want {
-			changed = append(changed, OptionChange{name, have, want, follows[name]})
-		}
-	}
-	for _, o := range policy.Options {
-		if !o.Same(have, want) {
-			add(o.Name, o.Text(have), o.Text(want))
-		}
-	}
-	add("shadow", shadowText(have), shadowText(want))
-	for _, l := range []struct{ name, have, want string }{
-		{"plan", have.Label.Plan, want.Label.Plan}, {"name", have.Label.Name, want.Label.Name}, {"note", have.Label.Note, want.Label.Note},
-	} {
-		if policy.FindOption(l.name) == nil {
-			add(l.name, l.have, l.want)
-		}
-	}
-	return changed
-}
-
-// shadowText is the limit that a rule's shadow proposes; "" for none.
-func shadowText(r *policy.Rule) string {
-	proposed, ok := r.Proposed()
-	if !ok {
-		return ""
-	}
-	return shortLimit(&proposed)
 }
 
 // shortLimit is the rate of a rule, who has it, and the options that are not as usual.
@@ -227,7 +183,7 @@ func shortLimit(r *policy.Rule) string {
 	if r.Rate != policy.Unlimited {
 		usual.Capacity = policy.DefaultCapacity(r.Rate)
 	}
-	for _, c := range optionChanges(&usual, r) {
+	for _, c := range policy.Changes(&usual, r) {
 		parts = append(parts, c.Option+" "+c.Want)
 	}
 	return strings.Join(parts, ", ")
@@ -278,19 +234,7 @@ func (r Difference) words() string {
 	}
 	var parts []string
 	for _, o := range r.Options {
-		if o.follows {
-			continue
-		}
-		value := func(s string) string {
-			switch {
-			case s == "":
-				return "none"
-			case o.Option == "name" || o.Option == "note" || o.Option == "plan":
-				return fmt.Sprintf("%q", s)
-			}
-			return s
-		}
-		parts = append(parts, fmt.Sprintf("%s %s -> %s", o.Option, value(o.Have), value(o.Want)))
+		parts = append(parts, policy.Change(o).String())
 	}
 	return strings.Join(parts, ", ")
 }

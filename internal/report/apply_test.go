@@ -39,12 +39,11 @@ func TestDifferences(t *testing.T) {
 a\nb egress
   + 10.0.0.0/24  1mbit, plan "gold", name "alice \x1b"
 tap2 egress
-  + 10.0.0.0/24  1mbit/host, capacity 16kb, algorithm leaky, excess delay,
-                 ecn-above 65536us
+  + 10.0.0.0/24  1mbit/host, algorithm leaky, excess delay
 tap3 egress
   ~ 10.0.0.0/24  rate 1mbit -> 2mbit, excess drop -> ecn
-  ~ 10.0.0.0/24  plan none -> "gold", name none -> "alice \x1b"
-  ~ 10.0.0.0/24  shadow none -> 500kbit
+  ~ 10.0.0.0/24  name none -> "alice \x1b", plan none -> gold
+  ~ 10.0.0.0/24  shadow none -> rate=500kbit
   + 10.0.0.0/24  unlimited
 tap10 egress
   - 10.0.0.0/24  1mbit

@@ -28,13 +28,13 @@ type Stop struct {
 	Direction string `json:"direction"`
 	Match     string `json:"match"`
 	Address   string `json:"address"` // on that side of the packet, "" where it is not known
-	// Chain is all that is attached, in order; null where the device is not here.
+	// Chain is all that is attached, in order; null where the device is not here, or where it may not be asked for.
 	Chain []Attached `json:"chain"`
 	// Warnings say what may keep packets from the rule that decides about them.
 	Warnings []string `json:"warnings"`
-	Rule     *string  `json:"rule"` // null where none matches, or none can be read
-	Attached bool     `json:"attached"`
-	State    string   `json:"state"` // of the rules here, "" where there are none
+	Rule     *string  `json:"rule"`     // null where none matches, or none can be read
+	Attached *bool    `json:"attached"` // null where it is not known
+	State    string   `json:"state"`    // of the rules here, "" where there are none
 	Sentence string   `json:"sentence"`
 	// Hides are the wider rules that match, too, the narrowest first.
 	Hides   []Brief  `json:"hides"`
@@ -104,7 +104,7 @@ type Elsewhere struct {
 	Device    string `json:"device"`
 	Direction string `json:"direction"`
 	Brief
-	Attached bool   `json:"attached"`
+	Attached *bool  `json:"attached"` // null where it is not known
 	State    string `json:"state"`
 	Met      string `json:"met"` // whether and when packets pass it
 }
@@ -202,7 +202,7 @@ func (p Stop) answer() string {
 		return "no rules; they pass"
 	case p.Rule == nil:
 		return "no rule matches " + p.Address + "; they pass"
-	case !p.Attached:
+	case NotInForce(p.Attached):
 		return *p.Rule + " matches, but is NOT IN FORCE (" + p.State + "); they pass"
 	}
 	return *p.Rule + " decides; " + p.fate()
@@ -332,7 +332,7 @@ func (a Attached) String() string {
 func (p Stop) now(s *strings.Builder) {
 	b := p.Bucket
 	switch {
-	case !p.Attached:
+	case NotInForce(p.Attached):
 		fact(s, "now", "passes: NOTHING METERS IT")
 	case p.Verdict == "unknown", b == nil:
 	case b.delays():

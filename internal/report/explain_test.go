@@ -84,7 +84,7 @@ func TestFactIsFolded(t *testing.T) {
 func level(change func(*Stop)) string {
 	cidr, speed, full := "10.0.0.0/24", uint64(10e9), uint64(99_880)
 	p := Stop{
-		Device: "va", Direction: "egress", Match: "dst", Address: "10.0.0.7", Rule: &cidr, Attached: true, State: "attached",
+		Device: "va", Direction: "egress", Match: "dst", Address: "10.0.0.7", Rule: &cidr, Attached: new(true), State: "attached",
 		Sentence: "va egress: says", Counted: &Counted{PacketBytes: 1000, Segments: 1, Bytes: 1000}, Verdict: "pass",
 		Bucket: &Level{
 			Key: "10.0.0.7", LevelBytes: 100, CapacityBytes: 5000, EmptyNS: 100e9, Conforms: true, RoomPackets: 4, RoomBytes: 4900,
@@ -175,7 +175,7 @@ func TestVerdictWords(t *testing.T) {
 		{"bigger than bucket and queue", func(p *Stop) { queue(p, gcra, 9500, 95e5, "drop"); p.Counted.Bytes = 10001 }, []string{
 			"conforms in 9.5ms, when the bucket is empty, as it is larger than that",
 		}},
-		{"not in force", func(p *Stop) { excess(p); p.Attached, p.State, p.Verdict = false, "detached", "pass" }, []string{
+		{"not in force", func(p *Stop) { excess(p); p.Attached, p.State, p.Verdict = new(false), "detached", "pass" }, []string{
 			"rule       says [NOT IN FORCE: detached]", "now        passes: NOTHING METERS IT",
 		}},
 		{"by the near side", func(p *Stop) { p.Match = "src" }, []string{"va egress, by source address"}},
@@ -205,7 +205,7 @@ func TestFewElsewhere(t *testing.T) {
 		path := Path{Packets: "to 10.0.0.7", How: "leave by va"}
 		for range count {
 			path.Elsewhere = append(path.Elsewhere, Elsewhere{
-				Device: "tap0", Direction: "egress", Brief: Brief{Rule: "0.0.0.0/0"}, Attached: true, State: "attached", Met: "not met",
+				Device: "tap0", Direction: "egress", Brief: Brief{Rule: "0.0.0.0/0"}, Attached: new(true), State: "attached", Met: "not met",
 			})
 		}
 		var s strings.Builder

@@ -26,6 +26,9 @@ type Rule struct {
 	Device    string `json:"device"`
 	Direction string `json:"direction"`
 	CIDR      string `json:"cidr"`
+	Name      string `json:"name"` // of the rule, its note and its plan; "" for none
+	Note      string `json:"note"`
+	Plan      string `json:"plan"`
 	Match     string `json:"match"`
 	Algorithm string `json:"algorithm"`
 	Each      string `json:"each"`
@@ -39,7 +42,7 @@ type Rule struct {
 	Unlimited        bool   `json:"unlimited"`
 	OverheadBytes    int16  `json:"overhead_bytes"`
 	MPUBytes         uint16 `json:"mpu_bytes"`
-	Attached         bool   `json:"attached"`
+	Attached         *bool  `json:"attached"` // null where it is not known
 	State            string `json:"state"`
 	Hook             string `json:"hook"`
 	LevelBytes       uint64 `json:"level_bytes"`
@@ -64,9 +67,6 @@ type Rule struct {
 	Shadow *Shadow `json:"shadow"`
 	// Buckets is null unless it was asked for.
 	Buckets []Bucket `json:"buckets"`
-	Name    string   `json:"name"` // of the rule, its note and its plan; "" for none
-	Note    string   `json:"note"`
-	Plan    string   `json:"plan"`
 	// ActiveBuckets is how many hosts, subnets and flows have a bucket that is not empty; null unless it was asked for.
 	ActiveBuckets *uint64 `json:"active_buckets"`
 	// IntervalNS is the time over which use and dropped were measured; null unless that was asked for.
@@ -302,6 +302,9 @@ func (r Rule) level() string {
 	return fmt.Sprintf("%s of %s, %s of %s", bytesText(r.LevelBytes), bytesText(full), percentText(percentOf(r.LevelBytes, full)), whose)
 }
 
+// NotInForce reports whether a rule is known not to be in force, by its key attached.
+func NotInForce(attached *bool) bool { return attached != nil && !*attached }
+
 func remark(r Rule) string {
 	if text := state(r); text != "" {
 		return " [" + text + "]"
@@ -312,7 +315,9 @@ func remark(r Rule) string {
 // state is what is unusual about the state of a rule; "" for nothing.
 func state(r Rule) string {
 	switch {
-	case !r.Attached:
+	case r.Attached == nil:
+		return "" // said once, for all rules
+	case !*r.Attached:
 		return "NOT IN FORCE: " + r.State
 	case r.State != "attached":
 		return strings.TrimPrefix(strings.TrimPrefix(r.State, "attached, "), "but the device has ")
@@ -343,7 +348,7 @@ type Answer struct {
 	Queue
 	// WaitNS is how long the packet is queued or, if it does not conform, the time until it would.
 	WaitNS   uint64 `json:"wait_ns"`
-	Attached bool   `json:"attached"`
+	Attached *bool  `json:"attached"` // null where it is not known
 	Sentence string `json:"sentence"`
 	Note     string `json:"note"` // a remark; "" for none
 }
@@ -362,7 +367,7 @@ func (a Answer) Text(w io.Writer) error {
 			text.WriteString(noRoom(a.Key) + "\n")
 		}
 	}
-	if a.Rule != nil && !a.Attached {
+	if a.Rule != nil && NotInForce(a.Attached) {
 		text.WriteString("the rule is NOT IN FORCE\n")
 	}
 	if a.Note != "" {

@@ -23,7 +23,7 @@ func shown(device string, d policy.Direction, cidr string, rate policy.Rate, cha
 		change(&r)
 	}
 	out := NewRule(device, d, d.FarSide(), r, maps.Counters{}, 0)
-	out.Attached, out.State, out.Hook = true, "attached", "tcx"
+	out.Attached, out.State, out.Hook = new(true), "attached", "tcx"
 	out.Sentence = r.Sentence(device, d, d.FarSide())
 	return out
 }
@@ -59,7 +59,7 @@ func TestTable(t *testing.T) {
 		return r
 	}
 	gone := shown("tap3", out, "10.0.0.0/24", 1e6, nil)
-	gone.Attached, gone.State = false, "device is gone"
+	gone.Attached, gone.State = new(bool), "device is gone"
 	moved := shown("tap4", out, "10.0.0.0/24", 1e6, nil)
 	moved.State = "attached, but the device has moved to another namespace"
 	bySource := shown("eth0", out, "10.0.0.0/24", 1e6, nil)
@@ -137,7 +137,7 @@ eth0 egress  10.0.2.0/24       10mbit
 		"pending": {Table{Rules: Rules{pending}}, `
 DEVICE       NETWORK       RATE
 eth0 egress  10.0.0.0/24  1mbit
-not confirmed: reverts in 59s, at ` + time.Now().Add(59*time.Second).Format(time.TimeOnly) + `, unless 'shapectl confirm' is run
+not confirmed: reverts in 59s, at ` + time.Now().Add(59*time.Second).Format(time.TimeOnly) + `, unless confirmed
 `},
 	} {
 		got := text(t, test.table.Text)
@@ -229,7 +229,7 @@ func TestDetail(t *testing.T) {
 	busy.Since(Sample{1_200_000_000, 1_234_500, 12_345}, 1e9)
 	host := shown("eth0", policy.Egress, "10.0.0.0/24", 10e6, eachHost)
 	host.ActiveBuckets, host.LevelBytes, host.SpilledPackets = new(uint64), 1000, 1
-	host.Attached, host.State = false, "detached"
+	host.Attached, host.State = new(bool), "detached"
 	for want, r := range map[string]Rule{`
 eth0 egress: 10.0.0.0/24 as a whole gets 10mbit (1.25 MB/s), burst 375 kB (300
     ms); excess is dropped (gcra)
