@@ -219,7 +219,7 @@ func TestDoctorWithoutPermissions(t *testing.T) {
 	testenv.Must(t, unix.Capset(&header, &none[0]))
 	out, stderr := func() (string, string) {
 		defer func() { testenv.Must(t, unix.Capset(&header, &have[0])) }()
-		return c.run(exitMissing, "doctor", "va")
+		return c.run(exitMissing, "doctor", "-v", "va")
 	}()
 	for _, want := range []string{"failed   permissions: this process lacks CAP_BPF and CAP_NET_ADMIN", "note     va egress state: 1 rule; whether in force is unknown"} {
 		if !strings.Contains(out, want) {

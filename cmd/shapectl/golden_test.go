@@ -216,6 +216,9 @@ func (r *rig) state() (all []byte) {
 	slices.Sort(names)
 	for _, name := range names {
 		m := h.Set.Replacements()[name]
+		if m.Type() == ebpf.Hash {
+			continue // labels, which no packet sees
+		}
 		if m.Type() == ebpf.LRUHash {
 			var key bpf.AbiAffectedKey
 			var value bpf.AbiAffected

@@ -263,6 +263,9 @@ func (e *env) rules(want *filterRules, search bool) (rules report.Rules, at uint
 		if len(found) == 0 && unread == nil {
 			unread = e.checkThere(*want, n)
 		}
+		for i := range found {
+			found[i].Confirm = e.suggest("confirm")
+		}
 		if len(found) > 0 || unread == nil {
 			rules = found
 		}

@@ -105,12 +105,12 @@ func (b build) meters() {
 	}
 }
 
-// attached is all that is pinned, but for the mark of the namespace, and what is on va.
+// attached is all pins but alive and lock, which have no rules, and what is attached to va.
 func (r *rig) attached() []string {
 	index := testenv.Link(r.t, "va").Attrs().Index
 	chain, err := netinfo.Chain(index, policy.Egress, nil)
 	testenv.Must(r.t, err)
-	found := slices.DeleteFunc(r.pins(), func(pin string) bool { return filepath.Base(pin) == "alive" })
+	found := slices.DeleteFunc(r.pins(), func(pin string) bool { return slices.Contains([]string{"alive", "lock"}, filepath.Base(pin)) })
 	for _, entry := range chain {
 		text, err := json.Marshal(entry)
 		testenv.Must(r.t, err)

@@ -85,8 +85,8 @@ func TestWarningsInJSON(t *testing.T) {
 	r := newRig(t)
 	got := r.run("apply", "-j", r.policy("devices: {nosuch*: {egress: {10.0.0.0/24: 1mbit}}, gone: {egress: {10.0.0.0/24: 1mbit}}}\n"))
 	told := objects(t, got.err)
-	if got.code != exitDegraded || len(told) != 2 || told[0]["warning"] != "no device matches nosuch*" ||
-		!strings.HasPrefix(fmt.Sprint(told[1]["warning"]), "not there, so without their rules: gone") {
+	if got.code != exitDegraded || len(told) != 2 || told[1]["warning"] != "no device matches nosuch*" ||
+		!strings.HasPrefix(fmt.Sprint(told[0]["warning"]), "left out, as these devices do not exist: gone") {
 		t.Errorf("%+v", got)
 	}
 	bad := r.policy("devices: 7\n")

@@ -66,8 +66,10 @@ func (e *env) watch(file, lastGood string) error {
 		return inputf("watch: %w", err)
 	}
 	err = loader.In(e.netns, func() error {
-		e.note(fmt.Sprintf("watching for %s, of %s", cmp.Or(plain.List(lines(r.Devices())), "no devices"), file))
-		return r.Run(ctx, reread, func() { e.notify("READY=1") })
+		return r.Run(ctx, reread, func() {
+			e.note(fmt.Sprintf("watching for %s, of %s", cmp.Or(plain.List(lines(r.Devices())), "no devices"), file))
+			e.notify("READY=1")
+		})
 	})
 	if err != nil {
 		return fmt.Errorf("watch: %w", e.advise(err))

@@ -97,8 +97,7 @@ func (w *watch) ends(by os.Signal) result {
 	if err := w.cmd.Wait(); err != nil {
 		w.t.Errorf("told to end, it ends with %v: %s", err, &w.err)
 	}
-	first, rest, _ := strings.Cut(w.err.String(), "\n")
-	if !strings.HasPrefix(first, "shapectl: watch: ") || !strings.Contains(first, "watching for ") && !strings.Contains(rest, "watching for ") {
+	if !strings.Contains(w.err.String(), "watch: watching for ") {
 		w.t.Errorf("it does not say what it watches: %s", &w.err)
 	}
 	return result{w.out.String(), withoutStart(w.err.String()), w.cmd.ProcessState.ExitCode()}
@@ -106,7 +105,7 @@ func (w *watch) ends(by os.Signal) result {
 
 // withoutStart is what a watch said but for what it watches.
 func withoutStart(said string) string {
-	return regexp.MustCompile(`(?m)^shapectl: watch: watching for .*, of .*\n`).ReplaceAllString(said, "")
+	return regexp.MustCompile(`(?m)^.*watch: watching for .*, of .*\n`).ReplaceAllString(said, "")
 }
 
 // says waits until it has said something, on either channel, once more than it was waited for before.

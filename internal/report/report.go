@@ -63,6 +63,8 @@ type Rule struct {
 	Sentence         string `json:"sentence"`
 	// RevertsInNS is null unless the rule came with a change that is not confirmed.
 	RevertsInNS *uint64 `json:"reverts_in_ns"`
+	// Confirm is the command that confirms that change.
+	Confirm string `json:"-"`
 	// Shadow is null for a rule without one.
 	Shadow *Shadow `json:"shadow"`
 	// Buckets is null unless it was asked for.
@@ -214,7 +216,7 @@ func (rules Rules) Sentences(w io.Writer) error {
 // pending writes until when a change waits to be confirmed, if one does.
 func (rules Rules) pending(w io.Writer) {
 	if i := slices.IndexFunc(rules, func(r Rule) bool { return r.RevertsInNS != nil }); i >= 0 {
-		fmt.Fprintln(w, reverts(*rules[i].RevertsInNS))
+		fmt.Fprintf(w, "%s by %s\n", reverts(*rules[i].RevertsInNS), rules[i].Confirm)
 	}
 }
 
@@ -232,6 +234,9 @@ func (r Rule) Detail(w io.Writer) error {
 	var text strings.Builder
 	text.WriteString(plain.Fold(plain.Line(r.Sentence), screenWidth, "", "    "))
 	state := cmp.Or(state(r), "in force, by "+r.Hook)
+	if r.Attached == nil {
+		state = "unknown"
+	}
 	traffic := func(packets, bytes uint64) string {
 		if packets == 0 {
 			return ""

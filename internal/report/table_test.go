@@ -66,6 +66,7 @@ func TestTable(t *testing.T) {
 	bySource.Match = "src"
 	left := uint64(59 * time.Second)
 	pending := shown("eth0", out, "10.0.0.0/24", 1e6, nil)
+	pending.Confirm = "'shapectl confirm'"
 	pending.RevertsInNS = &left
 	measured := passed(shown("eth0", out, "10.0.0.0/24", 10e6, nil), 2000, 2_000_000, 500)
 	measured.Since(Sample{0, 1000, 0}, 2e9)
@@ -137,7 +138,7 @@ eth0 egress  10.0.2.0/24       10mbit
 		"pending": {Table{Rules: Rules{pending}}, `
 DEVICE       NETWORK       RATE
 eth0 egress  10.0.0.0/24  1mbit
-not confirmed: reverts in 59s, at ` + time.Now().Add(59*time.Second).Format(time.TimeOnly) + `, unless confirmed
+not confirmed: reverts in 59s, at ` + time.Now().Add(59*time.Second).Format(time.TimeOnly) + `, unless confirmed by 'shapectl confirm'
 `},
 	} {
 		got := text(t, test.table.Text)

@@ -20,9 +20,13 @@ func (c Change) String() string {
 
 // Changes lists the options in which two rules differ, in the order of Options, then the
 // shadow and the plan. It leaves out options that both rules have by default: a capacity
-// that follows from the rate changes with it.
+// that follows from the rate changes with it. It also leaves out options that an unlimited
+// rule cannot have, if want is one.
 func Changes(have, want *Rule) (changes []Change) {
 	for _, o := range Options {
+		if o.LimitedOnly && want.Rate == Unlimited {
+			continue
+		}
 		if !o.Same(have, want) && !(o.isDefault(have) && o.isDefault(want)) {
 			changes = append(changes, Change{o.Name, o.Text(have), o.Text(want)})
 		}
