@@ -20,15 +20,15 @@ import (
 )
 
 // The suite accuracy offers each limiter more than its rate, and compares the bytes that arrive
-// in windows of time with the rate. They are counted behind the limiter, as on a wire: what TCP
-// hands down in one piece is split by then.
+// in windows of time with the rate. They are counted behind the limiter as on a wire: GSO packets
+// are segmented by then.
 
 var accuracyRates = []policy.Rate{1e6, 20e6, 500e6}
 
-// slow is the fastest rate that emulated CPUs keep up with, and of which several at once are no load.
+// slow is the highest rate that emulated CPUs sustain. Several limiters can run at it at the same time.
 const slow = 20e6
 
-// accuracy compares limiters here.
+// accuracy compares limiters on this machine.
 func accuracy(ctx context.Context, o options) error {
 	return accuracyMeter{options: o, ctx: ctx}.all([]competitor{
 		shapectl(policy.GCRA, policy.EachAll, loader.TCX), shapectl(policy.Leaky, policy.EachAll, loader.TCX),
@@ -36,7 +36,7 @@ func accuracy(ctx context.Context, o options) error {
 	})
 }
 
-// guestAccuracy compares limiters in a guest, as not every kernel has the peers among them.
+// guestAccuracy compares limiters in a guest, because not every kernel has these peers.
 func guestAccuracy(ctx context.Context, o options) error {
 	return accuracyMeter{options: o, ctx: ctx, guest: true}.all([]competitor{
 		shapectl(policy.GCRA, policy.EachAll, loader.TCX), police, cake,
@@ -92,7 +92,7 @@ func (m accuracyMeter) each(protocol string, subjects []competitor, rate policy.
 	return nil
 }
 
-// figures reports what was delivered, and how far that is from the rate.
+// figures reports the delivered shares, and their distance from the rate.
 func (m accuracyMeter) figures(protocol string, s competitor, rate policy.Rate, shares []float64) {
 	where := ""
 	if m.guest {
@@ -100,7 +100,7 @@ func (m accuracyMeter) figures(protocol string, s competitor, rate policy.Rate, 
 	}
 	m.add(fmt.Sprintf("Delivered%s, %s: %v", where, protocol, rate), s.name, unitDelivered, s.note, shares...)
 	if protocol != "UDP" {
-		return // what a TCP sender leaves unused is not the limiter's error
+		return // rate that a TCP sender does not use is no error of the limiter
 	}
 	var off []float64
 	for _, share := range shares {
@@ -109,10 +109,10 @@ func (m accuracyMeter) figures(protocol string, s competitor, rate policy.Rate, 
 	m.add(fmt.Sprintf("Rate error%s: %v", where, rate), s.name, unitMillionths, s.note, off...)
 }
 
-// oneSecond is a limit with a burst that nft and hashlimit can not go below.
+// oneSecond is a limit with the smallest burst that nft and hashlimit support.
 func oneSecond(rate policy.Rate) limit { return limit{rate, uint64(rate) / 8} }
 
-// udp offers as many datagrams as the system sends: well above the rate, or there are no shares.
+// udp offers as many datagrams as the system can send. If that is not well above the rate, it returns no shares.
 func (m accuracyMeter) udp(s competitor, rate policy.Rate) ([]float64, error) {
 	a, err := newArena(m.ctx)
 	if err != nil {
@@ -160,7 +160,7 @@ func (m accuracyMeter) udp(s competitor, rate policy.Rate) ([]float64, error) {
 // headers of Ethernet, IPv4 and UDP.
 const headers = 14 + 20 + 8
 
-// tcp sends as fast as one connection goes, with the system's congestion control.
+// tcp sends over one connection as fast as possible, with the system's congestion control.
 func (m accuracyMeter) tcp(s competitor, rate policy.Rate) ([]float64, error) {
 	a, err := newArena(m.ctx)
 	if err != nil {
@@ -186,9 +186,9 @@ func (m accuracyMeter) tcp(s competitor, rate policy.Rate) ([]float64, error) {
 	return m.shares(arrived, s, rate, 3*time.Second, 1500*time.Millisecond)
 }
 
-// shares are what arrives in each of several windows, by what the rate allows, after the first burst
-// is over. A window goes from one arrival to another: of those of a while, the one by which most had
-// arrived for its time. The bucket is empty then, and not half full as the sender waited for its CPU.
+// shares returns the bytes that arrive in each of several windows, relative to the rate, after the
+// first burst. A window begins and ends with the arrival that is furthest ahead of the rate for
+// a while: then the bucket is full, and not half empty because the sender waited for its CPU.
 func (m accuracyMeter) shares(c *counter, s competitor, rate policy.Rate,
 	settle, window time.Duration) (shares []float64, err error) {
 	if m.quick {
@@ -219,14 +219,14 @@ func (m accuracyMeter) shares(c *counter, s competitor, rate policy.Rate,
 	return shares, nil
 }
 
-// most is, of the arrivals in so long a time, the one that is the furthest ahead of the rate.
+// most returns the arrival within a time that is furthest ahead of the rate.
 func (m accuracyMeter) most(c *counter, rate policy.Rate, while time.Duration) (best arrivals, err error) {
 	first, err := c.read()
 	if err != nil {
 		return best, err
 	}
 	best = first
-	lead := 0.0 // bytes, before what the rate allows since the first one
+	lead := 0.0 // bytes ahead of the rate since the first arrival
 	for start := time.Now(); time.Since(start) < while; {
 		if err := sleep(m.ctx, time.Millisecond); err != nil {
 			return best, err
@@ -242,7 +242,7 @@ func (m accuracyMeter) most(c *counter, rate policy.Rate, while time.Duration) (
 	return best, nil
 }
 
-// noOffload has packets sent and received as they are on a wire.
+// noOffload turns offloads off, so that packets are sent and received as on a wire.
 func (a *arena) noOffload() error {
 	for device, namespace := range map[string]netns.NsHandle{nearDevice: a.near, farDevice: a.far} {
 		if err := in(namespace, func() error {
@@ -262,19 +262,19 @@ func (a *arena) noOffload() error {
 	return nil
 }
 
-// A counter counts the frames that arrive at the far end, at layer 2, the same
-// for whichever limiter they have passed.
+// A counter counts the frames that arrive at the far end, at layer 2, in the same
+// way for all limiters.
 type counter struct {
 	counts *ebpf.Map
 }
 
-// Arrivals are what has arrived until the last frame, and when that was.
+// Arrivals are the packets and bytes until the last frame, and the time of that frame.
 type arrivals struct {
 	Packets, Bytes uint64
 	Last           uint64 // ns of the system's monotonic clock
 }
 
-// count makes the far end count what arrives, and then say that of it.
+// count attaches a counter to the far end, which returns a verdict for all packets.
 func (a *arena) count(verdict int32) (*counter, error) {
 	m, err := a.newMap(ebpf.MapSpec{Name: "counts", Type: ebpf.Array, KeySize: 4, ValueSize: 24, MaxEntries: 1})
 	if err != nil {
@@ -301,7 +301,7 @@ func (a *arena) count(verdict int32) (*counter, error) {
 	))
 }
 
-// read returns a count of which no part is newer than the others.
+// read returns a consistent count.
 func (c *counter) read() (now arrivals, err error) {
 	for {
 		before := now
@@ -311,6 +311,6 @@ func (c *counter) read() (now arrivals, err error) {
 		if now == before {
 			return now, nil
 		}
-		time.Sleep(2 * time.Microsecond) // longer than the program takes for a frame
+		time.Sleep(2 * time.Microsecond) // longer than the program runs for a frame
 	}
 }

@@ -17,42 +17,29 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-const chartPrefix = "bench-"
-
 // chartFile is the name of a table's chart.
 func chartFile(t table) string {
 	words := strings.FieldsFunc(strings.ToLower(t.Suite+" "+t.Title), func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < '0' || r > '9')
 	})
-	return chartPrefix + strings.Join(words, "-") + ".svg"
+	return strings.Join(words, "-") + ".svg"
 }
 
-// charts draws all tables, and takes away charts of tables that are no more.
-func (r report) charts(dir string) error {
-	old, err := filepath.Glob(filepath.Join(dir, chartPrefix+"*.svg"))
-	if err != nil {
-		return err
-	}
-	for _, path := range old {
-		if err := os.Remove(path); err != nil {
+// writeCharts writes the charts of all tables of a suite into a folder.
+func (s section) writeCharts(dir string) error {
+	for _, t := range s.Tables {
+		data, err := t.chart()
+		if err != nil {
 			return err
 		}
-	}
-	for _, s := range r.Sections() {
-		for _, t := range s.Tables {
-			data, err := t.chart()
-			if err != nil {
-				return err
-			}
-			if err := os.WriteFile(filepath.Join(dir, chartFile(t)), data, 0o644); err != nil {
-				return err
-			}
+		if err := os.WriteFile(filepath.Join(dir, chartFile(t)), data, 0o644); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// Colours are those of Okabe and Ito, which the colour-blind tell apart, too, and others where these are too few.
+// Okabe and Ito chose most of these colours: the colour-blind can tell them apart.
 var (
 	blue      = []color.Color{rgb(0x0072b2), rgb(0x56b4e9), rgb(0x00304d), rgb(0x8c9fe0), rgb(0x5b2fd6)}
 	gray      = []color.Color{rgb(0x888888), rgb(0x333333), rgb(0xbbbbbb)}
@@ -62,8 +49,8 @@ var (
 
 func rgb(c uint32) color.Color { return color.RGBA{byte(c >> 16), byte(c >> 8), byte(c), 0xff} }
 
-// colorsOf gives shapectl blues, peers bright colours, and gray to what limits
-// nothing; things other than subjects get one each.
+// colorsOf returns blues for shapectl, bright colours for peers, and grays for references that limit
+// nothing. Things other than subjects get one colour each.
 func colorsOf(things []string, areSubjects bool) (list []color.Color) {
 	used := map[string]int{}
 	for _, thing := range things {
@@ -83,17 +70,17 @@ func colorsOf(things []string, areSubjects bool) (list []color.Color) {
 }
 
 const (
-	chartWidth  = 8 * vg.Inch
+	chartWidth  = 7 * vg.Inch
 	lineHeight  = 3.2 * vg.Inch // of a chart with lines
 	chartMargin = 8             // points
 )
 
-// chart draws a table: latency and goodput, or gaps, where those are what it is about,
-// else its first unit, in lines where its columns are sizes and in bars where they are not.
+// chart draws a table: latency against goodput, or gaps, if it has them. Otherwise it draws the first
+// unit, as lines if the columns are sizes, and as bars if not.
 func (t table) chart() ([]byte, error) {
 	plot.DefaultFont.Variant = "Sans"
 	legend := plot.NewLegend()
-	legend.Top = true
+	legend.Top, legend.Left = true, true
 	legend.Padding = vg.Points(2)
 	legend.ThumbnailWidth = vg.Points(16)
 	plots, height, err := t.plots(&legend)
@@ -109,10 +96,11 @@ func (t table) chart() ([]byte, error) {
 		box := legend.Rectangle(one) // beside the plot, where it hides nothing
 		width := box.Max.X - box.Min.X
 		if width > 0 {
-			width += 2 * chartMargin
+			width = 1.1*width + 3*chartMargin // other fonts are wider
 		}
 		if i == 0 {
-			legend.Draw(draw.Crop(one, 0, 0, 0, -vg.Points(20)))
+			beside := one.Max.X - one.Min.X - width + 2*chartMargin
+			legend.Draw(draw.Crop(one, beside, 0, 0, -vg.Points(20)))
 		}
 		p.BackgroundColor = nil
 		p.Draw(draw.Crop(one, 0, -width, 0, 0))
@@ -121,12 +109,12 @@ func (t table) chart() ([]byte, error) {
 	if _, err := svg.WriteTo(&b); err != nil {
 		return nil, err
 	}
-	// Where a reader lacks the font that the library names, it shall take a like one.
+	// Few readers have the font that the library names; these are as wide.
 	return bytes.ReplaceAll(b.Bytes(), []byte("font-family:Liberation Sans"),
 		[]byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif")), nil
 }
 
-// plots are what a chart consists of, below each other, and how high each is.
+// plots are the parts of a chart from top to bottom, and the height of each.
 func (t table) plots(legend *plot.Legend) (plots []*plot.Plot, height vg.Length, err error) {
 	if t.isPlane() {
 		plots, err := t.planes(legend)
@@ -144,7 +132,7 @@ func (t table) plots(legend *plot.Legend) (plots []*plot.Plot, height vg.Length,
 	return []*plot.Plot{p}, t.bars(p, legend, unit), nil
 }
 
-// sizes are the columns as numbers; false where they are not.
+// sizes are the columns as numbers; false if some are not.
 func (t table) sizes() (sizes []float64, ok bool) {
 	for _, column := range t.columns() {
 		n, err := strconv.ParseFloat(strings.ReplaceAll(column, " ", ""), 64)
@@ -219,25 +207,25 @@ func (t table) lines(p *plot.Plot, legend *plot.Legend, unit string, sizes []flo
 	return nil
 }
 
-// A bar is a median from zero on, with its quartiles and its number.
+// A bar is a median, with its quartiles and its number. It begins at zero, or at the axis of a logarithmic scale.
 type bar struct {
 	Result
 	y     float64 // its middle; each bar is one high, with what is between bars
 	color color.Color
 }
 
-// barPlotter draws bars that lie.
+// barPlotter draws horizontal bars.
 type barPlotter []bar
 
 const (
-	barHeight  = 0.17 * vg.Inch
-	headHeight = 0.9 * vg.Inch // what is above and below all bars
+	barHeight  = 0.15 * vg.Inch
+	headHeight = 0.9 * vg.Inch // above and below all bars
 )
 
-// bars draws each subject's figures below each other, a colour for each column, and returns how high that gets.
+// bars draws the figures of each subject below each other, with one colour per column, and returns their height.
 func (t table) bars(p *plot.Plot, legend *plot.Legend, unit string) vg.Length {
 	groups, within := t.subjects(), t.columns()
-	// As groups, what there is more of: fewer colours are easier to tell apart.
+	// Fewer colours are easier to tell apart, so the longer list becomes the groups.
 	bySubject := len(groups) >= len(within)
 	if !bySubject {
 		groups, within = within, groups
@@ -273,8 +261,23 @@ func (t table) bars(p *plot.Plot, legend *plot.Legend, unit string) vg.Length {
 	p.Add(all)
 	p.Y.Tick.Marker, p.Y.Tick.Width, p.Y.Width = names, 0, 0
 	p.X.Label.Text = unit
-	p.X.Max *= 1.1 // room for the numbers
+	if least, most := all.bounds(); least > 0 && most > 1000*least {
+		p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+		p.X.Min = math.Pow(10, math.Floor(math.Log10(least)))
+		p.X.Max *= 4
+	} else {
+		p.X.Max *= 1.1 // room for the numbers
+	}
 	return headHeight + barHeight*vg.Length(-y)
+}
+
+// bounds are the least and the greatest figure.
+func (b barPlotter) bounds() (least, most float64) {
+	least = math.Inf(1)
+	for _, one := range b {
+		least, most = min(least, one.Low, one.Median), max(most, one.High)
+	}
+	return least, most
 }
 
 func (b barPlotter) Plot(c draw.Canvas, p *plot.Plot) {
@@ -283,7 +286,7 @@ func (b barPlotter) Plot(c draw.Canvas, p *plot.Plot) {
 	text.XAlign, text.YAlign = draw.XLeft, draw.YCenter
 	for _, one := range b {
 		low, high := y(one.y-0.42), y(one.y+0.42)
-		zero, end := x(0), x(one.Median)
+		zero, end := x(max(0, p.X.Min)), x(one.Median)
 		c.FillPolygon(one.color, []vg.Point{{X: zero, Y: low}, {X: end, Y: low}, {X: end, Y: high}, {X: zero, Y: high}})
 		whisker := draw.LineStyle{Color: color.Black, Width: vg.Points(1)}
 		c.StrokeLine2(whisker, x(one.Low), y(one.y), x(one.High), y(one.y))

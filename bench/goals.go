@@ -5,18 +5,20 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/shapectl/shapectl/internal/plain"
 )
 
-// A goal is what shapectl set out to reach.
+// A goal is a target of shapectl.
 type goal struct {
 	what    string
 	bound   float64
-	least   bool                           // the figure must not be below bound, rather than not above
-	unit    string                         // "" for that of figures
-	figures []figure                       // all of them have to reach it
-	divisor *figure                        // by which figures are divided, if any
-	compute func([]Result) (float64, bool) // in place of figures
-	explain []figure                       // what else to tell
+	least   bool                           // bound is a lower bound, rather than an upper one
+	unit    string                         // "" for the unit of figures
+	figures []figure                       // all of them must meet the bound
+	divisor *figure                        // figures are divided by it; may be nil
+	compute func([]Result) (float64, bool) // instead of figures
+	explain []figure                       // figures that help to judge it
 }
 
 // A figure names a result.
@@ -32,7 +34,7 @@ func (f figure) in(results []Result) (Result, bool) {
 	return results[i], true
 }
 
-// each are the figures of several subjects in several cases.
+// each returns the figures of several subjects in several cases.
 func each(suite, unit string, names, subjects []string) (list []figure) {
 	for _, name := range names {
 		for _, subject := range subjects {
@@ -43,18 +45,18 @@ func each(suite, unit string, names, subjects []string) (list []figure) {
 }
 
 const (
-	bareCase   = "Instructions per packet without a limiter"
-	neverBite  = "Instructions added per packet: limits that never bite"
-	mostDrop   = "Instructions added per packet: dropping nine tenths"
-	million    = "1 000 000"
-	binMillion = "1 048 576"
+	bareCase    = "Instructions per packet without a limiter"
+	allConform  = "Instructions added per packet: all packets conform"
+	mostDropped = "Instructions added per packet: 90 % dropped"
+	million     = "1 000 000"
+	binMillion  = "1 048 576"
 )
 
 var (
 	bothAlgorithms = []string{"shapectl gcra", "shapectl leaky"}
-	policeFigure   = figure{"instructions", neverBite, "tc police", unitInstructions}
+	policeFigure   = figure{"instructions", allConform, "tc police", unitInstructions}
 	setupSubjects  = []string{"shapectl gcra", "shapectl gcra, each host"}
-	holdingBack    = []string{
+	delaying       = []string{
 		"shapectl leaky, delay", "shapectl leaky, delay, ECN", "shapectl gcra, delay", "shapectl gcra, delay, sparse first",
 	}
 )
@@ -84,72 +86,72 @@ func millionPolicy(subjects ...string) []figure {
 
 var droppedKinds = func() (names []string) {
 	for _, k := range kindsOfRule {
-		names = append(names, "dropped by passed: "+k.column)
+		names = append(names, "Dropped compared with passed packets: "+k.column)
 	}
 	return names
 }()
 
 var goals = []goal{
-	{what: "`each all` adds fewer instructions than `tc police`", bound: 1, unit: "x tc police",
-		figures: instructionsOf(neverBite, "shapectl gcra, each all"), divisor: &policeFigure},
-	{what: "`each all`, aim", bound: 345, figures: instructionsOf(neverBite, "shapectl gcra, each all")},
-	{what: "`each host` and `each flow`", bound: 500,
-		figures: instructionsOf(neverBite, "shapectl gcra, each host", "shapectl gcra, each flow")},
-	{what: "`each host` and `each flow`, aim", bound: 440,
-		figures: instructionsOf(neverBite, "shapectl gcra, each host", "shapectl gcra, each flow")},
-	{what: "dropping takes no more instructions than passing", bound: 1, unit: "x passing", compute: droppingInstructions},
-	{what: "dropping takes no more time than passing, in the program", bound: 1,
+	{what: "`each all`, instructions relative to `tc police`", bound: 1, unit: "x tc police",
+		figures: instructionsOf(allConform, "shapectl gcra, each all"), divisor: &policeFigure},
+	{what: "`each all`, instructions added (stretch)", bound: 345, figures: instructionsOf(allConform, "shapectl gcra, each all")},
+	{what: "`each host` and `each flow`, instructions added", bound: 500,
+		figures: instructionsOf(allConform, "shapectl gcra, each host", "shapectl gcra, each flow")},
+	{what: "`each host` and `each flow`, instructions added (stretch)", bound: 440,
+		figures: instructionsOf(allConform, "shapectl gcra, each host", "shapectl gcra, each flow")},
+	{what: "drop a packet, instructions relative to passing it", bound: 1, unit: "x passing", compute: droppingInstructions},
+	{what: "drop a packet, time of the program relative to passing it", bound: 1,
 		figures: each("program", unitPassing, droppedKinds, bothAlgorithms)},
 	{what: "100 IPv6 prefixes of mixed lengths, random addresses in them", bound: 1.3, figures: each("program", unitTrieBucket,
 		[]string{"IPv6 prefixes, addresses in all prefixes: 100"}, bothAlgorithms)},
 	{what: "a million IPv4 prefixes of mixed lengths, random addresses", bound: 0.25, figures: millionPrefixes("IPv4")},
 	{what: "a million IPv6 prefixes of mixed lengths, random addresses", bound: 0.25, figures: millionPrefixes("IPv6")},
-	{what: "a million live flows by one that is always the same", bound: 3,
-		figures: each("program", unitHot, []string{"live flows, each in turn: " + binMillion}, bothAlgorithms)},
-	{what: "a million live flows by an LRU hash map of them", bound: 0.6,
-		figures: each("program", unitLRU, []string{"live flows, each in turn: " + binMillion}, bothAlgorithms)},
-	{what: "one bucket, packets of two CPUs", bound: 1.6, least: true,
-		figures: each("program", unitOneCPU, []string{"packets of two CPUs: one bucket"}, bothAlgorithms),
+	{what: "a million live flows, relative to a single one", bound: 3, unit: "x one flow",
+		figures: each("program", unitHot, []string{"Live flows, in random order: " + binMillion}, bothAlgorithms)},
+	{what: "a million live flows, relative to an LRU hash map", bound: 0.6,
+		figures: each("program", unitLRU, []string{"Live flows, in random order: " + binMillion}, bothAlgorithms)},
+	{what: "throughput of two CPUs with one bucket", bound: 1.6, least: true,
+		figures: each("program", unitOneCPU, []string{"Throughput of two CPUs: one bucket"}, bothAlgorithms),
 		explain: append(
-			each("program", unitOneCPU, []string{"packets of two CPUs: one bucket"},
+			each("program", unitOneCPU, []string{"Throughput of two CPUs: one bucket"},
 				[]string{sharedClock, sharedCAS, sharedAdd}),
-			each("program", unitNanoseconds, []string{"time from packet to packet, two CPUs: one bucket"},
+			each("program", unitNanoseconds, []string{"Time between packets, two CPUs: one bucket"},
 				[]string{"shapectl gcra", sharedClock, sharedCAS, sharedAdd})...)},
-	{what: "error of the rate: every peer's by ours", bound: 10, least: true, unit: "x ours", compute: rateError},
-	{what: "goodput of one TCP flow that is held back", bound: 95, least: true,
-		figures: each("queue", unitGoodput, atPaces(oneFlow), holdingBack)},
-	{what: "segments sent again where packets are held back and marked", bound: 0.1,
-		figures: each("queue", unitAgain, append(atPaces(oneFlow), fourFlows+": "+commonPace.rate.String()),
-			holdingBack[1:2])},
-	{what: "gaps between packets that are held back, 99 % of them", bound: 1.1,
-		figures: each("queue", unitGap99, atPaces(spacing), holdingBack[:1])},
-	{what: "ping p99 beside four flows that are held back and marked", bound: 1.5, unit: "x CAKE",
-		figures: each("queue", unitPing99, []string{fourFlows + ": " + commonPace.rate.String()}, holdingBack[1:2]),
+	{what: "rate error of the best peer, relative to ours", bound: 10, least: true, unit: "x ours", compute: rateError},
+	{what: "goodput of one delayed TCP flow", bound: 95, least: true, unit: "%",
+		figures: each("queue", unitGoodput, atPaces(oneFlow), delaying)},
+	{what: "retransmitted segments with `delay` and ECN", bound: 0.1, unit: "per MB",
+		figures: each("queue", unitRetransmitted, append(atPaces(oneFlow), fourFlows+": "+commonPace.rate.String()),
+			delaying[1:2])},
+	{what: "99th percentile of gaps between delayed packets", bound: 1.1, unit: "x ideal",
+		figures: each("queue", unitGap99, atPaces(spacing), delaying[:1])},
+	{what: "ping p99 beside four delayed flows, with ECN", bound: 1.5, unit: "x CAKE",
+		figures: each("queue", unitPing99, []string{fourFlows + ": " + commonPace.rate.String()}, delaying[1:2]),
 		divisor: &figure{"queue", fourFlows + ": " + commonPace.rate.String(), "CAKE, ECN", unitPing99}},
-	{what: "ping p99 beside four flows that are held back, sparse flows first", bound: 1.5, unit: "x CAKE",
-		figures: each("queue", unitPing99, []string{fourFlows + ": " + commonPace.rate.String()}, holdingBack[3:4]),
+	{what: "ping p99 beside four delayed flows, sparse flows first", bound: 1.5, unit: "x CAKE",
+		figures: each("queue", unitPing99, []string{fourFlows + ": " + commonPace.rate.String()}, delaying[3:4]),
 		divisor: &figure{"queue", fourFlows + ": " + commonPace.rate.String(), "CAKE", unitPing99}},
-	{what: "a million rules loaded into the kernel", bound: 3,
-		figures: each("setup", unitSeconds, []string{"time to load rules: " + million}, setupSubjects)},
-	{what: "one of a million rules changed", bound: 1000,
+	{what: "load a million rules into the kernel", bound: 3,
+		figures: each("setup", unitSeconds, []string{"Time to load rules: " + million}, setupSubjects)},
+	{what: "change one of a million rules", bound: 1000,
 		figures: each("setup", unitMicroseconds, []string{
-			"time to change one rule, another each time: " + million,
-			"time to change one rule, the same again: " + million,
+			"Time to change one rule, a random one each time: " + million,
+			"Time to change one rule, always the same one: " + million,
 		}, setupSubjects)},
-	{what: "a policy of a million prefixes applied, no rules before", bound: 10, figures: millionPolicy(applyFirst)},
-	{what: "the same one applied again", bound: 6, figures: millionPolicy(applyAgain)},
-	{what: "applied with 1 % of it changed", bound: 7, figures: millionPolicy(applyChanged)},
-	{what: "diff of it", bound: 6, figures: millionPolicy(diffSame, diffChanged)},
-	{what: "export of it", bound: 3, figures: millionPolicy(exportRules)},
-	{what: "one rule of it set by the command", bound: 1, figures: millionPolicy(setOne)},
+	{what: "apply a policy of a million prefixes, without rules before", bound: 10, figures: millionPolicy(applyFirst)},
+	{what: "apply it again without changes", bound: 6, figures: millionPolicy(applyAgain)},
+	{what: "apply it with 1 % changed", bound: 7, figures: millionPolicy(applyChanged)},
+	{what: "`diff` of it", bound: 6, figures: millionPolicy(diffSame, diffChanged)},
+	{what: "`export` of it", bound: 3, figures: millionPolicy(exportRules)},
+	{what: "`set` one rule of it", bound: 1, figures: millionPolicy(setOne)},
 	{what: "memory of a command with it, without maps", bound: 1536,
 		figures: each("policy", unitMiB, []string{commandMemory + ": " + million},
 			[]string{applyFirst, applyAgain, applyChanged, diffSame, diffChanged, exportRules, setOne})},
-	{what: "rules in both directions of 200 devices applied, no rules before", bound: 1,
+	{what: "apply rules to both directions of 200 devices", bound: 1,
 		figures: []figure{{"hooks", hooksTime + ": 200", hooksFirst, unitSeconds}}},
-	{what: "the rates of all of them changed", bound: 0.5,
+	{what: "change the rates of all of them", bound: 0.5,
 		figures: []figure{{"hooks", hooksTime + ": 200", hooksRates, unitSeconds}}},
-	{what: "rules of 20 new devices in force under `watch`", bound: 0.3,
+	{what: "`watch`: rules on 20 new devices", bound: 0.3,
 		figures: []figure{{"hooks", fmt.Sprintf(hooksWatch, 20) + ": 0", hooksWatched, unitSeconds}}},
 	{what: "kernel memory of four rules on each of 1 000 devices", bound: 100,
 		figures: []figure{{"hooks", hooksMemory + ": 1 000", hooksShared, unitMiB}}},
@@ -157,8 +159,7 @@ var goals = []goal{
 		figures: []figure{{"hooks", hooksMemory + ": 1 000", hooksHosts, unitMiB}}},
 }
 
-// value is the figure of a goal: the worst of those that have to reach it;
-// false unless all of them were taken.
+// value is the figure of a goal: the worst of its figures. It reports false unless all of them were measured.
 func (g goal) value(results []Result) (worst float64, ok bool) {
 	if g.compute != nil {
 		return g.compute(results)
@@ -182,18 +183,18 @@ func (g goal) value(results []Result) (worst float64, ok bool) {
 	return worst, true
 }
 
-// droppingInstructions is the most that a packet takes where nine tenths are
-// dropped by what it takes where none is, its way through the stack included, of all ways of shapectl.
+// droppingInstructions is the instructions of a packet where 90 % are dropped, relative to a packet where
+// all conform. They include the path through the stack. It is the worst of all modes of shapectl.
 func droppingInstructions(results []Result) (worst float64, ok bool) {
 	bare, found := figure{"instructions", bareCase + ": IPv4", noLimiter, unitInstructions}.in(results)
 	if !found {
 		return 0, false
 	}
 	for _, r := range results {
-		if r.Suite != "instructions" || r.Case != mostDrop || !ours(r.Subject) || r.Rounds == 0 {
+		if r.Suite != "instructions" || r.Case != mostDropped || !ours(r.Subject) || r.Rounds == 0 {
 			continue
 		}
-		passing, found := figure{r.Suite, neverBite, r.Subject, r.Unit}.in(results)
+		passing, found := figure{r.Suite, allConform, r.Subject, r.Unit}.in(results)
 		if !found {
 			return 0, false
 		}
@@ -202,7 +203,7 @@ func droppingInstructions(results []Result) (worst float64, ok bool) {
 	return worst, ok
 }
 
-// rateError is the least error of a peer's rate by the greatest of ours, of all cases that both are in.
+// rateError is the least rate error of a peer, relative to our greatest one: the worst of all cases.
 func rateError(results []Result) (least float64, ok bool) {
 	for _, t := range tablesOf("accuracy", results) {
 		for _, column := range t.columns() {
@@ -228,31 +229,54 @@ func rateError(results []Result) (least float64, ok bool) {
 	return least, ok
 }
 
-// goalTable says what was to be reached, and what was.
+// A verdict is a goal compared with its figure.
+type verdict struct {
+	what, bound, value string
+	measured, met      bool
+}
+
+func (g goal) judge(results []Result) verdict {
+	v := verdict{what: g.what, bound: "at most "}
+	if g.least {
+		v.bound = "at least "
+	}
+	v.bound += number(g.bound) + " " + g.unitName()
+	value, ok := g.value(results)
+	if ok {
+		v.measured, v.value = true, number(value)
+		v.met = value == g.bound || (value > g.bound) == g.least
+	}
+	return v
+}
+
+func (g goal) unitName() string {
+	if g.unit == "" {
+		return g.figures[0].unit
+	}
+	return g.unit
+}
+
+func (v verdict) row() string {
+	switch {
+	case !v.measured:
+		return row(v.what, v.bound, "not measured", "")
+	case v.met:
+		return row(v.what, v.bound, v.value, "yes")
+	}
+	return row(v.what, v.bound, v.value, "**no**")
+}
+
+const goalHead = "| target | bound | figure | met |\n|---|--:|--:|---|\n"
+
+// goalTable compares all goals with their figures, and adds the figures that help to judge them.
 func goalTable(results []Result) string {
 	var b, notes strings.Builder
-	b.WriteString(row("target", "bound", "figure", "met") + "|---|--:|--:|---|\n")
+	b.WriteString(goalHead)
 	for _, g := range goals {
-		bound := "at most "
-		if g.least {
-			bound = "at least "
-		}
-		unit := g.unit
-		if unit == "" {
-			unit = g.figures[0].unit
-		}
-		bound += number(g.bound) + " " + unit
-		reached, met := "not measured", ""
-		v, ok := g.value(results)
-		if ok {
-			reached, met = number(v), "**no**"
-		}
-		if ok && (v == g.bound || (v > g.bound) == g.least) {
-			met = "yes"
-		}
-		b.WriteString(row(g.what, bound, reached, met))
-		if len(g.explain) > 0 && ok {
-			fmt.Fprintf(&notes, "\nBeside \"%s\":\n\n", g.what)
+		v := g.judge(results)
+		b.WriteString(v.row())
+		if len(g.explain) > 0 && v.measured {
+			fmt.Fprintf(&notes, "\nFor comparison with \"%s\":\n\n", g.what)
 			for _, f := range g.explain {
 				if r, ok := f.in(results); ok {
 					fmt.Fprintf(&notes, "- %s: %s %s (%s)\n", f.subject, number(r.Median), r.Unit, r.table())
@@ -260,5 +284,32 @@ func goalTable(results []Result) string {
 			}
 		}
 	}
-	return b.String() + notes.String() + "\n"
+	return b.String() + notes.String()
+}
+
+// targets sums the goals up.
+type targets struct {
+	Met, All int
+	Others   string // a table of those not met or not measured
+	List     string // a paragraph about those met
+}
+
+// pageWidth is the length of a line of text, in bytes.
+const pageWidth = 115
+
+func targetsOf(results []Result) (t targets) {
+	others, met := goalHead, []string{}
+	for _, g := range goals {
+		v := g.judge(results)
+		if v.met {
+			met = append(met, fmt.Sprintf("%s: %s (%s)", v.what, v.value, v.bound))
+		} else {
+			others += v.row()
+		}
+	}
+	t.Met, t.All, t.Others = len(met), len(goals), others
+	if len(met) > 0 {
+		t.List = plain.Fold("Met, with the bound in parentheses: "+strings.Join(met, "; ")+".", pageWidth, "", "")
+	}
+	return t
 }

@@ -18,16 +18,16 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// The suite "hooks" limits many devices of one namespace, as a host of guests or
-// containers does, by the command: how long users wait, and what the kernel needs.
+// The suite hooks limits many devices of one namespace, like a host of virtual machines
+// or containers, with the command. It measures the time of commands and the kernel memory.
 
 const (
-	hooksTime   = "time of a command, by number of devices"
-	hooksMemory = "kernel memory, by number of devices"
-	hooksWatch  = "time until %d new devices have rules, by number of limited devices before"
+	hooksTime   = "Time of a command, by number of devices"
+	hooksMemory = "Kernel memory, by number of devices"
+	hooksWatch  = "Time until %d new devices have rules, by number of limited devices"
 )
 
-// Subjects of this suite, for this build; those of another build have its name behind them.
+// Subjects of this suite, for this build. Those of another build have its name appended.
 const (
 	hooksFirst   = "shapectl apply, no rules before"
 	hooksRates   = "shapectl apply, all rates change"
@@ -39,17 +39,17 @@ const (
 	hooksHosts   = "shapectl, each host"
 )
 
-// How many devices another build is measured with at the most: one that keeps maps for each
-// hook needs 100 ms and, with buckets for each host, 130 MiB for each device.
+// The maximum number of devices for another build. One with maps per hook needs 100 ms and,
+// with --each host, 130 MiB for each device.
 const (
 	mostOtherCommands = 200
 	mostOtherMemory   = 20
 )
 
-// expedited is how commands tell the kernel to hurry while they attach many hooks.
+// expedited is the file in which commands request expedited grace periods while they attach many hooks.
 const expedited = "/sys/kernel/rcu_expedited"
 
-// A hookSize is a number of devices, and how often it is measured.
+// A hookSize is a number of devices, and the number of rounds for it.
 type hookSize struct{ devices, rounds int }
 
 func hooks(ctx context.Context, o options) (err error) {
@@ -59,7 +59,7 @@ func hooks(ctx context.Context, o options) (err error) {
 	}
 	relaxed := readLine(expedited) == "0"
 	defer func() {
-		if err != nil && relaxed { // a command that was killed may have left it so
+		if err != nil && relaxed { // a killed command may not have reset it
 			os.WriteFile(expedited, []byte("0"), 0)
 		}
 	}()
@@ -96,21 +96,21 @@ func hooks(ctx context.Context, o options) (err error) {
 	})
 }
 
-// manyDevices are what a round limits, by a build of shapectl that takes turns with others.
+// manyDevices are the devices of a round, limited by one build of shapectl.
 type manyDevices struct {
 	options
 	binary  string
-	build   string // what stands behind its subjects: "" for that of these sources
+	build   string // a suffix for its subjects: "" for the build of these sources
 	dir     string // for files
-	devices int    // that there are before a command
-	fresh   int    // that appear under `watch`
+	devices int    // before a command
+	fresh   int    // that appear while `watch` runs
 }
 
 func (m manyDevices) add(table, subject, unit string, sample float64) {
 	m.options.add(table+": "+count(m.devices), subject+m.build, unit, "", sample)
 }
 
-// newArena makes an arena with so many devices.
+// newArena returns an arena with the devices.
 func (m manyDevices) newArena(ctx context.Context) (*arena, error) {
 	a, err := newArena(ctx)
 	if err != nil {
@@ -123,7 +123,7 @@ func (m manyDevices) newArena(ctx context.Context) (*arena, error) {
 	return a, nil
 }
 
-// addPairs adds veth devices to the namespace of the calling thread, two of which are a pair each.
+// addPairs adds veth pairs with so many devices to the namespace of the calling thread.
 func addPairs(prefix string, devices int) error {
 	for i := 0; i < devices; i += 2 {
 		if err := addVeth(prefix+strconv.Itoa(i), prefix+strconv.Itoa(i+1), nil); err != nil {
@@ -133,8 +133,8 @@ func addPairs(prefix string, devices int) error {
 	return nil
 }
 
-// write writes a policy with so many rules for each direction of all devices, of a rate
-// that is different on each, and returns its path.
+// write writes a policy with so many rules for each direction of all devices, with a different
+// rate for each device. It returns the path.
 func (m manyDevices) write(rules int, rate policy.Rate, each policy.EachKind) (file string, err error) {
 	var tables []policy.Table
 	for i := range m.devices {
@@ -152,7 +152,7 @@ func (m manyDevices) write(rules int, rate policy.Rate, each policy.EachKind) (f
 	return file, writePolicy(file, tables...)
 }
 
-// commands takes the time of each command once, with a rule in each direction.
+// commands measures the time of each command once, with a rule in each direction.
 func (m manyDevices) commands(ctx context.Context) error {
 	const rate = 10_000_000
 	file, err := m.write(1, rate, policy.EachAll)
@@ -168,7 +168,7 @@ func (m manyDevices) commands(ctx context.Context) error {
 		return err
 	}
 	defer a.Close()
-	settledMemory() // until the kernel has freed what was there before
+	settledMemory() // wait until the kernel has freed the previous arena
 	for _, step := range []struct {
 		subject string
 		args    []string
@@ -188,8 +188,8 @@ func (m manyDevices) commands(ctx context.Context) error {
 	return nil
 }
 
-// watchAndMemory takes the memory of two rules in each direction once, and how long new
-// devices beside them wait for theirs.
+// watchAndMemory measures the memory of two rules in each direction once, and the time until
+// new devices beside them have their rules.
 func (m manyDevices) watchAndMemory(ctx context.Context) error {
 	if err := m.memory(ctx, hooksShared, policy.EachAll); err != nil || m.devices == 0 {
 		return err
@@ -219,15 +219,15 @@ func (m manyDevices) memory(ctx context.Context, subject string, each policy.Eac
 			return err
 		}
 	}
-	_, _, err = a.command(ctx, m.binary, 0, "flush", "--all") // the kernel alone would detach each hook slowly
+	_, _, err = a.command(ctx, m.binary, 0, "flush", "--all") // detaching is slow when the kernel does it with the namespace
 	return err
 }
 
-// watchPatience is how long devices may wait for their rules.
+// watchPatience is the longest time until devices have their rules.
 const watchPatience = 2 * time.Minute
 
-// watch starts `shapectl watch` and adds new devices. It takes the time until all
-// have their rules, from before the first of them was there.
+// watch starts `shapectl watch` and adds new devices. It measures the time from before the
+// first of them until all have their rules.
 func (m manyDevices) watch(ctx context.Context, a *arena) error {
 	file := filepath.Join(m.dir, "watch.yaml")
 	text := "devices:\n  new*:\n    egress: {10.0.0.0/8: 5mbit}\n    ingress: {10.0.0.0/8: 5mbit}\n"
@@ -264,18 +264,18 @@ func (m manyDevices) watch(ctx context.Context, a *arena) error {
 		return err
 	}
 	if _, err := manager.Read(make([]byte, 100)); err != nil {
-		return fmt.Errorf("%s does not get ready: %w", cmd, err)
+		return fmt.Errorf("%s is not ready: %w", cmd, err)
 	}
 	start := time.Now()
 	if err := in(a.near, func() error { return addPairs("new", m.fresh) }); err != nil {
 		return err
 	}
 	lines := bufio.NewScanner(stdout)
-	for told := range 2 * m.fresh { // a line for each direction
+	for reported := range 2 * m.fresh { // a line for each direction
 		if !lines.Scan() {
-			end() // then all of stderr is there
-			return fmt.Errorf("%s: told of %d directions of devices, not of %d: %.300s",
-				cmd, told, 2*m.fresh, bytes.TrimSpace(stderr.Bytes()))
+			end() // stderr is complete after this
+			return fmt.Errorf("%s: reported %d directions of devices instead of %d: %.300s",
+				cmd, reported, 2*m.fresh, bytes.TrimSpace(stderr.Bytes()))
 		}
 	}
 	m.add(fmt.Sprintf(hooksWatch, m.fresh), hooksWatched, unitSeconds, time.Since(start).Seconds())

@@ -13,28 +13,28 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// The suite instructions measures in a guest whose clock counts the instructions of its one
-// CPU: what a packet takes there is free of noise. It says nothing of caches; traffic does.
+// The suite instructions measures in a guest whose clock counts the instructions of its only
+// CPU: these figures have no noise. They do not include the effect of caches; traffic does.
 
-// instructionSubjects are what is measured, in the order in which it is reported.
+// instructionSubjects are the subjects, in the order in which they are reported.
 func instructionSubjects() []competitor {
-	return slices.Concat([]competitor{emptyTCX, clockTCX}, shapectlWays(), []competitor{
+	return slices.Concat([]competitor{emptyTCX, clockTCX}, shapectlModes(), []competitor{
 		shapectl(policy.GCRA, policy.EachAll, loader.Clsact),
 		police, tbf, htb, cake, nftOneLimit, nftSet, hashlimitAll, hashlimitHost,
 	})
 }
 
-// freely is a limit that never bites.
-var freely = limit{rate: 10e9, capacity: 10 << 20}
+// ample is a limit to which all packets conform.
+var ample = limit{rate: 10e9, capacity: 10 << 20}
 
-// settled is what the lanes here get, and a sample: enough packets for the ticks of the clock to even out.
+// settled is the warm-up of lanes here. Its packets also make a sample: enough to average the ticks of the clock.
 var settled = warmUp{settle: 3 * time.Second, packets: 4000}
 
-// An instructionCounter compares with what a packet takes without a limiter.
+// An instructionCounter counts the instructions of packets.
 type instructionCounter struct {
 	options
 	ctx  context.Context
-	bare float64
+	bare float64 // instructions of a packet without a limiter
 }
 
 // instructions measures in the guest.
@@ -42,7 +42,7 @@ func instructions(ctx context.Context, o options) error {
 	if o.quick && o.only == "" {
 		o.only = "shapectl gcra, each all"
 	}
-	// Nothing but the sender is to use the CPU.
+	// Only the sender may use the CPU.
 	debug.SetGCPercent(-1)
 	return onLastCPU(func() error {
 		m := &instructionCounter{options: o, ctx: ctx}
@@ -63,7 +63,7 @@ func instructions(ctx context.Context, o options) error {
 	})
 }
 
-// A prefixSet is how many rules there are, of how many lengths.
+// A prefixSet is a number of rules, and the lengths of their prefixes.
 type prefixSet struct {
 	column  string
 	rules   int
@@ -78,21 +78,21 @@ var prefixSets = []prefixSet{
 	{"10 000 prefixes", 10_000, []int{28}},
 }
 
-// prefixes measures many rules of ours, with packets to random addresses in their prefixes.
+// prefixes measures many rules of shapectl, with packets to random addresses in their prefixes.
 func (m *instructionCounter) prefixes(s prefixSet) error {
 	prefixes := randomPrefixes(s.rules, s.lengths...)
 	targets := randomTargets(prefixes, 1024)
 	if _, err := m.without(targets...); err != nil {
 		return err
 	}
-	p, err := newLane(m.ctx, shapectlMany(prefixes), freely, settled, targets...)
+	p, err := newLane(m.ctx, shapectlMany(prefixes), ample, settled, targets...)
 	if err != nil {
 		return err
 	}
 	return m.added(p, "Instructions added per packet, random addresses: "+s.column)
 }
 
-// without measures packets without a limiter, to compare with.
+// without measures packets without a limiter, for comparison.
 func (m *instructionCounter) without(targets ...netip.Addr) (samples []float64, err error) {
 	p, err := newLane(m.ctx, bare, limit{}, settled, targets...)
 	if err != nil {
@@ -103,9 +103,9 @@ func (m *instructionCounter) without(targets ...netip.Addr) (samples []float64, 
 	return samples, err
 }
 
-// family measures all subjects with packets to that address.
+// family measures all subjects with packets to an address.
 func (m *instructionCounter) family(to netip.Addr) error {
-	family, passing, dropping := "IPv4", neverBite, mostDrop
+	family, passing, dropping := "IPv4", allConform, mostDropped
 	if to.Is6() {
 		family = "IPv6"
 		passing, dropping = strings.Replace(passing, ":", ", IPv6:", 1), strings.Replace(dropping, ":", ", IPv6:", 1)
@@ -120,7 +120,7 @@ func (m *instructionCounter) family(to netip.Addr) error {
 		if !reference && !m.chosen(s.name) || to.Is6() && !ours(s.name) {
 			continue
 		}
-		p, err := newLane(m.ctx, s, freely, settled, to)
+		p, err := newLane(m.ctx, s, ample, settled, to)
 		if err != nil {
 			return err
 		}
@@ -140,7 +140,7 @@ func (m *instructionCounter) family(to netip.Addr) error {
 	return nil
 }
 
-// added measures what a lane's limiter adds to a packet, and takes the lane away.
+// added measures the instructions that the limiter of a lane adds to a packet, and closes the lane.
 func (m *instructionCounter) added(p *lane, name string) error {
 	samples, err := m.measure(p)
 	if err != nil {
@@ -153,7 +153,7 @@ func (m *instructionCounter) added(p *lane, name string) error {
 	return nil
 }
 
-// measure returns what a packet takes in a lane, in instructions, and takes the lane away.
+// measure returns the instructions of a packet in a lane, and closes the lane.
 func (m *instructionCounter) measure(p *lane) (samples []float64, err error) {
 	defer p.Close()
 	rounds := 5
@@ -165,7 +165,7 @@ func (m *instructionCounter) measure(p *lane) (samples []float64, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", p.name, err)
 		}
-		samples = append(samples, ns) // the guest's nanosecond is an instruction
+		samples = append(samples, ns) // a nanosecond of the guest is an instruction
 	}
 	return samples, nil
 }

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// machine is what figures were taken on.
+// machine describes where figures were measured.
 type machine struct {
 	CPU         string
 	CPUs        int
@@ -47,16 +47,16 @@ func thisMachine() machine {
 	}
 }
 
-// readLine is the text of a file of one line; empty where there is none.
+// readLine returns the text of a file of one line, or "" if it cannot be read.
 func readLine(path string) string {
 	data, _ := os.ReadFile(path)
 	return strings.TrimSpace(string(data))
 }
 
-// cpuInfo is what is said of the first CPU.
+// cpuInfo returns a field of the first CPU.
 func cpuInfo(what string) string { return readField("/proc/cpuinfo", what) }
 
-// readField is the first value of that name in a file of names and values; empty where there is none.
+// readField returns the first value of a name in a file of names and values, or "".
 func readField(path, name string) string {
 	data, _ := os.ReadFile(path)
 	for line := range strings.Lines(string(data)) {
@@ -67,13 +67,13 @@ func readField(path, name string) string {
 	return ""
 }
 
-// readMiB is a value in kB of such a file; 0 where there is none.
+// readMiB returns a value that such a file has in kB, or 0.
 func readMiB(path, name string) float64 {
 	kib, _ := strconv.ParseFloat(strings.TrimSuffix(readField(path, name), " kB"), 64)
 	return kib / 1024
 }
 
-// caches are those of the first CPU that hold data, nearest first.
+// caches returns the data caches of the first CPU, nearest first.
 func caches() string {
 	var list []string
 	dirs, _ := filepath.Glob("/sys/devices/system/cpu/cpu0/cache/index[0-9]")
@@ -86,13 +86,13 @@ func caches() string {
 	return strings.Join(list, ", ")
 }
 
-// peerVersions are those of the tools that set the peers up, as they tell them.
+// peerVersions returns the versions of the tools of peers, in their words.
 func peerVersions() string {
 	var list []string
 	for _, command := range [][]string{{"tc", "-V"}, {"nft", "--version"}, {"iptables", "-V"}, {"iperf3", "--version"}} {
 		output, err := exec.Command(command[0], command[1:]...).Output()
 		if err != nil {
-			continue // it is not here, so nothing was set up by it
+			continue // not installed
 		}
 		line, _, _ := strings.Cut(string(output), "\n")
 		line, _, _ = strings.Cut(line, " (")
@@ -101,7 +101,7 @@ func peerVersions() string {
 	return strings.Join(list, ", ")
 }
 
-// shapectlVersion is what the sources that this program was built from are called.
+// shapectlVersion is the version of the sources.
 func shapectlVersion() string {
 	output, err := exec.Command("git", "describe", "--tags", "--always", "--dirty").Output()
 	if err != nil {

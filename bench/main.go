@@ -1,6 +1,6 @@
-// Command bench measures what shapectl costs, beside the limiters that a
-// kernel comes with: `make bench`. Each suite yields figures with their spread,
-// which become docs/benchmarks.md with its charts and docs/benchmarks.json. It needs root.
+// Command bench measures shapectl beside the limiters of the kernel: `make bench`.
+// Each suite yields figures with their spread, which become docs/benchmarks.md and
+// the pages, charts and figures in docs/bench. It needs root.
 package main
 
 import (
@@ -20,21 +20,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// options are what every suite goes by.
+// options apply to every suite.
 type options struct {
-	quick  bool        // only show that it runs: few rounds, small sizes, every figure
-	only   string      // how names of subjects begin, with semicolons in between, where a suite can leave others out
-	other  string      // another build of the command, which the suite hooks measures, too; "" for none
-	log    io.Writer   // what is being done, a line each
-	report func(taken) // takes samples down
+	quick  bool              // only show that it runs: few rounds, small sizes, every figure
+	only   string            // prefixes of subjects' names, separated by semicolons; other subjects may be left out
+	other  string            // another build of the command, for the suite hooks; "" for none
+	log    io.Writer         // progress, in lines
+	report func(measurement) // records samples
 }
 
-// say tells the user what is being done, as a run takes minutes.
+// say reports progress, because a run takes minutes.
 func (o options) say(format string, args ...any) {
 	fmt.Fprintf(o.log, format+"\n", args...)
 }
 
-// rounds is how often each figure is taken: an odd number, so that one of them is the median.
+// rounds is how often each figure is measured: an odd number, so that one of them is the median.
 func (o options) rounds(full int) int {
 	if o.quick {
 		return 3
@@ -42,9 +42,9 @@ func (o options) rounds(full int) int {
 	return full
 }
 
-// add reports samples of a figure; that there are none is said of it, too.
+// add records samples of a figure. Without samples, the figure is reported as missing.
 func (o options) add(name, subject, unit, note string, samples ...float64) {
-	o.report(taken{name, subject, unit, note, samples})
+	o.report(measurement{name, subject, unit, note, samples})
 }
 
 // chosen reports whether a subject is to be measured.
@@ -54,25 +54,32 @@ func (o options) chosen(subject string) bool {
 	})
 }
 
-// A suite measures, and cleans up after itself also when ctx is cancelled.
+// A suite measures, and cleans up after itself even if ctx is cancelled.
 type suite struct {
-	name  string
-	title string
-	here  func(ctx context.Context, o options) error // on this machine; nil if nothing
-	guest func(ctx context.Context, o options) error // in a guest; nil if nothing
-	how   []string                                   // options of guest.sh for that
+	name   string
+	title  string
+	method string                                     // for readers of its tables
+	here   func(ctx context.Context, o options) error // on this machine; may be nil
+	guest  func(ctx context.Context, o options) error // in a guest; may be nil
+	how    []string                                   // options of guest.sh for the guest
 }
+
+// page is the file name of its page.
+func (s suite) page() string { return s.name + ".md" }
 
 // suites are in the order in which they run and are reported.
 var suites = []suite{
-	{name: "program", title: "What a program costs", here: program},
-	{name: "traffic", title: "What a packet costs on a veth pair", here: traffic},
-	{name: "instructions", title: "What a packet costs in instructions", guest: instructions, how: []string{"-i"}},
-	{name: "accuracy", title: "How near to the rate", here: accuracy, guest: guestAccuracy, how: []string{"-c", "2"}},
-	{name: "queue", title: "Holding back instead of dropping", guest: queue, how: []string{"-i", "-t", "3600"}},
-	{name: "setup", title: "Setting up and changing rules", here: setup},
+	{name: "program", title: "Cost of the program", here: program, method: programMethod},
+	{name: "traffic", title: "Cost per packet on a veth pair", here: traffic, method: trafficMethod},
+	{name: "instructions", title: "Instructions per packet", method: instructionsMethod,
+		guest: instructions, how: []string{"-i"}},
+	{name: "accuracy", title: "Accuracy of the rate", method: accuracyMethod,
+		here: accuracy, guest: guestAccuracy, how: []string{"-c", "2"}},
+	{name: "queue", title: "Queueing instead of dropping", method: queueMethod,
+		guest: queue, how: []string{"-i", "-t", "3600"}},
+	{name: "setup", title: "Loading and changing rules", here: setup},
 	{name: "policy", title: "Whole policies on the command line", here: policies},
-	{name: "hooks", title: "Rules on many devices", here: hooks},
+	{name: "hooks", title: "Rules on many devices", here: hooks, method: hooksMethod},
 }
 
 func main() {
@@ -87,19 +94,18 @@ func main() {
 
 func run(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
-	only := flags.String("suite", "", "suites to run, with commas between them (default: all)")
+	only := flags.String("suite", "", "suites to run, separated by commas (default: all)")
 	quick := flags.Bool("quick", false,
-		"only show that every suite runs: seconds instead of minutes, figures that mean little")
+		"only show that every suite runs: seconds instead of minutes; the figures mean little")
 	docs := flags.String("o", "",
-		"folder for benchmarks.md, benchmarks.json and charts; with -suite, the other suites' figures there are kept")
-	render := flags.Bool("render", false, "run nothing: write benchmarks.md and charts anew from benchmarks.json")
-	load := flags.String("load", "", "load rules, print what that took, and end: what the suite setup runs")
+		"write benchmarks.md and bench/ into this folder; with -suite, the figures of the other suites there are kept")
+	render := flags.Bool("render", false, "measure nothing: write the pages and charts again from bench/benchmarks.json")
+	load := flags.String("load", "", "load rules and print the cost (the suite setup uses it)")
 	subjects := flags.String("only", "", "in the suites traffic, instructions, accuracy and queue, "+
-		"only subjects whose names begin like this, or like one of several with semicolons in between")
-	other := flags.String("other", "",
-		"path of another build of shapectl, which the suite hooks measures, too, in turn with this one")
-	task := flags.String("guest", "", "measure this in a virtual machine and print the figures: "+
-		"what the suites instructions, accuracy and queue run")
+		"only subjects with one of these name prefixes, separated by semicolons")
+	other := flags.String("other", "", "the suite hooks also measures the build of shapectl at this path")
+	task := flags.String("guest", "", "measure this in a virtual machine and print the figures "+
+		"(the suites instructions, accuracy and queue use it)")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -117,7 +123,7 @@ func run(ctx context.Context, args []string) error {
 		return r.write(*docs)
 	}
 	if os.Geteuid() != 0 {
-		return errors.New("loading programs and making network namespaces needs root: run it with sudo")
+		return errors.New("measuring needs root, to load programs and make network namespaces; run it with sudo")
 	}
 	chosen, err := choose(*only)
 	if err != nil {
@@ -141,10 +147,10 @@ func run(ctx context.Context, args []string) error {
 		}
 		start := time.Now()
 		o.say("%s: %s", s.name, s.title)
-		var all []taken
-		o.report = func(t taken) {
+		var all []measurement
+		o.report = func(t measurement) {
 			all = append(all, t)
-			if s.guest != nil { // where each one takes long
+			if s.guest != nil { // each figure takes long
 				median, _, _ := summarize(t.Samples)
 				o.say("  %s, %s: %.6g %s", t.Case, t.Subject, median, t.Unit)
 			}
@@ -163,12 +169,12 @@ func run(ctx context.Context, args []string) error {
 		o.say("%s: %d figures in %v", s.name, len(results), time.Since(start).Round(time.Second))
 	}
 	if *docs == "" {
-		return r.markdown(os.Stdout)
+		return r.print(os.Stdout)
 	}
 	return r.write(*docs)
 }
 
-// choose reads a list of suites; all of them where it is empty.
+// choose reads a list of suites. An empty list means all of them.
 func choose(list string) (chosen []string, err error) {
 	var names []string
 	for _, s := range suites {
@@ -177,7 +183,7 @@ func choose(list string) (chosen []string, err error) {
 	chosen = strings.Split(cmp.Or(list, strings.Join(names, ",")), ",")
 	for _, name := range chosen {
 		if !slices.Contains(names, name) {
-			return nil, fmt.Errorf("no suite is called %q: use %s", name, strings.Join(names, ", "))
+			return nil, fmt.Errorf("suite %q does not exist; use %s", name, strings.Join(names, ", "))
 		}
 	}
 	return chosen, nil

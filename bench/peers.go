@@ -16,27 +16,27 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A limit is what a limiter is told to hold: one rate for all that is sent, or
-// to each host of it for limiters that tell hosts apart.
+// A limit is the rate and the burst of a limiter: for all packets, or for each host
+// if the limiter distinguishes hosts.
 type limit struct {
 	rate     policy.Rate
 	capacity uint64 // bytes
 }
 
-// A competitor is a limiter, and one way to set up a limit on the near end of an arena.
+// A competitor is a limiter that can be set up on the near end of an arena.
 type competitor struct {
 	name string
-	note string // what a reader must know to compare it fairly
-	// uncounted are the bytes of a frame that it leaves out on purpose.
+	note string // what a fair comparison must consider
+	// uncounted are the bytes of a frame that it does not count, by design.
 	uncounted uint64
-	ecn       bool // what it carries in the suite queue asks for ECN
+	ecn       bool // TCP in the suite queue negotiates ECN
 	set       func(ctx context.Context, a *arena, l limit) error
 }
 
-// everything is what our own rules are for: where all the traffic goes.
+// The destination of all traffic, and the prefixes of our rules.
 var everything, everything6 = netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8:1::/48")
 
-// shapectl is a limiter of ours, for either family.
+// shapectl is a mode of shapectl, for both families.
 func shapectl(algorithm policy.Algorithm, each policy.EachKind, mode loader.Mode) competitor {
 	name := fmt.Sprintf("shapectl %v, each %v", algorithm, policy.Each{Kind: each})
 	if mode == loader.Clsact {
@@ -48,21 +48,21 @@ func shapectl(algorithm policy.Algorithm, each policy.EachKind, mode loader.Mode
 	}}
 }
 
-// emptyTCX does what any tcx program must, and clockTCX what any meter must.
+// emptyTCX has the cost of any tcx program, and clockTCX that of any meter.
 var (
 	emptyTCX = competitor{name: emptyProgram, set: onward("empty", nil)}
 	clockTCX = competitor{name: clockProgram, set: onward("clock", readClock())}
 )
 
-// onward attaches a program that does that and lets the packet go on.
+// onward attaches a program that runs code and passes the packet on.
 func onward(name string, code asm.Instructions) func(context.Context, *arena, limit) error {
 	return func(_ context.Context, a *arena, _ limit) error {
 		return a.assemble(a.near, name, slices.Concat(code, exit()))
 	}
 }
 
-// byTC sets a limiter up by commands of tc, in which %[1]s is the device, %[2]d the
-// rate in bit/s and %[3]d the burst in bytes.
+// byTC sets a limiter up with commands of tc. %[1]s is the device, %[2]d the rate in bit/s,
+// and %[3]d the burst in bytes.
 func byTC(commands string) func(context.Context, *arena, limit) error {
 	return func(ctx context.Context, a *arena, l limit) error {
 		return a.tc(ctx, fmt.Sprintf(commands, nearDevice, uint64(l.rate), l.capacity))
@@ -70,7 +70,7 @@ func byTC(commands string) func(context.Context, *arena, limit) error {
 }
 
 var (
-	// police is the action behind the leanest classifier.
+	// police is the action with the fastest classifier.
 	police = competitor{name: "tc police", set: byTC(`qdisc add dev %[1]s clsact
 filter add dev %[1]s egress matchall action police rate %[2]dbit burst %[3]d conform-exceed drop/ok
 `)}
@@ -78,15 +78,15 @@ filter add dev %[1]s egress matchall action police rate %[2]dbit burst %[3]d con
 	htb = competitor{name: "HTB with 1 class", set: byTC(`qdisc add dev %[1]s root handle 1: htb default 1
 class add dev %[1]s parent 1: classid 1:1 htb rate %[2]dbit burst %[3]d cburst %[3]d quantum 1514
 `)}
-	// cake without the isolation of flows, which the others do not have either.
+	// cake has no flow isolation, like the others.
 	cake = competitor{
-		name: "CAKE", note: "besteffort flowblind; it has no burst",
+		name: "CAKE", note: "besteffort flowblind; no burst",
 		set: byTC("qdisc add dev %[1]s root cake bandwidth %[2]dbit besteffort flowblind\n"),
 	}
 )
 
-// The netdev hook is the earliest that nft has, and spares a packet all other chains.
-const nftNote = "counts the headers of what TCP hands down in one piece once; its burst is a second's worth at least"
+// The netdev hook is the earliest one of nft; packets skip all other chains.
+const nftNote = "counts the headers of a GSO packet once; its burst is at least one second of the rate"
 
 var nftOneLimit = competitor{name: "nft limit", note: nftNote, set: func(ctx context.Context, a *arena, l limit) error {
 	return a.nft(ctx, "", fmt.Sprintf("limit rate over %d bytes/second burst %d bytes drop", l.rate/8, l.capacity))
@@ -101,7 +101,7 @@ var nftSet = competitor{
 	},
 }
 
-// nft sets up one rule, with what it refers to.
+// nft sets up one rule, with the declarations that it needs.
 func (a *arena) nft(ctx context.Context, declarations, rule string) error {
 	return a.run(ctx, fmt.Sprintf(`table netdev limits {
 	%s
@@ -113,7 +113,7 @@ func (a *arena) nft(ctx context.Context, declarations, rule string) error {
 `, declarations, nearDevice, rule), "nft", "-f", "-")
 }
 
-// iptables is the one whose own code a packet meets, and not that of nft.
+// iptables is the variant with its own code in the kernel, rather than that of nft.
 const iptables = "iptables-legacy"
 
 const hashlimitNote = iptables + "; counts IP bytes in steps of 16, and " + nftNote
@@ -126,8 +126,8 @@ var (
 	}
 )
 
-// hashlimit sets one up in the raw table, the first that a packet meets. It accepts
-// no burst below what comes in a second, in its own steps.
+// hashlimit sets one up in the raw table, the first one of a packet. Its minimum burst is
+// one second of the rate, in its own steps.
 func hashlimit(options ...string) func(context.Context, *arena, limit) error {
 	return func(ctx context.Context, a *arena, l limit) error {
 		burst := max(l.capacity, uint64(l.rate)/8*21/20+64)
@@ -138,7 +138,7 @@ func hashlimit(options ...string) func(context.Context, *arena, limit) error {
 	}
 }
 
-// putRules sets that rule for each of the prefixes, as the command does.
+// putRules sets the rule for each of the prefixes, like the command.
 func (a *arena) putRules(mode loader.Mode, rule policy.Rule, prefixes ...netip.Prefix) error {
 	return in(a.near, func() error {
 		n, err := loader.Write(loader.Options{BPFFS: a.bpffs, Mode: mode})
@@ -160,9 +160,9 @@ func (a *arena) putRules(mode loader.Mode, rule policy.Rule, prefixes ...netip.P
 	})
 }
 
-// shapectlMany has a rule for each prefix, with a bucket for all of it.
+// shapectlMany has a rule with one bucket for each prefix.
 func shapectlMany(prefixes []netip.Prefix) competitor {
-	return competitor{name: "shapectl gcra, a rule each", set: func(_ context.Context, a *arena, l limit) error {
+	return competitor{name: "shapectl gcra, one rule each", set: func(_ context.Context, a *arena, l limit) error {
 		rules := make([]policy.Rule, len(prefixes))
 		for i, p := range prefixes {
 			rules[i] = policy.Rule{Prefix: p, Rate: l.rate, Capacity: l.capacity}
@@ -175,10 +175,10 @@ func shapectlMany(prefixes []netip.Prefix) competitor {
 	}}
 }
 
-// manyBits is the length of all prefixes, as hashlimit and a hashed nft map know but one.
+// manyBits is the length of all prefixes. hashlimit and a hashed nft map support only one.
 const manyBits = 28
 
-// randomPrefixes are different ones in 10.0.0.0/8 of those lengths, by address.
+// randomPrefixes returns n different prefixes in 10.0.0.0/8 of some lengths, sorted by address.
 func randomPrefixes(n int, lengths ...int) []netip.Prefix {
 	random := newRandom()
 	prefixes := differentPrefixes(n, func() netip.Prefix {
@@ -188,7 +188,7 @@ func randomPrefixes(n int, lengths ...int) []netip.Prefix {
 	return prefixes
 }
 
-// randomTargets are random addresses in random ones of those prefixes.
+// randomTargets returns n random addresses in random ones of the prefixes.
 func randomTargets(prefixes []netip.Prefix, n int) []netip.Addr {
 	targets, random := make([]netip.Addr, n), newRandom()
 	for i := range targets {
@@ -197,11 +197,11 @@ func randomTargets(prefixes []netip.Prefix, n int) []netip.Addr {
 	return targets
 }
 
-// nftMap leads from the network of an address to a limit of its own: a hash
-// table, as all prefixes are of one length; of several, it would be a tree.
+// nftMap maps the network of an address to a limit. It is a hash table, because all
+// prefixes have the same length; otherwise it would be a tree.
 func nftMap(prefixes []netip.Prefix) competitor {
 	return competitor{
-		name: "nft map to limits", note: "hashed, as all prefixes are of one length",
+		name: "nft map to limits", note: "a hash table, because all prefixes have the same length",
 		set: func(ctx context.Context, a *arena, l limit) error {
 			var limits, elements strings.Builder
 			for i, p := range prefixes {
@@ -215,21 +215,21 @@ func nftMap(prefixes []netip.Prefix) competitor {
 	}
 }
 
-// hashlimitPrefix makes buckets as it goes, all of one rate.
+// hashlimitPrefix creates buckets on demand, all with the same rate.
 var hashlimitPrefix = competitor{
-	name: "hashlimit by prefix", note: "one rate for all",
+	name: "hashlimit by prefix", note: "one rate for all prefixes",
 	set: hashlimit("--hashlimit-mode", "dstip", "--hashlimit-dstmask", strconv.Itoa(manyBits),
 		"--hashlimit-htable-size", "131072", "--hashlimit-htable-max", "262144", "--hashlimit-htable-expire", "600000"),
 }
 
-// maxClasses of an HTB: a class's number has 16 bits, and two of them are taken.
+// maxClasses of an HTB: the number of a class has 16 bits, and two values are reserved.
 const maxClasses = 65_534
 
-// htbMany has a class for each prefix; a bucket of the second hash table holds
-// prefixes that differ in the fourth byte alone.
+// htbMany has a class for each prefix. The prefixes in a bucket of the second hash table
+// differ only in the fourth byte.
 func htbMany(prefixes []netip.Prefix) competitor {
 	return competitor{
-		name: "HTB, u32 hash tables", note: fmt.Sprintf("has no more than %d classes", maxClasses),
+		name: "HTB, u32 hash tables", note: fmt.Sprintf("at most %d classes", maxClasses),
 		set: func(ctx context.Context, a *arena, l limit) error {
 			class := fmt.Sprintf("rate %dbit burst %d cburst %[2]d", uint64(l.rate), l.capacity)
 			return a.tc(ctx, htbBatch(prefixes, 1, func() string { return class }))
@@ -237,8 +237,8 @@ func htbMany(prefixes []netip.Prefix) competitor {
 	}
 }
 
-// htbBatch is how tc makes a class for each prefix, which two levels of hash tables of the u32 classifier
-// find: by one byte of the destination, in which prefixes are in order, and by the next one.
+// htbBatch returns commands of tc that create a class for each prefix. Two levels of u32 hash tables find
+// it: by one byte of the destination, by which the prefixes are sorted, and by the next byte.
 func htbBatch(prefixes []netip.Prefix, first int, class func() string) string {
 	const filter = "filter add dev " + nearDevice + " parent 1: prio 1 protocol ip "
 	var b strings.Builder

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The two devices of an arena, and who is where.
+// The devices of an arena.
 const (
 	nearDevice = "near"
 	farDevice  = "far"
@@ -29,25 +29,25 @@ const (
 var (
 	nearAddrs = []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("2001:db8::1/64")}
 	farAddrs  = []netip.Prefix{netip.MustParsePrefix("192.0.2.2/24"), netip.MustParsePrefix("2001:db8::2/64")}
-	// Those that a limit is for.
+	// The destinations of limited packets.
 	target, target6 = netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("2001:db8:1::7")
 )
 
-// An arena is a veth pair between two network namespaces: a limiter is set up
-// on the egress of the near end, from where everything is sent to the far end.
-// Nothing of it has a name outside of this process, so that it ends with it.
+// An arena is a veth pair between two network namespaces. A limiter is set up on the
+// egress of the near end, which sends everything to the far end. An arena has no name
+// outside this process, so it ends with the process.
 type arena struct {
 	near, far netns.NsHandle
-	bpffs     string // a mount that is nowhere in the file system
+	bpffs     string // a mount that is not in the file system
 	owned
 }
 
-// A descriptor is what has no type of its own to close it.
+// A descriptor is a file descriptor without another type that closes it.
 type descriptor int
 
 func (d descriptor) Close() error { return unix.Close(int(d)) }
 
-// newArena makes an arena without a limiter.
+// newArena returns an arena without a limiter.
 func newArena(ctx context.Context) (_ *arena, err error) {
 	a := &arena{near: netns.None(), far: netns.None()}
 	defer func() {
@@ -83,7 +83,7 @@ func newArena(ctx context.Context) (_ *arena, err error) {
 	return a, errors.Join(waitUp(ctx, a.near, nearDevice), waitUp(ctx, a.far, farDevice))
 }
 
-// addVeth adds a pair of devices to the namespace of the calling thread; the peer to another one, unless that is nil.
+// addVeth adds a veth pair to the namespace of the calling thread. Its peer is in another namespace, unless that is nil.
 func addVeth(name, peer string, peerNamespace any) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
@@ -102,7 +102,7 @@ func lookUp(device string) (netlink.Link, error) {
 	return l, nil
 }
 
-// mountBPFFS mounts a bpffs on nothing: it is there for as long as its descriptor is open.
+// mountBPFFS creates a detached mount of a bpffs. It exists as long as its descriptor is open.
 func (a *arena) mountBPFFS() (string, error) {
 	context, err := unix.Fsopen("bpf", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -120,7 +120,7 @@ func (a *arena) mountBPFFS() (string, error) {
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), mount), nil
 }
 
-// newNamespace makes a network namespace in which nothing is sent but what is asked for.
+// newNamespace creates a network namespace in which the kernel sends nothing on its own.
 func (a *arena) newNamespace() (handle netns.NsHandle, err error) {
 	err = aside(func() (err error) {
 		if handle, err = netns.New(); err != nil {
@@ -142,7 +142,7 @@ func (a *arena) newNamespace() (handle netns.NsHandle, err error) {
 	return handle, err
 }
 
-// address sets a device up with its addresses; the others' need not be asked for.
+// address sets a device up with its addresses, and adds static neighbours.
 func address(device string, own, others []netip.Prefix) error {
 	l, err := lookUp(device)
 	if err != nil {
@@ -171,14 +171,14 @@ func address(device string, own, others []netip.Prefix) error {
 	return nil
 }
 
-// hardwareAddr is what the device with that address has.
+// hardwareAddr returns the hardware address of the device with an IP address.
 func hardwareAddr(p netip.Prefix) net.HardwareAddr {
 	ip := p.Addr().As4()
 	return net.HardwareAddr{0x02, 0, 0, 0, 0, ip[3]}
 }
 
-// routeAll routes all addresses by way of those, which are beyond a device. TCP begins
-// with a window of so many segments there, or with the usual one if that is 0.
+// routeAll routes all addresses through gateways on a device. The initial window of TCP is a
+// number of segments, or the default if that is 0.
 func routeAll(device string, segments int, via ...netip.Prefix) error {
 	l, err := lookUp(device)
 	if err != nil {
@@ -188,16 +188,16 @@ func routeAll(device string, segments int, via ...netip.Prefix) error {
 		all := &net.IPNet{IP: make(net.IP, p.Addr().BitLen()/8), Mask: net.CIDRMask(0, p.Addr().BitLen())}
 		route := netlink.Route{LinkIndex: l.Attrs().Index, Dst: all, Gw: p.Addr().AsSlice(), InitCwnd: segments}
 		if err := netlink.RouteReplace(&route); err != nil {
-			return fmt.Errorf("route by way of %v: %w", p, err)
+			return fmt.Errorf("route through %v: %w", p, err)
 		}
 	}
 	return nil
 }
 
-// upTime is far more than the kernel takes to notice that a device is up.
+// upTime is much longer than the kernel needs to notice that a device is up.
 const upTime = 30 * time.Second
 
-// waitUp waits until a device sends: the kernel drops packets until it has noticed that both ends of a pair are up.
+// waitUp waits until a device is operational. The kernel drops packets until both ends of a pair are.
 func waitUp(ctx context.Context, namespace netns.NsHandle, device string) error {
 	ctx, stop := context.WithTimeout(ctx, upTime)
 	defer stop()
@@ -214,7 +214,7 @@ func waitUp(ctx context.Context, namespace netns.NsHandle, device string) error 
 	})
 }
 
-// in runs f on a thread in a namespace.
+// in runs f on its own thread in a namespace.
 func in(namespace netns.NsHandle, f func() error) error {
 	return aside(func() error {
 		if err := netns.Set(namespace); err != nil {
@@ -224,17 +224,17 @@ func in(namespace netns.NsHandle, f func() error) error {
 	})
 }
 
-// aside runs f on a thread of its own, which it may do anything to.
+// aside runs f on its own thread. f may change the state of the thread.
 func aside(f func() error) error {
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // not unlocked, so the thread ends with the goroutine
 		done <- f()
 	}()
 	return <-done
 }
 
-// run runs a command in the near namespace, with that on its standard input.
+// run runs a command in the near namespace, with its standard input.
 func (a *arena) run(ctx context.Context, input, name string, args ...string) error {
 	return in(a.near, func() error {
 		_, err := runCommand(ctx, input, io.Discard, name, args...)
@@ -242,12 +242,12 @@ func (a *arena) run(ctx context.Context, input, name string, args ...string) err
 	})
 }
 
-// tc runs commands of tc in the near namespace, one a line.
+// tc runs commands of tc in the near namespace, one per line.
 func (a *arena) tc(ctx context.Context, commands string) error {
 	return a.run(ctx, commands, "tc", "-batch", "-")
 }
 
-// attach puts a program on tcx, in the near end's egress or the far end's ingress.
+// attach attaches a program with tcx: to the egress of the near end, or the ingress of the far end.
 func (a *arena) attach(end netns.NsHandle, p *ebpf.Program) error {
 	device, hook := nearDevice, ebpf.AttachTCXEgress
 	if end == a.far {
@@ -267,7 +267,7 @@ func (a *arena) attach(end netns.NsHandle, p *ebpf.Program) error {
 	})
 }
 
-// assemble attaches a program of those instructions.
+// assemble attaches a program with these instructions.
 func (a *arena) assemble(end netns.NsHandle, name string, code asm.Instructions) error {
 	p, err := a.program(name, code)
 	if err != nil {
@@ -289,7 +289,7 @@ func (a *arena) socket(namespace netns.NsHandle, family, kind, protocol int) (fd
 	return fd, nil
 }
 
-// sent is how many packets have left the near end.
+// sent returns the number of packets that have left the near end.
 func (a *arena) sent() (packets uint64, err error) {
 	err = in(a.near, func() error {
 		l, err := lookUp(nearDevice)
@@ -301,7 +301,7 @@ func (a *arena) sent() (packets uint64, err error) {
 	return packets, err
 }
 
-// sleep waits for so long, or until ctx is cancelled.
+// sleep waits for a time, or until ctx is cancelled.
 func sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():

@@ -14,30 +14,30 @@ import (
 	"strings"
 )
 
-// Where this machine lacks a peer, or a clock that counts instructions, the
-// program runs itself in a virtual machine.
+// Some peers, and a clock that counts instructions, are not on every machine. For them
+// the program runs itself in a virtual machine.
 
-// guestKernel is one that has tcx and all peers.
+// guestKernel has tcx and all peers.
 const guestKernel = "6.12"
 
-// guestModules are what it needs there, with those of peers.
+// guestModules are the kernel modules of the suites and the peers.
 var guestModules = []string{
 	"veth", "sch_ingress", "cls_bpf", "cls_matchall", "cls_u32", "act_police", "sch_tbf", "sch_htb", "sch_cake",
 	"sch_fq", "sch_fq_codel", "sch_netem",
 	"nf_tables", "nft_limit", "nft_compat", "ip_tables", "iptable_raw", "xt_hashlimit",
 }
 
-// A guestTask is what the program in the guest is to measure.
+// A guestTask tells the program in the guest what to measure.
 type guestTask struct {
 	Suite string
 	Only  string // subjects, as the option -only has them
 	Quick bool
 }
 
-// guestMark begins the lines with samples, of all that a guest prints.
+// guestMark begins the lines with samples in the output of a guest.
 const guestMark = "@samples "
 
-// guest does a task in the guest, and writes a line for the samples of each figure.
+// guest runs a task in the guest, and writes a line with the samples of each figure.
 func guest(ctx context.Context, text string, w io.Writer) error {
 	var t guestTask
 	if err := json.Unmarshal([]byte(text), &t); err != nil {
@@ -45,10 +45,10 @@ func guest(ctx context.Context, text string, w io.Writer) error {
 	}
 	i := slices.IndexFunc(suites, func(s suite) bool { return s.name == t.Suite && s.guest != nil })
 	if i < 0 {
-		return fmt.Errorf("-guest %s: there is no such suite", text)
+		return fmt.Errorf("-guest %s: the suite does not exist", text)
 	}
 	var failed error
-	err := suites[i].guest(ctx, options{quick: t.Quick, only: t.Only, log: w, report: func(t taken) {
+	err := suites[i].guest(ctx, options{quick: t.Quick, only: t.Only, log: w, report: func(t measurement) {
 		line, err := json.Marshal(t)
 		if err == nil {
 			_, err = fmt.Fprintf(w, "%s%s\n", guestMark, line)
@@ -58,7 +58,7 @@ func guest(ctx context.Context, text string, w io.Writer) error {
 	return errors.Join(err, failed)
 }
 
-// inGuest has a task done in a guest, with those options of guest.sh, and reports its samples.
+// inGuest runs a task in a guest, with options of guest.sh, and reports its samples.
 func inGuest(ctx context.Context, o options, t guestTask, how []string) error {
 	self, err := os.Executable()
 	if err != nil {
@@ -75,7 +75,7 @@ func inGuest(ctx context.Context, o options, t guestTask, how []string) error {
 	call = append(call, "-p", "tc", "-p", "nft", "-p", iptables, "-f", self+":/bench",
 		"--", "/bench", "-guest", string(task))
 	c := exec.CommandContext(ctx, "scripts/guest.sh", call...)
-	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) } // it has a guest to end
+	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) } // guest.sh must stop its guest
 	c.Stderr = o.log
 	output, err := c.StdoutPipe()
 	if err != nil {
@@ -92,7 +92,7 @@ func inGuest(ctx context.Context, o options, t guestTask, how []string) error {
 			fmt.Fprintln(&others, line)
 			continue
 		}
-		var t taken
+		var t measurement
 		if err := json.Unmarshal([]byte(line), &t); err != nil {
 			c.Cancel()
 			c.Wait()

@@ -11,32 +11,32 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
-// A plane shows what a ping waits beside TCP, against what TCP has: to the left
-// is what makes it wait the least, above what leaves TCP the most. Ranges show gaps.
+// A plane shows the round trip of pings beside TCP against the goodput of TCP: left is a
+// short one, and above is a high goodput. Ranges show gaps.
 
 const planeHeight = 2.9 * vg.Inch
 
-// isPlane reports whether a table has what a plane shows.
+// isPlane reports whether a table has the figures of a plane.
 func (t table) isPlane() bool {
 	_, _, goodput := t.bounds(unitGoodput)
 	_, _, ping := t.bounds(unitPing50)
 	return goodput && ping
 }
 
-// isSpacing reports whether a table tells how far gaps go.
+// isSpacing reports whether a table has quantiles of gaps.
 func (t table) isSpacing() bool {
 	_, _, ok := t.bounds(unitGap99)
 	return ok
 }
 
-// ranges are a picture for each column, of where most gaps are: a line for each subject, with a mark at the median.
+// ranges returns a plot for each column, with the range of most gaps: a line for each subject, with a mark at the median.
 func (t table) ranges() (ranges []*plot.Plot, err error) {
 	marks := t.marks()
 	least, most, _ := t.bounds(unitGap1, unitGap50, unitGap99)
 	for _, column := range t.columns() {
 		p := plot.New()
 		p.Title.Text, p.Title.Padding = t.Title+": "+column, vg.Points(6)
-		p.X.Label.Text = "gaps from p1 to p99, by the ideal one"
+		p.X.Label.Text = "gaps from p1 to p99, relative to the ideal"
 		p.Add(plotter.NewGrid())
 		var names plot.ConstantTicks
 		for i, subject := range t.subjects() {
@@ -62,7 +62,7 @@ func (t table) ranges() (ranges []*plot.Plot, err error) {
 	return ranges, nil
 }
 
-// stretch draws a line with one mark on it.
+// stretch draws a line with a mark on it.
 func stretch(p *plot.Plot, along plotter.XYs, at plotter.XY, mark draw.GlyphStyle) error {
 	line, err := plotter.NewLine(along)
 	if err != nil {
@@ -73,7 +73,7 @@ func stretch(p *plot.Plot, along plotter.XYs, at plotter.XY, mark draw.GlyphStyl
 	return nil
 }
 
-// bounds are the least and the greatest figure of some units; false where there is none.
+// bounds returns the least and the greatest figure of some units, or false without figures.
 func (t table) bounds(units ...string) (least, most float64, ok bool) {
 	least, most = math.Inf(1), math.Inf(-1)
 	for _, r := range t.results {
@@ -84,7 +84,7 @@ func (t table) bounds(units ...string) (least, most float64, ok bool) {
 	return least, most, ok
 }
 
-// planes are one for each column, on the same scales.
+// planes returns a plot for each column, all with the same scales.
 func (t table) planes(legend *plot.Legend) (planes []*plot.Plot, err error) {
 	soonest, latest, _ := t.bounds(unitPing50, unitPing99)
 	worst, best, _ := t.bounds(unitGoodput)
@@ -120,7 +120,7 @@ func (t table) planes(legend *plot.Legend) (planes []*plot.Plot, err error) {
 	return planes, nil
 }
 
-// marks are what stands for each subject: a disc for us, and other shapes for others.
+// marks returns a symbol for each subject: a disc for modes of shapectl, and other shapes for peers.
 func (t table) marks() (marks []draw.GlyphStyle) {
 	shapes := []draw.GlyphDrawer{
 		draw.SquareGlyph{}, draw.TriangleGlyph{}, draw.BoxGlyph{}, draw.PyramidGlyph{}, draw.CrossGlyph{}, draw.PlusGlyph{},
@@ -136,7 +136,7 @@ func (t table) marks() (marks []draw.GlyphStyle) {
 	return marks
 }
 
-// fewTicks are round numbers for an axis that has not many decades.
+// fewTicks returns round numbers for a logarithmic axis with few decades.
 func fewTicks(least, most float64) (ticks []plot.Tick) {
 	for ten := math.Pow(10, math.Floor(math.Log10(max(least, 1e-3)))); ten <= most; ten *= 10 {
 		for _, digit := range []float64{1, 1.5, 2, 3, 4, 5, 7} {

@@ -16,26 +16,26 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// The suite "policy" brings whole policies into force as a user does, by the
-// command: what each command takes in time, in memory, and in the kernel's.
+// The suite policy applies whole policies with the command, like a user. It measures the
+// time and memory of each command, and the kernel memory.
 
 const (
-	commandTime   = "time of a command"
-	commandMemory = "peak memory of a command, without maps"
-	policyMemory  = "kernel memory of a policy"
+	commandTime   = "Time of a command"
+	commandMemory = "Peak memory of a command, without maps"
+	policyMemory  = "Kernel memory of a policy"
 )
 
 // Subjects of this suite.
 const (
-	readFile     = "shapectl, reading the file alone"
+	readFile     = "shapectl, reading the file only"
 	applyFirst   = "shapectl apply, no rules before"
 	applyAgain   = "shapectl apply, nothing to change"
 	applyChanged = "shapectl apply, 1 % changes"
-	diffSame     = "shapectl diff, nothing differs"
+	diffSame     = "shapectl diff, no difference"
 	diffChanged  = "shapectl diff, 1 % differs"
 	exportRules  = "shapectl export"
-	setOne       = "shapectl set, one rule of them"
-	policyMaps   = "shapectl, a bucket for each prefix"
+	setOne       = "shapectl set, one of the rules"
+	policyMaps   = "shapectl, one bucket for each prefix"
 )
 
 func policies(ctx context.Context, o options) error {
@@ -60,7 +60,7 @@ func policies(ctx context.Context, o options) error {
 	})
 }
 
-// withCommand builds shapectl as it is released, and calls f with its path, and with a folder for files.
+// withCommand builds shapectl like a release, and calls f with its path and a folder for files.
 func withCommand(ctx context.Context, f func(dir, binary string) error) error {
 	dir, err := os.MkdirTemp("", "bench-")
 	if err != nil {
@@ -75,11 +75,11 @@ func withCommand(ctx context.Context, f func(dir, binary string) error) error {
 	return f(dir, binary)
 }
 
-// A policyCase is a policy in a file, and another that differs in a hundredth of its rules.
+// A policyCase is a policy in a file, and a second one in which 1 % of the rules differ.
 type policyCase struct {
-	size          string // how many rules, in words
+	size          string // number of rules, as text
 	file, changed string
-	one           policy.Rule // of the rules
+	one           policy.Rule // one of the rules
 }
 
 func newPolicy(dir string, n int) (policyCase, error) {
@@ -110,7 +110,7 @@ func writePolicy(file string, tables ...policy.Table) error {
 	return errors.Join(policyfile.Write(f, tables, nil), f.Close())
 }
 
-// round takes each figure once, on a device of its own.
+// round measures each figure once, on a new device.
 func (p policyCase) round(ctx context.Context, o options, binary string) error {
 	if err := p.read(o); err != nil {
 		return err
@@ -147,15 +147,15 @@ func (p policyCase) round(ctx context.Context, o options, binary string) error {
 	return nil
 }
 
-// shapectlCommand is a command of shapectl that keeps its pins in the arena.
+// shapectlCommand returns a command of shapectl with its pins in the arena.
 func (a *arena) shapectlCommand(ctx context.Context, binary string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, binary, args...)
 	cmd.Env = append(os.Environ(), "SHAPECTL_BPFFS="+a.bpffs)
 	return cmd
 }
 
-// command runs shapectl in the near namespace. It returns how long that took in seconds, and
-// its memory without maps at its peak in MiB. Another exit code than wanted is an error.
+// command runs shapectl in the near namespace. It returns its time in seconds, and its peak
+// memory without maps in MiB. An unexpected exit code is an error.
 func (a *arena) command(ctx context.Context, binary string, exit int, args ...string) (took, peak float64, err error) {
 	cmd := a.shapectlCommand(ctx, binary, args...)
 	err = in(a.near, func() (err error) {
@@ -170,7 +170,7 @@ func (a *arena) command(ctx context.Context, binary string, exit int, args ...st
 	return took, peak, err
 }
 
-// read reads the file as the commands do, which is a part of what they take.
+// read reads the file like the commands, as a part of their time.
 func (p policyCase) read(o options) error {
 	runtime.GC()
 	start := time.Now()

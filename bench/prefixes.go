@@ -8,7 +8,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Addresses of packets that stay the same.
+// Addresses of packets.
 var (
 	sourceIPv4 = netip.MustParseAddr("192.0.2.1")
 	destIPv4   = netip.MustParseAddr("10.0.0.1")
@@ -16,20 +16,19 @@ var (
 	destIPv6   = netip.MustParseAddr("2001:db8:1::1")
 )
 
-// newRandom is the same sequence in each run, so that all runs measure the same rules.
+// newRandom returns the same sequence in each run, so that all runs measure the same rules.
 func newRandom() *rand.Rand { return rand.New(rand.NewPCG(1, 2)) }
 
-// mixedPrefixes are so many different prefixes of one family, as a provider may
-// have them: for IPv4 two fifths /24, a fifth hosts, and the rest evenly from
-// /16 to /31; for IPv6 two fifths /48, a fifth /64, a tenth hosts, and the rest
-// evenly from /32 to /63, all of them global addresses.
+// mixedPrefixes returns n different prefixes of one family, similar to those of a provider.
+// IPv4: 40 % /24, 20 % hosts, the rest evenly from /16 to /31. IPv6, only global addresses:
+// 40 % /48, 20 % /64, 10 % hosts, the rest evenly from /32 to /63.
 func mixedPrefixes(r *rand.Rand, ipv6 bool, n int) []netip.Prefix {
 	return differentPrefixes(n, func() netip.Prefix {
 		return netip.PrefixFrom(randomAddress(r, ipv6), mixedLength(r, ipv6))
 	})
 }
 
-// mixedRules are rules for so many mixed prefixes, a half of each family.
+// mixedRules returns rules for n mixed prefixes, half of each family.
 func mixedRules(r *rand.Rand, n int) (rules []policy.Rule) {
 	for _, p := range append(mixedPrefixes(r, false, n/2), mixedPrefixes(r, true, n-n/2)...) {
 		rules = append(rules, ruleOf(p, someRate(r)))
@@ -37,12 +36,12 @@ func mixedRules(r *rand.Rand, n int) (rules []policy.Rule) {
 	return rules
 }
 
-// ruleOf is what a file says with a rate alone.
+// ruleOf returns the rule of a policy file that gives only a rate.
 func ruleOf(p netip.Prefix, r policy.Rate) policy.Rule {
 	return policy.Rule{Prefix: p, Rate: r, Capacity: policy.DefaultCapacity(r)}
 }
 
-// differentPrefixes are so many of those that next makes.
+// differentPrefixes returns n different results of next.
 func differentPrefixes(n int, next func() netip.Prefix) []netip.Prefix {
 	seen := make(map[netip.Prefix]bool, n)
 	prefixes := make([]netip.Prefix, 0, n)
@@ -75,7 +74,7 @@ func mixedLength(r *rand.Rand, ipv6 bool) int {
 	return 16 + r.IntN(16)
 }
 
-// randomAddress is any IPv4 address, or any global IPv6 address.
+// randomAddress returns any IPv4 address, or any global IPv6 address.
 func randomAddress(r *rand.Rand, ipv6 bool) netip.Addr {
 	var b [16]byte
 	for i := range b {
@@ -88,7 +87,7 @@ func randomAddress(r *rand.Rand, ipv6 bool) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// addressIn is any address of a prefix.
+// addressIn returns a random address of a prefix.
 func addressIn(r *rand.Rand, p netip.Prefix) netip.Addr {
 	a, in := randomAddress(r, p.Addr().Is6()).AsSlice(), p.Addr().AsSlice()
 	for i := range a {
@@ -99,8 +98,8 @@ func addressIn(r *rand.Rand, p netip.Prefix) netip.Addr {
 	return address
 }
 
-// scrambled are the numbers below n as that many different IPv4 addresses in no
-// order: murmur3's finalizer maps words one to one.
+// scrambled returns n different IPv4 addresses without an order: the finalizer of murmur3
+// maps words one to one.
 func scrambled(n uint32) []netip.Addr {
 	addresses := make([]netip.Addr, n)
 	for i := range n {
@@ -115,7 +114,7 @@ func scrambled(n uint32) []netip.Addr {
 	return addresses
 }
 
-// generous limits a prefix to more than any packets here can use up.
+// generous returns a rule to which all packets conform.
 func generous(p netip.Prefix, a policy.Algorithm) policy.Rule {
 	return policy.Rule{Prefix: p, Rate: policy.MaxRate, Capacity: 1 << 30, Algorithm: a}
 }

@@ -15,12 +15,12 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// The suite "program" runs the programs by BPF_PROG_TEST_RUN: no device, no
-// queue, nothing but what a packet costs in them.
+// The suite program runs programs by BPF_PROG_TEST_RUN, without a device or a queue. It
+// measures only the cost of a packet in them.
 
 var algorithms = []policy.Algorithm{policy.GCRA, policy.Leaky}
 
-// lab is what all cases of the suite share.
+// lab is shared by all cases of the suite.
 type lab struct {
 	options
 	owned
@@ -49,13 +49,13 @@ func program(ctx context.Context, o options) (err error) {
 	return l.twoCPUs(ctx)
 }
 
-// shapectl loads the program with these rules.
+// shapectl loads the program with rules.
 func (o *owned) shapectl(size maps.Size, rules []policy.Rule) (*ebpf.Program, error) {
 	p, _, err := o.loaded(size, rules)
 	return p, err
 }
 
-// loaded are the program and its rules, once these are loaded.
+// loaded loads the program with rules, and returns both.
 func (o *owned) loaded(size maps.Size, rules []policy.Rule) (*ebpf.Program, *maps.Set, error) {
 	store, err := maps.New(size, bpf.AbiHook{L2Bytes: ethernetBytes, Secret: secret()})
 	if err != nil {
@@ -71,7 +71,7 @@ func (o *owned) loaded(size maps.Size, rules []policy.Rule) (*ebpf.Program, *map
 	return p, set, set.Load(rules)
 }
 
-// secret is one of many: each run is to find the same slots.
+// secret is constant, so that each run uses the same slots.
 func secret() (s [12]uint32) {
 	r := newRandom()
 	for i := range s {
@@ -82,7 +82,7 @@ func secret() (s [12]uint32) {
 
 func name(a policy.Algorithm) string { return "shapectl " + a.String() }
 
-// A kind is a rule by who shares its buckets, and a packet that it limits.
+// A kind is a bucket scope, and the family of a packet.
 type kind struct {
 	column string
 	ipv6   bool
@@ -107,12 +107,12 @@ var kindsOfRule = []kind{
 }
 
 const (
-	hotPackets  = 50_000  // a sample where all is in the cache
-	coldPackets = 100_000 // a sample of packets that each need other memory
+	hotPackets  = 50_000  // a sample with all memory in the cache
+	coldPackets = 100_000 // a sample of packets that need different memory
 	payload     = 22      // 64 bytes on an Ethernet, without FCS
 )
 
-// limits makes an arm of each rule, with a packet of that kind and buckets for those that it has them for.
+// limits returns an arm for each rule, with a packet of a kind and its bucket scope.
 func (o *owned) limits(k kind, rules ...policy.Rule) (arms []arm, err error) {
 	for _, rule := range rules {
 		rule.Each = k.each
@@ -125,7 +125,7 @@ func (o *owned) limits(k kind, rules ...policy.Rule) (arms []arm, err error) {
 	return arms, nil
 }
 
-// kinds measures one bucket that is always charged, by who shares it.
+// kinds measures one bucket that is always the same, by bucket scope.
 func (l *lab) kinds(ctx context.Context) error {
 	l.say("  one rule and one bucket")
 	if err := l.oneKind(ctx, kind{column: "no rule matches, IPv4"}, everything6); err != nil {
@@ -142,7 +142,7 @@ func (l *lab) kinds(ctx context.Context) error {
 	return nil
 }
 
-// oneKind measures packets of a kind where there is a rule for that prefix.
+// oneKind measures packets of a kind with a rule for a prefix.
 func (l *lab) oneKind(ctx context.Context, k kind, prefix netip.Prefix) error {
 	var made owned
 	defer made.Close()
@@ -155,12 +155,12 @@ func (l *lab) oneKind(ctx context.Context, k kind, prefix netip.Prefix) error {
 		{subject: emptyProgram, program: l.empty, packet: packet, repeat: hotPackets},
 		{subject: clockProgram, program: l.clock, packet: packet, repeat: hotPackets},
 	}, arms...)
-	return l.contest(ctx, l.rounds(61), arms, func(t turn) { l.addTurn("one rule, one bucket: "+k.column, arms, t) })
+	return l.contest(ctx, l.rounds(61), arms, func(t turn) { l.addTurn("One rule, one bucket: "+k.column, arms, t) })
 }
 
-// excess measures packets that are dropped beside those that pass.
+// excess compares dropped packets with passed ones.
 func (l *lab) excess(ctx context.Context) error {
-	l.say("  packets that are dropped")
+	l.say("  dropped packets")
 	for _, k := range kindsOfRule {
 		for _, a := range algorithms {
 			if err := l.dropping(ctx, k, a); err != nil {
@@ -182,11 +182,11 @@ func (l *lab) dropping(ctx context.Context, k kind, a policy.Algorithm) error {
 		return err
 	}
 	return l.contest(ctx, l.rounds(41), arms, func(t turn) {
-		l.add("dropped by passed: "+k.column, name(a), unitPassing, "", t.arms[1]/t.arms[0])
+		l.add("Dropped compared with passed packets: "+k.column, name(a), unitPassing, "", t.arms[1]/t.arms[0])
 	})
 }
 
-// prefixes measures rules for up to a million prefixes beside an LPM trie of the same ones.
+// prefixes compares rules for up to a million prefixes with an LPM trie of the same prefixes.
 func (l *lab) prefixes(ctx context.Context) error {
 	sizes := []int{1, 100, 10_000, 100_000, 1_000_000}
 	if l.quick {
@@ -242,14 +242,14 @@ func (l *lab) somePrefixes(ctx context.Context, ipv6 bool, n int) error {
 	}
 	ours := arms
 	arms = append(arms,
-		arm{subject: "LPM trie", note: "only looks the address up: neither clock nor bucket", program: bare},
-		arm{subject: "LPM trie, clock and bucket", note: "a fixed rate, and no counters", program: charged})
+		arm{subject: "LPM trie", note: "lookup only: no clock, no bucket", program: bare},
+		arm{subject: "LPM trie, clock and bucket", note: "fixed rate, no counters", program: charged})
 	many := walkLength
 	if l.quick {
 		many = 1 << 14
 	}
 	inside := func() netip.Addr { return addressIn(random, prefixes[random.IntN(n)]) }
-	for _, way := range []struct {
+	for _, pattern := range []struct {
 		table   string
 		address func() netip.Addr
 		many    int
@@ -258,9 +258,9 @@ func (l *lab) somePrefixes(ctx context.Context, ipv6 bool, n int) error {
 		{"addresses in all prefixes", inside, many},
 		{"any address", func() netip.Addr { return randomAddress(random, ipv6) }, many},
 	} {
-		addresses := make([]netip.Addr, way.many)
+		addresses := make([]netip.Addr, pattern.many)
 		for i := range addresses {
-			addresses[i] = way.address()
+			addresses[i] = pattern.address()
 		}
 		w, err := made.newWalk(addresses, at)
 		if err != nil {
@@ -270,7 +270,7 @@ func (l *lab) somePrefixes(ctx context.Context, ipv6 bool, n int) error {
 		if err != nil {
 			return err
 		}
-		title := fmt.Sprintf("%s prefixes, %s: %s", family, way.table, count(n))
+		title := fmt.Sprintf("%s prefixes, %s: %s", family, pattern.table, count(n))
 		if err := l.contest(ctx, l.rounds(17), walking, func(t turn) {
 			l.addTurn(title, walking, t)
 			for i, a := range ours {
@@ -284,7 +284,7 @@ func (l *lab) somePrefixes(ctx context.Context, ipv6 bool, n int) error {
 	return nil
 }
 
-// walking are arms behind a walk.
+// walking returns arms behind a walk.
 func (o *owned) walking(w walk, clock *ebpf.Program, packet []byte, arms []arm) (walking []arm, err error) {
 	behind, err := o.before(w, clock)
 	if err != nil {
@@ -300,13 +300,13 @@ func (o *owned) walking(w walk, clock *ebpf.Program, packet []byte, arms []arm) 
 	return walking, nil
 }
 
-// walkLength is how many addresses a walk through many goes through before it
-// begins again: so many that each one is long out of the cache by then.
+// walkLength is the number of addresses of a long walk: so many that an address is no longer
+// in the cache when the walk repeats.
 const walkLength = 1 << 20
 
-// trie is an LPM trie with a number for each prefix, all of one family.
+// trie returns an LPM trie with a number for each prefix, all of one family.
 func (o *owned) trie(prefixes []netip.Prefix) (*ebpf.Map, error) {
-	const bits = 4 // of the length of a prefix, in front of its address
+	const bits = 4 // bytes of the prefix length, before the address
 	m, err := o.newMap(ebpf.MapSpec{
 		Type: ebpf.LPMTrie, KeySize: bits + uint32(prefixes[0].Addr().BitLen()/8), ValueSize: 4,
 		MaxEntries: uint32(len(prefixes)), Flags: noPrealloc,
@@ -323,13 +323,13 @@ func (o *owned) trie(prefixes []netip.Prefix) (*ebpf.Map, error) {
 	return m, nil
 }
 
-const noPrealloc = 1 // BPF_F_NO_PREALLOC, without which there is no LPM trie
+const noPrealloc = 1 // BPF_F_NO_PREALLOC, required by LPM tries
 
-// roomFor is how many buckets there is room for, for each that is used, in our table as
-// in the hash maps beside it: full ones would only measure what is done without room.
+// roomFor is the number of slots per flow, in our table and in the hash maps: full ones would
+// measure the case without a slot.
 const roomFor = 2
 
-// flows measures up to four million buckets that owe something, beside hash maps with as many keys.
+// flows compares up to four million non-empty buckets with hash maps of as many keys.
 func (l *lab) flows(ctx context.Context) error {
 	sizes := []int{1, 1 << 10, 1 << 16, 1 << 20, 1 << 22}
 	if l.quick {
@@ -349,7 +349,7 @@ func (l *lab) someFlows(ctx context.Context, n int) error {
 	defer made.Close()
 	var hot []arm
 	for _, a := range algorithms {
-		// So slow that one packet is owed for more than a minute; so big that none is excess.
+		// So slow that a packet takes more than a minute to drain; so large that none is excess.
 		rule := policy.Rule{
 			Prefix: everything, Rate: policy.MinRate, Capacity: policy.MaxCapacity,
 			Algorithm: a, Each: policy.Each{Kind: policy.EachFlow},
@@ -375,18 +375,18 @@ func (l *lab) someFlows(ctx context.Context, n int) error {
 		if err != nil {
 			return err
 		}
-		hot = append(hot, arm{subject: other.subject, note: "neither atomic nor counted", program: p})
+		hot = append(hot, arm{subject: other.subject, note: "not atomic, no counters", program: p})
 	}
 	p, err := made.floorProgram(uint32(max(roomFor*n/4, 1)))
 	if err != nil {
 		return err
 	}
 	hot = append(hot, arm{subject: memoryFloor, program: p})
-	// Flows come in another order than they came first: hash maps hand their
-	// elements out one after the other, and would be read in that order too.
+	// The order differs from that of the first packets: hash maps allocate elements one
+	// after the other, and would be read in the order of memory otherwise.
 	addresses := scrambled(uint32(n))
 	packet := udp(false, payload)
-	copy(packet[ipv4Source:], addresses[0].AsSlice()) // the very first one found room for sure
+	copy(packet[ipv4Source:], addresses[0].AsSlice()) // the first one certainly has a slot
 	first, err := made.newWalk(addresses, ipv4Source)
 	if err != nil {
 		return err
@@ -402,7 +402,7 @@ func (l *lab) someFlows(ctx context.Context, n int) error {
 		if err != nil {
 			return err
 		}
-		if _, err := nanoseconds(filling, packet, n); err != nil { // all flows owe now
+		if _, err := nanoseconds(filling, packet, n); err != nil { // now no bucket is empty
 			return err
 		}
 	}
@@ -410,8 +410,8 @@ func (l *lab) someFlows(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
-	inTurn, always := "live flows, each in turn: "+count(n), "live flows, always the same one: "+count(n)
-	// Both at once: how cold compares with hot is a figure of its own.
+	inTurn, always := "Live flows, in random order: "+count(n), "Live flows, always the same one: "+count(n)
+	// Both in one contest, because the ratio of cold to hot is a figure, too.
 	return l.contest(ctx, l.rounds(31), slices.Concat(cold, hot), func(t turn) {
 		ofHot := turn{t.empty, t.clock, t.arms[len(cold):]}
 		l.addTurn(inTurn, cold, t)

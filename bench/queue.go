@@ -10,28 +10,28 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// The suite queue has each limiter carry TCP, with a ping beside it, and UDP at
-// twice the rate. It does so in a guest whose clock counts instructions: what a
-// packet waits there is what the limiter makes it wait, whatever the host does.
+// The suite queue sends TCP through each limiter, with a ping beside it, and UDP at twice
+// the rate. It runs in a guest whose clock counts instructions: only the limiter delays a
+// packet there, whatever the host does.
 
 const (
 	oneFlow   = "One TCP flow"
-	localFlow = "One TCP flow from the limiter's own machine"
+	localFlow = "One TCP flow from the limiter's host"
 	fourFlows = "Four TCP flows and a sparse one"
-	byLength  = "How long the queue is, one TCP flow at %v, %v round trip"
+	byLength  = "Queue length, one TCP flow at %v, %v round trip"
 	spacing   = "Spacing of packets"
-	spread    = "Gaps between packets at %v, up to so many ideal ones"
+	spread    = "Cumulative gaps between packets at %v"
 )
 
-// roundTrip is that of a path through a country or two.
+// roundTrip is typical of a path within a country.
 const roundTrip = 20 * time.Millisecond
 
-// queueLengths are those among which the usual one was chosen.
+// queueLengths are the candidates for the default.
 var queueLengths = []time.Duration{
 	20 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 200 * time.Millisecond,
 }
 
-// A pace is how long a rate is looked at: in so many packets that quartiles mean something.
+// A pace is the duration of a measurement at a rate. It has enough packets for quartiles.
 type pace struct {
 	rate         policy.Rate
 	settle, part time.Duration
@@ -44,7 +44,7 @@ var paces = []pace{
 	{100e6, 3 * time.Second, 1500 * time.Millisecond, 2000},
 }
 
-// commonPace is that of what is not measured at all rates.
+// commonPace is for cases that are measured at one rate only.
 var commonPace = paces[1]
 
 // queue measures in the guest.
@@ -80,11 +80,11 @@ func queue(ctx context.Context, o options) error {
 	return nil
 }
 
-// mostTime is more than anything takes that a limiter does here.
+// mostTime is longer than any single measurement.
 const mostTime = 3 * time.Minute
 
-// inTime does something that may wait for the kernel for ever: after that time
-// the error says where it is. It then still runs; the program is to end.
+// inTime calls f, which may wait for the kernel forever. After the time the error has the
+// stacks of all goroutines. f still runs then, and the program should exit.
 func inTime[T any](most time.Duration, f func() (T, error)) (result T, err error) {
 	done := make(chan error, 1)
 	var got T
@@ -105,11 +105,11 @@ func inTime[T any](most time.Duration, f func() (T, error)) (result T, err error
 type queueMeter struct {
 	options
 	ctx      context.Context
-	common   pace // of what is not measured at all rates
+	common   pace // for cases at one rate only
 	subjects []competitor
 }
 
-// tcp has each limiter carry what is offered. What ECN is to a peer is looked at in the usual case only.
+// tcp sends TCP through each limiter. Peers with ECN are measured at the common rate only.
 func (m queueMeter) tcp(table string, o offer) error {
 	for _, s := range m.subjects {
 		if s.ecn && peer(s.name) && (o.local || o.rate != m.common.rate) {
@@ -122,14 +122,14 @@ func (m queueMeter) tcp(table string, o offer) error {
 	return nil
 }
 
-// length has a queue of ours that is so long carry a flow over a long path.
+// length sends a flow over a long path through our queue of a length.
 func (m queueMeter) length(long time.Duration) error {
 	l := policy.Limit{Algorithm: policy.Leaky, Excess: policy.Delay}
 	if err := l.Capacity.Set(long.String()); err != nil {
 		return err
 	}
-	one, at := told("delay", l), m.common
-	at.part *= 2 // a longer path takes longer to come round
+	one, at := mode("delay", l), m.common
+	at.part *= 2 // the round trip is longer
 	for _, s := range []competitor{one, withECN(one)} {
 		if !m.chosen(s.name) {
 			continue
@@ -142,7 +142,7 @@ func (m queueMeter) length(long time.Duration) error {
 	return nil
 }
 
-// carry has a limiter carry what is offered, and reports what became of it.
+// carry sends TCP through a limiter, and reports the result.
 func (m queueMeter) carry(name string, s competitor, o offer) error {
 	c, err := inTime(mostTime, func() (carried, error) { return carry(m.ctx, s, o, m.rounds(4)) })
 	if err != nil {
@@ -152,8 +152,8 @@ func (m queueMeter) carry(name string, s competitor, o offer) error {
 		unit    string
 		samples []float64
 	}{
-		{unitGoodput, c.goodput}, {unitLost, []float64{c.lost}}, {unitAgain, c.again},
-		{unitPing50, quantiles(c.pings, 0.5)}, {unitPing99, quantiles(c.pings, 0.99)}, {unitUnponged, []float64{c.unponged}},
+		{unitGoodput, c.goodput}, {unitLost, []float64{c.lost}}, {unitRetransmitted, c.retransmitted},
+		{unitPing50, quantiles(c.pings, 0.5)}, {unitPing99, quantiles(c.pings, 0.99)}, {unitPingsLost, []float64{c.pingsLost}},
 		{unitAnswer50, quantiles(c.answers, 0.5)}, {unitAnswer99, quantiles(c.answers, 0.99)},
 	} {
 		if len(f.samples) > 0 {
@@ -163,7 +163,7 @@ func (m queueMeter) carry(name string, s competitor, o offer) error {
 	return nil
 }
 
-// quantiles are those of each of several lists in order; none of an empty list.
+// quantiles returns a quantile of each of several sorted lists. It skips empty lists.
 func quantiles(lists [][]float64, q float64) (list []float64) {
 	for _, l := range lists {
 		if len(l) > 0 {
@@ -173,10 +173,10 @@ func quantiles(lists [][]float64, q float64) (list []float64) {
 	return list
 }
 
-// spreadUp are where the shares of gaps are taken.
+// spreadUp are the bounds for the shares of gaps.
 var spreadUp = []float64{0.5, 0.75, 0.9, 0.97, 0.99, 1.01, 1.03, 1.1, 1.25, 1.5, 2}
 
-// udp has each limiter carry twice the rate, and reports the gaps behind it.
+// udp sends twice the rate through each limiter, and reports the gaps behind it.
 func (m queueMeter) udp(at pace) error {
 	for _, s := range m.subjects {
 		if s.ecn {
@@ -201,7 +201,7 @@ func (m queueMeter) udp(at pace) error {
 	return nil
 }
 
-// shareUpTo is the share of samples, which are in order, that are at most that.
+// shareUpTo returns the share of sorted samples that are at most a bound.
 func shareUpTo(sorted []float64, most float64) float64 {
 	n := slices.IndexFunc(sorted, func(one float64) bool { return one > most })
 	if n < 0 {

@@ -11,11 +11,11 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// floodPayload makes the largest frame.
+// floodPayload makes a frame of maximum length.
 const floodPayload = maxFrame - headers
 
-// gaps are the times between packets that arrive at the far end behind a
-// limiter, by what the rate takes for one, while twice the rate is sent.
+// gaps returns the times between packets behind a limiter at an offered load of twice the
+// rate, relative to the time of a packet at the rate.
 func gaps(ctx context.Context, s competitor, at pace) (ratios []float64, err error) {
 	p, err := newPath(ctx, time.Millisecond)
 	if err != nil {
@@ -42,7 +42,7 @@ func gaps(ctx context.Context, s competitor, at pace) (ratios []float64, err err
 		stop()
 		err = errors.Join(err, <-done)
 	}()
-	// Twice the rate fills a bucket in the time in which it would drain.
+	// Twice the rate fills a bucket in the time that it takes to drain.
 	full := time.Now().Add(2 * time.Duration(l.capacity*8*uint64(time.Second)/uint64(l.rate)))
 	packet := make([]byte, maxFrame)
 	var last time.Time
@@ -62,7 +62,7 @@ func gaps(ctx context.Context, s competitor, at pace) (ratios []float64, err err
 	return ratios, nil
 }
 
-// listen makes a socket at the far end that tells when its packets arrived.
+// listen opens a socket at the far end that timestamps its packets.
 func (p *path) listen() (fd int, err error) {
 	if fd, err = p.socket(p.far, unix.AF_INET, unix.SOCK_DGRAM, 0); err != nil {
 		return -1, err
@@ -77,8 +77,8 @@ func (p *path) listen() (fd int, err error) {
 	return fd, nil
 }
 
-// flood sends at random times, from none to twice that after each other, until
-// ctx is done: evenly sent packets would leave a limiter that drops every other one as evenly.
+// flood sends packets until ctx is done, with random gaps from 0 to twice the mean. Behind a
+// limiter that drops every second one, evenly sent packets would be even.
 func (s *sender) flood(ctx context.Context, every time.Duration) error {
 	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("wake up in time: %w", err)

@@ -10,29 +10,29 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// An offer is the TCP that a limiter is to carry, and for how long it is looked at.
+// An offer is TCP traffic through a limiter, and the duration of its measurement.
 type offer struct {
 	pace
 	roundTrip time.Duration // without the limiter
-	local     bool          // from the limiter's own machine, else through it
-	flows     int           // connections that send as much as they can
-	asks      bool          // one with small requests beside them
+	local     bool          // sent by the limiter's host, rather than forwarded
+	flows     int           // bulk connections
+	asks      bool          // another connection with small requests
 }
 
-// carried is what became of an offer, in each part of its time or in all of it.
+// carried is the result of an offer, for each part of the time or for all of it.
 type carried struct {
-	goodput  []float64   // % of the most payload that the rate has room for
-	lost     float64     // % of segments
-	again    []float64   // segments sent once more per MB of payload
-	pings    [][]float64 // ms, in order
-	unponged float64     // % of pings
-	answers  [][]float64 // ms, in order
+	goodput       []float64   // % of the payload of full frames at the rate
+	lost          float64     // % of segments
+	retransmitted []float64   // segments per MB of payload
+	pings         [][]float64 // ms, sorted
+	pingsLost     float64     // % of pings
+	answers       [][]float64 // ms, sorted
 }
 
-// fullPayload is what TCP puts into the largest frame.
+// fullPayload is the TCP payload of a frame of maximum length.
 const fullPayload = maxFrame - 14 - 20 - 32
 
-// carry has a limiter carry what is offered, and tells what became of it in so many parts of the time.
+// carry sends an offer through a limiter, and returns the result for so many parts of the time.
 func carry(ctx context.Context, s competitor, o offer, parts int) (c carried, err error) {
 	p, err := newPath(ctx, o.roundTrip)
 	if err != nil {
@@ -70,7 +70,7 @@ func carry(ctx context.Context, s competitor, o offer, parts int) (c carried, er
 
 	during, stop := context.WithTimeout(ctx, time.Duration(parts)*o.part)
 	defer stop()
-	// Pings take a hundredth of the rate at most.
+	// Pings use at most 1 % of the rate.
 	every := max(5*time.Millisecond, time.Duration(100*pingFrame*8*uint64(time.Second)/uint64(o.rate)))
 	var pings, answers []echo
 	var pingErr, askErr error
@@ -85,31 +85,31 @@ func carry(ctx context.Context, s competitor, o offer, parts int) (c carried, er
 		return c, err
 	}
 	c.count(marks, float64(o.rate), o.local)
-	c.pings, c.unponged = inParts(pings, marks)
+	c.pings, c.pingsLost = inParts(pings, marks)
 	c.answers, _ = inParts(answers, marks)
 	return c, nil
 }
 
-// count tells what connections have done between marks. Unless senders are told
-// of drops at once, they send again whatever is lost.
-func (c *carried) count(marks []mark, rate float64, told bool) {
+// count computes the results of connections between marks. Senders retransmit lost segments,
+// unless the kernel reports drops to them.
+func (c *carried) count(marks []mark, rate float64, reported bool) {
 	for i := range marks[1:] {
 		from, to := marks[i], marks[i+1]
 		bytes := float64(to.bytes - from.bytes)
 		c.goodput = append(c.goodput, 100*bytes*8/to.at.Sub(from.at).Seconds()/(rate*fullPayload/maxFrame))
-		c.again = append(c.again, float64(to.again-from.again)/max(bytes/1e6, 1e-6))
+		c.retransmitted = append(c.retransmitted, float64(to.retransmitted-from.retransmitted)/max(bytes/1e6, 1e-6))
 	}
 	from, to := marks[0], marks[len(marks)-1]
 	sent := float64(to.sent - from.sent)
-	gone := max(0, sent-float64(to.arrived-from.arrived)) // what waited at the beginning arrived without having been sent
-	if !told {
-		gone = min(gone, float64(to.again-from.again)) // what waits at the end is not lost
+	gone := max(0, sent-float64(to.arrived-from.arrived)) // queued segments arrive that were sent before
+	if !reported {
+		gone = min(gone, float64(to.retransmitted-from.retransmitted)) // queued segments are not lost
 	}
 	c.lost = 100 * gone / max(sent, 1)
 }
 
-// inParts are the times of echoes in ms and in order, by the two marks that
-// they began between, and how many of all in % had no answer.
+// inParts returns the times of echoes in ms, sorted, for each part between two marks, and the
+// percentage of all echoes without an answer.
 func inParts(echoes []echo, marks []mark) (parts [][]float64, unanswered float64) {
 	for i := range marks[1:] {
 		var ms []float64

@@ -24,15 +24,15 @@ var (
 	uplinkAddr = netip.MustParsePrefix("198.51.100.2/24")
 )
 
-// A path is an arena whose near end is a router: what a source beyond it sends to the far end
-// goes through the limiter, and is delayed by nothing else. Answers take a while, so that the
-// path is as long as one through a network.
+// A path is an arena whose near end is a router. Packets from a source behind it to the far end
+// go through the limiter, and only the limiter delays them. Packets on the way back have a
+// constant delay, like on a path through a network.
 type path struct {
 	*arena
 	source netns.NsHandle
 }
 
-// newPath makes a path without a limiter, which a packet and its answer take so long for.
+// newPath returns a path with a round trip, and without a limiter.
 func newPath(ctx context.Context, roundTrip time.Duration) (_ *path, err error) {
 	a, err := newArena(ctx)
 	if err != nil {
@@ -84,7 +84,7 @@ func newPath(ctx context.Context, roundTrip time.Duration) (_ *path, err error) 
 	})
 }
 
-// largeWindows has TCP in the thread's namespace never wait for a receiver.
+// largeWindows makes TCP windows in the thread's namespace so large that no receiver limits TCP.
 func largeWindows() error {
 	for name, sizes := range map[string]string{"tcp_rmem": "4096 4194304 67108864", "tcp_wmem": "4096 131072 67108864"} {
 		if err := os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(sizes), 0); err != nil {
@@ -94,8 +94,8 @@ func largeWindows() error {
 	return nil
 }
 
-// begin has TCP from a namespace begin with a window of so many segments, of
-// which the usual number is 10, for it to be sooner what it is for long.
+// begin sets the initial window of TCP from a namespace, in segments. The default is 10; a
+// larger one shortens slow start.
 func (p *path) begin(from netns.NsHandle, segments uint64) error {
 	device, via := sourceDevice, uplinkAddr
 	if from == p.near {
@@ -104,7 +104,7 @@ func (p *path) begin(from netns.NsHandle, segments uint64) error {
 	return in(from, func() error { return routeAll(device, int(max(10, segments)), via) })
 }
 
-// askForECN has TCP in a namespace ask for ECN when it connects.
+// askForECN makes TCP in a namespace negotiate ECN.
 func askForECN(namespace netns.NsHandle) error {
 	return in(namespace, func() error { return os.WriteFile("/proc/sys/net/ipv4/tcp_ecn", []byte("1"), 0) })
 }

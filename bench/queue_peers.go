@@ -9,21 +9,21 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// queueSubjects are compared there. Each has the queue or the bucket that
-// shapectl gives a rule of that rate, where it has one to be chosen.
+// queueSubjects are the subjects of the suite queue. Where the length of their queue or bucket is
+// configurable, it is the default of shapectl.
 func queueSubjects() []competitor {
 	gcra, leaky := policy.Limit{Excess: policy.Delay}, policy.Limit{Algorithm: policy.Leaky, Excess: policy.Delay}
 	sparse := gcra
 	sparse.Order = policy.SparseFirst
 	return []competitor{
 		queueTBF, htbCoDel, withECN(htbCoDel), isolatingCAKE, withECN(isolatingCAKE), police,
-		told("drop", policy.Limit{}),
-		told("delay", leaky), withECN(told("delay", leaky)),
-		told("delay", gcra), told("delay, sparse first", sparse),
+		mode("drop", policy.Limit{}),
+		mode("delay", leaky), withECN(mode("delay", leaky)),
+		mode("delay", gcra), mode("delay, sparse first", sparse),
 	}
 }
 
-// withECN is a limiter of traffic that asks for ECN.
+// withECN returns a limiter for traffic that negotiates ECN.
 func withECN(s competitor) competitor {
 	s.name, s.ecn = s.name+", ECN", true
 	return s
@@ -31,7 +31,7 @@ func withECN(s competitor) competitor {
 
 // queueTBF has a queue as long as shapectl's.
 var queueTBF = competitor{
-	name: "TBF", note: "with a burst of 1 ms, two frames at least, and a queue as long as shapectl's",
+	name: "TBF", note: "burst of 1 ms, at least two frames; a queue as long as shapectl's",
 	set: func(ctx context.Context, a *arena, l limit) error {
 		burst := max(2*maxFrame, uint64(l.rate)/8/1000)
 		return a.tc(ctx, fmt.Sprintf("qdisc add dev %s root tbf rate %dbit burst %d limit %d\n",
@@ -39,12 +39,12 @@ var queueTBF = competitor{
 	},
 }
 
-// maxFrame is the largest frame without its check sequence.
+// maxFrame is the maximum length of a frame, without FCS.
 const maxFrame = 1514
 
-// htbCoDel lets CoDel at a slow rate have the time that a frame and a half takes, as its authors advise.
+// htbCoDel has a target of at least the time of 1.5 frames, as the authors of CoDel recommend for slow links.
 var htbCoDel = competitor{
-	name: "HTB + fq_codel", note: "the target of CoDel is 5 ms, or a frame and a half",
+	name: "HTB + fq_codel", note: "CoDel target: 5 ms, or the time of 1.5 frames",
 	set: func(ctx context.Context, a *arena, l limit) error {
 		target := max(5*time.Millisecond, time.Duration(uint64(maxFrame*8*3/2)*uint64(time.Second)/uint64(l.rate)))
 		return a.tc(ctx, fmt.Sprintf(`qdisc add dev %s root handle 1: htb default 1
@@ -59,8 +59,8 @@ var isolatingCAKE = competitor{
 	set: byTC("qdisc add dev %[1]s root cake bandwidth %[2]dbit besteffort\n"),
 }
 
-// told is a limiter of ours that is told so much; the rest is chosen as the command does.
-func told(name string, l policy.Limit) competitor {
+// mode is a mode of shapectl. Everything but the limit has the default of the command.
+func mode(name string, l policy.Limit) competitor {
 	name = fmt.Sprintf("shapectl %v, %s", l.Algorithm, name)
 	return competitor{name: name, set: func(ctx context.Context, a *arena, to limit) error {
 		l := l

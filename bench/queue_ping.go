@@ -11,21 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An echo is how long it took from a packet's start until its answer was there, by when it started.
+// An echo is a request, and the time until its answer.
 type echo struct {
 	at   time.Time
-	took time.Duration // 0 where no answer came
+	took time.Duration // 0 without an answer
 }
 
 const (
 	pingPayload = 8
 	pingFrame   = 14 + 20 + 8 + pingPayload // bytes
 
-	// patience is how long an answer is waited for.
+	// patience is the longest time until an answer.
 	patience = time.Second
 )
 
-// ping sends echo requests to the far end, at random times that are so far apart in the mean, until ctx is done.
+// ping sends echo requests to the far end, at random times with a mean distance, until ctx is done.
 func (p *path) ping(ctx context.Context, from netns.NsHandle, every time.Duration) (echoes []echo, err error) {
 	fd, err := p.socket(from, unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP)
 	if err != nil {
@@ -35,7 +35,7 @@ func (p *path) ping(ctx context.Context, from netns.NsHandle, every time.Duratio
 		return nil, fmt.Errorf("set up a socket to ping from: %w", err)
 	}
 	answers := make(chan map[uint16]time.Time)
-	go func() { answers <- pongs(ctx, fd) }()
+	go func() { answers <- replies(ctx, fd) }()
 	random := newRandom()
 	request := make([]byte, 8+pingPayload)
 	request[0] = 8
@@ -44,7 +44,7 @@ func (p *path) ping(ctx context.Context, from netns.NsHandle, every time.Duratio
 		sum := 8<<8 + uint32(i) // all other words are zero
 		binary.BigEndian.PutUint16(request[2:], ^uint16(sum+sum>>16))
 		echoes = append(echoes, echo{at: time.Now()})
-		// The limiter may say that it has dropped it.
+		// The kernel reports drops by the limiter.
 		if _, err = unix.Write(fd, request); errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EPERM) {
 			err = nil
 		}
@@ -58,9 +58,9 @@ func (p *path) ping(ctx context.Context, from netns.NsHandle, every time.Duratio
 	return echoes, nil
 }
 
-// pongs are when answers came, by their number, until none has come for as
-// long as one is waited for and ctx is done.
-func pongs(ctx context.Context, fd int) map[uint16]time.Time {
+// replies returns the times of answers by their number. It ends when ctx is done and no answer
+// has come for the time patience.
+func replies(ctx context.Context, fd int) map[uint16]time.Time {
 	times := map[uint16]time.Time{}
 	packet := make([]byte, 256)
 	for {
@@ -68,20 +68,20 @@ func pongs(ctx context.Context, fd int) map[uint16]time.Time {
 		switch {
 		case err != nil && !errors.Is(err, unix.EINTR) && ctx.Err() != nil:
 			return times
-		case err == nil && n >= 20+8+pingPayload && packet[20] == 0: // an answer, behind its IP header
+		case err == nil && n >= 20+8+pingPayload && packet[20] == 0: // an echo reply, after its IP header
 			times[binary.BigEndian.Uint16(packet[26:])] = at
 		}
 	}
 }
 
-// tellTimes has a socket tell when its packets came, and stop waiting for one after patience.
+// tellTimes turns receive timestamps of a socket on, and sets its timeout to patience.
 func tellTimes(fd int) error {
 	atMost := unix.NsecToTimeval(int64(patience))
 	return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &atMost))
 }
 
-// receive takes a packet from a socket, with the time at which the kernel got it.
+// receive reads a packet from a socket, with its receive timestamp.
 func receive(fd int, packet []byte) (n int, at time.Time, err error) {
 	var control [64]byte
 	n, m, _, _, err := unix.Recvmsg(fd, packet, control[:], 0)

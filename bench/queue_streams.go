@@ -20,13 +20,13 @@ type stream struct{ out, in *net.TCPConn }
 type streams []stream
 
 const (
-	// openTime is how long connections may take to be there, with what gets lost of them sent again.
+	// openTime is the longest time to connect, with retransmissions.
 	openTime = 30 * time.Second
-	// answerTime is how long the answer to a request may take that was lost several times.
+	// answerTime is the longest time until the answer to a request, with several retransmissions.
 	answerTime = 30 * time.Second
 )
 
-// open makes so many connections from a namespace to the far end.
+// open opens n connections from a namespace to the far end.
 func (a *arena) open(from netns.NsHandle, n int) (list streams, err error) {
 	var listener *net.TCPListener
 	if err := in(a.far, func() (err error) {
@@ -62,7 +62,7 @@ func (a *arena) open(from netns.NsHandle, n int) (list streams, err error) {
 	return list, nil
 }
 
-// close ends connections at once: one that has yet to send what it was given would keep its namespace, and go on.
+// close resets connections. One with unsent data would keep its namespace alive and go on sending.
 func (list streams) close() {
 	for _, s := range list {
 		s.out.SetLinger(0)
@@ -71,34 +71,34 @@ func (list streams) close() {
 	}
 }
 
-// fill sends as fast as the connection goes, until it is closed.
+// fill sends as fast as possible, until the connection is closed.
 func (s stream) fill() {
-	go again(s.out.Write, 64<<10)
-	go again(s.in.Read, 256<<10)
+	go repeat(s.out.Write, 64<<10)
+	go repeat(s.in.Read, 256<<10)
 }
 
-// again does the same to so many bytes until it fails.
-func again(do func([]byte) (int, error), bytes int) {
+// repeat calls do with a buffer of so many bytes until it fails.
+func repeat(do func([]byte) (int, error), bytes int) {
 	data := make([]byte, bytes)
 	for err := error(nil); err == nil; {
 		_, err = do(data)
 	}
 }
 
-// progress is what connections have done until now.
+// progress are counters of connections.
 type progress struct {
-	bytes         uint64 // of payload, that have arrived
+	bytes         uint64 // received payload
 	sent, arrived uint64 // segments with payload
-	again         uint64 // segments sent once more
+	retransmitted uint64 // segments
 }
 
-// A mark is how far connections were at a time.
+// A mark is the progress of connections at a time.
 type mark struct {
 	at time.Time
 	progress
 }
 
-// watch marks how far connections are at the beginning, and at the end of each of so many parts of a time.
+// watch returns marks at the beginning, and at the end of each of several parts of a time.
 func (list streams) watch(ctx context.Context, parts int, part time.Duration) (marks []mark, err error) {
 	for i := range parts + 1 {
 		if i > 0 {
@@ -116,7 +116,7 @@ func (list streams) watch(ctx context.Context, parts int, part time.Duration) (m
 			m.bytes += in.Bytes_received
 			m.sent += uint64(out.Data_segs_out)
 			m.arrived += uint64(in.Data_segs_in)
-			m.again += uint64(out.Total_retrans)
+			m.retransmitted += uint64(out.Total_retrans)
 		}
 		marks = append(marks, m)
 	}
@@ -132,12 +132,12 @@ func tcpInfo(c *net.TCPConn) (info *unix.TCPInfo, err error) {
 	return info, errors.Join(err, other)
 }
 
-// questionBytes is the payload of a request, and of its answer.
+// questionBytes is the payload of a request and of its answer.
 const questionBytes = 64
 
-// ask has a request go to the far end and an answer back, again and again at random times, until ctx is done.
+// ask sends requests to the far end at random times and waits for their answers, until ctx is done.
 func (s stream) ask(ctx context.Context, every time.Duration) (echoes []echo, err error) {
-	go io.Copy(s.in, s.in) // until it is closed
+	go io.Copy(s.in, s.in) // until the connection is closed
 	random := newRandom()
 	answer := make([]byte, questionBytes)
 	for sleep(ctx, aboutEvery(random, every)) == nil {
@@ -157,7 +157,7 @@ func (s stream) ask(ctx context.Context, every time.Duration) (echoes []echo, er
 	return echoes, nil
 }
 
-// aboutEvery is a random time from half to one and a half of that, as even times could go along with a limiter's.
+// aboutEvery returns a random time from 0.5 to 1.5 of the mean. Even times could be in phase with a limiter.
 func aboutEvery(random *rand.Rand, every time.Duration) time.Duration {
 	return time.Duration(float64(every) * (0.5 + random.Float64()))
 }

@@ -13,32 +13,32 @@ func TestCarriedCounts(t *testing.T) {
 	at := func(s float64, p progress) mark { return mark{start.Add(time.Duration(s * 1e9)), p} }
 	var c carried
 	c.count([]mark{
-		at(0, progress{bytes: 1e6, sent: 1000, arrived: 990, again: 5}),
-		at(1, progress{bytes: 2e6, sent: 1700, arrived: 1690, again: 8}),
-		at(3, progress{bytes: 2e6 + 500, sent: 1800, arrived: 1710, again: 8}),
+		at(0, progress{bytes: 1e6, sent: 1000, arrived: 990, retransmitted: 5}),
+		at(1, progress{bytes: 2e6, sent: 1700, arrived: 1690, retransmitted: 8}),
+		at(3, progress{bytes: 2e6 + 500, sent: 1800, arrived: 1710, retransmitted: 8}),
 	}, 8e6, true)
 	most := 1e6 * fullPayload / maxFrame // bytes a second
 	if want := []float64{100 * 1e6 / most, 100 * 250 / most}; !near(c.goodput, want) {
 		t.Errorf("goodput is %v %%, not %v", c.goodput, want)
 	}
-	if want := []float64{3, 0}; !near(c.again, want) {
-		t.Errorf("%v segments were sent again per MB, not %v", c.again, want)
+	if want := []float64{3, 0}; !near(c.retransmitted, want) {
+		t.Errorf("%v retransmitted segments per MB, want %v", c.retransmitted, want)
 	}
 	if want := 100 * 80.0 / 800; c.lost != want {
 		t.Errorf("%v %% were lost, not %v", c.lost, want)
 	}
 	for _, tc := range []struct {
 		from, to progress
-		told     bool
+		reported bool
 		want     float64
 	}{
-		{progress{sent: 10, arrived: 5}, progress{sent: 12, arrived: 9}, true, 0}, // more arrived than was sent meanwhile
-		{progress{sent: 10, arrived: 10, again: 1}, progress{sent: 60, arrived: 43, again: 3}, true, 34},
-		{progress{sent: 10, arrived: 10, again: 1}, progress{sent: 60, arrived: 43, again: 3}, false, 4},
-		{progress{sent: 10, arrived: 10, again: 1}, progress{sent: 60, arrived: 43, again: 30}, false, 34},
+		{progress{sent: 10, arrived: 5}, progress{sent: 12, arrived: 9}, true, 0}, // more arrived than was sent
+		{progress{sent: 10, arrived: 10, retransmitted: 1}, progress{sent: 60, arrived: 43, retransmitted: 3}, true, 34},
+		{progress{sent: 10, arrived: 10, retransmitted: 1}, progress{sent: 60, arrived: 43, retransmitted: 3}, false, 4},
+		{progress{sent: 10, arrived: 10, retransmitted: 1}, progress{sent: 60, arrived: 43, retransmitted: 30}, false, 34},
 	} {
-		if c.count([]mark{at(0, tc.from), at(1, tc.to)}, 8e6, tc.told); c.lost != tc.want {
-			t.Errorf("from %+v to %+v, told %v: %v %% were lost, not %v", tc.from, tc.to, tc.told, c.lost, tc.want)
+		if c.count([]mark{at(0, tc.from), at(1, tc.to)}, 8e6, tc.reported); c.lost != tc.want {
+			t.Errorf("from %+v to %+v, reported %v: %v %% were lost, not %v", tc.from, tc.to, tc.reported, c.lost, tc.want)
 		}
 	}
 }
@@ -71,12 +71,12 @@ func TestShareUpTo(t *testing.T) {
 
 func TestInTime(t *testing.T) {
 	if got, err := inTime(time.Hour, func() (int, error) { return 7, nil }); got != 7 || err != nil {
-		t.Errorf("it is %d, and the error %v", got, err)
+		t.Errorf("%d, error %v", got, err)
 	}
 	stop := make(chan struct{})
 	defer close(stop)
 	if _, err := inTime(time.Millisecond, func() (int, error) { return waitFor(stop), nil }); err == nil || !strings.Contains(err.Error(), "waitFor") {
-		t.Errorf("what waits is not said: %v", err)
+		t.Errorf("the error does not have the stack: %v", err)
 	}
 }
 

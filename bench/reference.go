@@ -12,10 +12,10 @@ import (
 	"github.com/cilium/ebpf/asm"
 )
 
-// Programs to compare with. They read a plain IPv4 or IPv6 frame with UDP, and
-// do what they are for with nothing to spare: no other checks, no counters.
+// Programs for comparison. They parse a plain IPv4 or IPv6 frame with UDP, and have no
+// checks and counters beyond their purpose.
 
-// Where things are in a frame, and in struct __sk_buff (linux/bpf.h).
+// Offsets in a frame, and in struct __sk_buff (linux/bpf.h).
 const (
 	ethernetBytes = 14
 	ipv4Protocol  = ethernetBytes + 9
@@ -32,11 +32,11 @@ const (
 )
 
 const (
-	next = -1 // TCX_NEXT: a packet goes on to the next program, as our programs say of all that conform
+	next = -1 // TCX_NEXT: the next program sees the packet, as with conforming packets of shapectl
 	drop = 2  // TCX_DROP
 )
 
-// owned is what was made for a case and goes with it.
+// owned are the resources of a case.
 type owned []io.Closer
 
 func (o *owned) keep(c io.Closer) { *o = append(*o, c) }
@@ -74,7 +74,7 @@ func exit() asm.Instructions {
 	return asm.Instructions{asm.Mov.Imm(asm.R0, next).WithSymbol("exit"), asm.Return()}
 }
 
-// frame leaves the first so many bytes of a packet, which R6 then points to, or goes to "exit".
+// frame points R6 to a packet if it has so many bytes, or jumps to "exit".
 func frame(bytes int32) asm.Instructions {
 	return asm.Instructions{
 		asm.LoadMem(asm.R6, asm.R1, skbData, asm.Word),
@@ -85,7 +85,7 @@ func frame(bytes int32) asm.Instructions {
 	}
 }
 
-// lookup finds the value of the key that is at R10 plus an offset, or goes to another place.
+// lookup looks up the key at R10 plus an offset, or jumps to a label.
 func lookup(m *ebpf.Map, key int32, missing string) asm.Instructions {
 	return asm.Instructions{
 		asm.LoadMapPtr(asm.R1, m.FD()),
@@ -107,7 +107,7 @@ func copyWords(from, to int16, words int) (code asm.Instructions) {
 	return code
 }
 
-// trieProgram looks the destination up in an LPM trie, and goes on with the number of its
+// trieProgram looks the destination up in an LPM trie. The code then has the number of the
 // prefix in R0.
 func (o *owned) trieProgram(trie *ebpf.Map, ipv6 bool, then asm.Instructions) (*ebpf.Program, error) {
 	at, words := int16(ipv4Dest), 1
@@ -126,8 +126,8 @@ func (o *owned) trieProgram(trie *ebpf.Map, ipv6 bool, then asm.Instructions) (*
 	))
 }
 
-// chargeWord reads the clock and charges the word that R0 is the number of: GCRA at a fixed
-// rate, with one compare-and-swap and nothing else.
+// chargeWord reads the clock and charges the word with the number in R0: GCRA at a fixed rate,
+// with one compare-and-swap.
 func chargeWord(words *ebpf.Map) asm.Instructions {
 	const (
 		key   = -32
@@ -145,9 +145,9 @@ func chargeWord(words *ebpf.Map) asm.Instructions {
 			asm.Mov.Reg(asm.R6, asm.R0),
 			asm.LoadMem(asm.R0, asm.R6, 0, asm.DWord),
 			asm.Mov.Reg(asm.R1, asm.R0),
-			asm.JGT.Reg(asm.R1, asm.R8, "owes"),
+			asm.JGT.Reg(asm.R1, asm.R8, "not_empty"),
 			asm.Mov.Reg(asm.R1, asm.R8),
-			asm.Add.Imm(asm.R1, cost).WithSymbol("owes"),
+			asm.Add.Imm(asm.R1, cost).WithSymbol("not_empty"),
 			asm.Mov.Reg(asm.R2, asm.R1),
 			asm.Sub.Reg(asm.R2, asm.R8),
 			asm.JGT.Imm(asm.R2, burst, "exit"),
@@ -156,9 +156,8 @@ func chargeWord(words *ebpf.Map) asm.Instructions {
 	)
 }
 
-// flowProgram is a limiter as it is often written: the 5-tuple is the key in a
-// hash map, its value the time up to which the flow has used its rate. No
-// atomic operation: two CPUs would let through more than one.
+// flowProgram is a limiter as they are often written: a hash map from the 5-tuple to the
+// TAT of the flow. It has no atomic operation: two CPUs admit more than one.
 func (o *owned) flowProgram(flows *ebpf.Map) (*ebpf.Program, error) {
 	const (
 		key, value = -16, -24
@@ -180,9 +179,9 @@ func (o *owned) flowProgram(flows *ebpf.Map) (*ebpf.Program, error) {
 		lookup(flows, key, "new"),
 		asm.Instructions{
 			asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord),
-			asm.JGT.Reg(asm.R1, asm.R8, "owes"),
+			asm.JGT.Reg(asm.R1, asm.R8, "not_empty"),
 			asm.Mov.Reg(asm.R1, asm.R8),
-			asm.Add.Reg(asm.R1, asm.R7).WithSymbol("owes"),
+			asm.Add.Reg(asm.R1, asm.R7).WithSymbol("not_empty"),
 			asm.Mov.Reg(asm.R2, asm.R1),
 			asm.Sub.Reg(asm.R2, asm.R8),
 			asm.JGT.Imm(asm.R2, burst, "excess"),
@@ -205,8 +204,8 @@ func (o *owned) flowProgram(flows *ebpf.Map) (*ebpf.Program, error) {
 	))
 }
 
-// floorProgram reads the clock and one cache line, which the source address
-// names by a hash: no limiter with that many buckets can do with less.
+// floorProgram reads the clock and one cache line, selected by a hash of the source address.
+// Every limiter with as many buckets does at least this.
 func (o *owned) floorProgram(lines uint32) (*ebpf.Program, error) {
 	const line, key = 64, -4
 	memory, err := o.newMap(ebpf.MapSpec{
@@ -229,7 +228,7 @@ func (o *owned) floorProgram(lines uint32) (*ebpf.Program, error) {
 		lookup(memory, key, "exit"),
 		asm.Instructions{
 			asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord),
-			asm.JGT.Imm(asm.R1, 0, "exit"), // the packet waits for what it reads
+			asm.JGT.Imm(asm.R1, 0, "exit"), // wait for the loaded value
 		},
 		exit(),
 	))
@@ -237,10 +236,10 @@ func (o *owned) floorProgram(lines uint32) (*ebpf.Program, error) {
 
 const (
 	fibonacci = 0x9e3779b97f4a7c15
-	mmapable  = 1 << 10 // BPF_F_MMAPABLE: each value is where the kernel's own arrays are, in pages of 4 KiB
+	mmapable  = 1 << 10 // BPF_F_MMAPABLE: values are in pages of 4 KiB, like large arrays of the kernel
 )
 
-// wordProgram changes one word that all CPUs share: code does it, with R0 pointing to the word.
+// wordProgram changes one word that all CPUs share. The code has its address in R0.
 func (o *owned) wordProgram(before, code asm.Instructions) (*ebpf.Program, error) {
 	const key = -4
 	word, err := o.newMap(ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 64, MaxEntries: 1, Flags: mmapable})
@@ -262,7 +261,7 @@ func addToWord() asm.Instructions {
 	return asm.Instructions{asm.Mov.Imm(asm.R1, 1), asm.AddAtomic.Mem(asm.R0, asm.R1, asm.DWord, 0)}
 }
 
-// swapWord adds one by compare-and-swap, and tries again up to eight times.
+// swapWord adds one by compare-and-swap, in up to eight attempts.
 func swapWord() asm.Instructions {
 	code := asm.Instructions{asm.Mov.Reg(asm.R6, asm.R0)}
 	for range 8 {
@@ -278,16 +277,16 @@ func swapWord() asm.Instructions {
 	return code
 }
 
-// A walk gives each packet the next address of a list in random order: a test run itself only repeats
-// one packet. Reading a list is cheaper than making random numbers, and the CPU reads ahead.
+// A walk writes the next address of a list in random order into each packet, because a test run repeats a
+// single packet. A list is cheaper than random numbers, and the CPU prefetches it.
 type walk struct {
 	addresses *ebpf.Map
 	count     int   // a power of two
-	words     int   // 32 bit, of an address
-	at        int16 // where in the frame it goes
+	words     int   // 32-bit words of an address
+	at        int16 // offset in the frame
 }
 
-// newWalk makes one through addresses of one family, whose number is a power of two.
+// newWalk returns a walk through addresses of one family. Their number must be a power of two.
 func (o *owned) newWalk(addresses []netip.Addr, at int16) (w walk, err error) {
 	w = walk{count: len(addresses), words: addresses[0].BitLen() / 32, at: at}
 	w.addresses, err = o.newMap(ebpf.MapSpec{
@@ -299,7 +298,7 @@ func (o *owned) newWalk(addresses []netip.Addr, at int16) (w walk, err error) {
 	return w, err
 }
 
-// before is a program that walks and hands each packet on.
+// before returns a program that walks, and tail-calls another one.
 func (o *owned) before(w walk, then *ebpf.Program) (*ebpf.Program, error) {
 	chain, err := o.newMap(ebpf.MapSpec{Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
 	if err != nil {
@@ -344,7 +343,7 @@ func (o *owned) before(w walk, then *ebpf.Program) (*ebpf.Program, error) {
 	}, exit()))
 }
 
-// udp is a frame of that family with so many bytes of payload.
+// udp returns a UDP frame with so many bytes of payload.
 func udp(ipv6 bool, payload int) []byte {
 	b := make([]byte, ethernetBytes, 256)
 	length := uint16(8 + payload)

@@ -13,89 +13,143 @@ import (
 	"text/template"
 )
 
-// A report is all figures, and what they were taken on.
+// A report is all figures, and the machine that they were measured on.
 type report struct {
 	Machine machine
 	Runs    map[string]measured // by suite
 	Results []Result
 }
 
-// measured says when and of what a suite took its figures.
+// measured says when a suite was measured, and which shapectl.
 type measured struct {
 	Date     string
 	Shapectl string
-	Quick    bool `json:",omitempty"` // figures that mean little
+	Quick    bool `json:",omitempty"` // the figures mean little
 }
 
+// The summary is in the folder of a report, and everything else in detailDir below it.
 const (
-	jsonFile     = "benchmarks.json"
-	markdownFile = "benchmarks.md"
+	summaryFile = "benchmarks.md"
+	detailDir   = "bench"
+	indexFile   = "README.md"
+	jsonFile    = "benchmarks.json"
 )
 
 // readReport reads the figures of an earlier run.
 func readReport(dir string) (r report, err error) {
-	data, err := os.ReadFile(filepath.Join(dir, jsonFile))
+	path := filepath.Join(dir, detailDir, jsonFile)
+	data, err := os.ReadFile(path)
 	if err != nil {
 		return r, fmt.Errorf("read the figures of an earlier run: %w", err)
 	}
 	if err := json.Unmarshal(data, &r); err != nil {
-		return r, fmt.Errorf("read %s: %w", filepath.Join(dir, jsonFile), err)
+		return r, fmt.Errorf("read %s: %w", path, err)
 	}
 	return r, nil
 }
 
-// keep takes an earlier run's figures over, but for the suites named. Only one machine's go together.
-func (r *report) keep(before report, but []string) error {
+// keep adopts the figures of an earlier run, except for some suites. Figures of two machines do not mix.
+func (r *report) keep(before report, except []string) error {
 	if before.Machine != r.Machine {
-		return fmt.Errorf("the figures of the other suites are of another machine (%s, Linux %s): run all suites",
+		return fmt.Errorf("the figures of the other suites are of another machine (%s, Linux %s); run all suites",
 			before.Machine.CPU, before.Machine.Kernel)
 	}
 	r.Runs = maps.Clone(before.Runs)
-	maps.DeleteFunc(r.Runs, func(suite string, _ measured) bool { return slices.Contains(but, suite) })
+	maps.DeleteFunc(r.Runs, func(suite string, _ measured) bool { return slices.Contains(except, suite) })
 	r.Results = slices.DeleteFunc(slices.Clone(before.Results), func(f Result) bool {
-		return slices.Contains(but, f.Suite)
+		return slices.Contains(except, f.Suite)
 	})
 	return nil
 }
 
-// write writes figures, tables and charts into a folder.
+// write writes figures, pages and charts into a folder, in place of those of an earlier run.
 func (r report) write(dir string) error {
+	detail := filepath.Join(dir, detailDir)
+	if err := os.MkdirAll(detail, 0o755); err != nil {
+		return err
+	}
+	for _, pattern := range []string{"*.md", "*.svg"} {
+		old, err := filepath.Glob(filepath.Join(detail, pattern))
+		if err != nil {
+			return err
+		}
+		for _, path := range old {
+			if err := os.Remove(path); err != nil {
+				return err
+			}
+		}
+	}
 	data, err := json.MarshalIndent(r, "", " ")
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, jsonFile), append(data, '\n'), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(detail, jsonFile), append(data, '\n'), 0o644); err != nil {
 		return err
 	}
-	if err := r.charts(dir); err != nil {
+	if err := writePage(filepath.Join(dir, summaryFile), "summary", r); err != nil {
 		return err
 	}
+	if err := writePage(filepath.Join(detail, indexFile), "index", r); err != nil {
+		return err
+	}
+	for _, s := range r.Sections() {
+		if err := writePage(filepath.Join(detail, s.Page), "suite", s); err != nil {
+			return err
+		}
+		if err := s.writeCharts(detail); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func writePage(path, kind string, of any) error {
 	var text bytes.Buffer
-	if err := r.markdown(&text); err != nil {
+	if err := pages.ExecuteTemplate(&text, kind, of); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, markdownFile), text.Bytes(), 0o644)
+	return os.WriteFile(path, text.Bytes(), 0o644)
+}
+
+// Quick reports whether some figures are of a quick run.
+func (r report) Quick() bool {
+	for _, m := range r.Runs {
+		if m.Quick {
+			return true
+		}
+	}
+	return false
+}
+
+// print writes the tables of all suites.
+func (r report) print(w io.Writer) error {
+	for _, s := range r.Sections() {
+		if err := pages.ExecuteTemplate(w, "suite", s); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 //go:embed report.md.tmpl
-var reportTemplate string
+var pageTemplates string
 
-// markdown writes the report for people.
-func (r report) markdown(w io.Writer) error {
-	t, err := template.New(markdownFile).Funcs(template.FuncMap{
-		"goals": func() string { return goalTable(r.Results) },
-		"wins":  func() string { return winTable(r.Results) },
-		"chart": chartFile,
-	}).Parse(reportTemplate)
-	if err != nil {
-		return err
-	}
-	return t.Execute(w, r)
-}
+var pages = template.Must(template.New("pages").Funcs(template.FuncMap{
+	"goals":     goalTable,
+	"targets":   targetsOf,
+	"leads":     leads,
+	"leadTable": leadTable,
+	"chart":     chartFile,
+	"summary":   func() string { return summaryFile },
+	"json":      func() string { return jsonFile },
+}).Parse(pageTemplates))
 
-// A section is one suite in the report.
+// A section is the page of one suite.
 type section struct {
-	Title string
+	Title  string
+	Page   string
+	Method string // how it measures, where the tables do not say it
+	Wins   string
 	measured
 	Tables []table
 }
@@ -104,8 +158,39 @@ type section struct {
 func (r report) Sections() (sections []section) {
 	for _, s := range suites {
 		if run, ok := r.Runs[s.name]; ok {
-			sections = append(sections, section{s.title, run, tablesOf(s.name, r.Results)})
+			sections = append(sections, section{
+				Title: s.title, Page: s.page(), Method: s.method, Wins: winTable(s.name, r.Results),
+				measured: run, Tables: tablesOf(s.name, r.Results),
+			})
 		}
 	}
 	return sections
+}
+
+// A lead is a chart in the summary.
+type lead struct {
+	suite, title string // of its table
+	Caption      string
+}
+
+func (l lead) Chart() string {
+	return detailDir + "/" + chartFile(table{Suite: l.suite, Title: l.title})
+}
+func (l lead) Page() string { return detailDir + "/" + suite{name: l.suite}.page() }
+
+var allLeads = []lead{
+	{"instructions", "Instructions added per packet", "Instructions added per packet"},
+	{"traffic", "Time added per packet", "Time added per packet on a veth pair"},
+	{"program", "Live flows, in random order", "One bucket per flow: time per packet by number of flows"},
+	{"accuracy", "Rate error", "Error of the rate, UDP"},
+	{"queue", fourFlows, "Four TCP flows: ping against goodput"},
+	{"setup", "Time to change one rule, a random one each time", "Time to change one rule, by the number of rules"},
+}
+
+// leads are the charts in the summary that have figures, two in a row.
+func leads(results []Result) (rows [][]lead) {
+	there := slices.DeleteFunc(slices.Clone(allLeads), func(l lead) bool {
+		return !slices.ContainsFunc(results, func(r Result) bool { return r.Suite == l.suite && r.table() == l.title })
+	})
+	return slices.Collect(slices.Chunk(there, 2))
 }

@@ -4,26 +4,29 @@ import (
 	"bytes"
 	"encoding/xml"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/shapectl/shapectl/internal/testenv"
 )
 
-// result is a figure whose quartiles are a tenth away.
+// result is a figure with quartiles at 90 % and 110 %.
 func result(suite, name, subject, unit string, median float64) Result {
 	return Result{Suite: suite, Case: name, Subject: subject, Unit: unit, Median: median, Low: 0.9 * median, High: 1.1 * median, Rounds: 9}
 }
 
 var sample = []Result{
-	result("setup", "time to load rules: 1 000", "shapectl gcra", unitSeconds, 0.02),
-	result("setup", "time to load rules: 1 000", "nft", unitSeconds, 0.01),
-	result("setup", "time to load rules: 100 000", "shapectl gcra", unitSeconds, 0.3),
-	result("setup", "time to load rules: 100 000", "nft", unitSeconds, 4),
-	{Suite: "setup", Case: "time to load rules: 1 000 000", Subject: "nft", Unit: unitSeconds, Note: "too long"},
-	result("setup", "time to load rules: 1 000 000", "shapectl gcra", unitSeconds, 2.5),
+	result("setup", "Time to load rules: 1 000", "shapectl gcra", unitSeconds, 0.02),
+	result("setup", "Time to load rules: 1 000", "nft", unitSeconds, 0.01),
+	result("setup", "Time to load rules: 100 000", "shapectl gcra", unitSeconds, 0.3),
+	result("setup", "Time to load rules: 100 000", "nft", unitSeconds, 4),
+	{Suite: "setup", Case: "Time to load rules: 1 000 000", Subject: "nft", Unit: unitSeconds, Note: "too long"},
+	result("setup", "Time to load rules: 1 000 000", "shapectl gcra", unitSeconds, 2.5),
 	result("program", "packets: of one CPU", "shapectl gcra", unitNanoseconds, 100),
 	result("program", "packets: of one CPU", "shapectl gcra", unitClock, 1.5),
 	result("program", "packets: of one CPU", "trie", unitNanoseconds, 105),
@@ -66,28 +69,51 @@ Rounds: 9.
 }
 
 func TestWins(t *testing.T) {
-	got := winTable(sample)
-	_, rows, _ := strings.Cut(got, "|---|---|---|\n")
-	want := `| packets, ns | trie | of two CPUs: ~60 against 62 (gcra) |
-| time to load rules, s | nft | 1 000: 0.01 against 0.02 |
-
-`
-	if rows != want {
-		t.Errorf("peers win:\n%s\nwant:\n%s", rows, want)
+	rows := func(suite string, results []Result) string {
+		_, rows, _ := strings.Cut(winTable(suite, results), "|---|---|---|\n")
+		return rows
 	}
-	_, rows, _ = strings.Cut(winTable([]Result{
+	if got, want := rows("program", sample), "| packets, ns | trie | of two CPUs: ~60 against 62 (gcra) |\n\n"; got != want {
+		t.Errorf("peers win:\n%s\nwant:\n%s", got, want)
+	}
+	if got, want := rows("setup", sample), "| Time to load rules, s | nft | 1 000: 0.01 against 0.02 |\n\n"; got != want {
+		t.Errorf("peers win:\n%s\nwant:\n%s", got, want)
+	}
+	got := rows("queue", []Result{
 		result("queue", "flow: 1mbit", "shapectl gcra", unitGoodput, 99),
 		result("queue", "flow: 1mbit", "CAKE", unitGoodput, 98),
 		result("queue", "flow: 1mbit", "shapectl gcra", unitPing99, 60),
 		result("queue", "flow: 1mbit", "CAKE", unitPing99, 21),
 		result("queue", "gaps: 1", "shapectl gcra", unitGaps, 60),
 		result("queue", "gaps: 1", "CAKE", unitGaps, 21),
-	}), "|---|---|---|\n")
-	if want = "| flow, ping p99, ms | CAKE | 1mbit: 21 against 60 |\n\n"; rows != want {
-		t.Errorf("a peer wins in a unit that is not the first:\n%s\nwant:\n%s", rows, want)
+	})
+	if want := "| flow, ping p99, ms | CAKE | 1mbit: 21 against 60 |\n\n"; got != want {
+		t.Errorf("a peer wins in a unit that is not the first:\n%s\nwant:\n%s", got, want)
 	}
-	if got := winTable(sample[2:4]); got != "In no case here.\n" {
+	if got := winTable("setup", sample[2:4]); got != "" {
 		t.Errorf("no peer wins, but:\n%s", got)
+	}
+}
+
+// The summary counts the cases in which a peer beats every mode, beyond the quartiles.
+func TestLeadTable(t *testing.T) {
+	_, got, _ := strings.Cut(leadTable(append([]Result{
+		result("setup", "Time to load rules: 10", "shapectl leaky", unitSeconds, 0.005), // as fast as no peer
+		result("setup", "Time to load rules: 10", "shapectl gcra", unitSeconds, 0.03),
+		result("setup", "Time to load rules: 10", "nft", unitSeconds, 0.01),
+		result("setup", "Kernel memory of rules: 10", "shapectl gcra", unitMiB, 4),
+		result("setup", "Kernel memory of rules: 10", "nft", unitMiB, 1),
+		result("setup", "Kernel memory of rules: 10", "HTB", unitMiB, 9),
+		result("queue", "flow: 1mbit", "shapectl gcra", unitGoodput, 50),
+		result("queue", "flow: 1mbit", "CAKE", unitGoodput, 98),
+		result("hooks", "t: 1", "shapectl", unitSeconds, 1), // without a peer
+	}, sample...)), "|---|---|---|\n")
+	want := `| [Cost of the program](bench/program.md#where-a-peer-wins) | none |  |
+| [Queueing instead of dropping](bench/queue.md#where-a-peer-wins) | CAKE 1 of 1 | flow: 1mbit, goodput, %: CAKE 98, ours 50 |
+| [Loading and changing rules](bench/setup.md#where-a-peer-wins) | nft 2 of 4 | Kernel memory of rules: 10, MiB: nft 1, ours 4 |
+`
+	if got != want {
+		t.Errorf("peers lead:\n%s\nwant:\n%s", got, want)
 	}
 }
 
@@ -103,20 +129,20 @@ func TestGoals(t *testing.T) {
 	}
 	million := func(s float64) []Result {
 		return []Result{
-			result("setup", "time to load rules: 1 000 000", "shapectl gcra", unitSeconds, 1),
-			result("setup", "time to load rules: 1 000 000", "shapectl gcra, each host", unitSeconds, s),
+			result("setup", "Time to load rules: 1 000 000", "shapectl gcra", unitSeconds, 1),
+			result("setup", "Time to load rules: 1 000 000", "shapectl gcra, each host", unitSeconds, s),
 		}
 	}
 	police := func(ours float64) []Result {
 		return []Result{
-			result("instructions", neverBite, "tc police", unitInstructions, 400),
-			result("instructions", neverBite, "shapectl gcra, each all", unitInstructions, ours),
+			result("instructions", allConform, "tc police", unitInstructions, 400),
+			result("instructions", allConform, "shapectl gcra, each all", unitInstructions, ours),
 		}
 	}
 	cpus := func(leaky float64) []Result {
 		return []Result{
-			result("program", "packets of two CPUs: one bucket", "shapectl gcra", unitOneCPU, 1.8),
-			result("program", "packets of two CPUs: one bucket", "shapectl leaky", unitOneCPU, leaky),
+			result("program", "Throughput of two CPUs: one bucket", "shapectl gcra", unitOneCPU, 1.8),
+			result("program", "Throughput of two CPUs: one bucket", "shapectl leaky", unitOneCPU, leaky),
 		}
 	}
 	delivered := func(peer float64) []Result {
@@ -132,16 +158,16 @@ func TestGoals(t *testing.T) {
 		results []Result
 		ends    string
 	}{
-		{"a million rules loaded into the kernel", nil, "| not measured |  |\n"},
-		{"a million rules loaded into the kernel", million(2)[:1], "| not measured |  |\n"},
-		{"a million rules loaded into the kernel", million(2), "| at most 3 s | 2 | yes |\n"},
-		{"a million rules loaded into the kernel", million(3.5), "| 3.5 | **no** |\n"},
-		{"`each all` adds fewer instructions than `tc police`", police(300), "| 0.75 | yes |\n"},
-		{"`each all` adds fewer instructions than `tc police`", police(500), "| 1.25 | **no** |\n"},
-		{"one bucket, packets of two CPUs", cpus(1.6), "| at least 1.6 x one CPU | 1.6 | yes |\n"},
-		{"one bucket, packets of two CPUs", cpus(1.4), "| 1.4 | **no** |\n"},
-		{"error of the rate: every peer's by ours", delivered(20_000), "| 20 | yes |\n"},
-		{"error of the rate: every peer's by ours", delivered(5_000), "| 5 | **no** |\n"},
+		{"load a million rules into the kernel", nil, "| not measured |  |\n"},
+		{"load a million rules into the kernel", million(2)[:1], "| not measured |  |\n"},
+		{"load a million rules into the kernel", million(2), "| at most 3 s | 2 | yes |\n"},
+		{"load a million rules into the kernel", million(3.5), "| 3.5 | **no** |\n"},
+		{"`each all`, instructions relative to `tc police`", police(300), "| 0.75 | yes |\n"},
+		{"`each all`, instructions relative to `tc police`", police(500), "| 1.25 | **no** |\n"},
+		{"throughput of two CPUs with one bucket", cpus(1.6), "| at least 1.6 x one CPU | 1.6 | yes |\n"},
+		{"throughput of two CPUs with one bucket", cpus(1.4), "| 1.4 | **no** |\n"},
+		{"rate error of the best peer, relative to ours", delivered(20_000), "| 20 | yes |\n"},
+		{"rate error of the best peer, relative to ours", delivered(5_000), "| 5 | **no** |\n"},
 	} {
 		if got := line(c.results, c.what); !strings.HasSuffix(got, c.ends) {
 			t.Errorf("%s, want it to end with %s", got, c.ends)
@@ -149,80 +175,119 @@ func TestGoals(t *testing.T) {
 	}
 }
 
-// Every target about the suites here names figures that they yield.
-func TestGoalsNameFigures(t *testing.T) {
+// Each target and each chart of the summary names figures of the report in docs, and the pages there are those of
+// this program.
+func TestReportInDocs(t *testing.T) {
+	const docs = "../docs"
+	r, err := readReport(docs)
+	testenv.Must(t, err)
 	for _, g := range goals {
-		for _, f := range append(g.figures, g.explain...) {
-			if _, known := units[f.unit]; !known {
-				t.Errorf("%s: no unit is called %q", g.what, f.unit)
+		if _, ok := g.value(r.Results); !ok {
+			t.Errorf("the target %q names figures that do not exist", g.what)
+		}
+		for _, f := range g.explain {
+			if _, ok := f.in(r.Results); !ok {
+				t.Errorf("the target %q names %v, which does not exist", g.what, f)
 			}
+		}
+	}
+	if n := len(slices.Concat(leads(r.Results)...)); n != len(allLeads) {
+		t.Errorf("the summary has %d charts of %d", n, len(allLeads))
+	}
+	dir := t.TempDir()
+	testenv.Must(t, r.write(dir))
+	pages, err := filepath.Glob(filepath.Join(dir, "bench", "*.md"))
+	testenv.Must(t, err)
+	for _, path := range append(pages, filepath.Join(dir, summaryFile)) {
+		name := strings.TrimPrefix(path, dir)
+		want, err := os.ReadFile(path)
+		testenv.Must(t, err)
+		got, err := os.ReadFile(docs + name)
+		testenv.Must(t, err)
+		if !bytes.Equal(got, want) {
+			t.Errorf("docs%s is out of date: run  make bench BENCH_FLAGS=-render", name)
 		}
 	}
 }
 
-func TestReportWritesWhatItReads(t *testing.T) {
-	dir := t.TempDir()
-	stale := filepath.Join(dir, chartPrefix+"of-a-table-that-is-gone.svg")
-	if err := os.WriteFile(stale, nil, 0o644); err != nil {
-		t.Fatal(err)
+// The summary has a table of targets that are not met, and a list of the others.
+func TestSummaryOfTargets(t *testing.T) {
+	got := targetsOf([]Result{
+		result("instructions", allConform, "tc police", unitInstructions, 400),
+		result("instructions", allConform, "shapectl gcra, each all", unitInstructions, 390),
+	})
+	if got.Met != 1 || got.All != len(goals) {
+		t.Errorf("%d of %d targets met, want 1 of %d", got.Met, got.All, len(goals))
 	}
+	if want := "| `each all`, instructions added (stretch) | at most 345 instructions | 390 | **no** |\n"; !strings.Contains(got.Others, want) {
+		t.Errorf("not met:\n%s\nwant %s", got.Others, want)
+	}
+	if want := "`each all`, instructions relative to `tc police`: 0.975 (at most 1 x tc police)."; !strings.Contains(strings.ReplaceAll(got.List, "\n", " "), want) {
+		t.Errorf("met:\n%s\nwant %s", got.List, want)
+	}
+}
+
+// A report has a summary, an index and a page for each suite, with links and charts that exist.
+func TestReportPages(t *testing.T) {
+	dir := t.TempDir()
 	r := report{
 		Machine: machine{CPU: "a CPU", CPUs: 2, Kernel: "6.18"},
 		Runs: map[string]measured{
 			"setup":   {Date: "2026-01-02", Shapectl: "v1"},
 			"program": {Date: "2026-01-03", Shapectl: "v1", Quick: true},
 		},
-		Results: sample,
+		Results: append(slices.Clone(sample),
+			result("setup", "Time to change one rule, a random one each time: 1 000", "shapectl gcra", unitMicroseconds, 2),
+			result("program", "Live flows, in random order: 1", "shapectl gcra", unitNanoseconds, 80)),
 	}
-	if err := r.write(dir); err != nil {
-		t.Fatal(err)
-	}
+	stale := filepath.Join(dir, detailDir, "chart-of-a-deleted-table.svg")
+	testenv.Must(t, os.Mkdir(filepath.Dir(stale), 0o755))
+	testenv.Must(t, os.WriteFile(stale, nil, 0o644))
+	testenv.Must(t, r.write(dir))
 	if _, err := os.Stat(stale); !os.IsNotExist(err) {
-		t.Errorf("a chart without a table is still there: %v", err)
+		t.Errorf("the chart of a deleted table still exists: %v", err)
 	}
 	again, err := readReport(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, err)
 	var one, two bytes.Buffer
-	if err := errors.Join(r.markdown(&one), again.markdown(&two)); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Must(t, errors.Join(r.print(&one), again.print(&two)))
 	if one.String() != two.String() {
 		t.Error("the figures read back make another report")
 	}
-	text := one.String()
-	for _, want := range []string{
-		"| CPU | a CPU |", "Measured 2026-01-02, shapectl v1.\n", "Measured 2026-01-03, shapectl v1; **a quick run",
-		"## Setting up and changing rules", "### time to load rules", "| nft | 1 000: 0.01 against 0.02 |",
+	for file, says := range map[string][]string{
+		"benchmarks.md": {"a CPU, 2 CPUs,\nLinux 6.18", "of a quick run, and mean little", "0 of 32 targets are met.", "| nft 1 of 2 |", "(bench/setup-time-to-change-one-rule-a-random-one-each-time.svg)"},
+		"bench/README.md": {
+			"| CPU | a CPU |", "| [Loading and changing rules](setup.md) | 2026-01-02 | v1 |", "2026-01-03, **a quick run", "| not measured |",
+		},
+		"bench/setup.md": {
+			"# Loading and changing rules\n", "Measured 2026-01-02, shapectl v1.\n", "## Time to load rules", "| nft | 1 000: 0.01 against 0.02 |",
+		},
+		"bench/program.md": {"Measured 2026-01-03, shapectl v1; **a quick run", "`BPF_PROG_TEST_RUN`"},
 	} {
-		if !strings.Contains(text, want) {
-			t.Errorf("the report does not say %q", want)
+		data, err := os.ReadFile(filepath.Join(dir, file))
+		testenv.Must(t, err)
+		for _, want := range says {
+			if !strings.Contains(string(data), want) {
+				t.Errorf("%s does not say %q:\n%s", file, want, data)
+			}
 		}
-	}
-	// Each chart that the text shows is there, and is XML.
-	var charts int
-	for line := range strings.Lines(text) {
-		if _, rest, ok := strings.Cut(line, "]("+chartPrefix); ok {
-			charts++
-			f, err := os.Open(filepath.Join(dir, chartPrefix+strings.TrimSuffix(strings.TrimSpace(rest), ")")))
+		links := regexp.MustCompile(`\]\(([^)#]+)`).FindAllStringSubmatch(string(data), -1)
+		if len(links) == 0 {
+			t.Errorf("%s has no links", file)
+		}
+		for _, link := range links {
+			target, err := os.ReadFile(filepath.Join(dir, filepath.Dir(file), link[1]))
 			if err != nil {
-				t.Fatal(err)
+				t.Errorf("a link in %s: %v", file, err)
 			}
-			defer f.Close()
-			for d := xml.NewDecoder(f); err == nil; _, err = d.Token() {
-			}
-			if !errors.Is(err, io.EOF) {
-				t.Errorf("%s: %v", f.Name(), err)
+			if strings.HasSuffix(link[1], ".svg") && xml.Unmarshal(target, new(struct{})) != nil {
+				t.Errorf("%s is not XML", link[1])
 			}
 		}
-	}
-	if charts != 2 {
-		t.Errorf("the report shows %d charts, want one for each of two tables", charts)
 	}
 }
 
-// What noise makes of a small difference can be below zero, which a logarithmic axis does not show.
+// Noise can make a small difference negative, which a logarithmic axis does not show.
 func TestChartsOfAnyFigures(t *testing.T) {
 	low := result("setup", "t: 1", "a", unitSeconds, 0.001)
 	low.Low = -1
@@ -242,8 +307,8 @@ func TestChartsOfAnyFigures(t *testing.T) {
 	}
 }
 
-// Each rate has a picture of its own in a chart of the suite queue.
-func TestPictureForEachRate(t *testing.T) {
+// A chart of the suite queue has a plot for each rate.
+func TestPlotForEachRate(t *testing.T) {
 	var results []Result
 	for _, rate := range []string{"1mbit", "10mbit"} {
 		for unit, median := range map[string]float64{
@@ -284,11 +349,11 @@ func TestKeep(t *testing.T) {
 		t.Errorf("kept %v and %d results, want the 6 of setup", now.Runs, len(now.Results))
 	}
 	if len(before.Runs) != 2 || len(before.Results) != len(sample) {
-		t.Error("keeping has changed what was kept")
+		t.Error("keep has modified the earlier report")
 	}
 	now = report{Machine: machine{CPU: "another CPU"}}
 	if err := now.keep(before, []string{"program"}); err == nil {
-		t.Error("figures of two machines go together")
+		t.Error("figures of two machines were mixed")
 	}
 }
 
@@ -299,7 +364,7 @@ func TestTogether(t *testing.T) {
 	if want := burstPackets / 0.01; !ok || rate != want {
 		t.Errorf("one CPU alone: %v packets a second, want %v", rate, want)
 	}
-	// The first CPU's first burst, and the second one's last, had no company.
+	// The first CPU's first burst, and the second one's last, ran alone.
 	both := [][]burst{
 		{{0, 10 * ms, 1 * ms}, {10 * ms, 20 * ms, 10 * ms}, {20 * ms, 30 * ms, 10 * ms}},
 		{{10 * ms, 30 * ms, 20 * ms}, {30 * ms, 31 * ms, 1 * ms}},
@@ -309,6 +374,6 @@ func TestTogether(t *testing.T) {
 		t.Errorf("two CPUs: %v packets a second, want %v", rate, want)
 	}
 	if _, ok := together([][]burst{{{0, 5 * ms, 5 * ms}}, {{6 * ms, 9 * ms, 3 * ms}}}); ok {
-		t.Error("CPUs that were never at work together have a rate together")
+		t.Error("CPUs that never ran at the same time have a common rate")
 	}
 }

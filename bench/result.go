@@ -5,17 +5,17 @@ import (
 	"strings"
 )
 
-// A Result is one figure: what one subject took in one case, over all rounds.
+// A Result is one figure: that of one subject in one case, over all rounds.
 type Result struct {
 	Suite   string
 	Case    string // "table: column"; each table of the report has a chart
-	Subject string // a row: who was measured
+	Subject string // a row
 	Unit    string // one of units
 	Median  float64
 	Low     float64 // lower quartile
 	High    float64 // upper quartile
 	Rounds  int
-	Note    string `json:",omitempty"` // that of its samples
+	Note    string `json:",omitempty"` // what a fair comparison must consider
 }
 
 // table and column are the parts of Case.
@@ -32,43 +32,43 @@ func (r Result) column() string {
 // Units of results.
 const (
 	unitNanoseconds  = "ns"        // a packet
-	unitClock        = "x clock"   // cost by that of the clock program, within a round
-	unitEmpty        = "x empty"   // cost by that of the empty program
-	unitHot          = "x one hot" // cost by that of one bucket that is always charged
-	unitPassing      = "x passing" // cost by that of the same packet where it conforms
-	unitTrie         = "x trie"    // cost by that of an LPM trie of the same prefixes
+	unitClock        = "x clock"   // relative to the clock program, within a round
+	unitEmpty        = "x empty"   // relative to the empty program
+	unitHot          = "x one hot" // relative to one bucket that is always the same
+	unitPassing      = "x passing" // relative to the same packet if it conforms
+	unitTrie         = "x trie"    // relative to an LPM trie of the same prefixes
 	unitTrieBucket   = "x trie, clock and bucket"
-	unitLRU          = "x LRU"        // cost by that of an LRU hash map of the same keys
-	unitOneCPU       = "x one CPU"    // packets of two CPUs by those of one
-	unitInstructions = "instructions" // a packet, beyond those without a limiter
-	unitDelivered    = "of rate"      // delivered bytes by those that the rate allows
-	unitMillionths   = "millionths"   // of the rate, that the delivered rate is off by
+	unitLRU          = "x LRU"        // relative to an LRU hash map of the same keys
+	unitOneCPU       = "x one CPU"    // throughput relative to one CPU
+	unitInstructions = "instructions" // per packet, minus those without a limiter
+	unitDelivered    = "of rate"      // delivered bytes relative to the rate
+	unitMillionths   = "millionths"   // absolute error relative to the rate
 	unitSeconds      = "s"
 	unitMicroseconds = "µs"
 	unitMiB          = "MiB"
 
-	unitGoodput  = "goodput, %" // of the payload that full frames at the rate have
-	unitLost     = "lost, %"    // of TCP's segments
-	unitAgain    = "sent again" // segments per MB of payload
-	unitPing50   = "ping p50, ms"
-	unitPing99   = "ping p99, ms"
-	unitUnponged = "pings lost, %"
-	unitAnswer50 = "request p50, ms" // until its answer is there
-	unitAnswer99 = "request p99, ms"
-	unitGap1     = "gap p1" // between packets, by what the rate takes for one
-	unitGap50    = "gap p50"
-	unitGap99    = "gap p99"
-	unitGaps     = "% of gaps"
+	unitGoodput       = "goodput, %"           // of the payload of full frames at the rate
+	unitLost          = "lost, %"              // of TCP segments
+	unitRetransmitted = "retransmitted per MB" // segments per MB of payload
+	unitPing50        = "ping p50, ms"
+	unitPing99        = "ping p99, ms"
+	unitPingsLost     = "pings lost, %"
+	unitAnswer50      = "request p50, ms" // until its answer
+	unitAnswer99      = "request p99, ms"
+	unitGap1          = "gap p1" // between packets, relative to the time of one at the rate
+	unitGap50         = "gap p50"
+	unitGap99         = "gap p99"
+	unitGaps          = "% of gaps"
 )
 
-// better says which of two figures of a unit is the better one.
+// better says which of two figures of a unit is better.
 type better int
 
 const (
 	lower better = iota
 	higher
 	nearOne
-	neither // it only tells how others came about
+	neither // for information
 )
 
 var units = map[string]better{
@@ -76,27 +76,27 @@ var units = map[string]better{
 	unitTrie: lower, unitTrieBucket: lower, unitLRU: lower, unitOneCPU: higher,
 	unitInstructions: lower, unitDelivered: nearOne, unitMillionths: lower,
 	unitSeconds: lower, unitMicroseconds: lower, unitMiB: lower,
-	unitGoodput: higher, unitLost: lower, unitAgain: lower, unitPing50: lower, unitPing99: lower, unitUnponged: lower,
+	unitGoodput: higher, unitLost: lower, unitRetransmitted: lower, unitPing50: lower, unitPing99: lower, unitPingsLost: lower,
 	unitAnswer50: lower, unitAnswer99: lower, unitGap1: nearOne, unitGap50: nearOne, unitGap99: nearOne, unitGaps: neither,
 }
 
-// ours reports whether a subject is shapectl, in any of its ways.
+// ours reports whether a subject is a mode of shapectl.
 func ours(subject string) bool { return strings.HasPrefix(subject, "shapectl") }
 
-// Subjects that are there to compare with, and limit nothing.
+// References: subjects that limit nothing.
 const (
 	emptyProgram = "empty program"
 	clockProgram = "clock program"
-	memoryFloor  = "clock and one line of memory"
+	memoryFloor  = "clock and one cache line"
 	noLimiter    = "no limiter"
 )
 
 var references = []string{emptyProgram, clockProgram, memoryFloor, sharedAdd, sharedCAS, sharedClock, noLimiter}
 
-// peer reports whether a subject is somebody else's, with which shapectl competes.
+// peer reports whether a subject is neither shapectl nor a reference.
 func peer(subject string) bool { return !ours(subject) && !slices.Contains(references, subject) }
 
-// summarize returns the median of the samples and their quartiles; zeros where there are none.
+// summarize returns the median of samples and their quartiles, or zeros without samples.
 func summarize(samples []float64) (median, low, high float64) {
 	if len(samples) == 0 {
 		return 0, 0, 0
@@ -105,7 +105,7 @@ func summarize(samples []float64) (median, low, high float64) {
 	return quantile(sorted, 0.5), quantile(sorted, 0.25), quantile(sorted, 0.75)
 }
 
-// quantile is that of sorted samples, with a straight line between neighbours.
+// quantile returns a quantile of sorted samples, interpolated between neighbours.
 func quantile(sorted []float64, q float64) float64 {
 	at := q * float64(len(sorted)-1)
 	i := int(at)
@@ -115,15 +115,15 @@ func quantile(sorted []float64, q float64) float64 {
 	return sorted[i] + (at-float64(i))*(sorted[i+1]-sorted[i])
 }
 
-// Taken are samples of a figure.
-type taken struct {
+// A measurement is samples of a figure.
+type measurement struct {
 	Case, Subject, Unit string
-	Note                string // what a reader must know to compare it fairly
+	Note                string // what a fair comparison must consider
 	Samples             []float64
 }
 
-// resultsOf are the figures of a suite, in the order in which their first samples were taken.
-func resultsOf(suite string, all []taken) (results []Result) {
+// resultsOf returns the figures of a suite, in the order of their first samples.
+func resultsOf(suite string, all []measurement) (results []Result) {
 	samples := map[figure][]float64{}
 	for _, t := range all {
 		f := figure{suite, t.Case, t.Subject, t.Unit}

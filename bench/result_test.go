@@ -12,7 +12,7 @@ func TestSummarize(t *testing.T) {
 		{[]float64{2, 1}, 1.5, 1.25, 1.75},
 		{[]float64{5, 1, 3, 2, 4}, 3, 2, 4},
 		{[]float64{4, 1, 3, 2}, 2.5, 1.75, 3.25},
-		{[]float64{1, 1, 1, 1, 1000}, 1, 1, 1}, // one round that was disturbed moves nothing
+		{[]float64{1, 1, 1, 1, 1000}, 1, 1, 1}, // one disturbed round has no effect
 	} {
 		before := append([]float64(nil), c.samples...)
 		median, low, high := summarize(c.samples)
@@ -21,7 +21,7 @@ func TestSummarize(t *testing.T) {
 		}
 		for i := range before {
 			if c.samples[i] != before[i] {
-				t.Fatalf("%v became %v: rounds must stay in order, as ratios pair them", before, c.samples)
+				t.Fatalf("%v became %v: rounds must stay in order, because ratios pair them", before, c.samples)
 			}
 		}
 	}
@@ -37,7 +37,7 @@ func TestBeats(t *testing.T) {
 		{unitNanoseconds, 2, 2, false},
 		{unitOneCPU, 2, 1, true},
 		{unitOneCPU, 1, 2, false},
-		{unitDelivered, 1.01, 0.98, true}, // nearer to 1, on the other side
+		{unitDelivered, 1.01, 0.98, true}, // closer to 1
 		{unitDelivered, 0.5, 1.1, false},
 	} {
 		if got := (Result{Unit: c.unit, Median: c.a}).beats(Result{Unit: c.unit, Median: c.b}); got != c.aIsBetter {
@@ -46,8 +46,7 @@ func TestBeats(t *testing.T) {
 	}
 }
 
-// Whoever is neither shapectl nor something that limits nothing is a peer: a
-// new one can not be forgotten in the list of what peers do better.
+// Every other subject is a peer, so a new one cannot be missing where peers win.
 func TestPeer(t *testing.T) {
 	for subject, want := range map[string]bool{
 		"shapectl gcra": false, "shapectl leaky, each flow": false,

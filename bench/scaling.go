@@ -17,21 +17,21 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Subjects that show what sharing a word between CPUs costs, whatever is done with it.
+// References for the cost of a word that CPUs share.
 const (
 	sharedAdd   = "atomic add to the word"
 	sharedCAS   = "compare-and-swap of the word"
 	sharedClock = "clock, then compare-and-swap of the word"
 )
 
-// A pair is a program that two CPUs run at once, and the packet of each.
+// A pair is a program that two CPUs run at the same time, and the packet of each.
 type pair struct {
 	column, subject string
 	program         *ebpf.Program
 	packets         [2][]byte
 }
 
-// twoCPUs measures how many packets two CPUs handle, by what one of them does alone.
+// twoCPUs measures the throughput of two CPUs, relative to one of them alone.
 func (l *lab) twoCPUs(ctx context.Context) error {
 	on, err := cpus()
 	if err != nil {
@@ -63,8 +63,8 @@ func (l *lab) twoCPUs(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			l.add("packets of two CPUs: "+p.column, p.subject, unitOneCPU, "", both/alone)
-			l.add("time from packet to packet, two CPUs: "+p.column, p.subject, unitNanoseconds, "", 1e9/both)
+			l.add("Throughput of two CPUs: "+p.column, p.subject, unitOneCPU, "", both/alone)
+			l.add("Time between packets, two CPUs: "+p.column, p.subject, unitNanoseconds, "", 1e9/both)
 		}
 	}
 	return nil
@@ -84,7 +84,7 @@ func (l *lab) pairs() (pairs []pair, err error) {
 		}
 		pairs = append(pairs,
 			pair{"one bucket", name(a), p, [2][]byte{same, same}},
-			pair{"a bucket each", name(a), p, [2][]byte{same, other}})
+			pair{"one bucket each", name(a), p, [2][]byte{same, other}})
 	}
 	for _, word := range []struct {
 		subject      string
@@ -100,18 +100,18 @@ func (l *lab) pairs() (pairs []pair, err error) {
 		}
 		pairs = append(pairs, pair{"one bucket", word.subject, p, [2][]byte{same, same}})
 	}
-	return append(pairs, pair{"a bucket each", clockProgram, l.clock, [2][]byte{same, same}}), nil
+	return append(pairs, pair{"one bucket each", clockProgram, l.clock, [2][]byte{same, same}}), nil
 }
 
-// A burst is a stretch of packets that one CPU handled.
+// A burst is a sequence of packets on one CPU.
 type burst struct {
 	start, end time.Duration // since the run began
-	took       time.Duration // of the thread: without what others did on that CPU meanwhile
+	took       time.Duration // CPU time of the thread
 }
 
 const burstPackets = 5000
 
-// packetRate is how many packets a second these CPUs handle together, while all of them are at it.
+// packetRate returns the packets per second of some CPUs together, while all of them are running.
 func packetRate(on []int, p pair, long time.Duration) (float64, error) {
 	for range 10 {
 		bursts, err := bursts(on, p, long)
@@ -125,7 +125,7 @@ func packetRate(on []int, p pair, long time.Duration) (float64, error) {
 	return 0, fmt.Errorf("%s: the CPUs are too busy with other work to run together", p.subject)
 }
 
-// bursts has each CPU handle packets for a time, all beginning at once.
+// bursts runs packets on each CPU for a time, starting simultaneously.
 func bursts(on []int, p pair, long time.Duration) ([][]burst, error) {
 	all := make([][]burst, len(on))
 	errs := make([]error, len(on))
@@ -158,8 +158,8 @@ func bursts(on []int, p pair, long time.Duration) ([][]burst, error) {
 	return all, errors.Join(errs...)
 }
 
-// together is the packet rate by the bursts of the time in which all CPUs were
-// at it; false where there is no such time.
+// together returns the packet rate in the time in which all CPUs were running, or false
+// if there is no such time.
 func together(bursts [][]burst) (rate float64, ok bool) {
 	first, last := time.Duration(0), time.Duration(math.MaxInt64)
 	for _, list := range bursts {

@@ -18,49 +18,49 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// The suite setup brings many rules into force and changes one of them: what that
-// takes in time, in the memory of the process that does it, and in the kernel's.
+// The suite setup loads many rules and changes one of them. It measures the time, the
+// memory of the process, and the kernel memory.
 
-// An outcome is what it took to bring rules into force once, and to change them; nothing where that was not tried.
+// An outcome has the samples of loading rules once and changing them. It is empty if that was not tried.
 type outcome struct {
 	Seconds    []float64
-	Random     []float64 // µs to change a rule, another one each time
-	Same       []float64 // µs to change the same one again and again
+	Random     []float64 // µs to change a rule, a random one each time
+	Same       []float64 // µs to change a rule, always the same one
 	KernelMiB  []float64
-	ProcessMiB []float64 // at its peak
+	ProcessMiB []float64 // peak
 }
 
-// A contender is one that setup compares.
+// A contender is a subject of the suite setup.
 type contender struct {
 	subject string
-	most    int // as many rules as are tried
-	why     string
+	most    int    // the largest number of rules to try
+	why     string // no more rules are tried
 	note    string
-	slow    bool // to change
+	slow    bool // each change takes long
 	load    loadFunc
 }
 
-// A loadFunc brings n rules into force, and makes so many changes of each kind.
+// A loadFunc loads n rules, and makes so many changes of each kind.
 type loadFunc func(ctx context.Context, n, changes int) (outcome, error)
 
 var contenders = []contender{
 	{subject: name(policy.GCRA), most: 1_000_000, load: loadOurs(policy.EachAll)},
 	{subject: name(policy.GCRA) + ", each host", most: 1_000_000, load: loadOurs(policy.EachHost),
-		note: "with room for a million hosts"},
+		note: "a table for a million hosts"},
 	{subject: "HTB classes, u32 hash tables", most: 65_534, load: loadPeer(htbRules, "tc", "-batch", "-"),
-		why:  "an HTB qdisc has 65 534 classes at most",
-		note: "addresses of one /16; changed by netlink, loaded by `tc -batch`"},
+		why:  "an HTB qdisc has at most 65 534 classes",
+		note: "addresses of one /16; loaded by `tc -batch`, changed through netlink"},
 	{subject: "nft map of limits", most: 100_000, slow: true, load: loadPeer(nftMapRules, "nft", "-f", "-"),
-		why: "not tried, as 100 000 already take long", note: "prefixes that do not overlap; each change is a call of nft"},
+		why: "not tried: 100 000 already take long", note: "prefixes that do not overlap; each change runs nft"},
 	{subject: "nft set with limits", most: 100_000, slow: true, load: loadPeer(nftSetRules, "nft", "-f", "-"),
-		why: "not tried, as 100 000 already take long", note: "prefixes that do not overlap; each change is a call of nft"},
+		why: "not tried: 100 000 already take long", note: "prefixes that do not overlap; each change runs nft"},
 }
 
 func setup(ctx context.Context, o options) error {
 	sizes := []struct {
 		rules, rounds int
-		changes       int // of each kind in a round
-		slowChanges   int // the same where each one may take seconds
+		changes       int // of each kind per round
+		slowChanges   int // the same for slow contenders
 	}{
 		{1000, 5, 51, 15}, {10_000, 3, 51, 5}, {100_000, 3, 51, 1}, {1_000_000, 3, 51, 1},
 	}
@@ -96,17 +96,17 @@ func (c contender) report(o options, rules int, note string, out outcome) {
 		table, unit string
 		samples     []float64
 	}{
-		{"time to load rules", unitSeconds, out.Seconds},
-		{"time to change one rule, another each time", unitMicroseconds, out.Random},
-		{"time to change one rule, the same again", unitMicroseconds, out.Same},
-		{"kernel memory of rules", unitMiB, out.KernelMiB},
-		{"peak memory of the process that loads rules", unitMiB, out.ProcessMiB},
+		{"Time to load rules", unitSeconds, out.Seconds},
+		{"Time to change one rule, a random one each time", unitMicroseconds, out.Random},
+		{"Time to change one rule, always the same one", unitMicroseconds, out.Same},
+		{"Kernel memory of rules", unitMiB, out.KernelMiB},
+		{"Peak memory of the process that loads rules", unitMiB, out.ProcessMiB},
 	} {
 		o.add(f.table+": "+count(rules), c.subject, f.unit, note, f.samples...)
 	}
 }
 
-// loadOurs has this program run once more with -load, so that its memory is that of loading alone.
+// loadOurs runs this program again with -load, so that its memory is only that of loading.
 func loadOurs(each policy.EachKind) loadFunc {
 	return func(ctx context.Context, n, changes int) (out outcome, err error) {
 		self, err := os.Executable()
@@ -126,15 +126,15 @@ func loadOurs(each policy.EachKind) loadFunc {
 	}
 }
 
-// loading says what runs with -load, as JSON.
+// loading is the argument of -load, as JSON.
 type loading struct {
 	Rules   int
 	Changes int
 	Each    policy.EachKind
 }
 
-// loadRules does what a loading says, and prints the outcome as JSON. Making the
-// rules stands for reading them from a file, and is not counted.
+// loadRules runs a loading, and prints the outcome as JSON. Creating the rules replaces
+// reading them from a file, and is not measured.
 func loadRules(what string, w io.Writer) error {
 	var l loading
 	if err := json.Unmarshal([]byte(what), &l); err != nil {
@@ -179,10 +179,10 @@ func loadRules(what string, w io.Writer) error {
 	return json.NewEncoder(w).Encode(out)
 }
 
-// A changeRule makes a change of the i-th rule ready; what that takes is not counted.
+// A changeRule prepares a change of the i-th rule. The preparation is not measured.
 type changeRule func(i int) (do func() error)
 
-// changeRules changes one of n rules so often, another each time, and then one of them so often.
+// changeRules makes changes of random rules, of n, and then as many of a single one.
 func changeRules(r *rand.Rand, n, changes int, change changeRule) (random, same []float64, err error) {
 	one := r.IntN(n)
 	for i := range 2 * changes {
@@ -203,9 +203,8 @@ func changeRules(r *rand.Rand, n, changes int, change changeRule) (random, same 
 
 func someRate(r *rand.Rand) policy.Rate { return policy.Rate(1+r.IntN(1000)) * 1_000_000 }
 
-// kernelMemory is what the kernel has taken for itself in MiB: objects, large
-// areas, and what each CPU has its own copy of. Others' doings are in it too,
-// so differences below about 1 MiB mean nothing.
+// kernelMemory returns the memory of the kernel in MiB: slab objects, vmalloc areas and
+// per-CPU data. It includes other activity, so differences below about 1 MiB mean nothing.
 func kernelMemory() (mib float64) {
 	for _, part := range []string{"SUnreclaim", "VmallocUsed", "Percpu"} {
 		mib += readMiB("/proc/meminfo", part)
@@ -213,8 +212,8 @@ func kernelMemory() (mib float64) {
 	return mib
 }
 
-// settledMemory is kernelMemory once it has stopped changing: what was deleted
-// just now is freed in the kernel's own time.
+// settledMemory returns kernelMemory when it has stopped changing, because the kernel frees
+// deleted objects with a delay.
 func settledMemory() float64 {
 	const still, patience = 200 * time.Millisecond, 5 * time.Second
 	now := kernelMemory()
@@ -228,8 +227,8 @@ func settledMemory() float64 {
 	return now
 }
 
-// runCommand runs a command in the calling thread's network namespace, with that on its standard
-// input, and returns the most memory that it had at any time, in MiB.
+// runCommand runs a command in the calling thread's network namespace, with its standard input,
+// and returns its peak memory in MiB.
 func runCommand(ctx context.Context, input string, stdout io.Writer,
 	name string, args ...string) (peakMiB float64, err error) {
 	cmd := exec.CommandContext(ctx, name, args...)
@@ -237,15 +236,15 @@ func runCommand(ctx context.Context, input string, stdout io.Writer,
 	return watchCommand(cmd, peakMemory)
 }
 
-// watchCommand runs a command, and returns the most memory of that kind that its process had at any time, in MiB.
+// watchCommand runs a command, and returns the peak of a kind of memory of its process in MiB.
 func watchCommand(cmd *exec.Cmd, memory string) (peakMiB float64, err error) {
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	if err := cmd.Start(); err != nil {
 		return 0, err
 	}
-	// The kernel tells the peak only while the process lives; what it tells
-	// its parent includes the parent's own, of the moment before exec.
+	// The kernel has the peak only while the process lives. The one in its rusage
+	// includes the memory of the parent before exec.
 	ended := make(chan struct{})
 	var looking sync.WaitGroup
 	looking.Go(func() {
@@ -267,20 +266,19 @@ func watchCommand(cmd *exec.Cmd, memory string) (peakMiB float64, err error) {
 	return peakMiB, nil
 }
 
-// forgetPeak begins the search for the peak of this process's memory anew,
-// after all that is not needed any more has been given back.
+// forgetPeak resets the peak of this process's memory, after it has freed unused memory.
 func forgetPeak() error {
 	debug.FreeOSMemory()
 	return os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) // proc(5): resets VmHWM
 }
 
-// What a process has in memory, as proc(5) names it.
+// Kinds of memory of a process, by their names in proc(5).
 const (
-	peakMemory = "VmHWM"   // the most that it ever had
-	ownMemory  = "RssAnon" // for itself: no maps, which it shares with the kernel
+	peakMemory = "VmHWM"   // peak of all
+	ownMemory  = "RssAnon" // anonymous: without maps, which it shares with the kernel
 )
 
-// processMemory is that of a process which still lives, in MiB.
+// processMemory returns a kind of memory of a running process in MiB.
 func processMemory(pid int, what string) float64 {
 	return readMiB(fmt.Sprintf("/proc/%d/status", pid), what)
 }

@@ -13,13 +13,13 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Peers are set up in one transaction of their own tool, from text that was
-// made before: reading it is part of what they take.
+// Peers are set up in one transaction of their tool, from a prepared text. Parsing it is a part
+// of their time.
 
-// peerRules are how n rules of a peer are made, with a rate for each, in the thread's namespace.
+// peerRules returns a script that creates n rules of a peer in the thread's namespace, with a rate for each.
 type peerRules func(ctx context.Context, n int, rate func() policy.Rate) (script string, change changeRule)
 
-// loadPeer has a command bring rules into force in an arena of their own, and changes some.
+// loadPeer loads rules with a command in a new arena, and changes some.
 func loadPeer(rules peerRules, command string, args ...string) loadFunc {
 	return func(ctx context.Context, n, changes int) (out outcome, err error) {
 		a, err := newArena(ctx)
@@ -45,7 +45,7 @@ func loadPeer(rules peerRules, command string, args ...string) loadFunc {
 	}
 }
 
-// htbRules give each address of a /16 a class.
+// htbRules has a class for each address of a /16.
 func htbRules(_ context.Context, n int, rate func() policy.Rate) (script string, change changeRule) {
 	prefixes := make([]netip.Prefix, n)
 	for i := range prefixes {
@@ -64,7 +64,7 @@ func htbRules(_ context.Context, n int, rate func() policy.Rate) (script string,
 	}
 }
 
-// nftMapRules have a limit of another name for each change, as one that is in use can not be changed.
+// nftMapRules adds a new limit for each change, because a limit in use cannot be changed.
 func nftMapRules(ctx context.Context, n int, rate func() policy.Rate) (script string, change changeRule) {
 	var b strings.Builder
 	b.WriteString("table ip bench {\n")
@@ -103,7 +103,7 @@ func nftRate(rate policy.Rate) string {
 	return fmt.Sprintf("rate over %d bytes/second burst 1048576 bytes", rate/8)
 }
 
-// nftPrefix is the i-th of many prefixes that do not overlap.
+// nftPrefix returns the i-th of many prefixes that do not overlap.
 func nftPrefix(i int) netip.Prefix {
 	n := 10<<24 + i*16
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}), 28)

@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// A table is the results of one suite with the same words before the colon.
+// A table is the results of one suite with the same part of Case before the colon.
 type table struct {
 	Suite   string
 	Title   string
 	results []Result
 }
 
-// tablesOf are the tables of a suite, in the order of its results.
+// tablesOf returns the tables of a suite, in the order of its results.
 func tablesOf(suite string, results []Result) (tables []table) {
 	for _, r := range results {
 		if r.Suite != suite {
@@ -31,7 +31,7 @@ func tablesOf(suite string, results []Result) (tables []table) {
 	return tables
 }
 
-// distinct are the different values of a part of the results, in their order.
+// distinct returns the different values of a part of the results, in their order.
 func (t table) distinct(part func(Result) string) (values []string) {
 	for _, r := range t.results {
 		if v := part(r); !slices.Contains(values, v) {
@@ -55,7 +55,7 @@ func (t table) find(column, subject, unit string) (Result, bool) {
 	return t.results[i], true
 }
 
-// Markdown is the table with a column for each case, or, where there are several units, for each of those.
+// Markdown returns the table with a column for each case, or for each unit if there are several units.
 func (t table) Markdown() string {
 	var b strings.Builder
 	units := t.units()
@@ -90,7 +90,7 @@ func (t table) Markdown() string {
 
 func row(cells ...string) string { return "| " + strings.Join(cells, " | ") + " |\n" }
 
-// rule is the line below a table's head: columns of text, then of numbers.
+// rule returns the line below the head of a table: columns of text, then of numbers.
 func rule(text, numbers int) string {
 	return "|" + strings.Repeat("---|", text) + strings.Repeat("--:|", numbers) + "\n"
 }
@@ -108,7 +108,7 @@ func (t table) cell(column, subject, unit string) string {
 	return fmt.Sprintf("%s (%s–%s)", number(r.Median), number(r.Low), number(r.High))
 }
 
-// notes are how many rounds there were, and what must be known of subjects.
+// notes returns the number of rounds, and the notes on subjects.
 func (t table) notes() string {
 	fewest, most := math.MaxInt, 0
 	var notes []string
@@ -131,7 +131,7 @@ func (t table) notes() string {
 	return "Rounds: " + rounds + ".\n\n" + strings.Join(notes, "")
 }
 
-// number writes a figure with three digits, or all of those before the point.
+// number formats a figure with three digits, or all digits before the point.
 func number(f float64) string {
 	if math.Abs(f) >= 999.5 {
 		return count(int(math.Round(f)))
@@ -143,7 +143,7 @@ func number(f float64) string {
 	return s
 }
 
-// count writes a number with spaces between its thousands.
+// count formats a number with spaces between its thousands.
 func count(n int) string {
 	if n < 0 {
 		return "-" + count(-n)

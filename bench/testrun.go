@@ -9,29 +9,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An arm is a subject that takes part in a contest: a program and the packet that it is run with.
+// An arm is a subject of a contest: a program, and the packet for it.
 type arm struct {
 	subject string
 	program *ebpf.Program
-	// clock is the clock program behind whatever stands before program, so that
-	// only the program itself is counted; nil where nothing does.
+	// clock is the clock program behind the same walk as program. It allows to subtract the
+	// cost of the walk. It is nil without a walk.
 	clock  *ebpf.Program
 	packet []byte
-	repeat int // how many packets make a sample
+	repeat int // packets per sample
 	note   string
 }
 
-// warmUpPackets is how many packets an arm handles before it is measured.
+// warmUpPackets is the number of packets of an arm before it is measured.
 const warmUpPackets = 10_000
 
-// A turn is what packets took in one round, in ns each.
+// A turn is the cost of a packet in one round, in ns.
 type turn struct {
 	empty, clock float64 // in these programs
 	arms         []float64
 }
 
-// contest has arms take turns, round by round, so that a machine whose speed
-// changes changes it for all of them, and hands what they took in each.
+// contest runs all arms in each round, so that changes of the machine's speed affect all
+// of them. It calls each with the costs of a round.
 func (l *lab) contest(ctx context.Context, rounds int, arms []arm, each func(turn)) error {
 	packet := arms[0].packet
 	all := append([]arm{
@@ -67,7 +67,7 @@ func (l *lab) contest(ctx context.Context, rounds int, arms []arm, each func(tur
 	return nil
 }
 
-// addTurn reports what arms took in one round of a case.
+// addTurn reports the costs of arms in one round of a case.
 func (l *lab) addTurn(name string, arms []arm, t turn) {
 	for i, a := range arms {
 		l.add(name, a.subject, unitNanoseconds, a.note, t.arms[i])
@@ -76,8 +76,8 @@ func (l *lab) addTurn(name string, arms []arm, t turn) {
 	}
 }
 
-// nanoseconds is what one run of a program takes, of so many in a row. It
-// counts the time of this thread alone, not that of others who had the CPU.
+// nanoseconds returns the mean CPU time of a run of a program. It is the time of this
+// thread, without that of other users of the CPU.
 func nanoseconds(p *ebpf.Program, packet []byte, repeat int) (float64, error) {
 	start := threadTime()
 	_, _, err := p.Benchmark(packet, repeat, func() { start = threadTime() })
@@ -90,11 +90,11 @@ func threadTime() time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// cpus are those that this process may run on.
+// cpus returns the CPUs that this process may run on.
 func cpus() (list []int, err error) {
 	var allowed unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &allowed); err != nil {
-		return nil, fmt.Errorf("ask which CPUs may be used: %w", err)
+		return nil, fmt.Errorf("get the CPU affinity: %w", err)
 	}
 	for cpu := range len(allowed) * 64 {
 		if allowed.IsSet(cpu) {
@@ -104,7 +104,7 @@ func cpus() (list []int, err error) {
 	return list, nil
 }
 
-// onLastCPU runs f on a thread that stays on the last CPU: interrupts mostly go to the first one.
+// onLastCPU runs f on a thread on the last CPU, because interrupts mostly go to the first one.
 func onLastCPU(f func() error) error {
 	list, err := cpus()
 	if err != nil {
@@ -113,13 +113,13 @@ func onLastCPU(f func() error) error {
 	return pinned(list[len(list)-1], f)
 }
 
-// pinned runs f on a thread that stays on one CPU.
+// pinned runs f on a thread on one CPU.
 func pinned(cpu int, f func() error) error {
 	return aside(func() error {
 		var one unix.CPUSet
 		one.Set(cpu)
 		if err := unix.SchedSetaffinity(0, &one); err != nil {
-			return fmt.Errorf("stay on CPU %d: %w", cpu, err)
+			return fmt.Errorf("pin the thread to CPU %d: %w", cpu, err)
 		}
 		return f()
 	})

@@ -14,37 +14,37 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// The suite traffic sends small UDP packets over veth pairs, each behind another limiter, in turns: what
-// a packet takes there, beyond what it takes in that round without a limiter, is what the limiter costs.
+// The suite traffic sends small UDP packets over veth pairs, each with another limiter, in turns. The cost
+// of a limiter is the time of a packet minus its time without a limiter in the same round.
 
 const (
-	trafficNever = "Time added per packet: limits that never bite"
-	trafficDrops = "Time added per packet: dropping nine tenths"
-	trafficMany  = "Time added per packet, random addresses"
+	trafficConforming = "Time added per packet: all packets conform"
+	trafficDropped    = "Time added per packet: 90 % dropped"
+	trafficMany       = "Time added per packet, random addresses"
 
-	// slice is how long each sends in a round: short, as what else the machine does then hits few of them.
+	// slice is the time of a turn. It is short, so that other activity affects few turns.
 	slice = 10 * time.Millisecond
-	// drainStep is how many packets go at a time until a bucket is empty.
+	// drainStep is the number of packets per step until a bucket is full.
 	drainStep = 1000
 )
 
-// shapectlWays are what is compared of ours.
-func shapectlWays() (ways []competitor) {
+// shapectlModes returns the modes of shapectl to compare.
+func shapectlModes() (modes []competitor) {
 	for _, a := range algorithms {
 		for _, e := range []policy.EachKind{policy.EachAll, policy.EachHost, policy.EachFlow} {
-			ways = append(ways, shapectl(a, e, loader.TCX))
+			modes = append(modes, shapectl(a, e, loader.TCX))
 		}
 	}
-	return ways
+	return modes
 }
 
-// traffic compares limiters by wall time. All of a packet's way is on one CPU.
+// traffic compares limiters by wall time. A packet stays on one CPU for its whole path.
 func traffic(ctx context.Context, o options) error {
 	return onLastCPU(func() error {
-		subjects := append(shapectlWays(), nftOneLimit, nftSet, hashlimitAll, hashlimitHost, tbf, htb)
+		subjects := append(shapectlModes(), nftOneLimit, nftSet, hashlimitAll, hashlimitHost, tbf, htb)
 		warmed := warmUp{packets: 20_000}
-		if err := race(ctx, o, trafficNever, o.rounds(101), subjects, func(s competitor) (*lane, error) {
-			return newLane(ctx, s, freely, warmed, target)
+		if err := race(ctx, o, trafficConforming, o.rounds(101), subjects, func(s competitor) (*lane, error) {
+			return newLane(ctx, s, ample, warmed, target)
 		}); err != nil {
 			return err
 		}
@@ -64,22 +64,22 @@ func traffic(ctx context.Context, o options) error {
 	})
 }
 
-// A lane is an arena whose sender takes part in a race.
+// A lane is an arena with a sender in a race.
 type lane struct {
 	*arena
 	*sender
 	competitor
-	nanoseconds float64 // what a packet takes about
-	drops       bool    // most of what is sent
+	nanoseconds float64 // approximate time of a packet
+	drops       bool    // most packets
 }
 
-// A warmUp is what a lane gets before it is measured.
+// A warmUp prepares a lane for a measurement.
 type warmUp struct {
-	settle  time.Duration // for the kernel to do what it has put off
+	settle  time.Duration // for deferred work of the kernel
 	packets int           // to fill caches
 }
 
-// newLane sets a limiter up in an arena of its own, and warms it up.
+// newLane sets a limiter up in a new arena, and warms it up.
 func newLane(ctx context.Context, s competitor, l limit, w warmUp, targets ...netip.Addr) (_ *lane, err error) {
 	a, err := newArena(ctx)
 	if err != nil {
@@ -92,7 +92,7 @@ func newLane(ctx context.Context, s competitor, l limit, w warmUp, targets ...ne
 		}
 	}()
 	p := &lane{arena: a, competitor: s}
-	// What arrives is dropped as early as any end can.
+	// The far end drops packets as early as possible.
 	if err := p.assemble(p.far, "sink", asm.Instructions{asm.Mov.Imm(asm.R0, drop), asm.Return()}); err != nil {
 		return nil, err
 	}
@@ -109,11 +109,11 @@ func newLane(ctx context.Context, s competitor, l limit, w warmUp, targets ...ne
 	return p, err
 }
 
-// turn sends for as long as a slice, and returns what a packet took.
+// turn sends for the time of a slice, and returns the time of a packet.
 func (p *lane) turn() (nanoseconds float64, err error) {
 	if p.drops {
-		// It had the others' turns to fill up again.
-		if _, err := p.drained(drainStep); err != nil {
+		// The bucket has drained in the turns of other lanes.
+		if _, err := p.afterBurst(drainStep); err != nil {
 			return 0, err
 		}
 	}
@@ -123,8 +123,8 @@ func (p *lane) turn() (nanoseconds float64, err error) {
 // bare is an arena without a limiter.
 var bare = competitor{name: noLimiter, set: func(context.Context, *arena, limit) error { return nil }}
 
-// race has limiters take turns in lanes that enter makes, beside one without
-// a limiter, and reports what each adds to a packet.
+// race runs limiters in turns, in lanes that enter creates, beside one without a limiter.
+// It reports the time that each limiter adds to a packet.
 func race(ctx context.Context, o options, name string, rounds int, subjects []competitor,
 	enter func(competitor) (*lane, error)) error {
 	var lanes []*lane
@@ -155,7 +155,7 @@ func race(ctx context.Context, o options, name string, rounds int, subjects []co
 				return fmt.Errorf("%s: %w", lanes[i].name, err)
 			}
 		}
-		o.add(name, noLimiter, unitNanoseconds, "all of it; the others are what they add", cost[0])
+		o.add(name, noLimiter, unitNanoseconds, "total time; the other rows are the time added to it", cost[0])
 		for i, p := range lanes[1:] {
 			o.add(name, p.name, unitNanoseconds, p.note, cost[i+1]-cost[0])
 		}
@@ -163,14 +163,14 @@ func race(ctx context.Context, o options, name string, rounds int, subjects []co
 	return nil
 }
 
-// raceDropping compares limiters that let a tenth through.
+// raceDropping compares limiters that pass 10 %.
 func raceDropping(ctx context.Context, o options, subjects []competitor, w warmUp) error {
 	tolerance := 0.2
 	if o.quick {
-		tolerance = 9 // beside other work the sender is too unsteady for a share to be hit
+		tolerance = 9 // a quick run may share the CPU, so the share of passed packets varies
 	}
 	var alone float64
-	return race(ctx, o, trafficDrops, o.rounds(101), subjects, func(s competitor) (*lane, error) {
+	return race(ctx, o, trafficDropped, o.rounds(101), subjects, func(s competitor) (*lane, error) {
 		if s.name != noLimiter {
 			return newDroppingLane(ctx, s, target, w, alone, tolerance)
 		}
@@ -182,7 +182,7 @@ func raceDropping(ctx context.Context, o options, subjects []competitor, w warmU
 	})
 }
 
-// raceMany compares limiters that hold a rate for each of so many prefixes, with packets to random addresses in them.
+// raceMany compares limiters with a rate for each of n prefixes. Packets go to random addresses in them.
 func raceMany(ctx context.Context, o options, n int) error {
 	prefixes := randomPrefixes(n, manyBits)
 	targets := randomTargets(prefixes, 1<<16)
@@ -196,17 +196,17 @@ func raceMany(ctx context.Context, o options, n int) error {
 	}
 	return race(ctx, o, name, o.rounds(21), subjects, func(s competitor) (*lane, error) {
 		start := time.Now()
-		p, err := newLane(ctx, s, freely, warmUp{packets: len(targets)}, targets...)
-		o.say("  %d prefixes: %s is set up after %v", n, s.name, time.Since(start).Round(time.Millisecond))
+		p, err := newLane(ctx, s, ample, warmUp{packets: len(targets)}, targets...)
+		o.say("  %d prefixes: %s was set up in %v", n, s.name, time.Since(start).Round(time.Millisecond))
 		return p, err
 	})
 }
 
-// newDroppingLane sets a limiter up such that a tenth of what is sent passes.
-// The rate for that depends on what a drop costs the sender: it is found by trying, from what a packet
-// takes about. The share may be off by tolerance times what it is to be, and by once more for each
-// try: on a noisy machine the sender's speed changes between them. Where it falls so far that the limiter
-// holds back all and drops nothing, no proportion leads to the rate: then it is looked for in the middle.
+// newDroppingLane sets a limiter up that passes 10 % of the packets. The rate for that depends on the cost
+// of a drop for the sender, so it is found by trial, from the approximate time of a packet. The share may
+// differ by the tolerance, which grows with each attempt, because the sender's speed varies on a noisy
+// machine. If a proportional step leaves the known bounds, the next rate is their geometric mean: a limiter
+// that queues everything drops nothing, and has no proportion.
 func newDroppingLane(ctx context.Context, s competitor, to netip.Addr, w warmUp,
 	nanoseconds, tolerance float64) (*lane, error) {
 	frame := float64(smallFrame)
@@ -220,7 +220,7 @@ func newDroppingLane(ctx context.Context, s competitor, to netip.Addr, w warmUp,
 		if err != nil {
 			return nil, err
 		}
-		if share, err = p.drained(w.packets); err != nil {
+		if share, err = p.afterBurst(w.packets); err != nil {
 			p.Close()
 			return nil, fmt.Errorf("%s: %w", s.name, err)
 		}
@@ -238,12 +238,11 @@ func newDroppingLane(ctx context.Context, s competitor, to netip.Addr, w warmUp,
 			rate = math.Sqrt(low * high)
 		}
 	}
-	return nil, fmt.Errorf("%s: no rate lets a tenth through: %.2g pass at %v", s.name, share, policy.Rate(rate))
+	return nil, fmt.Errorf("%s: no rate passes 10 %% of the packets: the share is %.2g at %v", s.name, share, policy.Rate(rate))
 }
 
-// drained sends until a full bucket is no longer what lets packets through,
-// and returns the share of packets that passed then.
-func (p *lane) drained(packets int) (share float64, err error) {
+// afterBurst sends until the burst is used up, and returns the share of packets that pass then.
+func (p *lane) afterBurst(packets int) (share float64, err error) {
 	for range 200 {
 		if share, err = p.passing(packets); err != nil || share < 0.5 {
 			break
@@ -255,7 +254,7 @@ func (p *lane) drained(packets int) (share float64, err error) {
 	return p.passing(packets)
 }
 
-// passing sends packets, and returns the share of them that passed.
+// passing sends packets, and returns the share that passed.
 func (p *lane) passing(packets int) (share float64, err error) {
 	before, err := p.sent()
 	if err != nil {

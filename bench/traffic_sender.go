@@ -17,16 +17,16 @@ const (
 	farPort      = 9 // discard
 )
 
-// A sender sends UDP packets as fast as the system lets it, a system call for
-// each: of several at once, netfilter ends the rest where it drops one.
+// A sender sends UDP packets as fast as possible, with one system call for each: if
+// netfilter drops a packet of sendmmsg, the others are not sent.
 type sender struct {
 	fd      int
 	payload []byte
-	targets []unix.RawSockaddrInet4 // in turn; none where the socket is connected
+	targets []unix.RawSockaddrInet4 // used in turn; empty if the socket is connected
 	next    int
 }
 
-// newSender makes a sender in a namespace, with so many bytes of payload in each packet.
+// newSender returns a sender in a namespace, with so many bytes of payload per packet.
 func (a *arena) newSender(namespace netns.NsHandle, payload int, targets ...netip.Addr) (s *sender, err error) {
 	family := unix.AF_INET
 	if targets[0].Is6() {
@@ -36,12 +36,12 @@ func (a *arena) newSender(namespace netns.NsHandle, payload int, targets ...neti
 	if s.fd, err = a.socket(namespace, family, unix.SOCK_DGRAM, 0); err != nil {
 		return nil, err
 	}
-	// More than any queue holds, so that a queue that is full drops and does not make the sender wait.
+	// Larger than any queue, so that a full queue drops packets and does not block the sender.
 	if err := unix.SetsockoptInt(s.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 256<<20); err != nil {
 		return nil, fmt.Errorf("make a socket's buffer bigger: %w", err)
 	}
 	if len(targets) > 1 {
-		port := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, farPort)) // in the order of the network
+		port := binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, farPort)) // network byte order
 		for _, t := range targets {
 			s.targets = append(s.targets, unix.RawSockaddrInet4{Family: unix.AF_INET, Port: port, Addr: t.As4()})
 		}
@@ -57,8 +57,7 @@ func (a *arena) newSender(namespace netns.NsHandle, payload int, targets ...neti
 	return s, nil
 }
 
-// send sends so many packets, and returns what one took. That a packet is
-// dropped on the way is no error.
+// send sends packets, and returns the mean time of one. A drop on the path is no error.
 func (s *sender) send(packets int) (nanoseconds float64, err error) {
 	start := time.Now()
 	var to unsafe.Pointer
@@ -70,11 +69,11 @@ func (s *sender) send(packets int) (nanoseconds float64, err error) {
 				s.next = 0
 			}
 		}
-		// Raw: the scheduler of Go need not know of a call that does not wait.
+		// A raw call skips the scheduler of Go; the call does not block.
 		_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(s.fd),
 			uintptr(unsafe.Pointer(&s.payload[0])), uintptr(len(s.payload)), unix.MSG_DONTWAIT, uintptr(to), length)
 		switch errno {
-		case 0, unix.EPERM, unix.ENOBUFS: // the latter are how a drop reads here
+		case 0, unix.EPERM, unix.ENOBUFS: // EPERM and ENOBUFS report a drop
 		default:
 			return 0, fmt.Errorf("send a packet: %w", errno)
 		}

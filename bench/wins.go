@@ -2,12 +2,13 @@ package main
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
 )
 
-// badness is less for a better figure, among those of a unit.
+// badness is lower for a better figure of the same unit.
 func (r Result) badness() float64 {
 	switch units[r.Unit] {
 	case higher:
@@ -22,38 +23,101 @@ func (r Result) badness() float64 {
 // beats reports whether one figure is better than another of the same unit.
 func (r Result) beats(other Result) bool { return r.badness() < other.badness() }
 
-// winTable lists each case in which a peer has a better figure than shapectl, or than one of its ways.
-func winTable(results []Result) string {
+// compared are the units of a table in which subjects compete: no ratio of the first one.
+func (t table) compared() []string {
+	return slices.DeleteFunc(t.units(), func(unit string) bool {
+		return units[unit] == neither || unit != t.units()[0] && strings.HasPrefix(unit, "x ")
+	})
+}
+
+// winTable lists each case of a suite in which a peer has a better figure than shapectl, or than one of its modes.
+func winTable(suite string, results []Result) string {
 	var b, notes strings.Builder
-	for _, s := range suites {
-		for _, t := range tablesOf(s.name, results) {
-			for i, unit := range t.units() {
-				if units[unit] == neither || i > 0 && strings.HasPrefix(unit, "x ") { // a ratio of the first
+	for _, t := range tablesOf(suite, results) {
+		for _, unit := range t.compared() {
+			for _, subject := range t.subjects() {
+				cases, note := t.wins(subject, unit)
+				if cases == nil {
 					continue
 				}
-				for _, subject := range t.subjects() {
-					cases, note := t.wins(subject, unit)
-					if cases == nil {
-						continue
-					}
-					b.WriteString(row(t.Title+", "+unit, subject, strings.Join(cases, "<br>")))
-					if line := "- " + subject + ": " + note + "\n"; note != "" && !strings.Contains(notes.String(), line) {
-						notes.WriteString(line)
-					}
+				b.WriteString(row(t.Title+", "+unit, subject, strings.Join(cases, "<br>")))
+				if line := "- " + subject + ": " + note + "\n"; note != "" && !strings.Contains(notes.String(), line) {
+					notes.WriteString(line)
 				}
 			}
 		}
 	}
 	if b.Len() == 0 {
-		return "In no case here.\n"
+		return ""
 	}
-	return "Every case here in which a peer's median is better than that of shapectl, or of one of its ways; ~ where\n" +
+	return "Every case in which the median of a peer is better than that of shapectl, or of one of its modes; ~ where\n" +
 		"the quartiles overlap.\n\n" +
 		row("", "peer", "its figure, and ours") + rule(3, 0) + b.String() + "\n" + notes.String()
 }
 
-// wins are the cases in which a subject is a peer whose figure of that unit is
-// better than one of ours, and what must be known of it.
+// leadTable has a line for each suite with peers: which of them beat every mode of shapectl in how many cases, and
+// the case with the greatest lead.
+func leadTable(results []Result) string {
+	b := row("suite", "peers, and their cases", "the greatest lead") + rule(3, 0)
+	for _, s := range suites {
+		var peers []string
+		ahead, cases := map[string]int{}, map[string]int{}
+		greatest, example := 0.0, ""
+		for _, t := range tablesOf(s.name, results) {
+			for _, r := range t.results {
+				if !peer(r.Subject) || r.Rounds == 0 || !slices.Contains(t.compared(), r.Unit) {
+					continue
+				}
+				best, ok := t.best(r)
+				if !ok {
+					continue
+				}
+				if cases[r.Subject]++; cases[r.Subject] == 1 {
+					peers = append(peers, r.Subject)
+				}
+				if !r.beats(best) || r.overlaps(best) {
+					continue
+				}
+				ahead[r.Subject]++
+				if lead := r.lead(best); lead > greatest {
+					greatest = lead
+					example = fmt.Sprintf("%s, %s: %s %s, ours %s", r.Case, r.Unit, r.Subject, number(r.Median), number(best.Median))
+				}
+			}
+		}
+		var list []string
+		for _, p := range peers {
+			if ahead[p] > 0 {
+				list = append(list, fmt.Sprintf("%s %d of %d", p, ahead[p], cases[p]))
+			}
+		}
+		if len(peers) > 0 {
+			page := fmt.Sprintf("[%s](%s/%s#where-a-peer-wins)", s.title, detailDir, s.page())
+			b += row(page, cmp.Or(strings.Join(list, "; "), "none"), example)
+		}
+	}
+	return b
+}
+
+// best is the best of our figures in the case of a peer's; false if there is none.
+func (t table) best(theirs Result) (best Result, ok bool) {
+	for _, r := range t.results {
+		if r.column() == theirs.column() && r.Unit == theirs.Unit && r.Rounds > 0 && ours(r.Subject) && (!ok || r.beats(best)) {
+			best, ok = r, true
+		}
+	}
+	return best, ok
+}
+
+// lead is how much better a figure is than another one of the same unit, as a part of the greater of the two.
+func (r Result) lead(other Result) float64 {
+	return (other.badness() - r.badness()) / max(math.Abs(r.Median), math.Abs(other.Median))
+}
+
+// overlaps reports whether the quartiles of two figures overlap.
+func (r Result) overlaps(other Result) bool { return r.Low <= other.High && other.Low <= r.High }
+
+// wins are the cases in which a peer's figure of a unit is better than one of ours, and the note on the peer.
 func (t table) wins(subject, unit string) (cases []string, note string) {
 	for _, column := range t.columns() {
 		if r, ok := t.find(column, subject, unit); ok && peer(subject) && r.Rounds > 0 {
@@ -65,7 +129,7 @@ func (t table) wins(subject, unit string) (cases []string, note string) {
 	return cases, note
 }
 
-// behind says which of our figures a peer's beats in its case; "" if none.
+// behind says which of our figures a peer's figure beats in its case; "" if none.
 func (t table) behind(theirs Result) string {
 	var all, beaten []Result
 	for _, r := range t.results {
@@ -82,7 +146,7 @@ func (t table) behind(theirs Result) string {
 	var names []string
 	near := ""
 	for _, r := range beaten {
-		if theirs.Low <= r.High && r.Low <= theirs.High {
+		if theirs.overlaps(r) {
 			near = "~"
 		}
 		names = append(names, strings.TrimPrefix(r.Subject, "shapectl "))

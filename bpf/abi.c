@@ -1,7 +1,7 @@
 //go:build ignore
 
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* No program: only the types of abi.h, for bpf2go to make Go types from. */
+/* Not a program: references the types of abi.h, so that bpf2go generates Go types. */
 #include "abi.h"
 
 struct abi {
@@ -14,13 +14,15 @@ struct abi {
 	struct prefixes6 prefixes6;
 	struct view view;
 	struct change change;
+	struct label_key label_key;
+	struct label label;
 	struct affected_key affected_key;
 	struct affected affected;
 	struct hook hook;
 	enum layout layout;
 	enum rule_flag flag;
 	enum phase phase;
-	struct rule rule; /* last, as it ends with an array of any length */
+	struct rule rule; /* last, because of its flexible array */
 };
 
 const struct abi *keep_types __attribute__((unused));

@@ -41,7 +41,7 @@ type AbiChange struct {
 	Epoch   uint32
 	Removed uint32
 	Ids     uint32
-	Pad     uint32
+	Labels  uint32
 }
 
 type AbiColdParams struct {
@@ -53,15 +53,15 @@ type AbiColdParams struct {
 }
 
 type AbiCounters struct {
-	_                structs.HostLayout
-	PassedPackets    uint64
-	PassedBytes      uint64
-	DroppedPackets   uint64
-	DroppedBytes     uint64
-	SparedPackets    uint64
-	SparedBytes      uint64
-	MarkedPackets    uint64
-	ContendedPackets uint64
+	_                   structs.HostLayout
+	PassedPackets       uint64
+	PassedBytes         uint64
+	DroppedPackets      uint64
+	DroppedBytes        uint64
+	PassedExcessPackets uint64
+	PassedExcessBytes   uint64
+	MarkedPackets       uint64
+	ContendedPackets    uint64
 }
 
 type AbiHook struct {
@@ -101,6 +101,18 @@ type AbiKey struct {
 	Pad    [6]uint8
 }
 
+type AbiLabel struct {
+	_    structs.HostLayout
+	Text [40]uint8
+}
+
+type AbiLabelKey struct {
+	_       structs.HostLayout
+	Id      uint32
+	Version uint16
+	Part    uint16
+}
+
 type AbiLayout uint32
 
 const (
@@ -118,6 +130,7 @@ const (
 	AbiLayoutLENGTHS6       AbiLayout = 129
 	AbiLayoutNO_LENGTH      AbiLayout = 255
 	AbiLayoutRULE_MAPS      AbiLayout = 8
+	AbiLayoutLABEL_BYTES    AbiLayout = 40
 )
 
 type AbiLine struct {
@@ -198,6 +211,7 @@ const (
 	AbiRuleFlagRULE_SHADOW      AbiRuleFlag = 2048
 	AbiRuleFlagRULE_DELAY       AbiRuleFlag = 4096
 	AbiRuleFlagRULE_SPARSE      AbiRuleFlag = 8192
+	AbiRuleFlagRULE_LABEL       AbiRuleFlag = 16384
 )
 
 type AbiView struct {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* One bucket: its level, and how a packet is charged to it. */
+/* One bucket: its level, and the charge of a packet. */
 #ifndef SHAPECTL_BUCKET_H
 #define SHAPECTL_BUCKET_H
 
@@ -12,47 +12,48 @@ enum verdict {
 	VERDICT_EXCESS,
 	VERDICT_MARK,
 	VERDICT_DELAY, /* conforms, and is queued */
-	VERDICT_CONTENDED, /* other CPUs kept changing the bucket */
+	VERDICT_CONTENDED, /* the bucket could not be updated in time */
 	VERDICT_AGAIN, /* another CPU has just changed the bucket: try again */
 	VERDICT_STALE, /* the rule has changed since the packet came: decide again */
 };
 
 /*
- * Whether a bucket is empty whatever its TAT seems to say, as the byte clock may
- * have wrapped since. A clock that steps back by up to a tick is no reason to
- * forgive a level.
+ * Whether a bucket is empty whatever its TAT, because the byte clock may have
+ * wrapped since its last charge. A clock that steps back by up to a tick does not
+ * empty a bucket.
  */
 static __always_inline bool is_idle(const struct params *params, __u64 now, __u32 charged)
 {
 	return (__u32)(tick(now) + 1 - charged) > params->idle;
 }
 
-/* In units. */
+/* The level in units. */
 static __always_inline __u64 level_at(const struct params *params, __u64 v, __u64 now, __u64 tat, __u32 charged)
 {
 	return is_idle(params, now, charged) ? 0 : later(tat, v) - v;
 }
 
 /*
- * Whether b, whose TAT was read before, may be charged: nobody is allocating or
- * moving it, and it has that fingerprint, 0 for a shared bucket, which never
- * changes hands. Not after the CAS: the bucket may have moved then, with the charge.
+ * Whether b may be charged, given its TAT that was read before: no CPU is
+ * allocating or moving it, and it still has the fingerprint. A shared bucket has
+ * none (0). This must precede the CAS: afterwards the bucket may have moved
+ * together with the charge.
  */
 static __always_inline bool is_still(const struct bucket *b, __u32 fingerprint, __u64 tat)
 {
 	return !(tat & TAT_BUSY) && (!fingerprint || READ_ONCE(b->fingerprint) == fingerprint);
 }
 
-/* Gives a bucket another TAT if nobody else has changed it, or its rule. Returns verdict if so. */
+/* Sets the TAT of a bucket and returns verdict, unless the bucket or its rule has changed meanwhile. */
 static __always_inline enum verdict put_tat(const struct rule *rule, __u32 seen, struct bucket *b, __u64 old,
 					    __u64 tat, __u64 now, enum verdict verdict)
 {
 	if (unlikely(!is_current(rule, seen)))
 		return VERDICT_AGAIN;
-	/* Before the CAS: a charge must not be seen with the tick of an older one. */
+	/* Before the CAS: no other CPU must see the new TAT with an older tick. */
 	if (READ_ONCE(b->tick) != tick(now))
 		WRITE_ONCE(b->tick, tick(now));
-	/* KEPT, as the compiler would make a bool of whether they are the same. */
+	/* KEPT keeps the compiler from computing the comparison as a value. */
 	return KEPT(__sync_val_compare_and_swap(&b->tat, old, tat)) == old ? verdict : VERDICT_AGAIN;
 }
 
@@ -63,10 +64,10 @@ enum excess {
 };
 
 /*
- * Charges b, which must have that fingerprint, with a packet of so many bytes
- * when the rule's byte clock shows v. One CAS decides, so two CPUs never admit
- * more than one would. Excess without a mark or penalty writes nothing. Stores
- * the TAT that the packet has given the bucket in charged.
+ * Charges a packet to b, which must have the fingerprint, when the rule's byte
+ * clock is v. One CAS decides, so two CPUs never admit more than one would. An
+ * excess packet without a mark or penalty writes nothing. Stores the new TAT in
+ * charged.
  */
 static __always_inline enum verdict charge_bucket(const struct rule *rule, __u32 seen, const struct params *params,
 						  __u64 v, struct bucket *b, __u32 fingerprint, __u64 now,
@@ -89,17 +90,17 @@ static __always_inline enum verdict charge_bucket(const struct rule *rule, __u32
 	return is_current(rule, seen) ? VERDICT_EXCESS : VERDICT_AGAIN;
 }
 
-/* Not charged since a change reverted. Charges since then have a tick that is one ahead. */
+/* Whether the last charge was before the change reverted. Later charges have a tick that is one ahead. */
 static __always_inline bool is_from_before(__u32 charged)
 {
 	return (__s32)(charged - tick(change.until)) <= 0;
 }
 
 /*
- * A change has reverted: the level that b had at that moment stays, up to what
- * the rule as it is again can hold. While the change was in force, its other
- * parameters were. Does nothing if that was done already. Returns false if another
- * CPU changed the bucket meanwhile.
+ * Adapts b to the parameters that are in force again since the change reverted. It
+ * keeps its level of that moment, limited to what it can now hold. Does nothing
+ * if that was done before. Returns false if another CPU changed the bucket
+ * meanwhile.
  */
 static __noinline int revert_bucket(const struct rule *rule, __u32 index, struct bucket *b)
 {
@@ -117,7 +118,7 @@ static __noinline int revert_bucket(const struct rule *rule, __u32 index, struct
 	level = level_at(then, v, until, tat, charged);
 	if (level > most && (params->limit < then->limit || params->penalty < then->penalty))
 		level = most;
-	/* Empty is long ago, also for a CPU whose clock is behind. */
+	/* An empty bucket gets a TAT in the distant past, for CPUs with a slower clock. */
 	if (__sync_val_compare_and_swap(&b->tat, tat, level ? v + level : v - (1ULL << 61)) != tat)
 		return 0;
 	WRITE_ONCE(b->tick, tick(until) + 1);

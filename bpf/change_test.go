@@ -14,16 +14,16 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A mirror is a policy in the kernel, and the model of it.
+// A mirror is a policy in the kernel, and its model.
 type mirror struct {
 	*rig
 	overhead int16
 	rules    map[netip.Prefix]*mirrored
-	undo     map[netip.Prefix]*mirrored // what is in force again if the change goes back; nil if there is none
+	undo     map[netip.Prefix]*mirrored // rules after a revert; nil if no change is pending
 	packets  int
 }
 
-// change is what the model does at the moment when a change begins.
+// change updates the model for a change that begins at now.
 func (m *mirror) change(want []policy.Rule, now uint64) {
 	m.undo, m.rules = m.rules, map[netip.Prefix]*mirrored{}
 	for _, rule := range want {
@@ -38,7 +38,7 @@ func (m *mirror) change(want []policy.Rule, now uint64) {
 	}
 }
 
-// keepFIFO is what it does when the time is known at which the change is to begin.
+// keepFIFO updates the model when the start of a change becomes known.
 func (m *mirror) keepFIFO(want []policy.Rule, from uint64) {
 	for _, rule := range want {
 		if old := m.rules[rule.Prefix]; old != nil && old.limited() && rule.Rate != policy.Unlimited {
@@ -47,9 +47,9 @@ func (m *mirror) keepFIFO(want []policy.Rule, from uint64) {
 	}
 }
 
-// back is what it does when the change is over again. Rules that were away, or
-// unlimited meanwhile, have aged by their own clocks.
-func (m *mirror) back(now uint64) {
+// revert updates the model for the end of a change. Rules that were absent or
+// unlimited meanwhile aged by their own clocks.
+func (m *mirror) revert(now uint64) {
 	for p, old := range m.undo {
 		if m.rules[p] != old {
 			*old.fifo = max(*old.fifo, now+uint64(policy.MaxWait))
@@ -64,7 +64,7 @@ func (m *mirror) back(now uint64) {
 	m.rules, m.undo = m.undo, nil
 }
 
-// match is the model's rule of the longest prefix, nil if there is none.
+// match returns the model's rule of the longest prefix, or nil.
 func (m *mirror) match(host netip.Addr) (best *mirrored) {
 	for p, r := range m.rules {
 		if p.Contains(host) && (best == nil || p.Bits() > best.rule.Prefix.Bits()) {
@@ -101,12 +101,12 @@ func (m *mirror) offer(host netip.Addr, now, n uint64, ect bool) {
 	*r.counts = sum(*r.counts, segments(packet.packets(), countersOf(want, n)))
 	if (verdict == drop) != (want.Verdict == model.Drop) || verdict != drop && verdict != next || departure != want.Departure ||
 		r.limited() && !sameOutcome(asked, want) {
-		m.Fatalf("packet %d, %d bytes from %v at %d ns: verdict %#x, departure %d\nthe model says %+v\nbeforehand     %+v\nrule %+v\nlimit %+v\nkernel's %+v\nbucket %+v, level %d units",
+		m.Fatalf("packet %d, %d bytes from %v at %d ns: verdict %#x, departure %d\nmodel     %+v\npredicted %+v\nrule %+v\nlimit %+v\nkernel's %+v\nbucket %+v, level %d units",
 			m.packets, n, host, now, verdict, departure, want, asked, r.rule, r.limit, m.set.Meter(e), before, r.limit.Level(before, now))
 	}
 }
 
-// compare compares which rules there are, their counters, meters and shared buckets.
+// compare compares the rules, and their counters, meters and shared buckets.
 func (m *mirror) compare(now uint64) {
 	m.Helper()
 	m.at(now)
@@ -126,10 +126,10 @@ func (m *mirror) compare(now uint64) {
 			continue
 		}
 		if got := m.set.Meter(e); got.Clock(now) != r.limit.Clock(now) {
-			m.Errorf("%v: the byte clock shows %d at %d ns, the model's %d", e.Prefix, got.Clock(now), now, r.limit.Clock(now))
+			m.Errorf("%v: the byte clock is %d at %d ns, in the model %d", e.Prefix, got.Clock(now), now, r.limit.Clock(now))
 		}
-		if got, want := m.set.OwnLevel(e, now), r.limit.Level(*r.buckets[bucketKey{}], now); got != want {
-			m.Errorf("%v: its shared bucket has %d units at %d ns, the model's %d", e.Prefix, got, now, want)
+		if got, want := m.set.SharedLevel(e, now), r.limit.Level(*r.buckets[bucketKey{}], now); got != want {
+			m.Errorf("%v: the level of its shared bucket is %d units at %d ns, in the model %d", e.Prefix, got, now, want)
 		}
 	}
 	if m.Failed() {
@@ -137,12 +137,12 @@ func (m *mirror) compare(now uint64) {
 	}
 }
 
-// nets are prefixes inside of one another and beside.
+// nets are nested prefixes, and prefixes beside them.
 var nets = []netip.Prefix{
 	prefix("10.0.0.0/16"), prefix("10.0.0.0/24"), prefix("10.0.0.4/30"), prefix("10.0.0.5/32"), prefix("10.0.1.0/24"), prefix("0.0.0.0/0"),
 }
 
-// randomPolicy has some of the nets; a rule that was there is likely to stay as it is, or to change in part.
+// randomPolicy returns rules for some of the nets. A rule that exists is likely to stay, or to change in part.
 func (m *mirror) randomPolicy(roll dice) (rules []policy.Rule) {
 	for _, net := range nets {
 		old := m.rules[net]
@@ -170,15 +170,15 @@ func (m *mirror) randomPolicy(roll dice) (rules []policy.Rule) {
 	return rules
 }
 
-// play makes changes, each of which lasts, is taken back, or goes back for want
-// of a confirmation, with packets at any time.
+// play makes changes that last, are rolled back, or revert unconfirmed, and sends
+// packets at any time.
 func (m *mirror) play(roll dice, changes, packets int) {
-	now := starts[roll(7)] // of those that leave the clock time until its end
+	now := starts[roll(7)] // early enough before the end of the clock
 	var some []netip.Addr
 	for _, a := range []string{"10.0.0.1", "10.0.0.4", "10.0.0.5", "10.0.0.6", "10.0.1.1", "10.0.9.9", "11.0.0.1"} {
 		some = append(some, addr(a))
 	}
-	// traffic lasts until a time, which it returns.
+	// traffic sends packets until a random time, which it returns.
 	traffic := func(until uint64) uint64 {
 		for range 1 + roll(uint64(packets)) {
 			if now >= until {
@@ -226,35 +226,35 @@ func (m *mirror) play(roll dice, changes, packets int) {
 		m.set.Commit()
 		m.compare(now)
 		switch roll(4) {
-		case 0: // nobody confirms
+		case 0: // not confirmed
 			if confirm {
 				now = traffic(until)
-				m.back(until)
+				m.revert(until)
 				m.compare(now)
 				traffic(now + 1 + roll(1<<40))
 				m.compare(now)
 			}
-		case 1: // it is confirmed
+		case 1: // confirmed
 			if confirm {
 				now = traffic(now + roll(until-now))
 				m.at(now)
 				m.set.Confirm()
 			}
-		case 2: // it is taken back
+		case 2: // rolled back
 			if now = traffic(min(soon(), until-1)); now < until-1 {
 				m.at(now)
 				m.set.Settle()
 				at := min(soon(), now+shapemaps.MaxLead, until)
-				m.set.TimeBack(at)
-				m.set.Back(at)
+				m.set.TimeRevert(at)
+				m.set.Revert(at)
 				now = traffic(at)
-				m.back(at)
+				m.revert(at)
 				m.compare(now)
 			}
 		}
 		if state, at := m.set.Change(); state == shapemaps.Pending {
 			now = traffic(at)
-			m.back(at)
+			m.revert(at)
 		}
 		traffic(now + 1 + roll(1<<40))
 		m.at(now)
@@ -264,9 +264,8 @@ func (m *mirror) play(roll dice, changes, packets int) {
 	}
 }
 
-// Changes of many rules at once, that begin and end at given moments, with
-// packets around them, lead to the same verdicts, counters and levels in the
-// kernel as in the model.
+// Changes of many rules that begin and revert at given times, with packets around
+// them, give the same verdicts, counters and levels in the kernel as in the model.
 func TestChangeIsModel(t *testing.T) {
 	seed := testenv.Seed(t)
 	traces := 60
@@ -284,13 +283,13 @@ func TestChangeIsModel(t *testing.T) {
 			m.play(roll.Uint64N, 12, 60)
 			kept := slices.Collect(maps.Keys(m.rules))
 			if len(kept) == 0 && m.packets == 0 {
-				t.Error("nothing was tried")
+				t.Error("no packet was sent")
 			}
 		})
 	}
 }
 
-// A rule that changes its algorithm at a moment meters each packet once.
+// A rule that changes its algorithm charges each packet once.
 func TestChangeOfAlgorithm(t *testing.T) {
 	for _, algorithm := range algorithms {
 		t.Run("from "+algorithm.String(), func(t *testing.T) {
@@ -305,19 +304,19 @@ func TestChangeOfAlgorithm(t *testing.T) {
 			for i, now := range []uint64{2e9 - 1, 2e9, 2e9 + 1} {
 				send(t, m.program(), frame, meta{now: now})
 				if got := m.set.Counters(e.ID).PassedPackets; got != uint64(i+1) {
-					t.Fatalf("%d packets were metered, of %d", got, i+1)
+					t.Fatalf("%d packets were charged, of %d", got, i+1)
 				}
 			}
-			// One bucket: what both algorithms have charged has not drained by then.
+			// One bucket: the charges of both algorithms have not drained yet.
 			m.at(2e9 + 1)
-			if level := m.set.OwnLevel(e, 2e9+1); level <= 2*uint64(len(frame))<<model.UnitBits {
-				t.Errorf("the bucket has %d units after three packets of %d bytes", level, len(frame))
+			if level := m.set.SharedLevel(e, 2e9+1); level <= 2*uint64(len(frame))<<model.UnitBits {
+				t.Errorf("the level is %d units after three packets of %d bytes", level, len(frame))
 			}
 		})
 	}
 }
 
-// A shadow counts what its limit would refuse, and of whom, and changes nothing for any packet.
+// A shadow counts the packets and hosts that its limit would refuse, and changes no verdict.
 func TestShadowIsModel(t *testing.T) {
 	roll := rand.New(rand.NewPCG(testenv.Seed(t), 0))
 	live := []policy.Rule{
@@ -347,7 +346,7 @@ func TestShadowIsModel(t *testing.T) {
 					copy(frame, udp(host, addr("10.9.9.9"), 0)[:34])
 					verdict, _ := send(t, r.program(), frame, meta{now: now})
 					if o := bare.offer(host, now, n, false); (verdict == drop) != o.Excess {
-						t.Fatalf("verdict %#x, without a shadow it is %v", verdict, o.Verdict)
+						t.Fatalf("verdict %#x, want %v as without a shadow", verdict, o.Verdict)
 					}
 					counted := max(n+20, 100)
 					want = sum(want, passed(counted))
@@ -358,12 +357,12 @@ func TestShadowIsModel(t *testing.T) {
 						if each.Kind == policy.EachSubnet {
 							bits = 30
 						}
-						whom := netip.PrefixFrom(host, bits).Masked()
-						if affected[whom] == nil {
-							affected[whom] = &shapemaps.Affected{Subnet: whom}
+						subnet := netip.PrefixFrom(host, bits).Masked()
+						if affected[subnet] == nil {
+							affected[subnet] = &shapemaps.Affected{Subnet: subnet}
 						}
-						affected[whom].Packets++
-						affected[whom].Bytes += counted
+						affected[subnet].Packets++
+						affected[subnet].Bytes += counted
 					}
 				}
 				limit, _ := r.set.Shadow(e)
@@ -374,11 +373,11 @@ func TestShadowIsModel(t *testing.T) {
 				all, err := r.set.Affected()
 				testenv.Must(t, err)
 				if len(all[e.ID]) != len(affected) {
-					t.Errorf("%d would have been affected, want %d", len(all[e.ID]), len(affected))
+					t.Errorf("%d hosts are affected, want %d", len(all[e.ID]), len(affected))
 				}
 				for _, h := range all[e.ID] {
 					if affected[h.Subnet] == nil || *affected[h.Subnet] != h {
-						t.Errorf("%+v would have been affected, want %+v", h, affected[h.Subnet])
+						t.Errorf("affected: %+v, want %+v", h, affected[h.Subnet])
 					}
 				}
 			})

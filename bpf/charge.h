@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Charges any packet by any rule: for keys that have no slot yet, buckets that
- * other CPUs are changing, queues, and all that the fast path leaves alone.
+ * The slow path of charges. It handles every packet and rule: keys without a slot,
+ * contended buckets, queues, and all that the fast path does not handle.
  */
 #ifndef SHAPECTL_CHARGE_H
 #define SHAPECTL_CHARGE_H
@@ -9,7 +9,7 @@
 #include "key.h"
 #include "queue.h"
 
-/* A packet on the slow path. Without padding, as functions take nothing that was never written. */
+/* A packet on the slow path. No padding: the verifier refuses arguments with unwritten bytes. */
 struct packet {
 	__u64 now;
 	__u64 phase;
@@ -25,35 +25,35 @@ static __always_inline void count(__u64 *packets, __u64 *bytes, const struct siz
 	*bytes += wire->bytes;
 }
 
-/* For skbs of more than one packet, so that user space can tell how many skbs there were. */
+/* Counts wire packets beyond the first, so that user space can compute the number of skbs. */
 static __always_inline void count_extra(struct rule *rule, __u32 packets)
 {
 	if (packets > 1)
 		__sync_fetch_and_add(&rule->extra_packets, packets - 1);
 }
 
-/* A charge to one bucket after the other, until one takes it. */
+/* A charge that tries several buckets in turn. */
 struct charge {
 	__u64 now;
-	__u64 tat;	   /* that the packet has given the bucket */
-	__u64 before;	   /* units: the bucket is the flow's own, and so much leaves before the packet */
-	__u32 line;	   /* the first of the key's, */
-	__u32 fingerprint; /* and its fingerprint there */
+	__u64 tat;	   /* of the bucket after the charge */
+	__u64 before;	   /* units that leave before the packet; if not 0, the bucket is that of its flow */
+	__u32 line;	   /* the first line of the key, */
+	__u32 fingerprint; /* and the key's fingerprint there */
 	__u32 bytes;	   /* on the wire */
-	struct key key;	   /* for the shared bucket only its id */
+	struct key key;	   /* only its id for the shared bucket */
 	struct version version;
 	__u16 excess; /* enum excess */
 	__u16 fifo;   /* the packet is queued even if its flow is sparse */
 	enum verdict verdict;
 };
 
-/* The time for ticks: one ahead after a change reverted, which tells what was charged since. */
+/* The time for ticks. After a change reverted it is one tick ahead, which marks later charges. */
 static __always_inline __u64 tick_time(const struct charge *c)
 {
 	return c->version.reverted ? c->now + (1ULL << TICK_BITS) : c->now;
 }
 
-/* The slots that a key may have are numbered: those of its first line, then those of its second. */
+/* Numbers the slots that a key may have: first those of its first line, then those of its second. */
 #define KEY_SLOTS (2 * LINE_SLOTS)
 
 static __always_inline __u32 line_with(const struct charge *c, __u32 slot)
@@ -67,8 +67,8 @@ static __always_inline __u32 fingerprint_in(const struct charge *c, __u32 slot)
 }
 
 /*
- * How many slots a key has; KEY_SLOTS if that is not known yet, as a slot of its
- * lines is changing hands and they were to be idle. The first line comes first, as
+ * The number of slots that a key has. With idle, KEY_SLOTS if a slot of its lines
+ * is locked, as the number is not known then. Reads the first line first, because
  * buckets move from there to the second.
  */
 __noinline __u64 count_slots(struct charge *c, __u32 idle)
@@ -88,10 +88,10 @@ __noinline __u64 count_slots(struct charge *c, __u32 idle)
 	return slots + slots_with(line, second_fingerprint(c->fingerprint));
 }
 
-/* No byte clock shows this, as TAT_BUSY is set. */
+/* Not a value of any byte clock, because TAT_BUSY is set. */
 #define STALE_CLOCK (~0ULL)
 
-/* What the rule's byte clock shows; STALE_CLOCK if the rule has changed since. */
+/* The rule's byte clock, or STALE_CLOCK if the rule has changed meanwhile. */
 __noinline __u64 charge_clock(struct charge *c)
 {
 	const struct rule *rule;
@@ -100,7 +100,7 @@ __noinline __u64 charge_clock(struct charge *c)
 
 	if (!c)
 		return STALE_CLOCK;
-	id = c->key.id; /* a copy, as Linux 6.1 accepts no other key here */
+	id = c->key.id; /* a copy: Linux 6.1 accepts only a key on the stack */
 	rule = rule_of(id);
 	if (!rule)
 		return STALE_CLOCK;
@@ -109,10 +109,10 @@ __noinline __u64 charge_clock(struct charge *c)
 }
 
 /*
- * Allocates a slot to a key that has none, if the slot is still empty. A new
- * bucket is empty, so its first packet conforms; a flow's own has yet to be
- * charged. The line is looked up again, as without CAP_PERFMON nothing may be
- * added to a pointer that was passed.
+ * Allocates a slot to a key that has none, if the slot is still empty. Charges the
+ * new bucket, unless it is that of a flow: it is empty, so the packet conforms. The
+ * line is looked up again, because without CAP_PERFMON the verifier refuses
+ * arithmetic on a pointer argument.
  */
 __noinline enum verdict allocate_slot(struct charge *c, __u32 i)
 {
@@ -130,7 +130,7 @@ __noinline enum verdict allocate_slot(struct charge *c, __u32 i)
 	owner = bpf_map_lookup_elem(&keys, &slot);
 	if (!owner)
 		return VERDICT_CONTENDED;
-	/* One at a time: another CPU may be allocating a slot to the same key. */
+	/* Another CPU may be allocating a slot to the same key. */
 	if (count_slots(c, true))
 		return VERDICT_AGAIN;
 	tat = charge_clock(c);
@@ -141,8 +141,8 @@ __noinline enum verdict allocate_slot(struct charge *c, __u32 i)
 		return VERDICT_AGAIN;
 	*owner = c->key;
 	/*
-	 * A full barrier between telling and looking: of two CPUs that allocate two
-	 * slots to one key, at least one sees the other and gives way.
+	 * A full barrier between the store and the count: if two CPUs allocate two
+	 * slots to one key, at least one of them sees both and frees its slot.
 	 */
 	__sync_lock_test_and_set(&b->fingerprint, fingerprint_in(c, i));
 	if (count_slots(c, false) > 1) {
@@ -157,12 +157,12 @@ __noinline enum verdict allocate_slot(struct charge *c, __u32 i)
 	return c->before ? VERDICT_AGAIN : VERDICT_PASS;
 }
 
-/* No slot of the table. */
+/* Not a slot of the table. */
 #define NO_SLOT (~0U)
 
 /*
- * Locks a slot of the table to which the bucket can move that is in a slot which
- * a key may have: one of its second line.
+ * Locks a slot of the table to which the bucket in slot i of the key's lines can
+ * move: a spare slot of that bucket's second line.
  */
 __noinline __u32 lock_next(struct charge *c, __u32 i)
 {
@@ -185,10 +185,10 @@ __noinline __u32 lock_next(struct charge *c, __u32 i)
 }
 
 /*
- * Moves the bucket there, so that the key can have its slot. Returns whether it
- * did. Buckets move from their first line to their second and never back, so
- * whoever looks into the first and then into the second finds them. While one
- * moves it is busy, here and there, so nobody charges it.
+ * Moves the bucket to the locked slot, which frees its slot for the key. Returns
+ * whether it did. Buckets only move from their first line to their second, so a
+ * CPU that reads the first line and then the second finds them. Both slots are
+ * locked during the move, so nobody charges the bucket.
  */
 __noinline int move_bucket(struct charge *c, __u32 i, __u32 to)
 {
@@ -214,7 +214,7 @@ __noinline int move_bucket(struct charge *c, __u32 i, __u32 to)
 	next = &next_line->slot[to & (LINE_SLOTS - 1)];
 	tat = READ_ONCE(b->tat);
 	fingerprint = READ_ONCE(b->fingerprint);
-	/* Another bucket may be there now. */
+	/* The slot may have another bucket by now. */
 	if (fingerprint & 1 && second_line(number, fingerprint) == to / LINE_SLOTS && !(tat & TAT_BUSY) &&
 	    __sync_val_compare_and_swap(&b->tat, tat, tat | TAT_BUSY) == tat) {
 		moved = READ_ONCE(b->fingerprint) == fingerprint;
@@ -235,7 +235,7 @@ __noinline int move_bucket(struct charge *c, __u32 i, __u32 to)
 
 /*
  * Charges a slot that the key may have, or with KEY_SLOTS the shared bucket. Not
- * static, so that the verifier looks at it once, and not at each way to it.
+ * static, so that the verifier checks it once and not on each path to it.
  */
 __noinline enum verdict charge_once(struct charge *c, __u32 slot)
 {
@@ -278,7 +278,7 @@ __noinline enum verdict charge_once(struct charge *c, __u32 slot)
 	return verdict == VERDICT_AGAIN && !is_current(rule, c->version.seen) ? VERDICT_STALE : verdict;
 }
 
-/* Which of the slots that it may have a key has; KEY_SLOTS for none. */
+/* The slot that a key has; KEY_SLOTS for none. */
 static __always_inline __u32 slot_of_key(const struct charge *c)
 {
 	__u32 slot = slot_of(line_at(c->line), c->fingerprint);
@@ -288,7 +288,7 @@ static __always_inline __u32 slot_of_key(const struct charge *c)
 	return LINE_SLOTS + slot_of(line_at(second_line(c->line, c->fingerprint)), second_fingerprint(c->fingerprint));
 }
 
-/* And which it should allocate if it has none. */
+/* The slot to allocate for a key that has none; KEY_SLOTS for none. */
 static __always_inline __u32 slot_for_key(const struct charge *c)
 {
 	__u32 slot = spare_slot(c->line, c->fingerprint, c->now);
@@ -329,7 +329,7 @@ static long try_shared(__u64 i, struct charge *c)
 	return c->verdict != VERDICT_AGAIN;
 }
 
-/* Where the key of a packet belongs in the table, with the bucket scope that flags say. Not static, like charge_once. */
+/* Makes the bucket key of a packet for the bucket scope in flags, and finds its lines. Not static, like charge_once. */
 __noinline int find_lines(struct __sk_buff *skb, __u32 ip, __u32 flags, struct charge *c)
 {
 	const struct rule *rule;
@@ -351,9 +351,9 @@ __noinline int find_lines(struct __sk_buff *skb, __u32 ip, __u32 flags, struct c
 }
 
 /*
- * queue_packet for a charge. A flow that has no slot is queued, and so are all
- * until its packet has left: by then it may have a slot, which says nothing of
- * this packet.
+ * queue_packet for a charge. If the flow has no slot, its packet is queued, and so
+ * are the packets of all sparse flows until it has left. Otherwise a later packet
+ * of the flow could get a slot and overtake this one.
  */
 __noinline enum verdict queue_charge(struct __sk_buff *skb, __u32 ip, const struct charge *c)
 {
@@ -375,9 +375,9 @@ __noinline enum verdict queue_charge(struct __sk_buff *skb, __u32 ip, const stru
 }
 
 /*
- * Charges a packet to its bucket; to the spill bucket where its key has no slot
- * and finds none. Strangers share that one, so it has neither penalties nor marks
- * beyond the capacity: either would let whoever sends most shut all others out.
+ * Charges a packet to the bucket of its key, or to the spill bucket if the key
+ * cannot get a slot. Unrelated keys share the spill bucket, so it has no penalty
+ * and no marks beyond the capacity: the largest sender would block all others.
  */
 __noinline enum verdict charge_slow(struct __sk_buff *skb, const struct packet *p)
 {

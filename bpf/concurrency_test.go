@@ -24,13 +24,13 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// These tests run in real time, on two CPUs. They assert nothing about how fast
-// a machine is: a bound holds for the time that passed, however long it was.
+// These tests run in real time, on two CPUs. They do not depend on the speed of the
+// machine: each bound is for the time that has passed.
 
-// live is an egress hook with the clock of the kernel.
+// live returns an egress hook with the kernel's clock.
 func live() bpf.AbiHook { return bpf.AbiHook{L2Bytes: 14, Secret: secret} }
 
-// onEachCPU runs work on two CPUs at once, each on its own thread, and returns
+// onEachCPU runs work on two CPUs at the same time, each on its own thread. It returns
 // the time in ns from before the first packet to after the last.
 func onEachCPU(t *testing.T, work func(cpu int) error) uint64 {
 	t.Helper()
@@ -78,12 +78,12 @@ func onEachCPU(t *testing.T, work func(cpu int) error) uint64 {
 	return took
 }
 
-// leaked is what a rate lets through in a time, in bytes, rounded up.
+// leaked returns the bytes that a rate allows in a time, rounded up.
 func leaked(rate policy.Rate, ns uint64) uint64 {
 	return uint64(float64(rate)/8e9*float64(ns)*(1+1e-9)) + 1
 }
 
-// hosts is a program that sends each packet to one of so many hosts, at random.
+// hosts returns a program that sends each packet to one of n random hosts.
 func hosts(tb testing.TB, next *ebpf.Program, n int32) *ebpf.Program {
 	const last = 14 + 19 // byte of the destination
 	return before(tb, "hosts", next,
@@ -105,13 +105,13 @@ func packets(full, short int) int {
 	return full
 }
 
-// Two CPUs on one bucket never admit more than one would.
+// Two CPUs on one bucket never admit more than one CPU would.
 func TestTwoCPUsOneBucket(t *testing.T) {
 	frame := ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2), zeros(958)))
 	size := uint64(len(frame))
 	for _, algorithm := range algorithms {
 		for _, each := range sharings {
-			// From so slow that nearly all is excess to so fast that nearly all is charged.
+			// From rates so low that nearly all is excess to rates so high that nearly all is charged.
 			for _, rate := range []policy.Rate{1_000_000, 10_000_000_000, 400_000_000_000} {
 				t.Run(fmt.Sprintf("%v/%v/%v", algorithm, policy.Each{Kind: each}, rate), func(t *testing.T) {
 					r := newRig(t, maps.Size{Rules: 1, Buckets: 64}, live())
@@ -120,7 +120,7 @@ func TestTwoCPUsOneBucket(t *testing.T) {
 						Algorithm: algorithm, Each: policy.Each{Kind: each}, Fail: policy.Closed,
 					}
 					e := r.put(rule, 0)
-					send(t, r.program(), frame, meta{}) // so that there is a bucket
+					send(t, r.program(), frame, meta{}) // allocates the bucket
 					before := r.counters()[e.ID]
 					took := onEachCPU(t, func(int) error {
 						_, err := r.program().Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(packets(500_000, 50_000))})
@@ -128,13 +128,13 @@ func TestTwoCPUsOneBucket(t *testing.T) {
 					})
 					c, bound := since(before, r.counters()[e.ID]), rule.Capacity+leaked(rate, took)
 					if each != policy.EachAll && r.spillWasUsed() {
-						bound *= 2 // by packets that lost the bucket to the other CPU too often
+						bound *= 2 // for packets that found the bucket contended
 					}
 					if c.PassedBytes > bound {
-						t.Errorf("%d bytes passed in %d ns, at most %d may", c.PassedBytes, took, bound)
+						t.Errorf("%d bytes passed in %d ns, want at most %d", c.PassedBytes, took, bound)
 					}
 					if c.PassedBytes < rule.Capacity-size {
-						t.Errorf("only %d bytes passed: not even the capacity", c.PassedBytes)
+						t.Errorf("only %d bytes passed, which is less than the capacity", c.PassedBytes)
 					}
 					if c.PassedPackets*size != c.PassedBytes || c.ExcessPackets != c.DroppedPackets {
 						t.Errorf("counters contradict each other: %+v", c)
@@ -145,28 +145,28 @@ func TestTwoCPUsOneBucket(t *testing.T) {
 	}
 }
 
-// spillWasUsed reports whether anything was ever charged to the own bucket of the first rule.
+// spillWasUsed reports whether any packet was charged to the spill bucket of the first rule.
 func (r *rig) spillWasUsed() bool {
 	r.Helper()
-	return binary.NativeEndian.Uint64(r.firstRule()) != 0 // its bucket's TAT, which was 0 when it was put
+	return binary.NativeEndian.Uint64(r.firstRule()) != 0 // the TAT of its bucket, which is 0 until the first charge
 }
 
-// firstRule is what the map has of it, its bucket first.
+// firstRule returns the first rule in the map, which begins with its bucket.
 func (r *rig) firstRule() []byte {
 	r.Helper()
 	rule, err := r.set.Replacements()[bpf.ShapectlMapRules].LookupBytes(uint32(0))
 	if err != nil || rule == nil {
-		r.Fatal("the first rule is not there: ", err)
+		r.Fatal("read the first rule: ", err)
 	}
 	return rule
 }
 
-// slotsAreSound looks at a table at rest: no slot is left half taken, and no key
-// has two, be they in one line or in two. A key is known by its first line and its
-// fingerprint there: second_line and second_print of bucket.h the other way around.
+// slotsAreSound checks a table without traffic: no slot is locked, and no key has two
+// slots in its two lines. A key is identified by its first line and its fingerprint
+// there, which follow from second_line and second_fingerprint of bpf/table.h.
 func (r *rig) slotsAreSound() {
 	r.Helper()
-	type key struct{ line, print uint32 }
+	type key struct{ line, fingerprint uint32 }
 	table, has := r.set.Replacements()[".data.table"], map[key]int{}
 	lines := make([]bpf.AbiLine, table.ValueSize()/uint32(unsafe.Sizeof(bpf.AbiLine{})))
 	if err := table.Lookup(uint32(0), lines); err != nil {
@@ -175,7 +175,7 @@ func (r *rig) slotsAreSound() {
 	for i, line := range lines {
 		for _, slot := range line.Slot {
 			if slot.Tat&1 != 0 {
-				r.Errorf("line %d: a slot was left half taken: %+v", i, line.Slot)
+				r.Errorf("line %d: a slot is locked: %+v", i, line.Slot)
 			}
 			k := key{uint32(i), slot.Fingerprint}
 			switch {
@@ -185,22 +185,21 @@ func (r *rig) slotsAreSound() {
 				k = key{(uint32(i) ^ (slot.Fingerprint+1)>>3) & uint32(len(lines)-1), slot.Fingerprint + 1}
 			}
 			if has[k]++; has[k] > 1 {
-				r.Errorf("line %d: key %#x of line %d has %d slots", i, k.print, k.line, has[k])
+				r.Errorf("line %d: key %#x of line %d has %d slots", i, k.fingerprint, k.line, has[k])
 			}
 		}
 	}
 }
 
-// Keys share a table of one line, whose buckets drain all the time, so that
-// slots change hands. A slot is taken only when its bucket is empty, so what
-// passes on each of the four is bounded as if one key had it, and so is what
-// passes on the spill bucket.
-func TestSlotsChangeHands(t *testing.T) {
+// Keys share a table of one line. Their buckets drain all the time, so slots are
+// reallocated. A slot is only reallocated when its bucket is empty. So the traffic
+// through each of the four slots and the spill bucket is bounded as for one key.
+func TestSlotReallocation(t *testing.T) {
 	frame := ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2), zeros(958)))
 	size := uint64(len(frame))
 	for _, algorithm := range algorithms {
 		for _, keys := range []uint64{1, 3, 4, 5, 8, 12} {
-			// Two packets at a time; drained within the test thousands of times, or a few.
+			// Two packets at a time. The bucket drains thousands of times within the test, or a few times.
 			for _, rate := range []policy.Rate{20_000_000_000, 100_000_000} {
 				t.Run(fmt.Sprintf("%v/%d keys/%v", algorithm, keys, rate), func(t *testing.T) {
 					r := newRig(t, maps.Size{Rules: 1, Buckets: 4}, live())
@@ -216,7 +215,7 @@ func TestSlotsChangeHands(t *testing.T) {
 					})
 					c, bound := r.counters()[e.ID], (min(keys, 4)+1)*(rule.Capacity+leaked(rate, took))
 					if c.PassedBytes > bound {
-						t.Errorf("%d bytes passed in %d ns, at most %d may", c.PassedBytes, took, bound)
+						t.Errorf("%d bytes passed in %d ns, want at most %d", c.PassedBytes, took, bound)
 					}
 					if c.PassedBytes < size {
 						t.Error("nothing passed")
@@ -228,10 +227,10 @@ func TestSlotsChangeHands(t *testing.T) {
 	}
 }
 
-// inStep are programs for two CPUs that send a packet at the same virtual time,
-// over and over, each time so much later that any bucket has drained. A CPU that
-// waits too long for the other leaves the packet to that one. done is how many
-// times there were a packet, or two.
+// inStep returns programs for two CPUs that both send a packet at the same virtual
+// time, repeatedly. Between two times any bucket drains. A CPU that waits too long for
+// the other one skips a time. done returns the number of times with at least one
+// packet.
 func inStep(t *testing.T, next *ebpf.Program, gap uint) (programs [2]*ebpf.Program, done func() uint64) {
 	t.Helper()
 	const apart = 64 // bytes: two cache lines
@@ -263,8 +262,8 @@ func inStep(t *testing.T, next *ebpf.Program, gap uint) (programs [2]*ebpf.Progr
 	}
 }
 
-// A CPU never sees a charge with the tick of an older one, by which the bucket
-// would have drained: of two packets at the same time, just one fits.
+// A CPU never sees a charge with an older tick, by which the bucket would be empty:
+// of two packets at the same time, exactly one conforms.
 func TestChargeIsSeenWithItsTick(t *testing.T) {
 	frame := ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2), zeros(958)))
 	for _, algorithm := range algorithms {
@@ -277,17 +276,17 @@ func TestChargeIsSeenWithItsTick(t *testing.T) {
 				}, 0)
 				const gap = model.TickBits + 3
 				if idle := r.set.Meter(e).Idle; idle >= 1<<(gap-model.TickBits) {
-					t.Fatalf("buckets have drained after %d ticks only", idle)
+					t.Fatalf("buckets are empty only after %d ticks", idle)
 				}
 				programs, done := inStep(t, r.program(), gap)
-				// Until they met often enough.
+				// Until the CPUs have met often enough.
 				for r.set.Counters(e.ID).ExcessPackets < uint64(packets(100_000, 20_000)) {
 					onEachCPU(t, func(cpu int) error {
 						_, err := programs[cpu].Run(&ebpf.RunOptions{Data: frame, Repeat: 50_000})
 						return err
 					})
 					if c := r.set.Counters(e.ID); c.PassedPackets != done() {
-						t.Fatalf("%d packets passed at %d times, at each of which one fits", c.PassedPackets, done())
+						t.Fatalf("%d packets passed at %d times, want one at each", c.PassedPackets, done())
 					}
 				}
 			})
@@ -295,9 +294,9 @@ func TestChargeIsSeenWithItsTick(t *testing.T) {
 	}
 }
 
-// Two CPUs that meet a new key at the same time give it one slot. Here the key
-// is the time, so both meet each new one at once; in a small table most lines are
-// full then, and keys take slots of their second lines, and buckets move.
+// Two CPUs that meet a new key at the same time allocate one slot to it. The key is the
+// time, so both meet each new key together. In a small table most lines are full, so
+// keys get slots of their second lines, and buckets move.
 func TestNewKeyOnTwoCPUs(t *testing.T) {
 	frame := ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2), zeros(958)))
 	size := uint64(len(frame))
@@ -305,7 +304,7 @@ func TestNewKeyOnTwoCPUs(t *testing.T) {
 		algorithm := algorithms[i%2]
 		t.Run(fmt.Sprintf("%v/%d buckets", algorithm, buckets), func(t *testing.T) {
 			r := newRig(t, maps.Size{Rules: 1, Buckets: buckets}, live())
-			// So slow that no slot is ever given back, with room for one packet.
+			// At this rate no bucket drains, and each has room for one packet.
 			rule := policy.Rule{
 				Prefix: prefix("10.0.0.0/8"), Rate: 8, Capacity: size,
 				Algorithm: algorithm, Each: policy.Each{Kind: policy.EachHost}, Fail: policy.Closed,
@@ -327,20 +326,20 @@ func TestNewKeyOnTwoCPUs(t *testing.T) {
 				return err
 			})
 			r.slotsAreSound()
-			sharers := uint64(len(slices.Collect(r.set.Buckets(e, maps.Now()))))
-			if c := r.counters()[e.ID]; c.PassedPackets > sharers+1 { // one on the spill bucket
-				t.Errorf("%d packets passed, of %d hosts with room for one each", c.PassedPackets, sharers)
+			hosts := uint64(len(slices.Collect(r.set.Buckets(e, maps.Now()))))
+			if c := r.counters()[e.ID]; c.PassedPackets > hosts+1 { // one through the spill bucket
+				t.Errorf("%d packets passed for %d hosts, want one each", c.PassedPackets, hosts)
 			}
-			if sharers < 1000 {
-				t.Errorf("only %d hosts: the CPUs met none", sharers)
+			if hosts < 1000 {
+				t.Errorf("only %d hosts have a bucket", hosts)
 			}
 		})
 	}
 }
 
-// Slots change hands packet by packet, so that each key's share is known: its own bucket
-// wherever it is, and what it gets of the spare one.
-func TestSlotsChangeHandsFairly(t *testing.T) {
+// Slots are reallocated with each packet. The traffic of each key is bounded by its
+// bucket and the spill bucket.
+func TestSlotReallocationIsFair(t *testing.T) {
 	for _, algorithm := range algorithms {
 		for _, keys := range []int{3, 5, 12} {
 			t.Run(fmt.Sprintf("%v/%d keys", algorithm, keys), func(t *testing.T) {
@@ -358,7 +357,7 @@ func TestSlotsChangeHandsFairly(t *testing.T) {
 						frames[key] = ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(uint16(key), 2), zeros(958)))
 					}
 					for i := range packets(60_000, 6000) {
-						// In bursts, so that buckets of the others drain meanwhile.
+						// In bursts, so that the buckets of other keys drain meanwhile.
 						key := (i/(100*(cpu+1)) + i%2) % keys
 						verdict, err := p.Run(&ebpf.RunOptions{Data: frames[key]})
 						if err != nil {
@@ -370,17 +369,17 @@ func TestSlotsChangeHandsFairly(t *testing.T) {
 					}
 					return nil
 				})
-				one := rule.Capacity + leaked(rule.Rate, took) // on one bucket
+				one := rule.Capacity + leaked(rule.Rate, took) // through one bucket
 				total := uint64(0)
 				for key := range passed {
 					n := passed[key].Load()
 					total += n
 					if n > 2*one {
-						t.Errorf("%d bytes of key %d passed, its own and the spill bucket let through %d", n, key, 2*one)
+						t.Errorf("%d bytes of key %d passed, its bucket and the spill bucket allow %d", n, key, 2*one)
 					}
 				}
 				if bound := uint64(min(keys, 4)+1) * one; total > bound {
-					t.Errorf("%d bytes passed, the buckets let through %d", total, bound)
+					t.Errorf("%d bytes passed, the buckets allow %d", total, bound)
 				}
 				r.slotsAreSound()
 			})
@@ -388,15 +387,15 @@ func TestSlotsChangeHandsFairly(t *testing.T) {
 	}
 }
 
-// A spray of new flows takes no bucket from a flow that owes something, and all
-// of it together gets no more than the empty slots and the spill bucket hold.
-func TestSpray(t *testing.T) {
+// A flood of new flows takes no bucket from a flow with a level. All of it passes no
+// more than the empty slots and the spill bucket allow.
+func TestFlood(t *testing.T) {
 	const buckets = 1 << 12
 	for _, algorithm := range algorithms {
 		t.Run(fmt.Sprint(algorithm), func(t *testing.T) {
 			r := newRig(t, maps.Size{Rules: 1, Buckets: buckets}, live())
 			const size = 1000
-			// So slow that nothing drains in any time that a test takes.
+			// At this rate no bucket drains during the test.
 			rule := policy.Rule{
 				Prefix: prefix("10.0.0.0/8"), Rate: 80, Capacity: 4 * size,
 				Algorithm: algorithm, Each: policy.Each{Kind: policy.EachFlow}, Fail: policy.Closed,
@@ -405,15 +404,15 @@ func TestSpray(t *testing.T) {
 			busy := ether(typeIPv4, ip4{src: "198.51.100.1", proto: protoUDP}.with(udpHeader(1000, 53), zeros(958)))
 			flow := maps.Flow{Src: addr("198.51.100.1"), Dst: addr(far4), Proto: protoUDP, SrcPort: 1000, DstPort: 53}
 			p, first := r.program(), maps.Now()
-			send(t, p, busy, meta{}) // it has its bucket before the spray begins
+			send(t, p, busy, meta{}) // gets its bucket before the flood
 			mine := uint64(size)
 			flows := packets(1<<20, 1<<16)
-			spray := randomFlow(t, p, int32(flows))
+			flood := randomFlow(t, p, int32(flows))
 			var over atomic.Bool
 			onEachCPU(t, func(cpu int) error {
 				if cpu == 0 {
 					defer over.Store(true)
-					_, err := spray.Run(&ebpf.RunOptions{Data: busy, Repeat: uint32(flows)})
+					_, err := flood.Run(&ebpf.RunOptions{Data: busy, Repeat: uint32(flows)})
 					return err
 				}
 				for !over.Load() {
@@ -430,41 +429,41 @@ func TestSpray(t *testing.T) {
 			now := maps.Now()
 			took := now - first
 			if bound := rule.Capacity + leaked(rule.Rate, took); mine > bound {
-				t.Errorf("%d bytes of the busy flow passed, at most %d may", mine, bound)
+				t.Errorf("%d bytes of the busy flow passed, want at most %d", mine, bound)
 			}
 			if got := model.Bytes(r.set.State(e, policy.MatchDst, flow, now).Level) + leaked(rule.Rate, took); got < mine {
-				t.Errorf("the busy flow owes %d bytes less than it sent", mine-got)
+				t.Errorf("the level of the busy flow is %d bytes less than it sent", mine-got)
 			}
-			held, sharers := uint64(0), 0
+			held, used := uint64(0), 0
 			for b := range r.set.Buckets(e, now) {
 				held += b.LevelBytes
-				sharers++
+				used++
 			}
-			if sharers > buckets || sharers < buckets*9/10 {
-				t.Errorf("%d flows have a bucket, of %d that there are", sharers, buckets)
+			if used > buckets || used < buckets*9/10 {
+				t.Errorf("%d flows have a bucket, want nearly all of %d", used, buckets)
 			}
-			spare := model.Bytes(r.set.OwnLevel(e, now))
-			if spare > rule.Capacity || spare+size <= rule.Capacity {
-				t.Errorf("the spill bucket owes %d bytes, want it full: %d", spare, rule.Capacity)
+			spill := model.Bytes(r.set.SharedLevel(e, now))
+			if spill > rule.Capacity || spill+size <= rule.Capacity {
+				t.Errorf("the level of the spill bucket is %d bytes, want full: %d", spill, rule.Capacity)
 			}
 			if c, bound := r.counters()[e.ID], held+rule.Capacity+(buckets+1)*leaked(rule.Rate, took); c.PassedBytes > bound {
-				t.Errorf("%d bytes passed, %d of them on buckets of flows: the spare one has no room for the rest", c.PassedBytes, held)
+				t.Errorf("%d bytes passed, %d of them through buckets of flows: the rest exceeds the spill bucket", c.PassedBytes, held)
 			}
 			r.slotsAreSound()
 			if !slices.ContainsFunc(slices.Collect(r.set.Buckets(e, now)), func(b maps.Bucket) bool { return b.Flow == flow }) {
-				t.Error("the busy flow has no bucket any more")
+				t.Error("the busy flow has lost its bucket")
 			}
 		})
 	}
 }
 
-// Tests from here on run in virtual time, which stands still or is known for
-// each packet, so what may pass is known to the byte whatever the CPUs do.
+// The following tests run in virtual time, which is constant or known for each packet.
+// So the expected bytes are exact, whatever the CPUs do.
 
-// crowd is more than any machine of ours has CPUs.
+// crowd is a number of goroutines that exceeds the number of CPUs.
 const crowd = 8
 
-// inCrowd runs work in as many goroutines, each on a thread of its own while it is in the kernel.
+// inCrowd runs work in crowd goroutines, each on a separate thread while in the kernel.
 func inCrowd(t *testing.T, work func(member int) error) {
 	t.Helper()
 	var done sync.WaitGroup
@@ -480,35 +479,35 @@ func inCrowd(t *testing.T, work func(member int) error) {
 	}
 }
 
-// owed is what all buckets of a rule owe under one way of sharing, and its own one, in units.
-func (r *rig) owed(e maps.Entry, now uint64) (sharers map[maps.Bucket]uint64, all, own uint64) {
-	sharers = map[maps.Bucket]uint64{}
+// levels returns the level of each bucket of a rule's keys, their sum, and the level of its shared bucket, in units.
+func (r *rig) levels(e maps.Entry, now uint64) (keys map[maps.Bucket]uint64, sum, shared uint64) {
+	keys = map[maps.Bucket]uint64{}
 	for b := range r.set.Buckets(e, now) {
 		units := r.set.State(e, policy.MatchDst, b.Flow, now).Level
 		if b.Subnet.IsValid() {
 			units = r.set.State(e, policy.MatchDst, maps.Flow{Dst: b.Subnet.Addr()}, now).Level
 		}
 		b.LevelBytes = 0
-		sharers[b] = units
-		all += units
+		keys[b] = units
+		sum += units
 	}
-	return sharers, all, r.set.OwnLevel(e, now)
+	return keys, sum, r.set.SharedLevel(e, now)
 }
 
-// all ways in which packets can share buckets.
+// eaches are all bucket scopes.
 var eaches = []policy.Each{{Kind: policy.EachAll}, {Kind: policy.EachHost}, {Kind: policy.EachSubnet, Bits: 31}, {Kind: policy.EachFlow}}
 
-// toHost is a packet of a size to the nth host of 10.0.0.0/8, behind whom there is more to tell flows apart.
+// toHost returns a packet of a size to the nth host of 10.0.0.0/8, with a port that depends on n.
 func toHost(n, size int) []byte {
 	to := netip.AddrFrom4([4]byte{10, byte(n >> 16), byte(n >> 8), byte(n)})
 	frame := ether(typeIPv4, ip4{dst: to.String(), proto: protoUDP}.with(udpHeader(uint16(n), 53)))
 	return append(frame, zeros(size-len(frame))...)
 }
 
-// While time stands still a bucket takes exactly what it holds, and each byte
-// that passes is owed by exactly one bucket: new keys that all CPUs meet at the
-// same time, too, and buckets that move while they are charged, as the table is full.
-func TestNothingIsLostOrMadeUp(t *testing.T) {
+// While time stands still, a bucket admits exactly its capacity, and each byte that
+// passes is in exactly one bucket. That includes keys that all CPUs meet at the same
+// time, and buckets that move during a charge because the table is full.
+func TestEveryByteIsChargedOnce(t *testing.T) {
 	const size, holds, now = 100, 3, uint64(1e12)
 	for _, algorithm := range algorithms {
 		for i, each := range append(eaches, eaches[1:]...) {
@@ -539,22 +538,22 @@ func TestNothingIsLostOrMadeUp(t *testing.T) {
 					}
 					return nil
 				})
-				sharers, all, own := r.owed(e, now)
-				if got, want := passed.Load()*size<<model.UnitBits, all+own; got != want {
-					t.Errorf("%d bytes passed, the buckets owe %d", passed.Load()*size, want>>model.UnitBits)
+				levels, sum, shared := r.levels(e, now)
+				if got, want := passed.Load()*size<<model.UnitBits, sum+shared; got != want {
+					t.Errorf("%d bytes passed, the levels are %d", passed.Load()*size, want>>model.UnitBits)
 				}
 				full := uint64(holds * size << model.UnitBits)
-				if own != 0 && own > full || each.Kind == policy.EachAll && own != full {
-					t.Errorf("the rule's own bucket owes %d units, full is %d", own, full)
+				if shared != 0 && shared > full || each.Kind == policy.EachAll && shared != full {
+					t.Errorf("the level of the shared bucket is %d units, full is %d", shared, full)
 				}
-				for b, units := range sharers {
+				for b, units := range levels {
 					if units != full {
-						t.Errorf("%+v owes %d units, full is %d", b, units, full)
+						t.Errorf("the level of %+v is %d units, full is %d", b, units, full)
 					}
 				}
-				// Whoever found all slots taken is left for the spill bucket.
-				if each.Kind != policy.EachAll && len(sharers) != keys && own == 0 {
-					t.Errorf("%d sharers have a bucket, of %d", len(sharers), keys)
+				// A key that found no slot uses the spill bucket.
+				if each.Kind != policy.EachAll && len(levels) != keys && shared == 0 {
+					t.Errorf("%d keys have a bucket, of %d", len(levels), keys)
 				}
 				r.slotsAreSound()
 			})
@@ -562,8 +561,8 @@ func TestNothingIsLostOrMadeUp(t *testing.T) {
 	}
 }
 
-// The window invariant for packets of CPUs whose clocks are up to a millisecond
-// apart, over every window of all of them sorted by time.
+// The window bound with CPU clocks that differ by up to a millisecond, over every
+// window of all packets sorted by time.
 func TestSkewedClocks(t *testing.T) {
 	const size, keys = 1000, 3
 	for _, algorithm := range algorithms {
@@ -571,7 +570,7 @@ func TestSkewedClocks(t *testing.T) {
 			for _, rate := range []policy.Rate{10_000_000, 20_000_000_000} {
 				t.Run(fmt.Sprintf("%v/%v/%v", algorithm, each, rate), func(t *testing.T) {
 					r := newRig(t, maps.Size{Rules: 1, Buckets: 1 << 12}, egress())
-					// From one tick into the next, and not beyond: a test, unlike a program, may be
+					// From one tick into the next, and not beyond: unlike a program, a test may be
 					// interrupted for long between reading its clock and sending the packet.
 					start := uint64(1000)<<model.TickBits - 2_000_000
 					step := min(uint64(size)*8e9/uint64(rate)/3, 20_000)
@@ -602,28 +601,28 @@ func TestSkewedClocks(t *testing.T) {
 						return nil
 					})
 					buckets := int64(1)
-					if each.Kind != policy.EachAll && r.set.OwnLevel(e, start) > 0 { // as seen from before any packet
-						buckets = 2 // its own, and the one for packets that lost it to another CPU too often
+					if each.Kind != policy.EachAll && r.set.SharedLevel(e, start) > 0 { // as of a time before all packets
+						buckets = 2 // that of the key, and the spill bucket for packets that found it contended
 					}
-					var shared [keys][]packet
+					var byKey [keys][]packet
 					for _, trace := range traces {
 						for key, packets := range trace {
 							if each.Kind == policy.EachAll {
 								key = 0
 							}
-							shared[key] = append(shared[key], packets...)
+							byKey[key] = append(byKey[key], packets...)
 						}
 					}
-					for key, packets := range shared {
+					for key, packets := range byKey {
 						slices.SortFunc(packets, func(a, b packet) int { return cmp.Compare(a.now, b.now) })
 						var w testenv.Windows
 						for i, one := range packets {
 							if i > 0 {
 								w.Leak(uint64(rate)*uint64(buckets), int64(one.now-packets[i-1].now))
 							}
-							// Two units for each time that the clock is read are less than four millionths of a byte.
+							// Two units for each reading of the clock are less than four millionths of a byte.
 							if most, _ := w.Packet(one.passed); most > buckets*int64(rule.Capacity*1e6+4) {
-								t.Fatalf("key %d: %d millionths of a byte more passed than the rate let through, of a capacity of %d",
+								t.Fatalf("key %d: %d millionths of a byte more passed than the rate allows, capacity %d",
 									key, most, rule.Capacity)
 							}
 						}
@@ -634,7 +633,7 @@ func TestSkewedClocks(t *testing.T) {
 	}
 }
 
-// Changes of a rule, while packets run, make and lose nothing of what is owed.
+// Changes of a rule during traffic preserve every level.
 func TestChangesWhilePacketsRun(t *testing.T) {
 	const size, keys, now = 100, 50, uint64(1e12)
 	const small, large = 1000 * size, 1500 * size
@@ -668,7 +667,7 @@ func TestChangesWhilePacketsRun(t *testing.T) {
 								return err
 							}
 							for until := sent.Load() + large/size; name == "capacity" && sent.Load() < until; {
-								runtime.Gosched() // so that each capacity is filled
+								runtime.Gosched() // so that each capacity is used
 							}
 						}
 						return nil
@@ -686,26 +685,26 @@ func TestChangesWhilePacketsRun(t *testing.T) {
 					return nil
 				})
 				if name == "capacity" {
-					// Each time that it shrinks, what is beyond may pass again.
+					// Each time the capacity shrinks, the level beyond it may pass again.
 					if most := uint64(large + changes/2*(large-small)); passed.Load() > most || passed.Load() < large {
-						t.Errorf("%d bytes passed, of %d to %d that may", passed.Load(), large, most)
+						t.Errorf("%d bytes passed, want %d to %d", passed.Load(), large, most)
 					}
 					return
 				}
 				total := uint64(0)
 				for _, each := range eaches {
 					rule.Each = each
-					_, all, own := r.owed(r.put(rule, now), now)
-					total += all
+					_, sum, shared := r.levels(r.put(rule, now), now)
+					total += sum
 					if each.Kind == policy.EachAll {
-						total += own
+						total += shared
 					}
 				}
 				if passed.Load()<<model.UnitBits != total {
-					t.Errorf("%d bytes passed, the buckets owe %d units, which are %d", passed.Load(), total, total>>model.UnitBits)
+					t.Errorf("%d bytes passed, the levels are %d units, which are %d bytes", passed.Load(), total, total>>model.UnitBits)
 				}
 				if name == "rate" && passed.Load() != small {
-					t.Errorf("%d bytes passed, and the bucket holds %d", passed.Load(), small)
+					t.Errorf("%d bytes passed, want the capacity %d", passed.Load(), small)
 				}
 				r.slotsAreSound()
 			})
@@ -713,8 +712,8 @@ func TestChangesWhilePacketsRun(t *testing.T) {
 	}
 }
 
-// The same with the kernel's clock: a rule that is changed all the time, if only
-// by a bit per second, lets no more through than one that is not.
+// The same with the kernel's clock: a rule that changes all the time, even by one bit
+// per second, passes no more than a rule that does not.
 func TestChangesOnALiveClock(t *testing.T) {
 	const size = 1000
 	frame := toHost(1, size)
@@ -750,14 +749,14 @@ func TestChangesOnALiveClock(t *testing.T) {
 				})
 				bound := rule.Capacity + leaked(rule.Rate|1, took)
 				if c := since(before, r.counters()[e.ID]); c.PassedBytes > bound || c.PassedBytes < rule.Capacity {
-					t.Errorf("%d bytes passed in %d ns, at most %d may", c.PassedBytes, took, bound)
+					t.Errorf("%d bytes passed in %d ns, want at most %d", c.PassedBytes, took, bound)
 				}
 			})
 		}
 	}
 }
 
-// A change meets a bucket just as a packet charges it, again and again: no charge is lost.
+// A change meets a bucket during a charge, again and again: no charge is lost.
 func TestChangesKeepEveryCharge(t *testing.T) {
 	const size, now = 100, uint64(1e12)
 	for i, each := range []policy.Each{{Kind: policy.EachAll}, {Kind: policy.EachHost}} {
@@ -790,19 +789,19 @@ func TestChangesKeepEveryCharge(t *testing.T) {
 				}
 				return nil
 			})
-			_, all, own := r.owed(e, now)
-			if c := r.counters()[e.ID]; c.PassedBytes<<model.UnitBits != all+own || c.ExcessPackets > 0 {
-				t.Errorf("%d bytes passed, the buckets owe %d units, which are %d", c.PassedBytes, all+own, (all+own)>>model.UnitBits)
+			_, sum, shared := r.levels(e, now)
+			if c := r.counters()[e.ID]; c.PassedBytes<<model.UnitBits != sum+shared || c.ExcessPackets > 0 {
+				t.Errorf("%d bytes passed, the levels are %d units, which are %d bytes", c.PassedBytes, sum+shared, (sum+shared)>>model.UnitBits)
 			}
 		})
 	}
 }
 
-// Buckets move to make room for new keys just as packets charge them, again and
-// again: no charge is lost or counted twice.
+// Buckets move to make room for new keys while packets charge them, again and again: no
+// charge is lost or counted twice.
 func TestMovesKeepEveryCharge(t *testing.T) {
 	const host = 14 + 18 // two bytes of the destination
-	// random sends each packet to one of so many hosts of a /16.
+	// random sends each packet to a random host of a /16.
 	random := func(next *ebpf.Program, hosts int32) *ebpf.Program {
 		return before(t, "random", next,
 			asm.FnGetPrandomU32.Call(),
@@ -826,15 +825,15 @@ func TestMovesKeepEveryCharge(t *testing.T) {
 			frames := [2][]byte{toHost(1<<16, 100), toHost(2<<16, 164)}
 			programs := [2]*ebpf.Program{random(r.program(), 16), random(r.program(), 1<<15)}
 			for range packets(300, 50) {
-				now += 1000 * uint64(time.Second) // all have drained
+				now += 1000 * uint64(time.Second) // all buckets are empty
 				before := r.counters()[e.ID]
 				onEachCPU(t, func(cpu int) error {
 					_, err := programs[cpu].Run(&ebpf.RunOptions{Data: frames[cpu], Context: meta{now: now}.context(), Repeat: 2000})
 					return err
 				})
-				_, all, own := r.owed(e, now)
-				if c := since(before, r.counters()[e.ID]); c.PassedBytes<<model.UnitBits != all+own || c.ExcessPackets > 0 {
-					t.Fatalf("%d bytes passed, the buckets owe %d units, which are %d", c.PassedBytes, all+own, (all+own)>>model.UnitBits)
+				_, sum, shared := r.levels(e, now)
+				if c := since(before, r.counters()[e.ID]); c.PassedBytes<<model.UnitBits != sum+shared || c.ExcessPackets > 0 {
+					t.Fatalf("%d bytes passed, the levels are %d units, which are %d bytes", c.PassedBytes, sum+shared, (sum+shared)>>model.UnitBits)
 				}
 				r.slotsAreSound()
 			}
@@ -842,10 +841,10 @@ func TestMovesKeepEveryCharge(t *testing.T) {
 	}
 }
 
-// No packet sees half of a change: one rule has room for everything and counts
-// more than there is, the other has no room and lets pass what does not fit.
-// Only a mix of the two would drop, or count a packet that fits as it is.
-func TestNoPacketSeesHalfOfAChange(t *testing.T) {
+// No packet sees half of a change. One rule conforms always, with an overhead; the other
+// has a full bucket and passes excess. Only a mix of both would drop a packet, or count
+// a conforming packet without the overhead.
+func TestChangeIsAtomicForPackets(t *testing.T) {
 	const size, more, now = 100, 200, uint64(1e12)
 	for _, algorithm := range algorithms {
 		t.Run(fmt.Sprint(algorithm), func(t *testing.T) {
@@ -855,9 +854,9 @@ func TestNoPacketSeesHalfOfAChange(t *testing.T) {
 			roomy.Capacity, roomy.Excess, roomy.Framing.Overhead = policy.MaxCapacity, policy.Drop, more
 			e := r.put(roomy, now)
 			p, run := r.program(), &ebpf.RunOptions{Data: toHost(1, size), Context: meta{now: now}.context(), Repeat: 10_000}
-			_, err := p.Run(run) // enough to fill the other one
+			_, err := p.Run(run) // fills the bucket of the other rule
 			testenv.Must(t, err)
-			// On a busy machine the packets' CPU may rest whenever the rule is one of the two.
+			// On a busy machine the packets' CPU may be preempted whenever one of the two rules is in force.
 			bothSeen := func() bool {
 				c := r.counters()[e.ID]
 				return c.ExcessPackets > 0 && c.PassedPackets > c.ExcessPackets+10_000
@@ -890,10 +889,10 @@ func TestNoPacketSeesHalfOfAChange(t *testing.T) {
 			c := r.counters()[e.ID]
 			fit := c.PassedPackets - c.ExcessPackets
 			if c.DroppedPackets > 0 || c.ExcessBytes != size*c.ExcessPackets || c.PassedBytes-c.ExcessBytes != (size+more)*fit {
-				t.Errorf("counted %+v: want %d bytes of each that is excess and %d of each that is not, and nothing dropped", c, size, size+more)
+				t.Errorf("counted %+v: want %d bytes per excess packet, %d per conforming packet, and no drops", c, size, size+more)
 			}
 			if fit == 0 || c.ExcessPackets == 0 {
-				t.Errorf("counted %+v: one of the rules saw no packet", c)
+				t.Errorf("counted %+v: one of the rules matched no packet", c)
 			}
 		})
 	}

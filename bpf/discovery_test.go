@@ -9,8 +9,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Neighbour discovery (RFC 4861) passes uncharged, and is counted, if its addresses are those of its type and no router
-// forwards them. Everything that only looks like it is limited.
+// Neighbour discovery (RFC 4861) passes uncharged and is counted, if its addresses are
+// allowed for its type and no router forwards them. All similar packets are limited.
 func TestNeighbourDiscovery(t *testing.T) {
 	const (
 		rs, ra, ns, na, redirect = 133, 134, 135, 136, 137
@@ -41,7 +41,7 @@ func TestNeighbourDiscovery(t *testing.T) {
 		{rs, global, otherGlobal}, {ra, global, otherGlobal}, {ns, global, otherGlobal}, {na, global, otherGlobal}, {redirect, global, otherGlobal},
 		{ns, local, otherGlobal}, {na, global, local}, {ns, "fec0::1", global}, {ns, "fe7f::1", global},
 		{rs, global, wide1}, {ns, global, wide2}, {na, global, "ff0e::1"},
-		// RFC 4861 sends nothing like these.
+		// RFC 4861 sends no such packets.
 		{rs, link, nodes}, {rs, none, link}, {rs, none, global}, {rs, link, solicited},
 		{ra, global, nodes}, {ra, none, nodes}, {ra, global, link}, {ra, link, routers}, {ra, link, solicited},
 		{ns, none, link}, {ns, none, global}, {ns, link, nodes}, {ns, link, routers}, {ns, link, almost}, {ns, link, "ff02::2:ff00:1"}, {ns, link, "ff02:1::1:ff00:1"},
@@ -52,7 +52,7 @@ func TestNeighbourDiscovery(t *testing.T) {
 	for name, hook := range map[string]bpf.AbiHook{"egress": egress(), "ingress": ingress()} {
 		for _, algorithm := range algorithms {
 			r := newRig(t, maps.Size{Rules: 1}, hook)
-			// It has room for nothing, as any packet shows that is limited.
+			// A full rule: every packet that is limited is dropped.
 			full := policy.Rule{Prefix: prefix("::/0"), Rate: 8, Capacity: 1, Algorithm: algorithm}
 			id := r.put(full, 0).ID
 			first := ether(typeIPv6, ip6{proto: protoUDP}.with(udpHeader(1, 2)))
@@ -93,8 +93,8 @@ func TestNeighbourDiscovery(t *testing.T) {
 				"1280 bytes, tagged":          {ether(tag8021Q, tag(1, typeIPv6), header(m).with(icmp(ns), zeros(1232))), true},
 				"1281 bytes":                  {ether(typeIPv6, header(m).with(icmp(ns), zeros(1233))), false},
 				"1281 bytes, tagged":          {ether(tag8021Q, tag(1, typeIPv6), header(m).with(icmp(ns), zeros(1233))), false},
-				"1281 bytes that say 72":      {unsaid, false},
-				"more by its own account":     {patch(ether(typeIPv6, header(m).with(icmp(ns))), 14+4, 5), false},
+				"1281 bytes, length field 72": {unsaid, false},
+				"length field beyond limit":   {patch(ether(typeIPv6, header(m).with(icmp(ns))), 14+4, 5), false},
 				"from another link":           {ether(typeIPv6, far.with(icmp(ns))), false},
 				"another code":                {ether(typeIPv6, header(m).with(patch(icmp(ns), 1, 1))), false},
 				"behind hop-by-hop":           {behind(protoHopByHop, extension(protoICMPv6, 0)), false},
@@ -106,7 +106,7 @@ func TestNeighbourDiscovery(t *testing.T) {
 			} {
 				see(what, c.frame, meta{}, c.exempt)
 			}
-			// By what a guest says, this is many packets.
+			// A guest claims that this is a GSO packet.
 			frame := ether(typeIPv6, header(m).with(icmp(ns), zeros(100)))
 			before := r.counters()[id]
 			if v, _ := send(t, r.program(), frame, meta{now: 1e9, segSize: 10, wireLen: uint32(len(frame))}); v != drop {
@@ -119,7 +119,7 @@ func TestNeighbourDiscovery(t *testing.T) {
 	}
 }
 
-// The rule of the longest prefix counts what is exempt, also if it is unlimited; where no rule matches, none does.
+// The rule of the longest prefix counts exempt packets, even if it is unlimited. Without a match no rule does.
 func TestExemptPacketsOfTheLongestPrefix(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 4}, egress())
 	wider := r.put(wide("fe80::/10", policy.GCRA), 0).ID

@@ -13,8 +13,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// How many of the hosts that owe something at the same time find no slot, for so
-// many hosts for each hundred slots: what README promises, whatever their addresses.
+// The percentage of hosts without a slot, by the number of hosts with a level per
+// hundred slots. docs/architecture.md has these numbers.
 func TestTableFill(t *testing.T) {
 	promised := []struct {
 		hosts   int
@@ -41,7 +41,7 @@ func TestTableFill(t *testing.T) {
 			got := 100 * float64(r.set.Counters(e.ID).SpilledPackets) / float64(len(hosts))
 			t.Logf("%d hosts for each 100 slots: %.4f %% have none", want.hosts, got)
 			if got > want.spilled {
-				t.Errorf("%d hosts for each 100 slots: %.4f %% have none, want %v %% at most", want.hosts, got, want.spilled)
+				t.Errorf("%d hosts per 100 slots: %.4f %% have no slot, want at most %v %%", want.hosts, got, want.spilled)
 			}
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Frames are put together from the inside out: ether(ipv4(..., udpHeader(...))).
+// Frames are built from the inside out: ether(ipv4(..., udpHeader(...))).
 
 // EtherTypes and protocol numbers (IANA).
 const (
@@ -37,18 +37,18 @@ const (
 	protoShim6    = 140
 )
 
-// ether is a frame of a type, or of a length where that is below 1536.
+// ether returns a frame with an EtherType, or with a length if kind is below 1536.
 func ether(kind uint16, payload ...[]byte) []byte {
 	frame := append(make([]byte, 0, 128), 2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2)
 	return append(binary.BigEndian.AppendUint16(frame, kind), slices.Concat(payload...)...)
 }
 
-// tag is what follows an EtherType that announces a VLAN tag.
+// tag returns what follows an EtherType of a VLAN tag.
 func tag(id, kind uint16) []byte {
 	return binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, id), kind)
 }
 
-// An ip4 is an IPv4 header: a zero field means the usual.
+// An ip4 is an IPv4 header. A zero field means its default.
 type ip4 struct {
 	src, dst string
 	proto    uint8
@@ -72,14 +72,14 @@ func (h ip4) with(payload ...[]byte) []byte {
 	return append(b, data...)
 }
 
-// patch is a frame with one byte changed, for headers that lie.
+// patch returns a frame with one byte changed, for invalid headers.
 func patch(frame []byte, at int, b byte) []byte {
 	frame = slices.Clone(frame)
 	frame[at] = b
 	return frame
 }
 
-// An ip6 is an IPv6 header: a zero field means the usual.
+// An ip6 is an IPv6 header. A zero field means its default.
 type ip6 struct {
 	src, dst string
 	proto    uint8
@@ -109,7 +109,7 @@ func bytesOf(address, usual string) []byte {
 	return netip.MustParseAddr(address).AsSlice()
 }
 
-// onesSum is the sum of RFC 1071: 0xffff over a header with a right checksum.
+// onesSum is the sum of RFC 1071: 0xffff over a header with a correct checksum.
 func onesSum(b []byte) uint16 {
 	sum := uint32(0)
 	for i := 0; i+1 < len(b); i += 2 {
@@ -121,21 +121,21 @@ func onesSum(b []byte) uint16 {
 	return uint16(sum)
 }
 
-// extension is an IPv6 extension header of 8 bytes and so many times 8 more.
+// extension returns an IPv6 extension header of 8 + 8*more bytes.
 func extension(following uint8, more int) []byte {
 	b := make([]byte, 8*(more+1))
 	b[0], b[1] = following, uint8(more)
 	return b
 }
 
-// authentication is an AH (RFC 4302): its length counts words, less two.
+// authentication returns an AH (RFC 4302), whose length field counts words less two.
 func authentication(following uint8, words int) []byte {
 	b := make([]byte, 4*words)
 	b[0], b[1] = following, uint8(words-2)
 	return b
 }
 
-// fragment is an IPv6 fragment header; the offset is in units of 8 bytes.
+// fragment returns an IPv6 fragment header; the offset is in units of 8 bytes.
 func fragment(following uint8, offset uint16, more bool) []byte {
 	b := make([]byte, 8)
 	b[0] = following
@@ -147,7 +147,7 @@ func fragment(following uint8, offset uint16, more bool) []byte {
 	return b
 }
 
-// ports is how TCP, UDP, SCTP, DCCP and UDP-Lite all begin, and some more bytes.
+// ports returns the common start of TCP, UDP, SCTP, DCCP and UDP-Lite headers, and more bytes.
 func ports(src, dst uint16, more int) []byte {
 	b := binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint16(nil, src), dst)
 	return append(b, make([]byte, more)...)
@@ -155,14 +155,14 @@ func ports(src, dst uint16, more int) []byte {
 
 func udpHeader(src, dst uint16) []byte { return ports(src, dst, 4) }
 
-// tcpHeader has so many bytes of options.
+// tcpHeader returns a header with options of the given number of bytes.
 func tcpHeader(src, dst uint16, options int) []byte {
 	b := ports(src, dst, 16+options)
 	b[12] = uint8(20+options) / 4 << 4
 	return b
 }
 
-// icmp is a message of a type, as short as it may be.
+// icmp returns the shortest message of a type.
 func icmp(kind uint8) []byte { return []byte{kind, 0, 0, 0, 0, 0, 0, 0} }
 
 func zeros(n int) []byte { return make([]byte, n) }

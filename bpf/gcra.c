@@ -6,9 +6,9 @@
  * Annex A), for packets of any size on a byte clock.
  *
  *	I.371				here
- *	t_a	arrival time		v, the byte clock when the packet comes
+ *	t_a	arrival time		v, the byte clock when the packet arrives
  *	TAT	theoretical arrival	*tat
- *	T	increment		cost: the clock counts what drains, so a packet takes its own size
+ *	T	increment		cost, the packet's size: the clock counts bytes
  *	tau	tolerance		limit - cost: I.371 compares before it adds T, this after
  *
  *	conforming if TAT <= t_a + tau, and then TAT = max(t_a, TAT) + T

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* From a packet to its bucket key, and to the key's hash without making the key. */
+/* The bucket key of a packet, and the key's hash directly from plain headers. */
 #ifndef SHAPECTL_KEY_H
 #define SHAPECTL_KEY_H
 
@@ -12,7 +12,7 @@ static __always_inline void mask_address(struct address *a, __u32 bits)
 	a->word[1] &= hook.masks[bits & NO_LENGTH][1];
 }
 
-/* The masked far address, or with RULE_FLOW the 5-tuple as far as the packet has one. */
+/* The masked far address, or with RULE_FLOW the fields of the 5-tuple that the packet has. */
 static __noinline void make_key(struct __sk_buff *skb, __u32 ip, __u32 bits, __u32 flags, struct key *key)
 {
 	struct address *src = (struct address *)key->src;
@@ -50,7 +50,7 @@ struct plain6 {
 	__u32 ports;
 };
 
-/* hash_key of the key that make_key makes, where plain headers are enough for that; 0 elsewhere. */
+/* hash_key of the key that make_key would make, or 0 if the headers are not plain. */
 static __always_inline __u64 hash_plain(struct __sk_buff *skb, __u32 ip, __u32 bits, __u32 salt, __u32 flags)
 {
 	void *data = (void *)(long)skb->data, *data_end = (void *)(long)skb->data_end, *l3;

@@ -3,19 +3,19 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * The leaky bucket as a meter, in its continuous-state form (ITU-T I.371, Annex
- * A). I.371 keeps the level X and the time LCT at which it was that. Here one
- * word says both: the time on the byte clock at which the bucket will be empty.
+ * A). I.371 stores the level X and its time LCT. Here one word encodes both: the
+ * time on the byte clock at which the bucket is empty.
  *
  *	I.371				here
- *	t_a	arrival time		v, the byte clock when the packet comes
+ *	t_a	arrival time		v, the byte clock when the packet arrives
  *	X'	X - (t_a - LCT), or 0	level
  *	I	increment		cost, the packet's size
  *	L	limit			limit - cost: I.371 compares before it adds I, this after
  *
  *	conforming if X' <= L, and then X = X' + I, LCT = t_a
  *
- * I.371 has no penalty. With one, an excess packet leaves the bucket full, or as
- * much above as leaks in the time for which it is to stay full.
+ * I.371 has no penalty. With a penalty, an excess packet leaves the bucket full, or
+ * above full by what leaks during the penalty time.
  */
 #ifndef SHAPECTL_LEAKY_C
 #define SHAPECTL_LEAKY_C
@@ -33,7 +33,7 @@ static __always_inline bool leaky(const struct params *params, __u64 v, __u64 co
 	return true;
 }
 
-/* What an excess packet leaves of the bucket. */
+/* The TAT after an excess packet. */
 static __always_inline __u64 leaky_penalty(const struct params *params, __u64 v, __u64 tat)
 {
 	return later(tat, v + params->penalty);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The maps of a network namespace; sizes are set when they are made. */
+/* The maps of a network namespace. User space sets their sizes when it creates them. */
 #ifndef SHAPECTL_MAPS_H
 #define SHAPECTL_MAPS_H
 
@@ -7,7 +7,7 @@
 #include <bpf/bpf_helpers.h>
 #include "abi.h"
 
-/* A pointer that the compiler must not work out anew each time. */
+/* Keeps the compiler from computing the pointer again at each use. */
 #define KEPT(pointer)                                 \
 	({                                            \
 		typeof(pointer) kept = pointer;       \
@@ -18,9 +18,9 @@
 const volatile struct hook hook;
 
 /*
- * A field of hook that the loader has written into the instruction itself, as
- * Linux does with runtime constants: it takes no load, and the verifier removes
- * the branches that depend on it. See writeConstants in internal/program.
+ * A field of hook. The loader writes it into the instruction, as Linux does with
+ * runtime constants. So it needs no load, and the verifier removes branches that
+ * depend on it. See writeConstants in internal/program.
  */
 #define HOOK_CONSTANT(field) (0x5c000000 | sizeof(hook.field) << 16 | __builtin_offsetof(struct hook, field))
 #define HOOK(field)                                                         \
@@ -38,7 +38,7 @@ const volatile struct hook hook;
 		masked;                                                     \
 	})
 
-/* All are written through memory, so their values are page-aligned: lines are cache lines. */
+/* Commands map these into memory, so values are page-aligned and lines are cache lines. */
 #define ARRAY(name, struct_name)                          \
 	struct {                                          \
 		__uint(type, BPF_MAP_TYPE_ARRAY);         \
@@ -48,7 +48,7 @@ const volatile struct hook hook;
 		__type(value, struct struct_name);        \
 	} name SEC(".maps")
 
-ARRAY(rules, rule); /* whose values are as big as the counters of all CPUs make them */
+ARRAY(rules, rule); /* value_size is set at creation, for the counters of all CPUs */
 ARRAY(rules1, rule);
 ARRAY(rules2, rule);
 ARRAY(rules3, rule);
@@ -56,7 +56,7 @@ ARRAY(rules4, rule);
 ARRAY(rules5, rule);
 ARRAY(rules6, rule);
 ARRAY(rules7, rule);
-ARRAY(keys, key); /* that of slot s of line l is at l * LINE_SLOTS + s */
+ARRAY(keys, key); /* by slot: line * LINE_SLOTS + slot in the line */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -65,7 +65,15 @@ struct {
 	__type(value, struct affected);
 } affected SEC(".maps");
 
-/* These need no lookup: each is one value, for which the loader makes as much room as there is to be. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1);
+	__type(key, struct label_key);
+	__type(value, struct label);
+} labels SEC(".maps");
+
+/* Each of these is one value, so programs need no lookup. The loader sets its size. */
 struct change change SEC(".data.change");
 struct view views[1] SEC(".data.views");
 struct prefixes4 prefixes4[1] SEC(".data.prefixes4");
@@ -73,16 +81,13 @@ struct prefixes6 prefixes6[1] SEC(".data.prefixes6");
 struct line table[1] SEC(".data.table");
 
 /*
- * A Bloom filter (1970) of all prefixes of both families, blocked: the two bits
- * of a prefix are in one word. It is small enough to be in a cache, and saves
- * nearly all looks into the tables that would find nothing.
+ * A blocked Bloom filter of all prefixes of both families: the two bits of a
+ * prefix are in one word. It fits into a cache and avoids nearly all lookups of
+ * prefixes that do not exist.
  */
 __u64 filter[1] SEC(".data.filter");
 
-/*
- * The view of a packet: its number is in skb->cb, where the hook's own program has
- * put it. That calls this one.
- */
+/* The hook's small program (LoadCaller in internal/program) stores the number of its view here. */
 #define VIEW_CB 4
 
 static __always_inline const struct view *view_of(struct __sk_buff *skb)

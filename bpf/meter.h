@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What all meters share: times on the byte clock of abi.h. */
+/* Times on the byte clock of abi.h, for all meters. */
 #ifndef SHAPECTL_METER_H
 #define SHAPECTL_METER_H
 
@@ -12,7 +12,7 @@ static __always_inline __u64 later(__u64 a, __u64 b)
 	return (__s64)(a - b) > 0 ? a : b;
 }
 
-/* In one move, where the compiler would shift up and down again. */
+/* One move, instead of the two shifts that the compiler would use. */
 static __always_inline __u64 low_half(__u64 x)
 {
 	__u32 half;
@@ -21,7 +21,7 @@ static __always_inline __u64 low_half(__u64 x)
 	return half;
 }
 
-/* base + rate * now modulo 2^64, the 32 fraction bits of the rate cut off after the product, not before. */
+/* base + rate * now modulo 2^64. The 32 fraction bits of the rate are cut off after the multiplication. */
 static __always_inline __u64 byte_clock(const struct params *params, __u64 base, __u64 now)
 {
 	__u64 rate = params->rate_units, low = low_half(now);
@@ -36,9 +36,9 @@ static __always_inline __u32 tick(__u64 now)
 }
 
 /*
- * How long it takes to leak so many units, to the nearest ns, if that is less than
- * 17 s: units * 2^32 / rate, worked out 16 bits at a time. Of a rate beyond
- * 120 Mbit/s the last 13 bits are left out, which is less than 1 ns in 8 s.
+ * The time that it takes to leak the units, to the nearest ns, if less than 17 s:
+ * units * 2^32 / rate, 16 bits at a time. It ignores the last 13 bits of a rate
+ * above 120 Mbit/s, an error of less than 1 ns in 8 s.
  */
 static __always_inline __u64 drain_ns(__u64 rate, __u64 units)
 {

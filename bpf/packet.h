@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* From an skb to addresses, ports, ECN bits and the bytes that the wire carries. */
+/* Parses an skb: addresses, ports, ECN bits, and its size on the wire. */
 #ifndef SHAPECTL_PACKET_H
 #define SHAPECTL_PACKET_H
 
@@ -16,7 +16,7 @@
 
 #define VLAN_BYTES 4
 #define MAX_TAGS (1 << 13) /* 32 KiB of them */
-#define IPV6_EXTENSIONS 256 /* 2 KiB of them at least, more than a frame of Ethernet has */
+#define IPV6_EXTENSIONS 256 /* at least 2 KiB of them, more than an Ethernet frame holds */
 
 #define IP_OFFSET 0x1fff
 
@@ -30,22 +30,22 @@
 #define ND_BYTES 1280 /* IPv6's least MTU: RFC 6980 forbids fragments */
 
 #define ETH_P_IN_GRE 0x6558	/* transparent Ethernet bridging, in Geneve too */
-#define TUNNELS 4		/* so many tunnels inside each other are followed */
-#define GSO_BY_FRAGS 0xffff	/* for a gso_size: segments differ, as those of SCTP do (linux/skbuff.h) */
+#define TUNNELS 4		/* nested tunnels that are followed */
+#define GSO_BY_FRAGS 0xffff	/* a gso_size: segments of different sizes, as in SCTP (linux/skbuff.h) */
 #define SCTP_BYTES 12		/* common header, RFC 9260 */
 
-/* Headers that cannot be read count as the longest: two tags, IPv6 and TCP with all options. */
+/* Assumed length of unreadable headers, the maximum: two tags, IPv6, and TCP with all options. */
 #define UNREAD_BYTES (ETH_HLEN + 2 * VLAN_BYTES + sizeof(struct ipv6hdr) + 60)
 
-/* Where a header has the address that rules go by. */
+/* Offset of the far address, which rules match, in a header. */
 #define FAR_OFFSET(header)                                         \
 	(HOOK(match_src) ? __builtin_offsetof(struct header, saddr) \
 			: __builtin_offsetof(struct header, daddr))
 
 /*
- * What of a packet is IP: the offset of the header, and IS_IPV6. It is all that
- * is kept of what was parsed. Whatever else is needed is read where it is
- * needed, which for most packets is nowhere.
+ * The variable ip has the offset of the IP header, and IS_IPV6. It is the only
+ * result of parsing that is kept. Other fields are read where they are needed,
+ * which most packets never reach.
  */
 #define IS_IPV6 (1 << 16)
 
@@ -58,12 +58,13 @@ static __always_inline __u32 l3_of(__u32 ip)
 struct transport {
 	__u32 l4; /* its offset */
 	__u8 proto;
-	bool headless; /* a later fragment: no transport header follows */
+	bool headless; /* no transport header follows, as in a later fragment */
 };
 
 /*
- * A place at a constant offset: without CAP_PERFMON the verifier lets nothing
- * else be added to most pointers, so the compiler must not join branches.
+ * A pointer plus a constant. Without CAP_PERFMON the verifier refuses to add
+ * anything else to most pointers, so the asm keeps the compiler from merging
+ * branches.
  */
 #define AT(start, offset)                              \
 	({                                             \
@@ -72,7 +73,7 @@ struct transport {
 		at;                                    \
 	})
 
-/* The address that rules go by in a header that is in the packet. */
+/* The far address in a header inside the packet. */
 static __always_inline const void *far4(const struct iphdr *ip)
 {
 	if (HOOK(match_src))
@@ -102,12 +103,12 @@ static __noinline int transport_ipv4(struct __sk_buff *skb, __u32 ip, struct tra
 		return -1;
 	t->l4 = l3_of(ip) + h.ihl * 4;
 	t->proto = h.protocol;
-	/* A header that claims to be shorter than it is has addresses, and no more. */
+	/* Uses only the addresses of a header with an invalid length. */
 	t->headless = h.ihl < sizeof(h) / 4 || (h.frag_off & bpf_htons(IP_OFFSET));
 	return 0;
 }
 
-/* A walk over the extension headers of an IPv6 packet. */
+/* Iteration over the extension headers of an IPv6 packet. */
 struct walk {
 	struct __sk_buff *skb;
 	__u32 l4; /* offset of the header that proto names */
@@ -118,7 +119,7 @@ struct walk {
 
 static long next_header(__u64 i, struct walk *w)
 {
-	__u8 ext[4]; /* next header, length, and of a fragment header its offset */
+	__u8 ext[4]; /* next header, length, and the offset of a fragment header */
 
 	(void)i;
 	if (!is_extension(w->proto) || bpf_skb_load_bytes(w->skb, w->l4, ext, sizeof(ext)))
@@ -132,12 +133,12 @@ static long next_header(__u64 i, struct walk *w)
 		w->l4 += (ext[1] + 1) * 8; /* RFC 8200, 4.3 */
 	}
 	w->proto = ext[0];
-	return w->headless & 1; /* 0 or 1, as the verifier wants to see */
+	return w->headless & 1; /* 0 or 1, for the verifier */
 }
 
 /*
- * Finds what follows the IP header, behind all extension headers. Not inlined: the
- * verifier looks at it once, not once for each way to it, and the common way is short.
+ * Finds the transport header, behind the IP header and all extension headers. Not
+ * inlined, so that the verifier checks it once and not on each path to it.
  */
 __noinline int find_transport(struct __sk_buff *skb, __u32 ip, struct transport *t)
 {
@@ -171,7 +172,7 @@ static __always_inline bool is_unspecified(const __be32 *addr)
 	return !(addr[0] | addr[1] | addr[2] | addr[3]);
 }
 
-/* Whether a multicast address is the one that RFC 4861 (4.1 to 4.5) sends a type to. */
+/* Whether a multicast address is the destination of a type in RFC 4861 (4.1 to 4.5). */
 static __always_inline bool is_group_of(__u8 type, const __be32 *dst)
 {
 	if (dst[0] != bpf_htonl(0xff020000) || dst[1])
@@ -184,9 +185,9 @@ static __always_inline bool is_group_of(__u8 type, const __be32 *dst)
 }
 
 /*
- * Neighbour discovery, without which IPv6 is mute: from this link (hop limit
- * 255), small and whole, between addresses that RFC 4861 allows for the type and
- * that no router forwards. Anything else could be anybody's traffic.
+ * Genuine neighbour discovery: sent on this link (hop limit 255), small, not
+ * fragmented, with addresses that RFC 4861 allows for the type and that no router
+ * forwards. Any other packet of such a type may be forwarded traffic.
  */
 __noinline int is_discovery(struct __sk_buff *skb, __u32 ip)
 {
@@ -221,10 +222,10 @@ static __always_inline bool is_tag(__be16 proto)
 	return proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD);
 }
 
-/* A walk over VLAN tags. */
+/* Iteration over VLAN tags. */
 struct tags {
 	struct __sk_buff *skb;
-	__u32 l3; /* offset of what proto names */
+	__u32 l3; /* offset of the header that proto names */
 	__be16 proto;
 	__u16 pad;
 };
@@ -239,9 +240,9 @@ static long next_tag(__u64 i, struct tags *w)
 }
 
 /*
- * Where the IP packet is at an offset, behind an EtherType and, if there may be any,
- * all VLAN tags: Linux takes off as many as a sender puts on. Negative if there is
- * none. It copies what it reads.
+ * The IP packet at an offset, behind all VLAN tags if tagged; kind is the EtherType
+ * before the offset. The number of tags is not limited, because Linux strips any
+ * number. Negative if there is no IP packet.
  */
 __noinline int find_ip_at(struct __sk_buff *skb, __u32 l3, __u32 kind, __u32 tagged)
 {
@@ -256,7 +257,7 @@ __noinline int find_ip_at(struct __sk_buff *skb, __u32 l3, __u32 kind, __u32 tag
 	if (bpf_skb_load_bytes(skb, l3, &version, sizeof(version)))
 		return -1;
 	version >>= 4;
-	/* Is the whole header there? */
+	/* The header must be complete. */
 	if (proto == bpf_htons(ETH_P_IP) && version == 4 &&
 	    !bpf_skb_load_bytes(skb, l3 + sizeof(struct iphdr) - 1, &last, sizeof(last)))
 		return l3;
@@ -266,7 +267,7 @@ __noinline int find_ip_at(struct __sk_buff *skb, __u32 l3, __u32 kind, __u32 tag
 	return -1;
 }
 
-/* The same for a packet as it is, with VLAN tags, or with headers outside the linear part. */
+/* find_ip_at for the outermost header of a packet. */
 static __always_inline int find_ip(struct __sk_buff *skb)
 {
 	__be16 proto = skb->protocol;
@@ -278,12 +279,12 @@ static __always_inline int find_ip(struct __sk_buff *skb)
 	return find_ip_at(skb, HOOK(l2_bytes), proto, true);
 }
 
-/* In network order; of IPv4 the first four bytes. */
+/* In network order. IPv4 uses the first four bytes. */
 struct address {
 	__u64 word[2];
 };
 
-/* The address that rules go by; negative if the packet ends before. */
+/* The address that rules match; negative if the packet is too short. */
 __noinline int far_address(struct __sk_buff *skb, __u32 ip, struct address *far)
 {
 	if (!far)
@@ -299,7 +300,7 @@ static __always_inline bool has_ports(__u8 proto)
 	       proto == IPPROTO_UDPLITE;
 }
 
-/* Behind a tunnel's own header: an IP packet, or the frame that it is in. */
+/* The IP packet behind a tunnel header, possibly in an Ethernet frame. */
 static __always_inline int find_ip_in(struct __sk_buff *skb, __u32 at, __be16 proto)
 {
 	if (proto != bpf_htons(ETH_P_IN_GRE))
@@ -309,7 +310,7 @@ static __always_inline int find_ip_in(struct __sk_buff *skb, __u32 at, __be16 pr
 	return find_ip_at(skb, at + ETH_HLEN, proto, true);
 }
 
-/* Where an IP packet ends by its own account; 0 if it is longer than that can say (RFC 2675). */
+/* The end of an IP packet by its length field; 0 for a jumbogram (RFC 2675). */
 static __always_inline __u32 end_of(struct __sk_buff *skb, __u32 ip)
 {
 	__u32 offset = ip & IS_IPV6 ? __builtin_offsetof(struct ipv6hdr, payload_len) :
@@ -321,7 +322,7 @@ static __always_inline __u32 end_of(struct __sk_buff *skb, __u32 ip)
 	return l3_of(ip) + bpf_ntohs(length) + (ip & IS_IPV6 ? sizeof(struct ipv6hdr) : 0);
 }
 
-/* In UDP: Geneve (RFC 8926), VXLAN (RFC 7348; GPE if it says so), or IP and nothing else. On any port. */
+/* Inside UDP, on any port: Geneve (RFC 8926), VXLAN (RFC 7348) with or without GPE, or plain IP. */
 static __always_inline int find_ip_in_udp(struct __sk_buff *skb, __u32 at)
 {
 	struct {
@@ -336,7 +337,7 @@ static __always_inline int find_ip_in_udp(struct __sk_buff *skb, __u32 at)
 		return -1;
 	if (h.first >> 4 == 4 || h.first >> 4 == 6) {
 		ip = find_ip_at(skb, at, h.first >> 4 == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6), false);
-		/* Anybody's bytes may begin so. */
+		/* Other payload may begin with such a byte. */
 		return ip < 0 || end_of(skb, ip) != skb->len ? -1 : ip;
 	}
 	if (h.first < 0x40 && (h.proto == bpf_htons(ETH_P_IN_GRE) || h.proto == bpf_htons(ETH_P_IP) ||
@@ -355,7 +356,7 @@ static __always_inline int find_ip_in_udp(struct __sk_buff *skb, __u32 at)
 	return find_ip_in(skb, at + 8, proto);
 }
 
-/* The IP packet that a packet carries through a tunnel; negative if it does not, or what it carries cannot be read. */
+/* The inner IP packet of a tunnel; negative if there is none, or it cannot be read. */
 __noinline int find_inner(struct __sk_buff *skb, struct transport *t)
 {
 	struct {
@@ -385,9 +386,9 @@ __noinline int find_inner(struct __sk_buff *skb, struct transport *t)
 	if (ip < 0)
 		return -1;
 	/*
-	 * Each segment of a UDP packet may be a tunnel's of its own, as where a router
-	 * merges them: then the inner packet is no longer than the first. What a guest
-	 * says is not known to be true (no gso_segs), and counts as more.
+	 * Each segment of a UDP packet may be a tunnel packet, which GRO merged: then the
+	 * inner packet is no longer than the first segment. Without gso_segs the packet
+	 * is from a guest, which is not trusted: the larger size counts.
 	 */
 	end = end_of(skb, ip);
 	if (end && end <= at + 8 + skb->gso_size && skb->gso_size != GSO_BY_FRAGS && skb->gso_segs)
@@ -395,20 +396,20 @@ __noinline int find_inner(struct __sk_buff *skb, struct transport *t)
 	return ip;
 }
 
-/* What a GSO packet stands for: so many segments on the wire, each with all headers. */
+/* The segments of a GSO packet on the wire, each with all headers. */
 struct gso {
-	__u32 len, size, count; /* as the skb says; count is 0 where nobody has counted yet, as in a guest's */
+	__u32 len, size, count; /* from the skb; count is 0 if not known yet, as for packets of a guest */
 	__u32 header, segments;
-	__u32 agrees; /* with count: not a bool, as the verifier wants no padding */
+	__u32 agrees; /* segments equals count; not a bool, because the verifier refuses padding */
 	__u32 in_tunnel;
-	__u32 ip;      /* the innermost that was found, */
-	__u32 tunnels; /* inside of so many */
+	__u32 ip;      /* the innermost header so far, */
+	__u32 tunnels; /* inside this number of tunnels */
 };
 
 /*
- * Headers may end here. What follows UDP may be a tunnel or look like one, so of all
- * places that agree with the kernel's count the one is taken by which most bytes are
- * on the wire: nobody gets away with less.
+ * Considers an end of the headers. UDP payload may be a tunnel or look like one. Of
+ * all ends that agree with the kernel's count, selects the one with the most bytes
+ * on the wire, so that no sender can reduce its size.
  */
 static __always_inline void may_end_at(struct gso *g, __u32 header, bool in_tunnel)
 {
@@ -429,7 +430,7 @@ static __always_inline void may_end_at(struct gso *g, __u32 header, bool in_tunn
 	g->in_tunnel = in_tunnel;
 }
 
-/* Reads the headers of an IP packet. Returns whether there is another one inside. */
+/* Reads the headers of an IP packet. Returns whether it contains another IP packet. */
 __noinline int read_headers(struct __sk_buff *skb, struct gso *g)
 {
 	struct transport t = {};
@@ -464,7 +465,7 @@ __noinline int read_headers(struct __sk_buff *skb, struct gso *g)
 	may_end_at(g, t.l4, g->tunnels);
 	if (!g->tunnels && t.proto != IPPROTO_GRE && !is_extension(t.proto))
 		return false;
-	/* As much as there may be, and as the count leaves room for. Extension headers have no end. */
+	/* The longest headers that are possible with the count. Extension headers have no maximum. */
 	most = g->len - (g->count - 1) * g->size - 1;
 	if (!g->count || (most > t.l4 + UNREAD_BYTES && !is_extension(t.proto)))
 		most = t.l4 + UNREAD_BYTES;
@@ -472,19 +473,18 @@ __noinline int read_headers(struct __sk_buff *skb, struct gso *g)
 	return false;
 }
 
-/* What a packet is on the wire at layer 2, without FCS and preamble. */
+/* The size of a packet on the wire at layer 2, without FCS and preamble. */
 struct size {
 	__u32 bytes;
 	__u32 packets;
 };
 
 /*
- * On egress wire_len is right for a GSO packet outside of tunnels, unless it was
- * routed and has IPv6 extension headers, which Linux then leaves out. On ingress it
- * is not: the kernel takes it before it puts the link header back, and before Linux
- * 6.19 without the headers of the segments that GRO merged, so they are counted
- * here. So are those inside of tunnels, of which kernels before 6.19 count the outer
- * ones.
+ * On egress wire_len is correct for a GSO packet outside tunnels, unless it was
+ * routed and has IPv6 extension headers, which Linux then omits. On ingress it is
+ * wrong: the kernel computes it without the link header, and before Linux 6.19
+ * without the headers of the segments that GRO merged. Inside tunnels kernels
+ * before 6.19 count only the outer headers. So the headers are counted here.
  */
 __noinline int measure(struct __sk_buff *skb, __u32 ip, __s32 overhead, __u32 mpu, struct size *on_wire)
 {
@@ -507,13 +507,13 @@ __noinline int measure(struct __sk_buff *skb, __u32 ip, __s32 overhead, __u32 mp
 				     skb->wire_len <= bytes + (segments - 1) * header)) {
 			bytes += (segments - 1) * header;
 		} else {
-			/* What a guest hands over has no count of segments yet. */
+			/* A guest's packet has no count of segments yet. */
 			segments = g.count ?: g.segments;
 			bytes = skb->wire_len;
 			header = segments > 1 ? (bytes - g.len) / (segments - 1) : 0;
 		}
 	}
-	/* A tag in skb metadata is in no length of the kernel's. */
+	/* The kernel's lengths do not include a tag in skb metadata. */
 	if (skb->vlan_present)
 		overhead += VLAN_BYTES;
 	/* All segments but the last are full. */
@@ -522,7 +522,7 @@ __noinline int measure(struct __sk_buff *skb, __u32 ip, __s32 overhead, __u32 mp
 	full = (__s64)(full + overhead) < (__s64)mpu ? mpu : full + overhead;
 	last = (__s64)(last + overhead) < (__s64)mpu ? mpu : last + overhead;
 	bytes = (segments - 1) * full + last;
-	/* Segments of a byte, made to overflow something? */
+	/* A sender may forge segments of one byte to cause an overflow. */
 	if (bytes >= 1 << PACKET_BITS)
 		bytes = (1 << PACKET_BITS) - 1;
 	on_wire->bytes = bytes;
@@ -530,7 +530,7 @@ __noinline int measure(struct __sk_buff *skb, __u32 ip, __s32 overhead, __u32 mp
 	return 0;
 }
 
-/* The byte with the ECN bits, RFC 3168: the low ones of IPv4's, and those above the middle of IPv6's. */
+/* The byte with the ECN bits (RFC 3168): bits 0 and 1 in IPv4, bits 4 and 5 in IPv6. */
 static __always_inline int load_tos(struct __sk_buff *skb, __u32 ip, __u8 *tos)
 {
 	return bpf_skb_load_bytes(skb, l3_of(ip) + 1, tos, sizeof(*tos));
@@ -545,7 +545,7 @@ __noinline int ecn_of(struct __sk_buff *skb, __u32 ip)
 	return (ip & IS_IPV6 ? tos >> 4 : tos) & 3;
 }
 
-/* Congestion experienced; 0 or an error. Only for packets that are ECN-capable. */
+/* Marks an ECN-capable packet CE. Returns 0 or an error. */
 __noinline int mark_ce(struct __sk_buff *skb, __u32 ip)
 {
 	__u32 l3 = l3_of(ip);

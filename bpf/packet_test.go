@@ -17,19 +17,19 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Hosts of the usual frames: see ip4 and ip6.
+// Hosts of the default headers: see ip4 and ip6.
 const (
 	near4, far4 = "192.0.2.1", "10.0.0.1"
 	near6, far6 = "2001:db8::1", "2001:db8:1::1"
 )
 
-// wide is a rule with room for everything that these tests send at once.
+// wide is a rule whose capacity exceeds everything that these tests send.
 func wide(p string, algorithm policy.Algorithm) policy.Rule {
 	return policy.Rule{Prefix: prefix(p), Rate: 1_000_000_000, Capacity: 1 << 22, Algorithm: algorithm}
 }
 
-// want sends a packet and compares the verdict, all counters of the set, and,
-// unless the packet is marked, that it leaves as it came.
+// want sends a packet and compares the verdict and all counters. Unless the packet
+// is marked, it also checks that the packet is unchanged.
 func (r *rig) want(p *ebpf.Program, frame []byte, m meta, verdict uint32, counted map[uint32]maps.Counters) []byte {
 	r.Helper()
 	before := r.counters()
@@ -56,7 +56,7 @@ func (r *rig) want(p *ebpf.Program, frame []byte, m meta, verdict uint32, counte
 	return after
 }
 
-// Which rule sees a packet, and what it counts.
+// Packets of many kinds, the rule that each matches, and its counters.
 func TestPackets(t *testing.T) {
 	const none, v4, v6 = 0, 4, 6
 	payload := zeros(30)
@@ -76,7 +76,7 @@ func TestPackets(t *testing.T) {
 		"IPv4, version 6":             {patch(ether(typeIPv4, udp4), 14, 0x65), none},
 		"IPv4, version 0":             {patch(ether(typeIPv4, udp4), 14, 0x05), none},
 		"IPv6, version 4":             {patch(ether(typeIPv6, udp6), 14, 0x40), none},
-		"IPv4, total length of a lie": {patch(ether(typeIPv4, udp4), 16, 0xff), v4},
+		"IPv4, wrong total length":    {patch(ether(typeIPv4, udp4), 16, 0xff), v4},
 		"IPv4 in a type of IPv6":      {ether(typeIPv6, udp4, zeros(40)), none},
 		"IPv6 in a type of IPv4":      {ether(typeIPv4, udp6), none},
 		"one tag":                     {ether(tag8021Q, tag(7, typeIPv4), udp4), v4},
@@ -106,7 +106,7 @@ func TestPackets(t *testing.T) {
 		protoICMP, protoTCP, protoUDP, protoDCCP, protoGRE, protoESP, protoSCTP, protoUDPLite, protoNone, 253, 255,
 		protoRouting, protoFragment, protoAH, protoDstOpts, protoMobility, protoHIP, protoShim6,
 	} {
-		for _, n := range []int{0, 1, 3, 4, 40} { // a header of whatever length, or none
+		for _, n := range []int{0, 1, 3, 4, 40} { // any header length, and no header
 			table[fmt.Sprintf("IPv4, protocol %d, %d bytes", proto, n)] = packet{ether(typeIPv4, ip4{proto: proto}.with(zeros(n))), v4}
 			table[fmt.Sprintf("IPv6, protocol %d, %d bytes", proto, n)] = packet{ether(typeIPv6, ip6{proto: proto}.with(zeros(n))), v6}
 		}
@@ -123,7 +123,7 @@ func TestPackets(t *testing.T) {
 				ids := map[int]uint32{}
 				for family := range far {
 					ids[family] = r.put(wide(far[family], algorithm), 0).ID
-					r.put(wide(near[family], algorithm), 0) // the other side's: never right
+					r.put(wide(near[family], algorithm), 0) // the near address, which must not match
 				}
 				for name, c := range table {
 					t.Run(name, func(t *testing.T) {
@@ -141,8 +141,8 @@ func TestPackets(t *testing.T) {
 	}
 }
 
-// However short a packet is, it is matched as soon as its addresses are whole.
-func TestTruncated(t *testing.T) {
+// A packet is matched if its addresses are complete, however short it is.
+func TestTruncatedPackets(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 2, Buckets: 1024}, egress())
 	flow := policy.Each{Kind: policy.EachFlow}
 	ids := map[string]uint32{}
@@ -151,7 +151,7 @@ func TestTruncated(t *testing.T) {
 		rule.Each = flow
 		ids[p] = r.put(rule, 0).ID
 	}
-	// A test run wants a whole network header.
+	// A test run requires a complete network header.
 	p := cutter(t, r.program())
 	var many []byte
 	for range 12 {
@@ -160,7 +160,7 @@ func TestTruncated(t *testing.T) {
 	now := uint64(1e9)
 	for name, c := range map[string]struct {
 		frame []byte
-		whole int // bytes up to the last of the addresses
+		whole int // bytes up to the end of the addresses
 		rule  string
 	}{
 		"TCP":        {ether(typeIPv4, ip4{proto: protoTCP, options: 8}.with(tcpHeader(1, 2, 12))), 34, "10.0.0.0/8"},
@@ -188,7 +188,7 @@ func TestTruncated(t *testing.T) {
 	}
 }
 
-// Whose bucket a packet is charged to where each flow has its own.
+// The bucket that a packet is charged to with a bucket per flow.
 func TestFlowKeys(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 2, Buckets: 4096}, egress())
 	each := policy.Each{Kind: policy.EachFlow}
@@ -249,7 +249,7 @@ func TestFlowKeys(t *testing.T) {
 		"IPv6, half an extension":      {v6(protoDstOpts, []byte{protoUDP, 0, 0}), flow6(protoDstOpts, 0, 0)},
 		"IPv6, one of each": {v6(protoHopByHop, extension(protoDstOpts, 0), extension(protoRouting, 1), extension(protoFragment, 2),
 			fragment(protoAH, 0, true), authentication(protoMobility, 4), extension(protoUDP, 0), udpHeader(1000, 53)), flow6(protoUDP, 1000, 53)},
-		// Beyond the 256th nothing is read.
+		// Nothing after the 256th extension header is read.
 		"IPv6, 8 extensions":                {dstOpts(8, protoUDP, udpHeader(1000, 53)), flow6(protoUDP, 1000, 53)},
 		"IPv6, 256 extensions":              {dstOpts(256, protoUDP, udpHeader(1000, 53)), flow6(protoUDP, 1000, 53)},
 		"IPv6, 257 extensions":              {dstOpts(257, protoUDP, udpHeader(1000, 53)), flow6(protoDstOpts, 0, 0)},
@@ -276,16 +276,16 @@ func TestFlowKeys(t *testing.T) {
 				t.Errorf("charged %+v, want %+v", got, want)
 			}
 			if got := r.set.State(e, policy.MatchDst, c.flow, now).Level >> 20; got != uint64(len(c.frame)) {
-				t.Errorf("that flow owes %d bytes, want %d", got, len(c.frame))
+				t.Errorf("the level of the flow is %d bytes, want %d", got, len(c.frame))
 			}
-			if got := r.set.OwnLevel(e, now); got != 0 {
-				t.Errorf("the spill bucket owes %d units", got)
+			if got := r.set.SharedLevel(e, now); got != 0 {
+				t.Errorf("the level of the spill bucket is %d units", got)
 			}
 		})
 	}
 }
 
-// Hosts and subnets have a bucket each, by the address on the side that is matched.
+// Hosts and subnets each have a bucket, by the address that rules match.
 func TestSubnetKeys(t *testing.T) {
 	now := uint64(1e9)
 	for name, hook := range map[string]bpf.AbiHook{"egress": egress(), "ingress": ingress()} {
@@ -342,7 +342,7 @@ func TestSubnetKeys(t *testing.T) {
 	}
 }
 
-// Of rules with all lengths that there are, the longest that fits decides.
+// Among rules of all prefix lengths, the longest match decides.
 func TestLongestPrefix(t *testing.T) {
 	for name, a := range map[string]netip.Addr{"IPv4": addr("10.170.85.204"), "IPv6": addr("2001:db8:a5a5:5a5a:1234:5678:9abc:def0")} {
 		t.Run(name, func(t *testing.T) {
@@ -370,10 +370,10 @@ func TestLongestPrefix(t *testing.T) {
 				}
 				r.want(r.program(), frame, meta{now: 1}, next, map[uint32]maps.Counters{ids[bits]: passed(uint64(len(frame)))})
 				if t.Failed() {
-					t.Fatalf("to %v, where /%d is the longest", to, bits)
+					t.Fatalf("to %v, longest prefix /%d", to, bits)
 				}
 			}
-			// Without the rest, the widest is found alone, and without it none is.
+			// Without the other rules, only the default network matches; without it, no rule.
 			for bits := a.BitLen(); bits > 0; bits-- {
 				p, _ := a.Prefix(bits)
 				r.set.Delete(p)
@@ -390,8 +390,8 @@ func TestLongestPrefix(t *testing.T) {
 	}
 }
 
-// An unlimited rule is a hole in a wider one, and counts.
-func TestUnlimitedHole(t *testing.T) {
+// An unlimited rule exempts its prefix from a wider one, and counts.
+func TestUnlimitedRuleInsideWiderOne(t *testing.T) {
 	for _, algorithm := range algorithms {
 		r := newRig(t, maps.Size{Rules: 4}, egress())
 		tight := policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: 8, Capacity: 100, Algorithm: algorithm}
@@ -415,11 +415,11 @@ func TestUnlimitedHole(t *testing.T) {
 	}
 }
 
-// On a device without a link header, what a packet is stands in its skb.
+// On a device without a link header, the protocol is in skb->protocol.
 //
-// A test run takes that from an Ethernet header which the data must begin with.
-// These packets are read as both: bytes 12 and 13 are an EtherType to the test
-// run, and to the programs part of the source address.
+// A test run reads it from an Ethernet header, which the data must begin with.
+// These packets are valid both ways: bytes 12 and 13 are an EtherType to the test
+// run, and part of the source address to the program.
 func TestWithoutLinkHeader(t *testing.T) {
 	hook := egress()
 	hook.L2Bytes = 0
@@ -452,20 +452,20 @@ func TestWithoutLinkHeader(t *testing.T) {
 			if got := slices.Collect(r.set.Buckets(e, now)); !slices.Equal(got, want) {
 				t.Errorf("charged %+v, want %+v", got, want)
 			}
-			// A segment's header has no link header in front.
+			// The headers of a segment have no link header.
 			data := append(slices.Clone(c.packet), zeros(1000)...)
 			payload := 1000 + size - c.header
 			m := meta{now: now, segSize: 400, wireLen: uint32(payload + 3*c.header)}
 			three := int(payload+399) / 400
 			r.want(r.program(), data, m, next, map[uint32]maps.Counters{e.ID: segments(three, passed(payload+3*c.header))})
-			// Neither are a packet that is no IP, and one of the other family.
+			// Not matched: packets that are not IP, or of the other family.
 			r.want(r.program(), patch(patch(c.packet, 12, 0x08), 13, 0x06), meta{now: now}, next, nil)
 			r.want(r.program(), patch(c.packet, 0, c.packet[0]^0x20), meta{now: now}, next, nil)
 		})
 	}
 }
 
-// A segmented packet is what its segments are on the wire.
+// A segmented packet is a GSO packet and the segments that it becomes on the wire.
 type segmented struct {
 	header  []byte // of link, network and transport
 	payload int
@@ -474,7 +474,7 @@ type segmented struct {
 
 func (s segmented) frame() []byte { return append(slices.Clone(s.header), zeros(s.payload)...) }
 
-// wire is the bytes of all segments, each with its overhead and of some least size.
+// wire returns the bytes of all segments, with overhead and mpu applied to each.
 func (s segmented) wire(overhead, mpu int) uint64 {
 	total, rest := 0, s.payload
 	for {
@@ -543,16 +543,16 @@ func TestWireBytes(t *testing.T) {
 						frame, m := s.frame(), meta{now: now, segSize: uint32(cut.size)}
 						want := s.wire(int(f.Overhead), int(f.MPU))
 						if hook.Ingress == 0 && cut.size > 0 {
-							// The kernel's own count, with the headers of all segments.
+							// With the kernel's wire_len, which includes the headers of all segments.
 							m.segs, m.wireLen = uint32(s.count()), uint32(s.wire(0, 0))
 							if m.wireLen > 1<<16 {
-								t.Fatal("more than a test run takes")
+								t.Fatal("too large for a test run")
 							}
 						}
 						counted := map[uint32]maps.Counters{id: segments(s.count(), passed(want))}
 						r.want(r.program(), frame, m, next, counted)
 						if hook.Ingress == 0 && cut.size > 0 && kind != "a protocol without any" {
-							// From a guest, the segments are not counted yet.
+							// From a guest: the segments are not counted yet.
 							m.segs = 0
 							r.want(r.program(), frame, m, next, counted)
 						}
@@ -563,7 +563,7 @@ func TestWireBytes(t *testing.T) {
 	}
 }
 
-// Bytes can not be made to overflow what a bucket can owe.
+// No packet is large enough to overflow a level.
 func TestWireBytesAreBounded(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 1}, ingress())
 	rule := wide("2001:db8::/48", policy.GCRA)
@@ -574,13 +574,13 @@ func TestWireBytesAreBounded(t *testing.T) {
 	s := segmented{header, len(frame) - len(header), 1}
 	want := s.wire(policy.MaxOverhead, 0)
 	r.want(r.program(), frame, meta{now: 1, segSize: 1}, next, map[uint32]maps.Counters{id: segments(s.count(), passed(want))})
-	// One that is made of headers, by a device or a guest that lies.
+	// A packet made of headers, from a malicious guest or device.
 	rule.Framing.Overhead = 32000
 	r.put(rule, 1)
 	r.want(r.program(), frame, meta{now: 1 << 50, segSize: 1}, next, map[uint32]maps.Counters{id: segments(s.count(), passed(1<<24-1))})
 }
 
-// A tag in metadata counts as if it were in the packet, in each segment.
+// A tag in metadata counts as if it were in the packet, for each segment.
 func TestTagInMetadata(t *testing.T) {
 	for name, hook := range map[string]bpf.AbiHook{"egress": egress(), "ingress": ingress()} {
 		t.Run(name, func(t *testing.T) {
@@ -592,7 +592,7 @@ func TestTagInMetadata(t *testing.T) {
 			rule := wide(far, policy.GCRA)
 			id := r.put(rule, 0).ID
 			s := segmented{ether(typeIPv4, ip4{proto: protoTCP}.with(tcpHeader(1, 2, 12))), 1500, 0}
-			many := slices.Repeat([]uint16{tag8021Q}, 8) // Linux takes them all off
+			many := slices.Repeat([]uint16{tag8021Q}, 8) // Linux strips them all
 			for i, tags := range [][]uint16{{tag8021Q}, {tag8021D}, {tag8021Q, tag8021D}, {tag8021Q, tag8021Q, tag8021D}, many} {
 				p := pusher(t, r.program(), tags...)
 				want := uint64(len(s.header) + s.payload + 4*len(tags))
@@ -621,7 +621,7 @@ func TestTagInMetadata(t *testing.T) {
 	}
 }
 
-// What does not fit is dropped, marked or let pass, and the packet says so.
+// Excess packets are dropped, marked or passed; a mark is visible in the packet.
 func TestExcess(t *testing.T) {
 	payload := zeros(60)
 	v4 := func(tos uint8) []byte {
@@ -654,7 +654,7 @@ func TestExcess(t *testing.T) {
 				family int
 				l3     int
 			}{{"IPv4", v4, 4, 14}, {"IPv4 with options", options, 4, 14}, {"IPv4 behind tags", tags, 4, 22}, {"IPv6", v6, 6, 14}, {"IPv6 behind a tag", tagged6, 6, 18}} {
-				// The bits of RFC 3168 (0 to 3) behind a DSCP of which every bit is seen.
+				// The ECN bits of RFC 3168 (0 to 3) behind a DSCP with recognisable bits.
 				for _, tos := range []uint8{0, 1, 2, 3, 0xfc, 0xfd, 0xfe, 0xff, 0xb9, 0x46} {
 					t.Run(fmt.Sprintf("%v/%v/%s/%#x", algorithm, excess, c.name, tos), func(t *testing.T) {
 						r.TB = t
@@ -675,7 +675,7 @@ func TestExcess(t *testing.T) {
 							if c.family == 4 && onesSum(after[c.l3:c.l3+int(after[c.l3]&15)*4]) != 0xffff {
 								t.Errorf("wrong checksum in %x", after)
 							}
-							// Charged: three of them do not fit twice the capacity.
+							// Charged: the third packet would exceed twice the capacity.
 							wantLevel := 2 * size
 							if 3*size <= 400 {
 								r.want(p, frame, m, next, map[uint32]maps.Counters{id: marked(size)})
@@ -683,7 +683,7 @@ func TestExcess(t *testing.T) {
 							}
 							r.want(p, frame, m, drop, map[uint32]maps.Counters{id: dropped(size)})
 							e, _ := r.set.Match(addr(map[int]string{4: far4, 6: far6}[c.family]))
-							if got := r.set.OwnLevel(e, now) >> 20; got != wantLevel {
+							if got := r.set.SharedLevel(e, now) >> 20; got != wantLevel {
 								t.Errorf("level %d bytes, want %d", got, wantLevel)
 							}
 						}
@@ -694,7 +694,7 @@ func TestExcess(t *testing.T) {
 	}
 }
 
-// A bucket that can not be updated is no reason to drop, unless the rule says so.
+// A packet passes if its bucket cannot be updated, unless the rule says closed.
 func TestContended(t *testing.T) {
 	frame := ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2)))
 	size := uint64(len(frame))
@@ -712,7 +712,7 @@ func TestContended(t *testing.T) {
 					rule := wide("10.0.0.0/8", algorithm)
 					rule.Fail, rule.Each.Kind = fail, each
 					e := r.put(rule, 0)
-					// As if another CPU were at it and never came to an end.
+					// As if another CPU locked the bucket and never unlocked it.
 					kept := r.firstRule()
 					binary.NativeEndian.PutUint64(kept, 1<<40|1)
 					testenv.Must(t, r.set.Replacements()[bpf.ShapectlMapRules].Put(uint32(0), kept))
@@ -728,7 +728,7 @@ func TestContended(t *testing.T) {
 	}
 }
 
-// Where four keys of a line owe something, the fifth is charged to the spill bucket.
+// While four keys of a line have a level, the fifth is charged to the spill bucket.
 func TestSpillBucket(t *testing.T) {
 	for _, algorithm := range algorithms {
 		r := newRig(t, maps.Size{Rules: 2, Buckets: 4}, egress())
@@ -744,25 +744,25 @@ func TestSpillBucket(t *testing.T) {
 			r.want(p, to(host), meta{now: now}, next, pass)
 			r.want(p, to(host), meta{now: now}, next, pass)
 		}
-		if got := r.set.OwnLevel(e, now); got != 0 {
-			t.Errorf("%v: the spill bucket owes %d units, and nobody needed it", algorithm, got)
+		if got := r.set.SharedLevel(e, now); got != 0 {
+			t.Errorf("%v: the level of the spill bucket is %d units before any key needed it", algorithm, got)
 		}
-		// Whoever else comes shares what the spare one has, and so do new ones.
+		// Further keys share the spill bucket.
 		r.want(p, to(10), meta{now: now}, next, map[uint32]maps.Counters{e.ID: spilled(passed(1000))})
 		r.want(p, to(11), meta{now: now}, next, map[uint32]maps.Counters{e.ID: spilled(passed(1000))})
 		for host := byte(10); host < 20; host++ {
 			r.want(p, to(host), meta{now: now}, drop, map[uint32]maps.Counters{e.ID: spilled(dropped(1000))})
 		}
-		if got := r.set.OwnLevel(e, now) >> 20; got != 2000 {
-			t.Errorf("%v: the spill bucket owes %d bytes, want 2000", algorithm, got)
+		if got := r.set.SharedLevel(e, now) >> 20; got != 2000 {
+			t.Errorf("%v: the level of the spill bucket is %d bytes, want 2000", algorithm, got)
 		}
 		for host := range byte(4) {
-			r.want(p, to(host), meta{now: now}, drop, excess) // and nobody lost what he owes
+			r.want(p, to(host), meta{now: now}, drop, excess) // and every level was kept
 		}
 		if got := len(slices.Collect(r.set.Buckets(e, now))); got != 4 {
-			t.Errorf("%v: %d buckets owe something, want 4", algorithm, got)
+			t.Errorf("%v: %d buckets have a level, want 4", algorithm, got)
 		}
-		// 2000 bytes drain in 2 s: then a slot goes to another key.
+		// 2000 bytes drain in 2 s: then a slot is allocated to another key.
 		now += 2*uint64(time.Second) + 1<<21
 		r.want(p, to(30), meta{now: now}, next, pass)
 		r.want(p, to(30), meta{now: now}, next, pass)
@@ -770,8 +770,8 @@ func TestSpillBucket(t *testing.T) {
 	}
 }
 
-// A key keeps its slot until no CPU's clock says any more that it owes something:
-// clocks differ by less than a millisecond.
+// A key keeps its slot until its bucket is empty by the clock of every CPU. Clocks
+// differ by less than a millisecond.
 func TestSlotIsKeptForSlowClocks(t *testing.T) {
 	for _, algorithm := range algorithms {
 		r := newRig(t, maps.Size{Rules: 1, Buckets: 4}, egress())
@@ -783,13 +783,13 @@ func TestSlotIsKeptForSlowClocks(t *testing.T) {
 		for host := range 4 {
 			r.want(p, toHost(host, 2000), meta{now: now}, next, pass)
 		}
-		now += 2000 * 1000 // drained by this CPU's clock
+		now += 2000 * 1000 // empty by this CPU's clock
 		r.want(p, toHost(10, 2000), meta{now: now}, next, map[uint32]maps.Counters{e.ID: spilled(passed(2000))})
 		for host := range 4 {
 			r.want(p, toHost(host, 2000), meta{now: now - 1_000_000}, drop, excess)
 		}
-		if got := r.set.OwnLevel(e, now) >> 20; got != 2000 {
-			t.Errorf("%v: the spill bucket owes %d bytes, want 2000 of the fifth host", algorithm, got)
+		if got := r.set.SharedLevel(e, now) >> 20; got != 2000 {
+			t.Errorf("%v: the level of the spill bucket is %d bytes, want 2000 of the fifth host", algorithm, got)
 		}
 		r.want(p, toHost(11, 2000), meta{now: now + 1_100_000}, next, pass)
 	}

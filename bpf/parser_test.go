@@ -22,29 +22,28 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// The programs read any packet as gopacket reads it: whether it is matched,
-// whose it is and how many bytes it counts.
+// The program reads any packet as gopacket does: whether it is matched, its flow and
+// its size.
 //
-// gopacket refuses packets that contradict themselves; the programs have no use
-// for most of what these contradict themselves about. So it is given headers
-// one at a time, with what must not matter made right first: the lengths of IP
-// and of UDP, options of IPv4, where the data of TCP begins, and the end of a
-// header that is cut off, which is filled up with zeros. What must hold of a
-// packet that it still refuses is said where that is (a "refusal").
+// gopacket refuses inconsistent packets, but the program ignores most of these
+// inconsistencies. So gopacket gets one header at a time, after irrelevant fields are
+// corrected: the lengths of IP and UDP, IPv4 options, and the data offset of TCP. A
+// truncated header is padded with zeros. Packets that gopacket still refuses have
+// expectations of their own, marked "refusal".
 
-// A reading is what a packet says of itself.
+// A reading is what a packet's headers say.
 type reading struct {
 	matched bool // IP
 	flow    maps.Flow
 	exempt  bool // neighbour discovery
 }
 
-// readPacket reads a packet with or without a link header, after which there may be tags. Without one, what the skb
-// says it is (its EtherType) are bytes 12 and 13 all the same: see TestWithoutLinkHeader.
+// readPacket reads a packet with or without a link header; VLAN tags may follow. Without
+// a link header, bytes 12 and 13 are skb->protocol: see TestWithoutLinkHeader.
 func readPacket(packet []byte, linkHeader bool) reading {
 	var eth layers.Ethernet
 	if eth.DecodeFromBytes(packet, gopacket.NilDecodeFeedback) != nil {
-		return reading{} // refusal: it is too short for an EtherType
+		return reading{} // refusal: too short for an EtherType
 	}
 	kind, rest := eth.EthernetType, packet
 	if linkHeader {
@@ -52,7 +51,7 @@ func readPacket(packet []byte, linkHeader bool) reading {
 		for kind == layers.EthernetTypeDot1Q || kind == layers.EthernetTypeQinQ {
 			var tag layers.Dot1Q
 			if tag.DecodeFromBytes(rest, gopacket.NilDecodeFeedback) != nil {
-				return reading{} // refusal: half a tag says nothing
+				return reading{} // refusal: a truncated tag
 			}
 			kind, rest = tag.Type, rest[4:]
 		}
@@ -68,18 +67,18 @@ func readPacket(packet []byte, linkHeader bool) reading {
 
 func readIPv4(packet []byte) reading {
 	if len(packet) < 20 || packet[0]>>4 != 4 {
-		return reading{} // refusal: no addresses, or another protocol's
+		return reading{} // refusal: no addresses, or not IPv4
 	}
 	packet = slices.Clone(packet)
-	packet[2], packet[3] = 0, 0 // as long as it is
+	packet[2], packet[3] = 0, 0 // ignores the length
 	for i := 20; i < min(4*int(packet[0]&15), len(packet)); i++ {
 		packet[i] = 1 // no operation
 	}
 	var ip layers.IPv4
 	whole := ip.DecodeFromBytes(packet, gopacket.NilDecodeFeedback) == nil
 	if !whole {
-		// Refusal: the header says that it is shorter than it is, or ends beyond
-		// the packet. It has addresses and a protocol, and nothing behind it.
+		// Refusal: the header length is too short, or beyond the end of the packet. Only
+		// the addresses and the protocol are used.
 		packet[0] = 0x45
 		ip.DecodeFromBytes(packet, gopacket.NilDecodeFeedback)
 	}
@@ -93,9 +92,9 @@ func readIPv4(packet []byte) reading {
 func readIPv6(packet []byte) reading {
 	var ip layers.IPv6
 	if len(packet) < 40 || packet[0]>>4 != 6 {
-		return reading{} // refusal: no addresses, or another protocol's
+		return reading{} // refusal: no addresses, or not IPv6
 	}
-	// Refusal: of a length that is wrong or a jumbogram it complains when it has read all else.
+	// Refusal: gopacket reports a wrong length or a jumbogram after it has read everything else.
 	_ = ip.DecodeFromBytes(slices.Clone(packet[:40]), gopacket.NilDecodeFeedback)
 	proto, rest, end := walkExtensions(ip.NextHeader, packet[40:])
 	r := reading{matched: true, flow: flowOf(ip.SrcIP, ip.DstIP, proto)}
@@ -111,8 +110,8 @@ func readIPv6(packet []byte) reading {
 	return r
 }
 
-// betweenNeighbours reports whether a message of neighbour discovery may go between two addresses, by sections 4.1 to
-// 4.5 of RFC 4861, and goes no further than the link.
+// betweenNeighbours reports whether RFC 4861, sections 4.1 to 4.5, allows a type of message
+// between two addresses, and no router forwards it.
 func betweenNeighbours(kind uint8, src, dst netip.Addr) bool {
 	from := map[uint8]func() bool{
 		layers.ICMPv6TypeRouterSolicitation:    func() bool { return !src.IsMulticast() },
@@ -135,8 +134,8 @@ func betweenNeighbours(kind uint8, src, dst netip.Addr) bool {
 	return !src.IsUnspecified() && (src.IsLinkLocalUnicast() || dst.IsLinkLocalUnicast())
 }
 
-// walkExtensions steps over extension headers. At the end of what can be read is a later
-// fragment, or a header of which four bytes are missing: that one then is the protocol.
+// walkExtensions skips extension headers. It ends at a later fragment, or at a header with
+// less than four bytes, which then is the protocol.
 func walkExtensions(proto layers.IPProtocol, rest []byte) (_ layers.IPProtocol, behind []byte, end bool) {
 	for isExtension(proto) && len(rest) >= 4 {
 		var length int
@@ -151,7 +150,7 @@ func walkExtensions(proto layers.IPProtocol, rest []byte) (_ layers.IPProtocol, 
 		case layers.IPProtocolAH:
 			var h layers.IPSecAH
 			if h.DecodeFromBytes(filled(rest, 4*(255+2)), gopacket.NilDecodeFeedback) != nil {
-				// Refusal: shorter than its own fields. It is as long as it says, or it could hide what follows.
+				// Refusal: shorter than its fields. Its length counts, or it could hide the next header.
 				h.ActualLength, h.NextHeader = 8, layers.IPProtocol(rest[0])
 			}
 			proto, length = h.NextHeader, h.ActualLength
@@ -172,7 +171,7 @@ func isExtension(proto layers.IPProtocol) bool {
 	}, proto)
 }
 
-// readPorts are those of a transport header, of which four bytes must be there.
+// readPorts returns the ports of a transport header, if it has at least four bytes.
 func readPorts(proto layers.IPProtocol, header []byte) (src, dst uint16) {
 	if len(header) < 4 {
 		return 0, 0
@@ -185,7 +184,7 @@ func readPorts(proto layers.IPProtocol, header []byte) (src, dst uint16) {
 		header[12] = 0x50
 		_ = h.DecodeFromBytes(header, feedback)
 		return uint16(h.SrcPort), uint16(h.DstPort)
-	case layers.IPProtocolUDP, protoDCCP: // which gopacket does not know; RFC 4340, 5.1
+	case layers.IPProtocolUDP, protoDCCP: // unknown to gopacket; RFC 4340, 5.1
 		var h layers.UDP
 		header[4], header[5] = 0, 0
 		_ = h.DecodeFromBytes(header, feedback)
@@ -201,7 +200,7 @@ func readPorts(proto layers.IPProtocol, header []byte) (src, dst uint16) {
 	return 0, 0
 }
 
-// filled is a copy with zeros behind it, if need be, up to a length.
+// filled returns a copy that is padded with zeros to a length.
 func filled(b []byte, length int) []byte {
 	return append(slices.Clone(b), make([]byte, max(0, length-len(b)))...)
 }
@@ -212,12 +211,11 @@ func flowOf(src, dst []byte, proto layers.IPProtocol) maps.Flow {
 	return maps.Flow{Src: from, Dst: to, Proto: uint8(proto)}
 }
 
-// readWhole is what gopacket says when it goes through a frame on its own, as
-// it came, and how long the headers are. It has an answer only for frames that
-// it has nothing against, and whose transport it knows.
+// readWhole returns gopacket's reading of a whole, unmodified frame, and the length of its
+// headers. ok is false for frames that gopacket refuses or has no transport for.
 func readWhole(frame []byte) (r reading, headers int, ok bool) {
 	packet := gopacket.NewPacket(frame, layers.LayerTypeEthernet, gopacket.DecodeOptions{NoCopy: true, Lazy: true})
-	raw := false // gopacket's own: IPv4 in the type 0xffff
+	raw := false // IPv4 in EtherType 0xffff, which only gopacket knows
 	for _, layer := range packet.Layers() {
 		headers += len(layer.LayerContents())
 		switch l := layer.(type) {
@@ -243,7 +241,7 @@ func readWhole(frame []byte) (r reading, headers int, ok bool) {
 			r.flow.Proto = uint8(l.NextHeader)
 		case *layers.TCP, *layers.UDP, *layers.SCTP, *layers.UDPLite:
 			if len(layer.LayerContents()) == 0 {
-				return r, 0, false // it is refused
+				return r, 0, false // refused
 			}
 			src, dst := l.(gopacket.TransportLayer).TransportFlow().Endpoints()
 			r.flow.SrcPort, r.flow.DstPort = binary.BigEndian.Uint16(src.Raw()), binary.BigEndian.Uint16(dst.Raw())
@@ -255,29 +253,29 @@ func readWhole(frame []byte) (r reading, headers int, ok bool) {
 	return r, 0, false
 }
 
-// A reader is a hook that limits everything, and says whose packets it saw.
+// A reader is a hook that limits all packets, and shows their flows or hosts.
 type reader struct {
 	*rig
 	hook    bpf.AbiHook
 	each    policy.EachKind
 	plain   *ebpf.Program
-	short   *ebpf.Program // makes packets as short as they are meant to be
-	tagged  *ebpf.Program // and puts a tag into the metadata
+	short   *ebpf.Program // truncates packets
+	tagged  *ebpf.Program // truncates, and adds a tag to the metadata
 	entries map[bool]maps.Entry
 	now     uint64
 }
 
-// readers are hooks of both directions, that match either side, with and
-// without link headers, and share by flow and by host.
+// readers are hooks of both directions and both matches, with and without link headers,
+// with a bucket per flow and per host.
 func readers(tb testing.TB) (all []*reader) {
 	for _, l2 := range []uint8{14, 0} {
-		for side := range uint8(4) {
+		for kind := range uint8(4) {
 			hook := egress()
-			hook.L2Bytes, hook.Ingress, hook.MatchSrc = l2, side&1, side>>1
+			hook.L2Bytes, hook.Ingress, hook.MatchSrc = l2, kind&1, kind>>1
 			for _, each := range []policy.EachKind{policy.EachFlow, policy.EachHost} {
 				r := &reader{rig: newRig(tb, maps.Size{Rules: 2, Buckets: 16}, hook), hook: hook, each: each, entries: map[bool]maps.Entry{}}
 				for is4, everything := range map[bool]string{true: "0.0.0.0/0", false: "::/0"} {
-					rule := wide(everything, algorithms[side&1])
+					rule := wide(everything, algorithms[kind&1])
 					rule.Each.Kind = each
 					r.entries[is4] = r.put(rule, 0)
 				}
@@ -291,14 +289,14 @@ func readers(tb testing.TB) (all []*reader) {
 	return all
 }
 
-// A specimen is a packet with what is in no byte of it.
+// A specimen is a packet with its metadata.
 type specimen struct {
 	frame   []byte
-	tagged  bool   // in the metadata, too
-	segment uint16 // it stands for segments of so many bytes
+	tagged  bool   // has a tag in the metadata
+	segment uint16 // gso_size in bytes
 }
 
-// sees runs one packet through and compares what was matched, charged and counted.
+// sees runs the program on one packet, and compares the match, the charge and the counters.
 func (r *reader) sees(s specimen) {
 	r.Helper()
 	packet := s.frame
@@ -316,14 +314,14 @@ func (r *reader) sees(s specimen) {
 	want := readPacket(packet, r.hook.L2Bytes > 0)
 	size, count := uint64(len(packet)), 1
 	r.now += 1e9
-	// A test run wants a whole network header.
+	// A test run requires a complete network header.
 	program, data, m := r.short, filled(packet, 54), meta{now: r.now, cut: uint32(len(packet))}
 	if r.hook.L2Bytes > 0 {
 		whole, headers, ok := readWhole(packet)
 		if ok && whole != want {
-			r.Fatalf("gopacket reads %+v all at once, and %+v header by header\n%x", whole, want, packet)
+			r.Fatalf("gopacket reads %+v as a whole, but %+v header by header\n%x", whole, want, packet)
 		}
-		// Only what came in: on egress the kernel counts the segments of a packet. What UDP carries may be a tunnel.
+		// Only on ingress: on egress the kernel counts segments. UDP payload may be a tunnel.
 		isSegmented := whole.flow.Proto == protoTCP || whole.flow.Proto == protoUDP && plainUDP(packet[min(headers, len(packet)):])
 		if ok && isSegmented && r.hook.Ingress == 1 && s.segment > 0 && headers < len(packet) {
 			program, data, m.segSize = r.plain, packet, uint32(s.segment)
@@ -370,8 +368,8 @@ func (r *reader) sees(s specimen) {
 	var got []maps.Bucket
 	for _, e := range r.entries {
 		got = slices.AppendSeq(got, r.set.Buckets(e, r.now))
-		if n := r.set.OwnLevel(e, r.now); n != 0 {
-			r.Errorf("the spill bucket owes %d units", n)
+		if n := r.set.SharedLevel(e, r.now); n != 0 {
+			r.Errorf("the level of the spill bucket is %d units", n)
 		}
 	}
 	if !slices.Equal(got, wantBuckets) {
@@ -383,12 +381,12 @@ func (r *reader) sees(s specimen) {
 	}
 }
 
-// plainUDP reports whether what UDP carries cannot be another packet.
+// plainUDP reports whether a UDP payload cannot be a packet.
 func plainUDP(payload []byte) bool {
 	return len(payload) == 0 || payload[0]&8 == 0 && payload[0]>>6 == 1 && payload[0]>>4 != 4 && payload[0]>>4 != 6
 }
 
-// see shows a packet to all readers. A test run takes what fits a page.
+// see shows a packet to all readers, if it fits into a test run.
 func see(t *testing.T, readers []*reader, s specimen) {
 	s.frame = s.frame[:min(len(s.frame), 3000)]
 	if len(s.frame) < 14 {
@@ -400,9 +398,9 @@ func see(t *testing.T, readers []*reader, s specimen) {
 	}
 }
 
-// captured are the frames of all captures beside the repository, with an
-// Ethernet header in front of those that were bare IP; none where there are no
-// captures. What can be read of a file that is cut off or lies is part of it.
+// captured returns the frames of all captures beside the repository, or none. Bare IP
+// packets get an Ethernet header. Invalid and truncated files are read as far as
+// possible.
 func captured(tb testing.TB) (frames [][]byte) {
 	for _, name := range testenv.Shared(tb, "pcaps/*") {
 		data, err := os.ReadFile(name)
@@ -427,7 +425,7 @@ func framesOf(file []byte) (frames [][]byte) {
 	for {
 		frame, _, err := packets.ReadPacketData()
 		if err != nil {
-			return frames // the end, or no more that can be read
+			return frames // the end of the file, or an invalid record
 		}
 		switch link {
 		case layers.LinkTypeEthernet:
@@ -442,7 +440,7 @@ func framesOf(file []byte) (frames [][]byte) {
 	}
 }
 
-// specimens have one of all that the programs look at.
+// specimens returns packets of all kinds that the program distinguishes.
 func specimens() [][]byte {
 	payload := zeros(20)
 	frames := [][]byte{
@@ -457,7 +455,7 @@ func specimens() [][]byte {
 		ether(typeIPv4, ip4{proto: protoGRE}.with(ports(0, 0x6558, 0), ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2))))),
 		ether(tag8021D, tag(7, tag8021Q), tag(8, typeIPv6), ip6{proto: protoTCP}.with(tcpHeader(1000, 53, 0), payload)),
 		ether(tag8021Q, tag(7, tag8021Q), tag(8, tag8021Q), tag(9, typeIPv4), ip4{proto: protoTCP}.with(tcpHeader(1, 2, 0))),
-		// Read without a link header, a tag that its skb says it is: what has none has no tags.
+		// Without a link header the protocol may be a tag, but such packets have no tags.
 		patch(ether(0x88b5, tag(7, typeIPv4), ip4{proto: protoHopByHop}.with(zeros(20))), 14+4+8, tag8021Q>>8),
 		ether(0x9100, tag(7, typeIPv4), ip4{proto: protoTCP}.with(tcpHeader(1, 2, 0))),
 		ether(0x8864 /* PPPoE */, []byte{0x11, 0, 0, 1, 0, 30, 0, 0x21}, ip4{proto: protoUDP}.with(udpHeader(1, 2))),
@@ -484,8 +482,7 @@ func specimens() [][]byte {
 	return frames
 }
 
-// Captures and specimens, and what is left of them when they are cut, and bytes
-// of them are changed.
+// Captures and specimens, also truncated and with changed bytes.
 func TestPacketsAsGopacketReadsThem(t *testing.T) {
 	readers := readers(t)
 	frames := slices.Concat(specimens(), captured(t))
@@ -516,7 +513,7 @@ func TestPacketsAsGopacketReadsThem(t *testing.T) {
 				continue
 			}
 			for range 1 + roll.IntN(3) {
-				// Where headers are.
+				// Among the headers.
 				at := 12 + roll.IntN(max(1, min(len(frame), 100)-12))
 				switch roll.IntN(3) {
 				case 0:
@@ -532,12 +529,12 @@ func TestPacketsAsGopacketReadsThem(t *testing.T) {
 	})
 }
 
-// FuzzPacket shows the programs a fuzzer's packets.
+// FuzzPacket runs the program on a fuzzer's packets.
 func FuzzPacket(f *testing.F) {
 	readers := readers(f)
 	frames := specimens()
 	if flag.Lookup("test.fuzz").Value.String() != "" {
-		frames = append(frames, captured(f)...) // otherwise the test above has seen to them
+		frames = append(frames, captured(f)...) // otherwise TestPacketsAsGopacketReadsThem covers them
 	}
 	for i, frame := range frames {
 		f.Add(frame, i%4 == 0, uint16(i%1500))

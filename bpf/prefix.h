@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * From an address to its rule: the longest prefix. Policies use few prefix
- * lengths, so each length in use is looked up in turn, longest first, in a hash
- * table of whole cache lines, one for each family. A trie would visit a node for
- * each bit in which prefixes differ.
+ * Longest-prefix match of an address. Policies use few prefix lengths, so each
+ * length in use is looked up in turn, longest first, in a hash table of cache
+ * lines, one per family. A trie would visit a node for each bit in which prefixes
+ * differ.
  */
 #ifndef SHAPECTL_PREFIX_H
 #define SHAPECTL_PREFIX_H
@@ -12,17 +12,17 @@
 #include "packet.h"
 #include "rule.h"
 
-/* What makes an address the key of its prefix of that length: length << 32 | host bits. */
+/* ORed to an address, gives the key of its prefix of that length: length << 32 | host bits. */
 static __always_inline __u64 by4(__u32 length)
 {
 	return (__u64)length << 32 | (__u32)~hook.masks[length & NO_LENGTH][0];
 }
 
 /*
- * One round of mixing. A multiplication carries bits only upwards, so its upper
- * bits are folded onto the lower ones before the next. One multiplication alone
- * (multiply-shift) is not enough: with one secret in a hundred, consecutive
- * prefixes crowd into a few lines. Only bits 26 and up of the result are good.
+ * One round of mixing. A multiplication carries bits only upwards, so the upper
+ * bits are folded onto the lower ones before the next multiplication. A single
+ * multiplication (multiply-shift) is not enough: with one secret in a hundred it
+ * maps consecutive prefixes to a few lines. Use only bits 26 and up of the result.
  */
 static __always_inline __u64 stir(__u64 h, __u64 multiplier)
 {
@@ -31,12 +31,12 @@ static __always_inline __u64 stir(__u64 h, __u64 multiplier)
 
 static __always_inline __u64 hash4_prefix(__u64 key)
 {
-	__u64 multiplier = hook.multiplier; /* read once, as it is volatile */
+	__u64 multiplier = hook.multiplier; /* one load, because hook is volatile */
 
 	return stir(key * multiplier, multiplier);
 }
 
-/* Length and second word are added to products with the secret, so no choice of addresses cancels them out. */
+/* Adds length and second word to products with the secret, so no choice of addresses cancels them. */
 static __always_inline __u64 hash6_prefix(__u64 addr0, __u64 addr1, __u64 length)
 {
 	__u64 multiplier = hook.multiplier;
@@ -45,13 +45,13 @@ static __always_inline __u64 hash6_prefix(__u64 addr0, __u64 addr1, __u64 length
 	return stir(stir(h + addr1, multiplier), multiplier);
 }
 
-/* The line in which a prefix with that hash is looked for first. */
+/* The first line of a prefix with that hash. */
 static __always_inline __u32 prefix_line(__u64 hash)
 {
 	return hash >> 40;
 }
 
-/* Whether a prefix with that hash may be in the tables. */
+/* Whether a prefix with that hash may exist. */
 static __always_inline bool in_filter(__u64 hash)
 {
 	__u64 word = filter[MASKED(hash >> 32, filter_mask)];
@@ -60,29 +60,29 @@ static __always_inline bool in_filter(__u64 hash)
 }
 
 /*
- * The lines after the one that a prefix belongs in. A loop is bpf_loop's, as
- * without CAP_PERFMON the verifier would go through each time around, and past
- * the last.
+ * A search of the lines after the first. It uses bpf_loop, because without
+ * CAP_PERFMON the verifier would follow each iteration of a loop, even beyond the
+ * last.
  */
 struct search {
 	__u64 key[2];
 	__u32 length;
-	__u32 line; /* looked into last */
-	__u32 id;   /* what was found: the id of the rule plus one */
+	__u32 line; /* searched last */
+	__u32 id;   /* the result: id of the rule plus one, or 0 */
 };
 
-/* All ones if nothing differs, else 0; the compiler is kept from making a branch of it. */
+/* All ones if different is 0, else 0. The asm keeps the compiler from using a branch. */
 static __always_inline __u32 if_same(__u64 different)
 {
-	/* A number below 2^32, less one: negative only if it was 0. */
+	/* A number below 2^32 minus one is negative only for 0. */
 	different = (different >> 32 | (__u32)different) - 1;
 	asm volatile("" : "+r"(different));
 	return (__s64)different >> 63;
 }
 
 /*
- * The id of the rule plus one, or 0. No branches: each would double the ways that
- * the verifier has to look at, and be wrong half of the time.
+ * The id of the rule plus one, or 0. Without branches: each would double the paths
+ * of the verifier, and the CPU would mispredict half of them.
  */
 static __always_inline __u32 in_line4(const struct prefixes4 *line, __u64 key)
 {
@@ -135,7 +135,7 @@ static long search_line6(__u64 n, struct search *s)
 	return s->id || line->used <= LINE_PREFIXES6;
 }
 
-/* The id plus one of the rule of exactly that prefix, or 0. */
+/* The id plus one of the rule with exactly that prefix, or 0. */
 __noinline __u32 find4(__u64 key, __u64 hash)
 {
 	struct search s = { .key = { key }, .line = prefix_line(hash) };
@@ -162,7 +162,7 @@ __noinline __u32 find6(__u64 addr0, __u64 addr1, __u32 length, __u64 hash)
 	return s.id;
 }
 
-/* A search by the lengths of IPv4 that are in use. */
+/* A search by the IPv4 lengths in use. */
 struct search4 {
 	__u64 key; /* mix4 and the address */
 	__u32 count;
@@ -172,7 +172,7 @@ struct search4 {
 /* No lengths are left. */
 #define NONE_LEFT (~0U)
 
-/* These are no loop, as the compiler would keep the state of one in memory. */
+/* No loop, because the compiler would keep its state in memory. */
 static __always_inline __u32 try_length4(const struct search4 *s, __u32 i)
 {
 	__u64 key, hash;
@@ -194,7 +194,7 @@ static __always_inline __u32 try_16_lengths4(const struct search4 *s, __u32 i)
 	return try_4_lengths4(s, i) ?: try_4_lengths4(s, i + 4) ?: try_4_lengths4(s, i + 8) ?: try_4_lengths4(s, i + 12);
 }
 
-/* By all lengths in use, or all but the first, where the filter does not exclude it. */
+/* Searches by all lengths in use, or by all but the first. */
 __noinline __u32 match4_from(struct __sk_buff *skb, __u32 addr, __u32 from)
 {
 	const struct view *view = view_of(skb);
@@ -209,7 +209,7 @@ __noinline __u32 match4_from(struct __sk_buff *skb, __u32 addr, __u32 from)
 	return id == NONE_LEFT ? 0 : id;
 }
 
-/* A search by the lengths of IPv6 that are in use, from one on. */
+/* A search by the IPv6 lengths in use, starting at one of them. */
 struct search6 {
 	struct __sk_buff *skb;
 	__u64 addr[2];
@@ -218,7 +218,7 @@ struct search6 {
 	__u32 id;
 };
 
-/* So many lengths a round: a round of bpf_loop costs as much as half a length. */
+/* Lengths per iteration: an iteration of bpf_loop costs as much as half a length. */
 #define ROUND6 8
 
 static __always_inline __u32 try_length6(const struct view *view, const struct search6 *s, __u32 length)
@@ -236,9 +236,9 @@ static long next_lengths6(__u64 round, struct search6 *s)
 	__u32 first = s->from + round * ROUND6, i;
 	const __u8 *lengths;
 
-	if (first >= LENGTHS6) /* There are never more; the verifier wants to see that. */
+	if (first >= LENGTHS6) /* Never true, but the verifier needs the bound. */
 		return 1;
-	/* Before first is compared with what there is, or without CAP_PERFMON nothing may be added. */
+	/* Before first is compared with count: without CAP_PERFMON the verifier then refuses the addition. */
 	lengths = KEPT(&view->use[s->use & 1].list6[first]);
 #pragma unroll
 	for (i = 0; i < ROUND6; i++) {
@@ -263,15 +263,15 @@ __noinline __u32 match6_from(struct __sk_buff *skb, __u64 addr0, __u64 addr1, __
 }
 
 /*
- * Where the tables are too big for a cache, to look into one costs more than the
- * filter, also for the length that is tried first: from 32768 rules on.
+ * From 32768 rules on the tables are too big for a cache. Then a lookup costs more
+ * than the filter, even for the longest length.
  */
 #define IS_BIG (HOOK(prefixes4_mask) >= 1 << 14)
 
 /*
- * The id of the rule that decides, plus one, or 0: the first place for the longest
- * length at once, the rest only if need be. That length is at hand in one word,
- * which saves the version; while it changes, that is none.
+ * The id of the matching rule plus one, or 0. First tries the first place for the
+ * longest length, which the view has in one word. That saves reading the version;
+ * while it changes, the word has no length.
  */
 static __always_inline __u32 match4(struct __sk_buff *skb, __u32 addr)
 {

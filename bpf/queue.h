@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Queues: when a packet may leave. The fq qdisc, or that of an ifb device, keeps
- * it until then (earliest departure time).
+ * Queues: the departure time of a packet. The fq qdisc of the device, or of its ifb
+ * device, keeps the packet until then (earliest departure time).
  */
 #ifndef SHAPECTL_QUEUE_H
 #define SHAPECTL_QUEUE_H
@@ -9,42 +9,42 @@
 #include "bucket.h"
 #include "packet.h"
 
-/* A sender's own departure time that is later than this is not one. */
-#define OWN_TIME_NS (1ULL << 35)
+/* A later timestamp of a sender is not a departure time. */
+#define MAX_SENDER_DELAY_NS (1ULL << 35)
 
-/* Fails for a packet that enters with a VLAN tag left in its frame. */
+/* Returns whether it was set. It fails on ingress for a packet with a VLAN tag in its frame. */
 static __always_inline bool set_departure(struct __sk_buff *skb, __u64 time)
 {
 	if (!bpf_skb_set_tstamp(skb, time, BPF_SKB_TSTAMP_DELIVERY_MONO))
 		return true;
-	/* On egress the time needs no type. */
+	/* On egress a timestamp needs no type. */
 	if (!HOOK(ingress))
 		skb->tstamp = time;
 	return !HOOK(ingress);
 }
 
-/* What has to leave before a packet that was charged and left the bucket with that level, in units. */
+/* The units that leave before a packet, given the level after its charge. */
 static __always_inline __u64 units_before(const struct params *params, __u64 bytes, __u64 level)
 {
 	__u64 cost = bytes << UNIT_BITS, free = params->burst > cost ? params->burst - cost : 0;
 
-	level -= cost; /* as the packet found it */
+	level -= cost; /* before the charge */
 	return level > free ? level - free : 0;
 }
 
 /*
- * Gives a packet its departure time, when so many units have left before it. A
- * sender may ask for a later one, but by no more than the queue is long: packets
- * that it spreads over more time could all leave at one moment. Packets that
- * conform to the burst are not delayed, nor is one larger than that which finds an
- * empty bucket.
+ * Sets the departure time of a packet to the time when the units before it have
+ * left. A sender may request a later time, limited to the length of the queue:
+ * otherwise packets that were charged over a longer time could leave together. A
+ * packet within the burst is not delayed; nor is a larger one if the bucket is
+ * empty.
  */
 static __always_inline enum verdict queue_packet(struct __sk_buff *skb, __u32 ip, const struct params *params,
 						 const struct cold_params *cold, __u64 now, __u64 before)
 {
 	__u64 asked = skb->tstamp, wait = drain_ns(params->rate_units, before), departure = now + wait;
 
-	if (!HOOK(ingress) && asked > departure && asked - departure <= OWN_TIME_NS) {
+	if (!HOOK(ingress) && asked > departure && asked - departure <= MAX_SENDER_DELAY_NS) {
 		departure = now + drain_ns(params->rate_units, params->limit - params->burst);
 		if (asked < departure)
 			departure = asked;
@@ -58,11 +58,11 @@ static __always_inline enum verdict queue_packet(struct __sk_buff *skb, __u32 ip
 }
 
 /*
- * The level of a flow's own bucket after a packet of it that has to be queued,
- * where it was at level before. A packet of a sparse flow (as RFC 8290 has it: it
- * builds no queue of its own) goes ahead, and is charged so much that
- * 2^SPARSE_BITS bytes fill a bucket as big as the queue. Any other flow's level is
- * above that until the packet has left in its turn: none overtakes one of its own flow.
+ * The new level of a flow's bucket, for a packet with the units before queued ahead
+ * of it. A packet of a sparse flow (RFC 8290: a flow that builds no queue) is not
+ * delayed. Its charge is scaled, so that 2^SPARSE_BITS bytes fill a bucket as big as
+ * the queue. Any other packet raises the level above that until it has left, so no
+ * packet overtakes one of the same flow.
  */
 static __always_inline __u64 flow_level(const struct params *params, __u64 before, __u64 bytes, bool fifo, __u64 level,
 					enum verdict *verdict)

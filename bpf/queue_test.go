@@ -17,7 +17,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// queue is a rule that delays, on a device whose packets count as they are long.
+// queue returns a rule that delays, for packets that count as their length.
 func queue(a policy.Algorithm, rate policy.Rate, burst, waiting uint64) policy.Rule {
 	r := policy.Rule{
 		Prefix: prefix("10.0.0.0/8"), Rate: rate, Capacity: waiting, Algorithm: a,
@@ -32,8 +32,8 @@ func queue(a policy.Algorithm, rate policy.Rate, burst, waiting uint64) policy.R
 // exact is a queue in rational arithmetic.
 type exact struct {
 	rate                *big.Rat // bytes per ns
-	level, burst, holds *big.Rat // bytes
-	then, empty         uint64   // when the last packet came, and when the bucket was last empty
+	level, burst, limit *big.Rat // bytes
+	then, empty         uint64   // time of the last packet, and when the bucket was last empty
 }
 
 func newExact(r policy.Rule) *exact {
@@ -43,13 +43,13 @@ func newExact(r policy.Rule) *exact {
 	}
 	return &exact{
 		rate: big.NewRat(int64(r.Rate), 8e9), level: new(big.Rat), burst: rat(burst),
-		holds: rat(r.Capacity + r.Queue),
+		limit: rat(r.Capacity + r.Queue),
 	}
 }
 
 func rat(n uint64) *big.Rat { return new(big.Rat).SetInt(new(big.Int).SetUint64(n)) }
 
-// offer is when a packet leaves, in ns; false if it is dropped.
+// offer returns the departure time of a packet in ns, or false if it is dropped.
 func (e *exact) offer(now, bytes uint64) (leaves *big.Rat, passes bool) {
 	leaked := new(big.Rat).Mul(e.rate, rat(now-e.then))
 	e.then = now
@@ -59,10 +59,10 @@ func (e *exact) offer(now, bytes uint64) (leaves *big.Rat, passes bool) {
 	}
 	n := rat(bytes)
 	filled := new(big.Rat).Add(e.level, n)
-	if e.level.Sign() > 0 && filled.Cmp(e.holds) > 0 {
+	if e.level.Sign() > 0 && filled.Cmp(e.limit) > 0 {
 		return nil, false
 	}
-	// Packets that conform to the burst are not delayed, nor is a larger one that finds the bucket empty.
+	// Packets within the burst are not delayed; nor is a larger one if the bucket is empty.
 	ahead := new(big.Rat).Sub(e.burst, n)
 	if ahead.Sign() < 0 {
 		ahead.SetInt64(0)
@@ -74,10 +74,10 @@ func (e *exact) offer(now, bytes uint64) (leaves *big.Rat, passes bool) {
 	return ahead.Quo(ahead, e.rate).Add(ahead, rat(now)), true
 }
 
-// The spacing of a queue is exact: each packet is given the time that rational
-// arithmetic gives it, to the ns of rounding. At the lowest rates, a unit of a
-// level takes about that long, too: two of them, and a 2^32nd of one for each ns
-// since the bucket was empty, as slopes are in 2^-32 of a unit.
+// Departure times are exact: they equal those of rational arithmetic, to the ns of
+// rounding. At the lowest rates, a unit of a level takes about a ns, too. So two units
+// may be missing, and 2^-32 of a unit for each ns since the bucket was empty, because
+// rate_units has 32 fraction bits.
 func TestDeparturesAreExact(t *testing.T) {
 	seed := testenv.Seed(t)
 	r := matchSource(t)
@@ -88,12 +88,12 @@ func TestDeparturesAreExact(t *testing.T) {
 		for j := range 2 * len(algorithms) {
 			a, overhead := algorithms[j%2], shrink
 			if j > 1 {
-				overhead = 0 // the short way, for packets that are no bigger than a test run takes
+				overhead = 0 // the fast path, for packets that are small enough for a test run
 			}
 			t.Run(fmt.Sprint(rate, " ", a, " ", overhead), func(t *testing.T) {
 				r.TB = t
 				roll := rand.New(rand.NewPCG(seed, uint64(i)))
-				longest := uint64(rate) / 8 * 8 // 8 s of it
+				longest := uint64(rate) / 8 * 8 // 8 s
 				rule := queue(a, rate, 1514+roll.Uint64N(min(100_000, uint64(rate)/8)), min(max(3000, roll.Uint64N(longest+1)), longest))
 				rule.Framing.Overhead = int16(overhead)
 				rule.Each.Kind = sharings[i%3]
@@ -109,7 +109,7 @@ func TestDeparturesAreExact(t *testing.T) {
 					frame, m := sized(addr("10.0.0.7"), n, overhead, now)
 					verdict, _, at := sendTimed(t, twin.program(), frame, m)
 					if (verdict == next) != passes {
-						t.Fatalf("packet %d of %d bytes at %d: verdict %#x, to pass: %v", p, n, now, verdict, passes)
+						t.Fatalf("packet %d of %d bytes at %d: verdict %#x, want it to pass: %v", p, n, now, verdict, passes)
 					}
 					if passes {
 						off := new(big.Rat).Sub(rat(at), leaves)
@@ -132,7 +132,7 @@ func TestDeparturesAreExact(t *testing.T) {
 	}
 }
 
-// The traces that are beside the repository, to the ns that they are rounded to.
+// The vectors beside the repository, to the ns to which they are rounded.
 func TestDeparturesOfVectors(t *testing.T) {
 	r := matchSource(t)
 	for _, trace := range testenv.Vectors(t) {
@@ -157,10 +157,10 @@ func TestDeparturesOfVectors(t *testing.T) {
 	}
 }
 
-// What leaves in any window is no more than what the rate lets through and a
-// packet, after what leaves at once; and while more is offered throughout, no
-// less but for a packet: refused ones take nobody's turn.
-func TestWindowsOfWhatLeaves(t *testing.T) {
+// In every window, the departing packets are at most rate * time, one packet, and the
+// burst. While excess is offered throughout, at most one packet less departs: dropped
+// packets leave no gap.
+func TestWindowsOfDepartures(t *testing.T) {
 	seed := testenv.Seed(t)
 	r := matchSource(t)
 	for i := range 24 {
@@ -178,7 +178,7 @@ func TestWindowsOfWhatLeaves(t *testing.T) {
 			twin := newTwin(r, rule, now)
 			var w testenv.Windows
 			var last, dropped uint64
-			ns := int64(uint64(rate)/8000 + 1) // a ns of rounding on either side, in millionths of a byte
+			ns := int64(uint64(rate)/8000 + 1) // a ns of rounding at both ends, in millionths of a byte
 			burst := int64(0)
 			if a == policy.GCRA {
 				burst = int64(rule.Capacity)
@@ -191,7 +191,7 @@ func TestWindowsOfWhatLeaves(t *testing.T) {
 					dropped++
 				} else {
 					if leaves < last {
-						t.Fatalf("packet %d leaves at %d, before the one ahead of it at %d", p, leaves, last)
+						t.Fatalf("packet %d leaves at %d, but the previous one at %d", p, leaves, last)
 					}
 					if last > 0 {
 						w.Leak(uint64(rate), int64(leaves-last))
@@ -199,10 +199,10 @@ func TestWindowsOfWhatLeaves(t *testing.T) {
 					last = leaves
 					most, least := w.Packet(n)
 					if most > 1e6*max(largest, burst)+2*ns {
-						t.Fatalf("packet %d: %d millionths of a byte more leave than %v lets through", p, most, rate)
+						t.Fatalf("packet %d: %d millionths of a byte more leave than %v allows", p, most, rate)
 					}
 					if overload && -least > 2*ns {
-						t.Fatalf("packet %d: %d millionths of a byte less leave than %v lets through", p, -least, rate)
+						t.Fatalf("packet %d: %d millionths of a byte less leave than %v allows", p, -least, rate)
 					}
 				}
 				full := n * 8e9 / uint64(rate)
@@ -219,9 +219,9 @@ func TestWindowsOfWhatLeaves(t *testing.T) {
 	}
 }
 
-// Where sparse flows go first, one that sends little never waits for those that
-// fill the queue, no packet overtakes one of its own flow, and what leaves in any
-// window is no more than what the rate lets through, the capacity and the queue.
+// With sparse-first, a flow that sends little is never delayed by flows that fill the
+// queue. No packet overtakes one of the same flow. In every window, the departing
+// packets are at most rate * time, the capacity and the queue.
 func TestSparseFirst(t *testing.T) {
 	seed := testenv.Seed(t)
 	r := matchSource(t)
@@ -239,36 +239,36 @@ func TestSparseFirst(t *testing.T) {
 			type departure struct{ at, bytes uint64 }
 			var left []departure
 			waited := 0
-			offer := func(host string, n uint64) (held uint64, passes bool) {
+			offer := func(host string, n uint64) (delay uint64, passes bool) {
 				frame, m := sized(addr(host), n, shrink, now)
 				verdict, _, at := sendTimed(t, twin.program(), frame, m)
 				if verdict == drop {
 					return 0, false
 				}
 				if at < last[host] {
-					t.Fatalf("a packet of %s leaves %d ns before the one ahead of it", host, last[host]-at)
+					t.Fatalf("a packet of %s leaves %d ns before the previous one", host, last[host]-at)
 				}
 				last[host] = at
 				left = append(left, departure{at, n})
 				return at - now, true
 			}
-			// One that sends little: half of what a sparse flow may.
+			// A flow that sends little: half of the limit of a sparse flow.
 			next := now
 			for range 3000 {
 				if now >= next {
-					if held, passes := offer("10.0.0.1", small); passes && held > 0 {
-						t.Fatalf("a sparse flow waits for %d ns", held)
+					if delay, passes := offer("10.0.0.1", small); passes && delay > 0 {
+						t.Fatalf("a sparse flow is delayed by %d ns", delay)
 					}
 					next = now + full(rule.Queue)*small*2>>model.SparseBits + 1
 				}
 				n := 40 + roll.Uint64N(largest-39)
-				if held, _ := offer(fmt.Sprintf("10.0.0.%d", 2+roll.IntN(4)), n); held > 0 {
+				if delay, _ := offer(fmt.Sprintf("10.0.0.%d", 2+roll.IntN(4)), n); delay > 0 {
 					waited++
 				}
 				now += roll.Uint64N(full(n) + 1)
 			}
 			if waited < 1000 {
-				t.Errorf("of those that fill the queue, %d packets had to wait", waited)
+				t.Errorf("%d packets of the flows that fill the queue were delayed", waited)
 			}
 			slices.SortFunc(left, func(a, b departure) int { return cmp.Compare(a.at, b.at) })
 			var w testenv.Windows
@@ -278,21 +278,21 @@ func TestSparseFirst(t *testing.T) {
 					w.Leak(uint64(rate), int64(d.at-left[j-1].at))
 				}
 				if most, _ := w.Packet(d.bytes); most > bound {
-					t.Fatalf("%d millionths of a byte more leave than %v lets through; capacity and queue are %d bytes", most, rate, rule.Capacity+rule.Queue)
+					t.Fatalf("%d millionths of a byte more leave than %v allows; capacity and queue are %d bytes", most, rate, rule.Capacity+rule.Queue)
 				}
 			}
 		})
 	}
 }
 
-// A sender that paces itself is not sent earlier for it, but no later than the
-// queue is long: what it spreads over time it may let leave at one moment. One
-// that asks for a time that no packet is sent at, or by another clock, has none.
-func TestOwnDepartureTime(t *testing.T) {
+// A sender's later departure time is kept, but not beyond the length of the queue:
+// otherwise packets that it spreads over time could leave together. A time that is
+// too late to be valid, or by another clock, is ignored.
+func TestDepartureTimeOfSender(t *testing.T) {
 	hook := egress()
 	hook.VirtualClock = 0
 	r := newRig(t, maps.Size{Rules: 1}, hook)
-	rule := queue(policy.Leaky, 8_000_000, 0, 2_000_000) // a byte in a us
+	rule := queue(policy.Leaky, 8_000_000, 0, 2_000_000) // a byte per us
 	rule.Prefix, rule.Framing = prefix("10.0.0.0/8"), policy.Framing{}
 	clock := func() uint64 {
 		var now unix.Timespec
@@ -307,48 +307,48 @@ func TestOwnDepartureTime(t *testing.T) {
 		send(t, program, frame, meta{})
 	}
 	const second, turn, longest = uint64(time.Second), uint64(time.Second / 2), 2 * uint64(time.Second)
-	const its, own, end = "its turn", "its own", "the end of the queue"
+	const its, asked, end = "its turn", "the time that the sender asked for", "the end of the queue"
 	cases := map[string]struct {
-		own  uint64
+		time uint64
 		when string
 	}{
 		"none":                    {0, its},
 		"past":                    {now, its},
 		"sooner than its turn":    {now + second/10, its},
-		"later than its turn":     {now + longest - second/2, own},
+		"later than its turn":     {now + longest - second/2, asked},
 		"later than any":          {now + longest + 2*second, end},
 		"much later":              {now + 30*second, end},
 		"TAI, or the time of day": {1_795_000_000 * second, its},
 	}
 	for name, c := range cases {
 		before := clock()
-		verdict, _, leaves := sendTimed(t, program, frame, meta{now: c.own})
+		verdict, _, leaves := sendTimed(t, program, frame, meta{now: c.time})
 		after := clock()
 		least, most := now+turn, after+turn+second/4 // each case adds a ms
 		switch c.when {
-		case own:
-			least, most = c.own, c.own
+		case asked:
+			least, most = c.time, c.time
 		case end:
 			least, most = before+longest, after+longest
 		}
 		if verdict != next || leaves < least || leaves > most {
-			t.Errorf("%s: verdict %#x, leaves at %d, and ought to at %s, %d to %d", name, verdict, leaves, c.when, least, most)
+			t.Errorf("%s: verdict %#x, leaves at %d, want %s, %d to %d", name, verdict, leaves, c.when, least, most)
 		}
 	}
-	// Who need not wait is left alone, but for what is beyond the queue.
+	// The time of a packet without delay is only limited to the length of the queue.
 	rule.Rate = 1_000_000_000_000
 	r.put(rule, now)
 	if _, _, leaves := sendTimed(t, program, frame, meta{now: 5}); leaves != 5 {
-		t.Errorf("without a wait the time is %d", leaves)
+		t.Errorf("without a delay the time is %d", leaves)
 	}
 	if _, _, leaves := sendTimed(t, program, frame, meta{now: now + 20*second}); leaves > clock()+second {
-		t.Errorf("without a wait, a time of its own beyond the queue stays: %d", leaves)
+		t.Errorf("without a delay, a sender's time beyond the queue is kept: %d", leaves)
 	}
 }
 
-// A flow for which there was no room in the table waits, and its next packet
-// does not overtake it once there is room.
-func TestNoRoomForFlow(t *testing.T) {
+// A flow without a slot is delayed, and its next packet does not overtake it when it
+// has a slot.
+func TestFlowWithoutSlot(t *testing.T) {
 	hook := egress()
 	hook.MatchSrc = 1
 	r := newRig(t, maps.Size{Rules: 2, Buckets: 4}, hook) // one line
@@ -375,7 +375,7 @@ func TestNoRoomForFlow(t *testing.T) {
 	}
 	first := leaves("10.0.0.2", 100)
 	if first < now+3.9e9 {
-		t.Fatalf("without room for its flow, a packet leaves after %d ns", first-now)
+		t.Fatalf("a packet of a flow without a slot leaves after %d ns", first-now)
 	}
 	now += 3e9
 	if second := leaves("10.0.0.2", 100); second < first {
@@ -386,12 +386,12 @@ func TestNoRoomForFlow(t *testing.T) {
 		leaves("10.0.0.1", 1000)
 	}
 	if at := leaves("10.0.0.3", 100); at != now {
-		t.Errorf("once the first has left, another flow waits for %d ns", at-now)
+		t.Errorf("after the first has left, another flow is delayed by %d ns", at-now)
 	}
 }
 
-// What enters with a tag left in its frame can not be told when to leave: it
-// passes within what the rule holds, and is not counted as one that waited.
+// A packet that enters with a tag in its frame cannot get a departure time. It passes
+// if it conforms, and does not count as delayed.
 func TestTagLeftInFrame(t *testing.T) {
 	const redirected uint32 = 7 // TC_ACT_REDIRECT
 	hook := ingress()
@@ -413,8 +413,8 @@ func TestTagLeftInFrame(t *testing.T) {
 	}
 }
 
-// On ingress all packets of a rule that delays take the way through the ifb, so
-// none overtakes another; excess is dropped, and what no such rule is for goes on.
+// On ingress all packets of a rule that delays are redirected to the ifb, so none
+// overtakes another. Excess is dropped. Packets of other rules are not redirected.
 func TestIfb(t *testing.T) {
 	const redirected uint32 = 7 // TC_ACT_REDIRECT
 	r := newRig(t, maps.Size{Rules: 3, Buckets: 64}, ingress())

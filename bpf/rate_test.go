@@ -15,12 +15,11 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// The contract's invariant over every window of a trace, on the kernel's
-// programs: no more passes than the bucket holds, or one packet that is bigger,
-// and what the rate lets through; while more is offered throughout, no less than
-// the rate lets through, but for a bucket and a packet. Clocks of CPUs differ,
-// and rules change: then the rate is that of each moment, and what a smaller
-// capacity forgives may pass again.
+// The window bound of the specification, over every window of a trace, for the
+// kernel's program. At most the capacity (or one larger packet) and rate * time
+// pass. While excess is offered throughout, at least rate * time less the capacity
+// and one packet pass. CPU clocks differ and rules change: then the rate is that of
+// each moment, and the level that a smaller capacity cuts off may pass again.
 func TestEveryWindow(t *testing.T) {
 	seed := testenv.Seed(t)
 	traces, packets := 48, 1500
@@ -43,7 +42,7 @@ func TestEveryWindow(t *testing.T) {
 					Framing: policy.Framing{Overhead: overhead},
 				}
 				rule.Rate += policy.Rate(roll.Uint64N(uint64(rule.Rate)))
-				// So that a bucket which refused a packet is not empty when the next one comes.
+				// A bucket that refused a packet must not be empty when the next one arrives.
 				rule.Capacity = 2*largest + roll.Uint64N(1<<(10+roll.IntN(12)))
 				if !overload {
 					rule.Capacity = 1514 + roll.Uint64N(2*largest)
@@ -53,7 +52,7 @@ func TestEveryWindow(t *testing.T) {
 				}
 				return rule
 			}
-			clock := 1e9 + starts[roll.IntN(len(starts)-1)] // that of the first CPU
+			clock := 1e9 + starts[roll.IntN(len(starts)-1)] // clock of the first CPU
 			now, host := clock, addr("10.0.0.7")
 			twin := newTwin(r, rule(), now)
 			var w testenv.Windows
@@ -76,14 +75,14 @@ func TestEveryWindow(t *testing.T) {
 				passed := twin.counts.PassedBytes - before
 				most, least := w.Packet(passed)
 				if most > 1e6*int64(max(twin.rule.Capacity, n))+grain && passed > 0 {
-					t.Fatalf("packet %d of %d bytes: %d millionths of a byte more pass than %v lets through, of a capacity of %d\n%+v",
+					t.Fatalf("packet %d of %d bytes: %d millionths of a byte more passed than %v allows, capacity %d\n%+v",
 						p, n, most, twin.rule.Rate, twin.rule.Capacity, twin.rule)
 				}
 				if overload && -least > 1e6*int64(roomiest+largest)+grain {
-					t.Fatalf("packet %d of %d bytes: %d millionths of a byte less pass than %v lets through, of a capacity of %d\n%+v",
+					t.Fatalf("packet %d of %d bytes: %d millionths of a byte less passed than %v allows, capacity %d\n%+v",
 						p, n, -least, twin.rule.Rate, twin.rule.Capacity, twin.rule)
 				}
-				full := n * 8e9 / uint64(twin.rule.Rate) // ns until this packet has drained
+				full := n * 8e9 / uint64(twin.rule.Rate) // ns in which this packet drains
 				if overload {
 					clock += roll.Uint64N(full/3 + 1)
 				} else {
@@ -92,19 +91,19 @@ func TestEveryWindow(t *testing.T) {
 				then := now
 				now = clock
 				if i%4 < 2 && !overload {
-					now -= roll.Uint64N(3) * 500_000 // one of three CPUs
+					now -= roll.Uint64N(3) * 500_000 // the clock of one of three CPUs
 				}
 				w.Leak(uint64(twin.rule.Rate), int64(now-then))
-				grain += 1 + int64(float64(clock-then)/float64(1<<52)*1e6) // as a slope is rounded up
+				grain += 1 + int64(float64(clock-then)/float64(1<<52)*1e6) // because rate_units is rounded up
 			}
 		})
 	}
 }
 
-// Packets that come at the same time: at the fastest rates, 40 bytes pass within a nanosecond.
+// Packets per step of time: at the highest rate, 40 bytes pass within a nanosecond.
 const together = 16
 
-// ticking is a program that lets so many ns pass before each so many packets.
+// ticking is a program that advances the clock by ns before each group of packets.
 func ticking(tb testing.TB, next *ebpf.Program, ns uint64) *ebpf.Program {
 	const mark, tstamp = 8, 152
 	return before(tb, "ticking", next,
@@ -120,8 +119,8 @@ func ticking(tb testing.TB, next *ebpf.Program, ns uint64) *ebpf.Program {
 	)
 }
 
-// What passes is the rate, to one part in a million and to two units at the end,
-// after a million packets of any size.
+// After a million packets of any size, the passed bytes match the rate, to one part
+// in a million and to two units.
 func TestLongRunRate(t *testing.T) {
 	rates := []policy.Rate{8000, 64_001, 123_456_789, 10_000_000_000, 399_999_999_999, 400_000_000_000, policy.MaxRate}
 	repeat := uint64(1 << 20)
@@ -138,7 +137,7 @@ func TestLongRunRate(t *testing.T) {
 				if n > 60000 {
 					overhead = grow
 				}
-				step := n * together * 8e9 / uint64(rate) * 2 / 3 // half more is offered than the rate
+				step := n * together * 8e9 / uint64(rate) * 2 / 3 // the offered load is 1.5 times the rate
 				rule := policy.Rule{
 					Prefix: prefix("10.0.0.0/8"), Rate: rate, Capacity: together * n, Algorithm: algorithm,
 					Each: policy.Each{Kind: each}, Framing: policy.Framing{Overhead: overhead},
@@ -149,22 +148,22 @@ func TestLongRunRate(t *testing.T) {
 				for range together + 1 { // until the bucket is full
 					twin.offer(host, start, n, false)
 				}
-				before, owed := twin.counts.PassedBytes, twin.level(host, start)
+				passedBefore, levelBefore := twin.counts.PassedBytes, twin.level(host, start)
 				frame, m := sized(host, n, int(overhead), start)
 				program := ticking(t, r.program(), step)
 				_, err := program.Run(&ebpf.RunOptions{Data: frame, Context: m.context(), Repeat: uint32(repeat)})
 				testenv.Must(t, err)
 				elapsed := step * (repeat / together)
 				c := r.counters()[twin.entry.ID]
-				leaked := new(big.Rat).SetUint64(c.PassedBytes - before)
+				leaked := new(big.Rat).SetUint64(c.PassedBytes - passedBefore)
 				level := twin.level(host, start+elapsed)
-				leaked.Add(leaked, new(big.Rat).SetFrac64(int64(owed)-int64(level), 1<<model.UnitBits))
+				leaked.Add(leaked, new(big.Rat).SetFrac64(int64(levelBefore)-int64(level), 1<<model.UnitBits))
 				want := new(big.Rat).Mul(new(big.Rat).SetFrac64(int64(rate), 8e9), new(big.Rat).SetUint64(elapsed))
 				allowed := new(big.Rat).Add(new(big.Rat).Quo(want, big.NewRat(1e6, 1)), big.NewRat(2, 1<<model.UnitBits))
 				if off := new(big.Rat).Sub(leaked, want); off.Abs(off).Cmp(allowed) > 0 {
 					t.Errorf("leaked %s bytes in %d ns, not %s", leaked.FloatString(6), elapsed, want.FloatString(6))
 				}
-				if total := c.SKBs(); total != repeat+together+1 { // a signal begins a run anew
+				if total := c.SKBs(); total != repeat+together+1 { // a signal restarts a run
 					t.Errorf("%d packets ran, want %d", total, repeat+together+1)
 				}
 				if passed := c.PassedPackets / uint64(m.packets()); passed < repeat/2 {

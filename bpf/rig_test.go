@@ -16,16 +16,16 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// What the programs answer.
+// Return values of the program.
 const (
-	next uint32 = 0xffffffff // TCX_NEXT: not ours to decide
+	next uint32 = 0xffffffff // TCX_NEXT
 	drop uint32 = 2          // TC_ACT_SHOT
 )
 
 var algorithms = []policy.Algorithm{policy.GCRA, policy.Leaky}
 
-// A rig is a hook's maps with the program, and no device. Subtests that share
-// it put themselves in for TB.
+// A rig is the maps and program of a hook, without a device. Subtests that share
+// a rig set TB.
 type rig struct {
 	testing.TB
 	set    *maps.Set
@@ -33,13 +33,13 @@ type rig struct {
 	load   func() *ebpf.Program // for as long as the set is open
 }
 
-// secret is one of many: tests are to find the same slots each time.
+// secret is fixed, so that keys have the same slots in each run.
 var secret = [12]uint32{
 	0x9e3779b9, 0x7f4a7c15, 0xbf58476d, 0x1ce4e5b9, 0x94d049bb, 0x133111eb,
 	0x2545f491, 0x4f6cdd1d, 0xd6e8feb8, 0x6659fd93, 0xa0761d64, 0x78bd642f,
 }
 
-// egress is a hook of an Ethernet device whose clock is each packet's time stamp.
+// egress returns a hook of an Ethernet device whose clock is each packet's timestamp.
 func egress() bpf.AbiHook { return bpf.AbiHook{L2Bytes: 14, VirtualClock: 1, Secret: secret} }
 
 func ingress() bpf.AbiHook {
@@ -65,7 +65,7 @@ func newRig(tb testing.TB, size maps.Size, hook bpf.AbiHook) *rig {
 	return r
 }
 
-// program is loaded when it is first needed.
+// program loads the program on first use.
 func (r *rig) program() *ebpf.Program {
 	if r.loaded == nil {
 		r.loaded = r.load()
@@ -73,10 +73,10 @@ func (r *rig) program() *ebpf.Program {
 	return r.loaded
 }
 
-// at makes it so late for the set.
+// at sets the clock of the set.
 func (r *rig) at(now uint64) { r.set.UseClock(func() uint64 { return now }) }
 
-// put sets a rule at a virtual time, and returns it as it is in force.
+// put sets a rule at a virtual time, and returns the rule in force.
 func (r *rig) put(rule policy.Rule, now uint64) maps.Entry {
 	r.Helper()
 	r.at(now)
@@ -90,7 +90,7 @@ func (r *rig) put(rule policy.Rule, now uint64) maps.Entry {
 	return e
 }
 
-// prepare readies the set to have just these rules.
+// prepare prepares a change of the set to exactly these rules.
 func (r *rig) prepare(want ...policy.Rule) {
 	r.Helper()
 	policy.SortRules(want)
@@ -98,19 +98,19 @@ func (r *rig) prepare(want ...policy.Rule) {
 	testenv.Must(r, r.set.Prepare(have.Diff(policy.Table{Rules: want}), func(int) {}))
 }
 
-// A meta is what a packet's skb says beside its bytes.
+// A meta is the metadata of a packet's skb.
 type meta struct {
 	now     uint64
 	wireLen uint32
 	segs    uint32
 	segSize uint32
-	cut     uint32 // for the program cutter: how many bytes are left
+	cut     uint32 // for the program cutter: bytes to keep
 }
 
-// packets is how many on the wire the packet stands for, where the kernel has counted them.
+// packets is the number of packets on the wire, if the kernel has counted them.
 func (m meta) packets() int { return max(1, int(m.segs)) }
 
-// context is struct __sk_buff (linux/bpf.h) as a test run takes it.
+// context is struct __sk_buff (linux/bpf.h) for a test run.
 func (m meta) context() []byte {
 	c := make([]byte, 192)
 	binary.NativeEndian.PutUint32(c[48:], m.cut) // cb[0]
@@ -121,14 +121,14 @@ func (m meta) context() []byte {
 	return c
 }
 
-// send runs one packet through a program, and returns the packet as it left.
+// send runs a program on one packet, and returns the resulting packet.
 func send(tb testing.TB, p *ebpf.Program, frame []byte, m meta) (verdict uint32, after []byte) {
 	tb.Helper()
 	verdict, after, _ = sendTimed(tb, p, frame, m)
 	return verdict, after
 }
 
-// sendTimed is send, and returns the time that the packet was given.
+// sendTimed is send, and also returns the packet's departure time.
 func sendTimed(tb testing.TB, p *ebpf.Program, frame []byte, m meta) (verdict uint32, after []byte, leaves uint64) {
 	tb.Helper()
 	context := m.context()
@@ -150,8 +150,8 @@ func assemble(tb testing.TB, name string, code asm.Instructions) *ebpf.Program {
 	return p
 }
 
-// before is a program that does something to a packet and hands it to the next.
-// A test run alone can not make every packet that a device can.
+// before returns a program that changes a packet and calls the next program. A test
+// run alone cannot make every packet that a device can.
 func before(tb testing.TB, name string, next *ebpf.Program, code ...asm.Instruction) *ebpf.Program {
 	tb.Helper()
 	chain, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: 1})
@@ -171,8 +171,8 @@ func before(tb testing.TB, name string, next *ebpf.Program, code ...asm.Instruct
 	))
 }
 
-// randomFlow is a program that gives each packet one of so many source
-// addresses and hands it on: a test run itself only repeats one packet.
+// randomFlow returns a program that sets one of flows source addresses at random, because
+// a test run only repeats one packet.
 func randomFlow(tb testing.TB, next *ebpf.Program, flows int32) *ebpf.Program {
 	tb.Helper()
 	const source = 14 + 12
@@ -188,7 +188,7 @@ func randomFlow(tb testing.TB, next *ebpf.Program, flows int32) *ebpf.Program {
 	)
 }
 
-// cutter leaves of a packet so many bytes as meta.cut says.
+// cutter returns a program that truncates a packet to meta.cut bytes.
 func cutter(tb testing.TB, next *ebpf.Program) *ebpf.Program {
 	return before(tb, "cutter", next,
 		asm.LoadMem(asm.R2, asm.R6, 48, asm.Word),
@@ -197,8 +197,8 @@ func cutter(tb testing.TB, next *ebpf.Program) *ebpf.Program {
 	)
 }
 
-// pusher puts VLAN tags where the kernel keeps one, in the skb's metadata. What
-// was there before goes into the packet.
+// pusher returns a program that pushes VLAN tags. The kernel keeps the last one in the
+// skb's metadata.
 func pusher(tb testing.TB, next *ebpf.Program, tags ...uint16) *ebpf.Program {
 	var code asm.Instructions
 	for i, kind := range tags {
@@ -213,7 +213,7 @@ func pusher(tb testing.TB, next *ebpf.Program, tags ...uint16) *ebpf.Program {
 	return before(tb, "pusher", next, code...)
 }
 
-// udp is a frame with so many bytes of payload.
+// udp returns a frame with a payload of the given number of bytes.
 func udp(src, dst netip.Addr, payload int) []byte {
 	frame := make([]byte, 14, 128)
 	length := uint16(8 + payload)
@@ -230,7 +230,7 @@ func udp(src, dst netip.Addr, payload int) []byte {
 	return append(frame, make([]byte, payload)...)
 }
 
-// counters are those of all rules that the set has room for, in force or not.
+// counters returns the counters of all ids, in use or not.
 func (r *rig) counters() []maps.Counters {
 	r.Helper()
 	all := make([]maps.Counters, r.set.Size().Rules)
@@ -240,7 +240,7 @@ func (r *rig) counters() []maps.Counters {
 	return all
 }
 
-// since is what was counted after before.
+// since returns the difference of two counters.
 func since(before, after maps.Counters) maps.Counters {
 	after.PassedPackets -= before.PassedPackets
 	after.PassedBytes -= before.PassedBytes
@@ -266,12 +266,12 @@ func dropped(bytes uint64) maps.Counters {
 	return maps.Counters{ExcessPackets: 1, ExcessBytes: bytes, DroppedPackets: 1, DroppedBytes: bytes}
 }
 
-// shadowed is excess that passes untouched.
+// shadowed is an excess packet that passes unchanged.
 func shadowed(bytes uint64) maps.Counters {
 	return maps.Counters{ExcessPackets: 1, ExcessBytes: bytes, PassedPackets: 1, PassedBytes: bytes}
 }
 
-// spilled is the same on the spill bucket.
+// spilled returns c for a packet that was charged to the spill bucket.
 func spilled(c maps.Counters) maps.Counters {
 	c.SpilledPackets = 1
 	return c
@@ -283,7 +283,7 @@ func marked(bytes uint64) maps.Counters {
 	return c
 }
 
-// segments is what is counted of a packet that so many on the wire were merged into, where it counts as one.
+// segments returns the counters of a GSO packet of n segments, given those of a single packet of equal bytes.
 func segments(n int, one maps.Counters) maps.Counters {
 	for _, packets := range []*uint64{
 		&one.PassedPackets, &one.ExcessPackets, &one.DroppedPackets, &one.DelayedPackets, &one.MarkedPackets, &one.ContendedPackets,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Rules: from an id to the rule, and which of its parameters are in force. */
+/* Rules: lookup by id, and selection of the parameters that are in force. */
 #ifndef SHAPECTL_RULE_H
 #define SHAPECTL_RULE_H
 
@@ -12,7 +12,7 @@
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
-/* How many maps there are is a constant to the verifier, which leaves out the rest. */
+/* The number of maps is a constant to the verifier, which removes the lookups in the others. */
 #define IS_LAST_RULE_MAP(n) ((n) + 1 == RULE_MAPS || HOOK(rule_maps) == (n) + 1)
 
 #define LOOKUP_IN_RULE_MAP(map, n)                                      \
@@ -43,7 +43,7 @@ static __always_inline struct rule *rule_of(__u32 id)
 	return rule_at(&id);
 }
 
-/* A machine that reads in another order may find the times from before PHASE_BY_TIME, which say never. */
+/* A CPU that reorders loads may read the times from before PHASE_BY_TIME, which are never. */
 static __always_inline __u32 phase_at(__u64 now)
 {
 	__u64 phase = READ_ONCE(change.phase);
@@ -55,7 +55,7 @@ static __always_inline __u32 phase_at(__u64 now)
 	return now < change.until ? PHASE_AFTER : PHASE_REVERTED;
 }
 
-/* Which parameters of a rule a packet goes by, to its end. */
+/* The parameters of a rule that one packet uses throughout. */
 struct version {
 	__u32 seen; /* rule.version when the packet came */
 	__u16 index;
@@ -75,8 +75,8 @@ static __always_inline struct version version_in(const struct rule *rule, __u32 
 }
 
 /*
- * Whether the parameters that were read since version was are of one piece. Where
- * the machine may read memory in another order, a full barrier comes first.
+ * Whether the parameters that were read after version are consistent. A CPU that
+ * reorders loads needs a full barrier first.
  */
 static __always_inline bool is_current(const struct rule *rule, __u32 seen)
 {
@@ -102,7 +102,7 @@ static __always_inline struct counters *counters_of(struct rule *rule)
 static __always_inline __u64 clock_of(const struct rule *rule, __u32 index, bool reverted, __u64 now)
 {
 	const struct params *params = params_of(rule, index);
-	/* Both are read, as without CAP_PERFMON no pointer may depend on which it is. */
+	/* Reads both: without CAP_PERFMON the verifier refuses a pointer that depends on a condition. */
 	__u64 base = READ_ONCE(params->base), rebase = READ_ONCE(rule->cold[index & 1].rebase);
 
 	return byte_clock(params, reverted ? rebase : base, now);

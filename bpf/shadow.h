@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Shadows: limits that count what they would have done, and do nothing. */
+/* Shadows: limits that only count what they would have refused. */
 #ifndef SHAPECTL_SHADOW_H
 #define SHAPECTL_SHADOW_H
 
 #include "charge.h"
 
-/* Remembers a host or subnet of which the shadow would have refused a packet. */
+/* Records a host or subnet that the shadow would have affected. */
 static __noinline int note_affected(struct __sk_buff *skb, const struct packet *p, const struct rule *rule)
 {
 	struct affected first = { .packets = p->wire.packets, .bytes = p->wire.bytes }, *value;
@@ -26,7 +26,7 @@ static __noinline int note_affected(struct __sk_buff *skb, const struct packet *
 	return 0;
 }
 
-/* Charges a packet to the shadow of the rule that decided over it, if that has one, and counts what that would have done. */
+/* Charges a packet to the shadow of its rule, if any, and counts the verdict. */
 __noinline int apply_shadow(struct __sk_buff *skb, struct packet *p)
 {
 	const struct params *params;
@@ -54,7 +54,7 @@ __noinline int apply_shadow(struct __sk_buff *skb, struct packet *p)
 	verdict = charge_slow(skb, p);
 	c = counters_of(rule);
 	if (verdict == VERDICT_EXCESS) {
-		count(&c->spared_packets, &c->spared_bytes, &p->wire);
+		count(&c->passed_excess_packets, &c->passed_excess_bytes, &p->wire);
 		note_affected(skb, p, rule);
 	}
 	if (verdict == VERDICT_CONTENDED || verdict == VERDICT_STALE)

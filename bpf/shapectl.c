@@ -2,19 +2,19 @@
 
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The program of a hook: parse, match, charge, act, count. What most packets need
- * is inline here and short. Everything else is left to functions that begin anew
- * from the packet and the id of its rule, so that nothing has to be kept for them.
+ * The program of a hook: parse, match, charge, act, count. The fast path is inline
+ * and short. All else is in functions that start again from the packet and the id
+ * of its rule, so the fast path keeps no state for them.
  */
 #include <linux/pkt_cls.h>
 #include "prefix.h"
 #include "shadow.h"
 
-/* Under tcx this is TCX_NEXT: later programs, and the legacy filters, still see the packet. */
+/* TCX_NEXT under tcx: later programs and filters still see the packet. */
 #define NEXT TC_ACT_UNSPEC
 #define DROP TC_ACT_SHOT
 
-/* What functions answer that have done nothing. */
+/* Returned by functions that did nothing. */
 #define UNDONE -2
 
 static __always_inline __u64 time_ns(struct __sk_buff *skb)
@@ -22,7 +22,6 @@ static __always_inline __u64 time_ns(struct __sk_buff *skb)
 	return HOOK(virtual_clock) ? skb->tstamp : bpf_ktime_get_ns();
 }
 
-/* Acts on a verdict of any kind. */
 static __always_inline int act(struct __sk_buff *skb, __u32 ip, struct rule *rule, __u32 flags,
 			       const struct size *wire, enum verdict verdict)
 {
@@ -41,11 +40,11 @@ static __always_inline int act(struct __sk_buff *skb, __u32 ip, struct rule *rul
 		return DROP;
 	}
 	if (verdict == VERDICT_EXCESS || verdict == VERDICT_MARK || verdict == VERDICT_DELAY)
-		count(&c->spared_packets, &c->spared_bytes, wire);
+		count(&c->passed_excess_packets, &c->passed_excess_bytes, wire);
 	if (verdict == VERDICT_MARK)
 		c->marked_packets += wire->packets;
 	count(&c->passed_packets, &c->passed_bytes, wire);
-	/* Also packets that are not delayed, lest they overtake those that are. */
+	/* All packets of the rule, so that none overtakes a delayed packet. */
 	if (HOOK(ingress) && flags & RULE_DELAY) {
 		ifb = READ_ONCE(view_of(skb)->ifb);
 		if (ifb)
@@ -54,7 +53,7 @@ static __always_inline int act(struct __sk_buff *skb, __u32 ip, struct rule *rul
 	return NEXT;
 }
 
-/* The rule of the longest prefix among those that there are in a phase of a change. */
+/* A longest-prefix match among the rules that exist in a phase of a change. */
 struct present {
 	struct __sk_buff *skb;
 	__u64 addr[2];
@@ -71,7 +70,7 @@ static long present_next(__u64 i, struct present *p)
 	const struct rule *rule;
 	__u32 id, length;
 
-	if (i >= (p->ipv6 ? LENGTHS6 : LENGTHS4)) /* There are never more; the verifier wants to see that. */
+	if (i >= (p->ipv6 ? LENGTHS6 : LENGTHS4)) /* Never true, but the verifier needs the bound. */
 		return 1;
 	if (p->ipv6) {
 		length = view->use[p->use & 1].list6[i];
@@ -108,8 +107,8 @@ static __noinline __u32 match_present(struct __sk_buff *skb, __u32 ip, __u32 pha
 }
 
 /*
- * From the rule of the longest prefix to the one that decides over a packet in the
- * phase that the change has come to at its time. Returns whether there is one.
+ * Selects the rule and parameters for a packet in the phase of the change at its
+ * time, given the rule of the longest prefix. Returns false if no rule matches.
  */
 __noinline int decide(struct __sk_buff *skb, struct packet *p)
 {
@@ -135,10 +134,10 @@ __noinline int decide(struct __sk_buff *skb, struct packet *p)
 	return true;
 }
 
-/* How often a packet is decided over whose rule changes meanwhile: its CPU may rest for as long as many changes take. */
+/* Attempts to apply a rule that keeps changing. A CPU may be preempted for as long as several changes take. */
 #define DECISIONS 4
 
-/* Applies the rule that decides over a packet, whatever both are. UNDONE if that has to be decided again, and may be. */
+/* Applies any rule to any packet. With again, returns UNDONE if the rule has changed meanwhile. */
 __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 again)
 {
 	enum verdict verdict = VERDICT_PASS;
@@ -165,20 +164,23 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 again)
 	return answer;
 }
 
-/* What the fast path does not know. */
+/* Flags that the fast path does not handle. */
 #define RULE_SLOW \
 	(RULE_UNLIMITED | RULE_FRAMING | RULE_ECN | RULE_PASS | RULE_FAIL_CLOSED | RULE_ABSENT | RULE_SHADOW | RULE_SPARSE)
 
-/* The bucket of a packet's key, if it is at hand, and its fingerprint. Only if thorough it finds keys in their second line. */
-static __always_inline struct bucket *bucket_at_hand(struct __sk_buff *skb, __u32 ip, const struct params *params,
-						     bool thorough, __u32 *fingerprint)
+/*
+ * The bucket and fingerprint of a packet's key, if its headers are plain and the key
+ * has a slot. Searches the second line only if second is set.
+ */
+static __always_inline struct bucket *existing_bucket(struct __sk_buff *skb, __u32 ip, const struct params *params,
+						      bool second, __u32 *fingerprint)
 {
 	__u64 hash = hash_plain(skb, ip, params->each_bits, params->salt, params->flags);
 
-	return hash ? find_bucket(hash, thorough, fingerprint) : NULL;
+	return hash ? find_bucket(hash, second, fingerprint) : NULL;
 }
 
-/* Which parameters of a rule are in force; UNDONE if that depends on the time. */
+/* Which parameters of a rule are in force, or UNDONE if that depends on the time. */
 static __always_inline int timeless_index(__u32 seen)
 {
 	__u64 phase;
@@ -192,7 +194,7 @@ static __always_inline int timeless_index(__u32 seen)
 	return seen & 1;
 }
 
-/* apply for rules that delay or have a penalty, and for keys that are not in their first line; UNDONE for others. */
+/* Applies rules with a delay or penalty, and keys in their second line. Returns UNDONE for others. */
 __noinline int apply_fast(struct __sk_buff *skb, __u32 ip, __u32 id)
 {
 	struct size wire = { .bytes = skb->len, .packets = 1 };
@@ -215,7 +217,7 @@ __noinline int apply_fast(struct __sk_buff *skb, __u32 ip, __u32 id)
 		return UNDONE;
 	bucket = &rule->shared;
 	if (params->flags & RULE_EACH)
-		bucket = bucket_at_hand(skb, ip, params, true, &fingerprint);
+		bucket = existing_bucket(skb, ip, params, true, &fingerprint);
 	if (!bucket)
 		return UNDONE;
 	now = time_ns(skb);
@@ -229,10 +231,7 @@ __noinline int apply_fast(struct __sk_buff *skb, __u32 ip, __u32 id)
 	return act(skb, ip, rule, params->flags, &wire, verdict);
 }
 
-/*
- * What most packets and rules need: a packet that is one on the wire, and a bucket
- * that is at hand and charged by nobody else at this moment.
- */
+/* The fast path: a packet that is one packet on the wire, and an existing bucket without contention. */
 static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 {
 	const struct params *params;
@@ -245,7 +244,7 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 	int index, answer;
 	struct packet p;
 
-	/* Kept in memory only: what passes needs the registers. */
+	/* In memory, because passing packets need the registers. */
 	WRITE_ONCE(p.ip, ip);
 	p.id = id;
 	rule = rule_at(&p.id);
@@ -260,11 +259,11 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 	params = params_of(rule, index);
 	if (unlikely(params->flags & (RULE_SLOW | RULE_DELAY | RULE_PENALTY)))
 		goto fast;
-	/* Touched before the clock is read, which waits for all loads, so that two misses are one. */
+	/* Reading the clock waits for all loads. A load before it makes two cache misses overlap. */
 	if (IS_BIG)
 		READ_ONCE(counters_of(rule)->passed_packets);
 	if (params->flags & RULE_EACH) {
-		bucket = bucket_at_hand(skb, READ_ONCE(p.ip), params, false, &fingerprint);
+		bucket = existing_bucket(skb, READ_ONCE(p.ip), params, false, &fingerprint);
 		if (!bucket)
 			goto fast;
 		now = time_ns(skb);
@@ -274,7 +273,7 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 		now = time_ns(skb);
 		v = byte_clock(params, params->base, now);
 		verdict = charge_bucket(rule, seen, params, v, &rule->shared, 0, now, skb->len, 0, &tat);
-		/* With two CPUs on one bucket, that the other was faster is as likely as not. */
+		/* With two CPUs on one bucket, half of the first attempts fail. */
 		if (verdict == VERDICT_AGAIN)
 			verdict = charge_bucket(rule, seen, params, v, &rule->shared, 0, now, skb->len, 0, &tat);
 	}
@@ -308,7 +307,7 @@ slow:
 	return answer;
 }
 
-/* Lets neighbour discovery pass, and counts it with the rule that would have decided over it. */
+/* Passes neighbour discovery, and counts it for the matching rule. */
 __noinline int exempt(struct __sk_buff *skb, __u32 ip)
 {
 	struct packet p = { .ip = ip, .now = time_ns(skb) };
@@ -331,13 +330,13 @@ __noinline int exempt(struct __sk_buff *skb, __u32 ip)
 	return NEXT;
 }
 
-/* Where the IP packet is, and the id of its rule plus one, or 0. */
+/* The offset of the IP header with IS_IPV6, and the id of the rule plus one, or 0. */
 struct match {
 	__u32 ip;
 	__u32 id;
 };
 
-/* For packets with VLAN tags, or with headers outside of the linear part. */
+/* For packets with VLAN tags, or with headers outside the linear part. */
 __noinline int match_slow(struct __sk_buff *skb, struct match *m)
 {
 	struct address far = {};

@@ -18,6 +18,7 @@ import (
 const (
 	ShapectlMapAffected  = "affected"
 	ShapectlMapKeys      = "keys"
+	ShapectlMapLabels    = "labels"
 	ShapectlMapRules     = "rules"
 	ShapectlMapRules1    = "rules1"
 	ShapectlMapRules2    = "rules2"
@@ -87,6 +88,7 @@ type ShapectlProgramSpecs struct {
 type ShapectlMapSpecs struct {
 	Affected *ebpf.MapSpec `ebpf:"affected"`
 	Keys     *ebpf.MapSpec `ebpf:"keys"`
+	Labels   *ebpf.MapSpec `ebpf:"labels"`
 	Rules    *ebpf.MapSpec `ebpf:"rules"`
 	Rules1   *ebpf.MapSpec `ebpf:"rules1"`
 	Rules2   *ebpf.MapSpec `ebpf:"rules2"`
@@ -132,6 +134,7 @@ func (o *ShapectlObjects) Close() error {
 type ShapectlMaps struct {
 	Affected *ebpf.Map `ebpf:"affected"`
 	Keys     *ebpf.Map `ebpf:"keys"`
+	Labels   *ebpf.Map `ebpf:"labels"`
 	Rules    *ebpf.Map `ebpf:"rules"`
 	Rules1   *ebpf.Map `ebpf:"rules1"`
 	Rules2   *ebpf.Map `ebpf:"rules2"`
@@ -146,6 +149,7 @@ func (m *ShapectlMaps) Close() error {
 	return _ShapectlClose(
 		m.Affected,
 		m.Keys,
+		m.Labels,
 		m.Rules,
 		m.Rules1,
 		m.Rules2,

@@ -10,17 +10,16 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// While a spray of spoofed hosts holds every slot and keeps the spill bucket full, a
-// host without a slot gets its part of the spill bucket's rate to the packet: of ten
-// packets that compete for each that conforms, one is the host's, and it is first in
-// every tenth round. Neither a penalty nor the room beyond the capacity that ECN
-// grants changes that.
-func TestSprayLocksNobodyOut(t *testing.T) {
+// A flood of spoofed hosts occupies every slot and keeps the spill bucket full. A host
+// without a slot still gets its part of the spill bucket's rate: one of the ten packets
+// that compete for each conforming one is the host's, and it is first in every tenth
+// round. A penalty or the room beyond the capacity of ECN does not change that.
+func TestFloodBlocksNoHost(t *testing.T) {
 	const (
 		size, holds = 1000, 3
 		rivals      = 10
 		rounds      = 300
-		round       = uint64(time.Millisecond) // in which the rate lets one packet through
+		round       = uint64(time.Millisecond) // in which the rate allows one packet
 	)
 	fill, hold := policy.Penalty{Kind: policy.PenaltyFill}, policy.Penalty{Kind: policy.PenaltyHold, Duration: 30 * time.Second}
 	for _, c := range []struct {
@@ -72,7 +71,7 @@ func TestSprayLocksNobodyOut(t *testing.T) {
 			honest, spray, before := 0, 0, r.counters()[e.ID]
 			for i := range rounds {
 				now += round / 2
-				spray += send(spoofed, 0) // excess, with room for half of it
+				spray += send(spoofed, 0) // excess: there is room for half of it
 				spoofed++
 				now += round / 2
 				holders()
@@ -86,7 +85,7 @@ func TestSprayLocksNobodyOut(t *testing.T) {
 				}
 			}
 			if honest != rounds/rivals || spray != rounds-rounds/rivals {
-				t.Errorf("%d packets of the host and %d of the spray passed, want %d and %d",
+				t.Errorf("%d packets of the host and %d of the flood passed, want %d and %d",
 					honest, spray, rounds/rivals, rounds-rounds/rivals)
 			}
 			if got := since(before, r.counters()[e.ID]).SpilledPackets; got != rounds*(rivals+1) {

@@ -1,37 +1,36 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The table in which bucket keys find their buckets.
+ * The hash table of buckets, by bucket key.
  *
- * An empty bucket holds no state, so its slot may go to any key. Nothing is
- * evicted, no timer runs, and a spray of new keys can take only slots with empty
+ * An empty bucket holds no state, so its slot may be allocated to any key. Nothing
+ * is evicted, no timer runs, and a flood of new keys can only get slots with empty
  * buckets.
  *
- * A key has its slot in one of two lines of the table. It allocates one of the
- * first if it can, else one of the second; where both are full, a bucket that has
- * its slot in its own first line moves to its second.
+ * A key has its slot in one of two lines of the table. It gets a slot of its first
+ * line if possible, else of its second. If both are full, a bucket in one of them
+ * that is in its first line moves to its second line.
  *
- * A slot changes hands in three steps: CAS sets TAT_BUSY, which only succeeds
- * while the bucket is as empty as it was when it was looked at; the key and its
- * fingerprint are written; a new TAT without TAT_BUSY hands it over. Whoever
- * charges a bucket looks at the fingerprint again between reading its TAT and the
- * CAS, so no charge goes astray.
+ * A slot is allocated in three steps. A CAS locks it by TAT_BUSY, if the bucket is
+ * still empty. Then the key and its fingerprint are written. A new TAT without
+ * TAT_BUSY unlocks it. Whoever charges a bucket checks the fingerprint between
+ * reading the TAT and the CAS, so no charge goes to a wrong key.
  */
 #ifndef SHAPECTL_TABLE_H
 #define SHAPECTL_TABLE_H
 
 #include "bucket.h"
 
-/* How often to try a bucket that others keep changing, or a rule; beyond that it is contended. */
+/* Attempts to update a bucket before it counts as contended. */
 #define TRIES 16
 
-/* More than the clocks of two CPUs can differ. */
+/* An upper bound for the difference between the clocks of two CPUs. */
 #define SKEW_NS (1 << 20)
 
-/* One term of NH (Black et al., UMAC; RFC 4418, 5.2): with secret words, two keys collide with chance 2^-32. */
+/* A summand of NH (Black et al., UMAC; RFC 4418, 5.2). With secret words two keys collide with probability 2^-32. */
 #define NH(i, a, b) \
 	((__u64)((__u32)(a) + hook.secret[2 * (i)]) * (__u32)((__u32)(b) + hook.secret[2 * (i) + 1]))
 
-/* What NH leaves in its bits is spread over all of them. */
+/* Spreads the result of NH over all bits. */
 static __always_inline __u64 mix(__u64 h)
 {
 	h ^= h >> 32;
@@ -52,7 +51,7 @@ static __always_inline __u64 hash6(__u32 salt, __u32 proto, __u32 ports, const _
 
 static __always_inline __u64 hash_key(const struct key *k, __u32 salt)
 {
-	__u32 ports = (__u32)k->dport << 16 | k->sport; /* as a packet has them */
+	__u32 ports = (__u32)k->dport << 16 | k->sport; /* in the order of a packet */
 
 	if (k->family == 6)
 		return hash6(salt, k->proto, ports, k->src, k->dst);
@@ -75,9 +74,9 @@ static __always_inline __u32 fingerprint_of(__u64 hash)
 }
 
 /*
- * Where a key has its slot if its first line had none left: another line, which
- * its fingerprint leads to from the first. There the fingerprint is another one,
- * too, so that two keys are as unlikely to be taken for each other as with one line.
+ * The line of a key whose first line was full, computed from that line and the
+ * fingerprint. The key has another fingerprint there, so two lines do not make it
+ * more likely that two keys are confused.
  */
 static __always_inline __u32 second_line(__u32 line, __u32 fingerprint)
 {
@@ -89,16 +88,15 @@ static __always_inline __u32 second_fingerprint(__u32 fingerprint)
 	return fingerprint > 1 ? fingerprint - 1 : 2; /* 0 is no fingerprint */
 }
 
-/* The slot of a line that a key takes if it can, and is looked for in first. */
+/* The preferred slot of a key in a line, which is searched first. */
 static __always_inline __u32 home_of(__u32 fingerprint)
 {
 	return fingerprint >> 1 & (LINE_SLOTS - 1);
 }
 
 /*
- * Whether any key may have the slot: its bucket is empty by the clock of the rule
- * that its key belongs to, and for long enough that no CPU whose clock is behind
- * would think otherwise.
+ * Whether the slot may be allocated: its bucket is empty by the clock of the key's
+ * rule, and has been for long enough that CPUs with a slower clock agree.
  */
 static __noinline int is_empty(__u32 slot, const struct bucket *b, __u64 tat, __u64 now)
 {
@@ -117,23 +115,23 @@ static __noinline int is_empty(__u32 slot, const struct bucket *b, __u64 tat, __
 	now = now < SKEW_NS ? 0 : now - SKEW_NS;
 	version = version_in(rule, phase_at(now));
 	params = params_of(rule, version.index);
-	/* Its level may be more than the reverted rule can hold, but for no longer than if charged then. */
+	/* Its level may exceed the capacity of the reverted rule, but drains as if charged at that time. */
 	if (version.reverted && is_from_before(charged))
 		charged = tick(change.until);
 	return !level_at(params, clock_of(rule, version.index, version.reverted, now), now, tat, charged);
 }
 
-/* No key has it, and nobody is allocating it. */
+/* Whether no key has the slot, and no CPU is allocating it. */
 static __always_inline bool is_free(const struct bucket *b)
 {
 	return !READ_ONCE(b->fingerprint) && !READ_ONCE(b->tat);
 }
 
 /*
- * Which slot of a line a new key should allocate: one that no key has, or else an
- * empty one, its home first, lest two keys keep taking the same one from each
- * other. LINE_SLOTS if there is none. Not inlined, so that to the verifier any
- * slot may be the answer.
+ * The slot of a line to allocate for a new key, or LINE_SLOTS if there is none: a
+ * free slot, else one with an empty bucket. The search starts at the key's home, so
+ * that two keys do not keep replacing each other. Not inlined, so that the verifier
+ * assumes any result.
  */
 __noinline __u64 spare_slot(__u32 number, __u32 fingerprint, __u64 now)
 {
@@ -157,7 +155,7 @@ __noinline __u64 spare_slot(__u32 number, __u32 fingerprint, __u64 now)
 	return LINE_SLOTS;
 }
 
-/* Sets TAT_BUSY of a slot, of which the bucket is b, if no key has it, or if it is still empty. */
+/* Sets TAT_BUSY of a slot with bucket b, if the slot is free or the bucket is still empty. */
 static __always_inline bool lock_slot(__u32 slot, struct bucket *b, __u64 now)
 {
 	__u64 tat = READ_ONCE(b->tat);
@@ -166,7 +164,7 @@ static __always_inline bool lock_slot(__u32 slot, struct bucket *b, __u64 now)
 	       __sync_val_compare_and_swap(&b->tat, tat, tat | TAT_BUSY) == tat;
 }
 
-/* 1 if the slot has the fingerprint; the compiler is kept from making a branch of it. */
+/* 1 if the slot has the fingerprint, else 0. The asm keeps the compiler from using a branch. */
 static __always_inline __u64 slot_is(const struct bucket *b, __u32 fingerprint)
 {
 	__u64 other = READ_ONCE(b->fingerprint) ^ fingerprint;
@@ -176,7 +174,7 @@ static __always_inline __u64 slot_is(const struct bucket *b, __u32 fingerprint)
 	return other >> 63;
 }
 
-/* How many slots of a line have it. */
+/* The number of slots of a line with the fingerprint. */
 static __always_inline __u64 slots_with(const struct line *line, __u32 fingerprint)
 {
 	return slot_is(&line->slot[0], fingerprint) + slot_is(&line->slot[1], fingerprint) +
@@ -184,18 +182,18 @@ static __always_inline __u64 slots_with(const struct line *line, __u32 fingerpri
 }
 
 /*
- * Which slot of a line has it; LINE_SLOTS if none. Without branches: which one
- * it is cannot be predicted, and a wrong guess costs more than all of this.
+ * The slot of a line with the fingerprint, or LINE_SLOTS. Without branches: the CPU
+ * cannot predict the slot, and a misprediction costs more than the sums.
  */
 static __always_inline __u32 slot_of(const struct line *line, __u32 fingerprint)
 {
 	__u64 is0 = slot_is(&line->slot[0], fingerprint), is1 = slot_is(&line->slot[1], fingerprint);
 	__u64 is2 = slot_is(&line->slot[2], fingerprint), is3 = slot_is(&line->slot[3], fingerprint);
 
-	/* Two for a moment, while one of two CPUs gives way: which one is not known yet. */
+	/* There are two for a moment, until one of two CPUs frees its slot. */
 	if (is0 + is1 + is2 + is3 != 1)
 		return LINE_SLOTS;
-	/* Sums and a mask, as the verifier of Linux 6.1 loses the range of an or. */
+	/* Sums and a mask, because the verifier of Linux 6.1 loses the range of an or. */
 	return (is1 + is2 * 2 + is3 * 3) & (LINE_SLOTS - 1);
 }
 
@@ -206,7 +204,7 @@ static __always_inline struct bucket *find_slot(struct line *line, __u32 fingerp
 	return slot < LINE_SLOTS ? KEPT(&line->slot[slot]) : NULL;
 }
 
-/* The bucket of a key, if it is in the key's first line, or with second in its second, and the fingerprint there. */
+/* The bucket of a key in its first line, or with second also in its second, and its fingerprint there. */
 static __always_inline struct bucket *find_bucket(__u64 hash, bool second, __u32 *fingerprint)
 {
 	struct line *line = line_at(hash);
@@ -224,7 +222,7 @@ static __always_inline struct bucket *find_bucket(__u64 hash, bool second, __u32
 	return find_slot(line, *fingerprint);
 }
 
-/* Whether a slot of a line is changing hands. */
+/* Whether a slot of a line is being allocated or moved. */
 static __always_inline bool is_busy(const struct line *line)
 {
 	return (READ_ONCE(line->slot[0].tat) | READ_ONCE(line->slot[1].tat) | READ_ONCE(line->slot[2].tat) |

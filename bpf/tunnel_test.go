@@ -11,10 +11,10 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A layer puts headers in front of what it is given.
+// A layer prepends headers to a payload.
 type layer func(inside []byte) []byte
 
-// in puts layers around each other, the outermost first.
+// in nests layers, the outermost first.
 func in(layers ...layer) layer {
 	return func(inside []byte) []byte {
 		for _, l := range slices.Backward(layers) {
@@ -32,7 +32,7 @@ func link(kind uint16) layer {
 	return func(inside []byte) []byte { return ether(kind, inside) }
 }
 
-// Outer headers have the usual addresses, which rules match; inner ones have others.
+// Outer headers have the default addresses, which rules match. Inner ones have others.
 func outer4(proto uint8) layer {
 	return in(link(typeIPv4), func(inside []byte) []byte { return ip4{proto: proto}.with(inside) })
 }
@@ -64,18 +64,18 @@ var (
 	vxlan = fixed(append(udpHeader(50000, 4789), 8, 0, 0, 0, 0xf0, 1, 2, 0)...)
 )
 
-// vxlanGPE says what it carries.
+// vxlanGPE names the protocol of its payload.
 func vxlanGPE(kind byte) layer {
 	return fixed(append(udpHeader(50000, 4790), 0x0c, 0, 0, kind, 0, 1, 2, 0)...)
 }
 
-// geneve has so many words of options.
+// geneve has options of the given number of words.
 func geneve(kind uint16, words byte) layer {
 	h := append(udpHeader(50000, 6081), words, 0, byte(kind>>8), byte(kind), 0, 1, 2, 0)
 	return fixed(append(h, zeros(4*int(words))...)...)
 }
 
-// gre has a checksum (0x80), a key (0x20) and a sequence number (0x10), as its flags say.
+// gre has the optional fields of its flags: checksum (0x80), key (0x20), sequence number (0x10).
 func gre(flags uint8, kind uint16) layer {
 	h := []byte{flags, 0, byte(kind >> 8), byte(kind)}
 	for _, field := range []uint8{0x80, 0x20, 0x10} {
@@ -86,7 +86,7 @@ func gre(flags uint8, kind uint16) layer {
 	return fixed(h...)
 }
 
-// wireRigs count everything in both directions by one rule for each family.
+// wireRigs count all packets in both directions, with one rule per family.
 type wireRigs struct {
 	rigs map[string]*rig
 	now  uint64
@@ -105,14 +105,14 @@ func newWireRigs(t *testing.T, f policy.Framing) *wireRigs {
 	return w
 }
 
-// count is what a packet counts that is said to be of so many segments of a size.
+// count returns the counted bytes and packets of a GSO packet with segs segments of a size.
 func (w *wireRigs) count(t *testing.T, direction string, frame []byte, size, segs int) (bytes, packets uint64) {
 	t.Helper()
 	r := w.rigs[direction]
 	w.now += uint64(time.Hour)
 	m := meta{now: w.now, segSize: uint32(size), segs: uint32(segs)}
 	if direction == "egress" {
-		// Before Linux 6.19 the kernel adds outer headers alone, and takes what follows them for UDP.
+		// Before Linux 6.19 the kernel adds only the outer headers, and assumes UDP behind them.
 		header := 14 + 20 + 8
 		if frame[12] == typeIPv6>>8 {
 			header += 20
@@ -130,7 +130,7 @@ func (w *wireRigs) count(t *testing.T, direction string, frame []byte, size, seg
 	return bytes, packets
 }
 
-// Each segment that a tunnel carries repeats all headers in front of its payload, in both directions.
+// Each segment inside a tunnel repeats all headers before its payload, in both directions.
 func TestWireBytesInTunnels(t *testing.T) {
 	tunnels := map[string]layer{}
 	for family, outer := range map[string]func(uint8) layer{"IPv4": outer4, "IPv6": outer6} {
@@ -186,7 +186,7 @@ func TestWireBytesInTunnels(t *testing.T) {
 						if bytes != want || packets != uint64(s.count()) {
 							t.Errorf("%s, %d by %d: counted %d bytes in %d packets, want %d in %d", direction, cut.payload, cut.size, bytes, packets, want, s.count())
 						}
-						// From a guest, the segments are not counted yet, and there may seem to be one more.
+						// From a guest: the segments are not counted yet, and there may seem to be one more.
 						bytes, packets = w.count(t, direction, frame, cut.size, 0)
 						more := uint64(max(len(s.header)+int(f.Overhead), int(f.MPU)))
 						if bytes < want || bytes > want+more || packets < uint64(s.count()) || packets > uint64(s.count())+1 {
@@ -199,7 +199,7 @@ func TestWireBytesInTunnels(t *testing.T) {
 	}
 }
 
-// UDP that is segmented itself counts as that, whatever its payload looks like, unless a guest alone says so.
+// Segmented UDP counts as such, whatever its payload looks like, except from a guest.
 func TestWireBytesOfUDPThatLooksLikeTunnels(t *testing.T) {
 	w := newWireRigs(t, policy.Framing{})
 	carried := in(link(typeIPv4), inner4(protoTCP), byTCP)(zeros(500))
@@ -227,18 +227,18 @@ func TestWireBytesOfUDPThatLooksLikeTunnels(t *testing.T) {
 	}
 }
 
-// Nobody makes segments of UDP count less by what they carry.
+// The payload of UDP segments cannot make them count less.
 func TestWireBytesOfUDPWithLongHeadersInside(t *testing.T) {
 	w := newWireRigs(t, policy.Framing{})
 	long := func(inside []byte) []byte {
 		return ip6{proto: protoDstOpts}.with(extension(protoDstOpts, 120), extension(protoUDP, 120), udpHeader(1, 2), inside)
 	}
 	for name, headers := range map[string]layer{
-		"VXLAN":           in(outer4(protoUDP), vxlan, link(typeIPv6), long),
-		"Geneve":          in(outer4(protoUDP), geneve(typeIPv6, 63), long),
-		"IP":              in(outer4(protoUDP), byUDP, long),
-		"VXLAN in VXLAN":  in(outer4(protoUDP), vxlan, link(typeIPv4), inner4(protoUDP), vxlan, link(typeIPv6), long),
-		"a lie about TCP": in(outer4(protoUDP), vxlan, link(typeIPv4), inner4(protoTCP), fixed(patch(tcpHeader(1, 2, 0), 12, 0xf0)...)),
+		"VXLAN":                 in(outer4(protoUDP), vxlan, link(typeIPv6), long),
+		"Geneve":                in(outer4(protoUDP), geneve(typeIPv6, 63), long),
+		"IP":                    in(outer4(protoUDP), byUDP, long),
+		"VXLAN in VXLAN":        in(outer4(protoUDP), vxlan, link(typeIPv4), inner4(protoUDP), vxlan, link(typeIPv6), long),
+		"wrong TCP data offset": in(outer4(protoUDP), vxlan, link(typeIPv4), inner4(protoTCP), fixed(patch(tcpHeader(1, 2, 0), 12, 0xf0)...)),
 	} {
 		for _, size := range []int{60, 100, 700} {
 			frame := headers(zeros(3000 - len(headers(nil))))
@@ -246,7 +246,7 @@ func TestWireBytesOfUDPWithLongHeadersInside(t *testing.T) {
 			for direction := range w.rigs {
 				for _, segs := range []int{s.count(), 0} {
 					if bytes, packets := w.count(t, direction, frame, size, segs); bytes < s.wire(0, 0) || segs > 0 && packets != uint64(segs) {
-						t.Errorf("%s by %d, %s, gso_segs %d: counted %d bytes in %d packets, on the wire may be %d in %d", name, size, direction, segs,
+						t.Errorf("%s by %d, %s, gso_segs %d: counted %d bytes in %d packets, but up to %d in %d may be on the wire", name, size, direction, segs,
 							bytes, packets, s.wire(0, 0), s.count())
 					}
 				}
@@ -255,8 +255,8 @@ func TestWireBytesOfUDPWithLongHeadersInside(t *testing.T) {
 	}
 }
 
-// Headers inside a tunnel that cannot be read count as the longest that there are.
-func TestWireBytesOfUnreadHeaders(t *testing.T) {
+// Headers inside a tunnel that cannot be read count as the longest possible headers.
+func TestWireBytesOfUnreadableHeaders(t *testing.T) {
 	w := newWireRigs(t, policy.Framing{})
 	const longest = 14 + 4 + 4 + 40 + 60
 	segments := in(inner4(protoTCP), byTCP)
@@ -279,14 +279,14 @@ func TestWireBytesOfUnreadHeaders(t *testing.T) {
 				bytes, packets := w.count(t, direction, frame, size, 4)
 				want := uint64(len(frame) + (int(packets)-1)*(len(c.read(nil))+longest))
 				if bytes != want || bytes < truth || packets < 4 || packets > 5 {
-					t.Errorf("%s: counted %d bytes in %d packets, want %d in 4; on the wire are %d", direction, bytes, packets, want, truth)
+					t.Errorf("%s: counted %d bytes in %d packets, want %d in 4; %d are on the wire", direction, bytes, packets, want, truth)
 				}
 			}
 		})
 	}
 }
 
-// SCTP's segments have different sizes: Linux says how many there are, and 65535 for the size.
+// SCTP segments differ in size: Linux gives their number, and 65535 as the size.
 func TestWireBytesOfSCTP(t *testing.T) {
 	w := newWireRigs(t, policy.Framing{})
 	for name, headers := range map[string]layer{
@@ -302,7 +302,7 @@ func TestWireBytesOfSCTP(t *testing.T) {
 	}
 }
 
-// Whatever becomes of a merged packet, it counts as the packets on the wire that it stands for.
+// A merged packet counts as its packets on the wire, whatever its verdict.
 func TestMergedPacketsCountAsTheirSegments(t *testing.T) {
 	s := segmented{ether(typeIPv4, ip4{proto: protoTCP, tos: 2}.with(tcpHeader(1, 2, 0))), 2500, 1000}
 	size := s.wire(0, 0)
@@ -322,7 +322,7 @@ func TestMergedPacketsCountAsTheirSegments(t *testing.T) {
 	} {
 		for _, algorithm := range algorithms {
 			if name == "delay" && algorithm == policy.Leaky {
-				continue // its bucket is its queue
+				continue // all of its capacity is the queue
 			}
 			for direction, hook := range map[string]bpf.AbiHook{"egress": egress(), "ingress": egress()} {
 				t.Run(fmt.Sprintf("%s/%v/%s", name, algorithm, direction), func(t *testing.T) {
@@ -362,8 +362,8 @@ func TestMergedPacketsCountAsTheirSegments(t *testing.T) {
 	}
 }
 
-// Extension headers are in each segment, however many there are. Of packets that it
-// routes Linux leaves them out of wire_len.
+// Each segment repeats all extension headers. Linux omits them in wire_len of packets
+// that it routes.
 func TestWireBytesBehindExtensions(t *testing.T) {
 	w := newWireRigs(t, policy.Framing{})
 	for _, n := range []int{1, 8, 9, 60, 256} {

@@ -16,16 +16,16 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Packets of any size, although a test run takes less than a page of data: a
-// rule's overhead makes them smaller or bigger than they are, and what is more
-// is said to be segments of one packet.
+// Packets of any size, although a test run takes less than a page of data. A rule's
+// overhead makes them smaller or larger, and a packet may claim to have several
+// segments.
 const (
 	shrink = -34   // a frame of 34 + n bytes counts as n: from 1 byte to 64 KiB
-	grow   = 1000  // each segment counts 1000 more: from 1 KiB to 512 KiB
-	swell  = 16000 // from 16 KiB to the most that there is
+	grow   = 1000  // each segment counts 1000 bytes more: from 1 KiB to 512 KiB
+	swell  = 16000 // from 16 KiB to the maximum
 )
 
-// sizes are the least and the most that a packet can count under an overhead.
+// sizes returns the smallest and largest size of a packet with an overhead.
 func sizes(overhead int16) (least, most uint64) {
 	switch overhead {
 	case grow:
@@ -36,7 +36,7 @@ func sizes(overhead int16) (least, most uint64) {
 	return 1, 60000
 }
 
-// sized is a UDP packet from a host that counts as n bytes under a rule of that overhead.
+// sized returns a UDP packet to a host that counts as n bytes under a rule with that overhead.
 func sized(host netip.Addr, n uint64, overhead int, now uint64) ([]byte, meta) {
 	const segment = 1 // gso_size
 	length, m := int(n)-overhead, meta{now: now}
@@ -46,28 +46,28 @@ func sized(host netip.Addr, n uint64, overhead int, now uint64) ([]byte, meta) {
 			if rest > 1<<16 {
 				continue
 			}
-			headers := segs - 1 // of all segments but the first
+			headers := segs - 1 // of the segments after the first
 			length = 100 + headers*segment
 			length += (rest - length) % headers
 			m.wireLen, m.segs, m.segSize = uint32(rest), uint32(segs), segment
 			break
 		}
 	}
-	frame := udp(addr("192.0.2.1"), host, 0)[:34] // of its UDP header only what fits
+	frame := udp(addr("192.0.2.1"), host, 0)[:34] // cuts off part of the UDP header
 	copy(frame[26:], host.AsSlice())
 	copy(frame[30:], addr("10.9.9.9").AsSlice())
 	return append(frame, make([]byte, length-34)...), m
 }
 
-// A bucketKey says who has a bucket: nobody for the shared bucket; or the flow of
-// one that shares it with others.
+// A bucketKey is the bucket key of a host, the zero key for the shared bucket, or the
+// flow of a host in a shared queue.
 type bucketKey struct {
 	each policy.Each
 	host netip.Addr
 	flow bool
 }
 
-// keyOf is the bucket key of a host under a rule.
+// keyOf returns the bucket key of a host under a rule.
 func keyOf(rule policy.Rule, host netip.Addr) bucketKey {
 	switch rule.Each.Kind {
 	case policy.EachAll:
@@ -78,17 +78,17 @@ func keyOf(rule policy.Rule, host netip.Addr) bucketKey {
 	return bucketKey{each: rule.Each, host: host}
 }
 
-// A mirrored rule is one as the model has it.
+// A mirrored rule is the model of a rule.
 type mirrored struct {
 	rule    policy.Rule
 	limit   *model.Limit
 	buckets map[bucketKey]*model.Bucket
-	fifo    *uint64        // ns: until then sparse flows are queued, whatever the rule changes to
-	counts  *maps.Counters // those of the rule, whatever it changes to, as one counts that does not delay
+	fifo    *uint64        // ns: until then sparse flows are queued, kept when the rule changes
+	counts  *maps.Counters // kept when the rule changes; as counted by a rule that does not delay
 }
 
-// newMirrored is a rule whose buckets are empty. The shared bucket is there, and
-// ages, before anybody is charged to it.
+// newMirrored returns a rule with empty buckets. The shared bucket exists, and ages,
+// before its first charge.
 func newMirrored(rule policy.Rule, now uint64) *mirrored {
 	r := &mirrored{rule, model.NewLimit(rule), map[bucketKey]*model.Bucket{}, new(uint64), new(maps.Counters)}
 	*r.bucket(bucketKey{}) = r.limit.WithLevel(0, now)
@@ -104,15 +104,15 @@ func (r *mirrored) bucket(key bucketKey) *model.Bucket {
 	return r.buckets[key]
 }
 
-// offer brings a packet of a host, which has one flow, to the model.
+// offer offers a packet of a host, which has one flow, to the model.
 func (r *mirrored) offer(host netip.Addr, now, n uint64, ect bool) model.Outcome {
 	packet := model.Packet{Time: now, Bytes: n, ECT: ect}
 	return r.limit.Offer(r.bucket(keyOf(r.rule, host)), r.bucket(bucketKey{r.rule.Each, host, true}), now < *r.fifo, packet)
 }
 
-// becoming is what a rule is once it has changed at a time to another one. Levels
-// stay, up to the new capacity, and idling counts from the change. Buckets of
-// another scope stay until they are in force again; a rule that is unlimited has none.
+// becoming returns the rule after a change. Levels stay, up to the new capacity, and
+// idle time counts from the change. Buckets of another scope stay until they are in
+// force again. An unlimited rule has none.
 func (r *mirrored) becoming(rule policy.Rule, now uint64) *mirrored {
 	next := newMirrored(rule, now)
 	next.fifo, next.counts = r.fifo, r.counts
@@ -126,7 +126,7 @@ func (r *mirrored) becoming(rule policy.Rule, now uint64) *mirrored {
 	return next
 }
 
-// carried is a bucket that has come under another limit at a time.
+// carried returns a bucket after its limit has changed.
 func carried(from, to *model.Limit, b model.Bucket, now uint64) *model.Bucket {
 	level := from.Level(b, now)
 	if to.Shrinks(from.Meter) {
@@ -136,9 +136,8 @@ func carried(from, to *model.Limit, b model.Bucket, now uint64) *model.Bucket {
 	return &b
 }
 
-// keepFIFO is what the model does when it is known at what time the rule changes to
-// another one: as long as something may be queued from before whose flow is not
-// known, sparse flows are queued, too.
+// keepFIFO updates the model when the time of a change becomes known: sparse flows
+// are queued, too, while packets of unknown flows may be queued from before.
 func (r *mirrored) keepFIFO(to policy.Rule, from uint64) {
 	same := r.rule.Order == to.Order && r.rule.Each == to.Each && r.rule.Rate == to.Rate && r.rule.Capacity == to.Capacity && r.rule.Queue == to.Queue
 	if to.Order == policy.SparseFirst && r.rule.Excess == policy.Delay && !same {
@@ -146,7 +145,7 @@ func (r *mirrored) keepFIFO(to policy.Rule, from uint64) {
 	}
 }
 
-// A twin is a rule in the kernel, and the model of it.
+// A twin is a rule in the kernel, and its model.
 type twin struct {
 	*rig
 	*mirrored
@@ -159,7 +158,7 @@ func newTwin(r *rig, rule policy.Rule, now uint64) *twin {
 	return &twin{rig: r, entry: r.put(rule, now), mirrored: newMirrored(rule, now)}
 }
 
-// change sets the rule anew, at a virtual time.
+// change changes the rule at a virtual time.
 func (t *twin) change(rule policy.Rule, now uint64) {
 	t.Helper()
 	if rule == t.rule {
@@ -172,29 +171,29 @@ func (t *twin) change(rule policy.Rule, now uint64) {
 	}
 }
 
-// asked is what the set says beforehand of a packet of a host.
+// asked returns the outcome that the set predicts for a packet of a host.
 func (r *rig) asked(e maps.Entry, host netip.Addr, now, n uint64, ect bool) model.Outcome {
 	flow := maps.Flow{Src: host, Dst: addr("10.9.9.9"), Proto: 17}
 	return model.NewLimit(e.Rule).Decide(r.set.State(e, policy.MatchSrc, flow, now), model.Packet{Time: now, Bytes: n, ECT: ect})
 }
 
-// sameOutcome compares two outcomes but for the flow's own bucket, which few packets look at.
+// sameOutcome compares two outcomes except for the flow's bucket, which few packets read.
 func sameOutcome(a, b model.Outcome) bool {
 	a.Flow, b.Flow = 0, 0
 	return a == b
 }
 
-// level is the level of the kernel's bucket of a host, in units.
+// level returns the level in units of the kernel's bucket of a host.
 func (t *twin) level(host netip.Addr, now uint64) uint64 {
 	if t.rule.Each.Kind == policy.EachAll {
-		return t.set.OwnLevel(t.entry, now)
+		return t.set.SharedLevel(t.entry, now)
 	}
 	flow := maps.Flow{Src: host, Dst: addr("10.9.9.9"), Proto: 17}
 	return t.set.State(t.entry, policy.MatchSrc, flow, now).Level
 }
 
-// offer sends a packet, and compares what was said of it beforehand, the verdict,
-// the level that it leaves, and its departure time.
+// offer sends a packet, and compares the predicted outcome, the verdict, the level and
+// the departure time.
 func (t *twin) offer(host netip.Addr, now, n uint64, ect bool) model.Verdict {
 	t.Helper()
 	t.packets++
@@ -209,23 +208,23 @@ func (t *twin) offer(host netip.Addr, now, n uint64, ect bool) model.Verdict {
 	*t.counts = sum(*t.counts, segments(m.packets(), countersOf(want, n)))
 	if (verdict == drop) != (want.Verdict == model.Drop) || verdict != drop && verdict != next || departure != want.Departure ||
 		t.limited() && !sameOutcome(asked, want) {
-		t.Fatalf("packet %d, %d bytes at %d ns: verdict %#x, departure %d\nthe model says %+v\nbeforehand     %+v\nrule %+v\nlimit %+v\nbucket %+v\ncounters %+v",
+		t.Fatalf("packet %d, %d bytes at %d ns: verdict %#x, departure %d\nmodel     %+v\npredicted %+v\nrule %+v\nlimit %+v\nbucket %+v\ncounters %+v",
 			t.packets, n, now, verdict, departure, want, asked, t.rule, t.limit, before, t.set.Counters(t.entry.ID))
 	}
 	if !t.limited() {
 		return want.Verdict
 	}
-	// Later, too: a bucket also says when it was charged.
+	// Compares later levels, too, because they depend on the bucket's tick.
 	for _, at := range []uint64{now, now + (uint64(t.limit.Idle)-1)<<model.TickBits} {
 		if got, want := t.level(host, at), t.limit.Level(*b, at); got != want {
-			t.Fatalf("packet %d, %d bytes at %d ns: level %d units at %d ns, the model says %d\nrule %+v\nlimit %+v\nbucket %+v",
+			t.Fatalf("packet %d, %d bytes at %d ns: level %d units at %d ns, in the model %d\nrule %+v\nlimit %+v\nbucket %+v",
 				t.packets, n, now, got, at, want, t.rule, t.limit, before)
 		}
 	}
 	return want.Verdict
 }
 
-// countersOf is what a rule counts for an outcome if it does not delay.
+// countersOf returns the counters for an outcome of a rule that does not delay.
 func countersOf(o model.Outcome, n uint64) maps.Counters {
 	switch {
 	case o.Verdict == model.Drop:
@@ -238,7 +237,7 @@ func countersOf(o model.Outcome, n uint64) maps.Counters {
 	return passed(n)
 }
 
-// countedBy is what a rule counts, if it has counted c while it did not delay.
+// countedBy returns the counters of a rule, given those of the same rule without delay.
 func countedBy(rule policy.Rule, c maps.Counters) maps.Counters {
 	if rule.Excess == policy.Delay {
 		c.DelayedPackets, c.DelayedBytes = c.ExcessPackets-c.DroppedPackets, c.ExcessBytes-c.DroppedBytes
@@ -271,7 +270,7 @@ func sum(a, b maps.Counters) maps.Counters {
 
 var sharings = []policy.EachKind{policy.EachAll, policy.EachHost, policy.EachFlow}
 
-// bySource is a hook where GSO counts by wire_len, as sized wants it, and whose rules go by the source.
+// bySource returns a hook where GSO counts by wire_len, as sized requires, and whose rules match the source.
 func bySource() bpf.AbiHook {
 	hook := egress()
 	hook.MatchSrc, hook.Replay = 1, 1
@@ -282,10 +281,10 @@ func matchSource(tb testing.TB) *rig {
 	return newRig(tb, maps.Size{Rules: 4, Buckets: 4096}, bySource())
 }
 
-// Dice are what a trace is made from: random numbers, or a fuzzer's bytes. They say below n.
+// Dice make a trace from random numbers, or from a fuzzer's bytes. They return numbers below n.
 type dice func(n uint64) uint64
 
-// loaded are dice that read what they say from bytes, and how many are left.
+// loaded returns dice that read from bytes, and a function for the number of bytes left.
 func loaded(data []byte) (_ dice, left func() int) {
 	return func(n uint64) uint64 {
 		var word [8]byte
@@ -294,14 +293,14 @@ func loaded(data []byte) (_ dice, left func() int) {
 	}, func() int { return len(data) }
 }
 
-// starts are times at which a clock that counts ns, or ticks of 2^30 of them, has its edges.
+// starts are times around which a clock in ns, or in ticks of 2^30 ns, has its limits.
 var starts = []uint64{
 	0, 1, 1 << model.TickBits, 1e15, 1<<62 - 1e12, 1<<62 - 1, 1<<63 - 1e12, 1 << 63,
 	1<<64 - 1 - uint64(400*24*time.Hour), 1<<64 - 1e9,
 }
 
-// play offers a trace to a rule in the kernel and in the model. The clock goes
-// past its end at most once, as no machine's ever does.
+// play offers a trace to a rule in the kernel and in the model. The clock wraps at most
+// once.
 func play(r *rig, net netip.Prefix, roll dice, more func() bool, changes uint64) {
 	overhead := []int16{shrink, grow, swell}[roll(3)]
 	now := starts[roll(uint64(len(starts)))]
@@ -323,7 +322,7 @@ func play(r *rig, net netip.Prefix, roll dice, more func() bool, changes uint64)
 	t.counted()
 }
 
-// randomRule is one for any of all rates, capacities and so on that there are, each order of magnitude alike.
+// randomRule returns a rule with random options. All orders of magnitude are equally likely.
 func randomRule(net netip.Prefix, roll dice, overhead int16) policy.Rule {
 	rule := policy.Rule{
 		Prefix: net, Rate: policy.Unlimited, Algorithm: algorithms[roll(2)],
@@ -361,15 +360,15 @@ func randomRule(net netip.Prefix, roll dice, overhead int16) policy.Rule {
 			rule.Penalty = policy.Penalty{Kind: policy.PenaltyHold, Duration: time.Duration(1 + roll(1<<(1+roll(46))))}
 		}
 		valid := rule
-		valid.Framing = policy.Framing{} // ours are not
-		if valid.Validate() != nil {     // more than a bucket can hold, or longer than a day
+		valid.Framing = policy.Framing{} // those of this test are not valid
+		if valid.Validate() != nil {     // a capacity or penalty beyond the limits
 			rule.Penalty = policy.Penalty{}
 		}
 	}
 	return rule
 }
 
-// randomQueue makes a rule delay, if at its rate a packet can wait for short enough.
+// randomQueue makes a rule delay, if a packet at its rate can leave in time.
 func randomQueue(rule *policy.Rule, roll dice) {
 	most := uint64(rule.Rate) / 8 * uint64(policy.MaxWait/time.Second)
 	if most <= policy.MinCapacity {
@@ -390,7 +389,7 @@ func randomQueue(rule *policy.Rule, roll dice) {
 	}
 }
 
-// randomSize is any size that there is, or one that fills some room to the brim or just not.
+// randomSize returns any size, or one that exactly fills the room or just does not.
 func randomSize(roll dice, overhead int16, room uint64) uint64 {
 	least, most := sizes(overhead)
 	n := least + roll(1500)
@@ -404,13 +403,13 @@ func randomSize(roll dice, overhead int16, room uint64) uint64 {
 	}
 	n = min(max(n, least), most)
 	if overhead == swell && n < 3*swell {
-		n = min(n, swell+3000) // one segment is too long for a test run, and two are too short
+		n = min(n, swell+3000) // a single segment is too long for a test run, and two are too short
 	}
 	return n
 }
 
-// later is a time for the next packet: soon, when the bucket has drained, around
-// its clock, after idling for ticks or years, or a little before.
+// later returns a time for the next packet: soon, when the bucket is empty, around the
+// wrap of its clock, after ticks or years without packets, or a little earlier.
 func later(roll dice, m model.Meter, now uint64) uint64 {
 	if m.RateUnits == 0 {
 		return now + roll(1e9)
@@ -425,7 +424,7 @@ func later(roll dice, m model.Meter, now uint64) uint64 {
 		gap = roll(uint64(time.Minute))
 	case 8:
 		gap = m.Wait(m.Capacity, m.Capacity>>model.UnitBits)
-	case 9: // a quarter around its clock, half or all around
+	case 9: // a quarter, half or all of the clock's period
 		if m.RateUnits > 1<<32 {
 			quarter, _ := bits.Div64(1<<30, 0, m.RateUnits)
 			gap = min(quarter*(1+roll(12)), 50*year) + roll(2000)
@@ -436,9 +435,9 @@ func later(roll dice, m model.Meter, now uint64) uint64 {
 		gap = uint64(m.Idle)<<model.TickBits - roll(1<<model.TickBits)
 	case 12:
 		gap = roll(10 * year)
-	case 13: // back, as from one CPU to another
+	case 13: // backwards, as from one CPU to another
 		return now - min(roll(1<<20), now)
-	case 14: // or by more than any two CPUs
+	case 14: // or by more than between any two CPUs
 		return now - min(roll(3<<model.TickBits), now)
 	case 15:
 		gap = roll(2000)
@@ -446,8 +445,8 @@ func later(roll dice, m model.Meter, now uint64) uint64 {
 	return now + min(gap, 100*year)
 }
 
-// Random packets at random times, with changes of the rule in between, get the
-// same verdict and leave the same level in the kernel as in the model.
+// Random packets at random times, with changes of the rule, get the same verdict and
+// leave the same level in the kernel as in the model.
 func TestKernelIsModel(t *testing.T) {
 	seed := testenv.Seed(t)
 	traces, packets := 120, 600
@@ -464,12 +463,12 @@ func TestKernelIsModel(t *testing.T) {
 	}
 }
 
-// FuzzKernelIsModel plays a trace that is made of a fuzzer's bytes.
+// FuzzKernelIsModel plays a trace made from a fuzzer's bytes.
 func FuzzKernelIsModel(f *testing.F) {
-	// A rule for each trace, as long as there are some: to use one again takes a while.
+	// A new rule for each trace while there are free ids: reusing an id takes a while.
 	traces := uint32(0)
 	r := newRig(f, maps.Size{Rules: 8192, Buckets: 4096}, bySource())
-	r.program() // while f may still say what is wrong
+	r.program() // while f can still report an error
 	for i := range uint64(40) {
 		roll, data := rand.New(rand.NewPCG(i, 0)), make([]byte, 400)
 		for j := range data {
@@ -487,10 +486,9 @@ func FuzzKernelIsModel(f *testing.F) {
 	})
 }
 
-// Buckets of a scope that is out of force while the rule changes are empty when it
-// is back, although the clock by which they had went around meanwhile, and the
-// new one is too slow to tell.
-func TestBucketsAreBackEmpty(t *testing.T) {
+// Buckets of another scope are empty when that scope is in force again, even if their
+// clock wrapped meanwhile and the new clock is too slow to show it.
+func TestOldScopeReturnsEmpty(t *testing.T) {
 	r := matchSource(t)
 	host, now := addr("10.0.0.7"), uint64(1e9)
 	rule := policy.Rule{
@@ -501,13 +499,13 @@ func TestBucketsAreBackEmpty(t *testing.T) {
 	twin.offer(host, now, 60000, false)
 	rule.Each.Kind = policy.EachAll
 	twin.change(rule, now)
-	now += uint64(264 * time.Second) // three quarters around
+	now += uint64(264 * time.Second) // three quarters of the clock's period
 	rule.Rate, rule.Capacity = 8, 1<<30
 	twin.change(rule, now)
 	rule.Each.Kind = policy.EachFlow
 	twin.change(rule, now)
 	if got := twin.level(host, now); got != 0 {
-		t.Errorf("a flow's bucket that drained long ago has %d units", got)
+		t.Errorf("the level of a flow that drained long ago is %d units", got)
 	}
 	twin.offer(host, now, 60000, false)
 	twin.counted()

@@ -34,7 +34,7 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// Traces whose answer is known without any model.
+// Traces with verdicts that are known without a model.
 func TestKnownTraces(t *testing.T) {
 	type packet struct {
 		ns, bytes uint64
@@ -72,8 +72,8 @@ func TestKnownTraces(t *testing.T) {
 			policy.Rule{Rate: 8_000_000, Capacity: 1500, Algorithm: policy.Leaky, Penalty: policy.Penalty{Kind: policy.PenaltyHold, Duration: time.Millisecond}},
 			[]packet{{0, 600, false, pass, 600}, {0, 1000, false, excess, 2500}, {1_099_000, 100, false, excess, 2500}, {2_199_000, 100, false, pass, 1500}},
 		},
-		"a TAT of 0, which is one like any other": {
-			policy.Rule{Rate: 8_000_000_000, Capacity: 1514}, // a byte in a ns: the clock is 0 again after 2^44
+		"TAT of 0": {
+			policy.Rule{Rate: 8_000_000_000, Capacity: 1514}, // a byte per ns: the clock wraps after 2^44 ns
 			[]packet{{1<<44 - 1500, 1500, false, pass, 1500}, {1<<44 - 1500, 100, false, excess, 1500}, {1 << 44, 1513, false, pass, 1513}},
 		},
 		"a day idle at 400 Gbit/s": {

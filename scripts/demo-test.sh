@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# demo-test.sh: the demo runs, and leaves nothing behind, neither at its end nor when it is interrupted.
+# demo-test.sh: runs the demo to its end, and interrupts it at several times. It must leave nothing behind.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
@@ -21,7 +21,7 @@ try() {
 		kill -"$1" "$demo" || true
 	fi
 	wait "$demo" || status=$?
-	# Whom it has killed may take a moment to be gone.
+	# Killed processes may take a moment to end.
 	for _ in {1..20}; do
 		kill -0 -- "-$demo" 2>/dev/null || break
 		sleep 0.1

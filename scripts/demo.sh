@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# demo.sh: what shapectl does, in half a minute: traffic between two network namespaces, before and after a limit.
+# demo.sh: shows in half a minute what shapectl does: traffic between two network namespaces, before and after a limit.
 set -euo pipefail
 
 bar='#' mark='|' wire='------------'
@@ -18,19 +18,19 @@ fi
 ((columns < 40)) && columns=80 # a terminal that does not know says 0
 ((columns > 100)) && columns=100
 width=$((columns - 22)) # of the longest bar
-scale=110               # what that bar stands for, in Mbit/s
+scale=110               # the longest bar, in Mbit/s
 
 bold='' dim='' before='' after='' plain=''
 if [[ -t 1 && ! ${NO_COLOR-} && ${TERM:-dumb} != dumb ]]; then
 	bold=$'\e[1m' dim=$'\e[2m' before=$'\e[33m' after=$'\e[32m' plain=$'\e[0m'
 fi
 
-# say COMMAND...: shows a command as one would type it.
+# say COMMAND...: prints a command as a user would type it.
 say() {
 	echo "$bold\$ $*$plain"
 }
 
-# run ARGUMENT...: shows a shapectl command, and runs it.
+# run ARGUMENT...: prints a shapectl command and runs it.
 run() {
 	say shapectl "$@"
 	"$SHAPECTL" "$@"
@@ -76,11 +76,11 @@ watch() {
 	done
 }
 
-# show_limit TITLE FAMILY IPERF3-ARGUMENT...: traffic, and the limit that comes upon it.
+# show_limit TITLE FAMILY IPERF3-ARGUMENT...: draws traffic, then sets a limit and goes on.
 show_limit() {
 	local family=$2
 	echo
-	echo "$bold$1$plain: iperf3 sends 100 Mbit/s; the bars are what arrives."
+	echo "$bold$1$plain: iperf3 sends 100 Mbit/s; the bars show what arrives."
 	serve "$far"
 	say ip netns exec "$near" iperf3 -c "${far_address[$family]}" -b 100M "${@:3}"
 	send "$near" "${far_address[$family]}" -b 100M -t 30 "${@:3}"
@@ -95,7 +95,7 @@ show_limit() {
 	axis
 	watch "$family" 5 0
 	run -n "$near" set eth0 egress "${network[$family]}" --rate 20mbit
-	watch "$family" 1 20 # with the burst that the bucket let through
+	watch "$family" 1 20 # with the first burst
 	local steady_received=$received steady_begin=$now tenths
 	watch "$family" 9 20
 	tenths=$(((received - steady_received) * 80 / (now - steady_begin)))
@@ -105,7 +105,7 @@ show_limit() {
 
 make_pair demo
 
-echo "Two network namespaces with a cable between them, for this demo only:"
+echo "Two network namespaces joined by a virtual cable, for this demo only:"
 echo
 echo "    $near [eth0] $wire [eth0] $far"
 
@@ -113,11 +113,11 @@ show_limit 'TCP over IPv4' 4
 show_limit 'UDP over IPv6' 6 -u
 
 echo
-echo "What was set, and what it did:"
-run -n "$near" show --stats
+echo "The rules, and what they did:"
+run -n "$near" show --wide
 echo
 echo "Next, on a device of your own (\`make install\` puts shapectl in the path):"
-echo "    shapectl doctor eth0                     what may get around a limit there"
+echo "    shapectl doctor eth0                     what may bypass a limit there"
 echo "    shapectl set eth0 egress 10.0.0.0/24 --rate 10mbit --each host"
-echo "    shapectl show eth0 --stats               the rules, and what they did"
-echo "    shapectl flush eth0                      away with them"
+echo "    shapectl show eth0 --wide                the rules and their counters"
+echo "    shapectl flush eth0                      remove them"

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# guest.sh KERNEL [OPTION]... -- COMMAND...: runs COMMAND as root under another kernel, in an emulated machine (QEMU,
-# which needs neither root nor KVM for that). What the command says, on stdout and stderr, comes out on stdout; its
-# exit status is that of this script, but 124 if it did not end in time and 125 if there was no guest, or it died.
-# KERNEL is one of those of kernel.sh. The guest has no network but `lo` and no disk; its / is in memory.
-#   -c CPUS               2 if not given
-#   -m MIB                memory, 1024 if not given
-#   -i                    time as a count of instructions: one CPU, and each takes 1 ns
-#   -t SECONDS            of this machine's time; 600 if not given
-#   -M MODULE             kernel module to load first, with those that it depends on
-#   -f HOSTPATH:GUESTPATH a file, or a folder and what is in it, to be in the guest
-#   -p PROGRAM            of this machine, to be in the guest, with its libraries; busybox's stand in for the usual ones
+# guest.sh KERNEL [OPTION]... -- COMMAND...: runs COMMAND as root under another kernel, in an emulated machine. QEMU
+# needs neither root nor KVM for that. Stdout has the command's stdout and stderr. The exit status is the command's,
+# or 124 after a timeout, or 125 if the guest could not start or died. kernel.sh lists the values of KERNEL. The guest
+# has no disk, and no network but `lo`; its root file system is in memory.
+#   -c CPUS               number of CPUs (default 2)
+#   -m MIB                memory (default 1024)
+#   -i                    count instructions as time: one CPU, 1 ns for each instruction
+#   -t SECONDS            timeout in the host's time (default 600)
+#   -M MODULE             load this kernel module first, with its dependencies
+#   -f HOSTPATH:GUESTPATH copy a file or folder into the guest
+#   -p PROGRAM            copy a program of the host into the guest, with its libraries; busybox provides the usual ones
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 PATH=$PATH:/usr/sbin:/sbin # `su` leaves these out, and ip and tc live there
 
-# die MESSAGE: there is no exit status of a command to pass on.
+# die MESSAGE: 125 means that there is no exit status of the command.
 die() {
 	echo "${0##*/}: $*" >&2
 	exit 125
@@ -28,7 +28,7 @@ usage() {
 kernel=$1
 shift
 cpus=2 mib=1024 seconds=600 modules=() files=() accel=()
-programs=(busybox sh) # the shell of busybox would not look for other programs of its commands' names
+programs=(busybox sh) # busybox's shell would prefer its own commands to programs of the same name
 while getopts :c:m:it:M:f:p: option; do
 	case $option in
 	c) cpus=$OPTARG ;;
@@ -81,7 +81,7 @@ ln -s ../run "$root/var/run"
 ln -s ../tmp "$root/var/tmp"
 ln -s /proc/self/mounts "$root/etc/mtab"
 echo root:x:0:0:root:/root:/bin/sh >"$root/etc/passwd"
-echo root:x:0: >"$root/etc/group"
+printf 'root:x:0:\nnogroup:x:65534:\n' >"$root/etc/group"
 echo 127.0.0.1 localhost >"$root/etc/hosts"
 
 # add_file HOSTPATH GUESTPATH
@@ -95,16 +95,16 @@ add_file() {
 	fi
 }
 
-# add_libraries FILE: those that the file names, and the loader.
+# add_libraries FILE: adds the libraries that the file needs, and the loader.
 add_libraries() {
 	local library
-	# A static file has none, and ldd says so with an exit status.
+	# For a static file, ldd fails.
 	while read -r library; do
 		[[ -e $root/$library ]] || add_file "$library" "$library"
 	done < <(ldd "$1" 2>/dev/null | grep -oE '/[^ ]+')
 }
 
-# add_program NAME: at the path where it is here.
+# add_program NAME: adds it at the same path as on the host.
 add_program() {
 	local path plugins folder plugin
 	path=$(type -P "$1") || die "-p $1: there is no such program on this machine"
@@ -136,7 +136,7 @@ for pair in "${files[@]}"; do
 	add_file "$from" "$to"
 done
 
-# Modules are listed with those that they depend on after them, and built-in ones in a list of their own.
+# modules.dep names each module's dependencies after it; modules.builtin lists built-in modules.
 library=$(echo "$image"/lib/modules/*)
 for module in "${modules[@]}"; do
 	pattern="/${module//[-_]/[-_]}\\.ko"
@@ -161,7 +161,7 @@ while read -r file; do
 	echo "$name" >>"$root/modules/list"
 done <"$tmp/load"
 
-# quoted ARGUMENT...: as the guest's shell reads them.
+# quoted ARGUMENT...: prints the arguments quoted for the guest's shell.
 quoted() {
 	local argument
 	for argument; do
@@ -170,7 +170,7 @@ quoted() {
 }
 quoted "$@" >"$root/command"
 
-# The serial ports: ttyS0 is the console, ttyS1 what the command says, ttyS2 its exit status.
+# The serial ports: ttyS0 is the console, ttyS1 has the command's output, ttyS2 its exit status.
 cat >"$root/init" <<'END'
 #!/bin/busybox sh
 b=/bin/busybox
@@ -204,7 +204,7 @@ if [ $status = 0 ]; then
 	status=$?
 fi
 kill -9 -1
-stty sane <&3 # waits until all is out
+stty sane <&3 # waits until all output is sent
 echo "status $status" >&4
 stty sane <&4
 poweroff -f
@@ -212,19 +212,19 @@ END
 chmod 755 "$root/init"
 
 (cd "$root" && find . | cpio --quiet -o -H newc -R 0:0) >"$tmp/initrd" || die "could not make the guest's files: is the disk full?"
-# Open but nameless, it goes with this script, however that ends; so does the machine.
+# An open file without a name goes away when this script ends, however that happens. So does the machine.
 exec 7<"$tmp/initrd"
 rm -rf "$root" "$tmp/initrd"
 
-# A process of its own copies what the command says, as one that is part of starting the machine could not be waited for.
+# A process of its own copies the command's output, so that the script can wait for it.
 exec 8> >(cat)
 copying=$!
-# One thread runs all CPUs: with one each, QEMU before 8.1 may run what another CPU is patching, as Linux does whenever it
-# turns a static key, and Linux dies of "Oops: int3" (QEMU commit deba78709ae8; twice in 20 s of turning
-# kernel.sched_schedstats on and off under 7.2). Without no_timer_check Linux panics at boot, with "IO-APIC + timer
-# doesn't work", where this machine is too busy to deliver the first ticks in time.
-# Nobody attacks the guest, and without page tables of the kernel's own it needs a third less. It keeps all that the
-# verifier goes by: mitigations=off would let it accept more.
+# One thread runs all CPUs. With a thread for each, QEMU before 8.1 may run code that another CPU is patching. Linux
+# patches code whenever it toggles a static key, and then dies of "Oops: int3" (QEMU commit deba78709ae8; twice in 20 s
+# of toggling kernel.sched_schedstats under 7.2). Without no_timer_check, Linux panics at boot with "IO-APIC + timer
+# doesn't work" if the host is too busy to deliver the first ticks in time.
+# Nobody attacks the guest, and it needs a third less time without kernel page-table isolation. mitigations=off is too
+# much: the verifier would accept more programs.
 setpriv --pdeathsig TERM timeout -k 5 "$seconds" qemu-system-x86_64 -accel tcg,thread=single \
 	"${accel[@]}" -cpu Haswell-noTSX,-pcid,-invpcid,-x2apic,-tsc-deadline,-cx16 -smp "$cpus" -m "$mib" \
 	-display none -monitor none -nic none -no-reboot -kernel "$image/vmlinuz" -initrd /dev/fd/7 \
@@ -235,7 +235,7 @@ exec 8>&-
 ended=0
 wait "$qemu" || ended=$?
 qemu=
-wait "$copying" || true # who reads may have had enough
+wait "$copying" || true # the reader may have closed the pipe
 read -r _ status <"$tmp/status" 2>/dev/null || status=
 if [[ $status ]]; then
 	answered=yes
@@ -243,4 +243,4 @@ if [[ $status ]]; then
 fi
 tail -n 60 "$tmp/console" "$tmp/qemu" >&2
 ((ended == 124)) && echo "${0##*/}: Linux ${library##*/} did not end in $seconds s" >&2 && exit 124
-die "Linux ${library##*/} died; see above for what it said"
+die "Linux ${library##*/} died; its output is above"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# kernel.sh KERNEL: prints the folder with a Debian kernel for virtual machines: `vmlinuz` and `lib/modules/RELEASE`.
-# KERNEL is 5.10, 6.1, 6.12, or `newest`, which is the newest that Debian has packaged, backports included.
-# It comes from the package mirror that this machine uses, and is kept in ~/.cache/shapectl or in $SHAPECTL_CACHE; once
-# a day there is a look for a newer one. Apt is given a configuration of its own, so nothing changes on this machine.
+# kernel.sh KERNEL: downloads a Debian kernel for virtual machines and prints its folder, which has `vmlinuz` and
+# `lib/modules/RELEASE`. KERNEL is 5.10, 6.1, 6.12 or `newest`, the newest that Debian packages, backports included.
+# Kernels come from the host's package mirror. They stay in ~/.cache/shapectl or $SHAPECTL_CACHE, and the script looks
+# for a newer one once a day. Apt runs with a configuration of its own, so nothing changes on the host.
 set -euo pipefail
 export LC_ALL=C
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -33,7 +33,7 @@ cache=${SHAPECTL_CACHE:-${XDG_CACHE_HOME:-$home/.cache}/shapectl}/kernels/$kerne
 mkdir -p "$cache" || die "there is no place to keep kernels in: set SHAPECTL_CACHE to a folder that can be written to"
 cache=$(cd "$cache" && pwd)
 
-# Whoever holds the lock may write. What an interrupted one left goes.
+# Only the holder of the lock writes. It removes what an interrupted run left.
 exec 9>>"$cache/lock"
 flock 9
 new=$cache/new
@@ -43,12 +43,12 @@ trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# intact FOLDER: is it what was put there?
+# intact FOLDER: succeeds if the checksums match.
 intact() {
 	(cd "$1" 2>/dev/null && sha256sum --check --status sums 2>/dev/null)
 }
 
-# apt COMMAND ARGUMENT...: with the private configuration.
+# apt COMMAND ARGUMENT...: runs apt-COMMAND with the private configuration.
 apt() {
 	"apt-$1" -c="$new/apt.conf" "${@:2}" </dev/null 2>>"$new/log"
 }
@@ -56,7 +56,7 @@ apt() {
 # configure_apt URI: writes that configuration.
 configure_apt() {
 	mkdir -p "$new"/{lists,cache,trusted}
-	# The keys that this machine has for Debian's suites and for the mirror.
+	# The host's keys for Debian's suites and for the mirror.
 	local file keys
 	eval "$(apt-config shell trusted Dir::Etc::trustedparts/d)"
 	mapfile -t keys < <(grep -ihE '^Signed-By:|signed-by=' "${entries[@]}" | grep -oE '/[^], ]+')
@@ -109,13 +109,13 @@ configure_apt() {
 	END
 }
 
-# find_packages: sets `packages` to those that make up the kernel, as NAME=VERSION, and `version`.
+# find_packages: sets `packages` to the kernel's packages, as NAME=VERSION, and sets `version`.
 find_packages() {
 	local wanted=(linux-image-cloud-amd64) i name lines
 	packages=() version=
 	for ((i = 0; i < ${#wanted[@]}; i++)); do
 		lines=$(apt cache show --no-all-versions "${wanted[i]}") || return 1
-		if [[ ${wanted[i]} == *-[0-9]* ]]; then # others only name the current one
+		if [[ ${wanted[i]} == *-[0-9]* ]]; then # other packages only depend on the current one
 			version=$(sed -n 's/^Version: //p' <<<"$lines")
 			packages+=("${wanted[i]}=$version")
 		fi
@@ -136,7 +136,7 @@ download() {
 	for file in "${debs[@]}"; do
 		dpkg-deb -x "$file" "$new/unpacked" 2>>"$new/log" || return 1
 	done
-	# /lib may be a name of /usr/lib, or be a folder.
+	# /lib may be a link to /usr/lib, or a folder.
 	mkdir "$1/lib"
 	files=("$new"/unpacked/{,usr/}lib/modules/*/kernel)
 	mv "${files[0]%/*/kernel}" "$1/lib/modules"
@@ -148,7 +148,7 @@ download() {
 	sync -f "$1"
 }
 
-# update: looks for a newer one; `complaint` says why there is none.
+# update: looks for a newer kernel; on failure `complaint` says why.
 update() {
 	local uri uris entries
 	# shellcheck disable=SC2016 # $(...) is for apt-get to fill in
@@ -157,7 +157,7 @@ update() {
 	# shellcheck disable=SC2016
 	mapfile -t entries < <(apt-get indextargets --format '$(SOURCESENTRY)' 'Created-By: Packages' | sed 's/:[0-9]*$//' | sort -u)
 	complaint="apt knows no mirror: /etc/apt/sources.list names none"
-	# Lists, packages and what is in them, at the same time.
+	# For lists, packages and their unpacked files at the same time.
 	if (($(df -k --output=avail "$cache" | tail -n 1) < 300000)); then
 		complaint="a kernel needs 300 MB of disk to unpack, and $cache has less"
 		return 1
@@ -165,10 +165,10 @@ update() {
 	for uri in "${uris[@]}"; do
 		rm -rf "$new"
 		configure_apt "$uri" || exit 1
-		apt get --quiet=2 update >>"$new/log" || true # it matters what came of it
-		complaint="there is no kernel to be had from the suites $suites of the mirror: $(grep -m 1 '^[EW]:' "$new/log" || true)"
+		apt get --quiet=2 update >>"$new/log" || true # find_packages sees the result
+		complaint="the mirror has no kernel in the suites $suites: $(grep -m 1 '^[EW]:' "$new/log" || true)"
 		find_packages || continue
-		grep '^W: GPG error' "$new/log" >&2 || true # of one suite of two
+		grep '^W: GPG error' "$new/log" >&2 || true # of one of two suites
 		if [[ $kernel != newest && $version != "$kernel".* ]]; then
 			complaint="Linux $kernel is not in $suites any more, but $version is"
 			continue
@@ -193,8 +193,8 @@ if ! intact "$cache/current"; then
 	[[ -e $cache/current ]] && echo "the kernel in $cache is damaged" >&2
 	update || die "$complaint"
 elif [[ ! $(find "$cache/checked" -mmin -1440 2>/dev/null) ]]; then
-	update || echo "no look for a kernel newer than $(readlink "$cache/current"): $complaint" >&2
+	update || echo "could not look for a kernel newer than $(readlink "$cache/current"): $complaint" >&2
 fi
 touch "$cache/checked"
-# The one before stays: another guest may be reading it.
+# The previous kernel stays: another guest may be reading it.
 realpath "$cache/current"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# kernels-guest.sh tests|delay|traffic|queue|refused: what kernels-test.sh runs in a guest, at the top of a tree with the program,
-# the tests' binaries beside their packages, and these scripts. What is the same under any kernel, as arithmetic is, is
-# not for here: `make test` has all of it.
+# kernels-guest.sh tests|delay|traffic|queue|refused: kernels-test.sh runs this in a guest, in a tree with the program,
+# the test binaries beside their packages, and the scripts. It covers only what depends on the kernel; `make test`
+# covers everything.
 set -euo pipefail
 export LC_ALL=C
 part=$1
@@ -11,12 +11,12 @@ tree=${here%/*}
 
 echo "Linux $(uname -r), CPUs $(nproc), clocksource $(</sys/devices/system/clocksource/clocksource0/current_clocksource)"
 
-# From 6.6 on there is tcx; what is true of a guest is written here, so that no test of it can be skipped unnoticed.
+# Linux has tcx from 6.6 on. The script states this itself, so that no test of tcx can be skipped unnoticed.
 hook=tcx
 [[ $(printf '%s\n' 6.6 "$(uname -r)" | sort -V | head -1) == 6.6 ]] || hook=clsact
 
-# tests PACKAGE PATTERN...: those tests of a package, each of which must exist and pass. As in `go test -run`, a pattern
-# may go on with those of subtests after slashes.
+# tests PACKAGE PATTERN...: runs these tests of a package. Each pattern must match a test, and all must pass. As in
+# `go test -run`, slashes separate the patterns of subtests.
 tests() {
 	local package=$1 pattern name said=/tmp/said run began=$SECONDS count
 	shift
@@ -35,9 +35,9 @@ tests() {
 	echo "ok   ./$package: $count tests and subtests ($((SECONDS - began)) s)"
 }
 
-# udp DIRECTION ALGORITHM: a flood of three times the rate. From the first packet on at most capacity + rate * time may
-# pass, and once the bucket is full, exactly rate * time. The guest's clock counts instructions, so nothing else on the
-# machine shows in this.
+# udp DIRECTION ALGORITHM: floods with three times the rate. From the first packet on, at most capacity + rate * time may
+# pass; once the bucket is full, exactly rate * time. The guest's clock counts instructions, so the host's load changes
+# nothing.
 udp() {
 	local direction=$1 algorithm=$2 rate=4000000 capacity=65536 frame=1514 from=$near to=$far address=${far_address[4]}
 	local case="udp $direction $algorithm $hook" begin first second bytes most expected
@@ -66,14 +66,14 @@ udp() {
 	kill -0 "$client" 2>/dev/null || die "$case: iperf3: $(<"$tmp/client")"
 	stop
 	"$SHAPECTL" -n "$near" flush eth0 >/dev/null
-	# A packet on either side, and what came between the clock and the counters.
+	# Tolerates a packet at either end, and the time between reading the clock and the counters.
 	if ((bytes < expected - 3 * frame - expected / 500 || bytes > expected + 3 * frame + expected / 500)); then
 		die "$case: expected $expected bytes, measured $bytes"
 	fi
 	echo "ok   $case: $bytes bytes of $expected"
 }
 
-# tcp DIRECTION ALGORITHM: TCP uses at least 85 % of the rate, with segmentation offload as the device has it.
+# tcp DIRECTION ALGORITHM: TCP must use at least 85 % of the rate, with the device's segmentation offload.
 tcp() {
 	local direction=$1 algorithm=$2 rate=20000000 from=$near to=$far address=${far_address[6]}
 	local case="tcp $direction $algorithm $hook" begin bytes least most
@@ -92,7 +92,7 @@ tcp() {
 	kill -0 "$client" 2>/dev/null || die "$case: iperf3: $(<"$tmp/client")"
 	stop
 	"$SHAPECTL" -n "$near" flush eth0 >/dev/null
-	# 300 ms of the rate is what a bucket holds.
+	# The default burst is 300 ms of the rate.
 	least=$((rate * (now - begin) * 85 / 800000000)) most=$((rate * (now - begin + 310000) / 8000000))
 	((bytes >= least && bytes <= most)) || die "$case: expected $least to $most bytes, measured $bytes"
 	echo "ok   $case: $bytes bytes, expected $least to $most"
@@ -115,13 +115,13 @@ tests)
 		TestNeighbourDiscoveryUnderALimitThatIsFull
 	tests cmd/shapectl "TestPermissions/enough_with_$hook" TestPermissions/rules_of_root TestDoctorWithoutPermissions \
 		TestNamedNamespace TestFirstRuleMounts TestJSONOfARule TestDeviceGoneAndBack \
-		TestPinsOutliveTheMountNamespace "TestUnconfirmed/$hook"
+		TestPinsOutliveTheMountNamespace "TestUnconfirmed/$hook" "TestReaders/$hook" TestReadersChangeNothing
 	;;
 delay)
-	# What holds packets back, and what has to be there for that.
+	# Queueing, and what it needs.
 	export SHAPECTL_NO_SKIP=1
-	tests pkg/fq TestOtherQdiscsHoldNothing TestFixedQdiscs TestSetupRefusedChangesNothing TestSetupAndRestore TestCommandsSetUp \
-		TestKilledSetup TestFailedSetup TestReplacedSince TestOtherDefaultSince TestFiltersAreNotThrownAway TestStateCounts TestIfb TestReleases
+	tests pkg/fq TestDeviceWithoutFQ TestUnrestorableQdiscs TestRefusedSetupChangesNothing TestSetupAndRestore TestCommandEqualsSetup \
+		TestKilledSetup TestFailedSetup TestRestoreAfterReplacement TestRestoreWithOtherDefault TestSetupKeepsFilters TestStateCounts TestIfb TestReleases
 	# Before 6.4, bpf_redirect to an ifb loses packets; there is nothing between 6.1 and tcx here.
 	ingress=(TestIngressThroughIfb TestIfbGoesWithItsDevice TestApplyHoldsBack TestKilledBetween)
 	[[ $hook == tcx ]] || ingress=(TestIngressOnOldKernel)
@@ -139,21 +139,21 @@ traffic)
 	tcp ingress gcra
 	;;
 queue)
-	# The time is virtual, and nothing that is measured hangs on how busy the machine is.
+	# Time is virtual, so the host's load changes no result.
 	cases=(TestRate TestBurst TestECN TestVLAN TestQueues TestLimitOfFlow TestLongestQueue TestTimestamps/egress TestTCP$ TestTCPSparseFirst)
-	# What a program sends to an ifb comes out again from 6.4 on.
+	# Packets that a program redirects to an ifb leave it again from Linux 6.4 on.
 	[[ $hook != tcx ]] || cases+=(TestIngress TestTimestamps/ingress TestTCPIngress)
 	tests internal/wire "${cases[@]}"
 	sed -nE 's/^ +[a-z_]+\.go:[0-9]+: /     /p' /tmp/said
 	;;
 refused)
-	# A kernel that can not be used is named as such, in one line, and nothing is left behind.
+	# An unusable kernel is refused in one line, and nothing is left behind.
 	status=0
 	"$SHAPECTL" set lo egress 10.0.0.0/8 --rate 1mbit >/tmp/out 2>/tmp/err || status=$?
 	cat /tmp/err
 	[[ $status == 2 || $status == 5 ]] || die "expected exit status 2 or 5, it was $status"
 	[[ ! -s /tmp/out && $(wc -l </tmp/err) == 1 ]] || die "expected one line on stderr, and nothing else"
-	grep -qE 'kernel|Linux' /tmp/err || die "expected a word on what the kernel lacks"
+	grep -qE 'kernel|Linux' /tmp/err || die "expected an error that names the kernel"
 	left=$(find /sys/fs/bpf -mindepth 1 -not -path /sys/fs/bpf/shapectl; tc qdisc show dev lo | grep clsact || true
 		tc filter show dev lo egress 2>&1 || true)
 	[[ ! $left ]] || die "left behind: $left"

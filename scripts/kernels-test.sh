@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# kernels-test.sh [KERNEL...]: tests in the kernel, real traffic, and when packets leave that are held back, under
-# Debian's kernels in emulated machines. 6.1, 6.12 and the newest must do, 5.10 must be refused clearly; these four if
-# none is named. Two guests run at a time.
+# kernels-test.sh [KERNEL...]: runs kernel tests, real traffic, and tests of departure times under Debian's kernels, in
+# emulated machines. 6.1, 6.12 and the newest must pass; 5.10 must be refused clearly. Without arguments it tests these
+# four. Two guests run at a time.
 set -euo pipefail
 export LC_ALL=C
 # shellcheck source=scripts/lib.sh
@@ -32,11 +32,11 @@ trap 'exit 130' INT
 trap 'exit 141' PIPE
 trap 'exit 143' TERM
 
-# The tree that guests get: what tests look for is where it is here.
+# The tree in the guests, with the files that tests look for at the same paths.
 tree=$tmp/tree
 for package in "${packages[@]}"; do
 	mkdir -p "$tree/$package"
-	# With those tests that need what is only known to be there in a guest.
+	# The tag adds tests that need features which only the guests are known to have.
 	CGO_ENABLED=0 go test -c -tags guest -trimpath -ldflags '-s -w' -o "$tree/$package/package.test" "./$package"
 	[[ -d $package/testdata ]] && cp -R "$package/testdata" "$tree/$package/"
 done
@@ -51,7 +51,7 @@ if [[ -d ../shared/vectors ]]; then
 elif [[ ${SHAPECTL_NO_SKIP-} == 1 ]]; then
 	die "../shared/vectors is not there, and SHAPECTL_NO_SKIP is set"
 fi
-# What holds packets back, and what else may be in its place.
+# The qdiscs that queue packets, and others that a device may have instead.
 qdiscs=()
 for module in ifb sch_fq sch_fq_codel sch_codel sch_sfq sch_cake sch_htb sch_tbf tun; do
 	qdiscs+=(-M "$module")
@@ -62,7 +62,7 @@ for program in bash ip tc ss iperf3; do
 	programs+=(-p "$program")
 done
 
-# Where this cat comes first, guest.sh has to wait for what it copies, as on a machine that is busy.
+# With this cat first in PATH, guest.sh must wait for the copied output, as on a busy machine.
 mkdir "$tmp/slow"
 cat >"$tmp/slow/cat" <<'END'
 #!/bin/sh
@@ -73,22 +73,22 @@ printf %s "${all%.}"
 END
 chmod 755 "$tmp/slow/cat"
 
-# guest KERNEL PARTS OPTION...: to boot takes as long as a short part, so those that need the same machine share one.
+# guest KERNEL PARTS OPTION...: runs parts in one guest. Booting takes as long as a short part, so parts share guests.
 guest() {
 	local status=0 began=$SECONDS parts out
 	read -ra parts <<<"$2"
 	out=$tmp/out-$1-${parts[0]}
 	[[ $2 != refused ]] || local PATH=$tmp/slow:$PATH
 	# shellcheck disable=SC2016 # the guest's bash fills it in
-	# Should this script be killed, the guest goes, too.
+	# The guest ends if this script is killed.
 	setpriv --pdeathsig TERM "$here/guest.sh" "$1" -t 900 -M veth -M cls_bpf -M sch_ingress -M bridge "${files[@]}" "${programs[@]}" "${@:3}" \
 		-- bash -ec 'for part; do bash "$0" "$part"; done' /shapectl/repository/scripts/kernels-guest.sh "${parts[@]}" >"$out" 2>&1 || status=$?
 	if [[ $2 == refused && $status == 0 ]] && ! grep -q '^ok' "$out"; then
-		echo "what the guest said last is lost" >>"$out"
+		echo "the last output of the guest is lost" >>"$out"
 		status=125
 	fi
 	{
-		flock 8 # not in the middle of what another says
+		flock 8 # so that the output of two guests does not mix
 		echo "== $1 $2 ($((SECONDS - began)) s)"
 		cat "$out"
 		((status == 0)) || echo "FAIL $1 $2: exit status $status"
@@ -97,14 +97,14 @@ guest() {
 }
 
 failed=0
-# run KERNEL PARTS OPTION...: as soon as there is room for another guest.
+# run KERNEL PARTS OPTION...: starts a guest as soon as fewer than two run.
 run() {
 	while [[ $(jobs -pr | wc -l) -ge 2 ]]; do
 		wait -n || failed=1
 	done
 	guest "$@" &
 }
-# Those that take longest come first, so that none of them is alone at the end.
+# The longest parts come first, so that two guests run until the end.
 for kernel in "${kernels[@]}"; do
 	[[ $kernel == 5.10 ]] || run "$kernel" 'tests delay' "${qdiscs[@]}" "${tunnels[@]}"
 done

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2034 # the scripts that source it use what it sets
-# Sourced by demo.sh and netns-test.sh: two network namespaces joined by a veth pair, traffic between them, and an
-# exact count of what arrives. `near` holds the device eth0 that shapectl limits, `far` is what it talks to.
+# Sourced by scripts that send real traffic: two network namespaces joined by a veth pair, iperf3 between them, and an
+# exact count of the bytes that arrive. `near` has the device eth0 that shapectl limits; `far` is the other end.
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 PATH=$PATH:/usr/sbin:/sbin # `su` leaves these out, and ip and tc live there
@@ -16,7 +16,7 @@ die() {
 	exit 1
 }
 
-# pause SECONDS: `sleep` alone would hold back the traps until it ends.
+# pause SECONDS: `sleep` alone would delay the traps until it ends.
 pause() {
 	sleep "$1" &
 	wait $!
@@ -26,7 +26,7 @@ now_us() {
 	now=${EPOCHREALTIME/[.,]/}
 }
 
-# make_pair NAME: everything it makes has the process id in its name, and goes when the script ends, however it ends.
+# make_pair NAME: makes the two namespaces. All names have the process id in them. The EXIT trap removes everything.
 make_pair() {
 	[[ $EUID -eq 0 ]] || die "making network namespaces needs root: run it with sudo"
 	"$here/need.sh" "${0##*/}" iperf3=iperf3 ip=iproute2
@@ -47,7 +47,7 @@ make_pair() {
 		peer name eth0 netns "$far" address 02:00:00:00:00:02
 	for ns in "$near" "$far"; do
 		ip -n "$ns" link set lo up
-		# Without a link-local address nothing is sent but what the script sends.
+		# Without a link-local address the namespace sends only what the script sends.
 		ip -n "$ns" link set eth0 addrgenmode none up
 	done
 	ip -n "$near" address add "${near_address[4]}/24" dev eth0
@@ -72,7 +72,7 @@ remove_pair() {
 	exit "$status"
 }
 
-# serve NS: an iperf3 server. Its pid is in $server.
+# serve NS: starts an iperf3 server. Its pid is in $server.
 serve() {
 	ip netns exec "$1" iperf3 -s >"$tmp/server" 2>&1 &
 	server=$!
@@ -82,21 +82,21 @@ serve() {
 	done
 }
 
-# send NS ADDRESS ARGUMENT...: an iperf3 client. Its pid is in $client, what it says in $tmp/client.
+# send NS ADDRESS ARGUMENT...: starts an iperf3 client. Its pid is in $client, its output in $tmp/client.
 send() {
 	ip netns exec "$1" iperf3 -c "$2" "${@:3}" >"$tmp/client" 2>&1 &
 	client=$!
 }
 
-# stop: ends client and server at once; a polite end would need the limited link for its last words.
+# stop: kills client and server. A regular end would exchange messages over the limited link.
 stop() {
 	kill -KILL "$client" "$server" 2>/dev/null || true
 	wait "$client" "$server" 2>/dev/null || true
 }
 
-# received 4|6: sets $received to the bytes, as frames on the wire, that have come into the server's namespace.
-# Counted at IP, which is above the tc hooks in both directions; a device counts what arrives before its ingress
-# hook drops it, and counts the headers of a GSO packet once.
+# received 4|6: sets $received to the bytes that have entered the server's namespace, as frames on the wire.
+# IP counts them, after the tc hooks. A device counts packets before its ingress hook drops them, and counts the
+# headers of a GSO packet once.
 received() {
 	local -A count
 	local file lines names values i prefix='' headers=52 # IPv4, TCP with timestamps

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# line-bench.sh [none|cake|FILE]...: how long a ping takes on a line of 50 mbit down and 10 mbit up while TCP of both
-# families fills it, when the gateway does nothing about it, has CAKE, or has the policy in FILE. Without arguments it
-# measures the table in examples/slow-line.yaml. Each row takes a guest about a minute; its clock counts instructions,
-# so the load of this machine changes nothing.
+# line-bench.sh [none|cake|FILE]...: measures ping times on a line of 50 mbit down and 10 mbit up while IPv4 and IPv6 TCP
+# fill it. The gateway does nothing (none), runs CAKE, or applies the policy in FILE. Without arguments the script
+# measures the table in examples/slow-line.yaml. Each row takes about a minute in a guest whose clock counts
+# instructions, so the host's load changes nothing.
 set -euo pipefail
 export LC_ALL=C
 # shellcheck source=scripts/lib.sh
@@ -78,7 +78,7 @@ cake)
 	;;
 esac
 
-# load -R|'': of three hosts, one connection each of each family, down or up. Sets $result.
+# load -R|'': loads the line down or up, with a connection of each family for each of three hosts. Sets $result.
 load() {
 	local host address family rates=() waits port=5201 pid pids=()
 	for host in 11 12 13; do

@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# netns-test.sh [--quick]: holds real TCP and UDP to a rate and measures what arrives. Each case is one line; the last
-# line says how many passed. $SHAPECTL is the program under test, ./bin/shapectl by default.
+# netns-test.sh [--quick|--brief]: holds real TCP and UDP to a rate and measures what arrives. Each case is one line; the
+# last line says how many passed. --quick takes a minute; --brief half of it, with one kind of hook. $SHAPECTL is the
+# program under test, ./bin/shapectl by default.
 set -euo pipefail
 export LC_ALL=C
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
-seconds=10
+seconds=10 brief=0
 case ${1-} in
 '') ;;
 --quick) seconds=3 ;;
-*) die "usage: ${0##*/} [--quick]" ;;
+--brief) seconds=3 brief=1 ;;
+*) die "usage: ${0##*/} [--quick|--brief]" ;;
 esac
 
 make_pair netns-test
@@ -31,7 +33,7 @@ fail() {
 	failed=$((failed + 1))
 }
 
-# amount BYTES: as people read it.
+# amount BYTES: prints kB or MB.
 amount() {
 	if (($1 < 10000000)); then
 		echo "$(($1 / 1000)).$(($1 / 100 % 10)) kB"
@@ -56,7 +58,7 @@ limit() {
 	"${run[@]}" "$@" >"$tmp/shapectl" 2>&1
 }
 
-# read_rule: sets the array `rule` to the numbers that `show -j` has for the only rule there is.
+# read_rule: sets the array `rule` to the numbers in `show -j` of the only rule.
 read_rule() {
 	local name value
 	declare -gA rule=()
@@ -65,14 +67,14 @@ read_rule() {
 	done < <("$SHAPECTL" -n "$near" show eth0 -j | tr -d ' \t"{}[]' | tr ',' '\n' | grep -E '^[a-z_]+:[0-9]+$')
 }
 
-# tc_state: what is attached to eth0, except by tcx. A clsact qdisc may stay for good: it does nothing by itself.
+# tc_state: prints eth0's qdiscs and filters, without tcx. A clsact qdisc may stay: alone it does nothing.
 tc_state() {
 	tc -n "$near" qdisc show dev eth0 | grep -v '^qdisc clsact'
 	tc -n "$near" filter show dev eth0 ingress 2>&1 || true
 	tc -n "$near" filter show dev eth0 egress 2>&1 || true
 }
 
-# settle: waits for the connections of the last case to end; until then they send, into the counts of this one.
+# settle: waits for connections of the last case to end. Their packets would be counted in this case.
 settle() {
 	local ns
 	for ns in "$near" "$far"; do
@@ -83,7 +85,7 @@ settle() {
 	done
 }
 
-# start_case: what udp and tcp have in common: the rule, the right hook, the ends of the flow.
+# start_case: sets the rule, checks its hook, and starts the server, for udp and tcp.
 # Arguments: FAMILY DIRECTION ALGORITHM RATE
 start_case() {
 	local family=$1 direction=$2 algorithm=$3 rate=$4
@@ -114,7 +116,7 @@ start_case() {
 	fi
 }
 
-# end_case FAMILY: the rule's counters against what arrived, and nothing left after flush.
+# end_case FAMILY: checks the rule's counters against what arrived, and that flush leaves nothing.
 end_case() {
 	for _ in 1 2 3 4 5; do # the connections need a moment to end
 		read_rule
@@ -150,7 +152,7 @@ udp() {
 	# iperf3 counts payload.
 	send "$from" "$to_address" -u -b $((bits * 3 * payload / frame)) -l "$payload" -t 60
 
-	# The flood begins after some 2 kB of talk between client and server.
+	# The flood begins after client and server have exchanged about 2 kB.
 	local begin=0 end
 	while received "$family" && ((received - received_before < 4096)) && kill -0 "$client" 2>/dev/null; do
 		now_us
@@ -229,7 +231,7 @@ tcp() {
 	fi
 }
 
-# after_flush LEAST MOST: what TCP gets in each direction when rules were set and flushed; MOST is for egress. In Mbit/s.
+# after_flush LEAST MOST: checks TCP's rate in each direction after rules were set and flushed, in Mbit/s. MOST is for egress.
 after_flush() {
 	local state direction most mbit speeds=()
 	state=$(tc_state)
@@ -269,7 +271,7 @@ after_flush() {
 	pass "${speeds[*]}"
 }
 
-# Below Linux 6.6 there is no tcx; shapectl says so with its exit code for a missing feature.
+# Linux before 6.6 has no tcx; shapectl then exits with the code for a missing feature.
 hooks=(tcx clsact) status=0
 SHAPECTL_HOOK=tcx limit set eth0 egress "${network[4]}" --rate 20mbit || status=$?
 if ((status == 5)) && [[ ! ${SHAPECTL_NO_SKIP-} ]]; then
@@ -279,6 +281,7 @@ elif ((status)); then
 	die "set: $(<"$tmp/shapectl")"
 fi
 "$SHAPECTL" -n "$near" flush eth0 >/dev/null
+((!brief)) || hooks=("${hooks[0]}")
 
 other=([4]=6 [6]=4)
 family=4
@@ -289,12 +292,12 @@ for hook in "${hooks[@]}"; do
 	after_flush 200 1000000
 	case="a foreign qdisc and filters stay $hook"
 	tc -n "$near" qdisc add dev eth0 root tbf rate 100mbit burst 256kb latency 50ms
-	tc -n "$near" qdisc add dev eth0 clsact 2>/dev/null || true # there already where the last case needed one
+	tc -n "$near" qdisc add dev eth0 clsact 2>/dev/null || true # the last case may have made one
 	for direction in ingress egress; do
 		tc -n "$near" filter add dev eth0 "$direction" protocol all u32 match u32 0 0 classid 1:7
 	done
 	after_flush 60 100
-	tc -n "$near" qdisc delete dev eth0 clsact || true # gone already where the case failed
+	tc -n "$near" qdisc delete dev eth0 clsact || true # a failed case may have removed it
 	tc -n "$near" qdisc delete dev eth0 root || true
 
 	for algorithm in gcra leaky; do

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/lastgood"
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -21,50 +23,51 @@ import (
 )
 
 const (
-	// leastConfirm leaves a person time to type, maxConfirm is longer than anybody should wait to see.
+	// leastConfirm leaves a person time to type; maxConfirm is longer than anybody should wait.
 	leastConfirm = time.Second
 	maxConfirm   = 24 * time.Hour
 )
 
 type applyOptions struct {
-	file     string
-	confirm  time.Duration
-	lastGood string
-	absentOK bool
+	file       string
+	confirm    time.Duration
+	lastGood   string
+	absentOK   bool
+	allowEmpty bool
+	verbose    bool
 }
 
 func applyCommand(e *env) *cobra.Command {
 	var o applyOptions
 	cmd := &cobra.Command{
 		Use:   "apply FILE|- [flags]",
-		Short: "Bring a whole policy into force",
-		Long: `Bring a whole policy into force: the rules of the file and no others. The file
-is checked as a whole before anything is touched. Then all devices switch at one
-moment: a packet meets the rules as they were, or as they are to be. Rules that
-stay keep their counters and what their buckets owe.
+		Short: "Bring a policy into force",
+		Long: `Bring a policy into force: the rules of FILE, and no others.
 
-With --confirm all is as it was before again after that time, unless 'shapectl
-confirm' is called: the programs in the kernel see to that, so it holds when
-shapectl and the login that called it are gone. Where nothing is to be changed,
-there is nothing to confirm, which is said.
+The file is checked first. Then all devices switch at one moment: a packet meets the old rules or the new ones.
+Rules that stay keep their counters and the levels of their buckets.
 
-A device that the file names and that is not there is left out, which is said
-(exit code 4 without --absent-ok); 'shapectl watch' gives it its rules when it appears.
+With --confirm, the change reverts after that time unless 'shapectl confirm' runs before. The programs in the
+kernel revert it, even if no shapectl process is left.
 
-With --last-good the text of a policy that was applied is kept in that file; and
-where the policy can not be read or is not valid, that one is applied instead
-(exit code 4).`,
+Devices that do not exist, and patterns that no device matches, are left out, with exit code 4 unless --absent-ok
+is given. 'shapectl watch' applies their rules when they appear. A policy none of whose devices exist would remove
+all rules: apply refuses that without --allow-empty. The policy 'devices: {}' removes all rules.
+
+With --last-good, apply keeps a copy of each policy that it brought into force. If FILE is not valid, it applies
+that copy instead, with exit code 4.`,
 		Example: `  shapectl apply policy.yaml
   shapectl apply policy.yaml --confirm 60s
   shapectl export | sed s/10mbit/20mbit/ | shapectl apply -`,
-		Args: args(1, 1),
+		Args:              args(1, 1),
+		ValidArgsFunction: completePolicy,
 		RunE: func(cmd *cobra.Command, given []string) error {
 			o.file = given[0]
 			switch set := cmd.Flags().Changed; {
 			case set("confirm") && (o.confirm < leastConfirm || o.confirm > maxConfirm):
 				return inputf("apply: --confirm %v is out of range; use %v to %v", o.confirm, leastConfirm, maxConfirm)
 			case set("confirm") && set("last-good"):
-				return inputf("apply: a policy that waits to be confirmed is not known to be good; leave --confirm or --last-good out")
+				return inputf("apply: a policy that is not confirmed is not known to be good; leave --confirm or --last-good out")
 			case set("last-good") && (o.lastGood == "" || o.file == "-"):
 				return inputf("apply: --last-good keeps a copy of FILE; name both as files")
 			}
@@ -76,17 +79,19 @@ where the policy can not be read or is not valid, that one is applied instead
 			return e.apply(o)
 		},
 	}
-	cmd.Flags().DurationVar(&o.confirm, "confirm", 0, "take all back after this `time` (60s, 5m), unless it is confirmed")
-	cmd.Flags().StringVar(&o.lastGood, "last-good", "", "keep what was applied in this `file`, and apply that if FILE is not valid")
+	cmd.Flags().Var(duration(&o.confirm), "confirm", "revert after this `time` (60s, 5m) unless confirmed")
+	cmd.Flags().StringVar(&o.lastGood, "last-good", "", "keep a copy in this `file`; use it if FILE is not valid")
 	e.addSetupFQ(cmd.Flags())
-	cmd.Flags().BoolVar(&o.absentOK, "absent-ok", false, "devices that are not there are no fault")
+	cmd.Flags().BoolVar(&o.absentOK, "absent-ok", false, "exit code 0 even if devices do not exist")
+	cmd.Flags().BoolVar(&o.allowEmpty, "allow-empty", false, "remove all rules if no device of FILE exists")
+	cmd.Flags().BoolVarP(&o.verbose, "verbose", "v", false, "list the devices that changed")
 	return cmd
 }
 
-// patience is how long a file may take to be read: a FIFO may have no end.
+// patience is how long reading a file may take: a FIFO may have no end.
 var patience = time.Minute
 
-// readPolicy reads a policy file, or standard input for "-", which may take its time.
+// readPolicy reads a policy file, or for "-" standard input, which may take any time.
 func (e *env) readPolicy(name string) (*policyfile.File, error) {
 	var text []byte
 	var err error
@@ -133,28 +138,54 @@ func (e *env) readAll(name string) ([]byte, error) {
 	return text, nil
 }
 
-// tables are the rules of a policy for the devices that are there, with those that are not.
-// It says which patterns match none, as a misspelt one takes the limits off all its devices.
-func (e *env) tables(f *policyfile.File) (tables []policy.Table, absent []string, err error) {
+// tables are the rules of a policy for the devices that exist, with the devices and the
+// patterns that have none.
+func (e *env) tables(f *policyfile.File) (tables []policy.Table, absent, unmatched []string, err error) {
 	devices, err := policyDevices()
 	if err != nil {
-		return nil, nil, err
-	}
-	if patterns := f.Unmatched(devices); len(patterns) > 0 {
-		e.say("shapectl: no device matches %s", strings.Join(patterns, ", "))
+		return nil, nil, nil, err
 	}
 	tables, absent, err = f.Tables(devices)
 	if err != nil {
-		return nil, nil, inputError(err)
+		return nil, nil, nil, inputError(err)
 	}
-	return tables, absent, nil
+	return tables, absent, f.Unmatched(devices), nil
 }
 
-// warn says what a valid policy may not have meant.
-func (e *env) warn(f *policyfile.File) {
-	if w := f.Warnings(); len(w) > 0 {
-		fmt.Fprintln(e.err, w)
+// removesAll reports as an error that a policy would remove all rules only because none of its
+// devices exist: more likely than not its patterns are misspelt.
+func removesAll(n *loader.Namespace, want []policy.Table, missing []string) error {
+	if len(want) > 0 || len(missing) == 0 {
+		return nil
 	}
+	have, err := n.Tables(loader.Attached)
+	if err != nil || len(have) == 0 {
+		return err
+	}
+	rules := 0
+	var devices []string
+	for _, t := range have {
+		rules += len(t.Rules)
+		if name := plain.Line(t.Device); !slices.Contains(devices, name) {
+			devices = append(devices, name)
+		}
+	}
+	return inputf("it would remove all %s of %s, as no device is %s; correct the names, or give --allow-empty; nothing was changed",
+		plain.Count(rules, "rule"), plain.List(devices), plain.List(lines(missing)))
+}
+
+// lines are names, each in one line.
+func lines(names []string) []string {
+	out := make([]string, len(names))
+	for i, name := range names {
+		out[i] = plain.Line(name)
+	}
+	return out
+}
+
+// warn writes the warnings of a valid policy.
+func (e *env) warn(f *policyfile.File) {
+	e.warnOf(f.Warnings())
 }
 
 // policyDevices are the devices of a namespace as a policy file sees them.
@@ -174,9 +205,14 @@ func (e *env) apply(o applyOptions) error {
 	}
 	e.warn(f.File)
 	err = e.with(loader.Write, "apply "+f.Path, func(n *loader.Namespace) error {
-		want, _, err := e.tables(f.File)
+		want, absent, unmatched, err := e.tables(f.File)
 		if err != nil {
 			return err
+		}
+		if !o.allowEmpty {
+			if err := removesAll(n, want, append(absent, unmatched...)); err != nil {
+				return err
+			}
 		}
 		progress, finish := e.rulesBar()
 		done, err := n.Apply(want, loader.ApplyOptions{Confirm: o.confirm, Progress: progress})
@@ -189,14 +225,15 @@ func (e *env) apply(o applyOptions) error {
 			return err
 		}
 		if o.confirm > 0 && done != nil && expired != 0 {
-			return e.degraded("apply %s: all is as it was before: it took longer than the %v of --confirm", f.Path, o.confirm)
+			return e.degraded("apply %s: the change was reverted: it took longer than the %v of --confirm", f.Path, o.confirm)
 		}
 		devices, err := policyDevices() // some may have come or gone
 		if err != nil {
 			return err
 		}
 		err = e.applied(report.Applied{
-			Hooks: hooksChanged(done), Absent: f.Absent(devices), RevertsInNS: ahead(pending), NoTimer: o.confirm > 0 && pending == 0,
+			Hooks: hooksChanged(done), Absent: f.Absent(devices), Unmatched: f.Unmatched(devices),
+			RevertsInNS: ahead(pending), NoTimer: o.confirm > 0 && pending == 0, Verbose: o.verbose, Confirm: e.suggest("confirm"),
 		}, o.absentOK)
 		for _, d := range done {
 			if lacks := e.queued(n, d.Device, d.Hook); err == nil {
@@ -210,16 +247,16 @@ func (e *env) apply(o applyOptions) error {
 	}
 	if o.lastGood != "" && f.Problem == nil {
 		if err := lastgood.Keep(o.lastGood, f.Text); err != nil {
-			return e.degraded("apply %s: it is in force, but %w", f.Path, err)
+			return e.degraded("apply %s: the policy is in force, but %w", f.Path, err)
 		}
 	}
 	if f.Problem != nil {
-		if errors.As(f.Problem, new(policyfile.Errors)) {
-			fmt.Fprintln(e.err, f.Problem)
+		if mistakes, ok := errors.AsType[policyfile.Errors](f.Problem); ok {
+			e.warnOf(mistakes)
 		} else {
 			e.say("%w", f.Problem)
 		}
-		return e.degraded("apply %s: it is not valid, so the last good policy, %s, was applied instead", o.file, f.Path)
+		return e.degraded("apply %s: it is not valid; the last good policy, %s, was applied instead", o.file, f.Path)
 	}
 	return err
 }
@@ -258,20 +295,28 @@ func hooksChanged(done []loader.Applied) []report.HookChange {
 }
 
 func (e *env) applied(a report.Applied, absentOK bool) error {
-	if a.Absent == nil {
-		a.Absent = []string{} // as JSON would show that
-	}
-	if err := e.print(a, a.Text); err != nil || len(a.Absent) == 0 {
+	a.Absent, a.Unmatched = append([]string{}, a.Absent...), append([]string{}, a.Unmatched...) // not null in JSON
+	if err := e.print(a, a.Text); err != nil {
 		return err
 	}
-	e.say("shapectl: not there, so without their rules: %s; 'shapectl watch' gives them when they appear", strings.Join(a.Absent, ", "))
-	if absentOK {
+	e.sayMissing(a.Absent, a.Unmatched)
+	if absentOK || len(a.Absent)+len(a.Unmatched) == 0 {
 		return nil
 	}
 	return errDegraded
 }
 
-// rulesBar shows on a terminal how many rules are ready, once that takes long, until it is to finish.
+// sayMissing says for which devices and patterns of a policy no device exists.
+func (e *env) sayMissing(absent, unmatched []string) {
+	if len(absent) > 0 {
+		e.say("shapectl: left out, as these devices do not exist: %s; 'shapectl watch' applies their rules when they appear", strings.Join(lines(absent), ", "))
+	}
+	if len(unmatched) > 0 {
+		e.say("shapectl: no device matches %s", strings.Join(lines(unmatched), ", "))
+	}
+}
+
+// rulesBar shows the progress on a terminal if it takes long. finish removes it.
 func (e *env) rulesBar() (progress func(ready, of int), finish func()) {
 	var bar *progressbar.ProgressBar
 	begun := time.Now()
@@ -296,13 +341,17 @@ func (e *env) rulesBar() (progress func(ready, of int), finish func()) {
 func confirmCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "confirm",
-		Short: "Let the policy last that was applied with --confirm",
-		Args:  args(0, 0),
+		Short: "Confirm a pending change",
+		Long: `Confirm a pending change: the policy that 'shapectl apply --confirm' brought into force stays.
+
+If nothing is pending, confirm says so and succeeds.`,
+		Example: `  shapectl apply policy.yaml --confirm 60s && shapectl confirm`,
+		Args:    args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
-			return e.with(loader.Write, "confirm the policy applied last", func(n *loader.Namespace) error {
+			return e.with(loader.Write, "confirm the last apply", func(n *loader.Namespace) error {
 				said := "confirmed"
 				if err := n.Confirm(); errors.Is(err, loader.ErrConfirmed) {
-					said = "nothing to confirm: the last change lasts already"
+					said = "nothing to confirm: the last change is permanent already"
 				} else if err != nil {
 					return err
 				}
@@ -319,17 +368,17 @@ func confirmCommand(e *env) *cobra.Command {
 func rollbackCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "rollback",
-		Short: "Return to the rules from before the last apply",
-		Long: `Return to the rules from before the last 'shapectl apply' that changed any,
-confirmed or not: all devices switch back at one moment, with their counters and
-what their buckets owe. The answer says when that change was made and what
-returning did. An apply that had nothing to change is none to return from. A
-change by another command since then makes that impossible.
-If the policy left a device or a direction without a rule, 'shapectl watch' frees
-after an hour what it had, which ends the possibility, too.`,
+		Short: "Return to the previous policy",
+		Long: `Return to the rules from before the last 'shapectl apply' that changed any.
+
+The change may be confirmed or not. All devices switch back at one moment, and keep counters and the levels of
+buckets. The answer says when the change was made.
+
+After another command changed rules, rollback is refused. It is also refused after 'shapectl watch' has freed
+the devices and directions that the policy left without rules, an hour after the change.`,
 		Args: args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
-			return e.with(loader.Write, "roll the policy back that was applied last", func(n *loader.Namespace) error {
+			return e.with(loader.Write, "roll back the last apply", func(n *loader.Namespace) error {
 				done, err := n.Rollback()
 				if err != nil {
 					return err

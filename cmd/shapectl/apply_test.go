@@ -104,7 +104,7 @@ func TestConfirmInTime(t *testing.T) {
 		if out := r.ok("confirm"); out != "confirmed\n" {
 			t.Errorf("confirm: %q", out)
 		}
-		if out := r.ok("confirm"); out != "nothing to confirm: the last change lasts already\n" {
+		if out := r.ok("confirm"); out != "nothing to confirm: the last change is permanent already\n" {
 			t.Errorf("confirm again: %q", out)
 		}
 		sleepUntil(until)
@@ -112,7 +112,7 @@ func TestConfirmInTime(t *testing.T) {
 		if out := r.ok("apply", b); out != "nothing to change\n" {
 			t.Errorf("apply of what is in force: %q", out)
 		}
-		if out := r.ok("rollback"); !strings.Contains(out, "va egress: 1 added, 1 changed, 1 removed\nva ingress: 1 added\n") {
+		if out := r.ok("rollback"); !strings.Contains(out, "2 rules added, 1 changed, 1 removed on 1 device\n") {
 			t.Errorf("rollback: %q", out)
 		}
 		r.has(rulesA...)
@@ -201,7 +201,7 @@ func TestWhilePending(t *testing.T) {
 			t.Error("the deadline has moved")
 		}
 		r.has(rulesB...)
-		if out := r.ok("diff", b); out != "" {
+		if out := r.ok("diff", b); out != "nothing to change\n" {
 			t.Errorf("diff with what is pending: %q", out)
 		}
 		for _, line := range []string{"show", "doctor"} {
@@ -780,7 +780,7 @@ func TestDevicesGoWhileAPolicyIsApplied(t *testing.T) {
 		switch got.code {
 		case exitDone: // it went too late
 		case exitDegraded:
-			if !strings.Contains(got.err, "not there, so without their rules: vc") {
+			if !strings.Contains(got.err, "these devices do not exist: vc") {
 				t.Errorf("round %d: %+v", round, got)
 			}
 		case exitKernel:
@@ -854,7 +854,7 @@ func TestApplyToADeviceMadeAgain(t *testing.T) {
 		r.ok("apply", a)
 		testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
 		got := r.run("apply", a)
-		if got.code != exitDegraded || !strings.Contains(got.err, "not there, so without their rules: va") {
+		if got.code != exitDegraded || !strings.Contains(got.err, "these devices do not exist: va") {
 			t.Errorf("apply without the device: %+v", got)
 		}
 		testenv.Veth(t, "va", "vb")
@@ -880,7 +880,7 @@ func TestApplyIsRefusedAsAWhole(t *testing.T) {
 		says   string
 	}{
 		"link type": {"auto", func(r *rig) { unreadable(r.t, "tun0") },
-			policyB + "  tun0: {egress: {10.0.0.0/24: 1mbit}}\n", exitInput, "tun0 egress: packets of this kind of device can not be read"},
+			policyB + "  tun0: {egress: {10.0.0.0/24: 1mbit}}\n", exitInput, "tun0 egress: devices of this kind are not supported"},
 		"rules of another bpffs": {"auto", func(r *rig) {
 			other := &rig{r.t, map[string]string{"SHAPECTL_BPFFS": testenv.BPFFS(r.t)}}
 			other.ok("set", "vc", "ingress", "10.0.0.0/24", "--rate", "1mbit")
@@ -890,8 +890,8 @@ func TestApplyIsRefusedAsAWhole(t *testing.T) {
 				LinkIndex: testenv.Link(r.t, "vc").Attrs().Index, Parent: netlink.HANDLE_INGRESS,
 			}}))
 		}, policyB + "  vc: {egress: {10.0.0.0/24: {rate: 1mbit, each: host}}}\n", exitKernel, "tc qdisc del dev vc ingress"},
-		"the other side of packets": {"auto", func(*rig) {},
-			strings.Replace(policyB, "egress:\n", "egress:\n      match: src\n", 1), exitInput, "va egress: other rules of this device and direction compare the other side"},
+		"the other address of packets": {"auto", func(*rig) {},
+			strings.Replace(policyB, "egress:\n", "egress:\n      match: src\n", 1), exitInput, "va egress: other rules of this device and direction match the other address"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -930,7 +930,7 @@ func unreadable(t *testing.T, name string) {
 	testenv.Must(t, unix.IoctlSetInt(fd, unix.TUNSETLINK, unix.ARPHRD_IEEE80211))
 }
 
-// Without rules, nothing keeps a direction from comparing the other side of packets.
+// Without rules, nothing keeps a direction from matching the other address of packets.
 func TestMatchAfterNoRules(t *testing.T) {
 	r := newRig(t)
 	r.ok("apply", r.policy(policyA))
@@ -946,7 +946,7 @@ func TestMatchAfterNoRules(t *testing.T) {
 func TestApplyDeviceDeletedMeanwhile(t *testing.T) {
 	r := newRig(t)
 	defer func() { step.Hook = nil }()
-	for name, code := range map[string]int{"xa": exitDegraded, "tap*": exitDone} {
+	for name, says := range map[string]string{"xa": "these devices do not exist: xa;", "tap*": "no device matches tap*"} {
 		testenv.Veth(t, "xa", "xb")
 		testenv.Veth(t, "tap0", "tap0p")
 		step.Hook = func(string, bool) error { // ahead of the first step
@@ -955,7 +955,7 @@ func TestApplyDeviceDeletedMeanwhile(t *testing.T) {
 			return netlink.LinkDel(testenv.Link(t, "xa"))
 		}
 		got := r.run("apply", r.policy("devices: {va: {egress: {10.0.0.0/24: 1mbit}}, '"+name+"': {egress: {10.0.0.0/24: 2mbit}}}\n"))
-		if said := strings.Contains(got.err, "not there, so without their rules: "+name+";"); got.code != code || said != (code == exitDegraded) {
+		if got.code != exitDegraded || !strings.Contains(got.err, says) {
 			t.Errorf("%s: exit %d: %s", name, got.code, got.err)
 		}
 		r.has("va egress 10.0.0.0/24 1000000")
@@ -977,10 +977,10 @@ func TestApplyAttachesAgain(t *testing.T) {
 	if rules := r.show(); rules[0].Attached {
 		t.Errorf("without the qdisc: %+v", rules[0])
 	}
-	if got := r.run("diff", a); got.code != exitDiffers || strings.Contains(got.out, "\n-") || !strings.HasPrefix(got.out, "+ va egress") {
+	if got := r.run("diff", a); got.code != exitDiffers || strings.Contains(got.out, "  - ") || !strings.HasPrefix(got.out, "3 rules to add on 1 device\nva egress\n  + ") {
 		t.Errorf("diff without the qdisc: %+v", got)
 	}
-	if out := r.ok("apply", a); out != "va egress: attached again (detached)\nva ingress: attached again (detached)\n" {
+	if out := r.ok("apply", a); out != "no rule changed on 1 device\nva egress: attached again (was: detached)\nva ingress: attached again (was: detached)\n" {
 		t.Errorf("apply: %q", out)
 	}
 	r.has(rulesA...)
@@ -1017,14 +1017,14 @@ func TestExportAndDiff(t *testing.T) {
 	testenv.AddLink(t, &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "tun0"}, Mode: netlink.TUNTAP_MODE_TUN, Queues: 1, Flags: netlink.TUNTAP_DEFAULTS})
 	all, b := r.policy(policyOfAll), r.policy(policyB)
 	empty := r.ok("export")
-	if got := r.run("diff", all); got.code != exitDiffers || strings.Count(got.out, "\n") != 9 || strings.Count(got.out, "+") < 9 {
+	if got := r.run("diff", all); got.code != exitDiffers || !strings.HasPrefix(got.out, "9 rules to add on 2 devices\n") || strings.Count(got.out, "\n  + ") != 9 {
 		t.Errorf("diff with nothing in force: %+v", got)
 	}
 	r.has()
 	r.ok("apply", all)
 	exported := r.ok("export")
 	for name, file := range map[string]string{"the policy": all, "its export": r.policy(exported), "its export onto it": r.policy(r.ok("export", "--like", all))} {
-		if out := r.ok("diff", file); out != "" {
+		if out := r.ok("diff", file); out != "nothing to change\n" {
 			t.Errorf("diff with %s: %s", name, out)
 		}
 		if out := r.ok("diff", "-j", file); out != "[]\n" {
@@ -1045,7 +1045,8 @@ func TestExportAndDiff(t *testing.T) {
 
 	shown := r.ok("show", "-j")
 	got := r.run("diff", b)
-	if got.code != exitDiffers || got.err != "" || strings.Count(got.out, "\n-")+1 != 9 || !strings.Contains(got.out, "+ va egress: 10.0.2.0/24 is not limited\n") {
+	if got.code != exitDiffers || got.err != "" || strings.Count(got.out, "\n  - ") != 7 ||
+		!strings.HasPrefix(got.out, "2 rules to change, 7 to remove on 2 devices\n") || !strings.Contains(got.out, "\n  ~ 10.0.2.0/24    rate 1500kbit -> unlimited, fail closed -> open\n") {
 		t.Errorf("diff: %+v", got)
 	}
 	var differences []report.Difference

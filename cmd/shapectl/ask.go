@@ -9,6 +9,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/explain"
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -19,13 +20,14 @@ func askCommand(e *env) *cobra.Command {
 	var p packetFlags
 	cmd := &cobra.Command{
 		Use:   "ask DEV ingress|egress ADDRESS [flags]",
-		Short: "Ask whether a packet would pass now, and when",
-		Long: `Ask whether a packet to or from an address would pass now, how full its bucket
-is, and how long it would be held back, or in how long it would conform. Where
-sparse flows go first, the answer without --flow is for one that has packets
-waiting. Nothing is charged or changed.`,
+		Short: "Ask whether a packet would pass now",
+		Long: `Ask whether a packet to or from an address would pass now, and what it would wait.
+
+The answer has the rule, the level of the bucket, and the delay of the packet or the time until it would
+conform. With --order sparse-first and without --flow, it is about a flow that has packets queued already.
+Nothing is charged or changed.`,
 		Example: `  shapectl ask eth0 egress 10.0.0.7
-  shapectl ask eth0 egress 10.0.0.7 --bytes 9000 --flow udp,192.0.2.1:5000,10.0.0.7:53`,
+  shapectl ask eth0 egress 10.0.0.7 --flow udp,192.0.2.1:5000,10.0.0.7:53`,
 		Args:              args(3, 3),
 		ValidArgsFunction: e.completeRule,
 		RunE: func(cmd *cobra.Command, given []string) error {
@@ -43,12 +45,12 @@ waiting. Nothing is charged or changed.`,
 			return e.ask(where.device, *where.direction, address, p)
 		},
 	}
-	cmd.Flags().Var(byteCount(&p.bytes), "bytes", "length of the packet at layer 2 (default: a full one of the device)")
-	cmd.Flags().StringVar(&p.text, "flow", "", "the packet's `protocol,source:port,destination:port`")
+	cmd.Flags().Var(byteCount(&p.bytes), "bytes", "length at layer 2 (default: a full packet of the device)")
+	cmd.Flags().StringVar(&p.text, "flow", "", "the packet's `flow`: protocol,source:port,destination:port")
 	return cmd
 }
 
-// packetFlags are the flags that say which packets are asked about.
+// packetFlags are the flags for the packets in question.
 type packetFlags struct {
 	bytes uint64 // 0 if not given
 	text  string // of the flow
@@ -73,13 +75,14 @@ func (p *packetFlags) parse(cmd *cobra.Command) error {
 func parseAddress(cmd *cobra.Command, s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil || a.Zone() != "" || a.Is4In6() {
-		return a, inputf("%s: %q is not an address; write one such as 10.0.0.7 or 2001:db8::7", cmd.Name(), s)
+		err = fmt.Errorf("%q is not an address; write one such as 10.0.0.7 or 2001:db8::7", s)
+		return a, inputf("%s: %w", cmd.Name(), argumentError{err})
 	}
 	return a, nil
 }
 
 func (e *env) ask(name string, d policy.Direction, address netip.Addr, p packetFlags) error {
-	doing := fmt.Sprintf("ask for %s on %s %s", address, name, d)
+	doing := fmt.Sprintf("ask for %s on %s %s", address, plain.Line(name), d)
 	return e.with(loader.Read, doing, func(n *loader.Namespace) error {
 		h, err := n.Find(name, d)
 		if err != nil {
@@ -87,7 +90,7 @@ func (e *env) ask(name string, d policy.Direction, address netip.Addr, p packetF
 		}
 		answer := report.Answer{
 			Device: name, Direction: d.String(), Address: address.String(),
-			Bytes: p.bytes, Conforms: true, Verdict: "pass",
+			Bytes: p.bytes, Conforms: true, Verdict: "pass", Attached: new(bool),
 		}
 		if h == nil {
 			dev, err := device(name)
@@ -108,7 +111,7 @@ func (e *env) ask(name string, d policy.Direction, address netip.Addr, p packetF
 			return err
 		}
 		cidr := entry.Prefix.String()
-		answer.Rule, answer.Attached = &cidr, h.InForce()
+		answer.Rule, answer.Attached = &cidr, h.State.InForce()
 		answer.Sentence = entry.Sentence(h.Name(), h.Direction, h.Match())
 		if entry.Rate == policy.Unlimited {
 			return e.print(answer, answer.Text)
@@ -119,14 +122,14 @@ func (e *env) ask(name string, d policy.Direction, address netip.Addr, p packetF
 		outcome := model.NewLimit(entry.Rule).Decide(state, model.Packet{Bytes: answer.Bytes, ECT: true})
 		answer.Spilled, answer.LevelBytes = state.Spilled, model.Bytes(state.Level)
 		answer.CapacityBytes, answer.Queue = &entry.Capacity, report.NewQueue(entry.Rule)
-		answer.Conforms, answer.Sharer = !outcome.Excess, maps.Sharer(entry, h.Match(), flow)
+		answer.Conforms, answer.Key = !outcome.Excess, maps.KeyName(entry, h.Match(), flow)
 		answer.Verdict, answer.WaitNS = outcome.Verdict.String(), outcome.Wait
 		answer.Note = explain.OfWhichFlow(entry.Rule, p.flow, outcome.Verdict)
 		return e.print(answer, answer.Text)
 	})
 }
 
-// packet is the packet that was asked for, as far as the rule tells packets apart.
+// packet is the packet in question, as far as it matters to the rule.
 func (p packetFlags) packet(address netip.Addr, entry maps.Entry, match policy.Match) (maps.Flow, error) {
 	flow := maps.Flow{Src: address, Dst: address}
 	if p.flow != nil {
@@ -135,9 +138,9 @@ func (p packetFlags) packet(address netip.Addr, entry maps.Entry, match policy.M
 	far := flow.Far(match)
 	switch {
 	case far != address:
-		return flow, inputf("the flow's %s is %s; the rules of this direction go by that side, so it must be the address asked for", match, far)
+		return flow, inputf("the flow's %s is %s, but the address is %s; the rules of this direction compare the %s, so give that address", match, far, address, match)
 	case p.flow == nil && entry.Each.Kind == policy.EachFlow:
-		return flow, inputf("%s has a bucket for each flow; say which with --flow, such as --flow udp,192.0.2.1:5000,%s:53", entry.Prefix, address)
+		return flow, inputf("%s has a bucket for each flow; give --flow, such as --flow udp,192.0.2.1:5000,%s:53", entry.Prefix, address)
 	}
 	return flow, nil
 }

@@ -1,21 +1,30 @@
 package main
 
 import (
+	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 func completionCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "completion bash|zsh|fish|powershell",
 		Short: "Print a script that completes command lines",
-		Long: `Print a script that completes command lines in a shell. For bash:
-
-  source <(shapectl completion bash)                                  # this shell
-  shapectl completion bash > /etc/bash_completion.d/shapectl          # each new one`,
+		Long:  `Print a script that completes command lines in a shell. The packages install it.`,
+		Example: `  source <(shapectl completion bash)
+  shapectl completion bash >/etc/bash_completion.d/shapectl
+  shapectl completion zsh >/usr/local/share/zsh/site-functions/_shapectl
+  shapectl completion fish >/etc/fish/completions/shapectl.fish`,
 		Args:      args(1, 1),
 		ValidArgs: []string{"bash", "zsh", "fish", "powershell"},
 		RunE: func(cmd *cobra.Command, given []string) error {
@@ -30,7 +39,7 @@ func completionCommand(e *env) *cobra.Command {
 			case "powershell":
 				return root.GenPowerShellCompletionWithDesc(e.out)
 			}
-			return inputf("completion: %q is none of bash, zsh, fish and powershell", given[0])
+			return inputf("completion: shell %q is unknown; use bash, zsh, fish or powershell", given[0])
 		},
 	}
 }
@@ -44,9 +53,137 @@ func completeChoices(cmd *cobra.Command) {
 			return
 		}
 		words = slices.DeleteFunc(words, func(w string) bool { return w == "size" || w == "time" || w == "/N" })
-		err := cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
-		if err != nil {
-			panic(err) // each flag is there, and once
-		}
+		must(cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)))
 	})
+}
+
+const (
+	// completionPatience is how long somebody at a prompt waits for another command to end.
+	completionPatience = 200 * time.Millisecond
+	// mostListed is how many rules are read to complete a word; more take too long.
+	mostListed = 100_000
+	// mostSuggested is how many suggestions somebody reads at most.
+	mostSuggested = 500
+)
+
+// suggestions are those words of find that begin as typed and that a shell takes as they are.
+// Errors go nowhere: they would stand in the line that is being typed.
+func (e *env) suggestions(typed string, find func(suggest func(word string) bool) error) (words []string) {
+	_ = loader.In(e.netns, func() error {
+		return find(func(word string) bool {
+			if strings.HasPrefix(word, typed) && plain.Word(word) == word && !strings.HasPrefix(word, "-") {
+				words = append(words, word)
+			}
+			return len(words) < mostSuggested
+		})
+	})
+	slices.Sort(words)
+	return slices.Compact(words)
+}
+
+// completeRule completes DEV ingress|egress.
+func (e *env) completeRule(_ *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
+	var words []string
+	switch len(given) {
+	case 0:
+		words = e.suggestions(typed, func(suggest func(string) bool) error {
+			devices, err := netinfo.Devices()
+			for _, d := range devices {
+				suggest(d.Name)
+			}
+			return err
+		})
+	case 1:
+		words = []string{"ingress", "egress"}
+	}
+	return words, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeNetwork completes DEV ingress|egress CIDR, the latter with those of rules.
+func (e *env) completeNetwork(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
+	if len(given) != 2 {
+		return e.completeRule(cmd, given, typed)
+	}
+	words := e.suggestions(typed, func(suggest func(string) bool) error {
+		suggest("any")
+		d, err := policy.ParseDirection(given[1])
+		if err != nil {
+			return err
+		}
+		return e.eachEntry(filterRules{device: given[0], direction: &d}, func(entry maps.Entry) bool {
+			return suggest(entry.Prefix.String())
+		})
+	})
+	return words, cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeShow completes what completeNetwork does, and names of rules and plans.
+func (e *env) completeShow(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
+	words, directive := e.completeNetwork(cmd, given, typed)
+	if len(given) == 0 && typed != "" {
+		words = append(words, e.suggestions(typed, func(suggest func(string) bool) error {
+			return e.eachEntry(filterRules{}, func(entry maps.Entry) bool {
+				return suggest(entry.Label.Name) && suggest(entry.Label.Plan)
+			})
+		})...)
+	}
+	return words, directive
+}
+
+// eachEntry calls f for the rules that a filter lets through, until f returns false.
+func (e *env) eachEntry(want filterRules, f func(maps.Entry) bool) error {
+	o, err := e.options()
+	if err != nil {
+		return err
+	}
+	o.Patience = completionPatience
+	n, err := loader.Read(o)
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	hooks, err := want.hooks(n)
+	defer loader.CloseHooks(hooks)
+	for _, h := range hooks {
+		if h.Set.Size().Rules > mostListed {
+			continue
+		}
+		for _, entry := range h.Set.Rules() {
+			if !f(entry) {
+				return nil
+			}
+		}
+	}
+	return err
+}
+
+// completeDevice completes [DEV].
+func (e *env) completeDevice(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
+	if len(given) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return e.completeRule(cmd, given, typed)
+}
+
+// completePolicy completes FILE.
+func completePolicy(_ *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(given) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return []string{"yaml", "yml"}, cobra.ShellCompDirectiveFilterFileExt
+}
+
+// completeNetns completes the names that `ip netns` lists; a path is completed by the shell.
+func completeNetns(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+	if strings.Contains(typed, "/") {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	var names []string
+	entries, _ := os.ReadDir(loader.NetnsDir) // without it there is nothing to suggest
+	for _, entry := range entries {
+		if plain.Word(entry.Name()) == entry.Name() {
+			names = append(names, entry.Name())
+		}
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
 }

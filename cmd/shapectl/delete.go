@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -15,17 +16,16 @@ import (
 
 func deleteCommand(e *env) *cobra.Command {
 	return &cobra.Command{
-		Use:   "delete DEV ingress|egress CIDR",
+		Use:   "delete DEV ingress|egress CIDR|any",
 		Short: "Delete a rule",
-		Long: `Delete a rule. Deleting the last one of a device and direction detaches shapectl from it.
-Where there is no such rule, nothing is to be done, which is said.
+		Long: `Delete a rule. If there is no such rule, delete says so and succeeds.
 
-` + patternHelp + `
-Each device that matches and has a rule for exactly this network loses that rule.`,
+any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patterns': each device that matches
+loses its rule for exactly this network. A device and direction without rules is detached.`,
 		Example: `  shapectl delete eth0 egress 10.0.0.0/24
-  shapectl delete 'tap*' egress 10.0.0.0/24`,
+  shapectl delete 'tap*' egress any`,
 		Args:              args(3, 3),
-		ValidArgsFunction: e.completeRule,
+		ValidArgsFunction: e.completeNetwork,
 		RunE: func(_ *cobra.Command, given []string) error {
 			want, err := parseFilter("delete", given)
 			if err != nil {
@@ -37,7 +37,7 @@ Each device that matches and has a rule for exactly this network loses that rule
 }
 
 func (e *env) delete(want filterRules) error {
-	doing := fmt.Sprintf("delete %s on %s %s", want.prefix, want.device, want.direction)
+	doing := fmt.Sprintf("delete %s on %s %s", want.networks, plain.Line(want.device), want.direction)
 	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
 		hooks, err := want.hooksToChange(n)
 		defer loader.CloseHooks(hooks)
@@ -55,14 +55,18 @@ func (e *env) delete(want filterRules) error {
 		var deleted []report.Rule
 		var having []*loader.Hook
 		for _, h := range hooks {
-			for _, entry := range want.entries(h.Set) {
-				deleted, having = append(deleted, describe(h, entry, nil)), append(having, h)
+			entries := want.entries(h.Set)
+			for _, entry := range entries {
+				deleted = append(deleted, describe(h, entry))
+			}
+			if len(entries) > 0 {
+				having = append(having, h)
 			}
 		}
 		if deleted == nil {
 			return e.nothingToDelete(want)
 		}
-		if _, err := n.Delete(*want.prefix, having...); err != nil {
+		if _, err := n.Delete(want.networks, having...); err != nil {
 			return err
 		}
 		return e.deleted(deleted)
@@ -77,14 +81,23 @@ func (e *env) nothingToDelete(want filterRules) error {
 	if want.pattern {
 		says = "nothing to delete: no device that matches %s has an %s rule for %s\n"
 	}
-	_, err := fmt.Fprintf(e.out, says, want.device, *want.direction, *want.prefix)
+	_, err := fmt.Fprintf(e.out, says, plain.Line(want.device), *want.direction, want.networks)
 	return err
 }
 
-// deleted tells of rules that are no more, as they last were.
-func (e *env) deleted(rules report.Rules) error {
+// deleted prints rules as they were before they were deleted, and of which hooks those of
+// another version were, which it cannot read. JSON has only rules, so then these are messages.
+func (e *env) deleted(rules report.Rules, others ...*loader.OtherLayoutError) error {
 	for i := range rules {
-		rules[i].Attached, rules[i].State = false, "deleted"
+		rules[i].Attached, rules[i].State = new(bool), "deleted"
+	}
+	for _, other := range others {
+		says := fmt.Sprintf("%s %s: all rules, which another version of shapectl had set", plain.Line(other.Name()), other.Direction)
+		if e.json {
+			e.say("shapectl: deleted: %s", says)
+		} else {
+			fmt.Fprintln(e.out, "deleted: "+says)
+		}
 	}
 	return e.print(rules, rules.Deleted)
 }
@@ -94,16 +107,16 @@ func flushCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "flush DEV [ingress|egress] | --all",
 		Short: "Delete all rules of a device, or of all devices",
-		Long: `Delete all rules of a device, or of one direction, and detach shapectl from it;
-with --all, those of all devices of the network namespace. It also deletes rules
-that another version of shapectl has set, and those that network namespaces which
-no longer exist had set on these devices. If a device was given fq by --setup-fq,
-it gets the qdisc back that it had; only this does that. What waits in that fq, or
-in the ifb of ingress, has 1s to leave; the rest is lost.
+		Long: `Delete all rules of a device, or of all devices, and detach shapectl.
 
-` + patternHelp,
-		Example: `  shapectl flush eth0 egress
-  shapectl flush 'tap*'`,
+DEV may be a pattern, see 'shapectl help patterns'. flush also deletes rules that another version of shapectl
+set, and rules that deleted network namespaces left on these devices.
+
+If --setup-fq gave the device its fq, flush restores the former qdisc. No other command does. Packets queued
+there, or in the ifb device of ingress, have 1s to leave. The others are lost.`,
+		Example: `  shapectl flush eth0
+  shapectl flush 'tap*' egress
+  shapectl flush --all`,
 		Args: func(cmd *cobra.Command, given []string) error {
 			if all {
 				return args(0, 0)(cmd, given)
@@ -122,17 +135,19 @@ in the ifb of ingress, has 1s to leave; the rest is lost.
 			return e.flush(want)
 		},
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "all devices of the network namespace")
+	cmd.Flags().BoolVar(&all, "all", false, "flush all devices of the network namespace")
 	return cmd
 }
 
 func (e *env) flushAll() error {
 	return e.with(loader.Write, "flush --all", func(n *loader.Namespace) error {
-		gone, discarded := []report.Rule{}, false
+		gone, others := []report.Rule{}, []*loader.OtherLayoutError(nil)
 		err := n.FlushAll(func(h *loader.Hook) { gone = append(gone, rulesOf(h)...) }, func(other *loader.OtherLayoutError) {
-			e.tellDiscarded(other)
-			discarded = true
+			others = append(others, other)
 		})
+		if err != nil && len(others) > 0 {
+			return errors.Join(e.deleted(gone, others...), err)
+		}
 		if err != nil {
 			return err
 		}
@@ -142,23 +157,23 @@ func (e *env) flushAll() error {
 		if _, err := e.restoreQdiscs(n, filterRules{}); err != nil {
 			return err
 		}
-		if len(gone) == 0 && !discarded && !e.json {
+		if len(gone)+len(others) == 0 && !e.json {
 			_, err := fmt.Fprintln(e.out, "no rules are left")
 			return err
 		}
-		return e.deleted(gone)
+		return e.deleted(gone, others...)
 	})
 }
 
 func rulesOf(h *loader.Hook) (rules []report.Rule) {
 	for _, entry := range h.Set.Rules() {
-		rules = append(rules, describe(h, entry, nil))
+		rules = append(rules, describe(h, entry))
 	}
 	return rules
 }
 
 func (e *env) flush(want filterRules) error {
-	return e.with(loader.Write, "flush "+want.device, func(n *loader.Namespace) error {
+	return e.with(loader.Write, "flush "+plain.Line(want.device), func(n *loader.Namespace) error {
 		hooks, err := want.hooksToChange(n)
 		defer loader.CloseHooks(hooks)
 		others, err := otherLayouts(err)
@@ -176,8 +191,8 @@ func (e *env) flush(want filterRules) error {
 			return err
 		}
 		discarded, err := n.Discard(others...)
-		for _, other := range discarded {
-			e.tellDiscarded(other)
+		if err != nil && len(discarded) > 0 {
+			return errors.Join(e.deleted(gone, discarded...), err)
 		}
 		if err != nil {
 			return err
@@ -198,7 +213,7 @@ func (e *env) flush(want filterRules) error {
 			}
 		}
 		if any || e.json {
-			return e.deleted(gone)
+			return e.deleted(gone, discarded...)
 		}
 		return e.nothingToFlush(want)
 	})
@@ -207,16 +222,16 @@ func (e *env) flush(want filterRules) error {
 func (e *env) nothingToFlush(want filterRules) (err error) {
 	switch {
 	case !want.pattern:
-		_, err = fmt.Fprintf(e.out, "%s has no rules\n", want.device)
+		_, err = fmt.Fprintf(e.out, "%s has no rules\n", plain.Line(want.device))
 	case want.direction == nil:
-		_, err = fmt.Fprintf(e.out, "no device that matches %s has rules\n", want.device)
+		_, err = fmt.Fprintf(e.out, "no device that matches %s has rules\n", plain.Line(want.device))
 	default:
-		_, err = fmt.Fprintf(e.out, "no device that matches %s has %s rules\n", want.device, *want.direction)
+		_, err = fmt.Fprintf(e.out, "no device that matches %s has %s rules\n", plain.Line(want.device), *want.direction)
 	}
 	return err
 }
 
-// restoreQdiscs puts back what the devices of a filter had, and reports whether there was anything to tell.
+// restoreQdiscs restores the qdiscs of a filter's devices, and reports whether it said anything.
 func (e *env) restoreQdiscs(n *loader.Namespace, want filterRules) (any bool, err error) {
 	if want.direction != nil && *want.direction != policy.Egress {
 		return false, nil
@@ -251,15 +266,11 @@ func (e *env) restoreQdiscs(n *loader.Namespace, want filterRules) (any bool, er
 	return any, nil
 }
 
-// flushOrphans lifts rules that network namespaces set which no longer exist, and reports whether there were any.
+// flushOrphans deletes rules of network namespaces that no longer exist, and reports whether there were any.
 func (e *env) flushOrphans(n *loader.Namespace, want filterRules) (any bool, err error) {
 	flushed, err := n.FlushOrphans(func(dev netinfo.Device, d policy.Direction) bool { return want.matches(dev.Name, d) })
 	for _, o := range flushed {
-		e.say("shapectl: %s %s: removed the rules of a network namespace that no longer exists", o.Device.Name, o.Direction)
+		e.say("shapectl: %s %s: removed the rules of a network namespace that no longer exists", plain.Line(o.Device.Name), o.Direction)
 	}
 	return len(flushed) > 0, err
-}
-
-func (e *env) tellDiscarded(other *loader.OtherLayoutError) {
-	e.say("%s %s: rules that another version of shapectl had set were deleted", other.Name(), other.Direction)
 }

@@ -4,10 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -17,18 +17,18 @@ import (
 func diffCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "diff FILE|-",
-		Short: "Show what apply would change",
-		Long: `Show what 'shapectl apply' would change: rules that would go with a minus, rules
-that would come with a plus, also those that are set and not in force. Nothing
-is changed.
+		Short: "Show what 'shapectl apply' would change",
+		Long: `Show what 'shapectl apply' would change, and change nothing.
 
-Devices that are not there are left out, which is said. Which side of packets the
-rules of a direction compare (match) can not be changed in one step: that is
-refused, as apply does.
++ is a rule that apply would add, - one that it would remove, ~ one that it would change. A rule that is set but
+not in force counts as one to add. Devices that do not exist are left out, with a warning. Like apply, diff
+refuses to change which address (match) the rules of a direction compare.
 
-Exit codes: 0 there is nothing to change; 3 there is; else as always.`,
-		Args: args(1, 1),
-		RunE: func(_ *cobra.Command, given []string) error { return e.diff(given[0]) },
+Exit codes: 0 nothing would change; 3 something would.`,
+		Example:           `  shapectl diff policy.yaml`,
+		Args:              args(1, 1),
+		ValidArgsFunction: completePolicy,
+		RunE:              func(_ *cobra.Command, given []string) error { return e.diff(given[0]) },
 	}
 }
 
@@ -39,21 +39,22 @@ func (e *env) diff(name string) error {
 	}
 	e.warn(f)
 	return e.with(loader.Read, "diff "+name, func(n *loader.Namespace) error {
-		want, absent, err := e.tables(f)
+		want, absent, unmatched, err := e.tables(f)
 		if err != nil {
 			return err
 		}
-		if len(absent) > 0 {
-			e.say("shapectl: not there, so left out: %s", strings.Join(absent, ", "))
+		e.sayMissing(absent, unmatched)
+		if err := removesAll(n, want, append(absent, unmatched...)); err != nil {
+			e.say("shapectl: apply would refuse this: %w", err)
 		}
-		have, err := n.Tables(loader.Attached)
+		have, err := n.Tables(loader.Attached, loader.Unknown)
 		if err != nil {
 			return err
 		}
 		all := policy.Diff(have, want)
 		for _, d := range all {
 			if d.HaveMatch != d.WantMatch {
-				return fmt.Errorf("%s %s: %w (%s)", d.Device, d.Direction, loader.ErrMatch, d.HaveMatch)
+				return fmt.Errorf("%s %s: %w (%s)", plain.Line(d.Device), d.Direction, loader.ErrMatch, d.HaveMatch)
 			}
 		}
 		differences := report.NewDifferences(all)
@@ -69,15 +70,17 @@ func exportCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "export [flags]",
 		Short: "Print the rules in force as a policy file",
-		Long: `Print the rules in force as a policy file: 'shapectl apply' of it changes nothing.
-With --like it is that file, with its comments, plans and order, changed where
-the rules in force are others.`,
-		Example: `  shapectl export > policy.yaml
-  shapectl export --like policy.yaml > new.yaml`,
+		Long: `Print the rules in force as a policy file. 'shapectl apply' of it changes nothing.
+
+With --like, the output is that file with its comments, plans and order. It differs only where the rules in
+force do.`,
+		Example: `  shapectl export >policy.yaml
+  shapectl export --like policy.yaml >new.yaml`,
 		Args: args(0, 0),
 		RunE: func(*cobra.Command, []string) error { return e.export(like) },
 	}
-	cmd.Flags().StringVar(&like, "like", "", "keep comments and layout of this `file`")
+	cmd.Flags().StringVar(&like, "like", "", "keep the comments, plans and order of this `file`")
+	must(cmd.MarkFlagFilename("like", "yaml", "yml"))
 	return cmd
 }
 
@@ -94,11 +97,11 @@ func (e *env) export(like string) error {
 			rules, err := findRules(n, filterRules{})
 			return errors.Join(report.JSON(e.out, rules), err)
 		}
-		tables, err := n.Tables(loader.Attached, loader.Detached)
+		tables, err := n.Tables(loader.Attached, loader.Detached, loader.Unknown)
 		if err != nil {
 			return err
 		}
-		text := new(pages) // nothing, rather than part of a policy
+		text := new(pages) // so that an error prints no part of a policy
 		if f != nil {
 			devices, unread := policyDevices()
 			if unread != nil {

@@ -14,39 +14,40 @@ import (
 )
 
 func doctorCommand(e *env) *cobra.Command {
-	return &cobra.Command{
+	var verbose bool
+	cmd := &cobra.Command{
 		Use:   "doctor [DEV]",
 		Short: "Find what may bypass or break a limit",
-		Long: `Find what may bypass or break a limit: what the kernel, this process and a
-device can do, what else is attached, which packets pass a device twice or not
-at all, and rules that can not be kept. Nothing is changed. Without DEV it looks
-at all devices that have rules; with DEV at that one, also if it has none yet.
+		Long: `Find what may bypass or break a limit. Nothing is changed.
 
-Each finding is ok, a note (limits are right), a warning (one may be wrong), or
-failed (something is missing, or rules are not in force).
+Without DEV, doctor looks at all devices that have rules. It checks what the kernel, this process and each
+device can do, which other programs are attached, whether packets pass a device twice or not at all, and whether
+rules can be kept.
 
-Exit codes: 0 no worse than notes; 4 a limit is not in force, or may be wrong;
-5 a permission or a feature of the kernel is missing.`,
+A finding is ok, a note (limits are right), a warning (a limit may be wrong) or failed (something is missing, or
+rules are not in force). Warnings, failures and a pending change are shown; -v shows all findings, as JSON does.
+
+Exit codes: 0 nothing worse than notes; 4 a limit is not in force, or may be wrong; 5 a permission or a kernel
+feature is missing.`,
+		Example: `  shapectl doctor
+  shapectl doctor eth0`,
 		Args:              args(0, 1),
 		ValidArgsFunction: e.completeDevice,
 		RunE: func(_ *cobra.Command, given []string) error {
 			name := ""
 			if len(given) > 0 {
-				name = given[0]
+				if name = given[0]; name == "" {
+					return inputf("doctor: the name of the device is empty; leave it out for all devices")
+				}
 			}
-			return e.doctor(name)
+			return e.doctor(name, verbose)
 		},
 	}
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "show all findings")
+	return cmd
 }
 
-func (e *env) completeDevice(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-	if len(given) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return e.completeRule(cmd, given, typed)
-}
-
-func (e *env) doctor(name string) error {
+func (e *env) doctor(name string, verbose bool) error {
 	o, err := e.options()
 	if err != nil {
 		return err
@@ -64,10 +65,14 @@ func (e *env) doctor(name string) error {
 	}
 	facts.Netns = e.netns
 	findings := doctor.Judge(facts)
-	return errors.Join(e.print(findings, findings.Text), verdict(findings))
+	text := findings.Problems
+	if verbose {
+		text = findings.Text
+	}
+	return errors.Join(e.print(findings, text), verdict(findings))
 }
 
-// verdict makes an exit code of findings.
+// verdict is an error with the exit code of findings.
 func verdict(findings []report.Finding) error {
 	missing := func(f report.Finding) bool { return f.Status == report.Failed && f.Device == "" }
 	if i := slices.IndexFunc(findings, missing); i >= 0 {

@@ -151,20 +151,25 @@ func TestDoctor(t *testing.T) {
 	c.run(exitDone, "flush", "vb")
 	c.expect(exitDone, []string{"vb"})
 
-	// A text line for each finding, with its status first.
-	text, _ := c.run(exitDone, "doctor")
+	// The status of a finding comes first. Without -v there are only problems, and how much was checked.
+	text, _ := c.run(exitDone, "doctor", "-v")
 	for line := range strings.Lines(text) {
-		if status, _, _ := strings.Cut(line, " "); status != "ok" && status != "note" {
+		status, _, _ := strings.Cut(line, " ")
+		if status != "ok" && status != "note" && status != "" && !strings.Contains(line, " checks on 1 device: 0 failed, 0 warnings, ") {
 			t.Errorf("line %q", line)
 		}
 	}
+	if text, _ := c.run(exitDone, "doctor"); strings.Count(text, "\n") != 1 || !strings.Contains(text, " checks on 1 device: 0 failed, 0 warnings, ") {
+		t.Errorf("without problems: %s", text)
+	}
+	c.run(exitInput, "doctor", "")
 
 	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
 	c.expect(exitDegraded, nil, "failed va egress state")
 	c.expect(exitDegraded, []string{"va"}, "failed va egress state")
 	testenv.Veth(t, "va", "vb")
-	if _, text := c.examine(exitDegraded); !strings.Contains(text, "made again") {
-		t.Errorf("of a device that was made again:\n%s", text)
+	if _, text := c.examine(exitDegraded); !strings.Contains(text, "created again") {
+		t.Errorf("of a device that was created again:\n%s", text)
 	}
 	c.run(exitDone, "set", "va", "egress", "10.0.0.0/24", "--rate", "100mbit")
 	c.expect(exitDone, nil)
@@ -214,9 +219,9 @@ func TestDoctorWithoutPermissions(t *testing.T) {
 	testenv.Must(t, unix.Capset(&header, &none[0]))
 	out, stderr := func() (string, string) {
 		defer func() { testenv.Must(t, unix.Capset(&header, &have[0])) }()
-		return c.run(exitMissing, "doctor", "va")
+		return c.run(exitMissing, "doctor", "-v", "va")
 	}()
-	for _, want := range []string{"failed   permissions: this process lacks CAP_BPF and CAP_NET_ADMIN", "warning  access: "} {
+	for _, want := range []string{"failed   permissions: this process lacks CAP_BPF and CAP_NET_ADMIN", "note     va egress state: 1 rule; whether in force is unknown"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is not in\n%s", want, out)
 		}

@@ -7,28 +7,28 @@ import (
 
 	"github.com/shapectl/shapectl/internal/explain"
 	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
 )
 
 func explainCommand(e *env) *cobra.Command {
-	q := explain.Question{}
+	var q explain.Question
 	var p packetFlags
 	cmd := &cobra.Command{
 		Use:   "explain [DEV [ingress|egress]] ADDRESS [flags]",
-		Short: "Explain what packets meet, what decides over them, and when that changes",
-		Long: `Explain the whole way of packets to and from an address: by which devices they
-leave and come in, what runs there and in which order, which rule decides and
-which ones it hides, what a packet counts, how full its bucket is, and what
-becomes of it, now and later. Nothing is charged or changed.
+		Short: "Explain which rule decides about packets, and why",
+		Long: `Explain what happens to packets to and from an address. Nothing is charged or changed.
 
-Routes tell the devices, also those below a bridge, a VLAN or a veth pair; with
-DEV it is that device alone. A flow says both ends of its packets, so that their
-way in and their way out are known, and ADDRESS may be left out. Where sparse
-flows go first, the answer without --flow is for one that has packets waiting.
+First comes the answer: which rule decides, and what happens to the packets now. Then, for each device on the
+path: the rule, its bucket, what it dropped so far, and the programs that run there.
 
-Netfilter is shown as far as nftables has chains at the device itself; what
-routing and its other hooks do comes between ingress and egress, and is not.
+Routes tell by which devices the packets leave and enter, also below a bridge, a VLAN or a veth pair. With DEV,
+explain looks at that device alone. With --flow, both ends of the packets are known, and ADDRESS may be left
+out. With --order sparse-first and without --flow, the answer is about a flow that has packets queued already.
+
+nftables chains are shown if they belong to the device itself. The other netfilter hooks run between ingress and
+egress.
 
 Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in force.`,
 		Example: `  shapectl explain 10.0.0.7
@@ -40,19 +40,19 @@ Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in 
 			if err := p.parse(cmd); err != nil {
 				return err
 			}
-			q.Bytes, q.Flow = p.bytes, p.flow
+			q.Bytes, q.Flow, q.Netns = p.bytes, p.flow, e.netns
 			if err := parseQuestion(&q, cmd, given); err != nil {
 				return err
 			}
 			if q.Segments == 0 {
-				return inputf("explain: a packet of no segments is none; use 1 to 65535")
+				return inputf("explain: --segments 0 is out of range; use 1 to 65535")
 			}
 			return e.explain(q)
 		},
 	}
-	cmd.Flags().Var(byteCount(&p.bytes), "bytes", "length of the packet at layer 2, or of each of its segments (default: a full one of the device)")
-	cmd.Flags().Uint16Var(&q.Segments, "segments", 1, "`number` of segments that a packet stands for, as by GSO and GRO")
-	cmd.Flags().StringVar(&p.text, "flow", "", "the packets' `protocol,source:port,destination:port`")
+	cmd.Flags().Var(byteCount(&p.bytes), "bytes", "bytes of each segment at layer 2 (default: full)")
+	cmd.Flags().Uint16Var(&q.Segments, "segments", 1, "`number` of segments of a GSO or GRO packet")
+	cmd.Flags().StringVar(&p.text, "flow", "", "the packets' `flow`: protocol,source:port,destination:port")
 	return cmd
 }
 
@@ -60,7 +60,7 @@ Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in 
 func parseQuestion(q *explain.Question, cmd *cobra.Command, given []string) (err error) {
 	if len(given) == 0 {
 		if q.Flow == nil {
-			return inputf("explain: an address is missing; say which, such as 10.0.0.7, or give --flow")
+			return inputf("explain: the address is missing; give one such as 10.0.0.7, or --flow")
 		}
 		return nil
 	}
@@ -85,40 +85,40 @@ func (e *env) explain(q explain.Question) error {
 		doing = "explain " + q.Flow.String()
 	}
 	if q.Device != "" {
-		doing += " on " + q.Device
+		doing += " on " + plain.Line(q.Device)
 	}
 	return e.with(loader.Read, doing, func(n *loader.Namespace) error {
-		ways, err := explain.Explain(n, q)
+		paths, err := explain.Explain(n, q)
 		var refused *explain.QuestionError
 		switch {
 		case errors.Is(err, netinfo.ErrNoDevice):
 			return noDevice(q.Device)
 		case errors.As(err, &refused):
 			return inputError(err)
-		case ways == nil:
+		case paths == nil:
 			return err
 		}
-		// With the error come the ways that could be told.
-		if err := errors.Join(e.print(ways, ways.Text), err); err != nil {
+		// With the error come the paths that are known.
+		if err := errors.Join(e.print(paths, paths.Text), err); err != nil {
 			return err
 		}
-		if !inForce(ways) {
+		if !inForce(paths) {
 			return errDegraded
 		}
 		return nil
 	})
 }
 
-// inForce reports whether all rules are that the packets meet, or would.
-func inForce(ways []report.Way) bool {
-	for _, w := range ways {
+// inForce reports whether all rules for the packets are in force.
+func inForce(paths []report.Path) bool {
+	for _, w := range paths {
 		for _, s := range w.Hooks {
-			if s.Rule != nil && !s.Attached {
+			if s.Rule != nil && report.NotInForce(s.Attached) {
 				return false
 			}
 		}
 		for _, r := range w.Elsewhere {
-			if !r.Attached {
+			if report.NotInForce(r.Attached) {
 				return false
 			}
 		}

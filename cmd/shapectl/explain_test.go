@@ -35,7 +35,7 @@ var passing = []struct{ pattern, with string }{
 }
 
 // folded are texts with such numbers, whose lines would end elsewhere with others.
-var folded = regexp.MustCompile(`(?m)^(  (?:bucket|later) .*)\n {13}`)
+var folded = regexp.MustCompile(`(?m)^(  (?:bucket|queue|later) .*)\n {13}`)
 
 // explained is what a terminal would show of explanations.
 func (r *rig) explained(lines ...string) string {
@@ -279,10 +279,10 @@ func TestExplainForwarded(t *testing.T) {
 		Dst: far, LinkIndex: testenv.Link(t, "vb").Attrs().Index, Table: 77, Scope: unix.RT_SCOPE_LINK,
 	}))
 	for from, want := range map[string]string{"10.0.0.7": "vb", "10.0.0.8": "va"} {
-		way := r.explain("--flow", "tcp,"+from+":40000,192.0.2.1:443")
-		last := way.Hooks[len(way.Hooks)-1]
+		path := r.explain("--flow", "tcp,"+from+":40000,192.0.2.1:443")
+		last := path.Hooks[len(path.Hooks)-1]
 		if last.Device != want || last.Direction != "egress" {
-			t.Errorf("from %s they %s, want by %s", from, way.How, want)
+			t.Errorf("from %s they %s, want by %s", from, path.How, want)
 		}
 	}
 }
@@ -294,11 +294,11 @@ func TestExplainNotInForce(t *testing.T) {
 	r.send("10.0.0.7", 5, 1000)
 	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "va")))
 	got := r.run("explain", "-j", "va", "egress", "10.0.0.7")
-	var ways []report.Way
-	if err := json.Unmarshal([]byte(got.out), &ways); err != nil || got.code != exitDegraded || got.err != "" {
+	var paths []report.Path
+	if err := json.Unmarshal([]byte(got.out), &paths); err != nil || got.code != exitDegraded || got.err != "" {
 		t.Fatalf("%v: %+v", err, got)
 	}
-	if s := ways[0].Hooks[0]; s.Attached || s.Verdict != "pass" || s.Bucket.Conforms || s.Chain != nil {
+	if s := paths[0].Hooks[0]; !report.NotInForce(s.Attached) || s.Verdict != "pass" || s.Bucket.Conforms || s.Chain != nil {
 		t.Errorf("it is explained as %+v, %+v", s, s.Bucket)
 	}
 }
@@ -307,7 +307,7 @@ func TestExplainRefuses(t *testing.T) {
 	r := newRig(t)
 	r.setRules("va egress 10.0.0.0/24 --rate 1mbit")
 	for _, c := range []struct{ args, says string }{
-		{"", "an address is missing"},
+		{"", "the address is missing"},
 		{"va", `"va" is not an address`},
 		{"10.0.0.0/24", `"10.0.0.0/24" is not an address`},
 		{"va egress", `"egress" is not an address`},
@@ -355,14 +355,14 @@ func TestExplainJSON(t *testing.T) {
 		out := r.ok(append([]string{"explain", "-j"}, strings.Fields(args)...)...)
 		decoder := json.NewDecoder(strings.NewReader(out))
 		decoder.UseNumber()
-		var ways []map[string]any
-		if err := decoder.Decode(&ways); err != nil || len(ways) == 0 {
+		var paths []map[string]any
+		if err := decoder.Decode(&paths); err != nil || len(paths) == 0 {
 			t.Fatalf("%s: %v in\n%s", args, err, out)
 		}
-		integers(t, args, ways)
-		for _, way := range ways {
-			if hooks, ok := way["hooks"].([]any); !ok {
-				t.Errorf("%s: hooks are %v", args, way["hooks"])
+		integers(t, args, paths)
+		for _, path := range paths {
+			if hooks, ok := path["hooks"].([]any); !ok {
+				t.Errorf("%s: hooks are %v", args, path["hooks"])
 			} else {
 				for _, h := range hooks {
 					for _, field := range strings.Fields("device direction match address chain warnings rule attached state sentence hides counted bucket verdict note") {
@@ -372,13 +372,13 @@ func TestExplainJSON(t *testing.T) {
 					}
 				}
 			}
-			if _, ok := way["elsewhere"].([]any); !ok {
-				t.Errorf("%s: elsewhere is %v", args, way["elsewhere"])
+			if _, ok := path["elsewhere"].([]any); !ok {
+				t.Errorf("%s: elsewhere is %v", args, path["elsewhere"])
 			}
 		}
 	}
 	stop := r.explain("va", "egress", "10.0.0.7").Hooks[0]
-	if *stop.Rule != "10.0.0.0/24" || stop.Verdict != "drop" || stop.Bucket.Conforms || stop.Bucket.Sharer != "10.0.0.7" ||
+	if *stop.Rule != "10.0.0.0/24" || stop.Verdict != "drop" || stop.Bucket.Conforms || stop.Bucket.Key != "10.0.0.7" ||
 		stop.Bucket.LevelBytes < 3900 || stop.Bucket.LevelBytes > 4000 || stop.Hides[0].Rule != "0.0.0.0/0" || stop.Counted.Bytes != 1514 {
 		t.Errorf("a full bucket is explained as %+v, %+v", stop, stop.Bucket)
 	}
@@ -407,15 +407,15 @@ func integers(t *testing.T, where string, v any) {
 	}
 }
 
-// explain is the only way that is explained.
-func (r *rig) explain(args ...string) report.Way {
+// explain is the only path that is explained.
+func (r *rig) explain(args ...string) report.Path {
 	r.t.Helper()
-	var ways []report.Way
+	var paths []report.Path
 	out := r.ok(append([]string{"explain", "-j"}, args...)...)
-	if err := json.Unmarshal([]byte(out), &ways); err != nil || len(ways) != 1 {
+	if err := json.Unmarshal([]byte(out), &paths); err != nil || len(paths) != 1 {
 		r.t.Fatalf("explain %v: %v in\n%s", args, err, out)
 	}
-	return ways[0]
+	return paths[0]
 }
 
 func TestExplainChangesNothing(t *testing.T) {

@@ -136,22 +136,22 @@ func TestImportRefuses(t *testing.T) {
 	d := &desk{rig: rig{t: t}, in: subscribers}
 	for _, test := range []struct{ args, says string }{
 		{"import", "libreqos, tc or nft"},
-		{"import wondershaper", "use libreqos, tc or nft"},
+		{"import wondershaper", "'shapectl import --help' lists"},
 		{"import libreqos", "takes"},
 		{"import libreqos - -", "takes"},
 		{"import libreqos -", "--device is missing"},
 		{"import libreqos - --device eth1 --upload eth1", "the same device"},
-		{"import libreqos - --device eth1 --upload=", "has no name"},
-		{"import libreqos - --device eth1 -n blue", "-n has no meaning"},
+		{"import libreqos - --device eth1 --upload=", "is empty; leave it out"},
+		{"import libreqos - --device eth1 -n blue", "-n has no meaning here"},
 		{"import libreqos - --device eth1 --frobnicate", "frobnicate"},
 		{"import libreqos /nonexistent --device eth1", "/nonexistent"},
 		{"import libreqos / --device eth1", "is a directory"},
 		{"import nft", "takes"},
-		{"import nft - --device=", "has no name"},
-		{"import nft - -n blue", "-n has no meaning"},
+		{"import nft - --device=", "is empty; leave it out"},
+		{"import nft - -n blue", "-n has no meaning here"},
 		{"import tc", "takes"},
 		{"import tc nosuch0", "no device nosuch0"},
-		{"import tc lo lo", "named twice"},
+		{"import tc lo lo", "appears twice"},
 		{"import tc lo -n nosuch-namespace", "nosuch-namespace"},
 	} {
 		d.isRefusal(test.args, d.run(strings.Fields(test.args)...), exitInput, test.says)

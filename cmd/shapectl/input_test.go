@@ -65,7 +65,7 @@ var badInput = []struct{ args, says string }{
 	{"set va egress 10.0.0.0/24 --rate 1mbit --match both", "both"},
 	{"set va egress 10.0.0.0/24 --rate 1mbit --excess explode", "explode"},
 	{"set va egress 10.0.0.0/24 --rate 1mbit --queue 50ms", "queue has no use with excess drop; leave it out, or use excess delay"},
-	{"set va egress 10.0.0.0/24 --rate 1mbit --excess delay --queue 10s", "holds packets back for up to 10 s, and 9s is the longest there is"},
+	{"set va egress 10.0.0.0/24 --rate 1mbit --excess delay --queue 10s", "delays packets for up to 10 s, and 9s is the longest delay"},
 	{"set va egress 10.0.0.0/24 --rate 1mbit --excess delay --ecn-above soon", "ecn-above"},
 	{"set va egress 10.0.0.0/24 --rate 1mbit --fail maybe", "maybe"},
 	{"set va egress 10.0.0.0/24 --rate 1mbit --penalty 30s", "leaky"},

@@ -1,6 +1,5 @@
-// Command shapectl holds network traffic to the rate that was agreed. Each
-// command opens the state that is pinned in a bpffs, does one thing, and ends;
-// the kernel goes on without it.
+// Command shapectl limits network traffic. Each command opens the state that is
+// pinned in a bpffs, does one thing, and ends. The kernel enforces the limits.
 package main
 
 import (
@@ -25,7 +24,7 @@ func main() {
 func versionCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
-		Short: "Show which shapectl this is",
+		Short: "Show the version",
 		Args:  args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
 			number, err := maps.Layout()

@@ -2,7 +2,7 @@ package main
 
 import "io"
 
-// pages is text that grows to any length without being copied.
+// pages is a buffer that grows without copying.
 type pages [][]byte
 
 const (
@@ -26,7 +26,7 @@ func (p *pages) Write(text []byte) (int, error) {
 	return n, nil
 }
 
-// WriteTo writes all pages, and gives each back when it is written.
+// WriteTo writes all pages, and frees each after it is written.
 func (p *pages) WriteTo(w io.Writer) (n int64, err error) {
 	for i, page := range *p {
 		m, err := w.Write(page)

@@ -36,15 +36,17 @@ func TestPatterns(t *testing.T) {
 		r.ok("apply", all)
 		for args, want := range map[string]int{
 			"tap*": 9, "tap* egress": 6, "tap? ingress 10.0.0.0/24": 3, "tap[01] egress 10.0.1.0/24": 2,
-			"*": 10, "tap[^0]": 6, "v*": 1, "vb*": 0, "x*": 0, "tap* egress 10.9.0.0/16": 0, `\tap*`: 9,
+			"*": 10, "tap[^0]": 6, "v*": 1, "vb*": 0, "tap* egress 10.9.0.0/16": 0, `\tap*`: 9,
 		} {
 			if rules := r.show(strings.Fields(args)...); len(rules) != want {
 				t.Errorf("show %s: %d rules, and there are %d: %+v", args, len(rules), want, rules)
 			}
 		}
-		r.prints("no rules\n", "show", "x*")
+		r.refused(exitInput, "there is no device that matches x*, and no rule with such a name or plan", "show", "x*")
+		r.refused(exitInput, "there is no device that matches x*", "show", "-j", "x*")
+		r.prints("no rules\n", "show", "vb*")
 		r.prints("no rules\n", "show", "tap*", "egress", "10.9.0.0/16")
-		r.prints("[]\n", "show", "-j", "x*")
+		r.prints("[]\n", "show", "-j", "vb*")
 
 		r.prints("deleted: tap0 egress: 10.0.1.0/24 as a whole gets 2mbit (250 kB/s), burst 131.1 kB (524.3 ms); excess is dropped (gcra)\n"+
 			"deleted: tap2 egress: 10.0.1.0/24 as a whole gets 2mbit (250 kB/s), burst 131.1 kB (524.3 ms); excess is dropped (gcra)\n",
@@ -122,8 +124,8 @@ func TestRefusedPatterns(t *testing.T) {
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
 	for _, c := range []struct{ pattern, says string }{
 		{"v[", "malformed pattern"}, {"[a-", "malformed pattern"}, {`v*\`, "malformed pattern"},
-		{"v[!b]", "write [^ for any but these"}, {"[a-c]?[!x-z]", "write [^ for any but these"},
-		{"v* ", "not a name that a device can have"}, {"v*/", "not a name that a device can have"}, {"*\n", "not a name that a device can have"},
+		{"v[!b]", "write [^ to negate"}, {"[a-c]?[!x-z]", "write [^ to negate"},
+		{"v* ", "not a valid device name"}, {"v*/", "not a valid device name"}, {"*\n", "not a valid device name"},
 		{"", "there is no device \"\""},
 	} {
 		r.refused(exitInput, c.says, "flush", c.pattern)
@@ -132,6 +134,7 @@ func TestRefusedPatterns(t *testing.T) {
 			r.refused(exitInput, c.says, "show", c.pattern)
 		}
 	}
+	r.refused(exitInput, "the first argument is empty", "show", "")
 	r.refused(exitInput, "there is no device v*", "set", "v*", "egress", "10.0.0.0/24", "--rate", "1mbit")
 	r.refused(exitInput, "takes", "flush", "--all", "v*")
 	if got := r.run("__complete", "flush", "v*", ""); !strings.HasPrefix(got.out, "ingress\negress\n") {
@@ -262,10 +265,11 @@ func TestPatternsAndOtherLayout(t *testing.T) {
 		r.makeOtherLayout()
 		r.refused(exitKernel, "nothing was changed", "show", "tap*")
 		r.refused(exitKernel, "nothing was changed", "delete", "tap*", "egress", "10.0.0.0/24")
-		r.prints("no rules\n", "show", "x*")
+		r.refused(exitKernel, "nothing was changed", "show", "x*") // names of rules cannot be read either
 		r.prints("no device that matches x* has rules\n", "flush", "x*")
 		r.prints("no device that matches tap* has ingress rules\n", "flush", "tap*", "ingress")
-		if got := r.run("flush", "tap*"); got.code != exitDone || got.out != "" || strings.Count(got.err, "another version of shapectl had set were deleted\n") != 2 {
+		if got := r.run("flush", "tap*"); got.code != exitDone || got.err != "" || got.out != "deleted: tap0 egress: all rules, which another version of shapectl had set\n"+
+			"deleted: tap1 egress: all rules, which another version of shapectl had set\n" {
 			t.Errorf("flush: %+v", got)
 		}
 		if hooks := r.hooks(); len(hooks) != 1 {

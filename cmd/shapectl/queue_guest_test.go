@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
 )
 
@@ -46,13 +47,20 @@ func words(line string) []string { return strings.Fields(line) }
 // finds ends the test unless doctor has a finding of that status that says so.
 func (r *rig) finds(status, check, says string) {
 	r.t.Helper()
-	found := r.run("doctor")
-	for line := range strings.Lines(found.out) {
-		if strings.HasPrefix(line, status) && strings.Contains(line, check+":") && strings.Contains(line, says) {
+	for _, f := range r.findings() {
+		is := strings.Join([]string{f.Device, f.Direction, f.Check}, " ")
+		if string(f.Status) == status && is == check && strings.Contains(f.Finding+"; "+f.Advice, says) {
 			return
 		}
 	}
-	r.t.Errorf("doctor has no %s of %s that says %q: %s", status, check, says, found.out)
+	r.t.Errorf("doctor has no %s of %s that says %q: %+v", status, check, says, r.findings())
+}
+
+// findings are all that doctor finds.
+func (r *rig) findings() (found []report.Finding) {
+	r.t.Helper()
+	testenv.Must(r.t, json.Unmarshal([]byte(r.run("doctor", "-j").out), &found))
+	return found
 }
 
 const (
@@ -61,7 +69,7 @@ const (
 	entering = "set va ingress 10.0.0.0/24 --rate 10mbit --algorithm leaky --excess delay"
 )
 
-// What a person is told to type holds packets back.
+// The suggested command has packets delayed.
 func TestDelayByHand(t *testing.T) {
 	r := newRig(t)
 	got := r.run(words(delayed)...)
@@ -72,7 +80,7 @@ func TestDelayByHand(t *testing.T) {
 	r.sh(command)
 	by := r.qdisc()
 	r.ok(words(delayed)...)
-	r.finds("ok", "va egress queue", "holds packets back")
+	r.finds("ok", "va egress queue", "delays packets")
 	r.ok(words("flush va")...)
 	if now := r.qdisc(); now != by {
 		t.Errorf("what a person set up was %s, and is %s", by, now)
@@ -89,11 +97,11 @@ func TestSetupFQ(t *testing.T) {
 			r := newRig(t)
 			r.sh(prepare)
 			before := r.qdisc()
-			says := "va: its qdisc is fq now; 'shapectl flush va' puts " + name + " back, as it was\n"
+			says := "va: its qdisc is now fq; 'shapectl flush va' restores " + name + "\n"
 			r.says(exitDone, says, words(delayed+" --setup-fq")...)
 			r.ok(words(delayed2 + " --setup-fq")...)
 			with := r.qdisc()
-			r.finds("ok", "va egress queue", "holds packets back")
+			r.finds("ok", "va egress queue", "delays packets")
 			if s := r.explain("va", "egress", "10.0.0.7").Hooks[0]; s.HeldBack == nil || !*s.HeldBack {
 				t.Errorf("nothing holds packets back: %+v", s)
 			}
@@ -103,7 +111,7 @@ func TestSetupFQ(t *testing.T) {
 			if now := r.qdisc(); now != with {
 				t.Errorf("only flush puts a qdisc back: was %s, is %s", with, now)
 			}
-			r.says(exitDone, "va: its qdisc is "+name+" again, as before it was given fq\n", words("flush va egress")...)
+			r.says(exitDone, "va: its qdisc is "+name+" again, as before --setup-fq\n", words("flush va egress")...)
 			if after := r.qdisc(); after != before {
 				t.Errorf("was %s, is %s", before, after)
 			}
@@ -118,14 +126,14 @@ func TestSetupFQ(t *testing.T) {
 func TestPatternsRestoreQdiscs(t *testing.T) {
 	r := newRig(t)
 	before := r.qdisc()
-	r.says(exitDone, "puts noqueue back", words(delayed+" --setup-fq")...)
+	r.says(exitDone, "restores noqueue", words(delayed+" --setup-fq")...)
 	with := r.qdisc()
 	r.ok(words("flush v* ingress")...)
 	r.ok(words("flush x*")...)
 	if now := r.qdisc(); now != with {
 		t.Errorf("was %s, is %s", with, now)
 	}
-	r.says(exitDone, "va: its qdisc is noqueue again, as before it was given fq\n", words("flush v*")...)
+	r.says(exitDone, "va: its qdisc is noqueue again, as before --setup-fq\n", words("flush v*")...)
 	if now := r.qdisc(); now != before {
 		t.Errorf("was %s, is %s", before, now)
 	}
@@ -136,14 +144,18 @@ func TestFlowsOfFQ(t *testing.T) {
 	r := newRig(t)
 	r.sh("tc qdisc add dev va root handle 7: fq limit 2000000 flow_limit 200000")
 	r.says(exitDone, "", words(delayed+" --setup-fq")...)
-	r.finds("note", "va egress queue", "tells only 1024 flows apart of what no connected socket sends")
-	_, command, found := strings.Cut(r.ok("doctor", "va"), "to tell more apart: ")
-	if !found {
+	r.finds("note", "va egress queue", "has only 1024 flows for packets without a connected socket")
+	command := ""
+	for _, f := range r.findings() {
+		if _, says, found := strings.Cut(f.Advice, "for more flows: "); found {
+			command = says
+		}
+	}
+	if command == "" {
 		t.Fatal("no command to type")
 	}
-	command, _, _ = strings.Cut(command, "\n")
 	r.sh(command)
-	r.finds("ok", "va egress queue", "holds packets back")
+	r.finds("ok", "va egress queue", "delays packets")
 	if now := r.qdisc(); !strings.Contains(now, "fq 7: root") || !strings.Contains(now, "limit 2000000p flow_limit 200000p") {
 		t.Errorf("it is %s", now)
 	}
@@ -151,15 +163,15 @@ func TestFlowsOfFQ(t *testing.T) {
 
 func TestQdiscReplacedSince(t *testing.T) {
 	r := newRig(t)
-	r.says(exitDone, "puts noqueue back", words(delayed+" --setup-fq")...)
+	r.says(exitDone, "restores noqueue", words(delayed+" --setup-fq")...)
 	r.sh("tc qdisc replace dev va root pfifo limit 7")
 	theirs := r.qdisc()
-	r.finds("failed", "va egress queue", "nothing is held back, as va has the qdisc pfifo")
-	r.says(exitDone, "va: somebody has changed its qdisc since it was given fq, so it stays as it is: pfifo\n", words("flush va")...)
+	r.finds("failed", "va egress queue", "only the fq qdisc does that, and va has pfifo")
+	r.says(exitDone, "va: its qdisc was changed after --setup-fq, so it stays pfifo\n", words("flush va")...)
 	if now := r.qdisc(); now != theirs || len(r.pins()) != 0 {
 		t.Errorf("was %s, is %s, left: %v", theirs, now, r.pins())
 	}
-	r.says(exitDone, "puts pfifo back", words(delayed+" --setup-fq")...)
+	r.says(exitDone, "restores pfifo", words(delayed+" --setup-fq")...)
 	r.sh("ip link del va")
 	r.removes("va", words("flush va")...)
 	if pins := r.pins(); len(pins) != 0 {
@@ -170,23 +182,23 @@ func TestQdiscReplacedSince(t *testing.T) {
 func TestLimitsOfFQ(t *testing.T) {
 	r := newRig(t)
 	r.sh("tc qdisc add dev va root fq limit 20 horizon 40ms")
-	r.refused(exitInput, "the fq on va holds packets back for 40ms at most, and its rules are to do so for up to 50ms; shorten the wait", words(delayed)...)
+	r.refused(exitInput, "the fq on va queues packets for at most 40ms, and the rules delay them for up to 50ms; shorten the queue", words(delayed)...)
 	if len(r.show()) != 0 {
 		t.Error("a rule was set that was refused")
 	}
 	r.sh("tc qdisc change dev va root fq horizon 60ms")
-	r.says(exitDegraded, "va: up to 977 packets may have to wait, but its fq holds 20, and 100 of one flow", words(delayed)...)
+	r.says(exitDegraded, "va: up to 977 packets may be queued, but its fq holds only 20, and 100 of one flow", words(delayed)...)
 	if rules := r.show(); len(rules) != 1 || !rules[0].Attached {
 		t.Errorf("rules are %v", rules)
 	}
-	r.finds("warning", "va egress queue", "up to 977 packets may have to wait, and the fq of va holds 20")
-	r.says(exitDegraded, "its fq holds 20", "apply", r.policy("devices: {va: {egress: {10.0.0.0/24: {rate: 11mbit, algorithm: leaky, excess: delay}}}}"))
+	r.finds("warning", "va egress queue", "up to 977 packets may be queued, and the fq of va has room for 20")
+	r.says(exitDegraded, "its fq holds only 20", "apply", r.policy("devices: {va: {egress: {10.0.0.0/24: {rate: 11mbit, algorithm: leaky, excess: delay}}}}"))
 	r.sh("tc qdisc change dev va root fq horizon 5ms")
-	r.finds("failed", "va egress queue", "the fq of va holds packets back for 5ms at most, and rules do for up to 50ms: what is to wait longer is dropped")
+	r.finds("failed", "va egress queue", "the fq of va delays packets by 5ms at most, and rules by up to 50ms: packets with a longer delay are dropped")
 	r.send("10.0.0.7", 60, 1500)
-	r.finds("warning", "va egress queue", "packets by limits of its own")
-	r.says(exitDone, "puts fq back", words(delayed+" --setup-fq")...)
-	r.finds("warning", "va egress queue", "packets by limits of its own")
+	r.finds("warning", "va egress queue", "packets by its own limits")
+	r.says(exitDone, "restores fq", words(delayed+" --setup-fq")...)
+	r.finds("warning", "va egress queue", "packets by its own limits")
 }
 
 func TestFixedQdisc(t *testing.T) {
@@ -195,7 +207,7 @@ func TestFixedQdisc(t *testing.T) {
 	before := r.qdisc()
 	for _, flag := range []string{"", " --setup-fq"} {
 		r.refused(exitInput, "its qdisc is htb, and only fq does that", words(delayed+flag)...)
-		r.refused(exitInput, "could not put back what is there: htb, of which the kernel does not tell all", words(delayed+flag)...)
+		r.refused(exitInput, "the existing qdisc cannot be restored later: the kernel does not report all options of htb", words(delayed+flag)...)
 	}
 	if now := r.qdisc(); now != before || len(r.pins()) != 0 {
 		t.Errorf("was %s, is %s, left: %v", before, now, r.pins())
@@ -269,7 +281,7 @@ func TestIngressThroughIfb(t *testing.T) {
 			if len(rules) != 1 || rules[0].Delayed < 10 {
 				t.Errorf("counted: %v", rules)
 			}
-			r.finds("ok", "va ingress queue", "the fq of "+name+" holds packets back")
+			r.finds("ok", "va ingress queue", "the fq of "+name+" delays packets")
 			s := r.explain("va", "ingress", "10.0.0.9").Hooks[0]
 			var way []string
 			for _, a := range s.Chain {
@@ -280,9 +292,9 @@ func TestIngressThroughIfb(t *testing.T) {
 			}
 
 			r.sh("ip link set " + name + " down")
-			r.finds("failed", "va ingress queue", name+", by which packets are held back, is down: those that conform are lost: 10.0.0.0/24")
+			r.finds("failed", "va ingress queue", name+", the ifb device for delayed packets, is down: those that conform are lost: 10.0.0.0/24")
 			r.sh("ip link del " + name)
-			r.finds("failed", "va ingress queue", "the ifb by which packets are held back is gone: those that conform are lost: 10.0.0.0/24")
+			r.finds("failed", "va ingress queue", "the ifb device for delayed packets is gone: those that conform are lost: 10.0.0.0/24")
 			if s := r.explain("va", "ingress", "10.0.0.9").Hooks[0]; s.Verdict != "lost" || *s.HeldBack {
 				t.Errorf("without the ifb it is explained as %+v", s)
 			}
@@ -352,12 +364,12 @@ func TestApplyHoldsBack(t *testing.T) {
 			t.Errorf("%s: there are %v", why, there)
 		}
 	}
-	r.refused(exitInput, "va egress: nothing on va would hold packets back", "apply", holds)
+	r.refused(exitInput, "va egress: va cannot delay packets", "apply", holds)
 	through("refused", 0)
 	if len(r.pins()) != 0 {
 		t.Errorf("refused, and left behind: %v", r.pins())
 	}
-	r.says(exitDone, "va: its qdisc is fq now; 'shapectl flush va' puts noqueue back, as it was\n", "apply", "--setup-fq", holds)
+	r.says(exitDone, "va: its qdisc is now fq; 'shapectl flush va' restores noqueue\n", "apply", "--setup-fq", holds)
 	through("applied", 1)
 	if out := r.ok("apply", "--setup-fq", holds); out != "nothing to change\n" {
 		t.Errorf("applied again: %s", out)
@@ -372,16 +384,16 @@ func TestApplyHoldsBack(t *testing.T) {
 	r.ok("apply", drops)
 	r.ok("apply", holds, "--confirm", "3s")
 	through("not confirmed yet", 1)
-	testenv.Eventually(t, "the change to be over", func() bool { return strings.Contains(r.ok("show"), "excess is dropped") })
+	testenv.Eventually(t, "the change to be over", func() bool { return strings.Contains(r.ok("show", "--sentences"), "excess is dropped") })
 	through("not confirmed", 1)
 	r.ok(words("set va ingress 10.9.0.0/24 --rate 1mbit")...)
 	through("over for good", 0)
 	r.sh("tc qdisc del dev va root")
 	r.refused(exitInput, "its qdisc is noqueue", "apply", holds)
-	r.says(exitDone, "va: its qdisc is fq now", "apply", "--setup-fq", holds)
+	r.says(exitDone, "va: its qdisc is now fq", "apply", "--setup-fq", holds)
 	r.sh("tc qdisc del dev va root")
-	r.says(exitDone, "va: its qdisc is fq now", "apply", "--setup-fq", holds) // though all rules are as they are to be
-	r.finds("ok", "va egress queue", "holds packets back")
+	r.says(exitDone, "va: its qdisc is now fq", "apply", "--setup-fq", holds) // though all rules are as they are to be
+	r.finds("ok", "va egress queue", "delays packets")
 }
 
 func TestWatchSetsUpFQ(t *testing.T) {
@@ -390,15 +402,15 @@ func TestWatchSetsUpFQ(t *testing.T) {
 	w := r.watch(file)
 	testenv.Veth(t, "tap0", "xa")
 	// noqueue, or noop where the device is not up yet.
-	w.says("give tap0 its rules: tap0 egress: nothing on tap0 would hold packets back: its qdisc is no")
+	w.says("apply rules to tap0: tap0 egress: tap0 cannot delay packets: its qdisc is no")
 	w.ends(unix.SIGTERM)
 	w = r.watch("--setup-fq", file)
-	w.says("tap0: its qdisc is fq now; 'shapectl flush tap0' puts noqueue back, as it was\n")
+	w.says("tap0: its qdisc is now fq; 'shapectl flush tap0' restores noqueue\n")
 	testenv.Veth(t, "tap1", "xb")
-	w.says("tap1: its qdisc is fq now")
+	w.says("tap1: its qdisc is now fq")
 	r.sh("ip link del tap1")
 	testenv.Veth(t, "tap1", "xb")
-	w.says("tap1: its qdisc is fq now")
+	w.says("tap1: its qdisc is now fq")
 	w.ends(unix.SIGTERM)
 	r.has("tap0 egress 10.0.0.0/24 10000000", "tap1 egress 10.0.0.0/24 10000000")
 }
@@ -407,11 +419,11 @@ func TestWatchSetsUpFQ(t *testing.T) {
 func TestAttachedAgainWithoutFQ(t *testing.T) {
 	r := newRig(t)
 	r.env["SHAPECTL_HOOK"] = "clsact"
-	r.says(exitDone, "its qdisc is fq now", words(delayed+" --setup-fq")...)
+	r.says(exitDone, "its qdisc is now fq", words(delayed+" --setup-fq")...)
 	r.sh("tc qdisc del dev va clsact && tc qdisc del dev va root")
 	other := words("set va egress 10.9.0.0/24 --rate 1mbit")
-	r.refused(exitInput, "nothing on va would hold packets back: its qdisc is noqueue", other...)
-	r.says(exitDone, "its qdisc is fq now", append(other, "--setup-fq")...)
+	r.refused(exitInput, "va cannot delay packets: its qdisc is noqueue", other...)
+	r.says(exitDone, "its qdisc is now fq", append(other, "--setup-fq")...)
 	r.has("va egress 10.0.0.0/24 10000000", "va egress 10.9.0.0/24 1000000")
 }
 
@@ -422,16 +434,16 @@ func TestKilledHalfWay(t *testing.T) {
 	show := func() string { return r.sh("tc -d qdisc show dev q0 | grep -v clsact || true") }
 	set := words(strings.Replace(delayed, "va", "q0", 1) + " --setup-fq")
 	before := show()
-	r.says(exitDone, "q0: its qdisc is fq now", set...)
+	r.says(exitDone, "q0: its qdisc is now fq", set...)
 	with := show()
 	r.sh("tc qdisc del dev q0 root && tc qdisc add dev q0 root handle 5ac0: mq && " +
 		"tc qdisc add dev q0 parent 5ac0:1 handle 5ac1: fq limit 1048576 flow_limit 131072 orphan_mask 262143 horizon 10s")
-	r.finds("failed", "q0 egress queue", "the qdisc mq of ")
-	r.says(exitDone, "q0: its qdisc is fq now", set...)
+	r.finds("failed", "q0 egress queue", "and q0 has mq")
+	r.says(exitDone, "q0: its qdisc is now fq", set...)
 	if now := show(); now != with {
 		t.Errorf("set up again it is %s, and was %s", now, with)
 	}
-	r.says(exitDone, "again, as before it was given fq", words("flush q0")...)
+	r.says(exitDone, "again, as before --setup-fq", words("flush q0")...)
 	if now := show(); now != before {
 		t.Errorf("was %s, is %s", before, now)
 	}
@@ -467,8 +479,8 @@ func TestKilledBetween(t *testing.T) {
 // What would be lost is not begun.
 func TestIngressOnOldKernel(t *testing.T) {
 	r := newRig(t)
-	r.refused(exitMissing, "this kernel loses packets that a program sends to an ifb", words(entering)...)
-	r.refused(exitMissing, "va ingress: this kernel loses packets", "apply", "--setup-fq", r.policy(policyHolds))
+	r.refused(exitMissing, "this kernel drops packets that a program redirects to an ifb device", words(entering)...)
+	r.refused(exitMissing, "va ingress: this kernel drops packets", "apply", "--setup-fq", r.policy(policyHolds))
 	if ifbs, pins := r.ifbs(), r.pins(); ifbs != nil || len(pins) > 0 {
 		t.Errorf("left behind: %v, %v", ifbs, pins)
 	}
@@ -478,7 +490,7 @@ func TestNoHeaderNoIfb(t *testing.T) {
 	r := newRig(t)
 	testenv.AddLink(t, &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "t0"}, Mode: netlink.TUNTAP_MODE_TUN, Queues: 1, Flags: netlink.TUNTAP_DEFAULTS})
 	r.refused(exitInput, "no Ethernet header, without which what enters can not be held back", words(strings.Replace(entering, "va", "t0", 1))...)
-	r.says(exitDone, "its qdisc is fq now", words(strings.Replace(delayed, "va", "t0", 1)+" --setup-fq")...)
+	r.says(exitDone, "its qdisc is now fq", words(strings.Replace(delayed, "va", "t0", 1)+" --setup-fq")...)
 	if ifbs := r.ifbs(); ifbs != nil {
 		t.Errorf("there are %v", ifbs)
 	}

@@ -56,9 +56,9 @@ func (r *rig) putUnheld(as func(policy.Rule) policy.Rule, lines []string) {
 func TestDelayRefused(t *testing.T) {
 	r := newRig(t)
 	code, says := exitInput, "its qdisc is noqueue, and only fq does that, at the root or below mq for each transmit queue; "+
-		"--setup-fq sets it up, and 'shapectl flush' puts back what there is now; or set it up yourself: tc qdisc replace dev va root fq limit "
+		"--setup-fq sets it up until 'shapectl flush va' restores what is there now; or set it up yourself: tc qdisc replace dev va root fq limit "
 	if fq.Check() != nil {
-		code, says = exitMissing, "this kernel has no qdisc fq, which holds packets back (its module is sch_fq); load that module, use"
+		code, says = exitMissing, "this kernel has no fq qdisc, which delays packets (module sch_fq); load that module, use"
 	}
 	delaying := []string{"10.0.0.0/24", "--rate", "1mbit", "--excess", "delay"}
 	file := r.policy("devices: {va: {egress: {10.0.0.0/24: {rate: 1mbit, excess: delay}}}}")
@@ -97,7 +97,7 @@ func TestAskSparseFirst(t *testing.T) {
 		}
 		for _, command := range []string{"ask ", "ask -j ", "explain ", "explain -j "} {
 			got := strings.Join(strings.Fields(r.ok(strings.Fields(command+packet+flow)...)), " ")
-			if says := strings.Contains(got, "that is for a flow that has packets waiting; --flow tells of another"); says != (flow == "") {
+			if says := strings.Contains(got, "this is for a flow that has packets waiting; give --flow for another"); says != (flow == "") {
 				t.Errorf("%s%s: it says for which flow that is: %v: %s", command, flow, says, got)
 			}
 		}
@@ -106,9 +106,9 @@ func TestAskSparseFirst(t *testing.T) {
 
 func TestRestoredSaysWhatIsLost(t *testing.T) {
 	for outcome, want := range map[fq.Outcome]string{
-		{Restored: true, Kind: "mq"}:                                    "va: its qdisc is mq again, as before it was given fq\n",
-		{Restored: true, Kind: "mq", Lost: 3}:                           "va: its qdisc is mq again, as before it was given fq; packets that still waited are lost: 3\n",
-		{Restored: true, Differs: true, Was: "a", Kind: "mq", Lost: 70}: "va: its qdisc is mq, which is not in all as it was before it was given fq: a; packets that still waited are lost: 70\n",
+		{Restored: true, Kind: "mq"}:                                    "va: its qdisc is mq again, as before --setup-fq\n",
+		{Restored: true, Kind: "mq", Lost: 3}:                           "va: its qdisc is mq again, as before --setup-fq; queued packets lost: 3\n",
+		{Restored: true, Differs: true, Was: "a", Kind: "mq", Lost: 70}: "va: its qdisc is mq again, but differs from the one before --setup-fq: a; queued packets lost: 70\n",
 	} {
 		var told strings.Builder
 		e := env{err: &told}

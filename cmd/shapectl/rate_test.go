@@ -57,10 +57,10 @@ func TestRatesOfOlderVersions(t *testing.T) {
 			if rules := r.show("va", "egress", "10.0.0.0/24"); len(rules) != 1 || rules[0].Rate != uint64(rate) || !rules[0].Attached {
 				t.Errorf("rules: %+v", rules)
 			}
-			if got := r.run("doctor", "va"); !strings.Contains(got.out, "va egress") {
+			if got := r.run("doctor", "-v", "va"); !strings.Contains(got.out, "va egress") {
 				t.Errorf("doctor: %+v", got)
 			}
-			if got := r.run("diff", r.policy("devices: {}\n")); got.code != exitDiffers || !strings.Contains(got.out, "gets "+rate.String()+" (") {
+			if got := r.run("diff", r.policy("devices: {}\n")); got.code != exitDiffers || !strings.Contains(got.out, "- 10.0.0.0/24  "+rate.String()) {
 				t.Errorf("diff: %+v", got)
 			}
 			r.refused(exitInput, "va egress 10.0.0.0/24: rate "+rate.String()+" is ", "export")

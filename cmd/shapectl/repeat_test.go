@@ -33,9 +33,8 @@ func TestNothingToConfirm(t *testing.T) {
 			t.Errorf("confirm: %q", out)
 		}
 		out := r.ok("rollback")
-		want := `^returned to the rules from before the change of \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, [0-9.]+m?s ago:
-va egress: 1 added, 1 changed, 1 removed
-va ingress: 1 added
+		want := `^reverted the change of \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, [0-9.]+m?s ago
+2 rules added, 1 changed, 1 removed on 1 device
 $`
 		if !regexp.MustCompile(want).MatchString(out) {
 			t.Errorf("rollback: %q", out)

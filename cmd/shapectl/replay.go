@@ -27,10 +27,10 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// engines are what may meter a replay.
+// engines are the choices of --engine.
 const engines = "kernel|model|both"
 
-// policyFlags name the rules of a policy file that a trace is to meet.
+// policyFlags select the rules of a policy file.
 type policyFlags struct {
 	file      string
 	device    string
@@ -51,32 +51,24 @@ type replayOptions struct {
 func replayCommand(e *env) *cobra.Command {
 	o := replayOptions{engine: "model"}
 	cmd := &cobra.Command{
-		Use:   "replay TRACE [CIDR...] --rate RATE | --policy FILE --device DEV --direction ingress|egress",
-		Short: "Say what a limit would do to recorded traffic",
-		Long: `Say what a limit would do to recorded traffic, without touching any. TRACE is a
-CSV of time_ns,bytes (a header and comments with # are welcome), a pcap or a
-pcapng, each of them compressed with gzip or not; - reads standard input.
+		Use:   "replay TRACE [CIDR|any...] --rate RATE | --policy FILE [flags]",
+		Short: "Show what a limit would do to recorded traffic",
+		Long: `Show what a limit would do to recorded traffic, without touching any.
 
-Packets of a capture are matched as 'set' would: each CIDR is a rule with the
-same limit, by default 0.0.0.0/0 and ::/0. A CSV has no addresses; its packets
-share one bucket, and all of them allow ECN. Packets count as long as they were
-on the wire, whatever the capture kept of them. With --policy, a capture meets the
-rules that a policy file has for a direction of a device.
+TRACE is a pcap, a pcapng or a CSV of time_ns,bytes. It may be compressed with gzip; - is standard input. Each
+CIDR is a rule with the same limit; without one, it is any: 0.0.0.0/0 and ::/0, each with a bucket of its own.
+Packets of a CSV have no addresses: they share one bucket, and all of them allow ECN. Lengths are those on the
+wire, also where the capture cut packets off.
 
-The engine is the model of the data path's arithmetic, in user space; or the
-very programs of the data path, which a kernel runs in the trace's time (this
-needs the permissions of 'set'); or both, which must agree on each packet.
+--engine model computes verdicts in user space. --engine kernel runs the programs of the data path, in the time
+of the trace and with the permissions that set needs. --engine both checks that they agree on each packet.
 
-With -j, each packet is one line: time_ns, bytes (as counted), verdict (pass,
-drop, mark or delay), depart_ns (null if dropped; with --excess delay, when it leaves
-if something holds it back until then), level_bytes of its bucket afterwards (rounded
-up), whether it conforms; in captures also rule and sharer (null where no rule
-matches). With -j --summary, one object is printed instead. A chart shows what passed
-when it leaves.`,
-		Example: `  shapectl replay trace.csv --rate 10mbit --capacity 64kb
-  shapectl replay dump.pcap 10.0.0.0/24 --rate 10mbit --each host --plot limit.svg
+With -j, each packet is a line: time_ns, bytes (as counted), verdict (pass, drop, mark or delay), depart_ns
+(null if dropped), level_bytes (of the bucket after it), conforms, and in captures the rule and its bucket key.
+With --summary, it is one object for all.`,
+		Example: `  shapectl replay dump.pcap 10.0.0.0/24 --rate 10mbit --each host
   shapectl replay dump.pcap --policy policy.yaml --device eth0 --direction egress
-  tcpdump -i eth0 -s 96 -w - | shapectl replay - 2001:db8::/32 --match src --rate 1gbit --each /64`,
+  tcpdump -i eth0 -s 96 -w - | shapectl replay - any --match src --rate 1gbit`,
 		Args: args(1, 1<<16),
 		ValidArgsFunction: func(_ *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(given) == 0 {
@@ -88,28 +80,30 @@ when it leaves.`,
 			o.trace = given[0]
 			o.matched = cmd.Flags().Changed("match") || o.limit.Each.Kind != policy.EachAll || o.limit.Order != policy.FIFO
 			for _, s := range given[1:] {
-				p, err := policy.ParsePrefix(s)
+				given, err := policy.ParseNetworks(s)
 				if err != nil {
 					return inputf("replay: %w", err)
 				}
-				if slices.Contains(o.networks, p) {
-					return inputf("replay: network %s is given twice", p)
+				for _, p := range given {
+					if slices.Contains(o.networks, p) {
+						return inputf("replay: network %s is given twice", p)
+					}
 				}
-				o.networks = append(o.networks, p)
+				o.networks = append(o.networks, given...)
 			}
 			switch {
 			case e.netns != "":
-				return inputf("replay: -n has no meaning here, as no device is touched; leave it out")
+				return inputf("replay: -n has no meaning here; leave it out")
 			case o.policy.file != "":
 				if err := o.policy.check(cmd.Flags(), o.networks); err != nil {
 					return inputf("replay: %w", err)
 				}
 			case o.policy.device != "" || cmd.Flags().Changed("direction"):
-				return inputf("replay: --device and --direction say which rules of a --policy; name its file, or leave them out")
+				return inputf("replay: --device and --direction need --policy FILE; add it, or leave them out")
 			case !cmd.Flags().Changed("rate"):
 				return inputf("replay: --rate is missing; say how much, such as --rate 10mbit")
 			case o.limit.Rate == policy.Unlimited:
-				return inputf("replay: a rate of unlimited would let everything pass; give one such as 10mbit")
+				return inputf("replay: rate unlimited would pass everything; write a rate such as 10mbit")
 			}
 			if err := o.checkPlot(cmd.Flags().Changed("plot")); err != nil {
 				return inputf("replay: %w", err)
@@ -118,33 +112,35 @@ when it leaves.`,
 		},
 	}
 	o.limit.add(cmd.Flags(), "dst")
-	cmd.Flags().StringVar(&o.policy.file, "policy", "", "take the rules from this policy `file`")
-	cmd.Flags().StringVar(&o.policy.device, "device", "", "those of this `device`")
-	once(cmd.Flags(), &o.policy.direction, "direction", "and this direction")
-	cmd.Flags().Lookup("direction").DefValue = "" // it must be given
+	cmd.Flags().StringVar(&o.policy.file, "policy", "", "take the rules of this policy `file`")
+	must(cmd.MarkFlagFilename("policy", "yaml", "yml"))
+	cmd.Flags().StringVar(&o.policy.device, "device", "", "for this `device`")
+	once(cmd.Flags(), &o.policy.direction, "direction", "and for this direction")
+	cmd.Flags().Lookup("direction").DefValue = "" // it has none
 	once(cmd.Flags(), flagValue{engines, o.engine, func(s string) error {
 		if !slices.Contains(strings.Split(engines, "|"), s) {
 			return fmt.Errorf("engine %.64q is unknown; use kernel, model or both", s)
 		}
 		o.engine = s
 		return nil
-	}}, "engine", "what meters the packets")
-	cmd.Flags().StringVar(&o.plot, "plot", "", "draw rates and levels over time into this `file`, .svg or .png")
-	cmd.Flags().BoolVar(&o.summary, "summary", false, "with -j, print the summary instead of a line for each packet")
+	}}, "engine", "what computes the verdicts")
+	cmd.Flags().StringVar(&o.plot, "plot", "", "draw a chart into this `file` (.svg, .png)")
+	must(cmd.MarkFlagFilename("plot", "svg", "png"))
+	cmd.Flags().BoolVar(&o.summary, "summary", false, "with -j, one object instead of a line per packet")
 	return cmd
 }
 
-// checkPlot finds out before a long run what would go wrong after it.
+// checkPlot reports errors of --plot before a long run, not after it.
 func (o *replayOptions) checkPlot(given bool) error {
 	if !given {
 		return nil
 	}
 	if kind := filepath.Ext(o.plot); kind != replay.SVG && kind != replay.PNG {
-		return fmt.Errorf("plot %q is no file that can be drawn; name it .svg or .png", o.plot)
+		return fmt.Errorf("cannot draw %q; name the file .svg or .png", o.plot)
 	}
 	if picture, err := os.Stat(o.plot); err == nil {
 		if trace, err := os.Stat(o.trace); err == nil && os.SameFile(picture, trace) {
-			return fmt.Errorf("the plot would take the place of the trace, %s; name another file", o.trace)
+			return fmt.Errorf("the plot would overwrite the trace %s; name another file", o.trace)
 		}
 	}
 	_, err := os.Stat(filepath.Dir(o.plot))
@@ -160,7 +156,7 @@ func (e *env) replay(o replayOptions) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	bar := e.progress(size, e.json && !o.summary)
-	defer bar.Finish() // it wipes itself off
+	defer bar.Finish() // which clears it
 	in, err := trace.Open(io.TeeReader(interruptible(ctx, file), bar))
 	if ctx.Err() != nil {
 		return e.degraded("replay %s: interrupted after 0 packets", inputName(o.trace))
@@ -193,12 +189,12 @@ func (e *env) replay(o replayOptions) error {
 	return e.replayed(o, run, ended)
 }
 
-// replayed reports a run that came to its end, or to an early one.
+// replayed reports a run that ended, also early.
 func (e *env) replayed(o replayOptions, run replayRun, ended error) error {
 	early := errors.As(ended, new(trace.DamagedError)) || errors.As(ended, new(*replay.Disagreement)) ||
 		errors.Is(ended, context.Canceled)
 	if ended != nil && !early {
-		if run.lines != nil { // what they say is right
+		if run.lines != nil { // lines before an error are right
 			ended = errors.Join(ended, run.lines.Flush())
 		}
 		return fmt.Errorf("replay %s: %w", inputName(o.trace), ended)
@@ -235,7 +231,7 @@ func (e *env) replayed(o replayOptions, run replayRun, ended error) error {
 	return nil
 }
 
-// A replayRun is a trace on its way through an engine.
+// A replayRun is the replay of a trace by an engine.
 type replayRun struct {
 	env     *env
 	in      *trace.Reader
@@ -243,10 +239,10 @@ type replayRun struct {
 	limits  replay.Limits
 	summary *replay.Summary
 	chart   *replay.Chart
-	lines   *bufio.Writer // nil unless each packet is told
+	lines   *bufio.Writer // nil unless each packet has a line
 }
 
-// all replays all packets, and returns nil at the end of the trace.
+// all replays all packets. It returns nil at the end of the trace.
 func (r *replayRun) all(ctx context.Context) error {
 	var p trace.Packet
 	var line []byte
@@ -277,12 +273,12 @@ func (r *replayRun) all(ctx context.Context) error {
 		}
 		line = report.AppendReplayed(line[:0], result, r.limits, r.in.Addressed())
 		if _, err := r.lines.Write(line); err != nil {
-			return nil // flushing them tells the same
+			return nil // Flush returns the same error
 		}
 	}
 }
 
-// inputName is what an input is called, "-" being standard input.
+// inputName is the name of an input in messages.
 func inputName(name string) string {
 	if name == "-" {
 		return "standard input"
@@ -290,7 +286,7 @@ func inputName(name string) string {
 	return name
 }
 
-// open opens the trace; its size is -1 where nobody knows.
+// open opens an input. Its size is -1 if it is unknown.
 func (e *env) open(name string) (io.ReadCloser, int64, error) {
 	if name == "-" {
 		return io.NopCloser(e.in), -1, nil
@@ -301,12 +297,12 @@ func (e *env) open(name string) (io.ReadCloser, int64, error) {
 	}
 	info, err := f.Stat()
 	if err != nil || !info.Mode().IsRegular() {
-		return f, -1, nil // the next read says what is wrong, if anything
+		return f, -1, nil // the next read returns the error, if any
 	}
 	return f, info.Size(), nil
 }
 
-// interruptible reads on until ctx is done, also while nobody writes what it waits for.
+// interruptible reads until ctx is done. It also ends a read that waits for data.
 func interruptible(ctx context.Context, from io.Reader) io.Reader {
 	r, w := io.Pipe()
 	go func() {
@@ -317,13 +313,13 @@ func interruptible(ctx context.Context, from io.Reader) io.Reader {
 	return r
 }
 
-// limits are the rules that the flags ask for, on the link of the trace.
+// limits are the rules of the flags, for the link of the trace.
 func (o *replayOptions) limits(in *trace.Reader) (replay.Limits, error) {
 	l := replay.Limits{Match: o.limit.match}
 	networks := o.networks
 	switch {
 	case in.Addressed() && len(networks) == 0:
-		networks = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
+		networks, _ = policy.ParseNetworks("any")
 	case !in.Addressed() && (len(networks) > 0 || o.matched):
 		return l, errors.New("packets of a CSV have no addresses; leave CIDR, --each, --order and --match out, or replay a pcap")
 	case !in.Addressed():
@@ -339,19 +335,19 @@ func (o *replayOptions) limits(in *trace.Reader) (replay.Limits, error) {
 	return l, nil
 }
 
-// check says what does not go with rules of a policy file.
+// check refuses flags that --policy excludes.
 func (p policyFlags) check(given *pflag.FlagSet, networks []netip.Prefix) error {
 	if len(networks) > 0 {
-		return errors.New("the policy says which networks; leave CIDR out")
+		return errors.New("the networks are those of the policy; leave CIDR out")
 	}
 	if p.device == "" || !given.Changed("direction") {
-		return errors.New("say with --device and --direction which rules of the policy")
+		return errors.New("--policy needs --device and --direction")
 	}
 	own := []string{"policy", "device", "direction", "engine", "plot", "summary", "json"}
 	var other error
 	given.Visit(func(f *pflag.Flag) {
 		if !slices.Contains(own, f.Name) {
-			other = fmt.Errorf("the policy says what the limits are; leave --%s out", f.Name)
+			other = fmt.Errorf("the limits are those of the policy; leave --%s out", f.Name)
 		}
 	})
 	return other
@@ -395,7 +391,7 @@ func (o *replayOptions) newEngine(l replay.Limits) (replay.Engine, error) {
 	return replay.NewModel(l), nil
 }
 
-// draw draws the chart under the sentences of the rules, of which it has room for a few.
+// draw draws the chart, with the sentences of the first rules as its title.
 func (o *replayOptions) draw(c *replay.Chart, sentences []string) error {
 	const room = 3
 	if n := len(sentences); n > room {
@@ -408,7 +404,7 @@ func (o *replayOptions) draw(c *replay.Chart, sentences []string) error {
 	return errors.Join(c.Write(f, filepath.Ext(o.plot), strings.Join(sentences, "\n")), f.Close())
 }
 
-// progress shows how much of a trace has been read, on a terminal that has nothing else to show.
+// progress shows how much of a trace was read, on a terminal that shows nothing else.
 func (e *env) progress(size int64, busy bool) *progressbar.ProgressBar {
 	if e.screen == nil || busy && e.outIsScreen {
 		return progressbar.DefaultBytesSilent(size)

@@ -23,6 +23,10 @@ func TestMain(m *testing.M) {
 	if os.Getenv(mainEnv) != "" {
 		main()
 	}
+	if dir := os.Getenv(attackEnv); dir != "" {
+		attack(dir)
+		os.Exit(exitDone)
+	}
 	os.Exit(m.Run())
 }
 
@@ -41,6 +45,9 @@ func newRig(t *testing.T) *rig {
 }
 
 func (r *rig) bpffs() string { return r.env["SHAPECTL_BPFFS"] }
+
+// bare is a text as if its lines had no end.
+func bare(text string) string { return strings.Join(strings.Fields(text), " ") }
 
 type result struct {
 	out, err string
@@ -81,6 +88,12 @@ func (r *rig) isRefusal(name string, got result, code int, says string) {
 	}
 	if got.out != "" {
 		r.t.Errorf("%s: prints %q", name, got.out)
+	}
+	if told := (failure{}); json.Unmarshal([]byte(got.err), &told) == nil { // with -j
+		if told.ExitCode != code || !strings.Contains(told.Error, says) {
+			r.t.Errorf("%s: does not say %d and %q: %s", name, code, says, got.err)
+		}
+		return
 	}
 	// One line, but for mistakes in a policy file: these have a line each before it.
 	lines := strings.SplitAfter(got.err, "\n")

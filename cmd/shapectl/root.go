@@ -33,31 +33,32 @@ const (
 	exitMissing  = 5 // a permission or kernel feature is missing
 )
 
-// env is what commands have of the world.
+// env is the environment of commands: streams, variables, and the flags of all commands.
 type env struct {
 	in       io.Reader
-	out, err io.Writer // while a command runs, all that is written there is escaped
+	out, err io.Writer // run escapes what is written to them
 	getenv   func(string) string
 
-	// screen is err as it is, for what moves the cursor and has no names in it; nil if that is no terminal.
+	// screen is err without escaping, for progress bars; nil if it is no terminal.
 	screen      io.Writer
 	outIsScreen bool // out is a terminal
+	columns     int  // width of that terminal; 0 if there is none
 
 	json    bool
-	netns   string // "" for the one this is
+	netns   string // "" for that of the process
 	setupFQ bool
 }
 
-// setNetns refuses an empty name: it is more likely that of a variable that was never set than a way to say "here".
+// setNetns refuses an empty name: it is more likely a variable that was never set than a way to say "here".
 func (e *env) setNetns(name string) error {
 	if name == "" {
-		return errors.New("a network namespace has a name; leave -n out for the one this is")
+		return errors.New("the network namespace has no name; leave -n out to work in this one")
 	}
 	e.netns = name
 	return nil
 }
 
-// An exitError has an exit code that its error alone does not tell.
+// An exitError is an error with an exit code.
 type exitError struct {
 	error
 	code int
@@ -65,7 +66,7 @@ type exitError struct {
 
 func (e exitError) Unwrap() error { return e.error }
 
-// These were told about already.
+// These errors were written already.
 var (
 	errDegraded error = exitError{errors.New("degraded"), exitDegraded}
 	errDiffers  error = exitError{errors.New("there are differences"), exitDiffers}
@@ -73,17 +74,17 @@ var (
 
 func wasTold(err error) bool { return errors.Is(err, errDegraded) || errors.Is(err, errDiffers) }
 
-// inputError is that something is the user's to mend; nothing was changed.
+// inputError is an error that the user can correct. Nothing was changed.
 func inputError(err error) error { return exitError{err, exitInput} }
 
 func inputf(format string, args ...any) error { return inputError(fmt.Errorf(format, args...)) }
 
-// run runs a command line and reports its exit code.
+// run runs a command line and returns its exit code.
 func (e *env) run(args []string) int {
 	if isTerminal(e.err) {
 		e.screen = e.err
 	}
-	e.outIsScreen = isTerminal(e.out)
+	e.outIsScreen, e.columns = isTerminal(e.out), e.columnsOf(e.out)
 	out, told := plain.NewWriter(e.out), plain.NewWriter(e.err)
 	e.out, e.err = out, told
 	code := e.runPlain(args)
@@ -98,35 +99,33 @@ func (e *env) runPlain(args []string) int {
 	root.SetArgs(args)
 	root.SetOut(e.out)
 	root.SetErr(e.err)
-	err := root.Execute()
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		e.json = asksForJSON(args) // -j may stand behind the wrong flag
+		return flagError(cmd, err)
+	})
+	cmd, err := root.ExecuteC()
 	if err == nil {
 		return exitDone
 	}
 	if wasTold(err) {
 		return exitCode(err)
 	}
+	if meant := inOrder(cmd.Flags().Args()); meant != nil && errors.As(err, new(argumentError)) {
+		err = inputf("%s: the arguments are in another order; did you mean %s?", cmd.Name(), plain.Quoted(commandLine(cmd, args, meant)))
+	}
 	var mistakes policyfile.Errors
 	if errors.As(err, &mistakes) {
 		doing, _, _ := strings.Cut(err.Error(), mistakes.Error())
-		fmt.Fprintln(e.err, strings.TrimPrefix(err.Error(), doing))
+		if !e.json {
+			fmt.Fprintln(e.err, strings.TrimPrefix(err.Error(), doing))
+		}
 		err = inputf("%s%s; nothing was changed", doing, plain.Count(len(mistakes), "error"))
 	}
-	e.say("shapectl: %w", err)
+	e.fail(err, exitCode(err), mistakes)
 	return exitCode(err)
 }
 
-// say writes a line on stderr: one, whatever is in the arguments.
-func (e *env) say(format string, args ...any) {
-	fmt.Fprintln(e.err, plain.OneLine(fmt.Errorf(format, args...)))
-}
-
-// degraded tells what kept a command from doing all of it.
-func (e *env) degraded(format string, args ...any) error {
-	e.say("shapectl: "+format, args...)
-	return errDegraded
-}
-
-// print writes an answer, which text writes for people to read.
+// print writes an answer: as JSON with -j, else by text.
 func (e *env) print(answer any, text func(io.Writer) error) error {
 	if e.json {
 		return report.JSON(e.out, answer)
@@ -134,10 +133,10 @@ func (e *env) print(answer any, text func(io.Writer) error) error {
 	return text(e.out)
 }
 
-// missing are errors of a permission or kernel feature that is not there.
+// missing are errors about a missing permission or kernel feature.
 var missing = []error{
 	fs.ErrPermission, ebpf.ErrNotSupported, loader.ErrNoTCX, program.ErrPerfmon, loader.ErrNoClsact, fq.ErrNoFQ, fq.ErrNoIfb,
-	fq.ErrOldIfb, loader.ErrUntrusted,
+	fq.ErrOldIfb, loader.ErrUntrusted, loader.ErrFewFiles,
 }
 
 func exitCode(err error) int {
@@ -152,79 +151,96 @@ func exitCode(err error) int {
 }
 
 func (e *env) command() *cobra.Command {
+	var wantsVersion bool
+	version := versionCommand(e)
 	root := &cobra.Command{
 		Use:   "shapectl",
-		Short: "Hold network traffic to the rate that was agreed",
-		Long: `shapectl holds network traffic to the rate that was agreed, per network, host
-or flow, with eBPF at the traffic control hooks of any device.
+		Short: "Limit network traffic per network, host or flow",
+		Long: `shapectl limits network traffic per network, host or flow, with eBPF on any Linux device.
 
-  shapectl set eth0 egress 10.0.0.0/24 --rate 10mbit --each host
+A rule belongs to a device, a direction and a network. Egress leaves the device, ingress enters it. The network
+is the address on the far side. Rules stay in force after the command ends.`,
+		Example: `  shapectl set eth0 egress 10.0.0.0/24 --rate 10mbit --each host
   shapectl show
-  shapectl delete eth0 egress 10.0.0.0/24
-  shapectl apply policy.yaml --confirm 60s
-
-A rule is named by device, direction and network. Egress leaves the device,
-ingress enters it; the network is the address on the far side. Rules keep
-working when the command has ended.
-
-Exit codes: 0 done; 1 bad usage or input, nothing was changed; 2 the kernel
-refused; 3 diff found differences; 4 partly done or degraded; 5 a permission or kernel feature is missing.
-
-Environment: SHAPECTL_HOOK=tcx|clsact attaches a device that has no rules yet that
-way only; SHAPECTL_BPFFS is the bpffs in which to pin, if not the
-` + loader.DefaultBPFFS + ` that init sees.`,
+  shapectl delete eth0 egress 10.0.0.0/24`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args: func(_ *cobra.Command, given []string) error {
+		Args: func(cmd *cobra.Command, given []string) error {
 			if len(given) > 0 {
-				return inputf("unknown command %q; 'shapectl --help' lists them", given[0])
+				return unknownCommand(cmd, given[0])
 			}
 			return nil
 		},
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return inputf("no command was given; 'shapectl --help' lists them")
+		RunE: func(*cobra.Command, []string) error {
+			if wantsVersion {
+				return version.RunE(version, nil)
+			}
+			return inputf("no command was given; 'shapectl --help' lists the commands")
 		},
 	}
-	root.PersistentFlags().BoolVarP(&e.json, "json", "j", false, "print JSON")
-	root.PersistentFlags().VarP(flagValue{"name", "", e.setNetns}, "netns", "n", "work in the network namespace of this `name`")
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return inputf("%s: %w; see '%s --help'", cmd.Name(), err, cmd.CommandPath())
-	})
+	root.PersistentFlags().BoolVarP(&e.json, "json", "j", false, "print JSON, also errors")
+	root.PersistentFlags().VarP(flagValue{"netns", "", e.setNetns}, "netns", "n", "work in this network namespace: a name, a path or a process id")
+	root.Flags().BoolVar(&wantsVersion, "version", false, "show the version")
+	must(root.Flags().MarkHidden("version")) // the command is listed
+	must(root.RegisterFlagCompletionFunc("netns", completeNetns))
 	root.SetHelpCommand(&cobra.Command{
-		Use:   "help [COMMAND]",
-		Short: "Show the help of a command",
+		Use:                   "help [COMMAND|TOPIC]",
+		Short:                 "Show the help of a command",
+		DisableFlagsInUseLine: true,
+		ValidArgsFunction: func(_ *cobra.Command, given []string, typed string) (names []string, _ cobra.ShellCompDirective) {
+			for _, cmd := range root.Commands() {
+				if len(given) == 0 && !cmd.Hidden && strings.HasPrefix(cmd.Name(), typed) {
+					names = append(names, cmd.Name())
+				}
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
 		RunE: func(_ *cobra.Command, given []string) error {
 			cmd, rest, err := root.Find(given)
-			if err != nil || len(rest) > 0 {
-				return inputf("help: there is no command %q; 'shapectl --help' lists them", strings.Join(given, " "))
+			if err == nil && len(rest) > 0 {
+				err = unknownCommand(cmd, rest[0])
 			}
-			cmd.InitDefaultHelpFlag() // which --help would have made
+			if err != nil {
+				return err
+			}
 			return cmd.Help()
 		},
 	})
-	root.AddCommand(setCommand(e), deleteCommand(e), flushCommand(e), showCommand(e), askCommand(e), explainCommand(e),
-		applyCommand(e), diffCommand(e), exportCommand(e), importCommand(e), confirmCommand(e), rollbackCommand(e),
-		watchCommand(e), replayCommand(e), doctorCommand(e), versionCommand(e), completionCommand(e))
-	for _, cmd := range root.Commands() {
-		completeChoices(cmd)
+	groups := []commandGroup{
+		{"Change limits:", []*cobra.Command{setCommand(e), deleteCommand(e), flushCommand(e), applyCommand(e), confirmCommand(e), rollbackCommand(e)}},
+		{"Look at limits:", []*cobra.Command{showCommand(e), askCommand(e), explainCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e)}},
+		{"Try limits:", []*cobra.Command{replayCommand(e), importCommand(e)}},
+		{"Run:", []*cobra.Command{watchCommand(e), completionCommand(e), version}},
 	}
+	for _, group := range groups {
+		for _, cmd := range group.commands {
+			for _, cmd := range append(cmd.Commands(), cmd) {
+				cmd.Flags().SortFlags = false
+				cmd.DisableFlagsInUseLine = true // Use says where there are any
+				completeChoices(cmd)
+			}
+			if cmd.ValidArgsFunction == nil && cmd.ValidArgs == nil && !cmd.HasSubCommands() {
+				cmd.ValidArgsFunction = cobra.NoFileCompletions
+			}
+			root.AddCommand(cmd)
+		}
+	}
+	root.AddCommand(helpTopics()...)
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { e.help(cmd, groups) })
 	return root
 }
 
-// args checks the number of arguments, with an error that says which there are.
-func args(least, most int) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, given []string) error {
-		if len(given) < least || len(given) > most {
-			return inputf("%s: %d arguments where it takes '%s'", cmd.Name(), len(given), cmd.UseLine())
-		}
-		return nil
+// must ends the process on an error of the program itself.
+func must(err error) {
+	if err != nil {
+		panic(err)
 	}
 }
 
-// options say how to reach the state.
+// options are those of the environment and the flags.
 func (e *env) options() (loader.Options, error) {
-	o := loader.Options{BPFFS: e.getenv("SHAPECTL_BPFFS"), SetupFQ: e.setupFQ}
+	o := loader.Options{BPFFS: e.getenv("SHAPECTL_BPFFS"), Group: e.getenv("SHAPECTL_GROUP"), SetupFQ: e.setupFQ}
 	switch mode := e.getenv("SHAPECTL_HOOK"); mode {
 	case "", string(loader.Auto), string(loader.TCX), string(loader.Clsact):
 		o.Mode = loader.Mode(mode)
@@ -236,14 +252,14 @@ func (e *env) options() (loader.Options, error) {
 
 type opener func(loader.Options) (*loader.Namespace, error)
 
-// with runs f on the state of the namespace that was asked for. doing says what
-// for, and is put before the errors, which get a word on what to do about them.
+// with runs f on the state of the network namespace of -n. Errors begin with doing, and end
+// with what to do about them.
 func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) error {
 	o, err := e.options()
 	if err != nil {
 		return err
 	}
-	// Nobody else should have to wait until a pager has shown the last page.
+	// The lock must not be held until a pager has shown the last page.
 	out, text := e.out, new(pages)
 	e.out = text
 	err = loader.In(e.netns, func() error {
@@ -253,6 +269,9 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 		}
 		defer n.Close()
 		err = f(n)
+		if takes := n.Unknown(); takes != "" && (err == nil || wasTold(err)) {
+			e.say("shapectl: whether the rules are in force is not known: to see what is attached takes %s", takes)
+		}
 		if collected := n.Collected(); err == nil && len(collected) > 0 {
 			e.say("shapectl: removed the rules of deleted devices: %s", plain.List(collected))
 		}
@@ -260,8 +279,7 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 	})
 	e.out = out
 	if _, err := text.WriteTo(out); err != nil {
-		e.say("shapectl: %s: done, but the answer could not be written: %w", doing, err)
-		return errDegraded
+		return e.degraded("%s: done, but the answer could not be written: %w", doing, err)
 	}
 	if err == nil || wasTold(err) {
 		return err
@@ -269,58 +287,67 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 	return fmt.Errorf("%s: %w", doing, e.advise(err))
 }
 
-// advice is what to do about errors; of those with input, nothing was changed, and they are the user's to mend.
-var advice = []struct {
+// An advice says what to do about an error.
+type advice struct {
 	of    error
-	input bool
-	says  string
-}{
-	{fq.ErrTaken, true, ""},
-	{fq.ErrFixed, true, ""},
-	{fq.ErrNoFQ, false, "; load that module, use a kernel that has it, or let excess be dropped"},
-	{fq.ErrNoIfb, false, "; load that module, use a kernel that has it, or let excess be dropped"},
-	{fq.ErrOldIfb, false, "; let excess be dropped, or limit the traffic where it leaves"},
-	{loader.ErrNoNamespace, true, "; 'ip netns' lists them"},
-	{netinfo.ErrUnsupportedDevice, true, ""},
-	{loader.ErrMatch, true, "; match the side that they do, or flush them first"},
-	{loader.ErrPending, true, "; 'shapectl confirm' it or 'shapectl rollback' first"},
-	{loader.ErrBusy, false, "; nothing was changed, try again"},
-	{loader.ErrNoChange, true, ": either no policy was applied, or that has been seen to, or another command changed rules since; see 'shapectl show'"},
-	{loader.ErrTooLate, true, "; apply the policy again"},
-	{maps.ErrFull, true, "; delete rules that are not needed, or join them in a wider one"},
-	{maps.ErrOtherLayout, false, "; nothing was changed: export all rules with that version, then 'shapectl flush --all' and apply them with this one"},
-	{loader.ErrMoved, true, "; flush them by this name first"},
-	{loader.ErrElsewhere, false, "; flush them there first, or here if that namespace no longer exists"},
-	{loader.ErrNoTCX, false, "; leave SHAPECTL_HOOK unset to attach by clsact"},
-	{loader.ErrNoClsact, false, "; load the module sch_ingress, or use a kernel with tcx (6.6)"},
-	{program.ErrPerfmon, false, "; run as root, or give it CAP_PERFMON"},
-	{fs.ErrPermission, false, "; run as root, or with CAP_BPF and CAP_NET_ADMIN and a bpffs that you may write to"},
-	{unix.ENOENT, false, "; the device may just have gone: see 'ip link' and try again"},
-	{unix.ENODEV, false, "; the device may just have gone: see 'ip link' and try again"},
+	input bool     // nothing was changed, and the user can correct it
+	says  string   // with a %s for each of verbs
+	verbs []string // of commands that it suggests
 }
 
-// advise adds what to do about an error, where there is something to be done.
+var advices = []advice{
+	{fq.ErrTaken, true, "", nil},
+	{fq.ErrFixed, true, "", nil},
+	{fq.ErrNoFQ, false, "; load that module, use a kernel that has it, or use another excess than delay", nil},
+	{fq.ErrNoIfb, false, "; load that module, use a kernel that has it, or use another excess than delay", nil},
+	{fq.ErrOldIfb, false, "; use another excess than delay, or limit the traffic where it leaves", nil},
+	{loader.ErrNoNamespace, true, "; give a name that 'ip netns' lists, a path, or the id of a process", nil},
+	{netinfo.ErrUnsupportedDevice, true, "", nil},
+	{loader.ErrMatch, true, "; match the same address, or flush them first", nil},
+	{loader.ErrPending, true, "; %s it or %s first", []string{"confirm", "rollback"}},
+	{loader.ErrBusy, false, "; nothing was changed, try again", nil},
+	{loader.ErrNoChange, true, ": no policy was applied, or its change has ended, or another command changed rules since; see %s", []string{"show"}},
+	{loader.ErrTooLate, true, "; apply the policy again", nil},
+	{maps.ErrFull, true, "; delete rules that are not needed, or join them in a wider one", nil},
+	{maps.ErrOtherLayout, false, "; nothing was changed: export all rules with that version, then %s and apply them with this one", []string{"flush --all"}},
+	{loader.ErrMoved, true, "; flush them by this name first", nil},
+	{loader.ErrElsewhere, false, "; flush them there first, or here if that namespace no longer exists", nil},
+	{loader.ErrNoTCX, false, "; leave SHAPECTL_HOOK unset to attach by clsact", nil},
+	{loader.ErrNoClsact, false, "; load the module sch_ingress, or use a kernel with tcx (6.6)", nil},
+	{loader.ErrMayNotRead, false, "; run as root, or ask root to add you to the group shapectl (or to the one in SHAPECTL_GROUP)", nil},
+	{loader.ErrNoGroup, true, "; name a group that there is in SHAPECTL_GROUP, or unset it", nil},
+	{program.ErrPerfmon, false, "; run as root, or give it CAP_PERFMON", nil},
+	{fs.ErrPermission, false, "; run as root, or with CAP_BPF and CAP_NET_ADMIN and a bpffs that you may write to", nil},
+	{loader.ErrFewFiles, false, "; raise it by 'ulimit -n 1024' as root, or by LimitNOFILE=1024 in a systemd unit", nil},
+	{unix.ENOENT, false, "; the device may just have gone: see 'ip link' and try again", nil},
+	{unix.ENODEV, false, "; the device may just have gone: see 'ip link' and try again", nil},
+}
+
+// advise adds to an error what to do about it.
 func (e *env) advise(err error) error {
-	var unheld *loader.UnheldError
+	var unheld *loader.UnqueuedError
 	switch {
 	case errors.As(err, new(exitError)):
 		return err
 	case errors.As(err, &unheld):
 		return inputf("%w; %s", err, e.adviseFQ(unheld))
 	}
-	for _, a := range advice {
-		if !errors.Is(err, a.of) {
-			continue
-		}
-		if err = fmt.Errorf("%w%s", err, a.says); a.input {
-			err = inputError(err)
-		}
-		break
+	at := slices.IndexFunc(advices, func(a advice) bool { return errors.Is(err, a.of) })
+	if at < 0 {
+		return err
+	}
+	a := advices[at]
+	var commands []any
+	for _, verb := range a.verbs {
+		commands = append(commands, e.suggest(verb))
+	}
+	if err = fmt.Errorf("%w%s", err, fmt.Sprintf(a.says, commands...)); a.input {
+		err = inputError(err)
 	}
 	return err
 }
 
-// device finds a device for a command that needs it to be there.
+// device finds a device that a command needs.
 func device(name string) (netinfo.Device, error) {
 	d, err := netinfo.DeviceByName(name)
 	if errors.Is(err, netinfo.ErrNoDevice) {
@@ -331,29 +358,7 @@ func device(name string) (netinfo.Device, error) {
 
 func noDevice(name string) error {
 	if policyfile.IsPattern(name) {
-		return inputf("there is no device %s; name one, as only show, delete and flush take patterns", name)
+		return inputf("there is no device %s; name one: only show, delete and flush take patterns", plain.Line(name))
 	}
-	return inputf("there is no device %s; 'ip link' lists those there are", cmp.Or(name, `""`))
-}
-
-// completeRule completes DEV ingress|egress.
-func (e *env) completeRule(_ *cobra.Command, given []string, _ string) ([]string, cobra.ShellCompDirective) {
-	switch len(given) {
-	case 0:
-		var names []string
-		// Without an answer there is nothing to suggest, and nobody to tell.
-		_ = loader.In(e.netns, func() error {
-			devices, err := netinfo.Devices()
-			for _, d := range devices {
-				if plain.Word(d.Name) == d.Name && !strings.HasPrefix(d.Name, "-") { // a shell may not take others as they are
-					names = append(names, d.Name)
-				}
-			}
-			return err
-		})
-		return names, cobra.ShellCompDirectiveNoFileComp
-	case 1:
-		return []string{"ingress", "egress"}, cobra.ShellCompDirectiveNoFileComp
-	}
-	return nil, cobra.ShellCompDirectiveNoFileComp
+	return inputf("there is no device %s; 'ip link' lists the devices", cmp.Or(plain.Line(name), `""`))
 }

@@ -12,30 +12,15 @@ import (
 func setCommand(e *env) *cobra.Command {
 	var limit limitFlags
 	cmd := &cobra.Command{
-		Use:   "set DEV ingress|egress CIDR --rate RATE [flags]",
+		Use:   "set DEV ingress|egress CIDR|any --rate RATE [flags]",
 		Short: "Set a rule, or change it",
-		Long: `Set a rule, or change it: a flag that is not given has its default, also where
-the rule was set with another value before. Buckets owe what they owed, up to
-the new capacity, and counters go on.
+		Long: `Set a rule, or change it. A flag that is not given has its default.
 
-With --excess delay packets are held back and not dropped, until their turn comes:
-with --algorithm leaky all of them, so that they leave evenly, --capacity being
-how much may wait, or how long; with gcra those beyond the capacity, which leaves at
-once, up to --queue. What finds the queue full is dropped, and what would wait for
-longer than --ecn-above is marked, where it can be. No packet waits for more than 9s.
-With --order sparse-first a packet of a flow that has none waiting, and that sends
-no more than 2 KiB in the time that a full queue takes, goes ahead of all that wait,
-so that in any time capacity and queue may leave beyond what the rate lets through.
-It is the qdisc fq of the device that holds packets back; without fq the rate is
-kept by drops alone.`,
+any is 0.0.0.0/0 and ::/0. Each of the two has a bucket of its own and gets the rate.`,
 		Example: `  shapectl set eth0 egress 10.0.0.0/24 --rate 10mbit --each host
-  shapectl set eth0 ingress 0.0.0.0/0 --rate 1gbit --capacity 20ms
-  shapectl set eth0 egress 10.0.0.9 --rate unlimited
-  shapectl set wg0 ingress 2001:db8::/32 --rate 1.5MB/s --each /64 --excess ecn
-  shapectl set eth0 egress 0.0.0.0/0 --rate 19mbit --algorithm leaky --excess delay --capacity 50ms
-  shapectl set eth0 egress 10.0.1.0/24 --rate 50mbit --capacity 64kb --excess delay --order sparse-first`,
+  shapectl set eth0 ingress any --rate 1gbit`,
 		Args:              args(3, 3),
-		ValidArgsFunction: e.completeRule,
+		ValidArgsFunction: e.completeNetwork,
 		RunE: func(cmd *cobra.Command, given []string) error {
 			rule, err := parseFilter("set", given)
 			if err != nil {
@@ -47,31 +32,49 @@ kept by drops alone.`,
 			if !cmd.Flags().Changed("match") {
 				limit.match = rule.direction.FarSide()
 			}
+			limit.named, limit.noted = cmd.Flags().Changed("name"), cmd.Flags().Changed("note")
 			return e.set(rule, limit)
 		},
 	}
 	limit.add(cmd.Flags(), "the far side")
-	e.addSetupFQ(cmd.Flags())
-	shadow := flagValue{"rate=RATE,...", "none", func(s string) (err error) {
+	limit.addLabel(cmd.Flags())
+	shadow := flagValue{"limit", "", func(s string) (err error) {
 		limit.Shadow, err = policy.ParseShadow(s)
 		return err
 	}}
-	once(cmd.Flags(), shadow, "shadow", "a limit that is proposed, and only counts what it would have refused")
+	once(cmd.Flags(), shadow, "shadow", "limit that only counts: rate=5mbit,each=host")
+	e.addSetupFQ(cmd.Flags())
+	groupFlags(cmd.Flags(), queueFlagsTitle, "setup-fq")
 	return cmd
 }
 
 func (e *env) set(which filterRules, limit limitFlags) error {
-	doing := fmt.Sprintf("set %s on %s %s", which.prefix, which.device, which.direction)
+	doing := fmt.Sprintf("set %s on %s %s", which.networks, which.device, which.direction)
 	return e.with(loader.Write, doing, func(n *loader.Namespace) error {
 		dev, err := device(which.device)
 		if err != nil {
 			return err
 		}
-		rule, err := limit.Rule(*which.prefix, dev.L2Bytes)
+		h, err := n.Find(dev.Name, *which.direction)
 		if err != nil {
-			return inputError(err)
+			return err
 		}
-		change, err := n.Put(dev, *which.direction, limit.match, rule)
+		if h != nil {
+			defer h.Close()
+		}
+		var rules []policy.Rule
+		for _, p := range which.networks {
+			rule, err := limit.Rule(p, dev.L2Bytes)
+			if err != nil {
+				return inputError(err)
+			}
+			if h != nil {
+				have, _ := h.Set.Find(p)
+				rule.Label = limit.label(rule.Label, have.Label)
+			}
+			rules = append(rules, rule)
+		}
+		change, err := n.Put(dev, *which.direction, limit.match, rules...)
 		if err != nil {
 			return err
 		}
@@ -81,12 +84,12 @@ func (e *env) set(which filterRules, limit limitFlags) error {
 		if change.Reattached != "" {
 			e.say("%s %s: was not in force (%s); all its rules are attached again", dev.Name, which.direction, change.Reattached)
 		}
-		which.device, which.prefix = dev.Name, &rule.Prefix
-		rules, err := findRules(n, which)
+		which.device = dev.Name
+		set, err := findRules(n, which)
 		if err != nil {
 			return err
 		}
-		if err := e.print(rules, rules.Sentences); err != nil {
+		if err := e.print(set, set.Sentences); err != nil {
 			return err
 		}
 		return e.queued(n, dev.Name, change)

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,56 +22,128 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// filterRules narrows rules down.
+// filterRules says which rules are meant.
 type filterRules struct {
 	device    string            // "" for any
-	pattern   bool              // device is a pattern: resolve tells
+	pattern   bool              // device is a pattern: resolve decides
 	direction *policy.Direction // nil for both
-	prefix    *netip.Prefix     // nil for all
-	buckets   bool              // with the buckets that owe something
-	affected  bool              // with those whom shadows would have affected
+	networks  networks          // exactly these; nil for all
+
+	// What show searches for; each only if set.
+	address netip.Addr    // rules whose network contains it, the one that decides first
+	network *netip.Prefix // rules for it or for networks in it; if there are none, the one that contains it
+	wider   bool          // only that one
+	label   string        // a rule's name or plan: exactly, else by a pattern, else a part of it
+	plan    string        // exactly
+
+	buckets  bool // with the buckets that are not empty
+	active   bool // with their number
+	affected bool // with the hosts that shadows would have affected
+	brief    bool // without sentences
 }
 
-// patternHelp says how the argument DEV names several devices.
-const patternHelp = `DEV may be a pattern, as in policies: * stands for any characters, ? for one, [a-z]
-for one of these. Write it in quotes, as in 'tap*', or the shell may replace it by
-names of files. If a device has exactly that name, only that device is meant.`
+// networks are the networks that one argument names.
+type networks []netip.Prefix
+
+func (n networks) String() string {
+	if len(n) > 1 {
+		return policy.Any
+	}
+	return n[0].String()
+}
+
+type showOptions struct {
+	wide, sentences, buckets, shadows bool
+
+	interval time.Duration // 0 for none
+	sort     string
+	top      int // 0 for all
+}
+
+const (
+	leastInterval = 10 * time.Millisecond
+	maxInterval   = time.Hour
+)
 
 func showCommand(e *env) *cobra.Command {
-	var stats, buckets, shadows bool
+	var o showOptions
+	var plan string
 	cmd := &cobra.Command{
-		Use:   "show [DEV [ingress|egress [CIDR]]]",
-		Short: "Show rules, and what became of their packets",
-		Long:  "Show rules, and what became of their packets.\n\n" + patternHelp,
+		Use:   "show [DEV [ingress|egress [CIDR|any]] | ADDRESS | CIDR | NAME | PLAN] [flags]",
+		Short: "Show rules and what happened to their packets",
+		Long: `Show rules and what happened to their packets. A device, direction and network name one rule, which is shown in
+full. A single argument may also be:
+
+  ADDRESS   the rules whose network contains it; the first one decides
+  CIDR      the rules for it and for parts of it, or else the one that contains it
+  NAME      the rules with that name or plan, or with a pattern or part of it
+
+PASSED and DROPPED count since a rule was set. With --interval, USE and DROPPED are those of that time. OF RATE is
+USE in percent of the rate, if a rule has one bucket. DROPPED is a share of packets. Columns without values are
+left out. An argument that names neither a device nor a rule is an error (exit code 1).
+
+any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patterns'.`,
 		Example: `  shapectl show eth0
-  shapectl show 'tap*' egress --stats`,
+  shapectl show 10.0.3.7
+  shapectl show --interval 1s --sort use --top 10
+  shapectl show 'tap*' egress --wide`,
 		Args:              args(0, 3),
-		ValidArgsFunction: e.completeRule,
-		RunE: func(_ *cobra.Command, given []string) error {
+		ValidArgsFunction: e.completeShow,
+		RunE: func(cmd *cobra.Command, given []string) error {
+			if err := o.check(cmd); err != nil {
+				return err
+			}
+			if len(given) > 0 && given[0] == "" {
+				return inputf("show: the first argument is empty; leave it out for all rules")
+			}
 			want, err := parseFilter("show", given)
 			if err != nil {
 				return err
 			}
-			if shadows && (stats || buckets) {
-				return inputf("show: --shadow is a table of its own; leave --stats and --buckets out")
-			}
-			want.buckets, want.affected = buckets, shadows || e.json
-			switch {
-			case shadows:
-				return e.show(want, report.Rules.Shadows)
-			case stats:
-				return e.show(want, report.Rules.Stats)
-			}
-			return e.show(want, report.Rules.Sentences)
+			want.plan = plan
+			want.buckets, want.affected = o.buckets, o.shadows || e.json
+			return e.show(want, len(given) == 1, o)
 		},
 	}
-	cmd.Flags().BoolVar(&stats, "stats", false, "count packets and bytes (JSON always does)")
-	cmd.Flags().BoolVar(&shadows, "shadow", false, "tell what proposed limits would have refused, and of whom")
-	cmd.Flags().BoolVar(&buckets, "buckets", false, "list the hosts, subnets and flows that owe something now, and how long a packet would wait")
+	flags := cmd.Flags()
+	flags.Var(duration(&o.interval), "interval", "measure use and drops over this `time`, such as 1s")
+	flags.StringVar(&o.sort, "sort", "device", "`order`: "+strings.Join(report.Sorts, ", "))
+	flags.IntVar(&o.top, "top", 0, "show only the first `N` rules, or buckets")
+	flags.StringVar(&plan, "plan", "", "only rules that follow this plan")
+	flags.BoolVar(&o.wide, "wide", false, "show all columns")
+	flags.BoolVar(&o.sentences, "sentences", false, "describe each rule in a sentence")
+	flags.BoolVar(&o.buckets, "buckets", false, "list the buckets that are not empty, and the delay of a packet")
+	flags.BoolVar(&o.shadows, "shadow", false, "show what shadow limits would have refused")
+	flags.BoolVar(&o.wide, "stats", false, "the same as --wide")
+	must(flags.MarkHidden("stats"))
 	return cmd
 }
 
-// parseFilter reads [DEV [ingress|egress [CIDR]]] for a command.
+// check reports options that are wrong or do not go together.
+func (o showOptions) check(cmd *cobra.Command) error {
+	set := cmd.Flags().Changed
+	views := 0
+	for _, name := range []string{"buckets", "shadow", "sentences"} {
+		if set(name) {
+			views++
+		}
+	}
+	switch {
+	case views > 1 || o.shadows && o.wide:
+		return inputf("show: --buckets, --shadow and --sentences are screens of their own; give one of them")
+	case set("interval") && (o.interval < leastInterval || o.interval > maxInterval):
+		return inputf("show: --interval %v is out of range; use %v to %v", o.interval, leastInterval, maxInterval)
+	case o.sort == "use" && o.interval == 0:
+		return inputf("show: --sort use needs a measurement; add --interval 1s")
+	case !slices.Contains(report.Sorts, o.sort):
+		return inputf("show: --sort %q is unknown; use one of %s", o.sort, strings.Join(report.Sorts, ", "))
+	case set("top") && o.top < 1:
+		return inputf("show: --top %d shows nothing; use 1 or more", o.top)
+	}
+	return nil
+}
+
+// parseFilter reads [DEV [ingress|egress [CIDR]]] of a command.
 func parseFilter(cmd string, given []string) (want filterRules, err error) {
 	if len(given) > 0 {
 		want.device = given[0]
@@ -78,90 +151,350 @@ func parseFilter(cmd string, given []string) (want filterRules, err error) {
 	if len(given) > 1 {
 		d, err := policy.ParseDirection(given[1])
 		if err != nil {
-			return want, inputf("%s: %w", cmd, err)
+			return want, inputf("%s: %w", cmd, directionError(given[1], err))
 		}
 		want.direction = &d
 	}
 	if len(given) > 2 {
-		p, err := policy.ParsePrefix(given[2])
-		if err != nil {
-			return want, inputf("%s: %w", cmd, err)
+		if want.networks, err = policy.ParseNetworks(given[2]); err != nil {
+			return want, inputf("%s: %w", cmd, argumentError{err})
 		}
-		want.prefix = &p
 	}
 	return want, nil
 }
 
-func (e *env) show(want filterRules, text func(report.Rules, io.Writer) error) error {
-	return e.with(loader.Read, "show", func(n *loader.Namespace) error {
-		if err := want.resolve(n); err != nil {
+func (e *env) show(want filterRules, search bool, o showOptions) error {
+	since := func(report.Rules, uint64) {}
+	if o.interval > 0 {
+		first := want
+		first.brief, first.buckets, first.affected = true, false, false
+		rules, began, err := e.rules(&first, search)
+		if rules == nil {
 			return err
 		}
-		rules, unread := findRules(n, want)
-		if len(rules) == 0 && unread != nil {
-			return unread
+		since = sampled(rules, began)
+		time.Sleep(o.interval)
+	}
+	want.brief, want.active = !e.json && !o.sentences, o.wide || o.buckets
+	rules, at, err := e.rules(&want, search)
+	if rules == nil {
+		return err
+	}
+	since(rules, at)
+	of := len(rules)
+	rules.Sort(o.sort)
+	if o.buckets {
+		of = rules.KeepFullest(o.top)
+	} else if o.top > 0 {
+		rules = rules[:min(o.top, of)]
+	}
+	// The state is closed, so that nobody waits for the reader of a long answer.
+	written := e.print(rules, func(w io.Writer) error {
+		switch {
+		case len(rules) == 0:
+			_, err := fmt.Fprintln(w, want.noRules())
+			return err
+		case o.shadows:
+			return rules.Shadows(w, e.columns)
+		case o.buckets:
+			return rules.BucketsText(w, of, e.columns)
+		case o.sentences:
+			return rules.Sentences(w)
+		case of == 1 && want.isSingle() && !o.wide:
+			return rules[0].Detail(w)
 		}
-		if len(rules) == 0 && want.device != "" && !want.pattern {
-			if _, err := device(want.device); err != nil {
-				return err
-			}
-			if want.prefix != nil {
-				return noRule(want)
-			}
-		}
-		err := e.print(rules, func(w io.Writer) error {
-			if len(rules) == 0 {
-				_, err := fmt.Fprintln(w, "no rules")
-				return err
-			}
-			return text(rules, w)
-		})
-		return errors.Join(err, unread)
+		return report.Table{Rules: rules, Of: of, Wide: o.wide, Width: e.columns}.Text(w)
 	})
+	if written != nil {
+		return e.degraded("show: done, but the answer could not be written: %w", written)
+	}
+	return err
 }
 
-func noRule(want filterRules) error {
-	return inputf("%s %s has no rule for %s; %s lists those there are",
-		want.device, want.direction, want.prefix, plain.Suggest("show", want.device))
+// sampled keeps the counters of rules that were read at a time. The function measures what the same rules did since then.
+func sampled(rules report.Rules, began uint64) (since func(now report.Rules, at uint64)) {
+	type key struct{ device, direction, cidr string }
+	keyOf := func(r *report.Rule) key { return key{r.Device, r.Direction, r.CIDR} }
+	samples := make(map[key]report.Sample, len(rules))
+	for i := range rules {
+		samples[keyOf(&rules[i])] = rules[i].Sample()
+	}
+	return func(now report.Rules, at uint64) {
+		for i := range now {
+			if sample, ok := samples[keyOf(&now[i])]; ok {
+				now[i].Since(sample, at-began)
+			}
+		}
+	}
 }
 
-// findRules are the rules that a filter lets through; never nil, as JSON would
+// noRules says that no rule passes a filter.
+func (want filterRules) noRules() string {
+	switch {
+	case want.address.IsValid():
+		return "no rule for " + want.address.String()
+	case want.network != nil:
+		return "no rule for " + want.network.String()
+	}
+	return "no rules"
+}
+
+// isSingle reports whether a filter is for one rule rather than for many.
+func (want filterRules) isSingle() bool {
+	return !want.pattern && (want.networks != nil || want.label != "" || want.address.IsValid())
+}
+
+// rules are those of a filter, and the time at which they were read. With the error come
+// those that could be read, nil if there are none. The filter is resolved.
+func (e *env) rules(want *filterRules, search bool) (rules report.Rules, at uint64, err error) {
+	err = e.with(loader.Read, "show", func(n *loader.Namespace) error {
+		resolve := want.resolve
+		if search {
+			resolve = want.search
+		}
+		if err := resolve(n); err != nil {
+			return err
+		}
+		if want.isSingle() {
+			want.brief, want.active = false, true
+		}
+		at = maps.Now()
+		found, unread := findRules(n, *want)
+		if len(found) == 0 && unread == nil {
+			unread = e.checkThere(*want, n)
+		}
+		for i := range found {
+			found[i].Confirm = e.suggest("confirm")
+		}
+		if len(found) > 0 || unread == nil {
+			rules = found
+		}
+		return unread
+	})
+	return rules, at, err
+}
+
+// search finds out what the only argument of show means: a device, a direction, an address,
+// a network, a pattern of devices, or the name or plan of rules.
+func (want *filterRules) search(n *loader.Namespace) error {
+	what := want.device
+	if there, err := want.isDevice(n); there || err != nil {
+		return err
+	}
+	want.device = ""
+	if d, err := policy.ParseDirection(what); err == nil {
+		want.direction = &d
+		return nil
+	}
+	if what == policy.Any {
+		want.networks = policy.Everything[:]
+		return nil
+	}
+	if address, err := netip.ParseAddr(what); err == nil && address.Zone() == "" && !address.Is4In6() {
+		want.address = address
+		return nil
+	}
+	if _, err := netip.ParsePrefix(what); err == nil {
+		prefix, err := policy.ParsePrefix(what)
+		if err != nil {
+			return inputf("show: %w", err)
+		}
+		want.network = &prefix
+		return nil
+	}
+	if policyfile.CheckDevice(what) == nil && strings.ContainsAny(what, `*?[\`) {
+		if !policyfile.IsPattern(what) {
+			want.device = policyfile.Unescape(what)
+			return nil
+		}
+		of := filterRules{device: what, pattern: true}
+		if there, err := of.matchesAny(n); there || err != nil {
+			want.device, want.pattern = what, there
+			return err
+		}
+	}
+	want.label = what
+	return nil
+}
+
+// isDevice reports whether the filter names one device exactly: one that is there, or had rules.
+func (want filterRules) isDevice(n *loader.Namespace) (bool, error) {
+	if _, err := netinfo.DeviceByName(want.device); !errors.Is(err, netinfo.ErrNoDevice) {
+		return err == nil, err
+	}
+	hooks, err := filterRules{device: want.device}.hooks(n)
+	loader.CloseHooks(hooks)
+	// If they cannot be read, the caller asks for them again and gets the error.
+	return len(hooks) > 0 || err != nil || slices.Contains(n.Collected(), want.device), nil
+}
+
+// matchesAny reports whether a pattern matches any device: one that is there, or had rules.
+func (want filterRules) matchesAny(n *loader.Namespace) (bool, error) {
+	devices, err := netinfo.Devices()
+	if err != nil || slices.ContainsFunc(devices, func(d netinfo.Device) bool { return want.matchesDevice(d.Name) }) {
+		return err == nil, err
+	}
+	hooks, err := want.hooks(n)
+	loader.CloseHooks(hooks)
+	return len(hooks) > 0 || err != nil, nil // the caller asks for them again and gets the error
+}
+
+// checkThere reports as an error that a filter that no rule passes names what does not exist.
+func (e *env) checkThere(want filterRules, n *loader.Namespace) error {
+	name := plain.Line(want.label)
+	switch {
+	case want.label == "" && (want.device == "" || want.pattern):
+		if want.plan != "" && want.device == "" {
+			return inputf("no rule follows a plan %s; %s lists all rules", plain.Line(want.plan), e.suggest("show"))
+		}
+		return nil
+	case want.label == "":
+		if _, err := device(want.device); err != nil {
+			return err
+		}
+		if want.networks != nil {
+			return e.noRule(want)
+		}
+		return nil
+	case strings.ContainsAny(want.label, `*?[\`):
+		if err := policyfile.CheckDevice(want.label); err != nil {
+			return inputError(err)
+		}
+		return inputf("there is no device that matches %s, and no rule with such a name or plan; %s lists all rules", name, e.suggest("show"))
+	}
+	return inputf("there is no device %s, and no rule with that name or plan; %s lists all rules", name, e.suggest("show"))
+}
+
+func (e *env) noRule(want filterRules) error {
+	return inputf("%s %s has no rule for %s; %s lists its rules",
+		plain.Line(want.device), want.direction, want.networks, e.suggest("show", want.device))
+}
+
+// findRules are the rules that pass a filter; never nil, as JSON would
 // show that. With the error come those that could be read.
 func findRules(n *loader.Namespace, want filterRules) (rules report.Rules, err error) {
-	rules = report.Rules{}
 	hooks, unread := want.hooks(n)
 	defer loader.CloseHooks(hooks)
+	rules, err = want.find(hooks)
+	if want.network != nil && len(rules) == 0 && err == nil {
+		want.wider = true
+		rules, err = want.find(hooks)
+	}
+	return rules, errors.Join(err, unread)
+}
+
+// find are the rules of hooks that pass a filter.
+func (want filterRules) find(hooks []*loader.Hook) (report.Rules, error) {
+	rules := report.Rules{}
+	var entries []maps.Entry // of rules, and the hooks that they are of
+	var of []*loader.Hook
+	best := leastRank
 	for _, h := range hooks {
 		affected := map[uint32][]maps.Affected{}
 		if want.affected {
+			var err error
 			if affected, err = h.Set.Affected(); err != nil {
 				return rules, err
 			}
 		}
-		entries := want.entries(h.Set)
-		rules = slices.Grow(rules, len(entries))
-		for _, entry := range entries {
-			r := describe(h, entry, affected[entry.ID])
-			if want.buckets {
-				r.Buckets = []report.Bucket{}
-				for b := range h.Set.Buckets(entry, maps.Now()) {
-					r.Buckets = append(r.Buckets, bucketOf(h, entry, b))
-				}
+		for i, entry := range want.entries(h.Set) {
+			rank := want.rank(entry)
+			if rank < best {
+				continue
+			}
+			if rank > best {
+				best, rules, entries, of = rank, rules[:0], entries[:0], of[:0]
+			}
+			r := row(h, entry, affected[entry.ID])
+			if !want.brief {
+				r.Sentence = entry.Sentence(h.Name(), h.Direction, h.Match())
+			}
+			if want.address.IsValid() {
+				decides := i == 0
+				r.Decides = &decides
 			}
 			rules = append(rules, r)
+			if want.buckets || want.active {
+				entries, of = append(entries, entry), append(of, h)
+			}
 		}
 	}
-	return rules, unread
+	if len(entries) > 0 {
+		for i := range rules {
+			rules[i].ActiveBuckets = new(uint64)
+			if want.buckets {
+				rules[i].Buckets = []report.Bucket{}
+			}
+		}
+		for i, b := range hooks[0].Set.BucketsOf(entries, maps.Now()) { // all hooks share the table
+			*rules[i].ActiveBuckets++
+			if want.buckets {
+				rules[i].Buckets = append(rules[i].Buckets, bucketOf(of[i], entries[i], b))
+			}
+		}
+	}
+	return rules, nil
 }
 
-func (want filterRules) entries(s *maps.Set) []maps.Entry {
-	if want.prefix == nil {
-		return s.Rules()
+// leastRank is that of a rule which passes a filter; one that passes it better hides the others.
+const leastRank = 1
+
+// rank is how well a rule passes a filter by its label and network: less than leastRank if it does not.
+func (want filterRules) rank(e maps.Entry) int {
+	if want.plan != "" && e.Label.Plan != want.plan {
+		return 0
 	}
-	if entry, ok := s.Find(*want.prefix); ok {
-		return []maps.Entry{entry}
+	if want.label == "" {
+		return leastRank
 	}
-	return nil
+	best := 0
+	for _, name := range []string{e.Label.Name, e.Label.Plan} {
+		switch {
+		case name == "":
+		case name == want.label:
+			best = max(best, leastRank+2)
+		case policyfile.IsPattern(want.label) && policyfile.Matches(want.label, name):
+			best = max(best, leastRank+1)
+		case strings.Contains(strings.ToLower(name), strings.ToLower(want.label)):
+			best = max(best, leastRank)
+		}
+	}
+	return best
+}
+
+// entries are the rules of a set that pass a filter by their network.
+func (want filterRules) entries(s *maps.Set) (entries []maps.Entry) {
+	switch {
+	case want.networks != nil:
+		for _, p := range want.networks {
+			if entry, ok := s.Find(p); ok {
+				entries = append(entries, entry)
+			}
+		}
+		return entries
+	case want.address.IsValid():
+		return containing(s, netip.PrefixFrom(want.address, want.address.BitLen()))
+	case want.wider:
+		narrowest := containing(s, *want.network)
+		return narrowest[:min(1, len(narrowest))]
+	case want.network != nil:
+		return slices.DeleteFunc(s.Rules(), func(e maps.Entry) bool {
+			return e.Prefix.Bits() < want.network.Bits() || !e.Prefix.Overlaps(*want.network)
+		})
+	}
+	return s.Rules()
+}
+
+// containing are the rules whose network contains all of p, the narrowest first.
+func containing(s *maps.Set, p netip.Prefix) (entries []maps.Entry) {
+	for bits := p.Bits(); bits >= 0; bits-- {
+		if wider, err := p.Addr().Prefix(bits); err == nil {
+			if entry, ok := s.Find(wider); ok {
+				entries = append(entries, entry)
+			}
+		}
+	}
+	return entries
 }
 
 // resolve finds out whether the device of a filter is a pattern. A name wins over a
@@ -170,13 +503,8 @@ func (want *filterRules) resolve(n *loader.Namespace) error {
 	if !strings.ContainsAny(want.device, `*?[\`) {
 		return nil
 	}
-	if _, err := netinfo.DeviceByName(want.device); !errors.Is(err, netinfo.ErrNoDevice) {
+	if there, err := want.isDevice(n); there || err != nil {
 		return err
-	}
-	hooks, err := filterRules{device: want.device}.hooks(n)
-	defer loader.CloseHooks(hooks)
-	if len(hooks) > 0 || err != nil || slices.Contains(n.Collected(), want.device) {
-		return nil // the caller asks for the hooks again, and gets the error
 	}
 	if err := policyfile.CheckDevice(want.device); err != nil {
 		return inputError(err)
@@ -187,7 +515,7 @@ func (want *filterRules) resolve(n *loader.Namespace) error {
 	return nil
 }
 
-// hooksToChange resolves a filter that must name devices, and finds their hooks. Errors are as those of hooks.
+// hooksToChange resolves a filter that must name devices, and finds their hooks. It returns the errors of hooks.
 func (want *filterRules) hooksToChange(n *loader.Namespace) ([]*loader.Hook, error) {
 	if want.device == "" {
 		return nil, noDevice("") // and not all hooks
@@ -206,12 +534,12 @@ func (want filterRules) matchesDevice(name string) bool {
 	return want.device == "" || name == want.device || want.pattern && policyfile.Matches(want.device, name)
 }
 
-// hooks are those that the filter lets through. With the error come those that could be read.
+// hooks are those that pass the filter. With the error come those that could be read.
 func (want filterRules) hooks(n *loader.Namespace) ([]*loader.Hook, error) {
-	if want.device == "" {
+	if want.device == "" && want.direction == nil {
 		return n.Hooks()
 	}
-	if want.pattern {
+	if want.device == "" || want.pattern {
 		hooks, err := n.Hooks()
 		hooks = slices.DeleteFunc(hooks, func(h *loader.Hook) bool {
 			matches := want.matches(h.Name(), h.Direction)
@@ -268,11 +596,18 @@ func otherLayouts(err error) (others loader.OtherLayouts, rest error) {
 	return others, rest
 }
 
-// describe is all that is known of a rule; affected may be nil.
-func describe(h *loader.Hook, entry maps.Entry, affected []maps.Affected) report.Rule {
-	level := model.Bytes(h.Set.OwnLevel(entry, maps.Now()))
+// describe is all that is known of a rule.
+func describe(h *loader.Hook, entry maps.Entry) report.Rule {
+	r := row(h, entry, nil)
+	r.Sentence = entry.Sentence(h.Name(), h.Direction, h.Match())
+	return r
+}
+
+// row is a rule without its sentence; affected may be nil.
+func row(h *loader.Hook, entry maps.Entry, affected []maps.Affected) report.Rule {
+	level := model.Bytes(h.Set.SharedLevel(entry, maps.Now()))
 	r := report.NewRule(h.Name(), h.Direction, h.Match(), entry.Rule, h.Set.Counters(entry.ID), level)
-	r.Attached, r.State, r.Hook = h.InForce(), h.Status(), string(h.Mode)
+	r.Attached, r.State, r.Hook = h.State.InForce(), h.Status(), string(h.Mode)
 	if change, until := h.Set.Change(); change == maps.Pending {
 		r.RevertsInNS = ahead(until)
 	}
@@ -283,9 +618,9 @@ func describe(h *loader.Hook, entry maps.Entry, affected []maps.Affected) report
 }
 
 func bucketOf(h *loader.Hook, entry maps.Entry, b maps.Bucket) report.Bucket {
-	out := report.Bucket{Sharer: b.Flow.String(), LevelBytes: b.LevelBytes}
+	out := report.Bucket{Key: b.Flow.String(), LevelBytes: b.LevelBytes}
 	if b.Subnet.IsValid() {
-		out.Sharer = report.SubnetName(b.Subnet)
+		out.Key = report.SubnetName(b.Subnet)
 	}
 	packet := model.Packet{Bytes: model.Counted(h.Device.FullFrame(), entry.Framing)}
 	o := model.NewLimit(entry.Rule).Decide(model.State{Level: b.LevelBytes << model.UnitBits, FIFO: true}, packet)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -12,32 +13,30 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shapectl/shapectl/internal/keeper"
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/reconciler"
 	"github.com/shapectl/shapectl/pkg/loader"
 )
 
 func watchCommand(e *env) *cobra.Command {
 	var lastGood string
 	cmd := &cobra.Command{
-		Use:   "watch FILE",
-		Short: "Give devices that appear the rules that a policy has for them",
-		Long: `Give devices the rules that the policy in FILE has for them when they appear: are
-made, or moved into the network namespace, or get a name of the policy.
-It goes on until it is told to end; the rules stay.
+		Use:   "watch FILE [flags]",
+		Short: "Apply a policy's rules to devices as they appear",
+		Long: `Apply the rules of a policy to devices as they appear, until told to end. The rules stay.
 
-A direction that has rules in force is left alone. 'shapectl apply' changes those.
-What is pinned for devices and network namespaces that no longer exist is removed,
-and so is, after an hour, what a policy left without a rule that could be rolled back.
-Without --setup-fq, a device that lacks an fq and whose rules delay gets none of
-its rules, which is said.
+A device appears when it is created, moved into the network namespace, or renamed to a name of the policy.
+Directions that have rules are left alone; 'shapectl apply' changes those. Without --setup-fq, a device that
+lacks the fq that its rules need gets no rules, with a warning.
 
-FILE is read again on SIGHUP, and when it has changed before a device appears; it
-holds for devices that appear from then on. While it does not validate, the last
-good policy counts: that in the file of --last-good, in which 'shapectl apply
---last-good' keeps what it has applied, or else the one that was read before.`,
-		Example: `  shapectl watch /etc/shapectl/policy.yaml --last-good /var/lib/shapectl/policy.yaml`,
-		Args:    args(1, 1),
+FILE is read again on SIGHUP, and when a device appears after the file was changed. While it is not valid, watch
+uses the copy in --last-good, or else the version that it read before.
+
+watch also removes the state of deleted devices and network namespaces. An hour after a change, it frees the
+devices and directions that were left without rules for a rollback.`,
+		Example:           `  shapectl watch /etc/shapectl/policy.yaml`,
+		Args:              args(1, 1),
+		ValidArgsFunction: completePolicy,
 		RunE: func(cmd *cobra.Command, given []string) error {
 			if cmd.Flags().Changed("last-good") && lastGood == "" {
 				return inputf("watch: --last-good needs the name of a file; leave it out to use none")
@@ -46,7 +45,7 @@ good policy counts: that in the file of --last-good, in which 'shapectl apply
 		},
 	}
 	e.addSetupFQ(cmd.Flags())
-	cmd.Flags().StringVar(&lastGood, "last-good", "", "the `file` of the policy to use where FILE does not validate")
+	cmd.Flags().StringVar(&lastGood, "last-good", "", "use the policy in this `file` while FILE is not valid")
 	return cmd
 }
 
@@ -61,13 +60,16 @@ func (e *env) watch(file, lastGood string) error {
 	signal.Notify(reread, syscall.SIGHUP)
 	defer signal.Stop(reread)
 
-	k := &keeper.Keeper{Options: o, Told: e.kept, Noted: e.note}
-	k.Warned = func(err error) { e.note(e.advise(err).Error()) }
-	if err := k.Load(file, lastGood); err != nil {
+	r := &reconciler.Reconciler{Options: o, OnApply: e.reconciled, OnNotice: e.note}
+	r.OnWarning = func(err error) { e.note(e.advise(err).Error()) }
+	if err := r.Load(file, lastGood); err != nil {
 		return inputf("watch: %w", err)
 	}
 	err = loader.In(e.netns, func() error {
-		return k.Run(ctx, reread, func() { e.notify("READY=1") })
+		return r.Run(ctx, reread, func() {
+			e.note(fmt.Sprintf("watching for %s, of %s", cmp.Or(plain.List(lines(r.Devices())), "no devices"), file))
+			e.notify("READY=1")
+		})
 	})
 	if err != nil {
 		return fmt.Errorf("watch: %w", e.advise(err))
@@ -76,8 +78,8 @@ func (e *env) watch(file, lastGood string) error {
 	return nil
 }
 
-// kept tells what was done, in a line.
-func (e *env) kept(event keeper.Event) {
+// reconciled writes a line about the rules that were applied.
+func (e *env) reconciled(event reconciler.Event) {
 	if e.json {
 		json.NewEncoder(e.out).Encode(struct {
 			Device    string `json:"device"`
@@ -90,21 +92,21 @@ func (e *env) kept(event keeper.Event) {
 		fmt.Fprintln(e.out, plain.Line(event.String()))
 	}
 	if was := event.Change.Replaced; was != "" {
-		e.note(replacedByFQ(event.Device, was))
+		e.note(e.replacedByFQ(event.Device, was))
 	}
 	if event.Change.Lacks != 0 {
-		e.note(fmt.Sprintf("%s: its fq has too little room for what may have to wait; %s says what to do", event.Device, plain.Suggest("doctor", event.Device)))
+		e.note(fmt.Sprintf("%s: its fq has too little room for the packets that may be queued; %s says what to do", plain.Line(event.Device), e.suggest("doctor", event.Device)))
 	}
 }
 
-// note tells what is not as it should be, or not as it was, in as many lines as that has.
+// note writes a message, in as many lines as it has.
 func (e *env) note(text string) {
 	for line := range strings.Lines(text) {
 		e.say("shapectl: watch: %s", line)
 	}
 }
 
-// notify tells the service manager that started this, if one did, how far it is.
+// notify reports a state to the service manager, if there is one.
 func (e *env) notify(state string) {
 	path := e.getenv("NOTIFY_SOCKET")
 	if path == "" {

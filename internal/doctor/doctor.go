@@ -1,7 +1,6 @@
-// Package doctor judges whether limits can be right: what the kernel and this
-// process can do, what may bypass a rule, count a packet twice, or make a rule
-// other than it says. Gather finds the facts out and changes nothing; Judge,
-// which knows no kernel, says what they mean.
+// Package doctor checks whether limits can be right: what the kernel and this process
+// can do, and what may bypass a rule, count a packet twice, or change a limit. Gather
+// collects facts and changes nothing. Judge, which needs no kernel, says what they mean.
 package doctor
 
 import (
@@ -16,13 +15,13 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Facts are what was found out about a system and a network namespace.
+// Facts are about a system and a network namespace.
 type Facts struct {
 	System  System
 	Devices []Device // all of the namespace, as they may be stacked
-	Sides   []Side   // all that have rules, and those that were asked about
+	Hooks   []Hook   // all that have rules, and those that were asked about
 	Unread  []Unread
-	// Kept are the directions of devices without a rule in force, which keep what they had for a rollback.
+	// Kept are the directions of devices without a rule in force that are kept for a rollback.
 	Kept []string
 	// Left is what is pinned for other network namespaces that are not known to exist.
 	Left  []loader.Leftover
@@ -45,28 +44,28 @@ type System struct {
 type Device struct {
 	netinfo.Device
 	Tunnel *netinfo.Tunnel // nil for a device that is none
-	// What follows is known of the devices of Sides only.
+	// The rest is known of the devices of Hooks only.
 	Offloads   netinfo.Offloads
 	IPv4, IPv6 bool  // it has such addresses, valid beyond its link
-	Unreadable error // why programs can not read its packets
+	Unreadable error // why programs cannot read its packets
 }
 
-// A Side is a direction of a device.
-type Side struct {
+// A Hook is a direction of a device.
+type Hook struct {
 	Name      string
 	Index     int // of the device, 0 where it is not here
 	Direction policy.Direction
 	Limits    *Limits // nil where there are no rules
-	Other     bool    // there are rules of another layout, which can not be read
-	// Chain is what is attached, nil where it could not be asked for.
+	Other     bool    // there are rules of another layout, which cannot be read
+	// Chain is what is attached; nil if that is not known.
 	Chain []netinfo.ChainEntry
-	// Queue is nil where no rule delays, and where it could not be looked at.
+	// Queue is nil where no rule delays packets, and if it is not known.
 	Queue *Queue
-	// GivenFQ: on egress, the device has the fq that it was given, which 'shapectl flush' takes away.
-	GivenFQ bool
+	// HasOurFQ: on egress, the device has the fq qdisc of --setup-fq, which 'shapectl flush' removes.
+	HasOurFQ bool
 }
 
-// Limits are the rules of a side.
+// Limits are the rules of a hook.
 type Limits struct {
 	State      loader.State
 	Mode       loader.Mode
@@ -75,17 +74,17 @@ type Limits struct {
 	Match      policy.Match
 	Rules      []Rule
 	Change     maps.ChangeState // of the last change of many rules
-	Until      uint64           // for how long a pending one is still in force, in ns
-	Slots      maps.Slots       // of the bucket table; not known where no rule has spilled
+	Until      uint64           // ns until a pending one reverts
+	Slots      maps.Slots       // of the bucket table; only known if a rule has spilled packets
 }
 
-// A Rule is a rule with what became of its packets.
+// A Rule is a rule with its counters.
 type Rule struct {
 	policy.Rule
 	Counters maps.Counters
 }
 
-// Unread is what could not be found out.
+// Unread is what could not be read.
 type Unread struct {
 	Device, Direction string // "" for all
 	Err               error
@@ -102,22 +101,22 @@ func Judge(f Facts) report.Findings {
 	for _, u := range f.Unread {
 		advice := "run as root"
 		if errors.Is(u.Err, maps.ErrOtherLayout) {
-			advice = "look at them with that version; 'shapectl flush --all' lifts them"
+			advice = "use that version to see them; " + plain.Suggest(f.Netns, "flush --all") + " deletes them"
 		}
 		findings = append(findings, report.Finding{
 			Status: report.Warning, Check: "access", Device: u.Device, Direction: u.Direction,
-			Finding: "could not be looked at, so findings may be missing: " + plain.OneLine(u.Err), Advice: advice,
+			Finding: "cannot be read, so findings may be missing: " + plain.OneLine(u.Err), Advice: advice,
 		})
 	}
-	if len(f.Sides) == 0 && len(f.Unread) == 0 {
-		findings = append(findings, systemFinding(report.OK, "rules", "none known here", "'shapectl doctor DEV' tells what one would meet")...)
+	if len(f.Hooks) == 0 && len(f.Unread) == 0 {
+		findings = append(findings, systemFinding(report.OK, "rules", "there are none", plain.Suggest(f.Netns, "doctor DEV")+" checks a device for its first rule")...)
 	}
-	for _, s := range f.Sides {
+	for _, s := range f.Hooks {
 		if !f.judged(s.Name) {
 			continue
 		}
 		d := f.device(s.Index)
-		for _, check := range sideChecks {
+		for _, check := range hookChecks {
 			findings = append(findings, check(f, s, d)...)
 		}
 	}
@@ -128,8 +127,8 @@ var systemChecks = []func(System) []report.Finding{
 	checkKernel, checkPermissions, checkPrograms, checkHook, checkBPFFS,
 }
 
-// Each takes the device of the side, nil where it is not here.
-var sideChecks = []func(Facts, Side, *Device) []report.Finding{
+// Each takes the device of the hook, nil where it is not here.
+var hookChecks = []func(Facts, Hook, *Device) []report.Finding{
 	checkState, checkChange, checkBuild, checkQueue, checkLinkType, checkChain, checkXDP, checkHardware, checkMerged,
 	checkCapacity, checkBurst, checkStacked, checkFamilies, checkContended, checkSpilled, checkUnmatched,
 }
@@ -146,7 +145,7 @@ func (f Facts) device(index int) *Device {
 
 // limits are the rules in force on a direction of a device, nil if there are none.
 func (f Facts) limits(d *Device, direction policy.Direction) *Limits {
-	for _, s := range f.Sides {
+	for _, s := range f.Hooks {
 		if s.Index == d.Index && s.Direction == direction && s.inForce() {
 			return s.Limits
 		}
@@ -154,7 +153,9 @@ func (f Facts) limits(d *Device, direction policy.Direction) *Limits {
 	return nil
 }
 
-func (s Side) inForce() bool { return s.Limits != nil && s.Limits.State == loader.Attached }
+func (s Hook) inForce() bool {
+	return s.Limits != nil && (s.Limits.State == loader.Attached || s.Limits.State == loader.Unknown)
+}
 
 // limited are the rules that have a rate; l may be nil.
 func (l *Limits) limited() []Rule {
@@ -164,7 +165,7 @@ func (l *Limits) limited() []Rule {
 	return slices.DeleteFunc(slices.Clone(l.Rules), func(r Rule) bool { return r.Rate == policy.Unlimited })
 }
 
-func (s Side) finding(status report.Status, check, finding, advice string) []report.Finding {
+func (s Hook) finding(status report.Status, check, finding, advice string) []report.Finding {
 	return []report.Finding{{
 		Status: status, Check: check, Device: s.Name, Direction: s.Direction.String(), Finding: finding, Advice: advice,
 	}}

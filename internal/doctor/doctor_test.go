@@ -27,7 +27,7 @@ func healthy() *Facts {
 			BPFFS: loader.BPFFS{Path: "/sys/fs/bpf", Mounted: true, Writable: true},
 		},
 		Devices: []Device{device(1, "eth0", "device"), device(2, "eth1", "device")},
-		Sides:   []Side{limitedSide(1, "eth0", policy.Egress, "10.0.0.0/24")},
+		Hooks:   []Hook{limitedHook(1, "eth0", policy.Egress, "10.0.0.0/24")},
 	}
 }
 
@@ -39,9 +39,9 @@ func device(index int, name, kind string) Device {
 	}
 }
 
-// limitedSide has rules of 100mbit that have seen packets.
-func limitedSide(index int, name string, d policy.Direction, cidrs ...string) Side {
-	s := Side{Name: name, Index: index, Direction: d, Chain: []netinfo.ChainEntry{{At: "tcx", ID: 7, Name: "shapectl", Ours: true}}}
+// limitedHook has rules of 100mbit that have seen packets.
+func limitedHook(index int, name string, d policy.Direction, cidrs ...string) Hook {
+	s := Hook{Name: name, Index: index, Direction: d, Chain: []netinfo.ChainEntry{{At: "tcx", ID: 7, Name: "shapectl", Ours: true}}}
 	s.Limits = &Limits{State: loader.Attached, Mode: loader.TCX, Was: name, Match: d.FarSide()}
 	for _, cidr := range cidrs {
 		r := Rule{Rule: policy.Rule{Prefix: netip.MustParsePrefix(cidr), Rate: 100_000_000}}
@@ -52,7 +52,7 @@ func limitedSide(index int, name string, d policy.Direction, cidrs ...string) Si
 	return s
 }
 
-func (f *Facts) rule() *Rule { return &f.Sides[0].Limits.Rules[0] }
+func (f *Facts) rule() *Rule { return &f.Hooks[0].Limits.Rules[0] }
 
 // slow makes its rate one that takes long over a big packet.
 func (f *Facts) slow() {
@@ -61,9 +61,9 @@ func (f *Facts) slow() {
 }
 
 // onIngress makes the rule one for ingress.
-func (f *Facts) onIngress() *Side {
-	f.Sides[0] = limitedSide(1, "eth0", policy.Ingress, "10.0.0.0/24")
-	return &f.Sides[0]
+func (f *Facts) onIngress() *Hook {
+	f.Hooks[0] = limitedHook(1, "eth0", policy.Ingress, "10.0.0.0/24")
+	return &f.Hooks[0]
 }
 
 // leaky lets the rule hold back so many bytes.
@@ -81,12 +81,12 @@ func (f *Facts) queued(capacity, queue uint64) {
 // held lets something hold back what the rule delays, by 50 ms at most.
 func (f *Facts) held(by fq.State) *Queue {
 	f.leaky(625_000)
-	f.Sides[0].Queue = &Queue{State: by}
-	return f.Sides[0].Queue
+	f.Hooks[0].Queue = &Queue{State: by}
+	return f.Hooks[0].Queue
 }
 
 // enough is an fq that does.
-var enough = fq.State{Kind: "fq", Holds: true, Limit: 10000, FlowLimit: 10000, Flows: 1 << 18, Horizon: 10 * time.Second, HorizonDrop: true}
+var enough = fq.State{Kind: "fq", HasFQ: true, Limit: 10000, FlowLimit: 10000, Flows: 1 << 18, Horizon: 10 * time.Second, HorizonDrop: true}
 
 func unlikeFQ(change func(*fq.State)) fq.State {
 	s := enough
@@ -95,9 +95,9 @@ func unlikeFQ(change func(*fq.State)) fq.State {
 }
 
 // stack adds a device and rules on it.
-func (f *Facts) stack(d Device, sides ...Side) {
+func (f *Facts) stack(d Device, hooks ...Hook) {
 	f.Devices = append(f.Devices, d)
-	f.Sides = append(f.Sides, sides...)
+	f.Hooks = append(f.Hooks, hooks...)
 }
 
 func unlike(d Device, change func(*Device)) Device {
@@ -123,7 +123,7 @@ func TestJudge(t *testing.T) {
 		{"no CAP_NET_ADMIN", func(f *Facts) { f.System.Capabilities &^= 1 << 12 },
 			[]string{"failed permissions", "note hook"}, []string{"lacks CAP_NET_ADMIN,"}},
 		{"no CAP_SYS_ADMIN", func(f *Facts) { f.System.Capabilities &^= 1 << 21 },
-			[]string{"note permissions"}, []string{"have no names here"}},
+			[]string{"note permissions"}, []string{"names of other programs are not known"}},
 		{"CAP_SYS_ADMIN includes CAP_BPF", func(f *Facts) { f.System.Capabilities &^= 1 << 39 }, nil, nil},
 		{"programs refused", func(f *Facts) { f.System.Probe = errors.New("no such\nhelper") },
 			[]string{"failed programs"}, []string{"no such helper"}},
@@ -144,64 +144,64 @@ func TestJudge(t *testing.T) {
 			f.System.BPFFS.Untrusted = fmt.Errorf("%q belongs to user 7: %w; remove it", "/sys/fs/bpf/shapectl", loader.ErrUntrusted)
 		}, []string{"failed bpffs"}, []string{`"/sys/fs/bpf/shapectl" belongs to user 7`, "so it is not used"}},
 		{"kept for a rollback", func(f *Facts) { f.Kept = []string{"a egress", "b egress", "c egress", "d egress", "e egress"} },
-			[]string{"note leftovers"}, []string{"5 device directions", "c egress and 2 more", "change can be taken back"}},
+			[]string{"note leftovers"}, []string{"5 device directions", "c egress and 2 more", "their state is kept for a rollback"}},
 		{"namespaces that no longer exist", func(f *Facts) {
 			f.Left = []loader.Leftover{
 				{Path: "/p/1", Dead: true}, {Path: "/p/2", Dead: true}, {Path: "/p/3"},
 				{Path: "/p/4", Dead: true, InForce: []loader.Orphan{{Device: f.Devices[1].Device, Direction: policy.Ingress}, {Direction: policy.Egress}}},
 			}
 		}, []string{"warning eth1 ingress leftovers", "warning leftovers", "note leftovers", "note leftovers"},
-			[]string{"'shapectl flush eth1 ingress'", `2 network namespaces that no longer exist: "/p/1", "/p/2"`, `an older build made, so that it cannot be told whether they exist: "/p/3"`, `"/p/4"`}},
-		{"rules of another version", func(f *Facts) { f.Sides[0].Limits, f.Sides[0].Other = nil, true },
+			[]string{"'shapectl flush eth1 ingress'", `2 network namespaces that no longer exist: "/p/1", "/p/2"`, `by an older build, so it is not known whether they exist: "/p/3"`, `"/p/4"`}},
+		{"rules of another version", func(f *Facts) { f.Hooks[0].Limits, f.Hooks[0].Other = nil, true },
 			[]string{"warning eth0 egress state"}, []string{"are attached", "shapectl flush eth0 egress"}},
 		{"rules of another version that are not attached", func(f *Facts) {
-			f.Sides[0] = Side{Name: "eth0", Index: f.Sides[0].Index, Direction: policy.Egress, Chain: []netinfo.ChainEntry{}, Other: true}
+			f.Hooks[0] = Hook{Name: "eth0", Index: f.Hooks[0].Index, Direction: policy.Egress, Chain: []netinfo.ChainEntry{}, Other: true}
 		}, []string{"warning eth0 egress state"}, []string{"are not attached"}},
 		{"rules of another version elsewhere", func(f *Facts) { f.Unread = []Unread{{Err: fmt.Errorf("a: %w", maps.ErrOtherLayout)}} },
-			[]string{"warning access"}, []string{"look at them with that version; 'shapectl flush --all'"}},
+			[]string{"warning access"}, []string{"use that version to see them; 'shapectl flush --all'"}},
 		{"not to be looked at", func(f *Facts) { f.Unread = []Unread{{Err: errors.New("made by another version")}} },
 			[]string{"warning access"}, []string{"made by another version"}},
 
-		{"detached", func(f *Facts) { f.Sides[0].Limits.State = loader.Detached },
+		{"detached", func(f *Facts) { f.Hooks[0].Limits.State = loader.Detached },
 			[]string{"failed eth0 egress state"}, []string{"1 rule not in force", "shapectl flush eth0 egress"}},
-		{"gone", func(f *Facts) { f.Sides[0].Limits.State = loader.Gone; f.Sides[0].Index = 0; f.Devices = f.Devices[1:] },
+		{"gone", func(f *Facts) { f.Hooks[0].Limits.State = loader.Gone; f.Hooks[0].Index = 0; f.Devices = f.Devices[1:] },
 			[]string{"failed eth0 egress state"}, []string{"removes them"}},
-		{"made again", func(f *Facts) { f.Sides[0].Limits.State = loader.Gone; f.Sides[0].Index = 0 },
-			[]string{"failed eth0 egress state"}, []string{"made again"}},
+		{"created again", func(f *Facts) { f.Hooks[0].Limits.State = loader.Gone; f.Hooks[0].Index = 0 },
+			[]string{"failed eth0 egress state"}, []string{"created again"}},
 		{"moved", func(f *Facts) {
-			f.Sides[0].Limits.State = loader.Moved
-			f.Sides[0].Index = 0
+			f.Hooks[0].Limits.State = loader.Moved
+			f.Hooks[0].Index = 0
 			f.Devices = f.Devices[1:]
 		},
 			[]string{"warning eth0 egress state"}, []string{"has moved"}},
-		{"renamed", func(f *Facts) { f.Sides[0].Limits.Was = "lan0" }, []string{"note eth0 egress state"}, []string{"was lan0"}},
-		{"another build", func(f *Facts) { f.Sides[0].Limits.OtherBuild = true }, []string{"note eth0 egress build"}, nil},
+		{"renamed", func(f *Facts) { f.Hooks[0].Limits.Was = "lan0" }, []string{"note eth0 egress state"}, []string{"was lan0"}},
+		{"another build", func(f *Facts) { f.Hooks[0].Limits.OtherBuild = true }, []string{"note eth0 egress build"}, nil},
 		{"link type", func(f *Facts) { f.Devices[0].Unreadable = netinfo.ErrUnsupportedDevice },
 			[]string{"failed eth0 egress link type"}, []string{"no rule can be set"}},
 
-		{"program before", func(f *Facts) { f.Sides[0].Chain = slices.Insert(f.Sides[0].Chain, 0, foreignTCX) },
-			[]string{"warning eth0 egress chain"}, []string{"program their_program (tcx, id 9) before", "attaches them ahead"}},
+		{"program before", func(f *Facts) { f.Hooks[0].Chain = slices.Insert(f.Hooks[0].Chain, 0, foreignTCX) },
+			[]string{"warning eth0 egress chain"}, []string{"program their_program (tcx, id 9) before", "attach them first"}},
 		{"program without a name before", func(f *Facts) {
-			f.Sides[0].Chain = slices.Insert(f.Sides[0].Chain, 0, netinfo.ChainEntry{At: "tcx", ID: 9})
+			f.Hooks[0].Chain = slices.Insert(f.Hooks[0].Chain, 0, netinfo.ChainEntry{At: "tcx", ID: 9})
 		}, []string{"warning eth0 egress chain"}, []string{"program 9 (tcx) before"}},
 		{"program between ours", func(f *Facts) {
-			c := f.Sides[0].Chain
-			f.Sides[0].Chain = []netinfo.ChainEntry{c[0], foreignTCX, {At: "tcx", ID: 8, Ours: true}}
+			c := f.Hooks[0].Chain
+			f.Hooks[0].Chain = []netinfo.ChainEntry{c[0], foreignTCX, {At: "tcx", ID: 8, Ours: true}}
 		}, []string{"warning eth0 egress chain"}, nil},
-		{"program after", func(f *Facts) { f.Sides[0].Chain = append(f.Sides[0].Chain, foreignTCX) },
-			[]string{"note eth0 egress chain"}, []string{"has been charged"}},
+		{"program after", func(f *Facts) { f.Hooks[0].Chain = append(f.Hooks[0].Chain, foreignTCX) },
+			[]string{"note eth0 egress chain"}, []string{"were charged already"}},
 		{"filter listed twice before clsact", func(f *Facts) {
-			f.Sides[0].Limits.Mode = loader.Clsact
-			f.Sides[0].Chain = slices.Insert(f.Sides[0].Chain, 0, foreignFilter, foreignFilter)
+			f.Hooks[0].Limits.Mode = loader.Clsact
+			f.Hooks[0].Chain = slices.Insert(f.Hooks[0].Chain, 0, foreignFilter, foreignFilter)
 		}, []string{"warning eth0 egress chain"}, []string{"flower filter, priority 1 (clsact) before", "higher priority number"}},
 		{"tcx before clsact", func(f *Facts) {
-			f.Sides[0].Limits.Mode = loader.Clsact
-			f.Sides[0].Chain = slices.Insert(f.Sides[0].Chain, 0, foreignTCX)
+			f.Hooks[0].Limits.Mode = loader.Clsact
+			f.Hooks[0].Chain = slices.Insert(f.Hooks[0].Chain, 0, foreignTCX)
 		}, []string{"warning eth0 egress chain"}, []string{"unset SHAPECTL_HOOK"}},
 		{"limits of another namespace", func(f *Facts) {
-			f.Sides[0].Chain = slices.Insert(f.Sides[0].Chain, 0, netinfo.ChainEntry{At: "tcx", ID: 9, Name: "shapectl"})
+			f.Hooks[0].Chain = slices.Insert(f.Hooks[0].Chain, 0, netinfo.ChainEntry{At: "tcx", ID: 9, Name: "shapectl"})
 		}, []string{"warning eth0 egress chain"}, []string{"another network namespace", "flush them there"}},
-		{"chain unknown", func(f *Facts) { f.Sides[0].Chain = nil }, nil, nil},
+		{"chain unknown", func(f *Facts) { f.Hooks[0].Chain = nil }, nil, nil},
 
 		{"XDP on egress", func(f *Facts) { f.Devices[0].XDP = "native" }, nil, nil},
 		{"XDP on ingress", func(f *Facts) { f.Devices[0].XDP = "native"; f.onIngress() },
@@ -210,7 +210,7 @@ func TestJudge(t *testing.T) {
 			[]string{"note eth0 egress offload"}, []string{"ethtool -K eth0 hw-tc-offload off"}},
 
 		{"big packets at a low rate", func(f *Facts) { f.slow() },
-			[]string{"note eth0 egress packets"}, []string{"65536 bytes, which is 524ms at the 1mbit of 10.0.0.0/24", "gso_max_size"}},
+			[]string{"note eth0 egress packets"}, []string{"65536 bytes, which take 524ms at the 1mbit of 10.0.0.0/24", "gso_max_size"}},
 		{"GRO at a low rate", func(f *Facts) { f.onIngress(); f.slow() },
 			[]string{"note eth0 ingress packets"}, []string{"ethtool -K eth0 gro off"}},
 		{"no GRO at a low rate", func(f *Facts) { f.onIngress(); f.slow(); f.Devices[0].Offloads.GRO = false }, nil, nil},
@@ -236,32 +236,32 @@ func TestJudge(t *testing.T) {
 		{"BIG TCP", func(f *Facts) { f.Devices[0].GSOMax = 5 << 20 },
 			[]string{"note eth0 egress packets", "warning eth0 egress capacity"}, []string{"raise --capacity to 5242880b"}},
 		{"more than a second", func(f *Facts) { f.rule().Capacity = 12_500_001 },
-			[]string{"note eth0 egress capacity"}, []string{"12500001 bytes pass at once"}},
+			[]string{"note eth0 egress capacity"}, []string{"a burst of 12500001 bytes passes"}},
 		{"a second", func(f *Facts) { f.rule().Capacity = 12_500_000 }, nil, nil},
 
 		{"a queue", func(f *Facts) { f.leaky(queue) }, nil, nil},
 		{"a queue below a packet", func(f *Facts) { f.leaky(65535) },
-			[]string{"warning eth0 egress capacity"}, []string{"a queue of 65535 bytes is less than one packet can be (65536)", fmt.Sprintf("raise --capacity to %db, or: ", queue)}},
+			[]string{"warning eth0 egress capacity"}, []string{"a queue of 65535 bytes is less than the largest packet (65536)", fmt.Sprintf("raise --capacity to %db, or: ", queue)}},
 		{"a queue below a frame", func(f *Facts) { f.leaky(1514); f.Devices[0].MTU = 9000 },
 			[]string{"warning eth0 egress capacity"}, []string{"one full frame (9014): such a frame passes only while the queue is empty"}},
 		{"a queue of less than 10 ms", func(f *Facts) { f.leaky(65536) },
 			[]string{"warning eth0 egress capacity"}, []string{"a queue of 65536 bytes is only 5.243ms of 100mbit"}},
 		{"a queue at a rate that is too low for big packets", func(f *Facts) { f.leaky(12_000); f.rule().Rate = 50_000 },
 			[]string{"note eth0 egress packets", "warning eth0 egress capacity"}, []string{"stay far below 50kbit; ip link set dev eth0 gso_max_size"}},
-		{"an fq that no rule needs any more", func(f *Facts) { f.Sides[0].GivenFQ = true },
-			[]string{"note eth0 egress queue"}, []string{"'shapectl flush eth0 egress' puts back what there was"}},
+		{"an fq that no rule needs any more", func(f *Facts) { f.Hooks[0].HasOurFQ = true },
+			[]string{"note eth0 egress queue"}, []string{"'shapectl flush eth0 egress' restores the earlier qdisc"}},
 		{"no fq", func(f *Facts) {
 			f.leaky(queue)
-			f.Sides[0].Queue = &Queue{State: fq.State{Kind: "noqueue"}}
-		}, []string{"failed eth0 egress queue"}, []string{"nothing is held back, as eth0 has the qdisc noqueue", "tc qdisc replace dev eth0 root fq"}},
+			f.Hooks[0].Queue = &Queue{State: fq.State{Kind: "noqueue"}}
+		}, []string{"failed eth0 egress queue"}, []string{"only the fq qdisc does that, and eth0 has noqueue", "tc qdisc replace dev eth0 root fq"}},
 		{"an fq with limits of its own", func(f *Facts) {
 			f.leaky(625_000)
-			f.Sides[0].GivenFQ = true
-			f.Sides[0].Queue = &Queue{State: fq.State{Kind: "fq", Holds: true, Limit: 10000, FlowLimit: 100, Flows: 1 << 18, Horizon: 40 * time.Millisecond, HorizonDrop: true, Drops: 7}}
+			f.Hooks[0].HasOurFQ = true
+			f.Hooks[0].Queue = &Queue{State: fq.State{Kind: "fq", HasFQ: true, Limit: 10000, FlowLimit: 100, Flows: 1 << 18, Horizon: 40 * time.Millisecond, HorizonDrop: true, Drops: 7}}
 		}, []string{"failed eth0 egress queue", "warning eth0 egress queue", "warning eth0 egress queue"},
-			[]string{"holds packets back for 40ms at most, and rules do for up to 50ms: what is to wait longer is dropped", "up to 9766 packets may have to wait", "has dropped 7 packets"}},
-		{"an ifb that is gone", func(f *Facts) { f.onIngress(); f.leaky(queue); f.Sides[0].Queue = &Queue{} },
-			[]string{"failed eth0 ingress queue"}, []string{"the ifb by which packets are held back is gone: those that conform are lost"}},
+			[]string{"delays packets by 40ms at most, and rules by up to 50ms: packets with a longer delay are dropped", "up to 9766 packets may be queued", "has dropped 7 packets"}},
+		{"an ifb that is gone", func(f *Facts) { f.onIngress(); f.leaky(queue); f.Hooks[0].Queue = &Queue{} },
+			[]string{"failed eth0 ingress queue"}, []string{"the ifb device for delayed packets is gone: those that conform are lost"}},
 		{"a bucket of one frame and a queue", func(f *Facts) { f.queued(1514, queue) }, nil, nil},
 		{"a bucket with its queue below a packet", func(f *Facts) { f.queued(30_000, 30_000) },
 			[]string{"warning eth0 egress capacity"}, []string{"a bucket with its queue of 60000 bytes is less than", fmt.Sprintf("raise --queue to %db", queue)}},
@@ -269,60 +269,60 @@ func TestJudge(t *testing.T) {
 			[]string{"note eth0 egress packets"}, nil},
 		{"a queue of a second", func(f *Facts) { f.leaky(12_500_000) }, nil, nil},
 		{"a queue of more than a second", func(f *Facts) { f.leaky(12_500_001) },
-			[]string{"note eth0 egress queue"}, []string{"packets wait for up to 1s", fmt.Sprintf("lower --capacity; the default is %db", queue)}},
+			[]string{"note eth0 egress queue"}, []string{"packets wait up to 1s", fmt.Sprintf("lower --capacity; the default is %db", queue)}},
 		{"more than a second in a burst, and then in a queue", func(f *Facts) { f.queued(12_500_001, 25_000_000) },
-			[]string{"note eth0 egress capacity", "note eth0 egress queue"}, []string{"12500001 bytes pass at once", "packets wait for up to 2s", "lower --queue"}},
+			[]string{"note eth0 egress capacity", "note eth0 egress queue"}, []string{"a burst of 12500001 bytes passes", "packets wait up to 2s", "lower --queue"}},
 		{"many small ones", func(f *Facts) {
-			f.Sides[0] = limitedSide(1, "eth0", policy.Egress, "10.0.0.0/24", "10.0.1.0/24", "10.0.2.0/24")
-			for i := range f.Sides[0].Limits.Rules {
-				f.Sides[0].Limits.Rules[i].Capacity = 2000
+			f.Hooks[0] = limitedHook(1, "eth0", policy.Egress, "10.0.0.0/24", "10.0.1.0/24", "10.0.2.0/24")
+			for i := range f.Hooks[0].Limits.Rules {
+				f.Hooks[0].Limits.Rules[i].Capacity = 2000
 			}
 		}, []string{"warning eth0 egress capacity"}, []string{"alike: 10.0.1.0/24, 10.0.2.0/24"}},
 		{"unlimited", func(f *Facts) { f.rule().Rate, f.rule().Capacity = policy.Unlimited, 0 }, nil, nil},
 
 		{"IPv6 unlimited", func(f *Facts) { f.Devices[0].IPv6 = true },
 			[]string{"note eth0 egress families"}, []string{"IPv6 traffic is not limited", "::/0"}},
-		{"IPv4 unlimited", func(f *Facts) { f.Sides[0] = limitedSide(1, "eth0", policy.Egress, "2001:db8::/32") },
+		{"IPv4 unlimited", func(f *Facts) { f.Hooks[0] = limitedHook(1, "eth0", policy.Egress, "2001:db8::/32") },
 			[]string{"note eth0 egress families"}, []string{"IPv4 traffic is not limited"}},
 		{"both families", func(f *Facts) {
 			f.Devices[0].IPv6 = true
-			f.Sides[0] = limitedSide(1, "eth0", policy.Egress, "10.0.0.0/24", "2001:db8::/32")
+			f.Hooks[0] = limitedHook(1, "eth0", policy.Egress, "10.0.0.0/24", "2001:db8::/32")
 		}, nil, nil},
 
 		{"contended", func(f *Facts) { f.rule().Counters.ContendedPackets = 3 },
 			[]string{"warning eth0 egress contended"}, []string{"3 packets of 10.0.0.0/24"}},
 		{"spilled, and the table is full", func(f *Facts) {
 			f.rule().Counters.SpilledPackets = 3
-			f.Sides[0].Limits.Slots = maps.Slots{All: 200, InUse: 190}
-		}, []string{"warning eth0 egress spilled"}, []string{"3 packets of 10.0.0.0/24 had no bucket of their own", "190 of the table's 200 slots (95 %)", "--each /24"}},
+			f.Hooks[0].Limits.Slots = maps.Slots{All: 200, InUse: 190}
+		}, []string{"warning eth0 egress spilled"}, []string{"3 packets of 10.0.0.0/24 were charged to the rule's spill bucket", "190 of the table's 200 slots (95 %)", "--each /24"}},
 		{"spilled, and the table is not full any more", func(f *Facts) {
 			f.rule().Counters.SpilledPackets = 3
-			f.Sides[0].Limits.Slots = maps.Slots{All: 200, InUse: 20}
-		}, []string{"note eth0 egress spilled"}, []string{"that is over"}},
+			f.Hooks[0].Limits.Slots = maps.Slots{All: 200, InUse: 20}
+		}, []string{"note eth0 egress spilled"}, []string{"there is room again"}},
 		{"no traffic", func(f *Facts) { f.rule().Counters.PassedPackets = 0 },
 			[]string{"note eth0 egress traffic"}, []string{"egress is what leaves", "the destination"}},
 		{"all dropped is traffic", func(f *Facts) { f.rule().Counters.PassedPackets, f.rule().Counters.DroppedPackets = 0, 1 }, nil, nil},
 
 		{"bridge and port", func(f *Facts) {
 			f.Devices[0].Master = 3
-			f.stack(device(3, "br0", "bridge"), limitedSide(3, "br0", policy.Egress, "10.0.0.0/16"))
+			f.stack(device(3, "br0", "bridge"), limitedHook(3, "br0", policy.Egress, "10.0.0.0/16"))
 		}, []string{"warning eth0 egress counted twice", "note br0 egress path"}, []string{"packets of bridge br0 pass its port eth0", "set rules on its ports: eth0"}},
 		{"bridge and port, other networks", func(f *Facts) {
 			f.Devices[0].Master = 3
-			f.stack(device(3, "br0", "bridge"), limitedSide(3, "br0", policy.Egress, "10.0.1.0/24"))
+			f.stack(device(3, "br0", "bridge"), limitedHook(3, "br0", policy.Egress, "10.0.1.0/24"))
 		}, []string{"note br0 egress path"}, nil},
 		{"bridge and port, other directions", func(f *Facts) {
 			f.Devices[0].Master = 3
-			f.stack(device(3, "br0", "bridge"), limitedSide(3, "br0", policy.Ingress, "10.0.0.0/24"))
+			f.stack(device(3, "br0", "bridge"), limitedHook(3, "br0", policy.Ingress, "10.0.0.0/24"))
 		}, []string{"note br0 ingress path"}, nil},
 		{"bridge and port, not in force", func(f *Facts) {
 			f.Devices[0].Master = 3
-			f.stack(device(3, "br0", "bridge"), limitedSide(3, "br0", policy.Egress, "10.0.0.0/24"))
-			f.Sides[1].Limits.State = loader.Detached
+			f.stack(device(3, "br0", "bridge"), limitedHook(3, "br0", policy.Egress, "10.0.0.0/24"))
+			f.Hooks[1].Limits.State = loader.Detached
 		}, []string{"failed br0 egress state", "note br0 egress path"}, nil},
 		{"asked about the port", func(f *Facts) {
 			f.Only, f.Devices[0].Master = "eth0", 3
-			f.stack(device(3, "br0", "bridge"), limitedSide(3, "br0", policy.Egress, "10.0.0.0/24"))
+			f.stack(device(3, "br0", "bridge"), limitedHook(3, "br0", policy.Egress, "10.0.0.0/24"))
 		}, []string{"warning eth0 egress counted twice"}, []string{"br0 egress has rules for them"}},
 		{"port of a bond", func(f *Facts) {
 			f.Devices[0].Master, f.Devices[1].Master = 3, 3
@@ -330,97 +330,97 @@ func TestJudge(t *testing.T) {
 		}, []string{"note eth0 egress path"}, []string{"not limited: eth1", "set the rule on bond0"}},
 		{"bond and port", func(f *Facts) {
 			f.Devices[0].Master = 3
-			f.stack(device(3, "bond0", "bond"), limitedSide(3, "bond0", policy.Egress, "10.0.0.0/24"))
+			f.stack(device(3, "bond0", "bond"), limitedHook(3, "bond0", policy.Egress, "10.0.0.0/24"))
 		}, []string{"warning eth0 egress counted twice"}, nil},
 		{"VRF", func(f *Facts) {
 			f.Devices[0].Master = 3
-			f.stack(device(3, "vrf0", "vrf"), limitedSide(3, "vrf0", policy.Egress, "10.0.0.0/24"))
+			f.stack(device(3, "vrf0", "vrf"), limitedHook(3, "vrf0", policy.Egress, "10.0.0.0/24"))
 		}, nil, nil},
 		{"VLAN below rules", func(f *Facts) {
 			f.stack(unlike(device(3, "eth0.5", "vlan"), func(d *Device) { d.Parent = 1 }))
-		}, []string{"note eth0 egress path"}, []string{"seen here, too: eth0.5"}},
+		}, []string{"note eth0 egress path"}, []string{"pass here, too: eth0.5"}},
 		{"VLAN and parent", func(f *Facts) {
 			f.stack(unlike(device(3, "eth0.5", "vlan"), func(d *Device) { d.Parent = 1 }),
-				limitedSide(3, "eth0.5", policy.Egress, "10.0.0.0/24"))
+				limitedHook(3, "eth0.5", policy.Egress, "10.0.0.0/24"))
 		}, []string{"note eth0 egress path", "warning eth0 egress counted twice"}, []string{"packets of eth0.5 (vlan) pass eth0"}},
 		{"asked about the VLAN", func(f *Facts) {
 			f.Only = "eth0.5"
 			f.stack(unlike(device(3, "eth0.5", "vlan"), func(d *Device) { d.Parent = 1 }),
-				limitedSide(3, "eth0.5", policy.Egress, "10.0.0.0/24"))
+				limitedHook(3, "eth0.5", policy.Egress, "10.0.0.0/24"))
 		}, []string{"warning eth0.5 egress counted twice"}, []string{"packets of eth0.5 (vlan) pass eth0"}},
 		{"veth with both ends", func(f *Facts) {
 			f.Devices[0].Peer = 3
-			f.stack(unlike(device(3, "p0", "veth"), func(d *Device) { d.Peer = 1 }), limitedSide(3, "p0", policy.Ingress, "10.9.0.0/24"))
-		}, []string{"warning eth0 egress counted twice"}, []string{"leaves one of eth0 and p0"}},
+			f.stack(unlike(device(3, "p0", "veth"), func(d *Device) { d.Peer = 1 }), limitedHook(3, "p0", policy.Ingress, "10.9.0.0/24"))
+		}, []string{"warning eth0 egress counted twice"}, []string{"leave one of eth0 and p0"}},
 		{"veth with both ends, other ways", func(f *Facts) {
 			f.Devices[0].Peer = 3
-			f.stack(unlike(device(3, "p0", "veth"), func(d *Device) { d.Peer = 1 }), limitedSide(3, "p0", policy.Egress, "10.0.0.0/24"))
+			f.stack(unlike(device(3, "p0", "veth"), func(d *Device) { d.Peer = 1 }), limitedHook(3, "p0", policy.Egress, "10.0.0.0/24"))
 		}, nil, nil},
 		{"lo, one way", func(f *Facts) { f.Devices[0].Loopback = true },
 			[]string{"note eth0 egress path"}, []string{"use one direction"}},
 		{"lo, both ways", func(f *Facts) {
 			f.Devices[0].Loopback = true
-			f.Sides = append(f.Sides, limitedSide(1, "eth0", policy.Ingress, "10.0.0.0/24"))
+			f.Hooks = append(f.Hooks, limitedHook(1, "eth0", policy.Ingress, "10.0.0.0/24"))
 		}, []string{"note eth0 egress path", "warning eth0 ingress counted twice", "note eth0 ingress path"}, nil},
 		{"tunnel over rules for its end", func(f *Facts) {
 			f.stack(unlike(device(3, "tun0", "ipip"), func(d *Device) { d.Tunnel = &netinfo.Tunnel{Underlay: 1, Remote: netip.MustParseAddr("10.0.0.9")} }),
-				limitedSide(3, "tun0", policy.Egress, "192.0.2.0/24"))
+				limitedHook(3, "tun0", policy.Egress, "192.0.2.0/24"))
 		}, []string{"note eth0 egress path", "warning eth0 egress counted twice"}, []string{"packets of tunnel tun0 pass eth0"}},
 		{"tunnel over rules for others", func(f *Facts) {
 			f.stack(unlike(device(3, "tun0", "ipip"), func(d *Device) { d.Tunnel = &netinfo.Tunnel{Underlay: 1, Remote: netip.MustParseAddr("10.0.1.9")} }),
-				limitedSide(3, "tun0", policy.Egress, "10.0.0.0/24"))
+				limitedHook(3, "tun0", policy.Egress, "10.0.0.0/24"))
 		}, []string{"note eth0 egress path"}, nil},
 		{"WireGuard", func(f *Facts) { f.Devices[0].Tunnel = &netinfo.Tunnel{} },
-			[]string{"note eth0 egress path"}, []string{"can not be told"}},
+			[]string{"note eth0 egress path"}, []string{"it is not known which"}},
 
 		{"held back", func(f *Facts) { f.held(enough) }, nil, nil},
 		{"nothing holds back", func(f *Facts) { f.Netns = "there"; f.held(fq.State{Kind: "noqueue"}) },
 			[]string{"failed eth0 egress queue"}, []string{
-				"nothing is held back, as eth0 has the qdisc noqueue and only fq does that: what should wait leaves at once, and more is dropped: 10.0.0.0/24",
+				"only the fq qdisc does that, and eth0 has noqueue. Delayed packets leave at once, and more are dropped: 10.0.0.0/24",
 				"or: tc -n there qdisc replace dev eth0 root fq limit 1048576 flow_limit 131072"}},
 		{"held back too short", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.Horizon = 50 * time.Millisecond })) },
-			[]string{"failed eth0 egress queue"}, []string{"holds packets back for 50ms at most, and rules do for up to 50ms: what is to wait longer is dropped, and", "horizon 10s"}},
+			[]string{"failed eth0 egress queue"}, []string{"delays packets by 50ms at most, and rules by up to 50ms: packets with a longer delay are dropped, and", "horizon 10s"}},
 		{"sent too early", func(f *Facts) {
 			f.held(unlikeFQ(func(s *fq.State) { s.Horizon, s.HorizonDrop = time.Millisecond, false }))
-		}, []string{"failed eth0 egress queue"}, []string{"is sent too early, and"}},
+		}, []string{"failed eth0 egress queue"}, []string{"are sent too early, and"}},
 		{"too little room", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.FlowLimit = 9765 })) },
-			[]string{"warning eth0 egress queue"}, []string{"up to 9766 packets may have to wait, and the fq of eth0 holds 10000, and 9765 of one flow"}},
+			[]string{"warning eth0 egress queue"}, []string{"up to 9766 packets may be queued, and the fq of eth0 has room for 10000, and for 9765 of one flow"}},
 		{"just room enough", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.FlowLimit = 9766 })) }, nil, nil},
 		{"dropped by fq", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.Drops = 1 })) },
-			[]string{"warning eth0 egress queue"}, []string{"the fq of eth0 has dropped 1 packet by limits of its own"}},
+			[]string{"warning eth0 egress queue"}, []string{"the fq of eth0 has dropped 1 packet by its own limits"}},
 		{"few flows", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.Flows = 1024 })) },
 			[]string{"note eth0 egress queue"}, []string{
-				"tells only 1024 flows apart of what no connected socket sends: packets, forwarded ones too, may wait for others' that share one",
-				"to tell more apart: tc qdisc replace dev eth0 root fq limit 1048576 flow_limit 131072 orphan_mask 262143"}},
+				"has only 1024 flows for packets without a connected socket, such as forwarded ones: packets may wait for those of another flow",
+				"for more flows: tc qdisc replace dev eth0 root fq limit 1048576 flow_limit 131072 orphan_mask 262143"}},
 		{"few flows by an ifb", func(f *Facts) {
 			f.onIngress()
 			f.held(unlikeFQ(func(s *fq.State) { s.Flows = 1024 })).Ifb = &fq.Ifb{Name: "shapectl1", Up: true}
 		}, nil, nil},
 		{"not looked at", func(f *Facts) { f.leaky(625_000) }, nil, nil},
-		{"not in force", func(f *Facts) { f.held(fq.State{Kind: "noqueue"}); f.Sides[0].Limits.State = loader.Detached },
+		{"not in force", func(f *Facts) { f.held(fq.State{Kind: "noqueue"}); f.Hooks[0].Limits.State = loader.Detached },
 			[]string{"failed eth0 egress state"}, nil},
 		{"ifb", func(f *Facts) { f.onIngress(); f.held(enough).Ifb = &fq.Ifb{Name: "shapectl1", Up: true} }, nil, nil},
 		{"ifb down", func(f *Facts) { f.onIngress(); f.held(enough).Ifb = &fq.Ifb{Name: "shapectl1"} },
-			[]string{"failed eth0 ingress queue"}, []string{"shapectl1, by which packets are held back, is down: those that conform are lost"}},
+			[]string{"failed eth0 ingress queue"}, []string{"shapectl1, the ifb device for delayed packets, is down: those that conform are lost"}},
 		{"ifb without fq", func(f *Facts) {
 			f.onIngress()
 			f.held(fq.State{Kind: "pfifo_fast"}).Ifb = &fq.Ifb{Name: "shapectl1", Up: true}
-		}, []string{"failed eth0 ingress queue"}, []string{"as shapectl1 has the qdisc pfifo_fast", "set one of the rules again, which mends that"}},
+		}, []string{"failed eth0 ingress queue"}, []string{"and shapectl1 has pfifo_fast", "set one of the rules again to repair that"}},
 		{"moved without its ifb", func(f *Facts) {
 			f.onIngress().Limits.State = loader.Moved
 			f.leaky(625_000)
-			f.Sides[0].Index = 0
+			f.Hooks[0].Index = 0
 			f.Devices = f.Devices[1:]
 		}, []string{"warning eth0 ingress state", "failed eth0 ingress queue"}, []string{"those that conform are lost there: 10.0.0.0/24; 'shapectl flush eth0 ingress' here"}},
 		{"behind an ifb", func(f *Facts) {
 			f.onIngress()
 			f.held(enough).Ifb = &fq.Ifb{Name: "shapectl1", Up: true}
-			f.Sides[0].Chain = append(f.Sides[0].Chain, foreignTCX)
+			f.Hooks[0].Chain = append(f.Hooks[0].Chain, foreignTCX)
 		}, []string{"warning eth0 ingress chain"}, []string{"it does not see the packets of 10.0.0.0/24"}},
 
 		{"no rules yet", func(f *Facts) {
 			f.Only = "eth1"
-			f.Sides = append(f.Sides, Side{Name: "eth1", Index: 2, Direction: policy.Ingress, Chain: []netinfo.ChainEntry{foreignTCX}})
+			f.Hooks = append(f.Hooks, Hook{Name: "eth1", Index: 2, Direction: policy.Ingress, Chain: []netinfo.ChainEntry{foreignTCX}})
 			f.Devices[1].XDP = "generic"
 		}, []string{"note eth1 ingress chain", "note eth1 ingress xdp"}, []string{"attached already: program their_program"}},
 	} {

@@ -3,6 +3,7 @@ package doctor
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -15,9 +16,9 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Gather finds out about the system, and in the calling thread's network
-// namespace about one device, or, without a name, about all that have rules.
-// The error wraps netinfo.ErrNoDevice where there is neither a device nor a rule of that name.
+// Gather collects facts about the system, and in the calling thread's network namespace
+// about one device or, without a name, about all that have rules.
+// The error wraps netinfo.ErrNoDevice if there is neither a device nor a rule of that name.
 func Gather(o loader.Options, name string) (Facts, error) {
 	f := Facts{}
 	var err error
@@ -45,7 +46,7 @@ func Gather(o loader.Options, name string) (Facts, error) {
 	for _, d := range devices {
 		f.Devices = append(f.Devices, Device{Device: d, Tunnel: d.Tunnel()})
 	}
-	if err := f.allSides(n); errors.Is(err, loader.ErrUntrusted) {
+	if err := f.allHooks(n); errors.Is(err, loader.ErrUntrusted) {
 		f.System.BPFFS.Untrusted = err
 	} else if err != nil {
 		f.unread("", "", err)
@@ -56,8 +57,8 @@ func Gather(o loader.Options, name string) (Facts, error) {
 		}
 	}
 	f.details()
-	for i := range f.Sides {
-		f.attached(n, &f.Sides[i])
+	for i := range f.Hooks {
+		f.attached(n, &f.Hooks[i])
 	}
 	return f, nil
 }
@@ -85,11 +86,11 @@ func system(o loader.Options) (System, error) {
 	return s, nil
 }
 
-// allSides are those that have rules, as stacked devices are judged together.
-func (f *Facts) allSides(n *loader.Namespace) error {
+// allHooks adds all hooks that have rules, as stacked devices are judged together.
+func (f *Facts) allHooks(n *loader.Namespace) error {
 	hooks, err := n.Hooks() // with the error come those that could be read
 	for _, h := range hooks {
-		s, err := side(h)
+		s, err := hookFacts(h)
 		h.Close()
 		if err != nil {
 			f.unread(s.Name, s.Direction.String(), err)
@@ -99,18 +100,18 @@ func (f *Facts) allSides(n *loader.Namespace) error {
 			f.Kept = append(f.Kept, s.Name+" "+s.Direction.String())
 			continue
 		}
-		f.Sides = append(f.Sides, s)
+		f.Hooks = append(f.Hooks, s)
 	}
 	return err
 }
 
-func side(h *loader.Hook) (Side, error) {
-	s := Side{Name: h.Name(), Index: h.Device.Index, Direction: h.Direction}
+func hookFacts(h *loader.Hook) (Hook, error) {
+	s := Hook{Name: h.Name(), Index: h.Device.Index, Direction: h.Direction}
 	l := &Limits{State: h.State, Mode: h.Mode, Was: h.Was, Match: h.Match()}
 	l.Change, l.Until = h.Set.Change()
 	l.Until -= min(l.Until, maps.Now())
 	if l.Change == maps.Committed && h.Set.Begins() == 0 {
-		l.Change = maps.NoChange // it can not be taken back any more
+		l.Change = maps.NoChange // it cannot be rolled back any more
 	}
 	var err error
 	if l.OtherBuild, err = h.OtherBuild(); err != nil {
@@ -142,17 +143,17 @@ func (f *Facts) ask(n *loader.Namespace, name string) error {
 	for _, direction := range []policy.Direction{policy.Egress, policy.Ingress} {
 		if !f.has(d.Name, direction) {
 			other := n.OtherLayout(d.Index, direction) != nil
-			f.Sides = append(f.Sides, Side{Name: d.Name, Index: d.Index, Direction: direction, Other: other})
+			f.Hooks = append(f.Hooks, Hook{Name: d.Name, Index: d.Index, Direction: direction, Other: other})
 		}
 	}
 	return nil
 }
 
 func (f *Facts) has(name string, direction policy.Direction) bool {
-	return slices.ContainsFunc(f.Sides, func(s Side) bool { return s.Name == name && s.Direction == direction })
+	return slices.ContainsFunc(f.Hooks, func(s Hook) bool { return s.Name == name && s.Direction == direction })
 }
 
-// details asks for what only the devices that are judged are asked for.
+// details adds what is only needed of the devices that are judged.
 func (f *Facts) details() {
 	for i := range f.Devices {
 		d := &f.Devices[i]
@@ -170,18 +171,20 @@ func (f *Facts) details() {
 	}
 }
 
-// attached looks at what else is on a side, and at what holds packets back there, or is left from when it did.
-func (f *Facts) attached(n *loader.Namespace, s *Side) {
-	s.GivenFQ = s.Direction == policy.Egress && n.GivenFQ(s.Index)
+// attached adds what else is attached to a hook, and the qdisc or ifb that delays packets there.
+func (f *Facts) attached(n *loader.Namespace, s *Hook) {
+	s.HasOurFQ = s.Direction == policy.Egress && n.HasOurFQ(s.Index)
 	if !f.judged(s.Name) {
 		return
 	}
 	if f.device(s.Index) != nil {
 		chain, err := chainOf(n, s.Index, s.Direction)
-		if err != nil {
+		refused := errors.Is(err, fs.ErrPermission) && !f.System.has(unix.CAP_NET_ADMIN) // of which checkHook tells
+		if err != nil && !refused {
 			f.unread(s.Name, s.Direction.String(), err)
-		} else {
-			s.Chain = append([]netinfo.ChainEntry{}, chain...) // not nil, as it could be asked for
+		}
+		if err == nil {
+			s.Chain = append([]netinfo.ChainEntry{}, chain...) // not nil: it is known
 		}
 	}
 	if len(s.delaying()) == 0 || !s.inForce() {

@@ -14,17 +14,17 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-func checkState(f Facts, s Side, d *Device) []report.Finding {
+func checkState(f Facts, s Hook, d *Device) []report.Finding {
 	if s.Other {
 		state := "attached"
 		if lastOfOurs(s.Chain) < 0 {
 			state = "not attached"
 		}
 		return s.finding(report.Warning, "state", "rules of another version of shapectl, which this one can neither read nor change, are "+state,
-			"look at them with that version; "+s.flush()+" lifts them")
+			"use that version to see them; "+s.flush(f.Netns)+" deletes them")
 	}
 	if s.Limits == nil {
-		return s.finding(report.OK, "state", "no rules known here; what follows is what one would meet", "")
+		return s.finding(report.OK, "state", "no rules here; the other checks are for a first one", "")
 	}
 	l := s.Limits
 	rules := plain.Count(len(l.Rules), "rule")
@@ -32,60 +32,63 @@ func checkState(f Facts, s Side, d *Device) []report.Finding {
 	case loader.Attached:
 		if l.Was != s.Name {
 			return s.finding(report.Note, "state",
-				fmt.Sprintf("%s in force by %s; the device was %s when they were set, and they went along", rules, l.Mode, l.Was), "")
+				fmt.Sprintf("%s in force by %s; the device was %s when they were set, and was renamed", rules, l.Mode, l.Was), "")
 		}
 		return s.finding(report.OK, "state", fmt.Sprintf("%s in force by %s", rules, l.Mode), "")
+	case loader.Unknown:
+		return s.finding(report.Note, "state", rules+"; whether in force is unknown, and the other findings assume it",
+			"look with CAP_NET_ADMIN, or as root")
 	case loader.Moved:
 		return s.finding(report.Warning, "state",
-			fmt.Sprintf("the device has moved to another network namespace: %s limit it there as well, but can not be seen or changed there", rules),
-			fmt.Sprintf("%s here, then set them there", s.flush()))
+			fmt.Sprintf("the device has moved to another network namespace: %s limit it there, but cannot be seen or changed there", rules),
+			fmt.Sprintf("%s here, then set them there", s.flush(f.Netns)))
 	case loader.Gone:
 		if slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Name == l.Was }) { // made again
 			return s.finding(report.Failed, "state",
-				rules+" not in force: the device was deleted and made again since, and this one has no limits",
+				rules+" not in force: the device was deleted and created again; the new one has no limits",
 				"set them again; the next command that changes a rule removes the old ones")
 		}
-		return s.finding(report.Failed, "state", rules+" not in force: the device was deleted, or moved away",
-			"the next command that changes a rule removes them; 'shapectl watch' gives a new device those of its policy")
+		return s.finding(report.Failed, "state", rules+" not in force: the device was deleted or moved away",
+			"the next command that changes a rule removes them; "+plain.Suggest(f.Netns, "watch")+" applies its policy to a new device")
 	}
-	return s.finding(report.Failed, "state", rules+" not in force: something else took shapectl's program off the device",
-		"set one of them again, which attaches all, or "+s.flush())
+	return s.finding(report.Failed, "state", rules+" not in force: something else detached shapectl's program from the device",
+		"set one of them again to attach all, or "+s.flush(f.Netns))
 }
 
-func checkChange(_ Facts, s Side, _ *Device) []report.Finding {
+func checkChange(f Facts, s Hook, _ *Device) []report.Finding {
 	if s.Limits == nil {
 		return nil
 	}
 	switch s.Limits.Change {
 	case maps.Pending:
-		return s.finding(report.Note, "change",
-			fmt.Sprintf("the last change is not confirmed: the rules from before it are back in %v", time.Duration(s.Limits.Until).Round(time.Second/10)),
-			"'shapectl confirm' if all is well, else 'shapectl rollback'")
+		return s.finding(report.Note, report.Change,
+			fmt.Sprintf("the last change is not confirmed: it reverts in %v", time.Duration(s.Limits.Until).Round(time.Second)),
+			plain.Suggest(f.Netns, "confirm")+" if all is well, else "+plain.Suggest(f.Netns, "rollback"))
 	case maps.Expired:
-		return s.finding(report.Note, "change", "the last change was not confirmed in time: the rules are those from before it", "")
+		return s.finding(report.Note, report.Change, "the last change was not confirmed in time, and reverted", "")
 	case maps.Committed:
-		return s.finding(report.OK, "change", "'shapectl rollback' would take the last policy back that was applied", "")
+		return s.finding(report.OK, report.Change, plain.Suggest(f.Netns, "rollback")+" would return to the previous policy", "")
 	}
 	return nil
 }
 
-func checkBuild(_ Facts, s Side, _ *Device) []report.Finding {
+func checkBuild(_ Facts, s Hook, _ *Device) []report.Finding {
 	if !s.inForce() || !s.Limits.OtherBuild {
 		return nil
 	}
 	return s.finding(report.Note, "build", "the program of another build of shapectl is attached; limits are those of that build",
-		"set any of its rules again to replace them, without a moment unlimited")
+		"set any of its rules again to replace the program; the limit stays in force meanwhile")
 }
 
-func checkLinkType(_ Facts, s Side, d *Device) []report.Finding {
+func checkLinkType(_ Facts, s Hook, d *Device) []report.Finding {
 	if d == nil || d.Unreadable == nil {
 		return nil
 	}
 	return s.finding(report.Failed, "link type", d.Unreadable.Error()+", so no rule can be set",
-		"set rules on the device that its packets come from or go to")
+		"set rules on the device below or above it")
 }
 
-func checkChain(_ Facts, s Side, d *Device) []report.Finding {
+func checkChain(f Facts, s Hook, d *Device) []report.Finding {
 	if d == nil || s.Chain == nil || s.Limits != nil && !s.inForce() {
 		return nil
 	}
@@ -100,40 +103,42 @@ func checkChain(_ Facts, s Side, d *Device) []report.Finding {
 	var findings []report.Finding
 	if before := foreign(s.Chain[:last+1]); len(before) > 0 {
 		findings = s.finding(report.Warning, "chain",
-			describe(before)+" before the limit: what it passes on by ending the chain (TC_ACT_OK), redirects or drops is neither limited nor counted",
-			s.comeFirst(before))
+			describe(before)+" before the limit: packets that it drops, redirects, or passes by ending the chain (TC_ACT_OK) are neither limited nor counted",
+			s.comeFirst(f.Netns, before))
 	}
 	after := behind(s.Chain)
 	if delaying := s.delaying(); len(after) > 0 && len(delaying) > 0 && s.Direction == policy.Ingress {
 		return append(findings, s.finding(report.Warning, "chain",
-			fmt.Sprintf("%s after the limit: it does not see the packets of %s, which are sent through an ifb and come in behind it: a filter there lets them in",
-				describe(after), prefixes(delaying)), "filter before that, or where packets are routed; or use another excess than delay")...)
+			fmt.Sprintf("%s after the limit: it does not see the packets of %s, which enter through an ifb device behind it: a filter there does not stop them",
+				describe(after), prefixes(delaying)), "filter before the limit, or where packets are routed; or do not use excess delay")...)
 	}
 	if len(after) > 0 {
 		findings = append(findings, s.finding(report.Note, "chain",
-			describe(after)+" after the limit: it sees what conforms, and what it drops or redirects has been charged", "")...)
+			describe(after)+" after the limit: it sees the packets that pass, and those that it drops or redirects were charged already", "")...)
 	}
 	return findings
 }
 
-// flush is the command that does away with the rules.
-func (s Side) flush() string { return plain.Suggest("flush", s.Name, s.Direction.String()) }
+// flush is the command that deletes the rules.
+func (s Hook) flush(netns string) string {
+	return plain.Suggest(netns, "flush", s.Name, s.Direction.String())
+}
 
-// comeFirst says how to get ahead of what is first now.
-func (s Side) comeFirst(before []netinfo.ChainEntry) string {
-	again := fmt.Sprintf("%s and set the rules again", s.flush())
+// comeFirst says how to attach before the present first program or filter.
+func (s Hook) comeFirst(netns string, before []netinfo.ChainEntry) string {
+	again := fmt.Sprintf("%s and set the rules again", s.flush(netns))
 	switch {
 	case slices.ContainsFunc(before, ours):
 		return "flush them there, or the lower of the two rates decides"
 	case s.Limits.Mode == loader.TCX:
-		return again + ", which attaches them ahead"
+		return again + " to attach them first"
 	case before[0].At == "tcx":
 		return "attach by tcx, too: unset SHAPECTL_HOOK, " + again
 	}
 	return "add that filter again with a higher priority number than shapectl's, or attach by tcx"
 }
 
-// ours reports whether an entry that this namespace does not know of is shapectl's nevertheless.
+// ours reports whether an entry of which this namespace does not know is shapectl's all the same.
 func ours(e netinfo.ChainEntry) bool { return strings.HasPrefix(e.Name, "shapectl") }
 
 func lastOfOurs(chain []netinfo.ChainEntry) int {
@@ -187,20 +192,20 @@ func describe(chain []netinfo.ChainEntry) string {
 	return plain.List(names)
 }
 
-func checkXDP(_ Facts, s Side, d *Device) []report.Finding {
+func checkXDP(_ Facts, s Hook, d *Device) []report.Finding {
 	if d == nil || d.XDP == "" || s.Direction != policy.Ingress {
 		return nil
 	}
 	return s.finding(report.Note, "xdp",
-		fmt.Sprintf("an XDP program (%s) sees packets first: what it drops, sends back or redirects, also to AF_XDP sockets, is neither limited nor counted", d.XDP),
+		fmt.Sprintf("an XDP program (%s) runs first: packets that it drops, sends back or redirects, also to AF_XDP sockets, are neither limited nor counted", d.XDP),
 		"if it redirects, set rules where those packets leave")
 }
 
-func checkHardware(_ Facts, s Side, d *Device) []report.Finding {
+func checkHardware(_ Facts, s Hook, d *Device) []report.Finding {
 	if d == nil || !d.Offloads.HardwareTC {
 		return nil
 	}
 	return s.finding(report.Note, "offload",
-		"hw-tc-offload is on: what offloaded filters or flow tables handle in hardware never reaches the limit",
+		"hw-tc-offload is on: packets that hardware handles by offloaded filters or flow tables bypass the limit",
 		fmt.Sprintf("if any are in use, ethtool -K %s hw-tc-offload off", plain.Word(s.Name)))
 }

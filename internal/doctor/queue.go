@@ -12,20 +12,20 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A Queue is what holds back the packets of a side whose rules delay.
+// A Queue is the qdisc that delays the packets of a hook.
 type Queue struct {
-	// State is of the device on egress, of the ifb on ingress.
+	// State is that of the device on egress, and of the ifb device on ingress.
 	State fq.State
-	// Ifb is that by which what enters is held back; nil on egress, and where it is not there.
+	// Ifb is the ifb device for delayed packets; nil on egress, and if there is none.
 	Ifb *fq.Ifb
 }
 
-// delaying are the rules that delay what exceeds.
-func (s Side) delaying() []Rule {
+// delaying are the rules with excess delay.
+func (s Hook) delaying() []Rule {
 	return slices.DeleteFunc(s.Limits.limited(), func(r Rule) bool { return r.Excess != policy.Delay })
 }
 
-// waiting is how many packets may have to wait for one of the rules, and for how long.
+// waiting is how many packets one of the rules may queue, and for how long.
 func waiting(rules []Rule) (packets uint32, longest time.Duration) {
 	limits := make([]policy.Rule, len(rules))
 	for i, r := range rules {
@@ -34,18 +34,18 @@ func waiting(rules []Rule) (packets uint32, longest time.Duration) {
 	return loader.Waiting(limits)
 }
 
-func checkQueue(f Facts, s Side, _ *Device) []report.Finding {
+func checkQueue(f Facts, s Hook, _ *Device) []report.Finding {
 	delaying := s.delaying()
 	switch {
-	case len(delaying) == 0 && s.GivenFQ:
-		return s.finding(report.Note, "queue", "the device has the fq that --setup-fq has set, and no rule that delays",
-			fmt.Sprintf("%s puts back what there was; other rules there would go, too", s.flush()))
+	case len(delaying) == 0 && s.HasOurFQ:
+		return s.finding(report.Note, "queue", "the device has the fq qdisc of --setup-fq, but no rule that delays packets",
+			fmt.Sprintf("%s restores the earlier qdisc; it also deletes other rules there", s.flush(f.Netns)))
 	case len(delaying) == 0:
 		return nil
 	case s.Direction == policy.Ingress && s.Limits.State == loader.Moved:
 		return s.finding(report.Failed, "queue",
-			"the device has moved to another network namespace, and the ifb by which its packets are held back has not: those that conform are lost there: "+
-				prefixes(delaying), fmt.Sprintf("%s here", s.flush()))
+			"the device has moved to another network namespace without its ifb device for delayed packets: those that conform are lost there: "+
+				prefixes(delaying), fmt.Sprintf("%s here", s.flush(f.Netns)))
 	case !s.inForce() || s.Queue == nil:
 		return nil
 	case s.Direction == policy.Ingress:
@@ -56,60 +56,60 @@ func checkQueue(f Facts, s Side, _ *Device) []report.Finding {
 	return s.checkFQ(f, delaying)
 }
 
-// checkIfb finds what keeps packets from coming out of the ifb again.
-func (s Side) checkIfb(delaying []Rule) []report.Finding {
-	again := "set one of them again, which makes it anew"
+// checkIfb finds what keeps packets from leaving the ifb device.
+func (s Hook) checkIfb(delaying []Rule) []report.Finding {
+	again := "set one of them again to create it"
 	switch ifb := s.Queue.Ifb; {
 	case ifb == nil:
-		return s.finding(report.Failed, "queue", "the ifb by which packets are held back is gone: those that conform are lost: "+prefixes(delaying), again)
+		return s.finding(report.Failed, "queue", "the ifb device for delayed packets is gone: those that conform are lost: "+prefixes(delaying), again)
 	case !ifb.Up:
-		return s.finding(report.Failed, "queue", ifb.Name+", by which packets are held back, is down: those that conform are lost: "+prefixes(delaying), again)
+		return s.finding(report.Failed, "queue", ifb.Name+", the ifb device for delayed packets, is down: those that conform are lost: "+prefixes(delaying), again)
 	}
 	return nil
 }
 
-func (s Side) checkFQ(f Facts, delaying []Rule) []report.Finding {
+func (s Hook) checkFQ(f Facts, delaying []Rule) []report.Finding {
 	q := s.Queue.State
 	packets, longest := waiting(delaying)
 	device := s.Name
-	mend := "--setup-fq with 'shapectl set' or 'apply', or: " + q.Command(device, f.Netns, packets)
+	mend := "--setup-fq with " + plain.Suggest(f.Netns, "set") + " or 'apply', or: " + q.Command(device, f.Netns, packets)
 	if s.Queue.Ifb != nil {
 		device = s.Queue.Ifb.Name
-		mend = "set one of the rules again, which mends that"
+		mend = "set one of the rules again to repair that"
 	}
-	if !q.Holds {
+	if !q.HasFQ {
 		return s.finding(report.Failed, "queue",
-			fmt.Sprintf("nothing is held back, as %s has the qdisc %s and only fq does that: what should wait leaves at once, and more is dropped: %s",
+			fmt.Sprintf("no packet is delayed: only the fq qdisc does that, and %s has %s. Delayed packets leave at once, and more are dropped: %s",
 				device, q.Kind, prefixes(delaying)), mend)
 	}
 	var findings []report.Finding
 	if q.Horizon <= longest {
-		becomes := "is sent too early"
+		becomes := "are sent too early"
 		if q.HorizonDrop {
-			becomes = "is dropped"
+			becomes = "are dropped"
 		}
 		findings = append(findings, s.finding(report.Failed, "queue",
-			fmt.Sprintf("the fq of %s holds packets back for %v at most, and rules do for up to %v: what is to wait longer %s, and counts as passed",
+			fmt.Sprintf("the fq of %s delays packets by %v at most, and rules by up to %v: packets with a longer delay %s, and count as passed",
 				device, q.Horizon, longest.Round(time.Millisecond), becomes), "shorten the wait (--capacity or --queue), or "+mend)...)
 	}
 	if !q.Room(packets) {
 		findings = append(findings, s.finding(report.Warning, "queue",
-			fmt.Sprintf("up to %d packets may have to wait, and the fq of %s holds %d, and %d of one flow: it drops what is more, which counts as passed",
+			fmt.Sprintf("up to %d packets may be queued, and the fq of %s has room for %d, and for %d of one flow: it drops the others, which count as passed",
 				packets, device, q.Limit, q.FlowLimit), mend)...)
 	}
 	if q.Drops > 0 {
 		findings = append(findings, s.finding(report.Warning, "queue",
-			fmt.Sprintf("the fq of %s has dropped %s by limits of its own, since it was made: those of rules count as passed", device, plain.Count(q.Drops, "packet")),
-			fmt.Sprintf("'tc -s qdisc show dev %s' tells by which", plain.Word(device)))...)
+			fmt.Sprintf("the fq of %s has dropped %s by its own limits since it was created; they count as passed", device, plain.Count(q.Drops, "packet")),
+			fmt.Sprintf("'tc -s qdisc show dev %s' shows by which", plain.Word(device)))...)
 	}
 	if s.Queue.Ifb == nil && !q.TellsApart() {
 		findings = append(findings, s.finding(report.Note, "queue",
-			fmt.Sprintf("the fq of %s holds packets back that have to wait, and tells only %s apart of what no connected socket sends: "+
-				"packets, forwarded ones too, may wait for others' that share one", device, plain.Count(q.Flows, "flow")),
-			"to tell more apart: "+q.Command(device, f.Netns, packets))...)
+			fmt.Sprintf("the fq of %s delays packets, but has only %s for packets without a connected socket, such as forwarded ones: "+
+				"packets may wait for those of another flow", device, plain.Count(q.Flows, "flow")),
+			"for more flows: "+q.Command(device, f.Netns, packets))...)
 	}
 	if findings == nil {
-		findings = s.finding(report.OK, "queue", fmt.Sprintf("the fq of %s holds packets back that have to wait", device), "")
+		findings = s.finding(report.OK, "queue", fmt.Sprintf("the fq of %s delays packets", device), "")
 	}
 	return findings
 }

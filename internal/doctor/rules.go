@@ -13,63 +13,63 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// biggest is the most bytes that one packet of a side may stand for, why that
-// is more than a frame, and how to have it less.
-func biggest(s Side, d *Device) (bytes int, why, less string) {
+// biggest is how many bytes one packet of a hook may have, why that is more than a
+// frame, and how to reduce it.
+func biggest(s Hook, d *Device) (bytes int, why, less string) {
 	frame := d.MTU + int(d.L2Bytes)
 	lower := "ip link set dev %s gso_max_size 4096"
-	// Neither ethtool -K gso off nor tso off keeps TCP from handing big packets
-	// to the hook: they only move the place after it where these are cut.
+	// With ethtool -K gso off or tso off TCP still passes large packets to the hook:
+	// these settings only change where behind it they are segmented.
 	if s.Direction == policy.Egress || d.Loopback {
-		return max(frame, d.GSOMax), "TCP hands over big packets that are cut into frames later (GSO)", fmt.Sprintf(lower, plain.Word(s.Name))
+		return max(frame, d.GSOMax), "TCP sends large packets that are segmented later (GSO)", fmt.Sprintf(lower, plain.Word(s.Name))
 	}
 	switch {
 	case d.Kind == "veth" || d.Kind == "netkit":
-		return max(frame, d.GSOMax), "the other end's packets come in before they are cut into frames (GSO)",
+		return max(frame, d.GSOMax), "packets of the other end enter before they are segmented (GSO)",
 			fmt.Sprintf(lower, "PEER") + " at the other end"
 	case d.Offloads.LRO:
-		return max(frame, d.GROMax), "frames are merged as they come in (LRO, GRO)", fmt.Sprintf("ethtool -K %s lro off gro off", plain.Word(s.Name))
+		return max(frame, d.GROMax), "frames are merged on arrival (LRO, GRO)", fmt.Sprintf("ethtool -K %s lro off gro off", plain.Word(s.Name))
 	case stacked[d.Kind]:
-		return max(frame, d.GROMax), "frames are merged where they come in, at the devices below (GRO)", "ethtool -K with gro off there"
+		return max(frame, d.GROMax), "frames are merged on arrival, at the devices below (GRO)", "ethtool -K with gro off there"
 	case d.Offloads.GRO:
-		return max(frame, d.GROMax), "frames are merged as they come in (GRO)", fmt.Sprintf("ethtool -K %s gro off", plain.Word(s.Name))
+		return max(frame, d.GROMax), "frames are merged on arrival (GRO)", fmt.Sprintf("ethtool -K %s gro off", plain.Word(s.Name))
 	}
 	return frame, "", ""
 }
 
-// stacked are the kinds of device whose packets came in by another one.
+// stacked are the kinds of device whose packets arrive at another one first.
 var stacked = map[string]bool{
 	"bridge": true, "bond": true, "team": true, "vlan": true, "macvlan": true, "ipvlan": true, "vrf": true,
 }
 
-// jerk is how long a rate may take over one packet before it is worth a word:
-// packets of 64 KiB are at 10mbit.
+// jerk is how long one packet may take at a rate without a note: 64 KiB at 10mbit
+// take longer.
 const jerk = 50 * time.Millisecond
 
-func checkMerged(_ Facts, s Side, d *Device) []report.Finding {
+func checkMerged(_ Facts, s Hook, d *Device) []report.Finding {
 	if d == nil {
 		return nil
 	}
 	bytes, why, less := biggest(s, d)
 	if why == "" {
-		return s.finding(report.OK, "packets", "each frame is judged by itself", "")
+		return s.finding(report.OK, "packets", "each frame gets its own verdict", "")
 	}
 	all := fmt.Sprintf("%s: one verdict for up to %d bytes", why, bytes)
 	limited := s.Limits.limited()
 	if len(limited) == 0 {
-		return s.finding(report.OK, "packets", all+", which count as the frames they stand for", "")
+		return s.finding(report.OK, "packets", all+", which count as their frames", "")
 	}
 	slowest := slices.MinFunc(limited, func(a, b Rule) int { return cmp.Compare(a.Rate, b.Rate) })
 	if took := drain(uint64(bytes), slowest.Rate); took > jerk {
 		return s.finding(report.Note, "packets",
-			fmt.Sprintf("%s, which is %s at the %v of %s: the rate is right in the long run, but what passes comes in jerks, and one drop takes all that",
+			fmt.Sprintf("%s, which take %s at the %v of %s: the rate is right in the long run, but traffic is bursty, and one drop loses as much",
 				all, spell(took), slowest.Rate, slowest.Prefix),
 			"if that matters: "+less)
 	}
-	return s.finding(report.OK, "packets", all+", which count as the frames they stand for; at these rates that is little", "")
+	return s.finding(report.OK, "packets", all+", which count as their frames; at these rates that is little", "")
 }
 
-// drain is how long a rate takes over so many bytes.
+// drain is how long so many bytes take at a rate.
 func drain(bytes uint64, r policy.Rate) time.Duration {
 	return time.Duration(float64(bytes) * 8 / float64(r) * float64(time.Second))
 }
@@ -88,9 +88,9 @@ func bytesIn(t time.Duration, r policy.Rate) uint64 {
 	return uint64(float64(r) / 8 * t.Seconds())
 }
 
-// checkCapacity tells of buckets too small for their packets or their rate: of
-// each the worst that can be said, of those alike the first.
-func checkCapacity(_ Facts, s Side, d *Device) []report.Finding {
+// checkCapacity finds buckets too small for their packets or their rate. It reports the
+// worst of each rule, and of rules alike the first.
+func checkCapacity(_ Facts, s Hook, d *Device) []report.Finding {
 	if d == nil {
 		return nil
 	}
@@ -112,11 +112,11 @@ func checkCapacity(_ Facts, s Side, d *Device) []report.Finding {
 	return findings
 }
 
-// tooSmall says for what a rule's capacity is too small; kind is "" where it is not.
-func tooSmall(s Side, d *Device, r Rule) (kind, finding, advice string) {
+// tooSmall says for what a rule's capacity is too small; kind is "" if it is not.
+func tooSmall(s Hook, d *Device, r Rule) (kind, finding, advice string) {
 	frame := uint64(d.MTU) + uint64(d.L2Bytes)
 	bytes, why, less := biggest(s, d)
-	holds := r.Capacity + r.Queue // of a rule that delays, too: what it takes in at most
+	holds := r.Capacity + r.Queue // the most that it admits, also with excess delay
 	what, empty := "bucket", "the bucket is empty"
 	switch {
 	case r.Queue > 0:
@@ -129,22 +129,22 @@ func tooSmall(s Side, d *Device, r Rule) (kind, finding, advice string) {
 	switch {
 	case holds < frame:
 		return "frame", of + fmt.Sprintf("less than one full frame (%d): such a frame passes only while %s", frame, empty), advice
-	// TCP that meets a queue hands over smaller ones: it reaches its rate with the default.
+	// TCP that is delayed sends smaller packets: it reaches the rate with the default.
 	case holds < uint64(bytes) && (r.Excess != policy.Delay || holds < policy.DefaultQueue(r.Rate)):
 		if advice != "" {
 			advice += ", or: "
 		}
-		return "packet", of + fmt.Sprintf("less than one packet can be (%d), as %s: such a packet passes only while %s, and TCP may stay far below %v",
+		return "packet", of + fmt.Sprintf("less than the largest packet (%d), as %s: such a packet passes only while %s, and TCP may stay far below %v",
 			bytes, why, empty, r.Rate), advice + less
 	case holds < bytesIn(10*time.Millisecond, r.Rate):
-		return "rate", of + fmt.Sprintf("only %s of %v: TCP sends bigger bursts, and may not reach that rate",
+		return "rate", of + fmt.Sprintf("only %s of %v: TCP sends larger bursts, and may not reach that rate",
 			spell(drain(holds, r.Rate)), r.Rate), advice
 	}
 	return "", "", ""
 }
 
-// raise is how a rule takes in what is said of default ones, and a packet of so
-// many bytes; "" where a queue that long would hold packets back for too long.
+// raise is advice for at least the default size, and for a packet of so many bytes; ""
+// where a queue that long would delay packets for too long.
 func raise(r Rule, bytes uint64) string {
 	if r.Excess != policy.Delay {
 		return fmt.Sprintf("raise --capacity to %db", max(policy.DefaultCapacity(r.Rate), bytes))
@@ -156,7 +156,7 @@ func raise(r Rule, bytes uint64) string {
 	return fmt.Sprintf("raise %s to %db", queueFlag(r), to)
 }
 
-// queueFlag is the flag that says how much of a rule that delays may wait.
+// queueFlag is the flag for the queue of a rule that delays packets.
 func queueFlag(r Rule) string {
 	if r.Algorithm == policy.GCRA {
 		return "--queue"
@@ -164,17 +164,16 @@ func queueFlag(r Rule) string {
 	return "--capacity"
 }
 
-// checkBurst tells of buckets that let more pass at once, and of queues that hold
-// packets back for longer, than people mean.
-func checkBurst(_ Facts, s Side, _ *Device) []report.Finding {
+// checkBurst finds larger bursts and longer queues than people may intend.
+func checkBurst(_ Facts, s Hook, _ *Device) []report.Finding {
 	var long, slow []Rule
 	for _, r := range s.Limits.limited() {
-		atOnce := r.Capacity
+		burst := r.Capacity
 		waiting, longest := r.Waiting()
 		if waiting > 0 && r.Algorithm == policy.Leaky {
-			atOnce = 0
+			burst = 0
 		}
-		if atOnce > max(policy.DefaultCapacity(r.Rate), bytesIn(time.Second, r.Rate)) {
+		if burst > max(policy.DefaultCapacity(r.Rate), bytesIn(time.Second, r.Rate)) {
 			long = append(long, r)
 		}
 		if longest > time.Second && waiting > policy.DefaultQueue(r.Rate) {
@@ -185,20 +184,20 @@ func checkBurst(_ Facts, s Side, _ *Device) []report.Finding {
 	if len(long) > 0 {
 		r := long[0]
 		findings = s.finding(report.Note, "capacity",
-			fmt.Sprintf("%s: after a pause, %d bytes pass at once, which is more than a second of %v", prefixes(long), r.Capacity, r.Rate),
-			fmt.Sprintf("if that is not meant, lower --capacity; the default is %db", policy.DefaultCapacity(r.Rate)))
+			fmt.Sprintf("%s: after a pause, a burst of %d bytes passes, more than %v carries in a second", prefixes(long), r.Capacity, r.Rate),
+			fmt.Sprintf("if that is not intended, lower --capacity; the default is %db", policy.DefaultCapacity(r.Rate)))
 	}
 	if len(slow) > 0 {
 		r := slow[0]
 		_, longest := r.Waiting()
 		findings = append(findings, s.finding(report.Note, "queue",
-			fmt.Sprintf("%s: packets wait for up to %s, which most of their senders take for a loss", prefixes(slow), spell(longest)),
-			fmt.Sprintf("if that is not meant, lower %s; the default is %db", queueFlag(r), policy.DefaultQueue(r.Rate)))...)
+			fmt.Sprintf("%s: packets wait up to %s, which most senders take for a loss", prefixes(slow), spell(longest)),
+			fmt.Sprintf("if that is not intended, lower %s; the default is %db", queueFlag(r), policy.DefaultQueue(r.Rate)))...)
 	}
 	return findings
 }
 
-func checkFamilies(_ Facts, s Side, d *Device) []report.Finding {
+func checkFamilies(_ Facts, s Hook, d *Device) []report.Finding {
 	limited := s.Limits.limited()
 	if d == nil || len(limited) == 0 {
 		return nil
@@ -219,8 +218,8 @@ func checkFamilies(_ Facts, s Side, d *Device) []report.Finding {
 	return nil
 }
 
-// counting are the limits that have counted such packets, and how many together.
-func (s Side) counting(such func(maps.Counters) uint64) (packets uint64, rules []Rule) {
+// counting are the limits that have counted such packets, and their sum.
+func (s Hook) counting(such func(maps.Counters) uint64) (packets uint64, rules []Rule) {
 	for _, r := range s.Limits.limited() {
 		if n := such(r.Counters); n > 0 {
 			packets += n
@@ -230,36 +229,36 @@ func (s Side) counting(such func(maps.Counters) uint64) (packets uint64, rules [
 	return packets, rules
 }
 
-func checkContended(_ Facts, s Side, _ *Device) []report.Finding {
+func checkContended(_ Facts, s Hook, _ *Device) []report.Finding {
 	packets, contended := s.counting(func(c maps.Counters) uint64 { return c.ContendedPackets })
 	if packets == 0 {
 		return nil
 	}
 	return s.finding(report.Warning, "contended",
-		fmt.Sprintf("%s of %s could not be metered, and passed or were dropped as --fail says: many CPUs were at one bucket at once, or a mark could not be written",
+		fmt.Sprintf("%s of %s could not be metered, and passed or were dropped as --fail says: many CPUs contended for one bucket, or a mark could not be written",
 			plain.Count(packets, "packet"), prefixes(contended)),
 		"spread the load with --each, or receive on fewer CPUs; --fail closed drops such packets")
 }
 
-// fullTable is from how much of a bucket table in use on some keys find no slot, in percent.
+// fullTable is the use of the bucket table, in percent, from which on some keys find no slot.
 const fullTable = 75
 
-func checkSpilled(_ Facts, s Side, _ *Device) []report.Finding {
+func checkSpilled(_ Facts, s Hook, _ *Device) []report.Finding {
 	packets, spilled := s.counting(func(c maps.Counters) uint64 { return c.SpilledPackets })
 	if packets == 0 {
 		return nil
 	}
 	slots := s.Limits.Slots
-	found := fmt.Sprintf("%s of %s had no bucket of their own and shared the rule's spill bucket; %d of the table's %d slots (%.0f %%) are in use now",
+	found := fmt.Sprintf("%s of %s were charged to the rule's spill bucket, as their keys found no slot; %d of the table's %d slots (%.0f %%) are in use now",
 		plain.Count(packets, "packet"), prefixes(spilled), slots.InUse, slots.All, 100*float64(slots.InUse)/float64(max(slots.All, 1)))
-	advice := "give fewer a bucket (--each /24, or /64 for IPv6), or free buckets sooner: a shorter --penalty, a smaller --capacity, a higher --rate; drop spoofed sources before the limit"
+	advice := "use fewer buckets (--each /24, or /64 for IPv6), or free them sooner: a shorter --penalty, a smaller --capacity, a higher --rate; drop spoofed sources before the limit"
 	if slots.InUse*100 < slots.All*fullTable {
-		return s.finding(report.Note, "spilled", found+": that is over", "if it comes back, "+advice)
+		return s.finding(report.Note, "spilled", found+": there is room again", "if it recurs, "+advice)
 	}
 	return s.finding(report.Warning, "spilled", found, advice)
 }
 
-func checkUnmatched(_ Facts, s Side, _ *Device) []report.Finding {
+func checkUnmatched(_ Facts, s Hook, _ *Device) []report.Finding {
 	if !s.inForce() {
 		return nil
 	}
@@ -269,14 +268,14 @@ func checkUnmatched(_ Facts, s Side, _ *Device) []report.Finding {
 	if len(idle) == 0 {
 		return nil
 	}
-	way, side := "egress is what leaves the device", "destination"
+	means, side := "egress is what leaves the device", "destination"
 	if s.Direction == policy.Ingress {
-		way = "ingress is what enters the device"
+		means = "ingress is what enters the device"
 	}
 	if s.Limits.Match == policy.MatchSrc {
 		side = "source"
 	}
 	return s.finding(report.Note, "traffic",
 		"no packet has matched yet: "+prefixes(idle),
-		fmt.Sprintf("if some should have, check the direction (%s) and the address (it is compared with the %s)", way, side))
+		fmt.Sprintf("if some should have, check the direction (%s) and the address (compared with the %s)", means, side))
 }

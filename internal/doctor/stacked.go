@@ -10,9 +10,9 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// checkStacked tells of packets that pass more than one device, and so may be
-// limited twice, or past the device that has the rules.
-func checkStacked(f Facts, s Side, d *Device) []report.Finding {
+// checkStacked finds packets that pass more than one device, and so may be limited
+// twice, or bypass the device that has the rules.
+func checkStacked(f Facts, s Hook, d *Device) []report.Finding {
 	if d == nil {
 		return nil
 	}
@@ -27,25 +27,25 @@ func checkStacked(f Facts, s Side, d *Device) []report.Finding {
 }
 
 // twice warns of rules on two devices that the same packets pass.
-func twice(f Facts, s Side, d, other *Device) []report.Finding {
+func twice(f Facts, s Hook, d, other *Device) []report.Finding {
 	how, direction := meet(s, d, other)
 	there := f.limits(other, direction)
 	if how == "" || !s.inForce() || there == nil || !overlap(s, d, there, other) || told(f, s, other, direction) {
 		return nil
 	}
 	return s.finding(report.Warning, "counted twice",
-		fmt.Sprintf("%s, and %s %s has rules for them, too: they are charged to both, and the lower rate decides", how, other.Name, direction),
+		fmt.Sprintf("%s, and %s %s has rules for them, too: both charge them, and the lower rate decides", how, other.Name, direction),
 		"keep the rules of one of the two")
 }
 
-// told reports whether the other device is where it has been said.
-func told(f Facts, s Side, other *Device, direction policy.Direction) bool {
+// told reports whether the finding of the other device says so already.
+func told(f Facts, s Hook, other *Device, direction policy.Direction) bool {
 	return f.judged(other.Name) && (other.Index < s.Index || other.Index == s.Index && direction < s.Direction)
 }
 
-// meet says how packets of a side come to pass another device as well, and in
-// which direction they do; "" if they do not.
-func meet(s Side, d, other *Device) (how string, there policy.Direction) {
+// meet says how packets of a hook also pass another device, and in which direction; ""
+// if they do not.
+func meet(s Hook, d, other *Device) (how string, there policy.Direction) {
 	opposite := policy.Ingress
 	if s.Direction == policy.Ingress {
 		opposite = policy.Egress
@@ -56,7 +56,7 @@ func meet(s Side, d, other *Device) (how string, there policy.Direction) {
 	case d.Index == other.Index:
 		return "", 0
 	case d.Peer == other.Index:
-		return fmt.Sprintf("what leaves one of %s and %s enters the other", d.Name, other.Name), opposite
+		return fmt.Sprintf("packets that leave one of %s and %s enter the other", d.Name, other.Name), opposite
 	case isPort(other, d):
 		return portOf(other, d), s.Direction
 	case isPort(d, other):
@@ -90,8 +90,8 @@ func wrapped(tunnel, underlay *Device) string {
 	return fmt.Sprintf("packets of tunnel %s pass %s as well, wrapped in packets between the tunnel's ends", tunnel.Name, underlay.Name)
 }
 
-// overlap reports whether rules of two devices that packets meet on can be for the same packets.
-func overlap(s Side, d *Device, there *Limits, other *Device) bool {
+// overlap reports whether rules of two devices on one path can be for the same packets.
+func overlap(s Hook, d *Device, there *Limits, other *Device) bool {
 	// Of a tunnel, the device below sees the outer addresses only.
 	switch {
 	case carries(d, other):
@@ -114,8 +114,8 @@ func holds(l *Limits, t *netinfo.Tunnel) bool {
 	return slices.ContainsFunc(l.limited(), func(r Rule) bool { return !t.Remote.IsValid() || r.Prefix.Contains(t.Remote) })
 }
 
-// unseen notes what rules on this device alone do not see, or see besides.
-func unseen(f Facts, s Side, d *Device) []report.Finding {
+// unseen notes packets that rules on this device miss, or see besides.
+func unseen(f Facts, s Hook, d *Device) []report.Finding {
 	var findings []report.Finding
 	note := func(finding, advice string) {
 		findings = append(findings, s.finding(report.Note, "path", finding, advice)...)
@@ -125,29 +125,29 @@ func unseen(f Facts, s Side, d *Device) []report.Finding {
 	wrapping := f.names(func(o *Device) bool { return carries(d, o) })
 	switch {
 	case d.Loopback:
-		note("all that programs here send each other passes "+d.Name+" twice, out and in", "use one direction, egress or ingress, not both")
+		note("packets between programs of this host pass "+d.Name+" twice, out and in", "use one direction, egress or ingress, not both")
 	case d.Kind == "bridge":
 		advice := ""
 		if len(ports) > 0 {
-			advice = "to limit that, set rules on its ports: " + plain.List(ports)
+			advice = "to limit those, set rules on its ports: " + plain.List(ports)
 		}
-		note("only what this machine itself sends and receives passes the bridge: what it forwards between its ports is not limited", advice)
+		note("only packets from and to this host pass the bridge: packets between its ports are not limited", advice)
 	case d.Master != 0:
 		findings = append(findings, ofPort(f, s, d)...)
 	case d.Tunnel != nil && d.Tunnel.Underlay == 0:
-		note("the packets leave or came wrapped, by a device that can not be told from here", "a rule on that one as well, for the tunnel's other end, would charge them twice")
+		note("the packets pass another device as well, wrapped; it is not known which", "a rule for the tunnel's other end on that device would charge them twice")
 	}
 	if len(above) > 0 {
-		note("packets of the devices on top are seen here, too: "+plain.List(above), "set rules there to limit them apart; for the same packets, only there or only here")
+		note("packets of the devices on top pass here, too: "+plain.List(above), "set rules there to limit them separately; limit the same packets only there or only here")
 	}
 	if len(wrapping) > 0 {
-		note("packets of tunnels are seen with the addresses of the tunnel's ends, not those inside: "+plain.List(wrapping), "set rules on the tunnel to limit what is inside")
+		note("packets of tunnels have the addresses of the tunnel's ends here, not those inside: "+plain.List(wrapping), "set rules on the tunnel to limit by the addresses inside")
 	}
 	return findings
 }
 
 // ofPort notes what passes the other ports of a bond.
-func ofPort(f Facts, s Side, d *Device) []report.Finding {
+func ofPort(f Facts, s Hook, d *Device) []report.Finding {
 	master := f.device(d.Master)
 	if master == nil || master.Kind != "bond" && master.Kind != "team" {
 		return nil
@@ -157,8 +157,8 @@ func ofPort(f Facts, s Side, d *Device) []report.Finding {
 		return nil
 	}
 	return s.finding(report.Note, "path",
-		fmt.Sprintf("%s is one port of %s %s: what goes by the others is not limited: %s", d.Name, master.Kind, master.Name, plain.List(others)),
-		"set the rule on "+master.Name+" to limit all of it at one rate")
+		fmt.Sprintf("%s is one port of %s %s: packets on the others are not limited: %s", d.Name, master.Kind, master.Name, plain.List(others)),
+		"set the rule on "+master.Name+" to limit all ports together")
 }
 
 func (f Facts) names(is func(*Device) bool) []string {

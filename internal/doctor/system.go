@@ -21,7 +21,7 @@ func checkKernel(s System) []report.Finding {
 
 func (s System) has(capability int) bool { return s.Capabilities&(1<<capability) != 0 }
 
-// missing are the permissions without which no rule can be set.
+// missing are the capabilities without which no rule can be set.
 func (s System) missing() (names []string) {
 	if !s.has(unix.CAP_BPF) && !s.has(unix.CAP_SYS_ADMIN) { // which includes it
 		names = append(names, "CAP_BPF")
@@ -34,12 +34,15 @@ func (s System) missing() (names []string) {
 
 func checkPermissions(s System) []report.Finding {
 	switch missing := s.missing(); {
+	case len(missing) > 0 && s.BPFFS.Readable && !s.BPFFS.Writable:
+		return systemFinding(report.Note, "permissions",
+			"this process may read the rules; it lacks "+strings.Join(missing, " and ")+", so it can set none", "")
 	case len(missing) > 0:
 		return systemFinding(report.Failed, "permissions",
 			"this process lacks "+strings.Join(missing, " and ")+", so it can set no rule", "run as root, or give it both")
 	case !s.has(unix.CAP_SYS_ADMIN):
 		return systemFinding(report.Note, "permissions",
-			"CAP_BPF and CAP_NET_ADMIN are there; without CAP_SYS_ADMIN the programs of others have no names here, and no bpffs can be mounted", "")
+			"CAP_BPF and CAP_NET_ADMIN; without CAP_SYS_ADMIN the names of other programs are not known, and no bpffs can be mounted", "")
 	}
 	return systemFinding(report.OK, "permissions", "all that shapectl needs", "")
 }
@@ -47,10 +50,10 @@ func checkPermissions(s System) []report.Finding {
 func checkPrograms(s System) []report.Finding {
 	switch {
 	case len(s.missing()) > 0:
-		return nil // that they do not load is no news then
+		return nil // they cannot load then
 	case s.Probe != nil:
 		advice := "in a container, seccomp or a lockdown of the host may forbid it"
-		// Of processes without it the verifier demands more.
+		// Without CAP_PERFMON the verifier is stricter.
 		if !s.has(unix.CAP_PERFMON) && !s.has(unix.CAP_SYS_ADMIN) {
 			advice = "run as root, or give it CAP_PERFMON, too"
 		}
@@ -58,23 +61,24 @@ func checkPrograms(s System) []report.Finding {
 			"the kernel does not load shapectl's program for this process: "+plain.OneLine(s.Probe), advice)
 	case !s.JIT:
 		return systemFinding(report.Note, "programs",
-			"the kernel takes shapectl's program but interprets it: limits are right, but each packet costs much more time",
-			"switch the compiler on: sysctl net.core.bpf_jit_enable=1, then set a rule again")
+			"the kernel loads shapectl's program but interprets it: limits are right, but each packet takes much more time",
+			"enable the JIT compiler: sysctl net.core.bpf_jit_enable=1, then set a rule again")
 	}
-	return systemFinding(report.OK, "programs", "the kernel takes shapectl's program and compiles it (JIT)", "")
+	return systemFinding(report.OK, "programs", "the kernel loads shapectl's program and compiles it (JIT)", "")
 }
 
 func checkHook(s System) []report.Finding {
 	switch {
 	case !s.has(unix.CAP_NET_ADMIN):
-		return systemFinding(report.Note, "hook", "without CAP_NET_ADMIN it can not be told if the kernel has tcx", "")
+		return systemFinding(report.Note, "hook",
+			"without CAP_NET_ADMIN it is not known whether the kernel has tcx, nor what else is attached to devices", "")
 	case s.HookErr != nil:
 		return systemFinding(report.Failed, "hook", "SHAPECTL_HOOK=tcx, but "+s.HookErr.Error(), "leave it unset to attach by clsact")
 	case s.Hook == loader.Clsact:
 		return systemFinding(report.OK, "hook",
-			"clsact: a rule is a filter at the first free priority, so filters of a lower one come before it", "")
+			"clsact: shapectl attaches a filter at the first free priority; filters of a lower one run before it", "")
 	}
-	return systemFinding(report.OK, "hook", "tcx: a rule comes first on its device, before other programs and filters", "")
+	return systemFinding(report.OK, "hook", "tcx: shapectl runs first on a device, before other programs and filters", "")
 }
 
 func checkBPFFS(s System) []report.Finding {
@@ -89,12 +93,14 @@ func checkBPFFS(s System) []report.Finding {
 	case fs.Untrusted != nil:
 		finding, advice, _ := strings.Cut(plain.OneLine(fs.Untrusted), "; ")
 		return systemFinding(report.Failed, "bpffs", finding+", so it is not used", advice)
+	case !fs.Writable && fs.Readable:
+		return systemFinding(report.OK, "bpffs", fs.Path+" is mounted; this process may read the rules there", "")
 	case !fs.Writable:
 		return systemFinding(report.Failed, "bpffs",
 			"this process may not write to "+fs.Path+", so it can set no rule",
 			"run as root, or name a bpffs of your own in SHAPECTL_BPFFS")
 	}
-	return systemFinding(report.OK, "bpffs", fs.Path+" is mounted and may be written to", "")
+	return systemFinding(report.OK, "bpffs", fs.Path+" is mounted and writable", "")
 }
 
 func checkKept(f Facts) []report.Finding {
@@ -102,12 +108,12 @@ func checkKept(f Facts) []report.Finding {
 		return nil
 	}
 	return systemFinding(report.Note, "leftovers",
-		fmt.Sprintf("%s have no rule since the last change; their memory is kept, so that a change can be taken back: %s",
+		fmt.Sprintf("%s have no rule since the last change; their state is kept for a rollback: %s",
 			plain.Count(len(f.Kept), "device direction"), plain.List(f.Kept)),
-		"the next command that changes a rule frees it; so does 'shapectl watch' after an hour")
+		"the next command that changes a rule frees it; so does "+plain.Suggest(f.Netns, "watch")+" after an hour")
 }
 
-// checkLeft tells of what is pinned for other network namespaces.
+// checkLeft finds pins of other network namespaces.
 func checkLeft(f Facts) (findings []report.Finding) {
 	var dead, unmarked []string
 	for _, l := range f.Left {
@@ -119,27 +125,27 @@ func checkLeft(f Facts) (findings []report.Finding) {
 		}
 		for _, o := range l.InForce {
 			if o.Device.Name != "" {
-				side := Side{Name: o.Device.Name, Direction: o.Direction}
-				findings = append(findings, side.finding(report.Warning, "leftovers",
-					"rules are in force that a network namespace set which no longer exists; the device had left it: they cannot be shown or changed",
-					fmt.Sprintf("%s, then set them here", side.flush()))...)
+				left := Hook{Name: o.Device.Name, Direction: o.Direction}
+				findings = append(findings, left.finding(report.Warning, "leftovers",
+					"rules are in force of a network namespace that no longer exists; the device had left it: they cannot be shown or changed",
+					fmt.Sprintf("%s, then set them here", left.flush(f.Netns)))...)
 				continue
 			}
 			findings = append(findings, systemFinding(report.Warning, "leftovers",
-				fmt.Sprintf("%q: rules are in force on the %s of a device in another network namespace, set by one that no longer exists", l.Path, o.Direction),
+				fmt.Sprintf("%q: rules of a network namespace that no longer exists are in force on the %s of a device in another one", l.Path, o.Direction),
 				"'shapectl flush' that device in its namespace")...)
 		}
 	}
 	if len(dead) > 0 {
 		findings = append(findings, systemFinding(report.Note, "leftovers",
 			fmt.Sprintf("pins of %s that no longer exist: %s", plain.Count(len(dead), "network namespace"), plain.List(dead)),
-			"the next command that changes a rule removes them; so does 'shapectl watch'")...)
+			"the next command that changes a rule removes them; so does "+plain.Suggest(f.Netns, "watch"))...)
 	}
 	if len(unmarked) > 0 {
 		findings = append(findings, systemFinding(report.Note, "leftovers",
-			fmt.Sprintf("pins of %s that an older build made, so that it cannot be told whether they exist: %s",
+			fmt.Sprintf("pins of %s by an older build, so it is not known whether they exist: %s",
 				plain.Count(len(unmarked), "network namespace"), plain.List(unmarked)),
-			"run 'shapectl watch' or change a rule in those that do; 'rm -r' removes the pins of the others")...)
+			"run 'shapectl watch' or change a rule in those that exist; 'rm -r' removes the pins of the others")...)
 	}
 	return findings
 }

@@ -1,10 +1,13 @@
-// Package explain tells what packets meet on their way, which rule decides over
-// them, and what it makes of them. It first finds the facts out, and charges and
-// changes nothing; Judge, which knows no kernel, says what they mean.
+// Package explain finds which devices packets pass, which rule decides about them,
+// and what its verdict is. It gathers facts first, and neither charges nor changes
+// anything. Judge, which needs no kernel, says what the facts mean.
 package explain
 
 import (
+	"cmp"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/shapectl/shapectl/internal/model"
@@ -18,12 +21,13 @@ import (
 
 // A Question says which packets to explain, and where.
 type Question struct {
-	Device    string            // "" for those that routes tell
+	Device    string            // "" for those of the routes
 	Direction *policy.Direction // of the device; nil for both
-	Address   netip.Addr        // the zero Addr where the flow says both
+	Address   netip.Addr        // the zero Addr where the flow has both
 	Flow      *maps.Flow        // nil for any
 	Bytes     uint64            // of each segment at layer 2, without VLAN tags; 0 for full ones of the device
 	Segments  uint16            // at least 1
+	Netns     string            // network namespace of suggested commands; "" for that of the caller
 }
 
 // A QuestionError says why a question has no answer. It wraps
@@ -34,33 +38,35 @@ func (e *QuestionError) Error() string { return e.err.Error() }
 func (e *QuestionError) Unwrap() error { return e.err }
 
 // Explain answers a question about the namespace of the calling thread. The
-// error is, or wraps, a *QuestionError where the question has no answer. With
-// an error about hooks that could not be read comes what the others do.
-func Explain(n *loader.Namespace, q Question) (ways report.Ways, err error) {
+// error is, or wraps, a *QuestionError where the question has no answer. With an
+// error about hooks that could not be read it returns the answer for the others.
+func Explain(n *loader.Namespace, q Question) (paths report.Paths, err error) {
 	gather := onDevice
 	if q.Device == "" {
 		gather = onRoutes
 	}
 	facts, err := gather(n, q)
 	for _, f := range facts {
-		ways = append(ways, Judge(f))
+		f.Netns = q.Netns
+		paths = append(paths, Judge(f))
 	}
-	return ways, err
+	return paths, err
 }
 
-// Facts are what was found out about packets, and about what they meet.
+// Facts are about packets, and the hooks that they pass.
 type Facts struct {
 	Packets
-	Routed    bool // routes tell the stops; else there is one, which was asked for
+	Routed    bool // the stops are those of routes; else there is one, which was asked for
 	In, Out   Leg  // known if Routed
 	Stops     []Stop
 	Elsewhere []Elsewhere
+	Netns     string // see Question
 }
 
 // Packets are those that are asked about.
 type Packets struct {
-	Src, Dst netip.Addr // the zero Addr where it may be any
-	Flow     *maps.Flow // nil where it may be any between them
+	Src, Dst netip.Addr // the zero Addr for any
+	Flow     *maps.Flow // nil for any between them
 	Segments uint16
 }
 
@@ -78,11 +84,12 @@ type Stop struct {
 	netinfo.Hop        // with the zero Device where that is not here
 	Frame       uint64 // bytes of each segment at layer 2, without VLAN tags
 	Path        []netinfo.ChainEntry
+	Unlisted    bool  // Path is not known, as that takes CAP_NET_ADMIN
 	Hook        *Hook // nil where there are no rules, or
 	Unreadable  bool  // where another version has set them
 	Rule        *Rule // nil where none matches
-	// What holds back the packets of a rule that delays: on egress the device's
-	// qdisc, on ingress an ifb, which is nil where there is none.
+	// What delays the packets of a rule with excess delay: on egress the device's
+	// qdisc, on ingress an ifb device, which is nil where there is none.
 	Qdisc fq.State
 	Ifb   *fq.Ifb
 }
@@ -94,23 +101,23 @@ type Hook struct {
 	Direction   policy.Direction
 	Match       policy.Match
 	State       loader.State
-	Status      string // the state for people to read
-	InForce     bool
+	Status      string  // the state for people to read
 	RevertsInNS *uint64 // nil unless a change waits to be confirmed
 }
 
-// A Rule is one that matches, with what a packet finds there.
+// A Rule is one that matches.
 type Rule struct {
 	policy.Rule
-	Hides     []policy.Rule // those that match as well, the narrowest first
-	Bucket    *Bucket       // nil for an unlimited rule, and where only a flow would tell which it is
-	SpeedBits uint64        // of the device; 0 where it does not say
-	Shadow    *Shadow       // nil where there is none, and where only a flow would tell its bucket
+	Counters  maps.Counters
+	Hides     []policy.Rule // wider rules that match, the narrowest first
+	Bucket    *Bucket       // nil for an unlimited rule, and where it depends on the flow
+	SpeedBits uint64        // of the device; 0 if not known
+	Shadow    *Shadow       // nil where there is none, and where its bucket depends on the flow
 }
 
 // A Bucket is the one that a packet is charged to.
 type Bucket struct {
-	Sharer string
+	Key string
 	model.State
 	Seen time.Time
 }
@@ -121,40 +128,44 @@ type Shadow struct {
 	Bucket
 }
 
-// Elsewhere is a limit for packets on a hook that they do not meet for sure.
+// Elsewhere is a limit for packets on a hook that they may not pass.
 type Elsewhere struct {
 	Hook
 	Rule policy.Rule
 }
 
 // Judge says what the facts mean.
-func Judge(f Facts) report.Way {
-	way := report.Way{Packets: f.Packets.String(), Hooks: []report.Stop{}, Elsewhere: []report.Elsewhere{}}
+func Judge(f Facts) report.Path {
+	path := report.Path{Packets: f.Packets.String(), Hooks: []report.Stop{}, Elsewhere: []report.Elsewhere{}}
 	for _, s := range f.Stops {
-		way.Hooks = append(way.Hooks, judgeStop(f.Packets, s))
+		path.Hooks = append(path.Hooks, judgeStop(f.Packets, s))
 	}
 	if !f.Routed {
-		way.How = "that leave by " + way.Hooks[0].Device
+		path.How = "that leave by " + path.Hooks[0].Device
 		if f.Stops[0].Direction == policy.Ingress {
-			way.How = "that come in by " + way.Hooks[0].Device
+			path.How = "that come in by " + path.Hooks[0].Device
 		}
-		return way
+		return path
 	}
 	in, out := judgeLegs(f.In, f.Out)
-	way.How = in.how + in.why
+	path.How = in.how + in.why
 	switch {
 	case in.how == "":
-		way.How = out.how + out.why
+		path.How = out.how + out.why
 	case out.how != "" && out.how != in.how:
-		way.How += ", and " + out.how + out.why
+		path.How += ", and " + out.how + out.why
 	}
 	for _, e := range f.Elsewhere {
-		way.Elsewhere = append(way.Elsewhere, report.Elsewhere{
+		path.Elsewhere = append(path.Elsewhere, report.Elsewhere{
 			Device: e.Name, Direction: e.Direction.String(), Brief: report.NewBrief(e.Rule, e.Name, e.Direction, e.Match),
-			Attached: e.InForce, State: e.Status, Met: metWhen(e.Hook, f.In, f.Out),
+			Attached: e.State.InForce(), State: e.Status, Met: metWhen(f.Netns, e.Hook, f.In, f.Out),
 		})
 	}
-	return way
+	slices.SortStableFunc(path.Elsewhere, func(a, b report.Elsewhere) int {
+		certain := func(e report.Elsewhere) int { return strings.Count(e.Met, notMet) }
+		return cmp.Or(certain(a)-certain(b), report.Natural(a.Device, b.Device), cmp.Compare(a.Direction, b.Direction))
+	})
+	return path
 }
 
 func (p Packets) String() string {
@@ -167,7 +178,7 @@ func (p Packets) String() string {
 	return "to " + p.Dst.String()
 }
 
-// side is the address that rules go by.
+// side is the address that rules compare.
 func (p Packets) side(m policy.Match) netip.Addr {
 	if m == policy.MatchSrc {
 		return p.Src

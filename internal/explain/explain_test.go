@@ -29,10 +29,10 @@ var (
 func limited(d policy.Direction) *Stop {
 	s := &Stop{
 		Hop: netinfo.Hop{Device: eth0, Direction: d}, Frame: 1000, Path: []netinfo.ChainEntry{ours},
-		Hook: &Hook{Name: "eth0", Device: eth0, Direction: d, Match: d.FarSide(), State: loader.Attached, Status: "attached", InForce: true},
+		Hook: &Hook{Name: "eth0", Device: eth0, Direction: d, Match: d.FarSide(), State: loader.Attached, Status: "attached"},
 		Rule: &Rule{Rule: policy.Rule{Prefix: netip.MustParsePrefix("10.0.0.0/24"), Rate: 15_625_000, Capacity: 5000}},
 	}
-	s.Rule.Bucket = &Bucket{Sharer: "10.0.0.0/24"}
+	s.Rule.Bucket = &Bucket{Key: "10.0.0.0/24"}
 	return s
 }
 
@@ -66,11 +66,11 @@ func TestJudgeStop(t *testing.T) {
 			"unknown", []string{"--flow udp,192.0.2.1:5000,10.0.0.7:53"}},
 		{"a bucket for each flow, from there", ingress, func(s *Stop) { s.Rule.Each.Kind = policy.EachFlow; s.Rule.Bucket = nil },
 			"unknown", []string{"--flow udp,10.0.0.7:5000,192.0.2.1:53"}},
-		{"detached", egress, func(s *Stop) { s.full(); s.Hook.State, s.Hook.InForce, s.Path = loader.Detached, false, nil },
-			"pass", []string{"something else took"}},
+		{"detached", egress, func(s *Stop) { s.full(); s.Hook.State, s.Path = loader.Detached, nil },
+			"pass", []string{"something else detached"}},
 		{"gone", egress, func(s *Stop) {
 			s.full()
-			s.Hook.State, s.Hook.InForce, s.Hook.Device, s.Device, s.Path = loader.Gone, false, netinfo.Device{}, netinfo.Device{}, nil
+			s.Hook.State, s.Hook.Device, s.Device, s.Path = loader.Gone, netinfo.Device{}, netinfo.Device{}, nil
 		}, "pass", []string{"was deleted"}},
 		{"spilled", egress, func(s *Stop) { s.full(); s.Rule.Excess = policy.ECN; s.Rule.Bucket.Spilled = true }, "drop", nil},
 		{"marked", egress, func(s *Stop) { s.full(); s.Rule.Excess = policy.ECN }, "mark", nil},
@@ -84,23 +84,23 @@ func TestJudgeStop(t *testing.T) {
 			"pass", []string{"chain c runs before the limit: what it drops or redirects"}},
 		{"before a program", egress, func(s *Stop) { s.Path = []netinfo.ChainEntry{ours, foreign} }, "pass", nil},
 
-		{"held by fq", egress, func(s *Stop) { s.delays(); s.Qdisc = fq.State{Kind: "fq", Holds: true} }, "pass", nil},
+		{"held by fq", egress, func(s *Stop) { s.delays(); s.Qdisc = fq.State{Kind: "fq", HasFQ: true} }, "pass", nil},
 		{"held back by nothing", egress, func(s *Stop) { s.delays(); s.Qdisc = fq.State{Kind: "pfifo"} },
 			"pass", []string{"eth0 has pfifo", "--setup-fq"}},
 		{"waits for a flow unknown", egress, func(s *Stop) {
 			s.delays()
-			s.Qdisc = fq.State{Kind: "fq", Holds: true}
+			s.Qdisc = fq.State{Kind: "fq", HasFQ: true}
 			r := &s.Rule.Rule
 			r.Algorithm, r.Queue, r.Order = policy.GCRA, 10_000, policy.SparseFirst
 			s.Rule.Bucket.FIFO, s.Rule.Bucket.Level = true, r.Capacity<<model.UnitBits
 		}, "delay", []string{"for a flow that has packets waiting"}},
 		{"sparse flow goes ahead", egress, func(s *Stop) {
 			s.delays()
-			s.Qdisc = fq.State{Kind: "fq", Holds: true}
+			s.Qdisc = fq.State{Kind: "fq", HasFQ: true}
 			r := &s.Rule.Rule
 			r.Algorithm, r.Queue, r.Order, s.Rule.Bucket.Level = policy.GCRA, 10_000, policy.SparseFirst, r.Capacity<<model.UnitBits
 		}, "pass", nil},
-		{"no ifb", ingress, (*Stop).delays, "lost", []string{"the ifb by which packets are held back is gone"}},
+		{"no ifb", ingress, (*Stop).delays, "lost", []string{"the ifb device for delayed packets is gone"}},
 		{"no ifb, and excess", ingress, func(s *Stop) { s.delays(); s.full() }, "drop", []string{"is gone"}},
 		{"ifb is down", ingress, func(s *Stop) { s.delays(); s.Ifb = &fq.Ifb{Name: "ifb2"} }, "lost", []string{"ifb2", "is down"}},
 		{"ifb without fq", ingress, func(s *Stop) { s.delays(); s.Ifb = &fq.Ifb{Name: "ifb2", Up: true, State: fq.State{Kind: "pfifo"}} },
@@ -108,7 +108,7 @@ func TestJudgeStop(t *testing.T) {
 		{"past a program by the ifb", ingress, func(s *Stop) {
 			s.delays()
 			s.Path = append(s.Path, foreign)
-			s.Ifb = &fq.Ifb{Name: "ifb2", Up: true, State: fq.State{Kind: "fq", Holds: true}}
+			s.Ifb = &fq.Ifb{Name: "ifb2", Up: true, State: fq.State{Kind: "fq", HasFQ: true}}
 		}, "pass", []string{"theirs runs after the limit"}},
 	} {
 		s, p := limited(test.d), Packets{Segments: 1}
@@ -152,10 +152,10 @@ func TestJudgeTagged(t *testing.T) {
 // A shadow counts by its own framing, and has a bucket of its own.
 func TestJudgeShadow(t *testing.T) {
 	s := limited(policy.Egress)
-	s.Rule.Shadow = &Shadow{Rule: s.Rule.Rule, Bucket: Bucket{Sharer: "10.0.0.7", State: model.State{Level: s.Rule.Capacity << model.UnitBits}}}
+	s.Rule.Shadow = &Shadow{Rule: s.Rule.Rule, Bucket: Bucket{Key: "10.0.0.7", State: model.State{Level: s.Rule.Capacity << model.UnitBits}}}
 	s.Rule.Shadow.Framing.Overhead = 24
 	got := judgeStop(Packets{Dst: far, Segments: 1}, *s)
-	if got.Verdict != "pass" || *got.Proposed != (report.Proposed{Sharer: "10.0.0.7", Bytes: 1024, LevelBytes: 5000, CapacityBytes: 5000}) {
+	if got.Verdict != "pass" || *got.Proposed != (report.Proposed{Key: "10.0.0.7", Bytes: 1024, LevelBytes: 5000, CapacityBytes: 5000}) {
 		t.Errorf("%s, and the shadow: %+v", got.Verdict, got.Proposed)
 	}
 }
@@ -170,18 +170,20 @@ func along(d policy.Direction, devices ...netinfo.Device) (down netinfo.Descent)
 
 func TestJudgeLegs(t *testing.T) {
 	br, tun := netinfo.Device{Name: "br", Index: 8, Kind: "bridge"}, netinfo.Device{Name: "tun", Index: 9}
-	own := func(end netip.Addr) Leg { return Leg{End: end, Route: netinfo.Route{Device: lo, Next: end, Own: true}} }
+	own := func(end netip.Addr) Leg {
+		return Leg{End: end, Route: netinfo.Route{Device: lo, Next: end, Local: true}}
+	}
 	to := func(end netip.Addr, d policy.Direction, dev netinfo.Device) Leg {
 		return Leg{End: end, Route: netinfo.Route{Device: dev, Next: end}, Descent: along(d, dev)}
 	}
 	by := func(l Leg, change func(*Leg)) Leg { change(&l); return l }
 	for want, legs := range map[string][2]Leg{
 		"leave by eth0": {{}, to(far, policy.Egress, eth0)},
-		"come in by eth0 (where those to 10.0.0.7 leave)":    {to(far, policy.Ingress, eth0), {}},
-		"are this host's own, and leave by eth0":             {own(near), to(far, policy.Egress, eth0)},
-		"are this host's own, and have no way out (refused)": {own(near), {End: far, NoRoute: reason("refused")}},
-		"stay on this host, by lo":                           {own(near), own(near)},
-		"are for this host itself":                           {{}, own(near)},
+		"come in by eth0 (where those to 10.0.0.7 leave)":  {to(far, policy.Ingress, eth0), {}},
+		"are this host's own, and leave by eth0":           {own(near), to(far, policy.Egress, eth0)},
+		"are this host's own, and have no route (refused)": {own(near), {End: far, NoRoute: reason("refused")}},
+		"stay on this host, by lo":                         {own(near), own(near)},
+		"are for this host itself":                         {{}, own(near)},
 		"come in by any device, if at all (to 10.0.0.7: network is unreachable), and are for this host itself": {
 			{End: far, NoRoute: unix.ENETUNREACH}, own(near)},
 		"leave by eth0, then eth1, to 192.0.2.1": {{}, by(to(far, policy.Egress, eth0), func(l *Leg) {
@@ -210,7 +212,7 @@ func TestMetWhen(t *testing.T) {
 	ports, wrapped := leaves, leaves
 	ports.Ports = []netinfo.Device{eth1}
 	wrapped.Tunnel = &netinfo.Tunnel{Underlay: eth1.Index, Remote: near}
-	own := Leg{End: near, Route: netinfo.Route{Device: lo, Own: true}}
+	own := Leg{End: near, Route: netinfo.Route{Device: lo, Local: true}}
 	on := func(dev netinfo.Device, d policy.Direction) Hook {
 		return Hook{Name: dev.Name, Device: dev, Direction: d, Match: d.FarSide()}
 	}
@@ -234,7 +236,7 @@ func TestMetWhen(t *testing.T) {
 		{"the loopback, to elsewhere", on(lo, policy.Egress), Leg{}, leaves, "not met, as they leave by eth0", far},
 		{"no route", on(eth1, policy.Ingress), Leg{End: far, NoRoute: netinfo.ErrNoRoute}, own, "met if they come in by eth1", netip.Addr{}},
 	} {
-		if got := metWhen(test.hook, test.in, test.out); got != test.want {
+		if got := metWhen("", test.hook, test.in, test.out); got != test.want {
 			t.Errorf("%s: %q, want %q", test.name, got, test.want)
 		}
 		if got := addressAt(test.hook, Packets{Dst: far}, test.in, test.out); got != test.address {
@@ -243,19 +245,19 @@ func TestMetWhen(t *testing.T) {
 	}
 }
 
-// A way tells which rules are elsewhere, and one that was asked for by its device of that alone.
+// A path tells which rules are elsewhere, and one that was asked for by its device of that alone.
 func TestJudgeWay(t *testing.T) {
 	s := limited(policy.Ingress)
 	s.Hook.Status, s.Rule.Hides = "attached, was lan0", []policy.Rule{{Prefix: netip.MustParsePrefix("0.0.0.0/0")}}
-	way := Judge(Facts{Packets: Packets{Src: far, Segments: 1}, Stops: []Stop{*s}})
-	if way.Packets != "from 10.0.0.7" || way.How != "that come in by eth0" || way.Elsewhere == nil {
-		t.Errorf("on a device: %+v", way)
+	path := Judge(Facts{Packets: Packets{Src: far, Segments: 1}, Stops: []Stop{*s}})
+	if path.Packets != "from 10.0.0.7" || path.How != "that come in by eth0" || path.Elsewhere == nil {
+		t.Errorf("on a device: %+v", path)
 	}
-	if got := way.Hooks[0]; got.State != "attached, was lan0" || got.Hides[0].Rule != "0.0.0.0/0" || *got.Rule != "10.0.0.0/24" {
+	if got := path.Hooks[0]; got.State != "attached, was lan0" || got.Hides[0].Rule != "0.0.0.0/0" || *got.Rule != "10.0.0.0/24" {
 		t.Errorf("the rule: %+v", got)
 	}
-	way = Judge(Facts{Packets: Packets{Dst: far}, Routed: true, Elsewhere: []Elsewhere{{Hook: *s.Hook, Rule: s.Rule.Rule}}})
-	if len(way.Hooks) != 0 || len(way.Elsewhere) != 1 || way.Elsewhere[0].Brief.Rule != "10.0.0.0/24" || way.Elsewhere[0].Device != "eth0" || !way.Elsewhere[0].Attached {
-		t.Errorf("on no device: %+v", way)
+	path = Judge(Facts{Packets: Packets{Dst: far}, Routed: true, Elsewhere: []Elsewhere{{Hook: *s.Hook, Rule: s.Rule.Rule}}})
+	if len(path.Hooks) != 0 || len(path.Elsewhere) != 1 || path.Elsewhere[0].Brief.Rule != "10.0.0.0/24" || path.Elsewhere[0].Device != "eth0" || !*path.Elsewhere[0].Attached {
+		t.Errorf("on no device: %+v", path)
 	}
 }

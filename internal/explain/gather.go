@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"time"
 
@@ -71,7 +72,7 @@ func onHook(n *loader.Namespace, q Question, d policy.Direction) (f Facts, err e
 	return f, err
 }
 
-// onRoutes is about all hooks that packets meet by the routes there are.
+// onRoutes is about all hooks that packets pass by the present routes.
 func onRoutes(n *loader.Namespace, q Question) ([]Facts, error) {
 	hooks, unread := n.Hooks()
 	defer loader.CloseHooks(hooks)
@@ -90,7 +91,7 @@ func onRoutes(n *loader.Namespace, q Question) ([]Facts, error) {
 	return all, unread
 }
 
-// routed is about the hooks that have rules, of those that packets meet, and about their device in any case.
+// routed is about the hooks with rules that packets pass, and about their device in any case.
 func routed(n *loader.Namespace, p Packets, bytes uint64, hooks []*loader.Hook) (f Facts, err error) {
 	f = Facts{Packets: p, Routed: true}
 	if f.In, err = legIn(p.Src); err != nil {
@@ -140,7 +141,7 @@ func hookOn(hooks []*loader.Hook, hop netinfo.Hop) *loader.Hook {
 	return nil
 }
 
-// legTo knows the route to an address, and not yet what is below its device.
+// legTo has the route to an address, but not yet the devices below.
 func legTo(end netip.Addr) (l Leg, err error) {
 	if l.End = end; !end.IsValid() {
 		return l, nil
@@ -153,7 +154,7 @@ func legTo(end netip.Addr) (l Leg, err error) {
 }
 
 // passes reports whether packets pass a device other than the loopback.
-func (l Leg) passes() bool { return l.Route.Device.Name != "" && !l.Route.Own }
+func (l Leg) passes() bool { return l.Route.Device.Name != "" && !l.Route.Local }
 
 // legIn is how packets from an address come in: by where those to it leave.
 func legIn(src netip.Addr) (Leg, error) {
@@ -166,7 +167,7 @@ func legIn(src netip.Addr) (Leg, error) {
 	return l, err
 }
 
-// legOut is how packets leave that came in like that.
+// legOut is how packets leave that came in by in.
 func legOut(dst netip.Addr, in Leg) (Leg, error) {
 	l, err := legTo(dst)
 	if err != nil || l.Route.Device.Name == "" {
@@ -185,7 +186,7 @@ func legOut(dst netip.Addr, in Leg) (Leg, error) {
 	}
 	if l.passes() {
 		l.Descent, err = netinfo.Descend(l.Route.Device, l.Route.Next)
-	} else if in.Route.Own { // what stays here passes the loopback, which is the device of both routes
+	} else if in.Route.Local { // local packets pass the loopback, the device of both routes
 		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
 			l.Hops = append(l.Hops, netinfo.Hop{Device: l.Route.Device, Direction: d})
 		}
@@ -201,7 +202,10 @@ func stopAt(n *loader.Namespace, h *loader.Hook, hop netinfo.Hop, p Packets, fra
 		if err != nil {
 			return s, err
 		}
-		if s.Path, err = netinfo.Path(hop.Device, hop.Direction, ours); err != nil {
+		s.Path, err = netinfo.Path(hop.Device, hop.Direction, ours)
+		if s.Unlisted = errors.Is(err, fs.ErrPermission); s.Unlisted {
+			s.Path = nil
+		} else if err != nil {
 			return s, err
 		}
 		s.Unreadable = n.OtherLayout(hop.Index, hop.Direction) != nil
@@ -229,7 +233,7 @@ func stopAt(n *loader.Namespace, h *loader.Hook, hop netinfo.Hop, p Packets, fra
 
 func hookOf(h *loader.Hook) Hook {
 	hook := Hook{
-		Name: h.Name(), Device: h.Device, Direction: h.Direction, Match: h.Match(), State: h.State, Status: h.Status(), InForce: h.InForce(),
+		Name: h.Name(), Device: h.Device, Direction: h.Direction, Match: h.Match(), State: h.State, Status: h.Status(),
 	}
 	if change, until := h.Set.Change(); change == maps.Pending && until != 0 {
 		left := until - min(until, maps.Now())
@@ -247,7 +251,7 @@ func ruleFor(h *loader.Hook, address netip.Addr, p Packets, s Stop) (*Rule, erro
 	if err := checkSize(s.Frame, p.Segments); err != nil {
 		return nil, err
 	}
-	r := &Rule{Rule: e.Rule}
+	r := &Rule{Rule: e.Rule, Counters: h.Set.Counters(e.ID)}
 	for bits := e.Prefix.Bits() - 1; bits >= 0; bits-- {
 		prefix, err := address.Prefix(bits)
 		if err != nil {
@@ -271,7 +275,7 @@ func ruleFor(h *loader.Hook, address netip.Addr, p Packets, s Stop) (*Rule, erro
 	return r, nil
 }
 
-// bucketFor is the bucket that a rule has for packets, nil where only a flow would tell.
+// bucketFor is the bucket of a rule for packets; nil where it depends on the flow.
 func bucketFor(h *loader.Hook, e maps.Entry, address netip.Addr, given *maps.Flow) *Bucket {
 	flow := maps.Flow{Src: address, Dst: address}
 	if given != nil {
@@ -279,7 +283,7 @@ func bucketFor(h *loader.Hook, e maps.Entry, address netip.Addr, given *maps.Flo
 	} else if e.Each.Kind == policy.EachFlow {
 		return nil
 	}
-	b := &Bucket{maps.Sharer(e, h.Match(), flow), h.Set.State(e, h.Match(), flow, maps.Now()), time.Now()}
+	b := &Bucket{maps.KeyName(e, h.Match(), flow), h.Set.State(e, h.Match(), flow, maps.Now()), time.Now()}
 	b.FIFO = b.FIFO || given == nil
 	return b
 }

@@ -12,29 +12,29 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// legWords are what is to be said of a leg.
+// legWords describe a leg.
 type legWords struct {
-	known bool   // by which devices packets go, if by any
-	how   string // what they do, "leave by eth0"; "" where nothing is known of them
-	why   string // that is so
+	known bool   // it is known which devices packets pass, if any
+	how   string // "leave by eth0"; "" where nothing is known
+	why   string // the reason
 }
 
 func judgeLegs(in, out Leg) (legWords, legWords) {
-	if in.Route.Own && out.Route.Own {
+	if in.Route.Local && out.Route.Local {
 		stay := legWords{known: true, how: "stay on this host, by " + out.Route.Device.Name}
 		return stay, stay
 	}
 	return judgeIn(in), judgeOut(out)
 }
 
-// judgeIn takes packets to come in where those to their source leave.
+// judgeIn assumes that packets come in where those to their source leave.
 func judgeIn(l Leg) legWords {
 	switch {
 	case !l.End.IsValid():
 		return legWords{}
 	case l.NoRoute != nil:
 		return legWords{how: "come in by any device, if at all", why: " (to " + l.End.String() + ": " + kernelReason(l.NoRoute) + ")"}
-	case l.Route.Own:
+	case l.Route.Local:
 		return legWords{known: true, how: "are this host's own"}
 	}
 	return legWords{known: true, how: "come in by " + deviceNames(l.Hops) + beyond(l, "from"), why: " (where those to " + l.End.String() + " leave)"}
@@ -45,8 +45,8 @@ func judgeOut(l Leg) legWords {
 	case !l.End.IsValid():
 		return legWords{}
 	case l.NoRoute != nil:
-		return legWords{known: true, how: "have no way out", why: " (" + kernelReason(l.NoRoute) + ")"}
-	case l.Route.Own:
+		return legWords{known: true, how: "have no route", why: " (" + kernelReason(l.NoRoute) + ")"}
+	case l.Route.Local:
 		return legWords{known: true, how: "are for this host itself"}
 	}
 	words := legWords{known: true, how: "leave by " + deviceNames(l.Hops) + beyond(l, "to")}
@@ -59,7 +59,7 @@ func judgeOut(l Leg) legWords {
 	return words
 }
 
-// kernelReason is what the kernel calls it.
+// kernelReason is the kernel's own error.
 func kernelReason(err error) string {
 	var errno unix.Errno
 	if errors.As(err, &errno) {
@@ -76,7 +76,7 @@ func deviceNames(hops []netinfo.Hop) string {
 	return strings.Join(names, ", then ")
 }
 
-// beyond is how packets go on below the devices that are known; preposition leads to the other end of a tunnel.
+// beyond is how packets go on below the known devices; preposition is for the other end of a tunnel.
 func beyond(l Leg, preposition string) string {
 	switch {
 	case len(l.Ports) > 0:
@@ -89,8 +89,8 @@ func beyond(l Leg, preposition string) string {
 	return ""
 }
 
-// addressAt is the address that the rules of a hook compare, if the packets come to it: their
-// own, or that of the other end of the tunnel that wraps them before.
+// addressAt is the address of the packets that the rules of a hook compare: their own, or the
+// other end of the tunnel that wraps them first.
 func addressAt(h Hook, p Packets, in, out Leg) netip.Addr {
 	if t := tunnelOver(h, in, out); t != nil {
 		return t.Remote
@@ -98,7 +98,7 @@ func addressAt(h Hook, p Packets, in, out Leg) netip.Addr {
 	return p.side(h.Match)
 }
 
-// tunnelOver is the tunnel whose packets pass a hook that goes by the addresses of its ends; nil for none.
+// tunnelOver is the tunnel whose packets pass a hook that sees the addresses of its ends; nil for none.
 func tunnelOver(h Hook, in, out Leg) *netinfo.Tunnel {
 	here := in
 	if h.Direction == policy.Egress {
@@ -110,10 +110,13 @@ func tunnelOver(h Hook, in, out Leg) *netinfo.Tunnel {
 	return nil
 }
 
-// metWhen says in which case packets meet a hook that they do not meet for sure.
-func metWhen(h Hook, in, out Leg) string {
+// notMet begins what metWhen says of a hook that packets do not pass.
+const notMet = "not met"
+
+// metWhen says in which case packets pass a hook that they may not pass.
+func metWhen(netns string, h Hook, in, out Leg) string {
 	if t := tunnelOver(h, in, out); t != nil {
-		return "met by them wrapped: " + plain.Suggest("explain", h.Name, h.Direction.String(), t.Remote.String())
+		return "met by them wrapped: " + plain.Suggest(netns, "explain", h.Name, h.Direction.String(), t.Remote.String())
 	}
 	comesIn, leaves := judgeLegs(in, out)
 	here, words, come := in, comesIn, "they come in by "
@@ -127,11 +130,11 @@ func metWhen(h Hook, in, out Leg) string {
 	}
 	switch {
 	case h.Device.Name == "":
-		return "not met"
-	case h.Device.Loopback && (in.Route.Own && leaves.how == "" || out.Route.Own && comesIn.how == ""):
+		return notMet
+	case h.Device.Loopback && (in.Route.Local && leaves.how == "" || out.Route.Local && comesIn.how == ""):
 		return "met if they stay on this host"
 	case words.known:
-		return "not met, as they " + words.how
+		return notMet + ", as they " + words.how
 	}
 	return "met if " + come + h.Name
 }

@@ -14,20 +14,20 @@ import (
 var sideNames = map[policy.Match]string{policy.MatchSrc: "source address", policy.MatchDst: "destination address"}
 
 func judgeStop(p Packets, s Stop) report.Stop {
-	out := report.Stop{Device: s.Name, Direction: s.Direction.String(), Warnings: []string{}, Hides: []report.Brief{}, Verdict: "pass"}
+	out := report.Stop{Device: s.Name, Direction: s.Direction.String(), Warnings: []string{}, Hides: []report.Brief{}, Verdict: "pass", Attached: new(bool)}
 	match := s.Direction.FarSide()
 	if h := s.Hook; h != nil {
-		out.Device, out.State, out.Attached, match = h.Name, h.Status, h.InForce, h.Match
+		out.Device, out.State, out.Attached, match = h.Name, h.Status, h.State.InForce(), h.Match
 	}
 	out.Match = match.String()
 	if address := p.side(match); address.IsValid() {
 		out.Address = address.String()
 	} else if s.Hook != nil {
 		out.Verdict = "unknown"
-		out.Note = fmt.Sprintf("the rules here go by the %s; give --flow, which says it", sideNames[match])
+		out.Note = fmt.Sprintf("the rules here go by the %s; give --flow", sideNames[match])
 	}
 	if s.Unreadable {
-		out.Verdict, out.Note = "unknown", "the rules here cannot be read, as they were "+maps.ErrOtherLayout.Error()
+		out.Verdict, out.Note = "unknown", "the rules here cannot be read: "+maps.ErrOtherLayout.Error()
 	}
 	if s.Rule != nil {
 		judgeRule(&out, p, s)
@@ -36,19 +36,23 @@ func judgeStop(p Packets, s Stop) report.Stop {
 	return out
 }
 
-// judgePath tells what is attached, and what that does to the packets of the rule.
+// judgePath says what is attached, and how that affects the packets of the rule.
 func judgePath(out *report.Stop, s Stop) {
 	if s.Name == "" {
 		return // the device is not here
+	}
+	if s.Unlisted {
+		out.Warnings = append(out.Warnings, "what else is attached here is not known: to list it takes CAP_NET_ADMIN")
+		return
 	}
 	decides := -1
 	if s.Rule != nil {
 		decides = deciderOf(s.Path)
 	}
-	var held holder
+	var by delayer
 	if delayed(s) {
-		held = heldBackBy(s)
-		out.HeldBack = &held.holds
+		by = delayedBy(s)
+		out.HeldBack = &by.delays
 	}
 	out.Chain = []report.Attached{}
 	for i, e := range s.Path {
@@ -57,17 +61,17 @@ func judgePath(out *report.Stop, s Stop) {
 		case e.Ours:
 		case i < decides:
 			out.Warnings = append(out.Warnings, runsBefore(e))
-		case held.reenters:
-			out.Warnings = append(out.Warnings, called(e)+" runs after the limit, and does not see what comes in through the ifb")
+		case by.reenters:
+			out.Warnings = append(out.Warnings, called(e)+" runs after the limit, and does not see packets that enter through the ifb")
 		}
 		if i == decides {
-			out.Chain = append(out.Chain, held.chain...)
+			out.Chain = append(out.Chain, by.chain...)
 		}
 	}
-	if held.warning != "" {
-		out.Warnings = append(out.Warnings, held.warning)
+	if by.warning != "" {
+		out.Warnings = append(out.Warnings, by.warning)
 	}
-	if held.loses && out.Bucket != nil && out.Bucket.Conforms {
+	if by.loses && out.Bucket != nil && out.Bucket.Conforms {
 		out.Verdict, out.Note = "lost", ""
 	}
 }
@@ -77,7 +81,7 @@ func deciderOf(path []netinfo.ChainEntry) int {
 	return slices.IndexFunc(path, func(e netinfo.ChainEntry) bool { return e.Ours })
 }
 
-// called is a program, filter or chain by its name, if it may be asked for.
+// called is a program, filter or chain by its name, if that is known.
 func called(e netinfo.ChainEntry) string {
 	if e.ID != 0 && e.Name == "" {
 		return fmt.Sprintf("program %d", e.ID)
@@ -85,18 +89,18 @@ func called(e netinfo.ChainEntry) string {
 	return e.Name
 }
 
-// runsBefore says what somebody else's that runs before a limit may do to it.
+// runsBefore says how a program, filter or chain that is not ours may affect a limit that runs after it.
 func runsBefore(e netinfo.ChainEntry) string {
 	name := called(e)
 	switch {
 	case strings.HasPrefix(name, "shapectl"):
 		return name + ", set from another network namespace or another bpffs, limits them before: the lower rate decides"
 	case e.At == "xdp":
-		return "the XDP program sees packets first: what it drops, sends back or redirects never gets to the limit"
+		return "the XDP program runs before the limit: packets that it drops, sends back or redirects bypass it"
 	case e.At == "netfilter":
-		return name + " runs before the limit: what it drops or redirects never gets there"
+		return name + " runs before the limit: what it drops or redirects bypasses it"
 	}
-	return name + " runs before the limit: what it drops, redirects, or passes on by ending the chain never gets there"
+	return name + " runs before the limit: packets that it drops or redirects, or passes by ending the chain, bypass it"
 }
 
 // delayed reports whether a rule that delays is attached.
@@ -104,42 +108,42 @@ func delayed(s Stop) bool {
 	return s.Rule != nil && s.Rule.Excess == policy.Delay && deciderOf(s.Path) >= 0
 }
 
-// A holder is what holds back the packets of a rule that delays.
-type holder struct {
-	holds    bool
-	reenters bool              // packets come in behind all that runs after the limit
-	loses    bool              // they do not come out again
-	chain    []report.Attached // what they meet where they leave the chain, on ingress
-	warning  string            // why nothing is held back, or all is lost
+// A delayer is the qdisc or ifb device that delays the packets of a rule.
+type delayer struct {
+	delays   bool
+	reenters bool              // packets enter again behind the programs after the limit
+	loses    bool              // they do not enter again
+	chain    []report.Attached // what they pass after they leave the chain, on ingress
+	warning  string            // why no packet is delayed, or all are lost
 }
 
-// heldBackBy judges the fq of a device, or the ifb by which packets enter it.
-func heldBackBy(s Stop) holder {
+// delayedBy judges the fq qdisc of a device, or the ifb through which packets enter it.
+func delayedBy(s Stop) delayer {
 	if s.Direction == policy.Egress {
-		if s.Qdisc.Holds {
-			return holder{holds: true}
+		if s.Qdisc.HasFQ {
+			return delayer{delays: true}
 		}
-		return holder{warning: holdsNothing(s.Name, s.Qdisc.Kind) + "'shapectl set' with --setup-fq sets fq"}
+		return delayer{warning: notDelayed(s.Name, s.Qdisc.Kind) + "'shapectl set' with --setup-fq installs fq"}
 	}
-	const mends = "set one of the rules here again, which mends that"
+	const mends = "set one of the rules here again to repair that"
 	ifb := s.Ifb
 	if ifb == nil {
-		return holder{reenters: true, loses: true, warning: "the ifb by which packets are held back is gone, so those that conform are lost; " + mends}
+		return delayer{reenters: true, loses: true, warning: "the ifb device for delayed packets is gone, so packets that conform are lost; " + mends}
 	}
-	held := holder{reenters: true, chain: []report.Attached{{At: "ifb", Name: ifb.Name, Ours: true}, {At: "qdisc", Name: ifb.State.Kind}}}
+	by := delayer{reenters: true, chain: []report.Attached{{At: "ifb", Name: ifb.Name, Ours: true}, {At: "qdisc", Name: ifb.State.Kind}}}
 	switch {
 	case !ifb.Up:
-		held.loses, held.warning = true, ifb.Name+", by which packets are held back, is down, so those that conform are lost; "+mends
-	case !ifb.State.Holds:
-		held.warning = holdsNothing(ifb.Name, ifb.State.Kind) + mends
+		by.loses, by.warning = true, ifb.Name+", the ifb device for delayed packets, is down, so packets that conform are lost; "+mends
+	case !ifb.State.HasFQ:
+		by.warning = notDelayed(ifb.Name, ifb.State.Kind) + mends
 	default:
-		held.holds = true
+		by.delays = true
 	}
-	return held
+	return by
 }
 
-// holdsNothing says what becomes of a rule that delays where the qdisc of its device is not fq.
-func holdsNothing(device, qdisc string) string {
-	return fmt.Sprintf("nothing is held back, as only the qdisc fq does that, and %s has %s: what is to wait passes at once, and the rate is kept by drops alone; ",
+// notDelayed says what happens to a rule that delays where the qdisc of its device is not fq.
+func notDelayed(device, qdisc string) string {
+	return fmt.Sprintf("no packet is delayed: only the fq qdisc does that, and %s has %s. Delayed packets pass at once, and the rate is kept by drops alone; ",
 		device, qdisc)
 }

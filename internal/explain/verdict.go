@@ -12,7 +12,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// judgeRule explains the rule that matches, and what it makes of a packet.
+// judgeRule explains the rule that matches, and its verdict.
 func judgeRule(out *report.Stop, p Packets, s Stop) {
 	h, r := s.Hook, s.Rule
 	cidr := r.Prefix.String()
@@ -22,9 +22,10 @@ func judgeRule(out *report.Stop, p Packets, s Stop) {
 	}
 	counted := countPacket(s.Frame, s.Tags, p.Segments, r.Framing)
 	out.Counted, out.RevertsInNS = &counted, h.RevertsInNS
+	out.PassedPackets, out.ExcessPackets, out.DroppedPackets = r.Counters.PassedPackets, r.Counters.ExcessPackets, r.Counters.DroppedPackets
 	switch h.State {
 	case loader.Detached:
-		out.Note = "something else took shapectl's program off the device; set one of its rules again, which attaches it"
+		out.Note = "something else detached shapectl's program from the device; set one of its rules again to attach it"
 	case loader.Gone:
 		out.Note = "the device was deleted; the next command that changes a rule removes this one"
 	}
@@ -32,27 +33,27 @@ func judgeRule(out *report.Stop, p Packets, s Stop) {
 		bytes := countPacket(s.Frame, s.Tags, p.Segments, b.Framing).Bytes
 		o := model.NewLimit(b.Rule).Decide(b.State, model.Packet{Bytes: bytes})
 		out.Proposed = &report.Proposed{
-			Sharer: b.Sharer, Bytes: bytes, LevelBytes: model.Bytes(b.Level), CapacityBytes: b.Capacity, Conforms: !o.Excess,
+			Key: b.Key, Bytes: bytes, LevelBytes: model.Bytes(b.Level), CapacityBytes: b.Capacity, Conforms: !o.Excess,
 		}
 	}
 	if r.Rate == policy.Unlimited {
 		return
 	}
 	if r.Bucket == nil {
-		if out.Attached {
+		if !report.NotInForce(out.Attached) {
 			out.Verdict = "unknown"
-			out.Note = "each flow has a bucket of its own; say which with --flow, such as --flow " + anyFlow(p.side(h.Match), h.Match).String()
+			out.Note = "each flow has a bucket; give --flow, such as --flow " + anyFlow(p.side(h.Match), h.Match).String()
 		}
 		return
 	}
 	level, verdict := judgeBucket(r.Rule, *r.Bucket, counted.Bytes, r.SpeedBits)
 	out.Bucket = &level
-	if out.Attached {
+	if !report.NotInForce(out.Attached) {
 		out.Verdict, out.Note = verdict.String(), OfWhichFlow(r.Rule, p.Flow, verdict)
 	}
 }
 
-// anyFlow is one to or from an address, to show how flows are written.
+// anyFlow is an example of a flow to or from an address.
 func anyFlow(a netip.Addr, m policy.Match) maps.Flow {
 	const udp = 17
 	other := netip.AddrFrom4([4]byte{192, 0, 2, 1})
@@ -73,8 +74,8 @@ func checkSize(frame uint64, segments uint16) error {
 	return nil
 }
 
-// countPacket is what a packet counts whose segments are frames of that length:
-// framed_bytes in bpf/packet.h, but that there the last one may be shorter.
+// countPacket is how many bytes a packet counts whose segments are frames of that length:
+// framed_bytes in bpf/packet.h, except that there the last one may be shorter.
 func countPacket(frame uint64, tags int, segments uint16, f policy.Framing) report.Counted {
 	c := report.Counted{
 		PacketBytes: frame, Segments: uint64(segments), TagBytes: 4 * uint64(tags),
@@ -84,19 +85,19 @@ func countPacket(frame uint64, tags int, segments uint16, f policy.Framing) repo
 	return c
 }
 
-// OfWhichFlow is a note that says for which flow a verdict is, if none was given and
+// OfWhichFlow is a note that says for which flow a verdict holds, if none was given and
 // the verdict is not the same for all; else "".
 func OfWhichFlow(r policy.Rule, given *maps.Flow, v model.Verdict) string {
 	if given != nil || r.Order != policy.SparseFirst || v != model.Delay && v != model.Mark {
 		return ""
 	}
-	return "that is for a flow that has packets waiting; --flow tells of another, which may go ahead"
+	return "this is for a flow that has packets waiting; give --flow for another, which may go ahead"
 }
 
 // judgeBucket says how full a bucket is, and what that means for packets that count so
 // many bytes on a device of that speed, 0 if it is not known. They may be marked.
 func judgeBucket(r policy.Rule, b Bucket, bytes, speedBits uint64) (report.Level, model.Verdict) {
-	if b.Spilled { // neither is for strangers
+	if b.Spilled { // a spill bucket has neither
 		r.Penalty = policy.Penalty{}
 		if r.Excess == policy.ECN {
 			r.Excess = policy.Drop
@@ -105,10 +106,10 @@ func judgeBucket(r policy.Rule, b Bucket, bytes, speedBits uint64) (report.Level
 	m := model.NewLimit(r)
 	o := m.Decide(b.State, model.Packet{Bytes: bytes, ECT: true})
 	l := report.Level{
-		Sharer: b.Sharer, Spilled: b.Spilled,
+		Key: b.Key, Spilled: b.Spilled,
 		LevelBytes: model.Bytes(b.Level), CapacityBytes: r.Capacity, Excess: r.Excess.String(), Penalty: r.Penalty.String(),
 		Queue: report.NewQueue(r), Conforms: !o.Excess, WaitNS: o.Wait,
-		EmptyNS: m.Wait(b.Level, r.Capacity+r.Queue), // as what fills the bucket waits until it is empty
+		EmptyNS: m.Wait(b.Level, r.Capacity+r.Queue), // a packet that fills the bucket waits until it is empty
 	}
 	cost := max(bytes<<model.UnitBits, 1)
 	room := m.Capacity - min(b.Level, m.Capacity)
@@ -119,7 +120,7 @@ func judgeBucket(r policy.Rule, b Bucket, bytes, speedBits uint64) (report.Level
 	}
 	if r.Excess == policy.Delay {
 		l.AtOncePackets = (m.Burst - min(b.Level, m.Burst)) / cost
-		if l.Conforms && l.WaitNS == 0 { // also one that is bigger than all that leaves at once
+		if l.Conforms && l.WaitNS == 0 { // also one that is larger than the burst
 			l.AtOncePackets = max(l.AtOncePackets, 1)
 		}
 	}
@@ -132,7 +133,7 @@ func judgeBucket(r policy.Rule, b Bucket, bytes, speedBits uint64) (report.Level
 		}
 	}
 	if r.Penalty.Kind == policy.PenaltyHold {
-		l.HeldNS = m.Wait(b.Level, 0) // what counts nothing waits until the level is not above the capacity
+		l.HeldNS = m.Wait(b.Level, 0) // a packet of 0 bytes waits until the level is at the capacity
 	}
 	if l.HeldNS > 0 {
 		l.HeldUntil = uint64(b.Seen.Add(time.Duration(l.HeldNS)).UnixNano())

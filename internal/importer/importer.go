@@ -1,7 +1,6 @@
-// Package importer turns the limits of other tools into tables of rules, and
-// says of everything that it leaves behind what it is, where it was, why it is
-// left, and what to do about it. It touches no device: traffic control is read,
-// never changed.
+// Package importer converts the limits of other tools to tables of rules. It lists
+// everything that it does not carry over: what it is, where it was, why, and what to do.
+// It reads traffic control, and changes nothing.
 package importer
 
 import (
@@ -10,22 +9,23 @@ import (
 	"slices"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Imported is what became of another tool's limits.
+// Imported is the result of an import.
 type Imported struct {
 	Tables []policy.Table // sorted, as are their rules; each rule is valid
 	Left   []Left         // what was not carried over, in the order of the source
-	Notes  []string       // what is otherwise here in general, for no rule in particular
+	Notes  []string       // general differences from the other tool
 
 	origins map[place]origin
 }
 
-// Left is something that was not carried over, or not as it was.
+// Left is something that was not carried over, or was changed.
 type Left struct {
-	Kind   string // what kind of thing it is: all of a kind have one Why and one Advice
+	Kind   string // all of a kind have the same Why and Advice
 	Where  string // a line, a handle
 	What   string
 	Why    string
@@ -38,12 +38,12 @@ type place struct {
 	prefix netip.Prefix
 }
 
-// Comment is what the source calls a rule, in one line; "" for nothing.
+// Comment is where the source has a rule, in one line; "" if its name or note tells.
 func (i Imported) Comment(device string, d policy.Direction, p netip.Prefix) string {
 	return i.origins[place{tableKey{device, d}, p}].comment
 }
 
-// Rules is how many rules there are.
+// Rules returns the number of rules.
 func (i Imported) Rules() (n int) {
 	for _, t := range i.Tables {
 		n += len(t.Rules)
@@ -51,10 +51,10 @@ func (i Imported) Rules() (n int) {
 	return n
 }
 
-// examples is how many of a kind are named in a line.
+// examples is the number of things of a kind that a line lists.
 const examples = 3
 
-// Lines says what is left in one line for each kind, in the order in which they first came.
+// Lines describes what is left, in one line for each kind, in the order of the source.
 func (i Imported) Lines() (lines []string) {
 	var order []Left
 	kinds := map[Left][]string{}
@@ -75,16 +75,17 @@ func (i Imported) Lines() (lines []string) {
 	return lines
 }
 
-// reason is what all of a kind have in common.
+// reason is what all things of a kind have in common.
 type reason struct{ kind, why, advice string }
 
-// collector puts rules together.
+// collector collects rules and what is left.
 type collector struct {
 	Imported
 	tables map[tableKey]*policy.Table
+	cut    map[string]bool // names and notes that were reported as too long
 }
 
-// An origin is where a rule comes from, and what it was called there.
+// An origin is where a rule comes from.
 type origin struct{ where, comment string }
 
 type tableKey struct {
@@ -93,14 +94,14 @@ type tableKey struct {
 }
 
 func newCollector() *collector {
-	return &collector{Imported{origins: map[place]origin{}}, map[tableKey]*policy.Table{}}
+	return &collector{Imported{origins: map[place]origin{}}, map[tableKey]*policy.Table{}, map[string]bool{}}
 }
 
 func (c *collector) leave(r reason, where, format string, args ...any) {
 	c.Left = append(c.Left, Left{r.kind, where, clean(fmt.Sprintf(format, args...)), r.why, r.advice})
 }
 
-// note says something once.
+// note adds a note once.
 func (c *collector) note(s string) {
 	if !slices.Contains(c.Notes, s) {
 		c.Notes = append(c.Notes, s)
@@ -108,19 +109,21 @@ func (c *collector) note(s string) {
 }
 
 var (
-	raised = reason{"small burst", "a bucket holds a full packet at least",
+	raised = reason{"small burst", "a bucket must hold a full packet",
 		fmt.Sprintf("it was raised to %d bytes", policy.MinCapacity)}
-	lowered = reason{"large burst", "a bucket holds 1024gb at most", "it was lowered to that"}
+	lowered = reason{"large burst", "a bucket holds at most 1024gb", "it was lowered to that"}
 	outside = reason{"rate out of range", fmt.Sprintf("rates are %v to %v", policy.MinRate, policy.MaxRate),
 		"no rule was made; write one with a rate in that range"}
-	refused = reason{"limit that no rule can be", "shapectl refuses the rule", "no rule was made; write one by hand"}
-	twice   = reason{"network that is named twice", "a network of a device and direction has one rule",
-		"the first was kept; delete the wrong one"}
+	refused  = reason{"limit that no rule can have", "the rule would not be valid", "no rule was made; write one by hand"}
+	longName = reason{"long name", fmt.Sprintf("a name has at most %d bytes", policy.MaxName), "it was cut"}
+	longNote = reason{"long note", fmt.Sprintf("a note has at most %d bytes", policy.MaxNote), "it was cut"}
+	twice    = reason{"duplicate network", "a network of a device and direction has one rule",
+		"the first one was kept; remove the wrong one"}
 )
 
-// add adds a rule unless it is not valid, or there is one of that place; all
-// rules of a table must be given with the same match. It reports whether the
-// rule is there now.
+// add adds a rule. It leaves out a rule that is not valid, or whose network has one
+// already, and reports whether it added the rule. All rules of a table must have the same
+// match.
 func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where, comment string) bool {
 	at := place{key, r.Prefix}
 	if r.Rate != policy.Unlimited {
@@ -164,7 +167,7 @@ func (c *collector) imported() Imported {
 	return i
 }
 
-// name is the shortest way to write a network.
+// name returns a network in the shortest form.
 func name(p netip.Prefix) string {
 	if p.IsSingleIP() {
 		return p.Addr().String()
@@ -172,7 +175,7 @@ func name(p netip.Prefix) string {
 	return p.String()
 }
 
-// names lists networks, as far as a line has room.
+// names lists the first networks of all.
 func names(all []netip.Prefix) string {
 	words := make([]string, len(all))
 	for i, p := range all {
@@ -181,7 +184,7 @@ func names(all []netip.Prefix) string {
 	return some(words)
 }
 
-// some lists the first of the words for a sentence, and how many more there are.
+// some lists the first words in a sentence, and the number of others.
 func some(words []string) string {
 	const room = 4
 	if n := len(words); n > room {
@@ -190,7 +193,7 @@ func some(words []string) string {
 	return list(words)
 }
 
-// list joins words for a sentence: "a, b and c".
+// list joins words in a sentence: "a, b and c".
 func list(words []string) string {
 	if len(words) < 2 {
 		return strings.Join(words, "")
@@ -199,12 +202,37 @@ func list(words []string) string {
 	return strings.Join(words[:last], ", ") + " and " + words[last]
 }
 
-// clean makes one line of what a source calls something: without control
-// characters, and without what YAML takes for the end of a line.
-func clean(s string) string {
-	s = strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, "\ufffd"), func(r rune) bool {
+// label returns a label with texts of the source. It cuts texts that are too long, and
+// lists them.
+func (c *collector) label(where, name, note string) policy.Label {
+	return policy.Label{Name: c.fit(where, name, policy.MaxName, longName), Note: c.fit(where, note, policy.MaxNote, longNote)}
+}
+
+func (c *collector) fit(where, text string, most int, r reason) string {
+	text = oneLine(text)
+	if len(text) <= most {
+		return text
+	}
+	if key := r.kind + where + text; !c.cut[key] {
+		c.cut[key] = true
+		c.leave(r, where, "%.60q", text)
+	}
+	for !utf8.RuneStart(text[most]) {
+		most--
+	}
+	return strings.TrimSpace(text[:most])
+}
+
+// oneLine replaces control characters, and characters that end a line in YAML, by spaces.
+func oneLine(s string) string {
+	return strings.Join(strings.FieldsFunc(strings.ToValidUTF8(s, "\ufffd"), func(r rune) bool {
 		return unicode.IsSpace(r) || unicode.IsControl(r) || strings.ContainsRune("\u2028\u2029\ufeff", r)
 	}), " ")
+}
+
+// clean returns a text of the source in one line, cut if it is too long to read.
+func clean(s string) string {
+	s = oneLine(s)
 	const long = 200
 	if runes := []rune(s); len(runes) > long {
 		s = string(runes[:long]) + "..."
@@ -212,10 +240,10 @@ func clean(s string) string {
 	return s
 }
 
-// everything is the networks that hold all addresses.
-var everything = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+// everything is the networks of all addresses.
+var everything = policy.Everything[:]
 
-// families are the networks that hold all IPv4 addresses, all IPv6 addresses, or both.
+// families returns the networks of all IPv4 addresses, all IPv6 addresses, or both.
 func families(four, six bool) (all []netip.Prefix) {
 	if four {
 		all = append(all, everything[0])

@@ -20,25 +20,26 @@ import (
 )
 
 var (
-	guaranteed = reason{"guaranteed rate", "a limit only holds down, and guarantees nothing to anybody",
-		"keep the limits of others so low that it is left over"}
-	parents = reason{"parent node", "a rule knows no tree: what is below a node is not held to the node's rate",
-		"limit the node's own device, or a network that holds all below it, on another device"}
-	shared = reason{"shared rate", "each network has a rule and so the full rate of its own",
-		"join them in one network, or divide the rate among them"}
-	noRate = reason{"rate that is not set", "nothing says what the limit is",
-		"no rule was made, so it is not limited that way; write a rate above 0"}
-	noAddress = reason{"row without an address", "a rule is for a network",
+	guaranteed = reason{"guaranteed rate", "a rule limits its packets, and guarantees no rate",
+		"set the other limits low enough to leave this rate free"}
+	parents = reason{"parent node", "rules have no tree, so the node's rate does not limit what is below it",
+		"limit the node's device, or a network that contains all below the node, on another device"}
+	shared = reason{"shared rate", "each network has its own rule with the full rate",
+		"replace them by one network, or divide the rate among them"}
+	noRate = reason{"missing rate", "the source has no rate, or a rate of 0",
+		"no rule was made, so this direction is not limited; write a rate above 0"}
+	noAddress = reason{"row without an address", "a rule needs a network",
 		"no rule was made; write an IPv4 or IPv6 address"}
-	hostBits = reason{"address with a prefix length that holds more", "a rule is for a whole network, as it was there",
-		"the network was taken; leave the length out if only the address was meant"}
-	disciplines = reason{"queue discipline", "shapectl drops what exceeds a limit, and has no queues",
-		"nothing is to be done"}
+	hostBits = reason{"address with the prefix length of a network", "a rule is for a whole network",
+		"the network was used; leave out the length if only the address was meant"}
+	disciplines = reason{"queue discipline", "rules drop excess packets by default",
+		"set excess: delay in rules that should queue them"}
 	noSuchRate = reason{"rate that no rule can have", fmt.Sprintf("rates are whole bits per second, %v to %v", policy.MinRate, policy.MaxRate),
-		"no rule was made for it; write another one"}
+		"no rule was made for it; write another rate"}
 )
 
-// Columns of ShapedDevices.csv, as headerName spells them, with the names that earlier versions gave them.
+// columnNames has the columns of ShapedDevices.csv by headerName, including the names of
+// earlier versions.
 var columnNames = map[string]column{
 	"circuitid": circuitID, "circuitiddonotduplicate": circuitID, "id": anchorID, "circuitname": circuitName, "devicename": deviceName, "hostname": deviceName,
 	"parentnode": parentNode, "ap": parentNode, "ipv4": ipv4, "ipv6": ipv6,
@@ -66,7 +67,8 @@ const (
 	columns
 )
 
-// headerName is a column's name without what versions spell differently.
+// headerName returns a column's name without case, punctuation and unit, which differ
+// between versions.
 func headerName(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if unicode.IsLetter(r) || unicode.IsDigit(r) {
@@ -86,7 +88,7 @@ type shapedDevices struct {
 	at     layout
 	header []string
 	errors policyfile.Errors // with columns in bytes
-	short  []string          // rows that lack columns of the header
+	short  []string          // rows with fewer columns than the header
 
 	download, upload tableKey
 	circuits         map[string]*circuit
@@ -101,11 +103,10 @@ type circuit struct {
 	networks []netip.Prefix
 }
 
-// LibreQoS reads LibreQoS's ShapedDevices.csv: what subscribers download leaves
-// device, which faces them. What they upload enters it, or, where upload is
-// named, leaves that one, which faces the Internet, and is known by its source.
-// The error is of type policyfile.Errors if the text is to blame, which is
-// called file there.
+// LibreQoS imports a ShapedDevices.csv. Downloads leave device, which faces the
+// subscribers. Uploads enter device; or, if upload is not "", they leave that device, which
+// faces the Internet, and are matched by source. Mistakes in the text are an error of type
+// policyfile.Errors, for the given file.
 func LibreQoS(file string, text io.Reader, device, upload string) (Imported, error) {
 	s := &shapedDevices{
 		collector: newCollector(), file: file,
@@ -115,7 +116,7 @@ func LibreQoS(file string, text io.Reader, device, upload string) (Imported, err
 	if upload != "" {
 		s.upload = tableKey{upload, policy.Egress}
 	}
-	s.note("LibreQoS queues what exceeds a rate, and shapectl drops it: each rule has the default capacity for its rate")
+	s.note("LibreQoS queues excess packets, and these rules drop them: each rule has the default capacity for its rate")
 	var err error
 	if s.text, err = input.All(text); err != nil {
 		return Imported{}, err
@@ -142,14 +143,14 @@ func LibreQoS(file string, text io.Reader, device, upload string) (Imported, err
 		}
 	}
 	if len(s.short) > 0 {
-		s.note(fmt.Sprintf("%s: fewer columns than the header, so read as without Parent Node ID and Anchor Node ID", some(s.short)))
+		s.note(fmt.Sprintf("%s: fewer columns than the header; read without Parent Node ID and Anchor Node ID", some(s.short)))
 	}
 	return s.imported(), nil
 }
 
 const byteOrderMark = "\ufeff"
 
-// open reads as far as the header.
+// open reads the header.
 func (s *shapedDevices) open() error {
 	if bytes.HasPrefix(s.text, []byte("\xff\xfe")) || bytes.HasPrefix(s.text, []byte("\xfe\xff")) {
 		return s.wrong(1, 1, "the text is UTF-16; save it as UTF-8")
@@ -174,7 +175,7 @@ func (s *shapedDevices) open() error {
 			continue
 		}
 		if s.at[c] >= 0 {
-			s.problem(i, "the column %.40q is there twice, as %.40q before; take one out", h, s.header[s.at[c]])
+			s.problem(i, "the column %.40q appears twice, first as %.40q; remove one", h, s.header[s.at[c]])
 			continue
 		}
 		s.at[c] = i
@@ -201,13 +202,13 @@ func (s *shapedDevices) problem(field int, format string, args ...any) {
 	s.errors = append(s.errors, policyfile.Error{File: s.file, Line: line, Column: column, Message: fmt.Sprintf(format, args...)})
 }
 
-// wrong is all errors, the last of which is this one; column counts bytes.
+// wrong returns all errors and a last one, whose column is in bytes.
 func (s *shapedDevices) wrong(line, column int, message string) error {
 	s.errors = append(s.errors, policyfile.Error{File: s.file, Line: line, Column: column, Message: message})
 	return s.located()
 }
 
-// located is the errors in the order of the file, with columns in characters.
+// located returns the errors in the order of the file, with columns in characters.
 func (s *shapedDevices) located() policyfile.Errors {
 	slices.SortStableFunc(s.errors, func(a, b policyfile.Error) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
@@ -222,51 +223,52 @@ func (s *shapedDevices) located() policyfile.Errors {
 	return s.errors
 }
 
-// syntax is an error of package csv.
+// syntax converts an error of package csv.
 func (s *shapedDevices) syntax(err error) error {
 	bad, ok := errors.AsType[*csv.ParseError](err)
 	if !ok {
 		return err
 	}
-	why := "a quote stands in the middle of a cell"
+	why := "a quote is in the middle of a cell"
 	if errors.Is(bad.Err, csv.ErrQuote) {
 		why = "a quote is not closed, or something follows it"
 	}
-	return s.wrong(bad.Line, bad.Column, why+"; put quotes around a whole cell, and write two for one within")
+	return s.wrong(bad.Line, bad.Column, why+"; put quotes around a whole cell, and write a quote inside as two")
 }
 
-// A shapedDevice is a row: one device of a subscriber's.
+// A shapedDevice is a row: a device of a subscriber.
 type shapedDevice struct {
 	*shapedDevices
 	layout
-	record               []string
-	where, name, comment string
+	record      []string
+	where, name string
+	label       policy.Label
 }
 
-// read reads the row that csv has read.
+// read reads a row.
 func (s *shapedDevices) read(record []string) {
 	if !slices.ContainsFunc(record, func(cell string) bool { return strings.TrimSpace(cell) != "" }) {
-		return // what a spreadsheet leaves behind the last
+		return // spreadsheets write empty rows at the end
 	}
 	if n := len(s.header); len(record) > n && strings.TrimSpace(strings.Join(record[n:], "")) != "" {
-		s.problem(n, "%d columns where the header has %d; put quotes around a cell that has a comma", len(record), n)
+		s.problem(n, "%d columns where the header has %d; put quotes around a cell with a comma", len(record), n)
 		return
 	}
 	line, _ := s.csv.FieldPos(0)
 	r := shapedDevice{shapedDevices: s, layout: s.at, record: record, where: fmt.Sprintf("line %d", line)}
-	if short, gone := s.withoutNumbers(); gone > 0 && len(record)+gone <= len(s.header) && !r.fits() {
-		if r.layout = short; r.fits() {
+	if short, gone := s.withoutNumbers(); gone > 0 && len(record)+gone <= len(s.header) && !r.plausible() {
+		if r.layout = short; r.plausible() {
 			s.short = append(s.short, r.where)
 		} else {
 			r.layout = s.at
 		}
 	}
-	r.name, r.comment = r.subscriber()
+	r.name, r.label = r.subscriber()
 	r.rules()
 }
 
-// withoutNumbers is where columns are in rows that lack those for the numbers of
-// nodes, which headers have been given where rows were not; and how many these are.
+// withoutNumbers returns the layout of rows without the columns for numbers of nodes, and
+// the number of these columns. Some files have them only in the header.
 func (s *shapedDevices) withoutNumbers() (at layout, gone int) {
 	at = s.at
 	for _, c := range []column{nodeID, anchorID} {
@@ -284,10 +286,10 @@ func (s *shapedDevices) withoutNumbers() (at layout, gone int) {
 	return at, gone
 }
 
-// A layout is where columns are; -1 for those that there are not.
+// A layout is the index of each column; -1 if it does not exist.
 type layout [columns]int
 
-// cell is what a row says in a column, "" where it has none.
+// cell returns the cell of a column, "" for none.
 func (r *shapedDevice) cell(c column) string {
 	if i := r.layout[c]; i >= 0 && i < len(r.record) {
 		return strings.TrimSpace(r.record[i])
@@ -295,8 +297,8 @@ func (r *shapedDevice) cell(c column) string {
 	return ""
 }
 
-// fits reports whether addresses and rates of a row are where they are to be.
-func (r *shapedDevice) fits() bool {
+// plausible reports whether the layout finds addresses and rates in a row.
+func (r *shapedDevice) plausible() bool {
 	addresses := append(words(r.cell(ipv4)), words(r.cell(ipv6))...)
 	for _, a := range addresses {
 		address, _, _ := strings.Cut(a, "/")
@@ -312,7 +314,7 @@ func (r *shapedDevice) fits() bool {
 	return len(addresses) > 0
 }
 
-// words are the addresses of a cell.
+// words returns the addresses of a cell.
 func words(cell string) []string {
 	return strings.FieldsFunc(cell, func(r rune) bool { return r == ',' || r == ';' || unicode.IsSpace(r) })
 }
@@ -328,7 +330,7 @@ func (r *shapedDevice) rules() {
 	if len(r.errors) > before {
 		return
 	}
-	if node := r.cell(parentNode); node != "" && !strings.EqualFold(node, "none") {
+	if node := r.node(); node != "" {
 		r.leave(parents, r.where, "%s is below %s", r.name, node)
 	}
 	if queue := r.cell(sqm); queue != "" {
@@ -347,33 +349,52 @@ func (r *shapedDevice) rules() {
 	r.share(both(down, up), made)
 }
 
-// subscriber is a short name for a row, and all that it is called.
-func (r *shapedDevice) subscriber() (name, comment string) {
-	var all []string
-	for _, c := range []column{circuitName, deviceName, remark} {
-		if s := r.cell(c); s != "" && !slices.Contains(all, s) {
-			all = append(all, s)
-		}
+// node returns the name of the parent node; "" for none.
+func (r *shapedDevice) node() string {
+	if node := r.cell(parentNode); !strings.EqualFold(node, "none") {
+		return node
 	}
-	if id := r.cell(circuitID); len(all) == 0 && id != "" {
-		all = []string{"circuit " + id}
-	}
-	if len(all) == 0 {
-		return "the row", ""
-	}
-	return fmt.Sprintf("%.60q", all[0]), strings.Join(all, "; ")
+	return ""
 }
 
-// networks are the addresses of a cell.
+// subscriber returns a name of a row for reports, and the label of its rules. Circuit and
+// device become the name; circuit ID, node and comment become the note.
+func (r *shapedDevice) subscriber() (name string, label policy.Label) {
+	var names, notes []string
+	for _, c := range []column{circuitName, deviceName} {
+		if s := r.cell(c); s != "" && !slices.Contains(names, s) {
+			names = append(names, s)
+		}
+	}
+	if id := r.cell(circuitID); id != "" {
+		notes = append(notes, "circuit "+id)
+	}
+	if len(names) == 0 {
+		names, notes = notes, nil
+	}
+	if node := r.node(); node != "" {
+		notes = append(notes, "site "+node)
+	}
+	if s := r.cell(remark); s != "" && !slices.Contains(names, s) {
+		notes = append(notes, s)
+	}
+	name = "the row"
+	if len(names) > 0 {
+		name = fmt.Sprintf("%.60q", names[0])
+	}
+	return name, r.shapedDevices.label(r.where, strings.Join(names, " / "), strings.Join(notes, "; "))
+}
+
+// networks returns the networks of a cell.
 func (r *shapedDevice) networks(c column) (all []netip.Prefix) {
 	for _, word := range words(r.cell(c)) {
 		p, err := policy.ParsePrefix(word)
 		if loose, bad := netip.ParsePrefix(word); err != nil && bad == nil && !loose.Addr().Is4In6() {
 			p, err = loose.Masked(), nil
-			r.leave(hostBits, r.where, "%s was taken as %v", word, p)
+			r.leave(hostBits, r.where, "%s was read as %v", word, p)
 		}
 		if err == nil && p.Addr().Is4() != (c == ipv4) {
-			err = fmt.Errorf("%s is in the column %s; put it into the other one", word, r.header[r.layout[c]])
+			err = fmt.Errorf("%s is in the column %s; move it to the other one", word, r.header[r.layout[c]])
 		}
 		if err != nil {
 			r.problem(r.layout[c], "%v", err)
@@ -388,10 +409,10 @@ func (r *shapedDevice) networks(c column) (all []netip.Prefix) {
 
 var plainNumber = regexp.MustCompile(`^[0-9]+(\.[0-9]+)?$`)
 
-// A speed is what a cell says of a rate; 0 for none.
+// A speed is the rate in a cell; 0 for none.
 type speed struct {
 	policy.Rate
-	left bool // it is no rate that a rule can have, and that was said
+	left bool // no rule can have the rate, which was reported
 }
 
 func (r *shapedDevice) speed(c column) speed {
@@ -410,7 +431,7 @@ func (r *shapedDevice) speed(c column) speed {
 	return speed{rate, err != nil}
 }
 
-// both says what is known of two rates.
+// both describes two rates.
 func both(down, up speed) string {
 	var words []string
 	if down.Rate != 0 {
@@ -422,7 +443,7 @@ func both(down, up speed) string {
 	return list(words)
 }
 
-// limit makes a rule for each network, and returns those that there are now.
+// limit adds a rule for each network, and returns the networks that got one.
 func (r *shapedDevice) limit(networks []netip.Prefix, key tableKey, m policy.Match, rate speed) (made []netip.Prefix) {
 	if rate.Rate == 0 {
 		if !rate.left {
@@ -431,15 +452,15 @@ func (r *shapedDevice) limit(networks []netip.Prefix, key tableKey, m policy.Mat
 		return nil
 	}
 	for _, p := range networks {
-		rule := policy.Rule{Prefix: p, Rate: rate.Rate, Capacity: policy.DefaultCapacity(rate.Rate)}
-		if r.add(key, m, rule, r.where, r.comment) {
+		rule := policy.Rule{Prefix: p, Rate: rate.Rate, Capacity: policy.DefaultCapacity(rate.Rate), Label: r.label}
+		if r.add(key, m, rule, r.where, "") {
 			made = append(made, p)
 		}
 	}
 	return made
 }
 
-// share remembers who shares a rate.
+// share remembers the networks that share a rate.
 func (r *shapedDevice) share(rates string, networks []netip.Prefix) {
 	id := r.cell(circuitID)
 	c := r.circuits[id]

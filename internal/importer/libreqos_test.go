@@ -32,7 +32,8 @@ func TestLibreQoS(t *testing.T) {
 	}
 }
 
-// LibreQoS's own example, whose rows have fewer columns than its header, is all there.
+// TestLibreQoSExample imports LibreQoS's own example, whose rows have fewer columns than its
+// header.
 func TestLibreQoSExample(t *testing.T) {
 	files := testenv.Shared(t, "real/libreqos-ShapedDevices.example.csv")
 	if len(files) == 0 {
@@ -62,17 +63,17 @@ func TestLibreQoSExample(t *testing.T) {
 	}
 }
 
-// rule is how a row is written that has this network and these rates.
+// row returns a row with a network and rates.
 func row(network, down, up string) string {
 	return "1,,1,,,," + network + ",,,," + down + "," + up + ",\n"
 }
 
-// However a file of it is written, it says the same.
+// TestLibreQoSFormats imports the same row in different formats.
 func TestLibreQoSFormats(t *testing.T) {
 	for name, text := range map[string]string{
-		"as it is":               oldHeader + row("10.0.0.1", "2.5", "1"),
+		"plain":                  oldHeader + row("10.0.0.1", "2.5", "1"),
 		"CRLF":                   strings.ReplaceAll(oldHeader+row("10.0.0.1", "2.5", "1"), "\n", "\r\n"),
-		"a mark at its begin":    byteOrderMark + oldHeader + row("10.0.0.1", "2.5", "1"),
+		"byte order mark":        byteOrderMark + oldHeader + row("10.0.0.1", "2.5", "1"),
 		"no end of line":         strings.TrimSuffix(oldHeader+row("10.0.0.1", "2.5", "1"), "\n"),
 		"comments":               "# made by hand\n" + oldHeader + "#1,,1,,,,10.0.0.2,,,,1,1,\n" + row("10.0.0.1", "2.5", "1") + "# end\n",
 		"spaces":                 strings.ReplaceAll(oldHeader+row(" 10.0.0.1 ", " 2.5", "1 "), "IPv4", " IPv4 "),
@@ -86,7 +87,7 @@ func TestLibreQoSFormats(t *testing.T) {
 		"names as in a program":  "circuit_id,download_max_mbps,upload_max_mbps,ipv4,ipv6\n7,2.5,1,10.0.0.1,\n",
 		"the first version":      "ID,AP,MAC,Hostname,IPv4,IPv6,Download Min,Upload Min,Download Max,Upload Max\n3,,,,10.0.0.1,,,,2.5,1\n",
 		"numbers of nodes":       newHeader + "1,,1,,,N1,A1,,10.0.0.1,,,,2.5,1,,\n",
-		"rows of before":         newHeader + row("10.0.0.1", "2.5", "1"),
+		"old rows":               newHeader + row("10.0.0.1", "2.5", "1"),
 		"rows without the end":   newHeader + "1,,1,,,N1,A1,,10.0.0.1,,,,2.5,1\n",
 		"a node like an address": newHeader + "1,,1,,,N1,10.0.0.9,,10.0.0.1,,,,2.5,1\n",
 		"Latin-1":                oldHeader + "1,M\xfcller,1,,,,10.0.0.1,,,,2.5,1,\n",
@@ -111,7 +112,7 @@ func TestLibreQoSFormats(t *testing.T) {
 	}
 }
 
-// What a row lacks is left, and the rest of it carried over.
+// TestLibreQoSLeaves checks what is left, and that the rest of a row is imported.
 func TestLibreQoSLeaves(t *testing.T) {
 	for _, test := range []struct {
 		name, rows string
@@ -153,7 +154,41 @@ func TestLibreQoSLeaves(t *testing.T) {
 	}
 }
 
-// What can not be read is told by line and column; all of it.
+// TestLibreQoSLabels cuts texts that are too long, and reports that once for a row.
+func TestLibreQoSLabels(t *testing.T) {
+	long := strings.Repeat("é", 40)
+	for _, test := range []struct {
+		row  string
+		want policy.Label
+		left []reason
+	}{
+		{"7,Smith,1,Router,Mast,,10.0.0.1,,,,1,1,pays late\n", policy.Label{Name: "Smith / Router", Note: "circuit 7; site Mast; pays late"}, []reason{parents}},
+		{"7,Smith,1,Smith,none,,10.0.0.1,,,,1,1,Smith\n", policy.Label{Name: "Smith", Note: "circuit 7"}, nil},
+		{"7,,1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "circuit 7"}, nil},
+		{",,1,,,,10.0.0.1,,,,1,1,\n", policy.Label{}, nil},
+		{"7,\" a\n\x01b\xff \",1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "a b\ufffd", Note: "circuit 7"}, nil},
+		{"7,x" + long + ",1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "x" + long[:62], Note: "circuit 7"}, []reason{longName}},
+		{"7,Smith,1,,,,10.0.0.1,,,,1,1," + strings.Repeat(long, 4) + "\n",
+			policy.Label{Name: "Smith", Note: "circuit 7; " + strings.Repeat(long, 4)[:244]}, []reason{longNote}},
+	} {
+		i, err := LibreQoS("f", strings.NewReader(oldHeader+test.row), "eth1", "")
+		testenv.Must(t, err)
+		var left []reason
+		for _, l := range i.Left {
+			left = append(left, reason{l.Kind, l.Why, l.Advice})
+		}
+		if !slices.Equal(left, test.left) {
+			t.Errorf("%q: left: %+v", test.row, i.Left)
+		}
+		for _, table := range i.Tables {
+			if got := table.Rules[0].Label; got != test.want {
+				t.Errorf("%q: got %+v, want %+v", test.row, got, test.want)
+			}
+		}
+	}
+}
+
+// TestLibreQoSRefuses checks that all mistakes are reported by line and column.
 func TestLibreQoSRefuses(t *testing.T) {
 	for _, test := range []struct {
 		name, text string
@@ -164,10 +199,10 @@ func TestLibreQoSRefuses(t *testing.T) {
 		{"no header", row("10.0.0.1", "1", "1"), []string{"f:1:1: there is no column IPv4"}},
 		{"semicolons", strings.ReplaceAll(oldHeader, ",", ";"), []string{"f:1:1: there is no column IPv4"}},
 		{"no rates", "IPv4,IPv6\n", []string{"f:1:1: there is no column Download Max Mbps"}},
-		{"a column twice", "IPv4,Download Max,Upload Max,IPv4\n", []string{`f:1:30: the column "IPv4" is there twice`}},
+		{"a column twice", "IPv4,Download Max,Upload Max,IPv4\n", []string{`f:1:30: the column "IPv4" appears twice`}},
 		{"UTF-16", "\xff\xfeI\x00P\x00", []string{"f:1:1: the text is UTF-16"}},
 		{"a quote that is not closed", oldHeader + "1,\"968 Circle St.\n", []string{"f:2:"}},
-		{"a quote within", oldHeader + "1,5\" pipe,1\n", []string{"f:2:4: a quote stands in the middle of a cell"}},
+		{"a quote within", oldHeader + "1,5\" pipe,1\n", []string{"f:2:4: a quote is in the middle of a cell"}},
 		{"too many columns", oldHeader + "1,968 Circle St., Gurnee,1,,,,10.0.0.1,,,,1,1,x\n", []string{"f:2:47: 14 columns where the header has 13"}},
 		{"no number", oldHeader + row("10.0.0.1", "fast", "1"), []string{`f:2:21: Download Max "fast" is not a number`}},
 		{"a unit", oldHeader + row("10.0.0.1", "10M", "1"), []string{`f:2:21: Download Max "10M"`}},
@@ -202,7 +237,7 @@ func TestLibreQoSRefuses(t *testing.T) {
 	}
 }
 
-// Ten thousand subscribers make ten thousand rules, and a few lines of what is left.
+// TestLibreQoSLines imports 10 000 subscribers; the report must have few lines.
 func TestLibreQoSLines(t *testing.T) {
 	var text strings.Builder
 	text.WriteString(oldHeader)

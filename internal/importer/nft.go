@@ -13,39 +13,39 @@ import (
 )
 
 var (
-	nftPackets = reason{"limit in packets", "rules count bytes, not packets", "no rule was made; write one in bytes if one is meant"}
-	nftPartial = reason{"limit of packets with more than an address", "a rule goes by one address of a packet and nothing else",
-		"no rule was made; write one by hand if all of the address's packets may be held to it"}
-	nftNoDrop = reason{"limit that drops nothing", "nothing drops what exceeds it, as far as can be told",
-		"no rule was made; write one with excess: pass to count"}
+	nftPackets = reason{"limit in packets", "rules count bytes, not packets", "no rule was made; write one in bytes if you need one"}
+	nftPartial = reason{"limit with more conditions than an address", "a rule matches one address of a packet and nothing else",
+		"no rule was made; write one by hand if it may limit all packets of the address"}
+	nftNoDrop = reason{"limit that drops nothing", "no rule was found that drops its excess packets",
+		"no rule was made; write one with excess: pass to count them"}
 	nftNoDevice = reason{"limit without a device", "a rule is for one device, and the ruleset names none",
-		"say --device, or add iifname or oifname to the ruleset"}
+		"use --device, or add iifname or oifname to the ruleset"}
 	nftBothWays = reason{"limit of both directions", "a rule is for one direction of a device",
 		"no rule was made; write one for each direction, or add iifname or oifname to the ruleset"}
-	nftPattern = reason{"limit of devices by pattern", "a rule here is made for one device, by its name",
-		"no rule was made; write one in a section such as tap* by hand"}
-	nftQuota   = reason{"quota", "a rule limits a rate, not an amount", "nothing is to be done if it may go"}
-	nftRounded = reason{"rate that is no whole number of bits per second", "rates are whole bits per second", "it was rounded down"}
-	nftForeign = reason{"extension of iptables", "nft does not tell what it does", "write a rule by hand if it limits by bytes; see iptables-save"}
+	nftPattern = reason{"limit of devices by pattern", "the import makes rules for devices by name only",
+		"no rule was made; write one by hand in a section such as tap*"}
+	nftQuota   = reason{"quota", "a rule limits a rate, not an amount", "nothing to do if you do not need it"}
+	nftRounded = reason{"fractional rate", "rates are whole bits per second", "it was rounded down"}
+	nftForeign = reason{"extension of iptables", "nft does not print what it does", "write a rule by hand if it limits bytes; see iptables-save"}
 )
 
-// asks is what packets have to be for a rule of nft to see them.
-type asks struct {
+// conditions are those that packets of a rule of nft must meet.
+type conditions struct {
 	addresses [3]addresses // by side; those on either are the families
 	devices   devices
-	partial   string // what else
+	partial   string // other conditions
 }
 
-// addresses are those on one side that a rule asks for.
+// addresses are a condition on the addresses of one side.
 type addresses struct{ only, except []netip.Prefix }
 
-// any reports whether nothing is asked.
+// any reports whether all addresses meet the condition.
 func (a addresses) any() bool { return slices.Equal(a.only, everything) && len(a.except) == 0 }
 
-func (a *asks) restrict(what string) { a.partial = also(a.partial, what) }
+func (a *conditions) restrict(what string) { a.partial = also(a.partial, what) }
 
-// side is where the addresses are that a rule asks for, and whether that is one side at most.
-func (a asks) side() (side, bool) {
+// side returns the side with a condition, and whether there is at most one.
+func (a conditions) side() (side, bool) {
 	switch to, source := !a.addresses[toward].any(), !a.addresses[from].any(); {
 	case to:
 		return toward, !source
@@ -55,21 +55,21 @@ func (a asks) side() (side, bool) {
 	return either, true
 }
 
-// prefixes are the networks on a side, of the families.
-func (a asks) prefixes(s side) (only, except []netip.Prefix) {
+// prefixes returns the networks on a side, limited to the families.
+func (a conditions) prefixes(s side) (only, except []netip.Prefix) {
 	on, families := a.addresses[s], a.addresses[either].only
 	return common(on.only, families), common(on.except, families)
 }
 
-// with adds addresses on a side.
-func (a asks) with(s side, networks []netip.Prefix, not bool) asks {
+// with adds a condition on the addresses of a side.
+func (a conditions) with(s side, networks []netip.Prefix, not bool) conditions {
 	on := &a.addresses[s]
 	if not {
 		on.except = slices.Concat(on.except, networks)
 	} else {
 		on.only = common(on.only, networks)
 	}
-	// Whoever asks for an address asks for its family; one who does not want it asks for that, too.
+	// A condition on an address, also a negated one, is one on its family, too.
 	families := &a.addresses[either].only
 	*families = slices.DeleteFunc(slices.Clone(*families), func(all netip.Prefix) bool {
 		return !slices.ContainsFunc(networks, all.Overlaps)
@@ -77,8 +77,8 @@ func (a asks) with(s side, networks []netip.Prefix, not bool) asks {
 	return a
 }
 
-// covers reports whether all packets that b asks for are among a's.
-func (a asks) covers(b asks) bool {
+// covers reports whether all packets that meet b meet a.
+func (a conditions) covers(b conditions) bool {
 	if a.partial != "" {
 		return false
 	}
@@ -103,9 +103,9 @@ func (a asks) covers(b asks) bool {
 	return true
 }
 
-// A held is packets that a limit of nft is for.
+// A held is a limit of nft, and the packets that it limits.
 type held struct {
-	asks
+	conditions
 	*limit
 }
 
@@ -115,16 +115,16 @@ type nftWalk struct {
 	nft    *nftRuleset
 	device string // for what names none; "" for none
 	base   *nftChain
-	// Entries whose packets go past what is left of the chain that is being read, or of the base chain.
+	// Entries whose packets skip the rest of the current chain, or of the base chain.
 	returned, accepted []int
-	// Limits for what conforms, whose excess nobody has dropped yet.
+	// Limits that accept conforming packets, and whose excess no rule has dropped yet.
 	open  []openLimit
 	depth int
-	at    *nftRule // the rule that is being read
-	rules int      // that were read
+	at    *nftRule // the current rule
+	rules int      // the number of rules that were read
 }
 
-// An openLimit is some entries that let pass what conforms.
+// An openLimit is entries that accept conforming packets.
 type openLimit struct {
 	held
 	entries []int
@@ -132,9 +132,9 @@ type openLimit struct {
 }
 
 const (
-	// deepest is how many chains nft lets rules jump through.
+	// deepest is the number of nested jumps that nft allows.
 	deepest = 16
-	// jumpsEach and jumpsMore bound how often rules are read: those of a chain are for each jump to it.
+	// jumpsEach and jumpsMore bound how often rules are read: a chain is read for each jump to it.
 	jumpsEach, jumpsMore = 64, 1 << 16
 )
 
@@ -144,7 +144,7 @@ func (w *nftWalk) walk() error {
 			continue
 		}
 		w.base, w.open, w.accepted = c, nil, nil
-		var start asks
+		var start conditions
 		start.addresses[either].only = families(c.Family != "ip6", c.Family != "ip")
 		start.addresses[toward].only, start.addresses[from].only = everything, everything
 		if d, err := policy.ParseDirection(c.Hook); err == nil && len(c.Dev) > 0 {
@@ -161,22 +161,22 @@ func (w *nftWalk) walk() error {
 			for _, i := range o.entries {
 				w.entries[i] = entry{}
 			}
-			w.leave(nftNoDrop, o.where, "%v for %s", o.Rate, o.asks.says())
+			w.leave(nftNoDrop, o.where, "%v for %s", o.Rate, o.conditions.describe())
 		}
 		w.end(w.accepted)
 	}
 	return nil
 }
 
-// end ends the way of entries past what comes after them.
+// end lets packets of entries skip what follows up to here.
 func (w *nftWalk) end(entries []int) {
 	for _, i := range entries {
 		w.entries[i].until = len(w.entries)
 	}
 }
 
-// chain reads a chain for packets that come to it.
-func (w *nftWalk) chain(c *nftChain, a asks) error {
+// chain reads a chain for the packets that reach it.
+func (w *nftWalk) chain(c *nftChain, a conditions) error {
 	if w.depth == deepest {
 		return nil
 	}
@@ -198,15 +198,15 @@ func (w *nftWalk) chain(c *nftChain, a asks) error {
 	return nil
 }
 
-// close says that what exceeds is dropped, by now.
+// close records that excess packets are dropped here.
 func (w *nftWalk) close(o openLimit) {
 	for _, i := range o.entries {
 		w.entries[i].excessUntil = len(w.entries)
 	}
 }
 
-// verdict does what a rule does to packets, after its limits.
-func (w *nftWalk) verdict(verdict, target string, a asks, limits []held, r *nftRule) error {
+// verdict applies the verdict of a rule, after its limits.
+func (w *nftWalk) verdict(verdict, target string, a conditions, limits []held, r *nftRule) error {
 	to := w.nft.named[r.named(target)]
 	if len(limits) == 0 {
 		return w.plain(verdict, to, a, r)
@@ -217,22 +217,22 @@ func (w *nftWalk) verdict(verdict, target string, a asks, limits []held, r *nftR
 	for _, h := range limits {
 		switch {
 		case h.packets && verdict == "continue":
-			// It is for what the rule logs or counts.
+			// It limits only logging or counting.
 		case h.packets:
-			w.leave(nftPackets, r.where(), "%s", h.asks.says())
+			w.leave(nftPackets, r.where(), "%s", h.conditions.describe())
 		case h.over && (verdict == "drop" || verdict == "reject"):
 			w.hold(h, r, "")
 		case !h.over && (verdict == "accept" || verdict == "return"):
 			w.hold(h, r, verdict)
 		default:
-			w.leave(nftNoDrop, r.where(), "%v for %s", h.Rate, h.asks.says())
+			w.leave(nftNoDrop, r.where(), "%v for %s", h.Rate, h.conditions.describe())
 		}
 	}
 	return nil
 }
 
-// plain does what a rule without a limit does.
-func (w *nftWalk) plain(verdict string, to *nftChain, a asks, r *nftRule) error {
+// plain applies the verdict of a rule without a limit.
+func (w *nftWalk) plain(verdict string, to *nftChain, a conditions, r *nftRule) error {
 	switch verdict {
 	case "jump", "goto":
 		if to != nil {
@@ -249,7 +249,7 @@ func (w *nftWalk) plain(verdict string, to *nftChain, a asks, r *nftRule) error 
 		w.returned = append(w.returned, w.exempt(a, false, r)...)
 	case "drop", "reject":
 		w.open = slices.DeleteFunc(w.open, func(o openLimit) bool {
-			covered := a.covers(o.asks)
+			covered := a.covers(o.conditions)
 			if covered {
 				w.close(o)
 			}
@@ -262,11 +262,11 @@ func (w *nftWalk) plain(verdict string, to *nftChain, a asks, r *nftRule) error 
 	return nil
 }
 
-// exempt adds entries for packets that pass, or that are dropped, wherever limits may be.
-func (w *nftWalk) exempt(a asks, drops bool, r *nftRule) []int {
+// exempt adds entries for packets that pass or are dropped without a limit.
+func (w *nftWalk) exempt(a conditions, drops bool, r *nftRule) []int {
 	for _, names := range a.devices {
 		if slices.Equal(names, []string{"lo"}) {
-			return nil // there is no limit on these
+			return nil // the loopback device has no rules
 		}
 	}
 	s, single := a.side()
@@ -278,10 +278,13 @@ func (w *nftWalk) exempt(a asks, drops bool, r *nftRule) []int {
 	for _, p := range except {
 		a.restrict("not " + name(p))
 	}
-	return w.enter(entry{side: s, drops: drops, partial: a.partial, devices: a.devices, where: r.where()}, only)
+	e := entry{side: s, drops: drops, partial: a.partial, devices: a.devices, where: r.where()}
+	e.label = w.label(e.where, r.Comment, "")
+	return w.enter(e, only)
 }
 
-// hold adds entries for packets that are held to a limit: those that conform go on, or, where there is a verdict, have that.
+// hold adds entries for limited packets. Conforming packets go on, or get the verdict
+// conforming if it is not "".
 func (w *nftWalk) hold(h held, r *nftRule, conforming string) {
 	s, single := h.side()
 	if !single {
@@ -291,7 +294,7 @@ func (w *nftWalk) hold(h held, r *nftRule, conforming string) {
 		h.restrict("both iifname and oifname")
 	}
 	if h.partial != "" {
-		w.leave(nftPartial, r.where(), "%v for %s", h.Rate, h.asks.says())
+		w.leave(nftPartial, r.where(), "%v for %s", h.Rate, h.conditions.describe())
 		return
 	}
 	keys := w.places(h, s, r)
@@ -301,10 +304,13 @@ func (w *nftWalk) hold(h held, r *nftRule, conforming string) {
 	only, except := h.prefixes(s)
 	o := openLimit{held: h, where: r.where()}
 	for _, key := range keys {
-		// What is not meant is an exception from this limit alone.
+		// Negated addresses are an exception from this limit only.
 		e := entry{key: key, side: s, where: r.where()}
 		holes := w.enter(e, except)
-		e.limit, e.hook, e.comment = h.limit, w.base.Hook, r.name()
+		e.limit, e.hook, e.label = h.limit, w.base.Hook, w.label(e.where, r.Comment, "")
+		if r.Comment == "" {
+			e.comment = fmt.Sprintf("%s %s handle %d", r.Table, r.Chain, r.Handle)
+		}
 		o.entries = append(o.entries, w.enter(e, only)...)
 		w.end(holes)
 	}
@@ -322,17 +328,17 @@ func (w *nftWalk) hold(h held, r *nftRule, conforming string) {
 	w.open = append(w.open, o)
 }
 
-// hooked says what else a rule is for than a limit at the hook of the base chain.
+// hooked notes which packets a rule limits that the hook of the base chain did not see.
 func (w *nftWalk) hooked() {
 	switch w.base.Hook {
 	case "forward":
-		w.note("limits at the hook forward were for what is forwarded; rules are for what this host itself sends and gets, too")
+		w.note("limits at the hook forward were for forwarded packets; rules also limit packets of this host")
 	case "input", "output":
-		w.note("limits at the hooks input and output were for what this host itself gets and sends; rules are for what is forwarded, too")
+		w.note("limits at the hooks input and output were for packets of this host; rules also limit forwarded packets")
 	}
 }
 
-// places are the devices and directions of a limit.
+// places returns the devices and directions of a limit.
 func (w *nftWalk) places(h held, s side, r *nftRule) (keys []tableKey) {
 	d, hook := policy.Ingress, w.base.Hook
 	if len(h.devices[policy.Egress]) > 0 {
@@ -343,13 +349,13 @@ func (w *nftWalk) places(h held, s side, r *nftRule) (keys []tableKey) {
 		devices = []string{w.device}
 		switch {
 		case w.device == "":
-			w.leave(nftNoDevice, r.where(), "%v for %s", h.Rate, h.asks.says())
+			w.leave(nftNoDevice, r.where(), "%v for %s", h.Rate, h.conditions.describe())
 			return nil
 		case hook == "output" || hook == "egress":
 			d = policy.Egress
 		case hook == "input" || hook == "ingress":
 		case s == either:
-			w.leave(nftBothWays, r.where(), "%v for %s", h.Rate, h.asks.says())
+			w.leave(nftBothWays, r.where(), "%v for %s", h.Rate, h.conditions.describe())
 			return nil
 		case s == toward:
 			d = policy.Egress
@@ -357,7 +363,7 @@ func (w *nftWalk) places(h held, s side, r *nftRule) (keys []tableKey) {
 	}
 	for _, device := range devices {
 		if strings.HasSuffix(device, "*") {
-			w.leave(nftPattern, r.where(), "%v for %s", h.Rate, h.asks.says())
+			w.leave(nftPattern, r.where(), "%v for %s", h.Rate, h.conditions.describe())
 			continue
 		}
 		keys = append(keys, tableKey{device, d})
@@ -365,8 +371,8 @@ func (w *nftWalk) places(h held, s side, r *nftRule) (keys []tableKey) {
 	return keys
 }
 
-// says is what packets are meant, for people.
-func (a asks) says() string {
+// describe returns the conditions for people.
+func (a conditions) describe() string {
 	var words []string
 	for _, s := range []side{toward, from} {
 		on := a.addresses[s]
@@ -377,7 +383,7 @@ func (a asks) says() string {
 			words = append(words, prepositions[s]+"any but "+names(on.except))
 		}
 	}
-	words = append(words, a.devices.says()...)
+	words = append(words, a.devices.describe()...)
 	if a.partial != "" {
 		words = append(words, "with "+a.partial)
 	}
@@ -387,11 +393,11 @@ func (a asks) says() string {
 	return "packets " + strings.Join(words, " ")
 }
 
-// ranged is the networks that make up the addresses from first to last.
+// ranged returns the networks that contain exactly the addresses from first to last.
 func ranged(first, last netip.Addr) (all []netip.Prefix) {
 	for first.Compare(last) <= 0 {
 		length := first.BitLen()
-		// As wide as the first address can begin, and no further than the last.
+		// The widest network that begins at first and does not reach beyond last.
 		for length > 0 {
 			wider := netip.PrefixFrom(first, length-1)
 			if wider.Masked().Addr() != first || lastOf(wider).Compare(last) > 0 {
@@ -408,7 +414,7 @@ func ranged(first, last netip.Addr) (all []netip.Prefix) {
 	return all
 }
 
-// lastOf is the last address of a network.
+// lastOf returns the last address of a network.
 func lastOf(p netip.Prefix) netip.Addr {
 	b := p.Masked().Addr().AsSlice()
 	for i := p.Bits(); i < 8*len(b); i++ {
@@ -424,8 +430,8 @@ var (
 	nftSeconds = map[string]uint64{"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 )
 
-// newLimit makes a limit of what nft writes: its bucket holds what the rate lets
-// through in a whole unit of time, and the burst.
+// newLimit converts a limit of nft. Its bucket holds the burst, and the bytes of one unit of
+// time at the rate.
 func (w *nftWalk) newLimit(of *nftLimit, where string) (*limit, error) {
 	l := &limit{over: of.Inv, where: where}
 	if of.RateUnit == "" || of.RateUnit == "packets" {
@@ -434,7 +440,7 @@ func (w *nftWalk) newLimit(of *nftLimit, where string) (*limit, error) {
 	}
 	size, seconds, burstSize := nftBytes[of.RateUnit], nftSeconds[of.Per], nftBytes[cmp.Or(of.BurstUnit, "bytes")]
 	if size == 0 || seconds == 0 || burstSize == 0 {
-		return nil, fmt.Errorf("a limit of %d %s/%s burst %d %s has a unit that is not known", of.Rate, of.RateUnit, of.Per, of.Burst, of.BurstUnit)
+		return nil, fmt.Errorf("a limit of %d %s/%s burst %d %s has an unknown unit", of.Rate, of.RateUnit, of.Per, of.Burst, of.BurstUnit)
 	}
 	hi, bytes := bits.Mul64(of.Rate, size)
 	high, burst := bits.Mul64(of.Burst, burstSize)

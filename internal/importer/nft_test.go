@@ -15,8 +15,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// What nft printed of each ruleset makes the policy that it did.
-func TestNFTOfRulesets(t *testing.T) {
+func TestNFTRulesets(t *testing.T) {
 	for _, test := range []struct{ name, device, golden string }{
 		{"devices", "", "devices"},
 		{"devices", "eth1", "devices-eth1"},
@@ -47,7 +46,8 @@ func ruleObject(statements ...string) string {
 	return `{"rule": {"family": "ip", "table": "t", "chain": "c", "handle": 4, "expr": [` + strings.Join(statements, ", ") + `]}}`
 }
 
-// A bucket of nft holds what passes in a whole unit of time, and the burst; kbytes are 1024.
+// TestNFTLimits checks rates and bursts. A bucket of nft holds the burst and the bytes of one
+// unit of time; a kbyte has 1024 bytes.
 func TestNFTLimits(t *testing.T) {
 	for _, test := range []struct {
 		limit    string
@@ -91,7 +91,7 @@ func TestNFTLimits(t *testing.T) {
 	}
 }
 
-// What a rule asks of packets beyond an address keeps it from being a limit, or an exception.
+// TestNFTConditions checks that rules with more conditions than an address are not imported.
 func TestNFTConditions(t *testing.T) {
 	const (
 		over  = `{"limit": {"rate": 1, "per": "second", "rate_unit": "mbytes", "inv": true}}`
@@ -137,7 +137,7 @@ func TestNFTConditions(t *testing.T) {
 		{"the rest of another protocol is dropped", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(match("==", `{"meta": {"key": "l4proto"}}`, `"tcp"`), drop)}, 0, []string{nftNoDrop.kind}},
 		{"the rest of another device is dropped", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(device("oifname", "eth7"), drop)}, 0, []string{nftNoDrop.kind}},
 		{"the rest of this device is dropped", []string{chainObject, ruleObject(device("oifname", "eth7"), toHost, under, pass), ruleObject(device("oifname", "eth7"), drop)}, 1, nil},
-		{"the rest but this is dropped", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(strings.Replace(toHost, "==", "!=", 1), drop)}, 0, []string{nftNoDrop.kind}},
+		{"packets to other addresses are dropped", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(strings.Replace(toHost, "==", "!=", 1), drop)}, 0, []string{nftNoDrop.kind}},
 		{"the rest was dropped before", []string{chainObject, ruleObject(toHost, drop), ruleObject(toHost, under, pass)}, 0, []string{nftNoDrop.kind}},
 		{"the rest of one family is dropped", []string{
 			strings.Replace(chainObject, `"ip"`, `"inet"`, 1),
@@ -150,12 +150,12 @@ func TestNFTConditions(t *testing.T) {
 			strings.Replace(ruleObject(device("iifname", "eth7"), protocol("ipv6"), drop), `"ip"`, `"inet"`, 1),
 		}, 0, []string{nftNoDrop.kind}},
 		{"the rest that enters another device is dropped", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(device("iifname", "eth7"), drop)}, 0, []string{nftNoDrop.kind}},
-		{"what conforms meets no other", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(toHost, drop), ruleObject(toNet, over, drop)}, 2, nil},
-		{"what conforms returns, and meets no other", []string{chainObject, ruleObject(toHost, under, `{"return": null}`), ruleObject(toHost, drop), ruleObject(toNet, over, drop)}, 2, nil},
-		{"what conforms goes on", []string{chainObject, ruleObject(toHost, over, drop), ruleObject(toNet, over, drop)}, 2, []string{stacked.kind}},
+		{"conforming packets meet no other limit", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(toHost, drop), ruleObject(toNet, over, drop)}, 2, nil},
+		{"conforming packets return, and meet no other limit", []string{chainObject, ruleObject(toHost, under, `{"return": null}`), ruleObject(toHost, drop), ruleObject(toNet, over, drop)}, 2, nil},
+		{"conforming packets go on", []string{chainObject, ruleObject(toHost, over, drop), ruleObject(toNet, over, drop)}, 2, []string{stacked.kind}},
 		{"the rest returns", []string{chainObject, ruleObject(toHost, under, `{"return": null}`), ruleObject(toHost, drop)}, 1, nil},
-		{"what conforms is dropped", []string{chainObject, ruleObject(toHost, under, drop)}, 0, []string{nftNoDrop.kind}},
-		{"what exceeds is accepted", []string{chainObject, ruleObject(toHost, over, pass)}, 0, []string{nftNoDrop.kind}},
+		{"conforming packets are dropped", []string{chainObject, ruleObject(toHost, under, drop)}, 0, []string{nftNoDrop.kind}},
+		{"excess packets are accepted", []string{chainObject, ruleObject(toHost, over, pass)}, 0, []string{nftNoDrop.kind}},
 		{"packets, for a log", []string{chainObject, ruleObject(toHost, `{"limit": {"rate": 1, "per": "minute"}}`, `{"log": null}`)}, 0, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -175,20 +175,51 @@ func TestNFTConditions(t *testing.T) {
 	}
 }
 
-// What can not be read is told by line and column.
+// TestNFTLabels makes names of comments. A comment that is too long is reported once, however
+// often rules jump to its chain.
+func TestNFTLabels(t *testing.T) {
+	comment := strings.Repeat("n", policy.MaxName+1)
+	named := func(rule, comment string) string {
+		return strings.Replace(rule, `"handle": 4`, `"handle": 4, "comment": "`+comment+`"`, 1)
+	}
+	limit := ruleObject(toHost, `{"limit": {"rate": 1, "per": "second", "rate_unit": "mbytes", "inv": true}}`, `{"drop": null}`)
+	jump := ruleObject(`{"jump": {"target": "d"}}`)
+	i, err := NFT("f", strings.NewReader(document(chainObject, `{"chain": {"family": "ip", "table": "t", "name": "d"}}`,
+		named(strings.Replace(limit, `"chain": "c"`, `"chain": "d"`, 1), comment), jump, jump,
+		named(strings.Replace(limit, "10.0.0.1", "10.0.0.2", 1), "bob"),
+		strings.Replace(limit, "10.0.0.1", "10.0.0.3", 1))), "eth1")
+	testenv.Must(t, err)
+	want := map[string]string{"10.0.0.1/32": comment[1:], "10.0.0.2/32": "bob", "10.0.0.3/32": ""}
+	for _, r := range i.Tables[0].Rules {
+		if name := want[r.Prefix.String()]; r.Label != (policy.Label{Name: name}) {
+			t.Errorf("%v: %+v, want the name %q", r.Prefix, r.Label, name)
+		}
+	}
+	cut := 0
+	for _, l := range i.Left {
+		if l.Kind == longName.kind {
+			cut++
+		}
+	}
+	if cut != 1 || i.Rules() != 3 {
+		t.Errorf("%d rules, and %d names were cut: %+v", i.Rules(), cut, i.Left)
+	}
+}
+
+// TestNFTRefuses checks that mistakes are reported by line and column.
 func TestNFTRefuses(t *testing.T) {
 	for _, test := range []struct{ name, text, want string }{
 		{"nothing", "", "f:1:1: this is not JSON"},
 		{"text", "table inet filter {\n}", "f:1:2: this is not JSON"},
 		{"cut off", "{\"nftables\": [\n{\"table\"", "f:2:8: this is not JSON"},
-		{"another document", `{"rules": []}`, "f:1:1: there is no list called nftables; give what 'nft -j list ruleset' prints"},
+		{"another document", `{"rules": []}`, "f:1:1: there is no list called nftables; use the output of 'nft -j list ruleset'"},
 		{"a list", `[1, 2]`, "where nft has none"},
 		{"a rule without its chain", document(`{"metainfo": {}}`, ruleObject(toHost)), "f:2:1: rule 4 is in chain c"},
-		{"an object of another shape", document(chainObject, `{"rule": 7}`), "f:2:1: an object is not as nft writes it"},
+		{"an object of another shape", document(chainObject, `{"rule": 7}`), "f:2:1: an object does not have the form that nft writes"},
 		{"a negative rate", document(chainObject, ruleObject(`{"limit": {"rate": -1, "per": "second"}}`, `{"drop": null}`)), "f:2:1: "},
 		{"a limit that is not there", document(chainObject, ruleObject(`{"limit": "gold"}`, `{"drop": null}`)), `f:2:1: table ip t chain c handle 4: there is no limit "gold"`},
 		{"a set that is not there", document(chainObject, ruleObject(strings.Replace(toHost, "10.0.0.1", "@gold", 1))), "f:2:1: table ip t chain c handle 4: there is no set gold"},
-		{"an unknown unit", document(chainObject, ruleObject(`{"limit": {"rate": 1, "per": "month", "rate_unit": "bytes", "inv": true}}`, `{"drop": null}`)), "unit that is not known"},
+		{"an unknown unit", document(chainObject, ruleObject(`{"limit": {"rate": 1, "per": "month", "rate_unit": "bytes", "inv": true}}`, `{"drop": null}`)), "has an unknown unit"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := NFT("f", strings.NewReader(test.text), "eth1")
@@ -203,8 +234,8 @@ func TestNFTRefuses(t *testing.T) {
 	}
 }
 
-// Chains that jump to each other more and more often end, too.
-func TestNFTEnds(t *testing.T) {
+// TestNFTJumps has chains with exponentially many paths.
+func TestNFTJumps(t *testing.T) {
 	objects := []string{chainObject}
 	for i := range 15 {
 		objects = append(objects, fmt.Sprintf(`{"chain": {"family": "ip", "table": "t", "name": "c%d"}}`, i))
@@ -223,7 +254,7 @@ func TestNFTEnds(t *testing.T) {
 	}
 }
 
-// A range is the fewest networks that hold just its addresses.
+// TestRanged checks that the networks of a range are the fewest with exactly its addresses.
 func TestRanged(t *testing.T) {
 	for _, test := range []struct{ first, last, want string }{
 		{"10.0.0.0", "10.0.0.255", "10.0.0.0/24"},

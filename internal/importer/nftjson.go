@@ -17,9 +17,9 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// nftRuleset is what nft lists, as far as limits go.
+// nftRuleset is the objects of a ruleset that limits need.
 type nftRuleset struct {
-	chains  []*nftChain // in the order in which packets meet those of a hook
+	chains  []*nftChain // chains of a hook are in the order in which packets traverse them
 	named   map[nftName]*nftChain
 	sets    map[nftName]*nftSet
 	limits  map[nftName]*nftLimit
@@ -27,7 +27,7 @@ type nftRuleset struct {
 	rules   int
 }
 
-// What nft prints.
+// Objects that nft prints.
 type (
 	// An nftName is a name in a table.
 	nftName struct{ Family, Table, Name string }
@@ -43,14 +43,14 @@ type (
 		Family, Table, Chain, Comment string
 		Handle                        uint64
 		Expr                          []statement
-		at                            int64 // where in the text it begins, from 1
+		at                            int64 // offset in the text, from 1
 	}
 
 	// An nftSet is a set or map.
 	nftSet struct {
 		nftName
 		Elem  []json.RawMessage
-		Stmt  []statement // what each element gets that has none of its own
+		Stmt  []statement // for elements without statements of their own
 		Flags oneOrMore[string]
 	}
 
@@ -61,20 +61,20 @@ type (
 		RateUnit    string `json:"rate_unit"`
 		BurstUnit   string `json:"burst_unit"`
 		Inv         bool
-		made        *limit // what rules that share it are held to
+		made        *limit // shared by the rules that use it
 	}
 
-	// A statement of a rule: what it is called, and the rest.
+	// A statement of a rule: its name, and the rest.
 	statement struct {
 		kind string
 		body json.RawMessage
 	}
 
-	// A body is the rest of any statement that says something of limits.
+	// A body is the rest of a statement, with the fields of all kinds that limits need.
 	body struct {
 		nftLimit                              // limit
-		reference   string                    // limit, by its name
-		Map         *struct{ Key, Data expr } // limit, by a key
+		reference   string                    // limit, by name
+		Map         *struct{ Key, Data expr } // limit, by key
 		Op          string                    // match
 		Left, Right expr                      // match
 		Key, Data   expr                      // vmap, and Key of meter
@@ -83,7 +83,7 @@ type (
 		Target      string                    // jump and goto
 	}
 
-	// An expr is a value, or a part of packets.
+	// An expr is a value, or a field of packets.
 	expr struct {
 		raw    json.RawMessage
 		text   string // a string; "" for anything else
@@ -122,7 +122,7 @@ func (s *statement) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-// UnmarshalJSON takes anything: what is none of the known forms has its text alone.
+// UnmarshalJSON accepts any value. Unknown forms have only raw.
 func (e *expr) UnmarshalJSON(text []byte) error {
 	type object expr
 	e.raw = bytes.Clone(text)
@@ -132,7 +132,7 @@ func (e *expr) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// read reads what a statement says of limits.
+// read parses a statement that limits need.
 func (s statement) read() (b body, err error) {
 	switch {
 	case s.kind == "limit" && bytes.HasPrefix(s.body, []byte(`"`)):
@@ -141,7 +141,7 @@ func (s statement) read() (b body, err error) {
 		err = json.Unmarshal(s.body, &b)
 	}
 	if err != nil {
-		err = fmt.Errorf("a %s is not as nft writes it: %w", s.kind, err)
+		err = fmt.Errorf("a %s does not have the form that nft writes: %w", s.kind, err)
 	}
 	return b, err
 }
@@ -150,17 +150,12 @@ func (r *nftRule) where() string {
 	return fmt.Sprintf("table %s %s chain %s handle %d", r.Family, r.Table, r.Chain, r.Handle)
 }
 
-// name is what a rule is called.
-func (r *nftRule) name() string {
-	return cmp.Or(r.Comment, fmt.Sprintf("%s %s handle %d", r.Table, r.Chain, r.Handle))
-}
-
-// named is a name in a rule's table.
+// named returns a name in the rule's table.
 func (r *nftRule) named(name string) nftName { return nftName{r.Family, r.Table, name} }
 
-// NFT reads what `nft -j list ruleset` prints, called file in errors. Limits of
-// rules that name no device are for the given one; "" for none. The error is of
-// type policyfile.Errors if the text is to blame.
+// NFT imports the output of `nft -j list ruleset`. Limits of rules without a device are for
+// the given one; "" for none. Mistakes in the text are an error of type policyfile.Errors,
+// for the given file.
 func NFT(file string, text io.Reader, device string) (Imported, error) {
 	all, err := input.All(text)
 	if err != nil {
@@ -173,7 +168,7 @@ func NFT(file string, text io.Reader, device string) (Imported, error) {
 	}
 	rules, at, err := readNFT(all)
 	if err != nil {
-		return wrong(at, fmt.Errorf("%w; give what 'nft -j list ruleset' prints", err))
+		return wrong(at, fmt.Errorf("%w; use the output of 'nft -j list ruleset'", err))
 	}
 	w := &nftWalk{ruleset: &ruleset{collector: newCollector()}, nft: rules, device: device}
 	for _, r := range rules.foreign {
@@ -184,12 +179,12 @@ func NFT(file string, text io.Reader, device string) (Imported, error) {
 	}
 	w.make()
 	if len(w.tables) > 0 {
-		w.note("nft counts packets from the IP header on, and shapectl with their Ethernet header, too: set overhead: -14 on Ethernet devices to count as nft does")
+		w.note("nft counts packets without the Ethernet header, and shapectl with it: set overhead: -14 on Ethernet devices to count like nft")
 	}
 	return w.imported(), nil
 }
 
-// readNFT reads a text. An error has an offset, behind the byte that is to blame.
+// readNFT parses a text. An error comes with the offset after the byte that caused it.
 func readNFT(text []byte) (n *nftRuleset, at int64, err error) {
 	var document struct{ Nftables []json.RawMessage }
 	if err := json.Unmarshal(text, &document); err != nil {
@@ -206,7 +201,7 @@ func readNFT(text []byte) (n *nftRuleset, at int64, err error) {
 	}
 	n = &nftRuleset{named: map[nftName]*nftChain{}, sets: map[nftName]*nftSet{}, limits: map[nftName]*nftLimit{}}
 	for _, raw := range document.Nftables {
-		// Where an object begins: each is a copy of what is in the text.
+		// Find where the object begins, since raw is a copy.
 		at += int64(bytes.Index(text[at:], raw))
 		if err := n.object(raw, at+1); err != nil {
 			return nil, at + 1, err
@@ -216,14 +211,14 @@ func readNFT(text []byte) (n *nftRuleset, at int64, err error) {
 	return n, 0, nil
 }
 
-// position is the line and column, in characters, of the byte before an offset.
+// position returns the line and column, in characters, of the byte before an offset.
 func position(text []byte, offset int64) (line, column int) {
 	before := text[:max(0, min(offset-1, int64(len(text))))]
 	start := bytes.LastIndexByte(before, '\n') + 1
 	return 1 + bytes.Count(before, []byte("\n")), 1 + utf8.RuneCount(before[start:])
 }
 
-// object takes in an object of the list. Kinds that are not known are none that limits need.
+// object adds an object of the list. Limits do not need objects of unknown kinds.
 func (n *nftRuleset) object(raw json.RawMessage, at int64) error {
 	var o struct {
 		Chain    *nftChain
@@ -232,7 +227,7 @@ func (n *nftRuleset) object(raw json.RawMessage, at int64) error {
 		Limit    *nftLimit
 	}
 	if err := json.Unmarshal(raw, &o); err != nil {
-		return fmt.Errorf("an object is not as nft writes it: %w", err)
+		return fmt.Errorf("an object does not have the form that nft writes: %w", err)
 	}
 	switch {
 	case o.Chain != nil:
@@ -241,7 +236,7 @@ func (n *nftRuleset) object(raw json.RawMessage, at int64) error {
 	case o.Rule != nil:
 		c := n.named[o.Rule.named(o.Rule.Chain)]
 		if c == nil {
-			return fmt.Errorf("rule %d is in chain %s, which comes nowhere before it", o.Rule.Handle, o.Rule.Chain)
+			return fmt.Errorf("rule %d is in chain %s, which does not come before it", o.Rule.Handle, o.Rule.Chain)
 		}
 		o.Rule.at = at
 		c.rules = append(c.rules, o.Rule)
@@ -260,7 +255,7 @@ func (n *nftRuleset) object(raw json.RawMessage, at int64) error {
 	return nil
 }
 
-// drops reports whether a chain drops all that comes to it.
+// drops reports whether a chain drops all packets.
 func (n *nftRuleset) drops(c *nftChain) bool {
 	for _, r := range c.rules {
 		for _, s := range r.Expr {
@@ -276,11 +271,11 @@ func (n *nftRuleset) drops(c *nftChain) bool {
 	return false
 }
 
-// afterLimit is what statements behind a limit ask of the packets that it is for.
-var afterLimit = map[string]string{"match": "what comes after the limit", "limit": "a second limit"}
+// afterLimit describes statements after a limit that are conditions, too.
+var afterLimit = map[string]string{"match": "a match after the limit", "limit": "a second limit"}
 
-// rule does what a rule does to packets that come to it.
-func (w *nftWalk) rule(r *nftRule, a asks) error {
+// rule applies a rule to the packets that reach it.
+func (w *nftWalk) rule(r *nftRule, a conditions) error {
 	var limits []held
 	for _, s := range r.Expr {
 		if what := afterLimit[s.kind]; limits != nil && what != "" {
@@ -304,10 +299,10 @@ func (w *nftWalk) rule(r *nftRule, a asks) error {
 				limits = dynamic
 			}
 		case "vmap":
-			return w.pairs(b.Key, b.Data, a, r, func(a asks, value expr) error {
+			return w.pairs(b.Key, b.Data, a, r, func(a conditions, value expr) error {
 				var s statement
 				if err := json.Unmarshal(value.raw, &s); err != nil {
-					return fmt.Errorf("a verdict is not as nft writes it: %w", err)
+					return fmt.Errorf("a verdict does not have the form that nft writes: %w", err)
 				}
 				b, err := s.read()
 				if err != nil {
@@ -318,7 +313,7 @@ func (w *nftWalk) rule(r *nftRule, a asks) error {
 		case "accept", "drop", "reject", "return", "continue", "jump", "goto":
 			return w.verdict(s.kind, b.Target, a, limits, r)
 		case "quota":
-			w.leave(nftQuota, r.where(), "%s for %s", compact(s.body), a.says())
+			w.leave(nftQuota, r.where(), "%s for %s", compact(s.body), a.describe())
 			a.restrict("a quota")
 		case "xt":
 			a.restrict("an extension of iptables")
@@ -333,8 +328,9 @@ func (w *nftWalk) rule(r *nftRule, a asks) error {
 	return nil
 }
 
-// match adds a condition to what is asked of packets. Where elements of a set have limits of their own, it returns these.
-func (w *nftWalk) match(b body, a asks, r *nftRule) (asks, []held, error) {
+// match adds the condition of a match statement. If the elements of a set have limits, it
+// returns these.
+func (w *nftWalk) match(b body, a conditions, r *nftRule) (conditions, []held, error) {
 	equal, unequal := b.Op == "==" || b.Op == "in" || b.Op == "", b.Op == "!="
 	left := b.Left.part()
 	switch {
@@ -366,7 +362,7 @@ func (w *nftWalk) match(b body, a asks, r *nftRule) (asks, []held, error) {
 			return a.with(either, everything[1:], false), nil, nil
 		}
 	}
-	what := left.says
+	what := left.text
 	if unequal {
 		what += " !="
 	}
@@ -374,43 +370,43 @@ func (w *nftWalk) match(b body, a asks, r *nftRule) (asks, []held, error) {
 	return a, nil, nil
 }
 
-// on adds the devices that packets enter, or leave.
-func (a asks) on(d policy.Direction, names []string) asks {
+// on adds a condition on the devices that packets enter or leave.
+func (a conditions) on(d policy.Direction, names []string) conditions {
 	if before := a.devices[d]; before != nil {
 		names = slices.DeleteFunc(slices.Clone(before), func(n string) bool { return !slices.Contains(names, n) })
 		if len(names) == 0 {
-			a.restrict("two devices at once")
+			a.restrict("two devices")
 		}
 	}
 	a.devices[d] = names
 	return a
 }
 
-// A part is what of a packet a match looks at.
+// A part is the part of a packet that a match compares.
 type part struct {
 	side      side
 	six       bool
-	mask      *netip.Addr // that the address is reduced by
+	mask      *netip.Addr // of the address
 	device    bool
 	direction policy.Direction // of the device
 	family    bool
-	says      string
+	text      string
 }
 
 func (e expr) part() (p part) {
 	switch {
 	case e.Payload != nil:
-		p.says = e.Payload.Protocol + " " + e.Payload.Field
+		p.text = e.Payload.Protocol + " " + e.Payload.Field
 		p.six = e.Payload.Protocol == "ip6"
-		p.family = p.says == "ether type"
-		switch p.says {
+		p.family = p.text == "ether type"
+		switch p.text {
 		case "ip daddr", "ip6 daddr":
 			p.side = toward
 		case "ip saddr", "ip6 saddr":
 			p.side = from
 		}
 	case e.Meta != nil:
-		p.says = "meta " + e.Meta.Key
+		p.text = "meta " + e.Meta.Key
 		switch e.Meta.Key {
 		case "iif", "iifname":
 			p.device, p.direction = true, policy.Ingress
@@ -420,22 +416,22 @@ func (e expr) part() (p part) {
 			p.family = true
 		}
 	case e.Ct != nil:
-		p.says = "ct " + e.Ct.Key
+		p.text = "ct " + e.Ct.Key
 	case len(e.And) == 2:
 		p = e.And[0].part()
 		mask, err := netip.ParseAddr(e.And[1].text)
 		if err != nil || p.side == either {
-			return part{says: compact(e.raw)}
+			return part{text: compact(e.raw)}
 		}
 		p.mask = &mask
-		p.says += " & " + mask.String()
+		p.text += " & " + mask.String()
 	default:
-		p.says = compact(e.raw)
+		p.text = compact(e.raw)
 	}
 	return p
 }
 
-// compact is a value as it is written, without quotes, as far as there is room for it.
+// compact returns a value as it is written, without quotes, cut if it is long.
 func compact(raw json.RawMessage) string {
 	s := strings.NewReplacer(`"`, "", "{", "", "}", "", "[", "", "]", "", ",", ", ", ":", " ").Replace(string(raw))
 	s = strings.Join(strings.Fields(s), " ")
@@ -460,7 +456,7 @@ func (e expr) deviceNames() (names []string, ok bool) {
 	return names, len(names) > 0
 }
 
-// set is the set or map that an expression names, or is.
+// set returns the set or map that an expression is or names.
 func (w *nftWalk) set(e expr, kind string, r *nftRule) (*nftSet, error) {
 	name, named := strings.CutPrefix(e.text, "@")
 	set := w.nft.sets[r.named(name)]
@@ -475,7 +471,7 @@ func (w *nftWalk) set(e expr, kind string, r *nftRule) (*nftSet, error) {
 	return &nftSet{Elem: []json.RawMessage{e.raw}}, nil
 }
 
-// networks are those that a match is compared with; limits are those of elements that have one, or nil.
+// networks returns the networks of a match, and the limits of its elements, if they have any.
 func (w *nftWalk) networks(e expr, r *nftRule) (all []netip.Prefix, limits []*limit, ok bool, err error) {
 	set, err := w.set(e, "set", r)
 	if err != nil || slices.Contains(set.Flags, "dynamic") {
@@ -506,11 +502,12 @@ func (w *nftWalk) networks(e expr, r *nftRule) (all []netip.Prefix, limits []*li
 	if !slices.ContainsFunc(limits, func(l *limit) bool { return l != nil }) {
 		return all, nil, true, nil
 	}
-	// Some with a limit and some without: nft does not make such.
+	// nft does not make sets where only some elements have a limit.
 	return all, limits, !slices.Contains(limits, nil), nil
 }
 
-// networks are those of an address, prefix or range, and the limit of an element of a set, if it has one.
+// networks returns the networks of an address, prefix or range, and the limit of an element
+// of a set, nil for none.
 func (e expr) networks() (all []netip.Prefix, l *nftLimit, ok bool) {
 	switch {
 	case e.text != "":
@@ -534,10 +531,11 @@ func (e expr) networks() (all []netip.Prefix, l *nftLimit, ok bool) {
 	return nil, nil, false
 }
 
-// limited is the limits of a limit statement: one, a named one, or one for each of some addresses.
-func (w *nftWalk) limited(b body, a asks, r *nftRule) (all []held, err error) {
+// limited returns the limits of a limit statement: its own, a named one, or one for each key
+// of a map.
+func (w *nftWalk) limited(b body, a conditions, r *nftRule) (all []held, err error) {
 	if b.Map != nil {
-		err = w.pairs(b.Map.Key, b.Map.Data, a, r, func(a asks, value expr) error {
+		err = w.pairs(b.Map.Key, b.Map.Data, a, r, func(a conditions, value expr) error {
 			l, err := w.namedLimit(value.text, r)
 			all = append(all, held{a, l})
 			return err
@@ -553,7 +551,7 @@ func (w *nftWalk) limited(b body, a asks, r *nftRule) (all []held, err error) {
 	return []held{{a, l}}, err
 }
 
-// namedLimit is a limit that rules share.
+// namedLimit returns a limit that rules share.
 func (w *nftWalk) namedLimit(name string, r *nftRule) (_ *limit, err error) {
 	l := w.nft.limits[r.named(name)]
 	if l == nil {
@@ -565,8 +563,8 @@ func (w *nftWalk) namedLimit(name string, r *nftRule) (_ *limit, err error) {
 	return l.made, err
 }
 
-// pairs goes through a map from keys to values, for packets that have the key.
-func (w *nftWalk) pairs(key, data expr, a asks, r *nftRule, do func(asks, expr) error) error {
+// pairs calls do for each value of a map, with the conditions of its key.
+func (w *nftWalk) pairs(key, data expr, a conditions, r *nftRule, do func(conditions, expr) error) error {
 	of, err := w.set(data, "map", r)
 	if err != nil {
 		return err
@@ -575,7 +573,7 @@ func (w *nftWalk) pairs(key, data expr, a asks, r *nftRule, do func(asks, expr) 
 	for _, raw := range of.Elem {
 		var pair [2]expr
 		if err := json.Unmarshal(raw, &pair); err != nil {
-			return fmt.Errorf("a map is not as nft writes it: %w", err)
+			return fmt.Errorf("a map does not have the form that nft writes: %w", err)
 		}
 		matched := a
 		switch networks, _, ok := pair[0].networks(); {
@@ -584,7 +582,7 @@ func (w *nftWalk) pairs(key, data expr, a asks, r *nftRule, do func(asks, expr) 
 		case left.device && pair[0].text != "":
 			matched = a.on(left.direction, []string{pair[0].text})
 		default:
-			matched.restrict(left.says + " " + compact(pair[0].raw))
+			matched.restrict(left.text + " " + compact(pair[0].raw))
 		}
 		if err := do(matched, pair[1]); err != nil {
 			return err
@@ -593,7 +591,7 @@ func (w *nftWalk) pairs(key, data expr, a asks, r *nftRule, do func(asks, expr) 
 	return nil
 }
 
-// limitOf is the limit among what elements of a set get; nil for none.
+// limitOf returns the limit among the statements of a set; nil for none.
 func limitOf(all []statement) (*nftLimit, error) {
 	for _, s := range all {
 		if s.kind == "limit" {
@@ -604,8 +602,8 @@ func limitOf(all []statement) (*nftLimit, error) {
 	return nil, nil
 }
 
-// dynamic is the limit of a set or meter that packets add themselves to; nil if it has none.
-func (w *nftWalk) dynamic(kind string, b body, a asks, r *nftRule) ([]held, error) {
+// dynamic returns the limit of a set or meter to which packets add elements; nil for none.
+func (w *nftWalk) dynamic(kind string, b body, a conditions, r *nftRule) ([]held, error) {
 	l, err := limitOf(b.Stmt)
 	if l == nil || err != nil {
 		return nil, err
@@ -621,14 +619,14 @@ func (w *nftWalk) dynamic(kind string, b body, a asks, r *nftRule) ([]held, erro
 	return []held{{key.each(a, made), made}}, nil
 }
 
-// each is what a key asks of packets, of which each has a bucket of its own.
-func (e expr) each(a asks, l *limit) asks {
+// each returns the conditions of a key, and sets the bucket scope of its limit.
+func (e expr) each(a conditions, l *limit) conditions {
 	if e.Elem != nil {
 		e = e.Elem.Val
 	}
 	left := e.part()
 	if left.side == either {
-		a.restrict("a bucket for each " + left.says)
+		a.restrict("a bucket for each " + left.text)
 		return a
 	}
 	a = a.with(left.side, families(!left.six, left.six), false)
@@ -636,7 +634,7 @@ func (e expr) each(a asks, l *limit) asks {
 	if left.mask != nil {
 		p, ok := masked(*left.mask, left.mask.AsSlice())
 		if !ok {
-			a.restrict("a bucket for each " + left.says)
+			a.restrict("a bucket for each " + left.text)
 			return a
 		}
 		l.Each = policy.Each{Kind: policy.EachSubnet, Bits: uint8(p.Bits())}

@@ -13,7 +13,7 @@ import (
 type side uint8
 
 const (
-	either side = iota // none: all packets of its family
+	either side = iota // no address: all packets of the family
 	toward             // the destination
 	from               // the source
 )
@@ -35,8 +35,8 @@ var prepositions = [...]string{toward: "to ", from: "from "}
 // devices are those by which packets enter and leave, by direction; nil for any.
 type devices [2][]string
 
-// says is what devices are meant, for people.
-func (d devices) says() (words []string) {
+// describe returns the devices for people.
+func (d devices) describe() (words []string) {
 	for direction, verb := range []string{policy.Ingress: "entering ", policy.Egress: "leaving "} {
 		if d[direction] != nil {
 			words = append(words, verb+some(d[direction]))
@@ -45,55 +45,57 @@ func (d devices) says() (words []string) {
 	return words
 }
 
-// An entry is what a tool does to the packets of a network. Tools go through
-// their entries in order until one is final; rules have no order, and the
-// longest prefix decides.
+// An entry is what a tool does to the packets of a network. Tools apply their entries in
+// order until one is final. Rules have no order: the longest prefix decides.
 type entry struct {
 	key    tableKey
 	side   side
 	prefix netip.Prefix
 
-	limit *limit // nil for an exception: its packets pass
-	drops bool   // or for a ban: they do not
-	// Packets of the entry (those that conform, where it has a limit) skip what
-	// follows, up to the entry of this index; 0 where they go on.
+	limit *limit // nil for an exception, whose packets pass
+	drops bool   // the packets are dropped without a limit
+	// Packets of the entry, or its conforming packets if it has a limit, skip the entries
+	// before this index; 0 if they skip none.
 	until int
-	// What exceeds the limit goes on up to the entry of this index, which drops it; 0 where the limit drops it.
+	// Excess packets go on to the entry before this index, which drops them; 0 if the limit
+	// drops them.
 	excessUntil int
-	// Only some packets of the network are meant: those that have this, too. There is no rule for them.
+	// A condition that the packets must meet besides the address. No rule can have it.
 	partial string
-	devices devices // of an exception or a ban that is of no key
+	devices devices // of an exception or a ban without a key
 	hook    string  // of nft; some hooks never see the same packet
-	// It is for what is left over, and nobody misses it if that is nothing.
+	// It is a default for the packets of no other entry. It is not reported if there are none.
 	fallback bool
 
-	where, comment string
+	where   string
+	label   policy.Label
+	comment string // what the tool itself calls it
 }
 
-// A limit is what holds an entry's packets down. Entries that have the same one share its bucket.
+// A limit is the limit of an entry. Entries with the same limit share its bucket.
 type limit struct {
-	policy.Rule // for no network yet
+	policy.Rule // without a network
 
 	packets bool // of nft: it counts packets, not bytes
-	over    bool // of nft: it is for what exceeds, not for what conforms
+	over    bool // of nft: its verdict is for excess packets, not for conforming ones
 	where   string
 }
 
 var (
-	otherSide = reason{"limit by the other address", "one direction of a device goes by one side, destination or source",
-		"no rule was made; set it on the other device that these packets pass, or by hand with match: on a device of its own"}
-	unreached = reason{"limit that was never reached", "what came before it already decided over all of its packets",
-		"no rule was made, as it did nothing"}
-	stacked = reason{"limits one upon the other", "packets were held to both, and here the longest prefix alone decides",
-		"lower the narrower one if the wider one is to hold, or set the wider one on another device"}
-	otherHook = reason{"limits of packets at different hooks", "one was for what is forwarded and one for what this host sends or gets, and here the longest prefix alone decides over all",
-		"see whether the rules are meant for all packets"}
+	otherSide = reason{"limit by the other address", "a direction of a device matches either destinations or sources",
+		"no rule was made; set it on another device on the path of these packets, or by hand with match"}
+	unreached = reason{"limit without packets", "earlier entries decide all of its packets",
+		"no rule was made, because it had no effect"}
+	stacked = reason{"stacked limits", "packets had to conform to both limits, and only the rule with the longest prefix decides",
+		"lower the narrower limit, or set the wider one on another device"}
+	otherHook = reason{"limits at different hooks", "one limit was for forwarded packets and one for packets of this host, and only the rule with the longest prefix decides",
+		"check whether the rules should limit all packets"}
 	sameNetwork = reason{"second limit of a network", "a network of a device and direction has one rule", "the lower rate was kept"}
-	exceptions  = reason{"exception", "these packets were not held to the limits that follow, and here they are",
-		"nothing is to be done if they are few; raise the rates otherwise"}
+	exceptions  = reason{"exception", "these packets skipped later limits, and the rules limit them",
+		"nothing to do if they are few; raise the rates otherwise"}
 )
 
-// also adds to what is asked of packets.
+// also joins conditions.
 func also(asks, what string) string {
 	if asks == "" || what == "" {
 		return asks + what
@@ -101,11 +103,11 @@ func also(asks, what string) string {
 	return asks + ", " + what
 }
 
-// ruleset makes rules of entries.
+// ruleset converts entries to rules.
 type ruleset struct {
 	*collector
-	entries []entry
-	told    map[string]bool // exceptions, which several tables may have
+	entries  []entry
+	reported map[string]bool // exceptions, which several tables may have
 }
 
 // enter adds an entry for each network, and returns their indices.
@@ -117,7 +119,7 @@ func (s *ruleset) enter(e entry, networks []netip.Prefix) (added []int) {
 	return added
 }
 
-// make makes rules of all entries; each device and direction has its own order.
+// make converts all entries. Each device and direction has its own order.
 func (s *ruleset) make() {
 	var keys []tableKey
 	for _, e := range s.entries {
@@ -142,7 +144,7 @@ func (s *ruleset) make() {
 	}
 }
 
-// sharers says who shares a limit.
+// sharers lists the networks that share a limit.
 func sharers(entries []entry) string {
 	elsewhere := slices.ContainsFunc(entries, func(e entry) bool { return e.key != entries[0].key })
 	words := make([]string, len(entries))
@@ -155,19 +157,19 @@ func sharers(entries []entry) string {
 	return some(words)
 }
 
-// A table is one device and direction on its way from entries to rules.
+// A table converts the entries of one device and direction.
 type table struct {
 	*ruleset
 	key     tableKey
 	match   policy.Match
 	indices []int
-	final   map[netip.Prefix]int // the entry that ends the way for longest
+	final   map[netip.Prefix]int // by network, the entry that skips the most entries
 	rules   map[netip.Prefix]int // entries that become rules: limits, and exceptions from them
 	holes   []int                // exceptions
-	some    []int                // exceptions for which there can be no rule
+	some    []int                // exceptions that no rule can express
 }
 
-// table makes the rules of one device and direction, and returns the entries with a limit that they are made of.
+// table makes the rules of one device and direction, and returns their entries with a limit.
 func (s *ruleset) table(key tableKey) (made []entry) {
 	t := &table{ruleset: s, key: key, final: map[netip.Prefix]int{}, rules: map[netip.Prefix]int{}}
 	for i, e := range s.entries {
@@ -177,7 +179,7 @@ func (s *ruleset) table(key tableKey) (made []entry) {
 	}
 	t.match = t.side().match()
 	for _, i := range t.indices {
-		t.take(i)
+		t.add(i)
 	}
 	limits := slices.Sorted(maps.Values(t.rules))
 	t.stacked(limits)
@@ -186,14 +188,14 @@ func (s *ruleset) table(key tableKey) (made []entry) {
 	for _, i := range slices.Sorted(maps.Values(t.rules)) {
 		e := s.entries[i]
 		if e.limit == nil {
-			s.add(key, t.match, policy.Rule{Prefix: e.prefix, Rate: policy.Unlimited}, e.where, e.comment)
+			s.add(key, t.match, policy.Rule{Prefix: e.prefix, Rate: policy.Unlimited, Label: e.label}, e.where, e.comment)
 			continue
 		}
 		if wider, found := t.enclosing(e.prefix); found && s.entries[wider].limit == e.limit {
-			continue // the wider rule is of the same bucket
+			continue // the wider rule has the same bucket
 		}
 		r := e.limit.Rule
-		r.Prefix, r.Each = e.prefix, r.Each.Canonical(e.prefix)
+		r.Prefix, r.Each, r.Label = e.prefix, r.Each.Canonical(e.prefix), e.label
 		if s.add(key, t.match, r, e.where, e.comment) {
 			made = append(made, e)
 		}
@@ -201,7 +203,7 @@ func (s *ruleset) table(key tableKey) (made []entry) {
 	return made
 }
 
-// side is that by which most limits go, or the far one.
+// side returns the side that most limits match, or the far one.
 func (t *table) side() side {
 	var count [from + 1]int
 	for _, i := range t.indices {
@@ -219,14 +221,14 @@ func (t *table) side() side {
 	return far
 }
 
-// take takes the next entry.
-func (t *table) take(i int) {
+// add adds the next entry.
+func (t *table) add(i int) {
 	e := t.entries[i]
 	partial := e.partial != ""
 	if e.key == (tableKey{}) {
 		here, there := e.devices[t.key.direction], e.devices[1-t.key.direction]
 		if here != nil && !slices.Contains(here, t.key.device) || len(there) == 1 && there[0] == t.key.device {
-			return // what enters and leaves by the same device is not worth a word
+			return // packets that enter and leave by the same device are rare
 		}
 		partial = partial || there != nil
 	}
@@ -259,12 +261,12 @@ func (t *table) take(i int) {
 	}
 }
 
-// ended reports whether packets of p never come to entry i, and which entry sees to that.
+// ended reports whether packets of p never reach entry i, and which entry prevents it.
 func (t *table) ended(p netip.Prefix, i int) (int, bool) {
 	return around(t.final, p, p.Bits(), func(f int) bool { return t.entries[f].until > i })
 }
 
-// around is the entry of the longest network that holds p, has length bits at most, and is wanted.
+// around returns the wanted entry of the longest network that contains p, up to a length.
 func around(in map[netip.Prefix]int, p netip.Prefix, bits int, wanted func(i int) bool) (int, bool) {
 	for ; bits >= 0; bits-- {
 		if i, found := in[netip.PrefixFrom(p.Addr(), bits).Masked()]; found && wanted(i) {
@@ -274,7 +276,7 @@ func around(in map[netip.Prefix]int, p netip.Prefix, bits int, wanted func(i int
 	return 0, false
 }
 
-// keep makes an entry a rule's, or the one there is if that is stricter.
+// keep makes an entry a rule, unless its network has a stricter one.
 func (t *table) keep(i int) {
 	e := t.entries[i]
 	before, found := t.rules[e.prefix]
@@ -293,10 +295,10 @@ func (t *table) keep(i int) {
 	t.leave(sameNetwork, other.where, "%v for %s, which has %v", other.limit.Rate, name(e.prefix), stricter.limit.Rate)
 }
 
-// apart are the hooks of which a packet passes one at most in a direction.
+// apart has hooks of which a packet passes at most one in a direction.
 var apart = map[string]bool{"forward": true, "input": true, "output": true}
 
-// stacked tells of limits that applied to the same packets.
+// stacked reports limits that applied to the same packets.
 func (t *table) stacked(limits []int) {
 	for _, i := range limits {
 		e := t.entries[i]
@@ -315,13 +317,14 @@ func (t *table) stacked(limits []int) {
 	}
 }
 
-// excepted tells of packets that went past limits for more than their address, or for the other one.
+// excepted reports packets that skipped limits because of other conditions than the address
+// that is matched.
 func (t *table) excepted(limits []int) {
 	for _, i := range t.some {
 		e := t.entries[i]
 		what, sided := name(e.prefix), e.side == either || e.side.match() == t.match
 		asks := e.partial
-		for _, words := range e.devices.says() {
+		for _, words := range e.devices.describe() {
 			asks = also(asks, words)
 		}
 		switch {
@@ -340,7 +343,7 @@ func (t *table) excepted(limits []int) {
 	}
 }
 
-// exempt adds the exceptions that are to be rules: those in the network of a limit, the widest first.
+// exempt adds exceptions within the network of a limit as rules, the widest first.
 func (t *table) exempt() {
 	slices.SortStableFunc(t.holes, func(a, b int) int { return t.entries[a].prefix.Bits() - t.entries[b].prefix.Bits() })
 	for _, i := range t.holes {
@@ -355,7 +358,7 @@ func (t *table) exempt() {
 		wider, found := t.enclosing(e.prefix)
 		switch {
 		case taken && t.entries[at].limit != nil || limit(0, i):
-			// A limit that came before the exception holds, so there can be no rule for it.
+			// An earlier limit applies to the exception, so no rule can express it.
 			if limit(i, e.until) {
 				t.except(e.where, name(e.prefix)+" before another limit")
 			}
@@ -365,19 +368,20 @@ func (t *table) exempt() {
 	}
 }
 
-// enclosing is the limit of the next wider rule; false if that is an exception, or there is none.
+// enclosing returns the limit of the next wider rule; false if that is an exception, or if
+// there is none.
 func (t *table) enclosing(p netip.Prefix) (int, bool) {
 	w, found := around(t.rules, p, p.Bits()-1, func(int) bool { return true })
 	return w, found && t.entries[w].limit != nil
 }
 
-// except leaves an exception behind, once for all tables.
+// except reports an exception, once for all tables.
 func (s *ruleset) except(where, what string) {
-	if s.told == nil {
-		s.told = map[string]bool{}
+	if s.reported == nil {
+		s.reported = map[string]bool{}
 	}
-	if at := where + what; !s.told[at] {
-		s.told[at] = true
+	if at := where + what; !s.reported[at] {
+		s.reported[at] = true
 		s.leave(exceptions, where, "%s", what)
 	}
 }

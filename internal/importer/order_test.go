@@ -10,8 +10,9 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Rules hold each address to what the first entry that has it says, whatever the order of the entries was.
-func TestOrderIsKept(t *testing.T) {
+// TestOrder checks that rules give each address the limit of its first entry, for random
+// entries.
+func TestOrder(t *testing.T) {
 	r := rand.New(rand.NewPCG(testenv.Seed(t), 0))
 	key := tableKey{"eth0", policy.Egress}
 	for range 2000 {
@@ -46,12 +47,12 @@ func TestOrderIsKept(t *testing.T) {
 	}
 }
 
-// smallPrefix is a network within 10.0.0.0/28.
+// smallPrefix returns a network within 10.0.0.0/28.
 func smallPrefix(r *rand.Rand) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(r.IntN(16))}), 28+r.IntN(5)).Masked()
 }
 
-// rateOf is the rate of the longest prefix; unlimited if there is none.
+// rateOf returns the rate of the longest prefix; unlimited if there is none.
 func rateOf(tables []policy.Table, address netip.Addr) policy.Rate {
 	rate, length := policy.Unlimited, -1
 	for _, t := range tables {
@@ -64,8 +65,8 @@ func rateOf(tables []policy.Table, address netip.Addr) policy.Rate {
 	return rate
 }
 
-// What can not be kept is told: where packets had to conform to two limits, or none of the others.
-func TestWhatOrderIsLost(t *testing.T) {
+// TestOrderLeaves checks what is reported where rules cannot express the order of entries.
+func TestOrderLeaves(t *testing.T) {
 	a, b := &limit{Rule: policy.Rule{Rate: 10_000, Capacity: 2000}, where: "a"}, &limit{Rule: policy.Rule{Rate: 30_000, Capacity: 2000}, where: "b"}
 	egress := tableKey{"eth0", policy.Egress}
 	p := netip.MustParsePrefix
@@ -161,7 +162,7 @@ func TestWhatOrderIsLost(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			s := &ruleset{collector: newCollector()}
 			for _, e := range test.entries {
-				if e.where = "here"; e.devices.says() == nil {
+				if e.where = "here"; e.devices.describe() == nil {
 					e.key = egress
 				}
 				s.entries = append(s.entries, e)
@@ -191,8 +192,8 @@ func TestWhatOrderIsLost(t *testing.T) {
 	}
 }
 
-// One side is matched: that by which most limits go, or the far one.
-func TestSideOfATable(t *testing.T) {
+// TestTableSide checks that a table matches the side of most limits, or the far one.
+func TestTableSide(t *testing.T) {
 	l := &limit{Rule: policy.Rule{Rate: 10_000, Capacity: 2000}}
 	for _, test := range []struct {
 		direction policy.Direction

@@ -14,49 +14,48 @@ import (
 )
 
 var (
-	narrower = reason{"filter by more than an address", "a rule goes by one address of a packet and nothing else",
-		"no rule was made for it; what it took out of other limits counts there now"}
-	byMark = reason{"filter by firewall mark", "a rule goes by addresses, and knows no marks",
+	narrower = reason{"filter with more conditions than an address", "a rule matches one address of a packet and nothing else",
+		"no rule was made; the rules of other filters count its packets"}
+	byMark = reason{"filter by firewall mark", "a rule matches addresses, not marks",
 		"no rule was made; write one for the addresses that are marked"}
-	unreadable = reason{"filter of another kind", "what it asks of packets can not be read",
+	unreadable = reason{"filter of another kind", "its conditions cannot be read",
 		"no rule was made; write one by hand if it limits anything"}
-	lost = reason{"filter that no packet gets to", "no way through the hash tables leads there, or what it asks is in another bucket",
-		"no rule was made, as it did nothing; see whether it is in the wrong place"}
+	lost = reason{"filter without packets", "no path through the hash tables leads there, or its condition belongs to another bucket",
+		"no rule was made, because it had no effect; check whether it is in the wrong place"}
 	redirects = reason{"redirection", "its packets are limited on another device, if at all",
-		"import that device as well; its rules may be set here instead"}
-	bans = reason{"policer that is no limit", "it does not let a rate pass and hold back what exceeds it",
-		"no rule was made; write one by hand if one is meant"}
-	chains = reason{"jump to another chain", "what a filter leads to is not followed",
-		"no rule was made; write one for what the filters of that chain limit"}
-	severalPolicers = reason{"policers in a row", "a packet of a rule meets one limit",
-		"no rule was made; set one on each of the devices that the packets pass"}
-	goesOn = reason{"policer whose excess goes on to other filters", "excess of a rule is dropped, marked, or passed",
+		"import that device too; its rules can be set here instead"}
+	bans = reason{"policer that is not a limit", "it does not pass a rate and act on excess packets",
+		"no rule was made; write one by hand if you need one"}
+	chains = reason{"jump to another chain", "the import does not follow jumps",
+		"no rule was made; write one for the limits of that chain"}
+	severalPolicers = reason{"several policers", "a rule has one limit",
+		"no rule was made; set one on each device on the path of the packets"}
+	goesOn = reason{"policer whose excess goes on to other filters", "a rule drops, marks or passes excess packets",
 		"no rule was made; write one by hand"}
-	peakRate   = reason{"peak rate", "a rule has one rate", "the rule has the other one; a smaller capacity keeps bursts down"}
-	packetRate = reason{"packet rate", "rules count bytes, not packets", "no rule was made; write one in bytes if one is meant"}
-	average    = reason{"average rate", "a rule goes by its own bucket, not by an estimate", "no rule was made; write one with that rate"}
-	largest    = reason{"largest packet", "packets of any size conform to a rule if the bucket has room", "nothing is to be done"}
+	peakRate   = reason{"peak rate", "a rule has one rate", "the rule has the other rate; a smaller capacity limits bursts"}
+	packetRate = reason{"packet rate", "rules count bytes, not packets", "no rule was made; write one in bytes if you need one"}
+	average    = reason{"average rate", "a rule has a bucket, not an estimate of the rate", "no rule was made; write one with that rate"}
+	largest    = reason{"largest packet", "packets of any size conform to a rule if the bucket has room", "nothing to do"}
 	cells      = reason{"cost of ATM cells", "a packet counts its bytes and a constant overhead", "lower the rate by a tenth"}
 	framing    = reason{"overhead out of range", fmt.Sprintf("an overhead is %d to %d bytes, an mpu 0 to %d", policy.MinOverhead, policy.MaxOverhead, policy.MaxMPU),
 		"the rule has none"}
-	priority = reason{"priority of a class", "rules have no order, and there is no queue in which one goes first", "nothing is to be done"}
-	tree     = reason{"limit of a parent class", "a rule knows no tree, and does not hold others down together",
-		"limit a network that holds all of them on another device, if they are not to exceed it together"}
-	noNetwork = reason{"class that no address leads to", "a rule is for a network", "no rule was made; write one for its packets if they have addresses of their own"}
-	inside    = reason{"limit inside a queue", "a rule goes by addresses, not by the queue that packets are in", "no rule was made; write one by hand"}
-	otherKind = reason{"queueing discipline of another kind", "of those with a rate, only htb and tbf can be read",
-		"no rule was made; write one for 0.0.0.0/0 and ::/0 if it limits the device"}
+	priority = reason{"priority of a class", "rules have no priority", "nothing to do"}
+	tree     = reason{"limit of a parent class", "rules have no tree, so it does not limit its classes together",
+		"limit a network that contains all of them on another device"}
+	noNetwork = reason{"class without an address", "a rule needs a network", "no rule was made; write one if its packets have their own addresses"}
+	inside    = reason{"limit inside a queue", "a rule matches addresses, not the queue of a packet", "no rule was made; write one by hand"}
+	otherKind = reason{"queueing discipline of another kind", "only htb and tbf can be read",
+		"no rule was made; write one for any if it limits the device"}
 )
 
-// TC makes rules of what devices' own traffic control limits: policers of
-// filters, classes of htb that filters by address lead to, and tbf. The error
-// tells of messages of the kernel's that can not be understood.
+// TC imports the traffic control of devices: policers of filters, classes of htb that
+// filters by address select, and tbf. The error is for a kernel message that cannot be read.
 func TC(dumps []Dump) (Imported, error) {
 	s := &ruleset{collector: newCollector()}
 	for _, d := range dumps {
 		c, err := parse(d)
 		if err == nil {
-			err = (&device{control: c, ruleset: s, buckets: map[any]*limit{}, told: map[uint32]bool{}}).read()
+			err = (&device{control: c, ruleset: s, buckets: map[any]*limit{}, reported: map[uint32]bool{}}).read()
 		}
 		if err != nil {
 			return Imported{}, err
@@ -66,15 +65,15 @@ func TC(dumps []Dump) (Imported, error) {
 	return s.imported(), nil
 }
 
-// A device is one whose traffic control is being translated.
+// A device converts the traffic control of a device.
 type device struct {
 	control
 	*ruleset
-	buckets map[any]*limit  // those of policers and of classes
-	told    map[uint32]bool // classes that rules or what is left tell about
+	buckets  map[any]*limit  // of policers and classes
+	reported map[uint32]bool // classes with a rule, or reported as left
 }
 
-// limited are the kinds of qdisc that may have a rate and are not read.
+// limited lists the kinds of qdisc with a rate that cannot be read.
 var limited = []string{"cake", "cbq", "cbs", "hfsc", "netem"}
 
 func (d *device) read() error {
@@ -110,16 +109,16 @@ func (d *device) of(what string, o object) string {
 	return fmt.Sprintf("%s %s %s", d.Device, what, handle(o.handle))
 }
 
-// everyEntry is the index that ends the way of a packet through all entries.
+// everyEntry is the value of until that skips all entries.
 const everyEntry = math.MaxInt
 
-// enter adds an entry for each network of a term, with what it does.
+// enter adds an entry for each network of a term.
 func (d *device) enter(dir policy.Direction, t term, e entry) {
 	e.key, e.side, e.partial, e.where = tableKey{d.Device, dir}, t.side, t.partial, t.where
 	d.ruleset.enter(e, t.prefixes)
 }
 
-// filters makes entries of the policers of a place where filters are all there is.
+// filters adds the policers of a place that has no classes.
 func (d *device) filters(at uint32, dir policy.Direction) error {
 	terms, err := d.terms(at)
 	if err != nil {
@@ -138,19 +137,19 @@ func (d *device) filters(at uint32, dir policy.Direction) error {
 	return nil
 }
 
-// A verdict is what the actions of a filter do, whatever packets it asks for.
+// A verdict is the effect of a filter's actions.
 type verdict struct {
 	entry
-	left bool // nothing of it can be carried over, and that was said
+	left bool // it cannot be carried over, which was reported
 }
 
-// nothing is the verdict of what is left behind.
+// nothing reports what is left, and returns the verdict for it.
 func (d *device) nothing(r reason, where, format string, args ...any) verdict {
 	d.leave(r, where, format, args...)
 	return verdict{left: true}
 }
 
-// Controls: what becomes of a packet after an action.
+// Controls: the next step of a packet after an action.
 const (
 	controlNext       = -1 // the next filter
 	controlOK         = 0
@@ -161,7 +160,7 @@ const (
 	controlShift      = 28
 )
 
-// verdict goes through the actions of a filter, for what conforms and for what exceeds.
+// verdict follows the actions of a filter, for conforming and for excess packets.
 func (d *device) verdict(t term, dir policy.Direction) verdict {
 	var p *policer
 	conforming, exceeding := int32(controlPipe), int32(controlPipe)
@@ -189,7 +188,7 @@ func (d *device) verdict(t term, dir policy.Direction) verdict {
 		}
 	}
 	if p == nil {
-		// Without actions, a filter with a class decides, and one without at a hook lets packets pass.
+		// Without actions, a filter with a class decides, and one at a hook passes packets.
 		v := verdict{entry: entry{drops: conforming == controlShot || conforming == controlReclassify}}
 		if conforming != controlNext && (conforming != controlPipe || len(t.actions) == 0) {
 			v.until = everyEntry
@@ -203,7 +202,7 @@ func (d *device) name(index uint32) string {
 	return cmp.Or(d.Devices[index], fmt.Sprintf("device %d", index))
 }
 
-// rates lists those of the policers among actions.
+// rates lists the rates of the policers among actions.
 func (d *device) rates(actions []action) string {
 	var words []string
 	for _, a := range actions {
@@ -214,9 +213,9 @@ func (d *device) rates(actions []action) string {
 	return list(words)
 }
 
-// policed is the verdict of a policer.
+// policed returns the verdict of a policer.
 func (d *device) policed(t term, p *policer, dir policy.Direction, conforming, exceeding int32) verdict {
-	// What is classified again finds the policer as it was, until the kernel gives up and drops it.
+	// A packet that is classified again meets the same policer, until the kernel drops it.
 	if exceeding == controlReclassify {
 		exceeding = controlShot
 	}
@@ -255,10 +254,10 @@ func (d *device) policed(t term, p *policer, dir policy.Direction, conforming, e
 	return v
 }
 
-// unsetMTU is what tc and the kernel make of a policer's largest packet that nobody said.
+// unsetMTU is the default of a policer's largest packet.
 const unsetMTU = 255 << 3
 
-// bitRate is a rate of the kernel's, in bytes per second, at most more than any that a rule takes.
+// bitRate converts bytes per second. The result is above policy.MaxRate if it is too large.
 func bitRate(bytes uint64) policy.Rate {
 	if hi, lo := bits.Mul64(bytes, 8); hi == 0 && lo < uint64(policy.Unlimited) {
 		return policy.Rate(lo)
@@ -269,13 +268,12 @@ func bitRate(bytes uint64) policy.Rate {
 const (
 	// tick is the kernel's unit of time for bursts, in nanoseconds.
 	tick = 64
-	// uncounted is how much less than a burst's time its ticks may say, in nanoseconds: tc counts in microseconds.
+	// uncounted is the largest rounding error of a burst's ticks in nanoseconds: tc counts in microseconds.
 	uncounted = 1000 + tick
 )
 
-// burst is how many bytes a rate takes over so many ticks. That is less than
-// what was asked of tc, which rounds down twice, so it is the roundest size that
-// these ticks may have been.
+// burst returns the bytes that a rate drains in so many ticks. tc rounds down twice, so
+// burst returns the roundest size that has these ticks.
 func burst(ticks uint32, rate uint64) uint64 {
 	least, most := drained(uint64(ticks)*tick, rate), drained(uint64(ticks)*tick+uncounted, rate)
 	for unit := uint64(1 << 30); unit > 1; unit >>= 10 {
@@ -286,7 +284,8 @@ func burst(ticks uint32, rate uint64) uint64 {
 	return least
 }
 
-// drained is how many bytes a rate takes over so many nanoseconds, rounded up; at most math.MaxInt64.
+// drained returns the bytes that a rate drains in so many nanoseconds, rounded up; at most
+// math.MaxInt64.
 func drained(nanoseconds, rate uint64) uint64 {
 	const second = 1e9
 	hi, lo := bits.Mul64(nanoseconds, rate)
@@ -298,7 +297,7 @@ func drained(nanoseconds, rate uint64) uint64 {
 	return v
 }
 
-// A stab is a qdisc's own reckoning of the size of packets.
+// A stab is the size table of a qdisc, which changes what packets count.
 type stab struct {
 	overhead int
 	mpu      int
@@ -313,7 +312,7 @@ func parseStab(o object) (s stab, err error) {
 	return s, err
 }
 
-// frame sets what packets of a limit count.
+// frame sets the framing of a limit.
 func (d *device) frame(l *limit, r rateSpec, s stab, where string, dir policy.Direction) {
 	overhead := s.overhead + int(r.overhead)
 	mpu := int(r.mpu)
@@ -322,7 +321,7 @@ func (d *device) frame(l *limit, r rateSpec, s stab, where string, dir policy.Di
 	}
 	if dir == policy.Ingress && d.L2Bytes > 0 {
 		overhead -= int(d.L2Bytes)
-		d.note(fmt.Sprintf("tc counts packets that come in without their Ethernet header, so these rules have an overhead of -%d", d.L2Bytes))
+		d.note(fmt.Sprintf("tc counts ingress packets without the Ethernet header, so these rules have an overhead of -%d", d.L2Bytes))
 	}
 	if s.cells || r.linkLayer == nl.LINKLAYER_ATM {
 		d.leave(cells, where, "%v", l.Rate)
@@ -334,10 +333,10 @@ func (d *device) frame(l *limit, r rateSpec, s stab, where string, dir policy.Di
 	l.Framing = f
 }
 
-// queues is said where what exceeds was delayed.
+// queues notes the differences from a limit that delayed excess packets.
 func (d *device) queues() {
-	d.note("htb and tbf delay what exceeds, and shapectl drops it: a rule has the default capacity for its rate, where its burst was smaller")
-	d.note("rules with 'excess: delay' and a capacity of a few packets delay it, too, where the device has the qdisc fq in place of htb or tbf")
+	d.note("htb and tbf delay excess packets, and these rules drop them: a rule has at least the default capacity for its rate")
+	d.note("rules with 'excess: delay' and a capacity of a few packets delay them, too, if the device has the fq qdisc in place of htb or tbf")
 }
 
 // A class is one of htb.
@@ -351,7 +350,7 @@ type class struct {
 	childrenAtMost uint64 // bytes per second
 }
 
-// htb makes entries of classes.
+// htb adds the classes of a qdisc.
 func (d *device) htb(q object) error {
 	h := &htb{device: d, classes: map[uint32]*class{}, root: q.handle, fallback: q.handle&^0xffff | q.options[nl.TCA_HTB_INIT].u32(8)&0xffff}
 	var err error
@@ -384,19 +383,19 @@ func (d *device) htb(q object) error {
 	return nil
 }
 
-// htb is a tree of classes that is being translated.
+// htb converts a tree of classes.
 type htb struct {
 	*device
 	classes  map[uint32]*class
 	root     uint32 // the qdisc
-	fallback uint32 // the class of packets that no filter knows
+	fallback uint32 // the default class
 	stab     stab
 }
 
-// classDepth is how many levels of classes there can be.
+// classDepth is the largest number of levels of classes.
 const classDepth = 8
 
-// classify makes entries of the filters at a qdisc or class, for packets of a term.
+// classify adds the filters of a qdisc or class, for packets of a term.
 func (h *htb) classify(at uint32, outer term, depth int) error {
 	terms, err := h.terms(at)
 	if err != nil {
@@ -412,13 +411,13 @@ func (h *htb) classify(at uint32, outer term, depth int) error {
 		switch {
 		case v.left:
 		case t.partial != "" && c != nil:
-			h.told[c.handle] = true
+			h.reported[c.handle] = true
 			h.leavePartial(t, bitRate(c.ceil.bytes))
 		case t.partial != "" && v.limit != nil:
 			h.leavePartial(t, v.limit.Rate)
 		case v.limit != nil:
 			if c != nil {
-				h.told[c.handle] = true
+				h.reported[c.handle] = true
 				h.leave(stacked, h.of("class", c.object), "%v for %s, which have %v already", bitRate(c.ceil.bytes), names(t.prefixes), v.limit.Rate)
 			}
 			h.enter(policy.Egress, t, v.entry)
@@ -437,7 +436,7 @@ func (h *htb) classify(at uint32, outer term, depth int) error {
 	return nil
 }
 
-// leavePartial leaves a filter behind that asks for more than an address.
+// leavePartial reports a filter that has other conditions than an address.
 func (d *device) leavePartial(t term, rate policy.Rate) {
 	r := unreadable
 	switch t.kind {
@@ -446,11 +445,11 @@ func (d *device) leavePartial(t term, rate policy.Rate) {
 	case "u32", "flower", "matchall":
 		r = narrower
 	}
-	d.leave(r, t.where, "%v for %s", rate, t.says())
+	d.leave(r, t.where, "%v for %s", rate, t.describe())
 }
 
-// lead makes the entries of packets that a filter sends to a class. The qdisc itself holds nothing back, nor do
-// classes with others below them; packets of a class that is not there have the default one.
+// lead adds entries for packets that a filter sends to a class. The qdisc itself and classes
+// with children do not limit them. If the class does not exist, the default class does.
 func (h *htb) lead(to uint32, t term) {
 	c := h.classes[to]
 	if c == nil && to != h.root {
@@ -461,7 +460,7 @@ func (h *htb) lead(to uint32, t term) {
 		h.enter(policy.Egress, t, entry{until: everyEntry})
 		return
 	}
-	h.told[to] = true
+	h.reported[to] = true
 	l := h.buckets[to]
 	if l == nil {
 		where := h.of("class", c.object)
@@ -474,10 +473,10 @@ func (h *htb) lead(to uint32, t term) {
 			h.leave(guaranteed, where, "%v of %v", bitRate(c.rate.bytes), rate)
 		}
 	}
-	h.enter(policy.Egress, t, entry{limit: l, until: everyEntry, comment: "class " + handle(to)})
+	h.enter(policy.Egress, t, entry{limit: l, until: everyEntry, label: policy.Label{Note: "tc class " + handle(to)}})
 }
 
-// rest leaves behind what of the classes no rule can say.
+// rest reports what rules cannot express of the classes.
 func (h *htb) rest(order []*class) {
 	var leaf *class
 	for _, c := range order {
@@ -487,7 +486,7 @@ func (h *htb) rest(order []*class) {
 		}
 		switch {
 		case !c.leaf:
-		case !h.told[c.handle]:
+		case !h.reported[c.handle]:
 			h.leave(noNetwork, h.of("class", c.object), "%v", bitRate(c.ceil.bytes))
 		case leaf == nil:
 			leaf = c
@@ -502,7 +501,7 @@ func (h *htb) rest(order []*class) {
 	}
 }
 
-// tbf makes entries of a qdisc that limits all that leaves a device.
+// tbf adds a qdisc that limits all packets that leave a device.
 func (d *device) tbf(q object) {
 	parms := q.options[nl.TCA_TBF_PARMS]
 	rate := parseRate(parms, q.options[nl.TCA_TBF_RATE64])
@@ -512,7 +511,7 @@ func (d *device) tbf(q object) {
 		d.leave(unreadable, where, "its size table")
 	}
 	l := &limit{Rule: policy.Rule{Rate: bitRate(rate.bytes)}, where: where}
-	// What it queues it does not drop, either.
+	// tbf queues packets up to its limit instead of dropping them.
 	l.Capacity = max(burst(parms.u32(28), rate.bytes)+uint64(parms.u32(24)), policy.DefaultCapacity(l.Rate))
 	d.queues()
 	d.frame(l, rate, s, where, policy.Egress)
@@ -522,7 +521,7 @@ func (d *device) tbf(q object) {
 	d.enter(policy.Egress, term{prefixes: everything, where: where}, entry{limit: l, until: everyEntry, comment: "tbf " + handle(q.handle)})
 }
 
-// and is what both terms ask for; false if no packet has that. It is of the inner one otherwise.
+// and returns the inner term with the conditions of both; false if no packet meets them.
 func (t term) and(inner term) (term, bool) {
 	inner.partial = cmp.Or(inner.partial, t.partial)
 	if t.side != either && inner.side != either && t.side != inner.side {
@@ -534,7 +533,7 @@ func (t term) and(inner term) (term, bool) {
 	return inner, len(inner.prefixes) > 0
 }
 
-// common is the networks that are in both.
+// common returns the networks that are in both.
 func common(a, b []netip.Prefix) (both []netip.Prefix) {
 	for _, p := range a {
 		for _, q := range b {

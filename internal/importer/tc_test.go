@@ -18,14 +18,15 @@ import (
 )
 
 var (
-	update  = flag.Bool("update", false, "write what is made now into testdata")
-	capture = flag.String("capture", "", "print what the kernel says of this set-up of traffic control")
+	update  = flag.Bool("update", false, "write the results into testdata")
+	capture = flag.String("capture", "", "print the kernel's dump of this set-up of traffic control")
 )
 
-// live are the set-ups that kernels with htb, tbf and u32 take; testdata/tc/capture.sh asks one that knows all.
+// live lists the set-ups that need only htb, tbf and u32. testdata/tc/capture.sh captures the
+// other ones on a kernel that has all.
 var live = []string{"htb", "tree", "hash", "tbf"}
 
-// setUp makes two devices and runs commands of tc.
+// setUp makes two devices and runs tc commands.
 func setUp(t *testing.T, name string) []Dump {
 	t.Helper()
 	testenv.NewNetns(t)
@@ -46,7 +47,8 @@ func setUp(t *testing.T, name string) []Dump {
 	return dumps
 }
 
-// transcript is all that was imported, which must be a policy that reads back as it was.
+// transcript returns the result of an import, and checks that its policy parses to the same
+// rules.
 func transcript(t *testing.T, i Imported) string {
 	t.Helper()
 	var text strings.Builder
@@ -65,7 +67,7 @@ func transcript(t *testing.T, i Imported) string {
 		tables = append(tables, of...)
 	}
 	if differences := policy.Diff(i.Tables, tables); len(differences) > 0 {
-		t.Errorf("the policy reads back otherwise: %+v", differences)
+		t.Errorf("the policy parses to other rules: %+v", differences)
 	}
 	for _, l := range i.Left {
 		fmt.Fprintf(&text, "%s: %s (%s)\n", l.Kind, l.Where, l.What)
@@ -103,8 +105,8 @@ func TestCapture(t *testing.T) {
 	testenv.Must(t, out.Flush())
 }
 
-// What Debian's kernel said of each set-up makes the policy that it did.
-func TestTCOfDumps(t *testing.T) {
+// TestTCDumps imports dumps of Debian's kernel.
+func TestTCDumps(t *testing.T) {
 	for _, name := range append(live, "police") {
 		t.Run(name, func(t *testing.T) {
 			text, err := os.ReadFile(filepath.Join("testdata", "tc", name+".json"))
@@ -118,7 +120,7 @@ func TestTCOfDumps(t *testing.T) {
 	}
 }
 
-// This kernel says the same.
+// TestTCLive imports the same set-ups from this kernel.
 func TestTCLive(t *testing.T) {
 	for _, name := range live {
 		t.Run(name, func(t *testing.T) {

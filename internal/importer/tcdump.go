@@ -10,20 +10,20 @@ import (
 	"github.com/shapectl/shapectl/internal/netmsg"
 )
 
-// A Dump is what the kernel says of a device's traffic control: netlink
-// messages, each from its struct tcmsg on.
+// A Dump is a device's traffic control as the kernel lists it: netlink messages that begin
+// with struct tcmsg.
 type Dump struct {
 	Device  string
-	L2Bytes uint8 // of link header that shapectl counts: 14, or 0 for a device without one
+	L2Bytes uint8 // length of the link header that shapectl counts: 14, or 0 for none
 	Qdiscs  [][]byte
 	Classes [][]byte
-	Filters map[uint32][][]byte // by the qdisc, class or hook that they are at
+	Filters map[uint32][][]byte // by qdisc, class or hook
 	Roots   []Root
 	Devices map[uint32]string // the names of all devices, by index
 }
 
-// A Root is the hash table in which packets begin that come to filters of kind
-// u32. The kernel lists tables of all places of a qdisc for each of them.
+// A Root is the first hash table of u32 filters. For each place of a qdisc, the kernel lists
+// the tables of all places.
 type Root struct {
 	At    uint32 // as in Dump.Filters
 	Info  uint32 // priority and protocol, as in struct tcmsg
@@ -31,16 +31,15 @@ type Root struct {
 	Table uint32 // its handle
 }
 
-// Where a qdisc or a filter may be, other than at a qdisc or class.
+// Places of qdiscs and filters other than a qdisc or class.
 const (
 	atRoot    = netlink.HANDLE_ROOT
 	atIngress = netlink.HANDLE_MIN_INGRESS // of clsact
 	atEgress  = netlink.HANDLE_MIN_EGRESS
 )
 
-// ReadTC reads the traffic control of a device of the calling thread's network
-// namespace; l2Bytes is the length of link header that shapectl counts of its
-// packets. It needs no permissions.
+// ReadTC reads the traffic control of a device in the calling thread's network namespace.
+// l2Bytes is the length of the link header that shapectl counts. It needs no permissions.
 func ReadTC(device string, index int, l2Bytes uint8) (d Dump, err error) {
 	d = Dump{Device: device, L2Bytes: l2Bytes, Filters: map[uint32][][]byte{}, Devices: map[uint32]string{}}
 	links, err := netmsg.List(netlink.LinkList)
@@ -76,7 +75,7 @@ func ReadTC(device string, index int, l2Bytes uint8) (d Dump, err error) {
 	return d, nil
 }
 
-// findRoots asks for the roots of the filters at a place.
+// findRoots adds the roots of the filters at a place.
 func (d *Dump) findRoots(index int, parent uint32, filters [][]byte) error {
 	objects, err := d.objects("a filter", filters)
 	if err != nil {
@@ -105,7 +104,7 @@ func (d *Dump) findRoots(index int, parent uint32, filters [][]byte) error {
 	return nil
 }
 
-// dump asks for a list; that of qdiscs is of all devices, whatever was asked.
+// dump requests a list. The kernel lists the qdiscs of all devices.
 func dump(get, answer, index int, parent uint32) (found [][]byte, err error) {
 	all, err := netmsg.List(func() ([][]byte, error) {
 		r := nl.NewNetlinkRequest(get, unix.NLM_F_DUMP)
@@ -116,7 +115,7 @@ func dump(get, answer, index int, parent uint32) (found [][]byte, err error) {
 		return nil, err
 	}
 	for _, m := range all {
-		// Filters of a block that devices share have no device.
+		// Filters of a shared block have no device.
 		if i := int(int32(fields(m).u32(4))); i == index || get == unix.RTM_GETTFILTER {
 			found = append(found, m)
 		}

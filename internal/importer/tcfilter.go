@@ -16,13 +16,13 @@ type term struct {
 	kind     string // of filter
 	side     side
 	prefixes []netip.Prefix
-	partial  string // what else it asks of packets; "" for nothing
+	partial  string // other conditions; "" for none
 	class    uint32
 	actions  []action
 	where    string
 }
 
-// terms are those of a place, in the order in which packets meet them.
+// terms returns the terms of a place in the order in which packets meet them.
 func (c control) terms(at uint32) (all []term, err error) {
 	var before object
 	for i, o := range c.filters[at] {
@@ -48,16 +48,16 @@ func (c control) terms(at uint32) (all []term, err error) {
 	return all, nil
 }
 
-// chain is the number of the chain that a filter is in; packets begin in 0.
+// chain returns the chain of a filter. Packets begin in chain 0.
 func (o object) chain() uint32 { return o.attributes[nl.TCA_CHAIN].u32(0) }
 
-// restrict says what else a filter asks of packets.
+// restrict adds a condition.
 func (t *term) restrict(what string) {
 	t.partial = also(t.partial, what)
 }
 
-// says is what packets are meant, for people.
-func (t term) says() string {
+// describe returns the packets of a term for people.
+func (t term) describe() string {
 	words := "packets"
 	if t.side != either {
 		words += " " + prepositions[t.side] + names(t.prefixes)
@@ -72,16 +72,17 @@ func (c control) where(at uint32, o object, id string) string {
 	return fmt.Sprintf("%s filter %s pref %d %s %s", c.Device, handle(at), o.priority(), o.kind, id)
 }
 
-// shown are the networks of the packets that a filter of this protocol is shown; none if they are not IP.
+// shown returns the networks of the packets of a protocol; none if they are not IP.
 func shown(protocol uint16) []netip.Prefix {
 	every := protocol == unix.ETH_P_ALL
 	return families(every || protocol == unix.ETH_P_IP, every || protocol == unix.ETH_P_IPV6)
 }
 
-// ownPrograms is how the names of shapectl's own filters begin.
+// ownPrograms is the prefix of the names of shapectl's own filters.
 const ownPrograms = "shapectl"
 
-// plainTerms is that of a filter of any kind but u32; none for the head of a list, and for shapectl's own.
+// plainTerms returns the term of a filter that is not u32. It returns none for the head of a
+// list and for shapectl's own filters.
 func (c control) plainTerms(at uint32, o object) ([]term, error) {
 	own := o.kind == "bpf" && strings.HasPrefix(o.options.text(nl.TCA_BPF_NAME), ownPrograms)
 	if own || len(o.attributes[nl.TCA_OPTIONS]) == 0 {
@@ -97,7 +98,7 @@ func (c control) plainTerms(at uint32, o object) ([]term, error) {
 	case "matchall":
 		acts, t.class = nl.TCA_MATCHALL_ACT, o.options[nl.TCA_MATCHALL_CLASSID].u32(0)
 		if len(o.options.others(nl.TCA_MATCHALL_CLASSID, nl.TCA_MATCHALL_ACT, nl.TCA_MATCHALL_FLAGS, matchAllCount)) > 0 {
-			t.restrict("something that this version does not know")
+			t.restrict("an unknown attribute")
 		}
 	case "flower":
 		acts, t.class = nl.TCA_FLOWER_ACT, o.options[nl.TCA_FLOWER_CLASSID].u32(0)
@@ -109,13 +110,13 @@ func (c control) plainTerms(at uint32, o object) ([]term, error) {
 		}
 		t.restrict(fmt.Sprintf("mark %#x", o.handle))
 	default:
-		t.restrict("what only " + o.kind + " knows")
+		t.restrict("conditions of " + o.kind)
 	}
 	err := t.act(o.options[acts], o.options[police])
 	return []term{t}, err
 }
 
-// act reads what a term's filter does to packets.
+// act reads the actions of a term's filter.
 func (t *term) act(list, police fields) (err error) {
 	if t.actions, err = parseActions(list, police); err != nil {
 		return fmt.Errorf("read %s: %w", t.where, err)
@@ -123,7 +124,7 @@ func (t *term) act(list, police fields) (err error) {
 	return nil
 }
 
-// address asks for an address under a mask, if there is one.
+// address adds a condition on an address with a mask, if there is one.
 func (t *term) address(s side, value, mask []byte) {
 	address, given := netip.AddrFromSlice(value)
 	p, ok := masked(address, mask)
@@ -138,7 +139,7 @@ func (t *term) address(s side, value, mask []byte) {
 	}
 }
 
-// flower reads what a filter of kind flower asks for.
+// flower adds the conditions of a flower filter.
 func (t *term) flower(o attributes) {
 	for _, a := range []struct {
 		side      side
@@ -166,7 +167,8 @@ func (t *term) flower(o attributes) {
 	}
 }
 
-// flowerKeys are the usual ones; "" for those that ask for no more than an address, or go with another.
+// flowerKeys has the known keys; "" for those that are about an address, or belong to
+// another key.
 var flowerKeys = map[uint16]string{
 	nl.TCA_FLOWER_CLASSID: "", nl.TCA_FLOWER_ACT: "", nl.TCA_FLOWER_FLAGS: "", nl.TCA_FLOWER_IN_HW_COUNT: "",
 	nl.TCA_FLOWER_KEY_ETH_TYPE: "", nl.TCA_FLOWER_KEY_IPV4_SRC: "", nl.TCA_FLOWER_KEY_IPV4_SRC_MASK: "",
@@ -184,7 +186,7 @@ var flowerKeys = map[uint16]string{
 	nl.TCA_FLOWER_KEY_FLAGS: "ip_flags", nl.TCA_FLOWER_KEY_FLAGS_MASK: "",
 }
 
-// masked is the network of the addresses that agree with one under a mask; false if the mask has gaps.
+// masked returns the network of an address with a mask; false if the mask has gaps.
 func masked(address netip.Addr, mask []byte) (netip.Prefix, bool) {
 	length := 0
 	for i, b := range mask {
@@ -197,30 +199,31 @@ func masked(address netip.Addr, mask []byte) (netip.Prefix, bool) {
 	return netip.PrefixFrom(address, length).Masked(), true
 }
 
-// u32Filters are the hash tables and filters of kind u32 of a place and priority.
+// u32Filters is the hash tables and u32 filters of a place and priority.
 type u32Filters struct {
 	control
 	at       uint32
-	protocol uint16              // of the packets that follow
+	protocol uint16              // of the packets
 	tables   map[uint32]uint32   // divisors
 	buckets  map[uint32][]object // filters of a table and bucket, in order
 	steps    int
 	terms    []term
 }
 
-// Parts of a handle: a table, a bucket of it, a node in that.
+// Parts of a handle: a table, a bucket of the table, a node in the bucket.
 const (
 	u32Table  = 0xfff00000
 	u32Bucket = 0x000ff000
 	u32Node   = 0x00000fff
-	// u32Root stands for the table in which packets begin.
+	// u32Root is the handle of the first table in requests.
 	u32Root = 0xfff00000
 )
 
-// A header is what is known of the first bytes of an IP packet.
+// A header is the known bits of the first bytes of an IP packet.
 type header struct{ value, mask [40]byte }
 
-// with adds the bits of a word; false if they contradict those that are known, or are not within the header.
+// with adds the bits of a word. possible is false if they contradict known bits, and within
+// is false if they are not within the header.
 func (h header) with(at int, value, mask uint32) (_ header, possible, within bool) {
 	for i := range 4 {
 		v, m := byte(value>>(24-8*i)), byte(mask>>(24-8*i))
@@ -239,8 +242,8 @@ func (h header) with(at int, value, mask uint32) (_ header, possible, within boo
 	return h, true, true
 }
 
-// u32Terms follows the tables of a place and priority from its root, as packets
-// do. first is one of the filters there.
+// u32Terms follows the tables of a place and priority from its root, as packets do. first is
+// a filter of that place and priority.
 func (c control) u32Terms(at uint32, first object) ([]term, error) {
 	f := &u32Filters{control: c, at: at, protocol: first.protocol(), tables: map[uint32]uint32{}, buckets: map[uint32][]object{}}
 	i := slices.IndexFunc(c.Roots, func(r Root) bool {
@@ -264,7 +267,7 @@ func (c control) u32Terms(at uint32, first object) ([]term, error) {
 	return f.terms, err
 }
 
-// leaveUnmet leaves the filters of kind u32 behind that packets can not get to, or that contradict the way there.
+// leaveUnmet reports u32 filters that no packet can reach and match.
 func (d *device) leaveUnmet() {
 	for _, at := range d.places() {
 		for _, o := range d.control.filters[at] {
@@ -272,7 +275,7 @@ func (d *device) leaveUnmet() {
 			if o.kind != "u32" || o.handle&u32Node == 0 || d.met[f] {
 				continue
 			}
-			d.met[f] = true // in that it is known
+			d.met[f] = true // report it once
 			to := "it has no class"
 			if class := o.options[nl.TCA_U32_CLASSID].u32(0); class != 0 {
 				to = "class " + handle(class)
@@ -282,22 +285,22 @@ func (d *device) leaveUnmet() {
 	}
 }
 
-// A u32Filter is a filter of kind u32; numbers are those of a qdisc, whatever place of it they are listed at.
+// A u32Filter identifies a u32 filter. Handles are unique in a qdisc.
 type u32Filter struct{ qdisc, handle uint32 }
 
 const (
-	// u32Depth is how many tables the kernel follows, one from the other.
+	// u32Depth is the number of nested tables that the kernel follows.
 	u32Depth = 8
-	// u32Widest is the most buckets of a table.
+	// u32Widest is the largest number of buckets of a table.
 	u32Widest = 256
-	// u32Steps bounds how many buckets are looked into, as tables may lead in circles.
+	// u32Steps bounds the number of buckets that are followed, because tables can form cycles.
 	u32Steps = 1 << 22
 )
 
-// follow goes through a bucket. partial is what the way to it asked of packets that no header shows.
+// follow reads a bucket. partial is the conditions on the path to it that are not in h.
 func (f *u32Filters) follow(bucket uint32, h header, partial string, depth int) error {
 	if f.steps++; f.steps > u32Steps {
-		return fmt.Errorf("read the filters of %s at %s: hash tables lead to others more often than can be followed", f.Device, handle(f.at))
+		return fmt.Errorf("read the filters of %s at %s: there are too many links between hash tables", f.Device, handle(f.at))
 	}
 	for _, o := range f.buckets[bucket] {
 		s := selector(o.options[nl.TCA_U32_SEL])
@@ -326,7 +329,7 @@ func (f *u32Filters) follow(bucket uint32, h header, partial string, depth int) 
 		}
 		if len(o.options.others(nl.TCA_U32_CLASSID, nl.TCA_U32_HASH, nl.TCA_U32_LINK, nl.TCA_U32_DIVISOR, nl.TCA_U32_SEL, nl.TCA_U32_POLICE,
 			nl.TCA_U32_ACT, nl.TCA_U32_INDEV, nl.TCA_U32_PCNT, nl.TCA_U32_MARK, u32Flags, u32Pad)) > 0 {
-			asks = also(asks, "something that this version does not know")
+			asks = also(asks, "an unknown attribute")
 		}
 		if link := o.options[nl.TCA_U32_LINK].u32(0); link != 0 && depth < u32Depth {
 			if err := f.hash(link, s, own, asks, depth); err != nil {
@@ -342,10 +345,10 @@ func (f *u32Filters) follow(bucket uint32, h header, partial string, depth int) 
 	return nil
 }
 
-// hash goes through the buckets of a table that a filter's packets are spread over.
+// hash follows the buckets of a table to which a filter's packets are hashed.
 func (f *u32Filters) hash(table uint32, s selector, h header, partial string, depth int) error {
 	if s.flags()&nl.TC_U32_EAT != 0 {
-		partial = also(partial, "what is behind the header")
+		partial = also(partial, "data after the header")
 	}
 	divisor, mask := f.tables[table], s.hashMask()
 	shift := 0
@@ -354,9 +357,9 @@ func (f *u32Filters) hash(table uint32, s selector, h header, partial string, de
 	}
 	for n := range divisor {
 		if n<<shift>>shift != n || n<<shift&^mask != 0 {
-			continue // no packet gets there
+			continue // no packet has this hash
 		}
-		// Of the bits that are hashed, those beyond the divisor do not count.
+		// Hashed bits beyond the divisor have no effect.
 		next, possible, within := h.with(s.hashAt(), n<<shift, mask&((divisor-1)<<shift))
 		if !possible {
 			continue
@@ -380,7 +383,7 @@ func (f *u32Filters) terminal(o object, h header, partial string) error {
 	return err
 }
 
-// u32Handle spells the handle of a filter of kind u32 as tc does.
+// u32Handle formats the handle of a u32 filter like tc.
 func u32Handle(h uint32) string {
 	bucket := ""
 	if b := h & u32Bucket >> 12; b != 0 {
@@ -389,13 +392,13 @@ func u32Handle(h uint32) string {
 	return fmt.Sprintf("%x:%s:%x", h>>20, bucket, h&u32Node)
 }
 
-// Where addresses are in headers.
+// Offsets of addresses in headers.
 const (
 	src4, dst4, end4 = 12, 16, 20
 	src6, dst6, end6 = 8, 24, 40
 )
 
-// addresses reads a header's addresses, and says what else it asks.
+// addresses adds the conditions of a header.
 func (t *term) addresses(h header, protocol uint16) {
 	version, versionMask := h.value[0]&0xf0, h.mask[0]&0xf0
 	h.value[0], h.mask[0] = h.value[0]&0x0f, h.mask[0]&0x0f
@@ -404,7 +407,7 @@ func (t *term) addresses(h header, protocol uint16) {
 	}
 	six := protocol == unix.ETH_P_IPV6
 	if protocol == unix.ETH_P_ALL {
-		// Whoever asks for one address has IPv4 in mind if it is where that has one.
+		// A condition on one address is for IPv4 if it is at the offset of an IPv4 address.
 		six = version == 0x60 || versionMask == 0 && (asked(src6, src4) || asked(end4, end6))
 	}
 	t.prefixes = shown(protocol)
@@ -447,11 +450,11 @@ func (s selector) flags() uint8     { return fields(s).u8(0) }
 func (s selector) hashAt() int      { return int(int16(fields(s).u16(10))) }
 func (s selector) hashMask() uint32 { return fields(s).be32(12) }
 
-// A key is a word of the packet, and what it is to be.
+// A key is a condition on a word of the packet.
 type key struct {
 	mask, value uint32
 	at          int
-	offsetMask  uint32 // not 0 for a word behind the IP header
+	offsetMask  uint32 // not 0 for a word after the IP header
 }
 
 func (s selector) keys() (all []key) {

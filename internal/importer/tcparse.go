@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What package nl has no names for, or knows in older versions: linux/pkt_cls.h, linux/tc_act and linux/pkt_sched.h.
+// Constants that package nl lacks: linux/pkt_cls.h, linux/tc_act and linux/pkt_sched.h.
 const (
 	policeRate64     = 8
 	policePeakRate64 = 9
@@ -25,7 +25,8 @@ const (
 	sizeofTcmsg = 20
 )
 
-// fields are those of a structure of the kernel's, which other versions may have made longer or shorter.
+// fields is a structure of the kernel. Its length depends on the kernel version; missing
+// fields are 0.
 type fields []byte
 
 func (f fields) bytes(at, n int) []byte {
@@ -44,13 +45,13 @@ func (f fields) be32(at int) uint32 { return binary.BigEndian.Uint32(f.bytes(at,
 // attributes are netlink attributes by type.
 type attributes map[uint16]fields
 
-// parseAttributes does what nl.ParseRouteAttr does, but also with what breaks off.
+// parseAttributes is nl.ParseRouteAttr for messages that may be cut off.
 func parseAttributes(b []byte) (attributes, error) {
 	a := attributes{}
 	for f := fields(b); len(f) >= unix.SizeofRtAttr; {
 		length := int(f.u16(0))
 		if length < unix.SizeofRtAttr || length > len(f) {
-			return nil, fmt.Errorf("an attribute of %d bytes where there are %d", length, len(f))
+			return nil, fmt.Errorf("an attribute has %d bytes, and %d are left", length, len(f))
 		}
 		a[f.u16(2)&nl.NLA_TYPE_MASK] = f[unix.SizeofRtAttr:length]
 		const aligned = unix.RTA_ALIGNTO
@@ -59,13 +60,13 @@ func parseAttributes(b []byte) (attributes, error) {
 	return a, nil
 }
 
-// nested are the attributes within one, which may be missing.
+// nested returns the attributes within one, which may be missing.
 func (a attributes) nested(t uint16) (attributes, error) { return parseAttributes(a[t]) }
 
-// text is a string without the zero that ends it.
+// text returns a string without the terminating zero.
 func (a attributes) text(t uint16) string { return unix.ByteSliceToString(a[t]) }
 
-// others are the types that are none of those.
+// others returns the types that are not among known.
 func (a attributes) others(known ...uint16) (types []uint16) {
 	for t := range a {
 		if !slices.Contains(known, t) {
@@ -97,7 +98,7 @@ func parseObject(m []byte) (o object, err error) {
 	o.kind = o.attributes.text(nl.TCA_KIND)
 	switch o.kind {
 	case "htb", "tbf", "u32", "flower", "matchall", "fw", "bpf":
-		// The options of others may be a bare structure.
+		// The options of other kinds may be a structure without attributes.
 		o.options, err = o.attributes.nested(nl.TCA_OPTIONS)
 	}
 	return o, err
@@ -106,20 +107,20 @@ func parseObject(m []byte) (o object, err error) {
 // priority orders the filters of a place.
 func (o object) priority() uint16 { return uint16(o.info >> 16) }
 
-// protocol is that of the packets that a filter is shown.
+// protocol returns the protocol of a filter's packets.
 func (o object) protocol() uint16 {
 	var b [2]byte
 	binary.NativeEndian.PutUint16(b[:], uint16(o.info))
 	return binary.BigEndian.Uint16(b[:])
 }
 
-// A control is a Dump that was read.
+// A control is a parsed Dump.
 type control struct {
 	Dump
 	qdiscs, classes []object
 	filters         map[uint32][]object
-	inner           map[uint32]bool    // classes that have others below them
-	met             map[u32Filter]bool // filters that packets may get to, as far as was read
+	inner           map[uint32]bool    // classes with children
+	met             map[u32Filter]bool // filters that packets can reach
 }
 
 func parse(d Dump) (c control, err error) {
@@ -154,7 +155,7 @@ func (d Dump) objects(what string, messages [][]byte) (all []object, err error) 
 	return all, nil
 }
 
-// places are where filters may be that decide over packets.
+// places returns the places of filters that decide about packets.
 func (c control) places() (at []uint32) {
 	for _, q := range c.qdiscs {
 		switch {
@@ -172,7 +173,7 @@ func (c control) places() (at []uint32) {
 	return at
 }
 
-// handle spells one as tc does.
+// handle formats a handle like tc.
 func handle(h uint32) string {
 	switch h {
 	case atIngress:
@@ -209,7 +210,7 @@ type policer struct {
 	packets              bool   // there is a rate in packets
 	burst                uint32 // ticks
 	mtu                  uint32
-	conforming, exceeded int32 // what becomes of packets: nl's TC_ACT_*
+	conforming, exceeded int32 // controls, such as controlShot
 }
 
 func parsePolicer(a attributes) policer {
@@ -222,17 +223,18 @@ func parsePolicer(a attributes) policer {
 	}
 }
 
-// An action is one of those of a filter, in order.
+// An action is an action of a filter.
 type action struct {
 	kind    string
 	police  policer
 	control int32 // of kind gact
-	random  bool  // of kind gact: only now and then
+	random  bool  // of kind gact: applied at random
 	to      uint32
-	steals  bool // of kind mirred: packets go elsewhere
+	steals  bool // of kind mirred: the packets leave the device
 }
 
-// parseActions are those of a filter: in a list, or a police of before there were lists.
+// parseActions parses the actions of a filter: a list, or a policer in the format that is
+// older than lists.
 func parseActions(list, police fields) (all []action, err error) {
 	if len(police) > 0 {
 		a, err := parseAttributes(police)
@@ -241,7 +243,7 @@ func parseActions(list, police fields) (all []action, err error) {
 		}
 		all = append(all, action{kind: "police", police: parsePolicer(a)})
 	}
-	// The types of the list are its order.
+	// The attribute types give the order.
 	entries, err := parseAttributes(list)
 	if err != nil {
 		return nil, err

@@ -13,7 +13,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// What a filter's actions do to what conforms and what exceeds.
+// TestVerdict checks the effect of a filter's actions on conforming and excess packets.
 func TestVerdict(t *testing.T) {
 	police := func(conforming, exceeded int32) action {
 		return action{kind: "police", police: policer{
@@ -88,7 +88,7 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// A burst comes back as it was given to tc, which counts its ticks in two steps, each rounded down.
+// TestBurst converts bursts to ticks like tc, which rounds down twice, and back.
 func TestBurst(t *testing.T) {
 	for _, test := range []struct{ bytes, rate uint64 }{
 		{1600, 125_000}, {10 << 10, 125_000}, {100_000, 1_000_000}, {1 << 20, 12_500_000}, {15 << 10, 1_250_000},
@@ -131,8 +131,8 @@ func TestMasked(t *testing.T) {
 	}
 }
 
-// Addresses are where a protocol's header has them.
-func TestAddressesOfHeaders(t *testing.T) {
+// TestHeaderAddresses reads addresses from headers of both families.
+func TestHeaderAddresses(t *testing.T) {
 	type word struct {
 		at          int
 		value, mask uint32
@@ -173,7 +173,7 @@ func TestAddressesOfHeaders(t *testing.T) {
 			}
 			var f term
 			f.addresses(h, test.protocol)
-			got := f.says()
+			got := f.describe()
 			if f.side == either {
 				got = strings.Replace(got, "packets", "packets of "+names(f.prefixes), 1)
 			}
@@ -193,7 +193,7 @@ func TestAddressesOfHeaders(t *testing.T) {
 	}
 }
 
-// Messages that are cut off, or wrong, are told of, or read as far as they go.
+// Messages that are cut off or wrong give an error, or are read as far as possible.
 func FuzzTC(f *testing.F) {
 	for _, name := range append(live, "police") {
 		text, err := os.ReadFile(filepath.Join("testdata", "tc", name+".json"))

@@ -1,5 +1,4 @@
-// Package input reads files as a whole: no more of them than there is memory
-// for, whatever they turn out to be.
+// Package input reads whole files, up to a maximum size.
 package input
 
 import (
@@ -11,21 +10,21 @@ import (
 	"syscall"
 )
 
-// MaxBytes is the most that is read: 128 MiB, twice a policy of a million
-// rules for IPv6 networks.
+// MaxBytes is the largest file that is read: 128 MiB, twice the size of a policy with
+// a million rules for IPv6 networks.
 const MaxBytes = 128 << 20
 
-// ErrTooLarge is that there is more.
-var ErrTooLarge = fmt.Errorf("it has more than %d MiB, the most that is read as a whole; split it up", MaxBytes>>20)
+// ErrTooLarge means that a file has more than MaxBytes.
+var ErrTooLarge = fmt.Errorf("it has more than %d MiB, the maximum; split it up", MaxBytes>>20)
 
-// All reads all that comes.
+// All reads until EOF. The error is ErrTooLarge beyond MaxBytes.
 func All(from io.Reader) ([]byte, error) { return all(from, MaxBytes) }
 
 func all(from io.Reader, most int64) ([]byte, error) {
 	var text bytes.Buffer
 	if f, ok := from.(*os.File); ok {
 		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() && info.Size() <= most {
-			text.Grow(int(info.Size()) + bytes.MinRead) // what does not grow is not copied
+			text.Grow(int(info.Size()) + bytes.MinRead) // avoids copies while the buffer grows
 		}
 	}
 	n, err := text.ReadFrom(io.LimitReader(from, most+1))
@@ -35,9 +34,9 @@ func all(from io.Reader, most int64) ([]byte, error) {
 	return text.Bytes(), err
 }
 
-// File reads a regular file, which keeps nobody waiting. The error names it.
+// File reads a regular file, and refuses others, which could block. The error names the file.
 func File(name string) ([]byte, error) {
-	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // or a FIFO waits for a writer
+	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // O_NONBLOCK, because opening a FIFO waits for a writer
 	if err != nil {
 		return nil, err
 	}

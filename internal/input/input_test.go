@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// endless is a text without an end, of which it counts what was read.
+// endless is an endless input that counts the bytes read.
 type endless struct{ read int }
 
 func (e *endless) Read(p []byte) (int, error) {
@@ -26,11 +26,11 @@ func TestAll(t *testing.T) {
 	}
 	const most = 1 << 16
 	if text, err := all(io.LimitReader(new(endless), most), most); len(text) != most || err != nil {
-		t.Errorf("the most there may be: %d bytes, %v", len(text), err)
+		t.Errorf("the maximum: %d bytes, %v", len(text), err)
 	}
 	source := new(endless)
 	if _, err := all(source, most); !errors.Is(err, ErrTooLarge) || source.read > most+1 {
-		t.Errorf("without an end: %v after %d bytes", err, source.read)
+		t.Errorf("endless input: %v after %d bytes", err, source.read)
 	}
 }
 

@@ -1,5 +1,4 @@
-// Package lastgood keeps the text of the policy that was applied last, and falls
-// back to it.
+// Package lastgood stores the text of the policy that was applied last, as a fallback.
 package lastgood
 
 import (
@@ -16,16 +15,17 @@ import (
 	"github.com/shapectl/shapectl/internal/policyfile"
 )
 
-// A Policy is one that validated.
+// A Policy is a valid policy and its source.
 type Policy struct {
 	*policyfile.File
-	Path    string // where it is from
-	Text    []byte // as it is there
-	Problem error  // of the file that was asked for; nil where it is from that one
+	Path    string // of the file that was used
+	Text    []byte // of that file
+	Problem error  // of the requested file; nil if that was used
 }
 
-// Load reads and validates a policy. Where that fails, it is the one in kept, if
-// that is not "" and validates; Problem then says why. The error is that of both.
+// Load reads and validates the policy in file. If that fails, it loads the policy in
+// kept, unless kept is "", and sets Problem to the error. If both fail, the error
+// contains both.
 func Load(file, kept string) (Policy, error) {
 	p, err := load(file)
 	if err == nil || kept == "" {
@@ -33,10 +33,10 @@ func Load(file, kept string) (Policy, error) {
 	}
 	last, errKept := load(kept)
 	if errors.Is(errKept, fs.ErrNotExist) {
-		return p, fmt.Errorf("%w\nand no policy is kept in %s to fall back to", err, kept)
+		return p, fmt.Errorf("%w\nand there is no last good policy in %s", err, kept)
 	}
 	if errKept != nil {
-		return p, fmt.Errorf("%w\nand the policy that is kept to fall back to is no better: %w", err, errKept)
+		return p, fmt.Errorf("%w\nand the last good policy cannot be used either: %w", err, errKept)
 	}
 	last.Problem = err
 	return last, nil
@@ -54,7 +54,7 @@ func load(path string) (Policy, error) {
 	return Policy{File: f, Path: path, Text: text}, nil
 }
 
-// Check reports why no policy can be kept in a file: it is there, and is none.
+// Check returns an error if path exists and is not a regular file.
 func Check(path string) error {
 	info, err := os.Stat(path)
 	switch {
@@ -68,11 +68,11 @@ func Check(path string) error {
 	return nil
 }
 
-// Keep keeps the text of a policy that is in force: whole, or, if it is
-// interrupted, what was kept before. The directory is made if it is not there.
+// Keep replaces the last good policy atomically and durably. It creates the directory
+// if it is missing.
 func Keep(path string, text []byte) error {
 	if err := keep(path, text); err != nil {
-		return fmt.Errorf("keep the policy: %w", err)
+		return fmt.Errorf("save the last good policy: %w", err)
 	}
 	return nil
 }
@@ -90,7 +90,7 @@ func keep(path string, text []byte) error {
 		return err
 	}
 	defer dir.Close()
-	// One at a time: the new text has but one name, so that none is left over from those that were killed.
+	// All processes use the same temporary name, so that killed ones leave at most one file.
 	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
 		return fmt.Errorf("lock %s: %w", parent, err)
 	}
@@ -99,19 +99,19 @@ func keep(path string, text []byte) error {
 		err = os.Rename(next, path)
 	}
 	if err != nil {
-		os.Remove(next) // as far as it is there
+		os.Remove(next) // if it exists
 		return err
 	}
 	return dir.Sync()
 }
 
-// write writes a file such that it is on the disk.
+// write writes a file and syncs it to disk.
 func write(path string, text []byte) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o640)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(text)
-	// Whatever the umask is, and whatever mode a file had that was left over.
+	// Chmod, because of the umask, and because the file may exist with another mode.
 	return errors.Join(err, f.Chmod(0o640), f.Sync(), f.Close())
 }

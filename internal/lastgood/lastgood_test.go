@@ -19,7 +19,7 @@ const (
 	bad   = "devices: {eth0: {egress: {10.0.0.0/24: fast}}}\n"
 )
 
-// files writes texts to files of a directory, and is where it is.
+// files writes texts to files in a new directory, and returns its path.
 func files(t *testing.T, texts map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -32,9 +32,9 @@ func files(t *testing.T, texts map[string]string) string {
 func TestLoad(t *testing.T) {
 	for name, c := range map[string]struct {
 		texts     map[string]string
-		kept      string // the second argument, with the directory before it if it is a name
+		kept      string // the second argument of Load, relative to the directory
 		from      string
-		says, not []string // of the problem, or of the error where there is nothing to use
+		says, not []string // in the problem, or in the error if no policy can be used
 	}{
 		"good":                 {texts: map[string]string{"file": good, "kept": other}, kept: "kept", from: "file"},
 		"good, none kept":      {texts: map[string]string{"file": good}, kept: "kept", from: "file"},
@@ -42,7 +42,7 @@ func TestLoad(t *testing.T) {
 		"good, not to keep":    {texts: map[string]string{"file": good}, from: "file"},
 		"bad":                  {texts: map[string]string{"file": bad, "kept": other}, kept: "kept", from: "kept", says: []string{"file:1:", "fast"}},
 		"missing":              {texts: map[string]string{"kept": other}, kept: "kept", from: "kept", says: []string{"file: no such file"}},
-		"bad, none kept":       {texts: map[string]string{"file": bad}, kept: "kept", says: []string{"file:1:", "no policy is kept in"}},
+		"bad, none kept":       {texts: map[string]string{"file": bad}, kept: "kept", says: []string{"file:1:", "there is no last good policy in"}},
 		"bad, bad kept":        {texts: map[string]string{"file": bad, "kept": bad}, kept: "kept", says: []string{"file:1:", "kept:1:"}},
 		"bad, not to keep":     {texts: map[string]string{"file": bad}, says: []string{"file:1:"}, not: []string{"kept"}},
 		"missing, not to keep": {says: []string{"read the policy", "no such file"}, not: []string{"kept"}},
@@ -56,18 +56,18 @@ func TestLoad(t *testing.T) {
 			problem := p.Problem
 			if c.from == "" {
 				if err == nil || p.File != nil {
-					t.Fatalf("nothing is to be used, and was %+v, %v", p, err)
+					t.Fatalf("used %+v, %v, want nothing", p, err)
 				}
 				problem = err
 			} else if err != nil {
 				t.Fatal(err)
 			} else if p.Path != filepath.Join(dir, c.from) || string(p.Text) != c.texts[c.from] {
-				t.Errorf("%s is to be used, and was %s with %q", c.from, p.Path, p.Text)
+				t.Errorf("used %s with %q, want %s", p.Path, p.Text, c.from)
 			} else if tables, err := p.For(policyfile.Device{Name: "eth0", L2Bytes: 14}); err != nil || len(tables) != 1 {
-				t.Errorf("its tables are %v, %v", tables, err)
+				t.Errorf("tables: %v, %v", tables, err)
 			}
 			if problem == nil != (c.says == nil) {
-				t.Fatalf("the problem is %v", problem)
+				t.Fatalf("problem: %v", problem)
 			}
 			for _, s := range c.says {
 				if !strings.Contains(problem.Error(), s) {
@@ -91,17 +91,17 @@ func TestKeep(t *testing.T) {
 		var st unix.Stat_t
 		testenv.Must(t, unix.Stat(path, &st))
 		if mode := st.Mode & 0o7777; mode != 0o640 {
-			t.Errorf("its mode is %o", mode)
+			t.Errorf("mode %o", mode)
 		}
 		return st.Ino
 	}
 	has := func(want string) {
 		t.Helper()
 		if have, err := os.ReadFile(path); err != nil || string(have) != want {
-			t.Errorf("%q is kept, not %q: %v", have, want, err)
+			t.Errorf("the file has %q, want %q: %v", have, want, err)
 		}
 		if in, err := os.ReadDir(filepath.Dir(path)); err != nil || len(in) != 1 {
-			t.Errorf("beside it there is something: %v, %v", in, err)
+			t.Errorf("there are other files: %v, %v", in, err)
 		}
 	}
 	defer unix.Umask(unix.Umask(0o077))
@@ -110,28 +110,28 @@ func TestKeep(t *testing.T) {
 	first := inode()
 	testenv.Must(t, Keep(path, []byte(good)))
 	if inode() != first {
-		t.Error("the same text is written again")
+		t.Error("an equal text was written again")
 	}
-	// What a process that was killed has left is no hindrance, whatever it is.
+	// A file of a killed process is replaced, whatever its contents.
 	testenv.Must(t, os.WriteFile(path+".new", []byte(strings.Repeat(bad, 3)), 0o600))
 	testenv.Must(t, Keep(path, []byte(other)))
 	has(other)
 	inode()
 
-	// Without a place for it, what was kept stays.
+	// If the new file cannot be written, the old one stays.
 	testenv.Must(t, os.Mkdir(path+".new", 0o700))
-	if err := Keep(path, []byte(good)); err == nil || !strings.Contains(err.Error(), "keep the policy: ") {
-		t.Errorf("a text that can not be written is kept: %v", err)
+	if err := Keep(path, []byte(good)); err == nil || !strings.Contains(err.Error(), "save the last good policy: ") {
+		t.Errorf("no error although the text cannot be written: %v", err)
 	}
 	testenv.Must(t, os.RemoveAll(path+".new"))
 	has(other)
 	if err := Keep(filepath.Join(dir, "a", "b", "policy.yaml"), []byte(good)); err == nil {
-		t.Error("kept where there is nothing")
+		t.Error("no error although two directories are missing")
 	}
 }
 
-// Whoever reads at any time sees a whole text, of whichever command.
-func TestKeepAtOnce(t *testing.T) {
+// A reader always sees the whole text of one of several concurrent commands.
+func TestConcurrentKeep(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "policy.yaml")
 	texts := []string{strings.Repeat("a", 1<<16), strings.Repeat("b", 1<<17), strings.Repeat("c", 1<<10)}
 	testenv.Must(t, Keep(path, []byte(texts[0])))

@@ -5,22 +5,21 @@ import (
 	"testing"
 )
 
-// An exact bucket is the meters of the contract in rational arithmetic, as they
-// are written there. A bucket that refuses a packet is left as it was, and the
-// leak since its last charge counted from there: the same thing, and the one
-// that says what a clock does that steps back.
+// An exact bucket implements the meters of the specification in rational arithmetic. A
+// bucket that refuses a packet is not written; the leak is counted from its last
+// charge. This is equivalent, and also defines a clock that steps back.
 type exact struct {
 	rate     *big.Rat // bytes per ns
 	capacity *big.Rat // bytes
-	full     *big.Rat // the level that an overflow leaves; nil for no penalty
+	full     *big.Rat // the level after an excess packet; nil for no penalty
 
-	charged bool     // ever: if not, it is empty at any time
+	charged bool     // whether it was ever charged: else it is empty
 	level   *big.Rat // bytes at the last charge
-	last    uint64   // when that was, in ns
+	last    uint64   // time of the last charge in ns
 
-	// How far integers may be off: see slack.
+	// For the possible error of the integers: see slack.
 	since   uint64 // when the bucket was last empty
-	rounded uint64 // units lost since then other than by reading the clock
+	rounded uint64 // units lost since then, without those lost by reading the clock
 }
 
 func newExact(rateBits, capacity uint64, penalised bool, holdNS uint64) *exact {
@@ -32,7 +31,7 @@ func newExact(rateBits, capacity uint64, penalised bool, holdNS uint64) *exact {
 
 func rat(n uint64) *big.Rat { return new(big.Rat).SetUint64(n) }
 
-// change sets another rate and capacity at now; the level stays.
+// change sets another rate and capacity at now; the level is kept.
 func (e *exact) change(rateBits, capacity uint64, penalised bool, holdNS, now uint64) {
 	if e.rate != nil {
 		e.level, e.last = e.look(now), now
@@ -47,7 +46,7 @@ func (e *exact) change(rateBits, capacity uint64, penalised bool, holdNS, now ui
 	}
 }
 
-// look is L' = max(0, L - r*dt).
+// look computes L' = max(0, L - r*dt).
 func (e *exact) look(now uint64) *big.Rat {
 	if !e.charged {
 		return new(big.Rat)
@@ -60,7 +59,7 @@ func (e *exact) look(now uint64) *big.Rat {
 	return level
 }
 
-// judge is the verdict on a packet, and by how many bytes it could have been another one.
+// judge returns the verdict for a packet, and its distance from the bound in bytes.
 func (e *exact) judge(now, n uint64, ect bool) (Verdict, *big.Rat) {
 	level := e.look(now)
 	over := new(big.Rat).Add(level, rat(n)) // L' + n - C
@@ -84,8 +83,8 @@ func (e *exact) judge(now, n uint64, ect bool) (Verdict, *big.Rat) {
 	return Drop, margin
 }
 
-// settle does to the bucket what goes with a verdict. empty says that the
-// integers found theirs empty, too: what they are off by otherwise, they still are.
+// settle applies a verdict to the bucket. empty means that the integer bucket is empty,
+// too, which ends its error.
 func (e *exact) settle(v Verdict, now, n uint64, holdNS uint64, empty bool) {
 	level := e.look(now)
 	if level.Sign() == 0 && empty {
@@ -100,17 +99,17 @@ func (e *exact) settle(v Verdict, now, n uint64, holdNS uint64, empty bool) {
 	}
 }
 
-// slack is how many bytes the integers may be off. A byte clock read twice is
-// off by two units at most, and as its slope is rounded up, by a unit in 2^32
-// ns; nothing of it adds up from packet to packet. A change of rate or a hold
-// adds its own.
+// slack returns the possible error of the integers in bytes. Two readings of the byte
+// clock differ by at most two units from the exact time, and by a unit per 2^32 ns,
+// because the rate is rounded up. It does not add up from packet to packet. A change
+// of the rate or a penalty time adds to it.
 func (e *exact) slack(now uint64) *big.Rat {
 	return new(big.Rat).Quo(rat(4+e.rounded+elapsed(now, e.since)>>32), rat(1<<UnitBits))
 }
 
-// tie reports whether integers have nothing to be wrong about when a packet
-// fits exactly: since the bucket was empty it lost whole bytes, and of those
-// the clock never counts too few.
+// tie reports whether the integers are exact when a packet exactly fills the bucket:
+// since the bucket was empty, whole bytes have leaked, and the clock never counts
+// fewer than those.
 func (e *exact) tie(now uint64, margin *big.Rat) bool {
 	return margin.Sign() == 0 && e.rounded == 0 && now >= e.since
 }
@@ -122,13 +121,13 @@ func elapsed(a, b uint64) uint64 {
 	return b - a
 }
 
-// A pair is a meter's bucket and the exact one, offered the same packets.
+// A pair is an integer bucket and the exact bucket, which are offered the same packets.
 type pair struct {
 	m    *Limit
 	b    Bucket
 	e    *exact
 	hold uint64
-	// Packets so near to their bound that the two may differ, and those that hit it.
+	// Packets so near the bound that the verdicts may differ, and packets exactly at it.
 	near, ties, steps int
 }
 
@@ -139,7 +138,7 @@ func newPair(rateBits, capacity uint64, penalised bool, holdNS uint64) *pair {
 	}
 }
 
-// offer compares the two verdicts, and then the two levels.
+// offer compares the two verdicts and the two levels.
 func (p *pair) offer(tb testing.TB, now, n uint64, ect bool) Verdict {
 	tb.Helper()
 	p.steps++
@@ -152,15 +151,15 @@ func (p *pair) offer(tb testing.TB, now, n uint64, ect bool) Verdict {
 	}
 	if got != want {
 		if margin.Cmp(slack) > 0 || p.e.tie(now, margin) {
-			tb.Fatalf("step %d: %d bytes at %d ns: verdict %v, exact is %v (level %s, off the bound by %s bytes)\nmeter %+v\nbucket %+v",
+			tb.Fatalf("step %d: %d bytes at %d ns: verdict %v, exact %v (level %s, %s bytes from the bound)\nmeter %+v\nbucket %+v",
 				p.steps, n, now, got, want, p.e.look(now).FloatString(6), margin.FloatString(9), p.m, before)
 		}
 		p.near++
 	}
-	p.e.settle(got, now, n, p.hold, p.m.Level(before, now) == 0) // as the meter has it, or one tie would differ ever after
+	p.e.settle(got, now, n, p.hold, p.m.Level(before, now) == 0) // with the integer verdict, or the two would differ for ever after a tie
 	p.sameLevel(tb, now)
 	if p.b.TAT&busy != 0 {
-		tb.Fatalf("step %d: TAT %#x has the bit that means a slot is changing hands\nmeter %+v", p.steps, p.b.TAT, p.m)
+		tb.Fatalf("step %d: TAT %#x has the bit TAT_BUSY\nmeter %+v", p.steps, p.b.TAT, p.m)
 	}
 	return got
 }
@@ -170,24 +169,24 @@ func (p *pair) sameLevel(tb testing.TB, now uint64) {
 	got := new(big.Rat).Quo(rat(p.m.Level(p.b, now)), rat(1<<UnitBits))
 	off := new(big.Rat).Sub(got, p.e.look(now))
 	if off.Abs(off).Cmp(p.e.slack(now)) > 0 {
-		tb.Fatalf("step %d at %d ns: level %s bytes, exact is %s\nmeter %+v\nbucket %+v", p.steps, now,
+		tb.Fatalf("step %d at %d ns: level %s bytes, exact %s\nmeter %+v\nbucket %+v", p.steps, now,
 			got.FloatString(9), p.e.look(now).FloatString(9), p.m, p.b)
 	}
 }
 
-// change gives both buckets another rate and capacity. What is beyond the new
-// capacity is for the caller to cut, here as in the maps.
+// change sets another rate and capacity of both buckets. The caller clamps levels to the
+// new capacity, as pkg/maps does.
 func (p *pair) change(tb testing.TB, rateBits, capacity uint64, penalised bool, holdNS, now uint64) {
 	tb.Helper()
 	next := limit(rateBits, capacity, penalised, holdNS)
 	next.Continue(p.m.Meter, now)
 	old := p.m.Level(p.b, now)
-	// Only the old meter can tell how long the bucket has been idle: the maps do this, too.
+	// Only the old meter knows whether the bucket is empty by its idle time: pkg/maps does this, too.
 	if p.b != (Bucket{}) {
 		p.b = p.m.WithLevel(old, now)
 	}
 	if got := next.Level(p.b, now); got != old && old <= next.Most() {
-		tb.Fatalf("a change of rate made a level of %d units %d\nfrom %+v\nto   %+v\nbucket %+v at %d", old, got, p.m, next, p.b, now)
+		tb.Fatalf("a change of rate changed a level of %d units to %d\nfrom %+v\nto   %+v\nbucket %+v at %d", old, got, p.m, next, p.b, now)
 	}
 	p.e.change(rateBits, capacity, penalised, holdNS, now)
 	if old > next.Most() {

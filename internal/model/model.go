@@ -1,7 +1,7 @@
-// Package model says what happens to a packet that a limit decides over, without
-// a kernel, in the same integers as bpf/*.h and bpf/*.c: for the same packet at
-// the same time both give the same verdict. Rates are in units per ns (32.32 fixed
-// point), levels in units of 2^-20 byte, times in ns.
+// Package model computes the verdict for a packet without a kernel. It uses the same
+// integers as bpf/*.h and bpf/*.c, so both give the same verdict for the same
+// packet at the same time. Rates are in units per ns (32.32 fixed point), levels in
+// units of 2^-20 byte, times in ns.
 package model
 
 import (
@@ -11,33 +11,33 @@ import (
 )
 
 const (
-	// UnitBits: a level is counted in units of 2^-UnitBits byte.
+	// UnitBits: a level is in units of 2^-UnitBits byte.
 	UnitBits = 20
-	// TickBits: a bucket remembers when it was charged in ticks of 2^TickBits ns.
+	// TickBits: the time of a bucket's last charge is in ticks of 2^TickBits ns.
 	TickBits = 30
 	// PacketBits: no packet counts as 2^PacketBits bytes or more.
 	PacketBits = 24
-	// MaxPacket is the most bytes that a packet counts.
+	// MaxPacket is the largest size of a packet in bytes.
 	MaxPacket = 1<<PacketBits - 1
-	// SparseBits: a sparse flow sends 2^SparseBits bytes at most in the time that a full queue takes to leave.
+	// SparseBits: a sparse flow sends at most 2^SparseBits bytes while a full queue drains.
 	SparseBits = 11
 
 	busy = 1 // TAT_BUSY of bpf/abi.h
-	// ownTimeNS: a sender's own departure time that is later than this is not one.
-	ownTimeNS = 1 << 35
+	// maxSenderDelayNS: a later timestamp of a sender is not a departure time.
+	maxSenderDelayNS = 1 << 35
 )
 
-// A Meter is the byte clock of one rule, and its bounds.
+// A Meter is the byte clock of one rule, and the bounds of its levels.
 type Meter struct {
 	RateUnits uint64
 	Base      uint64 // units: the byte clock at time 0
-	Capacity  uint64 // units; of a queue, with its burst
-	Burst     uint64 // units: up to this level packets of a queue are not delayed
-	Penalty   uint64 // units: the level that an excess packet leaves; 0 for no penalty
-	Idle      uint32 // ticks after which any bucket has drained
+	Capacity  uint64 // units; with a queue, the sum of burst and queue
+	Burst     uint64 // units; with a queue, packets are not delayed up to this level
+	Penalty   uint64 // units: the level after an excess packet; 0 for no penalty
+	Idle      uint32 // ticks after which any bucket is empty
 }
 
-// A Limit is what decides over the packets of a rule.
+// A Limit decides the verdicts for the packets of a rule.
 type Limit struct {
 	Meter
 	Excess   policy.Excess
@@ -45,9 +45,9 @@ type Limit struct {
 	ECNAbove policy.ECNAbove
 }
 
-// NewLimit is the limit of a rule, whose levels stay below 2^62 units, twice the capacity
-// and a penalty included, and whose queue is shorter than 17 s; the zero Limit for a rule
-// that is unlimited.
+// NewLimit returns the limit of a valid rule, or the zero Limit for an unlimited rule.
+// Levels must stay below 2^62 units, including twice the capacity and a penalty. The
+// queue must be shorter than 17 s.
 func NewLimit(r policy.Rule) *Limit {
 	if r.Rate == policy.Unlimited {
 		return &Limit{}
@@ -66,9 +66,9 @@ func NewLimit(r policy.Rule) *Limit {
 	return l
 }
 
-// rateUnits is a rate in bits per second (8 to 10^12) in units per ns with 32
-// fraction bits, rounded up: a packet that is due exactly now must not find its
-// bucket a hair too full.
+// rateUnits converts a rate in bits per second (8 to 10^12) to units per ns with 32
+// fraction bits. It rounds up, so that a packet conforms at the exact time at which
+// there is room for it.
 //
 //	rate / 8 bytes/s * 2^20 units/byte / 10^9 ns/s * 2^32 = rate * 2^40 / 5^9
 func rateUnits(rateBits uint64) uint64 {
@@ -79,31 +79,31 @@ func rateUnits(rateBits uint64) uint64 {
 	return units
 }
 
-// A State is what a packet finds.
+// A State is the state of a limit when a packet arrives.
 type State struct {
 	Level   uint64 // units: of the bucket that the packet is charged to
-	Flow    uint64 // units: of its flow's own bucket, where sparse flows go first
-	FIFO    bool   // packets of sparse flows are queued, too
-	Spilled bool   // the bucket is the spill bucket, which strangers share
+	Flow    uint64 // units: of its flow's bucket, with sparse-first
+	FIFO    bool   // sparse flows are queued, too
+	Spilled bool   // the bucket is the spill bucket
 }
 
-// A Packet is what a verdict takes of a packet.
+// A Packet has the properties of a packet that its verdict depends on.
 type Packet struct {
 	Time      uint64 // ns
 	Bytes     uint64 // on the wire, below 2^PacketBits
-	ECT       bool   // it may be marked
-	Departure uint64 // ns: the sender's own departure time; 0 for none
+	ECT       bool   // ECN-capable: it may be marked
+	Departure uint64 // ns: the departure time that the sender requests; 0 for none
 }
 
-// Counted is how many bytes a packet of that length at layer 2 counts: below 2^PacketBits.
+// Counted returns the size in bytes, below 2^PacketBits, that a packet of a length at layer 2 counts as.
 func Counted(bytes uint64, f policy.Framing) uint64 {
 	return uint64(min(max(int64(bytes)+int64(f.Overhead), int64(f.MPU)), MaxPacket))
 }
 
-// A Verdict is what happens to a packet.
+// A Verdict is the treatment of a packet.
 type Verdict uint8
 
-// A marked packet passes, or with a queue is delayed.
+// A marked packet passes; with a queue it is delayed.
 const (
 	Pass Verdict = iota
 	Drop
@@ -113,19 +113,19 @@ const (
 
 func (v Verdict) String() string { return [...]string{"pass", "drop", "mark", "delay"}[v] }
 
-// An Outcome is what happens to a packet, and the levels that it leaves.
+// An Outcome is the verdict for a packet, and the levels after it.
 type Outcome struct {
 	Verdict   Verdict
 	Excess    bool   // the packet does not conform
-	Wait      uint64 // ns that a conforming packet is queued, or until an excess packet would conform if no other came
-	Departure uint64 // ns; of a dropped packet when it came
-	Level     uint64 // units: of the bucket afterwards
-	Flow      uint64 // units: of its flow's own bucket
+	Wait      uint64 // ns for which a conforming packet is queued, or until an excess packet would conform if no other packet arrives
+	Departure uint64 // ns; the arrival time of a dropped packet
+	Level     uint64 // units: of the bucket
+	Flow      uint64 // units: of its flow's bucket
 }
 
-// Decide is the outcome for a packet that finds that state, under a limit that has
-// a rate. The spill bucket has no penalty and marks nothing beyond the capacity:
-// either would let whoever sends most shut all others out.
+// Decide returns the outcome for a packet in a state, under a limit that has a rate.
+// The spill bucket has no penalty and no marks beyond the capacity: with either, the
+// largest sender would block all others.
 func (l *Limit) Decide(s State, p Packet) Outcome {
 	o := Outcome{Excess: !l.Conforms(s.Level, p.Bytes), Departure: p.Time, Level: s.Level, Flow: s.Flow}
 	after := s.Level + p.Bytes<<UnitBits
@@ -150,9 +150,9 @@ func (l *Limit) Decide(s State, p Packet) Outcome {
 	return o
 }
 
-// queue gives a conforming packet its departure time: when the packets before it
-// have left, but for those that conform to the burst together with it. A sender
-// may ask for a later time, but by no more than the queue is long.
+// queue sets the departure time of a conforming packet to the time when the packets
+// before it have left, except for those that are within the burst together with
+// it. A sender may request a later time, limited to the length of the queue.
 func (l *Limit) queue(o Outcome, s State, p Packet) Outcome {
 	before := excess(s.Level, p.Bytes, l.Burst)
 	if before > 0 && l.Order == policy.SparseFirst {
@@ -163,7 +163,7 @@ func (l *Limit) queue(o Outcome, s State, p Packet) Outcome {
 	}
 	o.Wait = l.drainNearest(before)
 	o.Departure += o.Wait
-	if p.Departure > o.Departure && p.Departure-o.Departure <= ownTimeNS {
+	if p.Departure > o.Departure && p.Departure-o.Departure <= maxSenderDelayNS {
 		o.Departure = min(p.Departure, p.Time+l.drainNearest(l.Capacity-l.Burst))
 	}
 	switch {
@@ -176,11 +176,11 @@ func (l *Limit) queue(o Outcome, s State, p Packet) Outcome {
 	return o
 }
 
-// flowLevel is the level of a flow's own bucket, in units, after a packet of n bytes
-// with so many units before it. The packet goes ahead of them if its flow is sparse
-// (as RFC 8290 has it: it builds no queue of its own): 2^SparseBits bytes fill the
-// bucket, which is as big as the queue. A queued packet leaves more than that in it
-// until its turn, so that no packet overtakes one of its own flow.
+// flowLevel returns the level of a flow's bucket, in units, after a packet of n bytes
+// with the units before queued ahead of it. The packet is not delayed if its flow is
+// sparse (RFC 8290: a flow that builds no queue): 2^SparseBits bytes fill the
+// bucket, which is as big as the queue. A queued packet raises the level above that
+// until it has left, so that no packet overtakes one of the same flow.
 func (m Meter) flowLevel(s State, n, before uint64) (level uint64, ahead bool) {
 	queue := m.Capacity - m.Burst
 	level = s.Flow + queue>>UnitBits*n<<(UnitBits-SparseBits)
@@ -190,8 +190,8 @@ func (m Meter) flowLevel(s State, n, before uint64) (level uint64, ahead bool) {
 	return before + queue, false
 }
 
-// Offer decides over a packet, and charges its bucket and that of its flow, which
-// may be nil where no sparse flows go first. With fifo they are queued, too.
+// Offer decides the outcome for a packet, and charges its bucket and that of its flow,
+// which may be nil without sparse-first. With fifo sparse flows are queued, too.
 func (l *Limit) Offer(b, flow *Bucket, fifo bool, p Packet) Outcome {
 	if l.RateUnits == 0 {
 		return Outcome{Departure: p.Time}
@@ -211,13 +211,13 @@ func (l *Limit) Offer(b, flow *Bucket, fifo bool, p Packet) Outcome {
 	return o
 }
 
-// leak is what leaves a bucket in so many ns, in units, modulo 2^64.
+// leak returns the units that leak in a time in ns, modulo 2^64.
 func (m Meter) leak(ns uint64) uint64 {
 	high, low := bits.Mul64(ns, m.RateUnits)
 	return high<<32 | low>>32
 }
 
-// drain is how long it takes to leak so many units, in ns, rounded up.
+// drain returns the time in ns in which the units leak, rounded up.
 func (m Meter) drain(units uint64) uint64 {
 	high, low := units>>32, units<<32
 	if high >= m.RateUnits {
@@ -230,7 +230,7 @@ func (m Meter) drain(units uint64) uint64 {
 	return ns
 }
 
-// drainNearest is drain_ns of bpf/meter.h, with its rounding.
+// drainNearest is drain_ns of bpf/meter.h, with the same rounding.
 func (m Meter) drainNearest(units uint64) uint64 {
 	const fast, left = 46, 13
 	rate := m.RateUnits
@@ -242,36 +242,36 @@ func (m Meter) drainNearest(units uint64) uint64 {
 	return ns
 }
 
-// Clock reads the byte clock at now (ns): what the rate would have let through
-// since the beginning of time, in units modulo 2^64.
+// Clock returns the byte clock at now (ns): what the rate has allowed since time 0, plus
+// Base, in units modulo 2^64.
 func (m Meter) Clock(now uint64) uint64 {
 	return (m.Base + m.leak(now)) &^ busy
 }
 
-// Most is the level in units up to which a bucket counts as full.
+// Most is the highest level, in units, without marks beyond the capacity.
 func (m Meter) Most() uint64 { return max(m.Capacity, m.Penalty) }
 
-// Shrinks reports whether buckets can hold less than under old, so that their levels are to be clamped.
+// Shrinks reports whether buckets can hold less than with old, so that their levels have to be clamped.
 func (m Meter) Shrinks(old Meter) bool { return m.Capacity < old.Capacity || m.Penalty < old.Penalty }
 
-// Continue sets the clock so that at now (ns) it reads what old's reads: every
-// bucket then has exactly the level under m that it had under old.
+// Continue sets the clock such that at now (ns) it equals the clock of old: every
+// bucket then keeps its exact level.
 func (m *Meter) Continue(old Meter, now uint64) {
 	m.Base = 0
 	m.Base = old.Clock(now) - m.Clock(now)
 }
 
-// excess is how much of a level has to leave before a packet of n bytes is within a
-// bound, in units: all of it if the packet is larger than that.
+// excess returns the units of a level that have to leave before a packet of n bytes is
+// within a bound: all of them if the packet is larger than that.
 func excess(level, n, bound uint64) uint64 {
 	return level - min(level, bound-min(bound, n<<UnitBits))
 }
 
-// Wait is how many ns it takes until a packet of n bytes conforms to a bucket of
-// that level in units, if no other packet comes.
+// Wait returns the time in ns until a packet of n bytes conforms, given the level in
+// units, if no other packet arrives.
 func (m Meter) Wait(level, n uint64) uint64 { return m.drain(excess(level, n, m.Capacity)) }
 
-// LongestWait is how long a packet may be queued, in ns.
+// LongestWait returns the longest time in ns for which a packet may be queued.
 func (m Meter) LongestWait() uint64 { return m.drain(m.Capacity - m.Burst) }
 
 // Conforms reports whether n bytes (below 2^PacketBits) conform at that level in
@@ -281,16 +281,16 @@ func (m Meter) Conforms(level, n uint64) bool {
 	return level == 0 || level+n<<UnitBits <= m.Capacity
 }
 
-// A Bucket is the state that a packet changes. The zero Bucket was never charged.
+// A Bucket is the state of a bucket. The zero Bucket was never charged.
 type Bucket struct {
 	TAT  uint64 // units on the meter's clock
 	Tick uint32 // when it was last charged
 }
 
-// Tick is a time in ns as a bucket remembers it.
+// Tick converts a time in ns to a bucket's tick.
 func Tick(now uint64) uint32 { return uint32(now >> TickBits) }
 
-// Level is the level of the bucket at now (ns), in units.
+// Level returns the level of the bucket at now (ns), in units.
 func (m Meter) Level(b Bucket, now uint64) uint64 {
 	level := b.TAT - m.Clock(now)
 	if int64(level) <= 0 || b == (Bucket{}) || Tick(now)+1-b.Tick > m.Idle {
@@ -302,11 +302,11 @@ func (m Meter) Level(b Bucket, now uint64) uint64 {
 // Bytes rounds a level up to whole bytes.
 func Bytes(units uint64) uint64 { return (units + 1<<UnitBits - 1) >> UnitBits }
 
-// WithLevel is a bucket that has a level in units at now (ns).
+// WithLevel returns a bucket with a level in units at now (ns).
 func (m Meter) WithLevel(units, now uint64) Bucket {
 	if units == 0 {
-		// Also if the clock of another CPU, which is behind, charges it next.
-		const longAgo = 1 << 61 // in units; what the clock advances until that wraps takes longer than Idle
+		// Empty also for another CPU with a slower clock.
+		const longAgo = 1 << 61 // units; Idle is over before the clock gets there again
 		return Bucket{TAT: m.Clock(now) - longAgo, Tick: Tick(now)}
 	}
 	return m.charged(units, now)

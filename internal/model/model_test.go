@@ -14,7 +14,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// limit is one that marks where it may.
+// limit returns a limit with ECN.
 func limit(rateBits, capacity uint64, penalised bool, holdNS uint64) *Limit {
 	r := policy.Rule{Rate: policy.Rate(rateBits), Capacity: capacity, Excess: policy.ECN}
 	if penalised {
@@ -40,21 +40,21 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// rates are slow, fast and odd ones: none of the odd ones is a whole number of units per ns.
+// rates are low, high and odd: no odd rate is a whole number of units per ns.
 var rates = []uint64{
 	8, 9, 1000, 8000, 64000, 64001, 1_000_000, 9_999_999, 123_456_789, 1_000_000_000, 8_589_934_592,
 	40_000_000_000, 399_999_999_999, 400_000_000_000, 1_000_000_000_000,
 }
 
-// starts are times at which a clock that counts ns, ticks or bytes has its edges.
+// starts are times around which a clock in ns, ticks or bytes has its limits.
 var starts = []uint64{0, 1, 1 << TickBits, 123_456_789_012, 1<<62 - 1e12, 1 << 62, 1<<63 - 1e12, 1 << 63, 1<<64 - 1 - 1e13}
 
-// Dice are what a trace is made from: random numbers, or a fuzzer's bytes. They say below n.
+// Dice make a trace from random numbers, or from a fuzzer's bytes. They return numbers below n.
 type dice func(n uint64) uint64
 
 func random(r *rand.Rand) dice { return r.Uint64N }
 
-// wrap is how long a meter's clock takes to go around, in ns.
+// wrap returns the period of a meter's clock in ns.
 func wrap(m *Limit) uint64 {
 	if m.RateUnits <= 1<<32 {
 		return math.MaxUint64
@@ -63,7 +63,7 @@ func wrap(m *Limit) uint64 {
 	return ns
 }
 
-// gap is a time between packets, long or short, or such that bucket or clock reach an edge.
+// gap returns a time between packets: short, long, or up to a limit of bucket or clock.
 func gap(roll dice, m *Limit, b Bucket, now uint64) uint64 {
 	year := uint64(365 * 24 * time.Hour)
 	switch roll(16) {
@@ -76,7 +76,7 @@ func gap(roll dice, m *Limit, b Bucket, now uint64) uint64 {
 	case 8:
 		return m.drain(m.Level(b, now))
 	case 9:
-		return m.drain(m.Level(b, now)) - roll(2) // or, where it is empty, a step back of one
+		return m.drain(m.Level(b, now)) - roll(2) // 1 ns backwards if it is empty
 	case 10:
 		return m.Wait(m.Level(b, now), roll(1<<16))
 	case 11:
@@ -91,7 +91,7 @@ func gap(roll dice, m *Limit, b Bucket, now uint64) uint64 {
 	case 14:
 		return roll(100 * year)
 	default:
-		return -roll(1 << 20) // back, as from one CPU to another
+		return -roll(1 << 20) // backwards, as from one CPU to another
 	}
 }
 
@@ -104,7 +104,7 @@ func size(roll dice, capacity uint64) uint64 {
 	case 2:
 		return 1 + roll(512<<10)
 	case 3:
-		return min(capacity+roll(3), MaxPacket) // full to the brim, and one more
+		return min(capacity+roll(3), MaxPacket) // exactly full, and one byte more
 	case 4:
 		return min(max(capacity/2, 1), MaxPacket)
 	case 5:
@@ -114,16 +114,16 @@ func size(roll dice, capacity uint64) uint64 {
 	}
 }
 
-// play offers a trace of so many packets to both buckets. The clock stays within its range.
+// play offers a trace of packets to both buckets. The clock stays within its range.
 func play(tb testing.TB, roll dice, p *pair, now uint64, packets int, ecn, changes bool) {
 	for range packets {
 		next := now + gap(roll, p.m, p.b, now)
-		// Around the end of time, or back before its beginning or by more than a tick.
+		// Around the end of the clock, or backwards before its start or by more than a tick.
 		if forward := next - now; int64(forward) >= 0 && next < now || int64(forward) < 0 && (next > now || -forward > 1<<20) {
 			next = now
 		}
 		now = next
-		// What idled for 146 years is one tick old again; no machine runs for so long.
+		// After 146 years a bucket is one tick old again, but no machine runs for so long.
 		if changes && roll(32) == 0 {
 			rate := 8 + roll(1<<(3+roll(37)))
 			p.change(tb, rate, 1+roll(1<<(10+roll(15))), p.e.full != nil, tolerable(rate, p.hold), now)
@@ -154,14 +154,14 @@ func TestOfferIsExact(t *testing.T) {
 	}
 	t.Logf("%d packets, %d exactly on their bound, %d near enough to differ", steps, ties, near)
 	if ties == 0 {
-		t.Error("no packet fitted exactly: the traces do not try what they are for")
+		t.Error("no packet exactly filled a bucket: the traces miss their purpose")
 	}
-	if near > steps/20 { // many gaps are made to end on a bound
-		t.Error("too many verdicts are uncertain to prove anything")
+	if near > steps/20 { // many gaps end at a bound
+		t.Error("too many verdicts are uncertain")
 	}
 }
 
-// Not only chosen rates: any rate, capacity and penalty that there is, each order of magnitude alike.
+// Random rates, capacities and penalties. All orders of magnitude are equally likely.
 func TestAnyMeterIsExact(t *testing.T) {
 	seed := testenv.Seed(t)
 	traces := 600
@@ -196,7 +196,7 @@ func TestPenaltyIsExact(t *testing.T) {
 	}
 }
 
-// tolerable is the penalty, or none where a bucket would have a higher level than it can.
+// tolerable returns the penalty, or 0 if the level would be too high.
 func tolerable(rate, holdNS uint64) uint64 {
 	if float64(rate)/8e9*float64(holdNS) > 1<<41 {
 		return 0
@@ -204,14 +204,14 @@ func tolerable(rate, holdNS uint64) uint64 {
 	return holdNS
 }
 
-// A packet that is due at this very nanosecond conforms, at every rate at which
-// there is such a nanosecond, wherever the clock stands.
+// A packet that is due exactly now conforms, at every rate with such a time in whole ns,
+// and at any state of the clock.
 func TestExactTies(t *testing.T) {
 	const capacity = 3000
 	for _, rate := range []uint64{1000, 8000, 64000, 999_000, 1_000_000, 123_456_000, 1_000_000_000, 400_000_000_000} {
 		for _, start := range starts {
 			for _, off := range []uint64{0, 1, 7, 999_999_937} {
-				// So many bytes leak in a whole number of ns.
+				// These bytes leak in a whole number of ns.
 				n := rate / gcd(rate, 8e9)
 				for n < 40 {
 					n *= 2
@@ -221,7 +221,7 @@ func TestExactTies(t *testing.T) {
 				}
 				due := n * 8e9 / rate
 				p := newPair(rate, capacity, false, 0)
-				now, early := start+off, p.m.drain(6) // more than the clock's grain
+				now, early := start+off, p.m.drain(6) // more than the clock's resolution
 				p.offer(t, now, capacity, false)
 				for range 50 {
 					now += due
@@ -244,20 +244,20 @@ func gcd(a, b uint64) uint64 {
 	return a
 }
 
-// The sum of all that TAT is made of can be 0 modulo 2^64, and means no less for it.
+// A TAT may be 0 modulo 2^64, which has no special meaning.
 func TestTATOfZero(t *testing.T) {
-	const rate = 8_000_000_000 // one unit is 2^-20 ns: the clock goes around in 2^44 ns
+	const rate = 8_000_000_000 // one unit per 2^-20 ns: the clock wraps after 2^44 ns
 	for _, n := range []uint64{1, 64, 1500, 65536} {
 		m, b := limit(rate, 1<<20, false, 0), Bucket{}
 		now := uint64(1)<<44 - n
 		m.Offer(&b, nil, false, Packet{Time: now, Bytes: n})
 		if got := m.Level(b, now); got != n<<UnitBits {
-			t.Errorf("%d bytes at %d ns: the bucket has %d units", n, now, got)
+			t.Errorf("%d bytes at %d ns: the level is %d units", n, now, got)
 		}
 	}
 }
 
-// Idle for whatever time, a bucket that has drained is empty.
+// A bucket that has drained is empty after any idle time.
 func TestIdle(t *testing.T) {
 	const year = uint64(365 * 24 * time.Hour)
 	for _, rate := range rates {
@@ -276,11 +276,11 @@ func TestIdle(t *testing.T) {
 						continue
 					}
 					b := Bucket{}
-					for range 3 { // charged full, however late a packet comes
+					for range 3 { // fills the bucket, however late a packet arrives
 						m.Offer(&b, nil, false, Packet{Time: start, Bytes: capacity & MaxPacket})
 					}
 					if got := m.Level(b, start+idle); got != 0 {
-						t.Fatalf("%d bit/s, %d bytes: idle from %d for %d ns: has %d units", rate, capacity, start, idle, got)
+						t.Fatalf("%d bit/s, %d bytes: idle from %d for %d ns: the level is %d units", rate, capacity, start, idle, got)
 					}
 				}
 			}
@@ -288,7 +288,7 @@ func TestIdle(t *testing.T) {
 	}
 }
 
-// A bucket that has not drained yet is not forgiven either.
+// A bucket that has not drained yet keeps its level.
 func TestNotIdleYet(t *testing.T) {
 	for _, rate := range rates {
 		const capacity = 1 << 20
@@ -301,17 +301,17 @@ func TestNotIdleYet(t *testing.T) {
 				continue
 			}
 			if got := m.Level(b, soon); got == 0 || got > 1000<<UnitBits {
-				t.Errorf("%d bit/s from %d: %d units are left of 1000 bytes", rate, start, got)
+				t.Errorf("%d bit/s from %d: the level is %d units after 1000 bytes", rate, start, got)
 			}
 		}
 	}
 }
 
-// What leaks is the rate, to one part in a million, for any size of packet.
+// The leaked bytes match the rate, to one part in a million, for any packet size.
 func TestLongRunRate(t *testing.T) {
 	for _, rate := range []uint64{8000, 64001, 1_000_000, 123_456_789, 10_000_000_000, 399_999_999_999, 400_000_000_000, 1e12} {
 		for _, n := range []uint64{40, 41, 64, 1514, 65536, 512 << 10} {
-			// Room enough that the bucket is never empty: 1 ns is 50 bytes at the fastest.
+			// Large enough that the bucket is never empty: at the highest rate, 1 ns is 50 bytes.
 			m, b := limit(rate, n+65536, false, 0), Bucket{}
 			start := uint64(987_654_321)
 			now, passed := start, uint64(0)
@@ -324,7 +324,7 @@ func TestLongRunRate(t *testing.T) {
 			leaked := new(big.Rat).Sub(rat(passed), new(big.Rat).Quo(rat(m.Level(b, now)), rat(1<<UnitBits)))
 			want := new(big.Rat).Quo(new(big.Rat).Mul(rat(rate), rat(now-start)), rat(8e9))
 			off := new(big.Rat).Sub(leaked, want)
-			// Two units are the clock's grain; they do not grow with time.
+			// The clock's resolution is two units, and does not add up over time.
 			allowed := new(big.Rat).Add(new(big.Rat).Quo(want, rat(1e6)), big.NewRat(2, 1<<UnitBits))
 			if off.Abs(off).Cmp(allowed) > 0 {
 				t.Errorf("%d bit/s, packets of %d: leaked %s bytes, not %s", rate, n, leaked.FloatString(6), want.FloatString(6))
@@ -336,7 +336,7 @@ func TestLongRunRate(t *testing.T) {
 	}
 }
 
-// Wait is the first time at which a packet conforms, but for the clock's grain.
+// Wait is the first time at which a packet conforms, to the clock's resolution.
 func TestWait(t *testing.T) {
 	seed := testenv.Seed(t)
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -350,18 +350,18 @@ func TestWait(t *testing.T) {
 			n := 1 + r.Uint64N(2*capacity)
 			wait, grain := m.Wait(level, n), m.drain(2)
 			if !m.Conforms(m.Level(b, now+wait+grain), n) {
-				t.Fatalf("%d bit/s: %d bytes on %d units of %d do not conform after %d ns", rate, n, level, m.Capacity, wait)
+				t.Fatalf("%d bit/s: %d bytes at a level of %d of %d units do not conform after %d ns", rate, n, level, m.Capacity, wait)
 			}
 			if wait > grain && m.Conforms(m.Level(b, now+wait-grain-1), n) {
-				t.Fatalf("%d bit/s: %d bytes on %d units of %d conform before %d ns", rate, n, level, m.Capacity, wait)
+				t.Fatalf("%d bit/s: %d bytes at a level of %d of %d units conform before %d ns", rate, n, level, m.Capacity, wait)
 			}
 		}
 	}
 }
 
-// The contract's invariant, over every window of a trace, both ways. Clocks of
-// CPUs differ, and rates and capacities change: then the rate is that of each
-// moment, and what a smaller capacity forgives may pass again.
+// The window bounds of the specification, over every window of a trace. CPU clocks
+// differ, and rates and capacities change: then the rate is that of each moment, and
+// the level that a smaller capacity cuts off may pass again.
 func TestEveryWindow(t *testing.T) {
 	seed := testenv.Seed(t)
 	traces, packets := 200, 5000
@@ -370,24 +370,24 @@ func TestEveryWindow(t *testing.T) {
 	}
 	for i := range traces {
 		r := rand.New(rand.NewPCG(seed, uint64(i)))
-		greedy := i%3 == 0   // sends whatever size next as soon as it fits
+		greedy := i%3 == 0   // sends each packet as soon as it conforms
 		overload := i%3 == 1 // offers more than the rate
 		largest := 1 + r.Uint64N(512<<10)
 		var rate, capacity, roomiest uint64
 		draw := func() {
 			rate = min(rates[r.IntN(len(rates))]+r.Uint64N(1000), 1e12)
 			if greedy {
-				rate = min(rate, 1e6) // of which a nanosecond is nothing
+				rate = min(rate, 1e6) // for which a nanosecond is negligible
 			}
 			capacity = 1 + r.Uint64N(1<<(10+r.Uint64N(12)))
-			if overload { // a bucket that refused a packet is not empty when the next one comes
+			if overload { // a bucket that refused a packet must not be empty when the next one arrives
 				capacity += 2 * largest
 			}
 			roomiest = max(roomiest, capacity)
 		}
 		draw()
 		m, b := limit(rate, capacity, false, 0), Bucket{}
-		clock := 1e9 + starts[i%(len(starts)-1)] // that of the first CPU
+		clock := 1e9 + starts[i%(len(starts)-1)] // clock of the first CPU
 		now := clock
 		var w testenv.Windows
 		grain := int64(10) // millionths of a byte
@@ -409,34 +409,34 @@ func TestEveryWindow(t *testing.T) {
 			}
 			most, least := w.Packet(passed)
 			if most > 1e6*int64(max(capacity, n))+grain && passed > 0 {
-				t.Fatalf("trace %d, packet %d of %d bytes: %d millionths of a byte more pass than %d bit/s let through, of a capacity of %d",
+				t.Fatalf("trace %d, packet %d of %d bytes: %d millionths of a byte more passed than %d bit/s allow, capacity %d",
 					i, p, n, most, rate, capacity)
 			}
 			if (overload || greedy) && -least > 1e6*int64(roomiest+largest)+grain {
-				t.Fatalf("trace %d, packet %d of %d bytes: %d millionths of a byte less pass than %d bit/s let through, of a capacity of %d",
+				t.Fatalf("trace %d, packet %d of %d bytes: %d millionths of a byte less passed than %d bit/s allow, capacity %d",
 					i, p, n, -least, rate, capacity)
 			}
-			then, full := now, n*8e9/rate // ns until this packet has drained
+			then, full := now, n*8e9/rate // ns in which this packet drains
 			n = 1 + r.Uint64N(largest)
 			switch {
 			case greedy:
 				clock += m.Wait(m.Level(b, now), n)
 				now = clock
-				grain += 130 // a millionth of a byte of the fastest, in the nanosecond that was not needed
+				grain += 130 // a ns may be lost, which is 130 millionths of a byte at 1 Mbit/s
 			case overload:
 				clock += r.Uint64N(full/3 + 1)
 				now = clock
 			default:
 				clock += r.Uint64N(3*full+1) * r.Uint64N(2)
-				now = clock - r.Uint64N(3)*500_000 // one of three CPUs
+				now = clock - r.Uint64N(3)*500_000 // the clock of one of three CPUs
 			}
 			w.Leak(rate, int64(now-then))
-			grain += 1 + int64(float64(clock-then)/float64(1<<52)*1e6) // as a slope is rounded up
+			grain += 1 + int64(float64(clock-then)/float64(1<<52)*1e6) // because rate_units is rounded up
 		}
 	}
 }
 
-// Marked packets fill a bucket to twice its capacity and not beyond.
+// Marked packets fill a bucket up to twice its capacity.
 func TestMarkedUpToTwice(t *testing.T) {
 	m, b := limit(8000, 1000, false, 0), Bucket{}
 	for i, step := range []struct {
@@ -455,10 +455,10 @@ func TestMarkedUpToTwice(t *testing.T) {
 	}
 }
 
-// What happens to a packet of 1000 bytes at 10 s, by the treatment of excess packets and what the packet finds.
+// The outcome for a packet of 1000 bytes at 10 s, by --excess and state.
 func TestDecide(t *testing.T) {
 	const second, bytes, never = uint64(time.Second), 1 << UnitBits, policy.Never
-	// 1000 bytes a second, 3000 in the bucket. Those that delay have a queue of 4 s, or a burst and a queue of 3 s each.
+	// 1000 bytes/s, capacity 3000 bytes. Delaying limits have a queue of 4 s, or a burst and a queue of 3 s each.
 	rule := policy.Rule{Rate: 8000, Capacity: 3000}
 	with := func(e policy.Excess, above policy.ECNAbove) policy.Rule {
 		r := rule
@@ -482,10 +482,10 @@ func TestDecide(t *testing.T) {
 		packet  Packet
 		verdict Verdict
 		excess  bool
-		level   uint64 // bytes, afterwards
+		level   uint64 // bytes, after the packet
 		wait    uint64 // seconds
-		departs uint64 // seconds after it came
-		flow    uint64 // bytes by which its flow's bucket is filled
+		departs uint64 // seconds after its arrival
+		flow    uint64 // bytes added to its flow's bucket
 	}{
 		"exactly full":                     {rule: rule, found: at(2000), packet: plain, verdict: Pass, level: 3000},
 		"drop":                             {rule: rule, found: at(3000), packet: ect, verdict: Drop, excess: true, level: 3000, wait: 1},
@@ -534,9 +534,9 @@ func TestBytesRoundsUp(t *testing.T) {
 	}
 }
 
-// FuzzOffer plays a trace made of a fuzzer's bytes against the exact bucket.
-// Verdicts are equal but where the bound is missed by less than the clock's
-// grain, about 2^-18 byte; where it is met exactly they are equal, too.
+// FuzzOffer offers a trace made from a fuzzer's bytes to both buckets. The verdicts are
+// equal unless the bound is missed by less than the clock's resolution, about 2^-18
+// byte. They are also equal if the bound is met exactly.
 func FuzzOffer(f *testing.F) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for i, rate := range rates {

@@ -11,34 +11,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// eventBytes is room for what the kernel tells of a thousand devices at once.
+// eventBytes is enough for the messages about a thousand devices.
 const eventBytes = 4 << 20
 
-// Arrivals follows which devices come to be in a network namespace, or into it
-// from another one, or get another name there; and that some are deleted, or leave it.
+// Arrivals follows the devices of a network namespace: those that are created, moved into
+// it or renamed, and whether any was deleted or moved away.
 type Arrivals struct {
 	more   chan struct{}
-	buffer int // bytes of messages that wait to be read
+	buffer int // receive buffer in bytes
 
 	mu     sync.Mutex
-	socket *nl.NetlinkSocket // nil where messages were lost, so that all devices have to be looked at again
-	names  map[int]string    // of the devices that there are, by index, as far as is known
-	fresh  map[int]Device    // those to be taken
-	gone   bool              // whether one was deleted, or left, since the last Take
+	socket *nl.NetlinkSocket // nil before the first Take, or if messages were lost and all devices must be listed again
+	names  map[int]string    // of all known devices, by index
+	fresh  map[int]Device    // for the next Take
+	gone   bool              // a device was deleted or moved away since the last Take
 }
 
-// NewArrivals follows nothing yet: the first Take begins.
+// NewArrivals returns Arrivals that start with the first Take.
 func NewArrivals() *Arrivals {
 	return &Arrivals{more: make(chan struct{}, 1), buffer: eventBytes}
 }
 
-// More receives when there is something to Take.
+// More returns a channel that receives a value when Take has something to return.
 func (a *Arrivals) More() <-chan struct{} { return a.more }
 
-// Take are the devices that are new, or have a new name, since the last Take,
-// by index; the first time, and whenever the kernel had more to tell than was
-// listened to, all devices. It reports whether any was deleted, or left, since.
-// It must be called on a thread of the network namespace.
+// Take returns the devices that are new or renamed since the last Take, sorted by index.
+// The first Take, and one after lost messages, returns all devices. gone reports
+// whether any device was deleted or moved away. Take must be called on a thread of the
+// network namespace.
 func (a *Arrivals) Take() (fresh []Device, gone bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -55,7 +55,7 @@ func (a *Arrivals) Take() (fresh []Device, gone bool, err error) {
 	return fresh, gone, nil
 }
 
-// Close ends it.
+// Close stops following devices.
 func (a *Arrivals) Close() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -65,8 +65,8 @@ func (a *Arrivals) Close() {
 	}
 }
 
-// begin listens, and takes all devices that there are already for new. What
-// happens while they are listed is told as well, and is told in order.
+// begin subscribes, and then lists all existing devices as new. Changes during the list
+// also arrive as messages, in order.
 func (a *Arrivals) begin() error {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK)
 	if err != nil {
@@ -89,9 +89,9 @@ func (a *Arrivals) begin() error {
 	return nil
 }
 
-// follow reads what the kernel tells until the socket is closed, or messages
-// were lost. Then it is left to Take to begin again: with a new socket, as the
-// kernel goes on to lose messages until all of the old one's are read.
+// follow reads messages until the socket is closed or messages were lost. Then the next Take
+// begins again with a new socket: on the old one the kernel would drop messages until
+// all are read.
 func (a *Arrivals) follow(socket *nl.NetlinkSocket) {
 	for {
 		messages, from, err := socket.Receive()
@@ -105,7 +105,7 @@ func (a *Arrivals) follow(socket *nl.NetlinkSocket) {
 		}
 		for i := 0; i < len(messages) && err == nil; i++ {
 			header := unix.NlMsghdr(messages[i].Header)
-			err = a.hear(&header, messages[i].Data)
+			err = a.handle(&header, messages[i].Data)
 		}
 		if err != nil {
 			socket.Close()
@@ -124,15 +124,15 @@ func (a *Arrivals) follow(socket *nl.NetlinkSocket) {
 	}
 }
 
-// hear notes what a message says of a device.
-func (a *Arrivals) hear(header *unix.NlMsghdr, data []byte) error {
+// handle handles a message about a device.
+func (a *Arrivals) handle(header *unix.NlMsghdr, data []byte) error {
 	gone := header.Type == unix.RTM_DELLINK
 	if !gone && header.Type != unix.RTM_NEWLINK {
 		return nil
 	}
 	info := nl.DeserializeIfInfomsg(data)
 	if info.Family == unix.AF_BRIDGE {
-		return nil // a port came or went; the device is there as before
+		return nil // a port was added or removed; the device itself is unchanged
 	}
 	if gone {
 		delete(a.names, int(info.Index))

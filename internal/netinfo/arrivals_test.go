@@ -10,7 +10,7 @@ import (
 	"github.com/shapectl/shapectl/internal/testenv"
 )
 
-// A follower is a network namespace with only lo in it at first, and what is told of it.
+// A follower is a network namespace, at first with only lo, and its Arrivals.
 type follower struct {
 	*testing.T
 	netns *testenv.Netns
@@ -24,7 +24,7 @@ func follow(t *testing.T) *follower {
 	return f
 }
 
-// takes ends the test unless these devices are what there is to be taken, by and by.
+// takes ends the test unless Take returns exactly these devices, in one or more calls.
 func (f *follower) takes(names ...string) {
 	f.Helper()
 	var have []string
@@ -35,29 +35,29 @@ func (f *follower) takes(names ...string) {
 			have = append(have, d.Name)
 			now, there, err := DeviceByIndex(d.Index)
 			if err != nil || !there || now.Name == d.Name && (now.L2Bytes != d.L2Bytes || now.Kind != d.Kind) {
-				f.Errorf("taken as %+v, and looked up as %+v, %v", d, now, err)
+				f.Errorf("Take returned %+v, but DeviceByIndex %+v, %v", d, now, err)
 			}
 		}
 		if len(have) < len(names) {
 			select {
 			case <-f.More():
 			case <-deadline:
-				f.Fatalf("%v are to be taken, and ought to be %v", have, names)
+				f.Fatalf("Take returned %v, want %v", have, names)
 			}
 		}
 	}
 	if fmt.Sprint(have) != fmt.Sprint(names) {
-		f.Fatalf("%v are to be taken, and ought to be %v", have, names)
+		f.Fatalf("Take returned %v, want %v", have, names)
 	}
 }
 
-// add makes a veth pair; its names are to be taken.
+// add creates a veth pair, and takes both devices.
 func (f *follower) add(name string) {
 	f.Helper()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = name
 	testenv.Must(f, netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name + "p"}))
-	f.takes(name+"p", name) // as they are made
+	f.takes(name+"p", name) // in order of creation
 }
 
 func TestArrivals(t *testing.T) {
@@ -65,7 +65,7 @@ func TestArrivals(t *testing.T) {
 	f.add("va")
 	va := testenv.Link(t, "va")
 
-	testenv.Must(t, netlink.LinkSetMTU(va, 1400)) // is told of, and nothing new
+	testenv.Must(t, netlink.LinkSetMTU(va, 1400)) // causes a message, but no arrival
 	testenv.Must(t, netlink.LinkSetName(va, "tap0"))
 	f.takes("tap0")
 	testenv.Must(t, netlink.LinkSetName(va, "va"))
@@ -74,7 +74,7 @@ func TestArrivals(t *testing.T) {
 	testenv.Must(t, netlink.LinkDel(va))
 	f.add("va")
 
-	// Made again at once, with the number that it had, it is another device.
+	// A device that is deleted and created again with the same index is a new arrival.
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.Index = "fixed", 1000
 	for range 2 {
@@ -82,13 +82,13 @@ func TestArrivals(t *testing.T) {
 		f.takes("fixed")
 		testenv.Must(t, netlink.LinkDel(testenv.Link(t, "fixed")))
 	}
-	// One that is gone before it is taken was never there.
+	// A device that is deleted before Take is not returned.
 	testenv.Must(t, netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}))
 	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "fixed")))
 	f.add("vb")
 }
 
-// A device that moves out and back has come, also if it has the number that it had.
+// A device that moves to another namespace and back is a new arrival, even with the same index.
 func TestArrivalsFromAnotherNamespace(t *testing.T) {
 	f := follow(t)
 	_, other := testenv.NewNamedNetns(t)
@@ -105,12 +105,12 @@ func TestArrivalsFromAnotherNamespace(t *testing.T) {
 	testenv.Must(t, err)
 	f.takes("va")
 	if now := testenv.Link(t, "va").Attrs().Index; now != index {
-		t.Errorf("its number was %d, and is %d", index, now)
+		t.Errorf("its index was %d, and is %d", index, now)
 	}
 }
 
-// That a port leaves its bridge is told in the words that tell of a device's end.
-func TestArrivalsAndBridges(t *testing.T) {
+// When a port leaves its bridge, the kernel sends the same type of message as for a deleted device.
+func TestArrivalsAndBridgePorts(t *testing.T) {
 	f := follow(t)
 	f.add("va")
 	attrs := netlink.NewLinkAttrs()
@@ -124,14 +124,14 @@ func TestArrivalsAndBridges(t *testing.T) {
 	f.add("vb")
 }
 
-// Where the kernel had more to tell than fits, all devices are told once more, and then each that comes.
-func TestArrivalsLost(t *testing.T) {
+// After lost messages, Take returns all devices again, and then new ones.
+func TestArrivalsAfterLostMessages(t *testing.T) {
 	f := follow(t)
 	f.Close()
-	f.buffer = 1 // the kernel rounds it up to the least there is
+	f.buffer = 1 // the kernel rounds it up to its minimum
 	f.takes("lo")
 
-	f.mu.Lock() // nothing is read but the first, which is no news
+	f.mu.Lock() // follow reads only the first message, which is no arrival
 	if err := netlink.LinkSetMTU(testenv.Link(t, "lo"), 60000); err != nil {
 		f.mu.Unlock()
 		t.Fatal(err)
@@ -152,7 +152,7 @@ func TestArrivalsLost(t *testing.T) {
 	select {
 	case <-f.More():
 	case <-time.After(10 * time.Second):
-		t.Fatal("waited in vain for the loss to be told")
+		t.Fatal("timeout waiting for the loss to be noticed")
 	}
 	f.takes(names...)
 	f.add("va")

@@ -3,6 +3,7 @@ package netinfo
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -14,20 +15,21 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A ChainEntry is a program or filter that a packet meets on a device.
+// A ChainEntry is a program or filter that packets pass on a device.
 type ChainEntry struct {
-	At   string // "tcx" or "clsact"; Path has others
-	ID   uint32 // of the program; 0 for what is none
-	Name string // of the program or filter, "" where it may not be asked for
-	Ours bool   // the caller named the program as its own
+	At   string // "tcx" or "clsact"; Path has more
+	ID   uint32 // of the program; 0 if the entry is no program
+	Name string // of the program or filter; "" without permission to read it
+	Ours bool   // the program belongs to the caller
 }
 
-// Chain is what packets of a direction meet at the hooks of traffic control, in
-// order; ours are the programs of the caller.
+// Chain returns the programs and filters of traffic control that packets of a direction
+// pass, in order. ours has the programs of the caller. Without CAP_NET_ADMIN the error
+// wraps fs.ErrPermission.
 func Chain(index int, d policy.Direction, ours []ebpf.ProgramID) ([]ChainEntry, error) {
 	var chain []ChainEntry
 	ids, err := TCXPrograms(index, d)
-	if err != nil && HasTCX() {
+	if errors.Is(err, fs.ErrPermission) || err != nil && HasTCX() {
 		return nil, err
 	}
 	for _, id := range ids {
@@ -44,19 +46,23 @@ func Chain(index int, d policy.Direction, ours []ebpf.ProgramID) ([]ChainEntry, 
 			e.ID, e.Name = uint32(b.Id), b.Name
 			e.Ours = slices.Contains(ours, ebpf.ProgramID(b.Id))
 		case f.Attrs().Handle == 0:
-			continue // a filter's head, which the kernel lists too
+			continue // the head of a filter, which the kernel also lists
 		}
 		chain = append(chain, e)
 	}
 	return chain, nil
 }
 
-// TCXPrograms are the programs on a device's tcx hook, first to last; none where the kernel has no tcx.
+// TCXPrograms returns the programs on a device's tcx hook, in order; none if the kernel has no tcx.
+// Without CAP_NET_ADMIN the error wraps fs.ErrPermission.
 func TCXPrograms(index int, d policy.Direction) ([]ebpf.ProgramID, error) {
 	result, err := link.QueryPrograms(link.QueryOptions{Target: index, Attach: TCXType(d)})
-	// ENOENT before the first program of a device; EINVAL where the kernel has no tcx.
+	// ENOENT before a device's first program; EINVAL if the kernel has no tcx.
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EINVAL) && !HasTCX() {
 		return nil, nil
+	}
+	if errors.Is(err, ebpf.ErrNotSupported) { // the library takes a refused query for one that the kernel does not know
+		err = unix.EPERM
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list the tcx programs of device %d %s: %w", index, d, err)
@@ -68,13 +74,13 @@ func TCXPrograms(index int, d policy.Direction) ([]ebpf.ProgramID, error) {
 	return ids, nil
 }
 
-// HasTCX reports whether the kernel has tcx, by asking for programs of a device that there may or may not be.
+// HasTCX reports whether the kernel has tcx. It queries a device that may not exist.
 func HasTCX() bool {
 	_, err := link.QueryPrograms(link.QueryOptions{Target: 1, Attach: TCXType(policy.Egress)})
 	return err == nil || errors.Is(err, unix.ENOENT)
 }
 
-// TCXType is the direction as tcx calls it.
+// TCXType returns the attach type of tcx for a direction.
 func TCXType(d policy.Direction) ebpf.AttachType {
 	if d == policy.Ingress {
 		return ebpf.AttachTCXIngress
@@ -82,7 +88,7 @@ func TCXType(d policy.Direction) ebpf.AttachType {
 	return ebpf.AttachTCXEgress
 }
 
-// Filters are all filters of a device's clsact or ingress qdisc, first to last.
+// Filters returns all filters of a device's clsact or ingress qdisc, in order.
 func Filters(index int, d policy.Direction) ([]netlink.Filter, error) {
 	l, err := netlink.LinkByIndex(index)
 	if err != nil {
@@ -98,7 +104,7 @@ func Filters(index int, d policy.Direction) ([]netlink.Filter, error) {
 	return filters, nil
 }
 
-// FilterParent is the direction as filters of clsact call it.
+// FilterParent returns the parent of clsact filters for a direction.
 func FilterParent(d policy.Direction) uint32 {
 	if d == policy.Ingress {
 		return netlink.HANDLE_MIN_INGRESS
@@ -106,7 +112,7 @@ func FilterParent(d policy.Direction) uint32 {
 	return netlink.HANDLE_MIN_EGRESS
 }
 
-// ProgramName is "" without CAP_SYS_ADMIN, which it takes to ask for programs of others.
+// ProgramName returns "" without CAP_SYS_ADMIN, which is needed to read other users' programs.
 func ProgramName(id ebpf.ProgramID) string {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package netinfo tells what there is in the network namespace of the calling
-// thread: devices and their features, routes, and what packets meet on a device.
-// It changes nothing, and knows nothing of what shapectl pinned.
+// Package netinfo queries the network namespace of the calling thread: devices and their
+// features, routes, and the programs and filters on a device. It changes nothing, and
+// does not know shapectl's pins.
 package netinfo
 
 import (
@@ -15,24 +15,23 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// ErrNoDevice means that the namespace has no device of that name.
+// ErrNoDevice means that the namespace has no device with that name.
 var ErrNoDevice = errors.New("no such device")
 
-// ErrUnsupportedDevice means that packets of a device have a link header that the programs do not read.
-var ErrUnsupportedDevice = errors.New("packets of this kind of device can not be read")
+// ErrUnsupportedDevice means that a device has a link header that the program cannot parse.
+var ErrUnsupportedDevice = errors.New("devices of this kind are not supported")
 
 // A Device is a network device of a namespace.
 type Device struct {
 	Name  string
 	Index int
-	// L2Bytes is the length of the link header that programs see: 14, or 0 for a
-	// device without one.
+	// L2Bytes is the length of the link header that programs see: 14, or 0 for none.
 	L2Bytes uint8
-	// Kind is what the kernel calls the driver of a virtual device ("veth",
-	// "bridge"), or "device".
+	// Kind is the kernel's name for the driver of a virtual device ("veth", "bridge"),
+	// or "device".
 	Kind string
-	// MTU and GSOMax bound one packet as programs see it, in bytes; GROMax one
-	// that was merged from several on its way in.
+	// MTU and GSOMax limit a packet that programs see, in bytes. GROMax limits a packet
+	// that was merged on ingress.
 	MTU, GSOMax, GROMax int
 	// Master is the index of the device that this one is a port of, 0 for none.
 	Master int
@@ -40,10 +39,10 @@ type Device struct {
 	Parent int
 	// Peer is the index of the other end of a pair, 0 if that is in another namespace.
 	Peer int
-	// XDP is the mode of the device's XDP program ("native"), "" where it has none.
+	// XDP is the mode of the device's XDP program ("native"), "" for none.
 	XDP        string
 	XDPProgram uint32
-	// Loopback: what is sent is received again on the same device.
+	// Loopback: packets that are sent are received on the same device.
 	Loopback bool
 
 	encap string
@@ -52,8 +51,8 @@ type Device struct {
 // EthernetBytes is the length of an Ethernet header without VLAN tags.
 const EthernetBytes = 14
 
-// linkHeaders are the lengths of link headers by what netlink calls the kind
-// of link (ARPHRD_*), as far as the programs can read them.
+// linkHeaders has the lengths of the link headers that the program can parse, by netlink's
+// name for the link type (ARPHRD_*).
 var linkHeaders = map[string]uint8{
 	"ether": EthernetBytes, "loopback": EthernetBytes,
 	"none": 0, "ppp": 0, "ipip": 0, "tunnel6": 0, "sit": 0, "gre": 0,
@@ -71,7 +70,7 @@ func describe(l netlink.Link) Device {
 		Loopback: a.RawFlags&unix.IFF_LOOPBACK != 0, encap: a.EncapType,
 	}
 	switch {
-	case a.NetNsID >= 0: // whatever it names is in another namespace
+	case a.NetNsID >= 0: // the other device is in another namespace
 	case stacked[d.Kind]:
 		d.Parent = a.ParentIndex
 	case paired[d.Kind]:
@@ -84,10 +83,10 @@ func describe(l netlink.Link) Device {
 	return d
 }
 
-// stacked are the kinds of device whose packets pass their parent, too.
+// stacked has the kinds of device whose packets also pass their parent.
 var stacked = map[string]bool{"vlan": true, "macvlan": true, "macvtap": true, "ipvlan": true, "ipvtap": true, "macsec": true}
 
-// paired are the kinds of device of which two are the ends of one cable.
+// paired has the kinds of device that come in connected pairs.
 var paired = map[string]bool{"veth": true, "netkit": true}
 
 var xdpModes = map[uint32]string{
@@ -97,17 +96,17 @@ var xdpModes = map[uint32]string{
 
 const xdpAttachedMulti = 4 // XDP_ATTACHED_MULTI of linux/if_link.h
 
-// CheckReadable reports as an error why the programs can not read the device's packets.
+// CheckReadable returns an error that wraps ErrUnsupportedDevice if the program cannot parse the device's packets.
 func (d Device) CheckReadable() error {
 	if _, ok := linkHeaders[d.encap]; !ok {
-		return fmt.Errorf("%w: its link type is %s, and only Ethernet and devices without a link header are known",
+		return fmt.Errorf("%w: its link type is %s, but only Ethernet and devices without a link header are supported",
 			ErrUnsupportedDevice, d.encap)
 	}
 	return nil
 }
 
-// FullFrame is the length in bytes at layer 2 of the longest packet of the device, without
-// VLAN tags; of the zero Device that of an Ethernet frame.
+// FullFrame returns the length in bytes at layer 2 of the longest packet of the device,
+// without VLAN tags. For the zero Device it is that of an Ethernet frame.
 func (d Device) FullFrame() uint64 {
 	if d.MTU == 0 {
 		return policy.MinCapacity
@@ -115,12 +114,12 @@ func (d Device) FullFrame() uint64 {
 	return uint64(d.MTU) + uint64(d.L2Bytes)
 }
 
-// DeviceByName finds a device by its name or an alternative one. The error wraps ErrNoDevice where there is none.
+// DeviceByName finds a device by its name or alternative name. The error wraps ErrNoDevice if there is none.
 func DeviceByName(name string) (Device, error) {
 	l, err := netlink.LinkByName(name)
 	var missing netlink.LinkNotFoundError
 	if errors.As(err, &missing) || errors.Is(err, unix.ERANGE) || errors.Is(err, unix.EINVAL) {
-		return Device{}, ErrNoDevice // or no name that a device could have
+		return Device{}, ErrNoDevice // or the name is invalid
 	}
 	if err != nil {
 		return Device{}, fmt.Errorf("look up device %s: %w", name, err)
@@ -128,7 +127,7 @@ func DeviceByName(name string) (Device, error) {
 	return describe(l), nil
 }
 
-// DeviceByIndex finds a device by its index, and reports whether there is one.
+// DeviceByIndex finds a device by its index, and reports whether it exists.
 func DeviceByIndex(index int) (Device, bool, error) {
 	l, err := netlink.LinkByIndex(index)
 	var missing netlink.LinkNotFoundError
@@ -141,7 +140,7 @@ func DeviceByIndex(index int) (Device, bool, error) {
 	return describe(l), true, nil
 }
 
-// Devices are all devices of the namespace.
+// Devices returns all devices of the namespace.
 func Devices() ([]Device, error) {
 	links, err := netmsg.List(netlink.LinkList)
 	if err != nil {
@@ -154,7 +153,7 @@ func Devices() ([]Device, error) {
 	return devices, nil
 }
 
-// Addresses reports whether a device has addresses that are valid beyond its link.
+// Addresses reports whether a device has global unicast addresses.
 func (d Device) Addresses() (ipv4, ipv6 bool, err error) {
 	l, err := netlink.LinkByIndex(d.Index)
 	if err != nil {

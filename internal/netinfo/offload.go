@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Offloads are the features of a device that change what programs see.
+// Offloads has the features of a device that change the packets that programs see.
 type Offloads struct {
 	HardwareTC bool // filters may run in hardware
-	GRO, LRO   bool // packets are merged on their way in
+	GRO, LRO   bool // packets are merged on ingress
 }
 
-// Offloads asks the driver.
+// Offloads queries the driver.
 func (d Device) Offloads() (Offloads, error) {
 	e, err := ethtool.NewEthtool()
 	if err != nil {
@@ -26,7 +26,7 @@ func (d Device) Offloads() (Offloads, error) {
 		return Offloads{}, nil
 	}
 	if err != nil {
-		return Offloads{}, fmt.Errorf("ask for the offloads of %s: %w", d.Name, err)
+		return Offloads{}, fmt.Errorf("query the offloads of %s: %w", d.Name, err)
 	}
 	return Offloads{
 		HardwareTC: features["hw-tc-offload"],
@@ -35,8 +35,8 @@ func (d Device) Offloads() (Offloads, error) {
 	}, nil
 }
 
-// Speed is how much a device says that it can send, in bits per second; 0 if it
-// does not say, or what it says means nothing.
+// Speed returns the driver's link speed in bits per second; 0 if it is unknown or not
+// meaningful.
 func (d Device) Speed() uint64 {
 	e, err := ethtool.NewEthtool()
 	if err != nil {

@@ -20,16 +20,16 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Path is what packets of a direction meet on a device, in the order of the
-// kernel. Besides Chain, in the middle of it, there are entries at "xdp",
-// "netfilter" (chains of nftables for this device) and "qdisc" (that of the root).
-// Ours are the programs of the caller.
+// Path returns the programs, filters and qdisc that packets of a direction pass on a device,
+// in the kernel's order. In addition to Chain, it has entries at "xdp", "netfilter"
+// (nftables chains for this device) and "qdisc" (the root). ours has the programs of
+// the caller.
 func Path(dev Device, d policy.Direction, ours []ebpf.ProgramID) ([]ChainEntry, error) {
 	chain, err := Chain(dev.Index, d, ours)
 	if err != nil {
 		return nil, err
 	}
-	// The kernel lists some filters more than once, for their tables.
+	// The kernel lists some filters several times, once per table.
 	chain = slices.Compact(chain)
 	netfilter, err := netfilterChains(dev.Name, d)
 	if err != nil {
@@ -40,7 +40,7 @@ func Path(dev Device, d policy.Direction, ours []ebpf.ProgramID) ([]ChainEntry, 
 	}
 	queue, err := fq.Look(dev.Index)
 	root := ChainEntry{At: "qdisc", Name: queue.Kind}
-	return append(slices.Concat(netfilter, chain), root), err // netfilter first, since it has an egress hook (5.16)
+	return append(slices.Concat(netfilter, chain), root), err // netfilter's egress hook (Linux 5.16) is before tc
 }
 
 func xdp(d Device) []ChainEntry {
@@ -51,23 +51,23 @@ func xdp(d Device) []ChainEntry {
 	return []ChainEntry{{At: "xdp", ID: d.XDPProgram, Name: name}}
 }
 
-// A netfilterChain is one of nftables that is hooked to devices.
+// A netfilterChain is an nftables chain that is hooked to devices.
 type netfilterChain struct {
 	family      uint8
 	table, name string
 	hook        uint32
 	priority    int32
-	devices     []string // with a * at the end, all that begin so
+	devices     []string // a trailing * matches any suffix
 }
 
-// What linux/netfilter.h and nf_tables.h call them.
+// From linux/netfilter.h and nf_tables.h.
 const (
 	inetIngress      = 5 // NF_INET_INGRESS
 	hookDevices      = 4 // NFTA_HOOK_DEVS
 	devicePrefixAttr = 2 // NFTA_DEVICE_PREFIX
 )
 
-// netfilterChains are the chains of nftables on a direction of a device, in the order in which they run.
+// netfilterChains returns the nftables chains on a direction of a device, in order of execution.
 func netfilterChains(device string, d policy.Direction) ([]ChainEntry, error) {
 	if !hasNftables() {
 		return nil, nil
@@ -76,7 +76,7 @@ func netfilterChains(device string, d policy.Direction) ([]ChainEntry, error) {
 	r.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC})
 	messages, err := netmsg.List(func() ([][]byte, error) { return r.Execute(unix.NETLINK_NETFILTER, 0) })
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
-		return nil, nil // the kernel has none
+		return nil, nil // the kernel has no nftables
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list the chains of nftables: %w", err)
@@ -105,8 +105,8 @@ func netfilterChains(device string, d policy.Direction) ([]ChainEntry, error) {
 	return entries, nil
 }
 
-// hasNftables reports whether there can be chains: to ask for them would load
-// the module, which is more than a question should do.
+// hasNftables reports whether there can be chains. A query would load the kernel module,
+// which a reading command must not do.
 func hasNftables() bool {
 	if exists("/sys/module/nf_tables") || !exists("/proc/modules") {
 		return true
@@ -149,7 +149,7 @@ func (c *netfilterChain) parseHook(kind uint16, value []byte) error {
 		c.hook = binary.BigEndian.Uint32(value)
 	case kind == unix.NFTA_HOOK_PRIORITY && len(value) == 4:
 		c.priority = int32(binary.BigEndian.Uint32(value))
-	case kind == hookDevices: // which has all; NFTA_HOOK_DEV would be the only one once more
+	case kind == hookDevices: // has all devices; NFTA_HOOK_DEV only repeats a single one
 		return netmsg.Each(value, func(kind uint16, value []byte) error {
 			name := unix.ByteSliceToString(value)
 			if kind == devicePrefixAttr {

@@ -12,7 +12,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A chain may be for all devices whose names begin alike.
+// A chain may match all devices with a common prefix of their names.
 func TestChainOn(t *testing.T) {
 	for _, test := range []struct {
 		chain netfilterChain
@@ -36,7 +36,7 @@ func TestChainOn(t *testing.T) {
 	}
 }
 
-// What spreads packets over queues is told with what queues them there.
+// The name of a multiqueue qdisc includes the qdiscs of its queues.
 func TestRootQdisc(t *testing.T) {
 	testenv.NewNetns(t)
 	addKind(t, "va", func(a netlink.LinkAttrs) netlink.Link {
@@ -53,7 +53,7 @@ func TestRootQdisc(t *testing.T) {
 		return last.At + " " + last.Name
 	}
 	if got := qdisc(); got != "qdisc noqueue" {
-		t.Errorf("of a new veth: %s", got)
+		t.Errorf("new veth: %s", got)
 	}
 	at := netlink.QdiscAttrs{LinkIndex: testenv.Link(t, "va").Attrs().Index, Parent: netlink.HANDLE_ROOT, Handle: netlink.MakeHandle(1, 0)}
 	testenv.Must(t, netlink.QdiscAdd(&netlink.GenericQdisc{QdiscAttrs: at, QdiscType: "mq"}))
@@ -65,7 +65,7 @@ func TestRootQdisc(t *testing.T) {
 		}
 		want := "qdisc mq of " + strings.Join(slices.Compact(kinds[:]), " and ")
 		if got := qdisc(); got != want {
-			t.Errorf("of a device with two queues: %s, want %s", got, want)
+			t.Errorf("device with two queues: %s, want %s", got, want)
 		}
 	}
 }

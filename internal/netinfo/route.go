@@ -14,22 +14,22 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// ErrNoRoute means that the kernel would send nothing to an address.
+// ErrNoRoute means that the kernel has no route to an address.
 var ErrNoRoute = errors.New("no route")
 
-// A Route is how packets to an address leave.
+// A Route is the route of packets to an address.
 type Route struct {
 	Device Device
-	Next   netip.Addr // who gets them on the device's link
-	Own    bool       // the address is the namespace's own, and Device the loopback
+	Next   netip.Addr // the next hop on the device's link
+	Local  bool       // the address belongs to the namespace, and Device is the loopback
 }
 
-// RouteTo asks the kernel for the route to an address. The error wraps ErrNoRoute where there is none.
+// RouteTo queries the route to an address. The error wraps ErrNoRoute if there is none.
 func RouteTo(to netip.Addr) (Route, error) { return route(to, nil) }
 
-// Forward asks the kernel where it would send a packet that came in by a device
-// from an address that is not its own. The error wraps ErrNoRoute where it would
-// not, as there is no route, or as it forwards none that come from there.
+// Forward queries the route of a packet that enters by a device from a remote address. The
+// error wraps ErrNoRoute if there is no route, or if the kernel would not forward the
+// packet.
 func Forward(from, to netip.Addr, in Device) (Route, error) {
 	return route(to, &netlink.RouteGetOptions{IifIndex: in.Index, SrcAddr: from.AsSlice()})
 }
@@ -37,17 +37,17 @@ func Forward(from, to netip.Addr, in Device) (Route, error) {
 func route(to netip.Addr, o *netlink.RouteGetOptions) (Route, error) {
 	routes, err := netlink.RouteGetWithOptions(to.AsSlice(), o)
 	for _, no := range []error{unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EXDEV, unix.EAGAIN} {
-		if errors.Is(err, no) { // by the kind of route that refuses, or of the address
+		if errors.Is(err, no) { // depends on the type of the route or address
 			return Route{}, fmt.Errorf("%w to %s: %w", ErrNoRoute, to, err)
 		}
 	}
 	if err != nil {
-		return Route{}, fmt.Errorf("ask for the route to %s: %w", to, err)
+		return Route{}, fmt.Errorf("query the route to %s: %w", to, err)
 	}
 	if len(routes) == 0 {
 		return Route{}, fmt.Errorf("%w to %s", ErrNoRoute, to)
 	}
-	r := Route{Next: to, Own: routes[0].Type == unix.RTN_LOCAL}
+	r := Route{Next: to, Local: routes[0].Type == unix.RTN_LOCAL}
 	gateway := routes[0].Gw
 	if via, ok := routes[0].Via.(*netlink.Via); ok {
 		gateway = via.Addr // of the other family
@@ -57,7 +57,7 @@ func route(to netip.Addr, o *netlink.RouteGetOptions) (Route, error) {
 	}
 	d, here, err := DeviceByIndex(routes[0].LinkIndex)
 	if err == nil && !here {
-		err = fmt.Errorf("%w to %s: its device has just gone", ErrNoRoute, to)
+		err = fmt.Errorf("%w to %s: its device was just deleted", ErrNoRoute, to)
 	}
 	r.Device = d
 	return r, err
@@ -67,18 +67,18 @@ func route(to netip.Addr, o *netlink.RouteGetOptions) (Route, error) {
 type Hop struct {
 	Device
 	Direction policy.Direction
-	Tags      int // VLAN tags that they have here, and had not at the first device
+	Tags      int // VLAN tags that were added since the first device
 }
 
-// A Descent is what packets that leave by a device pass, from there down.
+// A Descent has the hops that packets pass from a device down to the wire.
 type Descent struct {
 	Hops   []Hop
-	Ports  []Device // they pass one of these next, and it can not be told which
-	Tunnel *Tunnel  // then they go on wrapped; nil where they do not
+	Ports  []Device // candidates for the next hop, if it is not known
+	Tunnel *Tunnel  // encapsulates the packets after the hops; nil for none
 }
 
-// Descend follows packets that leave by a device: to the one below, to the port
-// behind which the next on its link was seen, to the other end of a pair.
+// Descend follows packets that leave by a device: to its parent, to the port where the next
+// hop was seen, or to the peer of a pair.
 func Descend(d Device, next netip.Addr) (Descent, error) {
 	devices, err := Devices()
 	if err != nil {
@@ -86,9 +86,9 @@ func Descend(d Device, next netip.Addr) (Descent, error) {
 	}
 	var w Descent
 	tags := 0
-	// A device that is met again would be met for ever.
-	for on := map[int]bool{}; !on[d.Index]; {
-		on[d.Index] = true
+	// Ends at a device that was visited, because of loops.
+	for visited := map[int]bool{}; !visited[d.Index]; {
+		visited[d.Index] = true
 		w.Hops = append(w.Hops, Hop{Device: d, Direction: policy.Egress, Tags: tags})
 		below, ports := d.Parent, d.ports(devices)
 		if len(ports) > 0 {
@@ -116,7 +116,7 @@ func Descend(d Device, next netip.Addr) (Descent, error) {
 	return w, nil
 }
 
-// Reverse is what packets that come back pass.
+// Reverse returns the hops of packets in the other direction.
 func (w Descent) Reverse() Descent {
 	w.Hops = slices.Clone(w.Hops)
 	slices.Reverse(w.Hops)
@@ -126,7 +126,7 @@ func (w Descent) Reverse() Descent {
 	return w
 }
 
-// ports are those of a master whose packets pass one of them as well.
+// ports returns the ports of a bridge, bond or team.
 func (d Device) ports(devices []Device) []Device {
 	if d.Kind != "bridge" && d.Kind != "bond" && d.Kind != "team" {
 		return nil
@@ -134,8 +134,8 @@ func (d Device) ports(devices []Device) []Device {
 	return slices.DeleteFunc(slices.Clone(devices), func(o Device) bool { return o.Master != d.Index })
 }
 
-// portTo is the index of the port by which packets to a neighbour leave, 0 if it
-// can not be told: the only one, or that behind which a bridge has seen it.
+// portTo returns the index of the port to a neighbour, or 0 if it is not known. It is the
+// only port, or the port where a bridge has seen the neighbour.
 func (d Device) portTo(next netip.Addr, ports []Device) (index int, err error) {
 	if len(ports) == 1 {
 		return ports[0].Index, nil
@@ -157,7 +157,7 @@ func (d Device) portTo(next netip.Addr, ports []Device) (index int, err error) {
 	}
 	seen, err := netmsg.List(func() ([]netlink.Neigh, error) { return netlink.NeighList(0, unix.AF_BRIDGE) })
 	if err != nil {
-		return 0, fmt.Errorf("list what bridges have seen: %w", err)
+		return 0, fmt.Errorf("list the forwarding entries of bridges: %w", err)
 	}
 	for _, o := range seen {
 		isPort := slices.ContainsFunc(ports, func(p Device) bool { return p.Index == o.LinkIndex })

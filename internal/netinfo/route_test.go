@@ -30,7 +30,7 @@ func addRoute(t *testing.T, r netlink.Route, dst string) {
 	testenv.Must(t, netlink.RouteAdd(&r))
 }
 
-// addKind makes a device of a kind.
+// addKind creates a device of a kind.
 func addKind(t *testing.T, name string, link func(netlink.LinkAttrs) netlink.Link) {
 	t.Helper()
 	attrs := netlink.NewLinkAttrs()
@@ -48,15 +48,15 @@ func TestRoute(t *testing.T) {
 	addRoute(t, netlink.Route{Type: unix.RTN_PROHIBIT}, "203.0.113.0/24")
 	for to, want := range map[string]struct {
 		device, next string
-		own          bool
+		local        bool
 	}{
 		"10.0.0.7":  {"va", "10.0.0.7", false},
 		"192.0.2.7": {"va", "10.0.0.254", false},
 		"10.0.0.1":  {"lo", "10.0.0.1", true},
 	} {
 		r, err := RouteTo(netip.MustParseAddr(to))
-		if err != nil || r.Device.Name != want.device || r.Next != netip.MustParseAddr(want.next) || r.Own != want.own {
-			t.Errorf("the route to %s is %s to %v, own: %v, %v; want %+v", to, r.Device.Name, r.Next, r.Own, err, want)
+		if err != nil || r.Device.Name != want.device || r.Next != netip.MustParseAddr(want.next) || r.Local != want.local {
+			t.Errorf("the route to %s is %s to %v, local: %v, %v; want %+v", to, r.Device.Name, r.Next, r.Local, err, want)
 		}
 	}
 	for _, to := range []string{"198.51.100.1", "203.0.113.1", "100.64.0.1", "2001:db8::1"} {
@@ -65,7 +65,7 @@ func TestRoute(t *testing.T) {
 		}
 	}
 
-	// From elsewhere, what the kernel does not forward has no route.
+	// A remote packet that the kernel would not forward has no route.
 	from, to := netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("10.0.0.7")
 	va, err := DeviceByName("va")
 	testenv.Must(t, err)
@@ -76,7 +76,7 @@ func TestRoute(t *testing.T) {
 	if r, err := Forward(from, to, va); err != nil || r.Device.Name != "va" {
 		t.Errorf("with forwarding: %+v, %v", r, err)
 	}
-	// A rule may send what comes from there by another route.
+	// A routing rule may select another table by the source.
 	rule := netlink.NewRule()
 	rule.Src, rule.Table = &net.IPNet{IP: from.AsSlice(), Mask: net.CIDRMask(32, 32)}, 77
 	testenv.Must(t, netlink.RuleAdd(rule))
@@ -86,7 +86,7 @@ func TestRoute(t *testing.T) {
 	}
 }
 
-// hops are the names and directions of what packets pass, and their tags there.
+// hops formats the hops of a descent, with their tags.
 func hops(w Descent) string {
 	var s []string
 	for _, h := range w.Hops {
@@ -117,20 +117,20 @@ func TestDescend(t *testing.T) {
 		t.Helper()
 		w := descend(name)
 		if got := hops(w); got != down {
-			t.Errorf("what leaves by %s passes %s, want %s", name, got, down)
+			t.Errorf("packets that leave by %s pass %s, want %s", name, got, down)
 		}
 		if got := hops(w.Reverse()); got != up {
-			t.Errorf("what comes in by %s passes %s, want %s", name, got, up)
+			t.Errorf("packets that enter by %s pass %s, want %s", name, got, up)
 		}
 		if got := hops(w); got != down {
-			t.Errorf("the descent from %s was changed by being reversed: %s", name, got)
+			t.Errorf("Reverse changed the descent from %s: %s", name, got)
 		}
 	}
 	expect("va", "va egress, vb ingress", "vb egress, va ingress")
 	expect("mv", "mv egress, vd egress, vc ingress", "vc egress, vd ingress, mv ingress")
 	expect("br", "br egress", "br ingress")
 
-	// The only port of a bridge, and of two that behind which a neighbour was seen.
+	// The only port of a bridge, or the port where a neighbour was seen.
 	br := testenv.Link(t, "br")
 	testenv.Must(t, netlink.LinkSetMaster(testenv.Link(t, "va"), br))
 	expect("br", "br egress, va egress, vb ingress", "vb egress, va ingress, br ingress")
@@ -142,7 +142,7 @@ func TestDescend(t *testing.T) {
 	}
 	slices.Sort(ports)
 	if !slices.Equal(ports, []string{"va", "vc"}) {
-		t.Errorf("the ports that it may take are %v", ports)
+		t.Errorf("candidate ports: %v", ports)
 	}
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 7}
 	testenv.Must(t, netlink.NeighSet(&netlink.Neigh{
@@ -155,11 +155,11 @@ func TestDescend(t *testing.T) {
 	}))
 	expect("br", "br egress, vc egress, vd ingress", "vd egress, vc ingress, br ingress")
 	if w := descend("br"); w.Ports != nil {
-		t.Errorf("it takes one port, and may take %v", w.Ports)
+		t.Errorf("candidate ports of a known port: %v", w.Ports)
 	}
 }
 
-// Below a VLAN packets have a tag, which its own device does not see.
+// Packets have a tag below a VLAN device, but not on the VLAN device.
 func TestDescendTagged(t *testing.T) {
 	testenv.NewNetns(t)
 	testenv.Veth(t, "va", "vb")
@@ -188,7 +188,7 @@ func TestDescendTunnel(t *testing.T) {
 	}
 	va := testenv.Link(t, "va").Attrs().Index
 	if w.Tunnel == nil || w.Tunnel.Underlay != va || w.Tunnel.Remote != netip.MustParseAddr("192.0.2.9") {
-		t.Errorf("it goes on by %+v, want to 192.0.2.9 by device %d", w.Tunnel, va)
+		t.Errorf("tunnel %+v, want 192.0.2.9 by device %d", w.Tunnel, va)
 	}
 }
 

@@ -7,19 +7,19 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// A Tunnel is where a device sends the packets that it wraps.
+// A Tunnel is the destination of the packets that a device encapsulates.
 type Tunnel struct {
-	Remote   netip.Addr // the zero Addr where there is not one alone
-	Underlay int        // index of the device that they leave by; 0 if it can not be told
+	Remote   netip.Addr // the zero Addr if there is none, or several
+	Underlay int        // index of the device by which they leave; 0 if not known
 }
 
-// tunnels are the kinds of device that wrap packets in packets.
+// tunnels has the kinds of device that encapsulate packets.
 var tunnels = map[string]bool{
 	"ipip": true, "sit": true, "gre": true, "gretap": true, "ip6tnl": true, "ip6gre": true, "ip6gretap": true,
 	"vti": true, "vti6": true, "vxlan": true, "geneve": true, "wireguard": true,
 }
 
-// Tunnel is nil for a device that is none.
+// Tunnel returns nil for a device that is not a tunnel.
 func (d Device) Tunnel() *Tunnel {
 	if !tunnels[d.Kind] {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// A list that changes while the kernel tells it is asked for again, and not for ever.
+// A list that changes during the request is requested again, a limited number of times.
 func TestInterruptedList(t *testing.T) {
 	errOther := errors.New("other")
 	for _, c := range []struct {

@@ -1,4 +1,4 @@
-// Package netmsg reads what the kernel answers by netlink: whole lists, and attributes of messages.
+// Package netmsg reads netlink replies: complete lists, and attributes of messages.
 package netmsg
 
 import (
@@ -8,11 +8,11 @@ import (
 	"github.com/vishvananda/netlink/nl"
 )
 
-// listTries bounds how often a list is asked for that changes meanwhile.
+// listTries limits the requests for a list that keeps changing.
 const listTries = 100
 
-// List asks the kernel for a list, again where that changed before the kernel had told all
-// of it. The error wraps netlink.ErrDumpInterrupted where it never stopped changing.
+// List requests a list from the kernel, and repeats the request if the list has changed
+// meanwhile. The error wraps netlink.ErrDumpInterrupted if it never stopped changing.
 func List[T any](ask func() ([]T, error)) (all []T, err error) {
 	for range listTries {
 		if all, err = ask(); !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -22,8 +22,8 @@ func List[T any](ask func() ([]T, error)) (all []T, err error) {
 	return all, err
 }
 
-// Each calls f with the kind and value of each attribute in b, in their order,
-// until f returns an error, which it returns. Attributes that break off are an error as well.
+// Each calls f with the kind and value of each attribute in b, in order. It stops at
+// the first error of f and returns it. Truncated attributes are an error, too.
 func Each(b []byte, f func(kind uint16, value []byte) error) error {
 	attributes, err := nl.ParseRouteAttr(b)
 	if err != nil {

@@ -28,7 +28,7 @@ func TestEach(t *testing.T) {
 		t.Errorf("%d calls, %v", calls, err)
 	}
 	if err := Each(b[:len(b)-4], collect); err == nil {
-		t.Error("one that breaks off is none")
+		t.Error("a truncated attribute is no error")
 	}
 	if err := Each(nil, collect); err != nil {
 		t.Error(err)

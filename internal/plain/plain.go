@@ -1,6 +1,5 @@
-// Package plain makes text from outside harmless: names of devices, files and
-// other tools may hold anything, and what is printed may reach a terminal, or
-// be copied into a shell.
+// Package plain escapes text from outside for terminals and shells. Names of devices and
+// files may hold anything, and messages may be copied into a shell.
 package plain
 
 import (
@@ -13,15 +12,14 @@ import (
 	"unicode/utf8"
 )
 
-// hidden reports whether a terminal would not show c, but do something else: end
-// a line, move the cursor, or turn text around. Joiners change nothing but the
-// shape of letters, and some languages need them.
+// hidden reports whether a terminal would not show c, but act on it: end a line, move
+// the cursor, or reverse text. Joiners are not hidden, as some languages need them.
 func hidden(c rune) bool {
 	const nonJoiner, joiner = '\u200c', '\u200d'
 	return unicode.In(c, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp) && c != nonJoiner && c != joiner
 }
 
-// appendEscaped writes c as JSON does in a string, so that escaped JSON is still the same.
+// appendEscaped escapes c as JSON does, so that escaped JSON keeps its meaning.
 func appendEscaped(b []byte, c rune) []byte {
 	if i := strings.IndexRune("\n\r\t", c); i >= 0 {
 		return append(b, '\\', "nrt"[i])
@@ -32,8 +30,8 @@ func appendEscaped(b []byte, c rune) []byte {
 	return b
 }
 
-// Line is a name or a text in one line: what is hidden in it is escaped as in JSON
-// (\n, \u001b), and bytes that are no UTF-8 as \xff.
+// Line is a text in one line. Hidden characters are escaped as in JSON (\n, \u001b), and
+// bytes that are not UTF-8 as \xff.
 func Line(s string) string {
 	if !strings.ContainsFunc(s, hidden) && utf8.ValidString(s) {
 		return s
@@ -42,8 +40,8 @@ func Line(s string) string {
 	return string(b)
 }
 
-// escape appends text to b, with what is hidden in it escaped but for what is kept. Unless it is
-// whole, the rest is what can be told only with the bytes that come next.
+// escape appends text to b, and escapes hidden characters that keep does not except. Unless the
+// text is whole, rest is the start of a character that may continue.
 func escape(b, text []byte, whole bool, keep func(rune) bool) (escaped, rest []byte) {
 	for len(text) > 0 {
 		c, size := utf8.DecodeRune(text)
@@ -64,15 +62,14 @@ func escape(b, text []byte, whole bool, keep func(rune) bool) (escaped, rest []b
 	return b, nil
 }
 
-// A Writer escapes all that is written as Line does, but for ends of lines and tabs.
-// JSON stays the same JSON.
+// A Writer escapes text as Line does, except for line ends and tabs. JSON keeps its meaning.
 type Writer struct {
 	to      io.Writer
-	rest    []byte // of a character whose last bytes are to come
+	rest    []byte // the start of a character
 	escaped []byte
 }
 
-// NewWriter makes a Writer. Flush is to be called behind the last Write.
+// NewWriter makes a Writer. Call Flush after the last Write.
 func NewWriter(to io.Writer) *Writer { return &Writer{to: to} }
 
 // Write implements io.Writer.
@@ -92,7 +89,7 @@ func (w *Writer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Flush writes what was held back as more of it might have come.
+// Flush writes the start of a character that did not continue.
 func (w *Writer) Flush() error {
 	escaped, _ := escape(nil, w.rest, true, isLayout)
 	w.rest = nil
@@ -105,7 +102,7 @@ func (w *Writer) Flush() error {
 
 func isLayout(c rune) bool { return c == '\n' || c == '\t' }
 
-// harmless reports whether nothing but printable ASCII and layout is there, as is nearly always so.
+// harmless reports whether p is printable ASCII and layout. This is the common case.
 func harmless(p []byte) bool {
 	for _, c := range p {
 		if (c < ' ' || c > '~') && c != '\n' && c != '\t' {
@@ -115,8 +112,7 @@ func harmless(p []byte) bool {
 	return true
 }
 
-// Word is a word for a POSIX shell which stands for s there, itself and nothing
-// else; but for newlines at its very end, which no name of a device has.
+// Word quotes s for a POSIX shell. Newlines at the end of s are lost; no device name has any.
 func Word(s string) string {
 	switch {
 	case s != "" && !strings.ContainsFunc(s, func(c rune) bool {
@@ -126,7 +122,7 @@ func Word(s string) string {
 	case Line(s) == s:
 		return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 	}
-	// What can not be shown is printed when the shell comes to it.
+	// The shell prints what a terminal cannot show.
 	var word strings.Builder
 	for i := 0; i < len(s); {
 		c, size := utf8.DecodeRuneInString(s[i:])
@@ -147,10 +143,14 @@ func Word(s string) string {
 	return `"$(printf '` + word.String() + `')"`
 }
 
-// Command is a command line of shapectl's for a shell; args are what names there are
-// in it, behind the verb and its flags. It has a -- before names that begin like flags.
-func Command(verb string, args ...string) string {
-	command := "shapectl " + verb
+// Command is a command line of shapectl for a POSIX shell. verb may have flags, args are quoted.
+// It has -n unless netns is empty, and -- if args look like flags.
+func Command(netns, verb string, args ...string) string {
+	command := "shapectl "
+	if netns != "" {
+		command += "-n " + Word(netns) + " "
+	}
+	command += verb
 	if slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "-") && arg != "-" }) {
 		command += " --"
 	}
@@ -160,17 +160,20 @@ func Command(verb string, args ...string) string {
 	return command
 }
 
-// Suggest is Command in a sentence: between quotes, unless it has some of its own,
-// which a shell would pair with these.
-func Suggest(verb string, args ...string) string {
-	command := Command(verb, args...)
+// Suggest is Command for a sentence, see Quoted.
+func Suggest(netns, verb string, args ...string) string {
+	return Quoted(Command(netns, verb, args...))
+}
+
+// Quoted puts a command between quotes, unless it has quotes of its own.
+func Quoted(command string) string {
 	if strings.ContainsAny(command, "'\"") {
 		return command
 	}
 	return "'" + command + "'"
 }
 
-// OneLine is what an error says, in one line.
+// OneLine is the text of an error in one line.
 func OneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
 // Count is a number of things in a sentence: "1 rule", "2 rules".
@@ -181,7 +184,7 @@ func Count[N int | uint64](n N, thing string) string {
 	return fmt.Sprintf("%d %ss", n, thing)
 }
 
-// List names a few of many.
+// List is the first few of names, and the number of the others.
 func List(names []string) string {
 	const few = 3
 	if len(names) > few+1 {
@@ -190,8 +193,8 @@ func List(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// Fold breaks text into lines of at most width bytes, where no word is longer. first comes before the first of them,
-// rest before the others.
+// Fold breaks text at spaces into lines of at most width bytes; longer words stay whole. The first
+// line begins with first, the others with rest.
 func Fold(text string, width int, first, rest string) string {
 	var lines strings.Builder
 	line := first

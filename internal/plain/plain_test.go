@@ -92,7 +92,7 @@ func TestWord(t *testing.T) {
 		if err != nil || string(out) != "<"+name+">" {
 			t.Errorf("sh makes %q of %s, which is for %q: %v", out, word, name, err)
 		}
-		line := Command("flush", name, "egress")
+		line := Command("", "flush", name, "egress")
 		out, err = exec.Command("sh", "-c", "shapectl() { printf '<%s>' \"$@\"; }; "+line).CombinedOutput()
 		want := "<flush><" + name + "><egress>"
 		if strings.HasPrefix(name, "-") && name != "-" {
@@ -100,6 +100,20 @@ func TestWord(t *testing.T) {
 		}
 		if err != nil || string(out) != want {
 			t.Errorf("sh runs %q of %s, not %q: %v", out, line, want, err)
+		}
+	}
+}
+
+// A command has -n with the network namespace, quoted as all names.
+func TestCommandInNetns(t *testing.T) {
+	for netns, want := range map[string]string{
+		"":               "'shapectl flush eth0'",
+		"blue":           "'shapectl -n blue flush eth0'",
+		"/proc/7/ns/net": "'shapectl -n /proc/7/ns/net flush eth0'",
+		"a b":            "shapectl -n 'a b' flush eth0",
+	} {
+		if got := Suggest(netns, "flush", "eth0"); got != want {
+			t.Errorf("in %q: %s, want %s", netns, got, want)
 		}
 	}
 }

@@ -4,18 +4,20 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"strings"
 	"testing"
 
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// million is a policy of a million rules for networks of mixed lengths, in braces
-// or in lines, each of which says what value says.
+// million returns a policy of a million rules for networks of mixed lengths, in braces or
+// in lines. If the value has a name, every tenth rule has its own name, and the others
+// have none.
 func million(braces bool, value string) []byte {
 	var text bytes.Buffer
-	begin, between, end := "devices:\n  eth0:\n    egress:\n      ", "\n      ", "\n"
+	begin, between, end := "plans: {gold: 1mbit}\ndevices:\n  eth0:\n    egress:\n      ", "\n      ", "\n"
 	if braces {
-		begin, between, end = "{devices: {eth0: {egress: {", ", ", "}}}}"
+		begin, between, end = "{plans: {gold: 1mbit}, devices: {eth0: {egress: {", ", ", "}}}}"
 	}
 	text.WriteString(begin)
 	for i := range 1_000_000 {
@@ -29,7 +31,14 @@ func million(braces bool, value string) []byte {
 		if i > 0 {
 			text.WriteString(between)
 		}
-		fmt.Fprintf(&text, "%s: "+value, network, 1+i%100)
+		rule := fmt.Sprintf(value, 1+i%100)
+		if before, after, named := strings.Cut(rule, "NAME"); named {
+			rule = "gold"
+			if i%10 == 0 {
+				rule = fmt.Sprintf("%sMüller & Co %d%s", before, i, after)
+			}
+		}
+		text.WriteString(network + ": " + rule)
 	}
 	text.WriteString(end)
 	return text.Bytes()
@@ -43,6 +52,7 @@ var values = []struct {
 	{"short", false, "%dmbit"},
 	{"comments", false, "%dmbit  # customer"},
 	{"parts", false, "{rate: %dmbit, each: host, capacity: 64kb}"},
+	{"names", false, `{plan: gold, rate: %dmbit, name: "NAME"}`},
 	{"line", true, "%dmbit"}, // all of it in one
 }
 

@@ -6,13 +6,13 @@ import (
 	"slices"
 )
 
-// contradictions reports, of sorted rules, those for one network, and warns of those
-// that can never decide, as rules for parts of their network cover all of it.
+// contradictions reports networks that appear twice in sorted rules. It warns about rules
+// that never apply, because rules with longer prefixes cover their network.
 func (r *reader) contradictions(rules []rule) {
-	behind := make([]int, len(rules)) // the first rule behind those within the network of each
+	behind := make([]int, len(rules)) // for each rule, the first one after it that is not within its network
 	for i, this := range slices.Backward(rules) {
 		if i > 0 && rules[i-1].prefix == this.prefix {
-			r.report(this.key, fmt.Sprintf("network %v is there twice, first in line %d; take one of them out",
+			r.report(this.key, fmt.Sprintf("network %v appears twice, first in line %d; remove one of them",
 				this.prefix, r.line(rules[i-1].key)))
 		}
 		next, inner := this.prefix.Addr(), i+1 // the first address that longer networks do not cover
@@ -24,13 +24,14 @@ func (r *reader) contradictions(rules []rule) {
 		}
 		behind[i] = inner
 		if next == end(this.prefix) {
-			r.useless = append(r.useless, problem{this.key, fmt.Sprintf(
-				"the rule for %v can never decide: longer networks in this direction cover all of it; take it out, or one of them", this.prefix)})
+			r.covered = append(r.covered, problem{this.key, fmt.Sprintf(
+				"the rule for %v never applies: longer networks in this direction cover all of it; remove it, or one of them", this.prefix)})
 		}
 	}
 }
 
-// end is the address behind the last one of a network; the zero Addr behind all.
+// end returns the address after the last one of a network, or the zero Addr if there is
+// none.
 func end(p netip.Prefix) netip.Addr {
 	bytes := p.Addr().AsSlice()
 	for bit := p.Bits(); bit < p.Addr().BitLen(); bit++ {

@@ -9,36 +9,36 @@ import (
 	"strings"
 )
 
-// An editor changes entries of a source and leaves all else as it is: order,
-// spelling, blank lines, and comments, but for those of entries that it takes out.
+// An editor changes entries of a source. It keeps order, spelling, blank lines and
+// comments, except the comments of entries that it removes.
 type editor struct {
 	source
 	newline string
-	indent  int // of what a mapping holds, against its key
+	indent  int // of the entries of a mapping, relative to its key
 	edits   []edit
 }
 
-// An edit replaces what is between two offsets.
+// An edit replaces the text between two offsets.
 type edit struct {
 	from, to int
 	text     string
 }
 
-// A fresh entry is one that is not in the source.
+// A fresh entry is not in the source yet.
 type fresh struct {
 	key, value string
 	inner      []fresh // instead of a value
 }
 
-// A change is what becomes of the mapping that is the value of a key.
+// A change changes the mapping that is the value of a key.
 type change struct {
 	place
 	key     uint32 // the offset of the key
-	inside  bool   // of other braces
+	inside  bool   // the mapping is inside other braces
 	entries []span
-	gone    map[uint32]bool // entries that go, by the offsets of their keys
-	first   []fresh         // that come before those in the source
-	last    []fresh         // and behind
+	gone    map[uint32]bool // removed entries, by the offsets of their keys
+	first   []fresh         // added before the entries in the source
+	last    []fresh         // added after them
 }
 
 func (e *editor) replace(from, to int, text string) {
@@ -46,11 +46,11 @@ func (e *editor) replace(from, to int, text string) {
 }
 
 func (e *editor) writeTo(w io.Writer) error {
-	// Insertions at one offset stay in order, before what replaces more.
+	// Insertions at one offset keep their order, and come before a replacement there.
 	slices.SortStableFunc(e.edits, func(a, b edit) int {
 		return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to))
 	})
-	out, at := bufio.NewWriter(w), 0 // which keeps an error until it is flushed
+	out, at := bufio.NewWriter(w), 0 // Flush returns its first error
 	for _, one := range e.edits {
 		out.Write(e.text[at:one.from])
 		out.WriteString(one.text)
@@ -68,15 +68,15 @@ func (e *editor) apply(c change) {
 		e.changeLines(c)
 	case c.inside || len(c.entries) > 0:
 		e.changeBraces(c)
-	default: // {} of a key in a line of its own
+	default: // {} after a key in its own line
 		e.replace(len(bytes.TrimRight(e.text[:c.start], " \t")), int(c.end), "")
 		e.insertLines(e.line(c.end), e.column(c.key)+e.indent, slices.Concat(c.first, c.last))
 	}
 }
 
-// changeLines changes a mapping whose entries are lines. Comments right above
-// entries go with the last of them that no other comment and no blank line parts
-// from the first.
+// changeLines changes a mapping whose entries are lines. Entries without a blank line or a
+// comment between them are a group. The comment above a group is removed with its last
+// entry.
 func (e *editor) changeLines(c change) {
 	column := e.column(c.entries[0].key)
 	for i := 0; i < len(c.entries); {
@@ -107,8 +107,8 @@ func (e *editor) changeLines(c change) {
 	e.insertLines(e.lastLine(c.entries[len(c.entries)-1], column), column, c.last)
 }
 
-// removeGroup removes entries with the comments right above the first of them,
-// and the blank lines above, if there are some below or the mapping ends.
+// removeGroup removes entries and the comments above them. It removes the blank lines above
+// too if there are some below, or if the mapping ends.
 func (e *editor) removeGroup(group []span, column int, end bool) {
 	first, last := e.line(group[0].key), e.lastLine(group[len(group)-1], column)
 	for first > 1 && e.comment(first-1) == column {
@@ -122,7 +122,8 @@ func (e *editor) removeGroup(group []span, column int, end bool) {
 	e.removeLines(first, last)
 }
 
-// lastLine is that of an entry, with comments below that are indented further than its key.
+// lastLine returns the last line of an entry, including comments below it that are indented
+// more than its key.
 func (e *editor) lastLine(s span, column int) int {
 	line := e.line(s.end)
 	for line < len(e.lines) && e.comment(line+1) > column {
@@ -131,7 +132,7 @@ func (e *editor) lastLine(s span, column int) int {
 	return line
 }
 
-// comment is how far a line is indented that is a comment only; -1 of another one.
+// comment returns the indentation of a line that has only a comment, or -1.
 func (e *editor) comment(line int) int {
 	text := e.lineText(line)
 	trimmed := bytes.TrimLeft(text, " ")
@@ -145,10 +146,10 @@ func (e *editor) blank(line int) bool {
 	return line <= len(e.lines) && len(bytes.TrimSpace(e.lineText(line))) == 0
 }
 
-// column is how far a key is indented that begins its line.
+// column returns the indentation of a key that begins its line.
 func (e *editor) column(key uint32) int { return int(key - e.lines[e.line(key)-1]) }
 
-// removeLines removes lines, but not the first of the source.
+// removeLines removes lines. The first one must not be the first of the source.
 func (e *editor) removeLines(first, last int) {
 	e.replace(e.lineEnd(first-1), e.lineEnd(last), "")
 }

@@ -9,25 +9,25 @@ import (
 	"github.com/shapectl/shapectl/internal/plain"
 )
 
-// Error is one thing that is wrong with a file. Line and Column, in characters, count from 1.
+// Error is one mistake in a file. Line and Column, in characters, count from 1.
 type Error struct {
 	File         string
 	Line, Column int
-	Message      string // why, and what was meant
+	Message      string // what is wrong, and what to do
 }
 
-// Error is one line, whatever the file says and is called.
+// Error returns one line, whatever the file's name and text are.
 func (e Error) Error() string {
 	return plain.Line(fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Message))
 }
 
-// Errors is all that is wrong with a file, in its order.
+// Errors lists all mistakes in a file, in its order.
 type Errors []Error
 
-// shown is how many errors are printed.
+// shown is the number of errors that are printed.
 const shown = 20
 
-// Error has a line for each of the first 20 errors, and one that counts the others.
+// Error returns a line for each of the first 20 errors, and one with the number of others.
 func (e Errors) Error() string {
 	var lines []string
 	for _, one := range e[:min(len(e), shown)] {
@@ -39,13 +39,13 @@ func (e Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// A problem is what becomes an Error when all are known.
+// A problem is an Error whose line and column are not known yet.
 type problem struct {
 	at      uint32 // the offset
 	message string
 }
 
-// errors sorts problems, and makes errors of them.
+// errors sorts problems and converts them to errors.
 func (f *File) errors(problems []problem) (errs Errors) {
 	slices.SortStableFunc(problems, func(a, b problem) int { return cmp.Compare(a.at, b.at) })
 	cursor := f.cursor()
@@ -56,9 +56,9 @@ func (f *File) errors(problems []problem) (errs Errors) {
 	return errs
 }
 
-// didYouMean is the end of a message about a word that is none of words.
+// didYouMean returns the end of a message about a word that is not one of words.
 func didYouMean(word string, words []string) string {
-	if similar := similar(word, words); similar != "" {
+	if similar := plain.Similar(word, words); similar != "" {
 		return "did you mean " + similar + "?"
 	}
 	last := len(words) - 1
@@ -69,42 +69,4 @@ func didYouMean(word string, words []string) string {
 		return fmt.Sprintf("use one of %d such as %s", len(words), words[0])
 	}
 	return "use " + strings.Join(words[:last], ", ") + " or " + words[last]
-}
-
-// similar is the one of words that a word is most like; "" if it is like none.
-func similar(word string, words []string) string {
-	if len(word) > 64 {
-		return ""
-	}
-	best, least := "", max(1, len(word)/3)+1
-	for _, w := range words {
-		if d := distance(strings.ToLower(word), w); d < least {
-			best, least = w, d
-		}
-	}
-	return best
-}
-
-// distance is how many letters to insert, delete or replace, or neighbours to
-// swap, turn one word into another.
-func distance(a, b string) int {
-	rows := make([][]int, len(a)+1)
-	for i := range rows {
-		rows[i] = make([]int, len(b)+1)
-		for j := range rows[i] {
-			if i == 0 || j == 0 {
-				rows[i][j] = i + j
-				continue
-			}
-			least := min(rows[i-1][j], rows[i][j-1], rows[i-1][j-1]) + 1
-			if a[i-1] == b[j-1] {
-				least = min(least, rows[i-1][j-1])
-			}
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				least = min(least, rows[i-2][j-2]+1)
-			}
-			rows[i][j] = least
-		}
-	}
-	return rows[len(a)][len(b)]
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// TestExamples reads each example for devices that are there, and for none.
+// TestExamples parses each example and checks some of its rules.
 func TestExamples(t *testing.T) {
 	type rule struct {
 		device, direction, prefix, sentence string
@@ -28,10 +28,10 @@ func TestExamples(t *testing.T) {
 			rules: []rule{
 				{"eth1", "egress", "100.64.0.0/16", "each host in 100.64.0.0/16 gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra)"},
 				{"eth1", "egress", "2001:db8:4000::/36", "each /64 subnet of 2001:db8:4000::/36 gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra)"},
-				{"eth1", "egress", "100.64.1.4/32", "100.64.1.4 gets 300mbit (37.5 MB/s), burst 11.25 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra)"},
-				{"eth1", "ingress", "2001:db8:4000:1100::/56", "2001:db8:4000:1100::/56 as a whole gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra); proposed is 40mbit"},
-				{"eth1", "egress", "198.51.100.0/28", "198.51.100.0/28 as a whole gets 1gbit (125 MB/s), burst 2.5 MB (20 ms); excess is dropped (gcra)"},
-				{"eth1", "ingress", "100.64.255.2/32", "100.64.255.2 is not limited"},
+				{"eth1", "egress", "100.64.1.4/32", "100.64.1.4 (\"okafor\") gets 300mbit (37.5 MB/s), burst 11.25 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra)"},
+				{"eth1", "ingress", "2001:db8:4000:1100::/56", "2001:db8:4000:1100::/56 (\"mueller\") as a whole gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra); proposed is 40mbit"},
+				{"eth1", "egress", "198.51.100.0/28", "198.51.100.0/28 (\"bakery\") as a whole gets 1gbit (125 MB/s), burst 2.5 MB (20 ms); excess is dropped (gcra)"},
+				{"eth1", "ingress", "100.64.255.2/32", "100.64.255.2 (\"measuring\") is not limited"},
 			},
 		},
 		"hosting.yaml": {
@@ -39,9 +39,9 @@ func TestExamples(t *testing.T) {
 			without: []string{"eno1", "tap100i0"},
 			rules: []rule{
 				{"vnet12", "ingress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 200mbit (25 MB/s), burst 7.5 MB (300 ms); excess is dropped (gcra)"},
-				{"tap105i0", "egress", "10.20.0.0/16", "10.20.0.0/16 is not limited"},
+				{"tap105i0", "egress", "10.20.0.0/16", "10.20.0.0/16 (\"storage\") is not limited"},
 				{"tap104i0", "egress", "::/0", "::/0 as a whole gets 2gbit (250 MB/s), burst 12.5 MB (50 ms); excess is dropped (gcra)"},
-				{"tap117i0", "ingress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 1mbit (125 kB/s), burst 131.1 kB (1.049 s); excess is dropped, and keeps the bucket full for 10s (leaky)"},
+				{"tap117i0", "ingress", "0.0.0.0/0", "0.0.0.0/0 (\"abuse\") as a whole gets 1mbit (125 kB/s), burst 131.1 kB (1.049 s); excess is dropped, and keeps the bucket full for 10s (leaky)"},
 			},
 		},
 		"home-gateway.yaml": {
@@ -49,18 +49,18 @@ func TestExamples(t *testing.T) {
 			without: []string{"wlan0"},
 			rules: []rule{
 				{"eth0", "egress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 5700kbit (712.5 kB/s), burst 35.63 kB (50 ms); excess is marked by ECN where it can be, else dropped (gcra); each packet counts 4 bytes more and at least 64 bytes"},
-				{"eth0", "egress", "192.168.100.1/32", "192.168.100.1 is not limited"},
+				{"eth0", "egress", "192.168.100.1/32", "192.168.100.1 (\"modem\") is not limited"},
 				{"br-lan", "egress", "192.168.1.0/24", "each host in 192.168.1.0/24 gets 22mbit (2.75 MB/s), burst 825 kB (300 ms); excess is dropped (gcra)"},
-				{"br-lan", "egress", "192.168.50.0/24", "192.168.50.0/24 as a whole gets 10mbit (1.25 MB/s), burst 375 kB (300 ms); excess is dropped (gcra)"},
+				{"br-lan", "egress", "192.168.50.0/24", "192.168.50.0/24 (\"guests\") as a whole gets 10mbit (1.25 MB/s), burst 375 kB (300 ms); excess is dropped (gcra)"},
 			},
 		},
 		"slow-line.yaml": {
 			devices: []Device{{"br-lan", 14}, {"eth0", 14}},
 			rules: []rule{
 				{"eth0", "egress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 4900kbit (612.5 kB/s), burst 3.028 kB (4.944 ms), queue 36.75 kB (60 ms); excess is delayed but for sparse flows, marked by ECN beyond 30 ms, and dropped beyond the queue (gcra); each packet counts 16 bytes more"},
-				{"eth0", "egress", "203.0.113.5/32", "203.0.113.5 gets 1mbit (125 kB/s), burst 20.48 kB (163.8 ms); excess is dropped (gcra); each packet counts 16 bytes more"},
+				{"eth0", "egress", "203.0.113.5/32", "203.0.113.5 (\"telephone\") gets 1mbit (125 kB/s), burst 20.48 kB (163.8 ms); excess is dropped (gcra); each packet counts 16 bytes more"},
 				{"br-lan", "egress", "192.168.1.0/24", "each host in 192.168.1.0/24 gets 22mbit (2.75 MB/s), burst 131.1 kB (47.66 ms), queue 275 kB (100 ms); excess is delayed but for sparse flows, marked by ECN beyond 50 ms, and dropped beyond the queue (gcra)"},
-				{"br-lan", "egress", "192.168.1.20/32", "192.168.1.20 is not limited"},
+				{"br-lan", "egress", "192.168.1.20/32", "192.168.1.20 (\"home office\") is not limited"},
 			},
 		},
 		"wireguard.yaml": {
@@ -68,8 +68,8 @@ func TestExamples(t *testing.T) {
 			without: []string{"eth0"},
 			rules: []rule{
 				{"wg0", "egress", "10.66.0.0/24", "each host in 10.66.0.0/24 gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra); each packet counts 60 bytes more"},
-				{"wg0", "ingress", "10.70.5.0/24", "10.70.5.0/24 as a whole gets 5mbit (625 kB/s), burst 125 kB (200 ms); excess is marked by ECN where it can be, else dropped (gcra); each packet counts 60 bytes more"},
-				{"wg0", "ingress", "10.66.0.200/32", "10.66.0.200 is not limited"},
+				{"wg0", "ingress", "10.70.5.0/24", "10.70.5.0/24 (\"Ostend office\") as a whole gets 5mbit (625 kB/s), burst 125 kB (200 ms); excess is marked by ECN where it can be, else dropped (gcra); each packet counts 60 bytes more"},
+				{"wg0", "ingress", "10.66.0.200/32", "10.66.0.200 (\"backups\") is not limited"},
 			},
 		},
 		"dns-server.yaml": {
@@ -77,8 +77,8 @@ func TestExamples(t *testing.T) {
 			rules: []rule{
 				{"eth0", "ingress", "0.0.0.0/0", "each host in 0.0.0.0/0 gets 1mbit (125 kB/s), burst 131.1 kB (1.049 s); excess is dropped, and keeps the bucket full for 30s (leaky)"},
 				{"eth0", "ingress", "::/0", "each /64 subnet of ::/0 gets 1mbit (125 kB/s), burst 131.1 kB (1.049 s); excess is dropped, and keeps the bucket full for 30s (leaky)"},
-				{"eth0", "egress", "192.0.2.0/24", "each flow to 192.0.2.0/24 gets 500mbit (62.5 MB/s), burst 18.75 MB (300 ms); excess is dropped (gcra)"},
-				{"eth0", "ingress", "198.51.100.53/32", "198.51.100.53 is not limited"},
+				{"eth0", "egress", "192.0.2.0/24", "each flow to 192.0.2.0/24 (\"large ISP\") gets 500mbit (62.5 MB/s), burst 18.75 MB (300 ms); excess is dropped (gcra)"},
+				{"eth0", "ingress", "198.51.100.53/32", "198.51.100.53 (\"secondary\") is not limited"},
 			},
 		},
 		"backup.yaml": {
@@ -86,7 +86,7 @@ func TestExamples(t *testing.T) {
 			rules: []rule{
 				{"eth0", "egress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 100mbit (12.5 MB/s), burst 3.75 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra)"},
 				{"eth0", "egress", "10.0.0.0/8", "10.0.0.0/8 is not limited"},
-				{"eth0", "egress", "10.99.0.0/16", "10.99.0.0/16 as a whole gets 500mbit (62.5 MB/s), burst 18.75 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra)"},
+				{"eth0", "egress", "10.99.0.0/16", "10.99.0.0/16 (\"second site\") as a whole gets 500mbit (62.5 MB/s), burst 18.75 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra)"},
 				{"eth0", "ingress", "fc00::/7", "each host in fc00::/7 gets 2gbit (250 MB/s), burst 75 MB (300 ms); excess is dropped (gcra)"},
 			},
 		},
@@ -121,12 +121,12 @@ func TestExamples(t *testing.T) {
 				}
 			}
 			for _, want := range test.rules {
-				if got := says(tables, want.device, want.direction, want.prefix); got != want.sentence {
+				if got := describe(tables, want.device, want.direction, want.prefix); got != want.sentence {
 					t.Errorf("\n got %s\nwant %s", got, want.sentence)
 				}
 			}
 			for _, table := range tables {
-				// Its machines are strangers, and can forge their source.
+				// The machines are not trusted, and can forge their source address.
 				exempts := slices.ContainsFunc(table.Rules, func(r policy.Rule) bool { return r.Rate == policy.Unlimited })
 				if table.Direction == policy.Ingress && table.Match == policy.MatchSrc && exempts && name == "hosting.yaml" {
 					t.Errorf("%s ingress exempts packets by their source", table.Device)
@@ -147,9 +147,8 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// TestExamplesDoNotOverfillTheLine adds up what hosts of both families can send
-// and receive together by the gateways' rules for the line.
-func TestExamplesDoNotOverfillTheLine(t *testing.T) {
+// TestExampleLineRates checks that the rates of both families add up to at most the line's.
+func TestExampleLineRates(t *testing.T) {
 	for _, name := range []string{"home-gateway.yaml", "slow-line.yaml"} {
 		text, err := os.ReadFile("../../examples/" + name)
 		if err != nil {
@@ -187,18 +186,18 @@ func TestExamplesDoNotOverfillTheLine(t *testing.T) {
 	}
 }
 
-// says is the sentence of a rule, and the rate of its shadow.
-func says(tables []policy.Table, device, direction, prefix string) string {
+// describe returns the sentence of a rule without its device, and the rate of its shadow.
+func describe(tables []policy.Table, device, direction, prefix string) string {
 	for _, table := range tables {
 		for _, r := range table.Rules {
 			if table.Device == device && table.Direction.String() == direction && r.Prefix == netip.MustParsePrefix(prefix) {
 				shadow := r.Shadow
 				r.Shadow = policy.Shadow{}
-				says := r.Says(table.Match)
+				sentence := r.Says(table.Match)
 				if shadow != (policy.Shadow{}) {
-					says += "; proposed is " + shadow.Rate.String()
+					sentence += "; proposed is " + shadow.Rate.String()
 				}
-				return says
+				return sentence
 			}
 		}
 	}

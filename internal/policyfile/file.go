@@ -1,6 +1,16 @@
-// Package policyfile reads, writes and compares policy files: the rules of all
-// devices of a network namespace, in YAML. It imports pkg/policy, and a YAML
-// library for the syntax; it does no I/O but to the writers that it is given.
+// Package policyfile parses, writes and merges policy files: the rules of all devices of
+// a network namespace, in YAML. It does no I/O except to the writers that callers pass.
+//
+//	plans:
+//	  gold: {rate: 100mbit, name: Gold 100, note: sold until 2024}
+//	devices:
+//	  eth0:
+//	    egress:
+//	      any: 1gbit                                  # 0.0.0.0/0 and ::/0, each with its own bucket
+//	      10.0.1.7: {plan: gold, name: alice}
+//
+// The name of a plan is shown instead of its key. The note of a plan is that of its rules
+// without a note; a rule with an empty note has none. Defaults have no name and no note.
 package policyfile
 
 import (
@@ -14,21 +24,25 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A File is a policy as people write it, valid for whatever devices there are.
+// A File is a parsed policy file. It is valid for all devices.
 type File struct {
 	name string
 	source
+	root    place        // with the spans of all keys
 	key     uint32       // the offset of the key devices
-	inside  bool         // of braces
 	place                // of the devices
-	usual   policy.Limit // as defaults make it
+	usual   policy.Limit // the defaults of the file
 	devices []section
-	exactly map[string]*section // those of devices that are not patterns, by name
+	exactly map[string]*section // sections without a pattern, by device
+
+	plansKey   uint32 // the offset of the key plans, if plansPlace has an end
+	plansPlace place
+	plans      map[string]*plan // by key
 
 	warnings Errors
 }
 
-// A section is what a file says of a device, or of those that match a pattern.
+// A section is the part of a file for one device, or for those that match a pattern.
 type section struct {
 	span
 	place
@@ -38,50 +52,53 @@ type section struct {
 	tables  []table
 }
 
-// A table is a policy.Table for devices that are not known yet.
+// A table is a policy.Table whose device is not known yet.
 type table struct {
 	span
 	place
 	usual     policy.Limit
 	direction policy.Direction
 	match     policy.Match
-	side      span   // of the key match, if it is there
+	matchSpan span   // of the key match, if it is there
 	rules     []rule // in the order of policy.ComparePrefix
 }
 
 type rule struct {
 	span
 	prefix netip.Prefix
-	made   *made // of any number of rules whose networks have one family and length
+	*made
 }
 
-// made is a rule on devices without a link header, and with one, for some network.
-type made struct{ headerless, ethernet policy.Rule }
+// made is the meaning of a rule, for networks of one family and length. Rules with the same
+// text share it. Rules that differ only in name and note share the rules in it.
+type made struct {
+	rules      *[2]policy.Rule // on devices without a link header, and with one
+	name, note string
+}
 
-// on is the rule on a device.
+// on returns the rule on a device.
 func (r *rule) on(d Device) policy.Rule {
-	made := r.made.headerless
+	out := r.rules[0]
 	if d.L2Bytes > 0 {
-		made = r.made.ethernet
+		out = r.rules[1]
 	}
-	made.Prefix = r.prefix
-	return made
+	out.Prefix, out.Label.Name, out.Label.Note = r.prefix, r.name, r.note
+	return out
 }
 
-// Device is a device that is there.
+// Device is a device that exists.
 type Device struct {
 	Name    string
-	L2Bytes uint8 // of link header that each frame counts, 14 or 0
+	L2Bytes uint8 // length of the link header that each frame counts, 14 or 0
 }
 
-// Warnings is what is valid, but can hardly be meant: rules that can never decide,
-// as longer networks of the same direction cover all of theirs. They are no errors,
-// as a network may fill up one address at a time, and rules that were set may be so.
+// Warnings lists rules that never apply, because longer networks of the same direction
+// cover all of theirs. These are not errors: a network may fill up one address at a time.
 func (f *File) Warnings() Errors { return f.warnings }
 
-// Tables is the policy of devices, sorted with sorted rules. Devices that the file
-// does not name, and directions without rules, have no table; absent is as in Absent.
-// The error, of type Errors, names devices that several patterns match.
+// Tables returns the tables of devices, sorted and with sorted rules. Devices without a
+// section and directions without rules have no table. See Absent for absent. The error, of
+// type Errors, lists devices that several patterns match.
 func (f *File) Tables(devices []Device) (tables []policy.Table, absent []string, err error) {
 	var errs Errors
 	for _, d := range devices {
@@ -98,7 +115,8 @@ func (f *File) Tables(devices []Device) (tables []policy.Table, absent []string,
 	return tables, f.Absent(devices), nil
 }
 
-// Absent is what the file names exactly and is not among devices, in the file's order.
+// Absent returns the devices that have a section of their own but are not in devices, in
+// the file's order.
 func (f *File) Absent(devices []Device) (absent []string) {
 	there := map[string]bool{}
 	for _, d := range devices {
@@ -112,7 +130,7 @@ func (f *File) Absent(devices []Device) (absent []string) {
 	return absent
 }
 
-// Unmatched are the patterns that match none of devices, in the file's order.
+// Unmatched returns the patterns that match none of devices, in the file's order.
 func (f *File) Unmatched(devices []Device) (patterns []string) {
 	for i := range f.devices {
 		s := &f.devices[i]
@@ -124,7 +142,15 @@ func (f *File) Unmatched(devices []Device) (patterns []string) {
 	return patterns
 }
 
-// For is the policy of one device: as Tables, which has the same error.
+// Devices are the devices that the file names, and its patterns, in its order.
+func (f *File) Devices() (keys []string) {
+	for i := range f.devices {
+		keys = append(keys, f.devices[i].key)
+	}
+	return keys
+}
+
+// For returns the tables of one device. The error is that of Tables.
 func (f *File) For(d Device) ([]policy.Table, error) {
 	s, err := f.section(d.Name)
 	if s == nil || err != nil {
@@ -145,7 +171,7 @@ func (f *File) For(d Device) ([]policy.Table, error) {
 	return tables, nil
 }
 
-// section is what the file says of a device; nil if nothing.
+// section returns the section of a device, or nil.
 func (f *File) section(device string) (*section, error) {
 	if s := f.exactly[device]; s != nil {
 		return s, nil
@@ -158,7 +184,7 @@ func (f *File) section(device string) (*section, error) {
 		}
 		if found != nil {
 			return nil, f.errorAt(s.span.key, fmt.Sprintf(
-				"device %s is matched by %s here and by %s in line %d; narrow one of them down, or give the device a section of its own",
+				"device %s matches %s here and %s in line %d; narrow one of the patterns, or give the device its own section",
 				device, s.key, found.key, f.line(found.span.key)))
 		}
 		found = s
@@ -176,7 +202,7 @@ func Matches(pattern, device string) bool {
 	return ok
 }
 
-// name is the device of a section that is not a pattern.
+// name returns the device of a section that is not a pattern.
 func (s *section) name() string { return Unescape(s.key) }
 
 var (
@@ -184,13 +210,13 @@ var (
 	special = regexp.MustCompile(`[*?[\\]`)
 )
 
-// IsPattern reports whether any of the key stands for more than itself.
+// IsPattern reports whether the key has a wildcard that is not escaped.
 func IsPattern(key string) bool {
 	return strings.ContainsAny(escaped.ReplaceAllString(key, ""), "*?[")
 }
 
-// escape is the key of a section of just this device.
+// escape returns the key of a section for exactly this device.
 func escape(device string) string { return special.ReplaceAllString(device, `\$0`) }
 
-// Unescape is the device that a key names which is no pattern.
+// Unescape returns the device of a key that is not a pattern.
 func Unescape(key string) string { return escaped.ReplaceAllString(key, "$1") }

@@ -49,7 +49,7 @@ func mustTables(t *testing.T, f *File, devices ...Device) []policy.Table {
 	return tables
 }
 
-// written is what Write makes of tables.
+// written returns the file that Write makes of tables.
 func written(t *testing.T, tables []policy.Table) string {
 	t.Helper()
 	var out strings.Builder
@@ -59,33 +59,36 @@ func written(t *testing.T, tables []policy.Table) string {
 	return out.String()
 }
 
-// TestTables reads what a file says of devices by what is written of it.
+// TestTables compares the rules of files with what Write makes of them.
 func TestTables(t *testing.T) {
 	for _, test := range []struct {
 		name, text, want string
 		devices          []Device
 	}{
-		{"of each kind", small, `devices:
+		{"each kind", small, `plans:
+  gold: {rate: 100mbit, capacity: 1250000b, each: host}
+  silver: {rate: 50mbit, each: host, shadow: {rate: 40mbit}}
+devices:
   tap0:
     egress:
       10.0.0.0/24: {rate: 10mbit, each: host}
       10.0.0.9: unlimited
-      10.0.1.7: {rate: 100mbit, capacity: 1250000b, each: host}
-      2001:db8::/32: {rate: 100mbit, capacity: 1250000b, each: /64, excess: ecn}
+      10.0.1.7: gold
+      2001:db8::/32: {plan: gold, each: /64, excess: ecn}
     ingress:
       match: dst
       0.0.0.0/0: {rate: 1gbit, each: host, overhead: 24, mpu: 84, shadow: {rate: 500mbit, each: host}}
-      ::/0: {rate: 50mbit, each: host, shadow: {rate: 40mbit}}
+      ::/0: silver
   tapwg:
     egress:
       10.0.0.0/24: {rate: 10mbit, each: host}
       10.0.0.9: unlimited
-      10.0.1.7: {rate: 100mbit, capacity: 1250000b, each: host}
-      2001:db8::/32: {rate: 100mbit, capacity: 1250000b, each: /64, excess: ecn}
+      10.0.1.7: gold
+      2001:db8::/32: {plan: gold, each: /64, excess: ecn}
     ingress:
       match: dst
       0.0.0.0/0: {rate: 1gbit, each: host, overhead: 38, mpu: 84, shadow: {rate: 500mbit, each: host}}
-      ::/0: {rate: 50mbit, each: host, shadow: {rate: 40mbit}}
+      ::/0: silver
 `, []Device{{"tapwg", 0}, {"lo", 0}, {"tap0", 14}}},
 
 		{"the narrowest decides", `
@@ -102,22 +105,24 @@ devices:
       10.0.3.0/24: {rate: unlimited, algorithm: gcra}
     ingress: {10.0.0.0/24: 4mbit}
   eth1: {egress: {10.0.0.0/24: p, 10.0.1.0/24: {shadow: {rate: 256kbit, burst: 100ms}}}}
-`, `devices:
+`, `plans:
+  p: {rate: 3mbit, capacity: 64kb, algorithm: leaky, each: flow, fail: closed}
+devices:
   eth0:
     egress:
       10.0.0.0/24: {rate: 3mbit, capacity: 64kb, algorithm: leaky, each: host, excess: ecn, fail: closed}
-      10.0.1.0/24: {rate: 3mbit, capacity: 64kb, algorithm: leaky, each: flow, fail: closed}
+      10.0.1.0/24: p
       10.0.2.0/24: {rate: unlimited, algorithm: leaky, fail: closed}
       10.0.3.0/24: {rate: unlimited, fail: closed}
     ingress:
       10.0.0.0/24: {rate: 4mbit, capacity: 64kb, algorithm: leaky, each: host, excess: ecn, penalty: fill, fail: closed}
   eth1:
     egress:
-      10.0.0.0/24: {rate: 1mbit, capacity: 64kb, algorithm: leaky, each: flow, excess: ecn, fail: closed, shadow: {rate: 512kbit}}
+      10.0.0.0/24: {plan: p, rate: 1mbit, excess: ecn, shadow: {rate: 512kbit}}
       10.0.1.0/24: {rate: 1mbit, capacity: 64kb, algorithm: leaky, each: host, excess: ecn, fail: closed, shadow: {rate: 256kbit, capacity: 3200b}}
 `, []Device{{"eth0", 14}, {"eth1", 14}}},
 
-		{"a queue is for those who delay", `
+		{"queue options of rules that do not delay", `
 defaults: {excess: delay, queue: 40ms, ecn-above: never, order: sparse-first}
 plans: {calls: {rate: 2mbit, queue: 10ms}, games: {rate: 3mbit, order: sparse-first}}
 devices:
@@ -140,7 +145,10 @@ devices:
       defaults: {excess: drop}
       10.0.0.0/24: 10mbit
       10.0.1.0/24: {rate: 10mbit, excess: delay}
-`, `devices:
+`, `plans:
+  calls: {rate: 2mbit, excess: delay, queue: 2500b, ecn-above: never, order: sparse-first}
+  games: {rate: 3mbit, each: flow, excess: delay, queue: 15000b, ecn-above: never}
+devices:
   eth0:
     egress:
       10.0.0.0/24: {rate: 10mbit, excess: delay, queue: 50000b, ecn-above: never, order: sparse-first}
@@ -148,20 +156,54 @@ devices:
       10.0.2.0/24: {rate: 10mbit, algorithm: leaky, excess: delay, ecn-above: never}
       10.0.3.0/24: {rate: 10mbit, capacity: 25000b, algorithm: leaky, excess: delay, ecn-above: 1ms}
       10.0.4.0/24: unlimited
-      10.0.5.0/24: {rate: 2mbit, excess: delay, queue: 2500b, ecn-above: never, order: sparse-first}
-      10.0.6.0/24: {rate: 2mbit, excess: ecn}
-      10.0.7.0/24: {rate: 2mbit, algorithm: leaky, excess: delay, ecn-above: never}
+      10.0.5.0/24: calls
+      10.0.6.0/24: {plan: calls, excess: ecn}
+      10.0.7.0/24: {plan: calls, algorithm: leaky}
       10.0.8.0/24: {rate: 10mbit, capacity: 64kb, excess: delay, queue: 20000b, ecn-above: 7ms, order: sparse-first}
       10.0.9.0/24: {rate: 10mbit, each: flow, excess: delay, queue: 50000b, ecn-above: never}
       10.0.10.0/24: {rate: 10mbit, each: flow, excess: delay, queue: 50000b, ecn-above: never}
-      10.0.11.0/24: {rate: 3mbit, each: flow, excess: delay, queue: 15000b, ecn-above: never}
-      10.0.12.0/24: {rate: 3mbit, each: host, excess: delay, queue: 15000b, ecn-above: never, order: sparse-first}
+      10.0.11.0/24: games
+      10.0.12.0/24: {plan: games, each: host, order: sparse-first}
     ingress:
       10.0.0.0/24: 10mbit
       10.0.1.0/24: {rate: 10mbit, excess: delay, queue: 50000b, ecn-above: never, order: sparse-first}
 `, []Device{{"eth0", 14}}},
 
-		{"a name decides over patterns", `
+		{"names and notes", `
+plans:
+  gold-1: {rate: 100mbit, excess: ecn, capacity: 100ms, name: Gold 100, note: sold until 2024}
+  silver: 50mbit
+devices:
+  eth0:
+    egress:
+      10.0.0.1: gold-1
+      10.0.0.2: {plan: gold-1, name: alice}
+      10.0.0.3: {plan: gold-1, name: "O'Brien, \"Bob\"", note: pays late}
+      10.0.0.4: {plan: gold-1, note: "", rate: 300mbit}
+      10.0.0.5: {plan: gold-1, rate: unlimited}
+      10.0.0.6: {plan: silver, name: "alice "}
+      10.0.0.7:
+        name: Müller
+        rate: 1mbit
+      any: {rate: 1gbit, name: line, note: "\u200d"}
+`, `plans:
+  Gold-100: {rate: 100mbit, capacity: 1250000b, excess: ecn, note: sold until 2024, name: Gold 100}
+  silver: 50mbit
+devices:
+  eth0:
+    egress:
+      0.0.0.0/0: {rate: 1gbit, name: line, note: "\u200d"}
+      10.0.0.1: Gold-100
+      10.0.0.2: {plan: Gold-100, name: alice}
+      10.0.0.3: {plan: Gold-100, name: "O'Brien, \"Bob\"", note: pays late}
+      10.0.0.4: {plan: Gold-100, rate: 300mbit, capacity: 3750000b, note: ""}
+      10.0.0.5: {plan: Gold-100, rate: unlimited}
+      10.0.0.6: {plan: silver, name: "alice "}
+      10.0.0.7: {rate: 1mbit, name: Müller}
+      ::/0: {rate: 1gbit, name: line, note: "\u200d"}
+`, []Device{{"eth0", 14}}},
+
+		{"a device name overrides patterns", `
 devices:
   "*": {egress: {0.0.0.0/0: 1mbit}}
   tap1: {ingress: {0.0.0.0/0: 2mbit}}
@@ -210,10 +252,9 @@ func TestAbsent(t *testing.T) {
 	}
 }
 
-// TestTorn has a device that two patterns match.
-func TestTorn(t *testing.T) {
+func TestDeviceThatTwoPatternsMatch(t *testing.T) {
 	f := mustParse(t, "devices:\n  tap*: {egress: {0.0.0.0/0: 1mbit}}\n  '*[1-3]': {}\n  tap2: {}\n")
-	want := `p.yaml:3:3: device tap1 is matched by *[1-3] here and by tap* in line 2; narrow one of them down, or give the device a section of its own`
+	want := `p.yaml:3:3: device tap1 matches *[1-3] here and tap* in line 2; narrow one of the patterns, or give the device its own section`
 	_, _, err := f.Tables([]Device{{"tap1", 14}, {"tap2", 14}, {"tap4", 14}, {"x3", 14}})
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
@@ -246,7 +287,7 @@ func TestWarnings(t *testing.T) {
 			text += "      " + network + ": 1mbit\n"
 			if slices.Contains(test.covered, network) {
 				want = append(want, Error{"p.yaml", 4 + i, 7, "the rule for " + network +
-					" can never decide: longer networks in this direction cover all of it; take it out, or one of them"})
+					" never applies: longer networks in this direction cover all of it; remove it, or one of them"})
 			}
 		}
 		if got := mustParse(t, text).Warnings(); !slices.Equal(got, want) {
@@ -255,8 +296,8 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// TestWriteNames writes devices whose names mean something in YAML, or are patterns.
-func TestWriteNames(t *testing.T) {
+// TestWriteDeviceNames writes devices whose names are special in YAML, or are patterns.
+func TestWriteDeviceNames(t *testing.T) {
 	var tables []policy.Table
 	var devices []Device
 	for _, name := range []string{"eth0", "null", "-", "*", "a[b]", `a\b`, "a,b", "{x}", "#1", "a#", "'", `"`, "é", "1", "true", "~", "&a", "!", "%", "@", "?", "-a", strings.Repeat("n", 127)} {
@@ -305,12 +346,12 @@ func TestWriteComments(t *testing.T) {
 	}
 }
 
-// full is a writer for which there is no room.
+// full is a writer that always fails.
 type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, errors.New("no room") }
 
-func TestCannotWrite(t *testing.T) {
+func TestWriteErrors(t *testing.T) {
 	f := mustParse(t, "devices: {eth0: {egress: {10.0.0.0/24: 1mbit}}}")
 	good := mustTables(t, f, Device{"eth0", 14})
 	bad := func(change func(*policy.Table)) []policy.Table {
@@ -320,9 +361,9 @@ func TestCannotWrite(t *testing.T) {
 		return tables
 	}
 	for want, tables := range map[string][]policy.Table{
-		`write a policy: the name of device "e\xff" is not UTF-8, as a file has to be; rename it`:                      bad(func(t *policy.Table) { t.Device = "e\xff" }),
-		"write a policy: eth0 egress has two tables":                                                                   {good[0], good[0]},
-		"write a policy: eth0 egress 10.0.0.0/24: rate 7bit is below 8kbit, the slowest there is; did you mean 7mbit?": bad(func(t *policy.Table) { t.Rules[0].Rate = 7 }),
+		`write a policy: the name of device "e\xff" is not UTF-8, which a policy file must be; rename it`:          bad(func(t *policy.Table) { t.Device = "e\xff" }),
+		"write a policy: eth0 egress has two tables":                                                               {good[0], good[0]},
+		"write a policy: eth0 egress 10.0.0.0/24: rate 7bit is below 8kbit, the slowest rate; did you mean 7mbit?": bad(func(t *policy.Table) { t.Rules[0].Rate = 7 }),
 	} {
 		if err := Write(new(bytes.Buffer), tables, nil); err == nil || err.Error() != want {
 			t.Errorf("Write: got %v, want %s", err, want)
@@ -331,7 +372,7 @@ func TestCannotWrite(t *testing.T) {
 			t.Errorf("Merge: got %v, want %s", err, want)
 		}
 	}
-	if err := Merge(new(bytes.Buffer), f, nil, good); err == nil || err.Error() != "write a policy: device eth0 has rules, but is not there" {
+	if err := Merge(new(bytes.Buffer), f, nil, good); err == nil || err.Error() != "write a policy: device eth0 has rules but does not exist" {
 		t.Errorf("Merge: got %v", err)
 	}
 	if err := Write(full{}, good, nil); err == nil || err.Error() != "write a policy: no room" {
@@ -342,8 +383,8 @@ func TestCannotWrite(t *testing.T) {
 	}
 }
 
-// Rules that say the same share what is made of it, as far as their networks let them.
-func TestSameLimit(t *testing.T) {
+// TestSameText has rules with the same text and networks of different lengths and families.
+func TestSameText(t *testing.T) {
 	const text = "devices:\n  eth0:\n    egress:\n" +
 		"      10.0.0.0/16: {rate: 8mbit, each: /24}\n      10.0.1.0/24: {rate: 8mbit, each: /24}\n      10.0.2.0/24: {rate: 8mbit, each: /24}\n" +
 		"      2001::/16: {rate: 8mbit, each: /24}\n"
@@ -366,6 +407,80 @@ func TestSameLimit(t *testing.T) {
 		t.Errorf("it is written as\n%s, want\n%s", out.String(), want)
 	}
 	if _, err := Parse("test.yaml", []byte(text+"      10.0.3.0/28: {rate: 8mbit, each: /24}\n")); err == nil {
-		t.Error("subnets that are wider than their network are valid, as they are in another")
+		t.Error("subnets that are wider than their network are valid")
+	}
+}
+
+// TestWritePlans derives plans from rules that follow them.
+func TestWritePlans(t *testing.T) {
+	rule := func(network, plan string, rate policy.Rate, note string) policy.Rule {
+		r, err := policy.Limit{Rate: rate, Note: policy.Note(note)}.Rule(netip.MustParsePrefix(network), 14)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Label.Plan = plan
+		return r
+	}
+	tables := []policy.Table{{Device: "eth0", Direction: policy.Egress, Match: policy.MatchDst, Rules: []policy.Rule{
+		rule("10.0.0.1/32", "gold", 2e6, "a"),
+		rule("10.0.0.2/32", "gold", 1e6, "b"),
+		rule("10.0.0.3/32", "gold", 1e6, "b"),
+		rule("10.0.0.4/32", "Gold 100", 3e6, "alone"),
+		rule("10.0.0.5/32", "Gold-100", 4e6, ""),
+		rule("10.0.0.6/32", "null", 5e6, "y"),
+		rule("10.0.0.7/32", "unlimited", policy.Unlimited, ""),
+		rule("10.0.0.8/32", "100", 6e6, ""),
+		rule("10.0.0.9/32", "#", 7e6, ""),
+		rule("10.0.0.10/32", "null", 5e6, "z"),
+	}}}
+	want := `plans:
+  Gold-100: 4mbit
+  Gold-100-2: {rate: 3mbit, name: Gold 100}
+  gold: {rate: 1mbit, note: b}
+  "null": 5mbit
+  plan: {rate: 7mbit, name: "#"}
+  plan-100: {rate: 6mbit, name: 100}
+  plan-unlimited: {rate: unlimited, name: unlimited}
+devices:
+  eth0:
+    egress:
+      10.0.0.1: {plan: gold, rate: 2mbit, note: a}
+      10.0.0.2: gold
+      10.0.0.3: gold
+      10.0.0.4: {plan: Gold-100-2, note: alone}
+      10.0.0.5: Gold-100
+      10.0.0.6: {plan: "null", note: y}
+      10.0.0.7: plan-unlimited
+      10.0.0.8: plan-100
+      10.0.0.9: plan
+      10.0.0.10: {plan: "null", note: z}
+`
+	text := written(t, tables)
+	if text != want {
+		t.Errorf("got\n%s\nwant\n%s", text, want)
+	}
+	if got := mustTables(t, mustParse(t, text), Device{"eth0", 14}); !reflect.DeepEqual(got, tables) {
+		t.Errorf("got %v", got)
+	}
+}
+
+// TestNamesShareRules checks that a name for each rule does not cost a limit for each rule.
+func TestNamesShareRules(t *testing.T) {
+	f := mustParse(t, `plans: {gold: {rate: 1mbit, note: x}}
+devices:
+  eth0:
+    egress:
+      10.0.0.1: {plan: gold, name: alice}
+      10.0.0.2: {plan: gold, name: "bob"}
+      10.0.0.3: {plan: gold, name: carl, note: ""}
+`)
+	rules := f.exactly["eth0"].tables[0].rules
+	for i, want := range []policy.Label{{Plan: "gold", Name: "alice", Note: "x"}, {Plan: "gold", Name: "bob", Note: "x"}, {Plan: "gold", Name: "carl"}} {
+		if got := rules[i].on(Device{"eth0", 14}).Label; got != want {
+			t.Errorf("label %+v, want %+v", got, want)
+		}
+	}
+	if rules[0].rules != rules[1].rules {
+		t.Error("two rules that differ in their names have a limit each")
 	}
 }

@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// FuzzParse reads whatever there is, by pieces and as a whole, to the same end.
-// What is a policy is written, and changed, and says what it is to say.
+// FuzzParse runs examine on any text.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(small))
 	examples, err := filepath.Glob("../../examples/*.yaml")

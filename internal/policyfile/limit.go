@@ -12,12 +12,14 @@ import (
 )
 
 var (
-	shadowKeys = keys(func(o *policy.Option) bool { return o.Shadow })
-	planKeys   = keys(func(*policy.Option) bool { return true }, "shadow")
-	ruleKeys   = slices.Concat([]string{"plan"}, planKeys)
+	shadowKeys   = keys(func(o *policy.Option) bool { return o.Shadow })
+	defaultsKeys = keys(func(o *policy.Option) bool { return !o.Label }, "shadow")
+	labelKeys    = keys(func(o *policy.Option) bool { return o.Label })
+	planKeys     = slices.Concat(defaultsKeys, labelKeys)
+	ruleKeys     = slices.Concat([]string{"plan"}, planKeys)
 )
 
-// keys are the names of some options, and others, with the aliases of the options behind them.
+// keys returns the names of some options, then others, then the aliases of the options.
 func keys(of func(*policy.Option) bool, others ...string) (names []string) {
 	var aliases []string
 	for _, o := range policy.Options {
@@ -28,15 +30,23 @@ func keys(of func(*policy.Option) bool, others ...string) (names []string) {
 	return slices.Concat(names, others, aliases)
 }
 
-// noShadow is the text of a shadow that is none, to be without that of defaults or a plan.
+// noShadow removes the shadow of defaults or a plan.
 const noShadow = "none"
 
-// A part is one part of a limit that a file gives.
+// A part is an option, or the shadow, with its value in a file.
 type part struct {
-	key    string // as policy.LimitKey has it
+	key    string // the option's name, or shadow; plan only where a rule is written
 	text   string
-	shadow *policy.Limit // of the part shadow; nil for none
-	at     uint32        // the offset of its value
+	shadow *policy.Limit // the value of the key shadow; nil for none
+	at     uint32        // the offset of the value
+}
+
+// value returns the value in YAML.
+func (p part) value() string {
+	if p.key == "plan" || slices.Contains(labelKeys, p.key) {
+		return word(p.text)
+	}
+	return p.text
 }
 
 func (p part) set(l *policy.Limit) error {
@@ -47,30 +57,43 @@ func (p part) set(l *policy.Limit) error {
 	return l.Set(p.key, p.text)
 }
 
-// over sets parts over a limit.
+// over returns a limit with parts set.
 func over(l policy.Limit, parts []part) policy.Limit {
 	for _, p := range parts {
 		if err := p.set(&l); err != nil {
-			panic(err) // that the part is valid was made sure when it was read
+			panic(err) // the reader checked it
 		}
 	}
 	return l
 }
 
-// A parcel is the parts that are given in one place.
+// A parcel is the parts of a rule, a plan or defaults.
 type parcel struct {
 	parts []part
 	plan  *plan // of a rule; nil for none
-	bad   bool  // of defaults, or a plan: some of it is not valid, and reported
+	bad   bool  // it has an error that is reported already
 }
 
+// A plan is options that several rules share. A rule that names the plan by its key has
+// its options, and its note too if the rule has no note. The name of the plan is only
+// shown, instead of the key, and becomes Label.Plan of its rules.
 type plan struct {
 	parcel
-	name string
-	at   uint32
+	key   string
+	shown string // the name, or the key for none; two plans may have the same name
+	at    uint32
 }
 
-// usualAt is what defaults make of rules of a rate: of unlimited ones, what they can have.
+// over returns a limit with the options of the plan, if it is not nil.
+func (p *plan) over(l policy.Limit) policy.Limit {
+	if p == nil {
+		return l
+	}
+	return over(l, p.parts)
+}
+
+// usualAt returns the defaults for rules of a rate: without options that an unlimited rule
+// cannot have, if it is that.
 func usualAt(rate policy.Rate, usual policy.Limit) policy.Limit {
 	if rate == policy.Unlimited {
 		usual.Shadow = nil
@@ -87,19 +110,19 @@ func usualAt(rate policy.Rate, usual policy.Limit) policy.Limit {
 type limits struct {
 	usual    policy.Limit
 	defaults parcel
-	known    map[saying]*made // as most rules say what others do
+	known    map[ruleText]*made // most rules have the text of another one
 }
 
-// A saying is what a rule says, and what a limit takes of its network.
-type saying struct {
+// A ruleText is the text of a rule, and the properties of its network that matter.
+type ruleText struct {
 	text         string
 	family, bits int
 }
 
-// maxKnown bounds how many limits, rules and texts are remembered at a time.
+// maxKnown bounds the size of each cache.
 const maxKnown = 1 << 16
 
-// of is the limit of a rule.
+// of returns the limit of a rule.
 func (l *limits) of(p parcel) policy.Limit {
 	var ofPlan []part
 	if p.plan != nil {
@@ -107,22 +130,25 @@ func (l *limits) of(p parcel) policy.Limit {
 	}
 	parts := slices.Concat(ofPlan, p.parts)
 	limit := over(l.usual, parts)
-	if limit.Rate == policy.Unlimited {
-		return over(usualAt(limit.Rate, l.usual), parts)
-	}
-	dropIdle(&limit, &policy.Rule{Algorithm: limit.Algorithm, Each: limit.Each, Excess: limit.Excess})
 	says := func(keys ...string) bool {
 		return slices.ContainsFunc(p.parts, func(p part) bool { return slices.Contains(keys, p.key) })
 	}
-	// Who says otherwise than the plan what becomes of excess does not mean its
-	// queue, and who says otherwise who has a bucket does not mean its order.
-	meant := slices.DeleteFunc(slices.Clone(ofPlan), func(p part) bool {
+	switch {
+	case limit.Rate == policy.Unlimited && says("rate"): // the rule keeps what it can of its plan
+		return over(usualAt(limit.Rate, p.plan.over(l.usual)), p.parts)
+	case limit.Rate == policy.Unlimited:
+		return over(usualAt(limit.Rate, l.usual), parts)
+	}
+	dropIdle(&limit, &policy.Rule{Algorithm: limit.Algorithm, Each: limit.Each, Excess: limit.Excess})
+	// A rule that overrides the plan's treatment of excess does not want its queue, and
+	// one that overrides its bucket scope does not want its order.
+	wanted := slices.DeleteFunc(slices.Clone(ofPlan), func(p part) bool {
 		return says("excess", "algorithm") || p.key == "order" && says("each")
 	})
-	return over(limit, append(meant, p.parts...))
+	return over(limit, append(wanted, p.parts...))
 }
 
-// dropIdle takes from a limit the options that have no use beside the others of r.
+// dropIdle resets the options of a limit that have no use beside those of r.
 func dropIdle(l *policy.Limit, r *policy.Rule) {
 	for _, o := range policy.Options {
 		if !o.Useful(r) {
@@ -131,10 +157,11 @@ func dropIdle(l *policy.Limit, r *policy.Rule) {
 	}
 }
 
-// made is what makes a rule, nil if it is not valid.
-func (r *reader) made(of *limits, prefix netip.Prefix, e *entry) *made {
-	text, family := r.text[e.value.start:e.value.end], prefix.Addr().BitLen()
-	if known := of.known[saying{string(text), family, prefix.Bits()}]; known != nil {
+// made returns the meaning of a rule, given its text without the label; nil if it is not
+// valid.
+func (r *reader) made(of *limits, prefix netip.Prefix, e *entry, text []byte) *made {
+	family := prefix.Addr().BitLen()
+	if known := of.known[ruleText{string(text), family, prefix.Bits()}]; known != nil {
 		return known
 	}
 	faults := r.faults
@@ -142,24 +169,55 @@ func (r *reader) made(of *limits, prefix netip.Prefix, e *entry) *made {
 	if r.faults > faults || of.defaults.bad {
 		return nil
 	}
-	var out made
+	var rules [2]policy.Rule
 	var err error
 	limit := of.of(p)
-	if out.headerless, err = limit.Rule(prefix, 0); err == nil {
-		out.ethernet, err = limit.Rule(prefix, 14)
+	if rules[0], err = limit.Rule(prefix, 0); err == nil {
+		rules[1], err = limit.Rule(prefix, 14)
 	}
 	if err != nil {
 		r.blame(err, e.key.start, p, of.defaults)
 		return nil
 	}
-	if len(of.known) < maxKnown {
-		of.known[saying{string(text), family, prefix.Bits()}] = &out
+	if p.plan != nil {
+		rules[0].Label.Plan, rules[1].Label.Plan = p.plan.shown, p.plan.shown
 	}
-	return &out
+	out := &made{rules: &rules, note: string(limit.Note)}
+	if len(of.known) < maxKnown {
+		of.known[ruleText{string(text), family, prefix.Bits()}] = out
+	}
+	return out
 }
 
-// blame reports a rule that is not valid, where the part stands that the error
-// begins with.
+// labelled returns m with the name and note of a rule.
+func (m *made) labelled(label []part) *made {
+	if label == nil {
+		return m
+	}
+	l := over(policy.Limit{Note: policy.Note(m.note)}, label)
+	return &made{m.rules, string(l.Name), string(l.Note)}
+}
+
+// cutLabel removes name and note from a rule, because they are different for most rules.
+// The text is the rest of the rule, which many rules have in common.
+func (r *reader) cutLabel(n *node) (text []byte, label []part) {
+	isLabel := func(e entry) bool { return slices.Contains(labelKeys, e.key.text) }
+	if !slices.ContainsFunc(n.entries, isLabel) {
+		return r.text[n.start:n.end], nil
+	}
+	cut, at := node{kind: mapping, start: n.start}, n.start
+	n.entries = slices.DeleteFunc(n.entries, func(e entry) bool {
+		if isLabel(e) {
+			cut.entries = append(cut.entries, e)
+			text = append(text, r.text[at:e.key.start]...)
+			at = e.value.end
+		}
+		return isLabel(e)
+	})
+	return append(text, r.text[at:max(at, n.end)]...), r.parts(&cut, "a rule", labelKeys).parts
+}
+
+// blame reports a rule that is not valid, at the option that the error begins with.
 func (r *reader) blame(err error, key uint32, rule, defaults parcel) {
 	message := err.Error()
 	word, _, _ := strings.Cut(message, " ")
@@ -168,7 +226,7 @@ func (r *reader) blame(err error, key uint32, rule, defaults parcel) {
 	if i := slices.IndexFunc(rule.parts, named); i >= 0 {
 		key = rule.parts[i].at
 	} else if p := rule.plan; p != nil && slices.ContainsFunc(p.parts, named) {
-		message += fmt.Sprintf(" (from plan %s, line %d)", p.name, r.line(p.at))
+		message += fmt.Sprintf(" (from plan %s, line %d)", p.key, r.line(p.at))
 	} else if i := slices.IndexFunc(defaults.parts, named); i >= 0 {
 		message += fmt.Sprintf(" (from defaults, line %d)", r.line(defaults.parts[i].at))
 	}
@@ -179,7 +237,7 @@ func (r *reader) rule(n *node) parcel {
 	if n.kind == mapping {
 		return r.parts(n, "a rule", ruleKeys)
 	}
-	text, ok := r.scalar(n, "a rule", "a rate, unlimited, a plan, or parts such as {rate: 10mbit, each: host}")
+	text, ok := r.scalar(n, "a rule", "a rate, unlimited, a plan, or options such as {rate: 10mbit, each: host}")
 	switch {
 	case !ok:
 		return parcel{}
@@ -189,12 +247,12 @@ func (r *reader) rule(n *node) parcel {
 	return parcel{plan: r.plan(n, text)}
 }
 
-// looksLikeRate says whether a text is rather a rate than the name of a plan.
+// looksLikeRate reports whether a text is meant as a rate rather than a plan.
 func looksLikeRate(s string) bool {
 	return strings.IndexFunc(s, unicode.IsLetter) != 0 || strings.EqualFold(s, policy.Unlimited.String())
 }
 
-// plan is the plan of a name; nil if there is none, and reported.
+// plan returns the plan of a name. If there is none, it reports that and returns nil.
 func (r *reader) plan(n *node, name string) *plan {
 	switch p := r.plans[name]; {
 	case p != nil:
@@ -203,8 +261,8 @@ func (r *reader) plan(n *node, name string) *plan {
 		}
 		return p
 	case len(r.plans) == 0:
-		r.errorf(n, "%q is no rate, and there are no plans; write a rate such as 10mbit, or unlimited", shorten(name))
-	case len(r.problems) > 100*shown: // nobody sees it, and plans may be many
+		r.errorf(n, "%q is not a rate, and the file has no plans; write a rate such as 10mbit, or unlimited", shorten(name))
+	case len(r.problems) > 100*shown: // it is not shown, and there may be many plans
 		r.errorf(n, "plan %q is unknown", shorten(name))
 	default:
 		names := slices.Sorted(maps.Keys(r.plans))
@@ -213,7 +271,7 @@ func (r *reader) plan(n *node, name string) *plan {
 	return nil
 }
 
-// parts is what a mapping says of a limit; allowed are the keys that it may have.
+// parts reads a mapping whose keys must be among allowed.
 func (r *reader) parts(n *node, what string, allowed []string) (out parcel) {
 	entries := r.entries(n, what, "rate: 10mbit")
 	given := map[string]*node{}
@@ -221,7 +279,7 @@ func (r *reader) parts(n *node, what string, allowed []string) (out parcel) {
 		key, value := &entries[i].key, &entries[i].value
 		name := policy.LimitKey(key.text)
 		if first := given[name]; first != nil {
-			r.errorf(key, "%s is there twice, first in line %d as %s; take one of them out", name, r.line(first.start), first.text)
+			r.errorf(key, "%s appears twice, first in line %d as %s; remove one of them", name, r.line(first.start), first.text)
 			continue
 		}
 		given[name] = key
@@ -242,22 +300,28 @@ func (r *reader) parts(n *node, what string, allowed []string) (out parcel) {
 func (r *reader) unknownPart(key *node, what string, allowed []string) {
 	switch {
 	case key.text == "plan":
-		r.errorf(key, "%s cannot name a plan; write its parts out", what)
+		r.errorf(key, "%s cannot use a plan; write the options instead", what)
+	case what == "defaults" && slices.Contains(labelKeys, key.text):
+		r.errorf(key, "defaults cannot set a %s; write it in rules", key.text)
 	case key.text == "match":
-		r.errorf(key, "match is for all of a direction; write it beside the networks")
+		r.errorf(key, "match applies to a whole direction; write it next to the networks")
 	case slices.Contains(ruleKeys, key.text):
-		r.errorf(key, "%s has no %s of its own; take it out", what, policy.LimitKey(key.text))
+		r.errorf(key, "%s cannot have %s; remove it", what, policy.LimitKey(key.text))
 	default:
 		r.errorf(key, "unknown key %q; %s", shorten(key.text), didYouMean(key.text, allowed))
 	}
 }
 
-// part is one part by itself, whether or not it is valid in its place; none if it is nowhere.
+// part reads one part. It returns none if the value is not valid in any rule.
 func (r *reader) part(name string, n *node) []part {
 	if name == "shadow" {
 		return r.shadow(n)
 	}
-	text, ok := r.scalar(n, name, "one word")
+	example := "one word"
+	if slices.Contains(labelKeys, name) {
+		example = "text, in quotes if it has a colon or begins with a bracket"
+	}
+	text, ok := r.scalar(n, name, example)
 	if !ok {
 		return nil
 	}
@@ -274,7 +338,7 @@ func (r *reader) shadow(n *node) []part {
 	switch {
 	case n.kind == text && n.text == noShadow:
 	case n.kind == text && r.plans[n.text] != nil:
-		r.errorf(n, "a shadow cannot name a plan; write its parts out")
+		r.errorf(n, "a shadow cannot use a plan; write the options instead")
 	default:
 		limit := over(policy.Limit{}, r.rateOrParts(n, "a shadow", shadowKeys))
 		p.shadow = &limit
@@ -282,7 +346,7 @@ func (r *reader) shadow(n *node) []part {
 	return []part{p}
 }
 
-// rateOrParts is what a value says that may be a rate alone.
+// rateOrParts reads a value that is a rate or a mapping.
 func (r *reader) rateOrParts(n *node, what string, allowed []string) []part {
 	if n.kind == text {
 		return r.part("rate", n)
@@ -290,13 +354,14 @@ func (r *reader) rateOrParts(n *node, what string, allowed []string) []part {
 	return r.parts(n, what, allowed).parts
 }
 
-// defaults is those of a wider place and what e, if it is there, says over them.
+// defaults returns the defaults of the surrounding place, with those of e, nil for none,
+// over them.
 func (r *reader) defaults(wider parcel, e *entry) parcel {
 	if e == nil {
 		return wider
 	}
 	faults := r.faults
-	own := r.parts(&e.value, "defaults", planKeys)
+	own := r.parts(&e.value, "defaults", defaultsKeys)
 	own.bad = r.faults > faults || wider.bad
 	wide := slices.DeleteFunc(slices.Clone(wider.parts), func(w part) bool {
 		return slices.ContainsFunc(own.parts, func(p part) bool { return p.key == w.key })
@@ -307,24 +372,35 @@ func (r *reader) defaults(wider parcel, e *entry) parcel {
 
 func (r *reader) readPlans(n *node) {
 	r.plans = map[string]*plan{}
-	for _, e := range n.entries { // also those that say nothing, so that no rule is told that they are unknown
-		r.plans[e.key.text] = &plan{parcel: parcel{bad: true}, name: e.key.text, at: e.key.start}
+	for _, e := range n.entries { // all of them, so that rules do not report bad ones as unknown
+		r.plans[e.key.text] = &plan{parcel: parcel{bad: true}, key: e.key.text, at: e.key.start}
 	}
 	entries := r.entries(n, "plans", "gold: {rate: 100mbit}")
 	given := map[string]*node{}
 	for i := range entries {
 		key, value := &entries[i].key, &entries[i].value
 		name := key.text
+		r.plansPlace.spans = append(r.plansPlace.spans, entries[i].span())
 		switch first := given[name]; {
 		case first != nil:
-			r.errorf(key, "plan %s is there twice, first in line %d; take one of them out", shorten(name), r.line(first.start))
+			r.errorf(key, "plan %s appears twice, first in line %d; remove one of them", shorten(name), r.line(first.start))
 		case !validPlan(name):
-			r.errorf(key, "plan %q could be mistaken; begin its name with a letter, use letters, digits, - _ and . in it, and not unlimited", shorten(name))
+			r.errorf(key, "plan %q is not a valid key; begin it with a letter, use letters, digits, -, _ and ., and not the word unlimited", shorten(name))
 		default:
 			given[name] = key
 			faults := r.faults
-			parts := r.rateOrParts(value, "a plan", planKeys)
-			r.plans[name] = &plan{parcel{parts: parts, bad: r.faults > faults}, name, key.start}
+			p := &plan{parcel: parcel{parts: r.rateOrParts(value, "a plan", planKeys)}, key: name, shown: name, at: key.start}
+			p.parts = slices.DeleteFunc(p.parts, func(part part) bool {
+				if part.key == "name" && part.text != "" {
+					p.shown = part.text
+				}
+				return part.key == "name"
+			})
+			if err := policy.CheckPlan(p.shown); err != nil {
+				r.errorf(key, "%w", err)
+			}
+			p.bad = r.faults > faults
+			r.plans[name] = p
 		}
 	}
 }

@@ -13,12 +13,11 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Merge writes the file like with what is in tables: of the devices that there are,
-// it says the same as they. What still holds stays as it is written, and so do
-// comments; rules that changed have new values, those that are gone are taken out,
-// new ones stand behind the others of their direction. A device for which a pattern
-// no longer holds gets a section of its own; what the file says of devices that are
-// not there stays. Tables are of some of the devices, with valid rules as
+// Merge writes the file like with the rules in tables, which are those of devices. It keeps
+// unchanged rules, comments and sections of other devices as they are. Changed rules get
+// new values, removed rules disappear, and new rules are added after the others of their
+// direction. A device that differs from the rules of its pattern gets its own section.
+// Plans that the file does not have are added. Rules must be valid, and as
 // policy.Limit.Rule makes them.
 func Merge(w io.Writer, like *File, devices []Device, tables []policy.Table) error {
 	if err := like.hides(); err != nil {
@@ -33,7 +32,7 @@ func Merge(w io.Writer, like *File, devices []Device, tables []policy.Table) err
 		delete(absent, d.Name)
 	}
 	for name := range absent {
-		return fmt.Errorf("write a policy: device %s has rules, but is not there", name)
+		return fmt.Errorf("write a policy: device %s has rules but does not exist", name)
 	}
 	for _, of := range live {
 		for i := range of {
@@ -41,7 +40,7 @@ func Merge(w io.Writer, like *File, devices []Device, tables []policy.Table) err
 			policy.SortRules(of[i].Rules)
 		}
 	}
-	m := merger{editor: editor{source: like.source, newline: "\n", indent: 2}, like: like, live: live}
+	m := merger{editor: editor{source: like.source, newline: "\n", indent: 2}, like: like, live: live, used: map[string]*plan{}}
 	if end := like.lineEnd(1); bytes.HasPrefix(like.text[end:], []byte("\r")) {
 		m.newline = "\r\n"
 	}
@@ -51,14 +50,15 @@ func Merge(w io.Writer, like *File, devices []Device, tables []policy.Table) err
 	if err := m.devices(devices); err != nil {
 		return err
 	}
+	m.addPlans()
 	if err := m.writeTo(w); err != nil {
 		return fmt.Errorf("write a policy: %w", err)
 	}
 	return nil
 }
 
-// hides reports what the file has that is not printed as it is there, so that what is
-// printed would not say the same. In lines of comments alone that does not matter.
+// hides returns an error for a character that is escaped when the file is printed, because
+// the printed file would differ. In lines with only a comment that does not matter.
 func (f *File) hides() error {
 	for line := range f.lines {
 		text := f.lineText(line + 1)
@@ -68,7 +68,7 @@ func (f *File) hides() error {
 		for i, c := range string(text) {
 			if one := string(c); c != '\t' && plain.Line(one) != one {
 				return Error{f.name, line + 1, 1 + utf8.RuneCount(text[:i]), fmt.Sprintf(
-					"character %U is not shown as it is; write it as \"\\U%08x\" in double quotes, or a comment in a line of its own", c, c)}
+					"character %U cannot be shown as it is; write it as \"\\U%08x\" in double quotes, or put the comment in its own line", c, c)}
 			}
 		}
 	}
@@ -79,11 +79,47 @@ type merger struct {
 	editor
 	like *File
 	live map[string][]policy.Table // by device, in the order of policy.SortTables
+	made map[string]*plan          // plans for the live rules, by how they are shown; nil until one is needed
+	used map[string]*plan          // those of made that must be added
 }
 
-// devices changes the sections of all devices that there are.
+// plans returns the plans of the file that are shown by a text, or else a new one.
+func (m *merger) plans(shown string) (plans []*plan) {
+	for _, p := range sortedPlans(m.like.plans) {
+		if p.shown == shown {
+			plans = append(plans, p)
+		}
+	}
+	if len(plans) > 0 {
+		return plans
+	}
+	if m.made == nil {
+		m.made = plansOf(m.live, m.like.plans)
+	}
+	m.used[shown] = m.made[shown]
+	return []*plan{m.made[shown]}
+}
+
+// addPlans adds the new plans that rules use.
+func (m *merger) addPlans() {
+	var last []fresh
+	for _, p := range sortedPlans(m.used) {
+		last = append(last, fresh{key: word(p.key), value: p.value()})
+	}
+	root := m.like.root
+	switch {
+	case len(last) == 0:
+	case m.like.plansPlace.end > 0:
+		at := m.like.plansPlace
+		m.apply(change{place: at, key: m.like.plansKey, inside: root.braces, entries: at.spans, last: last})
+	default:
+		m.apply(change{place: root, key: m.like.key, entries: root.spans, last: []fresh{{key: "plans", inner: last}}})
+	}
+}
+
+// devices changes the sections of all devices.
 func (m *merger) devices(devices []Device) error {
-	c := change{place: m.like.place, key: m.like.key, inside: m.like.inside, gone: map[uint32]bool{}}
+	c := change{place: m.like.place, key: m.like.key, inside: m.like.root.braces, gone: map[uint32]bool{}}
 	for i := range m.like.devices {
 		c.entries = append(c.entries, m.like.devices[i].span)
 	}
@@ -105,7 +141,7 @@ func (m *merger) devices(devices []Device) error {
 		}
 		own := fresh{key: key, value: "{}"}
 		for _, t := range live {
-			own.inner = append(own.inner, freshTable(m.like.usual, t, d))
+			own.inner = append(own.inner, m.freshTable(m.like.usual, t, d))
 		}
 		c.last = append(c.last, own)
 	}
@@ -117,30 +153,30 @@ func sameTable(a, b policy.Table) bool {
 	return a.Direction == b.Direction && a.Match == b.Match && slices.Equal(a.Rules, b.Rules)
 }
 
-func freshTable(usual policy.Limit, t policy.Table, d Device) fresh {
+func (m *merger) freshTable(usual policy.Limit, t policy.Table, d Device) fresh {
 	f := fresh{key: t.Direction.String()}
 	if t.Match != t.Direction.FarSide() {
 		f.inner = append(f.inner, fresh{key: "match", value: t.Match.String()})
 	}
-	spell := speller(usual, d.L2Bytes)
+	spell := newSpeller(usual, d.L2Bytes, m.plans)
 	for i := range t.Rules {
 		f.inner = append(f.inner, freshRule(spell, &t.Rules[i]))
 	}
 	return f
 }
 
-func freshRule(spell func(*policy.Rule) string, r *policy.Rule) fresh {
-	return fresh{key: networkKey(r.Prefix), value: spell(r)}
+func freshRule(spell *speller, r *policy.Rule) fresh {
+	return fresh{key: networkKey(r.Prefix), value: spell.value(r)}
 }
 
 func freshParts(parts []part) (entries []fresh) {
 	for _, p := range parts {
-		entries = append(entries, fresh{key: p.key, value: p.text})
+		entries = append(entries, fresh{key: p.key, value: p.value()})
 	}
 	return entries
 }
 
-// section changes that of a device, or says that it is to go.
+// section changes the section of a device; gone is true if it must be removed instead.
 func (m *merger) section(s *section, d Device) (gone bool) {
 	live := m.live[d.Name]
 	if len(live) == 0 && !m.like.pattern(d.Name) {
@@ -150,7 +186,7 @@ func (m *merger) section(s *section, d Device) (gone bool) {
 	egressFirst := func(a table, b policy.Table) int { return cmp.Compare(b.Direction, a.direction) }
 	for t, l := range policy.Pairs(s.tables, live, egressFirst) {
 		if t == nil {
-			c.last = append(c.last, freshTable(s.usual, *l, d))
+			c.last = append(c.last, m.freshTable(s.usual, *l, d))
 			continue
 		}
 		c.entries = append(c.entries, t.span)
@@ -164,46 +200,81 @@ func (m *merger) section(s *section, d Device) (gone bool) {
 	return false
 }
 
-// pattern says whether some pattern matches a device.
+// pattern reports whether a pattern matches a device.
 func (f *File) pattern(device string) bool {
 	return slices.ContainsFunc(f.devices, func(s section) bool { return s.pattern && Matches(s.key, device) })
 }
 
-// table changes a direction to what is live.
+// table changes a direction to the live rules.
 func (m *merger) table(t *table, live policy.Table, d Device, inside bool) {
 	c := change{place: t.place, key: t.span.key, inside: inside, entries: slices.Clone(t.spans), gone: map[uint32]bool{}}
 	if live.Match != t.match {
-		if t.side != (span{}) {
-			m.replace(int(t.side.value), int(t.side.end), live.Match.String())
+		if t.matchSpan != (span{}) {
+			m.replace(int(t.matchSpan.value), int(t.matchSpan.end), live.Match.String())
 		} else {
 			c.first = []fresh{{key: "match", value: live.Match.String()}}
 		}
 	}
-	spell := speller(t.usual, d.L2Bytes)
+	spell := newSpeller(t.usual, d.L2Bytes, m.plans)
 	inOrder := func(a rule, b policy.Rule) int { return policy.ComparePrefix(a.prefix, b.Prefix) }
+	var first *rule // of the two rules of a key any
+	var firstLive *policy.Rule
 	for r, live := range policy.Pairs(t.rules, live.Rules, inOrder) {
-		if r == nil {
+		switch {
+		case r == nil:
 			c.last = append(c.last, freshRule(spell, live))
+			continue
+		case first != nil && first.key == r.key:
+			m.families(&c, spell, [2]*rule{first, r}, [2]*policy.Rule{firstLive, live}, d, t.braces)
 			continue
 		}
 		c.entries = append(c.entries, r.span)
-		if live == nil {
+		switch {
+		case r.prefix == policy.Everything[0] && m.isAny(r.key):
+			first, firstLive = r, live
+		case live == nil:
 			c.gone[r.key] = true
-		} else if r.on(d) != *live {
-			m.rule(t, r.span, live, d)
+		case r.on(d) != *live:
+			m.rule(spell, r.span, live, d, t.braces)
 		}
 	}
 	m.apply(c)
 }
 
-func (m *merger) rule(t *table, at span, live *policy.Rule, d Device) {
+// isAny reports whether the key of a rule is any, perhaps in quotes.
+func (m *merger) isAny(key uint32) bool {
+	return bytes.HasPrefix(bytes.TrimLeft(m.text[key:], `"'`), []byte(policy.Any))
+}
+
+// families changes the entry of a key any, which has a rule for each family. It is split if the
+// two rules differ.
+func (m *merger) families(c *change, spell *speller, said [2]*rule, live [2]*policy.Rule, d Device, inside bool) {
+	was := [2]policy.Rule{said[0].on(d), said[1].on(d)}
+	alike := func(a, b policy.Rule) bool { return withoutNetwork(a) == withoutNetwork(b) }
+	switch {
+	case live[0] == nil || live[1] == nil || !alike(*live[0], *live[1]) || !alike(was[0], was[1]):
+		if live[0] != nil && live[1] != nil && *live[0] == was[0] && *live[1] == was[1] {
+			return
+		}
+		c.gone[said[0].key] = true
+		for _, r := range live {
+			if r != nil {
+				c.last = append(c.last, freshRule(spell, r))
+			}
+		}
+	case was[0] != *live[0]:
+		m.rule(spell, said[0].span, live[0], d, inside)
+	}
+}
+
+func (m *merger) rule(s *speller, at span, live *policy.Rule, d Device, inside bool) {
 	from := m.lines[m.line(at.value)-1]
 	if len(bytes.TrimLeft(m.text[from:at.value], " ")) > 0 {
-		from = at.value // which has its own line only if it goes over several
+		from = at.value // only a mapping in lines begins in its own line
 	}
 	value, _, err := newSource(m.text[from:at.end])
 	if err != nil {
-		panic(err) // Parse read it
+		panic(err) // Parse accepted it
 	}
 	r := &reader{File: File{source: value}}
 	root, err := r.yaml(value.text, 0)
@@ -211,18 +282,29 @@ func (m *merger) rule(t *table, at span, live *policy.Rule, d Device) {
 		panic(err)
 	}
 	root.shift(from)
-	m.limit(r, &entry{node{start: at.key}, *root}, t.usual, live, d, t.braces)
+	m.limit(s, r, &entry{node{start: at.key}, *root}, live, inside)
 }
 
-// limit changes the limit that is the value of a rule, or of its shadow, part by part.
-func (m *merger) limit(r *reader, e *entry, usual policy.Limit, live *policy.Rule, d Device, inside bool) {
+// limit changes the value of a rule, or of its shadow, part by part.
+func (m *merger) limit(s *speller, r *reader, e *entry, live *policy.Rule, inside bool) {
 	if e.value.kind != mapping {
-		m.replace(int(e.value.start), int(e.value.end), spell(usual, live, d.L2Bytes))
+		m.replace(int(e.value.start), int(e.value.end), s.value(live))
 		return
 	}
-	usual = usualAt(live.Rate, usual)
-	kept := r.stillSo(e.value.entries, usual, live, d)
-	wanted := needed(over(usual, kept), live, d.L2Bytes)
+	var p *plan
+	var kept, wanted []part
+	for i := range e.value.entries {
+		if one := &e.value.entries[i]; one.key.text == "plan" && m.like.plans[one.value.text].shown == live.Label.Plan {
+			p, kept = m.like.plans[one.value.text], []part{{key: "plan"}}
+		}
+	}
+	if p == nil {
+		if p, _ = s.parts(live); p != nil {
+			wanted = []part{{key: "plan", text: p.key}}
+		}
+	}
+	still := r.unchanged(e.value.entries, usualAt(live.Rate, p.over(s.usual)), live, s.l2Bytes)
+	kept, wanted = append(kept, still...), append(wanted, s.missing(p, still, live)...)
 	c := change{place: e.value.place(), key: e.key.start, inside: inside, gone: map[uint32]bool{}}
 	for i := range e.value.entries {
 		one := &e.value.entries[i]
@@ -237,10 +319,10 @@ func (m *merger) limit(r *reader, e *entry, usual policy.Limit, live *policy.Rul
 			c.gone[one.key.start] = true
 			continue
 		case name == "shadow" && one.value.kind == mapping && wanted[at].text != noShadow:
-			s, _ := proposed(live)
-			m.limit(r, one, policy.Limit{}, &s, d, e.value.braces)
+			shadow, _ := proposed(live)
+			m.limit(newSpeller(policy.Limit{}, s.l2Bytes, nil), r, one, &shadow, e.value.braces)
 		default:
-			m.replace(int(one.value.start), int(one.value.end), wanted[at].text)
+			m.replace(int(one.value.start), int(one.value.end), wanted[at].value())
 		}
 		wanted = slices.Delete(wanted, at, at+1)
 	}
@@ -248,8 +330,8 @@ func (m *merger) limit(r *reader, e *entry, usual policy.Limit, live *policy.Rul
 	m.apply(c)
 }
 
-// stillSo is the parts of a rule, or a shadow, that hold for what is live.
-func (r *reader) stillSo(entries []entry, usual policy.Limit, live *policy.Rule, d Device) (kept []part) {
+// unchanged returns the parts of a rule, or a shadow, that the live rule has too.
+func (r *reader) unchanged(entries []entry, usual policy.Limit, live *policy.Rule, l2Bytes uint8) (kept []part) {
 	var ofFraming []part
 	for i := range entries {
 		key, value := policy.LimitKey(entries[i].key.text), &entries[i].value
@@ -260,19 +342,19 @@ func (r *reader) stillSo(entries []entry, usual policy.Limit, live *policy.Rule,
 		case "shadow":
 			parts := r.part(key, value)
 			s, ok := proposed(live)
-			if l := parts[0].shadow; !ok && l == nil || ok && sameShadow(l, &s, d.L2Bytes) {
+			if l := parts[0].shadow; !ok && l == nil || ok && sameShadow(l, &s, l2Bytes) {
 				kept = append(kept, parts...)
 			}
 		default:
 			parts := r.part(key, value)
 			said := over(usual, parts)
-			wrong := slices.ContainsFunc(differing(said, live, d.L2Bytes), func(p part) bool { return p.key == key })
+			wrong := slices.ContainsFunc(differing(said, live, l2Bytes), func(p part) bool { return p.key == key })
 			if o := policy.FindOption(key); !wrong && o.Text(live) != "" && o.Useful(live) {
 				kept = append(kept, parts...)
 			}
 		}
 	}
-	if madeOf(over(usual, ofFraming), live, d.L2Bytes).Framing == live.Framing {
+	if madeOf(over(usual, ofFraming), live, l2Bytes).Framing == live.Framing {
 		kept = append(kept, ofFraming...)
 	}
 	return kept

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestMerge writes what one file says onto another one.
+// TestMerge merges the rules of one file into another.
 func TestMerge(t *testing.T) {
 	devices := []Device{{"eth0", 14}, {"tap0", 14}, {"tap1", 14}, {"wg0", 0}}
 	for _, test := range []struct{ name, like, live, want string }{
@@ -44,12 +44,13 @@ devices:
   wg0:
     egress: {}  # none yet
 `, `
+plans: {gold: {rate: 100mbit, capacity: 100ms}}
 devices:
   eth0:
     egress:
       10.0.0.0/24: {rate: 15mbit, each: host}
       10.0.1.8: {rate: 70mbit, each: host}
-      10.0.1.9: {rate: 100mbit, capacity: 100ms}
+      10.0.1.9: gold
       10.0.3.0/24: {rate: 40mbit, capacity: 50ms, each: host, fail: closed}
       10.0.4.0/24: unlimited
       10.0.5.0/24: {rate: 1mbit, each: host}
@@ -189,7 +190,7 @@ devices:
             0.0.0.0/0: 5mbit
 `},
 
-		{"a pattern is kept out", `
+		{"a device without the rules of its pattern", `
 devices:
   tap*: {egress: {0.0.0.0/0: 10mbit}}
   tap0:
@@ -205,7 +206,7 @@ devices:
   tap1: {}
 `},
 
-		{"all goes", `
+		{"all rules removed", `
 devices:  # here
   eth0:
     egress:
@@ -218,14 +219,14 @@ devices: {}  # here
 # end
 `},
 
-		{"all is new", "devices: {} # none", `
+		{"all rules new", "devices: {} # none", `
 devices: {eth0: {ingress: {10.0.0.0/24: {rate: 1mbit, each: host, excess: ecn}}}}
 `, `devices: # none
   eth0:
     ingress:
       10.0.0.0/24: {rate: 1mbit, each: host, excess: ecn}`},
 
-		{"ends of lines", "\uFEFFdevices:\r\n  eth0:\r\n    egress:\r\n      10.0.0.0/24: 1mbit\r\n      10.0.1.0/24: 1mbit", `
+		{"line endings", "\uFEFFdevices:\r\n  eth0:\r\n    egress:\r\n      10.0.0.0/24: 1mbit\r\n      10.0.1.0/24: 1mbit", `
 devices: {eth0: {egress: {10.0.1.0/24: 1mbit, 10.0.2.0/24: 1mbit}}}
 `, "\uFEFFdevices:\r\n  eth0:\r\n    egress:\r\n      10.0.1.0/24: 1mbit\r\n      10.0.2.0/24: 1mbit"},
 
@@ -277,7 +278,7 @@ devices:
       10.0.9.0/24: {rate: 10mbit}     # first come, first served now
 `},
 
-		{"an order is not among flows", `
+		{"order with each flow", `
 defaults: {excess: delay, order: sparse-first}
 devices:
   eth0:
@@ -305,7 +306,7 @@ devices:
       10.0.3.0/24: {rate: 20mbit, each: flow}          # faster now
 `},
 
-		{"defaults no longer hold", `
+		{"other values than the defaults", `
 defaults: {overhead: docsis, mpu: 80, algorithm: leaky, penalty: 10s, shadow: 1mbit}
 devices: {eth0: {egress: {10.0.0.0/24: 2mbit, 10.0.1.0/24: {rate: 2mbit, shadow: 3mbit}}}}
 `, `
@@ -314,6 +315,125 @@ devices: {eth0: {egress: {10.0.0.0/24: 2mbit, 10.0.1.0/24: {rate: 2mbit, shadow:
 defaults: {overhead: docsis, mpu: 80, algorithm: leaky, penalty: 10s, shadow: 1mbit}
 devices: {eth0: {egress: {10.0.0.0/24: {rate: 2mbit, algorithm: gcra, penalty: none, overhead: 0, mpu: 0, shadow: none}, 10.0.1.0/24: {rate: 2mbit, shadow: {rate: 4mbit, penalty: fill}, penalty: none, overhead: 4, mpu: 0}}}}
 `},
+		{"any", `
+devices:
+  eth0:
+    egress:
+      any: {rate: 10mbit, each: host}  # changes
+    ingress:
+      any: 10mbit   # stays
+      10.0.0.1: 1mbit
+  tap0:
+    egress:
+      any: {rate: 10mbit, each: host}  # one family changes
+  tap1:
+    egress: {"any": 10mbit, 10.0.0.1: 1mbit}
+    ingress:
+      any: {rate: 10mbit, each: /32}  # each host in IPv4
+`, `
+devices:
+  eth0:
+    egress: {any: {rate: 20mbit, each: host}}
+    ingress: {any: 10mbit}
+  tap0:
+    egress: {0.0.0.0/0: {rate: 10mbit, each: host}, ::/0: {rate: 20mbit, each: host}}
+  tap1:
+    egress: {::/0: 10mbit, 10.0.0.1: 1mbit}
+    ingress: {any: {rate: 10mbit, each: host}}
+`, `
+devices:
+  eth0:
+    egress:
+      any: {rate: 20mbit, each: host}  # changes
+    ingress:
+      any: 10mbit   # stays
+  tap0:
+    egress:
+      0.0.0.0/0: {rate: 10mbit, each: host}
+      ::/0: {rate: 20mbit, each: host}
+  tap1:
+    egress: {10.0.0.1: 1mbit, ::/0: 10mbit}
+    ingress:
+      0.0.0.0/0: {rate: 10mbit, each: host}
+      ::/0: {rate: 10mbit, each: host}
+`},
+
+		{"names and plans", `
+plans:
+  gold-down: {rate: 100mbit, excess: ecn, name: Gold}
+  gold-up: {rate: 50mbit, excess: ecn, name: Gold, note: sold until 2024}
+  calls: {rate: 2mbit, queue: 10ms}
+devices:
+  eth0:
+    egress:
+      10.0.0.1: gold-down                             # gets a name
+      10.0.0.2: {plan: gold-down, name: bob}          # is renamed
+      10.0.0.3: {plan: gold-down, name: "carl",  note: x}   # loses both
+      10.0.0.4: {plan: gold-down, name: dora}         # follows another plan
+      10.0.0.5: {plan: gold-down, name: eve}          # follows none
+      10.0.0.6: {rate: 1mbit, name: fred}             # follows one
+      10.0.0.7: gold-up                               # has no note
+      10.0.0.8: {plan: gold-down, capacity: 64kb}     # is exempt
+      10.0.0.9: {plan: gold-down, rate: 300mbit}      # stays
+    ingress:
+      defaults: {excess: delay}
+      10.0.0.1: calls
+      10.0.0.2: {plan: calls, rate: 3mbit}            # drops now
+      10.0.0.3: {plan: calls, name: x}                # gets another rate
+`, `
+plans:
+  gold-down: {rate: 100mbit, excess: ecn, name: Gold}
+  gold-up: {rate: 50mbit, excess: ecn, name: Gold, note: sold until 2024}
+  calls: {rate: 2mbit, excess: delay, queue: 10ms}
+  new: {rate: 7mbit, excess: ecn, name: "#1"}
+devices:
+  eth0:
+    egress:
+      10.0.0.1: {plan: gold-down, name: "al #1"}
+      10.0.0.2: {plan: gold-down, name: bea}
+      10.0.0.3: gold-down
+      10.0.0.4: {plan: new, name: dora}
+      10.0.0.5: {rate: 100mbit, excess: ecn, name: eve}
+      10.0.0.6: {plan: new, name: fred}
+      10.0.0.7: {plan: gold-up, note: ""}
+      10.0.0.8: {plan: gold-down, rate: unlimited}
+      10.0.0.9: {plan: gold-down, rate: 300mbit}
+      10.0.0.10: {plan: gold-up, name: new}
+    ingress:
+      10.0.0.1: calls
+      10.0.0.2: {plan: calls, rate: 3mbit, excess: drop}
+      10.0.0.3: {plan: calls, rate: 4mbit, name: x}
+`, `
+plans:
+  gold-down: {rate: 100mbit, excess: ecn, name: Gold}
+  gold-up: {rate: 50mbit, excess: ecn, name: Gold, note: sold until 2024}
+  calls: {rate: 2mbit, queue: 10ms}
+  plan-1: {rate: 7mbit, excess: ecn, name: "#1"}
+devices:
+  eth0:
+    egress:
+      10.0.0.1: {plan: gold-down, name: "al #1"}                             # gets a name
+      10.0.0.2: {plan: gold-down, name: bea}          # is renamed
+      10.0.0.3: {plan: gold-down}   # loses both
+      10.0.0.4: {plan: plan-1, name: dora}         # follows another plan
+      10.0.0.5: {name: eve, rate: 100mbit, excess: ecn}          # follows none
+      10.0.0.6: {name: fred, plan: plan-1}             # follows one
+      10.0.0.7: {plan: gold-up, note: ""}                               # has no note
+      10.0.0.8: {plan: gold-down, rate: unlimited}     # is exempt
+      10.0.0.9: {plan: gold-down, rate: 300mbit}      # stays
+      10.0.0.10: {plan: gold-up, name: new}
+    ingress:
+      defaults: {excess: delay}
+      10.0.0.1: calls
+      10.0.0.2: {plan: calls, rate: 3mbit, excess: drop}            # drops now
+      10.0.0.3: {plan: calls, name: x, rate: 4mbit}                # gets another rate
+`},
+
+		{"new plan", "# Limits.\ndevices:\n  eth0:\n    egress:\n      10.0.0.1: 1mbit\n# end\n", `
+plans: {gold: 1mbit}
+devices:
+  eth0: {egress: {10.0.0.1: gold, 10.0.0.2: {plan: gold, name: bob}}}
+`, "# Limits.\ndevices:\n  eth0:\n    egress:\n      10.0.0.1: gold\n      10.0.0.2: {plan: gold, name: bob}\nplans:\n  gold: 1mbit\n# end\n"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			live := mustTables(t, mustParse(t, test.live), devices...)

@@ -3,15 +3,17 @@ package policyfile
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
 	"path"
 	"slices"
 	"strings"
 	"unicode"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// maxDevice is the longest name of a device in bytes, alternative names included.
+// maxDevice is the longest device name in bytes, including alternative names.
 const maxDevice = 127
 
 var (
@@ -20,9 +22,9 @@ var (
 	directionKeys = []string{"match", "defaults"}
 )
 
-// Parse reads a policy file. The name is for errors, which are of type Errors and
-// all that the file has, or the first only if it is not YAML. Each rule is valid on
-// any device. The File keeps the text, which is not to be changed.
+// Parse parses a policy file; the name is for errors. The error is of type Errors and lists
+// all mistakes, or only the first one if the file is not YAML. Each rule is valid on all
+// devices. The File refers to the text, which must not change.
 func Parse(name string, text []byte) (*File, error) {
 	lines := 0
 	if len(text) >= largeFile {
@@ -31,7 +33,7 @@ func Parse(name string, text []byte) (*File, error) {
 	return parse(name, text, lines)
 }
 
-// parse reads a file by pieces of so many lines, or as a whole if that is 0.
+// parse parses a file by pieces of so many lines, or as a whole if lines is 0.
 func parse(name string, text []byte, lines int) (*File, error) {
 	source, at, err := newSource(text)
 	r := &reader{File: File{name: name, source: source, exactly: map[string]*section{}}}
@@ -46,17 +48,17 @@ func parse(name string, text []byte, lines int) (*File, error) {
 	case root != nil && root.kind != nothing:
 		r.policy(root)
 	case err == nil && len(r.problems) == 0:
-		r.report(0, "the file says nothing; write devices: {} if no device is to have rules")
+		r.report(0, "the file is empty; write devices: {} for a policy without rules")
 	}
 	switch {
-	case lines > 0 && (r.torn || len(r.pieces) > 0):
+	case lines > 0 && (r.broken || len(r.pieces) > 0):
 		return parse(name, source.text, 0)
 	case err != nil:
 		return nil, err
 	case len(r.problems) > 0:
 		return nil, r.errors(r.problems)
 	}
-	r.warnings = r.errors(r.useless)
+	r.warnings = r.errors(r.covered)
 	return &r.File, nil
 }
 
@@ -64,25 +66,24 @@ func parse(name string, text []byte, lines int) (*File, error) {
 type reader struct {
 	File
 	problems []problem
-	faults   int       // problems, and each use of what is not valid and reported already
-	useless  []problem // that are warnings
-	plans    map[string]*plan
-	pieces   map[uint32][]piece // that are not read yet, by the offset of the key before
-	torn     bool               // something is not YAML for policies, and perhaps because of the pieces
+	faults   int                // the number of problems, and of uses of something that was reported
+	covered  []problem          // warnings about rules that never apply
+	pieces   map[uint32][]piece // not read yet, by the offset of the key before them
+	broken   bool               // there is a YAML error, which the pieces may have caused
 }
 
-// yaml is what a part of the text says that has some lines before it; nil if that
-// is nothing, or an error if it is not YAML.
+// yaml parses a part of the text, which has some lines before it. It returns nil if the
+// part is empty, and an error if it is not YAML.
 func (r *reader) yaml(text []byte, before int) (*node, error) {
 	reported := len(r.problems)
 	t := tree{r, r.cursor(), before}
 	root, err := t.parse(text)
 	if err != nil {
-		r.torn = true
+		r.broken = true
 		at, message := r.syntaxError(err)
 		return nil, Errors{{r.name, at.line, at.column, message}}
 	}
-	r.torn = r.torn || len(r.problems) > reported
+	r.broken = r.broken || len(r.problems) > reported
 	return root, nil
 }
 
@@ -96,21 +97,27 @@ func (r *reader) errorf(n *node, format string, args ...any) {
 }
 
 func (r *reader) policy(root *node) {
+	r.root = root.place()
 	given := r.keys(root, "a policy", "devices: {eth0: {egress: {10.0.0.0/24: 10mbit}}}", fileKeys)
 	defaults := r.defaults(parcel{}, given["defaults"])
 	if e := given["plans"]; e != nil {
+		r.plansKey, r.plansPlace = e.key.start, e.value.place()
 		r.readPlans(&e.value)
+		r.root.spans = append(r.root.spans, e.span())
+	}
+	if e := given["defaults"]; e != nil {
+		r.root.spans = append(r.root.spans, e.span())
 	}
 	if given["devices"] == nil {
 		if len(r.problems) == 0 {
-			r.errorf(root, "devices is missing; write devices: {} if no device is to have rules")
+			r.errorf(root, "devices is missing; write devices: {} for a policy without rules")
 		}
 		return
 	}
 	devices := &given["devices"].value
-	r.key, r.inside = given["devices"].key.start, root.braces
+	r.key = given["devices"].key.start
 	r.place, r.usual = devices.place(), over(policy.Limit{}, defaults.parts)
-	// Sections do not move when there are more: exactly points at them.
+	// Sections must not move, because exactly points at them.
 	r.devices = make([]section, 0, len(devices.entries))
 	patterns := map[string]*section{}
 	for _, e := range r.entries(devices, "devices", "eth0: {egress: {10.0.0.0/24: 10mbit}}") {
@@ -124,7 +131,7 @@ func (r *reader) policy(root *node) {
 			name, others = s.name(), r.exactly
 		}
 		if first := others[name]; first != nil {
-			r.errorf(&e.key, "device %s is there twice, first in line %d; put all of it in one place", name, r.line(first.span.key))
+			r.errorf(&e.key, "device %s appears twice, first in line %d; merge the two", name, r.line(first.span.key))
 			continue
 		}
 		r.section(&s, &e.value, defaults)
@@ -132,15 +139,17 @@ func (r *reader) policy(root *node) {
 		r.devices = append(r.devices, s)
 		others[name] = &r.devices[len(r.devices)-1]
 	}
+	r.root.spans = append(r.root.spans, span{r.key, r.place.start, r.place.end})
+	r.root.reach(r.place.end)
 }
 
-// possible reports whether a device can have a name, as the kernel's dev_valid_name does.
+// possible reports whether a name is valid for a device, like the kernel's dev_valid_name.
 func possible(name string) bool {
 	return name != "" && name != "." && name != ".." && !strings.ContainsAny(name, "/ \t\n\v\f\r")
 }
 
-// CheckDevice reports as an error why a key can be neither a pattern nor, without
-// its escapes, the name of a device.
+// CheckDevice returns an error if a key is neither a valid pattern nor, without its
+// escapes, a valid device name.
 func CheckDevice(key string) error {
 	_, malformed := path.Match(key, "")
 	name, pattern := key, IsPattern(key)
@@ -149,13 +158,13 @@ func CheckDevice(key string) error {
 	}
 	switch {
 	case malformed != nil:
-		return fmt.Errorf("device %q is a malformed pattern; use * for any letters, ? for one, [a-z] for one of these, and \\ before what is meant as it is", shorten(key))
+		return fmt.Errorf("device %q is a malformed pattern; use * for any characters, ? for one, [a-z] for one of a range, and \\ before a character to match it literally", shorten(key))
 	case strings.Contains(escaped.ReplaceAllString(key, "_"), "[!"):
-		return fmt.Errorf(`device %q has [!, which negates nothing; write [^ for any but these, or [\! for a ! as it is`, shorten(key))
+		return fmt.Errorf(`device %q has [!, which does not negate; write [^ to negate, or [\! to match a ! itself`, shorten(key))
 	case !possible(name):
-		return fmt.Errorf("device %q is not a name that a device can have; write one such as eth0, or a pattern such as tap*", shorten(key))
+		return fmt.Errorf("device %q is not a valid device name; write one such as eth0, or a pattern such as tap*", shorten(key))
 	case !pattern && len(name) > maxDevice:
-		return fmt.Errorf("device %q has a name of %d bytes; no device's is longer than %d", shorten(key), len(name), maxDevice)
+		return fmt.Errorf("device %q has %d bytes; a device name has at most %d", shorten(key), len(name), maxDevice)
 	}
 	return nil
 }
@@ -189,7 +198,7 @@ func (r *reader) table(d policy.Direction, e *entry, defaults parcel) table {
 		}
 	}
 	if e := given["match"]; e != nil {
-		t.side = e.span()
+		t.matchSpan = e.span()
 		if text, ok := r.scalar(&e.value, "match", "dst or src"); ok {
 			if err := t.match.Set(text); err != nil {
 				r.errorf(&e.value, "%w", err)
@@ -198,7 +207,7 @@ func (r *reader) table(d policy.Direction, e *entry, defaults parcel) table {
 	}
 	defaults = r.defaults(defaults, given["defaults"])
 	t.usual = over(policy.Limit{}, defaults.parts)
-	limits := &limits{t.usual, defaults, map[saying]*made{}}
+	limits := &limits{t.usual, defaults, map[ruleText]*made{}}
 	t.rules = make([]rule, 0, len(entries))
 	for i := range entries {
 		e := &entries[i]
@@ -228,38 +237,62 @@ func (r *reader) table(d policy.Direction, e *entry, defaults parcel) table {
 	return t
 }
 
-// piece is the rules of a piece of a direction.
+// piece returns the rules of a piece of a direction.
 func (r *reader) piece(p piece) []entry {
 	root, err := r.yaml(r.text[r.lines[p.from-1]:r.lineEnd(p.to-1)], p.from-1)
 	if root == nil || err != nil {
-		return nil // and the file is read as a whole
+		return nil // the file is parsed as a whole
 	}
 	return r.entries(root, "a direction", "10.0.0.0/24: 10mbit")
 }
 
-// rules adds a rule, if it is valid, to those before.
+// rules appends the rule of an entry if it is valid. The key any has a rule for each
+// family.
 func (r *reader) rules(rules []rule, limits *limits, e *entry) []rule {
-	prefix, err := policy.ParsePrefix(e.key.text)
-	if err != nil {
-		r.errorf(&e.key, "%s", notNetwork(e.key.text, err))
-	} else if made := r.made(limits, prefix, e); made != nil {
-		rules = append(rules, rule{e.span(), prefix, made})
+	var prefix netip.Prefix
+	if e.key.text != policy.Any {
+		var err error
+		if prefix, err = policy.ParsePrefix(e.key.text); err != nil {
+			r.errorf(&e.key, "%s", notNetwork(e.key.text, err))
+			return rules
+		}
+	}
+	faults := r.faults
+	text, label := r.cutLabel(&e.value)
+	add := func(p netip.Prefix) {
+		if made := r.made(limits, p, e, text); made != nil && r.faults == faults {
+			rules = append(rules, rule{e.span(), p, made.labelled(label)})
+		}
+	}
+	if e.key.text != policy.Any {
+		add(prefix)
+		return rules
+	}
+	for _, p := range policy.Everything {
+		if r.faults == faults { // the second family would have the same errors
+			add(p)
+		}
 	}
 	return rules
 }
 
-// notNetwork says what was meant by a key of a direction that is no network.
+func isNetwork(key string) bool {
+	_, err := policy.ParsePrefix(key)
+	return err == nil || key == policy.Any
+}
+
+// notNetwork returns the error for a key of a direction that is not a network.
 func notNetwork(key string, err error) string {
 	if strings.ContainsFunc(key, func(c rune) bool { return !unicode.IsLetter(c) }) {
 		return err.Error()
 	}
-	if similar := similar(key, directionKeys); similar != "" {
+	if similar := plain.Similar(key, append(directionKeys, policy.Any)); similar != "" {
 		return fmt.Sprintf("unknown key %q; did you mean %s?", shorten(key), similar)
 	}
-	return fmt.Sprintf("%q is no network; write one such as 10.0.0.0/24, or match or defaults", shorten(key))
+	return fmt.Sprintf("%q is not a network; write one such as 10.0.0.0/24, any for all, match or defaults", shorten(key))
 }
 
-// entries is those of a mapping that say something.
+// entries returns the entries of a mapping that have a key and a value.
 func (r *reader) entries(n *node, what, example string) []entry {
 	switch n.kind {
 	case odd:
@@ -272,23 +305,22 @@ func (r *reader) entries(n *node, what, example string) []entry {
 		r.errorf(n, "%s", noColon(key, value))
 		return nil
 	}
-	r.errorf(n, "%s cannot be %s; write it such as %s", what, n.describe(), example)
+	r.errorf(n, "%s cannot be %s; write it like %s", what, n.describe(), example)
 	return nil
 }
 
 func noColon(key, value string) string {
-	return fmt.Sprintf("no colon and space are between key and value; did you mean %s: %s?", shorten(key), shorten(value))
+	return fmt.Sprintf("a colon and a space are missing between key and value; did you mean %s: %s?", shorten(key), shorten(value))
 }
 
-// together takes a text apart that was meant as a key and a value.
+// together splits a text that was meant as a key and a value.
 func together(s string) (key, value string, ok bool) {
 	at := strings.LastIndexAny(s, ": ")
 	if at <= 0 || at == len(s)-1 {
 		return "", "", false
 	}
 	key, value = strings.TrimRight(s[:at], ": "), s[at+1:]
-	_, err := policy.ParsePrefix(key)
-	return key, value, err == nil || slices.Contains(ruleKeys, key)
+	return key, value, isNetwork(key) || slices.Contains(ruleKeys, key)
 }
 
 func (r *reader) says(e *entry, what string) bool {
@@ -311,28 +343,27 @@ func saysNothing(what, key string) string {
 	case ok:
 		return noColon(name, value)
 	case what == "a direction":
-		return shorten(key) + " says nothing; write a rate, unlimited, or a plan"
+		return shorten(key) + " has no value; write a rate, unlimited, or a plan"
 	case what == "plans":
-		return shorten(key) + " says nothing; write a rate, or parts such as {rate: 10mbit, each: host}"
+		return shorten(key) + " has no value; write a rate, or options such as {rate: 10mbit, each: host}"
 	case slices.Contains(ruleKeys, key):
-		return key + " says nothing; write what it is, or take it out"
+		return key + " has no value; write one, or remove it"
 	case !slices.Contains(fileKeys, key) && what != "a device" && what != "devices":
-		return fmt.Sprintf("%q says nothing; put quotes around a text with a comma, or take this out", shorten(key))
+		return fmt.Sprintf("%q has no value; put quotes around a text with a comma, or remove this", shorten(key))
 	}
-	return shorten(key) + " says nothing; write {} if nothing is meant"
+	return shorten(key) + " has no value; write {} for nothing"
 }
 
-// keys is the entries of a mapping whose keys are some of words.
+// keys returns the entries of a mapping by key, which must be one of words.
 func (r *reader) keys(n *node, what, example string, words []string) map[string]*entry {
 	given := map[string]*entry{}
 	entries := r.entries(n, what, example)
 	for i := range entries {
 		e := &entries[i]
-		_, err := policy.ParsePrefix(e.key.text)
 		switch {
 		case slices.Contains(words, e.key.text):
 			r.give(given, e)
-		case err == nil:
+		case isNetwork(e.key.text):
 			r.errorf(&e.key, "network %s is not in a direction; write it below egress or ingress of a device", e.key.text)
 		default:
 			r.errorf(&e.key, "unknown key %q; %s", shorten(e.key.text), didYouMean(e.key.text, words))
@@ -341,16 +372,16 @@ func (r *reader) keys(n *node, what, example string, words []string) map[string]
 	return given
 }
 
-// give adds an entry that is not given yet.
+// give adds an entry unless its key is there already.
 func (r *reader) give(given map[string]*entry, e *entry) {
 	if first := given[e.key.text]; first != nil {
-		r.errorf(&e.key, "%s is there twice, first in line %d; put all of it in one place", e.key.text, r.line(first.key.start))
+		r.errorf(&e.key, "%s appears twice, first in line %d; merge the two", e.key.text, r.line(first.key.start))
 		return
 	}
 	given[e.key.text] = e
 }
 
-// scalar is the text of a value.
+// scalar returns the text of a value.
 func (r *reader) scalar(n *node, what, example string) (string, bool) {
 	switch n.kind {
 	case odd:

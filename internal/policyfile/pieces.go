@@ -2,24 +2,23 @@ package policyfile
 
 import "bytes"
 
-// A large file is read by pieces, since the YAML library needs a kilobyte for a
-// rule until it has read all of them: lines that are plainly rules are taken out,
-// but for the first of a run, and read a few thousand at a time. What they say is
-// the same by themselves as in their place. Where that is not certain, the file is
-// read as a whole.
+// A large file is parsed by pieces, because the YAML library needs a kilobyte for each rule
+// until it has parsed all. A run of lines that are clearly rules is cut out, except its
+// first line, and parsed a few thousand lines at a time. These lines mean the same by
+// themselves as in their place. If that is not certain, the file is parsed as a whole.
 
 const (
-	// largeFile is the size in bytes from which on a file is read by pieces.
+	// largeFile is the smallest size in bytes of a file that is parsed by pieces.
 	largeFile = 1 << 20
-	// pieceLines is how many lines a piece has at most.
+	// pieceLines is the largest number of lines of a piece.
 	pieceLines = 4096
 )
 
-// A piece is lines of a source, the last not included.
+// A piece is the lines of a source from one to before another.
 type piece struct{ from, to int }
 
-// cut returns pieces of a source by the offset of the key before, and the source
-// without them, with all lines in their places.
+// cut returns pieces of a source, by the offset of the key before them, and the source
+// without them. Line numbers in the rest stay the same.
 func cut(s source, lines int) (pieces map[uint32][]piece, rest []byte) {
 	pieces = map[uint32][]piece{}
 	copied := 0
@@ -52,26 +51,77 @@ func cut(s source, lines int) (pieces map[uint32][]piece, rest []byte) {
 	return pieces, append(rest, s.text[copied:]...)
 }
 
-// ruleLine says whether a line is a network and what it gets, written without
-// quotes, and how far it is indented.
+var (
+	networkBytes = set("0123456789abcdefABCDEF.:/")
+	valueBytes   = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-/_@+{}:, ")
+)
+
+func init() {
+	for c := 0x80; c < 0x100; c++ { // bytes of characters beyond ASCII
+		valueBytes[c] = true
+	}
+}
+
+func set(bytes string) (in [256]bool) {
+	for _, c := range []byte(bytes) {
+		in[c] = true
+	}
+	return in
+}
+
+func only(text []byte, in *[256]bool) bool {
+	for _, c := range text {
+		if !in[c] {
+			return false
+		}
+	}
+	return true
+}
+
+// ruleLine reports whether a line is clearly a network and its rule, and its indentation.
 func ruleLine(line []byte) (indent int, ok bool) {
 	text := bytes.TrimLeft(line, " ")
 	indent = len(line) - len(text)
 	key, value, ok := bytes.Cut(text, []byte(": "))
-	if !ok || !bytes.ContainsAny(key, ".:") || !only(key, "0123456789abcdefABCDEF.:/") {
+	if !ok || !bytes.ContainsAny(key, ".:") || !only(key, &networkBytes) {
 		return 0, false
 	}
-	value, _, _ = bytes.Cut(value, []byte(" #"))
-	value = bytes.TrimSpace(value)
+	if value, ok = withoutQuotes(value); !ok {
+		return 0, false
+	}
 	if open := bytes.Count(value, []byte("{")); open > 0 {
 		if value[0] != '{' || value[len(value)-1] != '}' || bytes.Count(value, []byte("}")) != open {
 			return 0, false
 		}
 	}
-	const word = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-/_"
-	return indent, len(value) > 0 && only(value, word+"{}:, ")
+	return indent, len(value) > 0 && only(value, &valueBytes)
 }
 
-func only(text []byte, letters string) bool {
-	return len(bytes.Trim(text, letters)) == 0
+// withoutQuotes removes the comment after a value, and replaces each text in quotes by a
+// word. It is false if quotes are not closed in the line.
+func withoutQuotes(value []byte) (out []byte, ok bool) {
+	if bytes.IndexByte(value, '"') < 0 && bytes.IndexByte(value, '\'') < 0 {
+		value, _, _ = bytes.Cut(value, []byte(" #"))
+		return bytes.TrimSpace(value), true
+	}
+	s := source{text: value}
+	begins := true // whether a text can begin here
+	for i := 0; i < len(value); i++ {
+		c := value[i]
+		switch {
+		case c == '#' && i > 0 && value[i-1] == ' ':
+			return bytes.TrimSpace(out), true
+		case begins && (c == '"' || c == '\''):
+			end, ok := s.quoteEnd(i)
+			if !ok || end < len(value) && bytes.IndexByte([]byte(" ,}\r"), value[end]) < 0 {
+				return nil, false
+			}
+			i, c = end-1, 'x'
+		}
+		if c != ' ' {
+			begins = c == '{' || c == ',' || c == ':'
+		}
+		out = append(out, c)
+	}
+	return bytes.TrimSpace(out), true
 }

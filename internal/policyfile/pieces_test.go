@@ -6,14 +6,14 @@ import (
 	"testing"
 )
 
-// TestPieces reads a file of which most is in pieces.
+// TestPieces parses a file that is mostly in pieces.
 func TestPieces(t *testing.T) {
 	var text strings.Builder
 	text.WriteString("plans: {gold: 1mbit}\ndevices:\n")
 	for device := range 2 {
 		fmt.Fprintf(&text, "  eth%d:\n    egress:\n", device)
 		for i := range 10 {
-			fmt.Fprintf(&text, "      10.0.0.%d: gold  # one\n\n      # another\n      2001:db8:%x::/48: {rate: 1mbit, shadow: {rate: 50kbit}}\n", i, i)
+			fmt.Fprintf(&text, "      10.0.0.%d: {plan: gold, name: \"#%d, {é} \\\"\", note: 'it''s'}  # it's \"one\n\n      # another\n      2001:db8:%x::/48: {rate: 1mbit, shadow: {rate: 50kbit}}\n", i, i, i)
 		}
 		text.WriteString("      match: src\n      10.1.0.0/16: unlimited\n      \"10.2.0.0/16\": 2mbit\n")
 	}
@@ -37,7 +37,7 @@ func TestPieces(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.policy(root)
-		if r.torn || len(r.pieces) > 0 || len(r.problems) > 0 {
+		if r.broken || len(r.pieces) > 0 || len(r.problems) > 0 {
 			t.Errorf("pieces of %d lines: left are %v, problems are %v", lines, r.pieces, r.problems)
 		}
 		for _, s := range r.devices {

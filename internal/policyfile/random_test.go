@@ -14,7 +14,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// random makes policies as people might write them, and as they might be changed.
+// random makes policies, and changes to them.
 type random struct{ *rand.Rand }
 
 func (r random) one(of ...string) string { return of[r.IntN(len(of))] }
@@ -22,12 +22,12 @@ func (r random) chance(percent int) bool { return r.IntN(100) < percent }
 
 var somewhere = []Device{{"eth0", 14}, {"eth1", 14}, {"tap0", 14}, {"tap1", 14}, {"wg0", 0}, {"x*y", 14}}
 
-// prefix is one of few, so that files and changes meet.
+// prefix returns one of few networks, so that files and changes overlap.
 func (r random) prefix() string {
 	n := r.IntN(8)
 	switch r.IntN(6) {
 	case 0:
-		return r.one("0.0.0.0/0", "::/0", "2001:db8::/128")
+		return r.one("0.0.0.0/0", "::/0", "any", "2001:db8::/128")
 	case 1:
 		return fmt.Sprintf("10.%d.0.0/16", n)
 	case 2:
@@ -40,7 +40,19 @@ func (r random) prefix() string {
 	return fmt.Sprintf("10.0.0.%d%s", n, r.one("", "/32"))
 }
 
-// parts is what a rule, defaults or a plan may say; a shadow is one of few.
+// networks returns the networks of a key.
+func networks(key string) []netip.Prefix {
+	if key == policy.Any {
+		return policy.Everything[:]
+	}
+	p, err := policy.ParsePrefix(key)
+	if err != nil {
+		panic(err)
+	}
+	return []netip.Prefix{p}
+}
+
+// parts returns random parts of a rule, defaults or a plan.
 func (r random) parts(key string) (parts []string) {
 	may := func(percent int, part string) {
 		if r.chance(percent) {
@@ -78,12 +90,16 @@ func (r random) parts(key string) (parts []string) {
 	may(10, "fail: closed")
 	may(20, "overhead: "+r.one("ethernet", "38", "-4", "38/84", "'pppoe-ptm,ether-vlan'"))
 	may(10, "mpu: "+r.one("0", "64"))
+	if key != "defaults" {
+		may(20, "name: "+r.one("alice", "Bob B.", "'O''Brien'", `"a \"b\", {c}: #1"`, "Müller  # Co", "12", `""`))
+		may(20, "note: "+r.one("alice", "pays late", `"\u200d \U0001f600"`, "''"))
+	}
 	may(20, "shadow: "+r.one("none", "5mbit", "{rate: 2mbit, each: host}", "{burst: 50ms, rate: 4mbit, overhead: ethernet}"))
 	r.Shuffle(len(parts), func(i, j int) { parts[i], parts[j] = parts[j], parts[i] })
 	return parts
 }
 
-// value is a mapping of parts, in braces or in lines.
+// value returns a mapping of parts, in braces or in lines.
 func (r random) value(indent int, parts []string) string {
 	if r.chance(70) {
 		return " {" + strings.Join(parts, r.one(", ", ",", " , ", ",\n"+strings.Repeat(" ", indent+3))) + r.one("", "", ",") + "}" + r.comment()
@@ -111,7 +127,7 @@ func (r random) quoted(key string) string {
 	return r.one(key, key, key, `"`+key+`"`, "'"+key+"'")
 }
 
-// rules is the entries of a direction.
+// rules returns the entries of a direction.
 func (r random) rules(indent int, defaults bool) (entries []string) {
 	if r.chance(20) {
 		entries = append(entries, "match: "+r.one("dst", "src"))
@@ -122,14 +138,13 @@ func (r random) rules(indent int, defaults bool) (entries []string) {
 	seen := map[netip.Prefix]bool{}
 	for range r.IntN(6) {
 		prefix := r.prefix()
-		p, err := policy.ParsePrefix(prefix)
-		if err != nil {
-			panic(err)
-		}
-		if seen[p] {
+		all := networks(prefix)
+		if slices.ContainsFunc(all, func(p netip.Prefix) bool { return seen[p] }) {
 			continue
 		}
-		seen[p] = true
+		for _, p := range all {
+			seen[p] = true
+		}
 		e := r.quoted(prefix) + ": " + r.one("10mbit", "unlimited", "gold", "silver", "'3mbit'")
 		if r.chance(50) {
 			e = r.quoted(prefix) + ":" + r.value(indent, r.parts("rule"))
@@ -140,7 +155,7 @@ func (r random) rules(indent int, defaults bool) (entries []string) {
 	return entries
 }
 
-// file is a policy, which may not be valid.
+// file returns a policy, which may not be valid.
 func (r random) file() []byte {
 	if r.chance(15) {
 		return r.inBraces()
@@ -191,7 +206,7 @@ func (r random) file() []byte {
 	return []byte(s)
 }
 
-// inBraces is a policy that is all in braces, as JSON is.
+// inBraces returns a policy that is all in braces, like JSON.
 func (r random) inBraces() []byte {
 	entries := func(entries []string) string {
 		return "{" + strings.Join(entries, r.one(", ", ",\n  ")) + "}"
@@ -209,7 +224,7 @@ func (r random) inBraces() []byte {
 	return []byte(r.one("{devices: ", `{ "devices" : `, "{\n  devices: ") + entries(devices) + r.one("}", "\n}\n"))
 }
 
-// rule is a valid rule for a network.
+// rule returns a valid rule for a network.
 func (r random) rule(p netip.Prefix, l2Bytes uint8) policy.Rule {
 	for {
 		all := append([]string{"- rate: 8mbit"}, r.parts("plan")...)[1:]
@@ -219,7 +234,7 @@ func (r random) rule(p netip.Prefix, l2Bytes uint8) policy.Rule {
 		var l policy.Limit
 		for _, part := range all {
 			key, value, _ := strings.Cut(part, ": ")
-			value = strings.Trim(value, `"'`)
+			value, _, _ = strings.Cut(strings.Trim(value, `"'`), "  #")
 			if key != "shadow" {
 				if err := l.Set(key, value); err != nil {
 					panic(err)
@@ -229,12 +244,18 @@ func (r random) rule(p netip.Prefix, l2Bytes uint8) policy.Rule {
 			}
 		}
 		if rule, err := l.Rule(p, l2Bytes); err == nil {
+			rule.Label.Plan = r.shown()
 			return rule
 		}
 	}
 }
 
-// changed is what may become of tables.
+// shown returns the name of a plan, or "".
+func (r random) shown() string {
+	return r.one("", "", "", "gold", "gold", "silver", "alice", "Gold 100", "null", "10mbit", "\"#, {}:", "unlimited", "\u00ad\ufeff\ufffe\u00a0")
+}
+
+// changed returns tables with random changes.
 func (r random) changed(tables []policy.Table) (out []policy.Table) {
 	percent := r.IntN(40) * r.IntN(3)
 	for _, d := range somewhere {
@@ -254,6 +275,9 @@ func (r random) changed(tables []policy.Table) (out []policy.Table) {
 				case r.chance(percent):
 					rules[rule.Prefix] = r.rule(rule.Prefix, d.L2Bytes)
 				case r.chance(percent):
+					rule.Label.Plan, rule.Label.Note = r.shown(), r.one("", "x", " \u00a0é'\"#\U0010ffff")
+					rules[rule.Prefix] = rule
+				case r.chance(percent):
 					rule.Rate, rule.Capacity = 7_000_000, 5_000_000
 					if rule.Validate() == nil {
 						rules[rule.Prefix] = rule
@@ -261,11 +285,9 @@ func (r random) changed(tables []policy.Table) (out []policy.Table) {
 				}
 			}
 			for r.chance(percent) {
-				p, err := policy.ParsePrefix(r.prefix())
-				if err != nil {
-					panic(err)
+				for _, p := range networks(r.prefix()) {
+					rules[p] = r.rule(p, d.L2Bytes)
 				}
-				rules[p] = r.rule(p, d.L2Bytes)
 			}
 			if r.chance(percent) {
 				t.Match = policy.Match(r.IntN(2))
@@ -284,7 +306,7 @@ func (r random) changed(tables []policy.Table) (out []policy.Table) {
 	return out
 }
 
-// damaged is a file in which something is not as it was.
+// damaged returns a file with random changes to its text.
 func (r random) damaged(text []byte) []byte {
 	for range 1 + r.IntN(3) {
 		lines := bytes.SplitAfter(text, []byte("\n"))
@@ -306,7 +328,7 @@ func (r random) damaged(text []byte) []byte {
 	return text
 }
 
-// TestRandom makes files, whole and damaged, and changes what they say.
+// TestRandom examines random files, whole and damaged.
 func TestRandom(t *testing.T) {
 	r := random{rand.New(rand.NewPCG(testenv.Seed(t), 0))}
 	valid := 0
@@ -322,9 +344,8 @@ func TestRandom(t *testing.T) {
 	}
 }
 
-// examine reads a text by pieces and as a whole, to the same end. If it is a
-// policy, what it says is changed, and written as a file of its own and onto that
-// one: either says the same again.
+// examine checks that a text parses the same by pieces and as a whole. If it is a policy,
+// examine changes its rules and checks that Write and Merge make files with these rules.
 func examine(t *testing.T, r random, text []byte) (valid bool) {
 	t.Helper()
 	f, err := parse("random.yaml", text, 0)
@@ -342,8 +363,8 @@ func examine(t *testing.T, r random, text []byte) (valid bool) {
 		}
 		return false
 	}
-	was := said(f)
-	if again, _ := merged(t, f, was); !bytes.Equal(again, text) && !torn(f) {
+	was := tablesOf(f)
+	if again, _ := merged(t, f, was); !bytes.Equal(again, text) && !conflicting(f) {
 		t.Fatalf("with what it says, it became\n%s\nof\n%s", again, text)
 	}
 	tables := r.changed(was)
@@ -359,8 +380,8 @@ func examine(t *testing.T, r random, text []byte) (valid bool) {
 	return true
 }
 
-// said is what a file says of the devices that only one pattern matches.
-func said(f *File) (tables []policy.Table) {
+// tablesOf returns the tables of the devices that at most one pattern matches.
+func tablesOf(f *File) (tables []policy.Table) {
 	for _, d := range somewhere {
 		of, _ := f.For(d)
 		tables = append(tables, of...)
@@ -369,13 +390,13 @@ func said(f *File) (tables []policy.Table) {
 	return tables
 }
 
-// torn says whether a device is torn between patterns.
-func torn(f *File) bool {
+// conflicting reports whether two patterns match a device.
+func conflicting(f *File) bool {
 	_, _, err := f.Tables(somewhere)
 	return err != nil
 }
 
-// merged is a file with what tables say, and that again.
+// merged returns a file with tables merged into it, and parses it.
 func merged(t *testing.T, like *File, tables []policy.Table) ([]byte, *File) {
 	t.Helper()
 	var out bytes.Buffer
@@ -390,7 +411,7 @@ func merged(t *testing.T, like *File, tables []policy.Table) ([]byte, *File) {
 	return out.Bytes(), same(t, out.Bytes(), tables)
 }
 
-// same is a file of which tables are all that it says of the devices that are there.
+// same parses a text and checks that its rules are those of tables.
 func same(t *testing.T, text []byte, tables []policy.Table) *File {
 	t.Helper()
 	f, err := Parse("merged.yaml", text)

@@ -8,17 +8,18 @@ import (
 	"unicode/utf8"
 )
 
-// A source is the text of a file, or of a part of one, by lines.
+// A source is the text of a file, or of a part of it, with its lines.
 type source struct {
 	text  []byte
-	lines []uint32 // where each begins
+	lines []uint32 // the offset of each
 }
 
-// newSource returns the first thing that no policy has in its text as an error at at.
+// newSource splits a text into lines. If the text has a character that is not allowed, it
+// returns an error and the character's offset.
 func newSource(text []byte) (s source, at int, err error) {
 	s.text = text
 	if uint64(len(text)) > math.MaxUint32 {
-		return s, 0, fmt.Errorf("the file has %d bytes; write networks together to make it less than 4 GiB", len(text))
+		return s, 0, fmt.Errorf("the file has %d bytes, and less than 4 GiB are allowed; merge networks", len(text))
 	}
 	afterMark := len(text) - len(bytes.TrimPrefix(text, []byte("\uFEFF")))
 	s.lines = append(make([]uint32, 0, bytes.Count(text, []byte("\n"))+1), uint32(afterMark))
@@ -30,10 +31,10 @@ func newSource(text []byte) (s source, at int, err error) {
 		case c == utf8.RuneError && size == 1:
 			return s, i, fmt.Errorf("byte %#x is not UTF-8; save the file as UTF-8", text[i])
 		case c == '\r' && (i+1 == len(text) || text[i+1] != '\n'):
-			return s, i, fmt.Errorf("a carriage return stands alone; end lines with a line feed")
+			return s, i, fmt.Errorf("a carriage return has no line feed after it; end lines with a line feed")
 		case c == '\uFEFF' && i == 0, c == '\t', c == '\r':
 		case c < ' ', c >= 0x7f && c < 0xa0, c == '\u2028', c == '\u2029', c == '\uFEFF', c == '\uFFFE', c == '\uFFFF':
-			return s, i, fmt.Errorf("character %U has no place in a policy; take it out", c)
+			return s, i, fmt.Errorf("character %U is not allowed in a policy; remove it", c)
 		}
 		i += size
 	}
@@ -43,8 +44,8 @@ func newSource(text []byte) (s source, at int, err error) {
 // A position is a line and a column, in characters, both from 1.
 type position struct{ line, column int }
 
-// A cursor counts the characters of a line once for all offsets that come in
-// order, as a line may be the whole file.
+// A cursor converts between offsets and positions. It counts the characters of a line only
+// once if offsets ascend, because a line can be the whole file.
 type cursor struct {
 	source *source
 	here   position
@@ -55,14 +56,14 @@ func (s *source) cursor() cursor {
 	return cursor{s, position{1, 1}, int(s.lines[0])}
 }
 
-// goTo goes to the beginning of a line, or stays if what is wanted is ahead in it.
+// goTo goes to the start of a line, or stays if the target is ahead in the same line.
 func (c *cursor) goTo(line int, ahead bool) {
 	if line != c.here.line || !ahead {
 		c.here, c.offset = position{line, 1}, int(c.source.lines[line-1])
 	}
 }
 
-// at is the position of an offset.
+// at returns the position of an offset.
 func (c *cursor) at(offset int) position {
 	c.goTo(c.source.line(uint32(offset)), offset >= c.offset)
 	if offset > c.offset {
@@ -72,7 +73,7 @@ func (c *cursor) at(offset int) position {
 	return c.here
 }
 
-// find is the offset of a position; that of the end of the text, if it is behind.
+// find returns the offset of a position, at most the end of the text.
 func (c *cursor) find(at position) int {
 	text := c.source.text
 	if at.line > len(c.source.lines) {
@@ -87,17 +88,17 @@ func (c *cursor) find(at position) int {
 	return c.offset
 }
 
-// line is the number of the line that an offset is in.
+// line returns the number of the line of an offset.
 func (s *source) line(offset uint32) int {
 	return max(1, sort.Search(len(s.lines), func(i int) bool { return s.lines[i] > offset }))
 }
 
-// lineText is a line without its end.
+// lineText returns a line without its line feed.
 func (s *source) lineText(line int) []byte {
 	return s.text[s.lines[line-1]:s.lineEnd(line)]
 }
 
-// lineEnd is where the end of a line begins.
+// lineEnd returns the offset of the line feed, or carriage return, that ends a line.
 func (s *source) lineEnd(line int) int {
 	end := len(s.text)
 	if line < len(s.lines) {
@@ -109,7 +110,7 @@ func (s *source) lineEnd(line int) int {
 	return end
 }
 
-// skip is the first offset from i on that is not space, a comma or a comment.
+// skip returns the first offset from i on that is not a space, a comma or in a comment.
 func (s *source) skip(i int) int {
 	for i < len(s.text) {
 		switch c := s.text[i]; {
@@ -130,7 +131,8 @@ func (s *source) skip(i int) int {
 
 func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\n' || c == '\r' }
 
-// quoteEnd is the offset behind text in quotes that begins at i, in one line.
+// quoteEnd returns the offset after the text in quotes that begins at i. It is false if the
+// quotes are not closed in the line.
 func (s *source) quoteEnd(i int) (end int, ok bool) {
 	quote := s.text[i]
 	for i++; i < len(s.text) && s.text[i] != '\n'; i++ {
@@ -146,7 +148,7 @@ func (s *source) quoteEnd(i int) (end int, ok bool) {
 	return 0, false
 }
 
-// colon is the offset of the colon behind a key.
+// colon returns the offset of the colon after a key.
 func (s *source) colon(key int) int {
 	end := key
 	if c := s.text[key]; c == '"' || c == '\'' {

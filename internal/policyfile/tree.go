@@ -12,15 +12,15 @@ import (
 	"go.yaml.in/yaml/v4/plugin/loaderlimits"
 )
 
-// maxDepth is far deeper than a policy goes.
+// maxDepth is deeper than any policy.
 const maxDepth = 50
 
-// A node is what policies have of YAML: text in one line, or a mapping. Anything
-// else is an odd one.
+// A node is a YAML node that policies can have: text in one line, or a mapping. Other nodes
+// are odd.
 type node struct {
 	kind       kind
 	braces     bool   // a mapping in { }
-	start, end uint32 // in the source, comments not included; of an odd one start only
+	start, end uint32 // offsets without comments; an odd node has only a start
 	text       string
 	entries    []entry // of a mapping
 }
@@ -28,29 +28,29 @@ type node struct {
 type kind uint8
 
 const (
-	odd     kind = iota // and reported already
-	nothing             // text that is null in YAML
+	odd     kind = iota // reported already
+	nothing             // null
 	list
 	text
 	mapping
 )
 
-// An entry is a key and what is behind the colon.
+// An entry is a key and its value.
 type entry struct{ key, value node }
 
-// A span is where an entry is in the source: its key and its value, which has an end.
+// A span has the offsets of an entry: of its key, of its value, and of the value's end.
 type span struct{ key, value, end uint32 }
 
 func (e *entry) span() span { return span{e.key.start, e.value.start, e.value.end} }
 
-// A place is where a mapping is.
+// A place is the position of a mapping.
 type place struct {
 	start, end uint32
 	braces     bool
-	spans      []span // of entries that only are there, such as defaults
+	spans      []span // of entries that nothing else refers to, such as defaults
 }
 
-// reach makes lines end where the last of their entries does, which may be in a piece.
+// reach extends a mapping in lines to the end of its last entry, which may be in a piece.
 func (p *place) reach(end uint32) {
 	if !p.braces {
 		p.end = max(p.end, end)
@@ -59,7 +59,7 @@ func (p *place) reach(end uint32) {
 
 func (n *node) place() place { return place{start: n.start, end: n.end, braces: n.braces} }
 
-// shift moves a node that was read from an offset on to where it is.
+// shift adds the offset of a part to the offsets of a node that was parsed from it.
 func (n *node) shift(offset uint32) {
 	n.start, n.end = n.start+offset, n.end+offset
 	for i := range n.entries {
@@ -68,15 +68,15 @@ func (n *node) shift(offset uint32) {
 	}
 }
 
-// A tree turns YAML into nodes of a source.
+// A tree converts YAML to nodes of a source.
 type tree struct {
 	*reader
 	cursor cursor
 	before int // lines before what is parsed
 }
 
-// parse is the root of the only document of a text that stands in the source; nil if
-// there is none. What is not YAML is an error; what is, but not for policies, is reported.
+// parse returns the root of the only document of a text, or nil if there is none. The error
+// is for text that is not YAML. It reports YAML that policies cannot use.
 func (t *tree) parse(text []byte) (*node, error) {
 	loader, err := yaml.NewLoader(bytes.NewReader(text), yaml.WithPlugin(loaderlimits.New(loaderlimits.DepthValue(maxDepth))))
 	if err != nil {
@@ -91,7 +91,7 @@ func (t *tree) parse(text []byte) (*node, error) {
 	}
 	switch err = loader.Load(&another); {
 	case err == nil:
-		t.report(uint32(t.at(&another)), "another document begins; a policy is one, so take out the --- or put the other in a file of its own")
+		t.report(uint32(t.at(&another)), "a second document begins here; a policy is one document, so remove the --- or move the rest to another file")
 		return nil, nil
 	case !errors.Is(err, io.EOF):
 		return nil, err
@@ -100,7 +100,7 @@ func (t *tree) parse(text []byte) (*node, error) {
 	return &root, nil
 }
 
-// at is the offset of a node.
+// at returns the offset of a node.
 func (t *tree) at(n *yaml.Node) int {
 	return t.cursor.find(position{t.before + n.Line, n.Column})
 }
@@ -123,17 +123,17 @@ func (t *tree) node(n *yaml.Node) node {
 	return out
 }
 
-// notPlain is why YAML has no place in a policy, if it has not.
+// notPlain returns why a policy cannot use a YAML node, or "".
 func notPlain(n *yaml.Node) string {
 	switch {
 	case n.Kind == yaml.AliasNode:
-		return fmt.Sprintf("*%.64s is an alias in YAML, which policies do not have; name a plan, or put quotes around a pattern", n.Value)
+		return fmt.Sprintf("*%.64s is an alias in YAML, which policies cannot use; use a plan, or put quotes around a pattern", n.Value)
 	case n.Anchor != "":
-		return fmt.Sprintf("&%.64s is an anchor in YAML, which policies do not have; name a plan instead", n.Anchor)
+		return fmt.Sprintf("&%.64s is an anchor in YAML, which policies cannot use; use a plan instead", n.Anchor)
 	case n.Style&yaml.TaggedStyle != 0 || n.Tag == "!":
-		return fmt.Sprintf("%.64s is a tag in YAML, which policies do not have; leave it out", n.Tag)
+		return fmt.Sprintf("%.64s is a tag in YAML, which policies cannot use; remove it", n.Tag)
 	case n.Tag == "!!merge":
-		return "<< merges mappings in YAML, which policies do not; name a plan instead"
+		return "<< merges mappings in YAML, which policies cannot use; use a plan instead"
 	}
 	return ""
 }
@@ -150,7 +150,7 @@ func (t *tree) scalar(n *yaml.Node, out *node) {
 	}
 	switch {
 	case !ok:
-		t.report(out.start, "this text goes over several lines; write it in one, and a colon behind what is a key")
+		t.report(out.start, "this text spans several lines; write it in one line, and put a colon after a key")
 	case n.Tag == "!!null":
 		out.kind = nothing
 	default:
@@ -159,7 +159,7 @@ func (t *tree) scalar(n *yaml.Node, out *node) {
 	out.text, out.end = n.Value, uint32(end)
 }
 
-// mapping takes what it has read from n, as a large file has much of it.
+// mapping converts a mapping. It releases the nodes of n, because large files have many.
 func (t *tree) mapping(n *yaml.Node, out *node) {
 	out.kind, out.braces = mapping, n.Style&yaml.FlowStyle != 0
 	out.entries = make([]entry, 0, len(n.Content)/2)
@@ -172,7 +172,7 @@ func (t *tree) mapping(n *yaml.Node, out *node) {
 		n.Content[i], n.Content[i+1] = nil, nil
 		known = known && e.key.known() && e.value.known()
 		if known && !t.follows(at, e.key, out.braces) {
-			t.report(e.key.start, "this is not written as key: value; write it so, with the key at the beginning of a line or inside of braces")
+			t.report(e.key.start, "this is not written as key: value; write it so, with the key at the start of a line or inside braces")
 			known = false
 		}
 		at = int(e.value.end)
@@ -186,12 +186,13 @@ func (t *tree) mapping(n *yaml.Node, out *node) {
 	}
 }
 
-// known says whether the end of a node is.
+// known reports whether the end of a node is known.
 func (n *node) known() bool {
 	return n.kind == text || n.kind == mapping && n.end > n.start
 }
 
-// follows says whether a key follows what is before at: in its line, or in braces.
+// follows reports whether nothing but space, and in braces commas and comments, is between
+// at and a key.
 func (t *tree) follows(at int, key node, braces bool) bool {
 	if braces {
 		return t.skip(at) == int(key.start)
@@ -200,7 +201,7 @@ func (t *tree) follows(at int, key node, braces bool) bool {
 	return len(bytes.Trim(t.text[begin:key.start], " ")) == 0
 }
 
-// describe says in an error what a value is.
+// describe returns what a value is, for errors.
 func (n *node) describe() string {
 	switch n.kind {
 	case list:
@@ -211,7 +212,7 @@ func (n *node) describe() string {
 	return fmt.Sprintf("%q", shorten(n.text))
 }
 
-// shorten cuts what an error repeats.
+// shorten cuts long text that an error quotes.
 func shorten(s string) string {
 	if utf8.RuneCountInString(s) > 64 {
 		return string([]rune(s)[:64]) + "..."
@@ -219,7 +220,7 @@ func shorten(s string) string {
 	return s
 }
 
-// syntaxError says where a text is not YAML, and what is probably wrong.
+// syntaxError returns the position of a YAML error, and the probable mistake.
 func (s *source) syntaxError(err error) (at position, message string) {
 	var load *yaml.LoadError
 	if !errors.As(err, &load) || load.Mark.Line < 1 {
@@ -232,7 +233,7 @@ func (s *source) syntaxError(err error) (at position, message string) {
 	indent = indent[:len(indent)-len(bytes.TrimLeft(indent, " \t"))]
 	context := ""
 	if begin := s.within(load.ContextMark); load.ContextMark.Line > 0 && begin.line != at.line {
-		context = fmt.Sprintf(", in what begins in line %d", begin.line)
+		context = fmt.Sprintf(", in the block that begins in line %d", begin.line)
 	}
 	says := func(part string) bool {
 		return strings.Contains(load.Message, part) || strings.Contains(load.ContextMsg, part)
@@ -243,29 +244,29 @@ func (s *source) syntaxError(err error) (at position, message string) {
 	case says("anchor"), says("an alias"):
 		return at, `* begins an alias in YAML; put quotes around a pattern that begins with * or [, such as "*.100"`
 	case says("max depth"):
-		return at, "no policy has so many things inside of one another; close what is open"
+		return at, "this is nested too deeply; close the brackets that are open"
 	case says("a quoted scalar"):
-		return s.within(load.ContextMark), "these quotes do not end; close them"
+		return s.within(load.ContextMark), "these quotes are not closed; close them"
 	case says("could not find expected ':'"):
-		return s.within(load.ContextMark), "a colon and a value are missing behind this; write it such as 10.0.0.0/24: 10mbit"
+		return s.within(load.ContextMark), "a colon and a value are missing after this; write it like 10.0.0.0/24: 10mbit"
 	case says("cannot start any token"):
 		return at, "this character cannot begin a text in YAML; put quotes around the text"
 	case says("',' or '}'"), says("',' or ']'"):
 		return at, "a comma or a closing bracket is missing before this" + context
 	case says("mapping values are not allowed") && bytes.Contains(before, []byte(": ")):
-		return at, "this is the second colon in its line; write parts as {rate: 10mbit, each: host}, and text with a colon in quotes"
+		return at, "this is the second colon in its line; write options as {rate: 10mbit, each: host}, and put text with a colon in quotes"
 	case says("mapping values are not allowed"):
 		at.column = len(indent) + 1
-		return at, "this key is indented further than what stands above and has a value already; align it"
+		return at, "this key is indented more than the line above, which already has a value; align it"
 	case says("expected key") && len(bytes.TrimSpace(before)) == 0:
-		return at, "this line is indented as none above it; align it with what it belongs to"
+		return at, "the indentation of this line matches no line above; align it"
 	case says("expected key"):
-		return at, "this stands behind a value; take it out, or put quotes around all of it"
+		return at, "this follows a value; remove it, or put quotes around the whole text"
 	}
 	return at, load.Message + context
 }
 
-// within is a mark that may be behind the end.
+// within returns the position of a mark, at most the last line.
 func (s *source) within(m yaml.Mark) position {
 	return position{min(max(1, m.Line), len(s.lines)), max(1, m.Column)}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -18,16 +19,24 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Write writes a policy file of which Parse and File.Tables make these tables
-// again, with rules in their order: valid ones, as policy.Limit.Rule makes them. A
-// comment, if there is such a function and it has one, ends the line of its rule. A
-// direction of a device has one table only.
+// Write writes a policy file of which Parse and File.Tables make these tables again,
+// with rules in their order. Rules must be valid, and as policy.Limit.Rule makes them.
+// Plans are made of the rules that follow them: rules that differ from most of the
+// others say how. A comment, if there is such a function and it returns one, ends the
+// line of its rule. A direction of a device has one table only.
 func Write(w io.Writer, tables []policy.Table, comment func(device string, d policy.Direction, p netip.Prefix) string) error {
 	of, err := byDevice(tables)
 	if err != nil {
 		return err
 	}
 	out := bufio.NewWriter(w)
+	plans := plansOf(of, nil)
+	if len(plans) > 0 {
+		fmt.Fprintln(out, "plans:")
+	}
+	for _, p := range sortedPlans(plans) {
+		fmt.Fprintf(out, "  %s: %s\n", word(p.key), p.value())
+	}
 	if len(of) == 0 {
 		fmt.Fprintln(out, "devices: {}")
 	} else {
@@ -44,10 +53,10 @@ func Write(w io.Writer, tables []policy.Table, comment func(device string, d pol
 			if t.Match != t.Direction.FarSide() {
 				fmt.Fprintf(out, "      match: %v\n", t.Match)
 			}
-			spell := speller(policy.Limit{}, 0)
+			spell := newSpeller(policy.Limit{}, 0, func(shown string) []*plan { return []*plan{plans[shown]} })
 			for i := range t.Rules {
 				r := &t.Rules[i]
-				fmt.Fprintf(out, "      %s: %s", networkKey(r.Prefix), spell(r))
+				fmt.Fprintf(out, "      %s: %s", networkKey(r.Prefix), spell.value(r))
 				if comment != nil {
 					if text := harmless(comment(device, t.Direction, r.Prefix)); text != "" {
 						fmt.Fprintf(out, "  # %s", text)
@@ -63,8 +72,8 @@ func Write(w io.Writer, tables []policy.Table, comment func(device string, d pol
 	return nil
 }
 
-// byDevice is the tables of each device that have rules, all of them valid, in the
-// order of policy.SortTables.
+// byDevice returns the tables of each device that have rules, in the order of
+// policy.SortTables. The error is for a rule that is not valid.
 func byDevice(tables []policy.Table) (map[string][]policy.Table, error) {
 	of := map[string][]policy.Table{}
 	for _, t := range tables {
@@ -87,13 +96,13 @@ func byDevice(tables []policy.Table) (map[string][]policy.Table, error) {
 	return of, nil
 }
 
-// deviceKey is the key of a section of just this device, also inside of braces.
+// deviceKey returns the key of a section for exactly this device, in lines or braces.
 func deviceKey(device string) (string, error) {
 	if !utf8.ValidString(device) {
-		return "", fmt.Errorf("write a policy: the name of device %q is not UTF-8, as a file has to be; rename it", device)
+		return "", fmt.Errorf("write a policy: the name of device %q is not UTF-8, which a policy file must be; rename it", device)
 	}
 	if !possible(device) {
-		return "", fmt.Errorf("write a policy: device %q is not a name that a device can have", device)
+		return "", fmt.Errorf("write a policy: device %q is not a valid device name", device)
 	}
 	if plain.Line(device) != device {
 		return strconv.Quote(escape(device)), nil // YAML has the escapes of Go
@@ -106,7 +115,8 @@ func deviceKey(device string) (string, error) {
 	return strings.TrimSuffix(strings.TrimPrefix(string(key), "["), "]\n"), nil
 }
 
-// networkKey is an address where it is one, unless it ends in a colon as keys do.
+// networkKey returns a network as a key: an address alone, unless it ends in a colon, which
+// YAML would read as the end of the key.
 func networkKey(p netip.Prefix) string {
 	if s := p.Addr().String(); p.IsSingleIP() && !strings.HasSuffix(s, ":") {
 		return s
@@ -114,69 +124,164 @@ func networkKey(p netip.Prefix) string {
 	return p.String()
 }
 
-// harmless is a text that fits behind # in a line.
+// harmless returns a text in one line, for a comment.
 func harmless(comment string) string {
 	return strings.Join(strings.FieldsFunc(strings.ToValidUTF8(comment, " "), func(c rune) bool {
 		return unicode.IsSpace(c) || !unicode.IsGraphic(c)
 	}), " ")
 }
 
-// spell is a value that makes r of defaults on a device whose frames have l2Bytes
-// of link header, as short as it can be.
-func spell(usual policy.Limit, r *policy.Rule, l2Bytes uint8) string {
-	parts := needed(usualAt(r.Rate, usual), r, l2Bytes)
-	if len(parts) == 1 && parts[0].key == "rate" {
-		return parts[0].text
-	}
-	return "{" + inBraces(freshParts(parts)) + "}"
+// A speller writes the rules of one direction of a device. It remembers values, because
+// most rules have the value of another one.
+type speller struct {
+	usual   policy.Limit
+	l2Bytes uint8                      // length of the device's link header
+	plans   func(shown string) []*plan // returns the plans that are shown by a text
+	known   map[policy.Rule]spelling
 }
 
-// speller is spell for many rules, most of which say what others do.
-func speller(usual policy.Limit, l2Bytes uint8) func(*policy.Rule) string {
-	known := map[policy.Rule]string{}
-	return func(r *policy.Rule) string {
-		key := *r // but for its network, of which spell takes the family and the length
-		wide, _ := r.Prefix.Addr().Prefix(0)
-		key.Prefix = netip.PrefixFrom(wide.Addr(), r.Prefix.Bits())
-		text, ok := known[key]
-		if !ok {
-			if text = spell(usual, r, l2Bytes); len(known) < maxKnown {
-				known[key] = text
-			}
+// A spelling is the value of rules that differ only in network, name and note.
+type spelling struct {
+	short string // the value without name and note, if it needs no braces
+	parts string // that value in braces, without the braces
+	note  string // the note of rules that do not set one
+}
+
+func newSpeller(usual policy.Limit, l2Bytes uint8, plans func(string) []*plan) *speller {
+	return &speller{usual, l2Bytes, plans, map[policy.Rule]spelling{}}
+}
+
+// value returns the shortest value in YAML that makes r.
+func (s *speller) value(r *policy.Rule) string {
+	wide, _ := r.Prefix.Addr().Prefix(0)
+	key := *r // only family and length of its network matter
+	key.Prefix, key.Label = netip.PrefixFrom(wide.Addr(), r.Prefix.Bits()), policy.Label{Plan: r.Label.Plan}
+	common, ok := s.known[key]
+	if !ok {
+		if common = s.spell(key); len(s.known) < maxKnown {
+			s.known[key] = common
 		}
-		return text
 	}
+	if r.Label.Name == "" && r.Label.Note == common.note && common.short != "" {
+		return common.short
+	}
+	parts := common.parts
+	add := func(key, text string) {
+		if parts != "" {
+			parts += ", "
+		}
+		parts += key + ": " + word(text)
+	}
+	if r.Label.Name != "" {
+		add("name", r.Label.Name)
+	}
+	if r.Label.Note != common.note {
+		add("note", r.Label.Note)
+	}
+	return "{" + parts + "}"
 }
 
-// needed is the parts that make r of a limit, which is usual at its rate.
+// spell returns the spelling of a rule without name and note.
+func (s *speller) spell(r policy.Rule) (out spelling) {
+	p, parts := s.parts(&r)
+	if p != nil {
+		parts = slices.Insert(parts, 0, part{key: "plan", text: p.key})
+		out.note = p.note()
+		parts = slices.DeleteFunc(parts, func(p part) bool { return p.key == "note" })
+	}
+	if len(parts) == 1 && (parts[0].key == "rate" || p != nil) {
+		out.short = parts[0].value()
+	}
+	out.parts = inBraces(freshParts(parts))
+	return out
+}
+
+// parts returns the plan of r, nil for none, and the parts that r needs beside it. Of
+// several plans it chooses the one that needs the fewest.
+func (s *speller) parts(r *policy.Rule) (best *plan, parts []part) {
+	if r.Label.Plan == "" {
+		return nil, s.missing(nil, nil, r)
+	}
+	least := math.MaxInt
+	for _, p := range s.plans(r.Label.Plan) {
+		beside := s.missing(p, nil, r)
+		n := len(beside)
+		if slices.ContainsFunc(beside, func(p part) bool { return p.key == "note" }) {
+			n--
+		}
+		if n < least {
+			least, best, parts = n, p, beside
+		}
+	}
+	return best, parts
+}
+
+// missing returns the parts that r needs beside a plan, nil for none, and the parts that it
+// has.
+func (s *speller) missing(p *plan, has []part, r *policy.Rule) []part {
+	parts := needed(over(usualAt(r.Rate, p.over(s.usual)), has), r, s.l2Bytes)
+	if p == nil {
+		return parts
+	}
+	of := parcel{parts: slices.Concat(has, parts), plan: p}
+	made, err := (&limits{usual: s.usual}).of(of).Rule(r.Prefix, s.l2Bytes)
+	if made.Label.Plan = r.Label.Plan; err == nil && made == *r {
+		return parts
+	}
+	// The plan has options that have no use with these defaults. This is an error unless
+	// the rule sets the options that decide.
+	for _, key := range decide {
+		o := policy.FindOption(key)
+		said := func(p part) bool { return p.key == key }
+		if text := o.Text(r); !slices.ContainsFunc(of.parts, said) && (r.Rate != policy.Unlimited || !o.LimitedOnly) {
+			parts = append(parts, part{key: key, text: text})
+		}
+	}
+	return parts
+}
+
+// word returns a text as a value in YAML, in quotes if it needs them.
+func word(s string) string {
+	isWord := func(c rune) bool { return unicode.IsLetter(c) || unicode.IsDigit(c) }
+	first, _ := utf8.DecodeRuneInString(s)
+	if !isWord(first) || strings.HasSuffix(s, " ") || strings.EqualFold(s, "null") ||
+		strings.ContainsFunc(s, func(c rune) bool { return !isWord(c) && !strings.ContainsRune(" -_./@+", c) }) {
+		return strconv.Quote(s) // YAML has the escapes of Go
+	}
+	return s
+}
+
+// needed returns the parts that r needs beside the options of a limit.
 func needed(usual policy.Limit, r *policy.Rule, l2Bytes uint8) []part {
 	parts := differing(usual, r, l2Bytes)
 	switch s, ok := proposed(r); {
 	case ok && !sameShadow(usual.Shadow, &s, l2Bytes):
-		own := freshParts(differing(policy.Limit{}, &s, l2Bytes))
-		parts = append(parts, part{key: "shadow", text: "{" + inBraces(own) + "}"})
+		own := differing(policy.Limit{}, &s, l2Bytes)
+		limit := over(policy.Limit{}, own)
+		parts = append(parts, part{key: "shadow", text: "{" + inBraces(freshParts(own)) + "}", shadow: &limit})
 	case !ok && usual.Shadow != nil:
 		parts = append(parts, part{key: "shadow", text: noShadow})
 	}
 	return parts
 }
 
-// proposed is what a shadow makes a rule, but for the algorithm, which it does not say.
+// proposed returns the rule that r's shadow proposes, without the algorithm, which a shadow
+// cannot set.
 func proposed(r *policy.Rule) (policy.Rule, bool) {
 	s, ok := r.Proposed()
 	s.Algorithm = policy.GCRA
 	return s, ok
 }
 
-// sameShadow says whether a shadow that a limit may have is the one proposed.
+// sameShadow reports whether the shadow of a limit, nil for none, makes the proposed rule.
 func sameShadow(l *policy.Limit, proposed *policy.Rule, l2Bytes uint8) bool {
 	return l != nil && len(differing(*l, proposed, l2Bytes)) == 0
 }
 
-// decide are the options on which the defaults and the use of others depend.
+// decide lists the options on which the defaults and the use of others depend.
 var decide = []string{"rate", "algorithm", "each", "excess"}
 
-// differing is the parts but the shadow that make r of a limit.
+// differing returns the parts that r needs beside a limit, except the shadow.
 func differing(l policy.Limit, r *policy.Rule, l2Bytes uint8) (parts []part) {
 	said := policy.Rule{Rate: l.Rate, Algorithm: l.Algorithm, Each: l.Each.Canonical(r.Prefix), Excess: l.Excess}
 	made := madeOf(l, r, l2Bytes)
@@ -185,7 +290,7 @@ func differing(l policy.Limit, r *policy.Rule, l2Bytes uint8) (parts []part) {
 		switch {
 		case decides:
 			same = o.Same(&said, r)
-		case o.Name == "overhead" && l.Overhead != "": // a keyword may say an mpu, too
+		case o.Name == "overhead" && l.Overhead != "": // a keyword can include an MPU
 			same = made.Framing == r.Framing
 		}
 		if same {
@@ -193,7 +298,7 @@ func differing(l policy.Limit, r *policy.Rule, l2Bytes uint8) (parts []part) {
 		}
 		p := part{key: o.Name, text: o.Text(r)}
 		parts = append(parts, p)
-		if !decides { // the default of one option may come from another
+		if !decides { // defaults of later options may depend on it
 			l = over(l, []part{p})
 			made = madeOf(l, r, l2Bytes)
 		}
@@ -201,12 +306,13 @@ func differing(l policy.Limit, r *policy.Rule, l2Bytes uint8) (parts []part) {
 	return parts
 }
 
-// madeOf is the rule that a limit makes which decides as r does. What the limit says that is none of such a rule's is not r's.
+// madeOf returns the rule of a limit with the deciding options of r. It drops options of
+// the limit that have no use then.
 func madeOf(l policy.Limit, r *policy.Rule, l2Bytes uint8) policy.Rule {
 	l.Rate, l.Algorithm, l.Each, l.Excess, l.Shadow = r.Rate, r.Algorithm, r.Each, r.Excess, nil
 	dropIdle(&l, r)
 	made, err := l.Resolve(r.Prefix, l2Bytes)
-	if err != nil { // more than there can be, at this rate
+	if err != nil { // a value is too large at this rate
 		made.Capacity, made.Queue, made.ECNAbove = 0, 0, 0
 	}
 	return made

@@ -1,5 +1,5 @@
-// Package program loads the eBPF program onto the maps of a namespace, and the
-// small programs by which each hook calls it.
+// Package program loads the eBPF program with the maps of a namespace, and the small
+// program of each hook that calls it.
 package program
 
 import (
@@ -24,19 +24,20 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Name is the name of the program, and of those that call it, in the kernel.
+// Name is the kernel's name of the program and of its callers.
 const Name = bpf.ShapectlProgShapectl
 
 // hookConstant is the upper byte of HOOK_CONSTANT of bpf/maps.h.
 const hookConstant = 0x5c
 
-// ErrPerfmon means that the kernel's verifier refused the program of a process that lacks CAP_PERFMON, of
-// which it demands more: that nothing be read past a limit even in branches that are not taken. Before
-// Linux 6.17 it refuses what it could also have made safe by itself.
-var ErrPerfmon = errors.New("this kernel's verifier wants CAP_PERFMON, too")
+// ErrPerfmon means that the kernel's verifier refused the program, and that the process
+// lacks CAP_PERFMON. Without it, the verifier also checks speculative execution. Before
+// Linux 6.17 it refuses programs that newer kernels make safe.
+var ErrPerfmon = errors.New("this kernel's verifier also requires CAP_PERFMON")
 
-// Load loads the program onto a store, for hooks of a kind: with their link header,
-// direction and side that is matched.
+// Load loads the program with the maps of a store, for hooks with the constants in kind:
+// link header, direction and matched address. The error wraps ErrPerfmon if
+// CAP_PERFMON may help.
 func Load(store *maps.Store, kind bpf.AbiHook) (*ebpf.Program, error) {
 	if err := step.Try("load a program"); err != nil {
 		return nil, err
@@ -66,8 +67,8 @@ func Load(store *maps.Store, kind bpf.AbiHook) (*ebpf.Program, error) {
 	return collection.DetachProgram(Name), nil
 }
 
-// writeConstants gives the instructions that stand for fields of the hook's
-// settings (HOOK of bpf/maps.h) the fields' values.
+// writeConstants replaces the placeholders for fields of the hook's settings (HOOK of
+// bpf/maps.h) by their values.
 func writeConstants(instructions asm.Instructions, hook bpf.AbiHook) error {
 	settings := unsafe.Slice((*byte)(unsafe.Pointer(&hook)), unsafe.Sizeof(hook))
 	for i := range instructions {
@@ -83,13 +84,13 @@ func writeConstants(instructions asm.Instructions, hook bpf.AbiHook) error {
 		case size == 4 && offset+4 <= len(settings):
 			ins.Constant = int64(int32(binary.NativeEndian.Uint32(settings[offset:])))
 		default:
-			return fmt.Errorf("read the built-in program: instruction %d asks for %d bytes at %d of the settings", i, size, offset)
+			return fmt.Errorf("read the built-in program: instruction %d needs %d bytes at offset %d of the settings", i, size, offset)
 		}
 	}
 	return nil
 }
 
-// Build tells the program of this build from that of another.
+// Build identifies the program of this build by its hash.
 var Build = sync.OnceValues(func() (id [16]byte, err error) {
 	spec, err := bpf.Spec()
 	if err != nil {
@@ -103,32 +104,32 @@ var Build = sync.OnceValues(func() (id [16]byte, err error) {
 	return id, nil
 })
 
-// Capabilities are those of the calling thread that are in effect, as bits.
+// Capabilities returns the effective capabilities of the calling thread as bits.
 func Capabilities() (uint64, error) {
 	status, err := os.ReadFile("/proc/thread-self/status")
 	if err != nil {
-		return 0, fmt.Errorf("read the permissions of this process: %w", err)
+		return 0, fmt.Errorf("read the capabilities of this process: %w", err)
 	}
 	for line := range strings.Lines(string(status)) {
 		if hex, ok := strings.CutPrefix(line, "CapEff:"); ok {
 			return strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
 		}
 	}
-	return 0, errors.New("read the permissions of this process: /proc/thread-self/status does not tell")
+	return 0, errors.New("read the capabilities of this process: /proc/thread-self/status has no CapEff")
 }
 
-// A Kind is one of hooks: a program of its own for each has what they share as
-// constants. It is the program's index in the map of programs, below Kinds.
+// A Kind is a kind of hook. The program of a kind has the properties of these hooks as
+// constants. A Kind is the program's index in the map of programs, below Kinds.
 type Kind uint32
 
 const (
 	ingress Kind = 1 << iota
 	matchSrc
 	noLinkHeader
-	Kinds // how many there are
+	Kinds // the number of kinds
 )
 
-// KindOf is the kind of hooks whose packets have a link header of l2Bytes: 14, or 0 for none.
+// KindOf returns the kind of hooks whose packets have a link header of l2Bytes: 14, or 0 for none.
 func KindOf(d policy.Direction, match policy.Match, l2Bytes uint8) (k Kind) {
 	if d == policy.Ingress {
 		k |= ingress
@@ -142,7 +143,7 @@ func KindOf(d policy.Direction, match policy.Match, l2Bytes uint8) (k Kind) {
 	return k
 }
 
-// Settings are those of a store, for programs of a kind.
+// Settings returns the settings of a store with the constants of a kind.
 func (k Kind) Settings(of bpf.AbiHook) bpf.AbiHook {
 	of.L2Bytes, of.Ingress, of.MatchSrc = netinfo.EthernetBytes, 0, 0
 	if k&ingress != 0 {
@@ -157,7 +158,7 @@ func (k Kind) Settings(of bpf.AbiHook) bpf.AbiHook {
 	return of
 }
 
-// NewKinds makes the map of programs, which has none yet.
+// NewKinds creates an empty map of programs.
 func NewKinds() (*ebpf.Map, error) {
 	if err := step.Try("make a map"); err != nil {
 		return nil, err
@@ -171,10 +172,10 @@ func NewKinds() (*ebpf.Map, error) {
 	return m, nil
 }
 
-// LoadCaller loads what a hook attaches: it tells the number of the hook's view, and
-// calls the program of its kind. The kernel verifies it in no time. Not the index of
-// the device tells the view, as devices move to other namespaces, where they take
-// their links along and may get an index that another device has here.
+// LoadCaller loads the program that a hook attaches. It stores the number of the hook's
+// view and calls the program of its kind. The kernel verifies it quickly. The device's
+// index cannot identify the view: a device that moves to another namespace keeps its
+// link, and may get an index that another device has here.
 func LoadCaller(kinds *ebpf.Map, kind Kind, view uint32) (*ebpf.Program, error) {
 	if err := step.Try("load a program"); err != nil {
 		return nil, err

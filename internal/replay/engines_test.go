@@ -23,7 +23,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// newBoth is both engines, until the test ends; the kernel's table is small, as it takes time to make.
+// newBoth returns both engines until the test ends. The kernel's table is small, because a large one is slow to create.
 func newBoth(t *testing.T, l Limits) *Both {
 	t.Helper()
 	testenv.Root(t)
@@ -33,7 +33,7 @@ func newBoth(t *testing.T, l Limits) *Both {
 	return &Both{kernel: k, model: NewModel(l)}
 }
 
-// offer offers all packets of a trace, and ends the test where the engine objects.
+// offer offers all packets of a trace. An error of the engine ends the test.
 func offer(t *testing.T, e Engine, data string) (all []Result) {
 	t.Helper()
 	in, err := trace.Open(strings.NewReader(data))
@@ -53,7 +53,7 @@ func offer(t *testing.T, e Engine, data string) (all []Result) {
 	}
 }
 
-// The traces beside the repository come out as they say, packet by packet.
+// Both engines give the verdicts and levels of the test vectors, packet by packet.
 func TestVectors(t *testing.T) {
 	for _, v := range testenv.Vectors(t) {
 		for _, algorithm := range []policy.Algorithm{policy.GCRA, policy.Leaky} {
@@ -74,7 +74,7 @@ func TestVectors(t *testing.T) {
 					if r.Time != s.Now || r.Bytes != s.Bytes || (r.Verdict == model.Pass) != s.Pass {
 						t.Fatalf("packet %d: %+v, want %+v", i+1, r, s)
 					}
-					// The traces round to a thousandth of a byte, the data path to units of 2^-20.
+					// The vectors round to a thousandth of a byte, the data path to units of 2^-20.
 					if got := float64(r.Level) / (1 << 20); math.Abs(got-s.Level) > 0.0005+3.0/(1<<20) {
 						t.Fatalf("packet %d: level %v, want %v", i+1, got, s.Level)
 					}
@@ -84,10 +84,9 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// A queue lets the packets of the traces beside the repository leave when they
-// say, to the nanosecond of rounding; one that is all but a byte of what a bucket
-// holds does the same.
-func TestVectorsLeave(t *testing.T) {
+// A queue gives the departure times of the test vectors, up to 1 ns of rounding. So does a
+// gcra rule with a capacity of one byte and the rest as its queue.
+func TestVectorDepartures(t *testing.T) {
 	for _, v := range testenv.Vectors(t) {
 		steps := v.Steps(t)
 		if !slices.ContainsFunc(steps, func(s testenv.Step) bool { return s.Departs }) {
@@ -103,7 +102,7 @@ func TestVectorsLeave(t *testing.T) {
 		gcra.Algorithm, gcra.Capacity, gcra.Queue = policy.GCRA, 1, v.Capacity-1
 		for _, rule := range []policy.Rule{leaky, gcra} {
 			t.Run(fmt.Sprintf("%s/%v", v.Name, rule.Algorithm), func(t *testing.T) {
-				waited := 0
+				delayed := 0
 				for i, r := range offer(t, newBoth(t, Limits{Rules: []policy.Rule{rule}}), csv.String()) {
 					s := steps[i]
 					want := model.Pass
@@ -112,22 +111,22 @@ func TestVectorsLeave(t *testing.T) {
 						want = model.Drop
 					case s.Departure > s.Now:
 						want = model.Delay
-						waited++
+						delayed++
 					}
 					if r.Time != s.Now || r.Verdict != want || s.Pass && r.Departure()+1-s.Departure > 2 {
-						t.Fatalf("packet %d: %+v leaves at %d ns, want %+v", i+1, r, r.Departure(), s)
+						t.Fatalf("packet %d: %+v departs at %d ns, want %+v", i+1, r, r.Departure(), s)
 					}
 				}
-				if waited < 10 && v.Name != "idle-then-burst" && v.Name != "five-per-second" {
-					t.Errorf("only %d packets waited", waited)
+				if delayed < 10 && v.Name != "idle-then-burst" && v.Name != "five-per-second" {
+					t.Errorf("only %d packets were delayed", delayed)
 				}
 			})
 		}
 	}
 }
 
-// Both engines say the same of every packet of the captures beside the
-// repository, real ones and hostile ones; what can not be read is an error.
+// Both engines agree on every packet of the shared captures, real and hostile ones. A capture
+// that cannot be read is an error.
 func TestCaptures(t *testing.T) {
 	files := testenv.Shared(t, "pcaps/*.pcap*")
 	if len(files) == 0 {
@@ -153,7 +152,7 @@ func TestCaptures(t *testing.T) {
 			var p trace.Packet
 			latest, first := start, uint64(0)
 			for err = in.Next(&p); err == nil; err = in.Next(&p) {
-				// One trace after the other, as no bucket is to be left from the last one.
+				// The next trace begins when all buckets of the last one have drained.
 				if first == 0 {
 					first = p.Time
 				}
@@ -179,13 +178,13 @@ func TestCaptures(t *testing.T) {
 			}
 		}
 		if len(files) > 300 && (read < 200 || limited < 1500) {
-			t.Errorf("of %d captures %d were read, with %d packets that a rule could match", len(files), read, limited)
+			t.Errorf("of %d captures, %d were read, with %d packets that a rule can match", len(files), read, limited)
 		}
 	}
 }
 
-// Random frames, most of them broken somewhere, are the same to both engines:
-// whose they are, what they count, and what becomes of them.
+// Both engines agree on random frames, most of them malformed: on the rule, the bucket
+// key, the bytes and the verdict.
 func TestBrokenFrames(t *testing.T) {
 	seed := testenv.Seed(t)
 	roll := rand.New(rand.NewPCG(seed, 1))
@@ -222,13 +221,13 @@ func TestBrokenFrames(t *testing.T) {
 			}
 			sparseFirst := slices.ContainsFunc(l.Rules, func(r policy.Rule) bool { return r.Order == policy.SparseFirst })
 			if excess == policy.Delay && each == policy.EachAll && !sparseFirst && (verdicts[model.Delay] < 20 || verdicts[model.Mark] < 5) {
-				t.Errorf("too easy for a queue with %+v: %v", l.Rules, verdicts)
+				t.Errorf("too few delayed or marked packets with %+v: %v", l.Rules, verdicts)
 			}
 		}
 	}
 }
 
-// queued lets a rule hold back packets: all that it holds, or at least half.
+// queued gives a rule a queue: its whole capacity, or at least half of it.
 func queued(r *policy.Rule, roll *rand.Rand) {
 	r.Excess = policy.Delay
 	if r.Algorithm == policy.GCRA {
@@ -276,9 +275,9 @@ func randomFrame(roll *rand.Rand) *trace.Packet {
 	tags := []uint16{typeVLAN, typeQinQ, typeVLAN}[:roll.IntN(4)*roll.IntN(2)]
 	kind, network = tagged(kind, network, tags...)
 	switch roll.IntN(8) {
-	case 0: // a bit that lies
+	case 0: // flip any bit
 		network[roll.IntN(len(network))] ^= 1 << roll.IntN(8)
-	case 1, 2: // in the first bytes, where it matters
+	case 1, 2: // flip a bit of the first bytes, which matter most
 		network[roll.IntN(min(len(network), 10))] ^= 1 << roll.IntN(8)
 	case 3: // cut off
 		network = network[:roll.IntN(len(network)+1)]
@@ -292,7 +291,7 @@ func randomFrame(roll *rand.Rand) *trace.Packet {
 	return p
 }
 
-// Packets of any size count what they are.
+// Packets of every size count their bytes and the overhead.
 func TestSizes(t *testing.T) {
 	sizes := []uint64{1, 2, 33, 34, 35, 60, 1514, 3000, 4096, 9000, 65501, 65502, 65503, 65536, 65537, 1, 66000, 40000, 16001, 19000, 20000, 3000, 81535, 81537, 100000, 524288, 64, 1 << 20, 1<<24 - 1000, 1<<24 - 1}
 	for _, f := range []policy.Framing{{}, {Overhead: 38, MPU: 84}, {Overhead: -64}, {Overhead: 256, MPU: 256}} {
@@ -308,14 +307,14 @@ func TestSizes(t *testing.T) {
 				}
 				want := max(int64(n)+int64(f.Overhead), int64(f.MPU), 0)
 				if r.Bytes != uint64(min(want, 1<<24-1)) || r.Rule != 0 || r.Verdict != model.Pass {
-					t.Errorf("%v: %d bytes count %+v", f, n, r)
+					t.Errorf("%v: %d bytes are counted as %+v", f, n, r)
 				}
 			}
 		}
 	}
 }
 
-// A trace may begin at any time, also where the clock or what buckets remember of it begins anew.
+// A trace may begin at any time, also near a wrap of the clock or of the ticks in buckets.
 func TestFirstPacketAtAnyTime(t *testing.T) {
 	for _, rate := range []policy.Rate{8000, 10_000_000, 2_902_402_064, 400_000_000_000} {
 		for _, first := range []uint64{0, 1, 1 << 30, 1<<62 - 1, 1 << 62, 1<<63 - 1_000_000_000, 1 << 63, 1<<64 - 2} {
@@ -333,8 +332,8 @@ func TestFirstPacketAtAnyTime(t *testing.T) {
 	}
 }
 
-// After a pause in which a bucket drains it is empty, however long the pause is, and although others
-// were charged meanwhile: also where what buckets remember of the time begins anew, once or twice.
+// A bucket is empty after a pause in which it drains, however long the pause is, even if other buckets
+// were charged in it and the ticks in buckets wrapped once or twice.
 func TestLongPauses(t *testing.T) {
 	const years73 = uint64(1) << 61
 	for rate, algorithm := range map[policy.Rate]policy.Algorithm{8000: policy.GCRA, 400_000_000_000: policy.Leaky} {
@@ -372,9 +371,9 @@ func TestLongPauses(t *testing.T) {
 	}
 }
 
-// A trace without a pause that drains all buckets ends where nobody could tell how old one is.
+// A trace without a pause in which all buckets drain ends where their ages become ambiguous.
 func TestTooLongWithoutAPause(t *testing.T) {
-	e := NewModel(Limits{Rules: []policy.Rule{everything(8000, 1<<40)}}) // which drains in 35 years
+	e := NewModel(Limits{Rules: []policy.Rule{everything(8000, 1<<40)}}) // it drains in 35 years
 	for at := uint64(0); ; at += 1 << 59 {
 		_, err := e.Offer(&trace.Packet{Time: at, Bytes: 1500, EtherType: typeIPv4, Network: ip4("10.0.0.1", "10.0.0.2", 17, 0)})
 		if (err != nil) != (at >= 1<<62) {
@@ -386,8 +385,8 @@ func TestTooLongWithoutAPause(t *testing.T) {
 	}
 }
 
-// Big packets and small ones take turns, and the clock steps back.
-func TestSizesTakeTurns(t *testing.T) {
+// Both engines agree if big and small packets alternate and the clock steps back.
+func TestAlternatingSizes(t *testing.T) {
 	seed := testenv.Seed(t)
 	roll := rand.New(rand.NewPCG(seed, 2))
 	for i := range 6 {
@@ -414,13 +413,13 @@ func TestSizesTakeTurns(t *testing.T) {
 			}
 		}
 		if excess == 0 || excess > 60 {
-			t.Errorf("%d of 80 packets are excess: too easy", excess)
+			t.Errorf("%d of 80 packets are excess; the test needs 1 to 60", excess)
 		}
 	}
 }
 
-// Of several rules the longest prefix decides, by the side that is asked for;
-// who shares a bucket is told by name.
+// The longest prefix decides, by the source or the destination. Key returns the bucket key
+// for each bucket scope.
 func TestRules(t *testing.T) {
 	rule := func(s string, rate policy.Rate, each policy.Each) policy.Rule {
 		return policy.Rule{Prefix: prefix(s), Rate: rate, Capacity: 2000, Each: each}
@@ -435,10 +434,9 @@ func TestRules(t *testing.T) {
 	}}
 	udp := ports(1000, 53, 4)
 	for _, c := range []struct {
-		far    string
-		rule   int
-		sharer string
-		src    string
+		far      string
+		rule     int
+		dst, src string // keys by --match
 	}{
 		{"10.9.9.9", 0, "10.0.0.0/8", "10.0.0.0/8"},
 		{"10.1.2.3", 1, "10.1.2.3", "10.1.2.3"},
@@ -449,7 +447,7 @@ func TestRules(t *testing.T) {
 		{"2001:db8:1::7", 5, "udp,[2001:db9::1]:1000,[2001:db8:1::7]:53", "udp,[2001:db8:1::7]:1000,[2001:db9::1]:53"},
 		{"2001:db9::7", NoRule, "", ""},
 	} {
-		for match, want := range map[policy.Match]string{policy.MatchDst: c.sharer, policy.MatchSrc: c.src} {
+		for match, want := range map[policy.Match]string{policy.MatchDst: c.dst, policy.MatchSrc: c.src} {
 			l.Match = match
 			e := newBoth(t, l)
 			near := "198.51.100.1"
@@ -472,14 +470,14 @@ func TestRules(t *testing.T) {
 				}
 				full := r.Rule != NoRule && l.Rules[r.Rule].Rate != policy.Unlimited && uint64(i+1)*r.Bytes > 2000
 				if r.Rule != c.rule || got != want || !r.Limited || (r.Verdict == model.Drop) != full || r.Excess != full {
-					t.Errorf("%s by %v, packet %d: %+v of %s", c.far, match, i, r, got)
+					t.Errorf("%s by %v, packet %d: %+v with key %s", c.far, match, i, r, got)
 				}
 			}
 		}
 	}
 }
 
-// Excess is marked, dropped or let pass; a penalty holds. The level says so.
+// Excess packets are marked, dropped or passed, and a penalty keeps the bucket full. The level shows it.
 func TestExcess(t *testing.T) {
 	const csv = "0,1000\n0,1000\n0,1000\n1000000000,500\n"
 	leaky := policy.Rule{Algorithm: policy.Leaky, Penalty: policy.Penalty{Kind: policy.PenaltyHold, Duration: time.Second}}
@@ -510,8 +508,8 @@ func TestExcess(t *testing.T) {
 	}
 }
 
-// Where the kernel's table is full, it says that the spill bucket was charged,
-// and the engines do not agree.
+// If the kernel's table is full, its result says that the spill bucket was charged. Then the
+// engines disagree.
 func TestFullTable(t *testing.T) {
 	testenv.Root(t)
 	l := bothFamilies(8000, 2000, policy.EachHost)
@@ -534,7 +532,7 @@ func TestFullTable(t *testing.T) {
 	}
 }
 
-// Engines that are not the same are found out at the first packet that shows it.
+// Different engines yield a Disagreement at the first packet that shows it.
 func TestDisagreement(t *testing.T) {
 	rule := everything(8000, 2000)
 	b := newBoth(t, Limits{Rules: []policy.Rule{rule}})
@@ -558,8 +556,8 @@ func TestDisagreement(t *testing.T) {
 	}
 }
 
-// Those who have drained are forgotten, and nobody's verdict changes by it.
-func TestForgetting(t *testing.T) {
+// Drained buckets are removed, without an effect on any verdict.
+func TestDrainedBucketsAreRemoved(t *testing.T) {
 	const hosts = 4 * firstSweep
 	l := bothFamilies(1_000_000, 3000, policy.EachHost)
 	m, alone, s := NewModel(l), NewModel(l), NewSummary(l)
@@ -569,7 +567,7 @@ func TestForgetting(t *testing.T) {
 		now += 20_000
 		host := i
 		if i%4 == 3 {
-			host = 0 // who sends too much all along
+			host = 0 // always above its rate
 		}
 		network[17], network[18], network[19] = byte(host>>16), byte(host>>8), byte(host)
 		p := at(now, typeIPv4, network)
@@ -583,7 +581,7 @@ func TestForgetting(t *testing.T) {
 			want, err := alone.Offer(p)
 			testenv.Must(t, err)
 			if r != want {
-				t.Fatalf("packet %d: %+v, without the others %+v", i, r, want)
+				t.Fatalf("packet %d: %+v; without other hosts %+v", i, r, want)
 			}
 		} else if r.Excess {
 			t.Fatalf("packet %d: %+v", i, r)
@@ -633,14 +631,14 @@ func benchmark(b *testing.B, e Engine) {
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds()/1e6, "Mpackets/s")
 }
 
-// Genuine neighbour discovery is never limited; what a router forwards is, and both engines tell one from the other.
+// Both engines exempt genuine neighbour discovery, and limit packets that a router would forward.
 func TestNeighbourDiscovery(t *testing.T) {
 	big := make([]byte, 1237)
 	for _, c := range []struct {
 		name     string
 		src, dst string
 		message  []byte
-		bytes    uint64 // on the wire, if more than was captured
+		bytes    uint64 // on the wire, if more than captured
 		exempt   bool
 	}{
 		{"resolution", "2001:db8::1", "ff02::1:ff00:2", []byte{135, 0, 0, 0}, 0, true},
@@ -673,7 +671,7 @@ func TestNeighbourDiscovery(t *testing.T) {
 	}
 }
 
-// A packet counts as long as it was on the wire, also one that was captured before its segmentation, in a tunnel.
+// A packet counts its length in the trace, also a large one in a tunnel that was captured before segmentation.
 func TestBigPacketsInTunnels(t *testing.T) {
 	inner := ip4("172.16.0.1", "172.16.0.2", unix.IPPROTO_TCP, 0, append(ports(1, 2, 8), append([]byte{0x50}, make([]byte, 7)...)...)...)
 	for name, network := range map[string][]byte{
@@ -692,7 +690,7 @@ func TestBigPacketsInTunnels(t *testing.T) {
 	}
 }
 
-// A host that sends to itself shares no bucket with that flow, which has one where sparse flows go first.
+// The key of a host differs from that of a flow of the host to itself, which --order sparse-first needs.
 func TestKeysOfHostsAndFlows(t *testing.T) {
 	for _, match := range []policy.Match{policy.MatchDst, policy.MatchSrc} {
 		l := bothFamilies(1e9, 1<<20, policy.EachHost)
@@ -702,7 +700,7 @@ func TestKeysOfHostsAndFlows(t *testing.T) {
 		if rule := c.match(p); c.key(rule, p) == (bucketKey{rule, p.flow}) {
 			t.Errorf("match %v: both are %+v", match, p.flow)
 		} else if name := l.name(c.key(rule, p)); name != "10.0.0.1" {
-			t.Errorf("match %v: it is called %s", match, name)
+			t.Errorf("match %v: the key is %s", match, name)
 		}
 	}
 }

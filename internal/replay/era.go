@@ -7,18 +7,18 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// longEra is half of the time (ns) after which the ticks of buckets repeat, 73 years: more than
-// any bucket takes to drain.
+// longEra is half the time (ns) after which the ticks of buckets repeat: 73 years. Every bucket
+// drains in less.
 const longEra = uint64(1) << (32 + model.TickBits - 1)
 
-// errLongEra is that nobody could tell how old a bucket is.
-var errLongEra = errors.New("the trace goes on for 146 years without a pause in which all buckets drain, and no meter remembers that long; cut it into parts")
+// errLongEra means that the ages of buckets would be ambiguous.
+var errLongEra = errors.New("the trace has 146 years without a pause in which all buckets drain, more than a meter can tell apart; cut it into parts")
 
-// An era is a time in which the ticks of buckets tell when they were charged. A
-// trace may go on for longer: in a pause that drains all buckets, another begins.
+// An era is a time in which the ticks of buckets are unambiguous. A longer trace has
+// several: a new one begins after a pause in which all buckets drain.
 type era struct {
-	idle             uint64 // ns after which any bucket has drained
-	from, until, now uint64 // ns: the times of its packets, and of the last one
+	idle             uint64 // ns after which every bucket has drained
+	from, until, now uint64 // ns: the earliest, the latest and the last packet
 	begun            bool
 }
 
@@ -31,7 +31,7 @@ func newEra(l Limits) (e era) {
 	return e
 }
 
-// next goes to the time of the next packet, and reports whether that is in another era, which begins with empty buckets.
+// next advances to the time of the next packet. It reports whether a new era, with empty buckets, begins there.
 func (e *era) next(at uint64) (another bool, err error) {
 	from, until := min(e.from, at), max(e.until, at)
 	switch paused := at > e.now && at-e.now > e.idle || at < e.now && e.now-at > longEra; {

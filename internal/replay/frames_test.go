@@ -11,12 +11,12 @@ import (
 
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 
-// everything is a rule for all of IPv4, and for a trace without addresses.
+// everything is a rule for all of IPv4 and for a trace without addresses.
 func everything(rate policy.Rate, capacity uint64) policy.Rule {
 	return policy.Rule{Prefix: prefix("0.0.0.0/0"), Rate: rate, Capacity: capacity}
 }
 
-// bothFamilies are rules for all there is.
+// bothFamilies are rules for all IPv4 and all IPv6 packets.
 func bothFamilies(rate policy.Rate, capacity uint64, each policy.EachKind) Limits {
 	four, six := everything(rate, capacity), everything(rate, capacity)
 	six.Prefix = prefix("::/0")
@@ -49,12 +49,12 @@ func ports(src, dst uint16, more int) []byte {
 	return append(b, make([]byte, more)...)
 }
 
-// at is a packet of a trace on Ethernet, captured whole.
+// at is a completely captured Ethernet packet of a trace.
 func at(now uint64, kind uint16, network []byte) *trace.Packet {
 	return &trace.Packet{Time: now, Bytes: uint64(14 + len(network)), EtherType: kind, Network: network}
 }
 
-// tagged puts VLAN tags in front; the EtherType is then that of the first.
+// tagged adds VLAN tags in front of a packet, and returns the EtherType of the first one.
 func tagged(kind uint16, network []byte, tags ...uint16) (uint16, []byte) {
 	for _, tag := range slices.Backward(tags) {
 		front := binary.BigEndian.AppendUint16([]byte{0, 7}, kind)

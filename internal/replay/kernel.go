@@ -16,29 +16,28 @@ import (
 )
 
 const (
-	// buckets is for how many bucket keys the kernel engine has slots: twice what a hook has.
+	// buckets is the number of slots of the kernel engine: twice that of a namespace.
 	buckets = 1 << 21
 
-	linkHeader = 14 // of the frames that are made for the program
+	linkHeader = 14 // bytes, of the frames for the program
 
-	// A test run takes less than a page of a packet, so each one is said to be a
-	// GSO packet of one segment, which counts as its wire_len and the rule's
-	// overhead say. Of that, leastFrame is taken off, so that a packet of one byte
-	// can have headers. Where wire_len ends, the overhead is bigOverhead instead,
-	// and a packet has as many segments as it takes.
+	// A test run accepts less than a page of data. So each packet claims to be a GSO
+	// packet of one segment, which counts wire_len plus the overhead of the rule. The
+	// overhead is reduced by leastFrame, so that a packet of one byte can have headers.
+	// A packet above maxWire has the overhead bigOverhead, and several segments.
 	leastFrame  = linkHeader + ipv4Header
 	maxWire     = 1 << 16
 	bigOverhead = 16000
 
 	contextTime = 152 // tstamp in struct __sk_buff
 
-	// What the program answers.
+	// Return values of the program.
 	next uint32 = 0xffffffff // TCX_NEXT
 	drop uint32 = 2          // TC_ACT_SHOT
 )
 
-// Kernel is the engine that runs the program of the data path. Their clock is
-// that of the trace, and no device sees them.
+// Kernel is the engine that runs the program of the data path in test runs. The
+// clock is that of the trace, and no device is involved.
 type Kernel struct {
 	compiled
 	set     *maps.Set
@@ -51,15 +50,15 @@ type Kernel struct {
 	context [192]byte
 }
 
-// An entry is a rule as it is in the kernel.
+// An entry is a rule in the kernel.
 type entry struct {
 	maps.Entry
 	seen maps.Counters
 	big  bool
 }
 
-// NewKernel makes an engine with empty buckets. The error wraps fs.ErrPermission
-// where programs may not be loaded.
+// NewKernel returns an engine with empty buckets. The error wraps fs.ErrPermission
+// if the process may not load programs.
 func NewKernel(l Limits) (*Kernel, error) { return newKernel(l, buckets) }
 
 func newKernel(l Limits, slots uint32) (_ *Kernel, err error) {
@@ -77,7 +76,7 @@ func newKernel(l Limits, slots uint32) (_ *Kernel, err error) {
 		compiled: compile(l), entries: make([]entry, len(l.Rules)), slots: slots, era: newEra(l),
 		frame: make([]byte, linkHeader, linkHeader+trace.MaxHeaders),
 	}
-	for i := range hook.Secret { // without one, a flow and its answers share a bucket
+	for i := range hook.Secret { // without a secret, a flow and its replies share a bucket
 		hook.Secret[i] = rand.Uint32()
 	}
 	store, err := maps.New(size, hook)
@@ -96,8 +95,8 @@ func newKernel(l Limits, slots uint32) (_ *Kernel, err error) {
 	return k, nil
 }
 
-// begin sets all rules as of just before the first packet: a bucket that is said
-// to be as old as the clock is one that nobody can tell the age of.
+// begin sets all rules as of just before the first packet. The age of a bucket as old as
+// the clock itself would be ambiguous.
 func (k *Kernel) begin(now uint64) error {
 	for i := range k.Rules {
 		if err := k.put(i, false, now-min(now, slack)); err != nil {
@@ -120,7 +119,7 @@ func (k *Kernel) renew() error {
 	return err
 }
 
-// put sets a rule for small packets or big ones; levels stay.
+// put sets a rule for small or big packets, and keeps levels.
 func (k *Kernel) put(i int, forBig bool, now uint64) error {
 	rule := k.Rules[i]
 	rule.Framing.Overhead -= leastFrame
@@ -133,7 +132,7 @@ func (k *Kernel) put(i int, forBig bool, now uint64) error {
 	}
 	e, ok := k.set.Find(rule.Prefix)
 	if !ok {
-		return fmt.Errorf("the rule for %v is not there", rule.Prefix)
+		return fmt.Errorf("the rule for %v is missing after it was set", rule.Prefix)
 	}
 	k.entries[i].Entry, k.entries[i].big = e, forBig
 	return nil
@@ -156,14 +155,14 @@ func (k *Kernel) Offer(t *trace.Packet) (Result, error) {
 	p := read(t)
 	r := Result{Rule: NoRule, Limited: p.ip && !p.nd, Time: t.Time, Bytes: t.Bytes}
 	if !p.ip && (t.EtherType == typeIPv4 && len(t.Network) < ipv4Header || t.EtherType == typeIPv6 && len(t.Network) < ipv6Header) {
-		return r, nil // a test run takes no part of a network header, and neither do the programs
+		return r, nil // test runs and programs reject an incomplete network header
 	}
 	wire, segments := t.Bytes+leastFrame, uint64(1)
 	i := k.match(p)
 	if i != NoRule {
 		n := model.Counted(t.Bytes, k.Rules[i].Framing)
 		if k.entries[i].big != (wire > maxWire) && (wire > maxWire || n <= bigOverhead+trace.MaxHeaders+linkHeader) {
-			// Buckets are settled as of a little before: then a packet that steps back finds no more in them.
+			// A time a little earlier prevents that a packet that steps back finds a lower level.
 			if err := k.put(i, wire > maxWire, t.Time-min(t.Time, slack)); err != nil {
 				return r, err
 			}
@@ -179,7 +178,7 @@ func (k *Kernel) Offer(t *trace.Packet) (Result, error) {
 	binary.BigEndian.PutUint16(k.frame[12:], t.EtherType)
 	// struct __sk_buff of linux/bpf.h, besides tstamp: wire_len, gso_segs, gso_size.
 	binary.NativeEndian.PutUint64(k.context[contextTime:], t.Time)
-	binary.NativeEndian.PutUint32(k.context[160:], uint32(min(wire, maxWire))) // more is nobody's
+	binary.NativeEndian.PutUint32(k.context[160:], uint32(min(wire, maxWire))) // no rule counts more
 	binary.NativeEndian.PutUint32(k.context[164:], uint32(segments))
 	binary.NativeEndian.PutUint32(k.context[176:], 1)
 	var after [len(k.context)]byte
@@ -191,14 +190,14 @@ func (k *Kernel) Offer(t *trace.Packet) (Result, error) {
 	return r, k.account(&r, p, i, verdict)
 }
 
-// account reads off the counters and buckets what became of a packet. Which rule
-// it was is the kernel's to say; expected is where to look first.
+// account reads the result of a packet from counters and buckets. The kernel decides
+// which rule matches; expected is only the first one to look at.
 func (k *Kernel) account(r *Result, p packet, expected int, verdict uint32) error {
 	for n := range k.entries {
 		i := (n + max(expected, 0)) % len(k.entries)
 		e := &k.entries[i]
 		now := k.set.Counters(e.ID)
-		now.ExemptPackets = 0 // no rule decided over those
+		now.ExemptPackets = 0 // no rule limits those
 		if before := e.seen; now != before {
 			e.seen = now
 			r.Rule = i
@@ -207,12 +206,12 @@ func (k *Kernel) account(r *Result, p packet, expected int, verdict uint32) erro
 		}
 	}
 	if (verdict == drop) != (r.Verdict == model.Drop) {
-		return fmt.Errorf("the program answers %#x to a packet that it counts as %v", verdict, r.Verdict)
+		return fmt.Errorf("the program returns %#x for a packet that it counts as %v", verdict, r.Verdict)
 	}
 	return nil
 }
 
-// result is what a rule's counters and bucket say after a packet that it counted.
+// result fills in the result of a packet from the counters and the bucket of its rule.
 func (k *Kernel) result(r *Result, p packet, e *entry, before maps.Counters) {
 	now := e.seen
 	r.Bytes = now.PassedBytes + now.DroppedBytes - before.PassedBytes - before.DroppedBytes
@@ -231,7 +230,7 @@ func (k *Kernel) result(r *Result, p packet, e *entry, before maps.Counters) {
 	}
 	r.Level = k.set.State(e.Entry, k.Match, p.flow, r.Time).Level
 	if r.Spilled = now.SpilledPackets > before.SpilledPackets; r.Spilled {
-		r.Level = k.set.OwnLevel(e.Entry, r.Time)
+		r.Level = k.set.SharedLevel(e.Entry, r.Time)
 	}
 }
 

@@ -6,17 +6,17 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Model is the engine that needs no kernel: the model's verdicts, and a bucket for
-// each bucket key that is not empty.
+// Model is the engine in user space. It has a bucket for each bucket key, unless the bucket
+// is empty.
 type Model struct {
 	compiled
 	limits  []*model.Limit
-	shared  []model.Bucket // of rules with one for all packets
+	shared  []model.Bucket // by rule, if all its packets share one
 	buckets table[model.Bucket]
 	era     era
 }
 
-// NewModel makes an engine with empty buckets.
+// NewModel returns an engine with empty buckets.
 func NewModel(l Limits) *Model {
 	m := &Model{compiled: compile(l), shared: make([]model.Bucket, len(l.Rules)), buckets: newTable[model.Bucket](), era: newEra(l)}
 	for _, r := range l.Rules {

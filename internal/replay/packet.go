@@ -16,24 +16,24 @@ const (
 	typeVLAN = unix.ETH_P_8021Q
 	typeQinQ = unix.ETH_P_8021AD
 
-	protoHIP   = 139 // which is not in unix (IANA)
+	protoHIP   = 139 // IANA; the package unix lacks both
 	protoShim6 = 140
 )
 
 const (
 	ipv4Header, ipv6Header = 20, 40
-	// extensions are the most IPv6 extension headers that are stepped over.
+	// extensions is the maximum number of IPv6 extension headers that are skipped.
 	extensions = 256
-	// discoveryBytes are the most that neighbour discovery has, of IP: IPv6's least MTU.
+	// discoveryBytes is the maximum length of neighbour discovery with its IP header: the minimum MTU of IPv6.
 	discoveryBytes = 1280
 )
 
-// A packet is what matters of one to a rule. It is read as bpf/packet.h reads
-// it, lies included, which a decoder that wants whole packets would not do.
+// A packet has the fields that rules need. It is parsed exactly as bpf/packet.h does,
+// also if its headers are wrong; a general decoder would reject those.
 type packet struct {
-	ip   bool // with whole addresses
-	nd   bool // genuine neighbour discovery, which is never limited
-	ect  bool // may be marked
+	ip   bool // with complete addresses
+	nd   bool // genuine neighbour discovery: never limited
+	ect  bool // ECN-capable
 	flow maps.Flow
 }
 
@@ -80,7 +80,7 @@ func (p *packet) readIPv6(b []byte) {
 		}
 		p.flow.Proto = ext[0]
 		if fragment && (ext[2] != 0 || ext[3]&0xf8 != 0) {
-			return // not the first: no transport header follows
+			return // a later fragment has no transport header
 		}
 	}
 	if isExtension(p.flow.Proto) {
@@ -91,14 +91,14 @@ func (p *packet) readIPv6(b []byte) {
 }
 
 // isDiscovery reports whether an IPv6 packet is neighbour discovery (RFC 4861)
-// between addresses that no router forwards.
+// between addresses that routers do not forward.
 func isDiscovery(src, dst netip.Addr, b []byte) bool {
 	const message = ipv6Header
 	if b[6] != unix.IPPROTO_ICMPV6 || b[7] != 255 || len(b) < message+4 || b[message+1] != 0 || src.IsMulticast() ||
 		len(b) > discoveryBytes || message+int(binary.BigEndian.Uint16(b[4:])) > discoveryBytes {
 		return false
 	}
-	fromLink, fromNobody := src.IsLinkLocalUnicast(), src.IsUnspecified()
+	fromLink, unspecified := src.IsLinkLocalUnicast(), src.IsUnspecified()
 	var group netip.Prefix
 	switch kind := b[message]; {
 	case kind == 133: // router solicitation
@@ -107,19 +107,19 @@ func isDiscovery(src, dst netip.Addr, b []byte) bool {
 		group = allNodes
 	case kind == 135: // neighbour solicitation
 		group = solicitedNodes
-	case kind == 136 && !fromNobody: // neighbour advertisement
+	case kind == 136 && !unspecified: // neighbour advertisement
 		group = allNodes
-	case kind == 137 && fromLink: // redirect, to one node alone
+	case kind == 137 && fromLink: // redirect: never multicast
 	default:
 		return false
 	}
 	if dst.IsMulticast() {
 		return group.Contains(dst)
 	}
-	return fromLink || dst.IsLinkLocalUnicast() && !fromNobody
+	return fromLink || dst.IsLinkLocalUnicast() && !unspecified
 }
 
-// Whom RFC 4861 addresses what is for more than one node.
+// Multicast addresses of RFC 4861.
 var (
 	allNodes       = netip.MustParsePrefix("ff02::1/128")
 	allRouters     = netip.MustParsePrefix("ff02::2/128")

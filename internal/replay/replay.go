@@ -1,7 +1,7 @@
-// Package replay says what limits would do to recorded traffic, without
-// touching any: its engines meter packets at the times that a trace gives them,
-// by the programs of the data path or by the model of them, and its summary and
-// chart are made of what an engine says of each packet.
+// Package replay computes what limits would do to recorded traffic, without
+// touching any. Its engines meter packets at the times of a trace: with the
+// programs of the data path, or with the model of them. A summary and a chart
+// are made from the results of an engine.
 package replay
 
 import (
@@ -18,27 +18,27 @@ import (
 
 // An Engine meters packets.
 type Engine interface {
-	// Offer brings the next packet to the rules. What it returns is good until the next one.
+	// Offer meters the next packet. The result is valid until the next call.
 	Offer(*trace.Packet) (Result, error)
 	Close() error
 }
 
-// Limits is what to replay a trace against: rules of one hook, which all go by
-// the same side.
+// Limits are the rules that a trace is replayed against. They are those of one hook
+// and match the same address of a packet.
 type Limits struct {
-	Rules []policy.Rule // each of another prefix, and of any capacity from 1 byte on
+	Rules []policy.Rule // with different prefixes, and capacities from 1 byte
 	Match policy.Match
 }
 
-// NoRule is the Result.Rule of a packet that none decides over.
+// NoRule is the Result.Rule of a packet that matches none.
 const NoRule = -1
 
-// A Result is what happened to one packet.
+// A Result is the verdict on one packet, and its effect.
 type Result struct {
 	Rule    int    // index in Limits.Rules, or NoRule
-	Limited bool   // IP, and not neighbour discovery: what a rule could match
+	Limited bool   // IP and not neighbour discovery: a rule can match it
 	Time    uint64 // ns
-	Bytes   uint64 // as the rule counts them; without a rule, as in the trace
+	Bytes   uint64 // as the rule counts them; as in the trace if no rule matches
 	Verdict model.Verdict
 	Excess  bool   // it did not conform, whatever its verdict
 	Wait    uint64 // ns that it is queued
@@ -57,19 +57,19 @@ func (r Result) Departure() uint64 { return r.Time + r.Wait }
 // LevelBytes is the level in bytes, rounded up.
 func (r Result) LevelBytes() uint64 { return model.Bytes(r.Level) }
 
-// A bucketKey says who has the bucket that a packet is charged to.
+// A bucketKey identifies the bucket that a packet is charged to.
 type bucketKey struct {
 	rule int
-	// flow is the flow that has it. Where a host or a subnet has it, flow has nothing but its address, or its first
-	// one, on the side that rules match; where all packets have it, flow is empty. So none of these is another's.
+	// flow depends on the bucket scope. For flows it is the flow; for hosts and subnets only the address that
+	// rules match, or its first one; for all it is empty. So keys of different scopes differ.
 	flow maps.Flow
 }
 
-// compiled is the rules as packets meet them.
+// compiled are rules, indexed for matching.
 type compiled struct {
 	Limits
 	byPrefix map[netip.Prefix]int
-	lengths  map[bool][]int // of the prefixes of IPv4 and others, longest first
+	lengths  map[bool][]int // prefix lengths of IPv4 (true) and IPv6, longest first
 }
 
 func compile(l Limits) compiled {
@@ -87,7 +87,7 @@ func compile(l Limits) compiled {
 	return c
 }
 
-// match is the rule that decides over a packet, by the longest prefix.
+// match returns the index of the rule with the longest matching prefix, or NoRule.
 func (c *compiled) match(p packet) int {
 	if !p.ip || p.nd {
 		return NoRule
@@ -102,7 +102,7 @@ func (c *compiled) match(p packet) int {
 	return NoRule
 }
 
-// key is the bucket key of a packet under a rule.
+// key returns the bucket key of a packet that matches a rule.
 func (c *compiled) key(rule int, p packet) bucketKey {
 	bits := p.flow.Src.BitLen()
 	switch each := c.Rules[rule].Each; each.Kind {
@@ -120,15 +120,15 @@ func (c *compiled) key(rule int, p packet) bucketKey {
 	return bucketKey{rule, maps.Flow{Dst: far.Addr()}}
 }
 
-// name is a bucket key as people read it.
+// name returns a bucket key as text.
 func (l Limits) name(k bucketKey) string {
-	return maps.Sharer(maps.Entry{Rule: l.Rules[k.rule]}, l.Match, k.flow)
+	return maps.KeyName(maps.Entry{Rule: l.Rules[k.rule]}, l.Match, k.flow)
 }
 
-// Key names the bucket that a packet was charged to, of a packet that matched a rule.
+// Key returns the bucket key of a packet that matched a rule, as text.
 func (l Limits) Key(r Result) string { return l.name(r.key) }
 
-// A Disagreement is a packet of which two engines say different things.
+// A Disagreement is a packet for which two engines have different results.
 type Disagreement struct {
 	Packet        uint64 // counted from 1
 	Kernel, Model Result
@@ -152,7 +152,7 @@ func (d *Disagreement) say(r Result) string {
 		fmt.Fprintf(&s, ", level %d/1048576 bytes of %s", r.Level, d.limits.Key(r))
 	}
 	if r.Spilled {
-		s.WriteString(" (the spill bucket, as its table is full)")
+		s.WriteString(" (the spill bucket, because the table is full)")
 	}
 	if r.Contended {
 		s.WriteString(" (contended)")
@@ -160,15 +160,15 @@ func (d *Disagreement) say(r Result) string {
 	return s.String()
 }
 
-// Both offers each packet to the kernel and to the model, and fails with a
-// Disagreement on the first of which they differ.
+// Both offers each packet to the kernel and to the model. It fails with a
+// Disagreement at the first packet for which they differ.
 type Both struct {
 	kernel  *Kernel
 	model   *Model
 	packets uint64
 }
 
-// NewBoth makes both engines; see NewKernel.
+// NewBoth returns both engines. For errors see NewKernel.
 func NewBoth(l Limits) (*Both, error) {
 	kernel, err := NewKernel(l)
 	if err != nil {

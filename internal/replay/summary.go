@@ -17,19 +17,19 @@ func (c *Count) add(bytes uint64) {
 	c.Bytes += bytes
 }
 
-// A Summary is what happened to all packets of a trace. Offered are those that
-// matched a rule; they were passed, some of them delayed or marked, or dropped.
-// Excess packets did not conform, whatever their verdict.
+// A Summary is the result of all packets of a trace. Offered packets matched a rule.
+// Each was passed, perhaps delayed or marked, or it was dropped. Excess packets did
+// not conform, whatever their verdict.
 type Summary struct {
 	Offered, Passed, Excess, Dropped, Delayed, Marked Count
-	// Unlimited packets are no IP, or neighbour discovery; those outside match no rule.
+	// Unlimited packets are not IP, or neighbour discovery. Outside packets match no rule.
 	Unlimited, Outside Count
-	// Of the kernel engine: packets whose bucket could not be updated in time, and
-	// those charged to a spill bucket.
+	// Only by the kernel engine: packets whose bucket could not be updated in time, and
+	// packets that were charged to a spill bucket.
 	Contended, Spilled Count
 
-	First, Last uint64 // ns: the earliest and the latest packet
-	LongestWait uint64 // ns, of a packet that was delayed
+	First, Last  uint64 // ns: the earliest and the latest packet
+	LongestDelay uint64 // ns
 
 	// LongestGap is the longest time between the departures of two packets of a bucket
 	// with a dropped packet between them. Before the first departure it begins with the
@@ -37,30 +37,30 @@ type Summary struct {
 	LongestGap Gap
 
 	limits   Limits
-	waited   float64        // ns, of all that were delayed
-	highest  uint64         // units
-	free     []*model.Limit // each rule's rate, with the largest bucket there is
-	needed   uint64         // units, of a bucket that loses nothing
-	beyond   bool           // not even the largest bucket would do
+	waited   float64        // ns, the sum of all delays
+	highest  uint64         // units: the highest level
+	free     []*model.Limit // by rule: its rate, with the largest bucket
+	needed   uint64         // units: the lossless capacity
+	beyond   bool           // the largest bucket is not enough
 	accounts table[account]
 }
 
-// An account is what a summary keeps of a bucket key.
+// An account is the state of a bucket key.
 type account struct {
-	free    model.Bucket // if nothing had been excess
+	free    model.Bucket // a bucket that drops nothing
 	excess  Count
-	since   uint64 // ns: when the last packet departed; before any did, when the first was dropped
-	known   bool   // there is such a time
-	dropped bool   // packets were dropped since
+	since   uint64 // ns: when the last packet departed, or the first one was dropped before any departed
+	known   bool   // since is valid
+	dropped bool   // a packet was dropped since
 }
 
-// A Gap is a time in which no packet of a bucket departed, and one was dropped.
+// A Gap is a time in which no packet of a bucket departed and at least one was dropped.
 type Gap struct {
 	From uint64 // ns
 	NS   uint64
 }
 
-// NewSummary makes one of no packets.
+// NewSummary returns a summary without packets.
 func NewSummary(l Limits) *Summary {
 	s := &Summary{limits: l, accounts: newTable[account]()}
 	for _, r := range l.Rules {
@@ -94,7 +94,7 @@ func (s *Summary) Add(r Result) {
 	}
 	if r.Wait > 0 {
 		s.Delayed.add(r.Bytes)
-		s.LongestWait = max(s.LongestWait, r.Wait)
+		s.LongestDelay = max(s.LongestDelay, r.Wait)
 		s.waited += float64(r.Wait)
 	}
 	if r.Contended {
@@ -107,7 +107,7 @@ func (s *Summary) Add(r Result) {
 	if s.limits.Rules[r.Rule].Rate == policy.Unlimited {
 		return
 	}
-	// Keys that had excess are not many: each sent more than a bucket holds.
+	// Keys with excess are kept. There are few of them: each filled a bucket.
 	s.accounts.sweep(func(k bucketKey, a *account) bool {
 		return a.excess.Packets == 0 && drained(s.free[k.rule], a.free, r.Time)
 	})
@@ -120,7 +120,7 @@ func (s *Summary) Add(r Result) {
 	s.need(a, r)
 }
 
-// Packets is how many there were, matched or not.
+// Packets is the number of all packets, also of those without a rule.
 func (s *Summary) Packets() uint64 {
 	return s.Offered.Packets + s.Unlimited.Packets + s.Outside.Packets
 }
@@ -131,19 +131,19 @@ func (s *Summary) gap(a *account, r Result) {
 		a.since, a.known = r.Time, true
 	}
 	a.dropped = a.dropped || dropped
-	// A clock that steps back makes no gap, and neither does a drop while other packets are queued.
+	// No gap results from a clock that steps back, or from a drop while other packets are queued.
 	at := r.Departure()
 	if a.dropped && at >= a.since && (at-a.since > s.LongestGap.NS || s.Dropped.Packets == 1) {
 		s.LongestGap = Gap{From: a.since, NS: at - a.since}
 	}
 	if !dropped {
-		// A packet of a sparse flow departs before those that are queued.
+		// A packet of a sparse flow departs before queued packets.
 		a.since, a.known, a.dropped = max(a.since, at), true, false
 	}
 }
 
-// need offers the packet to a bucket that drops nothing. A packet that finds it
-// empty conforms whatever the capacity.
+// need offers the packet to a bucket that drops nothing. A packet conforms with every
+// capacity if it finds the bucket empty.
 func (s *Summary) need(a *account, r Result) {
 	o := s.free[r.Rule].Offer(&a.free, nil, false, model.Packet{Time: r.Time, Bytes: r.Bytes})
 	s.beyond = s.beyond || o.Excess
@@ -155,15 +155,15 @@ func (s *Summary) need(a *account, r Result) {
 // HighestLevelBytes is the highest level of any bucket, rounded up.
 func (s *Summary) HighestLevelBytes() uint64 { return model.Bytes(s.highest) }
 
-// MeanWait is how long delayed packets were queued in the mean, in ns.
-func (s *Summary) MeanWait() uint64 {
+// MeanDelay is the mean delay of delayed packets in ns.
+func (s *Summary) MeanDelay() uint64 {
 	return uint64(math.Round(s.waited / float64(max(1, s.Delayed.Packets))))
 }
 
-// LosslessCapacity is the smallest capacity in bytes, of burst and queue together,
-// with which no packet would have been excess: the highest level of a bucket that
-// drops nothing. It is 0 if each packet came to an empty bucket, so that any capacity
-// is enough; it is not known if it is above the largest capacity that a rule can have.
+// LosslessCapacity is the smallest capacity in bytes, burst and queue together, with which
+// no packet would have been excess: the highest level of a bucket that drops nothing. It is
+// 0 if each packet found an empty bucket, so that every capacity is enough. It is unknown
+// if it exceeds the largest capacity of a rule.
 func (s *Summary) LosslessCapacity() (bytes uint64, known bool) {
 	return model.Bytes(s.needed), !s.beyond
 }
@@ -174,8 +174,8 @@ type KeyExcess struct {
 	Excess Count
 }
 
-// MostExcess are the bucket keys with the most bytes of excess, up to a number of
-// them: nil where all packets have one bucket.
+// MostExcess returns the bucket keys with the most excess bytes, at most so many. It is nil
+// if all packets share one bucket.
 func (s *Summary) MostExcess(most int) []KeyExcess {
 	if len(s.limits.Rules) == 1 && s.limits.Rules[0].Each.Kind == policy.EachAll {
 		return nil

@@ -22,7 +22,7 @@ func summarize(t *testing.T, l Limits, csv string) *Summary {
 	return s
 }
 
-// A trace of which each number is known by hand: 1000 bytes/s, 2000 bytes.
+// Every number of this trace was computed by hand: 1000 bytes/s, 2000 bytes.
 func TestSummary(t *testing.T) {
 	l := Limits{Rules: []policy.Rule{everything(8000, 2000)}}
 	const second = "000000000"
@@ -31,10 +31,10 @@ func TestSummary(t *testing.T) {
 		"5" + second + ",600",  // refused
 		"5300000000,900",       // 1200: refused
 		"6" + second + ",1000", // 500: 1500
-		"8500000000,3000",      // bigger than the bucket, which is empty
+		"8500000000,3000",      // larger than the bucket, which is empty
 		"8600000000,100",       // 2900: refused
 		"9" + second + ",100",  // refused
-		"9500000000,100",       // 2000: refused, and the last of them
+		"9500000000,100",       // 2000: the last one refused
 		"9700000000,100",       // 1800: 1900
 		"9100000000,100",       // back in time, 2500: refused
 		"100" + second + ",1", "100" + second + ",1",
@@ -42,7 +42,7 @@ func TestSummary(t *testing.T) {
 	want := Summary{
 		Offered: Count{12, 7502}, Passed: Count{6, 5602}, Excess: Count{6, 1900}, Dropped: Count{6, 1900},
 		First: 5e9, Last: 100e9,
-		// From the second packet at 9.7 s to those that passed at 100 s, as one was dropped between.
+		// From the packet that passed at 9.7 s to those at 100 s; one was dropped between them.
 		LongestGap: Gap{9_700_000_000, 90_300_000_000},
 	}
 	got := *s
@@ -54,38 +54,38 @@ func TestSummary(t *testing.T) {
 		t.Errorf("highest level %d", n)
 	}
 	if top := s.MostExcess(5); top != nil {
-		t.Errorf("one bucket for all, and %+v", top)
+		t.Errorf("excess by key with a single bucket: %+v", top)
 	}
 }
 
-// A queue of 3000 bytes at 1000 bytes/s: who waits, for how long, and who does not fit.
+// A queue of 3000 bytes at 1000 bytes/s: which packets are delayed, for how long, and which are excess.
 func TestSummaryOfQueue(t *testing.T) {
 	rule := everything(8000, 3000)
 	rule.Algorithm, rule.Excess, rule.ECNAbove = policy.Leaky, policy.Delay, policy.ECNAbove(1500*time.Millisecond)
 	s := summarize(t, Limits{Rules: []policy.Rule{rule}}, strings.Join([]string{
-		"0,1000",           // leaves at once
-		"0,1000", "0,1000", // leave after 1 s and, marked, 2 s
-		"0,500", "500000000,600", // do not fit
+		"0,1000",           // departs immediately
+		"0,1000", "0,1000", // depart after 1 s, and, marked, after 2 s
+		"0,500", "500000000,600", // excess
 		"500000000,500",  // marked after 2.5 s, 3 s after the first
-		"20000000000,50", // leaves at once
+		"20000000000,50", // departs immediately
 	}, "\n"))
 	if s.Offered != (Count{7, 4650}) || s.Passed != (Count{5, 3550}) || s.Dropped != (Count{2, 1100}) || s.Excess != s.Dropped ||
 		s.Delayed != (Count{3, 2500}) || s.Marked != (Count{2, 1500}) {
 		t.Errorf("%+v", s)
 	}
-	if s.LongestWait != 2_500_000_000 || s.MeanWait() != 5_500_000_000/3 {
-		t.Errorf("waited for up to %d ns, %d in the mean", s.LongestWait, s.MeanWait())
+	if s.LongestDelay != 2_500_000_000 || s.MeanDelay() != 5_500_000_000/3 {
+		t.Errorf("delays of up to %d ns, mean %d", s.LongestDelay, s.MeanDelay())
 	}
-	// From the third that leaves, at 2 s, to the one that came after two were dropped, at 3 s.
+	// From the third departure at 2 s to that at 3 s; two packets were dropped between them.
 	if d := s.LongestGap; d != (Gap{2e9, 1e9}) {
-		t.Errorf("drought %+v", d)
+		t.Errorf("longest gap %+v", d)
 	}
 	if n, known := s.LosslessCapacity(); n != 4100 || !known {
 		t.Errorf("lossless capacity %d", n)
 	}
 }
 
-// The capacity that loses nothing is the least one: with one byte less, something is excess.
+// The lossless capacity is the smallest one: with one byte less, a packet is excess.
 func TestLosslessCapacity(t *testing.T) {
 	seed := testenv.Seed(t)
 	for i := range 60 {
@@ -134,18 +134,18 @@ func TestLongestGap(t *testing.T) {
 		csv  string
 		want Gap
 	}{
-		"nothing dropped":         {"0,1000\n5000000000,1000\n", Gap{}},
-		"one":                     {"0,1000\n400000000,1000\n1000000000,1000\n", Gap{0, 1_000_000_000}},
-		"idle, without any":       {"0,1000\n400000000,1000\n1000000000,1000\n90000000000,1\n", Gap{0, 1_000_000_000}},
-		"the second":              {"0,1000\n1,1000\n1000000000,1000\n1500000000,600\n2200000000,600\n", Gap{1_000_000_000, 1_200_000_000}},
-		"to the end":              {"7,1000\n8,1000\n500,1000\n", Gap{7, 493}},
-		"one at the end, at once": {"7,1000\n7,1000\n", Gap{7, 0}},
+		"nothing dropped":                  {"0,1000\n5000000000,1000\n", Gap{}},
+		"one":                              {"0,1000\n400000000,1000\n1000000000,1000\n", Gap{0, 1_000_000_000}},
+		"idle, without a drop":             {"0,1000\n400000000,1000\n1000000000,1000\n90000000000,1\n", Gap{0, 1_000_000_000}},
+		"the second":                       {"0,1000\n1,1000\n1000000000,1000\n1500000000,600\n2200000000,600\n", Gap{1_000_000_000, 1_200_000_000}},
+		"to the end":                       {"7,1000\n8,1000\n500,1000\n", Gap{7, 493}},
+		"one at the end, at the same time": {"7,1000\n7,1000\n", Gap{7, 0}},
 	} {
 		if d := summarize(t, Limits{Rules: []policy.Rule{rule}}, c.csv).LongestGap; d != c.want {
 			t.Errorf("%s: %+v, want %+v", name, d, c.want)
 		}
 	}
-	// A packet that goes ahead of one that waits leaves before it, and not last.
+	// A packet of a sparse flow that overtakes a queued one is not the last departure.
 	ahead := NewSummary(Limits{Rules: []policy.Rule{rule}})
 	for _, r := range []Result{
 		{Time: 0, Verdict: model.Delay, Wait: 5000}, {Time: 10}, {Time: 20, Verdict: model.Drop, Excess: true}, {Time: 30, Verdict: model.Delay, Wait: 5470},
@@ -154,9 +154,9 @@ func TestLongestGap(t *testing.T) {
 		ahead.Add(r)
 	}
 	if d := ahead.LongestGap; d != (Gap{5000, 500}) {
-		t.Errorf("with one that goes ahead: %+v", d)
+		t.Errorf("with a packet that overtakes: %+v", d)
 	}
-	// Each bucket has its own: the packets of another end nobody's drought.
+	// A packet of one bucket does not end the gap of another.
 	m, s := NewModel(hosts), NewSummary(hosts)
 	for i, host := range []int{1, 1, 2, 2, 1, 2, 1} {
 		p := at(uint64(i)*1000, typeIPv4, ip4("192.0.2.1", fmt.Sprintf("10.0.0.%d", host), 17, 0, make([]byte, 966)...))
@@ -165,14 +165,14 @@ func TestLongestGap(t *testing.T) {
 		s.Add(r)
 	}
 	if d := s.LongestGap; d != (Gap{0, 6000}) {
-		t.Errorf("of two hosts: %+v", d)
+		t.Errorf("two hosts: %+v", d)
 	}
 }
 
-func TestLosslessCapacityAtTheEnds(t *testing.T) {
+func TestLosslessCapacityLimits(t *testing.T) {
 	l := Limits{Rules: []policy.Rule{everything(8, 1)}}
 	if n, known := summarize(t, l, "0,9000\n9000000000000,9000\n").LosslessCapacity(); n != 0 || !known {
-		t.Errorf("each comes to an empty bucket: %d, %v", n, known)
+		t.Errorf("each packet finds an empty bucket: %d, %v", n, known)
 	}
 	s := NewSummary(l)
 	m := NewModel(l)
@@ -185,11 +185,11 @@ func TestLosslessCapacityAtTheEnds(t *testing.T) {
 		s.Add(r)
 	}
 	if n, known := s.LosslessCapacity(); known {
-		t.Errorf("more than there is: %d", n)
+		t.Errorf("above the largest capacity: %d", n)
 	}
 }
 
-// Who had the most excess, and no more of them than asked for.
+// MostExcess is sorted, and not longer than requested.
 func TestMostExcess(t *testing.T) {
 	l := bothFamilies(8000, 1000, policy.EachHost)
 	m, s := NewModel(l), NewSummary(l)
@@ -201,7 +201,7 @@ func TestMostExcess(t *testing.T) {
 			s.Add(r)
 		}
 	}
-	send(1, 10, 100) // just fits
+	send(1, 10, 100) // no excess
 	send(2, 11, 100)
 	send(3, 6, 1000)
 	send(4, 14, 100)
@@ -211,7 +211,7 @@ func TestMostExcess(t *testing.T) {
 	if got := s.MostExcess(9); len(got) != 3 {
 		t.Errorf("%v", got)
 	}
-	// Not IP, and neighbour discovery: never limited. Other addresses: no rule's.
+	// Never limited: not IP, and neighbour discovery. Outside: other addresses.
 	l = Limits{Rules: []policy.Rule{{Prefix: prefix("10.0.0.0/8"), Rate: 8000, Capacity: 1000}}}
 	m, s = NewModel(l), NewSummary(l)
 	for _, p := range []struct {

@@ -9,11 +9,11 @@ import (
 
 const (
 	firstSweep = 1 << 16
-	// slack is how far a trace may step back in time and find buckets as they were.
+	// slack is how far (ns) a trace may step back in time without a change to buckets.
 	slack = uint64(100 * time.Millisecond)
 )
 
-// A table has a T for each bucket key, which is the zero T for those that it has not seen or has forgotten.
+// A table has a T for each bucket key. Missing keys have the zero T.
 type table[T any] struct {
 	of      map[bucketKey]*T
 	sweepAt int
@@ -30,8 +30,8 @@ func (t *table[T]) get(k bucketKey) *T {
 	return v
 }
 
-// sweep forgets what is as good as a zero T, once there is twice as much as the last sweep kept, so it costs each
-// packet little.
+// sweep removes entries that are equivalent to a zero T. It runs only when the table has twice the entries that
+// the last sweep kept, so its cost per packet is small.
 func (t *table[T]) sweep(isEmpty func(bucketKey, *T) bool) {
 	if len(t.of) < t.sweepAt {
 		return

@@ -4,22 +4,30 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Applied is what a policy changed as it came into force, or was taken back.
+// Applied is what an apply or a rollback changed.
 type Applied struct {
 	Hooks  []HookChange `json:"hooks"`  // those that changed
-	Absent []string     `json:"absent"` // devices that the policy names and that are not there
-	// RevertsInNS is null unless the change waits to be confirmed.
+	Absent []string     `json:"absent"` // devices that the policy names and that do not exist
+	// Unmatched are patterns of the policy that no device matches.
+	Unmatched []string `json:"unmatched"`
+	// RevertsInNS is null unless the change is not confirmed.
 	RevertsInNS *uint64 `json:"reverts_in_ns"`
-	// UndoneAgoNS is how long ago the change was made that a rollback took back; null but for that.
+	// UndoneAgoNS is how long ago the change was made that a rollback reverted; null for an apply.
 	UndoneAgoNS *uint64 `json:"undone_ago_ns"`
-	// NoTimer says that there is nothing to confirm, though it was asked to wait for that: RevertsInNS is null.
+	// NoTimer says that there is nothing to confirm though --confirm was given: RevertsInNS is null.
 	NoTimer bool `json:"-"`
+	// Confirm is the command that confirms the change.
+	Confirm string `json:"-"`
+	// Verbose has Text write a line for each hook.
+	Verbose bool `json:"-"`
 }
 
 // HookChange is what changed on a direction of a device.
@@ -30,75 +38,123 @@ type HookChange struct {
 	Changed    int    `json:"changed_rules"`
 	Removed    int    `json:"removed_rules"`
 	Upgraded   bool   `json:"upgraded"`   // programs of another build were replaced
-	Reattached string `json:"reattached"` // what had become of the hook, where it was attached anew
+	Reattached string `json:"reattached"` // the state of a hook that was attached again; else ""
 }
 
-// Text says what changed, a line for each hook.
+// Text writes how much changed, and a line for each hook that was not as expected.
 func (a Applied) Text(w io.Writer) error {
 	text := bufio.NewWriter(w)
 	if a.UndoneAgoNS != nil {
 		ago := time.Duration(*a.UndoneAgoNS)
-		fmt.Fprintf(text, "returned to the rules from before the change of %s, %v ago:\n",
+		fmt.Fprintf(text, "reverted the change of %s, %v ago\n",
 			time.Now().Add(-ago).Format(time.DateTime), ago.Round(time.Second/10))
+	}
+	var all changes
+	upgraded := 0
+	devices := map[string]bool{}
+	for _, h := range a.Hooks {
+		all = changes{all[0] + h.Added, all[1] + h.Changed, all[2] + h.Removed}
+		devices[h.Device] = true
+		if h.Upgraded {
+			upgraded++
+		}
+	}
+	switch {
+	case len(a.Hooks) == 0:
+		text.WriteString("nothing to change\n")
+	case all == changes{}:
+		fmt.Fprintf(text, "no rule changed on %s\n", plain.Count(len(devices), "device"))
+	default:
+		fmt.Fprintf(text, "%s on %s\n", all.words("added", "changed", "removed"), plain.Count(len(devices), "device"))
+	}
+	if upgraded > 0 && !a.Verbose {
+		text.WriteString("replaced the programs of another build\n")
 	}
 	for _, h := range a.Hooks {
 		var parts []string
-		for i, n := range []int{h.Added, h.Changed, h.Removed} {
-			if n > 0 {
-				parts = append(parts, fmt.Sprint(n, []string{" added", " changed", " removed"}[i]))
-			}
+		if c := (changes{h.Added, h.Changed, h.Removed}); a.Verbose && c != (changes{}) {
+			parts = append(parts, c.words("added", "changed", "removed"))
 		}
 		if h.Reattached != "" {
-			parts = append(parts, "attached again ("+h.Reattached+")")
+			parts = append(parts, "attached again (was: "+h.Reattached+")")
 		}
-		if h.Upgraded {
-			parts = append(parts, "programs of another build replaced")
+		if h.Upgraded && a.Verbose {
+			parts = append(parts, "replaced the program of another build")
 		}
-		fmt.Fprintf(text, "%s %s: %s\n", h.Device, h.Direction, strings.Join(parts, ", "))
-	}
-	if len(a.Hooks) == 0 {
-		text.WriteString("nothing to change\n")
+		if len(parts) > 0 {
+			fmt.Fprintf(text, "%s %s: %s\n", plain.Line(h.Device), h.Direction, strings.Join(parts, "; "))
+		}
 	}
 	if a.NoTimer {
 		text.WriteString("no rule was changed, so there is nothing to confirm, and nothing reverts\n")
 	}
 	if a.RevertsInNS != nil {
-		text.WriteString(reverts(*a.RevertsInNS) + "\n")
+		fmt.Fprintf(text, "%s by %s\n", reverts(*a.RevertsInNS), a.Confirm)
 	}
 	return text.Flush()
 }
 
-// reverts says when a change that is not confirmed is over.
+// changes are how many rules were added, changed and removed.
+type changes [3]int
+
+// words is "2 rules added, 1 changed" for such verbs.
+func (c changes) words(verbs ...string) string {
+	var parts []string
+	for i, n := range c {
+		switch {
+		case n == 0:
+		case parts == nil:
+			parts = append(parts, plain.Count(n, "rule")+" "+verbs[i])
+		default:
+			parts = append(parts, fmt.Sprint(n, " ", verbs[i]))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// reverts says when a change reverts that nobody confirms.
 func reverts(ns uint64) string {
 	left := time.Duration(ns)
-	return fmt.Sprintf("not confirmed: all is as before again in %v, at %s, unless 'shapectl confirm' is called",
+	return fmt.Sprintf("not confirmed: reverts in %v, at %s, unless confirmed",
 		left.Round(time.Second/10), time.Now().Add(left).Format(time.TimeOnly))
 }
 
 // Differences are what apply would change.
 type Differences []Difference
 
-// A Difference is a rule that would come, go, or be another.
+// A Difference is a rule that apply would add, remove or change.
 type Difference struct {
 	Device    string `json:"device"`
 	Direction string `json:"direction"`
 	CIDR      string `json:"cidr"`
 	Change    string `json:"change"` // add, remove or change
-	// Have and Want are the rule as it is and as it is to be; null where there is none.
+	// Have and Want are the rule before and after; null where there is none.
 	Have *string `json:"have"`
 	Want *string `json:"want"`
+	// Options are those that differ; empty unless Change is change.
+	Options []OptionChange `json:"options"`
+
+	limit string // of a rule that is added or removed
+	label policy.Label
 }
 
-// NewDifferences tells of differences.
+// An OptionChange is an option of a rule that differs. Values are as in policy files; "" is none.
+type OptionChange struct {
+	Option string `json:"option"`
+	Have   string `json:"have"`
+	Want   string `json:"want"`
+}
+
+// NewDifferences describes differences.
 func NewDifferences(differences []policy.Difference) Differences {
 	out := Differences{}
 	for _, d := range differences {
-		r := Difference{Device: d.Device, Direction: d.Direction.String(), Change: "change"}
+		r := Difference{Device: d.Device, Direction: d.Direction.String(), Change: "change", Options: []OptionChange{}}
 		say := func(rule *policy.Rule, match policy.Match) *string {
 			if rule == nil {
 				return nil
 			}
-			r.CIDR = rule.Prefix.String()
+			r.CIDR, r.limit, r.label = rule.Prefix.String(), shortLimit(rule), rule.Label
 			sentence := rule.Sentence(d.Device, d.Direction, match)
 			return &sentence
 		}
@@ -108,22 +164,77 @@ func NewDifferences(differences []policy.Difference) Differences {
 			r.Change = "add"
 		case d.Want == nil:
 			r.Change = "remove"
+		default:
+			for _, c := range policy.Changes(d.Have, d.Want) {
+				r.Options = append(r.Options, OptionChange(c))
+			}
 		}
 		out = append(out, r)
 	}
+	slices.SortStableFunc(out, func(a, b Difference) int { return Natural(a.Device, b.Device) })
 	return out
 }
 
-// Text writes a line for each rule that would go, and for each that would come.
+// shortLimit is the rate of a rule, who has it, and the options that are not as usual.
+func shortLimit(r *policy.Rule) string {
+	rate, _ := limit(*r)
+	parts := []string{(&Rule{RateBits: rate, scope: scope(*r)}).rate()}
+	usual := policy.Rule{Rate: r.Rate, Each: r.Each, Label: r.Label}
+	if r.Rate != policy.Unlimited {
+		usual.Capacity = policy.DefaultCapacity(r.Rate)
+	}
+	for _, c := range policy.Changes(&usual, r) {
+		parts = append(parts, c.Option+" "+c.Want)
+	}
+	return strings.Join(parts, ", ")
+}
+
+// mostWidth is how wide a column of networks is: longer ones are not aligned.
+const mostWidth = len("2001:db8:1234:5678::/64")
+
+// Text writes how much would change, then the changes of each direction of a device.
 func (d Differences) Text(w io.Writer) error {
 	text := bufio.NewWriter(w)
+	if len(d) == 0 {
+		text.WriteString("nothing to change\n")
+		return text.Flush()
+	}
+	marks := []string{"add", "change", "remove"}
+	var all changes
+	devices, widest := map[string]bool{}, 0
 	for _, r := range d {
-		if r.Have != nil {
-			fmt.Fprintln(text, "- "+*r.Have)
+		all[slices.Index(marks, r.Change)]++
+		devices[r.Device] = true
+		widest = max(widest, min(len(r.CIDR), mostWidth))
+	}
+	fmt.Fprintf(text, "%s on %s\n", all.words("to add", "to change", "to remove"), plain.Count(len(devices), "device"))
+	where := ""
+	for _, r := range d {
+		if at := plain.Line(r.Device) + " " + r.Direction; at != where {
+			where = at
+			fmt.Fprintln(text, where)
 		}
-		if r.Want != nil {
-			fmt.Fprintln(text, "+ "+*r.Want)
-		}
+		first := fmt.Sprintf("  %s %-*s  ", map[string]string{"add": "+", "change": "~", "remove": "-"}[r.Change], widest, r.CIDR)
+		text.WriteString(plain.Fold(plain.Line(r.words()), screenWidth, first, strings.Repeat(" ", len(first))))
 	}
 	return text.Flush()
+}
+
+// words are what would change of the rule, or what the rule is.
+func (r Difference) words() string {
+	if r.Change != "change" {
+		says := r.limit
+		if r.label.Plan != "" {
+			says += fmt.Sprintf(", plan %q", r.label.Plan)
+		}
+		if r.label.Name != "" {
+			says += fmt.Sprintf(", name %q", r.label.Name)
+		}
+		return says
+	}
+	var parts []string
+	for _, o := range r.Options {
+		parts = append(parts, policy.Change(o).String())
+	}
+	return strings.Join(parts, ", ")
 }

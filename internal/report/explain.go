@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,63 +12,69 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A Way is how packets come to this host or leave it, and what they meet.
-type Way struct {
+// A Path is the path of packets into this host or out of it, and the rules there.
+type Path struct {
 	Packets string `json:"packets"` // which they are
 	How     string `json:"how"`
-	Hooks   []Stop `json:"hooks"` // in the order in which they are met
-	// Elsewhere are rules for the same addresses on hooks that are not met, or not by all of the packets.
+	Hooks   []Stop `json:"hooks"` // in the order in which packets pass them
+	// Elsewhere are rules for the same addresses on hooks that the packets do not pass, or not all of them; those
+	// that they may pass first.
 	Elsewhere []Elsewhere `json:"elsewhere"`
 }
 
-// A Stop is a hook that packets meet.
+// A Stop is a hook that packets pass.
 type Stop struct {
 	Device    string `json:"device"`
 	Direction string `json:"direction"`
 	Match     string `json:"match"`
 	Address   string `json:"address"` // on that side of the packet, "" where it is not known
-	// Chain is all that is attached, in order; null where the device is not here.
+	// Chain is all that is attached, in order; null where the device is not here, or where it may not be asked for.
 	Chain []Attached `json:"chain"`
-	// Warnings say what may keep packets from what decides over them.
+	// Warnings say what may keep packets from the rule that decides about them.
 	Warnings []string `json:"warnings"`
-	Rule     *string  `json:"rule"` // null where none matches, or none can be read
-	Attached bool     `json:"attached"`
-	State    string   `json:"state"` // of the rules here, "" where there are none
+	Rule     *string  `json:"rule"`     // null where none matches, or none can be read
+	Attached *bool    `json:"attached"` // null where it is not known
+	State    string   `json:"state"`    // of the rules here, "" where there are none
 	Sentence string   `json:"sentence"`
-	// Hides are rules that would decide if all that are narrower were not there, the narrowest first.
+	// Hides are the wider rules that match, too, the narrowest first.
 	Hides   []Brief  `json:"hides"`
 	Counted *Counted `json:"counted"` // null where no rule matches
-	Bucket  *Level   `json:"bucket"`  // null where there is none, and where it can not be told which it is
-	// Verdict is pass, drop, mark or delay; unknown with the rules or the bucket; lost where no ifb lets it come in again.
+	Bucket  *Level   `json:"bucket"`  // null where there is none, and where it is not known which it is
+	// Verdict is pass, drop, mark or delay; unknown where the rules or the bucket are; lost where there is no ifb
+	// for delayed packets.
 	Verdict string `json:"verdict"`
-	// HeldBack says whether an fq holds back what is to wait; null where nothing is, and where that cannot be told.
+	// HeldBack says whether an fq qdisc delays packets; null where none are delayed, and where that is not known.
 	HeldBack *bool  `json:"held_back"`
-	Note     string `json:"note"` // what else is to be said, "" for nothing
-	// Proposed is null for a rule without a shadow, and where its bucket can not be told.
+	Note     string `json:"note"` // a remark; "" for none
+	// Proposed is null for a rule without a shadow, and where its bucket is not known.
 	Proposed *Proposed `json:"proposed"`
-	// RevertsInNS is null unless the rules here wait to be confirmed.
+	// RevertsInNS is null unless the rules here are not confirmed.
 	RevertsInNS *uint64 `json:"reverts_in_ns"`
+	// What became of the packets of the rule since it was set.
+	PassedPackets  uint64 `json:"passed_packets"`
+	ExcessPackets  uint64 `json:"excess_packets"`
+	DroppedPackets uint64 `json:"dropped_packets"`
 }
 
-// Proposed is what the shadow of a rule would make of a packet.
+// Proposed is the verdict of a rule's shadow on a packet.
 type Proposed struct {
-	Sharer        string `json:"sharer"`
+	Key           string `json:"key"`   // of the bucket
 	Bytes         uint64 `json:"bytes"` // as it counts them
 	LevelBytes    uint64 `json:"level_bytes"`
 	CapacityBytes uint64 `json:"capacity_bytes"`
 	Conforms      bool   `json:"conforms"`
 }
 
-// Attached is a program, filter, chain, ifb or qdisc that packets meet.
+// Attached is a program, filter, chain, ifb or qdisc that packets pass.
 type Attached struct {
 	At        string `json:"at"` // xdp, netfilter, tcx, clsact, ifb or qdisc
 	ProgramID uint32 `json:"program_id"`
 	Name      string `json:"name"`
 	Ours      bool   `json:"ours"`
-	Decides   bool   `json:"decides"` // it sees to the rule that matches
+	Decides   bool   `json:"decides"` // it enforces the rule that matches
 }
 
-// Brief is as much of a rule as one has to know who is not asked about it.
+// Brief is what matters of a rule that does not decide.
 type Brief struct {
 	Rule     string  `json:"rule"`
 	RateBits *uint64 `json:"rate_bits_per_second"` // null if it is unlimited
@@ -92,17 +99,17 @@ func (b Brief) String() string {
 	return fmt.Sprintf("%s (%s for each %s)", b.Rule, policy.Rate(*b.RateBits), b.Each)
 }
 
-// Elsewhere is a rule that packets do not meet, or that only some do.
+// Elsewhere is a rule of a hook that packets do not pass, or only some.
 type Elsewhere struct {
 	Device    string `json:"device"`
 	Direction string `json:"direction"`
 	Brief
-	Attached bool   `json:"attached"`
+	Attached *bool  `json:"attached"` // null where it is not known
 	State    string `json:"state"`
-	Met      string `json:"met"` // whether and when it is
+	Met      string `json:"met"` // whether and when packets pass it
 }
 
-// Counted is what a packet counts.
+// Counted is how many bytes a packet counts.
 type Counted struct {
 	PacketBytes   uint64 `json:"packet_bytes"` // of each segment, at layer 2
 	Segments      uint64 `json:"segments"`
@@ -112,108 +119,179 @@ type Counted struct {
 	Bytes         uint64 `json:"bytes"`          // in all
 }
 
-// Level is how full a bucket is, and what that means for a packet.
+// Level is the level of a bucket, and what that means for a packet.
 type Level struct {
-	Sharer        string `json:"sharer"`  // whose it is
-	Spilled       bool   `json:"spilled"` // the table has no room for it: this is the rule's spill bucket
+	Key           string `json:"key"`     // the host, subnet or flow, or the network
+	Spilled       bool   `json:"spilled"` // the table has no room for the key: this is the rule's spill bucket
 	LevelBytes    uint64 `json:"level_bytes"`
 	CapacityBytes uint64 `json:"capacity_bytes"`
 	Queue
 	EmptyNS       uint64  `json:"empty_ns"` // until it is empty, if nothing more comes
 	Conforms      bool    `json:"conforms"`
-	RoomPackets   uint64  `json:"room_packets"` // how many such packets fit now, one after the other
+	RoomPackets   uint64  `json:"room_packets"` // how many such packets conform now
 	RoomBytes     uint64  `json:"room_bytes"`
-	AtOncePackets uint64  `json:"at_once_packets"`        // how many of them need not wait
+	AtOncePackets uint64  `json:"at_once_packets"`        // how many of them are not delayed
 	SpeedBits     *uint64 `json:"device_bits_per_second"` // null where the device does not say
 	FullNS        *uint64 `json:"full_ns"`                // until it is full at that; null where it never is, or is not known
-	WaitNS        uint64  `json:"wait_ns"`                // how long the packet is held back, or until it conforms if nothing else comes
+	WaitNS        uint64  `json:"wait_ns"`                // how long the packet is queued, or until it conforms if no others come
 	Excess        string  `json:"excess"`
 	Penalty       string  `json:"penalty"`
 	HeldNS        uint64  `json:"held_ns"`            // how long a penalty still keeps it full
-	HeldUntil     uint64  `json:"held_until_unix_ns"` // 0 where none does
+	HeldUntil     uint64  `json:"held_until_unix_ns"` // 0 without such a penalty
 }
 
 const (
-	explainWidth = 100
-	labelWidth   = len("elsewhere")
-	// fewElsewhere is how many lines of rules that are not met help more than they hide.
+	labelWidth = len("elsewhere")
+	// fewElsewhere is how many rules elsewhere are listed as text.
 	fewElsewhere = 4
 )
 
-// Ways are all that packets that were asked about may take.
-type Ways []Way
+// Paths are all paths that the packets in question may take.
+type Paths []Path
 
-// Text writes ways for people to read.
-func (ways Ways) Text(w io.Writer) error {
+// Text writes paths for people to read: first which rules decide and how, then why.
+func (paths Paths) Text(w io.Writer) error {
 	var s strings.Builder
-	for i, way := range ways {
+	for i, path := range paths {
 		if i > 0 {
 			s.WriteByte('\n')
 		}
-		way.text(&s)
+		path.text(&s)
 	}
 	_, err := io.WriteString(w, s.String())
 	return err
 }
 
-func (w Way) text(s *strings.Builder) {
-	s.WriteString(plain.Fold(plain.Line("packets "+w.Packets+" "+w.How), explainWidth, "", "    "))
+func (w Path) text(s *strings.Builder) {
+	s.WriteString(plain.Fold(plain.Line("packets "+w.Packets+" "+w.How), screenWidth, "", "    "))
 	for _, stop := range w.Hooks {
-		stop.text(s)
+		s.WriteString(plain.Fold(plain.Line(stop.where()+": "+stop.answer()), screenWidth, "  ", "    "))
+	}
+	for _, stop := range w.Hooks {
+		foreign := func(a Attached) bool { return !a.Ours && a.At != "qdisc" }
+		if stop.Rule != nil || len(stop.Warnings) > 0 || stop.Verdict == "unknown" || slices.ContainsFunc(stop.Chain, foreign) {
+			s.WriteByte('\n')
+			stop.text(s)
+		}
+	}
+	if len(w.Elsewhere) > 0 {
+		s.WriteString("\nother rules for these packets:\n")
 	}
 	for i, e := range w.Elsewhere {
 		if i == fewElsewhere && len(w.Elsewhere) > fewElsewhere+1 {
-			fact(s, "elsewhere", fmt.Sprintf("%d more, which -j lists", len(w.Elsewhere)-fewElsewhere))
+			fmt.Fprintf(s, "  %d more, which -j lists\n", len(w.Elsewhere)-fewElsewhere)
 			break
 		}
-		fact(s, "elsewhere", fmt.Sprintf("%s %s %s: %s%s", e.Device, e.Direction, e.Brief, e.Met,
-			remark(Rule{Attached: e.Attached, State: e.State})))
+		met := e.Met
+		if strings.HasPrefix(met, "not met") {
+			met = "not on this path"
+		}
+		text := fmt.Sprintf("%s %s %s: %s%s", e.Device, e.Direction, e.Brief, met, remark(Rule{Attached: e.Attached, State: e.State}))
+		s.WriteString(plain.Fold(plain.Line(text), screenWidth, "  ", "    "))
 	}
 }
 
+func (p Stop) where() string { return p.Device + " " + p.Direction + p.otherSide() }
+
+// answer is which rule decides, and what happens to the packets.
+func (p Stop) answer() string {
+	switch {
+	case p.Rule == nil && p.Verdict == "unknown":
+		return "not known; " + p.Note
+	case p.Rule == nil && p.Address == "":
+		return "no rules; they pass"
+	case p.Rule == nil:
+		return "no rule matches " + p.Address + "; they pass"
+	case NotInForce(p.Attached):
+		return *p.Rule + " matches, but is NOT IN FORCE (" + p.State + "); they pass"
+	}
+	return *p.Rule + " decides; " + p.fate()
+}
+
+// fate is what happens to the packets now.
+func (p Stop) fate() string {
+	b := p.Bucket
+	switch {
+	case p.Verdict == "unknown":
+		return "it depends on the flow"
+	case p.Verdict == "lost":
+		return "they are LOST"
+	case b == nil:
+		return "they pass, without a limit"
+	case p.Verdict == "drop":
+		return "they are dropped now"
+	case p.Verdict == "mark" && b.Conforms:
+		return "they wait " + about(b.WaitNS) + ", marked by ECN"
+	case p.Verdict == "mark":
+		return "they are marked by ECN now"
+	case p.Verdict == "delay" && p.HeldBack != nil && !*p.HeldBack:
+		return "they pass now, NOT DELAYED"
+	case p.Verdict == "delay":
+		return "they wait " + about(b.WaitNS)
+	case !b.Conforms:
+		return "they are excess, and pass"
+	}
+	return "they pass now"
+}
+
 func (p Stop) text(s *strings.Builder) {
-	s.WriteString(p.Device + " " + p.Direction + p.otherSide() + "\n")
-	for _, a := range p.Chain {
-		a.text(s)
+	s.WriteString(plain.Line(p.where()) + "\n")
+	if p.Rule != nil {
+		_, says, _ := strings.Cut(p.Sentence, ": ")
+		fact(s, "rule", says+remark(Rule{Attached: p.Attached, State: p.State}))
+		p.now(s)
+		if p.Bucket != nil {
+			p.Bucket.text(s)
+			if p.Bucket.Spilled {
+				fact(s, "spilled", noRoom(p.Bucket.Key))
+			}
+		}
+		if c := p.Counted; c.Bytes != c.PacketBytes {
+			fact(s, "counted", c.words())
+		}
+		p.counters(s)
 	}
 	for _, warning := range p.Warnings {
 		fact(s, "warning", warning)
 	}
-	switch {
-	case p.Rule != nil:
-		_, says, _ := strings.Cut(p.Sentence, ": ")
-		fact(s, "rule", says+remark(Rule{Attached: p.Attached, State: p.State}))
-		if len(p.Hides) > 0 {
-			fact(s, "hides", hides(p.Hides))
-		}
-		fact(s, "counted", p.Counted.words())
-		if p.Bucket != nil {
-			p.Bucket.text(s)
-			if p.Bucket.Spilled {
-				fact(s, "spilled", noRoom(p.Bucket.Sharer))
-			}
-		}
-		p.now(s)
-		if p.Proposed != nil {
-			would := "would pass"
-			if !p.Proposed.Conforms {
-				would = "would be refused"
-			}
-			fact(s, "proposed", fmt.Sprintf("%s: bucket of %s with %d of %d bytes",
-				would, p.Proposed.Sharer, p.Proposed.LevelBytes, p.Proposed.CapacityBytes))
-		}
-	case p.Address != "" && p.Verdict != "unknown":
-		fact(s, "rule", "none matches "+p.Address+"; it passes")
-	}
-	if p.Note != "" {
+	if p.Rule != nil && p.Note != "" {
 		fact(s, "note", p.Note)
 	}
 	if p.RevertsInNS != nil {
 		fact(s, "note", reverts(*p.RevertsInNS))
 	}
+	label := "path"
+	for _, a := range p.Chain {
+		fact(s, label, a.String())
+		label = ""
+	}
+	if len(p.Hides) > 0 {
+		fact(s, "wider", wider(p.Hides))
+	}
+	if p.Proposed != nil {
+		would := "would pass"
+		if !p.Proposed.Conforms {
+			would = "would be refused"
+		}
+		fact(s, "proposed", fmt.Sprintf("%s: bucket of %s with %d of %d bytes",
+			would, p.Proposed.Key, p.Proposed.LevelBytes, p.Proposed.CapacityBytes))
+	}
 }
 
-// otherSide is what there is to say of rules that do not go by the far side.
+// counters are how many packets the rule refused so far.
+func (p Stop) counters(s *strings.Builder) {
+	all := p.PassedPackets + p.DroppedPackets
+	if all == 0 {
+		return
+	}
+	text := fmt.Sprintf("%d dropped of %s (%s)", p.DroppedPackets, plain.Count(all, "packet"), percentText(percentOf(p.DroppedPackets, all)))
+	if p.ExcessPackets != p.DroppedPackets {
+		text += fmt.Sprintf(", %d excess", p.ExcessPackets)
+	}
+	fact(s, "so far", text)
+}
+
+// otherSide is the side that the rules compare, if that is not the far side.
 func (p Stop) otherSide() string {
 	switch {
 	case p.Direction == policy.Egress.String() && p.Match == policy.MatchSrc.String():
@@ -224,92 +302,94 @@ func (p Stop) otherSide() string {
 	return ""
 }
 
-// hides says which rule would decide if none but the first of all were gone, and so on.
-func hides(rules []Brief) string {
+// wider are rules that match, too, the narrowest first.
+func wider(rules []Brief) string {
 	var names []string
 	for _, r := range rules {
 		names = append(names, r.String())
 	}
-	return strings.Join(names, ", which hides ")
+	return "overrides " + strings.Join(names, ", ")
 }
 
-func (a Attached) text(s *strings.Builder) {
-	whose, what := "theirs", a.Name
-	if a.Ours {
-		whose = "ours"
-	}
-	if a.At == "qdisc" {
-		whose = ""
-	}
+func (a Attached) String() string {
+	what := a.Name
 	switch {
 	case a.ProgramID != 0 && a.Name == "":
 		what = fmt.Sprintf("program %d", a.ProgramID)
 	case a.ProgramID != 0:
 		what += fmt.Sprintf(" (program %d)", a.ProgramID)
 	}
-	if a.Decides {
-		what += ", which decides"
+	switch {
+	case a.Decides:
+		what += ", decides"
+	case a.At != "qdisc" && !a.Ours:
+		what += ", not shapectl's"
 	}
-	fact(s, a.At, fmt.Sprintf("%-6s  %s", whose, what))
+	return a.At + " " + what
 }
 
 // now is the verdict, and when there will be another one.
 func (p Stop) now(s *strings.Builder) {
 	b := p.Bucket
 	switch {
-	case !p.Attached:
+	case NotInForce(p.Attached):
 		fact(s, "now", "passes: NOTHING METERS IT")
-	case p.Verdict == "unknown":
-	case b == nil:
-		fact(s, "now", "passes: it is not limited")
+	case p.Verdict == "unknown", b == nil:
 	case b.delays():
 		p.queued(s)
 	case b.Conforms && p.Counted.Bytes > b.CapacityBytes:
-		fact(s, "now", "conforms, and passes: it is bigger than the bucket, but that is empty")
+		fact(s, "now", p.packet()+" conforms, and passes: it is larger than the bucket, but that is empty")
 	case b.Conforms:
-		fact(s, "now", fmt.Sprintf("conforms, and passes; there is room for %s (%d bytes)", plain.Count(b.RoomPackets, "such packet"), b.RoomBytes))
+		fact(s, "now", p.packet()+" conforms, and passes; "+b.room())
 		b.later(s, "excess")
 	default:
-		fact(s, "now", "excess: "+b.fate(p.Verdict))
+		fact(s, "now", p.packet()+" is excess: "+b.fate(p.Verdict))
 		b.drained(s, p.Counted.Bytes)
 	}
+}
+
+// packet is the packet that the verdict is about.
+func (p Stop) packet() string { return fmt.Sprintf("a packet of %d bytes", p.Counted.Bytes) }
+
+func (b Level) room() string {
+	return fmt.Sprintf("room for %s (%d bytes)", plain.Count(b.RoomPackets, "such packet"), b.RoomBytes)
 }
 
 // queued is the verdict of a rule that delays, and when there will be another one.
 func (p Stop) queued(s *strings.Builder) {
 	b := p.Bucket
 	if !b.Conforms {
-		fact(s, "now", "dropped: there is no room for it")
+		fact(s, "now", p.packet()+" is dropped: the queue has no room for it")
 		b.drained(s, p.Counted.Bytes)
 		return
 	}
 	if p.Verdict == "lost" {
-		fact(s, "now", "lost: no ifb lets it come in again")
+		fact(s, "now", p.packet()+" is lost: no ifb device lets it enter again")
 		return
 	}
-	text := "leaves at once"
+	text := p.packet() + " departs immediately"
 	if b.WaitNS > 0 {
-		text = "waits " + about(b.WaitNS)
+		text = p.packet() + " waits " + about(b.WaitNS)
 		if p.HeldBack != nil && !*p.HeldBack {
-			text = "passes: nothing holds it back for " + about(b.WaitNS)
+			text = p.packet() + " passes: nothing delays it by " + about(b.WaitNS)
 		}
 	}
 	if p.Verdict == "mark" {
 		text += ", and is marked by ECN where it can be, as that is more than " + about(*b.ECNAboveNS)
 	}
-	text += fmt.Sprintf("; there is room for %s (%d bytes)", plain.Count(b.RoomPackets, "such packet"), b.RoomBytes)
+	text += "; " + b.room()
 	if b.WaitNS == 0 && b.AtOncePackets < b.RoomPackets {
-		text += fmt.Sprintf(", of which %d would leave at once", b.AtOncePackets)
+		text += fmt.Sprintf(", of which %d would depart immediately", b.AtOncePackets)
 	}
 	fact(s, "now", text)
 	b.later(s, "dropped")
 }
 
 func (b Level) text(s *strings.Builder) {
-	label, full, _ := strings.Cut(b.filled(b.Sharer, b.LevelBytes, b.CapacityBytes), " ")
+	label, full, _ := strings.Cut(b.filled(b.Key, b.LevelBytes, b.CapacityBytes), " ")
 	switch {
 	case b.LevelBytes == 0:
-		full = fmt.Sprintf("of %s: empty, of %d bytes", b.Sharer, b.CapacityBytes)
+		full = fmt.Sprintf("of %s: empty, of %d bytes", b.Key, b.CapacityBytes)
 		if b.beyond > 0 {
 			full += fmt.Sprintf(", with a queue of %d", b.beyond)
 		}
@@ -317,45 +397,45 @@ func (b Level) text(s *strings.Builder) {
 		return
 	case b.HeldNS > 0:
 		until := time.Unix(0, int64(b.HeldUntil)).Format(time.TimeOnly)
-		full = fmt.Sprintf("of %s: full, and kept so by the penalty for another %s, until %s", b.Sharer, about(b.HeldNS), until)
+		full = fmt.Sprintf("of %s: full, and kept full by the penalty for another %s, until %s", b.Key, about(b.HeldNS), until)
 	}
-	fact(s, label, fmt.Sprintf("%s; empty in %s if nothing more comes", full, about(b.EmptyNS)))
+	fact(s, label, fmt.Sprintf("%s; empty in %s if no more come", full, about(b.EmptyNS)))
 }
 
-// later says when what conforms now is excess, or what else it is then.
+// later says when such packets no longer conform; then is what happens to them.
 func (b Level) later(s *strings.Builder, then string) {
 	if b.SpeedBits == nil {
 		return
 	}
 	speed := policy.Rate(*b.SpeedBits)
 	if b.FullNS == nil {
-		fact(s, "later", fmt.Sprintf("conforms, as the device's %s can not fill the bucket", speed))
+		fact(s, "later", fmt.Sprintf("conforms: the device's %s cannot fill the bucket", speed))
 		return
 	}
 	fact(s, "later", fmt.Sprintf("%s after %s of such packets at the device's %s", then, about(*b.FullNS), speed))
 }
 
-// fate is what becomes of an excess packet.
+// fate is what happens to an excess packet.
 func (b Level) fate(verdict string) string {
 	ecn := b.Excess == policy.ECN.String()
 	switch {
 	case verdict == "mark":
 		return "marked by ECN where it can be, else dropped"
 	case verdict == "drop" && ecn:
-		return "dropped, and not marked by ECN, as twice the capacity would not hold it"
+		return "dropped, not marked by ECN, as it exceeds twice the capacity"
 	case verdict == "drop":
 		return "dropped"
 	}
 	return "counted, and passes"
 }
 
-// drained says when what is excess now conforms.
+// drained says when such a packet conforms.
 func (b Level) drained(s *strings.Builder, bytes uint64) {
 	text := "conforms in " + about(b.WaitNS)
 	if bytes > b.holds(b.CapacityBytes) {
-		text += ", when the bucket is empty, as it is bigger than that"
+		text += ", when the bucket is empty, as it is larger than that"
 	}
-	text += ", if nothing else comes"
+	text += ", if no others come"
 	switch {
 	case b.Penalty == policy.Penalty{Kind: policy.PenaltyFill}.String():
 		text += "; each excess packet until then fills the bucket again"
@@ -379,7 +459,7 @@ func (c Counted) words() string {
 	}
 	sum := strings.Join(parts, " ")
 	if one < int64(c.MPUBytes) {
-		sum = fmt.Sprintf("the least that one counts, as %s is %d", sum, one)
+		sum = fmt.Sprintf("the minimum, as %s is %d", sum, one)
 		one = int64(c.MPUBytes)
 	}
 	switch {
@@ -405,5 +485,5 @@ func about(ns uint64) string {
 
 func fact(s *strings.Builder, label, text string) {
 	first := fmt.Sprintf("  %-*s  ", labelWidth, label)
-	s.WriteString(plain.Fold(plain.Line(text), explainWidth, first, strings.Repeat(" ", len(first))))
+	s.WriteString(plain.Fold(plain.Line(text), screenWidth, first, strings.Repeat(" ", len(first))))
 }

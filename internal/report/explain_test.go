@@ -23,15 +23,15 @@ func TestCountedWords(t *testing.T) {
 		{Counted{PacketBytes: 1514, Segments: 1, OverheadBytes: -14, Bytes: 1500}, "1500 bytes: 1514 at layer 2 - 14 overhead"},
 		{
 			Counted{PacketBytes: 42, Segments: 1, OverheadBytes: 24, MPUBytes: 84, Bytes: 84},
-			"84 bytes: the least that one counts, as 42 at layer 2 + 24 overhead is 66",
+			"84 bytes: the minimum, as 42 at layer 2 + 24 overhead is 66",
 		},
 		{
 			Counted{PacketBytes: 42, Segments: 1, MPUBytes: 64, Bytes: 64},
-			"64 bytes: the least that one counts, as 42 at layer 2 is 42",
+			"64 bytes: the minimum, as 42 at layer 2 is 42",
 		},
 		{
 			Counted{PacketBytes: 42, Segments: 1, OverheadBytes: -64, Bytes: 0},
-			"0 bytes: the least that one counts, as 42 at layer 2 - 64 overhead is -22",
+			"0 bytes: the minimum, as 42 at layer 2 - 64 overhead is -22",
 		},
 		{Counted{PacketBytes: 1514, Segments: 43, Bytes: 65102}, "65102 bytes: 43 segments of 1514 at layer 2"},
 		{
@@ -40,7 +40,7 @@ func TestCountedWords(t *testing.T) {
 		},
 		{
 			Counted{PacketBytes: 42, Segments: 3, OverheadBytes: 24, MPUBytes: 84, Bytes: 252},
-			"252 bytes: 3 segments of 84 (the least that one counts, as 42 at layer 2 + 24 overhead is 66)",
+			"252 bytes: 3 segments of 84 (the minimum, as 42 at layer 2 + 24 overhead is 66)",
 		},
 	} {
 		if got := test.counted.words(); got != test.want {
@@ -67,8 +67,8 @@ func TestFactIsFolded(t *testing.T) {
 	fact(&s, "note", text)
 	lines := strings.Split(strings.TrimSuffix(s.String(), "\n"), "\n")
 	for i, line := range lines {
-		full := len(line)+len(" letters") > explainWidth
-		if len(line) > explainWidth || !full && i < len(lines)-1 {
+		full := len(line)+len(" letters") > screenWidth
+		if len(line) > screenWidth || !full && i < len(lines)-1 {
 			t.Errorf("line %d has %d columns: %q", i, len(line), line)
 		}
 		if i > 0 && !strings.HasPrefix(line, strings.Repeat(" ", labelWidth+4)) {
@@ -84,10 +84,10 @@ func TestFactIsFolded(t *testing.T) {
 func level(change func(*Stop)) string {
 	cidr, speed, full := "10.0.0.0/24", uint64(10e9), uint64(99_880)
 	p := Stop{
-		Device: "va", Direction: "egress", Match: "dst", Address: "10.0.0.7", Rule: &cidr, Attached: true, State: "attached",
+		Device: "va", Direction: "egress", Match: "dst", Address: "10.0.0.7", Rule: &cidr, Attached: new(true), State: "attached",
 		Sentence: "va egress: says", Counted: &Counted{PacketBytes: 1000, Segments: 1, Bytes: 1000}, Verdict: "pass",
 		Bucket: &Level{
-			Sharer: "10.0.0.7", LevelBytes: 100, CapacityBytes: 5000, EmptyNS: 100e9, Conforms: true, RoomPackets: 4, RoomBytes: 4900,
+			Key: "10.0.0.7", LevelBytes: 100, CapacityBytes: 5000, EmptyNS: 100e9, Conforms: true, RoomPackets: 4, RoomBytes: 4900,
 			SpeedBits: &speed, FullNS: &full, Excess: "drop", Penalty: "none",
 		},
 	}
@@ -122,70 +122,70 @@ func TestVerdictWords(t *testing.T) {
 		want   []string
 	}{
 		{"conforms", func(*Stop) {}, []string{
-			"bucket     of 10.0.0.7: 100 of 5000 bytes (2.0 % full); empty in 1m40s if nothing more comes",
-			"now        conforms, and passes; there is room for 4 such packets (4900 bytes)",
+			"bucket     of 10.0.0.7: 100 of 5000 bytes (2.0 % full); empty in 1m40s if no more come",
+			"now        a packet of 1000 bytes conforms, and passes; room for 4 such packets (4900 bytes)",
 			"later      excess after 99.88us of such packets at the device's 10gbit",
 		}},
-		{"empty", func(p *Stop) { p.Bucket.LevelBytes, p.Bucket.EmptyNS = 0, 0 }, []string{"bucket     of 10.0.0.7: empty, of 5000 bytes now"}},
+		{"empty", func(p *Stop) { p.Bucket.LevelBytes, p.Bucket.EmptyNS = 0, 0 }, []string{"bucket     of 10.0.0.7: empty, of 5000 bytes"}},
 		{"just one", func(p *Stop) { p.Bucket.RoomPackets = 1 }, []string{"room for 1 such packet (4900 bytes)"}},
-		{"a slow device", func(p *Stop) { p.Bucket.FullNS = nil }, []string{"later      conforms, as the device's 10gbit can not fill the bucket"}},
-		{"bigger than the bucket", func(p *Stop) { p.Counted.Bytes = 9000 }, []string{"now        conforms, and passes: it is bigger than the bucket, but that is empty"}},
-		{"dropped", excess, []string{"now        excess: dropped", "later      conforms in 500ms, if nothing else comes"}},
+		{"a slow device", func(p *Stop) { p.Bucket.FullNS = nil }, []string{"later      conforms: the device's 10gbit cannot fill the bucket"}},
+		{"bigger than the bucket", func(p *Stop) { p.Counted.Bytes = 9000 }, []string{"now        a packet of 9000 bytes conforms, and passes: it is larger than the bucket, but that is empty"}},
+		{"dropped", excess, []string{"now        a packet of 1000 bytes is excess: dropped", "later      conforms in 500ms, if no others come"}},
 		{"bigger than a bucket in use", func(p *Stop) { excess(p); p.Counted.Bytes = 9000 }, []string{
-			"conforms in 500ms, when the bucket is empty, as it is bigger than that, if nothing else comes",
+			"conforms in 500ms, when the bucket is empty, as it is larger than that, if no others come",
 		}},
 		{"marked", func(p *Stop) { excess(p); p.Verdict, p.Bucket.Excess = "mark", "ecn" }, []string{"excess: marked by ECN where it can be, else dropped"}},
-		{"too much to be marked", func(p *Stop) { excess(p); p.Bucket.Excess = "ecn" }, []string{"excess: dropped, and not marked by ECN, as twice the capacity would not hold it"}},
+		{"too much to be marked", func(p *Stop) { excess(p); p.Bucket.Excess = "ecn" }, []string{"excess: dropped, not marked by ECN, as it exceeds twice the capacity"}},
 		{"counted only", func(p *Stop) { excess(p); p.Verdict, p.Bucket.Excess = "pass", "pass" }, []string{"excess: counted, and passes"}},
 		{"fills", func(p *Stop) { excess(p); p.Bucket.Penalty = "fill" }, []string{"; each excess packet until then fills the bucket again"}},
 		{"held", func(p *Stop) {
 			excess(p)
 			p.Bucket.Penalty, p.Bucket.HeldNS, p.Bucket.HeldUntil = "30s", 29_871_000_000, uint64(until.UnixNano())
 		}, []string{
-			"bucket     of 10.0.0.7: full, and kept so by the penalty for another 29.88s, until 14:03:07; empty in",
+			"bucket     of 10.0.0.7: full, and kept full by the penalty for another 29.88s, until 14:03:07; empty in",
 			"; each excess packet until then keeps the bucket full for 30s again",
 		}},
 		{"an empty queue", func(p *Stop) { queue(p, leaky, 0, 0, "pass"); p.Bucket.AtOncePackets = 1 }, []string{
-			"queue      of 10.0.0.7: empty, of 10000 bytes now",
-			"now        leaves at once; there is room for 10 such packets (10000 bytes), of which 1 would leave at once",
+			"queue      of 10.0.0.7: empty, of 10000 bytes",
+			"now        a packet of 1000 bytes departs immediately; room for 10 such packets (10000 bytes), of which 1 would depart immediately",
 			"later      dropped after 99.88us of such packets",
 		}},
 		{"an empty queue behind a bucket", func(p *Stop) { queue(p, gcra, 0, 0, "pass"); p.Bucket.AtOncePackets = 4 }, []string{
-			"bucket     of 10.0.0.7: empty, of 4000 bytes, with a queue of 6000 now", "of which 4 would leave at once",
+			"bucket     of 10.0.0.7: empty, of 4000 bytes, with a queue of 6000", "of which 4 would depart immediately",
 		}},
 		{"waits", func(p *Stop) { queue(p, leaky, 2000, 2e6, "delay"); p.HeldBack = &yes }, []string{
 			"queue      of 10.0.0.7: 2000 of 10000 bytes (20.0 % full); empty in",
-			"now        waits 2ms; there is room for 8 such packets (8000 bytes) later",
+			"now        a packet of 1000 bytes waits 2ms; room for 8 such packets (8000 bytes) later",
 		}},
 		{"waits behind a bucket", func(p *Stop) { queue(p, gcra, 5000, 2e6, "delay") }, []string{
-			"bucket     of 10.0.0.7: 4000 of 4000 bytes (100.0 % full), queue: 1000 of 6000 bytes (16.7 % full); empty in", "now        waits 2ms; there",
+			"bucket     of 10.0.0.7: 4000 of 4000 bytes (100.0 % full), queue: 1000 of 6000 bytes (16.7 % full); empty in", "now        a packet of 1000 bytes waits 2ms; room",
 		}},
 		{"waits and is marked", func(p *Stop) { queue(p, leaky, 6000, 6e6, "mark") }, []string{
-			"now        waits 6ms, and is marked by ECN where it can be, as that is more than 5ms; there is room for 4 such packets",
+			"now        a packet of 1000 bytes waits 6ms, and is marked by ECN where it can be, as that is more than 5ms; room for 4 such packets",
 		}},
 		{"nothing is held back", func(p *Stop) { queue(p, leaky, 2000, 2e6, "delay"); p.HeldBack = &no }, []string{
-			"now        passes: nothing holds it back for 2ms; there is room",
+			"now        a packet of 1000 bytes passes: nothing delays it by 2ms; room",
 		}},
 		{"lost", func(p *Stop) { queue(p, leaky, 2000, 2e6, "lost"); p.HeldBack = &no }, []string{
-			"now        lost: no ifb lets it come in again",
+			"now        a packet of 1000 bytes is lost: no ifb device lets it enter again",
 		}},
 		{"no room", func(p *Stop) { queue(p, leaky, 9500, 5e5, "drop") }, []string{
-			"now        dropped: there is no room for it", "later      conforms in 500us, if nothing else comes",
+			"now        a packet of 1000 bytes is dropped: the queue has no room for it", "later      conforms in 500us, if no others come",
 		}},
 		{"bigger than bucket and queue", func(p *Stop) { queue(p, gcra, 9500, 95e5, "drop"); p.Counted.Bytes = 10001 }, []string{
-			"conforms in 9.5ms, when the bucket is empty, as it is bigger than that",
+			"conforms in 9.5ms, when the bucket is empty, as it is larger than that",
 		}},
-		{"not in force", func(p *Stop) { excess(p); p.Attached, p.State, p.Verdict = false, "detached", "pass" }, []string{
+		{"not in force", func(p *Stop) { excess(p); p.Attached, p.State, p.Verdict = new(false), "detached", "pass" }, []string{
 			"rule       says [NOT IN FORCE: detached]", "now        passes: NOTHING METERS IT",
 		}},
 		{"by the near side", func(p *Stop) { p.Match = "src" }, []string{"va egress, by source address"}},
-		{"hides", func(p *Stop) {
+		{"wider", func(p *Stop) {
 			p.Hides = []Brief{{Rule: "10.0.0.0/8", Each: "all", RateBits: new(uint64)}, {Rule: "10.0.0.0/7", Each: "host"}}
 			*p.Hides[0].RateBits = 2e6
 			p.Hides = append(p.Hides, p.Hides[0])
 			p.Hides[2].Rule, p.Hides[2].Each = "0.0.0.0/0", "/24"
 		}, []string{
-			"hides      10.0.0.0/8 (2mbit), which hides 10.0.0.0/7 (not limited), which hides 0.0.0.0/0 (2mbit for each /24)",
+			"wider      overrides 10.0.0.0/8 (2mbit), 10.0.0.0/7 (not limited), 0.0.0.0/0 (2mbit for each /24)",
 		}},
 	} {
 		got := level(test.change)
@@ -202,17 +202,17 @@ func TestVerdictWords(t *testing.T) {
 
 func TestFewElsewhere(t *testing.T) {
 	for count, lines := range map[int]int{1: 1, 5: 5, 6: 5, 100: 5} {
-		way := Way{Packets: "to 10.0.0.7", How: "leave by va"}
+		path := Path{Packets: "to 10.0.0.7", How: "leave by va"}
 		for range count {
-			way.Elsewhere = append(way.Elsewhere, Elsewhere{
-				Device: "tap0", Direction: "egress", Brief: Brief{Rule: "0.0.0.0/0"}, Attached: true, State: "attached", Met: "not met",
+			path.Elsewhere = append(path.Elsewhere, Elsewhere{
+				Device: "tap0", Direction: "egress", Brief: Brief{Rule: "0.0.0.0/0"}, Attached: new(true), State: "attached", Met: "not met",
 			})
 		}
 		var s strings.Builder
-		if err := (Ways{way}).Text(&s); err != nil {
+		if err := (Paths{path}).Text(&s); err != nil {
 			t.Fatal(err)
 		}
-		if got := strings.Count(s.String(), "elsewhere"); got != lines {
+		if got := strings.Count(s.String(), "\n") - 3; got != lines {
 			t.Errorf("%d are told in %d lines, want %d:\n%s", count, got, lines, &s)
 		}
 		if more := strings.Contains(s.String(), " more, which -j lists"); more != (count > lines) {

@@ -16,34 +16,78 @@ type Status string
 const (
 	OK      Status = "ok"
 	Note    Status = "note"    // worth knowing; limits are right
-	Warning Status = "warning" // a limit is not, or may not be, what its rule says
-	Failed  Status = "failed"  // what rules need is missing, or rules are not in force
+	Warning Status = "warning" // a limit may differ from its rule
+	Failed  Status = "failed"  // something that rules need is missing, or rules are not in force
 )
 
-// A Finding is something that matters to limits.
+// A Finding is the result of a check.
 type Finding struct {
 	Status Status `json:"status"`
 	Check  string `json:"check"`
-	// Device is "" in what concerns the whole system, and Direction in what concerns both.
+	// Device is "" for the whole system, and Direction for both directions.
 	Device    string `json:"device"`
 	Direction string `json:"direction"`
 	Finding   string `json:"finding"`
-	Advice    string `json:"advice"` // "" where nothing is to be done
+	Advice    string `json:"advice"` // what to do; "" for nothing
 }
 
-// Findings are all that was found.
+// Findings are the results of all checks.
 type Findings []Finding
 
-// Text writes a line for each.
+// Text writes all findings.
 func (findings Findings) Text(w io.Writer) error {
+	return findings.write(w, func(Finding) bool { return true })
+}
+
+// Change is the check that notes a change that will revert unless it is confirmed.
+const Change = "change"
+
+// Problems writes warnings, failures and what is about to revert, and how many findings there are in all.
+func (findings Findings) Problems(w io.Writer) error {
+	return findings.write(w, func(f Finding) bool {
+		return f.Status == Warning || f.Status == Failed || f.Status == Note && f.Check == Change
+	})
+}
+
+// write writes some findings, those that are the same for many devices once, and how many there are in all.
+func (findings Findings) write(w io.Writer, shown func(Finding) bool) error {
 	text := bufio.NewWriter(w)
+	where := map[Finding][]string{} // by what is found
+	var order []Finding
+	count, devices := map[Status]int{}, map[string]bool{}
+	var hidden []string
 	for _, f := range findings {
-		where := slices.DeleteFunc([]string{f.Device, f.Direction, f.Check}, func(s string) bool { return s == "" })
-		line := fmt.Sprintf("%-7s  %s: %s", f.Status, strings.Join(where, " "), f.Finding)
-		if f.Advice != "" {
-			line += "; " + f.Advice
+		count[f.Status]++
+		if f.Device != "" {
+			devices[f.Device] = true
 		}
-		fmt.Fprintln(text, plain.Line(line))
+		if !shown(f) {
+			if f.Status == Note && !slices.Contains(hidden, f.Check) {
+				hidden = append(hidden, f.Check)
+			}
+			continue
+		}
+		at := strings.TrimSpace(plain.Line(f.Device) + " " + f.Direction)
+		f.Device, f.Direction = "", ""
+		if where[f] == nil {
+			order = append(order, f)
+		}
+		where[f] = append(where[f], at)
 	}
+	const indent = "         "
+	for _, f := range order {
+		says := strings.TrimSpace(plain.List(where[f]) + " " + f.Check)
+		first := fmt.Sprintf("%-7s  ", f.Status)
+		text.WriteString(plain.Fold(plain.Line(says+": "+f.Finding), screenWidth, first, indent))
+		if f.Advice != "" {
+			text.WriteString(plain.Fold(plain.Line(f.Advice), screenWidth, indent+"-> ", indent+"   "))
+		}
+	}
+	sum := fmt.Sprintf("%s on %s: %d failed, %s, %s", plain.Count(len(findings), "check"), plain.Count(len(devices), "device"),
+		count[Failed], plain.Count(count[Warning], "warning"), plain.Count(count[Note], "note"))
+	if len(hidden) > 0 {
+		sum += " (" + strings.Join(hidden, ", ") + "; -v shows them)"
+	}
+	text.WriteString(plain.Fold(sum, screenWidth, "", "  "))
 	return text.Flush()
 }

@@ -35,7 +35,9 @@ type ImportedRule struct {
 	Unlimited     bool    `json:"unlimited"`
 	OverheadBytes int16   `json:"overhead_bytes"`
 	MPUBytes      uint16  `json:"mpu_bytes"`
-	Comment       string  `json:"comment"` // what the other tool called it
+	Name          string  `json:"name"`
+	Note          string  `json:"note"`
+	Comment       string  `json:"comment"` // what the other tool itself called it; empty for none
 	Sentence      string  `json:"sentence"`
 }
 
@@ -98,7 +100,7 @@ func importedRule(t policy.Table, r policy.Rule, comment string) ImportedRule {
 		Device: t.Device, Direction: t.Direction.String(), CIDR: r.Prefix.String(), Match: t.Match.String(),
 		Each: r.Each.String(), Excess: r.Excess.String(), RateBits: rate, CapacityBytes: capacity, Unlimited: rate == nil,
 		OverheadBytes: r.Framing.Overhead, MPUBytes: r.Framing.MPU,
-		Comment: comment, Sentence: r.Sentence(t.Device, t.Direction, t.Match),
+		Name: r.Label.Name, Note: r.Label.Note, Comment: comment, Sentence: r.Sentence(t.Device, t.Direction, t.Match),
 	}
 }
 

@@ -14,8 +14,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// AppendReplayed appends a line of JSON that says what became of a packet.
-// Whose bucket it was is said of packets that have addresses.
+// AppendReplayed appends a line of JSON with the result of a packet. Packets with addresses
+// have a rule and a bucket key.
 func AppendReplayed(b []byte, r replay.Result, l replay.Limits, addressed bool) []byte {
 	b = strconv.AppendUint(append(b, `{"time_ns":`...), r.Time, 10)
 	b = strconv.AppendUint(append(b, `,"bytes":`...), r.Bytes, 10)
@@ -30,22 +30,22 @@ func AppendReplayed(b []byte, r replay.Result, l replay.Limits, addressed bool) 
 	b = strconv.AppendBool(append(b, `,"conforms":`...), !r.Excess)
 	switch {
 	case addressed && r.Rule == replay.NoRule:
-		b = append(b, `,"rule":null,"sharer":null`...)
+		b = append(b, `,"rule":null,"key":null`...)
 	case addressed:
 		b = l.Rules[r.Rule].Prefix.AppendTo(append(b, `,"rule":"`...))
-		b = append(append(b, `","sharer":"`...), l.Key(r)...)
+		b = append(append(b, `","key":"`...), l.Key(r)...)
 		b = append(b, '"')
 	}
 	return append(b, "}\n"...)
 }
 
-// A Replay is what limits would have done to a trace.
+// A Replay is the effect of limits on a trace.
 type Replay struct {
 	Trace     string   `json:"trace"`
 	Engine    string   `json:"engine"`
 	Sentences []string `json:"sentences"` // of each rule
 
-	// Mixed says that the rules, of a policy, are not alike; what follows is of the first.
+	// Mixed is true if the rules of a policy differ. The next fields are those of the first one.
 	Mixed         bool   `json:"mixed"`
 	Algorithm     string `json:"algorithm"`
 	Match         string `json:"match"`
@@ -55,7 +55,7 @@ type Replay struct {
 	CapacityBytes uint64 `json:"capacity_bytes"`
 	Queue
 
-	// Complete says that the trace was read to its end.
+	// Complete is true if the trace was read to its end.
 	Complete bool `json:"complete"`
 
 	OfferedPackets   uint64 `json:"offered_packets"`
@@ -70,39 +70,41 @@ type Replay struct {
 	MarkedBytes      uint64 `json:"marked_bytes"`
 	DelayedPackets   uint64 `json:"delayed_packets"`
 	DelayedBytes     uint64 `json:"delayed_bytes"`
-	LongestHeldNS    uint64 `json:"longest_held_ns"` // of those delayed
-	MeanHeldNS       uint64 `json:"mean_held_ns"`
-	OutsidePackets   uint64 `json:"outside_packets"` // of no rule's network
+	LongestDelayNS   uint64 `json:"longest_delay_ns"`
+	MeanDelayNS      uint64 `json:"mean_delay_ns"`   // of delayed packets
+	OutsidePackets   uint64 `json:"outside_packets"` // match no rule
 	OutsideBytes     uint64 `json:"outside_bytes"`
 	UnlimitedPackets uint64 `json:"unlimited_packets"` // not IP, or neighbour discovery
 	UnlimitedBytes   uint64 `json:"unlimited_bytes"`
 	ContendedPackets uint64 `json:"contended_packets"`
-	SpilledPackets   uint64 `json:"spilled_packets"` // the kernel had no room for their sharers
+	SpilledPackets   uint64 `json:"spilled_packets"` // the kernel had no room for their bucket key
 
 	FirstNS           uint64 `json:"first_ns"`
 	DurationNS        uint64 `json:"duration_ns"`
-	LongestDroughtNS  uint64 `json:"longest_drought_ns"`
-	DroughtFromNS     uint64 `json:"longest_drought_from_ns"`
+	LongestGapNS      uint64 `json:"longest_gap_ns"`
+	LongestGapFromNS  uint64 `json:"longest_gap_from_ns"`
 	HighestLevelBytes uint64 `json:"highest_level_bytes"`
-	// LosslessCapacityBytes is null where no capacity is large enough.
+	// LosslessCapacityBytes is null if no capacity is large enough.
 	LosslessCapacityBytes *uint64 `json:"lossless_capacity_bytes"`
 
-	// MostExcess are the sharers with the most; null where one bucket is for all.
-	MostExcess []SharerExcess `json:"most_excess"`
+	// MostExcess are the bucket keys with the most excess bytes; null if all packets share one bucket.
+	MostExcess []KeyExcess `json:"most_excess"`
 }
 
-// A SharerExcess is what did not conform of one sharer's.
-type SharerExcess struct {
-	Sharer  string `json:"sharer"`
+// A KeyExcess is the excess of a bucket key.
+type KeyExcess struct {
+	Key     string `json:"key"`
 	Packets uint64 `json:"excess_packets"`
 	Bytes   uint64 `json:"excess_bytes"`
 }
 
-const mostSharers = 5
+// mostKeys is the length of MostExcess.
+const mostKeys = 5
 
-// NewReplay puts together what a summary says; the rest is for the caller.
+// NewReplay returns what limits and a summary say. The caller adds the trace, the engine, the
+// sentences, and whether it is complete.
 func NewReplay(l replay.Limits, s *replay.Summary) Replay {
-	rule, drought := l.Rules[0], s.LongestGap
+	rule := l.Rules[0]
 	r := Replay{
 		Algorithm: rule.Algorithm.String(), Match: l.Match.String(), Each: rule.Each.String(), Excess: rule.Excess.String(),
 		RateBits: uint64(rule.Rate), CapacityBytes: rule.Capacity, Queue: NewQueue(rule),
@@ -111,12 +113,12 @@ func NewReplay(l replay.Limits, s *replay.Summary) Replay {
 		ExcessPackets: s.Excess.Packets, ExcessBytes: s.Excess.Bytes,
 		DroppedPackets: s.Dropped.Packets, DroppedBytes: s.Dropped.Bytes,
 		MarkedPackets: s.Marked.Packets, MarkedBytes: s.Marked.Bytes,
-		DelayedPackets: s.Delayed.Packets, DelayedBytes: s.Delayed.Bytes, LongestHeldNS: s.LongestWait, MeanHeldNS: s.MeanWait(),
+		DelayedPackets: s.Delayed.Packets, DelayedBytes: s.Delayed.Bytes, LongestDelayNS: s.LongestDelay, MeanDelayNS: s.MeanDelay(),
 		OutsidePackets: s.Outside.Packets, OutsideBytes: s.Outside.Bytes,
 		UnlimitedPackets: s.Unlimited.Packets, UnlimitedBytes: s.Unlimited.Bytes,
 		ContendedPackets: s.Contended.Packets, SpilledPackets: s.Spilled.Packets,
 		FirstNS: s.First, DurationNS: s.Last - s.First,
-		LongestDroughtNS: drought.NS, DroughtFromNS: drought.From,
+		LongestGapNS: s.LongestGap.NS, LongestGapFromNS: s.LongestGap.From,
 		HighestLevelBytes: s.HighestLevelBytes(),
 	}
 	for _, other := range l.Rules {
@@ -126,17 +128,17 @@ func NewReplay(l replay.Limits, s *replay.Summary) Replay {
 	if bytes, known := s.LosslessCapacity(); known {
 		r.LosslessCapacityBytes = &bytes
 	}
-	top := s.MostExcess(mostSharers)
+	top := s.MostExcess(mostKeys)
 	if top != nil {
-		r.MostExcess = []SharerExcess{}
+		r.MostExcess = []KeyExcess{}
 	}
 	for _, x := range top {
-		r.MostExcess = append(r.MostExcess, SharerExcess{x.Key, x.Excess.Packets, x.Excess.Bytes})
+		r.MostExcess = append(r.MostExcess, KeyExcess{x.Key, x.Excess.Packets, x.Excess.Bytes})
 	}
 	return r
 }
 
-// Text says it in a table and some lines.
+// Text writes a table and some lines.
 func (r Replay) Text(w io.Writer) error {
 	text := bufio.NewWriter(w)
 	for _, sentence := range r.Sentences {
@@ -150,7 +152,7 @@ func (r Replay) Text(w io.Writer) error {
 		if i == 0 {
 			fmt.Fprintln(text, "\nmost excess:")
 		}
-		fmt.Fprintf(text, "    %s: %d packets, %d bytes\n", x.Sharer, x.Packets, x.Bytes)
+		fmt.Fprintf(text, "    %s: %d packets, %d bytes\n", x.Key, x.Packets, x.Bytes)
 	}
 	return text.Flush()
 }
@@ -180,7 +182,7 @@ func (r Replay) table(w io.Writer) {
 	}
 	t.Flush() // into memory
 	for line := range strings.Lines(aligned.String()) {
-		fmt.Fprintln(w, strings.TrimRight(line, " \n")) // nothing heads the last column
+		fmt.Fprintln(w, strings.TrimRight(line, " \n")) // the last column has no name
 	}
 }
 
@@ -196,7 +198,7 @@ func (r Replay) facts(w io.Writer) {
 		fmt.Fprintf(w, "%-18s  %s\n", name, fmt.Sprintf(format, args...))
 	}
 	if r.OutsidePackets > 0 {
-		fact("other addresses", "%d packets, %d bytes: no rule matches them", r.OutsidePackets, r.OutsideBytes)
+		fact("other addresses", "%d packets, %d bytes: they match no rule", r.OutsidePackets, r.OutsideBytes)
 	}
 	if r.UnlimitedPackets > 0 {
 		fact("never limited", "%d packets, %d bytes: not IP, or neighbour discovery", r.UnlimitedPackets, r.UnlimitedBytes)
@@ -204,14 +206,14 @@ func (r Replay) facts(w io.Writer) {
 	fact("duration", "%s", span(r.DurationNS))
 	switch {
 	case r.DroppedPackets == 0:
-		fact("longest drought", "none: no packet was dropped")
-	case r.LongestDroughtNS == 0 && r.DelayedPackets > 0:
-		fact("longest drought", "none: something was about to leave all the time")
+		fact("longest gap", "none: no packet was dropped")
+	case r.LongestGapNS == 0 && r.DelayedPackets > 0:
+		fact("longest gap", "none: packets were queued at every drop")
 	default:
-		fact("longest drought", "%s in which nothing passed, from %s on", span(r.LongestDroughtNS), span(r.DroughtFromNS-r.FirstNS))
+		fact("longest gap", "%s without a passed packet, from %s on", span(r.LongestGapNS), span(r.LongestGapFromNS-r.FirstNS))
 	}
 	if r.DelayedPackets > 0 {
-		fact("longest wait", "%s, and %s in the mean of those that waited", about(r.LongestHeldNS), about(r.MeanHeldNS))
+		fact("longest delay", "%s; the mean of delayed packets is %s", about(r.LongestDelayNS), about(r.MeanDelayNS))
 	}
 	holds := r.holds(r.CapacityBytes)
 	if r.Mixed {
@@ -222,16 +224,16 @@ func (r Replay) facts(w io.Writer) {
 	switch least := r.LosslessCapacityBytes; {
 	case r.OfferedPackets == 0:
 	case least == nil:
-		fact("lossless capacity", "none: a bucket would have to hold more than %d bytes", uint64(policy.MaxCapacity))
+		fact("lossless capacity", "none: it would be above %d bytes", uint64(policy.MaxCapacity))
 	case *least == 0:
-		fact("lossless capacity", "any: each packet came to an empty bucket")
+		fact("lossless capacity", "any: each packet found an empty bucket")
 	case holds > r.CapacityBytes:
-		fact("lossless capacity", "%d bytes together with the queue, the least with which all had conformed", *least)
+		fact("lossless capacity", "%d bytes with the queue: the smallest without excess packets", *least)
 	default:
-		fact("lossless capacity", "%d bytes, the least with which all had conformed", *least)
+		fact("lossless capacity", "%d bytes: the smallest without excess packets", *least)
 	}
 	if r.SpilledPackets > 0 {
-		fact("spill bucket", "%d packets were charged to it, as more sharers owed something than the kernel's table had room for", r.SpilledPackets)
+		fact("spill bucket", "%d packets: the kernel's table had no room for their bucket key", r.SpilledPackets)
 	}
 	if r.ContendedPackets > 0 {
 		fact("contended", "%d packets", r.ContendedPackets)

@@ -6,12 +6,14 @@ package report
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/netip"
 	"reflect"
 	"slices"
-	"text/tabwriter"
+	"strings"
 	"time"
 
 	"github.com/shapectl/shapectl/internal/plain"
@@ -24,6 +26,9 @@ type Rule struct {
 	Device    string `json:"device"`
 	Direction string `json:"direction"`
 	CIDR      string `json:"cidr"`
+	Name      string `json:"name"` // of the rule, its note and its plan; "" for none
+	Note      string `json:"note"`
+	Plan      string `json:"plan"`
 	Match     string `json:"match"`
 	Algorithm string `json:"algorithm"`
 	Each      string `json:"each"`
@@ -37,7 +42,7 @@ type Rule struct {
 	Unlimited        bool   `json:"unlimited"`
 	OverheadBytes    int16  `json:"overhead_bytes"`
 	MPUBytes         uint16 `json:"mpu_bytes"`
-	Attached         bool   `json:"attached"`
+	Attached         *bool  `json:"attached"` // null where it is not known
 	State            string `json:"state"`
 	Hook             string `json:"hook"`
 	LevelBytes       uint64 `json:"level_bytes"`
@@ -56,28 +61,47 @@ type Rule struct {
 	SKBs             uint64 `json:"skbs"`            // passed and dropped, where packets are those on the wire
 	SpilledPackets   uint64 `json:"spilled_packets"` // of all that matched: charged to the spill bucket
 	Sentence         string `json:"sentence"`
-	// RevertsInNS is null unless the rule came with a change that waits to be confirmed.
+	// RevertsInNS is null unless the rule came with a change that is not confirmed.
 	RevertsInNS *uint64 `json:"reverts_in_ns"`
+	// Confirm is the command that confirms that change.
+	Confirm string `json:"-"`
 	// Shadow is null for a rule without one.
 	Shadow *Shadow `json:"shadow"`
 	// Buckets is null unless it was asked for.
 	Buckets []Bucket `json:"buckets"`
+	// ActiveBuckets is how many hosts, subnets and flows have a bucket that is not empty; null unless it was asked for.
+	ActiveBuckets *uint64 `json:"active_buckets"`
+	// IntervalNS is the time over which use and dropped were measured; null unless that was asked for.
+	IntervalNS *uint64 `json:"interval_ns"`
+	// UseBits is the rate of passed packets over the interval; null without one.
+	UseBits *uint64 `json:"use_bits_per_second"`
+	// UsePercent is UseBits in percent of the rate; null without an interval, and where several keys have that rate each.
+	UsePercent *float64 `json:"use_percent"`
+	// DroppedPercent is dropped packets in percent of all that matched over the interval; null without one, and
+	// where none matched.
+	DroppedPercent *float64 `json:"dropped_percent"`
+	// Decides says whether the rule decides about the address that was searched for; null for other searches.
+	Decides *bool `json:"decides"`
+
+	prefix netip.Prefix
+	scope  string // who has the rate; "" for all together
 }
 
-// A Bucket is a sharer of a rule that owes something.
+// A Bucket is a bucket of a rule that is not empty.
 type Bucket struct {
-	Sharer     string `json:"sharer"`
+	Key        string `json:"key"` // the host, subnet or flow
 	LevelBytes uint64 `json:"level_bytes"`
 	// WaitNS is how long a full packet that came now would wait; null where it
-	// would be dropped, and where the rule holds nothing back.
+	// would be dropped, and where the rule delays no packets.
 	WaitNS *uint64 `json:"wait_ns"`
 }
 
-// NewRule puts together what is known of a rule: its parameters, its counters and the level of its own bucket, in
-// bytes. Whether it is in force, and until when, is for the caller.
+// NewRule puts together what is known of a rule: its parameters, its counters and the level of its shared bucket, in
+// bytes. Whether it is in force, and until when, is for the caller; so is Sentence.
 func NewRule(device string, d policy.Direction, match policy.Match, r policy.Rule, c maps.Counters, level uint64) Rule {
 	rate, capacity := limit(r)
 	return Rule{
+		Name: r.Label.Name, Note: r.Label.Note, Plan: r.Label.Plan, prefix: r.Prefix, scope: scope(r),
 		Device: device, Direction: d.String(), CIDR: r.Prefix.String(), Match: match.String(),
 		Algorithm: r.Algorithm.String(), Each: r.Each.String(), Excess: r.Excess.String(),
 		Penalty: r.Penalty.String(), Fail: r.Fail.String(), RateBits: rate, CapacityBytes: capacity, Unlimited: rate == nil,
@@ -88,8 +112,54 @@ func NewRule(device string, d policy.Direction, match policy.Match, r policy.Rul
 		DelayedPackets: c.DelayedPackets, DelayedBytes: c.DelayedBytes,
 		Queue: NewQueue(r), MarkedPackets: c.MarkedPackets, ContendedPackets: c.ContendedPackets, UnsurePackets: c.ContendedPackets,
 		ExemptPackets: c.ExemptPackets, SpilledPackets: c.SpilledPackets, SKBs: c.SKBs(),
-		Sentence: r.Sentence(device, d, match),
 	}
+}
+
+// scope is who has a bucket of a rule that more than one key may have; else "".
+func scope(r policy.Rule) string {
+	each := r.Each.Canonical(r.Prefix)
+	if r.Rate == policy.Unlimited || each.Kind == policy.EachAll || each.Kind == policy.EachHost && r.Prefix.IsSingleIP() {
+		return ""
+	}
+	return each.String()
+}
+
+func droppedPercent(passed, dropped uint64) *float64 {
+	if passed+dropped == 0 {
+		return nil
+	}
+	p := percentOf(dropped, passed+dropped)
+	return &p
+}
+
+// dropped is the share of dropped packets over the interval, or else since the rule was set; nil where none matched.
+func (r *Rule) dropped() *float64 {
+	if r.IntervalNS != nil {
+		return r.DroppedPercent
+	}
+	return droppedPercent(r.PassedPackets, r.DroppedPackets)
+}
+
+// A Sample is the counters of a rule at one time.
+type Sample struct{ passedBytes, passedPackets, droppedPackets uint64 }
+
+// Sample is the rule's counters.
+func (r *Rule) Sample() Sample { return Sample{r.PassedBytes, r.PassedPackets, r.DroppedPackets} }
+
+// Since measures what the rule did since a sample was taken, which is ns ago. Nothing is
+// known where it was set anew since.
+func (r *Rule) Since(s Sample, ns uint64) {
+	r.IntervalNS, r.DroppedPercent = &ns, nil
+	if r.PassedBytes < s.passedBytes || r.PassedPackets < s.passedPackets || r.DroppedPackets < s.droppedPackets {
+		return
+	}
+	use := uint64(float64(r.PassedBytes-s.passedBytes) * 8e9 / float64(max(ns, 1)))
+	r.UseBits = &use
+	if r.RateBits != nil && r.scope == "" {
+		p := percentOf(use, *r.RateBits)
+		r.UsePercent = &p
+	}
+	r.DroppedPercent = droppedPercent(r.PassedPackets-s.passedPackets, r.DroppedPackets-s.droppedPackets)
 }
 
 // limit is the rate and the capacity of a rule, nil for an unlimited one.
@@ -133,107 +203,131 @@ func encoder(w io.Writer, prefix, indent string) *json.Encoder {
 // Rules are rules to be shown.
 type Rules []Rule
 
-// Sentences writes a line for each rule, and what is not as usual with it.
+// Sentences writes a line for each rule, and what is unusual about it.
 func (rules Rules) Sentences(w io.Writer) error {
 	text := bufio.NewWriter(w)
 	for _, r := range rules {
-		fmt.Fprintln(text, r.Sentence+remark(r))
-		buckets(text, r)
+		fmt.Fprintln(text, plain.Line(r.Sentence+remark(r)))
 	}
-	if i := slices.IndexFunc(rules, func(r Rule) bool { return r.RevertsInNS != nil }); i >= 0 {
-		fmt.Fprintln(text, reverts(*rules[i].RevertsInNS))
-	}
+	rules.pending(text)
 	return text.Flush()
+}
+
+// pending writes until when a change waits to be confirmed, if one does.
+func (rules Rules) pending(w io.Writer) {
+	if i := slices.IndexFunc(rules, func(r Rule) bool { return r.RevertsInNS != nil }); i >= 0 {
+		fmt.Fprintf(w, "%s by %s\n", reverts(*rules[i].RevertsInNS), rules[i].Confirm)
+	}
 }
 
 // Deleted writes a line for each rule that is no more.
 func (rules Rules) Deleted(w io.Writer) error {
 	text := bufio.NewWriter(w)
 	for _, r := range rules {
-		fmt.Fprintln(text, "deleted: "+r.Sentence)
+		fmt.Fprintln(text, plain.Line("deleted: "+r.Sentence))
 	}
 	return text.Flush()
 }
 
+// Detail writes the sentence of one rule, and its figures, a line each.
+func (r Rule) Detail(w io.Writer) error {
+	var text strings.Builder
+	text.WriteString(plain.Fold(plain.Line(r.Sentence), screenWidth, "", "    "))
+	state := cmp.Or(state(r), "in force, by "+r.Hook)
+	if r.Attached == nil {
+		state = "unknown"
+	}
+	traffic := func(packets, bytes uint64) string {
+		if packets == 0 {
+			return ""
+		}
+		return fmt.Sprintf("%s in %s packets", bytesText(bytes), countText(packets))
+	}
+	dropped := traffic(r.DroppedPackets, r.DroppedBytes)
+	if dropped != "" {
+		dropped += ", " + percentText(percentOf(r.DroppedPackets, r.PassedPackets+r.DroppedPackets)) + " of packets"
+	}
+	excess := ""
+	if r.ExcessPackets != r.DroppedPackets {
+		excess = traffic(r.ExcessPackets, r.ExcessBytes)
+	}
+	packets := func(n uint64) string {
+		if n == 0 {
+			return ""
+		}
+		return plain.Count(n, "packet")
+	}
+	for _, f := range []struct{ label, text string }{
+		{"name", r.Name}, {"plan", r.Plan}, {"note", r.Note}, {"state", state}, {"use", r.use()},
+		{"passed", cmp.Or(traffic(r.PassedPackets, r.PassedBytes), "nothing yet")}, {"dropped", dropped}, {"excess", excess},
+		{"delayed", traffic(r.DelayedPackets, r.DelayedBytes)}, {"marked", packets(r.MarkedPackets)}, {"contended", packets(r.ContendedPackets)},
+		{"spilled", packets(r.SpilledPackets)}, {"exempt", packets(r.ExemptPackets)}, {"level", r.level()},
+		{"buckets", optional(r.ActiveBuckets, func(n uint64) string {
+			if r.scope == "" {
+				return ""
+			}
+			return countText(n) + " in use"
+		})},
+		{"pending", optional(r.RevertsInNS, reverts)},
+	} {
+		if f.text != "" {
+			fact(&text, f.label, f.text)
+		}
+	}
+	_, err := io.WriteString(w, text.String())
+	return err
+}
+
+// use is what the rule let through over the interval.
+func (r Rule) use() string {
+	if r.UseBits == nil {
+		return ""
+	}
+	text := cmp.Or(bitsText(*r.UseBits), "nothing")
+	if r.UsePercent != nil {
+		text += ", " + percentText(*r.UsePercent) + " of the rate"
+	}
+	text += fmt.Sprintf(", over %v", time.Duration(*r.IntervalNS).Round(time.Millisecond))
+	if r.DroppedPercent != nil && *r.DroppedPercent > 0 {
+		text += "; " + percentText(*r.DroppedPercent) + " of packets dropped"
+	}
+	return text
+}
+
+// level is how full the shared bucket is.
+func (r Rule) level() string {
+	if r.LevelBytes == 0 || r.CapacityBytes == nil {
+		return ""
+	}
+	whose := "the bucket"
+	if r.scope != "" {
+		whose = "the spill bucket"
+	}
+	full := r.holds(*r.CapacityBytes)
+	return fmt.Sprintf("%s of %s, %s of %s", bytesText(r.LevelBytes), bytesText(full), percentText(percentOf(r.LevelBytes, full)), whose)
+}
+
+// NotInForce reports whether a rule is known not to be in force, by its key attached.
+func NotInForce(attached *bool) bool { return attached != nil && !*attached }
+
 func remark(r Rule) string {
-	switch {
-	case !r.Attached:
-		return " [NOT IN FORCE: " + r.State + "]"
-	case r.State != "attached":
-		return " [" + r.State + "]"
+	if text := state(r); text != "" {
+		return " [" + text + "]"
 	}
 	return ""
 }
 
-func buckets(w io.Writer, r Rule) {
-	for _, b := range r.Buckets {
-		next := ""
-		switch {
-		case b.WaitNS != nil:
-			next = "; a full packet would wait " + about(*b.WaitNS)
-		case r.delays():
-			next = "; a full packet would be dropped"
-		}
-		fmt.Fprintf(w, "    %s owes %d bytes%s\n", b.Sharer, b.LevelBytes, next)
+// state is what is unusual about the state of a rule; "" for nothing.
+func state(r Rule) string {
+	switch {
+	case r.Attached == nil:
+		return "" // said once, for all rules
+	case !*r.Attached:
+		return "NOT IN FORCE: " + r.State
+	case r.State != "attached":
+		return strings.TrimPrefix(strings.TrimPrefix(r.State, "attached, "), "but the device has ")
 	}
-}
-
-// A column of Stats.
-type column struct {
-	head  string
-	shown bool // some are missed by nobody where there is nothing to count
-	of    func(Rule) any
-}
-
-// Stats writes a table of what became of the packets of each rule.
-func (rules Rules) Stats(w io.Writer) error {
-	// Escaped here, as a tab writer would take some bytes for its own.
-	name := func(r Rule) string { return plain.Line(r.Device) + " " + r.Direction + " " + r.CIDR }
-	width := len("RULE")
-	for _, r := range rules {
-		width = max(width, len(name(r)))
-	}
-	delays := slices.ContainsFunc(rules, func(r Rule) bool { return r.delays() || r.DelayedPackets > 0 })
-	exempt := slices.ContainsFunc(rules, func(r Rule) bool { return r.ExemptPackets > 0 })
-	spilled := slices.ContainsFunc(rules, func(r Rule) bool { return r.SpilledPackets > 0 })
-	columns := slices.DeleteFunc([]column{
-		{"RATE", true, func(r Rule) any { return rateText(r.RateBits) }},
-		{"PASSED", true, func(r Rule) any { return r.PassedPackets }},
-		{"BYTES", true, func(r Rule) any { return r.PassedBytes }},
-		{"EXCESS", true, func(r Rule) any { return r.ExcessPackets }},
-		{"BYTES", true, func(r Rule) any { return r.ExcessBytes }},
-		{"DROPPED", true, func(r Rule) any { return r.DroppedPackets }},
-		{"BYTES", true, func(r Rule) any { return r.DroppedBytes }},
-		{"DELAYED", delays, func(r Rule) any { return r.DelayedPackets }},
-		{"BYTES", delays, func(r Rule) any { return r.DelayedBytes }},
-		{"MARKED", true, func(r Rule) any { return r.MarkedPackets }},
-		{"CONTENDED", true, func(r Rule) any { return r.ContendedPackets }},
-		{"EXEMPT", exempt, func(r Rule) any { return r.ExemptPackets }},
-		{"SPILLED", spilled, func(r Rule) any { return r.SpilledPackets }},
-		{"LEVEL", true, func(r Rule) any { return fmt.Sprint(r.LevelBytes, remark(r)) }},
-	}, func(c column) bool { return !c.shown })
-	text := bufio.NewWriter(w)
-	// Numbers go to the right, names to the left.
-	t := tabwriter.NewWriter(text, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(t, "%-*s\t", width, "RULE")
-	for _, c := range columns {
-		fmt.Fprint(t, c.head, "\t")
-	}
-	for _, r := range rules {
-		fmt.Fprintf(t, "\n%-*s\t", width, name(r))
-		for _, c := range columns {
-			fmt.Fprint(t, c.of(r), "\t")
-		}
-	}
-	fmt.Fprintln(t)
-	t.Flush() // into text
-	for _, r := range rules {
-		if len(r.Buckets) > 0 {
-			fmt.Fprintf(text, "%s %s %s:\n", r.Device, r.Direction, r.CIDR)
-			buckets(text, r)
-		}
-	}
-	return text.Flush()
+	return ""
 }
 
 func rateText(bits *uint64) string {
@@ -252,19 +346,19 @@ type Answer struct {
 	Bytes         uint64  `json:"bytes"`
 	Conforms      bool    `json:"conforms"`
 	Verdict       string  `json:"verdict"` // pass, drop, mark or delay
-	Sharer        string  `json:"sharer"`  // whose bucket it is
-	Spilled       bool    `json:"spilled"` // the table has no room for it: level and verdict are those of the spill bucket
+	Key           string  `json:"key"`     // of the bucket: the host, subnet or flow, or the network
+	Spilled       bool    `json:"spilled"` // the table has no room for the key: level and verdict are those of the spill bucket
 	LevelBytes    uint64  `json:"level_bytes"`
 	CapacityBytes *uint64 `json:"capacity_bytes"`
 	Queue
-	// WaitNS is how long the packet is held back, or if it does not conform, in how long it would.
+	// WaitNS is how long the packet is queued or, if it does not conform, the time until it would.
 	WaitNS   uint64 `json:"wait_ns"`
-	Attached bool   `json:"attached"`
+	Attached *bool  `json:"attached"` // null where it is not known
 	Sentence string `json:"sentence"`
-	Note     string `json:"note"` // what else is to be said, "" for nothing
+	Note     string `json:"note"` // a remark; "" for none
 }
 
-// Text says the answer in a few lines.
+// Text writes the answer in a few lines.
 func (a Answer) Text(w io.Writer) error {
 	text := bufio.NewWriter(w)
 	switch {
@@ -273,13 +367,13 @@ func (a Answer) Text(w io.Writer) error {
 	case a.CapacityBytes == nil:
 		fmt.Fprintf(text, "%s\n%d bytes would pass\n", a.Sentence, a.Bytes)
 	default:
-		fmt.Fprintf(text, "%s\n%s; %d bytes %s\n", a.Sentence, a.filled(a.Sharer, a.LevelBytes, *a.CapacityBytes), a.Bytes, a.fate())
+		fmt.Fprintf(text, "%s\n%s; %d bytes %s\n", a.Sentence, a.filled(a.Key, a.LevelBytes, *a.CapacityBytes), a.Bytes, a.fate())
 		if a.Spilled {
-			text.WriteString(noRoom(a.Sharer) + "\n")
+			text.WriteString(noRoom(a.Key) + "\n")
 		}
 	}
-	if a.Rule != nil && !a.Attached {
-		text.WriteString("the rule is not in force\n")
+	if a.Rule != nil && NotInForce(a.Attached) {
+		text.WriteString("the rule is NOT IN FORCE\n")
 	}
 	if a.Note != "" {
 		text.WriteString(a.Note + "\n")
@@ -303,25 +397,25 @@ func (a Answer) fate() string {
 }
 
 // noRoom says why a packet is charged to the spill bucket.
-func noRoom(sharer string) string {
-	return "the bucket table has no room for " + sharer + ": this is the rule's spill bucket, which it shares with all others without room"
+func noRoom(key string) string {
+	return "the bucket table has no room for " + key + ": this is the rule's spill bucket, which all keys without a bucket share"
 }
 
 func percent(part, whole uint64) string {
 	return fmt.Sprintf("%.1f %%", 100*float64(part)/float64(whole))
 }
 
-// Queue is what of a rule's packets may wait.
+// Queue is how much a rule may queue, and for how long.
 type Queue struct {
-	QueueBytes    uint64 `json:"queue_bytes"`     // 0 for a rule that holds nothing back
-	LongestWaitNS uint64 `json:"longest_wait_ns"` // that there can be
-	// ECNAboveNS is how long a packet may wait without being marked; null where none is marked for that.
+	QueueBytes    uint64 `json:"queue_bytes"`     // 0 for a rule that delays no packets
+	LongestWaitNS uint64 `json:"longest_wait_ns"` // of any packet
+	// ECNAboveNS is the wait above which packets are marked; null where none are.
 	ECNAboveNS *uint64 `json:"ecn_above_ns"`
 	Order      string  `json:"order"` // in which packets leave
-	beyond     uint64  // of QueueBytes, those that the capacity does not count
+	beyond     uint64  // of QueueBytes, those beyond the capacity
 }
 
-// NewQueue is that of a rule.
+// NewQueue is the queue of a rule.
 func NewQueue(r policy.Rule) Queue {
 	bytes, longest := r.Waiting()
 	q := Queue{QueueBytes: bytes, LongestWaitNS: uint64(longest), Order: r.Order.String(), beyond: r.Queue}
@@ -332,23 +426,23 @@ func NewQueue(r policy.Rule) Queue {
 	return q
 }
 
-// holds is what a bucket and its queue hold together.
+// holds is the bytes that a bucket and its queue hold together.
 func (q Queue) holds(capacity uint64) uint64 { return capacity + q.beyond }
 
-// delays says whether the rule holds packets back.
+// delays reports whether the rule delays packets.
 func (q Queue) delays() bool { return q.QueueBytes > 0 }
 
-// filled says how full a sharer's bucket is, and its queue.
-func (q Queue) filled(sharer string, level, capacity uint64) string {
+// filled says how full the bucket of a key is, and its queue.
+func (q Queue) filled(key string, level, capacity uint64) string {
 	fill := func(level, of uint64) string {
 		return fmt.Sprintf("%d of %d bytes (%s full)", level, of, percent(level, of))
 	}
 	switch {
 	case !q.delays():
-		return "bucket of " + sharer + ": " + fill(level, capacity)
+		return "bucket of " + key + ": " + fill(level, capacity)
 	case q.beyond == 0:
-		return "queue of " + sharer + ": " + fill(level, capacity)
+		return "queue of " + key + ": " + fill(level, capacity)
 	}
 	inside := min(level, capacity)
-	return "bucket of " + sharer + ": " + fill(inside, capacity) + ", queue: " + fill(level-inside, q.beyond)
+	return "bucket of " + key + ": " + fill(inside, capacity) + ", queue: " + fill(level-inside, q.beyond)
 }

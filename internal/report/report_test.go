@@ -58,50 +58,6 @@ func TestRuleOfQueue(t *testing.T) {
 	}
 }
 
-// What is delayed or exempt has columns where anything may be, and buckets say how long a packet would wait.
-func TestStatsOfQueues(t *testing.T) {
-	leaky, _ := queues()
-	wait := uint64(2_500_000)
-	rule := NewRule("eth0", 0, 0, leaky, maps.Counters{PassedPackets: 9, PassedBytes: 900, DelayedPackets: 7, DelayedBytes: 700}, 0)
-	rule.Attached, rule.State = true, "attached"
-	rule.Buckets = []Bucket{{"10.0.0.1", 2500, &wait}, {"10.0.0.2", 9999, nil}}
-	discovery := Rule{Device: "eth0", CIDR: "::/0", Attached: true, State: "attached", ExemptPackets: 12}
-	usual := Rule{Device: "eth0", CIDR: "10.0.0.0/8", Attached: true, State: "attached", Buckets: []Bucket{{"10.9.0.1", 7, nil}}}
-	for _, test := range []struct {
-		rules []Rule
-		want  string
-	}{
-		{[]Rule{rule, usual}, `
-  RULE                      RATE  PASSED  BYTES  EXCESS  BYTES  DROPPED  BYTES  DELAYED  BYTES  MARKED  CONTENDED  LEVEL
-  eth0 ingress 10.0.0.0/24     8mbit       9    900       0      0        0      0        7    700       0          0      0
-  eth0  10.0.0.0/8         unlimited       0      0       0      0        0      0        0      0       0          0      0
-eth0 ingress 10.0.0.0/24:
-    10.0.0.1 owes 2500 bytes; a full packet would wait 2.5ms
-    10.0.0.2 owes 9999 bytes; a full packet would be dropped
-eth0  10.0.0.0/8:
-    10.9.0.1 owes 7 bytes
-`},
-		{[]Rule{usual, discovery}, `
-  RULE                   RATE  PASSED  BYTES  EXCESS  BYTES  DROPPED  BYTES  MARKED  CONTENDED  EXEMPT  LEVEL
-  eth0  10.0.0.0/8  unlimited       0      0       0      0        0      0       0          0       0      0
-  eth0  ::/0        unlimited       0      0       0      0        0      0       0          0      12      0
-eth0  10.0.0.0/8:
-    10.9.0.1 owes 7 bytes
-`},
-		{[]Rule{usual}, `
-  RULE                   RATE  PASSED  BYTES  EXCESS  BYTES  DROPPED  BYTES  MARKED  CONTENDED  LEVEL
-  eth0  10.0.0.0/8  unlimited       0      0       0      0        0      0       0          0      0
-eth0  10.0.0.0/8:
-    10.9.0.1 owes 7 bytes
-`},
-	} {
-		var s strings.Builder
-		if err := Rules(test.rules).Stats(&s); err != nil || bare(s.String()) != bare(test.want) {
-			t.Errorf("%v\n%s", err, s.String())
-		}
-	}
-}
-
 func TestAnswerOfQueue(t *testing.T) {
 	leaky, gcra := queues()
 	cidr := "10.0.0.0/24"
@@ -122,8 +78,8 @@ func TestAnswerOfQueue(t *testing.T) {
 	} {
 		var s strings.Builder
 		a := Answer{
-			Rule: &cidr, Bytes: 1000, Conforms: test.conforms, Verdict: test.verdict, Sharer: "x", LevelBytes: test.level,
-			CapacityBytes: &test.rule.Capacity, Queue: NewQueue(test.rule), WaitNS: test.wait, Attached: true, Sentence: "says",
+			Rule: &cidr, Bytes: 1000, Conforms: test.conforms, Verdict: test.verdict, Key: "x", LevelBytes: test.level,
+			CapacityBytes: &test.rule.Capacity, Queue: NewQueue(test.rule), WaitNS: test.wait, Attached: new(true), Sentence: "says",
 		}
 		if err := a.Text(&s); err != nil || s.String() != "says\n"+test.want+"\n" {
 			t.Errorf("%v, got\n%swant\n%s", err, s.String(), test.want)
@@ -135,22 +91,13 @@ func TestAnswerOfQueue(t *testing.T) {
 func TestSpilled(t *testing.T) {
 	rule, capacity := "10.0.0.0/24", uint64(1000)
 	var text bytes.Buffer
-	a := Answer{Rule: &rule, Sentence: "each host", Sharer: "10.0.0.7", Spilled: true, LevelBytes: 1000, CapacityBytes: &capacity, Verdict: "drop", Attached: true}
+	a := Answer{Rule: &rule, Sentence: "each host", Key: "10.0.0.7", Spilled: true, LevelBytes: 1000, CapacityBytes: &capacity, Verdict: "drop", Attached: new(true)}
 	if err := a.Text(&text); err != nil || !strings.Contains(text.String(), "no room for 10.0.0.7: this is the rule's spill bucket") {
 		t.Errorf("%v, %s", err, text.String())
 	}
 	text.Reset()
 	if err := JSON(&text, a); err != nil || !strings.Contains(text.String(), `"spilled": true`) {
 		t.Errorf("%v, %s", err, text.String())
-	}
-	text.Reset()
-	rules := Rules{NewRule("", 0, 0, policy.Rule{}, maps.Counters{PassedPackets: 7, SpilledPackets: 5}, 0), {}}
-	if err := rules.Stats(&text); err != nil || !strings.Contains(text.String(), "SPILLED") {
-		t.Errorf("%v, %s", err, text.String())
-	}
-	text.Reset()
-	if err := rules[1:].Stats(&text); err != nil || strings.Contains(text.String(), "SPILLED") {
-		t.Errorf("nothing spills: %v, %s", err, text.String())
 	}
 }
 

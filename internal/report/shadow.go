@@ -1,15 +1,13 @@
 package report
 
 import (
+	"bufio"
 	"cmp"
 	"fmt"
 	"io"
 	"net/netip"
 	"slices"
-	"strings"
-	"text/tabwriter"
 
-	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -60,36 +58,48 @@ func SubnetName(p netip.Prefix) string {
 	return p.String()
 }
 
-// worst is how many of those who would have been affected most are named.
-const worst = 3
-
-// Shadows says of each rule with a shadow what that would have refused, and of whom.
-func (rules Rules) Shadows(w io.Writer) error {
+// Shadows writes what the shadow of each rule would have refused, and to whom.
+func (rules Rules) Shadows(w io.Writer, width int) error {
 	rules = slices.DeleteFunc(slices.Clone(rules), func(r Rule) bool { return r.Shadow == nil })
 	if len(rules) == 0 {
 		_, err := fmt.Fprintln(w, "no rule has a shadow; 'shapectl set ... --shadow rate=RATE' proposes a limit")
 		return err
 	}
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "RULE\tPROPOSED\tPACKETS\tWOULD REFUSE\tBYTES\tWOULD REFUSE\tAFFECTED\tMOST")
-	for _, r := range rules {
-		s := r.Shadow
-		proposed := policy.Rate(s.RateBits).String()
-		if s.Each != r.Each {
-			proposed += " each " + s.Each
-		}
-		var most []string
-		for _, h := range s.Affected[:min(worst, len(s.Affected))] {
-			most = append(most, fmt.Sprintf("%s (%d bytes)", h.Subnet, h.RefusedBytes))
-		}
-		affected := fmt.Sprint(s.AffectedHosts)
-		// The kernel begins to forget a little before there is no room.
-		if uint32(s.AffectedHosts) >= s.AffectedLimit-s.AffectedLimit/8 {
-			affected += " or more"
-		}
-		fmt.Fprintf(t, "%s %s %s\t%s\t%d\t%d (%s)\t%d\t%d (%s)\t%s\t%s\n", plain.Line(r.Device), r.Direction, r.CIDR, proposed,
-			s.SeenPackets, s.RefusedPackets, percent(s.RefusedPackets, cmp.Or(s.SeenPackets, 1)),
-			s.SeenBytes, s.RefusedBytes, percent(s.RefusedBytes, cmp.Or(s.SeenBytes, 1)), affected, cmp.Or(strings.Join(most, ", "), "nobody"))
+	text := bufio.NewWriter(w)
+	err := writeTable(text, rules, []column[Rule]{
+		{head: "DEVICE", cell: (*Rule).where},
+		{head: "RULE", cell: (*Rule).calledBy, cut: func(r *Rule) bool { return r.Name != "" }},
+		{head: "PROPOSED", always: true, right: true, cell: (*Rule).proposed},
+		{head: "SEEN", always: true, right: true, cell: func(r *Rule) string { return bytesText(r.Shadow.SeenBytes) }},
+		{head: "WOULD DROP", always: true, right: true, cell: func(r *Rule) string {
+			return percentText(percentOf(r.Shadow.RefusedBytes, r.Shadow.SeenBytes))
+		}},
+		{head: "HOSTS", right: true, cell: func(r *Rule) string { return r.Shadow.hosts() }},
+		{head: "MOST AFFECTED", cell: func(r *Rule) string {
+			if len(r.Shadow.Affected) == 0 {
+				return ""
+			}
+			return r.Shadow.Affected[0].Subnet
+		}},
+	}, width)
+	return cmp.Or(err, text.Flush())
+}
+
+// proposed is the rate of the shadow, and who has it.
+func (r *Rule) proposed() string {
+	as := Rule{RateBits: &r.Shadow.RateBits}
+	if r.Shadow.Each != "all" {
+		as.scope = r.Shadow.Each
 	}
-	return t.Flush()
+	return as.rate()
+}
+
+// hosts is how many would have been affected; with a + where there may have been more.
+func (s *Shadow) hosts() string {
+	text := countText(uint64(s.AffectedHosts))
+	// The kernel begins to forget a little before there is no room.
+	if uint32(s.AffectedHosts) >= s.AffectedLimit-s.AffectedLimit/8 {
+		text += "+"
+	}
+	return text
 }

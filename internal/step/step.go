@@ -1,11 +1,11 @@
-// Package step marks what a command does that others can see, or that can fail:
-// a test can let it fail, or end the process, at each of these steps.
+// Package step marks the steps of a command that can fail or that others can see.
+// A test can let each step fail, or end the process before it.
 package step
 
-// Hook, if a test has set it, is called ahead of each step. Those that can fail do so with the error that it returns.
+// Hook, if set by a test, is called before each step. A step with canFail fails with the error that it returns.
 var Hook func(what string, canFail bool) error
 
-// Try is called ahead of a step that can fail.
+// Try is called before a step that can fail. It returns the error of Hook.
 func Try(what string) error {
 	if Hook == nil {
 		return nil
@@ -13,7 +13,7 @@ func Try(what string) error {
 	return Hook(what, true)
 }
 
-// Store is called ahead of a store to memory that packets or later commands read.
+// Store is called before a store to memory that packets or later commands read.
 func Store(what string) {
 	if Hook != nil {
 		Hook(what, false)

@@ -18,15 +18,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Netns is a network namespace made for one test.
+// A Netns is a network namespace of one test.
 type Netns struct {
 	handle netns.NsHandle
 }
 
-// NewNetns moves the test, which must run as root, into a network namespace of
-// its own. Its thread is the test's alone until the test is over; other
-// goroutines stay where they were, and reach the namespace by Do. Devices have
-// no IPv6 of their own, so that nothing is sent that the test did not send.
+// NewNetns moves the test, which must run as root, into a new network namespace, and
+// locks its thread until the test ends. Other goroutines stay in their namespace, and
+// enter this one by Do. IPv6 is disabled, so that the kernel sends no packets by
+// itself.
 func NewNetns(tb testing.TB) *Netns {
 	tb.Helper()
 	Root(tb)
@@ -48,8 +48,8 @@ func NewNetns(tb testing.TB) *Netns {
 	return &Netns{handle}
 }
 
-// NewNamedNetns makes a network namespace that `ip netns` knows by the name that
-// is returned, and leaves the test where it is.
+// NewNamedNetns creates a network namespace and returns its name for `ip netns`. The test
+// does not enter it.
 func NewNamedNetns(tb testing.TB) (string, *Netns) {
 	tb.Helper()
 	Root(tb)
@@ -72,8 +72,8 @@ func NewNamedNetns(tb testing.TB) (string, *Netns) {
 	return name, &Netns{handle}
 }
 
-// DoomedNetns runs each f on a thread in a network namespace of its own, one after
-// another, and returns when none of these namespaces exists any more. An f must not end the test.
+// DoomedNetns runs each f in a new network namespace, one after another, and returns when
+// all these namespaces are deleted. An f must not end the test.
 func DoomedNetns(tb testing.TB, fs ...func() error) {
 	tb.Helper()
 	Root(tb)
@@ -83,10 +83,10 @@ func DoomedNetns(tb testing.TB, fs ...func() error) {
 	done, end := make(chan error), make(chan struct{})
 	for i, f := range fs {
 		go func() {
-			runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+			runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 			done <- inDoomed(here, doomed(i), f)
 			<-end
-			netns.Set(here) // as the first thread of a process does not end before it
+			netns.Set(here) // because the first thread of a process never ends before it
 			done <- nil
 		}()
 		Must(tb, <-done)
@@ -96,14 +96,14 @@ func DoomedNetns(tb testing.TB, fs ...func() error) {
 		<-done
 	}
 	for i := range fs {
-		Eventually(tb, "the end of a network namespace", func() bool {
+		Eventually(tb, "a network namespace to be deleted", func() bool {
 			_, err := netlink.LinkByName(doomed(i))
 			return err != nil
 		})
 	}
 }
 
-// doomed is the device here whose other end is in a namespace that is to end.
+// doomed names a device whose peer is in a namespace that will be deleted.
 func doomed(i int) string { return fmt.Sprintf("doomed%d", i) }
 
 func inDoomed(here netns.NsHandle, witness string, f func() error) error {
@@ -132,14 +132,14 @@ func noIPv6(tb testing.TB) {
 	}
 }
 
-// FD is the namespace's descriptor, for a device to be moved there.
+// FD returns the namespace's file descriptor, for moving a device there.
 func (n *Netns) FD() int { return int(n.handle) }
 
-// Do runs f on a thread in the namespace, and waits for it. f must not end the test.
+// Do runs f in the namespace, and waits for it. f must not end the test.
 func (n *Netns) Do(f func() error) error {
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		if err := netns.Set(n.handle); err != nil {
 			done <- err
 			return
@@ -149,7 +149,7 @@ func (n *Netns) Do(f func() error) error {
 	return <-done
 }
 
-// BPFFS mounts a bpffs for the test alone.
+// BPFFS mounts a bpffs for the test and returns its path.
 func BPFFS(tb testing.TB) string {
 	tb.Helper()
 	Root(tb)
@@ -159,7 +159,7 @@ func BPFFS(tb testing.TB) string {
 	return dir
 }
 
-// Unmount takes a file system away that a test has mounted, and with it all pins.
+// Unmount unmounts a file system of the test, with all pins in it.
 func Unmount(tb testing.TB, dir string) {
 	tb.Helper()
 	if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
@@ -167,7 +167,7 @@ func Unmount(tb testing.TB, dir string) {
 	}
 }
 
-// Veth makes two devices, connected and up, in the calling thread's namespace.
+// Veth creates two connected devices in the calling thread's namespace, and sets them up.
 func Veth(tb testing.TB, name, peer string) {
 	tb.Helper()
 	attrs := netlink.NewLinkAttrs()
@@ -178,21 +178,21 @@ func Veth(tb testing.TB, name, peer string) {
 	WaitUp(tb, peer)
 }
 
-// WaitUp waits until a device sends: the kernel notices in its own time that
-// the other end of a pair is up, too, and drops packets until then.
+// WaitUp waits until a device sends. The kernel drops packets until it has noticed,
+// asynchronously, that the peer is up.
 func WaitUp(tb testing.TB, name string) {
 	tb.Helper()
 	Eventually(tb, name+" to be up", func() bool { return Link(tb, name).Attrs().OperState == netlink.OperUp })
 }
 
-// AddLink makes a device and sets it up.
+// AddLink creates a device and sets it up.
 func AddLink(tb testing.TB, l netlink.Link) {
 	tb.Helper()
 	Must(tb, netlink.LinkAdd(l))
 	Must(tb, netlink.LinkSetUp(Link(tb, l.Attrs().Name)))
 }
 
-// Link looks a device up that must be there.
+// Link looks up a device that must exist.
 func Link(tb testing.TB, name string) netlink.Link {
 	tb.Helper()
 	l, err := netlink.LinkByName(name)
@@ -202,13 +202,13 @@ func Link(tb testing.TB, name string) netlink.Link {
 	return l
 }
 
-// A Sender sends packets out of a device, below routing and addresses.
+// A Sender sends frames on a device, without routing.
 type Sender struct {
 	fd int
 	to unix.SockaddrLinklayer
 }
 
-// NewSender opens a device of the calling thread's namespace.
+// NewSender opens a device in the calling thread's namespace.
 func NewSender(tb testing.TB, device string) *Sender {
 	tb.Helper()
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
@@ -221,11 +221,11 @@ func NewSender(tb testing.TB, device string) *Sender {
 	}}
 }
 
-// Send sends one frame. That it is dropped on the way is no error.
+// Send sends one frame. A drop is not an error.
 func (s *Sender) Send(frame []byte) error {
 	for {
 		err := unix.Sendto(s.fd, frame, 0, &s.to)
-		if errors.Is(err, unix.ENOBUFS) { // how a drop on egress, or a full queue, reads here
+		if errors.Is(err, unix.ENOBUFS) { // a drop on egress, or a full queue
 			return nil
 		}
 		if !errors.Is(err, unix.EINTR) {
@@ -236,7 +236,7 @@ func (s *Sender) Send(frame []byte) error {
 
 const etherBytes = 14
 
-// Frame is an Ethernet frame of that many bytes with a UDP packet over IPv4.
+// Frame returns an Ethernet frame of a length with a UDP packet over IPv4.
 func Frame(src, dst netip.Addr, bytes int) []byte {
 	b := make([]byte, etherBytes, bytes)
 	copy(b, []byte{0x02, 0, 0, 0, 0, 2, 0x02, 0, 0, 0, 0, 1})
@@ -244,7 +244,7 @@ func Frame(src, dst netip.Addr, bytes int) []byte {
 	return append(b, Packet(src, dst, bytes-etherBytes)...)
 }
 
-// Packet is a UDP packet over IPv4 of that many bytes, without a link header.
+// Packet returns a UDP packet over IPv4 of a length, without a link header.
 func Packet(src, dst netip.Addr, bytes int) []byte {
 	b := make([]byte, bytes)
 	b[0], b[8], b[9] = 0x45, 64, unix.IPPROTO_UDP
@@ -265,18 +265,18 @@ func Packet(src, dst netip.Addr, bytes int) []byte {
 	return b
 }
 
-// Eventually waits for what happens in its own time, such as a packet's
-// arrival, and ends the test if it does not.
+// Eventually waits up to ten seconds for an asynchronous event, such as a packet's
+// arrival, and ends the test if it does not happen.
 func Eventually(tb testing.TB, what string, happened func() bool) {
 	tb.Helper()
 	for deadline := time.Now().Add(10 * time.Second); !happened(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			tb.Fatalf("waited in vain: %s", what)
+			tb.Fatalf("timeout waiting for %s", what)
 		}
 	}
 }
 
-// Pins are all files and directories below that of shapectl in a bpffs.
+// Pins returns the paths of all files and directories below shapectl's directory in a bpffs.
 func Pins(tb testing.TB, bpffs string) (pins []string) {
 	tb.Helper()
 	top := filepath.Join(bpffs, "shapectl")

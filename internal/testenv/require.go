@@ -1,5 +1,5 @@
-// Package testenv says what a test needs, and finds what tests share. Only
-// tests import it.
+// Package testenv has the requirements and shared helpers of tests. Only tests import
+// it.
 package testenv
 
 import (
@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NoSkip is the environment variable that turns every skip into a failure: in
-// CI a test that can not run is one that nobody would miss.
+// NoSkip is an environment variable. If it is 1, skips are failures: in CI nobody
+// would notice a skipped test.
 const NoSkip = "SHAPECTL_NO_SKIP"
 
-// Skip skips the test, or fails it where skips are not allowed.
+// Skip skips the test, or fails it if NoSkip is set.
 func Skip(tb testing.TB, why string) {
 	tb.Helper()
 	if os.Getenv(NoSkip) == "1" {
@@ -25,7 +25,7 @@ func Skip(tb testing.TB, why string) {
 	tb.Skip(why)
 }
 
-// Root skips a test that loads programs or makes devices where it may not.
+// Root skips a test that is not run as root.
 func Root(tb testing.TB) {
 	tb.Helper()
 	if os.Geteuid() != 0 {
@@ -33,20 +33,20 @@ func Root(tb testing.TB) {
 	}
 }
 
-// OlderThan reports whether the kernel is an older one than Linux major.minor.
+// OlderThan reports whether the kernel is older than Linux major.minor.
 func OlderThan(tb testing.TB, major, minor int) bool {
 	tb.Helper()
 	var name unix.Utsname
 	Must(tb, unix.Uname(&name))
 	var ma, mi int
 	if _, err := fmt.Sscanf(unix.ByteSliceToString(name.Release[:]), "%d.%d", &ma, &mi); err != nil {
-		tb.Fatalf("what the kernel calls itself: %v", err)
+		tb.Fatalf("parse the kernel release: %v", err)
 	}
 	return ma < major || ma == major && mi < minor
 }
 
-// Must ends the test unless err is nil. It skips only where the kernel has
-// said, by a typed error, that it lacks what was asked for.
+// Must ends the test unless err is nil. It skips the test if the error says that the
+// kernel lacks a feature.
 func Must(tb testing.TB, err error) {
 	tb.Helper()
 	if err == nil {

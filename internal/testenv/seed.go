@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Seed is where a test's random numbers begin: another place each time, which
-// a failure prints, unless the environment says which.
+// Seed returns a random seed, which the log of a failure shows, or that of the
+// environment variable SHAPECTL_SEED.
 func Seed(tb testing.TB) uint64 {
 	tb.Helper()
 	const variable = "SHAPECTL_SEED"
@@ -16,9 +16,9 @@ func Seed(tb testing.TB) uint64 {
 	if s, ok := os.LookupEnv(variable); ok {
 		var err error
 		if seed, err = strconv.ParseUint(s, 10, 64); err != nil {
-			tb.Fatalf("%s: %v; set it to a number that a test has printed", variable, err)
+			tb.Fatalf("%s: %v; set it to a seed from a test's log", variable, err)
 		}
 	}
-	tb.Logf("repeat this with %s=%d", variable, seed)
+	tb.Logf("to repeat, set %s=%d", variable, seed)
 	return seed
 }

@@ -6,9 +6,8 @@ import (
 	"testing"
 )
 
-// Shared returns the files in ../shared, beside the repository, that match a
-// pattern. Where there are none, the caller does without them or skips; where
-// skips are not allowed, the test fails.
+// Shared returns the files in ../shared, beside the repository, that match a pattern. If
+// there are none, the caller skips or goes on without them; with NoSkip the test fails.
 func Shared(tb testing.TB, pattern string) []string {
 	tb.Helper()
 	files, err := filepath.Glob(filepath.Join(repository(tb), "..", "shared", pattern))
@@ -19,7 +18,7 @@ func Shared(tb testing.TB, pattern string) []string {
 	return files
 }
 
-// repository is the folder with go.mod that the test runs in.
+// repository returns the directory with go.mod above the working directory.
 func repository(tb testing.TB) string {
 	tb.Helper()
 	dir, err := os.Getwd()
@@ -30,7 +29,7 @@ func repository(tb testing.TB) string {
 		}
 		up := filepath.Dir(dir)
 		if up == dir {
-			tb.Fatal("no go.mod in this folder or one around it")
+			tb.Fatal("no go.mod in this directory or above")
 		}
 		dir = up
 	}

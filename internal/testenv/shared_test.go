@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Without ../shared a test goes on, but not where skips are not allowed.
-func TestSharedIsMissing(t *testing.T) {
+// Without ../shared a test goes on, unless NoSkip is set.
+func TestMissingShared(t *testing.T) {
 	if os.Getenv("SHARED_IS_MISSING") != "" {
 		if files := Shared(t, "pcaps/*"); len(files) != 0 {
 			t.Errorf("found %v", files)
@@ -22,11 +22,11 @@ func TestSharedIsMissing(t *testing.T) {
 	program, err := os.Executable()
 	Must(t, err)
 	for noSkip, want := range map[string]string{"0": "PASS", "1": "../shared/pcaps/* is not there, and SHAPECTL_NO_SKIP is set"} {
-		cmd := exec.Command(program, "-test.run", "^TestSharedIsMissing$")
+		cmd := exec.Command(program, "-test.run", "^TestMissingShared$")
 		cmd.Dir, cmd.Env = dir, append(os.Environ(), "SHARED_IS_MISSING=1", NoSkip+"="+noSkip)
 		out, err := cmd.CombinedOutput()
 		if (err != nil) != (noSkip == "1") || !strings.Contains(string(out), want) {
-			t.Errorf("%s=%s: %v, says %s; want %q", NoSkip, noSkip, err, out, want)
+			t.Errorf("%s=%s: %v, output %s; want %q", NoSkip, noSkip, err, out, want)
 		}
 	}
 }

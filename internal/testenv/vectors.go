@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A Trace is packets offered to one bucket, with what exact arithmetic says of each.
+// A Trace is a sequence of packets to one bucket, with their exact verdicts.
 type Trace struct {
 	Name     string
 	Rate     uint64 `json:"rate_bits_per_second"`
@@ -20,12 +20,12 @@ type Step struct {
 	Now, Bytes uint64
 	Pass       bool
 	Level      float64
-	Departure  uint64 // of a queue, in ns; rounded down
-	Departs    bool   // whether it says one
+	Departure  uint64 // from a queue, in ns, rounded down
+	Departs    bool   // whether the trace has a departure
 }
 
-// Vectors are the traces beside the repository; none where they are not there,
-// as tests also make traces of their own.
+// Vectors returns the traces beside the repository. There may be none, because tests also
+// make traces.
 func Vectors(tb testing.TB) []Trace {
 	tb.Helper()
 	var traces []Trace
@@ -44,7 +44,7 @@ func Vectors(tb testing.TB) []Trace {
 	return traces
 }
 
-// Steps are the packets of a trace; times and sizes are below 2^53, so no number loses digits.
+// Steps returns the packets of a trace. Times and sizes are below 2^53, so a float64 is exact.
 func (t Trace) Steps(tb testing.TB) []Step {
 	tb.Helper()
 	var steps []Step

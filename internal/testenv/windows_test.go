@@ -5,14 +5,14 @@ import (
 	"testing"
 )
 
-// All windows, one by one, have the same extremes.
+// Windows finds the same extremes as a comparison of each window.
 func TestWindows(t *testing.T) {
 	seed := Seed(t)
 	for i := range uint64(50) {
 		roll := rand.New(rand.NewPCG(seed, i))
-		rate := 8_000_000 * (1 + roll.Uint64N(100_000)) // a whole number of thousandths of a byte in a ns
+		rate := 8_000_000 * (1 + roll.Uint64N(100_000)) // a multiple of 1/1000 byte per ns
 		var w Windows
-		var begins []int64 // millionths of a byte, passed less let through, before each packet
+		var begins []int64 // millionths of a byte, passed less allowed, before each packet
 		net := int64(0)
 		for range 200 {
 			passed := roll.Uint64N(2000) * roll.Uint64N(2)

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// anonymous is what a packet without addresses is to be read as: IPv4 from
-// nobody to nobody, which allows ECN to mark it, lest --excess ecn have no use.
+// anonymous is the network header of packets without addresses: IPv4 without addresses,
+// and ECN-capable, so that --excess ecn has an effect.
 var anonymous = []byte{0x45, 2, 0, 20, 0, 0, 0, 0, 64, 253, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
 const etherTypeIPv4, etherTypeIPv6 = 0x0800, 0x86dd
@@ -22,7 +22,7 @@ type table struct {
 	*csv.Reader
 	time, bytes int // columns
 	fields      int
-	pending     []string // the first record, if it is no header
+	pending     []string // the first record, unless it is a header
 }
 
 func openCSV(b *bufio.Reader) (*Reader, error) {
@@ -46,13 +46,13 @@ func openCSV(b *bufio.Reader) (*Reader, error) {
 	return &Reader{next: t.next, l2Bytes: 14}, nil
 }
 
-// maxLine is more than any line of a trace takes.
+// maxLine is more bytes than any line of a trace has.
 const maxLine = 1 << 16
 
-// lines hands a text on for as long as its lines are short: package csv keeps a line in memory, however long.
+// lines reads a text and fails at a long line, because package csv would keep all of it in memory.
 type lines struct {
 	from    io.Reader
-	without int // bytes since the last line began
+	without int // bytes since the last end of a line
 }
 
 func (l *lines) Read(p []byte) (n int, err error) {
@@ -78,7 +78,7 @@ func (t *table) next(p *Packet) error {
 		}
 	}
 	if len(record) != t.fields {
-		return fmt.Errorf("%s: %d columns where there should be %d: time_ns,bytes", t.line(), len(record), t.fields)
+		return fmt.Errorf("%s: %d columns instead of %d: time_ns,bytes", t.line(), len(record), t.fields)
 	}
 	var err error
 	if p.Time, err = strconv.ParseUint(record[t.time], 10, 64); err != nil {
@@ -107,7 +107,7 @@ func (t *table) line() string {
 	return fmt.Sprintf("line %d", line)
 }
 
-// read is the next record. What is wrong with the text is told apart from a stream that breaks off.
+// read returns the next record. An error in the text differs from that of a stream that ends too early.
 func (t *table) read() ([]string, error) {
 	record, err := t.Read()
 	var bad *csv.ParseError

@@ -15,7 +15,7 @@ import (
 	"github.com/gopacket/gopacket/pcapgo"
 )
 
-// Link types that have a number of their own elsewhere: raw IP of the BSDs.
+// Raw IP has other link types on BSD.
 const (
 	linkTypeRawBSD     layers.LinkType = 12
 	linkTypeRawOpenBSD layers.LinkType = 14
@@ -23,13 +23,13 @@ const (
 
 const ethernetHeader = 14
 
-// A capture is packets with their first bytes.
+// A capture reads packets of a capture file.
 type capture struct {
 	read func() ([]byte, gopacket.CaptureInfo, error)
-	// of is the link and the time of the packet that was read.
+	// of returns the link and the time of the last packet.
 	of    func(gopacket.CaptureInfo) (layers.LinkType, time.Time, error)
 	count uint64
-	l2    uint8 // of the packet that was read
+	l2    uint8 // bytes of the link header of the last packet
 }
 
 func openPcap(b *bufio.Reader) (*Reader, error) {
@@ -37,7 +37,7 @@ func openPcap(b *bufio.Reader) (*Reader, error) {
 	if err != nil {
 		return nil, unreadable("pcap", err)
 	}
-	r.SetSnaplen(MaxBytes) // what the file says of it is often wrong, and may be anything
+	r.SetSnaplen(MaxBytes) // the value in the file is often wrong
 	link := r.LinkType()
 	var long []byte
 	return captured(&capture{
@@ -46,8 +46,8 @@ func openPcap(b *bufio.Reader) (*Reader, error) {
 			if err == nil || ci.CaptureLength <= ci.Length || ci.CaptureLength > MaxBytes {
 				return data, ci, err
 			}
-			// pcapgo refuses a record that is longer than its packet. It has read the header,
-			// and no further: it reads from b itself, which needs no buffer around it.
+			// pcapgo refuses a record that is longer than its packet. It has read only the
+			// header, directly from b.
 			long = slices.Grow(long[:0], ci.CaptureLength)[:ci.CaptureLength]
 			_, err = io.ReadFull(b, long)
 			return long, ci, err
@@ -80,11 +80,10 @@ func unreadable(kind string, err error) error {
 	if err == io.EOF || err == io.ErrUnexpectedEOF {
 		err = errors.New("it ends within its header")
 	}
-	return fmt.Errorf("it begins like a %s, but can not be read: %w", kind, err)
+	return fmt.Errorf("it begins like a %s, but cannot be read: %w", kind, err)
 }
 
-// exact mends what pcapgo makes of times in negative powers of two: it counts
-// whole nanoseconds to a unit, and drops the fraction.
+// exact corrects times in units of 2^-n s: pcapgo rounds the unit down to whole nanoseconds.
 func exact(t time.Time, unit pcapgo.NgResolution) (time.Time, error) {
 	n := unit.Exponent()
 	switch {
@@ -92,9 +91,9 @@ func exact(t time.Time, unit pcapgo.NgResolution) (time.Time, error) {
 		units := uint64(t.Nanosecond()) / (1e9 >> n)
 		return time.Unix(t.Unix(), int64(units*1e9>>n)), nil
 	case unit.Binary():
-		return t, fmt.Errorf("its times are in units of 2^-%d s, and are not read below 2^-29", n)
+		return t, fmt.Errorf("its times are in units of 2^-%d s; the smallest supported unit is 2^-29", n)
 	case n > 19:
-		return t, fmt.Errorf("its times are in units of 10^-%d s, and are not read below 10^-19", n)
+		return t, fmt.Errorf("its times are in units of 10^-%d s; the smallest supported unit is 10^-19", n)
 	}
 	return t, nil
 }
@@ -114,12 +113,12 @@ func captured(c *capture) *Reader {
 func (c *capture) next(p *Packet) error {
 	data, ci, err := c.read()
 	switch {
-	case err == io.EOF && ci.CaptureLength == 0: // else its bytes are missing
+	case err == io.EOF && ci.CaptureLength == 0: // otherwise bytes of a packet are missing
 		return io.EOF
 	case err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF):
 		return DamagedError{fmt.Errorf("the capture ends within packet %d", c.count+1)}
 	case err != nil:
-		return DamagedError{fmt.Errorf("packet %d can not be read: %w", c.count+1, err)}
+		return DamagedError{fmt.Errorf("packet %d cannot be read: %w", c.count+1, err)}
 	}
 	c.count++
 	link, at, err := c.of(ci)
@@ -130,7 +129,7 @@ func (c *capture) next(p *Packet) error {
 		return DamagedError{fmt.Errorf("packet %d has no time between 1970 and 2262", c.count)}
 	}
 	p.Time = uint64(at.UnixNano())
-	length := max(ci.Length, ci.CaptureLength) // what was captured was there
+	length := max(ci.Length, ci.CaptureLength) // a packet has at least its captured bytes
 	p.EtherType, p.Network, c.l2 = 0, nil, ethernetHeader
 	switch link {
 	case layers.LinkTypeEthernet:
@@ -179,18 +178,18 @@ func (c *capture) next(p *Packet) error {
 		if name == "UnknownLinkType" {
 			name = "see pcap-linktype(7)"
 		}
-		return fmt.Errorf("packet %d is of link type %d (%s), which is not read; use a capture of Ethernet, raw IP, or all devices of Linux", c.count, link, name)
+		return fmt.Errorf("packet %d is of link type %d (%s), which is not supported; capture on Ethernet, raw IP, or the Linux device any", c.count, link, name)
 	}
 	if length < 0 || length > MaxBytes {
-		return DamagedError{fmt.Errorf("packet %d says that it has %d bytes; no packet counts more than %d", c.count, length, MaxBytes)}
+		return DamagedError{fmt.Errorf("packet %d claims to have %d bytes; the maximum is %d", c.count, length, MaxBytes)}
 	}
 	p.Bytes = uint64(length)
 	p.Network = p.Network[:min(len(p.Network), MaxHeaders)]
 	return nil
 }
 
-// cooked is how much longer a frame was than the capture of it, whose header of
-// so many bytes stands for the link's own.
+// cooked returns how much longer a frame was than its capture, in which a header of so
+// many bytes replaces that of the link.
 func (c *capture) cooked(header int, device layers.ARPHardwareType) int {
 	if device != layers.ARPHardwareTypeEthernet && device != layers.ARPHardwareTypeLoopback {
 		c.l2 = 0

@@ -1,7 +1,7 @@
-// Package trace reads recorded traffic, a packet at a time and in constant
-// memory: a CSV of times and sizes, a pcap or a pcapng, each of them compressed
-// with gzip or not. Whatever the format and the link, a packet comes out alike.
-// It knows nothing of rules; gopacket knows the formats.
+// Package trace reads recorded traffic, one packet at a time and in constant
+// memory: a CSV of times and sizes, a pcap or a pcapng, each of them perhaps
+// compressed with gzip. All formats and link types yield the same Packet.
+// The formats of captures are parsed by gopacket.
 package trace
 
 import (
@@ -16,18 +16,18 @@ import (
 )
 
 const (
-	// MaxBytes is the most that a packet can count.
+	// MaxBytes is the maximum length of a packet.
 	MaxBytes = 1<<24 - 1
-	// MaxHeaders is how much of a packet is kept: headers that reach further are as if cut off there.
+	// MaxHeaders is the maximum number of bytes that are kept of a packet. Longer headers are cut off.
 	MaxHeaders = 3 << 10
 )
 
 // A Packet is one of a trace.
 type Packet struct {
-	Time      uint64 // ns, since whenever the trace counts from
-	Bytes     uint64 // at layer 2 on the wire, without FCS and preamble: up to MaxBytes
-	EtherType uint16 // of what Network begins with; 0 where there is none
-	Network   []byte // what follows the link header, as far as it was captured; good until the next packet
+	Time      uint64 // ns, since the epoch of the trace
+	Bytes     uint64 // at layer 2 on the wire, without FCS and preamble: 1 to MaxBytes
+	EtherType uint16 // the protocol of Network; 0 if unknown
+	Network   []byte // the captured bytes after the link header; valid until the next packet
 }
 
 // A Reader reads one trace.
@@ -36,24 +36,24 @@ type Reader struct {
 	addressed bool
 	l2Bytes   uint8
 	first     Packet
-	state     error // of the first packet
+	state     error // from reading the first packet
 	started   bool
 }
 
-// A DamagedError says that a trace can not be read to its end: the packets
-// before that are good.
+// A DamagedError says that a trace cannot be read to its end. The packets before are
+// valid.
 type DamagedError struct{ error }
 
 func (e DamagedError) Unwrap() error { return e.error }
 
-// Open finds out what a trace is, and reads as much of it as that takes. Errors
-// do not name the trace.
+// Open detects the format of a trace and reads its first packet. Errors do not name
+// the trace.
 func Open(from io.Reader) (*Reader, error) {
 	r, err := open(bufio.NewReaderSize(from, 1<<16), true)
 	if err != nil {
 		return nil, err
 	}
-	// A link type that is not known shows with the first packet.
+	// The first packet shows whether the link type is supported.
 	if r.state = r.next(&r.first); r.state != nil && r.state != io.EOF {
 		return nil, r.state
 	}
@@ -66,7 +66,7 @@ func open(b *bufio.Reader, unpack bool) (*Reader, error) {
 		return nil, err
 	}
 	if len(start) == 0 {
-		return nil, errors.New("there is nothing in it; a trace is a CSV of time_ns,bytes or a pcap")
+		return nil, errors.New("it is empty; a trace is a CSV of time_ns,bytes or a pcap")
 	}
 	magic := binary.BigEndian.Uint32(append(bytes.Clone(start), 0, 0, 0, 0))
 	switch {
@@ -87,19 +87,19 @@ func open(b *bufio.Reader, unpack bool) (*Reader, error) {
 		"\x28\xb5\x2f\xfd": "compressed by zstd; pipe it: zstd -dc TRACE | shapectl replay -",
 		"\xfd7zXZ":         "compressed by xz; pipe it: xz -dc TRACE | shapectl replay -",
 		"BZh":              "compressed by bzip2; pipe it: bzip2 -dc TRACE | shapectl replay -",
-		"PK\x03\x04":       "a zip archive; pipe what is in it: unzip -p TRACE | shapectl replay -",
-		"snoop\x00":        "a snoop capture; turn it into a pcap: editcap -F pcap TRACE TRACE.pcap",
+		"PK\x03\x04":       "a zip archive; pipe its content: unzip -p TRACE | shapectl replay -",
+		"snoop\x00":        "a snoop capture; convert it to a pcap: editcap -F pcap TRACE TRACE.pcap",
 	} {
 		if bytes.HasPrefix(start, []byte(prefix)) {
 			return nil, errors.New("it is " + what)
 		}
 	}
-	return nil, fmt.Errorf("it begins with % x, which is no pcap, pcapng or CSV of time_ns,bytes; 'editcap -F pcap' turns other captures into a pcap", start[:min(4, len(start))])
+	return nil, fmt.Errorf("it begins with % x, which is no pcap, pcapng or CSV of time_ns,bytes; convert other captures with 'editcap -F pcap'", start[:min(4, len(start))])
 }
 
 const byteOrderMark = "\xef\xbb\xbf"
 
-// isText looks at the first line: what is wrong with another is told with its number.
+// isText checks the first line only. Errors in later lines are reported with their number.
 func isText(start []byte) bool {
 	start, _, _ = bytes.Cut(start, []byte("\n"))
 	return !strings.ContainsFunc(strings.TrimPrefix(string(start), byteOrderMark), func(r rune) bool {
@@ -107,14 +107,14 @@ func isText(start []byte) bool {
 	})
 }
 
-// Addressed reports whether packets have addresses; those of a CSV have none.
+// Addressed reports whether packets have addresses. Packets of a CSV have none.
 func (r *Reader) Addressed() bool { return r.addressed }
 
-// L2Bytes is the length of a link header: 14, or 0 on a link without any. A
-// pcapng may mix them; that of its first packet is taken.
+// L2Bytes is the length of a link header in bytes: 14, or 0 on a link without one. It is
+// that of the first packet, because a pcapng can mix links.
 func (r *Reader) L2Bytes() uint8 { return r.l2Bytes }
 
-// Next reads the next packet. The error is io.EOF at the end, and a DamagedError where the trace ends too soon.
+// Next reads the next packet. The error is io.EOF at the end, and a DamagedError if the trace ends too early.
 func (r *Reader) Next(p *Packet) error {
 	if !r.started {
 		r.started = true

@@ -17,7 +17,7 @@ import (
 	"github.com/gopacket/gopacket/pcapgo"
 )
 
-// all reads a trace to its end, or to the error there.
+// all reads a trace to its end or to an error.
 func all(data []byte) (packets []Packet, err error) {
 	r, err := Open(bytes.NewReader(data))
 	if err != nil {
@@ -83,40 +83,40 @@ func TestCSV(t *testing.T) {
 func TestBadTraces(t *testing.T) {
 	valid := pcap(t, layers.LinkTypeEthernet, packet{1, ethernet(8), 22})
 	for name, c := range map[string]struct{ data, says string }{
-		"empty":                 {"", "nothing in it"},
-		"negative time":         {"0,1\n-1,1\n", `line 2: time_ns "-1" is not a whole number`},
-		"time too large":        {"18446744073709551616,1\n", `line 1: time_ns "18446744073709551616" is out of range`},
-		"fraction":              {"0,1\n\n# x\n1.5,1\n", `line 4: time_ns "1.5" is not a whole number`},
-		"no bytes":              {"0,0\n", "line 1: a packet of 0 bytes"},
-		"negative bytes":        {"0,-4\n", `line 1: bytes "-4"`},
-		"too many bytes":        {"time_ns,bytes\n0,16777216\n", "line 2: a packet of 16777216 bytes"},
-		"bytes out of range":    {"0,99999999999999999999\n", "out of range"},
-		"one column":            {"0\n", "line 1: 1 columns where there should be 2"},
-		"three columns":         {"0,1\n0,1,2\n", "line 2: 3 columns"},
-		"a header in the midst": {"0,1\ntime_ns,bytes\n", "line 2: time_ns"},
-		"another header":        {"time,size\n0,1\n", "line 1: the columns are"},
-		"a quote":               {"0,1\n0,\"1\n", "line 2: "},
-		"prose":                 {"Hello, world\n", "line 1: the columns are"},
-		"binary":                {"\x7fELF\x02\x01", "begins with 7f 45 4c 46"},
-		"one byte":              {"\x00", "begins with 00"},
-		"snoop":                 {"snoop\x00\x00\x00\x00\x00\x00\x02", "editcap"},
-		"zstd":                  {"\x28\xb5\x2f\xfd\x00", "zstd -dc"},
-		"xz":                    {"\xfd7zXZ\x00", "xz -dc"},
-		"bzip2":                 {"BZh91AY&SY\x00", "bzip2 -dc"},
-		"zip":                   {"PK\x03\x04\x00", "unzip"},
-		"a line without end":    {"0,1\n0," + strings.Repeat("1", 1<<20), "longer than"},
-		"gzip of nothing":       {string(zipped(t, nil)), "nothing in it"},
-		"gzip cut off":          {"\x1f\x8b\x08", "begins like a gzip"},
-		"gzip in gzip":          {string(zipped(t, zipped(t, []byte("0,1\n")))), "begins with 1f 8b"},
-		"pcap cut off":          {string(valid[:20]), "ends within its header"},
-		"pcap of version 3":     {string(patch(valid, 4, 3)), "begins like a pcap"},
-		"first packet cut off":  {string(valid[:24+16+10]), "ends within packet 1"},
-		"its data are missing":  {string(valid[:24+16]), "ends within packet 1"},
-		"its header cut off":    {string(valid[:24+7]), "ends within packet 1"},
-		"a giant":               {string(patch(valid, 24+15, 1)), "no packet counts more"},
-		"a link of no kind":     {string(patch(valid, 20, 127)), "link type 127 (RadioTap)"},
-		"an unknown link":       {string(patch(valid, 21, 77)), "pcap-linktype(7)"},
-		"pcapng cut off":        {"\x0a\x0d\x0d\x0a\x1c\x00\x00\x00", "begins like a pcapng"},
+		"empty":                  {"", "it is empty"},
+		"negative time":          {"0,1\n-1,1\n", `line 2: time_ns "-1" is not a whole number`},
+		"time too large":         {"18446744073709551616,1\n", `line 1: time_ns "18446744073709551616" is out of range`},
+		"fraction":               {"0,1\n\n# x\n1.5,1\n", `line 4: time_ns "1.5" is not a whole number`},
+		"no bytes":               {"0,0\n", "line 1: a packet of 0 bytes"},
+		"negative bytes":         {"0,-4\n", `line 1: bytes "-4"`},
+		"too many bytes":         {"time_ns,bytes\n0,16777216\n", "line 2: a packet of 16777216 bytes"},
+		"bytes out of range":     {"0,99999999999999999999\n", "out of range"},
+		"one column":             {"0\n", "line 1: 1 columns instead of 2"},
+		"three columns":          {"0,1\n0,1,2\n", "line 2: 3 columns"},
+		"a header in the middle": {"0,1\ntime_ns,bytes\n", "line 2: time_ns"},
+		"another header":         {"time,size\n0,1\n", "line 1: the columns are"},
+		"a quote":                {"0,1\n0,\"1\n", "line 2: "},
+		"prose":                  {"Hello, world\n", "line 1: the columns are"},
+		"binary":                 {"\x7fELF\x02\x01", "begins with 7f 45 4c 46"},
+		"one byte":               {"\x00", "begins with 00"},
+		"snoop":                  {"snoop\x00\x00\x00\x00\x00\x00\x02", "editcap"},
+		"zstd":                   {"\x28\xb5\x2f\xfd\x00", "zstd -dc"},
+		"xz":                     {"\xfd7zXZ\x00", "xz -dc"},
+		"bzip2":                  {"BZh91AY&SY\x00", "bzip2 -dc"},
+		"zip":                    {"PK\x03\x04\x00", "unzip"},
+		"a line without end":     {"0,1\n0," + strings.Repeat("1", 1<<20), "longer than"},
+		"gzip of nothing":        {string(zipped(t, nil)), "it is empty"},
+		"gzip cut off":           {"\x1f\x8b\x08", "begins like a gzip"},
+		"gzip in gzip":           {string(zipped(t, zipped(t, []byte("0,1\n")))), "begins with 1f 8b"},
+		"pcap cut off":           {string(valid[:20]), "ends within its header"},
+		"pcap of version 3":      {string(patch(valid, 4, 3)), "begins like a pcap"},
+		"first packet cut off":   {string(valid[:24+16+10]), "ends within packet 1"},
+		"packet without data":    {string(valid[:24+16]), "ends within packet 1"},
+		"packet header cut off":  {string(valid[:24+7]), "ends within packet 1"},
+		"a giant":                {string(patch(valid, 24+15, 1)), "the maximum is"},
+		"unsupported link":       {string(patch(valid, 20, 127)), "link type 127 (RadioTap)"},
+		"unknown link":           {string(patch(valid, 21, 77)), "pcap-linktype(7)"},
+		"pcapng cut off":         {"\x0a\x0d\x0d\x0a\x1c\x00\x00\x00", "begins like a pcapng"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := all([]byte(c.data))
@@ -133,7 +133,7 @@ func patch(data []byte, at int, b byte) []byte {
 	return data
 }
 
-// A packet of a capture: what was captured of it, and how long it was.
+// A packet of a capture, with its captured bytes and its length on the wire.
 type packet struct {
 	ns   int64
 	data []byte
@@ -159,12 +159,12 @@ func (p packet) info(device int) gopacket.CaptureInfo {
 	return gopacket.CaptureInfo{Timestamp: time.Unix(0, p.ns), CaptureLength: len(p.data), Length: p.wire, InterfaceIndex: device}
 }
 
-// ethernet is an IPv4 frame with so many bytes behind its header.
+// ethernet is an IPv4 frame with n bytes after the Ethernet header.
 func ethernet(n int) []byte {
 	return append([]byte{2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0}, bytes.Repeat([]byte{0x45}, n)...)
 }
 
-// What a packet counts, and what of it is read, on each kind of link.
+// The length, EtherType and network header of a packet, by link type.
 func TestLinks(t *testing.T) {
 	ip4, ip6 := []byte{0x45, 0, 0, 4}, []byte{0x60, 0, 0, 6}
 	sll := func(device, kind uint16) []byte {
@@ -233,7 +233,7 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// A record that is longer than its packet says how long the packet was at least, and the next one is
+// If a record is longer than its packet claims to be, the record's length counts, and the next packet is
 // read, whatever the snap length is.
 func TestRecordsLongerThanTheirPackets(t *testing.T) {
 	packets := []packet{{1, ethernet(20), 34}, {2, ethernet(40), 54}, {3, ethernet(60), 1514}}
@@ -264,7 +264,7 @@ func TestRecordsLongerThanTheirPackets(t *testing.T) {
 	}
 }
 
-// What is beyond the first headers is length alone.
+// Of a long packet, only the first bytes are kept.
 func TestLongPackets(t *testing.T) {
 	packets, err := all(pcap(t, layers.LinkTypeEthernet, packet{1, ethernet(60000), 65000}))
 	if err != nil || len(packets) != 1 || packets[0].Bytes != 65000 || len(packets[0].Network) != MaxHeaders {
@@ -272,7 +272,7 @@ func TestLongPackets(t *testing.T) {
 	}
 }
 
-// A capture that breaks off is good up to there.
+// The packets before the end of a truncated capture are valid.
 func TestCutOff(t *testing.T) {
 	whole := pcap(t, layers.LinkTypeEthernet, packet{1, ethernet(8), 22}, packet{2, ethernet(8), 22}, packet{3, ethernet(8), 22})
 	record := (len(whole) - 24) / 3
@@ -291,7 +291,7 @@ func TestCutOff(t *testing.T) {
 	}
 }
 
-// Times are exact to the nanosecond in whatever unit they are written.
+// Times are exact to the nanosecond in every unit.
 func TestTimes(t *testing.T) {
 	micro := func() []byte {
 		var b bytes.Buffer
@@ -330,7 +330,7 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// pcapng is a capture of one packet, at a time in units of its own.
+// pcapng is a capture of one packet, with a time in units of the given resolution.
 func pcapng(t *testing.T, resolution byte, units uint64) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -346,7 +346,7 @@ func pcapng(t *testing.T, resolution byte, units uint64) []byte {
 	if err := w.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	// The writer writes nanoseconds: put in what it would not.
+	// The writer supports only nanoseconds, so the bytes are replaced.
 	data := b.Bytes()
 	option := []byte{9, 0, 1, 0, 9} // if_tsresol
 	at := bytes.Index(data, option)
@@ -361,7 +361,7 @@ func pcapng(t *testing.T, resolution byte, units uint64) []byte {
 	return data
 }
 
-// Devices of one pcapng may have links of different kinds.
+// Devices of one pcapng may have different link types.
 func TestMixedLinks(t *testing.T) {
 	var b bytes.Buffer
 	w, err := pcapgo.NewNgWriterInterface(&b, pcapgo.NgInterface{LinkType: layers.LinkTypeEthernet}, pcapgo.DefaultNgWriterOptions)
@@ -387,7 +387,7 @@ func TestMixedLinks(t *testing.T) {
 	}
 }
 
-// Nothing that a trace can say makes the reader fail otherwise than by an error.
+// The reader accepts any input: it returns packets within the limits, or an error.
 func FuzzOpen(f *testing.F) {
 	f.Add([]byte("time_ns,bytes\n0,1\n"))
 	f.Add([]byte("\x0a\x0d\x0d\x0a\x1c\x00\x00\x00\x4d\x3c\x2b\x1a\x01\x00\x00\x00"))

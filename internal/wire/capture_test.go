@@ -16,9 +16,8 @@ import (
 	"github.com/shapectl/shapectl/internal/testenv"
 )
 
-// A capture is what arrives at a device of a namespace, with the times that
-// the kernel gives it. It goes into memory that is shared with the kernel, so
-// nobody has to wake up for it while time is measured.
+// A capture records packets that arrive at a device, with the kernel's timestamps. It uses
+// a ring in shared memory, so no process wakes up during the measurement.
 type capture struct {
 	t    *testing.T
 	fd   int
@@ -26,10 +25,10 @@ type capture struct {
 	next int // frame of the ring
 }
 
-// A packet is one that arrived, or several that were merged.
+// A packet is a captured packet, which GRO may have merged from several.
 type packet struct {
 	at       time.Duration // CLOCK_MONOTONIC
-	bytes    int           // as a frame, with its tag
+	bytes    int           // of the frame, including its tag
 	tagged   bool
 	vlan     uint16
 	from, to netip.Addr
@@ -38,21 +37,21 @@ type packet struct {
 	broken   bool // the checksum of the IPv4 header is wrong
 	toPort   uint16
 	number   uint64        // of our UDP packets
-	sent     time.Duration // when they were given to the kernel
-	due      time.Duration // when fq was told to let them out
+	sent     time.Duration // when it was sent
+	due      time.Duration // its departure time
 }
 
 const (
-	ringFrame = 256 // bytes: what is kept of a packet, with the kernel's header
+	ringFrame = 256 // bytes kept of a packet, including the kernel's header
 	ringBlock = 1 << 20
 )
 
-// capture begins to capture at a device; there is room for so many packets.
+// capture starts a capture of up to the given number of packets at a device.
 func (r *rig) capture(n *testenv.Netns, device string, packets int) *capture {
 	r.t.Helper()
 	c := &capture{t: r.t}
 	r.in(n, func() (err error) {
-		// Without a protocol nothing comes before all is set.
+		// Without a protocol the socket receives nothing until Bind.
 		if c.fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
 			return err
 		}
@@ -64,7 +63,7 @@ func (r *rig) capture(n *testenv.Netns, device string, packets int) *capture {
 			Block_size: ringBlock, Block_nr: uint32(blocks), Frame_size: ringFrame, Frame_nr: uint32(blocks * (ringBlock / ringFrame)),
 		})
 		if err != nil {
-			return fmt.Errorf("make a ring: %w", err)
+			return fmt.Errorf("create the ring: %w", err)
 		}
 		c.ring, err = unix.Mmap(c.fd, 0, blocks*ringBlock, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 		if err != nil {
@@ -89,13 +88,13 @@ func (c *capture) close() {
 	c.ring = nil
 }
 
-// take are the packets that have arrived since it was last asked, of UDP and TCP.
+// take returns the UDP and TCP packets that have arrived since the last call.
 func (c *capture) take() (packets []packet) {
 	c.t.Helper()
 	stats, err := unix.GetsockoptTpacketStats(c.fd, unix.SOL_PACKET, unix.PACKET_STATISTICS)
 	testenv.Must(c.t, err)
 	if stats.Drops > 0 {
-		c.t.Fatalf("the capture has missed %d packets: its ring is too small", stats.Drops)
+		c.t.Fatalf("the capture missed %d packets: its ring is too small", stats.Drops)
 	}
 	offset := clockOffset()
 	for {
@@ -123,10 +122,10 @@ func (c *capture) take() (packets []packet) {
 	}
 }
 
-// read finds out what a frame is, and whether it is of UDP or TCP.
+// read parses a frame, and reports whether it is UDP or TCP.
 func (p *packet) read(b []byte) bool {
 	kind, b := binary.BigEndian.Uint16(b[12:]), b[14:]
-	if kind == unix.ETH_P_8021Q && len(b) >= 4 { // where it is not beside the packet
+	if kind == unix.ETH_P_8021Q && len(b) >= 4 { // if it is not in the metadata
 		kind, b = binary.BigEndian.Uint16(b[2:]), b[4:]
 	}
 	switch {
@@ -151,7 +150,7 @@ func (p *packet) read(b []byte) bool {
 	return true
 }
 
-// checksum is that of RFC 1071, 0 over a header that has the right one.
+// checksum computes the checksum of RFC 1071: 0 over a header with a correct checksum.
 func checksum(b []byte) uint16 {
 	var sum uint32
 	for i := 0; i < len(b); i += 2 {
@@ -169,7 +168,7 @@ func networkOrder(n uint16) uint16 {
 	return binary.NativeEndian.Uint16(b[:])
 }
 
-// now is the kernel's CLOCK_MONOTONIC, by which departure times are.
+// now returns CLOCK_MONOTONIC, the clock of departure times.
 func now() time.Duration { return clock(unix.CLOCK_MONOTONIC) }
 
 func clock(id int32) time.Duration {
@@ -180,8 +179,8 @@ func clock(id int32) time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// clockOffset is what CLOCK_REALTIME, of which captures are, has more than
-// CLOCK_MONOTONIC. Nothing in a guest sets or slews its clock.
+// clockOffset returns CLOCK_REALTIME, the clock of captures, less CLOCK_MONOTONIC. It is
+// constant, because nothing in a guest sets the clock.
 func clockOffset() time.Duration {
 	var offsets []time.Duration
 	for range 9 {
@@ -193,7 +192,7 @@ func clockOffset() time.Duration {
 	return offsets[len(offsets)/2]
 }
 
-// where are those packets of which it is true.
+// where returns the packets for which is returns true.
 func where(packets []packet, is func(p packet) bool) (found []packet) {
 	for _, p := range packets {
 		if is(p) {
@@ -203,7 +202,7 @@ func where(packets []packet, is func(p packet) bool) (found []packet) {
 	return found
 }
 
-// to are the packets to the addresses in a prefix.
+// to returns the packets to the addresses in a prefix.
 func to(packets []packet, prefix netip.Prefix) []packet {
 	return where(packets, func(p packet) bool { return prefix.Contains(p.to) })
 }

@@ -18,23 +18,23 @@ import (
 	"github.com/shapectl/shapectl/internal/testenv"
 )
 
-// A watch is a program behind ours on the egress of a device: it notes when
-// each packet is to leave, which fq is told with the packet.
+// A watch is a program after ours on the egress of a device. It records the departure
+// time of each packet.
 type watch struct {
 	t            *testing.T
 	count, notes *ebpf.Map
 }
 
-// A note is what the program says of a packet.
+// Offsets in a note, which is the record of a packet.
 const (
-	noteNow   = 0 // when it was seen
-	noteDue   = 8 // when it is to leave; 0 for at once
+	noteNow   = 0 // the time of the program
+	noteDue   = 8 // the departure time; 0 for none
 	noteFrame = 16
-	noteStart = 82 // bytes of the frame: up to where our numbers end, over IPv6 and with a tag
+	noteStart = 82 // bytes of the frame, up to the end of our payload over IPv6 with a tag
 	noteBytes = 104
 )
 
-// watch notes up to so many packets.
+// watch records up to the given number of packets.
 func (r *rig) watch(device string, packets int) *watch {
 	r.t.Helper()
 	w := &watch{t: r.t}
@@ -58,7 +58,7 @@ func (r *rig) watch(device string, packets int) *watch {
 			asm.Mov.Reg(asm.R2, asm.RFP), asm.Add.Imm(asm.R2, -4),
 			asm.FnMapLookupElem.Call(),
 			asm.JEq.Imm(asm.R0, 0, "out"),
-			// Not at once on several CPUs: guests whose time counts have one.
+			// Not atomic: these guests have one CPU.
 			asm.LoadMem(asm.R1, asm.R0, 0, asm.DWord),
 			asm.StoreMem(asm.RFP, -4, asm.R1, asm.Word),
 			asm.Add.Imm(asm.R1, 1),
@@ -94,7 +94,7 @@ func (r *rig) watch(device string, packets int) *watch {
 		return netlink.FilterReplace(&netlink.BpfFilter{
 			FilterAttrs: netlink.FilterAttrs{
 				LinkIndex: l.Attrs().Index, Parent: netlink.HANDLE_MIN_EGRESS, Handle: 1, Protocol: unix.ETH_P_ALL,
-				Priority: 60000, // behind ours
+				Priority: 60000, // after ours
 			},
 			Fd: program.FD(), Name: "watch", DirectAction: true,
 		})
@@ -102,19 +102,19 @@ func (r *rig) watch(device string, packets int) *watch {
 	return w
 }
 
-// A name tells our UDP packets from each other.
+// A name identifies one of our UDP packets.
 type name struct {
 	from, to netip.Addr
 	number   uint64
 }
 
-// into tells each of our packets when it was due.
+// into sets the due time of each of our packets.
 func (w *watch) into(packets []packet) {
 	w.t.Helper()
 	var count uint64
 	testenv.Must(w.t, w.count.Lookup(uint32(0), &count))
 	if count > uint64(w.notes.MaxEntries()) {
-		w.t.Fatalf("there were %d packets to note, and there is room for %d", count, w.notes.MaxEntries())
+		w.t.Fatalf("%d packets to record, but there is only room for %d", count, w.notes.MaxEntries())
 	}
 	due := make(map[name]time.Duration, count)
 	note := make([]byte, noteBytes)
@@ -133,7 +133,7 @@ func (w *watch) into(packets []packet) {
 		}
 		var ok bool
 		if p.due, ok = due[name{p.from, p.to, p.number}]; !ok {
-			w.t.Fatalf("packet %d to %v arrived, and was not seen before", p.number, p.to)
+			w.t.Fatalf("packet %d to %v arrived, but the watch did not see it", p.number, p.to)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// quantiles are what tests print of a sample.
+// quantiles formats a sample.
 func quantiles(sample []time.Duration) string {
 	if len(sample) == 0 {
 		return "none"
@@ -18,14 +18,14 @@ func quantiles(sample []time.Duration) string {
 		quantile(sample, 0.5), quantile(sample, 0.99), slices.Max(sample))
 }
 
-// quantile is what a share of a sample is not above.
+// quantile returns the value that a share of a sample does not exceed.
 func quantile(sample []time.Duration, share float64) time.Duration {
 	s := slices.Clone(sample)
 	slices.Sort(s)
 	return s[int(share*float64(len(s)-1))]
 }
 
-// histogram shows how the gaps between packets are spread around the even one.
+// histogram formats the distribution of the gaps between packets around the even gap.
 func histogram(gaps []time.Duration, even time.Duration) string {
 	// The upper ends of bins, in percent of the even gap.
 	ends := []int{1, 50, 90, 95, 98, 99, 101, 102, 105, 110, 150, 1e9}

@@ -17,7 +17,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// What enters is held back like what leaves, by the address that it comes from.
+// Packets are delayed on ingress as on egress, by their source address.
 func TestIngress(t *testing.T) {
 	const in = policy.Ingress
 	if *full {
@@ -28,7 +28,7 @@ func TestIngress(t *testing.T) {
 		newLane(0, in, v6, policy.EachHost, 5*mbit), newLane(1, in, v6, policy.EachAll, mbit))
 }
 
-// A reader is a UDP socket that is told by the kernel when packets arrived.
+// A reader is a UDP socket with receive timestamps.
 type reader struct {
 	t  *testing.T
 	fd int
@@ -37,7 +37,7 @@ type reader struct {
 
 const readPort = 7
 
-// reader opens a socket in a namespace for what is sent to one of its addresses.
+// reader opens a socket in a namespace for packets to one of its addresses.
 func (r *rig) reader(n *testenv.Netns, at netip.Addr) *reader {
 	r.t.Helper()
 	read := &reader{t: r.t, at: at}
@@ -47,18 +47,18 @@ func (r *rig) reader(n *testenv.Netns, at netip.Addr) *reader {
 		}
 		err = errors.Join(unix.SetsockoptInt(read.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 1<<20),
 			unix.SetsockoptInt(read.fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1))
-		whichever := netip.IPv4Unspecified()
+		unspecified := netip.IPv4Unspecified()
 		if at.Is6() {
-			whichever = netip.IPv6Unspecified()
+			unspecified = netip.IPv6Unspecified()
 			err = errors.Join(err, unix.SetsockoptInt(read.fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1))
 		}
-		return errors.Join(err, unix.Bind(read.fd, sockaddr(netip.AddrPortFrom(whichever, readPort))))
+		return errors.Join(err, unix.Bind(read.fd, sockaddr(netip.AddrPortFrom(unspecified, readPort))))
 	})
 	r.t.Cleanup(func() { unix.Close(read.fd) })
 	return read
 }
 
-// take are the packets that have arrived since it was last asked.
+// take returns the packets that have arrived since the last call.
 func (read *reader) take() (packets []packet) {
 	read.t.Helper()
 	offset := clockOffset()
@@ -90,8 +90,8 @@ func (read *reader) take() (packets []packet) {
 	}
 }
 
-// The time at which a packet is to leave is none of its receiver's: sockets are
-// told when it arrived, on the same machine and on another.
+// A departure time does not reach the receiver: receive timestamps are arrival times, on
+// the same machine and on another.
 func TestTimestamps(t *testing.T) {
 	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
 		t.Run(d.String(), func(t *testing.T) {
@@ -104,7 +104,7 @@ func TestTimestamps(t *testing.T) {
 	}
 }
 
-// stamped reads a burst that has been held back from a socket.
+// stamped checks the receive timestamps of a delayed burst.
 func (r *rig) stamped(d policy.Direction, f *family) {
 	const accepted = 20
 	n, at, far := r.receiver, f.host(1), f.host(1)

@@ -1,9 +1,9 @@
 //go:build guest
 
-// Package wire has tests of what leaves the wire where rules hold packets back:
-// real traffic between network namespaces, in guests (scripts/guest.sh -i) whose
-// time is a count of instructions on one CPU, so that times are what they are
-// whatever else the machine does. Only there it is built, with the tag guest.
+// Package wire tests departure times with real traffic between network namespaces. It
+// runs in guests (scripts/guest.sh -i) with one CPU, where time is the number of
+// instructions, so that measured times do not depend on the load of the machine. It is
+// only built there, with the tag guest.
 package wire
 
 import (
@@ -18,7 +18,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// A collection of garbage may hold a sender for milliseconds, after it has noted the time.
+	// A garbage collection may stop a sender for milliseconds after it has read the clock.
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(512 << 20)
 	if err := settle(); err != nil {
@@ -28,8 +28,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// settle waits until the kernel goes by its last clock: where it takes another
-// one, time has a fold, and everything stops for it.
+// settle waits until the kernel uses its final clocksource: a switch stops all CPUs, and
+// time jumps.
 func settle() error {
 	const clocksource = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 	for range 100 {

@@ -14,17 +14,17 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// The rule of most tests, by which a full frame takes its turn in 12.112 ms.
+// The rate of most tests. A full frame takes 12.112 ms.
 const (
 	slow  = 1_000_000 // bit/s
 	frame = 1514
 	turn  = time.Duration(frame * 8e9 / slow)
 )
 
-// half of a packet more than is to fit leaves room for what leaks while it is filled.
+// half of a packet is added to the capacity, for what leaks during a burst.
 const half = frame / 2
 
-// queued is a rule of a family, for 16 addresses from the nth on, that holds so many packets.
+// queued returns a rule for 16 addresses of a family from the nth on, with room for the given number of packets.
 func queued(f *family, n byte, packets uint64) policy.Rule {
 	return policy.Rule{
 		Prefix: netip.PrefixFrom(f.host(n), f.host(n).BitLen()-4), Rate: slow, Capacity: packets*frame + half,
@@ -32,25 +32,25 @@ func queued(f *family, n byte, packets uint64) policy.Rule {
 	}
 }
 
-// host is a prefix of one address.
+// host returns the prefix of one address.
 func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// inOrder ends the test unless the packets that arrived of a stream are its first ones, and so many.
+// inOrder ends the test unless the arrived packets are the first count packets of a stream.
 func inOrder(t *testing.T, what string, packets []packet, count int) {
 	t.Helper()
 	if len(packets) != count {
-		t.Fatalf("%s: %d packets arrived, and there is room for %d", what, len(packets), count)
+		t.Fatalf("%s: %d packets arrived, want %d", what, len(packets), count)
 	}
 	for i, p := range packets {
 		if p.number != uint64(i) {
-			t.Fatalf("%s: as number %d arrived packet %d", what, i, p.number)
+			t.Fatalf("%s: packet %d arrived, want %d", what, p.number, i)
 		}
 	}
 }
 
-// What conforms leaves at once, the rest at the rate, and what is more than
-// capacity and queue is dropped. What was dropped has not moved anything: the
-// next packet leaves as soon as those that were accepted have left.
+// Packets within the burst are not delayed, and later ones leave at the rate. Packets
+// beyond capacity and queue are dropped, and leave no gap: the next packet leaves as
+// soon as the accepted ones have left.
 func TestBurst(t *testing.T) {
 	r := newRig(t, 1)
 	r.fq(toReceiver, fqPackets)
@@ -60,46 +60,46 @@ func TestBurst(t *testing.T) {
 		for _, a := range []policy.Algorithm{policy.GCRA, policy.Leaky} {
 			rule := queued(f, 16*byte(a), 20)
 			rule.Algorithm = a
-			atOnce, accepted := 1, 20
+			undelayed, accepted := 1, 20
 			if a == policy.GCRA {
 				rule.Capacity, rule.Queue = 10*frame+half, 20*frame
-				atOnce, accepted = 10, 30
+				undelayed, accepted = 10, 30
 			}
 			what := fmt.Sprintf("%s %v", f.name, a)
 			r.limit(toReceiver, policy.Egress, rule)
 			overload, next := burst(f.host(16*byte(a)+1), 2*accepted), burst(f.host(16*byte(a)+2), 1)
-			next.after = 4 * turn // when there is room for one more
+			next.after = 4 * turn // then there is room for one more
 			r.send(r.sender, 0, overload, next)
 			got := c.take()
 			w.into(got)
 
 			burst := to(got, host(overload.to.Addr()))
 			inOrder(t, what, burst, accepted)
-			for _, p := range burst[:atOnce] {
+			for _, p := range burst[:undelayed] {
 				if wait := p.at - p.sent; wait > turn/100 {
-					t.Errorf("%s: packet %d conforms, and arrived after %v", what, p.number, wait)
+					t.Errorf("%s: packet %d is within the burst, but arrived after %v", what, p.number, wait)
 				}
 			}
-			// Where the line of departures begins: what has been charged, less the capacity, has left.
+			// The first delayed packet leaves when the charged bytes, less the capacity, have left.
 			line := turn
 			if a == policy.GCRA {
-				line = time.Duration(float64((atOnce+1)*frame-int(rule.Capacity)) * 8e9 / slow)
+				line = time.Duration(float64((undelayed+1)*frame-int(rule.Capacity)) * 8e9 / slow)
 			}
-			first := burst[atOnce].due
+			first := burst[undelayed].due
 			if earliest, latest := burst[0].sent+line, burst[0].due+line; first < earliest || first > latest {
-				t.Errorf("%s: packet %d leaves %v after the first, and ought to after %v", what, atOnce, first-burst[0].due, line)
+				t.Errorf("%s: packet %d leaves %v after the first, want %v", what, undelayed, first-burst[0].due, line)
 			}
-			waiting := append(burst[atOnce:], to(got, host(next.to.Addr()))...)
-			if len(waiting) != accepted-atOnce+1 {
-				t.Fatalf("%s: there was room for one more, and it did not arrive", what)
+			waiting := append(burst[undelayed:], to(got, host(next.to.Addr()))...)
+			if len(waiting) != accepted-undelayed+1 {
+				t.Fatalf("%s: the next packet did not arrive", what)
 			}
-			t.Logf("%s: of %d packets %d left at once, %d were dropped", what, overload.count, atOnce, overload.count-accepted)
+			t.Logf("%s: of %d packets %d were not delayed, %d were dropped", what, overload.count, undelayed, overload.count-accepted)
 			evenly(t, what, slow, waiting)
 		}
 	}
 }
 
-// ECT packets that wait longer than is said arrive with CE, and no others; none that fits is dropped.
+// ECT packets that are queued for longer than ECNAbove arrive with CE, and no others. No conforming packet is dropped.
 func TestECN(t *testing.T) {
 	r := newRig(t, 1)
 	r.fq(toReceiver, fqPackets)
@@ -133,24 +133,24 @@ func TestECN(t *testing.T) {
 					marked++
 				}
 				if p.tos != want {
-					t.Errorf("%s: packet %d waits %v and arrived with %#x, not %#x", what, p.number, p.due-p.sent, p.tos, want)
+					t.Errorf("%s: packet %d was queued for %v and arrived with %#x, want %#x", what, p.number, p.due-p.sent, p.tos, want)
 				}
 				if p.broken {
 					t.Errorf("%s: the checksum of packet %d is wrong", what, p.number)
 				}
 			}
 			if want := i == 1; (marked > 0) != want {
-				t.Errorf("%s: %d are marked", what, marked)
+				t.Errorf("%s: %d packets are marked", what, marked)
 			}
 			if have := r.counters(toReceiver, policy.Egress, rule.Prefix.Masked()).MarkedPackets - before; have != uint64(marked) {
-				t.Errorf("%s: %d packets are counted as marked, and %d are", what, have, marked)
+				t.Errorf("%s: %d packets are counted as marked, want %d", what, have, marked)
 			}
-			t.Logf("%s: %d packets that wait up to %v, %d marked", what, len(got), got[len(got)-1].due-got[0].sent, marked)
+			t.Logf("%s: %d packets queued for up to %v, %d marked", what, len(got), got[len(got)-1].due-got[0].sent, marked)
 		}
 	}
 }
 
-// Packets with a tag are held back like others, whether the tag is in the frame or beside it; with it they are four bytes longer.
+// Packets with a tag are queued like others, whether the tag is in the frame or in metadata. It adds four bytes.
 func TestVLAN(t *testing.T) {
 	r := newRig(t, 1)
 	r.fq(toReceiver, fqPackets)
@@ -171,7 +171,7 @@ func TestVLAN(t *testing.T) {
 			return err
 		}
 		half4, half6 := netip.PrefixFrom(v4.host(128), 25), netip.PrefixFrom(v6.host(128), 121)
-		// The kernel takes no IPv6 gateway here that it could reach by another device.
+		// The kernel accepts no IPv6 gateway here that is reachable by another device.
 		by4, by6 := v4.receiver, netip.MustParsePrefix("fe80::4/64")
 		return errors.Join(addNeighbour(device, by4, "r0"), addRoute(device, half4, by4),
 			addNeighbour(device, by6, "r0"), addRoute(device, half6, by6))
@@ -183,8 +183,8 @@ func TestVLAN(t *testing.T) {
 		to            netip.Addr
 	}{
 		{"tag in the frame", toReceiver, v4.host(1)},
-		{"tag beside the frame", toReceiver, v4.host(129)},
-		{"tag beside the frame, IPv6", toReceiver, v6.host(129)},
+		{"tag in metadata", toReceiver, v4.host(129)},
+		{"tag in metadata, IPv6", toReceiver, v6.host(129)},
 		{"limit on the VLAN's device", device, v4.host(145)},
 		{"limit on the VLAN's device, IPv6", device, v6.host(145)},
 	}
@@ -210,7 +210,7 @@ func TestVLAN(t *testing.T) {
 			}
 		}
 		if test.limited == device {
-			// There the tag is not yet on the packet.
+			// The packet has no tag there yet.
 			for i := range got {
 				got[i].bytes = frame
 			}
@@ -219,7 +219,7 @@ func TestVLAN(t *testing.T) {
 	}
 }
 
-// Several queues with an fq each share one bucket.
+// Several transmit queues, each with an fq, share one bucket.
 func TestQueues(t *testing.T) {
 	const rate, queues, d = 5_000_000, 4, time.Second
 	r := newRig(t, queues)
@@ -228,7 +228,7 @@ func TestQueues(t *testing.T) {
 	rule := must(policy.Limit{Rate: rate, Algorithm: policy.Leaky, Excess: policy.Delay}.Rule(netip.PrefixFrom(v4.host(0), 27), 14))
 	r.limit(toReceiver, policy.Egress, rule)
 	var streams []*stream
-	// So many that no queue is without one but once in a thousand runs, nor two of them ever.
+	// With 30 flows, one queue is unused once in a thousand runs, and two never are.
 	for n := range byte(30) {
 		streams = append(streams, flood(v4.host(n+1), rate, 0.1))
 	}
@@ -251,13 +251,13 @@ func TestQueues(t *testing.T) {
 	}
 }
 
-// What fq itself does not hold is lost behind the bucket: it holds as much as it is told.
+// fq drops packets beyond its limit per flow, after they were charged.
 func TestLimitOfFlow(t *testing.T) {
-	const held = 400
+	const waiting = 400
 	r := newRig(t, 1)
 	r.fq(toReceiver, fqPackets)
 	r.sink()
-	rule := queued(v4, 0, held)
+	rule := queued(v4, 0, waiting)
 	rule.Rate *= 10
 	r.limit(toReceiver, policy.Egress, rule)
 	c := r.capture(r.receiver, "r0", 1000)
@@ -265,24 +265,24 @@ func TestLimitOfFlow(t *testing.T) {
 		r.fq(toReceiver, limit)
 		_, before := r.fqStatistics(toReceiver)
 		ours := r.counters(toReceiver, policy.Egress, rule.Prefix)
-		r.send(r.sender, 0, burst(v4.host(1), held+50))
+		r.send(r.sender, 0, burst(v4.host(1), waiting+50))
 		arrived := len(c.take())
 		_, dropped := r.fqStatistics(toReceiver)
 		dropped -= before
 		now := r.counters(toReceiver, policy.Egress, rule.Prefix)
 		passed, refused := int(now.PassedPackets-ours.PassedPackets), int(now.DroppedPackets-ours.DroppedPackets)
-		t.Logf("fq with a limit of %d packets of a flow: %d passed the rule and %d were dropped by it; %d dropped by fq; %d arrived",
+		t.Logf("fq with a limit of %d packets per flow: the rule passed %d and dropped %d; fq dropped %d; %d arrived",
 			limit, passed, refused, dropped, arrived)
-		if arrived+int(dropped) != passed || refused+passed != held+50 {
-			t.Errorf("of %d packets %d passed, %d were dropped, %d more by fq, and %d arrived", held+50, passed, refused, dropped, arrived)
+		if arrived+int(dropped) != passed || refused+passed != waiting+50 {
+			t.Errorf("of %d packets the rule passed %d and dropped %d; fq dropped %d; %d arrived", waiting+50, passed, refused, dropped, arrived)
 		}
-		if (limit < held) != (dropped > 0) {
-			t.Errorf("fq with a limit of %d has dropped %d of %d packets that wait", limit, dropped, held)
+		if (limit < waiting) != (dropped > 0) {
+			t.Errorf("fq with a limit of %d dropped %d of %d queued packets", limit, dropped, waiting)
 		}
 	}
 }
 
-// The longest queue that a rule may have is within what fq takes, which is 10 s ahead.
+// The longest queue of a rule is within the horizon of fq, which is 10 s.
 func TestLongestQueue(t *testing.T) {
 	r := newRig(t, 1)
 	r.fq(toReceiver, fqPackets)
@@ -291,16 +291,16 @@ func TestLongestQueue(t *testing.T) {
 	rule.Capacity = slow / 8 * 9 // 9 s
 	r.limit(toReceiver, policy.Egress, rule)
 	w, c := r.watch(toReceiver, 1000), r.capture(r.receiver, "r0", 1000)
-	const fit = 9 * slow / 8 / frame
-	r.send(r.sender, 0, burst(v4.host(1), fit))
+	const most = 9 * slow / 8 / frame
+	r.send(r.sender, 0, burst(v4.host(1), most))
 	got := c.take()
 	w.into(got)
-	inOrder(t, "longest queue", got, fit)
+	inOrder(t, "longest queue", got, most)
 	evenly(t, "longest queue", slow, got)
 	if _, dropped := r.fqStatistics(toReceiver); dropped > 0 {
-		t.Errorf("fq has dropped %d packets", dropped)
+		t.Errorf("fq dropped %d packets", dropped)
 	}
-	if wait := got[fit-1].due - got[0].sent; wait < 9*time.Second-2*turn || wait > 9*time.Second {
+	if wait := got[most-1].due - got[0].sent; wait < 9*time.Second-2*turn || wait > 9*time.Second {
 		t.Errorf("the last packet leaves %v after the first was sent", wait)
 	}
 }

@@ -16,16 +16,16 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-var full = flag.Bool("full", false, "also what takes minutes, and shows the same once more")
+var full = flag.Bool("full", false, "also run cases that take minutes")
 
-// A lane is a rule for one direction, and the hosts on its far side that it is offered packets of.
+// A lane is a rule for one direction, and the far hosts of its packets.
 type lane struct {
 	direction policy.Direction
 	rule      policy.Rule
 	hosts     []netip.Addr
 }
 
-// newLane is the nth lane of a test: two hosts that share a rate, or that have one each.
+// newLane returns the nth lane of a test: two hosts with one rate, or with one each.
 func newLane(n byte, d policy.Direction, f *family, each policy.EachKind, rate policy.Rate) lane {
 	host := f.host
 	if d == policy.Ingress {
@@ -63,7 +63,7 @@ func (l lane) streams() (all []*stream) {
 	return all
 }
 
-// buckets are the prefixes that have a rate each.
+// buckets returns the prefixes that each have a bucket.
 func (l lane) buckets() []netip.Prefix {
 	if l.rule.Each.Kind == policy.EachAll {
 		return []netip.Prefix{l.rule.Prefix}
@@ -75,7 +75,7 @@ func (l lane) buckets() []netip.Prefix {
 	return all
 }
 
-// of are the packets of the lane's direction whose far side is in a prefix.
+// of returns the packets whose far address is in a prefix.
 func (l lane) of(packets []packet, prefix netip.Prefix) []packet {
 	if l.direction == policy.Egress {
 		return to(packets, prefix)
@@ -85,8 +85,8 @@ func (l lane) of(packets []packet, prefix netip.Prefix) []packet {
 
 const mbit = 1_000_000
 
-// What arrives of a flood is the rate: over any window at most rate * window and
-// a packet, and at least that, but for how late a packet may be.
+// A flood arrives at the rate: in any window, rate * window and one packet arrive. The
+// tolerance is the lateness of packets.
 func TestRate(t *testing.T) {
 	const out = policy.Egress
 	if !*full {
@@ -99,7 +99,7 @@ func TestRate(t *testing.T) {
 	allRates(t, out)
 }
 
-// allRates offers lanes of all kinds three times their rates, one after the other.
+// allRates offers three times the rate to lanes of all kinds, one after another.
 func allRates(t *testing.T, d policy.Direction) {
 	for _, rate := range []policy.Rate{mbit, 5 * mbit, 20 * mbit, 100 * mbit} {
 		for _, f := range []*family{v4, v6} {
@@ -110,7 +110,7 @@ func allRates(t *testing.T, d policy.Direction) {
 	}
 }
 
-// flooded offers all lanes, of one direction, three times their rates for so long.
+// flooded offers three times the rate to all lanes, of one direction, for a time d.
 func flooded(t *testing.T, d time.Duration, lanes ...lane) {
 	t.Helper()
 	r := newRig(t, 1)
@@ -140,44 +140,43 @@ func flooded(t *testing.T, d time.Duration, lanes ...lane) {
 		for _, b := range l.buckets() {
 			what, arrived := fmt.Sprintf("%v, %v", l, b), l.of(got, b)
 			late, gaps := evenly(t, what, l.rule.Rate, arrived)
-			t.Logf("between two packets, of which there ought to be %v:\n%s", even(l.rule.Rate, frame), histogram(gaps, even(l.rule.Rate, frame)))
+			t.Logf("gaps between packets, want %v:\n%s", even(l.rule.Rate, frame), histogram(gaps, even(l.rule.Rate, frame)))
 			inTime(t, what, late, most)
 			if took := arrived[len(arrived)-1].at - arrived[0].at; took < d {
-				t.Errorf("%s: the last packet arrived %v after the first, and the flood took %v", what, took, d)
+				t.Errorf("%s: the last packet arrived %v after the first, but the flood took %v", what, took, d)
 			}
 		}
 		have := r.counters(device, direction, l.rule.Prefix)
 		if n := len(l.of(got, l.rule.Prefix)); int(have.PassedPackets) != n {
-			t.Errorf("%v: %d packets arrived, and %d are counted as passed", l, n, have.PassedPackets)
+			t.Errorf("%v: %d packets arrived, but %d are counted as passed", l, n, have.PassedPackets)
 		}
 	}
 	if _, dropped := r.fqStatistics(queue); dropped > 0 {
-		t.Errorf("fq has dropped %d packets", dropped)
+		t.Errorf("fq dropped %d packets", dropped)
 	}
 }
 
-// inTime ends the test unless nearly all packets arrive no later than can be explained.
+// inTime checks that 99 % of the packets are no later than most.
 func inTime(t *testing.T, what string, late []time.Duration, most time.Duration) {
 	t.Helper()
 	if p99 := quantile(late, 0.99); p99 > most {
-		t.Errorf("%s: one in a hundred packets is %v late or more, and %v can be explained", what, p99, most)
+		t.Errorf("%s: one in a hundred packets is at least %v late, want at most %v", what, p99, most)
 	}
 }
 
-// probed is how much later than it is to leave a packet may arrive: as much as was
-// seen of probes, which meet less, once more for each bucket whose packets may be
-// due at the same moment.
+// probed returns the tolerated lateness of a packet: the maximum of the probes, and as
+// much again for each bucket, because packets of all buckets may be due together.
 func probed(t *testing.T, probes []packet, buckets int) time.Duration {
 	t.Helper()
 	for i := range probes {
 		probes[i].due = probes[i].sent
 	}
 	late := lateness(t, probes)
-	t.Logf("what fq is told by its sender to let out at a time arrives later by: %s", quantiles(late))
+	t.Logf("lateness of packets whose sender sets the departure time: %s", quantiles(late))
 	return time.Duration(1+buckets) * slices.Max(late)
 }
 
-// lateness is by how much packets arrived later than fq was to let them out.
+// lateness returns the arrival times less the departure times.
 func lateness(t *testing.T, packets []packet) (late []time.Duration) {
 	t.Helper()
 	if len(packets) == 0 {
@@ -186,38 +185,37 @@ func lateness(t *testing.T, packets []packet) (late []time.Duration) {
 	for _, p := range packets {
 		late = append(late, p.at-p.due)
 		if p.at < p.due {
-			t.Fatalf("packet %d to %v arrived %v before it was to leave", p.number, p.to, p.due-p.at)
+			t.Fatalf("packet %d to %v arrived %v before its departure time", p.number, p.to, p.due-p.at)
 		}
 	}
 	return late
 }
 
-// evenly ends the test unless packets of one size leave one by one and exactly
-// at a rate: in the window from any packet to any later one, both included, are
-// rate * window and one packet. Of when they are to leave that is true to the
-// ns; between arrivals there is more or less time, by as much as some packets
-// are later than others.
+// evenly checks that packets of one size leave one by one at exactly a rate: the window
+// from any packet to any later one, inclusive, has rate * window and one packet. This
+// is exact to the ns for departure times. For arrival times the tolerance is the
+// variation of the lateness.
 func evenly(t *testing.T, what string, rate policy.Rate, packets []packet) (late, gaps []time.Duration) {
 	t.Helper()
-	// One that does not wait leaves at the time that it is charged at, which is before the
-	// watch sees it, and a packet's turn before the next is to leave.
+	// A packet without delay leaves at the time of its charge, which is before the watch
+	// sees it, and one gap before the next departure.
 	first := &packets[0]
 	if first.due = min(first.due, packets[1].due-even(rate, first.bytes)); first.due < first.sent {
-		t.Errorf("%s: the second packet is to leave %v after the first was sent", what, packets[1].due-first.sent)
+		t.Errorf("%s: the second packet departs %v after the first was sent", what, packets[1].due-first.sent)
 	}
 	late = lateness(t, packets)
 	due, _ := windows(t, what+", due", rate, packets, func(p packet) time.Duration { return p.due }, time.Nanosecond)
 	arrived, gaps := windows(t, what+", arrived", rate, packets, func(p packet) time.Duration { return p.at }, slices.Max(late)-slices.Min(late))
 	took := packets[len(packets)-1].at - packets[0].at
 	bits := float64(len(packets)-1) * float64(packets[0].bytes) * 8 / took.Seconds()
-	t.Logf("%s: %d packets in %v, %+.4f %% of the rate; in any window it and %s bytes as due, %s as arrived; late %s; gaps %s",
+	t.Logf("%s: %d packets in %v, %+.4f %% of the rate; bytes beyond rate * window: %s for departures, %s for arrivals; late %s; gaps %s",
 		what, len(packets), took.Round(time.Millisecond), 100*(bits/float64(rate)-1), due, arrived, quantiles(late), quantiles(gaps))
 	return late, gaps
 }
 
-// windows ends the test unless any window has rate * window and one packet, but
-// for so much time more or less. It returns what windows have beyond rate *
-// window, and the times from packet to packet.
+// windows checks that any window has rate * window and one packet, with a tolerance in
+// time. It returns the range of bytes beyond rate * window, and the gaps between
+// packets.
 func windows(t *testing.T, what string, rate policy.Rate, packets []packet, when func(p packet) time.Duration, late time.Duration) (
 	extremes string, gaps []time.Duration,
 ) {
@@ -232,7 +230,7 @@ func windows(t *testing.T, what string, rate policy.Rate, packets []packet, when
 	most, least := size*1e6, size*1e6
 	for i, p := range packets {
 		if int64(p.bytes) != size {
-			t.Fatalf("%s: packets of %d and of %d bytes", what, size, p.bytes)
+			t.Fatalf("%s: packets of %d and %d bytes", what, size, p.bytes)
 		}
 		if i > 0 {
 			gap := when(p) - when(packets[i-1])
@@ -244,18 +242,18 @@ func windows(t *testing.T, what string, rate policy.Rate, packets []packet, when
 	}
 	extremes = fmt.Sprintf("%.3f to %.3f", float64(least)/1e6, float64(most)/1e6)
 	if most > size*1e6+slack || least < size*1e6-slack {
-		t.Errorf("%s: windows have rate * window and %s bytes, and a packet has %d and the rate %.3f in %v",
+		t.Errorf("%s: windows have rate * window and %s bytes; a packet has %d bytes, and the tolerance is %.3f bytes (%v)",
 			what, extremes, size, float64(slack)/1e6, late)
 	}
 	return extremes, gaps
 }
 
-// even is the time that a rate takes over a packet.
+// even returns the time of a packet at a rate.
 func even(rate policy.Rate, bytes int) time.Duration {
 	return time.Duration(float64(bytes) * 8e9 / float64(rate))
 }
 
-// millionths of a byte are what a rate lets through in a time, rounded up.
+// millionths returns the millionths of a byte that a rate allows in a time, rounded up.
 func millionths(rate policy.Rate, d time.Duration) int64 {
 	v := new(big.Int).Mul(big.NewInt(int64(rate)), big.NewInt(int64(d)))
 	return v.Add(v, big.NewInt(7999)).Div(v, big.NewInt(8000)).Int64()

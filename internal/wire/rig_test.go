@@ -24,19 +24,19 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A rig is three network namespaces in a row, with cables between them:
+// A rig is three network namespaces in a row, connected by veth pairs:
 //
 //	sender s0 -- in0 router out0 -- r0 receiver
 //
-// Limits on egress are on out0: the sender's traffic is forwarded through them
-// and the router's own is local. Those on ingress are on in0. The receiver has
-// all of 198.51.100.0/24 and 2001:db8:2::/64, and the sender the upper half of
-// 192.0.2.0/24 and the like of 2001:db8:1::/64.
+// Egress limits are on out0, for forwarded traffic of the sender and local traffic of
+// the router. Ingress limits are on in0. The receiver has all addresses of
+// 198.51.100.0/24 and 2001:db8:2::/64. The sender has the upper half of 192.0.2.0/24,
+// and the same of 2001:db8:1::/64.
 type rig struct {
 	t                        *testing.T
 	sender, router, receiver *testenv.Netns
 	options                  loader.Options
-	longest                  time.Duration // that a packet may wait
+	longest                  time.Duration // for which a packet may be queued
 }
 
 const (
@@ -44,11 +44,11 @@ const (
 	toReceiver = "out0"
 )
 
-// The two families, and who is who in them.
+// A family has the addresses of one address family.
 type family struct {
 	name                  string
-	sender, router        netip.Prefix // the cable between them
-	routerAgain, receiver netip.Prefix // the other cable
+	sender, router        netip.Prefix // of the first veth pair
+	routerAgain, receiver netip.Prefix // of the second veth pair
 	targets, everything   netip.Prefix
 }
 
@@ -66,7 +66,7 @@ var v6 = &family{
 	targets: netip.MustParsePrefix("2001:db8:2::/64"), everything: netip.MustParsePrefix("::/0"),
 }
 
-// host is the nth address of the targets.
+// host returns the nth address of the targets.
 func (f *family) host(n byte) netip.Addr {
 	b := f.targets.Addr().AsSlice()
 	b[len(b)-1] = n
@@ -74,7 +74,7 @@ func (f *family) host(n byte) netip.Addr {
 	return a
 }
 
-// source is the nth address of the sender, from 128 on.
+// source returns the nth address of the sender, from 128 on.
 func (f *family) source(n byte) netip.Addr {
 	b := f.sender.Addr().AsSlice()
 	b[len(b)-1] = n
@@ -90,7 +90,7 @@ var hardware = map[string]net.HardwareAddr{
 	"s0": {2, 0, 0, 0, 0, 1}, "in0": {2, 0, 0, 0, 0, 2}, "out0": {2, 0, 0, 0, 0, 3}, "r0": {2, 0, 0, 0, 0, 4},
 }
 
-// newRig makes the namespaces and devices; those that packets leave by have so many queues.
+// newRig creates the namespaces and devices. out0 has the given number of transmit queues.
 func newRig(t *testing.T, queues int) *rig {
 	t.Helper()
 	r := &rig{t: t, options: loader.Options{BPFFS: testenv.BPFFS(t)}}
@@ -100,7 +100,7 @@ func newRig(t *testing.T, queues int) *rig {
 	for _, n := range []*testenv.Netns{r.sender, r.router, r.receiver} {
 		r.in(n, func() error {
 			return errors.Join(sysctl("net/ipv6/conf/all/disable_ipv6", "0"), sysctl("net/ipv6/conf/default/disable_ipv6", "0"),
-				// Nothing is sent that no test sends.
+				// The kernel must not send packets by itself.
 				sysctl("net/ipv6/conf/default/addr_gen_mode", "1"), sysctl("net/ipv6/conf/default/accept_ra", "0"),
 				sysctl("net/ipv6/conf/default/accept_dad", "0"))
 		})
@@ -131,7 +131,7 @@ func newRig(t *testing.T, queues int) *rig {
 	return r
 }
 
-// in runs f in a namespace, and ends the test if it fails.
+// in runs f in a namespace, and ends the test on an error.
 func (r *rig) in(n *testenv.Netns, f func() error) {
 	r.t.Helper()
 	if err := n.Do(f); err != nil {
@@ -149,7 +149,7 @@ func addPair(name, peer string, there *testenv.Netns, queues int) error {
 	})
 }
 
-// setUp sets those devices up that there are.
+// setUp sets the devices up that exist.
 func setUp(names ...string) error {
 	for _, name := range names {
 		l, err := netlink.LinkByName(name)
@@ -177,7 +177,7 @@ func addAddress(device string, p netip.Prefix) error {
 	return netlink.AddrAdd(l, &netlink.Addr{IPNet: network, Flags: unix.IFA_F_NODAD})
 }
 
-// addNeighbour says which device has an address, so that nobody has to ask.
+// addNeighbour adds a permanent neighbour entry, so that no solicitations are sent.
 func addNeighbour(device string, p netip.Prefix, owner string) error {
 	l, err := netlink.LinkByName(device)
 	if err != nil {
@@ -204,7 +204,7 @@ func addRoute(device string, to, via netip.Prefix) error {
 	return nil
 }
 
-// addLocal makes all addresses of a prefix the namespace's own.
+// addLocal makes all addresses of a prefix local.
 func addLocal(p netip.Prefix) error {
 	l, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -215,7 +215,7 @@ func addLocal(p netip.Prefix) error {
 	})
 }
 
-// limited is the device whose direction tests limit.
+// limited returns the device with the limits of a direction.
 func (r *rig) limited(d policy.Direction) string {
 	if d == policy.Ingress {
 		return toSender
@@ -223,7 +223,7 @@ func (r *rig) limited(d policy.Direction) string {
 	return toReceiver
 }
 
-// queue is the device in which packets of a direction wait: what the rules have made there of ingress.
+// queue returns the device that queues packets of a direction: on ingress, the ifb device.
 func (r *rig) queue(d policy.Direction) (name string) {
 	r.t.Helper()
 	if d == policy.Egress {
@@ -236,7 +236,7 @@ func (r *rig) queue(d policy.Direction) (name string) {
 		}
 		ifb, err := fq.FindIfb(l.Attrs().Index)
 		if err != nil || ifb == nil {
-			return fmt.Errorf("no ifb holds back what enters %s: %v", toSender, err)
+			return fmt.Errorf("no ifb device delays packets that enter %s: %v", toSender, err)
 		}
 		name = ifb.Name
 		return nil
@@ -244,8 +244,8 @@ func (r *rig) queue(d policy.Direction) (name string) {
 	return name
 }
 
-// fq makes fq the root qdisc of a device of the router, which may hold so many
-// packets of one flow; below mq, where the device has several queues.
+// fq sets the root qdisc of a device of the router to fq, with a limit of packets per
+// flow. A device with several queues gets mq, and an fq per queue.
 func (r *rig) fq(device string, flowLimit uint32) {
 	r.t.Helper()
 	r.in(r.router, func() error {
@@ -278,10 +278,10 @@ func (r *rig) fq(device string, flowLimit uint32) {
 	})
 }
 
-// fqPackets is more than any queue of the tests holds.
+// fqPackets exceeds any queue of the tests.
 const fqPackets = 131072
 
-// fqStatistics are how many packets each fq of a device of the router has sent, and how many all have dropped.
+// fqStatistics returns the packets that each fq of a device of the router has sent, and the packets that all have dropped.
 func (r *rig) fqStatistics(device string) (sent []uint32, dropped uint32) {
 	r.t.Helper()
 	r.in(r.router, func() error {
@@ -306,7 +306,7 @@ func (r *rig) fqStatistics(device string) (sent []uint32, dropped uint32) {
 	return sent, dropped
 }
 
-// offload turns segmentation by senders and merging by receivers on or off, on all devices.
+// offload turns segmentation offload and GRO on or off on all devices.
 func (r *rig) offload(on bool) {
 	r.t.Helper()
 	features := map[string]bool{
@@ -344,7 +344,7 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// limit sets rules on a direction of a device of the router, which holds them until the test is over.
+// limit sets rules on a direction of a device of the router.
 func (r *rig) limit(device string, d policy.Direction, rules ...policy.Rule) {
 	r.t.Helper()
 	r.in(r.router, func() error {
@@ -373,7 +373,7 @@ func (r *rig) limit(device string, d policy.Direction, rules ...policy.Rule) {
 	})
 }
 
-// counters are those of the rule for a prefix.
+// counters returns the counters of the rule for a prefix.
 func (r *rig) counters(device string, d policy.Direction, p netip.Prefix) (c maps.Counters) {
 	r.t.Helper()
 	r.in(r.router, func() error {
@@ -390,7 +390,7 @@ func (r *rig) counters(device string, d policy.Direction, p netip.Prefix) (c map
 		rules := h.Set.Rules()
 		i := slices.IndexFunc(rules, func(e maps.Entry) bool { return e.Prefix == p })
 		if i < 0 {
-			return fmt.Errorf("there is no rule for %v", p)
+			return fmt.Errorf("no rule for %v", p)
 		}
 		c = h.Set.Counters(rules[i].ID)
 		return nil

@@ -18,43 +18,43 @@ import (
 	"github.com/shapectl/shapectl/internal/testenv"
 )
 
-// A stream is UDP packets of one size to one address, one each so often.
+// A stream sends UDP packets of one size to one address at an interval.
 type stream struct {
-	from  netip.Addr // the zero Addr for what the system takes
+	from  netip.Addr // the zero Addr for the default
 	to    netip.AddrPort
 	bytes int           // of a frame, without a tag
-	every time.Duration // 0 for as fast as they can be sent
+	every time.Duration // 0 for as fast as possible
 	ect   bool
-	count int           // how many to send; 0 for as long as others send
-	after time.Duration // when to begin, from the first on
+	count int           // packets to send; 0 for as long as others send
+	after time.Duration // start, relative to the start of send
 
 	fd      int
-	frame   []byte // what is given to the kernel; payload alone but of packet sockets
+	frame   []byte // data for the kernel: payload, or a whole frame on packet sockets
 	payload []byte
-	control []byte // tells fq when to let a packet out, if not nil
+	control []byte // control message with the departure time, if not nil
 	next    time.Duration
 	number  uint64
 }
 
-// flood is a stream of full frames of so many times a rate.
+// flood returns a stream of full frames at a multiple of a rate.
 func flood(to netip.Addr, rate uint64, times float64) *stream {
 	return &stream{to: netip.AddrPortFrom(to, sinkPort), bytes: frame, every: time.Duration(frame * 8e9 / (times * float64(rate)))}
 }
 
 const (
-	tick = time.Millisecond // how late packets are sent, so that several are with one waking up
-	wave = 12               // packets that a flood begins with
+	tick = time.Millisecond // packets are sent this late, several per wake-up
+	wave = 12               // packets at the start of a flood
 )
 
-// burst is so many full frames at once.
+// burst returns a stream of full frames without gaps.
 func burst(to netip.Addr, count int) *stream {
 	return &stream{to: netip.AddrPortFrom(to, sinkPort), bytes: frame, count: count}
 }
 
-// sinkPort is where nobody reads.
+// sinkPort is the discard port.
 const sinkPort = 9
 
-// sink takes UDP packets at the receiver, and forgets them: without it the receiver would tell the sender that nobody does.
+// sink discards UDP packets at the receiver, which would otherwise send ICMP errors.
 func (r *rig) sink() {
 	r.t.Helper()
 	r.in(r.receiver, func() error {
@@ -70,12 +70,12 @@ func (r *rig) sink() {
 	})
 }
 
-// send sends streams from a namespace for so long, or until all that are
-// counted are sent, and waits until all have left.
+// send sends streams from a namespace for a time d, or until all streams with a count are
+// finished. It waits until all packets have left.
 func (r *rig) send(from *testenv.Netns, d time.Duration, streams ...*stream) {
 	r.t.Helper()
 	r.in(from, func() error {
-		if err := giveWay(); err != nil {
+		if err := lowerPriority(); err != nil {
 			return err
 		}
 		for _, s := range streams {
@@ -86,13 +86,13 @@ func (r *rig) send(from *testenv.Netns, d time.Duration, streams ...*stream) {
 			}
 			defer unix.Close(s.fd)
 		}
-		runtime.GC() // and not in the middle
-		began := now()
+		runtime.GC() // now rather than during the measurement
+		start := now()
 		for i, s := range streams {
 			s.number = 0
-			s.next = began + s.after
+			s.next = start + s.after
 			if s.every > 0 && s.control == nil {
-				// A flood begins with a wave, so that a bucket is never empty, and not all with the same.
+				// A flood starts with a wave, so that its bucket is never empty. Streams have different phases.
 				s.next -= s.every*time.Duration(i)/time.Duration(len(streams)) + s.every*wave
 			}
 		}
@@ -103,12 +103,12 @@ func (r *rig) send(from *testenv.Netns, d time.Duration, streams ...*stream) {
 					first = s
 				}
 			}
-			if first == nil || d > 0 && first.next >= began+d {
-				// What waits leaves before anything is taken down, which would keep the CPU from it.
+			if first == nil || d > 0 && first.next >= start+d {
+				// Queued packets leave before the cleanup, which would keep the CPU busy.
 				sleepUntil(now() + r.longest + 50*time.Millisecond)
 				return nil
 			}
-			// Waking up costs more than sending.
+			// A wake-up costs more than a send.
 			if first.next > now() {
 				sleepUntil(first.next + tick)
 			}
@@ -119,9 +119,9 @@ func (r *rig) send(from *testenv.Netns, d time.Duration, streams ...*stream) {
 	})
 }
 
-// giveWay lets the kernel's own threads, to which it leaves packets where there
-// are many, go before the calling one, which sleeps no longer than it is told.
-func giveWay() error {
+// lowerPriority gives the kernel's threads, which handle packets under load, priority over
+// the calling thread. It also makes sleeps of the thread exact.
+func lowerPriority() error {
 	return errors.Join(unix.Setpriority(unix.PRIO_PROCESS, 0, 19), unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0))
 }
 
@@ -150,7 +150,7 @@ const (
 	ce   = 3
 )
 
-// udpSocket is one of the calling thread's namespace, connected, whose buffer holds more than any queue.
+// udpSocket returns a connected socket in the calling thread's namespace, with a send buffer larger than any queue.
 func udpSocket(from netip.Addr, to netip.AddrPort) (int, error) {
 	fd, err := unix.Socket(addressFamily(to.Addr()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -182,7 +182,7 @@ func sockaddr(to netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}
 }
 
-// sendOne sends the next packet. That it is dropped on the way is no error.
+// sendOne sends the next packet. A drop is not an error.
 func (s *stream) sendOne() error {
 	s.next += s.every
 	sent := now()
@@ -200,25 +200,25 @@ func (s *stream) sendOne() error {
 		message.Control = &s.control[0]
 		message.SetControllen(len(s.control))
 	}
-	// Raw: the scheduler of Go need not know of a call that does not wait.
+	// RawSyscall avoids Go's scheduler, because the call does not block.
 	_, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(s.fd), uintptr(unsafe.Pointer(&message)), unix.MSG_DONTWAIT)
-	if errno != 0 && errno != unix.ENOBUFS { // how a drop of a local packet reads here
+	if errno != 0 && errno != unix.ENOBUFS { // a drop of a local packet
 		return errno
 	}
 	return nil
 }
 
-// sleepUntil sleeps until the clock of now shows t.
+// sleepUntil sleeps until now returns t.
 func sleepUntil(t time.Duration) {
 	ts := unix.NsecToTimespec(int64(t))
 	for unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &ts, nil) == unix.EINTR {
 	}
 }
 
-// Of linux/net.h, for all architectures but two.
+// From asm-generic/socket.h, for most architectures.
 const soTxtime = 61
 
-// tagged is a stream out of a device of the router whose frames bear a VLAN tag themselves.
+// tagged returns a stream on a device of the router with a VLAN tag in each frame.
 func (r *rig) tagged(device string, to netip.Addr, vlan uint16) *stream {
 	r.t.Helper()
 	s := &stream{to: netip.AddrPortFrom(to, sinkPort)}
@@ -239,10 +239,9 @@ func (r *rig) tagged(device string, to netip.Addr, vlan uint16) *stream {
 	return s
 }
 
-// probe is a stream from the router itself of packets that fq is told to let
-// out at a certain time, which is said to be when they were sent: what the
-// programs do, done by the sender. So each shows by how much the qdisc, the
-// timers and the capture make a packet late that has to leave at a time.
+// probe returns a stream from the router whose sender sets departure times, as the program
+// does for other packets. So the probes measure the lateness that the qdisc, the timers
+// and the capture cause.
 func (r *rig) probe() *stream {
 	r.t.Helper()
 	s := &stream{to: netip.AddrPortFrom(probeTo, sinkPort), bytes: 96, every: 5 * time.Millisecond}
@@ -261,13 +260,13 @@ func (r *rig) probe() *stream {
 	return s
 }
 
-// probeTo has no limit.
+// probeTo is not limited.
 var probeTo = v4.host(250)
 
-// probeWait is how long a probe has to wait: longer than any stretch that the CPU may be busy for.
+// probeWait is the delay of a probe: longer than the CPU is ever busy.
 const probeWait = 3 * time.Millisecond
 
-// deviceIndex is that of a device in the calling thread's namespace.
+// deviceIndex returns the index of a device in the calling thread's namespace.
 func deviceIndex(name string) (int, error) {
 	i, err := net.InterfaceByName(name)
 	if err != nil {

@@ -19,22 +19,22 @@ import (
 
 const tcpPort = 5001
 
-// A transfer is what a TCP connection has done from its first byte on, for as long as it was to send.
+// A transfer is the result of a TCP connection.
 type transfer struct {
-	bytes uint64 // that the receiving application got
+	bytes uint64 // received by the application
 	took  time.Duration
 	info  unix.TCPInfo // of the sender
-	early uint32       // segments that were sent again in the first second
+	early uint32       // retransmissions in the first second
 }
 
 func (f transfer) goodput() float64 { return float64(f.bytes) * 8 / f.took.Seconds() }
 
 func (f transfer) String() string {
-	return fmt.Sprintf("goodput %.3f Mbit/s, %d of %d segments sent again (%d in the first second), %d timeouts, %d delivered with CE",
+	return fmt.Sprintf("goodput %.3f Mbit/s, %d of %d segments retransmitted (%d in the first second), %d timeouts, %d delivered with CE",
 		f.goodput()/1e6, f.info.Total_retrans, f.info.Data_segs_out, f.early, f.info.Total_rto, f.info.Delivered_ce)
 }
 
-// A pending transfer goes on beside the test.
+// A pending transfer runs concurrently with the test.
 type pending struct {
 	t      *testing.T
 	result chan transfer
@@ -51,7 +51,7 @@ func (p pending) wait() transfer {
 	return <-p.result
 }
 
-// transfer has one namespace send to another for so long as fast as it can.
+// transfer sends from one namespace to another for a time d, as fast as possible.
 func (r *rig) transfer(from, at *testenv.Netns, to netip.Addr, d time.Duration) pending {
 	r.t.Helper()
 	p := pending{r.t, make(chan transfer, 1), make(chan error, 2)}
@@ -69,10 +69,10 @@ func (r *rig) transfer(from, at *testenv.Netns, to netip.Addr, d time.Duration) 
 	return p
 }
 
-// receive takes one connection, and says how many bytes came in the time d after the first ones.
+// receive accepts one connection, and counts the bytes received in the time d after the first ones.
 func receive(listening chan<- struct{}, received chan<- uint64, d time.Duration) error {
 	defer close(received)
-	listener, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0) // of both families
+	listener, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0) // for both families
 	if err != nil {
 		close(listening)
 		return err
@@ -92,7 +92,7 @@ func receive(listening chan<- struct{}, received chan<- uint64, d time.Duration)
 	var sum uint64
 	var end time.Duration
 	for {
-		// The kernel forgets what it has, and nobody looks at it.
+		// MSG_TRUNC: the kernel discards the data.
 		n, _, errno := unix.Syscall6(unix.SYS_RECVFROM, uintptr(fd), 0, 1<<20, unix.MSG_TRUNC, 0, 0)
 		if errno == unix.EINTR {
 			continue
@@ -110,32 +110,32 @@ func receive(listening chan<- struct{}, received chan<- uint64, d time.Duration)
 	}
 }
 
-// sendAll connects, sends for a time d, and ends the connection at once.
+// sendAll connects, sends for a time d, and resets the connection.
 func sendAll(address netip.AddrPort, d time.Duration) (f transfer, err error) {
 	fd, err := unix.Socket(addressFamily(address.Addr()), unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return f, err
 	}
 	defer unix.Close(fd)
-	if err := giveWay(); err != nil {
+	if err := lowerPriority(); err != nil {
 		return f, err
 	}
 	if err := unix.Connect(fd, sockaddr(address)); err != nil {
 		return f, fmt.Errorf("connect to %v: %w", address, err)
 	}
-	// No last words, and no waiting longer than d.
+	// Discards unsent data on close, and limits the time of a send.
 	err = errors.Join(unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Usec: 100_000}))
 	if err != nil {
 		return f, err
 	}
 	data := make([]byte, 256<<10)
-	began := now()
-	for now() < began+d {
+	start := now()
+	for now() < start+d {
 		if f.info, err = tcpInfo(fd); err != nil {
 			return f, err
 		}
-		if now() < began+time.Second {
+		if now() < start+time.Second {
 			f.early = f.info.Total_retrans
 		}
 		_, _, errno := unix.Syscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&data[0])), uintptr(len(data)), 0, 0, 0)
@@ -155,15 +155,15 @@ func tcpInfo(fd int) (unix.TCPInfo, error) {
 	return *info, nil
 }
 
-// A load is a TCP connection through a limit, with a ping beside it in the same bucket.
+// A load is a TCP connection through a limit, with a concurrent ping in the same bucket.
 type load struct {
 	*family
 	direction policy.Direction
-	local     bool // sent by the router itself on egress, and to it on ingress
-	offload   bool // segmentation by devices, and merging
+	local     bool // from the router on egress, to the router on ingress
+	offload   bool // segmentation offload and GRO
 	excess    policy.Excess
-	ecn       bool // TCP asks for marks, and the rule gives them
-	sparse    bool // sparse flows go first, and ten frames leave at once
+	ecn       bool // TCP negotiates ECN, and the rule marks
+	sparse    bool // with sparse-first and a burst of ten frames
 }
 
 func (l load) String() string {
@@ -186,7 +186,7 @@ func (l load) String() string {
 
 const tcpRate = 20_000_000 // bit/s
 
-// tcpTime is how long a load goes on.
+// tcpTime is the duration of a load.
 func tcpTime() time.Duration {
 	if *full {
 		return 10 * time.Second
@@ -194,7 +194,7 @@ func tcpTime() time.Duration {
 	return 2 * time.Second
 }
 
-// run returns what TCP did, and how long the pings took that arrived.
+// run returns the result of TCP, and the delays of the pings that arrived.
 func (l load) run(t *testing.T) (transfer, []time.Duration) {
 	r := newRig(t, 1)
 	r.fq(toReceiver, fqPackets)
@@ -244,7 +244,7 @@ func (l load) run(t *testing.T) (transfer, []time.Duration) {
 		return f, waits
 	}
 	if share := f.goodput() / tcpRate; share < 0.93 {
-		t.Errorf("%v: a goodput of %.1f %% of the rate", l, share*100)
+		t.Errorf("%v: the goodput is %.1f %% of the rate", l, share*100)
 	}
 	if f.info.Total_rto > 0 {
 		t.Errorf("%v: %d timeouts", l, f.info.Total_rto)
@@ -255,14 +255,14 @@ func (l load) run(t *testing.T) (transfer, []time.Duration) {
 		longest = 0
 	}
 	if slices.Max(waits) > longest+time.Millisecond {
-		t.Errorf("%v: a ping took %v, and is to wait %v at most", l, slices.Max(waits), longest)
+		t.Errorf("%v: a ping took %v, want at most %v", l, slices.Max(waits), longest)
 	}
 	return f, waits
 }
 
-// What is held back and not dropped need not be sent again, and a ping beside
-// waits no longer than the queue is; where TCP takes marks, nothing is dropped
-// at all, and the longest wait of a ping is shorter than half of them were without.
+// Delayed packets need no retransmission, and a ping is delayed by no more than the queue.
+// With ECN nothing is dropped, and the longest delay of a ping is less than the median
+// without ECN.
 func TestTCP(t *testing.T) {
 	dropped, _ := load{direction: policy.Egress, family: v4, offload: true, excess: policy.Drop}.run(t)
 	compare(t, dropped, policy.Egress, []load{
@@ -270,21 +270,21 @@ func TestTCP(t *testing.T) {
 	})
 }
 
-// Where sparse flows go first, a ping does not wait for TCP, which keeps its rate and its order.
-// No load here loses a packet: the queue refuses one that stands for 40 segments as a whole. Its
-// sender repeats it within microseconds, while the queue is still full, and then has to wait for
-// a timeout, whatever the order of the queue is.
+// With sparse-first, TCP does not delay a ping, and keeps its rate and order. No load here
+// has drops: the queue would drop a GSO packet of 40 segments as a whole, its sender would
+// retransmit within microseconds, while the queue is still full, and then run into a
+// timeout with any order.
 func TestTCPSparseFirst(t *testing.T) {
 	for _, l := range []load{{family: v4, offload: true, sparse: true, ecn: true}, {family: v6, local: true, sparse: true}} {
 		l.direction, l.excess = policy.Egress, policy.Delay
 		f, _ := l.run(t)
 		if f.info.Total_retrans > 0 || f.info.Reord_seen > 0 {
-			t.Errorf("%v: %d segments were sent again, and packets were seen out of order %d times", l, f.info.Total_retrans, f.info.Reord_seen)
+			t.Errorf("%v: %d segments were retransmitted, and packets were seen out of order %d times", l, f.info.Total_retrans, f.info.Reord_seen)
 		}
 	}
 }
 
-// The same is true of what enters.
+// The same on ingress.
 func TestTCPIngress(t *testing.T) {
 	const in = policy.Ingress
 	if *full {
@@ -295,8 +295,8 @@ func TestTCPIngress(t *testing.T) {
 	compare(t, transfer{}, in, []load{{family: v6, local: true}, {family: v4, offload: true, ecn: true}})
 }
 
-// compare runs loads of a direction, or all that there are, and compares them
-// with each other and with one of which packets were dropped.
+// compare runs loads of a direction, or with -full all loads, and compares them with each
+// other and with a load that had drops.
 func compare(t *testing.T, dropped transfer, d policy.Direction, loads []load) {
 	t.Helper()
 	if *full {
@@ -314,13 +314,13 @@ func compare(t *testing.T, dropped transfer, d policy.Direction, loads []load) {
 		again, most := f.info.Total_retrans, uint32(0)
 		switch {
 		case l.ecn || l.local && d == policy.Egress:
-		case l.offload: // up to 64 KiB are dropped at a time
+		case l.offload: // a drop affects up to 64 KiB
 			most = dropped.info.Total_retrans / 2
 		default:
 			most = f.info.Data_segs_out / 100
 		}
 		if again > most {
-			t.Errorf("%v: of %d segments %d were sent again, and with drops %d", l, f.info.Data_segs_out, again, dropped.info.Total_retrans)
+			t.Errorf("%v: of %d segments %d were retransmitted, and with drops %d", l, f.info.Data_segs_out, again, dropped.info.Total_retrans)
 		}
 		longest := slices.Max(waits)
 		if !l.ecn {
@@ -329,7 +329,7 @@ func compare(t *testing.T, dropped transfer, d policy.Direction, loads []load) {
 		}
 		l.ecn = false
 		if median, ok := medians[l]; ok && longest > median {
-			t.Errorf("%v: a ping took up to %v with marks, and half of them %v without", l, longest, median)
+			t.Errorf("%v: a ping took up to %v with marks, but the median without is %v", l, longest, median)
 		}
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/shapectl/shapectl/internal/testenv"
 )
 
-// device makes a device in a network namespace of the test's own, and does to
-// its qdiscs what lines of tc say, in which DEV stands for it.
+// device creates a device in a new network namespace, and runs tc commands on it, in
+// which DEV is its name.
 func device(t *testing.T, queues int, lines ...string) (index int) {
 	t.Helper()
 	testenv.NewNetns(t)
@@ -27,7 +27,7 @@ func device(t *testing.T, queues int, lines ...string) (index int) {
 	return testenv.Link(t, "d0").Attrs().Index
 }
 
-// run runs a shell's command line in which DEV is the device.
+// run runs a shell command line, in which DEV is the device.
 func run(t *testing.T, line string) {
 	t.Helper()
 	line = strings.ReplaceAll(line, "DEV", "d0")
@@ -36,7 +36,7 @@ func run(t *testing.T, line string) {
 	}
 }
 
-// shown is all that the kernel tells of the qdiscs of the device, in its order, but for what they count.
+// shown formats the qdiscs of the device in the kernel's order, without counters.
 func shown(t *testing.T) string {
 	t.Helper()
 	all, err := qdiscs(testenv.Link(t, "d0").Attrs().Index)
@@ -55,7 +55,7 @@ func look(t *testing.T, index int) State {
 	return s
 }
 
-func TestOtherQdiscsHoldNothing(t *testing.T) {
+func TestDeviceWithoutFQ(t *testing.T) {
 	for _, c := range []struct {
 		queues  int
 		kind    string
@@ -70,7 +70,7 @@ func TestOtherQdiscsHoldNothing(t *testing.T) {
 	} {
 		t.Run(c.kind, func(t *testing.T) {
 			s := look(t, device(t, c.queues, c.command...))
-			if s.Holds || s.Room(0) || s.Kind != c.kind {
+			if s.HasFQ || s.Room(0) || s.Kind != c.kind {
 				t.Errorf("%+v", s)
 			}
 		})
@@ -79,20 +79,20 @@ func TestOtherQdiscsHoldNothing(t *testing.T) {
 		index := device(t, 1)
 		testenv.Must(t, netlink.LinkSetDown(testenv.Link(t, "d0")))
 		testenv.AddLink(t, &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "d1", TxQLen: -1}, PeerName: "d2"})
-		if s := look(t, testenv.Link(t, "d2").Attrs().Index); s.Holds || s.Kind != "noop" {
+		if s := look(t, testenv.Link(t, "d2").Attrs().Index); s.HasFQ || s.Kind != "noop" {
 			t.Errorf("a device that was never up: %+v", s)
 		}
-		if s := look(t, testenv.Link(t, "d1").Attrs().Index); s.Holds || s.Kind != "noqueue" {
+		if s := look(t, testenv.Link(t, "d1").Attrs().Index); s.HasFQ || s.Kind != "noqueue" {
 			t.Errorf("a veth: %+v", s)
 		}
-		if s := look(t, index+100); s.Holds {
-			t.Errorf("no device at all: %+v", s)
+		if s := look(t, index+100); s.HasFQ {
+			t.Errorf("no device: %+v", s)
 		}
 	})
 }
 
-// What can not be made again as it was is not touched.
-func TestFixedQdiscs(t *testing.T) {
+// A qdisc that cannot be recreated is not replaced.
+func TestUnrestorableQdiscs(t *testing.T) {
 	for name, commands := range map[string][]string{
 		"htb":  {"qdisc add dev DEV root handle 1: htb"},
 		"tbf":  {"qdisc add dev DEV root tbf rate 1mbit burst 20kb latency 50ms"},
@@ -103,7 +103,7 @@ func TestFixedQdiscs(t *testing.T) {
 			index := device(t, 1, commands...)
 			s := look(t, index)
 			if err := s.Replaceable(); !errors.Is(err, ErrFixed) {
-				t.Errorf("it may be replaced: %v", err)
+				t.Errorf("it is replaceable: %v", err)
 			}
 		})
 	}
@@ -114,13 +114,13 @@ func TestFixedQdiscs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := look(t, device(t, 1, commands...))
 			if err := s.Replaceable(); err != nil {
-				t.Errorf("it may not be replaced: %v", err)
+				t.Errorf("it is not replaceable: %v", err)
 			}
 		})
 	}
 }
 
-// Whatever a device and a namespace are called, a shell runs tc on them and nothing else.
+// A shell runs only tc, whatever the names of device and namespace.
 func TestCommandIsQuoted(t *testing.T) {
 	for _, name := range []string{"x;reboot", "$(reboot)", "-x", "a'b\"c\\d", "\x1b[31m\u202e", "\xff"} {
 		for _, state := range []State{{}, {queues: 1}} {
@@ -131,7 +131,7 @@ func TestCommandIsQuoted(t *testing.T) {
 				want += want
 			}
 			if err != nil || string(out) != want {
-				t.Errorf("sh runs %q of %s, want %q: %v", out, line, want, err)
+				t.Errorf("sh runs %q for %s, want %q: %v", out, line, want, err)
 			}
 		}
 	}
@@ -147,6 +147,8 @@ func TestCommand(t *testing.T) {
 	}{
 		{tree{root: &qdisc{Kind: "noqueue"}}, "", 9, "tc qdisc replace dev eth0 root fq limit 1048576 flow_limit 131072 orphan_mask 262143"},
 		{tree{}, "there", 200000, "tc -n there qdisc replace dev eth0 root fq limit 3200000 flow_limit 200000 orphan_mask 262143"},
+		{tree{}, "/run/netns/there", 0, "nsenter --net=/run/netns/there tc qdisc replace dev eth0 root fq limit 1048576 flow_limit 131072 orphan_mask 262143"},
+		{tree{}, "1234", 0, "nsenter --net=/proc/1234/ns/net tc qdisc replace dev eth0 root fq limit 1048576 flow_limit 131072 orphan_mask 262143"},
 		{tree{root: &qdisc{Kind: "mq"}, queues: queues}, "", 0, "tc qdisc replace dev eth0 root handle 1: mq; for q in $(seq 2); do " +
 			"tc qdisc replace dev eth0 parent 1:$(printf %x $q) fq limit 1048576 flow_limit 131072 orphan_mask 262143; done"},
 		{tree{root: &qdisc{Kind: "mq", Handle: 0x8001_0000}, queues: queues}, "", 0, "for q in $(seq 2); do " +
@@ -156,45 +158,45 @@ func TestCommand(t *testing.T) {
 			t.Errorf("%v: %s", c.tree, got)
 		}
 	}
-	large := State{Holds: true, Limit: 1 << 21, FlowLimit: 100, Flows: 1 << 20, Horizon: time.Second}
+	large := State{HasFQ: true, Limit: 1 << 21, FlowLimit: 100, Flows: 1 << 20, Horizon: time.Second}
 	if got := large.Command("eth0", "", 0); got != "tc qdisc replace dev eth0 root fq limit 2097152 flow_limit 131072 orphan_mask 1048575 horizon 10s" {
-		t.Errorf("of an fq that is large: %s", got)
+		t.Errorf("large fq: %s", got)
 	}
 }
 
-// As many packets as fit many a full bucket can wait together, however short they are.
+// Several full buckets can be queued together, even with the shortest packets.
 func TestRoom(t *testing.T) {
 	for _, c := range []struct{ packets, limit, flowLimit uint32 }{
 		{0, 1 << 20, 1 << 17}, {1 << 16, 1 << 20, 1 << 17}, {1<<16 + 1, 1<<20 + 16, 1 << 17}, {1 << 28, 1<<32 - 1, 1 << 28},
 	} {
 		limit, flowLimit := room(c.packets)
 		if limit != c.limit || flowLimit != c.flowLimit {
-			t.Errorf("for %d packets there is room for %d, and for %d of one flow", c.packets, limit, flowLimit)
+			t.Errorf("%d packets: limit %d, flow limit %d", c.packets, limit, flowLimit)
 		}
-		s := State{Holds: true, Limit: limit, FlowLimit: flowLimit, Horizon: horizon}
+		s := State{HasFQ: true, Limit: limit, FlowLimit: flowLimit, Horizon: horizon}
 		fewer, fewerOfFlow := s, s
 		fewer.Limit--
 		fewerOfFlow.FlowLimit--
 		if !s.Ready(c.packets) || fewer.Ready(c.packets) || fewerOfFlow.Ready(c.packets) {
-			t.Errorf("for %d packets, %+v is ready: %v", c.packets, s, s.Ready(c.packets))
+			t.Errorf("%d packets: %+v is ready: %v", c.packets, s, s.Ready(c.packets))
 		}
 	}
 }
 
-// A time is as codel tells it, made from what codel was told.
-func TestTimesOfCodelComeBack(t *testing.T) {
+// codelTime inverts the rounding of codel.
+func TestCodelTimeRoundTrip(t *testing.T) {
 	tells := func(us uint64) uint32 { return uint32((us * 1000 >> 10 << 10) / 1000) }
 	for us := range uint64(200_000) {
 		if told := tells(us); tells(uint64(codelTime(told))) != told {
-			t.Fatalf("%d us reads %d us, and set again %d us", us, told, tells(uint64(codelTime(told))))
+			t.Fatalf("%d us is reported as %d us, and as %d us when set again", us, told, tells(uint64(codelTime(told))))
 		}
 	}
 	if told := tells(1<<32 - 1); tells(uint64(codelTime(told))) != told {
-		t.Errorf("the greatest time does not come back")
+		t.Errorf("the largest time changes")
 	}
 }
 
-func TestSetupRefusedChangesNothing(t *testing.T) {
+func TestRefusedSetupChangesNothing(t *testing.T) {
 	unkept := errors.New("not kept")
 	for name, c := range map[string]struct {
 		command string
@@ -226,21 +228,21 @@ func TestIfbRefused(t *testing.T) {
 	attrs.Name = "shapectl7"
 	testenv.AddLink(t, &netlink.Ifb{LinkAttrs: attrs})
 	if _, err := MakeIfb(7, "eth0", 0); !errors.Is(err, ErrTaken) || !strings.Contains(err.Error(), "shapectl7") {
-		t.Errorf("made in the place of a device that has the name: %v", err)
+		t.Errorf("created despite another device with its name: %v", err)
 	}
 	if _, err := MakeIfb(10_000_000, "eth0", 0); err == nil {
-		t.Error("made with a name that is too long")
+		t.Error("created with a name that is too long")
 	}
 	if err := RemoveIfb(7); err != nil {
 		t.Error(err)
 	}
-	testenv.Link(t, "shapectl7") // which is somebody's
+	testenv.Link(t, "shapectl7") // which is not ours
 	_, err := MakeIfb(8, "eth0", 0)
 	if lacks := Check(); !errors.Is(err, lacks) {
-		t.Errorf("made: %v; a qdisc fq: %v", err, lacks)
+		t.Errorf("created: %v; fq: %v", err, lacks)
 	}
 	if ifb, _ := FindIfb(8); (ifb != nil) != (err == nil) {
-		t.Errorf("%v, and left behind: %+v", err, ifb)
+		t.Errorf("%v, and left over: %+v", err, ifb)
 	}
 }
 

@@ -21,7 +21,7 @@ import (
 	"github.com/shapectl/shapectl/internal/testenv"
 )
 
-// byDefault lets devices have a qdisc by default. It has to be called before the test enters a namespace of its own.
+// byDefault sets the default qdisc. It must be called before the test enters its namespace.
 func byDefault(t *testing.T, kind string) {
 	t.Helper()
 	const file = "/proc/sys/net/core/default_qdisc"
@@ -31,12 +31,12 @@ func byDefault(t *testing.T, kind string) {
 	t.Cleanup(func() { testenv.Must(t, os.WriteFile(file, before, 0)) })
 }
 
-// setUp is Setup, and what it gave to be kept.
+// setUp calls Setup, and returns the record.
 func setUp(t *testing.T, index int) (record []byte) {
 	t.Helper()
 	testenv.Must(t, Setup(index, 0, func(r []byte) error { record = r; return nil }))
 	if record == nil {
-		t.Fatal("nothing was set up")
+		t.Fatal("Setup did nothing")
 	}
 	return record
 }
@@ -51,7 +51,7 @@ func restore(t *testing.T, index int, record []byte) Outcome {
 var restorable = []struct {
 	name     string
 	queues   int
-	standard string // the qdisc by default; fq_codel if ""
+	standard string // the default qdisc; fq_codel if ""
 	commands []string
 }{
 	{"fq_codel by default", 1, "", nil},
@@ -107,7 +107,7 @@ func TestSetupAndRestore(t *testing.T) {
 		testenv.Must(t, netlink.LinkSetTxQLen(link, 0))
 		testSetupAndRestore(t, link.Attrs().Index)
 		if n := testenv.Link(t, "d0").Attrs().TxQLen; n != 0 {
-			t.Errorf("the queue's length is %d now", n)
+			t.Errorf("the queue length is %d, want 0", n)
 		}
 	})
 	for _, queues := range []int{1, 3} {
@@ -123,11 +123,11 @@ func TestSetupAndRestore(t *testing.T) {
 			testSetupAndRestore(t, index)
 			record := setUp(t, index)
 			testenv.Must(t, netlink.LinkSetUp(link))
-			if s := look(t, index); s.Kind != up[1] || !s.Holds {
-				t.Errorf("and up then, it is %+v", s)
+			if s := look(t, index); s.Kind != up[1] || !s.HasFQ {
+				t.Errorf("set up and then up: %+v", s)
 			}
 			if o := restore(t, index, record); !o.Restored || o.Differs || o.Kind != up[0] {
-				t.Errorf("restored, and up: %+v", o)
+				t.Errorf("restored while up: %+v", o)
 			}
 		})
 	}
@@ -138,28 +138,28 @@ func testSetupAndRestore(t *testing.T, index int) {
 	record := setUp(t, index)
 	s := look(t, index)
 	if !s.Ready(0) || !s.TellsApart() {
-		t.Errorf("set up is %+v: %s", s, shown(t))
+		t.Errorf("after Setup: %+v: %s", s, shown(t))
 	}
 	if kind != "noop" && strings.HasPrefix(kind, "mq") != strings.HasPrefix(s.Kind, "mq of fq") {
-		t.Errorf("%s was replaced by %s", kind, s.Kind)
+		t.Errorf("Setup replaced %s by %s", kind, s.Kind)
 	}
 	if err := Setup(index, 0, func([]byte) error { return errors.New("set up twice") }); err != nil {
 		t.Error(err)
 	}
 	o := restore(t, index, record)
 	if !o.Restored || o.Was != kind || o.Kind != kind || o.Differs {
-		t.Errorf("restoring %s says %+v", kind, o)
+		t.Errorf("Restore of %s returned %+v", kind, o)
 	}
 	if after := shown(t); after != before {
-		t.Errorf("was\n%sis\n%s", before, after)
+		t.Errorf("before:\n%safter:\n%s", before, after)
 	}
 	if o := restore(t, index, record); o.Restored || o.Replaced {
-		t.Errorf("restored a second time: %+v", o)
+		t.Errorf("second Restore: %+v", o)
 	}
 }
 
-// What a person is told to type is as good as Setup, whatever was there.
-func TestCommandsSetUp(t *testing.T) {
+// The suggested command has the same effect as Setup, whatever the qdisc before.
+func TestCommandEqualsSetup(t *testing.T) {
 	for _, c := range restorable {
 		if c.standard != "" || !slices.Contains([]string{"mq by default", "mq of three", "pfifo", "fq", "fq with options"}, c.name) {
 			continue
@@ -169,7 +169,7 @@ func TestCommandsSetUp(t *testing.T) {
 			index := device(t, c.queues, c.commands...)
 			run(t, look(t, index).Command("d0", "", 200_000))
 			if s := look(t, index); !s.Room(200_000) || !s.TellsApart() {
-				t.Errorf("is %+v: %s", s, shown(t))
+				t.Errorf("state %+v: %s", s, shown(t))
 			}
 			if err := Setup(index, 200_000, func([]byte) error { return errors.New("set up, too") }); err != nil {
 				t.Error(err)
@@ -185,18 +185,18 @@ func TestKilledSetup(t *testing.T) {
 	var record []byte
 	unkept := errors.New("not kept")
 	if err := Setup(index, 0, func(r []byte) error { record = r; return unkept }); !errors.Is(err, unkept) {
-		t.Fatalf("set up: %v", err)
+		t.Fatalf("Setup: %v", err)
 	}
 	if after := shown(t); after != before {
-		t.Errorf("what was not kept changed %s to %s", before, after)
+		t.Errorf("without a record, %s was changed to %s", before, after)
 	}
 	if o := restore(t, index, record); o.Restored || o.Replaced || shown(t) != before {
-		t.Errorf("killed before it set anything: %+v, %s", o, shown(t))
+		t.Errorf("killed before the first change: %+v, %s", o, shown(t))
 	}
 	run(t, "tc qdisc add dev DEV root handle 5ac0: mq")
 	run(t, "tc qdisc add dev DEV parent 5ac0:1 handle 5ac1: fq limit 1048576 flow_limit 131072 orphan_mask 262143 horizon 10s")
-	if s := look(t, index); s.Holds {
-		t.Errorf("half is as good as all: %+v", s)
+	if s := look(t, index); s.HasFQ {
+		t.Errorf("Ready after half of the changes: %+v", s)
 	}
 	if o := restore(t, index, record); !o.Restored || shown(t) != before {
 		t.Errorf("killed half way: %+v, %s", o, shown(t))
@@ -214,19 +214,19 @@ func TestFailedSetup(t *testing.T) {
 			before := shown(t)
 			var r record
 			testenv.Must(t, Setup(index, 0, func(text []byte) error { return json.Unmarshal(text, &r) }))
-			testenv.Must(t, r.putBack(index, look(t, index).tree))
+			testenv.Must(t, r.putBefore(index, look(t, index).tree))
 			r.Set[len(r.Set)-1].Kind = "no such qdisc"
 			if err := r.apply(index); !errors.Is(err, unix.ENOENT) {
-				t.Errorf("set up: %v", err)
+				t.Errorf("Setup: %v", err)
 			}
 			if after := shown(t); after != before {
-				t.Errorf("was\n%sis\n%s", before, after)
+				t.Errorf("before:\n%safter:\n%s", before, after)
 			}
 		})
 	}
 }
 
-func TestReplacedSince(t *testing.T) {
+func TestRestoreAfterReplacement(t *testing.T) {
 	for name, c := range map[string]struct {
 		queues  int
 		command string
@@ -244,47 +244,47 @@ func TestReplacedSince(t *testing.T) {
 			run(t, c.command)
 			before := shown(t)
 			if o := restore(t, index, record); o.Restored || !o.Replaced {
-				t.Errorf("restored: %+v", o)
+				t.Errorf("Restore: %+v", o)
 			}
 			if after := shown(t); after != before {
-				t.Errorf("%s became %s", before, after)
+				t.Errorf("before %s, after %s", before, after)
 			}
 		})
 	}
 }
 
-func TestOtherDefaultSince(t *testing.T) {
+func TestRestoreWithOtherDefault(t *testing.T) {
 	const file = "/proc/sys/net/core/default_qdisc"
 	byDefault(t, "fq_codel")
 	index := device(t, 1)
 	record := setUp(t, index)
-	// A namespace of a test has no such file.
+	// The file does not exist in a test's namespace.
 	testenv.Must(t, exec.Command("nsenter", "-t", "1", "-n", "sh", "-c", "echo pfifo_fast >"+file).Run())
 	if o := restore(t, index, record); !o.Restored || !o.Differs || o.Was != "fq_codel" || o.Kind != "pfifo_fast" {
 		t.Errorf("%+v", o)
 	}
 }
 
-func TestFiltersAreNotThrownAway(t *testing.T) {
+func TestSetupKeepsFilters(t *testing.T) {
 	byDefault(t, "fq_codel")
 	for name, commands := range map[string][]string{
-		"by default": {"filter add dev DEV bpf bytecode '1,6 0 0 0'"},
-		"of its own": {"qdisc add dev DEV root handle 9: fq_codel", "filter add dev DEV parent 9: bpf bytecode '1,6 0 0 0'"},
+		"by default":  {"filter add dev DEV bpf bytecode '1,6 0 0 0'"},
+		"of fq_codel": {"qdisc add dev DEV root handle 9: fq_codel", "filter add dev DEV parent 9: bpf bytecode '1,6 0 0 0'"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			index := device(t, 1, commands...)
 			before := shown(t)
 			if err := Setup(index, 0, func([]byte) error { return nil }); !errors.Is(err, ErrFixed) {
-				t.Errorf("set up: %v", err)
+				t.Errorf("Setup: %v", err)
 			}
 			if after := shown(t); after != before {
-				t.Errorf("%s became %s", before, after)
+				t.Errorf("before %s, after %s", before, after)
 			}
 		})
 	}
 }
 
-// A later sends a packet that is to leave at a time from now, by a device with an address.
+// later sends a packet with a departure time in the future, by a device with an address.
 func later(t *testing.T, by time.Duration) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
@@ -321,16 +321,16 @@ func TestStateCounts(t *testing.T) {
 	}
 	testenv.Must(t, Drain(index, time.Minute))
 	if s := look(t, index); s.Waiting != 0 {
-		t.Errorf("after the wait: %+v", s)
+		t.Errorf("after Drain: %+v", s)
 	}
 	later(t, 9*time.Second)
 	testenv.Must(t, Drain(index, 10*time.Millisecond))
 	if s := look(t, index); s.Waiting != 1 {
-		t.Errorf("after a wait that was too short: %+v", s)
+		t.Errorf("after a Drain that was too short: %+v", s)
 	}
 }
 
-// What waits in an fq that goes is told; in one that stays with other limits it waits on.
+// Restore counts packets queued in an fq that it deletes. An fq that only changes its limits keeps them.
 func TestLost(t *testing.T) {
 	for before, lost := range map[string]uint64{"pfifo": 2, "fq limit 30": 0, "mq": 2} {
 		t.Run(before, func(t *testing.T) {
@@ -342,10 +342,10 @@ func TestLost(t *testing.T) {
 			later(t, 9*time.Second)
 			later(t, 9*time.Second)
 			if o := restore(t, index, record); !o.Restored || o.Lost != lost {
-				t.Errorf("restored with two packets waiting: %+v", o)
+				t.Errorf("restored with two queued packets: %+v", o)
 			}
 			if s := look(t, index); s.Waiting != 2-lost {
-				t.Errorf("%d packets wait after that", s.Waiting)
+				t.Errorf("%d packets are queued afterwards", s.Waiting)
 			}
 		})
 	}
@@ -355,7 +355,7 @@ func TestIfb(t *testing.T) {
 	testenv.NewNetns(t)
 	testenv.Must(t, os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("0"), 0))
 	if ifb, err := FindIfb(7); ifb != nil || err != nil {
-		t.Fatalf("there is one already: %+v, %v", ifb, err)
+		t.Fatalf("it exists already: %+v, %v", ifb, err)
 	}
 	index, err := MakeIfb(7, "eth0", 0)
 	testenv.Must(t, err)
@@ -378,21 +378,21 @@ func TestIfb(t *testing.T) {
 	}
 	testenv.Must(t, netlink.LinkSetDown(link))
 	run(t, "tc qdisc replace dev shapectl7 root pfifo")
-	if ifb, err := FindIfb(7); err != nil || ifb.Up || ifb.State.Holds {
+	if ifb, err := FindIfb(7); err != nil || ifb.Up || ifb.State.HasFQ {
 		t.Errorf("down, and without an fq: %+v, %v", ifb, err)
 	}
 	again, err := MakeIfb(7, "eth1", 0)
 	testenv.Must(t, err)
 	if again != index {
-		t.Errorf("made again, it is number %d, and was %d", again, index)
+		t.Errorf("created again with index %d, want %d", again, index)
 	}
 	whole("made again")
 	if a := testenv.Link(t, "shapectl7").Attrs().Alias; !strings.Contains(a, "eth1") {
-		t.Errorf("it is for %q", a)
+		t.Errorf("alias %q", a)
 	}
 	testenv.Must(t, RemoveIfb(7))
 	if ifb, err := FindIfb(7); ifb != nil || err != nil {
-		t.Errorf("deleted, it is there: %+v, %v", ifb, err)
+		t.Errorf("after RemoveIfb: %+v, %v", ifb, err)
 	}
 	testenv.Must(t, RemoveIfb(7))
 }

@@ -12,29 +12,29 @@ import (
 )
 
 // ErrNoIfb means that the kernel has no ifb devices.
-var ErrNoIfb = errors.New("this kernel has no ifb devices, through which packets that enter can be held back (the module is ifb)")
+var ErrNoIfb = errors.New("this kernel has no ifb devices, which delay packets on ingress (module ifb)")
 
-// ErrOldIfb means that the kernel drops what a program sends to an ifb: only mirred could.
-var ErrOldIfb = errors.New("this kernel loses packets that a program sends to an ifb, through which those that enter could be held back (Linux 6.4 does not)")
+// ErrOldIfb means that the kernel drops packets that a program redirects to an ifb; before Linux 6.4 only mirred can.
+var ErrOldIfb = errors.New("this kernel drops packets that a program redirects to an ifb device, so it cannot delay packets on ingress (Linux 6.4 can)")
 
-// ErrTaken means that another device has the name, or the number, of an ifb that is to be made.
-var ErrTaken = errors.New("there is another device in the place of the one that shapectl would make")
+// ErrTaken means that another device has the name or index of the ifb to create.
+var ErrTaken = errors.New("another device has the name or index of the ifb device that shapectl needs")
 
 const (
-	// firstIfb and the index of a device make the index of its ifb. It tells what
-	// is ours from the moment it is there, and it is far from what others have: a
-	// device that is moved to another network namespace goes on to send to that index there.
+	// firstIfb plus the index of a device is the index of its ifb. The index identifies
+	// our ifb as soon as it exists. No other device must have it, because a device that
+	// moves to another namespace still redirects to that index there.
 	firstIfb = 0x5ac0_0000
-	// maxDevice is the greatest index that fits into a name.
+	// maxDevice is the largest index whose decimal form leaves the ifb's name short enough.
 	maxDevice = 9_999_999
-	// frame is what an ifb's fq lets a flow send in a turn, twice. By itself it would be the MTU.
+	// frame is half of the quantum of an ifb's fq, which depends on the MTU by default.
 	frame = 1514
-	// ifbMTU is more than any packet has, as it does not matter to an ifb.
+	// ifbMTU exceeds any packet. An ifb does not enforce it.
 	ifbMTU = 1 << 16
 )
 
-// An Ifb is the device that holds back packets that have entered another one.
-// What is sent there is received once more by that one, past its ingress hook.
+// An Ifb is an ifb device that delays packets that have entered another device. The other
+// device then receives them again, after its ingress hook.
 type Ifb struct {
 	Index int
 	Name  string
@@ -42,26 +42,26 @@ type Ifb struct {
 	State State
 }
 
-// Whole reports whether packets that are sent to the ifb are held back, and come out again.
+// Whole reports whether the ifb is up and has a suitable fq. Otherwise redirected packets are lost or not delayed.
 func (i *Ifb) Whole() bool { return i.Up && i.State.Ready(0) }
 
-// IfbIndex is the index of the ifb of a device, whether it is there or not.
+// IfbIndex returns the index of the ifb of a device, whether it exists or not.
 func IfbIndex(device int) int { return firstIfb + device }
 
-// CheckIfb reports whether packets that enter can be held back. The error wraps ErrNoFQ or ErrOldIfb.
+// CheckIfb returns an error that wraps ErrNoFQ or ErrOldIfb if the kernel cannot delay packets on ingress.
 func CheckIfb() error {
 	if err := Check(); err != nil {
 		return err
 	}
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
-		return fmt.Errorf("ask for the kernel's name: %w", err)
+		return fmt.Errorf("query the kernel release: %w", err)
 	}
 	return checkRelease(unix.ByteSliceToString(name.Release[:]))
 }
 
-// checkRelease goes by the version, as what such a kernel forgets to say of a
-// packet shows only in that the packet is lost.
+// checkRelease compares versions, because the only symptom of an old kernel is that packets
+// are lost.
 func checkRelease(release string) error {
 	var major, minor int
 	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err == nil && (major < 6 || major == 6 && minor < 4) {
@@ -70,7 +70,7 @@ func checkRelease(release string) error {
 	return nil
 }
 
-// FindIfb finds the ifb of a device by the device's index; nil if there is none.
+// FindIfb returns the ifb of the device with an index, or nil if there is none.
 func FindIfb(device int) (*Ifb, error) {
 	link, err := findIfb(device)
 	if link == nil || err != nil {
@@ -92,9 +92,9 @@ func findIfb(device int) (netlink.Link, error) {
 	return link, nil
 }
 
-// MakeIfb makes the ifb of a device, in which so many packets can wait for each of
-// several buckets, and returns its index. One that is there is made as it should be. The error wraps
-// ErrNoIfb or ErrNoFQ where the kernel lacks either, and ErrTaken.
+// MakeIfb creates the ifb of a device, or corrects the existing one, and returns its index.
+// Its fq has room for the given number of packets for each of several buckets. The error
+// wraps ErrNoIfb or ErrNoFQ if the kernel lacks either, or ErrTaken.
 func MakeIfb(device int, name string, packets uint32) (int, error) {
 	link, err := findIfb(device)
 	if err != nil {
@@ -117,7 +117,7 @@ func MakeIfb(device int, name string, packets uint32) (int, error) {
 
 func addIfb(device int) (netlink.Link, error) {
 	if device > maxDevice {
-		return nil, fmt.Errorf("make an ifb: device number %d is too big for a name (the kernel gives smaller ones by itself)", device)
+		return nil, fmt.Errorf("create an ifb device: device index %d is too large for its name; indexes that the kernel chooses are smaller", device)
 	}
 	ifb := &netlink.Ifb{LinkAttrs: netlink.NewLinkAttrs()}
 	ifb.Name, ifb.Index = fmt.Sprintf("shapectl%d", device), IfbIndex(device)
@@ -130,30 +130,30 @@ func addIfb(device int) (netlink.Link, error) {
 	case errors.Is(err, unix.EOPNOTSUPP):
 		return nil, ErrNoIfb
 	case errors.Is(err, unix.EEXIST), errors.Is(err, unix.EBUSY):
-		return nil, fmt.Errorf("%w: rename %s, or delete it: see 'ip link'", ErrTaken, ifb.Name)
+		return nil, fmt.Errorf("%w: rename or delete %s; see 'ip link'", ErrTaken, ifb.Name)
 	case err != nil:
-		return nil, fmt.Errorf("make an ifb: %w", err)
+		return nil, fmt.Errorf("create an ifb device: %w", err)
 	}
 	return ifb, nil
 }
 
 func prepareIfb(link netlink.Link, name string, packets uint32) error {
-	if alias := "shapectl: holds back what enters " + name; link.Attrs().Alias != alias {
+	if alias := "shapectl: delays packets that enter " + name; link.Attrs().Alias != alias {
 		if err := netlink.LinkSetAlias(link, alias); err != nil {
-			return fmt.Errorf("say what an ifb is for: %w", err)
+			return fmt.Errorf("set the alias of an ifb device: %w", err)
 		}
 	}
-	// It has nothing to say; where there is no IPv6, it could not.
+	// An ifb must not send IPv6 packets. EAFNOSUPPORT means that there is no IPv6.
 	err := netlink.LinkSetIP6AddrGenMode(link, nl.IN6_ADDR_GEN_MODE_NONE)
 	if err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
-		return fmt.Errorf("keep an ifb from having addresses: %w", err)
+		return fmt.Errorf("disable IPv6 addresses of an ifb device: %w", err)
 	}
 	now, err := Look(link.Attrs().Index)
 	if err != nil {
 		return err
 	}
 	var have qdisc
-	if now.Holds {
+	if now.HasFQ {
 		have = *now.tree.root
 	}
 	fq := qdisc{Kind: "fq", Handle: have.Handle, Parent: root, Options: append(limits(have, packets),
@@ -163,18 +163,18 @@ func prepareIfb(link netlink.Link, name string, packets uint32) error {
 		return ErrNoFQ
 	}
 	if err != nil {
-		return fmt.Errorf("give an ifb its fq: %w", err)
+		return fmt.Errorf("set the fq of an ifb device: %w", err)
 	}
 	if err := step.Try("set an ifb up"); err != nil {
 		return err
 	}
 	if err := netlink.LinkSetUp(link); err != nil {
-		return fmt.Errorf("set an ifb up: %w", err)
+		return fmt.Errorf("set an ifb device up: %w", err)
 	}
 	return nil
 }
 
-// RemoveIfb deletes the ifb of a device, if there is one. Packets that wait in it are lost.
+// RemoveIfb deletes the ifb of a device, if there is one. Queued packets are lost.
 func RemoveIfb(device int) error {
 	link, err := findIfb(device)
 	if link == nil || err != nil {
@@ -184,7 +184,7 @@ func RemoveIfb(device int) error {
 		return err
 	}
 	if err := netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
-		return fmt.Errorf("delete an ifb: %w", err)
+		return fmt.Errorf("delete an ifb device: %w", err)
 	}
 	return nil
 }

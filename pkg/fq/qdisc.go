@@ -16,27 +16,27 @@ import (
 	"github.com/shapectl/shapectl/internal/step"
 )
 
-// A qdisc is one as the kernel tells of it.
+// A qdisc is a qdisc as the kernel reports it.
 type qdisc struct {
 	Kind    string `json:"kind"`
-	Handle  uint32 `json:"handle"` // 0 of one that the kernel made by itself
+	Handle  uint32 `json:"handle"` // 0 for a default qdisc of the kernel
 	Parent  uint32 `json:"parent"`
-	Options []byte `json:"options,omitempty"` // as in TCA_OPTIONS
+	Options []byte `json:"options,omitempty"` // of TCA_OPTIONS
 
-	special        string // what it has that the kernel does not tell enough of
-	packets, drops uint32 // that it holds, and has dropped
+	special        string // a feature that cannot be restored, "" for none
+	packets, drops uint32 // packets in it now, and dropped so far
 }
 
-// A tree is what all packets that leave a device pass one of.
+// A tree has the qdiscs that packets leaving a device pass.
 type tree struct {
-	root   *qdisc  // nil of a device that was never up, which sends nothing
-	queues []qdisc // of a root that has one for each transmit queue, in their order
+	root   *qdisc  // nil for a device that was never up
+	queues []qdisc // one per transmit queue, in order, if the root has such
 }
 
-// perQueue are the qdiscs that hold no packets and have one below them for each transmit queue.
+// perQueue has the qdiscs that only have a qdisc for each transmit queue.
 var perQueue = map[string]bool{"mq": true, "mqprio": true}
 
-// all are the qdiscs from the root down.
+// all returns the qdiscs from the root down.
 func (t tree) all() []qdisc {
 	if t.root == nil {
 		return nil
@@ -44,7 +44,7 @@ func (t tree) all() []qdisc {
 	return append([]qdisc{*t.root}, t.queues...)
 }
 
-// leaves are those that hold packets.
+// leaves returns the qdiscs that queue packets.
 func (t tree) leaves() []qdisc {
 	if t.root == nil || perQueue[t.root.Kind] {
 		return t.queues
@@ -69,9 +69,9 @@ func (t tree) String() string {
 	return t.root.Kind + " of " + strings.Join(kinds, " and ")
 }
 
-const major = 0xffff0000 // of a handle; the rest tells the classes of a qdisc apart
+const major = 0xffff0000 // of a handle; the minor number identifies a class
 
-// qdiscs are all of a device, in no order.
+// qdiscs returns all qdiscs of a device, in no order.
 func qdiscs(index int) (all []qdisc, err error) {
 	messages, err := netmsg.List(func() ([][]byte, error) {
 		request := nl.NewNetlinkRequest(unix.RTM_GETQDISC, unix.NLM_F_DUMP)
@@ -84,7 +84,7 @@ func qdiscs(index int) (all []qdisc, err error) {
 	for _, m := range messages {
 		header := nl.DeserializeTcMsg(m)
 		if int(header.Ifindex) != index {
-			continue // the kernel lists those of all devices
+			continue // the kernel lists the qdiscs of all devices
 		}
 		q := qdisc{Handle: header.Handle, Parent: header.Parent}
 		if err := q.parse(m[header.Len():]); err != nil {
@@ -103,7 +103,7 @@ func (q *qdisc) parse(attributes []byte) error {
 		case nl.TCA_OPTIONS:
 			q.Options = bytes.Clone(value)
 		case nl.TCA_STAB:
-			q.special = "a table of sizes (stab)"
+			q.special = "a size table (stab)"
 		case nl.TCA_STATS2:
 			return q.parseStats(value)
 		}
@@ -115,7 +115,7 @@ func (q *qdisc) parseStats(attributes []byte) error {
 	return netmsg.Each(attributes, func(kind uint16, value []byte) error {
 		switch kind {
 		case nl.TCA_STATS_RATE_EST:
-			q.special = "an estimator of its rate"
+			q.special = "a rate estimator"
 		case nl.TCA_STATS_QUEUE:
 			if len(value) < 12 {
 				return unix.EINVAL
@@ -126,7 +126,7 @@ func (q *qdisc) parseStats(attributes []byte) error {
 	})
 }
 
-// number is an option of 1 or 4 bytes; 0 where there is none.
+// number returns an option of 1 or 4 bytes, or 0 if it is missing.
 func (q qdisc) number(option uint16) (n uint32) {
 	netmsg.Each(q.Options, func(kind uint16, value []byte) error {
 		switch {
@@ -140,20 +140,20 @@ func (q qdisc) number(option uint16) (n uint32) {
 	return n
 }
 
-// has reports whether q is of that kind and handle, and has those options among its own.
+// has reports whether q has the kind, handle and options of want. It may have more options.
 func (q qdisc) has(want qdisc) bool {
 	if q.Kind != want.Kind || q.Handle != want.Handle {
 		return false
 	}
 	return netmsg.Each(want.Options, func(kind uint16, _ []byte) error {
 		if q.number(kind) != want.number(kind) {
-			return errors.New("another value")
+			return errors.New("different value")
 		}
 		return nil
 	}) == nil
 }
 
-// arrange picks those that packets pass.
+// arrange returns the qdiscs that packets pass.
 func arrange(all []qdisc) (t tree) {
 	i := slices.IndexFunc(all, func(q qdisc) bool { return q.Parent == netlink.HANDLE_ROOT })
 	if i < 0 {
@@ -172,8 +172,8 @@ func arrange(all []qdisc) (t tree) {
 	return t
 }
 
-// put makes a qdisc, in place of what is there, or gives the one that has the
-// handle those options.
+// put creates a qdisc in place of the existing one, or changes the options of the one with
+// its handle.
 func put(index int, q qdisc) error {
 	if err := step.Try("put a qdisc"); err != nil {
 		return err
@@ -188,7 +188,7 @@ func put(index int, q qdisc) error {
 	return err
 }
 
-// remove deletes the root: the kernel puts its own default there.
+// remove deletes the root qdisc, which the kernel replaces by its default.
 func remove(index int, root qdisc) error {
 	if err := step.Try("delete a qdisc"); err != nil {
 		return err
@@ -201,16 +201,16 @@ func remove(index int, root qdisc) error {
 
 func u32(kind int, n uint32) []byte { return nl.NewRtAttr(kind, nl.Uint32Attr(n)).Serialize() }
 
-// again is q with the options that make one like it: those that the kernel tells
-// of it, but for what that would change.
-func (q qdisc) again() qdisc {
+// recreatable returns q with options that recreate it. The kernel reports some options
+// differently from how they were set.
+func (q qdisc) recreatable() qdisc {
 	switch q.Kind {
 	case "sfq":
 		const limit, flows = 8, 16 // of struct tc_sfq_qopt
 		if len(q.Options) < flows+4 {
 			break
 		}
-		// There can be more flows than packets only while no limit was set.
+		// There can be more flows than packets only if no limit was set.
 		if binary.NativeEndian.Uint32(q.Options[flows:]) > binary.NativeEndian.Uint32(q.Options[limit:]) {
 			q.Options = bytes.Clone(q.Options)
 			clear(q.Options[limit : limit+4])
@@ -223,29 +223,29 @@ func (q qdisc) again() qdisc {
 	return q
 }
 
-// withTimes are options with such times in place of those that codel tells as it
-// keeps. It rounds down both what it is told and what it tells.
-func withTimes(options []byte, times ...uint16) (again []byte) {
+// withTimes returns options whose times give the reported times again when they are set.
+// codel rounds down both when a time is set and when it is reported.
+func withTimes(options []byte, times ...uint16) (result []byte) {
 	netmsg.Each(options, func(kind uint16, value []byte) error {
 		if slices.Contains(times, kind) && len(value) == 4 {
 			value = nl.Uint32Attr(codelTime(binary.NativeEndian.Uint32(value)))
 		}
-		again = append(again, nl.NewRtAttr(int(kind), value).Serialize()...)
+		result = append(result, nl.NewRtAttr(int(kind), value).Serialize()...)
 		return nil
 	})
-	return again
+	return result
 }
 
-// Of linux/pkt_sched.h.
+// From linux/pkt_sched.h.
 const (
 	codelTarget    = 1 // TCA_CODEL_TARGET
 	codelInterval  = 3 // TCA_CODEL_INTERVAL
 	codelThreshold = 5 // TCA_CODEL_CE_THRESHOLD
 )
 
-// codelTime is the least time (us) that codel keeps as what it tells as told:
-// it counts in units of 1024 ns.
-func codelTime(told uint32) uint32 {
-	units := (uint64(told)*1000 + 1023) / 1024
+// codelTime returns the smallest time in us that codel, which counts in units of 1024 ns,
+// reports as the given time.
+func codelTime(reported uint32) uint32 {
+	units := (uint64(reported)*1000 + 1023) / 1024
 	return uint32((units*1024 + 999) / 1000)
 }

@@ -14,43 +14,43 @@ import (
 	"github.com/shapectl/shapectl/internal/step"
 )
 
-// ErrFixed means that what a device has in the place of an fq could not be put back as it is.
-var ErrFixed = errors.New("shapectl could not put back what is there")
+// ErrFixed means that Restore could not restore the existing qdisc of a device.
+var ErrFixed = errors.New("the existing qdisc cannot be restored later")
 
 // root is the parent of a device's root qdisc.
 const root = netlink.HANDLE_ROOT
 
-// ourHandle is the first of the handles that Setup gives. The kernel gives those from 8000: on.
+// ourHandle is the first handle that Setup uses. The kernel allocates handles from 8000: on.
 const ourHandle = 0x5ac0_0000
 
-// A record is what Setup found, and what it set. It is kept as JSON: another
-// version of shapectl may have to read it.
+// A record has the qdiscs before Setup, and those that it set. It is stored as JSON,
+// because another version of shapectl may have to read it.
 type record struct {
 	Before []qdisc `json:"before"` // from the root down
 	Set    []qdisc `json:"set"`
-	// NoQueueLength: the device's transmit queue was 0 packets long. The kernel takes
-	// that for a mistake, and changes it, where a device that needs no qdisc gets one.
+	// NoQueueLength means that the length of the device's transmit queue was 0. The kernel
+	// changes that when a device that needs no qdisc gets one.
 	NoQueueLength bool `json:"no_queue_length,omitempty"`
 }
 
-// exact are the qdiscs that can be made again from what the kernel tells of them.
+// exact has the qdiscs that can be recreated from what the kernel reports.
 var exact = map[string]bool{
 	"noqueue": true, "mq": true, "pfifo": true, "bfifo": true, "pfifo_fast": true, "fq": true,
 	"codel": true, "fq_codel": true, "sfq": true, "cake": true,
 }
 
-// Replaceable reports why Setup would not put an fq in the place of what there
-// is, by an error that wraps ErrFixed.
+// Replaceable returns an error that wraps ErrFixed if Setup would refuse to replace the
+// existing qdisc.
 func (s State) Replaceable() error {
 	for _, q := range s.tree.all() {
 		if q.Handle != 0 && !exact[q.Kind] {
-			return fmt.Errorf("%w: %s, of which the kernel does not tell all", ErrFixed, q.Kind)
+			return fmt.Errorf("%w: the kernel does not report all options of %s", ErrFixed, q.Kind)
 		}
 		if q.special != "" {
 			return fmt.Errorf("%w: %s with %s", ErrFixed, q.Kind, q.special)
 		}
 		if q.Kind == "fq" || perQueue[q.Kind] || q.Handle == 0 && q.Parent != root {
-			continue // no place for filters
+			continue // it has no filters
 		}
 		device := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: s.index}}
 		filters, err := netmsg.List(func() ([]netlink.Filter, error) { return netlink.FilterList(device, q.Handle) })
@@ -64,13 +64,14 @@ func (s State) Replaceable() error {
 	return nil
 }
 
-// Setup lets all packets that leave a device pass an fq in which so many can wait
-// for each of several buckets: at the root, or below an mq for each transmit queue.
-// What is so already is left alone. Packets that wait in the qdisc that was there are lost.
+// Setup sets up fq for all packets that leave a device, with room for the given number of
+// packets for each of several buckets: at the root, or for each transmit queue below
+// mq. It does nothing if the device is ready. Packets queued in the replaced qdisc are
+// lost.
 //
-// What Restore needs is given to keep before anything is changed. If that
-// fails, or the kernel refuses, all is as it was. The error wraps ErrNoFQ where the
-// kernel has none, ErrFixed where what is there could not be put back.
+// Setup calls keep with the record for Restore before it changes anything. If keep
+// fails, or the kernel refuses, nothing is changed. The error wraps ErrNoFQ if the
+// kernel has no fq, or ErrFixed if Restore could not restore the existing qdisc.
 func Setup(index int, packets uint32, keep func(record []byte) error) error {
 	s, err := Look(index)
 	if err != nil || s.Ready(packets) {
@@ -89,7 +90,7 @@ func Setup(index int, packets uint32, keep func(record []byte) error) error {
 	r := record{Before: s.tree.all(), Set: s.plan(packets), NoQueueLength: link.Attrs().TxQLen == 0}
 	text, err := json.Marshal(r)
 	if err != nil {
-		return fmt.Errorf("write down what is there: %w", err)
+		return fmt.Errorf("encode the existing qdiscs: %w", err)
 	}
 	if err := keep(text); err != nil {
 		return err
@@ -107,8 +108,8 @@ func (r record) apply(index int) error {
 	return nil
 }
 
-// plan are the qdiscs to make, or to change, so that there is room where so many
-// packets may have to wait for one bucket, from the root down.
+// plan returns the qdiscs to create or change, from the root down, so that the given number
+// of packets can be queued for one bucket.
 func (s State) plan(packets uint32) (set []qdisc) {
 	next := uint32(ourHandle)
 	handle := func() uint32 {
@@ -127,7 +128,7 @@ func (s State) plan(packets uint32) (set []qdisc) {
 	}
 	if s.queues > 0 && s.tree.root != nil && s.tree.root.Handle != 0 {
 		parent = s.tree.root.Handle
-	} else if s.queues > 0 { // below the kernel's own nothing can be named
+	} else if s.queues > 0 { // the kernel's default root has no handle to refer to
 		parent = handle()
 		set = append(set, qdisc{Kind: "mq", Handle: parent, Parent: root})
 	}
@@ -137,7 +138,7 @@ func (s State) plan(packets uint32) (set []qdisc) {
 			fq.Parent |= q.Parent &^ major
 		}
 		if q.Kind == fq.Kind && q.Handle != 0 {
-			fq.Handle = q.Handle // it stays, with other limits
+			fq.Handle = q.Handle // it is kept, with other limits
 		} else {
 			fq.Handle, q = handle(), qdisc{}
 		}
@@ -147,8 +148,8 @@ func (s State) plan(packets uint32) (set []qdisc) {
 	return set
 }
 
-// limits are the options of an fq that has room where so many packets may have to wait
-// for one bucket, and of which none is less than that of q.
+// limits returns the options of an fq in which the given number of packets can be queued
+// for one bucket. No option is less than that of q.
 func limits(q qdisc, packets uint32) (options []byte) {
 	limit, flowLimit := room(packets)
 	for _, o := range []struct {
@@ -163,26 +164,27 @@ func limits(q qdisc, packets uint32) (options []byte) {
 	return options
 }
 
-// An Outcome is what became of what Setup had set.
+// An Outcome is the result of Restore.
 type Outcome struct {
-	// Restored: what was there before is there again.
+	// Restored means that the qdiscs from before Setup were restored.
 	Restored bool
-	// Replaced: somebody has put something else in its place since, which stays.
+	// Replaced means that somebody else has replaced the qdiscs of Setup, so they are kept.
 	Replaced bool
-	// Differs: what is restored is not in all as it was. The kernel may have another default now.
+	// Differs means that the restored qdiscs differ from those before. The kernel may have
+	// another default now.
 	Differs bool
-	// Was is what was there before, Kind what is there now, as in State.
+	// Was is the Kind of State before Setup; Kind is the current one.
 	Was, Kind string
-	// Lost is how many packets waited in what is no more.
+	// Lost is the number of packets that were queued in deleted qdiscs.
 	Lost uint64
 }
 
-// Restore puts back what was there before the Setup that made a record, if what
-// it set is there still. Packets that wait in it are lost.
+// Restore restores the qdiscs from before the Setup that made a record, if those of Setup
+// still exist. Packets queued in them are lost.
 func Restore(index int, text []byte) (Outcome, error) {
 	var r record
 	if err := json.Unmarshal(text, &r); err != nil {
-		return Outcome{}, fmt.Errorf("read what was there before fq: %w", err)
+		return Outcome{}, fmt.Errorf("read the record of the qdiscs before fq: %w", err)
 	}
 	return r.restore(index)
 }
@@ -199,15 +201,15 @@ func (r record) restore(index int) (Outcome, error) {
 	if theirs || !ours {
 		return o, nil
 	}
-	if err := r.putBack(index, s.tree); err != nil {
-		return o, fmt.Errorf("put %s back: %w", o.Was, err)
+	if err := r.putBefore(index, s.tree); err != nil {
+		return o, fmt.Errorf("restore %s: %w", o.Was, err)
 	}
 	set := s.tree.leaves()
 	if s, err = Look(index); err != nil {
 		return o, err
 	}
 	o.Restored, o.Kind = true, s.Kind
-	for _, q := range set { // one that was there before has only other limits again
+	for _, q := range set { // a kept qdisc only gets its old limits
 		if !slices.ContainsFunc(s.tree.leaves(), func(now qdisc) bool { return now.Handle == q.Handle }) {
 			o.Lost += uint64(q.packets)
 		}
@@ -216,15 +218,15 @@ func (r record) restore(index int) (Outcome, error) {
 	return o, nil
 }
 
-// compare reports if anything is there that Setup has set, and if anything is
-// that was neither there before nor set by it. As Setup may have been killed, there may be some of both.
+// compare reports whether t has a qdisc that Setup has set, and whether it has one that is
+// neither from Setup nor from before. Both are possible, because Setup may have been killed.
 func (r record) compare(t tree) (ours, theirs bool) {
 	if t.root == nil {
 		return false, len(r.Before) > 0
 	}
 	for _, q := range t.all() {
 		isSet := func(set qdisc) bool { return q.Parent == set.Parent && q.has(set) }
-		// The options that the kernel gives to one that it makes by itself go by the MTU.
+		// The options of a default qdisc depend on the MTU, so they are ignored.
 		isAsBefore := func(before qdisc) bool {
 			return q.Parent == before.Parent && q.Kind == before.Kind && q.Handle == before.Handle &&
 				(q.Handle == 0 || bytes.Equal(q.Options, before.Options))
@@ -233,7 +235,7 @@ func (r record) compare(t tree) (ours, theirs bool) {
 		case slices.ContainsFunc(r.Set, isSet):
 			ours = true
 		case slices.ContainsFunc(r.Before, isAsBefore):
-		// The kernel makes some by itself: below an mq, and where a device comes up that had none.
+		// The kernel creates default qdiscs: below an mq, and when a device comes up for the first time.
 		case q.Handle != 0 || q.Parent == root && len(r.Before) > 0:
 			theirs = true
 		}
@@ -241,21 +243,22 @@ func (r record) compare(t tree) (ours, theirs bool) {
 	return ours, theirs
 }
 
-func (r record) putBack(index int, now tree) error {
+// putBefore puts the qdiscs of r.Before.
+func (r record) putBefore(index int, now tree) error {
 	before := arrange(r.Before)
-	again := before.all()
+	qdiscs := before.all()
 	byKernel := func(q qdisc) bool { return q.Handle == 0 }
-	if before.root == nil || slices.ContainsFunc(again, byKernel) {
-		// Only with another root does the kernel put there what it did before.
+	if before.root == nil || slices.ContainsFunc(qdiscs, byKernel) {
+		// The kernel creates its default again only after the root is deleted.
 		if err := remove(index, *now.root); err != nil {
 			return err
 		}
-		again = slices.DeleteFunc(again, byKernel)
+		qdiscs = slices.DeleteFunc(qdiscs, byKernel)
 	} else if len(before.queues) > 0 {
-		again = before.queues
+		qdiscs = before.queues
 	}
-	for _, q := range again {
-		if err := put(index, q.again()); err != nil {
+	for _, q := range qdiscs {
+		if err := put(index, q.recreatable()); err != nil {
 			return err
 		}
 	}

@@ -9,45 +9,45 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// ErrNoChange means that there is no change to confirm, or to take back.
+// ErrNoChange means that there is no change to confirm or to roll back.
 var ErrNoChange = errors.New("there is no such change")
 
-// ErrConfirmed means that the last change lasts already: it was confirmed, or never had to be.
+// ErrConfirmed means that the last change needs no confirmation any more, or never did.
 var ErrConfirmed = errors.New("it lasts already")
 
-// ErrTooLate means that a change was not confirmed in time.
-var ErrTooLate = errors.New("it is over: it was not confirmed in time, or taken back, and all is as it was before it")
+// ErrTooLate means that a change has reverted: it was not confirmed in time, or rolled back.
+var ErrTooLate = errors.New("the change was not confirmed in time, or rolled back; the rules from before it are in force")
 
-// ErrBusy means that nothing was changed, as this machine could not ready so many rules for one moment.
-var ErrBusy = errors.New("this machine is too busy for so many rules to change at one moment")
+// ErrBusy means that a change could not be prepared in time. Nothing was changed.
+var ErrBusy = errors.New("the host is too busy to prepare this change in time")
 
 const (
-	// confirmMargin is how long before its end a change can be confirmed at the latest.
+	// confirmMargin is how long before it reverts a change can be confirmed at the latest.
 	confirmMargin = 5 * time.Millisecond
-	// leastLead is how long before it begins a change is readied at the least. A process that is held up for half of
-	// that, between its last look at the clock and the store that arms the change, lets it begin too late.
+	// leastLead is the least time between the preparation of a change and its beginning. A process that is
+	// delayed for half of it, between its last look at the clock and the store that arms the change, is too late.
 	leastLead = 20 * time.Millisecond
-	// spareLead is how much of that is left at the least once all is ready, or half of it.
+	// spareLead is the least time that must be left once all is ready, or half of the lead if that is less.
 	spareLead = 50 * time.Millisecond
-	// leadTries is how often that is tried, soon with the longest time that there may be.
+	// leadTries is how often a longer lead is tried, up to maps.MaxLead.
 	leadTries = 20
 )
 
-// ApplyOptions say how a policy is to come into force.
+// ApplyOptions say how a policy comes into force.
 type ApplyOptions struct {
-	// Confirm is after what time all is as before again, unless Confirm is called; 0 for never.
+	// Confirm is the time after which the change reverts unless it is confirmed; 0 for never.
 	Confirm time.Duration
-	// Progress is told how many rules are ready, of how many; it may be nil.
+	// Progress is called with the number of rules that are ready; it may be nil.
 	Progress func(ready, of int)
 }
 
-// Applied is what became of the rules of a hook.
+// Applied is what a command did to a hook.
 type Applied struct {
 	Device    string
 	Direction policy.Direction
 	Rules     maps.Difference
 	Hook      Change
-	// Began is when the change that was taken back had begun, in ns of maps.Now; 0 but for Rollback.
+	// Began is when the change that was rolled back had begun, in ns of maps.Now; else 0.
 	Began uint64
 }
 
@@ -72,12 +72,11 @@ func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 	return tables, nil
 }
 
-// Apply brings a policy into force: all tables, each of a device that is here,
-// with valid rules in the order of policy.SortRules, and nothing else. All
-// hooks switch at one moment: a packet sees what was before or what is after.
-// Rules that stay keep buckets and counters. On failure all is as it was.
-// Where nothing is to be changed, nothing is touched. A device that is deleted
-// meanwhile gets no rules, and keeps no other from them.
+// Apply brings a policy into force: these tables and no other rules. Each table is of a
+// device that is here, with valid rules in the order of policy.SortRules. All hooks switch
+// at one moment: a packet meets the old rules or the new ones. Rules that stay keep
+// buckets and counters. On failure nothing is changed, but for devices that were deleted
+// meanwhile: these get no rules, and the others do.
 func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied, err error) {
 	plan := func() (orders, error) { return n.plan(tables) }
 	orders, err := n.planned(plan)
@@ -101,11 +100,10 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied
 	return done, nil
 }
 
-// arm lets what was prepared switch at a moment that is so far ahead that no packet
-// can come between the moment for which the byte clocks are set and the change. It
-// returns that moment. The error wraps ErrBusy.
-func arm(store *maps.Store, confirm time.Duration) (from uint64, err error) {
-	from, err = readied(maps.Now, maps.Never, func(from uint64) {
+// arm lets a prepared change begin at a moment so far ahead that the store that arms it
+// comes before that moment. It returns after that moment. The error wraps ErrBusy.
+func arm(store *maps.Store, confirm time.Duration) error {
+	from, err := readied(maps.Now, maps.Never, func(from uint64) {
 		until := maps.Never
 		if confirm > 0 {
 			until = from + uint64(confirm)
@@ -113,14 +111,17 @@ func arm(store *maps.Store, confirm time.Duration) (from uint64, err error) {
 		store.Settle()
 		store.Time(from, until)
 	})
-	if err == nil {
-		store.Arm()
+	if err != nil {
+		return err
 	}
-	return from, err
+	store.Arm()
+	waitUntil(from)
+	store.Commit()
+	return nil
 }
 
-// readied finds a moment (ns) so soon ahead that all could be readied for it with
-// time to spare: 0 where there is none before latest. The error wraps ErrBusy.
+// readied finds the next moment (ns) for which ready can end with time to spare; 0 if there
+// is none before latest. The error wraps ErrBusy.
 func readied(clock func() uint64, latest uint64, ready func(at uint64)) (at uint64, err error) {
 	lead := uint64(leastLead)
 	for range leadTries {
@@ -138,8 +139,8 @@ func readied(clock func() uint64, latest uint64, ready func(at uint64)) (at uint
 	return 0, ErrBusy
 }
 
-// PendingChange tells until when a change is in force that nobody has confirmed
-// yet, in ns of maps.Now; 0 where there is none. Expired is when one ended that nobody confirmed.
+// PendingChange is when a pending change reverts, in ns of maps.Now, and when an expired
+// change reverted; 0 where there is none.
 func (n *Namespace) PendingChange() (until, expired uint64, err error) {
 	if n.pins.store == nil {
 		return 0, 0, n.pins.noState(nil)
@@ -153,8 +154,8 @@ func (n *Namespace) PendingChange() (until, expired uint64, err error) {
 	return until, expired, nil
 }
 
-// Confirm lets a pending change last. The error wraps ErrConfirmed where it does already, ErrNoChange where there is
-// none, ErrTooLate where it was not in time.
+// Confirm confirms a pending change. The error wraps ErrConfirmed where it lasts already, ErrNoChange where there is
+// no change, and ErrTooLate where it has reverted.
 func (n *Namespace) Confirm() error {
 	if n.pins.store == nil || len(n.pins.others) > 0 {
 		return n.pins.noState(ErrNoChange)
@@ -171,8 +172,8 @@ func (n *Namespace) Confirm() error {
 	return ErrNoChange
 }
 
-// Rollback takes the last change back, on all hooks at one moment, confirmed or
-// not. The error wraps ErrNoChange where there is none, or another has come since.
+// Rollback reverts the last change, confirmed or not, on all hooks at one moment. The error
+// wraps ErrNoChange where there is none, or a single rule was changed since.
 func (n *Namespace) Rollback() (done []Applied, err error) {
 	if n.pins.store == nil {
 		return nil, n.pins.noState(ErrNoChange)
@@ -183,7 +184,7 @@ func (n *Namespace) Rollback() (done []Applied, err error) {
 		return nil, ErrTooLate
 	case state == maps.Pending:
 		until = at
-	case state != maps.Committed, n.pins.store.Begins() == 0: // a command was killed that was to end it
+	case state != maps.Committed, n.pins.store.Begins() == 0: // 0: a killed command was about to end it
 		return nil, ErrNoChange
 	}
 	hooks, err := n.Hooks()
@@ -192,7 +193,7 @@ func (n *Namespace) Rollback() (done []Applied, err error) {
 		return nil, err
 	}
 	err = n.pins.changing(func() error {
-		if err := back(n.pins.store, until); err != nil {
+		if err := revert(n.pins.store, until); err != nil {
 			return err
 		}
 		for _, h := range hooks {
@@ -205,15 +206,15 @@ func (n *Namespace) Rollback() (done []Applied, err error) {
 	return done, err
 }
 
-// back takes the change back at a moment before until, when it would end anyway. It
-// returns when that has passed. The error wraps ErrBusy.
-func back(store *maps.Store, until uint64) error {
+// revert reverts the change at a moment before until, when it would revert anyway. It
+// returns after that moment. The error wraps ErrBusy.
+func revert(store *maps.Store, until uint64) error {
 	at, err := readied(maps.Now, until, func(at uint64) {
 		store.Settle()
-		store.TimeBack(at)
+		store.TimeRevert(at)
 	})
 	if at == 0 {
-		store.TimeBack(until) // as it was, before another moment was tried
+		store.TimeRevert(until) // undoes the attempts of readied
 	}
 	if err != nil {
 		return err
@@ -222,7 +223,7 @@ func back(store *maps.Store, until uint64) error {
 		waitUntil(until)
 		return nil
 	}
-	store.Back(at)
+	store.Revert(at)
 	waitUntil(at)
 	return nil
 }

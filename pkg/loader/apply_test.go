@@ -240,9 +240,9 @@ func (s *switched) check() {
 	}
 }
 
-// Rules are switched under a flood, in all ways in which rules can differ and
-// policies come and go: not one packet passes beyond the invariant, none is
-// metered twice or by no rule, and none is lost that all policies pass.
+// Policies with all kinds of rules replace each other under a flood. No packet passes
+// beyond the invariant, is metered twice, or is metered by no rule. No packet is lost that
+// all policies pass.
 func TestSwitchedUnderFlood(t *testing.T) {
 	together := variety{sharings: []policy.Each{{}}}
 	others := variety{sharings: []policy.Each{{}}, algorithms: true}
@@ -327,6 +327,9 @@ func switchOnce(r *rig, hooks []*switched, way string, rules func() []policy.Rul
 	var tables []policy.Table
 	for i, s := range hooks {
 		before[i], next[i] = s.last(), rules()
+		for slices.Equal(next[i], before[i]) {
+			next[i] = rules() // as to apply the same again changes nothing
+		}
 		tables = append(tables, s.table(s.real(next[i])...))
 	}
 	var o ApplyOptions
@@ -369,9 +372,8 @@ func switchOnce(r *rig, hooks []*switched, way string, rules func() []policy.Rul
 	}
 }
 
-// Where excess is offered throughout, a rule's bucket is full but for less than
-// a packet, also when its rate or its capacity is another: nothing is lost by a
-// switch. Of what a bucket owes, a smaller capacity cuts off what it can not hold.
+// While excess is offered, a rule's bucket is full to within a packet, also across changes
+// of rate and capacity: a change loses nothing. A smaller capacity clamps the level.
 func TestNoGapWhileSwitched(t *testing.T) {
 	switches := 60
 	if testing.Short() {
@@ -462,13 +464,13 @@ func TestNoGapWhileSwitched(t *testing.T) {
 	}
 }
 
-// A change that was given up leaves nothing that a later one would go by.
-func TestByteClocksAfterAChangeThatWasGivenUp(t *testing.T) {
+// An abandoned change leaves nothing that a later one would use.
+func TestByteClocksAfterAbandonedChange(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
 	full := rule("10.0.0.0/24", slow)
 	r.put(full)
 	r.send("10.0.0.7", 200, 1000)
-	h := r.hook("va")
+	h := r.openHook(Write, "va")
 	faster := full
 	faster.Rate *= 1000
 	testenv.Must(t, h.Set.Prepare([]policy.Difference{{Have: &full, Want: &faster}}, func(int) {}))
@@ -489,9 +491,8 @@ func TestByteClocksAfterAChangeThatWasGivenUp(t *testing.T) {
 	}
 }
 
-// Killed while it arms hooks, or between that and the moment when the change
-// begins, a command leaves all hooks as they were or all as they were to be,
-// once another has come.
+// A command is killed while it arms a change, or before the change begins. After the next
+// command, all hooks have the old rules, or all have the new ones.
 func TestKilledBeforeAnArmedChangeBegins(t *testing.T) {
 	for _, lead := range []time.Duration{0, 5 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond} {
 		for armed := range 3 {
@@ -567,8 +568,7 @@ func many(n int) (rules []policy.Rule) {
 	return rules
 }
 
-// A hook that is given more rules than it has room for grows, under a flood: no
-// packet goes unmetered, and buckets, hosts' too, owe what they owed.
+// A hook grows under a flood. Every packet is metered, and all buckets keep their levels.
 func TestGrowthUnderFlood(t *testing.T) {
 	sizes := []int{5000, 17000, 66000} // of 4096, 16384 and 65536 that there was room for
 	if testing.Short() {
@@ -612,9 +612,8 @@ func TestGrowthUnderFlood(t *testing.T) {
 	r.nothingLeft()
 }
 
-// A rule gets a shadow while packets come by: the hook is made anew around its
-// buckets, and from that moment on the shadow counts each packet that the rule
-// does, by hosts of its own.
+// A rule gets a shadow under traffic. The maps get a new generation with the same buckets,
+// and from then on the shadow counts each packet that the rule counts.
 func TestShadowOfALiveRule(t *testing.T) {
 	eachHook(t, func(t *testing.T, r *rig) {
 		plain := rule("10.0.0.0/24", func(r *policy.Rule) { r.Rate, r.Capacity = 4e6, 100000 })
@@ -685,8 +684,8 @@ func TestShadowOfALiveRule(t *testing.T) {
 	})
 }
 
-// A change of so many rules that they take long to be readied begins later; one
-// that is over before it could be taken back is left to that.
+// A change that takes long to prepare begins later. A change that ends before a revert could
+// be prepared just ends.
 func TestReadied(t *testing.T) {
 	const ms = uint64(time.Millisecond)
 	for _, c := range []struct {
@@ -724,7 +723,7 @@ func TestReadied(t *testing.T) {
 	}
 }
 
-// A hook that a policy makes has room for a few rules more than it.
+// A new store has room for a few more rules than the policy has.
 func TestRoomForAFewMore(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
 	rules := many(leastRules + 904)
@@ -751,9 +750,8 @@ func TestGrowth(t *testing.T) {
 	}
 }
 
-// A shadow that a change takes away, or makes another, is back with the rule as
-// it was, and has counted what came by while it was there.
-func TestShadowThatIsBack(t *testing.T) {
+// A shadow that a change removes or replaces returns with a rollback, with its counters.
+func TestShadowAfterRollback(t *testing.T) {
 	eachMode(t, func(t *testing.T, r *rig) {
 		shadowed := rule("10.0.0.0/24", slow, func(r *policy.Rule) {
 			r.Shadow = policy.Shadow{Rate: 8, Capacity: 2000}

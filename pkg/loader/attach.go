@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -43,6 +44,77 @@ const (
 	linkPin    = "link"
 	programPin = "program"
 )
+
+// A record is pinned for whoever may not open links and programs. It takes the place of the settings that
+// builds had which kept maps for each hook: so they refuse the hook, and do not take it for what a killed
+// command has left.
+type record struct {
+	Layout uint64 // 0, which none of these builds had
+	// Programs are the pinned program and the one that was attached before it; 0 for none.
+	Programs [2]ebpf.ProgramID
+	Device   [16]byte // the name, which these builds tell
+}
+
+func (at hookDir) recordPin() string { return filepath.Join(at.dir, "g0", "hook") }
+
+// record records the next program of the hook. If this process is killed before it is attached, the other one still is.
+func (a *attachment) record(device string, next ebpf.ProgramID) error {
+	r := record{Programs: [2]ebpf.ProgramID{next}}
+	copy(r.Device[:], device)
+	if l := a.links[linkPin]; l != nil {
+		info, err := l.Info()
+		if err != nil {
+			return fmt.Errorf("ask for the link: %w", err)
+		}
+		r.Programs[1] = info.Program
+	} else if len(a.filters) > 0 {
+		r.Programs[1] = ebpf.ProgramID(a.filters[0].Id)
+	}
+	m, err := ebpf.LoadPinnedMap(a.recordPin(), nil)
+	if err == nil && m.ValueSize() == uint32(unsafe.Sizeof(r)) {
+		defer m.Close()
+		if err := step.Try("record a program"); err != nil {
+			return err
+		}
+		return m.Put(uint32(0), r) // and not a new map, whose readers would have to be made anew
+	}
+	if err == nil {
+		m.Close() // of an earlier build
+	}
+	if err := makeDir(filepath.Dir(a.recordPin())); err != nil {
+		return err
+	}
+	if err := unlink(a.recordPin()); err != nil {
+		return err
+	}
+	spec := &ebpf.MapSpec{Name: "shapectl_device", Type: ebpf.Array, ValueSize: uint32(unsafe.Sizeof(r))}
+	return pinValue(a.recordPin(), spec, r)
+}
+
+// recorded are the programs of a hook, and how they are attached; none where it was made by a build that recorded none.
+func (at hookDir) recorded() (programs []ebpf.ProgramID, mode Mode, err error) {
+	m, err := ebpf.LoadPinnedMap(at.recordPin(), &ebpf.LoadPinOptions{ReadOnly: true})
+	if err != nil {
+		return nil, "", err
+	}
+	defer m.Close()
+	var r record
+	if m.ValueSize() != uint32(unsafe.Sizeof(r)) {
+		return nil, "", nil
+	}
+	if err := m.Lookup(uint32(0), &r); err != nil {
+		return nil, "", err
+	}
+	for _, id := range r.Programs {
+		if id != 0 {
+			programs = append(programs, id)
+		}
+	}
+	if exists(filepath.Join(at.dir, linkPin)) {
+		return programs, TCX, nil
+	}
+	return programs, Clsact, nil
+}
 
 // openAttachment opens what is pinned for a hook, in any layout; nothing where the directory is not there.
 func openAttachment(at hookDir) (*attachment, error) {
@@ -105,9 +177,13 @@ func pinnedProgram(pin string) (ebpf.ProgramID, error) {
 		return 0, err
 	}
 	defer p.Close()
+	return programID(p)
+}
+
+func programID(p *ebpf.Program) (ebpf.ProgramID, error) {
 	info, err := p.Info()
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("ask for the program: %w", err)
 	}
 	id, _ := info.ID()
 	return id, nil
@@ -128,6 +204,23 @@ func (a *attachment) findFilters() error {
 		}
 	}
 	return err
+}
+
+// running are the programs that are attached to the device in one mode; none where it is not here.
+func (at hookDir) running(mode Mode) (programs []ebpf.ProgramID, err error) {
+	if mode == TCX {
+		programs, err = netinfo.TCXPrograms(at.index, at.direction)
+	} else if _, err = netlink.LinkByIndex(at.index); err == nil {
+		var all []filter
+		all, err = bpfFilters(at.index, at.direction)
+		for _, f := range all {
+			programs = append(programs, ebpf.ProgramID(f.Id))
+		}
+	}
+	if errors.Is(err, unix.ENODEV) || errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil, nil
+	}
+	return programs, err
 }
 
 func bpfFilters(index int, d policy.Direction) (found []filter, err error) {
@@ -158,15 +251,28 @@ func (a *attachment) mode() Mode {
 	return ""
 }
 
-// put has a program run on the device, in place of the one that the hook has there, if any.
-func (a *attachment) put(p *ebpf.Program, mode Mode) error {
-	pin := filepath.Join(a.dir, programPin)
-	if err := unlink(pin); err != nil {
+// put has a program run on the device of that name, in place of the one that the hook has there, if any.
+func (a *attachment) put(p *ebpf.Program, device string, mode Mode) error {
+	id, err := programID(p)
+	if err != nil {
 		return err
 	}
-	// Before it is attached: a filter is known again by the pin of its program.
-	if err := pinAt(p, pin); err != nil {
+	// Before it is attached: a filter is known again by the pin of its program. A hook without
+	// that pin would look like one of another layout, so the old pin stays until the new one is there.
+	pin := filepath.Join(a.dir, programPin)
+	aside := pin + "-" + asideName
+	err = unlink(aside)
+	if err == nil {
+		err = pinAt(p, aside)
+	}
+	if err == nil {
+		err = renamePins(aside, pin)
+	}
+	if err != nil {
 		return fmt.Errorf("pin the program: %w", err)
+	}
+	if err := a.record(device, id); err != nil {
+		return fmt.Errorf("record the program: %w", err)
 	}
 	if mode == Clsact {
 		return a.putFilter(p)

@@ -241,6 +241,34 @@ func inMountsOf(root string, f func() error) error {
 	})
 }
 
+// lockPin is a directory that only the owner of pins can open, so nobody else can keep changes out by a lock on it.
+const lockPin = "lock"
+
+// lock keeps commands apart until the process ends: those that change rules from all others. Readers of
+// shared pins are waited for, but not for longer than patience: they may be stopped, or mean to be in the way.
+// What they read then may be of several moments.
+func (dir home) lock(exclusive bool, patience time.Duration) (unlock func(), err error) {
+	if !exclusive {
+		return lock(string(dir), false, patience)
+	}
+	if err := makeDir(dir.pin(lockPin)); err != nil {
+		return nil, err
+	}
+	own, err := lock(dir.pin(lockPin), true, patience)
+	if err != nil {
+		return nil, err
+	}
+	all, err := lock(string(dir), true, patience) // earlier builds lock only this one
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK) && patience > 0 && isShared(string(dir)):
+		return own, nil
+	case err != nil:
+		own()
+		return nil, err
+	}
+	return func() { all(); own() }, nil
+}
+
 // lock keeps commands apart that change what another one reads or changes, until the process ends.
 // The error wraps EWOULDBLOCK where others were too long at work, fs.ErrNotExist where the directory is gone.
 func lock(dir string, exclusive bool, patience time.Duration) (unlock func(), err error) {
@@ -285,7 +313,7 @@ func makeDir(path string) error {
 	if err := step.Try("make a directory"); err != nil {
 		return err
 	}
-	if err := os.Mkdir(path, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("make a directory for pins: %w", err)
 	}
 	return nil

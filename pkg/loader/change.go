@@ -1,107 +1,158 @@
 package loader
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A Change is what a command did besides what it was told to.
+// A Change is what a command did to a hook, besides its rules.
 type Change struct {
 	Changed    bool
-	Reattached string // what had become of the hook, where it was attached anew
+	Reattached string // the state of the hook before it was attached again
 	Upgraded   bool   // the program of another build was replaced
-	Replaced   string // the qdisc in whose place an fq was set up
-	Redirected bool   // from now on, packets that enter take the way through an ifb, if their rule delays
-	// Lacks is how many packets may have to wait, where the fq that there is has no room for so many.
+	Replaced   string // the qdisc that fq has replaced
+	Redirected bool   // from now on, arriving packets of rules that delay go through an ifb
+	// Lacks is how many packets may be queued, if the fq has no room for so many.
 	Lacks uint32
 }
 
-// ErrMatch means that the rules of a hook compare the other side of packets.
-var ErrMatch = errors.New("other rules of this device and direction compare the other side of packets")
+// ErrMatch means that the rules of a hook match the other address of packets.
+var ErrMatch = errors.New("other rules of this device and direction match the other address of packets")
 
-// ErrPending means that a change waits to be confirmed.
+// ErrPending means that a change is pending.
 var ErrPending = errors.New("the last change is not confirmed yet")
 
-// ErrElsewhere means that programs of shapectl are on the device that this namespace's pins do not know.
+// ErrElsewhere means that the device has programs of shapectl without pins in this namespace.
 var ErrElsewhere = errors.New("limits of shapectl are already on the device, set from another network namespace or another bpffs")
 
-// ErrMoved means that rules are in force on a device that had the name and is in another namespace.
+// ErrMoved means that rules are in force on a device that had this name and is in another namespace now.
 var ErrMoved = errors.New("its rules are in force on the device that had this name and has moved to another namespace")
 
-// Put sets a valid rule on a direction of a device, and attaches what it needs.
-func (n *Namespace) Put(dev netinfo.Device, d policy.Direction, match policy.Match, rule policy.Rule) (Change, error) {
-	want := policy.Table{Device: dev.Name, Direction: d, Match: match, Rules: []policy.Rule{rule}}
-	plan := func() (orders, error) { return n.planRule(dev, want) }
+// Put sets valid rules of different networks on a direction of a device, and attaches the
+// hook. Several rules change at one moment, which also ends the last change. The error wraps
+// ErrPending if the last change is pending. On failure no rule is changed.
+func (n *Namespace) Put(dev netinfo.Device, d policy.Direction, match policy.Match, rules ...policy.Rule) (Change, error) {
+	rules = slices.Clone(rules)
+	policy.SortRules(rules)
+	want := policy.Table{Device: dev.Name, Direction: d, Match: match, Rules: rules}
+	plan := func() (orders, error) { return n.planRules(dev, want) }
 	orders, err := n.planned(plan)
 	defer func() { orders.close() }()
 	if err == nil {
-		orders, err = n.endBefore(orders, plan, orders[0].Hook)
+		changed := orders[0].Hook
+		if len(rules) > 1 {
+			changed = nil // there is one change of many rules at a time
+		}
+		orders, err = n.endBefore(orders, plan, changed)
 	}
 	if err != nil {
 		return Change{}, err
 	}
 	o := orders[0]
 	have := policy.Table{Device: dev.Name, Direction: d, Match: match}
-	if o.Set != nil {
-		if e, found := o.Set.Find(rule.Prefix); found {
-			have.Rules = []policy.Rule{e.Rule}
+	for _, r := range rules {
+		if o.Set == nil {
+			break
+		}
+		if e, found := o.Set.Find(r.Prefix); found {
+			have.Rules = append(have.Rules, e.Rule)
 		}
 	}
 	o.steps = have.Diff(want)
 	err = n.pins.changing(func() (err error) {
-		if err := orders.prepare(&n.pins, n.options); err != nil {
-			return err
+		if len(rules) > 1 {
+			if err = orders.apply(&n.pins, n.options, ApplyOptions{}); err == nil && len(o.steps) > 0 {
+				err = n.pins.finish()
+			}
+		} else if err = orders.prepare(&n.pins, n.options); err == nil && o.gone == nil {
+			_, err = o.Set.Put(rules[0])
 		}
-		if o.gone != nil {
-			return o.gone
-		}
-		if o.done.Hook.Changed, err = o.Set.Put(rule); err != nil {
+		if err = cmp.Or(err, o.gone); err != nil {
 			return err
 		}
 		return n.pins.trimIfb(o.Set)
 	})
+	o.done.Hook.Changed = err == nil && len(o.steps) > 0
 	return o.done.Hook, err
 }
 
-// Delete takes the rule of a prefix off hooks, and each hook off its device with its
-// last rule. It reports how many hooks had such a rule. Errors are as those of Flush.
-func (n *Namespace) Delete(prefix netip.Prefix, hooks ...*Hook) (deleted int, err error) {
+// Delete removes the rules of networks from hooks, and detaches each hook without a rule
+// left. It reports how many hooks had such rules. Rules of several networks go at one
+// moment. Errors are those of Put and Flush.
+func (n *Namespace) Delete(networks []netip.Prefix, hooks ...*Hook) (deleted int, err error) {
 	if err := n.pins.refuseOthers(); err != nil {
 		return 0, err
 	}
+	if len(networks) > 1 {
+		return n.deleteTogether(networks, hooks)
+	}
 	err = n.changeHooks(hooks, func() error {
 		return forEach(&n.pins, hooks, func(h *Hook) error {
-			if !h.Set.Delete(prefix) {
+			if !h.Set.Delete(networks[0]) {
 				return nil
 			}
 			deleted++
-			if h.Set.Empty() {
-				return n.pins.takeOff(h)
-			}
-			return n.pins.trimIfb(h.Set)
+			return n.pins.trim(h)
 		})
 	})
 	return deleted, err
 }
 
-// Flush takes all rules off hooks, and the hooks off their devices. The error wraps
-// ErrPending, and nothing is changed, where one of the hooks takes part in a change that is
-// not confirmed yet. A hook that cannot be flushed does not keep the others from it.
+func (n *Namespace) deleteTogether(networks []netip.Prefix, hooks []*Hook) (deleted int, err error) {
+	if err := n.pins.endChange(nil); err != nil {
+		return 0, err
+	}
+	err = n.pins.changing(func() error {
+		var having []*Hook
+		for _, h := range hooks {
+			var steps []policy.Difference
+			for _, p := range networks {
+				if e, found := h.Set.Find(p); found {
+					steps = append(steps, policy.Difference{Have: &e.Rule})
+				}
+			}
+			if steps == nil {
+				continue
+			}
+			if err := h.Set.Prepare(steps, func(int) {}); err != nil {
+				return err
+			}
+			having = append(having, h)
+		}
+		if having == nil {
+			return nil
+		}
+		if err := arm(n.pins.store, 0); err != nil {
+			return err
+		}
+		n.pins.store.End()
+		n.pins.store.Finish()
+		deleted = len(having)
+		return forEach(&n.pins, having, n.pins.trim)
+	})
+	return deleted, err
+}
+
+// Flush removes all rules of hooks, and detaches the hooks. The error wraps ErrPending, and
+// nothing is changed, if one of the hooks takes part in a pending change. If a hook cannot
+// be flushed, the others still are.
 func (n *Namespace) Flush(hooks ...*Hook) error {
 	return n.changeHooks(hooks, func() error {
 		for _, h := range hooks {
-			h.Set.Clear() // of all before the first is detached, as that takes a while
+			h.Set.Clear() // all before the first is detached, as that takes a while
 		}
 		return forEach(&n.pins, hooks, n.pins.takeOff)
 	})
 }
 
-// changeHooks runs f, which changes hooks outside of the last change.
+// changeHooks ends the last change of hooks, and runs f, which changes them.
 func (n *Namespace) changeHooks(hooks []*Hook, f func() error) error {
 	if len(hooks) == 0 {
 		return nil
@@ -114,8 +165,8 @@ func (n *Namespace) changeHooks(hooks []*Hook, f func() error) error {
 	return n.pins.changing(f)
 }
 
-// FlushAll is Flush for all hooks of the namespace, also those that another version of shapectl has made.
-// told is called before with each that this version can read, discarded after with each that it cannot.
+// FlushAll is Flush for all hooks of the namespace, including those of another version of shapectl.
+// told is called before, with each hook that can be read; discarded is called after, with each that cannot.
 func (n *Namespace) FlushAll(told func(*Hook), discarded func(*OtherLayoutError)) error {
 	if n.pins.dir == "" {
 		return nil
@@ -141,8 +192,8 @@ func (n *Namespace) FlushAll(told func(*Hook), discarded func(*OtherLayoutError)
 	})
 }
 
-// Discard takes hooks of another layout off their devices, and their pins away. With the
-// error come those that are gone.
+// Discard detaches hooks of another layout, and removes their pins. It returns those that
+// are gone, also with an error.
 func (n *Namespace) Discard(others ...*OtherLayoutError) (gone []*OtherLayoutError, err error) {
 	if len(others) == 0 {
 		return nil, nil
@@ -159,11 +210,11 @@ func (n *Namespace) Discard(others ...*OtherLayoutError) (gone []*OtherLayoutErr
 	return gone, err
 }
 
-// Give brings tables into force on devices whose hooks have no rules: each has its
-// rules from the moment on that it is attached. The last change of other hooks can
-// still be taken back. With the error comes what is done, which is nothing for a device
-// that was deleted meanwhile.
-func (n *Namespace) Give(tables []policy.Table) (done []Applied, err error) {
+// ApplyNew brings tables into force on hooks without rules. Each has all its rules from the
+// moment on that it is attached. The last change of other hooks can still be reverted. It
+// returns what was done, also with an error; nothing is done to a device that was deleted
+// meanwhile.
+func (n *Namespace) ApplyNew(tables []policy.Table) (done []Applied, err error) {
 	orders, err := n.planned(func() (orders, error) { return n.planNew(tables) })
 	defer func() { orders.close() }()
 	if err != nil || !orders.haveWork() {

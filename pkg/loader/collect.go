@@ -58,13 +58,13 @@ func (dir home) isDead() (bool, error) {
 	return false, err
 }
 
-// remove removes a home in which nothing but its mark is left.
+// remove removes a home in which nothing but its mark and its lock is left.
 func (dir home) remove() {
 	entries, err := os.ReadDir(string(dir))
-	if err != nil || len(entries) > 1 || len(entries) == 1 && entries[0].Name() != alivePin {
+	if err != nil || slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() != alivePin && e.Name() != lockPin }) {
 		return
 	}
-	if unlink(dir.pin(alivePin)) == nil {
+	if unlink(dir.pin(alivePin)) == nil && unlink(dir.pin(lockPin)) == nil {
 		unlink(string(dir)) // refused unless empty
 	}
 }
@@ -122,7 +122,7 @@ func (at place) collectNamespaces() {
 		if !dead && !errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		unlock, err := lock(string(dir), true, 0)
+		unlock, err := dir.lock(true, 0)
 		if err != nil {
 			continue // another command is at it
 		}
@@ -150,9 +150,9 @@ func (dir home) clear() {
 	}
 	entries, _ := readDir(string(dir))
 	for _, e := range entries {
-		if path := dir.pin(e.Name()); e.IsDir() {
+		if path := dir.pin(e.Name()); e.IsDir() && e.Name() != lockPin {
 			removeAll(path)
-		} else if e.Name() != alivePin {
+		} else if !e.IsDir() && e.Name() != alivePin {
 			unlink(path)
 		}
 	}
@@ -183,11 +183,14 @@ func (n *Namespace) Leftovers() (left []Leftover, err error) {
 		switch {
 		case dead:
 			orphans, err := dir.orphans()
+			if errors.Is(err, fs.ErrPermission) {
+				continue // nor would it be known whether rules are in force
+			}
 			failed = append(failed, err)
 			left = append(left, Leftover{Path: string(dir), Dead: true, InForce: orphans})
 		case errors.Is(err, fs.ErrNotExist) && exists(string(dir)):
 			left = append(left, Leftover{Path: string(dir)})
-		case !errors.Is(err, fs.ErrNotExist):
+		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission): // others' are for root to look at
 			failed = append(failed, err)
 		}
 	}
@@ -231,7 +234,7 @@ func (n *Namespace) FlushOrphans(which func(netinfo.Device, policy.Direction) bo
 			if o.Device.Name == "" || !which(o.Device, o.Direction) {
 				continue
 			}
-			unlock, err := lock(l.Path, true, lockPatience)
+			unlock, err := home(l.Path).lock(true, lockPatience)
 			if err != nil {
 				return flushed, fmt.Errorf("open the pins: %w", err)
 			}

@@ -7,7 +7,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A change that left a hook without a rule is ended once it is old, and not before; one that is pending is not.
+// A change that left a hook without a rule ends once it is old, unless it is pending.
 func TestEndOldChange(t *testing.T) {
 	eachMode(t, func(t *testing.T, r *rig) {
 		one := rule("10.0.0.0/24")

@@ -3,6 +3,7 @@ package loader
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,8 +21,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Rules of a deleted device are shown until the next command, which removes
-// them; a device of its name begins without rules.
+// Rules of a deleted device are shown until the next writing command removes them. A new
+// device with the same name has no rules.
 func TestDeviceDeletedAndMadeAgain(t *testing.T) {
 	eachHook(t, func(t *testing.T, r *rig) {
 		one, two, three := rule("10.0.0.0/24", slow), rule("10.0.1.0/24", leaky), rule("10.0.2.0/24", eachHost)
@@ -128,8 +129,8 @@ func rename(t *testing.T, from, to string) {
 	testenv.WaitUp(t, to)
 }
 
-// One of several devices may be deleted while all get their rules, whatever step the command is at:
-// the others get theirs, and nothing is pinned for a hook that was not attached.
+// One of several devices is deleted during an apply, at any of its steps. The others get their rules,
+// and nothing stays pinned for the deleted one.
 func TestDeviceDeletedWhileSeveralGetRules(t *testing.T) {
 	var tables []policy.Table
 	for _, name := range []string{"absent", "va", "w0", "w1"} {
@@ -140,7 +141,7 @@ func TestDeviceDeletedWhileSeveralGetRules(t *testing.T) {
 	for name, get := range map[string]func(n *Namespace) error{
 		"apply": func(n *Namespace) error { _, err := n.Apply(tables, ApplyOptions{}); return err },
 		"give": func(n *Namespace) error {
-			done, err := n.Give(tables)
+			done, err := n.ApplyNew(tables)
 			if given := slices.ContainsFunc(done, func(d Applied) bool { return d.Device == "absent" }); given || len(done) < 4 {
 				t.Errorf("of va and w1 and maybe w0, it has given %v", done)
 			}
@@ -283,7 +284,7 @@ func TestLimitsPinnedElsewhere(t *testing.T) {
 	}
 }
 
-// An index that a new device has by chance is no reason to give it another one's rules.
+// A new device with a reused index does not get the rules of the old one.
 func TestAnotherDeviceOfTheSameIndex(t *testing.T) {
 	eachMode(t, func(t *testing.T, r *rig) {
 		old := rule("10.0.0.0/24")
@@ -327,7 +328,7 @@ var onVz = steppedCommand{name: "first rule of vz", run: func(n *Namespace) erro
 	return err
 }}
 
-// A device may get the number of one that has moved away, whose rules go on, also where a command is killed.
+// A device gets the index of one that moved to another namespace. The rules of that go on, also if a command is killed.
 func TestNumberOfAMovedDevice(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
 	r.put(one)
@@ -506,9 +507,14 @@ func onLinkType(t *testing.T, r *rig, kind string) {
 	}
 	for _, d := range []policy.Direction{policy.Ingress, policy.Egress} {
 		r.direction = d
-		if h := r.hook(attrs.Name); h != nil {
-			r.write(func(n *Namespace) error { return n.Flush(h) })
-		}
+		r.write(func(n *Namespace) error {
+			h, err := n.Find(attrs.Name, d)
+			if h == nil {
+				return err
+			}
+			defer h.Close()
+			return n.Flush(h)
+		})
 		if left := r.ours(attrs.Name); len(left) > 0 {
 			t.Errorf("programs are left: %v", left)
 		}
@@ -516,8 +522,8 @@ func onLinkType(t *testing.T, r *rig, kind string) {
 	r.nothingLeft()
 }
 
-// Pins that this build can not read are said to be that, are never half
-// understood, and can be taken away.
+// Pins of another layout are refused as a whole, with an error that says so, and can be
+// removed.
 func TestPinsOfAnotherVersion(t *testing.T) {
 	eachMode(t, func(t *testing.T, r *rig) {
 		only := rule("10.0.0.0/24")
@@ -554,7 +560,7 @@ func TestPinsOfAnotherVersion(t *testing.T) {
 	})
 }
 
-// Rules are gone with the pins of their hook, which an earlier build may have flushed.
+// Rules go with the pins of their hook: an earlier build may have flushed it.
 func TestPinsOfAHookRemoved(t *testing.T) {
 	eachMode(t, func(t *testing.T, r *rig) {
 		r.put(one)
@@ -564,12 +570,12 @@ func TestPinsOfAHookRemoved(t *testing.T) {
 	})
 }
 
-// Devices that another command has given rules meanwhile keep those.
-func TestGiveLeavesRulesAlone(t *testing.T) {
+// ApplyNew leaves devices alone that have rules by now.
+func TestApplyNewKeepsOtherRules(t *testing.T) {
 	r := newRig(t, Auto, policy.Egress)
 	r.put(one)
 	r.write(func(n *Namespace) error {
-		done, err := n.Give([]policy.Table{r.table(two)})
+		done, err := n.ApplyNew([]policy.Table{r.table(two)})
 		if len(done) > 0 {
 			t.Errorf("it has given %v", done)
 		}
@@ -580,8 +586,8 @@ func TestGiveLeavesRulesAlone(t *testing.T) {
 	r.nothingLeft()
 }
 
-// Where an earlier build has rules on one device, nothing is changed on others: neither build
-// could export all. Only to flush is left.
+// If an earlier build has rules on one device, rules of others cannot be changed, as neither
+// build could export all. Only a flush is possible.
 func TestNoRulesBesideAnotherLayout(t *testing.T) {
 	r := newRig(t, Auto, policy.Egress)
 	testenv.Veth(t, "w0", "w1")
@@ -613,10 +619,10 @@ func TestNoRulesBesideAnotherLayout(t *testing.T) {
 				return err
 			}
 			defer h.Close()
-			_, err = n.Delete(one.Prefix, h)
+			_, err = n.Delete([]netip.Prefix{one.Prefix}, h)
 			return err
 		},
-		"give":     func(n *Namespace) error { _, err := n.Give([]policy.Table{table}); return err },
+		"give":     func(n *Namespace) error { _, err := n.ApplyNew([]policy.Table{table}); return err },
 		"apply":    func(n *Namespace) error { _, err := n.Apply([]policy.Table{table}, ApplyOptions{}); return err },
 		"confirm":  (*Namespace).Confirm,
 		"rollback": func(n *Namespace) error { _, err := n.Rollback(); return err },

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,6 +29,8 @@ const (
 	Moved State = "attached, but the device has moved to another namespace"
 	// Detached: the device is there, but something else took the program off it.
 	Detached State = "detached"
+	// Unknown: this process may not ask what is attached, or may not open the link. Rules are taken to be in force.
+	Unknown State = "unknown"
 )
 
 // A Hook is the rules of one direction of one device.
@@ -45,8 +48,19 @@ type Hook struct {
 // Name is the device's name now, or when the hook was made.
 func (h *Hook) Name() string { return cmp.Or(h.Device.Name, h.Was) }
 
-// InForce reports whether the rules limit anything.
-func (h *Hook) InForce() bool { return h.State == Attached || h.State == Moved }
+// InForce reports whether the rules of a hook limit anything; nil where that is not known.
+func (s State) InForce() *bool {
+	if s == Unknown {
+		return nil
+	}
+	return new(s == Attached || s == Moved)
+}
+
+// InForce reports whether the rules limit anything, as far as it is known.
+func (h *Hook) InForce() bool {
+	inForce := h.State.InForce()
+	return inForce == nil || *inForce
+}
 
 // Status is the state, with the name that the device had before it was renamed.
 func (h *Hook) Status() string {
@@ -153,6 +167,7 @@ func (dir home) hookDirs() (dirs []hookDir, err error) {
 // the error come the hooks that could be read.
 func (n *Namespace) Hooks() (hooks []*Hook, err error) {
 	hooks, err = n.pins.readHooks()
+	n.unknown = n.unknown || slices.ContainsFunc(hooks, func(h *Hook) bool { return h.State == Unknown })
 	if len(n.pins.others) > 0 {
 		err = errors.Join(OtherLayouts(n.pins.others), err)
 	}
@@ -227,6 +242,7 @@ func (n *Namespace) Find(name string, d policy.Direction) (*Hook, error) {
 			continue
 		}
 		if h.Device.Name == name || h.Was == name && h.Device.Name == "" && (h.State == Moved || !n.pins.writing) {
+			n.unknown = n.unknown || h.State == Unknown
 			return h, nil // here, back with another number, moved away, or gone and for reading only
 		}
 		h.Close()
@@ -257,9 +273,49 @@ func (dir home) hookOf(set *maps.Set) *Hook {
 // isUnused reports whether a hook has no rules, or a command was killed before it attached it.
 func isUnused(set *maps.Set) bool { return set.Empty() || !set.Attached() }
 
-// judge finds out what became of the device, and of the program on it. No file stays
-// open, as there may be more hooks than a process may have.
+// judge finds out what became of the device, and of the program on it.
 func (h *Hook) judge() error {
+	err := h.judgeAttachment()
+	if errors.Is(err, fs.ErrPermission) {
+		return h.judgeRecord()
+	}
+	return err
+}
+
+// judgeRecord is judge for a process that may not open the link or the program, or not list what is attached.
+func (h *Hook) judgeRecord() error {
+	h.State = Unknown
+	device, here, err := netinfo.DeviceByIndex(h.Set.Ifindex())
+	if err != nil {
+		return err
+	}
+	h.Device = device
+	programs, mode, err := h.at.recorded()
+	if err != nil || programs == nil {
+		return nil // killed commands and older builds leave no record, or none that others may read
+	}
+	running, err := h.at.running(mode)
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return nil
+	case err != nil:
+		return err
+	case slices.ContainsFunc(programs, func(id ebpf.ProgramID) bool { return slices.Contains(running, id) }):
+		h.State, h.Mode = Attached, mode
+	case here && device.Name == h.Was:
+		h.State = Detached
+	default:
+		h.Device = netinfo.Device{} // it is not this one
+		if mode == Clsact {
+			h.State = Gone // a link may be on a device that has moved
+		}
+	}
+	return nil
+}
+
+// judgeAttachment is judge for the owner of the pins. No file stays open, as there may be
+// more hooks than a process may have.
+func (h *Hook) judgeAttachment() error {
 	attached, err := openAttachment(h.at)
 	if err != nil {
 		return err
@@ -303,7 +359,12 @@ func (n *Namespace) Programs(index int, d policy.Direction) ([]ebpf.ProgramID, e
 	if n.pins.setOf(index, d) == nil && n.OtherLayout(index, d) == nil {
 		return nil, nil
 	}
-	a, err := openAttachment(n.pins.dir.hookDir(index, d))
+	at := n.pins.dir.hookDir(index, d)
+	a, err := openAttachment(at)
+	if errors.Is(err, fs.ErrPermission) {
+		programs, _, err := at.recorded()
+		return programs, err
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -65,7 +65,7 @@ func TestPutTwiceChangesNothing(t *testing.T) {
 // programIDs are those of the programs that hooks call.
 func (r *rig) programIDs() (ids []uint32) {
 	r.t.Helper()
-	n, err := Read(r.options)
+	n, err := Write(r.options)
 	testenv.Must(r.t, err)
 	defer n.Close()
 	for index := range program.Kinds {
@@ -225,8 +225,8 @@ func TestDirectionsAreApart(t *testing.T) {
 	})
 }
 
-// Commands that come at the same time take turns: each rule is there in the
-// end, and no reader ever sees half of anything.
+// Concurrent commands wait for each other: each rule is there in the end, and no reader sees
+// half of a change.
 func TestWritersAndReadersTakeTurns(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
 	const writers = 10

@@ -10,26 +10,26 @@ import (
 )
 
 const (
-	// expedited is how the kernel is told not to take its time for grace periods: by any number but 0.
+	// expedited makes the kernel expedite grace periods, by any number but 0.
 	expedited = "/sys/kernel/rcu_expedited"
-	// hurried is the number by which commands tell it so: 0x736870, "shp". Another one is the administrator's.
+	// hurried is the number that commands write: 0x736870, "shp". Any other number is the administrator's.
 	hurried = "7563376"
 	relaxed = "0"
-	// manyHooks are so many that it is worth it.
+	// manyHooks is from how many hooks on it is worth it.
 	manyHooks = 8
 )
 
-// A haste is the file by which the kernel is told whether to hurry.
+// A haste is the file that makes the kernel expedite grace periods.
 type haste string
 
-// hurry runs f, which attaches or detaches so many hooks. For each, Linux waits for an
-// RCU grace period under a lock that all share: with 200 devices that is seconds, if
-// nobody tells it to hurry. Where that is not allowed, it takes its time.
+// hurry runs f, which attaches or detaches so many hooks. For each, Linux waits for an RCU
+// grace period under a global lock: that takes seconds for 200 devices, unless grace
+// periods are expedited. Where this process may not do that, f takes longer.
 func (file haste) hurry(hooks int, f func() error) error {
 	if hooks < manyHooks {
 		return f()
 	}
-	// Each command in a hurry has locked another byte; the kernel unlocks it if the command is killed.
+	// Each such command locks another byte; the kernel unlocks it if the command is killed.
 	locked := file.lock(unix.Flock_t{Type: unix.F_WRLCK, Start: rand.Int64N(1 << 40), Len: 1})
 	if locked == nil {
 		return f()
@@ -42,8 +42,8 @@ func (file haste) hurry(hooks int, f func() error) error {
 	return f()
 }
 
-// relax ends what hurry has begun, once no command of any namespace is in a hurry. To look for
-// that takes a lock for reading only: so nobody who may not write there can keep it from ending.
+// relax ends what hurry began, once no command of any namespace needs it. The check takes a
+// read lock on a file opened for writing, so a process that may not write cannot prevent it.
 func (file haste) relax() {
 	if file.now() != hurried {
 		return
@@ -60,7 +60,7 @@ func (file haste) now() string {
 	return number
 }
 
-// lock locks a part of the file until it is closed; nil if others have locked that, or where it may not be written.
+// lock locks a part of the file until it is closed; nil if others have locked it, or if the file is not writable.
 func (file haste) lock(part unix.Flock_t) *os.File {
 	opened, err := os.OpenFile(string(file), os.O_RDWR, 0)
 	if err != nil {

@@ -14,11 +14,15 @@
 package loader
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -35,15 +39,25 @@ const (
 	Clsact Mode = "clsact"
 )
 
-// ErrNoNamespace means that no network namespace has that name.
+// ErrNoNamespace means that a name, path or process id stands for no network namespace.
 var ErrNoNamespace = errors.New("no such network namespace")
+
+// ErrFewFiles means that the process may not open as many files as a command needs.
+var ErrFewFiles = errors.New("the limit of open files (RLIMIT_NOFILE) is too low")
+
+// leastFiles is that limit at the least. What a command opens does not grow with devices or rules.
+const leastFiles = 256
 
 // Options say where and how to keep programs; the zero value is right but for tests.
 type Options struct {
 	BPFFS string // DefaultBPFFS if empty
 	Mode  Mode   // Auto if empty
+	// Group is whose members may read the pins that commands make; DefaultGroup if empty.
+	Group string
 	// SetupFQ gives devices an fq, where rules need one and there is none.
 	SetupFQ bool
+	// Patience is how long to wait for another command; 10 s if 0.
+	Patience time.Duration
 }
 
 // A Namespace is the hooks of one network namespace: that of the calling
@@ -52,37 +66,67 @@ type Namespace struct {
 	options Options
 	place   place
 	pins    pins
+	readers access // of a Namespace for changes
 	unlock  func()
 
+	netAdmin  bool     // this process has CAP_NET_ADMIN
+	unknown   bool     // see Unknown
 	collected []string // see Collected
 }
 
-// In runs f on a thread in the network namespace that `ip netns` knows by that
-// name, or just here if it is empty. The error wraps ErrNoNamespace where there is none.
+// In runs f on a thread in a network namespace. It is given as a name of `ip netns`, as a path
+// (with a slash), or as the id of a process in it; a name wins over an id. "" is the caller's
+// namespace. The error wraps ErrNoNamespace if there is no such namespace.
 func In(name string, f func() error) error {
 	if name == "" {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		return f()
 	}
-	target, err := netns.GetFromName(name)
-	if errors.Is(err, fs.ErrNotExist) || strings.Contains(name, "/") {
-		return fmt.Errorf("%w: %s", ErrNoNamespace, name)
-	}
+	target, err := openNetns(name)
 	if err != nil {
-		return fmt.Errorf("open network namespace %s: %w", name, err)
+		return err
 	}
 	defer target.Close()
 	return onThread(func() error {
 		err := netns.Set(target)
 		if errors.Is(err, unix.EINVAL) {
-			return fmt.Errorf("%w: %s is not one", ErrNoNamespace, name)
+			return fmt.Errorf("%w: %s is something else", ErrNoNamespace, name)
 		}
 		if err != nil {
 			return fmt.Errorf("enter network namespace %s: %w", name, err)
 		}
 		return f()
 	})
+}
+
+// NetnsDir has the names that `ip netns` knows.
+const NetnsDir = "/run/netns"
+
+func openNetns(name string) (netns.NsHandle, error) {
+	open := func(path string) (netns.NsHandle, error) {
+		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0) // a FIFO must not block
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("open network namespace %s: %w", path, err)
+		}
+		return netns.NsHandle(fd), err
+	}
+	path := name
+	if !strings.Contains(name, "/") {
+		path = filepath.Join(NetnsDir, name)
+	}
+	fd, err := open(path)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return fd, err
+	}
+	if _, notPID := strconv.ParseUint(name, 10, 31); notPID != nil {
+		return fd, fmt.Errorf("%w: there is no %s", ErrNoNamespace, path)
+	}
+	fd, err = open("/proc/" + name + "/ns/net")
+	if errors.Is(err, fs.ErrNotExist) {
+		return fd, fmt.Errorf("%w: there is neither %s nor a process %s", ErrNoNamespace, path, name)
+	}
+	return fd, err
 }
 
 // onThread runs f, which may enter other namespaces, on a thread that ends with it.
@@ -96,8 +140,15 @@ func onThread(f func() error) error {
 }
 
 // Read opens the calling thread's namespace for reading: it finds what is
-// there and changes nothing of it.
-func Read(o Options) (*Namespace, error) { return open(o, false) }
+// there and changes nothing of it. It takes no capability, but the permission to read the pins:
+// otherwise the error wraps ErrMayNotRead. Without CAP_NET_ADMIN the State of some hooks is Unknown.
+func Read(o Options) (*Namespace, error) {
+	n, err := open(o, false)
+	if errors.Is(err, fs.ErrPermission) {
+		err = fmt.Errorf("%w: %w", ErrMayNotRead, err)
+	}
+	return n, err
+}
 
 // Write opens the calling thread's namespace for changes, alone. It takes away what a
 // killed command has left, and what is left of deleted devices and namespaces.
@@ -122,21 +173,24 @@ func open(o Options, writing bool) (*Namespace, error) {
 	if err != nil {
 		return nil, err
 	}
-	var lacking []string
-	if have&(1<<unix.CAP_BPF|1<<unix.CAP_SYS_ADMIN) == 0 {
-		lacking = append(lacking, "CAP_BPF")
+	n := &Namespace{options: o, unlock: func() {}, netAdmin: have&(1<<unix.CAP_NET_ADMIN) != 0}
+	if writing {
+		if err := mayWrite(have); err != nil {
+			return nil, err
+		}
+		if n.readers, err = readAccess(o); err != nil {
+			return nil, err
+		}
 	}
-	if have&(1<<unix.CAP_NET_ADMIN) == 0 {
-		lacking = append(lacking, "CAP_NET_ADMIN")
-	}
-	if lacking != nil {
-		return nil, fmt.Errorf("%w: this process lacks %s", fs.ErrPermission, strings.Join(lacking, " and "))
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err == nil && files.Cur < leastFiles {
+		return nil, fmt.Errorf("%w: it is %d, and a command needs %d", ErrFewFiles, files.Cur, leastFiles)
 	}
 	at, err := locate(o)
 	if err != nil {
 		return nil, err
 	}
-	n := &Namespace{options: o, place: at, unlock: func() {}}
+	n.place = at
 	n.pins.writing, n.pins.haste = writing, haste(at.root+expedited)
 	n.pins.haste.relax() // a command may have been killed that was in a hurry
 	mounted, err := isBPFFS(at.bpffs())
@@ -154,12 +208,38 @@ func open(o Options, writing bool) (*Namespace, error) {
 	return n, err
 }
 
+// mayWrite reports as an error which capabilities a process lacks that is to change rules.
+func mayWrite(have uint64) error {
+	var lacking []string
+	if have&(1<<unix.CAP_BPF|1<<unix.CAP_SYS_ADMIN) == 0 {
+		lacking = append(lacking, "CAP_BPF")
+	}
+	if have&(1<<unix.CAP_NET_ADMIN) == 0 {
+		lacking = append(lacking, "CAP_NET_ADMIN")
+	}
+	if lacking != nil {
+		return fmt.Errorf("%w: this process lacks %s", fs.ErrPermission, strings.Join(lacking, " and "))
+	}
+	return nil
+}
+
+// Unknown is what it takes to tell the State of all hooks that were asked for; "" where all are known.
+func (n *Namespace) Unknown() (takes string) {
+	switch {
+	case !n.unknown:
+		return ""
+	case !n.netAdmin:
+		return "CAP_NET_ADMIN"
+	}
+	return "root"
+}
+
 // enter locks the state, and from then on knows what is in it.
 func (n *Namespace) enter() error {
 	if err := n.place.trust(); err != nil {
 		return err
 	}
-	unlock, err := lock(string(n.place.home()), n.pins.writing, lockPatience)
+	unlock, err := n.place.home().lock(n.pins.writing, cmp.Or(n.options.Patience, lockPatience))
 	if err != nil {
 		return fmt.Errorf("open the pins: %w", err)
 	}
@@ -214,6 +294,7 @@ func (n *Namespace) Close() {
 	n.pins.close()
 	if n.pins.writing && n.pins.dir != "" {
 		n.pins.dir.remove()
+		n.place.share(n.readers)
 	}
 	n.unlock()
 }

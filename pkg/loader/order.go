@@ -2,10 +2,7 @@ package loader
 
 import (
 	"fmt"
-	"path/filepath"
 	"slices"
-
-	"github.com/cilium/ebpf"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/program"
@@ -14,20 +11,20 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// newHook is a hook that is yet to be made.
+// newHook is a hook that does not exist yet.
 func newHook(dev netinfo.Device, d policy.Direction) *Hook {
 	return &Hook{Direction: d, Device: dev, Was: dev.Name, State: Detached}
 }
 
-// An order is what a hook is to have, and what it takes.
+// An order is what a hook shall have, and the steps to get there.
 type order struct {
 	*Hook
 	dev   netinfo.Device
 	want  policy.Table
 	steps []policy.Difference
-	fq    uint32 // an fq is to be set up with room for so many packets; 0 for none
+	fq    uint32 // room in packets of an fq to be set up; 0 for none
 	done  Applied
-	gone  error // what went wrong, as the device was deleted meanwhile
+	gone  error // the device was deleted meanwhile, and this failed
 }
 
 func newOrder(h *Hook, dev netinfo.Device, want policy.Table) *order {
@@ -38,7 +35,7 @@ func newOrder(h *Hook, dev netinfo.Device, want policy.Table) *order {
 	return o
 }
 
-// failed is what went wrong with an order, but for one whose device was deleted meanwhile: that fails alone.
+// failed names the hook of an error. If its device was deleted meanwhile, only this order fails.
 func (o *order) failed(err error) error {
 	if err == nil {
 		return nil
@@ -51,12 +48,12 @@ func (o *order) failed(err error) error {
 	return err
 }
 
-// hasWork reports whether anything is to be done for a hook.
+// hasWork reports whether an order changes anything.
 func (o *order) hasWork() bool {
 	return o.gone == nil && (o.Set == nil || o.State != Attached || o.fq > 0 || len(o.steps) > 0)
 }
 
-// orders are those of all hooks that one command changes.
+// orders are the orders of one command.
 type orders []*order
 
 func (all orders) close() {
@@ -67,7 +64,7 @@ func (all orders) close() {
 
 func (all orders) haveWork() bool { return slices.ContainsFunc(all, (*order).hasWork) }
 
-// apply prepares hooks, and has all their rules change at one moment.
+// apply prepares hooks, and changes all their rules at one moment.
 func (all orders) apply(p *pins, options Options, o ApplyOptions) error {
 	if err := all.prepare(p, options); err != nil {
 		return err
@@ -87,20 +84,16 @@ func (all orders) apply(p *pins, options Options, o ApplyOptions) error {
 		ready += len(one.steps)
 	}
 	if of > 0 {
-		from, err := arm(p.store, o.Confirm)
-		if err != nil {
+		if err := arm(p.store, o.Confirm); err != nil {
 			return err
 		}
-		waitUntil(from)
-		p.store.Commit()
 	}
 	all.sweepGone(p)
 	return nil
 }
 
-// prepare makes room for the rules of hooks, and attaches hooks: with programs of
-// this build that compare their side. What is so already is left alone. An order is gone
-// whose device is deleted meanwhile.
+// prepare makes room for the rules of hooks, and attaches them with programs of this build.
+// It leaves alone what is so already.
 func (all orders) prepare(p *pins, options Options) error {
 	if err := all.claim(p); err != nil {
 		return err
@@ -108,7 +101,7 @@ func (all orders) prepare(p *pins, options Options) error {
 	return all.attach(p, options)
 }
 
-// claim makes room for the rules of hooks, gives each a set, and devices the fq that they need.
+// claim makes room for the rules of hooks, allocates their sets, and sets up fq where needed.
 func (all orders) claim(p *pins) error {
 	for _, o := range all {
 		if o.Set == nil {
@@ -135,7 +128,7 @@ func (all orders) claim(p *pins) error {
 			continue
 		}
 		o.done.Hook.Upgraded = upgraded
-		set := p.store.Hold().View(o.Set.Number()) // of the generation that there is now
+		set := p.store.Hold().View(o.Set.Number()) // of the newest generation
 		o.Set.Close()
 		o.Set = set
 	}
@@ -198,10 +191,7 @@ func (o *order) attach(p *pins, options Options) error {
 		return err
 	}
 	defer caller.Close()
-	if err := attached.put(caller, mode); err != nil {
-		return err
-	}
-	if err := h.at.warnEarlier(o.dev.Name); err != nil {
+	if err := attached.put(caller, o.dev.Name, mode); err != nil {
 		return err
 	}
 	h.Set.SetSide(o.want.Match)
@@ -210,31 +200,16 @@ func (o *order) attach(p *pins, options Options) error {
 	return nil
 }
 
-// sweepGone takes away what there is of hooks that could not be attached, as their
-// devices were deleted. What it leaves, the next command takes away.
+// sweepGone removes hooks whose devices were deleted before they were attached. The next
+// command removes what it leaves.
 func (all orders) sweepGone(p *pins) {
 	if slices.ContainsFunc(all, func(o *order) bool { return o.gone != nil }) {
 		p.sweep()
 	}
 }
 
-// warnEarlier pins settings where builds had them that kept maps for each hook: so they
-// refuse the hook, and do not take it for what a killed command has left.
-func (at hookDir) warnEarlier(device string) error {
-	pin := filepath.Join(at.dir, "g0", "hook")
-	if exists(pin) {
-		return nil
-	}
-	if err := makeDir(filepath.Dir(pin)); err != nil {
-		return err
-	}
-	var settings [24]byte // a layout that none had, and at the end the name
-	copy(settings[8:], device)
-	return pinValue(pin, &ebpf.MapSpec{Name: "shapectl_device", Type: ebpf.Array, ValueSize: uint32(len(settings))}, settings)
-}
-
-// needsIfb reports whether a hook sends packets to an ifb: those of such rules, or
-// of others that it has.
+// needsIfb reports whether a hook sends packets to an ifb, for these rules or for others
+// that it has.
 func needsIfb(set *maps.Set, rules []policy.Rule) bool {
 	if set.Direction() != policy.Ingress {
 		return false

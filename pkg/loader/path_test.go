@@ -43,7 +43,7 @@ func (r *rig) path(device string, d policy.Direction) (names []string) {
 	return names
 }
 
-// The order is the kernel's, on both sides of a device and with both hooks.
+// The order is the kernel's, in both directions and with both kinds of hook.
 func TestPathIsInOrder(t *testing.T) {
 	xdp := func(t *testing.T) {
 		p, err := ebpf.NewProgram(&ebpf.ProgramSpec{

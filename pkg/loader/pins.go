@@ -37,6 +37,14 @@ func (p *pins) takeOff(h *Hook) error {
 	return p.bpfState.drop()
 }
 
+// trim takes a hook off that has no rules any more, or else what rules needed that are gone.
+func (p *pins) trim(h *Hook) error {
+	if h.Set.Empty() {
+		return p.takeOff(h)
+	}
+	return p.trimIfb(h.Set)
+}
+
 // sweep takes off hooks that have no rules, or no pins any more, as far as there is time.
 func (p *pins) sweep() error {
 	if p.store == nil {

@@ -12,13 +12,13 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A side is a direction of a device.
+// A side is one direction of a device.
 type side struct {
 	device    string
 	direction policy.Direction
 }
 
-// plan is what each hook has to do for a policy, if that is possible.
+// plan makes the orders that bring a policy into force. It changes nothing.
 func (n *Namespace) plan(tables []policy.Table) (all orders, err error) {
 	hooks, err := n.Hooks()
 	moved := map[side]bool{}
@@ -39,7 +39,7 @@ func (n *Namespace) plan(tables []policy.Table) (all orders, err error) {
 	return n.planTables(all, moved, tables)
 }
 
-// planTables has orders bring tables into force, and others of hooks that are yet to be made.
+// planTables adds tables to the orders of existing hooks, and orders for new hooks.
 func (n *Namespace) planTables(all orders, moved map[side]bool, tables []policy.Table) (orders, error) {
 	at := map[side]*order{}
 	for _, o := range all {
@@ -59,7 +59,7 @@ func (n *Namespace) planTables(all orders, moved map[side]bool, tables []policy.
 		}
 		dev, err := netinfo.DeviceByName(t.Device)
 		if errors.Is(err, netinfo.ErrNoDevice) {
-			continue // it was deleted meanwhile
+			continue // the device was deleted meanwhile
 		}
 		if err != nil {
 			return all, fmt.Errorf("%s: %w", t.Device, err)
@@ -74,7 +74,7 @@ func (n *Namespace) planTables(all orders, moved map[side]bool, tables []policy.
 	return all, nil
 }
 
-// plan finds the steps of a hook, or why it cannot get its rules.
+// plan finds the steps of a hook, or why it cannot have its rules.
 func (o *order) plan(dir home, setupFQ bool) error {
 	if o.Set == nil {
 		if err := dir.elsewhere(o.dev, o.Direction); err != nil {
@@ -84,12 +84,12 @@ func (o *order) plan(dir home, setupFQ bool) error {
 	if err := o.dev.CheckReadable(); err != nil {
 		return err
 	}
-	if err := o.holdBack(o.want.Rules, setupFQ); err != nil {
+	if err := o.planQueue(o.want.Rules, setupFQ); err != nil {
 		return err
 	}
 	have := policy.Table{Device: o.want.Device, Direction: o.Direction, Match: o.want.Match}
 	if o.Set != nil {
-		// Without a rule in force, a hook is kept only for a rollback, and gone with the end of the last change.
+		// Without a rule in force, a hook is kept only for a rollback. It goes when the last change ends.
 		if len(o.want.Rules) > 0 && o.Match() != o.want.Match && o.Set.InForce() {
 			return fmt.Errorf("%w (%s)", ErrMatch, o.Match())
 		}
@@ -99,8 +99,8 @@ func (o *order) plan(dir home, setupFQ bool) error {
 	return nil
 }
 
-// planRule is plan for the one rule of a table, beside those that the hook has.
-func (n *Namespace) planRule(dev netinfo.Device, want policy.Table) (orders, error) {
+// planRules is plan for the rules of a table, beside the other rules of its hook.
+func (n *Namespace) planRules(dev netinfo.Device, want policy.Table) (orders, error) {
 	if err := dev.CheckReadable(); err != nil {
 		return nil, err
 	}
@@ -123,23 +123,25 @@ func (n *Namespace) planRule(dev netinfo.Device, want policy.Table) (orders, err
 	all := orders{o}
 	rules := want.Rules
 	if h.Set != nil && h.State != Attached {
-		rules = append(h.Set.Policy(), rules...) // all are to be in force, on what may be another device
+		rules = append(h.Set.Policy(), rules...) // all are attached again, perhaps to another device
 	}
-	if err := o.holdBack(rules, n.options.SetupFQ); err != nil {
+	if err := o.planQueue(rules, n.options.SetupFQ); err != nil {
 		return all, err
 	}
 	if h.State == Moved {
 		return all, ErrMoved
 	}
 	if h.Set != nil && h.Match() != want.Match {
-		if others := h.Set.Rules(); len(others) > 1 || len(others) == 1 && others[0].Prefix != want.Rules[0].Prefix {
-			return all, fmt.Errorf("%w (%s)", ErrMatch, h.Match())
+		for _, e := range h.Set.Rules() {
+			if !slices.ContainsFunc(want.Rules, func(r policy.Rule) bool { return r.Prefix == e.Prefix }) {
+				return all, fmt.Errorf("%w (%s)", ErrMatch, h.Match())
+			}
 		}
 	}
 	return all, nil
 }
 
-// planNew is plan for devices whose hooks have no rules.
+// planNew is plan for hooks without rules.
 func (n *Namespace) planNew(tables []policy.Table) (orders, error) {
 	if err := n.pins.refuseOthers(); err != nil {
 		return nil, err
@@ -154,7 +156,7 @@ func (n *Namespace) planNew(tables []policy.Table) (orders, error) {
 		if h != nil {
 			h.Close()
 			if h.State != Moved {
-				continue // another command has given it rules meanwhile
+				continue // another command set rules meanwhile
 			}
 			err = ErrMoved
 		}
@@ -163,8 +165,8 @@ func (n *Namespace) planNew(tables []policy.Table) (orders, error) {
 	return n.planTables(nil, nil, without)
 }
 
-// planned is what comes of a plan. Where that is the first thing to be pinned, it makes a
-// place for it, and plans once more, as another command may have been first.
+// planned carries out a plan function. Before the first thing is pinned, it makes a place
+// for pins and plans once more, as another command may have been faster.
 func (n *Namespace) planned(plan func() (orders, error)) (orders, error) {
 	orders, err := plan()
 	if err != nil || n.pins.dir != "" || !orders.haveWork() {
@@ -177,7 +179,7 @@ func (n *Namespace) planned(plan func() (orders, error)) (orders, error) {
 	return plan()
 }
 
-// endBefore is endChange for what was planned, and plans once more: hooks may have gone with the last change.
+// endBefore ends the last change before planned orders, and plans once more: hooks may have gone with it.
 func (n *Namespace) endBefore(all orders, plan func() (orders, error), h *Hook) (orders, error) {
 	if n.pins.store == nil {
 		return all, nil
@@ -192,8 +194,8 @@ func (n *Namespace) endBefore(all orders, plan func() (orders, error), h *Hook) 
 	return plan()
 }
 
-// elsewhere reports, as far as this process may look, programs of shapectl on a device
-// for which this namespace has no pins, not even such as an interrupted command left.
+// elsewhere returns ErrElsewhere if programs of shapectl are on a device without any pin in
+// this namespace, as far as this process may look.
 func (dir home) elsewhere(dev netinfo.Device, d policy.Direction) error {
 	if dir != "" && exists(dir.hookDir(dev.Index, d).dir) {
 		return nil

@@ -17,37 +17,37 @@ import (
 )
 
 const (
-	// queuedFrame is the size of the packets that a queue is taken to hold: as many as there can be.
+	// queuedFrame is the least size of a queued packet, so that a queue has room for as many as there can be.
 	queuedFrame = 64
-	// drainPatience is how long what waits may still leave, where its qdisc is to go.
+	// drainPatience is how long queued packets may still leave before their qdisc is removed.
 	drainPatience = time.Second
 
-	// qdiscPrefix begins the name of a pinned map with what a device had before it was given an fq.
+	// qdiscPrefix begins the name of a pinned map with the qdiscs that fq has replaced.
 	qdiscPrefix = "qdisc-"
-	// ifbPrefix begins the name of a directory that says of which device there is an ifb.
+	// ifbPrefix begins the name of a directory that marks a device with an ifb.
 	ifbPrefix = "ifb-"
 )
 
-// An UnheldError says why a device would not hold back what its rules delay.
-type UnheldError struct {
+// An UnqueuedError says why a device cannot queue the packets that its rules delay.
+type UnqueuedError struct {
 	Device  string
 	State   fq.State
-	Packets uint32        // that may have to wait
-	Longest time.Duration // that one may have to
-	// Fixed is why --setup-fq would not do, if it was asked for or not; nil where it would.
+	Packets uint32        // that may be queued
+	Longest time.Duration // that a packet may be queued
+	// Fixed is why --setup-fq cannot help; nil where it can.
 	Fixed error
 }
 
-func (e *UnheldError) Error() string {
-	if e.State.Holds {
-		return fmt.Sprintf("the fq on %s holds packets back for %v at most, and its rules are to do so for up to %v",
+func (e *UnqueuedError) Error() string {
+	if e.State.HasFQ {
+		return fmt.Sprintf("the fq on %s queues packets for at most %v, and the rules delay them for up to %v",
 			e.Device, e.State.Horizon, e.Longest)
 	}
-	return fmt.Sprintf("nothing on %s would hold packets back: its qdisc is %s, and only fq does that, at the root or below mq for each transmit queue", e.Device, e.State.Kind)
+	return fmt.Sprintf("%s cannot delay packets: its qdisc is %s, and only fq can, at the root or below mq for each transmit queue", e.Device, e.State.Kind)
 }
 
-// Waiting is how many packets of rules, in the shortest frames, may have to wait in one
-// queue, and for how long; 0 where none delays.
+// Waiting is how many packets of rules, in the shortest frames, may be in one queue, and
+// for how long; 0 if no rule delays.
 func Waiting(rules []policy.Rule) (packets uint32, longest time.Duration) {
 	for _, r := range rules {
 		bytes, wait := r.Waiting()
@@ -57,17 +57,17 @@ func Waiting(rules []policy.Rule) (packets uint32, longest time.Duration) {
 	return packets, longest
 }
 
-// holdBack finds out what is to be done so that rules can delay. Nothing is
-// changed. The error is an *UnheldError, or wraps
-// netinfo.ErrUnsupportedDevice, fq.ErrNoFQ or fq.ErrOldIfb.
-func (o *order) holdBack(rules []policy.Rule, setupFQ bool) error {
+// planQueue finds out what the device needs so that rules can delay. It changes nothing.
+// The error is an *UnqueuedError, or wraps netinfo.ErrUnsupportedDevice, fq.ErrNoFQ or
+// fq.ErrOldIfb.
+func (o *order) planQueue(rules []policy.Rule, setupFQ bool) error {
 	packets, longest := Waiting(rules)
 	if packets == 0 {
 		return nil
 	}
 	if o.Direction == policy.Ingress {
 		if o.dev.L2Bytes == 0 {
-			return fmt.Errorf("%w: they have no Ethernet header, without which what enters can not be held back", netinfo.ErrUnsupportedDevice)
+			return fmt.Errorf("%w: without an Ethernet header, arriving packets cannot be delayed", netinfo.ErrUnsupportedDevice)
 		}
 		return fq.CheckIfb()
 	}
@@ -75,7 +75,7 @@ func (o *order) holdBack(rules []policy.Rule, setupFQ bool) error {
 	if err != nil {
 		return err
 	}
-	holds, fixed := s.Holds && s.Horizon > longest, s.Replaceable()
+	holds, fixed := s.HasFQ && s.Horizon > longest, s.Replaceable()
 	setup := setupFQ && !s.Ready(packets) && fixed == nil
 	if setup || !holds {
 		if err := fq.Check(); err != nil {
@@ -86,17 +86,17 @@ func (o *order) holdBack(rules []policy.Rule, setupFQ bool) error {
 	case setup:
 		o.fq = packets
 	case !holds:
-		return &UnheldError{Device: o.dev.Name, State: s, Packets: packets, Longest: longest, Fixed: fixed}
+		return &UnqueuedError{Device: o.dev.Name, State: s, Packets: packets, Longest: longest, Fixed: fixed}
 	case !s.Room(packets):
 		o.done.Hook.Lacks = packets
 	}
 	return nil
 }
 
-// setupFQ gives a device an fq, and keeps what it had, which it returns.
+// setupFQ sets up fq on a device. It records the qdiscs that were there, and returns the kind of the root.
 func (dir home) setupFQ(dev netinfo.Device, packets uint32) (was string, err error) {
 	pin := dir.qdiscPin(dev.Index)
-	// A setup that was killed has changed a part of what there was.
+	// A command that was killed may have replaced a part of the qdiscs.
 	before, err := readRecord(pin)
 	if err != nil {
 		return "", err
@@ -113,8 +113,7 @@ func (dir home) setupFQ(dev netinfo.Device, packets uint32) (was string, err err
 	return s.Kind, fq.Setup(dev.Index, packets, func(record []byte) error { return keepRecord(pin, record) })
 }
 
-// RestoreQdisc puts back what a device had before it was given an fq. Nothing
-// becomes of one that was not.
+// RestoreQdisc restores the qdiscs that setupFQ has replaced, if it did.
 func (n *Namespace) RestoreQdisc(dev netinfo.Device) (o fq.Outcome, err error) {
 	if n.pins.dir == "" {
 		return o, nil
@@ -133,8 +132,8 @@ func (n *Namespace) RestoreQdisc(dev netinfo.Device) (o fq.Outcome, err error) {
 	return o, unlink(pin)
 }
 
-// GivenFQ reports whether a device was given an fq that RestoreQdisc has not taken away.
-func (n *Namespace) GivenFQ(device int) bool {
+// HasOurFQ reports whether setupFQ has replaced the qdiscs of a device.
+func (n *Namespace) HasOurFQ(device int) bool {
 	return n.pins.dir != "" && exists(n.pins.dir.qdiscPin(device))
 }
 
@@ -142,7 +141,7 @@ func (dir home) qdiscPin(index int) string {
 	return dir.pin(qdiscPrefix + strconv.Itoa(index))
 }
 
-// readRecord is what was kept at a pin, nil if nothing was.
+// readRecord is what is recorded at a pin, nil if nothing is.
 func readRecord(pin string) ([]byte, error) {
 	m, err := ebpf.LoadPinnedMap(pin, &ebpf.LoadPinOptions{ReadOnly: true})
 	if errors.Is(err, fs.ErrNotExist) {
@@ -159,7 +158,7 @@ func readRecord(pin string) ([]byte, error) {
 	return record, nil
 }
 
-// keepRecord keeps it in a map, which is there for as long as the qdiscs are that it tells of.
+// keepRecord keeps a record in a map: like the qdiscs, that lasts until the next boot.
 func keepRecord(pin string, record []byte) error {
 	err := unlink(pin)
 	if err == nil {
@@ -167,12 +166,12 @@ func keepRecord(pin string, record []byte) error {
 		err = pinValue(pin, spec, record)
 	}
 	if err != nil {
-		return fmt.Errorf("keep what qdisc there was: %w", err)
+		return fmt.Errorf("record the qdisc that there was: %w", err)
 	}
 	return nil
 }
 
-// makeIfb makes the ifb of a device, or makes it as it should be, and marks that there is one.
+// makeIfb makes or repairs the ifb of a device, and marks the device.
 func (dir home) makeIfb(dev netinfo.Device, packets uint32) error {
 	if err := makeDir(dir.ifbMark(dev.Index)); err != nil {
 		return err
@@ -184,7 +183,7 @@ func (dir home) makeIfb(dev netinfo.Device, packets uint32) error {
 	return err
 }
 
-// dropIfb deletes the ifb of a device, to which nothing is sent any more, if it was made.
+// dropIfb deletes the ifb of a device, if there is one. No packets may be sent to it any more.
 func (dir home) dropIfb(device int) error {
 	mark := dir.ifbMark(device)
 	if !exists(mark) {
@@ -203,8 +202,7 @@ func (dir home) ifbMark(index int) string {
 	return dir.pin(ifbPrefix + strconv.Itoa(index))
 }
 
-// healQueues sees to what is kept of qdiscs and to ifbs: those of devices that are
-// gone go, and an ifb that rules need and that is not as it should be is made so.
+// healQueues removes the records and ifbs of deleted devices, and repairs ifbs that rules need.
 func (dir home) healQueues() error {
 	entries, err := readDir(string(dir))
 	if err != nil {
@@ -241,7 +239,7 @@ func (dir home) healIfb(index int) error {
 	if err != nil || ifb != nil && ifb.Whole() {
 		return err
 	}
-	// What can not be mended is no reason for the command not to do what it is for; doctor tells of it.
+	// A command does its work even if the ifb cannot be repaired; doctor reports that.
 	fq.MakeIfb(index, dev.Name, 0)
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// What is kept of a device's qdisc stays when its rules go, and is nobody's rule; it goes with the device.
+// The record of a device's qdisc outlives its rules, and goes with the device.
 func TestRecordOfAQdisc(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
 	index := testenv.Link(t, "va").Attrs().Index
@@ -23,7 +23,7 @@ func TestRecordOfAQdisc(t *testing.T) {
 		r.write(func(n *Namespace) error { return keepRecord(n.pins.dir.qdiscPin(index), []byte(record)) })
 		r.write(func(n *Namespace) error {
 			kept, err := readRecord(n.pins.dir.qdiscPin(index))
-			if !bytes.Equal(kept, []byte(record)) || !n.GivenFQ(index) {
+			if !bytes.Equal(kept, []byte(record)) || !n.HasOurFQ(index) {
 				t.Errorf("kept %q, which was %q", kept, record)
 			}
 			return err
@@ -47,8 +47,8 @@ func TestRecordOfAQdisc(t *testing.T) {
 	}
 }
 
-// What was kept of a device's qdisc is forgotten once that is there again: the next
-// --setup-fq, maybe in the place of another one, has to keep that.
+// The record of a device's qdisc goes when the qdisc is restored: the next --setup-fq may
+// replace another qdisc.
 func TestRecordIsForgottenOnceRestored(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
 	dev := netinfo.Device{Name: "va", Index: testenv.Link(t, "va").Attrs().Index}
@@ -56,7 +56,7 @@ func TestRecordIsForgottenOnceRestored(t *testing.T) {
 	r.write(func(n *Namespace) error {
 		testenv.Must(t, keepRecord(n.pins.dir.qdiscPin(dev.Index), []byte(`{"before": [{"kind": "noqueue"}], "set": [{"kind": "fq", "handle": 1522532352}]}`)))
 		_, err := n.RestoreQdisc(dev)
-		if n.GivenFQ(dev.Index) {
+		if n.HasOurFQ(dev.Index) {
 			t.Error("it is kept still")
 		}
 		return err
@@ -73,7 +73,7 @@ func ifb(t *testing.T, device int) {
 	testenv.AddLink(t, &netlink.Ifb{LinkAttrs: attrs})
 }
 
-// An ifb that a command was making when it was killed is taken away by the next one.
+// The next command removes the ifb of a killed one.
 func TestIfbOfAKilledCommand(t *testing.T) {
 	r := newRig(t, TCX, policy.Ingress)
 	index := testenv.Link(t, "va").Attrs().Index

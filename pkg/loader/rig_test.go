@@ -124,7 +124,7 @@ func (r *rig) delete(rule policy.Rule) {
 			return err
 		}
 		defer h.Close()
-		deleted, err := n.Delete(rule.Prefix, h)
+		deleted, err := n.Delete([]netip.Prefix{rule.Prefix}, h)
 		if deleted != 1 {
 			r.t.Errorf("there was no %v to delete", rule.Prefix)
 		}
@@ -144,10 +144,15 @@ func (r *rig) flush() {
 	})
 }
 
-// hook is the hook of a device, open until the test is over; nil for none.
+// hook is the hook of a device, open for reading until the test is over; nil for none.
 func (r *rig) hook(name string) *Hook {
 	r.t.Helper()
-	n, err := Read(r.options)
+	return r.openHook(Read, name)
+}
+
+func (r *rig) openHook(open func(Options) (*Namespace, error), name string) *Hook {
+	r.t.Helper()
+	n, err := open(r.options)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -298,7 +303,7 @@ func (r *rig) counters(h *Hook, rule policy.Rule) maps.Counters {
 // owed is what a rule's own bucket owes now, in bytes.
 func (r *rig) owed(h *Hook, rule policy.Rule) uint64 {
 	r.t.Helper()
-	return model.Bytes(h.Set.OwnLevel(r.entry(h, rule), maps.Now()))
+	return model.Bytes(h.Set.SharedLevel(r.entry(h, rule), maps.Now()))
 }
 
 // rule is one of 1 mbit for a prefix.

@@ -227,8 +227,8 @@ func (r *routed) send(frame []byte) {
 	}
 }
 
-// What a router forwards is limited, whatever its ICMPv6 type and hop limit.
-func TestNeighbourDiscoveryIsNoWayPastALimit(t *testing.T) {
+// A router limits what it forwards, with any ICMPv6 type and hop limit.
+func TestForwardedDiscoveryIsLimited(t *testing.T) {
 	const packets, size = 2000, 14 + 1280
 	r := newRouted(t, rule("::/0", ofTraffic))
 	_, before := r.received(r.target, "r0")
@@ -255,9 +255,9 @@ func TestNeighbourDiscoveryIsNoWayPastALimit(t *testing.T) {
 	}
 }
 
-// Neighbours find each other, probe each other, see duplicate addresses and learn of routers, while a limit lets nothing
-// else through.
-func TestNeighbourDiscoveryUnderALimitThatIsFull(t *testing.T) {
+// Neighbours find and probe each other, detect duplicate addresses and learn of routers, while a limit lets nothing else
+// through.
+func TestDiscoveryUnderFullLimit(t *testing.T) {
 	full := rule("::/0", leaky)
 	full.Rate, full.Capacity, full.Penalty = 8000, 200, policy.Penalty{Kind: policy.PenaltyHold, Duration: time.Hour}
 	r := newRouted(t, full)

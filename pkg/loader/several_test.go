@@ -3,6 +3,7 @@ package loader
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -48,7 +49,7 @@ func withHooks(n *Namespace, f func(hooks []*Hook) error) error {
 // several are commands that change several hooks, one after the other.
 var several = []steppedCommand{
 	{"delete on several hooks", true, severalHooks, func(n *Namespace) error {
-		return withHooks(n, func(hooks []*Hook) error { _, err := n.Delete(one.Prefix, hooks...); return err })
+		return withHooks(n, func(hooks []*Hook) error { _, err := n.Delete([]netip.Prefix{one.Prefix}, hooks...); return err })
 	}},
 	{"flush several hooks", true, severalHooks, func(n *Namespace) error {
 		return withHooks(n, func(hooks []*Hook) error { return n.Flush(hooks...) })
@@ -119,9 +120,8 @@ func (r *rig) nameOf(index int) string {
 }
 
 // A delete or flush of several hooks is killed at the first, a middle and the last of all
-// steps of each name. Each hook has its rules and its program, or neither; the next command
-// leaves no hook half taken off, and lets RCU take its time again; and what was not done
-// can be done then.
+// steps of each name. Each hook then has its rules and its program, or neither. The next
+// command completes the detaching and stops expediting RCU. A second flush does the rest.
 func TestSeveralHooksKilled(t *testing.T) {
 	for _, c := range several {
 		t.Run(c.name, func(t *testing.T) {
@@ -170,7 +170,7 @@ func TestSeveralHooksKilled(t *testing.T) {
 	}
 }
 
-// Hooks of another layout are taken off together, while RCU hurries.
+// Hooks of another layout are detached together, with expedited grace periods.
 func TestHooksOfAnotherLayoutTogether(t *testing.T) {
 	if err := unix.Access(expedited, unix.W_OK); err != nil {
 		testenv.Skip(t, "grace periods cannot be expedited here: "+err.Error())
@@ -199,8 +199,8 @@ func TestHooksOfAnotherLayoutTogether(t *testing.T) {
 	r.nothingLeft()
 }
 
-// Commands of several namespaces hurry together until the last of them has ended, and what one
-// that was killed has left ends with the next command of any namespace.
+// Grace periods stay expedited until the last of several commands has ended. After a killed
+// command, the next command of any namespace ends it.
 func TestHurryTogether(t *testing.T) {
 	file := haste(filepath.Join(t.TempDir(), "expedited")) // of its own, as other tests hurry, too
 	write := func(number string) { testenv.Must(t, os.WriteFile(string(file), []byte(number+"\n"), 0o600)) }
@@ -238,7 +238,7 @@ func TestHurryTogether(t *testing.T) {
 	shows("the administrator's still", "1")
 }
 
-// Any command ends what a killed one has left, also one that only reads.
+// A reading command also ends what a killed one left.
 func TestReadEndsHurry(t *testing.T) {
 	if unix.Access(expedited, unix.W_OK) != nil || haste(expedited).now() != relaxed {
 		testenv.Skip(t, "grace periods cannot be expedited here, or are already")
@@ -254,7 +254,7 @@ func TestReadEndsHurry(t *testing.T) {
 	})
 }
 
-// A command has no file open for each hook: it may have a thousand, and more hooks.
+// A command needs no open file for each hook: there may be more hooks than a process may have files.
 func TestNoFileForEachHook(t *testing.T) {
 	r := newRig(t, Auto, policy.Egress)
 	for _, name := range severalDevices[1:] {

@@ -19,44 +19,44 @@ import (
 )
 
 const (
-	// leastRules is room for rules that a namespace has from the start: 1.5 MiB with two CPUs. It grows.
+	// leastRules is the initial room for rules of a namespace: 1.5 MiB with two CPUs. It grows.
 	leastRules = 4096
 	// manyRules take 100 MiB with two CPUs.
 	manyRules = 1 << 18
-	// leastViews is room for hooks from the start. It grows.
+	// leastViews is the initial room for hooks. It grows.
 	leastViews = 64
-	// tableBuckets is how many hosts, subnets and flows of a namespace can have a
-	// bucket that is not empty at the same time: 16 MiB of slots and 48 MiB of keys.
+	// tableBuckets is how many hosts, subnets and flows of a namespace can have a bucket
+	// that is not empty: 16 MiB of slots and 48 MiB of keys.
 	tableBuckets = 1 << 20
-	// noBuckets is for a namespace whose rules all have one bucket.
+	// noBuckets is for a namespace whose rules have shared buckets only.
 	noBuckets = uint32(bpf.AbiLayoutLINE_SLOTS)
-	// affectedHosts is how many hosts and subnets are remembered that shadows would have affected: 8 MiB.
+	// affectedHosts is how many affected hosts and subnets of shadows are remembered: 8 MiB.
 	affectedHosts = 1 << 16
 
 	// kindsPin is the map of programs that hooks call.
 	kindsPin = "kinds"
 )
 
-// A bpfState is what is pinned of a namespace's rules: one generation of maps, and the programs that hooks call.
+// A bpfState is the pinned rules of a namespace: a generation of maps, and the programs that hooks call.
 type bpfState struct {
 	dir     home
 	writing bool
 
 	store   *maps.Store // nil where there are no rules
 	kinds   *ebpf.Map   // the programs, by kind
-	foreign error       // where a build of another layout has made that: wraps maps.ErrOtherLayout
+	foreign error       // wraps maps.ErrOtherLayout if a build of another layout made the maps
 	others  []*OtherLayoutError
 }
 
-// open opens what is pinned of the namespace's rules, if there is anything.
+// open opens the pinned rules of the namespace, if there are any.
 func (s *bpfState) open() error {
 	generations, err := generationsIn(string(s.dir))
 	if err != nil || len(generations) == 0 {
 		return err
 	}
-	// Of two, a command that was killed has not finished the newer one; their rules are the same.
+	// There are two if a command was killed while it made the newer one; their rules are the same.
 	newest := generations[len(generations)-1]
-	s.store, err = maps.Open(s.dir.pin(newest))
+	s.store, err = maps.Open(s.dir.pin(newest), s.writing)
 	if errors.Is(err, maps.ErrOtherLayout) {
 		s.store, s.foreign = nil, err
 		return nil
@@ -64,11 +64,14 @@ func (s *bpfState) open() error {
 	if err != nil {
 		return fmt.Errorf("rules of this network namespace: %w", err)
 	}
+	if !s.writing {
+		return nil
+	}
 	if s.kinds, err = ebpf.LoadPinnedMap(s.dir.pin(kindsPin), nil); err != nil {
 		return fmt.Errorf("open the map of programs: %w", err)
 	}
-	if state, from := s.store.Change(); state == maps.Armed && s.writing {
-		waitUntil(from) // whoever armed it was killed meanwhile
+	if state, from := s.store.Change(); state == maps.Armed {
+		waitUntil(from) // the command that armed it was killed
 	}
 	return nil
 }
@@ -83,7 +86,7 @@ func (s *bpfState) close() {
 	s.store, s.kinds = nil, nil
 }
 
-// generationsIn are those of maps that are pinned in a directory, oldest first.
+// generationsIn are the generations of maps that are pinned in a directory, oldest first.
 func generationsIn(dir string) ([]string, error) {
 	entries, err := readDir(dir)
 	if err != nil {
@@ -107,7 +110,7 @@ func generationsIn(dir string) ([]string, error) {
 	return names, nil
 }
 
-// discardGenerations removes all but the newest keep of them.
+// discardGenerations removes all generations but the newest keep.
 func (dir home) discardGenerations(keep int) error {
 	generations, err := generationsIn(string(dir))
 	if err != nil {
@@ -121,7 +124,7 @@ func (dir home) discardGenerations(keep int) error {
 	return nil
 }
 
-// discardMaps removes all of them, and the map of programs.
+// discardMaps removes all generations, and the map of programs.
 func (dir home) discardMaps() error {
 	if err := dir.discardGenerations(0); err != nil {
 		return err
@@ -129,24 +132,24 @@ func (dir home) discardMaps() error {
 	return unlink(dir.pin(kindsPin))
 }
 
-// makeRoom has the namespace's maps made, or made anew, where they lack room for what
-// hooks are to get, or where another build made the programs. It reports whether it was
-// another build.
+// makeRoom makes the maps of the namespace, or a new generation if they lack room for the
+// orders or if another build made the programs. It reports whether it was another build.
 func (s *bpfState) makeRoom(all orders) (upgraded bool, err error) {
 	id, err := program.Build()
 	if err != nil {
 		return false, err
 	}
-	var ids, views uint32
+	var ids, labels, views uint32
 	for _, o := range all {
 		ids += maps.IDs(o.steps...)
+		labels += maps.LabelParts(o.steps...)
 		if o.Set == nil {
 			views++
 		}
 	}
 	if s.store == nil {
-		// With a few more rules, it does not have to grow.
-		size := maps.Size{Views: max(leastViews, views), Rules: max(leastRules, ids+ids/32), Buckets: noBuckets}
+		// The spare rules delay the first growth.
+		size := maps.Size{Views: max(leastViews, views), Rules: max(leastRules, ids+ids/32), Buckets: noBuckets, Labels: 2 * labels}
 		settings := bpf.AbiHook{Build: id}
 		if err := binary.Read(rand.Reader, binary.NativeEndian, &settings.Secret); err != nil {
 			return false, err
@@ -156,6 +159,9 @@ func (s *bpfState) makeRoom(all orders) (upgraded bool, err error) {
 	settings, size := s.store.Hook(), roomFor(all, s.store.Size())
 	if lacks := s.store.Lacks(ids); lacks > 0 {
 		size.Rules = max(growth(size.Rules), (size.Rules+lacks)/4*5)
+	}
+	if labels > 0 && size.Labels < s.store.LabelParts()+labels {
+		size.Labels = 2 * (s.store.LabelParts() + labels)
 	}
 	for views += uint32(len(s.sets())); size.Views < views; {
 		size.Views *= 2
@@ -168,8 +174,8 @@ func (s *bpfState) makeRoom(all orders) (upgraded bool, err error) {
 	return upgraded, s.renew(size, settings)
 }
 
-// growth is room for how many rules there is once that for so many is full. As a
-// store can grow only so often it is for many more, but where those are many already.
+// growth is the next room for rules. A store can grow only RULE_MAPS - 1 times, so
+// small ones grow by more.
 func growth(rules uint32) uint32 {
 	if rules < manyRules {
 		return 4 * rules
@@ -177,7 +183,7 @@ func growth(rules uint32) uint32 {
 	return 2 * rules
 }
 
-// roomFor is a size with room for buckets and shadows, if rules are to have any.
+// roomFor adds room for buckets and shadows to a size, if rules of the orders need it.
 func roomFor(all orders, size maps.Size) maps.Size {
 	for _, o := range all {
 		for i := range o.want.Rules {
@@ -215,7 +221,7 @@ func (s *bpfState) create(size maps.Size, settings bpf.AbiHook) error {
 	return err
 }
 
-// pinAs pins a store aside, and puts the whole in place.
+// pinAs pins a store aside, and then renames the whole into place.
 func (s *bpfState) pinAs(store *maps.Store, generation string) error {
 	aside := s.dir.pin(asideName)
 	if err := removeAll(aside); err != nil {
@@ -233,8 +239,8 @@ func (s *bpfState) pinAs(store *maps.Store, generation string) error {
 	return nil
 }
 
-// renew makes the next generation: with other settings, and room for more.
-// Rules, buckets and counters are shared with the last one.
+// renew makes the next generation, with other settings and more room. It shares rules,
+// buckets and counters with the last one.
 func (s *bpfState) renew(size maps.Size, settings bpf.AbiHook) error {
 	next, err := s.store.Derive(size, settings)
 	if err != nil {
@@ -254,8 +260,8 @@ func (s *bpfState) renew(size maps.Size, settings bpf.AbiHook) error {
 	return err
 }
 
-// switchTo has hooks call programs on a store once it is pinned, and discards all older generations.
-// The kernel may refuse a program; then nothing is pinned.
+// switchTo loads programs for a store, calls pin, lets hooks call these programs, and discards all older
+// generations. If the kernel refuses a program, nothing is pinned.
 func (s *bpfState) switchTo(store *maps.Store, pin func() error) error {
 	programs := map[program.Kind]*ebpf.Program{}
 	for kind := range program.Kinds {
@@ -299,7 +305,7 @@ func (s *bpfState) putKind(kind program.Kind, p *ebpf.Program) error {
 	return nil
 }
 
-// needKind makes sure that there is a program for hooks of a kind.
+// needKind loads the program for hooks of a kind, if there is none yet.
 func (s *bpfState) needKind(kind program.Kind) error {
 	if s.hasKind(kind) {
 		return nil
@@ -312,7 +318,7 @@ func (s *bpfState) needKind(kind program.Kind) error {
 	return s.putKind(kind, p)
 }
 
-// unify completes what a killed command has begun: the newest generation is that of all hooks.
+// unify completes the work of a killed command: all hooks use the newest generation.
 func (s *bpfState) unify() error {
 	if err := removeAll(s.dir.pin(asideName)); err != nil {
 		return fmt.Errorf("remove pins: %w", err)
@@ -324,7 +330,7 @@ func (s *bpfState) unify() error {
 	return s.switchTo(s.store, func() error { return nil })
 }
 
-// drop removes the maps of a namespace in which no hook is left.
+// drop removes the maps of a namespace without hooks.
 func (s *bpfState) drop() error {
 	if s.store == nil {
 		return nil
@@ -336,14 +342,14 @@ func (s *bpfState) drop() error {
 	return s.dir.discardMaps()
 }
 
-// otherLayouts are the hooks that builds of another layout have made.
+// otherLayouts are the hooks that builds of another layout made.
 func (s *bpfState) otherLayouts() (others []*OtherLayoutError, err error) {
 	dirs, err := s.dir.hookDirs()
 	if err != nil {
 		return nil, err
 	}
 	for _, at := range dirs {
-		var generations []string // maps of its own, as each hook had once
+		var generations []string // in early builds each hook had its own maps
 		if !exists(filepath.Join(at.dir, programPin)) {
 			if generations, err = generationsIn(at.dir); err != nil {
 				return nil, err
@@ -366,7 +372,7 @@ func (s *bpfState) otherLayouts() (others []*OtherLayoutError, err error) {
 	return others, nil
 }
 
-// noState says why no rules can be changed: another layout, or else err.
+// noState is why no rules can be changed: another layout, or else err.
 func (s *bpfState) noState(err error) error {
 	if len(s.others) > 0 {
 		return s.others[0]
@@ -374,11 +380,11 @@ func (s *bpfState) noState(err error) error {
 	return err
 }
 
-// refuseOthers reports as an error that there are rules of another layout: then nothing is changed
-// but by Flush and Discard, as no build could read all that is there.
+// refuseOthers is an error if there are rules of another layout. Then only Flush and Discard change
+// anything, as no build could read all rules.
 func (s *bpfState) refuseOthers() error { return s.noState(s.foreign) }
 
-// sets are those of all hooks.
+// sets are the sets of all hooks.
 func (s *bpfState) sets() []*maps.Set {
 	if s.store == nil {
 		return nil
@@ -386,7 +392,7 @@ func (s *bpfState) sets() []*maps.Set {
 	return slices.Collect(s.store.Sets())
 }
 
-// setOf is the set of a direction of a device, by its index when the hook was made; nil if there is none.
+// setOf is the set of a direction of a device, by the device's index when the hook was made; nil if there is none.
 func (s *bpfState) setOf(index int, d policy.Direction) *maps.Set {
 	for _, set := range s.sets() {
 		if set.Ifindex() == index && set.Direction() == d {

@@ -67,7 +67,7 @@ func stepping(fail stop, command func() error) (*stepper, error) {
 	return s, command()
 }
 
-// killEnv makes the test binary a process that runs a command until a step, where it kills itself.
+// killEnv lets the test binary run a command up to a step, and kill itself there.
 const killEnv = "SHAPECTL_TEST_KILL"
 
 func TestMain(m *testing.M) {
@@ -141,6 +141,15 @@ func putOn(n *Namespace, rules ...policy.Rule) error {
 	return err
 }
 
+// together sets rules at one moment.
+func together(n *Namespace, rules ...policy.Rule) error {
+	dev, err := netinfo.DeviceByName("va")
+	if err == nil {
+		_, err = n.Put(dev, policy.Egress, policy.MatchDst, rules...)
+	}
+	return err
+}
+
 func withHook(n *Namespace, f func(h *Hook) error) error {
 	h, err := n.Find("va", policy.Egress)
 	if err == nil && h == nil {
@@ -205,10 +214,21 @@ var stepped = []steppedCommand{
 	{"rule of another length", false, ready(stays, one), func(n *Namespace) error { return putOn(n, v6) }},
 	{"another algorithm", true, ready(stays, one), func(n *Namespace) error { return putOn(n, other) }},
 	{"first shadow", true, ready(stays, one, two), func(n *Namespace) error { return putOn(n, shadows) }},
+	{"first rules together", true, func(r *rig) {}, func(n *Namespace) error { return together(n, v6, one) }},
+	{"rules together", false, ready(stays, one), func(n *Namespace) error { return together(n, v6, other, shadows) }},
 	{"another build", false, func(r *rig) { r.put(stays, one, two); r.renewAsAnotherBuild() }, func(n *Namespace) error { return putOn(n, one) }},
 	{"growth", false, full, func(n *Namespace) error { return putOn(n, one) }},
 	{"delete", true, ready(stays, two), func(n *Namespace) error {
-		return withHook(n, func(h *Hook) error { _, err := n.Delete(two.Prefix, h); return err })
+		return withHook(n, func(h *Hook) error { _, err := n.Delete([]netip.Prefix{two.Prefix}, h); return err })
+	}},
+	{"delete together", false, ready(stays, one, v6), func(n *Namespace) error {
+		return withHook(n, func(h *Hook) error {
+			_, err := n.Delete([]netip.Prefix{one.Prefix, two.Prefix, v6.Prefix}, h)
+			return err
+		})
+	}},
+	{"delete all together", false, ready(one, v6), func(n *Namespace) error {
+		return withHook(n, func(h *Hook) error { _, err := n.Delete([]netip.Prefix{one.Prefix, v6.Prefix}, h); return err })
 	}},
 	{"flush", true, ready(stays, two), func(n *Namespace) error { return withHook(n, func(h *Hook) error { return n.Flush(h) }) }},
 	{"first shadow after a delete that was killed", true, func(r *rig) {
@@ -220,6 +240,10 @@ var stepped = []steppedCommand{
 		testenv.Must(r.t, netlink.LinkDel(testenv.Link(r.t, "va")))
 		r.addDevice()
 	}, func(n *Namespace) error { return putOn(n, two) }},
+	{"repair", true, func(r *rig) {
+		r.put(stays, one)
+		r.detachBehindOurBack()
+	}, func(n *Namespace) error { return putOn(n, one) }},
 	{"apply until confirmed", false, ready(stays, one, two), func(n *Namespace) error { return next(n, ApplyOptions{Confirm: time.Hour}) }},
 	{"apply after another", false, appliedBefore(ApplyOptions{}), func(n *Namespace) error {
 		return policyOn(n, ApplyOptions{}, []policy.Rule{stays, one}, nil)
@@ -232,9 +256,8 @@ var stepped = []steppedCommand{
 	}},
 }
 
-// Whatever step of a command fails, and wherever it is killed, the rules are as
-// they were or as they were to be; from some step on they are as they were to be.
-// The next command works, and nothing is left over.
+// A command fails or is killed at each of its steps. The old rules are in force, or from
+// some step on the new ones. The next command works, and nothing is left over.
 func TestStoppedAtAnyStep(t *testing.T) {
 	for _, c := range stepped {
 		t.Run(c.name, func(t *testing.T) {
@@ -248,8 +271,8 @@ func TestStoppedAtAnyStep(t *testing.T) {
 	}
 }
 
-// Where the kernel refuses to load programs, what would need another one changes
-// nothing, and the rules in force can be deleted still.
+// If the kernel refuses to load programs, a command that needs another one changes nothing.
+// Rules in force can still be deleted.
 func TestNoProgramLoads(t *testing.T) {
 	eachMode(t, func(t *testing.T, r *rig) {
 		full(r)

@@ -17,11 +17,12 @@ import (
 type BPFFS struct {
 	Path              string
 	Mounted, Writable bool
+	Readable          bool // there are pins of this network namespace, and this process may read them
 	// Untrusted is why pins there are not used: the error wraps ErrUntrusted.
 	Untrusted error
 }
 
-// FindBPFFS tells where pins are kept, or would be. It mounts nothing.
+// FindBPFFS is where pins are kept, or would be. It mounts nothing.
 func FindBPFFS(o Options) (BPFFS, error) {
 	at, err := locate(o)
 	if err != nil {
@@ -35,7 +36,8 @@ func FindBPFFS(o Options) (BPFFS, error) {
 	if err := at.trust(); errors.Is(err, ErrUntrusted) {
 		fs.Untrusted = err
 	}
-	// Once it exists, only what is pinned below it needs to be writable.
+	fs.Readable = unix.Faccessat(unix.AT_FDCWD, string(at.home()), unix.R_OK|unix.X_OK, unix.AT_EACCESS) == nil
+	// Once shapectl's directory exists, only that needs to be writable.
 	if exists(at.top()) {
 		path = at.top()
 	}
@@ -45,12 +47,12 @@ func FindBPFFS(o Options) (BPFFS, error) {
 
 func exists(path string) bool {
 	_, err := os.Stat(path)
-	return !errors.Is(err, os.ErrNotExist) // in doubt it does: rules go whose pins are gone
+	return !errors.Is(err, os.ErrNotExist) // in doubt it does: rules without pins are removed
 }
 
-// Probe loads the program, with maps of its own, and lets go of it: it tells
-// whether this process may and this kernel can, and if it is compiled to machine
-// code.
+// Probe loads the program with maps of its own, and closes it. It reports whether the kernel
+// compiles programs to machine code. The error says what this process may not do, or this
+// kernel cannot.
 func Probe() (jited bool, err error) {
 	store, err := maps.New(maps.Size{Rules: 1, Buckets: noBuckets}, bpf.AbiHook{L2Bytes: netinfo.EthernetBytes})
 	if err != nil {
@@ -70,7 +72,7 @@ func Probe() (jited bool, err error) {
 	return err == nil, nil
 }
 
-// HookMode is how the first rule of a device would be attached.
+// HookMode is how a new hook would be attached.
 func HookMode(o Options) (Mode, error) {
 	switch {
 	case o.Mode == Clsact:

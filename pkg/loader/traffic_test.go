@@ -590,8 +590,8 @@ func (x *traffic) sprayed(n int) maps.Flow {
 // What the sprayed flows get depends on the table. Where it has room for all of
 // them, each may pass with its one packet, so all that was sprayed may pass, and
 // what the spill bucket adds can not be told. In the other runs the table has as
-// many slots as there are busy flows, which have them all. There, all that is
-// sprayed is charged to the rule's spill bucket, and gets what one flow would:
+// many slots as there are busy flows, which have them all. There, all sprayed packets are
+// charged to the rule's spill bucket, and get what one flow would:
 //
 //	C + r*T - one packet < passed <= C + r*T
 func TestSprayOfFlows(t *testing.T) {
@@ -630,7 +630,7 @@ func (x *traffic) spray(full bool) {
 		flows = 200_000
 	}
 	busy := x.busyFlows(8)
-	testenv.Eventually(x.t, "an empty spill bucket", func() bool { return x.set.OwnLevel(x.entry, maps.Now()) == 0 })
+	testenv.Eventually(x.t, "an empty spill bucket", func() bool { return x.set.SharedLevel(x.entry, maps.Now()) == 0 })
 
 	spare := &sharer{frames: map[int][][]byte{fullFrame: {datagram(x.sprayed(0), sprayBytes)}}}
 	x.begin(spare)
@@ -661,7 +661,7 @@ func (x *traffic) spray(full bool) {
 	if c.ContendedPackets != 0 {
 		x.t.Errorf("of %d packets nobody knows whether they conformed", c.ContendedPackets)
 	}
-	if level := model.Bytes(x.set.OwnLevel(x.entry, maps.Now())); level > x.rule.Capacity {
+	if level := model.Bytes(x.set.SharedLevel(x.entry, maps.Now())); level > x.rule.Capacity {
 		x.t.Errorf("the spill bucket owes %d bytes, of %d that it holds", level, x.rule.Capacity)
 	}
 	if !full {

@@ -165,7 +165,7 @@ func TestUpgradeUnderFlood(t *testing.T) {
 	})
 }
 
-// A packet is charged once, by one algorithm or the other, however fast they change.
+// Each packet is charged once, by one algorithm or the other, however fast these change.
 func TestChangesUnderFlood(t *testing.T) {
 	rounds := 150
 	if testing.Short() {

@@ -90,7 +90,7 @@ func (f Flow) String() string {
 	return proto + "," + netip.AddrPortFrom(f.Src, f.SrcPort).String() + "," + netip.AddrPortFrom(f.Dst, f.DstPort).String()
 }
 
-// A Bucket is a bucket of a rule, and who has it.
+// A Bucket is a bucket of a rule, with its key.
 type Bucket struct {
 	Subnet     netip.Prefix // of a host or subnet; invalid for a flow
 	Flow       Flow
@@ -101,18 +101,18 @@ func load(b *bpf.AbiBucket) model.Bucket {
 	return model.Bucket{TAT: atomic.LoadUint64(&b.Tat), Tick: atomic.LoadUint32(&b.Tick)}
 }
 
-// buckets are those of all rules: one of each that all its packets may share, and the
-// slots of the table.
+// buckets are the buckets of all rules: a shared bucket for each rule, and the slots of
+// the table.
 type buckets struct {
 	rules
 	lines []bpf.AbiLine
 	keys  []bpf.AbiKey
 }
 
-// State is what a packet of flow would find now. It would be charged to the spill bucket
-// if the table has no room for a bucket of its own.
+// State is the state that a packet of flow would meet now. With Spilled, the table has no
+// room for its key, and the spill bucket would be charged.
 func (bs *buckets) State(e Entry, match policy.Match, flow Flow, now uint64) (state model.State) {
-	state.Level = bs.OwnLevel(e, now)
+	state.Level = bs.SharedLevel(e, now)
 	if e.Each.Kind != policy.EachAll {
 		if level, ok := bs.slotLevel(e.ID, makeKey(e.ID, e.Each, match, flow), now); ok {
 			state.Level = level
@@ -129,8 +129,8 @@ func (bs *buckets) State(e Entry, match policy.Match, flow Flow, now uint64) (st
 	return state
 }
 
-// slotLevel is the level of a key's slot, in units: 0 if it has none, and false if it would
-// get none either, by try_slot of bpf/charge.h.
+// slotLevel is the level of a key's slot, in units, and 0 if the key has no slot. It is
+// false if the key would not get one, by try_slot of bpf/charge.h.
 func (bs *buckets) slotLevel(id uint32, key bpf.AbiKey, now uint64) (level uint64, ok bool) {
 	rule := bs.current(id)
 	places := bs.places(key, rule.Salt)
@@ -155,13 +155,13 @@ func (bs *buckets) slotLevel(id uint32, key bpf.AbiKey, now uint64) (level uint6
 	return 0, false
 }
 
-// Slots tell how full the table is.
+// Slots is how full the table is.
 type Slots struct {
 	All   int
-	InUse int // not empty, so that no other key can have them
+	InUse int // their buckets are not empty, so no other key can take them
 }
 
-// Slots counts those of the table.
+// Slots counts the slots of the table.
 func (bs *buckets) Slots(now uint64) Slots {
 	n := Slots{All: len(bs.lines) * int(lineSlots)}
 	for i := range bs.lines {
@@ -170,7 +170,7 @@ func (bs *buckets) Slots(now uint64) Slots {
 	return n
 }
 
-// emptySlots is how many slots of a line any key may take.
+// emptySlots is how many slots of a line are free for any key.
 func (bs *buckets) emptySlots(line uint32, now uint64) (n int) {
 	for i := range lineSlots {
 		if bs.isEmpty(line, i, now) {
@@ -180,7 +180,7 @@ func (bs *buckets) emptySlots(line uint32, now uint64) (n int) {
 	return n
 }
 
-// isEmpty is is_empty of bpf/table.h: for CPUs whose clock is behind, too.
+// isEmpty is is_empty of bpf/table.h. It allows for CPUs whose clock is behind.
 func (bs *buckets) isEmpty(line, i uint32, now uint64) bool {
 	const skew = 1 << 20 // SKEW_NS
 	slot, key := &bs.lines[line].Slot[i], &bs.keys[line*lineSlots+i]
@@ -192,8 +192,8 @@ func (bs *buckets) isEmpty(line, i uint32, now uint64) bool {
 	return b.TAT&tatBusy == 0 && id < bs.room() && bs.levelOf(id, bs.current(id), b, now-min(now, skew)) == 0
 }
 
-// Sharer names the bucket key of a packet of flow.
-func Sharer(e Entry, match policy.Match, flow Flow) string {
+// KeyName is the bucket key of a packet of flow, as people read it.
+func KeyName(e Entry, match policy.Match, flow Flow) string {
 	far := flow.Far(match)
 	switch e.Each.Kind {
 	case policy.EachHost:
@@ -206,19 +206,18 @@ func Sharer(e Entry, match policy.Match, flow Flow) string {
 	return e.Prefix.String()
 }
 
-// Meter is that of a rule as it is in force.
+// Meter is the meter of a rule by the parameters in force.
 func (rs *rules) Meter(e Entry) model.Meter { return meter(rs.current(e.ID)) }
 
-// OwnLevel is the level of a rule's shared bucket, in units; with --each that is the
+// SharedLevel is the level of a rule's shared bucket, in units. With --each that is the
 // spill bucket.
-func (bs *buckets) OwnLevel(e Entry, now uint64) uint64 {
+func (bs *buckets) SharedLevel(e Entry, now uint64) uint64 {
 	return bs.levelOf(e.ID, bs.current(e.ID), load(&bs.rule(e.ID).Shared), now)
 }
 
-// slotsIn are the slots of hosts, subnets and flows in some of the lines that
-// keys have there as their first line, or as their second. Buckets move from
-// first lines to second ones, so whoever looks at all lines for the first, and
-// then at all for the second, misses none.
+// slotsIn are the slots in some lines that are in the first line of their key, or in the
+// second. Buckets only move from first lines to second ones. So a pass over all lines for
+// the first, and then one for the second, misses no bucket.
 func (bs *buckets) slotsIn(from, to int, first bool) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 	return func(yield func(*bpf.AbiBucket, *bpf.AbiKey) bool) {
 		lines := bs.lines[from:to]
@@ -226,7 +225,7 @@ func (bs *buckets) slotsIn(from, to int, first bool) iter.Seq2[*bpf.AbiBucket, *
 			line := &lines[i].Slot
 			at := func(j int) uint32 { return atomic.LoadUint32(&line[j].Fingerprint) }
 			if at(0)|at(1)|at(2)|at(3) == 0 {
-				continue // as most lines are
+				continue // most lines are empty
 			}
 			for j := range line {
 				if fingerprint := at(j); fingerprint == 0 || isFirst(fingerprint) != first {
@@ -240,15 +239,12 @@ func (bs *buckets) slotsIn(from, to int, first bool) iter.Seq2[*bpf.AbiBucket, *
 	}
 }
 
-// slots are those of one rule. One that moves meanwhile may come twice.
-func (bs *buckets) slots(id uint32) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
+// slots are the slots of some rules, by id. A slot that moves meanwhile may appear twice.
+func (bs *buckets) slots(of func(id uint32) bool) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 	return func(yield func(*bpf.AbiBucket, *bpf.AbiKey) bool) {
-		if bs.rule(id).HasSlots == 0 {
-			return
-		}
 		for _, first := range []bool{true, false} {
 			for slot, key := range bs.slotsIn(0, len(bs.lines), first) {
-				if atomic.LoadUint32(&key.Id) == id && !yield(slot, key) {
+				if of(atomic.LoadUint32(&key.Id)) && !yield(slot, key) {
 					return
 				}
 			}
@@ -256,7 +252,7 @@ func (bs *buckets) slots(id uint32) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 	}
 }
 
-// eachSlot does something for each slot, by the id of its rule, on all CPUs.
+// eachSlot calls f for each slot, with the id of its rule, on all CPUs.
 func (bs *buckets) eachSlot(f func(id uint32, slot *bpf.AbiBucket)) {
 	for _, first := range []bool{true, false} {
 		inParts(len(bs.lines), func(from, to int) {
@@ -267,20 +263,43 @@ func (bs *buckets) eachSlot(f func(id uint32, slot *bpf.AbiBucket)) {
 	}
 }
 
-// Buckets are all buckets of a rule that are not empty now, but for the shared one
-// and those that tell sparse flows.
+// Buckets are the buckets of a rule that are not empty now, without the shared bucket and
+// the words of sparse flows.
 func (bs *buckets) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
-	rule := bs.current(e.ID)
 	return func(yield func(Bucket) bool) {
-		for slot, key := range bs.slots(e.ID) {
+		for _, b := range bs.BucketsOf([]Entry{e}, now) {
+			if !yield(b) {
+				return
+			}
+		}
+	}
+}
+
+// BucketsOf are the Buckets of many rules, each with the index of its rule. It reads the
+// table once for all of them.
+func (bs *buckets) BucketsOf(rules []Entry, now uint64) iter.Seq2[int, Bucket] {
+	index := map[uint32]int{}
+	for i, e := range rules {
+		if bs.rule(e.ID).HasSlots != 0 {
+			index[e.ID] = i
+		}
+	}
+	has := func(id uint32) bool { _, ok := index[id]; return ok }
+	return func(yield func(int, Bucket) bool) {
+		if len(index) == 0 {
+			return
+		}
+		for slot, key := range bs.slots(has) {
 			before, k := load(slot), *key
-			if before.TAT&tatBusy != 0 {
+			i, ok := index[k.Id]
+			if !ok || before.TAT&tatBusy != 0 {
 				continue
 			}
-			level := bs.levelOf(e.ID, rule, before, now)
+			e, rule := &rules[i], bs.current(k.Id)
+			level := bs.levelOf(k.Id, rule, before, now)
 			places, fingerprint := bs.places(k, rule.Salt), atomic.LoadUint32(&slot.Fingerprint)
-			// The key is that of the level if no other key was given the slot meanwhile.
-			is := k.Id == e.ID && (fingerprint == places[0].fingerprint || fingerprint == places[1].fingerprint)
+			// Level and key belong together if no other key took the slot meanwhile.
+			is := fingerprint == places[0].fingerprint || fingerprint == places[1].fingerprint
 			if level == 0 || !is || isFlow(k) && e.Each.Kind != policy.EachFlow {
 				continue
 			}
@@ -291,22 +310,21 @@ func (bs *buckets) Buckets(e Entry, now uint64) iter.Seq[Bucket] {
 				far := address(k.Src, k.Family)
 				b.Subnet = netip.PrefixFrom(far, eachBits(e.Each, far))
 			}
-			if !yield(b) {
+			if !yield(i, b) {
 				return
 			}
 		}
 	}
 }
 
-// settleBy readies a bucket for another clock: it is as if charged just now, as only the
+// settleBy readies a bucket for another clock. It becomes as if charged just now: only the
 // old clock can tell how long it was idle.
 func settleBy(m model.Meter, now uint64) func(model.Bucket) (model.Bucket, bool) {
 	return func(b model.Bucket) (model.Bucket, bool) { return m.WithLevel(m.Level(b, now), now), true }
 }
 
-// clampTo lets a bucket have no more than its rule can hold. It asks for the time once
-// for each bucket, after that was read: with an earlier time, what was charged since
-// would be forgiven.
+// clampTo limits the level of a bucket to the capacity. It reads the clock for each bucket,
+// after the bucket: an earlier time would forgive what was charged since.
 func clampTo(m model.Meter, clock func() uint64) func(model.Bucket) (model.Bucket, bool) {
 	return func(b model.Bucket) (model.Bucket, bool) {
 		now := clock()
@@ -326,8 +344,8 @@ func (bs *buckets) rewrite(id uint32, change func(model.Bucket) (next model.Buck
 	}
 }
 
-// rewriteBucket changes a bucket while packets charge it. If another key is given
-// the slot, or the bucket moves, there is nothing left to do here.
+// rewriteBucket changes a bucket while packets charge it. It does nothing if another key
+// takes the slot, or the bucket moves.
 func rewriteBucket(b *bpf.AbiBucket, change func(model.Bucket) (next model.Bucket, wanted bool)) {
 	fingerprint := atomic.LoadUint32(&b.Fingerprint)
 	for {
@@ -343,8 +361,8 @@ func rewriteBucket(b *bpf.AbiBucket, change func(model.Bucket) (next model.Bucke
 	}
 }
 
-// settled is a bucket when no CPU is about to give its slot to another key, or to
-// move it, which takes as long as a packet.
+// settled is a bucket that no CPU is about to move or to allocate to another key. It waits
+// for as long as a packet takes.
 func settled(b *bpf.AbiBucket) model.Bucket {
 	for {
 		if now := load(b); now.TAT&tatBusy == 0 {
@@ -354,13 +372,16 @@ func settled(b *bpf.AbiBucket) model.Bucket {
 	}
 }
 
-// freeSlots frees all slots of a rule that is not in force: by another rule's clock
+// freeSlots frees all slots of a rule that is not in force: by the clock of another rule
 // they might not be empty.
 func (bs *buckets) freeSlots(id uint32) {
-	for slot := range bs.slots(id) {
+	if bs.rule(id).HasSlots == 0 {
+		return
+	}
+	for slot := range bs.slots(func(of uint32) bool { return of == id }) {
 		fingerprint := atomic.LoadUint32(&slot.Fingerprint)
 		before := settled(slot)
-		// As packets do: lock the slot if it is still the same, then free it.
+		// As packets do it: lock the slot if it is unchanged, then free it.
 		if atomic.LoadUint32(&slot.Fingerprint) != fingerprint || !atomic.CompareAndSwapUint64(&slot.Tat, before.TAT, before.TAT|tatBusy) {
 			continue
 		}

@@ -25,8 +25,8 @@ func randomFlow(roll *rand.Rand, dst netip.Addr) maps.Flow {
 	}
 }
 
-// Level finds the bucket that the kernel made for a packet, and Buckets lists
-// those that are not empty: both hash and mask addresses as the programs do.
+// State finds the bucket that the kernel made for a packet, and Buckets lists all buckets
+// that are not empty. Both hash and mask addresses as the programs do.
 func TestBucketsAreFound(t *testing.T) {
 	seed := testenv.Seed(t)
 	const size, second = 200, uint64(time.Second)
@@ -127,7 +127,7 @@ func TestBucketsAreFound(t *testing.T) {
 			if n != len(others) {
 				t.Errorf("the other rule has %d flows, want %d", n, len(others))
 			}
-			if got := r.OwnLevel(e, r.now); got != 0 {
+			if got := r.SharedLevel(e, r.now); got != 0 {
 				t.Errorf("the spill bucket has %d units", got)
 			}
 		})
@@ -143,8 +143,8 @@ func randomHost(roll *rand.Rand, p netip.Prefix) netip.Addr {
 	return a
 }
 
-// A change of who shares a bucket begins anew, one of the rate does not.
-func TestChangeOfSharers(t *testing.T) {
+// A change of the bucket scope begins with empty buckets; a change of the rate does not.
+func TestChangeOfBucketScope(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 2, Buckets: 64})
 	flow := to("10.1.1.1")
 	new := rule("10.0.0.0/8", 8, 2000)
@@ -166,10 +166,9 @@ func TestChangeOfSharers(t *testing.T) {
 	}
 }
 
-// State says before each packet whether it will be charged to the spill bucket, and
-// which level it finds, so that its verdict is known: for two rules whose buckets
-// fill a small table, drain, and give way to each other.
-func TestStateIsWhatPacketsFind(t *testing.T) {
+// State predicts the level that each packet meets, whether it is spilled, and so its
+// verdict. The buckets of two rules fill a small table, drain, and replace each other.
+func TestStatePredictsVerdicts(t *testing.T) {
 	seed := testenv.Seed(t)
 	roll := rand.New(rand.NewPCG(seed, 0))
 	const slots, size = 64, 100
@@ -191,7 +190,7 @@ func TestStateIsWhatPacketsFind(t *testing.T) {
 		sent[n] = append(sent[n], f)
 		r.now += roll.Uint64N(2_000_000)
 		state, before := r.State(e, policy.MatchDst, f, r.now), r.Counters(e.ID)
-		if own := r.OwnLevel(e, r.now); state.Spilled && state.Level != own {
+		if own := r.SharedLevel(e, r.now); state.Spilled && state.Level != own {
 			t.Fatalf("%v spills and finds %d units, the spill bucket has %d", f, state.Level, own)
 		}
 		want := model.NewLimit(e.Rule).Decide(state, model.Packet{Bytes: size})

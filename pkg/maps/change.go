@@ -13,18 +13,18 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A change of many rules goes by these steps, in all but the last of which a
-// process may be killed: what packets see is then as before, or as after.
+// A change of many rules has these steps. A process may be killed in any of them: packets
+// then see the rules from before the change, or those from after it.
 //
-//	Prepare   writes the versions that no packet reads; rules take part from then on
+//	Prepare   writes the versions that no packet reads; the rules take part from then on
 //	Settle    readies buckets for other byte clocks
-//	Time      makes all byte clocks agree at the moment when the change is to begin
-//	Arm       the one store that lets it begin then; and end at until, unless it is confirmed
-//	Commit    once it has begun and is to last
-//	Settle, TimeBack, Back   let a change that has begun end at another moment
-//	Finish    forgets the parameters that are not in force; whatever changes a rule begins with it
+//	Time      makes all byte clocks agree at the moment when the change begins
+//	Arm       one store, which lets the change begin at that moment and revert at until
+//	Commit    after it has begun, if it is to last
+//	Settle, TimeRevert, Revert   let a change that has begun revert at a moment
+//	Finish    forgets the parameters that are not in force; any later change begins with it
 //
-// Until Finish, Back is possible.
+// Revert is possible until Finish.
 
 // A phase of a change is what packets see of all that takes part in it.
 type phase uint64
@@ -41,13 +41,13 @@ const versionChanges = 1 << 31 // VERSION_CHANGES of abi.h
 // Never is the time at which a change ends that is to last.
 const Never = uint64(math.MaxUint64)
 
-// progress is how far the change of many rules is.
+// progress is the phase of the change of many rules.
 type progress struct {
 	change *bpf.AbiChange
 	now    func() uint64 // see UseClock
 }
 
-// phase is the one that packets see now. The time is asked for only where it has a say, as that takes a while.
+// phase is the one that packets see now. It reads the clock only where it must, as that takes a while.
 func (p *progress) phase() phase {
 	if at := phase(atomic.LoadUint64(&p.change.Phase)); at != phaseByTime {
 		return at
@@ -61,28 +61,28 @@ func (p *progress) phase() phase {
 	return phaseReverted
 }
 
-// UseClock makes now the data path's time in ns, where it is not Now: for tests and replay.
+// UseClock replaces Now as the data path's time in ns, for tests and replay.
 func (p *progress) UseClock(now func() uint64) { p.now = now }
 
-// store is for a word of the change, of which packets or later commands learn how far it is.
+// store writes a word of the change, from which packets and later commands learn its phase.
 func store[T ~uint64](what string, word *uint64, value T) {
 	step.Store(what)
 	atomic.StoreUint64(word, uint64(value))
 }
 
-// ChangeState is how far a change is.
+// ChangeState is the state of a change.
 type ChangeState string
 
 const (
 	NoChange  ChangeState = ""
-	Armed     ChangeState = "armed"     // and begins at once
-	Pending   ChangeState = "pending"   // in force until Until, unless it is confirmed
-	Committed ChangeState = "committed" // in force; Back is still possible
-	Expired   ChangeState = "expired"   // nobody confirmed it, and all is as before
+	Armed     ChangeState = "armed"     // begins within MaxLead
+	Pending   ChangeState = "pending"   // in force; reverts unless it is confirmed
+	Committed ChangeState = "committed" // in force; Revert is still possible
+	Expired   ChangeState = "expired"   // reverted, as nobody confirmed it
 )
 
-// Change tells how far the last change is, and when (ns) an armed one begins, a
-// pending one ends, or an expired one ended.
+// Change is the state of the last change, and when (ns) an armed one begins, a pending
+// one reverts, or an expired one reverted.
 func (p *progress) Change() (state ChangeState, at uint64) {
 	from, until := atomic.LoadUint64(&p.change.From), atomic.LoadUint64(&p.change.Until)
 	byTime := phase(atomic.LoadUint64(&p.change.Phase)) == phaseByTime
@@ -101,7 +101,7 @@ func (p *progress) Change() (state ChangeState, at uint64) {
 	return Committed, 0
 }
 
-// Difference says how many rules a change adds, takes away, and makes others.
+// Difference is how many rules a change adds, removes and alters.
 type Difference struct{ Added, Removed, Changed int }
 
 // Count counts steps.
@@ -130,9 +130,9 @@ func (s *Set) InForce() bool {
 	return false
 }
 
-// Prepare readies the set for steps of valid rules, of which packets see nothing yet.
-// progress is told now and then how many are ready. The error wraps ErrFull where there
-// is no room; Abandon undoes what was done until then.
+// Prepare readies the set for steps of valid rules. Packets see nothing of them yet.
+// progress is called now and then with the number of steps that are ready. The error
+// wraps ErrFull where there is no room; Abandon then undoes what was done.
 func (s *Set) Prepare(steps []policy.Difference, progress func(ready int)) error {
 	k := s.gather()
 	if phase(s.change.Phase) != phaseBefore { // of other sets, too, the last change is over
@@ -144,14 +144,14 @@ func (s *Set) Prepare(steps []policy.Difference, progress func(ready int)) error
 	return s.do(steps, later, progress)
 }
 
-// Abandon takes back what Prepare did, also in a process that was killed before Arm.
+// Abandon undoes what Prepare did, also in a process that was killed before Arm.
 func (s *Store) Abandon() {
 	s.gather()
 	s.Finish()
 	s.trimLengths(nil)
 }
 
-// takesPart marks a rule: from now on packets go by the phase of the change.
+// takesPart marks a rule: from now on, the phase of the change selects its parameters.
 func (s *Store) takesPart(it placed) {
 	r, k := s.rule(it.id), s.gather()
 	step.Store("let a rule take part")
@@ -162,9 +162,8 @@ func (s *Store) takesPart(it placed) {
 // MaxLead is how long in ns before a change begins or ends Settle may be.
 const MaxLead = 1 << model.TickBits
 
-// Settle readies the buckets of rules that are to change for another clock:
-// each one is as if charged just now, as only the clock that is in force can
-// tell how long it has been idle.
+// Settle readies the buckets of rules that are to change for another clock. Each bucket
+// becomes as if charged just now: only the clock in force can tell how long it was idle.
 func (s *Store) Settle() {
 	now, on := s.now(), s.phase()
 	step.Store("settle buckets")
@@ -175,24 +174,24 @@ func (s *Store) Settle() {
 	})
 }
 
-// Time makes the byte clocks of both sides agree at from (ns), when the change
-// is to begin, and at until, when it is to end if nobody confirms it.
+// Time makes the byte clocks from before and after the change agree at from (ns), when
+// it begins, and at until, when it reverts if nobody confirms it.
 func (s *Store) Time(from, until uint64) {
 	step.Store("set byte clocks")
 	s.eachTaking(func(id uint32) {
-		old, next := s.sides(id)
-		s.carryOn(id, old, next, from)
+		old, next := s.bothPhases(id)
+		s.continueClock(id, old, next, from)
 		rebase(old, next, until)
 	})
 	store("say when a change begins", &s.change.From, from)
-	store("say when a change ends", &s.change.Until, until)
+	store("say when a change reverts", &s.change.Until, until)
 }
 
-// TimeBack makes the byte clocks of both sides agree at a moment (ns) for Back.
-func (s *Store) TimeBack(at uint64) {
+// TimeRevert makes the byte clocks from before and after the change agree at a moment (ns), for Revert.
+func (s *Store) TimeRevert(at uint64) {
 	step.Store("set byte clocks")
 	s.eachTaking(func(id uint32) {
-		old, next := s.sides(id)
+		old, next := s.bothPhases(id)
 		rebase(old, next, at)
 	})
 }
@@ -206,13 +205,13 @@ func rebase(old, next version, at uint64) {
 	old.Rebase = back.Base
 }
 
-// sides are a rule's versions before the change and after it.
-func (rs *rules) sides(id uint32) (before, after version) {
+// bothPhases are a rule's versions before the change and after it.
+func (rs *rules) bothPhases(id uint32) (before, after version) {
 	n := rs.rule(id).Version
 	return rs.version(id, n), rs.version(id, n^1)
 }
 
-// Begins is when the last change that Time was called for began or is to begin, in ns; 0 after End or Finish.
+// Begins is when the last change with a Time begins or began, in ns; 0 after End and Finish.
 func (p *progress) Begins() uint64 {
 	if from := atomic.LoadUint64(&p.change.From); from != Never {
 		return from
@@ -220,10 +219,10 @@ func (p *progress) Begins() uint64 {
 	return 0
 }
 
-// End says that the change, which is not pending, is not to be taken back any more.
+// End rules out a later Revert of a change that is not pending.
 func (p *progress) End() { store("say that a change lasts", &p.change.From, uint64(0)) }
 
-// Arm lets the change begin and end when Time has said.
+// Arm lets the change begin and revert at the moments of Time.
 func (p *progress) Arm() { store("arm a change", &p.change.Phase, phaseByTime) }
 
 // Confirm lets a pending change last.
@@ -232,21 +231,21 @@ func (p *progress) Confirm() {
 	store("commit a change", &p.change.Phase, phaseAfter)
 }
 
-// Back lets a change that is in force end at a moment that is still to come (ns).
-func (p *progress) Back(at uint64) {
-	store("say when a change ends", &p.change.Until, at)
-	store("take a change back", &p.change.Phase, phaseByTime)
+// Revert lets a change that is in force revert at a future moment (ns).
+func (p *progress) Revert(at uint64) {
+	store("say when a change reverts", &p.change.Until, at)
+	store("revert a change", &p.change.Phase, phaseByTime)
 }
 
-// Commit is for when a change has begun. One that has no end is then in force
-// for good; buckets owe no more than their rules can hold now.
+// Commit follows the beginning of a change. A change without an end is in force for good
+// then. Levels are clamped to the new capacities.
 func (s *Store) Commit() {
 	if atomic.LoadUint64(&s.change.Until) == Never {
 		store("commit a change", &s.change.Phase, phaseAfter)
 	}
 	step.Store("clamp buckets")
 	s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
-		old, next := s.sides(id)
+		old, next := s.bothPhases(id)
 		before, after := meter(old), meter(next)
 		if !limited(old) || !limited(next) || !after.Shrinks(before) {
 			return
@@ -259,13 +258,13 @@ func (s *Store) Commit() {
 	})
 }
 
-// Undone is what it does to take the change back that is in force.
+// Undone is what a revert of the change that is in force does.
 func (s *Set) Undone() (d Difference) {
 	for _, t := range s.gather().taking {
 		if !t.prefix.IsValid() || s.rule(t.id).View != s.number {
 			continue
 		}
-		switch old, next := s.sides(t.id); {
+		switch old, next := s.bothPhases(t.id); {
 		case !present(old):
 			d.Removed++
 		case !present(next):
@@ -277,9 +276,9 @@ func (s *Set) Undone() (d Difference) {
 	return d
 }
 
-// Finish ends a change for good: what is in force of it stays, and the other
-// parameters are forgotten. It does nothing where there is none; a pending one must be
-// confirmed or taken back before, and what a killed process has prepared be abandoned.
+// Finish ends a change for good: the parameters in force stay, and the others are
+// forgotten. Without a change it does nothing. A pending change must be confirmed or
+// reverted first, and a change that a killed process prepared must be abandoned.
 func (s *Store) Finish() {
 	c := s.change
 	if phase(c.Phase) == phaseBefore && (s.known == nil || len(s.known.taking) == 0) {
@@ -289,7 +288,7 @@ func (s *Store) Finish() {
 	on := s.phase()
 	if on == phaseReverted {
 		s.rewriteTaking(func(id uint32, b *bpf.AbiBucket) {
-			if old, next := s.sides(id); limited(old) {
+			if old, next := s.bothPhases(id); limited(old) {
 				rewriteBucket(b, revertBy(old, next, c.Until))
 			}
 		})
@@ -323,7 +322,7 @@ func (s *Store) Finish() {
 	store("let no change begin", &c.From, Never) // a wait before the next one
 }
 
-// finishUnlessPending is Finish for whoever changes rules that take no part in a pending change.
+// finishUnlessPending is Finish for changes of rules that take no part in a pending change.
 func (s *Store) finishUnlessPending() {
 	if state, _ := s.Change(); state != Pending {
 		s.Finish()
@@ -336,16 +335,16 @@ func (s *Set) TakesPart() bool {
 	return slices.ContainsFunc(byID(s.allPrefixes()), takesPart)
 }
 
-// freeUnusedShadow frees the shadow that a rule has only by its parameters that are not in force.
+// freeUnusedShadow frees the shadow of the parameters that are not in force, if no others use it.
 func (s *Store) freeUnusedShadow(id uint32) {
-	v, other := s.sides(id)
+	v, other := s.bothPhases(id)
 	if other.Flags&ruleShadow != 0 && !(present(v) && v.Flags&ruleShadow != 0 && v.Shadow == other.Shadow) {
 		s.free(other.Shadow)
 	}
 }
 
-// revertBy does for a bucket of a rule that a change has reverted at until what
-// revert_bucket of bpf/bucket.h does for one that is charged, unless that was first.
+// revertBy reverts a bucket of a rule whose change reverted at until, unless a packet did
+// so first: revert_bucket of bpf/bucket.h.
 func revertBy(old, next version, until uint64) func(model.Bucket) (model.Bucket, bool) {
 	old.reverted = true
 	m := meter(old)
@@ -367,17 +366,17 @@ func revertBy(old, next version, until uint64) func(model.Bucket) (model.Bucket,
 	}
 }
 
-// levelOf is what a bucket owes of a rule in the version that is in force.
+// levelOf is the level of a bucket, in units, by a version of its rule.
 func (rs *rules) levelOf(id uint32, v version, b model.Bucket, now uint64) uint64 {
 	if v.reverted {
-		old, next := rs.sides(id)
+		old, next := rs.bothPhases(id)
 		b, _ = revertBy(old, next, rs.change.Until)(b)
 	}
 	return meter(v).Level(b, now)
 }
 
-// rewriteTaking changes the buckets of the rules that take part, each one on its
-// own: to remember what to do for a million rules takes too long before a change.
+// rewriteTaking changes the buckets of the rules that take part, one by one: to collect
+// the changes of a million rules first would take too long.
 func (s *Store) rewriteTaking(rewrite func(id uint32, b *bpf.AbiBucket)) {
 	var shared atomic.Bool
 	s.eachTaking(func(id uint32) {
@@ -401,8 +400,8 @@ func (s *Store) rewriteTaking(rewrite func(id uint32, b *bpf.AbiBucket)) {
 	})
 }
 
-// eachTaking does something for each rule and shadow that takes part, on all CPUs. New
-// ones are left out: their buckets are empty, and nothing was before that they go on from.
+// eachTaking calls f for each rule and shadow that takes part, on all CPUs. New rules are
+// left out: their buckets are empty.
 func (s *Store) eachTaking(f func(id uint32)) {
 	taking := s.gather().taking
 	inParts(len(taking), func(from, to int) {
@@ -414,8 +413,7 @@ func (s *Store) eachTaking(f func(id uint32)) {
 	})
 }
 
-// inParts does something for parts of many things at once, on all CPUs: what is
-// readied for a moment has to be ready soon.
+// inParts calls f for parts of many things on all CPUs at once, as the moment of a change is near.
 func inParts(things int, f func(from, to int)) {
 	const least = 1 << 14
 	parts := min(runtime.GOMAXPROCS(0), things/least+1)

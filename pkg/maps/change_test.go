@@ -21,7 +21,7 @@ func reopenable(r *rig) (reopen func()) {
 	testenv.Must(r.T, r.Pin(dir))
 	return func() {
 		r.Helper()
-		store, err := shapemaps.Open(dir)
+		store, err := shapemaps.Open(dir, true)
 		testenv.Must(r.T, err)
 		r.Cleanup(func() { store.Close() })
 		store.UseClock(func() uint64 { return r.now })
@@ -30,8 +30,8 @@ func reopenable(r *rig) (reopen func()) {
 	}
 }
 
-// The first change of a process begins with a look at what there is: of three
-// ids, just those are free that no rule and no shadow has any more.
+// The first change of a process finds out which ids are free: those that no rule and no
+// shadow uses.
 func TestFirstChangeOfAProcess(t *testing.T) {
 	one := rule("10.1.0.0/16", 1e9, 2000)
 	shadowed := one
@@ -120,10 +120,9 @@ func TestFirstChangeOfAProcess(t *testing.T) {
 	}
 }
 
-// Policies follow each other in all ways in which a change can end, in one
-// process or several, with single rules set and deleted between them: what is
-// in force, to commands and to packets, is what a plain map holds. There is
-// just room for two policies at once, so none of their ids may get lost.
+// Policies follow each other, and changes end in all possible ways, in one process or
+// several. Single rules are set and deleted in between. Commands and packets always see
+// what a plain map holds. There is room for just two policies, so no id may be lost.
 func TestPoliciesAgainstOracle(t *testing.T) {
 	const most = 30 // rules
 	rounds := 100
@@ -131,7 +130,7 @@ func TestPoliciesAgainstOracle(t *testing.T) {
 		rounds = 30
 	}
 	roll := rand.New(rand.NewPCG(testenv.Seed(t), 0))
-	r := newRig(t, shapemaps.Size{Rules: 2 * 2 * most, Buckets: 4, Affected: 1})
+	r := newRig(t, shapemaps.Size{Rules: 2 * 2 * most, Buckets: 4, Affected: 1, Labels: uint32(2 * 2 * most * labelParts)})
 	reopen := reopenable(r)
 	prefixes := make([]netip.Prefix, 2*most) // few, so that they come and go
 	for i := range prefixes {
@@ -200,13 +199,23 @@ func TestPoliciesAgainstOracle(t *testing.T) {
 		checkRules(r, have)
 		checkPackets(r, roll, have)
 	}
+	for p := range have {
+		r.Delete(p)
+	}
+	r.Finish()
+	if n := storedLabels(r); n != 0 {
+		t.Errorf("%d parts of labels are left of no rule", n)
+	}
 }
 
-// randomRule is one that often has a shadow.
+// randomRule is one that often has a shadow or a label.
 func randomRule(roll *rand.Rand, p netip.Prefix) policy.Rule {
 	rule := policy.Rule{Prefix: p, Rate: policy.Rate(1e9 + roll.Uint64N(4)), Capacity: 1 << 20}
 	if roll.IntN(3) == 0 {
 		rule.Shadow = policy.Shadow{Rate: policy.Rate(1e8 + roll.Uint64N(2)), Capacity: 1 << 18}
+	}
+	if roll.IntN(2) == 0 {
+		rule.Label = randomLabel(roll)
 	}
 	return rule
 }

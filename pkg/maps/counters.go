@@ -11,11 +11,11 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Counters of one rule, summed over CPUs, since it was set. Packets are those on
-// the wire: a GSO or GRO skb counts as its segments. Passed and dropped together
-// are all that matched; excess did not conform, whatever became of it. Delayed are
-// those of the passed that had to wait; a rule that does not delay any more counts
-// what it did so far as excess, and the other way around.
+// Counters of one rule, summed over CPUs, since it was set. Packets are counted as on the
+// wire: a GSO or GRO skb counts as its segments. Passed and dropped packets together are
+// all that matched. Excess packets did not conform; they may have passed. Delayed packets
+// are passed packets that were queued. After a change from or to delay, a rule counts its
+// earlier delayed packets as excess, and the other way around.
 type Counters struct {
 	PassedPackets, PassedBytes   uint64
 	ExcessPackets, ExcessBytes   uint64
@@ -23,20 +23,20 @@ type Counters struct {
 	DelayedPackets, DelayedBytes uint64
 	MarkedPackets                uint64
 	ContendedPackets             uint64
-	ExtraPackets                 uint64 // of the passed and dropped, those beyond the first of each skb
-	ExemptPackets                uint64 // neighbour discovery, which is neither passed nor dropped by the rule
-	// SpilledPackets, of the passed and dropped, were charged to the rule's spill
-	// bucket, as the table had no room for a bucket of their host, subnet or flow.
+	ExtraPackets                 uint64 // passed and dropped packets beyond the first of each skb
+	ExemptPackets                uint64 // neighbour discovery, in no other counter
+	// SpilledPackets are passed and dropped packets that were charged to the spill bucket,
+	// as the table had no room for their key.
 	SpilledPackets uint64
 }
 
-// SKBs is how many skbs passed and were dropped.
+// SKBs is how many skbs were passed or dropped.
 func (c Counters) SKBs() uint64 {
 	all := c.PassedPackets + c.DroppedPackets
 	return all - min(all, c.ExtraPackets)
 }
 
-// Counters are those of the rule with that id.
+// Counters are the counters of the rule with that id.
 func (rs *rules) Counters(id uint32) (sum Counters) {
 	r := rs.rule(id)
 	sum.ExtraPackets = atomic.LoadUint64(&r.ExtraPackets) // counted last, so read first
@@ -48,8 +48,8 @@ func (rs *rules) Counters(id uint32) (sum Counters) {
 		sum.PassedBytes += atomic.LoadUint64(&c.PassedBytes)
 		sum.DroppedPackets += atomic.LoadUint64(&c.DroppedPackets)
 		sum.DroppedBytes += atomic.LoadUint64(&c.DroppedBytes)
-		sum.DelayedPackets += atomic.LoadUint64(&c.SparedPackets)
-		sum.DelayedBytes += atomic.LoadUint64(&c.SparedBytes)
+		sum.DelayedPackets += atomic.LoadUint64(&c.PassedExcessPackets)
+		sum.DelayedBytes += atomic.LoadUint64(&c.PassedExcessBytes)
 		sum.MarkedPackets += atomic.LoadUint64(&c.MarkedPackets)
 		sum.ContendedPackets += atomic.LoadUint64(&c.ContendedPackets)
 	}
@@ -62,8 +62,8 @@ func (rs *rules) Counters(id uint32) (sum Counters) {
 	return sum
 }
 
-// Shadow is the limit of a rule's shadow, with buckets and counters of its own:
-// it passes all packets, and its excess is what it would have refused. False if the rule has none.
+// Shadow is the limit of a rule's shadow, which has its own buckets and counters. It passes
+// all packets; its excess is what it would have refused. False if the rule has no shadow.
 func (rs *rules) Shadow(e Entry) (Entry, bool) {
 	v := rs.current(e.ID)
 	if v.Flags&ruleShadow == 0 {
@@ -73,14 +73,14 @@ func (rs *rules) Shadow(e Entry) (Entry, bool) {
 	return Entry{proposed, v.Shadow}, true
 }
 
-// Affected is a host or subnet of which a shadow would have refused packets.
+// Affected is a host or subnet with packets that a shadow would have refused.
 type Affected struct {
 	Subnet         netip.Prefix
 	Packets, Bytes uint64
 }
 
-// Affected are those whom the shadow of each rule, by its id, would have affected, the
-// worst first. Beyond Size.Affected, those longest ago are forgotten.
+// Affected are the hosts and subnets that the shadow of each rule would have affected, by
+// the rule's id, the most affected first. Beyond Size.Affected, the oldest are forgotten.
 func (s *Set) Affected() (map[uint32][]Affected, error) {
 	type shadowed struct {
 		id   uint32
@@ -114,7 +114,7 @@ func (s *Set) Affected() (map[uint32][]Affected, error) {
 		affected[of.id] = append(affected[of.id], Affected{netip.PrefixFrom(addr, eachBits(of.each, addr)), value.Packets, value.Bytes})
 	}
 	if err := entries.Err(); err != nil {
-		return nil, fmt.Errorf("read whom shadows would have affected: %w", err)
+		return nil, fmt.Errorf("read the hosts that shadows would have affected: %w", err)
 	}
 	for _, list := range affected {
 		slices.SortFunc(list, func(a, b Affected) int {

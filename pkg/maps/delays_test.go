@@ -7,7 +7,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A rule delays for as long as a change may bring it, or bring it back.
+// Delays covers rules in all phases of a change.
 func TestDelays(t *testing.T) {
 	drops := rule("10.0.0.0/8", 1e9, 2000)
 	delays := drops

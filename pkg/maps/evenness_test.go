@@ -7,8 +7,7 @@ import (
 	"github.com/shapectl/shapectl/bpf"
 )
 
-// Whatever prefixes there are, and whatever the secret: they lie in their tables
-// as evenly as if each were in a line by chance.
+// Prefixes are spread over the lines of their tables as evenly as random numbers.
 func TestPrefixesLieEvenly(t *testing.T) {
 	const room, secrets = 4096, 50
 	for name, prefixes := range PrefixSets(room) {

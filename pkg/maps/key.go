@@ -35,8 +35,7 @@ func eachBits(each policy.Each, far netip.Addr) int {
 	return int(each.Bits)
 }
 
-// networkPort turns a port into the number that its two bytes in network order
-// are on this machine; and back, as it is its own inverse.
+// networkPort converts a port between host and network order. It is its own inverse.
 func networkPort(p uint16) uint16 {
 	var b [2]byte
 	binary.BigEndian.PutUint16(b[:], p)
@@ -46,8 +45,8 @@ func networkPort(p uint16) uint16 {
 // A place is a line of the table in which a key may have its slot, and the key's fingerprint there.
 type place struct{ line, fingerprint uint32 }
 
-// places are those of a key, in the order in which packets look into them:
-// hash_key in bpf/table.h leads to the first.
+// places are the two places of a key, in the order in which packets look: hash_key of
+// bpf/table.h leads to the first.
 func (bs *buckets) places(k bpf.AbiKey, salt uint32) [2]place {
 	secret := &bs.hook.Secret
 	nh := func(i int, a, b uint32) uint64 { return uint64(a+secret[2*i]) * uint64(b+secret[2*i+1]) }
@@ -62,7 +61,7 @@ func (bs *buckets) places(k bpf.AbiKey, salt uint32) [2]place {
 	return [2]place{first, bs.second(first)}
 }
 
-// second is the other place of a key that has its first one there.
+// second is the second place of a key whose first place is given.
 func (bs *buckets) second(first place) place {
 	p := place{(first.line ^ first.fingerprint>>3) & bs.hook.LineMask, first.fingerprint - 1}
 	if p.fingerprint == 0 {
@@ -71,5 +70,5 @@ func (bs *buckets) second(first place) place {
 	return p
 }
 
-// isFirst tells the fingerprint of a key in its first place from that in its second.
+// isFirst reports whether a fingerprint is that of a key in its first place.
 func isFirst(fingerprint uint32) bool { return fingerprint&1 != 0 }

@@ -23,10 +23,9 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Layout identifies the maps that this build makes and reads. It is derived, so
-// that nobody has to remember to change it: from the name of each map and its
-// pin, all types and constants of bpf/abi.h, and the bytes that some rules,
-// prefixes and keys become.
+// Layout identifies the maps that this build makes and reads. It is a hash of the names of
+// all maps and pins, the types and constants of bpf/abi.h, and the bytes of some sample
+// rules, prefixes and keys. So nobody has to remember to change it.
 var Layout = sync.OnceValues(func() (uint64, error) {
 	var types *btf.Struct
 	spec, err := bpf.LoadAbi()
@@ -49,7 +48,7 @@ func layoutOf(types btf.Type) uint64 {
 	return binary.BigEndian.Uint64(hash.Sum(nil))
 }
 
-// checkLayout reports by an error that wraps ErrOtherLayout that maps of another layout are pinned in a directory.
+// checkLayout returns an error that wraps ErrOtherLayout if maps of another layout are pinned in a directory.
 func checkLayout(dir string) error {
 	layout, err := Layout()
 	if err != nil {
@@ -62,14 +61,14 @@ func checkLayout(dir string) error {
 	if err != nil {
 		return err
 	}
-	// Builds that did not derive their layout had something else there, and another size.
+	// The first builds did not derive their layout. Their settings had another size.
 	if len(settings) != int(unsafe.Sizeof(bpf.AbiHook{})) || binary.NativeEndian.Uint64(settings) != layout {
 		return fmt.Errorf("%w (this one has layout %016x)", ErrOtherLayout, layout)
 	}
 	return nil
 }
 
-// Device is the name of the device for which an earlier build has pinned maps in a directory.
+// Device is the name of the device for which an earlier build pinned maps in a directory.
 func Device(dir string) (string, error) {
 	settings, err := pinnedSettings(dir)
 	if err != nil {
@@ -81,7 +80,7 @@ func Device(dir string) (string, error) {
 
 // pinnedSettings are the bytes of struct hook, whatever the layout.
 func pinnedSettings(dir string) ([]byte, error) {
-	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pinned[hookMap]), nil)
+	m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pinned[hookMap]), &ebpf.LoadPinOptions{ReadOnly: true})
 	if err != nil {
 		return nil, fmt.Errorf("open the hook's settings: %w", err)
 	}
@@ -93,7 +92,7 @@ func pinnedSettings(dir string) ([]byte, error) {
 	return settings, nil
 }
 
-// writeType writes all of a type that decides what its values look like in memory and mean.
+// writeType writes all properties of a type that decide how its values look in memory and what they mean.
 func writeType(w io.Writer, t btf.Type) {
 	switch t := btf.UnderlyingType(t).(type) {
 	case *btf.Struct:
@@ -115,8 +114,8 @@ func writeType(w io.Writer, t btf.Type) {
 	}
 }
 
-// writeSamples writes what types do not tell: how user space encodes rules, and
-// where it puts prefixes and keys. Tests hold the programs to the same.
+// writeSamples writes what types do not tell: how user space encodes rules, prefixes and
+// keys. Tests compare the programs with that.
 func writeSamples(w io.Writer) {
 	const lines = 64
 	hook := &bpf.AbiHook{LineMask: lines - 1, Prefixes4Mask: lines - 1, Prefixes6Mask: lines - 1, FilterMask: lines - 1}
@@ -141,7 +140,7 @@ func writeSamples(w io.Writer) {
 	penalty.Framing, penalty.Each = policy.Framing{Overhead: -4, MPU: 64}, policy.Each{Kind: policy.EachSubnet, Bits: 56}
 	queue.Excess, queue.Queue, queue.Order, queue.ECNAbove = policy.Delay, 50_000, policy.SparseFirst, policy.ECNAbove(time.Millisecond)
 	for i, r := range []policy.Rule{limit, penalty, queue, {Rate: policy.Unlimited}} {
-		v := version{new(bpf.AbiParams), new(bpf.AbiColdParams), false}
+		v := version{AbiParams: new(bpf.AbiParams), AbiColdParams: new(bpf.AbiColdParams)}
 		encode(v, r, 1, 2)
 		write(v.AbiParams, v.AbiColdParams)
 		for j, address := range []string{"192.0.2.77", "2001:db8:1:2:3:4:5:6"} {
@@ -155,4 +154,5 @@ func writeSamples(w io.Writer) {
 		}
 	}
 	write(s.prefixes.lines4, s.prefixes.lines6, s.prefixes.filter)
+	write(labelParts(policy.Label{Plan: "plan", Name: "name", Note: "note"}))
 }

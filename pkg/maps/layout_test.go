@@ -10,7 +10,7 @@ import (
 	"github.com/shapectl/shapectl/internal/testenv"
 )
 
-// Whatever changes of a type that maps hold, or of a constant, is another layout.
+// Any change of a type in the maps, or of a constant, is another layout.
 func TestAnyChangeIsAnotherLayout(t *testing.T) {
 	spec, err := bpf.LoadAbi()
 	testenv.Must(t, err)

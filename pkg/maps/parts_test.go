@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestInParts sees each of many things in just one part, however many CPUs there are.
+// Each of many things is in exactly one part, with any number of CPUs.
 func TestInParts(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(0))
 	for _, cpus := range []int{1, 3, 8} {

@@ -16,12 +16,12 @@ import (
 
 const (
 	spillLines = uint32(bpf.AbiLayoutSPILL_LINES)
-	lengthIPv4 = 129                      // lengths of IPv4 are counted on from those of IPv6
-	noLength   = 255                      // that no prefix has
-	noKey4     = noLength<<32 | 1<<32 - 1 // matches no key, and is the same for all addresses, so its line stays in the cache
+	lengthIPv4 = 129                      // lengths of IPv4 follow those of IPv6
+	noLength   = 255                      // no prefix has it
+	noKey4     = noLength<<32 | 1<<32 - 1 // matches no key; its line stays in the cache, as it is the same for all addresses
 )
 
-// words is an address as the programs hold it: in network order, whatever the machine's.
+// words is an address as the programs hold it, in network order.
 func words(a netip.Addr) (w [4]uint32) {
 	var b [16]byte
 	copy(b[:], a.AsSlice())
@@ -43,7 +43,7 @@ func address(w [4]uint32, family uint8) netip.Addr {
 	return netip.AddrFrom16(b)
 }
 
-// lengthOf is the length of a prefix, which is one of its own for each of either family.
+// lengthOf is an index for the length and family of a prefix.
 func lengthOf(p netip.Prefix) int {
 	if p.Addr().Is4() {
 		return lengthIPv4 + p.Bits()
@@ -54,12 +54,12 @@ func lengthOf(p netip.Prefix) int {
 // pairs are the words of an address two by two.
 func pairs(w [4]uint32) [2]uint64 { return *(*[2]uint64)(unsafe.Pointer(&w)) }
 
-// by4 is that of bpf/prefix.h: what makes an address the key of its prefix of that length.
+// by4 is by4 of bpf/prefix.h: it turns an address into the key of its prefix of that length.
 func by4(length int) uint64 { return uint64(length)<<32 | uint64(^mask(length)[0]) }
 
-// A stored prefix is one as its table has it.
+// A stored prefix is a prefix as its table holds it.
 type stored struct {
-	addr   [2]uint64 // of IPv4 the first is all that there is
+	addr   [2]uint64 // only the first for IPv4
 	length uint8     // of IPv6; noLength for IPv4
 }
 
@@ -72,7 +72,7 @@ func (v *view) stored(p netip.Prefix) stored {
 	return stored{[2]uint64{a[0] ^ v.data.Mix6[0], a[1] ^ v.data.Mix6[1]}, uint8(p.Bits())}
 }
 
-// lengthOf is lengthOf the prefix.
+// lengthOf is lengthOf for a stored prefix.
 func (p stored) lengthOf() int {
 	if p.length == noLength {
 		return lengthIPv4 + int(p.addr[0]>>32&noLength)
@@ -92,10 +92,10 @@ func (v *view) prefix(p stored) netip.Prefix {
 
 // A prefixLine is a line of one of the two tables. It holds prefixes in a few places.
 type prefixLine interface {
-	ids() []uint32 // of the rules, plus one; 0 for a place that is free
+	ids() []uint32 // of the rules, plus one; 0 for a free place
 	at(place int) stored
 	put(place int, p stored)
-	used() int // places that were ever filled, or more than there are
+	used() int // places that were ever filled; more than there are if prefixes went on to the next line
 	use(places int)
 }
 
@@ -115,7 +115,7 @@ func (l line6) put(place int, p stored) { l.Addr[place], l.Length[place] = p.add
 func (l line6) used() int               { return int(l.Used) }
 func (l line6) use(places int)          { l.Used = uint8(places) }
 
-// prefixTables find the rules of prefixes, of all views.
+// prefixTables find the rules of prefixes, for all views.
 type prefixTables struct {
 	hook   *bpf.AbiHook
 	lines4 []bpf.AbiPrefixes4
@@ -149,8 +149,8 @@ func (t *prefixTables) hash(p stored) uint64 {
 	return stir(stir(stir(p.addr[0]*m+uint64(p.length)) + p.addr[1]))
 }
 
-// line is one that may hold a prefix with that hash: of the spillLines from the first
-// on, in the order in which packets look.
+// line is the nth line that may hold a prefix with that hash, in the order in which packets
+// look. n is below spillLines.
 func (t *prefixTables) line(p stored, hash uint64, n uint32) prefixLine {
 	number := uint32(hash>>40) + n
 	if p.length == noLength {
@@ -159,14 +159,14 @@ func (t *prefixTables) line(p stored, hash uint64, n uint32) prefixLine {
 	return line6{&t.lines6[number&t.hook.Prefixes6Mask]}
 }
 
-// inFilter is the word of the filter that a prefix with that hash has its two bits in, and
-// these: in_filter of bpf/prefix.h.
+// inFilter is the word of the filter for a prefix with that hash, and its two bits there:
+// in_filter of bpf/prefix.h.
 func (t *prefixTables) inFilter(hash uint64) (word uint32, bits uint64) {
 	return uint32(hash>>32) & t.hook.FilterMask, 1<<(hash>>26&63) | 1<<(hash>>58)
 }
 
-// refilter takes the bits of prefixes that are gone out of the filter. Each word
-// has at any time those that are needed.
+// refilter clears the bits of removed prefixes. At any time, each word has all bits that
+// are needed.
 func (t *prefixTables) refilter(prefixes []found) {
 	fresh := make([]uint64, len(t.filter))
 	for _, f := range prefixes {
@@ -180,15 +180,14 @@ func (t *prefixTables) refilter(prefixes []found) {
 	}
 }
 
-// A placed rule is one whose prefix has a place in a table, or a shadow, which has no prefix.
+// A placed rule is a rule whose prefix has a place in a table, or a shadow without a prefix.
 type placed struct {
 	id     uint32
-	isNew  bool // in a change: there was none before it
+	isNew  bool // the change adds it
 	prefix netip.Prefix
 }
 
-// allPrefixes are the prefixes in force with the ids of their rules, in no
-// order: those that packets find, so none of a length that they do not look for.
+// allPrefixes are the prefixes that packets find, with the ids of their rules, in no order.
 func (s *Set) allPrefixes() iter.Seq2[netip.Prefix, uint32] {
 	return func(yield func(netip.Prefix, uint32) bool) {
 		for f := range s.everyPrefix(nil) {
@@ -199,14 +198,14 @@ func (s *Set) allPrefixes() iter.Seq2[netip.Prefix, uint32] {
 	}
 }
 
-// A found prefix is one in a table.
+// A found prefix is a prefix in a table.
 type found struct {
 	view, id uint32 // of its set and rule
 	key      stored
 }
 
-// everyPrefix is allPrefixes of all sets, in one pass. unseen, unless it is nil, is called
-// with those that have a place and are of a length that packets do not look for.
+// everyPrefix is allPrefixes of all sets, in one pass. unseen may be nil. It is called with
+// the prefixes in the tables whose length packets do not look for.
 func (s *Store) everyPrefix(unseen func(found)) iter.Seq[found] {
 	return func(yield func(found) bool) {
 		looksFor := make([]*lengthSet, len(s.views))
@@ -217,7 +216,7 @@ func (s *Store) everyPrefix(unseen func(found)) iter.Seq[found] {
 				}
 				f := found{id: id - 1, key: line.at(place)}
 				if f.key.length == noLength {
-					f.view = uint32(f.key.addr[0] >> 40) // as rules are far apart in memory, and each takes a while to read
+					f.view = uint32(f.key.addr[0] >> 40) // saves a cache miss on the rule
 				} else {
 					f.view = s.rule(f.id).View
 				}
@@ -238,7 +237,7 @@ func (s *Store) everyPrefix(unseen func(found)) iter.Seq[found] {
 	}
 }
 
-// HaveRules tells by number which sets are not Empty. To ask each of many takes a pass for each.
+// HaveRules tells by number which sets are not Empty, in one pass.
 func (s *Store) HaveRules() []bool {
 	have, left := make([]bool, len(s.views)), 0
 	for number := range s.views {
@@ -258,8 +257,8 @@ func (s *Store) HaveRules() []bool {
 	return have
 }
 
-// byID are prefixes in force in the order of their rules in memory: to read
-// a million of them in that of the tables takes ten times as long.
+// byID are prefixes in the order of their rules in memory: to read a million rules in the
+// order of the tables takes ten times as long.
 func byID(all iter.Seq2[netip.Prefix, uint32]) (list []placed) {
 	for p, id := range all {
 		list = append(list, placed{id: id, prefix: p})
@@ -283,7 +282,7 @@ func (v *view) lookedFor() (used lengthSet) {
 	return used
 }
 
-// findPrefix is the place of the id of a prefix; nil where it is not in force.
+// findPrefix is where the id of a prefix is stored; nil if packets do not find the prefix.
 func (s *Set) findPrefix(p netip.Prefix) *uint32 {
 	if !p.IsValid() || !s.lookedFor()[lengthOf(p)] {
 		return nil
@@ -291,7 +290,7 @@ func (s *Set) findPrefix(p netip.Prefix) *uint32 {
 	return s.prefixes.find(s.stored(p))
 }
 
-// find is the place of the id of a prefix, also where packets do not look for its length.
+// find is where the id of a prefix is stored, even if packets do not look for its length.
 func (t *prefixTables) find(key stored) *uint32 {
 	hash := t.hash(key)
 	for n := range spillLines {
@@ -308,8 +307,8 @@ func (t *prefixTables) find(key stored) *uint32 {
 	return nil
 }
 
-// placePrefix brings a prefix into force, of a length that packets look for. The error
-// wraps ErrFull where its lines are full.
+// placePrefix brings a prefix into force. Packets must look for its length already. The
+// error wraps ErrFull where its lines are full.
 func (s *Set) placePrefix(p netip.Prefix, id uint32) error {
 	key := s.stored(p)
 	hash := s.prefixes.hash(key)
@@ -322,7 +321,7 @@ func (s *Set) placePrefix(p netip.Prefix, id uint32) error {
 			continue
 		}
 		if place < line.used() {
-			s.waitSince(s.change.Removed) // packets may have seen the prefix that was here before
+			s.waitSince(s.change.Removed) // packets may still compare the prefix that was here
 		}
 		word, bits := s.prefixes.inFilter(hash)
 		atomic.OrUint64(&s.prefixes.filter[word], bits)
@@ -334,7 +333,7 @@ func (s *Set) placePrefix(p netip.Prefix, id uint32) error {
 	return fmt.Errorf("add prefix %s: %w", p, ErrFull)
 }
 
-// trimLengths ends that packets look for lengths that no prefix of a set has, or of any set for nil.
+// trimLengths stops packets from looking for lengths that no prefix of a set has. nil means all sets.
 func (s *Store) trimLengths(only *Set) {
 	have, left := make([]lengthSet, len(s.views)), 0
 	for number := range s.views {
@@ -369,15 +368,15 @@ func (s *Set) lookFor(want lengthSet) {
 		return
 	}
 	if v.Clearing != 0 && want != (lengthSet{}) {
-		s.gather() // which takes away what a killed process was to
+		s.gather() // removes the prefixes that a killed process left
 		v.Clearing = 0
 	}
 	step.Store("look for other lengths")
-	s.waitSince(v.Retired) // packets may still go by the version before the one in force
+	s.waitSince(v.Retired) // packets may still use the version that is to be overwritten
 	version := atomic.LoadUint32(&v.Version)&1 ^ 1
 	use := &v.Use[version]
 	use.Count4, use.Count6 = 0, 0
-	// The first of a list is looked for before it is counted.
+	// Packets look for the first of a list before they read its count.
 	use.List4[0], use.List6[0] = noLength, noLength
 	for length, in := range slices.Backward(want[:]) {
 		switch {
@@ -390,14 +389,14 @@ func (s *Set) lookFor(want lengthSet) {
 		}
 	}
 	v.Retired = s.change.Epoch
-	// The switch decides; for as long as there is no first one, packets go by the list.
+	// While there is no first length, packets use the list.
 	atomic.StoreUint64(&v.First4, v.Mix4|noKey4)
 	atomic.StoreUint32(&v.First6, noLength)
 	atomic.StoreUint32(&v.Version, version)
 	s.setFirst()
 }
 
-// setFirst repeats the longest lengths in use where packets look first.
+// setFirst copies the longest lengths in use to where packets look first.
 func (v *view) setFirst() {
 	d := v.data
 	atomic.StoreUint32(&d.First6, uint32(d.Use[d.Version&1].List6[0]))

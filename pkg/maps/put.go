@@ -16,23 +16,23 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// known is what some changes have to know of all rules.
+// known is what a change of many rules needs to know of all rules.
 type known struct {
-	free   []uint32 // used ids that no rule has any more, the next one first
+	free   []uint32 // ids that were used before and are free, the next one first
 	taking []placed // the rules and shadows that take part in a change
 }
 
-// gather has to be called before anything is changed that it looks at. It reads all rules,
-// so what changes one of them does without.
+// gather reads all rules. It must be called before anything that it looks at is changed. A
+// change of one rule does without it.
 func (s *Store) gather() *known {
 	if s.known != nil {
 		return s.known
 	}
 	k := &known{}
-	// By id, as to read a million rules in the order of the tables takes ten times as long.
+	// By id: to read a million rules in the order of the tables takes ten times as long.
 	rules := make([]found, s.change.Ids)
 	used := make([]bool, len(rules))
-	for f := range s.everyPrefix(func(f found) { // what Clear left whose process was killed
+	for f := range s.everyPrefix(func(f found) { // left by a Clear whose process was killed
 		s.change.Removed, s.rule(f.id).Retired = s.change.Epoch, s.change.Epoch
 		atomic.StoreUint32(s.prefixes.find(f.key), 0)
 	}) {
@@ -41,13 +41,13 @@ func (s *Store) gather() *known {
 	rules = slices.DeleteFunc(rules, func(f found) bool { return f.key == stored{} })
 	for _, f := range rules {
 		takes := s.rule(f.id).Version&versionChanges != 0
-		before, _ := s.sides(f.id)
+		before, _ := s.bothPhases(f.id)
 		for v := range s.versions(f.id) {
 			if v.Flags&ruleShadow == 0 {
 				continue
 			}
 			if !used[v.Shadow] && s.rule(v.Shadow).Version&versionChanges != 0 {
-				old, _ := s.sides(v.Shadow)
+				old, _ := s.bothPhases(v.Shadow)
 				k.taking = append(k.taking, placed{id: v.Shadow, isNew: !present(old)})
 			}
 			used[v.Shadow] = true
@@ -66,10 +66,10 @@ func (s *Store) gather() *known {
 	return k
 }
 
-// Put sets a valid rule, in one step for any packet. A rule that was there keeps
-// its counters, and each bucket its level, up to the new capacity. It reports
-// whether anything was changed. The error wraps ErrFull where there is no room.
-// A change of many that was committed cannot be taken back any more.
+// Put sets a valid rule, in one step for any packet. An existing rule keeps its
+// counters, and its buckets keep their levels, clamped to the new capacity. It reports
+// whether anything changed. The error wraps ErrFull where there is no room. A committed
+// change of many rules cannot be reverted afterwards.
 func (s *Set) Put(rule policy.Rule) (changed bool, err error) {
 	s.finishUnlessPending()
 	steps := s.steps([]policy.Rule{rule})
@@ -77,11 +77,11 @@ func (s *Set) Put(rule policy.Rule) (changed bool, err error) {
 	return len(steps) > 0 && err == nil, err
 }
 
-// Load is Put for many rules of different prefixes, each in force as soon as it is set. The
-// last change goes on; rules that take part in it must not be among them.
+// Load is Put for many rules of different prefixes, each in force as soon as it is set. It
+// does not end the last change; rules that take part in that must not be among them.
 func (s *Set) Load(rules []policy.Rule) error { return s.do(s.steps(rules), atOnce, nil) }
 
-// steps bring rules into force that are not yet.
+// steps are what it takes to bring rules into force.
 func (s *Set) steps(rules []policy.Rule) []policy.Difference {
 	steps := make([]policy.Difference, 0, len(rules))
 	for i := range rules {
@@ -98,7 +98,7 @@ func (s *Set) steps(rules []policy.Rule) []policy.Difference {
 	return steps
 }
 
-// IDs is how many ids of rules and shadows it takes to do steps.
+// IDs is how many new ids of rules and shadows steps take.
 func IDs(steps ...policy.Difference) (ids uint32) {
 	for _, d := range steps {
 		if d.Want == nil {
@@ -117,7 +117,7 @@ func IDs(steps ...policy.Difference) (ids uint32) {
 	return ids
 }
 
-// Lacks is for how many of so many new rules and shadows there is no room.
+// Lacks is how many of so many new rules and shadows have no room.
 func (s *Store) Lacks(ids uint32) uint32 {
 	room := s.room() - s.change.Ids
 	if room < ids {
@@ -126,7 +126,7 @@ func (s *Store) Lacks(ids uint32) uint32 {
 	return ids - min(ids, room)
 }
 
-// when is from when on something is in force.
+// when is when something comes into force.
 type when bool
 
 const (
@@ -134,11 +134,11 @@ const (
 	later  when = true // after the change that is being prepared
 )
 
-// progressStep is after how many steps progress is told of.
+// progressStep is the number of steps between two calls of progress.
 const progressStep = 1 << 12
 
-// do brings rules from what they are to what they are to be, and tells progress, unless
-// it is nil, how many are. The set must have what a step has. The error wraps ErrFull.
+// do carries out steps, each of which must start from the rule that the set has. progress
+// may be nil. The error wraps ErrFull.
 func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) (err error) {
 	if s.Lacks(IDs(steps...)) > 0 {
 		return fmt.Errorf("%w: it holds %d", ErrFull, s.room())
@@ -158,7 +158,9 @@ func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) (e
 		case d.Want == nil:
 			s.drop(d.Have.Prefix)
 		default:
-			s.alter(*d.Have, *d.Want, at)
+			if err := s.alter(*d.Have, *d.Want, at); err != nil {
+				return err
+			}
 		}
 		if progress != nil && (i+1)%progressStep == 0 {
 			progress(i + 1)
@@ -167,8 +169,8 @@ func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) (e
 	return nil
 }
 
-// expectLengths lets packets look for the lengths of prefixes that are to come
-// at once, as for them to look for another takes a wait.
+// expectLengths lets packets look for the lengths of all new prefixes in one step, as each
+// change of the lengths takes a wait.
 func (s *Set) expectLengths(steps []policy.Difference) {
 	want := s.lookedFor()
 	for _, d := range steps {
@@ -179,7 +181,7 @@ func (s *Set) expectLengths(steps []policy.Difference) {
 	s.lookFor(want)
 }
 
-// allocate makes an id ready for a new rule, of which no packet knows yet.
+// allocate readies an id for a new rule, which no packet finds yet.
 func (s *Set) allocate() uint32 {
 	id := s.change.Ids // these need no waiting
 	if id < s.room() {
@@ -190,85 +192,91 @@ func (s *Set) allocate() uint32 {
 	}
 	r := s.rule(id)
 	if r.Retired != 0 {
-		s.waitSince(r.Retired) // packets may have found the id before its last rule was deleted
+		s.waitSince(r.Retired) // packets may still charge the last rule of this id
 		clear(s.countersOf(id))
 	}
 	s.freeSlots(id)
+	s.discardLabels(id)
 	*r = bpf.AbiRule{Retired: r.Retired, View: s.number}
 	return id
 }
 
-// free frees an id.
+// free frees an id, with its labels.
 func (s *Store) free(id uint32) {
+	s.discardLabels(id)
 	s.rule(id).Retired = s.change.Epoch
 	if s.known != nil {
 		s.known.free = append(s.known.free, id)
 	}
 }
 
-// add sets up all that belongs to a new rule; its prefix, last, has packets find it.
+// add sets up a new rule. Packets find it by its prefix, which comes last.
 func (s *Set) add(rule policy.Rule, at when) error {
 	id := s.allocate()
-	s.writeNew(id, rule, s.addShadow(policy.Rule{}, rule, 0, at), at)
+	version := s.writeNew(id, rule, s.addShadow(policy.Rule{}, rule, 0, at), at)
+	if err := s.labels.write(id, version, rule.Label); err != nil {
+		return err
+	}
 	if err := step.Try("place a prefix"); err != nil {
 		return err
 	}
 	return s.placePrefix(rule.Prefix, id)
 }
 
-// addShadow is the id of a rule's shadow: the one that it had, unless it is to be another.
+// addShadow is the id of a rule's shadow: the id that it had, unless the shadow is another.
 func (s *Set) addShadow(have, rule policy.Rule, had uint32, at when) uint32 {
 	limit, ok := newShadow(have, rule)
 	if !ok {
 		return had
 	}
 	id := s.allocate()
-	limit.Prefix = netip.Prefix{} // no packet finds it by one
+	limit.Prefix = netip.Prefix{} // packets find it by its rule
 	s.writeNew(id, limit, 0, at)
 	return id
 }
 
-// writeNew sets up a limit on an id that is new.
-func (s *Set) writeNew(id uint32, rule policy.Rule, shadow uint32, at when) {
+// writeNew sets up a limit on an id that is new. It returns the index of its parameters.
+func (s *Set) writeNew(id uint32, rule policy.Rule, shadow uint32, at when) (index uint32) {
 	r, v := s.rule(id), s.version(id, 0)
 	if at == later {
 		v = s.version(id, 1)
 	}
-	share(r, rule)
+	markSlots(r, rule)
 	encode(v, rule, rand.Uint32()|1, shadow) // the salt tells its keys from those of all others
 	empty(&r.Shared, meter(v), s.now())
 	if at == later {
 		*s.version(id, 0).AbiParams = bpf.AbiParams{Flags: ruleAbsent, Salt: v.Salt}
 		s.takesPart(placed{id, true, rule.Prefix})
 	}
+	return v.index
 }
 
-// HasSlots reports whether a rule gives sharers or flows slots of the table.
+// HasSlots reports whether hosts, subnets or flows of a rule have slots of the table.
 func HasSlots(rule policy.Rule) bool {
 	return rule.Each.Kind != policy.EachAll || rule.Order == policy.SparseFirst
 }
 
-// share remembers that a rule has slots. It has them also while it has one
-// bucket for all, until they are freed.
-func share(r *bpf.AbiRule, rule policy.Rule) {
+// markSlots remembers that a rule has slots. It keeps them while its bucket scope is "all",
+// until they are freed.
+func markSlots(r *bpf.AbiRule, rule policy.Rule) {
 	if HasSlots(rule) {
 		r.HasSlots = 1
 	}
 }
 
-// carryOn has the byte clock of a rule's next parameters read at a time (ns) what that of
-// the old ones reads.
-func (rs *rules) carryOn(id uint32, old, next version, at uint64) {
+// continueClock lets the byte clock of a rule's next parameters read at a time (ns) what
+// the clock of the old ones reads.
+func (rs *rules) continueClock(id uint32, old, next version, at uint64) {
 	if !limited(old) || !limited(next) {
 		return
 	}
 	before, after := meter(old), meter(next)
 	after.Continue(before, at)
 	next.Base, next.Rebase = after.Base, after.Base
-	// Where sparse flows are to go first that did not before, or by other measures, their
-	// words do not tell what may wait from before: as long as it may, none goes ahead.
+	// Where sparse-first begins, or the queue changes, the words of flows do not tell which
+	// packets are queued from before. No flow goes ahead of the others while some may be.
 	if next.Flags&ruleSparse != 0 && old.Flags&ruleDelay != 0 &&
-		(old.Flags&ruleSparse == 0 || sharing(old) != sharing(next) ||
+		(old.Flags&ruleSparse == 0 || scope(old) != scope(next) ||
 			before.RateUnits != after.RateUnits || before.Capacity != after.Capacity || before.Burst != after.Burst) {
 		keepOrderUntil(rs.rule(id), at+before.LongestWait())
 	}
@@ -278,50 +286,54 @@ func keepOrderUntil(r *bpf.AbiRule, until uint64) {
 	atomic.StoreUint64(&r.FifoUntil, max(until, atomic.LoadUint64(&r.FifoUntil)))
 }
 
-// empty makes a bucket owe nothing.
+// empty sets the level of a bucket to 0.
 func empty(b *bpf.AbiBucket, m model.Meter, now uint64) {
 	e := m.WithLevel(0, now)
 	atomic.StoreUint32(&b.Tick, e.Tick)
 	atomic.StoreUint64(&b.Tat, e.TAT)
 }
 
-// newShadow is the limit of a rule's shadow where the rule had none, or
-// another: what one has counted says nothing of the other.
+// newShadow is the limit of a rule's shadow, if the rule had none or another one. Another
+// shadow begins with counters of its own.
 func newShadow(have, rule policy.Rule) (limit policy.Rule, ok bool) {
 	limit, ok = rule.Proposed()
 	old, had := have.Proposed()
 	return limit, ok && !(had && limit == old)
 }
 
-// nextVersion is one that rule.Version never was, or not for long, so that packets
-// see that it is another one. Its parameters are the others if toggle is 1.
+// nextVersion is a number that rule.Version did not have for long, so packets notice the
+// change. With toggle 1 it selects the other parameters.
 func nextVersion(r *bpf.AbiRule, toggle uint32) uint32 {
 	return (r.Version + 2 - toggle) &^ versionChanges
 }
 
-// alter writes the parameters of a rule that are not in force. At once, it switches to them.
-func (s *Set) alter(have, rule policy.Rule, at when) {
+// alter writes the parameters of a rule that are not in force. With atOnce it switches to them.
+func (s *Set) alter(have, rule policy.Rule, at when) error {
 	id := *s.findPrefix(rule.Prefix) - 1
 	r, old := s.rule(id), s.current(id)
-	shadow := s.addShadow(have, rule, old.Shadow, at)
 	number := nextVersion(r, 1)
 	next := s.version(id, number)
-	share(r, rule)
+	s.labels.discard(id, next)
+	if err := s.labels.write(id, next.index, rule.Label); err != nil {
+		return err
+	}
+	shadow := s.addShadow(have, rule, old.Shadow, at)
+	markSlots(r, rule)
 	encode(next, rule, old.Salt, shadow)
-	// With another bucket scope, keys have other buckets, and find theirs when it is as it was.
-	next.Salt ^= sharing(old) ^ sharing(next)
+	// With another bucket scope, keys have other buckets. They find the old ones after a revert.
+	next.Salt ^= scope(old) ^ scope(next)
 	if limited(next) && !limited(old) {
 		empty(&r.Shared, meter(next), s.now())
 		s.freeSlots(id)
 	}
 	if at == later {
 		s.takesPart(placed{id, false, rule.Prefix})
-		return
+		return nil
 	}
 	continues := limited(old) && limited(next)
 	if continues {
 		s.rewrite(id, settleBy(meter(old), s.now()))
-		s.carryOn(id, old, next, s.now())
+		s.continueClock(id, old, next, s.now())
 	}
 	step.Store("switch a rule")
 	atomic.StoreUint32(&r.Version, number)
@@ -329,18 +341,20 @@ func (s *Set) alter(have, rule policy.Rule, at when) {
 		s.rewrite(id, clampTo(after, s.now))
 	}
 	s.freeUnusedShadow(id)
+	return nil
 }
 
-// drop has a rule absent after the change that is being prepared.
+// drop marks a rule as absent after the change that is being prepared.
 func (s *Set) drop(p netip.Prefix) {
 	id := *s.findPrefix(p) - 1
-	old, next := s.sides(id)
+	old, next := s.bothPhases(id)
+	s.labels.discard(id, next)
 	*next.AbiParams, *next.AbiColdParams = *old.AbiParams, *old.AbiColdParams
-	next.Flags |= ruleAbsent
+	next.Flags = next.Flags&^ruleLabel | ruleAbsent
 	s.takesPart(placed{id, false, p})
 }
 
-// Delete takes a rule away at once, and reports whether there was one.
+// Delete removes a rule, and reports whether there was one.
 func (s *Set) Delete(p netip.Prefix) bool {
 	s.finishUnlessPending()
 	place := s.findPrefix(p)
@@ -352,10 +366,9 @@ func (s *Set) Delete(p netip.Prefix) bool {
 	return true
 }
 
-// remove has packets not find a rule any more, and frees its ids. The lengths in use are
-// left as they are.
+// remove hides a rule from packets, and frees its ids. It leaves the lengths in use as they are.
 func (s *Set) remove(p netip.Prefix, id uint32) {
-	if place := s.prefixes.find(s.stored(p)); place != nil { // else Prepare found no room for it
+	if place := s.prefixes.find(s.stored(p)); place != nil { // Prepare may have found no room for it
 		s.change.Removed = s.change.Epoch
 		step.Store("remove a prefix")
 		atomic.StoreUint32(place, 0)
@@ -366,7 +379,7 @@ func (s *Set) remove(p netip.Prefix, id uint32) {
 	s.free(id)
 }
 
-// Clear puts all rules out of force in one step. The last change goes on without them.
+// Clear removes all rules in one step. The last change goes on without them.
 func (s *Set) Clear() {
 	rules := byID(s.allPrefixes())
 	s.data.Clearing = 1
@@ -380,7 +393,7 @@ func (s *Set) Clear() {
 	}
 }
 
-// Empty reports whether there is no rule, nor one that a change took away or is to bring.
+// Empty reports whether the set has no rule, in any phase of a change.
 func (s *Set) Empty() bool {
 	for range s.allPrefixes() {
 		return false
@@ -391,16 +404,16 @@ func (s *Set) Empty() bool {
 // MEMBARRIER_CMD_GLOBAL of linux/membarrier.h.
 const membarrierGlobal = 1
 
-// waitForPackets returns when no program runs any more that ran when it was called.
+// waitForPackets returns when all programs have ended that ran when it was called.
 func waitForPackets() {
-	// It is synchronize_rcu(), and programs run as RCU readers. Kernels with
-	// nohz_full refuse it; no packet takes anything like this long.
+	// This is synchronize_rcu(), and programs run as RCU readers. Kernels with nohz_full
+	// refuse it; then wait much longer than any packet takes.
 	if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0); errno != 0 {
 		time.Sleep(50 * time.Millisecond)
 	}
 }
 
-// waitSince waits for the packets that may see what went out of force in an epoch, 0 for never.
+// waitSince waits for packets that may still see what went out of force in an epoch; 0 is never.
 func (p *progress) waitSince(epoch uint32) {
 	now := &p.change.Epoch
 	if epoch != *now {

@@ -10,9 +10,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A packet may have read a prefix just before it was deleted, and reads the id
-// beside it just after: no other prefix gets that place before such packets are
-// done, which the epoch tells.
+// A packet may read a prefix just before it is deleted, and its id just after that. So no
+// other prefix gets the place before such packets are done, which the epoch tells.
 func TestPlaceIsFilledAgainAfterPackets(t *testing.T) {
 	testenv.Root(t)
 	for _, family := range []string{"10.0.%d.0/24", "2001:db8:%d::/48"} {

@@ -14,7 +14,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// ErrFull means that the set holds as many rules as it was made for.
+// ErrFull means that the store has no room for another rule.
 var ErrFull = errors.New("no room for another rule")
 
 // An Entry is a rule in force, with the id of its bucket and counters.
@@ -23,19 +23,20 @@ type Entry struct {
 	ID uint32
 }
 
-// rules are those of all sets, shadows among them, by id; the change says which of their versions packets see.
+// rules are the rules of all sets and their shadows, by id. The change says which of their versions packets see.
 type rules struct {
 	progress
 	hook   *bpf.AbiHook
 	arrays [][]byte // of each map of rules
+	labels labels
 }
 
-// ruleSize is what a rule takes with its counters, one for each CPU.
+// ruleSize is how many bytes a rule takes, with its counters for each CPU.
 func ruleSize(hook *bpf.AbiHook) uint32 {
 	return uint32(unsafe.Offsetof(bpf.AbiRule{}.Counters)) + (hook.CpuMask+1)*uint32(unsafe.Sizeof(bpf.AbiCounters{}))
 }
 
-// rule is the memory of one, which packets read and charge.
+// rule is a rule in the memory that packets read and charge.
 func (rs *rules) rule(id uint32) *bpf.AbiRule {
 	n := len(rs.arrays) - 1
 	for id < rs.hook.FirstId[n] {
@@ -44,30 +45,31 @@ func (rs *rules) rule(id uint32) *bpf.AbiRule {
 	return (*bpf.AbiRule)(unsafe.Pointer(&rs.arrays[n][uint64(id-rs.hook.FirstId[n])*uint64(ruleSize(rs.hook))]))
 }
 
-// countersOf are a rule's, one for each CPU.
+// countersOf are the counters of a rule, for each CPU.
 func (rs *rules) countersOf(id uint32) []bpf.AbiCounters {
 	return unsafe.Slice((*bpf.AbiCounters)(unsafe.Pointer(&rs.rule(id).Counters)), rs.hook.CpuMask+1)
 }
 
-// room is how many there can be.
+// room is how many rules the store can hold.
 func (rs *rules) room() uint32 {
 	n := len(rs.arrays) - 1
 	return rs.hook.FirstId[n] + uint32(len(rs.arrays[n]))/ruleSize(rs.hook)
 }
 
-// A version is one of the two that a rule has, but for its bucket.
+// A version is one of the two sets of parameters of a rule.
 type version struct {
 	*bpf.AbiParams
 	*bpf.AbiColdParams
-	reverted bool // goes by another byte clock, as a change was not confirmed
+	index    uint32 // 0 or 1
+	reverted bool   // the byte clock starts from Rebase: a change has reverted
 }
 
 func (rs *rules) version(id, n uint32) version {
 	r := rs.rule(id)
-	return version{&r.Params[n&1], &r.Cold[n&1], false}
+	return version{&r.Params[n&1], &r.Cold[n&1], n & 1, false}
 }
 
-// versions are those of a rule that are in force, or are before or after the change.
+// versions are the versions of a rule in force, or both while it takes part in a change.
 func (rs *rules) versions(id uint32) iter.Seq[version] {
 	return func(yield func(version) bool) {
 		n := rs.rule(id).Version
@@ -91,7 +93,7 @@ func (rs *rules) versionIn(id uint32, in phase) version {
 // current is the version of a rule that packets see now.
 func (rs *rules) current(id uint32) version { return rs.versionIn(id, rs.phase()) }
 
-// Rules are all rules by address, IPv4 first, wider prefixes before those they hold.
+// Rules are all rules in the order of policy.ComparePrefix.
 func (s *Set) Rules() []Entry {
 	rules := s.byAddress()
 	return slices.AppendSeq(make([]Entry, 0, len(rules)), s.entries(rules))
@@ -109,24 +111,24 @@ func (s *Set) Policy() []policy.Rule {
 
 func (s *Set) byAddress() []placed {
 	rules := byID(s.allPrefixes())
-	// Most often they are: a policy's rules are given ids in this order.
+	// Most often they are in order: a policy's rules are allocated ids so.
 	slices.SortFunc(rules, func(a, b placed) int { return policy.ComparePrefix(a.prefix, b.prefix) })
 	return rules
 }
 
-// entries are those of rules that are in force.
+// entries are the rules that are in force.
 func (s *Set) entries(rules []placed) iter.Seq[Entry] {
 	now := s.phase()
 	return func(yield func(Entry) bool) {
 		for _, at := range rules {
-			if v := s.versionIn(at.id, now); present(v) && !yield(Entry{s.decode(at.prefix, v, now), at.id}) {
+			if v := s.versionIn(at.id, now); present(v) && !yield(s.entry(at.id, at.prefix, v, now)) {
 				return
 			}
 		}
 	}
 }
 
-// Delays reports whether any rule delays what exceeds, also one that a change has taken away or is to bring.
+// Delays reports whether any rule delays packets, in any phase of a change.
 func (s *Set) Delays() bool {
 	for _, id := range s.allPrefixes() {
 		for v := range s.versions(id) {
@@ -138,7 +140,7 @@ func (s *Set) Delays() bool {
 	return false
 }
 
-// Match is the rule that decides over an address: the longest prefix.
+// Match is the rule with the longest prefix that contains an address.
 func (s *Set) Match(a netip.Addr) (Entry, bool) {
 	for bits := a.BitLen(); bits >= 0; bits-- {
 		if p, err := a.Prefix(bits); err == nil {
@@ -150,7 +152,7 @@ func (s *Set) Match(a netip.Addr) (Entry, bool) {
 	return Entry{}, false
 }
 
-// Find is the rule of exactly that prefix.
+// Find is the rule with exactly this prefix.
 func (s *Set) Find(p netip.Prefix) (Entry, bool) {
 	place := s.findPrefix(p)
 	if place == nil {
@@ -158,7 +160,16 @@ func (s *Set) Find(p netip.Prefix) (Entry, bool) {
 	}
 	id, now := *place-1, s.phase()
 	v := s.versionIn(id, now)
-	return Entry{s.decode(p, v, now), id}, present(v)
+	return s.entry(id, p, v, now), present(v)
+}
+
+// entry is a rule as one of its versions has it.
+func (rs *rules) entry(id uint32, p netip.Prefix, v version, in phase) Entry {
+	e := Entry{rs.decode(p, v, in), id}
+	if v.Flags&ruleLabel != 0 {
+		e.Label = rs.labels.read(id, v.index)
+	}
+	return e
 }
 
 // Flags of abi.h.
@@ -181,7 +192,7 @@ const (
 	ruleEach = ruleHost | ruleSubnet | ruleFlow
 )
 
-// What flag a rule has for each choice; one of each kind has none.
+// The flag for each choice; one choice of each kind has none.
 var (
 	algorithmFlags = []uint32{policy.GCRA: 0, policy.Leaky: ruleLeaky}
 	eachFlags      = []uint32{policy.EachAll: 0, policy.EachHost: ruleHost, policy.EachSubnet: ruleSubnet, policy.EachFlow: ruleFlow}
@@ -190,8 +201,8 @@ var (
 	failFlags      = []uint32{policy.Open: 0, policy.Closed: ruleFailClosed}
 )
 
-// sharing tells rules apart by who shares a bucket.
-func sharing(r version) uint32 { return r.Flags&ruleEach<<8 | r.EachBits }
+// scope tells bucket scopes apart.
+func scope(r version) uint32 { return r.Flags&ruleEach<<8 | r.EachBits }
 
 func limited(r version) bool { return r.Flags&(ruleUnlimited|ruleAbsent) == 0 }
 
@@ -205,8 +216,8 @@ func meter(r version) model.Meter {
 	return m
 }
 
-// encode writes a rule, for a bucket that was never charged. shadow is the id
-// of its shadow's limit, if it has one.
+// encode writes a rule for a bucket that was never charged. shadow is the id of its
+// shadow's limit, if it has a shadow.
 func encode(to version, r policy.Rule, salt, shadow uint32) {
 	t := bpf.AbiParams{
 		Salt: salt, Shadow: shadow, Overhead: r.Framing.Overhead, Mpu: r.Framing.MPU, Limit: r.Capacity << model.UnitBits,
@@ -222,6 +233,9 @@ func encode(to version, r policy.Rule, salt, shadow uint32) {
 	if _, proposed := r.Proposed(); proposed {
 		t.Flags |= ruleShadow
 	}
+	if r.Label != (policy.Label{}) {
+		t.Flags |= ruleLabel
+	}
 	if r.Penalty.Kind != policy.PenaltyNone {
 		t.Flags |= rulePenalty
 		d.PenaltyNs = uint64(r.Penalty.Duration)
@@ -236,7 +250,7 @@ func encode(to version, r policy.Rule, salt, shadow uint32) {
 	*to.AbiParams, *to.AbiColdParams = t, d
 }
 
-// decode is the rule that encode has written; its shadow is that of the same phase.
+// decode is the inverse of encode, but for labels. The shadow is that of the same phase.
 func (rs *rules) decode(p netip.Prefix, r version, in phase) policy.Rule {
 	out := policy.Rule{
 		Prefix: p, Rate: policy.Rate(r.RateBits), Capacity: r.Limit >> model.UnitBits,
@@ -265,7 +279,7 @@ func (rs *rules) decode(p netip.Prefix, r version, in phase) policy.Rule {
 	return out
 }
 
-// choice is the one whose flag is set, or the one that has none.
+// choice is the choice whose flag is set, or else the one without a flag.
 func choice(flags []uint32, set uint32) (chosen int) {
 	for c, flag := range flags {
 		if flag == 0 || set&flag != 0 {

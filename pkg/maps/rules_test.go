@@ -58,8 +58,7 @@ func (o oracle) match(a netip.Addr) (best policy.Rule, ok bool) {
 	return best, ok
 }
 
-// Thousands of prefixes come and go, and what is found of them, by commands and
-// by packets, is what a plain map holds.
+// Thousands of prefixes come and go. Commands and packets find what a plain map holds.
 func TestRulesAgainstOracle(t *testing.T) {
 	seed := testenv.Seed(t)
 	roll := rand.New(rand.NewPCG(seed, 0))
@@ -192,7 +191,7 @@ func TestFull(t *testing.T) {
 	checkRules(r, want)
 }
 
-// Whatever a rule says is kept, and saying it again changes nothing.
+// All options of a rule are kept. To set the same rule again changes nothing.
 func TestPutIsIdempotent(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 4, Buckets: 64})
 	four, six := netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8::/32")
@@ -241,9 +240,9 @@ func TestPutIsIdempotent(t *testing.T) {
 // An each is who shares a bucket, for tests that are the same for all.
 var each = map[string]policy.Each{"all": {}, "host": {Kind: policy.EachHost}, "flow": {Kind: policy.EachFlow}, "/24": {Kind: policy.EachSubnet, Bits: 24}}
 
-// What is owed stays owed when the rate changes, to the unit, however long ago
-// it was charged and however often the rate changes.
-func TestRateChangeKeepsWhatIsOwed(t *testing.T) {
+// Levels stay the same when the rate changes, to the unit, however long ago the bucket was
+// charged and however often the rate changes.
+func TestRateChangeKeepsLevels(t *testing.T) {
 	const second = uint64(time.Second)
 	for name, each := range each {
 		t.Run(name, func(t *testing.T) {
@@ -278,9 +277,9 @@ func TestRateChangeKeepsWhatIsOwed(t *testing.T) {
 	}
 }
 
-// A bucket that drained long ago is empty after any changes. Its clock has gone
-// half around meanwhile, which rules with more patience can not know.
-func TestRateChangeOwesNothingNew(t *testing.T) {
+// A bucket that drained long ago is empty after any change, although its clock has gone
+// half around meanwhile.
+func TestRateChangeOfIdleBucket(t *testing.T) {
 	for name, each := range each {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, maps.Size{Rules: 2, Buckets: 64})
@@ -346,7 +345,7 @@ func TestCapacityClamps(t *testing.T) {
 	}
 }
 
-// Unlimited is a state without buckets: they are empty after it.
+// A rule that was unlimited begins with empty buckets.
 func TestUnlimitedAndBack(t *testing.T) {
 	for name, each := range each {
 		t.Run(name, func(t *testing.T) {
@@ -379,8 +378,8 @@ func TestUnlimitedAndBack(t *testing.T) {
 	}
 }
 
-// A new rule starts from nothing, also with the id of one that is gone, whose
-// clock was far ahead or far behind.
+// A new rule begins with empty buckets, also with the id of a deleted rule whose clock was
+// far ahead or far behind.
 func TestReuseOfIDs(t *testing.T) {
 	for name, each := range each {
 		r := newRig(t, maps.Size{Rules: 1, Buckets: 4})
@@ -420,7 +419,7 @@ func TestReuseOfIDs(t *testing.T) {
 					}
 				}
 				// Each got a slot of the only line: none was charged to the spill bucket.
-				if got := r.OwnLevel(again, r.now); got != 0 && each.Kind != policy.EachAll {
+				if got := r.SharedLevel(again, r.now); got != 0 && each.Kind != policy.EachAll {
 					t.Errorf("the spill bucket owes %d units", got)
 				}
 				r.Delete(second.Prefix)
@@ -456,7 +455,7 @@ func TestClear(t *testing.T) {
 	}
 }
 
-// Many rules at once are what they are one by one.
+// Load sets what Put sets one by one.
 func TestLoad(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 200, Buckets: 4})
 	want := oracle{}

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"math/bits"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"slices"
 	"unsafe"
@@ -26,10 +27,11 @@ var ErrOtherLayout = errors.New("made by another version of shapectl")
 
 // Size is how much a store holds.
 type Size struct {
-	Views    uint32 // rounded up to a power of two; 0 is 1
+	Views    uint32 // rounded up to a power of two, at least 1
 	Rules    uint32 // shadows included
 	Buckets  uint32 // of hosts, subnets and flows; rounded up to a power of two
 	Affected uint32 // hosts that shadows would have affected
+	Labels   uint32 // parts of labels, see LabelParts
 }
 
 const (
@@ -54,11 +56,11 @@ var pinned = map[string]string{
 	filterMap: "filter", prefixes4Map: "prefixes4", prefixes6Map: "prefixes6", viewsMap: "views",
 	bpf.ShapectlMapRules: "rules", bpf.ShapectlMapRules1: "rules1", bpf.ShapectlMapRules2: "rules2", bpf.ShapectlMapRules3: "rules3",
 	bpf.ShapectlMapRules4: "rules4", bpf.ShapectlMapRules5: "rules5", bpf.ShapectlMapRules6: "rules6", bpf.ShapectlMapRules7: "rules7",
-	tableMap: "table", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected",
+	tableMap: "table", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected", bpf.ShapectlMapLabels: "labels",
 	hookMap: "hook", changeMap: "change",
 }
 
-// A Store is the maps of a namespace.
+// A Store is the maps of a network namespace.
 type Store struct {
 	memory
 	buckets
@@ -68,13 +70,12 @@ type Store struct {
 	holders  int
 }
 
-// New makes a store with nothing in it.
+// New makes an empty store.
 func New(size Size, hook bpf.AbiHook) (*Store, error) { return build(size, hook, nil) }
 
-// Derive makes a store with other settings and room for more, which shares all
-// else with s: rules in force are in force in both, with the same buckets. A
-// store in which keys have slots must keep its number of buckets, or they would
-// lose theirs. The error wraps ErrFull where the rules cannot grow once more.
+// Derive makes a store with other settings and more room, which shares all else with s:
+// rules are in force in both, with the same buckets. The number of buckets must stay the
+// same once keys have slots. The error wraps ErrFull where the rules cannot grow once more.
 func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 	have := s.Size()
 	hook.RuleMaps, hook.FirstId = s.hook.RuleMaps, s.hook.FirstId
@@ -91,13 +92,19 @@ func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 		return nil, err
 	}
 	copy(derived.views, s.views)
+	if size.Labels > have.Labels {
+		if err := s.labels.copyTo(derived.maps[bpf.ShapectlMapLabels]); err != nil {
+			derived.Close()
+			return nil, err
+		}
+	}
 	if len(derived.prefixes.lines6) == len(s.prefixes.lines6) {
 		return derived, nil // the tables of prefixes are shared
 	}
 	for f := range s.everyPrefix(nil) {
 		set := derived.View(f.view)
 		if derived.prefixes.find(f.key) != nil {
-			continue // of few rules, only the other family's table may have grown
+			continue // with few rules, only the other family's table may have grown
 		}
 		if err := set.placePrefix(set.prefix(f.key), f.id); err != nil {
 			derived.Close()
@@ -107,7 +114,7 @@ func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 	return derived, nil
 }
 
-// build makes the maps of a store, or shares those that another one has in the same size.
+// build makes the maps of a store. It shares maps of another store that have the same size.
 func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, err error) {
 	spec, err := bpf.Spec()
 	if err != nil {
@@ -136,6 +143,7 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	hook.Shadows = size.Affected
 	spec.Maps[bpf.ShapectlMapKeys].MaxEntries = lines * lineSlots
 	spec.Maps[bpf.ShapectlMapAffected].MaxEntries = max(size.Affected, 1) // a map has room for one at least
+	spec.Maps[bpf.ShapectlMapLabels].MaxEntries = max(size.Labels, 1)
 	end := size.Rules
 	for i, name := range slices.Backward(ruleMaps[:hook.RuleMaps]) {
 		spec.Maps[name].MaxEntries, end = end-hook.FirstId[i], hook.FirstId[i]
@@ -183,31 +191,37 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	return s, nil
 }
 
-// multiplier is that for hashes of prefixes: odd, so that no two keys become one.
+// multiplier is for hashes of prefixes. It is odd, so that no two keys become one.
 func multiplier(hook bpf.AbiHook) uint64 {
 	last := len(hook.Secret) - 1
 	return uint64(hook.Secret[last-1])<<32 | uint64(hook.Secret[last]) | 1
 }
 
-// tableSizes are how many lines the tables of prefixes have, and words the filter, with room for so many rules.
+// tableSizes are the lines of the prefix tables, and the words of the filter, for so many rules.
 func tableSizes(rules uint32) (lines4, lines6, words uint32) {
-	// Half as many lines as prefixes, and as many, leave half of the places free; 16 bits for each.
+	// So half of the places are free in each table, and the filter has 16 bits for each prefix.
 	return powerOfTwo((rules + 1) / 2), powerOfTwo(rules), powerOfTwo((rules + 3) / 4)
 }
 
-// powerOfTwo is the least one that is not below n.
+// powerOfTwo is the least power of two that is not below n.
 func powerOfTwo(n uint32) uint32 { return 1 << bits.Len32(max(n, 1)-1) }
 
-// Open opens the maps pinned in a directory. The error wraps ErrOtherLayout
-// where another version of shapectl pinned them.
-func Open(dir string) (*Store, error) {
-	// First of all, as nothing else is known of another layout.
+// Open opens the maps pinned in a directory, for reading only or also for writing. To change
+// a store that was opened for reading only ends the process. A process that may only read the
+// pins gets a copy of the maps as they are now. The error wraps ErrOtherLayout where another
+// version of shapectl pinned them.
+func Open(dir string, writing bool) (*Store, error) {
+	// First, as nothing else of another layout can be read.
 	if err := checkLayout(dir); err != nil {
 		return nil, err
 	}
-	s := &Store{memory: memory{maps: map[string]*ebpf.Map{}}}
+	s := &Store{memory: memory{maps: map[string]*ebpf.Map{}, readOnly: !writing}}
 	for name, pin := range pinned {
 		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, pin), nil)
+		if s.readOnly && errors.Is(err, fs.ErrPermission) {
+			s.copied = true
+			m, err = ebpf.LoadPinnedMap(filepath.Join(dir, pin), &ebpf.LoadPinOptions{ReadOnly: true})
+		}
 		if err != nil {
 			s.Close()
 			if errors.Is(err, fs.ErrNotExist) {
@@ -245,20 +259,48 @@ func (s *Store) attach() (err error) {
 		return err
 	}
 	s.change = &change[0]
+	s.labels = labels{s.maps[bpf.ShapectlMapLabels], &s.change.Labels}
 	return errors.Join(
 		mapArray(&s.memory, viewsMap, hook.ViewMask+1, &s.views),
 		mapArray(&s.memory, prefixes4Map, hook.Prefixes4Mask+1, &s.prefixes.lines4),
 		mapArray(&s.memory, prefixes6Map, hook.Prefixes6Mask+1, &s.prefixes.lines6),
 		mapArray(&s.memory, filterMap, hook.FilterMask+1, &s.prefixes.filter),
 		mapArray(&s.memory, tableMap, hook.LineMask+1, &s.lines),
-		mapArray(&s.memory, bpf.ShapectlMapKeys, (hook.LineMask+1)*lineSlots, &s.keys),
+		s.mapKeys(),
 	)
 }
 
-// memory is the maps, and what of them is mapped.
+// mapKeys maps the keys of slots. A copy needs only the keys of slots in use, which are few in most cases.
+func (s *Store) mapKeys() error {
+	var inUse []uint32
+	if s.copied {
+		for i := range s.lines {
+			for j := range s.lines[i].Slot {
+				if s.lines[i].Slot[j].Fingerprint != 0 {
+					inUse = append(inUse, uint32(i)*lineSlots+uint32(j))
+				}
+			}
+		}
+	}
+	m, count := s.maps[bpf.ShapectlMapKeys], (s.hook.LineMask+1)*lineSlots
+	if !s.copied || len(inUse) > int(count)/64 {
+		return mapArray(&s.memory, bpf.ShapectlMapKeys, count, &s.keys)
+	}
+	s.keys = make([]bpf.AbiKey, count)
+	for _, i := range inUse {
+		if err := m.Lookup(i, &s.keys[i]); err != nil {
+			return fmt.Errorf("copy the key of slot %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// memory is the maps, and their mappings.
 type memory struct {
-	maps   map[string]*ebpf.Map
-	mapped [][]byte
+	maps     map[string]*ebpf.Map
+	mapped   [][]byte
+	readOnly bool
+	copied   bool // Linux cannot map a map that was opened for reading only
 }
 
 // mapArray maps so many elements into memory, shared with the programs.
@@ -274,18 +316,49 @@ func mapArray[T any](from *memory, name string, count uint32, array *[]T) error 
 	return nil
 }
 
-// mapMemory maps a map into memory whose values, or the elements of its one value, have that size.
+// mapMemory maps a map into memory. Its values, or the elements of its one value, have that size.
 func (all *memory) mapMemory(name string, size uint32) ([]byte, error) {
 	m := all.maps[name]
 	if m.ValueSize()%size != 0 {
 		return nil, fmt.Errorf("map %s: %w", name, ErrOtherLayout)
 	}
-	memory, err := unix.Mmap(m.FD(), 0, int(m.ValueSize())*int(m.MaxEntries()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	access, flags, fd := unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED, m.FD()
+	switch {
+	case all.copied:
+		flags, fd = unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1
+	case all.readOnly:
+		access = unix.PROT_READ
+	}
+	memory, err := unix.Mmap(fd, 0, int(m.ValueSize())*int(m.MaxEntries()), access, flags)
 	if err != nil {
 		return nil, fmt.Errorf("map %s into memory: %w", name, err)
 	}
 	all.mapped = append(all.mapped, memory)
+	if all.copied {
+		if err := copyArray(m, memory); err != nil {
+			return nil, fmt.Errorf("copy map %s: %w", name, err)
+		}
+		if err := unix.Mprotect(memory, unix.PROT_READ); err != nil {
+			return nil, fmt.Errorf("protect the copy of map %s: %w", name, err)
+		}
+	}
 	return memory, nil
+}
+
+// copyArray copies all values of an array, many with each system call.
+func copyArray(m *ebpf.Map, to []byte) error {
+	const batch = 1 << 12
+	value := reflect.ArrayOf(int(m.ValueSize()), reflect.TypeFor[byte]())
+	var cursor ebpf.MapBatchCursor
+	for next := 0; next < int(m.MaxEntries()); {
+		indexes := make([]uint32, min(batch, int(m.MaxEntries())-next))
+		values := reflect.SliceAt(value, unsafe.Pointer(&to[next*int(m.ValueSize())]), len(indexes)).Interface()
+		n, err := m.BatchLookup(&cursor, indexes, values, nil)
+		if next += n; err != nil && (!errors.Is(err, ebpf.ErrKeyNotExist) || next < int(m.MaxEntries())) {
+			return err
+		}
+	}
+	return nil
 }
 
 // Pin pins all maps in a directory of a bpffs.
@@ -307,10 +380,10 @@ func (all *memory) Pin(dir string) error {
 	return nil
 }
 
-// Replacements are the maps by name, for a program to be loaded onto.
+// Replacements are the maps by name, for loading a program.
 func (all *memory) Replacements() map[string]*ebpf.Map { return all.maps }
 
-// close lets go of the maps.
+// close closes the maps.
 func (all *memory) close() error {
 	var errs []error
 	for _, memory := range all.mapped {
@@ -322,12 +395,15 @@ func (all *memory) close() error {
 	return errors.Join(errs...)
 }
 
-// Hook is what the store was told when it was made.
+// Hook is the settings of the store.
 func (s *Store) Hook() bpf.AbiHook { return *s.hook }
 
-// Size is what the store was made for.
+// Size is the room of the store.
 func (s *Store) Size() Size {
-	return Size{Views: uint32(len(s.views)), Rules: s.room(), Buckets: uint32(len(s.lines)) * lineSlots, Affected: s.hook.Shadows}
+	return Size{
+		Views: uint32(len(s.views)), Rules: s.room(), Buckets: uint32(len(s.lines)) * lineSlots, Affected: s.hook.Shadows,
+		Labels: s.labels.texts.MaxEntries(),
+	}
 }
 
 // Hold keeps the maps open until Close was called once more.
@@ -336,7 +412,7 @@ func (s *Store) Hold() *Store {
 	return s
 }
 
-// Close lets go of the maps; pins and programs keep them.
+// Close closes the maps; pins and programs keep them.
 func (s *Store) Close() error {
 	if s.holders--; s.holders >= 0 {
 		return nil

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"testing"
 	"unsafe"
@@ -157,7 +158,7 @@ func TestSize(t *testing.T) {
 	for _, c := range []struct{ want, got uint32 }{{0, 4}, {1, 4}, {4, 4}, {5, 8}, {8, 8}, {9, 16}, {1000, 1024}, {4096, 4096}} {
 		set, err := maps.New(maps.Size{Rules: 3, Buckets: c.want}, bpf.AbiHook{})
 		testenv.Must(t, err)
-		if got := set.Size(); got != (maps.Size{Views: 1, Rules: 3, Buckets: c.got}) {
+		if got := set.Size(); got != (maps.Size{Views: 1, Rules: 3, Buckets: c.got, Labels: 1}) {
 			t.Errorf("room for %d buckets: %+v, want %d", c.want, got, c.got)
 		}
 		set.Close()
@@ -190,7 +191,7 @@ func TestPinAndOpen(t *testing.T) {
 	hook, size := r.Hook(), r.Size()
 	r.Set.Close()
 	for _, dir := range []string{dir, second} {
-		store, err := maps.Open(dir)
+		store, err := maps.Open(dir, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -221,7 +222,7 @@ func TestPinAndOpen(t *testing.T) {
 	}
 }
 
-// A set that has grown tells of the hosts that shadows affected before.
+// A store that grows keeps the affected hosts of shadows.
 func TestGrowthKeepsAffectedHosts(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 4, Buckets: 64, Affected: 16})
 	shadowed := rule("10.0.0.0/8", 1e9, 1<<20)
@@ -245,7 +246,7 @@ func TestGrowthKeepsAffectedHosts(t *testing.T) {
 	}
 }
 
-// A store grows as often as there are maps of rules. Packets find the rules in each of them, which keep their counters.
+// A store can grow until it uses all maps of rules. Packets find the rules in each map, and rules keep their counters.
 func TestGrowthToTheLastMap(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 1, Buckets: 4})
 	host := func(n int) string { return fmt.Sprint("10.0.0.", n) }
@@ -321,7 +322,7 @@ func TestOpenOtherLayout(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := pinned(t)
 			spoil(t, dir)
-			set, err := maps.Open(dir)
+			set, err := maps.Open(dir, true)
 			if !errors.Is(err, maps.ErrOtherLayout) {
 				t.Errorf("opened with error %v, want ErrOtherLayout", err)
 			}
@@ -330,6 +331,44 @@ func TestOpenOtherLayout(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What writes to a store that was opened for reading ends the process, and changes nothing.
+func TestStoreForReading(t *testing.T) {
+	r := newRig(t, maps.Size{Rules: 16, Buckets: 64})
+	rule := rule("10.0.0.0/8", 1e6, 100000)
+	e := r.put(rule)
+	dir := testenv.BPFFS(t)
+	testenv.Must(t, r.Pin(dir))
+	store, err := maps.Open(dir, false)
+	testenv.Must(t, err)
+	defer store.Close()
+	set := store.View(view)
+	if got := set.Policy(); !slices.Equal(got, []policy.Rule{e.Rule}) {
+		t.Errorf("rules are %+v", got)
+	}
+	for name, write := range map[string]func(){
+		"delete": func() { set.Delete(rule.Prefix) },
+		"clear":  func() { set.Clear() },
+		"put":    func() { set.Put(policy.Rule{Prefix: rule.Prefix, Rate: 1000, Capacity: 1000}) },
+		"ifb":    func() { set.SetIfb(7) },
+		"begin":  func() { store.Arm() },
+	} {
+		if !faults(write) {
+			t.Errorf("%s: the store could be written to", name)
+		}
+	}
+	if got := r.Policy(); !slices.Equal(got, []policy.Rule{e.Rule}) || r.Ifb() != 0 {
+		t.Errorf("rules are %+v, ifb %d", got, r.Ifb())
+	}
+}
+
+// faults reports whether a function accesses memory that it may not.
+func faults(f func()) (yes bool) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() { yes = recover() != nil }()
+	f()
+	return false
 }
 
 func removeAll(t *testing.T, dir string) {

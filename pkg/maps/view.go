@@ -18,7 +18,7 @@ type Set struct {
 	view
 }
 
-// A view is of which hook a set's rules are, and which prefixes its packets look for.
+// A view is the hook of a set, and the prefix lengths that its packets look for.
 type view struct {
 	number uint32
 	data   *bpf.AbiView
@@ -27,7 +27,7 @@ type view struct {
 // View is the set with that number, which is below Size.Views.
 func (s *Store) View(number uint32) *Set { return &Set{s, view{number, &s.views[number]}} }
 
-// Sets are those that are in use, by number.
+// Sets are the sets in use, by number.
 func (s *Store) Sets() iter.Seq[*Set] {
 	return func(yield func(*Set) bool) {
 		for number := range s.views {
@@ -38,7 +38,7 @@ func (s *Store) Sets() iter.Seq[*Set] {
 	}
 }
 
-// Claim takes a set that is not in use for a direction of a device; nil where all are.
+// Claim allocates a set for a direction of a device; nil if all are in use.
 func (s *Store) Claim(ifindex int, device string, d policy.Direction, match policy.Match) *Set {
 	for number := range s.views {
 		set := s.View(uint32(number))
@@ -46,7 +46,7 @@ func (s *Store) Claim(ifindex int, device string, d policy.Direction, match poli
 			continue
 		}
 		v := set.data
-		s.waitSince(v.Retired) // packets of the hook that had it before
+		s.waitSince(v.Retired) // for packets of the hook that had it before
 		v.Ingress, v.MatchSrc, v.Attached, v.Ifb = 0, 0, 0, 0
 		if d == policy.Ingress {
 			v.Ingress = 1
@@ -59,14 +59,14 @@ func (s *Store) Claim(ifindex int, device string, d policy.Direction, match poli
 	return nil
 }
 
-// Release gives up a set without rules, whose hook is attached no more.
+// Release frees a set without rules. Its hook must be detached.
 func (s *Set) Release() {
 	s.data.Retired = s.change.Epoch
 	step.Store("release a view")
 	atomic.StoreUint32(&s.data.Ifindex, 0)
 }
 
-// Number tells programs which set is a packet's.
+// Number is the number by which programs know the set.
 func (v *view) Number() uint32 { return v.number }
 
 // Ifindex is the index of the device, 0 where the set is not in use.
@@ -75,7 +75,7 @@ func (v *view) Ifindex() int { return int(atomic.LoadUint32(&v.data.Ifindex)) }
 // Device is the name of the device when SetDevice was called.
 func (v *view) Device() string { return unix.ByteSliceToString(v.data.Device[:]) }
 
-// SetDevice says of which device the rules are.
+// SetDevice stores the device of the rules.
 func (v *view) SetDevice(ifindex int, name string) {
 	v.data.Device = [len(v.data.Device)]uint8{}
 	copy(v.data.Device[:], name)
@@ -90,31 +90,31 @@ func (v *view) Direction() policy.Direction {
 	return policy.Egress
 }
 
-// Attached reports whether the hook was ever attached.
+// Attached reports whether the hook was ever attached. If not, a command was killed before that.
 func (v *view) Attached() bool { return v.data.Attached != 0 }
 
-// SetAttached says that it is.
+// SetAttached marks the hook as attached.
 func (v *view) SetAttached() {
 	step.Store("say that a hook is attached")
 	v.data.Attached = 1
 }
 
-// Side is the side of packets that prefixes are compared with.
+// Side is the address of packets that prefixes are compared with.
 func (v *view) Side() policy.Match { return policy.Match(v.data.MatchSrc) }
 
-// SetSide is for a set without rules, or with one that is about to be replaced.
+// SetSide sets Side. The set must have no rule, or only one that is about to be replaced.
 func (v *view) SetSide(match policy.Match) { v.data.MatchSrc = uint8(match) }
 
 // Ifb is the index of the ifb device that delayed packets are sent to, 0 for none.
 func (v *view) Ifb() int { return int(atomic.LoadUint32(&v.data.Ifb)) }
 
-// SetIfb has delayed packets sent to an ifb device, 0 for none.
+// SetIfb sends delayed packets to an ifb device; 0 is none.
 func (v *view) SetIfb(index int) {
 	step.Store("send to an ifb")
 	atomic.StoreUint32(&v.data.Ifb, uint32(index))
 }
 
-// prepare makes a view that was never used one without rules.
+// prepare initialises a view that was never used.
 func (v *view) prepare() {
 	v.data.Mix4, v.data.Mix6 = uint64(v.number)<<40, [2]uint64{rand.Uint64(), rand.Uint64()}
 	v.data.Use[0].List4[0], v.data.Use[0].List6[0] = noLength, noLength

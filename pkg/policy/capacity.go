@@ -12,15 +12,14 @@ import (
 
 const (
 	// MinCapacity is the smallest capacity of a rule in bytes: one full
-	// Ethernet frame, without which no full packet ever conforms while the
-	// bucket holds anything.
+	// Ethernet frame. With less, a full packet conforms only to an empty bucket.
 	MinCapacity = 1514
 	// MaxCapacity is the largest capacity in bytes: 1 TiB.
 	MaxCapacity = 1 << 40
 )
 
-// Capacity is how much a bucket holds, as people write it: bytes, or the time
-// in which the rule's rate would drain them. The zero Capacity is not set.
+// Capacity is the capacity of a bucket as people write it: bytes, or the time in which
+// they drain at the rule's rate. The zero Capacity is not set.
 type Capacity struct {
 	bytes    uint64
 	duration time.Duration
@@ -36,10 +35,9 @@ var sizeUnits = map[string]uint64{
 
 var timeUnits = map[string]uint64{"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
 
-// Set reads a size in the units of tc, where kb and mb are binary (64kb is 65536
-// bytes, a bare number is bytes), or a time (100ms) in s, ms, us or ns. Any capacity
-// of 1 byte or 1 ns up to MaxCapacity is read; what a rule takes is for
-// Rule.Validate to say.
+// Set parses a size in the units of tc, where kb and mb are binary (64kb is 65536 bytes,
+// and a number without a unit is bytes), or a time (100ms) in s, ms, us or ns. It accepts
+// 1 byte or 1 ns up to MaxCapacity; Rule.Validate has narrower bounds.
 func (c *Capacity) Set(s string) (err error) {
 	*c, err = parseCapacity("capacity", s)
 	return err
@@ -66,7 +64,7 @@ func parseCapacity(what, s string) (Capacity, error) {
 	case !whole:
 		return Capacity{}, fmt.Errorf("%s %q is not a whole number of bytes; round it to one", what, s)
 	case v == 0:
-		return Capacity{}, fmt.Errorf("%s %q is zero and would let nothing pass; write one such as 64kb or 100ms", what, s)
+		return Capacity{}, fmt.Errorf("%s %q is zero and would pass nothing; write one such as 64kb or 100ms", what, s)
 	}
 	if err := checkMaxCapacity(what, func() string { return strconv.Quote(s) }, v); err != nil {
 		return Capacity{}, err
@@ -74,7 +72,7 @@ func parseCapacity(what, s string) (Capacity, error) {
 	return Capacity{bytes: v}, nil
 }
 
-// parseTime reads a time above zero; the example is for errors, as in splitNumber.
+// parseTime parses a time above zero. The example is for errors, as in splitNumber.
 func parseTime(what, s, example string) (time.Duration, error) {
 	number, unit, err := splitNumber(what, s, example)
 	if err != nil {
@@ -102,8 +100,8 @@ func checkMaxCapacity(what string, spelled func() string, bytes uint64) error {
 	return nil
 }
 
-// resolve is the capacity in bytes for a rule of rate r, not Unlimited. A time is
-// counted exactly and rounded up to a whole byte.
+// resolve returns the capacity in bytes for a rule of rate r, which is not Unlimited. A
+// time is converted exactly and rounded up to a whole byte.
 func (c Capacity) resolve(what string, r Rate) (uint64, error) {
 	if err := checkRate(r.String, r); err != nil {
 		return 0, err
@@ -112,15 +110,15 @@ func (c Capacity) resolve(what string, r Rate) (uint64, error) {
 	return v, checkMaxCapacity(what, func() string { return fmt.Sprintf("%v at %v", c, r) }, v)
 }
 
-// bitNanoseconds are what a byte per second is in bits times nanoseconds.
+// bitNanoseconds is a byte times a second, in bits times nanoseconds.
 const bitNanoseconds = 8 * uint64(time.Second)
 
-// bytesIn is what passes at rate r in d, rounded up, at most math.MaxUint64.
+// bytesIn returns the bytes that pass at rate r in d, rounded up, at most math.MaxUint64.
 func bytesIn(d time.Duration, r Rate) uint64 {
 	return scaleUp(uint64(d), uint64(r), bitNanoseconds)
 }
 
-// scaleUp is v * by / of, rounded up, at most math.MaxUint64.
+// scaleUp returns v * by / of, rounded up, at most math.MaxUint64.
 func scaleUp(v, by, of uint64) uint64 {
 	high, low := bits.Mul64(v, by)
 	low, carry := bits.Add64(low, of-1, 0)
@@ -131,7 +129,7 @@ func scaleUp(v, by, of uint64) uint64 {
 	return quotient
 }
 
-// drainTime is how long rate r takes over so many bytes, for people to read.
+// drainTime returns how long rate r takes to drain bytes, for people to read.
 func drainTime(bytes uint64, r Rate) string {
 	if r == 0 {
 		return "never drains"
@@ -140,7 +138,7 @@ func drainTime(bytes uint64, r Rate) string {
 	return human(high, low, uint64(r), timeNames)
 }
 
-// String is a spelling such as 64kb, 125000b or 100ms.
+// String is such as 64kb, 125000b or 100ms; empty if the capacity is not set.
 func (c Capacity) String() string {
 	switch {
 	case c.duration > 0:
@@ -151,14 +149,14 @@ func (c Capacity) String() string {
 	return inLargest(c.bytes, sizeUnits, "gb", "mb", "kb", "b")
 }
 
-// sizeText is a spelling that Capacity.Set reads so many bytes of; empty for none.
+// sizeText returns a size as Capacity.Set parses it; empty for 0.
 func sizeText(bytes uint64) string { return Capacity{bytes: bytes}.String() }
 
 func timeString(d time.Duration) string {
 	return inLargest(uint64(d), timeUnits, "s", "ms", "us", "ns")
 }
 
-// inLargest writes v in the first of names that it is a whole number of.
+// inLargest writes v in the first of the named units that divides it.
 func inLargest(v uint64, units map[string]uint64, names ...string) string {
 	for _, name := range names {
 		if size := units[name]; v%size == 0 {
@@ -185,7 +183,7 @@ func resolveCapacity(l *Limit, r *Rule, _ uint8) (err error) {
 	return err
 }
 
-func fitCapacity(r *Rule) error {
+func checkCapacity(r *Rule) error {
 	if r.Capacity < MinCapacity {
 		return fmt.Errorf("capacity of %d bytes (%s at %v) is less than one full packet; use %d or more",
 			r.Capacity, drainTime(r.Capacity, r.Rate), r.Rate, MinCapacity)

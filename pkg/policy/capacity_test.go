@@ -122,8 +122,8 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// What is wrong with a queue is said of a queue.
-func TestQueueIsCalledSo(t *testing.T) {
+// TestParseQueueRefuses checks that errors name the queue, not the capacity.
+func TestParseQueueRefuses(t *testing.T) {
 	for _, in := range []string{"", "1x", "0", "0.5b", "1kbit", "0.5ns", "1025gb", "18446744073709551616s"} {
 		wantError(t, new(Queue).Set(in), "queue ")
 	}

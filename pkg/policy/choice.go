@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Direction is the way of a packet as the device sees it.
+// Direction is the direction of a packet as the device sees it.
 type Direction uint8
 
 const (
@@ -22,38 +22,38 @@ const (
 	MatchSrc              // source
 )
 
-// Algorithm is the meter that keeps a bucket.
+// Algorithm is the meter of a rule.
 type Algorithm uint8
 
 const (
 	GCRA  Algorithm = iota // one theoretical arrival time per bucket
-	Leaky                  // the leaky bucket, which also knows penalties
+	Leaky                  // the leaky bucket, which also has penalties
 )
 
-// Excess is what happens to a packet that does not fit its bucket.
+// Excess is what happens to excess packets.
 type Excess uint8
 
 const (
 	Drop  Excess = iota // dropped
-	ECN                 // marked CE where ECN allows it, dropped elsewhere
-	Pass                // counted and passed untouched, to try a rule out
-	Delay               // held back until it is its turn, dropped where the queue is full
+	ECN                 // marked CE if the packet allows it, dropped otherwise
+	Pass                // counted and passed unchanged, to try a rule out
+	Delay               // queued, and dropped if the queue is full
 )
 
-// Order is the order in which packets leave a queue.
+// Order is the order of a queue.
 type Order uint8
 
 const (
-	FIFO        Order = iota // as they came
-	SparseFirst              // those of flows that send little, and have none waiting, ahead of the others
+	FIFO        Order = iota // as packets come
+	SparseFirst              // flows that send little and have no queued packet go first
 )
 
-// Fail is what happens to a packet whose bucket could not be updated.
+// Fail is the verdict when a bucket cannot be updated because of contention.
 type Fail uint8
 
 const (
-	Open   Fail = iota // it passes
-	Closed             // it is dropped
+	Open   Fail = iota // the packet passes
+	Closed             // the packet is dropped
 )
 
 var (
@@ -65,14 +65,14 @@ var (
 	failNames      = []string{"open", "closed"}
 )
 
-// ParseDirection reads "ingress" or "egress".
+// ParseDirection parses "ingress" or "egress".
 func ParseDirection(s string) (d Direction, err error) {
 	err = d.Set(s)
 	return d, err
 }
 
-// FarSide is the address that lies beyond the device: the destination of what
-// leaves, the source of what enters.
+// FarSide returns which address of a packet lies beyond the device: the destination on
+// egress, the source on ingress.
 func (d Direction) FarSide() Match {
 	if d == Egress {
 		return MatchDst
@@ -87,7 +87,7 @@ func (e Excess) String() string    { return nameOf(e, excessNames) }
 func (o Order) String() string     { return nameOf(o, orderNames) }
 func (f Fail) String() string      { return nameOf(f, failNames) }
 
-// Set reads one of the names.
+// Set parses one of the names.
 func (d *Direction) Set(s string) error { return setName(d, "direction", s, directionNames) }
 func (m *Match) Set(s string) error     { return setName(m, "match", s, matchNames) }
 func (a *Algorithm) Set(s string) error { return setName(a, "algorithm", s, algorithmNames) }
@@ -126,7 +126,7 @@ func checkName[T ~uint8](v T, what string, names []string) error {
 	return nil
 }
 
-// oneOf lists names for a sentence: "drop, ecn or pass".
+// oneOf lists names in a sentence: "drop, ecn or pass".
 func oneOf(names []string) string {
 	last := len(names) - 1
 	return strings.Join(names[:last], ", ") + " or " + names[last]

@@ -3,44 +3,42 @@ package policy
 import "time"
 
 const (
-	// defaultDrain outlasts TCP's shortest retransmission timeout, 200 ms on
-	// Linux: a sender that lost a whole window stays silent for that long, and a
-	// bucket that drains sooner throws away what the rate would have let through
-	// meanwhile. Cubic and BBR on a short path, 5 mbit to 1 gbit, reach 46 to 50 %
-	// of the rate with 100 ms, 90 % with 200 ms, 94 to 97 % with 300 ms (of at
-	// most 97 %, the rest being headers), and no more with 400 ms.
+	// defaultDrain is longer than TCP's shortest retransmission timeout, 200 ms on
+	// Linux. A sender that lost a whole window is silent for that long, and a bucket
+	// that drains sooner loses the rate meanwhile. Cubic and BBR on a short path, at
+	// 5 mbit to 1 gbit, reach 46 to 50 % of the rate with 100 ms, 90 % with 200 ms, 94
+	// to 97 % with 300 ms, and no more with 400 ms. Headers take the other 3 %.
 	defaultDrain = 300 * time.Millisecond
-	// defaultLeast holds two of the largest packets that segmentation offload
-	// makes; with less, BBR at 1 mbit gets stuck at a tenth of the rate.
-	defaultLeast = 128 << 10
+	// minDefaultCapacity holds two of the largest packets of segmentation offload. With
+	// less, BBR at 1 mbit stays at a tenth of the rate.
+	minDefaultCapacity = 128 << 10
 )
 
-// DefaultCapacity is the capacity in bytes of a rule of rate r that does not
-// say one, and does not hold packets back: what lets TCP reach the rate.
+// DefaultCapacity returns the default capacity in bytes of a rule of rate r that does not
+// delay packets. It is large enough for TCP to reach the rate.
 func DefaultCapacity(r Rate) uint64 {
-	return max(defaultLeast, bytesIn(defaultDrain, r))
+	return max(minDefaultCapacity, bytesIn(defaultDrain, r))
 }
 
 const (
-	// A queue of 50 ms lets one cubic flow reach 99 % of 5 to 100 mbit over 20 ms
-	// there and back, and as much over 80 ms; 20 ms of it lose more packets, 100 ms
-	// only keep a ping beside it waiting for longer.
-	defaultWait = 50 * time.Millisecond
-	// At 1 mbit, 50 ms are four packets, of which 8 % are lost; 16 KiB lose 1.6 %.
-	defaultLeastQueue = 16 << 10
+	// With a queue of 50 ms, one cubic flow reaches 99 % of 5 to 100 mbit over a round
+	// trip of 20 ms or 80 ms. With 20 ms more packets are lost. With 100 ms a ping
+	// beside it takes longer, and nothing else changes.
+	defaultDelay = 50 * time.Millisecond
+	// At 1 mbit, 50 ms are four packets, and 8 % are lost. With 16 KiB 1.6 % are lost.
+	minDefaultQueue = 16 << 10
 )
 
-// DefaultQueue is the length in bytes of the queue of a rule of rate r that
-// does not say one. At low rates it is what is valid with room to spare.
+// DefaultQueue returns the default length in bytes of the queue of a rule of rate r. At
+// low rates it is half of what MaxWait allows.
 func DefaultQueue(r Rate) uint64 {
-	return max(min(defaultLeastQueue, bytesIn(MaxWait/2, r)), bytesIn(defaultWait, r))
+	return max(min(minDefaultQueue, bytesIn(MaxWait/2, r)), bytesIn(defaultDelay, r))
 }
 
-// defaultECNAbove is half of the longest wait. Cubic halves its window, nearly,
-// for any mark in a round trip, so what is queued then has to keep the link busy:
-// with half of 50 ms it reaches 98 to 99 % over 20 ms there and back at 5 to 100
-// mbit and 89 % over 80 ms, where 5 ms leave it at 75 to 96 % and 60 to 67 %. A
-// ping beside it waits for 18 ms instead of 40.
+// defaultECNAbove is half of the longest delay. Cubic nearly halves its window after a
+// mark, so the queue must keep the link busy meanwhile. With half of 50 ms, cubic reaches
+// 98 to 99 % of 5 to 100 mbit over a round trip of 20 ms, and 89 % over 80 ms. With 5 ms,
+// it reaches 75 to 96 % and 60 to 67 %. A ping beside it takes 18 ms instead of 40.
 func defaultECNAbove(longest time.Duration) ECNAbove {
 	return ECNAbove(max(longest/2, 1))
 }

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// EachKind is the kind of sharer that has a bucket of its own.
+// EachKind is a kind of bucket scope.
 type EachKind uint8
 
 const (
@@ -17,8 +17,8 @@ const (
 	EachFlow                   // each 5-tuple
 )
 
-// Each says who shares a bucket. Bits, 0 to 128, is the prefix length of an
-// EachSubnet and zero otherwise.
+// Each is the bucket scope of a rule: who has a bucket of their own. Bits, 0 to 128, is
+// the prefix length of an EachSubnet, and zero for other kinds.
 type Each struct {
 	Kind EachKind
 	Bits uint8
@@ -33,7 +33,7 @@ func (e Each) String() string {
 	return nameOf(e.Kind, eachNames)
 }
 
-// Set reads "all", "host", "flow", or a prefix length such as "/64".
+// Set parses "all", "host", "flow", or a prefix length such as "/64".
 func (e *Each) Set(s string) error {
 	if length, ok := strings.CutPrefix(s, "/"); ok {
 		bits, err := strconv.ParseUint(length, 10, 8)
@@ -53,8 +53,8 @@ func (e *Each) Set(s string) error {
 
 func (e Each) Type() string { return strings.Join(eachNames, "|") }
 
-// Canonical is the plainest Each that shares buckets in prefix just as e does:
-// EachAll for the prefix's own length, EachHost for that of an address.
+// Canonical returns the simplest Each that is the same scope in prefix as e: EachAll for
+// the length of the prefix, and EachHost for that of an address.
 func (e Each) Canonical(prefix netip.Prefix) Each {
 	if e.Kind == EachSubnet {
 		switch int(e.Bits) {

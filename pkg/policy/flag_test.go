@@ -12,8 +12,8 @@ type flagValue interface {
 	Type() string
 }
 
-// TestSet reads each word into a fresh value, and what that prints into
-// another one, which is to print the same.
+// TestSet parses each word, and then what the value prints; both values must print the
+// same.
 func TestSet(t *testing.T) {
 	for _, test := range []struct {
 		fresh   func() flagValue

@@ -14,16 +14,16 @@ const (
 	MaxMPU = 256
 )
 
-// Framing is what a link adds to each packet. A packet counts Overhead bytes
-// more than it is long, and never less than MPU bytes in all.
+// Framing is what a link adds to each packet. A packet counts its length plus Overhead
+// bytes, and at least MPU bytes.
 type Framing struct {
 	Overhead int16  // bytes, MinOverhead to MaxOverhead
 	MPU      uint16 // bytes, 0 to MaxMPU
 }
 
-// framings holds the keywords of tc-cake that are a constant overhead, with its
-// numbers. Those counted from the IP header on include the link's own header.
-// The two for PTM lack the 64b/65b code, which tc-cake(8) prefers to see in the rate.
+// framings holds the keywords of tc-cake that add a constant overhead. The values with
+// fromIP include the link's header. Those for PTM do not include the 64b/65b code, which
+// tc-cake(8) recommends to take off the rate.
 var framings = map[string]struct {
 	Framing
 	fromIP bool
@@ -36,7 +36,7 @@ var framings = map[string]struct {
 	"bridged-ptm": {Framing{22, 0}, true},
 }
 
-// cellFramings are the keywords of tc-cake whose cost grows with the packet.
+// cellFramings holds the keywords of tc-cake whose cost depends on the packet's length.
 var cellFramings = map[string]string{
 	"atm": "ATM cells", "conservative": "ATM cells",
 	"ipoa-vcmux": "ATM cells", "ipoa-llcsnap": "ATM cells",
@@ -46,12 +46,12 @@ var cellFramings = map[string]string{
 	"ptm": "the 64b/65b code of PTM",
 }
 
-// ParseFraming reads the bytes of overhead (38), overhead and MPU (38/84), or
-// keywords of tc-cake joined by commas, whose overheads add up
-// (pppoe-ptm,ether-vlan). A number is on top of the frame at layer 2, as in tc;
-// a keyword is on top of the IP packet, as in tc-cake, so of it the l2Bytes
-// (14 or 0) that each frame of the device counts anyway are taken off. With
-// pppoe-ptm and bridged-ptm the rate is to be 64/65 of the line's, for the line code.
+// ParseFraming parses the bytes of overhead (38), overhead and MPU (38/84), or keywords of
+// tc-cake with commas between them (pppoe-ptm,ether-vlan), whose overheads are added. A
+// number is added to the layer 2 frame, as in tc. A keyword is added to the IP packet, as
+// in tc-cake, so ParseFraming subtracts the l2Bytes (14 or 0) that each frame of the device
+// counts anyway. With pppoe-ptm and bridged-ptm, set the rate to 64/65 of the line's, for
+// the line code.
 func ParseFraming(s string, l2Bytes uint8) (Framing, error) {
 	overhead, mpu, numeric := framingNumbers(s)
 	if !numeric {
@@ -100,7 +100,7 @@ func checkFraming(overhead, mpu int) error {
 	return nil
 }
 
-// Overhead is what a link adds to each packet, as ParseFraming reads it.
+// Overhead is what a link adds to each packet, as ParseFraming parses it; "" for nothing.
 type Overhead string
 
 func (o *Overhead) Set(s string) error {
@@ -115,10 +115,10 @@ func (o Overhead) String() string { return string(o) }
 
 func (o Overhead) Type() string { return "bytes" }
 
-// MPU is the number of bytes that a packet counts at least.
+// MPU is the fewest bytes that a packet counts.
 type MPU uint16
 
-// Set reads a whole number of bytes up to MaxMPU.
+// Set parses a whole number of bytes up to MaxMPU.
 func (m *MPU) Set(s string) error {
 	n, err := strconv.ParseUint(s, 10, 64)
 	if err != nil {
@@ -142,7 +142,7 @@ func resolveOverhead(l *Limit, r *Rule, l2Bytes uint8) (err error) {
 	return err
 }
 
-// resolveMPU lets an overhead that has one keep it.
+// resolveMPU keeps the MPU of a keyword if the limit has none.
 func resolveMPU(l *Limit, r *Rule, _ uint8) error {
 	if l.MPU != 0 {
 		r.Framing.MPU = uint16(l.MPU)

@@ -8,25 +8,27 @@ import (
 	"strings"
 )
 
-// Limit is what a rule says as people write it, before it is known for which
-// network and link: a capacity may be a time, an overhead the name of a link's.
+// Limit is the options of a rule as people write them, before its network and device are
+// known: a capacity can be a time, and an overhead the name of a kind of link.
 type Limit struct {
 	Rate      Rate
-	Capacity  Capacity // the zero Capacity is chosen from the rate
+	Capacity  Capacity // zero for the default, which depends on the rate
 	Algorithm Algorithm
 	Each      Each
 	Excess    Excess
-	Queue     Queue    // the zero Queue is chosen from the rate
-	ECNAbove  ECNAbove // 0 is chosen
+	Queue     Queue    // zero for the default, which depends on the rate
+	ECNAbove  ECNAbove // 0 for the default
 	Order     Order
 	Penalty   Penalty
 	Fail      Fail
 	Overhead  Overhead // "" for none
 	MPU       MPU
-	Shadow    *Limit // of which only some parts may be set; nil for none
+	Name      Name
+	Note      Note
+	Shadow    *Limit // with options whose Option.Shadow is true; nil for none
 }
 
-// Set sets an option of the limit, by one of its names, from text.
+// Set parses the value of an option and sets it. The key is the option's name or an alias.
 func (l *Limit) Set(key, value string) error {
 	o := FindOption(key)
 	if o == nil {
@@ -35,7 +37,7 @@ func (l *Limit) Set(key, value string) error {
 	return o.Value(l).Set(value)
 }
 
-// optionNames are those of the options that a shadow may have, or of the others.
+// optionNames lists the options that a shadow can have, or the other ones.
 func optionNames(shadow bool) (names []string) {
 	for _, o := range Options {
 		if o.Shadow == shadow {
@@ -45,8 +47,8 @@ func optionNames(shadow bool) (names []string) {
 	return names
 }
 
-// ParseShadow reads the limit of a shadow as people write it on a command line
-// ("rate=50mbit,capacity=100ms,each=host"); nil for "none".
+// ParseShadow parses a shadow as it is written on a command line:
+// "rate=50mbit,capacity=100ms,each=host". It returns nil for "none".
 func ParseShadow(text string) (*Limit, error) {
 	if text == "none" {
 		return nil, nil
@@ -55,7 +57,7 @@ func ParseShadow(text string) (*Limit, error) {
 	for part := range strings.SplitSeq(text, ",") {
 		key, value, found := strings.Cut(part, "=")
 		if !found {
-			return nil, fmt.Errorf("shadow %.100q: write it such as rate=50mbit,capacity=100ms", text)
+			return nil, fmt.Errorf("shadow %.100q: write it like rate=50mbit,capacity=100ms", text)
 		}
 		name := LimitKey(key)
 		if given[name] {
@@ -72,8 +74,8 @@ func ParseShadow(text string) (*Limit, error) {
 	return l, nil
 }
 
-// Rule is the valid rule for a network on a device whose frames have l2Bytes of
-// link header (14 or 0).
+// Rule makes a rule for a network on a device whose frames have l2Bytes of link header
+// (14 or 0). It returns an error if the rule is not valid.
 func (l Limit) Rule(prefix netip.Prefix, l2Bytes uint8) (r Rule, err error) {
 	if r, err = l.Resolve(prefix, l2Bytes); err == nil {
 		err = r.Validate()
@@ -83,8 +85,8 @@ func (l Limit) Rule(prefix netip.Prefix, l2Bytes uint8) (r Rule, err error) {
 	return r, err
 }
 
-// Resolve is Rule with any capacity, also less than a full packet. The rule may not be
-// valid. With an error it has what could be resolved.
+// Resolve is Rule without the validation. After an error, the rule has the options that
+// could be resolved.
 func (l *Limit) Resolve(prefix netip.Prefix, l2Bytes uint8) (r Rule, err error) {
 	r.Prefix = prefix
 	if l.Rate == 0 {

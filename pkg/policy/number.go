@@ -15,9 +15,9 @@ const maxInput = 64
 
 var plainNumber = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?)([A-Za-z/]*)$`)
 
-// splitNumber cuts s into plain decimal digits with at most one point inside
-// them, and a unit of ASCII letters and slashes, which may be empty. The
-// example, a valid value, goes into the errors.
+// splitNumber splits s into decimal digits with at most one point between them, and a unit
+// of ASCII letters and slashes, which may be empty. The example is a valid value for
+// errors.
 func splitNumber(what, s, example string) (number, unit string, err error) {
 	parts := plainNumber.FindStringSubmatch(s)
 	switch {
@@ -37,8 +37,8 @@ func splitNumber(what, s, example string) (number, unit string, err error) {
 	return parts[1], parts[2], nil
 }
 
-// scale multiplies a number from splitNumber by its unit. It stops at
-// math.MaxUint64, and whole says whether nothing was left behind the point.
+// scale multiplies a number from splitNumber by its unit. The product is at most
+// math.MaxUint64; whole is false if it has a fraction, which is cut off.
 func scale(number string, unit uint64) (v uint64, whole bool) {
 	exact, _ := new(big.Rat).SetString(number)
 	exact.Mul(exact, new(big.Rat).SetUint64(unit))
@@ -55,9 +55,8 @@ var (
 	timeNames     = []string{"ns", "us", "ms", "s"}
 )
 
-// human writes high*2^64 + low by a divisor, counted in the first unit, with four
-// significant digits in the unit that fits; each unit is a thousand of the one before
-// it, and the last one counts less than 2^64.
+// human writes (high*2^64 + low) / divisor with four significant digits. The quotient is in
+// the first unit, and each unit is a thousand of the one before it.
 func human(high, low, divisor uint64, units []string) string {
 	n := new(big.Int).SetUint64(high)
 	n.Or(n.Lsh(n, 64), new(big.Int).SetUint64(low))

@@ -10,7 +10,7 @@ import (
 	"unicode"
 )
 
-// wantOneLine checks the form that every error of the package has.
+// wantOneLine checks the form of every error of the package.
 func wantOneLine(t *testing.T, err error) {
 	t.Helper()
 	s := err.Error()
@@ -25,7 +25,7 @@ func wantOneLine(t *testing.T, err error) {
 	}
 }
 
-// wantError checks that err is in form and says each of parts.
+// wantError checks the form of err, and that it contains each of parts.
 func wantError(t *testing.T, err error, parts ...string) {
 	t.Helper()
 	if err == nil {
@@ -42,8 +42,8 @@ func wantError(t *testing.T, err error, parts ...string) {
 
 var oracleNumber = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?)([A-Za-z/]*)$`)
 
-// oracle reads s in rational arithmetic. It is nil where s is not a whole
-// number of a known unit.
+// oracle parses s in rational arithmetic. It is nil if s is not a whole number of a known
+// unit.
 func oracle(s string, unit func(string) (int64, bool)) *big.Int {
 	m := oracleNumber.FindStringSubmatch(s)
 	if m == nil || len(s) > maxInput {
@@ -57,7 +57,7 @@ func oracle(s string, unit func(string) (int64, bool)) *big.Int {
 	return v.Num()
 }
 
-func TestScaleStopsAtTheTop(t *testing.T) {
+func TestScaleSaturates(t *testing.T) {
 	for _, test := range []struct {
 		number string
 		unit   uint64
@@ -102,7 +102,7 @@ func TestHuman(t *testing.T) {
 	}
 }
 
-// humanByRat is human by fractions of any size.
+// humanByRat is human in rational arithmetic.
 func humanByRat(v *big.Rat, units []string) string {
 	for ; ; units = units[1:] {
 		whole := new(big.Int).Quo(v.Num(), v.Denom()).String()

@@ -5,48 +5,49 @@ import (
 	"slices"
 )
 
-// Value is what a Limit has for an option. Set reads what String writes, which is
-// empty for a value that is not set; Type names the value in a flag's help, the
-// words of a choice with | between them. It is a pflag.Value.
+// Value is the value of an option in a Limit, and a pflag.Value. Set parses what String
+// prints; String is empty for a value that is not set. Type describes the value in a
+// flag's help: the words of a choice have | between them.
 type Value interface {
 	Set(string) error
 	String() string
 	Type() string
 }
 
-// An Option is one option of a limit: a flag of set and replay, and a key of a policy file.
+// An Option is an option of a limit: a flag of set and replay, and a key of policy files.
 type Option struct {
 	Name    string
 	Aliases []string
 
 	Help        string // of its flag
-	HelpDefault string // there, if it is not what the Value of an empty Limit prints
+	HelpDefault string // the default in Help, if it is not the Value of an empty Limit
 	Doc         string // in docs/reference/policy.md
-	DocDefault  string // there, if it is not what the Value of an empty Limit prints
+	DocDefault  string // the default there, if it is not the Value of an empty Limit
 
-	Shadow      bool // a shadow may have its own
+	Label       bool // it is a text for people, in Rule.Label; defaults and replays have none
+	Shadow      bool // a shadow can have it
 	LimitedOnly bool // an unlimited rule cannot have it
 
-	// Value is the option's field of a limit.
+	// Value returns the option's field of a limit.
 	Value func(*Limit) Value
-	// Reset takes the option from a limit.
+	// Reset removes the option from a limit.
 	Reset func(*Limit)
-	// Text is what Value.Set reads to make a rule with this option as in r; empty if r cannot have it.
+	// Text returns the value in r as Value.Set parses it; empty if r does not have the option.
 	Text func(r *Rule) string
-	// Same reports whether two rules agree in this option.
+	// Same reports whether two rules have the same value.
 	Same func(a, b *Rule) bool
 
 	needs []need
-	// resolve sets the option in a rule; those before it in Options are set already.
+	// resolve sets the option in a rule, where the options before it in Options are set.
 	resolve func(l *Limit, r *Rule, l2Bytes uint8) error
-	valid   func(*Rule) error // checks the value in any rule; may be nil
-	fits    func(*Rule) error // checks it beside the other options of a rule that has a rate; may be nil
+	valid   func(*Rule) error // checks the value by itself; may be nil
+	check   func(*Rule) error // checks it together with the other options of a limited rule; may be nil
 }
 
-// A need is something without which an option has no use.
+// A need is a condition without which an option has no use.
 type need struct {
 	met func(*Rule) bool
-	// why says with what else there is no use, and what to do.
+	// why names what is in the way, and what to do.
 	why func(*Rule) string
 }
 
@@ -57,7 +58,7 @@ var (
 	}
 	needsSharedBucket = need{
 		func(r *Rule) bool { return r.Each.Kind != EachFlow },
-		func(*Rule) string { return "each flow, where a flow waits only for itself; leave it out" },
+		func(*Rule) string { return "each flow, where every flow has its own queue; leave it out" },
 	}
 )
 
@@ -68,92 +69,108 @@ func needsGCRA(why string) need {
 	}
 }
 
-// Options are all options of a limit but its shadow, in the order in which they are
-// written. Each stands behind those on which its default depends.
+// Options lists all options of a limit except the shadow, in the order in which they are
+// written. The default of an option depends only on options before it.
 var Options = []*Option{
 	same(func(l *Limit) *Rate { return &l.Rate }, func(r *Rule) *Rate { return &r.Rate }, Option{
 		Name: "rate", Aliases: []string{"cir"}, Shadow: true,
-		Help:       "what may pass in the long run: 10mbit, 1.5gbit, 125MB/s, unlimited (also --cir)",
-		Doc:        "what may pass in the long run: `10mbit`, `1.5gbit`, `125MB/s`, `unlimited`",
+		Help:       "10mbit, 1.5gbit, 125MB/s, unlimited (--cir)",
+		Doc:        "the rate in the long run: `10mbit`, `1.5gbit`, `125MB/s`, `unlimited`",
 		DocDefault: "must be given",
-		fits:       func(r *Rule) error { return checkRate(r.Rate.String, r.Rate) },
+		check:      func(r *Rule) error { return checkRate(r.Rate.String, r.Rate) },
 	}),
 	option(func(l *Limit) *Capacity { return &l.Capacity }, func(r *Rule) *uint64 { return &r.Capacity }, sizeText, Option{
 		Name: "capacity", Aliases: []string{"burst", "cbs"}, Shadow: true, LimitedOnly: true,
-		Help:       "what a bucket holds: 64kb, or what the rate lets through in a time: 100ms (default: from the rate; also --burst, --cbs); with leaky and --excess delay, what may wait",
-		Doc:        "what a bucket holds: `64kb` (binary, as in tc), or what the rate lets through in a time: `100ms`",
-		DocDefault: "300 ms of the rate, 128 KiB at least; of a `leaky` rule that delays as `--queue`",
-		resolve:    resolveCapacity, fits: fitCapacity,
+		Help:       "burst: 64kb, or 100ms (--burst, --cbs)",
+		Doc:        "the burst that a bucket holds: `64kb` (binary, as in tc), or a time at the rate: `100ms`",
+		DocDefault: "300 ms of the rate, at least 128 KiB; for `leaky` with `--excess delay` as `--queue`",
+		resolve:    resolveCapacity, check: checkCapacity,
 	}),
 	same(func(l *Limit) *Algorithm { return &l.Algorithm }, func(r *Rule) *Algorithm { return &r.Algorithm }, Option{
-		Name: "algorithm", Help: "the meter",
-		Doc:   "`gcra` or `leaky`: the same verdicts; only `leaky` has penalties",
+		Name: "algorithm", Help: "meter; only leaky has penalties",
+		Doc:   "`gcra` or `leaky`: both give the same verdicts; only `leaky` has penalties",
 		valid: func(r *Rule) error { return checkName(r.Algorithm, "algorithm", algorithmNames) },
 	}),
 	same(func(l *Limit) *Each { return &l.Each }, func(r *Rule) *Each { return &r.Each }, Option{
-		Name: "each", Shadow: true, LimitedOnly: true, Help: "who shares a bucket",
-		Doc:   "who has a bucket: `all` together, each `host`, each subnet `/N`, each `flow`",
+		Name: "each", Shadow: true, LimitedOnly: true, Help: "who has a bucket of its own",
+		Doc:   "who has a bucket of their own: `all` together, each `host`, each subnet `/N`, each `flow`",
 		valid: func(r *Rule) error { return r.Each.validate(r.Prefix) },
 	}),
 	same(func(l *Limit) *Excess { return &l.Excess }, func(r *Rule) *Excess { return &r.Excess }, Option{
-		Name: "excess", LimitedOnly: true, Help: "what becomes of packets that do not conform",
-		Doc:   "`drop`; `ecn` marks packets that allow it up to twice the capacity, and drops others; `pass` only counts; `delay` [queues them](../shaping.md)",
+		Name: "excess", LimitedOnly: true, Help: "what happens to excess packets",
+		Doc:   "what happens to excess packets: `drop`; `ecn` marks packets that allow it, up to twice the capacity, and drops the others; `pass` only counts them; `delay` queues them, see [shaping](../shaping.md)",
 		valid: func(r *Rule) error { return checkName(r.Excess, "excess", excessNames) },
 	}),
 	option(func(l *Limit) *Queue { return &l.Queue }, func(r *Rule) *uint64 { return &r.Queue }, sizeText, Option{
 		Name: "queue", LimitedOnly: true,
-		Help:       "what may wait beyond the capacity (gcra with --excess delay): 64kb, or for how long: 50ms (default: from the rate)",
-		Doc:        "with `gcra` and `--excess delay`: what may wait beyond the capacity, as a size or a time",
-		DocDefault: "50 ms of the rate, 16 KiB at least; below 29 kbit 4.5 s of it",
+		Help:       "queue beyond the capacity: 64kb or 50ms (gcra)",
+		Doc:        "with `gcra` and `--excess delay`: the length of the queue, as a size or a time at the rate",
+		DocDefault: "50 ms of the rate, at least 16 KiB; below 29 kbit 4.5 s of the rate",
 		needs:      []need{needsDelay, needsGCRA("whose capacity is the queue; set the capacity instead")},
-		resolve:    resolveQueue, fits: fitQueue,
+		resolve:    resolveQueue, check: checkQueue,
 	}),
 	option(func(l *Limit) *ECNAbove { return &l.ECNAbove }, func(r *Rule) *ECNAbove { return &r.ECNAbove }, ECNAbove.String, Option{
 		Name: "ecn-above", LimitedOnly: true,
-		Help:       "mark packets by ECN that have to wait longer (--excess delay; default: half of the longest wait)",
-		Doc:        "with `--excess delay`: packets that would wait longer are marked, if they allow it; `never`",
-		DocDefault: "half of the longest wait",
+		Help:       "mark ECT packets that would wait longer",
+		Doc:        "with `--excess delay`: mark packets by ECN that are delayed longer than this; or `never`",
+		DocDefault: "half of the longest delay",
 		needs:      []need{needsDelay},
-		resolve:    resolveECNAbove, fits: fitECNAbove,
+		resolve:    resolveECNAbove, check: checkECNAbove,
 	}),
 	same(func(l *Limit) *Order { return &l.Order }, func(r *Rule) *Order { return &r.Order }, Option{
 		Name: "order", LimitedOnly: true,
-		Help:  "who waits in the queue (gcra with --excess delay): all, or only flows that send more than a little",
-		Doc:   "with `gcra` and `--excess delay`: `fifo`, or `sparse-first`: flows that send little do not wait for others",
-		needs: []need{needsDelay, needsGCRA("which never lets more leave than the rate; use the algorithm gcra"), needsSharedBucket},
+		Help:  "sparse-first: small flows skip the queue (gcra)",
+		Doc:   "with `gcra` and `--excess delay`: the order of the queue, `fifo`, or `sparse-first`: flows that send little go first",
+		needs: []need{needsDelay, needsGCRA("whose output never exceeds the rate; use the algorithm gcra"), needsSharedBucket},
 		valid: func(r *Rule) error { return checkName(r.Order, "order", orderNames) },
 	}),
 	same(func(l *Limit) *Penalty { return &l.Penalty }, func(r *Rule) *Penalty { return &r.Penalty }, Option{
 		Name: "penalty", Shadow: true, LimitedOnly: true,
-		Help:  "what an excess packet does to its bucket (leaky): fill it, and hold it full for a time",
-		Doc:   "`fill`: excess leaves the bucket full; `30s`: full, and held so for that long after each excess packet",
+		Help:  "excess fills the bucket, or holds it (leaky)",
+		Doc:   "with `leaky`: `fill`: each excess packet fills the bucket; `30s`: each excess packet keeps the bucket full for that long",
 		valid: func(r *Rule) error { return r.Penalty.validate() },
-		fits:  fitPenalty,
+		check: checkPenalty,
 	}),
 	same(func(l *Limit) *Fail { return &l.Fail }, func(r *Rule) *Fail { return &r.Fail }, Option{
-		Name: "fail", Help: "what becomes of a packet whose bucket can not be updated",
-		Doc:   "what becomes of a packet whose bucket can not be updated: `open` or `closed`",
+		Name: "fail", Help: "verdict if a bucket cannot be updated",
+		Doc:   "verdict when a bucket cannot be updated because of contention: `open` passes the packet, `closed` drops it",
 		valid: func(r *Rule) error { return checkName(r.Fail, "fail", failNames) },
 	}),
 	option(func(l *Limit) *Overhead { return &l.Overhead }, func(r *Rule) *int16 { return &r.Framing.Overhead }, numberText[int16], Option{
-		Name: "overhead", Shadow: true, HelpDefault: `"0"`,
-		Help:       "`bytes` that a link adds to each packet, or a keyword of tc-cake: ethernet, docsis, pppoe-ptm",
+		Name: "overhead", Shadow: true, HelpDefault: "0",
+		Help:       "added `bytes`; or ethernet, docsis, pppoe-ptm",
 		Doc:        "bytes that the link adds to each packet; or tc-cake's `ethernet`, `docsis`, `pppoe-ptm`",
 		DocDefault: "0",
 		resolve:    resolveOverhead,
 		valid:      func(r *Rule) error { return checkFraming(int(r.Framing.Overhead), int(r.Framing.MPU)) },
 	}),
 	option(func(l *Limit) *MPU { return &l.MPU }, func(r *Rule) *uint16 { return &r.Framing.MPU }, numberText[uint16], Option{
-		Name: "mpu", Shadow: true, Help: "`bytes` that a packet counts at least",
-		Doc:        "bytes that a packet counts at least",
+		Name: "mpu", Shadow: true, Help: "least `bytes` that a packet counts",
+		Doc:        "the fewest bytes that a packet counts",
 		DocDefault: "0",
 		resolve:    resolveMPU,
 	}),
+	option(func(l *Limit) *Name { return &l.Name }, func(r *Rule) *string { return &r.Label.Name }, itself, Option{
+		Name: "name", Label: true,
+		Help:       "who or what the rule is for, at most 64 bytes",
+		Doc:        "who or what the rule is for, at most 64 bytes; shown, sorted and searched by",
+		DocDefault: "none",
+		resolve:    resolveName,
+		valid:      func(r *Rule) error { return checkText("name", r.Label.Name, MaxName) },
+	}),
+	option(func(l *Limit) *Note { return &l.Note }, func(r *Rule) *string { return &r.Label.Note }, itself, Option{
+		Name: "note", Label: true,
+		Help:       "remark about the rule, at most 256 bytes",
+		Doc:        "a remark about the rule, at most 256 bytes",
+		DocDefault: "none",
+		resolve:    resolveNote,
+		valid:      func(r *Rule) error { return checkText("note", r.Label.Note, MaxNote) },
+	}),
 }
 
-var noRule Rule // has no option
+var noRule Rule // has no option set
 
-// option completes an option that a limit has as L and a rule as R.
+// option completes an option whose type is L in a limit and R in a rule.
 func option[L, R comparable, P interface {
 	*L
 	Value
@@ -165,7 +182,7 @@ func option[L, R comparable, P interface {
 	return &o
 }
 
-// same completes an option that a rule has as its limit has it.
+// same completes an option that has the same type and value in a rule and its limit.
 func same[T comparable, P interface {
 	*T
 	Value
@@ -177,22 +194,22 @@ func same[T comparable, P interface {
 	return option(in, func(r *Rule) *T { return of(r) }, func(v T) string { return P(&v).String() }, o)
 }
 
-// Useful reports whether the other options of r let it make use of this one.
+// Useful reports whether the option has a use beside the other options of r.
 func (o *Option) Useful(r *Rule) bool {
 	return !slices.ContainsFunc(o.needs, func(n need) bool { return !n.met(r) })
 }
 
-// noUse is the error of a rule that has the option where it has no use. It does not
-// give a value that may be a default from other options.
+// noUse is the error of an option that has no use. It leaves out a value that may be a
+// default, which the user did not write.
 func (o *Option) noUse(r *Rule, why string) error {
-	says := o.Name
+	what := o.Name
 	if o.Text(&noRule) != "" {
-		says += " " + o.Text(r)
+		what += " " + o.Text(r)
 	}
-	return fmt.Errorf("%s has no use %s", says, why)
+	return fmt.Errorf("%s has no use %s", what, why)
 }
 
-// validate checks the option beside the others of r.
+// validate checks the option together with the others of r.
 func (o *Option) validate(r *Rule) error {
 	given := !o.Same(&noRule, r)
 	if r.Rate == Unlimited {
@@ -206,13 +223,14 @@ func (o *Option) validate(r *Rule) error {
 			return o.noUse(r, "with "+n.why(r))
 		}
 	}
-	if o.fits == nil {
+	if o.check == nil {
 		return nil
 	}
-	return o.fits(r)
+	return o.check(r)
 }
 
-// LimitKey is the name of an option by any of its names.
+// LimitKey returns the name of the option that has a name or alias, and any other text as
+// it is.
 func LimitKey(name string) string {
 	if o := FindOption(name); o != nil {
 		return o.Name
@@ -220,7 +238,7 @@ func LimitKey(name string) string {
 	return name
 }
 
-// FindOption is the option of a name, also one of its aliases; nil if there is none.
+// FindOption returns the option that has a name or alias, or nil.
 func FindOption(name string) *Option {
 	for _, o := range Options {
 		if o.Name == name || slices.Contains(o.Aliases, name) {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// samples are a value of each option that is not its default in a limit of 8mbit, and
-// the other options that it needs.
+// samples holds a value of each option that is not the default, and the other options that
+// it needs.
 var samples = map[string][]string{
 	"rate":      {"9mbit"},
 	"capacity":  {"123456b"},
@@ -22,6 +22,8 @@ var samples = map[string][]string{
 	"fail":      {"closed"},
 	"overhead":  {"-4"},
 	"mpu":       {"64"},
+	"name":      {"Müller & Söhne"},
+	"note":      {"pays in May"},
 }
 
 // limitOf is a limit of 8mbit and of options such as excess=delay.
@@ -37,7 +39,7 @@ func limitOf(t *testing.T, options []string) (l Limit) {
 	return l
 }
 
-// TestOptions takes each option from text to a rule and back.
+// TestOptions converts each option from text to a rule and back.
 func TestOptions(t *testing.T) {
 	prefix, names := netip.MustParsePrefix("10.0.0.0/24"), map[string]bool{}
 	for _, o := range Options {

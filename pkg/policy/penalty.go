@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// MaxPenalty is the longest that a penalty may last.
+// MaxPenalty is the longest penalty.
 const MaxPenalty = 24 * time.Hour
 
 // PenaltyKind is the kind of a Penalty.
@@ -14,12 +14,12 @@ type PenaltyKind uint8
 
 const (
 	PenaltyNone PenaltyKind = iota
-	PenaltyFill             // excess leaves the bucket full
-	PenaltyHold             // excess leaves it full for Penalty.Duration, then it leaks
+	PenaltyFill             // each excess packet fills the bucket
+	PenaltyHold             // each excess packet keeps the bucket full for Penalty.Duration
 )
 
-// Penalty is what excess does to its bucket. Duration, above zero and at most
-// MaxPenalty, belongs to PenaltyHold and is zero otherwise.
+// Penalty is what an excess packet does to its bucket. Duration is above zero and at most
+// MaxPenalty for PenaltyHold, and zero for other kinds.
 type Penalty struct {
 	Kind     PenaltyKind
 	Duration time.Duration
@@ -34,7 +34,7 @@ func (p Penalty) String() string {
 	return nameOf(p.Kind, penaltyNames)
 }
 
-// Set reads "none", "fill", or a time such as "30s" in s, ms, us or ns.
+// Set parses "none", "fill", or a time such as "30s" in s, ms, us or ns.
 func (p *Penalty) Set(s string) (err error) {
 	var v Penalty
 	switch s {
@@ -65,22 +65,22 @@ func (p Penalty) validate() error {
 	case p.Kind != PenaltyHold && p.Duration != 0:
 		return fmt.Errorf("penalty %v takes no time; leave out %v", p, p.Duration)
 	case p.Duration > MaxPenalty:
-		return fmt.Errorf("penalty %s is longer than %s, the longest there is; shorten it", timeString(p.Duration), timeString(MaxPenalty))
+		return fmt.Errorf("penalty %s is longer than %s, the longest penalty; shorten it", timeString(p.Duration), timeString(MaxPenalty))
 	}
 	return nil
 }
 
-func fitPenalty(r *Rule) error {
-	room := maxOwed - 1 - 2*r.Capacity
+func checkPenalty(r *Rule) error {
+	room := maxLevel - 1 - 2*r.Capacity
 	switch {
 	case r.Penalty.Kind == PenaltyNone:
 		return nil
 	case r.Excess == Delay:
-		return fmt.Errorf("penalty %v has no use with excess %v, which holds packets back instead; leave one of them out", r.Penalty, r.Excess)
+		return fmt.Errorf("penalty %v has no use with excess %v, which queues packets instead; leave one of them out", r.Penalty, r.Excess)
 	case r.Algorithm != Leaky:
 		return fmt.Errorf("penalty %v needs the algorithm leaky, not %v; change one of them", r.Penalty, r.Algorithm)
 	case bytesIn(r.Penalty.Duration, r.Rate) > room:
-		return fmt.Errorf("penalty %v at %v is more than a bucket can owe; shorten it to %ds or less, or lower the rate",
+		return fmt.Errorf("penalty %v at %v is more than a bucket can count; shorten it to %ds or less, or lower the rate",
 			r.Penalty, r.Rate, 8*room/uint64(r.Rate))
 	}
 	return nil

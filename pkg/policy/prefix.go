@@ -7,9 +7,26 @@ import (
 	"strings"
 )
 
-// ParsePrefix reads an IPv4 or IPv6 network (10.0.0.0/24), or an address, which
-// stands for itself alone. Host bits, zones and IPv4 written as IPv6 are
-// refused.
+// Any is the word for all networks of Everything.
+const Any = "any"
+
+// Everything is the networks of all addresses, IPv4 first.
+var Everything = [...]netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+
+// ParseNetworks parses a network as ParsePrefix does, or Any, which is Everything.
+func ParseNetworks(s string) ([]netip.Prefix, error) {
+	if s == Any {
+		return Everything[:], nil
+	}
+	p, err := ParsePrefix(s)
+	if err != nil {
+		return nil, err
+	}
+	return []netip.Prefix{p}, nil
+}
+
+// ParsePrefix parses an IPv4 or IPv6 network (10.0.0.0/24), or an address, which is a
+// network by itself. Host bits, zones and IPv4 written as IPv6 are errors.
 func ParsePrefix(s string) (netip.Prefix, error) {
 	address, length, hasLength := strings.Cut(s, "/")
 	addr, err := netip.ParseAddr(address)
@@ -17,7 +34,7 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 		return netip.Prefix{}, fmt.Errorf("network %.64q is not a CIDR or an address; write one such as 10.0.0.0/24 or 2001:db8::/32", s)
 	}
 	if addr.Zone() != "" {
-		return netip.Prefix{}, fmt.Errorf("network %.64q has a zone; leave out what follows %%, the device is named apart", s)
+		return netip.Prefix{}, fmt.Errorf("network %.64q has a zone; leave out the %% and what follows it", s)
 	}
 	prefix := netip.PrefixFrom(addr, addr.BitLen())
 	if hasLength {

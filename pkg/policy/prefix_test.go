@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"strings"
@@ -51,6 +52,18 @@ func TestParsePrefix(t *testing.T) {
 	}
 }
 
+func TestParseNetworks(t *testing.T) {
+	for in, want := range map[string]string{
+		"any": "[0.0.0.0/0 ::/0]", "0.0.0.0/0": "[0.0.0.0/0]", "10.0.0.9": "[10.0.0.9/32]",
+	} {
+		if got, err := ParseNetworks(in); err != nil || fmt.Sprint(got) != want {
+			t.Errorf("ParseNetworks(%q) = %v, %v; want %s", in, got, err, want)
+		}
+	}
+	_, err := ParseNetworks("Any")
+	wantError(t, err, "network ", "not a CIDR")
+}
+
 func FuzzParsePrefix(f *testing.F) {
 	for _, seed := range []string{"10.0.0.0/24", "10.0.0.5/24", "10.0.0.5", "::/0", "2001:db8::/32", "::ffff:1.2.3.4/128", "fe80::1%eth0", "1.2.3.4/08", "1.2.3.4/33"} {
 		f.Add(seed)
@@ -74,7 +87,7 @@ func FuzzParsePrefix(f *testing.F) {
 	})
 }
 
-// oraclePrefix reads s with package net; it is empty where s is to be refused.
+// oraclePrefix parses s with package net; it is empty if s must be refused.
 func oraclePrefix(s string) string {
 	_, length, ok := strings.Cut(s, "/")
 	if !ok {

@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// MaxWait is the longest that a rule may hold a packet back: less than the 10 s
-// beyond which fq, as it is by default, drops a packet (linux/net/sched/sch_fq.c).
+// MaxWait is the longest delay of a packet. It is less than the 10 s after which fq drops
+// packets by default (linux/net/sched/sch_fq.c).
 const MaxWait = 9 * time.Second
 
-// Queue is how much may wait, written as a Capacity is.
+// Queue is the length of a queue, written as a Capacity.
 type Queue struct{ Capacity }
 
 func (q *Queue) Set(s string) (err error) {
@@ -19,13 +19,13 @@ func (q *Queue) Set(s string) (err error) {
 	return err
 }
 
-// ECNAbove is how long a packet may have to wait without being marked, in ns.
+// ECNAbove is the delay in ns above which a packet is marked; 0 if it is not set.
 type ECNAbove time.Duration
 
-// Never marks nothing.
+// Never marks no packets.
 const Never ECNAbove = math.MaxInt64
 
-// Set reads a time such as "5ms" in s, ms, us or ns, or "never".
+// Set parses a time such as "5ms" in s, ms, us or ns, or "never".
 func (e *ECNAbove) Set(s string) error {
 	if s == "never" {
 		*e = Never
@@ -68,7 +68,8 @@ func resolveECNAbove(l *Limit, r *Rule, _ uint8) error {
 	return nil
 }
 
-// Waiting is how many bytes may wait, and for how long at most; 0 where nothing does.
+// Waiting returns the length of r's queue in bytes, and the longest delay; both are 0 for
+// a rule that does not delay packets.
 func (r Rule) Waiting() (bytes uint64, longest time.Duration) {
 	switch {
 	case r.Excess != Delay || r.Rate == 0 || r.Rate == Unlimited:
@@ -81,7 +82,7 @@ func (r Rule) Waiting() (bytes uint64, longest time.Duration) {
 	return bytes, time.Duration(min(scaleUp(bytes, bitNanoseconds, uint64(r.Rate)), math.MaxInt64))
 }
 
-// ValidateWait reports whether r would hold packets back for longer than MaxWait.
+// ValidateWait returns an error if r can delay packets for longer than MaxWait.
 func (r Rule) ValidateWait() error {
 	bytes, longest := r.Waiting()
 	if longest <= MaxWait {
@@ -91,11 +92,11 @@ func (r Rule) ValidateWait() error {
 	if r.Algorithm == GCRA {
 		what = "queue"
 	}
-	return fmt.Errorf("%s of %d bytes at %v holds packets back for up to %s, and %s is the longest there is; use %s or less",
+	return fmt.Errorf("%s of %d bytes at %v delays packets for up to %s, and %s is the longest delay; use %s or less",
 		what, bytes, r.Rate, drainTime(bytes, r.Rate), timeString(MaxWait), timeString(MaxWait))
 }
 
-func fitQueue(r *Rule) error {
+func checkQueue(r *Rule) error {
 	if r.Excess != Delay {
 		return nil
 	}
@@ -108,7 +109,7 @@ func fitQueue(r *Rule) error {
 	return cmp.Or(r.ValidateWait(), checkMaxCapacity("capacity", says, both))
 }
 
-func fitECNAbove(r *Rule) error {
+func checkECNAbove(r *Rule) error {
 	if r.Excess == Delay && r.ECNAbove <= 0 {
 		return fmt.Errorf("ecn-above of %d ns is not above zero; write a time such as 5ms, or never", r.ECNAbove)
 	}

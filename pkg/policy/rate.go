@@ -13,11 +13,11 @@ import (
 type Rate uint64
 
 const (
-	// MinRate is the slowest rate: 8 kbit/s, one kilobyte per second. Rules that older versions set may be slower.
+	// MinRate is the slowest rate: 8 kbit/s, one kilobyte per second. Rules of older versions may be slower.
 	MinRate Rate = 8_000
-	// MaxRate is the fastest rate: 400 gbit/s. Rules that older versions set may be faster.
+	// MaxRate is the fastest rate: 400 gbit/s. Rules of older versions may be faster.
 	MaxRate Rate = 400_000_000_000
-	// Unlimited is the rate of a rule that is a hole in a wider one.
+	// Unlimited is the rate of a rule that exempts its network from a wider rule.
 	Unlimited Rate = math.MaxUint64
 )
 
@@ -28,19 +28,18 @@ type prefix struct {
 	size           uint64
 }
 
-// prefixes scale a unit: by thousands as in kbit, or by 1024 as in kibit.
-// They are matched in lower case and shown before B/s as byteName. A rate is
-// written with the last of them of which it is a whole number.
+// prefixes scale a unit: by 1000 as in kbit, or by 1024 as in kibit. They are matched in
+// lower case, and shown before B/s as byteName. Rate.String uses the last one that divides
+// the rate.
 var prefixes = []prefix{
 	{"", "", 1},
 	{"ki", "Ki", 1 << 10}, {"mi", "Mi", 1 << 20}, {"gi", "Gi", 1 << 30}, {"ti", "Ti", 1 << 40},
 	{"k", "k", 1e3}, {"m", "M", 1e6}, {"g", "G", 1e9}, {"t", "T", 1e12},
 }
 
-// ParseRate reads a rate in the units of tc (10mbit, 1.5gbit, 64kibit, a bare
-// number of bits per second), with or without /s, in any case; in bytes per
-// second (1.25MB/s, 1MiB/s); or "unlimited". Spellings that people read in two
-// ways, such as 10mbps or 10M, are refused.
+// ParseRate parses a rate in the units of tc (10mbit, 1.5gbit, 64kibit, or a number of
+// bits per second), with or without /s, in any case; in bytes per second (1.25MB/s,
+// 1MiB/s); or "unlimited". Ambiguous rates such as 10mbps or 10M are errors.
 func ParseRate(s string) (Rate, error) {
 	if strings.EqualFold(s, unlimitedName) {
 		return Unlimited, nil
@@ -65,7 +64,8 @@ func ParseRate(s string) (Rate, error) {
 
 var rateUnits = regexp.MustCompile(`^([kmgt]?i?)(|b|bit|bit/s|b/s|bps)$`)
 
-// cutUnit cuts the prefix off a unit; false if that is no unit of a rate, also one that is ambiguous.
+// cutUnit splits a unit into its prefix and the rest. It is false if the unit is unknown;
+// ambiguous units are not.
 func cutUnit(unit string) (p prefix, rest string, ok bool) {
 	parts := rateUnits.FindStringSubmatch(strings.ToLower(unit))
 	if parts == nil {
@@ -75,7 +75,7 @@ func cutUnit(unit string) (p prefix, rest string, ok bool) {
 	return prefixes[max(i, 0)], parts[2], i >= 0
 }
 
-// rateUnit returns the bits per second that one of unit stands for.
+// rateUnit returns the bits per second of one unit.
 func rateUnit(s, number, unit string) (uint64, error) {
 	p, rest, ok := cutUnit(unit)
 	switch {
@@ -94,11 +94,12 @@ func rateUnit(s, number, unit string) (uint64, error) {
 		s, why, number, p.name, number, p.byteName)
 }
 
-// checkRate refuses rates that no rule may have; spelled is how r was written, in quotes or not.
+// checkRate returns an error for rates that a rule cannot have. spelled returns r as it
+// was written, in quotes or not.
 func checkRate(spelled func() string, r Rate) error {
 	switch {
 	case r == 0:
-		return fmt.Errorf("rate %s is zero and would let nothing pass; the slowest is %v", spelled(), MinRate)
+		return fmt.Errorf("rate %s is zero and would pass nothing; the slowest is %v", spelled(), MinRate)
 	case r < MinRate:
 		advice, units := "raise it", map[string]string{"": "m", "k": "m", "ki": "mi"}
 		if r >= 1000 {
@@ -107,19 +108,19 @@ func checkRate(spelled func() string, r Rate) error {
 		if meant := inUnit(spelled(), units); meant != "" {
 			advice = "did you mean " + meant + "?"
 		}
-		return fmt.Errorf("rate %s is below %v, the slowest there is; %s", spelled(), MinRate, advice)
+		return fmt.Errorf("rate %s is below %v, the slowest rate; %s", spelled(), MinRate, advice)
 	case r > MaxRate:
 		advice := "lower it or use " + unlimitedName
 		if meant := inUnit(spelled(), map[string]string{"m": "k", "g": "m", "t": "g", "mi": "ki", "gi": "mi", "ti": "gi"}); meant != "" {
 			advice = "did you mean " + meant + " or " + unlimitedName + "?"
 		}
-		return fmt.Errorf("rate %s is above %v, the fastest there is; %s", spelled(), MaxRate, advice)
+		return fmt.Errorf("rate %s is above %v, the fastest rate; %s", spelled(), MaxRate, advice)
 	}
 	return nil
 }
 
-// inUnit writes a rate with another prefix of its unit, which units has for its
-// own; "" if there is none, or that is no rate either.
+// inUnit writes a rate with the prefix that units maps its own to; "" if there is none, or
+// if the result is not a valid rate.
 func inUnit(spelled string, units map[string]string) string {
 	spelled = strings.Trim(spelled, `"`)
 	unit := strings.TrimLeft(spelled, "0123456789.")
@@ -139,9 +140,8 @@ func inUnit(spelled string, units map[string]string) string {
 	return meant
 }
 
-// String is the shortest whole number of a decimal tc unit that is exactly r,
-// or of a binary one where only bit would do: 10mbit, 1500kbit, 1mibit,
-// 64001bit. ParseRate reads it back.
+// String is r in the largest decimal unit of tc that divides it, or in a binary one if no
+// decimal one but bit does: 10mbit, 1500kbit, 1mibit, 64001bit. ParseRate parses it.
 func (r Rate) String() string {
 	switch r {
 	case 0:
@@ -158,8 +158,8 @@ func (r Rate) String() string {
 	return fmt.Sprintf("%d%sbit", uint64(r)/largest.size, largest.name)
 }
 
-// Bytes is the rate in decimal bytes per second for people to read, rounded to
-// four significant digits: "1.25 MB/s".
+// Bytes is the rate in bytes per second for people to read, with four significant digits:
+// "1.25 MB/s".
 func (r Rate) Bytes() string {
 	if r == Unlimited {
 		return unlimitedName

@@ -1,16 +1,16 @@
-// Package policy says what a rule is, how people write its parts, and how it
-// reads as a sentence. Every value type parses from text, prints text that
-// parses back, and satisfies pflag.Value. All parsing is exact integer
-// arithmetic; the package does no I/O and imports only the standard library.
+// Package policy defines rules: their options, how people write them, and the
+// sentence that describes a rule. Every value type parses text, prints text that
+// parses back, and satisfies pflag.Value. Parsing uses exact integer arithmetic.
+// The package does no I/O and imports only the standard library.
 package policy
 
 import "net/netip"
 
-// maxOwed bounds the bytes a bucket can ever owe, so that the data path's
-// arithmetic cannot overflow.
-const maxOwed = 1 << 42
+// maxLevel bounds the level of a bucket in bytes, so that the data path's arithmetic
+// cannot overflow.
+const maxLevel = 1 << 42
 
-// Rule limits one prefix on one direction of one device.
+// Rule limits the packets of one prefix in one direction of one device.
 type Rule struct {
 	Prefix    netip.Prefix
 	Rate      Rate
@@ -18,7 +18,7 @@ type Rule struct {
 	Algorithm Algorithm
 	Each      Each
 	Excess    Excess
-	Queue     uint64   // bytes beyond Capacity that may wait, if Excess is Delay and Algorithm GCRA; else 0
+	Queue     uint64   // bytes beyond Capacity that can be queued, if Excess is Delay and Algorithm GCRA; else 0
 	ECNAbove  ECNAbove // above 0 if Excess is Delay; else 0
 	Order     Order    // FIFO, unless Excess is Delay and Algorithm GCRA
 	Penalty   Penalty
@@ -28,9 +28,12 @@ type Rule struct {
 	Label     Label
 }
 
-// Validate reports the first thing that keeps r from being a rule.
+// Validate returns an error if r is not valid; it names the first option that is wrong.
 func (r *Rule) Validate() error {
 	if err := checkPrefix(r.Prefix); err != nil {
+		return err
+	}
+	if err := checkText("plan", r.Label.Plan, MaxName); err != nil {
 		return err
 	}
 	for _, o := range Options {

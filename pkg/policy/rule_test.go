@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// ruleOn is a plain rule on prefix, changed by each of edits.
+// ruleOn returns a rule on prefix, changed by each of edits.
 func ruleOn(prefix string, edits ...func(*Rule)) Rule {
 	r := Rule{Prefix: netip.MustParsePrefix(prefix), Rate: 10_000_000, Capacity: 125_000}
 	for _, edit := range edits {
@@ -17,7 +17,7 @@ func ruleOn(prefix string, edits ...func(*Rule)) Rule {
 
 func unlimited(r *Rule) { r.Rate, r.Capacity = Unlimited, 0 }
 
-// delay makes a rule hold packets back.
+// delay makes a rule delay packets.
 func delay(a Algorithm) func(*Rule) {
 	return func(r *Rule) {
 		r.Algorithm, r.Excess, r.ECNAbove = a, Delay, 1
@@ -43,7 +43,7 @@ func TestValidate(t *testing.T) {
 			r.Algorithm, r.Penalty, r.Excess = Leaky, Penalty{PenaltyHold, time.Second}, ECN
 		}),
 		// 2 * 2^40 bytes and 2^41 - 1 more.
-		"owes all it can": ruleOn("10.0.0.0/24", func(r *Rule) {
+		"longest penalty of a large bucket": ruleOn("10.0.0.0/24", func(r *Rule) {
 			r.Rate, r.Capacity, r.Algorithm, r.Penalty = 8_000_000_000, MaxCapacity, Leaky, Penalty{PenaltyHold, 1<<41 - 1}
 		}),
 		"queue":           ruleOn("10.0.0.0/24", delay(Leaky)),
@@ -51,8 +51,8 @@ func TestValidate(t *testing.T) {
 		"no marks":        ruleOn("10.0.0.0/24", delay(Leaky), func(r *Rule) { r.ECNAbove = Never }),
 		"burst and queue": ruleOn("10.0.0.0/24", delay(GCRA), func(r *Rule) { r.Queue = 11_250_000 }),
 		"sparse first":    ruleOn("10.0.0.0/24", delay(GCRA), func(r *Rule) { r.Each.Kind, r.Order = EachHost, SparseFirst }),
-		"hole":            ruleOn("10.0.0.5/32", unlimited),
-		"leaky hole":      ruleOn("10.0.0.5/32", unlimited, func(r *Rule) { r.Algorithm = Leaky }),
+		"exception":       ruleOn("10.0.0.5/32", unlimited),
+		"leaky exception": ruleOn("10.0.0.5/32", unlimited, func(r *Rule) { r.Algorithm = Leaky }),
 	} {
 		if err := r.Validate(); err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -94,19 +94,19 @@ func TestValidateRefuses(t *testing.T) {
 		{func(r *Rule) { r.ECNAbove = 1 }, "ecn-above has no use with excess drop"},
 		{func(r *Rule) { delay(Leaky)(r); r.Queue = 5000 }, "queue has no use with the algorithm leaky, whose capacity is the queue"},
 		{func(r *Rule) { delay(GCRA)(r); r.Queue-- }, "queue of 1513 bytes (1.21 ms at 10mbit) is less than one full packet"},
-		{func(r *Rule) { delay(GCRA)(r); r.Queue = 11_250_001 }, "queue of 11250001 bytes at 10mbit holds packets back for up to 9 s, and 9s is the longest there is"},
-		{func(r *Rule) { delay(Leaky)(r); r.Capacity = 12_500_000 }, "capacity of 12500000 bytes at 10mbit holds packets back for up to 10 s"},
+		{func(r *Rule) { delay(GCRA)(r); r.Queue = 11_250_001 }, "queue of 11250001 bytes at 10mbit delays packets for up to 9 s, and 9s is the longest delay"},
+		{func(r *Rule) { delay(Leaky)(r); r.Capacity = 12_500_000 }, "capacity of 12500000 bytes at 10mbit delays packets for up to 10 s"},
 		{func(r *Rule) { delay(Leaky)(r); r.ECNAbove = 0 }, "ecn-above of 0 ns is not above zero"},
 		{func(r *Rule) { r.Order = 2 }, "order has the unknown value 2"},
 		{func(r *Rule) { r.Order = SparseFirst }, "order sparse-first has no use with excess drop; leave it out, or use excess delay"},
-		{func(r *Rule) { delay(Leaky)(r); r.Order = SparseFirst }, "order sparse-first has no use with the algorithm leaky, which never lets more leave than the rate; use the algorithm gcra"},
+		{func(r *Rule) { delay(Leaky)(r); r.Order = SparseFirst }, "order sparse-first has no use with the algorithm leaky, whose output never exceeds the rate; use the algorithm gcra"},
 		{func(r *Rule) { delay(GCRA)(r); r.Each.Kind, r.Order = EachFlow, SparseFirst }, "order sparse-first has no use with each flow"},
 		{func(r *Rule) { unlimited(r); r.Order = SparseFirst }, "order sparse-first has no use in an unlimited rule"},
 		{func(r *Rule) { delay(Leaky)(r); r.Penalty = fill }, "penalty fill has no use with excess delay"},
 		{func(r *Rule) { delay(GCRA)(r); r.Rate, r.Capacity = MaxRate, MaxCapacity }, "capacity and queue of 1099511629290 bytes together is above 1024gb"},
 		{func(r *Rule) {
 			r.Rate, r.Capacity, r.Algorithm, r.Penalty = 8_000_000_000, MaxCapacity, Leaky, Penalty{PenaltyHold, 1 << 41}
-		}, "more than a bucket can owe; shorten it to 2199s or less"},
+		}, "more than a bucket can count; shorten it to 2199s or less"},
 		{func(r *Rule) { r.Rate, r.Algorithm, r.Penalty = MaxRate, Leaky, Penalty{PenaltyHold, MaxPenalty} }, "shorten it to 87s"},
 		{func(r *Rule) { r.Framing.Overhead = 257 }, "overhead of 257 bytes"},
 		{func(r *Rule) { r.Framing.Overhead = -65 }, "overhead of -65 bytes"},
@@ -121,8 +121,8 @@ func TestValidateRefuses(t *testing.T) {
 	}
 }
 
-// A rule that delays and says no more is valid at all rates.
-func TestDefaultQueueIsValid(t *testing.T) {
+// TestDefaultQueue checks that rules with the default queue are valid at all rates.
+func TestDefaultQueue(t *testing.T) {
 	for _, rate := range []Rate{MinRate, 14563, 14564, 29127, 1_000_000, MaxRate} {
 		for _, algorithm := range []Algorithm{GCRA, Leaky} {
 			r, err := Limit{Rate: rate, Algorithm: algorithm, Excess: Delay}.Rule(netip.MustParsePrefix("10.0.0.0/24"), 14)

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// Sentence says in English what r does on a direction of a device, where match
-// is the side that its prefix is compared with.
+// Sentence describes r on a direction of a device in English. Its prefix is compared with
+// the address that match names.
 func (r Rule) Sentence(device string, dir Direction, match Match) string {
 	by := ""
 	if match != dir.FarSide() {
@@ -15,7 +15,7 @@ func (r Rule) Sentence(device string, dir Direction, match Match) string {
 	return fmt.Sprintf("%s %v%s: %s", device, dir, by, r.Says(match))
 }
 
-// Says is what r says, wherever it is: who gets how much. match is the side that its prefix is compared with.
+// Says describes r without its device: who gets which limit.
 func (r Rule) Says(match Match) string {
 	says := r.subject(match) + " is not limited"
 	if r.Rate != Unlimited {
@@ -27,7 +27,7 @@ func (r Rule) Says(match Match) string {
 	return says
 }
 
-// Gets is the limit that r is, whoever gets it.
+// Gets describes the limit of r without its network.
 func (r Rule) Gets() string {
 	says := fmt.Sprintf("%s; excess is %s%s (%v)", r.gets(), r.verdict(), r.Penalty.effect(), r.Algorithm)
 	if r.Framing != (Framing{}) {
@@ -54,11 +54,14 @@ func sizeAndTime(bytes uint64, r Rate) string {
 	return fmt.Sprintf("%s (%s)", human(0, bytes, 1, sizeNames), drainTime(bytes, r))
 }
 
-// subject is who gets the rate: the holder of one bucket.
+// subject is who has one bucket.
 func (r Rule) subject(match Match) string {
 	where, single := r.Prefix.String(), r.Prefix.IsSingleIP()
 	if single {
 		where = r.Prefix.Addr().String()
+	}
+	if r.Label.Name != "" {
+		where += fmt.Sprintf(" (%q)", r.Label.Name)
 	}
 	each := r.Each.Canonical(r.Prefix)
 	switch {

@@ -16,6 +16,7 @@ func TestSentence(t *testing.T) {
 	framing := func(overhead int16, mpu uint16) func(*Rule) {
 		return func(r *Rule) { r.Framing = Framing{overhead, mpu} }
 	}
+	named := func(name string) func(*Rule) { return func(r *Rule) { r.Label.Name = name } }
 	host, flow := each(EachHost, 0), each(EachFlow, 0)
 	const gets = " gets 10mbit (1.25 MB/s), burst 125 kB (100 ms)"
 	for _, test := range []struct {
@@ -78,6 +79,14 @@ func TestSentence(t *testing.T) {
 			"eth0 egress: 10.0.0.5 gets 400gbit (50 GB/s), burst 1.514 kB (30.28 ns); excess is dropped (gcra)"},
 		{ruleOn("10.0.0.5/32", func(r *Rule) { r.Rate, r.Capacity = 8000, 65536 }), Egress, MatchDst,
 			"eth0 egress: 10.0.0.5 gets 8kbit (1 kB/s), burst 65.54 kB (65.54 s); excess is dropped (gcra)"},
+		{ruleOn("10.0.0.7/32", named("alice")), Egress, MatchDst,
+			"eth0 egress: 10.0.0.7 (\"alice\")" + gets + "; excess is dropped (gcra)"},
+		{ruleOn("10.0.0.0/24", host, named("a \"b\"\x1b")), Egress, MatchDst,
+			"eth0 egress: each host in 10.0.0.0/24 (\"a \\\"b\\\"\\x1b\")" + gets + "; excess is dropped (gcra)"},
+		{ruleOn("10.0.0.0/24", named("lab"), func(r *Rule) { r.Shadow = Shadow{Rate: 1e6, Capacity: 125_000} }), Egress, MatchDst,
+			"eth0 egress: 10.0.0.0/24 (\"lab\") as a whole" + gets + "; excess is dropped (gcra); proposed: 10.0.0.0/24 as a whole gets 1mbit (125 kB/s), burst 125 kB (1 s)"},
+		{ruleOn("10.0.0.0/25", unlimited, named("lab")), Egress, MatchDst,
+			"eth0 egress: 10.0.0.0/25 (\"lab\") is not limited"},
 		// Not a valid rule, but it must still print.
 		{ruleOn("10.0.0.5/32", func(r *Rule) { r.Rate = 0 }), Egress, MatchDst,
 			"eth0 egress: 10.0.0.5 gets 0 (0 B/s), burst 125 kB (never drains); excess is dropped (gcra)"},

@@ -5,9 +5,8 @@ import (
 	"fmt"
 )
 
-// Shadow is a limit that is only proposed: it counts what it would have
-// refused of the packets of a rule, in buckets of its own, by the rule's
-// algorithm. The zero Shadow is none.
+// Shadow is a proposed limit. It counts the packets of a rule that it would have refused,
+// in its own buckets and by the rule's algorithm. The zero Shadow is none.
 type Shadow struct {
 	Rate     Rate   // not Unlimited
 	Capacity uint64 // bytes, MinCapacity to MaxCapacity
@@ -16,7 +15,7 @@ type Shadow struct {
 	Framing  Framing
 }
 
-// NewShadow is the shadow that proposes a rule.
+// NewShadow returns the shadow that proposes a rule.
 func NewShadow(proposed Rule) Shadow {
 	return Shadow{
 		Rate: proposed.Rate, Capacity: proposed.Capacity, Each: proposed.Each,
@@ -24,7 +23,7 @@ func NewShadow(proposed Rule) Shadow {
 	}
 }
 
-// Proposed is the rule that r's shadow would be in its place; false if it has none.
+// Proposed returns the rule that r's shadow proposes; false if r has no shadow.
 func (r Rule) Proposed() (proposed Rule, ok bool) {
 	s := r.Shadow
 	return Rule{

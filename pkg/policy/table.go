@@ -11,23 +11,24 @@ import (
 type Table struct {
 	Device    string
 	Direction Direction
-	Match     Match // the side that prefixes are compared with
+	Match     Match // the address that prefixes are compared with
 	Rules     []Rule
 }
 
-// ComparePrefix orders prefixes by address, IPv4 first, wider ones before those they hold.
+// ComparePrefix orders prefixes by address, IPv4 first, and then by length, wider ones
+// first.
 func ComparePrefix(a, b netip.Prefix) int {
 	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 }
 
-// SortRules brings rules into the order of ComparePrefix.
+// SortRules sorts rules by ComparePrefix.
 func SortRules(rules []Rule) {
 	slices.SortFunc(rules, compareRules)
 }
 
 func compareRules(a, b Rule) int { return ComparePrefix(a.Prefix, b.Prefix) }
 
-// SortTables orders tables by device, egress before ingress.
+// SortTables sorts tables by device, egress before ingress.
 func SortTables(tables []Table) {
 	slices.SortFunc(tables, compareTables)
 }
@@ -36,17 +37,17 @@ func compareTables(a, b Table) int {
 	return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(b.Direction, a.Direction))
 }
 
-// A Difference is a rule that one policy has and another has not, or has otherwise.
+// A Difference is a rule that two policies do not have in common.
 type Difference struct {
 	Device     string
 	Direction  Direction
-	Have, Want *Rule // nil where there is none; of both not the same
-	// The side that prefixes are compared with, which may be all that differs.
+	Have, Want *Rule // nil for none
+	// The address that prefixes are compared with, which may be the only difference.
 	HaveMatch, WantMatch Match
 }
 
-// Diff is what turns one policy into another, by device, direction and prefix.
-// Both must be sorted, with sorted rules.
+// Diff returns the differences between two policies, by device, direction and prefix. Both
+// must be sorted, with sorted rules.
 func Diff(have, want []Table) []Difference {
 	var out []Difference
 	for h, w := range Pairs(have, want, compareTables) {
@@ -61,10 +62,11 @@ func Diff(have, want []Table) []Difference {
 	return out
 }
 
-// Diff is what turns the rules of one direction of a device into those of want. Both must be sorted.
+// Diff returns the differences between the rules of two tables of one direction of a
+// device. Both must be sorted.
 func (t Table) Diff(want Table) []Difference {
 	more := max(len(t.Rules), len(want.Rules)) - min(len(t.Rules), len(want.Rules))
-	out := make([]Difference, 0, more) // at the least
+	out := make([]Difference, 0, more) // at least
 	for h, w := range Pairs(t.Rules, want.Rules, compareRules) {
 		if h == nil || w == nil || *h != *w || t.Match != want.Match {
 			out = append(out, Difference{want.Device, want.Direction, h, w, t.Match, want.Match})
@@ -73,7 +75,8 @@ func (t Table) Diff(want Table) []Difference {
 	return out
 }
 
-// Pairs is the elements of two sorted lists in order, those that compare equal together; nil stands for none.
+// Pairs yields the elements of two sorted lists in order. Elements that compare equal come
+// together; otherwise one of the two is nil.
 func Pairs[A, B any](a []A, b []B, compare func(A, B) int) iter.Seq2[*A, *B] {
 	return func(yield func(*A, *B) bool) {
 		a, b := a, b

@@ -1,0 +1,227 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// synonyms are names that other tools have for a command. Whoever types one is told of the command.
+func synonyms(command string) []string {
+	return map[string][]string{
+		"apply":    {"load", "restore"},
+		"confirm":  {"commit"},
+		"delete":   {"del", "remove", "rm", "unset"},
+		"doctor":   {"check", "diagnose"},
+		"explain":  {"trace", "why"},
+		"export":   {"dump", "save"},
+		"flush":    {"clear", "reset"},
+		"replay":   {"simulate", "test"},
+		"rollback": {"revert", "undo"},
+		"set":      {"add", "change", "limit", "replace"},
+		"show":     {"list", "ls", "stats", "status"},
+		"watch":    {"daemon", "monitor"},
+	}[command]
+}
+
+// unknownCommand is the error of a word in place of a command.
+func unknownCommand(parent *cobra.Command, word string) error {
+	var words []string
+	commands := map[string]string{}
+	for _, cmd := range parent.Commands() {
+		for _, w := range append(synonyms(cmd.Name()), cmd.Name()) {
+			words = append(words, w)
+			commands[w] = cmd.Name()
+		}
+	}
+	if similar := plain.Similar(word, words); similar != "" {
+		return inputf("unknown command %q; did you mean '%s %s'?", word, parent.CommandPath(), commands[similar])
+	}
+	return inputf("unknown command %q; '%s --help' lists the commands", word, parent.CommandPath())
+}
+
+// flagError says which flag of a command is wrong, and why.
+func flagError(cmd *cobra.Command, err error) error {
+	if given := cmd.Flags().Args(); cmd.HasSubCommands() && len(given) > 0 {
+		return unknownCommand(cmd, given[0]) // its flags are unknown, too
+	}
+	help := "see '" + cmd.CommandPath() + " --help'"
+	of := ""
+	if cmd.HasParent() {
+		of = verb(cmd) + ": "
+	}
+	var unknown *pflag.NotExistError
+	var bare *pflag.ValueRequiredError
+	var invalid *pflag.InvalidValueError
+	switch {
+	case errors.As(err, &unknown):
+		dashes, name := "--", unknown.GetSpecifiedName()
+		if short := unknown.GetSpecifiedShortnames(); short != "" {
+			dashes = "-"
+			name, _, _ = strings.Cut(short, "=")
+		}
+		if similar := plain.Similar(name, flagNames(cmd.Flags())); similar != "" {
+			help = "did you mean --" + similar + "?"
+		}
+		return inputf("%sunknown flag %s%s; %s", of, dashes, name, help)
+	case errors.As(err, &bare):
+		return inputf("%s--%s needs an argument; %s", of, bare.GetFlag().Name, help)
+	case errors.As(err, &invalid):
+		cause := invalid.Unwrap()
+		if errors.As(cause, new(*strconv.NumError)) {
+			kind := "a whole number in range"
+			if invalid.GetFlag().Value.Type() == "bool" {
+				kind = "true or false"
+			}
+			cause = fmt.Errorf("%.64q is not %s; %s", invalid.GetValue(), kind, help)
+		}
+		name := invalid.GetFlag().Name
+		if strings.HasPrefix(cause.Error(), name+" ") {
+			return inputf("%s--%w", of, cause)
+		}
+		return inputf("%s--%s: %w", of, name, cause)
+	}
+	return inputf("%s%w; %s", of, err, help)
+}
+
+// flagNames are all names of flags, also those that help does not show.
+func flagNames(f *pflag.FlagSet) (names []string) {
+	f.VisitAll(func(flag *pflag.Flag) {
+		names = append(names, flag.Name)
+		if o := policy.FindOption(flag.Name); o != nil {
+			names = append(names, o.Aliases...)
+		}
+	})
+	return names
+}
+
+// asksForJSON reports whether -j is in a command line that has wrong flags, too.
+func asksForJSON(args []string) (json bool) {
+	f := pflag.NewFlagSet("", pflag.ContinueOnError)
+	f.ParseErrorsAllowlist.UnknownFlags = true
+	f.BoolVarP(&json, "json", "j", false, "")
+	f.BoolP("help", "h", false, "")
+	return f.Parse(args) == nil && json
+}
+
+// args checks the number of arguments, with an error that says which there are.
+func args(least, most int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, given []string) error {
+		if len(given) < least || len(given) > most {
+			return inputf("%s: %s, but it takes '%s'", verb(cmd), plain.Count(len(given), "argument"), cmd.UseLine())
+		}
+		return nil
+	}
+}
+
+// An argumentError is of an argument that is not what its place is for.
+type argumentError struct{ error }
+
+func (e argumentError) Unwrap() error { return e.error }
+
+// directionError is the error of an argument that is no direction.
+func directionError(word string, err error) error {
+	if similar := plain.Similar(word, []string{"ingress", "egress"}); similar != "" {
+		err = fmt.Errorf("direction %.64q is unknown; did you mean %s?", word, similar)
+	}
+	return argumentError{err}
+}
+
+// inOrder is DEV ingress|egress [NETWORK] of arguments that are in another order; nil for others.
+func inOrder(given []string) []string {
+	var devices, directions, networks []string
+	for _, arg := range given {
+		if _, err := policy.ParseDirection(arg); err == nil {
+			directions = append(directions, arg)
+		} else if _, err := policy.ParseNetworks(arg); err == nil {
+			networks = append(networks, arg)
+		} else {
+			devices = append(devices, arg)
+		}
+	}
+	meant := slices.Concat(devices, directions, networks)
+	if len(devices) != 1 || len(directions) != 1 || len(networks) > 1 || slices.Equal(meant, given) {
+		return nil
+	}
+	return meant
+}
+
+// commandLine is a command line of cmd for a shell: with these arguments, and the flags of args.
+func commandLine(cmd *cobra.Command, args, given []string) string {
+	flags := ""
+	_ = cmd.Flags().ParseAll(args, func(f *pflag.Flag, value string) error { // they were parsed before
+		if f.Shorthand != "" {
+			flags += " -" + f.Shorthand
+		} else {
+			flags += " --" + f.Name
+		}
+		if value != f.NoOptDefVal {
+			flags += " " + plain.Word(value)
+		}
+		return nil
+	})
+	if strings.HasPrefix(given[0], "-") {
+		return plain.Command("", verb(cmd)+flags, given...)
+	}
+	return plain.Command("", verb(cmd), given...) + flags
+}
+
+// verb is the name of a command with those of its parents, but for shapectl.
+func verb(cmd *cobra.Command) string { return strings.TrimPrefix(cmd.CommandPath(), "shapectl ") }
+
+// A flagValue is the value of a flag of a kind that has no type.
+type flagValue struct {
+	kind, initially string
+	set             func(string) error
+}
+
+func (v flagValue) Set(s string) error { return v.set(s) }
+func (v flagValue) String() string     { return v.initially }
+func (v flagValue) Type() string       { return v.kind }
+
+// duration is a time as time.ParseDuration reads it.
+func duration(d *time.Duration) flagValue {
+	return flagValue{"time", "", func(s string) (err error) {
+		if *d, err = time.ParseDuration(s); err != nil {
+			return fmt.Errorf("%.64q is not a time; write a time with a unit, such as 60s", s)
+		}
+		return nil
+	}}
+}
+
+// byteCount is a number of bytes.
+func byteCount(bytes *uint64) flagValue {
+	return flagValue{"bytes", "0", func(s string) (err error) {
+		if *bytes, err = strconv.ParseUint(s, 10, 64); err != nil {
+			return fmt.Errorf("%.64q is not a number of bytes; write a whole number such as 1514", s)
+		}
+		return nil
+	}}
+}
+
+// once adds a flag that may be given one time only, as two names of one flag may not disagree.
+func once(f *pflag.FlagSet, v pflag.Value, name, usage string) {
+	f.Var(&onceValue{Value: v}, name, usage)
+}
+
+type onceValue struct {
+	pflag.Value
+	given bool
+}
+
+func (o *onceValue) Set(s string) error {
+	if o.given {
+		return errors.New("it was given already, under this name or another")
+	}
+	o.given = true
+	return o.Value.Set(s)
+}

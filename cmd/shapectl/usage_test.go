@@ -1,0 +1,304 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// objects are the lines that a command wrote on stderr with -j.
+func objects(t *testing.T, text string) (all []map[string]any) {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		var object map[string]any
+		if err := json.Unmarshal([]byte(line), &object); err != nil {
+			t.Fatalf("not a line of JSON: %q: %v", line, err)
+		}
+		all = append(all, object)
+	}
+	return all
+}
+
+// Wherever -j stands, an error is one object, and says what it says without -j.
+func TestErrorsInJSON(t *testing.T) {
+	r := newRig(t)
+	for _, c := range badInput {
+		plain := r.run(strings.Fields(c.args)...)
+		for _, args := range [][]string{append([]string{"-j"}, strings.Fields(c.args)...), append(strings.Fields(c.args), "--json")} {
+			if strings.HasSuffix(c.args, " -n") || strings.HasSuffix(c.args, " --rate") {
+				continue // -j would be their argument
+			}
+			got := r.run(args...)
+			told := objects(t, got.err)
+			if got.out != "" || got.code != exitInput || len(told) != 1 || told[0]["exit_code"] != float64(exitInput) {
+				t.Errorf("%q: %+v", args, got)
+				continue
+			}
+			if want := strings.TrimSpace(strings.TrimPrefix(plain.err, "shapectl: ")); told[0]["error"] != want {
+				t.Errorf("%q: the error is %q, not %q", args, told[0]["error"], want)
+			}
+		}
+	}
+	// An error that is no mistake of the user has another exit code.
+	r.env["SHAPECTL_BPFFS"] = "/proc"
+	got := r.run("set", "-j", "va", "egress", "any", "--rate", "1mbit")
+	if told := objects(t, got.err); len(told) != 1 || told[0]["exit_code"] != float64(got.code) || got.code == exitInput {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestPolicyMistakesInJSON(t *testing.T) {
+	r := newRig(t)
+	file := r.policy("devices:\n  va:\n    egress: {10.0.0.0/24: fast}\n    sideways: {}\n")
+	got := r.run("apply", "-j", file)
+	told := objects(t, got.err)
+	if got.code != exitInput || len(told) != 1 || told[0]["error"] != "apply: 2 errors; nothing was changed" {
+		t.Fatalf("%+v", got)
+	}
+	mistakes, _ := told[0]["mistakes"].([]any)
+	if len(mistakes) != 2 {
+		t.Fatalf("mistakes are %v", mistakes)
+	}
+	first := mistakes[0].(map[string]any)
+	if first["file"] != file || first["line"] != float64(3) || first["column"] != float64(27) || !strings.Contains(first["message"].(string), "fast") {
+		t.Errorf("the first mistake is %v", first)
+	}
+	// A rule that never decides is a warning, with its place.
+	file = r.policy("devices: {va: {egress: {10.0.0.0/24: 1mbit, 10.0.0.0/25: 1mbit, 10.0.0.128/25: 1mbit}}}\n")
+	got = r.run("diff", "-j", file)
+	told = objects(t, got.err)
+	if got.code != exitDiffers || len(told) != 1 || told[0]["file"] != file || told[0]["line"] != float64(1) || !strings.Contains(told[0]["warning"].(string), "10.0.0.0/24") {
+		t.Errorf("%+v", got)
+	}
+}
+
+// What is done in part is an object with exit code 4, and other remarks are warnings.
+func TestWarningsInJSON(t *testing.T) {
+	r := newRig(t)
+	got := r.run("apply", "-j", r.policy("devices: {nosuch*: {egress: {10.0.0.0/24: 1mbit}}, gone: {egress: {10.0.0.0/24: 1mbit}}}\n"))
+	told := objects(t, got.err)
+	if got.code != exitDegraded || len(told) != 2 || told[1]["warning"] != "no device matches nosuch*" ||
+		!strings.HasPrefix(fmt.Sprint(told[0]["warning"]), "left out, as these devices do not exist: gone") {
+		t.Errorf("%+v", got)
+	}
+	bad := r.policy("devices: 7\n")
+	got = r.run("apply", "-j", bad, "--last-good", r.policy("devices: {}\n"))
+	told = objects(t, got.err)
+	if last := told[len(told)-1]; got.code != exitDegraded || len(told) != 2 || told[0]["file"] != bad || last["exit_code"] != float64(exitDegraded) || last["error"] == nil {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestSuggestions(t *testing.T) {
+	r := newRig(t)
+	for args, says := range map[string]string{
+		"shwo":                            "did you mean 'shapectl show'?",
+		"shwo va --stats":                 "did you mean 'shapectl show'?",
+		"remove va egress any":            "did you mean 'shapectl delete'?",
+		"ls":                              "did you mean 'shapectl show'?",
+		"roll":                            "did you mean 'shapectl rollback'?",
+		"help shwo":                       "did you mean 'shapectl show'?",
+		"import libreqo x --device y":     "did you mean 'shapectl import libreqos'?",
+		"set va egress any --burts 64kb":  "set: unknown flag --burts; did you mean --burst?",
+		"set va egress any --cri=1mbit":   "did you mean --cir?",
+		"set va egress any -rate 1mbit":   "unknown flag -rate; did you mean --rate?",
+		"import nft x --devcie y":         "import nft: unknown flag --devcie; did you mean --device?",
+		"apply --confrim 60s x":           "did you mean --confirm?",
+		"apply x --confirm 60":            `--confirm: "60" is not a time; write a time with a unit, such as 60s`,
+		"set va egress any --rate 10mbps": `set: --rate "10mbps" is ambiguous`,
+		"set va egress any --rate 1mbit --excess dorp": `set: --excess "dorp" is unknown; use drop, ecn`,
+		"set va egrss any --rate 1mbit":                "did you mean egress?",
+		"set egress va 10.0.0.0/24 --rate 1mbit":       "did you mean 'shapectl set va egress 10.0.0.0/24 --rate 1mbit'?",
+		"set va any egress --rate 1mbit -j=false":      "did you mean 'shapectl set va egress any --rate 1mbit -j false'?",
+		"set --setup-fq --overhead -4 any ingress va":  "did you mean 'shapectl set va ingress any --setup-fq --overhead -4'?",
+		"show egress va -n x":                          "did you mean 'shapectl show va egress -n x'?",
+		"ask va 10.0.0.7 egress":                       "did you mean 'shapectl ask va egress 10.0.0.7'?",
+		"explain 10.0.0.7 egress va":                   "did you mean 'shapectl explain va egress 10.0.0.7'?",
+		"delete 'x egress any":                         "delete",
+		"flush egress 'tap*'":                          "did you mean shapectl flush ''\\''tap*'\\''' egress?",
+		"flush egress tap*":                            "did you mean shapectl flush 'tap*' egress?",
+		"show egress -- -x":                            "did you mean 'shapectl show -- -x egress'?",
+		"set egress 10.0.0.0/24 ingress --rate 1mbit":  "direction",
+		"explain va --segments x":                      `--segments: "x" is not a whole number in range`,
+		"show --stats=perhaps":                         `--stats: "perhaps" is not true or false`,
+	} {
+		r.refused(exitInput, says, strings.Fields(args)...)
+	}
+	// A shell runs what is suggested.
+	got := r.run("set", "egress", "va", "10.0.0.0/24", "--rate", "1mbit")
+	_, line, _ := strings.Cut(got.err, "did you mean '")
+	line, _, _ = strings.Cut(line, "'?")
+	r.ok(strings.Fields(line)[1:]...)
+}
+
+// Help fits a terminal, all of it.
+func TestHelpFits(t *testing.T) {
+	root := (&env{}).command()
+	var check func(cmd *cobra.Command)
+	check = func(cmd *cobra.Command) {
+		for _, columns := range []int{80, 200} {
+			var out strings.Builder
+			e := &env{out: &out, columns: columns}
+			e.help(cmd, nil)
+			for line := range strings.Lines(out.String()) {
+				if width := len(strings.TrimSuffix(line, "\n")); width > min(columns, widestHelp) && !strings.HasPrefix(line, "  ") {
+					t.Errorf("%s --help: a line of %d columns: %s", cmd.CommandPath(), width, line)
+				}
+			}
+		}
+		for _, sub := range cmd.Commands() {
+			check(sub)
+		}
+	}
+	check(root)
+}
+
+// Without a name, a rule for any is two: of one moment, and both are told of.
+func TestAny(t *testing.T) {
+	eachHook(t, func(t *testing.T, r *rig) {
+		out := r.ok("set", "va", "egress", "any", "--rate", "1mbit", "--each", "host")
+		for _, line := range []string{"va egress: each host in 0.0.0.0/0 gets 1mbit", "va egress: each host in ::/0 gets 1mbit"} {
+			if !strings.Contains(out, line) {
+				t.Errorf("set says %q, and not %q", out, line)
+			}
+		}
+		r.send("10.0.0.7", 1, 1000)
+		r.ok("set", "va", "egress", "::/0", "--rate", "3mbit")
+		// One of them is changed, and the other as it was: with its counters.
+		r.ok("set", "va", "egress", "any", "--rate", "3mbit")
+		if rules := r.show("va", "egress", "any"); len(rules) != 2 || rules[0].Rate != 3e6 || rules[1].Rate != 3e6 || rules[0].PassedPackets != 1 {
+			t.Errorf("rules are %+v", rules)
+		}
+		r.ok("set", "va", "egress", "any", "--rate", "3mbit")
+		r.refused(exitInput, "there is no such change", "rollback")
+		// One that is refused for one family is for both.
+		r.refused(exitInput, "/64", "set", "va", "egress", "any", "--rate", "4mbit", "--each", "/64")
+		r.has("va egress 0.0.0.0/0 3000000", "va egress ::/0 3000000")
+		r.ok("delete", "va", "egress", "0.0.0.0/0")
+		if rules := r.show("va", "egress", "any"); len(rules) != 1 {
+			t.Errorf("rules are %+v", rules)
+		}
+		if out := r.ok("delete", "-j", "va", "egress", "any"); strings.Count(out, `"state": "deleted"`) != 1 {
+			t.Errorf("delete of the other one: %s", out)
+		}
+		r.prints("nothing to delete: va egress has no rule for any\n", "delete", "va", "egress", "any")
+		r.refused(exitInput, "va egress has no rule for any", "show", "va", "egress", "any")
+		// A change that is not confirmed yet keeps others from beginning.
+		r.ok("apply", r.policy("devices: {va: {ingress: {10.0.0.0/24: 1mbit}}}\n"), "--confirm", "60s")
+		r.refused(exitInput, "'shapectl confirm' it or 'shapectl rollback' first", "set", "va", "egress", "any", "--rate", "1mbit")
+		r.ok("confirm")
+		r.ok("set", "va", "ingress", "any", "--rate", "1mbit")
+		if out := r.ok("flush", "va"); strings.Count(out, "deleted: ") != 3 {
+			t.Errorf("flush: %s", out)
+		}
+		r.nothingLeft()
+	})
+}
+
+// A namespace is a name, a path or a process, and commands that are suggested are for the same one.
+func TestNetnsIsRepeated(t *testing.T) {
+	r := newRig(t)
+	name, ns := testenv.NewNamedNetns(t)
+	var process *exec.Cmd
+	testenv.Must(t, ns.Do(func() error {
+		testenv.Veth(t, "va", "vb")
+		process = exec.Command("sleep", "60")
+		return process.Start()
+	}))
+	defer func() { process.Process.Kill(); process.Wait() }()
+	pid := fmt.Sprint(process.Process.Pid)
+	r.ok("set", "-n", pid, "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+	for _, netns := range []string{name, "/run/netns/" + name, "/proc/" + pid + "/ns/net", pid} {
+		if rules := r.show("-n", netns); len(rules) != 1 {
+			t.Errorf("-n %s: rules are %+v", netns, rules)
+		}
+		for args, says := range map[string]string{
+			"show va egress 10.9.0.0/16": "'shapectl -n " + netns + " show va' lists",
+			"rollback":                   "see 'shapectl -n " + netns + " show'",
+			"show egress va":             "did you mean 'shapectl show va egress -n " + netns + "'",
+		} {
+			r.refused(exitInput, says, append(strings.Fields(args), "-n", netns)...)
+		}
+	}
+	if out := r.ok("apply", "-n", name, "--confirm", "60s", r.policy("devices: {va: {egress: {10.0.0.0/24: 2mbit}}}\n")); !strings.HasSuffix(out, ", unless confirmed by 'shapectl -n "+name+" confirm'\n") {
+		t.Errorf("apply says %q", out)
+	}
+	r.ok("rollback", "-n", name)
+	e := &env{netns: "blue"}
+	says := "--setup-fq sets it up until 'shapectl -n blue flush va' restores what is there now; or set it up yourself: tc -n blue qdisc replace dev va root fq"
+	if got := e.adviseFQ(&loader.UnqueuedError{Device: "va"}); !strings.Contains(got, says) {
+		t.Errorf("a device without fq: %s", got)
+	}
+	r.refused(exitInput, "there is neither /run/netns/999999999 nor a process 999999999; give a name that 'ip netns' lists", "show", "-n", "999999999")
+	r.refused(exitInput, "there is no /nosuch", "show", "-n", "/nosuch")
+	if out := r.run("__complete", "show", "-n", name[:5]).out; !strings.HasPrefix(out, name+"\n") && !strings.Contains(out, "\n"+name+"\n") {
+		t.Errorf("names are completed by %q", out)
+	}
+	r.ok("flush", "-n", name, "va")
+}
+
+func TestCompletionOfRules(t *testing.T) {
+	r := newRig(t)
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+	r.ok("set", "va", "egress", "2001:db8::/32", "--rate", "1mbit")
+	r.ok("set", "va", "ingress", "10.1.0.0/16", "--rate", "1mbit")
+	for args, want := range map[string]string{
+		"delete va egress ":    "10.0.0.0/24\n2001:db8::/32\nany\n:4\n",
+		"delete va egress 2":   "2001:db8::/32\n:4\n",
+		"show va ingress 1":    "10.1.0.0/16\n:4\n",
+		"show nosuch egress 1": ":4\n",
+		"show va sideways 1":   ":4\n",
+		"ask va egress ":       ":4\n",
+		"apply ":               "yaml\nyml\n:8\n",
+		"diff policy.yaml ":    ":4\n",
+		"help q":               "queue\n:4\n",
+		"confirm ":             ":4\n",
+		"show -n nosuch ":      ":4\n",
+		"replay ":              ":0\n",
+	} {
+		fields := strings.Split("__complete "+args, " ")
+		if got := r.run(fields...); got.out != want || got.code != exitDone {
+			t.Errorf("%s: %+v, want %q", args, got, want)
+		}
+	}
+}
+
+// set keeps the name and the note of a rule unless others are given, and takes it out of its plan.
+func TestSetKeepsLabel(t *testing.T) {
+	have := policy.Label{Plan: "gold", Name: "alice", Note: "site 7"}
+	for _, c := range []struct {
+		limit       limitFlags
+		given, want policy.Label
+	}{
+		{limitFlags{}, policy.Label{}, policy.Label{Name: "alice", Note: "site 7"}},
+		{limitFlags{named: true}, policy.Label{}, policy.Label{Note: "site 7"}},
+		{limitFlags{named: true}, policy.Label{Name: "bob"}, policy.Label{Name: "bob", Note: "site 7"}},
+		{limitFlags{noted: true}, policy.Label{Note: "site 8"}, policy.Label{Name: "alice", Note: "site 8"}},
+	} {
+		if got := c.limit.label(c.given, have); got != c.want {
+			t.Errorf("of %+v, given %+v: %+v, want %+v", have, c.given, got, c.want)
+		}
+	}
+}
+
+// A limit of the process that cannot be raised is named, with what to do.
+func TestOpenFiles(t *testing.T) {
+	r := newRig(t)
+	cmd := r.command("set", "va", "egress", "any", "--rate", "1mbit")
+	cmd.Args = append([]string{"sh", "-c", `ulimit -n 12; exec "$0" "$@"`, cmd.Path}, cmd.Args[1:]...)
+	cmd.Path = "/bin/sh"
+	var errs strings.Builder
+	cmd.Stderr = &errs
+	err := cmd.Run()
+	if err == nil || cmd.ProcessState.ExitCode() != exitMissing || !strings.Contains(errs.String(), "it is 12, and a command needs 256; raise it by 'ulimit -n 1024'") {
+		t.Errorf("%v: %s", err, errs.String())
+	}
+}

@@ -1,0 +1,131 @@
+package policyfile
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// note returns the note of rules that have none.
+func (p *plan) note() string { return string(p.over(policy.Limit{}).Note) }
+
+// value returns the plan as a value in YAML.
+func (p *plan) value() string {
+	parts := p.parts
+	if p.shown != p.key {
+		parts = append(slices.Clone(parts), part{key: "name", text: p.shown})
+	}
+	if len(parts) == 1 && parts[0].key == "rate" {
+		return parts[0].text
+	}
+	return "{" + inBraces(freshParts(parts)) + "}"
+}
+
+// followers counts the rules and notes of the rules that follow a plan, to find the most
+// common ones. The first one wins a tie.
+type followers struct {
+	all   int
+	rules map[policy.Rule]int // by rule without network and label
+	most  policy.Rule         // an example of the most common rule, without its label
+	notes map[string]int
+	note  string // the most common note
+}
+
+func (f *followers) add(r *policy.Rule) {
+	one := *r
+	one.Label = policy.Label{}
+	f.all++
+	if count(f.rules, withoutNetwork(one)) > f.rules[withoutNetwork(f.most)] {
+		f.most = one
+	}
+	if count(f.notes, r.Label.Note) > f.notes[f.note] {
+		f.note = r.Label.Note
+	}
+}
+
+func withoutNetwork(r policy.Rule) policy.Rule {
+	r.Prefix = netip.Prefix{}
+	return r
+}
+
+// count adds one to the count of a key and returns it. It ignores new keys when there are
+// too many.
+func count[K comparable](counts map[K]int, key K) int {
+	if _, known := counts[key]; known || len(counts) < maxKnown {
+		counts[key]++
+	}
+	return counts[key]
+}
+
+// plansOf derives plans from the rules that follow them, by how the plans are shown. A plan
+// gets the most common limit of its rules, and a note if more than half of them have it.
+// The keys of other plans are taken.
+func plansOf(tables map[string][]policy.Table, taken map[string]*plan) map[string]*plan {
+	of := map[string]*followers{}
+	for _, device := range slices.Sorted(maps.Keys(tables)) {
+		for _, t := range tables[device] {
+			for i := range t.Rules {
+				shown := t.Rules[i].Label.Plan
+				if shown == "" {
+					continue
+				}
+				if of[shown] == nil {
+					of[shown] = &followers{rules: map[policy.Rule]int{}, notes: map[string]int{}}
+				}
+				of[shown].add(&t.Rules[i])
+			}
+		}
+	}
+	plans, used := map[string]*plan{}, map[string]bool{}
+	for key := range taken {
+		used[key] = true
+	}
+	names := slices.Sorted(maps.Keys(of))
+	for _, valid := range []bool{true, false} { // a name that is a valid key is the key
+		for _, shown := range names {
+			if validPlan(shown) == valid {
+				key := planKey(shown, used)
+				used[key] = true
+				plans[shown] = &plan{parcel: parcel{parts: of[shown].parts()}, key: key, shown: shown}
+			}
+		}
+	}
+	return plans
+}
+
+// parts returns the parts of the plan.
+func (f *followers) parts() []part {
+	parts := needed(usualAt(f.most.Rate, policy.Limit{}), &f.most, 0)
+	if f.note != "" && f.all > 1 && 2*f.notes[f.note] > f.all {
+		parts = append(parts, part{key: "note", text: f.note})
+	}
+	return parts
+}
+
+// planKey returns a valid key for the name of a plan that is not used yet.
+func planKey(shown string, used map[string]bool) string {
+	key := strings.Trim(strings.Map(func(c rune) rune {
+		if unicode.IsLetter(c) || unicode.IsDigit(c) || strings.ContainsRune("-_.", c) {
+			return c
+		}
+		return '-'
+	}, shown), "-")
+	if !validPlan(key) {
+		key = strings.TrimSuffix("plan-"+key, "-")
+	}
+	free := key
+	for n := 2; used[free]; n++ {
+		free = fmt.Sprintf("%s-%d", key, n)
+	}
+	return free
+}
+
+func sortedPlans(plans map[string]*plan) []*plan {
+	return slices.SortedFunc(maps.Values(plans), func(a, b *plan) int { return cmp.Compare(a.key, b.key) })
+}

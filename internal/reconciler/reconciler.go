@@ -1,0 +1,278 @@
+// Package reconciler applies a policy's rules to devices as they appear, and removes
+// leftovers of deleted devices and namespaces. It does not change a direction of a
+// device that has rules in force.
+package reconciler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/lastgood"
+	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/policyfile"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+const (
+	// settle is the time to wait for more devices that appear together.
+	settle = 20 * time.Millisecond
+	// Other commands wait up to ten seconds for the lock, so it is released every turnTime.
+	turnTime, pause = 500 * time.Millisecond, 50 * time.Millisecond
+	// turnDevices is the maximum number of devices whose rules are applied under one lock.
+	turnDevices = 64
+	// retry is the interval for devices whose rules could not be applied, because
+	// another command had the lock or a change was pending.
+	retry = time.Second
+	// rollbackFor is how long a change can be rolled back: hooks without rules use memory until then.
+	rollbackFor = time.Hour
+)
+
+// sweepEvery is the interval of searches for leftovers of network namespaces, whose end is no event here.
+var sweepEvery = time.Minute
+
+// A Reconciler applies a policy to the devices of a network namespace.
+type Reconciler struct {
+	Options   loader.Options
+	OnApply   func(Event)  // is called when rules were applied
+	OnNotice  func(string) // is called with messages about the policy
+	OnWarning func(error)  // is called for errors that do not end Run
+
+	file, lastGood string
+	policy         lastgood.Policy
+	read           version // of file when it was read
+	pending        bool    // devices wait for the end of a pending change, and OnWarning was called
+}
+
+// An Event says that rules were applied to a direction of a device.
+type Event struct {
+	Device    string
+	Direction policy.Direction
+	Rules     int
+	Policy    string // its path
+	Change    loader.Change
+}
+
+func (e Event) String() string {
+	rules := "1 rule"
+	if e.Rules != 1 {
+		rules = fmt.Sprintf("%d rules", e.Rules)
+	}
+	return fmt.Sprintf("%s %s: %s of %s", e.Device, e.Direction, rules, e.Policy)
+}
+
+// A version identifies the contents of a file.
+type version struct {
+	inode, bytes     uint64
+	changed, written unix.Timespec
+}
+
+// Load reads the policy in file. If it is not valid, it reads the one in lastGood, unless
+// that is "". Run needs one of them.
+func (r *Reconciler) Load(file, lastGood string) error {
+	r.file, r.lastGood = file, lastGood
+	r.read = versionOf(r.file)
+	p, err := lastgood.Load(file, lastGood)
+	if err != nil {
+		return err
+	}
+	r.policy = p
+	if p.Problem != nil {
+		r.OnNotice(fmt.Sprintf("%v\nusing the last good policy, %s", p.Problem, p.Path))
+	}
+	return nil
+}
+
+// Devices are the devices and patterns for which the policy has rules.
+func (r *Reconciler) Devices() []string { return r.policy.Devices() }
+
+// reload reads the policy again. It does not affect devices that exist.
+func (r *Reconciler) reload() {
+	if err := r.Load(r.file, r.lastGood); err != nil {
+		r.OnNotice(fmt.Sprintf("%v\nstill using the policy that was read before from %s", err, r.policy.Path))
+	} else if r.policy.Problem == nil {
+		r.OnNotice(r.file + " was read again; it applies to devices that appear from now on")
+	}
+}
+
+// Run applies the policy in the network namespace of the calling thread until ctx is
+// done. It begins with all existing devices, and then calls ready. It reads the policy
+// again after a value on reread, or if the file has changed when a device appears.
+func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready func()) error {
+	arrivals := netinfo.NewArrivals()
+	defer arrivals.Close()
+	sweeps := time.NewTicker(sweepEvery)
+	defer sweeps.Stop()
+	var waiting []netinfo.Device
+	due := false
+	for ctx.Err() == nil {
+		fresh, deleted, err := arrivals.Take()
+		if err != nil {
+			return err
+		}
+		if len(fresh) > 0 && versionOf(r.file) != r.read {
+			r.reload()
+		}
+		waiting = append(waiting, fresh...)
+		if deleted || due {
+			if err := r.sweep(ctx); err != nil {
+				return err
+			}
+		}
+		due = false
+		if waiting, err = r.serve(ctx, waiting); err != nil {
+			return err
+		}
+		if ready != nil {
+			ready()
+			ready = nil
+		}
+		var again <-chan time.Time
+		if len(waiting) > 0 {
+			again = time.After(retry)
+		}
+		select {
+		case <-ctx.Done():
+		case <-reread:
+			r.reload()
+		case <-again:
+		case <-sweeps.C:
+			due = true
+		case <-arrivals.More():
+			sleep(ctx, settle)
+		}
+	}
+	return nil
+}
+
+// sweep opens the namespace for changes, which removes leftovers, and ends changes that
+// are older than rollbackFor. If another command has the lock, the next sweep does it.
+func (r *Reconciler) sweep(ctx context.Context) error {
+	for more := true; more && ctx.Err() == nil; {
+		n, err := loader.Write(r.Options)
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		more, err = n.EndOldChange(rollbackFor)
+		n.Close()
+		if err != nil {
+			r.OnWarning(fmt.Errorf("free the memory of an old change: %w", err))
+			return nil
+		}
+		if more {
+			sleep(ctx, pause)
+		}
+	}
+	return nil
+}
+
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// versionOf returns the zero version if stat fails.
+func versionOf(path string) version {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return version{}
+	}
+	return version{st.Ino, uint64(st.Size), st.Ctim, st.Mtim}
+}
+
+// serve applies the policy to devices, and returns those that remain for a retry.
+func (r *Reconciler) serve(ctx context.Context, devices []netinfo.Device) ([]netinfo.Device, error) {
+	for len(devices) > 0 && ctx.Err() == nil {
+		done, err := r.serveSome(ctx, devices)
+		devices = devices[done:]
+		pending, busy := errors.Is(err, loader.ErrPending), errors.Is(err, unix.EWOULDBLOCK)
+		if busy || pending && !r.pending {
+			r.OnWarning(fmt.Errorf("cannot apply rules to %s yet: %w", plain.Count(len(devices), "device"), err))
+		}
+		if r.pending = pending; pending || busy {
+			break
+		}
+		if err != nil {
+			return devices, err
+		}
+		if len(devices) > 0 {
+			sleep(ctx, pause)
+		}
+	}
+	return devices, nil
+}
+
+// serveSome handles as many devices as it can in turnTime under one lock.
+func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (done int, err error) {
+	n, err := loader.Write(r.Options)
+	if err != nil {
+		return 0, err
+	}
+	defer n.Close()
+	until, expired, err := n.PendingChange()
+	if err != nil {
+		r.OnWarning(err)
+	}
+	if until != 0 {
+		return 0, loader.ErrPending // it is not known yet which policy stays
+	}
+	from := r.policy
+	if expired != 0 && r.lastGood != "" {
+		if last, err := lastgood.Load(r.lastGood, ""); err == nil {
+			from = last // file may have the change that was not confirmed
+		}
+	}
+	hooks, err := n.Hooks()
+	if err != nil {
+		r.OnWarning(err)
+	}
+	defer loader.CloseHooks(hooks)
+	limited := map[int][]policy.Direction{} // by index: directions with rules in force
+	lost := map[string][]*loader.Hook{}     // by name: hooks with rules that are not in force
+	for _, h := range hooks {
+		if h.InForce() {
+			limited[h.Device.Index] = append(limited[h.Device.Index], h.Direction)
+		} else {
+			lost[h.Name()] = append(lost[h.Name()], h)
+		}
+	}
+	var targets []target
+	for began := time.Now(); done < len(devices) && time.Since(began) < turnTime && len(targets) < turnDevices && ctx.Err() == nil; done++ {
+		dev := devices[done]
+		has := limited[dev.Index]
+		if len(has) == 2 || !exists(dev) {
+			continue
+		}
+		tables, err := from.For(policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes})
+		tables = slices.DeleteFunc(tables, func(t policy.Table) bool { return slices.Contains(has, t.Direction) })
+		if err == nil && len(tables) > 0 {
+			if err = n.Flush(lost[dev.Name]...); err == nil {
+				targets = append(targets, target{dev, tables})
+			}
+		}
+		if err != nil {
+			r.warn(dev, err)
+		}
+	}
+	r.apply(n, targets, from.Path)
+	return done, nil
+}
+
+// exists reports whether a device still exists with its name. A device that was renamed or
+// created again is another arrival.
+func exists(dev netinfo.Device) bool {
+	now, err := netinfo.DeviceByName(dev.Name)
+	return err != nil && !errors.Is(err, netinfo.ErrNoDevice) || err == nil && now.Index == dev.Index
+}

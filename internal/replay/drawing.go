@@ -1,0 +1,270 @@
+package replay
+
+import (
+	"fmt"
+	"image/color"
+	"math"
+	"strings"
+
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A drawing is a chart as shapes. Lengths are in points, and y grows downwards.
+// Shapes are drawn in the order of the fields.
+type drawing struct {
+	title, description string // for readers who do not see it
+	grid               []line
+	areas              []area
+	marks              []line
+	texts              []text
+}
+
+// A line is horizontal or vertical.
+type line struct {
+	x1, y1, x2, y2 float64
+	color          color.NRGBA
+	dash           float64 // length of its dashes; 0 for a solid line
+}
+
+// An area lies between steps and a base line. Step i begins at xs[i] and ends at xs[i+1].
+type area struct {
+	xs, ys       []float64 // one x more than ys
+	base         float64
+	stroke, fill color.NRGBA
+}
+
+type text struct {
+	x, y float64 // of its baseline, at its anchor
+	anchor
+	bold bool
+	text string
+}
+
+// An anchor is the point of a text that x is for, as SVG names it.
+type anchor string
+
+const (
+	anchorStart  anchor = "start"
+	anchorMiddle anchor = "middle"
+	anchorEnd    anchor = "end"
+)
+
+const (
+	pageWidth, pageHeight   = 720.0, 468.0
+	marginLeft, marginRight = 58.0, 18.0
+	titleColumns            = 105
+	titleLine               = 15.0
+	headHeight              = 22.0 // of a panel's name and legend
+	tickHeight              = 18.0 // of the numbers below a panel
+	nameWidth               = 110.0
+	charWidth               = 5.5 // an estimate: only the viewer knows the font
+	fontSize                = 10.0
+	lineWidth               = 1.1
+	shortDash, longDash     = 2.0, 6.0
+	dashGap                 = 3.0
+)
+
+// Okabe and Ito chose these colours: the colour-blind can tell them apart.
+var (
+	ink       = color.NRGBA{R: 0x33, G: 0x33, B: 0x33, A: 0xff}
+	gridColor = color.NRGBA{R: 0xe6, G: 0xe6, B: 0xe6, A: 0xff}
+	gray      = color.NRGBA{R: 0x88, G: 0x88, B: 0x88, A: 0xff}
+	blue      = color.NRGBA{R: 0x00, G: 0x72, B: 0xb2, A: 0xff}
+	green     = color.NRGBA{R: 0x00, G: 0x9e, B: 0x73, A: 0xff}
+	vermilion = color.NRGBA{R: 0xd5, G: 0x5e, B: 0x00, A: 0xff}
+)
+
+// A scale is a unit of an axis.
+type scale struct {
+	name string
+	size float64
+}
+
+// fit returns the largest scale that is not above the largest value.
+func fit(most float64, scales []scale) scale {
+	best := scales[0]
+	for _, s := range scales {
+		if most >= s.size {
+			best = s
+		}
+	}
+	return best
+}
+
+var (
+	timeScales  = []scale{{"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}, {"h", 3600e9}}
+	rateScales  = []scale{{"bit/s", 1}, {"kbit/s", 1e3}, {"Mbit/s", 1e6}, {"Gbit/s", 1e9}, {"Tbit/s", 1e12}}
+	bytesScales = []scale{{"bytes", 1}, {"kB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}}
+)
+
+// A panel is a chart of values over time.
+type panel struct {
+	name   string
+	scales []scale
+	areas  []series
+	marks  []mark
+}
+
+// A series has a value for each bin.
+type series struct {
+	name   string
+	values []float64
+	color  color.NRGBA
+}
+
+// A mark is a horizontal dashed line.
+type mark struct {
+	name  string
+	value float64
+	dash  float64
+}
+
+// draw lays the chart out under a title.
+func (c *Chart) draw(title string) *drawing {
+	d := &drawing{title: title}
+	y := 8.0
+	for line := range strings.Lines(title) {
+		folded := strings.TrimSpace(plain.Fold(strings.TrimSpace(line), titleColumns, "", ""))
+		for part := range strings.SplitSeq(folded, "\n") {
+			y += titleLine
+			d.texts = append(d.texts, text{pageWidth / 2, y, anchorMiddle, true, part})
+		}
+	}
+	span := float64(max(1, len(c.bins))) * float64(c.width)
+	unit := fit(span, timeScales)
+	d.description = fmt.Sprintf("Two charts over %.4g %s since the first packet.", span/unit.size, unit.name)
+	height := (pageHeight - y - 30) / 2
+	c.drawPanel(d, c.rates(), y+6, height)
+	c.drawPanel(d, c.levels(), y+6+height, height)
+	d.texts = append(d.texts, text{(marginLeft + pageWidth - marginRight) / 2, pageHeight - 8, anchorMiddle, false,
+		"time since the first packet (" + unit.name + ")"})
+	return d
+}
+
+func (c *Chart) rates() panel {
+	var offered, passed []float64
+	for _, b := range c.bins {
+		offered = append(offered, float64(b.offered)*8e9/float64(c.width))
+		passed = append(passed, float64(b.passed)*8e9/float64(c.width))
+	}
+	rule, one := c.limit()
+	name := "passed"
+	if rule.Excess == policy.Delay {
+		name = "passed, by departure time"
+	}
+	p := panel{name: "rate", scales: rateScales, areas: []series{{"offered", offered, gray}, {name, passed, blue}}}
+	if one {
+		p.marks = []mark{{"the limit's rate", float64(rule.Rate), longDash}}
+	}
+	return p
+}
+
+func (c *Chart) levels() panel {
+	rule, one := c.limit()
+	leak := 0.0 // bytes that leave a bucket during a bin
+	if rule.Rate != policy.Unlimited {
+		leak = float64(rule.Rate) / 8e9 * float64(c.width)
+	}
+	var levels []float64
+	level := 0.0
+	for _, b := range c.bins {
+		level = max(float64(b.level)/(1<<model.UnitBits), level-leak, 0)
+		levels = append(levels, level)
+	}
+	name := "level of the bucket"
+	if !one {
+		name = "level of the fullest bucket"
+	}
+	p := panel{name: "level", scales: bytesScales, areas: []series{{name, levels, green}}}
+	p.marks = []mark{{"capacity", float64(rule.Capacity), longDash}}
+	if rule.Queue > 0 {
+		p.marks = append(p.marks, mark{"capacity and queue", float64(rule.Capacity + rule.Queue), shortDash})
+	}
+	return p
+}
+
+// drawPanel adds a panel to a drawing, from top down, and a sentence to its description.
+func (c *Chart) drawPanel(d *drawing, p panel, top, height float64) {
+	most := 0.0
+	for _, s := range p.areas {
+		for _, v := range s.values {
+			most = max(most, v)
+		}
+	}
+	for _, m := range p.marks {
+		most = max(most, m.value)
+	}
+	unit := fit(most, p.scales)
+	high := most * 1.04
+	if most == 0 {
+		high = 1
+	}
+	span := float64(max(1, len(c.bins))) * float64(c.width)
+	timeSize := fit(span, timeScales).size
+	left, right, base := marginLeft, pageWidth-marginRight, top+height-tickHeight
+	x := func(ns float64) float64 { return left + (right-left)*ns/span }
+	y := func(v float64) float64 { return base - (base-top-headHeight)*v/high }
+
+	for _, v := range ticks(high / unit.size) {
+		at := y(v * unit.size)
+		d.grid = append(d.grid, line{left, at, right, at, gridColor, 0})
+		d.texts = append(d.texts, text{left - 5, at + 3.5, anchorEnd, false, fmt.Sprintf("%.6g", v)})
+	}
+	for _, v := range ticks(span / timeSize) {
+		at := x(v * timeSize)
+		d.grid = append(d.grid, line{at, top + headHeight, at, base, gridColor, 0})
+		d.texts = append(d.texts, text{at, base + 13, anchorMiddle, false, fmt.Sprintf("%.6g", v)})
+	}
+	d.grid = append(d.grid, line{left, base, right, base, ink, 0}, line{left, top + headHeight, left, base, ink, 0})
+
+	name := p.name + " (" + unit.name + ")"
+	head := top + headHeight - 8
+	d.texts = append(d.texts, text{8, head, anchorStart, true, name})
+	says := name + ":"
+	legend := marginLeft + nameWidth
+	entry := func(name string, value float64, what string) float64 {
+		at := legend
+		d.texts = append(d.texts, text{at + 24, head, anchorStart, false, name})
+		says += fmt.Sprintf(" %s, %s%.4g;", name, what, value/unit.size)
+		legend += 24 + charWidth*float64(len(name)) + 20
+		return at
+	}
+	for _, s := range p.areas {
+		a := area{ys: make([]float64, len(s.values)), base: base, stroke: s.color, fill: s.color}
+		a.fill.A = 0x48
+		highest := 0.0
+		for i, v := range s.values {
+			a.xs, a.ys[i] = append(a.xs, x(float64(i)*float64(c.width))), y(v)
+			highest = max(highest, v)
+		}
+		if len(s.values) > 0 {
+			a.xs = append(a.xs, right)
+			d.areas = append(d.areas, a)
+		}
+		at := entry(s.name, highest, "at most ")
+		d.areas = append(d.areas, area{[]float64{at, at + 18}, []float64{head - 7}, head + 1, a.stroke, a.fill})
+	}
+	for _, m := range p.marks {
+		d.marks = append(d.marks, line{left, y(m.value), right, y(m.value), vermilion, m.dash})
+		at := entry(m.name, m.value, "")
+		d.marks = append(d.marks, line{at, head - 3, at + 18, head - 3, vermilion, m.dash})
+	}
+	d.description += " " + strings.ToUpper(says[:1]) + strings.TrimSuffix(says[1:], ";") + "."
+}
+
+// ticks returns at most nine round numbers from 0 to a value: multiples of 1, 2 or 5 times a power of ten.
+func ticks(to float64) (all []float64) {
+	const steps = 8
+	step := math.Pow(10, math.Floor(math.Log10(to/steps)))
+	for _, factor := range []float64{2, 2.5, 2} {
+		if to/step > steps {
+			step *= factor
+		}
+	}
+	for i := 0.0; i*step <= to*(1+1e-9); i++ {
+		all = append(all, i*step)
+	}
+	return all
+}

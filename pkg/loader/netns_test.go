@@ -1,0 +1,53 @@
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/testenv"
+)
+
+// A network namespace is found by its name, by a path, and by a process in it.
+func TestInNetns(t *testing.T) {
+	name, ns := testenv.NewNamedNetns(t)
+	var want uint64
+	testenv.Must(t, ns.Do(func() (err error) { want, err = netnsCookie(); return err }))
+	// This process is in another namespace than its thread that runs In.
+	var own uint64
+	testenv.Must(t, In(fmt.Sprint(os.Getpid()), func() (err error) { own, err = netnsCookie(); return err }))
+	for given, want := range map[string]uint64{
+		name: want, NetnsDir + "/" + name: want, "/proc/self/ns/net": own, fmt.Sprint(os.Getpid()): own,
+	} {
+		var got uint64
+		if err := In(given, func() (err error) { got, err = netnsCookie(); return err }); err != nil || got != want {
+			t.Errorf("%s: in the namespace %d, not %d: %v", given, got, want, err)
+		}
+	}
+}
+
+// What was tried is in the error.
+func TestNoNetns(t *testing.T) {
+	dir := t.TempDir()
+	fifo := filepath.Join(dir, "fifo")
+	testenv.Must(t, unix.Mkfifo(fifo, 0o600))
+	for given, says := range map[string]string{
+		"nosuch":         "there is no /run/netns/nosuch",
+		"999999999":      "there is neither /run/netns/999999999 nor a process 999999999",
+		dir + "/nosuch":  "there is no " + dir + "/nosuch",
+		fifo:             fifo + " is something else",
+		"/proc/self/exe": "/proc/self/exe is something else",
+		"..":             ".. is something else",
+		"-1":             "there is no /run/netns/-1",
+	} {
+		err := In(given, func() error { t.Errorf("%s is a namespace", given); return nil })
+		if !errors.Is(err, ErrNoNamespace) || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, which does not say %q", given, err, says)
+		}
+	}
+}

@@ -1,0 +1,123 @@
+package maps
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/step"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+const (
+	ruleLabel  = uint32(bpf.AbiRuleFlagRULE_LABEL)
+	labelBytes = int(bpf.AbiLayoutLABEL_BYTES)
+	labelBreak = "\n" // between plan, name and note, none of which contains one
+)
+
+// labels are in a hash map, as few rules of many namespaces have one. Each of a rule's two sets of parameters has
+// its own label, so a change that reverts takes its labels along.
+type labels struct {
+	texts *ebpf.Map
+	parts *uint32 // how many are in the map, at most
+}
+
+// labelParts is a text that ends with a zero byte: a killed command may have left longer ones behind it.
+func labelParts(l policy.Label) (parts []bpf.AbiLabel) {
+	if l == (policy.Label{}) {
+		return nil
+	}
+	text := strings.TrimRight(strings.Join([]string{l.Plan, l.Name, l.Note}, labelBreak), labelBreak) + "\x00"
+	for chunk := range slices.Chunk([]byte(text), labelBytes) {
+		var part bpf.AbiLabel
+		copy(part.Text[:], chunk)
+		parts = append(parts, part)
+	}
+	return parts
+}
+
+// LabelParts is how many parts of labels it takes to do steps. Size.Labels counts them.
+func LabelParts(steps ...policy.Difference) (parts uint32) {
+	for _, d := range steps {
+		if d.Want != nil {
+			parts += uint32(len(labelParts(d.Want.Label)))
+		}
+	}
+	return parts
+}
+
+// LabelParts is how many parts of labels the store holds, or more after a command was killed.
+func (rs *rules) LabelParts() uint32 { return atomic.LoadUint32(rs.labels.parts) }
+
+// write stores the label of a version that has none.
+func (l *labels) write(id, version uint32, label policy.Label) error {
+	for n, part := range labelParts(label) {
+		atomic.AddUint32(l.parts, 1)
+		if err := step.Try("store a label"); err != nil {
+			return err
+		}
+		if err := l.texts.Put(labelKey(id, version, n), part); err != nil {
+			return fmt.Errorf("store the label of a rule: %w", err)
+		}
+	}
+	return nil
+}
+
+func (l *labels) read(id, version uint32) (label policy.Label) {
+	var text []byte
+	var part bpf.AbiLabel
+	for n := 0; l.texts.Lookup(labelKey(id, version, n), &part) == nil; n++ {
+		text = append(text, part.Text[:]...)
+		if part.Text[labelBytes-1] == 0 {
+			break
+		}
+	}
+	plan, rest, _ := strings.Cut(strings.TrimRight(string(text), "\x00"), labelBreak)
+	name, note, _ := strings.Cut(rest, labelBreak)
+	return policy.Label{Plan: plan, Name: name, Note: note}
+}
+
+// discard deletes the label of a version, if it has one.
+func (l *labels) discard(id uint32, v version) {
+	if v.Flags&ruleLabel == 0 {
+		return
+	}
+	for n := 0; l.texts.Delete(labelKey(id, v.index, n)) == nil; n++ {
+		atomic.AddUint32(l.parts, ^uint32(0))
+	}
+	v.Flags &^= ruleLabel
+}
+
+// discardLabels deletes the labels of both versions of a rule.
+func (rs *rules) discardLabels(id uint32) {
+	rs.labels.discard(id, rs.version(id, 0))
+	rs.labels.discard(id, rs.version(id, 1))
+}
+
+func labelKey(id, version uint32, part int) bpf.AbiLabelKey {
+	return bpf.AbiLabelKey{Id: id, Version: uint16(version & 1), Part: uint16(part)}
+}
+
+// copyTo fills the bigger map of another store, and counts anew.
+func (l *labels) copyTo(bigger *ebpf.Map) error {
+	var parts uint32
+	var key bpf.AbiLabelKey
+	var text bpf.AbiLabel
+	all := l.texts.Iterate()
+	for all.Next(&key, &text) {
+		if err := bigger.Put(key, text); err != nil {
+			return fmt.Errorf("copy the labels of rules: %w", err)
+		}
+		parts++
+	}
+	if err := all.Err(); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("read the labels of rules: %w", err)
+	}
+	atomic.StoreUint32(l.parts, parts)
+	return nil
+}

@@ -1,0 +1,55 @@
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+)
+
+func TestChanges(t *testing.T) {
+	rule := func(options string) *Rule {
+		l := Limit{Rate: 10e6}
+		plan := ""
+		for _, o := range strings.Fields(options) {
+			key, value, _ := strings.Cut(o, "=")
+			var err error
+			switch key {
+			case "plan":
+				plan = value
+			case "shadow":
+				l.Shadow, err = ParseShadow(value)
+			default:
+				err = l.Set(key, strings.ReplaceAll(value, "+", " "))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		r, err := l.Rule(netip.MustParsePrefix("10.0.0.0/24"), 14)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Label.Plan = plan
+		return &r
+	}
+	for _, test := range []struct{ have, want, changes string }{
+		{"", "", "[]"},
+		{"", "rate=20mbit", "[rate 10mbit -> 20mbit]"},
+		{"name=alice", "rate=20mbit name=bob", "[rate 10mbit -> 20mbit name alice -> bob]"},
+		{"capacity=64kb", "rate=20mbit", "[rate 10mbit -> 20mbit capacity 64kb -> 750000b]"},
+		{"capacity=64kb", "capacity=64kb rate=20mbit each=host", "[rate 10mbit -> 20mbit each all -> host]"},
+		{"name=Alice+B note=x", "name=none", `[name "Alice B" -> none note x -> none]`},
+		{"plan=gold", "plan=silver", "[plan gold -> silver]"},
+		{"", "excess=delay", "[excess drop -> delay]"},
+		{"excess=delay", "excess=delay queue=20ms", "[queue 62500b -> 25000b]"},
+		{"excess=delay algorithm=leaky", "excess=delay", "[algorithm leaky -> gcra]"},
+		{"rate=unlimited", "fail=closed", "[rate unlimited -> 10mbit fail open -> closed]"},
+		{"shadow=rate=5mbit", "shadow=rate=5mbit,each=host,capacity=64kb", "[shadow rate=5mbit -> rate=5mbit,capacity=64kb,each=host]"},
+		{"shadow=rate=5mbit", "", "[shadow rate=5mbit -> none]"},
+	} {
+		if got := fmt.Sprint(Changes(rule(test.have), rule(test.want))); got != test.changes {
+			t.Errorf("%q, %q: got %s, want %s", test.have, test.want, got, test.changes)
+		}
+	}
+}

@@ -1,0 +1,45 @@
+package policy
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestLabel(t *testing.T) {
+	for _, good := range []string{"", "a", " a ", "Müller & Söhne #7", "\u0646\u0627\u0645\u0647\u200c\u0627\u06cc", strings.Repeat("n", MaxName)} {
+		var n Name
+		if err := n.Set(good); err != nil || string(n) != good {
+			t.Errorf("name %q: %q, %v", good, n, err)
+		}
+		r := ruleOn("10.0.0.0/24", func(r *Rule) { r.Label = Label{good, good, good} })
+		if err := r.Validate(); err != nil {
+			t.Errorf("rule with label %q: %v", good, err)
+		}
+	}
+	for bad, part := range map[string]string{
+		strings.Repeat("n", MaxName+1): "... has 65 bytes, and at most 64 are allowed; shorten it",
+		"  \u00a0":                     "has only blanks",
+		"a\nb":                         "control character",
+		"\x1b[31m":                     "control character",
+		"a\u0085b":                     "control character",
+		"a\u2028b":                     "control character",
+		"\xff":                         "not valid UTF-8",
+	} {
+		n := Name("as it was")
+		wantError(t, n.Set(bad), "name ", part)
+		if n != "as it was" {
+			t.Errorf("%q is refused, but the name is %q", bad, n)
+		}
+		wantError(t, CheckPlan(bad), "plan ", part)
+		for what, l := range map[string]Label{"plan ": {Plan: bad}, "name ": {Name: bad}} {
+			r := ruleOn("10.0.0.5/32", unlimited, func(r *Rule) { r.Label = l })
+			wantError(t, r.Validate(), what, part)
+		}
+	}
+	var n Note
+	if err := n.Set(strings.Repeat("n", MaxNote)); err != nil {
+		t.Error(err)
+	}
+	wantError(t, n.Set(strings.Repeat("n", MaxNote+1)), "note ", "at most 256")
+	wantError(t, CheckPlan(""), "empty")
+}
