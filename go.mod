@@ -7,7 +7,6 @@ require github.com/cilium/ebpf v0.22.0
 require (
 	github.com/gopacket/gopacket v1.7.7
 	github.com/safchain/ethtool v0.7.0
-	github.com/schollz/progressbar/v3 v3.19.1
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.10
 	github.com/vishvananda/netlink v1.3.1
@@ -20,8 +19,6 @@ require (
 
 require (
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
-	github.com/mitchellh/colorstring v0.0.0-20190213212951-d06e56a500db // indirect
-	github.com/rivo/uniseg v0.4.7 // indirect
 	golang.org/x/net v0.55.0 // indirect
 )
 

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/input"
@@ -214,9 +213,12 @@ func (e *env) apply(o applyOptions) error {
 				return err
 			}
 		}
-		progress, finish := e.rulesBar()
-		done, err := n.Apply(want, loader.ApplyOptions{Confirm: o.confirm, Progress: progress})
-		finish()
+		ready := progress{to: e.screen, what: "rules ready", begun: time.Now()}
+		done, err := n.Apply(want, loader.ApplyOptions{Confirm: o.confirm, Progress: func(rules, of int) {
+			ready.of = int64(of)
+			ready.set(int64(rules))
+		}})
+		ready.finish()
 		if err != nil {
 			return err
 		}
@@ -314,28 +316,6 @@ func (e *env) sayMissing(absent, unmatched []string) {
 	if len(unmatched) > 0 {
 		e.say("shapectl: no device matches %s", strings.Join(lines(unmatched), ", "))
 	}
-}
-
-// rulesBar shows the progress on a terminal if it takes long. finish removes it.
-func (e *env) rulesBar() (progress func(ready, of int), finish func()) {
-	var bar *progressbar.ProgressBar
-	begun := time.Now()
-	progress = func(ready, of int) {
-		if bar == nil {
-			if e.screen == nil || time.Since(begun) < 500*time.Millisecond {
-				return
-			}
-			bar = progressbar.NewOptions(of, progressbar.OptionSetWriter(e.screen), progressbar.OptionShowCount(),
-				progressbar.OptionSetDescription("rules"), progressbar.OptionSetWidth(30), progressbar.OptionClearOnFinish())
-		}
-		bar.Set(ready)
-	}
-	finish = func() {
-		if bar != nil {
-			bar.Finish()
-		}
-	}
-	return progress, finish
 }
 
 func confirmCommand(e *env) *cobra.Command {

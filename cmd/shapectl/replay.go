@@ -15,10 +15,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/term"
 
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/replay"
@@ -155,9 +153,12 @@ func (e *env) replay(o replayOptions) error {
 	defer file.Close()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	bar := e.progress(size, e.json && !o.summary)
-	defer bar.Finish() // which clears it
-	in, err := trace.Open(io.TeeReader(interruptible(ctx, file), bar))
+	read := progress{what: "bytes read", of: size, begun: time.Now()}
+	if !e.outIsScreen || !e.json || o.summary { // else packets are shown there
+		read.to = e.screen
+	}
+	defer read.finish()
+	in, err := trace.Open(io.TeeReader(interruptible(ctx, file), &read))
 	if ctx.Err() != nil {
 		return e.degraded("replay %s: interrupted after 0 packets", inputName(o.trace))
 	}
@@ -185,7 +186,7 @@ func (e *env) replay(o replayOptions) error {
 		run.lines = bufio.NewWriterSize(e.out, 1<<16)
 	}
 	ended := run.all(ctx)
-	bar.Finish()
+	read.finish()
 	return e.replayed(o, run, ended)
 }
 
@@ -402,19 +403,4 @@ func (o *replayOptions) draw(c *replay.Chart, sentences []string) error {
 		return err
 	}
 	return errors.Join(c.Write(f, filepath.Ext(o.plot), strings.Join(sentences, "\n")), f.Close())
-}
-
-// progress shows how much of a trace was read, on a terminal that shows nothing else.
-func (e *env) progress(size int64, busy bool) *progressbar.ProgressBar {
-	if e.screen == nil || busy && e.outIsScreen {
-		return progressbar.DefaultBytesSilent(size)
-	}
-	return progressbar.NewOptions64(size, progressbar.OptionSetWriter(e.screen), progressbar.OptionShowBytes(true),
-		progressbar.OptionShowCount(), progressbar.OptionSetDescription("replay"), progressbar.OptionSetWidth(30),
-		progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
-}
-
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
 }
