@@ -142,7 +142,7 @@ func TestDocs(t *testing.T) {
 }
 
 var (
-	varyingNumber = regexp.MustCompile(`[0-9][0-9.:]*((m[0-9.]+s| ?[kMGT]?B| ?[nuµm]?s|[kMGT])?\b)( ?%)?`)
+	varyingNumber = regexp.MustCompile(`[0-9][0-9.:]*((m[0-9.]+s| ?[kMGT]?B|[kmg]?bit| ?[nuµm]?s|[kMGT])?\b)( ?%)?`)
 	timeOfDay     = regexp.MustCompile(`\b[0-9]{2}:[0-9]{2}:[0-9]{2}\b`)
 	blanks        = regexp.MustCompile(`[\s-]+`)
 )

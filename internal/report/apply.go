@@ -134,8 +134,9 @@ type Difference struct {
 	// Options are those that differ; empty unless Change is change.
 	Options []OptionChange `json:"options"`
 
-	limit string // of a rule that is added or removed
-	label policy.Label
+	network string // CIDR as people read it
+	limit   string // of a rule that is added or removed
+	label   policy.Label
 }
 
 // An OptionChange is an option of a rule that differs. Values are as in policy files; "" is none.
@@ -154,7 +155,7 @@ func NewDifferences(differences []policy.Difference) Differences {
 			if rule == nil {
 				return nil
 			}
-			r.CIDR, r.limit, r.label = rule.Prefix.String(), shortLimit(rule), rule.Label
+			r.CIDR, r.network, r.limit, r.label = rule.Prefix.String(), SubnetName(rule.Prefix), shortLimit(rule), rule.Label
 			sentence := rule.Sentence(d.Device, d.Direction, match)
 			return &sentence
 		}
@@ -205,7 +206,7 @@ func (d Differences) Text(w io.Writer) error {
 	for _, r := range d {
 		all[slices.Index(marks, r.Change)]++
 		devices[r.Device] = true
-		widest = max(widest, min(len(r.CIDR), mostWidth))
+		widest = max(widest, min(len(r.network), mostWidth))
 	}
 	fmt.Fprintf(text, "%s on %s\n", all.words("to add", "to change", "to remove"), plain.Count(len(devices), "device"))
 	where := ""
@@ -214,7 +215,7 @@ func (d Differences) Text(w io.Writer) error {
 			where = at
 			fmt.Fprintln(text, where)
 		}
-		first := fmt.Sprintf("  %s %-*s  ", map[string]string{"add": "+", "change": "~", "remove": "-"}[r.Change], widest, r.CIDR)
+		first := fmt.Sprintf("  %s %-*s  ", map[string]string{"add": "+", "change": "~", "remove": "-"}[r.Change], widest, r.network)
 		text.WriteString(plain.Fold(plain.Line(r.words()), screenWidth, first, strings.Repeat(" ", len(first))))
 	}
 	return text.Flush()
