@@ -127,6 +127,9 @@ type shownRule struct {
 	Device         string `json:"device"`
 	Direction      string `json:"direction"`
 	CIDR           string `json:"cidr"`
+	Name           string `json:"name"`
+	Note           string `json:"note"`
+	Plan           string `json:"plan"`
 	Algorithm      string `json:"algorithm"`
 	Each           string `json:"each"`
 	Rate           uint64 `json:"rate_bits_per_second"`
