@@ -110,7 +110,7 @@ func TestTwoCPUsOneBucket(t *testing.T) {
 	frame := ether(typeIPv4, ip4{proto: protoUDP}.with(udpHeader(1, 2), zeros(958)))
 	size := uint64(len(frame))
 	for _, algorithm := range algorithms {
-		for _, each := range sharings {
+		for _, each := range scopes {
 			// From rates so low that nearly all is excess to rates so high that nearly all is charged.
 			for _, rate := range []policy.Rate{1_000_000, 10_000_000_000, 400_000_000_000} {
 				t.Run(fmt.Sprintf("%v/%v/%v", algorithm, policy.Each{Kind: each}, rate), func(t *testing.T) {

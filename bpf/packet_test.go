@@ -706,7 +706,7 @@ func TestContended(t *testing.T) {
 			policy.Open:   {next, maps.Counters{PassedPackets: 1, PassedBytes: size, ContendedPackets: 1}},
 			policy.Closed: {drop, maps.Counters{ExcessPackets: 1, ExcessBytes: size, DroppedPackets: 1, DroppedBytes: size, ContendedPackets: 1}},
 		} {
-			for _, each := range sharings {
+			for _, each := range scopes {
 				t.Run(fmt.Sprintf("%v/%v/%v", algorithm, fail, policy.Each{Kind: each}), func(t *testing.T) {
 					r := newRig(t, maps.Size{Rules: 1, Buckets: 4}, egress())
 					rule := wide("10.0.0.0/8", algorithm)

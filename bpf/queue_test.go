@@ -96,7 +96,7 @@ func TestDeparturesAreExact(t *testing.T) {
 				longest := uint64(rate) / 8 * 8 // 8 s
 				rule := queue(a, rate, 1514+roll.Uint64N(min(100_000, uint64(rate)/8)), min(max(3000, roll.Uint64N(longest+1)), longest))
 				rule.Framing.Overhead = int16(overhead)
-				rule.Each.Kind = sharings[i%3]
+				rule.Each.Kind = scopes[i%3]
 				now := uint64(1e9) + roll.Uint64N(1e15)
 				twin, reference := newTwin(r, rule, now), newExact(rule)
 				var delayed int
@@ -136,7 +136,7 @@ func TestDeparturesAreExact(t *testing.T) {
 func TestDeparturesOfVectors(t *testing.T) {
 	r := matchSource(t)
 	for _, trace := range testenv.Vectors(t) {
-		for _, each := range sharings {
+		for _, each := range scopes {
 			t.Run(fmt.Sprintf("%s/%v", trace.Name, policy.Each{Kind: each}), func(t *testing.T) {
 				r.TB = t
 				rule := queue(policy.Leaky, policy.Rate(trace.Rate), 0, trace.Capacity)
@@ -172,7 +172,7 @@ func TestWindowsOfDepartures(t *testing.T) {
 			rate := policy.Rate(64_000 << roll.IntN(20))
 			rate += policy.Rate(roll.Uint64N(uint64(rate)))
 			rule := queue(a, rate, largest+roll.Uint64N(50_000), largest*(2+roll.Uint64N(4)))
-			rule.Each.Kind = sharings[i/2%3]
+			rule.Each.Kind = scopes[i/2%3]
 			overload := i%4 < 2
 			now := uint64(1e9)
 			twin := newTwin(r, rule, now)

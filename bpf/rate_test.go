@@ -38,7 +38,7 @@ func TestEveryWindow(t *testing.T) {
 			rule := func() policy.Rule {
 				rule := policy.Rule{
 					Prefix: prefix("10.0.0.0/8"), Rate: policy.Rate(8000 << roll.IntN(26)),
-					Algorithm: algorithms[i/4%2], Each: policy.Each{Kind: sharings[i/8%3]},
+					Algorithm: algorithms[i/4%2], Each: policy.Each{Kind: scopes[i/8%3]},
 					Framing: policy.Framing{Overhead: overhead},
 				}
 				rule.Rate += policy.Rate(roll.Uint64N(uint64(rule.Rate)))
@@ -130,7 +130,7 @@ func TestLongRunRate(t *testing.T) {
 	r := matchSource(t)
 	for i, rate := range rates {
 		for j, n := range []uint64{40, 41, 1514, 65536, 512 << 10} {
-			algorithm, each := algorithms[(i+j)%2], sharings[(i+j)%3]
+			algorithm, each := algorithms[(i+j)%2], scopes[(i+j)%3]
 			t.Run(fmt.Sprintf("%v-%v-%v-%d", rate, algorithm, policy.Each{Kind: each}, n), func(t *testing.T) {
 				r.TB = t
 				overhead := int16(shrink)

@@ -268,7 +268,7 @@ func sum(a, b maps.Counters) maps.Counters {
 	return a
 }
 
-var sharings = []policy.EachKind{policy.EachAll, policy.EachHost, policy.EachFlow}
+var scopes = []policy.EachKind{policy.EachAll, policy.EachHost, policy.EachFlow}
 
 // bySource returns a hook where GSO counts by wire_len, as sized requires, and whose rules match the source.
 func bySource() bpf.AbiHook {

@@ -15,7 +15,7 @@ func TestVectors(t *testing.T) {
 	for _, trace := range testenv.Vectors(t) {
 		steps := trace.Steps(t)
 		for _, algorithm := range algorithms {
-			for _, each := range sharings {
+			for _, each := range scopes {
 				t.Run(fmt.Sprintf("%s/%v/%v", trace.Name, algorithm, policy.Each{Kind: each}), func(t *testing.T) {
 					r.TB = t
 					twin := newTwin(r, policy.Rule{
@@ -85,7 +85,7 @@ func TestKnownTraces(t *testing.T) {
 			if c.rule.Penalty.Kind != policy.PenaltyNone && algorithm != policy.Leaky {
 				continue
 			}
-			for _, each := range sharings {
+			for _, each := range scopes {
 				t.Run(fmt.Sprintf("%s/%v/%v", name, algorithm, policy.Each{Kind: each}), func(t *testing.T) {
 					r.TB = t
 					rule := c.rule

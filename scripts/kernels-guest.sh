@@ -107,12 +107,12 @@ tests)
 		TestWireBytes$/./38/84/TCP$ TestExcess TestTwoCPUsOneBucket/./all TestKernelIsModel \
 		"${vectors[@]}" TestChangeOfAlgorithm TestChangeIsModel \
 		"TestShadowIsModel/80kbit_host"
-	tests pkg/maps TestPinAndOpen TestBucketsAreFound/2001:db8::/32_flow TestRateChangeKeepsWhatIsOwed/flow TestReuseOfIDs/host TestClear
+	tests pkg/maps TestPinAndOpen TestBucketsAreFound/2001:db8::/32_flow TestRateChangeKeepsLevels/flow TestReuseOfIDs/host TestClear
 	tests pkg/loader "TestFirstRuleAttachesAndLastDetaches/$hook" "TestBothAlgorithmsAtOnce/$hook" \
 		"TestChangeOfAlgorithmKeepsBucketAndCounters/${hook}_egress" "TestTableIsMadeBesideRulesInForce/${hook}_egress" \
 		"TestUpgradeKeepsRulesBucketsAndCounters/${hook}_egress" "TestDeviceMovedToAnotherNamespace/$hook" "TestRenamedDevice/$hook" \
-		"TestShadowThatIsBack/$hook" TestWireBytesThroughTunnels TestNeighbourDiscoveryIsNoWayPastALimit \
-		TestNeighbourDiscoveryUnderALimitThatIsFull
+		"TestShadowAfterRollback/$hook" TestWireBytesThroughTunnels TestForwardedDiscoveryIsLimited \
+		TestDiscoveryUnderFullLimit
 	tests cmd/shapectl "TestPermissions/enough_with_$hook" TestPermissions/rules_of_root TestDoctorWithoutPermissions \
 		TestNamedNamespace TestFirstRuleMounts TestJSONOfARule TestDeviceGoneAndBack \
 		TestPinsOutliveTheMountNamespace "TestUnconfirmed/$hook" "TestReaders/$hook" TestReadersChangeNothing

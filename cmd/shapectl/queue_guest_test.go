@@ -103,7 +103,7 @@ func TestSetupFQ(t *testing.T) {
 			with := r.qdisc()
 			r.finds("ok", "va egress queue", "delays packets")
 			if s := r.explain("va", "egress", "10.0.0.7").Hooks[0]; s.HeldBack == nil || !*s.HeldBack {
-				t.Errorf("nothing holds packets back: %+v", s)
+				t.Errorf("nothing delays packets: %+v", s)
 			}
 			r.ok(words("delete va egress 10.0.0.0/24")...)
 			r.ok(words("delete va egress 10.0.1.0/24")...)
@@ -489,7 +489,7 @@ func TestIngressOnOldKernel(t *testing.T) {
 func TestNoHeaderNoIfb(t *testing.T) {
 	r := newRig(t)
 	testenv.AddLink(t, &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: "t0"}, Mode: netlink.TUNTAP_MODE_TUN, Queues: 1, Flags: netlink.TUNTAP_DEFAULTS})
-	r.refused(exitInput, "no Ethernet header, without which what enters can not be held back", words(strings.Replace(entering, "va", "t0", 1))...)
+	r.refused(exitInput, "without an Ethernet header, arriving packets cannot be delayed", words(strings.Replace(entering, "va", "t0", 1))...)
 	r.says(exitDone, "its qdisc is now fq", words(strings.Replace(delayed, "va", "t0", 1)+" --setup-fq")...)
 	if ifbs := r.ifbs(); ifbs != nil {
 		t.Errorf("there are %v", ifbs)

@@ -391,11 +391,11 @@ devices: {eth0: {egress: {10.0.0.9: {rate: 64kbit, algorithm: leaky, capacity: 2
 		if strings.Contains(row, `"verdict":"delay"`) {
 			delayed++
 			if !strings.Contains(row, `"rule":"10.0.0.9/32"`) {
-				t.Errorf("held back: %s", row)
+				t.Errorf("delayed: %s", row)
 			}
 		}
 	}
 	if delayed != 4 {
-		t.Errorf("%d packets were held back:\n%s", delayed, rows)
+		t.Errorf("%d packets were delayed:\n%s", delayed, rows)
 	}
 }

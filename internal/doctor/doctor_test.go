@@ -66,19 +66,19 @@ func (f *Facts) onIngress() *Hook {
 	return &f.Hooks[0]
 }
 
-// leaky lets the rule hold back so many bytes.
+// leaky lets the rule queue so many bytes.
 func (f *Facts) leaky(bytes uint64) {
 	r := f.rule()
 	r.Algorithm, r.Capacity, r.Excess, r.ECNAbove = policy.Leaky, bytes, policy.Delay, policy.Never
 }
 
-// queued lets the rule hold back so many bytes beyond its capacity.
+// queued lets the rule queue so many bytes beyond its capacity.
 func (f *Facts) queued(capacity, queue uint64) {
 	r := f.rule()
 	r.Algorithm, r.Capacity, r.Queue, r.Excess, r.ECNAbove = policy.GCRA, capacity, queue, policy.Delay, policy.Never
 }
 
-// held lets something hold back what the rule delays, by 50 ms at most.
+// held lets a qdisc delay packets of the rule, by 50 ms at most.
 func (f *Facts) held(by fq.State) *Queue {
 	f.leaky(625_000)
 	f.Hooks[0].Queue = &Queue{State: by}
@@ -373,12 +373,12 @@ func TestJudge(t *testing.T) {
 		{"WireGuard", func(f *Facts) { f.Devices[0].Tunnel = &netinfo.Tunnel{} },
 			[]string{"note eth0 egress path"}, []string{"it is not known which"}},
 
-		{"held back", func(f *Facts) { f.held(enough) }, nil, nil},
-		{"nothing holds back", func(f *Facts) { f.Netns = "there"; f.held(fq.State{Kind: "noqueue"}) },
+		{"delayed", func(f *Facts) { f.held(enough) }, nil, nil},
+		{"no fq", func(f *Facts) { f.Netns = "there"; f.held(fq.State{Kind: "noqueue"}) },
 			[]string{"failed eth0 egress queue"}, []string{
 				"only the fq qdisc does that, and eth0 has noqueue. Delayed packets leave at once, and more are dropped: 10.0.0.0/24",
 				"or: tc -n there qdisc replace dev eth0 root fq limit 1048576 flow_limit 131072"}},
-		{"held back too short", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.Horizon = 50 * time.Millisecond })) },
+		{"fq with a short horizon", func(f *Facts) { f.held(unlikeFQ(func(s *fq.State) { s.Horizon = 50 * time.Millisecond })) },
 			[]string{"failed eth0 egress queue"}, []string{"delays packets by 50ms at most, and rules by up to 50ms: packets with a longer delay are dropped, and", "horizon 10s"}},
 		{"sent too early", func(f *Facts) {
 			f.held(unlikeFQ(func(s *fq.State) { s.Horizon, s.HorizonDrop = time.Millisecond, false }))

@@ -25,7 +25,7 @@ var (
 	ours      = netinfo.ChainEntry{At: "tcx", ID: 7, Name: "shapectl", Ours: true}
 )
 
-// limited is a stop on eth0 with a rule of 10.0.0.0/24 that drops what exceeds it.
+// limited is a stop on eth0 with a rule of 10.0.0.0/24 that drops excess packets.
 func limited(d policy.Direction) *Stop {
 	s := &Stop{
 		Hop: netinfo.Hop{Device: eth0, Direction: d}, Frame: 1000, Path: []netinfo.ChainEntry{ours},
@@ -85,7 +85,7 @@ func TestJudgeStop(t *testing.T) {
 		{"before a program", egress, func(s *Stop) { s.Path = []netinfo.ChainEntry{ours, foreign} }, "pass", nil},
 
 		{"held by fq", egress, func(s *Stop) { s.delays(); s.Qdisc = fq.State{Kind: "fq", HasFQ: true} }, "pass", nil},
-		{"held back by nothing", egress, func(s *Stop) { s.delays(); s.Qdisc = fq.State{Kind: "pfifo"} },
+		{"delayed by nothing", egress, func(s *Stop) { s.delays(); s.Qdisc = fq.State{Kind: "pfifo"} },
 			"pass", []string{"eth0 has pfifo", "--setup-fq"}},
 		{"waits for a flow unknown", egress, func(s *Stop) {
 			s.delays()

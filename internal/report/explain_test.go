@@ -163,7 +163,7 @@ func TestVerdictWords(t *testing.T) {
 		{"waits and is marked", func(p *Stop) { queue(p, leaky, 6000, 6e6, "mark") }, []string{
 			"now        a packet of 1000 bytes waits 6ms, and is marked by ECN where it can be, as that is more than 5ms; room for 4 such packets",
 		}},
-		{"nothing is held back", func(p *Stop) { queue(p, leaky, 2000, 2e6, "delay"); p.HeldBack = &no }, []string{
+		{"nothing delays", func(p *Stop) { queue(p, leaky, 2000, 2e6, "delay"); p.HeldBack = &no }, []string{
 			"now        a packet of 1000 bytes passes: nothing delays it by 2ms; room",
 		}},
 		{"lost", func(p *Stop) { queue(p, leaky, 2000, 2e6, "lost"); p.HeldBack = &no }, []string{

@@ -113,7 +113,7 @@ var slowly = []netip.Addr{netip.MustParseAddr("10.2.0.1"), netip.MustParseAddr("
 
 // A variety is what rules differ in from one time to the next, besides rates, capacities, algorithms and prefixes.
 type variety struct {
-	sharings   []policy.Each
+	scopes     []policy.Each
 	algorithms bool // also in which algorithms there are
 }
 
@@ -124,7 +124,7 @@ func (v variety) rules(random *rand.Rand) (rules []policy.Rule) {
 			r.Rate = []policy.Rate{1e6, 8e6, 25e6, 60e6}[random.IntN(4)]
 			r.Capacity = []uint64{1514, 5000, 30000, 150000}[random.IntN(4)]
 			r.Algorithm = policy.Algorithm(random.IntN(2))
-			r.Each = v.sharings[random.IntN(len(v.sharings))].Canonical(r.Prefix)
+			r.Each = v.scopes[random.IntN(len(v.scopes))].Canonical(r.Prefix)
 		})
 	}
 	rules = append(rules, any("10.0.0.0/24"))
@@ -244,9 +244,9 @@ func (s *switched) check() {
 // beyond the invariant, is metered twice, or is metered by no rule. No packet is lost that
 // all policies pass.
 func TestSwitchedUnderFlood(t *testing.T) {
-	together := variety{sharings: []policy.Each{{}}}
-	others := variety{sharings: []policy.Each{{}}, algorithms: true}
-	shared := variety{sharings: []policy.Each{{}, {Kind: policy.EachHost}, {Kind: policy.EachSubnet, Bits: 31}}, algorithms: true}
+	together := variety{scopes: []policy.Each{{}}}
+	others := variety{scopes: []policy.Each{{}}, algorithms: true}
+	shared := variety{scopes: []policy.Each{{}, {Kind: policy.EachHost}, {Kind: policy.EachSubnet, Bits: 31}}, algorithms: true}
 	for _, c := range []struct {
 		name        string
 		mode        Mode
@@ -256,9 +256,9 @@ func TestSwitchedUnderFlood(t *testing.T) {
 	}{
 		{"tcx", TCX, together, false, false, 1000, 60},
 		{"clsact, both directions, IPv6", Clsact, others, true, true, 100, 20},
-		// With sharers a change takes ten times as long, as it walks through a large table.
-		{"tcx, both directions, sharers", TCX, shared, true, false, 40, 10},
-		{"clsact, sharers, IPv6", Clsact, shared, false, true, 40, 10},
+		// With keys a change takes ten times as long, as it walks through a large table.
+		{"tcx, both directions, keys", TCX, shared, true, false, 40, 10},
+		{"clsact, keys, IPv6", Clsact, shared, false, true, 40, 10},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -408,7 +408,7 @@ func TestNoGapWhileSwitched(t *testing.T) {
 			least := float64(some.Capacity) - hair
 			for i := range switches {
 				have, next := regimes[len(regimes)-1].rules[0], c.others[i%len(c.others)]
-				full := func() bool { return r.owed(h, have)+hair > have.Capacity }
+				full := func() bool { return r.level(h, have)+hair > have.Capacity }
 				testenv.Eventually(t, "a full bucket", full)
 				r.apply(ApplyOptions{Confirm: c.confirm}, r.table(next))
 				change := changeOf(t, h)
@@ -434,7 +434,7 @@ func TestNoGapWhileSwitched(t *testing.T) {
 				testenv.Eventually(t, "a bucket that lets packets through", func() bool { return r.counters(h, before).PassedBytes > passed+hair })
 			}
 			last := regimes[len(regimes)-1].rules[0]
-			testenv.Eventually(t, "a full bucket", func() bool { return r.owed(h, last)+hair > last.Capacity })
+			testenv.Eventually(t, "a full bucket", func() bool { return r.level(h, last)+hair > last.Capacity })
 			sent.stop()
 			o, all := newOracle(regimes), w.passages(t)
 			o.check(t, all)
@@ -478,11 +478,11 @@ func TestByteClocksAfterAbandonedChange(t *testing.T) {
 	from := maps.Now() + 1e9
 	h.Set.Time(from, from+1e9)
 	h.Set.Abandon() // as the next command does for one that was killed here
-	before := r.owed(h, full)
+	before := r.level(h, full)
 	r.apply(ApplyOptions{Confirm: time.Millisecond})
 	waitUntil(changeOf(t, h).Until)
-	if after := r.owed(r.hook("va"), full); after > before || after < before-2000 {
-		t.Errorf("a bucket owed %d bytes, and when a change was over %d", before, after)
+	if after := r.level(r.hook("va"), full); after > before || after < before-2000 {
+		t.Errorf("the level was %d bytes, and after the change %d", before, after)
 	}
 	r.send("10.0.0.7", 10, 1000)
 	h = r.hook("va")

@@ -111,20 +111,20 @@ func TestChangeOfAlgorithmKeepsBucketAndCounters(t *testing.T) {
 			if c := r.counters(h, next); c.PassedPackets != 60 || c.PassedBytes != 60000 {
 				t.Errorf("%v: counters are %+v", next.Algorithm, c)
 			}
-			r.owes(h, next, 60000, began)
+			r.wantLevel(h, next, 60000, began)
 		}
 		r.meters(is, "10.0.0.7", 5)
 	})
 }
 
-// owes ends the test unless a slow rule's bucket owes what it did, less what
+// wantLevel ends the test unless the level of a slow rule is what it was, less what
 // may have drained since before it was filled.
-func (r *rig) owes(h *Hook, rule policy.Rule, bytes, began uint64) {
+func (r *rig) wantLevel(h *Hook, rule policy.Rule, bytes, began uint64) {
 	r.t.Helper()
-	owed := r.owed(h, rule)
+	owed := r.level(h, rule)
 	drained := (maps.Now()-began)/1e6*uint64(rule.Rate)/8000 + 1001 // sending takes less than a second
 	if owed > bytes || owed+drained < bytes {
-		r.t.Errorf("%v owes %d bytes, of %d with at most %d drained", rule.Prefix, owed, bytes, drained)
+		r.t.Errorf("the level of %v is %d bytes, of %d with at most %d drained", rule.Prefix, owed, bytes, drained)
 	}
 }
 
@@ -147,18 +147,18 @@ func TestTableIsMadeBesideRulesInForce(t *testing.T) {
 		if c := r.counters(h, all); c.PassedPackets != 60 || c.PassedBytes != 60000 {
 			t.Errorf("counters are %+v", c)
 		}
-		r.owes(h, all, 60000, began)
+		r.wantLevel(h, all, 60000, began)
 		r.meters(hosts, "10.0.1.7", 5)
 		r.meters(hosts, "10.0.1.8", 5)
-		sharers := 0
+		keys := 0
 		for b := range h.Set.Buckets(r.entry(h, hosts), maps.Now()) {
-			sharers++
+			keys++
 			if b.LevelBytes > 1000 || b.LevelBytes == 0 {
-				t.Errorf("%v owes %d bytes", b.Subnet, b.LevelBytes)
+				t.Errorf("the level of %v is %d bytes", b.Subnet, b.LevelBytes)
 			}
 		}
-		if sharers != 2 {
-			t.Errorf("%d hosts owe something, of 2", sharers)
+		if keys != 2 {
+			t.Errorf("%d hosts have a level, of 2", keys)
 		}
 		// And all to host on the rule itself: its own bucket is a spare one from now on.
 		r.put(rule("10.0.0.0/24", slow, eachHost))

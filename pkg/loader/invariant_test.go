@@ -29,7 +29,7 @@ import (
 // Each packet carries the time at which it was sent, and a program behind the
 // limits notes the time at which it came by: it was metered between the two.
 // The moments at which policies were switched are known exactly. From these
-// follows the least that each bucket can owe after each packet that passed: as
+// follows the least level that each bucket can have after each packet that passed: as
 // if the packet had been metered at the earliest, and looked at at the latest.
 // If even that is more than the bucket can hold, the invariant of the meters was
 // broken: more passed in some window than the capacity and what the rates in
@@ -183,15 +183,15 @@ func (g regime) decides(far netip.Addr) (rule policy.Rule, limited bool) {
 	return rule, bits >= 0 && rule.Rate != policy.Unlimited
 }
 
-// A bucketName names a bucket: the rule, whose it is, and since which regime it has been there.
+// A bucketName names a bucket: its rule, its key, and since which regime it has been there.
 type bucketName struct {
 	prefix netip.Prefix
-	sharer string // "" for all
+	key    string // "" for all
 	since  int
 }
 
 func (b bucketName) String() string {
-	return fmt.Sprintf("%v %s since regime %d", b.prefix, b.sharer, b.since)
+	return fmt.Sprintf("%v %s since regime %d", b.prefix, b.key, b.since)
 }
 
 // A clock is what a rule would have let through: bytes since the first regime,
@@ -259,7 +259,7 @@ func (o *oracle) at(now uint64) int {
 	return k
 }
 
-// A debt is the least that a bucket can owe: the reading of its rule's clock at which it will have drained.
+// A debt is the least level that a bucket can have: the reading of its rule's clock at which it will have drained.
 type debt struct {
 	drained float64
 	regime  int // that of the last packet
@@ -314,7 +314,7 @@ func (o *oracle) check(t *testing.T, all []passage) {
 		fullest = max(fullest, over)
 		if over > 1 {
 			if beyond++; beyond <= 5 {
-				t.Errorf("packet %d, of %d bytes to %v, sent at %d, passed at %d: the bucket of %v owes %.0f bytes, and holds %d; regimes %d to %d of %d, the last one %d ns before",
+				t.Errorf("packet %d, of %d bytes to %v, sent at %d, passed at %d: the level of %v is %.0f bytes, of %d; regimes %d to %d of %d, the last one %d ns before",
 					i, p.Bytes, far, p.Sent, p.Passed, name, level, capacity, first, last, len(o.regimes), p.Passed-o.regimes[last].from)
 				if beyond == 1 {
 					for k := max(0, last-5); k <= last; k++ {
@@ -343,14 +343,14 @@ func (o *oracle) bucket(k int, far netip.Addr) (name bucketName, rule policy.Rul
 	name = bucketName{prefix: rule.Prefix, since: o.clocks[rule.Prefix].since[k]}
 	switch rule.Each.Kind {
 	case policy.EachHost:
-		name.sharer = far.String()
+		name.key = far.String()
 	case policy.EachSubnet:
-		name.sharer = netip.PrefixFrom(far, int(rule.Each.Bits)).Masked().String()
+		name.key = netip.PrefixFrom(far, int(rule.Each.Bits)).Masked().String()
 	}
 	return name, rule, true
 }
 
-// clamp lets a bucket owe no more than it can hold where it came to hold less.
+// clamp limits a level to a smaller capacity.
 func (o *oracle) clamp(d *debt, c *clock, name bucketName, last int) {
 	for k := d.regime + 1; k <= last; k++ {
 		for _, r := range o.regimes[k].rules {

@@ -300,8 +300,8 @@ func (r *rig) counters(h *Hook, rule policy.Rule) maps.Counters {
 	return h.Set.Counters(r.entry(h, rule).ID)
 }
 
-// owed is what a rule's own bucket owes now, in bytes.
-func (r *rig) owed(h *Hook, rule policy.Rule) uint64 {
+// level is the level of a rule's shared bucket now, in bytes.
+func (r *rig) level(h *Hook, rule policy.Rule) uint64 {
 	r.t.Helper()
 	return model.Bytes(h.Set.SharedLevel(r.entry(h, rule), maps.Now()))
 }
@@ -318,7 +318,7 @@ func rule(prefix string, changes ...func(*policy.Rule)) policy.Rule {
 func leaky(r *policy.Rule)    { r.Algorithm = policy.Leaky }
 func eachHost(r *policy.Rule) { r.Each.Kind = policy.EachHost }
 
-// slow makes a rule's buckets keep what they owe for the length of a test.
+// slow makes a rule's buckets keep their level for the length of a test.
 func slow(r *policy.Rule) { r.Rate, r.Capacity = 8000, 100000 }
 
 // A foreign program counts packets and lets them go on.

@@ -28,16 +28,16 @@ import (
 )
 
 // These tests offer UDP at three times a rule's rate from one network namespace
-// to another, and count at a socket there what each sharer of the rule got. A
+// to another, and count at a socket there what each stream got. A
 // bucket begins empty, and as long as excess is offered it is full but for less
 // than a packet. So in a time T a rate r and a capacity C let through
 //
 //	C + r*T - one packet < passed <= C + r*T
 //
 // When a program saw a packet is not known exactly. For the upper bound, T is
-// from before the sharer's first packet was sent until all were seen to be
-// metered. For the lower one, it is from when the first of each sharer were
-// seen to be metered until the sharer's last one was due. That may have been
+// from before the stream's first packet was sent until all were seen to be
+// metered. For the lower one, it is from when the first of each stream were
+// seen to be metered until the stream's last one was due. That may have been
 // sent late: then what was due meanwhile filled the bucket up, three times as
 // fast as it had drained, but for at most one packet more.
 //
@@ -353,8 +353,8 @@ func (r *receiver) got(flows ...maps.Flow) (bytes uint64) {
 	return bytes
 }
 
-// A sharer has a bucket of the rule to itself, and offers packets of its flows in turn.
-type sharer struct {
+// A stream has a bucket of the rule to itself, and offers packets of its flows in turn.
+type stream struct {
 	flows  []maps.Flow
 	frames map[int][][]byte // by size, of each flow
 
@@ -363,8 +363,8 @@ type sharer struct {
 	began, known, due uint64
 }
 
-func (x *traffic) newSharer(sizes []int, flows ...maps.Flow) *sharer {
-	s := &sharer{flows: flows, frames: map[int][][]byte{}}
+func (x *traffic) newStream(sizes []int, flows ...maps.Flow) *stream {
+	s := &stream{flows: flows, frames: map[int][][]byte{}}
 	for _, size := range append([]int{fullFrame}, sizes...) {
 		if s.frames[size] == nil {
 			for _, f := range flows {
@@ -382,39 +382,39 @@ func (x *traffic) transmit(by *testenv.Sender, frame []byte) {
 	x.sent.Add(1)
 }
 
-// begin sends the first packet of each sharer.
-func (x *traffic) begin(sharers ...*sharer) {
+// begin sends the first packet of each stream.
+func (x *traffic) begin(streams ...*stream) {
 	x.t.Helper()
-	for _, s := range sharers {
+	for _, s := range streams {
 		s.began = maps.Now()
 		x.transmit(x.sender, s.frames[fullFrame][0])
 	}
 	known := x.settle()
-	for _, s := range sharers {
+	for _, s := range streams {
 		s.known = known
 	}
 }
 
-// fill fills the buckets of sharers that have begun, so that none is empty
+// fill fills the buckets of streams that have begun, so that none is empty
 // while its sender is late.
-func (x *traffic) fill(sharers ...*sharer) {
+func (x *traffic) fill(streams ...*stream) {
 	for i := range x.rule.Capacity / fullFrame {
-		for _, s := range sharers {
+		for _, s := range streams {
 			x.transmit(x.sender, s.frames[fullFrame][int(i)%len(s.flows)])
 		}
 	}
 }
 
-// offer sends three times the rate of each sharer, in packets of those sizes in
+// offer sends three times the rate of each stream, in packets of those sizes in
 // turn, until it is told to stop. Packets that are late are sent all the same.
-func (x *traffic) offer(sharers []*sharer, sizes []int, stop func(now uint64) bool) {
+func (x *traffic) offer(streams []*stream, sizes []int, stop func(now uint64) bool) {
 	const times = 3
 	start := maps.Now()
 	before, offered := start, uint64(0)
 	for round := 0; ; round++ {
 		size := sizes[round%len(sizes)]
-		for _, s := range sharers {
-			due := start + offered*8e9/(times*uint64(x.rule.Rate)*uint64(len(sharers)))
+		for _, s := range streams {
+			due := start + offered*8e9/(times*uint64(x.rule.Rate)*uint64(len(streams)))
 			now := maps.Now()
 			for ; now < due; now = maps.Now() {
 				time.Sleep(time.Millisecond)
@@ -440,17 +440,17 @@ func (x *traffic) patience() uint64 { return x.rule.Capacity * 4e9 / uint64(x.ru
 // lets is what the rule lets through in so many ns, beside its capacity.
 func (x *traffic) lets(ns uint64) float64 { return float64(x.rule.Rate) / 8e9 * float64(ns) }
 
-// bounds are the least and most bytes that a sharer may have got by now; a byte is for rounding.
-func (x *traffic) bounds(s *sharer, now uint64) (least, most float64) {
+// bounds are the least and most bytes that a stream may have got by now; a byte is for rounding.
+func (x *traffic) bounds(s *stream, now uint64) (least, most float64) {
 	c := float64(x.rule.Capacity)
 	return c + x.lets(s.due-s.known) - x.lets(x.starved) - 2*fullFrame, c + x.lets(now-s.began) + 1
 }
 
-// check ends the test unless each sharer got its rate, all measured by now.
-func (x *traffic) check(sharers []*sharer, now uint64) {
+// check ends the test unless each stream got its rate, all measured by now.
+func (x *traffic) check(streams []*stream, now uint64) {
 	x.t.Helper()
 	lowest, highest := math.Inf(1), math.Inf(-1)
-	for _, s := range sharers {
+	for _, s := range streams {
 		got := float64(x.receiver.got(s.flows...))
 		least, most := x.bounds(s, now)
 		if got < least || got > most {
@@ -459,30 +459,30 @@ func (x *traffic) check(sharers []*sharer, now uint64) {
 		want := float64(x.rule.Capacity) + x.lets(s.due-s.began)
 		lowest, highest = min(lowest, 100*(got/want-1)), max(highest, 100*(got/want-1))
 	}
-	x.t.Logf("%d sharers got %+.3f %% to %+.3f %% more than rate x time + capacity, in %.3f s; %d packets sent, %d received",
-		len(sharers), lowest, highest, float64(now-sharers[0].began)/1e9, x.sent.Load(), x.receiver.packets.Load())
+	x.t.Logf("%d streams got %+.3f %% to %+.3f %% more than rate x time + capacity, in %.3f s; %d packets sent, %d received",
+		len(streams), lowest, highest, float64(now-streams[0].began)/1e9, x.sent.Load(), x.receiver.packets.Load())
 	if x.starved > 0 {
 		x.t.Logf("for %.0f ms nothing was sent", float64(x.starved)/1e6)
 	}
 }
 
 // offerAndCheck is a whole test of a rule in force.
-func (x *traffic) offerAndCheck(sharers []*sharer, sizes []int) {
+func (x *traffic) offerAndCheck(streams []*stream, sizes []int) {
 	x.t.Helper()
 	length := 10 * time.Second
 	if testing.Short() {
 		length = 2 * time.Second
 	}
-	x.begin(sharers...)
-	x.fill(sharers...)
-	end := sharers[0].began + uint64(length)
-	x.offer(sharers, sizes, func(now uint64) bool { return now >= end })
+	x.begin(streams...)
+	x.fill(streams...)
+	end := streams[0].began + uint64(length)
+	x.offer(streams, sizes, func(now uint64) bool { return now >= end })
 	now := x.settle()
 	c := x.counted()
 	testenv.Eventually(x.t, fmt.Sprintf("%d packets that passed", c.PassedPackets), func() bool {
 		return x.receiver.packets.Load() >= c.PassedPackets
 	})
-	x.check(sharers, now)
+	x.check(streams, now)
 	all := x.receiver.total()
 	if packets := x.receiver.packets.Load(); packets != c.PassedPackets || all != c.PassedBytes {
 		x.t.Errorf("%d packets of %d bytes were received, and counters are %+v", packets, all, c)
@@ -521,21 +521,21 @@ func TestEachHostGetsItsRate(t *testing.T) {
 			t.Parallel()
 			x := newTraffic(t, c.mode, c.direction, c.rule)
 			x.limit()
-			var sharers []*sharer
+			var streams []*stream
 			for subnet := range c.subnets {
 				var flows []maps.Flow
 				for host := range c.hosts {
 					flows = append(flows, x.flow(x.far(subnet, host+1), 5000))
 				}
 				if c.rule.Each.Kind == policy.EachSubnet {
-					sharers = append(sharers, x.newSharer(c.sizes, flows...))
+					streams = append(streams, x.newStream(c.sizes, flows...))
 					continue
 				}
 				for _, f := range flows {
-					sharers = append(sharers, x.newSharer(c.sizes, f))
+					streams = append(streams, x.newStream(c.sizes, f))
 				}
 			}
-			x.offerAndCheck(sharers, c.sizes)
+			x.offerAndCheck(streams, c.sizes)
 		})
 	}
 }
@@ -554,11 +554,11 @@ func TestEachFlowGetsItsRate(t *testing.T) {
 			t.Parallel()
 			x := newTraffic(t, TCX, c.direction, c.rule)
 			x.limit()
-			var sharers []*sharer
+			var streams []*stream
 			for i := range 50 {
-				sharers = append(sharers, x.newSharer(c.sizes, x.flow(x.far(0, 7), 10000+i)))
+				streams = append(streams, x.newStream(c.sizes, x.flow(x.far(0, 7), 10000+i)))
 			}
-			x.offerAndCheck(sharers, c.sizes)
+			x.offerAndCheck(streams, c.sizes)
 		})
 	}
 }
@@ -632,7 +632,7 @@ func (x *traffic) spray(full bool) {
 	busy := x.busyFlows(8)
 	testenv.Eventually(x.t, "an empty spill bucket", func() bool { return x.set.SharedLevel(x.entry, maps.Now()) == 0 })
 
-	spare := &sharer{frames: map[int][][]byte{fullFrame: {datagram(x.sprayed(0), sprayBytes)}}}
+	spare := &stream{frames: map[int][][]byte{fullFrame: {datagram(x.sprayed(0), sprayBytes)}}}
 	x.begin(spare)
 	var over atomic.Bool
 	var group sync.WaitGroup
@@ -662,7 +662,7 @@ func (x *traffic) spray(full bool) {
 		x.t.Errorf("of %d packets nobody knows whether they conformed", c.ContendedPackets)
 	}
 	if level := model.Bytes(x.set.SharedLevel(x.entry, maps.Now())); level > x.rule.Capacity {
-		x.t.Errorf("the spill bucket owes %d bytes, of %d that it holds", level, x.rule.Capacity)
+		x.t.Errorf("the level of the spill bucket is %d bytes, of %d", level, x.rule.Capacity)
 	}
 	if !full {
 		return
@@ -680,13 +680,13 @@ func (x *traffic) spray(full bool) {
 }
 
 // busyFlows are so many flows that have buckets in the table, full ones.
-func (x *traffic) busyFlows(n int) (busy []*sharer) {
+func (x *traffic) busyFlows(n int) (busy []*stream) {
 	x.t.Helper()
 	for port := 10000; len(busy) < n; port++ {
 		if port == 11000 {
 			x.t.Fatalf("of 1000 flows only %d have a bucket", len(busy))
 		}
-		s := x.newSharer(fullFrames, x.flow(x.far(0, 7), port))
+		s := x.newStream(fullFrames, x.flow(x.far(0, 7), port))
 		x.begin(s)
 		if !x.set.State(x.entry, x.direction.FarSide(), s.flows[0], maps.Now()).Spilled {
 			x.fill(s)

@@ -48,10 +48,10 @@ func TestUpgradeKeepsRulesBucketsAndCounters(t *testing.T) {
 				t.Errorf("%v: counters are %+v", rule.Prefix, c)
 			}
 		}
-		r.owes(h, one, 60000, began)
+		r.wantLevel(h, one, 60000, began)
 		for b := range h.Set.Buckets(r.entry(h, two), maps.Now()) {
 			if b.LevelBytes < 50000 || b.LevelBytes > 60000 {
-				t.Errorf("%v owes %d bytes of 60000", b.Subnet, b.LevelBytes)
+				t.Errorf("the level of %v is %d bytes of 60000", b.Subnet, b.LevelBytes)
 			}
 		}
 		r.meters(one, "10.0.0.7", 5)

@@ -67,6 +67,6 @@ func TestRename(t *testing.T) {
 		t.Errorf("the renamed rule has id %d, want %d", again.ID, e.ID)
 	}
 	if after := r.units(e, to("10.0.0.7")); after != before || r.Counters(e.ID) != counters {
-		t.Errorf("renamed, the bucket owes %d units and not %d, counters are %+v and not %+v", after, before, r.Counters(e.ID), counters)
+		t.Errorf("renamed, the level is %d units and not %d, counters are %+v and not %+v", after, before, r.Counters(e.ID), counters)
 	}
 }

@@ -263,10 +263,10 @@ func TestRateChangeKeepsLevels(t *testing.T) {
 				before := r.units(e, flow)
 				e = set(rate, 20000+uint64(i))
 				if got := r.units(e, flow); got != before {
-					t.Fatalf("a change to %v made %d units owed %d", rate, before, got)
+					t.Fatalf("a change to %v made a level of %d units %d", rate, before, got)
 				}
 				if off := int64(want - before); off < -64 || off > 64 {
-					t.Fatalf("before %v: %d units are owed, want %d", rate, before, want)
+					t.Fatalf("before %v: the level is %d units, want %d", rate, before, want)
 				}
 			}
 			r.now += 5 * second
@@ -291,7 +291,7 @@ func TestRateChangeOfIdleBucket(t *testing.T) {
 					new.Each = each
 					e := r.put(new)
 					if got := r.units(e, flow); got > 2 {
-						t.Fatalf("idle for %v: owes %d units at %v", idle, got, rate)
+						t.Fatalf("idle for %v: the level is %d units at %v", idle, got, rate)
 					}
 					if rate == rates[0] {
 						r.send(policy.GCRA, flow, 3000)
@@ -334,7 +334,7 @@ func TestCapacityClamps(t *testing.T) {
 				for _, c := range []struct{ capacity, want uint64 }{{20000, full(9000)}, {9000, full(9000)}, {8999, full(8999)}, {2000, full(2000)}, {50000, full(2000)}} {
 					e := set(c.capacity)
 					if got := (r.units(e, flow) + 1<<19) >> 20; got != c.want {
-						t.Errorf("a capacity of %d leaves %d bytes owed, want %d", c.capacity, got, c.want)
+						t.Errorf("a capacity of %d leaves a level of %d bytes, want %d", c.capacity, got, c.want)
 					}
 					if got := r.units(e, other); each.Kind != policy.EachAll && (got+1<<19)>>20 != 1600 {
 						t.Errorf("a capacity of %d leaves the other %d units, want 1600 bytes", c.capacity, got)
@@ -366,7 +366,7 @@ func TestUnlimitedAndBack(t *testing.T) {
 			}
 			e := r.put(limited)
 			if got := r.units(e, flow); got != 0 {
-				t.Errorf("limited again, %d units are owed", got)
+				t.Errorf("limited again, the level is %d units", got)
 			}
 			if !r.send(policy.GCRA, flow, 2000) || r.send(policy.GCRA, flow, 1000) {
 				t.Error("limited again, the first packet does not pass, or more than that does")
@@ -407,11 +407,11 @@ func TestReuseOfIDs(t *testing.T) {
 					t.Errorf("counters begin with %+v", c)
 				}
 				if n := len(slices.Collect(r.Buckets(again, r.now))); n != 0 {
-					t.Errorf("%d buckets owe something to begin with", n)
+					t.Errorf("%d buckets have a level to begin with", n)
 				}
 				for i, host := range hosts {
 					if got := r.units(again, to(host)); got != 0 && (i == 0 || each.Kind != policy.EachAll) {
-						t.Errorf("%s owes %d units to begin with", host, got)
+						t.Errorf("the level of %s is %d units to begin with", host, got)
 					}
 					passed := r.send(policy.GCRA, to(host), 1900)
 					if want := i == 0 || each.Kind != policy.EachAll; passed != want {
@@ -420,7 +420,7 @@ func TestReuseOfIDs(t *testing.T) {
 				}
 				// Each got a slot of the only line: none was charged to the spill bucket.
 				if got := r.SharedLevel(again, r.now); got != 0 && each.Kind != policy.EachAll {
-					t.Errorf("the spill bucket owes %d units", got)
+					t.Errorf("the level of the spill bucket is %d units", got)
 				}
 				r.Delete(second.Prefix)
 			})

@@ -128,7 +128,7 @@ func to(host string) maps.Flow {
 	return f
 }
 
-// units is what the bucket of a flow owes now.
+// units is the level of the bucket of a flow now.
 func (r *rig) units(e maps.Entry, f maps.Flow) uint64 {
 	return r.State(e, policy.MatchDst, f, r.now).Level
 }
@@ -213,7 +213,7 @@ func TestPinAndOpen(t *testing.T) {
 		}{{to("10.1.1.1"), 1000}, {to("2001:db8:1::7"), 500}} {
 			e, _ := set.Match(c.flow.Dst)
 			if got := set.State(e, policy.MatchDst, c.flow, r.now).Level >> 20; got != c.bytes {
-				t.Errorf("opened, %v owes %d bytes, want %d", c.flow.Dst, got, c.bytes)
+				t.Errorf("opened, the level of %v is %d bytes, want %d", c.flow.Dst, got, c.bytes)
 			}
 			if counted := set.Counters(e.ID); counted.PassedBytes != c.bytes {
 				t.Errorf("opened, counters are %+v", counted)
