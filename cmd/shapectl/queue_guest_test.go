@@ -206,7 +206,7 @@ func TestFixedQdisc(t *testing.T) {
 	r.sh("tc qdisc add dev va root handle 7: htb; tc class add dev va parent 7: classid 7:1 htb rate 1mbit")
 	before := r.qdisc()
 	for _, flag := range []string{"", " --setup-fq"} {
-		r.refused(exitInput, "its qdisc is htb, and only fq does that", words(delayed+flag)...)
+		r.refused(exitInput, "its qdisc is htb, and only fq can", words(delayed+flag)...)
 		r.refused(exitInput, "the existing qdisc cannot be restored later: the kernel does not report all options of htb", words(delayed+flag)...)
 	}
 	if now := r.qdisc(); now != before || len(r.pins()) != 0 {

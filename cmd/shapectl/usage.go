@@ -130,8 +130,8 @@ func (e argumentError) Unwrap() error { return e.error }
 
 // directionError is the error of an argument that is no direction.
 func directionError(word string, err error) error {
-	if similar := plain.Similar(word, []string{"ingress", "egress"}); similar != "" {
-		err = fmt.Errorf("direction %.64q is unknown; did you mean %s?", word, similar)
+	if plain.Similar(word, []string{"ingress", "egress"}) != "" { // one is similar to the other, so both are named
+		err = fmt.Errorf("direction %.64q is unknown; did you mean egress, which leaves the device, or ingress, which enters it?", word)
 	}
 	return argumentError{err}
 }

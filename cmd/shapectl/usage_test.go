@@ -115,7 +115,7 @@ func TestSuggestions(t *testing.T) {
 		"apply x --confirm 60":            `--confirm: "60" is not a time; write a time with a unit, such as 60s`,
 		"set va egress any --rate 10mbps": `set: --rate "10mbps" is ambiguous`,
 		"set va egress any --rate 1mbit --excess dorp": `set: --excess "dorp" is unknown; use drop, ecn`,
-		"set va egrss any --rate 1mbit":                "did you mean egress?",
+		"set va egrss any --rate 1mbit":                "did you mean egress, which leaves the device, or ingress, which enters it?",
 		"set egress va 10.0.0.0/24 --rate 1mbit":       "did you mean 'shapectl set va egress 10.0.0.0/24 --rate 1mbit'?",
 		"set va any egress --rate 1mbit -j=false":      "did you mean 'shapectl set va egress any --rate 1mbit -j false'?",
 		"set --setup-fq --overhead -4 any ingress va":  "did you mean 'shapectl set va ingress any --setup-fq --overhead -4'?",

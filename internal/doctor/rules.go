@@ -106,7 +106,12 @@ func checkCapacity(_ Facts, s Hook, d *Device) []report.Finding {
 			if len(rules) > 1 {
 				finding += fmt.Sprintf(" (alike: %s)", prefixes(rules[1:]))
 			}
-			findings = append(findings, s.finding(report.Warning, "capacity", finding, advice)...)
+			status := report.Warning
+			if kind != "frame" && !slices.ContainsFunc(rules, func(r Rule) bool { return r.Excess != policy.ECN }) {
+				// Such a rule may be there to keep the queue of a line short, which a larger burst would fill.
+				status, advice = report.Note, "if the rate matters more than a short queue behind this device: "+advice
+			}
+			findings = append(findings, s.finding(status, "capacity", finding, advice)...)
 		}
 	}
 	return findings

@@ -145,6 +145,20 @@ func (t Table) Text(w io.Writer) error {
 	return text.Flush()
 }
 
+// namesRepeat reports whether rules of a hook have the same name, as for both families of somebody's addresses.
+func (t Table) namesRepeat() bool {
+	seen := map[[3]string]bool{}
+	for i := range t.Rules {
+		r := &t.Rules[i]
+		key := [3]string{r.Device, r.Direction, r.Name}
+		if r.Name != "" && seen[key] {
+			return true
+		}
+		seen[key] = true
+	}
+	return false
+}
+
 func (t Table) columns() []column[Rule] {
 	has := func(is func(*Rule) bool) bool {
 		return slices.ContainsFunc(t.Rules, func(r Rule) bool { return is(&r) })
@@ -153,7 +167,7 @@ func (t Table) columns() []column[Rule] {
 	measured := has(func(r *Rule) bool { return r.IntervalNS != nil })
 	network := column[Rule]{head: "NETWORK", cell: (*Rule).network}
 	name := column[Rule]{head: "NAME", cell: (*Rule).calledBy, cut: func(r *Rule) bool { return r.Name != "" }}
-	if t.Wide {
+	if t.Wide || t.namesRepeat() {
 		name.cell = func(r *Rule) string { return plain.Line(r.Name) }
 	}
 	plan := column[Rule]{head: "PLAN", cell: func(r *Rule) string { return plain.Line(r.Plan) }, cut: func(*Rule) bool { return true }}
@@ -166,7 +180,7 @@ func (t Table) columns() []column[Rule] {
 	text := func(head string, of func(*Rule) string) column[Rule] { return column[Rule]{head: head, cell: of} }
 	columns := []column[Rule]{text("DEVICE", (*Rule).where)}
 	switch {
-	case t.Wide:
+	case t.Wide, t.namesRepeat():
 		columns = append(columns, network, name)
 	case named:
 		columns = append(columns, name)
