@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -293,6 +292,7 @@ func hooksChanged(done []loader.Applied) []report.HookChange {
 			Upgraded: d.Hook.Upgraded, Reattached: d.Hook.Reattached,
 		}
 	}
+	slices.SortStableFunc(hooks, func(a, b report.HookChange) int { return report.Natural(a.Device, b.Device) })
 	return hooks
 }
 
@@ -311,10 +311,10 @@ func (e *env) applied(a report.Applied, absentOK bool) error {
 // sayMissing says for which devices and patterns of a policy no device exists.
 func (e *env) sayMissing(absent, unmatched []string) {
 	if len(absent) > 0 {
-		e.say("shapectl: left out, as these devices do not exist: %s; 'shapectl watch' applies their rules when they appear", strings.Join(lines(absent), ", "))
+		e.say("shapectl: left out, as these devices do not exist: %s; %s applies their rules when they appear", plain.List(lines(absent)), e.suggest("watch"))
 	}
 	if len(unmatched) > 0 {
-		e.say("shapectl: no device matches %s", strings.Join(lines(unmatched), ", "))
+		e.say("shapectl: no device matches %s", plain.List(lines(unmatched)))
 	}
 }
 

@@ -75,7 +75,7 @@ func (p *packetFlags) parse(cmd *cobra.Command) error {
 func parseAddress(cmd *cobra.Command, s string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(s)
 	if err != nil || a.Zone() != "" || a.Is4In6() {
-		err = fmt.Errorf("%q is not an address; write one such as 10.0.0.7 or 2001:db8::7", s)
+		err = fmt.Errorf("%q is not an address; write one such as 10.0.0.7 or 2001:db8::7; 'shapectl show' finds rules by name", s)
 		return a, inputf("%s: %w", cmd.Name(), argumentError{err})
 	}
 	return a, nil

@@ -47,6 +47,8 @@ type env struct {
 	json    bool
 	netns   string // "" for that of the process
 	setupFQ bool
+
+	saidUnknown bool // that it is not known whether rules are in force
 }
 
 // setNetns refuses an empty name: it is more likely a variable that was never set than a way to say "here".
@@ -269,7 +271,8 @@ func (e *env) with(open opener, doing string, f func(*loader.Namespace) error) e
 		}
 		defer n.Close()
 		err = f(n)
-		if takes := n.Unknown(); takes != "" && (err == nil || wasTold(err)) {
+		if takes := n.Unknown(); takes != "" && !e.saidUnknown && (err == nil || wasTold(err)) {
+			e.saidUnknown = true
 			e.say("shapectl: whether the rules are in force is not known: to see what is attached takes %s", takes)
 		}
 		if collected := n.Collected(); err == nil && len(collected) > 0 {
@@ -307,7 +310,7 @@ var advices = []advice{
 	{loader.ErrPending, true, "; %s it or %s first", []string{"confirm", "rollback"}},
 	{loader.ErrBusy, false, "; nothing was changed, try again", nil},
 	{loader.ErrNoChange, true, ": no policy was applied, or its change has ended, or another command changed rules since; see %s", []string{"show"}},
-	{loader.ErrTooLate, true, "; apply the policy again", nil},
+	{loader.ErrTooLate, true, "; correct the policy if it was wrong, and apply it again", nil},
 	{maps.ErrFull, true, "; delete rules that are not needed, or join them in a wider one", nil},
 	{maps.ErrOtherLayout, false, "; nothing was changed: export all rules with that version, then %s and apply them with this one", []string{"flush --all"}},
 	{loader.ErrMoved, true, "; flush them by this name first", nil},

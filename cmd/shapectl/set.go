@@ -14,7 +14,8 @@ func setCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set DEV ingress|egress CIDR|any --rate RATE [flags]",
 		Short: "Set a rule, or change it",
-		Long: `Set a rule, or change it. A flag that is not given has its default.
+		Long: `Set a rule, or change it. A flag that is not given has its default, but for --name and --note: a rule keeps
+them. A rule that is set follows no plan any more.
 
 any is 0.0.0.0/0 and ::/0. Each of the two has a bucket of its own and gets the rate.`,
 		Example: `  shapectl set eth0 egress 10.0.0.0/24 --rate 10mbit --each host

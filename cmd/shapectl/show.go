@@ -33,7 +33,7 @@ type filterRules struct {
 	address netip.Addr    // rules whose network contains it, the one that decides first
 	network *netip.Prefix // rules for it or for networks in it; if there are none, the one that contains it
 	wider   bool          // only that one
-	label   string        // a rule's name or plan: exactly, else by a pattern, else a part of it
+	label   string        // a rule's name or plan: exactly, else by a pattern, else a part of it; else a part of the note
 	plan    string        // exactly
 
 	buckets  bool // with the buckets that are not empty
@@ -72,11 +72,12 @@ func showCommand(e *env) *cobra.Command {
 		Use:   "show [DEV [ingress|egress [CIDR|any]] | ADDRESS | CIDR | NAME | PLAN] [flags]",
 		Short: "Show rules and what happened to their packets",
 		Long: `Show rules and what happened to their packets. A device, direction and network name one rule, which is shown in
-full. A single argument may also be:
+full. A single argument may also be an address, a network, or a name:
 
   ADDRESS   the rules whose network contains it; the first one decides
   CIDR      the rules for it and for parts of it, or else the one that contains it
-  NAME      the rules with that name or plan, or with a pattern or part of it
+  NAME      the rules with that name or plan, or with a pattern or part of it, or
+            with a part of the note
 
 PASSED and DROPPED count since a rule was set. With --interval, USE and DROPPED are those of that time. OF RATE is
 USE in percent of the rate, if a rule has one bucket. DROPPED is a share of packets. Columns without values are
@@ -426,6 +427,11 @@ func (want filterRules) find(hooks []*loader.Hook) (report.Rules, error) {
 				rules[i].Buckets = []report.Bucket{}
 			}
 		}
+		for i, entry := range entries {
+			if b := (maps.Bucket{Subnet: entry.Prefix, LevelBytes: rules[i].LevelBytes}); want.buckets && entry.Each.Kind == policy.EachAll && b.LevelBytes > 0 {
+				rules[i].Buckets = append(rules[i].Buckets, bucketOf(of[i], entry, b))
+			}
+		}
 		for i, b := range hooks[0].Set.BucketsOf(entries, maps.Now()) { // all hooks share the table
 			*rules[i].ActiveBuckets++
 			if want.buckets {
@@ -447,16 +453,20 @@ func (want filterRules) rank(e maps.Entry) int {
 	if want.label == "" {
 		return leastRank
 	}
+	contains := func(text string) bool { return strings.Contains(strings.ToLower(text), strings.ToLower(want.label)) }
 	best := 0
+	if contains(e.Label.Note) {
+		best = leastRank
+	}
 	for _, name := range []string{e.Label.Name, e.Label.Plan} {
 		switch {
 		case name == "":
 		case name == want.label:
-			best = max(best, leastRank+2)
+			best = max(best, leastRank+3)
 		case policyfile.IsPattern(want.label) && policyfile.Matches(want.label, name):
+			best = max(best, leastRank+2)
+		case contains(name):
 			best = max(best, leastRank+1)
-		case strings.Contains(strings.ToLower(name), strings.ToLower(want.label)):
-			best = max(best, leastRank)
 		}
 	}
 	return best

@@ -96,16 +96,16 @@ func TestShowSearches(t *testing.T) {
 	}
 }
 
-// A name is found exactly, else by a pattern, else by a part of it.
+// A name is found exactly, else by a pattern, else by a part of it, else by a part of its note.
 func TestLabelRank(t *testing.T) {
 	for _, test := range []struct {
 		asked, name, plan string
 		want              int
 	}{
-		{"alice", "alice", "", 3}, {"alice", "", "alice", 3}, {"al*", "alice", "gold", 2}, {"g?ld", "alice", "gold", 2}, {"LIC", "alice", "", 1},
-		{"alice", "Alice B", "", 1}, {"alice", "bob", "gold", 0}, {"alice", "", "", 0}, {"a[", "aa[", "", 1}, {"", "", "", 1},
+		{"alice", "alice", "", 4}, {"alice", "", "alice", 4}, {"al*", "alice", "gold", 3}, {"g?ld", "alice", "gold", 3}, {"LIC", "alice", "", 2},
+		{"alice", "Alice B", "", 2}, {"alice", "bob", "gold", 0}, {"alice", "", "", 0}, {"a[", "aa[", "", 2}, {"", "", "", 1}, {"SITE 7", "bob", "", 1},
 	} {
-		e := maps.Entry{Rule: policy.Rule{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Label: policy.Label{Name: test.name, Plan: test.plan}}}
+		e := maps.Entry{Rule: policy.Rule{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Label: policy.Label{Name: test.name, Plan: test.plan, Note: "site 7"}}}
 		if got := (filterRules{label: test.asked}).rank(e); got != test.want {
 			t.Errorf("%q of %+v has rank %d, want %d", test.asked, e.Label, got, test.want)
 		}

@@ -54,7 +54,8 @@ func (i Imported) Rules() (n int) {
 // examples is the number of things of a kind that a line lists.
 const examples = 3
 
-// Lines describes what is left, in one line for each kind, in the order of the source.
+// Lines describes what is left, in one line for each kind: first what gives subscribers more than they have in the
+// source, then in the order of the source.
 func (i Imported) Lines() (lines []string) {
 	var order []Left
 	kinds := map[Left][]string{}
@@ -65,6 +66,15 @@ func (i Imported) Lines() (lines []string) {
 		}
 		kinds[kind] = append(kinds[kind], l.Where+" ("+l.What+")")
 	}
+	slices.SortStableFunc(order, func(a, b Left) int {
+		last := func(l Left) int {
+			if l.Kind == shared.kind || l.Kind == noRate.kind {
+				return 0
+			}
+			return 1
+		}
+		return last(a) - last(b)
+	})
 	for _, kind := range order {
 		named := kinds[kind]
 		if n := len(named) - examples; n > 0 {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -237,5 +238,9 @@ func (r Difference) words() string {
 	for _, o := range r.Options {
 		parts = append(parts, policy.Change(o).String())
 	}
-	return strings.Join(parts, ", ")
+	says := strings.Join(parts, ", ")
+	if named := slices.ContainsFunc(r.Options, func(o OptionChange) bool { return o.Option == "name" }); !named && r.label.Name != "" {
+		says = strconv.Quote(r.label.Name) + ": " + says
+	}
+	return says
 }

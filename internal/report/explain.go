@@ -205,7 +205,11 @@ func (p Stop) answer() string {
 	case NotInForce(p.Attached):
 		return *p.Rule + " matches, but is NOT IN FORCE (" + p.State + "); they pass"
 	}
-	return *p.Rule + " decides; " + p.fate()
+	says := *p.Rule + " decides; " + p.fate()
+	if p.DroppedPackets > 0 {
+		says += "; " + percentText(percentOf(p.DroppedPackets, p.PassedPackets+p.DroppedPackets)) + " of its packets were dropped so far"
+	}
+	return says
 }
 
 // fate is what happens to the packets now.

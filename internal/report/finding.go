@@ -39,13 +39,17 @@ func (findings Findings) Text(w io.Writer) error {
 	return findings.write(w, func(Finding) bool { return true })
 }
 
-// Change is the check that notes a change that will revert unless it is confirmed.
-const Change = "change"
+// The checks whose notes are shown among problems.
+const (
+	Change = "change" // a change will revert unless it is confirmed
+	State  = "state"  // as whether rules are in force is not known
+)
 
-// Problems writes warnings, failures and what is about to revert, and how many findings there are in all.
+// Problems writes warnings, failures, notes of a pending change and of the state of rules, and how many findings
+// there are in all.
 func (findings Findings) Problems(w io.Writer) error {
 	return findings.write(w, func(f Finding) bool {
-		return f.Status == Warning || f.Status == Failed || f.Status == Note && f.Check == Change
+		return f.Status == Warning || f.Status == Failed || f.Status == Note && (f.Check == Change || f.Check == State)
 	})
 }
 

@@ -133,13 +133,19 @@ type Table struct {
 }
 
 // Text writes the table, and below it what concerns all of it.
+// manyRows is from how many rows on a table ends with their number: more than fit a screen.
+const manyRows = 20
+
 func (t Table) Text(w io.Writer) error {
 	text := bufio.NewWriter(w)
 	if err := writeTable(text, t.Rules, t.columns(), t.Width); err != nil {
 		return err
 	}
-	if len(t.Rules) < t.Of {
+	switch {
+	case len(t.Rules) < t.Of:
 		fmt.Fprintf(text, "%d of %s\n", len(t.Rules), plain.Count(t.Of, "rule"))
+	case t.Of >= manyRows:
+		fmt.Fprintln(text, plain.Count(t.Of, "rule"))
 	}
 	t.Rules.pending(text)
 	return text.Flush()
@@ -309,7 +315,7 @@ func (rules Rules) KeepFullest(n int) (of int) {
 func (rules Rules) BucketsText(w io.Writer, of, width int) error {
 	rows := rules.fullest()
 	if len(rows) == 0 {
-		_, err := fmt.Fprintln(w, "no host, subnet or flow has a bucket that is not empty")
+		_, err := fmt.Fprintln(w, "all buckets are empty")
 		return err
 	}
 	text := bufio.NewWriter(w)
