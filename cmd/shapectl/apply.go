@@ -324,7 +324,7 @@ func confirmCommand(e *env) *cobra.Command {
 		Short: "Confirm a pending change",
 		Long: `Confirm a pending change: the policy that 'shapectl apply --confirm' brought into force stays.
 
-If nothing is pending, confirm says so and succeeds.`,
+If the last apply needs no confirmation any more, confirm says so and succeeds.`,
 		Example: `  shapectl apply policy.yaml --confirm 60s && shapectl confirm`,
 		Args:    args(0, 0),
 		RunE: func(*cobra.Command, []string) error {

@@ -243,7 +243,8 @@ func attack(dir string) {
 	}
 }
 
-// A member can keep the lock that readers take. Changes do not wait for that for long.
+// A member can keep the lock that readers take. Neither changes nor readers wait for that for long: a change can be
+// confirmed in time.
 func TestReaderKeepsTheLock(t *testing.T) {
 	r, _ := newReadersRig(t)
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
@@ -261,6 +262,11 @@ func TestReaderKeepsTheLock(t *testing.T) {
 	_, err = said.Read(make([]byte, 8))
 	testenv.Must(t, err)
 	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "2mbit")
+	r.ok("apply", r.policy("devices: {va: {egress: {10.0.0.0/24: 3mbit}}}\n"), "--confirm", "8s")
+	r.ok("confirm")
+	if rules := r.show(); len(rules) != 1 || rules[0].Rate != 3e6 {
+		t.Errorf("rules are %+v", rules)
+	}
 }
 
 // Who is not in the group is told what to do, in one line.

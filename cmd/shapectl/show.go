@@ -75,9 +75,9 @@ func showCommand(e *env) *cobra.Command {
 full. A single argument may also be an address, a network, or a name:
 
   ADDRESS   the rules whose network contains it; the first one decides
-  CIDR      the rules for it and for parts of it, or else the one that contains it
-  NAME      the rules with that name or plan, or with a pattern or part of it, or
-            with a part of the note
+  CIDR      the rules for it and for parts of it, else the one that contains it
+  NAME      the rules with that name or plan, or a pattern or part of it, or with
+            a part of the note
 
 PASSED and DROPPED count since a rule was set. With --interval, USE and DROPPED are those of that time. OF RATE is
 USE in percent of the rate, if a rule has one bucket. DROPPED is a share of packets. Columns without values are
@@ -101,7 +101,9 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 			if err != nil {
 				return err
 			}
-			want.plan = plan
+			if want.plan = plan; plan == "" && cmd.Flags().Changed("plan") {
+				return inputf("show: --plan is empty; leave it out for all rules")
+			}
 			want.buckets, want.affected = o.buckets, o.shadows || e.json
 			return e.show(want, len(given) == 1, o)
 		},
@@ -117,6 +119,8 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 	flags.BoolVar(&o.shadows, "shadow", false, "show what shadow limits would have refused")
 	flags.BoolVar(&o.wide, "stats", false, "the same as --wide")
 	must(flags.MarkHidden("stats"))
+	must(cmd.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(report.Sorts, cobra.ShellCompDirectiveNoFileComp)))
+	must(cmd.RegisterFlagCompletionFunc("plan", cobra.NoFileCompletions))
 	return cmd
 }
 
@@ -298,7 +302,7 @@ func (want *filterRules) search(n *loader.Namespace) error {
 	if _, err := netip.ParsePrefix(what); err == nil {
 		prefix, err := policy.ParsePrefix(what)
 		if err != nil {
-			return inputf("show: %w", err)
+			return inputError(err)
 		}
 		want.network = &prefix
 		return nil

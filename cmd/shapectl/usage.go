@@ -164,7 +164,7 @@ func commandLine(cmd *cobra.Command, args, given []string) string {
 		} else {
 			flags += " --" + f.Name
 		}
-		if value != f.NoOptDefVal {
+		if f.NoOptDefVal == "" || value != f.NoOptDefVal {
 			flags += " " + plain.Word(value)
 		}
 		return nil

@@ -151,13 +151,14 @@ func (t Table) Text(w io.Writer) error {
 	return text.Flush()
 }
 
-// namesRepeat reports whether rules of a hook have the same name, as for both families of somebody's addresses.
-func (t Table) namesRepeat() bool {
+// namesMislead reports whether rules of a hook have the same name, as for both families of somebody's addresses, or
+// whether a name looks like a network.
+func (t Table) namesMislead() bool {
 	seen := map[[3]string]bool{}
 	for i := range t.Rules {
 		r := &t.Rules[i]
 		key := [3]string{r.Device, r.Direction, r.Name}
-		if r.Name != "" && seen[key] {
+		if _, err := policy.ParsePrefix(r.Name); r.Name != "" && (seen[key] || err == nil) {
 			return true
 		}
 		seen[key] = true
@@ -173,7 +174,7 @@ func (t Table) columns() []column[Rule] {
 	measured := has(func(r *Rule) bool { return r.IntervalNS != nil })
 	network := column[Rule]{head: "NETWORK", cell: (*Rule).network}
 	name := column[Rule]{head: "NAME", cell: (*Rule).calledBy, cut: func(r *Rule) bool { return r.Name != "" }}
-	if t.Wide || t.namesRepeat() {
+	if t.Wide || t.namesMislead() {
 		name.cell = func(r *Rule) string { return plain.Line(r.Name) }
 	}
 	plan := column[Rule]{head: "PLAN", cell: func(r *Rule) string { return plain.Line(r.Plan) }, cut: func(*Rule) bool { return true }}
@@ -186,7 +187,7 @@ func (t Table) columns() []column[Rule] {
 	text := func(head string, of func(*Rule) string) column[Rule] { return column[Rule]{head: head, cell: of} }
 	columns := []column[Rule]{text("DEVICE", (*Rule).where)}
 	switch {
-	case t.Wide, t.namesRepeat():
+	case t.Wide, t.namesMislead():
 		columns = append(columns, network, name)
 	case named:
 		columns = append(columns, name)
@@ -221,7 +222,8 @@ func (t Table) columns() []column[Rule] {
 			columns = append(columns, figure(c.head, true, func(r *Rule) string { return countText(c.of(r)) }))
 		}
 		columns = append(columns, figure("LEVEL", true, func(r *Rule) string { return bytesText(r.LevelBytes) }),
-			figure("BUCKETS", true, func(r *Rule) string { return optional(r.ActiveBuckets, countText) }))
+			figure("BUCKETS", true, func(r *Rule) string { return optional(r.ActiveBuckets, countText) }),
+			text("NOTE", func(r *Rule) string { return plain.Line(r.Note) }))
 	}
 	return append(columns, text("STATE", (*Rule).remarks))
 }

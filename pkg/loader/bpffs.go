@@ -244,12 +244,20 @@ func inMountsOf(root string, f func() error) error {
 // lockPin is a directory that only the owner of pins can open, so nobody else can keep changes out by a lock on it.
 const lockPin = "lock"
 
-// lock keeps commands apart until the process ends: those that change rules from all others. Readers of
-// shared pins are waited for, but not for longer than patience: they may be stopped, or mean to be in the way.
-// What they read then may be of several moments.
+// readersPatience is how long a command that changes rules waits for those that read shared pins.
+const readersPatience = time.Second
+
+// lock keeps commands apart until the process ends: those that change rules from all others. A member of the group of
+// readers may lock the directory for good, so with shared pins no command waits for that for long. What a command reads
+// then may be of several moments.
 func (dir home) lock(exclusive bool, patience time.Duration) (unlock func(), err error) {
+	shared := patience > 0 && isShared(string(dir))
 	if !exclusive {
-		return lock(string(dir), false, patience)
+		unlock, err := lock(string(dir), false, patience)
+		if shared && errors.Is(err, unix.EWOULDBLOCK) {
+			return func() {}, nil
+		}
+		return unlock, err
 	}
 	if err := makeDir(dir.pin(lockPin)); err != nil {
 		return nil, err
@@ -258,9 +266,12 @@ func (dir home) lock(exclusive bool, patience time.Duration) (unlock func(), err
 	if err != nil {
 		return nil, err
 	}
+	if shared {
+		patience = min(patience, readersPatience)
+	}
 	all, err := lock(string(dir), true, patience) // earlier builds lock only this one
 	switch {
-	case errors.Is(err, unix.EWOULDBLOCK) && patience > 0 && isShared(string(dir)):
+	case shared && errors.Is(err, unix.EWOULDBLOCK):
 		return own, nil
 	case err != nil:
 		own()
