@@ -132,10 +132,10 @@ type Table struct {
 	Width int // columns of the terminal; 0 for no limit
 }
 
-// Text writes the table, and below it what concerns all of it.
 // manyRows is from how many rows on a table ends with their number: more than fit a screen.
 const manyRows = 20
 
+// Text writes the table, and below it what concerns all of it.
 func (t Table) Text(w io.Writer) error {
 	text := bufio.NewWriter(w)
 	if err := writeTable(text, t.Rules, t.columns(), t.Width); err != nil {
@@ -174,7 +174,8 @@ func (t Table) columns() []column[Rule] {
 	measured := has(func(r *Rule) bool { return r.IntervalNS != nil })
 	network := column[Rule]{head: "NETWORK", cell: (*Rule).network}
 	name := column[Rule]{head: "NAME", cell: (*Rule).calledBy, cut: func(r *Rule) bool { return r.Name != "" }}
-	if t.Wide || t.namesMislead() {
+	both := t.Wide || t.namesMislead()
+	if both {
 		name.cell = func(r *Rule) string { return plain.Line(r.Name) }
 	}
 	plan := column[Rule]{head: "PLAN", cell: func(r *Rule) string { return plain.Line(r.Plan) }, cut: func(*Rule) bool { return true }}
@@ -187,7 +188,7 @@ func (t Table) columns() []column[Rule] {
 	text := func(head string, of func(*Rule) string) column[Rule] { return column[Rule]{head: head, cell: of} }
 	columns := []column[Rule]{text("DEVICE", (*Rule).where)}
 	switch {
-	case t.Wide, t.namesMislead():
+	case both:
 		columns = append(columns, network, name)
 	case named:
 		columns = append(columns, name)

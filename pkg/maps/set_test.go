@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -333,8 +334,29 @@ func TestOpenOtherLayout(t *testing.T) {
 	}
 }
 
-// A store that was opened for reading has no memory that it could write to.
+// forbidden are writes to a store that was opened for reading.
+var forbidden = map[string]func(*maps.Set){
+	"delete": func(s *maps.Set) { s.Delete(netip.MustParsePrefix("10.0.0.0/8")) },
+	"clear":  func(s *maps.Set) { s.Clear() },
+	"put":    func(s *maps.Set) { s.Put(rule("10.0.0.0/8", 1000, 1000)) },
+	"ifb":    func(s *maps.Set) { s.SetIfb(7) },
+	"begin":  func(s *maps.Set) { s.Arm() },
+}
+
+// forbiddenEnv lets TestStoreForReading do one of them, on pins in a directory.
+const forbiddenEnv = "SHAPECTL_TEST_FORBIDDEN"
+
+// What writes to a store that was opened for reading ends the process, and changes nothing. A process of its own does so:
+// under the race detector nothing recovers from the fault.
 func TestStoreForReading(t *testing.T) {
+	if name, dir, ok := strings.Cut(os.Getenv(forbiddenEnv), " "); ok {
+		store, err := maps.Open(dir, false)
+		testenv.Must(t, err)
+		fmt.Println("opened")
+		forbidden[name](store.View(view))
+		fmt.Println("written")
+		return
+	}
 	r := newRig(t, maps.Size{Rules: 16, Buckets: 64})
 	rule := rule("10.0.0.0/8", 1e6, 100000)
 	e := r.put(rule)
@@ -350,6 +372,17 @@ func TestStoreForReading(t *testing.T) {
 	}
 	if got := store.View(view).Policy(); !slices.Equal(got, []policy.Rule{e.Rule}) {
 		t.Errorf("rules are %+v", got)
+	}
+	for name := range forbidden {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestStoreForReading$")
+		cmd.Env = append(os.Environ(), forbiddenEnv+"="+name+" "+dir)
+		said, err := cmd.Output()
+		if err == nil || !strings.HasPrefix(string(said), "opened\n") || strings.Contains(string(said), "written") {
+			t.Errorf("%s: the store could be written to: %v, %s", name, err, said)
+		}
+	}
+	if got := r.Policy(); !slices.Equal(got, []policy.Rule{e.Rule}) || r.Ifb() != 0 {
+		t.Errorf("rules are %+v, ifb %d", got, r.Ifb())
 	}
 }
 
