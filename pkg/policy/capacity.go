@@ -110,6 +110,15 @@ func (c Capacity) resolve(what string, r Rate) (uint64, error) {
 	return v, checkMaxCapacity(what, func() string { return fmt.Sprintf("%v at %v", c, r) }, v)
 }
 
+// Rescaled is the capacity in bytes that a rate of want takes as long to drain as the rate of
+// have takes for c, at least MinCapacity. It is c if that is a time or not set.
+func (c Capacity) Rescaled(have, want Rate) Capacity {
+	if c.bytes == 0 || have == 0 || have == Unlimited || want == Unlimited {
+		return c
+	}
+	return Capacity{bytes: max(scaleUp(c.bytes, uint64(want), uint64(have)), MinCapacity)}
+}
+
 // bitNanoseconds is a byte times a second, in bits times nanoseconds.
 const bitNanoseconds = 8 * uint64(time.Second)
 
@@ -171,7 +180,7 @@ func (c Capacity) Type() string { return "size|time" }
 func resolveCapacity(l *Limit, r *Rule, _ uint8) (err error) {
 	switch given := l.Capacity != (Capacity{}); {
 	case given && r.Rate == Unlimited:
-		return errors.New("capacity has no use in an unlimited rule; leave it out")
+		return errors.New("capacity has no use " + inUnlimited(l.Within))
 	case given:
 		r.Capacity, err = l.Capacity.resolve("capacity", r.Rate)
 	case r.Rate == Unlimited:

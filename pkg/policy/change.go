@@ -42,7 +42,8 @@ func Changes(have, want *Rule) (changes []Change) {
 
 // isDefault reports whether r has the value that the option has where nothing sets it.
 func (o *Option) isDefault(r *Rule) bool {
-	without, l := *r, Limit{Rate: r.Rate, Algorithm: r.Algorithm, Excess: r.Excess}
+	without, l := *r, Limit{Rate: r.Rate, Algorithm: r.Algorithm, Excess: r.Excess, Within: r.Within}
+	without.Framing = Framing{} // of which a limit without an overhead sets nothing
 	o.Reset(&l)
 	err := o.resolve(&l, &without, 0)
 	return err == nil && o.Same(&without, r)

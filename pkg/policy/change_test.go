@@ -46,7 +46,14 @@ func TestChanges(t *testing.T) {
 		{"excess=delay algorithm=leaky", "excess=delay", "[algorithm leaky -> gcra]"},
 		{"rate=unlimited", "fail=closed", "[rate unlimited -> 10mbit fail open -> closed]"},
 		{"shadow=rate=5mbit", "shadow=rate=5mbit,each=host,capacity=64kb", "[shadow rate=5mbit -> rate=5mbit,capacity=64kb,each=host]"},
+		{"", "overhead=38/84", "[overhead 0 -> 38 mpu 0 -> 84]"},
+		{"", "shadow=rate=5mbit,overhead=4", "[shadow none -> rate=5mbit,overhead=4]"},
 		{"shadow=rate=5mbit", "", "[shadow rate=5mbit -> none]"},
+		{"", "within=ap+1 guarantee=5mbit weight=4 share=host", `[within none -> "ap 1" guarantee none -> 5mbit weight 1 -> 4 share none -> host]`},
+		{"within=a", "within=none", "[within a -> none]"},
+		{"within=a each=host guarantee=1mbit members=5", "within=a each=host guarantee=1mbit members=6", "[members 5 -> 6]"},
+		{"within=a each=host share=none", "within=a rate=unlimited", "[rate 10mbit -> unlimited]"},
+		{"within=a rate=unlimited", "within=b rate=unlimited", "[within a -> b]"},
 	} {
 		if got := fmt.Sprint(Changes(rule(test.have), rule(test.want))); got != test.changes {
 			t.Errorf("%q, %q: got %s, want %s", test.have, test.want, got, test.changes)

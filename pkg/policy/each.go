@@ -67,6 +67,8 @@ func (e Each) Canonical(prefix netip.Prefix) Each {
 	return e
 }
 
+func (r *Rule) hasOneBucket() bool { return r.Each.Canonical(r.Prefix).Kind == EachAll }
+
 func (e Each) validate(prefix netip.Prefix) error {
 	if err := checkName(e.Kind, "each", eachNames); err != nil {
 		return err

@@ -65,6 +65,26 @@ func TestSet(t *testing.T) {
 			func() flagValue { return new(Capacity) }, "size|time",
 			map[string]string{"64K": "64kb", "0.1s": "100ms"},
 			map[string]string{"0": "zero"},
+		}, {
+			func() flagValue { return new(Within) }, "pool",
+			map[string]string{"uplink": "uplink", "Site 7: down": "Site 7: down", "none": "", "": ""},
+			map[string]string{" ": "only blanks", "a\nb": "control character"},
+		}, {
+			func() flagValue { return new(Guarantee) }, "rate|none",
+			map[string]string{"5mbit": "5mbit", "1.5MB/s": "12mbit", "none": "none"},
+			map[string]string{"unlimited": "must be a rate such as 5mbit", "0": "guarantee: rate", "10mbps": "did you mean"},
+		}, {
+			func() flagValue { return new(Members) }, "number",
+			map[string]string{"1": "1", "4294967295": "4294967295"},
+			map[string]string{"0": "whole number", "-1": "whole number", "4294967296": "whole number", "": "whole number"},
+		}, {
+			func() flagValue { return new(Weight) }, "number",
+			map[string]string{"1": "1", "2": "2", "256": "256"},
+			map[string]string{"0": "from 1 to 256", "257": "from 1 to 256", "1.5": "from 1 to 256", "65537": "from 1 to 256"},
+		}, {
+			func() flagValue { return new(Share) }, "none|host|/N|flow|member",
+			map[string]string{"none": "none", "host": "host", "/64": "/64", "/0": "/0", "flow": "flow", "member": "member"},
+			map[string]string{"/129": "prefix length", "members": "use none, host, /N, flow or member"},
 		},
 	} {
 		if got := test.fresh().Type(); got != test.kind {
@@ -101,6 +121,7 @@ func TestFarSide(t *testing.T) {
 func TestStringOfUnknown(t *testing.T) {
 	for got, want := range map[string]string{
 		Excess(9).String():                             "unknown(9)",
+		Share{Kind: 9}.String():                        "unknown(9)",
 		Each{Kind: 9}.String():                         "unknown(9)",
 		Penalty{Kind: 9, Duration: time.Hour}.String(): "unknown(9)",
 	} {

@@ -23,6 +23,11 @@ type Limit struct {
 	Fail      Fail
 	Overhead  Overhead // "" for none
 	MPU       MPU
+	Within    Within
+	Guarantee Guarantee
+	Members   Members
+	Weight    Weight
+	Share     Share
 	Name      Name
 	Note      Note
 	Shadow    *Limit // with options whose Option.Shadow is true; nil for none
@@ -87,9 +92,18 @@ func (l Limit) Rule(prefix netip.Prefix, l2Bytes uint8) (r Rule, err error) {
 
 // Resolve is Rule without the validation. After an error, the rule has the options that
 // could be resolved.
-func (l *Limit) Resolve(prefix netip.Prefix, l2Bytes uint8) (r Rule, err error) {
-	r.Prefix = prefix
-	if l.Rate == 0 {
+func (l *Limit) Resolve(prefix netip.Prefix, l2Bytes uint8) (Rule, error) {
+	return l.resolve(Rule{Prefix: prefix}, l2Bytes)
+}
+
+// resolve completes a rule that has a network, or a pool that has a key.
+func (l *Limit) resolve(r Rule, l2Bytes uint8) (_ Rule, err error) {
+	prefix := r.Prefix
+	switch {
+	case l.Rate != 0:
+	case r.Pool:
+		return r, errors.New("rate is missing; say how much, such as 1gbit")
+	case l.Within == "":
 		return r, errors.New("rate is missing; say how much, such as 10mbit, or unlimited")
 	}
 	for _, o := range Options {
@@ -104,4 +118,18 @@ func (l *Limit) Resolve(prefix netip.Prefix, l2Bytes uint8) (r Rule, err error) 
 	}
 	r.Shadow = NewShadow(proposed)
 	return r, nil
+}
+
+// Limit returns a limit that makes r: with the options of r that are not their defaults, so that
+// a capacity that follows from the rate changes with it.
+func (r *Rule) Limit() (l Limit, err error) {
+	for _, o := range Options {
+		if !o.isDefault(r) {
+			err = cmp.Or(err, o.Value(&l).Set(o.Text(r)))
+		}
+	}
+	if shadow := r.shadowText(); shadow != "" && err == nil {
+		l.Shadow, err = ParseShadow(shadow)
+	}
+	return l, err
 }

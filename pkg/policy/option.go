@@ -27,9 +27,14 @@ type Option struct {
 	Label       bool // it is a text for people, in Rule.Label; defaults and replays have none
 	Shadow      bool // a shadow can have it
 	LimitedOnly bool // an unlimited rule cannot have it
+	RuleOnly    bool // a pool cannot have it
+
+	notInPool string // with RuleOnly: what to do instead
 
 	// Value returns the option's field of a limit.
 	Value func(*Limit) Value
+	// Copy copies the option from one limit to another.
+	Copy func(to, from *Limit)
 	// Reset removes the option from a limit.
 	Reset func(*Limit)
 	// Text returns the value in r as Value.Set parses it; empty if r does not have the option.
@@ -46,24 +51,55 @@ type Option struct {
 
 // A need is a condition without which an option has no use.
 type need struct {
-	met func(*Rule) bool
-	// why names what is in the way, and what to do.
+	option string // what the condition is about
+	met    func(*Rule) bool
+	// why names the conflict, and what to do.
 	why func(*Rule) string
 }
 
 var (
 	needsDelay = need{
+		"excess",
 		func(r *Rule) bool { return r.Excess == Delay },
 		func(r *Rule) string { return fmt.Sprintf("excess %v; leave it out, or use excess delay", r.Excess) },
 	}
 	needsSharedBucket = need{
+		"each",
 		func(r *Rule) bool { return r.Each.Kind != EachFlow },
 		func(*Rule) string { return "each flow, where every flow has its own queue; leave it out" },
+	}
+	needsPool = need{
+		"within",
+		func(r *Rule) bool { return r.Within != "" },
+		func(*Rule) string { return "no pool to draw from; name one with within, or leave it out" },
+	}
+	needsGuarantee = need{
+		"guarantee",
+		func(r *Rule) bool { return r.Guarantee != 0 },
+		func(*Rule) string { return "no guarantee; leave it out" },
+	}
+	needsBuckets = need{
+		"each",
+		func(r *Rule) bool { return !r.hasOneBucket() },
+		func(*Rule) string { return "each all, which has one bucket; leave it out" },
+	}
+	needsOneBucket = need{
+		"each",
+		(*Rule).hasOneBucket,
+		func(r *Rule) string {
+			return fmt.Sprintf("each %v, which has no bucket to share; leave one of them out", r.Each)
+		},
+	}
+	needsNoPenalty = need{
+		"penalty",
+		func(r *Rule) bool { return r.Penalty.Kind == PenaltyNone },
+		func(*Rule) string { return "a penalty, which would punish all sharers for one; leave one of them out" },
 	}
 )
 
 func needsGCRA(why string) need {
 	return need{
+		"algorithm",
 		func(r *Rule) bool { return r.Algorithm == GCRA },
 		func(*Rule) string { return "the algorithm leaky, " + why },
 	}
@@ -72,11 +108,12 @@ func needsGCRA(why string) need {
 // Options lists all options of a limit except the shadow, in the order in which they are
 // written. The default of an option depends only on options before it.
 var Options = []*Option{
-	same(func(l *Limit) *Rate { return &l.Rate }, func(r *Rule) *Rate { return &r.Rate }, Option{
+	option(func(l *Limit) *Rate { return &l.Rate }, func(r *Rule) *Rate { return &r.Rate }, Rate.String, Option{
 		Name: "rate", Aliases: []string{"cir"}, Shadow: true,
 		Help:       "10mbit, 1.5gbit, 125MB/s, unlimited (--cir)",
 		Doc:        "the rate in the long run: `10mbit`, `1.5gbit`, `125MB/s`, `unlimited`",
-		DocDefault: "must be given",
+		DocDefault: "must be given, except with `within`",
+		resolve:    resolveRate,
 		check:      func(r *Rule) error { return checkRate(r.Rate.String, r.Rate) },
 	}),
 	option(func(l *Limit) *Capacity { return &l.Capacity }, func(r *Rule) *uint64 { return &r.Capacity }, sizeText, Option{
@@ -92,8 +129,9 @@ var Options = []*Option{
 		valid: func(r *Rule) error { return checkName(r.Algorithm, "algorithm", algorithmNames) },
 	}),
 	same(func(l *Limit) *Each { return &l.Each }, func(r *Rule) *Each { return &r.Each }, Option{
-		Name: "each", Shadow: true, LimitedOnly: true, Help: "who has a bucket of its own",
-		Doc:   "who has a bucket of their own: `all` together, each `host`, each subnet `/N`, each `flow`",
+		Name: "each", Shadow: true, LimitedOnly: true, Help: "who gets a bucket",
+		RuleOnly: true, notInPool: "a pool has one bucket; use share for parts of it",
+		Doc:   "who gets a bucket: `all` together, each `host`, each subnet `/N`, or each `flow`",
 		valid: func(r *Rule) error { return r.Each.validate(r.Prefix) },
 	}),
 	same(func(l *Limit) *Excess { return &l.Excess }, func(r *Rule) *Excess { return &r.Excess }, Option{
@@ -103,7 +141,7 @@ var Options = []*Option{
 	}),
 	option(func(l *Limit) *Queue { return &l.Queue }, func(r *Rule) *uint64 { return &r.Queue }, sizeText, Option{
 		Name: "queue", LimitedOnly: true,
-		Help:       "queue beyond the capacity: 64kb or 50ms (gcra)",
+		Help:       "length of the queue: 64kb or 50ms (gcra)",
 		Doc:        "with `gcra` and `--excess delay`: the length of the queue, as a size or a time at the rate",
 		DocDefault: "50 ms of the rate, at least 16 KiB; below 29 kbit 4.5 s of the rate",
 		needs:      []need{needsDelay, needsGCRA("whose capacity is the queue; set the capacity instead")},
@@ -111,7 +149,7 @@ var Options = []*Option{
 	}),
 	option(func(l *Limit) *ECNAbove { return &l.ECNAbove }, func(r *Rule) *ECNAbove { return &r.ECNAbove }, ECNAbove.String, Option{
 		Name: "ecn-above", LimitedOnly: true,
-		Help:       "mark ECT packets that would wait longer",
+		Help:       "mark packets that would wait longer (ECN)",
 		Doc:        "with `--excess delay`: mark packets by ECN that are delayed longer than this; or `never`",
 		DocDefault: "half of the longest delay",
 		needs:      []need{needsDelay},
@@ -119,6 +157,7 @@ var Options = []*Option{
 	}),
 	same(func(l *Limit) *Order { return &l.Order }, func(r *Rule) *Order { return &r.Order }, Option{
 		Name: "order", LimitedOnly: true,
+		RuleOnly: true, notInPool: "use share flow",
 		Help:  "sparse-first: small flows skip the queue (gcra)",
 		Doc:   "with `gcra` and `--excess delay`: the order of the queue, `fifo`, or `sparse-first`: flows that send little go first",
 		needs: []need{needsDelay, needsGCRA("whose output never exceeds the rate; use the algorithm gcra"), needsSharedBucket},
@@ -126,29 +165,66 @@ var Options = []*Option{
 	}),
 	same(func(l *Limit) *Penalty { return &l.Penalty }, func(r *Rule) *Penalty { return &r.Penalty }, Option{
 		Name: "penalty", Shadow: true, LimitedOnly: true,
-		Help:  "excess fills the bucket, or holds it (leaky)",
+		RuleOnly: true, notInPool: "leave it out",
+		Help:  "fill the bucket, or keep it full (leaky)",
 		Doc:   "with `leaky`: `fill`: each excess packet fills the bucket; `30s`: each excess packet keeps the bucket full for that long",
 		valid: func(r *Rule) error { return r.Penalty.validate() },
 		check: checkPenalty,
 	}),
 	same(func(l *Limit) *Fail { return &l.Fail }, func(r *Rule) *Fail { return &r.Fail }, Option{
-		Name: "fail", Help: "verdict if a bucket cannot be updated",
+		Name: "fail", Help: "pass or drop if a bucket cannot be updated",
+		RuleOnly: true, notInPool: "set it in rules",
 		Doc:   "verdict when a bucket cannot be updated because of contention: `open` passes the packet, `closed` drops it",
 		valid: func(r *Rule) error { return checkName(r.Fail, "fail", failNames) },
 	}),
 	option(func(l *Limit) *Overhead { return &l.Overhead }, func(r *Rule) *int16 { return &r.Framing.Overhead }, numberText[int16], Option{
 		Name: "overhead", Shadow: true, HelpDefault: "0",
-		Help:       "added `bytes`; or ethernet, docsis, pppoe-ptm",
+		RuleOnly: true, notInPool: "set it in rules, whose packets count in pools as they count there",
+		Help:       "`bytes` that the link adds; or ethernet, docsis, pppoe-ptm",
 		Doc:        "bytes that the link adds to each packet; or tc-cake's `ethernet`, `docsis`, `pppoe-ptm`",
 		DocDefault: "0",
 		resolve:    resolveOverhead,
 		valid:      func(r *Rule) error { return checkFraming(int(r.Framing.Overhead), int(r.Framing.MPU)) },
 	}),
 	option(func(l *Limit) *MPU { return &l.MPU }, func(r *Rule) *uint16 { return &r.Framing.MPU }, numberText[uint16], Option{
-		Name: "mpu", Shadow: true, Help: "least `bytes` that a packet counts",
-		Doc:        "the fewest bytes that a packet counts",
+		Name: "mpu", Shadow: true, Help: "fewest `bytes` that a packet counts as",
+		RuleOnly: true, notInPool: "set it in rules, whose packets count in pools as they count there",
+		Doc:        "the fewest bytes that a packet counts as",
 		DocDefault: "0",
 		resolve:    resolveMPU,
+	}),
+	option(func(l *Limit) *Within { return &l.Within }, func(r *Rule) *Within { return &r.Within }, Within.String, Option{
+		Name: "within", Help: "draw from this pool, too",
+		Doc:        "the [pool](../pools.md) that the rule or pool draws from; a rule without a rate has only its pools",
+		DocDefault: "none",
+		resolve:    resolveWithin,
+		valid:      checkWithin,
+	}),
+	same(func(l *Limit) *Guarantee { return &l.Guarantee }, func(r *Rule) *Guarantee { return &r.Guarantee }, Option{
+		Name:  "guarantee",
+		Help:  "rate that the pool always has for the rule",
+		Doc:   "the rate that the pool always has for the rule or pool; what lies between it and `rate` is borrowed",
+		needs: []need{needsPool},
+		valid: checkGuarantee,
+	}),
+	same(func(l *Limit) *Members { return &l.Members }, func(r *Rule) *Members { return &r.Members }, Option{
+		Name: "members", RuleOnly: true, notInPool: "a pool has one bucket, so leave it out",
+		Help:       "most buckets that have the guarantee",
+		Doc:        "with a guarantee for each host, subnet or flow: how many there are at most",
+		DocDefault: "must be given then",
+		needs:      []need{needsPool, needsGuarantee, needsBuckets},
+	}),
+	same(func(l *Limit) *Weight { return &l.Weight }, func(r *Rule) *Weight { return &r.Weight }, Option{
+		Name: "weight", Help: "part of the pool's shares: 1 to 256",
+		Doc:   "the part that the rule or pool gets of the shares of its pool, relative to the others: 1 to 256",
+		needs: []need{needsPool},
+		valid: checkWeight,
+	}),
+	same(func(l *Limit) *Share { return &l.Share }, func(r *Rule) *Share { return &r.Share }, Option{
+		Name: "share", LimitedOnly: true, Help: "who gets a fair share of the bucket",
+		Doc:   "who gets a fair share of the bucket: each `host`, each subnet `/N`, or each `flow`; in a pool also each `member`; with `none`, first come, first served",
+		needs: []need{needsOneBucket, needsNoPenalty},
+		valid: checkShare,
 	}),
 	option(func(l *Limit) *Name { return &l.Name }, func(r *Rule) *string { return &r.Label.Name }, itself, Option{
 		Name: "name", Label: true,
@@ -176,6 +252,7 @@ func option[L, R comparable, P interface {
 	Value
 }](in func(*Limit) P, of func(*Rule) *R, text func(R) string, o Option) *Option {
 	o.Value = func(l *Limit) Value { return in(l) }
+	o.Copy = func(to, from *Limit) { *in(to) = *in(from) }
 	o.Reset = func(l *Limit) { *in(l) = *new(L) }
 	o.Text = func(r *Rule) string { return text(*of(r)) }
 	o.Same = func(a, b *Rule) bool { return *of(a) == *of(b) }
@@ -199,6 +276,11 @@ func (o *Option) Useful(r *Rule) bool {
 	return !slices.ContainsFunc(o.needs, func(n need) bool { return !n.met(r) })
 }
 
+// DependsOn reports whether the option has a use only with some values of another one.
+func (o *Option) DependsOn(other string) bool {
+	return slices.ContainsFunc(o.needs, func(n need) bool { return n.option == other })
+}
+
 // noUse is the error of an option that has no use. It leaves out a value that may be a
 // default, which the user did not write.
 func (o *Option) noUse(r *Rule, why string) error {
@@ -212,9 +294,9 @@ func (o *Option) noUse(r *Rule, why string) error {
 // validate checks the option together with the others of r.
 func (o *Option) validate(r *Rule) error {
 	given := !o.Same(&noRule, r)
-	if r.Rate == Unlimited {
-		if given && o.LimitedOnly {
-			return o.noUse(r, "in an unlimited rule; leave it out")
+	if r.Rate == Unlimited && o.LimitedOnly {
+		if given {
+			return o.noUse(r, inUnlimited(r.Within))
 		}
 		return nil
 	}
@@ -223,10 +305,18 @@ func (o *Option) validate(r *Rule) error {
 			return o.noUse(r, "with "+n.why(r))
 		}
 	}
-	if o.check == nil {
+	if o.check == nil || r.Rate == Unlimited {
 		return nil
 	}
 	return o.check(r)
+}
+
+// inUnlimited is why an option has no use in an unlimited rule, which may be within a pool.
+func inUnlimited(within Within) string {
+	if within != "" {
+		return "in a rule that has only its pools; give it a rate, or leave this out"
+	}
+	return "in an unlimited rule; leave it out"
 }
 
 // LimitKey returns the name of the option that has a name or alias, and any other text as

@@ -22,6 +22,11 @@ var samples = map[string][]string{
 	"fail":      {"closed"},
 	"overhead":  {"-4"},
 	"mpu":       {"64"},
+	"within":    {"Site 7: down"},
+	"guarantee": {"2mbit", "within=uplink"},
+	"members":   {"50", "within=uplink", "guarantee=1mbit", "each=host"},
+	"weight":    {"256", "within=uplink"},
+	"share":     {"flow"},
 	"name":      {"Müller & Söhne"},
 	"note":      {"pays in May"},
 }
@@ -37,6 +42,46 @@ func limitOf(t *testing.T, options []string) (l Limit) {
 		}
 	}
 	return l
+}
+
+// A rule becomes a limit of which the same rule is made, and in which a capacity follows the rate.
+func TestRuleLimit(t *testing.T) {
+	prefix := netip.MustParsePrefix("10.0.0.0/24")
+	for _, options := range [][]string{
+		{}, {"rate=unlimited", "fail=closed"}, {"capacity=64kb", "each=/28", "name=Müller & Söhne", "note=x"},
+		{"excess=delay", "ecn-above=never", "order=sparse-first", "queue=20ms"}, {"excess=delay", "algorithm=leaky"},
+		{"algorithm=leaky", "penalty=30s", "excess=ecn"}, {"overhead=ethernet"}, {"overhead=-4", "mpu=64"},
+		{"within=uplink", "guarantee=1mbit", "weight=3", "share=/30"}, {"rate=unlimited", "within=uplink", "guarantee=1mbit"},
+		{"within=uplink", "guarantee=1mbit", "each=host", "members=50"}, {"within=uplink", "each=/24", "share=host"},
+	} {
+		for _, shadow := range []string{"none", "rate=5mbit", "rate=1mbit,capacity=64kb,each=host,overhead=docsis"} {
+			l := limitOf(t, options)
+			var err error
+			if l.Shadow, err = ParseShadow(shadow); err != nil {
+				t.Fatal(err)
+			}
+			if l.Rate == Unlimited {
+				l.Shadow = nil
+			}
+			have, err := l.Rule(prefix, 14)
+			if err != nil {
+				t.Fatal(options, err)
+			}
+			if l, err = have.Limit(); err != nil {
+				t.Fatal(options, err)
+			}
+			if got, err := l.Rule(prefix, 14); err != nil || got != have {
+				t.Errorf("%v, shadow %s: %v, %+v became %+v", options, shadow, err, have, got)
+			}
+		}
+	}
+	have, err := Limit{Rate: 10e6}.Rule(prefix, 14)
+	l, errAgain := have.Limit()
+	l.Rate = 50e6
+	got, errFaster := l.Rule(prefix, 14)
+	if want := (Rule{Prefix: prefix, Rate: 50e6, Capacity: DefaultCapacity(50e6)}); got != want {
+		t.Errorf("%v %v %v: at another rate it is %+v, not %+v", err, errAgain, errFaster, got, want)
+	}
 }
 
 // TestOptions converts each option from text to a rule and back.
@@ -56,7 +101,7 @@ func TestOptions(t *testing.T) {
 		}
 		value := with[0]
 		l := limitOf(t, with[1:])
-		without, err := l.Rule(prefix, 14)
+		without, err := l.Resolve(prefix, 14) // guarantees may need the option
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -79,9 +124,21 @@ func TestOptions(t *testing.T) {
 		}
 		unlimited := Limit{Rate: Unlimited}
 		unlimited.Set(o.Name, value)
+		if slices.Contains(with, "within=uplink") {
+			unlimited.Within = "uplink"
+		}
 		_, err = unlimited.Rule(prefix, 14)
-		if ignored := o.Name == "queue"; (err == nil) == o.LimitedOnly && !ignored {
+		refused := o.LimitedOnly && o.Name != "queue" || o.Name == "members"
+		if (err == nil) == refused {
 			t.Errorf("%s of an unlimited rule: %v", o.Name, err)
+		}
+		pool := limitOf(t, with[1:])
+		if err := pool.Set(o.Name, value); err != nil {
+			t.Fatal(err)
+		}
+		r, err = pool.Pool("pool")
+		if refused := o.RuleOnly || o.Name == "penalty"; (err == nil) == refused || err != nil && !strings.Contains(err.Error(), "pool") {
+			t.Errorf("%s of a pool: %v", o.Name, err)
 		}
 	}
 }

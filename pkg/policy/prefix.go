@@ -36,6 +36,9 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 	if addr.Zone() != "" {
 		return netip.Prefix{}, fmt.Errorf("network %.64q has a zone; leave out the %% and what follows it", s)
 	}
+	if !hasLength && addr.IsUnspecified() {
+		return netip.Prefix{}, fmt.Errorf("network %q is a single address that no host has; did you mean %v/0?", s, addr)
+	}
 	prefix := netip.PrefixFrom(addr, addr.BitLen())
 	if hasLength {
 		if prefix, err = netip.ParsePrefix(s); err != nil {

@@ -54,7 +54,10 @@ func ParseRate(s string) (Rate, error) {
 	}
 	v, whole := scale(number, size)
 	if !whole {
-		return 0, fmt.Errorf("rate %q is not a whole number of bits per second; round it to one", s)
+		if unit == "" {
+			return 0, fmt.Errorf("rate %q has no unit; did you mean %smbit?", s, number)
+		}
+		return 0, fmt.Errorf("rate %q is not a whole number of bits per second; round it", s)
 	}
 	if err := checkRate(func() string { return strconv.Quote(s) }, Rate(v)); err != nil {
 		return 0, err
@@ -101,7 +104,7 @@ func checkRate(spelled func() string, r Rate) error {
 	case r == 0:
 		return fmt.Errorf("rate %s is zero and would pass nothing; the slowest is %v", spelled(), MinRate)
 	case r < MinRate:
-		advice, units := "raise it", map[string]string{"": "m", "k": "m", "ki": "mi"}
+		advice, units := "raise it", map[string]string{"": "m"}
 		if r >= 1000 {
 			units[""] = "k"
 		}

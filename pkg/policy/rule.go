@@ -10,9 +10,10 @@ import "net/netip"
 // cannot overflow.
 const maxLevel = 1 << 42
 
-// Rule limits the packets of one prefix in one direction of one device.
+// Rule limits the packets of one prefix in one direction of one device. Or it is a pool.
 type Rule struct {
-	Prefix    netip.Prefix
+	Prefix    netip.Prefix // of a pool its PoolKey
+	Pool      bool         // Label.Name is the name of the pool
 	Rate      Rate
 	Capacity  uint64 // bytes, MinCapacity to MaxCapacity; 0 if Rate is Unlimited
 	Algorithm Algorithm
@@ -24,13 +25,18 @@ type Rule struct {
 	Penalty   Penalty
 	Fail      Fail
 	Framing   Framing
+	Within    Within
+	Guarantee Guarantee
+	Members   Members
+	Weight    Weight
+	Share     Share
 	Shadow    Shadow
 	Label     Label
 }
 
 // Validate returns an error if r is not valid; it names the first option that is wrong.
 func (r *Rule) Validate() error {
-	if err := checkPrefix(r.Prefix); err != nil {
+	if err := r.validatePool(); err != nil {
 		return err
 	}
 	if err := checkText("plan", r.Label.Plan, MaxName); err != nil {

@@ -6,8 +6,11 @@ import (
 )
 
 // Sentence describes r on a direction of a device in English. Its prefix is compared with
-// the address that match names.
+// the address that match names. A pool has none of the three.
 func (r Rule) Sentence(device string, dir Direction, match Match) string {
+	if r.Pool {
+		return r.Says(match)
+	}
 	by := ""
 	if match != dir.FarSide() {
 		by = " by " + map[Match]string{MatchDst: "destination", MatchSrc: "source"}[match] + " address"
@@ -17,26 +20,70 @@ func (r Rule) Sentence(device string, dir Direction, match Match) string {
 
 // Says describes r without its device: who gets which limit.
 func (r Rule) Says(match Match) string {
-	says := r.subject(match) + " is not limited"
-	if r.Rate != Unlimited {
-		says = r.subject(match) + " gets " + r.Gets()
+	says := r.subject(match)
+	switch {
+	case r.Rate != Unlimited:
+		says += " gets " + r.Gets()
+	case r.Within != "":
+		says += fmt.Sprintf(" is limited only by pool %q", string(r.Within)) + r.part() + r.counts()
+	default:
+		says += " is not limited"
 	}
 	if proposed, ok := r.Proposed(); ok {
-		says += "; proposed: " + proposed.subject(match) + " gets " + proposed.gets()
+		says += "; shadow: " + proposed.subject(match) + " gets " + proposed.gets()
 	}
 	return says
 }
 
-// Gets describes the limit of r without its network.
+// Gets describes the limit of r, which is not unlimited, without its network.
 func (r Rule) Gets() string {
-	says := fmt.Sprintf("%s; excess is %s%s (%v)", r.gets(), r.verdict(), r.Penalty.effect(), r.Algorithm)
+	says := r.gets()
+	if by := r.Share.by(); by != "" {
+		says += ", shared fairly by its " + by
+	}
+	if r.Within != "" {
+		says += fmt.Sprintf(", within pool %q", string(r.Within)) + r.part()
+	}
+	return fmt.Sprintf("%s; excess is %s%s (%v)%s", says, r.verdict(), r.Penalty.effect(), r.Algorithm, r.counts())
+}
+
+// part describes what r gets of its pool.
+func (r Rule) part() (says string) {
+	if r.Guarantee != 0 {
+		says = fmt.Sprintf(", %v of it guaranteed", r.Guarantee)
+	}
+	if r.Members != 0 {
+		says += fmt.Sprintf(" to each of at most %v", r.Members)
+	}
+	if r.Weight != 0 {
+		says += fmt.Sprintf(", weight %v", r.Weight)
+	}
+	return says
+}
+
+// counts describes how packets are metered, if that is not as usual.
+func (r Rule) counts() (says string) {
 	if r.Framing != (Framing{}) {
-		says += "; each packet counts " + r.Framing.effect()
+		says = "; each packet counts " + r.Framing.effect()
 	}
 	if r.Fail == Closed {
 		says += "; what cannot be metered is dropped"
 	}
 	return says
+}
+
+func (s Share) by() string {
+	switch s.Kind {
+	case ShareHost:
+		return "hosts"
+	case ShareSubnet:
+		return s.String() + " subnets"
+	case ShareFlow:
+		return "flows"
+	case ShareMember:
+		return "members"
+	}
+	return ""
 }
 
 func (r Rule) gets() string {
@@ -56,6 +103,9 @@ func sizeAndTime(bytes uint64, r Rate) string {
 
 // subject is who has one bucket.
 func (r Rule) subject(match Match) string {
+	if r.Pool {
+		return fmt.Sprintf("pool %q", r.Label.Name)
+	}
 	where, single := r.Prefix.String(), r.Prefix.IsSingleIP()
 	if single {
 		where = r.Prefix.Addr().String()
@@ -82,7 +132,7 @@ func (r Rule) subject(match Match) string {
 func (r Rule) verdict() string {
 	switch r.Excess {
 	case ECN:
-		return "marked by ECN where it can be, else dropped"
+		return "marked by ECN if the packet allows it, else dropped"
 	case Pass:
 		return "counted but not dropped"
 	case Delay:

@@ -1,0 +1,295 @@
+package policy
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+const (
+	// MaxDepth is the largest number of pools above a rule.
+	MaxDepth = 16
+	// MaxWeight is the largest weight of a rule or pool.
+	MaxWeight = 256
+	// minGuaranteeBurst holds a few full packets, so that a small guarantee is not refused to a sender whose
+	// packets come in pairs.
+	minGuaranteeBurst = 32 << 10
+
+	none = "none"
+)
+
+// A pool is a named bucket of a network namespace. It is a Rule of the Table without a device, and has
+// a name instead of a network.
+
+// PoolKey returns the prefix by which a pool is found among the pools of its namespace. It is a hash of
+// the name and has nothing to do with addresses.
+func PoolKey(name string) netip.Prefix {
+	hash := sha256.Sum256([]byte(name))
+	return netip.PrefixFrom(netip.AddrFrom16([16]byte(hash[:16])), 128)
+}
+
+// IsPools reports whether the rules of the table are the pools of the namespace.
+func (t Table) IsPools() bool { return t.Device == "" }
+
+// Pool makes a pool. It returns an error if the pool is not valid.
+func (l Limit) Pool(name string) (r Rule, err error) {
+	if err := CheckPoolName(name); err != nil {
+		return Rule{Pool: true}, err
+	}
+	l.Name = Name(name)
+	if r, err = l.resolve(Rule{Prefix: PoolKey(name), Pool: true}, 0); err == nil {
+		err = r.Validate()
+	}
+	return r, err
+}
+
+// CheckPoolName returns an error if a pool cannot have the name.
+func CheckPoolName(name string) error {
+	switch name {
+	case "":
+		return errors.New("the name of a pool is empty; write one such as uplink")
+	case none:
+		return fmt.Errorf("a pool cannot be called %s, which stands for no pool; choose another name", none)
+	}
+	return checkText("pool", name, MaxName)
+}
+
+func (r *Rule) validatePool() error {
+	if !r.Pool {
+		return checkPrefix(r.Prefix)
+	}
+	name := r.Label.Name
+	if err := CheckPoolName(name); err != nil {
+		return err
+	}
+	if r.Prefix != PoolKey(name) {
+		return fmt.Errorf("pool %q has the key of another one", name)
+	}
+	if r.Within == Within(name) {
+		return fmt.Errorf("within %q is the pool itself; name another pool", name)
+	}
+	if r.Rate == Unlimited {
+		return errors.New("rate unlimited would limit nothing; give the pool a rate, or leave the pool out")
+	}
+	for _, o := range Options {
+		if o.RuleOnly && !o.Same(&noRule, r) {
+			return NotInPool(o.Name)
+		}
+	}
+	if r.Excess == Pass {
+		return errors.New("excess pass would limit nothing in a pool; use another one, or leave the pool out")
+	}
+	if r.Shadow != (Shadow{}) {
+		return NotInPool("shadow")
+	}
+	if r.Label.Plan != "" {
+		return NotInPool("plan")
+	}
+	return nil
+}
+
+// Within is the name of the pool that a rule or pool draws from; "" for none.
+type Within string
+
+func (w *Within) Set(s string) error {
+	if s == none {
+		s = ""
+	}
+	return setText(w, "within", s, MaxName)
+}
+
+func (w Within) String() string { return string(w) }
+func (w Within) Type() string   { return "pool" }
+
+// NotInPool is the error for an option, a shadow or a plan that a pool cannot have.
+func NotInPool(key string) error {
+	instead := map[string]string{"plan": "write the options instead", "shadow": "give it to the rules"}[key]
+	if o := FindOption(key); o != nil && o.RuleOnly {
+		key, instead = o.Name, o.notInPool
+	}
+	return fmt.Errorf("%s has no use in a pool; %s", key, instead)
+}
+
+func checkWithin(r *Rule) error {
+	if r.Within == none {
+		return fmt.Errorf("within %q is no name of a pool; leave it out", none)
+	}
+	return checkText("within", string(r.Within), MaxName)
+}
+
+// Weight is the part that a rule or pool gets of the shares of its pool, relative to the others there: 2 to
+// MaxWeight, or 0 for 1.
+type Weight uint16
+
+func (w *Weight) Set(s string) error {
+	n, err := strconv.ParseUint(s, 10, 16)
+	if err != nil || n < 1 || n > MaxWeight {
+		return fmt.Errorf("weight %.64q is not a whole number from 1 to %d", s, MaxWeight)
+	}
+	if *w = Weight(n); n == 1 {
+		*w = 0
+	}
+	return nil
+}
+
+// Value is the weight as a number from 1 on.
+func (w Weight) Value() uint16 { return max(uint16(w), 1) }
+
+func (w Weight) String() string { return strconv.Itoa(int(w.Value())) }
+func checkWeight(r *Rule) error {
+	if r.Weight == 1 || r.Weight > MaxWeight {
+		return fmt.Errorf("weight has the value %d; use 2 to %d, or 0 for 1", uint16(r.Weight), MaxWeight)
+	}
+	return nil
+}
+
+func (w Weight) Type() string { return "number" }
+
+// Guarantee is the rate that a rule or pool always gets of its pool; 0 for none.
+type Guarantee Rate
+
+func (g *Guarantee) Set(s string) error {
+	if s == none {
+		*g = 0
+		return nil
+	}
+	r, err := ParseRate(s)
+	if err == nil && r == Unlimited {
+		err = errors.New("it must be a rate such as 5mbit")
+	}
+	if err != nil {
+		return fmt.Errorf("guarantee: %w", err)
+	}
+	*g = Guarantee(r)
+	return nil
+}
+
+func (g Guarantee) String() string {
+	if g == 0 {
+		return none
+	}
+	return Rate(g).String()
+}
+
+func (g Guarantee) Type() string { return "rate|none" }
+
+// Members is how many buckets a rule has at most that each have its guarantee; 0 if that is not known.
+type Members uint32
+
+func (m *Members) Set(s string) error {
+	n, err := strconv.ParseUint(s, 10, 32)
+	if err != nil || n == 0 {
+		return fmt.Errorf("members %.64q is not a whole number from 1 on; write how many hosts, subnets or flows there are at most", s)
+	}
+	*m = Members(n)
+	return nil
+}
+
+func (m Members) String() string {
+	if m == 0 {
+		return ""
+	}
+	return strconv.FormatUint(uint64(m), 10)
+}
+
+func (m Members) Type() string { return "number" }
+
+// ShareKind is who gets a fair share of a bucket.
+type ShareKind uint8
+
+const (
+	ShareNone   ShareKind = iota // nobody: first come, first served
+	ShareHost                    // each far address
+	ShareSubnet                  // each subnet of Share.Bits
+	ShareFlow                    // each 5-tuple
+	ShareMember                  // each rule and pool that is directly within the pool
+)
+
+// Share is who gets a fair share of a bucket, and for ShareSubnet the prefix length.
+type Share struct {
+	Kind ShareKind
+	Bits uint8
+}
+
+var shareNames = []string{ShareNone: none, ShareHost: "host", ShareSubnet: "/N", ShareFlow: "flow", ShareMember: "member"}
+
+func (s Share) String() string {
+	if s.Kind == ShareSubnet {
+		return "/" + strconv.Itoa(int(s.Bits))
+	}
+	return nameOf(s.Kind, shareNames)
+}
+
+func (s *Share) Set(text string) error {
+	if length, ok := strings.CutPrefix(text, "/"); ok {
+		bits, err := strconv.ParseUint(length, 10, 8)
+		if err != nil || bits > 128 {
+			return fmt.Errorf("share %.64q is not a prefix length; use /0 to /32 for IPv4, /0 to /128 for IPv6", text)
+		}
+		*s = Share{ShareSubnet, uint8(bits)}
+		return nil
+	}
+	var kind ShareKind
+	err := setName(&kind, "share", text, shareNames)
+	if err == nil {
+		*s = Share{Kind: kind}
+	}
+	return err
+}
+
+func (s Share) Type() string { return strings.Join(shareNames, "|") }
+
+func checkShare(r *Rule) error {
+	if err := checkName(r.Share.Kind, "share", shareNames); err != nil {
+		return err
+	}
+	family := r.Prefix.Addr().BitLen()
+	switch {
+	case r.Share.Kind != ShareSubnet && r.Share.Bits != 0:
+		return fmt.Errorf("share %v takes no prefix length; leave out /%d", r.Share, r.Share.Bits)
+	case r.Share.Kind == ShareMember && !r.Pool:
+		return errors.New("share member is for pools, whose members are rules and pools; use host, /N or flow")
+	case r.Share.Kind == ShareSubnet && r.Share.Bits > 128:
+		return fmt.Errorf("share %v is not a prefix length; use /0 to /128", r.Share)
+	case r.Share.Kind == ShareSubnet && !r.Pool && (int(r.Share.Bits) < r.Prefix.Bits() || int(r.Share.Bits) > family):
+		return fmt.Errorf("share %v does not divide %v; use /%d to /%d", r.Share, r.Prefix, r.Prefix.Bits(), family)
+	}
+	return nil
+}
+
+func checkGuarantee(r *Rule) error {
+	switch {
+	case r.Guarantee == 0:
+		return nil
+	case r.Rate != Unlimited && Rate(r.Guarantee) > r.Rate:
+		return fmt.Errorf("guarantee %v is above the rate %v; lower it, or raise the rate", r.Guarantee, r.Rate)
+	case !r.hasOneBucket() && r.Members == 0:
+		return fmt.Errorf("guarantee %v is for each bucket of the rule; say with members how many there are at most, such as members 50", r.Guarantee)
+	}
+	return checkRate(Rate(r.Guarantee).String, Rate(r.Guarantee))
+}
+
+// Guaranteed returns the limit whose conforming packets are guaranteed to r; false if r has no guarantee.
+func (r Rule) Guaranteed() (guaranteed Rule, ok bool) {
+	rate := Rate(r.Guarantee)
+	return Rule{
+		Prefix: r.Prefix, Rate: rate, Capacity: max(minGuaranteeBurst, bytesIn(defaultDrain, rate)), Each: r.Each, Framing: r.Framing,
+	}, rate != 0
+}
+
+func resolveWithin(l *Limit, r *Rule, _ uint8) error {
+	r.Within = l.Within
+	return nil
+}
+
+// resolveRate sets the rate. A rule that has only its pools is unlimited itself.
+func resolveRate(l *Limit, r *Rule, _ uint8) error {
+	r.Rate = l.Rate
+	if l.Rate == 0 && l.Within != "" && !r.Pool {
+		r.Rate = Unlimited
+	}
+	return nil
+}

@@ -1,0 +1,85 @@
+package policy
+
+import (
+	"strings"
+	"testing"
+)
+
+// poolOf returns a pool, changed by each of edits.
+func poolOf(name string, edits ...func(*Rule)) Rule {
+	r := Rule{Prefix: PoolKey(name), Pool: true, Rate: 10_000_000, Capacity: 125_000, Label: Label{Name: name}}
+	for _, edit := range edits {
+		edit(&r)
+	}
+	return r
+}
+
+func TestPool(t *testing.T) {
+	l := limitOf(t, []string{"within=uplink", "guarantee=1mbit", "weight=3", "share=member", "excess=delay", "note=x"})
+	r, err := l.Pool("ap 1")
+	if err != nil || !r.Pool || r.Prefix != PoolKey("ap 1") || r.Label.Name != "ap 1" {
+		t.Fatalf("%v, got %+v", err, r)
+	}
+	if l, err = r.Limit(); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := l.Pool("ap 1"); err != nil || again != r {
+		t.Errorf("%v: it became %+v, was %+v", err, again, r)
+	}
+	if PoolKey("ap 1") == PoolKey("ap 2") || !PoolKey("").IsSingleIP() {
+		t.Error("pools have the same key")
+	}
+}
+
+func TestPoolRefuses(t *testing.T) {
+	for _, test := range []struct {
+		edit func(*Rule)
+		part string
+	}{
+		{func(r *Rule) { r.Label.Name = "" }, "the name of a pool is empty"},
+		{func(r *Rule) { r.Label.Name = "none" }, "a pool cannot be called none, which stands for no pool"},
+		{func(r *Rule) { r.Label.Name = strings.Repeat("n", 65) }, "has 65 bytes"},
+		{func(r *Rule) { r.Label.Name = "a\nb" }, `pool "a\nb" has a control character`},
+		{func(r *Rule) { r.Prefix = PoolKey("other") }, `pool "uplink" has the key of another one`},
+		{func(r *Rule) { r.Within = "uplink" }, `within "uplink" is the pool itself`},
+		{func(r *Rule) { r.Rate, r.Capacity = Unlimited, 0 }, "rate unlimited would limit nothing"},
+		{func(r *Rule) { r.Rate = 7 }, "rate 7bit is below 8kbit"},
+		{func(r *Rule) { r.Each.Kind = EachHost }, "each has no use in a pool; a pool has one bucket"},
+		{func(r *Rule) { r.Algorithm, r.Penalty.Kind = Leaky, PenaltyFill }, "penalty has no use in a pool"},
+		{func(r *Rule) { r.Framing.Overhead = 4 }, "overhead has no use in a pool; set it in rules"},
+		{func(r *Rule) { r.Fail = Closed }, "fail has no use in a pool"},
+		{func(r *Rule) { delay(GCRA)(r); r.Order = SparseFirst }, "order has no use in a pool; use share flow"},
+		{func(r *Rule) { r.Members = 5 }, "members has no use in a pool"},
+		{func(r *Rule) { r.Excess = Pass }, "excess pass would limit nothing in a pool"},
+		{func(r *Rule) { r.Shadow = Shadow{Rate: 1e6, Capacity: 125_000} }, "shadow has no use in a pool"},
+		{func(r *Rule) { r.Label.Plan = "gold" }, "plan has no use in a pool"},
+		{func(r *Rule) { r.Guarantee = 5e6 }, "guarantee 5mbit has no use with no pool to draw from"},
+		{func(r *Rule) { r.Share = Share{ShareSubnet, 129} }, "share /129 is not a prefix length"},
+	} {
+		r := poolOf("uplink", test.edit)
+		wantError(t, r.Validate(), test.part)
+	}
+	for name, part := range map[string]string{"": "the name of a pool is empty", "none": "cannot be called none"} {
+		_, err := Limit{Rate: 1e6}.Pool(name)
+		wantError(t, err, part)
+	}
+	_, err := Limit{Within: "uplink"}.Pool("a")
+	wantError(t, err, "rate is missing; say how much, such as 1gbit")
+}
+
+// TestGuaranteed checks that small guarantees hold some packets.
+func TestGuaranteed(t *testing.T) {
+	for _, test := range []struct {
+		guarantee Guarantee
+		capacity  uint64
+	}{{8000, minGuaranteeBurst}, {8e6, 300_000}} {
+		r := ruleOn("10.0.0.0/24", func(r *Rule) { r.Guarantee, r.Each.Kind, r.Framing.MPU = test.guarantee, EachHost, 64 })
+		got, ok := r.Guaranteed()
+		if want := (Rule{Prefix: r.Prefix, Rate: Rate(test.guarantee), Capacity: test.capacity, Each: r.Each, Framing: r.Framing}); !ok || got != want {
+			t.Errorf("%v: %v, %+v; want %+v", test.guarantee, ok, got, want)
+		}
+	}
+	if _, ok := ruleOn("10.0.0.0/24").Guaranteed(); ok {
+		t.Error("a rule without a guarantee has one")
+	}
+}
