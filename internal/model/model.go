@@ -17,6 +17,8 @@ const (
 	TickBits = 30
 	// PacketBits: no packet counts as 2^PacketBits bytes or more.
 	PacketBits = 24
+	// SharedBytes is the size as which larger packets conform to a bucket that packets of all sizes share.
+	SharedBytes = 1514
 	// MaxPacket is the largest size of a packet in bytes.
 	MaxPacket = 1<<PacketBits - 1
 	// SparseBits: a sparse flow sends at most 2^SparseBits bytes while a full queue drains.
@@ -35,6 +37,7 @@ type Meter struct {
 	Burst     uint64 // units; with a queue, packets are not delayed up to this level
 	Penalty   uint64 // units: the level after an excess packet; 0 for no penalty
 	Idle      uint32 // ticks after which any bucket is empty
+	Shared    bool   // packets larger than SharedBytes conform as one of that size
 }
 
 // A Limit decides the verdicts for the packets of a rule.
@@ -53,6 +56,7 @@ func NewLimit(r policy.Rule) *Limit {
 		return &Limit{}
 	}
 	l := &Limit{Excess: r.Excess, Order: r.Order, ECNAbove: r.ECNAbove}
+	l.Shared = r.Pool || r.Share.Kind != policy.ShareNone
 	l.RateUnits, l.Capacity = rateUnits(uint64(r.Rate)), r.Capacity<<UnitBits
 	if r.Excess == policy.Delay && r.Algorithm == policy.GCRA {
 		l.Burst, l.Capacity = l.Capacity, (r.Capacity+r.Queue)<<UnitBits
@@ -269,7 +273,7 @@ func excess(level, n, bound uint64) uint64 {
 
 // Wait returns the time in ns until a packet of n bytes conforms, given the level in
 // units, if no other packet arrives.
-func (m Meter) Wait(level, n uint64) uint64 { return m.drain(excess(level, n, m.Capacity)) }
+func (m Meter) Wait(level, n uint64) uint64 { return m.drain(excess(level, m.tested(n), m.Capacity)) }
 
 // LongestWait returns the longest time in ns for which a packet may be queued.
 func (m Meter) LongestWait() uint64 { return m.drain(m.Capacity - m.Burst) }
@@ -278,7 +282,16 @@ func (m Meter) LongestWait() uint64 { return m.drain(m.Capacity - m.Burst) }
 // units: exactly full conforms, and so does a packet larger than the bucket when
 // it is empty.
 func (m Meter) Conforms(level, n uint64) bool {
-	return level == 0 || level+n<<UnitBits <= m.Capacity
+	return level == 0 || level+m.tested(n)<<UnitBits <= m.Capacity
+}
+
+// tested is the size as which a packet of n bytes conforms. Where packets of all sizes share a bucket, a small one
+// would always find room before a large one. So large packets conform as smaller ones do, and are charged as a whole.
+func (m Meter) tested(n uint64) uint64 {
+	if m.Shared {
+		return min(n, SharedBytes)
+	}
+	return n
 }
 
 // A Bucket is the state of a bucket. The zero Bucket was never charged.

@@ -1,0 +1,175 @@
+package model
+
+import (
+	"slices"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A Stage is a rule or a pool, with the state of its buckets when a packet arrives.
+type Stage struct {
+	*Limit                 // without a rate for a rule that has only its pools
+	State                  // of the bucket
+	Guarantee      *Limit  // of conforming packets that pass all pools above; nil for none
+	GuaranteeLevel uint64  // units
+	Share          *Share  // nil for none
+	Sharer         *Sharer // the packet's
+	Weight         uint64  // of the sharer
+}
+
+// NoStage is the index of no stage.
+const NoStage = -1
+
+// A Passage is the outcome for a packet in a rule and the pools above it.
+type Passage struct {
+	Outcome             // of the rule; Verdict, Wait and Departure are those of all stages together
+	Refuses    int      // the stage that refuses the packet, or NoStage
+	Guaranteed int      // the stage above which the packet is guaranteed, or NoStage
+	Beyond     bool     // the stage that refuses the packet does so because of its fair share
+	Levels     []uint64 // units: of the bucket of each stage after the packet
+	Delays     []bool   // by stage: a pool that passes the packet delays it
+	Marks      []bool   // by stage: a pool that passes the packet marks it
+}
+
+// Climb returns the outcome for a packet in a rule, the first stage, and in the pools above it, the lowest one first.
+// The packet passes if all of them conform and it is within its fair shares. A packet that is guaranteed passes the
+// pools above, whatever their levels are. Climb advances the clocks of shares and forgives debts of sharers, and charges nothing.
+func Climb(stages []Stage, p Packet) Passage {
+	rule := &stages[0]
+	to := Passage{
+		Outcome: Outcome{Departure: p.Time}, Refuses: NoStage, Guaranteed: NoStage,
+		Delays: make([]bool, len(stages)), Marks: make([]bool, len(stages)),
+	}
+	share := rule.judge(p)
+	if rule.RateUnits != 0 {
+		to.Outcome = rule.Decide(rule.State, p)
+	}
+	if share == BeyondShare {
+		to.Outcome = Outcome{Excess: true, Departure: p.Time, Level: rule.State.Level, Flow: rule.State.Flow}
+		if rule.Excess != policy.Pass {
+			to.Verdict = Drop
+		}
+	}
+	if rule.guarantees(p) {
+		to.Guaranteed = 0
+	}
+	for i := 1; i < len(stages) && to.Guaranteed == NoStage && to.Refuses == NoStage; i++ {
+		to.ask(stages, i, p)
+	}
+	// Of a rule that marks or passes excess packets, the pool is what refuses.
+	if to.Verdict == Drop && (to.Refuses == NoStage || rule.Excess == policy.Drop || rule.Excess == policy.Delay) {
+		to.Refuses, to.Beyond = 0, share == BeyondShare
+	}
+	for i := range stages {
+		to.Levels = append(to.Levels, stages[i].State.Level)
+	}
+	to.Levels[0] = to.Outcome.Level
+	switch {
+	case to.Refuses > 0: // nothing is charged
+		to.Levels[0] = rule.State.Level
+		to.Outcome = Outcome{
+			Verdict: Drop, Excess: true, Departure: p.Time, Level: rule.State.Level, Flow: rule.State.Flow,
+			Wait: stages[to.Refuses].Wait(stages[to.Refuses].State.Level, p.Bytes),
+		}
+		return to
+	case to.Refuses == 0:
+		return to
+	case to.Excess:
+		to.Wait = 0 // the rule marks or passes it without a delay
+	}
+	for i := 1; i < len(stages); i++ {
+		to.Levels[i] = indebted(to.Levels[i], p.Bytes)
+		to.delay(&stages[i], i, p)
+	}
+	if slices.Contains(to.Marks, true) || share == BeyondMark {
+		to.Verdict = Mark
+	}
+	return to
+}
+
+// ChargesSharer reports whether the packet is charged to its sharer in a stage that has fair shares. Packets that pass
+// beyond the limit of their rule, or that are guaranteed, are not charged to sharers.
+func (to *Passage) ChargesSharer(stages []Stage, i int) bool {
+	switch {
+	case to.Refuses != NoStage:
+		return false
+	case i == 0:
+		return !to.Excess || stages[0].Excess != policy.Pass
+	}
+	return to.Guaranteed == NoStage || to.Guaranteed >= i
+}
+
+// ChargesGuarantee reports whether the packet is charged to the guarantee of a stage that has one.
+func (to *Passage) ChargesGuarantee(i int) bool {
+	return to.Refuses == NoStage && to.Guaranteed != NoStage && to.Guaranteed <= i
+}
+
+// ask asks a pool.
+func (to *Passage) ask(stages []Stage, i int, p Packet) {
+	pool := &stages[i]
+	marks := pool.Excess == policy.ECN && p.ECT
+	switch {
+	case pool.Conforms(pool.State.Level, p.Bytes):
+	case marks && pool.State.Level+p.Bytes<<UnitBits <= 2*pool.Capacity:
+		to.Marks[i] = true
+	default:
+		to.Refuses = i
+		return
+	}
+	switch pool.judge(p) {
+	case BeyondShare:
+		to.Refuses, to.Beyond = i, true
+		return
+	case BeyondMark:
+		to.Marks[i] = true
+	}
+	if pool.guarantees(p) {
+		to.Guaranteed = i
+	}
+}
+
+func (s *Stage) guarantees(p Packet) bool {
+	return s.Guarantee != nil && s.Guarantee.Conforms(s.GuaranteeLevel, p.Bytes)
+}
+
+// judge judges a packet by the shares of the stage. Only a stage that marks excess packets marks packets beyond a share.
+func (s *Stage) judge(p Packet) ShareVerdict {
+	if s.Share == nil {
+		return WithinShare
+	}
+	s.Share.KeepTime(s.Meter, p.Time, s.State.Level)
+	verdict := s.Share.Judge(s.Meter, s.Sharer, s.Weight, p.Bytes, s.State.Level)
+	if verdict == BeyondMark && (s.Excess != policy.ECN || !p.ECT) {
+		return BeyondShare
+	}
+	return verdict
+}
+
+// delay extends the delay of a packet to that of a pool's queue. i is the pool's index.
+func (to *Passage) delay(pool *Stage, i int, p Packet) {
+	if pool.Excess != policy.Delay {
+		return
+	}
+	queued := pool.queue(Outcome{Departure: p.Time}, State{Level: pool.State.Level}, p)
+	to.Delays[i], to.Marks[i] = queued.Wait > 0, to.Marks[i] || queued.Verdict == Mark
+	if queued.Wait > to.Wait {
+		to.Wait, to.Departure = queued.Wait, queued.Departure
+		if to.Verdict == Pass {
+			to.Verdict = Delay
+		}
+	}
+}
+
+// maxDebt is more than guarantees can reach: levels must stay below 2^62 units.
+const maxDebt = 1 << 60
+
+// indebted returns a level after a charge of n bytes that no limit can prevent.
+func indebted(level, n uint64) uint64 {
+	if level > maxDebt {
+		return level
+	}
+	return level + n<<UnitBits
+}
+
+// Charge charges a packet of n bytes to a bucket whatever its level is.
+func (m Meter) Charge(b *Bucket, now, n uint64) { *b = m.charged(indebted(m.Level(*b, now), n), now) }

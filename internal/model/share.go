@@ -1,0 +1,225 @@
+package model
+
+import "math/bits"
+
+// Fair shares of a bucket by a clock: bpf/share.h has the same arithmetic, and struct share of bpf/abi.h explains it.
+const (
+	// FairBits: a fair unit is 2^-FairBits byte for each unit of weight.
+	FairBits = 8
+	// FairBins is the number of bins of each wheel.
+	FairBins = 64
+
+	tatCoarse  = 2 // TAT_COARSE of bpf/abi.h
+	freeBits   = 8
+	speedBits  = 8
+	slowest    = 2 // octaves
+	octaves    = 4
+	more       = 3
+	leastNS    = 100_000_000
+	mostNS     = 150_000_000
+	alone      = 2
+	ownPackets = 2
+	forgiven   = 4
+	restNS     = 4 << 30
+	stepBackNS = 1 << 30
+	steps      = 16
+	freeScale  = 1 << 25
+)
+
+// ShareParams are what the shares of a limit need besides its Meter.
+type ShareParams struct {
+	FineShift   uint8  // a bin of the fine wheel has 2^FineShift fair units,
+	CoarseShift uint8  // and of the coarse one 2^CoarseShift
+	FreeShift   uint8  // free units of the bucket, shifted right,
+	FreeFactor  uint16 // times this are 2^25 if the bucket is empty
+	Step        uint32 // ns between two advances of the clock
+}
+
+// ShareParams returns the parameters for fair shares of the bucket.
+func (m Meter) ShareParams() (p ShareParams) {
+	const (
+		leastFine   = 12 + FairBits // three of the largest packets of segmentation offload are on the fine wheel
+		fineBins    = 1024          // in what a sharer that is alone may be ahead
+		coarseBins  = 16
+		stepsOfC    = 16 // while a full bucket drains; or each ms
+		leastStepNS = 1000
+		mostStepNS  = 1_000_000
+	)
+	width := func(bins uint64) int { return bits.Len64(m.together() / bins) }
+	p.FineShift = uint8(max(leastFine, width(fineBins)))
+	p.CoarseShift = uint8(max(int(p.FineShift), width(coarseBins)))
+	p.FreeShift = uint8(bits.Len64(m.Capacity) - 17)
+	p.FreeFactor = uint16(freeScale / (m.Capacity >> p.FreeShift))
+	p.Step = uint32(max(min(m.drain(m.Capacity)/stepsOfC, mostStepNS), leastStepNS))
+	return p
+}
+
+// together is what all sharers together may be ahead, in fair units.
+func (m Meter) together() uint64 {
+	return max(min(m.fairUnits(mostNS), m.Capacity>>(UnitBits-FairBits+1)), m.fairUnits(leastNS))
+}
+
+// A Share is the clock and the wheels of a bucket with fair shares. A new one has only its parameters.
+type Share struct {
+	ShareParams
+	V, Last, Ahead, Rest uint64
+	Weight               int32
+	Bins                 [2 * FairBins]uint32 // first those of the fine wheel
+}
+
+// A Sharer is the state of a sharer: its TAT on the fair clock, and the size in bytes of its largest packet since it became
+// active.
+type Sharer struct {
+	TAT     uint64
+	Largest uint32
+}
+
+func (b Sharer) tat() uint64 { return b.TAT &^ (busy | tatCoarse) }
+
+// AheadOf returns how far a sharer is ahead of the clock, in fair units; 0 if it is not active.
+func (s *Share) AheadOf(b Sharer) uint64 {
+	if ahead := b.tat() - s.V; ahead < FairBins<<s.CoarseShift && s.Weight > 0 {
+		return ahead
+	}
+	return 0
+}
+
+func (m Meter) fairUnits(ns uint64) uint64 {
+	rate := m.RateUnits >> (UnitBits - FairBits)
+	return ns*(rate>>32) + ns*(rate&(1<<32-1))>>32
+}
+
+func (m Meter) speed(level uint64) uint64 {
+	capacity, free := m.Capacity>>UnitBits, uint64(0)
+	if level < m.Capacity {
+		free = capacity - level>>UnitBits
+	}
+	x := free << 16 * octaves / capacity
+	x = (1<<16 + x&(1<<16-1)) << (x >> 16) >> (16 + slowest - speedBits)
+	if free > capacity-capacity/16 {
+		x <<= more
+	}
+	return x
+}
+
+// KeepTime advances the clock to now (ns), if that was long ago. The level of the bucket is in units.
+func (s *Share) KeepTime(m Meter, now, level uint64) {
+	passed := now - s.Last
+	if passed < uint64(s.Step) || s.Last-now < stepBackNS {
+		return
+	}
+	s.Last = now
+	if s.Ahead == 0 || passed > restNS { // nobody is active
+		*s = Share{ShareParams: s.ShareParams, V: (s.V + 2*FairBins<<s.CoarseShift) &^ (1<<s.CoarseShift - 1), Last: now}
+	} else {
+		s.advance(m.fairUnits(passed)*m.speed(level)>>speedBits + s.Rest)
+	}
+	s.Ahead = m.together() / uint64(max(s.Weight, 1))
+}
+
+func (s *Share) advance(units uint64) {
+	bin := uint64(1) << s.FineShift
+	leave := func(bin *uint32) {
+		s.Weight -= int32(*bin)
+		*bin = 0
+	}
+	for range steps {
+		if s.Weight <= 0 {
+			break
+		}
+		weight, to := uint64(s.Weight), bin-s.V&(bin-1)
+		if units/weight < to {
+			s.V += units / weight
+			units %= weight
+			break
+		}
+		units -= to * weight
+		leave(s.bin(s.V &^ tatCoarse))
+		if (s.V+to)&(1<<s.CoarseShift-1) == 0 {
+			leave(s.bin(s.V | tatCoarse))
+		}
+		s.V += to
+	}
+	s.Rest = min(units, uint64(max(s.Weight, 0)))
+}
+
+// A ShareVerdict is how far a sharer is from its fair share.
+type ShareVerdict uint8
+
+const (
+	WithinShare ShareVerdict = iota
+	BeyondMark               // so little beyond that a packet may be marked instead of refused
+	BeyondShare
+)
+
+// Judge judges a packet of n bytes of a sharer. The level of the bucket is in units. It forgives most of a debt that is
+// from a time with fewer sharers.
+func (s *Share) Judge(m Meter, b *Sharer, weight, n, level uint64) ShareVerdict {
+	ahead := s.AheadOf(*b)
+	if ahead == 0 {
+		return WithinShare
+	}
+	may := s.Ahead + s.Ahead*alone*weight/max(uint64(max(s.Weight, 0)), weight)
+	less := forgiven * (may + uint64(b.Largest)<<FairBits/weight)
+	free := uint64(0)
+	if level < m.Capacity {
+		free = min((m.Capacity-level)>>s.FreeShift*uint64(s.FreeFactor)>>16, 1<<freeBits)
+	}
+	may = max(may*weight, n*ownPackets<<FairBits) >> freeBits * free
+	if ahead*weight <= may {
+		return WithinShare
+	}
+	if ahead > less {
+		old := *b
+		b.TAT = s.onWheel(old.tat()-ahead, less)
+		s.move(old.TAT, b.TAT, weight)
+	}
+	if ahead*weight <= 2*may {
+		return BeyondMark
+	}
+	return BeyondShare
+}
+
+// Charge charges a packet of n bytes to a sharer.
+func (s *Share) Charge(b *Sharer, weight, n uint64) {
+	ahead, old := s.AheadOf(*b), b.TAT
+	if ahead == 0 {
+		b.Largest = 0
+	}
+	b.Largest = max(b.Largest, uint32(n))
+	b.TAT = s.onWheel(s.V, ahead+(n<<FairBits+weight-1)/weight)
+	s.move(old, b.TAT, weight)
+}
+
+func (s *Share) onWheel(v, ahead uint64) uint64 {
+	tat := (v + min(ahead, (FairBins-2)<<s.CoarseShift) + busy + tatCoarse) &^ (busy | tatCoarse)
+	if tat>>s.FineShift-v>>s.FineShift < FairBins {
+		return tat
+	}
+	return tat | tatCoarse
+}
+
+func (s *Share) bin(tat uint64) *uint32 {
+	if tat&tatCoarse != 0 {
+		return &s.Bins[FairBins+tat>>s.CoarseShift&(FairBins-1)]
+	}
+	return &s.Bins[tat>>s.FineShift&(FairBins-1)]
+}
+
+// weighs reports whether the weight of a sharer with that TAT is in a bin: it may be until the clock leaves the bin.
+func (s *Share) weighs(tat uint64) bool {
+	shift := s.FineShift
+	if tat&tatCoarse != 0 {
+		shift = s.CoarseShift
+	}
+	return tat>>shift-s.V>>shift < FairBins && s.Weight > 0
+}
+
+func (s *Share) move(old, tat, weight uint64) {
+	if s.weighs(old) {
+		*s.bin(old) -= uint32(weight)
+	} else {
+		s.Weight += int32(weight)
+	}
+	*s.bin(tat) += uint32(weight)
+}
