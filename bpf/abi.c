@@ -19,6 +19,7 @@ struct abi {
 	struct affected_key affected_key;
 	struct affected affected;
 	struct hook hook;
+	struct share share;
 	enum layout layout;
 	enum rule_flag flag;
 	enum phase phase;

@@ -30,6 +30,11 @@ enum layout {
 	TICK_BITS = 30,
 	LINE_SLOTS = 4,
 	PACKET_BITS = 24, /* no packet counts as 2^PACKET_BITS bytes or more */
+	MAX_DEPTH = 16, /* the largest number of pools above a rule */
+	SHARED_BYTES = 1514, /* where packets of all sizes share a bucket, larger ones conform as one of this size */
+	FAIR_BITS = 8,
+	SHARE_FLAGS = 10, /* from the flag of a bucket scope to that of a share */
+	FAIR_BINS = 64,
 	MAX_WAIT_S = 9, /* the longest time for which a packet is queued */
 	SPARSE_BITS = 11, /* a sparse flow sends at most 2^SPARSE_BITS bytes while a full queue drains */
 	SECRET_WORDS = 12,
@@ -45,6 +50,8 @@ enum layout {
 
 /* Low bit of a TAT: a CPU is allocating the slot to another key, or moving it. V is even. */
 #define TAT_BUSY 1ULL
+/* The next bit, of a TAT on a fair clock: it is in the coarse wheel. */
+#define TAT_COARSE 2ULL
 
 /* The options of a rule, in one word so that the fast path tests few bits. */
 enum rule_flag {
@@ -63,13 +70,20 @@ enum rule_flag {
 	RULE_DELAY = 1 << 12,  /* packets beyond the burst are queued, */
 	RULE_SPARSE = 1 << 13, /* but not those of sparse flows */
 	RULE_LABEL = 1 << 14,  /* the map labels has a text for people */
+	RULE_WITHIN = 1 << 15, /* packets are charged to a pool, too */
+	RULE_GUARANTEE = 1 << 16, /* conforming packets of another limit pass the pools */
+	RULE_SHARE_HOST = RULE_HOST << SHARE_FLAGS, /* fair shares of the shared bucket: of each host, */
+	RULE_SHARE_SUBNET = RULE_SUBNET << SHARE_FLAGS,
+	RULE_SHARE_FLOW = RULE_FLOW << SHARE_FLAGS,
+	RULE_SHARE_MEMBER = 1 << 20, /* or of each rule and pool within the pool */
 };
 
 #define RULE_EACH (RULE_HOST | RULE_SUBNET | RULE_FLOW)
+#define RULE_SHARES (RULE_SHARE_HOST | RULE_SHARE_SUBNET | RULE_SHARE_FLOW | RULE_SHARE_MEMBER)
 
 struct bucket {
 	__u64 tat;   /* units on the rule's byte clock */
-	__u32 tick;  /* when it was last charged */
+	__u32 tick;  /* when it was last charged; of a sharer the bytes of its largest packet since it became active */
 	__u32 fingerprint; /* of the key: odd in its first line, even in its second; 0 in a free slot */
 };
 
@@ -86,15 +100,27 @@ struct params {
 	__u16 mpu;	/* bytes a segment */
 	__u32 flags;	/* enum rule_flag */
 	__u32 each_bits; /* with RULE_SUBNET: its prefix length, 0 to 128 */
-	__u32 shadow;	/* with RULE_SHADOW: the id of the shadow, which has no prefix */
+	__u32 within;	/* with RULE_WITHIN: the id of the pool */
 };
 
-/* Parameters that few packets need, or that are only shown. */
+/* Parameters that few packets need, or that are only shown: one cache line. */
 struct cold_params {
 	__u64 rebase; /* units: base in PHASE_REVERTED */
 	__u64 rate_bits; /* per second, as configured */
 	__u64 penalty_ns; /* as configured */
 	__u64 ecn_above_ns; /* with RULE_DELAY: packets that are queued longer are marked */
+	__u32 shadow;	 /* with RULE_SHADOW: the id of the shadow, which has no prefix */
+	__u32 guarantee; /* with RULE_GUARANTEE: the id of the limit whose conforming packets are guaranteed */
+	__u32 members;	 /* as configured */
+	__u16 weight;	 /* with RULE_WITHIN: in the shares of the pool */
+	__u8 share_bits; /* with RULE_SHARE_SUBNET: its prefix length, 0 to 128 */
+	/* With RULE_SHARES: */
+	__u8 fine_shift;   /* a bin of the share's fine wheel has 2^fine_shift fair units, */
+	__u8 coarse_shift; /* and of the coarse one 2^coarse_shift */
+	__u8 free_shift;   /* free space of the bucket in units, shifted right and multiplied by free_factor, */
+	__u16 free_factor; /* is 2^25 for a bucket that is empty */
+	__u32 share;	   /* the number of the share plus one, also while the other parameters have shares */
+	__u32 step;	   /* ns between two advances of the fair clock */
 };
 
 /* Of one rule and CPU, in packets and bytes on the wire. Every packet is either passed or dropped. */
@@ -185,6 +211,31 @@ struct affected {
 	__u64 bytes;
 };
 
+/*
+ * Fair shares of one bucket, by generalized processor sharing in virtual time (Parekh and Gallager, 1993).
+ *
+ * Each sharer has a slot in the table. Its word is a TAT on the fair clock v, which counts
+ * bytes for each unit of weight, in units of 2^-FAIR_BITS byte. While sharers with the weight w
+ * in all are active, that is while v is before their TAT, v advances at the rate of the bucket / w.
+ * Two wheels tell how w changes, without a list of sharers: a bin has the weight of the sharers
+ * whose TAT is there. When v leaves a bin, they are not active any more. TATs far ahead of v are
+ * in the coarse wheel, which has wider bins, and have TAT_COARSE set.
+ */
+struct share {
+	__u64 v;
+	__u64 last;  /* ns: up to when v was advanced */
+	__u64 ahead; /* fair units by which v may be before a sharer's TAT */
+	__u64 rest;  /* fair units times weight: what was left of the last advance */
+	__u32 weight; /* of the active sharers: the sum of all bins; signed */
+	__u32 lock;   /* a CPU is advancing v */
+	__u16 fine_shift, coarse_shift; /* for which the bins are */
+	/* For user space. */
+	__u32 owner;   /* the id of the rule or pool plus one, or 0 */
+	__u32 retired; /* change.epoch when it was freed, 0 for never */
+	__u32 pad[3];
+	__u32 bin[2 * FAIR_BINS]; /* first those of the fine wheel */
+};
+
 /* A cache line. A lookup reads one, or two if the first was full when the key got its slot. */
 struct line {
 	struct bucket slot[LINE_SLOTS];
@@ -199,7 +250,8 @@ struct key {
 	__u16 dport;
 	__u8 proto;
 	__u8 family; /* 4 or 6 */
-	__u8 pad[6]; /* an array map rounds up to 8 bytes */
+	__u8 sharer; /* the slot is that of a sharer; a member of a pool has its id in src */
+	__u8 pad[5]; /* an array map rounds up to 8 bytes */
 };
 
 /*
@@ -258,6 +310,7 @@ struct hook {
 	__u32 cpu_mask;	     /* counters in a rule - 1 */
 	__u32 rule_maps;     /* number of maps of rules */
 	__u32 shadows;	     /* rules may have shadows */
+	__u32 pools;	     /* there may be pools, and rules with shares */
 	__u32 first_id[RULE_MAPS]; /* of each map of rules */
 	__u8 l2_bytes;	 /* 14 for Ethernet, 0 for a device without a link header */
 	__u8 ingress;
@@ -273,7 +326,8 @@ struct hook {
 };
 
 _Static_assert(sizeof(struct params) == 64, "the parameters are one cache line");
-_Static_assert(__builtin_offsetof(struct rule, counters) == 256, "a rule is four cache lines, and one per CPU");
+_Static_assert(sizeof(struct cold_params) == 64, "the other parameters are one cache line");
+_Static_assert(__builtin_offsetof(struct rule, counters) == 320, "a rule is five cache lines, and one per CPU");
 _Static_assert(__builtin_offsetof(struct rule, params) == 64, "fields that packets write have their own cache line");
 _Static_assert(sizeof(struct line) == 64, "four slots are a cache line");
 _Static_assert(sizeof(struct prefixes4) == 64, "five IPv4 prefixes are a cache line");

@@ -45,11 +45,23 @@ type AbiChange struct {
 }
 
 type AbiColdParams struct {
-	_          structs.HostLayout
-	Rebase     uint64
-	RateBits   uint64
-	PenaltyNs  uint64
-	EcnAboveNs uint64
+	_           structs.HostLayout
+	Rebase      uint64
+	RateBits    uint64
+	PenaltyNs   uint64
+	EcnAboveNs  uint64
+	Shadow      uint32
+	Guarantee   uint32
+	Members     uint32
+	Weight      uint16
+	ShareBits   uint8
+	FineShift   uint8
+	CoarseShift uint8
+	FreeShift   uint8
+	FreeFactor  uint16
+	Share       uint32
+	Step        uint32
+	_           [4]byte
 }
 
 type AbiCounters struct {
@@ -74,6 +86,7 @@ type AbiHook struct {
 	CpuMask       uint32
 	RuleMaps      uint32
 	Shadows       uint32
+	Pools         uint32
 	FirstId       [8]uint32
 	L2Bytes       uint8
 	Ingress       uint8
@@ -83,7 +96,6 @@ type AbiHook struct {
 	Reorders      uint32
 	Replay        uint32
 	Secret        [12]uint32
-	_             [4]byte
 	Multiplier    uint64
 	Masks         [256][2]uint64
 	Build         [16]uint8
@@ -98,7 +110,8 @@ type AbiKey struct {
 	Dport  uint16
 	Proto  uint8
 	Family uint8
-	Pad    [6]uint8
+	Sharer uint8
+	Pad    [5]uint8
 }
 
 type AbiLabel struct {
@@ -120,6 +133,11 @@ const (
 	AbiLayoutTICK_BITS      AbiLayout = 30
 	AbiLayoutLINE_SLOTS     AbiLayout = 4
 	AbiLayoutPACKET_BITS    AbiLayout = 24
+	AbiLayoutMAX_DEPTH      AbiLayout = 16
+	AbiLayoutSHARED_BYTES   AbiLayout = 1514
+	AbiLayoutFAIR_BITS      AbiLayout = 8
+	AbiLayoutSHARE_FLAGS    AbiLayout = 10
+	AbiLayoutFAIR_BINS      AbiLayout = 64
 	AbiLayoutMAX_WAIT_S     AbiLayout = 9
 	AbiLayoutSPARSE_BITS    AbiLayout = 11
 	AbiLayoutSECRET_WORDS   AbiLayout = 12
@@ -151,7 +169,7 @@ type AbiParams struct {
 	Mpu       uint16
 	Flags     uint32
 	EachBits  uint32
-	Shadow    uint32
+	Within    uint32
 }
 
 type AbiPhase uint32
@@ -197,22 +215,44 @@ type AbiRule struct {
 type AbiRuleFlag uint32
 
 const (
-	AbiRuleFlagRULE_LEAKY       AbiRuleFlag = 1
-	AbiRuleFlagRULE_UNLIMITED   AbiRuleFlag = 2
-	AbiRuleFlagRULE_FRAMING     AbiRuleFlag = 4
-	AbiRuleFlagRULE_PENALTY     AbiRuleFlag = 8
-	AbiRuleFlagRULE_FAIL_CLOSED AbiRuleFlag = 16
-	AbiRuleFlagRULE_ECN         AbiRuleFlag = 32
-	AbiRuleFlagRULE_PASS        AbiRuleFlag = 64
-	AbiRuleFlagRULE_HOST        AbiRuleFlag = 128
-	AbiRuleFlagRULE_SUBNET      AbiRuleFlag = 256
-	AbiRuleFlagRULE_FLOW        AbiRuleFlag = 512
-	AbiRuleFlagRULE_ABSENT      AbiRuleFlag = 1024
-	AbiRuleFlagRULE_SHADOW      AbiRuleFlag = 2048
-	AbiRuleFlagRULE_DELAY       AbiRuleFlag = 4096
-	AbiRuleFlagRULE_SPARSE      AbiRuleFlag = 8192
-	AbiRuleFlagRULE_LABEL       AbiRuleFlag = 16384
+	AbiRuleFlagRULE_LEAKY        AbiRuleFlag = 1
+	AbiRuleFlagRULE_UNLIMITED    AbiRuleFlag = 2
+	AbiRuleFlagRULE_FRAMING      AbiRuleFlag = 4
+	AbiRuleFlagRULE_PENALTY      AbiRuleFlag = 8
+	AbiRuleFlagRULE_FAIL_CLOSED  AbiRuleFlag = 16
+	AbiRuleFlagRULE_ECN          AbiRuleFlag = 32
+	AbiRuleFlagRULE_PASS         AbiRuleFlag = 64
+	AbiRuleFlagRULE_HOST         AbiRuleFlag = 128
+	AbiRuleFlagRULE_SUBNET       AbiRuleFlag = 256
+	AbiRuleFlagRULE_FLOW         AbiRuleFlag = 512
+	AbiRuleFlagRULE_ABSENT       AbiRuleFlag = 1024
+	AbiRuleFlagRULE_SHADOW       AbiRuleFlag = 2048
+	AbiRuleFlagRULE_DELAY        AbiRuleFlag = 4096
+	AbiRuleFlagRULE_SPARSE       AbiRuleFlag = 8192
+	AbiRuleFlagRULE_LABEL        AbiRuleFlag = 16384
+	AbiRuleFlagRULE_WITHIN       AbiRuleFlag = 32768
+	AbiRuleFlagRULE_GUARANTEE    AbiRuleFlag = 65536
+	AbiRuleFlagRULE_SHARE_HOST   AbiRuleFlag = 131072
+	AbiRuleFlagRULE_SHARE_SUBNET AbiRuleFlag = 262144
+	AbiRuleFlagRULE_SHARE_FLOW   AbiRuleFlag = 524288
+	AbiRuleFlagRULE_SHARE_MEMBER AbiRuleFlag = 1048576
 )
+
+type AbiShare struct {
+	_           structs.HostLayout
+	V           uint64
+	Last        uint64
+	Ahead       uint64
+	Rest        uint64
+	Weight      uint32
+	Lock        uint32
+	FineShift   uint16
+	CoarseShift uint16
+	Owner       uint32
+	Retired     uint32
+	Pad         [3]uint32
+	Bin         [128]uint32
+}
 
 type AbiView struct {
 	_        structs.HostLayout

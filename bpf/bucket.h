@@ -10,6 +10,7 @@
 enum verdict {
 	VERDICT_PASS,
 	VERDICT_EXCESS,
+	VERDICT_REFUSED, /* a pool of the rule has no room */
 	VERDICT_MARK,
 	VERDICT_DELAY, /* conforms, and is queued */
 	VERDICT_CONTENDED, /* the bucket could not be updated in time */
@@ -61,28 +62,31 @@ static __always_inline enum verdict put_tat(const struct rule *rule, __u32 seen,
 enum excess {
 	EXCESS_MARKS = 1 << 0,	   /* the packet may be marked and charged */
 	EXCESS_PENALISES = 1 << 1, /* the rule's penalty applies */
+	EXCESS_CHARGES = 1 << 2,   /* it is charged all the same */
 };
 
 /*
  * Charges a packet to b, which must have the fingerprint, when the rule's byte
  * clock is v. One CAS decides, so two CPUs never admit more than one would. An
- * excess packet without a mark or penalty writes nothing. Stores the new TAT in
- * charged.
+ * excess packet without a mark or penalty writes nothing. The packet conforms if
+ * one of the tested bytes would. Stores the new TAT in charged.
  */
 static __always_inline enum verdict charge_bucket(const struct rule *rule, __u32 seen, const struct params *params,
 						  __u64 v, struct bucket *b, __u32 fingerprint, __u64 now,
-						  __u64 bytes, __u32 excess, __u64 *charged)
+						  __u64 bytes, __u64 tested, __u32 excess, __u64 *charged)
 {
-	__u64 cost = bytes << UNIT_BITS, old = READ_ONCE(b->tat), tat = old;
+	__u64 cost = bytes << UNIT_BITS, least = tested << UNIT_BITS, old = READ_ONCE(b->tat), tat = old;
 
 	if (!is_still(b, fingerprint, old))
 		return VERDICT_AGAIN;
 	if (is_idle(params, now, READ_ONCE(b->tick)))
 		tat = v;
-	if (params->flags & RULE_LEAKY ? leaky(params, v, cost, &tat) : gcra(params, v, cost, &tat)) {
+	if (params->flags & RULE_LEAKY ? leaky(params, v, cost, least, &tat) : gcra(params, v, cost, least, &tat)) {
 		*charged = tat;
 		return put_tat(rule, seen, b, old, tat, now, VERDICT_PASS);
 	}
+	if (excess & EXCESS_CHARGES)
+		return put_tat(rule, seen, b, old, tat + cost, now, VERDICT_PASS);
 	if (excess & EXCESS_MARKS && tat - v + cost <= 2 * params->limit)
 		return put_tat(rule, seen, b, old, tat + cost, now, VERDICT_MARK);
 	if (excess & EXCESS_PENALISES && params->flags & RULE_PENALTY && leaky_penalty(params, v, tat) != tat)

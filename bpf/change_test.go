@@ -219,7 +219,7 @@ func (m *mirror) play(roll dice, changes, packets int) {
 		}
 		m.set.Time(from, until)
 		m.keepFIFO(want, from)
-		m.set.Arm()
+		testenv.Must(m, m.set.Arm())
 		now = traffic(from)
 		m.change(want, from)
 		m.at(now)
@@ -238,7 +238,7 @@ func (m *mirror) play(roll dice, changes, packets int) {
 			if confirm {
 				now = traffic(now + roll(until-now))
 				m.at(now)
-				m.set.Confirm()
+				testenv.Must(m, m.set.Confirm())
 			}
 		case 2: // rolled back
 			if now = traffic(min(soon(), until-1)); now < until-1 {
@@ -246,7 +246,7 @@ func (m *mirror) play(roll dice, changes, packets int) {
 				m.set.Settle()
 				at := min(soon(), now+shapemaps.MaxLead, until)
 				m.set.TimeRevert(at)
-				m.set.Revert(at)
+				testenv.Must(m, m.set.Revert(at))
 				now = traffic(at)
 				m.revert(at)
 				m.compare(now)
@@ -299,7 +299,7 @@ func TestChangeOfAlgorithm(t *testing.T) {
 			rule.Algorithm = algorithms[1-algorithm]
 			m.prepare(rule)
 			m.set.Time(2e9, shapemaps.Never)
-			m.set.Arm()
+			testenv.Must(m, m.set.Arm())
 			frame := udp(addr("10.0.0.1"), addr("10.9.9.9"), 0)
 			for i, now := range []uint64{2e9 - 1, 2e9, 2e9 + 1} {
 				send(t, m.program(), frame, meta{now: now})

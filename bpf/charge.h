@@ -36,10 +36,11 @@ static __always_inline void count_extra(struct rule *rule, __u32 packets)
 struct charge {
 	__u64 now;
 	__u64 tat;	   /* of the bucket after the charge */
-	__u64 before;	   /* units that leave before the packet; if not 0, the bucket is that of its flow */
+	__u64 before;	   /* units that leave before the packet; if not 0, the bucket is that of its flow; of a sharer the TAT before the charge */
 	__u32 line;	   /* the first line of the key, */
 	__u32 fingerprint; /* and the key's fingerprint there */
 	__u32 bytes;	   /* on the wire */
+	__u32 weight;	   /* of a sharer */
 	struct key key;	   /* only its id for the shared bucket */
 	struct version version;
 	__u16 excess; /* enum excess */
@@ -59,6 +60,12 @@ static __always_inline __u64 tick_time(const struct charge *c)
 static __always_inline __u32 line_with(const struct charge *c, __u32 slot)
 {
 	return slot < LINE_SLOTS ? c->line : second_line(c->line, c->fingerprint);
+}
+
+/* The slot's number in the table. */
+static __always_inline __u32 number_of(const struct charge *c, __u32 slot)
+{
+	return line_with(c, slot) * LINE_SLOTS + (slot & (LINE_SLOTS - 1));
 }
 
 static __always_inline __u32 fingerprint_in(const struct charge *c, __u32 slot)
@@ -91,9 +98,10 @@ __noinline __u64 count_slots(struct charge *c, __u32 idle)
 /* Not a value of any byte clock, because TAT_BUSY is set. */
 #define STALE_CLOCK (~0ULL)
 
-/* The rule's byte clock, or STALE_CLOCK if the rule has changed meanwhile. */
+/* The rule's byte clock, or that of its shares, or STALE_CLOCK if the rule has changed meanwhile. */
 __noinline __u64 charge_clock(struct charge *c)
 {
+	const struct share *share;
 	const struct rule *rule;
 	__u32 id;
 	__u64 v;
@@ -104,6 +112,11 @@ __noinline __u64 charge_clock(struct charge *c)
 	rule = rule_of(id);
 	if (!rule)
 		return STALE_CLOCK;
+	if (HOOK(pools) && c->key.sharer) {
+		share = share_of(&rule->cold[c->version.index & 1]);
+		/* In a bin that v has left: a new sharer has no weight on the wheels yet. */
+		return share ? fair_tat(READ_ONCE(share->v) - (1ULL << rule->cold[c->version.index & 1].fine_shift)) : STALE_CLOCK;
+	}
 	v = clock_of(rule, c->version.index, c->version.reverted, c->now);
 	return is_current(rule, c->version.seen) ? v : STALE_CLOCK;
 }
@@ -234,6 +247,15 @@ __noinline int move_bucket(struct charge *c, __u32 i, __u32 to)
 }
 
 /*
+ * Packets of all sizes share the bucket of a rule with shares. A small one would always find room before a large
+ * one. So a large packet conforms if one of SHARED_BYTES would, and is charged as a whole.
+ */
+static __always_inline __u32 tested_bytes(const struct params *params, __u32 bytes)
+{
+	return params->flags & RULE_SHARES && bytes > SHARED_BYTES ? SHARED_BYTES : bytes;
+}
+
+/*
  * Charges a slot that the key may have, or with KEY_SLOTS the shared bucket. Not
  * static, so that the verifier checks it once and not on each path to it.
  */
@@ -273,9 +295,48 @@ __noinline enum verdict charge_once(struct charge *c, __u32 slot)
 		verdict = put_tat(rule, c->version.seen, b, tat, v + level, tick_time(c), verdict);
 	} else {
 		verdict = charge_bucket(rule, c->version.seen, params, v, b, fingerprint, tick_time(c), c->bytes,
-					c->excess, &c->tat);
+					tested_bytes(params, c->bytes), c->excess, &c->tat);
 	}
 	return verdict == VERDICT_AGAIN && !is_current(rule, c->version.seen) ? VERDICT_STALE : verdict;
+}
+
+/* charge_once for a sharer, whose weight the caller must move on the wheels. */
+__noinline enum verdict charge_sharer(struct charge *c, __u32 slot)
+{
+	const struct cold_params *cold;
+	__u64 old, tat, v, ahead;
+	struct share *share;
+	struct bucket *b;
+	struct rule *rule;
+	struct line *line;
+	__u32 id, number;
+
+	if (!c)
+		return VERDICT_CONTENDED;
+	id = c->key.id;
+	rule = rule_of(id);
+	if (!rule)
+		return VERDICT_CONTENDED;
+	cold = &rule->cold[c->version.index & 1];
+	share = share_of(cold);
+	if (!share)
+		return VERDICT_CONTENDED;
+	number = line_with(c, slot);
+	line = line_at(number);
+	b = &line->slot[slot & (LINE_SLOTS - 1)];
+	old = READ_ONCE(b->tat);
+	if (!is_still(b, fingerprint_in(c, slot), old))
+		return VERDICT_AGAIN;
+	v = READ_ONCE(share->v);
+	ahead = ahead_of(share, cold, old);
+	tat = on_wheel(cold, v, ahead + (((__u64)c->bytes << FAIR_BITS) + c->weight - 1) / c->weight);
+	if (!ahead || READ_ONCE(b->tick) < c->bytes)
+		WRITE_ONCE(b->tick, c->bytes);
+	if (__sync_val_compare_and_swap(&b->tat, old, tat) != old)
+		return VERDICT_AGAIN;
+	c->before = old;
+	c->tat = tat;
+	return VERDICT_PASS;
 }
 
 /* The slot that a key has; KEY_SLOTS for none. */
@@ -304,7 +365,7 @@ static long try_slot(__u64 i, struct charge *c)
 
 	(void)i;
 	if (slot < KEY_SLOTS) {
-		c->verdict = charge_once(c, slot);
+		c->verdict = HOOK(pools) && c->key.sharer ? charge_sharer(c, slot) : charge_once(c, slot);
 		return c->verdict != VERDICT_AGAIN;
 	}
 	slot = slot_for_key(c);

@@ -10,7 +10,7 @@
  *	t_a	arrival time		v, the byte clock when the packet arrives
  *	X'	X - (t_a - LCT), or 0	level
  *	I	increment		cost, the packet's size
- *	L	limit			limit - cost: I.371 compares before it adds I, this after
+ *	L	limit			limit - least: I.371 compares before it adds I, this after
  *
  *	conforming if X' <= L, and then X = X' + I, LCT = t_a
  *
@@ -22,12 +22,12 @@
 
 #include "meter.h"
 
-static __always_inline bool leaky(const struct params *params, __u64 v, __u64 cost, __u64 *tat)
+static __always_inline bool leaky(const struct params *params, __u64 v, __u64 cost, __u64 least, __u64 *tat)
 {
 	__u64 level = later(*tat, v) - v;
 
 	/* A packet larger than the bucket conforms to an empty one. */
-	if (level && level + cost > params->limit)
+	if (level && level + least > params->limit)
 		return false;
 	*tat = v + level + cost;
 	return true;

@@ -56,6 +56,7 @@ ARRAY(rules4, rule);
 ARRAY(rules5, rule);
 ARRAY(rules6, rule);
 ARRAY(rules7, rule);
+ARRAY(shares, share);
 ARRAY(keys, key); /* by slot: line * LINE_SLOTS + slot in the line */
 
 struct {

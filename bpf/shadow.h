@@ -26,32 +26,42 @@ static __noinline int note_affected(struct __sk_buff *skb, const struct packet *
 	return 0;
 }
 
-/* Charges a packet to the shadow of its rule, if any, and counts the verdict. */
-__noinline int apply_shadow(struct __sk_buff *skb, struct packet *p)
+/*
+ * Charges a packet to the shadow of its rule, if any, and counts the verdict. With again, returns false if the
+ * shadow has changed meanwhile.
+ */
+__noinline int apply_shadow(struct __sk_buff *skb, struct packet *p, __u32 again)
 {
 	const struct params *params;
 	enum verdict verdict;
 	struct counters *c;
 	struct rule *rule;
-	__u32 id;
+	struct version before;
+	__u32 id, of;
 
 	if (!p)
-		return 0;
-	id = p->id;
+		return true;
+	id = of = p->id;
 	rule = rule_of(id);
 	if (!rule)
-		return 0;
+		return true;
+	before = p->version;
 	params = params_of(rule, p->version.index);
 	if (!(params->flags & RULE_SHADOW))
-		return 0;
-	p->id = id = params->shadow;
+		return true;
+	p->id = id = rule->cold[p->version.index & 1].shadow;
 	rule = rule_of(id);
 	if (!rule)
-		return 0;
+		return true;
 	p->version = version_in(rule, p->phase);
 	params = params_of(rule, p->version.index);
 	measure(skb, p->ip, params->overhead, params->mpu, &p->wire);
 	verdict = charge_slow(skb, p);
+	if (verdict == VERDICT_STALE && again) {
+		p->id = of;
+		p->version = before;
+		return false;
+	}
 	c = counters_of(rule);
 	if (verdict == VERDICT_EXCESS) {
 		count(&c->passed_excess_packets, &c->passed_excess_bytes, &p->wire);
@@ -61,7 +71,7 @@ __noinline int apply_shadow(struct __sk_buff *skb, struct packet *p)
 		c->contended_packets += p->wire.packets;
 	count(&c->passed_packets, &c->passed_bytes, &p->wire);
 	count_extra(rule, p->wire.packets);
-	return 0;
+	return true;
 }
 
 #endif

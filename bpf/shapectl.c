@@ -7,6 +7,7 @@
  * of its rule, so the fast path keeps no state for them.
  */
 #include <linux/pkt_cls.h>
+#include "pool.h"
 #include "prefix.h"
 #include "shadow.h"
 
@@ -22,6 +23,16 @@ static __always_inline __u64 time_ns(struct __sk_buff *skb)
 	return HOOK(virtual_clock) ? skb->tstamp : bpf_ktime_get_ns();
 }
 
+/* Whether a packet passes by the verdict of its rule. */
+static __always_inline bool passes(enum verdict verdict, __u32 flags)
+{
+	if (verdict == VERDICT_EXCESS)
+		return flags & RULE_PASS;
+	if (verdict == VERDICT_CONTENDED || verdict == VERDICT_STALE)
+		return !(flags & RULE_FAIL_CLOSED);
+	return verdict != VERDICT_REFUSED;
+}
+
 static __always_inline int act(struct __sk_buff *skb, __u32 ip, struct rule *rule, __u32 flags,
 			       const struct size *wire, enum verdict verdict)
 {
@@ -34,8 +45,7 @@ static __always_inline int act(struct __sk_buff *skb, __u32 ip, struct rule *rul
 		verdict = VERDICT_CONTENDED;
 	if (verdict == VERDICT_CONTENDED)
 		c->contended_packets += wire->packets;
-	if ((verdict == VERDICT_EXCESS && !(flags & RULE_PASS)) ||
-	    (verdict == VERDICT_CONTENDED && flags & RULE_FAIL_CLOSED)) {
+	if (!passes(verdict, flags)) {
 		count(&c->dropped_packets, &c->dropped_bytes, wire);
 		return DROP;
 	}
@@ -44,8 +54,8 @@ static __always_inline int act(struct __sk_buff *skb, __u32 ip, struct rule *rul
 	if (verdict == VERDICT_MARK)
 		c->marked_packets += wire->packets;
 	count(&c->passed_packets, &c->passed_bytes, wire);
-	/* All packets of the rule, so that none overtakes a delayed packet. */
-	if (HOOK(ingress) && flags & RULE_DELAY) {
+	/* All packets of the rule, so that none overtakes a delayed packet. A pool may delay, too. */
+	if (HOOK(ingress) && flags & (HOOK(pools) ? RULE_DELAY | RULE_WITHIN : RULE_DELAY)) {
 		ifb = READ_ONCE(view_of(skb)->ifb);
 		if (ifb)
 			return bpf_redirect(ifb, 0);
@@ -137,13 +147,60 @@ __noinline int decide(struct __sk_buff *skb, struct packet *p)
 /* Attempts to apply a rule that keeps changing. A CPU may be preempted for as long as several changes take. */
 #define DECISIONS 4
 
+static __always_inline __u32 guarantee_of(const struct rule *rule, const struct packet *p)
+{
+	return rule->cold[p->version.index & 1].guarantee;
+}
+
+/* A climb with its packet. */
+struct climber {
+	struct climb c;
+	struct __sk_buff *skb;
+	const struct packet *p;
+};
+
+/* Tests the next pool of a packet's rule, up to one that refuses the packet or guarantees it. */
+static long test_next(__u64 i, struct climber *by)
+{
+	enum share_verdict share;
+	struct climb *c = &by->c;
+
+	(void)i;
+	if (!climb_up(by->p, c))
+		return 1;
+	test_pool(by->skb, by->p, c);
+	if (c->answer & CLIMB_SHARES && !(c->answer & CLIMB_REFUSES)) {
+		keep_time(by->p, c->id);
+		share = test_share(by->skb, by->p, c);
+		if (share == BEYOND_MARK && c->answer & CLIMB_MARKS)
+			c->marks |= 1 << (c->level & 31);
+		else if (share != WITHIN_SHARE)
+			c->answer |= CLIMB_REFUSES;
+	}
+	return c->answer & CLIMB_REFUSES || c->guaranteed != NOT_GUARANTEED;
+}
+
+/* Charges a packet to the next pool of its rule, from the climb that tested them. */
+static long charge_next(__u64 i, struct climber *by)
+{
+	(void)i;
+	if (!climb_up(by->p, &by->c))
+		return 1;
+	charge_pool(by->skb, by->p, &by->c);
+	if (by->c.answer & CLIMB_SHARES)
+		charge_share(by->skb, by->p, &by->c);
+	return 0;
+}
+
 /* Applies any rule to any packet. With again, returns UNDONE if the rule has changed meanwhile. */
 __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 again)
 {
+	struct climber by = { .skb = skb, .p = p, .c.guaranteed = NOT_GUARANTEED, .c.weight = 1 };
+	enum share_verdict share = WITHIN_SHARE;
 	enum verdict verdict = VERDICT_PASS;
 	const struct params *params;
 	struct rule *rule;
-	__u32 flags, id;
+	__u32 flags, pools = 0, id;
 	int answer;
 
 	if (!p)
@@ -154,11 +211,55 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 again)
 		return NEXT;
 	params = params_of(rule, p->version.index);
 	flags = params->flags;
+	/* Without pools in the namespace, the verifier removes all that asks for these flags. */
+	if (HOOK(pools))
+		pools = flags & (RULE_SHARES | RULE_WITHIN | RULE_GUARANTEE);
 	measure(skb, p->ip, params->overhead, params->mpu, &p->wire);
-	if (!(flags & RULE_UNLIMITED))
+	by.c.id = by.c.member = id;
+	if (pools & RULE_SHARES) {
+		keep_time(p, id);
+		share = test_share(skb, p, &by.c);
+	}
+	if (share == BEYOND_MARK && !(flags & RULE_ECN && ecn_of(skb, p->ip)))
+		share = BEYOND_SHARE;
+	if (pools & RULE_GUARANTEE && conforms(skb, p, guarantee_of(rule, p)))
+		by.c.guaranteed = 0;
+	else if (pools & RULE_WITHIN)
+		bpf_loop(MAX_DEPTH, test_next, &by, 0);
+	if (by.c.answer & CLIMB_REFUSES) {
+		verdict = VERDICT_REFUSED;
+		if (flags & (RULE_ECN | RULE_PASS) || (share != BEYOND_SHARE && conforms(skb, p, id)))
+			count_refused(p, by.c.id);
+		else if (flags & RULE_PENALTY)
+			verdict = charge_slow(skb, p);
+	} else if (share == BEYOND_SHARE) {
+		verdict = VERDICT_EXCESS;
+	} else if (!(flags & RULE_UNLIMITED)) {
 		verdict = charge_slow(skb, p);
+	}
 	if (verdict == VERDICT_STALE && again)
 		return UNDONE;
+	if (!pools || !passes(verdict, flags))
+		goto done;
+	if (flags & RULE_DELAY && (verdict == VERDICT_DELAY || verdict == VERDICT_MARK))
+		by.c.longest = skb->tstamp - p->now; /* the rule's own queue has set it */
+	if (pools & RULE_GUARANTEE && !by.c.guaranteed)
+		charge_guarantee(skb, p, guarantee_of(rule, p));
+	by.c.id = id;
+	by.c.level = 0;
+	bpf_loop(MAX_DEPTH, charge_next, &by, 0);
+	if (verdict == VERDICT_MARK || share == BEYOND_MARK)
+		by.c.marks = 1;
+	if (pools & RULE_SHARES && verdict != VERDICT_EXCESS) {
+		by.c.id = by.c.member = id;
+		by.c.weight = 1;
+		charge_share(skb, p, &by.c);
+	}
+	if (by.c.delayed)
+		verdict = queue_in_pool(skb, p, &by.c);
+	if (by.c.marks && verdict != VERDICT_CONTENDED)
+		verdict = VERDICT_MARK;
+done:
 	answer = act(skb, p->ip, rule, flags, &p->wire, verdict);
 	count_extra(rule, p->wire.packets);
 	return answer;
@@ -166,7 +267,8 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 again)
 
 /* Flags that the fast path does not handle. */
 #define RULE_SLOW \
-	(RULE_UNLIMITED | RULE_FRAMING | RULE_ECN | RULE_PASS | RULE_FAIL_CLOSED | RULE_ABSENT | RULE_SHADOW | RULE_SPARSE)
+	(RULE_UNLIMITED | RULE_FRAMING | RULE_ECN | RULE_PASS | RULE_FAIL_CLOSED | RULE_ABSENT | RULE_SHADOW | RULE_SPARSE | \
+	 RULE_WITHIN | RULE_SHARES)
 
 /*
  * The bucket and fingerprint of a packet's key, if its headers are plain and the key
@@ -222,7 +324,7 @@ __noinline int apply_fast(struct __sk_buff *skb, __u32 ip, __u32 id)
 		return UNDONE;
 	now = time_ns(skb);
 	v = byte_clock(params, params->base, now);
-	verdict = charge_bucket(rule, seen, params, v, bucket, fingerprint, now, wire.bytes, EXCESS_PENALISES, &tat);
+	verdict = charge_bucket(rule, seen, params, v, bucket, fingerprint, now, wire.bytes, wire.bytes, EXCESS_PENALISES, &tat);
 	if (verdict == VERDICT_AGAIN)
 		return UNDONE;
 	if (verdict == VERDICT_PASS && params->flags & RULE_DELAY)
@@ -268,14 +370,14 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 			goto fast;
 		now = time_ns(skb);
 		v = byte_clock(params, params->base, now);
-		verdict = charge_bucket(rule, seen, params, v, bucket, fingerprint, now, skb->len, 0, &tat);
+		verdict = charge_bucket(rule, seen, params, v, bucket, fingerprint, now, skb->len, skb->len, 0, &tat);
 	} else {
 		now = time_ns(skb);
 		v = byte_clock(params, params->base, now);
-		verdict = charge_bucket(rule, seen, params, v, &rule->shared, 0, now, skb->len, 0, &tat);
+		verdict = charge_bucket(rule, seen, params, v, &rule->shared, 0, now, skb->len, skb->len, 0, &tat);
 		/* With two CPUs on one bucket, half of the first attempts fail. */
 		if (verdict == VERDICT_AGAIN)
-			verdict = charge_bucket(rule, seen, params, v, &rule->shared, 0, now, skb->len, 0, &tat);
+			verdict = charge_bucket(rule, seen, params, v, &rule->shared, 0, now, skb->len, skb->len, 0, &tat);
 	}
 	c = counters_of(rule);
 	if (verdict == VERDICT_PASS) {
@@ -302,8 +404,8 @@ slow:
 		if (answer != UNDONE)
 			break;
 	}
-	if (HOOK(shadows))
-		apply_shadow(skb, &p);
+	if (HOOK(shadows) && !apply_shadow(skb, &p, true))
+		apply_shadow(skb, &p, false);
 	return answer;
 }
 

@@ -27,6 +27,7 @@ const (
 	ShapectlMapRules5    = "rules5"
 	ShapectlMapRules6    = "rules6"
 	ShapectlMapRules7    = "rules7"
+	ShapectlMapShares    = "shares"
 	ShapectlProgShapectl = "shapectl"
 	ShapectlVarChange    = "change"
 	ShapectlVarFilter    = "filter"
@@ -97,6 +98,7 @@ type ShapectlMapSpecs struct {
 	Rules5   *ebpf.MapSpec `ebpf:"rules5"`
 	Rules6   *ebpf.MapSpec `ebpf:"rules6"`
 	Rules7   *ebpf.MapSpec `ebpf:"rules7"`
+	Shares   *ebpf.MapSpec `ebpf:"shares"`
 }
 
 // ShapectlVariableSpecs contains global variables before they are loaded into the kernel.
@@ -143,6 +145,7 @@ type ShapectlMaps struct {
 	Rules5   *ebpf.Map `ebpf:"rules5"`
 	Rules6   *ebpf.Map `ebpf:"rules6"`
 	Rules7   *ebpf.Map `ebpf:"rules7"`
+	Shares   *ebpf.Map `ebpf:"shares"`
 }
 
 func (m *ShapectlMaps) Close() error {
@@ -158,6 +161,7 @@ func (m *ShapectlMaps) Close() error {
 		m.Rules5,
 		m.Rules6,
 		m.Rules7,
+		m.Shares,
 	)
 }
 

@@ -19,6 +19,7 @@
 #define SHAPECTL_TABLE_H
 
 #include "bucket.h"
+#include "share.h"
 
 /* Attempts to update a bucket before it counts as contended. */
 #define TRIES 16
@@ -101,7 +102,9 @@ static __always_inline __u32 home_of(__u32 fingerprint)
 static __noinline int is_empty(__u32 slot, const struct bucket *b, __u64 tat, __u64 now)
 {
 	__u32 charged = READ_ONCE(b->tick);
+	const struct cold_params *cold;
 	const struct params *params;
+	const struct share *share;
 	const struct rule *rule;
 	const struct key *key;
 	struct version version;
@@ -114,6 +117,11 @@ static __noinline int is_empty(__u32 slot, const struct bucket *b, __u64 tat, __
 		return 0;
 	now = now < SKEW_NS ? 0 : now - SKEW_NS;
 	version = version_in(rule, phase_at(now));
+	if (HOOK(pools) && key->sharer) {
+		cold = &rule->cold[version.index & 1];
+		share = share_of(cold);
+		return !share || !ahead_of(share, cold, tat);
+	}
 	params = params_of(rule, version.index);
 	/* Its level may exceed the capacity of the reverted rule, but drains as if charged at that time. */
 	if (version.reverted && is_from_before(charged))

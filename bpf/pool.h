@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Pools: buckets that rules and other pools draw from. A pool is a rule without a
+ * prefix. A packet passes if its rule and all pools above conform, and is then charged
+ * to all of them. If one refuses, nothing is charged.
+ *
+ * First all pools are tested, from the lowest on. Then the rule's bucket decides by its
+ * CAS. Then the pools are charged, whatever their level is by now: packets of other
+ * CPUs may have come in between, one of each CPU. What they overshoot stays charged, so
+ * the long run is exact. A refund would not be exact, because a bucket drains meanwhile.
+ *
+ * A guarantee is a limit of its own. A packet that conforms to it passes all pools above,
+ * and is charged to them even beyond their capacity. The guarantees within a pool are not
+ * above its rate, so this debt is bounded by their bursts.
+ *
+ * Packets of all sizes share a pool. A small one would always find room before a large
+ * one. So a large packet conforms if one of SHARED_BYTES would, and is charged as a whole.
+ */
+#ifndef SHAPECTL_POOL_H
+#define SHAPECTL_POOL_H
+
+#include "charge.h"
+
+/* Debt that guarantees cannot reach: levels must stay below 2^62 units. */
+#define MAX_DEBT (1ULL << 60)
+
+/* A rule or pool and its parameters in the phase of a packet. */
+struct limit_at {
+	struct rule *rule;
+	const struct params *params;
+	struct version version;
+	__u64 ticks; /* ns: the time for ticks, see tick_time */
+	__u64 v;
+};
+
+/* Returns false if there is no such rule, or if its bucket changes just now. */
+static __always_inline bool limit_in(const struct packet *p, __u32 id, struct limit_at *at)
+{
+	at->rule = rule_of(id);
+	if (!at->rule)
+		return false;
+	at->version = version_in(at->rule, p->phase);
+	at->params = params_of(at->rule, at->version.index);
+	at->ticks = at->version.reverted ? p->now + (1ULL << TICK_BITS) : p->now;
+	if (at->version.reverted && !revert_bucket(at->rule, at->version.index, &at->rule->shared))
+		return false;
+	at->v = clock_of(at->rule, at->version.index, at->version.reverted, p->now);
+	return true;
+}
+
+static __always_inline __u64 level_of(const struct limit_at *at, const struct bucket *b)
+{
+	return level_at(at->params, at->v, at->ticks, READ_ONCE(b->tat), READ_ONCE(b->tick));
+}
+
+/* Charges a packet to the shared bucket whatever its level is. Returns the level before, in units. */
+static __always_inline __u64 charge_anyway(const struct limit_at *at, __u32 bytes)
+{
+	__u64 cost = (__u64)bytes << UNIT_BITS, old, level;
+	struct bucket *b = &at->rule->shared;
+
+	old = READ_ONCE(b->tat);
+	level = level_at(at->params, at->v, at->ticks, old, READ_ONCE(b->tick));
+	if (READ_ONCE(b->tick) != tick(at->ticks))
+		WRITE_ONCE(b->tick, tick(at->ticks));
+	/* If another CPU was faster, the bucket is not empty any more. */
+	if (level > MAX_DEBT || (!level && __sync_val_compare_and_swap(&b->tat, old, at->v + cost) == old))
+		return level;
+	__sync_fetch_and_add(&b->tat, cost);
+	return level;
+}
+
+/* Whether a packet conforms to a limit whose bucket is in a slot of the table, or else the shared bucket. */
+static __noinline int conforms_in(const struct packet *p, __u32 id, __u32 slot)
+{
+	struct limit_at at;
+	struct bucket *b;
+	__u64 level;
+
+	if (!limit_in(p, id, &at))
+		return false;
+	if (at.params->flags & RULE_UNLIMITED)
+		return true;
+	b = slot == NO_SLOT ? &at.rule->shared : &line_at(slot / LINE_SLOTS)->slot[slot & (LINE_SLOTS - 1)];
+	if (at.version.reverted)
+		revert_bucket(at.rule, at.version.index, b);
+	level = level_of(&at, b);
+	return !level || level + ((__u64)tested_bytes(at.params, p->wire.bytes) << UNIT_BITS) <= at.params->limit;
+}
+
+/*
+ * Whether a packet conforms to a rule or guarantee by itself, as far as that is known before it is
+ * charged. A key without a slot has the spill bucket.
+ */
+__noinline int conforms(struct __sk_buff *skb, const struct packet *p, __u32 id)
+{
+	struct charge c = {};
+	struct rule *rule;
+	__u32 slot, flags;
+
+	if (!p)
+		return false;
+	c.key.id = id;
+	rule = rule_of(c.key.id);
+	if (!rule)
+		return false;
+	c.version = version_in(rule, p->phase);
+	flags = params_of(rule, c.version.index)->flags;
+	slot = KEY_SLOTS;
+	if (flags & RULE_EACH) {
+		c.now = p->now;
+		find_lines(skb, p->ip, flags, &c);
+		slot = slot_of_key(&c);
+	}
+	return conforms_in(p, id, slot < KEY_SLOTS ? number_of(&c, slot) : NO_SLOT);
+}
+
+/* Charges the guarantee of a rule to which a packet conforms. */
+__noinline int charge_guarantee(struct __sk_buff *skb, const struct packet *p, __u32 id)
+{
+	struct charge c = { .verdict = VERDICT_AGAIN, .excess = EXCESS_CHARGES };
+	const struct params *params;
+	struct counters *counters;
+	struct rule *rule;
+
+	if (!p)
+		return 0;
+	rule = rule_of(id);
+	if (!rule)
+		return 0;
+	c.now = p->now;
+	c.bytes = p->wire.bytes;
+	c.key.id = id;
+	c.version = version_in(rule, p->phase);
+	params = params_of(rule, c.version.index);
+	if (params->flags & RULE_EACH) {
+		find_lines(skb, p->ip, params->flags, &c);
+		bpf_loop(TRIES, try_slot, &c, 0);
+	}
+	if (c.verdict != VERDICT_PASS)
+		bpf_loop(TRIES, try_shared, &c, 0);
+	counters = counters_of(rule);
+	count(&counters->passed_packets, &counters->passed_bytes, &p->wire);
+	return 0;
+}
+
+/*
+ * Makes the key of the sharer of a packet in the bucket c->key.id, and finds its lines. A member is what is directly
+ * within the pool.
+ */
+__noinline int find_sharer(struct __sk_buff *skb, __u32 ip, __u32 member, struct charge *c)
+{
+	const struct params *params;
+	const struct rule *rule;
+	__u32 id, flags;
+	__u64 hash;
+
+	if (!c)
+		return 0;
+	id = c->key.id;
+	rule = rule_of(id);
+	if (!rule)
+		return 0;
+	params = params_of(rule, c->version.index);
+	flags = params->flags >> SHARE_FLAGS;
+	if (params->flags & RULE_SHARE_MEMBER)
+		c->key.src[0] = member;
+	else
+		make_key(skb, ip, rule->cold[c->version.index & 1].share_bits, flags, &c->key);
+	c->key.sharer = 1;
+	/* Flows of sparse-first have the same keys. */
+	hash = hash_key(&c->key, ~params->salt);
+	c->line = line_of(hash);
+	c->fingerprint = fingerprint_of(hash);
+	return 0;
+}
+
+/* Advances the fair clock of a bucket, if that was long ago and no other CPU does it. */
+__noinline int keep_time(const struct packet *p, __u32 id)
+{
+	const struct cold_params *cold;
+	struct limit_at at;
+	struct share *s;
+
+	if (!p || !limit_in(p, id, &at))
+		return 0;
+	cold = &at.rule->cold[at.version.index & 1];
+	s = share_of(cold);
+	if (!s || p->now - READ_ONCE(s->last) < cold->step || __sync_lock_test_and_set(&s->lock, 1))
+		return 0;
+	advance_clock(s, at.params, cold, p->now, level_of(&at, &at.rule->shared));
+	__sync_lock_test_and_set(&s->lock, 0);
+	return 0;
+}
+
+/*
+ * A packet on its way up through the pools of its rule, which is at level 0. Above the level that guarantees the
+ * packet, pools are not asked.
+ */
+struct climb {
+	__u64 longest;	 /* ns: for which a queue delays the packet */
+	__u32 id;	 /* of the rule or pool at this level, */
+	__u32 member;	 /* and of that below, */
+	__u16 weight;	 /* which has this weight */
+	__u8 level;
+	__u8 guaranteed; /* the level, or NOT_GUARANTEED */
+	__u32 marks;	 /* a bit for each level that marks the packet */
+	__u8 delayed;	 /* the longest is the queue of a pool */
+	__u8 answer;	 /* of this level: enum climb_answer */
+	__u8 room[6];	 /* no padding: the verifier refuses arguments with unwritten bytes */
+};
+
+#define NOT_GUARANTEED (MAX_DEPTH + 1)
+
+enum climb_answer {
+	CLIMB_REFUSES = 1 << 0,
+	CLIMB_SHARES = 1 << 1,
+	CLIMB_MARKS = 1 << 2, /* an excess packet may be marked */
+};
+
+/* Goes to the next pool, if there is one. */
+__noinline int climb_up(const struct packet *p, struct climb *c)
+{
+	const struct params *params;
+	struct rule *rule;
+	__u32 id, index;
+
+	if (!p || !c)
+		return false;
+	id = c->id;
+	rule = rule_of(id);
+	if (!rule || c->level >= MAX_DEPTH)
+		return false;
+	index = version_in(rule, p->phase).index;
+	params = params_of(rule, index);
+	if (!(params->flags & RULE_WITHIN))
+		return false;
+	c->weight = rule->cold[index & 1].weight;
+	c->member = id;
+	c->id = params->within;
+	c->level++;
+	return true;
+}
+
+/* Tests the level of a pool for a packet that nothing below guarantees. */
+__noinline int test_pool(struct __sk_buff *skb, const struct packet *p, struct climb *c)
+{
+	const struct cold_params *cold;
+	__u64 level, least;
+	struct limit_at at;
+
+	if (!p || !c)
+		return 0;
+	c->answer = 0;
+	if (!limit_in(p, c->id, &at) || at.params->flags & RULE_ABSENT)
+		return 0;
+	cold = &at.rule->cold[at.version.index & 1];
+	least = p->wire.bytes < SHARED_BYTES ? p->wire.bytes : SHARED_BYTES;
+	level = level_of(&at, &at.rule->shared);
+	if (at.params->flags & RULE_SHARES)
+		c->answer |= CLIMB_SHARES;
+	if (at.params->flags & RULE_ECN && ecn_of(skb, p->ip))
+		c->answer |= CLIMB_MARKS;
+	if (level + (least << UNIT_BITS) > at.params->limit) {
+		if (c->answer & CLIMB_MARKS && level + ((__u64)p->wire.bytes << UNIT_BITS) <= 2 * at.params->limit)
+			c->marks |= 1 << (c->level & 31);
+		else
+			c->answer |= CLIMB_REFUSES;
+	}
+	if (at.params->flags & RULE_GUARANTEE && conforms_in(p, cold->guarantee, NO_SLOT))
+		c->guaranteed = c->level;
+	return 0;
+}
+
+/* Charges a packet to a pool. */
+__noinline int charge_pool(struct __sk_buff *skb, const struct packet *p, struct climb *c)
+{
+	struct counters *counters;
+	__u64 level, wait = 0;
+	struct limit_at at;
+	__u32 guarantee;
+	bool marks;
+
+	if (!p || !c)
+		return 0;
+	c->answer = 0;
+	if (!limit_in(p, c->id, &at) || at.params->flags & RULE_ABSENT)
+		return 0;
+	level = charge_anyway(&at, p->wire.bytes);
+	if (at.params->flags & RULE_DELAY)
+		wait = drain_ns(at.params->rate_units,
+				units_before(at.params, p->wire.bytes, level + ((__u64)p->wire.bytes << UNIT_BITS)));
+	if (wait > c->longest) {
+		c->longest = wait;
+		c->delayed = true;
+	}
+	if (at.params->flags & RULE_SHARES && c->guaranteed >= c->level)
+		c->answer = CLIMB_SHARES;
+	if (wait > at.rule->cold[at.version.index & 1].ecn_above_ns && ecn_of(skb, p->ip))
+		c->marks |= 1 << (c->level & 31);
+	marks = c->marks >> (c->level & 31) & 1;
+	counters = counters_of(at.rule);
+	count(&counters->passed_packets, &counters->passed_bytes, &p->wire);
+	count_extra(at.rule, p->wire.packets);
+	if (marks)
+		counters->marked_packets += p->wire.packets;
+	if (wait || marks)
+		count(&counters->passed_excess_packets, &counters->passed_excess_bytes, &p->wire);
+	guarantee = at.rule->cold[at.version.index & 1].guarantee;
+	if (c->guaranteed <= c->level && at.params->flags & RULE_GUARANTEE && limit_in(p, guarantee, &at)) {
+		charge_anyway(&at, p->wire.bytes);
+		counters = counters_of(at.rule);
+		count(&counters->passed_packets, &counters->passed_bytes, &p->wire);
+	}
+	return 0;
+}
+
+/* Counts a packet that would pass but for a pool. */
+__noinline int count_refused(const struct packet *p, __u32 id)
+{
+	struct counters *counters;
+	struct rule *rule;
+
+	if (!p)
+		return 0;
+	rule = rule_of(id);
+	if (!rule)
+		return 0;
+	counters = counters_of(rule);
+	count(&counters->dropped_packets, &counters->dropped_bytes, &p->wire);
+	count_extra(rule, p->wire.packets);
+	return 0;
+}
+
+/* Lets the queue of a pool delay a packet, which it does for longer than other queues. */
+static __always_inline enum verdict queue_in_pool(struct __sk_buff *skb, const struct packet *p, const struct climb *c)
+{
+	return p && c && set_departure(skb, p->now + c->longest) ? VERDICT_DELAY : VERDICT_CONTENDED;
+}
+
+/* How far a sharer is from its fair share. */
+enum share_verdict {
+	WITHIN_SHARE,
+	BEYOND_MARK, /* so little beyond that a packet may be marked instead */
+	BEYOND_SHARE,
+};
+
+/*
+ * Judges a packet of a sharer in a slot of the table. A sharer whose debt is from a time with
+ * fewer sharers would be locked out until it has drained at its part of now, so most of it is forgiven.
+ */
+static __noinline enum share_verdict judge_share(const struct packet *p, __u32 id, __u32 weight, __u32 slot)
+{
+	__u64 tat, less, ahead, may, own, free = 0, level;
+	const struct cold_params *cold;
+	struct limit_at at;
+	struct bucket *b;
+	struct share *s;
+
+	if (!limit_in(p, id, &at))
+		return WITHIN_SHARE;
+	cold = &at.rule->cold[at.version.index & 1];
+	s = share_of(cold);
+	if (!s)
+		return WITHIN_SHARE;
+	level = level_of(&at, &at.rule->shared);
+	b = &line_at(slot / LINE_SLOTS)->slot[slot & (LINE_SLOTS - 1)];
+	tat = READ_ONCE(b->tat);
+	ahead = ahead_of(s, cold, tat);
+	if (!ahead)
+		return WITHIN_SHARE;
+	may = may_be_ahead(s, weight);
+	less = FORGIVEN * (may + ((__u64)READ_ONCE(b->tick) << FAIR_BITS) / weight);
+	own = (__u64)p->wire.bytes * OWN_PACKETS << FAIR_BITS;
+	may *= weight;
+	if (may < own)
+		may = own;
+	if (level < at.params->limit)
+		free = ((at.params->limit - level) >> cold->free_shift) * cold->free_factor >> 16;
+	if (free > 1 << FREE_BITS)
+		free = 1 << FREE_BITS;
+	may = (may >> FREE_BITS) * free;
+	if (ahead * weight <= may)
+		return WITHIN_SHARE;
+	if (ahead > less) {
+		less = on_wheel(cold, fair_tat(tat) - ahead, less);
+		if (__sync_val_compare_and_swap(&b->tat, tat, less) == tat)
+			move_weight(s, cold, tat, less, weight);
+	}
+	return ahead * weight <= 2 * may ? BEYOND_MARK : BEYOND_SHARE;
+}
+
+/* Whether a packet is within the fair share of its sharer. The clock must be kept before. */
+__noinline enum share_verdict test_share(struct __sk_buff *skb, const struct packet *p, const struct climb *at)
+{
+	struct charge c = {};
+	struct rule *rule;
+	__u32 slot;
+
+	if (!p || !at)
+		return WITHIN_SHARE;
+	c.key.id = at->id;
+	rule = rule_of(c.key.id);
+	if (!rule)
+		return WITHIN_SHARE;
+	c.version = version_in(rule, p->phase);
+	find_sharer(skb, p->ip, at->member, &c);
+	slot = slot_of_key(&c);
+	if (slot >= KEY_SLOTS)
+		return WITHIN_SHARE;
+	return judge_share(p, at->id, at->weight, number_of(&c, slot));
+}
+
+/* Charges a packet to its sharer. A sharer that gets no slot has no share of its own. */
+__noinline int charge_share(struct __sk_buff *skb, const struct packet *p, const struct climb *at)
+{
+	struct charge c = { .before = 1, .verdict = VERDICT_AGAIN };
+	const struct cold_params *cold;
+	struct rule *rule;
+	struct share *s;
+
+	if (!p || !at)
+		return 0;
+	c.key.id = at->id;
+	rule = rule_of(c.key.id);
+	if (!rule)
+		return 0;
+	c.now = p->now;
+	c.bytes = p->wire.bytes;
+	c.weight = at->weight;
+	c.version = version_in(rule, p->phase);
+	find_sharer(skb, p->ip, at->member, &c);
+	bpf_loop(TRIES, try_slot, &c, 0);
+	cold = &rule->cold[c.version.index & 1];
+	s = share_of(cold);
+	if (s && c.verdict == VERDICT_PASS)
+		move_weight(s, cold, c.before, c.tat, c.weight);
+	return 0;
+}
+
+#endif

@@ -1,0 +1,343 @@
+package bpf_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A mirroredStage is the model of a rule or pool in a tree, and its counters.
+type mirroredStage struct {
+	*mirrored
+	entry     maps.Entry
+	guarantee *mirrored // nil for none
+	above     *mirroredStage
+	share     *model.Share // nil for none
+	sharers   map[string]*model.Sharer
+}
+
+// sharer is that of a packet of a host, which is of a member of the pool.
+func (s *mirroredStage) sharer(host netip.Addr, member *mirroredStage) *model.Sharer {
+	key := host.String() // each host has one flow
+	switch {
+	case s.rule.Share.Kind == policy.ShareSubnet:
+		key = netip.PrefixFrom(host, int(s.rule.Share.Bits)).Masked().String()
+	case s.rule.Share.Kind == policy.ShareMember:
+		key = fmt.Sprintf("%p", member)
+	}
+	if s.sharers[key] == nil {
+		s.sharers[key] = &model.Sharer{}
+	}
+	return s.sharers[key]
+}
+
+// A forest is rules and pools in the kernel, and their model.
+type forest struct {
+	*rig
+	rules, pools []*mirroredStage
+	packets      int
+}
+
+func newForest(tb testing.TB, buckets uint32) *forest {
+	return &forest{rig: newRig(tb, maps.Size{Views: 2, Rules: 64, Buckets: buckets, Labels: 256, Shares: 64, Pools: true}, bySource())}
+}
+
+// putIn sets a rule or pool at a virtual time.
+func (f *forest) putIn(r policy.Rule, now uint64) *mirroredStage {
+	f.Helper()
+	set, list := f.set, &f.rules
+	if r.Pool {
+		set, list = f.set.Pools(), &f.pools
+	}
+	f.at(now)
+	_, err := set.Put(r)
+	testenv.Must(f, err)
+	e, found := set.Find(r.Prefix)
+	if !found || e.Rule != r {
+		f.Fatalf("put %+v, found %+v", r, e.Rule)
+	}
+	s := &mirroredStage{mirrored: newMirrored(r, now), entry: e}
+	if g, ok := r.Guaranteed(); ok {
+		s.guarantee = newMirrored(g, now)
+	}
+	if r.Share.Kind != policy.ShareNone {
+		share := f.share(e)
+		s.share, s.sharers = &share, map[string]*model.Sharer{}
+	}
+	for _, pool := range f.pools {
+		if pool.rule.Label.Name == string(r.Within) {
+			s.above = pool
+		}
+	}
+	*list = append(*list, s)
+	return s
+}
+
+// share is the clock and the wheels of a rule or pool in the kernel.
+func (f *forest) share(e maps.Entry) model.Share {
+	f.Helper()
+	s, ok := f.set.Share(e)
+	if !ok {
+		f.Fatalf("%+v has no share", e.Rule)
+	}
+	return s
+}
+
+// stages are the rule, and the pools above it.
+func (s *mirroredStage) stages(host netip.Addr, now uint64) (all []*mirroredStage, at []model.Stage) {
+	var member *mirroredStage
+	for ; s != nil; s = s.above {
+		stage := model.Stage{Limit: s.limit, Share: s.share, Weight: 1}
+		if member != nil {
+			stage.Weight = uint64(member.rule.Weight.Value())
+		}
+		if s.share != nil {
+			stage.Sharer = s.sharer(host, member)
+		}
+		member = s
+		if s.limited() {
+			stage.State.Level = s.limit.Level(*s.bucket(keyOf(s.rule, host)), now)
+		}
+		if s.guarantee != nil {
+			stage.Guarantee = s.guarantee.limit
+			stage.GuaranteeLevel = s.guarantee.limit.Level(*s.guarantee.bucket(keyOf(s.rule, host)), now)
+		}
+		all, at = append(all, s), append(at, stage)
+	}
+	return all, at
+}
+
+// asked is the passage that the set predicts for a packet of a host.
+func (f *forest) asked(e maps.Entry, host netip.Addr, p model.Packet) model.Passage {
+	flow := maps.Flow{Src: host, Dst: addr("10.9.9.9"), Proto: protoUDP}
+	_, stages := f.set.Stages(e, policy.MatchSrc, flow, p.Time)
+	return model.Climb(stages, p)
+}
+
+// offer offers a packet of a host to a rule, and compares verdict, departure time, levels and counters.
+func (f *forest) offer(s *mirroredStage, host netip.Addr, now, n uint64, ect bool) model.Passage {
+	f.Helper()
+	f.packets++
+	packet := model.Packet{Time: now, Bytes: n, ECT: ect}
+	all, at := s.stages(host, now)
+	asked := f.asked(s.entry, host, packet)
+	want := model.Climb(at, packet)
+	if !reflect.DeepEqual(asked, want) {
+		f.Fatalf("packet %d, %d bytes at %d ns: predicted %+v\nmodel %+v\nrule %+v\nstages %+v", f.packets, n, now, asked, want, s.rule, at)
+	}
+	frame, m := sized(host, n, int(s.rule.Framing.Overhead), now)
+	if ect {
+		frame[15] |= 2
+	}
+	verdict, _, departure := sendTimed(f, f.program(), frame, m)
+	if (verdict == drop) != (want.Verdict == model.Drop) || verdict != drop && verdict != next || departure != want.Departure {
+		f.Fatalf("packet %d, %d bytes at %d ns: verdict %#x, departure %d\nmodel %+v\nrule %+v\nstages %+v", f.packets, n, now, verdict, departure, want, s.rule, at)
+	}
+	*s.counts = sum(*s.counts, segments(m.packets(), countersOf(want.Outcome, n)))
+	for i, stage := range all {
+		key := keyOf(stage.rule, host)
+		switch {
+		case want.Refuses == i && i > 0:
+			*stage.counts = sum(*stage.counts, segments(m.packets(), dropped(n)))
+		case want.Refuses != model.NoStage || i == 0:
+		default:
+			one := passed(n)
+			if want.Delays[i] || want.Marks[i] {
+				one = shadowed(n)
+			}
+			if want.Marks[i] {
+				one = marked(n)
+			}
+			*stage.counts = sum(*stage.counts, segments(m.packets(), one))
+		}
+		if stage.limited() && want.Levels[i] != at[i].Level {
+			*stage.bucket(key) = stage.limit.WithLevel(want.Levels[i], now)
+		}
+		if stage.share != nil && want.ChargesSharer(at, i) {
+			var member *mirroredStage
+			if i > 0 {
+				member = all[i-1]
+			}
+			stage.share.Charge(stage.sharer(host, member), at[i].Weight, n)
+		}
+		if stage.share != nil {
+			if got := f.share(stage.entry); got != *stage.share {
+				f.Fatalf("packet %d: share of stage %d is\n%+v, in the model\n%+v\n%+v", f.packets, i, got, *stage.share, want)
+			}
+		}
+		if stage.guarantee != nil && want.ChargesGuarantee(i) {
+			stage.guarantee.limit.Charge(stage.guarantee.bucket(key), now, n)
+			c := passed(n)
+			c = segments(m.packets(), c)
+			c.ExtraPackets = 0
+			*stage.guarantee.counts = sum(*stage.guarantee.counts, c)
+		}
+		flow := maps.Flow{Src: host, Dst: addr("10.9.9.9"), Proto: protoUDP}
+		if got := f.set.State(stage.entry, policy.MatchSrc, flow, now).Level; stage.limited() && got != stage.limit.Level(*stage.bucket(key), now) {
+			f.Fatalf("packet %d, %d bytes at %d ns: level of stage %d is %d units, in the model %d\n%+v", f.packets, n, now, i, got, stage.limit.Level(*stage.bucket(key), now), want)
+		}
+		if stage.guarantee != nil {
+			g, _ := f.set.Guarantee(stage.entry)
+			got, model := f.set.State(g, policy.MatchSrc, flow, now).Level, stage.guarantee.limit.Level(*stage.guarantee.bucket(key), now)
+			if got != model {
+				f.Fatalf("packet %d: level of the guarantee of stage %d is %d units, in the model %d\n%+v", f.packets, i, got, model, want)
+			}
+		}
+	}
+	return want
+}
+
+func (f *forest) counted() {
+	f.Helper()
+	for _, s := range slices.Concat(f.rules, f.pools) {
+		if got, want := f.set.Counters(s.entry.ID), countedBy(s.rule, *s.counts); got != want {
+			f.Errorf("counters of %+v:\n%+v, want\n%+v", s.rule, got, want)
+		}
+		if s.guarantee == nil {
+			continue
+		}
+		g, ok := f.set.Guarantee(s.entry)
+		if got := f.set.Counters(g.ID); !ok || got != *s.guarantee.counts {
+			f.Errorf("counters of the guarantee of %+v:\n%+v, want\n%+v", s.rule, got, *s.guarantee.counts)
+		}
+	}
+}
+
+func pool(name string, r policy.Rule) policy.Rule {
+	r.Pool, r.Prefix, r.Label.Name = true, policy.PoolKey(name), name
+	return r
+}
+
+// Rules in random trees of pools: each packet has the verdict of the model, and changes levels and counters as
+// in the model.
+func TestPools(t *testing.T) {
+	const trees, packets = 60, 400
+	f := newForest(t, 4096)
+	random := rand.New(rand.NewPCG(13, 1))
+	roll := func(n uint64) uint64 { return random.Uint64N(n) }
+	weights := []policy.Weight{0, 2, 3, policy.MaxWeight}
+	for tree := range trees {
+		f.rules, f.pools = nil, nil
+		f.set.Clear()
+		f.set.Pools().Clear()
+		now := starts[roll(uint64(len(starts)-1))] // the last one is too close to the end of time
+		rate := uint64(64_000) << roll(16)
+		some := func() policy.Rate { return policy.Rate(rate/2 + roll(rate)) }
+		within := func() policy.Within {
+			if len(f.pools) == 0 || roll(5) == 0 {
+				return ""
+			}
+			return policy.Within(f.pools[max(0, len(f.pools)-1-int(roll(3)))].rule.Label.Name)
+		}
+		guarantee := func(r *policy.Rule) {
+			if r.Within != "" && roll(2) == 0 {
+				r.Guarantee = max(policy.Guarantee(min(r.Rate, policy.Rate(rate)))/policy.Guarantee(1+roll(8)), 8000)
+			}
+		}
+		for i := range 1 + roll(policy.MaxDepth) {
+			p := pool(fmt.Sprint("pool ", tree, i), policy.Rule{Rate: some(), Capacity: 1514 + roll(1<<(8+roll(10))), Within: within()})
+			p.Excess = []policy.Excess{policy.Drop, policy.ECN, policy.Delay}[roll(3)]
+			if p.Excess == policy.Delay {
+				p.Queue, p.ECNAbove = 1514+roll(rate/8+1), policy.ECNAbove(1+roll(1e9))
+			}
+			guarantee(&p)
+			some := func() policy.Share {
+				return []policy.Share{{}, {Kind: policy.ShareHost}, {Kind: policy.ShareSubnet, Bits: 31}, {Kind: policy.ShareFlow}, {Kind: policy.ShareMember}}[roll(5)]
+			}
+			if p.Share = some(); p.Within != "" {
+				p.Weight = weights[roll(4)]
+			}
+			f.putIn(p, now)
+		}
+		overhead := []int16{shrink, grow}[roll(2)]
+		for i := range 1 + roll(4) {
+			r := randomRule(netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i), 0, 0}), 16), roll, overhead)
+			r.Shadow, r.Order, r.Within = policy.Shadow{}, policy.FIFO, within()
+			if r.Rate != policy.Unlimited {
+				r.Rate = some()
+				if r.Excess == policy.Delay {
+					r.Capacity, r.Queue = 1514+roll(rate/8+1), 0
+					if r.Algorithm == policy.GCRA {
+						r.Queue = 1514 + roll(rate/8+1)
+					}
+				}
+			}
+			guarantee(&r)
+			if r.Within != "" {
+				r.Weight = weights[roll(4)]
+			}
+			if r.Rate != policy.Unlimited && r.Each.Kind == policy.EachAll && r.Penalty == (policy.Penalty{}) && roll(2) == 0 {
+				r.Share = []policy.Share{{Kind: policy.ShareHost}, {Kind: policy.ShareSubnet, Bits: 31}, {Kind: policy.ShareFlow}}[roll(3)]
+			}
+			if r.Guarantee != 0 && r.Each.Kind != policy.EachAll {
+				r.Members = 7
+			}
+			f.putIn(r, now)
+		}
+		for range packets {
+			s := f.rules[roll(uint64(len(f.rules)))]
+			host := s.rule.Prefix.Addr().As4()
+			host[3] = byte(roll(3))
+			f.offer(s, netip.AddrFrom4(host), now, randomSize(roll, overhead, 1514), roll(2) == 0)
+			now += roll(8 * 3000 * 1e9 / rate)
+		}
+		f.counted()
+	}
+}
+
+// Two CPUs charge a tree of pools from different rules. Pools pass no more than their rates and capacities, but for a
+// packet of the other CPU, and each packet is charged to all levels or to none.
+func TestPoolOnTwoCPUs(t *testing.T) {
+	const cpus = 2
+	var frames [cpus][]byte
+	for cpu := range frames {
+		frames[cpu] = ether(typeIPv4, ip4{dst: fmt.Sprintf("10.%d.0.1", cpu), proto: protoUDP}.with(udpHeader(1, 2), zeros(958)))
+	}
+	size := uint64(len(frames[0]))
+	for _, share := range []policy.ShareKind{policy.ShareNone, policy.ShareFlow, policy.ShareMember} {
+		for _, rate := range []policy.Rate{1_000_000, 1_000_000_000, 400_000_000_000} {
+			t.Run(fmt.Sprintf("share %v/%v", policy.Share{Kind: share}, rate), func(t *testing.T) {
+				hook := live()
+				f := &forest{rig: newRig(t, maps.Size{Views: 2, Rules: 8, Buckets: 64, Labels: 16, Shares: 2, Pools: true}, hook)}
+				top := f.putIn(pool("top", policy.Rule{Rate: rate, Capacity: 10 * size, Share: policy.Share{Kind: share}}), 0)
+				low := f.putIn(pool("low", policy.Rule{Rate: rate, Capacity: 20 * size, Within: "top", Share: policy.Share{Kind: share}}), 0)
+				var rules [cpus]*mirroredStage
+				for cpu := range rules {
+					rules[cpu] = f.putIn(policy.Rule{
+						Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(cpu), 0, 0}), 16), Rate: policy.Unlimited, Within: "low", Fail: policy.Closed,
+					}, 0)
+				}
+				took := onEachCPU(t, func(cpu int) error {
+					_, err := f.program().Run(&ebpf.RunOptions{Data: frames[cpu], Repeat: uint32(packets(300_000, 30_000))})
+					return err
+				})
+				var sum uint64
+				for _, r := range rules {
+					sum += f.set.Counters(r.entry.ID).PassedBytes
+				}
+				for _, p := range []*mirroredStage{low, top} {
+					c, bound := f.set.Counters(p.entry.ID), p.rule.Capacity+leaked(p.rule.Rate, took)+(cpus-1)*size
+					if c.PassedBytes > bound {
+						t.Errorf("pool %s: %d bytes passed in %d ns, want at most %d", p.rule.Label.Name, c.PassedBytes, took, bound)
+					}
+					if c.PassedBytes != sum {
+						t.Errorf("pool %s was charged %d bytes, and its rules passed %d", p.rule.Label.Name, c.PassedBytes, sum)
+					}
+				}
+				if sum < 10*size-size {
+					t.Errorf("only %d bytes passed, which is less than the capacity", sum)
+				}
+			})
+		}
+	}
+}

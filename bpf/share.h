@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The fair clock of a shared bucket: see struct share in abi.h. Here are the arithmetic and the wheel; pool.h finds
+ * the sharers.
+ *
+ * Sharers that are active together get rate * weight / (sum of weights), and what they leave is for the
+ * others at once: that is weighted max-min fairness. A sharer may be ahead of the clock by some packets. Where the
+ * bucket has less room than a packet for each sharer, its level decides how fast the clock runs, so
+ * that packets find room when their turn comes.
+ */
+#ifndef SHAPECTL_SHARE_H
+#define SHAPECTL_SHARE_H
+
+#include "rule.h"
+
+enum {
+	FREE_BITS = 8,	   /* fraction bits of the free part of a bucket */
+	SPEED_BITS = 8,	   /* fraction bits of the speed of the clock */
+	SLOWEST = 2,	   /* octaves by which the clock is slower than the rate where the bucket is full */
+	OCTAVES = 4,	   /* by which it is faster where the bucket is empty, */
+	MORE = 3,	   /* and by so many more if it nearly is */
+	LEAST_MS = 100,	   /* all sharers together may be ahead by half of the bucket, but at least this time at the rate, */
+	MOST_MS = 150,	   /* and at most this */
+	ALONE = 2,	   /* a sharer that is alone may be ahead by so many times more */
+	OWN_PACKETS = 2,   /* by which a sharer may always be ahead, where half of the bucket is free */
+	FORGIVEN = 4,	   /* a debt beyond so many times what a sharer may be ahead, and so many packets, is forgiven */
+	FAIR_STEPS = 16,   /* bins that the clock leaves at a time, at most */
+	REST_NS = 1 << 30, /* without a packet for four times this, nobody is active any more */
+};
+
+static __always_inline struct share *share_of(const struct cold_params *cold)
+{
+	__u32 number = cold->share - 1;
+
+	return bpf_map_lookup_elem(&shares, &number);
+}
+
+/* The fair units that all sharers together get in a time of up to 2^33 ns. */
+static __always_inline __u64 fair_units(const struct params *params, __u64 ns)
+{
+	__u64 rate = params->rate_units >> (UNIT_BITS - FAIR_BITS);
+
+	return ns * (rate >> 32) + (ns * low_half(rate) >> 32);
+}
+
+static __always_inline __u64 fair_tat(__u64 tat)
+{
+	return tat & ~(TAT_BUSY | TAT_COARSE);
+}
+
+/*
+ * How far a sharer is ahead of the clock, in fair units; 0 if it is not active. If charges of several CPUs have
+ * made the weight too small, all sharers begin anew.
+ */
+static __always_inline __u64 ahead_of(const struct share *s, const struct cold_params *cold, __u64 tat)
+{
+	__u64 ahead = fair_tat(tat) - READ_ONCE(s->v);
+
+	return ahead < (__u64)FAIR_BINS << cold->coarse_shift && (__s32)READ_ONCE(s->weight) > 0 ? ahead : 0;
+}
+
+/* The wheels begin behind all TATs, so nobody is active. */
+static __always_inline void restart_clock(struct share *s, const struct cold_params *cold)
+{
+	__u16 shift = s->coarse_shift > cold->coarse_shift ? s->coarse_shift : cold->coarse_shift;
+
+	WRITE_ONCE(s->v, (s->v + (2ULL * FAIR_BINS << shift)) & ~((1ULL << shift) - 1));
+	__builtin_memset(s->bin, 0, sizeof(s->bin));
+	s->weight = 0;
+	s->rest = 0;
+	s->fine_shift = cold->fine_shift;
+	s->coarse_shift = cold->coarse_shift;
+}
+
+/*
+ * How fast the clock runs, with SPEED_BITS fraction bits: 2^(OCTAVES * free / capacity - SLOWEST) times the rate. So it keeps
+ * half of the bucket free, for bursts. 2^x is approximated by straight lines.
+ */
+static __always_inline __u64 clock_speed(const struct params *params, __u64 level)
+{
+	__u64 capacity = params->limit >> UNIT_BITS, free, x;
+
+	free = level < params->limit ? capacity - (level >> UNIT_BITS) : 0;
+	/* Octaves above the slowest speed, with 16 fraction bits. */
+	x = (free << 16) * OCTAVES / capacity;
+	x = (0x10000 + (x & 0xffff)) << (x >> 16) >> (16 + SLOWEST - SPEED_BITS);
+	return free > capacity - capacity / 16 ? x << MORE : x;
+}
+
+/* bin_of. Not static, so that the verifier assumes any result. */
+__noinline __u32 find_bin(__u64 tat, __u32 fine_shift, __u32 coarse_shift)
+{
+	if (tat & TAT_COARSE)
+		return FAIR_BINS + (tat >> (coarse_shift & 63) & (FAIR_BINS - 1));
+	return tat >> (fine_shift & 63) & (FAIR_BINS - 1);
+}
+
+/* The bin of a TAT. Without CAP_PERFMON the verifier accepts one range of an index only. */
+static __always_inline __u32 bin_of(const struct cold_params *cold, __u64 tat)
+{
+	return KEPT(find_bin(tat, cold->fine_shift, cold->coarse_shift)) & (2 * FAIR_BINS - 1);
+}
+
+/* Removes the weight of a bin that v leaves. */
+static __always_inline void leave_bin(struct share *s, __u32 bin)
+{
+	__u32 gone = __sync_lock_test_and_set(&s->bin[bin], 0);
+
+	__sync_fetch_and_sub(&s->weight, gone);
+}
+
+/* Advances the clock by what the rate allows. The caller has the lock. */
+static __noinline int advance_clock(struct share *s, const struct params *params, const struct cold_params *cold,
+				    __u64 now, __u64 level)
+{
+	__u64 passed = now - s->last, units, v = s->v, bin = 1ULL << cold->fine_shift, to, half;
+	__s32 weight;
+	__u32 i;
+
+	/* Another CPU, which had a later time, was faster. */
+	if (s->last - now < REST_NS)
+		return 0;
+	s->last = now;
+	if (s->fine_shift != cold->fine_shift || s->coarse_shift != cold->coarse_shift || passed > 4ULL * REST_NS) {
+		restart_clock(s, cold);
+	} else {
+		units = (fair_units(params, passed) * clock_speed(params, level) >> SPEED_BITS) + s->rest;
+#pragma unroll
+		for (i = 0; i < FAIR_STEPS; i++) {
+			weight = READ_ONCE(s->weight);
+			if (weight <= 0)
+				break;
+			to = bin - (v & (bin - 1));
+			if (units / weight < to) {
+				v += units / weight;
+				units %= weight;
+				break;
+			}
+			units -= to * weight;
+			leave_bin(s, bin_of(cold, fair_tat(v)));
+			if (!(v + to & ((1ULL << cold->coarse_shift) - 1)))
+				leave_bin(s, bin_of(cold, v | TAT_COARSE));
+			v += to;
+		}
+		WRITE_ONCE(s->v, v);
+		weight = READ_ONCE(s->weight);
+		s->rest = weight <= 0 ? 0 : units < (__u64)weight ? units : (__u64)weight;
+	}
+	weight = READ_ONCE(s->weight);
+	units = fair_units(params, MOST_MS * 1000000);
+	half = params->limit >> (UNIT_BITS - FAIR_BITS + 1);
+	if (units > half)
+		units = half;
+	half = fair_units(params, LEAST_MS * 1000000);
+	if (units < half)
+		units = half;
+	WRITE_ONCE(s->ahead, weight > 1 ? units / weight : units);
+	return 0;
+}
+
+/* What a sharer may be ahead, in fair units. */
+static __always_inline __u64 may_be_ahead(const struct share *s, __u32 weight)
+{
+	__u64 ahead = READ_ONCE(s->ahead);
+	__s32 all = READ_ONCE(s->weight);
+
+	return ahead + ahead * ALONE * weight / (all > (__s32)weight ? all : weight);
+}
+
+/* Whether the weight of a sharer with that TAT is in a bin: it may be until v leaves the bin. */
+static __always_inline bool weighs(const struct share *s, const struct cold_params *cold, __u64 tat)
+{
+	__u32 shift = tat & TAT_COARSE ? cold->coarse_shift : cold->fine_shift;
+
+	return (tat >> shift) - (READ_ONCE(s->v) >> shift) < FAIR_BINS && (__s32)READ_ONCE(s->weight) > 0;
+}
+
+/* Moves the weight of a sharer from its old TAT to a new one. */
+static __always_inline void move_weight(struct share *s, const struct cold_params *cold, __u64 old, __u64 tat, __u32 weight)
+{
+	__u32 from = bin_of(cold, old), to = bin_of(cold, tat);
+
+	if (!weighs(s, cold, old))
+		__sync_fetch_and_add(&s->weight, weight);
+	else if (from == to)
+		return;
+	else
+		__sync_fetch_and_sub(&s->bin[from], weight);
+	__sync_fetch_and_add(&s->bin[to], weight);
+}
+
+/* A TAT that is so far ahead of v, with the bit that says on which wheel it is. */
+static __always_inline __u64 on_wheel(const struct cold_params *cold, __u64 v, __u64 ahead)
+{
+	__u64 most = (__u64)(FAIR_BINS - 2) << cold->coarse_shift, tat;
+
+	tat = fair_tat(v + (ahead < most ? ahead : most) + TAT_BUSY + TAT_COARSE);
+	return (tat >> cold->fine_shift) - (v >> cold->fine_shift) < FAIR_BINS ? tat : tat | TAT_COARSE;
+}
+
+#endif
