@@ -35,9 +35,8 @@ type Flow struct {
 // protocols are those that people know by name; all have ports but ICMP.
 var protocols = map[uint8]string{1: "icmp", 6: "tcp", 17: "udp", 33: "dccp", 58: "icmp6", 132: "sctp", 136: "udplite"}
 
-// ParseFlow reads a flow as String writes it: a protocol by name or number, and
-// where a packet comes from and goes to, with ports if it has them
-// ("udp,192.0.2.1:5000,10.0.0.7:53").
+// ParseFlow reads a flow as String writes it: a protocol by name or number, source and
+// destination, with ports if the protocol has them ("udp,192.0.2.1:5000,10.0.0.7:53").
 func ParseFlow(s string) (f Flow, err error) {
 	parts := strings.Split(s, ",")
 	if len(parts) != 3 {
@@ -110,7 +109,7 @@ type buckets struct {
 }
 
 // State is the state that a packet of flow would meet now. With Spilled, the table has no
-// room for its key, and the spill bucket would be charged.
+// room for its key, and the packet would be charged to the spill bucket.
 func (bs *buckets) State(e Entry, match policy.Match, flow Flow, now uint64) (state model.State) {
 	state.Level = bs.SharedLevel(e, now)
 	if e.Each.Kind != policy.EachAll {
@@ -129,18 +128,14 @@ func (bs *buckets) State(e Entry, match policy.Match, flow Flow, now uint64) (st
 	return state
 }
 
-// slotLevel is the level of a key's slot, in units, and 0 if the key has no slot. It is
-// false if the key would not get one, by try_slot of bpf/charge.h.
+// slotLevel is the level of a key's slot, in units, or 0 if the key has no slot. ok is false
+// if the key could not get one either, by the rules of bpf/charge.h.
 func (bs *buckets) slotLevel(id uint32, key bpf.AbiKey, now uint64) (level uint64, ok bool) {
 	rule := bs.current(id)
-	places := bs.places(key, rule.Salt)
-	for _, p := range places {
-		for i := range bs.lines[p.line].Slot {
-			if slot := &bs.lines[p.line].Slot[i]; atomic.LoadUint32(&slot.Fingerprint) == p.fingerprint {
-				return bs.levelOf(id, rule, load(slot), now), true
-			}
-		}
+	if slot := bs.slotOf(key, rule.Salt); slot != nil {
+		return bs.levelOf(id, rule, load(slot), now), true
 	}
+	places := bs.places(key, rule.Salt)
 	if bs.emptySlots(places[0].line, now)+bs.emptySlots(places[1].line, now) > 0 {
 		return 0, true
 	}
@@ -155,10 +150,22 @@ func (bs *buckets) slotLevel(id uint32, key bpf.AbiKey, now uint64) (level uint6
 	return 0, false
 }
 
+// slotOf is the slot that a key has, or nil.
+func (bs *buckets) slotOf(key bpf.AbiKey, salt uint32) *bpf.AbiBucket {
+	for _, p := range bs.places(key, salt) {
+		for i := range bs.lines[p.line].Slot {
+			if slot := &bs.lines[p.line].Slot[i]; atomic.LoadUint32(&slot.Fingerprint) == p.fingerprint {
+				return slot
+			}
+		}
+	}
+	return nil
+}
+
 // Slots is how full the table is.
 type Slots struct {
 	All   int
-	InUse int // their buckets are not empty, so no other key can take them
+	InUse int // their buckets are not empty, so no other key can get them
 }
 
 // Slots counts the slots of the table.
@@ -189,6 +196,9 @@ func (bs *buckets) isEmpty(line, i uint32, now uint64) bool {
 		return true
 	}
 	id := atomic.LoadUint32(&key.Id)
+	if key.Sharer != 0 && id < bs.room() {
+		return b.TAT&tatBusy == 0 && !bs.isActive(slot, key)
+	}
 	return b.TAT&tatBusy == 0 && id < bs.room() && bs.levelOf(id, bs.current(id), b, now-min(now, skew)) == 0
 }
 
@@ -207,7 +217,11 @@ func KeyName(e Entry, match policy.Match, flow Flow) string {
 }
 
 // Meter is the meter of a rule by the parameters in force.
-func (rs *rules) Meter(e Entry) model.Meter { return meter(rs.current(e.ID)) }
+func (rs *rules) Meter(e Entry) model.Meter {
+	m := meter(rs.current(e.ID))
+	m.Shared = m.Shared || e.Pool
+	return m
+}
 
 // SharedLevel is the level of a rule's shared bucket, in units. With --each that is the
 // spill bucket.
@@ -215,9 +229,9 @@ func (bs *buckets) SharedLevel(e Entry, now uint64) uint64 {
 	return bs.levelOf(e.ID, bs.current(e.ID), load(&bs.rule(e.ID).Shared), now)
 }
 
-// slotsIn are the slots in some lines that are in the first line of their key, or in the
-// second. Buckets only move from first lines to second ones. So a pass over all lines for
-// the first, and then one for the second, misses no bucket.
+// slotsIn are the slots in use in some lines: those in the first line of their key, or those
+// in the second. Buckets only move from first lines to second ones. So one pass for the first
+// lines, and then one for the second lines, miss no bucket.
 func (bs *buckets) slotsIn(from, to int, first bool) iter.Seq2[*bpf.AbiBucket, *bpf.AbiKey] {
 	return func(yield func(*bpf.AbiBucket, *bpf.AbiKey) bool) {
 		lines := bs.lines[from:to]
@@ -252,12 +266,14 @@ func (bs *buckets) slots(of func(id uint32) bool) iter.Seq2[*bpf.AbiBucket, *bpf
 	}
 }
 
-// eachSlot calls f for each slot, with the id of its rule, on all CPUs.
+// eachSlot calls f for each slot with a bucket, but not for those of sharers, with the id of its rule, on all CPUs.
 func (bs *buckets) eachSlot(f func(id uint32, slot *bpf.AbiBucket)) {
 	for _, first := range []bool{true, false} {
 		inParts(len(bs.lines), func(from, to int) {
 			for slot, key := range bs.slotsIn(from, to, first) {
-				f(atomic.LoadUint32(&key.Id), slot)
+				if key.Sharer == 0 {
+					f(atomic.LoadUint32(&key.Id), slot)
+				}
 			}
 		})
 	}
@@ -292,13 +308,13 @@ func (bs *buckets) BucketsOf(rules []Entry, now uint64) iter.Seq2[int, Bucket] {
 		for slot, key := range bs.slots(has) {
 			before, k := load(slot), *key
 			i, ok := index[k.Id]
-			if !ok || before.TAT&tatBusy != 0 {
+			if !ok || before.TAT&tatBusy != 0 || k.Sharer != 0 {
 				continue
 			}
 			e, rule := &rules[i], bs.current(k.Id)
 			level := bs.levelOf(k.Id, rule, before, now)
 			places, fingerprint := bs.places(k, rule.Salt), atomic.LoadUint32(&slot.Fingerprint)
-			// Level and key belong together if no other key took the slot meanwhile.
+			// Level and key belong together if no other key got the slot meanwhile.
 			is := fingerprint == places[0].fingerprint || fingerprint == places[1].fingerprint
 			if level == 0 || !is || isFlow(k) && e.Each.Kind != policy.EachFlow {
 				continue
@@ -317,8 +333,8 @@ func (bs *buckets) BucketsOf(rules []Entry, now uint64) iter.Seq2[int, Bucket] {
 	}
 }
 
-// settleBy readies a bucket for another clock. It becomes as if charged just now: only the
-// old clock can tell how long it was idle.
+// settleBy prepares a bucket for another clock. The bucket becomes as if charged just now,
+// because only the old clock can tell how long it was idle.
 func settleBy(m model.Meter, now uint64) func(model.Bucket) (model.Bucket, bool) {
 	return func(b model.Bucket) (model.Bucket, bool) { return m.WithLevel(m.Level(b, now), now), true }
 }
@@ -345,7 +361,7 @@ func (bs *buckets) rewrite(id uint32, change func(model.Bucket) (next model.Buck
 }
 
 // rewriteBucket changes a bucket while packets charge it. It does nothing if another key
-// takes the slot, or the bucket moves.
+// gets the slot, or the bucket moves.
 func rewriteBucket(b *bpf.AbiBucket, change func(model.Bucket) (next model.Bucket, wanted bool)) {
 	fingerprint := atomic.LoadUint32(&b.Fingerprint)
 	for {

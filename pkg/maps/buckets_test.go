@@ -143,7 +143,7 @@ func randomHost(roll *rand.Rand, p netip.Prefix) netip.Addr {
 	return a
 }
 
-// A change of the bucket scope begins with empty buckets; a change of the rate does not.
+// A change of the bucket scope starts with empty buckets; a change of the rate does not.
 func TestChangeOfBucketScope(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 2, Buckets: 64})
 	flow := to("10.1.1.1")
@@ -190,8 +190,8 @@ func TestStatePredictsVerdicts(t *testing.T) {
 		sent[n] = append(sent[n], f)
 		r.now += roll.Uint64N(2_000_000)
 		state, before := r.State(e, policy.MatchDst, f, r.now), r.Counters(e.ID)
-		if own := r.SharedLevel(e, r.now); state.Spilled && state.Level != own {
-			t.Fatalf("%v spills and finds %d units, the spill bucket has %d", f, state.Level, own)
+		if spill := r.SharedLevel(e, r.now); state.Spilled && state.Level != spill {
+			t.Fatalf("%v spills and finds %d units, the spill bucket has %d", f, state.Level, spill)
 		}
 		want := model.NewLimit(e.Rule).Decide(state, model.Packet{Bytes: size})
 		r.send(policy.GCRA, f, size)

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/step"
@@ -19,7 +21,7 @@ import (
 //	Prepare   writes the versions that no packet reads; the rules take part from then on
 //	Settle    readies buckets for other byte clocks
 //	Time      makes all byte clocks agree at the moment when the change begins
-//	Arm       one store, which lets the change begin at that moment and revert at until
+//	Arm       one store before that moment, which lets the change begin then and revert at until
 //	Commit    after it has begun, if it is to last
 //	Settle, TimeRevert, Revert   let a change that has begun revert at a moment
 //	Finish    forgets the parameters that are not in force; any later change begins with it
@@ -43,8 +45,10 @@ const Never = uint64(math.MaxUint64)
 
 // progress is the phase of the change of many rules.
 type progress struct {
-	change *bpf.AbiChange
-	now    func() uint64 // see UseClock
+	change  *bpf.AbiChange
+	pinned  *ebpf.Map // that holds the change
+	now     func() uint64
+	virtual bool // see UseClock
 }
 
 // phase is the one that packets see now. It reads the clock only where it must, as that takes a while.
@@ -61,8 +65,8 @@ func (p *progress) phase() phase {
 	return phaseReverted
 }
 
-// UseClock replaces Now as the data path's time in ns, for tests and replay.
-func (p *progress) UseClock(now func() uint64) { p.now = now }
+// UseClock replaces Now as the data path's time in ns, for tests and replay. Nothing is late then.
+func (p *progress) UseClock(now func() uint64) { p.now, p.virtual = now, true }
 
 // store writes a word of the change, from which packets and later commands learn its phase.
 func store[T ~uint64](what string, word *uint64, value T) {
@@ -99,6 +103,18 @@ func (p *progress) Change() (state ChangeState, at uint64) {
 		return Pending, until
 	}
 	return Committed, 0
+}
+
+// Ended is how the last change went that is over: Committed, Expired if it was reverted, or
+// NoChange if the store never had one. Only for the state NoChange.
+func (p *progress) Ended() ChangeState {
+	switch atomic.LoadUint64(&p.change.Until) {
+	case 0:
+		return NoChange
+	case Never:
+		return Committed
+	}
+	return Expired
 }
 
 // Difference is how many rules a change adds, removes and alters.
@@ -222,19 +238,20 @@ func (p *progress) Begins() uint64 {
 // End rules out a later Revert of a change that is not pending.
 func (p *progress) End() { store("say that a change lasts", &p.change.From, uint64(0)) }
 
-// Arm lets the change begin and revert at the moments of Time.
-func (p *progress) Arm() { store("arm a change", &p.change.Phase, phaseByTime) }
-
-// Confirm lets a pending change last.
-func (p *progress) Confirm() {
-	store("confirm a change", &p.change.Until, Never)
-	store("commit a change", &p.change.Phase, phaseAfter)
+// Arm lets the change begin and revert at the moments of Time. The error may wrap ErrLate.
+func (p *progress) Arm() error {
+	return p.before(p.change.From, "arm a change", p.change.Until, phaseByTime)
 }
 
-// Revert lets a change that is in force revert at a future moment (ns).
-func (p *progress) Revert(at uint64) {
-	store("say when a change reverts", &p.change.Until, at)
-	store("revert a change", &p.change.Phase, phaseByTime)
+// Confirm lets a pending change last. The error may wrap ErrLate.
+func (p *progress) Confirm() error {
+	return p.before(p.change.Until, "confirm a change", Never, phaseAfter)
+}
+
+// Revert lets a change that is in force revert at a future moment (ns), and not later than a pending change does. The
+// error may wrap ErrLate.
+func (p *progress) Revert(at uint64) error {
+	return p.before(at, "revert a change", at, phaseByTime)
 }
 
 // Commit follows the beginning of a change. A change without an end is in force for good
@@ -309,7 +326,7 @@ func (s *Store) Finish() {
 		if !t.prefix.IsValid() {
 			continue
 		}
-		s.freeUnusedShadow(t.id)
+		s.freeUnused(t.id)
 		if !present(v) {
 			s.View(r.View).remove(t.prefix, t.id)
 		}
@@ -333,14 +350,6 @@ func (s *Store) finishUnlessPending() {
 func (s *Set) TakesPart() bool {
 	takesPart := func(at placed) bool { return s.rule(at.id).Version&versionChanges != 0 }
 	return slices.ContainsFunc(byID(s.allPrefixes()), takesPart)
-}
-
-// freeUnusedShadow frees the shadow of the parameters that are not in force, if no others use it.
-func (s *Store) freeUnusedShadow(id uint32) {
-	v, other := s.bothPhases(id)
-	if other.Flags&ruleShadow != 0 && !(present(v) && v.Flags&ruleShadow != 0 && v.Shadow == other.Shadow) {
-		s.free(other.Shadow)
-	}
 }
 
 // revertBy reverts a bucket of a rule whose change reverted at until, unless a packet did

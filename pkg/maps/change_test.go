@@ -14,9 +14,9 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// reopenable pins the maps of a rig, and has what it returns open them anew, as another process does.
+// reopenable pins the maps of a rig. reopen opens them again, as another process does.
 func reopenable(r *rig) (reopen func()) {
-	r.program() // while that set is open
+	r.program() // loads it while the first set is open
 	dir := privateBPFFS(r.T)
 	testenv.Must(r.T, r.Pin(dir))
 	return func() {
@@ -70,7 +70,7 @@ func TestFirstChangeOfAProcess(t *testing.T) {
 			prepare(r, one, others[1])
 			r.Settle()
 			r.Time(r.now, shapemaps.Never)
-			r.Arm()
+			testenv.Must(t, r.Arm())
 			r.Commit()
 			reopen()
 		}, []policy.Rule{one, others[1]}, 1},
@@ -120,9 +120,9 @@ func TestFirstChangeOfAProcess(t *testing.T) {
 	}
 }
 
-// Policies follow each other, and changes end in all possible ways, in one process or
-// several. Single rules are set and deleted in between. Commands and packets always see
-// what a plain map holds. There is room for just two policies, so no id may be lost.
+// Policies replace each other. Changes stay, revert or are abandoned, in one process or
+// several. Single rules are set and deleted in between. Commands and packets always see the
+// rules of a plain map. There is room for only two policies, so no id may be lost.
 func TestPoliciesAgainstOracle(t *testing.T) {
 	const most = 30 // rules
 	rounds := 100
@@ -132,7 +132,7 @@ func TestPoliciesAgainstOracle(t *testing.T) {
 	roll := rand.New(rand.NewPCG(testenv.Seed(t), 0))
 	r := newRig(t, shapemaps.Size{Rules: 2 * 2 * most, Buckets: 4, Affected: 1, Labels: uint32(2 * 2 * most * labelParts)})
 	reopen := reopenable(r)
-	prefixes := make([]netip.Prefix, 2*most) // few, so that they come and go
+	prefixes := make([]netip.Prefix, 2*most) // few, so that they are used again
 	for i := range prefixes {
 		prefixes[i] = randomPrefix(roll)
 	}
@@ -146,7 +146,7 @@ func TestPoliciesAgainstOracle(t *testing.T) {
 		if got := r.InForce(); got != (len(have) > 0) {
 			t.Fatalf("InForce says %v of %v", got, have)
 		}
-		switch way := roll.IntN(6); way {
+		switch end := roll.IntN(6); end {
 		case 0: // single rules, which end the last change
 			for range roll.IntN(10) {
 				one := randomRule()
@@ -176,17 +176,17 @@ func TestPoliciesAgainstOracle(t *testing.T) {
 			}
 			checkRules(r, have)
 			until := shapemaps.Never
-			if way == 2 {
+			if end == 2 {
 				until = r.now + 1e9
 			}
 			r.Settle()
 			r.Time(r.now+1e6, until)
-			r.Arm()
+			testenv.Must(t, r.Arm())
 			checkRules(r, have)
 			r.now += 1e6
 			r.Commit()
 			checkRules(r, next)
-			if way == 2 {
+			if end == 2 { // expires
 				r.now += 1e9
 			} else {
 				have = next
@@ -204,11 +204,11 @@ func TestPoliciesAgainstOracle(t *testing.T) {
 	}
 	r.Finish()
 	if n := storedLabels(r); n != 0 {
-		t.Errorf("%d parts of labels are left of no rule", n)
+		t.Errorf("%d parts of labels are left without a rule", n)
 	}
 }
 
-// randomRule is one that often has a shadow or a label.
+// randomRule is a rule that often has a shadow or a label.
 func randomRule(roll *rand.Rand, p netip.Prefix) policy.Rule {
 	rule := policy.Rule{Prefix: p, Rate: policy.Rate(1e9 + roll.Uint64N(4)), Capacity: 1 << 20}
 	if roll.IntN(3) == 0 {
@@ -220,7 +220,7 @@ func randomRule(roll *rand.Rand, p netip.Prefix) policy.Rule {
 	return rule
 }
 
-// nextPolicy is a policy that shares rules with another, with at most so many.
+// nextPolicy is a policy of at most most rules, some of them those of have.
 func nextPolicy(roll *rand.Rand, have oracle, most int, randomRule func() policy.Rule) (next oracle, rules []policy.Rule) {
 	next = oracle{}
 	add := func(rule policy.Rule) {
@@ -263,7 +263,7 @@ func difference(have, next oracle) (d shapemaps.Difference) {
 	return d
 }
 
-// checkPackets compares what decides over packets to addresses in prefixes, and to any.
+// checkPackets compares the rules that decide over packets to addresses in prefixes, and to random addresses.
 func checkPackets(r *rig, roll *rand.Rand, want oracle) {
 	r.Helper()
 	for p := range want {
@@ -276,6 +276,6 @@ func checkPackets(r *rig, roll *rand.Rand, want oracle) {
 	}
 	got := r.Policy()
 	if len(got) != len(want) || slices.ContainsFunc(got, func(rule policy.Rule) bool { return want[rule.Prefix] != rule }) {
-		r.Fatalf("as a policy the rules are %v, want %v", got, want)
+		r.Fatalf("Policy is %v, want %v", got, want)
 	}
 }

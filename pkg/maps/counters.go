@@ -15,7 +15,7 @@ import (
 // wire: a GSO or GRO skb counts as its segments. Passed and dropped packets together are
 // all that matched. Excess packets did not conform; they may have passed. Delayed packets
 // are passed packets that were queued. After a change from or to delay, a rule counts its
-// earlier delayed packets as excess, and the other way around.
+// earlier delayed packets as excess, and vice versa.
 type Counters struct {
 	PassedPackets, PassedBytes   uint64
 	ExcessPackets, ExcessBytes   uint64
@@ -64,13 +64,19 @@ func (rs *rules) Counters(id uint32) (sum Counters) {
 
 // Shadow is the limit of a rule's shadow, which has its own buckets and counters. It passes
 // all packets; its excess is what it would have refused. False if the rule has no shadow.
-func (rs *rules) Shadow(e Entry) (Entry, bool) {
-	v := rs.current(e.ID)
-	if v.Flags&ruleShadow == 0 {
+func (rs *rules) Shadow(e Entry) (Entry, bool) { return rs.companion(&companions[0], e) }
+
+// Guarantee is the limit of a rule's guarantee, which has its own buckets and counters. It passes the packets
+// that are guaranteed. False if the rule has no guarantee.
+func (rs *rules) Guarantee(e Entry) (Entry, bool) { return rs.companion(&companions[1], e) }
+
+func (rs *rules) companion(c *companion, e Entry) (Entry, bool) {
+	id, ok := c.of(rs.current(e.ID))
+	if !ok {
 		return Entry{}, false
 	}
-	proposed, _ := e.Proposed()
-	return Entry{proposed, v.Shadow}, true
+	limit, _ := c.limit(e.Rule)
+	return Entry{limit, id}, true
 }
 
 // Affected is a host or subnet with packets that a shadow would have refused.
@@ -91,12 +97,12 @@ func (s *Set) Affected() (map[uint32][]Affected, error) {
 		return affected, nil
 	}
 	for e := range s.entries(byID(s.allPrefixes())) {
-		if v := s.current(e.ID); v.Flags&ruleShadow != 0 {
+		if shadow, ok := s.Shadow(e); ok {
 			each := e.Shadow.Each
 			if each.Kind != policy.EachSubnet {
 				each = policy.Each{Kind: policy.EachHost}
 			}
-			by[s.current(v.Shadow).Salt] = shadowed{e.ID, each}
+			by[s.current(shadow.ID).Salt] = shadowed{e.ID, each}
 		}
 	}
 	if len(by) == 0 {

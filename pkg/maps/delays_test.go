@@ -3,6 +3,7 @@ package maps_test
 import (
 	"testing"
 
+	"github.com/shapectl/shapectl/internal/testenv"
 	shapemaps "github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -25,9 +26,9 @@ func TestDelays(t *testing.T) {
 		is("while a change is ready", true)
 		r.Settle()
 		r.Time(r.now, shapemaps.Never)
-		r.Arm()
+		testenv.Must(t, r.Arm())
 		r.Commit()
-		is("while a change may be taken back", true)
+		is("while a change may be reverted", true)
 		r.Finish()
 	}
 	r.put(drops)

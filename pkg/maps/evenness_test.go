@@ -7,7 +7,7 @@ import (
 	"github.com/shapectl/shapectl/bpf"
 )
 
-// Prefixes are spread over the lines of their tables as evenly as random numbers.
+// Prefixes are distributed over the lines of their tables as evenly as random numbers.
 func TestPrefixesLieEvenly(t *testing.T) {
 	const room, secrets = 4096, 50
 	for name, prefixes := range PrefixSets(room) {
@@ -58,7 +58,7 @@ func holds(line prefixLine, p stored) bool {
 	return false
 }
 
-// emptyTables are those of a hook with room for so many rules, in memory of our own.
+// emptyTables are the prefix tables of a store for so many rules, in ordinary memory.
 func emptyTables(rules uint32, multiplier uint64) *Set {
 	lines4, lines6, words := tableSizes(rules)
 	hook := &bpf.AbiHook{Multiplier: multiplier, Prefixes4Mask: lines4 - 1, Prefixes6Mask: lines6 - 1, FilterMask: words - 1}

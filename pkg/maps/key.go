@@ -49,6 +49,9 @@ type place struct{ line, fingerprint uint32 }
 // bpf/table.h leads to the first.
 func (bs *buckets) places(k bpf.AbiKey, salt uint32) [2]place {
 	secret := &bs.hook.Secret
+	if k.Sharer != 0 {
+		salt = ^salt
+	}
 	nh := func(i int, a, b uint32) uint64 { return uint64(a+secret[2*i]) * uint64(b+secret[2*i+1]) }
 	h := nh(0, k.Src[0], k.Dst[0]) + nh(1, uint32(k.Dport)<<16|uint32(k.Sport), salt^uint32(k.Proto))
 	if k.Family == 6 {

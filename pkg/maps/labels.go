@@ -21,13 +21,13 @@ const (
 )
 
 // labels are in a hash map, as few rules of many namespaces have one. Each of a rule's two sets of parameters has
-// its own label, so a change that reverts takes its labels along.
+// its own label, so labels revert with their change.
 type labels struct {
 	texts *ebpf.Map
-	parts *uint32 // how many are in the map, at most
+	parts *uint32 // an upper bound of the parts in the map
 }
 
-// labelParts is a text that ends with a zero byte: a killed command may have left longer ones behind it.
+// labelParts is a text that ends with a zero byte, because a killed command may have left parts of a longer one.
 func labelParts(l policy.Label) (parts []bpf.AbiLabel) {
 	if l == (policy.Label{}) {
 		return nil
@@ -41,7 +41,7 @@ func labelParts(l policy.Label) (parts []bpf.AbiLabel) {
 	return parts
 }
 
-// LabelParts is how many parts of labels it takes to do steps. Size.Labels counts them.
+// LabelParts is how many parts of labels steps need. Size.Labels counts them.
 func LabelParts(steps ...policy.Difference) (parts uint32) {
 	for _, d := range steps {
 		if d.Want != nil {
@@ -103,7 +103,7 @@ func labelKey(id, version uint32, part int) bpf.AbiLabelKey {
 	return bpf.AbiLabelKey{Id: id, Version: uint16(version & 1), Part: uint16(part)}
 }
 
-// copyTo fills the bigger map of another store, and counts anew.
+// copyTo copies the labels to the bigger map of another store, and counts their parts again.
 func (l *labels) copyTo(bigger *ebpf.Map) error {
 	var parts uint32
 	var key bpf.AbiLabelKey

@@ -139,16 +139,19 @@ func writeSamples(w io.Writer) {
 	penalty.Algorithm, penalty.Penalty = policy.Leaky, policy.Penalty{Kind: policy.PenaltyHold, Duration: time.Second}
 	penalty.Framing, penalty.Each = policy.Framing{Overhead: -4, MPU: 64}, policy.Each{Kind: policy.EachSubnet, Bits: 56}
 	queue.Excess, queue.Queue, queue.Order, queue.ECNAbove = policy.Delay, 50_000, policy.SparseFirst, policy.ECNAbove(time.Millisecond)
-	for i, r := range []policy.Rule{limit, penalty, queue, {Rate: policy.Unlimited}} {
+	member := limit
+	member.Within, member.Weight, member.Guarantee, member.Members = "pool", 3, 1_000_000, 7
+	member.Share = policy.Share{Kind: policy.ShareSubnet, Bits: 64}
+	for i, r := range []policy.Rule{limit, penalty, queue, {Rate: policy.Unlimited}, member} {
 		v := version{AbiParams: new(bpf.AbiParams), AbiColdParams: new(bpf.AbiColdParams)}
-		encode(v, r, 1, 2)
+		encode(v, r, 1, 2, companionIDs{3, 4})
 		write(v.AbiParams, v.AbiColdParams)
 		for j, address := range []string{"192.0.2.77", "2001:db8:1:2:3:4:5:6"} {
 			addr := netip.MustParseAddr(address)
-			prefix, _ := addr.Prefix(addr.BitLen() - 9*i)
+			prefix, _ := addr.Prefix(max(addr.BitLen()-9*i, 0))
 			s.placePrefix(prefix, uint32(2*i+j)) // there is room
 			flow := Flow{Src: addr, Dst: addr.Next(), Proto: 17, SrcPort: 5000, DstPort: 53}
-			for _, p := range s.places(makeKey(uint32(i), policy.Each{Kind: policy.EachKind(i)}, policy.MatchDst, flow), uint32(j)) {
+			for _, p := range s.places(makeKey(uint32(i), policy.Each{Kind: policy.EachKind(i % 4)}, policy.MatchDst, flow), uint32(j)) {
 				write(p.line, p.fingerprint)
 			}
 		}

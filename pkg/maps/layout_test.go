@@ -10,7 +10,7 @@ import (
 	"github.com/shapectl/shapectl/internal/testenv"
 )
 
-// Any change of a type in the maps, or of a constant, is another layout.
+// Any change of a type in the maps, or of a constant, makes a different layout.
 func TestAnyChangeIsAnotherLayout(t *testing.T) {
 	spec, err := bpf.LoadAbi()
 	testenv.Must(t, err)
@@ -92,7 +92,7 @@ func TestAnyChangeIsAnotherLayout(t *testing.T) {
 	if layout := layoutOf(types); seen[layout] != "the type as it is" {
 		t.Error("the types are not as they were")
 	}
-	// Which maps there are, and where they are pinned.
+	// The maps, and the names of their pins.
 	pinned["another"] = "another"
 	differs("one map more")
 	delete(pinned, "another")

@@ -6,8 +6,8 @@ import (
 	"net/netip"
 )
 
-// PrefixSets are sets of different prefixes that a policy may have, or an
-// adversary may choose, each of up to n of them.
+// PrefixSets are sets of up to n different prefixes that a policy may have, or an
+// adversary may choose.
 func PrefixSets(n int) map[string][]netip.Prefix {
 	sets := map[string][]netip.Prefix{}
 	add := func(name string, prefix func(i int) netip.Prefix) {

@@ -95,7 +95,7 @@ type prefixLine interface {
 	ids() []uint32 // of the rules, plus one; 0 for a free place
 	at(place int) stored
 	put(place int, p stored)
-	used() int // places that were ever filled; more than there are if prefixes went on to the next line
+	used() int // places that were ever filled; more than the line has if prefixes continue in the next line
 	use(places int)
 }
 
@@ -204,7 +204,7 @@ type found struct {
 	key      stored
 }
 
-// everyPrefix is allPrefixes of all sets, in one pass. unseen may be nil. It is called with
+// everyPrefix is allPrefixes of all sets, in one pass. unseen, if not nil, is called with
 // the prefixes in the tables whose length packets do not look for.
 func (s *Store) everyPrefix(unseen func(found)) iter.Seq[found] {
 	return func(yield func(found) bool) {
@@ -237,7 +237,7 @@ func (s *Store) everyPrefix(unseen func(found)) iter.Seq[found] {
 	}
 }
 
-// HaveRules tells by number which sets are not Empty, in one pass.
+// HaveRules reports for each set, by number, whether it has rules. It needs one pass for all sets.
 func (s *Store) HaveRules() []bool {
 	have, left := make([]bool, len(s.views)), 0
 	for number := range s.views {
@@ -257,7 +257,7 @@ func (s *Store) HaveRules() []bool {
 	return have
 }
 
-// byID are prefixes in the order of their rules in memory: to read a million rules in the
+// byID are prefixes in the order of their rules in memory. Reading a million rules in the
 // order of the tables takes ten times as long.
 func byID(all iter.Seq2[netip.Prefix, uint32]) (list []placed) {
 	for p, id := range all {
@@ -267,7 +267,7 @@ func byID(all iter.Seq2[netip.Prefix, uint32]) (list []placed) {
 	return list
 }
 
-// lengthSet says of each prefix length, as lengthOf gives it, whether it is in use.
+// A lengthSet has the prefix lengths in use, by the index that lengthOf returns.
 type lengthSet [lengthIPv4 + 33]bool
 
 // lookedFor are the lengths that packets look for.
@@ -282,7 +282,7 @@ func (v *view) lookedFor() (used lengthSet) {
 	return used
 }
 
-// findPrefix is where the id of a prefix is stored; nil if packets do not find the prefix.
+// findPrefix is the place of a prefix's id; nil if packets do not find the prefix.
 func (s *Set) findPrefix(p netip.Prefix) *uint32 {
 	if !p.IsValid() || !s.lookedFor()[lengthOf(p)] {
 		return nil
@@ -290,7 +290,7 @@ func (s *Set) findPrefix(p netip.Prefix) *uint32 {
 	return s.prefixes.find(s.stored(p))
 }
 
-// find is where the id of a prefix is stored, even if packets do not look for its length.
+// find is the place of a prefix's id, even if packets do not look for the prefix's length.
 func (t *prefixTables) find(key stored) *uint32 {
 	hash := t.hash(key)
 	for n := range spillLines {
@@ -364,7 +364,7 @@ func (s *Store) trimLengths(only *Set) {
 // lookFor makes packets look for prefixes of just these lengths.
 func (s *Set) lookFor(want lengthSet) {
 	v := s.data
-	if want == s.lookedFor() && v.First4&(1<<40-1) == s.first4() { // else a process was killed between the two
+	if want == s.lookedFor() && v.First4&(1<<40-1) == s.first4() { // they differ if a process was killed before setFirst
 		return
 	}
 	if v.Clearing != 0 && want != (lengthSet{}) {

@@ -10,8 +10,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A hook holds as many rules as it was made for, with any prefixes. Packets and commands
-// find each one, also after half of them were deleted and set again.
+// A store holds as many rules as it was made for, with any prefixes. Packets and commands
+// find each rule, also after half of them were deleted and set again.
 func TestAnyPrefixesFillAHook(t *testing.T) {
 	const room = 4096
 	for name, prefixes := range maps.PrefixSets(room) {

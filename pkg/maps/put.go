@@ -22,14 +22,14 @@ type known struct {
 	taking []placed // the rules and shadows that take part in a change
 }
 
-// gather reads all rules. It must be called before anything that it looks at is changed. A
-// change of one rule does without it.
+// gather reads all rules. It must be called before anything that it reads is changed. A
+// change of one rule does not need it.
 func (s *Store) gather() *known {
 	if s.known != nil {
 		return s.known
 	}
 	k := &known{}
-	// By id: to read a million rules in the order of the tables takes ten times as long.
+	// By id, because reading a million rules in the order of the tables takes ten times as long.
 	rules := make([]found, s.change.Ids)
 	used := make([]bool, len(rules))
 	for f := range s.everyPrefix(func(f found) { // left by a Clear whose process was killed
@@ -43,14 +43,17 @@ func (s *Store) gather() *known {
 		takes := s.rule(f.id).Version&versionChanges != 0
 		before, _ := s.bothPhases(f.id)
 		for v := range s.versions(f.id) {
-			if v.Flags&ruleShadow == 0 {
-				continue
+			for i := range companions {
+				if v.Flags&companions[i].flag == 0 {
+					continue
+				}
+				id := *companions[i].id(v.AbiColdParams)
+				if !used[id] && s.rule(id).Version&versionChanges != 0 {
+					old, _ := s.bothPhases(id)
+					k.taking = append(k.taking, placed{id: id, isNew: !present(old)})
+				}
+				used[id] = true
 			}
-			if !used[v.Shadow] && s.rule(v.Shadow).Version&versionChanges != 0 {
-				old, _ := s.bothPhases(v.Shadow)
-				k.taking = append(k.taking, placed{id: v.Shadow, isNew: !present(old)})
-			}
-			used[v.Shadow] = true
 		}
 		if takes {
 			k.taking = append(k.taking, placed{f.id, !present(before), s.View(f.view).prefix(f.key)})
@@ -61,6 +64,7 @@ func (s *Store) gather() *known {
 			k.free = append(k.free, uint32(id))
 		}
 	}
+	s.freeLostShares(used)
 	s.prefixes.refilter(rules)
 	s.known = k
 	return k
@@ -81,7 +85,7 @@ func (s *Set) Put(rule policy.Rule) (changed bool, err error) {
 // does not end the last change; rules that take part in that must not be among them.
 func (s *Set) Load(rules []policy.Rule) error { return s.do(s.steps(rules), atOnce, nil) }
 
-// steps are what it takes to bring rules into force.
+// steps are the differences between the set and rules that shall be in force.
 func (s *Set) steps(rules []policy.Rule) []policy.Difference {
 	steps := make([]policy.Difference, 0, len(rules))
 	for i := range rules {
@@ -98,7 +102,7 @@ func (s *Set) steps(rules []policy.Rule) []policy.Difference {
 	return steps
 }
 
-// IDs is how many new ids of rules and shadows steps take.
+// IDs is how many new ids steps need for rules and shadows.
 func IDs(steps ...policy.Difference) (ids uint32) {
 	for _, d := range steps {
 		if d.Want == nil {
@@ -110,14 +114,16 @@ func IDs(steps ...policy.Difference) (ids uint32) {
 		} else {
 			have = *d.Have
 		}
-		if _, ok := newShadow(have, *d.Want); ok {
-			ids++
+		for i := range companions {
+			if companions[i].isNew(have, *d.Want) {
+				ids++
+			}
 		}
 	}
 	return ids
 }
 
-// Lacks is how many of so many new rules and shadows have no room.
+// Lacks is how many ids are missing for so many new rules and shadows.
 func (s *Store) Lacks(ids uint32) uint32 {
 	room := s.room() - s.change.Ids
 	if room < ids {
@@ -138,7 +144,7 @@ const (
 const progressStep = 1 << 12
 
 // do carries out steps, each of which must start from the rule that the set has. progress
-// may be nil. The error wraps ErrFull.
+// may be nil. The error wraps ErrFull or ErrNoPool.
 func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) (err error) {
 	if s.Lacks(IDs(steps...)) > 0 {
 		return fmt.Errorf("%w: it holds %d", ErrFull, s.room())
@@ -169,8 +175,8 @@ func (s *Set) do(steps []policy.Difference, at when, progress func(done int)) (e
 	return nil
 }
 
-// expectLengths lets packets look for the lengths of all new prefixes in one step, as each
-// change of the lengths takes a wait.
+// expectLengths lets packets look for the lengths of all new prefixes in one step, because
+// each change of the lengths waits for packets.
 func (s *Set) expectLengths(steps []policy.Difference) {
 	want := s.lookedFor()
 	for _, d := range steps {
@@ -181,9 +187,9 @@ func (s *Set) expectLengths(steps []policy.Difference) {
 	s.lookFor(want)
 }
 
-// allocate readies an id for a new rule, which no packet finds yet.
+// allocate prepares an id for a new rule, which no packet finds yet.
 func (s *Set) allocate() uint32 {
-	id := s.change.Ids // these need no waiting
+	id := s.change.Ids // no packet has used this one
 	if id < s.room() {
 		s.change.Ids++
 	} else {
@@ -192,7 +198,7 @@ func (s *Set) allocate() uint32 {
 	}
 	r := s.rule(id)
 	if r.Retired != 0 {
-		s.waitSince(r.Retired) // packets may still charge the last rule of this id
+		s.waitSince(r.Retired) // packets may still charge the previous rule of this id
 		clear(s.countersOf(id))
 	}
 	s.freeSlots(id)
@@ -204,16 +210,20 @@ func (s *Set) allocate() uint32 {
 // free frees an id, with its labels.
 func (s *Store) free(id uint32) {
 	s.discardLabels(id)
+	s.freeShare(id)
 	s.rule(id).Retired = s.change.Epoch
 	if s.known != nil {
 		s.known.free = append(s.known.free, id)
 	}
 }
 
-// add sets up a new rule. Packets find it by its prefix, which comes last.
+// add sets up a new rule. Packets find it by its prefix, which is placed last.
 func (s *Set) add(rule policy.Rule, at when) error {
+	if err := s.checkWithin(rule); err != nil {
+		return err
+	}
 	id := s.allocate()
-	version := s.writeNew(id, rule, s.addShadow(policy.Rule{}, rule, 0, at), at)
+	version := s.writeNew(id, rule, s.setCompanions(policy.Rule{}, rule, companionIDs{}, at), at)
 	if err := s.labels.write(id, version, rule.Label); err != nil {
 		return err
 	}
@@ -223,26 +233,14 @@ func (s *Set) add(rule policy.Rule, at when) error {
 	return s.placePrefix(rule.Prefix, id)
 }
 
-// addShadow is the id of a rule's shadow: the id that it had, unless the shadow is another.
-func (s *Set) addShadow(have, rule policy.Rule, had uint32, at when) uint32 {
-	limit, ok := newShadow(have, rule)
-	if !ok {
-		return had
-	}
-	id := s.allocate()
-	limit.Prefix = netip.Prefix{} // packets find it by its rule
-	s.writeNew(id, limit, 0, at)
-	return id
-}
-
-// writeNew sets up a limit on an id that is new. It returns the index of its parameters.
-func (s *Set) writeNew(id uint32, rule policy.Rule, shadow uint32, at when) (index uint32) {
+// writeNew sets up a limit with a new id. It returns the index of its parameters.
+func (s *Set) writeNew(id uint32, rule policy.Rule, its companionIDs, at when) (index uint32) {
 	r, v := s.rule(id), s.version(id, 0)
 	if at == later {
 		v = s.version(id, 1)
 	}
 	markSlots(r, rule)
-	encode(v, rule, rand.Uint32()|1, shadow) // the salt tells its keys from those of all others
+	s.encodeIn(v, id, rule, rand.Uint32()|1, its) // the salt makes its keys differ from those of other rules
 	empty(&r.Shared, meter(v), s.now())
 	if at == later {
 		*s.version(id, 0).AbiParams = bpf.AbiParams{Flags: ruleAbsent, Salt: v.Salt}
@@ -251,21 +249,21 @@ func (s *Set) writeNew(id uint32, rule policy.Rule, shadow uint32, at when) (ind
 	return v.index
 }
 
-// HasSlots reports whether hosts, subnets or flows of a rule have slots of the table.
+// HasSlots reports whether hosts, subnets or flows of a rule, or sharers of its bucket, have slots in the table.
 func HasSlots(rule policy.Rule) bool {
-	return rule.Each.Kind != policy.EachAll || rule.Order == policy.SparseFirst
+	return rule.Each.Kind != policy.EachAll || rule.Order == policy.SparseFirst || rule.Share.Kind != policy.ShareNone
 }
 
-// markSlots remembers that a rule has slots. It keeps them while its bucket scope is "all",
-// until they are freed.
+// markSlots marks a rule whose keys get slots. The mark stays when its bucket scope changes
+// to "all", because the slots stay until they are freed.
 func markSlots(r *bpf.AbiRule, rule policy.Rule) {
 	if HasSlots(rule) {
 		r.HasSlots = 1
 	}
 }
 
-// continueClock lets the byte clock of a rule's next parameters read at a time (ns) what
-// the clock of the old ones reads.
+// continueClock makes the byte clock of a rule's next parameters equal the clock of the old
+// ones at a time (ns).
 func (rs *rules) continueClock(id uint32, old, next version, at uint64) {
 	if !limited(old) || !limited(next) {
 		return
@@ -273,8 +271,8 @@ func (rs *rules) continueClock(id uint32, old, next version, at uint64) {
 	before, after := meter(old), meter(next)
 	after.Continue(before, at)
 	next.Base, next.Rebase = after.Base, after.Base
-	// Where sparse-first begins, or the queue changes, the words of flows do not tell which
-	// packets are queued from before. No flow goes ahead of the others while some may be.
+	// When sparse-first begins, or the queue changes, the buckets of flows do not show which
+	// flows have packets in the queue. Until these packets have left, no flow counts as sparse.
 	if next.Flags&ruleSparse != 0 && old.Flags&ruleDelay != 0 &&
 		(old.Flags&ruleSparse == 0 || scope(old) != scope(next) ||
 			before.RateUnits != after.RateUnits || before.Capacity != after.Capacity || before.Burst != after.Burst) {
@@ -293,33 +291,38 @@ func empty(b *bpf.AbiBucket, m model.Meter, now uint64) {
 	atomic.StoreUint64(&b.Tat, e.TAT)
 }
 
-// newShadow is the limit of a rule's shadow, if the rule had none or another one. Another
-// shadow begins with counters of its own.
-func newShadow(have, rule policy.Rule) (limit policy.Rule, ok bool) {
-	limit, ok = rule.Proposed()
-	old, had := have.Proposed()
-	return limit, ok && !(had && limit == old)
-}
-
-// nextVersion is a number that rule.Version did not have for long, so packets notice the
-// change. With toggle 1 it selects the other parameters.
+// nextVersion is a number that rule.Version has not had for a long time, so packets notice
+// the change. With toggle 1 it selects the other parameters.
 func nextVersion(r *bpf.AbiRule, toggle uint32) uint32 {
 	return (r.Version + 2 - toggle) &^ versionChanges
 }
 
 // alter writes the parameters of a rule that are not in force. With atOnce it switches to them.
 func (s *Set) alter(have, rule policy.Rule, at when) error {
+	if err := s.checkWithin(rule); err != nil {
+		return err
+	}
 	id := *s.findPrefix(rule.Prefix) - 1
-	r, old := s.rule(id), s.current(id)
-	number := nextVersion(r, 1)
-	next := s.version(id, number)
+	old := s.current(id)
+	next := s.version(id, nextVersion(s.rule(id), 1))
 	s.labels.discard(id, next)
 	if err := s.labels.write(id, next.index, rule.Label); err != nil {
 		return err
 	}
-	shadow := s.addShadow(have, rule, old.Shadow, at)
+	s.rewriteParams(id, placed{id, false, rule.Prefix}, rule, s.setCompanions(have, rule, idsOf(old), at), at)
+	if at == atOnce {
+		s.freeUnused(id)
+	}
+	return nil
+}
+
+// rewriteParams is alter for a rule whose label and companions are set, or for a companion.
+func (s *Set) rewriteParams(id uint32, it placed, rule policy.Rule, its companionIDs, at when) {
+	r, old := s.rule(id), s.current(id)
+	number := nextVersion(r, 1)
+	next := s.version(id, number)
 	markSlots(r, rule)
-	encode(next, rule, old.Salt, shadow)
+	s.encodeIn(next, id, rule, old.Salt, its)
 	// With another bucket scope, keys have other buckets. They find the old ones after a revert.
 	next.Salt ^= scope(old) ^ scope(next)
 	if limited(next) && !limited(old) {
@@ -327,8 +330,8 @@ func (s *Set) alter(have, rule policy.Rule, at when) error {
 		s.freeSlots(id)
 	}
 	if at == later {
-		s.takesPart(placed{id, false, rule.Prefix})
-		return nil
+		s.takesPart(it)
+		return
 	}
 	continues := limited(old) && limited(next)
 	if continues {
@@ -340,8 +343,6 @@ func (s *Set) alter(have, rule policy.Rule, at when) error {
 	if after := meter(next); continues && after.Shrinks(meter(old)) {
 		s.rewrite(id, clampTo(after, s.now))
 	}
-	s.freeUnusedShadow(id)
-	return nil
 }
 
 // drop marks a rule as absent after the change that is being prepared.
@@ -366,15 +367,18 @@ func (s *Set) Delete(p netip.Prefix) bool {
 	return true
 }
 
-// remove hides a rule from packets, and frees its ids. It leaves the lengths in use as they are.
+// remove hides a rule from packets, and frees its ids. It does not change the lengths in use.
 func (s *Set) remove(p netip.Prefix, id uint32) {
 	if place := s.prefixes.find(s.stored(p)); place != nil { // Prepare may have found no room for it
 		s.change.Removed = s.change.Epoch
 		step.Store("remove a prefix")
 		atomic.StoreUint32(place, 0)
 	}
-	if v := s.version(id, s.rule(id).Version); present(v) && v.Flags&ruleShadow != 0 {
-		s.free(v.Shadow)
+	v := s.version(id, s.rule(id).Version)
+	for i := range companions {
+		if its, has := companions[i].of(v); has {
+			s.free(its)
+		}
 	}
 	s.free(id)
 }
@@ -413,7 +417,7 @@ func waitForPackets() {
 	}
 }
 
-// waitSince waits for packets that may still see what went out of force in an epoch; 0 is never.
+// waitSince waits for packets that may still use what was removed in an epoch; 0 means never.
 func (p *progress) waitSince(epoch uint32) {
 	now := &p.change.Epoch
 	if epoch != *now {

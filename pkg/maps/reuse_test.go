@@ -10,8 +10,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A packet may read a prefix just before it is deleted, and its id just after that. So no
-// other prefix gets the place before such packets are done, which the epoch tells.
+// A packet may read a prefix just before it is deleted, and its id just after that. So no other
+// prefix gets the place before such packets have ended. A new epoch shows that they have.
 func TestPlaceIsFilledAgainAfterPackets(t *testing.T) {
 	testenv.Root(t)
 	for _, family := range []string{"10.0.%d.0/24", "2001:db8:%d::/48"} {
@@ -31,7 +31,7 @@ func TestPlaceIsFilledAgainAfterPackets(t *testing.T) {
 			first, place := put(1)
 			s.Delete(first)
 			epoch := s.change.Epoch
-			// Ids that no rule had yet need no wait.
+			// Ids that were never used need no wait.
 			for n := 2; n < 30; n++ {
 				_, at := put(n)
 				if waited := s.change.Epoch != epoch; waited != (at == place) {

@@ -28,6 +28,8 @@ type rules struct {
 	progress
 	hook   *bpf.AbiHook
 	arrays [][]byte // of each map of rules
+	shares []bpf.AbiShare
+	names  map[uint32]string // of pools, while many rules are read; else nil
 	labels labels
 }
 
@@ -111,7 +113,7 @@ func (s *Set) Policy() []policy.Rule {
 
 func (s *Set) byAddress() []placed {
 	rules := byID(s.allPrefixes())
-	// Most often they are in order: a policy's rules are allocated ids so.
+	// Usually they are in order, because a policy's rules get their ids in order.
 	slices.SortFunc(rules, func(a, b placed) int { return policy.ComparePrefix(a.prefix, b.prefix) })
 	return rules
 }
@@ -120,6 +122,8 @@ func (s *Set) byAddress() []placed {
 func (s *Set) entries(rules []placed) iter.Seq[Entry] {
 	now := s.phase()
 	return func(yield func(Entry) bool) {
+		s.names = map[uint32]string{}
+		defer func() { s.names = nil }()
 		for _, at := range rules {
 			if v := s.versionIn(at.id, now); present(v) && !yield(s.entry(at.id, at.prefix, v, now)) {
 				return
@@ -128,13 +132,21 @@ func (s *Set) entries(rules []placed) iter.Seq[Entry] {
 	}
 }
 
-// Delays reports whether any rule delays packets, in any phase of a change.
+// Delays reports whether any rule, or a pool that it draws from, delays packets, in any phase of a change.
 func (s *Set) Delays() bool {
 	for _, id := range s.allPrefixes() {
-		for v := range s.versions(id) {
-			if present(v) && v.Flags&ruleDelay != 0 {
-				return true
-			}
+		if s.delays(id, policy.MaxDepth) {
+			return true
+		}
+	}
+	return false
+}
+
+// delays is Delays for one rule with at most so many pools above it.
+func (rs *rules) delays(id uint32, pools int) bool {
+	for v := range rs.versions(id) {
+		if present(v) && (v.Flags&ruleDelay != 0 || v.Flags&ruleWithin != 0 && pools > 0 && rs.delays(v.Within, pools-1)) {
+			return true
 		}
 	}
 	return false
@@ -152,6 +164,22 @@ func (s *Set) Match(a netip.Addr) (Entry, bool) {
 	return Entry{}, false
 }
 
+// MatchAny is the rule that matches all addresses of the family, if there is one. same is
+// false if some address may match another rule.
+func (s *Set) MatchAny(ipv6 bool) (e Entry, found, same bool) {
+	all := policy.Everything[0]
+	if ipv6 {
+		all = policy.Everything[1]
+	}
+	for length, used := range s.lookedFor() {
+		if used && (length < lengthIPv4) == ipv6 && length != lengthOf(all) {
+			return Entry{}, false, false
+		}
+	}
+	e, found = s.Find(all)
+	return e, found, true
+}
+
 // Find is the rule with exactly this prefix.
 func (s *Set) Find(p netip.Prefix) (Entry, bool) {
 	place := s.findPrefix(p)
@@ -166,6 +194,7 @@ func (s *Set) Find(p netip.Prefix) (Entry, bool) {
 // entry is a rule as one of its versions has it.
 func (rs *rules) entry(id uint32, p netip.Prefix, v version, in phase) Entry {
 	e := Entry{rs.decode(p, v, in), id}
+	e.Pool = rs.rule(id).View == poolView
 	if v.Flags&ruleLabel != 0 {
 		e.Label = rs.labels.read(id, v.index)
 	}
@@ -189,6 +218,9 @@ const (
 	ruleDelay      = uint32(bpf.AbiRuleFlagRULE_DELAY)
 	ruleSparse     = uint32(bpf.AbiRuleFlagRULE_SPARSE)
 
+	ruleWithin    = uint32(bpf.AbiRuleFlagRULE_WITHIN)
+	ruleGuarantee = uint32(bpf.AbiRuleFlagRULE_GUARANTEE)
+
 	ruleEach = ruleHost | ruleSubnet | ruleFlow
 )
 
@@ -198,7 +230,11 @@ var (
 	eachFlags      = []uint32{policy.EachAll: 0, policy.EachHost: ruleHost, policy.EachSubnet: ruleSubnet, policy.EachFlow: ruleFlow}
 	excessFlags    = []uint32{policy.Drop: 0, policy.ECN: ruleECN, policy.Pass: rulePass, policy.Delay: ruleDelay}
 	orderFlags     = []uint32{policy.FIFO: 0, policy.SparseFirst: ruleSparse}
-	failFlags      = []uint32{policy.Open: 0, policy.Closed: ruleFailClosed}
+	shareFlags     = []uint32{
+		policy.ShareNone: 0, policy.ShareHost: uint32(bpf.AbiRuleFlagRULE_SHARE_HOST), policy.ShareSubnet: uint32(bpf.AbiRuleFlagRULE_SHARE_SUBNET),
+		policy.ShareFlow: uint32(bpf.AbiRuleFlagRULE_SHARE_FLOW), policy.ShareMember: uint32(bpf.AbiRuleFlagRULE_SHARE_MEMBER),
+	}
+	failFlags = []uint32{policy.Open: 0, policy.Closed: ruleFailClosed}
 )
 
 // scope tells bucket scopes apart.
@@ -210,28 +246,48 @@ func present(r version) bool { return r.Flags&ruleAbsent == 0 }
 
 func meter(r version) model.Meter {
 	m := model.Meter{RateUnits: r.RateUnits, Base: r.Base, Capacity: r.Limit, Burst: r.Burst, Penalty: r.Penalty, Idle: r.Idle}
+	m.Shared = r.Flags&ruleShares != 0
 	if r.reverted {
 		m.Base = r.Rebase
 	}
 	return m
 }
 
-// encode writes a rule for a bucket that was never charged. shadow is the id of its
-// shadow's limit, if it has a shadow.
-func encode(to version, r policy.Rule, salt, shadow uint32) {
-	t := bpf.AbiParams{
-		Salt: salt, Shadow: shadow, Overhead: r.Framing.Overhead, Mpu: r.Framing.MPU, Limit: r.Capacity << model.UnitBits,
-		Flags: algorithmFlags[r.Algorithm] | excessFlags[r.Excess] | eachFlags[r.Each.Kind] | orderFlags[r.Order] | failFlags[r.Fail],
+// encodeIn is encode for a rule or pool whose pool is in the store.
+func (s *Set) encodeIn(to version, id uint32, r policy.Rule, salt uint32, its companionIDs) {
+	var pool uint32
+	if r.Within != "" { // most rules are in none, and the key of a name takes a hash
+		pool, _ = s.poolID(string(r.Within))
 	}
-	d := bpf.AbiColdParams{RateBits: uint64(r.Rate)}
+	share := s.setShare(id, r)
+	encode(to, r, salt, pool, its)
+	to.Share = share
+}
+
+// encode writes a rule for a bucket that was never charged. pool is the id of the pool that it is within, if any.
+func encode(to version, r policy.Rule, salt, pool uint32, its companionIDs) {
+	t := bpf.AbiParams{
+		Salt: salt, Within: pool, Overhead: r.Framing.Overhead, Mpu: r.Framing.MPU, Limit: r.Capacity << model.UnitBits,
+		Flags: algorithmFlags[r.Algorithm] | excessFlags[r.Excess] | eachFlags[r.Each.Kind] | orderFlags[r.Order] | failFlags[r.Fail] |
+			shareFlags[r.Share.Kind],
+	}
+	d := bpf.AbiColdParams{
+		RateBits: uint64(r.Rate), Members: uint32(r.Members), Weight: r.Weight.Value(), ShareBits: r.Share.Bits,
+	}
+	for i := range companions {
+		*companions[i].id(&d) = its[i]
+		if _, has := companions[i].limit(r); has {
+			t.Flags |= companions[i].flag
+		}
+	}
+	if r.Within != "" {
+		t.Flags |= ruleWithin
+	}
 	if r.Each.Kind == policy.EachSubnet {
 		t.EachBits = uint32(r.Each.Bits)
 	}
 	if r.Framing != (policy.Framing{}) {
 		t.Flags |= ruleFraming
-	}
-	if _, proposed := r.Proposed(); proposed {
-		t.Flags |= ruleShadow
 	}
 	if r.Label != (policy.Label{}) {
 		t.Flags |= ruleLabel
@@ -246,6 +302,7 @@ func encode(to version, r policy.Rule, salt, shadow uint32) {
 		m := model.NewLimit(r)
 		t.RateUnits, t.Limit, t.Burst, t.Penalty, t.Idle = m.RateUnits, m.Capacity, m.Burst, m.Penalty, m.Idle
 		d.EcnAboveNs = uint64(r.ECNAbove)
+		encodeShare(&d, m.Meter)
 	}
 	*to.AbiParams, *to.AbiColdParams = t, d
 }
@@ -259,6 +316,14 @@ func (rs *rules) decode(p netip.Prefix, r version, in phase) policy.Rule {
 		Order:   policy.Order(choice(orderFlags, r.Flags)),
 		Fail:    policy.Fail(choice(failFlags, r.Flags)),
 		Framing: policy.Framing{Overhead: r.Overhead, MPU: r.Mpu},
+		Share:   policy.Share{Kind: policy.ShareKind(choice(shareFlags, r.Flags)), Bits: r.ShareBits},
+		Members: policy.Members(r.Members),
+	}
+	if r.Flags&ruleWithin != 0 {
+		out.Within = policy.Within(rs.poolName(r.Within, in))
+		if r.Weight > 1 {
+			out.Weight = policy.Weight(r.Weight)
+		}
 	}
 	if r.Flags&ruleDelay != 0 {
 		out.ECNAbove = policy.ECNAbove(r.EcnAboveNs)
@@ -275,6 +340,9 @@ func (rs *rules) decode(p netip.Prefix, r version, in phase) policy.Rule {
 	}
 	if r.Flags&ruleShadow != 0 {
 		out.Shadow = policy.NewShadow(rs.decode(p, rs.versionIn(r.Shadow, in), in))
+	}
+	if r.Flags&ruleGuarantee != 0 {
+		out.Guarantee = policy.Guarantee(rs.versionIn(r.Guarantee, in).RateBits)
 	}
 	return out
 }

@@ -19,7 +19,7 @@ func rule(prefix string, rate policy.Rate, capacity uint64) policy.Rule {
 	return policy.Rule{Prefix: netip.MustParsePrefix(prefix), Rate: rate, Capacity: capacity}
 }
 
-// randomPrefix is one of prefixes that often hold each other.
+// randomPrefix is a random prefix. Many such prefixes contain each other.
 func randomPrefix(roll *rand.Rand) netip.Prefix {
 	p, err := randomAddr(roll).Prefix(0)
 	for err == nil && p.Bits() == 0 && roll.IntN(50) != 0 {
@@ -32,7 +32,7 @@ func randomPrefix(roll *rand.Rand) netip.Prefix {
 	return p
 }
 
-// randomAddr is an address near others: most of its bits are one of few patterns.
+// randomAddr is an address near others, because most of its bits have one of few patterns.
 func randomAddr(roll *rand.Rand) netip.Addr {
 	if roll.IntN(2) == 0 {
 		return netip.AddrFrom4([4]byte{10, byte(roll.IntN(3)), byte(roll.IntN(3)), byte(roll.Uint32())})
@@ -58,11 +58,11 @@ func (o oracle) match(a netip.Addr) (best policy.Rule, ok bool) {
 	return best, ok
 }
 
-// Thousands of prefixes come and go. Commands and packets find what a plain map holds.
+// Thousands of prefixes are added and deleted. Commands and packets find the rules of a plain map.
 func TestRulesAgainstOracle(t *testing.T) {
 	seed := testenv.Seed(t)
 	roll := rand.New(rand.NewPCG(seed, 0))
-	rules, rounds := 2048, 12 // as many as there are lines, so that some lines run over
+	rules, rounds := 2048, 12 // as many as there are lines, so that some prefixes continue in the next line
 	if testing.Short() {
 		rules, rounds = 256, 3
 	}
@@ -120,7 +120,7 @@ func TestRulesAgainstOracle(t *testing.T) {
 	}
 }
 
-// checkRules compares all rules, and that no two share an id.
+// checkRules compares all rules, and checks that no two have the same id.
 func checkRules(r *rig, want oracle) {
 	r.Helper()
 	ids, last := map[uint32]bool{}, netip.Prefix{}
@@ -143,7 +143,7 @@ func checkRules(r *rig, want oracle) {
 	}
 }
 
-// checkMatch compares the rule that decides over an address, by Match and by what a packet is counted under.
+// checkMatch compares the rule that decides over an address: by Match, and by the counters after a packet.
 func checkMatch(r *rig, want oracle, a netip.Addr) {
 	r.Helper()
 	e, ok := r.Match(a)
@@ -179,7 +179,7 @@ func TestFull(t *testing.T) {
 		}
 	}
 	checkRules(r, want)
-	// A change needs no room.
+	// A change of a rule needs no room.
 	again := want[netip.MustParsePrefix("10.0.7.0/24")]
 	again.Rate++
 	r.put(again)
@@ -191,7 +191,7 @@ func TestFull(t *testing.T) {
 	checkRules(r, want)
 }
 
-// All options of a rule are kept. To set the same rule again changes nothing.
+// All options of a rule are kept. Setting the same rule again changes nothing.
 func TestPutIsIdempotent(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 4, Buckets: 64})
 	four, six := netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8::/32")
@@ -237,7 +237,7 @@ func TestPutIsIdempotent(t *testing.T) {
 	}
 }
 
-// An each is who shares a bucket, for tests that are the same for all.
+// An each is a bucket scope, for tests that are the same for all scopes.
 var each = map[string]policy.Each{"all": {}, "host": {Kind: policy.EachHost}, "flow": {Kind: policy.EachFlow}, "/24": {Kind: policy.EachSubnet, Bits: 24}}
 
 // Levels stay the same when the rate changes, to the unit, however long ago the bucket was
@@ -277,8 +277,8 @@ func TestRateChangeKeepsLevels(t *testing.T) {
 	}
 }
 
-// A bucket that drained long ago is empty after any change, although its clock has gone
-// half around meanwhile.
+// A bucket that drained long ago is empty after any change, although its clock has advanced by half
+// of its period.
 func TestRateChangeOfIdleBucket(t *testing.T) {
 	for name, each := range each {
 		t.Run(name, func(t *testing.T) {
@@ -345,7 +345,7 @@ func TestCapacityClamps(t *testing.T) {
 	}
 }
 
-// A rule that was unlimited begins with empty buckets.
+// A rule that was unlimited starts with empty buckets.
 func TestUnlimitedAndBack(t *testing.T) {
 	for name, each := range each {
 		t.Run(name, func(t *testing.T) {
@@ -378,8 +378,8 @@ func TestUnlimitedAndBack(t *testing.T) {
 	}
 }
 
-// A new rule begins with empty buckets, also with the id of a deleted rule whose clock was
-// far ahead or far behind.
+// A new rule starts with empty buckets, even with the id of a deleted rule whose clock was far
+// ahead or far behind.
 func TestReuseOfIDs(t *testing.T) {
 	for name, each := range each {
 		r := newRig(t, maps.Size{Rules: 1, Buckets: 4})
@@ -428,7 +428,7 @@ func TestReuseOfIDs(t *testing.T) {
 	}
 }
 
-// Cleared rules are gone for good: no later rule brings one back.
+// Cleared rules are removed for good: no later rule makes one visible again.
 func TestClear(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 4, Buckets: 4})
 	for _, p := range []string{"10.0.0.0/24", "10.0.1.0/24", "10.0.0.0/8", "2001:db8::/32"} {
@@ -451,11 +451,36 @@ func TestClear(t *testing.T) {
 		checkRules(r, want)
 	}
 	if e, ok := r.Match(netip.MustParseAddr("10.0.0.1")); ok {
-		t.Errorf("%v is back", e.Prefix)
+		t.Errorf("%v is in force again", e.Prefix)
 	}
 }
 
-// Load sets what Put sets one by one.
+// All addresses of a family match the same rule, or none, unless there is a longer prefix.
+func TestMatchAny(t *testing.T) {
+	r := newRig(t, maps.Size{Rules: 20})
+	check := func(when string, ipv6, found, same bool) {
+		t.Helper()
+		e, gotFound, gotSame := r.MatchAny(ipv6)
+		if gotFound != found || gotSame != same || found && (e.Prefix.Bits() != 0 || e.Prefix.Addr().Is6() != ipv6) {
+			t.Errorf("%s, IPv6 %v: %v, %v, %v", when, ipv6, e.Prefix, gotFound, gotSame)
+		}
+	}
+	check("without rules", false, false, true)
+	r.put(rule("0.0.0.0/0", 8000, 2000))
+	check("with a rule for IPv4", false, true, true)
+	check("with a rule for IPv4", true, false, true)
+	r.put(rule("::/0", 8000, 2000))
+	r.put(rule("10.0.0.0/8", 8000, 2000))
+	check("with a longer prefix", false, false, false)
+	check("with a longer prefix of IPv4", true, true, true)
+	r.Delete(netip.MustParsePrefix("10.0.0.0/8"))
+	check("without it again", false, true, true)
+	r.put(rule("2001:db8::1/128", 8000, 2000))
+	check("with a host", true, false, false)
+	check("with a host of IPv6", false, true, true)
+}
+
+// Load sets the same rules as a Put of each rule.
 func TestLoad(t *testing.T) {
 	r := newRig(t, maps.Size{Rules: 200, Buckets: 4})
 	want := oracle{}

@@ -27,11 +27,13 @@ var ErrOtherLayout = errors.New("made by another version of shapectl")
 
 // Size is how much a store holds.
 type Size struct {
-	Views    uint32 // rounded up to a power of two, at least 1
+	Views    uint32 // of hooks and of the pools; rounded up to a power of two, at least 2
 	Rules    uint32 // shadows included
 	Buckets  uint32 // of hosts, subnets and flows; rounded up to a power of two
 	Affected uint32 // hosts that shadows would have affected
 	Labels   uint32 // parts of labels, see LabelParts
+	Shares   uint32 // rules and pools with fair shares
+	Pools    bool   // there may be pools, and rules with shares
 }
 
 const (
@@ -56,7 +58,7 @@ var pinned = map[string]string{
 	filterMap: "filter", prefixes4Map: "prefixes4", prefixes6Map: "prefixes6", viewsMap: "views",
 	bpf.ShapectlMapRules: "rules", bpf.ShapectlMapRules1: "rules1", bpf.ShapectlMapRules2: "rules2", bpf.ShapectlMapRules3: "rules3",
 	bpf.ShapectlMapRules4: "rules4", bpf.ShapectlMapRules5: "rules5", bpf.ShapectlMapRules6: "rules6", bpf.ShapectlMapRules7: "rules7",
-	tableMap: "table", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected", bpf.ShapectlMapLabels: "labels",
+	bpf.ShapectlMapShares: "shares", tableMap: "table", bpf.ShapectlMapKeys: "keys", bpf.ShapectlMapAffected: "affected", bpf.ShapectlMapLabels: "labels",
 	hookMap: "hook", changeMap: "change",
 }
 
@@ -92,6 +94,9 @@ func (s *Store) Derive(size Size, hook bpf.AbiHook) (*Store, error) {
 		return nil, err
 	}
 	copy(derived.views, s.views)
+	if size.Shares > have.Shares {
+		copy(derived.shares, s.shares) // what packets change meanwhile is lost, and affects nobody's share for long
+	}
 	if size.Labels > have.Labels {
 		if err := s.labels.copyTo(derived.maps[bpf.ShapectlMapLabels]); err != nil {
 			derived.Close()
@@ -129,7 +134,7 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 	hook.LineMask, hook.Prefixes4Mask, hook.Prefixes6Mask, hook.FilterMask = lines-1, lines4-1, lines6-1, words-1
 	hook.CpuMask = powerOfTwo(uint32(cpus)) - 1
 	hook.Multiplier = multiplier(hook)
-	hook.ViewMask = powerOfTwo(size.Views) - 1
+	hook.ViewMask = powerOfTwo(max(size.Views, 2)) - 1
 	for length := range 129 {
 		hook.Masks[length] = pairs(mask(length))
 	}
@@ -140,10 +145,14 @@ func build(size Size, hook bpf.AbiHook, other map[string]*ebpf.Map) (_ *Store, e
 		return nil, err
 	}
 	hook.RuleMaps = max(hook.RuleMaps, 1)
-	hook.Shadows = size.Affected
+	hook.Shadows, hook.Pools = size.Affected, 0
+	if size.Pools {
+		hook.Pools = 1
+	}
 	spec.Maps[bpf.ShapectlMapKeys].MaxEntries = lines * lineSlots
 	spec.Maps[bpf.ShapectlMapAffected].MaxEntries = max(size.Affected, 1) // a map has room for one at least
 	spec.Maps[bpf.ShapectlMapLabels].MaxEntries = max(size.Labels, 1)
+	spec.Maps[bpf.ShapectlMapShares].MaxEntries = max(size.Shares, 1)
 	end := size.Rules
 	for i, name := range slices.Backward(ruleMaps[:hook.RuleMaps]) {
 		spec.Maps[name].MaxEntries, end = end-hook.FirstId[i], hook.FirstId[i]
@@ -258,9 +267,10 @@ func (s *Store) attach() (err error) {
 	if err := mapArray(&s.memory, changeMap, 1, &change); err != nil {
 		return err
 	}
-	s.change = &change[0]
+	s.change, s.pinned = &change[0], s.maps[changeMap]
 	s.labels = labels{s.maps[bpf.ShapectlMapLabels], &s.change.Labels}
 	return errors.Join(
+		mapArray(&s.memory, bpf.ShapectlMapShares, s.maps[bpf.ShapectlMapShares].MaxEntries(), &s.shares),
 		mapArray(&s.memory, viewsMap, hook.ViewMask+1, &s.views),
 		mapArray(&s.memory, prefixes4Map, hook.Prefixes4Mask+1, &s.prefixes.lines4),
 		mapArray(&s.memory, prefixes6Map, hook.Prefixes6Mask+1, &s.prefixes.lines6),
@@ -402,11 +412,11 @@ func (s *Store) Hook() bpf.AbiHook { return *s.hook }
 func (s *Store) Size() Size {
 	return Size{
 		Views: uint32(len(s.views)), Rules: s.room(), Buckets: uint32(len(s.lines)) * lineSlots, Affected: s.hook.Shadows,
-		Labels: s.labels.texts.MaxEntries(),
+		Labels: s.labels.texts.MaxEntries(), Shares: uint32(len(s.shares)), Pools: s.hook.Pools != 0,
 	}
 }
 
-// Hold keeps the maps open until Close was called once more.
+// Hold keeps the maps open until Close is called one more time.
 func (s *Store) Hold() *Store {
 	s.holders++
 	return s

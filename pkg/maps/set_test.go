@@ -24,8 +24,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A rig is the maps of an egress hook, and the program on them. Subtests that
-// share it put themselves in for T.
+// A rig is the maps and program of an egress hook. Subtests that share a rig set T.
 type rig struct {
 	*testing.T
 	*maps.Set
@@ -34,7 +33,7 @@ type rig struct {
 	now    uint64               // the clock of packets and changes, in ns
 }
 
-// view is the number of the rig's view: not that which an skb names by chance.
+// view is the number of the rig's view. It is not 0, which an skb has by default.
 const view = 2
 
 func newRig(t *testing.T, size maps.Size) *rig {
@@ -61,7 +60,7 @@ func newRig(t *testing.T, size maps.Size) *rig {
 	return r
 }
 
-// program is loaded when it is first needed.
+// program loads the program on first use.
 func (r *rig) program() *ebpf.Program {
 	if r.loaded == nil {
 		r.loaded = r.load()
@@ -83,7 +82,7 @@ func (r *rig) put(rule policy.Rule) maps.Entry {
 	return e
 }
 
-// prepare readies the set to have just these rules, and returns the steps.
+// prepare prepares a change of the set to exactly these rules, and returns the steps.
 func (r *rig) prepare(want ...policy.Rule) []policy.Difference {
 	r.Helper()
 	policy.SortRules(want)
@@ -92,7 +91,7 @@ func (r *rig) prepare(want ...policy.Rule) []policy.Difference {
 	return steps
 }
 
-// frame is a packet of a flow, of so many bytes.
+// frame is a packet of a flow with so many bytes.
 func frame(f maps.Flow, size int) []byte {
 	b := make([]byte, 14, size)
 	if f.Dst.Is4() {
@@ -108,7 +107,7 @@ func frame(f maps.Flow, size int) []byte {
 	return append(b, make([]byte, size-len(b))...)
 }
 
-// send brings a packet of a flow at the rig's time, and reports whether it passed.
+// send sends a packet of a flow at the rig's time, and reports whether it passed.
 func (r *rig) send(a policy.Algorithm, f maps.Flow, size int) bool {
 	r.Helper()
 	context := make([]byte, 192)                      // struct __sk_buff
@@ -134,7 +133,7 @@ func (r *rig) units(e maps.Entry, f maps.Flow) uint64 {
 	return r.State(e, policy.MatchDst, f, r.now).Level
 }
 
-// privateBPFFS is a bpffs that nobody else sees the pins of.
+// privateBPFFS mounts a bpffs for one test, and returns an empty directory in it.
 func privateBPFFS(t *testing.T) string {
 	t.Helper()
 	testenv.Root(t)
@@ -147,11 +146,11 @@ func privateBPFFS(t *testing.T) string {
 			t.Error(err)
 		}
 	})
-	own := filepath.Join(dir, "pins") // the kernel has files of its own in dir
-	if err := os.Mkdir(own, 0o700); err != nil {
+	pins := filepath.Join(dir, "pins") // dir also has files of the kernel
+	if err := os.Mkdir(pins, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	return own
+	return pins
 }
 
 func TestSize(t *testing.T) {
@@ -159,7 +158,7 @@ func TestSize(t *testing.T) {
 	for _, c := range []struct{ want, got uint32 }{{0, 4}, {1, 4}, {4, 4}, {5, 8}, {8, 8}, {9, 16}, {1000, 1024}, {4096, 4096}} {
 		set, err := maps.New(maps.Size{Rules: 3, Buckets: c.want}, bpf.AbiHook{})
 		testenv.Must(t, err)
-		if got := set.Size(); got != (maps.Size{Views: 1, Rules: 3, Buckets: c.got, Labels: 1}) {
+		if got := set.Size(); got != (maps.Size{Views: 2, Rules: 3, Buckets: c.got, Labels: 1, Shares: 1}) {
 			t.Errorf("room for %d buckets: %+v, want %d", c.want, got, c.got)
 		}
 		set.Close()
@@ -181,7 +180,7 @@ func TestPinAndOpen(t *testing.T) {
 	if err := r.Pin(dir); err != nil {
 		t.Fatal(err)
 	}
-	// Pinned twice, as when a folder is built anew beside the old one.
+	// Pinned twice, as when a new directory is built beside the old one.
 	second := filepath.Join(dir, "second")
 	if err := os.Mkdir(second, 0o700); err != nil {
 		t.Fatal(err)
@@ -280,7 +279,7 @@ func TestGrowthToTheLastMap(t *testing.T) {
 	}
 }
 
-// Pins of another build are refused with a typed error, whatever is different.
+// Pins of another layout are refused with a typed error, whatever the difference is.
 func TestOpenOtherLayout(t *testing.T) {
 	pinned := func(t *testing.T) string {
 		dir := privateBPFFS(t)
@@ -334,20 +333,20 @@ func TestOpenOtherLayout(t *testing.T) {
 	}
 }
 
-// forbidden are writes to a store that was opened for reading.
+// forbidden are writes to a store, which must fail if it was opened for reading.
 var forbidden = map[string]func(*maps.Set){
 	"delete": func(s *maps.Set) { s.Delete(netip.MustParsePrefix("10.0.0.0/8")) },
 	"clear":  func(s *maps.Set) { s.Clear() },
 	"put":    func(s *maps.Set) { s.Put(rule("10.0.0.0/8", 1000, 1000)) },
 	"ifb":    func(s *maps.Set) { s.SetIfb(7) },
-	"begin":  func(s *maps.Set) { s.Arm() },
+	"end":    func(s *maps.Set) { s.End() },
 }
 
-// forbiddenEnv lets TestStoreForReading do one of them, on pins in a directory.
+// forbiddenEnv makes TestStoreForReading do one of them, on pins in a directory.
 const forbiddenEnv = "SHAPECTL_TEST_FORBIDDEN"
 
-// What writes to a store that was opened for reading ends the process, and changes nothing. A process of its own does so:
-// under the race detector nothing recovers from the fault.
+// A write to a store that was opened for reading ends the process, and changes nothing. The test starts another process
+// for each write, because nothing recovers from the fault under the race detector.
 func TestStoreForReading(t *testing.T) {
 	if name, dir, ok := strings.Cut(os.Getenv(forbiddenEnv), " "); ok {
 		store, err := maps.Open(dir, false)
@@ -368,7 +367,7 @@ func TestStoreForReading(t *testing.T) {
 	defer store.Close()
 	now, readable := mappings(t)
 	if now != writable || readable == 0 {
-		t.Errorf("%d maps can be written to, and %d could before; %d can only be read", now, writable, readable)
+		t.Errorf("%d maps are writable, want %d as before; %d are read-only", now, writable, readable)
 	}
 	if got := store.View(view).Policy(); !slices.Equal(got, []policy.Rule{e.Rule}) {
 		t.Errorf("rules are %+v", got)

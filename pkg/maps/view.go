@@ -42,7 +42,7 @@ func (s *Store) Sets() iter.Seq[*Set] {
 func (s *Store) Claim(ifindex int, device string, d policy.Direction, match policy.Match) *Set {
 	for number := range s.views {
 		set := s.View(uint32(number))
-		if set.Ifindex() != 0 {
+		if set.Ifindex() != 0 || set.IsPools() {
 			continue
 		}
 		v := set.data

@@ -1,0 +1,58 @@
+package maps
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// ErrNoPool means that a rule or pool is within a pool that does not exist.
+var ErrNoPool = errors.New("there is no such pool")
+
+// poolView is the view of the pools. No hook has it, so no packet looks for their prefixes.
+const poolView = 1
+
+// NeedsPools reports whether packets need the part of the program that is for pools and shares.
+func NeedsPools(r policy.Rule) bool { return r.Pool || r.Share.Kind != policy.ShareNone }
+
+// Pools is the set of the pools: each has policy.PoolKey of its name as its prefix.
+func (s *Store) Pools() *Set { return s.View(poolView) }
+
+// IsPools reports whether the set is that of the pools.
+func (s *Set) IsPools() bool { return s.number == poolView }
+
+// poolID is the id of a pool, in any phase of a change.
+func (s *Store) poolID(name string) (id uint32, found bool) {
+	place := s.Pools().findPrefix(policy.PoolKey(name))
+	if place == nil {
+		return 0, false
+	}
+	return *place - 1, true
+}
+
+func (s *Set) checkWithin(r policy.Rule) error {
+	if r.Within == "" {
+		return nil
+	}
+	if _, found := s.poolID(string(r.Within)); !found {
+		return fmt.Errorf("%w: %q", ErrNoPool, r.Within)
+	}
+	return nil
+}
+
+// poolName is the name of a pool, which its label holds.
+func (rs *rules) poolName(id uint32, in phase) string {
+	if name, known := rs.names[id]; known {
+		return name
+	}
+	v := rs.versionIn(id, in)
+	if v.Flags&ruleLabel == 0 {
+		v = rs.version(id, v.index^1) // it does not exist in this phase
+	}
+	name := rs.labels.read(id, v.index).Name
+	if rs.names != nil {
+		rs.names[id] = name
+	}
+	return name
+}

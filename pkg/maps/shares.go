@@ -1,0 +1,122 @@
+package maps
+
+import (
+	"sync/atomic"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+const ruleShares = uint32(bpf.AbiRuleFlagRULE_SHARE_HOST | bpf.AbiRuleFlagRULE_SHARE_SUBNET |
+	bpf.AbiRuleFlagRULE_SHARE_FLOW | bpf.AbiRuleFlagRULE_SHARE_MEMBER)
+
+// Shares is how many rules and pools get fair shares by steps.
+func Shares(steps ...policy.Difference) (shares uint32) {
+	for _, d := range steps {
+		if d.Want != nil && d.Want.Share.Kind != policy.ShareNone && (d.Have == nil || d.Have.Share.Kind == policy.ShareNone) {
+			shares++
+		}
+	}
+	return shares
+}
+
+// LacksShares is how many shares are missing for so many new ones.
+func (s *Store) LacksShares(shares uint32) uint32 {
+	for i := range s.shares {
+		if shares > 0 && s.shares[i].Owner == 0 {
+			shares--
+		}
+	}
+	return shares
+}
+
+// share is the number of the share of a rule plus one, or 0.
+func (rs *rules) share(id uint32) uint32 {
+	r := rs.rule(id)
+	return max(r.Cold[0].Share, r.Cold[1].Share)
+}
+
+// setShare returns the number of the share of a rule plus one. It allocates one, of which packets know nothing yet, if
+// the rule needs it and has none. There is room.
+func (s *Store) setShare(id uint32, rule policy.Rule) uint32 {
+	number := s.share(id)
+	if rule.Share.Kind == policy.ShareNone || number != 0 {
+		return number
+	}
+	for i := range s.shares {
+		if share := &s.shares[i]; share.Owner == 0 {
+			s.waitSince(share.Retired)
+			*share = bpf.AbiShare{V: share.V, Owner: id + 1, Retired: share.Retired} // slots of former sharers stay in the past
+			return uint32(i) + 1
+		}
+	}
+	return 0
+}
+
+// freeShare frees the share of a rule that does not exist any more, or has none in any phase.
+func (s *Store) freeShare(id uint32) {
+	if number := s.share(id); number != 0 {
+		s.shares[number-1].Owner, s.shares[number-1].Retired = 0, s.change.Epoch
+		s.rule(id).Cold[0].Share, s.rule(id).Cold[1].Share = 0, 0
+	}
+}
+
+// freeLostShares frees the shares that a killed command allocated and no rule has.
+func (s *Store) freeLostShares(used []bool) {
+	for i := range s.shares {
+		share := &s.shares[i]
+		if id := share.Owner - 1; share.Owner != 0 && (int(id) >= len(used) || !used[id] || s.share(id) != uint32(i)+1) {
+			share.Owner, share.Retired = 0, s.change.Epoch
+		}
+	}
+}
+
+// encodeShare adds the parameters of fair shares to those of a rule that has a rate.
+func encodeShare(to *bpf.AbiColdParams, m model.Meter) {
+	p := m.ShareParams()
+	to.FineShift, to.CoarseShift, to.FreeShift, to.FreeFactor, to.Step = p.FineShift, p.CoarseShift, p.FreeShift, p.FreeFactor, p.Step
+}
+
+// isActive reports whether a slot is that of an active sharer: ahead_of of bpf/share.h.
+func (bs *buckets) isActive(slot *bpf.AbiBucket, key *bpf.AbiKey) bool {
+	v := bs.current(key.Id)
+	if v.Share == 0 || int(v.Share) > len(bs.shares) || v.Flags&ruleShares == 0 {
+		return false
+	}
+	share := bs.shareIn(v)
+	return share.AheadOf(model.Sharer{TAT: atomic.LoadUint64(&slot.Tat)}) > 0
+}
+
+// Share is a copy of the clock and the wheels of a rule or pool; false if it has no shares.
+func (bs *buckets) Share(e Entry) (model.Share, bool) {
+	v := bs.current(e.ID)
+	if v.Flags&ruleShares == 0 || v.Share == 0 {
+		return model.Share{}, false
+	}
+	return bs.shareIn(v), true
+}
+
+// shareIn is Share for a version that has shares.
+func (bs *buckets) shareIn(v version) model.Share {
+	of := &bs.shares[v.Share-1]
+	return model.Share{
+		ShareParams: model.ShareParams{
+			FineShift: v.FineShift, CoarseShift: v.CoarseShift, FreeShift: v.FreeShift, FreeFactor: v.FreeFactor, Step: v.Step,
+		},
+		V: atomic.LoadUint64(&of.V), Last: of.Last, Ahead: of.Ahead, Rest: of.Rest,
+		Weight: int32(atomic.LoadUint32(&of.Weight)), Bins: of.Bin,
+	}
+}
+
+// ActiveSharers are how many sharers are active in the buckets of rules and pools, by id.
+func (bs *buckets) ActiveSharers() map[uint32]int {
+	active := map[uint32]int{}
+	all := func(uint32) bool { return true }
+	for slot, key := range bs.slots(all) {
+		if key.Sharer != 0 && key.Id < bs.room() && bs.isActive(slot, key) {
+			active[key.Id]++
+		}
+	}
+	return active
+}

@@ -1,0 +1,110 @@
+package maps
+
+import (
+	"net/netip"
+	"sync/atomic"
+
+	"github.com/shapectl/shapectl/bpf"
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Stages is a rule and the pools above it, the lowest first, with the state that a packet of flow would meet now.
+// model.Climb foretells its verdict.
+func (bs *buckets) Stages(e Entry, match policy.Match, flow Flow, now uint64) (entries []Entry, stages []model.Stage) {
+	in := bs.phase()
+	v := bs.versionIn(e.ID, in)
+	rule := bs.stage(e, v, match, flow, now)
+	if e.Rate != policy.Unlimited {
+		rule.State = bs.State(e, match, flow, now)
+	}
+	entries, stages = []Entry{e}, []model.Stage{rule}
+	for range policy.MaxDepth {
+		if v.Flags&ruleWithin == 0 {
+			break
+		}
+		member := e
+		v, e = bs.versionIn(v.Within, in), bs.pool(v.Within, in)
+		pool := bs.stage(e, v, match, flow, now)
+		pool.State.Level = bs.levelOf(e.ID, v, load(&bs.rule(e.ID).Shared), now)
+		pool.Weight = uint64(member.Weight.Value())
+		if pool.Share != nil && e.Share.Kind == policy.ShareMember {
+			pool.Sharer = bs.sharer(v, bpf.AbiKey{Id: e.ID, Src: [4]uint32{member.ID}, Sharer: 1}, pool.Share)
+		}
+		entries, stages = append(entries, e), append(stages, pool)
+	}
+	return entries, stages
+}
+
+// pool is a pool by its id.
+func (rs *rules) pool(id uint32, in phase) Entry {
+	e := rs.entry(id, netip.Prefix{}, rs.versionIn(id, in), in)
+	e.Prefix = policy.PoolKey(e.Label.Name)
+	return e
+}
+
+// stage is the limit of a version of a rule or pool, with the states of its guarantee and its share.
+func (bs *buckets) stage(e Entry, v version, match policy.Match, flow Flow, now uint64) model.Stage {
+	s := model.Stage{Limit: model.NewLimit(e.Rule), Weight: 1}
+	if guarantee, has := bs.Guarantee(e); has {
+		s.Guarantee = model.NewLimit(guarantee.Rule)
+		// A key without a slot has the spill bucket: conforms in bpf/pool.h.
+		s.GuaranteeLevel = bs.SharedLevel(guarantee, now)
+		if guarantee.Each.Kind != policy.EachAll {
+			params := bs.current(guarantee.ID)
+			if slot := bs.slotOf(makeKey(guarantee.ID, guarantee.Each, match, flow), params.Salt); slot != nil {
+				s.GuaranteeLevel = bs.levelOf(guarantee.ID, params, load(slot), now)
+			}
+		}
+	}
+	if s.Share = bs.shareFor(v, now); s.Share != nil && e.Share.Kind != policy.ShareMember {
+		key := makeKey(e.ID, sharersOf(e.Share, flow.Far(match)), match, flow)
+		key.Sharer = 1
+		s.Sharer = bs.sharer(v, key, s.Share)
+	}
+	return s
+}
+
+// sharersOf is the bucket scope in which each key is that of a sharer, for packets with a far address.
+func sharersOf(s policy.Share, far netip.Addr) policy.Each {
+	switch s.Kind {
+	case policy.ShareFlow:
+		return policy.Each{Kind: policy.EachFlow}
+	case policy.ShareSubnet:
+		return policy.Each{Kind: policy.EachSubnet, Bits: uint8(min(int(s.Bits), far.BitLen()))} // a pool has both families
+	}
+	return policy.Each{Kind: policy.EachHost}
+}
+
+// SharerName is the sharer of a packet of flow in a rule or pool with fair shares, as people read it. member is what
+// is directly within the pool.
+func SharerName(e, member Entry, match policy.Match, flow Flow) string {
+	switch {
+	case e.Share.Kind != policy.ShareMember:
+		e.Each = sharersOf(e.Share, flow.Far(match))
+		return KeyName(e, match, flow)
+	case member.Pool:
+		return member.Label.Name
+	}
+	return member.Prefix.String()
+}
+
+// shareFor is a copy of the share of a rule or pool, as a packet would meet it; nil if there is none.
+func (bs *buckets) shareFor(v version, now uint64) *model.Share {
+	if v.Flags&ruleShares == 0 || v.Share == 0 {
+		return nil
+	}
+	s, of := bs.shareIn(v), &bs.shares[v.Share-1]
+	if now-s.Last >= uint64(s.Step) && (of.FineShift != uint16(v.FineShift) || of.CoarseShift != uint16(v.CoarseShift)) {
+		s.Ahead = 0 // the wheels are for other parameters: the packet restarts the clock
+	}
+	return &s
+}
+
+// sharer is the sharer with that key. One without a slot is not active.
+func (bs *buckets) sharer(v version, key bpf.AbiKey, share *model.Share) *model.Sharer {
+	if slot := bs.slotOf(key, v.Salt); slot != nil {
+		return &model.Sharer{TAT: atomic.LoadUint64(&slot.Tat), Largest: atomic.LoadUint32(&slot.Tick)}
+	}
+	return &model.Sharer{TAT: share.V}
+}
