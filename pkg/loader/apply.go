@@ -1,7 +1,9 @@
 package loader
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -22,13 +24,8 @@ var ErrTooLate = errors.New("the change was not confirmed in time, or rolled bac
 var ErrBusy = errors.New("the host is too busy to prepare this change in time")
 
 const (
-	// confirmMargin is how long before it reverts a change can be confirmed at the latest.
-	confirmMargin = 5 * time.Millisecond
-	// leastLead is the least time between the preparation of a change and its beginning. A process that is
-	// delayed for half of it, between its last look at the clock and the store that arms the change, is too late.
+	// leastLead is the least time between the preparation of a change and its beginning.
 	leastLead = 20 * time.Millisecond
-	// spareLead is the least time that must be left once all is ready, or half of the lead if that is less.
-	spareLead = 50 * time.Millisecond
 	// leadTries is how often a longer lead is tried, up to maps.MaxLead.
 	leadTries = 20
 )
@@ -41,9 +38,9 @@ type ApplyOptions struct {
 	Progress func(ready, of int)
 }
 
-// Applied is what a command did to a hook.
+// Applied is what a command did to a hook, or to the pools.
 type Applied struct {
-	Device    string
+	Device    string // "" for the pools
 	Direction policy.Direction
 	Rules     maps.Difference
 	Hook      Change
@@ -51,16 +48,21 @@ type Applied struct {
 	Began uint64
 }
 
-// Tables are the rules of all hooks in one of these states, sorted.
+// Tables are the pools, and the rules of all hooks in one of these states, sorted.
 func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 	hooks, err := n.Hooks()
 	defer CloseHooks(hooks)
 	if err != nil {
 		return nil, err
 	}
+	pools := n.Pools()
+	defer pools.Close()
 	tables := []policy.Table{}
+	if pools.Set != nil {
+		hooks = append(hooks, pools)
+	}
 	for _, h := range hooks {
-		if !slices.Contains(states, h.State) {
+		if h != pools && !slices.Contains(states, h.State) {
 			continue
 		}
 		t := policy.Table{Device: h.Device.Name, Direction: h.Direction, Match: h.Match(), Rules: h.Set.Policy()}
@@ -72,8 +74,8 @@ func (n *Namespace) Tables(states ...State) ([]policy.Table, error) {
 	return tables, nil
 }
 
-// Apply brings a policy into force: these tables and no other rules. Each table is of a
-// device that is here, with valid rules in the order of policy.SortRules. All hooks switch
+// Apply brings a policy into force: these tables and no other rules or pools. Each table is of a
+// device that is here, with valid rules in the order of policy.SortRules. All hooks and pools switch
 // at one moment: a packet meets the old rules or the new ones. Rules that stay keep
 // buckets and counters. On failure nothing is changed, but for devices that were deleted
 // meanwhile: these get no rules, and the others do.
@@ -100,47 +102,61 @@ func (n *Namespace) Apply(tables []policy.Table, o ApplyOptions) (done []Applied
 	return done, nil
 }
 
-// arm lets a prepared change begin at a moment so far ahead that the store that arms it
-// comes before that moment. It returns after that moment. The error wraps ErrBusy.
+// CheckApply is the error with which Apply would refuse tables, as far as that is known before anything is changed.
+func (n *Namespace) CheckApply(tables []policy.Table) error {
+	orders, err := n.plan(tables)
+	defer orders.close()
+	if err != nil || !orders.haveWork() {
+		return err
+	}
+	until, _, _ := n.PendingChange() // without a store, there is none
+	if until != 0 {
+		return ErrPending
+	}
+	return nil
+}
+
+// arm lets a prepared change begin. It returns after that. The error may wrap ErrBusy.
 func arm(store *maps.Store, confirm time.Duration) error {
-	from, err := readied(maps.Now, maps.Never, func(from uint64) {
+	from, err := inTime(maps.Now, maps.Never, func(from uint64) error {
 		until := maps.Never
 		if confirm > 0 {
 			until = from + uint64(confirm)
 		}
 		store.Settle()
 		store.Time(from, until)
+		return store.Arm()
 	})
 	if err != nil {
 		return err
 	}
-	store.Arm()
 	waitUntil(from)
 	store.Commit()
 	return nil
 }
 
-// readied finds the next moment (ns) for which ready can end with time to spare; 0 if there
-// is none before latest. The error wraps ErrBusy.
-func readied(clock func() uint64, latest uint64, ready func(at uint64)) (at uint64, err error) {
+// inTime chooses a moment (ns) for something that must be prepared before, and prepares it. If prepare returns
+// maps.ErrLate, it tries a later moment. It returns 0 if there is none before latest. The error may wrap ErrBusy.
+func inTime(clock func() uint64, latest uint64, prepare func(moment uint64) error) (moment uint64, err error) {
 	lead := uint64(leastLead)
 	for range leadTries {
 		now := clock()
 		if now+2*lead > latest {
 			return 0, nil
 		}
-		ready(now + lead)
-		took := clock() - now
-		if took+min(lead/2, uint64(spareLead)) <= lead {
+		switch err := prepare(now + lead); {
+		case err == nil:
 			return now + lead, nil
+		case !errors.Is(err, maps.ErrLate):
+			return 0, err
 		}
-		lead = min(max(2*lead, 3*took), maps.MaxLead)
+		lead = min(max(2*lead, 3*(clock()-now)), maps.MaxLead)
 	}
 	return 0, ErrBusy
 }
 
 // PendingChange is when a pending change reverts, in ns of maps.Now, and when an expired
-// change reverted; 0 where there is none.
+// change began; 0 where there is none.
 func (n *Namespace) PendingChange() (until, expired uint64, err error) {
 	if n.pins.store == nil {
 		return 0, 0, n.pins.noState(nil)
@@ -149,7 +165,7 @@ func (n *Namespace) PendingChange() (until, expired uint64, err error) {
 	case maps.Pending:
 		until = at
 	case maps.Expired:
-		expired = at
+		expired = n.pins.store.Begins()
 	}
 	return until, expired, nil
 }
@@ -158,25 +174,42 @@ func (n *Namespace) PendingChange() (until, expired uint64, err error) {
 // no change, and ErrTooLate where it has reverted.
 func (n *Namespace) Confirm() error {
 	if n.pins.store == nil || len(n.pins.others) > 0 {
-		return n.pins.noState(ErrNoChange)
+		return n.pins.noState(n.pins.noChange())
 	}
-	switch state, until := n.pins.store.Change(); {
-	case state == maps.Expired, state == maps.Pending && maps.Now()+uint64(confirmMargin) > until:
+	switch state, _ := n.pins.store.Change(); {
+	case state == maps.Expired:
 		return ErrTooLate
 	case state == maps.Pending:
-		n.pins.store.Confirm()
-		return nil
+		err := n.pins.store.Confirm()
+		if errors.Is(err, maps.ErrLate) {
+			return ErrTooLate
+		}
+		return err
 	case state == maps.Committed && n.pins.store.Begins() != 0:
 		return ErrConfirmed
 	}
-	return ErrNoChange
+	return n.pins.noChange()
+}
+
+// noChange is why there is no change to confirm or to roll back. The error wraps ErrNoChange.
+func (s *bpfState) noChange() error {
+	why := "another command changed rules since"
+	switch {
+	case s.store == nil:
+		why = "there are no rules"
+	case s.store.Ended() == maps.Expired:
+		why = "the last one was reverted already"
+	case s.store.Ended() == maps.NoChange:
+		why = "no policy was applied since the first rule was set"
+	}
+	return fmt.Errorf("%w: %s", ErrNoChange, why)
 }
 
 // Rollback reverts the last change, confirmed or not, on all hooks at one moment. The error
 // wraps ErrNoChange where there is none, or a single rule was changed since.
 func (n *Namespace) Rollback() (done []Applied, err error) {
 	if n.pins.store == nil {
-		return nil, n.pins.noState(ErrNoChange)
+		return nil, n.pins.noState(n.pins.noChange())
 	}
 	until := maps.Never
 	switch state, at := n.pins.store.Change(); {
@@ -185,9 +218,10 @@ func (n *Namespace) Rollback() (done []Applied, err error) {
 	case state == maps.Pending:
 		until = at
 	case state != maps.Committed, n.pins.store.Begins() == 0: // 0: a killed command was about to end it
-		return nil, ErrNoChange
+		return nil, n.pins.noChange()
 	}
 	hooks, err := n.Hooks()
+	hooks = append([]*Hook{n.Pools()}, hooks...)
 	defer CloseHooks(hooks)
 	if err != nil {
 		return nil, err
@@ -207,24 +241,20 @@ func (n *Namespace) Rollback() (done []Applied, err error) {
 }
 
 // revert reverts the change at a moment before until, when it would revert anyway. It
-// returns after that moment. The error wraps ErrBusy.
+// returns after that moment. The error may wrap ErrBusy.
 func revert(store *maps.Store, until uint64) error {
-	at, err := readied(maps.Now, until, func(at uint64) {
+	at, err := inTime(maps.Now, until, func(at uint64) error {
 		store.Settle()
 		store.TimeRevert(at)
+		return store.Revert(at)
 	})
 	if at == 0 {
-		store.TimeRevert(until) // undoes the attempts of readied
+		store.TimeRevert(until) // undoes late attempts
 	}
 	if err != nil {
 		return err
 	}
-	if at == 0 {
-		waitUntil(until)
-		return nil
-	}
-	store.Revert(at)
-	waitUntil(at)
+	waitUntil(cmp.Or(at, until))
 	return nil
 }
 

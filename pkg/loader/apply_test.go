@@ -44,7 +44,7 @@ func (r *rig) rollback() (done []Applied) {
 	return done
 }
 
-// changeOf is the last change of a hook, as the programs see it.
+// changeOf is the last change of a hook, as its program sees it.
 func changeOf(t *testing.T, h *Hook) (c bpf.AbiChange) {
 	t.Helper()
 	testenv.Must(t, h.Set.Replacements()[".data.change"].Lookup(uint32(0), &c))
@@ -54,17 +54,17 @@ func changeOf(t *testing.T, h *Hook) (c bpf.AbiChange) {
 // A switched hook is flooded while its rules are switched.
 type switched struct {
 	*rig
-	six      bool // all that the rest says of IPv4 is of IPv6 in the kernel
+	six      bool // IPv4 addresses below stand for IPv6 addresses in the kernel
 	hook     *Hook
 	witness  *witness
 	regimes  []regime
-	counters map[uint32]maps.Counters // of rules that are or may come back, by id
-	gone     maps.Counters            // of all that went for good
+	counters map[uint32]maps.Counters // by id: of rules that are or may be again in force
+	gone     maps.Counters            // of all rules that were removed for good
 	flood    []*source
 	slow     []*source
 }
 
-// newSwitched readies one that is to begin with these rules.
+// newSwitched prepares a hook that begins with these rules.
 func newSwitched(r *rig, six bool, rules []policy.Rule) *switched {
 	r.t.Helper()
 	s := &switched{
@@ -74,7 +74,7 @@ func newSwitched(r *rig, six bool, rules []policy.Rule) *switched {
 	for _, far := range []string{"10.0.0.7", "10.0.0.8", "10.0.0.9", "10.1.0.1"} {
 		s.flood = append(s.flood, s.source(far, 1514, 80, 900, 128))
 	}
-	for _, far := range slowly {
+	for _, far := range quiet {
 		s.slow = append(s.slow, s.source(far.String(), 500, 80))
 	}
 	return s
@@ -94,7 +94,7 @@ func (s *switched) source(far string, sizes ...int) *source {
 	return f
 }
 
-// real are rules as they are in the kernel.
+// real are rules with the addresses that they have in the kernel.
 func (s *switched) real(rules []policy.Rule) []policy.Rule {
 	rules = slices.Clone(rules)
 	for i := range rules {
@@ -108,16 +108,16 @@ func (s *switched) real(rules []policy.Rule) []policy.Rule {
 	return rules
 }
 
-// slowly are the addresses to which so little is sent that no variety refuses any of it.
-var slowly = []netip.Addr{netip.MustParseAddr("10.2.0.1"), netip.MustParseAddr("10.2.0.2"), netip.MustParseAddr("10.3.0.1"), netip.MustParseAddr("10.9.0.1")}
+// quiet are the addresses to which so little is sent that every packet conforms in every variety.
+var quiet = []netip.Addr{netip.MustParseAddr("10.2.0.1"), netip.MustParseAddr("10.2.0.2"), netip.MustParseAddr("10.3.0.1"), netip.MustParseAddr("10.9.0.1")}
 
-// A variety is what rules differ in from one time to the next, besides rates, capacities, algorithms and prefixes.
+// A variety is what changes between policies, besides rates, capacities and prefixes.
 type variety struct {
 	scopes     []policy.Each
-	algorithms bool // also in which algorithms there are
+	algorithms bool // all rules may have the same algorithm
 }
 
-// rules are another set each time.
+// rules returns a random policy.
 func (v variety) rules(random *rand.Rand) (rules []policy.Rule) {
 	any := func(prefix string) policy.Rule {
 		return rule(prefix, func(r *policy.Rule) {
@@ -133,7 +133,7 @@ func (v variety) rules(random *rand.Rand) (rules []policy.Rule) {
 			rules = append(rules, any(prefix))
 		}
 	}
-	// For what is sent slowly: more than enough.
+	// For quiet addresses, the rate is more than enough.
 	for i, prefix := range []string{"10.2.0.0/16", "10.3.0.0/16"} {
 		enough := any(prefix)
 		enough.Rate, enough.Capacity = policy.Rate(1+random.IntN(4))*1e9, 1<<20
@@ -149,19 +149,19 @@ func (v variety) rules(random *rand.Rand) (rules []policy.Rule) {
 	return rules
 }
 
-// since says that these rules are in force from a time on.
-func (s *switched) since(from uint64, rules []policy.Rule, back bool) {
+// since begins a regime with these rules at a time.
+func (s *switched) since(from uint64, rules []policy.Rule, reverted bool) {
 	s.t.Helper()
 	if last := s.regimes[len(s.regimes)-1].from; from <= last {
 		s.t.Fatalf("a regime from %d on after one from %d on", from, last)
 	}
-	s.regimes = append(s.regimes, regime{from, rules, back})
+	s.regimes = append(s.regimes, regime{from, rules, reverted})
 }
 
 func (s *switched) last() []policy.Rule { return s.regimes[len(s.regimes)-1].rules }
 
-// count looks at all counters: none may go back. Those of rules that are not in
-// any of these sets, which must be all that may still be in force, are read for the last time.
+// count reads all counters, none of which may decrease. sets are all rules that may still be in
+// force; the counters of other rules are read for the last time.
 func (s *switched) count(sets ...[]policy.Rule) {
 	s.t.Helper()
 	now := map[uint32]bool{}
@@ -177,7 +177,7 @@ func (s *switched) count(sets ...[]policy.Rule) {
 	waited := false
 	for id, before := range s.counters {
 		if !now[id] && !waited {
-			// Packets that go by a rule that was in force may be on their way.
+			// A program may still be applying a rule that was in force.
 			if _, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, 1, 0, 0); errno != 0 {
 				s.t.Fatal(errno)
 			}
@@ -185,7 +185,7 @@ func (s *switched) count(sets ...[]policy.Rule) {
 		}
 		c := s.hook.Set.Counters(id)
 		if c.PassedPackets < before.PassedPackets || c.DroppedPackets < before.DroppedPackets || c.PassedBytes < before.PassedBytes || c.DroppedBytes < before.DroppedBytes {
-			s.t.Errorf("counters of rule %d went back from %+v to %+v", id, before, c)
+			s.t.Errorf("counters of rule %d decreased from %+v to %+v", id, before, c)
 		}
 		s.counters[id] = c
 		if !now[id] {
@@ -220,15 +220,15 @@ func (s *switched) check() {
 		sum = plus(sum, c)
 	}
 	least, most := o.matched(all)
-	s.t.Logf("%s: %d regimes, %d packets sent, %d came by, rules passed %d and dropped %d", s.direction, len(s.regimes), sent, len(all), sum.PassedPackets, sum.DroppedPackets)
+	s.t.Logf("%s: %d regimes, %d packets sent, %d seen, rules passed %d and dropped %d", s.direction, len(s.regimes), sent, len(all), sum.PassedPackets, sum.DroppedPackets)
 	if n := sum.PassedPackets; n < least || n > most {
-		s.t.Errorf("%s: of %d packets that came by, %d to %d met a rule, and rules passed %d", s.direction, len(all), least, most, n)
+		s.t.Errorf("%s: of %d packets seen behind the limits, %d to %d matched a rule, but rules passed %d", s.direction, len(all), least, most, n)
 	}
 	if sum.ContendedPackets > 0 {
-		s.t.Errorf("%s: of %d packets nobody knows whether they conformed", s.direction, sum.ContendedPackets)
+		s.t.Errorf("%s: %d packets found a contended bucket", s.direction, sum.ContendedPackets)
 	}
 	if s.direction == policy.Ingress {
-		return // where the kernel drops what it has no time for ahead of any program
+		return // under load, the kernel drops packets before any program sees them
 	}
 	if came := uint64(len(all)) + sum.DroppedPackets; came != sent {
 		s.t.Errorf("%d packets were sent, and %d passed or were dropped by a rule", sent, came)
@@ -240,9 +240,8 @@ func (s *switched) check() {
 	}
 }
 
-// Policies with all kinds of rules replace each other under a flood. No packet passes
-// beyond the invariant, is metered twice, or is metered by no rule. No packet is lost that
-// all policies pass.
+// Policies with all kinds of rules replace each other under a flood. No packet violates the
+// window bound, is metered twice, or is metered by no rule. No packet to a quiet address is lost.
 func TestSwitchedUnderFlood(t *testing.T) {
 	together := variety{scopes: []policy.Each{{}}}
 	others := variety{scopes: []policy.Each{{}}, algorithms: true}
@@ -251,12 +250,12 @@ func TestSwitchedUnderFlood(t *testing.T) {
 		name        string
 		mode        Mode
 		variety     variety
-		both, six   bool // directions, and whether it is IPv6
-		full, short int  // switches, those back included
+		both, six   bool // both directions; IPv6
+		full, short int  // number of switches, reverts included
 	}{
 		{"tcx", TCX, together, false, false, 1000, 60},
 		{"clsact, both directions, IPv6", Clsact, others, true, true, 100, 20},
-		// With keys a change takes ten times as long, as it walks through a large table.
+		// With keys a change takes ten times as long, because it reads a large table.
 		{"tcx, both directions, keys", TCX, shared, true, false, 40, 10},
 		{"clsact, keys, IPv6", Clsact, shared, false, true, 40, 10},
 	} {
@@ -293,9 +292,9 @@ func TestSwitchedUnderFlood(t *testing.T) {
 			sendings := []*sending{egress.keepSending(0, flood...), egress.keepSending(1e6, slow...)}
 			began, how := time.Now(), map[string]int{}
 			for len(hooks[0].regimes) <= switches && !t.Failed() {
-				way := []string{"for good", "for good", "for good", "confirmed", "expired", "taken back"}[random.IntN(6)]
-				how[way]++
-				switchOnce(egress, hooks, way, rules, random)
+				end := []string{"for good", "for good", "for good", "confirmed", "expired", "rolled back"}[random.IntN(6)]
+				how[end]++
+				switchOnce(egress, hooks, end, rules, random)
 			}
 			t.Logf("%d switches in %v: %v", switches, time.Since(began), how)
 			for _, o := range sendings {
@@ -320,21 +319,21 @@ func TestSwitchedUnderFlood(t *testing.T) {
 	}
 }
 
-// switchOnce switches all hooks to other rules, and back unless that is to last.
-func switchOnce(r *rig, hooks []*switched, way string, rules func() []policy.Rule, random *rand.Rand) {
+// switchOnce switches all hooks to other rules, and reverts the change unless end says otherwise.
+func switchOnce(r *rig, hooks []*switched, end string, rules func() []policy.Rule, random *rand.Rand) {
 	r.t.Helper()
 	before, next := make([][]policy.Rule, len(hooks)), make([][]policy.Rule, len(hooks))
 	var tables []policy.Table
 	for i, s := range hooks {
 		before[i], next[i] = s.last(), rules()
 		for slices.Equal(next[i], before[i]) {
-			next[i] = rules() // as to apply the same again changes nothing
+			next[i] = rules() // the same rules would not be a change
 		}
 		tables = append(tables, s.table(s.real(next[i])...))
 	}
 	var o ApplyOptions
-	switch way {
-	case "confirmed", "taken back":
+	switch end {
+	case "confirmed", "rolled back":
 		o.Confirm = time.Minute
 	case "expired":
 		o.Confirm = time.Duration(1+random.IntN(20)) * time.Millisecond
@@ -350,14 +349,14 @@ func switchOnce(r *rig, hooks []*switched, way string, rules func() []policy.Rul
 		s.count(before[i], next[i])
 	}
 	time.Sleep(time.Duration(random.IntN(10)) * time.Millisecond)
-	switch way {
+	switch end {
 	case "confirmed":
 		r.write(func(n *Namespace) error { return n.Confirm() })
 		if random.IntN(2) == 0 {
 			return
 		}
-		fallthrough // also a confirmed change can be taken back
-	case "taken back":
+		fallthrough // a confirmed change can be rolled back, too
+	case "rolled back":
 		r.rollback()
 		for i, s := range hooks {
 			s.since(changeOf(r.t, s.hook).Until, before[i], true)
@@ -393,7 +392,7 @@ func TestNoGapWhileSwitched(t *testing.T) {
 		{"rates", TCX, []policy.Rule{faster, some}, some.Capacity, 0},
 		{"capacities", Clsact, []policy.Rule{smaller, some}, smaller.Capacity, 0},
 		{"both", TCX, []policy.Rule{faster, smaller}, smaller.Capacity, 0},
-		{"a capacity that is taken back", TCX, []policy.Rule{larger}, some.Capacity, 50 * time.Millisecond},
+		{"a capacity that reverts", TCX, []policy.Rule{larger}, some.Capacity, 50 * time.Millisecond},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -402,8 +401,8 @@ func TestNoGapWhileSwitched(t *testing.T) {
 			h, w, flood := r.hook("va"), r.witness("va", r.direction), r.source("10.0.0.7", 1514, 80, 900)
 			regimes := []regime{{from: maps.Now(), rules: []policy.Rule{some}}}
 			sent := r.keepSending(0, flood)
-			// By so much at most a bucket counts as full that is not: for want of a packet
-			// that fits, and for what drains in pauses that are not noted.
+			// A bucket counts as full if it is short by no more than this: the next packet may
+			// be larger than the room, and pauses of the sender up to 1 ms are not recorded.
 			const hair = 3 * 1514
 			least := float64(some.Capacity) - hair
 			for i := range switches {
@@ -428,7 +427,7 @@ func TestNoGapWhileSwitched(t *testing.T) {
 					}
 				}
 				waitUntil(change.Until)
-				regimes = append(regimes, regime{from: change.Until, rules: []policy.Rule{before}, back: true})
+				regimes = append(regimes, regime{from: change.Until, rules: []policy.Rule{before}, reverted: true})
 				have = before
 				passed := r.counters(h, before).PassedBytes
 				testenv.Eventually(t, "a bucket that lets packets through", func() bool { return r.counters(h, before).PassedBytes > passed+hair })
@@ -443,8 +442,8 @@ func TestNoGapWhileSwitched(t *testing.T) {
 				passed += float64(p.Bytes)
 			}
 			least += float64(last.Capacity) - float64(some.Capacity) + o.between(some.Prefix, all[0].Passed, sent.last)
-			// While nothing was sent the bucket drained: perhaps until it was empty; and
-			// perhaps it was not full again when it was to be cut off.
+			// In a pause of the sender the bucket drained, perhaps until it was empty. It may
+			// not have been full again when a smaller capacity clamped it.
 			lost := 0.0
 			for _, pause := range sent.pauses {
 				drained := o.between(some.Prefix, pause[0], pause[1])
@@ -457,9 +456,9 @@ func TestNoGapWhileSwitched(t *testing.T) {
 			}
 			least -= lost
 			if passed < least {
-				t.Errorf("%.0f bytes passed of %.0f at least", passed, least)
+				t.Errorf("%.0f bytes passed, want at least %.0f", passed, least)
 			}
-			t.Logf("%.0f bytes passed of %.0f at least, without %.0f as nothing was sent", passed, least, lost)
+			t.Logf("%.0f bytes passed, want at least %.0f, which excludes %.0f lost in pauses of the sender", passed, least, lost)
 		})
 	}
 }
@@ -477,7 +476,7 @@ func TestByteClocksAfterAbandonedChange(t *testing.T) {
 	h.Set.Settle()
 	from := maps.Now() + 1e9
 	h.Set.Time(from, from+1e9)
-	h.Set.Abandon() // as the next command does for one that was killed here
+	h.Set.Abandon() // as the next command does after a command that was killed here
 	before := r.level(h, full)
 	r.apply(ApplyOptions{Confirm: time.Millisecond})
 	waitUntil(changeOf(t, h).Until)
@@ -494,9 +493,9 @@ func TestByteClocksAfterAbandonedChange(t *testing.T) {
 // A command is killed while it arms a change, or before the change begins. After the next
 // command, all hooks have the old rules, or all have the new ones.
 func TestKilledBeforeAnArmedChangeBegins(t *testing.T) {
-	for _, lead := range []time.Duration{0, 5 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond} {
-		for armed := range 3 {
-			t.Run(fmt.Sprintf("%d armed, %v ahead", armed, lead), func(t *testing.T) {
+	for _, later := range []time.Duration{0, 50 * time.Millisecond} {
+		for _, armed := range []bool{false, true} {
+			t.Run(fmt.Sprintf("armed %v, %v later", armed, later), func(t *testing.T) {
 				egress := newRig(t, TCX, policy.Egress)
 				ingress := *egress
 				ingress.direction, ingress.sender = policy.Ingress, testenv.NewSender(t, "vb")
@@ -506,15 +505,15 @@ func TestKilledBeforeAnArmedChangeBegins(t *testing.T) {
 					return []policy.Table{egress.table(rule), ingress.table(rule)}
 				}
 				egress.apply(ApplyOptions{}, tables(old)...)
-				egress.killedArming(tables(next), armed, lead)
+				egress.killedArming(tables(next), armed, later)
 				var have []policy.Table
 				egress.write(func(n *Namespace) (err error) {
 					have, err = n.Tables(Attached)
 					return err
 				})
-				want := tables(next)
-				if armed == 0 {
-					want = tables(old)
+				want := tables(old)
+				if armed {
+					want = tables(next)
 				}
 				if !slices.EqualFunc(have, want, sameTable) {
 					t.Errorf("rules are %v, and ought to be %v", have, want)
@@ -529,8 +528,9 @@ func TestKilledBeforeAnArmedChangeBegins(t *testing.T) {
 	}
 }
 
-// killedArming does what Apply does until it has armed so many hooks.
-func (r *rig) killedArming(tables []policy.Table, armed int, lead time.Duration) {
+// killedArming does what Apply does until just before it arms the change, or with armed until just after that. The
+// change begins later than with Apply.
+func (r *rig) killedArming(tables []policy.Table, armed bool, later time.Duration) {
 	r.t.Helper()
 	r.write(func(n *Namespace) error {
 		orders, err := n.plan(tables)
@@ -538,17 +538,21 @@ func (r *rig) killedArming(tables []policy.Table, armed int, lead time.Duration)
 			return err
 		}
 		defer orders.close()
-		defer func() { recover() }() // so nothing is cleared up
+		defer func() { recover() }() // so that nothing is cleaned up
 		return n.pins.changing(func() error {
 			testenv.Must(r.t, orders.prepare(&n.pins, n.options))
 			for _, o := range orders {
 				testenv.Must(r.t, o.Set.Prepare(o.steps, func(int) {}))
 			}
-			n.pins.store.Settle()
-			n.pins.store.Time(maps.Now()+uint64(lead), maps.Never)
-			if armed > 0 {
-				n.pins.store.Arm()
-			}
+			_, err := inTime(maps.Now, maps.Never, func(moment uint64) error {
+				n.pins.store.Settle()
+				n.pins.store.Time(moment+uint64(later), maps.Never)
+				if !armed {
+					return nil
+				}
+				return n.pins.store.Arm()
+			})
+			testenv.Must(r.t, err)
 			panic("killed")
 		})
 	})
@@ -558,7 +562,7 @@ func sameTable(a, b policy.Table) bool {
 	return a.Device == b.Device && a.Direction == b.Direction && a.Match == b.Match && slices.Equal(a.Rules, b.Rules)
 }
 
-// many are so many rules of 1 mbit that no test sends packets for.
+// many are n rules of 1 mbit for addresses to which no test sends packets.
 func many(n int) (rules []policy.Rule) {
 	for i := range n {
 		r := rule("172.16.0.0/32")
@@ -570,13 +574,13 @@ func many(n int) (rules []policy.Rule) {
 
 // A hook grows under a flood. Every packet is metered, and all buckets keep their levels.
 func TestGrowthUnderFlood(t *testing.T) {
-	sizes := []int{5000, 17000, 66000} // of 4096, 16384 and 65536 that there was room for
+	sizes := []int{5000, 17000, 66000} // more than the room for 4096, 16384 and 65536
 	if testing.Short() {
 		sizes = sizes[:2]
 	}
 	r := newRig(t, TCX, policy.Egress)
-	own, hosts := rule("10.0.0.0/24", func(r *policy.Rule) { r.Rate, r.Capacity = 2e6, 100000 }), rule("10.0.1.0/24", slow, eachHost)
-	rules := []policy.Rule{own, hosts}
+	whole, hosts := rule("10.0.0.0/24", func(r *policy.Rule) { r.Rate, r.Capacity = 2e6, 100000 }), rule("10.0.1.0/24", slow, eachHost)
+	rules := []policy.Rule{whole, hosts}
 	r.apply(ApplyOptions{}, r.table(rules...))
 	w := r.witness("va", r.direction)
 	sources := []*source{r.source("10.0.0.7", 1514, 80, 900), r.source("10.0.1.7", 900, 80), r.source("10.0.1.8", 100)}
@@ -598,7 +602,7 @@ func TestGrowthUnderFlood(t *testing.T) {
 	all := w.passages(t)
 	newOracle([]regime{{from: began - 1, rules: rules}}).check(t, all)
 	h := r.hook("va")
-	a, b := r.counters(h, own), r.counters(h, hosts)
+	a, b := r.counters(h, whole), r.counters(h, hosts)
 	if sent := sources[0].sent; a.PassedPackets+a.DroppedPackets != sent {
 		t.Errorf("%d packets were sent, and %d metered", sent, a.PassedPackets+a.DroppedPackets)
 	}
@@ -612,8 +616,8 @@ func TestGrowthUnderFlood(t *testing.T) {
 	r.nothingLeft()
 }
 
-// A rule gets a shadow under traffic. The maps get a new generation with the same buckets,
-// and from then on the shadow counts each packet that the rule counts.
+// A rule gets a shadow under traffic. A new generation of maps keeps the buckets. From then
+// on the shadow counts each packet that the rule counts.
 func TestShadowOfALiveRule(t *testing.T) {
 	eachHook(t, func(t *testing.T, r *rig) {
 		plain := rule("10.0.0.0/24", func(r *policy.Rule) { r.Rate, r.Capacity = 4e6, 100000 })
@@ -642,7 +646,7 @@ func TestShadowOfALiveRule(t *testing.T) {
 			testenv.Must(t, err)
 			return len(affected[e.ID]) == 2
 		})
-		// Only its rate is another: the shadow stays, and counts on.
+		// Only the rule's rate changes: the shadow stays, and goes on counting.
 		faster := shadowed
 		faster.Rate *= 2
 		r.apply(ApplyOptions{}, r.table(faster))
@@ -662,7 +666,7 @@ func TestShadowOfALiveRule(t *testing.T) {
 		if n := shadow.PassedPackets; n < metered()-after || n > metered()-before {
 			t.Errorf("the shadow counted %d packets, and the rule %d to %d since", n, metered()-after, metered()-before)
 		}
-		// Each host has a bucket of the shadow.
+		// The shadow has a bucket for each host.
 		most := 2 * (float64(shadowed.Shadow.Capacity) + float64(shadowed.Shadow.Rate)/8e9*float64(maps.Now()-began))
 		if conform := float64(shadow.PassedBytes - shadow.ExcessBytes); conform > most || conform < 2*float64(shadowed.Shadow.Capacity)-2*1514 {
 			t.Errorf("of two hosts %.0f bytes conform to the shadow, which lets %.0f through", conform, most)
@@ -684,41 +688,45 @@ func TestShadowOfALiveRule(t *testing.T) {
 	})
 }
 
-// A change that takes long to prepare begins later. A change that ends before a revert could
-// be prepared just ends.
-func TestReadied(t *testing.T) {
+// A change that takes long to prepare begins later. A pending change that reverts by itself
+// before a revert could be prepared is left to that.
+func TestInTime(t *testing.T) {
 	const ms = uint64(time.Millisecond)
+	broken := errors.New("broken")
 	for _, c := range []struct {
-		took   []uint64 // each time that all is readied, and from then on
+		took   []uint64 // duration of each preparation; the last one repeats
+		fails  error    // of a preparation that is not late
 		latest uint64
-		lead   uint64 // 0 for none
+		lead   uint64 // of the last preparation; 0 for none
 		err    error
 	}{
-		{[]uint64{0}, maps.Never, 20 * ms, nil},
-		{[]uint64{10 * ms}, maps.Never, 20 * ms, nil},
-		{[]uint64{10*ms + 1, 20 * ms}, maps.Never, 40 * ms, nil},
-		{[]uint64{100 * ms, 150 * ms}, maps.Never, 300 * ms, nil},
-		{[]uint64{100 * ms, 250 * ms}, maps.Never, 300 * ms, nil},
-		{[]uint64{100 * ms, 251 * ms, 300 * ms}, maps.Never, 753 * ms, nil},
-		{[]uint64{5000 * ms, 500 * ms}, maps.Never, maps.MaxLead, nil},
-		{[]uint64{maps.MaxLead - 50*ms}, maps.Never, maps.MaxLead, nil},
-		{[]uint64{maps.MaxLead - 49*ms}, maps.Never, 0, ErrBusy},
-		{[]uint64{0}, 1000*ms + 40*ms, 20 * ms, nil},
-		{[]uint64{0}, 1000*ms + 40*ms - 1, 0, nil},
-		{[]uint64{0}, 999 * ms, 0, nil},
-		{[]uint64{3 * ms}, 1000*ms + 20*ms, 0, nil},
+		{[]uint64{0}, nil, maps.Never, 20 * ms, nil},
+		{[]uint64{20 * ms}, nil, maps.Never, 20 * ms, nil},
+		{[]uint64{20*ms + 1, 40 * ms}, nil, maps.Never, 60*ms + 3, nil},
+		{[]uint64{100 * ms, 300 * ms}, nil, maps.Never, 300 * ms, nil},
+		{[]uint64{100 * ms, 301 * ms, 300 * ms}, nil, maps.Never, 903 * ms, nil},
+		{[]uint64{5000 * ms, 500 * ms}, nil, maps.Never, maps.MaxLead, nil},
+		{[]uint64{maps.MaxLead}, nil, maps.Never, maps.MaxLead, nil},
+		{[]uint64{maps.MaxLead + 1}, nil, maps.Never, 0, ErrBusy},
+		{[]uint64{0}, nil, 1000*ms + 40*ms, 20 * ms, nil},
+		{[]uint64{0}, nil, 1000*ms + 40*ms - 1, 0, nil},
+		{[]uint64{0}, nil, 999 * ms, 0, nil},
+		{[]uint64{21 * ms}, nil, 1000*ms + 140*ms, 0, nil},
+		{[]uint64{0}, broken, maps.Never, 0, broken},
+		{[]uint64{21 * ms, 0}, broken, maps.Never, 0, broken},
 	} {
 		now, times, last := 1000*ms, 0, uint64(0)
-		at, err := readied(func() uint64 { return now }, c.latest, func(at uint64) {
+		at, err := inTime(func() uint64 { return now }, c.latest, func(at uint64) error {
 			last = at - now
 			now += c.took[min(times, len(c.took)-1)]
 			times++
+			if now > at {
+				return maps.ErrLate
+			}
+			return c.fails
 		})
 		if !errors.Is(err, c.err) || (at > 0) != (c.lead > 0) || at > 0 && last != c.lead {
-			t.Errorf("readied in %v before %d: at %d, %d ahead, error %v; want %d and %v", c.took, c.latest, at, last, err, c.lead, c.err)
-		}
-		if at > 0 && (at-now < min(last/2, 50*ms) || last > maps.MaxLead) {
-			t.Errorf("readied in %v: %d of %d are left", c.took, at-now, last)
+			t.Errorf("prepared in %v before %d: at %d, %d ahead, error %v; want %d and %v", c.took, c.latest, at, last, err, c.lead, c.err)
 		}
 	}
 }
@@ -745,7 +753,7 @@ func TestRoomForAFewMore(t *testing.T) {
 func TestGrowth(t *testing.T) {
 	for have, want := range map[uint32]uint32{leastRules: 4 * leastRules, 1<<18 - 1: 4 * (1<<18 - 1), 1 << 18: 1 << 19, 1 << 20: 1 << 21} {
 		if got := growth(have); got != want {
-			t.Errorf("what is full with %d rules grows to %d, want %d", have, got, want)
+			t.Errorf("a store of %d rules grows to %d, want %d", have, got, want)
 		}
 	}
 }
@@ -760,7 +768,7 @@ func TestShadowAfterRollback(t *testing.T) {
 		plain.Shadow = policy.Shadow{}
 		other.Shadow.Capacity = 3000
 		for _, next := range [][]policy.Rule{{plain}, {other}, {rule("10.0.1.0/24")}, {}} {
-			for _, way := range []string{"rollback", "expiry"} {
+			for _, end := range []string{"rollback", "expiry"} {
 				r.apply(ApplyOptions{}, r.table(shadowed))
 				counted := func() maps.Counters {
 					h := r.hook("va")
@@ -773,26 +781,26 @@ func TestShadowAfterRollback(t *testing.T) {
 				before := counted()
 				r.send("10.0.0.7", 5, 1000)
 				var o ApplyOptions
-				if way == "expiry" {
+				if end == "expiry" {
 					o.Confirm = 100 * time.Millisecond
 				}
 				r.apply(o, r.table(next...))
 				until := changeOf(t, r.hook("va")).Until
 				r.send("10.0.0.7", 7, 1000)
 				unseen := maps.Now() < until
-				if way == "rollback" {
+				if end == "rollback" {
 					r.rollback()
 				} else {
 					waitUntil(until)
 				}
 				r.inForce(shadowed)
-				back := counted()
-				if n := back.PassedPackets - before.PassedPackets; n < 5 || unseen && n != 5 {
-					t.Errorf("%v, %s: the shadow counted %d packets of 5", next, way, n)
+				reverted := counted()
+				if n := reverted.PassedPackets - before.PassedPackets; n < 5 || unseen && n != 5 {
+					t.Errorf("%v, %s: the shadow counted %d packets of 5", next, end, n)
 				}
 				r.send("10.0.0.7", 3, 1000)
-				if c := counted(); c.PassedPackets != back.PassedPackets+3 || c.ExcessPackets != back.ExcessPackets+3 {
-					t.Errorf("%v, %s: the shadow counted %+v, and before 3 packets %+v", next, way, c, back)
+				if c := counted(); c.PassedPackets != reverted.PassedPackets+3 || c.ExcessPackets != reverted.ExcessPackets+3 {
+					t.Errorf("%v, %s: the shadow counted %+v, and before 3 packets %+v", next, end, c, reverted)
 				}
 			}
 		}

@@ -45,19 +45,19 @@ const (
 	programPin = "program"
 )
 
-// A record is pinned for whoever may not open links and programs. It takes the place of the settings that
-// builds had which kept maps for each hook: so they refuse the hook, and do not take it for what a killed
-// command has left.
+// A record is pinned for readers who may not open links and programs. Early builds, which had maps for each
+// hook, pinned their settings at the same path. They find a record there and refuse the hook. Without it they
+// would remove the hook as a leftover of a killed command.
 type record struct {
-	Layout uint64 // 0, which none of these builds had
+	Layout uint64 // 0, which no such build had
 	// Programs are the pinned program and the one that was attached before it; 0 for none.
 	Programs [2]ebpf.ProgramID
-	Device   [16]byte // the name, which these builds tell
+	Device   [16]byte // the name, which such builds print
 }
 
 func (at hookDir) recordPin() string { return filepath.Join(at.dir, "g0", "hook") }
 
-// record records the next program of the hook. If this process is killed before it is attached, the other one still is.
+// record records the next program of the hook, and the one that stays attached if this process is killed.
 func (a *attachment) record(device string, next ebpf.ProgramID) error {
 	r := record{Programs: [2]ebpf.ProgramID{next}}
 	copy(r.Device[:], device)
@@ -76,7 +76,7 @@ func (a *attachment) record(device string, next ebpf.ProgramID) error {
 		if err := step.Try("record a program"); err != nil {
 			return err
 		}
-		return m.Put(uint32(0), r) // and not a new map, whose readers would have to be made anew
+		return m.Put(uint32(0), r) // in place, because a new map would need share again
 	}
 	if err == nil {
 		m.Close() // of an earlier build
@@ -91,7 +91,7 @@ func (a *attachment) record(device string, next ebpf.ProgramID) error {
 	return pinValue(a.recordPin(), spec, r)
 }
 
-// recorded are the programs of a hook, and how they are attached; none where it was made by a build that recorded none.
+// recorded are the programs of a hook, and how they are attached; none if an early build made the hook.
 func (at hookDir) recorded() (programs []ebpf.ProgramID, mode Mode, err error) {
 	m, err := ebpf.LoadPinnedMap(at.recordPin(), &ebpf.LoadPinOptions{ReadOnly: true})
 	if err != nil {
@@ -251,14 +251,14 @@ func (a *attachment) mode() Mode {
 	return ""
 }
 
-// put has a program run on the device of that name, in place of the one that the hook has there, if any.
+// put attaches a program to the device of that name. It replaces the hook's program there, if any.
 func (a *attachment) put(p *ebpf.Program, device string, mode Mode) error {
 	id, err := programID(p)
 	if err != nil {
 		return err
 	}
-	// Before it is attached: a filter is known again by the pin of its program. A hook without
-	// that pin would look like one of another layout, so the old pin stays until the new one is there.
+	// The pin comes before the filter, because a filter is recognised by the pin of its program. A rename
+	// replaces the old pin, because a hook without one would look like a hook of another layout.
 	pin := filepath.Join(a.dir, programPin)
 	aside := pin + "-" + asideName
 	err = unlink(aside)
@@ -286,7 +286,7 @@ func (a *attachment) putLink(p *ebpf.Program) error {
 		if err := step.Try("replace the program of a link"); err != nil {
 			return err
 		}
-		// A link that something else detached cannot be brought back.
+		// A link that something else detached cannot be attached again.
 		if err := old.Update(p); !errors.Is(err, unix.ENOLINK) {
 			if err != nil {
 				err = fmt.Errorf("replace the attached program: %w", err)
@@ -320,7 +320,7 @@ func (a *attachment) putFilter(p *ebpf.Program) error {
 	if len(a.filters) == 0 {
 		return a.addFilter(p)
 	}
-	next := *a.filters[0] // in its place, so that no packet goes unseen
+	next := *a.filters[0] // in its place, so that no packet bypasses the rules
 	next.Fd, next.Id = p.FD(), 0
 	if err := step.Try("replace the program of a filter"); err != nil {
 		return err
@@ -331,9 +331,8 @@ func (a *attachment) putFilter(p *ebpf.Program) error {
 	return nil
 }
 
-// addFilter adds a direct-action filter for a program, at the first priority
-// that is free. The clsact qdisc stays for good: others may come to rely on it,
-// and empty it does nothing.
+// addFilter adds a direct-action filter for a program, at the first free priority. The
+// clsact qdisc is never removed: others may use it, and an empty one does nothing.
 func (a *attachment) addFilter(p *ebpf.Program) error {
 	l, err := netlink.LinkByIndex(a.index)
 	if err != nil {
@@ -367,8 +366,8 @@ func (a *attachment) addFilter(p *ebpf.Program) error {
 	return nil
 }
 
-// take takes all programs off the device that the hook has there, and the pins away.
-func (a *attachment) take() error {
+// remove detaches all programs of the hook from its device, and removes the hook's pins.
+func (a *attachment) remove() error {
 	for _, f := range a.filters {
 		if err := step.Try("delete a filter"); err != nil {
 			return err
@@ -395,28 +394,32 @@ func (a *attachment) take() error {
 	return nil
 }
 
-// on tells the index of the device of this namespace to which a link is attached, 0
-// for none, and whether one is attached to a device anywhere.
+// on returns the index of the device in this namespace to which a link is attached, 0 for
+// none. anywhere is whether a link is attached to a device of any namespace.
 func (a *attachment) on() (index int, anywhere bool, err error) {
 	for pin, l := range a.links {
-		info, err := l.Info()
+		info, on, err := a.ask(pin, l)
 		if err != nil {
-			return 0, false, fmt.Errorf("ask for the %s of device %d %s: %w", pin, a.index, a.direction, err)
+			return 0, false, err
 		}
-		on := info.TCX()
 		if on == nil || on.Ifindex == 0 {
 			anywhere = anywhere || on == nil
 			continue
 		}
-		anywhere = true
-		// The number may be of a device elsewhere, and one of ours have it by chance.
+		// The index may be that of a device in another namespace, and a device here may have it, too.
 		_, here, err := netinfo.DeviceByIndex(int(on.Ifindex))
 		if err != nil {
 			return 0, false, err
 		}
 		if !here {
+			// If the device was deleted meanwhile, the link has no device now.
+			if _, on, err = a.ask(pin, l); err != nil {
+				return 0, false, err
+			}
+			anywhere = anywhere || on.Ifindex != 0
 			continue
 		}
+		anywhere = true
 		programs, err := netinfo.TCXPrograms(int(on.Ifindex), a.direction)
 		if err != nil && !errors.Is(err, unix.ENODEV) {
 			return 0, false, err
@@ -428,7 +431,15 @@ func (a *attachment) on() (index int, anywhere bool, err error) {
 	return 0, anywhere, nil
 }
 
-// attachedTo is on for the pins of a hook.
+// ask asks for a link's program, and its device if it is one of tcx.
+func (a *attachment) ask(pin string, l link.Link) (info *link.Info, on *link.TCXInfo, err error) {
+	if info, err = l.Info(); err != nil {
+		return nil, nil, fmt.Errorf("ask for the %s of device %d %s: %w", pin, a.index, a.direction, err)
+	}
+	return info, info.TCX(), nil
+}
+
+// attachedTo is attachment.on for the pins of a hook.
 func attachedTo(at hookDir) (index int, anywhere bool, err error) {
 	a, err := openAttachment(at)
 	if err != nil {
@@ -438,19 +449,19 @@ func attachedTo(at hookDir) (index int, anywhere bool, err error) {
 	return a.on()
 }
 
-// takeAway takes a hook off its device, and its pins away.
-func takeAway(at hookDir) error {
+// removeHook detaches a hook from its device, and removes its pins.
+func removeHook(at hookDir) error {
 	a, err := openAttachment(at)
 	if err != nil {
 		return err
 	}
 	defer a.close()
-	return a.take()
+	return a.remove()
 }
 
-// takeOff is takeAway with the ifb of the device.
-func (dir home) takeOff(at hookDir) error {
-	if err := takeAway(at); err != nil || at.direction != policy.Ingress {
+// removeHook removes a hook and, on ingress, the ifb of its device.
+func (dir home) removeHook(at hookDir) error {
+	if err := removeHook(at); err != nil || at.direction != policy.Ingress {
 		return err
 	}
 	return dir.dropIfb(at.index)
@@ -464,8 +475,8 @@ func pinAt(object interface{ Pin(path string) error }, path string) error {
 	return object.Pin(path)
 }
 
-// attachTCX attaches a program ahead of all others: what they do to a packet,
-// or where they end the chain, comes after the limit.
+// attachTCX attaches a program before all others, so that it meets packets before others
+// change them or end the chain.
 func attachTCX(p *ebpf.Program, index int, d policy.Direction) (link.Link, error) {
 	if err := step.Try("attach a program to tcx"); err != nil {
 		return nil, err

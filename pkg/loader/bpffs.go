@@ -29,17 +29,17 @@ type place struct {
 	cookie  uint64 // of the namespace
 }
 
-// A home is the directory with all that is pinned of a network namespace; "" where nothing ever was.
+// A home is the directory with all pins of a network namespace; "" if there is none.
 type home string
 
 func (dir home) pin(name string) string { return filepath.Join(string(dir), name) }
 
 // locate tells where the state of the calling thread's namespace is, or would be.
 func locate(o Options) (at place, err error) {
-	at = place{lasting: true, path: o.BPFFS}
+	root, lasting := lastingRoot()
+	at = place{lasting: lasting, path: o.BPFFS}
 	if o.BPFFS == "" {
-		at.path = DefaultBPFFS
-		at.root, at.lasting = lastingRoot()
+		at.path, at.root = DefaultBPFFS, root
 	}
 	at.cookie, err = netnsCookie()
 	return at, err
@@ -53,7 +53,7 @@ func (at place) top() string { return filepath.Join(at.bpffs(), "shapectl") }
 // home is that of the namespace.
 func (at place) home() home { return home(filepath.Join(at.top(), strconv.FormatUint(at.cookie, 10))) }
 
-// trustTop checks the directories on the way to the homes. The error wraps fs.ErrNotExist where one is not there yet.
+// trustTop checks the directories on the path to the homes. The error wraps fs.ErrNotExist if one is missing.
 func (at place) trustTop() error {
 	if err := trustBase(at.bpffs()); err != nil {
 		return err
@@ -92,24 +92,24 @@ func (at place) mount() error {
 	return mountBPFFS(at.root, at.path)
 }
 
-// ErrUntrusted means that another user may have made a directory of pins, or could replace what is in it.
+// ErrUntrusted means that another user may have made a directory of pins, or could replace its contents.
 var ErrUntrusted = errors.New("another user could replace what is pinned there")
 
-// trustBase reports as an error why pins in a bpffs would not be safe: whoever may rename
-// directories there could put others in their place.
+// trustBase returns an error if pins in a bpffs would not be safe: whoever may rename
+// directories there could replace them.
 func trustBase(path string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
 		return fmt.Errorf("look at %s: %w", path, err)
 	}
 	if st.Mode&unix.S_ISVTX != 0 {
-		st.Mode &^= 0o022 // others may add to it, and rename only what is theirs
+		st.Mode &^= 0o022 // others may add files, and can rename only their own
 	}
 	return trustOwner(path, st, "mount one that is yours")
 }
 
 // trustDir is trustBase for a directory below the bpffs, which may not be a symbolic link.
-// Once it is trusted, nobody else can put another one in its place.
+// Nobody else can replace a trusted directory.
 func trustDir(path string) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
@@ -126,7 +126,7 @@ func trustOwner(path string, st unix.Stat_t, remedy string) error {
 		return fmt.Errorf("%q belongs to user %d: %w; %s, or name another bpffs in SHAPECTL_BPFFS", path, st.Uid, ErrUntrusted, remedy)
 	}
 	if st.Mode&0o022 != 0 {
-		return fmt.Errorf("%q has mode %#o: %w; take the write permission from group and others (chmod go-w), or name another bpffs in SHAPECTL_BPFFS",
+		return fmt.Errorf("%q has mode %#o: %w; remove the write permission of group and others (chmod go-w), or name another bpffs in SHAPECTL_BPFFS",
 			path, st.Mode&0o7777, ErrUntrusted)
 	}
 	return nil
@@ -159,36 +159,39 @@ func isBPFFS(path string) (bool, error) {
 	return st.Type == unix.BPF_FS_MAGIC, nil
 }
 
-// lastingRoot is the file system as seen by a process that outlives this command: the first one
-// or, where this one may not look at that, an ancestor. It is another inside `ip netns exec`, where
-// mounts below /sys are gone with the command. It is "" where that process sees what this one does.
+// lastingRoot is the root of the file system as a process sees it that outlives this command: process
+// 1, or else the oldest ancestor that this process may inspect. Inside `ip netns exec` that is a different
+// root, because mounts below /sys end with the command. "" means the root that this process sees. An ancestor
+// may be in a mount namespace that ends, too, so the root is known only from process 1.
 func lastingRoot() (root string, known bool) {
 	self, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
 		return "", false
 	}
-	try := func(pid int) {
-		if ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid)); err == nil {
-			root, known = "", true
-			if ns != self {
-				root = fmt.Sprintf("/proc/%d/root", pid)
-			}
+	try := func(pid int) bool {
+		ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid))
+		if err != nil {
+			return false
 		}
+		if root = ""; ns != self {
+			root = fmt.Sprintf("/proc/%d/root", pid)
+		}
+		return true
 	}
 	for pid := os.Getppid(); pid > 1; pid = parent(pid) {
 		try(pid)
 	}
-	try(1)
+	known = try(1)
 	return root, known
 }
 
-// parent is the parent of a process; 0 if it can not be told.
+// parent is the parent of a process; 0 if it cannot be read.
 func parent(pid int) int {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0
 	}
-	// The name, in parentheses, may hold anything.
+	// The name, in parentheses, may contain any character.
 	var state string
 	var ppid int
 	if _, err := fmt.Sscan(string(stat[bytes.LastIndexByte(stat, ')')+1:]), &state, &ppid); err != nil {
@@ -223,7 +226,7 @@ func mountBPFFS(root, path string) error {
 	return nil
 }
 
-// inMountsOf runs f on a thread in the mount namespace of the process that a root is of.
+// inMountsOf runs f on a thread in the mount namespace of the process with that root.
 func inMountsOf(root string, f func() error) error {
 	ns, err := os.Open(filepath.Join(filepath.Dir(root), "ns/mnt"))
 	if err != nil {
@@ -241,15 +244,15 @@ func inMountsOf(root string, f func() error) error {
 	})
 }
 
-// lockPin is a directory that only the owner of pins can open, so nobody else can keep changes out by a lock on it.
+// lockPin is a directory that only the owner of pins can open, so nobody else can block changes by locking it.
 const lockPin = "lock"
 
-// readersPatience is how long a command that changes rules waits for those that read shared pins.
+// readersPatience is how long a command that changes rules waits for commands that read shared pins.
 const readersPatience = time.Second
 
-// lock keeps commands apart until the process ends: those that change rules from all others. A member of the group of
-// readers may lock the directory for good, so with shared pins no command waits for that for long. What a command reads
-// then may be of several moments.
+// lock keeps a command that changes rules apart from all other commands, until the process ends. A member of the group
+// of readers could lock the directory for good, so with shared pins a command goes on after its patience. Then a reading
+// command may see rules of different moments.
 func (dir home) lock(exclusive bool, patience time.Duration) (unlock func(), err error) {
 	shared := patience > 0 && isShared(string(dir))
 	if !exclusive {
@@ -280,8 +283,8 @@ func (dir home) lock(exclusive bool, patience time.Duration) (unlock func(), err
 	return func() { all(); own() }, nil
 }
 
-// lock keeps commands apart that change what another one reads or changes, until the process ends.
-// The error wraps EWOULDBLOCK where others were too long at work, fs.ErrNotExist where the directory is gone.
+// lock locks a directory until the process ends. The error wraps EWOULDBLOCK if other commands held the lock for too
+// long, and fs.ErrNotExist if the directory was removed.
 func lock(dir string, exclusive bool, patience time.Duration) (unlock func(), err error) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -310,7 +313,7 @@ func lock(dir string, exclusive bool, patience time.Duration) (unlock func(), er
 	return func() { f.Close() }, nil
 }
 
-// readDir lists the pins in a directory; none where it is not there.
+// readDir lists the pins in a directory; none if it does not exist.
 func readDir(dir string) ([]os.DirEntry, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -319,7 +322,7 @@ func readDir(dir string) ([]os.DirEntry, error) {
 	return entries, nil
 }
 
-// makeDir makes a directory for pins, if it is not there.
+// makeDir makes a directory for pins, unless it exists.
 func makeDir(path string) error {
 	if err := step.Try("make a directory"); err != nil {
 		return err
@@ -330,7 +333,7 @@ func makeDir(path string) error {
 	return nil
 }
 
-// unlink removes a pin or an empty directory, if it is there.
+// unlink removes a pin or an empty directory, if it exists.
 func unlink(path string) error {
 	if err := step.Try("remove a pin"); err != nil {
 		return err
@@ -349,7 +352,7 @@ func renamePins(from, to string) error {
 	return os.Rename(from, to)
 }
 
-// discard removes a directory of pins such that it is there whole or not at all.
+// discard removes a directory of pins. A killed command leaves it whole, or renamed as trash.
 func discard(dir string) error {
 	trash := filepath.Join(filepath.Dir(dir), trashPrefix+filepath.Base(dir))
 	if err := removeAll(trash); err != nil {
@@ -363,8 +366,7 @@ func discard(dir string) error {
 	return removeAll(trash)
 }
 
-// removeAll removes a directory of pins. bpffs knows no recursion deeper than
-// ours, and a pin that is gone already is as good as removed.
+// removeAll removes a directory of pins and all directories in it.
 func removeAll(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

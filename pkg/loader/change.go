@@ -1,7 +1,6 @@
 package loader
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -35,63 +34,100 @@ var ErrElsewhere = errors.New("limits of shapectl are already on the device, set
 // ErrMoved means that rules are in force on a device that had this name and is in another namespace now.
 var ErrMoved = errors.New("its rules are in force on the device that had this name and has moved to another namespace")
 
-// Put sets valid rules of different networks on a direction of a device, and attaches the
-// hook. Several rules change at one moment, which also ends the last change. The error wraps
-// ErrPending if the last change is pending. On failure no rule is changed.
+// Put is PutTogether for one direction of a device.
 func (n *Namespace) Put(dev netinfo.Device, d policy.Direction, match policy.Match, rules ...policy.Rule) (Change, error) {
-	rules = slices.Clone(rules)
-	policy.SortRules(rules)
-	want := policy.Table{Device: dev.Name, Direction: d, Match: match, Rules: rules}
-	plan := func() (orders, error) { return n.planRules(dev, want) }
+	done, err := n.PutTogether(policy.Table{Device: dev.Name, Direction: d, Match: match, Rules: rules})
+	if err != nil {
+		return Change{}, err
+	}
+	return done[0].Hook, nil
+}
+
+// PutTogether sets the valid rules of tables beside the other rules of their devices, and
+// attaches the hooks. Several rules change at one moment, which also ends the last change. The
+// error wraps ErrPending if the last change is pending. On failure no rule is changed. Of several
+// devices, one that was deleted meanwhile gets no rules, and is not in what was done.
+func (n *Namespace) PutTogether(tables ...policy.Table) (done []Applied, err error) {
+	tables = slices.Clone(tables)
+	rules := 0
+	for i := range tables {
+		tables[i].Rules = slices.Clone(tables[i].Rules)
+		policy.SortRules(tables[i].Rules)
+		rules += len(tables[i].Rules)
+	}
+	plan := func() (orders, error) { return n.planRules(tables) }
 	orders, err := n.planned(plan)
 	defer func() { orders.close() }()
+	if err == nil && !orders.haveWork() && !slices.ContainsFunc(orders, (*order).isOther) {
+		for _, o := range orders {
+			done = append(done, o.done)
+		}
+		return done, nil // the last change can still be rolled back
+	}
 	if err == nil {
 		changed := orders[0].Hook
-		if len(rules) > 1 {
-			changed = nil // there is one change of many rules at a time
+		if rules > 1 || orders.concernPools() {
+			changed = nil // there is one change of many rules at a time, and it may add or remove the pools
 		}
 		orders, err = n.endBefore(orders, plan, changed)
 	}
 	if err != nil {
-		return Change{}, err
+		return nil, err
 	}
-	o := orders[0]
-	have := policy.Table{Device: dev.Name, Direction: d, Match: match}
-	for _, r := range rules {
-		if o.Set == nil {
-			break
-		}
-		if e, found := o.Set.Find(r.Prefix); found {
-			have.Rules = append(have.Rules, e.Rule)
-		}
-	}
-	o.steps = have.Diff(want)
 	err = n.pins.changing(func() (err error) {
-		if len(rules) > 1 {
-			if err = orders.apply(&n.pins, n.options, ApplyOptions{}); err == nil && len(o.steps) > 0 {
+		if rules > 1 {
+			if err = orders.apply(&n.pins, n.options, ApplyOptions{}); err == nil && slices.ContainsFunc(orders, hasSteps) {
 				err = n.pins.finish()
 			}
-		} else if err = orders.prepare(&n.pins, n.options); err == nil && o.gone == nil {
-			_, err = o.Set.Put(rules[0])
+		} else if err = orders.prepare(&n.pins, n.options); err == nil && orders[0].gone == nil {
+			_, err = orders[0].Set.Put(tables[0].Rules[0])
 		}
-		if err = cmp.Or(err, o.gone); err != nil {
-			return err
+		for _, o := range orders {
+			if err == nil && o.gone == nil {
+				o.done.Rules, o.done.Hook.Changed = maps.Count(o.steps), hasSteps(o)
+				done, err = append(done, o.done), n.pins.trimIfb(o.Set)
+			}
 		}
-		return n.pins.trimIfb(o.Set)
+		return err
 	})
-	o.done.Hook.Changed = err == nil && len(o.steps) > 0
-	return o.done.Hook, err
+	if err == nil && done == nil {
+		err = orders[0].gone
+	}
+	return done, err
+}
+
+// isOther reports whether a hook matches another address than is wanted, or has the program of another build.
+func (o *order) isOther() bool {
+	build, err := o.OtherBuild()
+	return build || err != nil || o.Match() != o.want.Match
+}
+
+func hasSteps(o *order) bool { return len(o.steps) > 0 }
+
+// among returns the rules that the hook has for the networks of a table.
+func (h *Hook) among(t policy.Table) policy.Table {
+	networks := t.Rules
+	t.Rules = nil
+	for _, r := range networks {
+		if h.Set == nil {
+			break
+		}
+		if e, found := h.Set.Find(r.Prefix); found {
+			t.Rules = append(t.Rules, e.Rule)
+		}
+	}
+	return t
 }
 
 // Delete removes the rules of networks from hooks, and detaches each hook without a rule
 // left. It reports how many hooks had such rules. Rules of several networks go at one
 // moment. Errors are those of Put and Flush.
 func (n *Namespace) Delete(networks []netip.Prefix, hooks ...*Hook) (deleted int, err error) {
+	if len(networks) > 1 {
+		return n.DeleteTogether(func(*Hook) []netip.Prefix { return networks }, hooks...)
+	}
 	if err := n.pins.refuseOthers(); err != nil {
 		return 0, err
-	}
-	if len(networks) > 1 {
-		return n.deleteTogether(networks, hooks)
 	}
 	err = n.changeHooks(hooks, func() error {
 		return forEach(&n.pins, hooks, func(h *Hook) error {
@@ -105,7 +141,11 @@ func (n *Namespace) Delete(networks []netip.Prefix, hooks ...*Hook) (deleted int
 	return deleted, err
 }
 
-func (n *Namespace) deleteTogether(networks []netip.Prefix, hooks []*Hook) (deleted int, err error) {
+// DeleteTogether is Delete for networks that each hook has of its own. All rules go at one moment.
+func (n *Namespace) DeleteTogether(networks func(*Hook) []netip.Prefix, hooks ...*Hook) (deleted int, err error) {
+	if err := n.pins.refuseOthers(); err != nil {
+		return 0, err
+	}
 	if err := n.pins.endChange(nil); err != nil {
 		return 0, err
 	}
@@ -113,7 +153,7 @@ func (n *Namespace) deleteTogether(networks []netip.Prefix, hooks []*Hook) (dele
 		var having []*Hook
 		for _, h := range hooks {
 			var steps []policy.Difference
-			for _, p := range networks {
+			for _, p := range networks(h) {
 				if e, found := h.Set.Find(p); found {
 					steps = append(steps, policy.Difference{Have: &e.Rule})
 				}
@@ -148,7 +188,7 @@ func (n *Namespace) Flush(hooks ...*Hook) error {
 		for _, h := range hooks {
 			h.Set.Clear() // all before the first is detached, as that takes a while
 		}
-		return forEach(&n.pins, hooks, n.pins.takeOff)
+		return forEach(&n.pins, hooks, n.pins.removeHook)
 	})
 }
 
@@ -179,6 +219,11 @@ func (n *Namespace) FlushAll(told func(*Hook), discarded func(*OtherLayoutError)
 	if err != nil {
 		return err
 	}
+	pools := n.Pools()
+	defer pools.Close()
+	if pools.Set != nil {
+		told(pools)
+	}
 	for _, h := range hooks {
 		told(h)
 	}
@@ -188,7 +233,13 @@ func (n *Namespace) FlushAll(told func(*Hook), discarded func(*OtherLayoutError)
 		for _, other := range gone {
 			discarded(other)
 		}
-		return errors.Join(append(failed, err, n.pins.complete())...)
+		pooled := n.pins.changing(func() error {
+			if pools.Set != nil {
+				pools.Set.Clear() // after what is within them
+			}
+			return n.pins.discardForeign()
+		})
+		return errors.Join(append(failed, err, pooled, n.pins.complete())...)
 	})
 }
 
@@ -210,23 +261,36 @@ func (n *Namespace) Discard(others ...*OtherLayoutError) (gone []*OtherLayoutErr
 	return gone, err
 }
 
-// ApplyNew brings tables into force on hooks without rules. Each has all its rules from the
-// moment on that it is attached. The last change of other hooks can still be reverted. It
-// returns what was done, also with an error; nothing is done to a device that was deleted
-// meanwhile.
+// ApplyNew brings tables into force on hooks without rules, and adds those of their pools that do not exist. Each hook
+// has all its rules from the moment on that it is attached. The last change of other hooks can still be reverted,
+// unless it changed pools. ApplyNew returns what was done to hooks, also with an error; nothing is done to a device
+// that was deleted meanwhile.
 func (n *Namespace) ApplyNew(tables []policy.Table) (done []Applied, err error) {
-	orders, err := n.planned(func() (orders, error) { return n.planNew(tables) })
+	plan := func() (orders, error) { return n.planNew(tables) }
+	orders, err := n.planned(plan)
 	defer func() { orders.close() }()
 	if err != nil || !orders.haveWork() {
 		return nil, err
+	}
+	if pools := orders[0].Set; pools != nil && pools.TakesPart() && orders.concernPools() {
+		if orders, err = n.endBefore(orders, plan, nil); err != nil {
+			return nil, err
+		}
 	}
 	err = n.pins.changing(func() error {
 		if err := orders.claim(&n.pins); err != nil {
 			return err
 		}
 		for _, o := range orders {
-			if err := o.Set.Load(o.want.Rules); err != nil {
-				return fmt.Errorf("%s %s: %w", o.dev.Name, o.Direction, err)
+			rules := o.want.Rules
+			if o.isPools() {
+				rules = nil
+				for _, d := range o.steps {
+					rules = append(rules, *d.Want)
+				}
+			}
+			if err := o.Set.Load(rules); err != nil {
+				return fmt.Errorf("%s: %w", tableName(o.want), err)
 			}
 		}
 		err := orders.attach(&n.pins, n.options)
@@ -236,7 +300,7 @@ func (n *Namespace) ApplyNew(tables []policy.Table) (done []Applied, err error) 
 		return err
 	})
 	for _, o := range orders {
-		if o.State == Attached {
+		if o.State == Attached && !o.isPools() {
 			o.done.Rules, o.done.Hook.Changed = maps.Count(o.steps), true
 			done = append(done, o.done)
 		}

@@ -17,7 +17,7 @@ import (
 
 const (
 	// alivePin is a device map that holds the loopback device of a home's namespace. The
-	// kernel removes the entry with the device, which goes with the namespace and never before.
+	// kernel removes the entry with the device when the namespace ends, and never before.
 	alivePin = "alive"
 	// loopback is the index of that device in every namespace.
 	loopback = 1
@@ -26,7 +26,7 @@ const (
 // Collected are the names of deleted devices whose rules Write has removed, sorted.
 func (n *Namespace) Collected() []string { return n.collected }
 
-// markAlive makes the home tell whether its namespace exists, before anything else is pinned in it.
+// markAlive pins the mark that isDead reads. It must be the first pin of a home.
 func (dir home) markAlive() error {
 	pin := dir.pin(alivePin)
 	if exists(pin) {
@@ -39,8 +39,8 @@ func (dir home) markAlive() error {
 	return nil
 }
 
-// isDead reports whether the namespace of a home no longer exists. The error
-// wraps fs.ErrNotExist where the home does not tell, as an older build made it.
+// isDead reports whether the namespace of a home no longer exists. The error wraps
+// fs.ErrNotExist if the home has no mark, because an older build made it.
 func (dir home) isDead() (bool, error) {
 	if err := trustDir(string(dir)); err != nil {
 		return false, err
@@ -58,7 +58,7 @@ func (dir home) isDead() (bool, error) {
 	return false, err
 }
 
-// remove removes a home in which nothing but its mark and its lock is left.
+// remove removes a home that has no pins but its mark and its lock.
 func (dir home) remove() {
 	entries, err := os.ReadDir(string(dir))
 	if err != nil || slices.ContainsFunc(entries, func(e os.DirEntry) bool { return e.Name() != alivePin && e.Name() != lockPin }) {
@@ -69,8 +69,8 @@ func (dir home) remove() {
 	}
 }
 
-// collectDevices removes the hooks of devices that no longer exist. A hook that
-// cannot be judged or removed stays, and is no reason for a command to fail.
+// collectDevices removes the hooks of devices that no longer exist. It skips a hook that
+// cannot be judged or removed, because the command must not fail for that.
 func (n *Namespace) collectDevices() {
 	if n.pins.store == nil && len(n.pins.others) == 0 {
 		return
@@ -124,17 +124,17 @@ func (at place) collectNamespaces() {
 		}
 		unlock, err := dir.lock(true, 0)
 		if err != nil {
-			continue // another command is at it
+			continue // another command is using it
 		}
 		if dead {
 			dir.clear()
 		}
-		dir.remove() // also if a killed command made it and had no time to mark it
+		dir.remove() // also a home that a killed command made and did not mark
 		unlock()
 	}
 }
 
-// clear removes what is pinned for a namespace that no longer exists; the mark that says so goes last.
+// clear removes the pins of a namespace that no longer exists, except the mark and the lock.
 func (dir home) clear() {
 	hooks, err := dir.hookDirs()
 	inForce := err != nil
@@ -146,7 +146,7 @@ func (dir home) clear() {
 		}
 	}
 	if inForce {
-		return // with the maps and programs that its hooks call
+		return // the maps and programs stay, because a hook uses them
 	}
 	entries, _ := readDir(string(dir))
 	for _, e := range entries {
@@ -158,24 +158,24 @@ func (dir home) clear() {
 	}
 }
 
-// A Leftover is what is pinned for another namespace that is not known to exist.
+// A Leftover is the pins of another namespace that may no longer exist.
 type Leftover struct {
 	Path string // of the directory
-	Dead bool   // the namespace no longer exists; otherwise an older build left no mark that would tell
-	// InForce are the directions of devices on which rules of a dead namespace are in force: only 'flush' lifts them.
+	Dead bool   // the namespace no longer exists; if false, an older build left no mark, and nobody can tell
+	// InForce are the directions of devices on which rules of a dead namespace are in force: only 'flush' removes them.
 	InForce []Orphan
 }
 
-// An Orphan is a direction of a device on which rules are in force that a namespace
-// set that no longer exists.
+// An Orphan is a direction of a device with rules in force that were set in a namespace which
+// no longer exists.
 type Orphan struct {
-	Device    netinfo.Device // the zero Device where it is in another namespace
+	Device    netinfo.Device // the zero Device if it is in another namespace
 	Direction policy.Direction
 
 	at hookDir
 }
 
-// Leftovers are those that there are now. With the error come those that could be looked at.
+// Leftovers are all leftovers. With an error they are those that could be read.
 func (n *Namespace) Leftovers() (left []Leftover, err error) {
 	var failed []error
 	for _, dir := range n.place.others() {
@@ -184,13 +184,13 @@ func (n *Namespace) Leftovers() (left []Leftover, err error) {
 		case dead:
 			orphans, err := dir.orphans()
 			if errors.Is(err, fs.ErrPermission) {
-				continue // nor would it be known whether rules are in force
+				continue // it cannot be known whether rules are in force
 			}
 			failed = append(failed, err)
 			left = append(left, Leftover{Path: string(dir), Dead: true, InForce: orphans})
 		case errors.Is(err, fs.ErrNotExist) && exists(string(dir)):
 			left = append(left, Leftover{Path: string(dir)})
-		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission): // others' are for root to look at
+		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission): // only root may read those of another user
 			failed = append(failed, err)
 		}
 	}
@@ -225,10 +225,10 @@ func (dir home) orphans() (orphans []Orphan, err error) {
 	return orphans, nil
 }
 
-// FlushOrphans lifts rules from devices of this namespace that namespaces set
-// which no longer exist, as far as which tells, and returns from where.
+// FlushOrphans removes the orphans of this namespace's devices for which which is true. It
+// returns those that it has removed.
 func (n *Namespace) FlushOrphans(which func(netinfo.Device, policy.Direction) bool) (flushed []Orphan, err error) {
-	left, _ := n.Leftovers() // what cannot be looked at is for doctor to tell
+	left, _ := n.Leftovers() // doctor reports what cannot be read
 	for _, l := range left {
 		for _, o := range l.InForce {
 			if o.Device.Name == "" || !which(o.Device, o.Direction) {
@@ -238,7 +238,7 @@ func (n *Namespace) FlushOrphans(which func(netinfo.Device, policy.Direction) bo
 			if err != nil {
 				return flushed, fmt.Errorf("open the pins: %w", err)
 			}
-			err = takeAway(o.at)
+			err = removeHook(o.at)
 			home(l.Path).clear()
 			home(l.Path).remove()
 			unlock()
@@ -251,14 +251,14 @@ func (n *Namespace) FlushOrphans(which func(netinfo.Device, policy.Direction) bo
 	return flushed, nil
 }
 
-// EndOldChange ends the last change for good if it is over, older than an age,
-// and has left hooks without a rule, which are kept only for a rollback. It
-// reports whether there is more to do than fits in one turn.
+// EndOldChange ends the last change for good if it is over, older than an age, and has
+// left hooks without a rule, which are kept only for a rollback. It reports whether it left
+// some for the next call.
 func (n *Namespace) EndOldChange(age time.Duration) (more bool, err error) {
 	if n.pins.store == nil {
 		return false, nil
 	}
-	at := n.pins.store.Begins() // 0 where a command has ended the change already
+	at := n.pins.store.Begins() // 0 if a command has ended the change already
 	switch state, expired := n.pins.store.Change(); state {
 	case maps.Pending:
 		return false, nil
@@ -268,7 +268,8 @@ func (n *Namespace) EndOldChange(age time.Duration) (more bool, err error) {
 	if at != 0 && at+uint64(age) > maps.Now() {
 		return false, nil
 	}
-	if !slices.ContainsFunc(n.pins.sets(), func(set *maps.Set) bool { return !set.InForce() }) {
+	sets := n.pins.sets() // none if there are only pools
+	if len(sets) > 0 && !slices.ContainsFunc(sets, func(set *maps.Set) bool { return !set.InForce() }) {
 		return false, nil
 	}
 	if err := n.pins.endChange(nil); err != nil {

@@ -49,7 +49,7 @@ func TestDeviceDeletedAndMadeAgain(t *testing.T) {
 	})
 }
 
-// A device may be deleted while a command is at work on it.
+// A device may be deleted while a command changes its rules.
 func TestDeviceMadeAgainDuringACommand(t *testing.T) {
 	eachHook(t, func(t *testing.T, r *rig) {
 		one, two := rule("10.0.0.0/24"), rule("10.0.1.0/24")
@@ -105,7 +105,7 @@ func TestRenamedDevice(t *testing.T) {
 			}
 			return err
 		})
-		// Another device by the old name has nothing to do with these rules.
+		// Another device with the old name is not affected by these rules.
 		testenv.Veth(t, "va", "vc")
 		if h := r.hook("va"); h != nil {
 			t.Errorf("a new device by the old name has a hook: %+v", h)
@@ -129,8 +129,8 @@ func rename(t *testing.T, from, to string) {
 	testenv.WaitUp(t, to)
 }
 
-// One of several devices is deleted during an apply, at any of its steps. The others get their rules,
-// and nothing stays pinned for the deleted one.
+// One of several devices is deleted during an apply, at any of its steps. The other devices get their
+// rules, and nothing stays pinned for the deleted one.
 func TestDeviceDeletedWhileSeveralGetRules(t *testing.T) {
 	var tables []policy.Table
 	for _, name := range []string{"absent", "va", "w0", "w1"} {
@@ -140,10 +140,10 @@ func TestDeviceDeletedWhileSeveralGetRules(t *testing.T) {
 	}
 	for name, get := range map[string]func(n *Namespace) error{
 		"apply": func(n *Namespace) error { _, err := n.Apply(tables, ApplyOptions{}); return err },
-		"give": func(n *Namespace) error {
+		"apply new": func(n *Namespace) error {
 			done, err := n.ApplyNew(tables)
-			if given := slices.ContainsFunc(done, func(d Applied) bool { return d.Device == "absent" }); given || len(done) < 4 {
-				t.Errorf("of va and w1 and maybe w0, it has given %v", done)
+			if wrong := slices.ContainsFunc(done, func(d Applied) bool { return d.Device == "absent" }); wrong || len(done) < 4 {
+				t.Errorf("rules were applied to %v, want va, w1 and maybe w0", done)
 			}
 			return err
 		},
@@ -152,7 +152,7 @@ func TestDeviceDeletedWhileSeveralGetRules(t *testing.T) {
 			t.Parallel()
 			eachMode(t, func(t *testing.T, r *rig) {
 				testenv.Veth(t, "w1", "w1p")
-				// again gives all their rules; w0 is new.
+				// again applies the rules to all devices, of which w0 is new.
 				again := func(ahead func(stop)) (index int, s *stepper) {
 					r.flushAll()
 					if l, err := netlink.LinkByName("w0"); err == nil {
@@ -199,7 +199,7 @@ func TestDeviceDeletedWhileSeveralGetRules(t *testing.T) {
 	}
 }
 
-// moveAway takes va to another namespace, and returns that.
+// moveAway moves va to another namespace, and returns that.
 func (r *rig) moveAway() (where string, ns *testenv.Netns) {
 	r.t.Helper()
 	where, ns = testenv.NewNamedNetns(r.t)
@@ -233,7 +233,7 @@ func TestDeviceMovedToAnotherNamespace(t *testing.T) {
 		if c := r.counters(h, only); c.DroppedPackets == 0 {
 			t.Errorf("150000 bytes passed a bucket of 100000: %+v", c)
 		}
-		// A new device by the name is not given rules that are in force on the old one.
+		// A new device with the name cannot get rules while rules of that name are in force on the old one.
 		testenv.Veth(t, "va", "vc")
 		err := r.try(func(n *Namespace) error {
 			_, err := r.putIn(n, only)
@@ -258,7 +258,7 @@ func TestDeviceMovedToAnotherNamespace(t *testing.T) {
 	t.Run("clsact", func(t *testing.T) {
 		r := newRig(t, Clsact, policy.Egress)
 		r.put(rule("10.0.0.0/24"))
-		r.moveAway() // which ends its qdiscs, and with them the filter
+		r.moveAway() // the kernel deletes its qdiscs, and with them the filter
 		h := r.hook("va")
 		if h == nil || h.State == Attached || h.State == Moved {
 			t.Fatalf("hook of a moved device: %+v", h)
@@ -328,7 +328,8 @@ var onVz = steppedCommand{name: "first rule of vz", run: func(n *Namespace) erro
 	return err
 }}
 
-// A device gets the index of one that moved to another namespace. The rules of that go on, also if a command is killed.
+// A device gets the index of one that moved to another namespace. The rules of the moved device
+// stay in force, even if a command is killed.
 func TestNumberOfAMovedDevice(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
 	r.put(one)
@@ -367,8 +368,8 @@ func TestNumberOfAMovedDevice(t *testing.T) {
 	r.flushAll()
 }
 
-// detachBehindOurBack takes the program off va, as anyone with the right to may.
-func (r *rig) detachBehindOurBack() {
+// detachByOthers detaches the program of va without the loader.
+func (r *rig) detachByOthers() {
 	r.t.Helper()
 	h := r.hook("va")
 	if h.Mode == TCX {
@@ -394,7 +395,7 @@ func TestDetachedByOthersIsRepaired(t *testing.T) {
 		one, two := rule("10.0.0.0/24", slow), rule("10.0.1.0/24", slow, leaky)
 		r.put(one, two)
 		r.meters(one, "10.0.0.7", 10)
-		r.detachBehindOurBack()
+		r.detachByOthers()
 		if h := r.hook("va"); h == nil || h.State != Detached {
 			t.Fatalf("hook without its program: %+v", h)
 		}
@@ -441,8 +442,8 @@ func TestLinkTypes(t *testing.T) {
 	}
 }
 
-// onLinkType sends a packet out of a device, as its driver would have it, and
-// into it where that can be done.
+// onLinkType sends a packet from a device with the link header that its driver expects, and, if
+// possible, to the device.
 func onLinkType(t *testing.T, r *rig, kind string) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = "dev0"
@@ -560,24 +561,24 @@ func TestPinsOfAnotherVersion(t *testing.T) {
 	})
 }
 
-// Rules go with the pins of their hook: an earlier build may have flushed it.
+// Rules are removed when the pins of their hook are missing: an earlier build may have flushed it.
 func TestPinsOfAHookRemoved(t *testing.T) {
 	eachMode(t, func(t *testing.T, r *rig) {
 		r.put(one)
-		testenv.Must(t, takeAway(r.hook("va").at))
+		testenv.Must(t, removeHook(r.hook("va").at))
 		r.write(func(*Namespace) error { return nil })
 		r.nothingLeft()
 	})
 }
 
-// ApplyNew leaves devices alone that have rules by now.
+// ApplyNew does not change devices that have rules by now.
 func TestApplyNewKeepsOtherRules(t *testing.T) {
 	r := newRig(t, Auto, policy.Egress)
 	r.put(one)
 	r.write(func(n *Namespace) error {
 		done, err := n.ApplyNew([]policy.Table{r.table(two)})
 		if len(done) > 0 {
-			t.Errorf("it has given %v", done)
+			t.Errorf("rules were applied to %v", done)
 		}
 		return err
 	})
@@ -586,8 +587,8 @@ func TestApplyNewKeepsOtherRules(t *testing.T) {
 	r.nothingLeft()
 }
 
-// If an earlier build has rules on one device, rules of others cannot be changed, as neither
-// build could export all. Only a flush is possible.
+// If an earlier build has rules on one device, rules of others cannot be changed, because neither
+// build could export all of them. Only a flush is possible.
 func TestNoRulesBesideAnotherLayout(t *testing.T) {
 	r := newRig(t, Auto, policy.Egress)
 	testenv.Veth(t, "w0", "w1")
@@ -622,10 +623,10 @@ func TestNoRulesBesideAnotherLayout(t *testing.T) {
 			_, err = n.Delete([]netip.Prefix{one.Prefix}, h)
 			return err
 		},
-		"give":     func(n *Namespace) error { _, err := n.ApplyNew([]policy.Table{table}); return err },
-		"apply":    func(n *Namespace) error { _, err := n.Apply([]policy.Table{table}, ApplyOptions{}); return err },
-		"confirm":  (*Namespace).Confirm,
-		"rollback": func(n *Namespace) error { _, err := n.Rollback(); return err },
+		"apply new": func(n *Namespace) error { _, err := n.ApplyNew([]policy.Table{table}); return err },
+		"apply":     func(n *Namespace) error { _, err := n.Apply([]policy.Table{table}, ApplyOptions{}); return err },
+		"confirm":   (*Namespace).Confirm,
+		"rollback":  func(n *Namespace) error { _, err := n.Rollback(); return err },
 	} {
 		var other *OtherLayoutError
 		if err := r.try(f); !errors.As(err, &other) || other.Name() != "w0" {

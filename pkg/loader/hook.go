@@ -29,7 +29,7 @@ const (
 	Moved State = "attached, but the device has moved to another namespace"
 	// Detached: the device is there, but something else took the program off it.
 	Detached State = "detached"
-	// Unknown: this process may not ask what is attached, or may not open the link. Rules are taken to be in force.
+	// Unknown: this process may not ask what is attached, or may not open the link. Its rules count as in force.
 	Unknown State = "unknown"
 )
 
@@ -70,7 +70,7 @@ func (h *Hook) Status() string {
 	return string(h.State)
 }
 
-// Match is the side of packets that prefixes are compared with.
+// Match is the address of packets that prefixes are compared with.
 func (h *Hook) Match() policy.Match { return h.Set.Side() }
 
 // OtherBuild reports whether another build of shapectl made the program that is attached.
@@ -79,7 +79,7 @@ func (h *Hook) OtherBuild() (bool, error) {
 	return h.Set.Hook().Build != this, err
 }
 
-// Close lets go of the hook; it stays in force.
+// Close releases the hook, whose rules stay in force.
 func (h *Hook) Close() {
 	if h.Set != nil {
 		h.Set.Close()
@@ -93,18 +93,18 @@ func CloseHooks(hooks []*Hook) {
 	}
 }
 
-// An OtherLayoutError is about a hook that this build can neither read nor change,
-// as one with another layout made it. It wraps maps.ErrOtherLayout.
+// An OtherLayoutError is about a hook that this build can neither read nor change, because a
+// build with another layout made it. It wraps maps.ErrOtherLayout.
 type OtherLayoutError struct {
-	Device    string // its name when the hook was made; "" where that cannot be read either
-	Now       string // the name of the device that has its number; "" where none has
+	Device    string // its name when the hook was made; "" if that cannot be read either
+	Now       string // the name of the device that has its index now; "" for none
 	Direction policy.Direction
 
 	at  hookDir
 	err error
 }
 
-// Name is the device's name, or its number where that is all that can be told.
+// Name is the device's name, or its index if the name cannot be read.
 func (e *OtherLayoutError) Name() string { return cmp.Or(e.Device, fmt.Sprint("device ", e.at.index)) }
 
 func (e *OtherLayoutError) Error() string {
@@ -152,7 +152,7 @@ func (dir home) hookDir(index int, d policy.Direction) hookDir {
 	return hookDir{dir.pin(fmt.Sprintf("%d-%s", index, d)), index, d}
 }
 
-// hookDirs are those that there are.
+// hookDirs are the directories of all hooks.
 func (dir home) hookDirs() (dirs []hookDir, err error) {
 	entries, err := readDir(string(dir))
 	for _, e := range entries {
@@ -163,8 +163,8 @@ func (dir home) hookDirs() (dirs []hookDir, err error) {
 	return dirs, err
 }
 
-// Hooks are the hooks that have rules, by device name, egress before ingress. With
-// the error come the hooks that could be read.
+// Hooks are the hooks that have rules, by device name, egress before ingress. With an error
+// they are those that could be read.
 func (n *Namespace) Hooks() (hooks []*Hook, err error) {
 	hooks, err = n.pins.readHooks()
 	n.unknown = n.unknown || slices.ContainsFunc(hooks, func(h *Hook) bool { return h.State == Unknown })
@@ -207,8 +207,8 @@ func (s *bpfState) readHooks() (hooks []*Hook, err error) {
 }
 
 // Find is the hook of a device by its name or an alternative one; nil if it has none. A
-// device that is no longer here is found by the name that it had; but no rules of a
-// device that is gone are found for changes.
+// device that is no longer here is found by the name that it had. In a Namespace for changes,
+// a device that was deleted is not found.
 func (n *Namespace) Find(name string, d policy.Direction) (*Hook, error) {
 	dev, err := netinfo.DeviceByName(name)
 	here := err == nil
@@ -243,15 +243,14 @@ func (n *Namespace) Find(name string, d policy.Direction) (*Hook, error) {
 		}
 		if h.Device.Name == name || h.Was == name && h.Device.Name == "" && (h.State == Moved || !n.pins.writing) {
 			n.unknown = n.unknown || h.State == Unknown
-			return h, nil // here, back with another number, moved away, or gone and for reading only
+			return h, nil // here, returned with another index, moved away, or gone and only to be read
 		}
 		h.Close()
 	}
 	return nil, nil
 }
 
-// openHook opens the hook of a set; nil if it has no rules, nor any that a change has
-// taken away or is to bring.
+// openHook opens the hook of a set; nil if it has no rules in any phase of a change.
 func (dir home) openHook(set *maps.Set) (*Hook, error) {
 	if isUnused(set) {
 		return nil, nil
@@ -264,16 +263,16 @@ func (dir home) openHook(set *maps.Set) (*Hook, error) {
 	return h, nil
 }
 
-// hookOf is the hook of a set, of which it is not known yet what became of it.
+// hookOf is the hook of a set, before judge finds its State.
 func (dir home) hookOf(set *maps.Set) *Hook {
 	set.Hold()
 	return &Hook{Direction: set.Direction(), Was: set.Device(), Set: set, at: dir.hookDir(set.Ifindex(), set.Direction())}
 }
 
-// isUnused reports whether a hook has no rules, or a command was killed before it attached it.
+// isUnused reports whether a hook has no rules, or was never attached because a command was killed.
 func isUnused(set *maps.Set) bool { return set.Empty() || !set.Attached() }
 
-// judge finds out what became of the device, and of the program on it.
+// judge finds the state of the hook, and its device.
 func (h *Hook) judge() error {
 	err := h.judgeAttachment()
 	if errors.Is(err, fs.ErrPermission) {
@@ -292,7 +291,7 @@ func (h *Hook) judgeRecord() error {
 	h.Device = device
 	programs, mode, err := h.at.recorded()
 	if err != nil || programs == nil {
-		return nil // killed commands and older builds leave no record, or none that others may read
+		return nil // killed commands and older builds leave no record, or one that others may not read
 	}
 	running, err := h.at.running(mode)
 	switch {
@@ -307,14 +306,14 @@ func (h *Hook) judgeRecord() error {
 	default:
 		h.Device = netinfo.Device{} // it is not this one
 		if mode == Clsact {
-			h.State = Gone // a link may be on a device that has moved
+			h.State = Gone // with a link, the device may have moved
 		}
 	}
 	return nil
 }
 
-// judgeAttachment is judge for the owner of the pins. No file stays open, as there may be
-// more hooks than a process may have.
+// judgeAttachment is judge for the owner of the pins. It leaves no file open, because there
+// may be more hooks than files that a process may open.
 func (h *Hook) judgeAttachment() error {
 	attached, err := openAttachment(h.at)
 	if err != nil {
@@ -326,7 +325,7 @@ func (h *Hook) judgeAttachment() error {
 	if err != nil {
 		return err
 	}
-	// It has another number than it had if it has moved to another namespace and back.
+	// The index has changed if the device has moved to another namespace and returned.
 	device, here, err := netinfo.DeviceByIndex(cmp.Or(index, h.Set.Ifindex()))
 	if err != nil {
 		return err
@@ -339,12 +338,12 @@ func (h *Hook) judgeAttachment() error {
 	case here && device.Name == h.Was:
 		h.State, h.Device = Detached, device
 	default:
-		h.State = Gone // also if its number is another device's now
+		h.State = Gone // also if another device has its index now
 	}
 	return nil
 }
 
-// OtherLayout is about the rules of a direction of a device that this build cannot read; nil where it can.
+// OtherLayout is an error if this build cannot read the rules of a direction of a device, else nil.
 func (n *Namespace) OtherLayout(index int, d policy.Direction) *OtherLayoutError {
 	for _, other := range n.pins.others {
 		if other.at.index == index && other.Direction == d {
@@ -354,7 +353,7 @@ func (n *Namespace) OtherLayout(index int, d policy.Direction) *OtherLayoutError
 	return nil
 }
 
-// Programs are those that enforce the rules of a direction of a device, of any layout; none where there are no rules.
+// Programs are those that enforce the rules of a direction of a device, of any layout; none if there are no rules.
 func (n *Namespace) Programs(index int, d policy.Direction) ([]ebpf.ProgramID, error) {
 	if n.pins.setOf(index, d) == nil && n.OtherLayout(index, d) == nil {
 		return nil, nil

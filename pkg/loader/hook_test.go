@@ -34,7 +34,7 @@ func TestFirstRuleAttachesAndLastDetaches(t *testing.T) {
 		r.delete(first)
 		r.inForce(second)
 		out := r.passed.count(t).packets
-		r.send("10.0.0.7", 200, 1000) // ten times what a bucket holds
+		r.send("10.0.0.7", 200, 1000) // ten times the capacity of a bucket
 		testenv.Eventually(t, "packets that no rule matches", func() bool { return r.passed.count(t).packets == out+200 })
 		r.delete(second)
 		r.nothingLeft()
@@ -117,14 +117,14 @@ func TestChangeOfAlgorithmKeepsBucketAndCounters(t *testing.T) {
 	})
 }
 
-// wantLevel ends the test unless the level of a slow rule is what it was, less what
-// may have drained since before it was filled.
+// wantLevel ends the test unless the level of a slow rule's bucket is the bytes that were charged
+// since began, less what may have drained since then.
 func (r *rig) wantLevel(h *Hook, rule policy.Rule, bytes, began uint64) {
 	r.t.Helper()
-	owed := r.level(h, rule)
+	level := r.level(h, rule)
 	drained := (maps.Now()-began)/1e6*uint64(rule.Rate)/8000 + 1001 // sending takes less than a second
-	if owed > bytes || owed+drained < bytes {
-		r.t.Errorf("the level of %v is %d bytes, of %d with at most %d drained", rule.Prefix, owed, bytes, drained)
+	if level > bytes || level+drained < bytes {
+		r.t.Errorf("the level of %v is %d bytes, of %d with at most %d drained", rule.Prefix, level, bytes, drained)
 	}
 }
 
@@ -160,7 +160,7 @@ func TestTableIsMadeBesideRulesInForce(t *testing.T) {
 		if keys != 2 {
 			t.Errorf("%d hosts have a level, of 2", keys)
 		}
-		// And all to host on the rule itself: its own bucket is a spare one from now on.
+		// The same rule changes from all to host: its shared bucket becomes the spill bucket.
 		r.put(rule("10.0.0.0/24", slow, eachHost))
 		r.meters(all, "10.0.0.9", 5)
 	})
@@ -180,7 +180,7 @@ func TestChangeOfMatch(t *testing.T) {
 		r.put(only, other)
 		err := r.try(func(n *Namespace) error { return near(n, only) })
 		if !errors.Is(err, ErrMatch) {
-			t.Fatalf("one of two rules turned round: %v", err)
+			t.Fatalf("one of two rules would match the other address: %v", err)
 		}
 		r.inForce(only, other)
 		r.delete(other)
@@ -188,14 +188,14 @@ func TestChangeOfMatch(t *testing.T) {
 		r.write(func(n *Namespace) error { return near(n, only) })
 		h := r.inForce(only)
 		if h.Match() != policy.MatchSrc {
-			t.Error("the rule still goes by destination")
+			t.Error("the rule still matches the destination")
 		}
 		before := r.counters(h, only)
 		r.send("10.0.0.7", 5, 200)
 		if after := r.counters(h, only); after != before {
 			t.Error("packets to the network are metered by a rule for those from it")
 		}
-		r.direction = policy.Ingress // for its addresses, from far to near
+		r.direction = policy.Ingress // so that frame has the addresses of a packet from far to near
 		frame := r.frame("10.0.0.7", 200)
 		r.direction = policy.Egress
 		if err := r.sender.Send(frame); err != nil {
@@ -225,8 +225,8 @@ func TestDirectionsAreApart(t *testing.T) {
 	})
 }
 
-// Concurrent commands wait for each other: each rule is there in the end, and no reader sees
-// half of a change.
+// Concurrent commands wait for each other: no rule is lost, and no reader sees half of a
+// change.
 func TestWritersAndReadersTakeTurns(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
 	const writers = 10
@@ -310,7 +310,7 @@ func leavesForeignAlone(t *testing.T, r *rig, root string) {
 	addTerminalU32(t, device, "10.9.9.9", 50)
 	middle := newForeign(t)
 	addForeignFilter(t, middle, "va", r.direction, 40)
-	// Before the filter that ends the chain for one address, behind it, and ahead of filters.
+	// Before the filter that ends the chain for one address, after it, and before all filters.
 	watched := map[string]*foreign{"tcx": head, "filter": middle, "last filter": r.passed}
 
 	one, two := rule("10.0.0.0/24"), rule("10.0.1.0/24", leaky)
@@ -335,7 +335,7 @@ func leavesForeignAlone(t *testing.T, r *rig, root string) {
 			before[name] = f.count(t).packets
 		}
 		queued := rootPackets(t, device, root)
-		// One conforms, one matches no rule, one is for the foreign u32 filter.
+		// One packet conforms, one matches no rule, one matches the foreign u32 filter.
 		for _, far := range []string{"10.0.0.7", "10.5.5.5", "10.9.9.9"} {
 			r.send(far, 1, 100)
 		}
@@ -382,8 +382,8 @@ func rootPackets(t *testing.T, l netlink.Link, kind string) uint64 {
 	return 0
 }
 
-// addTerminalU32 adds a u32 filter that ends the chain, as u32 does, for
-// packets to an address, and lets all others go on.
+// addTerminalU32 adds a u32 filter that ends the chain for packets to an address. Other packets
+// meet the next filter.
 func addTerminalU32(t *testing.T, l netlink.Link, to string, priority uint16) {
 	t.Helper()
 	a := testenv.Frame(near, netip.MustParseAddr(to), 60)[14+16:]

@@ -15,7 +15,7 @@ const (
 	// hurried is the number that commands write: 0x736870, "shp". Any other number is the administrator's.
 	hurried = "7563376"
 	relaxed = "0"
-	// manyHooks is from how many hooks on it is worth it.
+	// manyHooks is the smallest number of hooks for which commands do that.
 	manyHooks = 8
 )
 

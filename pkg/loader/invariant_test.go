@@ -25,18 +25,15 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// What a policy lets through while it is switched is checked packet by packet.
-// Each packet carries the time at which it was sent, and a program behind the
-// limits notes the time at which it came by: it was metered between the two.
-// The moments at which policies were switched are known exactly. From these
-// follows the least level that each bucket can have after each packet that passed: as
-// if the packet had been metered at the earliest, and looked at at the latest.
-// If even that is more than the bucket can hold, the invariant of the meters was
-// broken: more passed in some window than the capacity and what the rates in
-// force let through. There is no tolerance in that but a byte for rounding.
+// An oracle checks the window bound packet by packet while policies are switched. Each packet
+// carries the time at which it was sent, and a witness behind the limits records the time at
+// which it passed: it was metered between the two. The times of the switches are known
+// exactly. From these times the oracle computes the least level that each bucket can have
+// after each passed packet: as if the packet was charged as early as possible, and the level
+// was read as late as possible. If even that exceeds the capacity, more than the capacity and
+// rate * time passed in some window. The tolerance is one byte, for rounding.
 
-// A passage is a packet that came by behind the limits. When it was sent and for
-// whom is what its sender has written into it.
+// A passage is a packet that passed the limits. Its sender has written Sent and Far into it.
 type passage struct {
 	Sent   uint64 // ns of maps.Now
 	Far    [4]byte
@@ -44,7 +41,7 @@ type passage struct {
 	Passed uint64 // ns of maps.Now
 }
 
-// A witness notes passages.
+// A witness records passages.
 type witness struct {
 	lost   *ebpf.Map
 	reader *ringbuf.Reader
@@ -53,11 +50,11 @@ type witness struct {
 }
 
 const (
-	stampAt    = headersIPv6 // where in a frame its sender writes: behind the headers
+	stampAt    = headersIPv6 // offset in a frame of the data that the sender writes
 	stampBytes = 8 + 4
 )
 
-// witness attaches one behind all limits of a direction of a device.
+// witness attaches a witness behind all limits of a direction of a device.
 func (r *rig) witness(device string, d policy.Direction) *witness {
 	r.t.Helper()
 	ring, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.RingBuf, MaxEntries: 4 << 20})
@@ -105,7 +102,7 @@ func (r *rig) witness(device string, d policy.Direction) *witness {
 	w := &witness{lost: lost, reader: reader}
 	stop := make(chan struct{})
 	var done sync.WaitGroup
-	done.Go(func() { // lest the ring be full while a switch takes long
+	done.Go(func() { // so that a long switch does not fill the ring
 		for tick := time.Tick(50 * time.Millisecond); ; {
 			select {
 			case <-stop:
@@ -125,7 +122,7 @@ func (r *rig) witness(device string, d policy.Direction) *witness {
 	return w
 }
 
-// note reads what came by until now.
+// note reads all new passages.
 func (w *witness) note() error {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
@@ -149,14 +146,14 @@ func (w *witness) note() error {
 	}
 }
 
-// passages are all that came by, in order.
+// passages are all passages until now, in order.
 func (w *witness) passages(t *testing.T) []passage {
 	t.Helper()
 	testenv.Must(t, w.note())
 	var lost uint64
 	testenv.Must(t, w.lost.Lookup(uint32(0), &lost))
 	if lost > 0 {
-		t.Fatalf("%d passages were not noted", lost)
+		t.Fatalf("%d passages were not recorded", lost)
 	}
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
@@ -167,9 +164,9 @@ func (w *witness) passages(t *testing.T) []passage {
 
 // A regime is the rules that are in force from a time on.
 type regime struct {
-	from  uint64 // ns of maps.Now
-	rules []policy.Rule
-	back  bool // what the regime before changed was taken back: buckets are those of the one before that
+	from     uint64 // ns of maps.Now
+	rules    []policy.Rule
+	reverted bool // the change of the previous regime was reverted: buckets are those of the regime before it
 }
 
 // decides is the rule of a regime for an address; false for none, and for an unlimited one.
@@ -183,7 +180,7 @@ func (g regime) decides(far netip.Addr) (rule policy.Rule, limited bool) {
 	return rule, bits >= 0 && rule.Rate != policy.Unlimited
 }
 
-// A bucketName names a bucket: its rule, its key, and since which regime it has been there.
+// A bucketName identifies a bucket: its rule, its key, and the regime in which it was created.
 type bucketName struct {
 	prefix netip.Prefix
 	key    string // "" for all
@@ -194,14 +191,14 @@ func (b bucketName) String() string {
 	return fmt.Sprintf("%v %s since regime %d", b.prefix, b.key, b.since)
 }
 
-// A clock is what a rule would have let through: bytes since the first regime,
-// at the start of each, and bytes per ns from then on.
+// A clock is the byte clock of a rule: the bytes since the first regime at the start of each
+// regime, and the bytes per ns in it.
 type clock struct {
 	at, rate []float64
-	since    []int // when the rule's buckets of each regime were made; -1 where there are none
+	since    []int // by regime: the regime in which the rule's buckets were created; -1 for none
 }
 
-// An oracle knows what was in force when.
+// An oracle knows which rules were in force at any time.
 type oracle struct {
 	regimes []regime
 	clocks  map[netip.Prefix]*clock
@@ -229,12 +226,12 @@ func (o *oracle) clock(p netip.Prefix) *clock {
 		since := -1
 		i := slices.IndexFunc(g.rules, func(r policy.Rule) bool { return r.Prefix == p && r.Rate != policy.Unlimited })
 		if i >= 0 {
-			// Where there is no such rule its buckets drain as before, if they come back.
+			// Without such a rule the last rate stays, because the buckets may be in use again after a revert.
 			rate = float64(g.rules[i].Rate) / 8e9
 			switch {
 			case k > 0 && c.since[k-1] >= 0:
 				since = c.since[k-1]
-			case g.back && c.since[k-2] >= 0:
+			case g.reverted && c.since[k-2] >= 0:
 				since = c.since[k-2]
 			default:
 				since = k
@@ -245,7 +242,7 @@ func (o *oracle) clock(p netip.Prefix) *clock {
 	return c
 }
 
-// lets is what the rule had let through by a time in a regime.
+// lets returns the reading of a rule's clock at a time in a regime.
 func (o *oracle) lets(c *clock, k int, now uint64) float64 {
 	return c.at[k] + c.rate[k]*float64(now-o.regimes[k].from)
 }
@@ -259,16 +256,16 @@ func (o *oracle) at(now uint64) int {
 	return k
 }
 
-// A debt is the least level that a bucket can have: the reading of its rule's clock at which it will have drained.
+// A debt is the least level that a bucket can have, as the reading of its rule's clock at which the bucket is empty.
 type debt struct {
 	drained float64
 	regime  int // that of the last packet
 }
 
-// check ends the test unless all that passed kept within the limits in force.
+// check ends the test unless all passages conform to the limits in force.
 func (o *oracle) check(t *testing.T, all []passage) {
 	t.Helper()
-	// No packet of a window was sent before the earliest of those that came by from its begin on.
+	// earliest[i] is when the first packet of passage i or any later one was sent.
 	earliest := make([]uint64, len(all)+1)
 	earliest[len(all)] = math.MaxUint64
 	for i, p := range slices.Backward(all) {
@@ -305,7 +302,7 @@ func (o *oracle) check(t *testing.T, all []passage) {
 			debts[name] = d
 		}
 		o.clamp(d, c, name, last)
-		// A packet is metered by one rule to its end, also where another came into force meanwhile.
+		// A packet may be charged by the previous rate if the rule changed at that moment.
 		slack := float64(most-least) / 8e9 * float64(p.Passed-p.Sent)
 		start := o.at(earliest[i])
 		d.drained = max(d.drained, o.lets(c, start, earliest[i])) + float64(p.Bytes)
@@ -318,7 +315,7 @@ func (o *oracle) check(t *testing.T, all []passage) {
 					i, p.Bytes, far, p.Sent, p.Passed, name, level, capacity, first, last, len(o.regimes), p.Passed-o.regimes[last].from)
 				if beyond == 1 {
 					for k := max(0, last-5); k <= last; k++ {
-						t.Logf("regime %d, since %d, back %v: %v", k, o.regimes[k].from, o.regimes[k].back, o.regimes[k].rules)
+						t.Logf("regime %d, since %d, reverted %v: %v", k, o.regimes[k].from, o.regimes[k].reverted, o.regimes[k].rules)
 					}
 				}
 			}
@@ -330,9 +327,9 @@ func (o *oracle) check(t *testing.T, all []passage) {
 		}
 	}
 	if beyond > 0 {
-		t.Errorf("%d packets of %d are beyond, by up to %.0f bytes", beyond, len(all), worst)
+		t.Errorf("%d packets of %d exceed the bound, by up to %.0f bytes", beyond, len(all), worst)
 	}
-	t.Logf("%d packets passed, %d by limits, %d of these amid a switch; the fullest bucket was %.0f bytes short of full", len(all), limited, unclear, -fullest)
+	t.Logf("%d packets passed, %d of them limited, %d of these during a switch; the fullest bucket was %.0f bytes short of full", len(all), limited, unclear, -fullest)
 }
 
 func (o *oracle) bucket(k int, far netip.Addr) (name bucketName, rule policy.Rule, limited bool) {
@@ -362,7 +359,7 @@ func (o *oracle) clamp(d *debt, c *clock, name bucketName, last int) {
 	d.regime = last
 }
 
-// A source is packets of some sizes in turn to an address, through one hook.
+// A source sends packets of some sizes in turn to an address, through one hook.
 type source struct {
 	by     *testenv.Sender
 	far    netip.Addr
@@ -370,7 +367,7 @@ type source struct {
 	sent   uint64
 }
 
-// source is one through the rig's direction of va, of frames that hold a stamp.
+// source returns a source through the rig's direction of va, with frames that can hold a stamp.
 func (r *rig) source(far string, sizes ...int) *source {
 	from := "va"
 	if r.direction == policy.Ingress {
@@ -383,7 +380,7 @@ func (r *rig) source(far string, sizes ...int) *source {
 	return f
 }
 
-// six is an address of IPv6 for one of IPv4, and sixNet a network for a network.
+// six maps an IPv4 address to an IPv6 address, and sixNet an IPv4 network to an IPv6 network.
 func six(a netip.Addr) netip.Addr {
 	b := netip.MustParseAddr("2001:db8::").As16()
 	copy(b[12:], a.AsSlice())
@@ -392,15 +389,15 @@ func six(a netip.Addr) netip.Addr {
 
 func sixNet(p netip.Prefix) netip.Prefix { return netip.PrefixFrom(six(p.Addr()), 96+p.Bits()) }
 
-// A sending is packets that are being sent.
+// A sending sends the packets of some sources.
 type sending struct {
-	stop   func()      // returns when the last was sent
-	pauses [][2]uint64 // from when until when none was sent, in ns, where that was longer than a millisecond
-	last   uint64      // when the last was sent
+	stop   func()      // returns when the last packet was sent
+	pauses [][2]uint64 // ns: begin and end of each time longer than 1 ms in which no packet was sent
+	last   uint64      // ns: when the last packet was sent
 }
 
-// keepSending sends a packet of each source in turn until it is stopped: one each so
-// many ns, or as fast as it goes for 0.
+// keepSending sends a packet of each source in turn until it is stopped: one every so many
+// ns, or as fast as possible for 0.
 func (r *rig) keepSending(every uint64, sources ...*source) *sending {
 	o := new(sending)
 	var stop atomic.Bool
@@ -437,13 +434,13 @@ func (r *rig) keepSending(every uint64, sources ...*source) *sending {
 	return o
 }
 
-// between is what a rule that there always was let through between two times, in bytes.
+// between returns the bytes by which the clock of a rule, which is in all regimes, advances between two times.
 func (o *oracle) between(p netip.Prefix, from, to uint64) float64 {
 	c := o.clocks[p]
 	return o.lets(c, o.at(to), to) - o.lets(c, o.at(from), from)
 }
 
-// matched is how many of these packets met a rule: those amid a switch may have, or not.
+// matched returns how many of these packets matched a rule. A packet during a switch may have matched or not.
 func (o *oracle) matched(all []passage) (least, most uint64) {
 	for _, p := range all {
 		far := netip.AddrFrom4(p.Far)

@@ -10,7 +10,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Labels come into force with their rules, also more of them than there was room for, and revert with them.
+// Labels come into force with their rules, even if the store has to grow for them, and revert with them.
 func TestApplyLabels(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
 	named := func(count int) []policy.Table {

@@ -1,16 +1,16 @@
 // Package loader keeps programs attached: it makes the maps and programs of a
 // hook (a device and a direction), pins them in a bpffs so that they outlive
 // the command, attaches them by tcx or clsact, finds them again, replaces them
-// and takes them away. What else there is in the namespace, internal/netinfo tells.
+// and removes them. Package netinfo reads everything else in the namespace.
 //
-// A Namespace is asked by commands. It plans orders (plan.go), which do what is planned (order.go)
-// with its pins: hooks that come, go and move (pins.go), on one bpfState (state.go), all in a home
-// (bpffs.go). An attachment puts a hook on its device (attach.go).
+// Commands call a Namespace. It plans orders (plan.go) and carries them out (order.go) on its pins:
+// hooks that are made, moved and removed (pins.go), over one bpfState (state.go), all in a home
+// (bpffs.go). An attachment attaches a hook to its device (attach.go).
 //
 // docs/architecture.md shows what is pinned. A generation of maps is built aside and
 // renamed whole. A rule takes effect by one store (pkg/maps), so a command that is killed
-// leaves the rules as they were or as they were to be. What it leaves besides has no rule
-// in it, and the next command takes it away.
+// leaves either the old rules or the new ones. Anything else that it leaves has no rules, and
+// the next command removes it.
 package loader
 
 import (
@@ -34,27 +34,27 @@ import (
 type Mode string
 
 const (
-	Auto   Mode = "auto" // tcx where the kernel has it, else clsact
+	Auto   Mode = "auto" // tcx if the kernel has it, else clsact
 	TCX    Mode = "tcx"
 	Clsact Mode = "clsact"
 )
 
-// ErrNoNamespace means that a name, path or process id stands for no network namespace.
+// ErrNoNamespace means that there is no network namespace with that name, path or process id.
 var ErrNoNamespace = errors.New("no such network namespace")
 
 // ErrFewFiles means that the process may not open as many files as a command needs.
 var ErrFewFiles = errors.New("the limit of open files (RLIMIT_NOFILE) is too low")
 
-// leastFiles is that limit at the least. What a command opens does not grow with devices or rules.
+// leastFiles is how many files a command needs. The number does not grow with devices or rules.
 const leastFiles = 256
 
-// Options say where and how to keep programs; the zero value is right but for tests.
+// Options say where and how to keep programs. Only tests need other values than zero.
 type Options struct {
 	BPFFS string // DefaultBPFFS if empty
 	Mode  Mode   // Auto if empty
-	// Group is whose members may read the pins that commands make; DefaultGroup if empty.
+	// Group is the group whose members may read pins; DefaultGroup if empty.
 	Group string
-	// SetupFQ gives devices an fq, where rules need one and there is none.
+	// SetupFQ sets up an fq on devices whose rules need one and that have none.
 	SetupFQ bool
 	// Patience is how long to wait for another command; 10 s if 0.
 	Patience time.Duration
@@ -74,9 +74,9 @@ type Namespace struct {
 	collected []string // see Collected
 }
 
-// In runs f on a thread in a network namespace. It is given as a name of `ip netns`, as a path
-// (with a slash), or as the id of a process in it; a name wins over an id. "" is the caller's
-// namespace. The error wraps ErrNoNamespace if there is no such namespace.
+// In runs f on a thread in a network namespace: a name of `ip netns`, a path (with a slash), or
+// the id of a process in it. A name wins over an id. "" is the caller's namespace. The error wraps
+// ErrNoNamespace if there is no such namespace.
 func In(name string, f func() error) error {
 	if name == "" {
 		runtime.LockOSThread()
@@ -139,9 +139,9 @@ func onThread(f func() error) error {
 	return <-done
 }
 
-// Read opens the calling thread's namespace for reading: it finds what is
-// there and changes nothing of it. It takes no capability, but the permission to read the pins:
-// otherwise the error wraps ErrMayNotRead. Without CAP_NET_ADMIN the State of some hooks is Unknown.
+// Read opens the calling thread's namespace for reading, and changes nothing. It needs no
+// capability, but permission to read the pins: without that, the error wraps ErrMayNotRead.
+// Without CAP_NET_ADMIN the State of some hooks is Unknown.
 func Read(o Options) (*Namespace, error) {
 	n, err := open(o, false)
 	if errors.Is(err, fs.ErrPermission) {
@@ -150,8 +150,8 @@ func Read(o Options) (*Namespace, error) {
 	return n, err
 }
 
-// Write opens the calling thread's namespace for changes, alone. It takes away what a
-// killed command has left, and what is left of deleted devices and namespaces.
+// Write opens the calling thread's namespace for changes, and locks out other commands. It
+// removes leftovers of killed commands, and of deleted devices and namespaces.
 func Write(o Options) (*Namespace, error) {
 	n, err := open(o, true)
 	if err != nil {
@@ -192,10 +192,10 @@ func open(o Options, writing bool) (*Namespace, error) {
 	}
 	n.place = at
 	n.pins.writing, n.pins.haste = writing, haste(at.root+expedited)
-	n.pins.haste.relax() // a command may have been killed that was in a hurry
+	n.pins.haste.relax() // after a command that was killed in hurry
 	mounted, err := isBPFFS(at.bpffs())
 	if err == nil && !mounted && !at.lasting && have&(1<<unix.CAP_SYS_ADMIN) == 0 {
-		err = fmt.Errorf("there is no bpffs on %s, and whether there is one outside of this mount namespace can not be seen: %w",
+		err = fmt.Errorf("there is no bpffs on %s, and whether there is one outside of this mount namespace cannot be seen: %w",
 			at.bpffs(), fs.ErrPermission)
 	}
 	if err != nil || !mounted {
@@ -208,7 +208,7 @@ func open(o Options, writing bool) (*Namespace, error) {
 	return n, err
 }
 
-// mayWrite reports as an error which capabilities a process lacks that is to change rules.
+// mayWrite returns an error that names the capabilities which this process lacks to change rules.
 func mayWrite(have uint64) error {
 	var lacking []string
 	if have&(1<<unix.CAP_BPF|1<<unix.CAP_SYS_ADMIN) == 0 {
@@ -223,8 +223,9 @@ func mayWrite(have uint64) error {
 	return nil
 }
 
-// Unknown is what it takes to tell the State of all hooks that were asked for; "" where all are known.
-func (n *Namespace) Unknown() (takes string) {
+// Unknown is the capability or user that can read the State of all hooks that were asked for; "" if
+// all are known.
+func (n *Namespace) Unknown() (needs string) {
 	switch {
 	case !n.unknown:
 		return ""
@@ -234,7 +235,7 @@ func (n *Namespace) Unknown() (takes string) {
 	return "root"
 }
 
-// enter locks the state, and from then on knows what is in it.
+// enter locks the home, and opens the state in it.
 func (n *Namespace) enter() error {
 	if err := n.place.trust(); err != nil {
 		return err
@@ -255,13 +256,13 @@ func (n *Namespace) enter() error {
 	return err
 }
 
-// found makes a place for pins, and mounts a bpffs for it where there is none.
-func (n *Namespace) found() error {
+// makeHome makes the namespace's home and enters it. It mounts a bpffs if there is none.
+func (n *Namespace) makeHome() error {
 	if err := n.place.mount(); err != nil {
 		return err
 	}
 	for {
-		// Not below a directory that somebody else made.
+		// A home must not be below a directory that somebody else made.
 		if err := makeDir(n.place.top()); err != nil {
 			return err
 		}
@@ -278,18 +279,18 @@ func (n *Namespace) found() error {
 		if !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		// Another command has just removed it, as there was nothing in it.
+		// Another command has just removed the home, because it was empty.
 	}
 }
 
 const (
 	// trashPrefix begins the name of pins that are being removed.
 	trashPrefix = "trash-"
-	// asideName is that of a generation that is being made.
+	// asideName is the name of a generation or pin that is being made.
 	asideName = "new"
 )
 
-// Close lets other commands in. A namespace with no hooks leaves nothing behind.
+// Close unlocks the namespace. It removes the home of a namespace without hooks.
 func (n *Namespace) Close() {
 	n.pins.close()
 	if n.pins.writing && n.pins.dir != "" {
@@ -299,8 +300,8 @@ func (n *Namespace) Close() {
 	n.unlock()
 }
 
-// netnsCookie names a network namespace for as long as the kernel runs; unlike
-// its inode, it is never used again.
+// netnsCookie identifies the thread's network namespace. Unlike its inode, the kernel never
+// uses a cookie again.
 func netnsCookie() (uint64, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -3,7 +3,7 @@ package loader
 import (
 	"errors"
 	"fmt"
-	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -18,20 +18,23 @@ func TestInNetns(t *testing.T) {
 	name, ns := testenv.NewNamedNetns(t)
 	var want uint64
 	testenv.Must(t, ns.Do(func() (err error) { want, err = netnsCookie(); return err }))
-	// This process is in another namespace than its thread that runs In.
-	var own uint64
-	testenv.Must(t, In(fmt.Sprint(os.Getpid()), func() (err error) { own, err = netnsCookie(); return err }))
+	own, err := netnsCookie()
+	testenv.Must(t, err)
+	process := exec.Command("sleep", "infinity") // one of this process's threads may be in any namespace
+	testenv.Must(t, process.Start())
+	defer func() { process.Process.Kill(); process.Wait() }()
+	pid := fmt.Sprint(process.Process.Pid)
 	for given, want := range map[string]uint64{
-		name: want, NetnsDir + "/" + name: want, "/proc/self/ns/net": own, fmt.Sprint(os.Getpid()): own,
+		name: want, NetnsDir + "/" + name: want, "/proc/" + pid + "/ns/net": own, pid: own,
 	} {
 		var got uint64
 		if err := In(given, func() (err error) { got, err = netnsCookie(); return err }); err != nil || got != want {
-			t.Errorf("%s: in the namespace %d, not %d: %v", given, got, want, err)
+			t.Errorf("%s: in the namespace %d, want %d: %v", given, got, want, err)
 		}
 	}
 }
 
-// What was tried is in the error.
+// The error names what was tried.
 func TestNoNetns(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")
@@ -47,7 +50,7 @@ func TestNoNetns(t *testing.T) {
 	} {
 		err := In(given, func() error { t.Errorf("%s is a namespace", given); return nil })
 		if !errors.Is(err, ErrNoNamespace) || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: %v, which does not say %q", given, err, says)
+			t.Errorf("%s: %v, want an error with %q", given, err, says)
 		}
 	}
 }

@@ -23,6 +23,7 @@ type order struct {
 	want  policy.Table
 	steps []policy.Difference
 	fq    uint32 // room in packets of an fq to be set up; 0 for none
+	ifb   uint32 // room in packets that its ifb needs; 0 for no need
 	done  Applied
 	gone  error // the device was deleted meanwhile, and this failed
 }
@@ -50,6 +51,9 @@ func (o *order) failed(err error) error {
 
 // hasWork reports whether an order changes anything.
 func (o *order) hasWork() bool {
+	if o.isPools() {
+		return len(o.steps) > 0
+	}
 	return o.gone == nil && (o.Set == nil || o.State != Attached || o.fq > 0 || len(o.steps) > 0)
 }
 
@@ -79,7 +83,7 @@ func (all orders) apply(p *pins, options Options, o ApplyOptions) error {
 				o.Progress(ready+steps, of)
 			}
 		}); err != nil {
-			return fmt.Errorf("%s %s: %w", one.dev.Name, one.Direction, err)
+			return fmt.Errorf("%s: %w", tableName(one.want), err)
 		}
 		ready += len(one.steps)
 	}
@@ -92,8 +96,8 @@ func (all orders) apply(p *pins, options Options, o ApplyOptions) error {
 	return nil
 }
 
-// prepare makes room for the rules of hooks, and attaches them with programs of this build.
-// It leaves alone what is so already.
+// prepare makes room for the rules of hooks, and attaches the hooks that need it, with
+// programs of this build.
 func (all orders) prepare(p *pins, options Options) error {
 	if err := all.claim(p); err != nil {
 		return err
@@ -104,7 +108,7 @@ func (all orders) prepare(p *pins, options Options) error {
 // claim makes room for the rules of hooks, allocates their sets, and sets up fq where needed.
 func (all orders) claim(p *pins) error {
 	for _, o := range all {
-		if o.Set == nil {
+		if o.Set == nil && !o.isPools() {
 			if err := p.vacate(o.dev.Index, o.Direction); err != nil {
 				return err
 			}
@@ -122,13 +126,18 @@ func (all orders) claim(p *pins) error {
 		return err
 	}
 	for _, o := range all {
+		if o.isPools() {
+			o.Close() // of the old generation
+			o.Set = p.store.Hold().Pools()
+			continue
+		}
 		if o.Set == nil {
 			o.Set = p.store.Hold().Claim(o.dev.Index, o.dev.Name, o.Direction, o.want.Match)
 			o.at = p.dir.hookDir(o.dev.Index, o.Direction)
 			continue
 		}
 		o.done.Hook.Upgraded = upgraded
-		set := p.store.Hold().View(o.Set.Number()) // of the newest generation
+		set := p.store.Hold().View(o.Set.Number()) // of the new generation
 		o.Set.Close()
 		o.Set = set
 	}
@@ -139,7 +148,7 @@ func (all orders) claim(p *pins) error {
 func (all orders) attach(p *pins, options Options) error {
 	return p.haste.hurry(len(all), func() error {
 		for _, o := range all {
-			if o.gone != nil {
+			if o.gone != nil || o.isPools() {
 				continue
 			}
 			if err := o.failed(o.attach(p, options)); err != nil {
@@ -155,9 +164,8 @@ func (o *order) attach(p *pins, options Options) error {
 	if err := p.follow(h, o.dev); err != nil {
 		return err
 	}
-	if needsIfb(h.Set, o.want.Rules) {
-		packets, _ := Waiting(o.want.Rules)
-		if err := p.dir.makeIfb(o.dev, packets); err != nil {
+	if o.ifb > 0 || needsIfb(h.Set) {
+		if err := p.dir.makeIfb(o.dev, o.ifb); err != nil {
 			return err
 		}
 		if h.Set.Ifb() == 0 {
@@ -208,12 +216,7 @@ func (all orders) sweepGone(p *pins) {
 	}
 }
 
-// needsIfb reports whether a hook sends packets to an ifb, for these rules or for others
-// that it has.
-func needsIfb(set *maps.Set, rules []policy.Rule) bool {
-	if set.Direction() != policy.Ingress {
-		return false
-	}
-	packets, _ := Waiting(rules)
-	return packets > 0 || set.Ifb() != 0 && set.Delays()
+// needsIfb reports whether a hook sends packets to an ifb, for rules that it has or for pools of these.
+func needsIfb(set *maps.Set) bool {
+	return set.Direction() == policy.Ingress && set.Ifb() != 0 && set.Delays()
 }

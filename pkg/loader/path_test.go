@@ -18,7 +18,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// path is what packets meet on a device, "*" before what is ours.
+// path lists what packets pass on a device, with "*" before our programs.
 func (r *rig) path(device string, d policy.Direction) (names []string) {
 	r.t.Helper()
 	n, err := Read(r.options)
@@ -102,7 +102,7 @@ func TestPathIsInOrder(t *testing.T) {
 	}
 }
 
-// An nftChain is one to be made, in a table t.
+// An nftChain is a chain in the table t.
 type nftChain struct {
 	family   uint8
 	name     string
@@ -113,7 +113,7 @@ type nftChain struct {
 
 const nftTable = "t"
 
-// What linux/netfilter.h and nf_tables.h call them.
+// From linux/netfilter.h and nf_tables.h.
 const (
 	inetIngress = 5 // NF_INET_INGRESS
 	hookDevices = 4 // NFTA_HOOK_DEVS

@@ -14,38 +14,38 @@ import (
 )
 
 // sweepTime is how long a command may spend on hooks that an earlier change has left
-// without rules: to detach a program takes the kernel up to 20 ms.
+// without rules. The kernel needs up to 20 ms to detach a program.
 const sweepTime = time.Second
 
-// busyPin marks that a command is changing something. One that is left over belongs
-// to a command that was killed, and the next one completes what it has begun.
+// busyPin marks that a command is changing something. A killed command leaves it, and the
+// next one completes the work.
 const busyPin = "busy"
 
-// pins are the hooks of a namespace, and what is pinned for them: they come and go, and
-// what a killed command has left of them is completed.
+// pins are the hooks of a namespace and all that is pinned for them. Their methods make and
+// remove hooks, and complete the work of killed commands.
 type pins struct {
 	bpfState
 	haste haste
 }
 
-// takeOff is the home's, for a hook without rules.
-func (p *pins) takeOff(h *Hook) error {
-	if err := p.dir.takeOff(h.at); err != nil {
+// removeHook removes a hook without rules, and frees its set.
+func (p *pins) removeHook(h *Hook) error {
+	if err := p.dir.removeHook(h.at); err != nil {
 		return err
 	}
 	h.Set.Release()
 	return p.bpfState.drop()
 }
 
-// trim takes a hook off that has no rules any more, or else what rules needed that are gone.
+// trim removes a hook that has no rules any more, or else an ifb that the hook no longer needs.
 func (p *pins) trim(h *Hook) error {
 	if h.Set.Empty() {
-		return p.takeOff(h)
+		return p.removeHook(h)
 	}
 	return p.trimIfb(h.Set)
 }
 
-// sweep takes off hooks that have no rules, or no pins any more, as far as there is time.
+// sweep removes hooks that have no rules or no pins any more, for up to sweepTime.
 func (p *pins) sweep() error {
 	if p.store == nil {
 		return nil
@@ -53,7 +53,7 @@ func (p *pins) sweep() error {
 	var empty []*maps.Set
 	haveRules := p.store.HaveRules()
 	for set := range p.store.Sets() {
-		// Earlier builds flush the pins of a hook, and do not know of its rules.
+		// Earlier builds remove the pins of a hook when they flush it, and leave its rules.
 		if !haveRules[set.Number()] || !set.Attached() || !exists(p.dir.hookDir(set.Ifindex(), set.Direction()).dir) {
 			empty = append(empty, set)
 		}
@@ -72,15 +72,15 @@ func (p *pins) sweep() error {
 	})
 }
 
-// sweepOne takes all rules off a hook, and the hook off its device.
+// sweepOne removes a hook with all its rules.
 func (p *pins) sweepOne(set *maps.Set) error {
 	h := p.dir.hookOf(set)
 	defer h.Close()
 	set.Clear()
-	return p.takeOff(h)
+	return p.removeHook(h)
 }
 
-// follow gives the pins of a hook the number that its device has now.
+// follow renames the pins of a hook to the index that its device has now.
 func (p *pins) follow(h *Hook, dev netinfo.Device) error {
 	if h.Set.Ifindex() == dev.Index {
 		return nil
@@ -96,7 +96,7 @@ func (p *pins) follow(h *Hook, dev netinfo.Device) error {
 	return p.renumber(h.Set, dev.Index, dev.Name)
 }
 
-// renumber says of a set where its pins are now.
+// renumber stores the new index of a set's device.
 func (p *pins) renumber(set *maps.Set, index int, device string) error {
 	old := set.Ifindex()
 	set.SetIfb(0)
@@ -104,8 +104,8 @@ func (p *pins) renumber(set *maps.Set, index int, device string) error {
 	return p.dir.dropIfb(old)
 }
 
-// vacate makes the number of a device free for its pins, where a hook has it whose device
-// has moved to another namespace: that gets one of the highest, which no device has.
+// vacate frees an index for the pins of a new hook. A hook has it already if its device has
+// moved to another namespace: that hook gets one of the highest indexes, which no device has.
 func (p *pins) vacate(index int, d policy.Direction) error {
 	set := p.setOf(index, d)
 	if set == nil {
@@ -123,20 +123,20 @@ func (p *pins) vacate(index int, d policy.Direction) error {
 	return p.follow(h, netinfo.Device{Index: free, Name: h.Was})
 }
 
-// adopt completes follow for pins that no set has: they are those of a set whose pins are
-// not in their place. Others are taken away.
+// adopt handles pins that belong to no set. If the pins of a set are missing, these are they,
+// and adopt completes follow. Otherwise it removes them.
 func (p *pins) adopt(at hookDir) error {
 	for _, set := range p.sets() {
 		if set.Direction() == at.direction && set.Attached() && !exists(p.dir.hookDir(set.Ifindex(), at.direction).dir) {
 			return p.renumber(set, at.index, set.Device())
 		}
 	}
-	return takeAway(at)
+	return removeHook(at)
 }
 
 // trimIfb deletes the ifb of a hook that does not need it any more.
 func (p *pins) trimIfb(set *maps.Set) error {
-	if set.Direction() != policy.Ingress || needsIfb(set, nil) {
+	if set.Direction() != policy.Ingress || needsIfb(set) {
 		return nil
 	}
 	if set.Ifb() != 0 {
@@ -145,12 +145,17 @@ func (p *pins) trimIfb(set *maps.Set) error {
 	return p.dir.dropIfb(set.Ifindex())
 }
 
-// discardOther discards one of them, and after the last one the maps of that layout.
+// discardOther removes a hook of another layout, and with the last one the maps of that layout.
 func (p *pins) discardOther(other *OtherLayoutError) error {
-	if err := p.dir.takeOff(other.at); err != nil {
+	if err := p.dir.removeHook(other.at); err != nil {
 		return err
 	}
 	p.others = slices.DeleteFunc(slices.Clone(p.others), func(o *OtherLayoutError) bool { return o == other })
+	return p.discardForeign()
+}
+
+// discardForeign removes the maps of another layout if they have no hooks.
+func (p *pins) discardForeign() error {
 	if p.foreign == nil || len(p.others) > 0 {
 		return nil
 	}
@@ -158,7 +163,7 @@ func (p *pins) discardOther(other *OtherLayoutError) error {
 	return p.dir.discardMaps()
 }
 
-// removeStrays removes what is pinned for no hook.
+// removeStrays removes pins that belong to no hook.
 func (p *pins) removeStrays() error {
 	entries, err := readDir(string(p.dir))
 	if err != nil {
@@ -183,10 +188,10 @@ func (p *pins) removeStrays() error {
 	return nil
 }
 
-// complete brings order into what a command has left halfway: a change that was not
-// armed is none, maps are of one generation, and there are no hooks without rules.
+// complete repairs what a killed or failed command has left. It abandons a change that was not
+// armed, keeps one generation of maps, and removes hooks without rules.
 func (p *pins) complete() error {
-	if p.store == nil && p.foreign == nil { // it may have failed to remove them
+	if p.store == nil && p.foreign == nil { // the command may have failed to remove them
 		if err := p.bpfState.open(); err != nil {
 			return err
 		}
@@ -216,8 +221,8 @@ func (p *pins) complete() error {
 	return nil
 }
 
-// changing runs f, which changes something, and looks after what is left if it fails;
-// or the next command does, if this one is killed.
+// changing runs f, which changes pins, and calls complete if f fails. If this process is
+// killed, the next command calls complete.
 func (p *pins) changing(f func() error) error {
 	mark := p.dir.pin(busyPin)
 	if err := makeDir(mark); err != nil {
@@ -233,7 +238,7 @@ func (p *pins) changing(f func() error) error {
 	return err
 }
 
-// heal finishes what a killed command was at.
+// heal completes the work of killed commands.
 func (p *pins) heal() error {
 	if err := p.dir.markAlive(); err != nil {
 		return err
@@ -247,13 +252,12 @@ func (p *pins) heal() error {
 		}
 		return unlink(p.dir.pin(busyPin))
 	}
-	// Hooks that an earlier command had no time for.
-	return p.sweep()
+	return p.sweep() // an earlier command may have had no time for all hooks
 }
 
-// endChange ends the last change for good, so that another can begin, or h be
-// changed; nil is for all hooks. The error wraps ErrPending where the change is to be
-// confirmed first; one in which h has no part goes on.
+// endChange ends the last change for good, so that another can begin, or h can be changed;
+// nil means all hooks. The error wraps ErrPending if the change is pending and h takes part in
+// it. A pending change in which h takes no part goes on.
 func (p *pins) endChange(h *Hook) error {
 	if p.store == nil {
 		return nil
@@ -268,14 +272,17 @@ func (p *pins) endChange(h *Hook) error {
 	return p.changing(p.finish)
 }
 
-// finish ends the last change, which is not pending, and takes off hooks that have no rules then.
+// finish ends the last change, which is not pending, and removes hooks that have no rules then.
 func (p *pins) finish() error {
-	p.store.End() // or a process that is killed meanwhile leaves a change that can be taken back in part
+	p.store.End() // otherwise a killed process could leave a change of which only a part can be reverted
 	p.store.Finish()
-	return p.sweep()
+	if err := p.sweep(); err != nil {
+		return err
+	}
+	return p.bpfState.drop()
 }
 
-// forEach runs f, which may detach a hook, with each of them, also if it fails with some.
+// forEach calls f, which may detach a hook, for each hook, even after f failed for some.
 func forEach[H any](p *pins, hooks []H, f func(H) error) error {
 	return p.haste.hurry(len(hooks), func() error {
 		var failed []error

@@ -21,6 +21,7 @@ type side struct {
 // plan makes the orders that bring a policy into force. It changes nothing.
 func (n *Namespace) plan(tables []policy.Table) (all orders, err error) {
 	hooks, err := n.Hooks()
+	all = orders{n.poolsOrder(nil)}
 	moved := map[side]bool{}
 	for _, h := range hooks {
 		if h.State == Moved {
@@ -36,11 +37,11 @@ func (n *Namespace) plan(tables []policy.Table) (all orders, err error) {
 	if err != nil {
 		return all, err
 	}
-	return n.planTables(all, moved, tables)
+	return n.planTables(all, moved, tables, onlyThese)
 }
 
-// planTables adds tables to the orders of existing hooks, and orders for new hooks.
-func (n *Namespace) planTables(all orders, moved map[side]bool, tables []policy.Table) (orders, error) {
+// planTables adds tables to the orders of the pools and of existing hooks, and orders for new hooks.
+func (n *Namespace) planTables(all orders, moved map[side]bool, tables []policy.Table, which scope) (orders, error) {
 	at := map[side]*order{}
 	for _, o := range all {
 		at[side{o.dev.Name, o.Direction}] = o
@@ -66,16 +67,25 @@ func (n *Namespace) planTables(all orders, moved map[side]bool, tables []policy.
 		}
 		all = append(all, newOrder(newHook(dev, t.Direction), dev, t))
 	}
+	pools, err := n.poolsAfter(all, which)
+	if err != nil {
+		return all, err
+	}
 	for _, o := range all {
-		if err := o.failed(o.plan(n.pins.dir, n.options.SetupFQ)); err != nil {
-			return all, err
+		if !o.isPools() {
+			if err := o.failed(o.check(n.pins.dir, pools, n.options.SetupFQ)); err != nil {
+				return all, err
+			}
+		}
+		if o.gone == nil {
+			o.planSteps(which)
 		}
 	}
 	return all, nil
 }
 
-// plan finds the steps of a hook, or why it cannot have its rules.
-func (o *order) plan(dir home, setupFQ bool) error {
+// check finds out why a hook cannot have its rules.
+func (o *order) check(dir home, pools []policy.Rule, setupFQ bool) error {
 	if o.Set == nil {
 		if err := dir.elsewhere(o.dev, o.Direction); err != nil {
 			return err
@@ -84,23 +94,75 @@ func (o *order) plan(dir home, setupFQ bool) error {
 	if err := o.dev.CheckReadable(); err != nil {
 		return err
 	}
-	if err := o.planQueue(o.want.Rules, setupFQ); err != nil {
+	if err := o.planQueue(o.want.Rules, drawnFrom(o.want.Rules, pools), setupFQ); err != nil {
 		return err
 	}
-	have := policy.Table{Device: o.want.Device, Direction: o.Direction, Match: o.want.Match}
-	if o.Set != nil {
-		// Without a rule in force, a hook is kept only for a rollback. It goes when the last change ends.
-		if len(o.want.Rules) > 0 && o.Match() != o.want.Match && o.Set.InForce() {
-			return fmt.Errorf("%w (%s)", ErrMatch, o.Match())
-		}
-		have.Rules = o.Set.Policy()
+	// Without a rule in force, a hook is kept only for a rollback. It goes when the last change ends.
+	if o.Set != nil && len(o.want.Rules) > 0 && o.Match() != o.want.Match && o.Set.InForce() {
+		return fmt.Errorf("%w (%s)", ErrMatch, o.Match())
 	}
-	o.steps = have.Diff(o.want)
 	return nil
 }
 
-// planRules is plan for the rules of a table, beside the other rules of its hook.
-func (n *Namespace) planRules(dev netinfo.Device, want policy.Table) (orders, error) {
+// planSteps finds the steps from the rules that the hook has to those that it shall have.
+func (o *order) planSteps(which scope) {
+	have := o.among(o.want)
+	if which == onlyThese && o.Set != nil {
+		have.Rules = o.Set.Policy()
+	}
+	o.steps = have.Diff(o.want)
+	if o.isPools() {
+		parentsFirst(o.steps)
+	}
+}
+
+// planRules is plan for the rules of tables, beside the other rules of their hooks.
+func (n *Namespace) planRules(tables []policy.Table) (all orders, err error) {
+	named := func(t policy.Table, err error) error {
+		if len(tables) > 1 {
+			err = fmt.Errorf("%s: %w", tableName(t), err)
+		}
+		return err
+	}
+	for _, t := range tables {
+		o, err := n.planBeside(t)
+		if o != nil {
+			all = append(all, o)
+		}
+		if err != nil {
+			return all, named(t, err)
+		}
+	}
+	pools, err := n.poolsAfter(all, besideOthers)
+	if err != nil {
+		return all, err
+	}
+	for _, o := range all {
+		rules := o.want.Rules
+		if o.Set != nil && o.State != Attached {
+			rules = append(o.Set.Policy(), rules...) // all are attached again, perhaps to another device
+		}
+		if o.isPools() {
+			rules = nil
+		}
+		if err := o.planQueue(rules, drawnFrom(rules, pools), n.options.SetupFQ); err != nil {
+			return all, named(o.want, err)
+		}
+	}
+	return n.planDrawing(all, pools)
+}
+
+// planBeside makes the order for the rules of a table. With an error, there may be one to close.
+func (n *Namespace) planBeside(want policy.Table) (*order, error) {
+	if want.IsPools() {
+		o := n.poolsOrder(want.Rules)
+		o.planSteps(besideOthers)
+		return o, n.pins.refuseOthers()
+	}
+	dev, err := netinfo.DeviceByName(want.Device)
+	if err != nil {
+		return nil, err
+	}
 	if err := dev.CheckReadable(); err != nil {
 		return nil, err
 	}
@@ -112,42 +174,39 @@ func (n *Namespace) planRules(dev netinfo.Device, want policy.Table) (orders, er
 		h = newHook(dev, want.Direction)
 		err = n.pins.dir.elsewhere(dev, want.Direction)
 	}
+	o := newOrder(h, dev, want)
 	if err == nil {
 		err = n.pins.refuseOthers()
 	}
 	if err != nil {
-		h.Close()
-		return nil, err
-	}
-	o := newOrder(h, dev, want)
-	all := orders{o}
-	rules := want.Rules
-	if h.Set != nil && h.State != Attached {
-		rules = append(h.Set.Policy(), rules...) // all are attached again, perhaps to another device
-	}
-	if err := o.planQueue(rules, n.options.SetupFQ); err != nil {
-		return all, err
+		return o, err
 	}
 	if h.State == Moved {
-		return all, ErrMoved
+		return o, ErrMoved
 	}
 	if h.Set != nil && h.Match() != want.Match {
 		for _, e := range h.Set.Rules() {
 			if !slices.ContainsFunc(want.Rules, func(r policy.Rule) bool { return r.Prefix == e.Prefix }) {
-				return all, fmt.Errorf("%w (%s)", ErrMatch, h.Match())
+				return o, fmt.Errorf("%w (%s)", ErrMatch, h.Match())
 			}
 		}
 	}
-	return all, nil
+	o.planSteps(besideOthers)
+	return o, nil
 }
 
-// planNew is plan for hooks without rules.
+// planNew is plan for hooks without rules, and for those of their pools that do not exist.
 func (n *Namespace) planNew(tables []policy.Table) (orders, error) {
 	if err := n.pins.refuseOthers(); err != nil {
 		return nil, err
 	}
 	var without []policy.Table
+	var pools []policy.Rule
 	for _, t := range tables {
+		if t.IsPools() {
+			pools = t.Rules
+			continue
+		}
 		h, err := n.Find(t.Device, t.Direction)
 		if h == nil && err == nil {
 			without = append(without, t)
@@ -162,7 +221,7 @@ func (n *Namespace) planNew(tables []policy.Table) (orders, error) {
 		}
 		return nil, fmt.Errorf("%s %s: %w", t.Device, t.Direction, err)
 	}
-	return n.planTables(nil, nil, without)
+	return n.planTables(orders{n.poolsOrder(n.missing(pools, without))}, nil, without, besideOthers)
 }
 
 // planned carries out a plan function. Before the first thing is pinned, it makes a place
@@ -173,7 +232,7 @@ func (n *Namespace) planned(plan func() (orders, error)) (orders, error) {
 		return orders, err
 	}
 	orders.close()
-	if err := n.found(); err != nil {
+	if err := n.makeHome(); err != nil {
 		return nil, err
 	}
 	return plan()

@@ -57,11 +57,13 @@ func Waiting(rules []policy.Rule) (packets uint32, longest time.Duration) {
 	return packets, longest
 }
 
-// planQueue finds out what the device needs so that rules can delay. It changes nothing.
-// The error is an *UnqueuedError, or wraps netinfo.ErrUnsupportedDevice, fq.ErrNoFQ or
+// planQueue finds out what the device needs so that rules, and the pools that they draw from, can delay. It changes
+// nothing. The error is an *UnqueuedError, or wraps netinfo.ErrUnsupportedDevice, fq.ErrNoFQ or
 // fq.ErrOldIfb.
-func (o *order) planQueue(rules []policy.Rule, setupFQ bool) error {
+func (o *order) planQueue(rules, pools []policy.Rule, setupFQ bool) error {
 	packets, longest := Waiting(rules)
+	inPools, untilThere := Waiting(pools)
+	packets, longest = max(packets, inPools), max(longest, untilThere)
 	if packets == 0 {
 		return nil
 	}
@@ -69,6 +71,7 @@ func (o *order) planQueue(rules []policy.Rule, setupFQ bool) error {
 		if o.dev.L2Bytes == 0 {
 			return fmt.Errorf("%w: without an Ethernet header, arriving packets cannot be delayed", netinfo.ErrUnsupportedDevice)
 		}
+		o.ifb = packets
 		return fq.CheckIfb()
 	}
 	s, err := fq.Look(o.dev.Index)

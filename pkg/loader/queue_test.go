@@ -14,7 +14,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// The record of a device's qdisc outlives its rules, and goes with the device.
+// The record of a device's qdisc stays when its rules are removed, and is removed with the device.
 func TestRecordOfAQdisc(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
 	index := testenv.Link(t, "va").Attrs().Index
@@ -36,7 +36,7 @@ func TestRecordOfAQdisc(t *testing.T) {
 		}
 		hooks, err := n.Hooks()
 		if len(hooks) > 0 {
-			t.Errorf("it is taken for rules: %v", hooks)
+			t.Errorf("a record counts as hooks: %v", hooks)
 		}
 		return err
 	})
@@ -47,7 +47,7 @@ func TestRecordOfAQdisc(t *testing.T) {
 	}
 }
 
-// The record of a device's qdisc goes when the qdisc is restored: the next --setup-fq may
+// The record of a device's qdisc is removed when the qdisc is restored: the next --setup-fq may
 // replace another qdisc.
 func TestRecordIsForgottenOnceRestored(t *testing.T) {
 	r := newRig(t, TCX, policy.Egress)
@@ -65,7 +65,7 @@ func TestRecordIsForgottenOnceRestored(t *testing.T) {
 	r.nothingLeft()
 }
 
-// ifb makes the device that would be the ifb of another one.
+// ifb creates the ifb device of a device.
 func ifb(t *testing.T, device int) {
 	t.Helper()
 	attrs := netlink.NewLinkAttrs()
@@ -73,7 +73,7 @@ func ifb(t *testing.T, device int) {
 	testenv.AddLink(t, &netlink.Ifb{LinkAttrs: attrs})
 }
 
-// The next command removes the ifb of a killed one.
+// The next command removes the ifb that a killed command has left.
 func TestIfbOfAKilledCommand(t *testing.T) {
 	r := newRig(t, TCX, policy.Ingress)
 	index := testenv.Link(t, "va").Attrs().Index

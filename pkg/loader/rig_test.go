@@ -22,9 +22,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A rig is a device "va" with its peer "vb" in a network namespace of its own,
-// a bpffs of its own, and a foreign program that counts what a limit on one
-// direction of va lets through.
+// A rig has a device "va" and its peer "vb" in a separate network namespace, a separate bpffs,
+// and a foreign program that counts the packets that pass a limit on one direction of va.
 type rig struct {
 	t         *testing.T
 	netns     *testenv.Netns
@@ -34,8 +33,8 @@ type rig struct {
 	passed    *foreign
 }
 
-// eachHook runs a test for both hooks and both directions, which share nothing
-// and so need not wait for one another.
+// eachHook runs a test for both modes and both directions, in parallel because they share
+// nothing.
 func eachHook(t *testing.T, test func(t *testing.T, r *rig)) {
 	for _, mode := range []Mode{TCX, Clsact} {
 		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
@@ -47,7 +46,7 @@ func eachHook(t *testing.T, test func(t *testing.T, r *rig)) {
 	}
 }
 
-// eachMode runs a test for both hooks, on egress, as eachHook does.
+// eachMode is eachHook for egress only.
 func eachMode(t *testing.T, test func(t *testing.T, r *rig)) {
 	for _, mode := range []Mode{TCX, Clsact} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -65,7 +64,7 @@ func newRig(t *testing.T, mode Mode, d policy.Direction) *rig {
 	return r
 }
 
-// addDevice makes va, also anew, with what sends to it and counts on it.
+// addDevice creates va, or creates it again, with its sender and its foreign program.
 func (r *rig) addDevice() {
 	r.t.Helper()
 	testenv.Veth(r.t, "va", "vb")
@@ -77,7 +76,7 @@ func (r *rig) addDevice() {
 	r.passed = attachForeign(r.t, "va", r.direction, link.Tail())
 }
 
-// write does something with the rig's namespace open for changes, as a command does.
+// write opens the rig's namespace for changes, as a command does, and runs f.
 func (r *rig) write(f func(n *Namespace) error) {
 	r.t.Helper()
 	if err := r.try(f); err != nil {
@@ -144,7 +143,7 @@ func (r *rig) flush() {
 	})
 }
 
-// hook is the hook of a device, open for reading until the test is over; nil for none.
+// hook is the hook of a device, open for reading until the test ends; nil for none.
 func (r *rig) hook(name string) *Hook {
 	r.t.Helper()
 	return r.openHook(Read, name)
@@ -199,8 +198,7 @@ func (r *rig) sameRules(h *Hook, want ...policy.Rule) {
 	}
 }
 
-// ours are the names of the programs of shapectl on a direction of a device,
-// found without its pins.
+// ours are the names of shapectl's programs on a direction of a device, found without pins.
 func (r *rig) ours(device string) (names []string) {
 	r.t.Helper()
 	index := testenv.Link(r.t, device).Attrs().Index
@@ -221,7 +219,7 @@ func (r *rig) ours(device string) (names []string) {
 	return names
 }
 
-// nothingLeft ends the test if va or the bpffs still has something of ours.
+// nothingLeft ends the test if programs or pins of shapectl are left.
 func (r *rig) nothingLeft() {
 	r.t.Helper()
 	for _, l := range []string{"va", "vb"} {
@@ -236,10 +234,10 @@ func (r *rig) nothingLeft() {
 	}
 }
 
-// pins are all files and directories below that of shapectl in the bpffs.
+// pins are all files and directories below shapectl's directory in the bpffs.
 func (r *rig) pins() []string { return testenv.Pins(r.t, r.options.BPFFS) }
 
-// send sends packets of that many bytes that a rule for far decides over.
+// send sends packets of that many bytes whose far address is far.
 func (r *rig) send(far string, packets, bytes int) {
 	r.t.Helper()
 	frame := r.frame(far, bytes)
@@ -250,7 +248,7 @@ func (r *rig) send(far string, packets, bytes int) {
 	}
 }
 
-// near is the address on our side of the device.
+// near is the near address of all packets.
 var near = netip.MustParseAddr("192.0.2.1")
 
 func (r *rig) frame(far string, bytes int) []byte {
@@ -260,8 +258,8 @@ func (r *rig) frame(far string, bytes int) []byte {
 	return testenv.Frame(netip.MustParseAddr(far), near, bytes)
 }
 
-// meters sends packets, and ends the test unless the rule for far counts each
-// of them once, and what it lets through is what comes out behind it.
+// meters sends packets, and ends the test unless the rule for far counts each of them once, and
+// the next program sees the passed ones.
 func (r *rig) meters(rule policy.Rule, far string, packets int) {
 	r.t.Helper()
 	h := r.hook("va")
@@ -306,7 +304,7 @@ func (r *rig) level(h *Hook, rule policy.Rule) uint64 {
 	return model.Bytes(h.Set.SharedLevel(r.entry(h, rule), maps.Now()))
 }
 
-// rule is one of 1 mbit for a prefix.
+// rule is a rule of 1 mbit for a prefix.
 func rule(prefix string, changes ...func(*policy.Rule)) policy.Rule {
 	r := policy.Rule{Prefix: netip.MustParsePrefix(prefix), Rate: 1e6, Capacity: 20000}
 	for _, change := range changes {
@@ -321,7 +319,7 @@ func eachHost(r *policy.Rule) { r.Each.Kind = policy.EachHost }
 // slow makes a rule's buckets keep their level for the length of a test.
 func slow(r *policy.Rule) { r.Rate, r.Capacity = 8000, 100000 }
 
-// A foreign program counts packets and lets them go on.
+// A foreign program counts packets, which then meet the next program.
 type foreign struct {
 	program *ebpf.Program
 	counts  *ebpf.Map
@@ -368,14 +366,13 @@ func (f *foreign) count(t *testing.T) count {
 	return count{c[0], c[1]}
 }
 
-// attachForeign puts a foreign program on a device's tcx hook. It comes after
-// tcx programs of ours at the tail, but before filters; so where the rig's are
-// filters, it is a filter that comes last of all.
+// attachForeign attaches a foreign program to a device: before or after the tcx programs, or, for
+// the tail, as the last filter.
 func attachForeign(t *testing.T, device string, d policy.Direction, where link.Anchor) *foreign {
 	t.Helper()
 	f := newForeign(t)
 	if where == link.Tail() {
-		// Behind both hooks: what a filter lets go on, and what tcx does.
+		// After filters and after tcx, so it follows our program in both modes.
 		addForeignFilter(t, f, device, d, 60000)
 		return f
 	}
@@ -387,7 +384,7 @@ func attachForeign(t *testing.T, device string, d policy.Direction, where link.A
 	return f
 }
 
-// addForeignFilter adds a direct-action filter, and clsact if it must.
+// addForeignFilter adds a direct-action filter, and clsact if there is none.
 func addForeignFilter(t *testing.T, f *foreign, device string, d policy.Direction, priority uint16) {
 	t.Helper()
 	l := testenv.Link(t, device)
@@ -402,10 +399,14 @@ func addForeignFilter(t *testing.T, f *foreign, device string, d policy.Directio
 
 var far7 = netip.MustParseAddr("10.0.0.7")
 
-// anotherLayout pins settings in va's hook as a version with other maps would.
+// anotherLayout pins settings as a build with another layout would.
 func (r *rig) anotherLayout() {
 	r.t.Helper()
-	h := r.hook("va")
+	n, err := Read(r.options)
+	testenv.Must(r.t, err)
+	defer n.Close()
+	h := n.Pools() // whose set is in the same maps as that of any hook
+	defer h.Close()
 	old := h.Set.Replacements()[".rodata"]
 	settings := h.Set.Hook()
 	settings.Layout++
@@ -414,7 +415,7 @@ func (r *rig) anotherLayout() {
 	testenv.Must(r.t, err)
 	defer m.Close()
 	testenv.Must(r.t, m.Put(uint32(0), settings))
-	pin := filepath.Join(filepath.Dir(h.at.dir), "g0", "hook")
+	pin := filepath.Join(string(n.pins.dir), "g0", "hook")
 	testenv.Must(r.t, os.Remove(pin))
 	testenv.Must(r.t, m.Pin(pin))
 }

@@ -47,7 +47,7 @@ func newRouted(t *testing.T, rule policy.Rule) *routed {
 	_, r.target = testenv.NewNamedNetns(t)
 	for _, n := range []*testenv.Netns{r.tenant, r.router, r.target} {
 		r.in(n, func() error {
-			// Nothing is sent that the test does not ask for.
+			// The kernel must send only packets that the test causes.
 			return sysctls("all/disable_ipv6=0", "default/disable_ipv6=0", "default/addr_gen_mode=1", "default/router_solicitations=0",
 				"default/accept_ra=0", "default/mldv2_unsolicited_report_interval=100000", "default/accept_dad=1")
 		})
@@ -81,8 +81,8 @@ func (r *routed) in(n *testenv.Netns, f func() error) {
 	}
 }
 
-// poll is in for who asks for a list until it says enough: that the list changed
-// while it was read is no failure then.
+// poll is in for an f that lists something repeatedly. It ignores an error because the list
+// changed while it was read.
 func (r *routed) poll(n *testenv.Netns, f func() error) {
 	r.t.Helper()
 	r.in(n, func() error {
@@ -103,7 +103,7 @@ func sysctls(settings ...string) error {
 	return nil
 }
 
-// pair makes two devices, of which the second is in another namespace.
+// pair creates two connected devices, the second in another namespace.
 func pair(name string, mac net.HardwareAddr, peer string, peerMAC net.HardwareAddr, there *testenv.Netns) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr = name, mac
@@ -112,7 +112,7 @@ func pair(name string, mac net.HardwareAddr, peer string, peerMAC net.HardwareAd
 	})
 }
 
-// up sets a device up that has addresses, each of a /64 or of a /24.
+// up sets a device up with addresses, each in a /64 or a /24.
 func up(device string, addresses ...string) error {
 	l, err := netlink.LinkByName(device)
 	if err != nil {
@@ -185,7 +185,7 @@ func countersOn(o Options, device string, d policy.Direction, rule policy.Rule) 
 	return h.Set.Counters(e.ID), nil
 }
 
-// received are the frames that a device got, and their bytes.
+// received returns the number of frames that a device received, and their bytes.
 func (r *routed) received(n *testenv.Netns, device string) (packets, bytes uint64) {
 	r.t.Helper()
 	r.in(n, func() error {
@@ -199,7 +199,7 @@ func (r *routed) received(n *testenv.Netns, device string) (packets, bytes uint6
 	return packets, bytes
 }
 
-// icmp6 is a frame from the tenant to the router with an ICMPv6 message, whose checksum is made right.
+// icmp6 is a frame from the tenant to the router with an ICMPv6 message, whose checksum it sets.
 func icmp6(src, dst string, message []byte) []byte {
 	b := make([]byte, 14+40+len(message))
 	copy(b, inMAC)
@@ -255,8 +255,8 @@ func TestForwardedDiscoveryIsLimited(t *testing.T) {
 	}
 }
 
-// Neighbours find and probe each other, detect duplicate addresses and learn of routers, while a limit lets nothing else
-// through.
+// Neighbours find and probe each other, detect duplicate addresses and learn of routers, while a full limit
+// drops everything else.
 func TestDiscoveryUnderFullLimit(t *testing.T) {
 	full := rule("::/0", leaky)
 	full.Rate, full.Capacity, full.Penalty = 8000, 200, policy.Penalty{Kind: policy.PenaltyHold, Duration: time.Hour}
@@ -300,7 +300,7 @@ func TestDiscoveryUnderFullLimit(t *testing.T) {
 		exempt = c.ExemptPackets
 	}
 
-	// The router has to find the tenant for what comes from the target.
+	// The router must find the tenant, to forward a packet from the target.
 	r.in(r.target, func() error {
 		c, err := net.Dial("udp6", net.JoinHostPort(tenantGlobal, "9"))
 		if err != nil {
@@ -313,7 +313,7 @@ func TestDiscoveryUnderFullLimit(t *testing.T) {
 	testenv.Eventually(t, "the tenant's address to be resolved", func() bool { return neighbour() == netlink.NUD_REACHABLE })
 	more("resolution")
 
-	// It probes it when it has not heard of it for a while.
+	// The router probes the tenant, as it does after a while without packets from it.
 	r.in(r.router, func() error {
 		l, err := netlink.LinkByName("in0")
 		if err != nil {
@@ -326,7 +326,7 @@ func TestDiscoveryUnderFullLimit(t *testing.T) {
 	testenv.Eventually(t, "the tenant to answer a probe", func() bool { return neighbour() == netlink.NUD_REACHABLE })
 	more("probe")
 
-	// The tenant takes an address that is the router's.
+	// The tenant adds an address that the router has.
 	r.in(r.tenant, func() error {
 		l, err := netlink.LinkByName("t0")
 		if err != nil {
@@ -350,7 +350,7 @@ func TestDiscoveryUnderFullLimit(t *testing.T) {
 	})
 	more("duplicate address detection")
 
-	// The tenant says that it is a router.
+	// The tenant advertises itself as a router.
 	advertisement := make([]byte, 16)
 	advertisement[0], advertisement[4] = 134, 64
 	binary.BigEndian.PutUint16(advertisement[6:], 1800)

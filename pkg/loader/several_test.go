@@ -16,12 +16,12 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// severalDevices have two hooks each: enough for a command to have RCU hurry.
+// severalDevices have two hooks each: enough that a command expedites grace periods.
 var severalDevices = []string{"va", "w0", "w1", "w2"}
 
 var bothDirections = []policy.Direction{policy.Egress, policy.Ingress}
 
-// severalHooks are on all of them: the hooks of every other device have a rule more.
+// severalHooks sets a rule on all of these hooks, and a second one on every other device.
 func severalHooks(r *rig) {
 	var tables []policy.Table
 	for i, name := range severalDevices {
@@ -59,7 +59,7 @@ var several = []steppedCommand{
 	}},
 }
 
-// severalStates is what there is on each hook of several devices.
+// severalStates are the state and the rules of each hook of several devices.
 func (r *rig) severalStates() map[string]string {
 	r.t.Helper()
 	n, err := Read(r.options)
@@ -75,8 +75,8 @@ func (r *rig) severalStates() map[string]string {
 	return states
 }
 
-// wholeHooks ends the test unless each hook is as it was before a command or after it, with
-// the program that this takes and no other.
+// wholeHooks ends the test unless each hook has its state before a command or after it, and its
+// program. After the next command, healed, nothing else may be left.
 func (r *rig) wholeHooks(before, after map[string]string, healed bool) (now map[string]string) {
 	r.t.Helper()
 	now = r.severalStates()
@@ -87,7 +87,7 @@ func (r *rig) wholeHooks(before, after map[string]string, healed bool) (now map[
 			hook := fmt.Sprint(name, " ", r.direction)
 			state, has := now[hook]
 			if state != before[hook] && state != after[hook] {
-				r.t.Errorf("%s is\n%s\nwhere it was\n%s\nand was to be\n%s", hook, state, before[hook], after[hook])
+				r.t.Errorf("%s is\n%s\nbefore the command it was\n%s\nafter it, want\n%s", hook, state, before[hook], after[hook])
 			}
 			want := 0
 			if has {
@@ -109,7 +109,7 @@ func (r *rig) wholeHooks(before, after map[string]string, healed bool) (now map[
 	return now
 }
 
-// nameOf is the name of one of several devices; "" for no index of theirs.
+// nameOf is the name of the one of several devices with an index; "" for none.
 func (r *rig) nameOf(index int) string {
 	for _, name := range severalDevices {
 		if testenv.Link(r.t, name).Attrs().Index == index {
@@ -143,7 +143,7 @@ func TestSeveralHooksKilled(t *testing.T) {
 					}
 					c.ready(r)
 					if !r.killed(c.name, at) {
-						continue // as what was ready was so by other steps
+						continue // its steps differ, because ready left another state
 					}
 					r.wholeHooks(before, after, false)
 					r.write(func(*Namespace) error { return nil })
@@ -194,7 +194,7 @@ func TestHooksOfAnotherLayoutTogether(t *testing.T) {
 	discarded := 0
 	r.write(func(n *Namespace) error { return n.FlushAll(func(*Hook) {}, func(*OtherLayoutError) { discarded++ }) })
 	if hooks := 2 * len(severalDevices); discarded != hooks || all.came["detach a link"] != hooks || slow > 0 {
-		t.Errorf("of %d hooks %d were discarded, %d of %d slowly", hooks, discarded, slow, all.came["detach a link"])
+		t.Errorf("of %d hooks %d were discarded, %d of %d without expedited grace periods", hooks, discarded, slow, all.came["detach a link"])
 	}
 	r.nothingLeft()
 }
@@ -202,7 +202,7 @@ func TestHooksOfAnotherLayoutTogether(t *testing.T) {
 // Grace periods stay expedited until the last of several commands has ended. After a killed
 // command, the next command of any namespace ends it.
 func TestHurryTogether(t *testing.T) {
-	file := haste(filepath.Join(t.TempDir(), "expedited")) // of its own, as other tests hurry, too
+	file := haste(filepath.Join(t.TempDir(), "expedited")) // not the kernel's file, which other tests use
 	write := func(number string) { testenv.Must(t, os.WriteFile(string(file), []byte(number+"\n"), 0o600)) }
 	shows := func(when, want string) {
 		t.Helper()
@@ -238,10 +238,11 @@ func TestHurryTogether(t *testing.T) {
 	shows("the administrator's still", "1")
 }
 
-// A reading command also ends what a killed one left.
+// A reading command also ends the expedited grace periods of a killed one.
 func TestReadEndsHurry(t *testing.T) {
-	if unix.Access(expedited, unix.W_OK) != nil || haste(expedited).now() != relaxed {
-		testenv.Skip(t, "grace periods cannot be expedited here, or are already")
+	// Tests of other packages may be in a hurry; only the administrator's number stays.
+	if now := haste(expedited).now(); unix.Access(expedited, unix.W_OK) != nil || now != relaxed && now != hurried {
+		testenv.Skip(t, "grace periods cannot be expedited here, or the administrator has set them")
 	}
 	testenv.NewNetns(t)
 	o := Options{BPFFS: testenv.BPFFS(t)}
@@ -254,7 +255,7 @@ func TestReadEndsHurry(t *testing.T) {
 	})
 }
 
-// A command needs no open file for each hook: there may be more hooks than a process may have files.
+// A command needs no open file for each hook: there may be more hooks than files that a process may open.
 func TestNoFileForEachHook(t *testing.T) {
 	r := newRig(t, Auto, policy.Egress)
 	for _, name := range severalDevices[1:] {

@@ -31,7 +31,7 @@ type access struct {
 	granted bool // otherwise only the owner, whose group it is, may read
 }
 
-// readAccess is that of the group of readers, or of nobody where the default group cannot be found.
+// readAccess is the access of the group of readers, or of nobody if the default group does not exist.
 func readAccess(o Options) (access, error) {
 	group, err := user.LookupGroup(cmp.Or(o.Group, DefaultGroup))
 	switch {
@@ -46,16 +46,16 @@ func readAccess(o Options) (access, error) {
 	return access{}, fmt.Errorf("look up the group %s: %w", o.Group, err)
 }
 
-// share makes all pins of the namespace readable for who has access, and for nobody else. What fails, as for
-// a caller who may not change the group of files, stays as it is, and the next command tries again.
+// share makes all pins of the namespace readable for whoever has access, and for nobody else. If that fails,
+// for example because the caller may not change the group of files, the next command tries again.
 func (at place) share(to access) {
 	dir := at.home()
 	var st unix.Stat_t
 	if err := unix.Lstat(string(dir), &st); err != nil || !to.granted && st.Mode&0o070 == 0 {
-		return // there are none, or they are not shared
+		return // there are no pins, or they are not shared
 	}
 	if at.openBPFFS(to, st.Gid) == nil && to.directory(at.top()) == nil && to.contents(dir) == nil {
-		to.directory(string(dir)) // the last one, as it tells whether pins were shared
+		to.directory(string(dir)) // last, because this marks pins as shared
 	}
 }
 
@@ -91,7 +91,7 @@ func (to access) contents(dir home) error {
 			err = to.pin(path)
 		} else if !to.isSet(path) {
 			if index, d, isHook := parseHookName(e.Name()); isHook && to.granted {
-				hookDir{path, index, d}.recordAgain() // without a record, readers are told that it is not known
+				hookDir{path, index, d}.recordAgain() // without a record, the state is unknown to readers
 			}
 			err = to.tree(path)
 		}
@@ -162,7 +162,7 @@ func (to access) pin(path string) error {
 	return to.set(path, st, to.mode(st, 0o040))
 }
 
-// set changes the group first: no other group gets what this one is to have.
+// set changes the group before the mode, so that no other group gets this access.
 func (to access) set(path string, st unix.Stat_t, mode uint32) error {
 	if st.Gid != to.gid {
 		if err := unix.Lchown(path, -1, int(to.gid)); err != nil {
@@ -175,7 +175,7 @@ func (to access) set(path string, st unix.Stat_t, mode uint32) error {
 	return unix.Chmod(path, mode&0o7777)
 }
 
-// recordAgain records the program of a hook that a build attached which recorded none.
+// recordAgain records the program of a hook that an early build attached without a record.
 func (at hookDir) recordAgain() error {
 	a, err := openAttachment(at)
 	if err != nil {

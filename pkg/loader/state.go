@@ -139,17 +139,18 @@ func (s *bpfState) makeRoom(all orders) (upgraded bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	var ids, labels, views uint32
+	var ids, labels, shares, views uint32
 	for _, o := range all {
 		ids += maps.IDs(o.steps...)
 		labels += maps.LabelParts(o.steps...)
-		if o.Set == nil {
+		shares += maps.Shares(o.steps...)
+		if o.Set == nil && !o.isPools() {
 			views++
 		}
 	}
 	if s.store == nil {
 		// The spare rules delay the first growth.
-		size := maps.Size{Views: max(leastViews, views), Rules: max(leastRules, ids+ids/32), Buckets: noBuckets, Labels: 2 * labels}
+		size := maps.Size{Views: max(leastViews, views+1), Rules: max(leastRules, ids+ids/32), Buckets: noBuckets, Labels: 2 * labels, Shares: shares}
 		settings := bpf.AbiHook{Build: id}
 		if err := binary.Read(rand.Reader, binary.NativeEndian, &settings.Secret); err != nil {
 			return false, err
@@ -163,7 +164,10 @@ func (s *bpfState) makeRoom(all orders) (upgraded bool, err error) {
 	if labels > 0 && size.Labels < s.store.LabelParts()+labels {
 		size.Labels = 2 * (s.store.LabelParts() + labels)
 	}
-	for views += uint32(len(s.sets())); size.Views < views; {
+	if lacks := s.store.LacksShares(shares); lacks > 0 {
+		size.Shares = 2 * (size.Shares + lacks)
+	}
+	for views += uint32(len(s.sets())) + 1; size.Views < views; { // one is that of the pools
 		size.Views *= 2
 	}
 	upgraded = settings.Build != id
@@ -188,6 +192,7 @@ func roomFor(all orders, size maps.Size) maps.Size {
 	for _, o := range all {
 		for i := range o.want.Rules {
 			r := &o.want.Rules[i]
+			size.Pools = size.Pools || maps.NeedsPools(*r)
 			proposed, ok := r.Proposed()
 			if ok {
 				size.Affected = max(size.Affected, affectedHosts)
@@ -330,12 +335,15 @@ func (s *bpfState) unify() error {
 	return s.switchTo(s.store, func() error { return nil })
 }
 
-// drop removes the maps of a namespace without hooks.
+// drop removes the maps of a namespace without hooks and pools.
 func (s *bpfState) drop() error {
 	if s.store == nil {
 		return nil
 	}
 	for range s.store.Sets() {
+		return nil
+	}
+	if !s.store.Pools().Empty() {
 		return nil
 	}
 	s.close()
@@ -392,7 +400,7 @@ func (s *bpfState) sets() []*maps.Set {
 	return slices.Collect(s.store.Sets())
 }
 
-// setOf is the set of a direction of a device, by the device's index when the hook was made; nil if there is none.
+// setOf is the set of a direction of a device, by the index in the names of its pins; nil if there is none.
 func (s *bpfState) setOf(index int, d policy.Direction) *maps.Set {
 	for _, set := range s.sets() {
 		if set.Ifindex() == index && set.Direction() == d {

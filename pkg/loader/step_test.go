@@ -24,7 +24,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A stop is a step of a command: so many of that name came before it.
+// A stop is a step of a command. before is the number of earlier steps with that name.
 type stop struct {
 	name   string
 	before int
@@ -34,13 +34,13 @@ func (s stop) String() string { return fmt.Sprintf("%s %d", s.name, s.before) }
 
 var errStopped = errors.New("a test has stopped this")
 
-// A stepper follows the steps of the commands of one thread.
+// A stepper records the steps of the commands of one thread.
 type stepper struct {
 	steps   []stop
 	canFail []bool
-	fail    stop // with all later ones of its name
+	fail    stop // fails, as do all later steps with its name
 	came    map[string]int
-	ahead   func(stop) // of each step; may be nil
+	ahead   func(stop) // called before each step; may be nil
 }
 
 func (s *stepper) step(name string, canFail bool) error {
@@ -56,10 +56,10 @@ func (s *stepper) step(name string, canFail bool) error {
 	return nil
 }
 
-// steppers are by thread, as commands stay on theirs.
+// steppers are by thread, because a command stays on its thread.
 var steppers sync.Map
 
-// stepping runs a command, and lets the step fail, and all later ones of its name.
+// stepping runs a command in which a step fails, and all later steps with its name.
 func stepping(fail stop, command func() error) (*stepper, error) {
 	s := &stepper{fail: fail, came: map[string]int{}}
 	steppers.Store(unix.Gettid(), s)
@@ -67,7 +67,7 @@ func stepping(fail stop, command func() error) (*stepper, error) {
 	return s, command()
 }
 
-// killEnv lets the test binary run a command up to a step, and kill itself there.
+// killEnv makes the test binary run a command and kill itself at a step.
 const killEnv = "SHAPECTL_TEST_KILL"
 
 func TestMain(m *testing.M) {
@@ -102,7 +102,7 @@ func killSelf(how []string) {
 	os.Exit(0)
 }
 
-// command does something with a namespace open for changes, as a command does.
+// command opens a namespace for changes, as a command does, and runs f.
 func command(o Options, run func(n *Namespace) error) error {
 	return In("", func() error {
 		n, err := Write(o)
@@ -114,15 +114,15 @@ func command(o Options, run func(n *Namespace) error) error {
 	})
 }
 
-// A steppedCommand is one to be stopped at each of its steps.
+// A steppedCommand is a command that is stopped at each of its steps.
 type steppedCommand struct {
 	name   string
-	clsact bool         // whether without tcx it takes other steps
-	ready  func(r *rig) // makes what is there before
+	clsact bool         // it has other steps without tcx
+	ready  func(r *rig) // sets up the state before it
 	run    func(n *Namespace) error
 }
 
-// stays is a rule that is there before a command and after it.
+// stays is a rule that exists before and after each command.
 var stays = rule("10.0.9.0/24")
 
 var (
@@ -162,8 +162,8 @@ func withHook(n *Namespace, f func(h *Hook) error) error {
 	return f(h)
 }
 
-// policyOn applies rules for both directions of va.
-func policyOn(n *Namespace, o ApplyOptions, egress, ingress []policy.Rule) error {
+// both are rules for both directions of va, or for egress alone.
+func both(egress, ingress []policy.Rule) []policy.Table {
 	tables := []policy.Table{{Device: "va", Direction: policy.Egress, Match: policy.MatchDst, Rules: egress}}
 	if ingress != nil {
 		tables = append(tables, policy.Table{Device: "va", Direction: policy.Ingress, Match: policy.MatchSrc, Rules: ingress})
@@ -171,15 +171,27 @@ func policyOn(n *Namespace, o ApplyOptions, egress, ingress []policy.Rule) error
 	for _, t := range tables {
 		policy.SortRules(t.Rules)
 	}
-	_, err := n.Apply(tables, o)
+	return tables
+}
+
+// policyOn applies rules for both directions of va.
+func policyOn(n *Namespace, o ApplyOptions, egress, ingress []policy.Rule) error {
+	_, err := n.Apply(both(egress, ingress), o)
 	return err
+}
+
+// onBoth makes hooks for both directions of va, of which one keeps a rule.
+func onBoth(r *rig) {
+	r.write(func(n *Namespace) error {
+		return policyOn(n, ApplyOptions{}, []policy.Rule{stays, one}, []policy.Rule{one})
+	})
 }
 
 func ready(rules ...policy.Rule) func(r *rig) {
 	return func(r *rig) { r.put(rules...) }
 }
 
-// full leaves no room for another rule in a hook, so that the next one makes it grow.
+// full leaves no room for another rule in a hook, so that the store must grow for the next one.
 func full(r *rig) {
 	r.put(stays, two)
 	r.write(func(n *Namespace) error {
@@ -189,7 +201,7 @@ func full(r *rig) {
 
 var fillerNet = netip.MustParsePrefix("172.16.0.0/12")
 
-// fillers are rules that take no part in a test but by their number.
+// fillers are rules that matter only by their number.
 func fillers(n int) (rules []policy.Rule) {
 	for i := range n {
 		rules = append(rules, rule(fmt.Sprintf("172.16.%d.%d/32", i/256, i%256)))
@@ -197,7 +209,7 @@ func fillers(n int) (rules []policy.Rule) {
 	return rules
 }
 
-// next are other rules on two hooks, of which one was not there: some come, some go, some change, one not.
+// next are other rules on two hooks, one of them new: rules are added, removed, changed and kept.
 func next(n *Namespace, o ApplyOptions) error {
 	return policyOn(n, o, []policy.Rule{stays, other, shadows, v6}, []policy.Rule{one})
 }
@@ -230,6 +242,18 @@ var stepped = []steppedCommand{
 	{"delete all together", false, ready(one, v6), func(n *Namespace) error {
 		return withHook(n, func(h *Hook) error { _, err := n.Delete([]netip.Prefix{one.Prefix, v6.Prefix}, h); return err })
 	}},
+	{"rules together on two hooks", false, onBoth, func(n *Namespace) error {
+		_, err := n.PutTogether(both([]policy.Rule{v6, other}, []policy.Rule{two})...)
+		return err
+	}},
+	{"delete together on two hooks", false, onBoth, func(n *Namespace) error {
+		hooks, err := n.Hooks()
+		defer CloseHooks(hooks)
+		if err == nil {
+			_, err = n.DeleteTogether(func(*Hook) []netip.Prefix { return []netip.Prefix{one.Prefix} }, hooks...)
+		}
+		return err
+	}},
 	{"flush", true, ready(stays, two), func(n *Namespace) error { return withHook(n, func(h *Hook) error { return n.Flush(h) }) }},
 	{"first shadow after a delete that was killed", true, func(r *rig) {
 		r.put(stays, two)
@@ -242,7 +266,7 @@ var stepped = []steppedCommand{
 	}, func(n *Namespace) error { return putOn(n, two) }},
 	{"repair", true, func(r *rig) {
 		r.put(stays, one)
-		r.detachBehindOurBack()
+		r.detachByOthers()
 	}, func(n *Namespace) error { return putOn(n, one) }},
 	{"apply until confirmed", false, ready(stays, one, two), func(n *Namespace) error { return next(n, ApplyOptions{Confirm: time.Hour}) }},
 	{"apply after another", false, appliedBefore(ApplyOptions{}), func(n *Namespace) error {
@@ -295,13 +319,13 @@ func TestNoProgramLoads(t *testing.T) {
 	})
 }
 
-// A stopped is a command that is stopped at one step after the other.
+// A stopped is a command that is stopped at each step in turn.
 type stopped struct {
 	*rig
 	steppedCommand
 	before, after state
 	pins          []string // before
-	done          bool     // from this step on, rules are as they were to be
+	done          bool     // from this step on, the new rules are in force
 }
 
 func (s *stopped) test() {
@@ -325,14 +349,14 @@ func (s *stopped) test() {
 				s.pins = s.rig.pins()
 			}
 			if now := s.state(); now != s.before {
-				s.t.Fatalf("it begins with %v, and not with %v", now, s.before)
+				s.t.Fatalf("it begins with %v, want %v", now, s.before)
 			}
 			s.stop(how, at)
 			if fresh = s.state() == s.before && slices.Equal(s.rig.pins(), s.pins); !fresh {
 				s.flushAll()
 			}
 			if s.t.Failed() {
-				s.t.Fatalf("that was %s at %s, %d of %d", how, at, i, len(all.steps))
+				s.t.Fatalf("%s at %s, step %d of %d", how, at, i, len(all.steps))
 			}
 		}
 	}
@@ -341,26 +365,26 @@ func (s *stopped) test() {
 	}
 }
 
-// stop stops the command once, and looks at what is left.
+// stop stops the command once, and checks what is left.
 func (s *stopped) stop(how string, at stop) {
 	s.t.Helper()
 	allowed, did := []state{s.before, s.after}, false
 	var err error
 	if how == "kill" {
 		if !s.killed(s.name, at) {
-			allowed, did = []state{s.after}, true // it did not come to that
+			allowed, did = []state{s.after}, true // the command ended without that step
 		}
 		now := s.state()
-		for i := range now.hooks { // which the next command makes agree
+		for i := range now.hooks { // one may be old and one new, until the next command
 			if s.before.gone {
-				break // the device has rules, which are attached or not
+				break // rules of a deleted device: attached or not
 			}
 			if now.hooks[i] != s.before.hooks[i] && now.hooks[i] != s.after.hooks[i] {
-				s.t.Errorf("there is\n%s\nwhere there was\n%s\nand was to be\n%s", now.hooks[i], s.before.hooks[i], s.after.hooks[i])
+				s.t.Errorf("there is\n%s\nbefore the command there was\n%s\nafter it, want\n%s", now.hooks[i], s.before.hooks[i], s.after.hooks[i])
 			}
 		}
 	} else if _, err = stepping(at, func() error { return command(s.options, s.run) }); err == nil {
-		allowed, did = []state{s.after}, true // it could do without
+		allowed, did = []state{s.after}, true // the command does not need that step
 	} else if !errors.Is(err, errStopped) {
 		s.t.Errorf("it failed by %v", err)
 	}
@@ -372,7 +396,7 @@ func (s *stopped) stop(how string, at stop) {
 	s.write(func(*Namespace) error { return nil })
 	now := s.state()
 	if !slices.ContainsFunc(allowed, func(a state) bool { return a.hooks == now.hooks }) {
-		s.t.Errorf("there is\n%v\nand ought to be one of\n%v\n(%v, %v)", now, allowed, err, did)
+		s.t.Errorf("there is\n%v\nwant one of\n%v\n(%v, %v)", now, allowed, err, did)
 	}
 	s.done = s.done || !did && !s.before.gone && s.after.hooks != s.before.hooks && now.hooks == s.after.hooks
 	s.tidy()
@@ -382,8 +406,8 @@ func (s *stopped) stop(how string, at stop) {
 	}
 }
 
-// killed runs a command in a process of its own until the first of these steps, and
-// reports whether it came to one.
+// killed runs a command in another process, which is killed at the first of these steps. It
+// reports false if the command ended without any of them.
 func (r *rig) killed(name string, at ...stop) bool {
 	r.t.Helper()
 	self, err := os.Executable()
@@ -404,15 +428,16 @@ func (r *rig) killed(name string, at ...stop) bool {
 	return true
 }
 
-// state is what there is on both directions of va.
+// state describes both directions of va, and the pools.
 type state struct {
-	hooks  [2]string
+	hooks  [3]string
 	change [2]maps.ChangeState
-	gone   bool // they are those of a device that is gone
+	gone   bool // the rules are those of a deleted device
 }
 
 func (r *rig) state() (s state) {
 	r.t.Helper()
+	s.hooks[2] = r.pools()
 	n, err := Read(r.options)
 	testenv.Must(r.t, err)
 	defer n.Close()
@@ -425,7 +450,7 @@ func (r *rig) state() (s state) {
 		defer h.Close()
 		var at uint64
 		if s.change[i], at = h.Set.Change(); s.change[i] == maps.Pending && at < maps.Now()+uint64(time.Minute) {
-			waitUntil(at) // a killed command has taken it back
+			waitUntil(at) // a killed command has begun to revert it
 			s.change[i], _ = h.Set.Change()
 		}
 		otherBuild, err := h.OtherBuild()
@@ -436,7 +461,7 @@ func (r *rig) state() (s state) {
 		}
 		shown := slices.DeleteFunc(slices.Clone(rules), func(rule policy.Rule) bool { return fillerNet.Contains(rule.Prefix.Addr()) })
 		how := h.State
-		if how == Gone { // its rules may be attached to the device that was made again
+		if how == Gone { // the rules may be attached to a new device with that name
 			how, s.gone = Attached, true
 		}
 		s.hooks[i] = fmt.Sprintf("%s: %d rules, %v, by another build: %t, pending: %t", how, len(rules), shown, otherBuild, s.change[i] == maps.Pending)
@@ -471,7 +496,7 @@ func (r *rig) tidy() {
 	}
 }
 
-// metersAll ends the test unless each rule in force meters its packets, and without any all packets pass.
+// metersAll ends the test unless each rule in force meters its packets. Without rules, all packets must pass.
 func (r *rig) metersAll() {
 	r.t.Helper()
 	h := r.hook("va")
@@ -496,8 +521,8 @@ func (r *rig) passes(far string) {
 	}
 }
 
-// staysCanGo deletes the rule that stays, if that can be, and sets it again:
-// packets see what commands do to the rules.
+// staysCanGo deletes the rule stays, unless a change is pending, and sets it again. Packets must
+// see both.
 func (r *rig) staysCanGo() {
 	r.t.Helper()
 	h := r.hook("va")
@@ -515,7 +540,7 @@ func (r *rig) staysCanGo() {
 	}
 }
 
-// flushAll takes all away, and ends the test if anything is left.
+// flushAll removes everything, and ends the test if anything is left.
 func (r *rig) flushAll() {
 	r.t.Helper()
 	r.write(func(n *Namespace) error {

@@ -27,22 +27,20 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// These tests offer UDP at three times a rule's rate from one network namespace
-// to another, and count at a socket there what each stream got. A
-// bucket begins empty, and as long as excess is offered it is full but for less
-// than a packet. So in a time T a rate r and a capacity C let through
+// These tests offer UDP at three times a rule's rate from one network namespace to another,
+// where a socket counts the bytes of each stream. A bucket starts empty. While excess is
+// offered, it is full to within one packet. So in a time T, with rate r and capacity C:
 //
 //	C + r*T - one packet < passed <= C + r*T
 //
-// When a program saw a packet is not known exactly. For the upper bound, T is
-// from before the stream's first packet was sent until all were seen to be
-// metered. For the lower one, it is from when the first of each stream were
-// seen to be metered until the stream's last one was due. That may have been
-// sent late: then what was due meanwhile filled the bucket up, three times as
-// fast as it had drained, but for at most one packet more.
+// It is not known exactly when the program saw a packet. For the upper bound, T begins before
+// the stream's first packet is sent, and ends after all packets were metered. For the lower
+// bound, T begins after the first packet of each stream was metered, and ends when the
+// stream's last packet is due. If that packet is sent late, the bucket drains meanwhile, and
+// the packets that were due fill it again three times as fast, to within one more packet.
 //
-// At 1 mbit and for 10 s the two bounds are 0.3 % apart: whoever is between
-// them is within 1 % of rate x time + capacity.
+// At 1 mbit and 10 s the two bounds are 0.3 % apart: a result between them is within 1 % of
+// rate x time + capacity.
 
 const (
 	trafficRate     = policy.Rate(1_000_000)
@@ -53,11 +51,11 @@ const (
 	headersIPv6     = 14 + 40 + 8
 )
 
-// Where our side of the device is.
+// The networks of the near addresses.
 var near4, near6 = netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8:f::/64")
 
-// A traffic is a rig whose va and vb are in a network namespace each, with a
-// socket beyond the hook.
+// A traffic is a rig whose va and vb are in different network namespaces, with a socket behind
+// the hook.
 type traffic struct {
 	*rig
 	rule     policy.Rule
@@ -65,11 +63,11 @@ type traffic struct {
 	entry    maps.Entry
 	sprayer  *testenv.Sender
 	receiver *receiver
-	sent     atomic.Uint64 // packets that the rule is for
-	starved  uint64        // ns for which nothing was sent, and buckets may have been empty
+	sent     atomic.Uint64 // packets that match the rule
+	starved  uint64        // ns: pauses of the sender in which buckets may have been empty
 }
 
-// newTraffic makes the devices; there is no rule yet.
+// newTraffic creates the devices, without a rule.
 func newTraffic(t *testing.T, mode Mode, d policy.Direction, rule policy.Rule) *traffic {
 	t.Helper()
 	x := &traffic{rig: &rig{t: t, direction: d}, rule: rule}
@@ -87,7 +85,7 @@ func newTraffic(t *testing.T, mode Mode, d policy.Direction, rule policy.Rule) *
 	} else {
 		x.sender, x.sprayer = testenv.NewSender(t, "vb"), testenv.NewSender(t, "vb")
 	}
-	x.netns = testenv.NewNetns(t) // where the test goes on
+	x.netns = testenv.NewNetns(t) // which the test stays in
 	testenv.Must(t, there.Do(func() error {
 		va, err := netlink.LinkByName("va")
 		if err != nil {
@@ -113,8 +111,8 @@ func (x *traffic) limit() {
 	x.useSet(x.hook("va").Set)
 }
 
-// limitWith puts the rule in force with a table of that many buckets, which
-// only a program attached by hand has.
+// limitWith puts the rule in force with a table of that many buckets. The loader cannot make
+// such a table, so the program is attached without it.
 func (x *traffic) limitWith(buckets uint32) {
 	x.t.Helper()
 	var settings bpf.AbiHook
@@ -156,9 +154,8 @@ func (x *traffic) counted() maps.Counters {
 	return x.set.Counters(x.entry.ID)
 }
 
-// settle waits until all that was sent has been metered, and returns a time by
-// which it was. On ingress the kernel drops what it has no time for ahead of
-// any program, so there it may be that no more comes.
+// settle waits until all sent packets were metered, and returns a time after that. On ingress,
+// under load, the kernel drops packets before any program, so settle waits until no more arrive.
 func (x *traffic) settle() (at uint64) {
 	x.t.Helper()
 	metered := uint64(math.MaxUint64)
@@ -177,7 +174,7 @@ func (x *traffic) settle() (at uint64) {
 	return at
 }
 
-// far is the n-th of the addresses of the rule, in its subnet-th subnet of 64 bits if it is for IPv6.
+// far is the n-th address of the rule's prefix; for IPv6, of its subnet-th /64.
 func (x *traffic) far(subnet, n int) netip.Addr {
 	a := x.rule.Prefix.Addr().AsSlice()
 	if len(a) == 16 {
@@ -188,7 +185,7 @@ func (x *traffic) far(subnet, n int) netip.Addr {
 	return addr
 }
 
-// flow is from one side of the device to the receiver, on the other.
+// flow is a flow through the device to the receiver.
 func (x *traffic) flow(far netip.Addr, port int) maps.Flow {
 	here := near4.Addr().Next()
 	if far.Is6() {
@@ -201,7 +198,7 @@ func (x *traffic) flow(far netip.Addr, port int) maps.Flow {
 	return f
 }
 
-// datagram is a frame of that many bytes, addressed to whoever gets it.
+// datagram is a frame of a flow with that many bytes.
 func datagram(f maps.Flow, size int) []byte {
 	b := make([]byte, size)
 	copy(b, receiverMAC)
@@ -254,7 +251,8 @@ type receiver struct {
 	bytes   map[maps.Flow]uint64
 }
 
-// receive has all addresses in to be of the calling thread's namespace, those in from beyond device.
+// receive starts a receiver in the calling thread's namespace. All addresses in to are local there, and
+// those in from are behind device.
 func receive(t *testing.T, device string, from, to netip.Prefix) *receiver {
 	t.Helper()
 	network, level, option, headers := "udp4", unix.IPPROTO_IP, unix.IP_PKTINFO, headersIPv4
@@ -326,14 +324,14 @@ func (r *receiver) count(headers int) error {
 	}
 }
 
-// rest returns when nothing arrives any more.
+// rest waits until no more packets arrive.
 func (r *receiver) rest() {
 	for before := uint64(math.MaxUint64); before != r.packets.Load(); time.Sleep(200 * time.Millisecond) {
 		before = r.packets.Load()
 	}
 }
 
-// total is what arrived of all flows.
+// total is the bytes of all flows.
 func (r *receiver) total() (bytes uint64) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
@@ -343,7 +341,7 @@ func (r *receiver) total() (bytes uint64) {
 	return bytes
 }
 
-// got is what arrived of some flows.
+// got is the bytes of some flows.
 func (r *receiver) got(flows ...maps.Flow) (bytes uint64) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
@@ -353,13 +351,13 @@ func (r *receiver) got(flows ...maps.Flow) (bytes uint64) {
 	return bytes
 }
 
-// A stream has a bucket of the rule to itself, and offers packets of its flows in turn.
+// A stream sends packets of its flows in turn. The flows share one bucket, which no other stream uses.
 type stream struct {
 	flows  []maps.Flow
 	frames map[int][][]byte // by size, of each flow
 
-	// Times in ns: before the first packet was sent; when it had been metered;
-	// when the last one was due.
+	// Times in ns: before the first packet was sent; after it was metered; when the last one
+	// was due.
 	began, known, due uint64
 }
 
@@ -395,8 +393,8 @@ func (x *traffic) begin(streams ...*stream) {
 	}
 }
 
-// fill fills the buckets of streams that have begun, so that none is empty
-// while its sender is late.
+// fill fills the buckets of streams that have begun, so that none is empty when its sender is
+// late.
 func (x *traffic) fill(streams ...*stream) {
 	for i := range x.rule.Capacity / fullFrame {
 		for _, s := range streams {
@@ -405,8 +403,8 @@ func (x *traffic) fill(streams ...*stream) {
 	}
 }
 
-// offer sends three times the rate of each stream, in packets of those sizes in
-// turn, until it is told to stop. Packets that are late are sent all the same.
+// offer sends three times the rate of each stream, in packets of those sizes in turn, until stop
+// returns true. It sends late packets, too.
 func (x *traffic) offer(streams []*stream, sizes []int, stop func(now uint64) bool) {
 	const times = 3
 	start := maps.Now()
@@ -422,7 +420,7 @@ func (x *traffic) offer(streams []*stream, sizes []int, stop func(now uint64) bo
 			if stop(now) {
 				return
 			}
-			// So long that buckets may have been empty: nobody offered excess.
+			// In such a long pause, buckets may have been empty.
 			if gap := now - before; gap > x.patience() {
 				x.starved += gap
 			}
@@ -434,19 +432,19 @@ func (x *traffic) offer(streams []*stream, sizes []int, stop func(now uint64) bo
 	}
 }
 
-// patience is for how long nothing need be sent: half of the time in which a bucket drains.
+// patience is the longest harmless pause of the sender: half of the time in which a bucket drains.
 func (x *traffic) patience() uint64 { return x.rule.Capacity * 4e9 / uint64(x.rule.Rate) }
 
-// lets is what the rule lets through in so many ns, beside its capacity.
+// lets is the bytes that the rule's rate allows in a time in ns.
 func (x *traffic) lets(ns uint64) float64 { return float64(x.rule.Rate) / 8e9 * float64(ns) }
 
-// bounds are the least and most bytes that a stream may have got by now; a byte is for rounding.
+// bounds are the least and most bytes of a stream by now, with one byte for rounding.
 func (x *traffic) bounds(s *stream, now uint64) (least, most float64) {
 	c := float64(x.rule.Capacity)
 	return c + x.lets(s.due-s.known) - x.lets(x.starved) - 2*fullFrame, c + x.lets(now-s.began) + 1
 }
 
-// check ends the test unless each stream got its rate, all measured by now.
+// check ends the test unless each stream got its rate until now.
 func (x *traffic) check(streams []*stream, now uint64) {
 	x.t.Helper()
 	lowest, highest := math.Inf(1), math.Inf(-1)
@@ -454,7 +452,7 @@ func (x *traffic) check(streams []*stream, now uint64) {
 		got := float64(x.receiver.got(s.flows...))
 		least, most := x.bounds(s, now)
 		if got < least || got > most {
-			x.t.Errorf("%v got %.0f bytes, and ought to get %.0f to %.0f", s.flows[0], got, least, most)
+			x.t.Errorf("%v got %.0f bytes, want %.0f to %.0f", s.flows[0], got, least, most)
 		}
 		want := float64(x.rule.Capacity) + x.lets(s.due-s.began)
 		lowest, highest = min(lowest, 100*(got/want-1)), max(highest, 100*(got/want-1))
@@ -462,11 +460,11 @@ func (x *traffic) check(streams []*stream, now uint64) {
 	x.t.Logf("%d streams got %+.3f %% to %+.3f %% more than rate x time + capacity, in %.3f s; %d packets sent, %d received",
 		len(streams), lowest, highest, float64(now-streams[0].began)/1e9, x.sent.Load(), x.receiver.packets.Load())
 	if x.starved > 0 {
-		x.t.Logf("for %.0f ms nothing was sent", float64(x.starved)/1e6)
+		x.t.Logf("the sender paused for %.0f ms", float64(x.starved)/1e6)
 	}
 }
 
-// offerAndCheck is a whole test of a rule in force.
+// offerAndCheck tests a rule in force.
 func (x *traffic) offerAndCheck(streams []*stream, sizes []int) {
 	x.t.Helper()
 	length := 10 * time.Second
@@ -488,7 +486,7 @@ func (x *traffic) offerAndCheck(streams []*stream, sizes []int) {
 		x.t.Errorf("%d packets of %d bytes were received, and counters are %+v", packets, all, c)
 	}
 	if c.ContendedPackets != 0 {
-		x.t.Errorf("of %d packets nobody knows whether they conformed", c.ContendedPackets)
+		x.t.Errorf("%d packets found a contended bucket", c.ContendedPackets)
 	}
 }
 
@@ -563,11 +561,11 @@ func TestEachFlowGetsItsRate(t *testing.T) {
 	}
 }
 
-// sprayBytes is as small as a frame may be: a spray is many.
+// sprayBytes is the smallest size of a frame, because a spray has many.
 const sprayBytes = 60
 
-// sprayed is the n-th of the spoofed flows, all from other addresses. It is for
-// an address that nobody has, so that it ends where its bytes are counted.
+// sprayed is the n-th spoofed flow. Each has a different source. Nobody has the destination, so
+// the receiver does not count it.
 func (x *traffic) sprayed(n int) maps.Flow {
 	source, to := uint32(100<<24|64<<16), "10.0.1.1"
 	if x.direction == policy.Ingress {
@@ -581,17 +579,14 @@ func (x *traffic) sprayed(n int) maps.Flow {
 	}
 }
 
-// A spray of flows of one packet each, as fast as they can be sent, through a
-// rule for each flow. Busy flows offer three times their rate meanwhile and
-// before. They get their rate: no less, as nobody else is charged to their
-// buckets, and no more, as no slot of theirs is given away, after which they
-// would begin anew with an empty bucket.
+// A spray of flows with one packet each is sent as fast as possible through a rule with a bucket
+// per flow. Busy flows offer three times their rate before and meanwhile. They get their rate:
+// no less, because no other packets are charged to their buckets; and no more, because their
+// slots are not reallocated, which would empty their buckets.
 //
-// What the sprayed flows get depends on the table. Where it has room for all of
-// them, each may pass with its one packet, so all that was sprayed may pass, and
-// what the spill bucket adds can not be told. In the other runs the table has as
-// many slots as there are busy flows, which have them all. There, all sprayed packets are
-// charged to the rule's spill bucket, and get what one flow would:
+// If the table has room for all sprayed flows, each may pass with its one packet, so the
+// sprayed bytes have no bound. In the other runs the busy flows have all slots of the table, so
+// all sprayed packets are charged to the spill bucket. They get the rate of one flow:
 //
 //	C + r*T - one packet < passed <= C + r*T
 func TestSprayOfFlows(t *testing.T) {
@@ -599,7 +594,7 @@ func TestSprayOfFlows(t *testing.T) {
 		name      string
 		direction policy.Direction
 		algorithm policy.Algorithm
-		buckets   uint32 // 0 for as many as there always are
+		buckets   uint32 // 0 for the usual table
 	}{
 		{"gcra egress", policy.Egress, policy.GCRA, 0},
 		{"leaky ingress", policy.Ingress, policy.Leaky, 0},
@@ -609,7 +604,7 @@ func TestSprayOfFlows(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			rule := rule("10.0.0.0/8", ofTraffic, each(policy.EachFlow, 0))
 			rule.Algorithm = c.algorithm
-			// So large that a bucket is not empty before its owner has begun.
+			// So large that no bucket drains before its flow sends more packets.
 			rule.Capacity = 256 << 10
 			x := newTraffic(t, TCX, c.direction, rule)
 			if c.buckets == 0 {
@@ -622,7 +617,7 @@ func TestSprayOfFlows(t *testing.T) {
 	}
 }
 
-// spray checks a rule in force, the table of which may have room for the busy flows alone.
+// spray tests a rule in force. full means that the table has room only for the busy flows.
 func (x *traffic) spray(full bool) {
 	x.t.Helper()
 	flows := 1_000_000
@@ -640,7 +635,7 @@ func (x *traffic) spray(full bool) {
 		defer over.Store(true)
 		for n := 1; n < flows; n++ {
 			if n == flows-2*int(x.rule.Capacity)/sprayBytes {
-				spare.due = maps.Now() // what is left fills the bucket for sure
+				spare.due = maps.Now() // the remaining packets certainly fill the bucket
 			}
 			x.transmit(x.sprayer, datagram(x.sprayed(n), sprayBytes))
 		}
@@ -656,10 +651,10 @@ func (x *traffic) spray(full bool) {
 	x.t.Logf("%d flows sprayed in %.3f s, %d bytes each; %d bytes of them passed, %.1f %%; of all, %d bytes passed and %d were dropped",
 		flows, float64(now-spare.began)/1e9, sprayBytes, sprayed, 100*float64(sprayed)/float64(flows*sprayBytes), c.PassedBytes, c.DroppedBytes)
 	if out != (count{c.PassedPackets, c.PassedBytes}) {
-		x.t.Errorf("what came out is %+v, and counters are %+v", out, c)
+		x.t.Errorf("the next program counted %+v, and the rule %+v", out, c)
 	}
 	if c.ContendedPackets != 0 {
-		x.t.Errorf("of %d packets nobody knows whether they conformed", c.ContendedPackets)
+		x.t.Errorf("%d packets found a contended bucket", c.ContendedPackets)
 	}
 	if level := model.Bytes(x.set.SharedLevel(x.entry, maps.Now())); level > x.rule.Capacity {
 		x.t.Errorf("the level of the spill bucket is %d bytes, of %d", level, x.rule.Capacity)
@@ -669,17 +664,17 @@ func (x *traffic) spray(full bool) {
 	}
 	capacity := float64(x.rule.Capacity)
 	least := capacity + x.lets(spare.due-spare.known) - sprayBytes
-	// In about one run of 500, a sprayed flow has the fingerprint of a busy one,
-	// and is charged to that one's bucket.
+	// In about one run of 500, a sprayed flow has the fingerprint of a busy flow, and is
+	// charged to its bucket.
 	most := capacity + x.lets(now-spare.began) + sprayBytes
 	if got := float64(sprayed); got < least || got > most {
-		x.t.Errorf("the spill bucket let %.0f bytes through, and ought to let %.0f to %.0f", got, least, most)
+		x.t.Errorf("the spill bucket passed %.0f bytes, want %.0f to %.0f", got, least, most)
 	}
-	x.t.Logf("the spill bucket let %+.3f %% more through than rate x time + capacity",
+	x.t.Logf("the spill bucket passed %+.3f %% more than rate x time + capacity",
 		100*(float64(sprayed)/(capacity+x.lets(now-spare.began))-1))
 }
 
-// busyFlows are so many flows that have buckets in the table, full ones.
+// busyFlows are n flows with full buckets in the table.
 func (x *traffic) busyFlows(n int) (busy []*stream) {
 	x.t.Helper()
 	for port := 10000; len(busy) < n; port++ {

@@ -17,22 +17,22 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A tunnel is a kind of device, and how many bytes are in front of the IP packets that it carries.
+// A tunnel is a kind of device, and the number of bytes before the IP packets that it carries.
 type tunnel struct {
 	name   string
 	header int
 	device func(a netlink.LinkAttrs, below int, local, remote net.IP) netlink.Link
 }
 
-// The first byte of its VNI is where TCP would have the length of its header.
+// The first byte of its VNI is at the offset of a TCP header's length.
 var vxlan = tunnel{"VXLAN", 14 + 20 + 8 + 8 + 14, func(a netlink.LinkAttrs, below int, _, remote net.IP) netlink.Link {
 	return &netlink.Vxlan{LinkAttrs: a, VxlanId: 0xf00001, VtepDevIndex: below, Group: remote, Port: 4789}
 }}
 
 func TestWireBytesThroughVXLAN(t *testing.T) { vxlan.countsAsSent(t) }
 
-// countsAsSent tests that what TCP and UDP send through a tunnel counts alike when it leaves and when it enters, with
-// segmentation offload and without: as many packets as the sockets have sent, each with all headers.
+// countsAsSent tests that TCP and UDP through a tunnel count the same on egress and on ingress, with and without
+// segmentation offload: as many packets as the sockets have sent, each with all headers.
 func (k tunnel) countsAsSent(t *testing.T) {
 	for _, offload := range []bool{true, false} {
 		t.Run(fmt.Sprintf("offload %v", offload), func(t *testing.T) {
@@ -91,7 +91,7 @@ func (k tunnel) countsAsSent(t *testing.T) {
 				testenv.Must(t, err)
 				for d, c := range counted {
 					now := c()
-					for last := (maps.Counters{}); now != last; now = c() { // until nothing arrives any more
+					for last := (maps.Counters{}); now != last; now = c() { // until no more packets arrive
 						last = now
 						time.Sleep(100 * time.Millisecond)
 					}
@@ -128,7 +128,7 @@ func (k tunnel) countsAsSent(t *testing.T) {
 					if _, err := c.Write(make([]byte, 8<<20)); err != nil {
 						return err
 					}
-					// All has arrived when the other side has closed, too.
+					// All data has arrived when the peer has closed, too.
 					c.(*net.TCPConn).CloseWrite()
 					io.Copy(io.Discard, c)
 					raw, err := c.(*net.TCPConn).SyscallConn()
@@ -178,10 +178,10 @@ func (k tunnel) countsAsSent(t *testing.T) {
 	}
 }
 
-// within reports whether a number is another one to a thousandth.
+// within reports whether two numbers differ by less than a thousandth.
 func within(got, want uint64) bool { return got+want/1000 >= want && got <= want+want/1000 }
 
-// setOffload turns segmentation offload on or off, so that packets are merged or as the wire has them.
+// setOffload turns segmentation offload on or off: without it, packets are as on the wire.
 func setOffload(on bool, devices ...string) error {
 	e, err := ethtool.NewEthtool()
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// renewAsAnotherBuild leaves the hook of va as another build of shapectl would:
-// with the same rules in a generation that says so.
+// renewAsAnotherBuild leaves the rules as another build of shapectl would: in a generation with
+// that build's number.
 func (r *rig) renewAsAnotherBuild() {
 	r.t.Helper()
 	r.write(func(n *Namespace) error {
@@ -64,24 +64,24 @@ func TestUpgradeKeepsRulesBucketsAndCounters(t *testing.T) {
 	})
 }
 
-// A flood offers packets for two rules as fast as it can, and holds what comes
-// out against what the two rates allow over every window of time.
+// A flood offers packets for two rules as fast as possible, and compares the passed bytes with
+// the two rates over every window of time.
 type flood struct {
 	stop  chan struct{}
 	group sync.WaitGroup
 	sent  uint64
-	worst int64 // bytes passed beyond the rate, over the window with most of them
+	worst int64 // bytes passed beyond the rate in the worst window
 }
 
 const floodBytes = 1000
 
-// offer starts a flood on a rig, whose rules together let through rate bytes a second.
+// offer starts a flood on a rig, whose rules together allow bytesPerSecond.
 func (r *rig) offer(bytesPerSecond int64) *flood {
 	f := &flood{stop: make(chan struct{})}
 	frames := [][]byte{r.frame("10.0.0.7", floodBytes), r.frame("10.0.1.7", floodBytes)}
 	f.group.Go(func() {
-		// Least, over all times so far, of what had passed less what the rate
-		// had allowed: a window that starts there is the worst.
+		// The least difference so far of passed and allowed bytes: the worst window starts at
+		// that time.
 		var least int64
 		start := maps.Now() // to keep the products small
 		for first := true; ; first = false {
@@ -116,8 +116,8 @@ func (r *rig) offer(bytesPerSecond int64) *flood {
 	return f
 }
 
-// end stops the flood, and ends the test if more passed in any window than the
-// buckets hold, and slack bytes.
+// end stops the flood, and ends the test if in any window more than most bytes passed beyond the
+// rate.
 func (f *flood) end(t *testing.T, most int64) {
 	t.Helper()
 	close(f.stop)
@@ -131,7 +131,7 @@ func (f *flood) end(t *testing.T, most int64) {
 }
 
 func TestUpgradeUnderFlood(t *testing.T) {
-	rounds := 7 // of two upgrades each, for two hooks and two directions
+	rounds := 7 // of two upgrades each, for two modes and two directions
 	if testing.Short() {
 		rounds = 2
 	}
@@ -143,7 +143,7 @@ func TestUpgradeUnderFlood(t *testing.T) {
 		f := r.offer(2 * rate / 8)
 		for i := range rounds {
 			r.renewAsAnotherBuild()
-			if i == rounds/2 { // and the table is made for the first time
+			if i == rounds/2 { // the table is created for the first time
 				r.put(one, rule("10.0.2.0/24", fast, eachHost))
 			}
 			r.put(one)
@@ -153,7 +153,7 @@ func TestUpgradeUnderFlood(t *testing.T) {
 		c1, c2 := r.counters(h, one), r.counters(h, two)
 		passed := c1.PassedPackets + c2.PassedPackets
 		matched := passed + c1.DroppedPackets + c2.DroppedPackets
-		// On ingress the kernel drops what it has no time for ahead of any program.
+		// On ingress, under load, the kernel drops packets before any program sees them.
 		if matched > f.sent || r.direction == policy.Egress && matched != f.sent {
 			t.Errorf("%d packets sent, and %d metered", f.sent, matched)
 		}

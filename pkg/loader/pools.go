@@ -1,0 +1,232 @@
+package loader
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// ErrPoolInUse means that rules or pools are within a pool.
+var ErrPoolInUse = errors.New("the pool is in use")
+
+// Pools is a hook that stands for the pools. It has no device, is always attached, and has no Set where there are
+// neither rules nor pools.
+func (n *Namespace) Pools() *Hook {
+	h := &Hook{State: Attached}
+	if n.pins.store != nil {
+		h.Set = n.pins.store.Hold().Pools()
+	}
+	return h
+}
+
+func (n *Namespace) poolsOrder(want []policy.Rule) *order {
+	return newOrder(n.Pools(), netinfo.Device{}, policy.Table{Rules: want})
+}
+
+func (o *order) isPools() bool { return o.want.IsPools() }
+
+// tableName is the name of a table in errors.
+func tableName(t policy.Table) string {
+	if t.IsPools() {
+		return "pools"
+	}
+	return fmt.Sprintf("%s %s", t.Device, t.Direction)
+}
+
+// DeletePool removes a pool, and reports whether there was one. The error wraps ErrPoolInUse if anything is within the
+// pool, and ErrPending if a change is pending.
+func (n *Namespace) DeletePool(name string) (deleted bool, err error) {
+	if err := n.pins.refuseOthers(); err != nil {
+		return false, err
+	}
+	key := policy.PoolKey(name)
+	if n.pins.store == nil {
+		return false, nil
+	}
+	if _, found := n.pins.store.Pools().Find(key); !found {
+		return false, nil
+	}
+	if users := n.within(name); users != nil {
+		return false, fmt.Errorf("%w: within it is %s", ErrPoolInUse, plain.List(users))
+	}
+	if err := n.pins.endChange(nil); err != nil { // as a rollback might bring rules back into the pool
+		return false, err
+	}
+	err = n.pins.changing(func() error {
+		deleted = n.pins.store.Pools().Delete(key)
+		return n.pins.bpfState.drop()
+	})
+	return deleted, err
+}
+
+// within names all that is directly within a pool.
+func (n *Namespace) within(pool string) (users []string) {
+	for _, set := range n.pins.allSets() {
+		for _, r := range set.Policy() {
+			if string(r.Within) != pool {
+				continue
+			}
+			name := r.Label.Name
+			if !r.Pool {
+				name = fmt.Sprintf("%s %s %s", set.Device(), set.Direction(), r.Prefix)
+			}
+			users = append(users, plain.Line(name))
+		}
+	}
+	return users
+}
+
+// scope is which rules tables stand for.
+type scope bool
+
+const (
+	onlyThese    scope = false
+	besideOthers scope = true // which rules of the tables replace where they have the same network
+)
+
+// poolsAfter returns the pools that there are once orders are carried out. The error of
+// policy.CheckPools says why these pools would be wrong for what is within them.
+func (n *Namespace) poolsAfter(all orders, which scope) ([]policy.Rule, error) {
+	concern := all.concernPools()
+	attachAgain := func(o *order) bool { return o.Set != nil && o.State != Attached }
+	if !concern && !slices.ContainsFunc(all, attachAgain) {
+		return nil, nil
+	}
+	changing := map[uint32]bool{}
+	var tables []policy.Table
+	for _, o := range all {
+		t := o.want
+		if o.Set != nil {
+			changing[o.Set.Number()] = true
+			if which == besideOthers && (concern || o.isPools()) {
+				t.Rules = beside(o.Set.Policy(), t.Rules)
+			}
+		}
+		tables = append(tables, t)
+	}
+	for _, set := range n.pins.allSets() {
+		if !changing[set.Number()] && (concern || set.IsPools()) {
+			tables = append(tables, policy.Table{Device: set.Device(), Direction: set.Direction(), Rules: set.Policy()})
+		}
+	}
+	policy.SortTables(tables)
+	var pools []policy.Rule
+	if len(tables) > 0 && tables[0].IsPools() {
+		pools = tables[0].Rules
+	}
+	if concern {
+		if err := policy.CheckPools(tables); err != nil {
+			return nil, err
+		}
+	}
+	return pools, nil
+}
+
+// concernPools reports whether orders change pools, or set rules that are within one.
+func (all orders) concernPools() bool {
+	return slices.ContainsFunc(all, func(o *order) bool {
+		return o.isPools() && (len(o.want.Rules) > 0 || o.Set != nil && !o.Set.Empty()) ||
+			slices.ContainsFunc(o.want.Rules, func(r policy.Rule) bool { return r.Within != "" })
+	})
+}
+
+// beside returns rules together with others, which replace those of the same networks. All are sorted.
+func beside(rules, others []policy.Rule) (all []policy.Rule) {
+	for have, want := range policy.Pairs(rules, others, func(a, b policy.Rule) int { return policy.ComparePrefix(a.Prefix, b.Prefix) }) {
+		all = append(all, *cmp.Or(want, have))
+	}
+	return all
+}
+
+// drawnFrom returns the pools that rules draw from.
+func drawnFrom(rules, pools []policy.Rule) (drawn []policy.Rule) {
+	if len(pools) == 0 {
+		return nil
+	}
+	left := map[policy.Within]policy.Rule{}
+	for _, p := range pools {
+		left[policy.Within(p.Label.Name)] = p
+	}
+	for i := range rules {
+		within := rules[i].Within
+		for p, ok := left[within]; ok; p, ok = left[within] {
+			drawn = append(drawn, p)
+			delete(left, within)
+			within = p.Within
+		}
+	}
+	return drawn
+}
+
+// missing are those of pools that rules of tables draw from and that do not exist, sorted.
+func (n *Namespace) missing(pools []policy.Rule, tables []policy.Table) (missing []policy.Rule) {
+	for _, t := range tables {
+		missing = append(missing, drawnFrom(t.Rules, pools)...)
+	}
+	policy.SortRules(missing)
+	missing = slices.Compact(missing) // tables may draw from the same pool
+	if n.pins.store == nil {
+		return missing
+	}
+	return slices.DeleteFunc(missing, func(p policy.Rule) bool {
+		_, found := n.pins.store.Pools().Find(p.Prefix)
+		return found
+	})
+}
+
+// parentsFirst sorts steps to pools so that each comes after the pool that it is within, if that is among them.
+func parentsFirst(steps []policy.Difference) {
+	pools := map[policy.Within]*policy.Rule{}
+	for _, d := range steps {
+		if d.Want != nil {
+			pools[policy.Within(d.Want.Label.Name)] = d.Want
+		}
+	}
+	depth := func(d policy.Difference) (n int) {
+		for p := d.Want; p != nil && n <= policy.MaxDepth; p = pools[p.Within] {
+			n++
+		}
+		return n
+	}
+	slices.SortStableFunc(steps, func(a, b policy.Difference) int { return cmp.Compare(depth(a), depth(b)) })
+}
+
+// planDrawing adds orders for attached hooks whose rules draw from pools that are about to change: the pools may
+// begin or cease to delay their packets.
+func (n *Namespace) planDrawing(all orders, pools []policy.Rule) (orders, error) {
+	delays := func(d policy.Difference) bool {
+		return d.Have != nil && d.Have.Excess == policy.Delay || d.Want != nil && d.Want.Excess == policy.Delay
+	}
+	if !slices.ContainsFunc(all, func(o *order) bool { return o.isPools() && slices.ContainsFunc(o.steps, delays) }) {
+		return all, nil
+	}
+	hooks, err := n.Hooks()
+	for _, h := range hooks {
+		drawn := drawnFrom(h.Set.Policy(), pools)
+		planned := slices.ContainsFunc(all, func(o *order) bool { return o.Set != nil && o.Set.Number() == h.Set.Number() })
+		if h.State != Attached || len(drawn) == 0 || planned || err != nil {
+			h.Close()
+			continue
+		}
+		o := newOrder(h, h.Device, policy.Table{Device: h.Device.Name, Direction: h.Direction, Match: h.Match()})
+		all = append(all, o)
+		if err = o.planQueue(nil, drawn, n.options.SetupFQ); err != nil {
+			err = fmt.Errorf("%s: %w", tableName(o.want), err)
+		}
+	}
+	return all, err
+}
+
+// allSets are the sets of all hooks, and that of the pools.
+func (s *bpfState) allSets() []*maps.Set {
+	if s.store == nil {
+		return nil
+	}
+	return append(s.sets(), s.store.Pools())
+}
