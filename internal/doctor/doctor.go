@@ -20,6 +20,8 @@ type Facts struct {
 	System  System
 	Devices []Device // all of the namespace, as they may be stacked
 	Hooks   []Hook   // all that have rules, and those that were asked about
+	Pools   []Rule   // all of the namespace
+	PPPoE   []string // the devices that carry PPPoE sessions
 	Unread  []Unread
 	// Kept are the directions of devices without a rule in force that are kept for a rollback.
 	Kept []string
@@ -27,6 +29,11 @@ type Facts struct {
 	Left  []loader.Leftover
 	Only  string // the device that was asked about, "" for all that have rules
 	Netns string // the name of the network namespace in commands, "" for the one this is
+
+	byIndex map[int]*Device                 // of Devices, for Judge
+	tree    *policy.Tree                    // of Pools
+	queues  map[policy.Within][]policy.Rule // of the pools that delay packets: by name, itself and those above
+	sharers map[uint32]int                  // that are active, by the id of the rule or pool
 }
 
 // System is what does not depend on a device.
@@ -44,8 +51,10 @@ type System struct {
 type Device struct {
 	netinfo.Device
 	Tunnel *netinfo.Tunnel // nil for a device that is none
+	// Packets that enter it may be routed to another device.
+	Forwards4, Forwards6 bool
+	Offloads             netinfo.Offloads
 	// The rest is known of the devices of Hooks only.
-	Offloads   netinfo.Offloads
 	IPv4, IPv6 bool  // it has such addresses, valid beyond its link
 	Unreadable error // why programs cannot read its packets
 }
@@ -82,6 +91,7 @@ type Limits struct {
 type Rule struct {
 	policy.Rule
 	Counters maps.Counters
+	Sharers  int // that are active; of a rule or pool with fair shares
 }
 
 // Unread is what could not be read.
@@ -92,12 +102,20 @@ type Unread struct {
 
 // Judge says what the facts mean for limits.
 func Judge(f Facts) report.Findings {
+	f.byIndex = map[int]*Device{}
+	for i := range f.Devices {
+		f.byIndex[f.Devices[i].Index] = &f.Devices[i]
+	}
+	f.findPools()
 	findings := []report.Finding{}
 	for _, check := range systemChecks {
 		findings = append(findings, check(f.System)...)
 	}
 	findings = append(findings, checkKept(f)...)
 	findings = append(findings, checkLeft(f)...)
+	for _, check := range poolChecks {
+		findings = append(findings, check(f)...)
+	}
 	for _, u := range f.Unread {
 		advice := "run as root"
 		if errors.Is(u.Err, maps.ErrOtherLayout) {
@@ -115,7 +133,7 @@ func Judge(f Facts) report.Findings {
 		if !f.judged(s.Name) {
 			continue
 		}
-		d := f.device(s.Index)
+		d := f.byIndex[s.Index]
 		for _, check := range hookChecks {
 			findings = append(findings, check(f, s, d)...)
 		}
@@ -129,19 +147,11 @@ var systemChecks = []func(System) []report.Finding{
 
 // Each takes the device of the hook, nil where it is not here.
 var hookChecks = []func(Facts, Hook, *Device) []report.Finding{
-	checkState, checkChange, checkBuild, checkQueue, checkLinkType, checkChain, checkXDP, checkHardware, checkMerged,
-	checkCapacity, checkBurst, checkStacked, checkFamilies, checkContended, checkSpilled, checkUnmatched,
+	checkState, checkChange, checkBuild, checkQueue, checkLinkType, checkPPPoE, checkChain, checkXDP, checkHardware, checkMerged,
+	checkCapacity, checkBurst, checkGuarantees, checkSharers, checkStacked, checkFamilies, checkContended, checkSpilled, checkUnmatched,
 }
 
 func (f Facts) judged(name string) bool { return f.Only == "" || f.Only == name }
-
-func (f Facts) device(index int) *Device {
-	i := slices.IndexFunc(f.Devices, func(d Device) bool { return d.Index == index })
-	if index == 0 || i < 0 {
-		return nil
-	}
-	return &f.Devices[i]
-}
 
 // limits are the rules in force on a direction of a device, nil if there are none.
 func (f Facts) limits(d *Device, direction policy.Direction) *Limits {
@@ -163,6 +173,14 @@ func (l *Limits) limited() []Rule {
 		return nil
 	}
 	return slices.DeleteFunc(slices.Clone(l.Rules), func(r Rule) bool { return r.Rate == policy.Unlimited })
+}
+
+// metered are the rules that have a rate or a pool; l may be nil.
+func (l *Limits) metered() []Rule {
+	if l == nil {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(l.Rules), func(r Rule) bool { return r.Rate == policy.Unlimited && r.Within == "" })
 }
 
 func (s Hook) finding(status report.Status, check, finding, advice string) []report.Finding {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -33,7 +34,7 @@ func healthy() *Facts {
 
 func device(index int, name, kind string) Device {
 	return Device{
-		Device:   netinfo.Device{Name: name, Index: index, Kind: kind, L2Bytes: 14, MTU: 1500, GSOMax: 65536, GROMax: 65536},
+		Device:   netinfo.Device{Name: name, Index: index, Kind: kind, L2Bytes: 14, MTU: 1500, GSOMax: 65536, GROMax: 65536, Up: true},
 		Offloads: netinfo.Offloads{GRO: true},
 		IPv4:     true,
 	}
@@ -60,6 +61,14 @@ func (f *Facts) slow() {
 	f.rule().Capacity = policy.DefaultCapacity(f.rule().Rate)
 }
 
+// line makes the rules some for all traffic.
+func (f *Facts) line(cidrs ...string) { f.Hooks[0] = limitedHook(1, "eth0", policy.Egress, cidrs...) }
+
+// router lets packets come from eth1, and keeps those of the host small.
+func (f *Facts) router() {
+	f.Devices[0].GSOMax, f.Devices[1].Forwards4 = 4096, true
+}
+
 // onIngress makes the rule one for ingress.
 func (f *Facts) onIngress() *Hook {
 	f.Hooks[0] = limitedHook(1, "eth0", policy.Ingress, "10.0.0.0/24")
@@ -76,6 +85,20 @@ func (f *Facts) leaky(bytes uint64) {
 func (f *Facts) queued(capacity, queue uint64) {
 	r := f.rule()
 	r.Algorithm, r.Capacity, r.Queue, r.Excess, r.ECNAbove = policy.GCRA, capacity, queue, policy.Delay, policy.Never
+}
+
+// pool adds a pool of 100mbit that the rule is within.
+func (f *Facts) pool(name string) *Rule {
+	p := Rule{Rule: policy.Rule{Pool: true, Prefix: policy.PoolKey(name), Label: policy.Label{Name: name}, Rate: 100_000_000}}
+	p.Capacity = policy.DefaultCapacity(p.Rate)
+	f.Pools = append(f.Pools, p)
+	f.rule().Within = policy.Within(name)
+	return &f.Pools[len(f.Pools)-1]
+}
+
+// delays makes it delay packets.
+func (r *Rule) delays() {
+	r.Excess, r.Queue, r.ECNAbove = policy.Delay, policy.DefaultQueue(r.Rate), policy.Never
 }
 
 // held lets a qdisc delay packets of the rule, by 50 ms at most.
@@ -222,6 +245,50 @@ func TestJudge(t *testing.T) {
 			f.Devices[0].Kind, f.Devices[0].Offloads.GRO = "veth", false
 		}, []string{"note eth0 ingress packets"}, []string{"the other end"}},
 
+		{"veth whose other end is known to send small packets", func(f *Facts) {
+			f.onIngress()
+			f.slow()
+			f.Devices[0].Kind, f.Devices[0].Peer, f.Devices[1].GSOMax = "veth", 2, 4096
+			f.rule().Rate = 500_000
+		}, []string{"note eth0 ingress packets"}, []string{"up to 4096 bytes, which take 66ms at the 500kbit of 10.0.0.0/24", "one drop loses as much; \n"}},
+		{"tap at a low rate", func(f *Facts) { f.onIngress(); f.slow(); f.Devices[0].Kind = "tuntap" },
+			[]string{"note eth0 ingress packets"}, []string{"if eth0 is of a virtual machine"}},
+		{"ports at a low rate", func(f *Facts) {
+			f.onIngress()
+			f.slow()
+			f.Devices[0].Kind, f.Devices[0].GROMax, f.Devices[1].Master = "bond", 1<<20, 1
+			f.Devices[1].GROMax = 32768
+		}, []string{"note eth0 ingress packets"}, []string{"merged on arrival at eth1 (GRO): one verdict for up to 32768 bytes", "ethtool -K eth1 gro off"}},
+
+		{"a router merges packets", func(f *Facts) { f.router(); f.rule().Capacity = 65535 },
+			[]string{"warning eth0 egress capacity"}, []string{
+				"less than the largest packet (65536), as packets of this host have up to 4096 bytes (GSO), and forwarded ones up to 65536, as frames are merged on arrival at eth1 (GRO): such",
+				"raise --capacity to 3750000b, or: ethtool -K eth1 gro off\n"}},
+		{"a router without GRO", func(f *Facts) {
+			f.router()
+			f.Devices[1].Offloads.GRO, f.rule().Capacity = false, 4095
+		}, []string{"warning eth0 egress capacity"}, []string{"less than the largest packet (4096)", "raise --capacity to 3750000b\n"}},
+		{"a router whose local packets are large, too", func(f *Facts) {
+			f.router()
+			f.Devices[0].GSOMax, f.rule().Capacity = 32768, 32768
+		}, []string{"warning eth0 egress capacity"}, []string{"or: ip link set dev eth0 gso_max_size 4096, and ethtool -K eth1 gro off\n"}},
+		{"a router with several sources", func(f *Facts) {
+			f.router()
+			f.rule().Capacity = 65535
+			f.stack(device(3, "eth2", "device"))
+			f.stack(device(4, "eth3", "dummy"))
+			f.stack(unlike(device(5, "eth4", "device"), func(d *Device) { d.Up = false }))
+			f.stack(unlike(device(6, "eth1.5", "vlan"), func(d *Device) { d.Parent = 2 }))
+			f.stack(unlike(device(7, "tap0", "tuntap"), func(d *Device) { d.Forwards4 = true }))
+		}, []string{"warning eth0 egress capacity"}, []string{"at eth1, eth2 (GRO), and packets of the program that has tap0", "ethtool -K DEV gro off (DEV: eth1, eth2), and if tap0 is"}},
+		{"a router at a low rate", func(f *Facts) { f.router(); f.slow() },
+			[]string{"note eth0 egress packets"}, []string{"one verdict for up to 65536 bytes, which take 524ms", "if that matters: ethtool -K eth1 gro off\n"}},
+		{"a port of a bridge gets merged packets from another", func(f *Facts) {
+			f.Devices[0].GSOMax, f.Devices[0].Master, f.Devices[1].Master, f.rule().Capacity = 4096, 3, 3, 65535
+			f.stack(device(3, "br0", "bridge"))
+			f.stack(device(4, "eth2", "device"))
+		}, []string{"warning eth0 egress capacity"}, []string{"at eth1 (GRO): such"}},
+
 		{"capacity below a frame", func(f *Facts) { f.Devices[0].MTU = 9000; f.rule().Capacity = 9013 },
 			[]string{"warning eth0 egress capacity"}, []string{"one full frame (9014)"}},
 		{"capacity of a frame", func(f *Facts) {
@@ -281,13 +348,46 @@ func TestJudge(t *testing.T) {
 		{"unlimited", func(f *Facts) { f.rule().Rate, f.rule().Capacity = policy.Unlimited, 0 }, nil, nil},
 
 		{"IPv6 unlimited", func(f *Facts) { f.Devices[0].IPv6 = true },
-			[]string{"note eth0 egress families"}, []string{"IPv6 traffic is not limited", "::/0"}},
+			[]string{"warning eth0 egress families"}, []string{"IPv6 traffic is not limited", "::/0"}},
 		{"IPv4 unlimited", func(f *Facts) { f.Hooks[0] = limitedHook(1, "eth0", policy.Egress, "2001:db8::/32") },
-			[]string{"note eth0 egress families"}, []string{"IPv4 traffic is not limited"}},
+			[]string{"warning eth0 egress families"}, []string{"IPv4 traffic is not limited"}},
 		{"both families", func(f *Facts) {
 			f.Devices[0].IPv6 = true
 			f.Hooks[0] = limitedHook(1, "eth0", policy.Egress, "10.0.0.0/24", "2001:db8::/32")
 		}, nil, nil},
+
+		{"all IPv4, and the device has IPv6", func(f *Facts) { f.line("0.0.0.0/0"); f.Devices[0].IPv6 = true },
+			[]string{"warning eth0 egress families"}, []string{"all IPv4 traffic is limited, and no rule is for IPv6, which bypasses the limit: the device has IPv6 addresses; 'shapectl set eth0 egress ::/0 --rate RATE'"}},
+		{"all IPv4, and the host forwards IPv6", func(f *Facts) { f.line("0.0.0.0/0"); f.Devices[0].Forwards6 = true },
+			[]string{"warning eth0 egress families"}, []string{"this host forwards IPv6"}},
+		{"all IPv4, and the device is a port of a bridge", func(f *Facts) {
+			f.line("0.0.0.0/0")
+			f.Devices[0].Master = 3
+			f.stack(device(3, "br0", "bridge"))
+		}, []string{"warning eth0 egress families"}, []string{"bridge br0 forwards both"}},
+		{"all IPv4, and there is no IPv6", func(f *Facts) { f.line("0.0.0.0/0") },
+			[]string{"note eth0 egress families"}, []string{"the device has no IPv6 address, and this host does not forward IPv6"}},
+		{"all IPv4 is exempt", func(f *Facts) {
+			f.line("0.0.0.0/0", "10.0.0.0/24")
+			f.rule().Rate, f.Devices[0].IPv6 = policy.Unlimited, true
+		}, []string{"note eth0 egress families"}, []string{"all rules are for IPv4"}},
+		{"all IPv6, and the host forwards IPv4", func(f *Facts) {
+			f.line("::/0")
+			f.Devices[0].IPv4, f.Devices[0].Forwards4 = false, true
+		}, []string{"warning eth0 egress families"}, []string{"'shapectl set eth0 egress 0.0.0.0/0 --rate RATE'"}},
+		{"all IPv4, and a part of IPv6", func(f *Facts) { f.line("0.0.0.0/0", "2001:db8::/32"); f.Devices[0].IPv6 = true }, nil, nil},
+
+		{"PPPoE", func(f *Facts) { f.PPPoE = []string{"gone", "eth0"}; f.stack(device(3, "ppp0", "ppp")) },
+			[]string{"failed eth0 egress pppoe"}, []string{"eth0 carries PPPoE: its packets are not IP there, and pass unlimited; set the rules on ppp0"}},
+		{"PPPoE on a VLAN", func(f *Facts) {
+			f.PPPoE = []string{"eth0.7"}
+			f.stack(unlike(device(3, "eth0.7", "vlan"), func(d *Device) { d.Parent = 1 }))
+		}, []string{"failed eth0 egress pppoe", "note eth0 egress path"}, []string{"set the rules on the PPP device"}},
+		{"PPPoE before the first rule", func(f *Facts) {
+			f.Only, f.PPPoE = "eth1", []string{"eth1"}
+			f.Hooks = append(f.Hooks, Hook{Name: "eth1", Index: 2, Direction: policy.Egress})
+		}, []string{"note eth1 egress pppoe"}, nil},
+		{"PPPoE elsewhere", func(f *Facts) { f.PPPoE = []string{"eth1"} }, nil, nil},
 
 		{"contended", func(f *Facts) { f.rule().Counters.ContendedPackets = 3 },
 			[]string{"warning eth0 egress contended"}, []string{"3 packets of 10.0.0.0/24"}},
@@ -418,6 +518,69 @@ func TestJudge(t *testing.T) {
 			f.Hooks[0].Chain = append(f.Hooks[0].Chain, foreignTCX)
 		}, []string{"warning eth0 ingress chain"}, []string{"it does not see the packets of 10.0.0.0/24"}},
 
+		{"a pool", func(f *Facts) { f.pool("a") }, nil, nil},
+		{"unused pools", func(f *Facts) { f.pool("a"); f.pool("b"); f.Netns = "blue" },
+			[]string{"note pools"}, []string{"no rule or pool is within a; ", "'shapectl -n blue pool delete a'"}},
+		{"a pool that only a pool is within", func(f *Facts) { f.pool("a"); f.pool("b").Within = "a" }, nil, nil},
+		{"pools that rules may be within which cannot be read", func(f *Facts) {
+			f.pool("a")
+			f.rule().Within = ""
+			f.Unread = []Unread{{Err: errors.New("no")}}
+		}, []string{"warning access"}, nil},
+		{"a burst that a pool has no room for", func(f *Facts) { f.pool("a").Capacity = 100_000 },
+			[]string{"note pools"}, []string{`pool "a" holds 100000 bytes`, "the burst of 3750000 bytes pass that eth0 egress 10.0.0.0/24 allows; ", "to 3750000b,", "to 100000b"}},
+		{"bursts that a pool has no room for", func(f *Facts) {
+			f.pool("a").Capacity = 100_000
+			f.pool("b").Within = "a"
+			f.Pools[1].Capacity = 4_000_000
+			f.Hooks[0].Limits.Rules = append(f.Hooks[0].Limits.Rules, *f.rule())
+			f.Hooks[0].Limits.Rules[1].Within = "a"
+		}, []string{"note pools"}, []string{`of 4000000 bytes pass that pool "b" allows (nor those of 1 more)`}},
+		{"a rule without a burst of its own", func(f *Facts) { f.pool("a").Capacity = 100_000; f.rule().Rate = policy.Unlimited }, nil, nil},
+		{"a burst for which a pool has a queue", func(f *Facts) {
+			p := f.pool("a")
+			p.delays()
+			f.Hooks[0].Queue = &Queue{State: unlikeFQ(func(s *fq.State) { s.Limit, s.FlowLimit = 1<<20, 1<<20 })}
+			p.Capacity, p.Queue = 750_000, 3_000_000
+		}, nil, nil},
+		{"guarantees of a device that is gone", func(f *Facts) {
+			f.pool("a")
+			f.rule().Guarantee, f.rule().Members = 5_000_000, 3
+			f.Hooks[0].Limits.State = loader.Gone
+		}, []string{"failed eth0 egress state", "warning eth0 egress guarantees"},
+			[]string{`15mbit of pool "a" stay reserved`, "'shapectl flush eth0 egress' frees them"}},
+		{"guarantees of a detached rule", func(f *Facts) {
+			f.pool("a")
+			f.rule().Guarantee = 5_000_000
+			f.Hooks[0].Limits.State = loader.Detached
+		}, []string{"failed eth0 egress state"}, nil},
+		{"as many sharers as a pool has room for", func(f *Facts) {
+			p := f.pool("a")
+			p.Share.Kind, p.Sharers = policy.ShareHost, 3_750_000/1514
+		}, nil, nil},
+		{"more sharers than a pool has room for", func(f *Facts) {
+			p := f.pool("a")
+			p.Share.Kind, p.Sharers = policy.ShareHost, 3_750_000/1514+1
+		}, []string{"note shares"}, []string{`pool "a": 2477 sharers are active`, "full packet of 2476", "--capacity to 3750178b"}},
+		{"too many sharers of a rule", func(f *Facts) { f.rule().Share.Kind, f.rule().Sharers = policy.ShareFlow, 4001 },
+			[]string{"warning eth0 egress shares"}, []string{"10.0.0.0/24: 4001 sharers are active", "--share /24"}},
+		{"delayed by a pool", func(f *Facts) { f.pool("a").delays(); f.Hooks[0].Queue = &Queue{State: enough} }, nil, nil},
+		{"delayed by a pool above, without fq", func(f *Facts) {
+			f.pool("a").delays()
+			f.pool("b").Within = "a"
+			f.rule().Rate = policy.Unlimited
+			f.Hooks[0].Queue = &Queue{State: fq.State{Kind: "noqueue"}}
+		}, []string{"failed eth0 egress queue"}, []string{"eth0 has noqueue", "10.0.0.0/24"}},
+		{"delayed by a pool for too long", func(f *Facts) {
+			f.pool("a").delays()
+			f.Hooks[0].Queue = &Queue{State: unlikeFQ(func(s *fq.State) { s.Horizon = time.Millisecond })}
+		}, []string{"failed eth0 egress queue"}, []string{"by 1ms at most"}},
+		{"only pools limit IPv4", func(f *Facts) {
+			f.line("0.0.0.0/0")
+			f.pool("a")
+			f.rule().Rate, f.Devices[0].IPv6 = policy.Unlimited, true
+		}, []string{"warning eth0 egress families"}, []string{"put both in a pool"}},
+
 		{"no rules yet", func(f *Facts) {
 			f.Only = "eth1"
 			f.Hooks = append(f.Hooks, Hook{Name: "eth1", Index: 2, Direction: policy.Ingress, Chain: []netinfo.ChainEntry{foreignTCX}})
@@ -445,11 +608,24 @@ func TestJudge(t *testing.T) {
 				t.Errorf("found %q, want %q\n%s", got, want, strings.Join(said, "\n"))
 			}
 			for _, text := range test.says {
-				if !strings.Contains(strings.Join(said, "\n"), text) {
+				if !strings.Contains(strings.Join(said, "\n")+"\n", text) {
 					t.Errorf("%q is not in\n%s", text, strings.Join(said, "\n"))
 				}
 			}
 		})
+	}
+}
+
+func TestStateOfSeveralHooks(t *testing.T) {
+	f := healthy()
+	f.Hooks = append(f.Hooks, limitedHook(1, "eth0", policy.Ingress, "10.0.0.0/24", "10.0.1.0/24"))
+	for i := range f.Hooks {
+		f.Hooks[i].Limits.State = loader.Gone
+	}
+	var text strings.Builder
+	testenv.Must(t, Judge(*f).Problems(&text))
+	if want := "eth0 egress, eth0 ingress state: 3 rules not in force: "; !strings.Contains(text.String(), want) {
+		t.Errorf("%q is not in\n%s", want, &text)
 	}
 }
 

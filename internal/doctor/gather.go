@@ -44,8 +44,14 @@ func Gather(o loader.Options, name string) (Facts, error) {
 		return f, err
 	}
 	for _, d := range devices {
-		f.Devices = append(f.Devices, Device{Device: d, Tunnel: d.Tunnel()})
+		added := Device{Device: d, Tunnel: d.Tunnel()}
+		added.Forwards4, added.Forwards6 = d.Forwards()
+		f.Devices = append(f.Devices, added)
 	}
+	if f.PPPoE, err = netinfo.PPPoE(); err != nil {
+		f.unread("", "", err)
+	}
+	f.pools(n)
 	if err := f.allHooks(n); errors.Is(err, loader.ErrUntrusted) {
 		f.System.BPFFS.Untrusted = err
 	} else if err != nil {
@@ -57,6 +63,7 @@ func Gather(o loader.Options, name string) (Facts, error) {
 		}
 	}
 	f.details()
+	f.findPools()
 	for i := range f.Hooks {
 		f.attached(n, &f.Hooks[i])
 	}
@@ -86,11 +93,28 @@ func system(o loader.Options) (System, error) {
 	return s, nil
 }
 
+// pools adds the pools, and the sharers of all shared buckets.
+func (f *Facts) pools(n *loader.Namespace) {
+	h := n.Pools()
+	defer h.Close()
+	if h.Set == nil {
+		return
+	}
+	f.sharers = h.Set.ActiveSharers()
+	for _, e := range h.Set.Rules() {
+		f.Pools = append(f.Pools, f.ruleFacts(h.Set, e))
+	}
+}
+
+func (f *Facts) ruleFacts(set *maps.Set, e maps.Entry) Rule {
+	return Rule{Rule: e.Rule, Counters: set.Counters(e.ID), Sharers: f.sharers[e.ID]}
+}
+
 // allHooks adds all hooks that have rules, as stacked devices are judged together.
 func (f *Facts) allHooks(n *loader.Namespace) error {
 	hooks, err := n.Hooks() // with the error come those that could be read
 	for _, h := range hooks {
-		s, err := hookFacts(h)
+		s, err := f.hookFacts(h)
 		h.Close()
 		if err != nil {
 			f.unread(s.Name, s.Direction.String(), err)
@@ -105,7 +129,7 @@ func (f *Facts) allHooks(n *loader.Namespace) error {
 	return err
 }
 
-func hookFacts(h *loader.Hook) (Hook, error) {
+func (f *Facts) hookFacts(h *loader.Hook) (Hook, error) {
 	s := Hook{Name: h.Name(), Index: h.Device.Index, Direction: h.Direction}
 	l := &Limits{State: h.State, Mode: h.Mode, Was: h.Was, Match: h.Match()}
 	l.Change, l.Until = h.Set.Change()
@@ -118,7 +142,7 @@ func hookFacts(h *loader.Hook) (Hook, error) {
 		return s, err
 	}
 	for _, e := range h.Set.Rules() {
-		r := Rule{Rule: e.Rule, Counters: h.Set.Counters(e.ID)}
+		r := f.ruleFacts(h.Set, e)
 		l.Rules = append(l.Rules, r)
 		if r.Counters.SpilledPackets > 0 && l.Slots.All == 0 {
 			l.Slots = h.Set.Slots(maps.Now())
@@ -153,18 +177,19 @@ func (f *Facts) has(name string, direction policy.Direction) bool {
 	return slices.ContainsFunc(f.Hooks, func(s Hook) bool { return s.Name == name && s.Direction == direction })
 }
 
-// details adds what is only needed of the devices that are judged.
+// details adds the offloads of all devices, and what is only needed of those that are judged.
 func (f *Facts) details() {
 	for i := range f.Devices {
 		d := &f.Devices[i]
-		if !f.judged(d.Name) || !f.has(d.Name, policy.Egress) && !f.has(d.Name, policy.Ingress) {
+		judged := f.judged(d.Name) && (f.has(d.Name, policy.Egress) || f.has(d.Name, policy.Ingress))
+		var err error
+		if d.Offloads, err = d.Device.Offloads(); err != nil && judged {
+			f.unread(d.Name, "", err)
+		}
+		if !judged {
 			continue
 		}
 		d.Unreadable = d.CheckReadable()
-		var err error
-		if d.Offloads, err = d.Device.Offloads(); err != nil {
-			f.unread(d.Name, "", err)
-		}
 		if d.IPv4, d.IPv6, err = d.Addresses(); err != nil {
 			f.unread(d.Name, "", err)
 		}
@@ -177,7 +202,7 @@ func (f *Facts) attached(n *loader.Namespace, s *Hook) {
 	if !f.judged(s.Name) {
 		return
 	}
-	if f.device(s.Index) != nil {
+	if slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Index == s.Index }) {
 		chain, err := chainOf(n, s.Index, s.Direction)
 		refused := errors.Is(err, fs.ErrPermission) && !f.System.has(unix.CAP_NET_ADMIN) // of which checkHook tells
 		if err != nil && !refused {
@@ -187,7 +212,7 @@ func (f *Facts) attached(n *loader.Namespace, s *Hook) {
 			s.Chain = append([]netinfo.ChainEntry{}, chain...) // not nil: it is known
 		}
 	}
-	if len(s.delaying()) == 0 || !s.inForce() {
+	if len(f.delaying(*s)) == 0 || !s.inForce() {
 		return
 	}
 	var q Queue

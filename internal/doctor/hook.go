@@ -31,28 +31,35 @@ func checkState(f Facts, s Hook, d *Device) []report.Finding {
 	switch l.State {
 	case loader.Attached:
 		if l.Was != s.Name {
-			return s.finding(report.Note, "state",
+			return s.state(report.Note,
 				fmt.Sprintf("%s in force by %s; the device was %s when they were set, and was renamed", rules, l.Mode, l.Was), "")
 		}
-		return s.finding(report.OK, "state", fmt.Sprintf("%s in force by %s", rules, l.Mode), "")
+		return s.state(report.OK, fmt.Sprintf("%s in force by %s", rules, l.Mode), "")
 	case loader.Unknown:
-		return s.finding(report.Note, "state", rules+"; whether in force is unknown, and the other findings assume it",
+		return s.state(report.Note, rules+"; whether in force is unknown, and the other findings assume it",
 			"look with CAP_NET_ADMIN, or as root")
 	case loader.Moved:
-		return s.finding(report.Warning, "state",
-			fmt.Sprintf("the device has moved to another network namespace: %s limit it there, but cannot be seen or changed there", rules),
+		return s.state(report.Warning,
+			rules+" out of reach: the device has moved to another network namespace, where they still limit it",
 			fmt.Sprintf("%s here, then set them there", s.flush(f.Netns)))
 	case loader.Gone:
 		if slices.ContainsFunc(f.Devices, func(d Device) bool { return d.Name == l.Was }) { // made again
-			return s.finding(report.Failed, "state",
+			return s.state(report.Failed,
 				rules+" not in force: the device was deleted and created again; the new one has no limits",
 				"set them again; the next command that changes a rule removes the old ones")
 		}
-		return s.finding(report.Failed, "state", rules+" not in force: the device was deleted or moved away",
+		return s.state(report.Failed, rules+" not in force: the device was deleted or moved away",
 			"the next command that changes a rule removes them; "+plain.Suggest(f.Netns, "watch")+" applies its policy to a new device")
 	}
-	return s.finding(report.Failed, "state", rules+" not in force: something else detached shapectl's program from the device",
+	return s.state(report.Failed, rules+" not in force: something else detached shapectl's program from the device",
 		"set one of them again to attach all, or "+s.flush(f.Netns))
+}
+
+// state is a finding that begins with the number of rules.
+func (s Hook) state(status report.Status, finding, advice string) []report.Finding {
+	findings := s.finding(status, "state", finding, advice)
+	findings[0].Rules = len(s.Limits.Rules)
+	return findings
 }
 
 func checkChange(f Facts, s Hook, _ *Device) []report.Finding {
@@ -88,6 +95,35 @@ func checkLinkType(_ Facts, s Hook, d *Device) []report.Finding {
 		"set rules on the device below or above it")
 }
 
+func checkPPPoE(f Facts, s Hook, d *Device) []report.Finding {
+	if d == nil || !slices.ContainsFunc(f.PPPoE, func(name string) bool { return f.passes(name, d) }) {
+		return nil
+	}
+	status := report.Failed
+	if s.Limits == nil {
+		status = report.Note
+	}
+	sessions := f.names(func(o *Device) bool { return o.Kind == "ppp" })
+	if len(sessions) == 0 {
+		sessions = []string{"the PPP device"}
+	}
+	return s.finding(status, "pppoe", d.Name+" carries PPPoE: its packets are not IP there, and pass unlimited",
+		"set the rules on "+plain.List(sessions))
+}
+
+// passes reports whether packets of the device called name pass d: it is d, or on top of it.
+func (f Facts) passes(name string, d *Device) bool {
+	i := slices.IndexFunc(f.Devices, func(o Device) bool { return o.Name == name })
+	if i < 0 {
+		return false
+	}
+	o := &f.Devices[i]
+	for o != nil && o.Index != d.Index {
+		o = f.byIndex[o.Parent]
+	}
+	return o != nil
+}
+
 func checkChain(f Facts, s Hook, d *Device) []report.Finding {
 	if d == nil || s.Chain == nil || s.Limits != nil && !s.inForce() {
 		return nil
@@ -107,7 +143,7 @@ func checkChain(f Facts, s Hook, d *Device) []report.Finding {
 			s.comeFirst(f.Netns, before))
 	}
 	after := behind(s.Chain)
-	if delaying := s.delaying(); len(after) > 0 && len(delaying) > 0 && s.Direction == policy.Ingress {
+	if delaying := f.delaying(s); len(after) > 0 && len(delaying) > 0 && s.Direction == policy.Ingress {
 		return append(findings, s.finding(report.Warning, "chain",
 			fmt.Sprintf("%s after the limit: it does not see the packets of %s, which enter through an ifb device behind it: a filter there does not stop them",
 				describe(after), prefixes(delaying)), "filter before the limit, or where packets are routed; or do not use excess delay")...)

@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/shapectl/shapectl/internal/plain"
@@ -20,22 +19,30 @@ type Queue struct {
 	Ifb *fq.Ifb
 }
 
-// delaying are the rules with excess delay.
-func (s Hook) delaying() []Rule {
-	return slices.DeleteFunc(s.Limits.limited(), func(r Rule) bool { return r.Excess != policy.Delay })
+// delaying are the rules with excess delay, and those in a pool with it.
+func (f Facts) delaying(s Hook) (rules []Rule) {
+	if s.Limits == nil {
+		return nil
+	}
+	for _, r := range s.Limits.Rules {
+		if r.Excess == policy.Delay || len(f.queues[r.Within]) > 0 {
+			rules = append(rules, r)
+		}
+	}
+	return rules
 }
 
-// waiting is how many packets one of the rules may queue, and for how long.
-func waiting(rules []Rule) (packets uint32, longest time.Duration) {
-	limits := make([]policy.Rule, len(rules))
-	for i, r := range rules {
-		limits[i] = r.Rule
+// waiting is how many packets one of the rules, or of their pools, may queue, and for how long.
+func (f Facts) waiting(rules []Rule) (packets uint32, longest time.Duration) {
+	var limits []policy.Rule
+	for _, r := range rules {
+		limits = append(append(limits, r.Rule), f.queues[r.Within]...)
 	}
 	return loader.Waiting(limits)
 }
 
 func checkQueue(f Facts, s Hook, _ *Device) []report.Finding {
-	delaying := s.delaying()
+	delaying := f.delaying(s)
 	switch {
 	case len(delaying) == 0 && s.HasOurFQ:
 		return s.finding(report.Note, "queue", "the device has the fq qdisc of --setup-fq, but no rule that delays packets",
@@ -70,7 +77,7 @@ func (s Hook) checkIfb(delaying []Rule) []report.Finding {
 
 func (s Hook) checkFQ(f Facts, delaying []Rule) []report.Finding {
 	q := s.Queue.State
-	packets, longest := waiting(delaying)
+	packets, longest := f.waiting(delaying)
 	device := s.Name
 	mend := "--setup-fq with " + plain.Suggest(f.Netns, "set") + " or 'apply', or: " + q.Command(device, f.Netns, packets)
 	if s.Queue.Ifb != nil {

@@ -13,58 +13,32 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// biggest is how many bytes one packet of a hook may have, why that is more than a
-// frame, and how to reduce it.
-func biggest(s Hook, d *Device) (bytes int, why, less string) {
-	frame := d.MTU + int(d.L2Bytes)
-	lower := "ip link set dev %s gso_max_size 4096"
-	// With ethtool -K gso off or tso off TCP still passes large packets to the hook:
-	// these settings only change where behind it they are segmented.
-	if s.Direction == policy.Egress || d.Loopback {
-		return max(frame, d.GSOMax), "TCP sends large packets that are segmented later (GSO)", fmt.Sprintf(lower, plain.Word(s.Name))
-	}
-	switch {
-	case d.Kind == "veth" || d.Kind == "netkit":
-		return max(frame, d.GSOMax), "packets of the other end enter before they are segmented (GSO)",
-			fmt.Sprintf(lower, "PEER") + " at the other end"
-	case d.Offloads.LRO:
-		return max(frame, d.GROMax), "frames are merged on arrival (LRO, GRO)", fmt.Sprintf("ethtool -K %s lro off gro off", plain.Word(s.Name))
-	case stacked[d.Kind]:
-		return max(frame, d.GROMax), "frames are merged on arrival, at the devices below (GRO)", "ethtool -K with gro off there"
-	case d.Offloads.GRO:
-		return max(frame, d.GROMax), "frames are merged on arrival (GRO)", fmt.Sprintf("ethtool -K %s gro off", plain.Word(s.Name))
-	}
-	return frame, "", ""
-}
-
-// stacked are the kinds of device whose packets arrive at another one first.
-var stacked = map[string]bool{
-	"bridge": true, "bond": true, "team": true, "vlan": true, "macvlan": true, "ipvlan": true, "vrf": true,
-}
-
 // jerk is how long one packet may take at a rate without a note: 64 KiB at 10mbit
 // take longer.
 const jerk = 50 * time.Millisecond
 
-func checkMerged(_ Facts, s Hook, d *Device) []report.Finding {
+func checkMerged(f Facts, s Hook, d *Device) []report.Finding {
 	if d == nil {
 		return nil
 	}
-	bytes, why, less := biggest(s, d)
-	if why == "" {
+	p := f.biggest(s, d)
+	if p.why == "" {
 		return s.finding(report.OK, "packets", "each frame gets its own verdict", "")
 	}
-	all := fmt.Sprintf("%s: one verdict for up to %d bytes", why, bytes)
+	all := fmt.Sprintf("%s: one verdict for up to %d bytes", p.why, p.bytes)
 	limited := s.Limits.limited()
 	if len(limited) == 0 {
 		return s.finding(report.OK, "packets", all+", which count as their frames", "")
 	}
 	slowest := slices.MinFunc(limited, func(a, b Rule) int { return cmp.Compare(a.Rate, b.Rate) })
-	if took := drain(uint64(bytes), slowest.Rate); took > jerk {
+	if took := drain(p.bytes, slowest.Rate); took > jerk {
+		advice := p.less
+		if advice != "" {
+			advice = "if that matters: " + advice
+		}
 		return s.finding(report.Note, "packets",
 			fmt.Sprintf("%s, which take %s at the %v of %s: the rate is right in the long run, but traffic is bursty, and one drop loses as much",
-				all, spell(took), slowest.Rate, slowest.Prefix),
-			"if that matters: "+less)
+				all, spell(took), slowest.Rate, slowest.Prefix), advice)
 	}
 	return s.finding(report.OK, "packets", all+", which count as their frames; at these rates that is little", "")
 }
@@ -90,19 +64,20 @@ func bytesIn(t time.Duration, r policy.Rate) uint64 {
 
 // checkCapacity finds buckets too small for their packets or their rate. It reports the
 // worst of each rule, and of rules alike the first.
-func checkCapacity(_ Facts, s Hook, d *Device) []report.Finding {
+func checkCapacity(f Facts, s Hook, d *Device) []report.Finding {
 	if d == nil {
 		return nil
 	}
 	var findings []report.Finding
+	p := f.biggest(s, d)
 	alike := map[string][]Rule{}
 	for _, r := range s.Limits.limited() {
-		kind, _, _ := tooSmall(s, d, r)
+		kind, _, _ := tooSmall(p, d, r)
 		alike[kind] = append(alike[kind], r)
 	}
 	for _, kind := range []string{"frame", "packet", "rate"} {
 		if rules := alike[kind]; len(rules) > 0 {
-			_, finding, advice := tooSmall(s, d, rules[0])
+			_, finding, advice := tooSmall(p, d, rules[0])
 			if len(rules) > 1 {
 				finding += fmt.Sprintf(" (alike: %s)", prefixes(rules[1:]))
 			}
@@ -118,9 +93,8 @@ func checkCapacity(_ Facts, s Hook, d *Device) []report.Finding {
 }
 
 // tooSmall says for what a rule's capacity is too small; kind is "" if it is not.
-func tooSmall(s Hook, d *Device, r Rule) (kind, finding, advice string) {
-	frame := uint64(d.MTU) + uint64(d.L2Bytes)
-	bytes, why, less := biggest(s, d)
+func tooSmall(p packet, d *Device, r Rule) (kind, finding, advice string) {
+	frame := d.FullFrame()
 	holds := r.Capacity + r.Queue // the most that it admits, also with excess delay
 	what, empty := "bucket", "the bucket is empty"
 	switch {
@@ -130,17 +104,17 @@ func tooSmall(s Hook, d *Device, r Rule) (kind, finding, advice string) {
 		what, empty = "queue", "the queue is empty"
 	}
 	of := fmt.Sprintf("%s: a %s of %d bytes is ", r.Prefix, what, holds)
-	advice = raise(r, uint64(bytes))
+	advice = raise(r, p.bytes)
 	switch {
 	case holds < frame:
 		return "frame", of + fmt.Sprintf("less than one full frame (%d): such a frame passes only while %s", frame, empty), advice
 	// TCP that is delayed sends smaller packets: it reaches the rate with the default.
-	case holds < uint64(bytes) && (r.Excess != policy.Delay || holds < policy.DefaultQueue(r.Rate)):
-		if advice != "" {
+	case holds < p.bytes && (r.Excess != policy.Delay || holds < policy.DefaultQueue(r.Rate)):
+		if advice != "" && p.less != "" {
 			advice += ", or: "
 		}
 		return "packet", of + fmt.Sprintf("less than the largest packet (%d), as %s: such a packet passes only while %s, and TCP may stay far below %v",
-			bytes, why, empty, r.Rate), advice + less
+			p.bytes, p.why, empty, r.Rate), advice + p.less
 	case holds < bytesIn(10*time.Millisecond, r.Rate):
 		return "rate", of + fmt.Sprintf("only %s of %v: TCP sends larger bursts, and may not reach that rate",
 			spell(drain(holds, r.Rate)), r.Rate), advice
@@ -202,23 +176,50 @@ func checkBurst(_ Facts, s Hook, _ *Device) []report.Finding {
 	return findings
 }
 
-func checkFamilies(_ Facts, s Hook, d *Device) []report.Finding {
-	limited := s.Limits.limited()
+// checkFamilies finds directions whose rules are all for one family.
+func checkFamilies(f Facts, s Hook, d *Device) []report.Finding {
+	limited := s.Limits.metered()
 	if d == nil || len(limited) == 0 {
 		return nil
 	}
 	is4 := func(r Rule) bool { return r.Prefix.Addr().Is4() }
 	is6 := func(r Rule) bool { return r.Prefix.Addr().Is6() }
-	lacks := func(has, other, all string) []report.Finding {
-		return s.finding(report.Note, "families",
-			fmt.Sprintf("all rules are for %s, and the device has %s addresses, too: %s traffic is not limited", has, other, other),
-			fmt.Sprintf("if it should be, set rules for its networks or for %s", all))
+	lacks := func(has, other, all string, addresses, forwards bool) []report.Finding {
+		whole := slices.ContainsFunc(limited, func(r Rule) bool { return r.Prefix.Bits() == 0 })
+		how := ""
+		switch master := f.byIndex[d.Master]; {
+		case addresses:
+			how = "the device has " + other + " addresses"
+		case forwards:
+			how = "this host forwards " + other
+		case master != nil && master.Kind == "bridge":
+			how = "bridge " + master.Name + " forwards both"
+		}
+		switch {
+		case whole && how != "":
+			return s.finding(report.Warning, "families",
+				fmt.Sprintf("all %s traffic is limited, and no rule is for %s, which bypasses the limit: %s", has, other, how),
+				plain.Quoted(plain.Command(f.Netns, "set", s.Name, s.Direction.String(), all)+" --rate RATE")+"; each rule has its own bucket: split the rate between them, or put both in a pool (--within)")
+		case whole:
+			return s.finding(report.Note, "families",
+				fmt.Sprintf("all rules are for %s; the device has no %s address, and this host does not forward %s", has, other, other),
+				fmt.Sprintf("if that may change, set rules for its networks or for %s", all))
+		case addresses:
+			level := report.Warning
+			if slices.ContainsFunc(s.Limits.Rules, func(r Rule) bool { return r.Prefix.Bits() == 0 }) {
+				level = report.Note // all but some networks are exempt anyway
+			}
+			return s.finding(level, "families",
+				fmt.Sprintf("all rules are for %s, and the device has %s addresses, too: %s traffic is not limited", has, other, other),
+				fmt.Sprintf("set rules for its networks or for %s, perhaps with --rate unlimited", all))
+		}
+		return nil
 	}
 	switch {
-	case d.IPv6 && !slices.ContainsFunc(s.Limits.Rules, is6):
-		return lacks("IPv4", "IPv6", "::/0")
-	case d.IPv4 && !slices.ContainsFunc(s.Limits.Rules, is4):
-		return lacks("IPv6", "IPv4", "0.0.0.0/0")
+	case !slices.ContainsFunc(s.Limits.Rules, is6):
+		return lacks("IPv4", "IPv6", "::/0", d.IPv6, d.Forwards6)
+	case !slices.ContainsFunc(s.Limits.Rules, is4):
+		return lacks("IPv6", "IPv4", "0.0.0.0/0", d.IPv4, d.Forwards4)
 	}
 	return nil
 }

@@ -20,7 +20,7 @@ func checkStacked(f Facts, s Hook, d *Device) []report.Finding {
 	for i := range f.Devices {
 		findings = append(findings, twice(f, s, d, &f.Devices[i])...)
 	}
-	if len(s.Limits.limited()) > 0 || s.Limits == nil {
+	if len(s.Limits.metered()) > 0 || s.Limits == nil {
 		findings = append(findings, unseen(f, s, d)...)
 	}
 	return findings
@@ -29,8 +29,11 @@ func checkStacked(f Facts, s Hook, d *Device) []report.Finding {
 // twice warns of rules on two devices that the same packets pass.
 func twice(f Facts, s Hook, d, other *Device) []report.Finding {
 	how, direction := meet(s, d, other)
+	if how == "" {
+		return nil
+	}
 	there := f.limits(other, direction)
-	if how == "" || !s.inForce() || there == nil || !overlap(s, d, there, other) || told(f, s, other, direction) {
+	if !s.inForce() || there == nil || !overlap(s, d, there, other) || told(f, s, other, direction) {
 		return nil
 	}
 	return s.finding(report.Warning, "counted twice",
@@ -99,8 +102,8 @@ func overlap(s Hook, d *Device, there *Limits, other *Device) bool {
 	case carries(other, d):
 		return holds(there, d.Tunnel)
 	}
-	return slices.ContainsFunc(s.Limits.limited(), func(a Rule) bool {
-		return slices.ContainsFunc(there.limited(), func(b Rule) bool {
+	return slices.ContainsFunc(s.Limits.metered(), func(a Rule) bool {
+		return slices.ContainsFunc(there.metered(), func(b Rule) bool {
 			if s.Limits.Match != there.Match { // different addresses of a packet: it may match both
 				return a.Prefix.Addr().Is4() == b.Prefix.Addr().Is4()
 			}
@@ -111,7 +114,7 @@ func overlap(s Hook, d *Device, there *Limits, other *Device) bool {
 
 // holds reports whether rules may be for the packets that a tunnel makes.
 func holds(l *Limits, t *netinfo.Tunnel) bool {
-	return slices.ContainsFunc(l.limited(), func(r Rule) bool { return !t.Remote.IsValid() || r.Prefix.Contains(t.Remote) })
+	return slices.ContainsFunc(l.metered(), func(r Rule) bool { return !t.Remote.IsValid() || r.Prefix.Contains(t.Remote) })
 }
 
 // unseen notes packets that rules on this device miss, or see besides.
@@ -131,7 +134,7 @@ func unseen(f Facts, s Hook, d *Device) []report.Finding {
 		if len(ports) > 0 {
 			advice = "to limit those, set rules on its ports: " + plain.List(ports)
 		}
-		note("only packets from and to this host pass the bridge: packets between its ports are not limited", advice)
+		note("packets that this host sends, receives or routes pass the bridge; packets between its ports are not limited", advice)
 	case d.Master != 0:
 		findings = append(findings, ofPort(f, s, d)...)
 	case d.Tunnel != nil && d.Tunnel.Underlay == 0:
@@ -148,7 +151,7 @@ func unseen(f Facts, s Hook, d *Device) []report.Finding {
 
 // ofPort notes what passes the other ports of a bond.
 func ofPort(f Facts, s Hook, d *Device) []report.Finding {
-	master := f.device(d.Master)
+	master := f.byIndex[d.Master]
 	if master == nil || master.Kind != "bond" && master.Kind != "team" {
 		return nil
 	}

@@ -24,6 +24,8 @@ type Question struct {
 	Device    string            // "" for those of the routes
 	Direction *policy.Direction // of the device; nil for both
 	Address   netip.Addr        // the zero Addr where the flow has both
+	Name      string            // "", or that of the rules in question, and
+	Network   netip.Prefix      // theirs, which has the address
 	Flow      *maps.Flow        // nil for any
 	Bytes     uint64            // of each segment at layer 2, without VLAN tags; 0 for full ones of the device
 	Segments  uint16            // at least 1
@@ -37,20 +39,28 @@ type QuestionError struct{ err error }
 func (e *QuestionError) Error() string { return e.err.Error() }
 func (e *QuestionError) Unwrap() error { return e.err }
 
-// Explain answers a question about the namespace of the calling thread. The
-// error is, or wraps, a *QuestionError where the question has no answer. With an
-// error about hooks that could not be read it returns the answer for the others.
-func Explain(n *loader.Namespace, q Question) (paths report.Paths, err error) {
-	gather := onDevice
-	if q.Device == "" {
-		gather = onRoutes
+// Explain answers questions about the namespace of the calling thread. The
+// error is, or wraps, a *QuestionError where a question has no answer. With an
+// error about hooks that could not be read it returns the answers for the others.
+func Explain(n *loader.Namespace, questions ...Question) (paths report.Paths, unread error) {
+	for _, q := range questions {
+		gather := onDevice
+		if q.Device == "" {
+			gather = onRoutes
+		}
+		facts, err := gather(n, q)
+		if facts == nil {
+			return nil, err
+		}
+		if unread == nil { // it is about the same hooks for each question
+			unread = err
+		}
+		for _, f := range facts {
+			f.Netns = q.Netns
+			paths = append(paths, Judge(f))
+		}
 	}
-	facts, err := gather(n, q)
-	for _, f := range facts {
-		f.Netns = q.Netns
-		paths = append(paths, Judge(f))
-	}
-	return paths, err
+	return paths, unread
 }
 
 // Facts are about packets, and the hooks that they pass.
@@ -68,6 +78,8 @@ type Packets struct {
 	Src, Dst netip.Addr // the zero Addr for any
 	Flow     *maps.Flow // nil for any between them
 	Segments uint16
+	Name     string       // see Question
+	Network  netip.Prefix // see Question
 }
 
 // A Leg is one half of the path of packets: into this host, or out of it.
@@ -87,7 +99,8 @@ type Stop struct {
 	Unlisted    bool  // Path is not known, as that takes CAP_NET_ADMIN
 	Hook        *Hook // nil where there are no rules, or
 	Unreadable  bool  // where another version has set them
-	Rule        *Rule // nil where none matches
+	Undecided   bool  // the address that the rules compare is not known, and decides which one matches
+	Rule        *Rule // nil where none matches, or if Undecided
 	// What delays the packets of a rule with excess delay: on egress the device's
 	// qdisc, on ingress an ifb device, which is nil where there is none.
 	Qdisc fq.State
@@ -113,6 +126,7 @@ type Rule struct {
 	Bucket    *Bucket       // nil for an unlimited rule, and where it depends on the flow
 	SpeedBits uint64        // of the device; 0 if not known
 	Shadow    *Shadow       // nil where there is none, and where its bucket depends on the flow
+	Stages    Stages        // of the rule, and the pools above; none for a rule without a limit
 }
 
 // A Bucket is the one that a packet is charged to.
@@ -156,9 +170,13 @@ func Judge(f Facts) report.Path {
 		path.How += ", and " + out.how + out.why
 	}
 	for _, e := range f.Elsewhere {
+		met := metWhen(f.Netns, e.Hook, f.In, f.Out)
+		if strings.HasPrefix(met, notMet) && !f.expects(e) {
+			continue
+		}
 		path.Elsewhere = append(path.Elsewhere, report.Elsewhere{
 			Device: e.Name, Direction: e.Direction.String(), Brief: report.NewBrief(e.Rule, e.Name, e.Direction, e.Match),
-			Attached: e.State.InForce(), State: e.Status, Met: metWhen(f.Netns, e.Hook, f.In, f.Out),
+			Attached: e.State.InForce(), State: e.Status, Met: met,
 		})
 	}
 	slices.SortStableFunc(path.Elsewhere, func(a, b report.Elsewhere) int {
@@ -168,15 +186,51 @@ func Judge(f Facts) report.Path {
 	return path
 }
 
+// expects reports whether somebody may expect a rule to decide that packets do not pass. It
+// is asked for, or is for a narrower network than the rule that decides. Where none decides,
+// it is not for all addresses, or not in force.
+func (f Facts) expects(e Elsewhere) bool {
+	decides := 0
+	if report.NotInForce(e.State.InForce()) {
+		decides = -1
+	}
+	for _, s := range f.Stops {
+		if s.Rule != nil && s.Direction == e.Direction {
+			decides = max(decides, s.Rule.Prefix.Bits())
+		}
+	}
+	return f.named(e.Rule) || e.Rule.Prefix.Bits() > decides
+}
+
 func (p Packets) String() string {
 	switch {
 	case p.Flow != nil:
 		return "of " + p.Flow.String()
 	case p.Src.IsValid():
-		return "from " + p.Src.String()
+		return "from " + p.end(p.Src)
 	}
-	return "to " + p.Dst.String()
+	return "to " + p.end(p.Dst)
 }
+
+// end is one end of the packets, and the name that was asked for.
+func (p Packets) end(a netip.Addr) string {
+	switch {
+	case p.Name == "":
+		return a.String()
+	case p.Network.Bits() == 0 && a.Is4():
+		return "any IPv4 address (" + p.Name + ")"
+	case p.Network.Bits() == 0:
+		return "any IPv6 address (" + p.Name + ")"
+	case p.Network.IsSingleIP():
+		return a.String() + " (" + p.Name + ")"
+	}
+	return a.String() + " (" + p.Name + ": " + p.Network.String() + ")"
+}
+
+// named reports whether a rule is one whose name was asked for.
+func (p Packets) named(r policy.Rule) bool { return p.Name != "" && r.Label.Name == p.Name }
+
+func (p Packets) ipv6() bool { return p.Src.Is6() || p.Dst.Is6() }
 
 // side is the address that rules compare.
 func (p Packets) side(m policy.Match) netip.Addr {

@@ -2,6 +2,7 @@ package explain
 
 import (
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -60,8 +62,12 @@ func TestJudgeStop(t *testing.T) {
 		{"no rules", ingress, func(s *Stop) { s.Hook, s.Rule = nil, nil; s.Path = []netinfo.ChainEntry{foreign} }, "pass", nil},
 		{"rules of another layout", egress, func(s *Stop) { s.Hook, s.Rule, s.Unreadable = nil, nil, true }, "unknown", []string{"cannot be read", "another version"}},
 		{"unlimited", egress, func(s *Stop) { s.Rule.Rate, s.Rule.Bucket = policy.Unlimited, nil }, "pass", nil},
-		{"by the other side", egress, func(s *Stop) { s.Hook.Match = policy.MatchSrc; s.Rule = nil },
-			"unknown", []string{"go by the source address", "--flow"}},
+		{"by the other side", egress, func(s *Stop) { s.Hook.Match, s.Rule, s.Undecided = policy.MatchSrc, nil, true },
+			"unknown", []string{"depends on the source address", "--flow udp,192.0.2.1:5000,10.0.0.7:53"}},
+		{"by the other side, whose address does not matter", egress, func(s *Stop) { s.Hook.Match = policy.MatchSrc }, "pass", nil},
+		{"a bucket for each host of the other side", egress, func(s *Stop) {
+			s.Hook.Match, s.Rule.Each.Kind, s.Rule.Bucket = policy.MatchSrc, policy.EachHost, nil
+		}, "unknown", []string{"each host has a bucket"}},
 		{"a bucket for each flow", egress, func(s *Stop) { s.Rule.Each.Kind = policy.EachFlow; s.Rule.Bucket = nil },
 			"unknown", []string{"--flow udp,192.0.2.1:5000,10.0.0.7:53"}},
 		{"a bucket for each flow, from there", ingress, func(s *Stop) { s.Rule.Each.Kind = policy.EachFlow; s.Rule.Bucket = nil },
@@ -245,6 +251,86 @@ func TestMetWhen(t *testing.T) {
 	}
 }
 
+// A rule that packets do not pass is told only if it explains why another one decides, or none.
+func TestExpects(t *testing.T) {
+	rule := func(prefix, name string) policy.Rule {
+		return policy.Rule{Prefix: netip.MustParsePrefix(prefix), Label: policy.Label{Name: name}}
+	}
+	for _, test := range []struct {
+		rule     policy.Rule
+		state    loader.State
+		d        policy.Direction // 10.0.0.0/24 decides on egress
+		expected bool
+	}{
+		{rule("10.0.0.7/32", ""), loader.Attached, policy.Egress, true},
+		{rule("10.0.0.0/24", ""), loader.Attached, policy.Egress, false},
+		{rule("10.0.0.0/24", "alice"), loader.Attached, policy.Egress, true},
+		{rule("10.0.0.0/24", "bob"), loader.Attached, policy.Egress, false},
+		{rule("0.0.0.0/0", ""), loader.Gone, policy.Egress, false},
+		{rule("10.0.0.0/8", ""), loader.Attached, policy.Ingress, true},
+		{rule("0.0.0.0/0", ""), loader.Attached, policy.Ingress, false},
+		{rule("0.0.0.0/0", ""), loader.Gone, policy.Ingress, true},
+	} {
+		f := Facts{Packets: Packets{Name: "alice"}, Stops: []Stop{*limited(policy.Egress)}}
+		e := Elsewhere{Hook: Hook{Direction: test.d, State: test.state}, Rule: test.rule}
+		if got := f.expects(e); got != test.expected {
+			t.Errorf("%+v: %v", test, got)
+		}
+	}
+}
+
+// The other direction of the device of the route is impossible, but not below a VLAN.
+func TestTurnBack(t *testing.T) {
+	on := func(d policy.Direction) Hook { return Hook{Device: eth0, Direction: d} }
+	out := Leg{Route: netinfo.Route{Device: eth0}, Descent: along(policy.Egress, eth0)}
+	in := Leg{Route: netinfo.Route{Device: eth0}, Descent: along(policy.Ingress, eth0)}
+	vlan := Leg{Route: netinfo.Route{Device: eth1}, Descent: along(policy.Egress, eth1, eth0)}
+	port := Leg{Route: netinfo.Route{Device: eth1}, Descent: along(policy.Egress, eth1, eth0)}
+	port.Hops[1].Master = eth1.Index
+	for _, test := range []struct {
+		name    string
+		hook    Hook
+		in, out Leg
+		want    bool
+	}{
+		{"back by the same device", on(policy.Ingress), Leg{}, out, true},
+		{"out again", on(policy.Egress), in, Leg{}, true},
+		{"on the path", on(policy.Egress), Leg{}, out, false},
+		{"below a VLAN", on(policy.Ingress), Leg{}, vlan, false},
+		{"the port of a bridge", on(policy.Ingress), Leg{}, port, true},
+	} {
+		if got := turnBack(test.hook, test.in, test.out); got != test.want {
+			t.Errorf("%s: %v", test.name, got)
+		}
+	}
+}
+
+func TestExampleOf(t *testing.T) {
+	for _, test := range []struct{ network, narrower, want string }{
+		{"10.0.0.0/24", "", "10.0.0.1"},
+		{"10.0.0.0/24", "10.0.0.1/32", "10.0.0.2"},
+		{"10.0.0.0/24", "10.0.0.0/28", "10.0.0.17"},
+		{"10.0.0.0/28", "10.0.0.0/29", "10.0.0.9"},
+		{"10.0.0.0/31", "", "10.0.0.0"},
+		{"10.0.0.7/32", "", "10.0.0.7"},
+		{"0.0.0.0/0", "", "192.0.2.1"},
+		{"2001:db8::/56", "2001:db8::/64", "2001:db8:0:1::1"},
+		{"255.255.255.0/24", "255.255.255.0/24", "255.255.255.1"},
+	} {
+		network := netip.MustParsePrefix(test.network)
+		decides := func(a netip.Addr) netip.Prefix {
+			if p, err := netip.ParsePrefix(test.narrower); err == nil && p.Contains(a) {
+				return p
+			}
+			return network
+		}
+		got := exampleOf(network, decides)
+		if got.String() != test.want {
+			t.Errorf("%+v: %s", test, got)
+		}
+	}
+}
+
 // A path tells which rules are elsewhere, and one that was asked for by its device of that alone.
 func TestJudgeWay(t *testing.T) {
 	s := limited(policy.Ingress)
@@ -259,5 +345,103 @@ func TestJudgeWay(t *testing.T) {
 	path = Judge(Facts{Packets: Packets{Dst: far}, Routed: true, Elsewhere: []Elsewhere{{Hook: *s.Hook, Rule: s.Rule.Rule}}})
 	if len(path.Hooks) != 0 || len(path.Elsewhere) != 1 || path.Elsewhere[0].Brief.Rule != "10.0.0.0/24" || path.Elsewhere[0].Device != "eth0" || !*path.Elsewhere[0].Attached {
 		t.Errorf("on no device: %+v", path)
+	}
+}
+
+// pooled is a rule of 10.0.0.0/24 that takes part in pools a and b, of which b is above. Each holds 5000 bytes.
+func pooled() Stages {
+	rule := func(name string, within policy.Within) policy.Rule {
+		r := policy.Rule{Rate: 15_625_000, Capacity: 5000, Within: within, Pool: name != ""}
+		r.Label.Name = name
+		return r
+	}
+	var s Stages
+	for _, r := range []policy.Rule{rule("", "a"), rule("a", "b"), rule("b", "")} {
+		r.Prefix = netip.MustParsePrefix("10.0.0.0/24")
+		s.Levels = append(s.Levels, Level{Entry: maps.Entry{Rule: r}})
+		s.Model = append(s.Model, model.Stage{Limit: model.NewLimit(r), Weight: 1})
+	}
+	return s
+}
+
+// fill leaves room for so many bytes.
+func (s Stages) fill(level int, room uint64) {
+	s.Model[level].State.Level = (5000 - room) << model.UnitBits
+}
+
+// guarantee gives a level a guarantee, which has room.
+func (s Stages) guarantee(level int) {
+	s.Levels[level].Guarantee = 1_000_000
+	limit, _ := s.Levels[level].Guaranteed()
+	s.Model[level].Guarantee = model.NewLimit(limit)
+}
+
+// beyond makes a level one with shares, in which the packets are beyond theirs.
+func (s Stages) beyond(level int) {
+	m := &s.Model[level]
+	m.Share, m.Sharer = &model.Share{ShareParams: m.ShareParams()}, &model.Sharer{}
+	s.Levels[level].Share.Kind, s.Levels[level].Sharer = policy.ShareHost, "10.0.0.7"
+	m.Share.KeepTime(m.Meter, 1<<40, 0)
+	for m.Share.Judge(m.Meter, m.Sharer, 1, 1000, m.State.Level) == model.WithinShare {
+		m.Share.Charge(m.Sharer, 1, 1000)
+	}
+}
+
+func TestJudgeStages(t *testing.T) {
+	const byteNS = 512
+	pool := func(name string) *report.Refusal {
+		return &report.Refusal{Kind: report.KindPool, Name: name, Reason: report.Capacity}
+	}
+	rule := &report.Refusal{Kind: report.KindRule, Name: "10.0.0.0/24", Reason: report.Capacity}
+	for _, test := range []struct {
+		name     string
+		change   func(*Stages)
+		verdict  string
+		refused  *report.Refusal
+		covered  string
+		waitNS   uint64 // 0 for any
+		conforms string // of the pools
+	}{
+		{"all have room", func(*Stages) {}, "pass", nil, "", 0, "ab"},
+		{"rule is full", func(s *Stages) { s.fill(0, 0) }, "drop", rule, "", 1000 * byteNS, "ab"},
+		{"pool is full", func(s *Stages) { s.fill(1, 900) }, "drop", pool("a"), "", 100 * byteNS, "b"},
+		{"upper pool is full", func(s *Stages) { s.fill(2, 0) }, "drop", pool("b"), "", 1000 * byteNS, "a"},
+		{"lowest full pool decides", func(s *Stages) { s.fill(1, 900); s.fill(2, 0) }, "drop", pool("a"), "", 1000 * byteNS, ""},
+		{"guaranteed", func(s *Stages) { s.guarantee(0); s.fill(1, 0); s.fill(2, 0) }, "pass", nil, "guaranteed by ", 0, ""},
+		{"guaranteed by a pool", func(s *Stages) { s.guarantee(1); s.fill(2, 0) }, "pass", nil, "guaranteed by a", 0, "a"},
+		{"full below a guarantee", func(s *Stages) { s.guarantee(1); s.fill(1, 0) }, "drop", pool("a"), "", 1000 * byteNS, "b"},
+		{"borrowed", func(s *Stages) { s.guarantee(0); s.Model[0].GuaranteeLevel = 1 << 50 }, "pass", nil, "borrowed", 0, "ab"},
+		{"only pools", func(s *Stages) { s.Levels[0].Rate, s.Model[0].Limit = policy.Unlimited, &model.Limit{}; s.fill(2, 0) },
+			"drop", pool("b"), "", 1000 * byteNS, "a"},
+		{"marked by a pool", func(s *Stages) { s.Model[1].Excess = policy.ECN; s.fill(1, 0) }, "mark", pool("a"), "", 1000 * byteNS, "b"},
+		{"marked, and refused above", func(s *Stages) { s.Model[1].Excess = policy.ECN; s.fill(1, 0); s.fill(2, 0) }, "drop", pool("b"), "", 1000 * byteNS, ""},
+		{"passes as excess", func(s *Stages) { s.Model[0].Excess = policy.Pass; s.fill(0, 0) }, "pass", rule, "", 1000 * byteNS, "ab"},
+		{"beyond a share", func(s *Stages) { s.beyond(2) }, "drop",
+			&report.Refusal{Kind: report.KindPool, Name: "b", Reason: report.Share, Sharer: "10.0.0.7"}, "", 0, "ab"},
+		{"beyond a share of the rule", func(s *Stages) { s.beyond(0) }, "drop",
+			&report.Refusal{Kind: report.KindRule, Name: "10.0.0.0/24", Reason: report.Share, Sharer: "10.0.0.7"}, "", 0, "ab"},
+		{"beyond a share of a rule that passes excess packets", func(s *Stages) { s.beyond(0); s.Model[0].Excess = policy.Pass }, "pass",
+			&report.Refusal{Kind: report.KindRule, Name: "10.0.0.0/24", Reason: report.Share, Sharer: "10.0.0.7"}, "", 0, "ab"},
+	} {
+		s := pooled()
+		s.Now = 1 << 40
+		test.change(&s)
+		v := s.Judge(1000)
+		covered := map[bool]string{true: "borrowed"}[v.Borrowed]
+		if v.Guaranteed {
+			covered = "guaranteed by " + v.GuaranteedBy
+		}
+		conforms := ""
+		for _, p := range v.Pools {
+			if p.Conforms {
+				conforms += p.Name
+			}
+		}
+		if v.Verdict.String() != test.verdict || !reflect.DeepEqual(v.RefusedBy, test.refused) || covered != test.covered || conforms != test.conforms {
+			t.Errorf("%s: %v, refused by %+v, covered: %q, %q conform", test.name, v.Verdict, v.RefusedBy, covered, conforms)
+		}
+		if v.Conforms != (test.refused == nil) || v.WaitNS > 0 == v.Conforms || test.waitNS != 0 && v.WaitNS != test.waitNS {
+			t.Errorf("%s: it conforms: %v, wait %d ns", test.name, v.Conforms, v.WaitNS)
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
@@ -15,16 +16,38 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
+// packets are those in question, with the ends left out.
+func (q Question) packets() Packets {
+	return Packets{Flow: q.Flow, Segments: q.Segments, Name: q.Name, Network: q.Network}
+}
+
 // onDevice is about both directions of the device that was named, or one.
 func onDevice(n *loader.Namespace, q Question) ([]Facts, error) {
 	directions := []policy.Direction{policy.Egress, policy.Ingress}
 	if q.Direction != nil {
 		directions = []policy.Direction{*q.Direction}
 	}
+	var places []place
+	for _, d := range directions {
+		p, err := placeOn(n, q.Device, d)
+		if err != nil {
+			return nil, err
+		}
+		if p.hook != nil {
+			defer p.hook.Close()
+		}
+		places = append(places, p)
+	}
+	if len(places) == 2 && places[0].match == places[1].match {
+		var err error
+		if places, err = possible(places, q); err != nil {
+			return nil, err
+		}
+	}
 	var all []Facts
 	var refused *QuestionError
-	for _, d := range directions {
-		f, err := onHook(n, q, d)
+	for _, p := range places {
+		f, err := p.explain(n, q)
 		if q.Flow != nil && errors.As(err, &refused) {
 			continue // of two directions, it is one that a flow goes in
 		}
@@ -39,35 +62,87 @@ func onDevice(n *loader.Namespace, q Question) ([]Facts, error) {
 	return all, nil
 }
 
-// onHook is about one direction of the device that was named.
-func onHook(n *loader.Namespace, q Question, d policy.Direction) (f Facts, err error) {
-	h, err := n.Find(q.Device, d)
+// A place is a direction of the device that was named.
+type place struct {
+	netinfo.Hop
+	hook  *loader.Hook // nil where there are no rules
+	match policy.Match // of its rules
+	side  policy.Match // the one of the address that was asked for
+}
+
+func placeOn(n *loader.Namespace, device string, d policy.Direction) (p place, err error) {
+	h, err := n.Find(device, d)
 	if err != nil {
-		return f, err
+		return p, err
 	}
-	var dev netinfo.Device
-	match := d.FarSide()
 	if h != nil {
-		defer h.Close()
-		dev, match = h.Device, h.Match()
-	} else if dev, err = netinfo.DeviceByName(q.Device); errors.Is(err, netinfo.ErrNoDevice) {
-		return f, &QuestionError{err}
-	} else if err != nil {
-		return f, err
+		return placeOf(h), nil
 	}
-	f.Packets = Packets{Flow: q.Flow, Segments: q.Segments}
+	p.Direction, p.match = d, d.FarSide()
+	if p.Device, err = netinfo.DeviceByName(device); errors.Is(err, netinfo.ErrNoDevice) {
+		err = &QuestionError{err}
+	}
+	p.side = p.match
+	return p, err
+}
+
+func placeOf(h *loader.Hook) place {
+	return place{netinfo.Hop{Device: h.Device, Direction: h.Direction}, h, h.Match(), h.Match()}
+}
+
+// possible is for both directions of a device whose rules go by the same side. No packet has
+// the address on that side in both: it leaves by the device where that is the way to its
+// destination, else it enters by it.
+func possible(places []place, q Question) ([]place, error) {
+	address := q.Address
+	if q.Flow != nil {
+		address = q.Flow.Dst
+	}
+	far, err := leadsTo(places[0].Device, address)
+	if err != nil {
+		return nil, err
+	}
+	if q.Flow != nil && far {
+		return places[:1], nil
+	}
+	if q.Flow != nil {
+		return places[1:], nil
+	}
+	for i, p := range places {
+		places[i].side = p.Direction.FarSide()
+		if !far {
+			places[i].side = policy.MatchSrc + policy.MatchDst - places[i].side // the other one
+		}
+	}
+	return places, nil
+}
+
+// leadsTo reports whether packets to an address leave by a device. It assumes so of a bridge
+// port or a device that is gone, and where there is no route.
+func leadsTo(d netinfo.Device, address netip.Addr) (bool, error) {
+	l, err := legOut(address, Leg{})
+	if err != nil {
+		return false, err
+	}
+	leaves := slices.ContainsFunc(l.Hops, func(h netinfo.Hop) bool { return h.Index == d.Index && h.Direction == policy.Egress })
+	return leaves || d.Name == "" || d.Master != 0 || l.NoRoute != nil, nil
+}
+
+func (p place) explain(n *loader.Namespace, q Question) (f Facts, err error) {
+	f.Packets = q.packets()
 	switch {
 	case q.Flow != nil:
 		f.Src, f.Dst = q.Flow.Src, q.Flow.Dst
-		if far := f.side(match); far != q.Address {
-			return f, &QuestionError{fmt.Errorf("the flow's %s is %s; the rules of %s go by that side, so it must be the address asked for", match, far, d)}
+		if far := f.side(p.match); far != q.Address {
+			return f, &QuestionError{fmt.Errorf("the flow's %s is %s; the rules of %s go by that side, so it must be the address asked for",
+				p.match, far, p.Direction)}
 		}
-	case match == policy.MatchSrc:
+	case p.side == policy.MatchSrc:
 		f.Src = q.Address
 	default:
 		f.Dst = q.Address
 	}
-	s, err := stopAt(n, h, netinfo.Hop{Device: dev, Direction: d}, f.Packets, cmp.Or(q.Bytes, dev.FullFrame()))
+	s, err := stopAt(n, p.hook, p.Hop, f.Packets, cmp.Or(q.Bytes, p.FullFrame()))
 	f.Stops = []Stop{s}
 	return f, err
 }
@@ -76,9 +151,12 @@ func onHook(n *loader.Namespace, q Question, d policy.Direction) (f Facts, err e
 func onRoutes(n *loader.Namespace, q Question) ([]Facts, error) {
 	hooks, unread := n.Hooks()
 	defer loader.CloseHooks(hooks)
-	asked := []Packets{{Dst: q.Address, Segments: q.Segments}, {Src: q.Address, Segments: q.Segments}}
+	to, from := q.packets(), q.packets()
+	to.Dst, from.Src = q.Address, q.Address
+	asked := []Packets{to, from}
 	if q.Flow != nil {
-		asked = []Packets{{Src: q.Flow.Src, Dst: q.Flow.Dst, Flow: q.Flow, Segments: q.Segments}}
+		to.Src, to.Dst = q.Flow.Src, q.Flow.Dst
+		asked = []Packets{to}
 	}
 	var all []Facts
 	for _, p := range asked {
@@ -86,9 +164,35 @@ func onRoutes(n *loader.Namespace, q Question) ([]Facts, error) {
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, f)
+		bridged, err := f.bridged(n, q, hooks)
+		if err != nil {
+			return nil, err
+		}
+		if bridged == nil {
+			bridged = []Facts{f}
+		}
+		all = append(all, bridged...)
 	}
 	return all, unread
+}
+
+// bridged is about each hook with a rule for the packets, if there is no route for them: a bridge needs none.
+func (f Facts) bridged(n *loader.Namespace, q Question, hooks []*loader.Hook) (all []Facts, err error) {
+	if f.Flow != nil || f.In.NoRoute == nil && f.Out.NoRoute == nil {
+		return nil, nil
+	}
+	for _, h := range hooks {
+		address := f.side(h.Match())
+		if _, found := h.Set.Match(address); !address.IsValid() || !found {
+			continue
+		}
+		on, err := placeOf(h).explain(n, q)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, on)
+	}
+	return all, nil
 }
 
 // routed is about the hooks with rules that packets pass, and about their device in any case.
@@ -115,16 +219,22 @@ func routed(n *loader.Namespace, p Packets, bytes uint64, hooks []*loader.Hook) 
 			f.Stops = append(f.Stops, s)
 		}
 	}
+	beyond, err := f.toOutside()
+	if err != nil {
+		return f, err
+	}
 	for _, h := range hooks {
 		if met[h] {
 			continue
 		}
 		e := Elsewhere{Hook: hookOf(h)}
-		address := addressAt(e.Hook, p, f.In, f.Out)
-		if !address.IsValid() {
-			continue
+		entry, found := maps.Entry{}, false
+		if address := addressAt(e.Hook, p, f.In, f.Out); address.IsValid() && !turnBack(e.Hook, f.In, f.Out) {
+			entry, found = h.Set.Match(address)
+		} else if !address.IsValid() && slices.ContainsFunc(beyond, func(hop netinfo.Hop) bool { return isOn(h, hop) }) {
+			entry, found = h.Set.Match(outside(p.ipv6()))
 		}
-		if entry, found := h.Set.Match(address); found && entry.Rate != policy.Unlimited {
+		if found && (entry.Rate != policy.Unlimited || entry.Within != "" || p.named(entry.Rule)) {
 			e.Rule = entry.Rule
 			f.Elsewhere = append(f.Elsewhere, e)
 		}
@@ -132,13 +242,32 @@ func routed(n *loader.Namespace, p Packets, bytes uint64, hooks []*loader.Hook) 
 	return f, nil
 }
 
+// toOutside is how packets of which one end is known reach the Internet, or come from there, if they pass this host.
+func (f Facts) toOutside() ([]netinfo.Hop, error) {
+	var l Leg
+	var err error
+	switch {
+	case f.Flow != nil:
+	case f.In.passes():
+		l, err = legOut(outside(f.ipv6()), Leg{})
+	case f.Out.passes():
+		l, err = legIn(outside(f.ipv6()))
+	}
+	if l.Route.Device.Index == f.In.Route.Device.Index || l.Route.Device.Index == f.Out.Route.Device.Index {
+		return nil, err
+	}
+	return l.Hops, err
+}
+
 func hookOn(hooks []*loader.Hook, hop netinfo.Hop) *loader.Hook {
-	for _, h := range hooks {
-		if h.Device.Index == hop.Index && h.Direction == hop.Direction {
-			return h
-		}
+	if i := slices.IndexFunc(hooks, func(h *loader.Hook) bool { return isOn(h, hop) }); i >= 0 {
+		return hooks[i]
 	}
 	return nil
+}
+
+func isOn(h *loader.Hook, hop netinfo.Hop) bool {
+	return h.Device.Index == hop.Index && h.Direction == hop.Direction
 }
 
 // legTo has the route to an address, but not yet the devices below.
@@ -215,8 +344,16 @@ func stopAt(n *loader.Namespace, h *loader.Hook, hop netinfo.Hop, p Packets, fra
 	}
 	hook := hookOf(h)
 	s.Hook = &hook
-	if address := p.side(hook.Match); address.IsValid() {
-		if s.Rule, err = ruleFor(h, address, p, s); err != nil {
+	address := p.side(hook.Match)
+	e, found, same := maps.Entry{}, false, true
+	if address.IsValid() {
+		e, found = h.Set.Match(address)
+	} else {
+		e, found, same = h.Set.MatchAny(p.ipv6())
+	}
+	s.Undecided = !same
+	if found {
+		if s.Rule, err = ruleFor(h, e, address, p, s); err != nil {
 			return s, err
 		}
 	}
@@ -242,21 +379,14 @@ func hookOf(h *loader.Hook) Hook {
 	return hook
 }
 
-// ruleFor is the rule that matches an address, nil if none does.
-func ruleFor(h *loader.Hook, address netip.Addr, p Packets, s Stop) (*Rule, error) {
-	e, found := h.Set.Match(address)
-	if !found {
-		return nil, nil
-	}
+// ruleFor is a rule that matches an address, the zero Addr for one that is not known.
+func ruleFor(h *loader.Hook, e maps.Entry, address netip.Addr, p Packets, s Stop) (*Rule, error) {
 	if err := checkSize(s.Frame, p.Segments); err != nil {
 		return nil, err
 	}
 	r := &Rule{Rule: e.Rule, Counters: h.Set.Counters(e.ID)}
 	for bits := e.Prefix.Bits() - 1; bits >= 0; bits-- {
-		prefix, err := address.Prefix(bits)
-		if err != nil {
-			return nil, err
-		}
+		prefix := netip.PrefixFrom(e.Prefix.Addr(), bits).Masked()
 		if wider, ok := h.Set.Find(prefix); ok {
 			r.Hides = append(r.Hides, wider.Rule)
 		}
@@ -272,15 +402,27 @@ func ruleFor(h *loader.Hook, address netip.Addr, p Packets, s Stop) (*Rule, erro
 	if r.Bucket != nil {
 		r.SpeedBits = h.Device.Speed()
 	}
+	if e.Rate != policy.Unlimited || e.Within != "" {
+		flow := flowTo(address)
+		if p.Flow != nil {
+			flow = *p.Flow
+		}
+		r.Stages = StagesFor(h.Set, e, h.Match(), flow, p.Flow != nil)
+		r.Stages.count(h.Set)
+		if r.Bucket != nil {
+			r.Bucket.State = r.Stages.Model[0].State
+		}
+	}
 	return r, nil
 }
 
-// bucketFor is the bucket of a rule for packets; nil where it depends on the flow.
+// bucketFor is the bucket of a rule for packets; nil where it depends on what is not known of them.
 func bucketFor(h *loader.Hook, e maps.Entry, address netip.Addr, given *maps.Flow) *Bucket {
-	flow := maps.Flow{Src: address, Dst: address}
-	if given != nil {
+	flow := flowTo(address)
+	switch {
+	case given != nil:
 		flow = *given
-	} else if e.Each.Kind == policy.EachFlow {
+	case e.Each.Kind == policy.EachFlow, !address.IsValid() && e.Each.Kind != policy.EachAll:
 		return nil
 	}
 	b := &Bucket{maps.KeyName(e, h.Match(), flow), h.Set.State(e, h.Match(), flow, maps.Now()), time.Now()}

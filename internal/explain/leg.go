@@ -3,6 +3,7 @@ package explain
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -110,6 +111,19 @@ func tunnelOver(h Hook, in, out Leg) *netinfo.Tunnel {
 	return nil
 }
 
+// turnBack reports whether packets that pass a hook would pass its device in the other
+// direction, too. Below a VLAN they may.
+func turnBack(h Hook, in, out Leg) bool {
+	other := out
+	if h.Direction == policy.Egress {
+		other = in
+	}
+	return slices.ContainsFunc(other.Hops, func(hop netinfo.Hop) bool {
+		return hop.Index == h.Device.Index && hop.Direction != h.Direction && hop.Tags == 0 &&
+			(hop.Index == other.Route.Device.Index || hop.Master != 0)
+	})
+}
+
 // notMet begins what metWhen says of a hook that packets do not pass.
 const notMet = "not met"
 
@@ -133,6 +147,8 @@ func metWhen(netns string, h Hook, in, out Leg) string {
 		return notMet
 	case h.Device.Loopback && (in.Route.Local && leaves.how == "" || out.Route.Local && comesIn.how == ""):
 		return "met if they stay on this host"
+	case words.known && h.Device.Master != 0 && !slices.ContainsFunc(here.Hops, func(hop netinfo.Hop) bool { return hop.Index == h.Device.Master }):
+		return notMet + ", as they " + words.how + ", unless they are bridged"
 	case words.known:
 		return notMet + ", as they " + words.how
 	}

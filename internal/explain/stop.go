@@ -15,6 +15,7 @@ var sideNames = map[policy.Match]string{policy.MatchSrc: "source address", polic
 
 func judgeStop(p Packets, s Stop) report.Stop {
 	out := report.Stop{Device: s.Name, Direction: s.Direction.String(), Warnings: []string{}, Hides: []report.Brief{}, Verdict: "pass", Attached: new(bool)}
+	out.Pools = []report.PoolLevel{}
 	match := s.Direction.FarSide()
 	if h := s.Hook; h != nil {
 		out.Device, out.State, out.Attached, match = h.Name, h.Status, h.State.InForce(), h.Match
@@ -22,12 +23,12 @@ func judgeStop(p Packets, s Stop) report.Stop {
 	out.Match = match.String()
 	if address := p.side(match); address.IsValid() {
 		out.Address = address.String()
-	} else if s.Hook != nil {
-		out.Verdict = "unknown"
-		out.Note = fmt.Sprintf("the rules here go by the %s; give --flow", sideNames[match])
+	}
+	if s.Undecided {
+		out.Verdict, out.Note = "unknown", fmt.Sprintf("it depends on the %s; try --flow %s", sideNames[match], p.anyFlow())
 	}
 	if s.Unreadable {
-		out.Verdict, out.Note = "unknown", "the rules here cannot be read: "+maps.ErrOtherLayout.Error()
+		out.Verdict, out.Note = "unknown", "not known; the rules here cannot be read: "+maps.ErrOtherLayout.Error()
 	}
 	if s.Rule != nil {
 		judgeRule(&out, p, s)
@@ -56,7 +57,7 @@ func judgePath(out *report.Stop, s Stop) {
 	}
 	out.Chain = []report.Attached{}
 	for i, e := range s.Path {
-		out.Chain = append(out.Chain, report.Attached{At: e.At, ProgramID: e.ID, Name: e.Name, Ours: e.Ours, Decides: i == decides})
+		out.Chain = append(out.Chain, report.Attached{At: e.At, ProgramID: e.ID, Name: e.Name, Ours: e.Ours, Decides: i == decides, Limits: e.Limits})
 		switch {
 		case e.Ours:
 		case i < decides:
@@ -71,7 +72,7 @@ func judgePath(out *report.Stop, s Stop) {
 	if by.warning != "" {
 		out.Warnings = append(out.Warnings, by.warning)
 	}
-	if by.loses && out.Bucket != nil && out.Bucket.Conforms {
+	if by.loses && out.Rule != nil && out.Verdict != "drop" && out.Verdict != "unknown" && !report.NotInForce(out.Attached) {
 		out.Verdict, out.Note = "lost", ""
 	}
 }
@@ -103,9 +104,9 @@ func runsBefore(e netinfo.ChainEntry) string {
 	return name + " runs before the limit: packets that it drops or redirects, or passes by ending the chain, bypass it"
 }
 
-// delayed reports whether a rule that delays is attached.
+// delayed reports whether a rule is attached that delays, or a pool of which does.
 func delayed(s Stop) bool {
-	return s.Rule != nil && s.Rule.Excess == policy.Delay && deciderOf(s.Path) >= 0
+	return s.Rule != nil && (s.Rule.Excess == policy.Delay || s.Rule.Stages.delays()) && deciderOf(s.Path) >= 0
 }
 
 // A delayer is the qdisc or ifb device that delays the packets of a rule.

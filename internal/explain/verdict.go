@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -16,7 +18,7 @@ import (
 func judgeRule(out *report.Stop, p Packets, s Stop) {
 	h, r := s.Hook, s.Rule
 	cidr := r.Prefix.String()
-	out.Rule, out.Sentence = &cidr, r.Sentence(h.Name, h.Direction, h.Match)
+	out.Rule, out.Sentence, out.Share = &cidr, r.Sentence(h.Name, h.Direction, h.Match), r.Share.String()
 	for _, wider := range r.Hides {
 		out.Hides = append(out.Hides, report.NewBrief(wider, h.Name, h.Direction, h.Match))
 	}
@@ -36,34 +38,60 @@ func judgeRule(out *report.Stop, p Packets, s Stop) {
 			Key: b.Key, Bytes: bytes, LevelBytes: model.Bytes(b.Level), CapacityBytes: b.Capacity, Conforms: !o.Excess,
 		}
 	}
-	if r.Rate == policy.Unlimited {
-		return
-	}
-	if r.Bucket == nil {
-		if !report.NotInForce(out.Attached) {
+	inForce := !report.NotInForce(out.Attached)
+	if r.Rate != policy.Unlimited && r.Bucket == nil {
+		if len(r.Stages.Levels) > 0 {
+			out.Pools = r.Stages.Judge(counted.Bytes).Pools
+		}
+		if inForce {
 			out.Verdict = "unknown"
-			out.Note = "each flow has a bucket; give --flow, such as --flow " + anyFlow(p.side(h.Match), h.Match).String()
+			out.Note = fmt.Sprintf("each %s has a bucket; try --flow %s", r.Each, p.anyFlow())
 		}
 		return
 	}
-	level, verdict := judgeBucket(r.Rule, *r.Bucket, counted.Bytes, r.SpeedBits)
-	out.Bucket = &level
-	if !report.NotInForce(out.Attached) {
-		out.Verdict, out.Note = verdict.String(), OfWhichFlow(r.Rule, p.Flow, verdict)
+	if r.Rate != policy.Unlimited {
+		level, verdict := judgeBucket(r.Rule, *r.Bucket, counted.Bytes, r.SpeedBits)
+		out.Bucket, out.WaitNS = &level, level.WaitNS
+		if inForce {
+			out.Verdict, out.Note = verdict.String(), OfWhichFlow(r.Rule, p.Flow, verdict)
+		}
+	}
+	if len(r.Stages.Levels) > 0 {
+		judgeStages(out, p, r.Stages, inForce)
 	}
 }
 
-// anyFlow is an example of a flow to or from an address.
-func anyFlow(a netip.Addr, m policy.Match) maps.Flow {
-	const udp = 17
-	other := netip.AddrFrom4([4]byte{192, 0, 2, 1})
-	if a.Is6() {
-		other = netip.MustParseAddr("2001:db8::1")
+// judgeStages explains the pools above a rule, and the shares of all.
+func judgeStages(out *report.Stop, p Packets, stages Stages, inForce bool) {
+	v := stages.Judge(out.Counted.Bytes)
+	out.Passage, out.WaitNS = v.Passage, v.WaitNS
+	if !inForce {
+		out.RefusedBy, out.Guaranteed, out.GuaranteedBy = nil, false, ""
+		return
 	}
-	if m == policy.MatchSrc {
-		return maps.Flow{Proto: udp, Src: a, SrcPort: 5000, Dst: other, DstPort: 53}
+	out.Verdict = v.Verdict.String()
+	if l := stages.NeedsFlow(); l != nil && out.Note == "" {
+		out.Note = fmt.Sprintf("%s is shared by flow, which is left out here; try --flow %s", l.Name(), p.anyFlow())
 	}
-	return maps.Flow{Proto: udp, Src: other, SrcPort: 5000, Dst: a, DstPort: 53}
+}
+
+// anyFlow is an example of a flow of the packets.
+func (p Packets) anyFlow() maps.Flow {
+	flow := maps.Flow{Proto: unix.IPPROTO_UDP, Src: p.Src, SrcPort: 5000, Dst: p.Dst, DstPort: 53}
+	for _, end := range []*netip.Addr{&flow.Src, &flow.Dst} {
+		if !end.IsValid() {
+			*end = outside(p.ipv6())
+		}
+	}
+	return flow
+}
+
+// outside is an address for examples.
+func outside(ipv6 bool) netip.Addr {
+	if ipv6 {
+		return netip.MustParseAddr("2001:db8::1")
+	}
+	return netip.AddrFrom4([4]byte{192, 0, 2, 1})
 }
 
 // checkSize reports as an error that there is no packet of so many segments of that length.

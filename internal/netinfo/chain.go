@@ -21,6 +21,8 @@ type ChainEntry struct {
 	ID   uint32 // of the program; 0 if the entry is no program
 	Name string // of the program or filter; "" without permission to read it
 	Ours bool   // the program belongs to the caller
+	// Limits: it limits the rate of packets, or of some of them, and is not ours.
+	Limits bool
 }
 
 // Chain returns the programs and filters of traffic control that packets of a direction
@@ -40,7 +42,7 @@ func Chain(index int, d policy.Direction, ours []ebpf.ProgramID) ([]ChainEntry, 
 		return nil, err
 	}
 	for _, f := range filters {
-		e := ChainEntry{At: "clsact", Name: fmt.Sprintf("%s filter, priority %d", f.Type(), f.Attrs().Priority)}
+		e := ChainEntry{At: "clsact", Name: fmt.Sprintf("%s filter, priority %d", f.Type(), f.Attrs().Priority), Limits: polices(f)}
 		switch b, ok := f.(*netlink.BpfFilter); {
 		case ok && b.Id != 0:
 			e.ID, e.Name = uint32(b.Id), b.Name
@@ -51,6 +53,28 @@ func Chain(index int, d policy.Direction, ours []ebpf.ProgramID) ([]ChainEntry, 
 		chain = append(chain, e)
 	}
 	return chain, nil
+}
+
+// polices reports whether a filter limits packets to a rate.
+func polices(f netlink.Filter) bool {
+	var actions []netlink.Action
+	switch f := f.(type) {
+	case *netlink.U32:
+		if f.Police != nil {
+			return true
+		}
+		actions = f.Actions
+	case *netlink.FwFilter:
+		if f.Police != nil {
+			return true
+		}
+		actions = f.Actions
+	case *netlink.Flower:
+		actions = f.Actions
+	case *netlink.MatchAll:
+		actions = f.Actions
+	}
+	return slices.ContainsFunc(actions, func(a netlink.Action) bool { return a.Type() == "police" })
 }
 
 // TCXPrograms returns the programs on a device's tcx hook, in order; none if the kernel has no tcx.

@@ -6,6 +6,8 @@ package netinfo
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -42,6 +44,7 @@ type Device struct {
 	// XDP is the mode of the device's XDP program ("native"), "" for none.
 	XDP        string
 	XDPProgram uint32
+	Up         bool
 	// Loopback: packets that are sent are received on the same device.
 	Loopback bool
 
@@ -67,6 +70,7 @@ func describe(l netlink.Link) Device {
 		Name: a.Name, Index: a.Index, Kind: l.Type(), MTU: a.MTU,
 		GSOMax: int(max(a.GSOMaxSize, a.GSOIPv4MaxSize)), GROMax: int(max(a.GROMaxSize, a.GROIPv4MaxSize)),
 		Master:   a.MasterIndex,
+		Up:       a.RawFlags&unix.IFF_UP != 0,
 		Loopback: a.RawFlags&unix.IFF_LOOPBACK != 0, encap: a.EncapType,
 	}
 	switch {
@@ -170,4 +174,17 @@ func (d Device) Addresses() (ipv4, ipv6 bool, err error) {
 		}
 	}
 	return ipv4, ipv6, nil
+}
+
+// Forwards reports whether the kernel may route packets that enter the device to another one.
+func (d Device) Forwards() (ipv4, ipv6 bool) {
+	// For IPv6, conf/DEV/forwarding only tells whether the device is a router's: ip6_forward reads these.
+	ipv6 = isSet("ipv6", "all", "forwarding") || isSet("ipv6", d.Name, "force_forwarding")
+	return isSet("ipv4", d.Name, "forwarding"), ipv6 && !isSet("ipv6", d.Name, "disable_ipv6")
+}
+
+// isSet reports whether a sysctl of a device is not 0; false if there is none.
+func isSet(family, device, name string) bool {
+	value, err := os.ReadFile(filepath.Join("/proc/sys/net", family, "conf", device, name))
+	return err == nil && string(value) != "0\n"
 }

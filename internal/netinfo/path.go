@@ -40,6 +40,12 @@ func Path(dev Device, d policy.Direction, ours []ebpf.ProgramID) ([]ChainEntry, 
 	}
 	queue, err := fq.Look(dev.Index)
 	root := ChainEntry{At: "qdisc", Name: queue.Kind}
+	for _, kind := range queue.Limiters() {
+		root.Limits = true
+		if !slices.Contains(strings.Fields(root.Name), kind) {
+			root.Name += " with " + kind
+		}
+	}
 	return append(slices.Concat(netfilter, chain), root), err // netfilter's egress hook (Linux 5.16) is before tc
 }
 

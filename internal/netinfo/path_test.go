@@ -36,6 +36,24 @@ func TestChainOn(t *testing.T) {
 	}
 }
 
+// A filter that polices is a limiter, however it is told to.
+func TestPolices(t *testing.T) {
+	police := []netlink.Action{&netlink.GenericAction{}, netlink.NewPoliceAction()}
+	for _, f := range []netlink.Filter{
+		&netlink.U32{Police: netlink.NewPoliceAction()}, &netlink.U32{Actions: police}, &netlink.FwFilter{Police: netlink.NewPoliceAction()},
+		&netlink.FwFilter{Actions: police}, &netlink.Flower{Actions: police}, &netlink.MatchAll{Actions: police},
+	} {
+		if !polices(f) {
+			t.Errorf("%+v is no limiter", f)
+		}
+	}
+	for _, f := range []netlink.Filter{&netlink.U32{Actions: police[:1]}, &netlink.Flower{}, &netlink.BpfFilter{}} {
+		if polices(f) {
+			t.Errorf("%+v is a limiter", f)
+		}
+	}
+}
+
 // The name of a multiqueue qdisc includes the qdiscs of its queues.
 func TestRootQdisc(t *testing.T) {
 	testenv.NewNetns(t)
@@ -67,5 +85,14 @@ func TestRootQdisc(t *testing.T) {
 		if got := qdisc(); got != want {
 			t.Errorf("device with two queues: %s, want %s", got, want)
 		}
+	}
+	at.Parent, at.Handle = netlink.HANDLE_ROOT, netlink.MakeHandle(2, 0)
+	testenv.Must(t, netlink.QdiscReplace(netlink.NewHtb(at)))
+	testenv.Must(t, netlink.ClassAdd(netlink.NewHtbClass(
+		netlink.ClassAttrs{LinkIndex: at.LinkIndex, Parent: at.Handle, Handle: netlink.MakeHandle(2, 1)}, netlink.HtbClassAttrs{Rate: 1e9, Buffer: 1 << 20})))
+	at.Parent, at.Handle = netlink.MakeHandle(2, 1), netlink.MakeHandle(3, 0)
+	testenv.Must(t, netlink.QdiscAdd(&netlink.Tbf{QdiscAttrs: at, Rate: 125_000_000, Limit: 1 << 20, Buffer: 1 << 20}))
+	if got := qdisc(); got != "qdisc htb with tbf" {
+		t.Errorf("device with a limiter below another: %s", got)
 	}
 }

@@ -1,0 +1,158 @@
+package doctor
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// findPools finds what is within the pools, and which of them delay packets.
+func (f *Facts) findPools() {
+	var tables []policy.Table
+	add := func(t policy.Table, rules []Rule) {
+		for _, r := range rules {
+			if r.Pool || r.Within != "" {
+				t.Rules = append(t.Rules, r.Rule)
+			}
+		}
+		tables = append(tables, t)
+	}
+	add(policy.Table{}, f.Pools)
+	for _, s := range f.Hooks {
+		if s.Limits != nil {
+			add(policy.Table{Device: s.Name, Direction: s.Direction}, s.Limits.Rules)
+		}
+	}
+	f.tree, f.queues = policy.NewTree(tables), map[policy.Within][]policy.Rule{}
+	for _, n := range f.tree.Nodes {
+		name := policy.Within(n.Pool.Label.Name)
+		for ; n != nil; n = n.Above {
+			if n.Pool.Excess == policy.Delay {
+				f.queues[name] = append(f.queues[name], *n.Pool)
+			}
+		}
+	}
+}
+
+var poolChecks = []func(Facts) []report.Finding{checkUnused, checkPoolBurst, checkPoolSharers}
+
+// checkUnused finds pools that nothing draws from.
+func checkUnused(f Facts) []report.Finding {
+	var unused []string
+	for _, n := range f.tree.Nodes {
+		if len(n.Below)+len(n.Rules) == 0 {
+			unused = append(unused, n.Pool.Label.Name)
+		}
+	}
+	if len(unused) == 0 || len(f.Unread) > 0 { // rules that cannot be read may be within them
+		return nil
+	}
+	return systemFinding(report.Note, "pools", "no rule or pool is within "+plain.List(unused),
+		"if that is not intended, set rules --within it, or delete it: "+plain.Suggest(f.Netns, "pool delete", unused[0]))
+}
+
+// holds is the most that a bucket and its queue hold.
+func (r Rule) holds() uint64 { return r.Capacity + r.Queue }
+
+// checkPoolBurst finds bursts for which a pool has no room, the largest of each pool.
+func checkPoolBurst(f Facts) (findings []report.Finding) {
+	for _, n := range f.tree.Nodes {
+		members := slices.Clone(n.Rules)
+		for _, below := range n.Below {
+			members = append(members, policy.Member{Rule: below.Pool})
+		}
+		var largest policy.Member
+		room, burst, others := Rule{Rule: *n.Pool}.holds(), uint64(0), -1
+		for _, m := range members {
+			holds := Rule{Rule: *m.Rule}.holds()
+			if m.Rule.Rate == policy.Unlimited || holds <= room {
+				continue
+			}
+			others++
+			if holds > burst {
+				burst, largest = holds, m
+			}
+		}
+		if burst == 0 {
+			continue
+		}
+		name := n.Pool.Label.Name
+		finding := fmt.Sprintf("pool %q holds %d bytes: it never lets the burst of %d bytes pass that %s allows", name, room, burst, memberName(largest))
+		if others > 0 {
+			finding += fmt.Sprintf(" (nor those of %d more)", others)
+		}
+		findings = append(findings, systemFinding(report.Note, "pools", finding,
+			fmt.Sprintf("raise --capacity of the pool to %db, or lower that of what is within it to %db", burst-(room-n.Pool.Capacity), room))...)
+	}
+	return findings
+}
+
+func memberName(m policy.Member) string {
+	if m.Table == nil {
+		return fmt.Sprintf("pool %q", m.Rule.Label.Name)
+	}
+	return fmt.Sprintf("%s %v %v", m.Table.Device, m.Table.Direction, m.Rule.Prefix)
+}
+
+// checkGuarantees finds guarantees of rules whose device is gone.
+func checkGuarantees(f Facts, s Hook, _ *Device) (findings []report.Finding) {
+	if s.Limits == nil || s.Limits.State != loader.Gone {
+		return nil
+	}
+	reserved := map[policy.Within]policy.Rate{}
+	for _, r := range s.Limits.Rules {
+		if r.Guarantee != 0 {
+			reserved[r.Within] += policy.Rate(r.Guarantee) * policy.Rate(max(r.Members, 1))
+		}
+	}
+	for _, pool := range slices.Sorted(maps.Keys(reserved)) {
+		findings = append(findings, s.finding(report.Warning, "guarantees",
+			fmt.Sprintf("the device is gone, and %v of pool %q stay reserved for its rules: other rules cannot have them guaranteed", reserved[pool], string(pool)),
+			s.flush(f.Netns)+" frees them")...)
+	}
+	return findings
+}
+
+// mostSharers is how many sharers of one bucket get parts that are about right.
+const mostSharers = 4000
+
+// crowded says that too many sharers are active in a bucket for exact shares.
+func crowded(who string, r Rule) (status report.Status, finding, advice string) {
+	carries := r.holds() / model.SharedBytes
+	switch {
+	case r.Share.Kind == policy.ShareNone:
+	case r.Sharers > mostSharers:
+		return report.Warning,
+			fmt.Sprintf("%s: %d sharers are active, and with more than %d fair shares are only approximate", who, r.Sharers, mostSharers),
+			"share by subnet, such as --share /24, or divide the sharers among several pools"
+	case uint64(r.Sharers) > carries:
+		return report.Note,
+			fmt.Sprintf("%s: %d sharers are active, and its %d bytes have room for a full packet of %d: fair shares are less exact", who, r.Sharers, r.holds(), carries),
+			fmt.Sprintf("raise --capacity to %db", uint64(r.Sharers)*model.SharedBytes)
+	}
+	return report.OK, "", ""
+}
+
+func checkPoolSharers(f Facts) (findings []report.Finding) {
+	for _, p := range f.Pools {
+		if status, finding, advice := crowded(fmt.Sprintf("pool %q", p.Label.Name), p); finding != "" {
+			findings = append(findings, systemFinding(status, "shares", finding, advice)...)
+		}
+	}
+	return findings
+}
+
+func checkSharers(_ Facts, s Hook, _ *Device) (findings []report.Finding) {
+	for _, r := range s.Limits.limited() {
+		if status, finding, advice := crowded(r.Prefix.String(), r); finding != "" {
+			findings = append(findings, s.finding(status, "shares", finding, advice)...)
+		}
+	}
+	return findings
+}

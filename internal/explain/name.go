@@ -1,0 +1,60 @@
+package explain
+
+import (
+	"net/netip"
+
+	"github.com/shapectl/shapectl/pkg/loader"
+)
+
+// Named returns a question for each rule of hooks that has q.Name, about an address in its network.
+func Named(hooks []*loader.Hook, q Question) (questions []Question) {
+	for _, h := range hooks {
+		for _, e := range h.Set.Rules() {
+			if e.Label.Name != q.Name {
+				continue
+			}
+			q.Device, q.Direction = h.Name(), &h.Direction
+			q.Address, q.Network = exampleOf(e.Prefix, func(a netip.Addr) netip.Prefix {
+				decides, _ := h.Set.Match(a)
+				return decides.Prefix
+			}), e.Prefix
+			questions = append(questions, q)
+		}
+	}
+	return questions
+}
+
+// exampleOf returns the first address of a network for hosts over which no narrower network
+// decides; the first one if there is none soon.
+func exampleOf(network netip.Prefix, decides func(netip.Addr) netip.Prefix) netip.Addr {
+	first := network.Addr()
+	if network.Bits() == 0 {
+		first = outside(first.Is6())
+	} else if network.Bits() < first.BitLen()-1 {
+		first = first.Next()
+	}
+	a := first
+	for range 1000 {
+		narrower := decides(a)
+		if narrower == network {
+			return a
+		}
+		if a = after(narrower); !narrower.IsSingleIP() {
+			a = a.Next()
+		}
+		if !network.Contains(a) {
+			break
+		}
+	}
+	return first
+}
+
+// after is the address after the last one of a network.
+func after(p netip.Prefix) netip.Addr {
+	last := p.Addr().AsSlice()
+	for i := range last {
+		last[i] |= 0xff >> min(max(p.Bits()-8*i, 0), 8)
+	}
+	a, _ := netip.AddrFromSlice(last)
+	return a.Next()
+}

@@ -1,0 +1,165 @@
+package explain
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// Stages are a rule and the pools above it, the lowest first, with the state that packets would meet.
+type Stages struct {
+	Levels []Level
+	Model  []model.Stage // of Levels
+	Now    uint64        // ns
+}
+
+// A Level is a rule or pool among Stages.
+type Level struct {
+	maps.Entry
+	Counters maps.Counters
+	Sharer   string // of the packets; "" without shares, and where it is not known
+	Active   *int   // how many sharers share now; nil if that is not known
+}
+
+// StagesFor are the stages of a rule for packets of a flow. Of packets whose flow was not given, only the far address of
+// flow is known, and not even that if it is not valid.
+func StagesFor(set *maps.Set, e maps.Entry, match policy.Match, flow maps.Flow, given bool) (s Stages) {
+	known := func(s policy.Share) bool {
+		return s.Kind == policy.ShareMember || given || s.Kind != policy.ShareFlow && flow.Far(match).IsValid()
+	}
+	s.Now = maps.Now()
+	entries, stages := set.Stages(e, match, flow, s.Now)
+	s.Model = stages
+	s.Model[0].FIFO = s.Model[0].FIFO || !given
+	for i, entry := range entries {
+		l := Level{Entry: entry, Counters: set.Counters(entry.ID)}
+		switch {
+		case s.Model[i].Share == nil:
+		case !known(entry.Share):
+			s.Model[i].Share = nil // it is left out of the verdict
+		default:
+			l.Sharer = maps.SharerName(entry, entries[max(i-1, 0)], match, flow)
+		}
+		s.Levels = append(s.Levels, l)
+	}
+	return s
+}
+
+// count adds how many sharers are active.
+func (s Stages) count(set *maps.Set) {
+	shares := func(l Level) bool { return l.Share.Kind != policy.ShareNone }
+	if !slices.ContainsFunc(s.Levels, shares) {
+		return
+	}
+	active := set.ActiveSharers()
+	for i := range s.Levels {
+		if l := &s.Levels[i]; shares(*l) {
+			l.Active = new(active[l.ID])
+		}
+	}
+}
+
+// NeedsFlow is the first level whose fair shares depend on a flow that was not given; nil if there is none.
+func (s Stages) NeedsFlow() *Level {
+	i := slices.IndexFunc(s.Levels, func(l Level) bool { return l.Share.Kind == policy.ShareFlow && l.Sharer == "" })
+	if i < 0 {
+		return nil
+	}
+	return &s.Levels[i]
+}
+
+// Name is the name of a pool, or the network of a rule.
+func (l Level) Name() string {
+	if l.Pool {
+		return l.Label.Name
+	}
+	return l.Prefix.String()
+}
+
+// A Verdict is what becomes of a packet in stages.
+type Verdict struct {
+	report.Passage
+	Verdict  model.Verdict
+	Conforms bool
+	WaitNS   uint64 // how long the packet is queued, or until it conforms if no others come
+}
+
+// Judge says what becomes of a packet that counts so many bytes and may be marked.
+func (s Stages) Judge(bytes uint64) (v Verdict) {
+	p := model.Packet{Time: s.Now, Bytes: bytes, ECT: true}
+	passage, tests := model.Forecast(s.Model, p), model.Tests(s.Model, p)
+	v.Verdict, v.WaitNS = passage.Verdict, passage.Wait
+	exceeds, beyond := passage.Refuses, passage.Beyond
+	if exceeds == model.NoStage {
+		p.ECT = false // else packets may be marked, and pass
+		passage := model.Forecast(s.Model, p)
+		if exceeds, beyond = passage.Refuses, passage.Beyond; exceeds == model.NoStage && passage.Excess {
+			exceeds, beyond = 0, tests[0].Share != model.WithinShare
+		}
+	}
+	if v.Conforms = exceeds == model.NoStage; !v.Conforms {
+		v.RefusedBy = s.refusal(exceeds, beyond)
+		v.WaitNS = model.Until(s.Model, p)
+	}
+	switch {
+	case !v.Conforms:
+	case passage.Guaranteed == model.NoStage:
+		v.Borrowed = slices.ContainsFunc(s.Levels, func(l Level) bool { return l.Guarantee != 0 })
+	default:
+		v.Guaranteed = true
+		if by := s.Levels[passage.Guaranteed]; by.Pool {
+			v.GuaranteedBy = by.Name()
+		}
+	}
+	v.Sharing, v.Pools = s.sharing(0, tests), s.pools(tests)
+	return v
+}
+
+// pools are the levels of the pools, given how each stage judges a packet.
+func (s Stages) pools(tests []model.Test) []report.PoolLevel {
+	pools := []report.PoolLevel{}
+	for i, l := range s.Levels[1:] {
+		i++
+		pool := report.NewPoolLevel(l.Rule, s.Model[i].State.Level)
+		pool.Conforms, pool.Guarantees, pool.Sharing = tests[i].Conforms, tests[i].Guarantees, s.sharing(i, tests)
+		pool.PassedPackets, pool.DroppedPackets = l.Counters.PassedPackets, l.Counters.DroppedPackets
+		pools = append(pools, pool)
+	}
+	return pools
+}
+
+func (s Stages) refusal(i int, beyond bool) *report.Refusal {
+	l := s.Levels[i]
+	r := report.Refusal{Kind: report.KindRule, Name: l.Name(), Reason: report.Capacity}
+	if l.Pool {
+		r.Kind = report.KindPool
+	}
+	if beyond {
+		r.Reason, r.Sharer = report.Share, l.Sharer
+	}
+	return &r
+}
+
+func (s Stages) sharing(i int, tests []model.Test) report.Sharing {
+	l := s.Levels[i]
+	shares := report.Sharing{Share: l.Share.String(), Sharer: l.Sharer}
+	if l.Sharer != "" {
+		shares.WithinShare = new(tests[i].Share == model.WithinShare)
+	}
+	if l.Active != nil {
+		shares.ActiveSharers = new(uint64(*l.Active))
+	}
+	return shares
+}
+
+// delays reports whether the rule or a pool delays packets.
+func (s Stages) delays() bool {
+	return slices.ContainsFunc(s.Levels, func(l Level) bool { return l.Excess == policy.Delay })
+}
+
+// flowTo is a flow of which only the far address is known, and perhaps not even that.
+func flowTo(far netip.Addr) maps.Flow { return maps.Flow{Src: far, Dst: far} }
