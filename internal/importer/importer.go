@@ -4,9 +4,11 @@
 package importer
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -16,8 +18,8 @@ import (
 
 // Imported is the result of an import.
 type Imported struct {
-	Tables []policy.Table // sorted, as are their rules; each rule is valid
-	Left   []Left         // what was not carried over, in the order of the source
+	Tables []policy.Table // sorted, the pools first; each rule is valid
+	Left   []Left         // what was not carried over: by effect, then in the order of the source
 	Notes  []string       // general differences from the other tool
 
 	origins map[place]origin
@@ -25,12 +27,25 @@ type Imported struct {
 
 // Left is something that was not carried over, or was changed.
 type Left struct {
-	Kind   string // all of a kind have the same Why and Advice
-	Where  string // a line, a handle
-	What   string
-	Why    string
-	Advice string
+	reason
+	Where string // a line, a handle
+	What  string
 }
+
+// reason is what all things of a kind have in common.
+type reason struct {
+	effect
+	Kind, Why, Advice string
+}
+
+// effect is what a reason does to the limits of the source. The most important one is first.
+type effect int
+
+const (
+	unblocks effect = iota // a network that may have to be blocked has no limit
+	loosens                // a network has a higher limit, or none
+	other
+)
 
 // A place is where a rule is.
 type place struct {
@@ -43,50 +58,44 @@ func (i Imported) Comment(device string, d policy.Direction, p netip.Prefix) str
 	return i.origins[place{tableKey{device, d}, p}].comment
 }
 
-// Rules returns the number of rules.
-func (i Imported) Rules() (n int) {
+// Rules returns the number of rules, and Pools that of pools.
+func (i Imported) Rules() int { return i.count(false) }
+func (i Imported) Pools() int { return i.count(true) }
+
+func (i Imported) count(pools bool) (n int) {
 	for _, t := range i.Tables {
-		n += len(t.Rules)
+		if t.IsPools() == pools {
+			n += len(t.Rules)
+		}
 	}
 	return n
 }
 
-// examples is the number of things of a kind that a line lists.
-const examples = 3
-
-// Lines describes what is left, in one line for each kind: first what gives subscribers more than they have in the
-// source, then in the order of the source.
+// Lines describes what is left, in one line for each reason: in the order of Left. If there are many places,
+// a line counts them and has one.
 func (i Imported) Lines() (lines []string) {
-	var order []Left
-	kinds := map[Left][]string{}
+	const few = 3
+	var reasons []reason
+	of := map[reason][]Left{}
 	for _, l := range i.Left {
-		kind := Left{Kind: l.Kind, Why: l.Why, Advice: l.Advice}
-		if kinds[kind] == nil {
-			order = append(order, kind)
+		if of[l.reason] == nil {
+			reasons = append(reasons, l.reason)
 		}
-		kinds[kind] = append(kinds[kind], l.Where+" ("+l.What+")")
+		of[l.reason] = append(of[l.reason], l)
 	}
-	slices.SortStableFunc(order, func(a, b Left) int {
-		last := func(l Left) int {
-			if l.Kind == shared.kind || l.Kind == noRate.kind {
-				return 0
-			}
-			return 1
+	for _, r := range reasons {
+		var places []string
+		for _, l := range of[r][:min(few, len(of[r]))] {
+			places = append(places, l.Where+" ("+l.What+")")
 		}
-		return last(a) - last(b)
-	})
-	for _, kind := range order {
-		named := kinds[kind]
-		if n := len(named) - examples; n > 0 {
-			named = append(named[:examples], fmt.Sprintf("%d more", n))
+		where := strings.Join(places, ", ")
+		if n := len(of[r]); n > few {
+			where = fmt.Sprintf("%d places, such as %s", n, places[0])
 		}
-		lines = append(lines, fmt.Sprintf("%s: %s: %s; %s", kind.Kind, list(named), kind.Why, kind.Advice))
+		lines = append(lines, fmt.Sprintf("%s in %s: %s; %s", r.Kind, where, r.Why, r.Advice))
 	}
 	return lines
 }
-
-// reason is what all things of a kind have in common.
-type reason struct{ kind, why, advice string }
 
 // collector collects rules and what is left.
 type collector struct {
@@ -108,7 +117,7 @@ func newCollector() *collector {
 }
 
 func (c *collector) leave(r reason, where, format string, args ...any) {
-	c.Left = append(c.Left, Left{r.kind, where, clean(fmt.Sprintf(format, args...)), r.why, r.advice})
+	c.Left = append(c.Left, Left{r, where, clean(fmt.Sprintf(format, args...))})
 }
 
 // note adds a note once.
@@ -119,15 +128,15 @@ func (c *collector) note(s string) {
 }
 
 var (
-	raised = reason{"small burst", "a bucket must hold a full packet",
+	raised = reason{other, "small burst", "a bucket must hold a full packet",
 		fmt.Sprintf("it was raised to %d bytes", policy.MinCapacity)}
-	lowered = reason{"large burst", "a bucket holds at most 1024gb", "it was lowered to that"}
-	outside = reason{"rate out of range", fmt.Sprintf("rates are %v to %v", policy.MinRate, policy.MaxRate),
+	lowered = reason{other, "large burst", "a bucket holds at most 1024gb", "it was lowered to that"}
+	outside = reason{loosens, "rate out of range", fmt.Sprintf("rates are %v to %v", policy.MinRate, policy.MaxRate),
 		"no rule was made; write one with a rate in that range"}
-	refused  = reason{"limit that no rule can have", "the rule would not be valid", "no rule was made; write one by hand"}
-	longName = reason{"long name", fmt.Sprintf("a name has at most %d bytes", policy.MaxName), "it was cut"}
-	longNote = reason{"long note", fmt.Sprintf("a note has at most %d bytes", policy.MaxNote), "it was cut"}
-	twice    = reason{"duplicate network", "a network of a device and direction has one rule",
+	refused  = reason{loosens, "limit that no rule can have", "the rule would not be valid", "no rule was made; write one by hand"}
+	longName = reason{other, "long name", fmt.Sprintf("a name has at most %d bytes", policy.MaxName), "it was cut; shorten it"}
+	longNote = reason{other, "long note", fmt.Sprintf("a note has at most %d bytes", policy.MaxNote), "it was cut; shorten it"}
+	twice    = reason{other, "duplicate network", "a network of a device and direction has one rule",
 		"the first one was kept; remove the wrong one"}
 )
 
@@ -135,17 +144,20 @@ var (
 // already, and reports whether it added the rule. All rules of a table must have the same
 // match.
 func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where, comment string) bool {
-	at := place{key, r.Prefix}
+	at, of := place{key, r.Prefix}, name(r.Prefix)
+	if r.Pool {
+		of = strconv.Quote(r.Label.Name)
+	}
 	if r.Rate != policy.Unlimited {
 		switch {
 		case r.Rate < policy.MinRate || r.Rate > policy.MaxRate:
-			c.leave(outside, where, "%d bit/s for %s", uint64(r.Rate), name(r.Prefix))
+			c.leave(outside, where, "%d bit/s for %s", uint64(r.Rate), of)
 			return false
 		case r.Capacity < policy.MinCapacity:
-			c.leave(raised, where, "%d bytes for %s", r.Capacity, name(r.Prefix))
+			c.leave(raised, where, "%d bytes for %s", r.Capacity, of)
 			r.Capacity = policy.MinCapacity
 		case r.Capacity > policy.MaxCapacity:
-			c.leave(lowered, where, "%d bytes for %s", r.Capacity, name(r.Prefix))
+			c.leave(lowered, where, "%d bytes for %s", r.Capacity, of)
 			r.Capacity = policy.MaxCapacity
 		}
 	}
@@ -153,8 +165,7 @@ func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where, comm
 		c.leave(refused, where, "%v", err)
 		return false
 	}
-	if first, found := c.origins[at]; found {
-		c.leave(twice, where, "%s %s %s was in %s", key.device, key.direction, name(r.Prefix), first.where)
+	if c.taken(at, where) {
 		return false
 	}
 	t := c.tables[key]
@@ -167,13 +178,23 @@ func (c *collector) add(key tableKey, m policy.Match, r policy.Rule, where, comm
 	return true
 }
 
+// taken reports whether a network has a rule already, and lists it then.
+func (c *collector) taken(at place, where string) bool {
+	first, found := c.origins[at]
+	if found {
+		c.leave(twice, where, "%s %s %s was in %s", at.device, at.direction, name(at.prefix), first.where)
+	}
+	return found
+}
+
 func (c *collector) imported() Imported {
+	c.balance()
 	i := c.Imported
 	for _, t := range c.tables {
-		policy.SortRules(t.Rules)
 		i.Tables = append(i.Tables, *t)
 	}
 	policy.SortTables(i.Tables)
+	slices.SortStableFunc(i.Left, func(a, b Left) int { return cmp.Compare(a.effect, b.effect) })
 	return i
 }
 
@@ -212,25 +233,30 @@ func list(words []string) string {
 	return strings.Join(words[:last], ", ") + " and " + words[last]
 }
 
-// label returns a label with texts of the source. It cuts texts that are too long, and
-// lists them.
-func (c *collector) label(where, name, note string) policy.Label {
-	return policy.Label{Name: c.fit(where, name, policy.MaxName, longName), Note: c.fit(where, note, policy.MaxNote, longNote)}
+// label returns a label with a name of the source.
+func (c *collector) label(where, name string) policy.Label {
+	return policy.Label{Name: c.fit(where, name, policy.MaxName, longName)}
 }
 
+// fit cuts a text of the source that is too long, and lists it.
 func (c *collector) fit(where, text string, most int, r reason) string {
 	text = oneLine(text)
-	if len(text) <= most {
-		return text
-	}
-	if key := r.kind + where + text; !c.cut[key] {
+	if key := r.Kind + where + text; len(text) > most && !c.cut[key] {
 		c.cut[key] = true
 		c.leave(r, where, "%.60q", text)
+	}
+	return cut(text, most)
+}
+
+// cut returns the first whole characters of a text.
+func cut(text string, most int) string {
+	if len(text) <= most {
+		return text
 	}
 	for !utf8.RuneStart(text[most]) {
 		most--
 	}
-	return strings.TrimSpace(text[:most])
+	return strings.TrimRightFunc(text[:most], unicode.IsSpace)
 }
 
 // oneLine replaces control characters, and characters that end a line in YAML, by spaces.

@@ -10,31 +10,41 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 
 	"github.com/shapectl/shapectl/internal/input"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 var (
-	guaranteed = reason{"guaranteed rate", "a rule limits its packets, and guarantees no rate",
-		"set the other limits low enough to leave this rate free"}
-	parents = reason{"parent node", "rules have no tree, so the node's rate does not limit what is below it",
-		"limit the node's device, or a network that contains all below the node, on another device"}
-	shared = reason{"shared rate", "each network has its own rule with the full rate",
-		"replace them by one network, or divide the rate among them"}
-	noRate = reason{"missing rate", "the source has no rate, or a rate of 0",
-		"no rule was made, so this direction is not limited; write a rate above 0"}
-	noAddress = reason{"row without an address", "a rule needs a network",
+	guaranteed = reason{other, "guaranteed rate", "no pool with a rate is above it, so nothing can be guaranteed",
+		"give its parent node in network.json a rate"}
+	highGuarantee = reason{other, "guaranteed rate above the rate", "a rule or pool never gets more than its rate",
+		"it was lowered to the rate; correct one of them"}
+	noTree = reason{loosens, "parent node", "the tree of nodes is not here, so a node's rate does not limit its subscribers together",
+		"give it with --network network.json"}
+	unknownNode = reason{loosens, "unknown parent node", "network.json has no node of that name",
+		"its subscribers are in no pool; correct the name"}
+	unlike = reason{other, "row unlike the first of its circuit", "a circuit has one rate and one parent node",
+		"those of its first row were used, as LibreQoS does; correct the row"}
+	zeroRate = reason{unblocks, "rate of 0", "no rule can have it, so this direction is not limited",
+		"to block it, write a small rate such as 0.1, or block the address in a firewall"}
+	noRate = reason{loosens, "missing rate", "the source has no rate",
+		"no rule was made, so this direction is not limited; write a rate"}
+	noAddress = reason{loosens, "row without an address", "a rule needs a network",
 		"no rule was made; write an IPv4 or IPv6 address"}
-	hostBits = reason{"address with the prefix length of a network", "a rule is for a whole network",
+	hostBits = reason{other, "address with the prefix length of a network", "a rule is for a whole network",
 		"the network was used; leave out the length if only the address was meant"}
-	disciplines = reason{"queue discipline", "rules drop excess packets by default",
+	disciplines = reason{other, "queue discipline", "rules drop excess packets by default",
 		"set excess: delay in rules that should queue them"}
-	noSuchRate = reason{"rate that no rule can have", fmt.Sprintf("rates are whole bits per second, %v to %v", policy.MinRate, policy.MaxRate),
+	noSuchGuarantee = reason{other, "guaranteed rate that no rule can have", fmt.Sprintf("rates are whole bits per second, %v to %v", policy.MinRate, policy.MaxRate),
+		"it was left out; write another rate"}
+	noSuchRate = reason{loosens, "rate that no rule can have", fmt.Sprintf("rates are whole bits per second, %v to %v", policy.MinRate, policy.MaxRate),
 		"no rule was made for it; write another rate"}
 )
 
@@ -88,42 +98,72 @@ type shapedDevices struct {
 	at     layout
 	header []string
 	errors policyfile.Errors // with columns in bytes
-	short  []string          // rows with fewer columns than the header
+	short  []string          // rows without the columns for numbers of nodes
+	rows   []*subscriber
 
-	download, upload tableKey
-	circuits         map[string]*circuit
-	order            []*circuit
+	nodes       *nodes // nil if there is no network.json
+	keys        [ways]tableKey
+	circuits    map[string]*circuit
+	order       []*circuit
+	subscribers map[string]int // circuits by plan
+}
+
+// A subscriber is the circuit of a row.
+type subscriber struct {
+	where, id, title string
+	suffix           string // the circuit ID, if several circuits have the name; else ""
+	name             string // title and suffix, for rules
+	note             string
+	networks         []netip.Prefix
 }
 
 // A circuit is the rows that share a rate.
 type circuit struct {
-	rows     []string
-	name     string
-	rates    string
-	networks []netip.Prefix
+	rows         []*subscriber
+	has          map[netip.Prefix]bool // networks of its rows
+	name         string                // for reports
+	rates, least [ways]speed
+	node         *node
+	terms        string // its rates and its node, for reports
 }
 
-// LibreQoS imports a ShapedDevices.csv. Downloads leave device, which faces the
-// subscribers. Uploads enter device; or, if upload is not "", they leave that device, which
-// faces the Internet, and are matched by source. Mistakes in the text are an error of type
-// policyfile.Errors, for the given file.
-func LibreQoS(file string, text io.Reader, device, upload string) (Imported, error) {
+// A File is a text with the name that errors have.
+type File struct {
+	Name string
+	Text io.Reader
+}
+
+// LibreQoS imports a ShapedDevices.csv, and the tree of nodes in a network.json unless its Text is
+// nil. Downloads leave device, which faces the subscribers. Uploads enter device; or, if upload is
+// not "", they leave that device, which faces the Internet, and are matched by source. Mistakes in
+// the texts are an error of type policyfile.Errors.
+func LibreQoS(devices, network File, device, upload string) (Imported, error) {
 	s := &shapedDevices{
-		collector: newCollector(), file: file,
-		download: tableKey{device, policy.Egress}, upload: tableKey{device, policy.Ingress},
-		circuits: map[string]*circuit{},
+		collector: newCollector(), file: devices.Name,
+		keys:     [ways]tableKey{{device, policy.Egress}, {device, policy.Ingress}},
+		circuits: map[string]*circuit{}, subscribers: map[string]int{},
 	}
 	if upload != "" {
-		s.upload = tableKey{upload, policy.Egress}
+		s.keys[up] = tableKey{upload, policy.Egress}
 	}
-	s.note("LibreQoS queues excess packets, and these rules drop them: each rule has the default capacity for its rate")
+	s.note("LibreQoS queues excess packets, and these rules drop them; to mark them first, write 'defaults: {excess: ecn}' above devices")
 	var err error
-	if s.text, err = input.All(text); err != nil {
+	if network.Text != nil {
+		s.nodes = &nodes{collector: s.collector, file: network.Name, named: map[string]*node{}, ids: map[string]*node{}}
+		if s.nodes.text, err = input.All(network.Text); err == nil {
+			err = s.nodes.read()
+		}
+		if err != nil {
+			return Imported{}, err
+		}
+	}
+	if s.text, err = input.All(devices.Text); err != nil {
 		return Imported{}, err
 	}
 	if err := s.open(); err != nil {
 		return Imported{}, err
 	}
+	header, _ := s.csv.FieldPos(0)
 	for {
 		record, err := s.csv.Read()
 		if err == io.EOF {
@@ -137,15 +177,59 @@ func LibreQoS(file string, text io.Reader, device, upload string) (Imported, err
 	if len(s.errors) > 0 {
 		return Imported{}, s.located()
 	}
-	for _, c := range s.order {
-		if len(c.networks) > 1 {
-			s.leave(shared, some(c.rows), "%s has %s for %s together", c.name, c.rates, names(c.networks))
+	if len(s.rows) == 0 {
+		return Imported{}, s.wrong(header, 1, "no row follows the header; is the file cut off?")
+	}
+	s.distinguish()
+	for _, r := range s.rows {
+		if full := r.title + r.suffix; len(full) > policy.MaxName {
+			s.leave(longName, r.where, "%.60q", full)
 		}
 	}
+	for _, c := range s.order {
+		for w := range ways {
+			s.limit(c, w)
+		}
+	}
+	s.dropPlans()
 	if len(s.short) > 0 {
-		s.note(fmt.Sprintf("%s: fewer columns than the header; read without Parent Node ID and Anchor Node ID", some(s.short)))
+		s.note(fmt.Sprintf("%s had fewer columns than the header, such as %s: read without Parent Node ID and Anchor Node ID; check one of them",
+			plain.Count(len(s.short), "row"), s.short[0]))
 	}
 	return s.imported(), nil
+}
+
+// dropPlans removes plans that only one circuit has.
+func (s *shapedDevices) dropPlans() {
+	for _, t := range s.tables {
+		for i := range t.Rules {
+			if l := &t.Rules[i].Label; s.subscribers[l.Plan] < 2 {
+				l.Plan = ""
+			}
+		}
+	}
+}
+
+// distinguish adds circuit IDs to names that several circuits have. The result may be the name of yet another circuit,
+// which then gets its ID too.
+func (s *shapedDevices) distinguish() {
+	for again := true; again; {
+		again = false
+		last, several := map[string]string{}, map[string]bool{} // by name
+		for _, r := range s.rows {
+			if id, found := last[r.name]; found && id != r.id {
+				several[r.name] = true
+			}
+			last[r.name] = r.id
+		}
+		for i := range s.rows {
+			if r := s.rows[i]; several[r.name] && r.suffix == "" && r.id != "" {
+				r.suffix = mark(r.id)
+				r.name = ended(r.title, r.suffix)
+				again = true
+			}
+		}
+	}
 }
 
 const byteOrderMark = "\ufeff"
@@ -156,6 +240,13 @@ func (s *shapedDevices) open() error {
 		return s.wrong(1, 1, "the text is UTF-16; save it as UTF-8")
 	}
 	s.text = bytes.TrimPrefix(s.text, []byte(byteOrderMark))
+	if valid := validPrefix(s.text); len(valid) < len(s.text) {
+		line, column := 1+bytes.Count(valid, []byte("\n")), len(valid)-bytes.LastIndexByte(valid, '\n')
+		return s.wrong(line, column, "the text is not UTF-8; convert it, for Latin-1 with 'iconv -f latin1 -t utf-8'")
+	}
+	if bytes.HasPrefix(bytes.TrimSpace(s.text), []byte("{")) {
+		return s.wrong(1, 1, "this is JSON, perhaps network.json; give ShapedDevices.csv here, and network.json with --network")
+	}
 	s.csv = csv.NewReader(bytes.NewReader(s.text))
 	s.csv.Comment, s.csv.TrimLeadingSpace, s.csv.FieldsPerRecord, s.csv.ReuseRecord = '#', true, -1, true
 	header, err := s.csv.Read()
@@ -194,6 +285,18 @@ func (s *shapedDevices) open() error {
 		return s.located()
 	}
 	return nil
+}
+
+// validPrefix returns the text before the first byte that is not UTF-8.
+func validPrefix(text []byte) []byte {
+	for at := 0; at < len(text); {
+		r, size := utf8.DecodeRune(text[at:])
+		if r == utf8.RuneError && size == 1 {
+			return text[:at]
+		}
+		at += size
+	}
+	return text
 }
 
 // problem adds an error with a cell.
@@ -242,7 +345,6 @@ type shapedDevice struct {
 	layout
 	record      []string
 	where, name string
-	label       policy.Label
 }
 
 // read reads a row.
@@ -250,20 +352,20 @@ func (s *shapedDevices) read(record []string) {
 	if !slices.ContainsFunc(record, func(cell string) bool { return strings.TrimSpace(cell) != "" }) {
 		return // spreadsheets write empty rows at the end
 	}
-	if n := len(s.header); len(record) > n && strings.TrimSpace(strings.Join(record[n:], "")) != "" {
-		s.problem(n, "%d columns where the header has %d; put quotes around a cell with a comma", len(record), n)
-		return
-	}
 	line, _ := s.csv.FieldPos(0)
 	r := shapedDevice{shapedDevices: s, layout: s.at, record: record, where: fmt.Sprintf("line %d", line)}
-	if short, gone := s.withoutNumbers(); gone > 0 && len(record)+gone <= len(s.header) && !r.plausible() {
-		if r.layout = short; r.plausible() {
-			s.short = append(s.short, r.where)
-		} else {
-			r.layout = s.at
+	switch n := len(s.header); {
+	case len(record) > n && strings.TrimSpace(strings.Join(record[n:], "")) != "":
+		s.problem(n, "%d columns where the header has %d; put quotes around a cell with a comma", len(record), n)
+		return
+	case len(record) < n:
+		short, gone := s.withoutNumbers()
+		if r.layout = short; len(record)+gone != n || !r.plausible() {
+			s.problem(len(record)-1, "%s where the header has %d; is the row cut off?", plain.Count(len(record), "column"), n)
+			return
 		}
+		s.short = append(s.short, r.where)
 	}
-	r.name, r.label = r.subscriber()
 	r.rules()
 }
 
@@ -306,7 +408,7 @@ func (r *shapedDevice) plausible() bool {
 			return false
 		}
 	}
-	for _, c := range []column{downloadMax, uploadMax} {
+	for _, c := range []column{downloadMin, uploadMin, downloadMax, uploadMax} {
 		if rate := r.cell(c); rate != "" && !plainNumber.MatchString(rate) {
 			return false
 		}
@@ -319,70 +421,125 @@ func words(cell string) []string {
 	return strings.FieldsFunc(cell, func(r rune) bool { return r == ',' || r == ';' || unicode.IsSpace(r) })
 }
 
-// rules makes the rules of a row.
+// rules adds a row to its circuit.
 func (r *shapedDevice) rules() {
+	v := r.subscriber()
 	before := len(r.errors)
 	networks := append(r.networks(ipv4), r.networks(ipv6)...)
-	down, up := r.speed(downloadMax), r.speed(uploadMax)
-	if least := both(r.speed(downloadMin), r.speed(uploadMin)); least != "" {
-		r.leave(guaranteed, r.where, "%s for %s", least, r.name)
+	c := circuit{name: r.name, has: map[netip.Prefix]bool{}}
+	for w, columns := range [ways][2]column{down: {downloadMax, downloadMin}, up: {uploadMax, uploadMin}} {
+		c.rates[w], c.least[w] = r.speed(columns[0]), r.speed(columns[1])
 	}
 	if len(r.errors) > before {
 		return
 	}
-	if node := r.node(); node != "" {
-		r.leave(parents, r.where, "%s is below %s", r.name, node)
-	}
 	if queue := r.cell(sqm); queue != "" {
 		r.leave(disciplines, r.where, "%s for %s", queue, r.name)
 	}
+	c.node = r.node()
 	if len(networks) == 0 {
 		r.leave(noAddress, r.where, "%s", r.name)
 		return
 	}
-	made := r.limit(networks, r.download, policy.MatchDst, down)
-	for _, p := range r.limit(networks, r.upload, policy.MatchSrc, up) {
-		if !slices.Contains(made, p) {
-			made = append(made, p)
+	c.terms = r.terms(&c)
+	of := r.circuit(&c)
+	for _, p := range networks {
+		if !of.has[p] {
+			of.has[p] = true
+			v.networks = append(v.networks, p)
 		}
 	}
-	r.share(both(down, up), made)
+	of.rows = append(of.rows, v)
 }
 
-// node returns the name of the parent node; "" for none.
-func (r *shapedDevice) node() string {
-	if node := r.cell(parentNode); !strings.EqualFold(node, "none") {
-		return node
+// terms describes the rates and the node of a row.
+func (r *shapedDevice) terms(c *circuit) string {
+	words := []string{both(c.rates[down], c.rates[up])}
+	if least := both(c.least[down], c.least[up]); least != "" {
+		words = append(words, "guaranteed "+least)
+	}
+	if site := r.site(); site != "" {
+		words = append(words, "below "+site)
+	}
+	return strings.Join(words, ", ")
+}
+
+// circuit returns the circuit of a row, which is new if no row before had the circuit ID. A row without one has its own.
+func (r *shapedDevice) circuit(c *circuit) *circuit {
+	id := r.cell(circuitID)
+	if first := r.circuits[id]; first != nil && id != "" {
+		if c.rates != first.rates || c.least != first.least || c.node != first.node {
+			r.leave(unlike, r.where, "%s has %s; first it has %s", c.name, c.terms, first.terms)
+		}
+		return first
+	}
+	r.circuits[id] = c
+	r.order = append(r.order, c)
+	return c
+}
+
+// networks returns the networks of all rows.
+func (c *circuit) networks() (all []netip.Prefix) {
+	for _, r := range c.rows {
+		all = append(all, r.networks...)
+	}
+	return all
+}
+
+// site returns the name of the parent node; "" for none.
+func (r *shapedDevice) site() string {
+	if site := oneLine(r.cell(parentNode)); !strings.EqualFold(site, "none") {
+		return site
 	}
 	return ""
 }
 
-// subscriber returns a name of a row for reports, and the label of its rules. Circuit and
-// device become the name; circuit ID, node and comment become the note.
-func (r *shapedDevice) subscriber() (name string, label policy.Label) {
-	var names, notes []string
-	for _, c := range []column{circuitName, deviceName} {
-		if s := r.cell(c); s != "" && !slices.Contains(names, s) {
-			names = append(names, s)
-		}
+// node returns the parent node; nil for none.
+func (r *shapedDevice) node() *node {
+	site := r.site()
+	found := r.nodes.find(site, r.cell(nodeID))
+	switch {
+	case found != nil || site == "" || r.nodes != nil && len(r.nodes.roots) == 0: // {} is LibreQoS's flat network
+	case r.nodes == nil:
+		r.leave(noTree, r.where, "%s is below %s", r.name, site)
+	default:
+		r.leave(unknownNode, r.where, "%s is below %s", r.name, site)
 	}
-	if id := r.cell(circuitID); id != "" {
+	return found
+}
+
+// subscriber describes the subscriber of a row: for reports, in the note of its rules, and in their name. A circuit
+// without a name is named by its ID, else by the device.
+func (r *shapedDevice) subscriber() *subscriber {
+	id, device := oneLine(r.cell(circuitID)), oneLine(r.cell(deviceName))
+	title, notes := oneLine(r.cell(circuitName)), []string(nil)
+	if id != "" {
 		notes = append(notes, "circuit "+id)
 	}
-	if len(names) == 0 {
-		names, notes = notes, nil
+	if title == "" && id != "" {
+		title, notes = notes[0], nil
 	}
-	if node := r.node(); node != "" {
-		notes = append(notes, "site "+node)
+	if title == "" {
+		title = device
 	}
-	if s := r.cell(remark); s != "" && !slices.Contains(names, s) {
+	if device != "" && device != title {
+		notes = append(notes, "device "+device)
+	}
+	site := r.site()
+	if n := r.nodes.find(site, r.cell(nodeID)); site != "" && (n == nil || !n.limits) { // else its pool tells
+		notes = append(notes, "site "+site)
+	}
+	if s := r.cell(remark); s != "" && s != title && s != device {
 		notes = append(notes, s)
 	}
-	name = "the row"
-	if len(names) > 0 {
-		name = fmt.Sprintf("%.60q", names[0])
+	r.name = "the row"
+	if title != "" {
+		r.name = fmt.Sprintf("%.60q", title)
 	}
-	return name, r.shapedDevices.label(r.where, strings.Join(names, " / "), strings.Join(notes, "; "))
+	v := &subscriber{where: r.where, id: id, title: title, name: cut(title, policy.MaxName)}
+	v.note = r.fit(r.where, strings.Join(notes, "; "), policy.MaxNote, longNote)
+	r.rows = append(r.rows, v)
+	return v
 }
 
 // networks returns the networks of a cell.
@@ -412,63 +569,111 @@ var plainNumber = regexp.MustCompile(`^[0-9]+(\.[0-9]+)?$`)
 // A speed is the rate in a cell; 0 for none.
 type speed struct {
 	policy.Rate
+	zero bool // the cell has a 0
 	left bool // no rule can have the rate, which was reported
 }
 
 func (r *shapedDevice) speed(c column) speed {
 	text := r.cell(c)
 	switch {
-	case strings.Trim(text, "0.") == "" && text != ".":
+	case text == "":
 		return speed{}
 	case !plainNumber.MatchString(text):
 		r.problem(r.layout[c], "%s %.40q is not a number of megabits per second; write one such as 25 or 2.5", r.header[r.layout[c]], text)
 		return speed{}
 	}
-	rate, err := policy.ParseRate(text + "mbit")
-	if err != nil {
-		r.leave(noSuchRate, r.where, "%s %s: %v", r.header[r.layout[c]], text, err)
+	return r.collector.speed(text, fmt.Sprintf("%s %s for %s", r.header[r.layout[c]], text, r.name), r.where, c == downloadMin || c == uploadMin)
+}
+
+// speed converts a plain number. It lists one that no rule can have, or guarantee.
+func (c *collector) speed(text, what, where string, guarantee bool) speed {
+	if strings.Trim(text, "0.") == "" {
+		return speed{zero: true}
 	}
-	return speed{rate, err != nil}
+	rate, err := policy.ParseRate(text + "mbit")
+	switch {
+	case err != nil && guarantee:
+		c.leave(noSuchGuarantee, where, "%s", what)
+	case err != nil:
+		c.leave(noSuchRate, where, "%s", what)
+	}
+	return speed{Rate: rate, left: err != nil}
 }
 
 // both describes two rates.
-func both(down, up speed) string {
+func both(download, upload speed) string {
 	var words []string
-	if down.Rate != 0 {
-		words = append(words, down.String()+" down")
+	if download.Rate != 0 {
+		words = append(words, download.String()+" down")
 	}
-	if up.Rate != 0 {
-		words = append(words, up.String()+" up")
+	if upload.Rate != 0 {
+		words = append(words, upload.String()+" up")
 	}
 	return list(words)
 }
 
-// limit adds a rule for each network, and returns the networks that got one.
-func (r *shapedDevice) limit(networks []netip.Prefix, key tableKey, m policy.Match, rate speed) (made []netip.Prefix) {
-	if rate.Rate == 0 {
-		if !rate.left {
-			r.leave(noRate, r.where, "%s %v of %s", key.device, key.direction, names(networks))
-		}
-		return nil
-	}
-	for _, p := range networks {
-		rule := policy.Rule{Prefix: p, Rate: rate.Rate, Capacity: policy.DefaultCapacity(rate.Rate), Label: r.label}
-		if r.add(key, m, rule, r.where, "") {
-			made = append(made, p)
-		}
-	}
-	return made
-}
+// mbit returns the rate in megabits per second.
+func (s speed) mbit() string { return strconv.FormatFloat(float64(s.Rate)/1e6, 'f', -1, 64) }
 
-// share remembers the networks that share a rate.
-func (r *shapedDevice) share(rates string, networks []netip.Prefix) {
-	id := r.cell(circuitID)
-	c := r.circuits[id]
-	if c == nil || id == "" {
-		c = &circuit{name: r.name, rates: rates}
-		r.circuits[id] = c
-		r.order = append(r.order, c)
+// limit adds the rules of a circuit for one way, and a pool if there are several.
+func (s *shapedDevices) limit(c *circuit, w way) {
+	key, rate, where := s.keys[w], c.rates[w], c.rows[0].where
+	if rate.Rate == 0 {
+		why := noRate
+		if rate.zero {
+			why = zeroRate
+		}
+		if !rate.left {
+			s.leave(why, where, "%s on %s %v for %s", c.name, key.device, key.direction, names(c.networks()))
+		}
+		return
 	}
-	c.rows = append(c.rows, r.where)
-	c.networks = append(c.networks, networks...)
+	var rules []policy.Rule
+	var from []string
+	for _, r := range c.rows {
+		for _, p := range r.networks {
+			if !s.taken(place{key, p}, r.where) {
+				rules = append(rules, policy.Rule{Prefix: p, Label: policy.Label{Name: r.name, Note: r.note}})
+				from = append(from, r.where)
+			}
+		}
+	}
+	if len(rules) == 0 {
+		return
+	}
+	terms := policy.Rule{Rate: rate.Rate, Capacity: policy.DefaultCapacity(rate.Rate)}
+	if c.node != nil {
+		terms.Within = c.node.pool[w]
+	}
+	switch least := c.least[w].Rate; {
+	case least == 0:
+	case terms.Within == "":
+		s.leave(guaranteed, where, "%v %v for %s", least, w, c.name)
+	case least > rate.Rate:
+		s.leave(highGuarantee, where, "%v of %v %v for %s", least, rate, w, c.name)
+		terms.Guarantee = policy.Guarantee(rate.Rate)
+	default:
+		terms.Guarantee = policy.Guarantee(least)
+	}
+	if first := c.rows[0]; len(rules) == 1 {
+		terms.Prefix, terms.Label = rules[0].Prefix, rules[0].Label
+		terms.Label.Plan = fmt.Sprintf("%v-%s-%s", w, c.rates[down].mbit(), c.rates[up].mbit())
+		s.subscribers[terms.Label.Plan]++
+		rules[0] = terms
+	} else {
+		id := first.id
+		if first.suffix != "" {
+			id = ""
+		}
+		within := s.addPool(cmp.Or(first.title, where), id, first.suffix+" "+w.String(), terms, where)
+		if within == "" {
+			return
+		}
+		for i := range rules {
+			rules[i].Rate, rules[i].Within = policy.Unlimited, within
+		}
+	}
+	for i, r := range rules {
+		s.add(key, [ways]policy.Match{down: policy.MatchDst, up: policy.MatchSrc}[w], r, from[i], "")
+	}
 }

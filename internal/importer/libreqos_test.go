@@ -25,7 +25,10 @@ func TestLibreQoS(t *testing.T) {
 			f, err := os.Open(filepath.Join("testdata", "libreqos", "subscribers.csv"))
 			testenv.Must(t, err)
 			defer f.Close()
-			imported, err := LibreQoS("subscribers.csv", f, "eth1", test.upload)
+			tree, err := os.Open(filepath.Join("testdata", "libreqos", "network.json"))
+			testenv.Must(t, err)
+			defer tree.Close()
+			imported, err := LibreQoS(File{"subscribers.csv", f}, File{"network.json", tree}, "eth1", test.upload)
 			testenv.Must(t, err)
 			golden(t, "libreqos/"+test.name+".golden", transcript(t, imported))
 		})
@@ -33,34 +36,54 @@ func TestLibreQoS(t *testing.T) {
 }
 
 // TestLibreQoSExample imports LibreQoS's own example, whose rows have fewer columns than its
-// header.
+// header, and whose tree has five nodes above a subscriber.
 func TestLibreQoSExample(t *testing.T) {
-	files := testenv.Shared(t, "real/libreqos-ShapedDevices.example.csv")
-	if len(files) == 0 {
+	files := testenv.Shared(t, "real/libreqos-*.example.*")
+	if len(files) != 2 {
 		t.Skip("LibreQoS's example is not there")
 	}
 	f, err := os.Open(files[0])
 	testenv.Must(t, err)
 	defer f.Close()
-	i, err := LibreQoS("example", f, "eth1", "")
+	tree, err := os.Open(files[1])
+	testenv.Must(t, err)
+	defer tree.Close()
+	i, err := LibreQoS(File{"example", f}, File{"tree", tree}, "eth1", "")
 	testenv.Must(t, err)
 	transcript(t, i)
-	if n := i.Rules(); n != 42 {
-		t.Errorf("%d rules of 21 networks", n)
+	if len(i.Left) > 0 {
+		t.Errorf("left: %+v", i.Left)
 	}
-	rates := map[string]policy.Rate{}
+	if i.Rules() != 42 || i.Pools() != 2*(11+10) {
+		t.Errorf("%d rules of 21 networks, %d pools of 11 nodes and 10 circuits", i.Rules(), i.Pools())
+	}
+	rules := map[string]policy.Rule{}
 	for _, table := range i.Tables {
 		for _, r := range table.Rules {
-			rates[table.Direction.String()+" "+name(r.Prefix)] = r.Rate
+			at := r.Label.Name
+			if !r.Pool {
+				at = table.Direction.String() + " " + name(r.Prefix)
+			}
+			rules[at] = r
 		}
 	}
-	for at, want := range map[string]policy.Rate{
-		"egress 100.64.0.2": 155_000_000, "egress fdd7:b724:0:200::/56": 2_500_000, "ingress 100.64.0.5": 50_250_000, "ingress 100.64.0.11": 18_000_000,
+	// What the packets of 6 Littleton Drive draw from: guarantee and rate.
+	within := rules["ingress 100.64.0.6"].Within
+	for _, want := range []string{
+		"6 Littleton Drive, Ringgold, GA 30736 up: 1mbit 18mbit", "AP_11 up: none 30mbit", "PoP_6 up: none 60mbit",
+		"PoP_5 up: none 200mbit", "Site_3 up: none 500mbit", "Site_1 up: none 1gbit", ": none 0",
 	} {
-		if rates[at] != want {
-			t.Errorf("%s has %v, not %v", at, rates[at], want)
+		p := rules[string(within)]
+		if got := string(within) + ": " + p.Guarantee.String() + " " + p.Rate.String(); got != want {
+			t.Errorf("%s, not %s", got, want)
 		}
+		within = p.Within
 	}
+}
+
+// fromCSV imports a ShapedDevices.csv alone.
+func fromCSV(text string) (Imported, error) {
+	return LibreQoS(File{"f", strings.NewReader(text)}, File{}, "eth1", "")
 }
 
 // row returns a row with a network and rates.
@@ -71,29 +94,26 @@ func row(network, down, up string) string {
 // TestLibreQoSFormats imports the same row in different formats.
 func TestLibreQoSFormats(t *testing.T) {
 	for name, text := range map[string]string{
-		"plain":                  oldHeader + row("10.0.0.1", "2.5", "1"),
-		"CRLF":                   strings.ReplaceAll(oldHeader+row("10.0.0.1", "2.5", "1"), "\n", "\r\n"),
-		"byte order mark":        byteOrderMark + oldHeader + row("10.0.0.1", "2.5", "1"),
-		"no end of line":         strings.TrimSuffix(oldHeader+row("10.0.0.1", "2.5", "1"), "\n"),
-		"comments":               "# made by hand\n" + oldHeader + "#1,,1,,,,10.0.0.2,,,,1,1,\n" + row("10.0.0.1", "2.5", "1") + "# end\n",
-		"spaces":                 strings.ReplaceAll(oldHeader+row(" 10.0.0.1 ", " 2.5", "1 "), "IPv4", " IPv4 "),
-		"empty rows":             oldHeader + "\n" + row("10.0.0.1", "2.5", "1") + ",,,,,,,,,,,,\n\n",
-		"more digits":            oldHeader + row("10.0.0.1", "2.500000", "01.0"),
-		"quotes":                 `"` + strings.ReplaceAll(strings.TrimSpace(oldHeader), ",", `","`) + "\"\n" + row(`"10.0.0.1"`, `"2.5"`, "1"),
-		"a prefix length":        oldHeader + row("10.0.0.1/32", "2.5", "1"),
-		"the same address":       oldHeader + row(`"10.0.0.1, 10.0.0.1"`, "2.5", "1"),
-		"no last column":         oldHeader + "1,,1,,,,10.0.0.1,,,,2.5,1\n",
-		"another order":          "Upload Max Mbps,IPv4,Download Max Mbps\n1,10.0.0.1,2.5\n",
-		"names as in a program":  "circuit_id,download_max_mbps,upload_max_mbps,ipv4,ipv6\n7,2.5,1,10.0.0.1,\n",
-		"the first version":      "ID,AP,MAC,Hostname,IPv4,IPv6,Download Min,Upload Min,Download Max,Upload Max\n3,,,,10.0.0.1,,,,2.5,1\n",
-		"numbers of nodes":       newHeader + "1,,1,,,N1,A1,,10.0.0.1,,,,2.5,1,,\n",
-		"old rows":               newHeader + row("10.0.0.1", "2.5", "1"),
-		"rows without the end":   newHeader + "1,,1,,,N1,A1,,10.0.0.1,,,,2.5,1\n",
-		"a node like an address": newHeader + "1,,1,,,N1,10.0.0.9,,10.0.0.1,,,,2.5,1\n",
-		"Latin-1":                oldHeader + "1,M\xfcller,1,,,,10.0.0.1,,,,2.5,1,\n",
+		"plain":                 oldHeader + row("10.0.0.1", "2.5", "1"),
+		"CRLF":                  strings.ReplaceAll(oldHeader+row("10.0.0.1", "2.5", "1"), "\n", "\r\n"),
+		"byte order mark":       byteOrderMark + oldHeader + row("10.0.0.1", "2.5", "1"),
+		"no end of line":        strings.TrimSuffix(oldHeader+row("10.0.0.1", "2.5", "1"), "\n"),
+		"comments":              "# made by hand\n" + oldHeader + "#1,,1,,,,10.0.0.2,,,,1,1,\n" + row("10.0.0.1", "2.5", "1") + "# end\n",
+		"spaces":                strings.ReplaceAll(oldHeader+row(" 10.0.0.1 ", " 2.5", "1 "), "IPv4", " IPv4 "),
+		"empty rows":            oldHeader + "\n" + row("10.0.0.1", "2.5", "1") + ",,,,,,,,,,,,\n\n",
+		"more digits":           oldHeader + row("10.0.0.1", "2.500000", "01.0"),
+		"quotes":                `"` + strings.ReplaceAll(strings.TrimSpace(oldHeader), ",", `","`) + "\"\n" + row(`"10.0.0.1"`, `"2.5"`, "1"),
+		"a prefix length":       oldHeader + row("10.0.0.1/32", "2.5", "1"),
+		"the same address":      oldHeader + row(`"10.0.0.1, 10.0.0.1"`, "2.5", "1"),
+		"another order":         "Upload Max Mbps,IPv4,Download Max Mbps\n1,10.0.0.1,2.5\n",
+		"names as in a program": "circuit_id,download_max_mbps,upload_max_mbps,ipv4,ipv6\n7,2.5,1,10.0.0.1,\n",
+		"the first version":     "ID,AP,MAC,Hostname,IPv4,IPv6,Download Min,Upload Min,Download Max,Upload Max\n3,,,,10.0.0.1,,,,2.5,1\n",
+		"no comment":            strings.Replace(oldHeader, ",Comment", "", 1) + "1,,1,,,,10.0.0.1,,,,2.5,1\n",
+		"no numbers of nodes":   strings.Replace(newHeader, ",sqm", "", 1) + row("10.0.0.1", "2.5", "1"),
+		"numbers of nodes":      newHeader + "1,,1,,,N1,A1,,10.0.0.1,,,,2.5,1,,\n",
 	} {
 		t.Run(name, func(t *testing.T) {
-			i, err := LibreQoS("f", strings.NewReader(text), "eth1", "")
+			i, err := fromCSV(text)
 			testenv.Must(t, err)
 			if len(i.Left) > 0 {
 				t.Errorf("left: %+v", i.Left)
@@ -120,29 +140,35 @@ func TestLibreQoSLeaves(t *testing.T) {
 		kinds      []reason
 	}{
 		{"no rate down", row("10.0.0.1", "", "1"), 1, []reason{noRate}},
-		{"a rate of 0", row("10.0.0.1", "1", "0.0"), 1, []reason{noRate}},
+		{"a rate of 0", row("10.0.0.1", "1", "0.0"), 1, []reason{zeroRate}},
+		{"a rate of 0 last", row(`"10.0.0.1,10.0.0.2"`, "1", "") + strings.Replace(row("10.0.0.3", "1", "0"), "1", "2", 1), 3,
+			[]reason{zeroRate, noRate}},
 		{"a rate of half a bit", row("10.0.0.1", "0.0000005", "1"), 1, []reason{noSuchRate}},
 		{"a rate of 1 bit", row("10.0.0.1", "0.000001", "1"), 1, []reason{noSuchRate}},
 		{"a rate of 2 tbit", row("10.0.0.1", "2000000", "1"), 1, []reason{noSuchRate}},
 		{"no address", row("", "1", "1"), 0, []reason{noAddress}},
 		{"host bits", row("10.0.0.7/24", "1", "1"), 2, []reason{hostBits}},
 		{"two rows", row("10.0.0.1", "1", "1") + strings.Replace(row("10.0.0.1", "2", "2"), "1", "2", 1), 2, []reason{twice, twice}},
-		{"two addresses", row(`"10.0.0.1,10.0.0.2"`, "1", "1"), 4, []reason{shared}},
-		{"two rows of a circuit", row("10.0.0.1", "1", "1") + row("10.0.0.2", "1", "1"), 4, []reason{shared}},
+		{"two addresses", row(`"10.0.0.1,10.0.0.2"`, "1", "1"), 4, nil},
+		{"two rows of a circuit", row("10.0.0.1", "1", "1") + row("10.0.0.2", "1", "1"), 4, nil},
+		{"two rows with one address", row("10.0.0.1", "1", "1") + row("10.0.0.1", "1", "1"), 2, nil},
+		{"two rows with other rates", row("10.0.0.1", "1", "1") + row("10.0.0.2", "1", "2"), 4, []reason{unlike}},
+		{"two rows with other nodes", row("10.0.0.1", "1", "1") + "1,,1,,Tower,,10.0.0.2,,,,1,1,\n", 4, []reason{noTree}},
 		{"two circuits without a number", strings.ReplaceAll(row("10.0.0.1", "1", "1")+row("10.0.0.2", "1", "1"), "1,,1", ",,1"), 4, nil},
 		{"a guaranteed rate", "1,,1,,,,10.0.0.1,,0.5,0,1,1,\n", 2, []reason{guaranteed}},
-		{"a node", "1,,1,,Tower,,10.0.0.1,,,,1,1,\n", 2, []reason{parents}},
+		{"a guaranteed rate of 1 bit", "1,,1,,,,10.0.0.1,,0.000001,0,1,1,\n", 2, []reason{noSuchGuarantee}},
+		{"a node", "1,,1,,Tower,,10.0.0.1,,,,1,1,\n", 2, []reason{noTree}},
 		{"no node", "1,,1,,none,,10.0.0.1,,,,1,1,\n", 2, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			i, err := LibreQoS("f", strings.NewReader(oldHeader+test.rows), "eth1", "")
+			i, err := fromCSV(oldHeader + test.rows)
 			testenv.Must(t, err)
 			var kinds, want []string
 			for _, l := range i.Left {
 				kinds = append(kinds, l.Kind)
 			}
 			for _, r := range test.kinds {
-				want = append(want, r.kind)
+				want = append(want, r.Kind)
 			}
 			if !slices.Equal(kinds, want) {
 				t.Errorf("left: %q, not %q", kinds, want)
@@ -162,20 +188,22 @@ func TestLibreQoSLabels(t *testing.T) {
 		want policy.Label
 		left []reason
 	}{
-		{"7,Smith,1,Router,Mast,,10.0.0.1,,,,1,1,pays late\n", policy.Label{Name: "Smith / Router", Note: "circuit 7; site Mast; pays late"}, []reason{parents}},
+		{"7,Smith,1,Router,Mast,,10.0.0.1,,,,1,1,pays late\n",
+			policy.Label{Name: "Smith", Note: "circuit 7; device Router; site Mast; pays late"}, []reason{noTree}},
 		{"7,Smith,1,Smith,none,,10.0.0.1,,,,1,1,Smith\n", policy.Label{Name: "Smith", Note: "circuit 7"}, nil},
-		{"7,,1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "circuit 7"}, nil},
+		{"7,,1,Router,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "circuit 7", Note: "device Router"}, nil},
+		{",,1,Router,,,10.0.0.1,,,,1,1,late\n", policy.Label{Name: "Router", Note: "late"}, nil},
 		{",,1,,,,10.0.0.1,,,,1,1,\n", policy.Label{}, nil},
-		{"7,\" a\n\x01b\xff \",1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "a b\ufffd", Note: "circuit 7"}, nil},
+		{"7,\" a\n\x01b\u2028 \",1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "a b", Note: "circuit 7"}, nil},
 		{"7,x" + long + ",1,,,,10.0.0.1,,,,1,1,\n", policy.Label{Name: "x" + long[:62], Note: "circuit 7"}, []reason{longName}},
 		{"7,Smith,1,,,,10.0.0.1,,,,1,1," + strings.Repeat(long, 4) + "\n",
 			policy.Label{Name: "Smith", Note: "circuit 7; " + strings.Repeat(long, 4)[:244]}, []reason{longNote}},
 	} {
-		i, err := LibreQoS("f", strings.NewReader(oldHeader+test.row), "eth1", "")
+		i, err := fromCSV(oldHeader + test.row)
 		testenv.Must(t, err)
 		var left []reason
 		for _, l := range i.Left {
-			left = append(left, reason{l.Kind, l.Why, l.Advice})
+			left = append(left, l.reason)
 		}
 		if !slices.Equal(left, test.left) {
 			t.Errorf("%q: left: %+v", test.row, i.Left)
@@ -188,6 +216,117 @@ func TestLibreQoSLabels(t *testing.T) {
 	}
 }
 
+// TestLibreQoSNames gives all rules of a circuit one name, which no other circuit has.
+func TestLibreQoSNames(t *testing.T) {
+	long := strings.Repeat("é", 32)
+	for _, test := range []struct {
+		name string
+		rows [][2]string // circuit ID and name
+		want []string
+		left int
+	}{
+		{"one circuit", [][2]string{{"1", "Smith"}, {"1", "Smith"}}, []string{"Smith", "Smith"}, 0},
+		{"two circuits", [][2]string{{"1", "Smith"}, {"2", "Jones"}, {"3", "Smith"}, {"1", "Smith"}},
+			[]string{"Smith (1)", "Smith (1)", "Jones", "Smith (3)"}, 0},
+		{"one without an ID", [][2]string{{"", "Smith"}, {"2", "Smith"}}, []string{"Smith", "Smith (2)"}, 0},
+		{"a name with another's ID", [][2]string{{"1", "Smith"}, {"2", "Smith"}, {"3", "Smith (1)"}},
+			[]string{"Smith (1)", "Smith (2)", "Smith (1) (3)"}, 0},
+		{"long names", [][2]string{{"1", long + "a"}, {"2", long + "b"}}, []string{long[:60] + " (1)", long[:60] + " (2)"}, 2},
+		{"long with the ID", [][2]string{{"1", long}, {"22", long}}, []string{long[:60] + " (1)", long[:58] + " (22)"}, 2},
+		{"a long ID", [][2]string{{"1", "Smith"}, {strings.Repeat("2", 80), "Smith"}}, []string{"Smith (1)", "Smith (" + strings.Repeat("2", 32) + ")"}, 0},
+	} {
+		text := "Circuit ID,Circuit Name,IPv4,Download Max,Upload Max\n"
+		for i, r := range test.rows {
+			text += r[0] + "," + r[1] + ",10.0.0." + strconv.Itoa(i+1) + ",1,1\n"
+		}
+		i, err := fromCSV(text)
+		testenv.Must(t, err)
+		for _, table := range i.Tables {
+			if table.IsPools() {
+				continue
+			}
+			var got []string
+			for _, r := range table.Rules {
+				got = append(got, r.Label.Name)
+			}
+			if !slices.Equal(got, test.want) {
+				t.Errorf("%s: names are %q, not %q", test.name, got, test.want)
+			}
+		}
+		left := 0
+		for _, l := range i.Left {
+			if l.reason == longName {
+				left++
+			}
+		}
+		if left != test.left {
+			t.Errorf("%s: left: %+v", test.name, i.Left)
+		}
+		transcript(t, i)
+	}
+}
+
+// TestLibreQoSCutOff cuts a file at each byte. Its last cell is empty, so each cut loses at least a column.
+func TestLibreQoSCutOff(t *testing.T) {
+	for _, header := range []string{oldHeader, newHeader} {
+		cells := make([]string, strings.Count(header, ",")+1)
+		for i, h := range strings.Split(strings.TrimSpace(header), ",") {
+			switch headerName(h) {
+			case "circuitname":
+				cells[i] = `"Müller, Lindenallee"`
+			case "ipv4":
+				cells[i] = `"10.0.0.1, 10.0.0.2"`
+			case "downloadmax", "uploadmax":
+				cells[i] = "100"
+			}
+		}
+		text := header + strings.Join(cells, ",")
+		for end := range len(text) {
+			if i, err := fromCSV(text[:end]); !errors.As(err, new(policyfile.Errors)) {
+				t.Errorf("%q: %v, %d rules", text[:end], err, i.Rules())
+			}
+		}
+		i, err := fromCSV(text)
+		testenv.Must(t, err)
+		if i.Rules() != 4 {
+			t.Errorf("%d rules", i.Rules())
+		}
+	}
+}
+
+// TestLibreQoSPlans makes plans of the rates that at least two circuits have. Rules are in the order of the file.
+func TestLibreQoSPlans(t *testing.T) {
+	const file = "Circuit ID,Circuit Name,IPv4,IPv6,Download Max,Upload Max\n"
+	for _, test := range []struct{ name, rows, down, up string }{
+		{"two circuits", "1,A,10.0.0.9,,50,2.5\n2,B,10.0.0.1,,50.0,2.5\n",
+			"10.0.0.9:down-50-2.5 10.0.0.1:down-50-2.5", "10.0.0.9:up-50-2.5 10.0.0.1:up-50-2.5"},
+		{"a circuit with a pool", "1,A,10.0.0.9,2001:db8::/56,50,2.5\n2,B,10.0.0.1,,50.0,2.5\n",
+			"10.0.0.9: 2001:db8::/56: 10.0.0.1:", "10.0.0.9: 2001:db8::/56: 10.0.0.1:"},
+		{"one circuit", "1,A,10.0.0.9,,50,10\n1,B,10.0.0.1,,50,10\n", "10.0.0.9: 10.0.0.1:", "10.0.0.9: 10.0.0.1:"},
+		{"no circuit IDs", ",A,10.0.0.9,,50,10\n,B,10.0.0.1,,50,10\n",
+			"10.0.0.9:down-50-10 10.0.0.1:down-50-10", "10.0.0.9:up-50-10 10.0.0.1:up-50-10"},
+		{"other uploads", "1,A,10.0.0.9,,50,10\n2,B,10.0.0.1,,50,20\n", "10.0.0.9: 10.0.0.1:", "10.0.0.9: 10.0.0.1:"},
+		{"no downloads", "1,A,10.0.0.9,,0,10\n2,B,10.0.0.1,,0,10\n", "", "10.0.0.9:up-0-10 10.0.0.1:up-0-10"},
+		{"an address twice", "1,A,10.0.0.1,,50,10\n2,B,10.0.0.1,,50,10\n", "10.0.0.1:", "10.0.0.1:"},
+	} {
+		i, err := fromCSV(file + test.rows)
+		testenv.Must(t, err)
+		got := map[policy.Direction][]string{}
+		for _, table := range i.Tables {
+			if table.IsPools() {
+				continue
+			}
+			for _, r := range table.Rules {
+				got[table.Direction] = append(got[table.Direction], name(r.Prefix)+":"+r.Label.Plan)
+			}
+		}
+		if down, up := strings.Join(got[policy.Egress], " "), strings.Join(got[policy.Ingress], " "); down != test.down || up != test.up {
+			t.Errorf("%s: down %s, up %s", test.name, down, up)
+		}
+		transcript(t, i)
+	}
+}
+
 // TestLibreQoSRefuses checks that all mistakes are reported by line and column.
 func TestLibreQoSRefuses(t *testing.T) {
 	for _, test := range []struct {
@@ -196,10 +335,18 @@ func TestLibreQoSRefuses(t *testing.T) {
 	}{
 		{"nothing", "", []string{"f:1:1: there is no header"}},
 		{"comments alone", "# nothing\n", []string{"f:1:1: there is no header"}},
+		{"a header alone", "# made by hand\n" + oldHeader + ",,,,,,,,,,,,\n# end\n", []string{"f:2:1: no row follows the header"}},
+		{"Latin-1", byteOrderMark + oldHeader + "1,é M\xfcller,1,,,,10.0.0.1,,,,2.5,1,\n", []string{"f:2:6: the text is not UTF-8; convert it"}},
+		{"a row that is cut off", oldHeader + row("10.0.0.1", "1", "1") + "2,,1,,,,10.0.0.2,,,,1", []string{"f:3:21: 11 columns where the header has 13"}},
+		{"a cell", oldHeader + "100\n", []string{"f:2:1: 1 column where the header has 13"}},
+		{"rows without the end", newHeader + "1,,1,,,N1,A1,,10.0.0.1,,,,2.5,1\n", []string{"f:2:31: 14 columns where the header has 16"}},
+		{"a row without numbers of nodes and the end", newHeader + row("10.0.0.1", "1", "1"), []string{"f:2:25: 13 columns where the header has 16"}},
+		{"a node like an address", newHeader + "1,,1,,,N1,10.0.0.9,,10.0.0.1,,,,2.5,1\n", []string{"f:2:37: 14 columns where the header has 16"}},
 		{"no header", row("10.0.0.1", "1", "1"), []string{"f:1:1: there is no column IPv4"}},
 		{"semicolons", strings.ReplaceAll(oldHeader, ",", ";"), []string{"f:1:1: there is no column IPv4"}},
 		{"no rates", "IPv4,IPv6\n", []string{"f:1:1: there is no column Download Max Mbps"}},
 		{"a column twice", "IPv4,Download Max,Upload Max,IPv4\n", []string{`f:1:30: the column "IPv4" appears twice`}},
+		{"network.json", "{\n\t\"Site_1\": {}\n}\n", []string{"f:1:1: this is JSON"}},
 		{"UTF-16", "\xff\xfeI\x00P\x00", []string{"f:1:1: the text is UTF-16"}},
 		{"a quote that is not closed", oldHeader + "1,\"968 Circle St.\n", []string{"f:2:"}},
 		{"a quote within", oldHeader + "1,5\" pipe,1\n", []string{"f:2:4: a quote is in the middle of a cell"}},
@@ -222,7 +369,7 @@ func TestLibreQoSRefuses(t *testing.T) {
 		{"a short row that is wrong either way", newHeader + row("10.0.0.256", "1", "x"), []string{`f:2:`}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			i, err := LibreQoS("f", strings.NewReader(test.text), "eth1", "")
+			i, err := fromCSV(test.text)
 			var errs policyfile.Errors
 			if !errors.As(err, &errs) {
 				t.Fatalf("the error is %v: %+v", err, i)
@@ -237,15 +384,15 @@ func TestLibreQoSRefuses(t *testing.T) {
 	}
 }
 
-// TestLibreQoSLines imports 10 000 subscribers; the report must have few lines.
+// TestLibreQoSLines imports 10 000 subscribers. The report must have few lines, first what loosens limits.
 func TestLibreQoSLines(t *testing.T) {
 	var text strings.Builder
 	text.WriteString(oldHeader)
 	for i := range 10_000 {
-		text.WriteString(strings.Replace("N,,1,,Tower,,10.A.B.C,,1,1,10,2,\n", "A.B.C", strings.Trim(strings.Join([]string{
+		text.WriteString(strings.Replace(",,1,,Tower,,10.A.B.C,,1,1,10,2,\n", "A.B.C", strings.Trim(strings.Join([]string{
 			strconv.Itoa(i / 10000), strconv.Itoa(i / 100 % 100), strconv.Itoa(i % 100)}, "."), " "), 1))
 	}
-	i, err := LibreQoS("f", strings.NewReader(text.String()), "eth1", "")
+	i, err := fromCSV(text.String())
 	testenv.Must(t, err)
 	if i.Rules() != 20_000 || len(i.Left) < 20_000 {
 		t.Errorf("%d rules, %d left", i.Rules(), len(i.Left))
@@ -255,7 +402,9 @@ func TestLibreQoSLines(t *testing.T) {
 			t.Errorf("a line of %d bytes: %s", len(line), line)
 		}
 	}
-	if n := len(i.Lines()); n != 3 {
-		t.Errorf("%d lines: %q", n, i.Lines())
+	for k, want := range []string{"parent node in 10000 places, such as line 2 (", "guaranteed rate in 20000 places, such as line 2 ("} {
+		if lines := i.Lines(); len(lines) != 2 || !strings.HasPrefix(lines[k], want) {
+			t.Errorf("line %d does not begin with %q: %q", k, want, lines)
+		}
 	}
 }

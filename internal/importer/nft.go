@@ -13,20 +13,20 @@ import (
 )
 
 var (
-	nftPackets = reason{"limit in packets", "rules count bytes, not packets", "no rule was made; write one in bytes if you need one"}
-	nftPartial = reason{"limit with more conditions than an address", "a rule matches one address of a packet and nothing else",
+	nftPackets = reason{loosens, "limit in packets", "rules count bytes, not packets", "no rule was made; write one in bytes if you need one"}
+	nftPartial = reason{loosens, "limit with more conditions than an address", "a rule matches one address of a packet and nothing else",
 		"no rule was made; write one by hand if it may limit all packets of the address"}
-	nftNoDrop = reason{"limit that drops nothing", "no rule was found that drops its excess packets",
+	nftNoDrop = reason{other, "limit that drops nothing", "no rule was found that drops its excess packets",
 		"no rule was made; write one with excess: pass to count them"}
-	nftNoDevice = reason{"limit without a device", "a rule is for one device, and the ruleset names none",
+	nftNoDevice = reason{loosens, "limit without a device", "a rule is for one device, and the ruleset names none",
 		"use --device, or add iifname or oifname to the ruleset"}
-	nftBothWays = reason{"limit of both directions", "a rule is for one direction of a device",
+	nftBothWays = reason{loosens, "limit of both directions", "a rule is for one direction of a device",
 		"no rule was made; write one for each direction, or add iifname or oifname to the ruleset"}
-	nftPattern = reason{"limit of devices by pattern", "the import makes rules for devices by name only",
+	nftPattern = reason{loosens, "limit of devices by pattern", "the import makes rules for devices by name only",
 		"no rule was made; write one by hand in a section such as tap*"}
-	nftQuota   = reason{"quota", "a rule limits a rate, not an amount", "nothing to do if you do not need it"}
-	nftRounded = reason{"fractional rate", "rates are whole bits per second", "it was rounded down"}
-	nftForeign = reason{"extension of iptables", "nft does not print what it does", "write a rule by hand if it limits bytes; see iptables-save"}
+	nftQuota   = reason{other, "quota", "a rule limits a rate, not an amount", "nothing to do if you do not need it"}
+	nftRounded = reason{other, "fractional rate", "rates are whole bits per second", "it was rounded down"}
+	nftForeign = reason{other, "extension of iptables", "nft does not print what it does", "write a rule by hand if it limits bytes; see iptables-save"}
 )
 
 // conditions are those that packets of a rule of nft must meet.
@@ -279,7 +279,7 @@ func (w *nftWalk) exempt(a conditions, drops bool, r *nftRule) []int {
 		a.restrict("not " + name(p))
 	}
 	e := entry{side: s, drops: drops, partial: a.partial, devices: a.devices, where: r.where()}
-	e.label = w.label(e.where, r.Comment, "")
+	e.label = w.label(e.where, r.Comment)
 	return w.enter(e, only)
 }
 
@@ -307,7 +307,7 @@ func (w *nftWalk) hold(h held, r *nftRule, conforming string) {
 		// Negated addresses are an exception from this limit only.
 		e := entry{key: key, side: s, where: r.where()}
 		holes := w.enter(e, except)
-		e.limit, e.hook, e.label = h.limit, w.base.Hook, w.label(e.where, r.Comment, "")
+		e.limit, e.hook, e.label = h.limit, w.base.Hook, w.label(e.where, r.Comment)
 		if r.Comment == "" {
 			e.comment = fmt.Sprintf("%s %s handle %d", r.Table, r.Chain, r.Handle)
 		}

@@ -58,14 +58,14 @@ func TestNFTLimits(t *testing.T) {
 		{`"rate": 1, "burst": 0, "per": "second", "rate_unit": "mbytes", "burst_unit": "bytes"`, 8 << 20, 1 << 20, ""},
 		{`"rate": 125000, "burst": 64, "per": "second", "rate_unit": "bytes", "burst_unit": "kbytes"`, 1e6, 125000 + 64<<10, ""},
 		{`"rate": 60, "burst": 0, "per": "minute", "rate_unit": "kbytes"`, 8192, 61440, ""},
-		{`"rate": 100, "per": "minute", "rate_unit": "kbytes"`, 13653, 102400, nftRounded.kind},
+		{`"rate": 100, "per": "minute", "rate_unit": "kbytes"`, 13653, 102400, nftRounded.Kind},
 		{`"rate": 10, "per": "minute", "rate_unit": "mbytes"`, 1398101, 10 << 20, ""}, // off by less than 1 in 10^6
-		{`"rate": 7, "per": "week", "rate_unit": "mbytes"`, 0, 0, outside.kind},
-		{`"rate": 1000, "per": "second", "rate_unit": "bytes"`, 8000, policy.MinCapacity, raised.kind},
-		{`"rate": 1, "per": "week", "rate_unit": "bytes"`, 0, 0, outside.kind},
-		{`"rate": 18446744073709551615, "per": "second", "rate_unit": "mbytes"`, 0, 0, outside.kind},
-		{`"rate": 10, "burst": 5, "per": "second"`, 0, 0, nftPackets.kind},
-		{`"rate": 10, "burst": 5, "per": "second", "rate_unit": "packets"`, 0, 0, nftPackets.kind},
+		{`"rate": 7, "per": "week", "rate_unit": "mbytes"`, 0, 0, outside.Kind},
+		{`"rate": 1000, "per": "second", "rate_unit": "bytes"`, 8000, policy.MinCapacity, raised.Kind},
+		{`"rate": 1, "per": "week", "rate_unit": "bytes"`, 0, 0, outside.Kind},
+		{`"rate": 18446744073709551615, "per": "second", "rate_unit": "mbytes"`, 0, 0, outside.Kind},
+		{`"rate": 10, "burst": 5, "per": "second"`, 0, 0, nftPackets.Kind},
+		{`"rate": 10, "burst": 5, "per": "second", "rate_unit": "packets"`, 0, 0, nftPackets.Kind},
 	} {
 		text := document(chainObject, ruleObject(toHost, `{"limit": {`+test.limit+`, "inv": true}}`, `{"drop": null}`))
 		i, err := NFT("f", strings.NewReader(text), "eth1")
@@ -118,44 +118,44 @@ func TestNFTConditions(t *testing.T) {
 	}{
 		{"nothing", []string{chainObject, ruleObject(toHost, over, drop)}, 1, nil},
 		{"another chain", []string{natChain, ruleObject(toHost, over, drop)}, 0, nil},
-		{"what comes after the limit", []string{chainObject, ruleObject(over, toHost, drop)}, 0, []string{nftPartial.kind}},
-		{"a second limit", []string{chainObject, ruleObject(toHost, over, over, drop)}, 0, []string{nftPartial.kind}},
-		{"a quota", []string{chainObject, ruleObject(toHost, `{"quota": {"val": 1}}`, over, drop)}, 0, []string{nftQuota.kind, nftPartial.kind}},
-		{"an extension", []string{chainObject, ruleObject(toHost, `{"xt": null}`, over, drop)}, 0, []string{nftForeign.kind, nftPartial.kind}},
+		{"what comes after the limit", []string{chainObject, ruleObject(over, toHost, drop)}, 0, []string{nftPartial.Kind}},
+		{"a second limit", []string{chainObject, ruleObject(toHost, over, over, drop)}, 0, []string{nftPartial.Kind}},
+		{"a quota", []string{chainObject, ruleObject(toHost, `{"quota": {"val": 1}}`, over, drop)}, 0, []string{nftPartial.Kind, nftQuota.Kind}},
+		{"an extension", []string{chainObject, ruleObject(toHost, `{"xt": null}`, over, drop)}, 0, []string{nftPartial.Kind, nftForeign.Kind}},
 		{"one device", []string{chainObject, ruleObject(device("oifname", "eth7"), device("oifname", "eth7"), toHost, over, drop)}, 1, nil},
-		{"two devices", []string{chainObject, ruleObject(device("oifname", "eth7"), device("oifname", "eth8"), toHost, over, drop)}, 0, []string{nftPartial.kind}},
-		{"a set that packets add to", []string{set, chainObject, ruleObject(strings.Replace(toHost, "10.0.0.1", "@s", 1), over, drop)}, 0, []string{nftPartial.kind}},
+		{"two devices", []string{chainObject, ruleObject(device("oifname", "eth7"), device("oifname", "eth8"), toHost, over, drop)}, 0, []string{nftPartial.Kind}},
+		{"a set that packets add to", []string{set, chainObject, ruleObject(strings.Replace(toHost, "10.0.0.1", "@s", 1), over, drop)}, 0, []string{nftPartial.Kind}},
 		{"a set that stays", []string{strings.Replace(set, "dynamic", "constant", 1), chainObject, ruleObject(strings.Replace(toHost, "10.0.0.1", "@s", 1), over, drop)}, 1, nil},
 		{"an address of the other family", []string{chainObject, ruleObject(from6, over, drop)}, 0, nil},
 		{"a family", []string{strings.Replace(chainObject, `"ip"`, `"inet"`, 1), strings.Replace(ruleObject(device("iifname", "eth7"), protocol("ipv6"), over, drop), `"ip"`, `"inet"`, 1)}, 1, nil},
-		{"both families", []string{strings.Replace(chainObject, `"ip"`, `"inet"`, 1), strings.Replace(ruleObject(device("iifname", "eth7"), over, drop), `"ip"`, `"inet"`, 1)}, 2, []string{shared.kind}},
-		{"an address under a mask", []string{chainObject, ruleObject(match("==", `{"&": [{"payload": {"protocol": "ip", "field": "daddr"}}, "255.0.0.255"]}`, `"10.0.0.1"`), over, drop)}, 0, []string{nftPartial.kind}},
-		{"less than an address", []string{chainObject, ruleObject(match("<", `{"payload": {"protocol": "ip", "field": "daddr"}}`, `"10.0.0.1"`), over, drop)}, 0, []string{nftPartial.kind}},
+		{"both families", []string{strings.Replace(chainObject, `"ip"`, `"inet"`, 1), strings.Replace(ruleObject(device("iifname", "eth7"), over, drop), `"ip"`, `"inet"`, 1)}, 2, nil},
+		{"an address under a mask", []string{chainObject, ruleObject(match("==", `{"&": [{"payload": {"protocol": "ip", "field": "daddr"}}, "255.0.0.255"]}`, `"10.0.0.1"`), over, drop)}, 0, []string{nftPartial.Kind}},
+		{"less than an address", []string{chainObject, ruleObject(match("<", `{"payload": {"protocol": "ip", "field": "daddr"}}`, `"10.0.0.1"`), over, drop)}, 0, []string{nftPartial.Kind}},
 
 		{"the rest is dropped", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(toHost, drop)}, 1, nil},
 		{"all is dropped", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(drop)}, 1, nil},
-		{"the rest of another protocol is dropped", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(match("==", `{"meta": {"key": "l4proto"}}`, `"tcp"`), drop)}, 0, []string{nftNoDrop.kind}},
-		{"the rest of another device is dropped", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(device("oifname", "eth7"), drop)}, 0, []string{nftNoDrop.kind}},
+		{"the rest of another protocol is dropped", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(match("==", `{"meta": {"key": "l4proto"}}`, `"tcp"`), drop)}, 0, []string{nftNoDrop.Kind}},
+		{"the rest of another device is dropped", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(device("oifname", "eth7"), drop)}, 0, []string{nftNoDrop.Kind}},
 		{"the rest of this device is dropped", []string{chainObject, ruleObject(device("oifname", "eth7"), toHost, under, pass), ruleObject(device("oifname", "eth7"), drop)}, 1, nil},
-		{"packets to other addresses are dropped", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(strings.Replace(toHost, "==", "!=", 1), drop)}, 0, []string{nftNoDrop.kind}},
-		{"the rest was dropped before", []string{chainObject, ruleObject(toHost, drop), ruleObject(toHost, under, pass)}, 0, []string{nftNoDrop.kind}},
+		{"packets to other addresses are dropped", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(strings.Replace(toHost, "==", "!=", 1), drop)}, 0, []string{nftNoDrop.Kind}},
+		{"the rest was dropped before", []string{chainObject, ruleObject(toHost, drop), ruleObject(toHost, under, pass)}, 0, []string{nftNoDrop.Kind}},
 		{"the rest of one family is dropped", []string{
 			strings.Replace(chainObject, `"ip"`, `"inet"`, 1),
 			strings.Replace(ruleObject(device("iifname", "eth7"), under, pass), `"ip"`, `"inet"`, 1),
 			strings.Replace(ruleObject(device("iifname", "eth7"), protocol("ipv4"), drop), `"ip"`, `"inet"`, 1),
-		}, 0, []string{nftNoDrop.kind}},
+		}, 0, []string{nftNoDrop.Kind}},
 		{"the rest of the other family is dropped", []string{
 			strings.Replace(chainObject, `"ip"`, `"inet"`, 1),
 			strings.Replace(ruleObject(device("iifname", "eth7"), under, pass), `"ip"`, `"inet"`, 1),
 			strings.Replace(ruleObject(device("iifname", "eth7"), protocol("ipv6"), drop), `"ip"`, `"inet"`, 1),
-		}, 0, []string{nftNoDrop.kind}},
-		{"the rest that enters another device is dropped", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(device("iifname", "eth7"), drop)}, 0, []string{nftNoDrop.kind}},
+		}, 0, []string{nftNoDrop.Kind}},
+		{"the rest that enters another device is dropped", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(device("iifname", "eth7"), drop)}, 0, []string{nftNoDrop.Kind}},
 		{"conforming packets meet no other limit", []string{chainObject, ruleObject(toHost, under, pass), ruleObject(toHost, drop), ruleObject(toNet, over, drop)}, 2, nil},
 		{"conforming packets return, and meet no other limit", []string{chainObject, ruleObject(toHost, under, `{"return": null}`), ruleObject(toHost, drop), ruleObject(toNet, over, drop)}, 2, nil},
-		{"conforming packets go on", []string{chainObject, ruleObject(toHost, over, drop), ruleObject(toNet, over, drop)}, 2, []string{stacked.kind}},
+		{"conforming packets go on", []string{chainObject, ruleObject(toHost, over, drop), ruleObject(toNet, over, drop)}, 2, []string{stacked.Kind}},
 		{"the rest returns", []string{chainObject, ruleObject(toHost, under, `{"return": null}`), ruleObject(toHost, drop)}, 1, nil},
-		{"conforming packets are dropped", []string{chainObject, ruleObject(toHost, under, drop)}, 0, []string{nftNoDrop.kind}},
-		{"excess packets are accepted", []string{chainObject, ruleObject(toHost, over, pass)}, 0, []string{nftNoDrop.kind}},
+		{"conforming packets are dropped", []string{chainObject, ruleObject(toHost, under, drop)}, 0, []string{nftNoDrop.Kind}},
+		{"excess packets are accepted", []string{chainObject, ruleObject(toHost, over, pass)}, 0, []string{nftNoDrop.Kind}},
 		{"packets, for a log", []string{chainObject, ruleObject(toHost, `{"limit": {"rate": 1, "per": "minute"}}`, `{"log": null}`)}, 0, nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -197,7 +197,7 @@ func TestNFTLabels(t *testing.T) {
 	}
 	cut := 0
 	for _, l := range i.Left {
-		if l.Kind == longName.kind {
+		if l.Kind == longName.Kind {
 			cut++
 		}
 	}

@@ -76,22 +76,29 @@ type entry struct {
 type limit struct {
 	policy.Rule // without a network
 
+	in *limit // of htb: the class above; nil for none
+
 	packets bool // of nft: it counts packets, not bytes
 	over    bool // of nft: its verdict is for excess packets, not for conforming ones
 	where   string
+
+	added bool          // its pool was added
+	pool  policy.Within // the name of its pool
 }
 
 var (
-	otherSide = reason{"limit by the other address", "a direction of a device matches either destinations or sources",
+	shared = reason{loosens, "shared rate", "a pool cannot let excess packets pass, so each network has its own rule with the full rate",
+		"replace them by one network, or split the rate between them"}
+	otherSide = reason{loosens, "limit by the other address", "a direction of a device matches either destinations or sources",
 		"no rule was made; set it on another device on the path of these packets, or by hand with match"}
-	unreached = reason{"limit without packets", "earlier entries decide all of its packets",
+	unreached = reason{other, "limit without packets", "earlier entries decide all of its packets",
 		"no rule was made, because it had no effect"}
-	stacked = reason{"stacked limits", "packets had to conform to both limits, and only the rule with the longest prefix decides",
+	stacked = reason{other, "stacked limits", "packets had to conform to both limits, and only the rule with the longest prefix decides",
 		"lower the narrower limit, or set the wider one on another device"}
-	otherHook = reason{"limits at different hooks", "one limit was for forwarded packets and one for packets of this host, and only the rule with the longest prefix decides",
+	otherHook = reason{other, "limits at different hooks", "one limit was for forwarded packets and one for packets of this host, and only the rule with the longest prefix decides",
 		"check whether the rules should limit all packets"}
-	sameNetwork = reason{"second limit of a network", "a network of a device and direction has one rule", "the lower rate was kept"}
-	exceptions  = reason{"exception", "these packets skipped later limits, and the rules limit them",
+	sameNetwork = reason{other, "second limit of a network", "a network of a device and direction has one rule", "the lower rate was kept"}
+	exceptions  = reason{other, "exception", "these packets skipped later limits, and the rules limit them",
 		"nothing to do if they are few; raise the rates otherwise"}
 )
 
@@ -119,7 +126,7 @@ func (s *ruleset) enter(e entry, networks []netip.Prefix) (added []int) {
 	return added
 }
 
-// make converts all entries. Each device and direction has its own order.
+// make converts all entries. Each device and direction has its own order. A limit of several networks becomes a pool.
 func (s *ruleset) make() {
 	var keys []tableKey
 	for _, e := range s.entries {
@@ -129,19 +136,77 @@ func (s *ruleset) make() {
 	}
 	users := map[*limit][]entry{}
 	var limits []*limit
+	var rules []ruled
 	for _, key := range keys {
-		for _, e := range s.table(key) {
-			if users[e.limit] == nil {
-				limits = append(limits, e.limit)
+		for _, r := range s.table(key) {
+			rules = append(rules, r)
+			l := r.limit
+			if l == nil {
+				continue
 			}
-			users[e.limit] = append(users[e.limit], e)
+			if users[l] == nil {
+				limits = append(limits, l)
+			}
+			users[l] = append(users[l], r.entry)
 		}
 	}
 	for _, l := range limits {
-		if len(users[l]) > 1 && l.Each.Kind == policy.EachAll {
+		if len(users[l]) > 1 && l.Each.Kind == policy.EachAll && l.Excess == policy.Pass {
 			s.leave(shared, l.where, "%v for %s together", l.Rate, sharers(users[l]))
 		}
 	}
+	for _, r := range rules {
+		l, of := r.limit, policy.Rule{Prefix: r.prefix, Rate: policy.Unlimited, Label: r.label}
+		switch {
+		case l == nil:
+		case len(users[l]) > 1 && l.poolable():
+			if of.Within, of.Framing = s.within(l), l.Framing; of.Within == "" {
+				continue
+			}
+		default:
+			of = s.below(l)
+			of.Prefix, of.Each, of.Label = r.prefix, l.Each.Canonical(r.prefix), r.label
+		}
+		s.add(r.key, r.match, of, r.where, r.comment)
+	}
+	for key, t := range s.tables {
+		if key != pools { // pools have the order of the source
+			policy.SortRules(t.Rules)
+		}
+	}
+}
+
+// poolable reports whether the limit can be that of a pool.
+func (l *limit) poolable() bool {
+	return l.Each.Kind == policy.EachAll && l.Excess != policy.Pass && l.Rate >= policy.MinRate && l.Rate <= policy.MaxRate
+}
+
+// within returns the name of a limit's pool, which it adds at first; for a limit that no pool can have, that of the one above.
+func (s *ruleset) within(l *limit) policy.Within {
+	switch {
+	case l == nil:
+		return ""
+	case !l.poolable():
+		if !l.added {
+			l.added = true
+			s.leave(outside, l.where, "%d bit/s", uint64(l.Rate))
+		}
+		return s.within(l.in)
+	case !l.added:
+		r := s.below(l)
+		r.Framing = policy.Framing{}
+		l.added, l.pool = true, s.addPool(l.where, "", "", r, l.where)
+	}
+	return l.pool
+}
+
+// below returns the rule of a limit within the pool of the one above.
+func (s *ruleset) below(l *limit) policy.Rule {
+	r := l.Rule
+	if r.Within = s.within(l.in); r.Within == "" {
+		r.Guarantee, r.Weight = 0, 0
+	}
+	return r
 }
 
 // sharers lists the networks that share a limit.
@@ -157,6 +222,13 @@ func sharers(entries []entry) string {
 	return some(words)
 }
 
+// A ruled entry becomes a rule.
+type ruled struct {
+	entry
+	key   tableKey
+	match policy.Match
+}
+
 // A table converts the entries of one device and direction.
 type table struct {
 	*ruleset
@@ -169,8 +241,8 @@ type table struct {
 	some    []int                // exceptions that no rule can express
 }
 
-// table makes the rules of one device and direction, and returns their entries with a limit.
-func (s *ruleset) table(key tableKey) (made []entry) {
+// table returns the entries that become rules of one device and direction.
+func (s *ruleset) table(key tableKey) (made []ruled) {
 	t := &table{ruleset: s, key: key, final: map[netip.Prefix]int{}, rules: map[netip.Prefix]int{}}
 	for i, e := range s.entries {
 		if e.key == key || e.key == (tableKey{}) && e.prefix.IsValid() {
@@ -187,18 +259,10 @@ func (s *ruleset) table(key tableKey) (made []entry) {
 	t.exempt()
 	for _, i := range slices.Sorted(maps.Values(t.rules)) {
 		e := s.entries[i]
-		if e.limit == nil {
-			s.add(key, t.match, policy.Rule{Prefix: e.prefix, Rate: policy.Unlimited, Label: e.label}, e.where, e.comment)
-			continue
-		}
-		if wider, found := t.enclosing(e.prefix); found && s.entries[wider].limit == e.limit {
+		if wider, found := t.enclosing(e.prefix); found && e.limit != nil && s.entries[wider].limit == e.limit {
 			continue // the wider rule has the same bucket
 		}
-		r := e.limit.Rule
-		r.Prefix, r.Each, r.Label = e.prefix, r.Each.Canonical(e.prefix), e.label
-		if s.add(key, t.match, r, e.where, e.comment) {
-			made = append(made, e)
-		}
+		made = append(made, ruled{e, key, t.match})
 	}
 	return made
 }

@@ -28,7 +28,7 @@ func TestOrder(t *testing.T) {
 				}
 				fallthrough
 			default:
-				e.limit = &limit{Rule: policy.Rule{Rate: policy.Rate(10_000 * (1 + r.IntN(1000))), Capacity: policy.MinCapacity}}
+				e.limit = &limit{Rule: policy.Rule{Rate: policy.Rate(10_000 * (1 + r.IntN(1000))), Capacity: policy.MinCapacity}, where: "here"}
 			}
 			s.entries = append(s.entries, e)
 		}
@@ -52,13 +52,17 @@ func smallPrefix(r *rand.Rand) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(r.IntN(16))}), 28+r.IntN(5)).Masked()
 }
 
-// rateOf returns the rate of the longest prefix; unlimited if there is none.
+// rateOf returns the rate of the longest prefix or its pool; unlimited if there is none.
 func rateOf(tables []policy.Table, address netip.Addr) policy.Rate {
 	rate, length := policy.Unlimited, -1
+	pools := policy.NewTree(tables)
 	for _, t := range tables {
 		for _, r := range t.Rules {
-			if r.Prefix.Contains(address) && r.Prefix.Bits() > length {
-				rate, length = r.Rate, r.Prefix.Bits()
+			if !r.Prefix.Contains(address) || r.Prefix.Bits() <= length {
+				continue
+			}
+			if rate, length = r.Rate, r.Prefix.Bits(); r.Within != "" {
+				rate = pools.Find(r.Within.String()).Pool.Rate
 			}
 		}
 	}
@@ -68,6 +72,7 @@ func rateOf(tables []policy.Table, address netip.Addr) policy.Rate {
 // TestOrderLeaves checks what is reported where rules cannot express the order of entries.
 func TestOrderLeaves(t *testing.T) {
 	a, b := &limit{Rule: policy.Rule{Rate: 10_000, Capacity: 2000}, where: "a"}, &limit{Rule: policy.Rule{Rate: 30_000, Capacity: 2000}, where: "b"}
+	counts := &limit{Rule: policy.Rule{Rate: 30_000, Capacity: 2000, Excess: policy.Pass}, where: "c"}
 	egress := tableKey{"eth0", policy.Egress}
 	p := netip.MustParsePrefix
 	wide, narrow, inside, other := p("10.0.0.0/16"), p("10.0.0.0/24"), p("10.0.0.1/32"), p("10.0.1.0/24")
@@ -154,7 +159,10 @@ func TestOrderLeaves(t *testing.T) {
 		}, nil, []policy.Rate{30_000}},
 		{"two networks", []entry{
 			{prefix: narrow, limit: a}, {prefix: other, limit: a},
-		}, []reason{shared}, []policy.Rate{10_000, 10_000}},
+		}, nil, []policy.Rate{10_000, policy.Unlimited, policy.Unlimited}}, // a pool and what is within it
+		{"two networks that only count", []entry{
+			{prefix: narrow, limit: counts}, {prefix: other, limit: counts},
+		}, []reason{shared}, []policy.Rate{30_000, 30_000}},
 		{"one within the other", []entry{
 			{prefix: narrow, limit: a}, {prefix: inside, limit: a},
 		}, nil, []policy.Rate{10_000}},
@@ -174,7 +182,7 @@ func TestOrderLeaves(t *testing.T) {
 				kinds = append(kinds, l.Kind)
 			}
 			for _, r := range test.kinds {
-				want = append(want, r.kind)
+				want = append(want, r.Kind)
 			}
 			if !slices.Equal(kinds, want) {
 				t.Errorf("left: %q, not %q", kinds, want)
@@ -192,9 +200,41 @@ func TestOrderLeaves(t *testing.T) {
 	}
 }
 
+// TestOrderPools puts limits into the pools of those above. One whose rate no pool can have is left out.
+func TestOrderPools(t *testing.T) {
+	for _, test := range []struct {
+		name              string
+		top, middle       policy.Rate
+		within, guarantee string
+		left              int
+	}{
+		{"all", 4e6, 2e6, "middle", "100kbit", 0},
+		{"not the one in the middle", 4e6, 1000, "top", "100kbit", 1},
+		{"none", 1000, policy.MaxRate + 1, "", "none", 2},
+	} {
+		top := &limit{Rule: policy.Rule{Rate: test.top, Capacity: 2000}, where: "top"}
+		middle := &limit{Rule: policy.Rule{Rate: test.middle, Capacity: 2000, Guarantee: 200_000}, in: top, where: "middle"}
+		s := &ruleset{collector: newCollector()}
+		for i := range 2 {
+			l := &limit{Rule: policy.Rule{Rate: 1e6, Capacity: 2000, Guarantee: 100_000, Weight: 2}, in: middle, where: "here"}
+			s.entries = append(s.entries, entry{
+				key: tableKey{"eth0", policy.Egress}, limit: l, until: everyEntry, where: "here",
+				prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), 32),
+			})
+		}
+		s.make()
+		i := s.imported()
+		testenv.Must(t, policy.CheckPools(i.Tables))
+		rules := i.Tables[len(i.Tables)-1].Rules
+		if len(rules) != 2 || rules[0].Within.String() != test.within || rules[0].Guarantee.String() != test.guarantee || len(i.Left) != test.left {
+			t.Errorf("%s: %+v, left %+v", test.name, rules, i.Left)
+		}
+	}
+}
+
 // TestTableSide checks that a table matches the side of most limits, or the far one.
 func TestTableSide(t *testing.T) {
-	l := &limit{Rule: policy.Rule{Rate: 10_000, Capacity: 2000}}
+	l := &limit{Rule: policy.Rule{Rate: 10_000, Capacity: 2000}, where: "here"}
 	for _, test := range []struct {
 		direction policy.Direction
 		sides     []side
@@ -214,7 +254,8 @@ func TestTableSide(t *testing.T) {
 			})
 		}
 		s.make()
-		if got := s.imported().Tables[0].Match; got != test.want {
+		tables := s.imported().Tables
+		if got := tables[len(tables)-1].Match; got != test.want {
 			t.Errorf("%v of %v: %v, not %v", test.direction, test.sides, got, test.want)
 		}
 	}

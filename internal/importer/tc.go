@@ -14,37 +14,35 @@ import (
 )
 
 var (
-	narrower = reason{"filter with more conditions than an address", "a rule matches one address of a packet and nothing else",
+	narrower = reason{loosens, "filter with more conditions than an address", "a rule matches one address of a packet and nothing else",
 		"no rule was made; the rules of other filters count its packets"}
-	byMark = reason{"filter by firewall mark", "a rule matches addresses, not marks",
+	byMark = reason{loosens, "filter by firewall mark", "a rule matches addresses, not marks",
 		"no rule was made; write one for the addresses that are marked"}
-	unreadable = reason{"filter of another kind", "its conditions cannot be read",
+	unreadable = reason{other, "filter of another kind", "its conditions cannot be read",
 		"no rule was made; write one by hand if it limits anything"}
-	lost = reason{"filter without packets", "no path through the hash tables leads there, or its condition belongs to another bucket",
+	lost = reason{other, "filter without packets", "no path through the hash tables leads there, or its condition belongs to another bucket",
 		"no rule was made, because it had no effect; check whether it is in the wrong place"}
-	redirects = reason{"redirection", "its packets are limited on another device, if at all",
+	redirects = reason{other, "redirection", "its packets are limited on another device, if at all",
 		"import that device too; its rules can be set here instead"}
-	bans = reason{"policer that is not a limit", "it does not pass a rate and act on excess packets",
+	bans = reason{other, "policer that is not a limit", "it does not pass a rate and act on excess packets",
 		"no rule was made; write one by hand if you need one"}
-	chains = reason{"jump to another chain", "the import does not follow jumps",
+	chains = reason{other, "jump to another chain", "the import does not follow jumps",
 		"no rule was made; write one for the limits of that chain"}
-	severalPolicers = reason{"several policers", "a rule has one limit",
+	severalPolicers = reason{loosens, "several policers", "a rule has one limit",
 		"no rule was made; set one on each device on the path of the packets"}
-	goesOn = reason{"policer whose excess goes on to other filters", "a rule drops, marks or passes excess packets",
+	goesOn = reason{loosens, "policer whose excess goes on to other filters", "a rule drops, marks or passes excess packets",
 		"no rule was made; write one by hand"}
-	peakRate   = reason{"peak rate", "a rule has one rate", "the rule has the other rate; a smaller capacity limits bursts"}
-	packetRate = reason{"packet rate", "rules count bytes, not packets", "no rule was made; write one in bytes if you need one"}
-	average    = reason{"average rate", "a rule has a bucket, not an estimate of the rate", "no rule was made; write one with that rate"}
-	largest    = reason{"largest packet", "packets of any size conform to a rule if the bucket has room", "nothing to do"}
-	cells      = reason{"cost of ATM cells", "a packet counts its bytes and a constant overhead", "lower the rate by a tenth"}
-	framing    = reason{"overhead out of range", fmt.Sprintf("an overhead is %d to %d bytes, an mpu 0 to %d", policy.MinOverhead, policy.MaxOverhead, policy.MaxMPU),
+	peakRate   = reason{other, "peak rate", "a rule has one rate", "the rule has the other rate; a smaller capacity limits bursts"}
+	packetRate = reason{loosens, "packet rate", "rules count bytes, not packets", "no rule was made; write one in bytes if you need one"}
+	average    = reason{loosens, "average rate", "a rule has a bucket, not an estimate of the rate", "no rule was made; write one with that rate"}
+	largest    = reason{other, "largest packet", "packets of any size conform to a rule if the bucket has room", "nothing to do"}
+	cells      = reason{other, "cost of ATM cells", "a packet counts its bytes and a constant overhead", "lower the rate by a tenth"}
+	framing    = reason{other, "overhead out of range", fmt.Sprintf("an overhead is %d to %d bytes, an mpu 0 to %d", policy.MinOverhead, policy.MaxOverhead, policy.MaxMPU),
 		"the rule has none"}
-	priority = reason{"priority of a class", "rules have no priority", "nothing to do"}
-	tree     = reason{"limit of a parent class", "rules have no tree, so it does not limit its classes together",
-		"limit a network that contains all of them on another device"}
-	noNetwork = reason{"class without an address", "a rule needs a network", "no rule was made; write one if its packets have their own addresses"}
-	inside    = reason{"limit inside a queue", "a rule matches addresses, not the queue of a packet", "no rule was made; write one by hand"}
-	otherKind = reason{"queueing discipline of another kind", "only htb and tbf can be read",
+	priority  = reason{other, "priority of a class", "rules and pools have no priority", "give the class a guarantee, or a higher weight"}
+	noNetwork = reason{loosens, "class without an address", "a rule needs a network", "no rule was made; write one if its packets have their own addresses"}
+	inside    = reason{loosens, "limit inside a queue", "a rule matches addresses, not the queue of a packet", "no rule was made; write one by hand"}
+	otherKind = reason{other, "queueing discipline of another kind", "only htb and tbf can be read",
 		"no rule was made; write one for any if it limits the device"}
 )
 
@@ -342,12 +340,12 @@ func (d *device) queues() {
 // A class is one of htb.
 type class struct {
 	object
-	rate, ceil     rateSpec
-	ceilBurst      uint32 // ticks
-	priority       uint32
-	leaf           bool
-	children       int
-	childrenAtMost uint64 // bytes per second
+	rate, ceil       rateSpec
+	burst, ceilBurst uint32 // ticks
+	quantum          uint32
+	priority         uint32
+	leaf             bool
+	weight           policy.Weight
 }
 
 // htb adds the classes of a qdisc.
@@ -365,12 +363,22 @@ func (d *device) htb(q object) error {
 		parms := o.options[nl.TCA_HTB_PARMS]
 		c := &class{
 			object: o, rate: parseRate(parms, o.options[nl.TCA_HTB_RATE64]),
-			ceil:      parseRate(parms[min(12, len(parms)):], o.options[nl.TCA_HTB_CEIL64]),
-			ceilBurst: parms.u32(28), priority: parms.u32(40), leaf: !d.inner[o.handle],
+			ceil:  parseRate(parms[min(12, len(parms)):], o.options[nl.TCA_HTB_CEIL64]),
+			burst: parms.u32(24), ceilBurst: parms.u32(28), quantum: parms.u32(32), priority: parms.u32(40), leaf: !d.inner[o.handle],
 		}
 		h.classes[o.handle] = c
 		order = append(order, c)
 	}
+	for _, c := range order {
+		levels := 1
+		for above := h.classes[c.parent]; above != nil; above = h.classes[above.parent] {
+			if levels++; levels > policy.MaxDepth {
+				return fmt.Errorf("read %s: more than %d classes are above each other, and as many pools can be; remove some levels",
+					d.of("class", c.object), policy.MaxDepth)
+			}
+		}
+	}
+	weigh(order)
 	if err := h.classify(q.handle, term{prefixes: everything}, 0); err != nil {
 		return err
 	}
@@ -461,29 +469,72 @@ func (h *htb) lead(to uint32, t term) {
 		return
 	}
 	h.reported[to] = true
-	l := h.buckets[to]
-	if l == nil {
-		where := h.of("class", c.object)
-		rate := bitRate(c.ceil.bytes)
-		l = &limit{Rule: policy.Rule{Rate: rate, Capacity: max(burst(c.ceilBurst, c.ceil.bytes), policy.DefaultCapacity(rate))}, where: where}
-		h.buckets[to] = l
-		h.queues()
-		h.frame(l, c.ceil, h.stab, where, policy.Egress)
-		if c.rate.bytes != c.ceil.bytes {
-			h.leave(guaranteed, where, "%v of %v", bitRate(c.rate.bytes), rate)
+	h.queues()
+	h.enter(policy.Egress, t, entry{limit: h.limit(c), until: everyEntry, label: policy.Label{Note: "tc class " + handle(to)}})
+}
+
+// limit returns the limit of a class within those above. A class at the qdisc cannot borrow, so its rate limits it.
+func (h *htb) limit(c *class) *limit {
+	if l := h.buckets[c.handle]; l != nil {
+		return l
+	}
+	l := &limit{where: h.of("class", c.object)}
+	h.buckets[c.handle] = l
+	rate, ticks := c.ceil, c.ceilBurst
+	if above := h.classes[c.parent]; above != nil {
+		l.in, l.Weight = h.limit(above), c.weight
+		l.Guarantee = h.guarantee(bitRate(min(c.rate.bytes, c.ceil.bytes)), l.where)
+	} else if c.rate.bytes < c.ceil.bytes {
+		rate, ticks = c.rate, c.burst
+	}
+	l.Rate = bitRate(rate.bytes)
+	l.Capacity = max(burst(ticks, rate.bytes), policy.DefaultCapacity(l.Rate))
+	if !c.leaf {
+		l.Share.Kind = policy.ShareMember
+	}
+	h.frame(l, rate, h.stab, l.where, policy.Egress)
+	return l
+}
+
+// weigh sets the weights of classes with the same parent, which borrow in proportion to their quanta. The quantum of a
+// class with children has no effect, so its siblings have no weights either.
+func weigh(classes []*class) {
+	siblings := map[uint32][]*class{}
+	for _, c := range classes {
+		siblings[c.parent] = append(siblings[c.parent], c)
+	}
+	for _, all := range siblings {
+		if slices.ContainsFunc(all, func(c *class) bool { return !c.leaf || c.quantum == 0 }) {
+			continue
+		}
+		var common, most uint32
+		for _, c := range all {
+			common, most = divisor(common, c.quantum), max(most, c.quantum)
+		}
+		for _, c := range all {
+			n := c.quantum / common
+			if most/common > policy.MaxWeight {
+				n = max(1, uint32(uint64(c.quantum)*policy.MaxWeight/uint64(most)))
+			}
+			if n > 1 { // 0 is 1
+				c.weight = policy.Weight(n)
+			}
 		}
 	}
-	h.enter(policy.Egress, t, entry{limit: l, until: everyEntry, label: policy.Label{Note: "tc class " + handle(to)}})
+}
+
+// divisor returns the greatest common divisor.
+func divisor(a, b uint32) uint32 {
+	for b != 0 {
+		a, b = b, a%b
+	}
+	return a
 }
 
 // rest reports what rules cannot express of the classes.
 func (h *htb) rest(order []*class) {
 	var leaf *class
 	for _, c := range order {
-		if parent := h.classes[c.parent]; parent != nil {
-			parent.children++
-			parent.childrenAtMost += min(c.ceil.bytes, math.MaxUint64-parent.childrenAtMost)
-		}
 		switch {
 		case !c.leaf:
 		case !h.reported[c.handle]:
@@ -492,11 +543,6 @@ func (h *htb) rest(order []*class) {
 			leaf = c
 		case leaf.priority != c.priority:
 			h.leave(priority, h.of("class", c.object), "%d, others have %d", c.priority, leaf.priority)
-		}
-	}
-	for _, c := range order {
-		if !c.leaf && c.childrenAtMost > c.ceil.bytes {
-			h.leave(tree, h.of("class", c.object), "%v for its %d classes together", bitRate(c.ceil.bytes), c.children)
 		}
 	}
 }

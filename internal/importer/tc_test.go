@@ -24,7 +24,7 @@ var (
 
 // live lists the set-ups that need only htb, tbf and u32. testdata/tc/capture.sh captures the
 // other ones on a kernel that has all.
-var live = []string{"htb", "tree", "hash", "tbf"}
+var live = []string{"htb", "tree", "borrow", "hash", "tbf"}
 
 // setUp makes two devices and runs tc commands.
 func setUp(t *testing.T, name string) []Dump {
@@ -55,9 +55,14 @@ func transcript(t *testing.T, i Imported) string {
 	testenv.Must(t, policyfile.Write(&text, i.Tables, i.Comment))
 	back, err := policyfile.Parse("policy", []byte(text.String()))
 	testenv.Must(t, err)
+	testenv.Must(t, policy.CheckPools(i.Tables))
 	var tables []policy.Table
-	devices := map[string]bool{}
+	if pools := back.Pools(); len(pools.Rules) > 0 {
+		tables = append(tables, pools)
+	}
+	devices := map[string]bool{"": true}
 	for _, table := range i.Tables {
+		policy.SortRules(table.Rules)
 		if devices[table.Device] {
 			continue
 		}

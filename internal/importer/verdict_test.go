@@ -41,7 +41,7 @@ func TestVerdict(t *testing.T) {
 		{"continue", []action{gact(controlNext)}, false, 0, false, false, none},
 		{"something that changes packets", []action{{kind: "skbedit"}}, false, 0, false, false, none},
 		{"something that changes packets, and pass", []action{{kind: "skbedit"}, gact(controlOK)}, false, 0, true, false, none},
-		{"perhaps", []action{{kind: "gact", random: true}}, false, 0, false, false, bans.kind},
+		{"perhaps", []action{{kind: "gact", random: true}}, false, 0, false, false, bans.Kind},
 		{"police, drop and pass", []action{police(controlOK, controlShot)}, true, policy.Drop, true, false, none},
 		{"police, reclassify", []action{police(controlOK, controlReclassify)}, true, policy.Drop, true, false, none},
 		{"police, pass and pass", []action{police(controlOK, controlOK)}, true, policy.Pass, true, false, none},
@@ -49,20 +49,20 @@ func TestVerdict(t *testing.T) {
 		{"police, drop and pipe", []action{police(controlPipe, controlShot)}, true, policy.Drop, true, false, none},
 		{"police, drop and pipe, then continue", []action{police(controlPipe, controlShot), gact(controlNext)}, true, policy.Drop, false, false, none},
 		{"police, pipe and pass, then drop", []action{police(controlOK, controlPipe), gact(controlShot)}, true, policy.Drop, true, false, none},
-		{"police, pipe and pipe, then drop", []action{police(controlPipe, controlPipe), gact(controlShot)}, false, 0, false, false, bans.kind},
-		{"police, continue", []action{police(controlOK, controlNext)}, false, 0, false, false, goesOn.kind},
-		{"police that drops what conforms", []action{police(controlShot, controlOK)}, false, 0, false, false, bans.kind},
-		{"two policers", []action{police(controlPipe, controlShot), police(controlOK, controlShot)}, false, 0, false, false, severalPolicers.kind},
+		{"police, pipe and pipe, then drop", []action{police(controlPipe, controlPipe), gact(controlShot)}, false, 0, false, false, bans.Kind},
+		{"police, continue", []action{police(controlOK, controlNext)}, false, 0, false, false, goesOn.Kind},
+		{"police that drops what conforms", []action{police(controlShot, controlOK)}, false, 0, false, false, bans.Kind},
+		{"two policers", []action{police(controlPipe, controlShot), police(controlOK, controlShot)}, false, 0, false, false, severalPolicers.Kind},
 		{"a second policer that nothing comes to", []action{police(controlOK, controlShot), police(controlOK, controlShot)}, true, policy.Drop, true, false, none},
-		{"police, then elsewhere", []action{police(controlPipe, controlShot), {kind: "mirred", steals: true, to: 3}}, false, 0, false, false, redirects.kind},
+		{"police, then elsewhere", []action{police(controlPipe, controlShot), {kind: "mirred", steals: true, to: 3}}, false, 0, false, false, redirects.Kind},
 		{"a copy elsewhere", []action{{kind: "mirred", to: 3}, police(controlOK, controlShot)}, true, policy.Drop, true, false, none},
-		{"a peak rate", []action{with(police(controlOK, controlShot), func(p *policer) { p.peak = true })}, true, policy.Drop, true, false, peakRate.kind},
-		{"a largest packet", []action{with(police(controlOK, controlShot), func(p *policer) { p.mtu = 1600 })}, true, policy.Drop, true, false, largest.kind},
-		{"cells", []action{with(police(controlOK, controlShot), func(p *policer) { p.rate.linkLayer = 2 })}, true, policy.Drop, true, false, cells.kind},
-		{"an overhead of 300", []action{with(police(controlOK, controlShot), func(p *policer) { p.rate.overhead = 300 })}, true, policy.Drop, true, false, framing.kind},
-		{"packets", []action{with(police(controlOK, controlShot), func(p *policer) { p.rate.bytes, p.packets = 0, true })}, false, 0, false, false, packetRate.kind},
-		{"an average", []action{with(police(controlOK, controlShot), func(p *policer) { p.rate.bytes, p.average = 0, true })}, false, 0, false, false, average.kind},
-		{"a size alone", []action{with(police(controlOK, controlShot), func(p *policer) { p.rate.bytes = 0 })}, false, 0, false, false, bans.kind},
+		{"a peak rate", []action{with(police(controlOK, controlShot), func(p *policer) { p.peak = true })}, true, policy.Drop, true, false, peakRate.Kind},
+		{"a largest packet", []action{with(police(controlOK, controlShot), func(p *policer) { p.mtu = 1600 })}, true, policy.Drop, true, false, largest.Kind},
+		{"cells", []action{with(police(controlOK, controlShot), func(p *policer) { p.rate.linkLayer = 2 })}, true, policy.Drop, true, false, cells.Kind},
+		{"an overhead of 300", []action{with(police(controlOK, controlShot), func(p *policer) { p.rate.overhead = 300 })}, true, policy.Drop, true, false, framing.Kind},
+		{"packets", []action{with(police(controlOK, controlShot), func(p *policer) { p.rate.bytes, p.packets = 0, true })}, false, 0, false, false, packetRate.Kind},
+		{"an average", []action{with(police(controlOK, controlShot), func(p *policer) { p.rate.bytes, p.average = 0, true })}, false, 0, false, false, average.Kind},
+		{"a size alone", []action{with(police(controlOK, controlShot), func(p *policer) { p.rate.bytes = 0 })}, false, 0, false, false, bans.Kind},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := &ruleset{collector: newCollector()}
@@ -193,6 +193,54 @@ func TestHeaderAddresses(t *testing.T) {
 	}
 }
 
+// TestClassDepth refuses classes that are too deep for pools, and those that are above themselves.
+func TestClassDepth(t *testing.T) {
+	chain := func(n int) (all []object) {
+		for i := range n {
+			all = append(all, object{kind: "htb", handle: 1<<16 | uint32(i+1), parent: 1<<16 | uint32(i)})
+		}
+		return all
+	}
+	for _, test := range []struct {
+		name    string
+		classes []object
+		refused bool
+	}{
+		{"as deep as can be", chain(policy.MaxDepth), false},
+		{"deeper", chain(policy.MaxDepth + 1), true},
+		{"its own parent", []object{{kind: "htb", handle: 1<<16 | 1, parent: 1<<16 | 1}}, true},
+	} {
+		c := control{Dump: Dump{Device: "eth0"}, classes: test.classes, inner: map[uint32]bool{}, met: map[u32Filter]bool{}}
+		d := &device{control: c, ruleset: &ruleset{collector: newCollector()}, buckets: map[any]*limit{}, reported: map[uint32]bool{}}
+		if err := d.htb(object{kind: "htb", handle: 1 << 16}); (err != nil) != test.refused {
+			t.Errorf("%s: %v", test.name, err)
+		}
+	}
+}
+
+// TestWeigh gives classes weights in proportion to their quanta.
+func TestWeigh(t *testing.T) {
+	for _, test := range []struct{ quanta, want []uint32 }{
+		{[]uint32{1500}, []uint32{1}},
+		{[]uint32{200_000, 200_000}, []uint32{1, 1}},
+		{[]uint32{1500, 4500, 6000}, []uint32{1, 3, 4}},
+		{[]uint32{1000, 1001, 200_000}, []uint32{1, 1, 256}},
+		{[]uint32{0, 1500}, []uint32{1, 1}},
+		{[]uint32{1 << 31, 1<<32 - 1}, []uint32{128, 256}},
+	} {
+		var classes []*class
+		for _, q := range test.quanta {
+			classes = append(classes, &class{quantum: q, leaf: true})
+		}
+		weigh(classes)
+		for i, c := range classes {
+			if got := uint32(c.weight.Value()); got != test.want[i] {
+				t.Errorf("%v: weight %d of %d, not %d", test.quanta, got, c.quantum, test.want[i])
+			}
+		}
+	}
+}
+
 // Messages that are cut off or wrong give an error, or are read as far as possible.
 func FuzzTC(f *testing.F) {
 	for _, name := range append(live, "police") {
@@ -242,10 +290,12 @@ func FuzzNFT(f *testing.F) {
 func FuzzLibreQoS(f *testing.F) {
 	text, err := os.ReadFile(filepath.Join("testdata", "libreqos", "subscribers.csv"))
 	testenv.Must(f, err)
-	f.Add(string(text))
-	f.Add(newHeader + row("10.0.0.1", "2.5", "1"))
-	f.Fuzz(func(t *testing.T, text string) {
-		imported, err := LibreQoS("f", strings.NewReader(text), "eth1", "eth0")
+	tree, err := os.ReadFile(filepath.Join("testdata", "libreqos", "network.json"))
+	testenv.Must(f, err)
+	f.Add(string(text), string(tree))
+	f.Add(newHeader+row("10.0.0.1", "2.5", "1"), "{}")
+	f.Fuzz(func(t *testing.T, text, network string) {
+		imported, err := LibreQoS(File{"f", strings.NewReader(text)}, File{"n", strings.NewReader(network)}, "eth1", "eth0")
 		if err == nil {
 			transcript(t, imported)
 		}

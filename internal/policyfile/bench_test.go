@@ -15,7 +15,11 @@ import (
 // have none.
 func million(braces bool, value string) []byte {
 	var text bytes.Buffer
-	begin, between, end := "plans: {gold: 1mbit}\ndevices:\n  eth0:\n    egress:\n      ", "\n      ", "\n"
+	pools := ""
+	for i := range 100 {
+		pools += fmt.Sprintf("  ap-%d: {rate: 1gbit, share: member}\n", 1+i)
+	}
+	begin, between, end := "plans: {gold: 1mbit}\npools:\n"+pools+"devices:\n  eth0:\n    egress:\n      ", "\n      ", "\n"
 	if braces {
 		begin, between, end = "{plans: {gold: 1mbit}, devices: {eth0: {egress: {", ", ", "}}}}"
 	}
@@ -54,6 +58,7 @@ var values = []struct {
 	{"parts", false, "{rate: %dmbit, each: host, capacity: 64kb}"},
 	{"names", false, `{plan: gold, rate: %dmbit, name: "NAME"}`},
 	{"line", true, "%dmbit"}, // all of it in one
+	{"pools", false, "{within: ap-%d}"},
 }
 
 func BenchmarkMillion(b *testing.B) {

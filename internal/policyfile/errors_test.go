@@ -36,7 +36,7 @@ func TestErrors(t *testing.T) {
 		{"device: {}\n",
 			`1:1: unknown key "device"; did you mean devices?`},
 		{"eth0: {egress: {10.0.0.0/24: 10mbit}}\n",
-			`1:1: unknown key "eth0"; use defaults, plans or devices`},
+			`1:1: unknown key "eth0"; use defaults, plans, pools or devices`},
 		{"devices: {}\n---\ndevices: {}\n",
 			"2:1: a second document begins here; a policy is one document, so remove the --- or move the rest to another file"},
 		{"devices: {}\n...\nx\n",
@@ -78,7 +78,7 @@ func TestErrors(t *testing.T) {
 		{"devices:\n  eth0: {egres: {}}\n",
 			`2:10: unknown key "egres"; did you mean egress?`},
 		{"devices:\n  eth0: {out: {}}\n",
-			`2:10: unknown key "out"; use defaults, egress or ingress`},
+			`2:10: unknown key "out"; use defaults, egress, ingress, name or note`},
 		{"devices:\n  eth0: {egress: {}, egress: {}}\n",
 			"2:22: egress appears twice, first in line 2; merge the two"},
 		{"devices:\n  eth0: {egress: 10mbit}\n",
@@ -374,7 +374,7 @@ func TestErrors(t *testing.T) {
 		{below + "      10.0.0.1: {rate: 1mbit, shadow: {rate: 1mbit, name: alice}}\n",
 			"4:53: a shadow cannot have name; remove it"},
 		{below + "      defaults: {note: alice}\n",
-			"4:18: defaults cannot set a note; write it in rules"},
+			"4:18: defaults cannot set a note; write it in rules, or for a whole device or direction beside its defaults"},
 		{"plans:\n  " + strings.Repeat("p", 65) + ": 1mbit\n  gold: {rate: 1mbit, name: ' '}\ndevices: {}\n",
 			`2:3: plan "` + strings.Repeat("p", 32) + `"... has 65 bytes, and at most 64 are allowed; shorten it` +
 				"\n3:29: name \" \" has only blanks; write a name, or nothing"},
@@ -386,6 +386,54 @@ func TestErrors(t *testing.T) {
 			"1:201: this is nested too deeply; close the brackets that are open"},
 		{strings.Repeat("- ", 1e5),
 			"1:101: this is nested too deeply; close the brackets that are open"},
+		{"pools:\ndevices: {}\n",
+			"1:1: pools has no value; write {} for nothing"},
+		{"pools: []\ndevices: {}\n",
+			"1:8: pools cannot be a list; write it like uplink: {rate: 1gbit, share: member}"},
+		{"pools:\n  uplink:\ndevices: {}\n",
+			"2:3: uplink has no value; write a rate, or options such as {rate: 10mbit, each: host}"},
+		{"pools:\n  a: 1gbit\n  \"a\": 2gbit\ndevices: {}\n",
+			"3:3: pool a appears twice, first in line 2; remove one of them"},
+		{"pools:\n  none: 1gbit\n  \"\": 1gbit\n  \"a\\nb\": 1gbit\ndevices: {}\n",
+			"2:3: a pool cannot be called none, which stands for no pool; choose another name\n3:3: the name of a pool is empty; write one such as uplink\n" +
+				`4:3: pool "a\nb" has a control character; remove it`},
+		{"pools:\n  a: gold\n  b: unlimited\n  c: {}\n  d: {rate: 1gbit, excess: pass}\ndevices: {}\n",
+			`2:6: rate "gold" does not start with a digit; write one such as 10mbit` +
+				"\n3:6: rate unlimited would limit nothing; give the pool a rate, or leave the pool out" +
+				"\n4:3: rate is missing; say how much, such as 1gbit" +
+				"\n5:28: excess pass would limit nothing in a pool; use another one, or leave the pool out"},
+		{"plans: {gold: 1gbit}\npools:\n  a: {plan: gold, name: x, shadow: 1mbit, each: host, raet: 1gbit}\ndevices: {}\n",
+			"3:7: plan has no use in a pool; write the options instead" +
+				"\n3:19: the key of a pool is its name; remove this one" +
+				"\n3:28: shadow has no use in a pool; give it to the rules" +
+				"\n3:43: each has no use in a pool; a pool has one bucket; use share for parts of it" +
+				"\n3:55: unknown key \"raet\"; did you mean rate?"},
+		{"pools:\n  a: {rate: 1gbit, within: a}\n  b: {rate: 1gbit, guarantee: 1mbit}\n  c: {rate: 1gbit, within: b, guarantee: 2gbit}\ndevices: {}\n",
+			`2:28: within "a" is the pool itself; name another pool` +
+				"\n3:31: guarantee 1mbit has no use with no pool to draw from; name one with within, or leave it out" +
+				"\n4:42: guarantee 2gbit is above the rate 1gbit; lower it, or raise the rate"},
+		{below + "      10.0.0.1: {within: up link}\n",
+			`4:26: pool "up link" is unknown, and the file has no pools; write them such as pools: {up link: {rate: 1gbit}}`},
+		// A name that is not known is reported where it is written, and one that is not valid is known.
+		{"pools:\n  uplink: 1gbit\n  ap-1: {rate: 1gbit, within: upplink}\n  bad: 1gbps\ndefaults: {within: ap-11}\nplans: {gold: {within: Uplink}}\n" +
+			below + "      defaults: {within: x}\n      10.0.0.1: gold\n      10.0.0.2: {within: bad}\n      10.0.0.3: {within: none}\n",
+			`3:31: pool "upplink" is unknown; did you mean uplink?
+4:8: rate "1gbps" is ambiguous: tc reads it as bytes, most people mean bits; did you mean 1gbit or 1GB/s?
+5:20: pool "ap-11" is unknown; did you mean ap-1?
+6:24: pool "Uplink" is unknown; did you mean uplink?
+10:26: pool "x" is unknown; use ap-1, bad or uplink`},
+		{"pools: {a: {rate: 1gbit, within: b}, b: {within: a, rate: 1gbit}}\ndevices: {}\n",
+			`1:34: pool "a": within "b" makes a cycle: a within b within a; take one of them out`},
+		{"pools:\n  a: 10mbit\n  b: {within: a, rate: 5mbit, guarantee: 2mbit}\n" + below +
+			"      any: {within: b, guarantee: 1001kbit}\n      10.0.0.0/24: {rate: 10mbit, each: host, within: a, guarantee: 1mbit, members: 9}\n",
+			`2:6: pool "a": rate 10mbit is less than the guarantees within the pool, which add up to 11mbit; raise it, or lower them
+3:42: pool "b": guarantee 2mbit is less than the guarantees within the pool, which add up to 2002kbit; raise it, or lower them`},
+		{"pools: {a: 10mbit}\nplans: {gold: {rate: 1mbit, guarantee: 1mbit}}\ndefaults: {within: a, weight: 3}\n" + below +
+			"      10.0.0.1: {plan: gold, each: flow}\n      10.0.0.2: {within: none, weight: 2, rate: 1mbit}\n      10.0.0.3: {each: host}\n      10.0.0.4: {capacity: 64kb}\n",
+			"7:7: guarantee 1mbit is for each bucket of the rule; say with members how many there are at most, such as members 50 (from plan gold, line 2)" +
+				"\n8:40: weight 2 has no use with no pool to draw from; name one with within, or leave it out" +
+				"\n9:24: each host has no use in a rule that has only its pools; give it a rate, or leave this out" +
+				"\n10:28: capacity has no use in a rule that has only its pools; give it a rate, or leave this out"},
 		{below + strings.Repeat("      10.0.0.1: x\n", 30),
 			strings.Join(many(20, `%d:17: "x" is not a rate, and the file has no plans; write a rate such as 10mbit, or unlimited`), "\n") + "\nand 10 more"},
 	} {

@@ -26,10 +26,10 @@ func TestExamples(t *testing.T) {
 			devices: []Device{{"eth0", 14}, {"eth1", 14}},
 			without: []string{"eth0"},
 			rules: []rule{
-				{"eth1", "egress", "100.64.0.0/16", "each host in 100.64.0.0/16 gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra)"},
-				{"eth1", "egress", "2001:db8:4000::/36", "each /64 subnet of 2001:db8:4000::/36 gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra)"},
-				{"eth1", "egress", "100.64.1.4/32", "100.64.1.4 (\"okafor\") gets 300mbit (37.5 MB/s), burst 11.25 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra)"},
-				{"eth1", "ingress", "2001:db8:4000:1100::/56", "2001:db8:4000:1100::/56 (\"mueller\") as a whole gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra); proposed is 40mbit"},
+				{"eth1", "egress", "100.64.0.0/16", "each host in 100.64.0.0/16 gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is marked by ECN if the packet allows it, else dropped (gcra)"},
+				{"eth1", "egress", "2001:db8:4000::/36", "each /64 subnet of 2001:db8:4000::/36 gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is marked by ECN if the packet allows it, else dropped (gcra)"},
+				{"eth1", "egress", "100.64.1.4/32", "100.64.1.4 (\"okafor\") gets 300mbit (37.5 MB/s), burst 11.25 MB (300 ms); excess is marked by ECN if the packet allows it, else dropped (gcra)"},
+				{"eth1", "ingress", "2001:db8:4000:1100::/56", "2001:db8:4000:1100::/56 (\"mueller\") as a whole gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is marked by ECN if the packet allows it, else dropped (gcra); proposed is 40mbit"},
 				{"eth1", "egress", "198.51.100.0/28", "198.51.100.0/28 (\"bakery\") as a whole gets 1gbit (125 MB/s), burst 2.5 MB (20 ms); excess is dropped (gcra)"},
 				{"eth1", "ingress", "100.64.255.2/32", "100.64.255.2 (\"measuring\") is not limited"},
 			},
@@ -40,7 +40,7 @@ func TestExamples(t *testing.T) {
 			rules: []rule{
 				{"vnet12", "ingress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 200mbit (25 MB/s), burst 7.5 MB (300 ms); excess is dropped (gcra)"},
 				{"tap105i0", "egress", "10.20.0.0/16", "10.20.0.0/16 (\"storage\") is not limited"},
-				{"tap104i0", "egress", "::/0", "::/0 as a whole gets 2gbit (250 MB/s), burst 12.5 MB (50 ms); excess is dropped (gcra)"},
+				{"tap104i0", "egress", "::/0", "::/0 as a whole gets 2gbit (250 MB/s), burst 75 MB (300 ms); excess is dropped (gcra)"},
 				{"tap117i0", "ingress", "0.0.0.0/0", "0.0.0.0/0 (\"abuse\") as a whole gets 1mbit (125 kB/s), burst 131.1 kB (1.049 s); excess is dropped, and keeps the bucket full for 10s (leaky)"},
 			},
 		},
@@ -48,7 +48,7 @@ func TestExamples(t *testing.T) {
 			devices: []Device{{"br-lan", 14}, {"eth0", 14}, {"wlan0", 14}},
 			without: []string{"wlan0"},
 			rules: []rule{
-				{"eth0", "egress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 5700kbit (712.5 kB/s), burst 35.63 kB (50 ms); excess is marked by ECN where it can be, else dropped (gcra); each packet counts 4 bytes more and at least 64 bytes"},
+				{"eth0", "egress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 5700kbit (712.5 kB/s), burst 35.63 kB (50 ms); excess is marked by ECN if the packet allows it, else dropped (gcra); each packet counts 4 bytes more and at least 64 bytes"},
 				{"eth0", "egress", "192.168.100.1/32", "192.168.100.1 (\"modem\") is not limited"},
 				{"br-lan", "egress", "192.168.1.0/24", "each host in 192.168.1.0/24 gets 22mbit (2.75 MB/s), burst 825 kB (300 ms); excess is dropped (gcra)"},
 				{"br-lan", "egress", "192.168.50.0/24", "192.168.50.0/24 (\"guests\") as a whole gets 10mbit (1.25 MB/s), burst 375 kB (300 ms); excess is dropped (gcra)"},
@@ -67,16 +67,16 @@ func TestExamples(t *testing.T) {
 			devices: []Device{{"eth0", 14}, {"wg0", 0}},
 			without: []string{"eth0"},
 			rules: []rule{
-				{"wg0", "egress", "10.66.0.0/24", "each host in 10.66.0.0/24 gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra); each packet counts 60 bytes more"},
-				{"wg0", "ingress", "10.70.5.0/24", "10.70.5.0/24 (\"Ostend office\") as a whole gets 5mbit (625 kB/s), burst 125 kB (200 ms); excess is marked by ECN where it can be, else dropped (gcra); each packet counts 60 bytes more"},
+				{"wg0", "egress", "10.66.0.0/24", "each host in 10.66.0.0/24 gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is marked by ECN if the packet allows it, else dropped (gcra); each packet counts 60 bytes more"},
+				{"wg0", "ingress", "10.70.5.0/24", "10.70.5.0/24 (\"Ostend office\") as a whole gets 5mbit (625 kB/s), burst 125 kB (200 ms); excess is marked by ECN if the packet allows it, else dropped (gcra); each packet counts 60 bytes more"},
 				{"wg0", "ingress", "10.66.0.200/32", "10.66.0.200 (\"backups\") is not limited"},
 			},
 		},
 		"dns-server.yaml": {
 			devices: []Device{{"eth0", 14}},
 			rules: []rule{
-				{"eth0", "ingress", "0.0.0.0/0", "each host in 0.0.0.0/0 gets 1mbit (125 kB/s), burst 131.1 kB (1.049 s); excess is dropped, and keeps the bucket full for 30s (leaky)"},
-				{"eth0", "ingress", "::/0", "each /64 subnet of ::/0 gets 1mbit (125 kB/s), burst 131.1 kB (1.049 s); excess is dropped, and keeps the bucket full for 30s (leaky)"},
+				{"eth0", "ingress", "0.0.0.0/0", "each host in 0.0.0.0/0 gets 1mbit (125 kB/s), burst 131.1 kB (1.049 s); excess is dropped (gcra)"},
+				{"eth0", "ingress", "::/0", "each /64 subnet of ::/0 gets 1mbit (125 kB/s), burst 131.1 kB (1.049 s); excess is dropped (gcra)"},
 				{"eth0", "egress", "192.0.2.0/24", "each flow to 192.0.2.0/24 (\"large ISP\") gets 500mbit (62.5 MB/s), burst 18.75 MB (300 ms); excess is dropped (gcra)"},
 				{"eth0", "ingress", "198.51.100.53/32", "198.51.100.53 (\"secondary\") is not limited"},
 			},
@@ -84,9 +84,9 @@ func TestExamples(t *testing.T) {
 		"backup.yaml": {
 			devices: []Device{{"eth0", 14}},
 			rules: []rule{
-				{"eth0", "egress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 100mbit (12.5 MB/s), burst 3.75 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra)"},
+				{"eth0", "egress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 100mbit (12.5 MB/s), burst 3.75 MB (300 ms); excess is marked by ECN if the packet allows it, else dropped (gcra)"},
 				{"eth0", "egress", "10.0.0.0/8", "10.0.0.0/8 is not limited"},
-				{"eth0", "egress", "10.99.0.0/16", "10.99.0.0/16 (\"second site\") as a whole gets 500mbit (62.5 MB/s), burst 18.75 MB (300 ms); excess is marked by ECN where it can be, else dropped (gcra)"},
+				{"eth0", "egress", "10.99.0.0/16", "10.99.0.0/16 (\"second site\") as a whole gets 500mbit (62.5 MB/s), burst 18.75 MB (300 ms); excess is marked by ECN if the packet allows it, else dropped (gcra)"},
 				{"eth0", "ingress", "fc00::/7", "each host in fc00::/7 gets 2gbit (250 MB/s), burst 75 MB (300 ms); excess is dropped (gcra)"},
 			},
 		},

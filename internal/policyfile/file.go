@@ -3,14 +3,17 @@
 //
 //	plans:
 //	  gold: {rate: 100mbit, name: Gold 100, note: sold until 2024}
+//	pools:
+//	  uplink: {rate: 1gbit, share: member}
 //	devices:
 //	  eth0:
 //	    egress:
 //	      any: 1gbit                                  # 0.0.0.0/0 and ::/0, each with its own bucket
-//	      10.0.1.7: {plan: gold, name: alice}
+//	      10.0.1.7: {plan: gold, name: alice, within: uplink}
 //
 // The name of a plan is shown instead of its key. The note of a plan is that of its rules
-// without a note; a rule with an empty note has none. Defaults have no name and no note.
+// without a note; a rule with an empty note has none. A device and a direction may have a name
+// and a note, for their rules without one. Defaults have neither. They do not apply to pools.
 package policyfile
 
 import (
@@ -38,6 +41,10 @@ type File struct {
 	plansKey   uint32 // the offset of the key plans, if plansPlace has an end
 	plansPlace place
 	plans      map[string]*plan // by key
+
+	poolsKey   uint32 // the offset of the key pools, if poolsPlace has an end
+	poolsPlace place
+	pools      map[string]*pool // by name
 
 	warnings Errors
 }
@@ -96,10 +103,14 @@ type Device struct {
 // cover all of theirs. These are not errors: a network may fill up one address at a time.
 func (f *File) Warnings() Errors { return f.warnings }
 
-// Tables returns the tables of devices, sorted and with sorted rules. Devices without a
+// Tables returns the tables of the pools and devices, sorted and with sorted rules. Devices without a
 // section and directions without rules have no table. See Absent for absent. The error, of
-// type Errors, lists devices that several patterns match.
+// type Errors, lists devices that several patterns match, or pools that cannot keep the guarantees of
+// all devices.
 func (f *File) Tables(devices []Device) (tables []policy.Table, absent []string, err error) {
+	if len(f.pools) > 0 {
+		tables = append(tables, f.Pools())
+	}
 	var errs Errors
 	for _, d := range devices {
 		of, err := f.For(d)
@@ -112,6 +123,9 @@ func (f *File) Tables(devices []Device) (tables []policy.Table, absent []string,
 		return nil, nil, errs
 	}
 	policy.SortTables(tables)
+	if problems := f.poolProblems(policy.NewTree(tables)); len(problems) > 0 {
+		return nil, nil, f.errors(problems)
+	}
 	return tables, f.Absent(devices), nil
 }
 
@@ -150,7 +164,7 @@ func (f *File) Devices() (keys []string) {
 	return keys
 }
 
-// For returns the tables of one device. The error is that of Tables.
+// For returns the tables of one device. The error is for a device that several patterns match.
 func (f *File) For(d Device) ([]policy.Table, error) {
 	s, err := f.section(d.Name)
 	if s == nil || err != nil {

@@ -3,6 +3,7 @@ package policyfile
 import (
 	"bytes"
 	"errors"
+	"io"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -169,6 +170,68 @@ devices:
       10.0.1.0/24: {rate: 10mbit, excess: delay, queue: 50000b, ecn-above: never, order: sparse-first}
 `, []Device{{"eth0", 14}}},
 
+		{"pools", `
+defaults: {each: host, excess: ecn}
+plans:
+  gold: {rate: 20mbit, within: ap-1, guarantee: 1mbit, members: 5}
+  calls: {within: ap-1, guarantee: 1mbit}
+pools:
+  both: 50mbit
+  uplink: {rate: 1gbit, share: member}
+  ap-1: {rate: 100mbit, within: uplink, guarantee: 90mbit, weight: 4, share: /64, note: "on the roof: \"7\""}
+  "null": {rate: 1mbit, within: "Müller & Söhne: #1"}
+  'yes': 1mbit
+  "Müller & Söhne: #1": {rate: 10mbit, excess: delay, capacity: 64kb}
+devices:
+  eth0:
+    defaults: {weight: 2}
+    egress:
+      10.0.0.7: {rate: 20mbit, within: ap-1, guarantee: 5mbit, each: all, weight: 1}
+      10.0.0.8: gold
+      10.0.0.9: {plan: gold, within: none}
+      10.0.0.10: {plan: gold, each: all}
+      10.0.0.11: {plan: gold, guarantee: none}
+      10.0.0.12: {plan: gold, rate: unlimited, guarantee: none, weight: 1}
+      10.0.0.13: calls
+      10.0.0.14: {within: both, overhead: 4}
+      10.0.0.15: {rate: 1mbit, share: flow, each: all}
+      2001:db8:7::/48: {within: "null", name: x}
+    ingress:
+      defaults: {within: both, guarantee: 10kbit, members: 5}
+      10.0.0.0/24: {rate: 1mbit}
+      10.0.0.1: {}
+      10.0.0.2: unlimited
+      10.0.0.3: {rate: unlimited, within: ""}
+`, `plans:
+  calls: {within: ap-1, guarantee: 1mbit, weight: 2}
+  gold: {rate: 20mbit, each: host, excess: ecn, within: ap-1, guarantee: 1mbit, members: 5, weight: 2}
+pools:
+  "Müller & Söhne: #1": {rate: 10mbit, capacity: 64kb, excess: delay}
+  ap-1: {rate: 100mbit, within: uplink, guarantee: 90mbit, weight: 4, share: /64, note: "on the roof: \"7\""}
+  both: 50mbit
+  "null": {rate: 1mbit, within: "Müller & Söhne: #1"}
+  uplink: {rate: 1gbit, share: member}
+  yes: 1mbit
+devices:
+  eth0:
+    egress:
+      10.0.0.7: {rate: 20mbit, excess: ecn, within: ap-1, guarantee: 5mbit}
+      10.0.0.8: gold
+      10.0.0.9: {plan: gold, within: none}
+      10.0.0.10: {plan: gold, each: all}
+      10.0.0.11: {plan: gold, guarantee: none}
+      10.0.0.12: {plan: gold, rate: unlimited, guarantee: none, weight: 1}
+      10.0.0.13: calls
+      10.0.0.14: {overhead: 4, within: both, weight: 2}
+      10.0.0.15: {rate: 1mbit, excess: ecn, share: flow}
+      2001:db8:7::/48: {within: "null", weight: 2, name: x}
+    ingress:
+      10.0.0.0/24: {rate: 1mbit, each: host, excess: ecn, within: both, guarantee: 10kbit, members: 5, weight: 2}
+      10.0.0.1: {within: both, guarantee: 10kbit, weight: 2}
+      10.0.0.2: {within: both, guarantee: 10kbit, weight: 2}
+      10.0.0.3: unlimited
+`, []Device{{"eth0", 14}}},
+
 		{"names and notes", `
 plans:
   gold-1: {rate: 100mbit, excess: ecn, capacity: 100ms, name: Gold 100, note: sold until 2024}
@@ -201,6 +264,35 @@ devices:
       10.0.0.6: {plan: silver, name: "alice "}
       10.0.0.7: {rate: 1mbit, name: Müller}
       ::/0: {rate: 1gbit, name: line, note: "\u200d"}
+`, []Device{{"eth0", 14}}},
+
+		{"names of devices and directions", `
+plans:
+  silver: {rate: 50mbit, note: of the plan}
+devices:
+  eth0:
+    name: alice
+    note: site 7
+    egress:
+      any: silver
+      10.0.0.1: {rate: 1mbit, name: ""}
+      10.0.0.2: {rate: 1mbit, note: "", name: bob}
+    ingress:
+      name: alice, up
+      note: ""
+      defaults: {fail: closed}
+      10.0.0.1: 1mbit
+`, `plans:
+  silver: {rate: 50mbit, note: of the plan}
+devices:
+  eth0:
+    egress:
+      0.0.0.0/0: {plan: silver, name: alice}
+      10.0.0.1: {rate: 1mbit, note: site 7}
+      10.0.0.2: {rate: 1mbit, name: bob}
+      ::/0: {plan: silver, name: alice}
+    ingress:
+      10.0.0.1: {rate: 1mbit, fail: closed, name: "alice, up"}
 `, []Device{{"eth0", 14}}},
 
 		{"a device name overrides patterns", `
@@ -361,7 +453,7 @@ func TestWriteErrors(t *testing.T) {
 		return tables
 	}
 	for want, tables := range map[string][]policy.Table{
-		`write a policy: the name of device "e\xff" is not UTF-8, which a policy file must be; rename it`:          bad(func(t *policy.Table) { t.Device = "e\xff" }),
+		`the name of device "e\xff" is not UTF-8, which a policy file must be; rename it`:                          bad(func(t *policy.Table) { t.Device = "e\xff" }),
 		"write a policy: eth0 egress has two tables":                                                               {good[0], good[0]},
 		"write a policy: eth0 egress 10.0.0.0/24: rate 7bit is below 8kbit, the slowest rate; did you mean 7mbit?": bad(func(t *policy.Table) { t.Rules[0].Rate = 7 }),
 	} {
@@ -371,6 +463,51 @@ func TestWriteErrors(t *testing.T) {
 		if err := Merge(new(bytes.Buffer), f, []Device{{"eth0", 14}, {"e\xff", 14}}, tables); err == nil || err.Error() != want {
 			t.Errorf("Merge: got %v, want %s", err, want)
 		}
+	}
+	within := bad(func(t *policy.Table) { t.Rules[0].Within = "uplink" })
+	pool, err := policy.Limit{Rate: 1e9}.Pool("uplink")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pools := func(p policy.Rule) []policy.Table {
+		return append([]policy.Table{{Rules: []policy.Rule{p}}}, within...)
+	}
+	if err := Write(io.Discard, pools(pool), nil); err != nil {
+		t.Error(err)
+	}
+	slow := pool
+	slow.Rate = 7
+	within[0].Rules[0].Guarantee = 1e6
+	small := pool
+	small.Rate = 999_999
+	for want, tables := range map[string][]policy.Table{
+		`write a policy: eth0 egress 10.0.0.0/24: within "uplink": there is no such pool; make it first, or name another one`:                       within,
+		`write a policy: pool "uplink": rate 7bit is below 8kbit, the slowest rate; did you mean 7mbit?`:                                            pools(slow),
+		`write a policy: pool "uplink": rate 999999bit is less than the guarantees within the pool, which add up to 1mbit; raise it, or lower them`: pools(small),
+	} {
+		if err := Write(io.Discard, tables, nil); err == nil || err.Error() != want {
+			t.Errorf("Write: got %v, want %s", err, want)
+		}
+		if err := Merge(io.Discard, f, []Device{{"eth0", 14}}, tables); err == nil || err.Error() != want {
+			t.Errorf("Merge: got %v, want %s", err, want)
+		}
+	}
+	// All other devices are written, with the plans that they use. A rule that a pattern has needs no name.
+	plans := mustParse(t, "plans: {gold: 1mbit, silver: 2mbit}\ndevices: {eth0: {egress: {10.0.0.0/24: gold}}, x: {egress: {10.0.0.0/24: silver}}}")
+	some := mustTables(t, plans, Device{"eth0", 14}, Device{"x", 14})
+	some[1].Device = "e\xff"
+	var out bytes.Buffer
+	if err := Write(&out, some, nil); !errors.As(err, new(LeftOutError)) || out.String() != "plans:\n  gold: 1mbit\ndevices:\n  eth0:\n    egress:\n      10.0.0.0/24: gold\n" {
+		t.Errorf("Write: %v, got %s", err, &out)
+	}
+	out.Reset()
+	if err := Merge(&out, f, []Device{{"e\xff", 14}, {"eth0", 14}}, some); !errors.As(err, new(LeftOutError)) || !strings.Contains(out.String(), "gold") || strings.Contains(out.String(), "silver") {
+		t.Errorf("Merge: %v, got %s", err, &out)
+	}
+	out.Reset()
+	pattern := mustParse(t, "devices: {'e*': {egress: {10.0.0.0/24: 1mbit}}}")
+	if err := Merge(&out, pattern, []Device{{"e\xff", 14}}, mustTables(t, pattern, Device{"e\xff", 14})); err != nil || out.String() != string(pattern.text) {
+		t.Errorf("Merge: %v, got %s", err, &out)
 	}
 	if err := Merge(new(bytes.Buffer), f, nil, good); err == nil || err.Error() != "write a policy: device eth0 has rules but does not exist" {
 		t.Errorf("Merge: got %v", err)

@@ -23,11 +23,11 @@ func FuzzParse(f *testing.F) {
 		f.Add(text)
 	}
 	for seed := range uint64(20) {
-		f.Add(random{rand.New(rand.NewPCG(seed, 0))}.file())
+		f.Add(random{Rand: rand.New(rand.NewPCG(seed, 0))}.file())
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		hash := fnv.New64()
 		hash.Write(text)
-		examine(t, random{rand.New(rand.NewPCG(hash.Sum64(), 0))}, text)
+		examine(t, random{Rand: rand.New(rand.NewPCG(hash.Sum64(), 0))}, text)
 	})
 }

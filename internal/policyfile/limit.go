@@ -16,6 +16,7 @@ var (
 	defaultsKeys = keys(func(o *policy.Option) bool { return !o.Label }, "shadow")
 	labelKeys    = keys(func(o *policy.Option) bool { return o.Label })
 	planKeys     = slices.Concat(defaultsKeys, labelKeys)
+	poolKeys     = keys(func(o *policy.Option) bool { return !o.RuleOnly && o.Name != "name" })
 	ruleKeys     = slices.Concat([]string{"plan"}, planKeys)
 )
 
@@ -33,6 +34,9 @@ func keys(of func(*policy.Option) bool, others ...string) (names []string) {
 // noShadow removes the shadow of defaults or a plan.
 const noShadow = "none"
 
+// noPool takes a rule out of the pool of defaults or a plan.
+const noPool = "none"
+
 // A part is an option, or the shadow, with its value in a file.
 type part struct {
 	key    string // the option's name, or shadow; plan only where a rule is written
@@ -43,7 +47,10 @@ type part struct {
 
 // value returns the value in YAML.
 func (p part) value() string {
-	if p.key == "plan" || slices.Contains(labelKeys, p.key) {
+	switch {
+	case p.key == "within" && p.text == "":
+		return noPool
+	case p.key == "plan" || p.key == "within" || slices.Contains(labelKeys, p.key):
 		return word(p.text)
 	}
 	return p.text
@@ -122,30 +129,42 @@ type ruleText struct {
 // maxKnown bounds the size of each cache.
 const maxKnown = 1 << 16
 
-// of returns the limit of a rule.
-func (l *limits) of(p parcel) policy.Limit {
+// of returns the limit of a rule for a network.
+func (l *limits) of(p parcel, prefix netip.Prefix) policy.Limit {
 	var ofPlan []part
 	if p.plan != nil {
 		ofPlan = p.plan.parts
 	}
 	parts := slices.Concat(ofPlan, p.parts)
 	limit := over(l.usual, parts)
-	says := func(keys ...string) bool {
-		return slices.ContainsFunc(p.parts, func(p part) bool { return slices.Contains(keys, p.key) })
-	}
+	saysRate := slices.ContainsFunc(p.parts, func(p part) bool { return p.key == "rate" })
+	unlimited := limit.Rate == policy.Unlimited || limit.Rate == 0 && limit.Within != ""
 	switch {
-	case limit.Rate == policy.Unlimited && says("rate"): // the rule keeps what it can of its plan
-		return over(usualAt(limit.Rate, p.plan.over(l.usual)), p.parts)
-	case limit.Rate == policy.Unlimited:
-		return over(usualAt(limit.Rate, l.usual), parts)
+	case unlimited && saysRate: // the rule keeps what it can of its plan
+		limit = over(usualAt(policy.Unlimited, p.plan.over(l.usual)), p.parts)
+	case unlimited:
+		limit = over(usualAt(policy.Unlimited, l.usual), parts)
 	}
-	dropIdle(&limit, &policy.Rule{Algorithm: limit.Algorithm, Each: limit.Each, Excess: limit.Excess})
+	dropIdle(&limit, &policy.Rule{
+		Prefix: prefix, Algorithm: limit.Algorithm, Each: limit.Each, Excess: limit.Excess, Penalty: limit.Penalty,
+		Within: limit.Within, Guarantee: limit.Guarantee,
+	})
 	// A rule that overrides the plan's treatment of excess does not want its queue, and
-	// one that overrides its bucket scope does not want its order.
-	wanted := slices.DeleteFunc(slices.Clone(ofPlan), func(p part) bool {
-		return says("excess", "algorithm") || p.key == "order" && says("each")
+	// one that overrides its pool does not want its guarantee.
+	wanted := slices.DeleteFunc(slices.Clone(ofPlan), func(ofPlan part) bool {
+		o := policy.FindOption(ofPlan.key) // nil for a shadow
+		if unlimited && saysRate && (o == nil || o.LimitedOnly) {
+			return true
+		}
+		return slices.ContainsFunc(p.parts, func(said part) bool { return depends(ofPlan.key, said.key) })
 	})
 	return over(limit, append(wanted, p.parts...))
+}
+
+// depends reports whether an option, or the shadow, has a use only with some values of another option.
+func depends(key, on string) bool {
+	o := policy.FindOption(key)
+	return o != nil && o.DependsOn(on)
 }
 
 // dropIdle resets the options of a limit that have no use beside those of r.
@@ -171,7 +190,7 @@ func (r *reader) made(of *limits, prefix netip.Prefix, e *entry, text []byte) *m
 	}
 	var rules [2]policy.Rule
 	var err error
-	limit := of.of(p)
+	limit := of.of(p, prefix)
 	if rules[0], err = limit.Rule(prefix, 0); err == nil {
 		rules[1], err = limit.Rule(prefix, 14)
 	}
@@ -182,7 +201,7 @@ func (r *reader) made(of *limits, prefix netip.Prefix, e *entry, text []byte) *m
 	if p.plan != nil {
 		rules[0].Label.Plan, rules[1].Label.Plan = p.plan.shown, p.plan.shown
 	}
-	out := &made{rules: &rules, note: string(limit.Note)}
+	out := &made{&rules, string(limit.Name), string(limit.Note)}
 	if len(of.known) < maxKnown {
 		of.known[ruleText{string(text), family, prefix.Bits()}] = out
 	}
@@ -194,7 +213,7 @@ func (m *made) labelled(label []part) *made {
 	if label == nil {
 		return m
 	}
-	l := over(policy.Limit{Note: policy.Note(m.note)}, label)
+	l := over(policy.Limit{Name: policy.Name(m.name), Note: policy.Note(m.note)}, label)
 	return &made{m.rules, string(l.Name), string(l.Note)}
 }
 
@@ -299,10 +318,14 @@ func (r *reader) parts(n *node, what string, allowed []string) (out parcel) {
 
 func (r *reader) unknownPart(key *node, what string, allowed []string) {
 	switch {
-	case key.text == "plan":
+	case key.text == "plan" && what != "a pool":
 		r.errorf(key, "%s cannot use a plan; write the options instead", what)
+	case what == "a pool" && key.text == "name":
+		r.errorf(key, "the key of a pool is its name; remove this one")
+	case what == "a pool" && slices.Contains(ruleKeys, key.text):
+		r.errorf(key, "%w", policy.NotInPool(policy.LimitKey(key.text)))
 	case what == "defaults" && slices.Contains(labelKeys, key.text):
-		r.errorf(key, "defaults cannot set a %s; write it in rules", key.text)
+		r.errorf(key, "defaults cannot set a %s; write it in rules, or for a whole device or direction beside its defaults", key.text)
 	case key.text == "match":
 		r.errorf(key, "match applies to a whole direction; write it next to the networks")
 	case slices.Contains(ruleKeys, key.text):
@@ -326,8 +349,12 @@ func (r *reader) part(name string, n *node) []part {
 		return nil
 	}
 	p := part{key: name, text: text, at: n.start}
-	if err := p.set(new(policy.Limit)); err != nil {
+	var l policy.Limit
+	if err := p.set(&l); err != nil {
 		r.errorf(n, "%w", err)
+		return nil
+	}
+	if l.Within != "" && !r.knowsPool(n, string(l.Within)) {
 		return nil
 	}
 	return []part{p}
@@ -362,12 +389,29 @@ func (r *reader) defaults(wider parcel, e *entry) parcel {
 	}
 	faults := r.faults
 	own := r.parts(&e.value, "defaults", defaultsKeys)
-	own.bad = r.faults > faults || wider.bad
+	own.bad = r.faults > faults
+	return own.within(wider)
+}
+
+// label returns the defaults of a device or direction, with its name and note, if any, over them.
+func (r *reader) label(defaults parcel, given map[string]*entry) parcel {
+	faults := r.faults
+	var own parcel
+	for _, key := range labelKeys {
+		if e := given[key]; e != nil {
+			own.parts = append(own.parts, r.part(key, &e.value)...)
+		}
+	}
+	own.bad = r.faults > faults
+	return own.within(defaults)
+}
+
+// within returns defaults over those of the surrounding place.
+func (p parcel) within(wider parcel) parcel {
 	wide := slices.DeleteFunc(slices.Clone(wider.parts), func(w part) bool {
-		return slices.ContainsFunc(own.parts, func(p part) bool { return p.key == w.key })
+		return slices.ContainsFunc(p.parts, func(own part) bool { return own.key == w.key })
 	})
-	own.parts = append(wide, own.parts...)
-	return own
+	return parcel{parts: append(wide, p.parts...), bad: p.bad || wider.bad}
 }
 
 func (r *reader) readPlans(n *node) {

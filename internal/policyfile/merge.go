@@ -17,19 +17,22 @@ import (
 // unchanged rules, comments and sections of other devices as they are. Changed rules get
 // new values, removed rules disappear, and new rules are added after the others of their
 // direction. A device that differs from the rules of its pattern gets its own section.
-// Plans that the file does not have are added. Rules must be valid, and as
-// policy.Limit.Rule makes them.
+// Plans that the file does not have are added. A pool disappears unless something that stays
+// is within it. Rules must be valid, and as
+// policy.Limit.Rule makes them. The error is a LeftOutError if all but some devices were
+// written.
 func Merge(w io.Writer, like *File, devices []Device, tables []policy.Table) error {
 	if err := like.hides(); err != nil {
 		return err
 	}
-	live, err := byDevice(tables)
+	pools, live, err := byDevice(tables)
 	if err != nil {
-		return err
+		return fmt.Errorf("write a policy: %w", err)
 	}
-	absent := maps.Clone(live)
+	absent, exists := maps.Clone(live), map[string]bool{}
 	for _, d := range devices {
 		delete(absent, d.Name)
+		exists[d.Name] = true
 	}
 	for name := range absent {
 		return fmt.Errorf("write a policy: device %s has rules but does not exist", name)
@@ -40,21 +43,30 @@ func Merge(w io.Writer, like *File, devices []Device, tables []policy.Table) err
 			policy.SortRules(of[i].Rules)
 		}
 	}
-	m := merger{editor: editor{source: like.source, newline: "\n", indent: 2}, like: like, live: live, used: map[string]*plan{}}
+	m := merger{editor: editor{source: like.source, newline: "\n", indent: 2}, like: like, live: live, pools: pools, used: map[string]*plan{}, gone: map[uint32]bool{}}
 	if end := like.lineEnd(1); bytes.HasPrefix(like.text[end:], []byte("\r")) {
 		m.newline = "\r\n"
 	}
 	if len(like.devices) > 0 && !like.braces {
 		m.indent = m.column(like.place.start)
 	}
-	if err := m.devices(devices); err != nil {
-		return err
+	left := m.devices(devices)
+	elsewhere := func(s *section) bool { return s.pattern || !exists[s.name()] }
+	m.keepPools(elsewhere)
+	tree := policy.NewTree(append([]policy.Table{{Rules: m.pools}}, slices.DeleteFunc(slices.Clone(tables), policy.Table.IsPools)...))
+	like.addTo(tree, elsewhere)
+	if problems := tree.Problems(); len(problems) > 0 {
+		return fmt.Errorf("write a policy: %w", problems[0])
 	}
 	m.addPlans()
+	m.changePools()
+	if len(m.added) > 0 {
+		m.apply(change{place: like.root, key: like.key, entries: like.root.spans, last: m.added})
+	}
 	if err := m.writeTo(w); err != nil {
 		return fmt.Errorf("write a policy: %w", err)
 	}
-	return nil
+	return left.orNil()
 }
 
 // hides returns an error for a character that is escaped when the file is printed, because
@@ -77,10 +89,13 @@ func (f *File) hides() error {
 
 type merger struct {
 	editor
-	like *File
-	live map[string][]policy.Table // by device, in the order of policy.SortTables
-	made map[string]*plan          // plans for the live rules, by how they are shown; nil until one is needed
-	used map[string]*plan          // those of made that must be added
+	like  *File
+	live  map[string][]policy.Table // by device, in the order of policy.SortTables
+	pools []policy.Rule             // by name
+	made  map[string]*plan          // plans for the live rules, by how they are shown; nil until one is needed
+	used  map[string]*plan          // those of made that must be added
+	added []fresh                   // keys of the file that it does not have
+	gone  map[uint32]bool           // removed devices and directions, by the offsets of their keys
 }
 
 // plans returns the plans of the file that are shown by a text, or else a new one.
@@ -106,19 +121,18 @@ func (m *merger) addPlans() {
 	for _, p := range sortedPlans(m.used) {
 		last = append(last, fresh{key: word(p.key), value: p.value()})
 	}
-	root := m.like.root
 	switch {
 	case len(last) == 0:
 	case m.like.plansPlace.end > 0:
 		at := m.like.plansPlace
-		m.apply(change{place: at, key: m.like.plansKey, inside: root.braces, entries: at.spans, last: last})
+		m.apply(change{place: at, key: m.like.plansKey, inside: m.like.root.braces, entries: at.spans, last: last})
 	default:
-		m.apply(change{place: root, key: m.like.key, entries: root.spans, last: []fresh{{key: "plans", inner: last}}})
+		m.added = append(m.added, fresh{key: "plans", inner: last})
 	}
 }
 
-// devices changes the sections of all devices.
-func (m *merger) devices(devices []Device) error {
+// devices changes the sections of all devices but those that it returns.
+func (m *merger) devices(devices []Device) (left LeftOutError) {
 	c := change{place: m.like.place, key: m.like.key, inside: m.like.root.braces, gone: map[uint32]bool{}}
 	for i := range m.like.devices {
 		c.entries = append(c.entries, m.like.devices[i].span)
@@ -127,7 +141,7 @@ func (m *merger) devices(devices []Device) error {
 	for _, d := range sorted {
 		if s := m.like.exactly[d.Name]; s != nil {
 			if m.section(s, d) {
-				c.gone[s.span.key] = true
+				c.gone[s.span.key], m.gone[s.span.key] = true, true
 			}
 			continue
 		}
@@ -137,7 +151,8 @@ func (m *merger) devices(devices []Device) error {
 		}
 		key, err := deviceKey(d.Name)
 		if err != nil {
-			return err
+			left = append(left, err.Error())
+			continue
 		}
 		own := fresh{key: key, value: "{}"}
 		for _, t := range live {
@@ -146,7 +161,7 @@ func (m *merger) devices(devices []Device) error {
 		c.last = append(c.last, own)
 	}
 	m.apply(c)
-	return nil
+	return left
 }
 
 func sameTable(a, b policy.Table) bool {
@@ -193,7 +208,7 @@ func (m *merger) section(s *section, d Device) (gone bool) {
 		if l != nil {
 			m.table(t, *l, d, s.braces)
 		} else if len(t.rules) > 0 {
-			c.gone[t.span.key] = true
+			c.gone[t.span.key], m.gone[t.span.key] = true, true
 		}
 	}
 	m.apply(c)
@@ -276,7 +291,7 @@ func (m *merger) rule(s *speller, at span, live *policy.Rule, d Device, inside b
 	if err != nil {
 		panic(err) // Parse accepted it
 	}
-	r := &reader{File: File{source: value}}
+	r := &reader{File: File{source: value, pools: m.like.pools}}
 	root, err := r.yaml(value.text, 0)
 	if err != nil {
 		panic(err)

@@ -429,6 +429,107 @@ devices:
       10.0.0.3: {plan: calls, name: x, rate: 4mbit}                # gets another rate
 `},
 
+		{"names of devices", `
+devices:
+  eth0:
+    name: alice        # who moved in
+    egress:
+      10.0.0.1: 1mbit  # stays
+      10.0.0.2: 1mbit  # loses its name
+      10.0.0.3: {rate: 1mbit, name: bob}  # gets the name
+  tap0: {note: lent, egress: {any: 2mbit}}
+`, `
+devices:
+  eth0:
+    egress:
+      10.0.0.1: {rate: 1mbit, name: alice}
+      10.0.0.2: 1mbit
+      10.0.0.3: {rate: 1mbit, name: alice}
+      10.0.0.4: {rate: 1mbit, name: alice}
+    ingress: {10.0.0.1: {rate: 3mbit, name: alice, note: new}}
+  tap0: {egress: {any: {rate: 3mbit, note: lent}}, ingress: {any: 3mbit}}
+`, `
+devices:
+  eth0:
+    name: alice        # who moved in
+    egress:
+      10.0.0.1: 1mbit  # stays
+      10.0.0.2: {rate: 1mbit, name: ""}  # loses its name
+      10.0.0.3: {rate: 1mbit}  # gets the name
+      10.0.0.4: 1mbit
+    ingress:
+      10.0.0.1: {rate: 3mbit, note: new}
+  tap0: {note: lent, egress: {any: 3mbit}, ingress: {0.0.0.0/0: {rate: 3mbit, note: ""}, ::/0: {rate: 3mbit, note: ""}}}
+`},
+
+		{"pools", `
+defaults: {within: all}
+# Who shares what.
+pools:
+  all: 1gbit               # defaults name it
+  # the tower
+  ap-1: {rate: 100mbit, within: all}  # grows
+  ap-2:
+    rate: 100mbit          # stays
+    share: member          # by hosts now
+  "ap: 4": 10mbit          # a pattern names it
+
+  # nobody has it
+  ap-3: {rate: 100mbit, within: all}
+plans:
+  calls: {rate: 2mbit, guarantee: 1mbit}
+devices:
+  eth0:
+    egress:
+      10.0.0.1: {within: ap-1}        # moves
+      10.0.0.2: {rate: 1mbit, within: ap-1, guarantee: 500kbit}  # has only its pool
+      10.0.0.3: {plan: calls, each: all}                   # leaves its pool
+      10.0.0.4: {rate: 1mbit, within: ap-3}
+  lo*: {egress: {any: {within: "ap: 4"}}}
+`, `
+pools: {ap-1: {rate: 200mbit}, ap-2: {rate: 100mbit, share: host}, "a #": {rate: 1mbit, within: ap-1}}
+plans: {calls: {rate: 2mbit}}
+devices:
+  eth0:
+    egress:
+      10.0.0.1: {within: ap-2}
+      10.0.0.2: {within: ap-1, guarantee: 600kbit}
+      10.0.0.3: calls
+      10.0.0.4: 1mbit
+      10.0.0.5: {within: "a #", name: new}
+`, `
+defaults: {within: all}
+# Who shares what.
+pools:
+  all: 1gbit               # defaults name it
+  # the tower
+  ap-1: {rate: 200mbit}  # grows
+  ap-2:
+    rate: 100mbit          # stays
+    share: host          # by hosts now
+  "ap: 4": 10mbit          # a pattern names it
+  "a #": {rate: 1mbit, within: ap-1}
+plans:
+  calls: {rate: 2mbit, guarantee: 1mbit}
+devices:
+  eth0:
+    egress:
+      10.0.0.1: {within: ap-2}        # moves
+      10.0.0.2: {within: ap-1, guarantee: 600kbit}  # has only its pool
+      10.0.0.3: {plan: calls, each: all, within: none}                   # leaves its pool
+      10.0.0.4: {rate: 1mbit, within: none}
+      10.0.0.5: {within: "a #", name: new}
+  lo*: {egress: {any: {within: "ap: 4"}}}
+`},
+
+		{"new pools", "devices:\n  eth0: {}\n", "pools: {a: 1mbit, b: {rate: 1mbit, within: a}}\nplans: {gold: 2mbit}\ndevices: {eth0: {egress: {any: {within: b}, 10.0.0.1: gold}}}\n",
+			"devices:\n  eth0:\n    egress:\n      0.0.0.0/0: {within: b}\n      10.0.0.1: gold\n      ::/0: {within: b}\nplans:\n  gold: 2mbit\npools:\n  a: 1mbit\n  b: {rate: 1mbit, within: a}\n"},
+
+		{"new pools in braces", "{devices: {eth0: {}}}\n", "pools: {a: 1mbit}\ndevices: {eth0: {egress: {::/0: {within: a}}}}\n",
+			"{devices: {eth0: {egress: {::/0: {within: a}}}}, pools: {a: 1mbit}}\n"},
+
+		{"no pools", "pools: {a: 1mbit}\ndevices: {}\n", "devices: {}\n", "pools: {}\ndevices: {}\n"},
+
 		{"new plan", "# Limits.\ndevices:\n  eth0:\n    egress:\n      10.0.0.1: 1mbit\n# end\n", `
 plans: {gold: 1mbit}
 devices:
@@ -445,6 +546,7 @@ devices:
 				t.Errorf("got\n%s\nwant\n%s", out.String(), test.want)
 			}
 			again, _, err := mustParse(t, out.String()).Tables(devices)
+			live = withKept(mustParse(t, test.like), out.Bytes(), live)
 			if err != nil || written(t, again) != written(t, live) {
 				t.Errorf("%v; it says\n%s", err, written(t, again))
 			}

@@ -17,9 +17,9 @@ import (
 const maxDevice = 127
 
 var (
-	fileKeys      = []string{"defaults", "plans", "devices"}
-	deviceKeys    = []string{"defaults", "egress", "ingress"}
-	directionKeys = []string{"match", "defaults"}
+	fileKeys      = []string{"defaults", "plans", "pools", "devices"}
+	deviceKeys    = append([]string{"defaults", "egress", "ingress"}, labelKeys...)
+	directionKeys = append([]string{"match", "defaults"}, labelKeys...)
 )
 
 // Parse parses a policy file; the name is for errors. The error is of type Errors and lists
@@ -99,6 +99,11 @@ func (r *reader) errorf(n *node, format string, args ...any) {
 func (r *reader) policy(root *node) {
 	r.root = root.place()
 	given := r.keys(root, "a policy", "devices: {eth0: {egress: {10.0.0.0/24: 10mbit}}}", fileKeys)
+	if e := given["pools"]; e != nil {
+		r.poolsKey, r.poolsPlace = e.key.start, e.value.place()
+		r.readPools(&e.value)
+		r.root.spans = append(r.root.spans, e.span())
+	}
 	defaults := r.defaults(parcel{}, given["defaults"])
 	if e := given["plans"]; e != nil {
 		r.plansKey, r.plansPlace = e.key.start, e.value.place()
@@ -141,6 +146,9 @@ func (r *reader) policy(root *node) {
 	}
 	r.root.spans = append(r.root.spans, span{r.key, r.place.start, r.place.end})
 	r.root.reach(r.place.end)
+	if len(r.pools) > 0 {
+		r.checkPools()
+	}
 }
 
 // possible reports whether a name is valid for a device, like the kernel's dev_valid_name.
@@ -148,19 +156,28 @@ func possible(name string) bool {
 	return name != "" && name != "." && name != ".." && !strings.ContainsAny(name, "/ \t\n\v\f\r")
 }
 
+// CheckPattern returns an error if a key is malformed as a pattern.
+func CheckPattern(key string) error {
+	if _, err := path.Match(key, ""); err != nil {
+		return fmt.Errorf("device %q is a malformed pattern; use * for any characters, ? for one, [a-z] for one of a range, and \\ before a character to match it literally", shorten(key))
+	}
+	if strings.Contains(escaped.ReplaceAllString(key, "_"), "[!") {
+		return fmt.Errorf(`device %q has [!, which does not negate; write [^ to negate, or [\! to match a ! itself`, shorten(key))
+	}
+	return nil
+}
+
 // CheckDevice returns an error if a key is neither a valid pattern nor, without its
 // escapes, a valid device name.
 func CheckDevice(key string) error {
-	_, malformed := path.Match(key, "")
+	if err := CheckPattern(key); err != nil {
+		return err
+	}
 	name, pattern := key, IsPattern(key)
 	if !pattern {
 		name = Unescape(key)
 	}
 	switch {
-	case malformed != nil:
-		return fmt.Errorf("device %q is a malformed pattern; use * for any characters, ? for one, [a-z] for one of a range, and \\ before a character to match it literally", shorten(key))
-	case strings.Contains(escaped.ReplaceAllString(key, "_"), "[!"):
-		return fmt.Errorf(`device %q has [!, which does not negate; write [^ to negate, or [\! to match a ! itself`, shorten(key))
 	case !possible(name):
 		return fmt.Errorf("device %q is not a valid device name; write one such as eth0, or a pattern such as tap*", shorten(key))
 	case !pattern && len(name) > maxDevice:
@@ -175,6 +192,12 @@ func (r *reader) section(s *section, n *node, defaults parcel) {
 		defaults = r.defaults(defaults, own)
 		s.spans = append(s.spans, own.span())
 	}
+	for _, key := range labelKeys {
+		if own := given[key]; own != nil {
+			s.spans = append(s.spans, own.span())
+		}
+	}
+	defaults = r.label(defaults, given)
 	s.usual = over(policy.Limit{}, defaults.parts)
 	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
 		if e := given[d.String()]; e != nil {
@@ -205,7 +228,7 @@ func (r *reader) table(d policy.Direction, e *entry, defaults parcel) table {
 			}
 		}
 	}
-	defaults = r.defaults(defaults, given["defaults"])
+	defaults = r.label(r.defaults(defaults, given["defaults"]), given)
 	t.usual = over(policy.Limit{}, defaults.parts)
 	limits := &limits{t.usual, defaults, map[ruleText]*made{}}
 	t.rules = make([]rule, 0, len(entries))
@@ -344,7 +367,7 @@ func saysNothing(what, key string) string {
 		return noColon(name, value)
 	case what == "a direction":
 		return shorten(key) + " has no value; write a rate, unlimited, or a plan"
-	case what == "plans":
+	case what == "plans", what == "pools":
 		return shorten(key) + " has no value; write a rate, or options such as {rate: 10mbit, each: host}"
 	case slices.Contains(ruleKeys, key):
 		return key + " has no value; write one, or remove it"

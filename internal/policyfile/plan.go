@@ -12,9 +12,6 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// note returns the note of rules that have none.
-func (p *plan) note() string { return string(p.over(policy.Limit{}).Note) }
-
 // value returns the plan as a value in YAML.
 func (p *plan) value() string {
 	parts := p.parts

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -15,7 +16,13 @@ import (
 )
 
 // random makes policies, and changes to them.
-type random struct{ *rand.Rand }
+type random struct {
+	*rand.Rand
+	pools []string // that exist
+}
+
+// poolNames holds names of pools. A pool is within one before it.
+var poolNames = []string{"uplink", "null", "Müller & Söhne", "12: #", "yes"}
 
 func (r random) one(of ...string) string { return of[r.IntN(len(of))] }
 func (r random) chance(percent int) bool { return r.IntN(100) < percent }
@@ -59,7 +66,20 @@ func (r random) parts(key string) (parts []string) {
 			parts = append(parts, part)
 		}
 	}
+	within := func(percent int) {
+		if len(r.pools) == 0 || !r.chance(percent) {
+			return
+		}
+		parts = append(parts, "within: "+word(r.one(r.pools...)))
+		may(30, "guarantee: "+r.one("8kbit", "10kbit", "none"))
+		may(30, "weight: "+r.one("1", "2", "256"))
+	}
 	switch {
+	case key == "rule" && len(r.pools) > 0 && r.chance(15):
+		within(100)
+		may(10, "overhead: 4")
+		parts = append(parts, r.label(20)...)
+		return parts
 	case key == "rule" && r.chance(20):
 		parts = append(parts, "rate: unlimited")
 	case key == "rule" && r.chance(20):
@@ -87,15 +107,52 @@ func (r random) parts(key string) (parts []string) {
 			}
 		}
 	}
+	within(30)
+	if own := strings.Join(parts, ", "); strings.Contains(own, "guarantee: ") && (strings.Contains(own, "each: host") || strings.Contains(own, "each: flow")) {
+		may(80, "members: "+r.one("1", "5"))
+	} else if !strings.Contains(own, "each: ") && !strings.Contains(own, "penalty: ") && !strings.Contains(own, "rate: unlimited") {
+		may(20, "share: "+r.one("host", "flow", "none"))
+	}
 	may(10, "fail: closed")
 	may(20, "overhead: "+r.one("ethernet", "38", "-4", "38/84", "'pppoe-ptm,ether-vlan'"))
 	may(10, "mpu: "+r.one("0", "64"))
 	if key != "defaults" {
-		may(20, "name: "+r.one("alice", "Bob B.", "'O''Brien'", `"a \"b\", {c}: #1"`, "Müller  # Co", "12", `""`))
-		may(20, "note: "+r.one("alice", "pays late", `"\u200d \U0001f600"`, "''"))
+		parts = append(parts, r.label(20)...)
 	}
 	may(20, "shadow: "+r.one("none", "5mbit", "{rate: 2mbit, each: host}", "{burst: 50ms, rate: 4mbit, overhead: ethernet}"))
 	r.Shuffle(len(parts), func(i, j int) { parts[i], parts[j] = parts[j], parts[i] })
+	return parts
+}
+
+// pool returns random parts of a pool. It can keep the guarantees of all pools after it.
+func (r random) pool(name string) []string {
+	parts := []string{"rate: 1gbit"}
+	may := func(percent int, part string) {
+		if r.chance(percent) {
+			parts = append(parts, part)
+		}
+	}
+	if len(r.pools) > 0 && r.chance(70) {
+		parts = append(parts, "within: "+word(r.one(r.pools...)))
+		may(50, fmt.Sprintf("guarantee: %dmbit", 800>>slices.Index(poolNames, name)))
+		may(30, "weight: 7")
+	}
+	may(40, "share: "+r.one("none", "host", "/64", "flow", "member"))
+	may(20, "excess: "+r.one("ecn", "delay"))
+	may(20, r.one("capacity", "burst")+": "+r.one("10ms", "1mb"))
+	may(20, "note: "+r.one("alice", "' '' '"))
+	r.Shuffle(len(parts), func(i, j int) { parts[i], parts[j] = parts[j], parts[i] })
+	return parts
+}
+
+// label returns a name and a note, or not.
+func (r random) label(percent int) (parts []string) {
+	if r.chance(percent) {
+		parts = append(parts, "name: "+r.one("alice", "Bob B.", "'O''Brien'", `"a \"b\", {c}: #1"`, "Müller  # Co", "12", `""`))
+	}
+	if r.chance(percent) {
+		parts = append(parts, "note: "+r.one("alice", "pays late", `"\u200d \U0001f600"`, "''"))
+	}
 	return parts
 }
 
@@ -135,6 +192,9 @@ func (r random) rules(indent int, defaults bool) (entries []string) {
 	if defaults && r.chance(30) {
 		entries = append(entries, "defaults:"+r.value(indent, r.parts("defaults")))
 	}
+	if defaults {
+		entries = append(entries, r.label(10)...)
+	}
 	seen := map[netip.Prefix]bool{}
 	for range r.IntN(6) {
 		prefix := r.prefix()
@@ -162,6 +222,16 @@ func (r random) file() []byte {
 	}
 	indent := 1 + r.IntN(4)
 	s := r.one("", "# top\n\n", "---\n", "\uFEFF")
+	var pools []string
+	for _, name := range poolNames {
+		if r.chance(60) {
+			pools = append(pools, r.one(word(name), strconv.Quote(name))+":"+r.one(" 1gbit", r.value(indent, r.pool(name)), r.value(indent, r.pool(name))))
+			r.pools = append(r.pools, name)
+		}
+	}
+	if len(pools) > 0 {
+		s += "pools:" + r.lines(indent, pools) + "\n"
+	}
 	if r.chance(30) {
 		s += "defaults:" + r.value(0, r.parts("defaults")) + "\n"
 	}
@@ -188,6 +258,7 @@ func (r random) file() []byte {
 		if r.chance(20) {
 			directions = append(directions, "defaults:"+r.value(2*indent, r.parts("defaults")))
 		}
+		directions = append(directions, r.label(15)...)
 		if len(directions) == 0 {
 			devices = append(devices, key+": {}"+r.comment())
 		} else {
@@ -224,6 +295,24 @@ func (r random) inBraces() []byte {
 	return []byte(r.one("{devices: ", `{ "devices" : `, "{\n  devices: ") + entries(devices) + r.one("}", "\n}\n"))
 }
 
+// limit returns the limit of some parts.
+func (r random) limit(parts []string) (l policy.Limit) {
+	for _, part := range parts {
+		key, value, _ := strings.Cut(part, ": ")
+		if value = strings.Trim(value, `"'`); key == "name" {
+			value, _, _ = strings.Cut(value, "  #")
+		}
+		if key != "shadow" {
+			if err := l.Set(key, value); err != nil {
+				panic(err)
+			}
+		} else if value != noShadow {
+			l.Shadow = &policy.Limit{Rate: policy.Rate(1+r.IntN(3)) * 1_000_000, Overhead: policy.Overhead(r.one("", "7"))}
+		}
+	}
+	return l
+}
+
 // rule returns a valid rule for a network.
 func (r random) rule(p netip.Prefix, l2Bytes uint8) policy.Rule {
 	for {
@@ -231,18 +320,7 @@ func (r random) rule(p netip.Prefix, l2Bytes uint8) policy.Rule {
 		if r.chance(20) {
 			all = []string{"rate: unlimited"}
 		}
-		var l policy.Limit
-		for _, part := range all {
-			key, value, _ := strings.Cut(part, ": ")
-			value, _, _ = strings.Cut(strings.Trim(value, `"'`), "  #")
-			if key != "shadow" {
-				if err := l.Set(key, value); err != nil {
-					panic(err)
-				}
-			} else if value != noShadow {
-				l.Shadow = &policy.Limit{Rate: policy.Rate(1+r.IntN(3)) * 1_000_000, Overhead: policy.Overhead(r.one("", "7"))}
-			}
-		}
+		l := r.limit(all)
 		if rule, err := l.Rule(p, l2Bytes); err == nil {
 			rule.Label.Plan = r.shown()
 			return rule
@@ -255,9 +333,48 @@ func (r random) shown() string {
 	return r.one("", "", "", "gold", "gold", "silver", "alice", "Gold 100", "null", "10mbit", "\"#, {}:", "unlimited", "\u00ad\ufeff\ufffe\u00a0")
 }
 
+// changedPools returns the pools of tables with random changes, and their names. A pool stays if rules of tables
+// are within it.
+func (r *random) changedPools(tables []policy.Table, percent int) (pools policy.Table) {
+	had, used := map[string]policy.Rule{}, map[string]bool{}
+	for _, t := range tables {
+		for _, rule := range t.Rules {
+			if rule.Pool {
+				had[rule.Label.Name] = rule
+			} else {
+				used[string(rule.Within)] = true
+			}
+		}
+	}
+	for i := range had {
+		used[string(had[i].Within)] = true
+	}
+	r.pools = nil
+	for _, name := range poolNames {
+		p, ok := had[name]
+		switch {
+		case ok && !used[name] && r.chance(percent), !ok && !r.chance(percent):
+			continue
+		case !ok || r.chance(percent):
+			l := r.limit(r.pool(name))
+			var err error
+			if p, err = l.Pool(name); err != nil {
+				panic(err)
+			}
+		}
+		r.pools = append(r.pools, name)
+		pools.Rules = append(pools.Rules, p)
+	}
+	policy.SortRules(pools.Rules)
+	return pools
+}
+
 // changed returns tables with random changes.
 func (r random) changed(tables []policy.Table) (out []policy.Table) {
 	percent := r.IntN(40) * r.IntN(3)
+	if pools := r.changedPools(tables, percent); len(pools.Rules) > 0 {
+		out = append(out, pools)
+	}
 	for _, d := range somewhere {
 		for _, direction := range []policy.Direction{policy.Egress, policy.Ingress} {
 			t := policy.Table{Device: d.Name, Direction: direction, Match: direction.FarSide()}
@@ -275,7 +392,7 @@ func (r random) changed(tables []policy.Table) (out []policy.Table) {
 				case r.chance(percent):
 					rules[rule.Prefix] = r.rule(rule.Prefix, d.L2Bytes)
 				case r.chance(percent):
-					rule.Label.Plan, rule.Label.Note = r.shown(), r.one("", "x", " \u00a0é'\"#\U0010ffff")
+					rule.Label = policy.Label{Plan: r.shown(), Name: r.one("", "alice", "12"), Note: r.one("", "x", " \u00a0é'\"#\U0010ffff")}
 					rules[rule.Prefix] = rule
 				case r.chance(percent):
 					rule.Rate, rule.Capacity = 7_000_000, 5_000_000
@@ -330,7 +447,7 @@ func (r random) damaged(text []byte) []byte {
 
 // TestRandom examines random files, whole and damaged.
 func TestRandom(t *testing.T) {
-	r := random{rand.New(rand.NewPCG(testenv.Seed(t), 0))}
+	r := random{Rand: rand.New(rand.NewPCG(testenv.Seed(t), 0))}
 	valid := 0
 	for range 400 {
 		text := r.file()
@@ -368,6 +485,18 @@ func examine(t *testing.T, r random, text []byte) (valid bool) {
 		t.Fatalf("with what it says, it became\n%s\nof\n%s", again, text)
 	}
 	tables := r.changed(was)
+	for _, table := range tables {
+		for _, rule := range table.Rules {
+			limit, err := rule.Limit()
+			made, errMade := limit.Rule(rule.Prefix, 0)
+			if rule.Pool {
+				made, errMade = limit.Pool(rule.Label.Name)
+			}
+			if err != nil || errMade != nil || made != withoutPlan(rule) {
+				t.Errorf("%v, %v: a limit of %+v makes %+v", err, errMade, rule, made)
+			}
+		}
+	}
 	text, f = merged(t, f, tables)
 	if again, _ := merged(t, f, tables); !bytes.Equal(again, text) {
 		t.Fatalf("merged twice, it became\n%s\nof\n%s", again, text)
@@ -380,8 +509,16 @@ func examine(t *testing.T, r random, text []byte) (valid bool) {
 	return true
 }
 
+func withoutPlan(r policy.Rule) policy.Rule {
+	r.Label.Plan = ""
+	return r
+}
+
 // tablesOf returns the tables of the devices that at most one pattern matches.
 func tablesOf(f *File) (tables []policy.Table) {
+	if pools := f.Pools(); len(pools.Rules) > 0 {
+		tables = append(tables, pools)
+	}
 	for _, d := range somewhere {
 		of, _ := f.For(d)
 		tables = append(tables, of...)
@@ -408,7 +545,31 @@ func merged(t *testing.T, like *File, tables []policy.Table) ([]byte, *File) {
 			t.Logf("was\n%s", like.text)
 		}
 	}()
-	return out.Bytes(), same(t, out.Bytes(), tables)
+	return out.Bytes(), same(t, out.Bytes(), withKept(like, out.Bytes(), tables))
+}
+
+// withKept returns tables with the pools of a file that Merge has kept, though they are not in tables.
+func withKept(like *File, text []byte, tables []policy.Table) []policy.Table {
+	f, err := Parse("merged.yaml", text)
+	if err != nil {
+		return tables
+	}
+	var pools policy.Table
+	if len(tables) > 0 && tables[0].IsPools() {
+		pools, tables = tables[0], tables[1:]
+	}
+	live := len(pools.Rules)
+	for _, p := range f.Pools().Rules {
+		is := func(other policy.Rule) bool { return other.Prefix == p.Prefix }
+		if slices.ContainsFunc(like.Pools().Rules, func(said policy.Rule) bool { return said == p }) && !slices.ContainsFunc(pools.Rules[:live], is) {
+			pools.Rules = append(slices.Clip(pools.Rules), p)
+		}
+	}
+	if len(pools.Rules) == 0 {
+		return tables
+	}
+	policy.SortRules(pools.Rules)
+	return append([]policy.Table{pools}, tables...)
 }
 
 // same parses a text and checks that its rules are those of tables.

@@ -23,11 +23,23 @@ import (
 // with rules in their order. Rules must be valid, and as policy.Limit.Rule makes them.
 // Plans are made of the rules that follow them: rules that differ from most of the
 // others say how. A comment, if there is such a function and it returns one, ends the
-// line of its rule. A direction of a device has one table only.
+// line of its rule. A direction of a device has one table only. The error is a LeftOutError
+// if all but some devices were written.
 func Write(w io.Writer, tables []policy.Table, comment func(device string, d policy.Direction, p netip.Prefix) string) error {
-	of, err := byDevice(tables)
+	pools, of, err := byDevice(tables)
+	if err == nil {
+		err = policy.CheckPools(tables)
+	}
 	if err != nil {
-		return err
+		return fmt.Errorf("write a policy: %w", err)
+	}
+	var left LeftOutError
+	keys := map[string]string{}
+	for _, device := range slices.Sorted(maps.Keys(of)) {
+		if keys[device], err = deviceKey(device); err != nil {
+			left = append(left, err.Error())
+			delete(of, device)
+		}
 	}
 	out := bufio.NewWriter(w)
 	plans := plansOf(of, nil)
@@ -37,17 +49,21 @@ func Write(w io.Writer, tables []policy.Table, comment func(device string, d pol
 	for _, p := range sortedPlans(plans) {
 		fmt.Fprintf(out, "  %s: %s\n", word(p.key), p.value())
 	}
+	if len(pools) > 0 {
+		fmt.Fprintln(out, "pools:")
+	}
+	spell := newPoolSpeller()
+	for _, r := range pools {
+		p := freshPool(spell, r)
+		fmt.Fprintf(out, "  %s: %s\n", p.key, p.value)
+	}
 	if len(of) == 0 {
 		fmt.Fprintln(out, "devices: {}")
 	} else {
 		fmt.Fprintln(out, "devices:")
 	}
 	for _, device := range slices.Sorted(maps.Keys(of)) {
-		key, err := deviceKey(device)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(out, "  %s:\n", key)
+		fmt.Fprintf(out, "  %s:\n", keys[device])
 		for _, t := range of[device] {
 			fmt.Fprintf(out, "    %v:\n", t.Direction)
 			if t.Match != t.Direction.FarSide() {
@@ -69,40 +85,57 @@ func Write(w io.Writer, tables []policy.Table, comment func(device string, d pol
 	if err := out.Flush(); err != nil {
 		return fmt.Errorf("write a policy: %w", err)
 	}
-	return nil
+	return left.orNil()
 }
 
-// byDevice returns the tables of each device that have rules, in the order of
+// A LeftOutError is why a policy was written without some devices: a text for each.
+type LeftOutError []string
+
+func (e LeftOutError) Error() string { return strings.Join(e, "; ") }
+
+func (e LeftOutError) orNil() error {
+	if len(e) == 0 {
+		return nil
+	}
+	return e
+}
+
+// byDevice returns the pools by name, and the tables of each device that have rules, in the order of
 // policy.SortTables. The error is for a rule that is not valid.
-func byDevice(tables []policy.Table) (map[string][]policy.Table, error) {
-	of := map[string][]policy.Table{}
+func byDevice(tables []policy.Table) (pools []policy.Rule, of map[string][]policy.Table, err error) {
+	of = map[string][]policy.Table{}
 	for _, t := range tables {
 		same := func(other policy.Table) bool { return other.Direction == t.Direction }
 		if slices.ContainsFunc(of[t.Device], same) {
-			return nil, fmt.Errorf("write a policy: %s %v has two tables", t.Device, t.Direction)
+			return nil, nil, fmt.Errorf("%s %v has two tables", t.Device, t.Direction)
 		}
 		for i := range t.Rules {
-			if err := t.Rules[i].Validate(); err != nil {
-				return nil, fmt.Errorf("write a policy: %s %v %v: %w", t.Device, t.Direction, t.Rules[i].Prefix, err)
+			r := &t.Rules[i]
+			if err := r.Validate(); err != nil && r.Pool {
+				return nil, nil, fmt.Errorf("pool %q: %w", r.Label.Name, err)
+			} else if err != nil {
+				return nil, nil, fmt.Errorf("%s %v %v: %w", t.Device, t.Direction, r.Prefix, err)
 			}
 		}
-		if len(t.Rules) > 0 {
+		if t.IsPools() {
+			pools = slices.SortedFunc(slices.Values(t.Rules), comparePools)
+		} else if len(t.Rules) > 0 {
 			of[t.Device] = append(of[t.Device], t)
 		}
 	}
 	for _, tables := range of {
 		policy.SortTables(tables)
 	}
-	return of, nil
+	return pools, of, nil
 }
 
 // deviceKey returns the key of a section for exactly this device, in lines or braces.
 func deviceKey(device string) (string, error) {
 	if !utf8.ValidString(device) {
-		return "", fmt.Errorf("write a policy: the name of device %q is not UTF-8, which a policy file must be; rename it", device)
+		return "", fmt.Errorf("the name of device %q is not UTF-8, which a policy file must be; rename it", device)
 	}
 	if !possible(device) {
-		return "", fmt.Errorf("write a policy: device %q is not a valid device name", device)
+		return "", fmt.Errorf("device %q is not a valid device name", device)
 	}
 	if plain.Line(device) != device {
 		return strconv.Quote(escape(device)), nil // YAML has the escapes of Go
@@ -110,7 +143,7 @@ func deviceKey(device string) (string, error) {
 	name := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: escape(device)}
 	key, err := yaml.Dump(&yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle, Content: []*yaml.Node{name}})
 	if err != nil {
-		return "", fmt.Errorf("write a policy: device %q: %w", device, err)
+		return "", fmt.Errorf("device %q: %w", device, err)
 	}
 	return strings.TrimSuffix(strings.TrimPrefix(string(key), "["), "]\n"), nil
 }
@@ -142,9 +175,9 @@ type speller struct {
 
 // A spelling is the value of rules that differ only in network, name and note.
 type spelling struct {
-	short string // the value without name and note, if it needs no braces
-	parts string // that value in braces, without the braces
-	note  string // the note of rules that do not set one
+	short      string // the value without name and note, if it needs no braces
+	parts      string // that value in braces, without the braces
+	name, note string // of rules that do not set one
 }
 
 func newSpeller(usual policy.Limit, l2Bytes uint8, plans func(string) []*plan) *speller {
@@ -162,7 +195,7 @@ func (s *speller) value(r *policy.Rule) string {
 			s.known[key] = common
 		}
 	}
-	if r.Label.Name == "" && r.Label.Note == common.note && common.short != "" {
+	if r.Label.Name == common.name && r.Label.Note == common.note && common.short != "" {
 		return common.short
 	}
 	parts := common.parts
@@ -172,7 +205,7 @@ func (s *speller) value(r *policy.Rule) string {
 		}
 		parts += key + ": " + word(text)
 	}
-	if r.Label.Name != "" {
+	if r.Label.Name != common.name {
 		add("name", r.Label.Name)
 	}
 	if r.Label.Note != common.note {
@@ -186,9 +219,10 @@ func (s *speller) spell(r policy.Rule) (out spelling) {
 	p, parts := s.parts(&r)
 	if p != nil {
 		parts = slices.Insert(parts, 0, part{key: "plan", text: p.key})
-		out.note = p.note()
-		parts = slices.DeleteFunc(parts, func(p part) bool { return p.key == "note" })
 	}
+	label := p.over(s.usual)
+	out.name, out.note = string(label.Name), string(label.Note)
+	parts = slices.DeleteFunc(parts, func(p part) bool { return slices.Contains(labelKeys, p.key) })
 	if len(parts) == 1 && (parts[0].key == "rate" || p != nil) {
 		out.short = parts[0].value()
 	}
@@ -224,7 +258,7 @@ func (s *speller) missing(p *plan, has []part, r *policy.Rule) []part {
 		return parts
 	}
 	of := parcel{parts: slices.Concat(has, parts), plan: p}
-	made, err := (&limits{usual: s.usual}).of(of).Rule(r.Prefix, s.l2Bytes)
+	made, err := (&limits{usual: s.usual}).of(of, r.Prefix).Rule(r.Prefix, s.l2Bytes)
 	if made.Label.Plan = r.Label.Plan; err == nil && made == *r {
 		return parts
 	}
@@ -233,7 +267,11 @@ func (s *speller) missing(p *plan, has []part, r *policy.Rule) []part {
 	for _, key := range decide {
 		o := policy.FindOption(key)
 		said := func(p part) bool { return p.key == key }
-		if text := o.Text(r); !slices.ContainsFunc(of.parts, said) && (r.Rate != policy.Unlimited || !o.LimitedOnly) {
+		depends := func(p part) bool { return depends(p.key, key) }
+		if slices.ContainsFunc(of.parts, said) || key != "rate" && !slices.ContainsFunc(p.parts, depends) {
+			continue
+		}
+		if text := o.Text(r); r.Rate != policy.Unlimited || !o.LimitedOnly {
 			parts = append(parts, part{key: key, text: text})
 		}
 	}
@@ -279,11 +317,14 @@ func sameShadow(l *policy.Limit, proposed *policy.Rule, l2Bytes uint8) bool {
 }
 
 // decide lists the options on which the defaults and the use of others depend.
-var decide = []string{"rate", "algorithm", "each", "excess"}
+var decide = []string{"rate", "algorithm", "each", "excess", "within"}
 
 // differing returns the parts that r needs beside a limit, except the shadow.
 func differing(l policy.Limit, r *policy.Rule, l2Bytes uint8) (parts []part) {
-	said := policy.Rule{Rate: l.Rate, Algorithm: l.Algorithm, Each: l.Each.Canonical(r.Prefix), Excess: l.Excess}
+	said := policy.Rule{Rate: l.Rate, Algorithm: l.Algorithm, Each: l.Each.Canonical(r.Prefix), Excess: l.Excess, Within: l.Within}
+	if l.Rate == 0 && r.Within != "" {
+		said.Rate = policy.Unlimited
+	}
 	made := madeOf(l, r, l2Bytes)
 	for _, o := range policy.Options {
 		same, decides := o.Same(&made, r), slices.Contains(decide, o.Name)
@@ -309,7 +350,7 @@ func differing(l policy.Limit, r *policy.Rule, l2Bytes uint8) (parts []part) {
 // madeOf returns the rule of a limit with the deciding options of r. It drops options of
 // the limit that have no use then.
 func madeOf(l policy.Limit, r *policy.Rule, l2Bytes uint8) policy.Rule {
-	l.Rate, l.Algorithm, l.Each, l.Excess, l.Shadow = r.Rate, r.Algorithm, r.Each, r.Excess, nil
+	l.Rate, l.Algorithm, l.Each, l.Excess, l.Within, l.Shadow = r.Rate, r.Algorithm, r.Each, r.Excess, r.Within, nil
 	dropIdle(&l, r)
 	made, err := l.Resolve(r.Prefix, l2Bytes)
 	if err != nil { // a value is too large at this rate

@@ -1,0 +1,189 @@
+package policyfile
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A pool is a pool of the file. One that is not valid has no rule.
+type pool struct {
+	span
+	parts []part
+	rule  policy.Rule
+}
+
+// Pools returns the table of the pools, which is the same for all devices.
+func (f *File) Pools() policy.Table {
+	var t policy.Table
+	for _, p := range f.pools {
+		t.Rules = append(t.Rules, p.rule)
+	}
+	policy.SortRules(t.Rules)
+	return t
+}
+
+// readPools reads the pools before all that may be within them.
+func (r *reader) readPools(n *node) {
+	r.pools = map[string]*pool{}
+	for _, e := range n.entries { // all of them, because a pool may be within a later one
+		r.pools[e.key.text] = &pool{}
+	}
+	given := map[string]*node{}
+	entries := r.entries(n, "pools", "uplink: {rate: 1gbit, share: member}")
+	for i := range entries {
+		key, value := &entries[i].key, &entries[i].value
+		r.poolsPlace.spans = append(r.poolsPlace.spans, entries[i].span())
+		if first := given[key.text]; first != nil {
+			r.errorf(key, "pool %s appears twice, first in line %d; remove one of them", shorten(key.text), r.line(first.start))
+			continue
+		}
+		given[key.text] = key
+		faults := r.faults
+		p := pool{span: entries[i].span(), parts: r.rateOrParts(value, "a pool", poolKeys)}
+		if r.faults > faults {
+			continue
+		}
+		var err error
+		if p.rule, err = over(policy.Limit{}, p.parts).Pool(key.text); err != nil {
+			r.blame(err, key.start, parcel{parts: p.parts}, parcel{})
+			continue
+		}
+		*r.pools[key.text] = p
+	}
+}
+
+// knowsPool reports whether the file has a pool. If it has not, it reports that.
+func (r *reader) knowsPool(n *node, name string) bool {
+	switch {
+	case r.pools[name] != nil:
+		return true
+	case len(r.pools) == 0:
+		r.errorf(n, "pool %q is unknown, and the file has no pools; write them such as pools: {%s: {rate: 1gbit}}", name, word(name))
+	case len(r.problems) > 100*shown: // it is not shown, and there may be many pools
+		r.errorf(n, "pool %q is unknown", name)
+	default:
+		r.errorf(n, "pool %q is unknown; %s", name, didYouMean(name, slices.Sorted(maps.Keys(r.pools))))
+	}
+	return false
+}
+
+// checkPools reports what is wrong with valid pools and all that is within them. Devices that match patterns are
+// not known yet: see Tables.
+func (r *reader) checkPools() {
+	for _, p := range r.pools {
+		if !p.rule.Pool {
+			return
+		}
+	}
+	tree := policy.NewTree([]policy.Table{r.Pools()})
+	r.addTo(tree, func(*section) bool { return true })
+	r.problems = append(r.problems, r.poolProblems(tree)...)
+}
+
+// addTo adds the rules of some sections without a pattern to a tree.
+func (f *File) addTo(tree *policy.Tree, some func(*section) bool) {
+	for i := range f.devices {
+		s := &f.devices[i]
+		if s.pattern || !some(s) {
+			continue
+		}
+		for _, t := range s.tables {
+			for j := range t.rules {
+				tree.Add(nil, &t.rules[j].rules[0])
+			}
+		}
+	}
+}
+
+func (f *File) poolProblems(tree *policy.Tree) (problems []problem) {
+	for _, p := range tree.Problems() {
+		option, _, _ := strings.Cut(p.Message, " ")
+		pool := f.pools[p.Rule.Label.Name]
+		at := pool.span.key
+		if i := slices.IndexFunc(pool.parts, func(p part) bool { return p.key == option }); i >= 0 {
+			at = pool.parts[i].at
+		}
+		problems = append(problems, problem{at, p.Error()})
+	}
+	return problems
+}
+
+func comparePools(a, b policy.Rule) int { return cmp.Compare(a.Label.Name, b.Label.Name) }
+
+// freshPool returns the entry of a pool, whose name is its key.
+func freshPool(s *speller, r policy.Rule) fresh {
+	key := word(r.Label.Name)
+	r.Label.Name = ""
+	return fresh{key: key, value: s.value(&r)}
+}
+
+func newPoolSpeller() *speller { return newSpeller(policy.Limit{}, 0, nil) }
+
+// changePools changes the pools to the live ones. A pool that is gone stays if what Merge does not change is
+// within it.
+func (m *merger) changePools() {
+	spell := newPoolSpeller()
+	c := change{place: m.like.poolsPlace, key: m.like.poolsKey, inside: m.like.root.braces, entries: m.like.poolsPlace.spans, gone: map[uint32]bool{}}
+	said := m.like.Pools().Rules
+	slices.SortFunc(said, comparePools)
+	for have, live := range policy.Pairs(said, m.pools, comparePools) {
+		if have == nil {
+			c.last = append(c.last, freshPool(spell, *live))
+			continue
+		}
+		p := m.like.pools[have.Label.Name]
+		switch {
+		case live == nil:
+			c.gone[p.key] = true
+		case *have != *live:
+			nameless := *live
+			nameless.Label.Name = ""
+			m.rule(spell, p.span, &nameless, Device{}, c.braces)
+		}
+	}
+	if c.end > 0 {
+		m.apply(c)
+	} else if len(c.last) > 0 {
+		m.added = append(m.added, fresh{key: "pools", inner: c.last})
+	}
+}
+
+// keepPools adds the pools that are gone, but that something is within that Merge does not change: defaults, plans,
+// and sections of patterns and of absent devices.
+func (m *merger) keepPools(elsewhere func(*section) bool) {
+	gone := maps.Clone(m.like.pools)
+	for i := range m.pools {
+		delete(gone, m.pools[i].Label.Name)
+	}
+	keep := func(name policy.Within) {
+		for p := gone[string(name)]; p != nil; p = gone[string(p.rule.Within)] {
+			delete(gone, p.rule.Label.Name)
+			m.pools = append(m.pools, p.rule)
+		}
+	}
+	keep(m.like.usual.Within)
+	for _, p := range m.like.plans {
+		keep(p.over(policy.Limit{}).Within)
+	}
+	for i := range m.like.devices {
+		s := &m.like.devices[i]
+		if m.gone[s.span.key] {
+			continue
+		}
+		keep(s.usual.Within)
+		for _, t := range s.tables {
+			if m.gone[t.span.key] {
+				continue
+			}
+			keep(t.usual.Within)
+			for j := 0; j < len(t.rules) && len(gone) > 0 && elsewhere(s); j++ {
+				keep(t.rules[j].rules[0].Within)
+			}
+		}
+	}
+	slices.SortFunc(m.pools, comparePools)
+}
