@@ -23,9 +23,12 @@ type era struct {
 }
 
 func newEra(l Limits) (e era) {
-	for _, r := range l.Rules {
-		if r.Rate != policy.Unlimited {
-			e.idle = max(e.idle, (uint64(model.NewLimit(r).Idle)+1)<<model.TickBits)
+	for _, r := range l.all() {
+		guaranteed, _ := r.Guaranteed()
+		for _, limit := range []policy.Rule{r, guaranteed} {
+			if limit.Rate != policy.Unlimited && limit.Rate != 0 {
+				e.idle = max(e.idle, (uint64(model.NewLimit(limit).Idle)+1)<<model.TickBits)
+			}
 		}
 	}
 	return e

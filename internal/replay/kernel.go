@@ -42,7 +42,8 @@ type Kernel struct {
 	compiled
 	set     *maps.Set
 	program *ebpf.Program
-	entries []entry
+	entries []entry // of rules
+	pools   []entry
 	slots   uint32
 	era     era
 	begun   bool
@@ -50,11 +51,12 @@ type Kernel struct {
 	context [192]byte
 }
 
-// An entry is a rule in the kernel.
+// An entry is a rule or pool in the kernel.
 type entry struct {
 	maps.Entry
-	seen maps.Counters
-	big  bool
+	seen       maps.Counters
+	guaranteed uint64 // packets that its guarantee has passed
+	big        bool
 }
 
 // NewKernel returns an engine with empty buckets. The error wraps fs.ErrPermission
@@ -62,8 +64,13 @@ type entry struct {
 func NewKernel(l Limits) (*Kernel, error) { return newKernel(l, buckets) }
 
 func newKernel(l Limits, slots uint32) (_ *Kernel, err error) {
-	size := maps.Size{Rules: uint32(len(l.Rules))}
-	for _, r := range l.Rules {
+	var size maps.Size
+	for _, r := range l.all() {
+		step := policy.Difference{Want: &r}
+		size.Rules += maps.IDs(step)
+		size.Labels += maps.LabelParts(step)
+		size.Shares += maps.Shares(step)
+		size.Pools = size.Pools || maps.NeedsPools(r)
 		if maps.HasSlots(r) {
 			size.Buckets = slots
 		}
@@ -73,7 +80,7 @@ func newKernel(l Limits, slots uint32) (_ *Kernel, err error) {
 		hook.MatchSrc = 1
 	}
 	k := &Kernel{
-		compiled: compile(l), entries: make([]entry, len(l.Rules)), slots: slots, era: newEra(l),
+		compiled: compile(l), entries: make([]entry, len(l.Rules)), pools: make([]entry, len(l.Pools)), slots: slots, era: newEra(l),
 		frame: make([]byte, linkHeader, linkHeader+trace.MaxHeaders),
 	}
 	for i := range hook.Secret { // without a secret, a flow and its replies share a bucket
@@ -95,11 +102,17 @@ func newKernel(l Limits, slots uint32) (_ *Kernel, err error) {
 	return k, nil
 }
 
-// begin sets all rules as of just before the first packet. The age of a bucket as old as
+// begin sets all pools and rules as of just before the first packet. The age of a bucket as old as
 // the clock itself would be ambiguous.
-func (k *Kernel) begin(now uint64) error {
+func (k *Kernel) begin(now uint64) (err error) {
+	now -= min(now, slack)
+	for i, pool := range k.Pools {
+		if k.pools[i].Entry, err = put(k.set.Pools(), pool, now); err != nil {
+			return err
+		}
+	}
 	for i := range k.Rules {
-		if err := k.put(i, false, now-min(now, slack)); err != nil {
+		if err := k.put(i, false, now); err != nil {
 			return err
 		}
 	}
@@ -122,20 +135,26 @@ func (k *Kernel) renew() error {
 // put sets a rule for small or big packets, and keeps levels.
 func (k *Kernel) put(i int, forBig bool, now uint64) error {
 	rule := k.Rules[i]
+	rule.Label = policy.Label{} // packets need no text
 	rule.Framing.Overhead -= leastFrame
 	if forBig {
 		rule.Framing = policy.Framing{Overhead: bigOverhead}
 	}
-	k.set.UseClock(func() uint64 { return now })
-	if _, err := k.set.Put(rule); err != nil {
-		return err
-	}
-	e, ok := k.set.Find(rule.Prefix)
-	if !ok {
-		return fmt.Errorf("the rule for %v is missing after it was set", rule.Prefix)
-	}
+	e, err := put(k.set, rule, now)
 	k.entries[i].Entry, k.entries[i].big = e, forBig
-	return nil
+	return err
+}
+
+func put(in *maps.Set, rule policy.Rule, now uint64) (maps.Entry, error) {
+	in.UseClock(func() uint64 { return now })
+	if _, err := in.Put(rule); err != nil {
+		return maps.Entry{}, err
+	}
+	e, ok := in.Find(rule.Prefix)
+	if !ok {
+		return e, fmt.Errorf("the rule for %v is missing after it was set", rule.Prefix)
+	}
+	return e, nil
 }
 
 // Offer implements Engine.
@@ -215,22 +234,50 @@ func (k *Kernel) account(r *Result, p packet, expected int, verdict uint32) erro
 func (k *Kernel) result(r *Result, p packet, e *entry, before maps.Counters) {
 	now := e.seen
 	r.Bytes = now.PassedBytes + now.DroppedBytes - before.PassedBytes - before.DroppedBytes
-	r.Excess, r.Contended = now.ExcessPackets > before.ExcessPackets, now.ContendedPackets > before.ContendedPackets
+	r.Contended = now.ContendedPackets > before.ContendedPackets
+	// A rule counts packets that pools mark or delay as it counts its own excess packets or delayed ones.
+	r.Excess = now.ExcessPackets+now.DelayedPackets > before.ExcessPackets+before.DelayedPackets && r.Wait == 0
 	switch {
 	case now.DroppedPackets > before.DroppedPackets:
 		r.Verdict = model.Drop
 	case now.MarkedPackets > before.MarkedPackets:
 		r.Verdict = model.Mark
-	case now.DelayedPackets > before.DelayedPackets:
+	case r.Wait > 0:
 		r.Verdict = model.Delay
 	}
-	r.key = k.key(r.Rule, p)
+	r.key, r.sharer = k.key(r.Rule, p), k.sharer(r.Rule, p)
+	k.climb(r, e)
 	if e.Rate == policy.Unlimited {
 		return
 	}
 	r.Level = k.set.State(e.Entry, k.Match, p.flow, r.Time).Level
 	if r.Spilled = now.SpilledPackets > before.SpilledPackets; r.Spilled {
 		r.Level = k.set.SharedLevel(e.Entry, r.Time)
+	}
+}
+
+// climb tells from the counters of a rule and the pools above it which of them refused or guaranteed a packet.
+func (k *Kernel) climb(r *Result, e *entry) {
+	if r.Verdict == model.Drop {
+		r.RefusedBy = k.names[r.Rule]
+	}
+	for i, number := range k.chains[r.Rule] {
+		if i > 0 {
+			e = &k.pools[number-len(k.Rules)]
+			before := e.seen
+			e.seen = k.set.Counters(e.ID)
+			r.Pools[i-1] = k.set.SharedLevel(e.Entry, r.Time)
+			if e.seen.DroppedPackets > before.DroppedPackets {
+				r.RefusedBy = k.names[number]
+			}
+		}
+		if guarantee, ok := k.set.Guarantee(e.Entry); ok {
+			before := e.guaranteed
+			e.guaranteed = k.set.Counters(guarantee.ID).PassedPackets
+			if r.GuaranteedBy == "" && e.guaranteed > before {
+				r.GuaranteedBy = k.names[number]
+			}
+		}
 	}
 }
 

@@ -10,19 +10,54 @@ import (
 // is empty.
 type Model struct {
 	compiled
-	limits  []*model.Limit
-	shared  []model.Bucket // by rule, if all its packets share one
-	buckets table[model.Bucket]
-	era     era
+	stages     []*stage // rules, then pools
+	buckets    table[model.Bucket]
+	guarantees table[model.Bucket]
+	era        era
+
+	// Of a packet: its rule and the pools above.
+	climbed []*stage
+	states  []model.Stage
+}
+
+// A stage is a rule or pool.
+type stage struct {
+	rule      policy.Rule
+	limit     *model.Limit
+	guarantee *model.Limit // nil for none
+	share     *model.Share // nil for none
+	sharers   table[model.Sharer]
+	shared    model.Bucket // if all its packets share one
+
+	// Of a packet.
+	bucket, guaranteed *model.Bucket
+}
+
+func newStage(r policy.Rule) *stage {
+	s := &stage{rule: r, limit: model.NewLimit(r)}
+	s.bucket = &s.shared
+	if guaranteed, ok := r.Guaranteed(); ok {
+		s.guarantee = model.NewLimit(guaranteed)
+	}
+	if r.Share.Kind != policy.ShareNone {
+		s.share, s.sharers = &model.Share{ShareParams: s.limit.ShareParams()}, newTable[model.Sharer]()
+	}
+	return s
 }
 
 // NewModel returns an engine with empty buckets.
 func NewModel(l Limits) *Model {
-	m := &Model{compiled: compile(l), shared: make([]model.Bucket, len(l.Rules)), buckets: newTable[model.Bucket](), era: newEra(l)}
-	for _, r := range l.Rules {
-		m.limits = append(m.limits, model.NewLimit(r))
-	}
+	m := &Model{compiled: compile(l), era: newEra(l)}
+	m.empty()
 	return m
+}
+
+// empty empties all buckets.
+func (m *Model) empty() {
+	m.stages, m.buckets, m.guarantees = nil, newTable[model.Bucket](), newTable[model.Bucket]()
+	for _, r := range m.rules {
+		m.stages = append(m.stages, newStage(r))
+	}
 }
 
 // Offer implements Engine.
@@ -32,28 +67,103 @@ func (m *Model) Offer(t *trace.Packet) (Result, error) {
 		return Result{}, err
 	}
 	if another {
-		clear(m.shared)
-		clear(m.buckets.of)
+		m.empty()
 	}
 	p := read(t)
 	r := Result{Rule: m.match(p), Limited: p.ip && !p.nd, Time: t.Time, Bytes: t.Bytes}
 	if r.Rule == NoRule {
 		return r, nil
 	}
-	rule := &m.Rules[r.Rule]
-	r.Bytes = model.Counted(t.Bytes, rule.Framing)
-	r.key = m.key(r.Rule, p)
-	m.buckets.sweep(func(k bucketKey, b *model.Bucket) bool { return drained(m.limits[k.rule], *b, t.Time) })
-	bucket, flow := &m.shared[r.Rule], (*model.Bucket)(nil)
-	if rule.Each.Kind != policy.EachAll {
-		bucket = m.buckets.get(r.key)
+	s := m.stages[r.Rule]
+	r.Bytes = model.Counted(t.Bytes, s.rule.Framing)
+	r.key, r.sharer = m.key(r.Rule, p), m.sharer(r.Rule, p)
+	m.buckets.sweep(func(k bucketKey, b *model.Bucket) bool { return drained(m.stages[k.rule].limit, *b, t.Time) })
+	if s.rule.Each.Kind != policy.EachAll {
+		s.bucket = m.buckets.get(r.key)
 	}
-	if rule.Order == policy.SparseFirst {
+	flow := (*model.Bucket)(nil)
+	if s.rule.Order == policy.SparseFirst {
 		flow = m.buckets.get(bucketKey{r.Rule, p.flow})
 	}
-	o := m.limits[r.Rule].Offer(bucket, flow, false, model.Packet{Time: t.Time, Bytes: r.Bytes, ECT: p.ect})
+	offered := model.Packet{Time: t.Time, Bytes: r.Bytes, ECT: p.ect}
+	if s.rule.Within != "" || s.share != nil {
+		m.climb(&r, p, flow, offered)
+		return r, nil
+	}
+	o := s.limit.Offer(s.bucket, flow, false, offered)
 	r.Verdict, r.Excess, r.Level, r.Wait = o.Verdict, o.Excess, o.Level, o.Departure-t.Time
+	if r.Verdict == model.Drop {
+		r.RefusedBy = m.names[r.Rule]
+	}
 	return r, nil
+}
+
+// climb offers a packet to its rule and the pools above.
+func (m *Model) climb(r *Result, p packet, flow *model.Bucket, offered model.Packet) {
+	m.guarantees.sweep(func(k bucketKey, b *model.Bucket) bool { return drained(m.stages[k.rule].guarantee, *b, r.Time) })
+	m.climbed, m.states = m.climbed[:0], m.states[:0]
+	chain, weight := m.chains[r.Rule], uint64(1)
+	for i, number := range chain {
+		s, key := m.stages[number], bucketKey{rule: number}
+		if i == 0 {
+			key = r.key
+		}
+		at := model.Stage{Limit: s.limit, Guarantee: s.guarantee, Share: s.share, Weight: weight}
+		if s.rule.Rate != policy.Unlimited {
+			at.State.Level = s.limit.Level(*s.bucket, r.Time)
+		}
+		if s.guarantee != nil {
+			s.guaranteed = m.guarantees.get(key)
+			at.GuaranteeLevel = s.guarantee.Level(*s.guaranteed, r.Time)
+		}
+		if s.share != nil {
+			who := bucketKey{number, m.sharer(number, p)}
+			if s.rule.Share.Kind == policy.ShareMember {
+				who = bucketKey{rule: chain[i-1]}
+			}
+			s.sharers.sweep(func(_ bucketKey, b *model.Sharer) bool { // those whose weight is in no bin any more
+				return int64(b.TAT-s.share.V) < -1<<s.share.CoarseShift
+			})
+			at.Sharer = s.sharers.get(who)
+		}
+		m.climbed, m.states = append(m.climbed, s), append(m.states, at)
+		weight = uint64(s.rule.Weight.Value())
+	}
+	if flow != nil {
+		m.states[0].State.Flow = m.climbed[0].limit.Level(*flow, r.Time)
+	}
+	to := model.Climb(m.states, offered)
+	for i, s := range m.climbed {
+		at := &m.states[i]
+		switch {
+		case s.rule.Rate == policy.Unlimited:
+		case to.Refuses == model.NoStage && (i > 0 || !to.Excess):
+			s.limit.Charge(s.bucket, r.Time, r.Bytes)
+		case to.Levels[i] != at.State.Level: // marked, or a penalty
+			*s.bucket = s.limit.WithLevel(to.Levels[i], r.Time)
+		}
+		if s.share != nil && to.ChargesSharer(m.states, i) {
+			s.share.Charge(at.Sharer, at.Weight, r.Bytes)
+		}
+		if s.guarantee != nil && to.ChargesGuarantee(i) {
+			s.guarantee.Charge(s.guaranteed, r.Time, r.Bytes)
+		}
+		if i > 0 {
+			r.Pools[i-1] = to.Levels[i]
+		}
+	}
+	if flow != nil && to.Flow != m.states[0].State.Flow {
+		*flow = m.climbed[0].limit.WithLevel(to.Flow, r.Time)
+	}
+	r.Verdict, r.Level, r.Wait = to.Verdict, to.Levels[0], to.Departure-r.Time
+	// A packet that a pool marks is excess, like one that its rule marks.
+	r.Excess = r.Verdict == model.Drop || r.Wait == 0 && (to.Excess || r.Verdict == model.Mark)
+	switch {
+	case to.Refuses != model.NoStage:
+		r.RefusedBy = m.names[chain[to.Refuses]]
+	case to.Guaranteed != model.NoStage:
+		r.GuaranteedBy = m.names[chain[to.Guaranteed]]
+	}
 }
 
 // Close implements Engine.

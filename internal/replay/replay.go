@@ -27,7 +27,34 @@ type Engine interface {
 // and match the same address of a packet.
 type Limits struct {
 	Rules []policy.Rule // with different prefixes, and capacities from 1 byte
+	Pools []policy.Rule // which policy.CheckPools accepts, those above others first
 	Match policy.Match
+}
+
+// all returns the rules, then the pools. Chains and names number them so.
+func (l Limits) all() []policy.Rule { return slices.Concat(l.Rules, l.Pools) }
+
+// Alone reports whether the bucket of a packet alone decides: no rule has fair shares or is within a pool.
+func (l Limits) Alone() bool {
+	return len(l.Pools) == 0 && !slices.ContainsFunc(l.Rules, func(r policy.Rule) bool { return r.Share.Kind != policy.ShareNone })
+}
+
+// chains are, for each rule, its number and those of the pools above it, the lowest first.
+func (l Limits) chains() [][]int {
+	pools := map[policy.Within]int{}
+	for i, pool := range l.Pools {
+		pools[policy.Within(pool.Label.Name)] = i
+	}
+	chains := make([][]int, len(l.Rules))
+	for i, r := range l.Rules {
+		chains[i] = []int{i}
+		for within := r.Within; within != ""; {
+			pool := pools[within]
+			chains[i] = append(chains[i], len(l.Rules)+pool)
+			within = l.Pools[pool].Within
+		}
+	}
+	return chains
 }
 
 // NoRule is the Result.Rule of a packet that matches none.
@@ -44,11 +71,17 @@ type Result struct {
 	Wait    uint64 // ns that it is queued
 	Level   uint64 // of the bucket afterwards, in units of 2^-20 byte
 
+	// The rule or pool that refused the packet, and the lowest one whose guarantee let it pass: a network or the name of
+	// a pool, or "" for none.
+	RefusedBy, GuaranteedBy string
+	Pools                   [policy.MaxDepth]uint64 // the levels of the pools above the rule afterwards, in units
+
 	// Of the kernel alone: the packet was charged to the spill bucket, as its key found
 	// no slot, or its bucket could not be updated in time.
 	Spilled, Contended bool
 
-	key bucketKey
+	key    bucketKey
+	sharer maps.Flow // of a rule with fair shares: as in a bucketKey
 }
 
 // Departure is the departure time of a packet that is not dropped, in ns.
@@ -70,10 +103,20 @@ type compiled struct {
 	Limits
 	byPrefix map[netip.Prefix]int
 	lengths  map[bool][]int // prefix lengths of IPv4 (true) and IPv6, longest first
+	rules    []policy.Rule  // and pools
+	chains   [][]int
+	names    []string // of rules and pools
 }
 
 func compile(l Limits) compiled {
-	c := compiled{Limits: l, byPrefix: map[netip.Prefix]int{}, lengths: map[bool][]int{}}
+	c := compiled{Limits: l, byPrefix: map[netip.Prefix]int{}, lengths: map[bool][]int{}, rules: l.all(), chains: l.chains()}
+	for _, r := range c.rules {
+		name := r.Label.Name
+		if !r.Pool {
+			name = r.Prefix.String()
+		}
+		c.names = append(c.names, name)
+	}
 	for i, r := range l.Rules {
 		c.byPrefix[r.Prefix] = i
 		is4 := r.Prefix.Addr().Is4()
@@ -104,20 +147,39 @@ func (c *compiled) match(p packet) int {
 
 // key returns the bucket key of a packet that matches a rule.
 func (c *compiled) key(rule int, p packet) bucketKey {
+	return bucketKey{rule, c.scoped(c.Rules[rule].Each, p)}
+}
+
+// scoped returns what a bucket scope makes of the flow of a packet, see bucketKey.
+func (c *compiled) scoped(each policy.Each, p packet) maps.Flow {
 	bits := p.flow.Src.BitLen()
-	switch each := c.Rules[rule].Each; each.Kind {
+	switch each.Kind {
 	case policy.EachAll:
-		return bucketKey{rule: rule}
+		return maps.Flow{}
 	case policy.EachFlow:
-		return bucketKey{rule, p.flow}
+		return p.flow
 	case policy.EachSubnet:
-		bits = int(each.Bits)
+		bits = min(bits, int(each.Bits)) // a pool may share among longer subnets of IPv6
 	}
 	far, _ := p.flow.Far(c.Match).Prefix(bits) // the rule was validated
 	if c.Match == policy.MatchSrc {
-		return bucketKey{rule, maps.Flow{Src: far.Addr()}}
+		return maps.Flow{Src: far.Addr()}
 	}
-	return bucketKey{rule, maps.Flow{Dst: far.Addr()}}
+	return maps.Flow{Dst: far.Addr()}
+}
+
+// sharerScopes are the bucket scopes that tell sharers apart as shares do.
+var sharerScopes = [...]policy.EachKind{
+	policy.ShareHost: policy.EachHost, policy.ShareSubnet: policy.EachSubnet, policy.ShareFlow: policy.EachFlow, policy.ShareMember: policy.EachAll,
+}
+
+func sharerScope(s policy.Share) policy.Each {
+	return policy.Each{Kind: sharerScopes[s.Kind], Bits: s.Bits}
+}
+
+// sharer returns what the share of a rule or pool makes of the flow of a packet. It is empty without a share.
+func (c *compiled) sharer(number int, p packet) maps.Flow {
+	return c.scoped(sharerScope(c.rules[number].Share), p)
 }
 
 // name returns a bucket key as text.
@@ -127,6 +189,16 @@ func (l Limits) name(k bucketKey) string {
 
 // Key returns the bucket key of a packet that matched a rule, as text.
 func (l Limits) Key(r Result) string { return l.name(r.key) }
+
+// sharerName returns the sharer of a rule with fair shares as text.
+func (l Limits) sharerName(k bucketKey) string {
+	rule := l.Rules[k.rule]
+	rule.Each = sharerScope(rule.Share)
+	return maps.KeyName(maps.Entry{Rule: rule}, l.Match, k.flow)
+}
+
+// Sharer returns the sharer of a packet that matched a rule with fair shares, as text.
+func (l Limits) Sharer(r Result) string { return l.sharerName(bucketKey{r.Rule, r.sharer}) }
 
 // A Disagreement is a packet for which two engines have different results.
 type Disagreement struct {
@@ -142,6 +214,9 @@ func (d *Disagreement) Error() string {
 func (d *Disagreement) say(r Result) string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "%v at %d ns with %d bytes", r.Verdict, r.Time, r.Bytes)
+	if r.Excess {
+		s.WriteString(" (excess)")
+	}
 	switch {
 	case r.Rule == NoRule:
 		s.WriteString(", no rule")
@@ -150,6 +225,15 @@ func (d *Disagreement) say(r Result) string {
 			fmt.Fprintf(&s, ", queued for %d ns", r.Wait)
 		}
 		fmt.Fprintf(&s, ", level %d/1048576 bytes of %s", r.Level, d.limits.Key(r))
+		if d.limits.Rules[r.Rule].Within != "" {
+			fmt.Fprintf(&s, ", of its pools %d", r.Pools)
+		}
+	}
+	if r.RefusedBy != "" {
+		fmt.Fprintf(&s, ", refused by %s", r.RefusedBy)
+	}
+	if r.GuaranteedBy != "" {
+		fmt.Fprintf(&s, ", guaranteed by %s", r.GuaranteedBy)
 	}
 	if r.Spilled {
 		s.WriteString(" (the spill bucket, because the table is full)")

@@ -27,6 +27,9 @@ type Summary struct {
 	// Only by the kernel engine: packets whose bucket could not be updated in time, and
 	// packets that were charged to a spill bucket.
 	Contended, Spilled Count
+	// Of the passed packets of rules within pools: those that a guarantee let pass, and the others.
+	Guaranteed, Borrowed Count
+	Pools                []PoolCount // as Limits.Pools
 
 	First, Last  uint64 // ns: the earliest and the latest packet
 	LongestDelay uint64 // ns
@@ -36,14 +39,19 @@ type Summary struct {
 	// first dropped packet, and it ends with the last packet of all.
 	LongestGap Gap
 
-	limits   Limits
+	limits   compiled
 	waited   float64        // ns, the sum of all delays
 	highest  uint64         // units: the highest level
 	free     []*model.Limit // by rule: its rate, with the largest bucket
 	needed   uint64         // units: the lossless capacity
 	beyond   bool           // the largest bucket is not enough
 	accounts table[account]
+	sharers  table[Count] // the excess of sharers of rules with fair shares
 }
+
+// A PoolCount is what happened to packets in a pool. Guaranteed packets are those of the passed ones that the
+// guarantee of the pool itself covered.
+type PoolCount struct{ Passed, Refused, Guaranteed Count }
 
 // An account is the state of a bucket key.
 type account struct {
@@ -62,7 +70,7 @@ type Gap struct {
 
 // NewSummary returns a summary without packets.
 func NewSummary(l Limits) *Summary {
-	s := &Summary{limits: l, accounts: newTable[account]()}
+	s := &Summary{limits: compile(l), Pools: make([]PoolCount, len(l.Pools)), accounts: newTable[account](), sharers: newTable[Count]()}
 	for _, r := range l.Rules {
 		s.free = append(s.free, model.NewLimit(policy.Rule{Rate: r.Rate, Capacity: policy.MaxCapacity}))
 	}
@@ -89,6 +97,7 @@ func (s *Summary) Add(r Result) {
 	} else {
 		s.Passed.add(r.Bytes)
 	}
+	s.addToPools(r)
 	if r.Verdict == model.Mark {
 		s.Marked.add(r.Bytes)
 	}
@@ -104,7 +113,8 @@ func (s *Summary) Add(r Result) {
 		s.Spilled.add(r.Bytes)
 	}
 	s.highest = max(s.highest, r.Level)
-	if s.limits.Rules[r.Rule].Rate == policy.Unlimited {
+	rule := &s.limits.Rules[r.Rule]
+	if rule.Rate == policy.Unlimited && rule.Within == "" {
 		return
 	}
 	// Keys with excess are kept. There are few of them: each filled a bucket.
@@ -115,14 +125,53 @@ func (s *Summary) Add(r Result) {
 	if r.Excess {
 		s.Excess.add(r.Bytes)
 		a.excess.add(r.Bytes)
+		if rule.Share.Kind != policy.ShareNone {
+			s.sharers.sweep(func(_ bucketKey, c *Count) bool { return c.Bytes < s.Excess.Bytes/firstSweep })
+			s.sharers.get(bucketKey{r.Rule, r.sharer}).add(r.Bytes)
+		}
 	}
 	s.gap(a, r)
-	s.need(a, r)
+	if rule.Rate != policy.Unlimited {
+		s.need(a, r)
+	}
 }
 
 // Packets is the number of all packets, also of those without a rule.
 func (s *Summary) Packets() uint64 {
 	return s.Offered.Packets + s.Unlimited.Packets + s.Outside.Packets
+}
+
+// addToPools counts a packet in the pools above its rule.
+func (s *Summary) addToPools(r Result) {
+	chain := s.limits.chains[r.Rule]
+	if len(chain) == 1 {
+		return
+	}
+	guaranteed := false
+	for i, number := range chain {
+		name := s.limits.names[number]
+		guaranteed = guaranteed || name == r.GuaranteedBy
+		if i == 0 {
+			continue
+		}
+		pool := &s.Pools[number-len(s.limits.Rules)]
+		switch {
+		case r.Verdict != model.Drop:
+			pool.Passed.add(r.Bytes)
+			if guaranteed && s.limits.rules[number].Guarantee != 0 {
+				pool.Guaranteed.add(r.Bytes)
+			}
+		case name == r.RefusedBy:
+			pool.Refused.add(r.Bytes)
+		}
+	}
+	switch {
+	case r.Verdict == model.Drop:
+	case guaranteed:
+		s.Guaranteed.add(r.Bytes)
+	default:
+		s.Borrowed.add(r.Bytes)
+	}
 }
 
 func (s *Summary) gap(a *account, r Result) {
@@ -163,28 +212,31 @@ func (s *Summary) MeanDelay() uint64 {
 // LosslessCapacity is the smallest capacity in bytes, burst and queue together, with which
 // no packet would have been excess: the highest level of a bucket that drops nothing. It is
 // 0 if each packet found an empty bucket, so that every capacity is enough. It is unknown
-// if it exceeds the largest capacity of a rule.
+// if it exceeds the largest capacity of a rule, or if fair shares or pools may refuse packets, too.
 func (s *Summary) LosslessCapacity() (bytes uint64, known bool) {
-	return model.Bytes(s.needed), !s.beyond
+	return model.Bytes(s.needed), !s.beyond && s.limits.Alone()
 }
 
-// A KeyExcess is the excess of a bucket key.
+// A KeyExcess is the excess of a bucket key, or of a sharer of the bucket.
 type KeyExcess struct {
 	Key    string
 	Excess Count
 }
 
-// MostExcess returns the bucket keys with the most excess bytes, at most so many. It is nil
-// if all packets share one bucket.
+// MostExcess returns the bucket keys and sharers with the most excess bytes, at most so many. It is nil
+// if all packets share one bucket without fair shares.
 func (s *Summary) MostExcess(most int) []KeyExcess {
-	if len(s.limits.Rules) == 1 && s.limits.Rules[0].Each.Kind == policy.EachAll {
+	if first := &s.limits.Rules[0]; len(s.limits.Rules) == 1 && first.Each.Kind == policy.EachAll && first.Share.Kind == policy.ShareNone {
 		return nil
 	}
 	all := []KeyExcess{}
 	for key, a := range s.accounts.of {
-		if a.excess.Packets > 0 {
+		if a.excess.Packets > 0 && s.limits.Rules[key.rule].Share.Kind == policy.ShareNone {
 			all = append(all, KeyExcess{Key: s.limits.name(key), Excess: a.excess})
 		}
+	}
+	for key, excess := range s.sharers.of {
+		all = append(all, KeyExcess{Key: s.limits.sharerName(key), Excess: *excess})
 	}
 	slices.SortFunc(all, func(a, b KeyExcess) int {
 		return cmp.Or(cmp.Compare(b.Excess.Bytes, a.Excess.Bytes), cmp.Compare(a.Key, b.Key))

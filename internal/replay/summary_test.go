@@ -46,7 +46,7 @@ func TestSummary(t *testing.T) {
 		LongestGap: Gap{9_700_000_000, 90_300_000_000},
 	}
 	got := *s
-	got.limits, got.highest, got.free, got.needed, got.beyond, got.accounts = Limits{}, 0, nil, 0, false, table[account]{}
+	got.limits, got.highest, got.free, got.needed, got.beyond, got.accounts, got.sharers, got.Pools = compiled{}, 0, nil, 0, false, table[account]{}, table[Count]{}, nil
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("%+v, want\n%+v", got, want)
 	}
