@@ -18,7 +18,7 @@ const (
 		"is that count over a window of time, divided by what the rate allows in it. The windows begin after the first\n" +
 		"burst."
 
-	queueMethod = "A router with the limiter on its far device forwards TCP between two namespaces. The way back has a delay, so that a\n" +
+	queueMethod = "A router with the limiter on its far device forwards TCP between two namespaces. The path back has a delay, so that a\n" +
 		"round trip takes 20 ms. All of it runs in a virtual machine whose clock counts instructions: only the limiter adds\n" +
 		"delay to a packet.\n\n" +
 		"- TCP is Cubic, starts with the window of the path, and is measured after a while. \"ECN\" means that it negotiates\n" +

@@ -25,7 +25,7 @@ var (
 )
 
 // A path is an arena whose near end is a router. Packets from a source behind it to the far end
-// go through the limiter, and only the limiter delays them. Packets on the way back have a
+// go through the limiter, and only the limiter delays them. Packets on the path back have a
 // constant delay, like on a path through a network.
 type path struct {
 	*arena

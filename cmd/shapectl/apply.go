@@ -39,21 +39,23 @@ func applyCommand(e *env) *cobra.Command {
 	var o applyOptions
 	cmd := &cobra.Command{
 		Use:   "apply FILE|- [flags]",
-		Short: "Bring a policy into force",
-		Long: `Bring a policy into force: the rules of FILE, and no others.
+		Short: "Apply a policy file",
+		Long: `Apply a policy file: set its rules and pools, and delete all others.
 
-The file is checked first. Then all devices switch at one moment: a packet meets the old rules or the new ones.
-Rules that stay keep their counters and the levels of their buckets.
+The file is checked first. Then all devices and pools switch at one moment: a packet meets the old rules or the new
+ones. Rules and pools that stay keep their counters and the levels of their buckets.
 
-With --confirm, the change reverts after that time unless 'shapectl confirm' runs before. The programs in the
+With --confirm, the change reverts after that time unless you run 'shapectl confirm' before. The programs in the
 kernel revert it, even if no shapectl process is left.
 
-Devices that do not exist, and patterns that no device matches, are left out, with exit code 4 unless --absent-ok
-is given. 'shapectl watch' applies their rules when they appear. A policy none of whose devices exist would remove
-all rules: apply refuses that without --allow-empty. The policy 'devices: {}' removes all rules.
+Devices that do not exist are left out, and so are patterns that match no device. The exit code is then 4, or 0
+with --absent-ok. 'shapectl watch' sets their rules when they appear.
 
-With --last-good, apply keeps a copy of each policy that it brought into force. If FILE is not valid, it applies
-that copy instead, with exit code 4.`,
+If none of the devices exists, all rules would be deleted. apply refuses that without --allow-empty. The policy
+'devices: {}' deletes all rules.
+
+With --last-good, apply keeps a copy of each policy that it applied. If FILE is not valid, it applies that copy
+instead, with exit code 4. If there is no FILE, apply fails and changes nothing.`,
 		Example: `  shapectl apply policy.yaml
   shapectl apply policy.yaml --confirm 60s
   shapectl export | sed s/10mbit/20mbit/ | shapectl apply -`,
@@ -153,10 +155,11 @@ func (e *env) tables(f *policyfile.File) (tables []policy.Table, absent, unmatch
 // removesAll reports as an error that a policy would remove all rules only because none of its
 // devices exist: more likely than not its patterns are misspelt.
 func removesAll(n *loader.Namespace, want []policy.Table, missing []string) error {
-	if len(want) > 0 || len(missing) == 0 {
+	if want = slices.DeleteFunc(slices.Clone(want), policy.Table.IsPools); len(want) > 0 || len(missing) == 0 {
 		return nil
 	}
 	have, err := n.Tables(loader.Attached)
+	have = slices.DeleteFunc(have, policy.Table.IsPools)
 	if err != nil || len(have) == 0 {
 		return err
 	}
@@ -233,7 +236,7 @@ func (e *env) apply(o applyOptions) error {
 			return err
 		}
 		err = e.applied(report.Applied{
-			Hooks: hooksChanged(done), Absent: f.Absent(devices), Unmatched: f.Unmatched(devices),
+			Hooks: hooksChanged(done), Pools: poolsChanged(done), Absent: f.Absent(devices), Unmatched: f.Unmatched(devices),
 			RevertsInNS: ahead(pending), NoTimer: o.confirm > 0 && pending == 0, Verbose: o.verbose, Confirm: e.suggest("confirm"),
 		}, o.absentOK)
 		for _, d := range done {
@@ -269,7 +272,10 @@ func (e *env) policyToApply(o applyOptions) (lastgood.Policy, error) {
 		return lastgood.Policy{File: f, Path: o.file}, err
 	}
 	f, err := lastgood.Load(o.file, o.lastGood)
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return f, inputf("there is no file %s; nothing was changed; --last-good %s is used only if FILE is not valid", o.file, o.lastGood)
+	case err != nil:
 		return f, inputError(err)
 	}
 	return f, nil
@@ -285,15 +291,27 @@ func ahead(at uint64) *uint64 {
 }
 
 func hooksChanged(done []loader.Applied) []report.HookChange {
-	hooks := make([]report.HookChange, len(done))
-	for i, d := range done {
-		hooks[i] = report.HookChange{
+	hooks := []report.HookChange{}
+	for _, d := range done {
+		if d.Device == "" {
+			continue // of poolsChanged
+		}
+		hooks = append(hooks, report.HookChange{
 			Device: d.Device, Direction: d.Direction.String(), Added: d.Rules.Added, Changed: d.Rules.Changed, Removed: d.Rules.Removed,
 			Upgraded: d.Hook.Upgraded, Reattached: d.Hook.Reattached,
-		}
+		})
 	}
 	slices.SortStableFunc(hooks, func(a, b report.HookChange) int { return report.Natural(a.Device, b.Device) })
 	return hooks
+}
+
+func poolsChanged(done []loader.Applied) (pools report.PoolChange) {
+	for _, d := range done {
+		if d.Device == "" {
+			pools = report.PoolChange{Added: d.Rules.Added, Changed: d.Rules.Changed, Removed: d.Rules.Removed}
+		}
+	}
+	return pools
 }
 
 func (e *env) applied(a report.Applied, absentOK bool) error {
@@ -322,11 +340,12 @@ func confirmCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "confirm",
 		Short: "Confirm a pending change",
-		Long: `Confirm a pending change: the policy that 'shapectl apply --confirm' brought into force stays.
+		Long: `Confirm a pending change: keep the policy that 'shapectl apply --confirm' applied.
 
 If the last apply needs no confirmation any more, confirm says so and succeeds.`,
-		Example: `  shapectl apply policy.yaml --confirm 60s && shapectl confirm`,
-		Args:    args(0, 0),
+		Example: `  shapectl apply policy.yaml --confirm 60s
+  shapectl confirm`,
+		Args: args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
 			return e.with(loader.Write, "confirm the last apply", func(n *loader.Namespace) error {
 				said := "confirmed"
@@ -349,13 +368,13 @@ func rollbackCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "rollback",
 		Short: "Return to the previous policy",
-		Long: `Return to the rules from before the last 'shapectl apply' that changed any.
+		Long: `Return to the rules from before the last 'shapectl apply' that changed something.
 
 The change may be confirmed or not. All devices switch back at one moment, and keep counters and the levels of
 buckets. The answer says when the change was made.
 
-After another command changed rules, rollback is refused. It is also refused after 'shapectl watch' has freed
-the devices and directions that the policy left without rules, an hour after the change.`,
+rollback is refused after another command has changed rules. If the change left devices or directions without
+rules, 'shapectl watch' frees their state after an hour. Then rollback is refused, too.`,
 		Args: args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
 			return e.with(loader.Write, "roll back the last apply", func(n *loader.Namespace) error {
@@ -363,7 +382,7 @@ the devices and directions that the policy left without rules, an hour after the
 				if err != nil {
 					return err
 				}
-				a := report.Applied{Hooks: hooksChanged(done)}
+				a := report.Applied{Hooks: hooksChanged(done), Pools: poolsChanged(done)}
 				for _, d := range done {
 					ago := maps.Now() - min(d.Began, maps.Now())
 					a.UndoneAgoNS = &ago

@@ -194,6 +194,7 @@ func TestWhilePending(t *testing.T) {
 		} {
 			r.refused(exitInput, "not confirmed yet; 'shapectl confirm' it or 'shapectl rollback' first", strings.Fields(line)...)
 		}
+		r.foretold(policyA, "not confirmed yet")
 		if did := r.applied("apply", b); len(did.Hooks) != 0 || did.RevertsInNS == nil {
 			t.Errorf("apply of what is pending: %+v", did)
 		}
@@ -878,20 +879,21 @@ func TestApplyIsRefusedAsAWhole(t *testing.T) {
 		policy string
 		code   int
 		says   string
+		late   bool // known only once it is tried
 	}{
 		"link type": {"auto", func(r *rig) { unreadable(r.t, "tun0") },
-			policyB + "  tun0: {egress: {10.0.0.0/24: 1mbit}}\n", exitInput, "tun0 egress: devices of this kind are not supported"},
+			policyB + "  tun0: {egress: {10.0.0.0/24: 1mbit}}\n", exitInput, "tun0 egress: devices of this kind are not supported", false},
 		"rules of another bpffs": {"auto", func(r *rig) {
 			other := &rig{r.t, map[string]string{"SHAPECTL_BPFFS": testenv.BPFFS(r.t)}}
 			other.ok("set", "vc", "ingress", "10.0.0.0/24", "--rate", "1mbit")
-		}, policyB + "  vc: {egress: {10.0.0.0/24: 1mbit}, ingress: {10.0.0.0/24: 1mbit}}\n", exitKernel, "vc ingress: limits of shapectl are already on the device"},
+		}, policyB + "  vc: {egress: {10.0.0.0/24: 1mbit}, ingress: {10.0.0.0/24: 1mbit}}\n", exitKernel, "vc ingress: limits of shapectl are already on the device", false},
 		"no egress side": {"clsact", func(r *rig) {
 			testenv.Must(r.t, netlink.QdiscAdd(&netlink.Ingress{QdiscAttrs: netlink.QdiscAttrs{
 				LinkIndex: testenv.Link(r.t, "vc").Attrs().Index, Parent: netlink.HANDLE_INGRESS,
 			}}))
-		}, policyB + "  vc: {egress: {10.0.0.0/24: {rate: 1mbit, each: host}}}\n", exitKernel, "tc qdisc del dev vc ingress"},
+		}, policyB + "  vc: {egress: {10.0.0.0/24: {rate: 1mbit, each: host}}}\n", exitKernel, "tc qdisc del dev vc ingress", true},
 		"the other address of packets": {"auto", func(*rig) {},
-			strings.Replace(policyB, "egress:\n", "egress:\n      match: src\n", 1), exitInput, "va egress: other rules of this device and direction match the other address"},
+			strings.Replace(policyB, "egress:\n", "egress:\n      match: src\n", 1), exitInput, "va egress: other rules of this device and direction match the other address", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -902,6 +904,9 @@ func TestApplyIsRefusedAsAWhole(t *testing.T) {
 			pins, shown := r.pins(), r.ok("show", "-j")
 			for _, confirm := range [][]string{nil, {"--confirm", "1h"}} {
 				r.refused(c.code, c.says, append([]string{"apply", r.policy(c.policy)}, confirm...)...)
+			}
+			if !c.late {
+				r.foretold(c.policy, c.says)
 			}
 			r.has(rulesA...)
 			if now := r.pins(); !slices.Equal(now, pins) {
@@ -914,6 +919,20 @@ func TestApplyIsRefusedAsAWhole(t *testing.T) {
 			r.ok("flush", "va")
 			r.nothingLeft()
 		})
+	}
+}
+
+// foretold ends the test unless diff says with which words apply refuses a policy.
+func (r *rig) foretold(policy, says string) {
+	r.t.Helper()
+	file := r.policy(policy)
+	_, refusal, _ := strings.Cut(r.run("apply", file).err, "apply "+file+": ")
+	got := r.run("diff", file)
+	if !strings.Contains(refusal, says) || got.err != "shapectl: apply would refuse this: "+refusal && got.err != "shapectl: diff "+file+": "+refusal {
+		r.t.Errorf("apply says %q, and diff %q", refusal, got.err)
+	}
+	if told := objects(r.t, r.run("diff", "-j", file).err); len(told) != 1 || !strings.Contains(fmt.Sprint(told[0]), says) {
+		r.t.Errorf("diff -j says %v", told)
 	}
 }
 
@@ -940,6 +959,28 @@ func TestMatchAfterNoRules(t *testing.T) {
 	r.has(rulesB...)
 	r.ok("flush", "va")
 	r.nothingLeft()
+}
+
+// A rule that is set keeps the address that its direction matches, unless --match says otherwise.
+func TestSetKeepsMatch(t *testing.T) {
+	r := newRig(t)
+	policy := r.policy("devices: {va: {ingress: {match: dst, any: 1mbit}}}\n")
+	r.ok("apply", policy)
+	for _, network := range []string{"any", "10.0.0.0/24"} {
+		r.ok("set", "va", "ingress", network, "--rate", "2mbit")
+		for _, rule := range r.show("va") {
+			if rule.Match != "dst" {
+				t.Errorf("after set of %s: %+v", network, rule)
+			}
+		}
+	}
+	r.ok("apply", policy)
+	r.ok("flush", "va")
+	r.ok("set", "va", "ingress", "any", "--rate", "1mbit")
+	r.ok("set", "va", "ingress", "any", "--rate", "1mbit", "--match", "dst")
+	if rules := r.show("va"); len(rules) != 2 || rules[0].Match != "dst" {
+		t.Errorf("with --match: %+v", rules)
+	}
 }
 
 // A device that is deleted while a policy is applied is not there, or not matched by a pattern.

@@ -21,11 +21,13 @@ func askCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ask DEV ingress|egress ADDRESS [flags]",
 		Short: "Ask whether a packet would pass now",
-		Long: `Ask whether a packet to or from an address would pass now, and what it would wait.
+		Long: `Ask whether a packet to or from an address would pass now, and how long it would wait.
 
-The answer has the rule, the level of the bucket, and the delay of the packet or the time until it would
-conform. With --order sparse-first and without --flow, it is about a flow that has packets queued already.
-Nothing is charged or changed.`,
+The answer has the rule, the level of its bucket and of the pools above, and the delay of the packet or the time
+until it would conform. It names the pool that would refuse the packet. Nothing is charged or changed.
+
+Give --flow where each flow has a bucket or a share. With --order sparse-first, the answer without --flow is about a
+flow that already has packets in the queue.`,
 		Example: `  shapectl ask eth0 egress 10.0.0.7
   shapectl ask eth0 egress 10.0.0.7 --flow udp,192.0.2.1:5000,10.0.0.7:53`,
 		Args:              args(3, 3),
@@ -91,6 +93,7 @@ func (e *env) ask(name string, d policy.Direction, address netip.Addr, p packetF
 		answer := report.Answer{
 			Device: name, Direction: d.String(), Address: address.String(),
 			Bytes: p.bytes, Conforms: true, Verdict: "pass", Attached: new(bool),
+			Passage: report.Passage{Pools: []report.PoolLevel{}},
 		}
 		if h == nil {
 			dev, err := device(name)
@@ -112,19 +115,24 @@ func (e *env) ask(name string, d policy.Direction, address netip.Addr, p packetF
 		}
 		cidr := entry.Prefix.String()
 		answer.Rule, answer.Attached = &cidr, h.State.InForce()
-		answer.Sentence = entry.Sentence(h.Name(), h.Direction, h.Match())
-		if entry.Rate == policy.Unlimited {
+		answer.Sentence, answer.Share = entry.Sentence(h.Name(), h.Direction, h.Match()), entry.Share.String()
+		if entry.Rate == policy.Unlimited && entry.Within == "" {
 			return e.print(answer, answer.Text)
 		}
-		state := h.Set.State(entry, h.Match(), flow, maps.Now())
-		state.FIFO = state.FIFO || p.flow == nil
+		stages := explain.StagesFor(h.Set, entry, h.Match(), flow, p.flow != nil)
+		if l := stages.NeedsFlow(); l != nil {
+			return inputf("%s is shared by flow; give --flow, such as --flow udp,192.0.2.1:5000,%s:53", plain.Line(l.Name()), address)
+		}
 		answer.Bytes = model.Counted(answer.Bytes, entry.Framing)
-		outcome := model.NewLimit(entry.Rule).Decide(state, model.Packet{Bytes: answer.Bytes, ECT: true})
-		answer.Spilled, answer.LevelBytes = state.Spilled, model.Bytes(state.Level)
-		answer.CapacityBytes, answer.Queue = &entry.Capacity, report.NewQueue(entry.Rule)
-		answer.Conforms, answer.Key = !outcome.Excess, maps.KeyName(entry, h.Match(), flow)
-		answer.Verdict, answer.WaitNS = outcome.Verdict.String(), outcome.Wait
-		answer.Note = explain.OfWhichFlow(entry.Rule, p.flow, outcome.Verdict)
+		v := stages.Judge(answer.Bytes)
+		answer.Passage, answer.Conforms, answer.Verdict, answer.WaitNS = v.Passage, v.Conforms, v.Verdict.String(), v.WaitNS
+		answer.Note = explain.OfWhichFlow(entry.Rule, p.flow, v.Verdict)
+		if entry.Rate != policy.Unlimited {
+			state := stages.Model[0].State
+			answer.Spilled, answer.LevelBytes = state.Spilled, model.Bytes(state.Level)
+			answer.CapacityBytes, answer.Queue = &entry.Capacity, report.NewQueue(entry.Rule)
+			answer.Key = maps.KeyName(entry, h.Match(), flow)
+		}
 		return e.print(answer, answer.Text)
 	})
 }

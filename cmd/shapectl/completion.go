@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	stdmaps "maps"
 	"os"
 	"slices"
 	"strings"
@@ -29,20 +31,31 @@ func completionCommand(e *env) *cobra.Command {
 		ValidArgs: []string{"bash", "zsh", "fish", "powershell"},
 		RunE: func(cmd *cobra.Command, given []string) error {
 			root := cmd.Root()
+			var script bytes.Buffer // errors are those of e.out alone
 			switch given[0] {
 			case "bash":
-				return root.GenBashCompletionV2(e.out, true)
+				root.GenBashCompletionV2(&script, true)
 			case "zsh":
-				return root.GenZshCompletion(e.out)
+				root.GenZshCompletion(&script)
 			case "fish":
-				return root.GenFishCompletion(e.out, true)
+				root.GenFishCompletion(&script, true)
 			case "powershell":
-				return root.GenPowerShellCompletionWithDesc(e.out)
+				root.GenPowerShellCompletionWithDesc(&script)
+			default:
+				return inputf("completion: shell %q is unknown; use bash, zsh, fish or powershell", given[0])
 			}
-			return inputf("completion: shell %q is unknown; use bash, zsh, fish or powershell", given[0])
+			_, err := inert.WriteString(e.out, script.String())
+			return err
 		},
 	}
 }
+
+// inert changes cobra's scripts, which evaluate the line before it is complete. In bash and zsh, that runs
+// commands in $() and backticks. In fish, it also runs those in quotes (spf13/cobra#2096).
+var inert = strings.NewReplacer(
+	"    out=$(eval ", "    [[ ${requestComp} == *[\\(\\`]* ]] && return 1\n    out=$(eval ",
+	"set -l args (commandline -opc)", "set -l args (commandline -opc)[1] (commandline -opc | string escape)[2..-1]",
+)
 
 // completeChoices completes the flags of a command whose type is a choice of
 // words; of those, some stand for numbers.
@@ -68,17 +81,17 @@ const (
 
 // suggestions are those words of find that begin as typed and that a shell takes as they are.
 // Errors go nowhere: they would stand in the line that is being typed.
-func (e *env) suggestions(typed string, find func(suggest func(word string) bool) error) (words []string) {
+func (e *env) suggestions(typed string, find func(suggest func(word string) bool) error) []string {
+	words := map[string]bool{}
 	_ = loader.In(e.netns, func() error {
 		return find(func(word string) bool {
 			if strings.HasPrefix(word, typed) && plain.Word(word) == word && !strings.HasPrefix(word, "-") {
-				words = append(words, word)
+				words[word] = true
 			}
 			return len(words) < mostSuggested
 		})
 	})
-	slices.Sort(words)
-	return slices.Compact(words)
+	return slices.Sorted(stdmaps.Keys(words))
 }
 
 // completeRule completes DEV ingress|egress.
@@ -117,17 +130,58 @@ func (e *env) completeNetwork(cmd *cobra.Command, given []string, typed string) 
 	return words, cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeShow completes what completeNetwork does, and names of rules and plans.
-func (e *env) completeShow(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-	words, directive := e.completeNetwork(cmd, given, typed)
+// labelled completes the first argument with texts of labels, too, once a part of it is typed.
+func (e *env) labelled(complete cobra.CompletionFunc, texts func(policy.Label) []string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
+		words, directive := complete(cmd, given, typed)
+		if len(given) == 0 && typed != "" {
+			words = append(words, e.texts(typed, texts)...)
+		}
+		return words, directive
+	}
+}
+
+// texts are the texts of labels that begin as typed.
+func (e *env) texts(typed string, of func(policy.Label) []string) []string {
+	return e.suggestions(typed, func(suggest func(string) bool) error {
+		return e.eachEntry(filterRules{}, func(entry maps.Entry) bool {
+			return !slices.ContainsFunc(of(entry.Label), func(text string) bool { return !suggest(text) })
+		})
+	})
+}
+
+func nameOf(l policy.Label) []string        { return []string{l.Name} }
+func planOf(l policy.Label) []string        { return []string{l.Plan} }
+func nameAndPlanOf(l policy.Label) []string { return []string{l.Name, l.Plan} }
+
+// completePlan completes plans of rules.
+func (e *env) completePlan(_ *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+	return e.texts(typed, planOf), cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeShown completes the arguments of show.
+func (e *env) completeShown(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
+	words, directive := e.labelled(e.completeNetwork, nameAndPlanOf)(cmd, given, typed)
 	if len(given) == 0 && typed != "" {
-		words = append(words, e.suggestions(typed, func(suggest func(string) bool) error {
-			return e.eachEntry(filterRules{}, func(entry maps.Entry) bool {
-				return suggest(entry.Label.Name) && suggest(entry.Label.Plan)
-			})
-		})...)
+		pools, _ := e.completePool(cmd, nil, typed)
+		words = append(words, pools...)
 	}
 	return words, directive
+}
+
+// completePool completes [NAME] of pools.
+func (e *env) completePool(_ *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
+	if len(given) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return e.suggestions(typed, func(suggest func(string) bool) error {
+		return e.eachEntry(filterRules{pools: true}, func(entry maps.Entry) bool { return suggest(entry.Label.Name) })
+	}), cobra.ShellCompDirectiveNoFileComp
+}
+
+// completeWithin completes pools as the value of a flag.
+func (e *env) completeWithin(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+	return e.completePool(cmd, nil, typed)
 }
 
 // eachEntry calls f for the rules that a filter lets through, until f returns false.
@@ -145,7 +199,7 @@ func (e *env) eachEntry(want filterRules, f func(maps.Entry) bool) error {
 	hooks, err := want.hooks(n)
 	defer loader.CloseHooks(hooks)
 	for _, h := range hooks {
-		if h.Set.Size().Rules > mostListed {
+		if h.Set.Size().Rules > mostListed && !want.pools {
 			continue
 		}
 		for _, entry := range h.Set.Rules() {

@@ -16,17 +16,27 @@ import (
 
 func deleteCommand(e *env) *cobra.Command {
 	return &cobra.Command{
-		Use:   "delete DEV ingress|egress CIDR|any",
+		Use:   "delete DEV ingress|egress CIDR|any | NAME [ingress|egress]",
 		Short: "Delete a rule",
 		Long: `Delete a rule. If there is no such rule, delete says so and succeeds.
 
-any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patterns': each device that matches
-loses its rule for exactly this network. A device and direction without rules is detached.`,
+NAME stands for all rules that have exactly this name, on all devices. They go at one moment.
+
+any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patterns': delete removes the rule for
+exactly this network from each matching device. shapectl detaches where no rule is left.`,
 		Example: `  shapectl delete eth0 egress 10.0.0.0/24
-  shapectl delete 'tap*' egress any`,
-		Args:              args(3, 3),
-		ValidArgsFunction: e.completeNetwork,
+  shapectl delete 'tap*' egress any
+  shapectl delete alice`,
+		Args:              args(1, 3),
+		ValidArgsFunction: e.labelled(e.completeNetwork, nameOf),
 		RunE: func(_ *cobra.Command, given []string) error {
+			if len(given) < 3 {
+				name, err := parseName("delete", given)
+				if err != nil {
+					return err
+				}
+				return e.deleteNamed(name)
+			}
 			want, err := parseFilter("delete", given)
 			if err != nil {
 				return err
@@ -77,11 +87,7 @@ func (e *env) nothingToDelete(want filterRules) error {
 	if e.json {
 		return e.deleted([]report.Rule{})
 	}
-	says := "nothing to delete: %s %s has no rule for %s\n"
-	if want.pattern {
-		says = "nothing to delete: no device that matches %s has an %s rule for %s\n"
-	}
-	_, err := fmt.Fprintf(e.out, says, plain.Line(want.device), *want.direction, want.networks)
+	_, err := fmt.Fprintln(e.out, "nothing to delete: "+want.none())
 	return err
 }
 
@@ -110,10 +116,10 @@ func flushCommand(e *env) *cobra.Command {
 		Long: `Delete all rules of a device, or of all devices, and detach shapectl.
 
 DEV may be a pattern, see 'shapectl help patterns'. flush also deletes rules that another version of shapectl
-set, and rules that deleted network namespaces left on these devices.
+set, and rules that deleted network namespaces left on these devices. With --all, it also deletes all pools.
 
-If --setup-fq gave the device its fq, flush restores the former qdisc. No other command does. Packets queued
-there, or in the ifb device of ingress, have 1s to leave. The others are lost.`,
+flush also restores the qdisc that --setup-fq replaced; no other command does. Packets queued there, or in the ifb
+device of ingress, have 1s to leave. The others are lost.`,
 		Example: `  shapectl flush eth0
   shapectl flush 'tap*' egress
   shapectl flush --all`,
@@ -215,20 +221,9 @@ func (e *env) flush(want filterRules) error {
 		if any || e.json {
 			return e.deleted(gone, discarded...)
 		}
-		return e.nothingToFlush(want)
+		_, err = fmt.Fprintln(e.out, want.none())
+		return err
 	})
-}
-
-func (e *env) nothingToFlush(want filterRules) (err error) {
-	switch {
-	case !want.pattern:
-		_, err = fmt.Fprintf(e.out, "%s has no rules\n", plain.Line(want.device))
-	case want.direction == nil:
-		_, err = fmt.Fprintf(e.out, "no device that matches %s has rules\n", plain.Line(want.device))
-	default:
-		_, err = fmt.Fprintf(e.out, "no device that matches %s has %s rules\n", plain.Line(want.device), *want.direction)
-	}
-	return err
 }
 
 // restoreQdiscs restores the qdiscs of a filter's devices, and reports whether it said anything.
@@ -268,7 +263,7 @@ func (e *env) restoreQdiscs(n *loader.Namespace, want filterRules) (any bool, er
 
 // flushOrphans deletes rules of network namespaces that no longer exist, and reports whether there were any.
 func (e *env) flushOrphans(n *loader.Namespace, want filterRules) (any bool, err error) {
-	flushed, err := n.FlushOrphans(func(dev netinfo.Device, d policy.Direction) bool { return want.matches(dev.Name, d) })
+	flushed, err := n.FlushOrphans(func(dev netinfo.Device, d policy.Direction) bool { return want.matchesHook(dev.Name, d) })
 	for _, o := range flushed {
 		e.say("shapectl: %s %s: removed the rules of a network namespace that no longer exists", plain.Line(o.Device.Name), o.Direction)
 	}

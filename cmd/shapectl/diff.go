@@ -4,10 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"github.com/spf13/cobra"
 
-	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
@@ -20,11 +20,12 @@ func diffCommand(e *env) *cobra.Command {
 		Short: "Show what 'shapectl apply' would change",
 		Long: `Show what 'shapectl apply' would change, and change nothing.
 
-+ is a rule that apply would add, - one that it would remove, ~ one that it would change. A rule that is set but
-not in force counts as one to add. Devices that do not exist are left out, with a warning. Like apply, diff
-refuses to change which address (match) the rules of a direction compare.
++ marks a rule that apply would add, - a rule that it would remove, and ~ a rule that it would change. A rule that
+is set but not in force counts as one to add. Devices that do not exist are left out, with a warning. diff also
+warns if apply would refuse the policy, as far as it can know. Like apply, diff refuses another 'match' for a
+direction that has rules.
 
-Exit codes: 0 nothing would change; 3 something would.`,
+Exit codes: 0 nothing would change; 3 something would change.`,
 		Example:           `  shapectl diff policy.yaml`,
 		Args:              args(1, 1),
 		ValidArgsFunction: completePolicy,
@@ -44,20 +45,21 @@ func (e *env) diff(name string) error {
 			return err
 		}
 		e.sayMissing(absent, unmatched)
-		if err := removesAll(n, want, append(absent, unmatched...)); err != nil {
-			e.say("shapectl: apply would refuse this: %w", err)
-		}
 		have, err := n.Tables(loader.Attached, loader.Unknown)
 		if err != nil {
 			return err
 		}
-		all := policy.Diff(have, want)
-		for _, d := range all {
-			if d.HaveMatch != d.WantMatch {
-				return fmt.Errorf("%s %s: %w (%s)", plain.Line(d.Device), d.Direction, loader.ErrMatch, d.HaveMatch)
-			}
+		refused := removesAll(n, want, append(absent, unmatched...))
+		if refused == nil {
+			refused = n.CheckApply(want)
 		}
-		differences := report.NewDifferences(all)
+		switch {
+		case errors.Is(refused, loader.ErrMatch):
+			return refused
+		case refused != nil && !errors.Is(refused, fs.ErrPermission): // readers may not know
+			e.say("shapectl: apply would refuse this: %w", e.advise(refused))
+		}
+		differences := report.NewDifferences(policy.Diff(have, want))
 		if err := e.print(differences, differences.Text); err != nil || len(differences) == 0 {
 			return err
 		}
@@ -70,10 +72,12 @@ func exportCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "export [flags]",
 		Short: "Print the rules in force as a policy file",
-		Long: `Print the rules in force as a policy file. 'shapectl apply' of it changes nothing.
+		Long: `Print the rules in force as a policy file. To apply that file would change nothing.
 
-With --like, the output is that file with its comments, plans and order. It differs only where the rules in
-force do.`,
+With --like, the output is a copy of that file, with its comments, plans and order. It is changed only where other
+rules are in force.
+
+A policy file cannot name a device whose name is not UTF-8. export leaves such a device out, with exit code 4.`,
 		Example: `  shapectl export >policy.yaml
   shapectl export --like policy.yaml >new.yaml`,
 		Args: args(0, 0),
@@ -94,7 +98,7 @@ func (e *env) export(like string) error {
 	}
 	return e.with(loader.Read, "export", func(n *loader.Namespace) error {
 		if e.json {
-			rules, err := findRules(n, filterRules{})
+			rules, err := e.findRules(n, filterRules{}, details{sentences: true})
 			return errors.Join(report.JSON(e.out, rules), err)
 		}
 		tables, err := n.Tables(loader.Attached, loader.Detached, loader.Unknown)
@@ -111,13 +115,16 @@ func (e *env) export(like string) error {
 		} else {
 			err = policyfile.Write(text, tables, nil)
 		}
-		if err != nil {
+		var left policyfile.LeftOutError
+		if err != nil && !errors.As(err, &left) {
 			return inputError(err)
 		}
 		if len(*text) > 0 {
 			(*text)[0] = bytes.TrimPrefix((*text)[0], []byte("\ufeff")) // it would be escaped, and is not needed
 		}
-		_, err = text.WriteTo(e.out)
-		return err
+		if _, err := text.WriteTo(e.out); err != nil || left == nil {
+			return err
+		}
+		return e.degraded("export: the policy lacks rules: %w", left)
 	})
 }

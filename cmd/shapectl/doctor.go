@@ -20,14 +20,13 @@ func doctorCommand(e *env) *cobra.Command {
 		Short: "Find what may bypass or break a limit",
 		Long: `Find what may bypass or break a limit. Nothing is changed.
 
-Without DEV, doctor looks at all devices that have rules. It checks what the kernel, this process and each
-device can do, which other programs are attached, whether packets pass a device twice or not at all, and whether
-rules can be kept.
+Without DEV, doctor looks at all devices that have rules. It checks the kernel, permissions, the bpffs, each
+device, the other programs that are attached there, and whether packets pass a device twice or not at all.
 
 A finding is ok, a note (limits are right), a warning (a limit may be wrong) or failed (something is missing, or
-rules are not in force). Warnings, failures and a pending change are shown; -v shows all findings, as JSON does.
+rules are not in force). doctor shows warnings, failures and a pending change. With -v or -j, it shows all findings.
 
-Exit codes: 0 nothing worse than notes; 4 a limit is not in force, or may be wrong; 5 a permission or a kernel
+Exit codes: 0 all limits are right; 4 a limit is not in force, or may be wrong; 5 a permission or a kernel
 feature is missing.`,
 		Example: `  shapectl doctor
   shapectl doctor eth0`,

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,6 +18,8 @@ import (
 
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 func TestVerdict(t *testing.T) {
@@ -234,4 +237,54 @@ func TestDoctorWithoutPermissions(t *testing.T) {
 		t.Errorf("on stderr: %q", stderr)
 	}
 	c.expect(exitDone, nil)
+}
+
+func TestDoctorOnRouter(t *testing.T) {
+	c := newClinic(t)
+	br := testenv.Link(t, "br")
+	testenv.Must(t, netlink.LinkSetGSOMaxSize(br, 4096))
+	for _, family := range []string{"ipv4", "ipv6"} {
+		testenv.Must(t, os.WriteFile("/proc/sys/net/"+family+"/conf/all/forwarding", []byte("0"), 0))
+	}
+	c.run(exitDone, "set", "br", "egress", "0.0.0.0/0", "--rate", "1mbit", "--capacity", "4096b")
+	c.expect(exitDone, nil, "note br egress path", "note br egress families")
+
+	for _, set := range []string{"ipv4/conf/all/forwarding=1", "ipv6/conf/all/forwarding=1", "ipv6/conf/br/disable_ipv6=0"} {
+		file, value, _ := strings.Cut(set, "=")
+		testenv.Must(t, os.WriteFile("/proc/sys/net/"+file, []byte(value), 0))
+	}
+	c.expect(exitDegraded, nil, "note br egress packets", "warning br egress capacity", "note br egress path", "warning br egress families")
+	text, _ := c.run(exitDegraded, "doctor")
+	words := strings.Join(strings.Fields(text), " ")
+	for _, want := range []string{
+		"packets of this host have up to 4096 bytes (GSO), and forwarded ones up to 65536, as packets of the other end of vb, va enter",
+		"'shapectl set br egress ::/0 --rate RATE'",
+	} {
+		if !strings.Contains(words, want) {
+			t.Errorf("%q is not in\n%s", want, text)
+		}
+	}
+}
+
+// What is within pools is known for all devices, also for those that are gone.
+func TestDoctorWithPools(t *testing.T) {
+	c := newClinic(t)
+	c.run(exitDone, "pool", "set", "uplink", "--rate", "100mbit", "--share", "host")
+	c.run(exitDone, "pool", "set", "spare", "--rate", "100mbit")
+	c.run(exitDone, "set", "vb", "egress", "10.0.0.0/8", "--rate", "100mbit", "--within", "uplink", "--guarantee", "10mbit", "--name", "home")
+	c.expect(exitDone, nil, "note   pools")
+
+	n, err := loader.Write(loader.Options{BPFFS: c.bpffs})
+	testenv.Must(t, err)
+	h := n.Pools()
+	uplink, _ := h.Set.Find(policy.PoolKey("uplink"))
+	uplink.Excess, uplink.Queue, uplink.ECNAbove = policy.Delay, 10_000, policy.Never // as if the fq of vb had gone since
+	_, err = h.Set.Put(uplink.Rule)
+	testenv.Must(t, err)
+	h.Close()
+	n.Close()
+	c.expect(exitDegraded, nil, "note   pools", "failed vb egress queue")
+
+	testenv.Must(t, netlink.LinkDel(testenv.Link(t, "vb")))
+	c.expect(exitDegraded, nil, "note   pools", "failed vb egress state", "warning vb egress guarantees")
 }

@@ -2,6 +2,8 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"net/netip"
 
 	"github.com/spf13/cobra"
 
@@ -10,32 +12,38 @@ import (
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 func explainCommand(e *env) *cobra.Command {
 	var q explain.Question
 	var p packetFlags
 	cmd := &cobra.Command{
-		Use:   "explain [DEV [ingress|egress]] ADDRESS [flags]",
-		Short: "Explain which rule decides about packets, and why",
-		Long: `Explain what happens to packets to and from an address. Nothing is charged or changed.
+		Use:   "explain [DEV [ingress|egress]] ADDRESS | NAME [ingress|egress] [flags]",
+		Short: "Show which rule limits an address, and why",
+		Long: `Explain what happens to packets to and from an address. Nothing is charged or changed. NAME is the
+exact name of rules; explain then looks at their devices, and takes an address from each of their networks.
 
-First comes the answer: which rule decides, and what happens to the packets now. Then, for each device on the
-path: the rule, its bucket, what it dropped so far, and the programs that run there.
+First comes the answer: which rule or pool decides, and what happens to the packets now. Then, for each device on
+the path: the rule, its bucket, what it dropped so far, the pools above it with their levels and shares, and the
+programs that run there.
 
-Routes tell by which devices the packets leave and enter, also below a bridge, a VLAN or a veth pair. With DEV,
-explain looks at that device alone. With --flow, both ends of the packets are known, and ADDRESS may be left
-out. With --order sparse-first and without --flow, the answer is about a flow that has packets queued already.
+explain finds the devices from the routes, also below a bridge, a VLAN or a veth pair. With DEV, it looks at that
+device alone. Without a route, as on a bridge, it looks at each device that has a rule for ADDRESS. Where the rules
+of both directions compare the same side (--match), routes tell on which side of the device ADDRESS is. With --flow,
+both ends of the packets are known, and ADDRESS may be left out. With --order sparse-first and without --flow, the
+answer is about a flow that has packets queued already.
 
 nftables chains are shown if they belong to the device itself. The other netfilter hooks run between ingress and
 egress.
 
 Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in force.`,
 		Example: `  shapectl explain 10.0.0.7
+  shapectl explain alice
   shapectl explain eth0 egress 10.0.0.7 --bytes 1514 --segments 43
   shapectl explain --flow tcp,10.0.0.7:40000,192.0.2.1:443`,
 		Args:              args(0, 3),
-		ValidArgsFunction: e.completeRule,
+		ValidArgsFunction: e.labelled(e.completeRule, nameOf),
 		RunE: func(cmd *cobra.Command, given []string) (err error) {
 			if err := p.parse(cmd); err != nil {
 				return err
@@ -56,7 +64,7 @@ Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in 
 	return cmd
 }
 
-// parseQuestion reads [DEV [ingress|egress]] ADDRESS.
+// parseQuestion reads [DEV [ingress|egress]] ADDRESS|NAME, or NAME ingress|egress.
 func parseQuestion(q *explain.Question, cmd *cobra.Command, given []string) (err error) {
 	if len(given) == 0 {
 		if q.Flow == nil {
@@ -65,11 +73,21 @@ func parseQuestion(q *explain.Question, cmd *cobra.Command, given []string) (err
 		return nil
 	}
 	last := len(given) - 1
+	if last == 1 && q.Flow == nil && isName(given[0]) {
+		if d, err := policy.ParseDirection(given[1]); err == nil {
+			q.Name, q.Direction = given[0], &d
+			return nil
+		}
+	}
 	where, err := parseFilter("explain", given[:last])
 	if err != nil {
 		return err
 	}
 	q.Device, q.Direction = where.device, where.direction
+	if q.Flow == nil && isName(given[last]) {
+		q.Name = given[last]
+		return nil
+	}
 	if q.Address, err = parseAddress(cmd, given[last]); err != nil {
 		return err
 	}
@@ -79,16 +97,34 @@ func parseQuestion(q *explain.Question, cmd *cobra.Command, given []string) (err
 	return nil
 }
 
+// isName reports whether a word may be the name of a rule, as it is nothing else.
+func isName(s string) bool {
+	_, noAddress := netip.ParseAddr(s)
+	_, noNetwork := netip.ParsePrefix(s)
+	_, noDirection := policy.ParseDirection(s)
+	return s != "" && noAddress != nil && noNetwork != nil && noDirection != nil
+}
+
 func (e *env) explain(q explain.Question) error {
 	doing := "explain " + q.Address.String()
-	if !q.Address.IsValid() {
+	switch {
+	case q.Name != "":
+		doing = "explain " + plain.Line(q.Name)
+	case !q.Address.IsValid():
 		doing = "explain " + q.Flow.String()
 	}
 	if q.Device != "" {
 		doing += " on " + plain.Line(q.Device)
 	}
 	return e.with(loader.Read, doing, func(n *loader.Namespace) error {
-		paths, err := explain.Explain(n, q)
+		questions := []explain.Question{q}
+		if q.Name != "" {
+			var err error
+			if questions, err = e.questions(n, q); err != nil {
+				return err
+			}
+		}
+		paths, err := explain.Explain(n, questions...)
 		var refused *explain.QuestionError
 		switch {
 		case errors.Is(err, netinfo.ErrNoDevice):
@@ -107,6 +143,53 @@ func (e *env) explain(q explain.Question) error {
 		}
 		return nil
 	})
+}
+
+// mostExplained is how many rules somebody reads about at most.
+const mostExplained = 100
+
+// questions are those about the networks of the rules with a name.
+func (e *env) questions(n *loader.Namespace, q explain.Question) ([]explain.Question, error) {
+	rule, where := "rule", []string{}
+	if q.Device != "" {
+		rule = "rule there"
+	} else if q.Direction != nil {
+		rule, where = q.Direction.String()+" rule", []string{q.Direction.String()}
+	}
+	if q.Device == "" {
+		if there, err := (filterRules{device: q.Name}).isDevice(n); err != nil {
+			return nil, err
+		} else if there {
+			return nil, inputf("the address is missing; give one, such as %s", e.suggest("explain", append(append([]string{q.Name}, where...), "10.0.0.7")...))
+		}
+	}
+	hooks, err := filterRules{device: q.Device, direction: q.Direction}.hooks(n)
+	defer loader.CloseHooks(hooks)
+	questions := explain.Named(hooks, q)
+	switch {
+	case len(questions) > mostExplained:
+		return nil, inputf("%d rules have that name; explain takes at most %d; %s lists them", len(questions), mostExplained, e.suggest("show", q.Name))
+	case questions != nil:
+		return questions, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if q.Device != "" {
+		if _, err := device(q.Device); err != nil && hooks == nil {
+			return nil, inputError(argumentError{err})
+		}
+	}
+	var names []string
+	for _, h := range hooks {
+		for _, rule := range h.Set.Policy() {
+			names = append(names, rule.Label.Name)
+		}
+	}
+	if similar := plain.SimilarName(q.Name, names); similar != "" {
+		return nil, inputf("no %s has that name; did you mean %s?", rule, e.suggest("explain", append([]string{similar}, where...)...))
+	}
+	return nil, inputError(argumentError{fmt.Errorf("it is not an address, and no %s has that name; %s lists the names", rule, e.suggest("show"))})
 }
 
 // inForce reports whether all rules for the packets are in force.

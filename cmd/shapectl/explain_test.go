@@ -23,6 +23,7 @@ import (
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -35,7 +36,7 @@ var passing = []struct{ pattern, with string }{
 }
 
 // folded are texts with such numbers, whose lines would end elsewhere with others.
-var folded = regexp.MustCompile(`(?m)^(  (?:bucket|queue|later) .*)\n {13}`)
+var folded = regexp.MustCompile(`(?m)^(  (?:bucket|queue|later|pool) .*)\n {13}`)
 
 // explained is what a terminal would show of explanations.
 func (r *rig) explained(lines ...string) string {
@@ -57,8 +58,8 @@ func (r *rig) setRules(lines ...string) {
 	}
 }
 
-// setSlow is setRules for va's egress, a thousand times slower: so slow that no rule can be, as buckets are not to
-// drain while a test looks at them.
+// setSlow is setRules for va's egress, a thousand times slower, as are all pools: so slow that no rule can be, as
+// buckets are not to drain while a test looks at them.
 func (r *rig) setSlow(lines ...string) {
 	r.t.Helper()
 	r.setRules(lines...)
@@ -68,14 +69,19 @@ func (r *rig) setSlow(lines ...string) {
 	h, err := n.Find("va", policy.Egress)
 	testenv.Must(r.t, err)
 	defer h.Close()
-	for _, rule := range h.Set.Policy() {
-		_, err := h.Set.Put(slow(rule))
-		testenv.Must(r.t, err)
+	for _, set := range []*maps.Set{h.Set.Pools(), h.Set} {
+		for _, rule := range set.Policy() {
+			_, err := set.Put(slow(rule))
+			testenv.Must(r.t, err)
+		}
 	}
 }
 
 func slow(rule policy.Rule) policy.Rule {
-	rule.Rate /= 1000
+	if rule.Rate != policy.Unlimited {
+		rule.Rate /= 1000
+	}
+	rule.Guarantee /= 1000
 	if rule.ECNAbove < policy.ECNAbove(policy.MaxWait) { // else it is never
 		rule.ECNAbove *= 1000
 	}
@@ -88,6 +94,17 @@ func (r *rig) address(cidr string) {
 	a, err := netlink.ParseAddr(cidr)
 	testenv.Must(r.t, err)
 	testenv.Must(r.t, netlink.AddrAdd(testenv.Link(r.t, "va"), a))
+}
+
+// router gives va the network 10.0.0.0/24, and makes a device wan, by which all others leave.
+func (r *rig) router() {
+	r.t.Helper()
+	r.address("10.0.0.1/24")
+	testenv.Veth(r.t, "wan", "isp")
+	a, err := netlink.ParseAddr("198.51.100.2/24")
+	testenv.Must(r.t, err)
+	testenv.Must(r.t, netlink.AddrAdd(testenv.Link(r.t, "wan"), a))
+	testenv.Must(r.t, netlink.RouteAdd(&netlink.Route{Gw: net.IPv4(198, 51, 100, 1)}))
 }
 
 // attachFirst attaches a program of somebody else's to va's egress, ahead of all others.
@@ -136,6 +153,21 @@ func TestExplain(t *testing.T) {
 			before := r.explained("explain va egress 10.0.0.7", "explain va egress 10.0.1.7")
 			r.send("10.0.0.7", 2, 850)
 			return before + r.explained("explain va egress 10.0.0.7")
+		},
+		"pools": func(r *rig) string {
+			r.ok("pool", "set", "uplink", "--rate", "16kbit", "--capacity", "8000")
+			r.ok("pool", "set", "ap-1", "--rate", "8kbit", "--capacity", "4000", "--within", "uplink")
+			r.ok("pool", "set", "home", "--rate", "8kbit", "--capacity", "60000", "--share", "host")
+			r.setSlow("va egress 10.0.0.7 --rate 8kbit --capacity 5000 --within ap-1 --guarantee 8kbit", "va egress 10.0.0.8 --within ap-1",
+				"va egress 10.0.1.0/24 --within home", "va egress 10.0.2.0/24 --rate 8kbit --capacity 60000 --share host")
+			text := r.explained("explain va egress 10.0.0.8", "ask va egress 10.0.0.8")
+			r.send("10.0.0.7", 1, 1000)
+			r.send("10.0.0.8", 5, 1000)
+			text += r.explained("explain va egress 10.0.0.7", "ask va egress 10.0.0.7", "explain va egress 10.0.0.8", "ask va egress 10.0.0.8")
+			r.send("10.0.1.7", 6, 1000)
+			r.send("10.0.2.7", 6, 1000)
+			return text + r.explained("explain va egress 10.0.1.7 --bytes 1000", "ask va egress 10.0.1.7 --bytes 1000", "explain va egress 10.0.1.8",
+				"explain va egress 10.0.2.7 --bytes 1000", "ask va egress 10.0.2.7 --bytes 1000")
 		},
 		"ifb": func(r *rig) string {
 			const index = 77 // it is told, as it is part of the ifb's name
@@ -226,6 +258,60 @@ func TestExplain(t *testing.T) {
 			r.setRules("va egress 192.0.2.0/24 --match src --rate 1mbit", "va ingress 10.0.0.7 --match dst --rate 1mbit")
 			return r.explained("explain 10.0.0.7", "explain 192.0.2.7", "explain --flow udp,192.0.2.7:5000,10.0.0.7:53")
 		},
+		"match": func(r *rig) string {
+			r.router()
+			r.setRules("va ingress 10.0.0.0/24 --match dst --rate 1mbit", "wan ingress 10.0.0.0/24 --match dst --rate 2mbit", "wan egress 10.0.0.7 --rate 3mbit")
+			return r.explained("explain va 10.0.0.7", "explain wan 10.0.0.7", "explain 10.0.0.7", "explain wan ingress 10.0.0.7",
+				"explain wan 10.0.0.7 --flow udp,192.0.2.7:53,10.0.0.7:5000", "explain va 10.0.0.7 --flow udp,192.0.2.7:53,10.0.0.7:5000")
+		},
+		"any": func(r *rig) string {
+			r.router()
+			r.setRules("va ingress any --match dst --rate 1mbit", "wan egress any --match src --rate 1mbit --each host")
+			before := r.explained("explain 10.0.0.7", "explain 192.0.2.7")
+			r.ok("delete", "va", "ingress", "0.0.0.0/0")
+			before += r.explained("explain va 10.0.0.7")
+			r.setRules("va ingress 0.0.0.0/0 --match dst --rate 1mbit", "va ingress 192.0.2.0/24 --match dst --rate 2mbit")
+			return before + r.explained("explain va 10.0.0.7")
+		},
+		"others": func(r *rig) string {
+			r.router()
+			testenv.Veth(r.t, "tap0", "tap1")
+			r.setRules("tap0 egress any --rate 1mbit", "tap0 ingress any --rate 1mbit", "tap1 egress 10.0.0.0/8 --rate 2mbit", "lo egress 10.0.0.7 --rate 3mbit",
+				"va egress 10.0.0.0/24 --rate 4mbit", "wan egress 10.0.0.0/24 --rate 5mbit", "wan ingress any --match dst --rate 6mbit")
+			before := r.explained("explain 10.0.0.7")
+			testenv.Must(r.t, netlink.LinkDel(testenv.Link(r.t, "tap0")))
+			return before + r.explained("explain 10.0.0.7")
+		},
+		"outside": func(r *rig) string {
+			r.router()
+			r.setRules("wan egress any --rate 3mbit", "wan ingress 0.0.0.0/0 --rate 4mbit")
+			return r.explained("explain 10.0.0.7", "explain 192.0.2.7")
+		},
+		"name": func(r *rig) string {
+			r.router()
+			r.ok("apply", r.policy(`devices:
+  va:
+    egress:
+      10.0.0.0/24: {rate: 1mbit, each: host, name: lan}
+      10.0.0.2: {rate: 2mbit, name: printer}
+      2001:db8::/64: {rate: 1mbit, name: lan}
+  wan:
+    egress: {any: {rate: 3mbit, name: line}}
+    ingress: {any: {rate: 4mbit, name: line}}
+`))
+			return r.explained("explain lan", "explain printer", "explain line", "explain va lan")
+		},
+		"limiter": func(r *rig) string {
+			r.router()
+			r.setRules("va egress 10.0.0.0/24 --rate 1mbit")
+			for _, device := range []string{"va", "wan"} {
+				testenv.Must(r.t, netlink.QdiscReplace(&netlink.Tbf{
+					QdiscAttrs: netlink.QdiscAttrs{LinkIndex: testenv.Link(r.t, device).Attrs().Index, Parent: netlink.HANDLE_ROOT},
+					Rate:       1_000_000, Limit: 1 << 20, Buffer: 1 << 20,
+				}))
+			}
+			return r.explained("explain va egress 10.0.0.7", "explain wan egress 10.0.0.7")
+		},
 		"gone": func(r *rig) string {
 			r.setRules("va egress 10.0.0.0/24 --rate 1mbit")
 			testenv.Must(r.t, netlink.LinkDel(testenv.Link(r.t, "va")))
@@ -305,12 +391,21 @@ func TestExplainNotInForce(t *testing.T) {
 
 func TestExplainRefuses(t *testing.T) {
 	r := newRig(t)
-	r.setRules("va egress 10.0.0.0/24 --rate 1mbit")
+	r.setRules("va egress 10.0.0.0/24 --rate 1mbit --name alice", "vb egress 10.0.1.0/24 --rate 1mbit --name va")
 	for _, c := range []struct{ args, says string }{
+		{"alcie", "no rule has that name; did you mean 'shapectl explain alice'?"},
+		{"nobody", "it is not an address, and no rule has that name; 'shapectl show' lists the names"},
+		{"vb alice", "no rule there has that name"},
+		{"va ingress alice", "no rule there has that name"},
+		{"nosuch0 alice", "no device nosuch0"},
+		{"alice --flow udp,192.0.2.1:1,10.0.0.8:2", `"alice" is not an address`},
 		{"", "the address is missing"},
-		{"va", `"va" is not an address`},
+		{"va", "the address is missing; give one, such as 'shapectl explain va 10.0.0.7'"},
 		{"10.0.0.0/24", `"10.0.0.0/24" is not an address`},
-		{"va egress", `"egress" is not an address`},
+		{"va egress", "the address is missing; give one, such as 'shapectl explain va egress 10.0.0.7'"},
+		{"alice ingress", "no ingress rule has that name"},
+		{"alcie egress", "no egress rule has that name; did you mean 'shapectl explain alice egress'?"},
+		{"egress ingress", `"ingress" is not an address`},
 		{"va sideways 10.0.0.7", "sideways"},
 		{"va egress 10.0.0.7 10.0.0.8", "takes"},
 		{"nosuch0 10.0.0.7", "no device nosuch0"},
@@ -333,8 +428,9 @@ func TestExplainRefuses(t *testing.T) {
 
 func TestExplainIsCompleted(t *testing.T) {
 	r := newRig(t)
-	for _, c := range []struct{ given, want string }{{"", "va\n"}, {"va", "ingress\negress\n"}} {
-		args := append(append([]string{"__complete", "explain"}, strings.Fields(c.given)...), "")
+	r.setRules("va egress 10.0.0.7 --rate 1mbit --name alice")
+	for _, c := range []struct{ given, typed, want string }{{"", "", "va\n"}, {"", "al", "alice\n"}, {"va", "", "ingress\negress\n"}} {
+		args := append(append([]string{"__complete", "explain"}, strings.Fields(c.given)...), c.typed)
 		if got := r.run(args...); !strings.Contains(got.out, c.want) {
 			t.Errorf("%q: %q", args, got.out)
 		}

@@ -3,7 +3,9 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -117,6 +119,32 @@ func TestTranscripts(t *testing.T) {
 			"flush -j va",
 			"flush -j va",
 		},
+		"pools": {
+			"pool show",
+			"pool set uplink --rate 1gbit --share member",
+			"pool set ap-1 --rate 100mbit --within uplink --guarantee 20mbit",
+			"pool set ap-1 --rate 150mbit",
+			"set va egress 10.0.0.7 --rate 20mbit --within ap-1 --guarantee 5mbit --name alice",
+			"set va egress 2001:db8:7::/48 --within ap-1",
+			"set va ingress 10.0.0.0/24 --rate 1mbit",
+			"# send 10.0.0.7 3 1000",
+			"show",
+			"show --tree",
+			"show --wide",
+			"show ap-1",
+			"show 10.0.0.7 --tree",
+			"pool show ap-1",
+			"pool show -j uplink",
+			"show va egress 10.0.0.7",
+			"set va egress 10.0.0.8 --within ap-2",
+			"set va egress 10.0.0.8 --rate 20mbit --within ap-1 --guarantee 16mbit",
+			"pool set uplink --within ap-1",
+			"pool delete ap-1",
+			"flush va",
+			"pool delete ap-1",
+			"pool delete ap-1",
+			"flush --all",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t)
@@ -174,6 +202,37 @@ func TestCompletion(t *testing.T) {
 		if !strings.Contains("\n"+got.out, "\n"+c.want) {
 			t.Errorf("%v: %q", c.args, got.out)
 		}
+	}
+}
+
+// Completion asks shapectl, and executes nothing else of a line that is not complete.
+func TestCompletionExecutesNothing(t *testing.T) {
+	r := newRig(t)
+	for shell, complete := range map[string]string{
+		"bash": `shapectl() { touch asked; }; . ./script; words=(shapectl show "$word" ''); __shapectl_get_completion_results`,
+		"zsh":  `compdef() { :; }; shapectl() { touch asked; }; . ./script; words=(shapectl show "$word" ''); CURRENT=4; _shapectl`,
+		"fish": `function shapectl; touch asked; end; source ./script; complete -C "shapectl show $word "`,
+	} {
+		t.Run(shell, func(t *testing.T) {
+			if _, err := exec.LookPath(shell); err != nil {
+				testenv.Skip(t, err.Error())
+			}
+			for word, asks := range map[string]bool{
+				"'e*'": true, `"a;touch run"`: true, "'a;touch run'": true,
+				"$(touch run)": shell == "fish", `"$(touch run)"`: shell == "fish", "'$(touch run)'": shell == "fish", "`touch run`": shell == "fish",
+			} {
+				dir := t.TempDir()
+				testenv.Must(t, os.WriteFile(filepath.Join(dir, "script"), []byte(r.ok("completion", shell)), 0o600))
+				cmd := exec.Command(shell, "-c", complete)
+				cmd.Dir, cmd.Env = dir, append(os.Environ(), "HOME="+dir, "word="+word)
+				out, _ := cmd.CombinedOutput()
+				for name, want := range map[string]bool{"asked": asks, "run": false} {
+					if _, err := os.Stat(filepath.Join(dir, name)); (err == nil) != want {
+						t.Errorf("%s: file %q: %v; %s", word, name, err, out)
+					}
+				}
+			}
+		})
 	}
 }
 

@@ -28,6 +28,7 @@ const flagGroup = "group"
 const (
 	limitFlagsTitle = "Limit (the first choice is the default)"
 	queueFlagsTitle = "Queue, for --excess delay"
+	poolFlagsTitle  = "Pool and fair shares"
 	otherFlagsTitle = "Other"
 )
 

@@ -101,7 +101,7 @@ func TestHostileDevices(t *testing.T) {
 		must(exitInput, dashed("show", name, "egress", "10.9.9.9")...)
 		must(exitInput, dashed("set", name, "ingress", "10.0.0.0/24", "--rate", "1mbit")...) // behind the --, flags are none
 		if name == notUTF8 {
-			must(exitInput, "export")
+			must(exitDegraded, "export")
 		} else {
 			var rules []shownRule
 			testenv.Must(t, json.Unmarshal([]byte(must(exitDone, "show", "-j").out), &rules))
@@ -140,6 +140,27 @@ func TestHostileDevices(t *testing.T) {
 		testenv.Must(t, netlink.LinkDel(device))
 		if len(r.show()) > 0 {
 			t.Fatalf("rules are left: %+v", r.show())
+		}
+	}
+}
+
+// A device that a policy file cannot name keeps no other from being exported.
+func TestExportWithoutADevice(t *testing.T) {
+	r := newRig(t)
+	for i, name := range []string{notUTF8, notUTF8 + "2"} {
+		testenv.Must(t, addVeth(name, fmt.Sprintf("peer%d", i)))
+		r.ok("set", name, "egress", "10.0.0.0/24", "--rate", "2mbit")
+	}
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
+	file := r.policy("devices:\n  va: {egress: {10.0.0.0/24: 5mbit}} # of va\n")
+	for _, c := range []struct{ args, want string }{
+		{"export", "devices:\n  va:\n    egress:\n      10.0.0.0/24: 1mbit\n"},
+		{"export --like " + file, "devices:\n  va: {egress: {10.0.0.0/24: 1mbit}} # of va\n"},
+	} {
+		got := r.tried(strings.Fields(c.args)...)
+		if got.code != exitDegraded || got.out != c.want || strings.Count(got.err, "\n") != 1 ||
+			!strings.Contains(got.err, `the policy lacks rules: the name of device "\xff\xfe\x9bbad" is not UTF-8`) || !strings.Contains(got.err, `; the name of device "\xff\xfe\x9bbad2"`) {
+			t.Errorf("%s: %+v", c.args, got)
 		}
 	}
 }

@@ -3,7 +3,9 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -19,13 +21,13 @@ import (
 func importCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "import libreqos|tc|nft ...",
-		Short: "Make a policy of another tool's limits",
+		Short: "Convert limits of another tool to a policy",
 		Long: `Print a policy that has the limits of another tool. Nothing is changed.
 
-What a policy cannot express is listed on stderr and at the top of the policy: what, where, why, and what to do
-about it. With -j, one object has the policy, its rules and this list.
+What a policy cannot express is listed on stderr and at the top of the policy, with one line for each kind: what it
+is, where, why, and what to do about it. With -j, one object has the policy, its rules and everything of each kind.
 
-Exit codes: 0 all was imported; 1 the input cannot be read; 4 something was left out.`,
+Exit codes: 0 all was imported; 1 the input cannot be read; 4 something was left out or changed.`,
 		Example: `  shapectl import libreqos ShapedDevices.csv --device eth1 >policy.yaml
   shapectl import tc eth0 eth1 >policy.yaml
   nft -j list ruleset | shapectl import nft - --device eth1 >policy.yaml`,
@@ -44,21 +46,31 @@ Exit codes: 0 all was imported; 1 the input cannot be read; 4 something was left
 }
 
 func importLibreQoSCommand(e *env) *cobra.Command {
-	var device, upload string
+	var device, upload, network string
 	cmd := &cobra.Command{
-		Use:   "libreqos FILE|- --device DEV [--upload DEV]",
-		Short: "Make a policy of LibreQoS's ShapedDevices.csv",
-		Long: `Print a policy that has the limits of LibreQoS's ShapedDevices.csv, of any version with a header.
+		Use:   "libreqos FILE|- --device DEV [--upload DEV] [--network FILE]",
+		Short: "Convert LibreQoS's files to a policy",
+		Long: `Print a policy that has the limits of LibreQoS's ShapedDevices.csv, of any version with a header, and of the tree
+of nodes in network.json, which is found beside it or named by --network.
 
-Each address and network of a row becomes a rule:
+Downloads are limited on egress of --device, which faces subscribers. Uploads are limited on its ingress; or with
+--upload on egress of that device, which faces the Internet, by source address. For each of them:
 
-  Download Max Mbps  is the rate on egress of --device, which faces subscribers
-  Upload Max Mbps    is the rate on its ingress; or with --upload on egress of
-                     that device, which faces the Internet, by source address
+  a node with a rate   becomes a pool, such as "AP_9 down", in that of its parent;
+                       its subscribers have fair shares
+  a circuit            becomes a rule in the pool of its parent node; with
+                       several addresses, a pool with a rule for each
+  Download Max Mbps    is its rate; the same for uploads
+  Download Min Mbps    is its guarantee; the same for uploads
 
-Circuit and device become the name of the rule; circuit ID, parent node and comment become its note. Listed and left out are guaranteed rates, the tree of nodes, rates that
-several addresses share (each gets all of it), rates of 0, and addresses of an earlier row.`,
-		Example: `  shapectl import libreqos ShapedDevices.csv --device eth1 >policy.yaml`,
+Guarantees that add up to more than a node's rate are lowered in proportion. LibreQoS lowers them to 1 Mbps or less.
+
+The circuit's name becomes the name of the rule, with the circuit ID if several circuits have that name. Circuit ID,
+device, comment, and a parent node without a rate become its note. Rates that at least two circuits with one address
+have become plans: down-50-10 and up-50-10 for 50 Mbps down and 10 Mbps up.
+
+Listed, but not imported: rates of 0, guarantees of circuits without a node, and addresses of an earlier circuit.`,
+		Example: `  shapectl import libreqos /opt/libreqos/src/ShapedDevices.csv --device eth1 >policy.yaml`,
 		Args:    args(1, 1),
 		RunE: func(cmd *cobra.Command, given []string) error {
 			switch {
@@ -68,22 +80,48 @@ several addresses share (each gets all of it), rates of 0, and addresses of an e
 				return inputf("import libreqos: --upload is empty; leave it out to limit ingress of %s", device)
 			case upload == device:
 				return inputf("import libreqos: --upload is the same device; leave it out to limit ingress of %s", device)
+			case cmd.Flags().Changed("network") && (network == "" || network == given[0]):
+				return inputf("import libreqos: --network needs a file of its own; name LibreQoS's network.json")
 			}
-			return e.importFile("libreqos", given[0], cmd, func(name string, text io.Reader) (importer.Imported, error) {
-				return importer.LibreQoS(name, text, device, upload)
+			found := ""
+			if beside := filepath.Join(filepath.Dir(given[0]), "network.json"); network == "" && given[0] != "-" {
+				if _, err := os.Stat(beside); !errors.Is(err, fs.ErrNotExist) {
+					network, found = beside, beside
+				}
+			}
+			return e.importFile("libreqos", given[0], cmd, func(devices importer.File) (importer.Imported, error) {
+				imported, err := e.importLibreQoS(devices, network, device, upload)
+				if found != "" {
+					imported.Notes = append(imported.Notes, "the tree of nodes is that of "+found)
+				}
+				return imported, err
 			})
 		},
 	}
 	cmd.Flags().StringVar(&device, "device", "", "the `device` that faces subscribers")
 	cmd.Flags().StringVar(&upload, "upload", "", "the `device` that faces the Internet, to limit uploads there")
+	cmd.Flags().StringVar(&network, "network", "", "the `file` with the tree of nodes (default network.json beside FILE)")
 	return cmd
+}
+
+// importLibreQoS imports a ShapedDevices.csv with a tree of nodes; "" for none.
+func (e *env) importLibreQoS(devices importer.File, network, device, upload string) (importer.Imported, error) {
+	if network == "" {
+		return importer.LibreQoS(devices, importer.File{}, device, upload)
+	}
+	tree, _, err := e.open(network)
+	if err != nil {
+		return importer.Imported{}, err
+	}
+	defer tree.Close()
+	return importer.LibreQoS(devices, importer.File{Name: inputName(network), Text: tree}, device, upload)
 }
 
 func importNFTCommand(e *env) *cobra.Command {
 	var device string
 	cmd := &cobra.Command{
 		Use:   "nft FILE|- [--device DEV]",
-		Short: "Make a policy of the limits of nftables",
+		Short: "Convert limits of nftables to a policy",
 		Long: `Print a policy that has the limits of nftables, as 'nft -j list ruleset' prints them.
 
 Limits in bytes by address are imported: 'limit rate over ... drop', 'limit rate ... accept' if the rest is
@@ -92,15 +130,15 @@ meters with a limit for each address. A rule with iifname is for ingress, one wi
 neither is for --device: packets to an address leave it, packets from an address enter it.
 Comments of nft rules become names.
 
-Listed and left out are limits in packets, limits on more than an address, and limits on top of each other.`,
+Listed, but not imported: limits in packets, limits on more than an address, and limits on top of each other.`,
 		Example: `  nft -j list ruleset | shapectl import nft - --device eth1 >policy.yaml`,
 		Args:    args(1, 1),
 		RunE: func(cmd *cobra.Command, given []string) error {
 			if cmd.Flags().Changed("device") && device == "" {
 				return inputf("import nft: --device is empty; leave it out if the ruleset names all devices")
 			}
-			return e.importFile("nft", given[0], cmd, func(name string, text io.Reader) (importer.Imported, error) {
-				return importer.NFT(name, text, device)
+			return e.importFile("nft", given[0], cmd, func(ruleset importer.File) (importer.Imported, error) {
+				return importer.NFT(ruleset.Name, ruleset.Text, device)
 			})
 		},
 	}
@@ -111,15 +149,20 @@ Listed and left out are limits in packets, limits on more than an address, and l
 func importTCCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "tc DEV...",
-		Short: "Make a policy of devices' own traffic control",
+		Short: "Convert limits of tc to a policy",
 		Long: `Print a policy that has the limits that tc set on devices, as the kernel has them now.
 
 Policers of filters by address (u32, also with hash tables, flower, matchall) on clsact, ingress and root qdiscs
 are imported, also tbf, and htb classes that filters by address lead to, with the default class. htb and tbf delay
 packets; these rules drop them, so they get at least the default capacity. Handles of classes become notes.
 
-Listed and left out are guaranteed rates, borrowing, limits of parent classes, filters by firewall mark or by more
-than an address, and other qdiscs. tc keeps its limits: until you remove them, both limit.`,
+A class becomes a rule, or a pool if it has classes below it or filters for several networks. ceil is its rate, rate
+its guarantee in the pool of its parent class, and its weight there follows from quantum. A class without a parent
+has its rate, because it cannot borrow. Guarantees that add up to more than the parent's rate are lowered in
+proportion; htb would exceed that rate.
+
+Listed, but not imported: priorities of classes, filters by firewall mark or by more than an address, and other
+qdiscs. tc keeps its limits: until you remove them, both limit.`,
 		Example: `  shapectl import tc eth0 eth1 >policy.yaml`,
 		Args:    args(1, 1<<16),
 		ValidArgsFunction: func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
@@ -162,7 +205,7 @@ than an address, and other qdiscs. tc keeps its limits: until you remove them, b
 }
 
 // importFile imports a file or standard input.
-func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(name string, text io.Reader) (importer.Imported, error)) error {
+func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(importer.File) (importer.Imported, error)) error {
 	if e.netns != "" {
 		return inputf("import %s: -n has no meaning here; leave it out", tool)
 	}
@@ -171,15 +214,15 @@ func (e *env) importFile(tool, name string, cmd *cobra.Command, read func(name s
 		return inputf("import %s: %w", tool, err)
 	}
 	defer file.Close()
-	imported, err := read(inputName(name), file)
+	imported, err := read(importer.File{Name: inputName(name), Text: file})
 	if errors.As(err, new(policyfile.Errors)) {
-		return inputf("import %s: %w", tool, err) // they have positions
+		return inputf("import %s: %w; nothing was written", tool, err) // they have positions
 	}
 	if err != nil {
 		return inputf("import %s %s: %w", tool, inputName(name), err)
 	}
 	command := "import " + tool
-	for _, flag := range []string{"device", "upload"} {
+	for _, flag := range []string{"device", "upload", "network"} {
 		if f := cmd.Flags().Lookup(flag); f != nil && f.Changed {
 			command += " --" + flag + " " + plain.Word(f.Value.String())
 		}

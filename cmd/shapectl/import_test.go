@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -19,7 +20,7 @@ C1,"Bakery, Mill Lane 3",D1,Router,,,198.51.100.1,,,,50.5,10,
 `
 
 const leftover = `C2,Farm,D2,Barn,Mast,,198.51.100.2,2001:db8:2::/56,1,1,2.5,0,
-C3,Mill,D3,Mill,Mast,,198.51.100.3,,1,1,20,5,
+C3,Mill,D3,Mill,Mast,,198.51.100.3,,1,1,50.5,10,
 `
 
 // A desk is where files are imported: no device is needed, and nobody is root.
@@ -50,7 +51,9 @@ func TestImportTranscript(t *testing.T) {
 	for _, step := range []struct{ in, line string }{
 		{subscribers, "import libreqos - --device eth1"},
 		{subscribers + leftover, "import libreqos - --device eth1 --upload eth0"},
-		{subscribers + leftover, "import libreqos - --device eth1 -j"},
+		{subscribers + leftover, "import libreqos - --device eth1 --upload eth0 --network testdata/import-network.json"},
+		{subscribers + leftover, "import libreqos - --device eth1 --network testdata/import-network.json -j"},
+		{strings.SplitAfter(subscribers, "\n")[0], "import libreqos - --device eth1"},
 		{strings.Replace(subscribers, "50.5", "fast", 1) + strings.Replace(leftover, "198.51.100.2", "198.51.100", 1), "import libreqos - --device eth1"},
 		{`{"nftables": []}`, "import nft -"},
 		{"table inet filter {\n}\n", "import nft -"},
@@ -66,6 +69,35 @@ func TestImportTranscript(t *testing.T) {
 		}
 	}
 	golden(t, "import.golden", s.String())
+}
+
+// The tree of nodes beside a file is found, and one that is named wins.
+func TestImportFindsNetwork(t *testing.T) {
+	d := &desk{rig: rig{t: t}}
+	csv := d.file("ShapedDevices.csv", strings.ReplaceAll(subscribers+leftover, ",0,\n", ",1,\n"))
+	beside := filepath.Join(filepath.Dir(csv), "network.json")
+	if got := d.run("import", "libreqos", csv, "--device", "eth1"); got.code != exitDegraded || !strings.Contains(got.err, "parent node in line 3") {
+		t.Errorf("without it: exit %d: %s", got.code, got.err)
+	}
+	testenv.Must(t, os.WriteFile(beside, []byte(`{"Mast": {"downloadBandwidthMbps": 20, "uploadBandwidthMbps": 10}}`), 0o600))
+	got := d.run("import", "libreqos", csv, "--device", "eth1")
+	if got.code != exitDone || !strings.Contains(got.out, "  Mast down: {rate: 20mbit, share: member}\n") || !strings.Contains(got.err, "note: the tree of nodes is that of "+beside) {
+		t.Errorf("beside: exit %d: %s%s", got.code, got.out, got.err)
+	}
+	other := d.file("tree", `{"Mast": {"downloadBandwidthMbps": 30, "uploadBandwidthMbps": 10}}`)
+	got = d.run("import", "libreqos", csv, "--device", "eth1", "--network", other)
+	if got.code != exitDone || !strings.Contains(got.out, "  Mast down: {rate: 30mbit, share: member}\n") || strings.Contains(got.err, beside) {
+		t.Errorf("named: exit %d: %s%s", got.code, got.out, got.err)
+	}
+	testenv.Must(t, os.WriteFile(beside, []byte("{"), 0o600))
+	if got := d.run("import", "libreqos", csv, "--device", "eth1"); got.code != exitInput || got.out != "" || !strings.Contains(got.err, beside+":1:2: the text ends") {
+		t.Errorf("cut off: exit %d: %s%s", got.code, got.out, got.err)
+	}
+	d.in = subscribers
+	t.Chdir(filepath.Dir(csv))
+	if got := d.run("import", "libreqos", "-", "--device", "eth1"); got.code != exitDone {
+		t.Errorf("for standard input: exit %d: %s", got.code, got.err)
+	}
 }
 
 // The help of each tool is what it was.
@@ -91,7 +123,6 @@ func TestImportIsAPolicy(t *testing.T) {
 	}{
 		"all":      {subscribers, exitDone},
 		"not all":  {subscribers + leftover, exitDegraded},
-		"nothing":  {strings.SplitAfter(subscribers, "\n")[0], exitDone},
 		"a marked": {"\ufeff" + subscribers, exitDone},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -142,6 +173,9 @@ func TestImportRefuses(t *testing.T) {
 		{"import libreqos -", "--device is missing"},
 		{"import libreqos - --device eth1 --upload eth1", "the same device"},
 		{"import libreqos - --device eth1 --upload=", "is empty; leave it out"},
+		{"import libreqos - --device eth1 --network=", "needs a file of its own"},
+		{"import libreqos - --device eth1 --network -", "needs a file of its own"},
+		{"import libreqos - --device eth1 --network /nonexistent", "/nonexistent"},
 		{"import libreqos - --device eth1 -n blue", "-n has no meaning here"},
 		{"import libreqos - --device eth1 --frobnicate", "frobnicate"},
 		{"import libreqos /nonexistent --device eth1", "/nonexistent"},
@@ -190,7 +224,7 @@ func TestImportApplies(t *testing.T) {
 	r := newRig(t)
 	csv := filepath.Join(t.TempDir(), "ShapedDevices.csv")
 	testenv.Must(t, os.WriteFile(csv, []byte(subscribers+leftover), 0o600))
-	got := r.run("import", "libreqos", csv, "--device", "va", "--upload", "vb")
+	got := r.run("import", "libreqos", csv, "--device", "va", "--upload", "vb", "--network", "testdata/import-network.json")
 	if got.code != exitDegraded {
 		t.Fatalf("exit %d: %s", got.code, got.err)
 	}
@@ -198,8 +232,10 @@ func TestImportApplies(t *testing.T) {
 	testenv.Must(t, os.WriteFile(file, []byte(got.out), 0o600))
 	r.ok("apply", file)
 	r.ok("diff", file)
-	if rules := r.show(); len(rules) != 6 || rules[0].CIDR != "198.51.100.1/32" || rules[0].Rate != 50_500_000 {
-		t.Errorf("rules: %+v", rules)
+	all := r.show()
+	pools := slices.IndexFunc(all, func(s shownRule) bool { return s.Device != "" }) // they come first
+	if rules := all[max(pools, 0):]; pools != 5 || len(rules) != 6 || rules[0].CIDR != "198.51.100.1/32" || rules[0].Rate != 50_500_000 {
+		t.Errorf("%d pools, rules: %+v", pools, rules)
 	}
 	if got := r.run("import", "tc", "va", "vb"); got.code != exitDone || !strings.Contains(got.out, "devices: {}") {
 		t.Errorf("exit %d: %s%s", got.code, got.out, got.err)

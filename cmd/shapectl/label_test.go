@@ -55,7 +55,9 @@ devices:
 	if got := r.result(exported); got.code != exitDone || got.out != "nothing to change\n" {
 		t.Errorf("apply of what was exported: %+v", got)
 	}
-	r.ok("set", "va", "egress", "10.0.0.7", "--rate", "3mbit")
+	if got := r.run("set", "va", "egress", "10.0.0.7", "--rate", "3mbit"); got.code != exitDone || !strings.Contains(got.err, "plan gold -> none") {
+		t.Errorf("set: %+v", got)
+	}
 	labels("/alice/pays in May", bob, cafe)
 	r.ok("set", "va", "egress", "10.0.0.7", "--rate", "3mbit", "--name", "Alice B", "--note", "")
 	labels("/Alice B/", bob, cafe)
@@ -69,6 +71,6 @@ devices:
 	labels(alice, bob, cafe)
 	r.ok("rollback")
 	labels("/Alice B/", bob, cafe)
-	r.refused(exitInput, "no rule with that name or plan", "show", "carol")
+	r.refused(exitInput, "no rule, plan or pool has that name", "show", "carol")
 	r.refused(exitInput, "name", "set", "va", "egress", "10.0.0.9", "--rate", "1mbit", "--name", "a\x1b[31mb")
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/spf13/pflag"
 
@@ -11,18 +12,75 @@ import (
 // limitFlags are the flags of a limit, for set and replay.
 type limitFlags struct {
 	policy.Limit
-	match        policy.Match
-	named, noted bool // a name, a note was given
+	match policy.Match
+	given func(flag string) bool // for set
+}
+
+// any reports whether an option of a limit was given.
+func (l *limitFlags) any() bool {
+	return l.given("match") || l.given("shadow") || slices.ContainsFunc(policy.Options, l.has)
+}
+
+// has reports whether an option was given.
+func (l *limitFlags) has(o *policy.Option) bool { return l.given(o.Name) }
+
+// over returns a rule with the options that were given. It keeps the others, but for those that
+// have no use beside these. A burst and a queue last as long at another rate.
+func (l *limitFlags) over(have *policy.Rule, l2Bytes uint8) (policy.Rule, error) {
+	limit, err := have.Limit()
+	if err != nil {
+		return policy.Rule{}, err
+	}
+	for _, o := range policy.Options {
+		if l.has(o) {
+			o.Copy(&limit, &l.Limit)
+		}
+	}
+	if !l.given("capacity") {
+		limit.Capacity = limit.Capacity.Rescaled(have.Rate, limit.Rate)
+	}
+	if !l.given("queue") {
+		limit.Queue.Capacity = limit.Queue.Rescaled(have.Rate, limit.Rate)
+	}
+	unlimited := limit.Rate == policy.Unlimited
+	for _, o := range policy.Options {
+		beside := policy.Rule{
+			Algorithm: limit.Algorithm, Each: limit.Each, Excess: limit.Excess, Penalty: limit.Penalty,
+			Within: limit.Within, Guarantee: limit.Guarantee,
+		}
+		if !l.has(o) && (!o.Useful(&beside) || unlimited && o.LimitedOnly) {
+			o.Reset(&limit)
+		}
+	}
+	if have.Pool {
+		return limit.Pool(have.Label.Name)
+	}
+	if l.given("shadow") || unlimited {
+		limit.Shadow = l.Shadow
+	}
+	rule, err := limit.Rule(have.Prefix, l2Bytes)
+	rule.Label.Plan = have.Label.Plan
+	return rule, err
+}
+
+// others are the changes from one rule to another that no flag asks for.
+func (l *limitFlags) others(have, want *policy.Rule) (changes []string) {
+	for _, c := range policy.Changes(have, want) {
+		if !l.given(c.Option) {
+			changes = append(changes, c.String())
+		}
+	}
+	return changes
 }
 
 // label is the label of a rule that has one already: it keeps the name and the note that are not given.
 // What is set by hand follows no plan.
 func (l *limitFlags) label(given, have policy.Label) policy.Label {
 	given.Plan = ""
-	if !l.named {
+	if !l.given("name") {
 		given.Name = have.Name
 	}
-	if !l.noted {
+	if !l.given("note") {
 		given.Note = have.Note
 	}
 	return given
@@ -30,31 +88,55 @@ func (l *limitFlags) label(given, have policy.Label) policy.Label {
 
 // add adds the flags. side describes the default of --match.
 func (l *limitFlags) add(f *pflag.FlagSet, side string) {
+	l.addOptions(f, func(o *policy.Option) bool { return !o.Label })
+	once(f, &l.match, "match", "address to match (default "+side+")")
+	f.Lookup("match").DefValue = "" // its usage has the default
+}
+
+// addLabel adds the flags of options that are texts for people.
+func (l *limitFlags) addLabel(f *pflag.FlagSet) {
+	l.addOptions(f, func(o *policy.Option) bool { return o.Label })
+}
+
+// addPool adds the flags of a pool, whose name is an argument.
+func (l *limitFlags) addPool(f *pflag.FlagSet) {
+	l.addOptions(f, func(o *policy.Option) bool { return !o.RuleOnly && o.Name != "name" })
+}
+
+// optionGroups are the titles of flags in help. Those of other options are under otherFlagsTitle.
+var optionGroups = map[string][]string{
+	limitFlagsTitle: {"rate", "capacity", "algorithm", "each", "excess", "penalty"},
+	queueFlagsTitle: {"queue", "ecn-above", "order"},
+	poolFlagsTitle:  {"within", "guarantee", "members", "weight", "share"},
+}
+
+func (l *limitFlags) addOptions(f *pflag.FlagSet, some func(*policy.Option) bool) {
 	for _, o := range policy.Options {
-		if o.Label {
+		if !some(o) {
 			continue
 		}
 		once(f, o.Value(&l.Limit), o.Name, o.Help)
 		if o.HelpDefault != "" {
 			f.Lookup(o.Name).DefValue = o.HelpDefault
 		}
+		for title, names := range optionGroups {
+			if slices.Contains(names, o.Name) {
+				groupFlags(f, title, o.Name)
+			}
+		}
 	}
-	once(f, &l.match, "match", "address to compare (default "+side+")")
-	f.Lookup("match").DefValue = "" // its usage has the default
-	groupFlags(f, limitFlagsTitle, "rate", "capacity", "algorithm", "each", "excess", "penalty")
-	groupFlags(f, queueFlagsTitle, "queue", "ecn-above", "order")
 	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(policy.LimitKey(name))
 	})
 }
 
-// addLabel adds the flags of options that are texts for people.
-func (l *limitFlags) addLabel(f *pflag.FlagSet) {
-	for _, o := range policy.Options {
-		if o.Label {
-			once(f, o.Value(&l.Limit), o.Name, o.Help)
-		}
-	}
+// addShadow adds --shadow.
+func (l *limitFlags) addShadow(f *pflag.FlagSet) {
+	shadow := flagValue{"limit", "", func(s string) (err error) {
+		l.Shadow, err = policy.ParseShadow(s)
+		return err
+	}}
+	once(f, shadow, "shadow", "limit that only counts: rate=5mbit,each=host")
 }
 
 // tinyRule is the rule of the limit for a network. Its capacity may be less than a full packet. The limit must have a rate.

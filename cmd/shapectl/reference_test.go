@@ -296,7 +296,7 @@ func jsonType(of ast.Expr) string {
 
 // printedBy says which commands print a type, for those that no other type has as a part.
 var printedBy = map[string]string{
-	"Rule": "`set`, `show`, `delete`, `flush`: a list", "Answer": "`ask`", "Way": "`explain`: a list", "Finding": "`doctor`: a list",
+	"Rule": "`set`, `show`, `delete`, `flush`, `pool`: a list", "Answer": "`ask`", "Path": "`explain`: a list", "Finding": "`doctor`: a list",
 	"Applied": "`apply`, `confirm`, `rollback`", "Difference": "`diff`: a list", "Imported": "`import`",
 	"Replay": "`replay --summary`", "version": "`version`", "watch": "`watch`: an object on each line",
 	"failure": "any command that fails, on stderr", "warning": "any command that warns, on stderr",
@@ -328,14 +328,8 @@ func (s *source) json(t *testing.T) string {
 		}
 		fmt.Fprintf(&out, "\n## %s\n\n", name)
 		out.WriteString("| key | type | meaning |\n| --- | --- | --- |\n")
-		for _, k := range s.keys[name] {
-			keys := []jsonKey{k}
-			if k.name == "" {
-				keys = s.keys[k.kind]
-			}
-			for _, k := range keys {
-				fmt.Fprintf(&out, "| `%s` | %s | %s |\n", k.name, s.link(k.kind), meaning(name, k.name, k.doc))
-			}
+		for _, k := range s.flat(name) {
+			fmt.Fprintf(&out, "| `%s` | %s | %s |\n", k.name, s.link(k.kind), meaning(name, k.name, k.doc))
 		}
 	}
 	out.WriteString("\n## packet\n\n| key | meaning |\n| --- | --- |\n")
@@ -343,6 +337,18 @@ func (s *source) json(t *testing.T) string {
 		fmt.Fprintf(&out, "| `%s` | %s |\n", key, meaning("packet", key, ""))
 	}
 	return out.String()
+}
+
+// flat are the keys of a type, with those of embedded types.
+func (s *source) flat(name string) (keys []jsonKey) {
+	for _, k := range s.keys[name] {
+		if k.name == "" {
+			keys = append(keys, s.flat(k.kind)...)
+		} else {
+			keys = append(keys, k)
+		}
+	}
+	return keys
 }
 
 // isOnlyEmbedded reports whether a type is but a part of others, whose tables have its keys.
@@ -410,8 +416,8 @@ var environmentMeaning = map[string]string{
 	"COLUMNS":        "width of text output; default: the terminal's",
 	"NOTIFY_SOCKET":  "set by systemd: where `watch` reports that it is ready",
 	"SHAPECTL_GROUP": "the group whose members may read; default: `shapectl`",
-	"SHAPECTL_BPFFS": "the bpffs to pin in; default: the `/sys/fs/bpf` that init sees",
-	"SHAPECTL_HOOK":  "`tcx` or `clsact`: attach a device without rules only in this way; default: tcx where the kernel has it",
+	"SHAPECTL_BPFFS": "the bpffs for pins; default: the `/sys/fs/bpf` that init sees",
+	"SHAPECTL_HOOK":  "`tcx` or `clsact`: the way to attach to a device without rules; default: tcx if the kernel has it, else clsact",
 }
 
 func (s *source) environment(t *testing.T) string {

@@ -49,6 +49,36 @@ $`
 	})
 }
 
+// rollback and confirm say why there is no change.
+func TestWhyNoChange(t *testing.T) {
+	r := newRig(t)
+	says := func(why string) {
+		t.Helper()
+		for _, verb := range []string{"rollback", "confirm"} {
+			r.refused(exitInput, "the last apply: there is no such change: "+why+"; see 'shapectl show'", verb)
+		}
+	}
+	set := func(rate string) { t.Helper(); r.ok("set", "va", "ingress", "10.0.9.0/24", "--rate", rate) }
+	says("there are no rules")
+	set("1mbit")
+	says("no policy was applied since the first rule was set")
+	a, b := r.policy(policyA), r.policy(policyB)
+	r.ok("apply", a)
+	set("2mbit")
+	says("another command changed rules since")
+	r.ok("apply", a)
+	r.ok("rollback")
+	says("the last one was reverted already")
+	r.ok("apply", b, "--confirm", "1h")
+	r.ok("rollback")
+	set("3mbit")
+	says("the last one was reverted already")
+	r.ok("apply", b, "--confirm", "1h")
+	r.ok("confirm")
+	set("4mbit")
+	says("another command changed rules since")
+}
+
 // What is so already is a success, and said.
 func TestVerbsCanBeRepeated(t *testing.T) {
 	r := newRig(t)

@@ -2,11 +2,13 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"os/signal"
@@ -51,19 +53,24 @@ func replayCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "replay TRACE [CIDR|any...] --rate RATE | --policy FILE [flags]",
 		Short: "Show what a limit would do to recorded traffic",
-		Long: `Show what a limit would do to recorded traffic, without touching any.
+		Long: `Show what a limit would do to recorded traffic. No device is touched.
 
 TRACE is a pcap, a pcapng or a CSV of time_ns,bytes. It may be compressed with gzip; - is standard input. Each
 CIDR is a rule with the same limit; without one, it is any: 0.0.0.0/0 and ::/0, each with a bucket of its own.
-Packets of a CSV have no addresses: they share one bucket, and all of them allow ECN. Lengths are those on the
-wire, also where the capture cut packets off.
+Packets of a CSV have no addresses: they share one bucket and are one sharer, and all of them allow ECN. Packets
+count with their length on the wire, even if the capture stored only their first bytes.
 
---engine model computes verdicts in user space. --engine kernel runs the programs of the data path, in the time
-of the trace and with the permissions that set needs. --engine both checks that they agree on each packet.
+With --policy, rules draw from the pools of the file. Packets of other devices and directions are not in the trace,
+so they do not use the pools.
+
+--engine model computes verdicts in user space. --engine kernel runs the programs of the data path on the clock of
+the trace, and needs the same permissions as set. --engine both checks that the two agree on each packet.
 
 With -j, each packet is a line: time_ns, bytes (as counted), verdict (pass, drop, mark or delay), depart_ns
-(null if dropped), level_bytes (of the bucket after it), conforms, and in captures the rule and its bucket key.
-With --summary, it is one object for all.`,
+(null if dropped), level_bytes (of the bucket after it), conforms, and in captures the rule and its bucket key. With
+fair shares a packet has its sharer, and with pools the rule or pool that refused it (refused_by) and the one whose
+guarantee let it pass (guaranteed_by).
+With --summary, one object describes the whole trace.`,
 		Example: `  shapectl replay dump.pcap 10.0.0.0/24 --rate 10mbit --each host
   shapectl replay dump.pcap --policy policy.yaml --device eth0 --direction egress
   tcpdump -i eth0 -s 96 -w - | shapectl replay - any --match src --rate 1gbit`,
@@ -100,6 +107,8 @@ With --summary, it is one object for all.`,
 				return inputf("replay: --device and --direction need --policy FILE; add it, or leave them out")
 			case !cmd.Flags().Changed("rate"):
 				return inputf("replay: --rate is missing; say how much, such as --rate 10mbit")
+			case o.limit.Within != "":
+				return inputf("replay: --within needs the pools of a policy; leave it out, or use --policy FILE")
 			case o.limit.Rate == policy.Unlimited:
 				return inputf("replay: rate unlimited would pass everything; write a rate such as 10mbit")
 			}
@@ -202,10 +211,11 @@ func (e *env) replayed(o replayOptions, run replayRun, ended error) error {
 	}
 	answer := report.NewReplay(run.limits, run.summary)
 	answer.Trace, answer.Engine, answer.Complete = inputName(o.trace), o.engine, !early
-	for _, r := range run.limits.Rules {
+	for _, r := range slices.Concat(run.limits.Rules, run.limits.Pools) {
 		sentence := r.Says(run.limits.Match)
 		if !run.in.Addressed() {
 			sentence = "the trace as a whole gets " + r.Gets()
+			answer.MostExcess = nil
 		}
 		answer.Sentences = append(answer.Sentences, sentence)
 	}
@@ -379,7 +389,24 @@ func (e *env) policyLimits(p policyFlags, in *trace.Reader) (l replay.Limits, er
 	if l.Rules == nil {
 		return l, fmt.Errorf("%s has no rules for %s %s", p.file, p.device, p.direction)
 	}
+	l.Pools = poolsAbove(l.Rules, f.Pools())
 	return l, nil
+}
+
+// poolsAbove are the pools that rules draw from, those above others first.
+func poolsAbove(rules []policy.Rule, pools policy.Table) (above []policy.Rule) {
+	tree, nodes := policy.NewTree([]policy.Table{pools}), map[*policy.Node]bool{}
+	for _, r := range rules {
+		for n := tree.Find(string(r.Within)); n != nil && !nodes[n]; n = n.Above {
+			nodes[n] = true
+		}
+	}
+	for _, n := range slices.SortedFunc(maps.Keys(nodes), func(a, b *policy.Node) int {
+		return cmp.Or(cmp.Compare(a.Depth, b.Depth), cmp.Compare(a.Pool.Label.Name, b.Pool.Label.Name))
+	}) {
+		above = append(above, *n.Pool)
+	}
+	return above
 }
 
 func (o *replayOptions) newEngine(l replay.Limits) (replay.Engine, error) {

@@ -56,6 +56,10 @@ func TestReplayTranscripts(t *testing.T) {
 		"replay "+pcapTrace+" 10.0.0.0/24 2001:db8::/32 --rate 64kbit --capacity 2000 --each flow --excess ecn -j",
 		"replay "+pcapTrace+" 192.0.2.0/24 --match src --rate 64kbit --capacity 2000 --each /26 --overhead ethernet --engine kernel",
 		"replay "+pcapTrace+" 198.51.100.0/24 --rate 64kbit",
+		"replay "+csvTrace+" --rate 8mbit --capacity 3000 --share flow --engine both",
+		"replay "+pcapTrace+" 10.0.0.0/24 --rate 64kbit --capacity 4000 --share host --engine both",
+		"replay "+pcapTrace+" --policy testdata/traces/pools.yaml --device eth0 --direction egress --engine both",
+		"replay "+pcapTrace+" --policy testdata/traces/pools.yaml --device eth0 --direction egress --engine both -j",
 		"replay testdata/traces/nothing.csv --rate 64kbit",
 		"replay testdata/traces/cut.pcap --rate 64kbit --capacity 2000",
 	))
@@ -148,6 +152,7 @@ func TestReplayRefusals(t *testing.T) {
 		{csvTrace + " --rate 1mbit --mpu 257", "mpu"},
 		{csvTrace + " 10.0.0.0/8 --rate 1mbit", "no addresses"},
 		{csvTrace + " --rate 1mbit --each host", "no addresses"},
+		{pcapTrace + " --rate 1mbit --within uplink", "--within needs the pools of a policy"},
 		{csvTrace + " --rate 1mbit --match src", "no addresses"},
 		{pcapTrace + " 10.0.0.1/8 --rate 1mbit", "did you mean 10.0.0.0/8"},
 		{pcapTrace + " 10.0.0.0/8 10.0.0.0/8 --rate 1mbit", "10.0.0.0/8 is given twice"},

@@ -124,6 +124,7 @@ func (r *rig) command(args ...string) *exec.Cmd {
 
 // A shownRule is what tests look at of a rule in JSON.
 type shownRule struct {
+	Match          string `json:"match"`
 	Device         string `json:"device"`
 	Direction      string `json:"direction"`
 	CIDR           string `json:"cidr"`

@@ -21,6 +21,7 @@ import (
 	"github.com/shapectl/shapectl/pkg/fq"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // Exit codes.
@@ -117,11 +118,11 @@ func (e *env) runPlain(args []string) int {
 	}
 	var mistakes policyfile.Errors
 	if errors.As(err, &mistakes) {
-		doing, _, _ := strings.Cut(err.Error(), mistakes.Error())
+		doing, after, _ := strings.Cut(err.Error(), mistakes.Error())
 		if !e.json {
-			fmt.Fprintln(e.err, strings.TrimPrefix(err.Error(), doing))
+			fmt.Fprintln(e.err, mistakes)
 		}
-		err = inputf("%s%s; nothing was changed", doing, plain.Count(len(mistakes), "error"))
+		err = inputf("%s%s%s", doing, plain.Count(len(mistakes), "error"), cmp.Or(after, "; nothing was changed"))
 	}
 	e.fail(err, exitCode(err), mistakes)
 	return exitCode(err)
@@ -160,8 +161,8 @@ func (e *env) command() *cobra.Command {
 		Short: "Limit network traffic per network, host or flow",
 		Long: `shapectl limits network traffic per network, host or flow, with eBPF on any Linux device.
 
-A rule belongs to a device, a direction and a network. Egress leaves the device, ingress enters it. The network
-is the address on the far side. Rules stay in force after the command ends.`,
+A rule belongs to a device, a direction and a network. Egress rules limit packets that leave the device, by their
+destination. Ingress rules limit packets that enter it, by their source. Rules stay in force after the command ends.`,
 		Example: `  shapectl set eth0 egress 10.0.0.0/24 --rate 10mbit --each host
   shapectl show
   shapectl delete eth0 egress 10.0.0.0/24`,
@@ -210,7 +211,7 @@ is the address on the far side. Rules stay in force after the command ends.`,
 		},
 	})
 	groups := []commandGroup{
-		{"Change limits:", []*cobra.Command{setCommand(e), deleteCommand(e), flushCommand(e), applyCommand(e), confirmCommand(e), rollbackCommand(e)}},
+		{"Change limits:", []*cobra.Command{setCommand(e), deleteCommand(e), flushCommand(e), poolCommand(e), applyCommand(e), confirmCommand(e), rollbackCommand(e)}},
 		{"Look at limits:", []*cobra.Command{showCommand(e), askCommand(e), explainCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e)}},
 		{"Try limits:", []*cobra.Command{replayCommand(e), importCommand(e)}},
 		{"Run:", []*cobra.Command{watchCommand(e), completionCommand(e), version}},
@@ -309,10 +310,11 @@ var advices = []advice{
 	{loader.ErrMatch, true, "; match the same address, or flush them first", nil},
 	{loader.ErrPending, true, "; %s it or %s first", []string{"confirm", "rollback"}},
 	{loader.ErrBusy, false, "; nothing was changed, try again", nil},
-	{loader.ErrNoChange, true, ": no policy was applied, or its change has ended, or another command changed rules since; see %s", []string{"show"}},
+	{loader.ErrNoChange, true, "; see %s", []string{"show"}},
 	{loader.ErrTooLate, true, "; correct the policy if it was wrong, and apply it again", nil},
 	{maps.ErrFull, true, "; delete rules that are not needed, or join them in a wider one", nil},
 	{maps.ErrOtherLayout, false, "; nothing was changed: export all rules with that version, then %s and apply them with this one", []string{"flush --all"}},
+	{loader.ErrPoolInUse, true, "; delete these first, or move them to another pool", nil},
 	{loader.ErrMoved, true, "; flush them by this name first", nil},
 	{loader.ErrElsewhere, false, "; flush them there first, or here if that namespace no longer exists", nil},
 	{loader.ErrNoTCX, false, "; leave SHAPECTL_HOOK unset to attach by clsact", nil},
@@ -332,6 +334,8 @@ func (e *env) advise(err error) error {
 	switch {
 	case errors.As(err, new(exitError)):
 		return err
+	case errors.As(err, new(policy.PoolError)):
+		return inputf("%w; nothing was changed", err)
 	case errors.As(err, &unheld):
 		return inputf("%w; %s", err, e.adviseFQ(unheld))
 	}
@@ -363,5 +367,15 @@ func noDevice(name string) error {
 	if policyfile.IsPattern(name) {
 		return inputf("there is no device %s; name one: only show, delete and flush take patterns", plain.Line(name))
 	}
-	return inputf("there is no device %s; 'ip link' lists the devices", cmp.Or(plain.Line(name), `""`))
+	advice := "'ip link' lists the devices"
+	if devices, err := netinfo.Devices(); err == nil {
+		var names []string
+		for _, d := range devices {
+			names = append(names, d.Name)
+		}
+		if similar := plain.SimilarName(name, names); similar != "" {
+			advice = "did you mean " + plain.Line(similar) + "?"
+		}
+	}
+	return inputf("there is no device %s; %s", cmp.Or(plain.Line(name), `""`), advice)
 }

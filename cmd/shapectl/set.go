@@ -2,9 +2,12 @@ package main
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -12,40 +15,60 @@ import (
 func setCommand(e *env) *cobra.Command {
 	var limit limitFlags
 	cmd := &cobra.Command{
-		Use:   "set DEV ingress|egress CIDR|any --rate RATE [flags]",
+		Use:   "set DEV ingress|egress CIDR|any --rate RATE | NAME [ingress|egress] [flags]",
 		Short: "Set a rule, or change it",
-		Long: `Set a rule, or change it. A flag that is not given has its default, but for --name and --note: a rule keeps
-them. A rule that is set follows no plan any more.
+		Long: `Set a rule, or change it. A flag that you leave out returns to its default; only --match, --name and --note
+stay. The rule no longer follows a plan.
 
-any is 0.0.0.0/0 and ::/0. Each of the two has a bucket of its own and gets the rate.`,
+NAME stands for all rules that have exactly this name, on all devices. They change at one moment. Only what the
+flags say changes, and the rules keep their plan. At a new rate, a burst or queue lasts as
+long as before.
+
+any sets two rules, 0.0.0.0/0 and ::/0. Each has its own bucket and gets the whole rate.
+
+With --within, packets are charged to a pool, too, which 'shapectl pool set' makes. Rules within one pool share its
+rate, on any device and in both directions. A rule within a pool needs no rate of its own.`,
 		Example: `  shapectl set eth0 egress 10.0.0.0/24 --rate 10mbit --each host
-  shapectl set eth0 ingress any --rate 1gbit`,
-		Args:              args(3, 3),
-		ValidArgsFunction: e.completeNetwork,
+  shapectl set eth0 ingress any --rate 1gbit
+  shapectl set alice egress --rate 50mbit
+  shapectl set eth0 egress 10.0.0.7 --rate 20mbit --within uplink --guarantee 5mbit`,
+		Args: func(cmd *cobra.Command, given []string) error {
+			if len(given) == 4 {
+				if _, err := policy.ParseRate(given[3]); err == nil {
+					return inputf("set: write the rate as a flag: --rate %s", given[3])
+				}
+			}
+			return args(1, 3)(cmd, given)
+		},
+		ValidArgsFunction: e.labelled(e.completeNetwork, nameOf),
 		RunE: func(cmd *cobra.Command, given []string) error {
+			limit.given = cmd.Flags().Changed
+			if len(given) < 3 {
+				if !limit.any() {
+					return inputf("set: what to change is missing; it takes '%s'", cmd.UseLine())
+				}
+				name, err := parseName("set", given)
+				if err != nil {
+					return err
+				}
+				return e.setNamed(name, limit)
+			}
 			rule, err := parseFilter("set", given)
 			if err != nil {
 				return err
 			}
-			if !cmd.Flags().Changed("rate") {
+			if !limit.given("rate") && limit.Within == "" {
 				return inputf("set: --rate is missing; say how much, such as --rate 10mbit, or --rate unlimited")
 			}
-			if !cmd.Flags().Changed("match") {
-				limit.match = rule.direction.FarSide()
-			}
-			limit.named, limit.noted = cmd.Flags().Changed("name"), cmd.Flags().Changed("note")
 			return e.set(rule, limit)
 		},
 	}
-	limit.add(cmd.Flags(), "the far side")
+	limit.add(cmd.Flags(), "dst on egress, src on ingress")
 	limit.addLabel(cmd.Flags())
-	shadow := flagValue{"limit", "", func(s string) (err error) {
-		limit.Shadow, err = policy.ParseShadow(s)
-		return err
-	}}
-	once(cmd.Flags(), shadow, "shadow", "limit that only counts: rate=5mbit,each=host")
+	limit.addShadow(cmd.Flags())
 	e.addSetupFQ(cmd.Flags())
 	groupFlags(cmd.Flags(), queueFlagsTitle, "setup-fq")
+	must(cmd.RegisterFlagCompletionFunc("within", e.completeWithin))
 	return cmd
 }
 
@@ -56,6 +79,9 @@ func (e *env) set(which filterRules, limit limitFlags) error {
 		if err != nil {
 			return err
 		}
+		if err := e.checkWithin(n, limit); err != nil {
+			return err
+		}
 		h, err := n.Find(dev.Name, *which.direction)
 		if err != nil {
 			return err
@@ -63,36 +89,36 @@ func (e *env) set(which filterRules, limit limitFlags) error {
 		if h != nil {
 			defer h.Close()
 		}
+		switch {
+		case limit.given("match"):
+		case h != nil && h.Set.InForce():
+			limit.match = h.Match() // of all rules of the direction
+		default:
+			limit.match = which.direction.FarSide()
+		}
 		var rules []policy.Rule
+		var others []string
 		for _, p := range which.networks {
 			rule, err := limit.Rule(p, dev.L2Bytes)
 			if err != nil {
 				return inputError(err)
 			}
 			if h != nil {
-				have, _ := h.Set.Find(p)
+				have, found := h.Set.Find(p)
 				rule.Label = limit.label(rule.Label, have.Label)
+				if found {
+					others = append(others, limit.others(&have.Rule, &rule)...)
+				}
 			}
 			rules = append(rules, rule)
 		}
-		change, err := n.Put(dev, *which.direction, limit.match, rules...)
-		if err != nil {
+		if err := e.put(n, policy.Table{Device: dev.Name, Direction: *which.direction, Match: limit.match, Rules: rules}); err != nil {
 			return err
 		}
-		if change.Upgraded {
-			e.say("%s %s: the program of another build was replaced; rules, buckets and counters were kept", dev.Name, which.direction)
+		if others != nil {
+			slices.Sort(others)
+			e.say("%s %s: also changed, as no flag sets it: %s", plain.Line(dev.Name), which.direction, strings.Join(slices.Compact(others), ", "))
 		}
-		if change.Reattached != "" {
-			e.say("%s %s: was not in force (%s); all its rules are attached again", dev.Name, which.direction, change.Reattached)
-		}
-		which.device = dev.Name
-		set, err := findRules(n, which)
-		if err != nil {
-			return err
-		}
-		if err := e.print(set, set.Sentences); err != nil {
-			return err
-		}
-		return e.queued(n, dev.Name, change)
+		return nil
 	})
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/internal/testenv"
-	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -65,16 +64,16 @@ func TestShowSearches(t *testing.T) {
 	if out := r.ok("show", "2001:db8::1"); !strings.HasPrefix(out, "tap0 egress: 2001:db8::/32 as a whole gets 1mbit") || !strings.Contains(out, "\n  state      in force") {
 		t.Errorf("one rule: %s", out)
 	}
-	r.prints("no rule for 2001:db9::1\n", "show", "2001:db9::1")
-	r.prints("no rule for 2001:db9::/32\n", "show", "2001:db9::/32")
 	for args, says := range map[string]string{
-		"alice":                   "there is no device alice, and no rule with that name or plan",
-		"a*":                      "there is no device that matches a*, and no rule with such a name or plan",
-		"--plan gold":             "no rule follows a plan gold",
+		"alice":                   "there is no device alice, and no rule, plan or pool has that name",
+		"a*":                      "there is no device that matches a*, and no rule, plan or pool has such a name",
+		"a/*":                     "there is no device that matches a/*, and no rule, plan or pool has such a name",
+		"a[":                      "malformed pattern",
+		"--plan gold":             "no rules with plan gold; 'shapectl show' lists all rules",
 		"10.0.3.7/24":             "host bits",
+		"10.0.3.7 --plan gold":    "no rule for 10.0.3.7 with plan gold; 'shapectl show' lists all rules",
 		"va egress 10.0.3.9":      "va egress has no rule for 10.0.3.9/32; 'shapectl show va' lists its rules",
 		"--sort size":             "use one of device, network",
-		"--sort use":              "add --interval 1s",
 		"--top 0":                 "use 1 or more",
 		"--interval 0s":           "out of range",
 		"--interval 2h":           "out of range",
@@ -87,12 +86,33 @@ func TestShowSearches(t *testing.T) {
 	}
 	// A name with an end of line is shown as one line.
 	r.refused(exitInput, `there is no device a\nb, and`, "show", "a\nb")
-	r.refused(exitInput, `there is no device a\nb; `, "show", "a\nb", "egress")
+	r.refused(exitInput, `there is no device a\nb, and`, "show", "a\nb", "egress")
 	// A device is meant before a direction or an address of that name.
 	testenv.Must(t, addVeth("egress", "p1"))
 	testenv.Must(t, netlink.LinkSetName(testenv.Link(t, "p1"), "10.0.3.7"))
 	if got := r.found("egress") + r.found("10.0.3.7"); got != "" {
 		t.Errorf("rules of devices without any: %s", got)
+	}
+}
+
+// An answer without rules says what show looked for.
+func TestShowFindsNothing(t *testing.T) {
+	r := newRig(t)
+	r.prints("no rules\n", "show")
+	r.ok("set", "va", "egress", "2001:db8::/32", "--rate", "1mbit")
+	for args, says := range map[string]string{
+		"any":                  "no rule for any",
+		"0.0.0.0/0":            "no rule for 0.0.0.0/0",
+		"10.0.0.7":             "no rule for 10.0.0.7",
+		"ingress":              "no ingress rules",
+		"vb":                   "vb has no rules",
+		"va ingress":           "va ingress has no rules",
+		"va --plan gold":       "va has no rules with plan gold",
+		"vb*":                  "no device that matches vb* has rules",
+		"v* ingress":           "no device that matches v* has ingress rules",
+		"v* egress 10.0.0.0/8": "no device that matches v* has an egress rule for 10.0.0.0/8",
+	} {
+		r.prints(says+"; 'shapectl show' lists all rules\n", append([]string{"show"}, strings.Fields(args)...)...)
 	}
 }
 
@@ -104,16 +124,17 @@ func TestLabelRank(t *testing.T) {
 	}{
 		{"alice", "alice", "", 4}, {"alice", "", "alice", 4}, {"al*", "alice", "gold", 3}, {"g?ld", "alice", "gold", 3}, {"LIC", "alice", "", 2},
 		{"alice", "Alice B", "", 2}, {"alice", "bob", "gold", 0}, {"alice", "", "", 0}, {"a[", "aa[", "", 2}, {"", "", "", 1}, {"SITE 7", "bob", "", 1},
+		{"*lee 41*", "Lee / Lindenallee 41 / Router", "", 3}, {"lee*rout?r", "Lee / Router", "", 3}, {"lee[^a-z]*", "Lee/B", "", 3}, {"[a/b]", "/", "", 3},
 	} {
-		e := maps.Entry{Rule: policy.Rule{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Label: policy.Label{Name: test.name, Plan: test.plan, Note: "site 7"}}}
-		if got := (filterRules{label: test.asked}).rank(e); got != test.want {
-			t.Errorf("%q of %+v has rank %d, want %d", test.asked, e.Label, got, test.want)
+		l := policy.Label{Name: test.name, Plan: test.plan, Note: "site 7"}
+		if got := (filterRules{label: test.asked}).ranks()(l); got != test.want {
+			t.Errorf("%q of %+v has rank %d, want %d", test.asked, l, got, test.want)
 		}
 		if test.plan != "" {
-			if got := (filterRules{plan: test.plan}).rank(e); got != leastRank {
+			if got := (filterRules{plan: test.plan}).ranks()(l); got != leastRank {
 				t.Errorf("plan %s has rank %d", test.plan, got)
 			}
-			if got := (filterRules{plan: "other"}).rank(e); got != 0 {
+			if got := (filterRules{plan: "other"}).ranks()(l); got != 0 {
 				t.Errorf("another plan has rank %d", got)
 			}
 		}
@@ -144,8 +165,43 @@ func TestShowInterval(t *testing.T) {
 	if rules[1].UsePercent != nil || rules[1].UseBits == nil || rules[1].DroppedPercent == nil || *rules[1].DroppedPercent < 50 {
 		t.Errorf("a rule for each host: %+v", rules[1])
 	}
-	if out := r.ok("show", "--interval", "20ms", "va"); !strings.Contains(out, "USE") || strings.Contains(out, "PASSED") {
+	if out := r.ok("show", "--interval", "20ms", "--sort", "use", "va"); !strings.Contains(out, "USE") || strings.Contains(out, "PASSED") {
 		t.Errorf("as text: %s", out)
+	}
+}
+
+// An order by use needs a measurement, and shares of excess packets have a column where they order rules.
+func TestShowSorted(t *testing.T) {
+	r := newRig(t)
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "8kbit", "--capacity", "2000", "--excess", "pass")
+	r.send("10.0.0.7", 5, 1000)
+	var rules []report.Rule
+	testenv.Must(t, json.Unmarshal([]byte(r.ok("show", "-j", "--sort", "use")), &rules))
+	if len(rules) != 1 || rules[0].IntervalNS == nil || *rules[0].IntervalNS < 1e9 {
+		t.Errorf("--sort use: %+v", rules)
+	}
+	if out := r.ok("show", "--sort", "excess"); !strings.Contains(out, "EXCESS") || !strings.Contains(out, "60%") {
+		t.Errorf("--sort excess: %s", out)
+	}
+}
+
+// Shadows are sorted and counted by themselves.
+func TestShowShadows(t *testing.T) {
+	r := newRig(t)
+	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "8kbit", "--capacity", "2000")
+	r.ok("set", "va", "egress", "10.0.1.0/24", "--rate", "1gbit", "--shadow", "rate=1gbit")
+	r.ok("set", "va", "egress", "10.0.2.0/24", "--rate", "1gbit", "--shadow", "rate=8kbit,capacity=2000")
+	for _, to := range []string{"10.0.0.7", "10.0.1.7", "10.0.2.7"} {
+		r.send(to, 5, 1000)
+	}
+	if got := r.found("--shadow", "--sort", "dropped", "--top", "1"); got != "va egress 10.0.2.0/24" {
+		t.Errorf("the one that would drop most: %s", got)
+	}
+	if out := r.ok("show", "--shadow", "--sort", "use", "--top", "1"); !strings.Contains(out, "10.0.2.0/24") || !strings.HasSuffix(out, "\n1 of 2 rules\n") {
+		t.Errorf("one of the shadows: %s", out)
+	}
+	if got := r.found("10.0.0.7", "--shadow"); got != "" {
+		t.Errorf("rules without a shadow: %s", got)
 	}
 }
 

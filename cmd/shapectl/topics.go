@@ -14,18 +14,20 @@ func helpTopics() []*cobra.Command {
 			Short: "--excess delay: queue excess packets instead of dropping them",
 			Long: `With --excess delay, excess packets are queued, and the fq qdisc sends each at its departure time.
 
-With --algorithm gcra, packets within the capacity leave at once. Up to --queue bytes beyond it wait. With
---algorithm leaky, all packets are paced: the output never exceeds the rate. The capacity is then the queue, and
-may be given as the longest wait.
+With --algorithm gcra, a burst of --capacity leaves at once. --queue is the length of the queue behind it. With
+--algorithm leaky, all packets are paced, and the output never exceeds the rate. --capacity is then the length of
+the queue: a size, or a time such as 50ms.
 
-Packets that find the queue full are dropped. ECT packets that would wait longer than --ecn-above are marked. No
-packet waits longer than 9s.
+Packets that find the queue full are dropped. Packets that would wait longer than --ecn-above are marked, if they
+allow ECN. No packet waits longer than 9s.
 
-With --order sparse-first, a flow that sends little does not wait behind others: one that has no packet queued and
-sends at most 2 KiB in the time that a full queue takes. Up to capacity and queue may then leave beyond the rate.
+With --order sparse-first, flows that send little go ahead of others. Such a flow has no packet queued, and sends at
+most 2 KiB in the time that a full queue takes to drain. In addition to the rate, as many bytes as capacity and
+queue hold may then leave.
 
-The device needs the fq qdisc. --setup-fq sets it up, and 'shapectl flush' restores what was there. On ingress,
-packets pass through an ifb device, from Linux 6.4 on. Without fq, drops alone keep the rate.`,
+The device needs the fq qdisc. --setup-fq sets it up, and 'shapectl flush' restores the former qdisc. If fq is
+removed later, packets are dropped, and the rate still holds. On ingress, packets are queued on an ifb device, which
+needs Linux 6.4.`,
 			Example: `  shapectl set eth0 egress 10.0.0.0/24 --rate 20mbit --excess delay --setup-fq
   shapectl set eth0 egress 10.0.0.0/24 --rate 20mbit --excess delay \
       --algorithm leaky --capacity 50ms --setup-fq`,
@@ -33,7 +35,7 @@ packets pass through an ifb device, from Linux 6.4 on. Without fq, drops alone k
 		{
 			Use:   "patterns",
 			Short: "Name several devices at once",
-			Long: `A pattern in place of DEV stands for all devices that match it.
+			Long: `Write a pattern in place of DEV to name all devices that match it.
 
   *       any characters
   ?       one character
@@ -41,15 +43,15 @@ packets pass through an ifb device, from Linux 6.4 on. Without fq, drops alone k
   [^a-z]  one other character
   \*      the character itself
 
-show, delete, flush and policy files take patterns. Quote a pattern, as in 'tap*', or the shell may replace it by
-names of files. A device that has exactly this name is meant alone.`,
+show, delete, flush and policy files take patterns. Quote a pattern, as in 'tap*', or the shell may replace it with
+names of files. If a device has exactly this name, only that device is meant.`,
 			Example: `  shapectl show 'tap*'
   shapectl flush 'tap*' egress`,
 		},
 		{
 			Use:   "errors",
 			Short: "Exit codes, and errors in JSON",
-			Long: `A command says what went wrong in a line on stderr, and by its exit code:
+			Long: `A command that fails prints a line on stderr. Its exit code says what went wrong:
 
   0  done
   1  bad usage or input, nothing was changed
@@ -66,9 +68,9 @@ mistakes: a list with file, line, column and message. A warning has the key warn
 			Short: "Environment variables",
 			Long: `These variables are for tests and for unusual hosts.
 
-  SHAPECTL_HOOK    tcx or clsact: attach devices that have no rules yet only so
-  SHAPECTL_BPFFS   the bpffs to pin in, if not the ` + loader.DefaultBPFFS + ` that init sees
-  SHAPECTL_GROUP   the group whose members may read the rules, if not '` + loader.DefaultGroup + `'`,
+  SHAPECTL_HOOK    tcx or clsact: the way to attach to devices without rules
+  SHAPECTL_BPFFS   the bpffs for pins (default ` + loader.DefaultBPFFS + `, as init sees it)
+  SHAPECTL_GROUP   the group whose members may read rules (default ` + loader.DefaultGroup + `)`,
 		},
 	}
 }

@@ -25,6 +25,7 @@ func synonyms(command string) []string {
 		"explain":  {"trace", "why"},
 		"export":   {"dump", "save"},
 		"flush":    {"clear", "reset"},
+		"pool":     {"class", "group", "pools"},
 		"replay":   {"simulate", "test"},
 		"rollback": {"revert", "undo"},
 		"set":      {"add", "change", "limit", "replace"},
@@ -35,6 +36,9 @@ func synonyms(command string) []string {
 
 // unknownCommand is the error of a word in place of a command.
 func unknownCommand(parent *cobra.Command, word string) error {
+	if word == "top" && !parent.HasParent() {
+		return inputf("unknown command %q; did you mean '%s show --sort use --top 10'?", word, parent.CommandPath())
+	}
 	var words []string
 	commands := map[string]string{}
 	for _, cmd := range parent.Commands() {
@@ -48,6 +52,9 @@ func unknownCommand(parent *cobra.Command, word string) error {
 	}
 	return inputf("unknown command %q; '%s --help' lists the commands", word, parent.CommandPath())
 }
+
+// unmatched are flags of other tools for what a rule cannot match.
+var unmatched = []string{"port", "ports", "dport", "sport", "proto", "protocol", "mac"}
 
 // flagError says which flag of a command is wrong, and why.
 func flagError(cmd *cobra.Command, err error) error {
@@ -69,7 +76,9 @@ func flagError(cmd *cobra.Command, err error) error {
 			dashes = "-"
 			name, _, _ = strings.Cut(short, "=")
 		}
-		if similar := plain.Similar(name, flagNames(cmd.Flags())); similar != "" {
+		if slices.Contains(unmatched, name) && cmd.Flags().Lookup("rate") != nil {
+			help = "rules match addresses only, and no ports, protocols or MAC addresses: docs/concepts.md says what to use instead"
+		} else if similar := plain.Similar(name, flagNames(cmd.Flags())); similar != "" {
 			help = "did you mean --" + similar + "?"
 		}
 		return inputf("%sunknown flag %s%s; %s", of, dashes, name, help)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -109,6 +110,9 @@ func TestSuggestions(t *testing.T) {
 		"import libreqo x --device y": "did you mean 'shapectl import libreqos'?",
 		"set egress va any --rate 1mbit --name= --setup-fq": "did you mean shapectl set va egress any --rate 1mbit --name '' --setup-fq?",
 		"set va egress any --burts 64kb":                    "set: unknown flag --burts; did you mean --burst?",
+		"set va egress any --port 53":                       "set: unknown flag --port; rules match addresses only",
+		"show --port 53":                                    "did you mean --sort?",
+		"top":                                               "did you mean 'shapectl show --sort use --top 10'?",
 		"set va egress any --cri=1mbit":                     "did you mean --cir?",
 		"set va egress any -rate 1mbit":                     "unknown flag -rate; did you mean --rate?",
 		"import nft x --devcie y":                           "import nft: unknown flag --devcie; did you mean --device?",
@@ -172,13 +176,13 @@ func TestAny(t *testing.T) {
 			}
 		}
 		r.send("10.0.0.7", 1, 1000)
-		r.ok("set", "va", "egress", "::/0", "--rate", "3mbit")
+		r.ok("set", "va", "egress", "::/0", "--rate", "3mbit", "--each", "host")
 		// One of them is changed, and the other as it was: with its counters.
-		r.ok("set", "va", "egress", "any", "--rate", "3mbit")
+		r.ok("set", "va", "egress", "any", "--rate", "3mbit", "--each", "host")
 		if rules := r.show("va", "egress", "any"); len(rules) != 2 || rules[0].Rate != 3e6 || rules[1].Rate != 3e6 || rules[0].PassedPackets != 1 {
 			t.Errorf("rules are %+v", rules)
 		}
-		r.ok("set", "va", "egress", "any", "--rate", "3mbit")
+		r.ok("set", "va", "egress", "any", "--rate", "3mbit", "--each", "host")
 		r.refused(exitInput, "there is no such change", "rollback")
 		// One that is refused for one family is for both.
 		r.refused(exitInput, "/64", "set", "va", "egress", "any", "--rate", "4mbit", "--each", "/64")
@@ -248,10 +252,19 @@ func TestNetnsIsRepeated(t *testing.T) {
 
 func TestCompletionOfRules(t *testing.T) {
 	r := newRig(t)
-	r.ok("set", "va", "egress", "10.0.0.0/24", "--rate", "1mbit")
-	r.ok("set", "va", "egress", "2001:db8::/32", "--rate", "1mbit")
-	r.ok("set", "va", "ingress", "10.1.0.0/16", "--rate", "1mbit")
+	var rules strings.Builder
+	for i := range mostSuggested + 1 { // which follow one plan
+		fmt.Fprintf(&rules, "10.0.%d.%d: gold, ", i/256, i%256)
+	}
+	r.ok("apply", r.policy(`plans: {gold: 1mbit, silver: 2mbit}
+devices:
+  va: {egress: {10.0.0.0/24: 1mbit, "2001:db8::/32": 1mbit}, ingress: {10.1.0.0/16: 1mbit}}
+  vb: {egress: {`+rules.String()+`10.1.0.0: {plan: silver, name: gina}}}
+`))
 	for args, want := range map[string]string{
+		"show --plan ":         "gold\nsilver\n:4\n",
+		"show --plan s":        "silver\n:4\n",
+		"show g":               "gina\ngold\n:4\n",
 		"delete va egress ":    "10.0.0.0/24\n2001:db8::/32\nany\n:4\n",
 		"delete va egress 2":   "2001:db8::/32\n:4\n",
 		"show va ingress 1":    "10.1.0.0/16\n:4\n",
@@ -276,15 +289,16 @@ func TestCompletionOfRules(t *testing.T) {
 func TestSetKeepsLabel(t *testing.T) {
 	have := policy.Label{Plan: "gold", Name: "alice", Note: "site 7"}
 	for _, c := range []struct {
-		limit       limitFlags
+		flags       []string
 		given, want policy.Label
 	}{
-		{limitFlags{}, policy.Label{}, policy.Label{Name: "alice", Note: "site 7"}},
-		{limitFlags{named: true}, policy.Label{}, policy.Label{Note: "site 7"}},
-		{limitFlags{named: true}, policy.Label{Name: "bob"}, policy.Label{Name: "bob", Note: "site 7"}},
-		{limitFlags{noted: true}, policy.Label{Note: "site 8"}, policy.Label{Name: "alice", Note: "site 8"}},
+		{nil, policy.Label{}, policy.Label{Name: "alice", Note: "site 7"}},
+		{[]string{"name"}, policy.Label{}, policy.Label{Note: "site 7"}},
+		{[]string{"name"}, policy.Label{Name: "bob"}, policy.Label{Name: "bob", Note: "site 7"}},
+		{[]string{"note"}, policy.Label{Note: "site 8"}, policy.Label{Name: "alice", Note: "site 8"}},
 	} {
-		if got := c.limit.label(c.given, have); got != c.want {
+		limit := limitFlags{given: func(flag string) bool { return slices.Contains(c.flags, flag) }}
+		if got := limit.label(c.given, have); got != c.want {
 			t.Errorf("of %+v, given %+v: %+v, want %+v", have, c.given, got, c.want)
 		}
 	}

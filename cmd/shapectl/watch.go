@@ -23,17 +23,18 @@ func watchCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch FILE [flags]",
 		Short: "Apply a policy's rules to devices as they appear",
-		Long: `Apply the rules of a policy to devices as they appear, until told to end. The rules stay.
+		Long: `Apply the rules of a policy to devices as they appear, until it is stopped. The rules stay in force.
 
 A device appears when it is created, moved into the network namespace, or renamed to a name of the policy.
-Directions that have rules are left alone; 'shapectl apply' changes those. Without --setup-fq, a device that
-lacks the fq that its rules need gets no rules, with a warning.
+watch changes no direction that already has rules; 'shapectl apply' does. watch adds pools that the rules need, and changes none. If the rules need fq and the device lacks
+it, watch sets it up with --setup-fq. Otherwise it warns, and sets no rules there.
 
-FILE is read again on SIGHUP, and when a device appears after the file was changed. While it is not valid, watch
-uses the copy in --last-good, or else the version that it read before.
+watch reads FILE again on SIGHUP, and when a device appears after the file was changed. While FILE is not valid,
+watch uses the copy in --last-good, or else the version that it read before. After a change that was not confirmed
+in time, watch also uses the copy, until FILE is written again. While there is no FILE, watch sets no rules.
 
-watch also removes the state of deleted devices and network namespaces. An hour after a change, it frees the
-devices and directions that were left without rules for a rollback.`,
+watch also removes the state of deleted devices and network namespaces. An hour after a change that left devices or
+directions without rules, it frees their state, and rollback is no longer possible.`,
 		Example:           `  shapectl watch /etc/shapectl/policy.yaml`,
 		Args:              args(1, 1),
 		ValidArgsFunction: completePolicy,
@@ -45,7 +46,7 @@ devices and directions that were left without rules for a rollback.`,
 		},
 	}
 	e.addSetupFQ(cmd.Flags())
-	cmd.Flags().StringVar(&lastGood, "last-good", "", "use the policy in this `file` while FILE is not valid")
+	cmd.Flags().StringVar(&lastGood, "last-good", "", "use the policy in this `file` while FILE is not valid, or was not confirmed")
 	return cmd
 }
 

@@ -367,21 +367,98 @@ func TestWatchReadsThePolicyAgain(t *testing.T) {
 // Without a good file, the last good one is used.
 func TestWatchLastGood(t *testing.T) {
 	r := newRig(t)
-	bad, good := r.policy("devices: {va: {egress: {10.0.0.0/24: fast}}}\n"), r.policy(watched)
-	for _, file := range []string{bad, bad + "-not"} {
-		w := r.watch(file, "--last-good", good)
-		r.has(watchedVA()...)
-		said := w.ends(syscall.SIGTERM)
-		if lines := strings.Split(said.err, "\n"); len(lines) != 3 || !strings.Contains(lines[0], file) ||
-			lines[1] != "shapectl: watch: using the last good policy, "+good {
-			t.Errorf("it said %s", said.err)
-		}
-		r.refused(exitInput, "there is no last good policy in "+good+"-not", "watch", file, "--last-good", good+"-not")
-		r.refused(exitInput, file, "watch", file)
-		r.refused(exitInput, "leave it out", "watch", file, "--last-good", "")
-		r.ok("flush", "va")
+	file, good := r.policy("devices: {va: {egress: {10.0.0.0/24: fast}}}\n"), r.policy(watched)
+	w := r.watch(file, "--last-good", good)
+	r.has(watchedVA()...)
+	said := w.ends(syscall.SIGTERM)
+	if lines := strings.Split(said.err, "\n"); len(lines) != 3 || !strings.Contains(lines[0], file) ||
+		lines[1] != "shapectl: watch: using the last good policy, "+good {
+		t.Errorf("it said %s", said.err)
 	}
+	r.refused(exitInput, "there is no last good policy in "+good+"-not", "watch", file, "--last-good", good+"-not")
+	r.refused(exitInput, file, "watch", file)
+	r.refused(exitInput, "leave it out", "watch", file, "--last-good", "")
+	r.ok("flush", "va")
 	r.nothingLeft()
+}
+
+// Limits do not come back after somebody removed their file, whatever copy there is.
+func TestRemovedPolicy(t *testing.T) {
+	r := newRig(t)
+	text := func(devices, rate string) string {
+		return "devices: {" + devices + ": {egress: {10.0.0.0/24: " + rate + "}}}\n"
+	}
+	file, good := r.policy(text("tap*", "1mbit")), filepath.Join(t.TempDir(), "good.yaml")
+	testenv.Veth(t, "tap0", "p0")
+	r.ok("apply", file, "--last-good", good)
+	w := r.watch(file, "--last-good", good)
+	r.writeFile(file, text("tap*", "2mbit"))
+	r.ok("apply", file, "--confirm", "1s")
+	sleepUntil(r.pending()) // devices that appear would get the copy now
+
+	testenv.Must(t, os.Remove(file))
+	testenv.Veth(t, "tap1", "p1")
+	w.says("there is no file " + file)
+	// Not for tap1: what the kernel says of it next may come after the file.
+	r.writeFile(file, text("tap2", "3mbit"))
+	testenv.Veth(t, "tap2", "p2")
+	w.says("tap2 egress")
+	testenv.Must(t, os.Remove(file))
+	testenv.Veth(t, "tap3", "p3")
+	w.says("there is no file " + file)
+	testenv.Veth(t, "tap4", "p4")
+	time.Sleep(200 * time.Millisecond) // for the watch to say it again; if it does later, nothing is tested
+	r.has("tap0 egress 10.0.0.0/24 1000000", "tap2 egress 10.0.0.0/24 3000000")
+	if said := w.ends(syscall.SIGTERM); strings.Count(said.err, "there is no file") != 2 {
+		t.Errorf("it said %s", said.err)
+	}
+
+	r.ok("flush", "--all")
+	r.refused(exitInput, "there is no file "+file+"; nothing was changed", "apply", file, "--last-good", good)
+	r.refused(exitInput, "no such file", "watch", file, "--last-good", good)
+	r.nothingLeft()
+}
+
+// A change that expired is not tried on devices that appear, until the file is edited.
+func TestWatchExpiredChange(t *testing.T) {
+	r := newRig(t)
+	policy := func(rate string) string { return "devices: {va*: {egress: {10.0.0.0/24: " + rate + "}}}\n" }
+	file := r.policy(policy("1mbit"))
+	good := filepath.Join(t.TempDir(), "good.yaml")
+	r.ok("apply", file, "--last-good", good)
+	start := func() *watch { return r.watch(file, "--last-good", good) }
+	w := start()
+	appears := func(name, from string) {
+		t.Helper()
+		testenv.Veth(t, name, "peer"+name)
+		w.says(name + " egress: 1 rule of " + from)
+	}
+	r.writeFile(file, policy("2mbit"))
+	r.ok("apply", file, "--confirm", "1s")
+	sleepUntil(r.pending())
+	appears("va0", good)
+	w.ends(syscall.SIGTERM)
+	w = start()
+	appears("va1", good)
+	r.writeFile(file, policy("3mbit"))
+	appears("va2", file)
+	w.ends(syscall.SIGTERM)
+	w = start()
+	appears("va3", file)
+
+	// A device waits for the end of the change, and the file is edited meanwhile.
+	r.writeFile(file, policy("4mbit"))
+	r.ok("apply", file, "--confirm", "1s")
+	testenv.Veth(t, "va4", "peerva4")
+	w.says("cannot apply rules")
+	r.writeFile(file, policy("5mbit"))
+	w.says("va4 egress: 1 rule of " + file)
+	var want []string
+	for device, mbit := range map[string]int{"va": 1, "va0": 1, "va1": 1, "va2": 3, "va3": 3, "va4": 5} {
+		want = append(want, fmt.Sprintf("%s egress 10.0.0.0/24 %d000000", device, mbit))
+	}
+	r.has(want...)
+	w.ends(syscall.SIGTERM)
 }
 
 // However many appear at once, and whatever becomes of the others.

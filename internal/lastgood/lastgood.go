@@ -25,18 +25,19 @@ type Policy struct {
 
 // Load reads and validates the policy in file. If that fails, it loads the policy in
 // kept, unless kept is "", and sets Problem to the error. If both fail, the error
-// contains both.
+// contains both. If there is no file, somebody removed it to end its limits: the error
+// is fs.ErrNotExist, whatever is in kept.
 func Load(file, kept string) (Policy, error) {
 	p, err := load(file)
-	if err == nil || kept == "" {
+	if err == nil || kept == "" || errors.Is(err, fs.ErrNotExist) {
 		return p, err
 	}
 	last, errKept := load(kept)
 	if errors.Is(errKept, fs.ErrNotExist) {
-		return p, fmt.Errorf("%w\nand there is no last good policy in %s", err, kept)
+		return p, fmt.Errorf("%w; there is no last good policy in %s; nothing was changed", err, kept)
 	}
 	if errKept != nil {
-		return p, fmt.Errorf("%w\nand the last good policy cannot be used either: %w", err, errKept)
+		return p, fmt.Errorf("%w; the last good policy cannot be used either: %w; nothing was changed", err, errKept)
 	}
 	last.Problem = err
 	return last, nil

@@ -41,7 +41,7 @@ func TestLoad(t *testing.T) {
 		"good, bad kept":       {texts: map[string]string{"file": good, "kept": bad}, kept: "kept", from: "file"},
 		"good, not to keep":    {texts: map[string]string{"file": good}, from: "file"},
 		"bad":                  {texts: map[string]string{"file": bad, "kept": other}, kept: "kept", from: "kept", says: []string{"file:1:", "fast"}},
-		"missing":              {texts: map[string]string{"kept": other}, kept: "kept", from: "kept", says: []string{"file: no such file"}},
+		"missing":              {texts: map[string]string{"kept": other}, kept: "kept", says: []string{"file: no such file"}, not: []string{"kept"}},
 		"bad, none kept":       {texts: map[string]string{"file": bad}, kept: "kept", says: []string{"file:1:", "there is no last good policy in"}},
 		"bad, bad kept":        {texts: map[string]string{"file": bad, "kept": bad}, kept: "kept", says: []string{"file:1:", "kept:1:"}},
 		"bad, not to keep":     {texts: map[string]string{"file": bad}, says: []string{"file:1:"}, not: []string{"kept"}},

@@ -1,6 +1,10 @@
 package plain
 
-import "strings"
+import (
+	"slices"
+	"strings"
+	"unicode"
+)
 
 // Similar is the one of words that a misspelt word is most like: one with few other letters,
 // or else the only one that begins so. It is "" if there is none.
@@ -13,10 +17,12 @@ func Similar(word string, words []string) string {
 	best, least := "", max(1, len(word)/3)+1
 	var begin []string
 	for _, w := range words {
-		if d := distance(word, w); d < least {
+		lower := strings.ToLower(w)
+		d := distance([]rune(word), []rune(lower))
+		if d < least || d == least && common(word, lower) > common(word, strings.ToLower(best)) {
 			best, least = w, d
 		}
-		if strings.HasPrefix(w, word) {
+		if strings.HasPrefix(lower, word) {
 			begin = append(begin, w)
 		}
 	}
@@ -26,9 +32,52 @@ func Similar(word string, words []string) string {
 	return best
 }
 
+// SimilarName is Similar for a name that people gave. The only one that begins so wins. One that has other digits
+// is somebody else's, if any name has the same digits.
+func SimilarName(name string, names []string) string {
+	var begin, alike []string
+	number := digitsOf(name)
+	names = slices.Compact(slices.Sorted(slices.Values(names))) // several rules may have one name
+	for _, n := range names {
+		if strings.HasPrefix(strings.ToLower(n), strings.ToLower(name)) {
+			begin = append(begin, n)
+		}
+		if number != "" && digitsOf(n) == number {
+			alike = append(alike, n)
+		}
+	}
+	switch {
+	case len(begin) == 1:
+		return begin[0]
+	case len(begin) > 1:
+		return ""
+	case alike != nil:
+		names = alike
+	}
+	return Similar(name, names)
+}
+
+func digitsOf(s string) string {
+	return strings.Map(func(c rune) rune {
+		if unicode.IsDigit(c) {
+			return c
+		}
+		return -1
+	}, s)
+}
+
+// common is how many letters two words have in common at their beginning, in bytes.
+func common(a, b string) int {
+	n := 0
+	for n < min(len(a), len(b)) && a[n] == b[n] {
+		n++
+	}
+	return n
+}
+
 // distance is how many letters to insert, delete or replace, or neighbours to
 // swap, turn one word into another.
-func distance(a, b string) int {
+func distance(a, b []rune) int {
 	rows := make([][]int, len(a)+1)
 	for i := range rows {
 		rows[i] = make([]int, len(b)+1)

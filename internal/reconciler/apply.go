@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/shapectl/shapectl/internal/lastgood"
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -15,8 +16,9 @@ type target struct {
 	tables []policy.Table
 }
 
-// apply applies the rules of all targets together. If that fails, it applies the remaining rules target by target.
-func (r *Reconciler) apply(n *loader.Namespace, targets []target, from string) {
+// apply applies the rules of all targets together, with the pools that these need. If that fails, it applies the
+// remaining rules target by target.
+func (r *Reconciler) apply(n *loader.Namespace, targets []target, from lastgood.Policy) {
 	var tables []policy.Table
 	for _, target := range targets {
 		tables = append(tables, target.tables...)
@@ -24,8 +26,8 @@ func (r *Reconciler) apply(n *loader.Namespace, targets []target, from string) {
 	if len(tables) == 0 {
 		return
 	}
-	done, err := n.ApplyNew(tables)
-	r.report(tables, done, from)
+	done, err := n.ApplyNew(append(tables, from.Pools()))
+	r.report(tables, done, from.Path)
 	switch {
 	case err == nil:
 	case len(targets) == 1:

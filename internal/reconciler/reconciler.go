@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -48,6 +50,7 @@ type Reconciler struct {
 	file, lastGood string
 	policy         lastgood.Policy
 	read           version // of file when it was read
+	missing        bool    // there was no file when it was read
 	pending        bool    // devices wait for the end of a pending change, and OnWarning was called
 }
 
@@ -75,11 +78,12 @@ type version struct {
 }
 
 // Load reads the policy in file. If it is not valid, it reads the one in lastGood, unless
-// that is "". Run needs one of them.
+// that is "". Run needs one of them. If there is no file, the error is fs.ErrNotExist.
 func (r *Reconciler) Load(file, lastGood string) error {
 	r.file, r.lastGood = file, lastGood
 	r.read = versionOf(r.file)
 	p, err := lastgood.Load(file, lastGood)
+	r.missing = errors.Is(err, fs.ErrNotExist)
 	if err != nil {
 		return err
 	}
@@ -94,17 +98,25 @@ func (r *Reconciler) Load(file, lastGood string) error {
 func (r *Reconciler) Devices() []string { return r.policy.Devices() }
 
 // reload reads the policy again. It does not affect devices that exist.
-func (r *Reconciler) reload() {
-	if err := r.Load(r.file, r.lastGood); err != nil {
+func (r *Reconciler) reload(ctx context.Context) {
+	err := r.Load(r.file, r.lastGood)
+	if r.missing {
+		sleep(ctx, pause) // an editor may be replacing it
+		err = r.Load(r.file, r.lastGood)
+	}
+	switch {
+	case r.missing:
+		r.OnNotice("there is no file " + r.file + " any more; until it is there again, devices that appear get no rules")
+	case err != nil:
 		r.OnNotice(fmt.Sprintf("%v\nstill using the policy that was read before from %s", err, r.policy.Path))
-	} else if r.policy.Problem == nil {
+	case r.policy.Problem == nil:
 		r.OnNotice(r.file + " was read again; it applies to devices that appear from now on")
 	}
 }
 
 // Run applies the policy in the network namespace of the calling thread until ctx is
 // done. It begins with all existing devices, and then calls ready. It reads the policy
-// again after a value on reread, or if the file has changed when a device appears.
+// again after a value on reread, or if the file has changed when devices need rules.
 func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready func()) error {
 	arrivals := netinfo.NewArrivals()
 	defer arrivals.Close()
@@ -117,10 +129,10 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 		if err != nil {
 			return err
 		}
-		if len(fresh) > 0 && versionOf(r.file) != r.read {
-			r.reload()
-		}
 		waiting = append(waiting, fresh...)
+		if len(waiting) > 0 && versionOf(r.file) != r.read {
+			r.reload(ctx)
+		}
 		if deleted || due {
 			if err := r.sweep(ctx); err != nil {
 				return err
@@ -141,7 +153,7 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 		select {
 		case <-ctx.Done():
 		case <-reread:
-			r.reload()
+			r.reload(ctx)
 		case <-again:
 		case <-sweeps.C:
 			due = true
@@ -183,6 +195,11 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
+// wallClock converts a past time of maps.Now. Times of files are of the wall clock.
+func wallClock(at uint64) time.Time {
+	return time.Now().Add(-time.Duration(maps.Now() - at))
+}
+
 // versionOf returns the zero version if stat fails.
 func versionOf(path string) version {
 	var st unix.Stat_t
@@ -216,6 +233,9 @@ func (r *Reconciler) serve(ctx context.Context, devices []netinfo.Device) ([]net
 
 // serveSome handles as many devices as it can in turnTime under one lock.
 func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (done int, err error) {
+	if r.missing {
+		return len(devices), nil
+	}
 	n, err := loader.Write(r.Options)
 	if err != nil {
 		return 0, err
@@ -229,9 +249,9 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 		return 0, loader.ErrPending // it is not known yet which policy stays
 	}
 	from := r.policy
-	if expired != 0 && r.lastGood != "" {
+	if expired != 0 && r.lastGood != "" && time.Unix(r.read.changed.Unix()).Before(wallClock(expired)) {
 		if last, err := lastgood.Load(r.lastGood, ""); err == nil {
-			from = last // file may have the change that was not confirmed
+			from = last // file still has the change that was not confirmed
 		}
 	}
 	hooks, err := n.Hooks()
@@ -266,7 +286,7 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 			r.warn(dev, err)
 		}
 	}
-	r.apply(n, targets, from.Path)
+	r.apply(n, targets, from)
 	return done, nil
 }
 

@@ -2,6 +2,7 @@ package report
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -15,7 +16,8 @@ import (
 
 // Applied is what an apply or a rollback changed.
 type Applied struct {
-	Hooks  []HookChange `json:"hooks"`  // those that changed
+	Hooks  []HookChange `json:"hooks"` // those that changed
+	Pools  PoolChange   `json:"pools"`
 	Absent []string     `json:"absent"` // devices that the policy names and that do not exist
 	// Unmatched are patterns of the policy that no device matches.
 	Unmatched []string `json:"unmatched"`
@@ -29,6 +31,13 @@ type Applied struct {
 	Confirm string `json:"-"`
 	// Verbose has Text write a line for each hook.
 	Verbose bool `json:"-"`
+}
+
+// PoolChange is how many pools changed.
+type PoolChange struct {
+	Added   int `json:"added_pools"`
+	Changed int `json:"changed_pools"`
+	Removed int `json:"removed_pools"`
 }
 
 // HookChange is what changed on a direction of a device.
@@ -60,13 +69,18 @@ func (a Applied) Text(w io.Writer) error {
 			upgraded++
 		}
 	}
+	pools := changes{a.Pools.Added, a.Pools.Changed, a.Pools.Removed}
 	switch {
-	case len(a.Hooks) == 0:
+	case len(a.Hooks) == 0 && pools == changes{}:
 		text.WriteString("nothing to change\n")
+	case len(a.Hooks) == 0:
 	case all == changes{}:
 		fmt.Fprintf(text, "no rule changed on %s\n", plain.Count(len(devices), "device"))
 	default:
-		fmt.Fprintf(text, "%s on %s\n", all.words("added", "changed", "removed"), plain.Count(len(devices), "device"))
+		fmt.Fprintf(text, "%s on %s\n", all.words("rule", "added", "changed", "removed"), plain.Count(len(devices), "device"))
+	}
+	if pools != (changes{}) {
+		fmt.Fprintln(text, pools.words("pool", "added", "changed", "removed"))
 	}
 	if upgraded > 0 && !a.Verbose {
 		text.WriteString("replaced the programs of another build\n")
@@ -74,7 +88,7 @@ func (a Applied) Text(w io.Writer) error {
 	for _, h := range a.Hooks {
 		var parts []string
 		if c := (changes{h.Added, h.Changed, h.Removed}); a.Verbose && c != (changes{}) {
-			parts = append(parts, c.words("added", "changed", "removed"))
+			parts = append(parts, c.words("rule", "added", "changed", "removed"))
 		}
 		if h.Reattached != "" {
 			parts = append(parts, "attached again (was: "+h.Reattached+")")
@@ -98,14 +112,14 @@ func (a Applied) Text(w io.Writer) error {
 // changes are how many rules were added, changed and removed.
 type changes [3]int
 
-// words is "2 rules added, 1 changed" for such verbs.
-func (c changes) words(verbs ...string) string {
+// words is "2 rules added, 1 changed" for such a thing and verbs.
+func (c changes) words(thing string, verbs ...string) string {
 	var parts []string
 	for i, n := range c {
 		switch {
 		case n == 0:
 		case parts == nil:
-			parts = append(parts, plain.Count(n, "rule")+" "+verbs[i])
+			parts = append(parts, plain.Count(n, thing)+" "+verbs[i])
 		default:
 			parts = append(parts, fmt.Sprint(n, " ", verbs[i]))
 		}
@@ -123,21 +137,23 @@ func reverts(ns uint64) string {
 // Differences are what apply would change.
 type Differences []Difference
 
-// A Difference is a rule that apply would add, remove or change.
+// A Difference is a rule or a pool that apply would add, remove or change.
 type Difference struct {
-	Device    string `json:"device"`
+	Kind      string `json:"kind"`   // rule or pool
+	Pool      string `json:"pool"`   // the name of the pool; "" for a rule
+	Device    string `json:"device"` // "" for a pool, as are direction and cidr
 	Direction string `json:"direction"`
 	CIDR      string `json:"cidr"`
 	Change    string `json:"change"` // add, remove or change
-	// Have and Want are the rule before and after; null where there is none.
+	// Have and Want are the rule or pool before and after; null where there is none.
 	Have *string `json:"have"`
 	Want *string `json:"want"`
 	// Options are those that differ; empty unless Change is change.
 	Options []OptionChange `json:"options"`
 
-	network string // CIDR as people read it
-	limit   string // of a rule that is added or removed
-	label   policy.Label
+	what  string // the name of the pool, or CIDR as people read it
+	limit string // of a rule that is added or removed
+	label policy.Label
 }
 
 // An OptionChange is an option of a rule that differs. Values are as in policy files; "" is none.
@@ -151,12 +167,15 @@ type OptionChange struct {
 func NewDifferences(differences []policy.Difference) Differences {
 	out := Differences{}
 	for _, d := range differences {
-		r := Difference{Device: d.Device, Direction: d.Direction.String(), Change: "change", Options: []OptionChange{}}
+		r := Difference{Kind: KindRule, Device: d.Device, Direction: d.Direction.String(), Change: "change", Options: []OptionChange{}}
 		say := func(rule *policy.Rule, match policy.Match) *string {
 			if rule == nil {
 				return nil
 			}
-			r.CIDR, r.network, r.limit, r.label = rule.Prefix.String(), SubnetName(rule.Prefix), shortLimit(rule), rule.Label
+			r.CIDR, r.what, r.limit, r.label = rule.Prefix.String(), SubnetName(rule.Prefix), shortLimit(rule), rule.Label
+			if rule.Pool {
+				r.Kind, r.Pool, r.what, r.Direction, r.CIDR = KindPool, rule.Label.Name, plain.Line(rule.Label.Name), "", ""
+			}
 			sentence := rule.Sentence(d.Device, d.Direction, match)
 			return &sentence
 		}
@@ -173,15 +192,18 @@ func NewDifferences(differences []policy.Difference) Differences {
 		}
 		out = append(out, r)
 	}
-	slices.SortStableFunc(out, func(a, b Difference) int { return Natural(a.Device, b.Device) })
+	slices.SortStableFunc(out, func(a, b Difference) int { return cmp.Or(Natural(a.Device, b.Device), Natural(a.Pool, b.Pool)) })
 	return out
 }
 
 // shortLimit is the rate of a rule, who has it, and the options that are not as usual.
 func shortLimit(r *policy.Rule) string {
 	rate, _ := limit(*r)
-	parts := []string{(&Rule{RateBits: rate, scope: scope(*r)}).rate()}
-	usual := policy.Rule{Rate: r.Rate, Each: r.Each, Label: r.Label}
+	var parts []string
+	if rate != nil || r.Within == "" {
+		parts = append(parts, (&Rule{RateBits: rate, scope: scope(*r)}).rate())
+	}
+	usual := policy.Rule{Pool: r.Pool, Rate: r.Rate, Each: r.Each, Label: r.Label}
 	if r.Rate != policy.Unlimited {
 		usual.Capacity = policy.DefaultCapacity(r.Rate)
 	}
@@ -202,21 +224,34 @@ func (d Differences) Text(w io.Writer) error {
 		return text.Flush()
 	}
 	marks := []string{"add", "change", "remove"}
-	var all changes
+	var all, pools changes
 	devices, widest := map[string]bool{}, 0
 	for _, r := range d {
-		all[slices.Index(marks, r.Change)]++
-		devices[r.Device] = true
-		widest = max(widest, min(len(r.network), mostWidth))
+		if r.Kind == KindPool {
+			pools[slices.Index(marks, r.Change)]++
+		} else {
+			all[slices.Index(marks, r.Change)]++
+			devices[r.Device] = true
+		}
+		widest = max(widest, min(len(r.what), mostWidth))
 	}
-	fmt.Fprintf(text, "%s on %s\n", all.words("to add", "to change", "to remove"), plain.Count(len(devices), "device"))
+	if all != (changes{}) {
+		fmt.Fprintf(text, "%s on %s\n", all.words("rule", "to add", "to change", "to remove"), plain.Count(len(devices), "device"))
+	}
+	if pools != (changes{}) {
+		fmt.Fprintln(text, pools.words("pool", "to add", "to change", "to remove"))
+	}
 	where := ""
 	for _, r := range d {
-		if at := plain.Line(r.Device) + " " + r.Direction; at != where {
+		at := plain.Line(r.Device) + " " + r.Direction
+		if r.Kind == KindPool {
+			at = "pools"
+		}
+		if at != where {
 			where = at
 			fmt.Fprintln(text, where)
 		}
-		first := fmt.Sprintf("  %s %-*s  ", map[string]string{"add": "+", "change": "~", "remove": "-"}[r.Change], widest, r.network)
+		first := fmt.Sprintf("  %s %-*s  ", map[string]string{"add": "+", "change": "~", "remove": "-"}[r.Change], widest, r.what)
 		text.WriteString(plain.Fold(plain.Line(r.words()), screenWidth, first, strings.Repeat(" ", len(first))))
 	}
 	return text.Flush()
@@ -229,7 +264,7 @@ func (r Difference) words() string {
 		if r.label.Plan != "" {
 			says += fmt.Sprintf(", plan %q", r.label.Plan)
 		}
-		if r.label.Name != "" {
+		if r.label.Name != "" && r.Kind != KindPool {
 			says += fmt.Sprintf(", name %q", r.label.Name)
 		}
 		return says
@@ -239,7 +274,7 @@ func (r Difference) words() string {
 		parts = append(parts, policy.Change(o).String())
 	}
 	says := strings.Join(parts, ", ")
-	if named := slices.ContainsFunc(r.Options, func(o OptionChange) bool { return o.Option == "name" }); !named && r.label.Name != "" {
+	if named := slices.ContainsFunc(r.Options, func(o OptionChange) bool { return o.Option == "name" }); !named && r.label.Name != "" && r.Kind != KindPool {
 		says = strconv.Quote(r.label.Name) + ": " + says
 	}
 	return says

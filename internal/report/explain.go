@@ -40,6 +40,9 @@ type Stop struct {
 	Hides   []Brief  `json:"hides"`
 	Counted *Counted `json:"counted"` // null where no rule matches
 	Bucket  *Level   `json:"bucket"`  // null where there is none, and where it is not known which it is
+	Passage
+	// WaitNS is how long the packet is queued or, if it does not conform to the rule and its pools, the time until it would.
+	WaitNS uint64 `json:"wait_ns"`
 	// Verdict is pass, drop, mark or delay; unknown where the rules or the bucket are; lost where there is no ifb
 	// for delayed packets.
 	Verdict string `json:"verdict"`
@@ -72,6 +75,7 @@ type Attached struct {
 	Name      string `json:"name"`
 	Ours      bool   `json:"ours"`
 	Decides   bool   `json:"decides"` // it enforces the rule that matches
+	Limits    bool   `json:"limits"`  // true for another limiter of the rate
 }
 
 // Brief is what matters of a rule that does not decide.
@@ -79,18 +83,21 @@ type Brief struct {
 	Rule     string  `json:"rule"`
 	RateBits *uint64 `json:"rate_bits_per_second"` // null if it is unlimited
 	Each     string  `json:"each"`
+	Within   string  `json:"within"` // "" for no pool
 	Sentence string  `json:"sentence"`
 }
 
 // NewBrief is the rule of a direction of a device, where match is the side that its prefix is compared with.
 func NewBrief(r policy.Rule, device string, d policy.Direction, match policy.Match) Brief {
 	rate, _ := limit(r)
-	return Brief{Rule: r.Prefix.String(), RateBits: rate, Each: r.Each.String(), Sentence: r.Sentence(device, d, match)}
+	return Brief{Rule: r.Prefix.String(), RateBits: rate, Each: r.Each.String(), Within: string(r.Within), Sentence: r.Sentence(device, d, match)}
 }
 
 func (b Brief) String() string {
 	all := policy.Each{}
 	switch {
+	case b.RateBits == nil && b.Within != "":
+		return b.Rule + " (limited by pool " + b.Within + ")"
 	case b.RateBits == nil:
 		return b.Rule + " (not limited)"
 	case b.Each == all.String():
@@ -165,7 +172,7 @@ func (paths Paths) Text(w io.Writer) error {
 func (w Path) text(s *strings.Builder) {
 	s.WriteString(plain.Fold(plain.Line("packets "+w.Packets+" "+w.How), screenWidth, "", "    "))
 	for _, stop := range w.Hooks {
-		s.WriteString(plain.Fold(plain.Line(stop.where()+": "+stop.answer()), screenWidth, "  ", "    "))
+		s.WriteString(plain.Fold(plain.Line(stop.where()+": "+stop.answer()+stop.limiters()), screenWidth, "  ", "    "))
 	}
 	for _, stop := range w.Hooks {
 		foreign := func(a Attached) bool { return !a.Ours && a.At != "qdisc" }
@@ -184,7 +191,11 @@ func (w Path) text(s *strings.Builder) {
 		}
 		met := e.Met
 		if strings.HasPrefix(met, "not met") {
+			_, unless, _ := strings.Cut(met, ", unless")
 			met = "not on this path"
+			if unless != "" {
+				met += ", unless" + unless
+			}
 		}
 		text := fmt.Sprintf("%s %s %s: %s%s", e.Device, e.Direction, e.Brief, met, remark(Rule{Attached: e.Attached, State: e.State}))
 		s.WriteString(plain.Fold(plain.Line(text), screenWidth, "  ", "    "))
@@ -197,19 +208,40 @@ func (p Stop) where() string { return p.Device + " " + p.Direction + p.otherSide
 func (p Stop) answer() string {
 	switch {
 	case p.Rule == nil && p.Verdict == "unknown":
-		return "not known; " + p.Note
-	case p.Rule == nil && p.Address == "":
+		return p.Note
+	case p.Rule == nil && p.State == "":
 		return "no rules; they pass"
+	case p.Rule == nil && p.Address == "":
+		return "no rule matches them; they pass"
 	case p.Rule == nil:
 		return "no rule matches " + p.Address + "; they pass"
 	case NotInForce(p.Attached):
 		return *p.Rule + " matches, but is NOT IN FORCE (" + p.State + "); they pass"
 	}
 	says := *p.Rule + " decides; " + p.fate()
+	switch r := p.RefusedBy; {
+	case r != nil && r.Kind == KindPool:
+		says = *p.Rule + " matches, and pool " + r.Name + " decides; " + p.fate()
+	case p.Bucket == nil && len(p.Pools) > 0:
+		says = *p.Rule + " matches; " + p.fate()
+	}
 	if p.DroppedPackets > 0 {
 		says += "; " + percentText(percentOf(p.DroppedPackets, p.PassedPackets+p.DroppedPackets)) + " of its packets were dropped so far"
 	}
 	return says
+}
+
+// limiters names those that are not shapectl.
+func (p Stop) limiters() (text string) {
+	for _, a := range p.Chain {
+		switch {
+		case a.Limits && a.At == "qdisc":
+			text += "; the qdisc " + a.Name + " may limit them, too"
+		case a.Limits:
+			text += "; the " + a.Name + " may limit them, too"
+		}
+	}
+	return text
 }
 
 // fate is what happens to the packets now.
@@ -217,9 +249,11 @@ func (p Stop) fate() string {
 	b := p.Bucket
 	switch {
 	case p.Verdict == "unknown":
-		return "it depends on the flow"
+		return "whether they pass depends on the flow"
 	case p.Verdict == "lost":
 		return "they are LOST"
+	case !p.plain():
+		return "they " + p.become()
 	case b == nil:
 		return "they pass, without a limit"
 	case p.Verdict == "drop":
@@ -228,7 +262,7 @@ func (p Stop) fate() string {
 		return "they wait " + about(b.WaitNS) + ", marked by ECN"
 	case p.Verdict == "mark":
 		return "they are marked by ECN now"
-	case p.Verdict == "delay" && p.HeldBack != nil && !*p.HeldBack:
+	case p.Verdict == "delay" && p.unheld():
 		return "they pass now, NOT DELAYED"
 	case p.Verdict == "delay":
 		return "they wait " + about(b.WaitNS)
@@ -250,10 +284,17 @@ func (p Stop) text(s *strings.Builder) {
 				fact(s, "spilled", noRoom(p.Bucket.Key))
 			}
 		}
+		if shares := p.Sharing.text(); shares != "" {
+			fact(s, "shares", shares)
+		}
 		if c := p.Counted; c.Bytes != c.PacketBytes {
 			fact(s, "counted", c.words())
 		}
 		p.counters(s)
+		for _, pool := range p.Pools {
+			r := p.RefusedBy
+			fact(s, "pool", pool.text(r != nil && r.Kind == KindPool && r.Name == pool.Name))
+		}
 	}
 	for _, warning := range p.Warnings {
 		fact(s, "warning", warning)
@@ -277,7 +318,7 @@ func (p Stop) text(s *strings.Builder) {
 		if !p.Proposed.Conforms {
 			would = "would be refused"
 		}
-		fact(s, "proposed", fmt.Sprintf("%s: bucket of %s with %d of %d bytes",
+		fact(s, "shadow", fmt.Sprintf("%s: bucket of %s with %d of %d bytes",
 			would, p.Proposed.Key, p.Proposed.LevelBytes, p.Proposed.CapacityBytes))
 	}
 }
@@ -326,6 +367,8 @@ func (a Attached) String() string {
 	switch {
 	case a.Decides:
 		what += ", decides"
+	case a.Limits:
+		what += ", another limiter"
 	case a.At != "qdisc" && !a.Ours:
 		what += ", not shapectl's"
 	}
@@ -338,7 +381,10 @@ func (p Stop) now(s *strings.Builder) {
 	switch {
 	case NotInForce(p.Attached):
 		fact(s, "now", "passes: NOTHING METERS IT")
-	case p.Verdict == "unknown", b == nil:
+	case p.Verdict == "unknown":
+	case !p.plain():
+		p.throughPools(s)
+	case b == nil:
 	case b.delays():
 		p.queued(s)
 	case b.Conforms && p.Counted.Bytes > b.CapacityBytes:
@@ -359,6 +405,8 @@ func (b Level) room() string {
 	return fmt.Sprintf("room for %s (%d bytes)", plain.Count(b.RoomPackets, "such packet"), b.RoomBytes)
 }
 
+const lost = " is lost: no ifb device lets it enter again"
+
 // queued is the verdict of a rule that delays, and when there will be another one.
 func (p Stop) queued(s *strings.Builder) {
 	b := p.Bucket
@@ -368,18 +416,18 @@ func (p Stop) queued(s *strings.Builder) {
 		return
 	}
 	if p.Verdict == "lost" {
-		fact(s, "now", p.packet()+" is lost: no ifb device lets it enter again")
+		fact(s, "now", p.packet()+lost)
 		return
 	}
 	text := p.packet() + " departs immediately"
 	if b.WaitNS > 0 {
 		text = p.packet() + " waits " + about(b.WaitNS)
-		if p.HeldBack != nil && !*p.HeldBack {
+		if p.unheld() {
 			text = p.packet() + " passes: nothing delays it by " + about(b.WaitNS)
 		}
 	}
 	if p.Verdict == "mark" {
-		text += ", and is marked by ECN where it can be, as that is more than " + about(*b.ECNAboveNS)
+		text += ", and is marked by ECN if it allows that, as that is more than " + about(*b.ECNAboveNS)
 	}
 	text += "; " + b.room()
 	if b.WaitNS == 0 && b.AtOncePackets < b.RoomPackets {
@@ -421,16 +469,10 @@ func (b Level) later(s *strings.Builder, then string) {
 
 // fate is what happens to an excess packet.
 func (b Level) fate(verdict string) string {
-	ecn := b.Excess == policy.ECN.String()
-	switch {
-	case verdict == "mark":
-		return "marked by ECN where it can be, else dropped"
-	case verdict == "drop" && ecn:
+	if verdict == "drop" && b.Excess == policy.ECN.String() {
 		return "dropped, not marked by ECN, as it exceeds twice the capacity"
-	case verdict == "drop":
-		return "dropped"
 	}
-	return "counted, and passes"
+	return excessBecomes[verdict]
 }
 
 // drained says when such a packet conforms.
@@ -477,13 +519,13 @@ func (c Counted) words() string {
 	return fmt.Sprintf("%d bytes: %s", c.Bytes, sum)
 }
 
-// about rounds a time up to four digits.
+// about rounds a time to three digits.
 func about(ns uint64) string {
 	d, digits := time.Duration(min(ns, math.MaxInt64/2)), time.Duration(1)
-	for d/digits >= 10000 {
+	for d/digits >= 1000 {
 		digits *= 10
 	}
-	d = (d + digits - 1) / digits * digits
+	d = (d + digits/2) / digits * digits
 	return strings.ReplaceAll(d.String(), "µ", "u")
 }
 

@@ -51,8 +51,8 @@ func TestCountedWords(t *testing.T) {
 
 func TestAbout(t *testing.T) {
 	for ns, want := range map[uint64]string{
-		0: "0s", 1: "1ns", 999: "999ns", 9999: "9.999us", 10001: "10.01us", 77_871_234: "77.88ms",
-		1_000_000_000: "1s", 29_999_999_999: "30s", 3_600_000_000_001: "1h0m1s", 1<<64 - 1: "1281111h6m40s",
+		0: "0s", 1: "1ns", 999: "999ns", 9999: "10us", 10001: "10us", 77_871_234: "77.9ms",
+		1_000_000_000: "1s", 29_999_999_999: "30s", 3_600_000_000_001: "1h0m0s", 1<<64 - 1: "1280555h33m20s",
 	} {
 		if got := about(ns); got != want {
 			t.Errorf("%d ns is about %s, want %s", ns, got, want)
@@ -124,7 +124,7 @@ func TestVerdictWords(t *testing.T) {
 		{"conforms", func(*Stop) {}, []string{
 			"bucket     of 10.0.0.7: 100 of 5000 bytes (2.0 % full); empty in 1m40s if no more come",
 			"now        a packet of 1000 bytes conforms, and passes; room for 4 such packets (4900 bytes)",
-			"later      excess after 99.88us of such packets at the device's 10gbit",
+			"later      excess after 99.9us of such packets at the device's 10gbit",
 		}},
 		{"empty", func(p *Stop) { p.Bucket.LevelBytes, p.Bucket.EmptyNS = 0, 0 }, []string{"bucket     of 10.0.0.7: empty, of 5000 bytes"}},
 		{"just one", func(p *Stop) { p.Bucket.RoomPackets = 1 }, []string{"room for 1 such packet (4900 bytes)"}},
@@ -134,7 +134,7 @@ func TestVerdictWords(t *testing.T) {
 		{"bigger than a bucket in use", func(p *Stop) { excess(p); p.Counted.Bytes = 9000 }, []string{
 			"conforms in 500ms, when the bucket is empty, as it is larger than that, if no others come",
 		}},
-		{"marked", func(p *Stop) { excess(p); p.Verdict, p.Bucket.Excess = "mark", "ecn" }, []string{"excess: marked by ECN where it can be, else dropped"}},
+		{"marked", func(p *Stop) { excess(p); p.Verdict, p.Bucket.Excess = "mark", "ecn" }, []string{"excess: marked by ECN if the packet allows it, else dropped"}},
 		{"too much to be marked", func(p *Stop) { excess(p); p.Bucket.Excess = "ecn" }, []string{"excess: dropped, not marked by ECN, as it exceeds twice the capacity"}},
 		{"counted only", func(p *Stop) { excess(p); p.Verdict, p.Bucket.Excess = "pass", "pass" }, []string{"excess: counted, and passes"}},
 		{"fills", func(p *Stop) { excess(p); p.Bucket.Penalty = "fill" }, []string{"; each excess packet until then fills the bucket again"}},
@@ -142,13 +142,13 @@ func TestVerdictWords(t *testing.T) {
 			excess(p)
 			p.Bucket.Penalty, p.Bucket.HeldNS, p.Bucket.HeldUntil = "30s", 29_871_000_000, uint64(until.UnixNano())
 		}, []string{
-			"bucket     of 10.0.0.7: full, and kept full by the penalty for another 29.88s, until 14:03:07; empty in",
+			"bucket     of 10.0.0.7: full, and kept full by the penalty for another 29.9s, until 14:03:07; empty in",
 			"; each excess packet until then keeps the bucket full for 30s again",
 		}},
 		{"an empty queue", func(p *Stop) { queue(p, leaky, 0, 0, "pass"); p.Bucket.AtOncePackets = 1 }, []string{
 			"queue      of 10.0.0.7: empty, of 10000 bytes",
 			"now        a packet of 1000 bytes departs immediately; room for 10 such packets (10000 bytes), of which 1 would depart immediately",
-			"later      dropped after 99.88us of such packets",
+			"later      dropped after 99.9us of such packets",
 		}},
 		{"an empty queue behind a bucket", func(p *Stop) { queue(p, gcra, 0, 0, "pass"); p.Bucket.AtOncePackets = 4 }, []string{
 			"bucket     of 10.0.0.7: empty, of 4000 bytes, with a queue of 6000", "of which 4 would depart immediately",
@@ -161,7 +161,7 @@ func TestVerdictWords(t *testing.T) {
 			"bucket     of 10.0.0.7: 4000 of 4000 bytes (100.0 % full), queue: 1000 of 6000 bytes (16.7 % full); empty in", "now        a packet of 1000 bytes waits 2ms; room",
 		}},
 		{"waits and is marked", func(p *Stop) { queue(p, leaky, 6000, 6e6, "mark") }, []string{
-			"now        a packet of 1000 bytes waits 6ms, and is marked by ECN where it can be, as that is more than 5ms; room for 4 such packets",
+			"now        a packet of 1000 bytes waits 6ms, and is marked by ECN if it allows that, as that is more than 5ms; room for 4 such packets",
 		}},
 		{"nothing delays", func(p *Stop) { queue(p, leaky, 2000, 2e6, "delay"); p.HeldBack = &no }, []string{
 			"now        a packet of 1000 bytes passes: nothing delays it by 2ms; room",

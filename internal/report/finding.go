@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 
 	"github.com/shapectl/shapectl/internal/plain"
@@ -29,6 +28,8 @@ type Finding struct {
 	Direction string `json:"direction"`
 	Finding   string `json:"finding"`
 	Advice    string `json:"advice"` // what to do; "" for nothing
+	// Rules is the number with which Finding begins, 0 for none. Text adds up those of a device direction each.
+	Rules int `json:"-"`
 }
 
 // Findings are the results of all checks.
@@ -56,42 +57,49 @@ func (findings Findings) Problems(w io.Writer) error {
 // write writes some findings, those that are the same for many devices once, and how many there are in all.
 func (findings Findings) write(w io.Writer, shown func(Finding) bool) error {
 	text := bufio.NewWriter(w)
-	where := map[Finding][]string{} // by what is found
+	where, rules := map[Finding][]string{}, map[Finding]int{} // by what is found
 	var order []Finding
-	count, devices := map[Status]int{}, map[string]bool{}
-	var hidden []string
+	count, devices, hidden := map[Status]int{}, map[string]bool{}, false
 	for _, f := range findings {
 		count[f.Status]++
 		if f.Device != "" {
 			devices[f.Device] = true
 		}
 		if !shown(f) {
-			if f.Status == Note && !slices.Contains(hidden, f.Check) {
-				hidden = append(hidden, f.Check)
-			}
+			hidden = hidden || f.Status == Note
 			continue
 		}
 		at := strings.TrimSpace(plain.Line(f.Device) + " " + f.Direction)
-		f.Device, f.Direction = "", ""
+		n := f.Rules
+		f.Finding = strings.TrimPrefix(f.Finding, countOf(n))
+		f.Device, f.Direction, f.Rules = "", "", 0
 		if where[f] == nil {
 			order = append(order, f)
 		}
 		where[f] = append(where[f], at)
+		rules[f] += n
 	}
 	const indent = "         "
 	for _, f := range order {
 		says := strings.TrimSpace(plain.List(where[f]) + " " + f.Check)
 		first := fmt.Sprintf("%-7s  ", f.Status)
-		text.WriteString(plain.Fold(plain.Line(says+": "+f.Finding), screenWidth, first, indent))
+		text.WriteString(plain.Fold(plain.Line(says+": "+countOf(rules[f])+f.Finding), screenWidth, first, indent))
 		if f.Advice != "" {
 			text.WriteString(plain.Fold(plain.Line(f.Advice), screenWidth, indent+"-> ", indent+"   "))
 		}
 	}
 	sum := fmt.Sprintf("%s on %s: %d failed, %s, %s", plain.Count(len(findings), "check"), plain.Count(len(devices), "device"),
 		count[Failed], plain.Count(count[Warning], "warning"), plain.Count(count[Note], "note"))
-	if len(hidden) > 0 {
-		sum += " (" + strings.Join(hidden, ", ") + "; -v shows them)"
+	if hidden {
+		sum += " (-v shows all)"
 	}
 	text.WriteString(plain.Fold(sum, screenWidth, "", "  "))
 	return text.Flush()
+}
+
+func countOf(rules int) string {
+	if rules == 0 {
+		return ""
+	}
+	return plain.Count(rules, "rule")
 }

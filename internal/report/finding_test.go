@@ -11,17 +11,18 @@ func TestFindings(t *testing.T) {
 		{Status: Note, Check: "traffic", Device: "tap0", Direction: "egress", Finding: "no packet"},
 		{Status: Warning, Check: "chain", Device: "tap0", Direction: "egress", Finding: "a program runs before it and may do what it likes to packets", Advice: "look at it"},
 		{Status: Warning, Check: "chain", Device: "tap\n1", Direction: "egress", Finding: "a program runs before it and may do what it likes to packets", Advice: "look at it"},
-		{Status: Failed, Check: "state", Device: "tap2", Direction: "ingress", Finding: "not in force"},
+		{Status: Failed, Check: "state", Device: "tap2", Direction: "egress", Finding: "1 rule not in force", Rules: 1},
+		{Status: Failed, Check: "state", Device: "tap2", Direction: "ingress", Finding: "12 rules not in force", Rules: 12},
 	}
 	same(t, "problems", text(t, findings.Problems), `
 warning  tap0 egress, tap\n1 egress chain: a program runs before it and may do
          what it likes to packets
          -> look at it
-failed   tap2 ingress state: not in force
-5 checks on 3 devices: 1 failed, 2 warnings, 1 note (traffic; -v shows them)
+failed   tap2 egress, tap2 ingress state: 13 rules not in force
+6 checks on 3 devices: 2 failed, 2 warnings, 1 note (-v shows all)
 `)
 	if all := text(t, findings.Text); !strings.HasPrefix(all, "ok       kernel: Linux\nnote     tap0 egress traffic: no packet\nwarning") ||
-		!strings.HasSuffix(all, "5 checks on 3 devices: 1 failed, 2 warnings, 1 note\n") {
+		!strings.HasSuffix(all, "6 checks on 3 devices: 2 failed, 2 warnings, 1 note\n") {
 		t.Errorf("all: %s", all)
 	}
 	same(t, "none", text(t, Findings{findings[0]}.Problems), "1 check on 0 devices: 0 failed, 0 warnings, 0 notes\n")

@@ -16,9 +16,22 @@ import (
 // An Imported is the policy that another tool's limits make, and what it lacks of them.
 type Imported struct {
 	Policy string         `json:"policy"` // the file
+	Pools  []ImportedPool `json:"pools"`  // of the policy, above their members
 	Rules  []ImportedRule `json:"rules"`
 	Left   []Left         `json:"not_carried_over"`
 	Notes  []string       `json:"notes"`
+}
+
+// An ImportedPool is a pool of the policy.
+type ImportedPool struct {
+	Name          string  `json:"name"`
+	Within        string  `json:"within"` // empty for none
+	RateBits      uint64  `json:"rate_bits_per_second"`
+	GuaranteeBits *uint64 `json:"guarantee_bits_per_second"` // null for none
+	CapacityBytes uint64  `json:"capacity_bytes"`
+	Weight        uint16  `json:"weight"` // 1 or more
+	Share         string  `json:"share"`  // who gets a fair share
+	Sentence      string  `json:"sentence"`
 }
 
 // An ImportedRule is a rule of the policy.
@@ -33,10 +46,14 @@ type ImportedRule struct {
 	RateBits      *uint64 `json:"rate_bits_per_second"`
 	CapacityBytes *uint64 `json:"capacity_bytes"`
 	Unlimited     bool    `json:"unlimited"`
+	Within        string  `json:"within"`                    // its pool; empty for none
+	GuaranteeBits *uint64 `json:"guarantee_bits_per_second"` // null for none
+	Weight        uint16  `json:"weight"`                    // 1 or more
 	OverheadBytes int16   `json:"overhead_bytes"`
 	MPUBytes      uint16  `json:"mpu_bytes"`
 	Name          string  `json:"name"`
 	Note          string  `json:"note"`
+	Plan          string  `json:"plan"`
 	Comment       string  `json:"comment"` // what the other tool itself called it; empty for none
 	Sentence      string  `json:"sentence"`
 }
@@ -63,14 +80,18 @@ func NewImported(command string, i importer.Imported) (Imported, error) {
 	}
 	text.WriteByte('\n')
 	err := policyfile.Write(&text, i.Tables, i.Comment)
-	r := Imported{Policy: text.String(), Rules: []ImportedRule{}, Left: []Left{}, Notes: append([]string{}, i.Notes...)}
+	r := Imported{Policy: text.String(), Pools: []ImportedPool{}, Rules: []ImportedRule{}, Left: []Left{}, Notes: append([]string{}, i.Notes...)}
 	for _, t := range i.Tables {
 		for _, rule := range t.Rules {
+			if rule.Pool {
+				r.Pools = append(r.Pools, importedPool(rule))
+				continue
+			}
 			r.Rules = append(r.Rules, importedRule(t, rule, i.Comment(t.Device, t.Direction, rule.Prefix)))
 		}
 	}
 	for _, l := range i.Left {
-		r.Left = append(r.Left, Left(l))
+		r.Left = append(r.Left, Left{l.Kind, l.Where, l.What, l.Why, l.Advice})
 	}
 	return r, err
 }
@@ -94,13 +115,29 @@ func ImportedLines(w io.Writer, i importer.Imported) error {
 	return text.Flush()
 }
 
+func importedPool(p policy.Rule) ImportedPool {
+	return ImportedPool{
+		Name: p.Label.Name, Within: p.Within.String(), RateBits: uint64(p.Rate), GuaranteeBits: guarantee(p), CapacityBytes: p.Capacity,
+		Weight: p.Weight.Value(), Share: p.Share.String(), Sentence: p.Says(0),
+	}
+}
+
+func guarantee(r policy.Rule) *uint64 {
+	if r.Guarantee == 0 {
+		return nil
+	}
+	bits := uint64(r.Guarantee)
+	return &bits
+}
+
 func importedRule(t policy.Table, r policy.Rule, comment string) ImportedRule {
 	rate, capacity := limit(r)
 	return ImportedRule{
 		Device: t.Device, Direction: t.Direction.String(), CIDR: r.Prefix.String(), Match: t.Match.String(),
 		Each: r.Each.String(), Excess: r.Excess.String(), RateBits: rate, CapacityBytes: capacity, Unlimited: rate == nil,
+		Within: r.Within.String(), GuaranteeBits: guarantee(r), Weight: r.Weight.Value(),
 		OverheadBytes: r.Framing.Overhead, MPUBytes: r.Framing.MPU,
-		Name: r.Label.Name, Note: r.Label.Note, Comment: comment, Sentence: r.Sentence(t.Device, t.Direction, t.Match),
+		Name: r.Label.Name, Note: r.Label.Note, Plan: r.Label.Plan, Comment: comment, Sentence: r.Sentence(t.Device, t.Direction, t.Match),
 	}
 }
 
@@ -109,13 +146,16 @@ func summary(i importer.Imported, kinds int) string {
 	if i.Rules() == 0 {
 		rules = "no rules"
 	}
+	if n := i.Pools(); n > 0 {
+		rules = plain.Count(n, "pool") + ", " + rules
+	}
 	switch things := len(i.Left); things {
 	case 0:
 		return rules + "; nothing was left out"
 	case 1:
 		return rules + "; 1 thing was not carried over"
 	default:
-		return fmt.Sprintf("%s; %d things of %s were not carried over", rules, things, plain.Count(kinds, "kind"))
+		return fmt.Sprintf("%s; %d things of %s were not carried over (-j lists all)", rules, things, plain.Count(kinds, "kind"))
 	}
 }
 

@@ -2,6 +2,7 @@ package report
 
 import (
 	"bufio"
+	"encoding/json"
 	"fmt"
 	"io"
 	"strconv"
@@ -10,12 +11,13 @@ import (
 	"time"
 
 	"github.com/shapectl/shapectl/internal/model"
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/replay"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
 // AppendReplayed appends a line of JSON with the result of a packet. Packets with addresses
-// have a rule and a bucket key.
+// have a rule and a bucket key. With pools, a packet has the rule or pool that refused it and the one that guaranteed it.
 func AppendReplayed(b []byte, r replay.Result, l replay.Limits, addressed bool) []byte {
 	b = strconv.AppendUint(append(b, `{"time_ns":`...), r.Time, 10)
 	b = strconv.AppendUint(append(b, `,"bytes":`...), r.Bytes, 10)
@@ -35,15 +37,32 @@ func AppendReplayed(b []byte, r replay.Result, l replay.Limits, addressed bool) 
 		b = l.Rules[r.Rule].Prefix.AppendTo(append(b, `,"rule":"`...))
 		b = append(append(b, `","key":"`...), l.Key(r)...)
 		b = append(b, '"')
+		if l.Rules[r.Rule].Share.Kind != policy.ShareNone {
+			b = append(append(b, `,"sharer":"`...), l.Sharer(r)...)
+			b = append(b, '"')
+		}
+	}
+	if len(l.Pools) > 0 {
+		b = appendName(append(b, `,"refused_by":`...), r.RefusedBy)
+		b = appendName(append(b, `,"guaranteed_by":`...), r.GuaranteedBy)
 	}
 	return append(b, "}\n"...)
+}
+
+// appendName appends a name as JSON, null for an empty one.
+func appendName(b []byte, name string) []byte {
+	if name == "" {
+		return append(b, "null"...)
+	}
+	text, _ := json.Marshal(name) // a string has no error
+	return append(b, text...)
 }
 
 // A Replay is the effect of limits on a trace.
 type Replay struct {
 	Trace     string   `json:"trace"`
 	Engine    string   `json:"engine"`
-	Sentences []string `json:"sentences"` // of each rule
+	Sentences []string `json:"sentences"` // of each rule, then of each pool
 
 	// Mixed is true if the rules of a policy differ. The next fields are those of the first one.
 	Mixed         bool   `json:"mixed"`
@@ -79,19 +98,38 @@ type Replay struct {
 	ContendedPackets uint64 `json:"contended_packets"`
 	SpilledPackets   uint64 `json:"spilled_packets"` // the kernel had no room for their bucket key
 
+	GuaranteedPackets uint64         `json:"guaranteed_packets"`
+	GuaranteedBytes   uint64         `json:"guaranteed_bytes"`
+	BorrowedPackets   uint64         `json:"borrowed_packets"`
+	BorrowedBytes     uint64         `json:"borrowed_bytes"`
+	Pools             []ReplayedPool `json:"pools"` // those above the rules
+
 	FirstNS           uint64 `json:"first_ns"`
 	DurationNS        uint64 `json:"duration_ns"`
 	LongestGapNS      uint64 `json:"longest_gap_ns"`
 	LongestGapFromNS  uint64 `json:"longest_gap_from_ns"`
 	HighestLevelBytes uint64 `json:"highest_level_bytes"`
-	// LosslessCapacityBytes is null if no capacity is large enough.
+	// LosslessCapacityBytes is null if no capacity is large enough, and with fair shares or pools.
 	LosslessCapacityBytes *uint64 `json:"lossless_capacity_bytes"`
+	alone                 bool
 
-	// MostExcess are the bucket keys with the most excess bytes; null if all packets share one bucket.
+	// MostExcess are the bucket keys and sharers with the most excess bytes; null if all packets share one bucket
+	// without fair shares.
 	MostExcess []KeyExcess `json:"most_excess"`
 }
 
-// A KeyExcess is the excess of a bucket key.
+// A ReplayedPool is what happened to packets in a pool.
+type ReplayedPool struct {
+	Name              string `json:"name"`
+	PassedPackets     uint64 `json:"passed_packets"`
+	PassedBytes       uint64 `json:"passed_bytes"`
+	RefusedPackets    uint64 `json:"refused_packets"`
+	RefusedBytes      uint64 `json:"refused_bytes"`
+	GuaranteedPackets uint64 `json:"guaranteed_packets"`
+	GuaranteedBytes   uint64 `json:"guaranteed_bytes"`
+}
+
+// A KeyExcess is the excess of a bucket key or sharer.
 type KeyExcess struct {
 	Key     string `json:"key"`
 	Packets uint64 `json:"excess_packets"`
@@ -120,7 +158,16 @@ func NewReplay(l replay.Limits, s *replay.Summary) Replay {
 		FirstNS: s.First, DurationNS: s.Last - s.First,
 		LongestGapNS: s.LongestGap.NS, LongestGapFromNS: s.LongestGap.From,
 		HighestLevelBytes: s.HighestLevelBytes(),
+		GuaranteedPackets: s.Guaranteed.Packets, GuaranteedBytes: s.Guaranteed.Bytes,
+		BorrowedPackets: s.Borrowed.Packets, BorrowedBytes: s.Borrowed.Bytes,
+		Pools: []ReplayedPool{},
 	}
+	for i, c := range s.Pools {
+		r.Pools = append(r.Pools, ReplayedPool{
+			l.Pools[i].Label.Name, c.Passed.Packets, c.Passed.Bytes, c.Refused.Packets, c.Refused.Bytes, c.Guaranteed.Packets, c.Guaranteed.Bytes,
+		})
+	}
+	r.alone = l.Alone()
 	for _, other := range l.Rules {
 		other.Prefix = rule.Prefix
 		r.Mixed = r.Mixed || other != rule
@@ -148,6 +195,13 @@ func (r Replay) Text(w io.Writer) error {
 	r.table(text)
 	fmt.Fprintln(text)
 	r.facts(text)
+	for i, p := range r.Pools {
+		if i == 0 {
+			fmt.Fprintln(text, "\npools:")
+		}
+		fmt.Fprintf(text, "    %s: passed %d packets, %d bytes; refused %d packets, %d bytes\n",
+			plain.Line(p.Name), p.PassedPackets, p.PassedBytes, p.RefusedPackets, p.RefusedBytes)
+	}
 	for i, x := range r.MostExcess {
 		if i == 0 {
 			fmt.Fprintln(text, "\nmost excess:")
@@ -171,8 +225,13 @@ func (r Replay) table(w io.Writer) {
 		{"dropped", r.DroppedPackets, r.DroppedBytes, r.DroppedPackets != r.ExcessPackets},
 		{"delayed", r.DelayedPackets, r.DelayedBytes, r.delays() || r.DelayedPackets > 0},
 		{"marked", r.MarkedPackets, r.MarkedBytes, r.MarkedPackets > 0},
+		{"guaranteed", r.GuaranteedPackets, r.GuaranteedBytes, r.GuaranteedPackets > 0},
+		{"borrowed", r.BorrowedPackets, r.BorrowedBytes, r.GuaranteedPackets > 0},
 	}
 	width := len("offered")
+	if r.GuaranteedPackets > 0 {
+		width = len("guaranteed")
+	}
 	fmt.Fprintf(t, "%-*s\tPACKETS\t\tBYTES\t\t\n", width, "")
 	for _, row := range rows {
 		if row.always {
@@ -222,7 +281,7 @@ func (r Replay) facts(w io.Writer) {
 		fact("highest level", "%d of %d bytes (%s)", r.HighestLevelBytes, holds, percent(r.HighestLevelBytes, holds))
 	}
 	switch least := r.LosslessCapacityBytes; {
-	case r.OfferedPackets == 0:
+	case r.OfferedPackets == 0 || !r.alone:
 	case least == nil:
 		fact("lossless capacity", "none: it would be above %d bytes", uint64(policy.MaxCapacity))
 	case *least == 0:

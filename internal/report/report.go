@@ -21,8 +21,9 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A Rule is all that is known of a rule.
+// A Rule is all that is known of a rule, or of a pool, which has neither a device nor a network.
 type Rule struct {
+	Kind      string `json:"kind"` // rule or pool
 	Device    string `json:"device"`
 	Direction string `json:"direction"`
 	CIDR      string `json:"cidr"`
@@ -39,28 +40,38 @@ type Rule struct {
 	RateBits      *uint64 `json:"rate_bits_per_second"`
 	CapacityBytes *uint64 `json:"capacity_bytes"`
 	Queue
-	Unlimited        bool   `json:"unlimited"`
-	OverheadBytes    int16  `json:"overhead_bytes"`
-	MPUBytes         uint16 `json:"mpu_bytes"`
-	Attached         *bool  `json:"attached"` // null where it is not known
-	State            string `json:"state"`
-	Hook             string `json:"hook"`
-	LevelBytes       uint64 `json:"level_bytes"`
-	PassedPackets    uint64 `json:"passed_packets"`
-	PassedBytes      uint64 `json:"passed_bytes"`
-	ExcessPackets    uint64 `json:"excess_packets"`
-	ExcessBytes      uint64 `json:"excess_bytes"`
-	DroppedPackets   uint64 `json:"dropped_packets"`
-	DroppedBytes     uint64 `json:"dropped_bytes"`
-	DelayedPackets   uint64 `json:"delayed_packets"`
-	DelayedBytes     uint64 `json:"delayed_bytes"`
-	MarkedPackets    uint64 `json:"marked_packets"`
-	ContendedPackets uint64 `json:"contended_packets"`
-	UnsurePackets    uint64 `json:"unsure_packets"` // the same by its former name, for one release
-	ExemptPackets    uint64 `json:"exempt_packets"`
-	SKBs             uint64 `json:"skbs"`            // passed and dropped, where packets are those on the wire
-	SpilledPackets   uint64 `json:"spilled_packets"` // of all that matched: charged to the spill bucket
-	Sentence         string `json:"sentence"`
+	Unlimited     bool   `json:"unlimited"`
+	OverheadBytes int16  `json:"overhead_bytes"`
+	MPUBytes      uint16 `json:"mpu_bytes"`
+	Within        string `json:"within"` // the pool that it draws from; "" for none
+	// GuaranteeBits is null for no guarantee.
+	GuaranteeBits     *uint64 `json:"guarantee_bits_per_second"`
+	Members           uint32  `json:"members"`  // buckets that have the guarantee each, at most; 0 unless it has several
+	Weight            uint16  `json:"weight"`   // in the shares of its pool
+	Share             string  `json:"share"`    // who gets a fair share of the bucket
+	Attached          *bool   `json:"attached"` // null where it is not known
+	State             string  `json:"state"`
+	Hook              string  `json:"hook"`
+	LevelBytes        uint64  `json:"level_bytes"`
+	PassedPackets     uint64  `json:"passed_packets"`
+	PassedBytes       uint64  `json:"passed_bytes"`
+	ExcessPackets     uint64  `json:"excess_packets"`
+	ExcessBytes       uint64  `json:"excess_bytes"`
+	DroppedPackets    uint64  `json:"dropped_packets"`
+	DroppedBytes      uint64  `json:"dropped_bytes"`
+	DelayedPackets    uint64  `json:"delayed_packets"`
+	DelayedBytes      uint64  `json:"delayed_bytes"`
+	MarkedPackets     uint64  `json:"marked_packets"`
+	GuaranteedPackets uint64  `json:"guaranteed_packets"` // of the passed ones: those that the guarantee covered
+	GuaranteedBytes   uint64  `json:"guaranteed_bytes"`
+	BorrowedPackets   uint64  `json:"borrowed_packets"` // the other passed ones of what is within a pool
+	BorrowedBytes     uint64  `json:"borrowed_bytes"`
+	ContendedPackets  uint64  `json:"contended_packets"`
+	UnsurePackets     uint64  `json:"unsure_packets"` // the same by its former name, for one release
+	ExemptPackets     uint64  `json:"exempt_packets"`
+	SKBs              uint64  `json:"skbs"`            // passed and dropped, where packets are those on the wire
+	SpilledPackets    uint64  `json:"spilled_packets"` // of all that matched: charged to the spill bucket
+	Sentence          string  `json:"sentence"`
 	// RevertsInNS is null unless the rule came with a change that is not confirmed.
 	RevertsInNS *uint64 `json:"reverts_in_ns"`
 	// Confirm is the command that confirms that change.
@@ -71,15 +82,21 @@ type Rule struct {
 	Buckets []Bucket `json:"buckets"`
 	// ActiveBuckets is how many hosts, subnets and flows have a bucket that is not empty; null unless it was asked for.
 	ActiveBuckets *uint64 `json:"active_buckets"`
+	// ActiveSharers is how many have a part of the shares of the bucket now; null where there are none, or unless it was asked for.
+	ActiveSharers *uint64 `json:"active_sharers"`
 	// IntervalNS is the time over which use and dropped were measured; null unless that was asked for.
 	IntervalNS *uint64 `json:"interval_ns"`
 	// UseBits is the rate of passed packets over the interval; null without one.
 	UseBits *uint64 `json:"use_bits_per_second"`
+	// BorrowedBits is the part of UseBits beyond the guarantee; null without an interval.
+	BorrowedBits *uint64 `json:"borrowed_bits_per_second"`
 	// UsePercent is UseBits in percent of the rate; null without an interval, and where several keys have that rate each.
 	UsePercent *float64 `json:"use_percent"`
 	// DroppedPercent is dropped packets in percent of all that matched over the interval; null without one, and
 	// where none matched.
 	DroppedPercent *float64 `json:"dropped_percent"`
+	// ExcessPercent is the same for excess and delayed packets together.
+	ExcessPercent *float64 `json:"excess_percent"`
 	// Decides says whether the rule decides about the address that was searched for; null for other searches.
 	Decides *bool `json:"decides"`
 
@@ -100,8 +117,9 @@ type Bucket struct {
 // bytes. Whether it is in force, and until when, is for the caller; so is Sentence.
 func NewRule(device string, d policy.Direction, match policy.Match, r policy.Rule, c maps.Counters, level uint64) Rule {
 	rate, capacity := limit(r)
-	return Rule{
-		Name: r.Label.Name, Note: r.Label.Note, Plan: r.Label.Plan, prefix: r.Prefix, scope: scope(r),
+	out := Rule{
+		Kind: KindRule, Within: string(r.Within), GuaranteeBits: optionalRate(r.Guarantee), Members: uint32(r.Members), Weight: r.Weight.Value(),
+		Share: r.Share.String(), Name: r.Label.Name, Note: r.Label.Note, Plan: r.Label.Plan, prefix: r.Prefix, scope: scope(r),
 		Device: device, Direction: d.String(), CIDR: r.Prefix.String(), Match: match.String(),
 		Algorithm: r.Algorithm.String(), Each: r.Each.String(), Excess: r.Excess.String(),
 		Penalty: r.Penalty.String(), Fail: r.Fail.String(), RateBits: rate, CapacityBytes: capacity, Unlimited: rate == nil,
@@ -113,6 +131,36 @@ func NewRule(device string, d policy.Direction, match policy.Match, r policy.Rul
 		Queue: NewQueue(r), MarkedPackets: c.MarkedPackets, ContendedPackets: c.ContendedPackets, UnsurePackets: c.ContendedPackets,
 		ExemptPackets: c.ExemptPackets, SpilledPackets: c.SpilledPackets, SKBs: c.SKBs(),
 	}
+	if r.Pool {
+		out.Kind, out.Device, out.Direction, out.CIDR, out.Match, out.prefix = KindPool, "", "", "", "", netip.Prefix{}
+	}
+	return out
+}
+
+// Kinds of a Rule.
+const (
+	KindRule = "rule"
+	KindPool = "pool"
+)
+
+// IsPool reports whether this is a pool.
+func (r *Rule) IsPool() bool { return r.Kind == KindPool }
+
+func optionalRate(g policy.Guarantee) *uint64 {
+	if g == 0 {
+		return nil
+	}
+	return (*uint64)(&g)
+}
+
+// Guaranteed divides what passed by the counters of the guarantee, which are zero without one.
+func (r *Rule) Guaranteed(c maps.Counters) {
+	if r.Within == "" {
+		return
+	}
+	r.GuaranteedPackets, r.GuaranteedBytes = c.PassedPackets, c.PassedBytes
+	r.BorrowedPackets = r.PassedPackets - min(r.PassedPackets, c.PassedPackets)
+	r.BorrowedBytes = r.PassedBytes - min(r.PassedBytes, c.PassedBytes)
 }
 
 // scope is who has a bucket of a rule that more than one key may have; else "".
@@ -124,11 +172,12 @@ func scope(r policy.Rule) string {
 	return each.String()
 }
 
-func droppedPercent(passed, dropped uint64) *float64 {
-	if passed+dropped == 0 {
+// partOf is percentOf; nil if the whole is 0.
+func partOf(part, whole uint64) *float64 {
+	if whole == 0 {
 		return nil
 	}
-	p := percentOf(dropped, passed+dropped)
+	p := percentOf(part, whole)
 	return &p
 }
 
@@ -137,29 +186,47 @@ func (r *Rule) dropped() *float64 {
 	if r.IntervalNS != nil {
 		return r.DroppedPercent
 	}
-	return droppedPercent(r.PassedPackets, r.DroppedPackets)
+	return partOf(r.DroppedPackets, r.PassedPackets+r.DroppedPackets)
+}
+
+// excess is the same for packets that were excess or delayed.
+func (r *Rule) excess() *float64 {
+	if r.IntervalNS != nil {
+		return r.ExcessPercent
+	}
+	return partOf(r.ExcessPackets+r.DelayedPackets, r.PassedPackets+r.DroppedPackets)
 }
 
 // A Sample is the counters of a rule at one time.
-type Sample struct{ passedBytes, passedPackets, droppedPackets uint64 }
+type Sample struct{ passedBytes, passedPackets, droppedPackets, excessPackets, borrowedBytes uint64 }
 
 // Sample is the rule's counters.
-func (r *Rule) Sample() Sample { return Sample{r.PassedBytes, r.PassedPackets, r.DroppedPackets} }
+func (r *Rule) Sample() Sample {
+	return Sample{r.PassedBytes, r.PassedPackets, r.DroppedPackets, r.ExcessPackets + r.DelayedPackets, r.BorrowedBytes}
+}
 
 // Since measures what the rule did since a sample was taken, which is ns ago. Nothing is
 // known where it was set anew since.
 func (r *Rule) Since(s Sample, ns uint64) {
-	r.IntervalNS, r.DroppedPercent = &ns, nil
-	if r.PassedBytes < s.passedBytes || r.PassedPackets < s.passedPackets || r.DroppedPackets < s.droppedPackets {
+	r.IntervalNS, r.DroppedPercent, r.ExcessPercent = &ns, nil, nil
+	now := r.Sample()
+	if now.passedBytes < s.passedBytes || now.passedPackets < s.passedPackets || now.droppedPackets < s.droppedPackets ||
+		now.excessPackets < s.excessPackets {
 		return
 	}
-	use := uint64(float64(r.PassedBytes-s.passedBytes) * 8e9 / float64(max(ns, 1)))
-	r.UseBits = &use
+	perSecond := func(bytes uint64) *uint64 {
+		bits := uint64(float64(bytes) * 8e9 / float64(max(ns, 1)))
+		return &bits
+	}
+	r.UseBits = perSecond(now.passedBytes - s.passedBytes)
+	r.BorrowedBits = perSecond(now.borrowedBytes - min(now.borrowedBytes, s.borrowedBytes))
 	if r.RateBits != nil && r.scope == "" {
-		p := percentOf(use, *r.RateBits)
+		p := percentOf(*r.UseBits, *r.RateBits)
 		r.UsePercent = &p
 	}
-	r.DroppedPercent = droppedPercent(r.PassedPackets-s.passedPackets, r.DroppedPackets-s.droppedPackets)
+	dropped := now.droppedPackets - s.droppedPackets
+	all := now.passedPackets - s.passedPackets + dropped
+	r.DroppedPercent, r.ExcessPercent = partOf(dropped, all), partOf(now.excessPackets-s.excessPackets, all)
 }
 
 // limit is the rate and the capacity of a rule, nil for an unlimited one.
@@ -234,7 +301,10 @@ func (r Rule) Detail(w io.Writer) error {
 	var text strings.Builder
 	text.WriteString(plain.Fold(plain.Line(r.Sentence), screenWidth, "", "    "))
 	state := cmp.Or(state(r), "in force, by "+r.Hook)
-	if r.Attached == nil {
+	switch {
+	case r.IsPool():
+		state = "" // there is no other
+	case r.Attached == nil:
 		state = "unknown"
 	}
 	traffic := func(packets, bytes uint64) string {
@@ -257,9 +327,16 @@ func (r Rule) Detail(w io.Writer) error {
 		}
 		return plain.Count(n, "packet")
 	}
+	name, pool := r.Name, plain.Line(r.Within)
+	if r.IsPool() {
+		name = "" // which the sentence has
+	}
+	if r.GuaranteeBits != nil {
+		pool += fmt.Sprintf(", %s guaranteed, %s borrowed", bytesText(r.GuaranteedBytes), bytesText(r.BorrowedBytes))
+	}
 	for _, f := range []struct{ label, text string }{
-		{"name", r.Name}, {"plan", r.Plan}, {"note", r.Note}, {"state", state}, {"use", r.use()},
-		{"passed", cmp.Or(traffic(r.PassedPackets, r.PassedBytes), "nothing yet")}, {"dropped", dropped}, {"excess", excess},
+		{"name", name}, {"plan", r.Plan}, {"note", r.Note}, {"state", state}, {"use", r.use()},
+		{"passed", cmp.Or(traffic(r.PassedPackets, r.PassedBytes), "nothing yet")}, {"of pool", pool}, {"dropped", dropped}, {"excess", excess},
 		{"delayed", traffic(r.DelayedPackets, r.DelayedBytes)}, {"marked", packets(r.MarkedPackets)}, {"contended", packets(r.ContendedPackets)},
 		{"spilled", packets(r.SpilledPackets)}, {"exempt", packets(r.ExemptPackets)}, {"level", r.level()},
 		{"buckets", optional(r.ActiveBuckets, func(n uint64) string {
@@ -268,6 +345,7 @@ func (r Rule) Detail(w io.Writer) error {
 			}
 			return countText(n) + " in use"
 		})},
+		{"sharers", optional(r.ActiveSharers, countText)},
 		{"pending", optional(r.RevertsInNS, reverts)},
 	} {
 		if f.text != "" {
@@ -351,7 +429,8 @@ type Answer struct {
 	LevelBytes    uint64  `json:"level_bytes"`
 	CapacityBytes *uint64 `json:"capacity_bytes"`
 	Queue
-	// WaitNS is how long the packet is queued or, if it does not conform, the time until it would.
+	Passage
+	// WaitNS is how long the packet is queued or, if it does not conform to the rule and its pools, the time until it would.
 	WaitNS   uint64 `json:"wait_ns"`
 	Attached *bool  `json:"attached"` // null where it is not known
 	Sentence string `json:"sentence"`
@@ -364,13 +443,18 @@ func (a Answer) Text(w io.Writer) error {
 	switch {
 	case a.Rule == nil:
 		fmt.Fprintf(text, "%s %s: no rule matches %s; it passes\n", a.Device, a.Direction, a.Address)
-	case a.CapacityBytes == nil:
+	case a.CapacityBytes == nil && len(a.Pools) == 0:
 		fmt.Fprintf(text, "%s\n%d bytes would pass\n", a.Sentence, a.Bytes)
+	case a.CapacityBytes == nil:
+		fmt.Fprintf(text, "%s\n%d bytes %s\n", a.Sentence, a.Bytes, a.fate())
 	default:
 		fmt.Fprintf(text, "%s\n%s; %d bytes %s\n", a.Sentence, a.filled(a.Key, a.LevelBytes, *a.CapacityBytes), a.Bytes, a.fate())
 		if a.Spilled {
 			text.WriteString(noRoom(a.Key) + "\n")
 		}
+	}
+	for _, p := range a.Pools {
+		fmt.Fprintln(text, plain.Line(p.filled("pool "+p.Name, p.LevelBytes, p.CapacityBytes)))
 	}
 	if a.Rule != nil && NotInForce(a.Attached) {
 		text.WriteString("the rule is NOT IN FORCE\n")
@@ -382,14 +466,16 @@ func (a Answer) Text(w io.Writer) error {
 }
 
 func (a Answer) fate() string {
-	wait := time.Duration(a.WaitNS)
+	wait := about(a.WaitNS)
 	switch {
+	case !a.Conforms && !a.plain():
+		return plain.Line(fmt.Sprintf("are %s now (%s) and would conform in %s", a.RefusedBy.where(), a.Verdict, wait))
 	case !a.Conforms && a.delays():
 		return fmt.Sprintf("do not fit the queue now (%s), and would conform in %s", a.Verdict, wait)
 	case !a.Conforms:
 		return fmt.Sprintf("are excess now (%s) and would conform in %s", a.Verdict, wait)
 	case a.WaitNS == 0:
-		return "would pass now"
+		return plain.Line("would pass now" + a.covers())
 	case a.Verdict == "mark":
 		return fmt.Sprintf("would wait %s and pass, marked by ECN where they can be", wait)
 	}

@@ -72,9 +72,10 @@ func TestAnswerOfQueue(t *testing.T) {
 		{leaky, 0, true, "pass", 0, "queue of x: 0 of 10000 bytes (0.0 % full); 1000 bytes would pass now"},
 		{leaky, 2000, true, "delay", 2e6, "queue of x: 2000 of 10000 bytes (20.0 % full); 1000 bytes would wait 2ms and pass"},
 		{leaky, 6000, true, "mark", 6e6, "queue of x: 6000 of 10000 bytes (60.0 % full); 1000 bytes would wait 6ms and pass, marked by ECN where they can be"},
-		{leaky, 9500, false, "drop", 5e5, "queue of x: 9500 of 10000 bytes (95.0 % full); 1000 bytes do not fit the queue now (drop), and would conform in 500µs"},
+		{leaky, 9500, false, "drop", 5e5, "queue of x: 9500 of 10000 bytes (95.0 % full); 1000 bytes do not fit the queue now (drop), and would conform in 500us"},
 		{gcra, 3000, true, "pass", 0, "bucket of x: 3000 of 4000 bytes (75.0 % full), queue: 0 of 6000 bytes (0.0 % full); 1000 bytes would pass now"},
 		{gcra, 5500, true, "delay", 25e5, "bucket of x: 4000 of 4000 bytes (100.0 % full), queue: 1500 of 6000 bytes (25.0 % full); 1000 bytes would wait 2.5ms and pass"},
+		{leaky, 2000, true, "delay", 29899494564, "queue of x: 2000 of 10000 bytes (20.0 % full); 1000 bytes would wait 29.9s and pass"},
 	} {
 		var s strings.Builder
 		a := Answer{
@@ -118,7 +119,10 @@ func TestOptionsAreTold(t *testing.T) {
 	}
 	for _, o := range policy.Options {
 		tried := false
-		for _, l := range []policy.Limit{{Rate: 8e6}, {Rate: 8e6, Excess: policy.Delay}, {Rate: 8e6, Algorithm: policy.Leaky}} {
+		for _, l := range []policy.Limit{
+			{Rate: 8e6}, {Rate: 8e6, Excess: policy.Delay}, {Rate: 8e6, Algorithm: policy.Leaky}, {Rate: 8e7, Within: "uplink"},
+			{Rate: 8e7, Within: "uplink", Each: policy.Each{Kind: policy.EachHost}, Guarantee: 1e6, Members: 9},
+		} {
 			without, err := l.Rule(prefix, 14)
 			if err != nil {
 				t.Fatal(err)

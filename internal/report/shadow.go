@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -58,9 +59,14 @@ func SubnetName(p netip.Prefix) string {
 	return p.String()
 }
 
-// Shadows writes what the shadow of each rule would have refused, and to whom.
-func (rules Rules) Shadows(w io.Writer, width int) error {
-	rules = slices.DeleteFunc(slices.Clone(rules), func(r Rule) bool { return r.Shadow == nil })
+// WithShadow are the rules that have a shadow.
+func (rules Rules) WithShadow() Rules {
+	return slices.DeleteFunc(rules, func(r Rule) bool { return r.Shadow == nil })
+}
+
+// Shadows writes what the shadow of each rule would have refused, and to whom. All rules have one; of is how many were
+// found.
+func (rules Rules) Shadows(w io.Writer, of, width int) error {
 	if len(rules) == 0 {
 		_, err := fmt.Fprintln(w, "no rule has a shadow; 'shapectl set ... --shadow rate=RATE' proposes a limit")
 		return err
@@ -69,11 +75,9 @@ func (rules Rules) Shadows(w io.Writer, width int) error {
 	err := writeTable(text, rules, []column[Rule]{
 		{head: "DEVICE", cell: (*Rule).where},
 		{head: "RULE", cell: (*Rule).calledBy, cut: func(r *Rule) bool { return r.Name != "" }},
-		{head: "PROPOSED", always: true, right: true, cell: (*Rule).proposed},
+		{head: "SHADOW", always: true, right: true, cell: (*Rule).proposed},
 		{head: "SEEN", always: true, right: true, cell: func(r *Rule) string { return bytesText(r.Shadow.SeenBytes) }},
-		{head: "WOULD DROP", always: true, right: true, cell: func(r *Rule) string {
-			return percentText(percentOf(r.Shadow.RefusedBytes, r.Shadow.SeenBytes))
-		}},
+		{head: "WOULD DROP", always: true, right: true, cell: func(r *Rule) string { return percentText(r.Shadow.refused()) }},
 		{head: "HOSTS", right: true, cell: func(r *Rule) string { return r.Shadow.hosts() }},
 		{head: "MOST AFFECTED", cell: func(r *Rule) string {
 			if len(r.Shadow.Affected) == 0 {
@@ -82,8 +86,14 @@ func (rules Rules) Shadows(w io.Writer, width int) error {
 			return r.Shadow.Affected[0].Subnet
 		}},
 	}, width)
+	if err == nil && len(rules) < of {
+		fmt.Fprintf(text, "%d of %s\n", len(rules), plain.Count(of, "rule"))
+	}
 	return cmp.Or(err, text.Flush())
 }
+
+// refused is the share of bytes that the shadow would have refused, in percent.
+func (s *Shadow) refused() float64 { return percentOf(s.RefusedBytes, s.SeenBytes) }
 
 // proposed is the rate of the shadow, and who has it.
 func (r *Rule) proposed() string {

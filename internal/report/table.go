@@ -124,12 +124,14 @@ func cutTo(s string, width int) string {
 	return s
 }
 
-// A Table shows rules in columns.
+// A Table shows pools and rules in columns.
 type Table struct {
-	Rules Rules
-	Of    int // rules that were found; some may have been left out since
-	Wide  bool
-	Width int // columns of the terminal; 0 for no limit
+	Pools, Rules Rules
+	OfPools, Of  int // pools and rules that were found; some may have been left out since
+	Wide         bool
+	// Excess shows the share of excess and delayed packets. A wide table has their numbers.
+	Excess bool
+	Width  int // columns of the terminal; 0 for no limit
 }
 
 // manyRows is from how many rows on a table ends with their number: more than fit a screen.
@@ -138,46 +140,45 @@ const manyRows = 20
 // Text writes the table, and below it what concerns all of it.
 func (t Table) Text(w io.Writer) error {
 	text := bufio.NewWriter(w)
-	if err := writeTable(text, t.Rules, t.columns(), t.Width); err != nil {
-		return err
+	if len(t.Pools) > 0 {
+		if err := t.part(text, t.Pools, t.OfPools, "pool"); err != nil {
+			return err
+		}
 	}
-	switch {
-	case len(t.Rules) < t.Of:
-		fmt.Fprintf(text, "%d of %s\n", len(t.Rules), plain.Count(t.Of, "rule"))
-	case t.Of >= manyRows:
-		fmt.Fprintln(text, plain.Count(t.Of, "rule"))
+	if len(t.Rules) > 0 && len(t.Pools) > 0 {
+		text.WriteString("\n")
+	}
+	if len(t.Rules) > 0 || len(t.Pools) == 0 {
+		if err := t.part(text, t.Rules, t.Of, "rule"); err != nil {
+			return err
+		}
+	}
+	if len(t.Rules) == 0 {
+		t.Pools.pending(text)
 	}
 	t.Rules.pending(text)
 	return text.Flush()
 }
 
-// namesMislead reports whether rules of a hook have the same name, as for both families of somebody's addresses, or
-// whether a name looks like a network.
-func (t Table) namesMislead() bool {
-	seen := map[[3]string]bool{}
-	for i := range t.Rules {
-		r := &t.Rules[i]
-		key := [3]string{r.Device, r.Direction, r.Name}
-		if _, err := policy.ParsePrefix(r.Name); r.Name != "" && (seen[key] || err == nil) {
-			return true
-		}
-		seen[key] = true
+// part writes the table of the pools, or of the rules.
+func (t Table) part(w io.Writer, rules Rules, of int, what string) error {
+	if err := writeTable(w, rules, t.columns(rules), t.Width); err != nil {
+		return err
 	}
-	return false
+	switch {
+	case len(rules) < of:
+		fmt.Fprintf(w, "%d of %s\n", len(rules), plain.Count(of, what))
+	case of >= manyRows:
+		fmt.Fprintln(w, plain.Count(of, what))
+	}
+	return nil
 }
 
-func (t Table) columns() []column[Rule] {
-	has := func(is func(*Rule) bool) bool {
-		return slices.ContainsFunc(t.Rules, func(r Rule) bool { return is(&r) })
-	}
-	named := has(func(r *Rule) bool { return r.Name != "" })
-	measured := has(func(r *Rule) bool { return r.IntervalNS != nil })
-	network := column[Rule]{head: "NETWORK", cell: (*Rule).network}
-	name := column[Rule]{head: "NAME", cell: (*Rule).calledBy, cut: func(r *Rule) bool { return r.Name != "" }}
-	both := t.Wide || t.namesMislead()
-	if both {
-		name.cell = func(r *Rule) string { return plain.Line(r.Name) }
-	}
+// columns are those of a table of rules, or of pools.
+func (t Table) columns(rules Rules) []column[Rule] {
+	measured := slices.ContainsFunc(rules, func(r Rule) bool { return r.IntervalNS != nil })
+	pools := slices.ContainsFunc(rules, func(r Rule) bool { return r.IsPool() })
+	name := column[Rule]{head: "NAME", cell: func(r *Rule) string { return plain.Line(r.Name) }, cut: func(*Rule) bool { return true }}
 	plan := column[Rule]{head: "PLAN", cell: func(r *Rule) string { return plain.Line(r.Plan) }, cut: func(*Rule) bool { return true }}
 	figure := func(head string, shown bool, cell func(*Rule) string) column[Rule] {
 		if !shown {
@@ -186,30 +187,34 @@ func (t Table) columns() []column[Rule] {
 		return column[Rule]{head: head, right: true, cell: cell}
 	}
 	text := func(head string, of func(*Rule) string) column[Rule] { return column[Rule]{head: head, cell: of} }
-	columns := []column[Rule]{text("DEVICE", (*Rule).where)}
-	switch {
-	case both:
-		columns = append(columns, network, name)
-	case named:
-		columns = append(columns, name)
-	default:
-		columns = append(columns, network)
-	}
 	rate := figure("RATE", true, (*Rule).rate)
 	rate.always = true
-	columns = append(columns, plan, text("BY", (*Rule).matchedBy), rate)
+	if pools {
+		name.head = "POOL"
+	}
+	within := column[Rule]{head: "WITHIN", cell: func(r *Rule) string { return plain.Line(r.Within) }, cut: func(*Rule) bool { return true }}
+	columns := []column[Rule]{text("DEVICE", (*Rule).where), text("NETWORK", (*Rule).network), name, plan, text("BY", (*Rule).matchedBy), within, rate,
+		figure("GUARANTEE", true, func(r *Rule) string {
+			return optional(r.GuaranteeBits, func(bits uint64) string { return policy.Rate(bits).String() })
+		}),
+	}
 	if t.Wide {
 		columns = append(columns, text("ALGORITHM", func(r *Rule) string { return r.Algorithm }),
 			text("ON EXCESS", func(r *Rule) string { return r.Excess }),
 			figure("BURST", true, func(r *Rule) string { return optional(r.CapacityBytes, bytesText) }),
-			figure("QUEUE", true, func(r *Rule) string { return bytesText(r.QueueBytes) }))
+			figure("QUEUE", true, func(r *Rule) string { return bytesText(r.QueueBytes) }),
+			text("SHARE", (*Rule).sharedBy),
+			figure("WEIGHT", true, (*Rule).weight))
 	}
 	use := figure("USE", measured, func(r *Rule) string { return optional(r.UseBits, bitsText) })
 	use.always = measured
 	columns = append(columns, use,
 		figure("OF RATE", measured, func(r *Rule) string { return optional(r.UsePercent, percentText) }),
 		figure("PASSED", t.Wide || !measured, func(r *Rule) string { return bytesText(r.PassedBytes) }),
-		figure("DROPPED", true, func(r *Rule) string { return optional(r.dropped(), percentText) }))
+		figure("BORROWED", pools || t.Wide, (*Rule).borrowed),
+		figure("DROPPED", true, func(r *Rule) string { return optional(r.dropped(), percentText) }),
+		figure("SHARERS", true, func(r *Rule) string { return optional(r.ActiveSharers, countText) }),
+		figure("EXCESS", t.Excess && !t.Wide, func(r *Rule) string { return optional(r.excess(), percentText) }))
 	if t.Wide {
 		for _, c := range []struct {
 			head string
@@ -230,7 +235,34 @@ func (t Table) columns() []column[Rule] {
 }
 
 // where is the device and the direction, as commands take them.
-func (r *Rule) where() string { return plain.Line(r.Device) + " " + r.Direction }
+func (r *Rule) where() string { return strings.TrimSpace(plain.Line(r.Device) + " " + r.Direction) }
+
+// sharedBy is who gets fair shares, if anybody does.
+func (r *Rule) sharedBy() string {
+	if r.Share == (policy.Share{}).String() {
+		return ""
+	}
+	return r.Share
+}
+
+// weight is the weight if it is not the usual one.
+func (r *Rule) weight() string {
+	if r.Weight <= 1 {
+		return ""
+	}
+	return fmt.Sprint(r.Weight)
+}
+
+// borrowed is what passed beyond a guarantee, or its rate over the interval.
+func (r *Rule) borrowed() string {
+	switch {
+	case r.GuaranteeBits == nil:
+		return ""
+	case r.IntervalNS != nil:
+		return optional(r.BorrowedBits, bitsText)
+	}
+	return bytesText(r.BorrowedBytes)
+}
 
 // network is the prefix; of a single address without its length.
 func (r *Rule) network() string {
@@ -247,7 +279,7 @@ func (r *Rule) calledBy() string { return cmp.Or(plain.Line(r.Name), r.network()
 
 // matchedBy is the side that prefixes are compared with where that is not the far side.
 func (r *Rule) matchedBy() string {
-	if r.Direction == policy.Egress.String() == (r.Match == policy.MatchDst.String()) {
+	if r.IsPool() || r.Direction == policy.Egress.String() == (r.Match == policy.MatchDst.String()) {
 		return ""
 	}
 	return r.Match
@@ -256,6 +288,8 @@ func (r *Rule) matchedBy() string {
 // rate is the rate, and who has it.
 func (r *Rule) rate() string {
 	switch text := rateText(r.RateBits); {
+	case r.RateBits == nil && r.Within != "":
+		return "as pool"
 	case r.scope == "":
 		return text
 	case strings.HasPrefix(r.scope, "/"):
@@ -347,11 +381,12 @@ func (rules Rules) BucketsText(w io.Writer, of, width int) error {
 }
 
 // Sorts are the names of the orders that Sort knows.
-var Sorts = []string{"device", "network", "name", "plan", "rate", "use", "passed", "dropped"}
+var Sorts = []string{"device", "network", "name", "plan", "rate", "use", "passed", "dropped", "excess"}
 
 // Sort brings rules into one of the orders of Sorts: names and networks from the first on,
-// figures from the largest on. It starts from the order of devices, each egress first, and networks.
-func (rules Rules) Sort(by string) {
+// figures from the largest on. It starts from pools by their names, and rules by devices, each egress first, and networks. With shadows,
+// all of whose rules have one, the shares of packets are what those would have refused.
+func (rules Rules) Sort(by string, shadows bool) {
 	stable := func(compare func(a, b *Rule) int) {
 		slices.SortStableFunc(rules, func(a, b Rule) int { return compare(&a, &b) })
 	}
@@ -359,8 +394,16 @@ func (rules Rules) Sort(by string) {
 		stable(func(a, b *Rule) int { return cmp.Compare(of(b), of(a)) })
 	}
 	stable(func(a, b *Rule) int {
-		return cmp.Or(Natural(a.Device, b.Device), cmp.Compare(a.Direction, b.Direction))
+		c := cmp.Or(Natural(a.Device, b.Device), cmp.Compare(a.Direction, b.Direction))
+		if c == 0 && a.IsPool() && b.IsPool() {
+			c = Natural(a.Name, b.Name)
+		}
+		return c
 	})
+	if shadows && slices.Contains([]string{"use", "dropped", "excess"}, by) {
+		figure(func(r *Rule) float64 { return r.Shadow.refused() })
+		return
+	}
 	switch by {
 	case "network":
 		stable(func(a, b *Rule) int { return policy.ComparePrefix(a.prefix, b.prefix) })
@@ -376,6 +419,8 @@ func (rules Rules) Sort(by string) {
 		figure(func(r *Rule) float64 { return float64(r.PassedBytes) })
 	case "dropped":
 		figure(func(r *Rule) float64 { return number(r.dropped(), -1) })
+	case "excess":
+		figure(func(r *Rule) float64 { return number(r.excess(), -1) })
 	}
 }
 

@@ -69,11 +69,13 @@ func TestTable(t *testing.T) {
 	pending.Confirm = "'shapectl confirm'"
 	pending.RevertsInNS = &left
 	measured := passed(shown("eth0", out, "10.0.0.0/24", 10e6, nil), 2000, 2_000_000, 500)
-	measured.Since(Sample{0, 1000, 0}, 2e9)
+	measured.Since(Sample{0, 1000, 0, 0, 0}, 2e9)
 	perHost := passed(shown("eth0", out, "10.0.1.0/24", 10e6, eachHost), 2000, 2_000_000, 0)
-	perHost.Since(Sample{2_000_000, 2000, 0}, 2e9)
+	perHost.Since(Sample{2_000_000, 2000, 0, 0, 0}, 2e9)
+	marking := passed(shown("eth0", out, "10.0.3.0/24", 10e6, nil), 90, 100_000, 10)
+	marking.ExcessPackets, marking.DelayedPackets = 30, 10
 	fresh := shown("eth0", out, "10.0.2.0/24", 10e6, nil)
-	fresh.Since(Sample{1, 1, 1}, 2e9)
+	fresh.Since(Sample{1, 1, 1, 0, 0}, 2e9)
 	for name, test := range map[string]struct {
 		table Table
 		want  string
@@ -108,11 +110,11 @@ tap4 egress  10.0.0.0/24  1mbit  moved to another namespace
 			named(shown("tap2", in, "10.0.3.8/32", 10e6, nil), "Smith & Sons, 3rd floor, behind the second door on the left", "gold"),
 			named(shown("tap2", in, "10.0.3.9/32", 10e6, nil), "a\nb\x1b[31m", ""),
 		}}, `
-DEVICE        NAME                                       PLAN      RATE   PASSED
-tap2 egress   alice                                      gold    10mbit  5.00 kB
+DEVICE        NETWORK            NAME                    PLAN      RATE   PASSED
+tap2 egress   10.0.3.7           alice                   gold    10mbit  5.00 kB
 tap2 egress   2001:db8:1:2::/64                          silver  10mbit        0
-tap2 ingress  Smith & Sons, 3rd floor, behind the se...  gold    10mbit        0
-tap2 ingress  a\nb\u001b[31m                                     10mbit        0
+tap2 ingress  10.0.3.8           Smith & Sons, 3rd f...  gold    10mbit        0
+tap2 ingress  10.0.3.9           a\nb\u001b[31m                  10mbit        0
 `},
 		"wide": {Table{Wide: true, Width: 80, Rules: Rules{named(shown("tap2", out, "10.0.3.7/32", 10e6, nil), "alice", ""), shown("tap2", out, "10.0.3.8/32", 10e6, nil)}}, `
 DEVICE       NETWORK   NAME     RATE  ALGORITHM  ON EXCESS   BURST
@@ -135,6 +137,10 @@ eth0 egress  10.0.0.0/24       10mbit  8.00mbit      80%      33%
 eth0 egress  10.0.1.0/24  10mbit/host         0
 eth0 egress  10.0.2.0/24       10mbit
 `},
+		"excess": {Table{Excess: true, Rules: Rules{marking}}, `
+DEVICE       NETWORK        RATE  PASSED  DROPPED  EXCESS
+eth0 egress  10.0.3.0/24  10mbit  100 kB      10%     40%
+`},
 		"pending": {Table{Rules: Rules{pending}}, `
 DEVICE       NETWORK       RATE
 eth0 egress  10.0.0.0/24  1mbit
@@ -156,14 +162,17 @@ func TestSort(t *testing.T) {
 		rule("tap10", "10.0.0.0/24", "bob", 1e6, 3, 0), rule("tap2", "10.0.10.0/24", "", policy.Unlimited, 1, 9),
 		rule("tap2", "10.0.9.0/24", "alice", 2e6, 2, 5),
 	}
+	// The first drops none, but marks and delays more than the others drop.
+	rules[0].ExcessPackets, rules[0].DelayedPackets, rules[1].ExcessPackets, rules[2].ExcessPackets = 4, 4, 9, 5
 	for by, want := range map[string]string{
+		"excess": "10.0.0.0/24 10.0.10.0/24 10.0.9.0/24",
 		"device": "10.0.10.0/24 10.0.9.0/24 10.0.0.0/24", "network": "10.0.0.0/24 10.0.9.0/24 10.0.10.0/24",
 		"name": "10.0.9.0/24 10.0.0.0/24 10.0.10.0/24", "plan": "10.0.10.0/24 10.0.9.0/24 10.0.0.0/24",
 		"rate": "10.0.10.0/24 10.0.9.0/24 10.0.0.0/24", "use": "10.0.0.0/24 10.0.9.0/24 10.0.10.0/24",
 		"passed": "10.0.0.0/24 10.0.9.0/24 10.0.10.0/24", "dropped": "10.0.10.0/24 10.0.9.0/24 10.0.0.0/24",
 	} {
 		sorted := slices.Clone(rules)
-		sorted.Sort(by)
+		sorted.Sort(by, false)
 		var got []string
 		for _, r := range sorted {
 			got = append(got, r.CIDR)
@@ -213,12 +222,13 @@ func TestFigures(t *testing.T) {
 // A change that is measured knows nothing of a rule that was set anew meanwhile.
 func TestSince(t *testing.T) {
 	r := passed(shown("eth0", policy.Egress, "10.0.0.0/24", 8e6, nil), 100, 1_000_000, 25)
-	r.Since(Sample{500_000, 25, 0}, 1e9)
-	if *r.UseBits != 4e6 || *r.UsePercent != 50 || *r.DroppedPercent != 25 || *r.IntervalNS != 1e9 {
-		t.Errorf("%d bit/s, %v %%, dropped %v %%", *r.UseBits, *r.UsePercent, *r.DroppedPercent)
+	r.ExcessPackets, r.DelayedPackets = 35, 20
+	r.Since(Sample{500_000, 25, 0, 5, 0}, 1e9)
+	if *r.UseBits != 4e6 || *r.UsePercent != 50 || *r.DroppedPercent != 25 || *r.ExcessPercent != 50 || *r.IntervalNS != 1e9 {
+		t.Errorf("%d bit/s, %v %%, dropped %v %%, excess %v %%", *r.UseBits, *r.UsePercent, *r.DroppedPercent, *r.ExcessPercent)
 	}
 	r.UseBits, r.UsePercent = nil, nil
-	if r.Since(Sample{1_000_001, 0, 0}, 1e9); r.UseBits != nil || r.UsePercent != nil || r.DroppedPercent != nil {
+	if r.Since(Sample{1_000_001, 0, 0, 0, 0}, 1e9); r.UseBits != nil || r.UsePercent != nil || r.DroppedPercent != nil || r.ExcessPercent != nil {
 		t.Errorf("after it was set anew: %+v", r)
 	}
 }
@@ -227,7 +237,7 @@ func TestDetail(t *testing.T) {
 	busy := passed(shown("eth0", policy.Egress, "10.0.0.0/24", 10e6, nil), 1_234_567, 1_234_567_890, 12_345)
 	busy.ExcessPackets, busy.ExcessBytes, busy.LevelBytes, busy.MarkedPackets = 20_000, 20e6, 37_500, 7
 	busy.Name, busy.Plan, busy.Note = "alice", "gold", "moved in 2024\n"
-	busy.Since(Sample{1_200_000_000, 1_234_500, 12_345}, 1e9)
+	busy.Since(Sample{1_200_000_000, 1_234_500, 12_345, 0, 0}, 1e9)
 	host := shown("eth0", policy.Egress, "10.0.0.0/24", 10e6, eachHost)
 	host.ActiveBuckets, host.LevelBytes, host.SpilledPackets = new(uint64), 1000, 1
 	host.Attached, host.State = new(bool), "detached"
@@ -293,10 +303,18 @@ func TestShadows(t *testing.T) {
 	}
 	all := shown("eth0", policy.Egress, "10.0.1.0/24", 1e9, nil)
 	all.Shadow = &Shadow{RateBits: 50e6, Each: "all", AffectedLimit: 65536}
-	rules := Rules{r, shown("eth0", policy.Egress, "10.0.2.0/24", 1e9, nil), all}
-	same(t, "shadows", text(t, func(w io.Writer) error { return rules.Shadows(w, 80) }), `
-DEVICE       RULE            PROPOSED     SEEN  WOULD DROP   HOSTS  MOST AFFECTED
+	rules := Rules{all, shown("eth0", policy.Egress, "10.0.2.0/24", 1e9, nil), r}.WithShadow()
+	for _, by := range []string{"use", "dropped", "excess"} {
+		sorted := slices.Clone(rules)
+		if sorted.Sort(by, true); len(sorted) != 2 || sorted[0].CIDR != r.CIDR {
+			t.Errorf("by %s: %+v", by, sorted)
+		}
+	}
+	rules.Sort("dropped", true)
+	same(t, "shadows", text(t, func(w io.Writer) error { return rules.Shadows(w, 3, 80) }), `
+DEVICE       RULE              SHADOW     SEEN  WOULD DROP   HOSTS  MOST AFFECTED
 eth0 egress  10.0.0.0/24  50mbit/host  4.00 MB         25%  60.0k+  10.0.0.7
 eth0 egress  10.0.1.0/24       50mbit        0          0%       0
+2 of 3 rules
 `)
 }

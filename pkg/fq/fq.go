@@ -110,6 +110,16 @@ func Look(index int) (State, error) {
 	return s, nil
 }
 
+// Limiters returns the kinds of the qdiscs that limit a rate, at any depth.
+func (s State) Limiters() (kinds []string) {
+	for _, q := range s.all {
+		if q.limits() && !slices.Contains(kinds, q.Kind) {
+			kinds = append(kinds, q.Kind)
+		}
+	}
+	return kinds
+}
+
 // linkByIndex returns the device with an index, or nil if there is none.
 func linkByIndex(index int) (netlink.Link, error) {
 	link, err := netlink.LinkByIndex(index)

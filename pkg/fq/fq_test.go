@@ -4,11 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 
 	"github.com/shapectl/shapectl/internal/testenv"
 )
@@ -89,6 +91,21 @@ func TestDeviceWithoutFQ(t *testing.T) {
 			t.Errorf("no device: %+v", s)
 		}
 	})
+}
+
+func TestLimiters(t *testing.T) {
+	rate := func(value ...byte) []byte { return nl.NewRtAttr(2, value).Serialize() }
+	s := State{all: []qdisc{
+		{Kind: "htb"}, {Kind: "tbf"}, {Kind: "tbf"}, {Kind: "fq_codel"}, {Kind: "hfsc"},
+		{Kind: "cake", Options: rate(0, 0, 0, 0, 0, 0, 0, 0)},
+	}}
+	if got := s.Limiters(); !slices.Equal(got, []string{"htb", "tbf", "hfsc"}) {
+		t.Errorf("limiters are %q", got)
+	}
+	s.all[5].Options = rate(0, 1, 0, 0, 0, 0, 0, 0)
+	if got := s.Limiters(); !slices.Contains(got, "cake") {
+		t.Errorf("cake with a bandwidth is none of %q", got)
+	}
 }
 
 // A qdisc that cannot be recreated is not replaced.

@@ -140,6 +140,19 @@ func (q qdisc) number(option uint16) (n uint32) {
 	return n
 }
 
+// limits reports whether q limits a rate. cake does if it has a bandwidth.
+func (q qdisc) limits() bool {
+	const cakeRate = 2 // TCA_CAKE_BASE_RATE64 of linux/pkt_sched.h; 0 for unlimited
+	limits := q.Kind == "tbf" || q.Kind == "htb" || q.Kind == "hfsc"
+	if q.Kind == "cake" {
+		netmsg.Each(q.Options, func(kind uint16, value []byte) error {
+			limits = limits || kind == cakeRate && slices.ContainsFunc(value, func(b byte) bool { return b != 0 })
+			return nil
+		})
+	}
+	return limits
+}
+
 // has reports whether q has the kind, handle and options of want. It may have more options.
 func (q qdisc) has(want qdisc) bool {
 	if q.Kind != want.Kind || q.Handle != want.Handle {

@@ -1,0 +1,489 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/policyfile"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// filterRules says which rules are meant.
+type filterRules struct {
+	device    string            // "" for any
+	pattern   bool              // device is a pattern: resolve decides
+	direction *policy.Direction // nil for both
+	networks  networks          // exactly these; nil for all
+	pools     bool              // pools, and no rules
+	pool      string            // with pools: exactly this one; "" for all
+
+	// What show searches for; each only if set.
+	address netip.Addr    // rules whose network contains it, the one that decides first
+	network *netip.Prefix // rules for it or for networks in it; if there are none, the one that contains it
+	wider   bool          // only that one
+	label   string        // a rule's name or plan: exactly, else by a pattern, else a part of it; else a part of the note
+	plan    string        // exactly
+}
+
+// networks are the networks that one argument names.
+type networks []netip.Prefix
+
+func (n networks) String() string {
+	if len(n) > 1 {
+		return policy.Any
+	}
+	return n[0].String()
+}
+
+// parseFilter reads [DEV [ingress|egress [CIDR]]] of a command.
+func parseFilter(cmd string, given []string) (want filterRules, err error) {
+	if len(given) > 0 {
+		want.device = given[0]
+	}
+	if len(given) > 1 {
+		d, err := policy.ParseDirection(given[1])
+		if err != nil {
+			return want, inputf("%s: %w", cmd, directionError(given[1], err))
+		}
+		want.direction = &d
+	}
+	if len(given) > 2 {
+		if want.networks, err = policy.ParseNetworks(given[2]); err != nil {
+			return want, inputf("%s: %w", cmd, argumentError{err})
+		}
+	}
+	return want, nil
+}
+
+// noRules is what none says of a filter that lets all rules through.
+const noRules = "no rules"
+
+// none says that no rule passes the filter.
+func (want filterRules) none() string {
+	if want.pools && want.pool != "" {
+		return "there is no pool " + plain.Line(want.pool)
+	}
+	if want.pools {
+		return "no pools"
+	}
+	network, rules, article, direction := "", "rules", "", ""
+	switch {
+	case want.networks != nil:
+		network = want.networks.String()
+	case want.address.IsValid():
+		network = want.address.String()
+	case want.network != nil:
+		network = want.network.String()
+	}
+	if network != "" {
+		rules, article = "rule for "+network, "an "
+	}
+	if want.plan != "" {
+		rules += " with plan " + plain.Line(want.plan)
+	}
+	if want.direction != nil {
+		direction = want.direction.String() + " "
+	}
+	switch device := plain.Line(want.device); {
+	case device == "":
+		return "no " + direction + rules
+	case !want.pattern:
+		return device + " " + direction + "has no " + rules
+	case direction == "":
+		return "no device that matches " + device + " has " + rules
+	default:
+		return "no device that matches " + device + " has " + article + direction + rules
+	}
+}
+
+// isSingle reports whether a filter is for one rule or pool rather than for many.
+func (want filterRules) isSingle() bool {
+	return !want.pattern && (want.networks != nil || want.label != "" || want.address.IsValid() || want.pool != "")
+}
+
+// search finds out what the only argument of show means: a device, a direction, an address,
+// a network, a pattern of devices, or the name or plan of rules.
+func (want *filterRules) search(n *loader.Namespace) error {
+	what := want.device
+	if there, err := want.isDevice(n); there || err != nil {
+		return err
+	}
+	want.device = ""
+	if d, err := policy.ParseDirection(what); err == nil {
+		want.direction = &d
+		return nil
+	}
+	if what == policy.Any {
+		want.networks = policy.Everything[:]
+		return nil
+	}
+	if address, err := netip.ParseAddr(what); err == nil && address.Zone() == "" && !address.Is4In6() {
+		want.address = address
+		return nil
+	}
+	if _, err := netip.ParsePrefix(what); err == nil {
+		prefix, err := policy.ParsePrefix(what)
+		if err != nil {
+			return inputError(err)
+		}
+		want.network = &prefix
+		return nil
+	}
+	if policyfile.CheckDevice(what) == nil && strings.ContainsAny(what, `*?[\`) {
+		if !policyfile.IsPattern(what) {
+			want.device = policyfile.Unescape(what)
+			return nil
+		}
+		of := filterRules{device: what, pattern: true}
+		if there, err := of.matchesAny(n); there || err != nil {
+			want.device, want.pattern = what, there
+			return err
+		}
+	}
+	want.label = what
+	return nil
+}
+
+// isDevice reports whether the filter names one device exactly: one that is there, or had rules.
+func (want filterRules) isDevice(n *loader.Namespace) (bool, error) {
+	if _, err := netinfo.DeviceByName(want.device); !errors.Is(err, netinfo.ErrNoDevice) {
+		return err == nil, err
+	}
+	hooks, err := filterRules{device: want.device}.hooks(n)
+	loader.CloseHooks(hooks)
+	// If they cannot be read, the caller asks for them again and gets the error.
+	return len(hooks) > 0 || err != nil || slices.Contains(n.Collected(), want.device), nil
+}
+
+// matchesAny reports whether a pattern matches any device: one that is there, or had rules.
+func (want filterRules) matchesAny(n *loader.Namespace) (bool, error) {
+	devices, err := netinfo.Devices()
+	if err != nil || slices.ContainsFunc(devices, func(d netinfo.Device) bool { return want.matchesDevice(d.Name) }) {
+		return err == nil, err
+	}
+	hooks, err := want.hooks(n)
+	loader.CloseHooks(hooks)
+	return len(hooks) > 0 || err != nil, nil // the caller asks for them again and gets the error
+}
+
+// checkThere reports as an error that a filter that no rule passes names what does not exist.
+func (e *env) checkThere(want filterRules) error {
+	name := plain.Line(want.label)
+	switch {
+	case want.pool != "":
+		return inputf("%s; %s lists the pools", want.none(), e.suggest("pool show"))
+	case strings.ContainsAny(want.label, `*?[\`):
+		if err := policyfile.CheckPattern(want.label); err != nil {
+			return inputError(err)
+		}
+		return inputf("there is no device that matches %s, and no rule, plan or pool has such a name; %s lists all rules", name, e.suggest("show"))
+	case want.label != "":
+		return inputf("there is no device %s, and no rule, plan or pool has that name; %s lists all rules", name, e.suggest("show"))
+	case want.device == "" && want.plan != "":
+		return inputf("%s; %s lists all rules", want.none(), e.suggest("show"))
+	case want.device == "" || want.pattern:
+		return nil
+	}
+	if _, err := device(want.device); err != nil || want.networks == nil {
+		return err
+	}
+	return inputf("%s; %s lists its rules", want.none(), e.suggest("show", want.device))
+}
+
+// A match is a rule that passes a filter.
+type match struct {
+	*maps.Entry
+	hook    *loader.Hook
+	decides *bool // whether it decides over the address that was searched for; nil for other searches
+}
+
+// matches are the rules of hooks that pass the filter.
+func (want filterRules) matches(hooks []*loader.Hook) []match {
+	found := want.best(hooks)
+	if want.network != nil && len(found) == 0 {
+		want.wider = true
+		found = want.best(hooks)
+	}
+	if want.label != "" {
+		found = withMembers(found, hooks)
+	}
+	return found
+}
+
+// withMembers adds all that is within the pools that were found.
+func withMembers(found []match, hooks []*loader.Hook) []match {
+	pools, there := map[policy.Within]bool{}, map[uint32]bool{}
+	for _, m := range found {
+		if there[m.ID] = true; m.Pool {
+			pools[policy.Within(m.Label.Name)] = true
+		}
+	}
+	if len(pools) == 0 {
+		return found
+	}
+	add := func(h *loader.Hook) (added bool) {
+		for _, entry := range h.Set.Rules() {
+			if there[entry.ID] || !pools[entry.Within] {
+				continue
+			}
+			found, there[entry.ID] = append(found, match{Entry: &entry, hook: h}), true
+			if entry.Pool {
+				pools[policy.Within(entry.Label.Name)], added = true, true
+			}
+		}
+		return added
+	}
+	for _, h := range hooks {
+		for add(h) { // pools within pools, which come in any order
+		}
+	}
+	return found
+}
+
+// withPools adds the pools that those which were found draw from.
+func withPools(found []match, pools []*loader.Hook) []match {
+	there := map[policy.Within]bool{}
+	for _, m := range found {
+		if m.Pool {
+			there[policy.Within(m.Label.Name)] = true
+		}
+	}
+	for i := 0; i < len(found); i++ { // found grows
+		within := found[i].Within
+		if within == "" || there[within] {
+			continue
+		}
+		for _, h := range pools {
+			if entry, ok := h.Set.Find(policy.PoolKey(string(within))); ok {
+				found, there[within] = append(found, match{Entry: &entry, hook: h}), true
+			}
+		}
+	}
+	return found
+}
+
+// best are the rules of hooks that pass the filter with the highest rank.
+func (want filterRules) best(hooks []*loader.Hook) (found []match) {
+	rank, best := want.ranks(), leastRank
+	for _, h := range hooks {
+		entries := want.entries(h.Set)
+		for i := range entries {
+			r := rank(entries[i].Label)
+			if r > best {
+				best, found = r, found[:0]
+			}
+			if r < best {
+				continue
+			}
+			m := match{Entry: &entries[i], hook: h}
+			if want.address.IsValid() {
+				decides := i == 0
+				m.decides = &decides
+			}
+			found = append(found, m)
+		}
+	}
+	return found
+}
+
+// leastRank is that of a rule which passes a filter; one that passes it better hides the others.
+const leastRank = 1
+
+// ranks returns how well a rule passes the filter by its label: less than leastRank if it does not.
+func (want filterRules) ranks() func(policy.Label) int {
+	part, pattern := strings.ToLower(want.label), policyfile.IsPattern(want.label)
+	contains := func(text string) bool { return strings.Contains(strings.ToLower(text), part) }
+	noSlash := func(text string) string { return strings.ReplaceAll(text, "/", "\x00") } // which no wildcard would match
+	rankOf := func(name string) int {
+		switch {
+		case name == "":
+			return 0
+		case name == want.label:
+			return leastRank + 3
+		case pattern && policyfile.Matches(noSlash(part), noSlash(strings.ToLower(name))):
+			return leastRank + 2
+		case contains(name):
+			return leastRank + 1
+		}
+		return 0
+	}
+	return func(l policy.Label) int {
+		if want.plan != "" && l.Plan != want.plan {
+			return 0
+		}
+		if want.label == "" {
+			return leastRank
+		}
+		rank := max(rankOf(l.Name), rankOf(l.Plan))
+		if rank == 0 && contains(l.Note) {
+			rank = leastRank
+		}
+		return rank
+	}
+}
+
+// entries are the rules of a set that pass a filter by their network.
+func (want filterRules) entries(s *maps.Set) (entries []maps.Entry) {
+	switch {
+	case want.pool != "":
+		if entry, ok := s.Find(policy.PoolKey(want.pool)); ok {
+			entries = append(entries, entry)
+		}
+		return entries
+	case want.networks != nil:
+		for _, p := range want.networks {
+			if entry, ok := s.Find(p); ok {
+				entries = append(entries, entry)
+			}
+		}
+		return entries
+	case want.address.IsValid():
+		return containing(s, netip.PrefixFrom(want.address, want.address.BitLen()))
+	case want.wider:
+		narrowest := containing(s, *want.network)
+		return narrowest[:min(1, len(narrowest))]
+	case want.network != nil:
+		return slices.DeleteFunc(s.Rules(), func(e maps.Entry) bool {
+			return e.Prefix.Bits() < want.network.Bits() || !e.Prefix.Overlaps(*want.network)
+		})
+	}
+	return s.Rules()
+}
+
+// containing are the rules whose network contains all of p, the narrowest first.
+func containing(s *maps.Set, p netip.Prefix) (entries []maps.Entry) {
+	for bits := p.Bits(); bits >= 0; bits-- {
+		if wider, err := p.Addr().Prefix(bits); err == nil {
+			if entry, ok := s.Find(wider); ok {
+				entries = append(entries, entry)
+			}
+		}
+	}
+	return entries
+}
+
+// resolve finds out whether the device of a filter is a pattern. A name wins over a
+// pattern, and over one with escapes: that of a device which is there, or which had it and still has rules.
+func (want *filterRules) resolve(n *loader.Namespace) error {
+	if !strings.ContainsAny(want.device, `*?[\`) {
+		return nil
+	}
+	if there, err := want.isDevice(n); there || err != nil {
+		return err
+	}
+	if err := policyfile.CheckDevice(want.device); err != nil {
+		return inputError(err)
+	}
+	if want.pattern = policyfile.IsPattern(want.device); !want.pattern {
+		want.device = policyfile.Unescape(want.device)
+	}
+	return nil
+}
+
+// hooksToChange resolves a filter that must name devices, and finds their hooks. It returns the errors of hooks.
+func (want *filterRules) hooksToChange(n *loader.Namespace) ([]*loader.Hook, error) {
+	if want.device == "" {
+		return nil, noDevice("") // and not all hooks
+	}
+	if err := want.resolve(n); err != nil {
+		return nil, err
+	}
+	return want.hooks(n)
+}
+
+func (want filterRules) matchesHook(device string, d policy.Direction) bool {
+	return (want.direction == nil || *want.direction == d) && want.matchesDevice(device)
+}
+
+func (want filterRules) matchesDevice(name string) bool {
+	return want.device == "" || name == want.device || want.pattern && policyfile.Matches(want.device, name)
+}
+
+// searched are the hooks that pass the filter, after the pools if these may pass it, too.
+func (want filterRules) searched(n *loader.Namespace) ([]*loader.Hook, error) {
+	hooks, err := want.hooks(n)
+	if !want.pools && want.device == "" && want.direction == nil && want.networks == nil && !want.address.IsValid() && want.network == nil {
+		hooks = append(poolsOf(n), hooks...)
+	}
+	return hooks, err
+}
+
+// poolsOf is the hook of the pools, if there can be any.
+func poolsOf(n *loader.Namespace) []*loader.Hook {
+	if h := n.Pools(); h.Set != nil {
+		return []*loader.Hook{h}
+	}
+	return nil
+}
+
+// hooks are those that pass the filter. With the error come those that could be read.
+func (want filterRules) hooks(n *loader.Namespace) ([]*loader.Hook, error) {
+	if want.pools {
+		return poolsOf(n), nil
+	}
+	if want.device == "" && want.direction == nil {
+		return n.Hooks()
+	}
+	if want.device == "" || want.pattern {
+		hooks, err := n.Hooks()
+		hooks = slices.DeleteFunc(hooks, func(h *loader.Hook) bool {
+			matches := want.matchesHook(h.Name(), h.Direction)
+			if !matches {
+				h.Close()
+			}
+			return !matches
+		})
+		others, err := otherLayouts(err)
+		return hooks, withOthers(err, slices.DeleteFunc(others, func(other *loader.OtherLayoutError) bool {
+			return !want.matchesHook(cmp.Or(other.Now, other.Device), other.Direction)
+		}))
+	}
+	directions := []policy.Direction{policy.Egress, policy.Ingress}
+	if want.direction != nil {
+		directions = []policy.Direction{*want.direction}
+	}
+	var hooks []*loader.Hook
+	var unread []error
+	for _, d := range directions {
+		h, err := n.Find(want.device, d)
+		if err != nil {
+			unread = append(unread, err)
+		} else if h != nil {
+			hooks = append(hooks, h)
+		}
+	}
+	others, err := otherLayouts(errors.Join(unread...))
+	return hooks, withOthers(err, others)
+}
+
+// withOthers is the inverse of otherLayouts: they become one error.
+func withOthers(err error, others loader.OtherLayouts) error {
+	if len(others) == 0 {
+		return err
+	}
+	return errors.Join(err, others)
+}
+
+// otherLayouts separates errors about hooks of another layout from the others that err joins.
+func otherLayouts(err error) (others loader.OtherLayouts, rest error) {
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		var other *loader.OtherLayoutError
+		if errors.As(err, &other) {
+			return loader.OtherLayouts{other}, nil
+		}
+		return nil, err
+	}
+	for _, err := range joined.Unwrap() {
+		of, left := otherLayouts(err)
+		others, rest = append(others, of...), errors.Join(rest, left)
+	}
+	return others, rest
+}

@@ -1,0 +1,226 @@
+package main
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// A namedHook is a hook and those of its rules that have a name.
+type namedHook struct {
+	*loader.Hook
+	rules []maps.Entry
+}
+
+// ruleName is what NAME [ingress|egress] means.
+type ruleName struct {
+	name      string
+	direction *policy.Direction // nil for both
+}
+
+func parseName(verb string, given []string) (ruleName, error) {
+	filter, err := parseFilter(verb, given)
+	return ruleName{filter.device, filter.direction}, err
+}
+
+// rule is the word for what a name stands for.
+func (of ruleName) rule() string {
+	if of.direction != nil {
+		return of.direction.String() + " rule"
+	}
+	return "rule"
+}
+
+// A search is what was found for a name.
+type search struct {
+	hooks   []namedHook
+	similar string // without hooks: another name that may be meant, or ""
+	isPlan  bool   // rules follow a plan with that name
+}
+
+// withNamed runs f on what was found for a name: the hooks that have rules with exactly this name, if any.
+func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, found search) error) error {
+	name := of.name
+	if name == "" {
+		return inputf("%s: the name is empty; write the name of rules, or a device, a direction and a network", verb)
+	}
+	return e.with(loader.Write, verb+" "+plain.Line(name), func(n *loader.Namespace) error {
+		hooks, err := n.Hooks()
+		defer loader.CloseHooks(hooks)
+		if err != nil {
+			return err
+		}
+		var found search
+		var others []string
+		for _, h := range hooks {
+			if of.direction != nil && h.Direction != *of.direction {
+				continue
+			}
+			its := namedHook{Hook: h}
+			for _, entry := range h.Set.Rules() {
+				if entry.Label.Name == name {
+					its.rules = append(its.rules, entry)
+				} else {
+					others = append(others, entry.Label.Name)
+				}
+				found.isPlan = found.isPlan || entry.Label.Plan == name
+			}
+			if its.rules != nil {
+				found.hooks = append(found.hooks, its)
+			}
+		}
+		if err := e.checkName(n, verb, of, found.hooks); err != nil {
+			return err
+		}
+		if found.hooks == nil {
+			found.similar = plain.SimilarName(name, others)
+		}
+		return f(n, found)
+	})
+}
+
+// checkName returns an error for the name of a device, and for a network that is no rule's name.
+func (e *env) checkName(n *loader.Namespace, verb string, of ruleName, named []namedHook) error {
+	name, direction := of.name, policy.Egress
+	if of.direction != nil {
+		direction = *of.direction
+	}
+	is, ofDevice := plain.Line(name), e.suggest(verb, name, direction.String(), "CIDR")
+	isDevice, err := filterRules{device: name}.isDevice(n)
+	if err != nil {
+		return err
+	}
+	_, notNetwork := policy.ParseNetworks(name)
+	switch {
+	case isDevice && named == nil:
+		return inputf("%s is a device, and no rule has that name; write %s for a rule of the device", is, ofDevice)
+	case isDevice:
+		h := named[0]
+		return inputf("%s is a device, and rules have that name, too; write %s for a rule of the device, and %s for one with the name",
+			is, ofDevice, e.suggest(verb, h.Name(), h.Direction.String(), h.rules[0].Prefix.String()))
+	case notNetwork == nil && named == nil:
+		return inputf("%s is a network, and no rule has that name; write a device and a direction, too, as in %s",
+			is, e.suggest(verb, "DEV", "egress", name))
+	}
+	return nil
+}
+
+// setNamed changes the rules that have a name in the options that were given.
+func (e *env) setNamed(of ruleName, limit limitFlags) error {
+	return e.withNamed("set", of, func(n *loader.Namespace, found search) error {
+		switch {
+		case found.hooks == nil && found.isPlan:
+			return inputf("no %s has that name, but a plan does; a plan is changed in the policy file", of.rule())
+		case found.similar != "":
+			return inputf("no %s has that name; did you mean %s?", of.rule(), plain.Line(found.similar))
+		case found.hooks == nil:
+			if err := e.noRuleBut(n, "set", of); err != nil {
+				return err
+			}
+			return inputf("no %s has that name; %s lists the names", of.rule(), e.suggest("show --sort name"))
+		}
+		if err := e.checkWithin(n, limit); err != nil {
+			return err
+		}
+		var tables []policy.Table
+		for _, h := range found.hooks {
+			if h.State == loader.Moved {
+				return fmt.Errorf("%s %s: %w", plain.Line(h.Name()), h.Direction, loader.ErrMoved)
+			}
+			dev, err := device(h.Name())
+			if err != nil {
+				return err
+			}
+			t := policy.Table{Device: dev.Name, Direction: h.Direction, Match: h.Match()}
+			if limit.given("match") {
+				t.Match = limit.match
+			}
+			for _, entry := range h.rules {
+				rule, err := limit.over(&entry.Rule, dev.L2Bytes)
+				if err != nil {
+					return inputf("%s %s %s: %w; nothing was changed", plain.Line(dev.Name), h.Direction, entry.Prefix, err)
+				}
+				t.Rules = append(t.Rules, rule)
+			}
+			tables = append(tables, t)
+		}
+		return e.put(n, tables...)
+	})
+}
+
+// put sets the rules of tables beside the others of their devices, and describes them.
+func (e *env) put(n *loader.Namespace, tables ...policy.Table) error {
+	done, err := n.PutTogether(tables...)
+	if err != nil {
+		return err
+	}
+	for _, d := range done {
+		if d.Hook.Upgraded {
+			e.say("%s %s: the program of another build was replaced; rules, buckets and counters were kept", d.Device, d.Direction)
+		}
+		if d.Hook.Reattached != "" {
+			e.say("%s %s: was not in force (%s); all its rules are attached again", d.Device, d.Direction, d.Hook.Reattached)
+		}
+	}
+	set := report.Rules{}
+	for _, t := range tables {
+		of := filterRules{device: t.Device, direction: &t.Direction}
+		if t.IsPools() {
+			of = filterRules{pools: true, pool: t.Rules[0].Label.Name}
+		} else {
+			for _, r := range t.Rules {
+				of.networks = append(of.networks, r.Prefix)
+			}
+		}
+		found, err := e.findRules(n, of, details{sentences: true})
+		if err != nil {
+			return err
+		}
+		set = append(set, found...)
+	}
+	err = e.print(set, set.Sentences)
+	for _, d := range done {
+		if lacks := e.queued(n, d.Device, d.Hook); err == nil {
+			err = lacks
+		}
+	}
+	return err
+}
+
+// deleteNamed deletes the rules that have a name.
+func (e *env) deleteNamed(of ruleName) error {
+	return e.withNamed("delete", of, func(n *loader.Namespace, found search) error {
+		if err := e.noRuleBut(n, "delete", of); found.hooks == nil && err != nil {
+			return err
+		}
+		if found.similar != "" {
+			e.say("shapectl: no %s has the name %s; did you mean %s?", of.rule(), plain.Line(of.name), plain.Line(found.similar))
+		}
+		switch {
+		case found.hooks == nil && e.json:
+			return e.deleted(report.Rules{})
+		case found.hooks == nil:
+			_, err := fmt.Fprintf(e.out, "nothing to delete: no %s has the name %s\n", of.rule(), plain.Line(of.name))
+			return err
+		}
+		var deleted report.Rules
+		var hooks []*loader.Hook
+		networks := map[*loader.Hook][]netip.Prefix{}
+		for _, h := range found.hooks {
+			hooks = append(hooks, h.Hook)
+			for _, entry := range h.rules {
+				deleted = append(deleted, describe(h.Hook, entry))
+				networks[h.Hook] = append(networks[h.Hook], entry.Prefix)
+			}
+		}
+		if _, err := n.DeleteTogether(func(h *loader.Hook) []netip.Prefix { return networks[h] }, hooks...); err != nil {
+			return err
+		}
+		return e.deleted(deleted)
+	})
+}

@@ -1,0 +1,282 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+	"github.com/vishvananda/netlink"
+
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/testenv"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+const customers = `plans:
+  gold: {rate: 10mbit, note: pays in May}
+devices:
+  va:
+    egress:
+      10.0.0.7: {plan: gold, name: alice, capacity: 64kb}
+      10.0.0.8: {plan: gold, name: bob}
+      2001:db8:7::/64: {plan: gold, name: alice, excess: pass}
+    ingress:
+      10.0.0.7: {rate: 1mbit, name: alice, excess: ecn}
+      10.0.0.9: {rate: 1mbit, name: alice b}
+  vc:
+    egress:
+      10.9.0.0/24: {rate: 20mbit, name: alice, each: host}
+      10.0.0.7: {rate: 3mbit, name: Bakery}
+`
+
+func newNamedRig(t *testing.T) *rig {
+	r := newRig(t)
+	testenv.Veth(t, "vc", "vd")
+	r.ok("apply", r.policy(customers))
+	return r
+}
+
+// labelled is what there is of each rule, but for its counters.
+func (r *rig) labelled() (rules []string) {
+	r.t.Helper()
+	for _, rule := range r.show() {
+		rules = append(rules, fmt.Sprintf("%s %s %s %s/%s/%s %d %d", rule.Device, rule.Direction, rule.CIDR,
+			rule.Name, rule.Plan, rule.Note, rule.Rate/1e6, rule.Capacity))
+	}
+	return rules
+}
+
+// A name stands for all its rules, on all devices. Only what the flags say changes.
+func TestSetNamed(t *testing.T) {
+	r := newNamedRig(t)
+	r.send("10.0.0.7", 3, 1000)
+	before := r.labelled()
+
+	said := r.ok("set", "alice", "--rate", "50mbit")
+	want := `va egress: 10.0.0.7 ("alice") gets 50mbit (6.25 MB/s), burst 327.7 kB (52.43 ms); excess is dropped (gcra)
+va egress: 2001:db8:7::/64 ("alice") as a whole gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is counted but not dropped (gcra)
+va ingress: 10.0.0.7 ("alice") gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is marked by ECN if the packet allows it, else dropped (gcra)
+vc egress: each host in 10.9.0.0/24 ("alice") gets 50mbit (6.25 MB/s), burst 1.875 MB (300 ms); excess is dropped (gcra)
+`
+	if said != want {
+		t.Errorf("set alice says\n%s, not\n%s", said, want)
+	}
+	after := []string{
+		"va egress 10.0.0.7/32 alice/gold/pays in May 50 327680",
+		"va egress 10.0.0.8/32 bob/gold/pays in May 10 375000",
+		"va egress 2001:db8:7::/64 alice/gold/pays in May 50 1875000",
+		"va ingress 10.0.0.7/32 alice// 50 1875000",
+		"va ingress 10.0.0.9/32 alice b// 1 131072",
+		"vc egress 10.0.0.7/32 Bakery// 3 131072",
+		"vc egress 10.9.0.0/24 alice// 50 1875000",
+	}
+	if got := r.labelled(); !slices.Equal(got, after) {
+		t.Errorf("the rules are\n%s, not\n%s", strings.Join(got, "\n"), strings.Join(after, "\n"))
+	}
+	if passed := r.show("va", "egress", "10.0.0.7")[0].PassedPackets; passed != 3 {
+		t.Errorf("after the change, %d packets have passed, not 3", passed)
+	}
+	if again := r.ok("set", "alice", "--rate", "50mbit"); again != want {
+		t.Errorf("repeated, it says\n%s", again)
+	}
+
+	// A plan is not a name. One direction, also for show.
+	r.refused(exitInput, "a plan is changed in the policy file", "set", "gold", "--rate", "1mbit")
+	if shown := r.show("alice", "ingress"); len(shown) != 1 || shown[0].CIDR != "10.0.0.7/32" || shown[0].Direction != "ingress" {
+		t.Errorf("show alice ingress: %+v", shown)
+	}
+	if said := r.ok("set", "alice", "ingress", "--rate", "8mbit"); strings.Count(said, "\n") != 1 || !strings.HasPrefix(said, "va ingress: 10.0.0.7 ") {
+		t.Errorf("set alice ingress says %s", said)
+	}
+	if said := r.ok("delete", "bob", "ingress"); said != "nothing to delete: no ingress rule has the name bob\n" {
+		t.Errorf("delete bob ingress says %s", said)
+	}
+	if said := r.ok("delete", "bob", "egress"); !strings.Contains(said, "va egress: 10.0.0.8 ") {
+		t.Errorf("delete bob egress says %s", said)
+	}
+
+	// Another option and name; an exemption, and a limit again.
+	r.ok("set", "alice", "--excess", "drop", "--name", "Alice B.", "--note", "")
+	if rule := r.show("va", "egress", "2001:db8:7::/64")[0]; rule.Name != "Alice B." || rule.Note != "" || rule.Capacity != 1875000 {
+		t.Errorf("with another excess and name it is %+v", rule)
+	}
+	r.refused(exitInput, "no rule has that name; did you mean Alice B.?", "set", "alice b.", "--rate", "1mbit")
+	r.ok("set", "Alice B.", "--rate", "unlimited")
+	if said := r.ok("set", "Alice B.", "--rate", "5mbit"); strings.Count(said, "gets 5mbit") != 4 {
+		t.Errorf("limited again: %s", said)
+	}
+	r.ok("apply", r.policy(customers))
+	if got := r.labelled(); !slices.Equal(got, before) {
+		t.Errorf("the policy again: %v", got)
+	}
+}
+
+// A device that has moved to another namespace is named as such.
+func TestSetNamedMoved(t *testing.T) {
+	r := newNamedRig(t)
+	_, other := testenv.NewNamedNetns(t)
+	testenv.Must(t, netlink.LinkSetNsFd(testenv.Link(t, "vc"), other.FD()))
+	r.refused(exitInput, "vc egress: its rules are in force on the device that had this name and has moved", "set", "alice", "--rate", "14mbit")
+}
+
+// To set what is so already leaves the last change alone: it can be rolled back.
+func TestSetOfWhatIsSo(t *testing.T) {
+	r := newNamedRig(t)
+	before := r.labelled()
+	r.ok("apply", r.policy(strings.Replace(customers, "10mbit", "30mbit", 1)), "--confirm", "1h")
+	if said := r.ok("set", "bob", "--rate", "30mbit"); !strings.HasSuffix(said, "unless confirmed by 'shapectl confirm'\n") {
+		t.Errorf("set says %q", said)
+	}
+	r.ok("set", "alice", "ingress", "--rate", "1mbit")
+	r.ok("rollback")
+	if got := r.labelled(); !slices.Equal(got, before) {
+		t.Errorf("after rollback: %v", got)
+	}
+}
+
+// Options that a rule loses because no flag sets them are told.
+func TestSetTellsOtherChanges(t *testing.T) {
+	r := newRig(t)
+	r.ok("apply", r.policy("plans: {gold: {rate: 10mbit, excess: ecn}}\ndevices: {va: {egress: {10.0.0.0/24: {plan: gold, name: alice}}}}\n"))
+	for _, want := range []string{"va egress: also changed, as no flag sets it: excess ecn -> drop, plan gold -> none\n", ""} {
+		if got := r.run("set", "va", "egress", "10.0.0.0/24", "--rate", "20mbit"); got.code != exitDone || got.err != want {
+			t.Errorf("set: %+v, want %q", got, want)
+		}
+	}
+}
+
+// Options that have no use beside the given ones are not kept. The others are.
+func TestKeptOptions(t *testing.T) {
+	for _, c := range []struct{ have, given, want string }{
+		{"--capacity 64kb --fail closed", "--rate 50mbit", "rate 10mbit -> 50mbit, capacity 64kb -> 320kb"},
+		{"--excess delay --queue 20ms --each host", "--excess drop", "excess delay -> drop, queue 25000b -> none"},
+		{"--excess delay --queue 20ms", "--rate 20mbit", "rate 10mbit -> 20mbit, queue 25000b -> 50000b"},
+		{"--capacity 64kb --shadow rate=5mbit --fail closed", "--rate unlimited", "rate 10mbit -> unlimited, shadow rate=5mbit -> none"},
+		{"--shadow rate=5mbit", "--shadow none", "shadow rate=5mbit -> none"},
+		{"--overhead ethernet", "--name bob --note=", "name alice -> bob"},
+	} {
+		set := func(flags string) limitFlags {
+			var limit limitFlags
+			f := pflag.NewFlagSet("", pflag.ContinueOnError)
+			limit.add(f, "")
+			limit.addLabel(f)
+			limit.addShadow(f)
+			limit.given = f.Changed
+			testenv.Must(t, f.Parse(strings.Fields(flags)))
+			return limit
+		}
+		have, err := set("--rate 10mbit --name alice "+c.have).Rule(netip.MustParsePrefix("10.0.0.0/24"), 14)
+		testenv.Must(t, err)
+		have.Label.Plan = "gold"
+		given := set(c.given)
+		got, err := given.over(&have, 14)
+		testenv.Must(t, err)
+		var changes []string
+		for _, change := range policy.Changes(&have, &got) {
+			changes = append(changes, change.String())
+		}
+		if got := strings.Join(changes, ", "); got != c.want {
+			t.Errorf("%s, then %s: %s, not %s", c.have, c.given, got, c.want)
+		}
+	}
+}
+
+// What a name cannot mean is refused, and changes nothing.
+func TestNamedRefused(t *testing.T) {
+	r := newNamedRig(t)
+	before := r.labelled()
+	r.refused(exitInput, "no rule has that name; did you mean alice?", "set", "alcie", "--rate", "1mbit")
+	r.refused(exitInput, "no rule has that name; did you mean Bakery?", "set", "bakery", "--rate", "1mbit")
+	for _, name := range []string{"gold", "zelda", "al*", "alice\x1b[31m"} {
+		says := "no rule has that name; 'shapectl show --sort name' lists the names"
+		if name == "gold" {
+			says = "no rule has that name, but a plan does"
+		}
+		r.refused(exitInput, says, "set", name, "--rate", "1mbit")
+		if got := r.ok("delete", name); !strings.HasPrefix(got, "nothing to delete: no rule has the name ") || strings.Contains(got, "\x1b") {
+			t.Errorf("delete %s: %q", name, got)
+		}
+	}
+	if got := r.run("delete", "alcie"); got != (result{"nothing to delete: no rule has the name alcie\n",
+		"shapectl: no rule has the name alcie; did you mean alice?\n", exitDone}) {
+		t.Errorf("delete of a misspelt name: %+v", got)
+	}
+	if got := r.ok("delete", "-j", "zelda"); strings.TrimSpace(got) != "[]" {
+		t.Errorf("delete -j of no rule: %s", got)
+	}
+	r.refused(exitInput, "the name is empty", "set", "", "--rate", "1mbit")
+	r.refused(exitInput, "the name is empty", "delete", "")
+	r.refused(exitInput, "va egress 10.0.0.7/32: each /64", "set", "alice", "--each", "/64")
+	if got := r.labelled(); !slices.Equal(got, before) {
+		t.Errorf("refused, but the rules are\n%s", strings.Join(got, "\n"))
+	}
+	if got := r.run("rollback"); got.code != exitDone {
+		t.Errorf("refused, but the policy cannot be rolled back: %+v", got)
+	}
+
+	r.ok("set", "vc", "egress", "10.0.0.7", "--rate", "1mbit", "--name", "va")
+	for _, verb := range []string{"set", "delete"} {
+		args := []string{verb, "va"}
+		if verb == "set" {
+			args = append(args, "--rate", "1mbit")
+		}
+		r.refused(exitInput, fmt.Sprintf("write 'shapectl %s va egress CIDR' for a rule of the device, and 'shapectl %[1]s vc egress 10.0.0.7/32'", verb), args...)
+	}
+}
+
+// explain takes the words of set, and then asks about the devices of the rules in that direction.
+func TestExplainNamedDirection(t *testing.T) {
+	r := newNamedRig(t)
+	var paths []report.Path
+	testenv.Must(t, json.Unmarshal([]byte(r.ok("explain", "-j", "alice", "egress")), &paths))
+	var got []string
+	for _, p := range paths {
+		for _, s := range p.Hooks {
+			got = append(got, s.Device+" "+s.Direction+" "+*s.Rule)
+		}
+	}
+	if want := []string{"va egress 10.0.0.7/32", "va egress 2001:db8:7::/64", "vc egress 10.9.0.0/24"}; !slices.Equal(got, want) {
+		t.Errorf("explain alice egress: %v, want %v", got, want)
+	}
+}
+
+// All rules of a name go, and no others.
+func TestDeleteNamed(t *testing.T) {
+	r := newNamedRig(t)
+	said := r.ok("delete", "alice")
+	if strings.Count(said, "deleted: ") != 4 || strings.Contains(said, "Bakery") {
+		t.Errorf("delete alice says %s", said)
+	}
+	want := []string{
+		"va egress 10.0.0.8/32 bob/gold/pays in May 10 375000",
+		"va ingress 10.0.0.9/32 alice b// 1 131072",
+		"vc egress 10.0.0.7/32 Bakery// 3 131072",
+	}
+	if got := r.labelled(); !slices.Equal(got, want) {
+		t.Errorf("the rules are\n%s, not\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if got := r.run("__complete", "delete", "b"); got.out != "bob\n:4\n" {
+		t.Errorf("completed: %+v", got)
+	}
+	for _, name := range []string{"bob", "Bakery", "alice b"} {
+		r.ok("delete", name)
+	}
+	if got := r.ok("show"); got != "no rules\n" {
+		t.Errorf("all are deleted, but show says %s", got)
+	}
+}
+
+// While a change of the policy is pending, a name neither changes nor deletes rules.
+func TestNamedPending(t *testing.T) {
+	r := newNamedRig(t)
+	r.ok("apply", "--confirm", "1h", r.policy("devices: {va: {egress: {10.0.0.7: {rate: 1mbit, name: alice}, 10.0.0.8: {rate: 1mbit, name: alice}}}}"))
+	r.refused(exitInput, "'shapectl confirm'", "set", "alice", "--rate", "2mbit")
+	r.refused(exitInput, "'shapectl confirm'", "delete", "alice")
+	if got := r.ok("delete", "zelda"); got != "nothing to delete: no rule has the name zelda\n" {
+		t.Errorf("delete of no rule: %s", got)
+	}
+}

@@ -1,0 +1,180 @@
+package main
+
+import (
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+func poolCommand(e *env) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "pool set|delete|show ...",
+		Short: "Share one rate among rules",
+		Long: `Set, delete and show pools. A pool is a named limit that rules draw from, on any device and in both directions.
+
+A packet passes if its rule and all pools above have room. It is then charged to all of them; if one refuses it, to
+none. Pools may be within other pools.`,
+		Example: `  shapectl pool set uplink --rate 1gbit --share member
+  shapectl set eth0 egress 10.0.0.7 --rate 200mbit --within uplink --guarantee 20mbit
+  shapectl show --tree`,
+		Args: func(cmd *cobra.Command, given []string) error {
+			if len(given) > 0 {
+				return unknownCommand(cmd, given[0])
+			}
+			return nil
+		},
+		RunE: func(*cobra.Command, []string) error {
+			return inputf("pool: what to do is missing; use set, delete or show")
+		},
+	}
+	cmd.AddCommand(poolSetCommand(e), poolDeleteCommand(e), poolShowCommand(e))
+	return cmd
+}
+
+func poolSetCommand(e *env) *cobra.Command {
+	var limit limitFlags
+	cmd := &cobra.Command{
+		Use:   "set NAME [flags]",
+		Short: "Make a pool, or change it",
+		Long: `Make a pool, or change it. A new pool needs a rate. Of a pool that exists, only what the flags say changes. At a new
+rate, a burst or queue lasts as long as before.`,
+		Example: `  shapectl pool set uplink --rate 1gbit --share member
+  shapectl pool set ap-1 --rate 100mbit --within uplink --guarantee 20mbit
+  shapectl pool set ap-1 --rate 150mbit`,
+		Args:              args(1, 1),
+		ValidArgsFunction: e.completePool,
+		RunE: func(cmd *cobra.Command, given []string) error {
+			limit.given = cmd.Flags().Changed
+			if !limit.any() {
+				return inputf("pool set: what to set is missing; give a rate, such as --rate 1gbit")
+			}
+			if err := policy.CheckPoolName(given[0]); err != nil {
+				return inputf("pool set: %w", err)
+			}
+			return e.setPool(given[0], limit)
+		},
+	}
+	limit.addPool(cmd.Flags())
+	e.addSetupFQ(cmd.Flags())
+	groupFlags(cmd.Flags(), queueFlagsTitle, "setup-fq")
+	must(cmd.RegisterFlagCompletionFunc("within", e.completeWithin))
+	return cmd
+}
+
+func (e *env) setPool(name string, limit limitFlags) error {
+	return e.with(loader.Write, "set pool "+plain.Line(name), func(n *loader.Namespace) (err error) {
+		if err := e.checkWithin(n, limit); err != nil {
+			return err
+		}
+		var pool policy.Rule
+		if have, found := findPool(n, name); found {
+			pool, err = limit.over(&have, 0)
+		} else {
+			pool, err = limit.Pool(name)
+		}
+		if err != nil {
+			return inputError(err)
+		}
+		return e.put(n, policy.Table{Rules: []policy.Rule{pool}})
+	})
+}
+
+// checkWithin returns an error if a pool that --within names does not exist.
+func (e *env) checkWithin(n *loader.Namespace, limit limitFlags) error {
+	name := string(limit.Within)
+	if _, found := findPool(n, name); found || name == "" {
+		return nil
+	}
+	pools, err := e.findRules(n, filterRules{pools: true}, details{})
+	if err != nil {
+		return err
+	}
+	if similar := plain.SimilarName(name, pools.Names()); similar != "" {
+		return inputf("there is no pool %s; did you mean %s?", plain.Line(name), plain.Line(similar))
+	}
+	return inputf("there is no pool %s; make it first: %s", plain.Line(name), e.suggest("pool set --rate RATE", name))
+}
+
+func findPool(n *loader.Namespace, name string) (policy.Rule, bool) {
+	h := n.Pools()
+	defer h.Close()
+	if h.Set == nil {
+		return policy.Rule{}, false
+	}
+	entry, found := h.Set.Find(policy.PoolKey(name))
+	return entry.Rule, found
+}
+
+func poolDeleteCommand(e *env) *cobra.Command {
+	return &cobra.Command{
+		Use:               "delete NAME",
+		Short:             "Delete a pool",
+		Long:              `Delete a pool that nothing is within. If there is no such pool, delete says so and succeeds.`,
+		Example:           `  shapectl pool delete ap-1`,
+		Args:              args(1, 1),
+		ValidArgsFunction: e.completePool,
+		RunE:              func(_ *cobra.Command, given []string) error { return e.deletePool(given[0]) },
+	}
+}
+
+func (e *env) deletePool(name string) error {
+	return e.with(loader.Write, "delete pool "+plain.Line(name), func(n *loader.Namespace) error {
+		pools, err := e.findRules(n, filterRules{pools: true}, details{sentences: true})
+		if err != nil {
+			return err
+		}
+		if i := slices.Index(pools.Names(), name); i >= 0 {
+			if _, err := n.DeletePool(name); err != nil {
+				return err
+			}
+			return e.deleted(pools[i : i+1])
+		}
+		none := filterRules{pools: true, pool: name}
+		if similar := plain.SimilarName(name, pools.Names()); similar != "" {
+			e.say("shapectl: %s; did you mean %s?", none.none(), plain.Line(similar))
+		}
+		return e.nothingToDelete(none)
+	})
+}
+
+func poolShowCommand(e *env) *cobra.Command {
+	var o showOptions
+	cmd := &cobra.Command{
+		Use:   "show [NAME] [flags]",
+		Short: "Show pools and what happened to their packets",
+		Long: `Show all pools, or one in full. 'shapectl show NAME' also shows what is within a pool.
+
+PASSED and BORROWED count since a pool was set, or with --interval over that time. BORROWED is what passed beyond
+the pool's guarantee. DROPPED counts packets that the pool itself refused.`,
+		Example: `  shapectl pool show
+  shapectl pool show uplink --interval 1s`,
+		Args:              args(0, 1),
+		ValidArgsFunction: e.completePool,
+		RunE: func(cmd *cobra.Command, given []string) error {
+			want := filterRules{pools: true}
+			if len(given) > 0 {
+				if want.pool = given[0]; want.pool == "" {
+					return inputf("pool show: the name is empty; leave it out for all pools")
+				}
+			}
+			if err := o.check(cmd); err != nil {
+				return err
+			}
+			return e.show(want, false, o)
+		},
+	}
+	o.addFlags(cmd, "name", "show only the first `N` pools")
+	return cmd
+}
+
+// noRuleBut says that a name which no rule has is that of a pool.
+func (e *env) noRuleBut(n *loader.Namespace, verb string, of ruleName) error {
+	if _, found := findPool(n, of.name); !found {
+		return nil
+	}
+	return inputf("no %s has that name, but a pool does; write %s", of.rule(), e.suggest("pool "+verb, of.name))
+}

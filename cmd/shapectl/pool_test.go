@@ -1,0 +1,338 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/testenv"
+)
+
+// newPoolRig has pools, of which one is within another, and rules within them.
+func newPoolRig(t *testing.T) *rig {
+	t.Helper()
+	r := newRig(t)
+	r.ok("pool", "set", "uplink", "--rate", "1gbit", "--share", "member")
+	r.ok("pool", "set", "ap-1", "--rate", "100mbit", "--within", "uplink", "--guarantee", "20mbit", "--note", "roof")
+	r.ok("set", "va", "egress", "10.0.0.7", "--rate", "20mbit", "--within", "ap-1", "--guarantee", "5mbit", "--name", "alice")
+	r.ok("set", "va", "egress", "2001:db8:7::/48", "--within", "ap-1")
+	r.ok("set", "va", "ingress", "10.0.0.7", "--rate", "1mbit")
+	return r
+}
+
+// rows are the rules and pools that show has in JSON, with what is of pools.
+func (r *rig) rows(args ...string) (rows []report.Rule) {
+	r.t.Helper()
+	testenv.Must(r.t, json.Unmarshal([]byte(r.ok(append(args, "-j")...)), &rows))
+	return rows
+}
+
+func names(rows []report.Rule) string {
+	var all []string
+	for _, row := range rows {
+		if row.Kind == report.KindPool {
+			all = append(all, "pool "+row.Name)
+		} else {
+			all = append(all, fmt.Sprint(row.Device, " ", row.Direction, " ", row.CIDR))
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+// set changes only what its flags say, and says what the pool is then.
+func TestPoolSet(t *testing.T) {
+	r := newRig(t)
+	r.prints("pool \"uplink\" gets 100mbit (12.5 MB/s), burst 1 MB (80 ms); excess is dropped (gcra)\n",
+		"pool", "set", "uplink", "--rate", "100mbit", "--burst", "80ms")
+	r.ok("pool", "set", "ap-1", "--rate", "10mbit", "--within", "uplink", "--guarantee", "5mbit", "--weight", "3")
+	r.prints("pool \"uplink\" gets 200mbit (25 MB/s), burst 2 MB (80 ms), shared fairly by its members; excess is dropped (gcra)\n",
+		"pool", "set", "uplink", "--rate", "200mbit", "--share", "member")
+	r.prints("pool \"ap-1\" gets 10mbit (1.25 MB/s), burst 375 kB (300 ms), within pool \"uplink\", 6mbit of it guaranteed, weight 3; excess is dropped (gcra)\n",
+		"pool", "set", "ap-1", "--guarantee", "6mbit")
+	r.prints("pool \"ap-1\" gets 10mbit (1.25 MB/s), burst 375 kB (300 ms); excess is dropped (gcra)\n", "pool", "set", "ap-1", "--within", "none")
+	for args, says := range map[string]string{
+		"pool set":                                    "takes 'shapectl pool set NAME [flags]'",
+		"pool set new":                                "what to set is missing",
+		"pool set new --share member":                 "rate is missing",
+		"pool set none --rate 1mbit":                  "cannot be called none",
+		"pool set new --rate 1mbit --within ap-2":     "there is no pool ap-2; did you mean ap-1?",
+		"pool set new --rate 1mbit --within z":        "there is no pool z; make it first: 'shapectl pool set --rate RATE z'",
+		"pool set uplink --within uplink":             "is the pool itself",
+		"pool set new --rate 1mbit --each host":       "unknown flag --each",
+		"pool set new --rate 1mbit --guarantee 1kbit": "",
+		"pool":          "what to do is missing; use set, delete or show",
+		"pool lst":      "did you mean 'shapectl pool show'?",
+		"pool remove a": "did you mean 'shapectl pool delete'?",
+	} {
+		r.refused(exitInput, says, strings.Fields(args)...)
+	}
+	r.ok("pool", "set", "ap-1", "--within", "uplink", "--guarantee", "10mbit")
+	r.refused(exitInput, "add up to 10mbit", "pool", "set", "uplink", "--rate", "9mbit")
+}
+
+// A pool goes once nothing is within it.
+func TestPoolDelete(t *testing.T) {
+	r := newPoolRig(t)
+	r.refused(exitInput, "within it is ap-1", "pool", "delete", "uplink")
+	r.refused(exitInput, "within it is va egress 10.0.0.7/32, va egress 2001:db8:7::/48; delete these first", "pool", "delete", "ap-1")
+	r.ok("flush", "va")
+	if out := r.ok("pool", "delete", "ap-1"); !strings.HasPrefix(out, `deleted: pool "ap-1" gets 100mbit`) {
+		t.Errorf("delete: %s", out)
+	}
+	r.prints("nothing to delete: there is no pool ap-1\n", "pool", "delete", "ap-1")
+	r.prints("[]\n", "pool", "delete", "ap-1", "-j")
+	if got := r.run("pool", "delete", "uplnk"); got.code != exitDone || !strings.Contains(got.err, "did you mean uplink?") {
+		t.Errorf("delete of a name that is misspelt: %+v", got)
+	}
+	r.ok("pool", "delete", "uplink")
+	if pins := r.pins(); len(pins) > 0 {
+		t.Errorf("left over: %v", pins)
+	}
+}
+
+func TestFlushAllDeletesPools(t *testing.T) {
+	r := newPoolRig(t)
+	if out := r.ok("flush", "--all"); strings.Count(out, "deleted: pool") != 2 || strings.Count(out, "deleted: va") != 3 {
+		t.Errorf("flush: %s", out)
+	}
+	if pins := r.pins(); len(pins) > 0 {
+		t.Errorf("left over: %v", pins)
+	}
+}
+
+// Pools come before rules. The name of a pool stands for all that is within it.
+func TestShowPools(t *testing.T) {
+	r := newPoolRig(t)
+	const rules = "va egress 10.0.0.7/32, va egress 2001:db8:7::/48"
+	for args, want := range map[string]string{
+		"show":                     "pool ap-1, pool uplink, " + rules + ", va ingress 10.0.0.7/32",
+		"show --sort rate --top 1": "pool uplink, va egress 2001:db8:7::/48",
+		"show uplink":              "pool ap-1, pool uplink, " + rules,
+		"show ap-1":                "pool ap-1, " + rules,
+		"show ap":                  "pool ap-1, " + rules,
+		"show roof":                "pool ap-1, " + rules,
+		"show alice":               "va egress 10.0.0.7/32",
+		"show va":                  rules + ", va ingress 10.0.0.7/32",
+		"show ::/0":                "va egress 2001:db8:7::/48",
+		"show va --tree":           "pool ap-1, pool uplink, " + rules + ", va ingress 10.0.0.7/32",
+		"show alice --tree":        "pool ap-1, pool uplink, va egress 10.0.0.7/32",
+		"show --shadow":            "",
+		"pool show":                "pool ap-1, pool uplink",
+		"pool show uplink":         "pool uplink",
+		"pool show --top 1":        "pool ap-1",
+		"pool show --sort rate":    "pool uplink, pool ap-1",
+		"export":                   "pool ap-1, pool uplink, " + rules + ", va ingress 10.0.0.7/32",
+	} {
+		if got := names(r.rows(strings.Fields(args)...)); got != want {
+			t.Errorf("%s: %s, want %s", args, got, want)
+		}
+	}
+	for args, says := range map[string]string{
+		"pool show ap-2":         "there is no pool ap-2; 'shapectl pool show' lists the pools",
+		"pool show ap-1 more":    "takes",
+		"show --tree --wide":     "leave --wide and --top out",
+		"show --tree --buckets":  "give one of them",
+		"set ap-1 --rate 1mbit":  "no rule has that name, but a pool does; write 'shapectl pool set ap-1'",
+		"delete ap-1":            "no rule has that name, but a pool does; write 'shapectl pool delete ap-1'",
+		"set va egress 10.0.0.9": "--rate is missing",
+		"set va egress 10.0.0.9 --within ap-1 --guarantee 16mbit": "add up to 21mbit",
+	} {
+		r.refused(exitInput, says, strings.Fields(args)...)
+	}
+}
+
+// What passed is divided into what the guarantee covered and what was borrowed.
+func TestShowBorrowed(t *testing.T) {
+	r := newRig(t)
+	r.ok("pool", "set", "uplink", "--rate", "100mbit")
+	r.ok("set", "va", "egress", "10.0.0.7", "--rate", "50mbit", "--within", "uplink", "--guarantee", "8kbit")
+	r.send("10.0.0.7", 100, 1000)
+	rows := r.rows("show")
+	uplink, rule := rows[0], rows[1]
+	if uplink.PassedPackets != 100 || uplink.BorrowedPackets != 0 || uplink.GuaranteedPackets != 0 {
+		t.Errorf("the pool: %+v", uplink)
+	}
+	if rule.GuaranteedBytes < 30e3 || rule.GuaranteedBytes > 34e3 || rule.BorrowedBytes != rule.PassedBytes-rule.GuaranteedBytes {
+		t.Errorf("of %d bytes, %d were guaranteed and %d borrowed", rule.PassedBytes, rule.GuaranteedBytes, rule.BorrowedBytes)
+	}
+	rows = r.rows("show", "--interval", "20ms")
+	if rows[1].BorrowedBits == nil || *rows[1].BorrowedBits != 0 {
+		t.Errorf("borrowed without packets: %v", rows[1].BorrowedBits)
+	}
+}
+
+// apply, diff, export and rollback treat pools as they treat rules.
+func TestPoliciesWithPools(t *testing.T) {
+	r := newRig(t)
+	const text = `pools:
+  uplink: {rate: 1gbit, share: member}
+  ap-1: {rate: 100mbit, within: uplink}
+devices:
+  va: {egress: {10.0.0.7: {rate: 20mbit, within: ap-1}, 10.0.0.8: {within: uplink}}}
+`
+	path := r.policy(text)
+	out := r.run("diff", path)
+	if want := `2 rules to add on 1 device
+2 pools to add
+pools
+  + ap-1      100mbit, within uplink
+  + uplink    1gbit, share member
+va egress
+  + 10.0.0.7  20mbit, within ap-1
+  + 10.0.0.8  within uplink
+`; out.out != want || out.code != exitDiffers {
+		t.Errorf("diff: %d, %s", out.code, out.out)
+	}
+	r.prints("2 rules added on 1 device\n2 pools added\n", "apply", path)
+	r.prints("nothing to change\n", "diff", path)
+	r.prints("nothing to change\n", "apply", path)
+	again := r.policy(r.ok("export"))
+	r.prints("nothing to change\n", "diff", again)
+
+	other := r.policy(strings.NewReplacer("ap-1", "ap-2", "1gbit", "2gbit").Replace(text))
+	out = r.run("diff", other)
+	if want := `1 rule to change on 1 device
+1 pool to add, 1 to change, 1 to remove
+pools
+  - ap-1      100mbit, within uplink
+  + ap-2      100mbit, within uplink
+  ~ uplink    rate 1gbit -> 2gbit
+va egress
+  ~ 10.0.0.7  within ap-1 -> ap-2
+`; out.out != want {
+		t.Errorf("diff: %s", out.out)
+	}
+	var differences []report.Difference
+	testenv.Must(t, json.Unmarshal([]byte(r.run("diff", "-j", other).out), &differences))
+	if d := differences[0]; d.Kind != report.KindPool || d.Pool != "ap-1" || d.Device != "" || d.CIDR != "" || d.Change != "remove" {
+		t.Errorf("diff -j: %+v", d)
+	}
+	var applied report.Applied
+	testenv.Must(t, json.Unmarshal([]byte(r.ok("apply", "-j", other)), &applied))
+	if applied.Pools != (report.PoolChange{Added: 1, Changed: 1, Removed: 1}) || len(applied.Hooks) != 1 {
+		t.Errorf("apply -j: %+v", applied)
+	}
+	if out := r.ok("rollback"); !strings.HasSuffix(out, "\n1 rule changed on 1 device\n1 pool added, 1 changed, 1 removed\n") {
+		t.Errorf("rollback: %s", out)
+	}
+	r.prints("nothing to change\n", "diff", path)
+	if got := r.run("apply", r.policy("devices: {nosuch: {egress: {10.0.0.7: 1mbit}}}\npools: {uplink: 1gbit}")); got.code != exitInput || !strings.Contains(got.err, "it would remove all 2 rules of va") {
+		t.Errorf("apply without any device: %+v", got)
+	}
+}
+
+func TestCompletionOfPools(t *testing.T) {
+	r := newPoolRig(t)
+	for args, want := range map[string]string{
+		"pool ":                            "delete\tDelete a pool\nset\tMake a pool, or change it\nshow\tShow pools and what happened to their packets\n:4\n",
+		"pool show ":                       "ap-1\nuplink\n:4\n",
+		"pool set u":                       "uplink\n:4\n",
+		"pool delete a":                    "ap-1\n:4\n",
+		"pool delete ap-1 ":                ":4\n",
+		"pool set x --share ":              "none\nhost\nflow\nmember\n:4\n",
+		"pool set x --within a":            "ap-1\n:4\n",
+		"set va egress 10.0.0.9 --within ": "ap-1\nuplink\n:4\n",
+		"show a":                           "alice\nap-1\n:4\n",
+		"delete a":                         "alice\n:4\n",
+	} {
+		if got := r.run(strings.Split("__complete "+args, " ")...); got.out != want {
+			t.Errorf("%s: %+v, want %q", args, got, want)
+		}
+	}
+}
+
+// A rule that leaves its pool loses what has no use outside.
+func TestSetNamedWithin(t *testing.T) {
+	r := newPoolRig(t)
+	r.prints("va egress: 10.0.0.7 (\"alice\") gets 20mbit (2.5 MB/s), burst 750 kB (300 ms), within pool \"uplink\", 5mbit of it guaranteed; excess is dropped (gcra)\n",
+		"set", "alice", "--within", "uplink")
+	r.prints("va egress: 10.0.0.7 (\"alice\") gets 20mbit (2.5 MB/s), burst 750 kB (300 ms); excess is dropped (gcra)\n",
+		"set", "alice", "--within", "none")
+	if rows := r.rows("show", "alice"); !slices.ContainsFunc(rows, func(row report.Rule) bool { return row.Within == "" && row.GuaranteeBits == nil }) {
+		t.Errorf("alice: %+v", rows)
+	}
+}
+
+// watch adds the pools that the rules of a new device need, and leaves those that exist.
+func TestWatchAddsPools(t *testing.T) {
+	r := newRig(t)
+	r.ok("pool", "set", "uplink", "--rate", "2gbit")
+	r.watch(r.policy(`pools: {uplink: 1gbit, ap-1: {rate: 10mbit, within: uplink}, ap-2: 20mbit}
+devices: {vc: {egress: {10.0.0.7: {within: ap-1}}}}
+`))
+	testenv.Veth(t, "vc", "vd")
+	testenv.Eventually(t, "rules of vc", func() bool { return len(r.rows("show", "vc")) > 0 })
+	r.prints("pool \"ap-1\" gets 10mbit (1.25 MB/s), burst 375 kB (300 ms), within pool \"uplink\"; excess is dropped (gcra)\n"+
+		"pool \"uplink\" gets 2gbit (250 MB/s), burst 75 MB (300 ms); excess is dropped (gcra)\n"+
+		"vc egress: 10.0.0.7 is limited only by pool \"ap-1\"\n", "show", "--sentences")
+}
+
+// Who has a part of the shares now is counted.
+func TestShowSharers(t *testing.T) {
+	r := newRig(t)
+	r.ok("pool", "set", "uplink", "--rate", "8kbit", "--capacity", "100000", "--share", "member")
+	for _, host := range []string{"10.0.0.7", "10.0.0.8", "10.0.0.9"} {
+		r.ok("set", "va", "egress", host, "--within", "uplink")
+	}
+	r.send("10.0.0.7", 9, 1000)
+	r.send("10.0.0.8", 9, 1000)
+	for _, args := range [][]string{{"pool", "show"}, {"show", "--tree"}, {"show", "--wide"}} {
+		if rows := r.rows(args...); rows[0].ActiveSharers == nil || *rows[0].ActiveSharers != 2 || len(rows) > 1 && rows[1].ActiveSharers != nil {
+			t.Errorf("%s: %+v", args, rows)
+		}
+	}
+}
+
+// asked is what ask has in JSON.
+func (r *rig) asked(args string) (a report.Answer) {
+	r.t.Helper()
+	testenv.Must(r.t, json.Unmarshal([]byte(r.ok(append([]string{"ask", "-j"}, strings.Fields(args)...)...)), &a))
+	return a
+}
+
+func TestAskPools(t *testing.T) {
+	r := newRig(t)
+	r.ok("pool", "set", "uplink", "--rate", "8kbit", "--capacity", "60000")
+	r.ok("pool", "set", "ap-1", "--rate", "8kbit", "--capacity", "4000", "--within", "uplink")
+	r.ok("pool", "set", "uplink", "--share", "member") // the store grows: setSlow needs room for more labels
+	r.setSlow("va egress 10.0.0.7 --rate 8kbit --within ap-1 --guarantee 8kbit", "va egress 2001:db8:7::/48 --within ap-1")
+	r.send("10.0.0.7", 4, 1000)
+	if a := r.asked("va egress 10.0.0.7"); !a.Conforms || a.Verdict != "pass" || !a.Guaranteed || a.GuaranteedBy != "" || a.RefusedBy != nil || a.WaitNS != 0 {
+		t.Errorf("what is guaranteed: %+v", a)
+	}
+	a := r.asked("va egress 2001:db8:7::1 --bytes 1000")
+	if a.Conforms || a.Verdict != "drop" || a.Guaranteed || a.Borrowed || a.RefusedBy == nil ||
+		*a.RefusedBy != (report.Refusal{Kind: report.KindPool, Name: "ap-1", Reason: report.Capacity}) || a.CapacityBytes != nil {
+		t.Errorf("what a pool has no room for: %+v, refused by %+v", a, a.RefusedBy)
+	}
+	if second := uint64(1e9); a.WaitNS < 900*second || a.WaitNS > 1000*second {
+		t.Errorf("it would conform in %d ns", a.WaitNS)
+	}
+	ap, uplink := a.Pools[0], a.Pools[1]
+	if ap.Name != "ap-1" || ap.Within != "uplink" || ap.Conforms || ap.LevelBytes < 3900 || ap.CapacityBytes != 4000 || ap.PassedPackets != 4 || ap.DroppedPackets != 0 {
+		t.Errorf("the pool: %+v", ap)
+	}
+	if uplink.Name != "uplink" || !uplink.Conforms || uplink.Share != "member" || uplink.Sharer != "ap-1" || uplink.WithinShare == nil || !*uplink.WithinShare {
+		t.Errorf("the pool above: %+v", uplink)
+	}
+}
+
+// Which flow shares a pool must be known.
+func TestAskPoolSharedByFlow(t *testing.T) {
+	r := newRig(t)
+	r.ok("pool", "set", "uplink", "--rate", "1mbit", "--share", "flow")
+	r.ok("set", "va", "egress", "10.0.0.7", "--within", "uplink")
+	const flow = "udp,192.0.2.1:5000,10.0.0.7:53"
+	r.refused(exitInput, "uplink is shared by flow; give --flow, such as --flow "+flow, "ask", "va", "egress", "10.0.0.7")
+	if a := r.asked("va egress 10.0.0.7 --flow " + flow); a.Pools[0].Sharer != flow || a.Pools[0].ActiveSharers != nil {
+		t.Errorf("the flow: %+v", a.Pools[0])
+	}
+	s := r.explain("va", "egress", "10.0.0.7").Hooks[0]
+	if p := s.Pools[0]; s.Verdict != "pass" || p.Sharer != "" || p.WithinShare != nil || *p.ActiveSharers != 0 ||
+		!strings.Contains(s.Note, "uplink is shared by flow, which is left out here; try --flow "+flow) {
+		t.Errorf("without a flow: %+v", s)
+	}
+}

@@ -1,0 +1,104 @@
+package report
+
+import (
+	"io"
+	"testing"
+	"time"
+
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// shownPool is a pool as show has it.
+func shownPool(name string, within policy.Within, guarantee policy.Guarantee, passedBytes, guaranteedBytes uint64) Rule {
+	r := policy.Rule{Pool: true, Prefix: policy.PoolKey(name), Rate: 1e8, Within: within, Guarantee: guarantee, Label: policy.Label{Name: name}}
+	out := NewRule("", 0, 0, r, maps.Counters{PassedPackets: passedBytes / 1000, PassedBytes: passedBytes, DroppedPackets: 1}, 0)
+	out.Guaranteed(maps.Counters{PassedBytes: guaranteedBytes})
+	out.Attached, out.State = new(true), "attached"
+	return out
+}
+
+func pooled() Rules {
+	within := func(pool policy.Within) func(*policy.Rule) { return func(r *policy.Rule) { r.Within = pool } }
+	alice := shown("eth0", policy.Egress, "10.0.0.7/32", 2e7, within("ap-1"))
+	alice.Name = "alice"
+	return Rules{
+		shown("eth0", policy.Egress, "10.0.0.9/32", 1e6, nil),
+		alice,
+		shown("eth0", policy.Egress, "2001:db8:7::/48", policy.Unlimited, within("ap-1")),
+		shown("eth0", policy.Ingress, "10.0.0.7/32", 1e6, within("uplink")),
+		shownPool("uplink", "", 0, 3_000_000_000, 0),
+		shownPool("ap-10", "uplink", 0, 0, 0),
+		shownPool("ap-1", "uplink", 2e7, 1_000_000, 600_000),
+	}
+}
+
+// Pools have a table of their own, before that of the rules.
+func TestPoolTable(t *testing.T) {
+	all := pooled()
+	all.Sort("device", false)
+	pools, rules := all.Split()
+	table := Table{Pools: pools, Rules: rules, OfPools: len(pools), Of: len(rules), Width: 80}
+	same(t, "a table", text(t, table.Text), `
+POOL    WITHIN     RATE  GUARANTEE   PASSED  BORROWED  DROPPED
+ap-1    uplink  100mbit     20mbit  1.00 MB    400 kB     0.1%
+ap-10   uplink  100mbit                   0               100%
+uplink          100mbit             3.00 GB                 0%
+
+DEVICE        NETWORK          NAME   WITHIN     RATE
+eth0 egress   10.0.0.9                          1mbit
+eth0 egress   10.0.0.7         alice  ap-1     20mbit
+eth0 egress   2001:db8:7::/48         ap-1    as pool
+eth0 ingress  10.0.0.7                uplink    1mbit
+`)
+	table = Table{Pools: pools[:1], OfPools: len(pools), Width: 80}
+	same(t, "one pool", text(t, table.Text), `
+POOL  WITHIN     RATE  GUARANTEE   PASSED  BORROWED  DROPPED
+ap-1  uplink  100mbit     20mbit  1.00 MB    400 kB     0.1%
+1 of 3 pools
+`)
+}
+
+// Below each pool comes what is within it: pools, then rules.
+func TestTree(t *testing.T) {
+	all := pooled()
+	all.Sort("device", false)
+	tree := func(w io.Writer) error { return all.Tree(w, 80) }
+	same(t, "a tree", text(t, tree), `
+POOL OR RULE                        RATE  GUARANTEE   PASSED  BORROWED  DROPPED
+uplink                           100mbit             3.00 GB                 0%
+  ap-1                           100mbit     20mbit  1.00 MB    400 kB     0.1%
+    eth0 egress 10.0.0.7 alice    20mbit                   0
+    eth0 egress 2001:db8:7::/48  as pool                   0
+  ap-10                          100mbit                   0               100%
+  eth0 ingress 10.0.0.7            1mbit                   0
+1 rule in no pool
+`)
+	for i := range all {
+		all[i].Since(Sample{}, uint64(8*time.Second))
+	}
+	all, _ = all.Split()
+	same(t, "pools, measured", text(t, tree), `
+POOL OR RULE     RATE  GUARANTEE       USE  OF RATE  BORROWED  DROPPED
+uplink        100mbit             3.00gbit    3000%                 0%
+  ap-1        100mbit     20mbit  1.00mbit     1.0%   400kbit     0.1%
+  ap-10       100mbit                    0       0%               100%
+`)
+}
+
+// What is within no pool borrows nothing, and without a guarantee everything is borrowed.
+func TestBorrowed(t *testing.T) {
+	for _, test := range []struct {
+		pool                 Rule
+		guaranteed, borrowed uint64
+	}{
+		{shownPool("a", "", 0, 5000, 0), 0, 0},
+		{shownPool("a", "b", 0, 5000, 0), 0, 5000},
+		{shownPool("a", "b", 1e6, 5000, 2000), 2000, 3000},
+		{shownPool("a", "b", 1e6, 5000, 6000), 6000, 0}, // read a moment later
+	} {
+		if test.pool.GuaranteedBytes != test.guaranteed || test.pool.BorrowedBytes != test.borrowed {
+			t.Errorf("%+v", test.pool)
+		}
+	}
+}
