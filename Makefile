@@ -2,7 +2,7 @@ PREFIX ?= /usr/local
 # A source tarball has no .git: the program then has the version in its code.
 VERSION := $(if $(wildcard .git),$(shell git describe --tags --always --dirty 2>/dev/null))
 # Kernel tests mostly wait, so more packages than CPUs run at a time. The longest one comes first.
-TEST = -count=1 -p 4
+TEST = -count=1 -p 4 -timeout 20m
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 UNIT = ./internal/lastgood/... ./internal/model/... ./internal/netmsg/... ./internal/report/... ./internal/trace/... ./pkg/policy/...
 CLANG = clang-14
@@ -38,7 +38,7 @@ demo: ## real TCP and UDP under a limit, as a picture (root)
 
 test: ## everything: Go tests with those in the kernel, then real traffic (root)
 	@[ "$$(id -u)" -eq 0 ] || { echo 'make test: the kernel tests need root: run  sudo env "PATH=$$PATH" make test  or, without them,  make test-unit' >&2; exit 1; }
-	@scripts/need.sh 'make test' $(TRAFFIC_NEEDS) systemd-analyze=systemd /lib/systemd/systemd=systemd unshare=util-linux
+	@scripts/need.sh 'make test' $(TRAFFIC_NEEDS) zsh=zsh fish=fish systemd-analyze=systemd /lib/systemd/systemd=systemd unshare=util-linux
 	@$(MAKE) -s all
 	go test $(TEST) ./pkg/loader ./...
 	go test -C bench $(TEST) ./...
@@ -60,7 +60,7 @@ test-packages: ## the packages: built twice, installed, upgraded under traffic, 
 
 race: ## the Go tests with the race detector, those in the kernel too (root)
 	@scripts/need.sh 'make race' gcc=gcc /usr/include/stdlib.h=libc6-dev
-	CGO_ENABLED=1 go test -race -short $(TEST) ./pkg/loader ./...
+	CGO_ENABLED=1 go test -race -short -timeout 20m $(TEST) ./pkg/loader ./...
 	CGO_ENABLED=1 go test -C bench -race -short $(TEST) ./...
 
 generate: ## compile bpf/*.c and make its Go bindings

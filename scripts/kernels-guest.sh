@@ -104,7 +104,7 @@ tests)
 	vectors=()
 	[[ ! -d ${tree%/*}/shared/vectors ]] || vectors=(TestVectors/exact-fit TestVectors/five-per-second)
 	tests bpf TestPackets$/egress/gcra TestPackets$/ingress/leaky TestFlowKeys TestWithoutLinkHeader TestTagInMetadata \
-		TestWireBytes$/./38/84/TCP$ TestExcess TestTwoCPUsOneBucket/./all TestKernelIsModel \
+		TestWireBytes$/./38/84/TCP$ TestExcess TestTwoCPUsOneBucket/./all TestKernelIsModel TestPools \
 		"${vectors[@]}" TestChangeOfAlgorithm TestChangeIsModel \
 		"TestShadowIsModel/80kbit_host"
 	tests pkg/maps TestPinAndOpen TestBucketsAreFound/2001:db8::/32_flow TestRateChangeKeepsLevels/flow TestReuseOfIDs/host TestClear

@@ -97,7 +97,7 @@ left() {
 		! -path './var/lib/dpkg/*' ! -path './var/lib/rpm/*' ! -path './var/log/*' ! -path './var/cache/*')
 }
 
-# rule: sets the array `rule` to what a build of shapectl in no package says of the only rule.
+# rule: sets the array `rule` to the numbers of the only rule, as a build outside of all packages shows them.
 rule() {
 	local json
 	json=$("$tarball/bin/shapectl" -n "$near" show -j)
@@ -108,7 +108,7 @@ rule() {
 	done
 }
 
-# check_installed: what there is in a fresh root file system after `dpkg -i`.
+# check_installed: checks a fresh root file system after `dpkg -i`.
 check_installed() {
 	same 'shapectl version' "shapectl $before" "$(shapectl version | cut -d' ' -f1,2)"
 	same 'dpkg --verify' '' "$(dpkg --verify shapectl)"
@@ -169,9 +169,9 @@ check_upgrade() {
 	nsenter --net="/run/netns/$near" dpkg -i "/run/packages/after/shapectl_"*"_$arch.deb" >/dev/null
 	rule
 	same 'attached after the upgrade' true "${rule[0]}"
-	((rule[1] > packets)) || die "the upgrade set the counters back: from $packets to ${rule[1]}"
+	((rule[1] > packets)) || die "the upgrade reset the counters: from $packets to ${rule[1]}"
 	same 'shapectl version' "shapectl $after" "$(shapectl version | cut -d' ' -f1,2)"
-	# The first command that changes a rule puts the new build's programs in the place of the old ones.
+	# The first command that changes a rule replaces the old build's programs with the new ones.
 	shapectl -n "$near" set eth0 egress 198.51.100.0/24 --rate 8mbit >/dev/null
 	shapectl -n "$near" delete eth0 egress 198.51.100.0/24 >/dev/null
 	pause 1
@@ -236,7 +236,7 @@ use() {
 	asked 'an upgrade by dpkg' 'daemon-reload;try-restart shapectl-watch.service'
 	check_scripts
 
-	# What an administrator adds.
+	# Files that an administrator adds.
 	echo 'devices: {}' >/etc/shapectl/policy.yaml
 	mkdir -p /var/lib/shapectl /etc/systemd/system/multi-user.target.wants
 	touch /var/lib/shapectl/policy.yaml

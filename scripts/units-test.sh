@@ -129,6 +129,19 @@ use() {
 	systemctl stop network-pre.target shapectl
 	systemctl start test.target
 	systemctl --quiet is-active network-pre.target || die 'without a good policy, the network stays down'
+
+	# Limits do not come back after their file was removed.
+	systemctl stop shapectl-watch
+	systemctl reset-failed
+	policy 20mbit
+	systemctl start shapectl shapectl-watch
+	limited tap0 20mbit || die "a valid policy is not in force: $(</run/said)"
+	systemctl stop shapectl shapectl-watch
+	shapectl flush --all >/dev/null
+	rm /etc/shapectl/policy.yaml
+	systemctl start shapectl shapectl-watch
+	[[ -f /var/lib/shapectl/policy.yaml ]] || die 'there is no copy of the policy'
+	[[ $(shapectl show) == 'no rules' ]] || die "without a policy, the units set rules: $(shapectl show 2>&1)"
 	echo 'ok   the units work and keep limits in force'
 }
 
