@@ -304,12 +304,12 @@ __noinline enum verdict charge_once(struct charge *c, __u32 slot)
 __noinline enum verdict charge_sharer(struct charge *c, __u32 slot)
 {
 	const struct cold_params *cold;
-	__u64 old, tat, v, ahead;
 	struct share *share;
 	struct bucket *b;
 	struct rule *rule;
 	struct line *line;
 	__u32 id, number;
+	__u64 old;
 
 	if (!c)
 		return VERDICT_CONTENDED;
@@ -327,16 +327,9 @@ __noinline enum verdict charge_sharer(struct charge *c, __u32 slot)
 	old = READ_ONCE(b->tat);
 	if (!is_still(b, fingerprint_in(c, slot), old))
 		return VERDICT_AGAIN;
-	v = READ_ONCE(share->v);
-	ahead = ahead_of(share, cold, old);
-	tat = on_wheel(cold, v, ahead + (((__u64)c->bytes << FAIR_BITS) + c->weight - 1) / c->weight);
-	if (!ahead || READ_ONCE(b->tick) < c->bytes)
-		WRITE_ONCE(b->tick, c->bytes);
-	if (__sync_val_compare_and_swap(&b->tat, old, tat) != old)
-		return VERDICT_AGAIN;
+	c->tat = charge_sharer_at(share, cold, b, old, c->bytes, c->weight);
 	c->before = old;
-	c->tat = tat;
-	return VERDICT_PASS;
+	return c->tat ? VERDICT_PASS : VERDICT_AGAIN;
 }
 
 /* The slot that a key has; KEY_SLOTS for none. */

@@ -33,19 +33,20 @@ struct limit_at {
 	__u64 v;
 };
 
-/* Returns false if there is no such rule, or if its bucket changes just now. */
-static __always_inline bool limit_in(const struct packet *p, __u32 id, struct limit_at *at)
+/* Returns false if there is no such rule, or if it or its bucket changes just now. */
+static __always_inline bool limit_in(__u32 id, __u32 phase, __u64 now, struct limit_at *at)
 {
 	at->rule = rule_of(id);
 	if (!at->rule)
 		return false;
-	at->version = version_in(at->rule, p->phase);
+	at->version = version_in(at->rule, phase);
 	at->params = params_of(at->rule, at->version.index);
-	at->ticks = at->version.reverted ? p->now + (1ULL << TICK_BITS) : p->now;
+	at->ticks = at->version.reverted ? now + (1ULL << TICK_BITS) : now;
 	if (at->version.reverted && !revert_bucket(at->rule, at->version.index, &at->rule->shared))
 		return false;
-	at->v = clock_of(at->rule, at->version.index, at->version.reverted, p->now);
-	return true;
+	at->v = clock_of(at->rule, at->version.index, at->version.reverted, now);
+	/* Else v may be of two changes, and an empty bucket would get it as its TAT. */
+	return is_current(at->rule, at->version.seen);
 }
 
 static __always_inline __u64 level_of(const struct limit_at *at, const struct bucket *b)
@@ -77,7 +78,7 @@ static __noinline int conforms_in(const struct packet *p, __u32 id, __u32 slot)
 	struct bucket *b;
 	__u64 level;
 
-	if (!limit_in(p, id, &at))
+	if (!limit_in(id, p->phase, p->now, &at))
 		return false;
 	if (at.params->flags & RULE_UNLIMITED)
 		return true;
@@ -175,20 +176,30 @@ __noinline int find_sharer(struct __sk_buff *skb, __u32 ip, __u32 member, struct
 	return 0;
 }
 
-/* Advances the fair clock of a bucket, if that was long ago and no other CPU does it. */
-__noinline int keep_time(const struct packet *p, __u32 id)
+/* The level of a shared bucket, in units. */
+__noinline __u64 level_in(__u32 id, __u32 phase, __u64 now)
 {
-	const struct cold_params *cold;
 	struct limit_at at;
-	struct share *s;
 
-	if (!p || !limit_in(p, id, &at))
+	return limit_in(id, phase, now, &at) ? level_of(&at, &at.rule->shared) : 0;
+}
+
+/* Advances the fair clock of a bucket, which has the level, if that was long ago and no other CPU does it. */
+__noinline int keep_time(__u32 id, __u32 phase, __u64 now, __u64 level)
+{
+	const struct rule *rule = rule_of(id);
+	const struct cold_params *cold;
+	struct share *s;
+	__u32 index;
+
+	if (!rule)
 		return 0;
-	cold = &at.rule->cold[at.version.index & 1];
+	index = version_in(rule, phase).index;
+	cold = &rule->cold[index & 1];
 	s = share_of(cold);
-	if (!s || p->now - READ_ONCE(s->last) < cold->step || __sync_lock_test_and_set(&s->lock, 1))
+	if (!s || now - READ_ONCE(s->last) < cold->step || __sync_lock_test_and_set(&s->lock, 1))
 		return 0;
-	advance_clock(s, at.params, cold, p->now, level_of(&at, &at.rule->shared));
+	advance_clock(s, params_of(rule, index), cold, now, level);
 	__sync_lock_test_and_set(&s->lock, 0);
 	return 0;
 }
@@ -252,7 +263,7 @@ __noinline int test_pool(struct __sk_buff *skb, const struct packet *p, struct c
 	if (!p || !c)
 		return 0;
 	c->answer = 0;
-	if (!limit_in(p, c->id, &at) || at.params->flags & RULE_ABSENT)
+	if (!limit_in(c->id, p->phase, p->now, &at) || at.params->flags & RULE_ABSENT)
 		return 0;
 	cold = &at.rule->cold[at.version.index & 1];
 	least = p->wire.bytes < SHARED_BYTES ? p->wire.bytes : SHARED_BYTES;
@@ -272,19 +283,32 @@ __noinline int test_pool(struct __sk_buff *skb, const struct packet *p, struct c
 	return 0;
 }
 
+/* Charges a packet to the guarantee of a pool. */
+__noinline int charge_pool_guarantee(const struct packet *p, __u32 id)
+{
+	struct counters *counters;
+	struct limit_at at;
+
+	if (!p || !limit_in(id, p->phase, p->now, &at))
+		return 0;
+	charge_anyway(&at, p->wire.bytes);
+	counters = counters_of(at.rule);
+	count(&counters->passed_packets, &counters->passed_bytes, &p->wire);
+	return 0;
+}
+
 /* Charges a packet to a pool. */
 __noinline int charge_pool(struct __sk_buff *skb, const struct packet *p, struct climb *c)
 {
 	struct counters *counters;
 	__u64 level, wait = 0;
 	struct limit_at at;
-	__u32 guarantee;
 	bool marks;
 
 	if (!p || !c)
 		return 0;
 	c->answer = 0;
-	if (!limit_in(p, c->id, &at) || at.params->flags & RULE_ABSENT)
+	if (!limit_in(c->id, p->phase, p->now, &at) || at.params->flags & RULE_ABSENT)
 		return 0;
 	level = charge_anyway(&at, p->wire.bytes);
 	if (at.params->flags & RULE_DELAY)
@@ -306,12 +330,8 @@ __noinline int charge_pool(struct __sk_buff *skb, const struct packet *p, struct
 		counters->marked_packets += p->wire.packets;
 	if (wait || marks)
 		count(&counters->passed_excess_packets, &counters->passed_excess_bytes, &p->wire);
-	guarantee = at.rule->cold[at.version.index & 1].guarantee;
-	if (c->guaranteed <= c->level && at.params->flags & RULE_GUARANTEE && limit_in(p, guarantee, &at)) {
-		charge_anyway(&at, p->wire.bytes);
-		counters = counters_of(at.rule);
-		count(&counters->passed_packets, &counters->passed_bytes, &p->wire);
-	}
+	if (c->guaranteed <= c->level && at.params->flags & RULE_GUARANTEE)
+		charge_pool_guarantee(p, at.rule->cold[at.version.index & 1].guarantee);
 	return 0;
 }
 
@@ -338,56 +358,35 @@ static __always_inline enum verdict queue_in_pool(struct __sk_buff *skb, const s
 	return p && c && set_departure(skb, p->now + c->longest) ? VERDICT_DELAY : VERDICT_CONTENDED;
 }
 
-/* How far a sharer is from its fair share. */
-enum share_verdict {
-	WITHIN_SHARE,
-	BEYOND_MARK, /* so little beyond that a packet may be marked instead */
-	BEYOND_SHARE,
-};
-
 /*
  * Judges a packet of a sharer in a slot of the table. A sharer whose debt is from a time with
  * fewer sharers would be locked out until it has drained at its part of now, so most of it is forgiven.
  */
 static __noinline enum share_verdict judge_share(const struct packet *p, __u32 id, __u32 weight, __u32 slot)
 {
-	__u64 tat, less, ahead, may, own, free = 0, level;
 	const struct cold_params *cold;
+	enum share_verdict verdict;
 	struct limit_at at;
 	struct bucket *b;
 	struct share *s;
+	__u64 tat, less;
 
-	if (!limit_in(p, id, &at))
+	if (!limit_in(id, p->phase, p->now, &at))
 		return WITHIN_SHARE;
 	cold = &at.rule->cold[at.version.index & 1];
 	s = share_of(cold);
 	if (!s)
 		return WITHIN_SHARE;
-	level = level_of(&at, &at.rule->shared);
 	b = &line_at(slot / LINE_SLOTS)->slot[slot & (LINE_SLOTS - 1)];
 	tat = READ_ONCE(b->tat);
-	ahead = ahead_of(s, cold, tat);
-	if (!ahead)
-		return WITHIN_SHARE;
-	may = may_be_ahead(s, weight);
-	less = FORGIVEN * (may + ((__u64)READ_ONCE(b->tick) << FAIR_BITS) / weight);
-	own = (__u64)p->wire.bytes * OWN_PACKETS << FAIR_BITS;
-	may *= weight;
-	if (may < own)
-		may = own;
-	if (level < at.params->limit)
-		free = ((at.params->limit - level) >> cold->free_shift) * cold->free_factor >> 16;
-	if (free > 1 << FREE_BITS)
-		free = 1 << FREE_BITS;
-	may = (may >> FREE_BITS) * free;
-	if (ahead * weight <= may)
-		return WITHIN_SHARE;
-	if (ahead > less) {
-		less = on_wheel(cold, fair_tat(tat) - ahead, less);
+	verdict = judge(s, at.params, cold, level_of(&at, &at.rule->shared), p->wire.bytes, weight, tat, READ_ONCE(b->tick), &less);
+	if (verdict == BEYOND_DEBT) {
+		less = on_wheel(cold, READ_ONCE(s->v), less);
 		if (__sync_val_compare_and_swap(&b->tat, tat, less) == tat)
 			move_weight(s, cold, tat, less, weight);
+		verdict = BEYOND_SHARE;
 	}
-	return ahead * weight <= 2 * may ? BEYOND_MARK : BEYOND_SHARE;
+	return verdict;
 }
 
 /* Whether a packet is within the fair share of its sharer. The clock must be kept before. */

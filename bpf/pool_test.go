@@ -219,14 +219,15 @@ func pool(name string, r policy.Rule) policy.Rule {
 }
 
 // Rules in random trees of pools: each packet has the verdict of the model, and changes levels and counters as
-// in the model.
+// in the model. Every other tree has only what the fast path handles.
 func TestPools(t *testing.T) {
-	const trees, packets = 60, 400
+	const trees, packets = 100, 400
 	f := newForest(t, 4096)
 	random := rand.New(rand.NewPCG(13, 1))
 	roll := func(n uint64) uint64 { return random.Uint64N(n) }
 	weights := []policy.Weight{0, 2, 3, policy.MaxWeight}
 	for tree := range trees {
+		fast := tree%2 == 1
 		f.rules, f.pools = nil, nil
 		f.set.Clear()
 		f.set.Pools().Clear()
@@ -244,9 +245,15 @@ func TestPools(t *testing.T) {
 				r.Guarantee = max(policy.Guarantee(min(r.Rate, policy.Rate(rate)))/policy.Guarantee(1+roll(8)), 8000)
 			}
 		}
-		for i := range 1 + roll(policy.MaxDepth) {
+		depth := uint64(policy.MaxDepth)
+		if fast {
+			depth = 5 // one more than the fast path
+		}
+		for i := range 1 + roll(depth) {
 			p := pool(fmt.Sprint("pool ", tree, i), policy.Rule{Rate: some(), Capacity: 1514 + roll(1<<(8+roll(10))), Within: within()})
-			p.Excess = []policy.Excess{policy.Drop, policy.ECN, policy.Delay}[roll(3)]
+			if !fast {
+				p.Excess = []policy.Excess{policy.Drop, policy.ECN, policy.Delay}[roll(3)]
+			}
 			if p.Excess == policy.Delay {
 				p.Queue, p.ECNAbove = 1514+roll(rate/8+1), policy.ECNAbove(1+roll(1e9))
 			}
@@ -260,9 +267,15 @@ func TestPools(t *testing.T) {
 			f.putIn(p, now)
 		}
 		overhead := []int16{shrink, grow}[roll(2)]
+		if fast {
+			overhead = 0
+		}
 		for i := range 1 + roll(4) {
 			r := randomRule(netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i), 0, 0}), 16), roll, overhead)
 			r.Shadow, r.Order, r.Within = policy.Shadow{}, policy.FIFO, within()
+			if fast {
+				r.Excess, r.Queue, r.ECNAbove, r.Penalty = policy.Drop, 0, 0, policy.Penalty{}
+			}
 			if r.Rate != policy.Unlimited {
 				r.Rate = some()
 				if r.Excess == policy.Delay {
@@ -288,7 +301,11 @@ func TestPools(t *testing.T) {
 			s := f.rules[roll(uint64(len(f.rules)))]
 			host := s.rule.Prefix.Addr().As4()
 			host[3] = byte(roll(3))
-			f.offer(s, netip.AddrFrom4(host), now, randomSize(roll, overhead, 1514), roll(2) == 0)
+			n := randomSize(roll, overhead, 1514)
+			if fast {
+				n = max(n, 60)
+			}
+			f.offer(s, netip.AddrFrom4(host), now, n, roll(2) == 0)
 			now += roll(8 * 3000 * 1e9 / rate)
 		}
 		f.counted()

@@ -7,7 +7,7 @@
  * of its rule, so the fast path keeps no state for them.
  */
 #include <linux/pkt_cls.h>
-#include "pool.h"
+#include "pool_fast.h"
 #include "prefix.h"
 #include "shadow.h"
 
@@ -170,7 +170,7 @@ static long test_next(__u64 i, struct climber *by)
 		return 1;
 	test_pool(by->skb, by->p, c);
 	if (c->answer & CLIMB_SHARES && !(c->answer & CLIMB_REFUSES)) {
-		keep_time(by->p, c->id);
+		keep_time(c->id, by->p->phase, by->p->now, level_in(c->id, by->p->phase, by->p->now));
 		share = test_share(by->skb, by->p, c);
 		if (share == BEYOND_MARK && c->answer & CLIMB_MARKS)
 			c->marks |= 1 << (c->level & 31);
@@ -196,9 +196,9 @@ static long charge_next(__u64 i, struct climber *by)
 __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 again)
 {
 	struct climber by = { .skb = skb, .p = p, .c.guaranteed = NOT_GUARANTEED, .c.weight = 1 };
-	enum share_verdict share = WITHIN_SHARE;
 	enum verdict verdict = VERDICT_PASS;
 	const struct params *params;
+	enum share_verdict share;
 	struct rule *rule;
 	__u32 flags, pools = 0, id;
 	int answer;
@@ -217,24 +217,27 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 again)
 	measure(skb, p->ip, params->overhead, params->mpu, &p->wire);
 	by.c.id = by.c.member = id;
 	if (pools & RULE_SHARES) {
-		keep_time(p, id);
+		keep_time(id, p->phase, p->now, level_in(id, p->phase, p->now));
 		share = test_share(skb, p, &by.c);
+		if (share == BEYOND_MARK && flags & RULE_ECN && ecn_of(skb, p->ip))
+			by.c.marks = 1;
+		else if (share != WITHIN_SHARE)
+			verdict = VERDICT_EXCESS;
 	}
-	if (share == BEYOND_MARK && !(flags & RULE_ECN && ecn_of(skb, p->ip)))
-		share = BEYOND_SHARE;
+	/* No pool needs to be asked. */
+	if (!passes(verdict, flags))
+		goto done;
 	if (pools & RULE_GUARANTEE && conforms(skb, p, guarantee_of(rule, p)))
 		by.c.guaranteed = 0;
 	else if (pools & RULE_WITHIN)
 		bpf_loop(MAX_DEPTH, test_next, &by, 0);
 	if (by.c.answer & CLIMB_REFUSES) {
 		verdict = VERDICT_REFUSED;
-		if (flags & (RULE_ECN | RULE_PASS) || (share != BEYOND_SHARE && conforms(skb, p, id)))
+		if (flags & (RULE_ECN | RULE_PASS) || conforms(skb, p, id))
 			count_refused(p, by.c.id);
 		else if (flags & RULE_PENALTY)
 			verdict = charge_slow(skb, p);
-	} else if (share == BEYOND_SHARE) {
-		verdict = VERDICT_EXCESS;
-	} else if (!(flags & RULE_UNLIMITED)) {
+	} else if (verdict == VERDICT_PASS && !(flags & RULE_UNLIMITED)) {
 		verdict = charge_slow(skb, p);
 	}
 	if (verdict == VERDICT_STALE && again)
@@ -248,7 +251,7 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 again)
 	by.c.id = id;
 	by.c.level = 0;
 	bpf_loop(MAX_DEPTH, charge_next, &by, 0);
-	if (verdict == VERDICT_MARK || share == BEYOND_MARK)
+	if (verdict == VERDICT_MARK)
 		by.c.marks = 1;
 	if (pools & RULE_SHARES && verdict != VERDICT_EXCESS) {
 		by.c.id = by.c.member = id;
@@ -333,6 +336,108 @@ __noinline int apply_fast(struct __sk_buff *skb, __u32 ip, __u32 id)
 	return act(skb, ip, rule, params->flags, &wire, verdict);
 }
 
+/* Tests the pool at a height above the rule of a packet, if there is one. The jumps tell the verifier which stages there are. */
+#define TEST_STAGE(height)                                                \
+	if (!(up & RULE_WITHIN))                                          \
+		goto tested;                                              \
+	answer = test_stage(skb, &a, height, &at[(height) - 1], &up); \
+	if (answer != STAGE_CONFORMS)                                     \
+		goto refused;                                             \
+	pools = height;
+
+#define CHARGE_STAGE(height)                                              \
+	if (pools < (height))                                            \
+		goto charged;                                             \
+	charge_stage(&a, height, &at[(height) - 1]);
+
+/* Applies a rule with pools or shares to a packet that is one packet on the wire. Returns UNDONE for others. */
+__noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id)
+{
+	struct ascent a = { .ip = ip, .phase = READ_ONCE(change.phase), .bytes = skb->len, .member = id, .guaranteed = NOT_GUARANTEED };
+	__u32 seen, fingerprint = 0, flags, up;
+	struct size wire = { .packets = 1 };
+	enum stage_answer answer = STAGE_CONFORMS;
+	struct stage at[FAST_POOLS];
+	enum verdict verdict = VERDICT_PASS;
+	struct rule *rule = rule_of(id);
+	const struct params *params;
+	struct bucket *bucket;
+	__u64 v, handle, pools = 0; /* that have room; without CAP_PERFMON no 4 bytes may replace a pointer on the stack */
+
+	if (!rule || a.phase == PHASE_BY_TIME)
+		return UNDONE;
+	seen = READ_ONCE(rule->version);
+	params = params_of(rule, index_at(seen, a.phase));
+	flags = params->flags;
+	if (flags & ((RULE_SLOW & ~(RULE_UNLIMITED | RULE_WITHIN | RULE_SHARES)) | RULE_DELAY | RULE_PENALTY))
+		return UNDONE;
+	bucket = &rule->shared;
+	if (flags & RULE_EACH) {
+		handle = flags & RULE_GUARANTEE ? 0 : find_key(skb, ip, id, a.phase);
+		if (!handle)
+			return UNDONE;
+		bucket = bucket_of(handle);
+		fingerprint = handle;
+	}
+	a.now = time_ns(skb);
+	v = byte_clock(params, params->base, a.now);
+	handle = 0;
+	if (flags & RULE_SHARES) {
+		a.level = level_at(params, v, a.now, READ_ONCE(bucket->tat), READ_ONCE(bucket->tick));
+		at[0] = (struct stage){ .id = id, .weight = 1 };
+		answer = test_sharer_in_time(skb, &a, &at[0]);
+		handle = at[0].sharer;
+		if (answer == STAGE_REFUSES) {
+			verdict = VERDICT_EXCESS;
+			goto charged;
+		}
+		if (answer == STAGE_SLOW)
+			return UNDONE;
+	}
+	if (flags & RULE_GUARANTEE) {
+		answer = ask_guarantee(id, a.phase, a.now, a.bytes, false);
+		if (answer == STAGE_SLOW)
+			return UNDONE;
+		if (answer == STAGE_CONFORMS)
+			a.guaranteed = 0;
+	}
+	a.id = params->within;
+	a.weight = rule->cold[index_at(seen, a.phase) & 1].weight;
+	up = flags;
+	TEST_STAGE(1)
+	TEST_STAGE(2)
+	TEST_STAGE(3)
+	TEST_STAGE(4)
+	if (up & RULE_WITHIN)
+		return UNDONE;
+tested:
+	if (!(flags & RULE_UNLIMITED))
+		verdict = charge_bucket(rule, seen, params, v, bucket, fingerprint, a.now, a.bytes,
+					tested_bytes(params, a.bytes), 0, &a.level);
+	if (verdict == VERDICT_AGAIN)
+		return UNDONE;
+	if (verdict == VERDICT_PASS) {
+		if (handle)
+			charge_tested_sharer(id, a.phase, handle, a.bytes, 1);
+		if (!a.guaranteed)
+			ask_guarantee(id, a.phase, a.now, a.bytes, true);
+		CHARGE_STAGE(1)
+		CHARGE_STAGE(2)
+		CHARGE_STAGE(3)
+		CHARGE_STAGE(4)
+	}
+	goto charged;
+refused:
+	if (answer == STAGE_SLOW)
+		return UNDONE;
+	verdict = VERDICT_REFUSED;
+	if (flags & RULE_UNLIMITED || has_room(params, v, a.now, bucket, a.bytes))
+		count_refused_one(a.pool, a.bytes);
+charged:
+	wire.bytes = a.bytes;
+	return act(skb, a.ip, rule, flags, &wire, verdict);
+}
+
 /* The fast path: a packet that is one packet on the wire, and an existing bucket without contention. */
 static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 {
@@ -359,8 +464,11 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 	if (unlikely(index < 0))
 		goto slow;
 	params = params_of(rule, index);
-	if (unlikely(params->flags & (RULE_SLOW | RULE_DELAY | RULE_PENALTY)))
+	if (unlikely(params->flags & (RULE_SLOW | RULE_DELAY | RULE_PENALTY))) {
+		if (HOOK(pools) && params->flags & (RULE_WITHIN | RULE_SHARES))
+			goto pools;
 		goto fast;
+	}
 	/* Reading the clock waits for all loads. A load before it makes two cache misses overlap. */
 	if (IS_BIG)
 		READ_ONCE(counters_of(rule)->passed_packets);
@@ -392,6 +500,11 @@ static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 	}
 fast:
 	answer = apply_fast(skb, READ_ONCE(p.ip), READ_ONCE(p.id));
+	if (answer != UNDONE)
+		return answer;
+	goto slow;
+pools:
+	answer = apply_in_pools(skb, READ_ONCE(p.ip), READ_ONCE(p.id));
 	if (answer != UNDONE)
 		return answer;
 slow:

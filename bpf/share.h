@@ -24,7 +24,6 @@ enum {
 	ALONE = 2,	   /* a sharer that is alone may be ahead by so many times more */
 	OWN_PACKETS = 2,   /* by which a sharer may always be ahead, where half of the bucket is free */
 	FORGIVEN = 4,	   /* a debt beyond so many times what a sharer may be ahead, and so many packets, is forgiven */
-	FAIR_STEPS = 16,   /* bins that the clock leaves at a time, at most */
 	REST_NS = 1 << 30, /* without a packet for four times this, nobody is active any more */
 };
 
@@ -109,42 +108,61 @@ static __always_inline void leave_bin(struct share *s, __u32 bin)
 	__sync_fetch_and_sub(&s->weight, gone);
 }
 
-/* Advances the clock by what the rate allows. The caller has the lock. */
-static __noinline int advance_clock(struct share *s, const struct params *params, const struct cold_params *cold,
-				    __u64 now, __u64 level)
+/* An advance of the clock v of a share. */
+struct advance {
+	struct share *s;
+	const struct cold_params *cold;
+	__u64 v;
+	__u64 units; /* times weight: what is left of it */
+};
+
+/*
+ * Advances v to the end of a bin, or by all that is left. After FAIR_BINS bins the fine wheel is empty,
+ * so the next ones are coarse.
+ */
+static long leave_next(__u64 i, struct advance *a)
 {
-	__u64 passed = now - s->last, units, v = s->v, bin = 1ULL << cold->fine_shift, to, half;
+	/* Reads both: without CAP_PERFMON the verifier refuses a pointer that depends on a condition. */
+	__u32 fine = READ_ONCE(a->cold->fine_shift), coarse = READ_ONCE(a->cold->coarse_shift);
+	__u64 bin = 1ULL << ((i < FAIR_BINS ? fine : coarse) & 63), to = bin - (a->v & (bin - 1));
+	__s32 weight = READ_ONCE(a->s->weight);
+
+	if (weight <= 0)
+		return 1;
+	if (a->units / weight < to) {
+		a->v += a->units / weight;
+		a->units %= weight;
+		return 1;
+	}
+	a->units -= to * weight;
+	if (i < FAIR_BINS)
+		leave_bin(a->s, bin_of(a->cold, fair_tat(a->v)));
+	if (!((a->v + to) & ((1ULL << (coarse & 63)) - 1)))
+		leave_bin(a->s, bin_of(a->cold, a->v | TAT_COARSE));
+	a->v += to;
+	return 0;
+}
+
+/* Advances the clock by what the rate allows. The caller has the lock. */
+static __always_inline void advance_clock(struct share *s, const struct params *params, const struct cold_params *cold,
+					  __u64 now, __u64 level)
+{
+	struct advance a = { .s = s, .cold = cold, .v = s->v };
+	__u64 passed = now - s->last, units, half;
 	__s32 weight;
-	__u32 i;
 
 	/* Another CPU, which had a later time, was faster. */
 	if (s->last - now < REST_NS)
-		return 0;
+		return;
 	s->last = now;
 	if (s->fine_shift != cold->fine_shift || s->coarse_shift != cold->coarse_shift || passed > 4ULL * REST_NS) {
 		restart_clock(s, cold);
 	} else {
-		units = (fair_units(params, passed) * clock_speed(params, level) >> SPEED_BITS) + s->rest;
-#pragma unroll
-		for (i = 0; i < FAIR_STEPS; i++) {
-			weight = READ_ONCE(s->weight);
-			if (weight <= 0)
-				break;
-			to = bin - (v & (bin - 1));
-			if (units / weight < to) {
-				v += units / weight;
-				units %= weight;
-				break;
-			}
-			units -= to * weight;
-			leave_bin(s, bin_of(cold, fair_tat(v)));
-			if (!(v + to & ((1ULL << cold->coarse_shift) - 1)))
-				leave_bin(s, bin_of(cold, v | TAT_COARSE));
-			v += to;
-		}
-		WRITE_ONCE(s->v, v);
+		a.units = (fair_units(params, passed) * clock_speed(params, level) >> SPEED_BITS) + s->rest;
+		bpf_loop(2 * FAIR_BINS, leave_next, &a, 0);
+		WRITE_ONCE(s->v, a.v);
 		weight = READ_ONCE(s->weight);
-		s->rest = weight <= 0 ? 0 : units < (__u64)weight ? units : (__u64)weight;
+		s->rest = weight <= 0 ? 0 : a.units < (__u64)weight ? a.units : (__u64)weight;
 	}
 	weight = READ_ONCE(s->weight);
 	units = fair_units(params, MOST_MS * 1000000);
@@ -155,7 +173,6 @@ static __noinline int advance_clock(struct share *s, const struct params *params
 	if (units < half)
 		units = half;
 	WRITE_ONCE(s->ahead, weight > 1 ? units / weight : units);
-	return 0;
 }
 
 /* What a sharer may be ahead, in fair units. */
@@ -196,6 +213,55 @@ static __always_inline __u64 on_wheel(const struct cold_params *cold, __u64 v, _
 
 	tat = fair_tat(v + (ahead < most ? ahead : most) + TAT_BUSY + TAT_COARSE);
 	return (tat >> cold->fine_shift) - (v >> cold->fine_shift) < FAIR_BINS ? tat : tat | TAT_COARSE;
+}
+
+/* How far a sharer is from its fair share. */
+enum share_verdict {
+	WITHIN_SHARE,
+	BEYOND_MARK, /* so little beyond that a packet may be marked instead */
+	BEYOND_SHARE,
+	BEYOND_DEBT, /* so far beyond that debt is forgiven */
+};
+
+/* Judges a packet of a sharer that has the TAT, in a bucket that has the level. */
+static __always_inline enum share_verdict judge(const struct share *s, const struct params *params,
+						const struct cold_params *cold, __u64 level, __u64 bytes, __u32 weight,
+						__u64 tat, __u64 largest, __u64 *debt)
+{
+	__u64 ahead = ahead_of(s, cold, tat), may, own = bytes * OWN_PACKETS << FAIR_BITS, free = 0;
+
+	if (!ahead)
+		return WITHIN_SHARE;
+	may = may_be_ahead(s, weight);
+	*debt = FORGIVEN * (may + (largest << FAIR_BITS) / weight);
+	may *= weight;
+	if (may < own)
+		may = own;
+	if (level < params->limit)
+		free = ((params->limit - level) >> cold->free_shift) * cold->free_factor >> 16;
+	if (free > 1 << FREE_BITS)
+		free = 1 << FREE_BITS;
+	may = (may >> FREE_BITS) * free;
+	if (ahead * weight <= may)
+		return WITHIN_SHARE;
+	if (ahead > *debt)
+		return BEYOND_DEBT;
+	return ahead * weight <= 2 * may ? BEYOND_MARK : BEYOND_SHARE;
+}
+
+/*
+ * Charges a packet to a sharer whose slot had that TAT. Returns the TAT after it, or 0 if another CPU has just
+ * changed it. The caller then moves the weight of the sharer.
+ */
+static __always_inline __u64 charge_sharer_at(const struct share *s, const struct cold_params *cold, struct bucket *b,
+					      __u64 old, __u32 bytes, __u32 weight)
+{
+	__u64 v = READ_ONCE(s->v), ahead = ahead_of(s, cold, old), tat;
+
+	tat = on_wheel(cold, v, ahead + (((__u64)bytes << FAIR_BITS) + weight - 1) / weight);
+	if (!ahead || READ_ONCE(b->tick) < bytes)
+		WRITE_ONCE(b->tick, bytes);
+	return __sync_val_compare_and_swap(&b->tat, old, tat) == old ? tat : 0;
 }
 
 #endif

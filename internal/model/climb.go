@@ -50,10 +50,11 @@ func Climb(stages []Stage, p Packet) Passage {
 			to.Verdict = Drop
 		}
 	}
-	if rule.guarantees(p) {
+	beyond := share == BeyondShare && to.Verdict == Drop // no pool needs to be asked
+	if rule.guarantees(p) && !beyond {
 		to.Guaranteed = 0
 	}
-	for i := 1; i < len(stages) && to.Guaranteed == NoStage && to.Refuses == NoStage; i++ {
+	for i := 1; i < len(stages) && to.Guaranteed == NoStage && to.Refuses == NoStage && !beyond; i++ {
 		to.ask(stages, i, p)
 	}
 	// Of a rule that marks or passes excess packets, the pool is what refuses.

@@ -22,7 +22,6 @@ const (
 	forgiven   = 4
 	restNS     = 4 << 30
 	stepBackNS = 1 << 30
-	steps      = 16
 	freeScale  = 1 << 25
 )
 
@@ -117,15 +116,18 @@ func (s *Share) KeepTime(m Meter, now, level uint64) {
 	s.Ahead = m.together() / uint64(max(s.Weight, 1))
 }
 
+// advance advances the clock by fair units times weight, from bin to bin. After FairBins bins the fine wheel is empty, so
+// the next ones are coarse.
 func (s *Share) advance(units uint64) {
-	bin := uint64(1) << s.FineShift
+	coarse := uint64(1) << s.CoarseShift
 	leave := func(bin *uint32) {
 		s.Weight -= int32(*bin)
 		*bin = 0
 	}
-	for range steps {
-		if s.Weight <= 0 {
-			break
+	for i := 0; i < 2*FairBins && s.Weight > 0; i++ {
+		bin := coarse
+		if i < FairBins {
+			bin = 1 << s.FineShift
 		}
 		weight, to := uint64(s.Weight), bin-s.V&(bin-1)
 		if units/weight < to {
@@ -134,8 +136,10 @@ func (s *Share) advance(units uint64) {
 			break
 		}
 		units -= to * weight
-		leave(s.bin(s.V &^ tatCoarse))
-		if (s.V+to)&(1<<s.CoarseShift-1) == 0 {
+		if i < FairBins {
+			leave(s.bin(s.V &^ tatCoarse))
+		}
+		if (s.V+to)&(coarse-1) == 0 {
 			leave(s.bin(s.V | tatCoarse))
 		}
 		s.V += to

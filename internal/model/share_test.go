@@ -177,6 +177,34 @@ func TestSharesAreMaxMin(t *testing.T) {
 	}
 }
 
+// A sharer that is alone is never beyond its share, however its packets come: TCP sends large ones in bursts, and after a
+// loss only one in a while.
+func TestShareOfOne(t *testing.T) {
+	const burst, size = 20, 65226
+	for _, gap := range []uint64{1_000_000, 53_000_000, 212_000_000, 900_000_000} {
+		limit := NewLimit(policy.Rule{Rate: 200_000_000, Capacity: 7_500_000, Share: policy.Share{Kind: policy.ShareMember}})
+		share, sharer, now, passed := &Share{ShareParams: limit.ShareParams()}, Sharer{}, uint64(0), uint64(0)
+		bucket := limit.WithLevel(0, 0)
+		for i := range 2000 {
+			level := limit.Level(bucket, now)
+			share.KeepTime(limit.Meter, now, level)
+			if v := share.Judge(limit.Meter, &sharer, 1, size, level); v != WithinShare {
+				t.Errorf("gaps of %d ns: packet %d at %d ns is beyond the share, while the level is %d bytes", gap, i, now, level>>UnitBits)
+				break
+			}
+			limit.Charge(&bucket, now, size)
+			share.Charge(&sharer, 1, size)
+			passed += size
+			if i%burst == 0 || i > 1000 { // bursts, then single packets
+				now += gap
+			}
+			if due := passed * 8 * 1e9 / 150_000_000; now < due {
+				now = due
+			}
+		}
+	}
+}
+
 // crowd is senders with random weights, sizes and rates that offer more than a rate (bytes/s) in all. Each sends at least some packets
 // in a window of so many seconds: of fewer, one more or less is a large part.
 func crowd(random *rand.Rand, n int, rate, window float64) (all senders) {
