@@ -2,6 +2,9 @@ package main
 
 import (
 	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -71,7 +74,8 @@ func (e *env) setPool(name string, limit limitFlags) error {
 			return err
 		}
 		var pool policy.Rule
-		if have, found := findPool(n, name); found {
+		have, found := findPool(n, name)
+		if found {
 			pool, err = limit.over(&have, 0)
 		} else {
 			pool, err = limit.Pool(name)
@@ -79,8 +83,35 @@ func (e *env) setPool(name string, limit limitFlags) error {
 		if err != nil {
 			return inputError(err)
 		}
-		return e.put(n, policy.Table{Rules: []policy.Rule{pool}})
+		if err := e.put(n, policy.Table{Rules: []policy.Rule{pool}}); err != nil {
+			return err
+		}
+		return e.hintAtNew(n, name, found)
 	})
+}
+
+// hintAtNew names the pools whose names go on after that of a new one. Who meant one of them would notice nothing
+// otherwise.
+func (e *env) hintAtNew(n *loader.Namespace, name string, existed bool) error {
+	if existed {
+		return nil
+	}
+	pools, err := e.findRules(n, filterRules{pools: true}, details{})
+	if err != nil {
+		return err
+	}
+	var longer []string
+	for _, other := range pools.Names() {
+		rest, found := strings.CutPrefix(strings.ToLower(other), strings.ToLower(name))
+		if next, _ := utf8.DecodeRuneInString(rest); found && rest != "" && !unicode.IsLetter(next) && !unicode.IsDigit(next) {
+			longer = append(longer, other)
+		}
+	}
+	slices.Sort(longer)
+	if longer != nil {
+		e.say("shapectl: this pool is new, and nothing is within it; there already is %s", plain.List(lines(longer)))
+	}
+	return nil
 }
 
 // checkWithin returns an error if a pool that --within names does not exist.

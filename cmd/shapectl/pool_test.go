@@ -42,6 +42,20 @@ func names(rows []report.Rule) string {
 	return strings.Join(all, ", ")
 }
 
+// A new pool whose name begins like those of others may be a mistake.
+func TestNewPoolBesideOthers(t *testing.T) {
+	r := newRig(t)
+	for _, name := range []string{"school down", "school up", "schoolyard", "oak", "school down"} {
+		if got := r.run("pool", "set", name, "--rate", "1mbit"); got.code != 0 || got.err != "" {
+			t.Errorf("pool set %s: exit %d: %s", name, got.code, got.err)
+		}
+	}
+	got := r.run("pool", "set", "School", "--rate", "1mbit")
+	if want := "shapectl: this pool is new, and nothing is within it; there already is school down, school up\n"; got.code != 0 || got.err != want {
+		t.Errorf("exit %d: %s", got.code, got.err)
+	}
+}
+
 // set changes only what its flags say, and says what the pool is then.
 func TestPoolSet(t *testing.T) {
 	r := newRig(t)

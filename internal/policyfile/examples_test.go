@@ -48,7 +48,7 @@ func TestExamples(t *testing.T) {
 			devices: []Device{{"br-lan", 14}, {"eth0", 14}, {"wlan0", 14}},
 			without: []string{"wlan0"},
 			rules: []rule{
-				{"eth0", "egress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 5700kbit (712.5 kB/s), burst 35.63 kB (50 ms); excess is marked by ECN if the packet allows it, else dropped (gcra); each packet counts 4 bytes more and at least 64 bytes"},
+				{"eth0", "egress", "0.0.0.0/0", "0.0.0.0/0 is limited only by pool \"up\"; each packet counts 4 bytes more and at least 64 bytes"},
 				{"eth0", "egress", "192.168.100.1/32", "192.168.100.1 (\"modem\") is not limited"},
 				{"br-lan", "egress", "192.168.1.0/24", "each host in 192.168.1.0/24 gets 22mbit (2.75 MB/s), burst 825 kB (300 ms); excess is dropped (gcra)"},
 				{"br-lan", "egress", "192.168.50.0/24", "192.168.50.0/24 (\"guests\") as a whole gets 10mbit (1.25 MB/s), burst 375 kB (300 ms); excess is dropped (gcra)"},
@@ -162,12 +162,27 @@ func TestExampleLineRates(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		pools := map[policy.Within]policy.Rate{}
+		for _, table := range tables {
+			for _, r := range table.Rules {
+				if table.IsPools() {
+					pools[policy.Within(r.Label.Name)] = r.Rate
+				}
+			}
+		}
 		for direction, line := range map[policy.Direction]policy.Rate{policy.Egress: 10e6, policy.Ingress: 50e6} {
 			var sum policy.Rate
 			families := 0
 			for _, table := range tables {
 				for _, r := range table.Rules {
-					if table.Direction != direction || r.Rate == policy.Unlimited {
+					if table.Direction != direction || table.IsPools() {
+						continue
+					}
+					if r.Within != "" && r.Prefix.Bits() == 0 {
+						families++
+						sum = pools[r.Within]
+					}
+					if r.Rate == policy.Unlimited {
 						continue
 					}
 					if r.Each.Kind != policy.EachAll {

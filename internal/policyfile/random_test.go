@@ -3,6 +3,7 @@ package policyfile
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"reflect"
@@ -349,8 +350,9 @@ func (r *random) changedPools(tables []policy.Table, percent int) (pools policy.
 	for i := range had {
 		used[string(had[i].Within)] = true
 	}
+	others := slices.DeleteFunc(slices.Sorted(maps.Keys(had)), func(name string) bool { return slices.Contains(poolNames, name) })
 	r.pools = nil
-	for _, name := range poolNames {
+	for _, name := range slices.Concat(poolNames, others) {
 		p, ok := had[name]
 		switch {
 		case ok && !used[name] && r.chance(percent), !ok && !r.chance(percent):
