@@ -194,8 +194,11 @@ static __always_inline __u32 try_16_lengths4(const struct search4 *s, __u32 i)
 	return try_4_lengths4(s, i) ?: try_4_lengths4(s, i + 4) ?: try_4_lengths4(s, i + 8) ?: try_4_lengths4(s, i + 12);
 }
 
-/* Searches by all lengths in use, or by all but the first. */
-__noinline __u32 match4_from(struct __sk_buff *skb, __u32 addr, __u32 from)
+/*
+ * Searches by all lengths in use, but not again by the first if that was tried. The lists may have
+ * changed since the caller read them, so it passes the length that it tried, or NO_LENGTH.
+ */
+__noinline __u32 match4_from(struct __sk_buff *skb, __u32 addr, __u32 tried)
 {
 	const struct view *view = view_of(skb);
 	__u32 use = READ_ONCE(view->version) & 1, id;
@@ -203,7 +206,7 @@ __noinline __u32 match4_from(struct __sk_buff *skb, __u32 addr, __u32 from)
 		.key = view->mix4 | addr, .count = view->use[use].count4, .list = view->use[use].list4,
 	};
 
-	id = from ? 0 : try_length4(&s, 0);
+	id = s.list[0] == tried ? 0 : try_length4(&s, 0);
 	id = id ?: try_16_lengths4(&s, 1) ?: try_16_lengths4(&s, 17);
 	_Static_assert(LENGTHS4 == 33, "as many as there are lengths");
 	return id == NONE_LEFT ? 0 : id;
@@ -251,14 +254,16 @@ static long next_lengths6(__u64 round, struct search6 *s)
 	return 0;
 }
 
-__noinline __u32 match6_from(struct __sk_buff *skb, __u64 addr0, __u64 addr1, __u32 from)
+/* match4_from for IPv6. */
+__noinline __u32 match6_from(struct __sk_buff *skb, __u64 addr0, __u64 addr1, __u32 tried)
 {
 	const struct view *view = view_of(skb);
-	struct search6 s = { .skb = skb, .addr = { addr0, addr1 }, .use = READ_ONCE(view->version) & 1, .from = from };
+	struct search6 s = { .skb = skb, .addr = { addr0, addr1 }, .use = READ_ONCE(view->version) & 1 };
 
 	s.count = view->use[s.use].count6;
-	if (s.count > from)
-		bpf_loop((s.count - from + ROUND6 - 1) / ROUND6, next_lengths6, &s, 0);
+	s.from = view->use[s.use].list6[0] == tried;
+	if (s.count > s.from)
+		bpf_loop((s.count - s.from + ROUND6 - 1) / ROUND6, next_lengths6, &s, 0);
 	return s.id;
 }
 
@@ -277,35 +282,35 @@ static __always_inline __u32 match4(struct __sk_buff *skb, __u32 addr)
 {
 	const struct view *view = view_of(skb);
 	__u64 first = READ_ONCE(view->first4), key = first | addr;
-	__u32 use, from;
+	__u32 use, tried;
 	const struct prefixes4 *line;
 
 	if (IS_BIG)
-		return match4_from(skb, addr, 0);
+		return match4_from(skb, addr, NO_LENGTH);
 	line = line4_at(prefix_line(hash4_prefix(key)));
 	if (line->key[0] == key && line->id[0])
 		return line->id[0];
 	use = READ_ONCE(view->version) & 1;
-	from = (first >> 32 & NO_LENGTH) == view->use[use].list4[0] && line->used <= 1;
-	return view->use[use].count4 > from ? match4_from(skb, addr, from) : 0;
+	tried = line->used <= 1 ? first >> 32 & NO_LENGTH : NO_LENGTH;
+	return view->use[use].count4 > (view->use[use].list4[0] == tried) ? match4_from(skb, addr, tried) : 0;
 }
 
 static __always_inline __u32 match6(struct __sk_buff *skb, __u64 addr0, __u64 addr1)
 {
 	const struct view *view = view_of(skb);
-	__u32 first = READ_ONCE(view->first6) & NO_LENGTH, use, from;
+	__u32 first = READ_ONCE(view->first6) & NO_LENGTH, use, tried;
 	__u64 first0 = (addr0 & hook.masks[first][0]) ^ view->mix6[0];
 	__u64 first1 = (addr1 & hook.masks[first][1]) ^ view->mix6[1];
 	const struct prefixes6 *line;
 
 	if (IS_BIG)
-		return match6_from(skb, addr0, addr1, 0);
+		return match6_from(skb, addr0, addr1, NO_LENGTH);
 	line = line6_at(prefix_line(hash6_prefix(first0, first1, first)));
 	if (line->addr[0][0] == first0 && line->addr[0][1] == first1 && line->length[0] == first && line->id[0])
 		return line->id[0];
 	use = READ_ONCE(view->version) & 1;
-	from = first == view->use[use].list6[0] && line->used <= 1;
-	return view->use[use].count6 > from ? match6_from(skb, addr0, addr1, from) : 0;
+	tried = line->used <= 1 ? first : NO_LENGTH;
+	return view->use[use].count6 > (view->use[use].list6[0] == tried) ? match6_from(skb, addr0, addr1, tried) : 0;
 }
 
 #endif

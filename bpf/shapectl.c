@@ -532,7 +532,7 @@ __noinline int exempt(struct __sk_buff *skb, __u32 ip)
 
 	if (far_address(skb, ip, &far))
 		return NEXT;
-	id = match6_from(skb, far.word[0], far.word[1], 0);
+	id = match6_from(skb, far.word[0], far.word[1], NO_LENGTH);
 	if (!id)
 		return NEXT;
 	p.id = id - 1;
@@ -561,11 +561,11 @@ __noinline int match_slow(struct __sk_buff *skb, struct match *m)
 		return 0;
 	m->ip = ip;
 	if (!(ip & IS_IPV6))
-		m->id = match4_from(skb, far.word[0], 0);
+		m->id = match4_from(skb, far.word[0], NO_LENGTH);
 	else if (is_discovery(skb, ip))
 		exempt(skb, ip);
 	else
-		m->id = match6_from(skb, far.word[0], far.word[1], 0);
+		m->id = match6_from(skb, far.word[0], far.word[1], NO_LENGTH);
 	return 0;
 }
 

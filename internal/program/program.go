@@ -46,6 +46,10 @@ func Load(store *maps.Store, kind bpf.AbiHook) (*ebpf.Program, error) {
 	if err != nil {
 		return nil, err
 	}
+	return load(spec, store, kind)
+}
+
+func load(spec *ebpf.CollectionSpec, store *maps.Store, kind bpf.AbiHook) (*ebpf.Program, error) {
 	for name, m := range store.Replacements() {
 		spec.Maps[name].MaxEntries, spec.Maps[name].ValueSize = m.MaxEntries(), m.ValueSize()
 	}
