@@ -334,8 +334,9 @@ func TestPoolOnTwoCPUs(t *testing.T) {
 						Prefix: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(cpu), 0, 0}), 16), Rate: policy.Unlimited, Within: "low", Fail: policy.Closed,
 					}, 0)
 				}
+				program := f.program()
 				took := onEachCPU(t, func(cpu int) error {
-					_, err := f.program().Run(&ebpf.RunOptions{Data: frames[cpu], Repeat: uint32(packets(300_000, 30_000))})
+					_, err := program.Run(&ebpf.RunOptions{Data: frames[cpu], Repeat: uint32(packets(300_000, 30_000))})
 					return err
 				})
 				var sum uint64

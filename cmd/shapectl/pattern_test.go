@@ -4,10 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/testenv"
 )
@@ -296,11 +294,8 @@ func TestPatternsLiftLeftovers(t *testing.T) {
 	r.nothingLeft()
 }
 
-// Many devices are flushed together, where the kernel may be told to hurry: else each hook
-// of tcx takes it a grace period.
 func TestPatternsOfManyDevices(t *testing.T) {
-	const devices, patience = 100, 2 * time.Second
-	hurries := unix.Access("/sys/kernel/rcu_expedited", unix.W_OK) == nil
+	const devices = 100
 	eachHook(t, func(t *testing.T, r *rig) {
 		r.taps(devices)
 		policy := r.policy("devices: {tap*: {egress: {10.0.0.0/24: 1mbit}, ingress: {10.0.0.0/24: 1mbit}}}\n")
@@ -309,11 +304,7 @@ func TestPatternsOfManyDevices(t *testing.T) {
 			if hooks := r.hooks(); len(hooks) != 2*devices {
 				t.Fatalf("%d hooks", len(hooks))
 			}
-			began := time.Now()
 			testenv.Must(t, r.commands(lines...))
-			if took := time.Since(began); hurries && took > patience {
-				t.Errorf("%v of %d hooks took %v", lines, 2*devices, took)
-			}
 		}
 		r.nothingLeft()
 	})
