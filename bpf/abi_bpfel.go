@@ -250,7 +250,9 @@ type AbiShare struct {
 	CoarseShift uint16
 	Owner       uint32
 	Retired     uint32
-	Pad         [3]uint32
+	Pad         uint32
+	Seen        uint64
+	Skip        uint64
 	Bin         [128]uint32
 }
 

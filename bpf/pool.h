@@ -176,34 +176,6 @@ __noinline int find_sharer(struct __sk_buff *skb, __u32 ip, __u32 member, struct
 	return 0;
 }
 
-/* The level of a shared bucket, in units. */
-__noinline __u64 level_in(__u32 id, __u32 phase, __u64 now)
-{
-	struct limit_at at;
-
-	return limit_in(id, phase, now, &at) ? level_of(&at, &at.rule->shared) : 0;
-}
-
-/* Advances the fair clock of a bucket, which has the level, if that was long ago and no other CPU does it. */
-__noinline int keep_time(__u32 id, __u32 phase, __u64 now, __u64 level)
-{
-	const struct rule *rule = rule_of(id);
-	const struct cold_params *cold;
-	struct share *s;
-	__u32 index;
-
-	if (!rule)
-		return 0;
-	index = version_in(rule, phase).index;
-	cold = &rule->cold[index & 1];
-	s = share_of(cold);
-	if (!s || now - READ_ONCE(s->last) < cold->step || __sync_lock_test_and_set(&s->lock, 1))
-		return 0;
-	advance_clock(s, params_of(rule, index), cold, now, level);
-	__sync_lock_test_and_set(&s->lock, 0);
-	return 0;
-}
-
 /*
  * A packet on its way up through the pools of its rule, which is at level 0. Above the level that guarantees the
  * packet, pools are not asked.
@@ -218,7 +190,8 @@ struct climb {
 	__u32 marks;	 /* a bit for each level that marks the packet */
 	__u8 delayed;	 /* the longest is the queue of a pool */
 	__u8 answer;	 /* of this level: enum climb_answer */
-	__u8 room[6];	 /* no padding: the verifier refuses arguments with unwritten bytes */
+	__u8 sparse;	 /* see judge */
+	__u8 room[5];	 /* no padding: the verifier refuses arguments with unwritten bytes */
 };
 
 #define NOT_GUARANTEED (MAX_DEPTH + 1)
@@ -320,6 +293,8 @@ __noinline int charge_pool(struct __sk_buff *skb, const struct packet *p, struct
 	}
 	if (at.params->flags & RULE_SHARES && c->guaranteed >= c->level)
 		c->answer = CLIMB_SHARES;
+	else if (at.params->flags & RULE_SHARES)
+		skip_sharers(&at.rule->cold[at.version.index & 1], p->wire.bytes);
 	if (wait > at.rule->cold[at.version.index & 1].ecn_above_ns && ecn_of(skb, p->ip))
 		c->marks |= 1 << (c->level & 31);
 	marks = c->marks >> (c->level & 31) & 1;
@@ -362,7 +337,7 @@ static __always_inline enum verdict queue_in_pool(struct __sk_buff *skb, const s
  * Judges a packet of a sharer in a slot of the table. A sharer whose debt is from a time with
  * fewer sharers would be locked out until it has drained at its part of now, so most of it is forgiven.
  */
-static __noinline enum share_verdict judge_share(const struct packet *p, __u32 id, __u32 weight, __u32 slot)
+static __noinline enum share_verdict judge_share(const struct packet *p, __u32 id, __u32 weight, bool sparse, __u32 slot)
 {
 	const struct cold_params *cold;
 	enum share_verdict verdict;
@@ -379,7 +354,8 @@ static __noinline enum share_verdict judge_share(const struct packet *p, __u32 i
 		return WITHIN_SHARE;
 	b = &line_at(slot / LINE_SLOTS)->slot[slot & (LINE_SLOTS - 1)];
 	tat = READ_ONCE(b->tat);
-	verdict = judge(s, at.params, cold, level_of(&at, &at.rule->shared), p->wire.bytes, weight, tat, READ_ONCE(b->tick), &less);
+	verdict = judge(s, at.params, cold, level_of(&at, &at.rule->shared), p->wire.bytes, weight, tat,
+			READ_ONCE(b->tick), sparse, &less);
 	if (verdict == BEYOND_DEBT) {
 		less = on_wheel(cold, READ_ONCE(s->v), less);
 		if (__sync_val_compare_and_swap(&b->tat, tat, less) == tat)
@@ -390,8 +366,9 @@ static __noinline enum share_verdict judge_share(const struct packet *p, __u32 i
 }
 
 /* Whether a packet is within the fair share of its sharer. The clock must be kept before. */
-__noinline enum share_verdict test_share(struct __sk_buff *skb, const struct packet *p, const struct climb *at)
+__noinline enum share_verdict test_share(struct __sk_buff *skb, const struct packet *p, struct climb *at)
 {
+	enum share_verdict verdict = WITHIN_SHARE | SPARSE;
 	struct charge c = {};
 	struct rule *rule;
 	__u32 slot;
@@ -405,9 +382,10 @@ __noinline enum share_verdict test_share(struct __sk_buff *skb, const struct pac
 	c.version = version_in(rule, p->phase);
 	find_sharer(skb, p->ip, at->member, &c);
 	slot = slot_of_key(&c);
-	if (slot >= KEY_SLOTS)
-		return WITHIN_SHARE;
-	return judge_share(p, at->id, at->weight, number_of(&c, slot));
+	if (slot < KEY_SLOTS)
+		verdict = judge_share(p, at->id, at->weight, at->sparse, number_of(&c, slot));
+	at->sparse = verdict / SPARSE;
+	return verdict & (SPARSE - 1);
 }
 
 /* Charges a packet to its sharer. A sharer that gets no slot has no share of its own. */

@@ -7,7 +7,7 @@
 #ifndef SHAPECTL_POOL_FAST_H
 #define SHAPECTL_POOL_FAST_H
 
-#include "pool.h"
+#include "clock.h"
 
 #define FAST_POOLS 4
 
@@ -17,35 +17,6 @@ enum stage_answer {
 	STAGE_LATE, /* the fair clock must be advanced first */
 	STAGE_SLOW, /* pool.h must decide */
 };
-
-/* A slot of the table and its fingerprint, in one word; never 0. */
-static __always_inline __u64 slot_handle(__u32 slot, __u32 fingerprint)
-{
-	return (__u64)slot << 32 | fingerprint;
-}
-
-static __always_inline struct bucket *bucket_of(__u64 handle)
-{
-	__u32 slot = handle >> 32;
-
-	return KEPT(&line_at(slot / LINE_SLOTS)->slot[slot & (LINE_SLOTS - 1)]);
-}
-
-/* The handle of a key's slot, or 0. */
-static __always_inline __u64 find_handle(__u64 hash)
-{
-	__u32 number = line_of(hash), fingerprint = fingerprint_of(hash), slot = home_of(fingerprint);
-	struct line *line = line_at(number);
-
-	if (READ_ONCE(line->slot[slot].fingerprint) != fingerprint)
-		slot = slot_of(line, fingerprint);
-	if (slot == LINE_SLOTS) {
-		number = second_line(number, fingerprint);
-		fingerprint = second_fingerprint(fingerprint);
-		slot = slot_of(line_at(number), fingerprint);
-	}
-	return slot < LINE_SLOTS ? slot_handle(number * LINE_SLOTS + slot, fingerprint) : 0;
-}
 
 static __always_inline __u32 index_at(__u32 seen, __u32 phase)
 {
@@ -86,10 +57,12 @@ struct ascent {
 	__u32 guaranteed; /* as in a climb */
 	__u32 pool;   /* the last one that was tested */
 	__u32 ip;
+	__u32 sparse; /* see judge */
+	__u32 kept;   /* the fair clocks are those of now */
 };
 
 /* Finds the sharer of a packet, and judges it. Returns STAGE_LATE if the time was not kept but must be. */
-__noinline enum stage_answer test_sharer(struct __sk_buff *skb, const struct ascent *a, struct stage *at, __u32 kept)
+__noinline enum stage_answer test_sharer(struct __sk_buff *skb, struct ascent *a, struct stage *at)
 {
 	const struct cold_params *cold;
 	const struct params *params;
@@ -112,7 +85,7 @@ __noinline enum stage_answer test_sharer(struct __sk_buff *skb, const struct asc
 	s = share_of(cold);
 	if (!s)
 		return STAGE_SLOW;
-	if (!kept && a->now - READ_ONCE(s->last) >= cold->step)
+	if (!a->kept && a->now - READ_ONCE(s->last) >= cold->step)
 		return STAGE_LATE;
 	hash = params->flags & RULE_SHARE_MEMBER ? hash4(~params->salt, 0, 0, a->member, 0) :
 		hash_plain(skb, a->ip, cold->share_bits, ~params->salt, params->flags >> SHARE_FLAGS);
@@ -122,22 +95,12 @@ __noinline enum stage_answer test_sharer(struct __sk_buff *skb, const struct asc
 		return STAGE_SLOW;
 	at->sharer = hash;
 	b = bucket_of(hash);
-	verdict = judge(s, params, cold, a->level, a->bytes, at->weight, READ_ONCE(b->tat), READ_ONCE(b->tick), &debt);
+	verdict = judge(s, params, cold, a->level, a->bytes, at->weight, READ_ONCE(b->tat), READ_ONCE(b->tick), a->sparse, &debt);
+	a->sparse = verdict / SPARSE;
+	verdict &= SPARSE - 1;
 	if (verdict == BEYOND_DEBT)
 		return STAGE_SLOW;
 	return verdict == WITHIN_SHARE ? STAGE_CONFORMS : STAGE_REFUSES;
-}
-
-/* Calls keep_time itself, because the stack of all three together would be too large. */
-static __always_inline enum stage_answer test_sharer_in_time(struct __sk_buff *skb, const struct ascent *a,
-							     struct stage *at)
-{
-	enum stage_answer answer = test_sharer(skb, a, at, false);
-
-	if (answer != STAGE_LATE)
-		return answer;
-	keep_time(at->id, a->phase, a->now, a->level);
-	return test_sharer(skb, a, at, true);
 }
 
 /* Charges a packet to a sharer. If other CPUs are faster twice, the sharer is not charged. */
@@ -245,7 +208,7 @@ static __always_inline enum stage_answer test_stage(struct __sk_buff *skb, struc
 		if (a->level + ((__u64)least << UNIT_BITS) > at.params->limit)
 			return STAGE_REFUSES;
 		if (*flags & RULE_SHARES)
-			answer = test_sharer_in_time(skb, a, stage);
+			answer = test_sharer(skb, a, stage);
 		if (answer == STAGE_CONFORMS && *flags & RULE_GUARANTEE) {
 			answer = ask_guarantee(stage->id, a->phase, a->now, a->bytes, false);
 			if (answer == STAGE_CONFORMS)
@@ -283,6 +246,8 @@ static __always_inline void charge_stage(const struct ascent *a, __u32 height, c
 	charge_one(&at, a->bytes);
 	if (stage->sharer)
 		charge_tested_sharer(stage->id, a->phase, stage->sharer, a->bytes, stage->weight);
+	else if (at.params->flags & RULE_SHARES)
+		skip_sharers(&at.rule->cold[index_at(READ_ONCE(at.rule->version), a->phase) & 1], a->bytes);
 	if (a->guaranteed <= height && at.params->flags & RULE_GUARANTEE)
 		ask_guarantee(stage->id, a->phase, a->now, a->bytes, true);
 }

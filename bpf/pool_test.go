@@ -163,13 +163,7 @@ func (f *forest) offer(s *mirroredStage, host netip.Addr, now, n uint64, ect boo
 		if stage.limited() && want.Levels[i] != at[i].Level {
 			*stage.bucket(key) = stage.limit.WithLevel(want.Levels[i], now)
 		}
-		if stage.share != nil && want.ChargesSharer(at, i) {
-			var member *mirroredStage
-			if i > 0 {
-				member = all[i-1]
-			}
-			stage.share.Charge(stage.sharer(host, member), at[i].Weight, n)
-		}
+		want.ChargeSharer(at, i, n)
 		if stage.share != nil {
 			if got := f.share(stage.entry); got != *stage.share {
 				f.Fatalf("packet %d: share of stage %d is\n%+v, in the model\n%+v\n%+v", f.packets, i, got, *stage.share, want)

@@ -15,8 +15,10 @@
 #define NEXT TC_ACT_UNSPEC
 #define DROP TC_ACT_SHOT
 
-/* Returned by functions that did nothing. */
+/* Returned by functions that did nothing, */
 #define UNDONE -2
+/* and by those that need keep_times to be called first. */
+#define LATE -3
 
 static __always_inline __u64 time_ns(struct __sk_buff *skb)
 {
@@ -157,6 +159,8 @@ struct climber {
 	struct climb c;
 	struct __sk_buff *skb;
 	const struct packet *p;
+	__u32 kept; /* the fair clocks are those of now */
+	__u32 late; /* a fair clock must be advanced first */
 };
 
 /* Tests the next pool of a packet's rule, up to one that refuses the packet or guarantees it. */
@@ -170,7 +174,10 @@ static long test_next(__u64 i, struct climber *by)
 		return 1;
 	test_pool(by->skb, by->p, c);
 	if (c->answer & CLIMB_SHARES && !(c->answer & CLIMB_REFUSES)) {
-		keep_time(c->id, by->p->phase, by->p->now, level_in(c->id, by->p->phase, by->p->now));
+		if (!by->kept && is_late(c->id, by->p->phase, by->p->now)) {
+			by->late = true;
+			return 1;
+		}
 		share = test_share(by->skb, by->p, c);
 		if (share == BEYOND_MARK && c->answer & CLIMB_MARKS)
 			c->marks |= 1 << (c->level & 31);
@@ -192,10 +199,16 @@ static long charge_next(__u64 i, struct climber *by)
 	return 0;
 }
 
-/* Applies any rule to any packet. With again, returns UNDONE if the rule has changed meanwhile. */
-__noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 again)
+/* How to apply a rule. */
+enum attempt {
+	ATTEMPT_AGAIN = 1 << 0, /* return UNDONE if the rule has changed meanwhile */
+	ATTEMPT_KEPT = 1 << 1,	/* do not return LATE */
+};
+
+/* Applies any rule to any packet. Returns LATE if a fair clock must be advanced first. */
+__noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 attempt)
 {
-	struct climber by = { .skb = skb, .p = p, .c.guaranteed = NOT_GUARANTEED, .c.weight = 1 };
+	struct climber by = { .skb = skb, .p = p, .kept = attempt & ATTEMPT_KEPT, .c.guaranteed = NOT_GUARANTEED, .c.weight = 1 };
 	enum verdict verdict = VERDICT_PASS;
 	const struct params *params;
 	enum share_verdict share;
@@ -217,7 +230,8 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 again)
 	measure(skb, p->ip, params->overhead, params->mpu, &p->wire);
 	by.c.id = by.c.member = id;
 	if (pools & RULE_SHARES) {
-		keep_time(id, p->phase, p->now, level_in(id, p->phase, p->now));
+		if (!by.kept && is_late(id, p->phase, p->now))
+			return LATE;
 		share = test_share(skb, p, &by.c);
 		if (share == BEYOND_MARK && flags & RULE_ECN && ecn_of(skb, p->ip))
 			by.c.marks = 1;
@@ -231,6 +245,8 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 again)
 		by.c.guaranteed = 0;
 	else if (pools & RULE_WITHIN)
 		bpf_loop(MAX_DEPTH, test_next, &by, 0);
+	if (by.late)
+		return LATE;
 	if (by.c.answer & CLIMB_REFUSES) {
 		verdict = VERDICT_REFUSED;
 		if (flags & (RULE_ECN | RULE_PASS) || conforms(skb, p, id))
@@ -240,7 +256,7 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 again)
 	} else if (verdict == VERDICT_PASS && !(flags & RULE_UNLIMITED)) {
 		verdict = charge_slow(skb, p);
 	}
-	if (verdict == VERDICT_STALE && again)
+	if (verdict == VERDICT_STALE && attempt & ATTEMPT_AGAIN)
 		return UNDONE;
 	if (!pools || !passes(verdict, flags))
 		goto done;
@@ -351,9 +367,9 @@ __noinline int apply_fast(struct __sk_buff *skb, __u32 ip, __u32 id)
 	charge_stage(&a, height, &at[(height) - 1]);
 
 /* Applies a rule with pools or shares to a packet that is one packet on the wire. Returns UNDONE for others. */
-__noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id)
+__noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 kept)
 {
-	struct ascent a = { .ip = ip, .phase = READ_ONCE(change.phase), .bytes = skb->len, .member = id, .guaranteed = NOT_GUARANTEED };
+	struct ascent a = { .ip = ip, .kept = kept, .phase = READ_ONCE(change.phase), .bytes = skb->len, .member = id, .guaranteed = NOT_GUARANTEED };
 	__u32 seen, fingerprint = 0, flags, up;
 	struct size wire = { .packets = 1 };
 	enum stage_answer answer = STAGE_CONFORMS;
@@ -362,7 +378,8 @@ __noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id)
 	struct rule *rule = rule_of(id);
 	const struct params *params;
 	struct bucket *bucket;
-	__u64 v, handle, pools = 0; /* that have room; without CAP_PERFMON no 4 bytes may replace a pointer on the stack */
+	__u64 v, handle;
+	volatile __u64 pools = 0; /* that have room; without CAP_PERFMON no 4 bytes may replace a pointer on the stack */
 
 	if (!rule || a.phase == PHASE_BY_TIME)
 		return UNDONE;
@@ -385,7 +402,7 @@ __noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id)
 	if (flags & RULE_SHARES) {
 		a.level = level_at(params, v, a.now, READ_ONCE(bucket->tat), READ_ONCE(bucket->tick));
 		at[0] = (struct stage){ .id = id, .weight = 1 };
-		answer = test_sharer_in_time(skb, &a, &at[0]);
+		answer = test_sharer(skb, &a, &at[0]);
 		handle = at[0].sharer;
 		if (answer == STAGE_REFUSES) {
 			verdict = VERDICT_EXCESS;
@@ -393,6 +410,8 @@ __noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id)
 		}
 		if (answer == STAGE_SLOW)
 			return UNDONE;
+		if (answer == STAGE_LATE)
+			return LATE;
 	}
 	if (flags & RULE_GUARANTEE) {
 		answer = ask_guarantee(id, a.phase, a.now, a.bytes, false);
@@ -430,6 +449,8 @@ tested:
 refused:
 	if (answer == STAGE_SLOW)
 		return UNDONE;
+	if (answer == STAGE_LATE)
+		return LATE;
 	verdict = VERDICT_REFUSED;
 	if (flags & RULE_UNLIMITED || has_room(params, v, a.now, bucket, a.bytes))
 		count_refused_one(a.pool, a.bytes);
@@ -504,7 +525,12 @@ fast:
 		return answer;
 	goto slow;
 pools:
-	answer = apply_in_pools(skb, READ_ONCE(p.ip), READ_ONCE(p.id));
+	answer = apply_in_pools(skb, READ_ONCE(p.ip), READ_ONCE(p.id), false);
+	if (answer == LATE) {
+		now = time_ns(skb);
+		keep_times(READ_ONCE(p.id), phase_at(now), now);
+		answer = apply_in_pools(skb, READ_ONCE(p.ip), READ_ONCE(p.id), true);
+	}
 	if (answer != UNDONE)
 		return answer;
 slow:
@@ -513,7 +539,11 @@ slow:
 	for (index = 1; index <= DECISIONS; index++) {
 		if (!decide(skb, &p))
 			return NEXT;
-		answer = apply_slow(skb, &p, index < DECISIONS);
+		answer = apply_slow(skb, &p, index < DECISIONS ? ATTEMPT_AGAIN : 0);
+		if (answer == LATE) {
+			keep_times(p.id, p.phase, p.now);
+			answer = apply_slow(skb, &p, index < DECISIONS ? ATTEMPT_AGAIN | ATTEMPT_KEPT : ATTEMPT_KEPT);
+		}
 		if (answer != UNDONE)
 			break;
 	}

@@ -24,6 +24,11 @@ enum {
 	ALONE = 2,	   /* a sharer that is alone may be ahead by so many times more */
 	OWN_PACKETS = 2,   /* by which a sharer may always be ahead, where half of the bucket is free */
 	FORGIVEN = 4,	   /* a debt beyond so many times what a sharer may be ahead, and so many packets, is forgiven */
+	ROOM_OCTAVES = 5,  /* the clock is faster by so many octaves where the pool above leaves all room than where it leaves none, */
+	ROOM_SLOWEST = 2,  /* and then it is slower by so many than that pool lets pass */
+	ABOVE_BITS = 40,   /* the clock above counts as advanced by at most 2^ABOVE_BITS */
+	MANY_SHARERS = 1 << 15, /* with more than these, hosts or flows, the clock is fast, so that they do not fill the table */
+	RUSH = 7,	   /* by these octaves: a bin is much wider than a small packet */
 	REST_NS = 1 << 30, /* without a packet for four times this, nobody is active any more */
 };
 
@@ -67,6 +72,7 @@ static __always_inline void restart_clock(struct share *s, const struct cold_par
 	__builtin_memset(s->bin, 0, sizeof(s->bin));
 	s->weight = 0;
 	s->rest = 0;
+	s->skip = 0;
 	s->fine_shift = cold->fine_shift;
 	s->coarse_shift = cold->coarse_shift;
 }
@@ -143,22 +149,82 @@ static long leave_next(__u64 i, struct advance *a)
 	return 0;
 }
 
-/* Advances the clock by what the rate allows. The caller has the lock. */
-static __always_inline void advance_clock(struct share *s, const struct params *params, const struct cold_params *cold,
-					  __u64 now, __u64 level)
+/* What a sharer may be ahead, in fair units. */
+static __always_inline __u64 may_be_ahead(const struct share *s, __u32 weight)
 {
+	__u64 ahead = READ_ONCE(s->ahead);
+	__s32 all = READ_ONCE(s->weight);
+
+	return ahead + ahead * ALONE * weight / (all > (__s32)weight ? all : weight);
+}
+
+/* What the pool above leaves to a member that has fair shares itself. */
+struct bound {
+	__u64 now;
+	__u64 v;      /* the fair clock above, */
+	__u64 weight; /* and the weight of the member there, or 0 for no bound */
+	__u64 units;  /* fair units that pass beside that clock */
+	__u64 may;    /* fair units by which the sharers of the member may be ahead together */
+	__u64 room;   /* of 1 << FREE_BITS: what is left of that */
+	__u64 passed; /* ns since the clock was advanced */
+	__u32 phase;
+	__u32 pool;   /* the id of that above, */
+	__u32 member; /* and of what is directly within it */
+	__u32 id;     /* whose clock is advanced */
+};
+
+/* The part of a bucket that is free, of 1 << FREE_BITS for half of it. */
+static __always_inline __u64 free_part(const struct params *params, const struct cold_params *cold, __u64 level)
+{
+	__u64 free = 0;
+
+	if (level < params->limit)
+		free = ((params->limit - level) >> cold->free_shift) * cold->free_factor >> 16;
+	return free > 1 << FREE_BITS ? 1 << FREE_BITS : free;
+}
+
+/* The fair units times weight that the pool above leaves since it was last seen. */
+static __always_inline __u64 units_within(const struct share *s, const struct bound *b, __u64 skip)
+{
+	__u64 units = b->v - s->seen, x = b->room * ROOM_OCTAVES;
+
+	if (units > 1ULL << ABOVE_BITS)
+		units = 1ULL << ABOVE_BITS;
+	units = units * b->weight + b->units - (skip < b->units ? skip : b->units);
+	return units * (((1 << FREE_BITS) + (x & ((1 << FREE_BITS) - 1))) << (x >> FREE_BITS) >> ROOM_SLOWEST) >> FREE_BITS;
+}
+
+/* Advances the clock by what the rate, and the pool above, allow. The caller has the lock. */
+static __always_inline void advance_clock(struct share *s, const struct params *params, const struct cold_params *cold,
+					  __u64 level, const struct bound *b)
+{
+	__u64 passed = b->now - s->last, units, half, skip, speed;
 	struct advance a = { .s = s, .cold = cold, .v = s->v };
-	__u64 passed = now - s->last, units, half;
 	__s32 weight;
 
 	/* Another CPU, which had a later time, was faster. */
-	if (s->last - now < REST_NS)
+	if (s->last - b->now < REST_NS)
 		return;
-	s->last = now;
+	s->last = b->now;
 	if (s->fine_shift != cold->fine_shift || s->coarse_shift != cold->coarse_shift || passed > 4ULL * REST_NS) {
 		restart_clock(s, cold);
 	} else {
-		a.units = (fair_units(params, passed) * clock_speed(params, level) >> SPEED_BITS) + s->rest;
+		units = fair_units(params, passed);
+		speed = clock_speed(params, level);
+		if (!(params->flags & RULE_SHARE_MEMBER) && (__s32)READ_ONCE(s->weight) > MANY_SHARERS && speed < 1 << (SPEED_BITS + RUSH))
+			speed = 1 << (SPEED_BITS + RUSH);
+		skip = READ_ONCE(s->skip);
+		if (skip > units)
+			skip = units;
+		if (skip)
+			__sync_fetch_and_sub(&s->skip, skip);
+		units = (units - skip) * speed >> SPEED_BITS;
+		if (b->weight) {
+			half = units_within(s, b, skip);
+			if (units > half)
+				units = half;
+		}
+		a.units = units + s->rest;
 		bpf_loop(2 * FAIR_BINS, leave_next, &a, 0);
 		WRITE_ONCE(s->v, a.v);
 		weight = READ_ONCE(s->weight);
@@ -172,16 +238,12 @@ static __always_inline void advance_clock(struct share *s, const struct params *
 	half = fair_units(params, LEAST_MS * 1000000);
 	if (units < half)
 		units = half;
+	if (b->weight) {
+		s->seen = b->v;
+		if (units > b->may)
+			units = b->may;
+	}
 	WRITE_ONCE(s->ahead, weight > 1 ? units / weight : units);
-}
-
-/* What a sharer may be ahead, in fair units. */
-static __always_inline __u64 may_be_ahead(const struct share *s, __u32 weight)
-{
-	__u64 ahead = READ_ONCE(s->ahead);
-	__s32 all = READ_ONCE(s->weight);
-
-	return ahead + ahead * ALONE * weight / (all > (__s32)weight ? all : weight);
 }
 
 /* Whether the weight of a sharer with that TAT is in a bin: it may be until v leaves the bin. */
@@ -221,32 +283,48 @@ enum share_verdict {
 	BEYOND_MARK, /* so little beyond that a packet may be marked instead */
 	BEYOND_SHARE,
 	BEYOND_DEBT, /* so far beyond that debt is forgiven */
+	SPARSE = 1 << 2, /* and besides, that the packet is sparse */
 };
 
-/* Judges a packet of a sharer that has the TAT, in a bucket that has the level. */
+/*
+ * Judges a packet of a sharer that has the TAT, in a bucket that has the level. A packet is sparse if its sharer is ahead by
+ * at most half of what it may be. If it is in a pool below, it may be ahead by twice as much here, so that others in that
+ * pool do not take all its room.
+ */
 static __always_inline enum share_verdict judge(const struct share *s, const struct params *params,
 						const struct cold_params *cold, __u64 level, __u64 bytes, __u32 weight,
-						__u64 tat, __u64 largest, __u64 *debt)
+						__u64 tat, __u64 largest, bool sparse, __u64 *debt)
 {
-	__u64 ahead = ahead_of(s, cold, tat), may, own = bytes * OWN_PACKETS << FAIR_BITS, free = 0;
+	__u64 ahead = ahead_of(s, cold, tat), may, own = bytes;
 
 	if (!ahead)
-		return WITHIN_SHARE;
+		return WITHIN_SHARE | SPARSE;
 	may = may_be_ahead(s, weight);
 	*debt = FORGIVEN * (may + (largest << FAIR_BITS) / weight);
 	may *= weight;
+	if (sparse) {
+		may *= 2;
+		if (own < 2 * SHARED_BYTES)
+			own = 2 * SHARED_BYTES;
+	}
+	own = own * OWN_PACKETS << FAIR_BITS;
 	if (may < own)
 		may = own;
-	if (level < params->limit)
-		free = ((params->limit - level) >> cold->free_shift) * cold->free_factor >> 16;
-	if (free > 1 << FREE_BITS)
-		free = 1 << FREE_BITS;
-	may = (may >> FREE_BITS) * free;
+	may = (may >> FREE_BITS) * free_part(params, cold, level);
 	if (ahead * weight <= may)
-		return WITHIN_SHARE;
+		return WITHIN_SHARE | (ahead * weight <= may / 2 ? SPARSE : 0);
 	if (ahead > *debt)
 		return BEYOND_DEBT;
 	return ahead * weight <= 2 * may ? BEYOND_MARK : BEYOND_SHARE;
+}
+
+/* Lets the clock skip what passes without a charge to a sharer. */
+static __always_inline void skip_sharers(const struct cold_params *cold, __u32 bytes)
+{
+	struct share *s = share_of(cold);
+
+	if (s)
+		__sync_fetch_and_add(&s->skip, (__u64)bytes << FAIR_BITS);
 }
 
 /*

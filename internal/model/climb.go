@@ -40,7 +40,8 @@ func Climb(stages []Stage, p Packet) Passage {
 		Outcome: Outcome{Departure: p.Time}, Refuses: NoStage, Guaranteed: NoStage,
 		Delays: make([]bool, len(stages)), Marks: make([]bool, len(stages)),
 	}
-	share := rule.judge(p)
+	sparse := false
+	share := judge(stages, 0, p, &sparse)
 	if rule.RateUnits != 0 {
 		to.Outcome = rule.Decide(rule.State, p)
 	}
@@ -55,7 +56,7 @@ func Climb(stages []Stage, p Packet) Passage {
 		to.Guaranteed = 0
 	}
 	for i := 1; i < len(stages) && to.Guaranteed == NoStage && to.Refuses == NoStage && !beyond; i++ {
-		to.ask(stages, i, p)
+		to.ask(stages, i, p, &sparse)
 	}
 	// Of a rule that marks or passes excess packets, the pool is what refuses.
 	if to.Verdict == Drop && (to.Refuses == NoStage || rule.Excess == policy.Drop || rule.Excess == policy.Delay) {
@@ -88,16 +89,21 @@ func Climb(stages []Stage, p Packet) Passage {
 	return to
 }
 
-// ChargesSharer reports whether the packet is charged to its sharer in a stage that has fair shares. Packets that pass
-// beyond the limit of their rule, or that are guaranteed, are not charged to sharers.
-func (to *Passage) ChargesSharer(stages []Stage, i int) bool {
+// ChargeSharer charges the packet to its sharer in a stage that has fair shares. Packets that pass beyond the limit of
+// their rule are not charged to sharers. For those that are guaranteed, the clock is slower instead.
+func (to *Passage) ChargeSharer(stages []Stage, i int, n uint64) {
+	s := &stages[i]
 	switch {
-	case to.Refuses != NoStage:
-		return false
+	case to.Refuses != NoStage || s.Share == nil:
 	case i == 0:
-		return !to.Excess || stages[0].Excess != policy.Pass
+		if !to.Excess || s.Excess != policy.Pass {
+			s.Share.Charge(s.Sharer, s.Weight, n)
+		}
+	case to.Guaranteed == NoStage || to.Guaranteed >= i:
+		s.Share.Charge(s.Sharer, s.Weight, n)
+	default:
+		s.Share.Skip += n << FairBits
 	}
-	return to.Guaranteed == NoStage || to.Guaranteed >= i
 }
 
 // ChargesGuarantee reports whether the packet is charged to the guarantee of a stage that has one.
@@ -106,7 +112,7 @@ func (to *Passage) ChargesGuarantee(i int) bool {
 }
 
 // ask asks a pool.
-func (to *Passage) ask(stages []Stage, i int, p Packet) {
+func (to *Passage) ask(stages []Stage, i int, p Packet, sparse *bool) {
 	pool := &stages[i]
 	marks := pool.Excess == policy.ECN && p.ECT
 	switch {
@@ -117,7 +123,7 @@ func (to *Passage) ask(stages []Stage, i int, p Packet) {
 		to.Refuses = i
 		return
 	}
-	switch pool.judge(p) {
+	switch judge(stages, i, p, sparse) {
 	case BeyondShare:
 		to.Refuses, to.Beyond = i, true
 		return
@@ -133,17 +139,55 @@ func (s *Stage) guarantees(p Packet) bool {
 	return s.Guarantee != nil && s.Guarantee.Conforms(s.GuaranteeLevel, p.Bytes)
 }
 
-// judge judges a packet by the shares of the stage. Only a stage that marks excess packets marks packets beyond a share.
-func (s *Stage) judge(p Packet) ShareVerdict {
+// judge judges a packet by the shares of a stage. Only a stage that marks excess packets marks packets beyond a share.
+func judge(stages []Stage, i int, p Packet, sparse *bool) ShareVerdict {
+	s := &stages[i]
 	if s.Share == nil {
 		return WithinShare
 	}
-	s.Share.KeepTime(s.Meter, p.Time, s.State.Level)
-	verdict := s.Share.Judge(s.Meter, s.Sharer, s.Weight, p.Bytes, s.State.Level)
+	if s.Share.isLate(p.Time) {
+		keepTimes(stages, p.Time)
+	}
+	verdict := s.Share.Judge(s.Meter, s.Sharer, s.Weight, p.Bytes, s.State.Level, sparse)
 	if verdict == BeyondMark && (s.Excess != policy.ECN || !p.ECT) {
 		return BeyondShare
 	}
 	return verdict
+}
+
+// keepTimes advances the clocks of all stages that are late, from the top down. Packets that are refused do not get to the
+// stages above.
+func keepTimes(stages []Stage, now uint64) {
+	var above *Stage // the next one that bounds those below
+	for i := range slices.Backward(stages) {
+		s := &stages[i]
+		switch {
+		case s.Share != nil:
+			s.Share.keepTime(s.Meter, now, s.State.Level, s.bound(above, now))
+			above = s
+		case s.Guarantee != nil: // its packets pass the pools above
+			above = nil
+		}
+	}
+}
+
+// bound returns what the next pool with shares above leaves to a stage; nil for no bound.
+func (s *Stage) bound(above *Stage, now uint64) *bound {
+	if above == nil || !above.Share.ByMember {
+		return nil
+	}
+	b, passed := above.Share.leaves(above.Meter, *above.Sharer, above.Weight, above.State.Level), min(now-s.Share.Last, restNS)
+	if above.Share.Weight <= 0 {
+		b.units = above.fairUnits(passed) // nobody is active there, so the clock stands still
+	}
+	if g := s.Guarantee; g != nil {
+		b.units += g.fairUnits(passed)
+		b.may += g.Capacity >> (UnitBits - FairBits)
+		if s.GuaranteeLevel < g.Capacity {
+			b.room = max(b.room, (g.Capacity-s.GuaranteeLevel)/(g.Capacity>>freeBits))
+		}
+	}
+	return &b
 }
 
 // delay extends the delay of a packet to that of a pool's queue. i is the pool's index.

@@ -17,9 +17,10 @@ type Test struct {
 // the packet.
 func Tests(stages []Stage, p Packet) []Test {
 	tests := make([]Test, len(stages))
-	for i, s := range after(stages, 0) {
+	stages, sparse := after(stages, 0), false
+	for i, s := range stages {
 		conforms := s.RateUnits == 0 || s.Conforms(s.State.Level, p.Bytes)
-		tests[i] = Test{conforms, s.judge(p), s.guarantees(p)}
+		tests[i] = Test{conforms, judge(stages, i, p, &sparse), s.guarantees(p)}
 	}
 	return tests
 }

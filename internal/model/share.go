@@ -23,6 +23,12 @@ const (
 	restNS     = 4 << 30
 	stepBackNS = 1 << 30
 	freeScale  = 1 << 25
+
+	roomOctaves = 5 // the clock is faster by so many octaves where the pool above leaves all room than where it leaves none,
+	roomSlowest = 2 // and then it is slower by so many than that pool lets pass
+	mostAbove   = 1 << 40
+	manySharers = 1 << 15
+	rush        = 7 // octaves
 )
 
 // ShareParams are what the shares of a limit need besides its Meter.
@@ -61,7 +67,10 @@ func (m Meter) together() uint64 {
 // A Share is the clock and the wheels of a bucket with fair shares. A new one has only its parameters.
 type Share struct {
 	ShareParams
+	ByMember             bool // the sharers are members
 	V, Last, Ahead, Rest uint64
+	Seen                 uint64 // the clock of the share above when this one was last advanced
+	Skip                 uint64 // fair units that passed without a charge to a sharer, and that the clock has not skipped yet
 	Weight               int32
 	Bins                 [2 * FairBins]uint32 // first those of the fine wheel
 }
@@ -101,19 +110,63 @@ func (m Meter) speed(level uint64) uint64 {
 	return x
 }
 
+// isLate reports whether the clock must be advanced to now (ns).
+func (s *Share) isLate(now uint64) bool {
+	return now-s.Last >= uint64(s.Step) && s.Last-now >= stepBackNS
+}
+
+// A bound is what the pool above leaves to a member that has fair shares itself.
+type bound struct {
+	v, weight uint64 // the clock above, and the weight of the member there
+	units     uint64 // fair units that pass beside that clock
+	may       uint64 // fair units by which the sharers of the member may be ahead together
+	room      uint64 // of 1 << freeBits: what is left of that
+}
+
+// leaves returns what the share of a pool leaves to a member. The level of its bucket is in units.
+func (s *Share) leaves(m Meter, b Sharer, weight, level uint64) bound {
+	free := s.free(m, level)
+	to := bound{v: s.V, weight: weight, may: max(s.mayBeAhead(weight)*weight, SharedBytes*ownPackets<<FairBits)}
+	may, ahead := to.may>>freeBits*free, s.AheadOf(b)*weight
+	if ahead < may {
+		to.room = min((may-ahead)<<freeBits/may, free)
+	}
+	return to
+}
+
 // KeepTime advances the clock to now (ns), if that was long ago. The level of the bucket is in units.
-func (s *Share) KeepTime(m Meter, now, level uint64) {
-	passed := now - s.Last
-	if passed < uint64(s.Step) || s.Last-now < stepBackNS {
+func (s *Share) KeepTime(m Meter, now, level uint64) { s.keepTime(m, now, level, nil) }
+
+// keepTime is KeepTime for a pool that the one above may bound.
+func (s *Share) keepTime(m Meter, now, level uint64, b *bound) {
+	if !s.isLate(now) {
 		return
 	}
+	passed, together := now-s.Last, m.together()
 	s.Last = now
 	if s.Ahead == 0 || passed > restNS { // nobody is active
-		*s = Share{ShareParams: s.ShareParams, V: (s.V + 2*FairBins<<s.CoarseShift) &^ (1<<s.CoarseShift - 1), Last: now}
+		*s = Share{ShareParams: s.ShareParams, ByMember: s.ByMember, V: (s.V + 2*FairBins<<s.CoarseShift) &^ (1<<s.CoarseShift - 1), Last: now}
 	} else {
-		s.advance(m.fairUnits(passed)*m.speed(level)>>speedBits + s.Rest)
+		units, speed := m.fairUnits(passed), m.speed(level)
+		if !s.ByMember && s.Weight > manySharers {
+			speed = max(speed, 1<<(speedBits+rush))
+		}
+		skip := min(s.Skip, units)
+		s.Skip -= skip
+		units = (units - skip) * speed >> speedBits
+		if b != nil {
+			x := b.room * roomOctaves
+			faster := (1<<freeBits + x&(1<<freeBits-1)) << (x >> freeBits) >> roomSlowest
+			most := min(b.v-s.Seen, mostAbove)*b.weight + b.units - min(b.units, skip)
+			units = min(units, most*faster>>freeBits)
+		}
+		s.advance(units + s.Rest)
 	}
-	s.Ahead = m.together() / uint64(max(s.Weight, 1))
+	if b != nil {
+		s.Seen = b.v
+		together = min(together, b.may)
+	}
+	s.Ahead = together / uint64(max(s.Weight, 1))
 }
 
 // advance advances the clock by fair units times weight, from bin to bin. After FairBins bins the fine wheel is empty, so
@@ -157,19 +210,22 @@ const (
 )
 
 // Judge judges a packet of n bytes of a sharer. The level of the bucket is in units. It forgives most of a debt that is
-// from a time with fewer sharers.
-func (s *Share) Judge(m Meter, b *Sharer, weight, n, level uint64) ShareVerdict {
-	ahead := s.AheadOf(*b)
+// from a time with fewer sharers. A packet is sparse if its sharer is ahead by at most half of what it may be. If it is in a
+// pool below, it may be ahead by twice as much here, so that others in that pool do not take all its room.
+func (s *Share) Judge(m Meter, b *Sharer, weight, n, level uint64, sparse *bool) ShareVerdict {
+	ahead, below := s.AheadOf(*b), *sparse
+	*sparse = true
 	if ahead == 0 {
 		return WithinShare
 	}
-	may := s.Ahead + s.Ahead*alone*weight/max(uint64(max(s.Weight, 0)), weight)
+	may, own := s.mayBeAhead(weight), n
 	less := forgiven * (may + uint64(b.Largest)<<FairBits/weight)
-	free := uint64(0)
-	if level < m.Capacity {
-		free = min((m.Capacity-level)>>s.FreeShift*uint64(s.FreeFactor)>>16, 1<<freeBits)
+	may *= weight
+	if below {
+		may, own = 2*may, max(n, 2*SharedBytes)
 	}
-	may = max(may*weight, n*ownPackets<<FairBits) >> freeBits * free
+	may = max(may, own*ownPackets<<FairBits) >> freeBits * s.free(m, level)
+	*sparse = ahead*weight <= may/2
 	if ahead*weight <= may {
 		return WithinShare
 	}
@@ -182,6 +238,19 @@ func (s *Share) Judge(m Meter, b *Sharer, weight, n, level uint64) ShareVerdict 
 		return BeyondMark
 	}
 	return BeyondShare
+}
+
+// mayBeAhead returns by how many fair units a sharer may be ahead.
+func (s *Share) mayBeAhead(weight uint64) uint64 {
+	return s.Ahead + s.Ahead*alone*weight/max(uint64(max(s.Weight, 0)), weight)
+}
+
+// free returns which part of a bucket is free, of 1 << freeBits for half of it.
+func (s *Share) free(m Meter, level uint64) uint64 {
+	if level >= m.Capacity {
+		return 0
+	}
+	return min((m.Capacity-level)>>s.FreeShift*uint64(s.FreeFactor)>>16, 1<<freeBits)
 }
 
 // Charge charges a packet of n bytes to a sharer.

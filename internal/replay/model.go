@@ -40,7 +40,7 @@ func newStage(r policy.Rule) *stage {
 		s.guarantee = model.NewLimit(guaranteed)
 	}
 	if r.Share.Kind != policy.ShareNone {
-		s.share, s.sharers = &model.Share{ShareParams: s.limit.ShareParams()}, newTable[model.Sharer]()
+		s.share, s.sharers = &model.Share{ShareParams: s.limit.ShareParams(), ByMember: r.Share.Kind == policy.ShareMember}, newTable[model.Sharer]()
 	}
 	return s
 }
@@ -142,9 +142,7 @@ func (m *Model) climb(r *Result, p packet, flow *model.Bucket, offered model.Pac
 		case to.Levels[i] != at.State.Level: // marked, or a penalty
 			*s.bucket = s.limit.WithLevel(to.Levels[i], r.Time)
 		}
-		if s.share != nil && to.ChargesSharer(m.states, i) {
-			s.share.Charge(at.Sharer, at.Weight, r.Bytes)
-		}
+		to.ChargeSharer(m.states, i, r.Bytes)
 		if s.guarantee != nil && to.ChargesGuarantee(i) {
 			s.guarantee.Charge(s.guaranteed, r.Time, r.Bytes)
 		}

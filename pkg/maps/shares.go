@@ -11,6 +11,8 @@ import (
 const ruleShares = uint32(bpf.AbiRuleFlagRULE_SHARE_HOST | bpf.AbiRuleFlagRULE_SHARE_SUBNET |
 	bpf.AbiRuleFlagRULE_SHARE_FLOW | bpf.AbiRuleFlagRULE_SHARE_MEMBER)
 
+const ruleShareMember = uint32(bpf.AbiRuleFlagRULE_SHARE_MEMBER)
+
 // Shares is how many rules and pools get fair shares by steps.
 func Shares(steps ...policy.Difference) (shares uint32) {
 	for _, d := range steps {
@@ -104,6 +106,7 @@ func (bs *buckets) shareIn(v version) model.Share {
 		ShareParams: model.ShareParams{
 			FineShift: v.FineShift, CoarseShift: v.CoarseShift, FreeShift: v.FreeShift, FreeFactor: v.FreeFactor, Step: v.Step,
 		},
+		ByMember: v.Flags&ruleShareMember != 0, Seen: of.Seen, Skip: atomic.LoadUint64(&of.Skip),
 		V: atomic.LoadUint64(&of.V), Last: of.Last, Ahead: of.Ahead, Rest: of.Rest,
 		Weight: int32(atomic.LoadUint32(&of.Weight)), Bins: of.Bin,
 	}
