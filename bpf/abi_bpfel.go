@@ -131,6 +131,7 @@ type AbiLayout uint32
 const (
 	AbiLayoutUNIT_BITS      AbiLayout = 20
 	AbiLayoutTICK_BITS      AbiLayout = 30
+	AbiLayoutTICKS_AHEAD    AbiLayout = 2
 	AbiLayoutLINE_SLOTS     AbiLayout = 4
 	AbiLayoutPACKET_BITS    AbiLayout = 24
 	AbiLayoutMAX_DEPTH      AbiLayout = 16

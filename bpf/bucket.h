@@ -20,12 +20,12 @@ enum verdict {
 
 /*
  * Whether a bucket is empty whatever its TAT, because the byte clock may have
- * wrapped since its last charge. A clock that steps back by up to a tick does not
- * empty a bucket.
+ * wrapped since its last charge. A packet that read its time before the last charge
+ * does not find the bucket empty.
  */
 static __always_inline bool is_idle(const struct params *params, __u64 now, __u32 charged)
 {
-	return (__u32)(tick(now) + 1 - charged) > params->idle;
+	return (__u32)(tick(now) + TICKS_AHEAD - charged) > params->idle;
 }
 
 /* The level in units. */
@@ -45,6 +45,18 @@ static __always_inline bool is_still(const struct bucket *b, __u32 fingerprint, 
 	return !(tat & TAT_BUSY) && (!fingerprint || READ_ONCE(b->fingerprint) == fingerprint);
 }
 
+/*
+ * Raises the tick of a bucket. A packet that read its time before a change reverted does not
+ * lower it: without the mark of revert_bucket, the bucket would be reverted again, and what was
+ * charged since would be lost. Returns false if another CPU changed the tick meanwhile.
+ */
+static __always_inline bool raise_tick(struct bucket *b, __u32 to)
+{
+	__u32 charged = READ_ONCE(b->tick);
+
+	return likely(charged - to <= TICKS_AHEAD) || __sync_val_compare_and_swap(&b->tick, charged, to) == charged;
+}
+
 /* Sets the TAT of a bucket and returns verdict, unless the bucket or its rule has changed meanwhile. */
 static __always_inline enum verdict put_tat(const struct rule *rule, __u32 seen, struct bucket *b, __u64 old,
 					    __u64 tat, __u64 now, enum verdict verdict)
@@ -52,8 +64,8 @@ static __always_inline enum verdict put_tat(const struct rule *rule, __u32 seen,
 	if (unlikely(!is_current(rule, seen)))
 		return VERDICT_AGAIN;
 	/* Before the CAS: no other CPU must see the new TAT with an older tick. */
-	if (READ_ONCE(b->tick) != tick(now))
-		WRITE_ONCE(b->tick, tick(now));
+	if (unlikely(!raise_tick(b, tick(now))))
+		return VERDICT_AGAIN;
 	/* KEPT keeps the compiler from computing the comparison as a value. */
 	return KEPT(__sync_val_compare_and_swap(&b->tat, old, tat)) == old ? verdict : VERDICT_AGAIN;
 }

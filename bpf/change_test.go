@@ -316,6 +316,55 @@ func TestChangeOfAlgorithm(t *testing.T) {
 	}
 }
 
+// A CPU may charge a packet long after it read the time: here from before a change reverted, while
+// others have charged the bucket since. That packet stays charged, and so do those of the others.
+func TestLatePacketAfterRevert(t *testing.T) {
+	// A tick begins when the change reverts, so the tick of the late packet is two before the others'.
+	const size, from, until = 1000, uint64(2e9), uint64(3) << model.TickBits
+	host := policy.Each{Kind: policy.EachHost}
+	for _, algorithm := range algorithms {
+		rule := policy.Rule{Prefix: prefix("10.0.0.0/8"), Rate: 8_000_000, Capacity: 2 * size, Algorithm: algorithm}
+		ofHost, pool := rule, rule
+		ofHost.Each = host
+		pool.Prefix, pool.Pool, pool.Label.Name = policy.PoolKey("uplink"), true, "uplink"
+		for name, limit := range map[string]policy.Rule{"rule": rule, "host": ofHost, "pool": pool} {
+			t.Run(fmt.Sprintf("%v/%s", algorithm, name), func(t *testing.T) {
+				r := newRig(t, shapemaps.Size{Views: 2, Rules: 4, Buckets: 64, Labels: 8, Pools: true}, egress())
+				set := r.set
+				if limit.Pool {
+					set = r.set.Pools()
+				}
+				r.at(1e9)
+				_, err := set.Put(limit)
+				testenv.Must(t, err)
+				if limit.Pool {
+					r.put(policy.Rule{Prefix: rule.Prefix, Rate: policy.Unlimited, Within: "uplink"}, 1e9)
+				}
+				larger := limit
+				larger.Capacity = 20 * size
+				testenv.Must(t, set.Prepare([]policy.Difference{{Have: &limit, Want: &larger}}, func(int) {}))
+				set.Time(from, until)
+				testenv.Must(t, set.Arm())
+				send := func(now uint64, verdicts ...uint32) {
+					t.Helper()
+					for i, want := range verdicts {
+						if got, _ := send(t, r.program(), toHost(1, size), meta{now: now}); got != want {
+							t.Errorf("packet %d: verdict %#x, want %#x", i, got, want)
+						}
+					}
+				}
+				send(until-1, next, next, next, next, next) // more than the bucket holds after the revert
+				send(until, drop)
+				send(until+1e6, next, drop) // one packet has drained
+				send(until-1, next)         // the late one
+				send(until+1e6, drop)
+				send(until+2e6, drop) // what has drained since is that of the late packet
+				send(until+3e6, next, drop)
+			})
+		}
+	}
+}
+
 // A shadow counts the packets and hosts that its limit would refuse, and changes no verdict.
 func TestShadowIsModel(t *testing.T) {
 	roll := rand.New(rand.NewPCG(testenv.Seed(t), 0))

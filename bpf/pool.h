@@ -62,8 +62,7 @@ static __always_inline __u64 charge_anyway(const struct limit_at *at, __u32 byte
 
 	old = READ_ONCE(b->tat);
 	level = level_at(at->params, at->v, at->ticks, old, READ_ONCE(b->tick));
-	if (READ_ONCE(b->tick) != tick(at->ticks))
-		WRITE_ONCE(b->tick, tick(at->ticks));
+	raise_tick(b, tick(at->ticks)); /* or another CPU does */
 	/* If another CPU was faster, the bucket is not empty any more. */
 	if (level > MAX_DEBT || (!level && __sync_val_compare_and_swap(&b->tat, old, at->v + cost) == old))
 		return level;

@@ -217,4 +217,4 @@ func indebted(level, n uint64) uint64 {
 }
 
 // Charge charges a packet of n bytes to a bucket whatever its level is.
-func (m Meter) Charge(b *Bucket, now, n uint64) { *b = m.charged(indebted(m.Level(*b, now), n), now) }
+func (m Meter) Charge(b *Bucket, now, n uint64) { m.raise(b, indebted(m.Level(*b, now), n), now) }

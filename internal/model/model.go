@@ -24,7 +24,8 @@ const (
 	// SparseBits: a sparse flow sends at most 2^SparseBits bytes while a full queue drains.
 	SparseBits = 11
 
-	busy = 1 // TAT_BUSY of bpf/abi.h
+	ticksAhead = 2 // TICKS_AHEAD of bpf/abi.h
+	busy       = 1 // TAT_BUSY of bpf/abi.h
 	// maxSenderDelayNS: a later timestamp of a sender is not a departure time.
 	maxSenderDelayNS = 1 << 35
 )
@@ -65,8 +66,8 @@ func NewLimit(r policy.Rule) *Limit {
 		l.Penalty = (l.Capacity + l.leak(uint64(r.Penalty.Duration)) + 1) &^ busy
 	}
 	most := max(2*l.Capacity, l.Penalty) + 1<<(UnitBits+PacketBits)
-	// Two ticks for rounding, one for a clock that steps back.
-	l.Idle = uint32(min(l.drain(most)>>TickBits+3, 1<<31))
+	// Two ticks for rounding, and those that the bucket's tick may be ahead.
+	l.Idle = uint32(min(l.drain(most)>>TickBits+2+ticksAhead, 1<<31))
 	return l
 }
 
@@ -207,10 +208,10 @@ func (l *Limit) Offer(b, flow *Bucket, fifo bool, p Packet) Outcome {
 	}
 	o := l.Decide(s, p)
 	if !o.Excess || o.Level > s.Level {
-		*b = l.charged(o.Level, p.Time)
+		l.raise(b, o.Level, p.Time)
 	}
 	if !o.Excess && sparse {
-		*flow = l.charged(o.Flow, p.Time)
+		l.raise(flow, o.Flow, p.Time)
 	}
 	return o
 }
@@ -306,7 +307,7 @@ func Tick(now uint64) uint32 { return uint32(now >> TickBits) }
 // Level returns the level of the bucket at now (ns), in units.
 func (m Meter) Level(b Bucket, now uint64) uint64 {
 	level := b.TAT - m.Clock(now)
-	if int64(level) <= 0 || b == (Bucket{}) || Tick(now)+1-b.Tick > m.Idle {
+	if int64(level) <= 0 || b == (Bucket{}) || Tick(now)+ticksAhead-b.Tick > m.Idle {
 		return 0
 	}
 	return level
@@ -322,9 +323,15 @@ func (m Meter) WithLevel(units, now uint64) Bucket {
 		const longAgo = 1 << 61 // units; Idle is over before the clock gets there again
 		return Bucket{TAT: m.Clock(now) - longAgo, Tick: Tick(now)}
 	}
-	return m.charged(units, now)
+	return Bucket{TAT: m.Clock(now) + units, Tick: Tick(now)}
 }
 
-func (m Meter) charged(level, now uint64) Bucket {
-	return Bucket{TAT: m.Clock(now) + level, Tick: Tick(now)}
+// raise sets the level of a bucket, in units, to that after a packet. A packet that read its time before others does not
+// lower the tick.
+func (m Meter) raise(b *Bucket, units, now uint64) {
+	tick := Tick(now)
+	if b.Tick-tick <= ticksAhead && *b != (Bucket{}) {
+		tick = b.Tick
+	}
+	*b = Bucket{TAT: m.Clock(now) + units, Tick: tick}
 }
