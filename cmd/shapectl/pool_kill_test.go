@@ -50,7 +50,11 @@ func TestKilledInTree(t *testing.T) {
 	r.ok("apply", r.policy(randomTree(random)))
 	long := map[string]time.Duration{}
 	ends := map[string]int{}
-	for kills := 0; kills < *treeKills; {
+	most := *treeKills
+	if testing.Short() {
+		most /= 3
+	}
+	for kills := 0; kills < most; {
 		policy := r.policy(randomTree(random))
 		args := []string{"apply", policy}
 		switch random.IntN(6) {
@@ -108,7 +112,7 @@ func TestKilledInTree(t *testing.T) {
 			t.FailNow()
 		}
 	}
-	t.Logf("%d kills: %v", *treeKills, ends)
+	t.Logf("%d kills: %v", most, ends)
 	r.ok("flush", "--all")
 	r.nothingLeft()
 }
