@@ -135,8 +135,18 @@ func TestPoolDelete(t *testing.T) {
 
 func TestFlushAllDeletesPools(t *testing.T) {
 	r := newPoolRig(t)
-	if out := r.ok("flush", "--all"); strings.Count(out, "deleted: pool") != 2 || strings.Count(out, "deleted: va") != 3 {
+	for i := range 9 {
+		r.ok("pool", "set", fmt.Sprint("ap-", 10-i), "--rate", "1gbit")
+	}
+	out := r.ok("flush", "--all")
+	if strings.Count(out, "deleted: pool") != 11 || strings.Count(out, "deleted: va") != 3 {
 		t.Errorf("flush: %s", out)
+	}
+	for i := range 9 {
+		_, out, _ = strings.Cut(out, fmt.Sprintf(`"ap-%d" gets`, i+1))
+	}
+	if !strings.Contains(out, `"ap-10" gets`) {
+		t.Error("flush does not sort pools by their names")
 	}
 	if pins := r.pins(); len(pins) > 0 {
 		t.Errorf("left over: %v", pins)
