@@ -77,6 +77,8 @@ enum rule_flag {
 	RULE_SHARE_SUBNET = RULE_SUBNET << SHARE_FLAGS,
 	RULE_SHARE_FLOW = RULE_FLOW << SHARE_FLAGS,
 	RULE_SHARE_MEMBER = 1 << 20, /* or of each rule and pool within the pool */
+	RULE_POOL = 1 << 21,	 /* a pool or its guarantee: guarantees below may raise the level beyond the capacity */
+	RULE_TOGETHER = 1 << 22, /* a guarantee of each key: in the shared bucket, all together count one of members */
 };
 
 #define RULE_EACH (RULE_HOST | RULE_SUBNET | RULE_FLOW)
@@ -112,7 +114,7 @@ struct cold_params {
 	__u64 ecn_above_ns; /* with RULE_DELAY: packets that are queued longer are marked */
 	__u32 shadow;	 /* with RULE_SHADOW: the id of the shadow, which has no prefix */
 	__u32 guarantee; /* with RULE_GUARANTEE: the id of the limit whose conforming packets are guaranteed */
-	__u32 members;	 /* as configured */
+	__u32 members;	 /* with RULE_TOGETHER; of other rules as configured */
 	__u16 weight;	 /* with RULE_WITHIN: in the shares of the pool */
 	__u8 share_bits; /* with RULE_SHARE_SUBNET: its prefix length, 0 to 128 */
 	/* With RULE_SHARES: */

@@ -237,6 +237,8 @@ const (
 	AbiRuleFlagRULE_SHARE_SUBNET AbiRuleFlag = 262144
 	AbiRuleFlagRULE_SHARE_FLOW   AbiRuleFlag = 524288
 	AbiRuleFlagRULE_SHARE_MEMBER AbiRuleFlag = 1048576
+	AbiRuleFlagRULE_POOL         AbiRuleFlag = 2097152
+	AbiRuleFlagRULE_TOGETHER     AbiRuleFlag = 4194304
 )
 
 type AbiShare struct {

@@ -114,7 +114,7 @@ static __always_inline bool is_from_before(__u32 charged)
 
 /*
  * Adapts b to the parameters that are in force again since the change reverted. It
- * keeps its level of that moment, limited to what it can now hold. Does nothing
+ * keeps its level of that moment, limited to what it can now hold, and its debt to guarantees. Does nothing
  * if that was done before. Returns false if another CPU changed the bucket
  * meanwhile.
  */
@@ -122,8 +122,7 @@ static __noinline int revert_bucket(const struct rule *rule, __u32 index, struct
 {
 	const struct params *params = params_of(rule, index), *then = params_of(rule, index ^ 1);
 	__u64 rebase = rule->cold[index & 1].rebase;
-	__u64 most = params->limit > params->penalty ? params->limit : params->penalty;
-	__u64 until = change.until, tat = READ_ONCE(b->tat), v, level;
+	__u64 until = change.until, tat = READ_ONCE(b->tat), v, level, most;
 	__u32 charged = READ_ONCE(b->tick);
 
 	if (tat & TAT_BUSY || !is_from_before(charged))
@@ -132,8 +131,13 @@ static __noinline int revert_bucket(const struct rule *rule, __u32 index, struct
 		then = params;
 	v = byte_clock(params, rebase, until);
 	level = level_at(then, v, until, tat, charged);
-	if (level > most && (params->limit < then->limit || params->penalty < then->penalty))
-		level = most;
+	if (params->limit < then->limit || params->penalty < then->penalty) {
+		most = params->limit > params->penalty ? params->limit : params->penalty;
+		if (params->flags & RULE_POOL && level > then->limit)
+			most += level - then->limit;
+		if (level > most)
+			level = most;
+	}
 	/* An empty bucket gets a TAT in the distant past, for CPUs with a slower clock. */
 	if (__sync_val_compare_and_swap(&b->tat, tat, level ? v + level : v - (1ULL << 61)) != tat)
 		return 0;

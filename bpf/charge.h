@@ -247,12 +247,12 @@ __noinline int move_bucket(struct charge *c, __u32 i, __u32 to)
 }
 
 /*
- * Packets of all sizes share the bucket of a rule with shares. A small one would always find room before a large
+ * Packets of all sizes share the bucket of a rule with shares, and the guarantee of a pool. A small one would always find room before a large
  * one. So a large packet conforms if one of SHARED_BYTES would, and is charged as a whole.
  */
 static __always_inline __u32 tested_bytes(const struct params *params, __u32 bytes)
 {
-	return params->flags & RULE_SHARES && bytes > SHARED_BYTES ? SHARED_BYTES : bytes;
+	return params->flags & (RULE_SHARES | RULE_POOL) && bytes > SHARED_BYTES ? SHARED_BYTES : bytes;
 }
 
 /*

@@ -54,10 +54,10 @@ static __always_inline __u64 level_of(const struct limit_at *at, const struct bu
 	return level_at(at->params, at->v, at->ticks, READ_ONCE(b->tat), READ_ONCE(b->tick));
 }
 
-/* Charges a packet to the shared bucket whatever its level is. Returns the level before, in units. */
-static __always_inline __u64 charge_anyway(const struct limit_at *at, __u32 bytes)
+/* Charges units to the shared bucket whatever its level is. Returns the level before. */
+static __always_inline __u64 charge_anyway(const struct limit_at *at, __u64 cost)
 {
-	__u64 cost = (__u64)bytes << UNIT_BITS, old, level;
+	__u64 old, level;
 	struct bucket *b = &at->rule->shared;
 
 	old = READ_ONCE(b->tat);
@@ -70,27 +70,38 @@ static __always_inline __u64 charge_anyway(const struct limit_at *at, __u32 byte
 	return level;
 }
 
+/* The units that a packet counts in the shared bucket of a guarantee of each key. Rounds up. */
+static __always_inline __u64 part_of(const struct limit_at *at, __u32 bytes)
+{
+	__u32 members = at->rule->cold[at->version.index & 1].members;
+
+	return members ? ((__u64)bytes << UNIT_BITS) / members + 1 : 0;
+}
+
 /* Whether a packet conforms to a limit whose bucket is in a slot of the table, or else the shared bucket. */
 static __noinline int conforms_in(const struct packet *p, __u32 id, __u32 slot)
 {
 	struct limit_at at;
 	struct bucket *b;
-	__u64 level;
+	__u64 level, least;
 
 	if (!limit_in(id, p->phase, p->now, &at))
 		return false;
 	if (at.params->flags & RULE_UNLIMITED)
 		return true;
+	least = (__u64)tested_bytes(at.params, p->wire.bytes) << UNIT_BITS;
+	if (slot == NO_SLOT && at.params->flags & RULE_TOGETHER)
+		least = part_of(&at, p->wire.bytes);
 	b = slot == NO_SLOT ? &at.rule->shared : &line_at(slot / LINE_SLOTS)->slot[slot & (LINE_SLOTS - 1)];
 	if (at.version.reverted)
 		revert_bucket(at.rule, at.version.index, b);
 	level = level_of(&at, b);
-	return !level || level + ((__u64)tested_bytes(at.params, p->wire.bytes) << UNIT_BITS) <= at.params->limit;
+	return !level || level + least <= at.params->limit;
 }
 
 /*
  * Whether a packet conforms to a rule or guarantee by itself, as far as that is known before it is
- * charged. A key without a slot has the spill bucket.
+ * charged. A key without a slot has the spill bucket, or is guaranteed what all are together.
  */
 __noinline int conforms(struct __sk_buff *skb, const struct packet *p, __u32 id)
 {
@@ -112,7 +123,19 @@ __noinline int conforms(struct __sk_buff *skb, const struct packet *p, __u32 id)
 		find_lines(skb, p->ip, flags, &c);
 		slot = slot_of_key(&c);
 	}
-	return conforms_in(p, id, slot < KEY_SLOTS ? number_of(&c, slot) : NO_SLOT);
+	if (slot < KEY_SLOTS && !conforms_in(p, id, number_of(&c, slot)))
+		return false;
+	return slot < KEY_SLOTS && !(flags & RULE_TOGETHER) ? true : conforms_in(p, id, NO_SLOT);
+}
+
+/* Charges a packet to the guarantee of all keys together, if each has one. */
+__noinline int charge_together(const struct packet *p, __u32 id)
+{
+	struct limit_at at;
+
+	if (p && limit_in(id, p->phase, p->now, &at) && at.params->flags & RULE_TOGETHER)
+		charge_anyway(&at, part_of(&at, p->wire.bytes));
+	return 0;
 }
 
 /* Charges the guarantee of a rule to which a packet conforms. */
@@ -136,9 +159,9 @@ __noinline int charge_guarantee(struct __sk_buff *skb, const struct packet *p, _
 	if (params->flags & RULE_EACH) {
 		find_lines(skb, p->ip, params->flags, &c);
 		bpf_loop(TRIES, try_slot, &c, 0);
-	}
-	if (c.verdict != VERDICT_PASS)
+	} else {
 		bpf_loop(TRIES, try_shared, &c, 0);
+	}
 	counters = counters_of(rule);
 	count(&counters->passed_packets, &counters->passed_bytes, &p->wire);
 	return 0;
@@ -263,7 +286,7 @@ __noinline int charge_pool_guarantee(const struct packet *p, __u32 id)
 
 	if (!p || !limit_in(id, p->phase, p->now, &at))
 		return 0;
-	charge_anyway(&at, p->wire.bytes);
+	charge_anyway(&at, (__u64)p->wire.bytes << UNIT_BITS);
 	counters = counters_of(at.rule);
 	count(&counters->passed_packets, &counters->passed_bytes, &p->wire);
 	return 0;
@@ -282,7 +305,7 @@ __noinline int charge_pool(struct __sk_buff *skb, const struct packet *p, struct
 	c->answer = 0;
 	if (!limit_in(c->id, p->phase, p->now, &at) || at.params->flags & RULE_ABSENT)
 		return 0;
-	level = charge_anyway(&at, p->wire.bytes);
+	level = charge_anyway(&at, (__u64)p->wire.bytes << UNIT_BITS);
 	if (at.params->flags & RULE_DELAY)
 		wait = drain_ns(at.params->rate_units,
 				units_before(at.params, p->wire.bytes, level + ((__u64)p->wire.bytes << UNIT_BITS)));

@@ -152,7 +152,7 @@ static __always_inline void charge_one(const struct limit_at *at, __u32 bytes)
 {
 	struct counters *c = counters_of(at->rule);
 
-	charge_anyway(at, bytes);
+	charge_anyway(at, (__u64)bytes << UNIT_BITS);
 	c->passed_packets++;
 	c->passed_bytes += bytes;
 }
@@ -178,7 +178,7 @@ __noinline enum stage_answer ask_guarantee(__u32 id, __u32 phase, __u64 now, __u
 	level = level_of(&at, &at.rule->shared);
 	if (charge)
 		charge_one(&at, bytes);
-	return !level || level + ((__u64)bytes << UNIT_BITS) <= at.params->limit ? STAGE_CONFORMS : STAGE_REFUSES;
+	return !level || level + ((__u64)tested_bytes(at.params, bytes) << UNIT_BITS) <= at.params->limit ? STAGE_CONFORMS : STAGE_REFUSES;
 }
 
 /* Flags that the fast path through pools does not handle in a pool. */

@@ -114,6 +114,10 @@ func (s *mirroredStage) stages(host netip.Addr, now uint64) (all []*mirroredStag
 			stage.State.Level = s.limit.Level(*s.bucket(keyOf(s.rule, host)), now)
 		}
 		if s.guarantee != nil {
+			if s.rule.Each.Kind != policy.EachAll {
+				stage.Members = uint64(s.rule.Members)
+				stage.TogetherLevel = s.guarantee.limit.Level(*s.guarantee.bucket(bucketKey{}), now)
+			}
 			stage.Guarantee = s.guarantee.limit
 			stage.GuaranteeLevel = s.guarantee.limit.Level(*s.guarantee.bucket(keyOf(s.rule, host)), now)
 		}
@@ -179,6 +183,9 @@ func (f *forest) offer(s *mirroredStage, host netip.Addr, now, n uint64, ect boo
 		}
 		if stage.guarantee != nil && want.ChargesGuarantee(i) {
 			stage.guarantee.limit.Charge(stage.guarantee.bucket(key), now, n)
+			if at[i].Members != 0 {
+				stage.guarantee.limit.ChargeTogether(stage.guarantee.bucket(bucketKey{}), now, n, at[i].Members)
+			}
 			c := passed(n)
 			c = segments(m.packets(), c)
 			c.ExtraPackets = 0
@@ -317,7 +324,7 @@ func TestPools(t *testing.T) {
 				r.Share = []policy.Share{{Kind: policy.ShareHost}, {Kind: policy.ShareSubnet, Bits: 31}, {Kind: policy.ShareFlow}}[roll(3)]
 			}
 			if r.Guarantee != 0 && r.Each.Kind != policy.EachAll {
-				r.Members = 7
+				r.Members = policy.Members(1 + roll(7))
 			}
 			f.putIn(r, now)
 		}
@@ -382,4 +389,67 @@ func TestPoolOnTwoCPUs(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Guarantees raise the level of a pool far beyond its capacity. It keeps this debt in a long overload, at a lower rate, and
+// when a change reverts. But only so many members are guaranteed as the rule says.
+func TestDebtOfPools(t *testing.T) {
+	const members, packets, bytes = 1000, 21, 1500 // within the burst of each guarantee
+	f := newForest(t, 8192)
+	up := f.putIn(pool("up", policy.Rule{Rate: 8_000_000, Capacity: 100_000}), 0)
+	some := policy.Rule{
+		Prefix: prefix("10.0.0.0/16"), Rate: policy.Unlimited, Within: "up", Guarantee: 8000, Members: members,
+		Each: policy.Each{Kind: policy.EachHost},
+	}
+	some.Rate, some.Capacity = 8_000_000, 1<<20
+	rule := f.putIn(some, 0)
+	others := f.putIn(policy.Rule{Prefix: prefix("10.1.0.0/16"), Rate: policy.Unlimited, Within: "up"}, 0)
+	now := uint64(1e9)
+	level := func(what string, want uint64) {
+		t.Helper()
+		_, stages := f.set.Stages(others.entry, policy.MatchSrc, maps.Flow{Src: addr("10.1.0.1"), Dst: addr("10.9.9.9"), Proto: protoUDP}, now)
+		if got := model.Bytes(stages[1].State.Level); got < want-want/100_000 || got > want+want/100_000 {
+			t.Fatalf("%s, the level is %d bytes, want %d", what, got, want)
+		}
+	}
+	for i := range 2 * members {
+		for range packets {
+			f.offer(rule, netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), now, bytes, false)
+		}
+	}
+	passed := f.set.Counters(rule.entry.ID).PassedBytes
+	if all := uint64(members * (32 << 10)); passed > all+100_000 || passed < all-all/100 {
+		t.Errorf("%d bytes passed, want at most the bursts of %d guarantees, %d bytes", passed, members, all)
+	}
+	level("at first", passed)
+	for range 20 { // s
+		now += 1e9
+		f.offer(others, addr("10.1.0.1"), now, bytes, false)
+	}
+	level("after an overload", passed-20_000_000)
+
+	lower := up.rule
+	lower.Rate, lower.Capacity = 4_000_000, 50_000
+	f.at(now)
+	_, err := f.set.Pools().Put(lower)
+	testenv.Must(t, err)
+	level("at a lower rate", passed-20_050_000)
+
+	set := f.set.Pools()
+	testenv.Must(t, set.Prepare([]policy.Difference{{Have: &lower, Want: &up.rule}}, func(int) {}))
+	set.Settle()
+	set.Time(now+1000, now+1e9)
+	testenv.Must(t, set.Arm())
+	now += 5e8
+	f.at(now)
+	set.Commit()
+	level("with a change in force", passed-20_550_000)
+	now += 1e9
+	f.at(now)
+	level("after the change has reverted", passed-20_550_000-500_000-50_000-250_000)
+	frame, m := sized(addr("10.0.0.1"), bytes, 0, now)
+	if verdict, _, _ := sendTimed(f, f.program(), frame, m); verdict != next {
+		t.Fatalf("verdict %#x for a guaranteed packet", verdict)
+	}
+	level("after a packet", passed-20_550_000-500_000-50_000-250_000+bytes)
 }

@@ -95,7 +95,7 @@ __noinline int apply_pool_shadow(struct __sk_buff *skb, const struct packet *p, 
 	c = counters_of(at.rule);
 	least = p->wire.bytes < SHARED_BYTES ? p->wire.bytes : SHARED_BYTES;
 	if (level_of(&at, &at.rule->shared) + (least << UNIT_BITS) <= at.params->limit) {
-		charge_anyway(&at, p->wire.bytes);
+		charge_anyway(&at, (__u64)p->wire.bytes << UNIT_BITS);
 	} else {
 		count(&c->passed_excess_packets, &c->passed_excess_bytes, &p->wire);
 		note_affected(skb, p, at.params);

@@ -266,8 +266,10 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 attempt
 		goto done;
 	if (flags & RULE_DELAY && (verdict == VERDICT_DELAY || verdict == VERDICT_MARK))
 		by.c.longest = skb->tstamp - p->now; /* the rule's own queue has set it */
-	if (pools & RULE_GUARANTEE && !by.c.guaranteed)
+	if (pools & RULE_GUARANTEE && !by.c.guaranteed) {
 		charge_guarantee(skb, p, guarantee_of(rule, p));
+		charge_together(p, guarantee_of(rule, p));
+	}
 	by.c.id = id;
 	by.c.level = 0;
 	bpf_loop(MAX_DEPTH, charge_next, &by, 0);

@@ -12,6 +12,8 @@ type Stage struct {
 	State                  // of the bucket
 	Guarantee      *Limit  // of conforming packets that pass all pools above; nil for none
 	GuaranteeLevel uint64  // units
+	Members        uint64  // of a guarantee of each key: how many there are at most; else 0
+	TogetherLevel  uint64  // units: with Members, of the bucket in which all keys together count as one of them
 	Share          *Share  // nil for none
 	Sharer         *Sharer // the packet's
 	Weight         uint64  // of the sharer
@@ -80,7 +82,7 @@ func Climb(stages []Stage, p Packet) Passage {
 		to.Wait = 0 // the rule marks or passes it without a delay
 	}
 	for i := 1; i < len(stages); i++ {
-		to.Levels[i] = indebted(to.Levels[i], p.Bytes)
+		to.Levels[i] = indebted(to.Levels[i], p.Bytes<<UnitBits)
 		to.delay(&stages[i], i, p)
 	}
 	if slices.Contains(to.Marks, true) || share == BeyondMark {
@@ -136,8 +138,12 @@ func (to *Passage) ask(stages []Stage, i int, p Packet, sparse *bool) {
 }
 
 func (s *Stage) guarantees(p Packet) bool {
-	return s.Guarantee != nil && s.Guarantee.Conforms(s.GuaranteeLevel, p.Bytes)
+	return s.Guarantee != nil && s.Guarantee.Conforms(s.GuaranteeLevel, p.Bytes) &&
+		(s.Members == 0 || s.TogetherLevel == 0 || s.TogetherLevel+together(p.Bytes, s.Members) <= s.Guarantee.Capacity)
 }
+
+// together returns the units that a packet of n bytes counts in the bucket of all keys of a guarantee together. It rounds up.
+func together(n, members uint64) uint64 { return n<<UnitBits/members + 1 }
 
 // judge judges a packet by the shares of a stage. Only a stage that marks excess packets marks packets beyond a share.
 func judge(stages []Stage, i int, p Packet, sparse *bool) ShareVerdict {
@@ -208,13 +214,21 @@ func (to *Passage) delay(pool *Stage, i int, p Packet) {
 // maxDebt is more than guarantees can reach: levels must stay below 2^62 units.
 const maxDebt = 1 << 60
 
-// indebted returns a level after a charge of n bytes that no limit can prevent.
-func indebted(level, n uint64) uint64 {
+// indebted returns a level after a charge of units that no limit can prevent.
+func indebted(level, units uint64) uint64 {
 	if level > maxDebt {
 		return level
 	}
-	return level + n<<UnitBits
+	return level + units
 }
 
 // Charge charges a packet of n bytes to a bucket whatever its level is.
-func (m Meter) Charge(b *Bucket, now, n uint64) { m.raise(b, indebted(m.Level(*b, now), n), now) }
+func (m Meter) Charge(b *Bucket, now, n uint64) {
+	m.raise(b, indebted(m.Level(*b, now), n<<UnitBits), now)
+}
+
+// ChargeTogether charges a packet of n bytes, whose key is one of members, to the bucket of all keys of a guarantee
+// together.
+func (m Meter) ChargeTogether(b *Bucket, now, n, members uint64) {
+	m.raise(b, indebted(m.Level(*b, now), together(n, members)), now)
+}

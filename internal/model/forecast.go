@@ -55,6 +55,7 @@ func after(stages []Stage, ns uint64) []Stage {
 		s.State.Level = s.drained(s.State.Level, ns)
 		if s.Guarantee != nil {
 			s.GuaranteeLevel = s.Guarantee.drained(s.GuaranteeLevel, ns)
+			s.TogetherLevel = s.Guarantee.drained(s.TogetherLevel, ns)
 		}
 		if s.Share != nil {
 			share, sharer := *s.Share, *s.Sharer

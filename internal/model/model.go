@@ -37,6 +37,7 @@ type Meter struct {
 	Capacity  uint64 // units; with a queue, the sum of burst and queue
 	Burst     uint64 // units; with a queue, packets are not delayed up to this level
 	Penalty   uint64 // units: the level after an excess packet; 0 for no penalty
+	Pool      bool   // a pool or its guarantee: guarantees below may raise the level beyond the capacity
 	Idle      uint32 // ticks after which any bucket is empty
 	Shared    bool   // packets larger than SharedBytes conform as one of that size
 }
@@ -57,6 +58,7 @@ func NewLimit(r policy.Rule) *Limit {
 		return &Limit{}
 	}
 	l := &Limit{Excess: r.Excess, Order: r.Order, ECNAbove: r.ECNAbove}
+	l.Pool = r.Pool
 	l.Shared = r.Pool || r.Share.Kind != policy.ShareNone
 	l.RateUnits, l.Capacity = rateUnits(uint64(r.Rate)), r.Capacity<<UnitBits
 	if r.Excess == policy.Delay && r.Algorithm == policy.GCRA {
@@ -66,6 +68,9 @@ func NewLimit(r policy.Rule) *Limit {
 		l.Penalty = (l.Capacity + l.leak(uint64(r.Penalty.Duration)) + 1) &^ busy
 	}
 	most := max(2*l.Capacity, l.Penalty) + 1<<(UnitBits+PacketBits)
+	if r.Pool {
+		most += maxDebt
+	}
 	// Two ticks for rounding, and those that the bucket's tick may be ahead.
 	l.Idle = uint32(min(l.drain(most)>>TickBits+2+ticksAhead, 1<<31))
 	return l
@@ -258,6 +263,19 @@ func (m Meter) Most() uint64 { return max(m.Capacity, m.Penalty) }
 
 // Shrinks reports whether buckets can hold less than with old, so that their levels have to be clamped.
 func (m Meter) Shrinks(old Meter) bool { return m.Capacity < old.Capacity || m.Penalty < old.Penalty }
+
+// Clamped returns a level, in units, that a bucket with old had, limited to what it can hold now. A pool keeps its debt to
+// guarantees.
+func (m Meter) Clamped(level uint64, old Meter) uint64 {
+	if !m.Shrinks(old) {
+		return level
+	}
+	most := m.Most()
+	if m.Pool {
+		most += max(level, old.Capacity) - old.Capacity
+	}
+	return min(level, most)
+}
 
 // Continue sets the clock such that at now (ns) it equals the clock of old: every
 // bucket then keeps its exact level.

@@ -25,6 +25,7 @@ type stage struct {
 	rule      policy.Rule
 	limit     *model.Limit
 	guarantee *model.Limit // nil for none
+	together  model.Bucket // of all keys of the guarantee
 	share     *model.Share // nil for none
 	sharers   table[model.Sharer]
 	shared    model.Bucket // if all its packets share one
@@ -115,6 +116,9 @@ func (m *Model) climb(r *Result, p packet, flow *model.Bucket, offered model.Pac
 		if s.guarantee != nil {
 			s.guaranteed = m.guarantees.get(key)
 			at.GuaranteeLevel = s.guarantee.Level(*s.guaranteed, r.Time)
+			if s.rule.Each.Kind != policy.EachAll {
+				at.Members, at.TogetherLevel = uint64(s.rule.Members), s.guarantee.Level(s.together, r.Time)
+			}
 		}
 		if s.share != nil {
 			who := bucketKey{number, m.sharer(number, p)}
@@ -145,6 +149,9 @@ func (m *Model) climb(r *Result, p packet, flow *model.Bucket, offered model.Pac
 		to.ChargeSharer(m.states, i, r.Bytes)
 		if s.guarantee != nil && to.ChargesGuarantee(i) {
 			s.guarantee.Charge(s.guaranteed, r.Time, r.Bytes)
+			if at.Members != 0 {
+				s.guarantee.ChargeTogether(&s.together, r.Time, r.Bytes, at.Members)
+			}
 		}
 		if i > 0 {
 			r.Pools[i-1] = to.Levels[i]

@@ -217,11 +217,7 @@ func KeyName(e Entry, match policy.Match, flow Flow) string {
 }
 
 // Meter is the meter of a rule by the parameters in force.
-func (rs *rules) Meter(e Entry) model.Meter {
-	m := meter(rs.current(e.ID))
-	m.Shared = m.Shared || e.Pool
-	return m
-}
+func (rs *rules) Meter(e Entry) model.Meter { return meter(rs.current(e.ID)) }
 
 // SharedLevel is the level of a rule's shared bucket, in units. With --each that is the
 // spill bucket.
@@ -341,10 +337,12 @@ func settleBy(m model.Meter, now uint64) func(model.Bucket) (model.Bucket, bool)
 
 // clampTo limits the level of a bucket to the capacity. It reads the clock for each bucket,
 // after the bucket: an earlier time would forgive what was charged since.
-func clampTo(m model.Meter, clock func() uint64) func(model.Bucket) (model.Bucket, bool) {
+func clampTo(before, after model.Meter, clock func() uint64) func(model.Bucket) (model.Bucket, bool) {
 	return func(b model.Bucket) (model.Bucket, bool) {
 		now := clock()
-		return m.WithLevel(m.Most(), now), m.Level(b, now) > m.Most()
+		level := after.Level(b, now)
+		clamped := after.Clamped(level, before)
+		return after.WithLevel(clamped, now), clamped < level
 	}
 }
 

@@ -267,7 +267,7 @@ func (s *Store) Commit() {
 		if !limited(old) || !limited(next) || !after.Shrinks(before) {
 			return
 		}
-		clamp := clampTo(after, s.now)
+		clamp := clampTo(before, after, s.now)
 		rewriteBucket(b, func(b model.Bucket) (model.Bucket, bool) {
 			next, wanted := clamp(b)
 			return next, wanted && s.phase() == phaseAfter // it may be over already
@@ -365,11 +365,7 @@ func revertBy(old, next version, until uint64) func(model.Bucket) (model.Bucket,
 		if int32(b.Tick-model.Tick(until)) > 0 {
 			return b, false
 		}
-		level := then.Level(b, until)
-		if m.Shrinks(then) {
-			level = min(level, m.Most())
-		}
-		back := m.WithLevel(level, until)
+		back := m.WithLevel(m.Clamped(then.Level(b, until), then), until)
 		back.Tick++
 		return back, true
 	}

@@ -340,8 +340,8 @@ func (s *Set) rewriteParams(id uint32, it placed, rule policy.Rule, its companio
 	}
 	step.Store("switch a rule")
 	atomic.StoreUint32(&r.Version, number)
-	if after := meter(next); continues && after.Shrinks(meter(old)) {
-		s.rewrite(id, clampTo(after, s.now))
+	if before, after := meter(old), meter(next); continues && after.Shrinks(before) {
+		s.rewrite(id, clampTo(before, after, s.now))
 	}
 }
 

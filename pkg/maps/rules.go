@@ -194,7 +194,6 @@ func (s *Set) Find(p netip.Prefix) (Entry, bool) {
 // entry is a rule as one of its versions has it.
 func (rs *rules) entry(id uint32, p netip.Prefix, v version, in phase) Entry {
 	e := Entry{rs.decode(p, v, in), id}
-	e.Pool = rs.rule(id).View == poolView
 	if v.Flags&ruleLabel != 0 {
 		e.Label = rs.labels.read(id, v.index)
 	}
@@ -220,6 +219,8 @@ const (
 
 	ruleWithin    = uint32(bpf.AbiRuleFlagRULE_WITHIN)
 	ruleGuarantee = uint32(bpf.AbiRuleFlagRULE_GUARANTEE)
+	rulePool      = uint32(bpf.AbiRuleFlagRULE_POOL)
+	ruleTogether  = uint32(bpf.AbiRuleFlagRULE_TOGETHER)
 
 	ruleEach = ruleHost | ruleSubnet | ruleFlow
 )
@@ -246,7 +247,8 @@ func present(r version) bool { return r.Flags&ruleAbsent == 0 }
 
 func meter(r version) model.Meter {
 	m := model.Meter{RateUnits: r.RateUnits, Base: r.Base, Capacity: r.Limit, Burst: r.Burst, Penalty: r.Penalty, Idle: r.Idle}
-	m.Shared = r.Flags&ruleShares != 0
+	m.Pool = r.Flags&rulePool != 0
+	m.Shared = m.Pool || r.Flags&ruleShares != 0
 	if r.reverted {
 		m.Base = r.Rebase
 	}
@@ -283,6 +285,12 @@ func encode(to version, r policy.Rule, salt, pool uint32, its companionIDs) {
 	if r.Within != "" {
 		t.Flags |= ruleWithin
 	}
+	if r.Pool {
+		t.Flags |= rulePool
+	}
+	if r.Members != 0 && r.Guarantee == 0 { // a guarantee, and not the rule that has it
+		t.Flags |= ruleTogether
+	}
 	if r.Each.Kind == policy.EachSubnet {
 		t.EachBits = uint32(r.Each.Bits)
 	}
@@ -317,7 +325,7 @@ func (rs *rules) decode(p netip.Prefix, r version, in phase) policy.Rule {
 		Fail:    policy.Fail(choice(failFlags, r.Flags)),
 		Framing: policy.Framing{Overhead: r.Overhead, MPU: r.Mpu},
 		Share:   policy.Share{Kind: policy.ShareKind(choice(shareFlags, r.Flags)), Bits: r.ShareBits},
-		Members: policy.Members(r.Members),
+		Members: policy.Members(r.Members), Pool: r.Flags&rulePool != 0,
 	}
 	if r.Flags&ruleWithin != 0 {
 		out.Within = policy.Within(rs.poolName(r.Within, in))

@@ -48,9 +48,9 @@ func (bs *buckets) stage(e Entry, v version, match policy.Match, flow Flow, now 
 	s := model.Stage{Limit: model.NewLimit(e.Rule), Weight: 1}
 	if guarantee, has := bs.Guarantee(e); has {
 		s.Guarantee = model.NewLimit(guarantee.Rule)
-		// A key without a slot has the spill bucket: conforms in bpf/pool.h.
 		s.GuaranteeLevel = bs.SharedLevel(guarantee, now)
 		if guarantee.Each.Kind != policy.EachAll {
+			s.Members, s.TogetherLevel, s.GuaranteeLevel = uint64(guarantee.Members), s.GuaranteeLevel, 0
 			params := bs.current(guarantee.ID)
 			if slot := bs.slotOf(makeKey(guarantee.ID, guarantee.Each, match, flow), params.Salt); slot != nil {
 				s.GuaranteeLevel = bs.levelOf(guarantee.ID, params, load(slot), now)

@@ -280,7 +280,8 @@ func checkGuarantee(r *Rule) error {
 func (r Rule) Guaranteed() (guaranteed Rule, ok bool) {
 	rate := Rate(r.Guarantee)
 	return Rule{
-		Prefix: r.Prefix, Rate: rate, Capacity: max(minGuaranteeBurst, bytesIn(defaultDrain, rate)), Each: r.Each, Framing: r.Framing,
+		Prefix: r.Prefix, Pool: r.Pool, Rate: rate, Capacity: max(minGuaranteeBurst, bytesIn(defaultDrain, rate)),
+		Each: r.Each, Members: r.Members, Framing: r.Framing,
 	}, rate != 0
 }
 
