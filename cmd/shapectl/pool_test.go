@@ -350,3 +350,71 @@ func TestAskPoolSharedByFlow(t *testing.T) {
 		t.Errorf("without a flow: %+v", s)
 	}
 }
+
+// A subscriber with several addresses, which have a pool of their own.
+func newSubscriberRig(t *testing.T) *rig {
+	t.Helper()
+	r := newRig(t)
+	r.ok("pool", "set", "ap-1", "--rate", "100mbit")
+	r.ok("pool", "set", "ap-2", "--rate", "100mbit")
+	r.ok("pool", "set", "home", "--rate", "50mbit", "--within", "ap-1")
+	r.ok("set", "va", "egress", "10.0.0.7", "--within", "home", "--name", "alice")
+	r.ok("set", "va", "egress", "2001:db8:7::/48", "--within", "home", "--name", "alice")
+	return r
+}
+
+// Whoever names all rules of a pool means the pool.
+func TestSetNamedWithOwnPool(t *testing.T) {
+	r := newSubscriberRig(t)
+	r.prints("pool \"home\" gets 60mbit (7.5 MB/s), burst 2.25 MB (300 ms), within pool \"ap-1\"; excess is dropped (gcra)\n",
+		"set", "alice", "--rate", "60mbit")
+	r.prints("pool \"home\" gets 60mbit (7.5 MB/s), burst 750 kB (100 ms), shared fairly by its flows, within pool \"ap-2\"; excess is dropped (gcra)\n",
+		"set", "alice", "egress", "--share", "flow", "--burst", "100ms", "--within", "ap-2")
+	for _, row := range r.rows("show", "alice") {
+		if row.Kind == report.KindRule && (row.RateBits != nil || row.Within != "home") {
+			t.Errorf("a rule of alice: %+v", row)
+		}
+	}
+	r.refused(exitInput, "--fail is for the rules, and --rate 70mbit for their pool home", "set", "alice", "--rate", "70mbit", "--fail", "closed")
+	if out := r.ok("set", "alice", "--fail", "closed"); strings.Count(out, `is limited only by pool "home"; what cannot be metered is dropped`) != 2 {
+		t.Errorf("an option of rules: %s", out)
+	}
+
+	// The error names the pools, and commands that say what is meant.
+	r.ok("set", "va", "ingress", "10.0.0.7", "--within", "ap-1", "--name", "alice")
+	r.ok("set", "va", "ingress", "10.0.0.8", "--within", "ap-1")
+	r.refused(exitInput, "rules with this name are in several pools; nothing was changed; write 'shapectl pool set --rate 8mbit home' or 'shapectl pool set --rate 8mbit ap-1'",
+		"set", "alice", "--rate", "8mbit")
+	r.refused(exitInput, "other rules or pools, too, are within pool ap-1; nothing was changed; write 'shapectl pool set --rate 8mbit ap-1' for a whole pool, "+
+		"or 'shapectl set --within ap-1 --rate 8mbit va ingress 10.0.0.7/32' for one rule", "set", "alice", "ingress", "--rate", "8mbit")
+	r.ok("set", "--within", "home", "--rate", "8mbit", "va", "ingress", "10.0.0.7/32")
+	r.refused(exitInput, "only some rules with this name have a rate of their own, and the others that of pool home", "set", "alice", "--rate", "9mbit")
+	r.prints("va ingress: 10.0.0.7 (\"alice\") gets 9mbit (1.125 MB/s), burst 337.5 kB (300 ms), within pool \"home\"; excess is dropped (gcra)\n",
+		"set", "alice", "ingress", "--rate", "9mbit")
+}
+
+// A change by set reverts as one by apply does.
+func TestSetConfirm(t *testing.T) {
+	r := newSubscriberRig(t)
+	before := r.ok("export")
+	for _, args := range []string{"set alice --rate 60mbit", "set alice --fail closed", "set va egress 10.0.0.9 --rate 1mbit", "set vb ingress any --rate 1mbit",
+		"pool set ap-1 --rate 200mbit", "pool set ap-3 --rate 1mbit"} {
+		out := r.ok(append(strings.Fields(args), "--confirm", "1h")...)
+		if !strings.Contains(out, "not confirmed: reverts in 1h0m0s") || r.ok("export") == before {
+			t.Errorf("%s: %s", args, out)
+		}
+		r.refused(exitInput, "not confirmed yet", "set", "alice", "--rate", "2mbit")
+		r.ok("rollback")
+		if after := r.ok("export"); after != before {
+			t.Errorf("%s, reverted: %s", args, after)
+		}
+	}
+	r.ok("set", "alice", "--rate", "60mbit", "--confirm", "1h")
+	r.prints("confirmed\n", "confirm")
+	if got := r.run("set", "alice", "--rate", "60mbit", "--confirm", "1h"); got.code != exitDone || got.err != "shapectl: nothing was changed, so there is nothing to confirm, and nothing reverts\n" {
+		t.Errorf("repeated: %+v", got)
+	}
+	r.refused(exitInput, "--confirm 1ms is out of range", "set", "alice", "--rate", "70mbit", "--confirm", "1ms")
+	r.ok("set", "vb", "egress", "10.0.0.7", "--rate", "1mbit")
+	r.refused(exitInput, "match the other address", "set", "vb", "egress", "10.0.0.7", "--rate", "1mbit", "--match", "src", "--confirm", "1h")
+}

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/spf13/cobra"
@@ -48,6 +49,7 @@ type env struct {
 	json    bool
 	netns   string // "" for that of the process
 	setupFQ bool
+	confirm time.Duration // after which a change reverts; 0 for never
 
 	saidUnknown bool // that it is not known whether rules are in force
 }

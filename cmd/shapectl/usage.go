@@ -78,6 +78,8 @@ func flagError(cmd *cobra.Command, err error) error {
 		}
 		if slices.Contains(unmatched, name) && cmd.Flags().Lookup("rate") != nil {
 			help = "rules match addresses only, and no ports, protocols or MAC addresses: docs/concepts.md says what to use instead"
+		} else if name == "plan" && cmd.Flags().Lookup("rate") != nil {
+			help = "plans are in the policy file: change it there, and apply the file"
 		} else if similar := plain.Similar(name, flagNames(cmd.Flags())); similar != "" {
 			help = "did you mean --" + similar + "?"
 		}

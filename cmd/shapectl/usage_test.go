@@ -111,6 +111,7 @@ func TestSuggestions(t *testing.T) {
 		"set egress va any --rate 1mbit --name= --setup-fq": "did you mean shapectl set va egress any --rate 1mbit --name '' --setup-fq?",
 		"set va egress any --burts 64kb":                    "set: unknown flag --burts; did you mean --burst?",
 		"set va egress any --port 53":                       "set: unknown flag --port; rules match addresses only",
+		"set --plan gold --rate 1mbit":                      "set: unknown flag --plan; plans are in the policy file: change it there",
 		"show --port 53":                                    "did you mean --sort?",
 		"top":                                               "did you mean 'shapectl show --sort use --top 10'?",
 		"set va egress any --cri=1mbit":                     "did you mean --cir?",
