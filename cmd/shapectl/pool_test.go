@@ -132,6 +132,7 @@ func TestShowPools(t *testing.T) {
 		"show va":                  rules + ", va ingress 10.0.0.7/32",
 		"show ::/0":                "va egress 2001:db8:7::/48",
 		"show va --tree":           "pool ap-1, pool uplink, " + rules + ", va ingress 10.0.0.7/32",
+		"show --tree --top 1":      "pool ap-1, pool uplink, va egress 10.0.0.7/32, va ingress 10.0.0.7/32",
 		"show alice --tree":        "pool ap-1, pool uplink, va egress 10.0.0.7/32",
 		"show --shadow":            "",
 		"pool show":                "pool ap-1, pool uplink",
@@ -147,7 +148,7 @@ func TestShowPools(t *testing.T) {
 	for args, says := range map[string]string{
 		"pool show ap-2":         "there is no pool ap-2; 'shapectl pool show' lists the pools",
 		"pool show ap-1 more":    "takes",
-		"show --tree --wide":     "leave --wide and --top out",
+		"show --tree --wide":     "--tree has columns of its own; leave --wide out",
 		"show --tree --buckets":  "give one of them",
 		"set ap-1 --rate 1mbit":  "no rule has that name, but a pool does; write 'shapectl pool set ap-1'",
 		"delete ap-1":            "no rule has that name, but a pool does; write 'shapectl pool delete ap-1'",

@@ -138,6 +138,15 @@ func (e *env) print(answer any, text func(io.Writer) error) error {
 	return text(e.out)
 }
 
+// sentences writes a line for each rule, folded for a terminal.
+func (e *env) sentences(rules report.Rules) func(io.Writer) error {
+	width := 0
+	if e.outIsScreen {
+		width = e.columns
+	}
+	return func(w io.Writer) error { return rules.Sentences(w, width) }
+}
+
 // missing are errors about a missing permission or kernel feature.
 var missing = []error{
 	fs.ErrPermission, ebpf.ErrNotSupported, loader.ErrNoTCX, program.ErrPerfmon, loader.ErrNoClsact, fq.ErrNoFQ, fq.ErrNoIfb,
