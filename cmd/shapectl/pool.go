@@ -79,6 +79,9 @@ func (e *env) setPool(name string, limit limitFlags) error {
 			return e.changePool(n, &have, limit)
 		}
 		pool, err := limit.Pool(name)
+		if above, _ := findPool(n, string(limit.Within)); err != nil && !limit.given("rate") && above.Pool {
+			return inputf("a new pool needs a rate of its own; for all that pool %s has, give --rate %v", plain.Line(above.Label.Name), above.Rate)
+		}
 		if err != nil {
 			return inputError(err)
 		}

@@ -71,6 +71,9 @@ func TestPoolSet(t *testing.T) {
 		"pool set":                                    "takes 'shapectl pool set NAME [flags]'",
 		"pool set new":                                "what to set is missing",
 		"pool set new --share member":                 "rate is missing",
+		"pool set new --within uplink":                "a new pool needs a rate of its own; for all that pool uplink has, give --rate 200mbit",
+		"pool set ap-1 --rate unlimited":              "a pool always has a rate",
+		"pool set ap-1 --rate none":                   "a pool always has a rate",
 		"pool set none --rate 1mbit":                  "cannot be called none",
 		"pool set new --rate 1mbit --within ap-2":     "there is no pool ap-2; did you mean ap-1?",
 		"pool set new --rate 1mbit --within z":        "there is no pool z; make it first: 'shapectl pool set --rate RATE z'",
@@ -418,4 +421,23 @@ func TestSetConfirm(t *testing.T) {
 	r.refused(exitInput, "--confirm 1ms is out of range", "set", "alice", "--rate", "70mbit", "--confirm", "1ms")
 	r.ok("set", "vb", "egress", "10.0.0.7", "--rate", "1mbit")
 	r.refused(exitInput, "match the other address", "set", "vb", "egress", "10.0.0.7", "--rate", "1mbit", "--match", "src", "--confirm", "1h")
+}
+
+// Without a device, ask finds the only rules that match, or lists the commands.
+func TestAskAddress(t *testing.T) {
+	r := newPoolRig(t)
+	if a := r.asked("10.0.0.7 egress"); a.Device != "va" || a.Direction != "egress" || *a.Rule != "10.0.0.7/32" {
+		t.Errorf("%+v", a)
+	}
+	if a := r.asked("2001:db8:7::1"); a.Device != "va" || a.Direction != "egress" || *a.Rule != "2001:db8:7::/48" {
+		t.Errorf("%+v", a)
+	}
+	for args, says := range map[string]string{
+		"10.0.0.7":         "rules match the address in several places; write 'shapectl ask va egress 10.0.0.7' or 'shapectl ask va ingress 10.0.0.7'",
+		"10.0.0.8 egress":  "no rule matches the address, so nothing limits it; 'shapectl show' lists all rules",
+		"va egress":        "is not an address",
+		"10.0.0.7 upwards": "direction \"upwards\" is unknown",
+	} {
+		r.refused(exitInput, says, append([]string{"ask"}, strings.Fields(args)...)...)
+	}
 }

@@ -186,6 +186,7 @@ destination. Ingress rules limit packets that enter it, by their source. Rules s
 			return nil
 		},
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		PersistentPreRun:  func(cmd *cobra.Command, _ []string) { e.noteRates(cmd) },
 		RunE: func(*cobra.Command, []string) error {
 			if wantsVersion {
 				return version.RunE(version, nil)

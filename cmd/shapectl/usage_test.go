@@ -90,6 +90,16 @@ func TestWarningsInJSON(t *testing.T) {
 		!strings.HasPrefix(fmt.Sprint(told[0]["warning"]), "left out, as these devices do not exist: gone") {
 		t.Errorf("%+v", got)
 	}
+	small := r.policy("devices: {va: {egress: {10.0.0.0/24: 9500}}}\n")
+	got = r.run("diff", "-j", small)
+	told = objects(t, got.err)
+	if len(told) != 1 || told[0]["warning"] != "rate 9500 without a unit is 9500 bit/s; for kbit write 9500kbit" || told[0]["column"] != float64(38) {
+		t.Errorf("%+v", got)
+	}
+	if got = r.run("set", "va", "egress", "10.0.0.7", "--rate", "9500"); got.code != exitDone ||
+		got.err != "note: --rate 9500 without a unit is 9500 bit/s; for kbit write 9500kbit\n" {
+		t.Errorf("%+v", got)
+	}
 	bad := r.policy("devices: 7\n")
 	got = r.run("apply", "-j", bad, "--last-good", r.policy("devices: {}\n"))
 	told = objects(t, got.err)
