@@ -358,9 +358,9 @@ func confirmCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "confirm",
 		Short: "Confirm a pending change",
-		Long: `Confirm a pending change: keep the policy that 'shapectl apply --confirm' applied.
+		Long: `Confirm a pending change: keep what 'shapectl apply --confirm', or set or pool set with --confirm, changed.
 
-If the last apply needs no confirmation any more, confirm says so and succeeds.`,
+If the last change needs no confirmation any more, confirm says so and succeeds.`,
 		Example: `  shapectl apply policy.yaml --confirm 60s
   shapectl confirm`,
 		Args: args(0, 0),
@@ -386,7 +386,7 @@ func rollbackCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "rollback",
 		Short: "Return to the previous policy",
-		Long: `Return to the rules from before the last 'shapectl apply' that changed something.
+		Long: `Return to the rules from before the last 'shapectl apply', or change with --confirm, that changed something.
 
 The change may be confirmed or not. All devices switch back at one moment, and keep counters and the levels of
 buckets. The answer says when the change was made.

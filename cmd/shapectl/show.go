@@ -51,9 +51,9 @@ is USE in percent of the rate, if a rule has one bucket. DROPPED is a share of p
 is the share of packets that were excess or delayed. With --shadow, use, dropped and excess all sort by WOULD DROP.
 With --buckets, FULL is LEVEL in percent of what the bucket and its queue can hold. It is more than 100 % while a
 penalty keeps the bucket full, after a packet larger than the bucket, and while --excess ecn marks packets.
-With --tree, each pool comes with all that is within it. --sort and --top then order and count what is in each pool.
-On a narrow screen, columns are left out, which a line below names. BORROWED is what passed beyond a guarantee. Columns
-without values are left out. An argument that matches no device and no rule is an error (exit code 1).
+With --tree, each pool comes with all that is within it, in the order of --sort; --top counts in each pool. BORROWED
+is what passed beyond a guarantee. Columns without values are left out, and on a narrow screen also others, which a
+line below names. An argument that matches no device and no rule is an error (exit code 1).
 
 any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patterns'.`,
 		Example: `  shapectl show eth0

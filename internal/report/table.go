@@ -302,7 +302,7 @@ func (t Table) columns(rows []row) []column {
 		name.head = "POOL"
 		place.cell, place.short = func(*row) string { return "" }, nil
 	}
-	within := column{head: "WITHIN", cell: func(r *row) string { return plain.Line(r.Within) }, cut: always}
+	within := column{head: "WITHIN", cell: func(r *row) string { return plain.Line(r.Within) }, cut: always, least: leastPool}
 	columns := []column{name, place, text("NETWORK", (*row).network), plan, text("BY", (*row).matchedBy), within, rate,
 		figure("GUARANTEE", true, func(r *row) string {
 			return optional(r.GuaranteeBits, func(bits uint64) string { return policy.Rate(bits).String() })
@@ -365,8 +365,11 @@ func namesSayMore(rows []row) bool {
 	return len(there) == len(rows)
 }
 
-// leastName is more than leastCut, so that names can be told apart.
-const leastName = 20
+// These are more than leastCut, so that names can be told apart.
+const (
+	leastName = 20
+	leastPool = 15
+)
 
 // where is the device and the direction, as commands take them.
 func (r *Rule) where() string { return strings.TrimSpace(plain.Line(r.Device) + " " + r.Direction) }

@@ -104,9 +104,9 @@ func TestNarrow(t *testing.T) {
 	_, one := subscribers("eth0").Split()
 	table := Table{Rules: one, Of: len(one), Width: 80}
 	same(t, "one device", text(t, table.Text), `
-NAME                     DIR      NETWORK          WITHIN          RATE   PASSED
-School Oak Hill, 3rd...  egress   2001:db8:2::/56  Mast Oak ...  20mbit  3.00 MB
-School Oak Hill, 3rd...  ingress  2001:db8:2::/56  Mast Oak ...  20mbit  3.00 MB
+NAME                  DIR      NETWORK          WITHIN             RATE   PASSED
+School Oak Hill, ...  egress   2001:db8:2::/56  Mast Oak Hil...  20mbit  3.00 MB
+School Oak Hill, ...  ingress  2001:db8:2::/56  Mast Oak Hil...  20mbit  3.00 MB
 all rules: eth0
 not shown in 80 columns: PLAN, GUARANTEE
 `)
