@@ -121,7 +121,8 @@ func (e *env) setNamed(of ruleName, limit limitFlags) error {
 		case found.similar != "":
 			return inputf("no %s has that name; did you mean %s?", of.rule(), plain.Line(found.similar))
 		case found.hooks == nil:
-			if err := e.noRuleBut(n, "set", of); err != nil {
+			flags, _ := limit.split()
+			if err := e.noRuleBut(n, "set"+flags, of); err != nil {
 				return err
 			}
 			return inputf("no %s has that name; %s lists the names", of.rule(), e.suggest("show --sort name"))
@@ -161,27 +162,10 @@ func (e *env) setNamed(of ruleName, limit limitFlags) error {
 // setOwnPool changes the pool of rules that have no rate of their own, if nothing else draws from it: whoever gives the
 // name of these rules a rate means one rate for all of them. It reports whether it did.
 func (e *env) setOwnPool(n *loader.Namespace, found search, limit limitFlags) (done bool, err error) {
-	var ofPool, ofRules []string // the flags
-	ofBucket := false
-	for _, o := range policy.Options {
-		switch {
-		case !limit.has(o):
-		case o.RuleOnly || o.Label:
-			ofRules = append(ofRules, "--"+o.Name)
-		default:
-			ofPool = append(ofPool, "--"+o.Name+" "+plain.Word(o.Value(&limit.Limit).String()))
-			ofBucket = ofBucket || o.LimitedOnly || o.Name == "rate" || o.Name == "algorithm"
-		}
-	}
-	for _, name := range []string{"match", "shadow"} {
-		if limit.given(name) {
-			ofRules = append(ofRules, "--"+name)
-		}
-	}
+	flags, ofRules := limit.split()
 	var pools, commands []string
 	var first string // a rule without a rate
 	rules, without := 0, 0
-	flags := strings.Join(ofPool, " ")
 	for _, h := range found.hooks {
 		for _, r := range h.rules {
 			pool := string(r.Within)
@@ -191,24 +175,26 @@ func (e *env) setOwnPool(n *loader.Namespace, found search, limit limitFlags) (d
 			if without++; slices.Contains(pools, pool) {
 				continue
 			}
-			pools, commands = append(pools, pool), append(commands, e.suggest("pool set "+flags, pool))
+			pools, commands = append(pools, pool), append(commands, e.suggest("pool set"+flags, pool))
 			if first == "" {
-				first = e.suggest("set --within "+plain.Word(pool)+" "+flags, h.Name(), h.Direction.String(), r.Prefix.String())
+				first = e.suggest("set --within "+plain.Word(pool)+flags, h.Name(), h.Direction.String(), r.Prefix.String())
 			}
 		}
 	}
-	if ofPool == nil || without == 0 {
+	if flags == "" || without == 0 {
 		return false, nil
 	}
 	if len(pools) == 1 && without == rules && len(n.Within(pools[0])) == rules {
 		pool, _ := findPool(n, pools[0])
-		if ofRules != nil {
-			return false, inputf("%s is for the rules, and %s for their pool %s; give them in two commands; nothing was changed",
-				ofRules[0], flags, plain.Line(pools[0]))
+		if ofRules != "" {
+			return false, inputf("%s is for the rules, and%s for their pool %s; give them in two commands; nothing was changed",
+				ofRules, flags, plain.Line(pools[0]))
 		}
 		return true, e.changePool(n, &pool, limit)
 	}
-	if !ofBucket {
+	if !slices.ContainsFunc(policy.Options, func(o *policy.Option) bool {
+		return limit.has(o) && !o.RuleOnly && (o.LimitedOnly || o.Name == "rate" || o.Name == "algorithm")
+	}) {
 		return false, nil
 	}
 	why := "other rules or pools, too, are within pool " + plain.Line(pools[0])

@@ -153,7 +153,7 @@ func TestShowPools(t *testing.T) {
 		"pool show ap-1 more":    "takes",
 		"show --tree --wide":     "--tree has columns of its own; leave --wide out",
 		"show --tree --buckets":  "give one of them",
-		"set ap-1 --rate 1mbit":  "no rule has that name, but a pool does; write 'shapectl pool set ap-1'",
+		"set ap-1 --rate 1mbit":  "no rule has that name, but a pool does; write 'shapectl pool set --rate 1mbit ap-1'",
 		"delete ap-1":            "no rule has that name, but a pool does; write 'shapectl pool delete ap-1'",
 		"set va egress 10.0.0.9": "--rate is missing",
 		"set va egress 10.0.0.9 --within ap-1 --guarantee 16mbit": "add up to 21mbit",
@@ -395,6 +395,18 @@ func TestSetNamedWithOwnPool(t *testing.T) {
 	r.refused(exitInput, "only some rules with this name have a rate of their own, and the others that of pool home", "set", "alice", "--rate", "9mbit")
 	r.prints("va ingress: 10.0.0.7 (\"alice\") gets 9mbit (1.125 MB/s), burst 337.5 kB (300 ms), within pool \"home\"; excess is dropped (gcra)\n",
 		"set", "alice", "ingress", "--rate", "9mbit")
+}
+
+// The first rule or pool of a namespace leaves nothing if it is reverted.
+func TestFirstSetConfirm(t *testing.T) {
+	r := newRig(t)
+	for _, args := range []string{"pool set ap-1 --rate 1mbit", "set va egress 10.0.0.9 --rate 1mbit"} {
+		r.ok(append(strings.Fields(args), "--confirm", "1h")...)
+		r.ok("rollback")
+		if pins := r.pins(); len(pins) > 0 {
+			t.Errorf("%s, reverted: %v", args, pins)
+		}
+	}
 }
 
 // A change by set reverts as one by apply does.

@@ -175,3 +175,14 @@ func TestBorrowed(t *testing.T) {
 		}
 	}
 }
+
+// Sentences are folded at spaces.
+func TestSentencesFolded(t *testing.T) {
+	all := Rules{shown("eth0", policy.Egress, "10.0.0.9/32", 1e6, nil)}
+	same(t, "a line", text(t, func(w io.Writer) error { return all.Sentences(w, 0) }),
+		"eth0 egress: 10.0.0.9 gets 1mbit (125 kB/s), burst 131.1 kB (1.049 s); excess is dropped (gcra)\n")
+	same(t, "a narrow screen", text(t, func(w io.Writer) error { return all.Sentences(w, 50) }), `
+eth0 egress: 10.0.0.9 gets 1mbit (125 kB/s), burst
+    131.1 kB (1.049 s); excess is dropped (gcra)
+`)
+}
