@@ -26,7 +26,7 @@ func (l *limitFlags) any() bool {
 // has reports whether an option was given.
 func (l *limitFlags) has(o *policy.Option) bool { return l.given(o.Name) }
 
-// split returns the flags that were given and that a pool can have, each after a space, and the name of one that it cannot have.
+// split returns the flags that were given and that a pool can have, each after a space, and one that it cannot have.
 func (l *limitFlags) split() (ofPool, ofRules string) {
 	for _, o := range policy.Options {
 		switch {
@@ -37,10 +37,11 @@ func (l *limitFlags) split() (ofPool, ofRules string) {
 			ofPool += " --" + o.Name + " " + plain.Word(cmp.Or(o.Value(&l.Limit).String(), "none"))
 		}
 	}
-	for _, name := range []string{"match", "shadow"} {
-		if l.given(name) {
-			ofRules = "--" + name
-		}
+	if l.given("shadow") {
+		ofPool += " --shadow LIMIT"
+	}
+	if l.given("match") {
+		ofRules = "--match"
 	}
 	return ofPool, ofRules
 }
@@ -73,11 +74,11 @@ func (l *limitFlags) over(have *policy.Rule, l2Bytes uint8) (policy.Rule, error)
 			o.Reset(&limit)
 		}
 	}
-	if have.Pool {
-		return limit.Pool(have.Label.Name)
-	}
 	if l.given("shadow") || unlimited {
 		limit.Shadow = l.Shadow
+	}
+	if have.Pool {
+		return limit.Pool(have.Label.Name)
 	}
 	rule, err := limit.Rule(have.Prefix, l2Bytes)
 	rule.Label.Plan = have.Label.Plan
@@ -122,6 +123,7 @@ func (l *limitFlags) addLabel(f *pflag.FlagSet) {
 // addPool adds the flags of a pool, whose name is an argument.
 func (l *limitFlags) addPool(f *pflag.FlagSet) {
 	l.addOptions(f, func(o *policy.Option) bool { return !o.RuleOnly && o.Name != "name" })
+	l.addShadow(f)
 }
 
 // optionGroups are the titles of flags in help. Those of other options are under otherFlagsTitle.
@@ -157,7 +159,7 @@ func (l *limitFlags) addShadow(f *pflag.FlagSet) {
 		l.Shadow, err = policy.ParseShadow(s)
 		return err
 	}}
-	once(f, shadow, "shadow", "limit that only counts: rate=5mbit,each=host")
+	once(f, shadow, "shadow", "limit that only counts, such as rate=5mbit")
 }
 
 // tinyRule is the rule of the limit for a network. Its capacity may be less than a full packet. The limit must have a rate.

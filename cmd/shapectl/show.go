@@ -177,7 +177,7 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 		case o.tree:
 			return rules.Tree(w, found, e.columns)
 		case o.shadows:
-			return rules.Shadows(w, of, e.columns)
+			return rules.Shadows(w, of+ofPools, e.columns)
 		case o.buckets:
 			return rules.BucketsText(w, of, e.columns)
 		case o.sentences:
