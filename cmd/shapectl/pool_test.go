@@ -405,6 +405,9 @@ func TestSetNamedWithOwnPool(t *testing.T) {
 			t.Errorf("a rule of alice: %+v", row)
 		}
 	}
+	if out := r.ok("set", "alice", "--shadow", "rate=5mbit"); strings.Count(out, "\n") != 1 || !strings.Contains(out, `shadow: pool "home" gets 5mbit`) {
+		t.Errorf("a shadow: %s", out)
+	}
 	r.refused(exitInput, "--fail is for the rules, and --rate 70mbit for their pool home", "set", "alice", "--rate", "70mbit", "--fail", "closed")
 	if out := r.ok("set", "alice", "--fail", "closed"); strings.Count(out, `is limited only by pool "home"; what cannot be metered is dropped`) != 2 {
 		t.Errorf("an option of rules: %s", out)
