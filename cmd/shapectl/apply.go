@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"sort"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/lastgood"
@@ -28,7 +30,6 @@ const (
 
 type applyOptions struct {
 	file       string
-	confirm    time.Duration
 	lastGood   string
 	absentOK   bool
 	allowEmpty bool
@@ -64,8 +65,6 @@ instead, with exit code 4. If there is no FILE, apply fails and changes nothing.
 		RunE: func(cmd *cobra.Command, given []string) error {
 			o.file = given[0]
 			switch set := cmd.Flags().Changed; {
-			case set("confirm") && (o.confirm < leastConfirm || o.confirm > maxConfirm):
-				return inputf("apply: --confirm %v is out of range; use %v to %v", o.confirm, leastConfirm, maxConfirm)
 			case set("confirm") && set("last-good"):
 				return inputf("apply: a policy that is not confirmed is not known to be good; leave --confirm or --last-good out")
 			case set("last-good") && (o.lastGood == "" || o.file == "-"):
@@ -79,13 +78,36 @@ instead, with exit code 4. If there is no FILE, apply fails and changes nothing.
 			return e.apply(o)
 		},
 	}
-	cmd.Flags().Var(duration(&o.confirm), "confirm", "revert after this `time` (60s, 5m) unless confirmed")
+	e.addConfirm(cmd.Flags())
 	cmd.Flags().StringVar(&o.lastGood, "last-good", "", "keep a copy in this `file`; use it if FILE is not valid")
 	e.addSetupFQ(cmd.Flags())
 	cmd.Flags().BoolVar(&o.absentOK, "absent-ok", false, "exit code 0 even if devices do not exist")
 	cmd.Flags().BoolVar(&o.allowEmpty, "allow-empty", false, "remove all rules if no device of FILE exists")
 	cmd.Flags().BoolVarP(&o.verbose, "verbose", "v", false, "list the devices that changed")
 	return cmd
+}
+
+// addConfirm adds --confirm.
+func (e *env) addConfirm(f *pflag.FlagSet) {
+	confirm := duration(&e.confirm)
+	parse := confirm.set
+	confirm.set = func(s string) error {
+		err := parse(s)
+		if err == nil && (e.confirm < leastConfirm || e.confirm > maxConfirm) {
+			err = fmt.Errorf("confirm %v is out of range; use %v to %v", e.confirm, leastConfirm, maxConfirm)
+		}
+		return err
+	}
+	f.Var(confirm, "confirm", "revert after this `time` (60s, 5m) unless confirmed")
+}
+
+// pending is when the change that was made now reverts; 0 for never.
+func (e *env) pending(n *loader.Namespace, doing string, done []loader.Applied) (until uint64, err error) {
+	until, expired, err := n.PendingChange()
+	if err == nil && e.confirm > 0 && done != nil && expired != 0 {
+		err = e.degraded("%s: the change was reverted: it took longer than the %v of --confirm", doing, e.confirm)
+	}
+	return until, err
 }
 
 // patience is how long reading a file may take: a FIFO may have no end.
@@ -216,7 +238,7 @@ func (e *env) apply(o applyOptions) error {
 			}
 		}
 		ready := progress{to: e.screen, what: "rules ready", begun: time.Now()}
-		done, err := n.Apply(want, loader.ApplyOptions{Confirm: o.confirm, Progress: func(rules, of int) {
+		done, err := n.Apply(want, loader.ApplyOptions{Confirm: e.confirm, Progress: func(rules, of int) {
 			ready.of = int64(of)
 			ready.set(int64(rules))
 		}})
@@ -224,12 +246,9 @@ func (e *env) apply(o applyOptions) error {
 		if err != nil {
 			return err
 		}
-		pending, expired, err := n.PendingChange()
+		pending, err := e.pending(n, "apply "+f.Path, done)
 		if err != nil {
 			return err
-		}
-		if o.confirm > 0 && done != nil && expired != 0 {
-			return e.degraded("apply %s: the change was reverted: it took longer than the %v of --confirm", f.Path, o.confirm)
 		}
 		devices, err := policyDevices() // some may have come or gone
 		if err != nil {
@@ -237,7 +256,7 @@ func (e *env) apply(o applyOptions) error {
 		}
 		err = e.applied(report.Applied{
 			Hooks: hooksChanged(done), Pools: poolsChanged(done), Absent: f.Absent(devices), Unmatched: f.Unmatched(devices),
-			RevertsInNS: ahead(pending), NoTimer: o.confirm > 0 && pending == 0, Verbose: o.verbose, Confirm: e.suggest("confirm"),
+			RevertsInNS: ahead(pending), NoTimer: e.confirm > 0 && pending == 0, Verbose: o.verbose, Confirm: e.suggest("confirm"),
 		}, o.absentOK)
 		for _, d := range done {
 			if lacks := e.queued(n, d.Device, d.Hook); err == nil {
@@ -301,7 +320,7 @@ func hooksChanged(done []loader.Applied) []report.HookChange {
 			Upgraded: d.Hook.Upgraded, Reattached: d.Hook.Reattached,
 		})
 	}
-	slices.SortStableFunc(hooks, func(a, b report.HookChange) int { return report.Natural(a.Device, b.Device) })
+	sort.SliceStable(hooks, func(i, j int) bool { return report.Natural(hooks[i].Device, hooks[j].Device) < 0 })
 	return hooks
 }
 
@@ -340,9 +359,9 @@ func confirmCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "confirm",
 		Short: "Confirm a pending change",
-		Long: `Confirm a pending change: keep the policy that 'shapectl apply --confirm' applied.
+		Long: `Confirm a pending change: keep what 'shapectl apply --confirm', or set or pool set with --confirm, changed.
 
-If the last apply needs no confirmation any more, confirm says so and succeeds.`,
+If the last change needs no confirmation any more, confirm says so and succeeds.`,
 		Example: `  shapectl apply policy.yaml --confirm 60s
   shapectl confirm`,
 		Args: args(0, 0),
@@ -368,7 +387,7 @@ func rollbackCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "rollback",
 		Short: "Return to the previous policy",
-		Long: `Return to the rules from before the last 'shapectl apply' that changed something.
+		Long: `Return to the rules from before the last 'shapectl apply', or change with --confirm, that changed something.
 
 The change may be confirmed or not. All devices switch back at one moment, and keep counters and the levels of
 buckets. The answer says when the change was made.

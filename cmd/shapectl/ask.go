@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -19,32 +20,42 @@ import (
 func askCommand(e *env) *cobra.Command {
 	var p packetFlags
 	cmd := &cobra.Command{
-		Use:   "ask DEV ingress|egress ADDRESS [flags]",
+		Use:   "ask DEV ingress|egress ADDRESS | ADDRESS [ingress|egress] [flags]",
 		Short: "Ask whether a packet would pass now",
 		Long: `Ask whether a packet to or from an address would pass now, and how long it would wait.
 
 The answer has the rule, the level of its bucket and of the pools above, and the delay of the packet or the time
 until it would conform. It names the pool that would refuse the packet. Nothing is charged or changed.
 
+Without DEV, rules must match the address on one device and in one direction only; else the error lists what to ask.
+
 Give --flow where each flow has a bucket or a share. With --order sparse-first, the answer without --flow is about a
 flow that already has packets in the queue.`,
-		Example: `  shapectl ask eth0 egress 10.0.0.7
+		Example: `  shapectl ask 10.0.0.7 egress
+  shapectl ask eth0 egress 10.0.0.7
   shapectl ask eth0 egress 10.0.0.7 --flow udp,192.0.2.1:5000,10.0.0.7:53`,
-		Args:              args(3, 3),
+		Args:              args(1, 3),
 		ValidArgsFunction: e.completeRule,
 		RunE: func(cmd *cobra.Command, given []string) error {
-			where, err := parseFilter("ask", given[:2])
+			words, what := given, given[0]
+			if len(given) == 3 {
+				words, what = given[:2], given[2]
+			}
+			where, err := parseFilter("ask", words)
 			if err != nil {
 				return err
 			}
-			address, err := parseAddress(cmd, given[2])
+			address, err := parseAddress(cmd, what)
 			if err != nil {
 				return err
 			}
 			if err := p.parse(cmd); err != nil {
 				return err
 			}
-			return e.ask(where.device, *where.direction, address, p)
+			if len(given) < 3 {
+				where.device = ""
+			}
+			return e.ask(where, address, p)
 		},
 	}
 	cmd.Flags().Var(byteCount(&p.bytes), "bytes", "length at layer 2 (default: a full packet of the device)")
@@ -83,9 +94,41 @@ func parseAddress(cmd *cobra.Command, s string) (netip.Addr, error) {
 	return a, nil
 }
 
-func (e *env) ask(name string, d policy.Direction, address netip.Addr, p packetFlags) error {
-	doing := fmt.Sprintf("ask for %s on %s %s", address, plain.Line(name), d)
+// onlyHook makes the filter that of the only hook with rules for an address.
+func (e *env) onlyHook(n *loader.Namespace, where *filterRules, address netip.Addr) error {
+	hooks, err := where.hooks(n)
+	defer loader.CloseHooks(hooks)
+	if err != nil {
+		return err
+	}
+	var commands []string
+	for _, h := range hooks {
+		if _, found := h.Set.Match(address); found {
+			commands = append(commands, e.suggest("ask", h.Name(), h.Direction.String(), address.String()))
+			where.device, where.direction = h.Name(), &h.Direction
+		}
+	}
+	switch len(commands) {
+	case 0:
+		return inputf("no rule matches the address, so nothing limits it; %s lists all rules", e.suggest("show"))
+	case 1:
+		return nil
+	}
+	return inputf("rules match the address in several places; write %s", strings.Join(commands, " or "))
+}
+
+func (e *env) ask(where filterRules, address netip.Addr, p packetFlags) error {
+	doing := fmt.Sprintf("ask for %s", address)
+	if where.device != "" {
+		doing += fmt.Sprintf(" on %s %s", plain.Line(where.device), where.direction)
+	}
 	return e.with(loader.Read, doing, func(n *loader.Namespace) error {
+		if where.device == "" {
+			if err := e.onlyHook(n, &where, address); err != nil {
+				return err
+			}
+		}
+		name, d := where.device, *where.direction
 		h, err := n.Find(name, d)
 		if err != nil {
 			return err

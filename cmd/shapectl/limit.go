@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 
 	"github.com/spf13/pflag"
 
+	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -23,6 +25,26 @@ func (l *limitFlags) any() bool {
 
 // has reports whether an option was given.
 func (l *limitFlags) has(o *policy.Option) bool { return l.given(o.Name) }
+
+// split returns the flags that were given and that a pool can have, each after a space, and one that it cannot have.
+func (l *limitFlags) split() (ofPool, ofRules string) {
+	for _, o := range policy.Options {
+		switch {
+		case !l.has(o):
+		case o.RuleOnly || o.Label:
+			ofRules = "--" + o.Name
+		default:
+			ofPool += " --" + o.Name + " " + plain.Word(cmp.Or(o.Value(&l.Limit).String(), "none"))
+		}
+	}
+	if l.given("shadow") {
+		ofPool += " --shadow LIMIT"
+	}
+	if l.given("match") {
+		ofRules = "--match"
+	}
+	return ofPool, ofRules
+}
 
 // over returns a rule with the options that were given. It keeps the others, but for those that
 // have no use beside these. A burst and a queue last as long at another rate.

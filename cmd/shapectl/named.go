@@ -3,6 +3,8 @@ package main
 import (
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
@@ -119,12 +121,16 @@ func (e *env) setNamed(of ruleName, limit limitFlags) error {
 		case found.similar != "":
 			return inputf("no %s has that name; did you mean %s?", of.rule(), plain.Line(found.similar))
 		case found.hooks == nil:
-			if err := e.noRuleBut(n, "set", of); err != nil {
+			flags, _ := limit.split()
+			if err := e.noRuleBut(n, "set"+flags, of); err != nil {
 				return err
 			}
 			return inputf("no %s has that name; %s lists the names", of.rule(), e.suggest("show --sort name"))
 		}
 		if err := e.checkWithin(n, limit); err != nil {
+			return err
+		}
+		if done, err := e.setOwnPool(n, found, limit); done || err != nil {
 			return err
 		}
 		var tables []policy.Table
@@ -153,11 +159,66 @@ func (e *env) setNamed(of ruleName, limit limitFlags) error {
 	})
 }
 
+// setOwnPool changes the pool of rules that have no rate of their own, if nothing else draws from it: whoever gives the
+// name of these rules a rate means one rate for all of them. It reports whether it did.
+func (e *env) setOwnPool(n *loader.Namespace, found search, limit limitFlags) (done bool, err error) {
+	flags, ofRules := limit.split()
+	var pools, commands []string
+	var first string // a rule without a rate
+	rules, without := 0, 0
+	for _, h := range found.hooks {
+		for _, r := range h.rules {
+			pool := string(r.Within)
+			if rules++; r.Rate != policy.Unlimited || pool == "" {
+				continue
+			}
+			if without++; slices.Contains(pools, pool) {
+				continue
+			}
+			pools, commands = append(pools, pool), append(commands, e.suggest("pool set"+flags, pool))
+			if first == "" {
+				first = e.suggest("set --within "+plain.Word(pool)+flags, h.Name(), h.Direction.String(), r.Prefix.String())
+			}
+		}
+	}
+	if flags == "" || without == 0 {
+		return false, nil
+	}
+	if len(pools) == 1 && without == rules && len(n.Within(pools[0])) == rules {
+		pool, _ := findPool(n, pools[0])
+		if ofRules != "" {
+			return false, inputf("%s is for the rules, and%s for their pool %s; give them in two commands; nothing was changed",
+				ofRules, flags, plain.Line(pools[0]))
+		}
+		return true, e.changePool(n, &pool, limit)
+	}
+	if !slices.ContainsFunc(policy.Options, func(o *policy.Option) bool {
+		return limit.has(o) && !o.RuleOnly && (o.LimitedOnly || o.Name == "rate" || o.Name == "algorithm")
+	}) {
+		return false, nil
+	}
+	why := "other rules or pools, too, are within pool " + plain.Line(pools[0])
+	switch {
+	case len(pools) > 1:
+		why = "rules with this name are in several pools"
+	case without < rules:
+		why = "only some rules with this name have a rate of their own, and the others that of pool " + plain.Line(pools[0])
+	}
+	return false, inputf("%s; nothing was changed; write %s for a whole pool, or %s for one rule", why, strings.Join(commands, " or "), first)
+}
+
 // put sets the rules of tables beside the others of their devices, and describes them.
 func (e *env) put(n *loader.Namespace, tables ...policy.Table) error {
-	done, err := n.PutTogether(tables...)
+	done, err := n.PutTogether(e.confirm, tables...)
 	if err != nil {
 		return err
+	}
+	until, err := e.pending(n, "set", done)
+	if err != nil {
+		return err
+	}
+	if e.confirm > 0 && until == 0 {
+		e.say("shapectl: nothing was changed, so there is nothing to confirm, and nothing reverts")
 	}
 	for _, d := range done {
 		if d.Hook.Upgraded {
@@ -183,7 +244,7 @@ func (e *env) put(n *loader.Namespace, tables ...policy.Table) error {
 		}
 		set = append(set, found...)
 	}
-	err = e.print(set, set.Sentences)
+	err = e.print(set, e.sentences(set))
 	for _, d := range done {
 		if lacks := e.queued(n, d.Device, d.Hook); err == nil {
 			err = lacks

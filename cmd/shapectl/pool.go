@@ -62,6 +62,7 @@ rate, a burst or queue lasts as long as before.`,
 		},
 	}
 	limit.addPool(cmd.Flags())
+	e.addConfirm(cmd.Flags())
 	e.addSetupFQ(cmd.Flags())
 	groupFlags(cmd.Flags(), queueFlagsTitle, "setup-fq")
 	must(cmd.RegisterFlagCompletionFunc("within", e.completeWithin))
@@ -69,16 +70,17 @@ rate, a burst or queue lasts as long as before.`,
 }
 
 func (e *env) setPool(name string, limit limitFlags) error {
-	return e.with(loader.Write, "set pool "+plain.Line(name), func(n *loader.Namespace) (err error) {
+	return e.with(loader.Write, "set pool "+plain.Line(name), func(n *loader.Namespace) error {
 		if err := e.checkWithin(n, limit); err != nil {
 			return err
 		}
-		var pool policy.Rule
 		have, found := findPool(n, name)
 		if found {
-			pool, err = limit.over(&have, 0)
-		} else {
-			pool, err = limit.Pool(name)
+			return e.changePool(n, &have, limit)
+		}
+		pool, err := limit.Pool(name)
+		if above, _ := findPool(n, string(limit.Within)); err != nil && !limit.given("rate") && above.Pool {
+			return inputf("a new pool needs a rate of its own; for all that pool %s has, give --rate %v", plain.Line(above.Label.Name), above.Rate)
 		}
 		if err != nil {
 			return inputError(err)
@@ -86,16 +88,22 @@ func (e *env) setPool(name string, limit limitFlags) error {
 		if err := e.put(n, policy.Table{Rules: []policy.Rule{pool}}); err != nil {
 			return err
 		}
-		return e.hintAtNew(n, name, found)
+		return e.hintAtNew(n, name)
 	})
+}
+
+// changePool changes a pool in the options that were given.
+func (e *env) changePool(n *loader.Namespace, have *policy.Rule, limit limitFlags) error {
+	pool, err := limit.over(have, 0)
+	if err != nil {
+		return inputError(err)
+	}
+	return e.put(n, policy.Table{Rules: []policy.Rule{pool}})
 }
 
 // hintAtNew names the pools whose names go on after that of a new one. Who meant one of them would notice nothing
 // otherwise.
-func (e *env) hintAtNew(n *loader.Namespace, name string, existed bool) error {
-	if existed {
-		return nil
-	}
+func (e *env) hintAtNew(n *loader.Namespace, name string) error {
 	pools, err := e.findRules(n, filterRules{pools: true}, details{})
 	if err != nil {
 		return err

@@ -71,6 +71,9 @@ func TestPoolSet(t *testing.T) {
 		"pool set":                                    "takes 'shapectl pool set NAME [flags]'",
 		"pool set new":                                "what to set is missing",
 		"pool set new --share member":                 "rate is missing",
+		"pool set new --within uplink":                "a new pool needs a rate of its own; for all that pool uplink has, give --rate 200mbit",
+		"pool set ap-1 --rate unlimited":              "a pool always has a rate",
+		"pool set ap-1 --rate none":                   "a pool always has a rate",
 		"pool set none --rate 1mbit":                  "cannot be called none",
 		"pool set new --rate 1mbit --within ap-2":     "there is no pool ap-2; did you mean ap-1?",
 		"pool set new --rate 1mbit --within z":        "there is no pool z; make it first: 'shapectl pool set --rate RATE z'",
@@ -100,7 +103,7 @@ func TestPoolShadow(t *testing.T) {
 		t.Errorf("with another rate, pool set says\n%s, want %q in it", got, of)
 	}
 	r.ok("set", "va", "egress", "0.0.0.0/0", "--within", "up")
-	if got := r.ok("show", "--shadow"); !strings.HasPrefix(got, "RULE  SHADOW  SEEN  WOULD DROP\nup     5mbit     0") {
+	if got := r.ok("show", "--shadow"); !strings.HasPrefix(got, "POOL OR RULE  DEVICE  SHADOW  SEEN  WOULD DROP\nup            pool     5mbit     0") {
 		t.Errorf("show --shadow says\n%s", got)
 	}
 	policy := r.policy(r.ok("export"))
@@ -168,6 +171,7 @@ func TestShowPools(t *testing.T) {
 		"show va":                  rules + ", va ingress 10.0.0.7/32",
 		"show ::/0":                "va egress 2001:db8:7::/48",
 		"show va --tree":           "pool ap-1, pool uplink, " + rules + ", va ingress 10.0.0.7/32",
+		"show --tree --top 1":      "pool ap-1, pool uplink, va egress 10.0.0.7/32, va ingress 10.0.0.7/32",
 		"show alice --tree":        "pool ap-1, pool uplink, va egress 10.0.0.7/32",
 		"show --shadow":            "",
 		"pool show":                "pool ap-1, pool uplink",
@@ -183,9 +187,9 @@ func TestShowPools(t *testing.T) {
 	for args, says := range map[string]string{
 		"pool show ap-2":         "there is no pool ap-2; 'shapectl pool show' lists the pools",
 		"pool show ap-1 more":    "takes",
-		"show --tree --wide":     "leave --wide and --top out",
+		"show --tree --wide":     "--tree has columns of its own; leave --wide out",
 		"show --tree --buckets":  "give one of them",
-		"set ap-1 --rate 1mbit":  "no rule has that name, but a pool does; write 'shapectl pool set ap-1'",
+		"set ap-1 --rate 1mbit":  "no rule has that name, but a pool does; write 'shapectl pool set --rate 1mbit ap-1'",
 		"delete ap-1":            "no rule has that name, but a pool does; write 'shapectl pool delete ap-1'",
 		"set va egress 10.0.0.9": "--rate is missing",
 		"set va egress 10.0.0.9 --within ap-1 --guarantee 16mbit": "add up to 21mbit",
@@ -384,5 +388,107 @@ func TestAskPoolSharedByFlow(t *testing.T) {
 	if p := s.Pools[0]; s.Verdict != "pass" || p.Sharer != "" || p.WithinShare != nil || *p.ActiveSharers != 0 ||
 		!strings.Contains(s.Note, "uplink is shared by flow, which is left out here; try --flow "+flow) {
 		t.Errorf("without a flow: %+v", s)
+	}
+}
+
+// A subscriber with several addresses, which have a pool of their own.
+func newSubscriberRig(t *testing.T) *rig {
+	t.Helper()
+	r := newRig(t)
+	r.ok("pool", "set", "ap-1", "--rate", "100mbit")
+	r.ok("pool", "set", "ap-2", "--rate", "100mbit")
+	r.ok("pool", "set", "home", "--rate", "50mbit", "--within", "ap-1")
+	r.ok("set", "va", "egress", "10.0.0.7", "--within", "home", "--name", "alice")
+	r.ok("set", "va", "egress", "2001:db8:7::/48", "--within", "home", "--name", "alice")
+	return r
+}
+
+// Whoever names all rules of a pool means the pool.
+func TestSetNamedWithOwnPool(t *testing.T) {
+	r := newSubscriberRig(t)
+	r.prints("pool \"home\" gets 60mbit (7.5 MB/s), burst 2.25 MB (300 ms), within pool \"ap-1\"; excess is dropped (gcra)\n",
+		"set", "alice", "--rate", "60mbit")
+	r.prints("pool \"home\" gets 60mbit (7.5 MB/s), burst 750 kB (100 ms), shared fairly by its flows, within pool \"ap-2\"; excess is dropped (gcra)\n",
+		"set", "alice", "egress", "--share", "flow", "--burst", "100ms", "--within", "ap-2")
+	for _, row := range r.rows("show", "alice") {
+		if row.Kind == report.KindRule && (row.RateBits != nil || row.Within != "home") {
+			t.Errorf("a rule of alice: %+v", row)
+		}
+	}
+	if out := r.ok("set", "alice", "--shadow", "rate=5mbit"); strings.Count(out, "\n") != 1 || !strings.Contains(out, `shadow: pool "home" gets 5mbit`) {
+		t.Errorf("a shadow: %s", out)
+	}
+	r.refused(exitInput, "--fail is for the rules, and --rate 70mbit for their pool home", "set", "alice", "--rate", "70mbit", "--fail", "closed")
+	if out := r.ok("set", "alice", "--fail", "closed"); strings.Count(out, `is limited only by pool "home"; what cannot be metered is dropped`) != 2 {
+		t.Errorf("an option of rules: %s", out)
+	}
+
+	// The error names the pools, and commands that say what is meant.
+	r.ok("set", "va", "ingress", "10.0.0.7", "--within", "ap-1", "--name", "alice")
+	r.ok("set", "va", "ingress", "10.0.0.8", "--within", "ap-1")
+	r.refused(exitInput, "rules with this name are in several pools; nothing was changed; write 'shapectl pool set --rate 8mbit home' or 'shapectl pool set --rate 8mbit ap-1'",
+		"set", "alice", "--rate", "8mbit")
+	r.refused(exitInput, "other rules or pools, too, are within pool ap-1; nothing was changed; write 'shapectl pool set --rate 8mbit ap-1' for a whole pool, "+
+		"or 'shapectl set --within ap-1 --rate 8mbit va ingress 10.0.0.7/32' for one rule", "set", "alice", "ingress", "--rate", "8mbit")
+	r.ok("set", "--within", "home", "--rate", "8mbit", "va", "ingress", "10.0.0.7/32")
+	r.refused(exitInput, "only some rules with this name have a rate of their own, and the others that of pool home", "set", "alice", "--rate", "9mbit")
+	r.prints("va ingress: 10.0.0.7 (\"alice\") gets 9mbit (1.125 MB/s), burst 337.5 kB (300 ms), within pool \"home\"; excess is dropped (gcra)\n",
+		"set", "alice", "ingress", "--rate", "9mbit")
+}
+
+// The first rule or pool of a namespace leaves nothing if it is reverted.
+func TestFirstSetConfirm(t *testing.T) {
+	r := newRig(t)
+	for _, args := range []string{"pool set ap-1 --rate 1mbit", "set va egress 10.0.0.9 --rate 1mbit"} {
+		r.ok(append(strings.Fields(args), "--confirm", "1h")...)
+		r.ok("rollback")
+		if pins := r.pins(); len(pins) > 0 {
+			t.Errorf("%s, reverted: %v", args, pins)
+		}
+	}
+}
+
+// A change by set reverts as one by apply does.
+func TestSetConfirm(t *testing.T) {
+	r := newSubscriberRig(t)
+	before := r.ok("export")
+	for _, args := range []string{"set alice --rate 60mbit", "set alice --fail closed", "set va egress 10.0.0.9 --rate 1mbit", "set vb ingress any --rate 1mbit",
+		"pool set ap-1 --rate 200mbit", "pool set ap-3 --rate 1mbit"} {
+		out := r.ok(append(strings.Fields(args), "--confirm", "1h")...)
+		if !strings.Contains(out, "not confirmed: reverts in 1h0m0s") || r.ok("export") == before {
+			t.Errorf("%s: %s", args, out)
+		}
+		r.refused(exitInput, "not confirmed yet", "set", "alice", "--rate", "2mbit")
+		r.ok("rollback")
+		if after := r.ok("export"); after != before {
+			t.Errorf("%s, reverted: %s", args, after)
+		}
+	}
+	r.ok("set", "alice", "--rate", "60mbit", "--confirm", "1h")
+	r.prints("confirmed\n", "confirm")
+	if got := r.run("set", "alice", "--rate", "60mbit", "--confirm", "1h"); got.code != exitDone || got.err != "shapectl: nothing was changed, so there is nothing to confirm, and nothing reverts\n" {
+		t.Errorf("repeated: %+v", got)
+	}
+	r.refused(exitInput, "--confirm 1ms is out of range", "set", "alice", "--rate", "70mbit", "--confirm", "1ms")
+	r.ok("set", "vb", "egress", "10.0.0.7", "--rate", "1mbit")
+	r.refused(exitInput, "match the other address", "set", "vb", "egress", "10.0.0.7", "--rate", "1mbit", "--match", "src", "--confirm", "1h")
+}
+
+// Without a device, ask finds the only rules that match, or lists the commands.
+func TestAskAddress(t *testing.T) {
+	r := newPoolRig(t)
+	if a := r.asked("10.0.0.7 egress"); a.Device != "va" || a.Direction != "egress" || *a.Rule != "10.0.0.7/32" {
+		t.Errorf("%+v", a)
+	}
+	if a := r.asked("2001:db8:7::1"); a.Device != "va" || a.Direction != "egress" || *a.Rule != "2001:db8:7::/48" {
+		t.Errorf("%+v", a)
+	}
+	for args, says := range map[string]string{
+		"10.0.0.7":         "rules match the address in several places; write 'shapectl ask va egress 10.0.0.7' or 'shapectl ask va ingress 10.0.0.7'",
+		"10.0.0.8 egress":  "no rule matches the address, so nothing limits it; 'shapectl show' lists all rules",
+		"va egress":        "is not an address",
+		"10.0.0.7 upwards": "direction \"upwards\" is unknown",
+	} {
+		r.refused(exitInput, says, append([]string{"ask"}, strings.Fields(args)...)...)
 	}
 }

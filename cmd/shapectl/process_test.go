@@ -112,7 +112,7 @@ func (r *rig) rules() wanted {
 }
 
 // otherChanges is what set says of options that no flag names.
-var otherChanges = regexp.MustCompile(`(?m)^.* also changed, as no flag sets it: .*\n`)
+var otherChanges = regexp.MustCompile(`(?m)^.* also changed, as no flag keeps it: .*\n`)
 
 // Killed at a random moment, a command leaves the rules as they were or as they were
 // to be, and in force; the next one works; and in the end nothing is left. The

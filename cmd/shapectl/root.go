@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/spf13/cobra"
@@ -48,6 +49,7 @@ type env struct {
 	json    bool
 	netns   string // "" for that of the process
 	setupFQ bool
+	confirm time.Duration // after which a change reverts; 0 for never
 
 	saidUnknown bool // that it is not known whether rules are in force
 }
@@ -136,6 +138,15 @@ func (e *env) print(answer any, text func(io.Writer) error) error {
 	return text(e.out)
 }
 
+// sentences writes a line for each rule, folded for a terminal.
+func (e *env) sentences(rules report.Rules) func(io.Writer) error {
+	width := 0
+	if e.outIsScreen {
+		width = e.columns
+	}
+	return func(w io.Writer) error { return rules.Sentences(w, width) }
+}
+
 // missing are errors about a missing permission or kernel feature.
 var missing = []error{
 	fs.ErrPermission, ebpf.ErrNotSupported, loader.ErrNoTCX, program.ErrPerfmon, loader.ErrNoClsact, fq.ErrNoFQ, fq.ErrNoIfb,
@@ -175,6 +186,7 @@ destination. Ingress rules limit packets that enter it, by their source. Rules s
 			return nil
 		},
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
+		PersistentPreRun:  func(cmd *cobra.Command, _ []string) { e.noteRates(cmd) },
 		RunE: func(*cobra.Command, []string) error {
 			if wantsVersion {
 				return version.RunE(version, nil)

@@ -22,12 +22,16 @@ stay. The rule no longer follows a plan.
 
 NAME stands for all rules that have exactly this name, on all devices. They change at one moment. Only what the
 flags say changes, and the rules keep their plan. At a new rate, a burst or queue lasts as
-long as before.
+long as before. If these rules have no rate of their own, and nothing else is within their pool, then --rate and all
+other flags that a pool can have change the pool.
 
 any sets two rules, 0.0.0.0/0 and ::/0. Each has its own bucket and gets the whole rate.
 
 With --within, packets are charged to a pool, too, which 'shapectl pool set' makes. Rules within one pool share its
-rate, on any device and in both directions. A rule within a pool needs no rate of its own.`,
+rate, on any device and in both directions. A rule within a pool needs no rate of its own.
+
+With --confirm, the change reverts after that time unless you run 'shapectl confirm' before, as with
+'shapectl apply'.`,
 		Example: `  shapectl set eth0 egress 10.0.0.0/24 --rate 10mbit --each host
   shapectl set eth0 ingress any --rate 1gbit
   shapectl set alice egress --rate 50mbit
@@ -66,6 +70,7 @@ rate, on any device and in both directions. A rule within a pool needs no rate o
 	limit.add(cmd.Flags(), "dst on egress, src on ingress")
 	limit.addLabel(cmd.Flags())
 	limit.addShadow(cmd.Flags())
+	e.addConfirm(cmd.Flags())
 	e.addSetupFQ(cmd.Flags())
 	groupFlags(cmd.Flags(), queueFlagsTitle, "setup-fq")
 	must(cmd.RegisterFlagCompletionFunc("within", e.completeWithin))
@@ -107,7 +112,11 @@ func (e *env) set(which filterRules, limit limitFlags) error {
 				have, found := h.Set.Find(p)
 				rule.Label = limit.label(rule.Label, have.Label)
 				if found {
-					others = append(others, limit.others(&have.Rule, &rule)...)
+					for _, change := range limit.others(&have.Rule, &rule) {
+						if !slices.Contains(others, change) { // as with any, which sets two rules
+							others = append(others, change)
+						}
+					}
 				}
 			}
 			rules = append(rules, rule)
@@ -116,8 +125,7 @@ func (e *env) set(which filterRules, limit limitFlags) error {
 			return err
 		}
 		if others != nil {
-			slices.Sort(others)
-			e.say("%s %s: also changed, as no flag sets it: %s", plain.Line(dev.Name), which.direction, strings.Join(slices.Compact(others), ", "))
+			e.say("%s %s: also changed, as no flag keeps it: %s", plain.Line(dev.Name), which.direction, strings.Join(others, ", "))
 		}
 		return nil
 	})

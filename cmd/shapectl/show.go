@@ -51,8 +51,9 @@ is USE in percent of the rate, if a rule has one bucket. DROPPED is a share of p
 is the share of packets that were excess or delayed. With --shadow, use, dropped and excess all sort by WOULD DROP.
 With --buckets, FULL is LEVEL in percent of what the bucket and its queue can hold. It is more than 100 % while a
 penalty keeps the bucket full, after a packet larger than the bucket, and while --excess ecn marks packets.
-With --tree, each pool comes with all that is within it. BORROWED is what passed beyond a guarantee. Columns
-without values are left out. An argument that matches no device and no rule is an error (exit code 1).
+With --tree, each pool comes with all that is within it, in the order of --sort; --top counts in each pool. BORROWED
+is what passed beyond a guarantee. Columns without values are left out, and on a narrow screen also others, which a
+line below names. An argument that matches no device and no rule is an error (exit code 1).
 
 any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patterns'.`,
 		Example: `  shapectl show eth0
@@ -114,8 +115,8 @@ func (o showOptions) check(cmd *cobra.Command) error {
 	switch {
 	case views > 1 || o.shadows && o.wide:
 		return inputf("show: --buckets, --shadow, --sentences and --tree are screens of their own; give one of them")
-	case o.tree && (set("wide") || set("top")):
-		return inputf("show: --tree shows all that is in pools; leave --wide and --top out")
+	case o.tree && set("wide"):
+		return inputf("show: --tree has columns of its own; leave --wide out")
 	case set("interval") && (o.interval < leastInterval || o.interval > maxInterval):
 		return inputf("show: --interval %v is out of range; use %v to %v", o.interval, leastInterval, maxInterval)
 	case !slices.Contains(report.Sorts, o.sort):
@@ -157,6 +158,8 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 	switch {
 	case o.buckets:
 		of = rules.KeepFullest(o.top)
+	case o.tree && o.top > 0:
+		rules = rules.KeepTop(o.top)
 	case o.top > 0:
 		pools, others = pools[:min(o.top, ofPools)], others[:min(o.top, of)]
 		rules = slices.Concat(pools, others)
@@ -172,13 +175,13 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 			_, err := fmt.Fprintln(w, says)
 			return err
 		case o.tree:
-			return rules.Tree(w, e.columns)
+			return rules.Tree(w, found, e.columns)
 		case o.shadows:
-			return rules.Shadows(w, of, e.columns)
+			return rules.Shadows(w, of+ofPools, e.columns)
 		case o.buckets:
 			return rules.BucketsText(w, of, e.columns)
 		case o.sentences:
-			return rules.Sentences(w)
+			return e.sentences(rules)(w)
 		case of+ofPools == 1 && want.isSingle() && !o.wide:
 			return rules[0].Detail(w)
 		}

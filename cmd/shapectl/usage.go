@@ -78,6 +78,8 @@ func flagError(cmd *cobra.Command, err error) error {
 		}
 		if slices.Contains(unmatched, name) && cmd.Flags().Lookup("rate") != nil {
 			help = "rules match addresses only, and no ports, protocols or MAC addresses: docs/concepts.md says what to use instead"
+		} else if name == "plan" && cmd.Flags().Lookup("rate") != nil {
+			help = "plans are in the policy file: change it there, and apply the file"
 		} else if similar := plain.Similar(name, flagNames(cmd.Flags())); similar != "" {
 			help = "did you mean --" + similar + "?"
 		}
@@ -217,6 +219,17 @@ func byteCount(bytes *uint64) flagValue {
 	}}
 }
 
+// noteRates notes rates among the flags that have no unit.
+func (e *env) noteRates(cmd *cobra.Command) {
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if v, is := f.Value.(*onceValue); is && (f.Name == "rate" || f.Name == "guarantee") {
+			if note := policy.BareRate(v.text); note != "" {
+				e.say("note: --%s %s", f.Name, note)
+			}
+		}
+	})
+}
+
 // once adds a flag that may be given one time only, as two names of one flag may not disagree.
 func once(f *pflag.FlagSet, v pflag.Value, name, usage string) {
 	f.Var(&onceValue{Value: v}, name, usage)
@@ -225,12 +238,13 @@ func once(f *pflag.FlagSet, v pflag.Value, name, usage string) {
 type onceValue struct {
 	pflag.Value
 	given bool
+	text  string // as it was given
 }
 
 func (o *onceValue) Set(s string) error {
 	if o.given {
 		return errors.New("it was given already, under this name or another")
 	}
-	o.given = true
+	o.given, o.text = true, s
 	return o.Value.Set(s)
 }

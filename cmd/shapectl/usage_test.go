@@ -90,6 +90,16 @@ func TestWarningsInJSON(t *testing.T) {
 		!strings.HasPrefix(fmt.Sprint(told[0]["warning"]), "left out, as these devices do not exist: gone") {
 		t.Errorf("%+v", got)
 	}
+	small := r.policy("devices: {va: {egress: {10.0.0.0/24: 9500}}}\n")
+	got = r.run("diff", "-j", small)
+	told = objects(t, got.err)
+	if len(told) != 1 || told[0]["warning"] != "rate 9500 without a unit is 9500 bit/s; for kbit write 9500kbit" || told[0]["column"] != float64(38) {
+		t.Errorf("%+v", got)
+	}
+	if got = r.run("set", "va", "egress", "10.0.0.7", "--rate", "9500"); got.code != exitDone ||
+		got.err != "note: --rate 9500 without a unit is 9500 bit/s; for kbit write 9500kbit\n" {
+		t.Errorf("%+v", got)
+	}
 	bad := r.policy("devices: 7\n")
 	got = r.run("apply", "-j", bad, "--last-good", r.policy("devices: {}\n"))
 	told = objects(t, got.err)
@@ -111,6 +121,7 @@ func TestSuggestions(t *testing.T) {
 		"set egress va any --rate 1mbit --name= --setup-fq": "did you mean shapectl set va egress any --rate 1mbit --name '' --setup-fq?",
 		"set va egress any --burts 64kb":                    "set: unknown flag --burts; did you mean --burst?",
 		"set va egress any --port 53":                       "set: unknown flag --port; rules match addresses only",
+		"set --plan gold --rate 1mbit":                      "set: unknown flag --plan; plans are in the policy file: change it there",
 		"show --port 53":                                    "did you mean --sort?",
 		"top":                                               "did you mean 'shapectl show --sort use --top 10'?",
 		"set va egress any --cri=1mbit":                     "did you mean --cir?",

@@ -24,7 +24,7 @@ func (r *reader) contradictions(rules []rule) {
 		}
 		behind[i] = inner
 		if next == end(this.prefix) {
-			r.covered = append(r.covered, problem{this.key, fmt.Sprintf(
+			r.warned = append(r.warned, problem{this.key, fmt.Sprintf(
 				"the rule for %v never applies: longer networks in this direction cover all of it; remove it, or one of them", this.prefix)})
 		}
 	}

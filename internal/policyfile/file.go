@@ -99,7 +99,7 @@ type Device struct {
 	L2Bytes uint8 // length of the link header that each frame counts, 14 or 0
 }
 
-// Warnings lists rules that never apply, because longer networks of the same direction
+// Warnings lists small rates without a unit, and rules that never apply, because longer networks of the same direction
 // cover all of theirs. These are not errors: a network may fill up one address at a time.
 func (f *File) Warnings() Errors { return f.warnings }
 

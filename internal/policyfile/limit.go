@@ -354,6 +354,9 @@ func (r *reader) part(name string, n *node) []part {
 		r.errorf(n, "%w", err)
 		return nil
 	}
+	if note := policy.BareRate(text); note != "" && (name == "rate" || name == "guarantee") {
+		r.warned = append(r.warned, problem{n.start, name + " " + note})
+	}
 	if l.Within != "" && !r.knowsPool(n, string(l.Within)) {
 		return nil
 	}

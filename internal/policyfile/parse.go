@@ -58,7 +58,7 @@ func parse(name string, text []byte, lines int) (*File, error) {
 	case len(r.problems) > 0:
 		return nil, r.errors(r.problems)
 	}
-	r.warnings = r.errors(r.covered)
+	r.warnings = r.errors(r.warned)
 	return &r.File, nil
 }
 
@@ -67,7 +67,7 @@ type reader struct {
 	File
 	problems []problem
 	faults   int                // the number of problems, and of uses of something that was reported
-	covered  []problem          // warnings about rules that never apply
+	warned   []problem          // warnings
 	pieces   map[uint32][]piece // not read yet, by the offset of the key before them
 	broken   bool               // there is a YAML error, which the pieces may have caused
 }

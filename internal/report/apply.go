@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"time"
@@ -192,7 +193,9 @@ func NewDifferences(differences []policy.Difference) Differences {
 		}
 		out = append(out, r)
 	}
-	slices.SortStableFunc(out, func(a, b Difference) int { return cmp.Or(Natural(a.Device, b.Device), Natural(a.Pool, b.Pool)) })
+	sort.SliceStable(out, func(i, j int) bool {
+		return cmp.Or(Natural(out[i].Device, out[j].Device), Natural(out[i].Pool, out[j].Pool)) < 0
+	})
 	return out
 }
 

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -270,11 +271,11 @@ func encoder(w io.Writer, prefix, indent string) *json.Encoder {
 // Rules are rules to be shown.
 type Rules []Rule
 
-// Sentences writes a line for each rule, and what is unusual about it.
-func (rules Rules) Sentences(w io.Writer) error {
+// Sentences writes a line for each rule, and what is unusual about it. Lines are folded to a width; 0 is no limit.
+func (rules Rules) Sentences(w io.Writer, width int) error {
 	text := bufio.NewWriter(w)
 	for _, r := range rules {
-		fmt.Fprintln(text, plain.Line(r.Sentence+remark(r)))
+		text.WriteString(plain.Fold(plain.Line(r.Sentence+remark(r)), cmp.Or(width, math.MaxInt), "", "    "))
 	}
 	rules.pending(text)
 	return text.Flush()

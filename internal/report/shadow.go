@@ -72,14 +72,13 @@ func (rules Rules) Shadows(w io.Writer, of, width int) error {
 		return err
 	}
 	text := bufio.NewWriter(w)
-	err := writeTable(text, rules, []column[Rule]{
-		{head: "DEVICE", cell: (*Rule).where},
-		{head: "RULE", cell: (*Rule).calledBy, cut: func(r *Rule) bool { return r.Name != "" }},
-		{head: "SHADOW", always: true, right: true, cell: (*Rule).proposed},
-		{head: "SEEN", always: true, right: true, cell: func(r *Rule) string { return bytesText(r.Shadow.SeenBytes) }},
-		{head: "WOULD DROP", always: true, right: true, cell: func(r *Rule) string { return percentText(r.Shadow.refused()) }},
-		{head: "HOSTS", right: true, cell: func(r *Rule) string { return r.Shadow.hosts() }},
-		{head: "MOST AFFECTED", cell: func(r *Rule) string {
+	rows := rules.rows()
+	err := writeTable(text, rows, []column{called(rows), places(rows),
+		{head: "SHADOW", always: true, right: true, cell: (*row).proposed},
+		{head: "SEEN", always: true, right: true, cell: func(r *row) string { return bytesText(r.Shadow.SeenBytes) }},
+		{head: "WOULD DROP", always: true, right: true, cell: func(r *row) string { return percentText(r.Shadow.refused()) }},
+		{head: "HOSTS", right: true, cell: func(r *row) string { return r.Shadow.hosts() }},
+		{head: "MOST AFFECTED", drop: 1, cell: func(r *row) string {
 			if len(r.Shadow.Affected) == 0 {
 				return ""
 			}

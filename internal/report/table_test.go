@@ -110,16 +110,17 @@ tap4 egress  10.0.0.0/24  1mbit  moved to another namespace
 			named(shown("tap2", in, "10.0.3.8/32", 10e6, nil), "Smith & Sons, 3rd floor, behind the second door on the left", "gold"),
 			named(shown("tap2", in, "10.0.3.9/32", 10e6, nil), "a\nb\x1b[31m", ""),
 		}}, `
-DEVICE        NETWORK            NAME                    PLAN      RATE   PASSED
-tap2 egress   10.0.3.7           alice                   gold    10mbit  5.00 kB
-tap2 egress   2001:db8:1:2::/64                          silver  10mbit        0
-tap2 ingress  10.0.3.8           Smith & Sons, 3rd f...  gold    10mbit        0
-tap2 ingress  10.0.3.9           a\nb\u001b[31m                  10mbit        0
+NAME                         DIR      NETWORK            PLAN      RATE   PASSED
+alice                        egress   10.0.3.7           gold    10mbit  5.00 kB
+                             egress   2001:db8:1:2::/64  silver  10mbit        0
+Smith & Sons, 3rd floor,...  ingress  10.0.3.8           gold    10mbit        0
+a\nb\u001b[31m               ingress  10.0.3.9                   10mbit        0
+all rules: tap2
 `},
 		"wide": {Table{Wide: true, Width: 80, Rules: Rules{named(shown("tap2", out, "10.0.3.7/32", 10e6, nil), "alice", ""), shown("tap2", out, "10.0.3.8/32", 10e6, nil)}}, `
-DEVICE       NETWORK   NAME     RATE  ALGORITHM  ON EXCESS   BURST
-tap2 egress  10.0.3.7  alice  10mbit  gcra       drop       375 kB
-tap2 egress  10.0.3.8         10mbit  gcra       drop       375 kB
+NAME   DEVICE       NETWORK     RATE  ALGORITHM  ON EXCESS   BURST
+alice  tap2 egress  10.0.3.7  10mbit  gcra       drop       375 kB
+       tap2 egress  10.0.3.8  10mbit  gcra       drop       375 kB
 `},
 		"match": {Table{Rules: Rules{bySource, shown("eth0", in, "10.0.0.0/24", 1e6, nil)}}, `
 DEVICE        NETWORK      BY    RATE
@@ -279,19 +280,27 @@ func TestBuckets(t *testing.T) {
 	rules := Rules{delaying, hosts, empty}
 	of := rules.KeepFullest(0)
 	same(t, "all", text(t, func(w io.Writer) error { return rules.BucketsText(w, of, 80) }), `
-DEVICE        RULE         KEY         LEVEL  FULL     WAIT
-eth0 egress   10.0.1.0/24  10.0.1.9  13.1 kB   10%
-eth0 ingress  10.0.0.0/24  10.0.0.2  10.0 kB  100%  dropped
-eth0 ingress  10.0.0.0/24  10.0.0.1  2.50 kB   25%    2.5ms
+RULE         DEVICE        KEY         LEVEL  FULL     WAIT
+10.0.1.0/24  eth0 egress   10.0.1.9  13.1 kB   10%
+10.0.0.0/24  eth0 ingress  10.0.0.2  10.0 kB  100%  dropped
+10.0.0.0/24  eth0 ingress  10.0.0.1  2.50 kB   25%    2.5ms
 `)
 	if of = rules.KeepFullest(2); of != 3 || len(rules[0].Buckets) != 1 || rules[0].Buckets[0].Key != "10.0.0.2" || len(rules[1].Buckets) != 1 || rules[2].Buckets == nil {
 		t.Errorf("the fullest of %d: %+v", of, rules)
 	}
 	same(t, "some", text(t, func(w io.Writer) error { return rules.BucketsText(w, of, 80) }), `
-DEVICE        RULE         KEY         LEVEL  FULL     WAIT
-eth0 egress   10.0.1.0/24  10.0.1.9  13.1 kB   10%
-eth0 ingress  10.0.0.0/24  10.0.0.2  10.0 kB  100%  dropped
+RULE         DEVICE        KEY         LEVEL  FULL     WAIT
+10.0.1.0/24  eth0 egress   10.0.1.9  13.1 kB   10%
+10.0.0.0/24  eth0 ingress  10.0.0.2  10.0 kB  100%  dropped
 2 of 3 buckets
+`)
+	pool := shownPool("uplink", "", 0, 0, 0)
+	pool.Buckets, *pool.CapacityBytes = []Bucket{{"pool", 1000, nil}}, 10_000
+	pooled := Rules{pool, hosts}
+	same(t, "of a pool", text(t, func(w io.Writer) error { return pooled.BucketsText(w, 2, 80) }), `
+POOL OR RULE  DEVICE       KEY         LEVEL  FULL
+10.0.1.0/24   eth0 egress  10.0.1.9  13.1 kB   10%
+uplink        pool                   1.00 kB   10%
 `)
 }
 
@@ -312,9 +321,10 @@ func TestShadows(t *testing.T) {
 	}
 	rules.Sort("dropped", true)
 	same(t, "shadows", text(t, func(w io.Writer) error { return rules.Shadows(w, 3, 80) }), `
-DEVICE       RULE              SHADOW     SEEN  WOULD DROP   HOSTS  MOST AFFECTED
-eth0 egress  10.0.0.0/24  50mbit/host  4.00 MB         25%  60.0k+  10.0.0.7
-eth0 egress  10.0.1.0/24       50mbit        0          0%       0
+RULE              SHADOW     SEEN  WOULD DROP   HOSTS  MOST AFFECTED
+10.0.0.0/24  50mbit/host  4.00 MB         25%  60.0k+  10.0.0.7
+10.0.1.0/24       50mbit        0          0%       0
+all rules: eth0 egress
 2 of 3 rules
 `)
 }

@@ -2,6 +2,7 @@ package report
 
 import (
 	"io"
+	"strings"
 	"testing"
 	"time"
 
@@ -45,11 +46,11 @@ ap-1    uplink  100mbit     20mbit  1.00 MB    400 kB     0.1%
 ap-10   uplink  100mbit                   0               100%
 uplink          100mbit             3.00 GB                 0%
 
-DEVICE        NETWORK          NAME   WITHIN     RATE
-eth0 egress   10.0.0.9                          1mbit
-eth0 egress   10.0.0.7         alice  ap-1     20mbit
-eth0 egress   2001:db8:7::/48         ap-1    as pool
-eth0 ingress  10.0.0.7                uplink    1mbit
+NAME   DEVICE        NETWORK          WITHIN     RATE
+       eth0 egress   10.0.0.9                   1mbit
+alice  eth0 egress   10.0.0.7         ap-1     20mbit
+       eth0 egress   2001:db8:7::/48  ap-1    as pool
+       eth0 ingress  10.0.0.7         uplink    1mbit
 `)
 	table = Table{Pools: pools[:1], OfPools: len(pools), Width: 80}
 	same(t, "one pool", text(t, table.Text), `
@@ -63,12 +64,12 @@ ap-1  uplink  100mbit     20mbit  1.00 MB    400 kB     0.1%
 func TestTree(t *testing.T) {
 	all := pooled()
 	all.Sort("device", false)
-	tree := func(w io.Writer) error { return all.Tree(w, 80) }
+	tree := func(w io.Writer) error { return all.Tree(w, len(all), 80) }
 	same(t, "a tree", text(t, tree), `
 POOL OR RULE                        RATE  GUARANTEE   PASSED  BORROWED  DROPPED
 uplink                           100mbit             3.00 GB                 0%
   ap-1                           100mbit     20mbit  1.00 MB    400 kB     0.1%
-    eth0 egress 10.0.0.7 alice    20mbit                   0
+    alice eth0 egress 10.0.0.7    20mbit                   0
     eth0 egress 2001:db8:7::/48  as pool                   0
   ap-10                          100mbit                   0               100%
   eth0 ingress 10.0.0.7            1mbit                   0
@@ -83,6 +84,78 @@ POOL OR RULE     RATE  GUARANTEE       USE  OF RATE  BORROWED  DROPPED
 uplink        100mbit             3.00gbit    3000%                 0%
   ap-1        100mbit     20mbit  1.00mbit     1.0%   400kbit     0.1%
   ap-10       100mbit                    0       0%               100%
+`)
+}
+
+// subscribers are named rules with long names in pools, on devices.
+func subscribers(devices ...string) (rules Rules) {
+	for _, device := range devices {
+		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
+			r := shown(device, d, "2001:db8:2::/56", 2e7, func(r *policy.Rule) { r.Within, r.Guarantee = "Mast Oak Hill north", 5e6 })
+			r.Name, r.Plan = "School Oak Hill, 3rd floor", "gold-100"
+			rules = append(rules, passed(r, 3000, 3_000_000, 0))
+		}
+	}
+	return append(rules, shownPool("Mast Oak Hill north", "", 0, 3_000_000_000, 0))
+}
+
+// A narrow screen leaves out what is the same everywhere, and then columns, before it cuts names to less than 20 columns.
+func TestNarrow(t *testing.T) {
+	_, one := subscribers("eth0").Split()
+	table := Table{Rules: one, Of: len(one), Width: 80}
+	same(t, "one device", text(t, table.Text), `
+NAME                  DIR      NETWORK          WITHIN             RATE   PASSED
+School Oak Hill, ...  egress   2001:db8:2::/56  Mast Oak Hil...  20mbit  3.00 MB
+School Oak Hill, ...  ingress  2001:db8:2::/56  Mast Oak Hil...  20mbit  3.00 MB
+all rules: eth0
+not shown in 80 columns: PLAN, GUARANTEE
+`)
+	_, two := subscribers("eth0", "eth1").Split()
+	two = Rules{two[0], two[3]}
+	table = Table{Rules: two, Of: len(two), Width: 60}
+	if got := text(t, table.Text); !strings.Contains(got, "eth1 ingress") {
+		t.Errorf("rules with one name and network cannot be told apart:\n%s", got)
+	}
+	two[0].Name = "Mill Lane"
+	same(t, "two devices", text(t, table.Text), `
+NAME                        NETWORK            RATE   PASSED
+Mill Lane                   2001:db8:2::/56  20mbit  3.00 MB
+School Oak Hill, 3rd floor  2001:db8:2::/56  20mbit  3.00 MB
+not shown in 60 columns: PLAN, GUARANTEE, WITHIN, DEVICE
+`)
+	two[0].Name = ""
+	if got := text(t, table.Text); !strings.Contains(got, "DEVICE") {
+		t.Errorf("without the name of a rule, its device is not shown:\n%s", got)
+	}
+	if got := text(t, Table{Rules: one, Of: len(one), Width: 80, Wide: true}.Text); !strings.Contains(got, "GUARANTEE") {
+		t.Errorf("a wide table:\n%s", got)
+	}
+	all := subscribers("eth0")
+	same(t, "a tree", text(t, func(w io.Writer) error { return all.Tree(w, len(all), 70) }), `
+POOL OR RULE                                  RATE  GUARANTEE   PASSED
+Mast Oak Hill north                        100mbit             3.00 GB
+  School Oak Hill, 3rd floor egress 20...   20mbit      5mbit  3.00 MB
+  School Oak Hill, 3rd floor ingress 2...   20mbit      5mbit  3.00 MB
+all rules: eth0
+`)
+}
+
+// The top of a tree is that of each pool, in the order of the rules.
+func TestTreeTop(t *testing.T) {
+	all := pooled()
+	for i := range all {
+		all[i].PassedBytes = 1000 * uint64(i)
+	}
+	all.Sort("passed", false)
+	top := all.KeepTop(1)
+	same(t, "a tree", text(t, func(w io.Writer) error { return top.Tree(w, len(all), 80) }), `
+POOL OR RULE                        RATE  GUARANTEE   PASSED  BORROWED  DROPPED
+uplink                           100mbit             4.00 kB                 0%
+  ap-1                           100mbit     20mbit  6.00 kB    400 kB     0.1%
+    eth0 egress 2001:db8:7::/48  as pool             2.00 kB
+  eth0 ingress 10.0.0.7            1mbit             3.00 kB
+5 of 7 pools and rules
+1 rule in no pool
 `)
 }
 
@@ -101,4 +174,15 @@ func TestBorrowed(t *testing.T) {
 			t.Errorf("%+v", test.pool)
 		}
 	}
+}
+
+// Sentences are folded at spaces.
+func TestSentencesFolded(t *testing.T) {
+	all := Rules{shown("eth0", policy.Egress, "10.0.0.9/32", 1e6, nil)}
+	same(t, "a line", text(t, func(w io.Writer) error { return all.Sentences(w, 0) }),
+		"eth0 egress: 10.0.0.9 gets 1mbit (125 kB/s), burst 131.1 kB (1.049 s); excess is dropped (gcra)\n")
+	same(t, "a narrow screen", text(t, func(w io.Writer) error { return all.Sentences(w, 50) }), `
+eth0 egress: 10.0.0.9 gets 1mbit (125 kB/s), burst
+    131.1 kB (1.049 s); excess is dropped (gcra)
+`)
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -36,7 +37,7 @@ var ErrMoved = errors.New("its rules are in force on the device that had this na
 
 // Put is PutTogether for one direction of a device.
 func (n *Namespace) Put(dev netinfo.Device, d policy.Direction, match policy.Match, rules ...policy.Rule) (Change, error) {
-	done, err := n.PutTogether(policy.Table{Device: dev.Name, Direction: d, Match: match, Rules: rules})
+	done, err := n.PutTogether(0, policy.Table{Device: dev.Name, Direction: d, Match: match, Rules: rules})
 	if err != nil {
 		return Change{}, err
 	}
@@ -44,10 +45,11 @@ func (n *Namespace) Put(dev netinfo.Device, d policy.Direction, match policy.Mat
 }
 
 // PutTogether sets the valid rules of tables beside the other rules of their devices, and
-// attaches the hooks. Several rules change at one moment, which also ends the last change. The
+// attaches the hooks. Several rules change at one moment, which also ends the last change. With confirm, the
+// change reverts after that time unless it is confirmed. The
 // error wraps ErrPending if the last change is pending. On failure no rule is changed. Of several
 // devices, one that was deleted meanwhile gets no rules, and is not in what was done.
-func (n *Namespace) PutTogether(tables ...policy.Table) (done []Applied, err error) {
+func (n *Namespace) PutTogether(confirm time.Duration, tables ...policy.Table) (done []Applied, err error) {
 	tables = slices.Clone(tables)
 	rules := 0
 	for i := range tables {
@@ -64,9 +66,10 @@ func (n *Namespace) PutTogether(tables ...policy.Table) (done []Applied, err err
 		}
 		return done, nil // the last change can still be rolled back
 	}
+	together := rules > 1 || confirm > 0
 	if err == nil {
 		changed := orders[0].Hook
-		if rules > 1 || orders.concernPools() {
+		if together || orders.concernPools() {
 			changed = nil // there is one change of many rules at a time, and it may add or remove the pools
 		}
 		orders, err = n.endBefore(orders, plan, changed)
@@ -74,9 +77,13 @@ func (n *Namespace) PutTogether(tables ...policy.Table) (done []Applied, err err
 	if err != nil {
 		return nil, err
 	}
+	if i := slices.IndexFunc(orders, (*order).turns); confirm > 0 && i >= 0 {
+		return nil, fmt.Errorf("%s: %w (%s)", tableName(orders[i].want), ErrMatch, orders[i].Match())
+	}
 	err = n.pins.changing(func() (err error) {
-		if rules > 1 {
-			if err = orders.apply(&n.pins, n.options, ApplyOptions{}); err == nil && slices.ContainsFunc(orders, hasSteps) {
+		if together {
+			err = orders.apply(&n.pins, n.options, ApplyOptions{Confirm: confirm})
+			if err == nil && confirm == 0 && slices.ContainsFunc(orders, hasSteps) {
 				err = n.pins.finish()
 			}
 		} else if err = orders.prepare(&n.pins, n.options); err == nil && orders[0].gone == nil {
@@ -100,6 +107,11 @@ func (n *Namespace) PutTogether(tables ...policy.Table) (done []Applied, err err
 func (o *order) isOther() bool {
 	build, err := o.OtherBuild()
 	return build || err != nil || o.Match() != o.want.Match
+}
+
+// turns reports whether rules in force would match another address. No change can revert that.
+func (o *order) turns() bool {
+	return !o.isPools() && o.Set != nil && o.Match() != o.want.Match && o.Set.InForce()
 }
 
 func hasSteps(o *order) bool { return len(o.steps) > 0 }

@@ -52,7 +52,7 @@ func (n *Namespace) DeletePool(name string) (deleted bool, err error) {
 	if _, found := n.pins.store.Pools().Find(key); !found {
 		return false, nil
 	}
-	if users := n.within(name); users != nil {
+	if users := n.Within(name); users != nil {
 		return false, fmt.Errorf("%w: within it is %s", ErrPoolInUse, plain.List(users))
 	}
 	if err := n.pins.endChange(nil); err != nil { // as a rollback might bring rules back into the pool
@@ -65,8 +65,8 @@ func (n *Namespace) DeletePool(name string) (deleted bool, err error) {
 	return deleted, err
 }
 
-// within names all that is directly within a pool.
-func (n *Namespace) within(pool string) (users []string) {
+// Within names all that is directly within a pool.
+func (n *Namespace) Within(pool string) (users []string) {
 	for _, set := range n.pins.allSets() {
 		for _, r := range set.Policy() {
 			if string(r.Within) != pool {

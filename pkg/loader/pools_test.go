@@ -60,7 +60,7 @@ func onPeer(r policy.Rule) policy.Table {
 }
 
 func putPools(n *Namespace, pools ...policy.Rule) error {
-	_, err := n.PutTogether(poolTable(pools...))
+	_, err := n.PutTogether(0, poolTable(pools...))
 	return err
 }
 
@@ -215,7 +215,7 @@ func TestPoolsWhileChangeIsPending(t *testing.T) {
 	r.write(func(n *Namespace) error { return otherPools(n, ApplyOptions{Confirm: time.Hour}) })
 	for what, command := range map[string]func(n *Namespace) error{
 		"a rule of a new pool": func(n *Namespace) error {
-			_, err := n.PutTogether(onPeer(rule("10.0.9.0/24", in("sector"))))
+			_, err := n.PutTogether(0, onPeer(rule("10.0.9.0/24", in("sector"))))
 			return err
 		},
 		"a pool":         func(n *Namespace) error { return putPools(n, pool("other")) },
@@ -230,7 +230,7 @@ func TestPoolsWhileChangeIsPending(t *testing.T) {
 		}
 	}
 	r.write(func(n *Namespace) error {
-		_, err := n.PutTogether(onPeer(two))
+		_, err := n.PutTogether(0, onPeer(two))
 		return err
 	})
 }

@@ -243,7 +243,7 @@ var stepped = []steppedCommand{
 		return withHook(n, func(h *Hook) error { _, err := n.Delete([]netip.Prefix{one.Prefix, v6.Prefix}, h); return err })
 	}},
 	{"rules together on two hooks", false, onBoth, func(n *Namespace) error {
-		_, err := n.PutTogether(both([]policy.Rule{v6, other}, []policy.Rule{two})...)
+		_, err := n.PutTogether(0, both([]policy.Rule{v6, other}, []policy.Rule{two})...)
 		return err
 	}},
 	{"delete together on two hooks", false, onBoth, func(n *Namespace) error {

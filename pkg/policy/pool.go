@@ -72,7 +72,7 @@ func (r *Rule) validatePool() error {
 		return fmt.Errorf("within %q is the pool itself; name another pool", name)
 	}
 	if r.Rate == Unlimited {
-		return errors.New("rate unlimited would limit nothing; give the pool a rate, or leave the pool out")
+		return errors.New("rate unlimited would limit nothing, and a pool always has a rate; give it one, or delete the pool")
 	}
 	if err := checkPoolOptions(r); err != nil {
 		return err

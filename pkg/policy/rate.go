@@ -44,6 +44,9 @@ func ParseRate(s string) (Rate, error) {
 	if strings.EqualFold(s, unlimitedName) {
 		return Unlimited, nil
 	}
+	if s == none {
+		return 0, fmt.Errorf("rate %q is unknown: a rule can be unlimited, and a pool always has a rate such as 10mbit", s)
+	}
 	number, unit, err := splitNumber("rate", s, "10mbit")
 	if err != nil {
 		return 0, err
@@ -63,6 +66,16 @@ func ParseRate(s string) (Rate, error) {
 		return 0, err
 	}
 	return Rate(v), nil
+}
+
+// BareRate returns a note about a rate that is a small number without a unit, as its writer may not mean bits per
+// second; "" for any other text.
+func BareRate(s string) string {
+	const least = 1_000_000 // smaller ones may be meant in a larger unit
+	if r, err := ParseRate(s); err != nil || r >= least || strings.Trim(s, "0123456789") != "" {
+		return ""
+	}
+	return fmt.Sprintf("%s without a unit is %s bit/s; for kbit write %skbit", s, s, s)
 }
 
 var rateUnits = regexp.MustCompile(`^([kmgt]?i?)(|b|bit|bit/s|b/s|bps)$`)

@@ -68,6 +68,7 @@ func TestParseRateRefuses(t *testing.T) {
 		"10MB":     "did you mean 10mbit or 10MB/s?",
 		"10Mb/s":   "did you mean 10mbit or 10MB/s?",
 		"500b/s":   "did you mean 500bit or 500B/s?",
+		"none":     "a rule can be unlimited, and a pool always has a rate",
 		"":         "empty",
 		"0":        "zero",
 		"0mbit":    "zero",
@@ -219,4 +220,22 @@ func FuzzParseRate(f *testing.F) {
 			t.Fatalf("ParseRate(%q) = %d, %v; want %d", got, uint64(back), err, uint64(got))
 		}
 	})
+}
+
+// A small number without a unit may be meant in another one.
+func TestBareRate(t *testing.T) {
+	for text, want := range map[string]string{
+		"9500":      "9500 without a unit is 9500 bit/s; for kbit write 9500kbit",
+		"999999":    "999999 without a unit is 999999 bit/s; for kbit write 999999kbit",
+		"1000000":   "",
+		"9500bit":   "",
+		"9.5":       "",
+		"100":       "",
+		"unlimited": "",
+		"":          "",
+	} {
+		if got := BareRate(text); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
 }
