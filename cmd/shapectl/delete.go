@@ -105,7 +105,7 @@ func (e *env) deleted(rules report.Rules, others ...*loader.OtherLayoutError) er
 			fmt.Fprintln(e.out, "deleted: "+says)
 		}
 	}
-	rules.Sort("network", false)
+	rules.SortByDevice()
 	return e.print(rules, rules.Deleted)
 }
 

@@ -531,31 +531,21 @@ var Sorts = []string{"device", "network", "name", "plan", "rate", "use", "passed
 // figures from the largest on. It starts from pools by their names, and rules by devices, each egress first, and networks. With shadows,
 // all of whose rules have one, the shares of packets are what those would have refused.
 func (rules Rules) Sort(by string, shadows bool) {
-	stable := func(compare func(a, b *Rule) int) {
-		// slices.SortStableFunc makes the program 8 KB larger for each type.
-		sort.SliceStable(rules, func(i, j int) bool { return compare(&rules[i], &rules[j]) < 0 })
-	}
 	figure := func(of func(*Rule) float64) {
-		stable(func(a, b *Rule) int { return cmp.Compare(of(b), of(a)) })
+		rules.stable(func(a, b *Rule) int { return cmp.Compare(of(b), of(a)) })
 	}
-	stable(func(a, b *Rule) int {
-		c := cmp.Or(Natural(a.Device, b.Device), cmp.Compare(a.Direction, b.Direction))
-		if c == 0 && a.IsPool() && b.IsPool() {
-			c = Natural(a.Name, b.Name)
-		}
-		return c
-	})
+	rules.SortByDevice()
 	if shadows && slices.Contains([]string{"use", "dropped", "excess"}, by) {
 		figure(func(r *Rule) float64 { return r.Shadow.refused() })
 		return
 	}
 	switch by {
 	case "network":
-		stable(func(a, b *Rule) int { return policy.ComparePrefix(a.prefix, b.prefix) })
+		rules.stable(func(a, b *Rule) int { return policy.ComparePrefix(a.prefix, b.prefix) })
 	case "name":
-		stable(func(a, b *Rule) int { return cmp.Or(lastIfEmpty(a.Name, b.Name), Natural(a.Name, b.Name)) })
+		rules.stable(func(a, b *Rule) int { return cmp.Or(lastIfEmpty(a.Name, b.Name), Natural(a.Name, b.Name)) })
 	case "plan":
-		stable(func(a, b *Rule) int { return cmp.Or(lastIfEmpty(a.Plan, b.Plan), Natural(a.Plan, b.Plan)) })
+		rules.stable(func(a, b *Rule) int { return cmp.Or(lastIfEmpty(a.Plan, b.Plan), Natural(a.Plan, b.Plan)) })
 	case "rate":
 		figure(func(r *Rule) float64 { return number(r.RateBits, math.Inf(1)) })
 	case "use":
@@ -567,6 +557,22 @@ func (rules Rules) Sort(by string, shadows bool) {
 	case "excess":
 		figure(func(r *Rule) float64 { return number(r.excess(), -1) })
 	}
+}
+
+// SortByDevice sorts rules by device and direction, and pools by name. Other rules stay in order.
+func (rules Rules) SortByDevice() {
+	rules.stable(func(a, b *Rule) int {
+		c := cmp.Or(Natural(a.Device, b.Device), cmp.Compare(a.Direction, b.Direction))
+		if c == 0 && a.IsPool() && b.IsPool() {
+			c = Natural(a.Name, b.Name)
+		}
+		return c
+	})
+}
+
+func (rules Rules) stable(compare func(a, b *Rule) int) {
+	// slices.SortStableFunc makes the program 8 KB larger for each type.
+	sort.SliceStable(rules, func(i, j int) bool { return compare(&rules[i], &rules[j]) < 0 })
 }
 
 func number[N uint64 | float64](v *N, none float64) float64 {
