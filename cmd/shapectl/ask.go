@@ -93,7 +93,7 @@ func (e *env) ask(name string, d policy.Direction, address netip.Addr, p packetF
 		answer := report.Answer{
 			Device: name, Direction: d.String(), Address: address.String(),
 			Bytes: p.bytes, Conforms: true, Verdict: "pass", Attached: new(bool),
-			Passage: report.Passage{Pools: []report.PoolLevel{}},
+			Passage: report.Passage{BorrowedBy: []string{}, Pools: []report.PoolLevel{}},
 		}
 		if h == nil {
 			dev, err := device(name)

@@ -15,7 +15,7 @@ var sideNames = map[policy.Match]string{policy.MatchSrc: "source address", polic
 
 func judgeStop(p Packets, s Stop) report.Stop {
 	out := report.Stop{Device: s.Name, Direction: s.Direction.String(), Warnings: []string{}, Hides: []report.Brief{}, Verdict: "pass", Attached: new(bool)}
-	out.Pools = []report.PoolLevel{}
+	out.BorrowedBy, out.Pools = []string{}, []report.PoolLevel{}
 	match := s.Direction.FarSide()
 	if h := s.Hook; h != nil {
 		out.Device, out.State, out.Attached, match = h.Name, h.Status, h.State.InForce(), h.Match

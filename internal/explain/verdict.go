@@ -66,7 +66,7 @@ func judgeStages(out *report.Stop, p Packets, stages Stages, inForce bool) {
 	v := stages.Judge(out.Counted.Bytes)
 	out.Passage, out.WaitNS = v.Passage, v.WaitNS
 	if !inForce {
-		out.RefusedBy, out.Guaranteed, out.GuaranteedBy = nil, false, ""
+		out.RefusedBy, out.RefusedReason, out.BorrowedBy, out.Guaranteed, out.GuaranteedBy = nil, "", []string{}, false, nil
 		return
 	}
 	out.Verdict = v.Verdict.String()

@@ -219,14 +219,18 @@ func (p Stop) answer() string {
 		return *p.Rule + " matches, but is NOT IN FORCE (" + p.State + "); they pass"
 	}
 	says := *p.Rule + " decides; " + p.fate()
-	switch r := p.RefusedBy; {
-	case r != nil && r.Kind == KindPool:
-		says = *p.Rule + " matches, and pool " + r.Name + " decides; " + p.fate()
+	switch i := p.decider(); {
+	case p.RefusedBy != nil && i >= 0:
+		says = *p.Rule + " matches, and pool " + p.Pools[i].Name + " decides; " + p.fate()
 	case p.Bucket == nil && len(p.Pools) > 0:
 		says = *p.Rule + " matches; " + p.fate()
 	}
+	if full := p.full(); full != "" {
+		says += "; " + full
+	}
 	if p.DroppedPackets > 0 {
-		says += "; " + percentText(percentOf(p.DroppedPackets, p.PassedPackets+p.DroppedPackets)) + " of its packets were dropped so far"
+		dropped := percentText(percentOf(p.DroppedPackets, p.PassedPackets+p.DroppedPackets))
+		says += "; " + dropped + " of all packets of " + *p.Rule + " were dropped so far"
 	}
 	return says
 }
@@ -252,6 +256,8 @@ func (p Stop) fate() string {
 		return "whether they pass depends on the flow"
 	case p.Verdict == "lost":
 		return "they are LOST"
+	case p.RefusedBy == nil && p.full() != "" && p.needsFlow():
+		return "whether they pass depends on the flow" + p.covers()
 	case !p.plain():
 		return "they " + p.become()
 	case b == nil:
@@ -291,9 +297,9 @@ func (p Stop) text(s *strings.Builder) {
 			fact(s, "counted", c.words())
 		}
 		p.counters(s)
-		for _, pool := range p.Pools {
-			r := p.RefusedBy
-			fact(s, "pool", pool.text(r != nil && r.Kind == KindPool && r.Name == pool.Name))
+		decider := p.decider()
+		for i, pool := range p.Pools {
+			fact(s, "pool", pool.text(i == decider && p.RefusedBy != nil))
 		}
 	}
 	for _, warning := range p.Warnings {
@@ -329,7 +335,7 @@ func (p Stop) counters(s *strings.Builder) {
 	if all == 0 {
 		return
 	}
-	text := fmt.Sprintf("%d dropped of %s (%s)", p.DroppedPackets, plain.Count(all, "packet"), percentText(percentOf(p.DroppedPackets, all)))
+	text := fmt.Sprintf("the rule dropped %d of %s (%s)", p.DroppedPackets, plain.Count(all, "packet"), percentText(percentOf(p.DroppedPackets, all)))
 	if p.ExcessPackets != p.DroppedPackets {
 		text += fmt.Sprintf(", %d excess", p.ExcessPackets)
 	}

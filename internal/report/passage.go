@@ -1,7 +1,9 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/shapectl/shapectl/internal/model"
@@ -9,29 +11,25 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Passage is what a packet meets in a rule and the pools above it.
+// Passage is what a packet meets in a rule and the pools above it. Names are the network of a rule, or the name of a pool.
 type Passage struct {
 	// RefusedBy is the level that the packet exceeds; null where it conforms, and where that is not known.
-	RefusedBy *Refusal `json:"refused_by"`
+	RefusedBy *string `json:"refused_by"`
+	// RefusedReason is capacity, or share where the packet is beyond a fair share; "" without RefusedBy.
+	RefusedReason string `json:"refused_reason"`
 	// Borrowed says whether the packet passes beyond the guarantees of its rule and pools, of which there are some.
 	Borrowed bool `json:"borrowed"`
+	// BorrowedBy are those of them whose guarantees the packet passes beyond, the lowest first.
+	BorrowedBy []string `json:"borrowed_by"`
 	// Guaranteed says whether a guarantee lets the packet pass the pools above it.
 	Guaranteed bool `json:"guaranteed"`
-	// GuaranteedBy is the pool with that guarantee; "" for the rule.
-	GuaranteedBy string `json:"guaranteed_by"`
+	// GuaranteedBy has that guarantee; null for none.
+	GuaranteedBy *string `json:"guaranteed_by"`
 	Sharing
 	Pools []PoolLevel `json:"pools"` // above the rule, the lowest first
 }
 
-// Refusal is a rule or pool that a packet exceeds.
-type Refusal struct {
-	Kind   string `json:"kind"`   // rule or pool
-	Name   string `json:"name"`   // of the pool, or the network of the rule
-	Reason string `json:"reason"` // capacity, or share where the packet is beyond a fair share
-	Sharer string `json:"sharer"` // who has that share; "" for capacity
-}
-
-// Reasons of a Refusal.
+// Values of RefusedReason.
 const (
 	Capacity = "capacity"
 	Share    = "share"
@@ -56,8 +54,10 @@ type PoolLevel struct {
 	LevelBytes    uint64  `json:"level_bytes"`
 	CapacityBytes uint64  `json:"capacity_bytes"`
 	Queue
-	Conforms   bool `json:"conforms"`   // the pool has room for the packet
-	Guarantees bool `json:"guarantees"` // the packet conforms to the pool's guarantee
+	Full       bool   `json:"full"`       // as it is while more is offered than its rate
+	Conforms   bool   `json:"conforms"`   // it has room for the packet
+	WaitNS     uint64 `json:"wait_ns"`    // until it has, if no others come
+	Guarantees bool   `json:"guarantees"` // the packet conforms to the pool's guarantee
 	Sharing
 	// What became of the packets within the pool since it was set; the dropped ones are those that it refused.
 	PassedPackets  uint64 `json:"passed_packets"`
@@ -75,30 +75,106 @@ func NewPoolLevel(r policy.Rule, level uint64) PoolLevel {
 // plain reports whether there are neither pools nor shares, so that the rule's bucket alone decides.
 func (p Passage) plain() bool { return len(p.Pools) == 0 && p.Sharing.text() == "" }
 
-// where is the limit that a packet exceeds, as "excess in pool a".
-func (r Refusal) where() string {
-	in := ""
-	if r.Kind == KindPool {
-		in = " in pool " + r.Name
+// pool is the pool with a name; nil for a rule, and for no name.
+func (p Passage) pool(name *string) *PoolLevel {
+	for i := range p.Pools {
+		if name != nil && p.Pools[i].Name == *name {
+			return &p.Pools[i]
+		}
 	}
-	if r.Reason == Share {
-		return "beyond the fair share of " + r.Sharer + in
+	return nil
+}
+
+// beyond is the fair share that the packet exceeds, as "beyond the fair share of 10.0.0.7"; "" for none.
+func (p Passage) beyond() string {
+	if p.RefusedReason != Share {
+		return ""
 	}
-	return "excess" + in
+	sharer := p.Sharer
+	if pool := p.pool(p.RefusedBy); pool != nil {
+		sharer = pool.Sharer
+	}
+	return "beyond the fair share of " + sharer
+}
+
+// excess is the limit that the packet exceeds, as "excess in pool a".
+func (p Passage) excess() string {
+	text := cmp.Or(p.beyond(), "excess")
+	if pool := p.pool(p.RefusedBy); pool != nil {
+		text += " in pool " + pool.Name
+	}
+	return text
+}
+
+// decider is the number of the pool that decides about the packet, or that would if more came; -1 for none. A pool
+// whose fair shares refuse the packet may have room itself: then a pool above is full, and leaves it less than its rate.
+func (p Passage) decider() int {
+	refuses := slices.IndexFunc(p.Pools, func(l PoolLevel) bool { return p.RefusedBy != nil && l.Name == *p.RefusedBy })
+	if p.RefusedReason == Capacity {
+		return refuses
+	}
+	for i := max(refuses, 0); i < len(p.Pools); i++ {
+		if p.Pools[i].Full {
+			return i
+		}
+	}
+	return refuses
+}
+
+// full says that the pool that decides is full, and who has which part of it; "" if none is.
+func (p Passage) full() string {
+	i := p.decider()
+	if i < 0 || !p.Pools[i].Full {
+		return ""
+	}
+	pool := p.Pools[i]
+	text := "pool " + pool.Name + " is full"
+	if sharers := pool.Sharing.sharers(); sharers != "" {
+		text += ": " + policy.Rate(pool.RateBits).String() + " for " + sharers
+	}
+	above := func(l PoolLevel) bool { return p.GuaranteedBy != nil && l.Name == *p.GuaranteedBy }
+	switch {
+	case p.RefusedBy != nil:
+	case p.Guaranteed && !slices.ContainsFunc(p.Pools[i:], above):
+		text += ", but guaranteed packets pass"
+	case pool.Sharer != "":
+		text += ", and " + pool.Sharer + " gets its fair share"
+	}
+	return text
+}
+
+// needsFlow reports whether it is not known which flow the packet is of, and a pool that is shared by flow may refuse it.
+func (p Passage) needsFlow() bool {
+	return slices.ContainsFunc(p.Pools, func(l PoolLevel) bool { return l.Share == "flow" && l.Sharer == "" })
+}
+
+// sharers are those that are active, as "2 active members"; "" without shares.
+func (s Sharing) sharers() string {
+	noun := s.Share
+	switch {
+	case s.Share == "" || s.Share == (policy.Share{}).String():
+		return ""
+	case strings.HasPrefix(s.Share, "/"):
+		noun += " subnet"
+	}
+	if s.ActiveSharers == nil {
+		return "its " + noun + "s"
+	}
+	return plain.Count(*s.ActiveSharers, "active "+noun)
 }
 
 // become is what happens to packets now that meet pools or shares.
 func (p Stop) become() string {
-	r, beyond := p.RefusedBy, ""
-	if r != nil && r.Reason == Share {
-		beyond = "beyond the fair share of " + r.Sharer + ", and "
+	beyond := p.beyond()
+	if beyond != "" {
+		beyond += ", and "
 	}
-	switch {
-	case r != nil && p.Verdict == "pass":
+	switch refused := p.RefusedBy != nil; {
+	case refused && p.Verdict == "pass":
 		return "are excess, and pass"
-	case r != nil && p.Verdict == "mark":
+	case refused && p.Verdict == "mark":
 		return "are " + beyond + "marked by ECN now"
-	case r != nil:
+	case refused:
 		return "are " + beyond + "dropped now"
 	case p.WaitNS > 0 && p.unheld():
 		return "pass now, NOT DELAYED"
@@ -116,9 +192,9 @@ func (p Stop) unheld() bool { return p.HeldBack != nil && !*p.HeldBack }
 // throughPools is the verdict on a packet that meets pools or shares, and when there will be another one.
 func (p Stop) throughPools(s *strings.Builder) {
 	text := p.packet()
-	switch r := p.RefusedBy; {
-	case r != nil:
-		fact(s, "now", text+" is "+r.where()+": "+excessBecomes[p.Verdict])
+	switch {
+	case p.RefusedBy != nil:
+		fact(s, "now", text+" is "+p.excess()+": "+excessBecomes[p.Verdict])
 		fact(s, "later", "conforms in "+about(p.WaitNS)+", if no others come")
 		return
 	case p.Verdict == "lost":
@@ -139,17 +215,18 @@ var excessBecomes = map[string]string{
 	"drop": "dropped", "mark": "marked by ECN if the packet allows it, else dropped", "pass": "counted, and passes",
 }
 
-// covers says whether the rate of a packet that passes is guaranteed; "" where nothing is.
-func (p Passage) covers() string {
-	switch {
-	case p.Guaranteed && p.GuaranteedBy == "":
-		return ", guaranteed"
-	case p.Guaranteed:
-		return ", guaranteed by pool " + p.GuaranteedBy
-	case p.Borrowed:
-		return ", borrowed"
+// covers says whether the rate of a packet that passes is guaranteed, or who borrows it; "" where nothing is guaranteed.
+func (p Passage) covers() (text string) {
+	if len(p.BorrowedBy) > 0 {
+		text = ", borrowed by " + strings.Join(p.BorrowedBy, " and by ")
 	}
-	return ""
+	if pool := p.pool(p.GuaranteedBy); pool != nil {
+		return text + ", guaranteed by pool " + pool.Name
+	}
+	if p.Guaranteed {
+		text += ", guaranteed"
+	}
+	return text
 }
 
 // text describes fair shares; "" without any.

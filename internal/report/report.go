@@ -453,8 +453,15 @@ func (a Answer) Text(w io.Writer) error {
 			text.WriteString(noRoom(a.Key) + "\n")
 		}
 	}
+	if full := a.full(); full != "" {
+		fmt.Fprintln(text, plain.Line(full))
+	}
 	for _, p := range a.Pools {
-		fmt.Fprintln(text, plain.Line(p.filled("pool "+p.Name, p.LevelBytes, p.CapacityBytes)))
+		line := p.filled("pool "+p.Name, p.LevelBytes, p.CapacityBytes)
+		if !p.Conforms {
+			line += "; room in " + about(p.WaitNS)
+		}
+		fmt.Fprintln(text, plain.Line(line))
 	}
 	if a.Rule != nil && NotInForce(a.Attached) {
 		text.WriteString("the rule is NOT IN FORCE\n")
@@ -469,7 +476,7 @@ func (a Answer) fate() string {
 	wait := about(a.WaitNS)
 	switch {
 	case !a.Conforms && !a.plain():
-		return plain.Line(fmt.Sprintf("are %s now (%s) and would conform in %s", a.RefusedBy.where(), a.Verdict, wait))
+		return plain.Line(fmt.Sprintf("are %s now (%s) and would conform in %s", a.excess(), a.Verdict, wait))
 	case !a.Conforms && a.delays():
 		return fmt.Sprintf("do not fit the queue now (%s), and would conform in %s", a.Verdict, wait)
 	case !a.Conforms:
