@@ -24,8 +24,9 @@ type Question struct {
 	Device    string            // "" for those of the routes
 	Direction *policy.Direction // of the device; nil for both
 	Address   netip.Addr        // the zero Addr where the flow has both
-	Name      string            // "", or that of the rules in question, and
-	Network   netip.Prefix      // theirs, which has the address
+	Name      string            // "", or that of a rule of Device, and
+	Network   netip.Prefix      // its network, which has the address
+	Routes    bool              // explain all of the path if the routes have Device
 	Flow      *maps.Flow        // nil for any
 	Bytes     uint64            // of each segment at layer 2, without VLAN tags; 0 for full ones of the device
 	Segments  uint16            // at least 1
@@ -43,19 +44,23 @@ func (e *QuestionError) Unwrap() error { return e.err }
 // error is, or wraps, a *QuestionError where a question has no answer. With an
 // error about hooks that could not be read it returns the answers for the others.
 func Explain(n *loader.Namespace, questions ...Question) (paths report.Paths, unread error) {
+	var hooks []*loader.Hook
+	if slices.ContainsFunc(questions, func(q Question) bool { return q.Device == "" || q.Routes }) {
+		hooks, unread = n.Hooks()
+		defer loader.CloseHooks(hooks)
+	}
+	told := map[[2]netip.Addr]bool{} // the ends of packets whose path is explained
 	for _, q := range questions {
-		gather := onDevice
-		if q.Device == "" {
-			gather = onRoutes
-		}
-		facts, err := gather(n, q)
-		if facts == nil {
+		facts, err := q.gather(n, hooks)
+		if err != nil {
 			return nil, err
 		}
-		if unread == nil { // it is about the same hooks for each question
-			unread = err
-		}
 		for _, f := range facts {
+			ends := [2]netip.Addr{f.Src, f.Dst}
+			if f.Routed && told[ends] {
+				continue
+			}
+			told[ends] = told[ends] || f.Routed
 			f.Netns = q.Netns
 			paths = append(paths, Judge(f))
 		}

@@ -21,6 +21,27 @@ func (q Question) packets() Packets {
 	return Packets{Flow: q.Flow, Segments: q.Segments, Name: q.Name, Network: q.Network}
 }
 
+func (q Question) gather(n *loader.Namespace, hooks []*loader.Hook) ([]Facts, error) {
+	if q.Device == "" {
+		return onRoutes(n, q, hooks)
+	}
+	all, err := onDevice(n, q)
+	if err != nil || !q.Routes {
+		return all, err
+	}
+	for i, f := range all {
+		path, err := routed(n, f.Packets, q.Bytes, hooks)
+		if err != nil {
+			return nil, err
+		}
+		asked := f.Stops[0].Hop
+		if slices.ContainsFunc(path.Stops, func(s Stop) bool { return s.Index == asked.Index && s.Direction == asked.Direction }) {
+			all[i] = path
+		}
+	}
+	return all, nil
+}
+
 // onDevice is about both directions of the device that was named, or one.
 func onDevice(n *loader.Namespace, q Question) ([]Facts, error) {
 	directions := []policy.Direction{policy.Egress, policy.Ingress}
@@ -148,9 +169,7 @@ func (p place) explain(n *loader.Namespace, q Question) (f Facts, err error) {
 }
 
 // onRoutes is about all hooks that packets pass by the present routes.
-func onRoutes(n *loader.Namespace, q Question) ([]Facts, error) {
-	hooks, unread := n.Hooks()
-	defer loader.CloseHooks(hooks)
+func onRoutes(n *loader.Namespace, q Question, hooks []*loader.Hook) ([]Facts, error) {
 	to, from := q.packets(), q.packets()
 	to.Dst, from.Src = q.Address, q.Address
 	asked := []Packets{to, from}
@@ -173,7 +192,7 @@ func onRoutes(n *loader.Namespace, q Question) ([]Facts, error) {
 		}
 		all = append(all, bridged...)
 	}
-	return all, unread
+	return all, nil
 }
 
 // bridged is about each hook with a rule for the packets, if there is no route for them: a bridge needs none.
