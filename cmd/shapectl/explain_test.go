@@ -31,6 +31,7 @@ import (
 var passing = []struct{ pattern, with string }{
 	{`program [0-9]+`, "program …"},
 	{`[0-9]+ of ([0-9]+ bytes) \([0-9.]+ % full\)`, "… of $1 (… full)"},
+	{`[0-9.<]+% full`, "…% full"},
 	{`(empty in|conforms in|room in|another) [0-9][0-9a-z.]*`, "$1 …"},
 	{`until [0-9:]{8}`, "until …"},
 }

@@ -156,39 +156,75 @@ const (
 // Paths are all paths that the packets in question may take.
 type Paths []Path
 
-// Text writes paths for people to read: first which rules decide and how, then why.
+// Text writes paths for people to read: first which rules decide and how, then why. Paths that differ only in their
+// addresses are one text.
 func (paths Paths) Text(w io.Writer) error {
 	var s strings.Builder
-	for i, path := range paths {
-		if i > 0 {
+	told := map[string]bool{} // pools
+	for left := slices.Clone(paths); len(left) > 0; {
+		first := left[0]
+		var same Paths
+		left = slices.DeleteFunc(left[1:], func(p Path) bool {
+			if !first.alike(p) {
+				return false
+			}
+			same = append(same, p)
+			return true
+		})
+		if s.Len() > 0 {
 			s.WriteByte('\n')
 		}
-		path.text(&s)
+		first.text(&s, same, told)
 	}
 	_, err := io.WriteString(w, s.String())
 	return err
 }
 
-func (w Path) text(s *strings.Builder) {
+// alike reports whether packets of both paths meet the same buckets and nothing else, on the same devices.
+func (w Path) alike(other Path) bool {
+	return len(w.Hooks) > 0 && slices.EqualFunc(w.Hooks, other.Hooks, Stop.alike)
+}
+
+func (p Stop) alike(other Stop) bool {
+	return p.Rule != nil && other.Rule != nil && p.Bucket == nil && other.Bucket == nil && p.Verdict != "unknown" && other.Verdict != "unknown" &&
+		p.Device == other.Device && p.Direction == other.Direction && p.Match == other.Match && p.State == other.State &&
+		*p.Counted == *other.Counted && p.Proposed == nil && other.Proposed == nil && p.RevertsInNS == nil && other.RevertsInNS == nil &&
+		slices.Equal(p.Warnings, other.Warnings) &&
+		slices.EqualFunc(p.Pools, other.Pools, func(a, b PoolLevel) bool { return a.Name == b.Name && a.Sharer == b.Sharer })
+}
+
+// text writes a path, and what is different on others that are alike.
+func (w Path) text(s *strings.Builder, same Paths, told map[string]bool) {
 	s.WriteString(plain.Fold(plain.Line("packets "+w.Packets+" "+w.How), screenWidth, "", "    "))
-	for _, stop := range w.Hooks {
+	for i, stop := range w.Hooks {
 		s.WriteString(plain.Fold(plain.Line(stop.where()+": "+stop.answer()+stop.limiters()), screenWidth, "  ", "    "))
+		var others []string
+		for _, path := range same {
+			others = append(others, path.Hooks[i].network())
+			w.Elsewhere = append(w.Elsewhere, path.Elsewhere...)
+		}
+		if others != nil {
+			s.WriteString(plain.Fold(plain.Line("the same for "+strings.Join(others, ", ")), screenWidth, "  ", "    "))
+		}
 	}
-	for _, stop := range w.Hooks {
+	explained := slices.DeleteFunc(slices.Clone(w.Hooks), func(stop Stop) bool {
 		foreign := func(a Attached) bool { return !a.Ours && a.At != "qdisc" }
-		if stop.Rule != nil || len(stop.Warnings) > 0 || stop.Verdict == "unknown" || slices.ContainsFunc(stop.Chain, foreign) {
-			s.WriteByte('\n')
-			stop.text(s)
+		return stop.Rule == nil && len(stop.Warnings) == 0 && stop.Verdict != "unknown" && !slices.ContainsFunc(stop.Chain, foreign)
+	})
+	for _, stop := range explained {
+		s.WriteByte('\n')
+		if len(w.Hooks) > 1 {
+			s.WriteString(plain.Line(stop.where()) + "\n")
 		}
+		stop.text(s, told)
 	}
-	if len(w.Elsewhere) > 0 {
-		s.WriteString("\nother rules for these packets:\n")
-	}
-	for i, e := range w.Elsewhere {
-		if i == fewElsewhere && len(w.Elsewhere) > fewElsewhere+1 {
-			fmt.Fprintf(s, "  %d more, which -j lists\n", len(w.Elsewhere)-fewElsewhere)
-			break
-		}
+	elsewhere(w.Elsewhere, s)
+}
+
+// elsewhere writes rules that packets do not meet, or not all of them.
+func elsewhere(rules []Elsewhere, s *strings.Builder) {
+	var lines []string
+	for _, e := range rules {
 		met := e.Met
 		if strings.HasPrefix(met, "not met") {
 			_, unless, _ := strings.Cut(met, ", unless")
@@ -197,8 +233,20 @@ func (w Path) text(s *strings.Builder) {
 				met += ", unless" + unless
 			}
 		}
-		text := fmt.Sprintf("%s %s %s: %s%s", e.Device, e.Direction, e.Brief, met, remark(Rule{Attached: e.Attached, State: e.State}))
-		s.WriteString(plain.Fold(plain.Line(text), screenWidth, "  ", "    "))
+		line := fmt.Sprintf("%s %s %s: %s%s", e.Device, e.Direction, e.Brief, met, remark(Rule{Attached: e.Attached, State: e.State}))
+		if !slices.Contains(lines, line) {
+			lines = append(lines, line)
+		}
+	}
+	if len(lines) > 0 {
+		s.WriteString("\nother rules for these packets:\n")
+	}
+	for i, line := range lines {
+		if i == fewElsewhere && len(lines) > fewElsewhere+1 {
+			fmt.Fprintf(s, "  %d more, which -j lists\n", len(lines)-fewElsewhere)
+			break
+		}
+		s.WriteString(plain.Fold(plain.Line(line), screenWidth, "  ", "    "))
 	}
 }
 
@@ -229,10 +277,21 @@ func (p Stop) answer() string {
 		says += "; " + full
 	}
 	if p.DroppedPackets > 0 {
-		dropped := percentText(percentOf(p.DroppedPackets, p.PassedPackets+p.DroppedPackets))
-		says += "; " + dropped + " of all packets of " + *p.Rule + " were dropped so far"
+		says += "; " + p.dropped() + " of all packets of " + *p.Rule + " were dropped so far"
 	}
 	return says
+}
+
+func (p Stop) dropped() string {
+	return percentText(percentOf(p.DroppedPackets, p.PassedPackets+p.DroppedPackets))
+}
+
+// network is that of the rule that matches, with what it dropped.
+func (p Stop) network() string {
+	if p.DroppedPackets == 0 {
+		return *p.Rule
+	}
+	return *p.Rule + " (" + p.dropped() + " dropped)"
 }
 
 // limiters names those that are not shapectl.
@@ -257,7 +316,7 @@ func (p Stop) fate() string {
 	case p.Verdict == "lost":
 		return "they are LOST"
 	case p.RefusedBy == nil && p.full() != "" && p.needsFlow():
-		return "whether they pass depends on the flow" + p.covers()
+		return "whether they pass depends on the flow" + strings.Replace(p.covers(), ", ", "; if so, ", 1)
 	case !p.plain():
 		return "they " + p.become()
 	case b == nil:
@@ -278,8 +337,9 @@ func (p Stop) fate() string {
 	return "they pass now"
 }
 
-func (p Stop) text(s *strings.Builder) {
-	s.WriteString(plain.Line(p.where()) + "\n")
+// text says why. Pools that were told of are only named.
+func (p Stop) text(s *strings.Builder, told map[string]bool) {
+	var before []string // the pools that were told of
 	if p.Rule != nil {
 		_, says, _ := strings.Cut(p.Sentence, ": ")
 		fact(s, "rule", says+remark(Rule{Attached: p.Attached, State: p.State}))
@@ -299,22 +359,32 @@ func (p Stop) text(s *strings.Builder) {
 		p.counters(s)
 		decider := p.decider()
 		for i, pool := range p.Pools {
+			if told[pool.Name] {
+				before = append(before, pool.Name)
+				continue
+			}
+			told[pool.Name] = true
 			fact(s, "pool", pool.text(i == decider && p.RefusedBy != nil))
+		}
+		if before != nil {
+			fact(s, "pools", "as above: "+strings.Join(before, ", "))
 		}
 	}
 	for _, warning := range p.Warnings {
 		fact(s, "warning", warning)
 	}
-	if p.Rule != nil && p.Note != "" {
+	if told := len(p.Pools) > 0 && len(before) == len(p.Pools); p.Rule != nil && p.Note != "" && !(told && p.needsFlow()) {
 		fact(s, "note", p.Note)
 	}
 	if p.RevertsInNS != nil {
 		fact(s, "note", reverts(*p.RevertsInNS))
 	}
-	label := "path"
+	var chain []string
 	for _, a := range p.Chain {
-		fact(s, label, a.String())
-		label = ""
+		chain = append(chain, a.String())
+	}
+	if chain != nil {
+		fact(s, "path", strings.Join(chain, "; "))
 	}
 	if len(p.Hides) > 0 {
 		fact(s, "wider", wider(p.Hides))
@@ -335,7 +405,7 @@ func (p Stop) counters(s *strings.Builder) {
 	if all == 0 {
 		return
 	}
-	text := fmt.Sprintf("the rule dropped %d of %s (%s)", p.DroppedPackets, plain.Count(all, "packet"), percentText(percentOf(p.DroppedPackets, all)))
+	text := fmt.Sprintf("the rule dropped %d of %s (%s)", p.DroppedPackets, plain.Count(all, "packet"), p.dropped())
 	if p.ExcessPackets != p.DroppedPackets {
 		text += fmt.Sprintf(", %d excess", p.ExcessPackets)
 	}

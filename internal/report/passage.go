@@ -2,7 +2,6 @@ package report
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -206,7 +205,7 @@ func (p Stop) throughPools(s *strings.Builder) {
 	case p.WaitNS > 0:
 		text += " waits " + about(p.WaitNS)
 	default:
-		text += " conforms, and passes" + p.covers()
+		return // the answer says it
 	}
 	fact(s, "now", text)
 }
@@ -218,7 +217,7 @@ var excessBecomes = map[string]string{
 // covers says whether the rate of a packet that passes is guaranteed, or who borrows it; "" where nothing is guaranteed.
 func (p Passage) covers() (text string) {
 	if len(p.BorrowedBy) > 0 {
-		text = ", borrowed by " + strings.Join(p.BorrowedBy, " and by ")
+		text = ", borrowed by " + strings.Join(p.BorrowedBy, " and ")
 	}
 	if pool := p.pool(p.GuaranteedBy); pool != nil {
 		return text + ", guaranteed by pool " + pool.Name
@@ -251,27 +250,18 @@ func (p PoolLevel) text(decides bool) string {
 		text += ", decides"
 	}
 	text += ": " + policy.Rate(p.RateBits).String()
-	if p.Within != "" {
-		text += " within " + p.Within
-	}
 	if p.GuaranteeBits != nil {
 		text += ", " + policy.Rate(*p.GuaranteeBits).String() + " guaranteed"
 	}
-	parts := []string{text, p.full()}
-	if shares := p.Sharing.text(); shares != "" {
-		parts = append(parts, "fair shares "+shares)
+	parts := []string{text, "empty"}
+	if p.LevelBytes > 0 {
+		parts[1] = percentText(percentOf(p.LevelBytes, p.holds(p.CapacityBytes))) + " full"
+	}
+	if p.ActiveSharers != nil {
+		parts = append(parts, p.Sharing.sharers())
 	}
 	if all := p.PassedPackets + p.DroppedPackets; all > 0 {
-		parts = append(parts, fmt.Sprintf("%s of %s refused", percentText(percentOf(p.DroppedPackets, all)), plain.Count(all, "packet")))
+		parts = append(parts, percentText(percentOf(p.DroppedPackets, all))+" refused")
 	}
 	return strings.Join(parts, "; ")
-}
-
-// full says how full the bucket and the queue of a pool are together.
-func (p PoolLevel) full() string {
-	holds := p.holds(p.CapacityBytes)
-	if p.LevelBytes == 0 {
-		return fmt.Sprintf("empty, of %d bytes", holds)
-	}
-	return fmt.Sprintf("%d of %d bytes (%s full)", p.LevelBytes, holds, percent(p.LevelBytes, holds))
 }

@@ -16,12 +16,11 @@ func TestPassageText(t *testing.T) {
 		stop        Stop
 		answer, now string
 	}{
-		{Stop{Verdict: "pass"}, "they pass now", "conforms, and passes"},
-		{Stop{Verdict: "pass", Passage: Passage{BorrowedBy: []string{"10.0.0.0/24", "a"}}},
-			"they pass now, borrowed by 10.0.0.0/24 and by a", "conforms, and passes, borrowed by 10.0.0.0/24 and by a"},
-		{Stop{Verdict: "pass", Passage: Passage{Guaranteed: true, GuaranteedBy: new("10.0.0.0/24")}}, "they pass now, guaranteed", "conforms, and passes, guaranteed"},
+		{Stop{Verdict: "pass"}, "they pass now", ""},
+		{Stop{Verdict: "pass", Passage: Passage{BorrowedBy: []string{"10.0.0.0/24", "a"}}}, "they pass now, borrowed by 10.0.0.0/24 and a", ""},
+		{Stop{Verdict: "pass", Passage: Passage{Guaranteed: true, GuaranteedBy: new("10.0.0.0/24")}}, "they pass now, guaranteed", ""},
 		{Stop{Verdict: "pass", Passage: Passage{Guaranteed: true, GuaranteedBy: new("a"), BorrowedBy: []string{"10.0.0.0/24"}}},
-			"they pass now, borrowed by 10.0.0.0/24, guaranteed by pool a", "conforms, and passes, borrowed by 10.0.0.0/24, guaranteed by pool a"},
+			"they pass now, borrowed by 10.0.0.0/24, guaranteed by pool a", ""},
 		{Stop{Verdict: "delay", WaitNS: 5000}, "they wait 5us", "waits 5us"},
 		{Stop{Verdict: "mark", WaitNS: 5000}, "they wait 5us, marked by ECN", "waits 5us, and is marked by ECN if it allows that"},
 		{Stop{Verdict: "delay", WaitNS: 5000, HeldBack: new(false)}, "they pass now, NOT DELAYED", "passes: nothing delays it by 5us"},
@@ -42,7 +41,7 @@ func TestPassageText(t *testing.T) {
 		var text strings.Builder
 		s.now(&text)
 		got := strings.Join(strings.Fields(text.String()), " ")
-		if want := "now a packet of 1514 bytes " + test.now; got != want && !strings.HasPrefix(got, want+" later") {
+		if want := "now a packet of 1514 bytes " + test.now; test.now == "" && got != "" || test.now != "" && got != want && !strings.HasPrefix(got, want+" later") {
 			t.Errorf("%+v: now %q, want %q", test.stop, got, want)
 		}
 	}
@@ -114,9 +113,9 @@ func TestPoolLevelText(t *testing.T) {
 		decides bool
 		want    string
 	}{
-		{plain, false, "a: 1mbit; empty, of 1000 bytes"},
-		{all, false, "a: 1mbit within b, 500kbit guaranteed; 2000 of 4000 bytes (50.0 % full); fair shares by host, 3 active; 25% of 40 packets refused"},
-		{beyond, true, "a, decides: 1mbit; empty, of 1000 bytes; fair shares by member, c is beyond its share"},
+		{plain, false, "a: 1mbit; empty"},
+		{all, false, "a: 1mbit, 500kbit guaranteed; 50% full; 3 active hosts; 25% refused"},
+		{beyond, true, "a, decides: 1mbit; empty"},
 	} {
 		if got := test.pool.text(test.decides); got != test.want {
 			t.Errorf("%q, want %q", got, test.want)
