@@ -24,7 +24,8 @@ func askCommand(e *env) *cobra.Command {
 		Long: `Ask whether a packet to or from an address would pass now, and how long it would wait.
 
 The answer has the rule, the level of its bucket and of the pools above, and the delay of the packet or the time
-until it would conform. It names the pool that would refuse the packet. Nothing is charged or changed.
+until it would conform. It names the rule or pool that would refuse the packet, and says when each pool has room.
+Nothing is charged or changed.
 
 Give --flow where each flow has a bucket or a share. With --order sparse-first, the answer without --flow is about a
 flow that already has packets in the queue.`,

@@ -3,6 +3,7 @@ package doctor
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"github.com/shapectl/shapectl/internal/model"
@@ -40,7 +41,7 @@ func (f *Facts) findPools() {
 	}
 }
 
-var poolChecks = []func(Facts) []report.Finding{checkUnused, checkPoolBurst, checkPoolSharers}
+var poolChecks = []func(Facts) []report.Finding{checkUnused, checkPoolBurst, checkPoolSharers, checkForwarded}
 
 // checkUnused finds pools that nothing draws from.
 func checkUnused(f Facts) []report.Finding {
@@ -117,6 +118,72 @@ func checkGuarantees(f Facts, s Hook, _ *Device) (findings []report.Finding) {
 			s.flush(f.Netns)+" frees them")...)
 	}
 	return findings
+}
+
+// checkForwarded finds pools that a forwarded packet may be charged to twice: as it enters one device, and as it leaves
+// another.
+func checkForwarded(f Facts) []report.Finding {
+	type place struct {
+		pool      *policy.Node
+		direction policy.Direction
+		prefix    netip.Prefix
+	}
+	places, used := map[place][]string{}, map[place]bool{} // devices by place; places of any prefix
+	visit := func(do func(device string, r Rule, at place)) {
+		for _, s := range f.Hooks {
+			d := f.byIndex[s.Index]
+			if d == nil || !s.inForce() {
+				continue
+			}
+			for _, r := range s.Limits.Rules {
+				forwards := r.Prefix.Addr().Is4() && d.Forwards4 || r.Prefix.Addr().Is6() && d.Forwards6
+				if s.Direction == policy.Ingress && !forwards {
+					continue
+				}
+				for n := f.tree.Find(string(r.Within)); n != nil; n = n.Above {
+					do(s.Name, r, place{n, s.Direction, r.Prefix})
+				}
+			}
+		}
+	}
+	visit(func(device string, _ Rule, at place) {
+		places[at] = append(places[at], device)
+		at.prefix = netip.Prefix{}
+		used[at] = true
+	})
+	pairs, below := map[*policy.Node]string{}, map[*policy.Node]bool{}
+	visit(func(device string, r Rule, at place) {
+		there := place{at.pool, policy.Ingress + policy.Egress - at.direction, netip.Prefix{}}
+		if pairs[at.pool] != "" || !used[there] {
+			return
+		}
+		for bits := r.Prefix.Bits(); bits >= 0; bits-- {
+			there.prefix = netip.PrefixFrom(r.Prefix.Addr(), bits).Masked()
+			i := slices.IndexFunc(places[there], func(other string) bool { return other != device })
+			if i < 0 {
+				continue
+			}
+			pairs[at.pool] = fmt.Sprintf("%s %v %v and %s %v %v", device, at.direction, r.Prefix, places[there][i], there.direction, there.prefix)
+			for n := at.pool.Above; n != nil; n = n.Above {
+				below[n] = true
+			}
+			return
+		}
+	})
+	var found []*policy.Node
+	for _, n := range f.tree.Nodes {
+		if pairs[n] != "" && !below[n] {
+			found = append(found, n)
+		}
+	}
+	if found == nil {
+		return nil
+	}
+	finding := fmt.Sprintf("packets that this host forwards may be charged to pool %q twice: %s are within it", found[0].Pool.Label.Name, pairs[found[0]])
+	if len(found) > 1 {
+		finding += fmt.Sprintf(" (and so for %s)", plain.Count(len(found)-1, "other pool"))
+	}
+	return systemFinding(report.Warning, "pools", finding, "keep in a pool the rules of one of the two devices, or have a pool for each direction")
 }
 
 // mostSharers is how many sharers of one bucket get parts that are about right.

@@ -5,6 +5,7 @@ package explain
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -150,7 +151,8 @@ type Shadow struct {
 // Elsewhere is a limit for packets on a hook that they may not pass.
 type Elsewhere struct {
 	Hook
-	Rule policy.Rule
+	Rule  policy.Rule
+	Pools []string // above the rule, the lowest first
 }
 
 // Judge says what the facts mean.
@@ -159,6 +161,7 @@ func Judge(f Facts) report.Path {
 	for _, s := range f.Stops {
 		path.Hooks = append(path.Hooks, judgeStop(f.Packets, s))
 	}
+	warnTwice(path.Hooks)
 	if !f.Routed {
 		path.How = "that leave by " + path.Hooks[0].Device
 		if f.Stops[0].Direction == policy.Ingress {
@@ -179,6 +182,9 @@ func Judge(f Facts) report.Path {
 		if strings.HasPrefix(met, notMet) && !f.expects(e) {
 			continue
 		}
+		if pool := sharedPool(path.Hooks, e.Pools); pool != "" && !strings.HasPrefix(met, notMet) && !report.NotInForce(e.State.InForce()) {
+			met += fmt.Sprintf(", and then charged to pool %q twice", pool)
+		}
 		path.Elsewhere = append(path.Elsewhere, report.Elsewhere{
 			Device: e.Name, Direction: e.Direction.String(), Brief: report.NewBrief(e.Rule, e.Name, e.Direction, e.Match),
 			Attached: e.State.InForce(), State: e.Status, Met: met,
@@ -189,6 +195,33 @@ func Judge(f Facts) report.Path {
 		return cmp.Or(certain(a)-certain(b), report.Natural(a.Device, b.Device), cmp.Compare(a.Direction, b.Direction))
 	})
 	return path
+}
+
+// warnTwice warns where packets are charged to a pool again.
+func warnTwice(stops []report.Stop) {
+	for i := range stops {
+		s := &stops[i]
+		var pools []string
+		for _, p := range s.Pools {
+			pools = append(pools, p.Name)
+		}
+		if pool := sharedPool(stops[:i], pools); pool != "" && !report.NotInForce(s.Attached) {
+			s.Warnings = append(s.Warnings, fmt.Sprintf("the packets are charged to pool %q twice: before, and here; keep the rules of one device in it", pool))
+		}
+	}
+}
+
+// sharedPool is the first of some pools that a rule in force of the stops is within; "" for none.
+func sharedPool(stops []report.Stop, pools []string) string {
+	i := slices.IndexFunc(pools, func(name string) bool {
+		return slices.ContainsFunc(stops, func(s report.Stop) bool {
+			return !report.NotInForce(s.Attached) && slices.ContainsFunc(s.Pools, func(p report.PoolLevel) bool { return p.Name == name })
+		})
+	})
+	if i < 0 {
+		return ""
+	}
+	return pools[i]
 }
 
 // expects reports whether somebody may expect a rule to decide that packets do not pass. It

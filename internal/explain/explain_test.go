@@ -386,6 +386,54 @@ func (s Stages) beyond(level int) {
 	}
 }
 
+// A packet that meets rules of two devices within one pool is charged there twice.
+func TestChargedTwice(t *testing.T) {
+	out, in := limited(policy.Egress), limited(policy.Ingress)
+	out.Rule.Stages, in.Rule.Stages = pooled(), pooled()
+	in.Hook.Match, in.Device, in.Hook.Name = policy.MatchDst, eth1, "eth1"
+	twice := func(w report.Path) string { return strings.Join(w.Hooks[1].Warnings, "") }
+	facts := Facts{Packets: Packets{Dst: far}, Routed: true, Stops: []Stop{*in, *out}}
+	if got := twice(Judge(facts)); !strings.Contains(got, `charged to pool "a" twice`) {
+		t.Errorf("the warning is %q", got)
+	}
+	in.Rule.Stages.Levels, in.Rule.Stages.Model = in.Rule.Stages.Levels[:1], in.Rule.Stages.Model[:1]
+	facts.Stops[0] = *in
+	if got := twice(Judge(facts)); got != "" {
+		t.Errorf("of a rule in no pool: %q", got)
+	}
+	facts.Stops[0].Rule, facts.Stops[0].Hook = pooledRule(), &Hook{Name: "eth1", State: loader.Detached}
+	if got := twice(Judge(facts)); got != "" {
+		t.Errorf("of a rule that is not in force: %q", got)
+	}
+
+	facts.Stops = facts.Stops[1:]
+	facts.Out = Leg{Route: netinfo.Route{Device: eth0}, End: far, Descent: along(policy.Egress, eth0)}
+	for _, test := range []struct {
+		change func(*Elsewhere)
+		want   string
+	}{
+		{func(*Elsewhere) {}, `met if they come in by eth1, and then charged to pool "b" twice`},
+		{func(e *Elsewhere) { e.Pools = []string{"c"} }, "met if they come in by eth1"},
+		{func(e *Elsewhere) { e.State = loader.Detached }, "met if they come in by eth1"},
+		{func(e *Elsewhere) { e.Direction = policy.Egress; e.Rule.Prefix = netip.MustParsePrefix("10.0.0.7/32") }, "not met, as they leave by eth0"},
+	} {
+		e := Elsewhere{Hook: *in.Hook, Rule: in.Rule.Rule, Pools: []string{"c", "b"}}
+		e.Device = eth1
+		test.change(&e)
+		facts.Elsewhere = []Elsewhere{e}
+		if got := Judge(facts).Elsewhere[0].Met; got != test.want {
+			t.Errorf("it is %q, want %q", got, test.want)
+		}
+	}
+}
+
+// pooledRule is one in pools a and b.
+func pooledRule() *Rule {
+	r := limited(policy.Egress).Rule
+	r.Stages = pooled()
+	return r
+}
+
 // A pool is full as soon as it cannot serve more: with fair shares, its bucket does not fill up.
 func TestFullPool(t *testing.T) {
 	for _, test := range []struct {

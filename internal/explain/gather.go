@@ -255,6 +255,10 @@ func routed(n *loader.Namespace, p Packets, bytes uint64, hooks []*loader.Hook) 
 		}
 		if found && (entry.Rate != policy.Unlimited || entry.Within != "" || p.named(entry.Rule)) {
 			e.Rule = entry.Rule
+			pools, _ := h.Set.Stages(entry, h.Match(), flowTo(f.side(h.Match())), maps.Now())
+			for _, pool := range pools[1:] {
+				e.Pools = append(e.Pools, pool.Label.Name)
+			}
 			f.Elsewhere = append(f.Elsewhere, e)
 		}
 	}
