@@ -554,7 +554,7 @@ func TestJudge(t *testing.T) {
 			p.Capacity, p.Queue = 750_000, 3_000_000
 		}, nil, nil},
 		{"forwarded packets that are charged twice", func(f *Facts) { f.forwards("10.0.0.0/8", "a") },
-			[]string{"warning pools"}, []string{`may be charged to pool "a" twice: eth0 egress 10.0.0.0/24 and eth1 ingress 10.0.0.0/8 are within it; keep`}},
+			[]string{"warning pools"}, []string{`may be charged to pool "a" twice: eth1 ingress 10.0.0.0/8 and eth0 egress 10.0.0.0/24 are within it; keep`}},
 		{"forwarded packets of narrower rules", func(f *Facts) { f.forwards("10.0.0.7/32", "a") },
 			[]string{"warning pools"}, []string{"eth1 ingress 10.0.0.7/32 and eth0 egress 10.0.0.0/24 are within it"}},
 		{"forwarded packets in a tree", func(f *Facts) {
@@ -562,7 +562,7 @@ func TestJudge(t *testing.T) {
 			f.forwards("10.0.0.0/8", "b")
 			f.pool("c").Within = "b"
 			f.Pools[1].Within = "a"
-		}, []string{"warning pools"}, []string{`pool "b" twice: eth0 egress 10.0.0.0/24 and eth1 ingress 10.0.0.0/8 are within it; keep`}},
+		}, []string{"warning pools"}, []string{`pool "a" twice: eth1 ingress 10.0.0.0/8 and eth0 egress 10.0.0.0/24 are within it; keep`}},
 		{"forwarded packets in two pools", func(f *Facts) {
 			f.forwards("10.0.0.0/8", "b")
 			f.pool("a")
@@ -571,11 +571,21 @@ func TestJudge(t *testing.T) {
 				l.Rules = append(l.Rules, l.Rules[0])
 				l.Rules[1].Within = within
 			}
-		}, []string{"warning pools"}, []string{`pool "a" twice`, "(and so for 1 other pool)"}},
+		}, []string{"warning pools"}, []string{`pool "a" twice`}},
+		{"forwarded packets of the wider of two rules", func(f *Facts) {
+			f.forwards("10.0.1.0/24", "a")
+			l := f.Hooks[1].Limits
+			l.Rules = append(l.Rules, l.Rules[0])
+			l.Rules[1].Prefix = netip.MustParsePrefix("10.0.0.0/8")
+		}, []string{"warning pools"}, []string{"eth1 ingress 10.0.0.0/8 and eth0 egress 10.0.0.0/24 are within it"}},
 		{"other addresses forwarded", func(f *Facts) { f.forwards("10.0.1.0/24", "a") }, nil, nil},
 		{"another pool forwarded", func(f *Facts) { f.forwards("10.0.0.0/8", "b"); f.pool("a") }, nil, nil},
 		{"not forwarded", func(f *Facts) { f.forwards("10.0.0.0/8", "a"); f.Devices[1].Forwards4 = false }, nil, nil},
-		{"both directions of a device", func(f *Facts) { f.forwards("10.0.0.0/8", "a"); f.Hooks[1].Name, f.Hooks[1].Limits.Was = "eth0", "eth0" }, nil, nil},
+		{"both directions of a device", func(f *Facts) {
+			f.forwards("10.0.0.0/8", "a")
+			f.Hooks[1].Name, f.Hooks[1].Limits.Was, f.Hooks[1].Index = "eth0", "eth0", 2
+			f.Devices[0].Forwards4 = true
+		}, nil, nil},
 		{"guarantees of a device that is gone", func(f *Facts) {
 			f.pool("a")
 			f.rule().Guarantee, f.rule().Members = 5_000_000, 3

@@ -3,7 +3,6 @@ package doctor
 import (
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 
 	"github.com/shapectl/shapectl/internal/model"
@@ -120,70 +119,67 @@ func checkGuarantees(f Facts, s Hook, _ *Device) (findings []report.Finding) {
 	return findings
 }
 
-// checkForwarded finds pools that a forwarded packet may be charged to twice: as it enters one device, and as it leaves
+// checkForwarded finds a pool that a forwarded packet may be charged to twice: as it enters one device, and as it leaves
 // another.
 func checkForwarded(f Facts) []report.Finding {
-	type place struct {
-		pool      *policy.Node
-		direction policy.Direction
-		prefix    netip.Prefix
-	}
-	places, used := map[place][]string{}, map[place]bool{} // devices by place; places of any prefix
-	visit := func(do func(device string, r Rule, at place)) {
-		for _, s := range f.Hooks {
-			d := f.byIndex[s.Index]
-			if d == nil || !s.inForce() {
-				continue
-			}
-			for _, r := range s.Limits.Rules {
-				forwards := r.Prefix.Addr().Is4() && d.Forwards4 || r.Prefix.Addr().Is6() && d.Forwards6
-				if s.Direction == policy.Ingress && !forwards {
-					continue
-				}
-				for n := f.tree.Find(string(r.Within)); n != nil; n = n.Above {
-					do(s.Name, r, place{n, s.Direction, r.Prefix})
-				}
-			}
-		}
-	}
-	visit(func(device string, _ Rule, at place) {
-		places[at] = append(places[at], device)
-		at.prefix = netip.Prefix{}
-		used[at] = true
-	})
-	pairs, below := map[*policy.Node]string{}, map[*policy.Node]bool{}
-	visit(func(device string, r Rule, at place) {
-		there := place{at.pool, policy.Ingress + policy.Egress - at.direction, netip.Prefix{}}
-		if pairs[at.pool] != "" || !used[there] {
-			return
-		}
-		for bits := r.Prefix.Bits(); bits >= 0; bits-- {
-			there.prefix = netip.PrefixFrom(r.Prefix.Addr(), bits).Masked()
-			i := slices.IndexFunc(places[there], func(other string) bool { return other != device })
-			if i < 0 {
-				continue
-			}
-			pairs[at.pool] = fmt.Sprintf("%s %v %v and %s %v %v", device, at.direction, r.Prefix, places[there][i], there.direction, there.prefix)
-			for n := at.pool.Above; n != nil; n = n.Above {
-				below[n] = true
-			}
-			return
-		}
-	})
-	var found []*policy.Node
 	for _, n := range f.tree.Nodes {
-		if pairs[n] != "" && !below[n] {
-			found = append(found, n)
+		if n.Above != nil {
+			continue // the highest one has all rules
+		}
+		if pair := f.bothMeet(widest(n, nil)); pair != "" { // one is enough: other pools are like it
+			return systemFinding(report.Warning, "pools",
+				fmt.Sprintf("packets that this host forwards may be charged to pool %q twice: %s are within it", n.Pool.Label.Name, pair),
+				"keep in a pool the rules of one of the two devices, or have a pool for each direction")
 		}
 	}
-	if found == nil {
-		return nil
+	return nil
+}
+
+// widest adds the rules within a pool that have the shortest prefix of their direction and family.
+func widest(n *policy.Node, rules []policy.Member) []policy.Member {
+	for _, m := range n.Rules {
+		i := slices.IndexFunc(rules, func(r policy.Member) bool {
+			return r.Table == m.Table && r.Rule.Prefix.Addr().Is4() == m.Rule.Prefix.Addr().Is4()
+		})
+		if i < 0 {
+			rules = append(rules, m)
+		} else if m.Rule.Prefix.Bits() < rules[i].Rule.Prefix.Bits() {
+			rules[i] = m
+		}
 	}
-	finding := fmt.Sprintf("packets that this host forwards may be charged to pool %q twice: %s are within it", found[0].Pool.Label.Name, pairs[found[0]])
-	if len(found) > 1 {
-		finding += fmt.Sprintf(" (and so for %s)", plain.Count(len(found)-1, "other pool"))
+	for _, below := range n.Below {
+		rules = widest(below, rules)
 	}
-	return systemFinding(report.Warning, "pools", finding, "keep in a pool the rules of one of the two devices, or have a pool for each direction")
+	return rules
+}
+
+// enforcer is the device on which a rule is in force; nil for none.
+func (f *Facts) enforcer(m policy.Member) *Device {
+	for i := range f.Hooks {
+		if s := &f.Hooks[i]; s.Name == m.Table.Device && s.Direction == m.Table.Direction && s.inForce() {
+			return f.byIndex[s.Index]
+		}
+	}
+	return nil
+}
+
+// bothMeet names two rules that a forwarded packet may meet both; "" for none.
+func (f *Facts) bothMeet(rules []policy.Member) string {
+	for _, in := range rules {
+		if in.Table.Direction != policy.Ingress {
+			continue
+		}
+		d := f.enforcer(in)
+		if is4 := in.Rule.Prefix.Addr().Is4(); d == nil || is4 && !d.Forwards4 || !is4 && !d.Forwards6 {
+			continue
+		}
+		for _, out := range rules {
+			if out.Table.Direction == policy.Egress && out.Table.Device != in.Table.Device && out.Rule.Prefix.Overlaps(in.Rule.Prefix) && f.enforcer(out) != nil {
+				return memberName(in) + " and " + memberName(out)
+			}
+		}
+	}
+	return ""
 }
 
 // mostSharers is how many sharers of one bucket get parts that are about right.

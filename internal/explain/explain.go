@@ -50,14 +50,14 @@ func Explain(n *loader.Namespace, questions ...Question) (paths report.Paths, un
 		hooks, unread = n.Hooks()
 		defer loader.CloseHooks(hooks)
 	}
-	told := map[[2]netip.Addr]bool{} // the ends of packets whose path is explained
+	told := map[string]bool{} // the ends of packets whose path is explained
 	for _, q := range questions {
 		facts, err := q.gather(n, hooks)
 		if err != nil {
 			return nil, err
 		}
 		for _, f := range facts {
-			ends := [2]netip.Addr{f.Src, f.Dst}
+			ends := f.Src.String() + " " + f.Dst.String()
 			if f.Routed && told[ends] {
 				continue
 			}
@@ -161,7 +161,7 @@ func Judge(f Facts) report.Path {
 	for _, s := range f.Stops {
 		path.Hooks = append(path.Hooks, judgeStop(f.Packets, s))
 	}
-	warnTwice(path.Hooks)
+	charged := warnTwice(path.Hooks)
 	if !f.Routed {
 		path.How = "that leave by " + path.Hooks[0].Device
 		if f.Stops[0].Direction == policy.Ingress {
@@ -182,8 +182,11 @@ func Judge(f Facts) report.Path {
 		if strings.HasPrefix(met, notMet) && !f.expects(e) {
 			continue
 		}
-		if pool := sharedPool(path.Hooks, e.Pools); pool != "" && !strings.HasPrefix(met, notMet) && !report.NotInForce(e.State.InForce()) {
-			met += fmt.Sprintf(", and then charged to pool %q twice", pool)
+		for _, pool := range e.Pools {
+			if charged[pool] && !strings.HasPrefix(met, notMet) && !report.NotInForce(e.State.InForce()) {
+				met += fmt.Sprintf(", and then charged to pool %q twice", pool)
+				break
+			}
 		}
 		path.Elsewhere = append(path.Elsewhere, report.Elsewhere{
 			Device: e.Name, Direction: e.Direction.String(), Brief: report.NewBrief(e.Rule, e.Name, e.Direction, e.Match),
@@ -197,31 +200,21 @@ func Judge(f Facts) report.Path {
 	return path
 }
 
-// warnTwice warns where packets are charged to a pool again.
-func warnTwice(stops []report.Stop) {
+// warnTwice warns where packets are charged to a pool again, and returns the pools that they are charged to.
+func warnTwice(stops []report.Stop) map[string]bool {
+	charged := map[string]bool{}
 	for i := range stops {
-		s := &stops[i]
-		var pools []string
-		for _, p := range s.Pools {
-			pools = append(pools, p.Name)
-		}
-		if pool := sharedPool(stops[:i], pools); pool != "" && !report.NotInForce(s.Attached) {
-			s.Warnings = append(s.Warnings, fmt.Sprintf("the packets are charged to pool %q twice: before, and here; keep the rules of one device in it", pool))
+		s, again := &stops[i], ""
+		for j := 0; j < len(s.Pools) && !report.NotInForce(s.Attached); j++ {
+			name := s.Pools[j].Name
+			if charged[name] && again == "" {
+				again = name
+				s.Warnings = append(s.Warnings, fmt.Sprintf("the packets are charged to pool %q twice: before, and here; keep the rules of one device in it", name))
+			}
+			charged[name] = true
 		}
 	}
-}
-
-// sharedPool is the first of some pools that a rule in force of the stops is within; "" for none.
-func sharedPool(stops []report.Stop, pools []string) string {
-	i := slices.IndexFunc(pools, func(name string) bool {
-		return slices.ContainsFunc(stops, func(s report.Stop) bool {
-			return !report.NotInForce(s.Attached) && slices.ContainsFunc(s.Pools, func(p report.PoolLevel) bool { return p.Name == name })
-		})
-	})
-	if i < 0 {
-		return ""
-	}
-	return pools[i]
+	return charged
 }
 
 // expects reports whether somebody may expect a rule to decide that packets do not pass. It

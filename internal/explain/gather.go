@@ -29,14 +29,16 @@ func (q Question) gather(n *loader.Namespace, hooks []*loader.Hook) ([]Facts, er
 	if err != nil || !q.Routes {
 		return all, err
 	}
-	for i, f := range all {
-		path, err := routed(n, f.Packets, q.Bytes, hooks)
+	for i := range all {
+		path, err := routed(n, all[i].Packets, q.Bytes, hooks)
 		if err != nil {
 			return nil, err
 		}
-		asked := f.Stops[0].Hop
-		if slices.ContainsFunc(path.Stops, func(s Stop) bool { return s.Index == asked.Index && s.Direction == asked.Direction }) {
-			all[i] = path
+		hop := all[i].Stops[0].Hop
+		for j := range path.Stops {
+			if s := &path.Stops[j]; s.Index == hop.Index && s.Direction == hop.Direction {
+				all[i] = path
+			}
 		}
 	}
 	return all, nil

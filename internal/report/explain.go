@@ -161,62 +161,68 @@ type Paths []Path
 func (paths Paths) Text(w io.Writer) error {
 	var s strings.Builder
 	told := map[string]bool{} // pools
-	for left := slices.Clone(paths); len(left) > 0; {
-		first := left[0]
-		var same Paths
-		left = slices.DeleteFunc(left[1:], func(p Path) bool {
-			if !first.alike(p) {
-				return false
+	written := make([]bool, len(paths))
+	for i := range paths {
+		if written[i] {
+			continue
+		}
+		var same []*Path
+		for j := i + 1; j < len(paths); j++ {
+			if key := paths[i].buckets(); key != "" && !written[j] && paths[j].buckets() == key {
+				same, written[j] = append(same, &paths[j]), true
 			}
-			same = append(same, p)
-			return true
-		})
-		if s.Len() > 0 {
+		}
+		if i > 0 {
 			s.WriteByte('\n')
 		}
-		first.text(&s, same, told)
+		paths[i].text(&s, same, told)
 	}
 	_, err := io.WriteString(w, s.String())
 	return err
 }
 
-// alike reports whether packets of both paths meet the same buckets and nothing else, on the same devices.
-func (w Path) alike(other Path) bool {
-	return len(w.Hooks) > 0 && slices.EqualFunc(w.Hooks, other.Hooks, Stop.alike)
-}
-
-func (p Stop) alike(other Stop) bool {
-	return p.Rule != nil && other.Rule != nil && p.Bucket == nil && other.Bucket == nil && p.Verdict != "unknown" && other.Verdict != "unknown" &&
-		p.Device == other.Device && p.Direction == other.Direction && p.Match == other.Match && p.State == other.State &&
-		*p.Counted == *other.Counted && p.Proposed == nil && other.Proposed == nil && p.RevertsInNS == nil && other.RevertsInNS == nil &&
-		slices.Equal(p.Warnings, other.Warnings) &&
-		slices.EqualFunc(p.Pools, other.Pools, func(a, b PoolLevel) bool { return a.Name == b.Name && a.Sharer == b.Sharer })
+// buckets identifies all that packets meet on a path, if they meet only buckets of pools; else it is "".
+func (w *Path) buckets() (key string) {
+	for i := range w.Hooks {
+		p := &w.Hooks[i]
+		if p.Rule == nil || p.Bucket != nil || p.Verdict == "unknown" || p.Proposed != nil || p.RevertsInNS != nil {
+			return ""
+		}
+		key += fmt.Sprintln(p.Device, p.Direction, p.Match, p.State, *p.Counted, p.Warnings)
+		for j := range p.Pools {
+			key += fmt.Sprintln(p.Pools[j].Name, p.Pools[j].Sharer)
+		}
+	}
+	return key
 }
 
 // text writes a path, and what is different on others that are alike.
-func (w Path) text(s *strings.Builder, same Paths, told map[string]bool) {
+func (w Path) text(s *strings.Builder, same []*Path, told map[string]bool) {
 	s.WriteString(plain.Fold(plain.Line("packets "+w.Packets+" "+w.How), screenWidth, "", "    "))
-	for i, stop := range w.Hooks {
+	for i := range w.Hooks {
+		stop := &w.Hooks[i]
 		s.WriteString(plain.Fold(plain.Line(stop.where()+": "+stop.answer()+stop.limiters()), screenWidth, "  ", "    "))
-		var others []string
+		others := ""
 		for _, path := range same {
-			others = append(others, path.Hooks[i].network())
-			w.Elsewhere = append(w.Elsewhere, path.Elsewhere...)
+			others += ", " + path.Hooks[i].network()
 		}
-		if others != nil {
-			s.WriteString(plain.Fold(plain.Line("the same for "+strings.Join(others, ", ")), screenWidth, "  ", "    "))
+		if others != "" {
+			s.WriteString(plain.Fold(plain.Line("the same for "+others[2:]), screenWidth, "  ", "    "))
 		}
 	}
-	explained := slices.DeleteFunc(slices.Clone(w.Hooks), func(stop Stop) bool {
+	for i := range w.Hooks {
+		stop := &w.Hooks[i]
 		foreign := func(a Attached) bool { return !a.Ours && a.At != "qdisc" }
-		return stop.Rule == nil && len(stop.Warnings) == 0 && stop.Verdict != "unknown" && !slices.ContainsFunc(stop.Chain, foreign)
-	})
-	for _, stop := range explained {
-		s.WriteByte('\n')
-		if len(w.Hooks) > 1 {
-			s.WriteString(plain.Line(stop.where()) + "\n")
+		if stop.Rule != nil || len(stop.Warnings) > 0 || stop.Verdict == "unknown" || slices.ContainsFunc(stop.Chain, foreign) {
+			s.WriteByte('\n')
+			if len(w.Hooks) > 1 {
+				s.WriteString(plain.Line(stop.where()) + "\n")
+			}
+			stop.text(s, told)
 		}
-		stop.text(s, told)
+	}
+	for _, path := range same {
+		w.Elsewhere = append(w.Elsewhere, path.Elsewhere...)
 	}
 	elsewhere(w.Elsewhere, s)
 }
@@ -224,7 +230,8 @@ func (w Path) text(s *strings.Builder, same Paths, told map[string]bool) {
 // elsewhere writes rules that packets do not meet, or not all of them.
 func elsewhere(rules []Elsewhere, s *strings.Builder) {
 	var lines []string
-	for _, e := range rules {
+	for i := range rules {
+		e := &rules[i]
 		met := e.Met
 		if strings.HasPrefix(met, "not met") {
 			_, unless, _ := strings.Cut(met, ", unless")
@@ -250,10 +257,10 @@ func elsewhere(rules []Elsewhere, s *strings.Builder) {
 	}
 }
 
-func (p Stop) where() string { return p.Device + " " + p.Direction + p.otherSide() }
+func (p *Stop) where() string { return p.Device + " " + p.Direction + p.otherSide() }
 
 // answer is which rule decides, and what happens to the packets.
-func (p Stop) answer() string {
+func (p *Stop) answer() string {
 	switch {
 	case p.Rule == nil && p.Verdict == "unknown":
 		return p.Note
@@ -282,12 +289,12 @@ func (p Stop) answer() string {
 	return says
 }
 
-func (p Stop) dropped() string {
+func (p *Stop) dropped() string {
 	return percentText(percentOf(p.DroppedPackets, p.PassedPackets+p.DroppedPackets))
 }
 
 // network is that of the rule that matches, with what it dropped.
-func (p Stop) network() string {
+func (p *Stop) network() string {
 	if p.DroppedPackets == 0 {
 		return *p.Rule
 	}
@@ -295,7 +302,7 @@ func (p Stop) network() string {
 }
 
 // limiters names those that are not shapectl.
-func (p Stop) limiters() (text string) {
+func (p *Stop) limiters() (text string) {
 	for _, a := range p.Chain {
 		switch {
 		case a.Limits && a.At == "qdisc":
@@ -308,7 +315,7 @@ func (p Stop) limiters() (text string) {
 }
 
 // fate is what happens to the packets now.
-func (p Stop) fate() string {
+func (p *Stop) fate() string {
 	b := p.Bucket
 	switch {
 	case p.Verdict == "unknown":
@@ -338,7 +345,7 @@ func (p Stop) fate() string {
 }
 
 // text says why. Pools that were told of are only named.
-func (p Stop) text(s *strings.Builder, told map[string]bool) {
+func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 	var before []string // the pools that were told of
 	if p.Rule != nil {
 		_, says, _ := strings.Cut(p.Sentence, ": ")
@@ -358,7 +365,8 @@ func (p Stop) text(s *strings.Builder, told map[string]bool) {
 		}
 		p.counters(s)
 		decider := p.decider()
-		for i, pool := range p.Pools {
+		for i := range p.Pools {
+			pool := &p.Pools[i]
 			if told[pool.Name] {
 				before = append(before, pool.Name)
 				continue
@@ -400,7 +408,7 @@ func (p Stop) text(s *strings.Builder, told map[string]bool) {
 }
 
 // counters are how many packets the rule refused so far.
-func (p Stop) counters(s *strings.Builder) {
+func (p *Stop) counters(s *strings.Builder) {
 	all := p.PassedPackets + p.DroppedPackets
 	if all == 0 {
 		return
@@ -413,7 +421,7 @@ func (p Stop) counters(s *strings.Builder) {
 }
 
 // otherSide is the side that the rules compare, if that is not the far side.
-func (p Stop) otherSide() string {
+func (p *Stop) otherSide() string {
 	switch {
 	case p.Direction == policy.Egress.String() && p.Match == policy.MatchSrc.String():
 		return ", by source address"
@@ -452,7 +460,7 @@ func (a Attached) String() string {
 }
 
 // now is the verdict, and when there will be another one.
-func (p Stop) now(s *strings.Builder) {
+func (p *Stop) now(s *strings.Builder) {
 	b := p.Bucket
 	switch {
 	case NotInForce(p.Attached):
@@ -475,16 +483,16 @@ func (p Stop) now(s *strings.Builder) {
 }
 
 // packet is the packet that the verdict is about.
-func (p Stop) packet() string { return fmt.Sprintf("a packet of %d bytes", p.Counted.Bytes) }
+func (p *Stop) packet() string { return fmt.Sprintf("a packet of %d bytes", p.Counted.Bytes) }
 
-func (b Level) room() string {
+func (b *Level) room() string {
 	return fmt.Sprintf("room for %s (%d bytes)", plain.Count(b.RoomPackets, "such packet"), b.RoomBytes)
 }
 
 const lost = " is lost: no ifb device lets it enter again"
 
 // queued is the verdict of a rule that delays, and when there will be another one.
-func (p Stop) queued(s *strings.Builder) {
+func (p *Stop) queued(s *strings.Builder) {
 	b := p.Bucket
 	if !b.Conforms {
 		fact(s, "now", p.packet()+" is dropped: the queue has no room for it")
@@ -513,7 +521,7 @@ func (p Stop) queued(s *strings.Builder) {
 	b.later(s, "dropped")
 }
 
-func (b Level) text(s *strings.Builder) {
+func (b *Level) text(s *strings.Builder) {
 	label, full, _ := strings.Cut(b.filled(b.Key, b.LevelBytes, b.CapacityBytes), " ")
 	switch {
 	case b.LevelBytes == 0:
@@ -531,7 +539,7 @@ func (b Level) text(s *strings.Builder) {
 }
 
 // later says when such packets no longer conform; then is what happens to them.
-func (b Level) later(s *strings.Builder, then string) {
+func (b *Level) later(s *strings.Builder, then string) {
 	if b.SpeedBits == nil {
 		return
 	}
@@ -544,7 +552,7 @@ func (b Level) later(s *strings.Builder, then string) {
 }
 
 // fate is what happens to an excess packet.
-func (b Level) fate(verdict string) string {
+func (b *Level) fate(verdict string) string {
 	if verdict == "drop" && b.Excess == policy.ECN.String() {
 		return "dropped, not marked by ECN, as it exceeds twice the capacity"
 	}
@@ -552,7 +560,7 @@ func (b Level) fate(verdict string) string {
 }
 
 // drained says when such a packet conforms.
-func (b Level) drained(s *strings.Builder, bytes uint64) {
+func (b *Level) drained(s *strings.Builder, bytes uint64) {
 	text := "conforms in " + about(b.WaitNS)
 	if bytes > b.holds(b.CapacityBytes) {
 		text += ", when the bucket is empty, as it is larger than that"
@@ -567,7 +575,7 @@ func (b Level) drained(s *strings.Builder, bytes uint64) {
 	fact(s, "later", text)
 }
 
-func (c Counted) words() string {
+func (c *Counted) words() string {
 	parts := []string{fmt.Sprintf("%d at layer 2", c.PacketBytes)}
 	one := int64(c.PacketBytes) + int64(c.TagBytes) + int64(c.OverheadBytes)
 	if c.TagBytes > 0 {

@@ -1,8 +1,6 @@
 package report
 
 import (
-	"cmp"
-	"slices"
 	"strings"
 
 	"github.com/shapectl/shapectl/internal/model"
@@ -72,47 +70,47 @@ func NewPoolLevel(r policy.Rule, level uint64) PoolLevel {
 }
 
 // plain reports whether there are neither pools nor shares, so that the rule's bucket alone decides.
-func (p Passage) plain() bool { return len(p.Pools) == 0 && p.Sharing.text() == "" }
+func (p *Passage) plain() bool { return len(p.Pools) == 0 && p.Sharing.text() == "" }
 
-// pool is the pool with a name; nil for a rule, and for no name.
-func (p Passage) pool(name *string) *PoolLevel {
+// pool is the number of the pool with a name; -1 for a rule, and for no name.
+func (p *Passage) pool(name *string) int {
 	for i := range p.Pools {
 		if name != nil && p.Pools[i].Name == *name {
-			return &p.Pools[i]
+			return i
 		}
 	}
-	return nil
+	return -1
 }
 
 // beyond is the fair share that the packet exceeds, as "beyond the fair share of 10.0.0.7"; "" for none.
-func (p Passage) beyond() string {
+func (p *Passage) beyond() string {
 	if p.RefusedReason != Share {
 		return ""
 	}
 	sharer := p.Sharer
-	if pool := p.pool(p.RefusedBy); pool != nil {
-		sharer = pool.Sharer
+	if i := p.pool(p.RefusedBy); i >= 0 {
+		sharer = p.Pools[i].Sharer
 	}
 	return "beyond the fair share of " + sharer
 }
 
 // excess is the limit that the packet exceeds, as "excess in pool a".
-func (p Passage) excess() string {
-	text := cmp.Or(p.beyond(), "excess")
-	if pool := p.pool(p.RefusedBy); pool != nil {
-		text += " in pool " + pool.Name
+func (p *Passage) excess() string {
+	text := p.beyond()
+	if text == "" {
+		text = "excess"
+	}
+	if i := p.pool(p.RefusedBy); i >= 0 {
+		text += " in pool " + p.Pools[i].Name
 	}
 	return text
 }
 
 // decider is the number of the pool that decides about the packet, or that would if more came; -1 for none. A pool
 // whose fair shares refuse the packet may have room itself: then a pool above is full, and leaves it less than its rate.
-func (p Passage) decider() int {
-	refuses := slices.IndexFunc(p.Pools, func(l PoolLevel) bool { return p.RefusedBy != nil && l.Name == *p.RefusedBy })
-	if p.RefusedReason == Capacity {
-		return refuses
-	}
-	for i := max(refuses, 0); i < len(p.Pools); i++ {
+func (p *Passage) decider() int {
+	refuses := p.pool(p.RefusedBy)
+	for i := max(refuses, 0); i < len(p.Pools) && p.RefusedReason != Capacity; i++ {
 		if p.Pools[i].Full {
 			return i
 		}
@@ -121,20 +119,19 @@ func (p Passage) decider() int {
 }
 
 // full says that the pool that decides is full, and who has which part of it; "" if none is.
-func (p Passage) full() string {
+func (p *Passage) full() string {
 	i := p.decider()
 	if i < 0 || !p.Pools[i].Full {
 		return ""
 	}
-	pool := p.Pools[i]
+	pool := &p.Pools[i]
 	text := "pool " + pool.Name + " is full"
-	if sharers := pool.Sharing.sharers(); sharers != "" {
+	if sharers := pool.sharers(); sharers != "" {
 		text += ": " + policy.Rate(pool.RateBits).String() + " for " + sharers
 	}
-	above := func(l PoolLevel) bool { return p.GuaranteedBy != nil && l.Name == *p.GuaranteedBy }
 	switch {
 	case p.RefusedBy != nil:
-	case p.Guaranteed && !slices.ContainsFunc(p.Pools[i:], above):
+	case p.Guaranteed && p.pool(p.GuaranteedBy) < i:
 		text += ", but guaranteed packets pass"
 	case pool.Sharer != "":
 		text += ", and " + pool.Sharer + " gets its fair share"
@@ -143,12 +140,17 @@ func (p Passage) full() string {
 }
 
 // needsFlow reports whether it is not known which flow the packet is of, and a pool that is shared by flow may refuse it.
-func (p Passage) needsFlow() bool {
-	return slices.ContainsFunc(p.Pools, func(l PoolLevel) bool { return l.Share == "flow" && l.Sharer == "" })
+func (p *Passage) needsFlow() bool {
+	for i := range p.Pools {
+		if s := &p.Pools[i].Sharing; s.Share == "flow" && s.Sharer == "" {
+			return true
+		}
+	}
+	return false
 }
 
 // sharers are those that are active, as "2 active members"; "" without shares.
-func (s Sharing) sharers() string {
+func (s *Sharing) sharers() string {
 	noun := s.Share
 	switch {
 	case s.Share == "" || s.Share == (policy.Share{}).String():
@@ -163,7 +165,7 @@ func (s Sharing) sharers() string {
 }
 
 // become is what happens to packets now that meet pools or shares.
-func (p Stop) become() string {
+func (p *Stop) become() string {
 	beyond := p.beyond()
 	if beyond != "" {
 		beyond += ", and "
@@ -186,10 +188,10 @@ func (p Stop) become() string {
 }
 
 // unheld reports whether it is known that nothing delays packets.
-func (p Stop) unheld() bool { return p.HeldBack != nil && !*p.HeldBack }
+func (p *Stop) unheld() bool { return p.HeldBack != nil && !*p.HeldBack }
 
 // throughPools is the verdict on a packet that meets pools or shares, and when there will be another one.
-func (p Stop) throughPools(s *strings.Builder) {
+func (p *Stop) throughPools(s *strings.Builder) {
 	text := p.packet()
 	switch {
 	case p.RefusedBy != nil:
@@ -215,12 +217,12 @@ var excessBecomes = map[string]string{
 }
 
 // covers says whether the rate of a packet that passes is guaranteed, or who borrows it; "" where nothing is guaranteed.
-func (p Passage) covers() (text string) {
+func (p *Passage) covers() (text string) {
 	if len(p.BorrowedBy) > 0 {
 		text = ", borrowed by " + strings.Join(p.BorrowedBy, " and ")
 	}
-	if pool := p.pool(p.GuaranteedBy); pool != nil {
-		return text + ", guaranteed by pool " + pool.Name
+	if i := p.pool(p.GuaranteedBy); i >= 0 {
+		return text + ", guaranteed by pool " + p.Pools[i].Name
 	}
 	if p.Guaranteed {
 		text += ", guaranteed"
@@ -229,7 +231,7 @@ func (p Passage) covers() (text string) {
 }
 
 // text describes fair shares; "" without any.
-func (s Sharing) text() string {
+func (s *Sharing) text() string {
 	if s.Share == "" || s.Share == (policy.Share{}).String() {
 		return ""
 	}
@@ -244,7 +246,7 @@ func (s Sharing) text() string {
 }
 
 // text describes a pool; decides says that it refuses the packet.
-func (p PoolLevel) text(decides bool) string {
+func (p *PoolLevel) text(decides bool) string {
 	text := p.Name
 	if decides {
 		text += ", decides"
@@ -258,7 +260,7 @@ func (p PoolLevel) text(decides bool) string {
 		parts[1] = percentText(percentOf(p.LevelBytes, p.holds(p.CapacityBytes))) + " full"
 	}
 	if p.ActiveSharers != nil {
-		parts = append(parts, p.Sharing.sharers())
+		parts = append(parts, p.sharers())
 	}
 	if all := p.PassedPackets + p.DroppedPackets; all > 0 {
 		parts = append(parts, percentText(percentOf(p.DroppedPackets, all))+" refused")

@@ -472,7 +472,7 @@ func (a Answer) Text(w io.Writer) error {
 	return text.Flush()
 }
 
-func (a Answer) fate() string {
+func (a *Answer) fate() string {
 	wait := about(a.WaitNS)
 	switch {
 	case !a.Conforms && !a.plain():
