@@ -158,8 +158,8 @@ type Elsewhere struct {
 // Judge says what the facts mean.
 func Judge(f Facts) report.Path {
 	path := report.Path{Packets: f.Packets.String(), Hooks: []report.Stop{}, Elsewhere: []report.Elsewhere{}}
-	for _, s := range f.Stops {
-		path.Hooks = append(path.Hooks, judgeStop(f.Packets, s))
+	for i := range f.Stops {
+		path.Hooks = append(path.Hooks, judgeStop(&f.Packets, &f.Stops[i]))
 	}
 	charged := warnTwice(path.Hooks)
 	if !f.Routed {
@@ -169,7 +169,7 @@ func Judge(f Facts) report.Path {
 		}
 		return path
 	}
-	in, out := judgeLegs(f.In, f.Out)
+	in, out := judgeLegs(&f.In, &f.Out)
 	path.How = in.how + in.why
 	switch {
 	case in.how == "":
@@ -178,8 +178,8 @@ func Judge(f Facts) report.Path {
 		path.How += ", and " + out.how + out.why
 	}
 	for _, e := range f.Elsewhere {
-		met := metWhen(f.Netns, e.Hook, f.In, f.Out)
-		if strings.HasPrefix(met, notMet) && !f.expects(e) {
+		met := metWhen(f.Netns, &e.Hook, &f.In, &f.Out)
+		if strings.HasPrefix(met, notMet) && !f.expects(&e) {
 			continue
 		}
 		for _, pool := range e.Pools {
@@ -220,7 +220,7 @@ func warnTwice(stops []report.Stop) map[string]bool {
 // expects reports whether somebody may expect a rule to decide that packets do not pass. It
 // is asked for, or is for a narrower network than the rule that decides. Where none decides,
 // it is not for all addresses, or not in force.
-func (f Facts) expects(e Elsewhere) bool {
+func (f *Facts) expects(e *Elsewhere) bool {
 	decides := 0
 	if report.NotInForce(e.State.InForce()) {
 		decides = -1
@@ -233,7 +233,7 @@ func (f Facts) expects(e Elsewhere) bool {
 	return f.named(e.Rule) || e.Rule.Prefix.Bits() > decides
 }
 
-func (p Packets) String() string {
+func (p *Packets) String() string {
 	switch {
 	case p.Flow != nil:
 		return "of " + p.Flow.String()
@@ -244,7 +244,7 @@ func (p Packets) String() string {
 }
 
 // end is one end of the packets, and the name that was asked for.
-func (p Packets) end(a netip.Addr) string {
+func (p *Packets) end(a netip.Addr) string {
 	switch {
 	case p.Name == "":
 		return a.String()
@@ -259,12 +259,12 @@ func (p Packets) end(a netip.Addr) string {
 }
 
 // named reports whether a rule is one whose name was asked for.
-func (p Packets) named(r policy.Rule) bool { return p.Name != "" && r.Label.Name == p.Name }
+func (p *Packets) named(r policy.Rule) bool { return p.Name != "" && r.Label.Name == p.Name }
 
-func (p Packets) ipv6() bool { return p.Src.Is6() || p.Dst.Is6() }
+func (p *Packets) ipv6() bool { return p.Src.Is6() || p.Dst.Is6() }
 
 // side is the address that rules compare.
-func (p Packets) side(m policy.Match) netip.Addr {
+func (p *Packets) side(m policy.Match) netip.Addr {
 	if m == policy.MatchSrc {
 		return p.Src
 	}

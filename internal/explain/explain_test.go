@@ -122,7 +122,7 @@ func TestJudgeStop(t *testing.T) {
 		} else {
 			p.Src = far
 		}
-		got := judgeStop(p, *s)
+		got := judgeStop(&p, s)
 		if got.Verdict != test.verdict {
 			t.Errorf("%s: the verdict is %s, want %s", test.name, got.Verdict, test.verdict)
 		}
@@ -149,7 +149,7 @@ func TestJudgeStop(t *testing.T) {
 func TestJudgeTagged(t *testing.T) {
 	s := limited(policy.Egress)
 	s.Tags = 2
-	if got := judgeStop(Packets{Dst: far, Segments: 1}, *s); got.Counted.Bytes != 1008 {
+	if got := judgeStop(&Packets{Dst: far, Segments: 1}, s); got.Counted.Bytes != 1008 {
 		t.Errorf("1000 bytes with two tags: %+v", got.Counted)
 	}
 }
@@ -159,7 +159,7 @@ func TestJudgeShadow(t *testing.T) {
 	s := limited(policy.Egress)
 	s.Rule.Shadow = &Shadow{Rule: s.Rule.Rule, Bucket: Bucket{Key: "10.0.0.7", State: model.State{Level: s.Rule.Capacity << model.UnitBits}}}
 	s.Rule.Shadow.Framing.Overhead = 24
-	got := judgeStop(Packets{Dst: far, Segments: 1}, *s)
+	got := judgeStop(&Packets{Dst: far, Segments: 1}, s)
 	if got.Verdict != "pass" || *got.Proposed != (report.Proposed{Key: "10.0.0.7", Bytes: 1024, LevelBytes: 5000, CapacityBytes: 5000}) {
 		t.Errorf("%s, and the shadow: %+v", got.Verdict, got.Proposed)
 	}
@@ -241,10 +241,10 @@ func TestMetWhen(t *testing.T) {
 		{"the loopback, to elsewhere", on(lo, policy.Egress), Leg{}, leaves, "not met, as they leave by eth0", far},
 		{"no route", on(eth1, policy.Ingress), Leg{End: far, NoRoute: netinfo.ErrNoRoute}, own, "met if they come in by eth1", netip.Addr{}},
 	} {
-		if got := metWhen("", test.hook, test.in, test.out); got != test.want {
+		if got := metWhen("", &test.hook, &test.in, &test.out); got != test.want {
 			t.Errorf("%s: %q, want %q", test.name, got, test.want)
 		}
-		if got := addressAt(test.hook, Packets{Dst: far}, test.in, test.out); got != test.address {
+		if got := addressAt(&test.hook, &Packets{Dst: far}, &test.in, &test.out); got != test.address {
 			t.Errorf("%s: the rules compare %s, want %s", test.name, got, test.address)
 		}
 	}
@@ -272,7 +272,7 @@ func TestExpects(t *testing.T) {
 	} {
 		f := Facts{Packets: Packets{Name: "alice"}, Stops: []Stop{*limited(policy.Egress)}}
 		e := Elsewhere{Hook: Hook{Direction: test.d, State: test.state}, Rule: test.rule}
-		if got := f.expects(e); got != test.expected {
+		if got := f.expects(&e); got != test.expected {
 			t.Errorf("%+v: %v", test, got)
 		}
 	}
@@ -298,7 +298,7 @@ func TestTurnBack(t *testing.T) {
 		{"below a VLAN", on(policy.Ingress), Leg{}, vlan, false},
 		{"the port of a bridge", on(policy.Ingress), Leg{}, port, true},
 	} {
-		if got := turnBack(test.hook, test.in, test.out); got != test.want {
+		if got := turnBack(&test.hook, &test.in, &test.out); got != test.want {
 			t.Errorf("%s: %v", test.name, got)
 		}
 	}

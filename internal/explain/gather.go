@@ -17,15 +17,15 @@ import (
 )
 
 // packets are those in question, with the ends left out.
-func (q Question) packets() Packets {
+func (q *Question) packets() Packets {
 	return Packets{Flow: q.Flow, Segments: q.Segments, Name: q.Name, Network: q.Network}
 }
 
-func (q Question) gather(n *loader.Namespace, hooks []*loader.Hook) ([]Facts, error) {
+func (q *Question) gather(n *loader.Namespace, hooks []*loader.Hook) ([]Facts, error) {
 	if q.Device == "" {
-		return onRoutes(n, q, hooks)
+		return onRoutes(n, *q, hooks)
 	}
-	all, err := onDevice(n, q)
+	all, err := onDevice(n, *q)
 	if err != nil || !q.Routes {
 		return all, err
 	}
@@ -198,7 +198,7 @@ func onRoutes(n *loader.Namespace, q Question, hooks []*loader.Hook) ([]Facts, e
 }
 
 // bridged is about each hook with a rule for the packets, if there is no route for them: a bridge needs none.
-func (f Facts) bridged(n *loader.Namespace, q Question, hooks []*loader.Hook) (all []Facts, err error) {
+func (f *Facts) bridged(n *loader.Namespace, q Question, hooks []*loader.Hook) (all []Facts, err error) {
 	if f.Flow != nil || f.In.NoRoute == nil && f.Out.NoRoute == nil {
 		return nil, nil
 	}
@@ -250,7 +250,7 @@ func routed(n *loader.Namespace, p Packets, bytes uint64, hooks []*loader.Hook) 
 		}
 		e := Elsewhere{Hook: hookOf(h)}
 		entry, found := maps.Entry{}, false
-		if address := addressAt(e.Hook, p, f.In, f.Out); address.IsValid() && !turnBack(e.Hook, f.In, f.Out) {
+		if address := addressAt(&e.Hook, &p, &f.In, &f.Out); address.IsValid() && !turnBack(&e.Hook, &f.In, &f.Out) {
 			entry, found = h.Set.Match(address)
 		} else if !address.IsValid() && slices.ContainsFunc(beyond, func(hop netinfo.Hop) bool { return isOn(h, hop) }) {
 			entry, found = h.Set.Match(outside(p.ipv6()))
@@ -268,7 +268,7 @@ func routed(n *loader.Namespace, p Packets, bytes uint64, hooks []*loader.Hook) 
 }
 
 // toOutside is how packets of which one end is known reach the Internet, or come from there, if they pass this host.
-func (f Facts) toOutside() ([]netinfo.Hop, error) {
+func (f *Facts) toOutside() ([]netinfo.Hop, error) {
 	var l Leg
 	var err error
 	switch {
@@ -308,7 +308,7 @@ func legTo(end netip.Addr) (l Leg, err error) {
 }
 
 // passes reports whether packets pass a device other than the loopback.
-func (l Leg) passes() bool { return l.Route.Device.Name != "" && !l.Route.Local }
+func (l *Leg) passes() bool { return l.Route.Device.Name != "" && !l.Route.Local }
 
 // legIn is how packets from an address come in: by where those to it leave.
 func legIn(src netip.Addr) (Leg, error) {
@@ -378,11 +378,11 @@ func stopAt(n *loader.Namespace, h *loader.Hook, hop netinfo.Hop, p Packets, fra
 	}
 	s.Undecided = !same
 	if found {
-		if s.Rule, err = ruleFor(h, e, address, p, s); err != nil {
+		if s.Rule, err = ruleFor(h, e, address, &p, &s); err != nil {
 			return s, err
 		}
 	}
-	if !delayed(s) {
+	if !delayed(&s) {
 		return s, nil
 	}
 	if hop.Direction == policy.Egress {
@@ -405,7 +405,7 @@ func hookOf(h *loader.Hook) Hook {
 }
 
 // ruleFor is a rule that matches an address, the zero Addr for one that is not known.
-func ruleFor(h *loader.Hook, e maps.Entry, address netip.Addr, p Packets, s Stop) (*Rule, error) {
+func ruleFor(h *loader.Hook, e maps.Entry, address netip.Addr, p *Packets, s *Stop) (*Rule, error) {
 	if err := checkSize(s.Frame, p.Segments); err != nil {
 		return nil, err
 	}

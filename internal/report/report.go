@@ -357,7 +357,7 @@ func (r Rule) Detail(w io.Writer) error {
 }
 
 // use is what the rule let through over the interval.
-func (r Rule) use() string {
+func (r *Rule) use() string {
 	if r.UseBits == nil {
 		return ""
 	}
@@ -373,7 +373,7 @@ func (r Rule) use() string {
 }
 
 // level is how full the shared bucket is.
-func (r Rule) level() string {
+func (r *Rule) level() string {
 	if r.LevelBytes == 0 || r.CapacityBytes == nil {
 		return ""
 	}
@@ -438,7 +438,7 @@ type Answer struct {
 }
 
 // Text writes the answer in a few lines.
-func (a Answer) Text(w io.Writer) error {
+func (a *Answer) Text(w io.Writer) error {
 	text := bufio.NewWriter(w)
 	switch {
 	case a.Rule == nil:
