@@ -25,7 +25,8 @@ func askCommand(e *env) *cobra.Command {
 		Long: `Ask whether a packet to or from an address would pass now, and how long it would wait.
 
 The answer has the rule, the level of its bucket and of the pools above, and the delay of the packet or the time
-until it would conform. It names the pool that would refuse the packet. Nothing is charged or changed.
+until it would conform. It names the rule or pool that would refuse the packet, and says when each pool has room.
+Nothing is charged or changed.
 
 Without DEV, rules must match the address on one device and in one direction only; else the error lists what to ask.
 
@@ -136,7 +137,7 @@ func (e *env) ask(where filterRules, address netip.Addr, p packetFlags) error {
 		answer := report.Answer{
 			Device: name, Direction: d.String(), Address: address.String(),
 			Bytes: p.bytes, Conforms: true, Verdict: "pass", Attached: new(bool),
-			Passage: report.Passage{Pools: []report.PoolLevel{}},
+			Passage: report.Passage{BorrowedBy: []string{}, Pools: []report.PoolLevel{}},
 		}
 		if h == nil {
 			dev, err := device(name)

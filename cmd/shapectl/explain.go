@@ -22,17 +22,18 @@ func explainCommand(e *env) *cobra.Command {
 		Use:   "explain [DEV [ingress|egress]] ADDRESS | NAME [ingress|egress] [flags]",
 		Short: "Show which rule limits an address, and why",
 		Long: `Explain what happens to packets to and from an address. Nothing is charged or changed. NAME is the
-exact name of rules; explain then looks at their devices, and takes an address from each of their networks.
+exact name of rules; explain then takes an address from each of their networks.
 
-First comes the answer: which rule or pool decides, and what happens to the packets now. Then, for each device on
-the path: the rule, its bucket, what it dropped so far, the pools above it with their levels and shares, and the
-programs that run there.
+First comes the answer: which rule or pool decides, what happens to the packets now, which pool is full, and who
+borrows. Then, for each device on the path: the rule, its bucket, what it dropped so far, the pools above it with
+their levels and shares, and the programs that run there. What repeats is said once; -j says all.
 
 explain finds the devices from the routes, also below a bridge, a VLAN or a veth pair. With DEV, it looks at that
-device alone. Without a route, as on a bridge, it looks at each device that has a rule for ADDRESS. Where the rules
-of both directions compare the same side (--match), routes tell on which side of the device ADDRESS is. With --flow,
-both ends of the packets are known, and ADDRESS may be left out. With --order sparse-first and without --flow, the
-answer is about a flow that has packets queued already.
+device alone, and so it does for a rule with NAME whose device is not on the routes. Without a route, as on a bridge,
+it looks at each device that has a rule for ADDRESS. Where the rules of both directions compare the same side
+(--match), routes tell on which side of the device ADDRESS is. With --flow, both ends of the packets are known, and
+ADDRESS may be left out. With --order sparse-first and without --flow, the answer is about a flow that has packets
+queued already.
 
 nftables chains are shown if they belong to the device itself. The other netfilter hooks run between ingress and
 egress.

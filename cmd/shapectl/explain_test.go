@@ -31,12 +31,13 @@ import (
 var passing = []struct{ pattern, with string }{
 	{`program [0-9]+`, "program …"},
 	{`[0-9]+ of ([0-9]+ bytes) \([0-9.]+ % full\)`, "… of $1 (… full)"},
-	{`(empty in|conforms in|another) [0-9][0-9a-z.]*`, "$1 …"},
+	{`[0-9.<]+% full`, "…% full"},
+	{`(empty in|conforms in|room in|another) [0-9][0-9a-z.]*`, "$1 …"},
 	{`until [0-9:]{8}`, "until …"},
 }
 
 // folded are texts with such numbers, whose lines would end elsewhere with others.
-var folded = regexp.MustCompile(`(?m)^(  (?:bucket|queue|later|pool) .*)\n {13}`)
+var folded = regexp.MustCompile(`(?m)^(  (?:bucket|queue|later|path|pool) .*)\n {13}`)
 
 // explained is what a terminal would show of explanations.
 func (r *rig) explained(lines ...string) string {
@@ -286,6 +287,13 @@ func TestExplain(t *testing.T) {
 			r.router()
 			r.setRules("wan egress any --rate 3mbit", "wan ingress 0.0.0.0/0 --rate 4mbit")
 			return r.explained("explain 10.0.0.7", "explain 192.0.2.7")
+		},
+		"twice": func(r *rig) string {
+			r.router()
+			r.ok("pool", "set", "uplink", "--rate", "1gbit")
+			r.ok("pool", "set", "home", "--rate", "1mbit", "--within", "uplink")
+			r.setRules("va egress 10.0.0.0/24 --within home", "wan ingress any --within uplink")
+			return r.explained("explain 10.0.0.7", "explain --flow udp,192.0.2.7:53,10.0.0.7:5000")
 		},
 		"name": func(r *rig) string {
 			r.router()

@@ -354,13 +354,13 @@ func TestAskPools(t *testing.T) {
 	r.ok("pool", "set", "uplink", "--share", "member") // the store grows: setSlow needs room for more labels
 	r.setSlow("va egress 10.0.0.7 --rate 8kbit --within ap-1 --guarantee 8kbit", "va egress 2001:db8:7::/48 --within ap-1")
 	r.send("10.0.0.7", 4, 1000)
-	if a := r.asked("va egress 10.0.0.7"); !a.Conforms || a.Verdict != "pass" || !a.Guaranteed || a.GuaranteedBy != "" || a.RefusedBy != nil || a.WaitNS != 0 {
+	if a := r.asked("va egress 10.0.0.7"); !a.Conforms || a.Verdict != "pass" || !a.Guaranteed || *a.GuaranteedBy != "10.0.0.7/32" || a.RefusedBy != nil || a.WaitNS != 0 {
 		t.Errorf("what is guaranteed: %+v", a)
 	}
 	a := r.asked("va egress 2001:db8:7::1 --bytes 1000")
 	if a.Conforms || a.Verdict != "drop" || a.Guaranteed || a.Borrowed || a.RefusedBy == nil ||
-		*a.RefusedBy != (report.Refusal{Kind: report.KindPool, Name: "ap-1", Reason: report.Capacity}) || a.CapacityBytes != nil {
-		t.Errorf("what a pool has no room for: %+v, refused by %+v", a, a.RefusedBy)
+		*a.RefusedBy != "ap-1" || a.RefusedReason != report.Capacity || a.CapacityBytes != nil {
+		t.Errorf("what a pool has no room for: %+v", a)
 	}
 	if second := uint64(1e9); a.WaitNS < 900*second || a.WaitNS > 1000*second {
 		t.Errorf("it would conform in %d ns", a.WaitNS)
@@ -371,6 +371,29 @@ func TestAskPools(t *testing.T) {
 	}
 	if uplink.Name != "uplink" || !uplink.Conforms || uplink.Share != "member" || uplink.Sharer != "ap-1" || uplink.WithinShare == nil || !*uplink.WithinShare {
 		t.Errorf("the pool above: %+v", uplink)
+	}
+}
+
+// Of a chain of pools, the one that is full is named, with the wait for room there.
+func TestAskPoolInTheMiddle(t *testing.T) {
+	r := newRig(t)
+	r.ok("pool", "set", "uplink", "--rate", "8kbit", "--capacity", "60000")
+	r.ok("pool", "set", "ap-1", "--rate", "8kbit", "--capacity", "4000", "--within", "uplink")
+	r.ok("pool", "set", "home-7", "--rate", "16kbit", "--capacity", "60000", "--within", "ap-1")
+	r.setSlow("va egress 10.0.0.7 --within home-7")
+	r.send("10.0.0.7", 4, 1000)
+	a := r.asked("va egress 10.0.0.7 --bytes 1500")
+	home, ap, uplink := a.Pools[0], a.Pools[1], a.Pools[2]
+	if a.RefusedBy == nil || *a.RefusedBy != "ap-1" || a.RefusedReason != report.Capacity || home.Full || !home.Conforms || !ap.Full || ap.Conforms || uplink.Full || !uplink.Conforms {
+		t.Errorf("%+v", a)
+	}
+	// At 1 B/s, 1500 of 4000 bytes are free after some 1500 s.
+	if second := uint64(1e9); ap.WaitNS < 1400*second || ap.WaitNS > 1500*second || a.WaitNS != ap.WaitNS || home.WaitNS+uplink.WaitNS != 0 {
+		t.Errorf("the packet waits %d ns, and %d, %d and %d for room", a.WaitNS, home.WaitNS, ap.WaitNS, uplink.WaitNS)
+	}
+	if text := r.ok("ask", "va", "egress", "10.0.0.7", "--bytes", "1500"); !strings.Contains(text, "1500 bytes are excess in pool ap-1 now (drop) and would conform in ") ||
+		!strings.Contains(text, "\npool ap-1 is full\n") || strings.Count(text, "; room in ") != 1 {
+		t.Error(text)
 	}
 }
 

@@ -96,6 +96,16 @@ func (f *Facts) pool(name string) *Rule {
 	return &f.Pools[len(f.Pools)-1]
 }
 
+// forwards adds a rule for what enters eth1, whose packets are forwarded, within a pool that the other rule is within.
+func (f *Facts) forwards(network, pool string) {
+	f.pool(pool)
+	f.Devices[1].Forwards4 = true
+	limits := *f.Hooks[0].Limits
+	limits.Was, limits.Rules, limits.Match = "eth1", slices.Clone(limits.Rules), policy.MatchSrc
+	limits.Rules[0].Prefix = netip.MustParsePrefix(network)
+	f.Hooks = append(f.Hooks, Hook{Name: "eth1", Index: f.Devices[1].Index, Direction: policy.Ingress, Limits: &limits})
+}
+
 // delays makes it delay packets.
 func (r *Rule) delays() {
 	r.Excess, r.Queue, r.ECNAbove = policy.Delay, policy.DefaultQueue(r.Rate), policy.Never
@@ -542,6 +552,39 @@ func TestJudge(t *testing.T) {
 			p.delays()
 			f.Hooks[0].Queue = &Queue{State: unlikeFQ(func(s *fq.State) { s.Limit, s.FlowLimit = 1<<20, 1<<20 })}
 			p.Capacity, p.Queue = 750_000, 3_000_000
+		}, nil, nil},
+		{"forwarded packets that are charged twice", func(f *Facts) { f.forwards("10.0.0.0/8", "a") },
+			[]string{"warning pools"}, []string{`may be charged to pool "a" twice: eth1 ingress 10.0.0.0/8 and eth0 egress 10.0.0.0/24 are within it; keep`}},
+		{"forwarded packets of narrower rules", func(f *Facts) { f.forwards("10.0.0.7/32", "a") },
+			[]string{"warning pools"}, []string{"eth1 ingress 10.0.0.7/32 and eth0 egress 10.0.0.0/24 are within it"}},
+		{"forwarded packets in a tree", func(f *Facts) {
+			f.pool("a")
+			f.forwards("10.0.0.0/8", "b")
+			f.pool("c").Within = "b"
+			f.Pools[1].Within = "a"
+		}, []string{"warning pools"}, []string{`pool "a" twice: eth1 ingress 10.0.0.0/8 and eth0 egress 10.0.0.0/24 are within it; keep`}},
+		{"forwarded packets in two pools", func(f *Facts) {
+			f.forwards("10.0.0.0/8", "b")
+			f.pool("a")
+			for i, within := range []policy.Within{"b", "a"} {
+				l := f.Hooks[i].Limits
+				l.Rules = append(l.Rules, l.Rules[0])
+				l.Rules[1].Within = within
+			}
+		}, []string{"warning pools"}, []string{`pool "a" twice`}},
+		{"forwarded packets of the wider of two rules", func(f *Facts) {
+			f.forwards("10.0.1.0/24", "a")
+			l := f.Hooks[1].Limits
+			l.Rules = append(l.Rules, l.Rules[0])
+			l.Rules[1].Prefix = netip.MustParsePrefix("10.0.0.0/8")
+		}, []string{"warning pools"}, []string{"eth1 ingress 10.0.0.0/8 and eth0 egress 10.0.0.0/24 are within it"}},
+		{"other addresses forwarded", func(f *Facts) { f.forwards("10.0.1.0/24", "a") }, nil, nil},
+		{"another pool forwarded", func(f *Facts) { f.forwards("10.0.0.0/8", "b"); f.pool("a") }, nil, nil},
+		{"not forwarded", func(f *Facts) { f.forwards("10.0.0.0/8", "a"); f.Devices[1].Forwards4 = false }, nil, nil},
+		{"both directions of a device", func(f *Facts) {
+			f.forwards("10.0.0.0/8", "a")
+			f.Hooks[1].Name, f.Hooks[1].Limits.Was, f.Hooks[1].Index = "eth0", "eth0", 2
+			f.Devices[0].Forwards4 = true
 		}, nil, nil},
 		{"guarantees of a device that is gone", func(f *Facts) {
 			f.pool("a")

@@ -40,7 +40,7 @@ func (f *Facts) findPools() {
 	}
 }
 
-var poolChecks = []func(Facts) []report.Finding{checkUnused, checkPoolBurst, checkPoolSharers}
+var poolChecks = []func(Facts) []report.Finding{checkUnused, checkPoolBurst, checkPoolSharers, checkForwarded}
 
 // checkUnused finds pools that nothing draws from.
 func checkUnused(f Facts) []report.Finding {
@@ -117,6 +117,69 @@ func checkGuarantees(f Facts, s Hook, _ *Device) (findings []report.Finding) {
 			s.flush(f.Netns)+" frees them")...)
 	}
 	return findings
+}
+
+// checkForwarded finds a pool that a forwarded packet may be charged to twice: as it enters one device, and as it leaves
+// another.
+func checkForwarded(f Facts) []report.Finding {
+	for _, n := range f.tree.Nodes {
+		if n.Above != nil {
+			continue // the highest one has all rules
+		}
+		if pair := f.bothMeet(widest(n, nil)); pair != "" { // one is enough: other pools are like it
+			return systemFinding(report.Warning, "pools",
+				fmt.Sprintf("packets that this host forwards may be charged to pool %q twice: %s are within it", n.Pool.Label.Name, pair),
+				"keep in a pool the rules of one of the two devices, or have a pool for each direction")
+		}
+	}
+	return nil
+}
+
+// widest adds the rules within a pool that have the shortest prefix of their direction and family.
+func widest(n *policy.Node, rules []policy.Member) []policy.Member {
+	for _, m := range n.Rules {
+		i := slices.IndexFunc(rules, func(r policy.Member) bool {
+			return r.Table == m.Table && r.Rule.Prefix.Addr().Is4() == m.Rule.Prefix.Addr().Is4()
+		})
+		if i < 0 {
+			rules = append(rules, m)
+		} else if m.Rule.Prefix.Bits() < rules[i].Rule.Prefix.Bits() {
+			rules[i] = m
+		}
+	}
+	for _, below := range n.Below {
+		rules = widest(below, rules)
+	}
+	return rules
+}
+
+// enforcer is the device on which a rule is in force; nil for none.
+func (f *Facts) enforcer(m policy.Member) *Device {
+	for i := range f.Hooks {
+		if s := &f.Hooks[i]; s.Name == m.Table.Device && s.Direction == m.Table.Direction && s.inForce() {
+			return f.byIndex[s.Index]
+		}
+	}
+	return nil
+}
+
+// bothMeet names two rules that a forwarded packet may meet both; "" for none.
+func (f *Facts) bothMeet(rules []policy.Member) string {
+	for _, in := range rules {
+		if in.Table.Direction != policy.Ingress {
+			continue
+		}
+		d := f.enforcer(in)
+		if is4 := in.Rule.Prefix.Addr().Is4(); d == nil || is4 && !d.Forwards4 || !is4 && !d.Forwards6 {
+			continue
+		}
+		for _, out := range rules {
+			if out.Table.Direction == policy.Egress && out.Table.Device != in.Table.Device && out.Rule.Prefix.Overlaps(in.Rule.Prefix) && f.enforcer(out) != nil {
+				return memberName(in) + " and " + memberName(out)
+			}
+		}
+	}
+	return ""
 }
 
 // mostSharers is how many sharers of one bucket get parts that are about right.

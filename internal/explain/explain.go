@@ -5,6 +5,7 @@ package explain
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -24,8 +25,9 @@ type Question struct {
 	Device    string            // "" for those of the routes
 	Direction *policy.Direction // of the device; nil for both
 	Address   netip.Addr        // the zero Addr where the flow has both
-	Name      string            // "", or that of the rules in question, and
-	Network   netip.Prefix      // theirs, which has the address
+	Name      string            // "", or that of a rule of Device, and
+	Network   netip.Prefix      // its network, which has the address
+	Routes    bool              // explain all of the path if the routes have Device
 	Flow      *maps.Flow        // nil for any
 	Bytes     uint64            // of each segment at layer 2, without VLAN tags; 0 for full ones of the device
 	Segments  uint16            // at least 1
@@ -43,19 +45,23 @@ func (e *QuestionError) Unwrap() error { return e.err }
 // error is, or wraps, a *QuestionError where a question has no answer. With an
 // error about hooks that could not be read it returns the answers for the others.
 func Explain(n *loader.Namespace, questions ...Question) (paths report.Paths, unread error) {
+	var hooks []*loader.Hook
+	if slices.ContainsFunc(questions, func(q Question) bool { return q.Device == "" || q.Routes }) {
+		hooks, unread = n.Hooks()
+		defer loader.CloseHooks(hooks)
+	}
+	told := map[string]bool{} // the ends of packets whose path is explained
 	for _, q := range questions {
-		gather := onDevice
-		if q.Device == "" {
-			gather = onRoutes
-		}
-		facts, err := gather(n, q)
-		if facts == nil {
+		facts, err := q.gather(n, hooks)
+		if err != nil {
 			return nil, err
 		}
-		if unread == nil { // it is about the same hooks for each question
-			unread = err
-		}
 		for _, f := range facts {
+			ends := f.Src.String() + " " + f.Dst.String()
+			if f.Routed && told[ends] {
+				continue
+			}
+			told[ends] = told[ends] || f.Routed
 			f.Netns = q.Netns
 			paths = append(paths, Judge(f))
 		}
@@ -145,15 +151,17 @@ type Shadow struct {
 // Elsewhere is a limit for packets on a hook that they may not pass.
 type Elsewhere struct {
 	Hook
-	Rule policy.Rule
+	Rule  policy.Rule
+	Pools []string // above the rule, the lowest first
 }
 
 // Judge says what the facts mean.
 func Judge(f Facts) report.Path {
 	path := report.Path{Packets: f.Packets.String(), Hooks: []report.Stop{}, Elsewhere: []report.Elsewhere{}}
-	for _, s := range f.Stops {
-		path.Hooks = append(path.Hooks, judgeStop(f.Packets, s))
+	for i := range f.Stops {
+		path.Hooks = append(path.Hooks, judgeStop(&f.Packets, &f.Stops[i]))
 	}
+	charged := warnTwice(path.Hooks)
 	if !f.Routed {
 		path.How = "that leave by " + path.Hooks[0].Device
 		if f.Stops[0].Direction == policy.Ingress {
@@ -161,7 +169,7 @@ func Judge(f Facts) report.Path {
 		}
 		return path
 	}
-	in, out := judgeLegs(f.In, f.Out)
+	in, out := judgeLegs(&f.In, &f.Out)
 	path.How = in.how + in.why
 	switch {
 	case in.how == "":
@@ -170,9 +178,15 @@ func Judge(f Facts) report.Path {
 		path.How += ", and " + out.how + out.why
 	}
 	for _, e := range f.Elsewhere {
-		met := metWhen(f.Netns, e.Hook, f.In, f.Out)
-		if strings.HasPrefix(met, notMet) && !f.expects(e) {
+		met := metWhen(f.Netns, &e.Hook, &f.In, &f.Out)
+		if strings.HasPrefix(met, notMet) && !f.expects(&e) {
 			continue
+		}
+		for _, pool := range e.Pools {
+			if charged[pool] && !strings.HasPrefix(met, notMet) && !report.NotInForce(e.State.InForce()) {
+				met += fmt.Sprintf(", and then charged to pool %q twice", pool)
+				break
+			}
 		}
 		path.Elsewhere = append(path.Elsewhere, report.Elsewhere{
 			Device: e.Name, Direction: e.Direction.String(), Brief: report.NewBrief(e.Rule, e.Name, e.Direction, e.Match),
@@ -186,10 +200,27 @@ func Judge(f Facts) report.Path {
 	return path
 }
 
+// warnTwice warns where packets are charged to a pool again, and returns the pools that they are charged to.
+func warnTwice(stops []report.Stop) map[string]bool {
+	charged := map[string]bool{}
+	for i := range stops {
+		s, again := &stops[i], ""
+		for j := 0; j < len(s.Pools) && !report.NotInForce(s.Attached); j++ {
+			name := s.Pools[j].Name
+			if charged[name] && again == "" {
+				again = name
+				s.Warnings = append(s.Warnings, fmt.Sprintf("the packets are charged to pool %q twice: before, and here; keep the rules of one device in it", name))
+			}
+			charged[name] = true
+		}
+	}
+	return charged
+}
+
 // expects reports whether somebody may expect a rule to decide that packets do not pass. It
 // is asked for, or is for a narrower network than the rule that decides. Where none decides,
 // it is not for all addresses, or not in force.
-func (f Facts) expects(e Elsewhere) bool {
+func (f *Facts) expects(e *Elsewhere) bool {
 	decides := 0
 	if report.NotInForce(e.State.InForce()) {
 		decides = -1
@@ -202,7 +233,7 @@ func (f Facts) expects(e Elsewhere) bool {
 	return f.named(e.Rule) || e.Rule.Prefix.Bits() > decides
 }
 
-func (p Packets) String() string {
+func (p *Packets) String() string {
 	switch {
 	case p.Flow != nil:
 		return "of " + p.Flow.String()
@@ -213,7 +244,7 @@ func (p Packets) String() string {
 }
 
 // end is one end of the packets, and the name that was asked for.
-func (p Packets) end(a netip.Addr) string {
+func (p *Packets) end(a netip.Addr) string {
 	switch {
 	case p.Name == "":
 		return a.String()
@@ -228,12 +259,12 @@ func (p Packets) end(a netip.Addr) string {
 }
 
 // named reports whether a rule is one whose name was asked for.
-func (p Packets) named(r policy.Rule) bool { return p.Name != "" && r.Label.Name == p.Name }
+func (p *Packets) named(r policy.Rule) bool { return p.Name != "" && r.Label.Name == p.Name }
 
-func (p Packets) ipv6() bool { return p.Src.Is6() || p.Dst.Is6() }
+func (p *Packets) ipv6() bool { return p.Src.Is6() || p.Dst.Is6() }
 
 // side is the address that rules compare.
-func (p Packets) side(m policy.Match) netip.Addr {
+func (p *Packets) side(m policy.Match) netip.Addr {
 	if m == policy.MatchSrc {
 		return p.Src
 	}

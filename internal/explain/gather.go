@@ -17,8 +17,31 @@ import (
 )
 
 // packets are those in question, with the ends left out.
-func (q Question) packets() Packets {
+func (q *Question) packets() Packets {
 	return Packets{Flow: q.Flow, Segments: q.Segments, Name: q.Name, Network: q.Network}
+}
+
+func (q *Question) gather(n *loader.Namespace, hooks []*loader.Hook) ([]Facts, error) {
+	if q.Device == "" {
+		return onRoutes(n, *q, hooks)
+	}
+	all, err := onDevice(n, *q)
+	if err != nil || !q.Routes {
+		return all, err
+	}
+	for i := range all {
+		path, err := routed(n, all[i].Packets, q.Bytes, hooks)
+		if err != nil {
+			return nil, err
+		}
+		hop := all[i].Stops[0].Hop
+		for j := range path.Stops {
+			if s := &path.Stops[j]; s.Index == hop.Index && s.Direction == hop.Direction {
+				all[i] = path
+			}
+		}
+	}
+	return all, nil
 }
 
 // onDevice is about both directions of the device that was named, or one.
@@ -148,9 +171,7 @@ func (p place) explain(n *loader.Namespace, q Question) (f Facts, err error) {
 }
 
 // onRoutes is about all hooks that packets pass by the present routes.
-func onRoutes(n *loader.Namespace, q Question) ([]Facts, error) {
-	hooks, unread := n.Hooks()
-	defer loader.CloseHooks(hooks)
+func onRoutes(n *loader.Namespace, q Question, hooks []*loader.Hook) ([]Facts, error) {
 	to, from := q.packets(), q.packets()
 	to.Dst, from.Src = q.Address, q.Address
 	asked := []Packets{to, from}
@@ -173,11 +194,11 @@ func onRoutes(n *loader.Namespace, q Question) ([]Facts, error) {
 		}
 		all = append(all, bridged...)
 	}
-	return all, unread
+	return all, nil
 }
 
 // bridged is about each hook with a rule for the packets, if there is no route for them: a bridge needs none.
-func (f Facts) bridged(n *loader.Namespace, q Question, hooks []*loader.Hook) (all []Facts, err error) {
+func (f *Facts) bridged(n *loader.Namespace, q Question, hooks []*loader.Hook) (all []Facts, err error) {
 	if f.Flow != nil || f.In.NoRoute == nil && f.Out.NoRoute == nil {
 		return nil, nil
 	}
@@ -229,13 +250,17 @@ func routed(n *loader.Namespace, p Packets, bytes uint64, hooks []*loader.Hook) 
 		}
 		e := Elsewhere{Hook: hookOf(h)}
 		entry, found := maps.Entry{}, false
-		if address := addressAt(e.Hook, p, f.In, f.Out); address.IsValid() && !turnBack(e.Hook, f.In, f.Out) {
+		if address := addressAt(&e.Hook, &p, &f.In, &f.Out); address.IsValid() && !turnBack(&e.Hook, &f.In, &f.Out) {
 			entry, found = h.Set.Match(address)
 		} else if !address.IsValid() && slices.ContainsFunc(beyond, func(hop netinfo.Hop) bool { return isOn(h, hop) }) {
 			entry, found = h.Set.Match(outside(p.ipv6()))
 		}
 		if found && (entry.Rate != policy.Unlimited || entry.Within != "" || p.named(entry.Rule)) {
 			e.Rule = entry.Rule
+			pools, _ := h.Set.Stages(entry, h.Match(), flowTo(f.side(h.Match())), maps.Now())
+			for _, pool := range pools[1:] {
+				e.Pools = append(e.Pools, pool.Label.Name)
+			}
 			f.Elsewhere = append(f.Elsewhere, e)
 		}
 	}
@@ -243,7 +268,7 @@ func routed(n *loader.Namespace, p Packets, bytes uint64, hooks []*loader.Hook) 
 }
 
 // toOutside is how packets of which one end is known reach the Internet, or come from there, if they pass this host.
-func (f Facts) toOutside() ([]netinfo.Hop, error) {
+func (f *Facts) toOutside() ([]netinfo.Hop, error) {
 	var l Leg
 	var err error
 	switch {
@@ -283,7 +308,7 @@ func legTo(end netip.Addr) (l Leg, err error) {
 }
 
 // passes reports whether packets pass a device other than the loopback.
-func (l Leg) passes() bool { return l.Route.Device.Name != "" && !l.Route.Local }
+func (l *Leg) passes() bool { return l.Route.Device.Name != "" && !l.Route.Local }
 
 // legIn is how packets from an address come in: by where those to it leave.
 func legIn(src netip.Addr) (Leg, error) {
@@ -353,11 +378,11 @@ func stopAt(n *loader.Namespace, h *loader.Hook, hop netinfo.Hop, p Packets, fra
 	}
 	s.Undecided = !same
 	if found {
-		if s.Rule, err = ruleFor(h, e, address, p, s); err != nil {
+		if s.Rule, err = ruleFor(h, e, address, &p, &s); err != nil {
 			return s, err
 		}
 	}
-	if !delayed(s) {
+	if !delayed(&s) {
 		return s, nil
 	}
 	if hop.Direction == policy.Egress {
@@ -380,7 +405,7 @@ func hookOf(h *loader.Hook) Hook {
 }
 
 // ruleFor is a rule that matches an address, the zero Addr for one that is not known.
-func ruleFor(h *loader.Hook, e maps.Entry, address netip.Addr, p Packets, s Stop) (*Rule, error) {
+func ruleFor(h *loader.Hook, e maps.Entry, address netip.Addr, p *Packets, s *Stop) (*Rule, error) {
 	if err := checkSize(s.Frame, p.Segments); err != nil {
 		return nil, err
 	}

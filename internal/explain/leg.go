@@ -20,7 +20,7 @@ type legWords struct {
 	why   string // the reason
 }
 
-func judgeLegs(in, out Leg) (legWords, legWords) {
+func judgeLegs(in, out *Leg) (legWords, legWords) {
 	if in.Route.Local && out.Route.Local {
 		stay := legWords{known: true, how: "stay on this host, by " + out.Route.Device.Name}
 		return stay, stay
@@ -29,7 +29,7 @@ func judgeLegs(in, out Leg) (legWords, legWords) {
 }
 
 // judgeIn assumes that packets come in where those to their source leave.
-func judgeIn(l Leg) legWords {
+func judgeIn(l *Leg) legWords {
 	switch {
 	case !l.End.IsValid():
 		return legWords{}
@@ -41,7 +41,7 @@ func judgeIn(l Leg) legWords {
 	return legWords{known: true, how: "come in by " + deviceNames(l.Hops) + beyond(l, "from"), why: " (where those to " + l.End.String() + " leave)"}
 }
 
-func judgeOut(l Leg) legWords {
+func judgeOut(l *Leg) legWords {
 	switch {
 	case !l.End.IsValid():
 		return legWords{}
@@ -78,7 +78,7 @@ func deviceNames(hops []netinfo.Hop) string {
 }
 
 // beyond is how packets go on below the known devices; preposition is for the other end of a tunnel.
-func beyond(l Leg, preposition string) string {
+func beyond(l *Leg, preposition string) string {
 	switch {
 	case len(l.Ports) > 0:
 		return ", by one of its ports"
@@ -92,7 +92,7 @@ func beyond(l Leg, preposition string) string {
 
 // addressAt is the address of the packets that the rules of a hook compare: their own, or the
 // other end of the tunnel that wraps them first.
-func addressAt(h Hook, p Packets, in, out Leg) netip.Addr {
+func addressAt(h *Hook, p *Packets, in, out *Leg) netip.Addr {
 	if t := tunnelOver(h, in, out); t != nil {
 		return t.Remote
 	}
@@ -100,7 +100,7 @@ func addressAt(h Hook, p Packets, in, out Leg) netip.Addr {
 }
 
 // tunnelOver is the tunnel whose packets pass a hook that sees the addresses of its ends; nil for none.
-func tunnelOver(h Hook, in, out Leg) *netinfo.Tunnel {
+func tunnelOver(h *Hook, in, out *Leg) *netinfo.Tunnel {
 	here := in
 	if h.Direction == policy.Egress {
 		here = out
@@ -113,7 +113,7 @@ func tunnelOver(h Hook, in, out Leg) *netinfo.Tunnel {
 
 // turnBack reports whether packets that pass a hook would pass its device in the other
 // direction, too. Below a VLAN they may.
-func turnBack(h Hook, in, out Leg) bool {
+func turnBack(h *Hook, in, out *Leg) bool {
 	other := out
 	if h.Direction == policy.Egress {
 		other = in
@@ -128,7 +128,7 @@ func turnBack(h Hook, in, out Leg) bool {
 const notMet = "not met"
 
 // metWhen says in which case packets pass a hook that they may not pass.
-func metWhen(netns string, h Hook, in, out Leg) string {
+func metWhen(netns string, h *Hook, in, out *Leg) string {
 	if t := tunnelOver(h, in, out); t != nil {
 		return "met by them wrapped: " + plain.Suggest(netns, "explain", h.Name, h.Direction.String(), t.Remote.String())
 	}

@@ -3,11 +3,13 @@ package explain
 import (
 	"net/netip"
 
+	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/loader"
 )
 
 // Named returns a question for each rule of hooks that has q.Name, about an address in its network.
 func Named(hooks []*loader.Hook, q Question) (questions []Question) {
+	q.Routes = q.Device == ""
 	for _, h := range hooks {
 		for _, e := range h.Set.Rules() {
 			if e.Label.Name != q.Name {
@@ -15,6 +17,9 @@ func Named(hooks []*loader.Hook, q Question) (questions []Question) {
 			}
 			q.Device, q.Direction = h.Name(), &h.Direction
 			q.Address, q.Network = exampleOf(e.Prefix, func(a netip.Addr) netip.Prefix {
+				if route, err := netinfo.RouteTo(a); err == nil && route.Local {
+					return netip.PrefixFrom(a, a.BitLen()) // packets to this host itself pass no device
+				}
 				decides, _ := h.Set.Match(a)
 				return decides.Prefix
 			}), e.Prefix

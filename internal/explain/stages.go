@@ -73,7 +73,7 @@ func (s Stages) NeedsFlow() *Level {
 }
 
 // Name is the name of a pool, or the network of a rule.
-func (l Level) Name() string {
+func (l *Level) Name() string {
 	if l.Pool {
 		return l.Label.Name
 	}
@@ -102,29 +102,42 @@ func (s Stages) Judge(bytes uint64) (v Verdict) {
 		}
 	}
 	if v.Conforms = exceeds == model.NoStage; !v.Conforms {
-		v.RefusedBy = s.refusal(exceeds, beyond)
+		v.RefusedBy, v.RefusedReason = new(s.Levels[exceeds].Name()), report.Capacity
+		if beyond {
+			v.RefusedReason = report.Share
+		}
 		v.WaitNS = model.Until(s.Model, p)
 	}
-	switch {
-	case !v.Conforms:
-	case passage.Guaranteed == model.NoStage:
-		v.Borrowed = slices.ContainsFunc(s.Levels, func(l Level) bool { return l.Guarantee != 0 })
-	default:
-		v.Guaranteed = true
-		if by := s.Levels[passage.Guaranteed]; by.Pool {
-			v.GuaranteedBy = by.Name()
+	v.BorrowedBy = []string{}
+	for i := 0; v.Conforms && !v.Guaranteed && i < len(s.Levels); i++ {
+		switch l := &s.Levels[i]; {
+		case i == passage.Guaranteed:
+			v.Guaranteed, v.GuaranteedBy = true, new(l.Name())
+		case l.Guarantee != 0:
+			v.BorrowedBy = append(v.BorrowedBy, l.Name())
 		}
 	}
-	v.Sharing, v.Pools = s.sharing(0, tests), s.pools(tests)
+	v.Borrowed = len(v.BorrowedBy) > 0 && !v.Guaranteed
+	v.Sharing, v.Pools = s.sharing(0, tests), s.pools(bytes, tests)
 	return v
 }
 
+// isFull reports whether so much is offered to a pool that its bucket is as full as it gets. Fair shares keep it about
+// half full.
+func (l *Level) isFull(m *model.Stage) bool {
+	if l.Share.Kind != policy.ShareNone {
+		return m.State.Level >= m.Capacity/8*3
+	}
+	return m.State.Level >= m.Capacity/16*15
+}
+
 // pools are the levels of the pools, given how each stage judges a packet.
-func (s Stages) pools(tests []model.Test) []report.PoolLevel {
+func (s Stages) pools(bytes uint64, tests []model.Test) []report.PoolLevel {
 	pools := []report.PoolLevel{}
-	for i, l := range s.Levels[1:] {
-		i++
-		pool := report.NewPoolLevel(l.Rule, s.Model[i].State.Level)
+	for i := 1; i < len(s.Levels); i++ {
+		l, m := &s.Levels[i], &s.Model[i]
+		pool := report.NewPoolLevel(l.Rule, m.State.Level)
+		pool.Full, pool.WaitNS = !tests[i].Conforms || l.isFull(m), m.Wait(m.State.Level, bytes)
 		pool.Conforms, pool.Guarantees, pool.Sharing = tests[i].Conforms, tests[i].Guarantees, s.sharing(i, tests)
 		pool.PassedPackets, pool.DroppedPackets = l.Counters.PassedPackets, l.Counters.DroppedPackets
 		pools = append(pools, pool)
@@ -132,20 +145,8 @@ func (s Stages) pools(tests []model.Test) []report.PoolLevel {
 	return pools
 }
 
-func (s Stages) refusal(i int, beyond bool) *report.Refusal {
-	l := s.Levels[i]
-	r := report.Refusal{Kind: report.KindRule, Name: l.Name(), Reason: report.Capacity}
-	if l.Pool {
-		r.Kind = report.KindPool
-	}
-	if beyond {
-		r.Reason, r.Sharer = report.Share, l.Sharer
-	}
-	return &r
-}
-
 func (s Stages) sharing(i int, tests []model.Test) report.Sharing {
-	l := s.Levels[i]
+	l := &s.Levels[i]
 	shares := report.Sharing{Share: l.Share.String(), Sharer: l.Sharer}
 	if l.Sharer != "" {
 		shares.WithinShare = new(tests[i].Share == model.WithinShare)
@@ -158,7 +159,12 @@ func (s Stages) sharing(i int, tests []model.Test) report.Sharing {
 
 // delays reports whether the rule or a pool delays packets.
 func (s Stages) delays() bool {
-	return slices.ContainsFunc(s.Levels, func(l Level) bool { return l.Excess == policy.Delay })
+	for i := range s.Levels {
+		if s.Levels[i].Excess == policy.Delay {
+			return true
+		}
+	}
+	return false
 }
 
 // flowTo is a flow of which only the far address is known, and perhaps not even that.

@@ -13,9 +13,9 @@ import (
 
 var sideNames = map[policy.Match]string{policy.MatchSrc: "source address", policy.MatchDst: "destination address"}
 
-func judgeStop(p Packets, s Stop) report.Stop {
+func judgeStop(p *Packets, s *Stop) report.Stop {
 	out := report.Stop{Device: s.Name, Direction: s.Direction.String(), Warnings: []string{}, Hides: []report.Brief{}, Verdict: "pass", Attached: new(bool)}
-	out.Pools = []report.PoolLevel{}
+	out.BorrowedBy, out.Pools = []string{}, []report.PoolLevel{}
 	match := s.Direction.FarSide()
 	if h := s.Hook; h != nil {
 		out.Device, out.State, out.Attached, match = h.Name, h.Status, h.State.InForce(), h.Match
@@ -38,7 +38,7 @@ func judgeStop(p Packets, s Stop) report.Stop {
 }
 
 // judgePath says what is attached, and how that affects the packets of the rule.
-func judgePath(out *report.Stop, s Stop) {
+func judgePath(out *report.Stop, s *Stop) {
 	if s.Name == "" {
 		return // the device is not here
 	}
@@ -105,7 +105,7 @@ func runsBefore(e netinfo.ChainEntry) string {
 }
 
 // delayed reports whether a rule is attached that delays, or a pool of which does.
-func delayed(s Stop) bool {
+func delayed(s *Stop) bool {
 	return s.Rule != nil && (s.Rule.Excess == policy.Delay || s.Rule.Stages.delays()) && deciderOf(s.Path) >= 0
 }
 
@@ -119,7 +119,7 @@ type delayer struct {
 }
 
 // delayedBy judges the fq qdisc of a device, or the ifb through which packets enter it.
-func delayedBy(s Stop) delayer {
+func delayedBy(s *Stop) delayer {
 	if s.Direction == policy.Egress {
 		if s.Qdisc.HasFQ {
 			return delayer{delays: true}

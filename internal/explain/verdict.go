@@ -15,7 +15,7 @@ import (
 )
 
 // judgeRule explains the rule that matches, and its verdict.
-func judgeRule(out *report.Stop, p Packets, s Stop) {
+func judgeRule(out *report.Stop, p *Packets, s *Stop) {
 	h, r := s.Hook, s.Rule
 	cidr := r.Prefix.String()
 	out.Rule, out.Sentence, out.Share = &cidr, r.Sentence(h.Name, h.Direction, h.Match), r.Share.String()
@@ -62,11 +62,11 @@ func judgeRule(out *report.Stop, p Packets, s Stop) {
 }
 
 // judgeStages explains the pools above a rule, and the shares of all.
-func judgeStages(out *report.Stop, p Packets, stages Stages, inForce bool) {
+func judgeStages(out *report.Stop, p *Packets, stages Stages, inForce bool) {
 	v := stages.Judge(out.Counted.Bytes)
 	out.Passage, out.WaitNS = v.Passage, v.WaitNS
 	if !inForce {
-		out.RefusedBy, out.Guaranteed, out.GuaranteedBy = nil, false, ""
+		out.RefusedBy, out.RefusedReason, out.BorrowedBy, out.Guaranteed, out.GuaranteedBy = nil, "", []string{}, false, nil
 		return
 	}
 	out.Verdict = v.Verdict.String()
@@ -76,7 +76,7 @@ func judgeStages(out *report.Stop, p Packets, stages Stages, inForce bool) {
 }
 
 // anyFlow is an example of a flow of the packets.
-func (p Packets) anyFlow() maps.Flow {
+func (p *Packets) anyFlow() maps.Flow {
 	flow := maps.Flow{Proto: unix.IPPROTO_UDP, Src: p.Src, SrcPort: 5000, Dst: p.Dst, DstPort: 53}
 	for _, end := range []*netip.Addr{&flow.Src, &flow.Dst} {
 		if !end.IsValid() {

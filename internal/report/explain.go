@@ -156,39 +156,82 @@ const (
 // Paths are all paths that the packets in question may take.
 type Paths []Path
 
-// Text writes paths for people to read: first which rules decide and how, then why.
+// Text writes paths for people to read: first which rules decide and how, then why. Paths that differ only in their
+// addresses are one text.
 func (paths Paths) Text(w io.Writer) error {
 	var s strings.Builder
-	for i, path := range paths {
+	told := map[string]bool{} // pools
+	written := make([]bool, len(paths))
+	for i := range paths {
+		if written[i] {
+			continue
+		}
+		var same []*Path
+		for j := i + 1; j < len(paths); j++ {
+			if key := paths[i].buckets(); key != "" && !written[j] && paths[j].buckets() == key {
+				same, written[j] = append(same, &paths[j]), true
+			}
+		}
 		if i > 0 {
 			s.WriteByte('\n')
 		}
-		path.text(&s)
+		paths[i].text(&s, same, told)
 	}
 	_, err := io.WriteString(w, s.String())
 	return err
 }
 
-func (w Path) text(s *strings.Builder) {
-	s.WriteString(plain.Fold(plain.Line("packets "+w.Packets+" "+w.How), screenWidth, "", "    "))
-	for _, stop := range w.Hooks {
-		s.WriteString(plain.Fold(plain.Line(stop.where()+": "+stop.answer()+stop.limiters()), screenWidth, "  ", "    "))
+// buckets identifies all that packets meet on a path, if they meet only buckets of pools; else it is "".
+func (w *Path) buckets() (key string) {
+	for i := range w.Hooks {
+		p := &w.Hooks[i]
+		if p.Rule == nil || p.Bucket != nil || p.Verdict == "unknown" || p.Proposed != nil || p.RevertsInNS != nil {
+			return ""
+		}
+		key += fmt.Sprintln(p.Device, p.Direction, p.Match, p.State, *p.Counted, p.Warnings)
+		for j := range p.Pools {
+			key += fmt.Sprintln(p.Pools[j].Name, p.Pools[j].Sharer)
+		}
 	}
-	for _, stop := range w.Hooks {
+	return key
+}
+
+// text writes a path, and what is different on others that are alike.
+func (w Path) text(s *strings.Builder, same []*Path, told map[string]bool) {
+	s.WriteString(plain.Fold(plain.Line("packets "+w.Packets+" "+w.How), screenWidth, "", "    "))
+	for i := range w.Hooks {
+		stop := &w.Hooks[i]
+		s.WriteString(plain.Fold(plain.Line(stop.where()+": "+stop.answer()+stop.limiters()), screenWidth, "  ", "    "))
+		others := ""
+		for _, path := range same {
+			others += ", " + path.Hooks[i].network()
+		}
+		if others != "" {
+			s.WriteString(plain.Fold(plain.Line("the same for "+others[2:]), screenWidth, "  ", "    "))
+		}
+	}
+	for i := range w.Hooks {
+		stop := &w.Hooks[i]
 		foreign := func(a Attached) bool { return !a.Ours && a.At != "qdisc" }
 		if stop.Rule != nil || len(stop.Warnings) > 0 || stop.Verdict == "unknown" || slices.ContainsFunc(stop.Chain, foreign) {
 			s.WriteByte('\n')
-			stop.text(s)
+			if len(w.Hooks) > 1 {
+				s.WriteString(plain.Line(stop.where()) + "\n")
+			}
+			stop.text(s, told)
 		}
 	}
-	if len(w.Elsewhere) > 0 {
-		s.WriteString("\nother rules for these packets:\n")
+	for _, path := range same {
+		w.Elsewhere = append(w.Elsewhere, path.Elsewhere...)
 	}
-	for i, e := range w.Elsewhere {
-		if i == fewElsewhere && len(w.Elsewhere) > fewElsewhere+1 {
-			fmt.Fprintf(s, "  %d more, which -j lists\n", len(w.Elsewhere)-fewElsewhere)
-			break
-		}
+	elsewhere(w.Elsewhere, s)
+}
+
+// elsewhere writes rules that packets do not meet, or not all of them.
+func elsewhere(rules []Elsewhere, s *strings.Builder) {
+	var lines []string
+	for i := range rules {
+		e := &rules[i]
 		met := e.Met
 		if strings.HasPrefix(met, "not met") {
 			_, unless, _ := strings.Cut(met, ", unless")
@@ -197,15 +240,27 @@ func (w Path) text(s *strings.Builder) {
 				met += ", unless" + unless
 			}
 		}
-		text := fmt.Sprintf("%s %s %s: %s%s", e.Device, e.Direction, e.Brief, met, remark(Rule{Attached: e.Attached, State: e.State}))
-		s.WriteString(plain.Fold(plain.Line(text), screenWidth, "  ", "    "))
+		line := fmt.Sprintf("%s %s %s: %s%s", e.Device, e.Direction, e.Brief, met, remark(Rule{Attached: e.Attached, State: e.State}))
+		if !slices.Contains(lines, line) {
+			lines = append(lines, line)
+		}
+	}
+	if len(lines) > 0 {
+		s.WriteString("\nother rules for these packets:\n")
+	}
+	for i, line := range lines {
+		if i == fewElsewhere && len(lines) > fewElsewhere+1 {
+			fmt.Fprintf(s, "  %d more, which -j lists\n", len(lines)-fewElsewhere)
+			break
+		}
+		s.WriteString(plain.Fold(plain.Line(line), screenWidth, "  ", "    "))
 	}
 }
 
-func (p Stop) where() string { return p.Device + " " + p.Direction + p.otherSide() }
+func (p *Stop) where() string { return p.Device + " " + p.Direction + p.otherSide() }
 
 // answer is which rule decides, and what happens to the packets.
-func (p Stop) answer() string {
+func (p *Stop) answer() string {
 	switch {
 	case p.Rule == nil && p.Verdict == "unknown":
 		return p.Note
@@ -219,20 +274,35 @@ func (p Stop) answer() string {
 		return *p.Rule + " matches, but is NOT IN FORCE (" + p.State + "); they pass"
 	}
 	says := *p.Rule + " decides; " + p.fate()
-	switch r := p.RefusedBy; {
-	case r != nil && r.Kind == KindPool:
-		says = *p.Rule + " matches, and pool " + r.Name + " decides; " + p.fate()
+	switch i := p.decider(); {
+	case p.RefusedBy != nil && i >= 0:
+		says = *p.Rule + " matches, and pool " + p.Pools[i].Name + " decides; " + p.fate()
 	case p.Bucket == nil && len(p.Pools) > 0:
 		says = *p.Rule + " matches; " + p.fate()
 	}
+	if full := p.full(); full != "" {
+		says += "; " + full
+	}
 	if p.DroppedPackets > 0 {
-		says += "; " + percentText(percentOf(p.DroppedPackets, p.PassedPackets+p.DroppedPackets)) + " of its packets were dropped so far"
+		says += "; " + p.dropped() + " of all packets of " + *p.Rule + " were dropped so far"
 	}
 	return says
 }
 
+func (p *Stop) dropped() string {
+	return percentText(percentOf(p.DroppedPackets, p.PassedPackets+p.DroppedPackets))
+}
+
+// network is that of the rule that matches, with what it dropped.
+func (p *Stop) network() string {
+	if p.DroppedPackets == 0 {
+		return *p.Rule
+	}
+	return *p.Rule + " (" + p.dropped() + " dropped)"
+}
+
 // limiters names those that are not shapectl.
-func (p Stop) limiters() (text string) {
+func (p *Stop) limiters() (text string) {
 	for _, a := range p.Chain {
 		switch {
 		case a.Limits && a.At == "qdisc":
@@ -245,13 +315,15 @@ func (p Stop) limiters() (text string) {
 }
 
 // fate is what happens to the packets now.
-func (p Stop) fate() string {
+func (p *Stop) fate() string {
 	b := p.Bucket
 	switch {
 	case p.Verdict == "unknown":
 		return "whether they pass depends on the flow"
 	case p.Verdict == "lost":
 		return "they are LOST"
+	case p.RefusedBy == nil && p.full() != "" && p.needsFlow():
+		return "whether they pass depends on the flow" + strings.Replace(p.covers(), ", ", "; if so, ", 1)
 	case !p.plain():
 		return "they " + p.become()
 	case b == nil:
@@ -272,8 +344,9 @@ func (p Stop) fate() string {
 	return "they pass now"
 }
 
-func (p Stop) text(s *strings.Builder) {
-	s.WriteString(plain.Line(p.where()) + "\n")
+// text says why. Pools that were told of are only named.
+func (p *Stop) text(s *strings.Builder, told map[string]bool) {
+	var before []string // the pools that were told of
 	if p.Rule != nil {
 		_, says, _ := strings.Cut(p.Sentence, ": ")
 		fact(s, "rule", says+remark(Rule{Attached: p.Attached, State: p.State}))
@@ -291,24 +364,35 @@ func (p Stop) text(s *strings.Builder) {
 			fact(s, "counted", c.words())
 		}
 		p.counters(s)
-		for _, pool := range p.Pools {
-			r := p.RefusedBy
-			fact(s, "pool", pool.text(r != nil && r.Kind == KindPool && r.Name == pool.Name))
+		decider := p.decider()
+		for i := range p.Pools {
+			pool := &p.Pools[i]
+			if told[pool.Name] {
+				before = append(before, pool.Name)
+				continue
+			}
+			told[pool.Name] = true
+			fact(s, "pool", pool.text(i == decider && p.RefusedBy != nil))
+		}
+		if before != nil {
+			fact(s, "pools", "as above: "+strings.Join(before, ", "))
 		}
 	}
 	for _, warning := range p.Warnings {
 		fact(s, "warning", warning)
 	}
-	if p.Rule != nil && p.Note != "" {
+	if told := len(p.Pools) > 0 && len(before) == len(p.Pools); p.Rule != nil && p.Note != "" && !(told && p.needsFlow()) {
 		fact(s, "note", p.Note)
 	}
 	if p.RevertsInNS != nil {
 		fact(s, "note", reverts(*p.RevertsInNS))
 	}
-	label := "path"
+	var chain []string
 	for _, a := range p.Chain {
-		fact(s, label, a.String())
-		label = ""
+		chain = append(chain, a.String())
+	}
+	if chain != nil {
+		fact(s, "path", strings.Join(chain, "; "))
 	}
 	if len(p.Hides) > 0 {
 		fact(s, "wider", wider(p.Hides))
@@ -324,12 +408,12 @@ func (p Stop) text(s *strings.Builder) {
 }
 
 // counters are how many packets the rule refused so far.
-func (p Stop) counters(s *strings.Builder) {
+func (p *Stop) counters(s *strings.Builder) {
 	all := p.PassedPackets + p.DroppedPackets
 	if all == 0 {
 		return
 	}
-	text := fmt.Sprintf("%d dropped of %s (%s)", p.DroppedPackets, plain.Count(all, "packet"), percentText(percentOf(p.DroppedPackets, all)))
+	text := fmt.Sprintf("the rule dropped %d of %s (%s)", p.DroppedPackets, plain.Count(all, "packet"), p.dropped())
 	if p.ExcessPackets != p.DroppedPackets {
 		text += fmt.Sprintf(", %d excess", p.ExcessPackets)
 	}
@@ -337,7 +421,7 @@ func (p Stop) counters(s *strings.Builder) {
 }
 
 // otherSide is the side that the rules compare, if that is not the far side.
-func (p Stop) otherSide() string {
+func (p *Stop) otherSide() string {
 	switch {
 	case p.Direction == policy.Egress.String() && p.Match == policy.MatchSrc.String():
 		return ", by source address"
@@ -376,7 +460,7 @@ func (a Attached) String() string {
 }
 
 // now is the verdict, and when there will be another one.
-func (p Stop) now(s *strings.Builder) {
+func (p *Stop) now(s *strings.Builder) {
 	b := p.Bucket
 	switch {
 	case NotInForce(p.Attached):
@@ -399,16 +483,16 @@ func (p Stop) now(s *strings.Builder) {
 }
 
 // packet is the packet that the verdict is about.
-func (p Stop) packet() string { return fmt.Sprintf("a packet of %d bytes", p.Counted.Bytes) }
+func (p *Stop) packet() string { return fmt.Sprintf("a packet of %d bytes", p.Counted.Bytes) }
 
-func (b Level) room() string {
+func (b *Level) room() string {
 	return fmt.Sprintf("room for %s (%d bytes)", plain.Count(b.RoomPackets, "such packet"), b.RoomBytes)
 }
 
 const lost = " is lost: no ifb device lets it enter again"
 
 // queued is the verdict of a rule that delays, and when there will be another one.
-func (p Stop) queued(s *strings.Builder) {
+func (p *Stop) queued(s *strings.Builder) {
 	b := p.Bucket
 	if !b.Conforms {
 		fact(s, "now", p.packet()+" is dropped: the queue has no room for it")
@@ -437,7 +521,7 @@ func (p Stop) queued(s *strings.Builder) {
 	b.later(s, "dropped")
 }
 
-func (b Level) text(s *strings.Builder) {
+func (b *Level) text(s *strings.Builder) {
 	label, full, _ := strings.Cut(b.filled(b.Key, b.LevelBytes, b.CapacityBytes), " ")
 	switch {
 	case b.LevelBytes == 0:
@@ -455,7 +539,7 @@ func (b Level) text(s *strings.Builder) {
 }
 
 // later says when such packets no longer conform; then is what happens to them.
-func (b Level) later(s *strings.Builder, then string) {
+func (b *Level) later(s *strings.Builder, then string) {
 	if b.SpeedBits == nil {
 		return
 	}
@@ -468,7 +552,7 @@ func (b Level) later(s *strings.Builder, then string) {
 }
 
 // fate is what happens to an excess packet.
-func (b Level) fate(verdict string) string {
+func (b *Level) fate(verdict string) string {
 	if verdict == "drop" && b.Excess == policy.ECN.String() {
 		return "dropped, not marked by ECN, as it exceeds twice the capacity"
 	}
@@ -476,7 +560,7 @@ func (b Level) fate(verdict string) string {
 }
 
 // drained says when such a packet conforms.
-func (b Level) drained(s *strings.Builder, bytes uint64) {
+func (b *Level) drained(s *strings.Builder, bytes uint64) {
 	text := "conforms in " + about(b.WaitNS)
 	if bytes > b.holds(b.CapacityBytes) {
 		text += ", when the bucket is empty, as it is larger than that"
@@ -491,7 +575,7 @@ func (b Level) drained(s *strings.Builder, bytes uint64) {
 	fact(s, "later", text)
 }
 
-func (c Counted) words() string {
+func (c *Counted) words() string {
 	parts := []string{fmt.Sprintf("%d at layer 2", c.PacketBytes)}
 	one := int64(c.PacketBytes) + int64(c.TagBytes) + int64(c.OverheadBytes)
 	if c.TagBytes > 0 {

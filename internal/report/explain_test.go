@@ -1,6 +1,7 @@
 package report
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -93,7 +94,7 @@ func level(change func(*Stop)) string {
 	}
 	change(&p)
 	var s strings.Builder
-	p.text(&s)
+	p.text(&s, map[string]bool{})
 	return s.String()
 }
 
@@ -178,7 +179,6 @@ func TestVerdictWords(t *testing.T) {
 		{"not in force", func(p *Stop) { excess(p); p.Attached, p.State, p.Verdict = new(false), "detached", "pass" }, []string{
 			"rule       says [NOT IN FORCE: detached]", "now        passes: NOTHING METERS IT",
 		}},
-		{"by the near side", func(p *Stop) { p.Match = "src" }, []string{"va egress, by source address"}},
 		{"wider", func(p *Stop) {
 			p.Hides = []Brief{{Rule: "10.0.0.0/8", Each: "all", RateBits: new(uint64)}, {Rule: "10.0.0.0/7", Each: "host"}}
 			*p.Hides[0].RateBits = 2e6
@@ -203,9 +203,9 @@ func TestVerdictWords(t *testing.T) {
 func TestFewElsewhere(t *testing.T) {
 	for count, lines := range map[int]int{1: 1, 5: 5, 6: 5, 100: 5} {
 		path := Path{Packets: "to 10.0.0.7", How: "leave by va"}
-		for range count {
+		for i := range count {
 			path.Elsewhere = append(path.Elsewhere, Elsewhere{
-				Device: "tap0", Direction: "egress", Brief: Brief{Rule: "0.0.0.0/0"}, Attached: new(true), State: "attached", Met: "not met",
+				Device: fmt.Sprint("tap", i), Direction: "egress", Brief: Brief{Rule: "0.0.0.0/0"}, Attached: new(true), State: "attached", Met: "not met",
 			})
 		}
 		var s strings.Builder
@@ -217,6 +217,64 @@ func TestFewElsewhere(t *testing.T) {
 		}
 		if more := strings.Contains(s.String(), " more, which -j lists"); more != (count > lines) {
 			t.Errorf("of %d: %s", count, &s)
+		}
+	}
+}
+
+// Paths on which only the addresses differ are one text, and each pool is described once.
+func TestAlikePaths(t *testing.T) {
+	path := func(network, direction string) Path {
+		return Path{Packets: "to " + network, How: "leave by va", Hooks: []Stop{{
+			Device: "va", Direction: direction, Match: "dst", Rule: &network, Attached: new(true), State: "attached", Verdict: "pass",
+			Sentence: "va egress: is limited only by pool \"home\"", Counted: &Counted{PacketBytes: 1514, Bytes: 1514},
+			Passage: Passage{Pools: []PoolLevel{{Name: "home", RateBits: 8e6}, {Name: "ap", RateBits: 9e6}}},
+		}}, Elsewhere: []Elsewhere{{Device: "wan", Direction: "ingress", Brief: Brief{Rule: "0.0.0.0/0"}, Attached: new(true), State: "attached", Met: "met"}}}
+	}
+	alike := func(change func(other *Stop)) string {
+		paths := Paths{path("10.0.0.7/32", "egress"), path("10.0.0.7/32", "ingress"), path("10.0.0.8/32", "egress")}
+		change(&paths[2].Hooks[0])
+		var s strings.Builder
+		if err := paths.Text(&s); err != nil {
+			t.Fatal(err)
+		}
+		return s.String()
+	}
+	got := alike(func(other *Stop) { other.PassedPackets, other.DroppedPackets = 9, 1 })
+	if want := `packets to 10.0.0.7/32 leave by va
+  va egress: 10.0.0.7/32 matches; they pass now
+  the same for 10.0.0.8/32 (10% dropped)
+
+  rule       is limited only by pool "home"
+  pool       home: 8mbit; empty
+  pool       ap: 9mbit; empty
+
+other rules for these packets:
+  wan ingress 0.0.0.0/0 (not limited): met
+
+packets to 10.0.0.7/32 leave by va
+  va ingress, by destination address: 10.0.0.7/32 matches; they pass now
+
+  rule       is limited only by pool "home"
+  pools      as above: home, ap
+
+other rules for these packets:
+  wan ingress 0.0.0.0/0 (not limited): met
+`; got != want {
+		t.Errorf("it is:\n%s\nwant:\n%s", got, want)
+	}
+	for name, change := range map[string]func(*Stop){
+		"no rule":         func(other *Stop) { other.Rule, other.Pools = nil, nil },
+		"a bucket":        func(other *Stop) { other.Bucket = &Level{CapacityBytes: 1000} },
+		"another device":  func(other *Stop) { other.Device = "vb" },
+		"another pool":    func(other *Stop) { other.Pools[0].Name = "other" },
+		"another sharer":  func(other *Stop) { other.Pools[1].Sharer = "10.0.0.8/32" },
+		"another size":    func(other *Stop) { other.Counted.Bytes = 1518 },
+		"not in force":    func(other *Stop) { other.Attached, other.State = new(false), "detached" },
+		"a warning":       func(other *Stop) { other.Warnings = []string{"early runs before the limit"} },
+		"not known which": func(other *Stop) { other.Verdict = "unknown" },
+	} {
+		if got := alike(change); strings.Contains(got, "the same for") {
+			t.Errorf("%s:\n%s", name, got)
 		}
 	}
 }

@@ -1,7 +1,6 @@
 package report
 
 import (
-	"fmt"
 	"strings"
 
 	"github.com/shapectl/shapectl/internal/model"
@@ -9,29 +8,25 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Passage is what a packet meets in a rule and the pools above it.
+// Passage is what a packet meets in a rule and the pools above it. Names are the network of a rule, or the name of a pool.
 type Passage struct {
 	// RefusedBy is the level that the packet exceeds; null where it conforms, and where that is not known.
-	RefusedBy *Refusal `json:"refused_by"`
+	RefusedBy *string `json:"refused_by"`
+	// RefusedReason is capacity, or share where the packet is beyond a fair share; "" without RefusedBy.
+	RefusedReason string `json:"refused_reason"`
 	// Borrowed says whether the packet passes beyond the guarantees of its rule and pools, of which there are some.
 	Borrowed bool `json:"borrowed"`
+	// BorrowedBy are those of them whose guarantees the packet passes beyond, the lowest first.
+	BorrowedBy []string `json:"borrowed_by"`
 	// Guaranteed says whether a guarantee lets the packet pass the pools above it.
 	Guaranteed bool `json:"guaranteed"`
-	// GuaranteedBy is the pool with that guarantee; "" for the rule.
-	GuaranteedBy string `json:"guaranteed_by"`
+	// GuaranteedBy has that guarantee; null for none.
+	GuaranteedBy *string `json:"guaranteed_by"`
 	Sharing
 	Pools []PoolLevel `json:"pools"` // above the rule, the lowest first
 }
 
-// Refusal is a rule or pool that a packet exceeds.
-type Refusal struct {
-	Kind   string `json:"kind"`   // rule or pool
-	Name   string `json:"name"`   // of the pool, or the network of the rule
-	Reason string `json:"reason"` // capacity, or share where the packet is beyond a fair share
-	Sharer string `json:"sharer"` // who has that share; "" for capacity
-}
-
-// Reasons of a Refusal.
+// Values of RefusedReason.
 const (
 	Capacity = "capacity"
 	Share    = "share"
@@ -56,8 +51,10 @@ type PoolLevel struct {
 	LevelBytes    uint64  `json:"level_bytes"`
 	CapacityBytes uint64  `json:"capacity_bytes"`
 	Queue
-	Conforms   bool `json:"conforms"`   // the pool has room for the packet
-	Guarantees bool `json:"guarantees"` // the packet conforms to the pool's guarantee
+	Full       bool   `json:"full"`       // as it is while more is offered than its rate
+	Conforms   bool   `json:"conforms"`   // it has room for the packet
+	WaitNS     uint64 `json:"wait_ns"`    // until it has, if no others come
+	Guarantees bool   `json:"guarantees"` // the packet conforms to the pool's guarantee
 	Sharing
 	// What became of the packets within the pool since it was set; the dropped ones are those that it refused.
 	PassedPackets  uint64 `json:"passed_packets"`
@@ -73,32 +70,112 @@ func NewPoolLevel(r policy.Rule, level uint64) PoolLevel {
 }
 
 // plain reports whether there are neither pools nor shares, so that the rule's bucket alone decides.
-func (p Passage) plain() bool { return len(p.Pools) == 0 && p.Sharing.text() == "" }
+func (p *Passage) plain() bool { return len(p.Pools) == 0 && p.Sharing.text() == "" }
 
-// where is the limit that a packet exceeds, as "excess in pool a".
-func (r Refusal) where() string {
-	in := ""
-	if r.Kind == KindPool {
-		in = " in pool " + r.Name
+// pool is the number of the pool with a name; -1 for a rule, and for no name.
+func (p *Passage) pool(name *string) int {
+	for i := range p.Pools {
+		if name != nil && p.Pools[i].Name == *name {
+			return i
+		}
 	}
-	if r.Reason == Share {
-		return "beyond the fair share of " + r.Sharer + in
+	return -1
+}
+
+// beyond is the fair share that the packet exceeds, as "beyond the fair share of 10.0.0.7"; "" for none.
+func (p *Passage) beyond() string {
+	if p.RefusedReason != Share {
+		return ""
 	}
-	return "excess" + in
+	sharer := p.Sharer
+	if i := p.pool(p.RefusedBy); i >= 0 {
+		sharer = p.Pools[i].Sharer
+	}
+	return "beyond the fair share of " + sharer
+}
+
+// excess is the limit that the packet exceeds, as "excess in pool a".
+func (p *Passage) excess() string {
+	text := p.beyond()
+	if text == "" {
+		text = "excess"
+	}
+	if i := p.pool(p.RefusedBy); i >= 0 {
+		text += " in pool " + p.Pools[i].Name
+	}
+	return text
+}
+
+// decider is the number of the pool that decides about the packet, or that would if more came; -1 for none. A pool
+// whose fair shares refuse the packet may have room itself: then a pool above is full, and leaves it less than its rate.
+func (p *Passage) decider() int {
+	refuses := p.pool(p.RefusedBy)
+	for i := max(refuses, 0); i < len(p.Pools) && p.RefusedReason != Capacity; i++ {
+		if p.Pools[i].Full {
+			return i
+		}
+	}
+	return refuses
+}
+
+// full says that the pool that decides is full, and who has which part of it; "" if none is.
+func (p *Passage) full() string {
+	i := p.decider()
+	if i < 0 || !p.Pools[i].Full {
+		return ""
+	}
+	pool := &p.Pools[i]
+	text := "pool " + pool.Name + " is full"
+	if sharers := pool.sharers(); sharers != "" {
+		text += ": " + policy.Rate(pool.RateBits).String() + " for " + sharers
+	}
+	switch {
+	case p.RefusedBy != nil:
+	case p.Guaranteed && p.pool(p.GuaranteedBy) < i:
+		text += ", but guaranteed packets pass"
+	case pool.Sharer != "":
+		text += ", and " + pool.Sharer + " gets its fair share"
+	}
+	return text
+}
+
+// needsFlow reports whether it is not known which flow the packet is of, and a pool that is shared by flow may refuse it.
+func (p *Passage) needsFlow() bool {
+	for i := range p.Pools {
+		if s := &p.Pools[i].Sharing; s.Share == "flow" && s.Sharer == "" {
+			return true
+		}
+	}
+	return false
+}
+
+// sharers are those that are active, as "2 active members"; "" without shares.
+func (s *Sharing) sharers() string {
+	noun := s.Share
+	switch {
+	case s.Share == "" || s.Share == (policy.Share{}).String():
+		return ""
+	case strings.HasPrefix(s.Share, "/"):
+		noun += " subnet"
+	}
+	if s.ActiveSharers == nil {
+		return "its " + noun + "s"
+	}
+	return plain.Count(*s.ActiveSharers, "active "+noun)
 }
 
 // become is what happens to packets now that meet pools or shares.
-func (p Stop) become() string {
-	r, beyond := p.RefusedBy, ""
-	if r != nil && r.Reason == Share {
-		beyond = "beyond the fair share of " + r.Sharer + ", and "
+func (p *Stop) become() string {
+	beyond := p.beyond()
+	if beyond != "" {
+		beyond += ", and "
 	}
-	switch {
-	case r != nil && p.Verdict == "pass":
+	switch refused := p.RefusedBy != nil; {
+	case refused && p.Verdict == "pass":
 		return "are excess, and pass"
-	case r != nil && p.Verdict == "mark":
+	case refused && p.Verdict == "mark":
 		return "are " + beyond + "marked by ECN now"
-	case r != nil:
+	case refused:
 		return "are " + beyond + "dropped now"
 	case p.WaitNS > 0 && p.unheld():
 		return "pass now, NOT DELAYED"
@@ -111,14 +188,14 @@ func (p Stop) become() string {
 }
 
 // unheld reports whether it is known that nothing delays packets.
-func (p Stop) unheld() bool { return p.HeldBack != nil && !*p.HeldBack }
+func (p *Stop) unheld() bool { return p.HeldBack != nil && !*p.HeldBack }
 
 // throughPools is the verdict on a packet that meets pools or shares, and when there will be another one.
-func (p Stop) throughPools(s *strings.Builder) {
+func (p *Stop) throughPools(s *strings.Builder) {
 	text := p.packet()
-	switch r := p.RefusedBy; {
-	case r != nil:
-		fact(s, "now", text+" is "+r.where()+": "+excessBecomes[p.Verdict])
+	switch {
+	case p.RefusedBy != nil:
+		fact(s, "now", text+" is "+p.excess()+": "+excessBecomes[p.Verdict])
 		fact(s, "later", "conforms in "+about(p.WaitNS)+", if no others come")
 		return
 	case p.Verdict == "lost":
@@ -130,7 +207,7 @@ func (p Stop) throughPools(s *strings.Builder) {
 	case p.WaitNS > 0:
 		text += " waits " + about(p.WaitNS)
 	default:
-		text += " conforms, and passes" + p.covers()
+		return // the answer says it
 	}
 	fact(s, "now", text)
 }
@@ -139,21 +216,22 @@ var excessBecomes = map[string]string{
 	"drop": "dropped", "mark": "marked by ECN if the packet allows it, else dropped", "pass": "counted, and passes",
 }
 
-// covers says whether the rate of a packet that passes is guaranteed; "" where nothing is.
-func (p Passage) covers() string {
-	switch {
-	case p.Guaranteed && p.GuaranteedBy == "":
-		return ", guaranteed"
-	case p.Guaranteed:
-		return ", guaranteed by pool " + p.GuaranteedBy
-	case p.Borrowed:
-		return ", borrowed"
+// covers says whether the rate of a packet that passes is guaranteed, or who borrows it; "" where nothing is guaranteed.
+func (p *Passage) covers() (text string) {
+	if len(p.BorrowedBy) > 0 {
+		text = ", borrowed by " + strings.Join(p.BorrowedBy, " and ")
 	}
-	return ""
+	if i := p.pool(p.GuaranteedBy); i >= 0 {
+		return text + ", guaranteed by pool " + p.Pools[i].Name
+	}
+	if p.Guaranteed {
+		text += ", guaranteed"
+	}
+	return text
 }
 
 // text describes fair shares; "" without any.
-func (s Sharing) text() string {
+func (s *Sharing) text() string {
 	if s.Share == "" || s.Share == (policy.Share{}).String() {
 		return ""
 	}
@@ -168,33 +246,24 @@ func (s Sharing) text() string {
 }
 
 // text describes a pool; decides says that it refuses the packet.
-func (p PoolLevel) text(decides bool) string {
+func (p *PoolLevel) text(decides bool) string {
 	text := p.Name
 	if decides {
 		text += ", decides"
 	}
 	text += ": " + policy.Rate(p.RateBits).String()
-	if p.Within != "" {
-		text += " within " + p.Within
-	}
 	if p.GuaranteeBits != nil {
 		text += ", " + policy.Rate(*p.GuaranteeBits).String() + " guaranteed"
 	}
-	parts := []string{text, p.full()}
-	if shares := p.Sharing.text(); shares != "" {
-		parts = append(parts, "fair shares "+shares)
+	parts := []string{text, "empty"}
+	if p.LevelBytes > 0 {
+		parts[1] = percentText(percentOf(p.LevelBytes, p.holds(p.CapacityBytes))) + " full"
+	}
+	if p.ActiveSharers != nil {
+		parts = append(parts, p.sharers())
 	}
 	if all := p.PassedPackets + p.DroppedPackets; all > 0 {
-		parts = append(parts, fmt.Sprintf("%s of %s refused", percentText(percentOf(p.DroppedPackets, all)), plain.Count(all, "packet")))
+		parts = append(parts, percentText(percentOf(p.DroppedPackets, all))+" refused")
 	}
 	return strings.Join(parts, "; ")
-}
-
-// full says how full the bucket and the queue of a pool are together.
-func (p PoolLevel) full() string {
-	holds := p.holds(p.CapacityBytes)
-	if p.LevelBytes == 0 {
-		return fmt.Sprintf("empty, of %d bytes", holds)
-	}
-	return fmt.Sprintf("%d of %d bytes (%s full)", p.LevelBytes, holds, percent(p.LevelBytes, holds))
 }

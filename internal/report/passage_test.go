@@ -10,26 +10,27 @@ import (
 // What pools do is said in the answer, and once more with the reason.
 func TestPassageText(t *testing.T) {
 	pool := NewPoolLevel(policy.Rule{Label: policy.Label{Name: "a"}, Rate: 1_000_000, Capacity: 1000}, 0)
-	inPool := &Refusal{Kind: KindPool, Name: "a", Reason: Capacity}
+	pool.Sharer = "10.0.0.7"
+	inPool := Passage{RefusedBy: new("a"), RefusedReason: Capacity}
 	for _, test := range []struct {
 		stop        Stop
 		answer, now string
 	}{
-		{Stop{Verdict: "pass"}, "they pass now", "conforms, and passes"},
-		{Stop{Verdict: "pass", Passage: Passage{Borrowed: true}}, "they pass now, borrowed", "conforms, and passes, borrowed"},
-		{Stop{Verdict: "pass", Passage: Passage{Guaranteed: true}}, "they pass now, guaranteed", "conforms, and passes, guaranteed"},
-		{Stop{Verdict: "pass", Passage: Passage{Guaranteed: true, GuaranteedBy: "b"}},
-			"they pass now, guaranteed by pool b", "conforms, and passes, guaranteed by pool b"},
+		{Stop{Verdict: "pass"}, "they pass now", ""},
+		{Stop{Verdict: "pass", Passage: Passage{BorrowedBy: []string{"10.0.0.0/24", "a"}}}, "they pass now, borrowed by 10.0.0.0/24 and a", ""},
+		{Stop{Verdict: "pass", Passage: Passage{Guaranteed: true, GuaranteedBy: new("10.0.0.0/24")}}, "they pass now, guaranteed", ""},
+		{Stop{Verdict: "pass", Passage: Passage{Guaranteed: true, GuaranteedBy: new("a"), BorrowedBy: []string{"10.0.0.0/24"}}},
+			"they pass now, borrowed by 10.0.0.0/24, guaranteed by pool a", ""},
 		{Stop{Verdict: "delay", WaitNS: 5000}, "they wait 5us", "waits 5us"},
 		{Stop{Verdict: "mark", WaitNS: 5000}, "they wait 5us, marked by ECN", "waits 5us, and is marked by ECN if it allows that"},
 		{Stop{Verdict: "delay", WaitNS: 5000, HeldBack: new(false)}, "they pass now, NOT DELAYED", "passes: nothing delays it by 5us"},
 		{Stop{Verdict: "lost"}, "they are LOST", "is lost: no ifb device lets it enter again"},
-		{Stop{Verdict: "drop", WaitNS: 5000, Passage: Passage{RefusedBy: inPool}}, "pool a decides; they are dropped now", "is excess in pool a: dropped"},
-		{Stop{Verdict: "mark", WaitNS: 5000, Passage: Passage{RefusedBy: inPool}},
+		{Stop{Verdict: "drop", WaitNS: 5000, Passage: inPool}, "pool a decides; they are dropped now", "is excess in pool a: dropped"},
+		{Stop{Verdict: "mark", WaitNS: 5000, Passage: inPool},
 			"pool a decides; they are marked by ECN now", "is excess in pool a: marked by ECN if the packet allows it, else dropped"},
-		{Stop{Verdict: "drop", Passage: Passage{RefusedBy: &Refusal{Kind: KindPool, Name: "a", Reason: Share, Sharer: "10.0.0.7"}}},
+		{Stop{Verdict: "drop", Passage: Passage{RefusedBy: new("a"), RefusedReason: Share}},
 			"they are beyond the fair share of 10.0.0.7, and dropped now", "is beyond the fair share of 10.0.0.7 in pool a: dropped"},
-		{Stop{Verdict: "pass", Passage: Passage{RefusedBy: &Refusal{Kind: KindRule, Name: "10.0.0.0/24", Reason: Capacity}}},
+		{Stop{Verdict: "pass", Passage: Passage{RefusedBy: new("10.0.0.0/24"), RefusedReason: Capacity}},
 			"they are excess, and pass", "is excess: counted, and passes"},
 	} {
 		s := test.stop
@@ -40,8 +41,60 @@ func TestPassageText(t *testing.T) {
 		var text strings.Builder
 		s.now(&text)
 		got := strings.Join(strings.Fields(text.String()), " ")
-		if want := "now a packet of 1514 bytes " + test.now; got != want && !strings.HasPrefix(got, want+" later") {
+		if want := "now a packet of 1514 bytes " + test.now; test.now == "" && got != "" || test.now != "" && got != want && !strings.HasPrefix(got, want+" later") {
 			t.Errorf("%+v: now %q, want %q", test.stop, got, want)
+		}
+	}
+}
+
+// A full pool is named, and who has which part of it.
+func TestPassageFull(t *testing.T) {
+	shares := func(kind, sharer string, active *uint64) Sharing {
+		return Sharing{Share: kind, Sharer: sharer, ActiveSharers: active}
+	}
+	for _, test := range []struct {
+		name    string
+		change  func(home, ap *PoolLevel, p *Passage)
+		decider int
+		want    string
+	}{
+		{"room everywhere", func(_, _ *PoolLevel, _ *Passage) {}, -1, ""},
+		{"first come, first served", func(_, ap *PoolLevel, _ *Passage) { ap.Full = true }, 1, "pool ap is full"},
+		{"by member", func(_, ap *PoolLevel, _ *Passage) {
+			ap.Full, ap.Sharing = true, shares("member", "home", new(uint64(24)))
+		},
+			1, "pool ap is full: 8mbit for 24 active members, and home gets its fair share"},
+		{"sharers not counted", func(_, ap *PoolLevel, _ *Passage) { ap.Full, ap.Sharing = true, shares("/24", "10.0.0.0/24", nil) },
+			1, "pool ap is full: 8mbit for its /24 subnets, and 10.0.0.0/24 gets its fair share"},
+		{"sharer not known", func(_, ap *PoolLevel, _ *Passage) { ap.Full, ap.Sharing = true, shares("flow", "", new(uint64(1))) },
+			1, "pool ap is full: 8mbit for 1 active flow"},
+		{"the lowest of two", func(home, ap *PoolLevel, _ *Passage) { home.Full, ap.Full = true, true }, 0, "pool home is full"},
+		{"refused by the shares of a pool below", func(home, ap *PoolLevel, p *Passage) {
+			home.Sharing, p.RefusedBy, p.RefusedReason = shares("flow", "udp", nil), new("home"), Share
+			ap.Full, ap.Sharing = true, shares("member", "home", new(uint64(2)))
+		}, 1, "pool ap is full: 8mbit for 2 active members"},
+		{"refused by shares alone", func(home, _ *PoolLevel, p *Passage) {
+			home.Sharing, p.RefusedBy, p.RefusedReason = shares("flow", "udp", nil), new("home"), Share
+		}, 0, ""},
+		{"refused for lack of room", func(home, ap *PoolLevel, p *Passage) {
+			home.Full, ap.Full, p.RefusedBy, p.RefusedReason = true, true, new("home"), Capacity
+		}, 0, "pool home is full"},
+		{"refused by the rule", func(_, ap *PoolLevel, p *Passage) {
+			ap.Full, p.RefusedBy, p.RefusedReason = true, new("10.0.0.7/32"), Capacity
+		}, -1, ""},
+		{"guaranteed below", func(_, ap *PoolLevel, p *Passage) {
+			ap.Full, ap.Sharing = true, shares("member", "home", new(uint64(2)))
+			p.Guaranteed, p.GuaranteedBy = true, new("home")
+		}, 1, "pool ap is full: 8mbit for 2 active members, but guaranteed packets pass"},
+		{"guaranteed above", func(home, _ *PoolLevel, p *Passage) {
+			home.Full, home.Sharing = true, shares("host", "10.0.0.7", new(uint64(2)))
+			p.Guaranteed, p.GuaranteedBy = true, new("ap")
+		}, 0, "pool home is full: 8mbit for 2 active hosts, and 10.0.0.7 gets its fair share"},
+	} {
+		p := Passage{Pools: []PoolLevel{{Name: "home", RateBits: 8e6}, {Name: "ap", RateBits: 8e6}}}
+		test.change(&p.Pools[0], &p.Pools[1], &p)
+		if i, got := p.decider(), p.full(); i != test.decider || got != test.want {
+			t.Errorf("%s: %d decides; %q, want %d, %q", test.name, i, got, test.decider, test.want)
 		}
 	}
 }
@@ -60,9 +113,9 @@ func TestPoolLevelText(t *testing.T) {
 		decides bool
 		want    string
 	}{
-		{plain, false, "a: 1mbit; empty, of 1000 bytes"},
-		{all, false, "a: 1mbit within b, 500kbit guaranteed; 2000 of 4000 bytes (50.0 % full); fair shares by host, 3 active; 25% of 40 packets refused"},
-		{beyond, true, "a, decides: 1mbit; empty, of 1000 bytes; fair shares by member, c is beyond its share"},
+		{plain, false, "a: 1mbit; empty"},
+		{all, false, "a: 1mbit, 500kbit guaranteed; 50% full; 3 active hosts; 25% refused"},
+		{beyond, true, "a, decides: 1mbit; empty"},
 	} {
 		if got := test.pool.text(test.decides); got != test.want {
 			t.Errorf("%q, want %q", got, test.want)

@@ -211,7 +211,7 @@ func (r Replay) Text(w io.Writer) error {
 	return text.Flush()
 }
 
-func (r Replay) table(w io.Writer) {
+func (r *Replay) table(w io.Writer) {
 	var aligned strings.Builder
 	t := tabwriter.NewWriter(&aligned, 0, 0, 2, ' ', tabwriter.AlignRight)
 	rows := []struct {
@@ -252,7 +252,7 @@ func share(part, whole uint64) string {
 	return percent(part, whole)
 }
 
-func (r Replay) facts(w io.Writer) {
+func (r *Replay) facts(w io.Writer) {
 	fact := func(name, format string, args ...any) {
 		fmt.Fprintf(w, "%-18s  %s\n", name, fmt.Sprintf(format, args...))
 	}

@@ -358,7 +358,7 @@ func (r Rule) Detail(w io.Writer) error {
 }
 
 // use is what the rule let through over the interval.
-func (r Rule) use() string {
+func (r *Rule) use() string {
 	if r.UseBits == nil {
 		return ""
 	}
@@ -374,7 +374,7 @@ func (r Rule) use() string {
 }
 
 // level is how full the shared bucket is.
-func (r Rule) level() string {
+func (r *Rule) level() string {
 	if r.LevelBytes == 0 || r.CapacityBytes == nil {
 		return ""
 	}
@@ -439,7 +439,7 @@ type Answer struct {
 }
 
 // Text writes the answer in a few lines.
-func (a Answer) Text(w io.Writer) error {
+func (a *Answer) Text(w io.Writer) error {
 	text := bufio.NewWriter(w)
 	switch {
 	case a.Rule == nil:
@@ -454,8 +454,15 @@ func (a Answer) Text(w io.Writer) error {
 			text.WriteString(noRoom(a.Key) + "\n")
 		}
 	}
+	if full := a.full(); full != "" {
+		fmt.Fprintln(text, plain.Line(full))
+	}
 	for _, p := range a.Pools {
-		fmt.Fprintln(text, plain.Line(p.filled("pool "+p.Name, p.LevelBytes, p.CapacityBytes)))
+		line := p.filled("pool "+p.Name, p.LevelBytes, p.CapacityBytes)
+		if !p.Conforms {
+			line += "; room in " + about(p.WaitNS)
+		}
+		fmt.Fprintln(text, plain.Line(line))
 	}
 	if a.Rule != nil && NotInForce(a.Attached) {
 		text.WriteString("the rule is NOT IN FORCE\n")
@@ -466,11 +473,11 @@ func (a Answer) Text(w io.Writer) error {
 	return text.Flush()
 }
 
-func (a Answer) fate() string {
+func (a *Answer) fate() string {
 	wait := about(a.WaitNS)
 	switch {
 	case !a.Conforms && !a.plain():
-		return plain.Line(fmt.Sprintf("are %s now (%s) and would conform in %s", a.RefusedBy.where(), a.Verdict, wait))
+		return plain.Line(fmt.Sprintf("are %s now (%s) and would conform in %s", a.excess(), a.Verdict, wait))
 	case !a.Conforms && a.delays():
 		return fmt.Sprintf("do not fit the queue now (%s), and would conform in %s", a.Verdict, wait)
 	case !a.Conforms:
