@@ -136,7 +136,7 @@ func (t *Tree) addPools(pools []Rule) {
 }
 
 // mostPromised is what larger sums are taken for.
-const mostPromised = Unlimited - 1
+const mostPromised Rate = 1e18
 
 // cutCycles reports cycles, and makes the pool with which each was found one that is within no pool.
 func (t *Tree) cutCycles() {
@@ -162,7 +162,7 @@ func (t *Tree) cutCycles() {
 // a guarantee itself, which is counted instead.
 func (n *Node) promise(member *Rule) {
 	high, low := bits.Mul64(uint64(member.Guarantee), uint64(max(member.Members, 1)))
-	promised := Rate(low)
+	promised := min(Rate(low), mostPromised)
 	if high > 0 {
 		promised = mostPromised
 	}
@@ -184,9 +184,13 @@ func (t *Tree) Problems() []PoolError {
 		if n.Pool.Guarantee != 0 {
 			what, most = "guarantee", Rate(n.Pool.Guarantee)
 		}
+		sum := n.Members.String()
+		if n.Members == mostPromised {
+			sum = "more than " + sum
+		}
 		if n.Members > most {
 			all = append(all, PoolError{Member{Rule: n.Pool}, fmt.Sprintf(
-				"%s %v is less than the guarantees within the pool, which add up to %v; raise it, or lower them", what, most, n.Members)})
+				"%s %v is less than the guarantees within the pool, which add up to %s; raise it, or lower them", what, most, sum)})
 		}
 	}
 	return all

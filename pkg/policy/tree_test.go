@@ -68,7 +68,7 @@ func TestCheckPools(t *testing.T) {
 		chain = append(chain, fmt.Sprintf("p%d: within=p%d", i, i-1))
 	}
 	chain = append(chain, "10.0.0.1: within=p15 guarantee=8mbit")
-	const most = "18446744073709551614bit"
+	const most = "more than 1000000tbit"
 	for _, test := range []struct {
 		lines []string
 		want  []string
