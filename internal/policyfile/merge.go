@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"sort"
 	"unicode/utf8"
 
 	"github.com/shapectl/shapectl/internal/plain"
@@ -147,7 +148,8 @@ func (m *merger) devices(devices []Device) (left LeftOutError) {
 	for i := range m.like.devices {
 		c.entries = append(c.entries, m.like.devices[i].span)
 	}
-	sorted := slices.SortedFunc(slices.Values(devices), func(a, b Device) int { return cmp.Compare(a.Name, b.Name) })
+	sorted := slices.Clone(devices)
+	sort.Slice(sorted, func(i, j int) bool { return sorted[i].Name < sorted[j].Name })
 	for _, d := range sorted {
 		pools, _ := m.like.OwnPools(d)
 		lent := m.lent(pools, d.Name)
