@@ -163,6 +163,9 @@ func (e *env) flushAll() error {
 		if _, err := e.restoreQdiscs(n, filterRules{}); err != nil {
 			return err
 		}
+		if len(gone)+len(others) == 0 && e.sayElsewhere(n, filterRules{}) {
+			return e.nothingDeleted()
+		}
 		if len(gone)+len(others) == 0 && !e.json {
 			_, err := fmt.Fprintln(e.out, "no rules are left")
 			return err
@@ -218,6 +221,9 @@ func (e *env) flush(want filterRules) error {
 				return err
 			}
 		}
+		if !any && e.sayElsewhere(n, want) {
+			return e.nothingDeleted()
+		}
 		if any || e.json {
 			return e.deleted(gone, discarded...)
 		}
@@ -259,6 +265,25 @@ func (e *env) restoreQdiscs(n *loader.Namespace, want filterRules) (any bool, er
 		any = e.restored(name, outcome) || any
 	}
 	return any, nil
+}
+
+// sayElsewhere says which devices of a filter have limits that this command cannot see, and reports whether any have.
+func (e *env) sayElsewhere(n *loader.Namespace, want filterRules) bool {
+	found := n.Elsewhere(want.matchesHook)
+	if found != nil {
+		e.say("shapectl: %s: %w", plain.List(lines(found)), e.advise(loader.ErrElsewhere))
+	}
+	return found != nil
+}
+
+// nothingDeleted answers that limits are left.
+func (e *env) nothingDeleted() error {
+	if e.json {
+		if err := e.deleted([]report.Rule{}); err != nil {
+			return err
+		}
+	}
+	return errDegraded
 }
 
 // flushOrphans deletes rules of network namespaces that no longer exist, and reports whether there were any.
