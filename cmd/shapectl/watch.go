@@ -57,6 +57,9 @@ directions without rules, it frees their state, and rollback is no longer possib
 
 func (e *env) watch(file, lastGood string) error {
 	o, err := e.options()
+	if err == nil {
+		o, err = o.Settled()
+	}
 	if err != nil {
 		return err
 	}
