@@ -96,7 +96,7 @@ func TestOwnPoolErrors(t *testing.T) {
 
 // TestDefaultsOfPools has defaults for pools, which pools override.
 func TestDefaultsOfPools(t *testing.T) {
-	f := mustParse(t, `defaults: {rate: 1mbit, excess: ecn, capacity: 20kb, each: host, overhead: 4, weight: 7}
+	f := mustParse(t, `defaults: {rate: 1mbit, excess: ecn, capacity: 20kb, each: host, overhead: 4, weight: 7, shadow: 500kbit}
 pools: {a: 1mbit, b: {rate: 1mbit, excess: drop, within: a}}
 devices: {tap*: {defaults: {excess: delay, queue: 30kb}, pool: {rate: 1mbit, within: b}, egress: {pool: {rate: 1mbit, excess: drop}}}}
 `)
@@ -111,7 +111,7 @@ devices: {}
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 	_, err := Parse("p.yaml", []byte("defaults: {excess: pass}\npools: {a: 1mbit}\ndevices: {}\n"))
-	if want := "p.yaml:2:9: excess pass would limit nothing in a pool; use another one, or leave the pool out (from defaults, line 1)"; err == nil || err.Error() != want {
+	if want := "p.yaml:2:9: excess pass would limit nothing in a pool; use another one, or propose a rate with shadow (from defaults, line 1)"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }

@@ -54,7 +54,7 @@ func (r *reader) readPools(n *node, defaults parcel) {
 
 // notOfPools are the defaults that do not apply to pools, beside those that only rules can have: which rates there are,
 // and who has them, is different at each level.
-var notOfPools = []string{"rate", "within", "guarantee", "weight"}
+var notOfPools = []string{"rate", "within", "guarantee", "weight", "shadow"}
 
 // usualOfPools returns the limit of the defaults that apply to pools.
 func usualOfPools(defaults parcel) policy.Limit {
