@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
+	"sort"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -301,7 +302,7 @@ func hooksChanged(done []loader.Applied) []report.HookChange {
 			Upgraded: d.Hook.Upgraded, Reattached: d.Hook.Reattached,
 		})
 	}
-	slices.SortStableFunc(hooks, func(a, b report.HookChange) int { return report.Natural(a.Device, b.Device) })
+	sort.SliceStable(hooks, func(i, j int) bool { return report.Natural(hooks[i].Device, hooks[j].Device) < 0 })
 	return hooks
 }
 

@@ -4,10 +4,10 @@
 package importer
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"unicode"
@@ -194,7 +194,7 @@ func (c *collector) imported() Imported {
 		i.Tables = append(i.Tables, *t)
 	}
 	policy.SortTables(i.Tables)
-	slices.SortStableFunc(i.Left, func(a, b Left) int { return cmp.Compare(a.effect, b.effect) })
+	sort.SliceStable(i.Left, func(a, b int) bool { return i.Left[a].effect < i.Left[b].effect })
 	return i
 }
 
