@@ -116,7 +116,8 @@ func flushCommand(e *env) *cobra.Command {
 		Long: `Delete all rules of a device, or of all devices, and detach shapectl.
 
 DEV may be a pattern, see 'shapectl help patterns'. flush also deletes rules that another version of shapectl
-set, and rules that deleted network namespaces left on these devices. With --all, it also deletes all pools.
+set, and rules that deleted network namespaces left on these devices. With --all, it also deletes all pools. If there
+are only rules of another bpffs, they stay, and the exit code is 4.
 
 flush also restores the qdisc that --setup-fq replaced; no other command does. Packets queued there, or in the ifb
 device of ingress, have 1s to leave. The others are lost.`,
