@@ -117,7 +117,8 @@ func flushCommand(e *env) *cobra.Command {
 		Long: `Delete all rules of a device, or of all devices, and detach shapectl.
 
 DEV may be a pattern, see 'shapectl help patterns'. flush also deletes rules that another version of shapectl
-set, and rules that deleted network namespaces left on these devices. With --all, it also deletes all pools.
+set, and rules that deleted network namespaces left on these devices. With --all, it also deletes all pools. If there
+are only rules of another bpffs, they stay, and the exit code is 4.
 
 flush also restores the qdisc that --setup-fq replaced; no other command does. Packets queued there, or in the ifb
 device of ingress, have 1s to leave. The others are lost.`,
@@ -163,6 +164,9 @@ func (e *env) flushAll() error {
 		}
 		if _, err := e.restoreQdiscs(n, filterRules{}); err != nil {
 			return err
+		}
+		if len(gone)+len(others) == 0 && e.sayElsewhere(n, filterRules{}) {
+			return e.nothingDeleted()
 		}
 		if len(gone)+len(others) == 0 && !e.json {
 			_, err := fmt.Fprintln(e.out, "no rules are left")
@@ -219,6 +223,9 @@ func (e *env) flush(want filterRules) error {
 				return err
 			}
 		}
+		if !any && e.sayElsewhere(n, want) {
+			return e.nothingDeleted()
+		}
 		if any || e.json {
 			return e.deleted(gone, discarded...)
 		}
@@ -260,6 +267,25 @@ func (e *env) restoreQdiscs(n *loader.Namespace, want filterRules) (any bool, er
 		any = e.restored(name, outcome) || any
 	}
 	return any, nil
+}
+
+// sayElsewhere says which devices of a filter have limits that this command cannot see, and reports whether any have.
+func (e *env) sayElsewhere(n *loader.Namespace, want filterRules) bool {
+	found := n.Elsewhere(want.matchesHook)
+	if found != nil {
+		e.say("shapectl: %s: %w", plain.List(lines(found)), e.advise(loader.ErrElsewhere))
+	}
+	return found != nil
+}
+
+// nothingDeleted answers that limits are left.
+func (e *env) nothingDeleted() error {
+	if e.json {
+		if err := e.deleted([]report.Rule{}); err != nil {
+			return err
+		}
+	}
+	return errDegraded
 }
 
 // flushOrphans deletes rules of network namespaces that no longer exist, and reports whether there were any.

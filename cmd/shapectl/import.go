@@ -27,7 +27,8 @@ func importCommand(e *env) *cobra.Command {
 What a policy cannot express is listed on stderr and at the top of the policy, with one line for each kind: what it
 is, where, why, and what to do about it. With -j, one object has the policy, its rules and everything of each kind.
 
-Exit codes: 0 all was imported; 1 the input cannot be read; 4 something was left out or changed.`,
+Exit codes: 0 all was imported; 1 the input cannot be read, and there is no policy; 4 there is a policy, and something
+was left out or changed: read the report before you apply it.`,
 		Example: `  shapectl import libreqos ShapedDevices.csv --device eth1 >policy.yaml
   shapectl import tc eth0 eth1 >policy.yaml
   nft -j list ruleset | shapectl import nft - --device eth1 >policy.yaml`,
@@ -69,7 +70,8 @@ The circuit's name becomes the name of the rule, with the circuit ID if several 
 device, comment, and a parent node without a rate become its note. Rates that at least two circuits with one address
 have become plans: down-50-10 and up-50-10 for 50 Mbps down and 10 Mbps up.
 
-Listed, but not imported: rates of 0, guarantees of circuits without a node, and addresses of an earlier circuit.`,
+A Max Mbps of 0 makes no rule, so that direction of the circuit has no limit. The report lists all these addresses.
+Also listed, but not imported: guarantees of circuits without a node, and addresses of an earlier circuit.`,
 		Example: `  shapectl import libreqos /opt/libreqos/src/ShapedDevices.csv --device eth1 >policy.yaml`,
 		Args:    args(1, 1),
 		RunE: func(cmd *cobra.Command, given []string) error {

@@ -373,7 +373,12 @@ func (e *env) policyLimits(p policyFlags, in *trace.Reader) (l replay.Limits, er
 	if !in.Addressed() {
 		return l, errors.New("packets of a CSV have no addresses for the rules of a policy; replay a pcap")
 	}
-	tables, err := f.For(policyfile.Device{Name: p.device, L2Bytes: in.L2Bytes()})
+	device := policyfile.Device{Name: p.device, L2Bytes: in.L2Bytes()}
+	tables, err := f.For(device)
+	if err != nil {
+		return l, err
+	}
+	own, err := f.OwnPools(device)
 	if err != nil {
 		return l, err
 	}
@@ -389,7 +394,7 @@ func (e *env) policyLimits(p policyFlags, in *trace.Reader) (l replay.Limits, er
 	if l.Rules == nil {
 		return l, fmt.Errorf("%s has no rules for %s %s", p.file, p.device, p.direction)
 	}
-	l.Pools = poolsAbove(l.Rules, f.Pools())
+	l.Pools = poolsAbove(l.Rules, policy.Table{Rules: append(f.Pools().Rules, own...)})
 	return l, nil
 }
 

@@ -235,6 +235,9 @@ func (e *env) rules(want *filterRules, search bool, read details) (rules report.
 		if len(found) == 0 && unread == nil {
 			unread = e.checkThere(*want)
 		}
+		if len(found) == 0 && unread == nil && !want.pools {
+			e.sayElsewhere(n, *want)
+		}
 		if len(found) > 0 || unread == nil {
 			rules = found
 		}

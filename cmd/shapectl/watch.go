@@ -26,8 +26,13 @@ func watchCommand(e *env) *cobra.Command {
 		Long: `Apply the rules of a policy to devices as they appear, until it is stopped. The rules stay in force.
 
 A device appears when it is created, moved into the network namespace, or renamed to a name of the policy.
-watch changes no direction that already has rules; 'shapectl apply' does. watch adds pools that the rules need, and changes none. If the rules need fq and the device lacks
-it, watch sets it up with --setup-fq. Otherwise it warns, and sets no rules there.
+watch changes no direction that already has rules; 'shapectl apply' does. watch adds pools that the rules need, and
+changes none. If the rules need fq and the device lacks it, watch sets it up with --setup-fq. Otherwise it warns, and
+sets no rules there.
+
+If a pool has no room for the guarantees of a device, the device gets its rules without them, and 'shapectl doctor'
+says so. When there is room, watch gives them. Then, and when it removes the pool of a deleted device, rollback is no
+longer possible.
 
 watch reads FILE again on SIGHUP, and when a device appears after the file was changed. While FILE is not valid,
 watch uses the copy in --last-good, or else the version that it read before. After a change that was not confirmed
@@ -52,6 +57,9 @@ directions without rules, it frees their state, and rollback is no longer possib
 
 func (e *env) watch(file, lastGood string) error {
 	o, err := e.options()
+	if err == nil {
+		o, err = o.Settled()
+	}
 	if err != nil {
 		return err
 	}

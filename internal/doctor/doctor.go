@@ -148,7 +148,7 @@ var systemChecks = []func(System) []report.Finding{
 // Each takes the device of the hook, nil where it is not here.
 var hookChecks = []func(Facts, Hook, *Device) []report.Finding{
 	checkState, checkChange, checkBuild, checkQueue, checkLinkType, checkPPPoE, checkChain, checkXDP, checkHardware, checkMerged,
-	checkCapacity, checkBurst, checkGuarantees, checkSharers, checkStacked, checkFamilies, checkContended, checkSpilled, checkUnmatched,
+	checkCapacity, checkBurst, checkGuarantees, checkWaiting, checkSharers, checkStacked, checkFamilies, checkContended, checkSpilled, checkUnmatched,
 }
 
 func (f Facts) judged(name string) bool { return f.Only == "" || f.Only == name }

@@ -597,6 +597,14 @@ func TestJudge(t *testing.T) {
 			f.rule().Guarantee = 5_000_000
 			f.Hooks[0].Limits.State = loader.Detached
 		}, []string{"failed eth0 egress state"}, nil},
+		{"guarantees that wait for room", func(f *Facts) {
+			f.pool("a")
+			f.pool("b").Within = "a"
+			f.Pools[1].Guarantee, f.rule().Guarantee = 3_000_000, 2_000_000
+			f.Pools[1].Rule, f.rule().Rule = f.Pools[1].WithoutGuarantee(), f.rule().WithoutGuarantee()
+			f.Netns = "blue"
+		}, []string{"warning guarantees", "warning eth0 egress guarantees"},
+			[]string{`in pool "a": pool "b" (3mbit) has none`, `in pool "b": 10.0.0.0/24 (2mbit) has none`, "'shapectl -n blue watch' gives them"}},
 		{"as many sharers as a pool has room for", func(f *Facts) {
 			p := f.pool("a")
 			p.Share.Kind, p.Sharers = policy.ShareHost, 3_750_000/1514

@@ -40,7 +40,7 @@ func (f *Facts) findPools() {
 	}
 }
 
-var poolChecks = []func(Facts) []report.Finding{checkUnused, checkPoolBurst, checkPoolSharers, checkForwarded}
+var poolChecks = []func(Facts) []report.Finding{checkUnused, checkPoolBurst, checkPoolSharers, checkWaitingPools, checkForwarded}
 
 // checkUnused finds pools that nothing draws from.
 func checkUnused(f Facts) []report.Finding {
@@ -180,6 +180,46 @@ func (f *Facts) bothMeet(rules []policy.Member) string {
 		}
 	}
 	return ""
+}
+
+// waiting says that guarantees wait for room, those of pools or of one direction of a device.
+func waiting(netns string, rules []Rule, name func(Rule) string) (finding, advice string) {
+	var names, above []string
+	for _, r := range rules {
+		if g, waits := r.WaitingGuarantee(); waits {
+			names = append(names, fmt.Sprintf("%s (%v)", name(r), g))
+			above = append(above, string(r.Within))
+		}
+	}
+	if names == nil {
+		return "", ""
+	}
+	slices.Sort(above)
+	above = slices.Compact(above)
+	for i := range above {
+		above[i] = fmt.Sprintf("pool %q", above[i])
+	}
+	return fmt.Sprintf("there is no room for guarantees in %s: %s has none, only its rate and its share", plain.List(above), plain.List(names)),
+		"raise the rate of the pool, or lower guarantees in it; " + plain.Suggest(netns, "watch") + " gives them as soon as there is room"
+}
+
+func checkWaitingPools(f Facts) []report.Finding {
+	finding, advice := waiting(f.Netns, f.Pools, func(r Rule) string { return fmt.Sprintf("pool %q", r.Label.Name) })
+	if finding == "" {
+		return nil
+	}
+	return systemFinding(report.Warning, "guarantees", finding, advice)
+}
+
+func checkWaiting(f Facts, s Hook, _ *Device) []report.Finding {
+	if s.Limits == nil {
+		return nil
+	}
+	finding, advice := waiting(f.Netns, s.Limits.Rules, func(r Rule) string { return r.Prefix.String() })
+	if finding == "" {
+		return nil
+	}
+	return s.finding(report.Warning, "guarantees", finding, advice)
 }
 
 // mostSharers is how many sharers of one bucket get parts that are about right.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -193,9 +194,10 @@ func Judge(f Facts) report.Path {
 			Attached: e.State.InForce(), State: e.Status, Met: met,
 		})
 	}
-	slices.SortStableFunc(path.Elsewhere, func(a, b report.Elsewhere) int {
-		certain := func(e report.Elsewhere) int { return strings.Count(e.Met, notMet) }
-		return cmp.Or(certain(a)-certain(b), report.Natural(a.Device, b.Device), cmp.Compare(a.Direction, b.Direction))
+	sort.SliceStable(path.Elsewhere, func(i, j int) bool {
+		a, b := &path.Elsewhere[i], &path.Elsewhere[j]
+		certain := func(e *report.Elsewhere) int { return strings.Count(e.Met, notMet) }
+		return cmp.Or(certain(a)-certain(b), report.Natural(a.Device, b.Device), cmp.Compare(a.Direction, b.Direction)) < 0
 	})
 	return path
 }

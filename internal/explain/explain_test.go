@@ -59,6 +59,10 @@ func TestJudgeStop(t *testing.T) {
 		{"excess", egress, (*Stop).full, "drop", nil},
 		{"no rule matches", egress, func(s *Stop) { s.Rule = nil; s.Path = []netinfo.ChainEntry{foreign, ours} }, "pass", nil},
 		{"no rules", ingress, func(s *Stop) { s.Hook, s.Rule = nil, nil; s.Path = []netinfo.ChainEntry{foreign} }, "pass", nil},
+		{"rules of another bpffs", egress, func(s *Stop) {
+			s.Hook, s.Rule = nil, nil
+			s.Path = []netinfo.ChainEntry{{At: "tcx", ID: 9, Name: "shapectl"}}
+		}, "unknown", []string{"limits of shapectl are already on the device"}},
 		{"rules of another layout", egress, func(s *Stop) { s.Hook, s.Rule, s.Unreadable = nil, nil, true }, "unknown", []string{"cannot be read", "another version"}},
 		{"unlimited", egress, func(s *Stop) { s.Rule.Rate, s.Rule.Bucket = policy.Unlimited, nil }, "pass", nil},
 		{"by the other side", egress, func(s *Stop) { s.Hook.Match, s.Rule, s.Undecided = policy.MatchSrc, nil, true },

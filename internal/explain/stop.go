@@ -7,6 +7,7 @@ import (
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -60,6 +61,8 @@ func judgePath(out *report.Stop, s *Stop) {
 		out.Chain = append(out.Chain, report.Attached{At: e.At, ProgramID: e.ID, Name: e.Name, Ours: e.Ours, Decides: i == decides, Limits: e.Limits})
 		switch {
 		case e.Ours:
+		case s.Rule == nil && isShapectl(e):
+			out.Verdict, out.Note = "unknown", loader.ErrElsewhere.Error()
 		case i < decides:
 			out.Warnings = append(out.Warnings, runsBefore(e))
 		case by.reenters:
@@ -90,11 +93,14 @@ func called(e netinfo.ChainEntry) string {
 	return e.Name
 }
 
+// isShapectl reports whether a program that is not ours is one of shapectl nevertheless.
+func isShapectl(e netinfo.ChainEntry) bool { return strings.HasPrefix(called(e), "shapectl") }
+
 // runsBefore says how a program, filter or chain that is not ours may affect a limit that runs after it.
 func runsBefore(e netinfo.ChainEntry) string {
 	name := called(e)
 	switch {
-	case strings.HasPrefix(name, "shapectl"):
+	case isShapectl(e):
 		return name + ", set from another network namespace or another bpffs, limits them before: the lower rate decides"
 	case e.At == "xdp":
 		return "the XDP program runs before the limit: packets that it drops, sends back or redirects bypass it"

@@ -4,10 +4,10 @@
 package importer
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"unicode"
@@ -72,7 +72,7 @@ func (i Imported) count(pools bool) (n int) {
 }
 
 // Lines describes what is left, in one line for each reason: in the order of Left. If there are many places,
-// a line counts them and has one.
+// a line counts them and has one; it has all places where a network may have to be blocked.
 func (i Imported) Lines() (lines []string) {
 	const few = 3
 	var reasons []reason
@@ -85,11 +85,11 @@ func (i Imported) Lines() (lines []string) {
 	}
 	for _, r := range reasons {
 		var places []string
-		for _, l := range of[r][:min(few, len(of[r]))] {
+		for _, l := range of[r] {
 			places = append(places, l.Where+" ("+l.What+")")
 		}
 		where := strings.Join(places, ", ")
-		if n := len(of[r]); n > few {
+		if n := len(places); n > few && r.effect != unblocks {
 			where = fmt.Sprintf("%d places, such as %s", n, places[0])
 		}
 		lines = append(lines, fmt.Sprintf("%s in %s: %s; %s", r.Kind, where, r.Why, r.Advice))
@@ -194,7 +194,7 @@ func (c *collector) imported() Imported {
 		i.Tables = append(i.Tables, *t)
 	}
 	policy.SortTables(i.Tables)
-	slices.SortStableFunc(i.Left, func(a, b Left) int { return cmp.Compare(a.effect, b.effect) })
+	sort.SliceStable(i.Left, func(a, b int) bool { return i.Left[a].effect < i.Left[b].effect })
 	return i
 }
 

@@ -32,7 +32,7 @@ var (
 		"its subscribers are in no pool; correct the name"}
 	unlike = reason{other, "row unlike the first of its circuit", "a circuit has one rate and one parent node",
 		"those of its first row were used, as LibreQoS does; correct the row"}
-	zeroRate = reason{unblocks, "rate of 0", "no rule can have it, so this direction is not limited",
+	zeroRate = reason{unblocks, "rate of 0", "no rule can have it, so this direction has no limit at all",
 		"to block it, write a small rate such as 0.1, or block the address in a firewall"}
 	noRate = reason{loosens, "missing rate", "the source has no rate",
 		"no rule was made, so this direction is not limited; write a rate"}
@@ -624,7 +624,11 @@ func (s *shapedDevices) limit(c *circuit, w way) {
 			why = zeroRate
 		}
 		if !rate.left {
-			s.leave(why, where, "%s on %s %v for %s", c.name, key.device, key.direction, names(c.networks()))
+			var addresses []string
+			for _, p := range c.networks() {
+				addresses = append(addresses, name(p))
+			}
+			s.leave(why, where, "%s on %s %v for %s", c.name, key.device, key.direction, list(addresses))
 		}
 		return
 	}

@@ -2,6 +2,7 @@ package importer
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -405,6 +406,24 @@ func TestLibreQoSLines(t *testing.T) {
 	for k, want := range []string{"parent node in 10000 places, such as line 2 (", "guaranteed rate in 20000 places, such as line 2 ("} {
 		if lines := i.Lines(); len(lines) != 2 || !strings.HasPrefix(lines[k], want) {
 			t.Errorf("line %d does not begin with %q: %q", k, want, lines)
+		}
+	}
+}
+
+// TestLibreQoSNamesUnlimited checks that the report names each address that a rate of 0 leaves without a limit.
+func TestLibreQoSNamesUnlimited(t *testing.T) {
+	var rows strings.Builder
+	for n := range 6 {
+		fmt.Fprintf(&rows, "%d,,1,,,,\"10.%d.0.1,10.%d.0.2,10.%d.0.3,10.%d.0.4,10.%d.0.5\",,,,0,1,\n", n, n, n, n, n, n)
+	}
+	i, err := fromCSV(oldHeader + rows.String())
+	testenv.Must(t, err)
+	for n := range 6 {
+		for host := range 5 {
+			address := fmt.Sprintf("10.%d.0.%d", n, host+1)
+			if !strings.Contains(i.Lines()[0], address) {
+				t.Errorf("%s is not in %s", address, i.Lines()[0])
+			}
 		}
 	}
 }

@@ -78,7 +78,7 @@ func TestErrors(t *testing.T) {
 		{"devices:\n  eth0: {egres: {}}\n",
 			`2:10: unknown key "egres"; did you mean egress?`},
 		{"devices:\n  eth0: {out: {}}\n",
-			`2:10: unknown key "out"; use defaults, egress, ingress, name or note`},
+			`2:10: unknown key "out"; use defaults, pool, egress, ingress, name or note`},
 		{"devices:\n  eth0: {egress: {}, egress: {}}\n",
 			"2:22: egress appears twice, first in line 2; merge the two"},
 		{"devices:\n  eth0: {egress: 10mbit}\n",

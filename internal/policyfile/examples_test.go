@@ -38,9 +38,9 @@ func TestExamples(t *testing.T) {
 			devices: []Device{{"eno1", 14}, {"vnet0", 14}, {"vnet12", 14}, {"tap100i0", 14}, {"tap104i0", 14}, {"tap105i0", 14}, {"tap117i0", 14}},
 			without: []string{"eno1", "tap100i0"},
 			rules: []rule{
-				{"vnet12", "ingress", "0.0.0.0/0", "0.0.0.0/0 as a whole gets 200mbit (25 MB/s), burst 7.5 MB (300 ms); excess is dropped (gcra)"},
+				{"vnet12", "ingress", "0.0.0.0/0", "0.0.0.0/0 is limited only by pool \"vnet12 ingress\""},
 				{"tap105i0", "egress", "10.20.0.0/16", "10.20.0.0/16 (\"storage\") is not limited"},
-				{"tap104i0", "egress", "::/0", "::/0 as a whole gets 2gbit (250 MB/s), burst 75 MB (300 ms); excess is dropped (gcra)"},
+				{"tap104i0", "egress", "::/0", "::/0 is limited only by pool \"tap104i0 egress\""},
 				{"tap117i0", "ingress", "0.0.0.0/0", "0.0.0.0/0 (\"abuse\") as a whole gets 1mbit (125 kB/s), burst 131.1 kB (1.049 s); excess is dropped, and keeps the bucket full for 10s (leaky)"},
 			},
 		},

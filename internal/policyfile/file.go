@@ -13,7 +13,10 @@
 //
 // The name of a plan is shown instead of its key. The note of a plan is that of its rules
 // without a note; a rule with an empty note has none. A device and a direction may have a name
-// and a note, for their rules without one. Defaults have neither. They do not apply to pools.
+// and a note, for their rules without one. Defaults have neither. Those of the file apply to pools, too, except what notOfPools lists.
+//
+// A device and a direction may have a pool of their own, which their rules are within. It has the name of the device, or
+// that of the direction, such as "tap0 egress". In the section of a pattern, each device has such a pool.
 package policyfile
 
 import (
@@ -46,6 +49,8 @@ type File struct {
 	poolsPlace place
 	pools      map[string]*pool // by name
 
+	usualOfPools policy.Limit // the defaults of the file for pools
+
 	warnings Errors
 }
 
@@ -56,6 +61,7 @@ type section struct {
 	usual   policy.Limit
 	key     string // as in the file
 	pattern bool
+	own     []*pool // the pools of the device and its directions; those of a pattern have its key in place of the device
 	tables  []table
 }
 
@@ -108,16 +114,22 @@ func (f *File) Warnings() Errors { return f.warnings }
 // type Errors, lists devices that several patterns match, or pools that cannot keep the guarantees of
 // all devices.
 func (f *File) Tables(devices []Device) (tables []policy.Table, absent []string, err error) {
-	if len(f.pools) > 0 {
-		tables = append(tables, f.Pools())
-	}
+	pools := f.Pools()
 	var errs Errors
 	for _, d := range devices {
 		of, err := f.For(d)
+		var own []policy.Rule
+		if err == nil {
+			own, err = f.OwnPools(d)
+		}
 		if err != nil {
 			errs = append(errs, err.(Errors)...)
 		}
-		tables = append(tables, of...)
+		tables, pools.Rules = append(tables, of...), append(pools.Rules, own...)
+	}
+	if len(pools.Rules) > 0 {
+		policy.SortRules(pools.Rules)
+		tables = append(tables, pools)
 	}
 	if len(errs) > 0 {
 		return nil, nil, errs
@@ -164,7 +176,7 @@ func (f *File) Devices() (keys []string) {
 	return keys
 }
 
-// For returns the tables of one device. The error is for a device that several patterns match.
+// For returns the tables of one device, without those of pools. The error is for a device that several patterns match.
 func (f *File) For(d Device) ([]policy.Table, error) {
 	s, err := f.section(d.Name)
 	if s == nil || err != nil {
@@ -178,6 +190,7 @@ func (f *File) For(d Device) ([]policy.Table, error) {
 		rules := make([]policy.Rule, len(t.rules))
 		for i := range t.rules {
 			rules[i] = t.rules[i].on(d)
+			rules[i].Within = s.poolOn(rules[i].Within, d.Name)
 		}
 		tables = append(tables, policy.Table{Device: d.Name, Direction: t.direction, Match: t.match, Rules: rules})
 	}

@@ -203,25 +203,25 @@ devices:
       10.0.0.2: unlimited
       10.0.0.3: {rate: unlimited, within: ""}
 `, `plans:
-  calls: {within: ap-1, guarantee: 1mbit, weight: 2}
-  gold: {rate: 20mbit, each: host, excess: ecn, within: ap-1, guarantee: 1mbit, members: 5, weight: 2}
+  calls: {guarantee: 1mbit, weight: 2}
+  gold: {rate: 20mbit, each: host, excess: ecn, guarantee: 1mbit, members: 5, weight: 2}
 pools:
   "Müller & Söhne: #1": {rate: 10mbit, capacity: 64kb, excess: delay}
-  ap-1: {rate: 100mbit, within: uplink, guarantee: 90mbit, weight: 4, share: /64, note: "on the roof: \"7\""}
-  both: 50mbit
-  "null": {rate: 1mbit, within: "Müller & Söhne: #1"}
-  uplink: {rate: 1gbit, share: member}
-  yes: 1mbit
+  ap-1: {rate: 100mbit, excess: ecn, within: uplink, guarantee: 90mbit, weight: 4, share: /64, note: "on the roof: \"7\""}
+  both: {rate: 50mbit, excess: ecn}
+  "null": {rate: 1mbit, excess: ecn, within: "Müller & Söhne: #1"}
+  uplink: {rate: 1gbit, excess: ecn, share: member}
+  yes: {rate: 1mbit, excess: ecn}
 devices:
   eth0:
     egress:
       10.0.0.7: {rate: 20mbit, excess: ecn, within: ap-1, guarantee: 5mbit}
-      10.0.0.8: gold
-      10.0.0.9: {plan: gold, within: none}
-      10.0.0.10: {plan: gold, each: all}
-      10.0.0.11: {plan: gold, guarantee: none}
-      10.0.0.12: {plan: gold, rate: unlimited, guarantee: none, weight: 1}
-      10.0.0.13: calls
+      10.0.0.8: {plan: gold, within: ap-1}
+      10.0.0.9: {plan: gold, rate: 20mbit, each: host, within: none}
+      10.0.0.10: {plan: gold, each: all, within: ap-1}
+      10.0.0.11: {plan: gold, within: ap-1, guarantee: none}
+      10.0.0.12: {plan: gold, rate: unlimited, within: ap-1, guarantee: none, weight: 1}
+      10.0.0.13: {plan: calls, within: ap-1}
       10.0.0.14: {overhead: 4, within: both, weight: 2}
       10.0.0.15: {rate: 1mbit, excess: ecn, share: flow}
       2001:db8:7::/48: {within: "null", weight: 2, name: x}

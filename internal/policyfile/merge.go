@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"sort"
 	"unicode/utf8"
 
 	"github.com/shapectl/shapectl/internal/plain"
@@ -43,7 +44,10 @@ func Merge(w io.Writer, like *File, devices []Device, tables []policy.Table) err
 			policy.SortRules(of[i].Rules)
 		}
 	}
-	m := merger{editor: editor{source: like.source, newline: "\n", indent: 2}, like: like, live: live, pools: pools, used: map[string]*plan{}, gone: map[uint32]bool{}}
+	m := merger{
+		editor: editor{source: like.source, newline: "\n", indent: 2}, like: like, live: live, pools: pools, users: usersOf(pools, live),
+		own: map[string]bool{}, used: map[string]*plan{}, gone: map[uint32]bool{},
+	}
 	if end := like.lineEnd(1); bytes.HasPrefix(like.text[end:], []byte("\r")) {
 		m.newline = "\r\n"
 	}
@@ -52,8 +56,12 @@ func Merge(w io.Writer, like *File, devices []Device, tables []policy.Table) err
 	}
 	left := m.devices(devices)
 	elsewhere := func(s *section) bool { return s.pattern || !exists[s.name()] }
+	own, err := m.leaveOwn(exists)
+	if err != nil {
+		return fmt.Errorf("write a policy: %w", err)
+	}
 	m.keepPools(elsewhere)
-	tree := policy.NewTree(append([]policy.Table{{Rules: m.pools}}, slices.DeleteFunc(slices.Clone(tables), policy.Table.IsPools)...))
+	tree := policy.NewTree(append([]policy.Table{{Rules: slices.Concat(m.pools, own)}}, slices.DeleteFunc(slices.Clone(tables), policy.Table.IsPools)...))
 	like.addTo(tree, elsewhere)
 	if problems := tree.Problems(); len(problems) > 0 {
 		return fmt.Errorf("write a policy: %w", problems[0])
@@ -89,13 +97,16 @@ func (f *File) hides() error {
 
 type merger struct {
 	editor
-	like  *File
-	live  map[string][]policy.Table // by device, in the order of policy.SortTables
-	pools []policy.Rule             // by name
-	made  map[string]*plan          // plans for the live rules, by how they are shown; nil until one is needed
-	used  map[string]*plan          // those of made that must be added
-	added []fresh                   // keys of the file that it does not have
-	gone  map[uint32]bool           // removed devices and directions, by the offsets of their keys
+	like    *File
+	live    map[string][]policy.Table // by device, in the order of policy.SortTables
+	pools   []policy.Rule             // by name
+	users   map[policy.Within]map[user]bool
+	own     map[string]bool  // pools of devices that sections go on to define, and whether they are live
+	made    map[string]*plan // plans for the live rules, by how they are shown; nil until one is needed
+	used    map[string]*plan // those of made that must be added
+	added   []fresh          // keys of the file that it does not have
+	gone    map[uint32]bool  // removed devices and directions, by the offsets of their keys
+	current *section         // whose entries are changed; nil for others
 }
 
 // plans returns the plans of the file that are shown by a text, or else a new one.
@@ -137,16 +148,24 @@ func (m *merger) devices(devices []Device) (left LeftOutError) {
 	for i := range m.like.devices {
 		c.entries = append(c.entries, m.like.devices[i].span)
 	}
-	sorted := slices.SortedFunc(slices.Values(devices), func(a, b Device) int { return cmp.Compare(a.Name, b.Name) })
+	sorted := slices.Clone(devices)
+	sort.Slice(sorted, func(i, j int) bool { return sorted[i].Name < sorted[j].Name })
 	for _, d := range sorted {
-		if s := m.like.exactly[d.Name]; s != nil {
+		pools, _ := m.like.OwnPools(d)
+		lent := m.lent(pools, d.Name)
+		if s := m.like.exactly[d.Name]; s != nil && lent {
+			c.gone[s.span.key], m.gone[s.span.key] = true, true
+		} else if s != nil {
 			if m.section(s, d) {
 				c.gone[s.span.key], m.gone[s.span.key] = true, true
 			}
 			continue
 		}
 		live := m.live[d.Name]
-		if said, err := m.like.For(d); err == nil && slices.EqualFunc(said, live, sameTable) {
+		if said, err := m.like.For(d); err == nil && slices.EqualFunc(said, live, sameTable) && m.areLive(pools) && !lent {
+			for _, p := range pools {
+				m.own[p.Label.Name] = true
+			}
 			continue
 		}
 		key, err := deviceKey(d.Name)
@@ -194,10 +213,13 @@ func freshParts(parts []part) (entries []fresh) {
 // section changes the section of a device; gone is true if it must be removed instead.
 func (m *merger) section(s *section, d Device) (gone bool) {
 	live := m.live[d.Name]
-	if len(live) == 0 && !m.like.pattern(d.Name) {
-		return slices.ContainsFunc(s.tables, func(t table) bool { return len(t.rules) > 0 })
+	isLive := func(p *pool) bool { return m.livePool(p.rule.Label.Name) != nil }
+	if len(live) == 0 && !m.like.pattern(d.Name) && !slices.ContainsFunc(s.own, isLive) {
+		return len(s.own) > 0 || slices.ContainsFunc(s.tables, func(t table) bool { return len(t.rules) > 0 })
 	}
 	c := change{place: s.place, key: s.span.key, inside: m.like.braces, entries: slices.Clone(s.spans), gone: map[uint32]bool{}}
+	m.current = s
+	m.changeOwn(&c, s, d.Name)
 	egressFirst := func(a table, b policy.Table) int { return cmp.Compare(b.Direction, a.direction) }
 	for t, l := range policy.Pairs(s.tables, live, egressFirst) {
 		if t == nil {
@@ -205,10 +227,13 @@ func (m *merger) section(s *section, d Device) (gone bool) {
 			continue
 		}
 		c.entries = append(c.entries, t.span)
-		if l != nil {
-			m.table(t, *l, d, s.braces)
-		} else if len(t.rules) > 0 {
+		switch {
+		case l != nil:
+			m.table(s, t, *l, d, s.braces)
+		case len(t.rules) > 0 && m.livePool(d.Name+" "+t.direction.String()) == nil:
 			c.gone[t.span.key], m.gone[t.span.key] = true, true
+		default:
+			m.table(s, t, policy.Table{Direction: t.direction, Match: t.match}, d, s.braces)
 		}
 	}
 	m.apply(c)
@@ -221,8 +246,9 @@ func (f *File) pattern(device string) bool {
 }
 
 // table changes a direction to the live rules.
-func (m *merger) table(t *table, live policy.Table, d Device, inside bool) {
+func (m *merger) table(s *section, t *table, live policy.Table, d Device, inside bool) {
 	c := change{place: t.place, key: t.span.key, inside: inside, entries: slices.Clone(t.spans), gone: map[uint32]bool{}}
+	m.changeOwn(&c, s, d.Name+" "+t.direction.String())
 	if live.Match != t.match {
 		if t.matchSpan != (span{}) {
 			m.replace(int(t.matchSpan.value), int(t.matchSpan.end), live.Match.String())
@@ -291,7 +317,7 @@ func (m *merger) rule(s *speller, at span, live *policy.Rule, d Device, inside b
 	if err != nil {
 		panic(err) // Parse accepted it
 	}
-	r := &reader{File: File{source: value, pools: m.like.pools}}
+	r := &reader{File: File{source: value, pools: m.like.pools}, current: m.current}
 	root, err := r.yaml(value.text, 0)
 	if err != nil {
 		panic(err)

@@ -18,8 +18,8 @@ const maxDevice = 127
 
 var (
 	fileKeys      = []string{"defaults", "plans", "pools", "devices"}
-	deviceKeys    = append([]string{"defaults", "egress", "ingress"}, labelKeys...)
-	directionKeys = append([]string{"match", "defaults"}, labelKeys...)
+	deviceKeys    = append([]string{"defaults", "pool", "egress", "ingress"}, labelKeys...)
+	directionKeys = append([]string{"match", "defaults", "pool"}, labelKeys...)
 )
 
 // Parse parses a policy file; the name is for errors. The error is of type Errors and lists
@@ -69,6 +69,7 @@ type reader struct {
 	faults   int                // the number of problems, and of uses of something that was reported
 	warned   []problem          // warnings
 	pieces   map[uint32][]piece // not read yet, by the offset of the key before them
+	current  *section           // if it is of one device: what is in it may be within its pools
 	broken   bool               // there is a YAML error, which the pieces may have caused
 }
 
@@ -100,11 +101,15 @@ func (r *reader) policy(root *node) {
 	r.root = root.place()
 	given := r.keys(root, "a policy", "devices: {eth0: {egress: {10.0.0.0/24: 10mbit}}}", fileKeys)
 	if e := given["pools"]; e != nil {
-		r.poolsKey, r.poolsPlace = e.key.start, e.value.place()
-		r.readPools(&e.value)
-		r.root.spans = append(r.root.spans, e.span())
+		r.namePools(&e.value)
 	}
 	defaults := r.defaults(parcel{}, given["defaults"])
+	r.usualOfPools = usualOfPools(defaults)
+	if e := given["pools"]; e != nil {
+		r.poolsKey, r.poolsPlace = e.key.start, e.value.place()
+		r.readPools(&e.value, defaults)
+		r.root.spans = append(r.root.spans, e.span())
+	}
 	if e := given["plans"]; e != nil {
 		r.plansKey, r.plansPlace = e.key.start, e.value.place()
 		r.readPlans(&e.value)
@@ -139,16 +144,18 @@ func (r *reader) policy(root *node) {
 			r.errorf(&e.key, "device %s appears twice, first in line %d; merge the two", name, r.line(first.span.key))
 			continue
 		}
+		if !s.pattern {
+			r.current = &s
+		}
 		r.section(&s, &e.value, defaults)
+		r.current = nil
 		r.reach(s.span.end)
 		r.devices = append(r.devices, s)
 		others[name] = &r.devices[len(r.devices)-1]
 	}
 	r.root.spans = append(r.root.spans, span{r.key, r.place.start, r.place.end})
 	r.root.reach(r.place.end)
-	if len(r.pools) > 0 {
-		r.checkPools()
-	}
+	r.checkPools()
 }
 
 // possible reports whether a name is valid for a device, like the kernel's dev_valid_name.
@@ -197,11 +204,14 @@ func (r *reader) section(s *section, n *node, defaults parcel) {
 			s.spans = append(s.spans, own.span())
 		}
 	}
-	defaults = r.label(defaults, given)
+	if own := given["pool"]; own != nil {
+		s.spans = append(s.spans, own.span())
+	}
+	defaults = r.label(r.ownPool(s, given, "", defaults), given)
 	s.usual = over(policy.Limit{}, defaults.parts)
 	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
 		if e := given[d.String()]; e != nil {
-			t := r.table(d, e, defaults)
+			t := r.table(s, d, e, defaults)
 			s.reach(t.span.end)
 			s.tables = append(s.tables, t)
 		}
@@ -209,7 +219,7 @@ func (r *reader) section(s *section, n *node, defaults parcel) {
 	s.span.end = s.place.end
 }
 
-func (r *reader) table(d policy.Direction, e *entry, defaults parcel) table {
+func (r *reader) table(s *section, d policy.Direction, e *entry, defaults parcel) table {
 	n := &e.value
 	t := table{span: e.span(), place: n.place(), direction: d, match: d.FarSide()}
 	entries := r.entries(n, "a direction", "10.0.0.0/24: 10mbit")
@@ -228,7 +238,8 @@ func (r *reader) table(d policy.Direction, e *entry, defaults parcel) table {
 			}
 		}
 	}
-	defaults = r.label(r.defaults(defaults, given["defaults"]), given)
+	defaults = r.defaults(defaults, given["defaults"])
+	defaults = r.label(r.ownPool(s, given, d.String(), defaults), given)
 	t.usual = over(policy.Limit{}, defaults.parts)
 	limits := &limits{t.usual, defaults, map[ruleText]*made{}}
 	t.rules = make([]rule, 0, len(entries))

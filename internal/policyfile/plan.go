@@ -28,15 +28,18 @@ func (p *plan) value() string {
 // common ones. The first one wins a tie.
 type followers struct {
 	all   int
-	rules map[policy.Rule]int // by rule without network and label
-	most  policy.Rule         // an example of the most common rule, without its label
+	rules map[policy.Rule]int // by rule without network, label and pool
+	most  policy.Rule         // an example of the most common rule, without its label and pool
 	notes map[string]int
 	note  string // the most common note
 }
 
 func (f *followers) add(r *policy.Rule) {
 	one := *r
-	one.Label = policy.Label{}
+	if r.Within != "" && r.Rate == policy.Unlimited {
+		one.Rate = 0 // a follower that names no pool is an error then
+	}
+	one.Label, one.Within = policy.Label{}, ""
 	f.all++
 	if count(f.rules, withoutNetwork(one)) > f.rules[withoutNetwork(f.most)] {
 		f.most = one
@@ -61,7 +64,8 @@ func count[K comparable](counts map[K]int, key K) int {
 }
 
 // plansOf derives plans from the rules that follow them, by how the plans are shown. A plan
-// gets the most common limit of its rules, and a note if more than half of them have it.
+// gets the most common limit of its rules, and a note if more than half of them have it. It gets no pool: somebody who
+// follows the plan later would share the pool of others.
 // The keys of other plans are taken.
 func plansOf(tables map[string][]policy.Table, taken map[string]*plan) map[string]*plan {
 	of := map[string]*followers{}

@@ -13,6 +13,7 @@ import (
 type pool struct {
 	span
 	parts []part
+	usual policy.Limit // the defaults that apply to it
 	rule  policy.Rule
 }
 
@@ -26,40 +27,65 @@ func (f *File) Pools() policy.Table {
 	return t
 }
 
-// readPools reads the pools before all that may be within them.
-func (r *reader) readPools(n *node) {
+// namePools reads the names of the pools before all that may be within them.
+func (r *reader) namePools(n *node) {
 	r.pools = map[string]*pool{}
-	for _, e := range n.entries { // all of them, because a pool may be within a later one
+	for _, e := range n.entries {
 		r.pools[e.key.text] = &pool{}
 	}
+}
+
+func (r *reader) readPools(n *node, defaults parcel) {
 	given := map[string]*node{}
 	entries := r.entries(n, "pools", "uplink: {rate: 1gbit, share: member}")
 	for i := range entries {
-		key, value := &entries[i].key, &entries[i].value
+		key := &entries[i].key
 		r.poolsPlace.spans = append(r.poolsPlace.spans, entries[i].span())
 		if first := given[key.text]; first != nil {
 			r.errorf(key, "pool %s appears twice, first in line %d; remove one of them", shorten(key.text), r.line(first.start))
 			continue
 		}
 		given[key.text] = key
-		faults := r.faults
-		p := pool{span: entries[i].span(), parts: r.rateOrParts(value, "a pool", poolKeys)}
-		if r.faults > faults {
-			continue
+		if p := r.pool(&entries[i], key.text, "", defaults); p != nil {
+			*r.pools[key.text] = *p
 		}
-		var err error
-		if p.rule, err = over(policy.Limit{}, p.parts).Pool(key.text); err != nil {
-			r.blame(err, key.start, parcel{parts: p.parts}, parcel{})
-			continue
-		}
-		*r.pools[key.text] = p
 	}
+}
+
+// notOfPools are the defaults that do not apply to pools, beside those that only rules can have: which rates there are,
+// and who has them, is different at each level.
+var notOfPools = []string{"rate", "within", "guarantee", "weight", "shadow"}
+
+// usualOfPools returns the limit of the defaults that apply to pools.
+func usualOfPools(defaults parcel) policy.Limit {
+	return over(policy.Limit{}, slices.DeleteFunc(slices.Clone(defaults.parts), func(p part) bool {
+		return slices.Contains(notOfPools, p.key) || !slices.Contains(poolKeys, p.key)
+	}))
+}
+
+// pool reads a pool, which is within another one unless it says otherwise. It returns nil if the pool is not valid.
+func (r *reader) pool(e *entry, name string, within policy.Within, defaults parcel) *pool {
+	faults := r.faults
+	p := &pool{span: e.span(), parts: r.rateOrParts(&e.value, "a pool", poolKeys)}
+	if r.faults > faults || defaults.bad {
+		return nil
+	}
+	p.usual = usualOfPools(defaults)
+	p.usual.Within = within
+	limit := over(p.usual, p.parts)
+	dropIdle(&limit, &policy.Rule{Algorithm: limit.Algorithm, Excess: limit.Excess, Within: limit.Within})
+	var err error
+	if p.rule, err = over(limit, p.parts).Pool(name); err != nil {
+		r.blame(err, e.key.start, parcel{parts: p.parts}, defaults)
+		return nil
+	}
+	return p
 }
 
 // knowsPool reports whether the file has a pool. If it has not, it reports that.
 func (r *reader) knowsPool(n *node, name string) bool {
 	switch {
-	case r.pools[name] != nil:
+	case r.pools[name] != nil, r.current.owns(name):
 		return true
 	case len(r.pools) == 0:
 		r.errorf(n, "pool %q is unknown, and the file has no pools; write them such as pools: {%s: {rate: 1gbit}}", name, word(name))
@@ -79,7 +105,13 @@ func (r *reader) checkPools() {
 			return
 		}
 	}
-	tree := policy.NewTree([]policy.Table{r.Pools()})
+	pools := r.Pools()
+	for _, s := range r.exactly {
+		for _, p := range s.own {
+			pools.Rules = append(pools.Rules, p.rule)
+		}
+	}
+	tree := policy.NewTree([]policy.Table{pools})
 	r.addTo(tree, func(*section) bool { return true })
 	r.problems = append(r.problems, r.poolProblems(tree)...)
 }
@@ -102,7 +134,7 @@ func (f *File) addTo(tree *policy.Tree, some func(*section) bool) {
 func (f *File) poolProblems(tree *policy.Tree) (problems []problem) {
 	for _, p := range tree.Problems() {
 		option, _, _ := strings.Cut(p.Message, " ")
-		pool := f.pools[p.Rule.Label.Name]
+		pool := f.named(p.Rule.Label.Name)
 		at := pool.span.key
 		if i := slices.IndexFunc(pool.parts, func(p part) bool { return p.key == option }); i >= 0 {
 			at = pool.parts[i].at
@@ -121,34 +153,36 @@ func freshPool(s *speller, r policy.Rule) fresh {
 	return fresh{key: key, value: s.value(&r)}
 }
 
-func newPoolSpeller() *speller { return newSpeller(policy.Limit{}, 0, nil) }
-
 // changePools changes the pools to the live ones. A pool that is gone stays if what Merge does not change is
 // within it.
 func (m *merger) changePools() {
-	spell := newPoolSpeller()
+	m.current = nil
 	c := change{place: m.like.poolsPlace, key: m.like.poolsKey, inside: m.like.root.braces, entries: m.like.poolsPlace.spans, gone: map[uint32]bool{}}
 	said := m.like.Pools().Rules
 	slices.SortFunc(said, comparePools)
 	for have, live := range policy.Pairs(said, m.pools, comparePools) {
 		if have == nil {
-			c.last = append(c.last, freshPool(spell, *live))
+			c.last = append(c.last, freshPool(newSpeller(m.like.usualOfPools, 0, nil), *live))
 			continue
 		}
-		p := m.like.pools[have.Label.Name]
-		switch {
-		case live == nil:
-			c.gone[p.key] = true
-		case *have != *live:
-			nameless := *live
-			nameless.Label.Name = ""
-			m.rule(spell, p.span, &nameless, Device{}, c.braces)
-		}
+		m.changePool(&c, m.like.pools[have.Label.Name], live)
 	}
 	if c.end > 0 {
 		m.apply(c)
 	} else if len(c.last) > 0 {
 		m.added = append(m.added, fresh{key: "pools", inner: c.last})
+	}
+}
+
+// changePool changes the entry of a pool to the live one, nil for none.
+func (m *merger) changePool(c *change, p *pool, live *policy.Rule) {
+	switch {
+	case live == nil:
+		c.gone[p.key] = true
+	case *live != p.rule:
+		nameless := *live
+		nameless.Label.Name = ""
+		m.rule(newSpeller(p.usual, 0, nil), p.span, &nameless, Device{}, c.braces)
 	}
 }
 
@@ -175,6 +209,9 @@ func (m *merger) keepPools(elsewhere func(*section) bool) {
 			continue
 		}
 		keep(s.usual.Within)
+		for _, p := range s.own {
+			keep(p.rule.Within)
+		}
 		for _, t := range s.tables {
 			if m.gone[t.span.key] {
 				continue

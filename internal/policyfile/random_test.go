@@ -2,6 +2,7 @@ package policyfile
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -135,7 +136,9 @@ func (r random) pool(name string) []string {
 	}
 	if len(r.pools) > 0 && r.chance(70) {
 		parts = append(parts, "within: "+word(r.one(r.pools...)))
-		may(50, fmt.Sprintf("guarantee: %dmbit", 800>>slices.Index(poolNames, name)))
+		if i := slices.Index(poolNames, name); i >= 0 {
+			may(50, fmt.Sprintf("guarantee: %dmbit", 800>>i))
+		}
 		may(30, "weight: 7")
 	}
 	may(40, "share: "+r.one("none", "host", "/64", "flow", "member"))
@@ -144,6 +147,14 @@ func (r random) pool(name string) []string {
 	may(20, "note: "+r.one("alice", "' '' '"))
 	r.Shuffle(len(parts), func(i, j int) { parts[i], parts[j] = parts[j], parts[i] })
 	return parts
+}
+
+// ownPool returns the pool of a device or direction, or not.
+func (r random) ownPool(indent, percent int) []string {
+	if !r.chance(percent) {
+		return nil
+	}
+	return []string{"pool:" + r.one(" 5mbit", r.value(indent, r.pool("own")))}
 }
 
 // label returns a name and a note, or not.
@@ -195,6 +206,7 @@ func (r random) rules(indent int, defaults bool) (entries []string) {
 	}
 	if defaults {
 		entries = append(entries, r.label(10)...)
+		entries = append(entries, r.ownPool(indent, 10)...)
 	}
 	seen := map[netip.Prefix]bool{}
 	for range r.IntN(6) {
@@ -260,6 +272,7 @@ func (r random) file() []byte {
 			directions = append(directions, "defaults:"+r.value(2*indent, r.parts("defaults")))
 		}
 		directions = append(directions, r.label(15)...)
+		directions = append(directions, r.ownPool(2*indent, 30)...)
 		if len(directions) == 0 {
 			devices = append(devices, key+": {}"+r.comment())
 		} else {
@@ -507,7 +520,11 @@ func examine(t *testing.T, r random, text []byte) (valid bool) {
 	if err := Write(&out, tables, func(string, policy.Direction, netip.Prefix) string { return r.one("", "x\n# y: \xff\u2028") }); err != nil {
 		t.Fatal(err)
 	}
-	same(t, out.Bytes(), tables)
+	f = same(t, out.Bytes(), tables)
+	var plain, again bytes.Buffer
+	if err := errors.Join(Write(&plain, tables, nil), Write(&again, tablesOf(f), nil)); err != nil || plain.String() != again.String() {
+		t.Fatalf("%v: written twice, it became\n%s\nof\n%s", err, &again, &plain)
+	}
 	return true
 }
 
@@ -518,12 +535,14 @@ func withoutPlan(r policy.Rule) policy.Rule {
 
 // tablesOf returns the tables of the devices that at most one pattern matches.
 func tablesOf(f *File) (tables []policy.Table) {
-	if pools := f.Pools(); len(pools.Rules) > 0 {
-		tables = append(tables, pools)
-	}
+	pools := f.Pools()
 	for _, d := range somewhere {
 		of, _ := f.For(d)
-		tables = append(tables, of...)
+		own, _ := f.OwnPools(d)
+		tables, pools.Rules = append(tables, of...), append(pools.Rules, own...)
+	}
+	if policy.SortRules(pools.Rules); len(pools.Rules) > 0 {
+		tables = append(tables, pools)
 	}
 	policy.SortTables(tables)
 	return tables

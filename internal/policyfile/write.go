@@ -52,9 +52,9 @@ func Write(w io.Writer, tables []policy.Table, comment func(device string, d pol
 	if len(pools) > 0 {
 		fmt.Fprintln(out, "pools:")
 	}
-	spell := newPoolSpeller()
+	spellPool := newSpeller(policy.Limit{}, 0, nil)
 	for _, r := range pools {
-		p := freshPool(spell, r)
+		p := freshPool(spellPool, r)
 		fmt.Fprintf(out, "  %s: %s\n", p.key, p.value)
 	}
 	if len(of) == 0 {

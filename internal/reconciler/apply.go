@@ -1,6 +1,7 @@
 package reconciler
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -10,48 +11,68 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// A target is a device and the rules to apply, in directions that have none.
+// A target is a device, the rules to apply, in directions that have none, and the pools that the policy defines for it.
 type target struct {
 	dev    netinfo.Device
 	tables []policy.Table
+	pools  []policy.Rule
 }
 
 // apply applies the rules of all targets together, with the pools that these need. If that fails, it applies the
-// remaining rules target by target.
+// remaining rules target by target. A target whose guarantees have no room in a pool gets its rules without them.
 func (r *Reconciler) apply(n *loader.Namespace, targets []target, from lastgood.Policy) {
 	var tables []policy.Table
+	pools := from.Pools()
 	for _, target := range targets {
-		tables = append(tables, target.tables...)
+		tables, pools.Rules = append(tables, target.tables...), append(pools.Rules, target.pools...)
 	}
 	if len(tables) == 0 {
 		return
 	}
-	done, err := n.ApplyNew(append(tables, from.Pools()))
-	r.report(tables, done, from.Path)
+	err := r.applyNew(n, tables, pools, from.Path)
 	switch {
 	case err == nil:
-	case len(targets) == 1:
-		r.warn(targets[0].dev, err)
-	default:
+	case len(targets) > 1:
 		for _, next := range targets {
-			next.tables = slices.DeleteFunc(next.tables, func(t policy.Table) bool { return indexOf(t, done) >= 0 })
 			r.apply(n, []target{next}, from)
 		}
+	case isNoRoom(err):
+		r.waits = true
+		r.warn(targets[0].dev, fmt.Errorf("without their guarantees, which wait for room: %w", err))
+		for i := range tables {
+			tables[i] = withoutGuarantees(tables[i])
+		}
+		if err := r.applyNew(n, tables, withoutGuarantees(pools), from.Path); err != nil {
+			r.warn(targets[0].dev, err)
+		}
+	default:
+		r.warn(targets[0].dev, err)
 	}
 }
 
-// indexOf returns the index of a table in done, or -1.
-func indexOf(t policy.Table, done []loader.Applied) int {
-	return slices.IndexFunc(done, func(d loader.Applied) bool { return d.Device == t.Device && d.Direction == t.Direction })
-}
-
-// report calls OnApply for the tables that are done.
-func (r *Reconciler) report(tables []policy.Table, done []loader.Applied, from string) {
+// applyNew applies tables to directions that have no rules, and reports those that are done.
+func (r *Reconciler) applyNew(n *loader.Namespace, tables []policy.Table, pools policy.Table, from string) error {
+	done, err := n.ApplyNew(append(slices.Clone(tables), pools))
 	for _, t := range tables {
-		if i := indexOf(t, done); i >= 0 {
+		i := slices.IndexFunc(done, func(d loader.Applied) bool { return d.Device == t.Device && d.Direction == t.Direction })
+		if i >= 0 {
 			r.OnApply(Event{Device: t.Device, Direction: t.Direction, Rules: len(t.Rules), Policy: from, Change: done[i].Hook})
 		}
 	}
+	return err
+}
+
+func isNoRoom(err error) bool {
+	problem, ok := errors.AsType[policy.PoolError](err)
+	return ok && problem.NoRoom
+}
+
+func withoutGuarantees(t policy.Table) policy.Table {
+	t.Rules = slices.Clone(t.Rules)
+	for i := range t.Rules {
+		t.Rules[i] = t.Rules[i].WithoutGuarantee()
+	}
+	return t
 }
 
 // warn reports an error of a device, unless the device was deleted meanwhile.

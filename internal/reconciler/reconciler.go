@@ -52,6 +52,7 @@ type Reconciler struct {
 	read           version // of file when it was read
 	missing        bool    // there was no file when it was read
 	pending        bool    // devices wait for the end of a pending change, and OnWarning was called
+	waits          bool    // guarantees may wait for room in a pool
 }
 
 // An Event says that rules were applied to a direction of a device.
@@ -123,7 +124,8 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 	sweeps := time.NewTicker(sweepEvery)
 	defer sweeps.Stop()
 	var waiting []netinfo.Device
-	due := false
+	due := true    // devices may have gone while no process watched
+	r.waits = true // an earlier process may have left some
 	for ctx.Err() == nil {
 		fresh, deleted, err := arrivals.Take()
 		if err != nil {
@@ -135,6 +137,11 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 		}
 		if deleted || due {
 			if err := r.sweep(ctx); err != nil {
+				return err
+			}
+		}
+		if deleted || due {
+			if err := r.guarantee(); err != nil {
 				return err
 			}
 		}
@@ -176,7 +183,11 @@ func (r *Reconciler) sweep(ctx context.Context) error {
 			return err
 		}
 		more, err = n.EndOldChange(rollbackFor)
+		dropped := r.dropPools(n)
 		n.Close()
+		if dropped != nil {
+			r.OnWarning(fmt.Errorf("delete pools of deleted devices: %w", dropped))
+		}
 		if err != nil {
 			r.OnWarning(fmt.Errorf("free the memory of an old change: %w", err))
 			return nil
@@ -277,9 +288,13 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 		}
 		tables, err := from.For(policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes})
 		tables = slices.DeleteFunc(tables, func(t policy.Table) bool { return slices.Contains(has, t.Direction) })
+		var own []policy.Rule
+		if err == nil {
+			own, err = from.OwnPools(policyfile.Device{Name: dev.Name})
+		}
 		if err == nil && len(tables) > 0 {
 			if err = n.Flush(lost[dev.Name]...); err == nil {
-				targets = append(targets, target{dev, tables})
+				targets = append(targets, target{dev, tables, own})
 			}
 		}
 		if err != nil {

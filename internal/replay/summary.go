@@ -3,7 +3,7 @@ package replay
 import (
 	"cmp"
 	"math"
-	"slices"
+	"sort"
 
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -238,8 +238,9 @@ func (s *Summary) MostExcess(most int) []KeyExcess {
 	for key, excess := range s.sharers.of {
 		all = append(all, KeyExcess{Key: s.limits.sharerName(key), Excess: *excess})
 	}
-	slices.SortFunc(all, func(a, b KeyExcess) int {
-		return cmp.Or(cmp.Compare(b.Excess.Bytes, a.Excess.Bytes), cmp.Compare(a.Key, b.Key))
+	sort.Slice(all, func(i, j int) bool {
+		a, b := &all[i], &all[j]
+		return cmp.Or(cmp.Compare(b.Excess.Bytes, a.Excess.Bytes), cmp.Compare(a.Key, b.Key)) < 0
 	})
 	return all[:min(most, len(all))]
 }

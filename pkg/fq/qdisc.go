@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sort"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -181,7 +182,7 @@ func arrange(all []qdisc) (t tree) {
 			t.queues = append(t.queues, q)
 		}
 	}
-	slices.SortFunc(t.queues, func(a, b qdisc) int { return int(a.Parent) - int(b.Parent) })
+	sort.Slice(t.queues, func(i, j int) bool { return t.queues[i].Parent < t.queues[j].Parent })
 	return t
 }
 

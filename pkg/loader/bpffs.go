@@ -21,12 +21,18 @@ const DefaultBPFFS = "/sys/fs/bpf"
 
 const lockPatience = 10 * time.Second
 
+// A view is the file system as some process sees it.
+type view struct {
+	root    string // "" for this process's own
+	mounts  string // its mount namespace, if it has a root
+	lasting bool   // whether it is known to outlive this command
+}
+
 // A place is where pins of a network namespace are, or would be.
 type place struct {
-	root    string // of the file system with the bpffs: another process's view, or ""
-	lasting bool   // whether root is known to be the right one
-	path    string // of the bpffs below it
-	cookie  uint64 // of the namespace
+	view
+	path   string // of the bpffs in the view
+	cookie uint64 // of the namespace
 }
 
 // A home is the directory with all pins of a network namespace; "" if there is none.
@@ -36,10 +42,15 @@ func (dir home) pin(name string) string { return filepath.Join(string(dir), name
 
 // locate tells where the state of the calling thread's namespace is, or would be.
 func locate(o Options) (at place, err error) {
-	root, lasting := lastingRoot()
-	at = place{lasting: lasting, path: o.BPFFS}
+	if o.view == nil {
+		v := lastingView()
+		o.view = &v
+	}
+	at = place{view: *o.view, path: o.BPFFS}
 	if o.BPFFS == "" {
-		at.path, at.root = DefaultBPFFS, root
+		at.path = DefaultBPFFS
+	} else {
+		at.root = ""
 	}
 	at.cookie, err = netnsCookie()
 	return at, err
@@ -89,7 +100,25 @@ func (at place) mount() error {
 	if err != nil || mounted {
 		return err
 	}
-	return mountBPFFS(at.root, at.path)
+	return at.mountBPFFS(at.path)
+}
+
+// Settled returns the options for a process that goes on: the bpffs stays the one that it is now. Otherwise it could
+// become another one when the parent of the process ends.
+func (o Options) Settled() (Options, error) {
+	v := lastingView()
+	o.view = &v
+	for path, flags := range map[*string]int{&v.root: unix.O_PATH, &v.mounts: unix.O_RDONLY} {
+		if *path == "" {
+			continue
+		}
+		fd, err := unix.Open(*path, flags|unix.O_CLOEXEC, 0) // open until the process ends
+		if err != nil {
+			return o, fmt.Errorf("open the file system with the bpffs: %w", err)
+		}
+		*path = fmt.Sprintf("/proc/self/fd/%d", fd)
+	}
+	return o, nil
 }
 
 // ErrUntrusted means that another user may have made a directory of pins, or could replace its contents.
@@ -159,30 +188,29 @@ func isBPFFS(path string) (bool, error) {
 	return st.Type == unix.BPF_FS_MAGIC, nil
 }
 
-// lastingRoot is the root of the file system as a process sees it that outlives this command: process
-// 1, or else the oldest ancestor that this process may inspect. Inside `ip netns exec` that is a different
-// root, because mounts below /sys end with the command. "" means the root that this process sees. An ancestor
-// may be in a mount namespace that ends, too, so the root is known only from process 1.
-func lastingRoot() (root string, known bool) {
+// lastingView is the view of a process that outlives this command: process 1, or else the oldest ancestor that this
+// process may inspect. Inside `ip netns exec` that is another view, because mounts below /sys end with the command. An
+// ancestor may be in a mount namespace that ends, too, so the view is known to last only if it is that of process 1.
+var lastingView = func() (v view) {
 	self, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
-		return "", false
+		return view{}
 	}
 	try := func(pid int) bool {
 		ns, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid))
 		if err != nil {
 			return false
 		}
-		if root = ""; ns != self {
-			root = fmt.Sprintf("/proc/%d/root", pid)
+		if v = (view{}); ns != self {
+			v = view{root: fmt.Sprintf("/proc/%d/root", pid), mounts: fmt.Sprintf("/proc/%d/ns/mnt", pid)}
 		}
 		return true
 	}
 	for pid := os.Getppid(); pid > 1; pid = parent(pid) {
 		try(pid)
 	}
-	known = try(1)
-	return root, known
+	v.lasting = try(1)
+	return v
 }
 
 // parent is the parent of a process; 0 if it cannot be read.
@@ -200,8 +228,8 @@ func parent(pid int) int {
 	return ppid
 }
 
-// mountBPFFS mounts a bpffs below a root, in the mount namespace that the root belongs to.
-func mountBPFFS(root, path string) error {
+// mountBPFFS mounts a bpffs in the mount namespace of the view.
+func (v view) mountBPFFS(path string) error {
 	mount := func() error {
 		if err := os.MkdirAll(path, 0o755); err != nil {
 			return err
@@ -215,10 +243,10 @@ func mountBPFFS(root, path string) error {
 		return unix.Mount("bpf", path, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700")
 	}
 	var err error
-	if root == "" {
+	if v.root == "" {
 		err = mount()
 	} else {
-		err = inMountsOf(root, mount)
+		err = v.inMounts(mount)
 	}
 	if err != nil {
 		return fmt.Errorf("mount a bpffs on %s: %w", path, err)
@@ -226,9 +254,9 @@ func mountBPFFS(root, path string) error {
 	return nil
 }
 
-// inMountsOf runs f on a thread in the mount namespace of the process with that root.
-func inMountsOf(root string, f func() error) error {
-	ns, err := os.Open(filepath.Join(filepath.Dir(root), "ns/mnt"))
+// inMounts runs f on a thread in the mount namespace of the view.
+func (v view) inMounts(f func() error) error {
+	ns, err := os.Open(v.mounts)
 	if err != nil {
 		return err
 	}

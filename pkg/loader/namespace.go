@@ -58,6 +58,8 @@ type Options struct {
 	SetupFQ bool
 	// Patience is how long to wait for another command; 10 s if 0.
 	Patience time.Duration
+
+	view *view // nil for that of lastingView; see Settled
 }
 
 // A Namespace is the hooks of one network namespace: that of the calling

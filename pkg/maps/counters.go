@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
-	"slices"
+	"sort"
 	"sync/atomic"
 
 	"github.com/shapectl/shapectl/bpf"
@@ -123,8 +123,9 @@ func (s *Set) Affected() (map[uint32][]Affected, error) {
 		return nil, fmt.Errorf("read the hosts that shadows would have affected: %w", err)
 	}
 	for _, list := range affected {
-		slices.SortFunc(list, func(a, b Affected) int {
-			return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), policy.ComparePrefix(a.Subnet, b.Subnet))
+		sort.Slice(list, func(i, j int) bool {
+			a, b := &list[i], &list[j]
+			return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), policy.ComparePrefix(a.Subnet, b.Subnet)) < 0
 		})
 	}
 	return affected, nil

@@ -285,6 +285,31 @@ func (r Rule) Guaranteed() (guaranteed Rule, ok bool) {
 	}, rate != 0
 }
 
+// waitsForRoom is in the note of a rule or pool whose guarantee waits, between its guarantee and its own note.
+const waitsForRoom = " waits for room in its pool"
+
+// WithoutGuarantee returns the rule or pool without its guarantee. Its note says that the guarantee waits for room in
+// the pool above.
+func (r Rule) WithoutGuarantee() Rule {
+	if r.Guarantee == 0 {
+		return r
+	}
+	note := "guarantee " + r.Guarantee.String() + waitsForRoom
+	if own := r.Label.Note; own != "" && len(note)+len("; ")+len(own) <= MaxNote {
+		note += "; " + own
+	}
+	r.Guarantee, r.Members, r.Label.Note = 0, 0, note
+	return r
+}
+
+// WaitingGuarantee returns the guarantee that WithoutGuarantee has taken from the rule or pool; false if there is none.
+func (r *Rule) WaitingGuarantee() (g Guarantee, ok bool) {
+	text, _, found := strings.Cut(r.Label.Note, waitsForRoom)
+	text, begins := strings.CutPrefix(text, "guarantee ")
+	waits := found && begins && r.Guarantee == 0 && r.Within != "" && g.Set(text) == nil
+	return g, waits
+}
+
 func resolveWithin(l *Limit, r *Rule, _ uint8) error {
 	r.Within = l.Within
 	return nil

@@ -84,3 +84,26 @@ func TestGuaranteed(t *testing.T) {
 		t.Error("a rule without a guarantee has one")
 	}
 }
+
+func TestWithoutGuarantee(t *testing.T) {
+	r := ruleOn("10.0.0.0/24", func(r *Rule) { r.Within, r.Guarantee, r.Members, r.Each.Kind = "up", 4e6, 5, EachHost })
+	r.Label.Note = "paid"
+	got := r.WithoutGuarantee()
+	if note := "guarantee 4mbit waits for room in its pool; paid"; got.Label.Note != note || got.Guarantee != 0 || got.Validate() != nil {
+		t.Errorf("got %+v", got)
+	}
+	if g, ok := got.WaitingGuarantee(); !ok || g != r.Guarantee {
+		t.Errorf("%v of it waits, %v", g, ok)
+	}
+	r.Label.Note = strings.Repeat("n", MaxNote)
+	if got := r.WithoutGuarantee(); got.Validate() != nil {
+		t.Error(got.Validate())
+	}
+	if _, ok := r.WaitingGuarantee(); ok || got.WithoutGuarantee() != got {
+		t.Error("a guarantee waits twice, or though the rule has it")
+	}
+	got.Guarantee = 1e6 // somebody has given it another one
+	if _, ok := got.WaitingGuarantee(); ok {
+		t.Error("a guarantee waits though the rule has one")
+	}
+}

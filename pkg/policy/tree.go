@@ -37,6 +37,7 @@ type Member struct {
 type PoolError struct {
 	Member
 	Message string // begins with the name of an option
+	NoRoom  bool   // the pool has less than the guarantees within it
 }
 
 func (e PoolError) Error() string {
@@ -92,7 +93,7 @@ func (t *Tree) Add(table *Table, r *Rule) {
 }
 
 func (t *Tree) problem(m Member, format string, args ...any) {
-	t.problems = append(t.problems, PoolError{m, fmt.Sprintf(format, args...)})
+	t.problems = append(t.problems, PoolError{Member: m, Message: fmt.Sprintf(format, args...)})
 }
 
 func (t *Tree) missing(m Member) {
@@ -190,7 +191,7 @@ func (t *Tree) Problems() []PoolError {
 		}
 		if n.Members > most {
 			all = append(all, PoolError{Member{Rule: n.Pool}, fmt.Sprintf(
-				"%s %v is less than the guarantees within the pool, which add up to %s; raise it, or lower them", what, most, sum)})
+				"%s %v is less than the guarantees within the pool, which add up to %s; raise it, or lower them", what, most, sum), true})
 		}
 	}
 	return all

@@ -1,0 +1,118 @@
+package main
+
+import (
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/internal/testenv"
+)
+
+const guaranteedTaps = `pools: {uplink: {rate: 10mbit, share: member}}
+devices:
+  tap*: {egress: {10.0.0.0/24: {rate: 5mbit, within: uplink, guarantee: 4mbit, note: sold}}}
+`
+
+func (r *rig) remove(device string) {
+	r.t.Helper()
+	testenv.Must(r.t, netlink.LinkDel(testenv.Link(r.t, device)))
+}
+
+// guarantees returns who has a guarantee.
+func (r *rig) guarantees(args ...string) string {
+	r.t.Helper()
+	var who []string
+	for _, row := range r.rows(args...) {
+		if row.GuaranteeBits != nil {
+			who = append(who, names([]report.Rule{row}))
+		}
+	}
+	return strings.Join(who, ", ")
+}
+
+// A device whose guarantee has no room gets its rate. It gets the guarantee as soon as there is room.
+func TestWatchWithoutRoom(t *testing.T) {
+	r := newRig(t)
+	r.taps(2)
+	file := r.policy(guaranteedTaps)
+	w := r.watch(file)
+	testenv.Must(t, addVeth("tap2", "peer2"))
+	w.says("tap2 egress: 1 rule of " + file)
+	w.says(`apply rules to tap2: without their guarantees, which wait for room: pool "uplink": rate 10mbit is less than the guarantees`)
+	for _, row := range r.rows("show", "tap*") {
+		if row.RateBits == nil || *row.RateBits != 5_000_000 {
+			t.Errorf("%s: %s", row.Device, row.Sentence)
+		}
+	}
+	if got, want := r.guarantees("show"), "tap0 egress 10.0.0.0/24, tap1 egress 10.0.0.0/24"; got != want {
+		t.Errorf("guarantees of %s; want %s", got, want)
+	}
+	r.refused(exitInput, "which add up to 12mbit", "apply", file)
+	got := r.run("doctor", "tap2")
+	if want := `there is no room for guarantees in pool "uplink": 10.0.0.0/24 (4mbit) has none`; got.code != exitDegraded || !strings.Contains(strings.Join(strings.Fields(got.out), " "), want) {
+		t.Errorf("exit %d: %s%s", got.code, got.out, got.err)
+	}
+
+	r.remove("tap0")
+	w.says("tap2 has its guarantees now")
+	if got, want := r.guarantees("show"), "tap1 egress 10.0.0.0/24, tap2 egress 10.0.0.0/24"; got != want {
+		t.Errorf("guarantees of %s; want %s", got, want)
+	}
+	if got := r.run("doctor", "tap2"); got.code != exitDone {
+		t.Errorf("exit %d: %s%s", got.code, got.out, got.err)
+	}
+	if out := r.ok("diff", file); !strings.Contains(out, "nothing to change") {
+		t.Errorf("it is not as the policy says: %s", out)
+	}
+	w.ends(syscall.SIGTERM)
+}
+
+// Each device of a pattern has a pool, also one that appears. The pool goes with its device, and makes room.
+func TestWatchOwnPools(t *testing.T) {
+	r := newRig(t)
+	r.taps(2)
+	file := r.policy(`pools: {uplink: {rate: 10mbit, share: member}}
+devices:
+  tap*:
+    pool: {rate: 5mbit, within: uplink, guarantee: 4mbit}
+    egress: {any: {}}
+    ingress: {pool: 1mbit, any: {}}
+`)
+	w := r.watch(file)
+	if got, want := names(r.rows("pool", "show")), "pool tap0, pool tap0 ingress, pool tap1, pool tap1 ingress, pool uplink"; got != want {
+		t.Errorf("there are %s; want %s", got, want)
+	}
+	if out := r.ok("diff", file); !strings.Contains(out, "nothing to change") {
+		t.Errorf("it is not as the policy says: %s", out)
+	}
+	if out := r.ok("export", "--like", file); !strings.Contains(out, "\n  tap*:\n") || strings.Contains(out, "tap0") {
+		t.Errorf("export: %s", out)
+	}
+	if again := r.policy(r.ok("export")); !strings.Contains(r.ok("diff", again), "nothing to change") {
+		t.Errorf("an export differs: %s", r.ok("export"))
+	}
+	testenv.Must(t, addVeth("tap2", "peer2"))
+	w.says("tap2 ingress: 2 rules of " + file)
+	if got, want := r.guarantees("pool", "show"), "pool tap0, pool tap1"; got != want {
+		t.Errorf("guarantees of %s; want %s", got, want)
+	}
+	if got := r.run("doctor"); got.code != exitDegraded || !strings.Contains(strings.Join(strings.Fields(got.out), " "), `in pool "uplink": pool "tap2" (4mbit) has none`) {
+		t.Errorf("exit %d: %s%s", got.code, got.out, got.err)
+	}
+	w.ends(syscall.SIGTERM)
+
+	r.remove("tap0")
+	w = r.watch(file) // which knows nothing of the other one
+	w.says("tap2 has its guarantees now")
+	if got, want := r.guarantees("pool", "show"), "pool tap1, pool tap2"; got != want {
+		t.Errorf("guarantees of %s; want %s", got, want)
+	}
+	r.remove("tap1")
+	testenv.Eventually(t, "the pools of tap1 to go", func() bool {
+		return names(r.rows("pool", "show")) == "pool tap2, pool tap2 ingress, pool uplink"
+	})
+	w.ends(syscall.SIGTERM)
+}

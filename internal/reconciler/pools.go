@@ -1,0 +1,161 @@
+package reconciler
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/shapectl/shapectl/internal/netinfo"
+	"github.com/shapectl/shapectl/internal/policyfile"
+	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// dropPools deletes the pools that the policy defines for devices that are gone.
+func (r *Reconciler) dropPools(n *loader.Namespace) error {
+	h := n.Pools()
+	defer h.Close()
+	if h.Set == nil {
+		return nil
+	}
+	var gone []string
+	for _, p := range h.Set.Policy() {
+		name := p.Label.Name
+		if _, err := netinfo.DeviceByName(deviceOf(name)); errors.Is(err, netinfo.ErrNoDevice) && find(r.ownPools(name), p) != nil {
+			gone = append(gone, name)
+		}
+	}
+	slices.Sort(gone)
+	for _, name := range slices.Backward(gone) { // the pool of a direction is within that of its device
+		_, err := n.DeletePool(name)
+		if err != nil && !errors.Is(err, loader.ErrPoolInUse) && !errors.Is(err, loader.ErrPending) {
+			return err
+		}
+	}
+	return nil
+}
+
+// deviceOf returns the device that a pool belongs to, if it belongs to any.
+func deviceOf(pool string) string {
+	device, _, _ := strings.Cut(pool, " ")
+	return device
+}
+
+// ownPools returns the pools that the policy defines for the device of a pool. For an error there are none: whoever
+// applies the policy to the device reports it.
+func (r *Reconciler) ownPools(pool string) []policy.Rule {
+	pools, _ := r.policy.OwnPools(policyfile.Device{Name: deviceOf(pool)})
+	return pools
+}
+
+// find returns the rule for the network of another one, or the pool with its name; nil if there is none.
+func find(rules []policy.Rule, of policy.Rule) *policy.Rule {
+	i := slices.IndexFunc(rules, func(r policy.Rule) bool { return r.Prefix == of.Prefix })
+	if i < 0 {
+		return nil
+	}
+	return &rules[i]
+}
+
+// guarantee gives rules and pools the guarantees that waited for room, as far as there is room now: to all of a device,
+// or to none.
+func (r *Reconciler) guarantee() error {
+	if !r.waits || r.missing {
+		return nil
+	}
+	n, err := loader.Write(r.Options)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer n.Close()
+	until, _, err := n.PendingChange()
+	if err != nil || until != 0 {
+		return nil // serve reports it
+	}
+	tables, err := n.Tables(loader.Attached)
+	if err != nil {
+		r.OnWarning(err)
+		return nil
+	}
+	waiting := r.waiting(tables)
+	r.waits = len(waiting) > 0
+	full := map[policy.Within]policy.Guarantee{} // by pool: the smallest guarantee that it had no room for
+	began := time.Now()
+	for _, who := range slices.Sorted(maps.Keys(waiting)) {
+		first := waiting[who][0].Rules[0]
+		if least, ok := full[first.Within]; ok && first.Guarantee >= least || time.Since(began) > turnTime {
+			continue
+		}
+		switch _, err := n.PutTogether(0, waiting[who]...); {
+		case err == nil:
+			r.OnNotice(who + " has its guarantees now")
+		case isNoRoom(err):
+			full[first.Within] = first.Guarantee
+		default:
+			r.OnWarning(fmt.Errorf("give %s its guarantees: %w", who, err))
+		}
+	}
+	return nil
+}
+
+// waiting returns the rules and pools whose guarantees wait for room and that are otherwise as the policy says, with their
+// guarantees: by device, or by pool if the pool belongs to no device.
+func (r *Reconciler) waiting(tables []policy.Table) map[string][]policy.Table {
+	waiting := map[string][]policy.Table{}
+	add := func(who string, t policy.Table, want *policy.Rule, have policy.Rule) {
+		if want == nil || want.WithoutGuarantee() != have {
+			return
+		}
+		all := waiting[who]
+		if i := slices.IndexFunc(all, func(other policy.Table) bool { return other.Device == t.Device && other.Direction == t.Direction }); i >= 0 {
+			all[i].Rules = append(all[i].Rules, *want)
+			return
+		}
+		t.Rules = []policy.Rule{*want}
+		waiting[who] = append(all, t)
+	}
+	for _, t := range tables {
+		var want []policy.Rule
+		for _, have := range t.Rules {
+			if _, waits := have.WaitingGuarantee(); !waits {
+				continue
+			}
+			who := t.Device
+			switch name := have.Label.Name; {
+			case !t.IsPools() && want == nil:
+				want = r.rules(t)
+			case t.IsPools():
+				if want = r.ownPools(name); find(want, have) != nil {
+					who = deviceOf(name)
+				} else {
+					who, want = fmt.Sprintf("pool %q", name), r.policy.Pools().Rules
+				}
+			}
+			add(who, t, find(want, have), have)
+		}
+	}
+	return waiting
+}
+
+// rules returns the rules that the policy has for a direction of a device.
+func (r *Reconciler) rules(of policy.Table) []policy.Rule {
+	dev, err := netinfo.DeviceByName(of.Device)
+	if err != nil {
+		return nil
+	}
+	tables, _ := r.policy.For(policyfile.Device{Name: dev.Name, L2Bytes: dev.L2Bytes})
+	for _, t := range tables {
+		if t.Direction == of.Direction && t.Match == of.Match {
+			return t.Rules
+		}
+	}
+	return nil
+}
