@@ -255,7 +255,7 @@ func TestReportPages(t *testing.T) {
 		t.Error("the figures read back make another report")
 	}
 	for file, says := range map[string][]string{
-		"benchmarks.md": {"a CPU, 2 CPUs,\nLinux 6.18", "of a quick run, and mean little", "0 of 32 targets are met.", "| nft 1 of 2 |", "(bench/setup-time-to-change-one-rule-a-random-one-each-time.svg)"},
+		"benchmarks.md": {"a CPU, 2 CPUs,\nLinux 6.18", "of a quick run, and mean little", "0 of 38 targets are met.", "| nft 1 of 2 |", "(bench/setup-time-to-change-one-rule-a-random-one-each-time.svg)"},
 		"bench/README.md": {
 			"| CPU | a CPU |", "| [Loading and changing rules](setup.md) | 2026-01-02 | v1 |", "2026-01-03, **a quick run", "| not measured |",
 		},
