@@ -85,6 +85,9 @@ func (l load) tree() *tree {
 
 // oracle compares shares with those of HTB, under each load at the same time.
 func oracle(ctx context.Context, o options) error {
+	if !o.chosen("shapectl") {
+		return nil
+	}
 	settle, part, all := 8*time.Second, 20*time.Second, loads
 	if o.quick {
 		settle, part, all = time.Second/2, time.Second/2, loads[:1]
