@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/shapectl/shapectl/bpf"
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/testenv"
 	"github.com/shapectl/shapectl/pkg/maps"
@@ -21,6 +22,7 @@ type mirroredStage struct {
 	*mirrored
 	entry     maps.Entry
 	guarantee *mirrored // nil for none
+	shadow    *mirrored // of a pool; nil for none
 	above     *mirroredStage
 	share     *model.Share // nil for none
 	sharers   map[string]*model.Sharer
@@ -49,7 +51,7 @@ type forest struct {
 }
 
 func newForest(tb testing.TB, buckets uint32) *forest {
-	return &forest{rig: newRig(tb, maps.Size{Views: 2, Rules: 64, Buckets: buckets, Labels: 256, Shares: 64, Pools: true}, bySource())}
+	return &forest{rig: newRig(tb, maps.Size{Views: 2, Rules: 64, Buckets: buckets, Labels: 256, Shares: 64, Affected: 64, Pools: true}, bySource())}
 }
 
 // putIn sets a rule or pool at a virtual time.
@@ -69,6 +71,9 @@ func (f *forest) putIn(r policy.Rule, now uint64) *mirroredStage {
 	s := &mirroredStage{mirrored: newMirrored(r, now), entry: e}
 	if g, ok := r.Guaranteed(); ok {
 		s.guarantee = newMirrored(g, now)
+	}
+	if proposed, ok := r.Proposed(); ok {
+		s.shadow = newMirrored(proposed, now)
 	}
 	if r.Share.Kind != policy.ShareNone {
 		share := f.share(e)
@@ -145,6 +150,9 @@ func (f *forest) offer(s *mirroredStage, host netip.Addr, now, n uint64, ect boo
 	}
 	*s.counts = sum(*s.counts, segments(m.packets(), countersOf(want.Outcome, n)))
 	for i, stage := range all {
+		if stage.shadow != nil && (want.Refuses == i || want.Refuses == model.NoStage) {
+			stage.propose(now, n, m.packets())
+		}
 		key := keyOf(stage.rule, host)
 		switch {
 		case want.Refuses == i && i > 0:
@@ -191,11 +199,29 @@ func (f *forest) offer(s *mirroredStage, host netip.Addr, now, n uint64, ect boo
 	return want
 }
 
+// propose offers a packet to the shadow of a pool. A large packet conforms if one of bpf.AbiLayoutSHARED_BYTES does.
+func (s *mirroredStage) propose(now, n uint64, packets int) {
+	b, one := s.shadow.bucket(bucketKey{}), passed(n)
+	level := s.shadow.limit.Level(*b, now)
+	if level+min(n, uint64(bpf.AbiLayoutSHARED_BYTES))<<model.UnitBits <= s.shadow.limit.Capacity {
+		*b = s.shadow.limit.WithLevel(level+n<<model.UnitBits, now)
+	} else {
+		one = shadowed(n)
+	}
+	*s.shadow.counts = sum(*s.shadow.counts, segments(packets, one))
+}
+
 func (f *forest) counted() {
 	f.Helper()
 	for _, s := range slices.Concat(f.rules, f.pools) {
 		if got, want := f.set.Counters(s.entry.ID), countedBy(s.rule, *s.counts); got != want {
 			f.Errorf("counters of %+v:\n%+v, want\n%+v", s.rule, got, want)
+		}
+		if s.shadow != nil {
+			shadow, ok := f.set.Shadow(s.entry)
+			if got := f.set.Counters(shadow.ID); !ok || got != *s.shadow.counts {
+				f.Errorf("counters of the shadow of %+v:\n%+v, want\n%+v", s.rule, got, *s.shadow.counts)
+			}
 		}
 		if s.guarantee == nil {
 			continue
@@ -217,7 +243,7 @@ func pool(name string, r policy.Rule) policy.Rule {
 func TestPools(t *testing.T) {
 	const trees, packets = 100, 400
 	f := newForest(t, 4096)
-	random := rand.New(rand.NewPCG(13, 1))
+	random := rand.New(rand.NewPCG(testenv.Seed(t), 13))
 	roll := func(n uint64) uint64 { return random.Uint64N(n) }
 	weights := []policy.Weight{0, 2, 3, policy.MaxWeight}
 	for tree := range trees {
@@ -247,6 +273,9 @@ func TestPools(t *testing.T) {
 			p := pool(fmt.Sprint("pool ", tree, i), policy.Rule{Rate: some(), Capacity: 1514 + roll(1<<(8+roll(10))), Within: within()})
 			if !fast {
 				p.Excess = []policy.Excess{policy.Drop, policy.ECN, policy.Delay}[roll(3)]
+				if roll(2) == 0 {
+					p.Shadow = policy.Shadow{Rate: some() / 2, Capacity: 1514 + roll(1<<14)}
+				}
 			}
 			if p.Excess == policy.Delay {
 				p.Queue, p.ECNAbove = 1514+roll(rate/8+1), policy.ECNAbove(1+roll(1e9))
@@ -272,6 +301,7 @@ func TestPools(t *testing.T) {
 			}
 			if r.Rate != policy.Unlimited {
 				r.Rate = some()
+				r.Penalty = possiblePenalty(r)
 				if r.Excess == policy.Delay {
 					r.Capacity, r.Queue = 1514+roll(rate/8+1), 0
 					if r.Algorithm == policy.GCRA {

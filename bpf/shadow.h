@@ -3,16 +3,14 @@
 #ifndef SHAPECTL_SHADOW_H
 #define SHAPECTL_SHADOW_H
 
-#include "charge.h"
+#include "pool.h"
 
-/* Records a host or subnet that the shadow would have affected. */
-static __noinline int note_affected(struct __sk_buff *skb, const struct packet *p, const struct rule *rule)
+/* Records a host or subnet that a shadow would have affected. */
+static __noinline int note_affected(struct __sk_buff *skb, const struct packet *p, const struct params *params)
 {
 	struct affected first = { .packets = p->wire.packets, .bytes = p->wire.bytes }, *value;
-	struct affected_key key = { .family = p->ip & IS_IPV6 ? 6 : 4 };
-	const struct params *params = params_of(rule, p->version.index);
+	struct affected_key key = { .salt = params->salt, .family = p->ip & IS_IPV6 ? 6 : 4 };
 
-	key.salt = params->salt;
 	far_address(skb, p->ip, (struct address *)key.addr);
 	if (params->flags & RULE_SUBNET)
 		mask_address((struct address *)key.addr, params->each_bits);
@@ -65,13 +63,46 @@ __noinline int apply_shadow(struct __sk_buff *skb, struct packet *p, __u32 again
 	c = counters_of(rule);
 	if (verdict == VERDICT_EXCESS) {
 		count(&c->passed_excess_packets, &c->passed_excess_bytes, &p->wire);
-		note_affected(skb, p, rule);
+		note_affected(skb, p, params);
 	}
 	if (verdict == VERDICT_CONTENDED || verdict == VERDICT_STALE)
 		c->contended_packets += p->wire.packets;
 	count(&c->passed_packets, &c->passed_bytes, &p->wire);
 	count_extra(rule, p->wire.packets);
 	return true;
+}
+
+/*
+ * Charges a packet to the shadow of a pool, if any, and counts the verdict. A packet that a rule or another pool refuses does
+ * not get here.
+ */
+__noinline int apply_pool_shadow(struct __sk_buff *skb, const struct packet *p, __u32 id)
+{
+	struct counters *c;
+	struct limit_at at;
+	struct rule *rule;
+	__u64 least;
+
+	if (!p)
+		return 0;
+	rule = rule_of(id);
+	if (!rule)
+		return 0;
+	at.version = version_in(rule, p->phase);
+	if (!(params_of(rule, at.version.index)->flags & RULE_SHADOW) ||
+	    !limit_in(rule->cold[at.version.index & 1].shadow, p->phase, p->now, &at))
+		return 0;
+	c = counters_of(at.rule);
+	least = p->wire.bytes < SHARED_BYTES ? p->wire.bytes : SHARED_BYTES;
+	if (level_of(&at, &at.rule->shared) + (least << UNIT_BITS) <= at.params->limit) {
+		charge_anyway(&at, p->wire.bytes);
+	} else {
+		count(&c->passed_excess_packets, &c->passed_excess_bytes, &p->wire);
+		note_affected(skb, p, at.params);
+	}
+	count(&c->passed_packets, &c->passed_bytes, &p->wire);
+	count_extra(at.rule, p->wire.packets);
+	return 0;
 }
 
 #endif

@@ -194,6 +194,8 @@ static long charge_next(__u64 i, struct climber *by)
 	if (!climb_up(by->p, &by->c))
 		return 1;
 	charge_pool(by->skb, by->p, &by->c);
+	if (HOOK(shadows))
+		apply_pool_shadow(by->skb, by->p, by->c.id);
 	if (by->c.answer & CLIMB_SHARES)
 		charge_share(by->skb, by->p, &by->c);
 	return 0;
@@ -249,9 +251,11 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 attempt
 		return LATE;
 	if (by.c.answer & CLIMB_REFUSES) {
 		verdict = VERDICT_REFUSED;
-		if (flags & (RULE_ECN | RULE_PASS) || conforms(skb, p, id))
+		if (flags & (RULE_ECN | RULE_PASS) || conforms(skb, p, id)) {
 			count_refused(p, by.c.id);
-		else if (flags & RULE_PENALTY)
+			if (HOOK(shadows))
+				apply_pool_shadow(skb, p, by.c.id);
+		} else if (flags & RULE_PENALTY)
 			verdict = charge_slow(skb, p);
 	} else if (verdict == VERDICT_PASS && !(flags & RULE_UNLIMITED)) {
 		verdict = charge_slow(skb, p);

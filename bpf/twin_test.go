@@ -359,13 +359,18 @@ func randomRule(net netip.Prefix, roll dice, overhead int16) policy.Rule {
 		case 1:
 			rule.Penalty = policy.Penalty{Kind: policy.PenaltyHold, Duration: time.Duration(1 + roll(1<<(1+roll(46))))}
 		}
-		valid := rule
-		valid.Framing = policy.Framing{} // those of this test are not valid
-		if valid.Validate() != nil {     // a capacity or penalty beyond the limits
-			rule.Penalty = policy.Penalty{}
-		}
+		rule.Penalty = possiblePenalty(rule)
 	}
 	return rule
+}
+
+// possiblePenalty returns the penalty of a rule, or none if a bucket could not hold it.
+func possiblePenalty(rule policy.Rule) policy.Penalty {
+	rule.Framing = policy.Framing{} // those of this test are not valid
+	if rule.Validate() != nil {
+		return policy.Penalty{}
+	}
+	return rule.Penalty
 }
 
 // randomQueue makes a rule delay, if a packet at its rate can leave in time.

@@ -52,11 +52,11 @@ func (l *limitFlags) over(have *policy.Rule, l2Bytes uint8) (policy.Rule, error)
 			o.Reset(&limit)
 		}
 	}
-	if have.Pool {
-		return limit.Pool(have.Label.Name)
-	}
 	if l.given("shadow") || unlimited {
 		limit.Shadow = l.Shadow
+	}
+	if have.Pool {
+		return limit.Pool(have.Label.Name)
 	}
 	rule, err := limit.Rule(have.Prefix, l2Bytes)
 	rule.Label.Plan = have.Label.Plan
@@ -101,6 +101,7 @@ func (l *limitFlags) addLabel(f *pflag.FlagSet) {
 // addPool adds the flags of a pool, whose name is an argument.
 func (l *limitFlags) addPool(f *pflag.FlagSet) {
 	l.addOptions(f, func(o *policy.Option) bool { return !o.RuleOnly && o.Name != "name" })
+	l.addShadow(f)
 }
 
 // optionGroups are the titles of flags in help. Those of other options are under otherFlagsTitle.
@@ -136,7 +137,7 @@ func (l *limitFlags) addShadow(f *pflag.FlagSet) {
 		l.Shadow, err = policy.ParseShadow(s)
 		return err
 	}}
-	once(f, shadow, "shadow", "limit that only counts: rate=5mbit,each=host")
+	once(f, shadow, "shadow", "limit that only counts, such as rate=5mbit")
 }
 
 // tinyRule is the rule of the limit for a network. Its capacity may be less than a full packet. The limit must have a rate.

@@ -88,6 +88,32 @@ func TestPoolSet(t *testing.T) {
 }
 
 // A pool goes once nothing is within it.
+// A pool has a shadow until it is told to have none. Policies have it, too.
+func TestPoolShadow(t *testing.T) {
+	r := newRig(t)
+	const of = `; shadow: pool "up" gets 5mbit (625 kB/s), burst 187.5 kB (300 ms)`
+	r.ok("pool", "set", "up", "--rate", "50mbit")
+	if got := r.ok("pool", "set", "up", "--shadow", "rate=5mbit"); !strings.Contains(got, of) {
+		t.Errorf("pool set says\n%s, want %q in it", got, of)
+	}
+	if got := r.ok("pool", "set", "up", "--rate", "60mbit"); !strings.Contains(got, of) {
+		t.Errorf("with another rate, pool set says\n%s, want %q in it", got, of)
+	}
+	r.ok("set", "va", "egress", "0.0.0.0/0", "--within", "up")
+	if got := r.ok("show", "--shadow"); !strings.HasPrefix(got, "RULE  SHADOW  SEEN  WOULD DROP\nup     5mbit     0") {
+		t.Errorf("show --shadow says\n%s", got)
+	}
+	policy := r.policy(r.ok("export"))
+	r.ok("pool", "set", "up", "--shadow", "none")
+	if got := r.ok("show", "--shadow"); !strings.HasPrefix(got, "no rule has a shadow") {
+		t.Errorf("after --shadow none, show --shadow says\n%s", got)
+	}
+	r.ok("apply", policy)
+	if rows := r.rows("pool", "show"); len(rows) != 1 || rows[0].Shadow == nil || rows[0].Shadow.RateBits != 5e6 {
+		t.Errorf("after apply, the pools are %+v", rows)
+	}
+}
+
 func TestPoolDelete(t *testing.T) {
 	r := newPoolRig(t)
 	r.refused(exitInput, "within it is ap-1", "pool", "delete", "uplink")

@@ -76,7 +76,7 @@ type Share struct {
 }
 
 // A Sharer is the state of a sharer: its TAT on the fair clock, and the size in bytes of its largest packet since it became
-// active.
+// active. The zero Sharer is new.
 type Sharer struct {
 	TAT     uint64
 	Largest uint32
@@ -233,6 +233,7 @@ func (s *Share) Judge(m Meter, b *Sharer, weight, n, level uint64, sparse *bool)
 		old := *b
 		b.TAT = s.onWheel(old.tat()-ahead, less)
 		s.move(old.TAT, b.TAT, weight)
+		return BeyondShare
 	}
 	if ahead*weight <= 2*may {
 		return BeyondMark
@@ -285,7 +286,7 @@ func (s *Share) weighs(tat uint64) bool {
 	if tat&tatCoarse != 0 {
 		shift = s.CoarseShift
 	}
-	return tat>>shift-s.V>>shift < FairBins && s.Weight > 0
+	return tat != 0 && tat>>shift-s.V>>shift < FairBins && s.Weight > 0
 }
 
 func (s *Share) move(old, tat, weight uint64) {

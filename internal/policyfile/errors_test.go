@@ -401,13 +401,12 @@ func TestErrors(t *testing.T) {
 			`2:6: rate "gold" does not start with a digit; write one such as 10mbit` +
 				"\n3:6: rate unlimited would limit nothing; give the pool a rate, or leave the pool out" +
 				"\n4:3: rate is missing; say how much, such as 1gbit" +
-				"\n5:28: excess pass would limit nothing in a pool; use another one, or leave the pool out"},
-		{"plans: {gold: 1gbit}\npools:\n  a: {plan: gold, name: x, shadow: 1mbit, each: host, raet: 1gbit}\ndevices: {}\n",
+				"\n5:28: excess pass would limit nothing in a pool; use another one, or propose a rate with shadow"},
+		{"plans: {gold: 1gbit}\npools:\n  a: {plan: gold, name: x, shadow: {rate: 1mbit, each: host}, each: host, raet: 1gbit}\ndevices: {}\n",
 			"3:7: plan has no use in a pool; write the options instead" +
 				"\n3:19: the key of a pool is its name; remove this one" +
-				"\n3:28: shadow has no use in a pool; give it to the rules" +
-				"\n3:43: each has no use in a pool; a pool has one bucket; use share for parts of it" +
-				"\n3:55: unknown key \"raet\"; did you mean rate?"},
+				"\n3:63: each has no use in a pool; a pool has one bucket; use share for parts of it" +
+				"\n3:75: unknown key \"raet\"; did you mean rate?"},
 		{"pools:\n  a: {rate: 1gbit, within: a}\n  b: {rate: 1gbit, guarantee: 1mbit}\n  c: {rate: 1gbit, within: b, guarantee: 2gbit}\ndevices: {}\n",
 			`2:28: within "a" is the pool itself; name another pool` +
 				"\n3:31: guarantee 1mbit has no use with no pool to draw from; name one with within, or leave it out" +

@@ -16,7 +16,7 @@ var (
 	defaultsKeys = keys(func(o *policy.Option) bool { return !o.Label }, "shadow")
 	labelKeys    = keys(func(o *policy.Option) bool { return o.Label })
 	planKeys     = slices.Concat(defaultsKeys, labelKeys)
-	poolKeys     = keys(func(o *policy.Option) bool { return !o.RuleOnly && o.Name != "name" })
+	poolKeys     = keys(func(o *policy.Option) bool { return !o.RuleOnly && o.Name != "name" }, "shadow")
 	ruleKeys     = slices.Concat([]string{"plan"}, planKeys)
 )
 

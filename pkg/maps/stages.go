@@ -29,7 +29,7 @@ func (bs *buckets) Stages(e Entry, match policy.Match, flow Flow, now uint64) (e
 		pool.State.Level = bs.levelOf(e.ID, v, load(&bs.rule(e.ID).Shared), now)
 		pool.Weight = uint64(member.Weight.Value())
 		if pool.Share != nil && e.Share.Kind == policy.ShareMember {
-			pool.Sharer = bs.sharer(v, bpf.AbiKey{Id: e.ID, Src: [4]uint32{member.ID}, Sharer: 1}, pool.Share)
+			pool.Sharer = bs.sharer(v, bpf.AbiKey{Id: e.ID, Src: [4]uint32{member.ID}, Sharer: 1})
 		}
 		entries, stages = append(entries, e), append(stages, pool)
 	}
@@ -60,7 +60,7 @@ func (bs *buckets) stage(e Entry, v version, match policy.Match, flow Flow, now 
 	if s.Share = bs.shareFor(v, now); s.Share != nil && e.Share.Kind != policy.ShareMember {
 		key := makeKey(e.ID, sharersOf(e.Share, flow.Far(match)), match, flow)
 		key.Sharer = 1
-		s.Sharer = bs.sharer(v, key, s.Share)
+		s.Sharer = bs.sharer(v, key)
 	}
 	return s
 }
@@ -101,10 +101,10 @@ func (bs *buckets) shareFor(v version, now uint64) *model.Share {
 	return &s
 }
 
-// sharer is the sharer with that key. One without a slot is not active.
-func (bs *buckets) sharer(v version, key bpf.AbiKey, share *model.Share) *model.Sharer {
+// sharer is the sharer with that key. One without a slot is new.
+func (bs *buckets) sharer(v version, key bpf.AbiKey) *model.Sharer {
 	if slot := bs.slotOf(key, v.Salt); slot != nil {
 		return &model.Sharer{TAT: atomic.LoadUint64(&slot.Tat), Largest: atomic.LoadUint32(&slot.Tick)}
 	}
-	return &model.Sharer{TAT: share.V}
+	return &model.Sharer{}
 }

@@ -74,19 +74,23 @@ func (r *Rule) validatePool() error {
 	if r.Rate == Unlimited {
 		return errors.New("rate unlimited would limit nothing; give the pool a rate, or leave the pool out")
 	}
+	if err := checkPoolOptions(r); err != nil {
+		return err
+	}
+	if r.Excess == Pass {
+		return errors.New("excess pass would limit nothing in a pool; use another one, or propose a rate with shadow")
+	}
+	if r.Label.Plan != "" {
+		return NotInPool("plan")
+	}
+	return nil
+}
+
+func checkPoolOptions(r *Rule) error {
 	for _, o := range Options {
 		if o.RuleOnly && !o.Same(&noRule, r) {
 			return NotInPool(o.Name)
 		}
-	}
-	if r.Excess == Pass {
-		return errors.New("excess pass would limit nothing in a pool; use another one, or leave the pool out")
-	}
-	if r.Shadow != (Shadow{}) {
-		return NotInPool("shadow")
-	}
-	if r.Label.Plan != "" {
-		return NotInPool("plan")
 	}
 	return nil
 }
@@ -104,9 +108,9 @@ func (w *Within) Set(s string) error {
 func (w Within) String() string { return string(w) }
 func (w Within) Type() string   { return "pool" }
 
-// NotInPool is the error for an option, a shadow or a plan that a pool cannot have.
+// NotInPool is the error for an option or a plan that a pool cannot have.
 func NotInPool(key string) error {
-	instead := map[string]string{"plan": "write the options instead", "shadow": "give it to the rules"}[key]
+	instead := "write the options instead" // of a plan
 	if o := FindOption(key); o != nil && o.RuleOnly {
 		key, instead = o.Name, o.notInPool
 	}

@@ -30,7 +30,11 @@ func (r Rule) Says(match Match) string {
 		says += " is not limited"
 	}
 	if proposed, ok := r.Proposed(); ok {
-		says += "; shadow: " + proposed.subject(match) + " gets " + proposed.gets()
+		subject := proposed.subject(match)
+		if r.Pool {
+			subject = r.subject(match)
+		}
+		says += "; shadow: " + subject + " gets " + proposed.gets()
 	}
 	return says
 }

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// Shadow is a proposed limit. It counts the packets of a rule that it would have refused,
+// Shadow is a proposed limit of a rule or pool. It counts the packets that it would have refused,
 // in its own buckets and by the rule's algorithm. The zero Shadow is none.
 type Shadow struct {
 	Rate     Rate   // not Unlimited
@@ -38,6 +38,9 @@ func (r *Rule) validateShadow() error {
 	}
 	proposed, _ := r.Proposed()
 	err := proposed.Validate()
+	if r.Pool && err == nil {
+		err = checkPoolOptions(&proposed)
+	}
 	if proposed.Rate == Unlimited {
 		err = errors.New("rate unlimited would refuse nothing; leave the shadow out")
 	}
