@@ -84,7 +84,7 @@ lint: lint-fast ## lint-fast, staticcheck and clang
 	go run -C bench $(STATICCHECK) ./...
 	$(CLANG) -target bpf -mcpu=v3 -O2 -Wall -Wextra -Werror -fsyntax-only -idirafter /usr/include/$(shell uname -m)-linux-gnu bpf/abi.c bpf/shapectl.c
 
-bench: ## what shapectl costs, beside other limiters: writes docs/benchmarks.md and docs/bench in half an hour (root)
+bench: ## what shapectl costs, beside other limiters: writes docs/benchmarks.md and docs/bench in 45 minutes (root)
 	@scripts/need.sh 'make bench' $(BENCH_NEEDS)
 	go build -C bench -buildvcs=false -o ../bin/bench .
 	bin/bench $(BENCH_FLAGS) -o $(BENCH_OUT)

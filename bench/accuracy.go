@@ -177,7 +177,7 @@ func (m accuracyMeter) tcp(s competitor, rate policy.Rate) ([]float64, error) {
 	if err := s.set(m.ctx, a, oneSecond(rate)); err != nil {
 		return nil, err
 	}
-	flows, err := a.open(a.near, 1)
+	flows, err := a.open(a.near, target)
 	if err != nil {
 		return nil, err
 	}

@@ -56,6 +56,7 @@ var (
 	bothAlgorithms = []string{"shapectl gcra", "shapectl leaky"}
 	policeFigure   = figure{"instructions", allConform, "tc police", unitInstructions}
 	setupSubjects  = []string{"shapectl gcra", "shapectl gcra, each host"}
+	sharingFlows   = []string{"shapectl gcra, share flow"}
 	delaying       = []string{
 		"shapectl leaky, delay", "shapectl leaky, delay, ECN", "shapectl gcra, delay", "shapectl gcra, delay, sparse first",
 	}
@@ -147,6 +148,16 @@ var goals = []goal{
 	{what: "memory of a command with it, without maps", bound: 1536,
 		figures: each("policy", unitMiB, []string{commandMemory + ": " + million},
 			[]string{applyFirst, applyAgain, applyChanged, diffSame, diffChanged, exportRules, setOne})},
+	{what: "each pool above a rule, instructions", bound: 90, unit: unitInstructions, compute: poolInstructions},
+	{what: "fair shares, instructions", bound: 120, unit: unitInstructions, compute: shareInstructions},
+	{what: "a rule without pools, instructions added", bound: beforePools + 2,
+		figures: each("pools", unitInstructions, []string{throughPools + ": 0"}, []string{"shapectl"})},
+	{what: "Cubic, BBR and UDP in one rate without delay, worst part", bound: 15,
+		figures: each("pools", unitOffThird, atRates(noDelay), sharingFlows)},
+	{what: "the same with a round trip of 20 ms", bound: 15,
+		figures: each("pools", unitOffThird, atRates(delayed), sharingFlows)},
+	{what: "parts of 100 subscribers in a tree, worst", bound: 5,
+		figures: each("pools", unitOffHTB, atLoads(), []string{"shapectl"})},
 	{what: "apply rules to both directions of 200 devices", bound: 1,
 		figures: []figure{{"hooks", hooksTime + ": 200", hooksFirst, unitSeconds}}},
 	{what: "change the rates of all of them", bound: 0.5,
@@ -199,6 +210,49 @@ func droppingInstructions(results []Result) (worst float64, ok bool) {
 			return 0, false
 		}
 		worst, ok = max(worst, (bare.Median+r.Median)/(bare.Median+passing.Median)), true
+	}
+	return worst, ok
+}
+
+// beforePools is what a rule added before there were pools.
+const beforePools = 387
+
+func atRates(table string) (names []string) {
+	for _, r := range sharedRates {
+		names = append(names, fmt.Sprintf("%s: %v", table, r))
+	}
+	return names
+}
+
+func atLoads() (names []string) {
+	for _, l := range loads {
+		names = append(names, besideHTB+": "+l.name)
+	}
+	return names
+}
+
+// throughChain is the instructions that a subject adds below so many pools.
+func throughChain(results []Result, pools int, subject string) (float64, bool) {
+	r, ok := figure{"pools", fmt.Sprintf("%s: %d", throughPools, pools), subject, unitInstructions}.in(results)
+	return r.Median, ok
+}
+
+// poolInstructions is the instructions of each pool above a rule: the worst of all numbers of pools.
+func poolInstructions(results []Result) (worst float64, ok bool) {
+	none, ok := throughChain(results, 0, "shapectl")
+	for _, n := range poolDepths[1:] {
+		all, found := throughChain(results, n, "shapectl")
+		worst, ok = max(worst, (all-none)/float64(n)), ok && found
+	}
+	return worst, ok
+}
+
+// shareInstructions is the instructions that the shares of one pool add, by flow or by member.
+func shareInstructions(results []Result) (worst float64, ok bool) {
+	without, ok := throughChain(results, 1, "shapectl")
+	for _, subject := range []string{"shapectl, share flow", "shapectl, share member"} {
+		with, found := throughChain(results, 1, subject)
+		worst, ok = max(worst, with-without), ok && found
 	}
 	return worst, ok
 }

@@ -79,6 +79,8 @@ var suites = []suite{
 		guest: queue, how: []string{"-i", "-t", "3600"}},
 	{name: "setup", title: "Loading and changing rules", here: setup},
 	{name: "policy", title: "Whole policies on the command line", here: policies},
+	{name: "pools", title: "Pools and fair shares", here: pools, method: poolsMethod,
+		guest: guestPools, how: []string{"-i", "-t", "3600"}},
 	{name: "hooks", title: "Rules on many devices", here: hooks, method: hooksMethod},
 }
 
@@ -101,11 +103,11 @@ func run(ctx context.Context, args []string) error {
 		"write benchmarks.md and bench/ into this folder; with -suite, the figures of the other suites there are kept")
 	render := flags.Bool("render", false, "measure nothing: write the pages and charts again from bench/benchmarks.json")
 	load := flags.String("load", "", "load rules and print the cost (the suite setup uses it)")
-	subjects := flags.String("only", "", "in the suites traffic, instructions, accuracy and queue, "+
+	subjects := flags.String("only", "", "in the suites traffic, instructions, accuracy, queue and pools, "+
 		"only subjects with one of these name prefixes, separated by semicolons")
 	other := flags.String("other", "", "the suite hooks also measures the build of shapectl at this path")
 	task := flags.String("guest", "", "measure this in a virtual machine and print the figures "+
-		"(the suites instructions, accuracy and queue use it)")
+		"(the suites instructions, accuracy, queue and pools use it)")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -140,6 +142,9 @@ func run(ctx context.Context, args []string) error {
 		}
 	}
 	this := measured{Date: time.Now().Format(time.DateOnly), Shapectl: shapectlVersion(), Quick: *quick}
+	if k := thisMachine().Kernel; k != r.Machine.Kernel {
+		this.Kernel = k
+	}
 	o := options{quick: *quick, only: *subjects, other: *other, log: os.Stderr}
 	for _, s := range suites {
 		if !slices.Contains(chosen, s.name) {

@@ -32,6 +32,17 @@ const (
 		"  at the rate. A gap of 1 is ideal.\n" +
 		"- Quartiles are over parts of the measurement."
 
+	poolsMethod = "- Three senders go through a router with the limiter, as in [the suite queue](queue.md): TCP with Cubic, TCP with BBR,\n" +
+		"  and UDP that sends twice the rate. Each has its own connection and destination. Parts are of the bytes that arrive\n" +
+		"  in 3 s. Without delay, they are measured on this machine; else in a virtual machine whose clock counts instructions.\n" +
+		"- Instructions are measured as in [the suite instructions](instructions.md). \"share flow\" is the `share` of the lowest\n" +
+		"  pool, or of the rule if there is no pool. \"share member\" is that of all pools.\n" +
+		"- HTB is an oracle for trees: 100 subscribers, 25 in each of four access points, share an uplink of 20mbit. Guarantees\n" +
+		"  and rates are `rate` and `ceil` of classes; weights are quanta. All send UDP, each its own rate, through shapectl and\n" +
+		"  through HTB at the same time, in that virtual machine. A difference is that of the bytes of a subscriber in 20 s.\n" +
+		"  HTB divides by subscriber what the uplink has beyond the guarantees, and shapectl by access point; under these loads\n" +
+		"  that is the same."
+
 	hooksMethod = "All devices are veth devices in one network namespace. For the time of a command, each has one rule in each direction.\n" +
 		"For memory and for `watch`, each has two. The new devices get one rule in each direction; their time begins\n" +
 		"before the first one is created, and ends when `shapectl watch` reports the last rule."

@@ -10,7 +10,6 @@ import (
 
 	"github.com/cilium/ebpf/asm"
 
-	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -140,20 +139,30 @@ func hashlimit(options ...string) func(context.Context, *arena, limit) error {
 
 // putRules sets the rule for each of the prefixes, like the command.
 func (a *arena) putRules(mode loader.Mode, rule policy.Rule, prefixes ...netip.Prefix) error {
+	var tables []policy.Table
+	for _, p := range prefixes {
+		rule.Prefix = p
+		tables = append(tables, rulesOf(rule))
+	}
+	return a.putTables(mode, tables...)
+}
+
+// rulesOf are rules of the limited direction, which is the egress of the near end.
+func rulesOf(rules ...policy.Rule) policy.Table {
+	return policy.Table{Device: nearDevice, Direction: policy.Egress, Match: policy.MatchDst, Rules: rules}
+}
+
+// putTables sets the rules or pools of tables, with a change for each table.
+func (a *arena) putTables(mode loader.Mode, tables ...policy.Table) error {
 	return in(a.near, func() error {
 		n, err := loader.Write(loader.Options{BPFFS: a.bpffs, Mode: mode})
 		if err != nil {
 			return err
 		}
 		defer n.Close()
-		dev, err := netinfo.DeviceByName(nearDevice)
-		if err != nil {
-			return fmt.Errorf("look up device %s: %w", nearDevice, err)
-		}
-		for _, p := range prefixes {
-			rule.Prefix = p
-			if _, err := n.Put(dev, policy.Egress, policy.MatchDst, rule); err != nil {
-				return fmt.Errorf("limit %v: %w", rule.Prefix, err)
+		for _, t := range tables {
+			if _, err := n.PutTogether(t); err != nil {
+				return fmt.Errorf("set limits: %w", err)
 			}
 		}
 		return nil

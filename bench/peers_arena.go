@@ -155,8 +155,7 @@ func address(device string, own, others []netip.Prefix) error {
 		return fmt.Errorf("set %s up: %w", device, err)
 	}
 	for _, p := range own {
-		n := &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
-		if err := netlink.AddrAdd(l, &netlink.Addr{IPNet: n, Flags: unix.IFA_F_NODAD}); err != nil {
+		if err := netlink.AddrAdd(l, &netlink.Addr{IPNet: ipNet(p), Flags: unix.IFA_F_NODAD}); err != nil {
 			return fmt.Errorf("give %s the address %v: %w", device, p, err)
 		}
 	}
@@ -169,6 +168,10 @@ func address(device string, own, others []netip.Prefix) error {
 		}
 	}
 	return nil
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
 // hardwareAddr returns the hardware address of the device with an IP address.

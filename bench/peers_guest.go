@@ -23,7 +23,7 @@ const guestKernel = "6.12"
 // guestModules are the kernel modules of the suites and the peers.
 var guestModules = []string{
 	"veth", "sch_ingress", "cls_bpf", "cls_matchall", "cls_u32", "act_police", "sch_tbf", "sch_htb", "sch_cake",
-	"sch_fq", "sch_fq_codel", "sch_netem",
+	"sch_fq", "sch_fq_codel", "sch_netem", "tcp_bbr",
 	"nf_tables", "nft_limit", "nft_compat", "ip_tables", "iptable_raw", "xt_hashlimit",
 }
 

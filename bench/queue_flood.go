@@ -34,14 +34,9 @@ func gaps(ctx context.Context, s competitor, at pace) (ratios []float64, err err
 	if err := s.set(ctx, p.arena, l); err != nil {
 		return nil, err
 	}
-	flooding, stop := context.WithCancel(ctx)
 	ideal := time.Duration(maxFrame * 8 * uint64(time.Second) / uint64(at.rate))
-	done := make(chan error, 1)
-	go func() { done <- aside(func() error { return from.flood(flooding, ideal/2) }) }()
-	defer func() {
-		stop()
-		err = errors.Join(err, <-done)
-	}()
+	end := flooding(ctx, from, 2*at.rate)
+	defer func() { err = errors.Join(err, end()) }()
 	// Twice the rate fills a bucket in the time that it takes to drain.
 	full := time.Now().Add(2 * time.Duration(l.capacity*8*uint64(time.Second)/uint64(l.rate)))
 	packet := make([]byte, maxFrame)
@@ -75,6 +70,21 @@ func (p *path) listen() (fd int, err error) {
 		return -1, fmt.Errorf("set up a socket: %w", err)
 	}
 	return fd, nil
+}
+
+// flooding sends packets of maximum length at a rate, until the function that it returns is called.
+func flooding(ctx context.Context, from *sender, rate policy.Rate) (end func() error) {
+	ctx, stop := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() {
+		done <- aside(func() error {
+			return from.flood(ctx, time.Duration(maxFrame*8*uint64(time.Second)/uint64(rate)))
+		})
+	}()
+	return func() error {
+		stop()
+		return <-done
+	}
 }
 
 // flood sends packets until ctx is done, with random gaps from 0 to twice the mean. Behind a

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -55,7 +56,7 @@ func carry(ctx context.Context, s competitor, o offer, parts int) (c carried, er
 	if err := p.begin(from, inFlight/uint64(o.flows)); err != nil {
 		return c, err
 	}
-	flows, err := p.open(from, o.flows+1)
+	flows, err := p.open(from, slices.Repeat([]netip.Addr{target}, o.flows+1)...)
 	if err != nil {
 		return c, err
 	}

@@ -26,11 +26,11 @@ const (
 	answerTime = 30 * time.Second
 )
 
-// open opens n connections from a namespace to the far end.
-func (a *arena) open(from netns.NsHandle, n int) (list streams, err error) {
+// open opens a connection from a namespace to each of several addresses of the far end.
+func (a *arena) open(from netns.NsHandle, to ...netip.Addr) (list streams, err error) {
 	var listener *net.TCPListener
 	if err := in(a.far, func() (err error) {
-		listener, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(target, 0)))
+		listener, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.IPv4Unspecified(), 0)))
 		return err
 	}); err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
@@ -44,10 +44,11 @@ func (a *arena) open(from netns.NsHandle, n int) (list streams, err error) {
 			list.close()
 		}
 	}()
-	for range n {
+	port := listener.Addr().(*net.TCPAddr).AddrPort().Port()
+	for _, addr := range to {
 		var out net.Conn
 		if err := in(from, func() (err error) {
-			out, err = net.DialTimeout("tcp", listener.Addr().String(), openTime)
+			out, err = net.DialTimeout("tcp", netip.AddrPortFrom(addr, port).String(), openTime)
 			return err
 		}); err != nil {
 			return list, fmt.Errorf("connect: %w", err)

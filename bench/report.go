@@ -24,7 +24,8 @@ type report struct {
 type measured struct {
 	Date     string
 	Shapectl string
-	Quick    bool `json:",omitempty"` // the figures mean little
+	Kernel   string `json:",omitempty"` // if it is not that of the machine
+	Quick    bool   `json:",omitempty"` // the figures mean little
 }
 
 // The summary is in the folder of a report, and everything else in detailDir below it.
@@ -48,12 +49,16 @@ func readReport(dir string) (r report, err error) {
 	return r, nil
 }
 
-// keep adopts the figures of an earlier run, except for some suites. Figures of two machines do not mix.
+// keep adopts the figures of an earlier run, except for some suites. Figures of two machines do not mix. Another kernel is
+// told with the suite.
 func (r *report) keep(before report, except []string) error {
-	if before.Machine != r.Machine {
+	same := before.Machine
+	same.Kernel = r.Machine.Kernel
+	if same != r.Machine {
 		return fmt.Errorf("the figures of the other suites are of another machine (%s, Linux %s); run all suites",
 			before.Machine.CPU, before.Machine.Kernel)
 	}
+	r.Machine = before.Machine
 	r.Runs = maps.Clone(before.Runs)
 	maps.DeleteFunc(r.Runs, func(suite string, _ measured) bool { return slices.Contains(except, suite) })
 	r.Results = slices.DeleteFunc(slices.Clone(before.Results), func(f Result) bool {

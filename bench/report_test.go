@@ -233,7 +233,7 @@ func TestReportPages(t *testing.T) {
 	r := report{
 		Machine: machine{CPU: "a CPU", CPUs: 2, Kernel: "6.18"},
 		Runs: map[string]measured{
-			"setup":   {Date: "2026-01-02", Shapectl: "v1"},
+			"setup":   {Date: "2026-01-02", Shapectl: "v1", Kernel: "6.19"},
 			"program": {Date: "2026-01-03", Shapectl: "v1", Quick: true},
 		},
 		Results: append(slices.Clone(sample),
@@ -255,12 +255,12 @@ func TestReportPages(t *testing.T) {
 		t.Error("the figures read back make another report")
 	}
 	for file, says := range map[string][]string{
-		"benchmarks.md": {"a CPU, 2 CPUs,\nLinux 6.18", "of a quick run, and mean little", "0 of 32 targets are met.", "| nft 1 of 2 |", "(bench/setup-time-to-change-one-rule-a-random-one-each-time.svg)"},
+		"benchmarks.md": {"a CPU, 2 CPUs,\nLinux 6.18", "of a quick run, and mean little", "0 of 38 targets are met.", "| nft 1 of 2 |", "(bench/setup-time-to-change-one-rule-a-random-one-each-time.svg)"},
 		"bench/README.md": {
-			"| CPU | a CPU |", "| [Loading and changing rules](setup.md) | 2026-01-02 | v1 |", "2026-01-03, **a quick run", "| not measured |",
+			"| CPU | a CPU |", "| [Loading and changing rules](setup.md) | 2026-01-02 | v1, Linux 6.19 |", "2026-01-03, **a quick run", "| not measured |",
 		},
 		"bench/setup.md": {
-			"# Loading and changing rules\n", "Measured 2026-01-02, shapectl v1.\n", "## Time to load rules", "| nft | 1 000: 0.01 against 0.02 |",
+			"# Loading and changing rules\n", "Measured 2026-01-02, shapectl v1, Linux 6.19.\n", "## Time to load rules", "| nft | 1 000: 0.01 against 0.02 |",
 		},
 		"bench/program.md": {"Measured 2026-01-03, shapectl v1; **a quick run", "`BPF_PROG_TEST_RUN`"},
 	} {
@@ -347,6 +347,10 @@ func TestKeep(t *testing.T) {
 	}
 	if len(now.Runs) != 1 || len(now.Results) != 6 || now.Results[0].Suite != "setup" {
 		t.Errorf("kept %v and %d results, want the 6 of setup", now.Runs, len(now.Results))
+	}
+	now = report{Machine: machine{CPU: "a CPU", Kernel: "6.19"}}
+	if err := now.keep(before, []string{"program"}); err != nil || now.Machine != before.Machine {
+		t.Errorf("another kernel: machine %v, error %v", now.Machine, err)
 	}
 	if len(before.Runs) != 2 || len(before.Results) != len(sample) {
 		t.Error("keep has modified the earlier report")

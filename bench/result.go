@@ -59,6 +59,14 @@ const (
 	unitGap50         = "gap p50"
 	unitGap99         = "gap p99"
 	unitGaps          = "% of gaps"
+
+	unitCubic    = "cubic, %" // of what arrived
+	unitBBR      = "bbr, %"
+	unitUDP      = "udp, %"
+	unitOffThird = "worst, % off a third"
+	unitTotal    = "total, % of the rate"
+	unitOffHTB   = "% off HTB's"
+	unitOffHTB50 = "median, % off HTB's"
 )
 
 // better says which of two figures of a unit is better.
@@ -78,6 +86,8 @@ var units = map[string]better{
 	unitSeconds: lower, unitMicroseconds: lower, unitMiB: lower,
 	unitGoodput: higher, unitLost: lower, unitRetransmitted: lower, unitPing50: lower, unitPing99: lower, unitPingsLost: lower,
 	unitAnswer50: lower, unitAnswer99: lower, unitGap1: nearOne, unitGap50: nearOne, unitGap99: nearOne, unitGaps: neither,
+	unitCubic: neither, unitBBR: neither, unitUDP: neither, unitOffThird: lower, unitTotal: higher,
+	unitOffHTB: lower, unitOffHTB50: lower,
 }
 
 // ours reports whether a subject is a mode of shapectl.

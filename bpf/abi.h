@@ -121,7 +121,7 @@ struct cold_params {
 	__u8 fine_shift;   /* a bin of the share's fine wheel has 2^fine_shift fair units, */
 	__u8 coarse_shift; /* and of the coarse one 2^coarse_shift */
 	__u8 free_shift;   /* free space of the bucket in units, shifted right and multiplied by free_factor, */
-	__u16 free_factor; /* is 2^25 for a bucket that is empty */
+	__u16 free_factor; /* is 2^26 for a bucket that is empty */
 	__u32 share;	   /* the number of the share plus one, also while the other parameters have shares */
 	__u32 step;	   /* ns between two advances of the fair clock */
 };

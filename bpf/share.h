@@ -22,7 +22,7 @@ enum {
 	LEAST_MS = 100,	   /* all sharers together may be ahead by half of the bucket, but at least this time at the rate, */
 	MOST_MS = 150,	   /* and at most this */
 	ALONE = 2,	   /* a sharer that is alone may be ahead by so many times more */
-	OWN_PACKETS = 2,   /* by which a sharer may always be ahead, where half of the bucket is free */
+	OWN_PACKETS = 2,   /* by which a sharer may always be ahead, where a quarter of the bucket is free */
 	FORGIVEN = 4,	   /* a debt beyond so many times what a sharer may be ahead, and so many packets, is forgiven */
 	ROOM_OCTAVES = 5,  /* the clock is faster by so many octaves where the pool above leaves all room than where it leaves none, */
 	ROOM_SLOWEST = 2,  /* and then it is slower by so many than that pool lets pass */
@@ -173,7 +173,7 @@ struct bound {
 	__u32 id;     /* whose clock is advanced */
 };
 
-/* The part of a bucket that is free, of 1 << FREE_BITS for half of it. */
+/* The part of a bucket that is free, of 1 << FREE_BITS for a quarter of it. */
 static __always_inline __u64 free_part(const struct params *params, const struct cold_params *cold, __u64 level)
 {
 	__u64 free = 0;

@@ -22,7 +22,7 @@ const (
 	forgiven   = 4
 	restNS     = 4 << 30
 	stepBackNS = 1 << 30
-	freeScale  = 1 << 25
+	freeScale  = 1 << 26
 
 	roomOctaves = 5 // the clock is faster by so many octaves where the pool above leaves all room than where it leaves none,
 	roomSlowest = 2 // and then it is slower by so many than that pool lets pass
@@ -36,7 +36,7 @@ type ShareParams struct {
 	FineShift   uint8  // a bin of the fine wheel has 2^FineShift fair units,
 	CoarseShift uint8  // and of the coarse one 2^CoarseShift
 	FreeShift   uint8  // free units of the bucket, shifted right,
-	FreeFactor  uint16 // times this are 2^25 if the bucket is empty
+	FreeFactor  uint16 // times this are 2^26 if the bucket is empty
 	Step        uint32 // ns between two advances of the clock
 }
 
@@ -246,7 +246,7 @@ func (s *Share) mayBeAhead(weight uint64) uint64 {
 	return s.Ahead + s.Ahead*alone*weight/max(uint64(max(s.Weight, 0)), weight)
 }
 
-// free returns which part of a bucket is free, of 1 << freeBits for half of it.
+// free returns which part of a bucket is free, of 1 << freeBits for a quarter of it.
 func (s *Share) free(m Meter, level uint64) uint64 {
 	if level >= m.Capacity {
 		return 0
