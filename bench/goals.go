@@ -154,7 +154,7 @@ var goals = []goal{
 		figures: each("pools", unitInstructions, []string{throughPools + ": 0"}, []string{"shapectl"})},
 	{what: "Cubic, BBR and UDP in one rate without delay, worst part", bound: 15,
 		figures: each("pools", unitOffThird, atRates(noDelay), sharingFlows)},
-	{what: "the same with a round trip of 20 ms", bound: 15,
+	{what: "Cubic, BBR and UDP in one rate with 20 ms round trip, worst part", bound: 15,
 		figures: each("pools", unitOffThird, atRates(delayed), sharingFlows)},
 	{what: "parts of 100 subscribers in a tree, worst", bound: 5,
 		figures: each("pools", unitOffHTB, atLoads(), []string{"shapectl"})},
