@@ -152,7 +152,11 @@ func TestSharesAreMaxMin(t *testing.T) {
 	if testing.Short() {
 		traces = 12
 	}
+	numbers := []int{375, 399, 966} // those who send most have little weight, and others with more come and go
 	for i := range traces {
+		numbers = append(numbers, i)
+	}
+	for _, i := range numbers {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			t.Parallel()
 			random := rand.New(rand.NewPCG(13, uint64(i)))
