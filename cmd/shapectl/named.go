@@ -160,7 +160,8 @@ func (e *env) setNamed(of ruleName, limit limitFlags) error {
 }
 
 // setOwnPool changes the pool of rules that have no rate of their own, if nothing else draws from it: whoever gives the
-// name of these rules a rate means one rate for all of them. It reports whether it did.
+// name of these rules a rate means one rate for all of them. Of several such pools, as for both directions, it changes all,
+// unless their rates differ. It reports whether it did.
 func (e *env) setOwnPool(n *loader.Namespace, found search, limit limitFlags) (done bool, err error) {
 	flags, ofRules := limit.split()
 	var pools, commands []string
@@ -184,13 +185,13 @@ func (e *env) setOwnPool(n *loader.Namespace, found search, limit limitFlags) (d
 	if flags == "" || without == 0 {
 		return false, nil
 	}
-	if len(pools) == 1 && without == rules && len(n.Within(pools[0])) == rules {
-		pool, _ := findPool(n, pools[0])
+	own, users := ownPools(n, pools)
+	if without == rules && users == rules {
 		if ofRules != "" {
 			return false, inputf("%s is for the rules, and%s for their pool %s; give them in two commands; nothing was changed",
-				ofRules, flags, plain.Line(pools[0]))
+				ofRules, flags, plain.List(lines(pools)))
 		}
-		return true, e.changePool(n, &pool, limit)
+		return true, e.changePools(n, limit, own...)
 	}
 	if !slices.ContainsFunc(policy.Options, func(o *policy.Option) bool {
 		return limit.has(o) && !o.RuleOnly && (o.LimitedOnly || o.Name == "rate" || o.Name == "algorithm")
@@ -205,6 +206,19 @@ func (e *env) setOwnPool(n *loader.Namespace, found search, limit limitFlags) (d
 		why = "only some rules with this name have a rate of their own, and the others that of pool " + plain.Line(pools[0])
 	}
 	return false, inputf("%s; nothing was changed; write %s for a whole pool, or %s for one rule", why, strings.Join(commands, " or "), first)
+}
+
+// ownPools returns pools that have the same rate, and how many rules and pools draw from them; none if their rates differ.
+func ownPools(n *loader.Namespace, names []string) (pools []policy.Rule, users int) {
+	for _, name := range names {
+		pool, _ := findPool(n, name)
+		pools = append(pools, pool)
+		users += len(n.Within(name))
+		if pool.Rate != pools[0].Rate {
+			return nil, 0
+		}
+	}
+	return pools, users
 }
 
 // put sets the rules of tables beside the others of their devices, and describes them.
@@ -230,19 +244,24 @@ func (e *env) put(n *loader.Namespace, tables ...policy.Table) error {
 	}
 	set := report.Rules{}
 	for _, t := range tables {
-		of := filterRules{device: t.Device, direction: &t.Direction}
+		filters := []filterRules{{device: t.Device, direction: &t.Direction}}
 		if t.IsPools() {
-			of = filterRules{pools: true, pool: t.Rules[0].Label.Name}
-		} else {
-			for _, r := range t.Rules {
-				of.networks = append(of.networks, r.Prefix)
+			filters = nil
+		}
+		for _, r := range t.Rules {
+			if t.IsPools() {
+				filters = append(filters, filterRules{pools: true, pool: r.Label.Name})
+			} else {
+				filters[0].networks = append(filters[0].networks, r.Prefix)
 			}
 		}
-		found, err := e.findRules(n, of, details{sentences: true})
-		if err != nil {
-			return err
+		for _, of := range filters {
+			found, err := e.findRules(n, of, details{sentences: true})
+			if err != nil {
+				return err
+			}
+			set = append(set, found...)
 		}
-		set = append(set, found...)
 	}
 	err = e.print(set, e.sentences(set))
 	for _, d := range done {

@@ -76,7 +76,7 @@ func (e *env) setPool(name string, limit limitFlags) error {
 		}
 		have, found := findPool(n, name)
 		if found {
-			return e.changePool(n, &have, limit)
+			return e.changePools(n, limit, have)
 		}
 		pool, err := limit.Pool(name)
 		if above, _ := findPool(n, string(limit.Within)); err != nil && !limit.given("rate") && above.Pool {
@@ -92,13 +92,17 @@ func (e *env) setPool(name string, limit limitFlags) error {
 	})
 }
 
-// changePool changes a pool in the options that were given.
-func (e *env) changePool(n *loader.Namespace, have *policy.Rule, limit limitFlags) error {
-	pool, err := limit.over(have, 0)
-	if err != nil {
-		return inputError(err)
+// changePools changes pools in the options that were given.
+func (e *env) changePools(n *loader.Namespace, limit limitFlags, pools ...policy.Rule) error {
+	for i := range pools {
+		pool, err := limit.over(&pools[i], 0)
+		if err != nil {
+			return inputError(err)
+		}
+		pools[i] = pool
 	}
-	return e.put(n, policy.Table{Rules: []policy.Rule{pool}})
+	policy.SortRules(pools)
+	return e.put(n, policy.Table{Rules: pools})
 }
 
 // hintAtNew names the pools whose names go on after that of a new one. Who meant one of them would notice nothing

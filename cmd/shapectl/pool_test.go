@@ -459,6 +459,30 @@ func TestSetNamedWithOwnPool(t *testing.T) {
 		"set", "alice", "ingress", "--rate", "9mbit")
 }
 
+// Whoever names all rules of pools with one rate, as of both directions of a machine, means all these pools.
+func TestSetNamedWithOwnPools(t *testing.T) {
+	r := newRig(t)
+	for _, direction := range []string{"egress", "ingress"} {
+		r.ok("pool", "set", "tap "+direction, "--rate", "50mbit")
+		for _, network := range []string{"0.0.0.0/0", "::/0"} {
+			r.ok("set", "va", direction, network, "--within", "tap "+direction, "--name", "bigco")
+		}
+	}
+	out := r.ok("set", "bigco", "--rate", "60mbit", "--confirm", "1h")
+	for _, says := range []string{`pool "tap egress" gets 60mbit`, `pool "tap ingress" gets 60mbit`, "not confirmed: reverts in"} {
+		if !strings.Contains(out, says) {
+			t.Errorf("set says %q, want %q in it", out, says)
+		}
+	}
+	r.ok("rollback")
+	r.ok("set", "bigco", "egress", "--rate", "70mbit")
+	r.refused(exitInput, "rules with this name are in several pools", "set", "bigco", "--rate", "80mbit")
+	r.refused(exitInput, "this rule draws from pool tap egress, and no flag says that it stays there; nothing was changed; "+
+		"add --within 'tap egress' to keep it there, or --within none; or set the rate of the pool: ",
+		"set", "va", "egress", "any", "--rate", "80mbit")
+	r.ok("set", "va", "egress", "any", "--rate", "80mbit", "--within", "none")
+}
+
 // The first rule or pool of a namespace leaves nothing if it is reverted.
 func TestFirstSetConfirm(t *testing.T) {
 	r := newRig(t)
