@@ -23,7 +23,7 @@ enum {
 	MOST_MS = 150,	   /* and at most this */
 	ALONE = 2,	   /* a sharer that is alone may be ahead by so many times more */
 	OWN_PACKETS = 2,   /* by which a sharer may always be ahead, where a quarter of the bucket is free */
-	FORGIVEN = 8,	   /* a debt beyond so many times what a sharer may be ahead, and so many packets, is forgiven */
+	FORGIVEN = 6,	   /* a debt beyond so many times what a sharer may be ahead, and so many packets, is forgiven */
 	ROOM_OCTAVES = 5,  /* the clock is faster by so many octaves where the pool above leaves all room than where it leaves none, */
 	ROOM_SLOWEST = 2,  /* and then it is slower by so many than that pool lets pass */
 	ABOVE_BITS = 40,   /* the clock above counts as advanced by at most 2^ABOVE_BITS */

@@ -426,7 +426,13 @@ func poolsOf(n *loader.Namespace) []*loader.Hook {
 // hooks are those that pass the filter. With the error come those that could be read.
 func (want filterRules) hooks(n *loader.Namespace) ([]*loader.Hook, error) {
 	if want.pools {
-		return poolsOf(n), nil
+		hooks := poolsOf(n)
+		if hooks != nil {
+			return hooks, nil
+		}
+		others, err := n.Hooks() // for limits of another layout, whose pools nobody here can read
+		loader.CloseHooks(others)
+		return nil, err
 	}
 	if want.device == "" && want.direction == nil {
 		return n.Hooks()

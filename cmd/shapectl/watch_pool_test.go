@@ -52,7 +52,7 @@ func TestWatchWithoutRoom(t *testing.T) {
 	}
 	r.refused(exitInput, "which add up to 12mbit", "apply", file)
 	got := r.run("doctor", "tap2")
-	if want := `there is no room for guarantees in pool "uplink": 10.0.0.0/24 (4mbit) has none`; got.code != exitDegraded || !strings.Contains(strings.Join(strings.Fields(got.out), " "), want) {
+	if want := `pool "uplink" has no room for the guarantee of 10.0.0.0/24 (4mbit): there is only what guaranteed members leave`; got.code != exitDegraded || !strings.Contains(strings.Join(strings.Fields(got.out), " "), want) {
 		t.Errorf("exit %d: %s%s", got.code, got.out, got.err)
 	}
 
@@ -99,7 +99,7 @@ devices:
 	if got, want := r.guarantees("pool", "show"), "pool tap0, pool tap1"; got != want {
 		t.Errorf("guarantees of %s; want %s", got, want)
 	}
-	if got := r.run("doctor"); got.code != exitDegraded || !strings.Contains(strings.Join(strings.Fields(got.out), " "), `in pool "uplink": pool "tap2" (4mbit) has none`) {
+	if got := r.run("doctor"); got.code != exitDegraded || !strings.Contains(strings.Join(strings.Fields(got.out), " "), `pool "uplink" has no room for the guarantee of pool "tap2" (4mbit)`) {
 		t.Errorf("exit %d: %s%s", got.code, got.out, got.err)
 	}
 	w.ends(syscall.SIGTERM)

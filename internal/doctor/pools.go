@@ -194,12 +194,13 @@ func waiting(netns string, rules []Rule, name func(Rule) string) (finding, advic
 	if names == nil {
 		return "", ""
 	}
+	slices.Sort(names)
 	slices.Sort(above)
 	above = slices.Compact(above)
 	for i := range above {
 		above[i] = fmt.Sprintf("pool %q", above[i])
 	}
-	return fmt.Sprintf("there is no room for guarantees in %s: %s has none, only its rate and its share", plain.List(above), plain.List(names)),
+	return fmt.Sprintf("%s has no room for the guarantee of %s: there is only what guaranteed members leave", plain.List(above), plain.List(names)),
 		"raise the rate of the pool, or lower guarantees in it; " + plain.Suggest(netns, "watch") + " gives them as soon as there is room"
 }
 

@@ -19,7 +19,7 @@ const (
 	mostNS     = 150_000_000
 	alone      = 2
 	ownPackets = 2
-	forgiven   = 8
+	forgiven   = 6
 	restNS     = 4 << 30
 	stepBackNS = 1 << 30
 	freeScale  = 1 << 26

@@ -38,7 +38,8 @@ func (r *Reconciler) apply(n *loader.Namespace, targets []target, from lastgood.
 		}
 	case isNoRoom(err):
 		r.waits = true
-		r.warn(targets[0].dev, fmt.Errorf("without their guarantees, which wait for room: %w", err))
+		problem, _ := errors.AsType[policy.PoolError](err)
+		r.warn(targets[0].dev, fmt.Errorf("without their guarantees, which wait for room: %w", problem))
 		for i := range tables {
 			tables[i] = withoutGuarantees(tables[i])
 		}
