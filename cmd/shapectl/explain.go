@@ -80,6 +80,15 @@ func parseQuestion(q *explain.Question, cmd *cobra.Command, given []string) (err
 			return nil
 		}
 	}
+	if last == 1 && q.Flow != nil {
+		if d, err := policy.ParseDirection(given[1]); err == nil {
+			q.Device, q.Direction, q.Address = given[0], &d, q.Flow.Dst
+			if d == policy.Ingress {
+				q.Address = q.Flow.Src
+			}
+			return nil
+		}
+	}
 	where, err := parseFilter("explain", given[:last])
 	if err != nil {
 		return err

@@ -372,6 +372,10 @@ func TestExplainForwarded(t *testing.T) {
 	testenv.Must(t, netlink.RouteAdd(&netlink.Route{
 		Dst: far, LinkIndex: testenv.Link(t, "vb").Attrs().Index, Table: 77, Scope: unix.RT_SCOPE_LINK,
 	}))
+	flow := []string{"va", "egress", "--flow", "tcp,10.0.0.8:40000,192.0.2.1:443"}
+	if path := r.explain(flow...); path.Hooks[0].Device != "va" || path.Hooks[0].Direction != "egress" {
+		t.Errorf("on va egress they %s", path.How)
+	}
 	for from, want := range map[string]string{"10.0.0.7": "vb", "10.0.0.8": "va"} {
 		path := r.explain("--flow", "tcp,"+from+":40000,192.0.2.1:443")
 		last := path.Hooks[len(path.Hooks)-1]
