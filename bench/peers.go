@@ -161,7 +161,7 @@ func (a *arena) putTables(mode loader.Mode, tables ...policy.Table) error {
 		}
 		defer n.Close()
 		for _, t := range tables {
-			if _, err := n.PutTogether(t); err != nil {
+			if _, err := n.PutTogether(0, t); err != nil {
 				return fmt.Errorf("set limits: %w", err)
 			}
 		}

@@ -465,6 +465,19 @@ charged:
 	return act(skb, a.ip, rule, flags, &wire, verdict);
 }
 
+/* apply_in_pools, after the fair clocks are advanced if that must be. */
+__noinline int apply_pools(struct __sk_buff *skb, __u32 ip, __u32 id)
+{
+	int answer = apply_in_pools(skb, ip, id, false);
+	__u64 now;
+
+	if (answer != LATE)
+		return answer;
+	now = time_ns(skb);
+	keep_times(id, phase_at(now), now);
+	return apply_in_pools(skb, ip, id, true);
+}
+
 /* The fast path: a packet that is one packet on the wire, and an existing bucket without contention. */
 static __always_inline int apply(struct __sk_buff *skb, __u32 ip, __u32 id)
 {
@@ -531,12 +544,7 @@ fast:
 		return answer;
 	goto slow;
 pools:
-	answer = apply_in_pools(skb, READ_ONCE(p.ip), READ_ONCE(p.id), false);
-	if (answer == LATE) {
-		now = time_ns(skb);
-		keep_times(READ_ONCE(p.id), phase_at(now), now);
-		answer = apply_in_pools(skb, READ_ONCE(p.ip), READ_ONCE(p.id), true);
-	}
+	answer = apply_pools(skb, READ_ONCE(p.ip), READ_ONCE(p.id));
 	if (answer != UNDONE)
 		return answer;
 slow:

@@ -116,3 +116,19 @@ devices:
 	})
 	w.ends(syscall.SIGTERM)
 }
+
+// watch warns once of a pool that is there and is not as in the policy, and does not change it.
+func TestWatchWarnsOfPools(t *testing.T) {
+	r := newRig(t)
+	r.taps(1)
+	r.ok("pool", "set", "uplink", "--rate", "500mbit")
+	file := r.policy("pools: {uplink: {rate: 10mbit, share: member}}\ndevices:\n  tap*: {egress: {10.0.0.0/24: {within: uplink}}}\n")
+	w := r.watch(file)
+	w.says(`pool "uplink" is not as in ` + file + ", and watch does not change it: to change rate 500mbit -> 10mbit, share none -> member, apply the file")
+	w.says("tap0 egress: 1 rule of " + file)
+	testenv.Must(t, addVeth("tap1", "peer1"))
+	w.says("tap1 egress: 1 rule of " + file)
+	if got := w.ends(syscall.SIGTERM); strings.Count(got.err, "is not as in") != 1 {
+		t.Errorf("it did not warn once: %s", got.err)
+	}
+}

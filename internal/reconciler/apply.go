@@ -52,6 +52,7 @@ func (r *Reconciler) apply(n *loader.Namespace, targets []target, from lastgood.
 
 // applyNew applies tables to directions that have no rules, and reports those that are done.
 func (r *Reconciler) applyNew(n *loader.Namespace, tables []policy.Table, pools policy.Table, from string) error {
+	r.comparePools(n, pools, from)
 	done, err := n.ApplyNew(append(slices.Clone(tables), pools))
 	for _, t := range tables {
 		i := slices.IndexFunc(done, func(d loader.Applied) bool { return d.Device == t.Device && d.Direction == t.Direction })

@@ -40,6 +40,32 @@ func (r *Reconciler) dropPools(n *loader.Namespace) error {
 	return nil
 }
 
+// comparePools warns of pools that are there, and so stay as they are, but differ from those of the policy.
+func (r *Reconciler) comparePools(n *loader.Namespace, pools policy.Table, from string) {
+	h := n.Pools()
+	defer h.Close()
+	if h.Set == nil {
+		return
+	}
+	for _, want := range pools.Rules {
+		have, found := h.Set.Find(want.Prefix)
+		name := want.Label.Name
+		if !found || have.Rule == want || have.Rule == want.WithoutGuarantee() || r.differ[name] == have.Rule {
+			continue
+		}
+		if r.differ == nil {
+			r.differ = map[string]policy.Rule{}
+		}
+		r.differ[name] = have.Rule
+		var changes []string
+		for _, c := range policy.Changes(&have.Rule, &want) {
+			changes = append(changes, c.String())
+		}
+		r.OnWarning(fmt.Errorf("pool %q is not as in %s, and watch does not change it: to change %s, apply the file",
+			name, from, strings.Join(changes, ", ")))
+	}
+}
+
 // deviceOf returns the device that a pool belongs to, if it belongs to any.
 func deviceOf(pool string) string {
 	device, _, _ := strings.Cut(pool, " ")

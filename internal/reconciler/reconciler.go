@@ -53,6 +53,8 @@ type Reconciler struct {
 	missing        bool    // there was no file when it was read
 	pending        bool    // devices wait for the end of a pending change, and OnWarning was called
 	waits          bool    // guarantees may wait for room in a pool
+
+	differ map[string]policy.Rule // pools in force that differ from the policy, and of which OnWarning was told
 }
 
 // An Event says that rules were applied to a direction of a device.
