@@ -70,7 +70,7 @@ __noinline enum stage_answer test_sharer(struct __sk_buff *skb, struct ascent *a
 	enum share_verdict verdict;
 	struct bucket *b;
 	struct share *s;
-	__u32 id, index;
+	__u32 id;
 	__u64 hash, debt;
 
 	if (!a || !at)
@@ -79,9 +79,8 @@ __noinline enum stage_answer test_sharer(struct __sk_buff *skb, struct ascent *a
 	rule = rule_of(id);
 	if (!rule)
 		return STAGE_SLOW;
-	index = index_at(READ_ONCE(rule->version), a->phase);
-	params = params_of(rule, index);
-	cold = &rule->cold[index & 1];
+	params = params_of(rule, index_at(READ_ONCE(rule->version), a->phase));
+	cold = cold_of(params);
 	s = share_of(cold);
 	if (!s)
 		return STAGE_SLOW;
@@ -165,15 +164,13 @@ static __always_inline bool has_room(const struct params *params, __u64 v, __u64
 	return !level || level + ((__u64)tested_bytes(params, bytes) << UNIT_BITS) <= params->limit;
 }
 
-/* Whether a packet conforms to the guarantee of a rule or pool. With charge it is charged to it, too. */
+/* Whether a packet conforms to a guarantee. With charge it is charged to it, too. */
 __noinline enum stage_answer ask_guarantee(__u32 id, __u32 phase, __u64 now, __u32 bytes, __u32 charge)
 {
-	const struct rule *rule = rule_of(id);
 	struct limit_at at;
 	__u64 level;
 
-	if (!rule || !limit_now(rule->cold[index_at(READ_ONCE(rule->version), phase) & 1].guarantee, phase, now, &at) ||
-	    at.params->flags & (RULE_UNLIMITED | RULE_EACH))
+	if (!limit_now(id, phase, now, &at) || at.params->flags & (RULE_UNLIMITED | RULE_EACH))
 		return STAGE_SLOW;
 	level = level_of(&at, &at.rule->shared);
 	if (charge)
@@ -203,14 +200,14 @@ static __always_inline enum stage_answer test_stage(struct __sk_buff *skb, struc
 	if (*flags & POOL_SLOW || a->level > MAX_DEBT)
 		return STAGE_SLOW;
 	a->id = at.params->within;
-	a->weight = at.rule->cold[at.version.index & 1].weight;
+	a->weight = cold_of(at.params)->weight;
 	if (a->guaranteed == NOT_GUARANTEED) {
 		if (a->level + ((__u64)least << UNIT_BITS) > at.params->limit)
 			return STAGE_REFUSES;
 		if (*flags & RULE_SHARES)
 			answer = test_sharer(skb, a, stage);
 		if (answer == STAGE_CONFORMS && *flags & RULE_GUARANTEE) {
-			answer = ask_guarantee(stage->id, a->phase, a->now, a->bytes, false);
+			answer = ask_guarantee(cold_of(at.params)->guarantee, a->phase, a->now, a->bytes, false);
 			if (answer == STAGE_CONFORMS)
 				a->guaranteed = height;
 			if (answer == STAGE_REFUSES)
@@ -247,9 +244,9 @@ static __always_inline void charge_stage(const struct ascent *a, __u32 height, c
 	if (stage->sharer)
 		charge_tested_sharer(stage->id, a->phase, stage->sharer, a->bytes, stage->weight);
 	else if (at.params->flags & RULE_SHARES)
-		skip_sharers(&at.rule->cold[index_at(READ_ONCE(at.rule->version), a->phase) & 1], a->bytes);
+		skip_sharers(cold_of(at.params), a->bytes);
 	if (a->guaranteed <= height && at.params->flags & RULE_GUARANTEE)
-		ask_guarantee(stage->id, a->phase, a->now, a->bytes, true);
+		ask_guarantee(cold_of(at.params)->guarantee, a->phase, a->now, a->bytes, true);
 }
 
 #endif

@@ -93,6 +93,13 @@ static __always_inline const struct params *params_of(const struct rule *rule, _
 	return KEPT(&rule->params[index & 1]);
 }
 
+/* Those of the same version. Both arrays have elements of one cache line. */
+static __always_inline const struct cold_params *cold_of(const struct params *params)
+{
+	_Static_assert(sizeof(struct params) == sizeof(struct cold_params), "one index scales both");
+	return (const void *)params + (__builtin_offsetof(struct rule, cold) - __builtin_offsetof(struct rule, params));
+}
+
 static __always_inline struct counters *counters_of(struct rule *rule)
 {
 	return &rule->counters[MASKED(bpf_get_smp_processor_id(), cpu_mask)];

@@ -420,14 +420,14 @@ __noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 k
 			return LATE;
 	}
 	if (flags & RULE_GUARANTEE) {
-		answer = ask_guarantee(id, a.phase, a.now, a.bytes, false);
+		answer = ask_guarantee(cold_of(params)->guarantee, a.phase, a.now, a.bytes, false);
 		if (answer == STAGE_SLOW)
 			return UNDONE;
 		if (answer == STAGE_CONFORMS)
 			a.guaranteed = 0;
 	}
 	a.id = params->within;
-	a.weight = rule->cold[index_at(seen, a.phase) & 1].weight;
+	a.weight = cold_of(params)->weight;
 	up = flags;
 	TEST_STAGE(1)
 	TEST_STAGE(2)
@@ -445,7 +445,7 @@ tested:
 		if (handle)
 			charge_tested_sharer(id, a.phase, handle, a.bytes, 1);
 		if (!a.guaranteed)
-			ask_guarantee(id, a.phase, a.now, a.bytes, true);
+			ask_guarantee(cold_of(params)->guarantee, a.phase, a.now, a.bytes, true);
 		CHARGE_STAGE(1)
 		CHARGE_STAGE(2)
 		CHARGE_STAGE(3)

@@ -92,18 +92,14 @@ static __always_inline __u64 clock_speed(const struct params *params, __u64 leve
 	return free > capacity - capacity / 16 ? x << MORE : x;
 }
 
-/* bin_of. Not static, so that the verifier assumes any result. */
-__noinline __u32 find_bin(__u64 tat, __u32 fine_shift, __u32 coarse_shift)
-{
-	if (tat & TAT_COARSE)
-		return FAIR_BINS + (tat >> (coarse_shift & 63) & (FAIR_BINS - 1));
-	return tat >> (fine_shift & 63) & (FAIR_BINS - 1);
-}
-
-/* The bin of a TAT. Without CAP_PERFMON the verifier accepts one range of an index only. */
+/* The bin of a TAT. Without branches: without CAP_PERFMON the verifier accepts one range of an index only. */
 static __always_inline __u32 bin_of(const struct cold_params *cold, __u64 tat)
 {
-	return KEPT(find_bin(tat, cold->fine_shift, cold->coarse_shift)) & (2 * FAIR_BINS - 1);
+	__u32 fine = cold->fine_shift, coarse = KEPT((__u32)(tat & TAT_COARSE)) / TAT_COARSE;
+
+	__u32 bin = (tat >> ((fine + coarse * (cold->coarse_shift - fine)) & 63) & (FAIR_BINS - 1)) + coarse * FAIR_BINS;
+
+	return KEPT(bin) & (2 * FAIR_BINS - 1); /* for the verifier of Linux 6.1 */
 }
 
 /* Removes the weight of a bin that v leaves. */
@@ -271,10 +267,11 @@ static __always_inline void move_weight(struct share *s, const struct cold_param
 /* A TAT that is so far ahead of v, with the bit that says on which wheel it is. */
 static __always_inline __u64 on_wheel(const struct cold_params *cold, __u64 v, __u64 ahead)
 {
-	__u64 most = (__u64)(FAIR_BINS - 2) << cold->coarse_shift, tat;
+	__u64 most = (__u64)(FAIR_BINS - 2) << cold->coarse_shift, tat, far;
 
 	tat = fair_tat(v + (ahead < most ? ahead : most) + TAT_BUSY + TAT_COARSE);
-	return (tat >> cold->fine_shift) - (v >> cold->fine_shift) < FAIR_BINS ? tat : tat | TAT_COARSE;
+	far = KEPT(((tat >> cold->fine_shift) - (v >> cold->fine_shift)) / FAIR_BINS);
+	return tat | (KEPT(far | -far) >> 63) * TAT_COARSE; /* without a branch, see bin_of */
 }
 
 /* How far a sharer is from its fair share. */
@@ -295,13 +292,12 @@ static __always_inline enum share_verdict judge(const struct share *s, const str
 						const struct cold_params *cold, __u64 level, __u64 bytes, __u32 weight,
 						__u64 tat, __u64 largest, bool sparse, __u64 *debt)
 {
-	__u64 ahead = ahead_of(s, cold, tat), may, own = bytes;
+	__u64 ahead = ahead_of(s, cold, tat), part, may, own = bytes;
 
 	if (!ahead)
 		return WITHIN_SHARE | SPARSE;
-	may = may_be_ahead(s, weight);
-	*debt = FORGIVEN * (may + (largest << FAIR_BITS) / weight);
-	may *= weight;
+	part = may_be_ahead(s, weight);
+	may = part * weight;
 	if (sparse) {
 		may *= 2;
 		if (own < 2 * SHARED_BYTES)
@@ -313,6 +309,7 @@ static __always_inline enum share_verdict judge(const struct share *s, const str
 	may = (may >> FREE_BITS) * free_part(params, cold, level);
 	if (ahead * weight <= may)
 		return WITHIN_SHARE | (ahead * weight <= may / 2 ? SPARSE : 0);
+	*debt = FORGIVEN * (part + (largest << FAIR_BITS) / weight);
 	if (ahead > *debt)
 		return BEYOND_DEBT;
 	return ahead * weight <= 2 * may ? BEYOND_MARK : BEYOND_SHARE;
