@@ -22,13 +22,14 @@ stay. The rule no longer follows a plan.
 
 NAME stands for all rules that have exactly this name, on all devices. They change at one moment. Only what the
 flags say changes, and the rules keep their plan. At a new rate, a burst or queue lasts as
-long as before. If these rules have no rate of their own, and nothing else is within their pool, then --rate and all
-other flags that a pool can have change the pool.
+long as before. If these rules have no rate of their own, and nothing else is within their pools, then --rate and all
+other flags that a pool can have change these pools, if they have one rate.
 
 any sets two rules, 0.0.0.0/0 and ::/0. Each has its own bucket and gets the whole rate.
 
 With --within, packets are charged to a pool, too, which 'shapectl pool set' makes. Rules within one pool share its
-rate, on any device and in both directions. A rule within a pool needs no rate of its own.
+rate, on any device and in both directions. A rule within a pool needs no rate of its own. It leaves its pool only if
+you say so: with --within and another pool, or none.
 
 With --confirm, the change reverts after that time unless you run 'shapectl confirm' before, as with
 'shapectl apply'.`,
