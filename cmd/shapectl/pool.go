@@ -52,6 +52,7 @@ rate, a burst or queue lasts as long as before.`,
 		ValidArgsFunction: e.completePool,
 		RunE: func(cmd *cobra.Command, given []string) error {
 			limit.given = cmd.Flags().Changed
+			e.noteRates(cmd)
 			if !limit.any() {
 				return inputf("pool set: what to set is missing; give a rate, such as --rate 1gbit")
 			}

@@ -186,7 +186,6 @@ destination. Ingress rules limit packets that enter it, by their source. Rules s
 			return nil
 		},
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
-		PersistentPreRun:  func(cmd *cobra.Command, _ []string) { e.noteRates(cmd) },
 		RunE: func(*cobra.Command, []string) error {
 			if wantsVersion {
 				return version.RunE(version, nil)

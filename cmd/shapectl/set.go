@@ -48,6 +48,7 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 		ValidArgsFunction: e.labelled(e.completeNetwork, nameOf),
 		RunE: func(cmd *cobra.Command, given []string) error {
 			limit.given = cmd.Flags().Changed
+			e.noteRates(cmd)
 			if len(given) < 3 {
 				if !limit.any() {
 					return inputf("set: what to change is missing; it takes '%s'", cmd.UseLine())

@@ -604,7 +604,7 @@ func TestJudge(t *testing.T) {
 			f.Pools[1].Rule, f.rule().Rule = f.Pools[1].WithoutGuarantee(), f.rule().WithoutGuarantee()
 			f.Netns = "blue"
 		}, []string{"warning guarantees", "warning eth0 egress guarantees"},
-			[]string{`in pool "a": pool "b" (3mbit) has none`, `in pool "b": 10.0.0.0/24 (2mbit) has none`, "'shapectl -n blue watch' gives them"}},
+			[]string{`pool "a" has no room for the guarantee of pool "b" (3mbit)`, `pool "b" has no room for the guarantee of 10.0.0.0/24 (2mbit)`, "'shapectl -n blue watch' gives them"}},
 		{"as many sharers as a pool has room for", func(f *Facts) {
 			p := f.pool("a")
 			p.Share.Kind, p.Sharers = policy.ShareHost, 3_750_000/1514
