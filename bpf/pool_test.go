@@ -397,12 +397,10 @@ func TestDebtOfPools(t *testing.T) {
 	const members, packets, bytes = 1000, 21, 1500 // within the burst of each guarantee
 	f := newForest(t, 8192)
 	up := f.putIn(pool("up", policy.Rule{Rate: 8_000_000, Capacity: 100_000}), 0)
-	some := policy.Rule{
-		Prefix: prefix("10.0.0.0/16"), Rate: policy.Unlimited, Within: "up", Guarantee: 8000, Members: members,
+	rule := f.putIn(policy.Rule{
+		Prefix: prefix("10.0.0.0/16"), Rate: 8_000_000, Capacity: 1 << 20, Within: "up", Guarantee: 8000, Members: members,
 		Each: policy.Each{Kind: policy.EachHost},
-	}
-	some.Rate, some.Capacity = 8_000_000, 1<<20
-	rule := f.putIn(some, 0)
+	}, 0)
 	others := f.putIn(policy.Rule{Prefix: prefix("10.1.0.0/16"), Rate: policy.Unlimited, Within: "up"}, 0)
 	now := uint64(1e9)
 	level := func(what string, want uint64) {

@@ -244,18 +244,7 @@ func (e *env) put(n *loader.Namespace, tables ...policy.Table) error {
 	}
 	set := report.Rules{}
 	for _, t := range tables {
-		filters := []filterRules{{device: t.Device, direction: &t.Direction}}
-		if t.IsPools() {
-			filters = nil
-		}
-		for _, r := range t.Rules {
-			if t.IsPools() {
-				filters = append(filters, filterRules{pools: true, pool: r.Label.Name})
-			} else {
-				filters[0].networks = append(filters[0].networks, r.Prefix)
-			}
-		}
-		for _, of := range filters {
+		for _, of := range filtersOf(t) {
 			found, err := e.findRules(n, of, details{sentences: true})
 			if err != nil {
 				return err
@@ -270,6 +259,21 @@ func (e *env) put(n *loader.Namespace, tables ...policy.Table) error {
 		}
 	}
 	return err
+}
+
+// filtersOf returns filters for just the rules or pools of a table.
+func filtersOf(t policy.Table) (filters []filterRules) {
+	if t.IsPools() {
+		for _, p := range t.Rules {
+			filters = append(filters, filterRules{pools: true, pool: p.Label.Name})
+		}
+		return filters
+	}
+	of := filterRules{device: t.Device, direction: &t.Direction}
+	for _, r := range t.Rules {
+		of.networks = append(of.networks, r.Prefix)
+	}
+	return []filterRules{of}
 }
 
 // deleteNamed deletes the rules that have a name.

@@ -113,12 +113,13 @@ func (e *env) set(which filterRules, limit limitFlags) error {
 			if h != nil {
 				have, found := h.Set.Find(p)
 				rule.Label = limit.label(rule.Label, have.Label)
-				if found && have.Within != "" && !limit.given("within") {
+				switch {
+				case !found:
+				case have.Within != "" && !limit.given("within"):
 					return inputf("this rule draws from pool %s, and no flag says that it stays there; nothing was changed; add --within %s to keep it there, "+
 						"or --within none; or set the rate of the pool: %s",
 						plain.Line(string(have.Within)), plain.Word(string(have.Within)), e.suggest("pool set --rate RATE", string(have.Within)))
-				}
-				if found {
+				default:
 					for _, change := range limit.others(&have.Rule, &rule) {
 						if !slices.Contains(others, change) { // as with any, which sets two rules
 							others = append(others, change)

@@ -58,6 +58,12 @@ func (s *section) poolOn(name policy.Within, device string) policy.Within {
 	return name
 }
 
+// DeviceOfPool returns the device that a pool belongs to, if it belongs to any: its name begins with that of the device.
+func DeviceOfPool(name string) string {
+	device, _, _ := strings.Cut(name, " ")
+	return device
+}
+
 // OwnPools returns the pools that the file defines for one device, which have its name: that of the device, and those of
 // its directions. The error is for a device that several patterns match, or a name that a pool cannot have.
 func (f *File) OwnPools(d Device) (pools []policy.Rule, err error) {
@@ -85,7 +91,7 @@ func (f *File) named(pool string) *pool {
 	if p := f.pools[pool]; p != nil {
 		return p
 	}
-	device, _, _ := strings.Cut(pool, " ")
+	device := DeviceOfPool(pool)
 	if s, _ := f.section(device); s != nil {
 		for _, p := range s.own {
 			if string(s.poolOn(policy.Within(p.rule.Label.Name), device)) == pool {
@@ -188,7 +194,7 @@ func (m *merger) leaveOwn(exists map[string]bool) (own []policy.Rule, err error)
 		if live {
 			own = append(own, p)
 		}
-		device, _, _ := strings.Cut(name, " ")
+		device := DeviceOfPool(name)
 		if defined || exists[device] {
 			return defined
 		}

@@ -26,7 +26,7 @@ func (r *Reconciler) dropPools(n *loader.Namespace) error {
 	var gone []string
 	for _, p := range h.Set.Policy() {
 		name := p.Label.Name
-		if _, err := netinfo.DeviceByName(deviceOf(name)); errors.Is(err, netinfo.ErrNoDevice) && find(r.ownPools(name), p) != nil {
+		if _, err := netinfo.DeviceByName(policyfile.DeviceOfPool(name)); errors.Is(err, netinfo.ErrNoDevice) && find(r.ownPools(name), p) != nil {
 			gone = append(gone, name)
 		}
 	}
@@ -66,16 +66,10 @@ func (r *Reconciler) comparePools(n *loader.Namespace, pools policy.Table, from 
 	}
 }
 
-// deviceOf returns the device that a pool belongs to, if it belongs to any.
-func deviceOf(pool string) string {
-	device, _, _ := strings.Cut(pool, " ")
-	return device
-}
-
 // ownPools returns the pools that the policy defines for the device of a pool. For an error there are none: whoever
 // applies the policy to the device reports it.
 func (r *Reconciler) ownPools(pool string) []policy.Rule {
-	pools, _ := r.policy.OwnPools(policyfile.Device{Name: deviceOf(pool)})
+	pools, _ := r.policy.OwnPools(policyfile.Device{Name: policyfile.DeviceOfPool(pool)})
 	return pools
 }
 
@@ -160,7 +154,7 @@ func (r *Reconciler) waiting(tables []policy.Table) map[string][]policy.Table {
 				want = r.rules(t)
 			case t.IsPools():
 				if want = r.ownPools(name); find(want, have) != nil {
-					who = deviceOf(name)
+					who = policyfile.DeviceOfPool(name)
 				} else {
 					who, want = fmt.Sprintf("pool %q", name), r.policy.Pools().Rules
 				}
