@@ -198,6 +198,51 @@ func TestShowPools(t *testing.T) {
 	}
 }
 
+// What a pool above refuses is lost to the pool of its sender, and a pool says apart what it refused itself.
+func TestShowWhoLoses(t *testing.T) {
+	r := newRig(t)
+	r.ok("pool", "set", "ap", "--rate", "8kbit", "--capacity", "20000", "--share", "member")
+	for _, name := range []string{"flooder", "quiet"} {
+		r.ok("pool", "set", name, "--rate", "1gbit", "--within", "ap")
+	}
+	r.ok("pool", "set", "elsewhere", "--rate", "1gbit")
+	r.ok("set", "va", "egress", "10.0.0.7", "--within", "flooder")
+	r.ok("set", "va", "egress", "10.0.1.0/24", "--rate", "8kbit", "--burst", "2000b", "--within", "flooder")
+	r.ok("set", "va", "egress", "10.0.0.8", "--within", "quiet")
+	r.send("10.0.0.8", 3, 1000)
+	r.send("10.0.1.7", 10, 1000) // the rule itself passes two of them
+	r.send("10.0.0.7", 100, 1000)
+	dropped := func(args ...string) map[string][3]uint64 {
+		of := map[string][3]uint64{}
+		for _, row := range r.rows(args...) {
+			of[row.Name+row.CIDR] = [3]uint64{row.DroppedPackets, row.DroppedBytes, row.RefusedPackets}
+		}
+		return of
+	}
+	all := dropped("show", "--tree")
+	host := all["10.0.0.7/32"]
+	if host[0] < 80 || host[1] != 1000*host[0] || host[2] != 0 || all["10.0.1.0/24"] != [3]uint64{8, 8000, 0} {
+		t.Fatalf("the rules: %v", all)
+	}
+	want := map[string][3]uint64{
+		"ap": {host[0] + 8, host[1] + 8000, host[0]}, "flooder": {host[0] + 8, host[1] + 8000, 0}, "quiet": {}, "elsewhere": {},
+	}
+	for _, args := range [][]string{{"show", "--tree"}, {"show"}, {"show", "--tree", "10.0.0.8"}, {"pool", "show"}, {"pool", "show", "flooder"}} {
+		for name, of := range dropped(args...) {
+			if pool, isPool := want[name]; isPool && of != pool {
+				t.Errorf("%s: packets and bytes dropped, and packets refused by %s: %v, want %v", args, name, of, pool)
+			}
+		}
+	}
+	if got := r.ok("pool", "show", "flooder"); !strings.Contains(got, "% of packets; 0% refused by this pool\n") {
+		t.Errorf("pool show says\n%s", got)
+	}
+	rows := r.rows("show", "ap", "--interval", "20ms")
+	if rows[0].DroppedPercent != nil || rows[0].RefusedPercent != nil {
+		t.Errorf("without packets: %+v", rows[0])
+	}
+}
+
 // What passed is divided into what the guarantee covered and what was borrowed.
 func TestShowBorrowed(t *testing.T) {
 	r := newRig(t)

@@ -294,6 +294,14 @@ func (read details) rows(found []match) (report.Rules, error) {
 	if len(found) > 0 && (read.buckets || read.active) {
 		read.addBuckets(rules, found)
 	}
+	if i := slices.IndexFunc(found, func(m match) bool { return m.Pool }); i >= 0 {
+		losses := found[i].hook.Set.Losses()
+		for i, m := range found {
+			if m.Pool {
+				rules[i].Lost(losses[m.ID])
+			}
+		}
+	}
 	if read.active || read.tree {
 		addSharers(rules, found)
 	}

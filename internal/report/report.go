@@ -60,6 +60,8 @@ type Rule struct {
 	ExcessBytes       uint64  `json:"excess_bytes"`
 	DroppedPackets    uint64  `json:"dropped_packets"`
 	DroppedBytes      uint64  `json:"dropped_bytes"`
+	RefusedPackets    uint64  `json:"refused_packets"` // of a pool: those of the dropped ones that it refused itself
+	RefusedBytes      uint64  `json:"refused_bytes"`
 	DelayedPackets    uint64  `json:"delayed_packets"`
 	DelayedBytes      uint64  `json:"delayed_bytes"`
 	MarkedPackets     uint64  `json:"marked_packets"`
@@ -96,13 +98,16 @@ type Rule struct {
 	// DroppedPercent is dropped packets in percent of all that matched over the interval; null without one, and
 	// where none matched.
 	DroppedPercent *float64 `json:"dropped_percent"`
+	// RefusedPercent is the same for packets that a pool itself refused; null for a rule.
+	RefusedPercent *float64 `json:"refused_percent"`
 	// ExcessPercent is the same for excess and delayed packets together.
 	ExcessPercent *float64 `json:"excess_percent"`
 	// Decides says whether the rule decides about the address that was searched for; null for other searches.
 	Decides *bool `json:"decides"`
 
-	prefix netip.Prefix
-	scope  string // who has the rate; "" for all together
+	prefix  netip.Prefix
+	scope   string // who has the rate; "" for all together
+	matched uint64 // packets of the rules within a pool
 }
 
 // A Bucket is a bucket of a rule that is not empty.
@@ -133,6 +138,7 @@ func NewRule(device string, d policy.Direction, match policy.Match, r policy.Rul
 		ExemptPackets: c.ExemptPackets, SpilledPackets: c.SpilledPackets, SKBs: c.SKBs(),
 	}
 	if r.Pool {
+		out.RefusedPackets, out.RefusedBytes, out.DroppedPackets, out.DroppedBytes = c.DroppedPackets, c.DroppedBytes, 0, 0
 		out.Kind, out.Device, out.Direction, out.CIDR, out.Match, out.prefix = KindPool, "", "", "", "", netip.Prefix{}
 	}
 	return out
@@ -164,6 +170,19 @@ func (r *Rule) Guaranteed(c maps.Counters) {
 	r.BorrowedBytes = r.PassedBytes - min(r.PassedBytes, c.PassedBytes)
 }
 
+// Lost says what became of the packets of a pool in all the rules within it.
+func (r *Rule) Lost(l maps.Loss) {
+	r.matched, r.DroppedPackets, r.DroppedBytes = l.MatchedPackets, l.DroppedPackets, l.DroppedBytes
+}
+
+// offered is the packets of a rule, or of the rules within a pool.
+func (r *Rule) offered() uint64 {
+	if r.IsPool() {
+		return r.matched
+	}
+	return r.PassedPackets + r.DroppedPackets
+}
+
 // scope is who has a bucket of a rule that more than one key may have; else "".
 func scope(r policy.Rule) string {
 	each := r.Each.Canonical(r.Prefix)
@@ -187,7 +206,18 @@ func (r *Rule) dropped() *float64 {
 	if r.IntervalNS != nil {
 		return r.DroppedPercent
 	}
-	return partOf(r.DroppedPackets, r.PassedPackets+r.DroppedPackets)
+	return partOf(r.DroppedPackets, r.offered())
+}
+
+// refused is the same for packets that a pool itself refused; nil for a rule.
+func (r *Rule) refused() *float64 {
+	switch {
+	case !r.IsPool():
+		return nil
+	case r.IntervalNS != nil:
+		return r.RefusedPercent
+	}
+	return partOf(r.RefusedPackets, r.offered())
 }
 
 // excess is the same for packets that were excess or delayed.
@@ -195,24 +225,26 @@ func (r *Rule) excess() *float64 {
 	if r.IntervalNS != nil {
 		return r.ExcessPercent
 	}
-	return partOf(r.ExcessPackets+r.DelayedPackets, r.PassedPackets+r.DroppedPackets)
+	return partOf(r.ExcessPackets+r.DelayedPackets, r.offered())
 }
 
 // A Sample is the counters of a rule at one time.
-type Sample struct{ passedBytes, passedPackets, droppedPackets, excessPackets, borrowedBytes uint64 }
+type Sample struct {
+	passedBytes, borrowedBytes        uint64
+	offered, dropped, refused, excess uint64 // packets
+}
 
 // Sample is the rule's counters.
 func (r *Rule) Sample() Sample {
-	return Sample{r.PassedBytes, r.PassedPackets, r.DroppedPackets, r.ExcessPackets + r.DelayedPackets, r.BorrowedBytes}
+	return Sample{r.PassedBytes, r.BorrowedBytes, r.offered(), r.DroppedPackets, r.RefusedPackets, r.ExcessPackets + r.DelayedPackets}
 }
 
 // Since measures what the rule did since a sample was taken, which is ns ago. Nothing is
-// known where it was set anew since.
+// known where it, or a rule within the pool, was set anew since.
 func (r *Rule) Since(s Sample, ns uint64) {
-	r.IntervalNS, r.DroppedPercent, r.ExcessPercent = &ns, nil, nil
+	r.IntervalNS, r.DroppedPercent, r.RefusedPercent, r.ExcessPercent = &ns, nil, nil, nil
 	now := r.Sample()
-	if now.passedBytes < s.passedBytes || now.passedPackets < s.passedPackets || now.droppedPackets < s.droppedPackets ||
-		now.excessPackets < s.excessPackets {
+	if now.passedBytes < s.passedBytes || now.offered < s.offered || now.dropped < s.dropped || now.refused < s.refused || now.excess < s.excess {
 		return
 	}
 	perSecond := func(bytes uint64) *uint64 {
@@ -225,9 +257,11 @@ func (r *Rule) Since(s Sample, ns uint64) {
 		p := percentOf(*r.UseBits, *r.RateBits)
 		r.UsePercent = &p
 	}
-	dropped := now.droppedPackets - s.droppedPackets
-	all := now.passedPackets - s.passedPackets + dropped
-	r.DroppedPercent, r.ExcessPercent = partOf(dropped, all), partOf(now.excessPackets-s.excessPackets, all)
+	all := now.offered - s.offered
+	r.DroppedPercent, r.ExcessPercent = partOf(now.dropped-s.dropped, all), partOf(now.excess-s.excess, all)
+	if r.IsPool() {
+		r.RefusedPercent = partOf(now.refused-s.refused, all)
+	}
 }
 
 // limit is the rate and the capacity of a rule, nil for an unlimited one.
@@ -316,10 +350,17 @@ func (r Rule) Detail(w io.Writer) error {
 	}
 	dropped := traffic(r.DroppedPackets, r.DroppedBytes)
 	if dropped != "" {
-		dropped += ", " + percentText(percentOf(r.DroppedPackets, r.PassedPackets+r.DroppedPackets)) + " of packets"
+		dropped += ", " + percentText(percentOf(r.DroppedPackets, r.offered())) + " of packets"
+	}
+	refused := r.DroppedPackets
+	if r.IsPool() {
+		refused = r.RefusedPackets
+		if dropped != "" {
+			dropped += "; " + percentText(percentOf(refused, r.offered())) + " refused by this pool"
+		}
 	}
 	excess := ""
-	if r.ExcessPackets != r.DroppedPackets {
+	if r.ExcessPackets != refused {
 		excess = traffic(r.ExcessPackets, r.ExcessBytes)
 	}
 	packets := func(n uint64) string {

@@ -324,6 +324,7 @@ func (t Table) columns(rows []row) []column {
 		figure("PASSED", t.Wide || !measured, func(r *row) string { return bytesText(r.PassedBytes) }),
 		figure("BORROWED", pools || t.Wide, (*row).borrowed),
 		figure("DROPPED", true, func(r *row) string { return optional(r.dropped(), percentText) }),
+		figure("REFUSED", true, func(r *row) string { return optional(r.refused(), percentText) }),
 		figure("SHARERS", true, func(r *row) string { return optional(r.ActiveSharers, countText) }),
 		figure("EXCESS", t.Excess && !t.Wide, func(r *row) string { return optional(r.excess(), percentText) }))
 	if t.Wide {
@@ -353,7 +354,7 @@ func (t Table) columns(rows []row) []column {
 }
 
 // dropped are the columns of a table that are left out where the screen is narrow, the last one first.
-var dropped = []string{"DEVICE", "WITHIN", "OF RATE", "GUARANTEE", "BORROWED", "SHARERS", "PLAN"}
+var dropped = []string{"DEVICE", "WITHIN", "REFUSED", "OF RATE", "GUARANTEE", "BORROWED", "SHARERS", "PLAN"}
 
 // namesSayMore reports whether rules can be told apart without their devices.
 func namesSayMore(rows []row) bool {

@@ -69,13 +69,13 @@ func TestTable(t *testing.T) {
 	pending.Confirm = "'shapectl confirm'"
 	pending.RevertsInNS = &left
 	measured := passed(shown("eth0", out, "10.0.0.0/24", 10e6, nil), 2000, 2_000_000, 500)
-	measured.Since(Sample{0, 1000, 0, 0, 0}, 2e9)
+	measured.Since(Sample{offered: 1000}, 2e9)
 	perHost := passed(shown("eth0", out, "10.0.1.0/24", 10e6, eachHost), 2000, 2_000_000, 0)
-	perHost.Since(Sample{2_000_000, 2000, 0, 0, 0}, 2e9)
+	perHost.Since(Sample{passedBytes: 2_000_000, offered: 2000}, 2e9)
 	marking := passed(shown("eth0", out, "10.0.3.0/24", 10e6, nil), 90, 100_000, 10)
 	marking.ExcessPackets, marking.DelayedPackets = 30, 10
 	fresh := shown("eth0", out, "10.0.2.0/24", 10e6, nil)
-	fresh.Since(Sample{1, 1, 1, 0, 0}, 2e9)
+	fresh.Since(Sample{passedBytes: 1, offered: 2, dropped: 1}, 2e9)
 	for name, test := range map[string]struct {
 		table Table
 		want  string
@@ -224,12 +224,12 @@ func TestFigures(t *testing.T) {
 func TestSince(t *testing.T) {
 	r := passed(shown("eth0", policy.Egress, "10.0.0.0/24", 8e6, nil), 100, 1_000_000, 25)
 	r.ExcessPackets, r.DelayedPackets = 35, 20
-	r.Since(Sample{500_000, 25, 0, 5, 0}, 1e9)
+	r.Since(Sample{passedBytes: 500_000, offered: 25, excess: 5}, 1e9)
 	if *r.UseBits != 4e6 || *r.UsePercent != 50 || *r.DroppedPercent != 25 || *r.ExcessPercent != 50 || *r.IntervalNS != 1e9 {
 		t.Errorf("%d bit/s, %v %%, dropped %v %%, excess %v %%", *r.UseBits, *r.UsePercent, *r.DroppedPercent, *r.ExcessPercent)
 	}
 	r.UseBits, r.UsePercent = nil, nil
-	if r.Since(Sample{1_000_001, 0, 0, 0, 0}, 1e9); r.UseBits != nil || r.UsePercent != nil || r.DroppedPercent != nil || r.ExcessPercent != nil {
+	if r.Since(Sample{passedBytes: 1_000_001}, 1e9); r.UseBits != nil || r.UsePercent != nil || r.DroppedPercent != nil || r.ExcessPercent != nil {
 		t.Errorf("after it was set anew: %+v", r)
 	}
 }
@@ -238,7 +238,7 @@ func TestDetail(t *testing.T) {
 	busy := passed(shown("eth0", policy.Egress, "10.0.0.0/24", 10e6, nil), 1_234_567, 1_234_567_890, 12_345)
 	busy.ExcessPackets, busy.ExcessBytes, busy.LevelBytes, busy.MarkedPackets = 20_000, 20e6, 37_500, 7
 	busy.Name, busy.Plan, busy.Note = "alice", "gold", "moved in 2024\n"
-	busy.Since(Sample{1_200_000_000, 1_234_500, 12_345, 0, 0}, 1e9)
+	busy.Since(Sample{passedBytes: 1_200_000_000, offered: 1_234_500 + 12_345, dropped: 12_345}, 1e9)
 	host := shown("eth0", policy.Egress, "10.0.0.0/24", 10e6, eachHost)
 	host.ActiveBuckets, host.LevelBytes, host.SpilledPackets = new(uint64), 1000, 1
 	host.Attached, host.State = new(bool), "detached"

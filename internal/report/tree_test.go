@@ -15,6 +15,7 @@ func shownPool(name string, within policy.Within, guarantee policy.Guarantee, pa
 	r := policy.Rule{Pool: true, Prefix: policy.PoolKey(name), Rate: 1e8, Within: within, Guarantee: guarantee, Label: policy.Label{Name: name}}
 	out := NewRule("", 0, 0, r, maps.Counters{PassedPackets: passedBytes / 1000, PassedBytes: passedBytes, DroppedPackets: 1}, 0)
 	out.Guaranteed(maps.Counters{PassedBytes: guaranteedBytes})
+	out.Lost(maps.Loss{MatchedPackets: passedBytes/1000 + 4, DroppedPackets: 4, DroppedBytes: 4000})
 	out.Attached, out.State = new(true), "attached"
 	return out
 }
@@ -41,10 +42,10 @@ func TestPoolTable(t *testing.T) {
 	pools, rules := all.Split()
 	table := Table{Pools: pools, Rules: rules, OfPools: len(pools), Of: len(rules), Width: 80}
 	same(t, "a table", text(t, table.Text), `
-POOL    WITHIN     RATE  GUARANTEE   PASSED  BORROWED  DROPPED
-ap-1    uplink  100mbit     20mbit  1.00 MB    400 kB     0.1%
-ap-10   uplink  100mbit                   0               100%
-uplink          100mbit             3.00 GB                 0%
+POOL    WITHIN     RATE  GUARANTEE   PASSED  BORROWED  DROPPED  REFUSED
+ap-1    uplink  100mbit     20mbit  1.00 MB    400 kB     0.4%     0.1%
+ap-10   uplink  100mbit                   0               100%      25%
+uplink          100mbit             3.00 GB                 0%       0%
 
 NAME   DEVICE        NETWORK          WITHIN     RATE
        eth0 egress   10.0.0.9                   1mbit
@@ -54,8 +55,8 @@ alice  eth0 egress   10.0.0.7         ap-1     20mbit
 `)
 	table = Table{Pools: pools[:1], OfPools: len(pools), Width: 80}
 	same(t, "one pool", text(t, table.Text), `
-POOL  WITHIN     RATE  GUARANTEE   PASSED  BORROWED  DROPPED
-ap-1  uplink  100mbit     20mbit  1.00 MB    400 kB     0.1%
+POOL  WITHIN     RATE  GUARANTEE   PASSED  BORROWED  DROPPED  REFUSED
+ap-1  uplink  100mbit     20mbit  1.00 MB    400 kB     0.4%     0.1%
 1 of 3 pools
 `)
 }
@@ -64,14 +65,14 @@ ap-1  uplink  100mbit     20mbit  1.00 MB    400 kB     0.1%
 func TestTree(t *testing.T) {
 	all := pooled()
 	all.Sort("device", false)
-	tree := func(w io.Writer) error { return all.Tree(w, len(all), 80) }
+	tree := func(w io.Writer) error { return all.Tree(w, len(all), 90) }
 	same(t, "a tree", text(t, tree), `
-POOL OR RULE                        RATE  GUARANTEE   PASSED  BORROWED  DROPPED
-uplink                           100mbit             3.00 GB                 0%
-  ap-1                           100mbit     20mbit  1.00 MB    400 kB     0.1%
+POOL OR RULE                        RATE  GUARANTEE   PASSED  BORROWED  DROPPED  REFUSED
+uplink                           100mbit             3.00 GB                 0%       0%
+  ap-1                           100mbit     20mbit  1.00 MB    400 kB     0.4%     0.1%
     alice eth0 egress 10.0.0.7    20mbit                   0
     eth0 egress 2001:db8:7::/48  as pool                   0
-  ap-10                          100mbit                   0               100%
+  ap-10                          100mbit                   0               100%      25%
   eth0 ingress 10.0.0.7            1mbit                   0
 1 rule in no pool
 `)
@@ -80,10 +81,10 @@ uplink                           100mbit             3.00 GB                 0%
 	}
 	all, _ = all.Split()
 	same(t, "pools, measured", text(t, tree), `
-POOL OR RULE     RATE  GUARANTEE       USE  OF RATE  BORROWED  DROPPED
-uplink        100mbit             3.00gbit    3000%                 0%
-  ap-1        100mbit     20mbit  1.00mbit     1.0%   400kbit     0.1%
-  ap-10       100mbit                    0       0%               100%
+POOL OR RULE     RATE  GUARANTEE       USE  OF RATE  BORROWED  DROPPED  REFUSED
+uplink        100mbit             3.00gbit    3000%                 0%       0%
+  ap-1        100mbit     20mbit  1.00mbit     1.0%   400kbit     0.4%     0.1%
+  ap-10       100mbit                    0       0%               100%      25%
 `)
 }
 
@@ -148,10 +149,10 @@ func TestTreeTop(t *testing.T) {
 	}
 	all.Sort("passed", false)
 	top := all.KeepTop(1)
-	same(t, "a tree", text(t, func(w io.Writer) error { return top.Tree(w, len(all), 80) }), `
-POOL OR RULE                        RATE  GUARANTEE   PASSED  BORROWED  DROPPED
-uplink                           100mbit             4.00 kB                 0%
-  ap-1                           100mbit     20mbit  6.00 kB    400 kB     0.1%
+	same(t, "a tree", text(t, func(w io.Writer) error { return top.Tree(w, len(all), 90) }), `
+POOL OR RULE                        RATE  GUARANTEE   PASSED  BORROWED  DROPPED  REFUSED
+uplink                           100mbit             4.00 kB                 0%       0%
+  ap-1                           100mbit     20mbit  6.00 kB    400 kB     0.4%     0.1%
     eth0 egress 2001:db8:7::/48  as pool             2.00 kB
   eth0 ingress 10.0.0.7            1mbit             3.00 kB
 5 of 7 pools and rules

@@ -3,6 +3,7 @@ package maps
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -39,6 +40,35 @@ func (s *Set) checkWithin(r policy.Rule) error {
 		return fmt.Errorf("%w: %q", ErrNoPool, r.Within)
 	}
 	return nil
+}
+
+// A Loss is what was dropped of the packets of a pool, by whatever rule or pool.
+type Loss struct{ MatchedPackets, DroppedPackets, DroppedBytes uint64 }
+
+// Losses are the sums over all rules within each pool, also over those in pools within it, by the pool's id.
+func (s *Store) Losses() map[uint32]Loss {
+	var ids []uint32
+	for f := range s.everyPrefix(nil) {
+		ids = append(ids, f.id)
+	}
+	slices.Sort(ids) // as for byID
+	losses, now := map[uint32]Loss{}, s.phase()
+	for _, id := range ids {
+		v := s.versionIn(id, now)
+		if !present(v) || v.Flags&rulePool != 0 || v.Flags&ruleWithin == 0 {
+			continue
+		}
+		c := s.Counters(id)
+		for depth := 0; v.Flags&ruleWithin != 0 && depth < policy.MaxDepth; depth++ {
+			sum := losses[v.Within]
+			sum.MatchedPackets += c.PassedPackets + c.DroppedPackets
+			sum.DroppedPackets += c.DroppedPackets
+			sum.DroppedBytes += c.DroppedBytes
+			losses[v.Within] = sum
+			v = s.versionIn(v.Within, now)
+		}
+	}
+	return losses
 }
 
 // poolName is the name of a pool, which its label holds.
