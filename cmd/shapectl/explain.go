@@ -26,7 +26,8 @@ exact name of rules; explain then takes an address from each of their networks.
 
 First comes the answer: which rule or pool decides, what happens to the packets now, which pool is full, and who
 borrows. Then, for each device on the path: the rule, its bucket, what it dropped so far, the pools above it with
-their levels and shares, and the programs that run there. What repeats is said once; -j says all.
+their levels and shares, and the programs that run there. What repeats is said once; -j says all. Where there are pools,
+explain counts packets for 0.2 s, and names the rule or pool that limited them meanwhile.
 
 explain finds the devices from the routes, also below a bridge, a VLAN or a veth pair. With DEV, it looks at that
 device alone, and so it does for a rule with NAME whose device is not on the routes. Without a route, as on a bridge,

@@ -193,7 +193,9 @@ func poolShowCommand(e *env) *cobra.Command {
 		Long: `Show all pools, or one in full. 'shapectl show NAME' also shows what is within a pool.
 
 PASSED and BORROWED count since a pool was set, or with --interval over that time. BORROWED is what passed beyond
-the pool's guarantee. DROPPED counts packets that the pool itself refused.`,
+the pool's guarantee. DROPPED is what the packets of all rules now within the pool lost, whoever dropped them: also
+their rules, and pools below and above. REFUSED is what the pool dropped itself. Both are shares of all packets of
+these rules, since these were set.`,
 		Example: `  shapectl pool show
   shapectl pool show uplink --interval 1s`,
 		Args:              args(0, 1),

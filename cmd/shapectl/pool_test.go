@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -411,11 +412,49 @@ func TestAskPools(t *testing.T) {
 		t.Errorf("it would conform in %d ns", a.WaitNS)
 	}
 	ap, uplink := a.Pools[0], a.Pools[1]
-	if ap.Name != "ap-1" || ap.Within != "uplink" || ap.Conforms || ap.LevelBytes < 3900 || ap.CapacityBytes != 4000 || ap.PassedPackets != 4 || ap.DroppedPackets != 0 {
+	if ap.Name != "ap-1" || ap.Within != "uplink" || ap.Conforms || ap.LevelBytes < 3900 || ap.CapacityBytes != 4000 || ap.PassedPackets != 4 || ap.RefusedPackets != 0 {
 		t.Errorf("the pool: %+v", ap)
 	}
 	if uplink.Name != "uplink" || !uplink.Conforms || uplink.Share != "member" || uplink.Sharer != "ap-1" || uplink.WithinShare == nil || !*uplink.WithinShare {
 		t.Errorf("the pool above: %+v", uplink)
+	}
+}
+
+// explain watches packets for a while, and finds the pool that refuses them.
+func TestExplainWatches(t *testing.T) {
+	r := newRig(t)
+	r.ok("pool", "set", "ap", "--rate", "10gbit", "--share", "member")
+	r.ok("pool", "set", "home", "--rate", "8kbit", "--capacity", "2000", "--within", "ap")
+	r.ok("set", "va", "egress", "10.0.0.7", "--within", "home")
+	sender := testenv.NewSender(t, "va")
+	frame := testenv.Frame(netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("10.0.0.7"), 1000)
+	stop, stopped := make(chan bool), make(chan error)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				close(stopped)
+				return
+			default:
+				if err := sender.Send(frame); err != nil {
+					stopped <- err
+					return
+				}
+			}
+		}
+	}()
+	var paths []report.Path
+	testenv.Must(t, json.Unmarshal([]byte(r.ok("explain", "va", "egress", "10.0.0.7", "-j")), &paths))
+	text := bare(r.ok("explain", "va", "egress", "10.0.0.7"))
+	close(stop)
+	testenv.Must(t, <-stopped)
+	hook := paths[0].Hooks[0]
+	if hook.LimitedBy == nil || *hook.LimitedBy != "home" || hook.RecentDrops == 0 || hook.RecentDrops > hook.RecentPackets || hook.WatchedNS < 2e8 ||
+		hook.Pools[0].RecentRefusals == 0 || hook.Pools[1].RecentRefusals != 0 {
+		t.Errorf("%+v", hook.Passage)
+	}
+	if !strings.Contains(text, "matches, and pool home decides; in the last ") || !strings.Contains(text, "were dropped; pool home is full") {
+		t.Errorf("it says %s", text)
 	}
 }
 

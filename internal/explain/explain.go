@@ -52,6 +52,7 @@ func Explain(n *loader.Namespace, questions ...Question) (paths report.Paths, un
 		defer loader.CloseHooks(hooks)
 	}
 	told := map[string]bool{} // the ends of packets whose path is explained
+	var all []Facts
 	for _, q := range questions {
 		facts, err := q.gather(n, hooks)
 		if err != nil {
@@ -64,8 +65,12 @@ func Explain(n *loader.Namespace, questions ...Question) (paths report.Paths, un
 			}
 			told[ends] = told[ends] || f.Routed
 			f.Netns = q.Netns
-			paths = append(paths, Judge(f))
+			all = append(all, f)
 		}
+	}
+	watch(n, all)
+	for _, f := range all {
+		paths = append(paths, Judge(f))
 	}
 	return paths, unread
 }

@@ -463,6 +463,62 @@ func TestFullPool(t *testing.T) {
 	}
 }
 
+// What limits packets is told by what passed and was refused while they were counted, and not by the levels of one moment.
+func TestLimiter(t *testing.T) {
+	const rule = "10.0.0.0/24"
+	lately := func(of *Level, percent, refused uint64) {
+		of.Lately = maps.Counters{PassedPackets: 1, PassedBytes: 15_625_000 / 8 / 100 * percent, ExcessPackets: refused, DroppedPackets: refused}
+	}
+	for _, test := range []struct {
+		name    string
+		change  func(s *Stages, rule, a, b *Level)
+		limiter string
+		full    string // pools
+	}{
+		{"nothing", func(*Stages, *Level, *Level, *Level) {}, "", ""},
+		{"little", func(_ *Stages, rule, a, b *Level) { lately(rule, 10, 0); lately(a, 20, 0); lately(b, 30, 0) }, "", ""},
+		{"a subscriber's own pool, below a busy one", func(s *Stages, rule, a, b *Level) {
+			rule.Rate = policy.Unlimited
+			lately(rule, 98, 5)
+			lately(a, 98, 5)
+			lately(b, 100, 3)
+			s.fill(2, 0)
+		}, "a", "ab"},
+		{"the rule itself", func(_ *Stages, rule, a, b *Level) { lately(rule, 95, 9); lately(a, 96, 0); lately(b, 99, 2) }, rule, ""},
+		{"the rule, which has a bucket for each host", func(_ *Stages, rule, a, b *Level) {
+			rule.Each.Kind = policy.EachHost
+			lately(rule, 195, 9)
+			lately(a, 20, 2)
+		}, rule, ""},
+		{"a pool above, which leaves the one below less than its rate", func(_ *Stages, rule, a, b *Level) {
+			lately(rule, 40, 7)
+			lately(a, 50, 7)
+			lately(b, 100, 0)
+		}, "b", "b"},
+		{"a pool without a burst for what comes", func(_ *Stages, rule, a, b *Level) { lately(rule, 40, 7); lately(a, 50, 7) }, "a", "a"},
+		{"one flow that loses packets seldom", func(s *Stages, _, a, _ *Level) { s.fill(1, 10); lately(a, 97, 0) }, "a", "a"},
+		{"a burst", func(_ *Stages, _, a, _ *Level) { lately(a, 120, 0) }, "", ""},
+		{"nothing lately, but it is full", func(s *Stages, _, _, _ *Level) { s.fill(2, 0) }, "", "b"},
+	} {
+		s := pooled()
+		s.Watched = 1e9
+		test.change(&s, &s.Levels[0], &s.Levels[1], &s.Levels[2])
+		v := s.Judge(10)
+		limiter, full := "", ""
+		if v.LimitedBy != nil {
+			limiter = *v.LimitedBy
+		}
+		for _, pool := range v.Pools {
+			if pool.Full {
+				full += pool.Name
+			}
+		}
+		if limiter != test.limiter || full != test.full {
+			t.Errorf("%s: %q limits, and %q is full; want %q and %q", test.name, limiter, full, test.limiter, test.full)
+		}
+	}
+}
+
 func TestJudgeStages(t *testing.T) {
 	const byteNS = 512
 	const rule, beyond = "10.0.0.0/24", " beyond a share"

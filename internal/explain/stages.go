@@ -3,9 +3,11 @@ package explain
 import (
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/shapectl/shapectl/internal/model"
 	"github.com/shapectl/shapectl/internal/report"
+	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -15,14 +17,17 @@ type Stages struct {
 	Levels []Level
 	Model  []model.Stage // of Levels
 	Now    uint64        // ns
+	// Watched is for how many ns after Now packets were counted; 0 if they were not.
+	Watched uint64
 }
 
 // A Level is a rule or pool among Stages.
 type Level struct {
 	maps.Entry
 	Counters maps.Counters
-	Sharer   string // of the packets; "" without shares, and where it is not known
-	Active   *int   // how many sharers share now; nil if that is not known
+	Lately   maps.Counters // of these, what was counted while Stages were watched
+	Sharer   string        // of the packets; "" without shares, and where it is not known
+	Active   *int          // how many sharers share now; nil if that is not known
 }
 
 // StagesFor are the stages of a rule for packets of a flow. Of packets whose flow was not given, only the far address of
@@ -61,6 +66,67 @@ func (s Stages) count(set *maps.Set) {
 			l.Active = new(active[l.ID])
 		}
 	}
+}
+
+// watch counts packets for a while: a level changes with each packet, and that of one moment misleads.
+func watch(n *loader.Namespace, facts []Facts) {
+	var all []*Stages
+	for i := range facts {
+		for j := range facts[i].Stops {
+			if r := facts[i].Stops[j].Rule; r != nil && len(r.Stages.Levels) > 1 {
+				all = append(all, &r.Stages)
+			}
+		}
+	}
+	if all == nil {
+		return
+	}
+	time.Sleep(watched)
+	pools := n.Pools()
+	defer pools.Close()
+	for _, s := range all {
+		s.Watched = maps.Now() - s.Now
+		for i := range s.Levels {
+			l := &s.Levels[i]
+			l.Lately = pools.Set.Counters(l.ID).Since(l.Counters)
+		}
+	}
+}
+
+const watched = 200 * time.Millisecond
+
+// excess is how many packets a level refused, marked or delayed lately. The rule also counts those that pools refused.
+func (s Stages) excess(level int) uint64 {
+	of := func(c maps.Counters) uint64 { return c.ExcessPackets + c.DelayedPackets }
+	excess := of(s.Levels[level].Lately)
+	for i := 1; level == 0 && i < len(s.Levels); i++ {
+		excess -= min(excess, of(s.Levels[i].Lately))
+	}
+	return excess
+}
+
+// limiter is the level that limits the packets by what was counted lately: the lowest one that passes its rate, else the
+// lowest one that refuses packets, as one with fair shares does if a pool above is full; model.NoStage if that is not known.
+func (s Stages) limiter() int {
+	refusing := model.NoStage
+	for i := range slices.Backward(s.Levels) {
+		if s.excess(i) > 0 {
+			refusing = i
+		}
+	}
+	for i := range s.Levels {
+		l := &s.Levels[i]
+		together := l.Pool || l.Each.Kind == policy.EachAll
+		if l.Rate != policy.Unlimited && together && (refusing != model.NoStage || l.isFull(&s.Model[i])) && 10*s.use(i) >= 9*uint64(l.Rate) {
+			return i
+		}
+	}
+	return refusing
+}
+
+// use is the rate of the packets that a level passed lately.
+func (s Stages) use(level int) uint64 {
+	return uint64(float64(s.Levels[level].Lately.PassedBytes) * 8e9 / float64(max(s.Watched, 1)))
 }
 
 // NeedsFlow is the first level whose fair shares depend on a flow that was not given; nil if there is none.
@@ -119,6 +185,14 @@ func (s Stages) Judge(bytes uint64) (v Verdict) {
 	}
 	v.Borrowed = len(v.BorrowedBy) > 0 && !v.Guaranteed
 	v.Sharing, v.Pools = s.sharing(0, tests), s.pools(bytes, tests)
+	if v.WatchedNS = s.Watched; s.Watched == 0 {
+		return v
+	}
+	if i := s.limiter(); i != model.NoStage {
+		v.LimitedBy = new(s.Levels[i].Name())
+	}
+	rule := s.Levels[0].Lately
+	v.RecentPackets, v.RecentDrops = rule.PassedPackets+rule.DroppedPackets, rule.DroppedPackets
 	return v
 }
 
@@ -133,13 +207,17 @@ func (l *Level) isFull(m *model.Stage) bool {
 
 // pools are the levels of the pools, given how each stage judges a packet.
 func (s Stages) pools(bytes uint64, tests []model.Test) []report.PoolLevel {
-	pools := []report.PoolLevel{}
+	pools, limiter := []report.PoolLevel{}, s.limiter()
 	for i := 1; i < len(s.Levels); i++ {
 		l, m := &s.Levels[i], &s.Model[i]
 		pool := report.NewPoolLevel(l.Rule, m.State.Level)
-		pool.Full, pool.WaitNS = !tests[i].Conforms || l.isFull(m), m.Wait(m.State.Level, bytes)
+		idle := l.Lately.PassedPackets == 0
+		pool.Full, pool.WaitNS = !tests[i].Conforms || i == limiter || idle && l.isFull(m), m.Wait(m.State.Level, bytes)
 		pool.Conforms, pool.Guarantees, pool.Sharing = tests[i].Conforms, tests[i].Guarantees, s.sharing(i, tests)
-		pool.PassedPackets, pool.DroppedPackets = l.Counters.PassedPackets, l.Counters.DroppedPackets
+		pool.PassedPackets, pool.RefusedPackets = l.Counters.PassedPackets, l.Counters.DroppedPackets
+		if s.Watched > 0 {
+			pool.UseBits, pool.RecentRefusals = new(s.use(i)), l.Lately.DroppedPackets
+		}
 		pools = append(pools, pool)
 	}
 	return pools

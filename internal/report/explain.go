@@ -275,7 +275,7 @@ func (p *Stop) answer() string {
 	}
 	says := *p.Rule + " decides; " + p.fate()
 	switch i := p.decider(); {
-	case p.RefusedBy != nil && i >= 0:
+	case i >= 0 && (p.RefusedBy != nil || p.RecentDrops > 0):
 		says = *p.Rule + " matches, and pool " + p.Pools[i].Name + " decides; " + p.fate()
 	case p.Bucket == nil && len(p.Pools) > 0:
 		says = *p.Rule + " matches; " + p.fate()
@@ -318,6 +318,8 @@ func (p *Stop) limiters() (text string) {
 func (p *Stop) fate() string {
 	b := p.Bucket
 	switch {
+	case p.RecentPackets > 0 && p.Verdict != "lost":
+		return p.lately()
 	case p.Verdict == "unknown":
 		return "whether they pass depends on the flow"
 	case p.Verdict == "lost":
@@ -342,6 +344,16 @@ func (p *Stop) fate() string {
 		return "they are excess, and pass"
 	}
 	return "they pass now"
+}
+
+// lately is what happened to the packets of the rule while they were counted.
+func (p *Stop) lately() string {
+	packets := plain.Count(p.RecentPackets, "packet")
+	what := packets + " passed, and none was dropped"
+	if p.RecentDrops > 0 {
+		what = percentText(percentOf(p.RecentDrops, p.RecentPackets)) + " of " + packets + " were dropped"
+	}
+	return fmt.Sprintf("in the last %.1f s, %s", float64(p.WatchedNS)/1e9, what)
 }
 
 // text says why. Pools that were told of are only named.

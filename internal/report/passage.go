@@ -24,6 +24,12 @@ type Passage struct {
 	GuaranteedBy *string `json:"guaranteed_by"`
 	Sharing
 	Pools []PoolLevel `json:"pools"` // above the rule, the lowest first
+	// WatchedNS is for how long packets were counted before the answer; 0 if they were not.
+	WatchedNS uint64 `json:"watched_ns"`
+	// LimitedBy is the level that limited the packets meanwhile; null if none did.
+	LimitedBy     *string `json:"limited_by"`
+	RecentPackets uint64  `json:"recent_packets"` // of the rule meanwhile
+	RecentDrops   uint64  `json:"recent_drops"`   // the dropped ones among them
 }
 
 // Values of RefusedReason.
@@ -56,9 +62,12 @@ type PoolLevel struct {
 	WaitNS     uint64 `json:"wait_ns"`    // until it has, if no others come
 	Guarantees bool   `json:"guarantees"` // the packet conforms to the pool's guarantee
 	Sharing
-	// What became of the packets within the pool since it was set; the dropped ones are those that it refused.
+	// What the pool passed and refused since it was set.
 	PassedPackets  uint64 `json:"passed_packets"`
-	DroppedPackets uint64 `json:"dropped_packets"`
+	RefusedPackets uint64 `json:"refused_packets"`
+	// What it passed and refused while packets were counted; null and 0 if they were not.
+	UseBits        *uint64 `json:"use_bits_per_second"`
+	RecentRefusals uint64  `json:"recent_refusals"`
 }
 
 // NewPoolLevel is a pool with a level in units.
@@ -109,6 +118,9 @@ func (p *Passage) excess() string {
 // decider is the number of the pool that decides about the packet, or that would if more came; -1 for none. A pool
 // whose fair shares refuse the packet may have room itself: then a pool above is full, and leaves it less than its rate.
 func (p *Passage) decider() int {
+	if p.LimitedBy != nil {
+		return p.pool(p.LimitedBy)
+	}
 	refuses := p.pool(p.RefusedBy)
 	for i := max(refuses, 0); i < len(p.Pools) && p.RefusedReason != Capacity; i++ {
 		if p.Pools[i].Full {
@@ -130,7 +142,7 @@ func (p *Passage) full() string {
 		text += ": " + policy.Rate(pool.RateBits).String() + " for " + sharers
 	}
 	switch {
-	case p.RefusedBy != nil:
+	case p.RefusedBy != nil, p.RecentDrops > 0:
 	case p.Guaranteed && p.pool(p.GuaranteedBy) < i:
 		text += ", but guaranteed packets pass"
 	case pool.Sharer != "":
@@ -194,6 +206,8 @@ func (p *Stop) unheld() bool { return p.HeldBack != nil && !*p.HeldBack }
 func (p *Stop) throughPools(s *strings.Builder) {
 	text := p.packet()
 	switch {
+	case p.RecentPackets > 0: // the answer says what happens to them
+		return
 	case p.RefusedBy != nil:
 		fact(s, "now", text+" is "+p.excess()+": "+excessBecomes[p.Verdict])
 		fact(s, "later", "conforms in "+about(p.WaitNS)+", if no others come")
@@ -256,14 +270,19 @@ func (p *PoolLevel) text(decides bool) string {
 		text += ", " + policy.Rate(*p.GuaranteeBits).String() + " guaranteed"
 	}
 	parts := []string{text, "empty"}
-	if p.LevelBytes > 0 {
+	if p.UseBits != nil && *p.UseBits > 0 {
+		parts[1] = bitsText(*p.UseBits) + " used now"
+	} else if p.LevelBytes > 0 {
 		parts[1] = percentText(percentOf(p.LevelBytes, p.holds(p.CapacityBytes))) + " full"
 	}
 	if p.ActiveSharers != nil {
 		parts = append(parts, p.sharers())
 	}
-	if all := p.PassedPackets + p.DroppedPackets; all > 0 {
-		parts = append(parts, percentText(percentOf(p.DroppedPackets, all))+" refused")
+	if all := p.PassedPackets + p.RefusedPackets; all > 0 {
+		parts = append(parts, percentText(percentOf(p.RefusedPackets, all))+" refused")
+	}
+	if p.RecentRefusals > 0 {
+		parts[len(parts)-1] += ", " + plain.Count(p.RecentRefusals, "packet") + " just now"
 	}
 	return strings.Join(parts, "; ")
 }

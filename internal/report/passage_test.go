@@ -32,6 +32,11 @@ func TestPassageText(t *testing.T) {
 			"they are beyond the fair share of 10.0.0.7, and dropped now", "is beyond the fair share of 10.0.0.7 in pool a: dropped"},
 		{Stop{Verdict: "pass", Passage: Passage{RefusedBy: new("10.0.0.0/24"), RefusedReason: Capacity}},
 			"they are excess, and pass", "is excess: counted, and passes"},
+		{Stop{Verdict: "pass", Passage: Passage{WatchedNS: 204e6, RecentPackets: 12}}, "in the last 0.2 s, 12 packets passed, and none was dropped", ""},
+		{Stop{Verdict: "pass", Passage: Passage{WatchedNS: 204e6, LimitedBy: new("a"), RecentPackets: 12, RecentDrops: 3}},
+			"pool a decides; in the last 0.2 s, 25% of 12 packets were dropped", ""},
+		{Stop{Verdict: "drop", Passage: Passage{RefusedBy: new("a"), LimitedBy: new("10.0.0.0/24"), WatchedNS: 2e8, RecentPackets: 2, RecentDrops: 1}},
+			"10.0.0.0/24 matches; in the last 0.2 s, 50% of 2 packets were dropped", ""},
 	} {
 		s := test.stop
 		s.Rule, s.Pools, s.Counted = new("10.0.0.0/24"), []PoolLevel{pool}, &Counted{PacketBytes: 1514, Bytes: 1514}
@@ -86,6 +91,12 @@ func TestPassageFull(t *testing.T) {
 			ap.Full, ap.Sharing = true, shares("member", "home", new(uint64(2)))
 			p.Guaranteed, p.GuaranteedBy = true, new("home")
 		}, 1, "pool ap is full: 8mbit for 2 active members, but guaranteed packets pass"},
+		{"another one limited them lately", func(home, ap *PoolLevel, p *Passage) {
+			home.Full, ap.Full, p.RefusedBy, p.RefusedReason, p.LimitedBy = true, true, new("ap"), Capacity, new("home")
+		}, 0, "pool home is full"},
+		{"the rule limited them lately", func(_, ap *PoolLevel, p *Passage) {
+			ap.Full, p.LimitedBy = true, new("10.0.0.0/24")
+		}, -1, ""},
 		{"guaranteed above", func(home, _ *PoolLevel, p *Passage) {
 			home.Full, home.Sharing = true, shares("host", "10.0.0.7", new(uint64(2)))
 			p.Guaranteed, p.GuaranteedBy = true, new("ap")
@@ -105,7 +116,9 @@ func TestPoolLevelText(t *testing.T) {
 	rule.Within, rule.Guarantee, rule.Excess, rule.Queue = "b", 500_000, policy.Delay, 3000
 	all := NewPoolLevel(rule, 2000<<20)
 	all.Sharing = Sharing{Share: "host", Sharer: "10.0.0.7", WithinShare: new(true), ActiveSharers: new(uint64(3))}
-	all.PassedPackets, all.DroppedPackets = 30, 10
+	all.PassedPackets, all.RefusedPackets = 30, 10
+	used := all
+	used.UseBits, used.RecentRefusals = new(uint64(900_000)), 2
 	beyond := plain
 	beyond.Sharing = Sharing{Share: "member", Sharer: "c", WithinShare: new(false)}
 	for _, test := range []struct {
@@ -115,6 +128,7 @@ func TestPoolLevelText(t *testing.T) {
 	}{
 		{plain, false, "a: 1mbit; empty"},
 		{all, false, "a: 1mbit, 500kbit guaranteed; 50% full; 3 active hosts; 25% refused"},
+		{used, false, "a: 1mbit, 500kbit guaranteed; 900kbit used now; 3 active hosts; 25% refused, 2 packets just now"},
 		{beyond, true, "a, decides: 1mbit; empty"},
 	} {
 		if got := test.pool.text(test.decides); got != test.want {

@@ -139,6 +139,9 @@ func (r *row) name(where string) string {
 	if !r.IsPool() {
 		words = append(words, where, r.network())
 	}
+	if r.Name == r.Within { // the pool above has the name
+		words[0] = ""
+	}
 	words = slices.DeleteFunc(words, func(word string) bool { return word == "" })
 	return strings.Repeat("  ", r.depth) + strings.Join(words, " ")
 }

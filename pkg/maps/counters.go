@@ -36,6 +36,18 @@ func (c Counters) SKBs() uint64 {
 	return all - min(all, c.ExtraPackets)
 }
 
+// Since is what was passed, refused, marked and delayed since earlier; nothing if the rule was set anew in between.
+func (c Counters) Since(earlier Counters) (d Counters) {
+	if c.PassedPackets < earlier.PassedPackets || c.DroppedPackets < earlier.DroppedPackets ||
+		c.ExcessPackets < earlier.ExcessPackets || c.DelayedPackets < earlier.DelayedPackets {
+		return d
+	}
+	d.PassedPackets, d.PassedBytes = c.PassedPackets-earlier.PassedPackets, c.PassedBytes-earlier.PassedBytes
+	d.DroppedPackets, d.DroppedBytes = c.DroppedPackets-earlier.DroppedPackets, c.DroppedBytes-earlier.DroppedBytes
+	d.ExcessPackets, d.DelayedPackets = c.ExcessPackets-earlier.ExcessPackets, c.DelayedPackets-earlier.DelayedPackets
+	return d
+}
+
 // Counters are the counters of the rule with that id.
 func (rs *rules) Counters(id uint32) (sum Counters) {
 	r := rs.rule(id)

@@ -3,7 +3,6 @@ package maps
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -47,13 +46,15 @@ type Loss struct{ MatchedPackets, DroppedPackets, DroppedBytes uint64 }
 
 // Losses are the sums over all rules within each pool, also over those in pools within it, by the pool's id.
 func (s *Store) Losses() map[uint32]Loss {
-	var ids []uint32
+	exists := make([]bool, s.room()) // as rules are read faster in the order of their ids
 	for f := range s.everyPrefix(nil) {
-		ids = append(ids, f.id)
+		exists[f.id] = true
 	}
-	slices.Sort(ids) // as for byID
 	losses, now := map[uint32]Loss{}, s.phase()
-	for _, id := range ids {
+	for id := range s.room() {
+		if !exists[id] {
+			continue
+		}
 		v := s.versionIn(id, now)
 		if !present(v) || v.Flags&rulePool != 0 || v.Flags&ruleWithin == 0 {
 			continue
