@@ -496,6 +496,15 @@ func TestLimiter(t *testing.T) {
 			lately(b, 100, 0)
 		}, "b", "b"},
 		{"a pool without a burst for what comes", func(_ *Stages, rule, a, b *Level) { lately(rule, 40, 7); lately(a, 50, 7) }, "a", "a"},
+		{"a pool, while counters of rule and pool are read one after the other", func(_ *Stages, rule, a, b *Level) {
+			lately(rule, 40, 101)
+			lately(a, 50, 100)
+		}, "a", "a"},
+		{"a pool below which no rule has a rate", func(_ *Stages, rule, a, b *Level) {
+			rule.Rate = policy.Unlimited
+			lately(rule, 0, 2)
+			lately(a, 0, 1)
+		}, "a", "a"},
 		{"one flow that loses packets seldom", func(s *Stages, _, a, _ *Level) { s.fill(1, 10); lately(a, 97, 0) }, "a", "a"},
 		{"a burst", func(_ *Stages, _, a, _ *Level) { lately(a, 120, 0) }, "", ""},
 		{"nothing lately, but it is full", func(s *Stages, _, _, _ *Level) { s.fill(2, 0) }, "", "b"},

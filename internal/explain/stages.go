@@ -95,14 +95,19 @@ func watch(n *loader.Namespace, facts []Facts) {
 
 const watched = 200 * time.Millisecond
 
-// excess is how many packets a level refused, marked or delayed lately. The rule also counts those that pools refused.
-func (s Stages) excess(level int) uint64 {
+// refuses reports whether a level refused, marked or delayed packets lately. The rule also counts those that pools
+// refused, and a few more or less, as others come while counters are read.
+func (s Stages) refuses(level int) bool {
 	of := func(c maps.Counters) uint64 { return c.ExcessPackets + c.DelayedPackets }
-	excess := of(s.Levels[level].Lately)
-	for i := 1; level == 0 && i < len(s.Levels); i++ {
+	all := of(s.Levels[level].Lately)
+	if level > 0 {
+		return all > 0
+	}
+	excess := all
+	for i := 1; i < len(s.Levels); i++ {
 		excess -= min(excess, of(s.Levels[i].Lately))
 	}
-	return excess
+	return s.Levels[0].Rate != policy.Unlimited && 20*excess > all
 }
 
 // limiter is the level that limits the packets by what was counted lately: the lowest one that passes its rate, else the
@@ -110,7 +115,7 @@ func (s Stages) excess(level int) uint64 {
 func (s Stages) limiter() int {
 	refusing := model.NoStage
 	for i := range slices.Backward(s.Levels) {
-		if s.excess(i) > 0 {
+		if s.refuses(i) {
 			refusing = i
 		}
 	}
