@@ -18,7 +18,7 @@ import (
 )
 
 type showOptions struct {
-	wide, sentences, buckets, shadows, tree bool
+	wide, sentences, buckets, shadows, tree, names bool
 
 	interval time.Duration // 0 for none
 	sort     string
@@ -49,7 +49,9 @@ full. Instead of a device, write an address, a network, or a name:
 PASSED and DROPPED count since a rule was set. With --interval, USE and DROPPED are measured over that time. OF RATE
 is USE in percent of the rate, if a rule has one bucket. DROPPED is a share of packets. With --sort excess, EXCESS
 is the share of packets that were excess or delayed. With --shadow, use, dropped and excess all sort by WOULD DROP.
-With --buckets, FULL is LEVEL in percent of what the bucket and its queue can hold. It is more than 100 % while a
+With --names, each name of rules has a line with both directions, summed up. A rate there is the most that its rules
+and the pools that only it has let through; POOL is the one above, which it shares with others. Orders are name, rate,
+use, passed and dropped. With --buckets, FULL is LEVEL in percent of what the bucket and its queue can hold. It is more than 100 % while a
 penalty keeps the bucket full, after a packet larger than the bucket, and while --excess ecn marks packets.
 With --tree, each pool comes with all that is within it, in the order of --sort; --top counts in each pool. BORROWED
 is what passed beyond a guarantee. DROPPED of a pool is what the packets of all rules within it lost, whoever dropped
@@ -62,6 +64,7 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
   shapectl show 10.0.3.7
   shapectl show --sort use --top 10
   shapectl show --tree --interval 1s
+  shapectl show --names --sort use --top 10
   shapectl show 'tap*' egress --wide`,
 		Args:              args(0, 3),
 		ValidArgsFunction: e.completeShown,
@@ -86,6 +89,7 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
 	o.addFlags(cmd, "device", "show only the first `N` rules, or buckets")
 	flags.StringVar(&plan, "plan", "", "only rules that follow this plan")
 	flags.BoolVar(&o.tree, "tree", false, "show pools with all that is within them")
+	flags.BoolVar(&o.names, "names", false, "show a line for each name, with both directions")
 	flags.BoolVar(&o.sentences, "sentences", false, "describe each rule in a sentence")
 	flags.BoolVar(&o.buckets, "buckets", false, "list buckets that are not empty, and how long a packet would wait")
 	flags.BoolVar(&o.shadows, "shadow", false, "show what shadow limits would have refused")
@@ -109,16 +113,20 @@ func (o *showOptions) addFlags(cmd *cobra.Command, sort, top string) {
 func (o showOptions) check(cmd *cobra.Command) error {
 	set := cmd.Flags().Changed
 	views := 0
-	for _, name := range []string{"buckets", "shadow", "sentences", "tree"} {
+	for _, name := range []string{"buckets", "names", "shadow", "sentences", "tree"} {
 		if set(name) {
 			views++
 		}
 	}
 	switch {
 	case views > 1 || o.shadows && o.wide:
-		return inputf("show: --buckets, --shadow, --sentences and --tree are screens of their own; give one of them")
+		return inputf("show: --buckets, --names, --shadow, --sentences and --tree are screens of their own; give one of them")
 	case o.tree && set("wide"):
 		return inputf("show: --tree has columns of its own; leave --wide out")
+	case o.names && set("wide"):
+		return inputf("show: --names has columns of its own; leave --wide out")
+	case o.names && set("sort") && !slices.Contains(report.NameSorts, o.sort):
+		return inputf("show: --names cannot sort by %q; use one of %s", o.sort, strings.Join(report.NameSorts, ", "))
 	case set("interval") && (o.interval < leastInterval || o.interval > maxInterval):
 		return inputf("show: --interval %v is out of range; use %v to %v", o.interval, leastInterval, maxInterval)
 	case !slices.Contains(report.Sorts, o.sort):
@@ -153,6 +161,9 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 	found := len(rules)
 	if o.shadows {
 		rules = rules.WithShadow()
+	}
+	if o.names && found > 0 {
+		return errors.Join(e.showNames(rules, o), err)
 	}
 	rules.Sort(o.sort, o.shadows)
 	pools, others := rules.Split()
@@ -195,6 +206,31 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 		return e.degraded("show: done, but the answer could not be written: %w", written)
 	}
 	return err
+}
+
+// showNames shows a line for each name of rules.
+func (e *env) showNames(rules report.Rules, o showOptions) error {
+	all, _, err := e.rules(&filterRules{}, false, details{})
+	if all == nil {
+		return err
+	}
+	names, unnamed := rules.ByName(all)
+	by := o.sort
+	if !slices.Contains(report.NameSorts, by) {
+		by = "name"
+	}
+	names.Sort(by)
+	of := len(names)
+	if o.top > 0 {
+		names = names[:min(o.top, of)]
+	}
+	return e.print(names, func(w io.Writer) error {
+		if of == 0 {
+			_, err := fmt.Fprintln(w, "no rule has a name")
+			return err
+		}
+		return names.Text(w, rules, of, unnamed, e.columns)
+	})
 }
 
 // sampled keeps the counters of rules that were read at a time. The function measures what the same rules did since then.

@@ -301,3 +301,38 @@ func TestShowToASlowReader(t *testing.T) {
 		t.Errorf("only %d bytes", len(rest))
 	}
 }
+
+// Rules with a name are one line, whatever else selects, sorts and counts them.
+func TestShowNames(t *testing.T) {
+	r := newRig(t)
+	r.prints("no rules\n", "show", "--names")
+	r.ok("pool", "set", "ap", "--rate", "100mbit")
+	r.ok("pool", "set", "alice", "--rate", "50mbit", "--within", "ap")
+	r.ok("set", "va", "egress", "10.0.0.7", "--within", "alice", "--name", "alice")
+	r.ok("set", "va", "ingress", "10.0.0.7", "--within", "alice", "--name", "alice")
+	r.ok("set", "va", "egress", "10.0.0.8", "--rate", "10mbit", "--within", "ap", "--name", "bob")
+	r.ok("set", "va", "egress", "10.0.0.9", "--rate", "10mbit")
+	r.send("10.0.0.8", 3, 1000)
+	names := func(args ...string) string {
+		var all []report.Named
+		testenv.Must(t, json.Unmarshal([]byte(r.ok(append(args, "--names", "-j")...)), &all))
+		var found []string
+		for _, n := range all {
+			found = append(found, n.Name)
+		}
+		return strings.Join(found, " ")
+	}
+	for args, want := range map[string]string{
+		"show": "alice bob", "show --sort passed": "bob alice", "show --sort passed --top 1": "bob", "show al*": "alice", "show va ingress": "alice",
+		"show ap": "alice bob", "show alice": "alice", "show 10.0.0.8 --interval 10ms": "bob", "show 10.0.0.9": "",
+	} {
+		if got := names(strings.Fields(args)...); got != want {
+			t.Errorf("%s: %q, want %q", args, got, want)
+		}
+	}
+	r.prints("NAME  POOL  EGRESS   PASSED\nbob   ap    10mbit  3.00 kB\n", "show", "bob", "--names")
+	r.prints("no rule has a name\n", "show", "10.0.0.9", "--names")
+	r.refused(exitInput, "--names has columns of its own", "show", "--names", "--wide")
+	r.refused(exitInput, "give one of them", "show", "--names", "--tree")
+	r.refused(exitInput, "use one of name, rate, use, passed, dropped", "show", "--names", "--sort", "plan")
+}

@@ -108,6 +108,7 @@ type Rule struct {
 	prefix  netip.Prefix
 	scope   string // who has the rate; "" for all together
 	matched uint64 // packets of the rules within a pool
+	lately  Sample // what was counted over the interval
 }
 
 // A Bucket is a bucket of a rule that is not empty.
@@ -239,10 +240,18 @@ func (r *Rule) Sample() Sample {
 	return Sample{r.PassedBytes, r.BorrowedBytes, r.offered(), r.DroppedPackets, r.RefusedPackets, r.ExcessPackets + r.DelayedPackets}
 }
 
+// counted is the packets over the interval, or else since the rule was set.
+func (r *Rule) counted() Sample {
+	if r.IntervalNS != nil {
+		return r.lately
+	}
+	return r.Sample()
+}
+
 // Since measures what the rule did since a sample was taken, which is ns ago. Nothing is
 // known where it, or a rule within the pool, was set anew since.
 func (r *Rule) Since(s Sample, ns uint64) {
-	r.IntervalNS, r.DroppedPercent, r.RefusedPercent, r.ExcessPercent = &ns, nil, nil, nil
+	r.IntervalNS, r.DroppedPercent, r.RefusedPercent, r.ExcessPercent, r.lately = &ns, nil, nil, nil, Sample{}
 	now := r.Sample()
 	if now.passedBytes < s.passedBytes || now.offered < s.offered || now.dropped < s.dropped || now.refused < s.refused || now.excess < s.excess {
 		return
@@ -258,6 +267,7 @@ func (r *Rule) Since(s Sample, ns uint64) {
 		r.UsePercent = &p
 	}
 	all := now.offered - s.offered
+	r.lately.offered, r.lately.dropped = all, now.dropped-s.dropped
 	r.DroppedPercent, r.ExcessPercent = partOf(now.dropped-s.dropped, all), partOf(now.excess-s.excess, all)
 	if r.IsPool() {
 		r.RefusedPercent = partOf(now.refused-s.refused, all)

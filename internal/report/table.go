@@ -10,6 +10,7 @@ import (
 	"sort"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/pkg/policy"
@@ -18,11 +19,12 @@ import (
 // screenWidth is how many columns text is folded to.
 const screenWidth = 80
 
-// A row is a rule or pool in a table, or a bucket of it.
+// A row is a rule or pool in a table, or a bucket of it; or a name of rules.
 type row struct {
 	*Rule
 	depth  int // the number of pools above it, in a tree
 	bucket *Bucket
+	named  *Named
 }
 
 func (rules Rules) rows() []row {
@@ -40,6 +42,7 @@ type column struct {
 	always bool // also where all cells are empty
 	cell   func(*row) string
 	cut    func(*row) bool // which cells may be cut to fit the width; nil for none
+	inside bool            // cells are cut in their middle
 	least  int             // columns that are left of a cell that is cut; 0 for leastCut
 	drop   int             // where cutting is not enough, columns with the highest number are left out first; 0 for never
 	short  *short          // what is shown where all do not fit; nil for the same
@@ -133,7 +136,9 @@ func writeTable(w io.Writer, rows []row, columns []column, width int) error {
 		var b strings.Builder
 		for i, c := range shown {
 			text := cell(c.column)
-			if displayWidth(text) > c.width {
+			if wide := displayWidth(text) > c.width; wide && c.inside {
+				text = cutInside(text, c.width)
+			} else if wide {
 				text = cutTo(text, c.width)
 			}
 			padding := strings.Repeat(" ", c.width-displayWidth(text))
@@ -229,6 +234,19 @@ func cutTo(s string, width int) string {
 		}
 	}
 	return s
+}
+
+// cutInside is cutTo for texts that may differ only in their ends.
+func cutInside(s string, width int) string {
+	end := len(s)
+	for left := (width - len(ellipsis)) / 2; end > 0; {
+		c, size := utf8.DecodeLastRuneInString(s[:end])
+		if left -= runeWidth(c); left < 0 {
+			break
+		}
+		end -= size
+	}
+	return cutTo(s, width-displayWidth(s[end:])) + s[end:]
 }
 
 // A Table shows pools and rules in columns.

@@ -1,0 +1,118 @@
+package report
+
+import (
+	"fmt"
+	"io"
+	"testing"
+
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// named is a rule with a name.
+func named(name string, d policy.Direction, cidr string, rate policy.Rate, within policy.Within) Rule {
+	r := shown("eth0", d, cidr, rate, func(r *policy.Rule) { r.Within = within })
+	r.Name = name
+	return r
+}
+
+// subscriberPools are two access points, and pools that one subscriber alone has.
+func subscriberPools() Rules {
+	pool := func(name string, rate policy.Rate, within policy.Within) Rule {
+		r := policy.Rule{Pool: true, Prefix: policy.PoolKey(name), Rate: rate, Within: within, Label: policy.Label{Name: name}}
+		return NewRule("", 0, 0, r, maps.Counters{}, 0)
+	}
+	return Rules{
+		pool("mast north", 1e9, ""), pool("mast south", 1e9, ""),
+		pool("alice", 5e7, "mast north"),
+		pool("bob", 3e8, "mast north"), pool("bob egress", 2e8, "bob"), pool("bob ingress", 2e7, "bob"),
+		pool("family", 1e8, "mast south"),
+	}
+}
+
+// The rules with a name have one line: what they may have in each direction by the pools that are theirs alone, and the
+// pool above.
+func TestByName(t *testing.T) {
+	out, in := policy.Egress, policy.Ingress
+	perHost := shown("eth0", out, "10.0.6.0/24", 1e6, eachHost)
+	perHost.Name = "hosts"
+	rules := Rules{
+		passed(named("alice", out, "10.0.0.1/32", policy.Unlimited, "alice"), 300, 300_000, 100),
+		passed(named("alice", out, "2001:db8:1::/48", policy.Unlimited, "alice"), 100, 100_000, 0),
+		named("alice", in, "10.0.0.1/32", policy.Unlimited, "alice"),
+		named("bob", out, "10.0.0.2/32", 1e8, "bob egress"),
+		named("bob", out, "2001:db8:2::/48", 4e7, "bob egress"),
+		named("bob", in, "10.0.0.2/32", policy.Unlimited, "bob ingress"),
+		named("carol", out, "10.0.0.3/32", policy.Unlimited, "family"),
+		named("dave", out, "10.0.0.4/32", 3e7, "family"),
+		named("eve", out, "10.0.0.5/32", 2e7, ""),
+		named("eve", out, "2001:db8:5::/48", 2e7, ""),
+		named("eve", in, "10.0.0.5/32", policy.Unlimited, ""),
+		perHost,
+		shown("eth0", out, "0.0.0.0/0", 1e9, nil),
+	}
+	all := append(subscriberPools(), rules...)
+	names, unnamed := rules.ByName(all)
+	names.Sort("name")
+	same(t, "names", text(t, func(w io.Writer) error { return names.Text(w, rules, len(names), unnamed, 80) }), `
+NAME   POOL            EGRESS  PASSED    INGRESS  DROPPED
+alice  mast north      50mbit  400 kB     50mbit      20%
+bob    mast north     140mbit       0     20mbit
+carol  family         as pool       0
+dave   family          30mbit       0
+eve                    40mbit       0  unlimited
+hosts              1mbit/host       0
+1 rule without a name
+`)
+	alice := names[0]
+	if e := alice.Egress; e.Rules != 2 || *e.RateBits != 5e7 || e.PassedPackets != 400 || e.DroppedPackets != 100 || alice.Ingress.Rules != 1 {
+		t.Errorf("alice: %+v, %+v", e, alice.Ingress)
+	}
+	if carol := names[2]; carol.Egress.RateBits != nil || carol.Ingress != nil || carol.DroppedPercent != nil {
+		t.Errorf("carol: %+v", carol)
+	}
+
+	// Of some rules, too, the pools that they share with others are known.
+	one, _ := rules[6:7].ByName(all)
+	if got := fmt.Sprint(one[0].Egress.Pools); got != "[family]" {
+		t.Errorf("carol alone is in the pools %s", got)
+	}
+
+	for i := range rules {
+		rules[i].Since(Sample{}, 1e9)
+	}
+	names, unnamed = rules.ByName(all)
+	for _, test := range []struct{ by, first string }{
+		{"name", "alice"}, {"rate", "eve"}, {"use", "alice"}, {"passed", "alice"}, {"dropped", "alice"},
+	} {
+		names.Sort(test.by)
+		if names[0].Name != test.first {
+			t.Errorf("by %s, %s is the first", test.by, names[0].Name)
+		}
+	}
+	same(t, "names, measured", text(t, func(w io.Writer) error { return names[:1].Text(w, rules, len(names), unnamed, 0) }), `
+NAME   POOL        EGRESS       USE  INGRESS  DROPPED
+alice  mast north  50mbit  3.20mbit   50mbit      20%
+1 of 6 names
+1 rule without a name
+`)
+}
+
+// Long names can be told apart on a narrow screen.
+func TestLongNames(t *testing.T) {
+	var rules Rules
+	for i := range 2 {
+		for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
+			r := named(fmt.Sprintf("north-customer-%05d", i), d, "10.0.0.1/32", 1e7, policy.Within(fmt.Sprintf("access-point-hill-%02d", i)))
+			r = passed(r, 3000, 3_000_000, 1000)
+			r.Since(Sample{}, 1e9)
+			rules = append(rules, r)
+		}
+	}
+	names, _ := rules.ByName(rules)
+	same(t, "long names", text(t, func(w io.Writer) error { return names.Text(w, rules, len(names), 0, 80) }), `
+NAME                  POOL          EGRESS       USE  INGRESS       USE  DROPPED
+north-customer-00000  acces...l-00  10mbit  24.0mbit   10mbit  24.0mbit      25%
+north-customer-00001  acces...l-01  10mbit  24.0mbit   10mbit  24.0mbit      25%
+`)
+}
