@@ -22,7 +22,7 @@ type filterRules struct {
 	direction *policy.Direction // nil for both
 	networks  networks          // exactly these; nil for all
 	pools     bool              // pools, and no rules
-	pool      string            // with pools: exactly this one; "" for all
+	pool      string            // with pools: exactly this one, else those that match it; "" for all
 
 	// What show searches for; each only if set.
 	address netip.Addr    // rules whose network contains it, the one that decides first
@@ -67,6 +67,9 @@ const noRules = "no rules"
 
 // none says that no rule passes the filter.
 func (want filterRules) none() string {
+	if want.pools && policyfile.IsPattern(want.pool) {
+		return "there is no pool that matches " + plain.Line(want.pool)
+	}
 	if want.pools && want.pool != "" {
 		return "there is no pool " + plain.Line(want.pool)
 	}
@@ -105,7 +108,7 @@ func (want filterRules) none() string {
 
 // isSingle reports whether a filter is for one rule or pool rather than for many.
 func (want filterRules) isSingle() bool {
-	return !want.pattern && (want.networks != nil || want.label != "" || want.address.IsValid() || want.pool != "")
+	return !want.pattern && (want.networks != nil || want.label != "" || want.address.IsValid() || want.pool != "" && !policyfile.IsPattern(want.pool))
 }
 
 // search finds out what the only argument of show means: a device, a direction, an address,
@@ -178,6 +181,9 @@ func (e *env) checkThere(want filterRules) error {
 	name := plain.Line(want.label)
 	switch {
 	case want.pool != "":
+		if err := policyfile.CheckPattern(want.pool); err != nil {
+			return inputError(err)
+		}
 		return inputf("%s; %s lists the pools", want.none(), e.suggest("pool show"))
 	case strings.ContainsAny(want.label, `*?[\`):
 		if err := policyfile.CheckPattern(want.label); err != nil {
@@ -300,14 +306,13 @@ const leastRank = 1
 func (want filterRules) ranks() func(policy.Label) int {
 	part, pattern := strings.ToLower(want.label), policyfile.IsPattern(want.label)
 	contains := func(text string) bool { return strings.Contains(strings.ToLower(text), part) }
-	noSlash := func(text string) string { return strings.ReplaceAll(text, "/", "\x00") } // which no wildcard would match
 	rankOf := func(name string) int {
 		switch {
 		case name == "":
 			return 0
 		case name == want.label:
 			return leastRank + 3
-		case pattern && policyfile.Matches(noSlash(part), noSlash(strings.ToLower(name))):
+		case pattern && matchesName(want.label, name):
 			return leastRank + 2
 		case contains(name):
 			return leastRank + 1
@@ -329,14 +334,22 @@ func (want filterRules) ranks() func(policy.Label) int {
 	}
 }
 
+// matchesName reports whether a name matches a pattern, whose * also matches a slash.
+func matchesName(pattern, name string) bool {
+	plain := func(text string) string { return strings.ReplaceAll(strings.ToLower(text), "/", "\x00") }
+	return policyfile.Matches(plain(pattern), plain(name))
+}
+
 // entries are the rules of a set that pass a filter by their network.
 func (want filterRules) entries(s *maps.Set) (entries []maps.Entry) {
 	switch {
 	case want.pool != "":
 		if entry, ok := s.Find(policy.PoolKey(want.pool)); ok {
-			entries = append(entries, entry)
+			return append(entries, entry)
 		}
-		return entries
+		return slices.DeleteFunc(s.Rules(), func(e maps.Entry) bool {
+			return !policyfile.IsPattern(want.pool) || !matchesName(want.pool, e.Label.Name)
+		})
 	case want.networks != nil:
 		for _, p := range want.networks {
 			if entry, ok := s.Find(p); ok {

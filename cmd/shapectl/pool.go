@@ -190,14 +190,16 @@ func poolShowCommand(e *env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show [NAME] [flags]",
 		Short: "Show pools and what happened to their packets",
-		Long: `Show all pools, or one in full. 'shapectl show NAME' also shows what is within a pool.
+		Long: `Show all pools, those whose name matches a pattern, or one in full. 'shapectl show NAME' also shows what is within a
+pool.
 
 PASSED and BORROWED count since a pool was set, or with --interval over that time. BORROWED is what passed beyond
 the pool's guarantee. DROPPED is what the packets of all rules now within the pool lost, whoever dropped them: also
 their rules, and pools below and above. REFUSED is what the pool dropped itself. Both are shares of all packets of
 these rules, since these were set.`,
 		Example: `  shapectl pool show
-  shapectl pool show uplink --interval 1s`,
+  shapectl pool show uplink --interval 1s
+  shapectl pool show 'home-*' --sort dropped --top 10`,
 		Args:              args(0, 1),
 		ValidArgsFunction: e.completePool,
 		RunE: func(cmd *cobra.Command, given []string) error {

@@ -178,6 +178,9 @@ func TestShowPools(t *testing.T) {
 		"pool show":                "pool ap-1, pool uplink",
 		"pool show uplink":         "pool uplink",
 		"pool show --top 1":        "pool ap-1",
+		"pool show AP-*":           "pool ap-1",
+		"pool show *":              "pool ap-1, pool uplink",
+		"pool show * --top 1":      "pool ap-1",
 		"pool show --sort rate":    "pool uplink, pool ap-1",
 		"export":                   "pool ap-1, pool uplink, " + rules + ", va ingress 10.0.0.7/32",
 	} {
@@ -187,6 +190,8 @@ func TestShowPools(t *testing.T) {
 	}
 	for args, says := range map[string]string{
 		"pool show ap-2":         "there is no pool ap-2; 'shapectl pool show' lists the pools",
+		"pool show home-*":       "there is no pool that matches home-*; 'shapectl pool show' lists the pools",
+		"pool show home-[":       "home-[",
 		"pool show ap-1 more":    "takes",
 		"show --tree --wide":     "--tree has columns of its own; leave --wide out",
 		"show --tree --buckets":  "give one of them",
