@@ -22,7 +22,9 @@ func explainCommand(e *env) *cobra.Command {
 		Use:   "explain [DEV [ingress|egress]] ADDRESS | NAME [ingress|egress] [flags]",
 		Short: "Show which rule limits an address, and why",
 		Long: `Explain what happens to packets to and from an address. Nothing is charged or changed. NAME is the
-exact name of rules; explain then takes an address from each of their networks.
+exact name of rules; explain then takes an address from each of their networks. If a pool has the name, and no rule,
+explain says what limits the pool: itself, or one above. It shows what each uses, borrows and refuses, and who uses
+most within the pool.
 
 First comes the answer: which rule or pool decides, what happens to the packets now, which pool is full, and who
 borrows. Then, for each device on the path: the rule, its bucket, what it dropped so far, the pools above it with
@@ -42,6 +44,7 @@ egress.
 Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in force.`,
 		Example: `  shapectl explain 10.0.0.7
   shapectl explain alice
+  shapectl explain ap-1
   shapectl explain eth0 egress 10.0.0.7 --bytes 1514 --segments 43
   shapectl explain --flow tcp,10.0.0.7:40000,192.0.2.1:443`,
 		Args:              args(0, 3),
@@ -127,11 +130,16 @@ func (e *env) explain(q explain.Question) error {
 	if q.Device != "" {
 		doing += " on " + plain.Line(q.Device)
 	}
-	return e.with(loader.Read, doing, func(n *loader.Namespace) error {
+	pool := false
+	err := e.with(loader.Read, doing, func(n *loader.Namespace) error {
 		questions := []explain.Question{q}
 		if q.Name != "" {
 			var err error
-			if questions, err = e.questions(n, q); err != nil {
+			questions, err = e.questions(n, q)
+			if _, pool = findPool(n, q.Name); pool && questions == nil && q.Device == "" && q.Direction == nil {
+				return nil
+			}
+			if pool = false; err != nil {
 				return err
 			}
 		}
@@ -154,6 +162,23 @@ func (e *env) explain(q explain.Question) error {
 		}
 		return nil
 	})
+	if pool {
+		return e.explainPool(q.Name)
+	}
+	return err
+}
+
+// explainPool explains what limits a pool.
+func (e *env) explainPool(name string) error {
+	rules, err := e.measured(&filterRules{}, false, explain.Watched, details{tree: true})
+	if rules == nil {
+		return err
+	}
+	pool := rules.ExplainPool(name)
+	if len(pool.Levels) == 0 {
+		return inputf("pool %s was just deleted", plain.Line(name))
+	}
+	return errors.Join(e.print(pool, pool.Text), err)
 }
 
 // mostExplained is how many rules somebody reads about at most.
@@ -161,7 +186,7 @@ const mostExplained = 100
 
 // questions are those about the networks of the rules with a name.
 func (e *env) questions(n *loader.Namespace, q explain.Question) ([]explain.Question, error) {
-	rule, where := "rule", []string{}
+	rule, where := "rule or pool", []string{}
 	if q.Device != "" {
 		rule = "rule there"
 	} else if q.Direction != nil {
@@ -171,7 +196,8 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) ([]explain.Ques
 		if there, err := (filterRules{device: q.Name}).isDevice(n); err != nil {
 			return nil, err
 		} else if there {
-			return nil, inputf("the address is missing; give one, such as %s", e.suggest("explain", append(append([]string{q.Name}, where...), "10.0.0.7")...))
+			return nil, inputf("the address is missing; give one, such as %s; %s lists what limits it",
+				e.suggest("explain", append(append([]string{q.Name}, where...), "10.0.0.7")...), e.suggest("show", append([]string{q.Name}, where...)...))
 		}
 	}
 	hooks, err := filterRules{device: q.Device, direction: q.Direction}.hooks(n)
@@ -192,6 +218,11 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) ([]explain.Ques
 		}
 	}
 	var names []string
+	if q.Device == "" && q.Direction == nil {
+		pools := poolsOf(n)
+		defer loader.CloseHooks(pools)
+		hooks = append(hooks, pools...)
+	}
 	for _, h := range hooks {
 		for _, rule := range h.Set.Policy() {
 			names = append(names, rule.Label.Name)

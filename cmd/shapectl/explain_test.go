@@ -405,8 +405,8 @@ func TestExplainRefuses(t *testing.T) {
 	r := newRig(t)
 	r.setRules("va egress 10.0.0.0/24 --rate 1mbit --name alice", "vb egress 10.0.1.0/24 --rate 1mbit --name va")
 	for _, c := range []struct{ args, says string }{
-		{"alcie", "no rule has that name; did you mean 'shapectl explain alice'?"},
-		{"nobody", "it is not an address, and no rule has that name; 'shapectl show' lists the names"},
+		{"alcie", "no rule or pool has that name; did you mean 'shapectl explain alice'?"},
+		{"nobody", "it is not an address, and no rule or pool has that name; 'shapectl show' lists the names"},
 		{"vb alice", "no rule there has that name"},
 		{"va ingress alice", "no rule there has that name"},
 		{"nosuch0 alice", "no device nosuch0"},

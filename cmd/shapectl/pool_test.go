@@ -463,6 +463,26 @@ func TestExplainWatches(t *testing.T) {
 	}
 }
 
+// explain takes the name of a pool, if no rule has it.
+func TestExplainPool(t *testing.T) {
+	r := newPoolRig(t)
+	var pool report.ExplainedPool
+	testenv.Must(t, json.Unmarshal([]byte(r.ok("explain", "ap-1", "-j")), &pool))
+	if pool.Pool != "ap-1" || pool.LimitedBy != nil || names(pool.Levels) != "pool ap-1, pool uplink" ||
+		names(pool.Members) != "va egress 10.0.0.7/32, va egress 2001:db8:7::/48" || pool.Levels[0].UseBits == nil {
+		t.Errorf("%+v", pool)
+	}
+	if got := r.ok("explain", "uplink"); !strings.HasPrefix(got, "in the last 0.") || !strings.Contains(got, "pool uplink limited nobody") {
+		t.Errorf("it says %s", got)
+	}
+	r.ok("pool", "set", "alice", "--rate", "1mbit")
+	if got := r.ok("explain", "alice"); !strings.Contains(got, "10.0.0.7/32 decides") {
+		t.Errorf("of the name of rules and of a pool, it says %s", got)
+	}
+	r.refused(exitInput, "no rule or pool has that name; did you mean 'shapectl explain uplink'?", "explain", "uplnik")
+	r.refused(exitInput, "such as 'shapectl explain va egress 10.0.0.7'; 'shapectl show va egress' lists what limits it", "explain", "va", "egress")
+}
+
 // Of a chain of pools, the one that is full is named, with the wait for room there.
 func TestAskPoolInTheMiddle(t *testing.T) {
 	r := newRig(t)

@@ -141,23 +141,12 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 	if o.sort == "use" && o.interval == 0 && !o.shadows {
 		o.interval = usualInterval
 	}
-	since := func(report.Rules, uint64) {}
-	if o.interval > 0 {
-		first := want
-		rules, began, err := e.rules(&first, search, details{tree: o.tree})
-		if rules == nil {
-			return err
-		}
-		since = sampled(rules, began)
-		time.Sleep(o.interval)
-	}
-	rules, at, err := e.rules(&want, search, details{
+	rules, err := e.measured(&want, search, o.interval, details{
 		sentences: e.json || o.sentences, buckets: o.buckets, active: o.wide || o.buckets, affected: e.json || o.shadows, tree: o.tree,
 	})
 	if rules == nil {
 		return err
 	}
-	since(rules, at)
 	found := len(rules)
 	if o.shadows {
 		rules = rules.WithShadow()
@@ -206,6 +195,23 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 		return e.degraded("show: done, but the answer could not be written: %w", written)
 	}
 	return err
+}
+
+// measured is rules, and what they did over an interval unless it is 0.
+func (e *env) measured(want *filterRules, search bool, interval time.Duration, read details) (report.Rules, error) {
+	since := func(report.Rules, uint64) {}
+	if interval > 0 {
+		first := *want
+		rules, began, err := e.rules(&first, search, details{tree: read.tree})
+		if rules == nil {
+			return nil, err
+		}
+		since = sampled(rules, began)
+		time.Sleep(interval)
+	}
+	rules, at, err := e.rules(want, search, read)
+	since(rules, at)
+	return rules, err
 }
 
 // showNames shows a line for each name of rules.

@@ -490,7 +490,9 @@ func TestLimiter(t *testing.T) {
 			lately(rule, 195, 9)
 			lately(a, 20, 2)
 		}, rule, ""},
-		{"a pool above, which leaves the one below less than its rate", func(_ *Stages, rule, a, b *Level) {
+		{"a pool above, which leaves the one below less than its rate", func(s *Stages, rule, a, b *Level) {
+			b.Share.Kind = policy.ShareMember
+			s.fill(2, 3000)
 			lately(rule, 40, 7)
 			lately(a, 50, 7)
 			lately(b, 100, 0)
@@ -506,6 +508,12 @@ func TestLimiter(t *testing.T) {
 			lately(a, 0, 1)
 		}, "a", "a"},
 		{"one flow that loses packets seldom", func(s *Stages, _, a, _ *Level) { s.fill(1, 10); lately(a, 97, 0) }, "a", "a"},
+		{"a pool with a small burst, below a busy one", func(_ *Stages, rule, a, b *Level) {
+			lately(rule, 40, 7)
+			lately(a, 50, 7)
+			lately(b, 92, 0)
+		}, "a", "a"},
+		{"a full pool in a moment without packets", func(s *Stages, _, a, _ *Level) { s.fill(1, 10); lately(a, 80, 0) }, "a", "a"},
 		{"a burst", func(_ *Stages, _, a, _ *Level) { lately(a, 120, 0) }, "", ""},
 		{"nothing lately, but it is full", func(s *Stages, _, _, _ *Level) { s.fill(2, 0) }, "", "b"},
 	} {

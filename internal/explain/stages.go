@@ -81,7 +81,7 @@ func watch(n *loader.Namespace, facts []Facts) {
 	if all == nil {
 		return
 	}
-	time.Sleep(watched)
+	time.Sleep(Watched)
 	pools := n.Pools()
 	defer pools.Close()
 	for _, s := range all {
@@ -93,7 +93,8 @@ func watch(n *loader.Namespace, facts []Facts) {
 	}
 }
 
-const watched = 200 * time.Millisecond
+// Watched is for how long packets are counted.
+const Watched = 200 * time.Millisecond
 
 // refuses reports whether a level refused, marked or delayed packets lately. The rule also counts those that pools
 // refused, and a few more or less, as others come while counters are read.
@@ -110,8 +111,9 @@ func (s Stages) refuses(level int) bool {
 	return s.Levels[0].Rate != policy.Unlimited && 20*excess > all
 }
 
-// limiter is the level that limits the packets by what was counted lately: the lowest one that passes its rate, else the
-// lowest one that refuses packets, as one with fair shares does if a pool above is full; model.NoStage if that is not known.
+// limiter is the level that limits the packets by what was counted lately: the lowest one that passes its rate, and is
+// full or refuses packets. A pool with fair shares may refuse what a full pool above does not leave it. If there is no
+// such level, it is the lowest one that refuses packets; model.NoStage if none does.
 func (s Stages) limiter() int {
 	refusing := model.NoStage
 	for i := range slices.Backward(s.Levels) {
@@ -122,7 +124,7 @@ func (s Stages) limiter() int {
 	for i := range s.Levels {
 		l := &s.Levels[i]
 		together := l.Pool || l.Each.Kind == policy.EachAll
-		if l.Rate != policy.Unlimited && together && (refusing != model.NoStage || l.isFull(&s.Model[i])) && 10*s.use(i) >= 9*uint64(l.Rate) {
+		if l.Rate != policy.Unlimited && together && report.Limits(s.use(i), uint64(l.Rate), s.refuses(i), l.isFull(&s.Model[i])) {
 			return i
 		}
 	}
@@ -201,13 +203,9 @@ func (s Stages) Judge(bytes uint64) (v Verdict) {
 	return v
 }
 
-// isFull reports whether so much is offered to a pool that its bucket is as full as it gets. Fair shares keep it about
-// half full.
+// isFull reports whether the level of a pool is as high as it gets.
 func (l *Level) isFull(m *model.Stage) bool {
-	if l.Share.Kind != policy.ShareNone {
-		return m.State.Level >= m.Capacity/8*3
-	}
-	return m.State.Level >= m.Capacity/16*15
+	return report.AtRate(m.State.Level, m.Capacity, l.Share.Kind != policy.ShareNone)
 }
 
 // pools are the levels of the pools, given how each stage judges a packet.

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sort"
 
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -409,7 +410,9 @@ func (t *table) excepted(limits []int) {
 
 // exempt adds exceptions within the network of a limit as rules, the widest first.
 func (t *table) exempt() {
-	slices.SortStableFunc(t.holes, func(a, b int) int { return t.entries[a].prefix.Bits() - t.entries[b].prefix.Bits() })
+	sort.SliceStable(t.holes, func(i, j int) bool {
+		return t.entries[t.holes[i]].prefix.Bits() < t.entries[t.holes[j]].prefix.Bits()
+	})
 	for _, i := range t.holes {
 		e := t.entries[i]
 		limit := func(from, until int) bool {

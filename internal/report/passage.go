@@ -70,6 +70,20 @@ type PoolLevel struct {
 	RecentRefusals uint64  `json:"recent_refusals"`
 }
 
+// AtRate reports whether the level of a bucket is as high as it gets while more is offered than the rate. Fair shares keep
+// it about half full.
+func AtRate(level, capacity uint64, shares bool) bool {
+	if shares {
+		return level >= capacity/16*5
+	}
+	return level >= capacity/16*15
+}
+
+// Limits reports whether a limit is what keeps packets from passing faster, as they came in bursts over a short time.
+func Limits(use, rate uint64, refuses, full bool) bool {
+	return refuses && use >= rate/10*9 || full && use >= rate/4*3
+}
+
 // NewPoolLevel is a pool with a level in units.
 func NewPoolLevel(r policy.Rule, level uint64) PoolLevel {
 	return PoolLevel{

@@ -1,0 +1,67 @@
+package report
+
+import (
+	"testing"
+
+	"github.com/shapectl/shapectl/pkg/maps"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// What limits a pool is itself, a pool above, or nothing; and who uses most within it comes first.
+func TestExplainPool(t *testing.T) {
+	const interval = 200_000_000 // ns
+	pool := func(name string, within policy.Within, share policy.ShareKind, level, use, matched, dropped, refused uint64) Rule {
+		r := policy.Rule{
+			Pool: true, Prefix: policy.PoolKey(name), Rate: 8e6, Capacity: 100_000, Within: within, Share: policy.Share{Kind: share},
+			Label: policy.Label{Name: name},
+		}
+		out := NewRule("", 0, 0, r, maps.Counters{PassedBytes: use / 40, DroppedPackets: refused, ExcessPackets: refused}, level)
+		out.Lost(maps.Loss{MatchedPackets: matched, DroppedPackets: dropped})
+		out.Since(Sample{}, interval)
+		return out
+	}
+	rule := func(network string, within policy.Within, packets uint64, dropped uint64) Rule {
+		r := passed(shown("eth0", policy.Egress, network, policy.Unlimited, func(r *policy.Rule) { r.Within = within }), packets, 1000*packets, dropped)
+		r.Since(Sample{}, interval)
+		return r
+	}
+	const member, none = policy.ShareMember, policy.ShareNone
+	members := Rules{
+		rule("10.0.0.7/32", "home", 10, 0), rule("10.0.0.8/32", "home", 100, 50), rule("10.0.0.9/32", "home", 0, 0), rule("10.0.1.1/32", "", 999, 0),
+	}
+	for _, test := range []struct {
+		name     string
+		home, ap Rule
+		want     string
+	}{
+		{"itself", pool("home", "ap", none, 90_000, 7_900_000, 160, 50, 50), pool("ap", "", none, 0, 7_900_000, 200, 60, 0), `
+in the last 0.2 s, pool home limited what is within it; 31% of the packets of
+    home were dropped
+  pool       home: 8mbit; 7.90mbit used now; 31% refused
+  pool       ap: 8mbit; 7.90mbit used now
+`},
+		{"the pool above, for whose sake it refuses", pool("home", "ap", none, 0, 4_000_000, 160, 50, 50), pool("ap", "", member, 45_000, 7_900_000, 200, 60, 0), `
+in the last 0.2 s, pool ap limited pool home; 31% of the packets of home were
+    dropped
+  pool       home: 8mbit; 4.00mbit used now; 31% refused
+  pool       ap: 8mbit; 7.90mbit used now; its members
+`},
+		{"a rule within it", pool("home", "ap", none, 0, 4_000_000, 160, 50, 0), pool("ap", "", none, 0, 7_900_000, 200, 60, 0), `
+in the last 0.2 s, pool home limited nobody, and neither did a pool above;
+    limits within it dropped 31% of its packets
+  pool       home: 8mbit; 4.00mbit used now
+  pool       ap: 8mbit; 7.90mbit used now
+`},
+		{"nothing", pool("home", "ap", none, 0, 0, 0, 0, 0), pool("ap", "", none, 0, 0, 0, 0, 0), `
+in the last 0.2 s, pool home limited nobody, and neither did a pool above
+  pool       home: 8mbit; 0 used now
+  pool       ap: 8mbit; 0 used now
+`},
+	} {
+		got := append(Rules{test.home, test.ap}, members...).ExplainPool("home")
+		same(t, test.name, text(t, got.Text), test.want+`  within it  eth0 egress 10.0.0.8 uses 4.00mbit, and loses 33%
+  within it  eth0 egress 10.0.0.7 uses 400kbit
+  within it  1 more, with less or no use
+`)
+	}
+}
