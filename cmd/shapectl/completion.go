@@ -159,14 +159,16 @@ func (e *env) completePlan(_ *cobra.Command, _ []string, typed string) ([]string
 	return e.texts(typed, planOf), cobra.ShellCompDirectiveNoFileComp
 }
 
-// completeShown completes the arguments of show.
-func (e *env) completeShown(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
-	words, directive := e.labelled(e.completeNetwork, nameAndPlanOf)(cmd, given, typed)
-	if len(given) == 0 && typed != "" {
-		pools, _ := e.completePool(cmd, nil, typed)
-		words = append(words, pools...)
+// orPool completes the first argument with names of pools, too, once a part of it is typed.
+func (e *env) orPool(complete cobra.CompletionFunc) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, given []string, typed string) ([]string, cobra.ShellCompDirective) {
+		words, directive := complete(cmd, given, typed)
+		if len(given) == 0 && typed != "" {
+			pools, _ := e.completePool(cmd, nil, typed)
+			words = append(words, pools...)
+		}
+		return words, directive
 	}
-	return words, directive
 }
 
 // completePool completes [NAME] of pools.

@@ -48,7 +48,7 @@ Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in 
   shapectl explain eth0 egress 10.0.0.7 --bytes 1514 --segments 43
   shapectl explain --flow tcp,10.0.0.7:40000,192.0.2.1:443`,
 		Args:              args(0, 3),
-		ValidArgsFunction: e.labelled(e.completeRule, nameOf),
+		ValidArgsFunction: e.orPool(e.labelled(e.completeRule, nameOf)),
 		RunE: func(cmd *cobra.Command, given []string) (err error) {
 			if err := p.parse(cmd); err != nil {
 				return err

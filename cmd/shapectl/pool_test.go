@@ -342,6 +342,7 @@ func TestCompletionOfPools(t *testing.T) {
 		"set va egress 10.0.0.9 --within ": "ap-1\nuplink\n:4\n",
 		"show a":                           "alice\nap-1\n:4\n",
 		"delete a":                         "alice\n:4\n",
+		"explain a":                        "alice\nap-1\n:4\n",
 	} {
 		if got := r.run(strings.Split("__complete "+args, " ")...); got.out != want {
 			t.Errorf("%s: %+v, want %q", args, got, want)

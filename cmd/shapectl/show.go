@@ -67,7 +67,7 @@ any stands for 0.0.0.0/0 and ::/0. DEV may be a pattern, see 'shapectl help patt
   shapectl show --names --sort use --top 10
   shapectl show 'tap*' egress --wide`,
 		Args:              args(0, 3),
-		ValidArgsFunction: e.completeShown,
+		ValidArgsFunction: e.orPool(e.labelled(e.completeNetwork, nameAndPlanOf)),
 		RunE: func(cmd *cobra.Command, given []string) error {
 			if err := o.check(cmd); err != nil {
 				return err
