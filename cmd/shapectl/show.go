@@ -274,7 +274,7 @@ func (e *env) rules(want *filterRules, search bool, read details) (rules report.
 		}
 		read.sentences = read.sentences || want.isSingle()
 		read.active = read.active || want.isSingle() || want.pools
-		at = maps.Now()
+		read.at = &at
 		found, unread := e.findRules(n, *want, read)
 		if len(found) == 0 && unread == nil {
 			unread = e.checkThere(*want)
@@ -293,10 +293,11 @@ func (e *env) rules(want *filterRules, search bool, read details) (rules report.
 // details are what to read of rules beside parameters and counters.
 type details struct {
 	sentences bool
-	buckets   bool // that are not empty
-	active    bool // their number, and that of active sharers
-	affected  bool // the hosts that shadows would have affected
-	tree      bool // active sharers, and the pools that they draw from
+	buckets   bool    // that are not empty
+	active    bool    // their number, and that of active sharers
+	affected  bool    // the hosts that shadows would have affected
+	tree      bool    // active sharers, and the pools that they draw from
+	at        *uint64 // becomes the time at which counters are read; nil for nobody to know
 }
 
 // findRules are the rules that pass a filter; never nil, as JSON would
@@ -320,6 +321,9 @@ func (e *env) findRules(n *loader.Namespace, want filterRules, read details) (re
 // rows are rules with these details. With the error come those that could be read.
 func (read details) rows(found []match) (report.Rules, error) {
 	rules := make(report.Rules, 0, len(found))
+	if read.at != nil {
+		*read.at = maps.Now()
+	}
 	var affected map[uint32][]maps.Affected
 	for i, m := range found {
 		if read.affected && (i == 0 || m.hook != found[i-1].hook) {
