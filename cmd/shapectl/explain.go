@@ -135,11 +135,13 @@ func (e *env) explain(q explain.Question) error {
 		questions := []explain.Question{q}
 		if q.Name != "" {
 			var err error
-			questions, err = e.questions(n, q)
-			if _, pool = findPool(n, q.Name); pool && questions == nil && q.Device == "" && q.Direction == nil {
+			if questions, err = e.questions(n, q); questions == nil && q.Device == "" && q.Direction == nil {
+				_, pool = findPool(n, q.Name)
+			}
+			if pool {
 				return nil
 			}
-			if pool = false; err != nil {
+			if err != nil {
 				return err
 			}
 		}
