@@ -252,6 +252,7 @@ func (e *env) put(n *loader.Namespace, tables ...policy.Table) error {
 			set = append(set, found...)
 		}
 	}
+	set.SayPools(poolsChanged(done))
 	err = e.print(set, e.sentences(set))
 	for _, d := range done {
 		if lacks := e.queued(n, d.Device, d.Hook); err == nil {

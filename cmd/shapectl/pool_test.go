@@ -56,17 +56,39 @@ func TestNewPoolBesideOthers(t *testing.T) {
 	}
 }
 
+// A pool that is new only because of a typo says so, and how to remove it.
+func TestMisspeltPool(t *testing.T) {
+	r := newRig(t)
+	r.ok("pool", "set", "uplink", "--rate", "1gbit")
+	for name, says := range map[string]string{
+		"uplnik":              "shapectl: pool uplnik is new; if you meant uplink, then 'shapectl pool delete uplnik' removes the new one\n",
+		"uplnik --confirm 1h": "shapectl: pool uplnik is new; if you meant uplink, then 'shapectl rollback' removes the new one\n",
+		"home-8":              "",
+	} {
+		got := r.run(append([]string{"pool", "set", "--rate", "1mbit"}, strings.Fields(name)...)...)
+		if got.code != exitDone || got.err != says || !strings.HasPrefix(got.out, `new pool "`) {
+			t.Errorf("pool set %s: %+v", name, got)
+		}
+		if strings.Contains(name, "confirm") {
+			r.ok("rollback")
+		}
+		r.run("pool", "delete", strings.Fields(name)[0])
+	}
+}
+
 // set changes only what its flags say, and says what the pool is then.
 func TestPoolSet(t *testing.T) {
 	r := newRig(t)
-	r.prints("pool \"uplink\" gets 100mbit (12.5 MB/s), burst 1 MB (80 ms); excess is dropped (gcra)\n",
+	r.prints("new pool \"uplink\" gets 100mbit (12.5 MB/s), burst 1 MB (80 ms); excess is dropped (gcra)\n",
 		"pool", "set", "uplink", "--rate", "100mbit", "--burst", "80ms")
 	r.ok("pool", "set", "ap-1", "--rate", "10mbit", "--within", "uplink", "--guarantee", "5mbit", "--weight", "3")
-	r.prints("pool \"uplink\" gets 200mbit (25 MB/s), burst 2 MB (80 ms), shared fairly by its members; excess is dropped (gcra)\n",
+	r.prints("pool \"uplink\" now gets 200mbit (25 MB/s), burst 2 MB (80 ms), shared fairly by its members; excess is dropped (gcra)\n",
 		"pool", "set", "uplink", "--rate", "200mbit", "--share", "member")
-	r.prints("pool \"ap-1\" gets 10mbit (1.25 MB/s), burst 375 kB (300 ms), within pool \"uplink\", 6mbit of it guaranteed, weight 3; excess is dropped (gcra)\n",
+	r.prints("pool \"uplink\" gets 200mbit (25 MB/s), burst 2 MB (80 ms), shared fairly by its members; excess is dropped (gcra)\n",
+		"pool", "set", "uplink", "--rate", "200mbit") // as before
+	r.prints("pool \"ap-1\" now gets 10mbit (1.25 MB/s), burst 375 kB (300 ms), within pool \"uplink\", 6mbit of it guaranteed, weight 3; excess is dropped (gcra)\n",
 		"pool", "set", "ap-1", "--guarantee", "6mbit")
-	r.prints("pool \"ap-1\" gets 10mbit (1.25 MB/s), burst 375 kB (300 ms); excess is dropped (gcra)\n", "pool", "set", "ap-1", "--within", "none")
+	r.prints("pool \"ap-1\" now gets 10mbit (1.25 MB/s), burst 375 kB (300 ms); excess is dropped (gcra)\n", "pool", "set", "ap-1", "--within", "none")
 	for args, says := range map[string]string{
 		"pool set":                                    "takes 'shapectl pool set NAME [flags]'",
 		"pool set new":                                "what to set is missing",
@@ -429,9 +451,9 @@ func newSubscriberRig(t *testing.T) *rig {
 // Whoever names all rules of a pool means the pool.
 func TestSetNamedWithOwnPool(t *testing.T) {
 	r := newSubscriberRig(t)
-	r.prints("pool \"home\" gets 60mbit (7.5 MB/s), burst 2.25 MB (300 ms), within pool \"ap-1\"; excess is dropped (gcra)\n",
+	r.prints("pool \"home\" now gets 60mbit (7.5 MB/s), burst 2.25 MB (300 ms), within pool \"ap-1\"; excess is dropped (gcra)\n",
 		"set", "alice", "--rate", "60mbit")
-	r.prints("pool \"home\" gets 60mbit (7.5 MB/s), burst 750 kB (100 ms), shared fairly by its flows, within pool \"ap-2\"; excess is dropped (gcra)\n",
+	r.prints("pool \"home\" now gets 60mbit (7.5 MB/s), burst 750 kB (100 ms), shared fairly by its flows, within pool \"ap-2\"; excess is dropped (gcra)\n",
 		"set", "alice", "egress", "--share", "flow", "--burst", "100ms", "--within", "ap-2")
 	for _, row := range r.rows("show", "alice") {
 		if row.Kind == report.KindRule && (row.RateBits != nil || row.Within != "home") {
@@ -469,7 +491,7 @@ func TestSetNamedWithOwnPools(t *testing.T) {
 		}
 	}
 	out := r.ok("set", "bigco", "--rate", "60mbit", "--confirm", "1h")
-	for _, says := range []string{`pool "tap egress" gets 60mbit`, `pool "tap ingress" gets 60mbit`, "not confirmed: reverts in"} {
+	for _, says := range []string{`pool "tap egress" now gets 60mbit`, `pool "tap ingress" now gets 60mbit`, "not confirmed: reverts in"} {
 		if !strings.Contains(out, says) {
 			t.Errorf("set says %q, want %q in it", out, says)
 		}
