@@ -101,6 +101,17 @@ func (e *env) addConfirm(f *pflag.FlagSet) {
 	f.Var(confirm, "confirm", "revert after this `time` (60s, 5m) unless confirmed")
 }
 
+// how are the flags that were given and that say how to make a change, each after a space.
+func (e *env) how() (flags string) {
+	if e.confirm > 0 {
+		flags += " --confirm " + e.confirm.String()
+	}
+	if e.setupFQ {
+		flags += " --setup-fq"
+	}
+	return flags
+}
+
 // pending is when the change that was made now reverts; 0 for never.
 func (e *env) pending(n *loader.Namespace, doing string, done []loader.Applied) (until uint64, err error) {
 	until, expired, err := n.PendingChange()

@@ -234,5 +234,5 @@ func (e *env) noRuleBut(n *loader.Namespace, verb string, of ruleName) error {
 	if _, found := findPool(n, of.name); !found {
 		return nil
 	}
-	return inputf("no %s has that name, but a pool does; write %s", of.rule(), e.suggest("pool "+verb, of.name))
+	return inputf("no %s has that name, but a pool does; write %s", of.rule(), e.suggest("pool "+verb+of.ofPool, of.name))
 }

@@ -206,12 +206,18 @@ func TestShowPools(t *testing.T) {
 			t.Errorf("%s: %s, want %s", args, got, want)
 		}
 	}
+	r.ok("set", "va", "ingress", "10.0.0.8", "--rate", "1mbit", "--name", "upper") // similar to the name of the next pool
+	r.ok("pool", "set", "up", "--rate", "1mbit")
+	r.ok("pool", "set", "vb", "--rate", "1mbit")
 	for args, says := range map[string]string{
-		"pool show ap-2":         "there is no pool ap-2; 'shapectl pool show' lists the pools",
-		"pool show ap-1 more":    "takes",
-		"show --tree --wide":     "--tree has columns of its own; leave --wide out",
-		"show --tree --buckets":  "give one of them",
-		"set ap-1 --rate 1mbit":  "no rule has that name, but a pool does; write 'shapectl pool set --rate 1mbit ap-1'",
+		"set vb --rate 2mbit":   "vb is a device and a pool, and no rule has that name; write 'shapectl pool set --rate 2mbit vb' for the pool, or 'shapectl set --rate 2mbit vb egress CIDR'",
+		"pool show ap-2":        "there is no pool ap-2; 'shapectl pool show' lists the pools",
+		"pool show ap-1 more":   "takes",
+		"show --tree --wide":    "--tree has columns of its own; leave --wide out",
+		"show --tree --buckets": "give one of them",
+		"set ap-1 --rate 1mbit": "no rule has that name, but a pool does; write 'shapectl pool set --rate 1mbit ap-1'",
+		"set va --rate 1mbit":   "va is a device, and no rule has that name; write 'shapectl set --rate 1mbit va egress CIDR'",
+		"set up --each host --rate 1mbit --note x --confirm 60s": "write 'shapectl pool set --rate 1mbit --note x --confirm 1m0s up'",
 		"delete ap-1":            "no rule has that name, but a pool does; write 'shapectl pool delete ap-1'",
 		"set va egress 10.0.0.9": "--rate is missing",
 		"set va egress 10.0.0.9 --within ap-1 --guarantee 16mbit": "add up to 21mbit",
@@ -471,8 +477,8 @@ func TestSetNamedWithOwnPool(t *testing.T) {
 	// The error names the pools, and commands that say what is meant.
 	r.ok("set", "va", "ingress", "10.0.0.7", "--within", "ap-1", "--name", "alice")
 	r.ok("set", "va", "ingress", "10.0.0.8", "--within", "ap-1")
-	r.refused(exitInput, "rules with this name are in several pools; nothing was changed; write 'shapectl pool set --rate 8mbit home' or 'shapectl pool set --rate 8mbit ap-1'",
-		"set", "alice", "--rate", "8mbit")
+	r.refused(exitInput, "rules with this name are in several pools; nothing was changed; write 'shapectl pool set --rate 8mbit --confirm 1m0s home' or 'shapectl pool set --rate 8mbit --confirm 1m0s ap-1'",
+		"set", "alice", "--rate", "8mbit", "--confirm", "60s")
 	r.refused(exitInput, "other rules or pools, too, are within pool ap-1; nothing was changed; write 'shapectl pool set --rate 8mbit ap-1' for a whole pool, "+
 		"or 'shapectl set --within ap-1 --rate 8mbit va ingress 10.0.0.7/32' for one rule", "set", "alice", "ingress", "--rate", "8mbit")
 	r.ok("set", "--within", "home", "--rate", "8mbit", "va", "ingress", "10.0.0.7/32")
@@ -500,8 +506,8 @@ func TestSetNamedWithOwnPools(t *testing.T) {
 	r.ok("set", "bigco", "egress", "--rate", "70mbit")
 	r.refused(exitInput, "rules with this name are in several pools", "set", "bigco", "--rate", "80mbit")
 	r.refused(exitInput, "this rule draws from pool tap egress, and no flag says that it stays there; nothing was changed; "+
-		"add --within 'tap egress' to keep it there, or --within none; or set the rate of the pool: ",
-		"set", "va", "egress", "any", "--rate", "80mbit")
+		"add --within 'tap egress' to keep it there, or --within none; or set the rate of the pool: shapectl pool set --rate 80mbit --confirm 1h0m0s 'tap egress'",
+		"set", "va", "egress", "any", "--rate", "80mbit", "--confirm", "1h")
 	r.ok("set", "va", "egress", "any", "--rate", "80mbit", "--within", "none")
 }
 
