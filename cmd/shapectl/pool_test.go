@@ -160,21 +160,46 @@ func TestPoolDelete(t *testing.T) {
 
 func TestFlushAllDeletesPools(t *testing.T) {
 	r := newPoolRig(t)
-	for i := range 9 {
+	for i := range 5 {
 		r.ok("pool", "set", fmt.Sprint("ap-", 10-i), "--rate", "1gbit")
 	}
 	out := r.ok("flush", "--all")
-	if strings.Count(out, "deleted: pool") != 11 || strings.Count(out, "deleted: va") != 3 {
+	if strings.Count(out, "deleted: pool") != 7 || strings.Count(out, "deleted: va") != 3 {
 		t.Errorf("flush: %s", out)
 	}
-	for i := range 9 {
-		_, out, _ = strings.Cut(out, fmt.Sprintf(`"ap-%d" gets`, i+1))
+	for i := range 4 {
+		_, out, _ = strings.Cut(out, fmt.Sprintf(`"ap-%d" gets`, i+6))
 	}
 	if !strings.Contains(out, `"ap-10" gets`) {
 		t.Error("flush does not sort pools by their names")
 	}
 	if pins := r.pins(); len(pins) > 0 {
 		t.Errorf("left over: %v", pins)
+	}
+}
+
+// More than ten rules and pools are counted. JSON has all.
+func TestManyDeleted(t *testing.T) {
+	r := newRig(t)
+	const policy = `pools: {ap-2: 1mbit, ap-10: 1mbit, ap-1: 1mbit, a: 1mbit, b: 1mbit}
+devices:
+  va: {egress: {10.0.0.1: 1mbit, 10.0.0.2: 1mbit, 10.0.0.3: 1mbit}, ingress: {any: 1mbit}}
+  vb: {egress: {10.0.0.1: 1mbit}}
+`
+	for args, want := range map[string]string{
+		"flush --all":    "deleted: 6 rules on 2 devices: va (5), vb (1)\ndeleted: 5 pools: a, ap-1, ap-2 and 2 more\n",
+		"flush va":       "",
+		"flush --all -j": "",
+	} {
+		r.ok("apply", r.policy(policy))
+		switch out := r.ok(strings.Fields(args)...); {
+		case want != "" && out != want:
+			t.Errorf("%s: %s", args, out)
+		case args == "flush va" && strings.Count(out, "deleted: va ") != 5:
+			t.Errorf("%s: %s", args, out)
+		case strings.HasSuffix(args, "-j") && strings.Count(out, `"sentence"`) != 11:
+			t.Errorf("%s: %s", args, out)
+		}
 	}
 }
 

@@ -288,9 +288,31 @@ func (rules Rules) pending(w io.Writer) {
 	}
 }
 
-// Deleted writes a line for each rule that is no more.
+// mostDeleted is how many deleted rules and pools have a line each.
+const mostDeleted = 10
+
+// Deleted writes which rules and pools are no more, in the order of SortByDevice: a line for each, or how many of each device.
 func (rules Rules) Deleted(w io.Writer) error {
 	text := bufio.NewWriter(w)
+	if len(rules) > mostDeleted {
+		pools, others := rules.Split()
+		var devices []string
+		for first := 0; first < len(others); {
+			next := first
+			for next < len(others) && others[next].Device == others[first].Device {
+				next++
+			}
+			devices = append(devices, fmt.Sprintf("%s (%d)", plain.Line(others[first].Device), next-first))
+			first = next
+		}
+		if len(others) > 0 {
+			fmt.Fprintf(text, "deleted: %s on %s: %s\n", plain.Count(len(others), "rule"), plain.Count(len(devices), "device"), plain.List(devices))
+		}
+		if len(pools) > 0 {
+			fmt.Fprintf(text, "deleted: %s: %s\n", plain.Count(len(pools), "pool"), plain.Line(plain.List(pools.Names())))
+		}
+		return text.Flush()
+	}
 	for _, r := range rules {
 		fmt.Fprintln(text, plain.Line("deleted: "+r.Sentence))
 	}
