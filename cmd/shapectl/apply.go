@@ -52,6 +52,10 @@ kernel revert it, even if no shapectl process is left.
 Devices that do not exist are left out, and so are patterns that match no device. The exit code is then 4, or 0
 with --absent-ok. 'shapectl watch' sets their rules when they appear.
 
+If a pool has no room for the guarantees of all devices that match patterns, the last of them get their rules without
+guarantees, and the exit code is 4. A device that has its guarantees keeps them. 'shapectl watch' gives the others
+theirs when there is room.
+
 If none of the devices exists, all rules would be deleted. apply refuses that without --allow-empty. The policy
 'devices: {}' deletes all rules.
 
@@ -171,18 +175,34 @@ func (e *env) readAll(name string) ([]byte, error) {
 	return text, nil
 }
 
-// tables are the rules of a policy for the devices that exist, with the devices and the
-// patterns that have none.
-func (e *env) tables(f *policyfile.File) (tables []policy.Table, absent, unmatched []string, err error) {
+// A goal is what a policy wants of the devices that exist.
+type goal struct {
+	tables            []policy.Table
+	absent, unmatched []string           // devices, and patterns that match no device
+	noRoom            *policyfile.NoRoom // nil if all guarantees have room
+}
+
+func (e *env) goal(n *loader.Namespace, f *policyfile.File) (g goal, err error) {
 	devices, err := policyDevices()
 	if err != nil {
-		return nil, nil, nil, err
+		return g, err
 	}
-	tables, absent, err = f.Tables(devices)
-	if err != nil {
-		return nil, nil, nil, inputError(err)
+	live := func() []policy.Table {
+		have, _ := n.Tables(loader.Attached, loader.Unknown) // what cannot be read keeps no guarantee
+		return have
 	}
-	return tables, absent, f.Unmatched(devices), nil
+	if g.tables, g.noRoom, err = f.TablesWithRoom(devices, live); err != nil {
+		return g, inputError(err)
+	}
+	g.absent, g.unmatched = f.Absent(devices), f.Unmatched(devices)
+	return g, nil
+}
+
+// sayNoRoom says which devices have no guarantee yet.
+func (e *env) sayNoRoom(noRoom *policyfile.NoRoom) {
+	if noRoom != nil {
+		e.say("shapectl: %w", noRoom)
+	}
 }
 
 // removesAll reports as an error that a policy would remove all rules only because none of its
@@ -239,17 +259,17 @@ func (e *env) apply(o applyOptions) error {
 	}
 	e.warn(f.File)
 	err = e.with(loader.Write, "apply "+f.Path, func(n *loader.Namespace) error {
-		want, absent, unmatched, err := e.tables(f.File)
+		want, err := e.goal(n, f.File)
 		if err != nil {
 			return err
 		}
 		if !o.allowEmpty {
-			if err := removesAll(n, want, append(absent, unmatched...)); err != nil {
+			if err := removesAll(n, want.tables, append(want.absent, want.unmatched...)); err != nil {
 				return err
 			}
 		}
 		ready := progress{to: e.screen, what: "rules ready", begun: time.Now()}
-		done, err := n.Apply(want, loader.ApplyOptions{Confirm: e.confirm, Progress: func(rules, of int) {
+		done, err := n.Apply(want.tables, loader.ApplyOptions{Confirm: e.confirm, Progress: func(rules, of int) {
 			ready.of = int64(of)
 			ready.set(int64(rules))
 		}})
@@ -266,9 +286,12 @@ func (e *env) apply(o applyOptions) error {
 			return err
 		}
 		err = e.applied(report.Applied{
-			Hooks: hooksChanged(done), Pools: poolsChanged(done), Absent: f.Absent(devices), Unmatched: f.Unmatched(devices),
+			Hooks: hooksChanged(done), Pools: poolsChanged(done), Absent: f.Absent(devices), Unmatched: f.Unmatched(devices), Waiting: want.noRoom.Waiting(),
 			RevertsInNS: ahead(pending), NoTimer: e.confirm > 0 && pending == 0, Verbose: o.verbose, Confirm: e.suggest("confirm"),
 		}, o.absentOK)
+		if e.sayNoRoom(want.noRoom); want.noRoom != nil && err == nil {
+			err = errDegraded
+		}
 		for _, d := range done {
 			if lacks := e.queued(n, d.Device, d.Hook); err == nil {
 				err = lacks
@@ -345,7 +368,9 @@ func poolsChanged(done []loader.Applied) (pools report.PoolChange) {
 }
 
 func (e *env) applied(a report.Applied, absentOK bool) error {
-	a.Absent, a.Unmatched = append([]string{}, a.Absent...), append([]string{}, a.Unmatched...) // not null in JSON
+	for _, list := range []*[]string{&a.Absent, &a.Unmatched, &a.Waiting} {
+		*list = append([]string{}, *list...) // not null in JSON
+	}
 	if err := e.print(a, a.Text); err != nil {
 		return err
 	}

@@ -22,6 +22,8 @@ type Applied struct {
 	Absent []string     `json:"absent"` // devices that the policy names and that do not exist
 	// Unmatched are patterns of the policy that no device matches.
 	Unmatched []string `json:"unmatched"`
+	// Waiting are devices of patterns whose guarantees wait for room in a pool.
+	Waiting []string `json:"waiting"`
 	// RevertsInNS is null unless the change is not confirmed.
 	RevertsInNS *uint64 `json:"reverts_in_ns"`
 	// UndoneAgoNS is how long ago the change was made that a rollback reverted; null for an apply.
