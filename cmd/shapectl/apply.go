@@ -397,32 +397,39 @@ func confirmCommand(e *env) *cobra.Command {
 		Short: "Confirm a pending change",
 		Long: `Confirm a pending change: keep what 'shapectl apply --confirm', or set or pool set with --confirm, changed.
 
-If the last change needs no confirmation any more, confirm says so and succeeds.`,
+The answer says when the change was made, and what it changed. If the last change needs no confirmation any more,
+confirm says so and succeeds.`,
 		Example: `  shapectl apply policy.yaml --confirm 60s
   shapectl confirm`,
 		Args: args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
-			return e.with(loader.Write, "confirm the last apply", func(n *loader.Namespace) error {
-				said := "confirmed"
-				if err := n.Confirm(); errors.Is(err, loader.ErrConfirmed) {
-					said = "nothing to confirm: the last change is permanent already"
-				} else if err != nil {
+			return e.with(loader.Write, "confirm", func(n *loader.Namespace) error {
+				done, err := n.Confirm()
+				if errors.Is(err, loader.ErrConfirmed) && !e.json {
+					_, err := fmt.Fprintln(e.out, "nothing to confirm: the last change is permanent already")
+					return err
+				} else if err != nil && !errors.Is(err, loader.ErrConfirmed) {
 					return err
 				}
-				if e.json {
-					return e.applied(report.Applied{Hooks: []report.HookChange{}}, false)
-				}
-				_, err := fmt.Fprintln(e.out, said)
-				return err
+				return e.applied(report.Applied{Hooks: hooksChanged(done), Pools: poolsChanged(done), ConfirmedAgoNS: begunAgo(done)}, false)
 			})
 		},
 	}
 }
 
+// begunAgo is how long ago the change began that was confirmed or rolled back; nil if there was none.
+func begunAgo(done []loader.Applied) *uint64 {
+	if len(done) == 0 {
+		return nil
+	}
+	ago := maps.Now() - min(done[0].Began, maps.Now())
+	return &ago
+}
+
 func rollbackCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "rollback",
-		Short: "Return to the previous policy",
+		Short: "Undo the last apply, or change with --confirm",
 		Long: `Return to the rules from before the last 'shapectl apply', or change with --confirm, that changed something.
 
 The change may be confirmed or not. All devices switch back at one moment, and keep counters and the levels of
@@ -432,17 +439,12 @@ rollback is refused after another command has changed rules. If the change left 
 rules, 'shapectl watch' frees their state after an hour. Then rollback is refused, too.`,
 		Args: args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
-			return e.with(loader.Write, "roll back the last apply", func(n *loader.Namespace) error {
+			return e.with(loader.Write, "rollback", func(n *loader.Namespace) error {
 				done, err := n.Rollback()
 				if err != nil {
 					return err
 				}
-				a := report.Applied{Hooks: hooksChanged(done), Pools: poolsChanged(done)}
-				for _, d := range done {
-					ago := maps.Now() - min(d.Began, maps.Now())
-					a.UndoneAgoNS = &ago
-				}
-				return e.applied(a, false)
+				return e.applied(report.Applied{Hooks: hooksChanged(done), Pools: poolsChanged(done), UndoneAgoNS: begunAgo(done)}, false)
 			})
 		},
 	}

@@ -565,7 +565,9 @@ func TestSetConfirm(t *testing.T) {
 		}
 	}
 	r.ok("set", "alice", "--rate", "60mbit", "--confirm", "1h")
-	r.prints("confirmed\n", "confirm")
+	if out := r.ok("confirm"); !strings.HasSuffix(out, " ago, which stays\n1 pool changed\n") {
+		t.Errorf("confirm: %s", out)
+	}
 	if got := r.run("set", "alice", "--rate", "60mbit", "--confirm", "1h"); got.code != exitDone || got.err != "shapectl: nothing was changed, so there is nothing to confirm, and nothing reverts\n" {
 		t.Errorf("repeated: %+v", got)
 	}

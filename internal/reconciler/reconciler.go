@@ -257,7 +257,7 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 		r.OnWarning(err)
 	}
 	if until != 0 {
-		return 0, loader.ErrPending // it is not known yet which policy stays
+		return 0, &loader.PendingError{Until: until} // it is not known yet which policy stays
 	}
 	from := r.policy
 	if expired != 0 && r.lastGood != "" && time.Unix(r.read.changed.Unix()).Before(wallClock(expired)) {

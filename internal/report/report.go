@@ -277,14 +277,14 @@ func (rules Rules) Sentences(w io.Writer, width int) error {
 	for _, r := range rules {
 		text.WriteString(plain.Fold(plain.Line(r.Sentence+remark(r)), cmp.Or(width, math.MaxInt), "", "    "))
 	}
-	rules.pending(text)
+	rules.pending(text, notConfirmed)
 	return text.Flush()
 }
 
 // pending writes until when a change waits to be confirmed, if one does.
-func (rules Rules) pending(w io.Writer) {
+func (rules Rules) pending(w io.Writer, says func(ns uint64) string) {
 	if i := slices.IndexFunc(rules, func(r Rule) bool { return r.RevertsInNS != nil }); i >= 0 {
-		fmt.Fprintf(w, "%s by %s\n", reverts(*rules[i].RevertsInNS), rules[i].Confirm)
+		fmt.Fprintf(w, "%s by %s\n", says(*rules[i].RevertsInNS), rules[i].Confirm)
 	}
 }
 
@@ -369,7 +369,7 @@ func (r Rule) Detail(w io.Writer) error {
 			return countText(n) + " in use"
 		})},
 		{"sharers", optional(r.ActiveSharers, countText)},
-		{"pending", optional(r.RevertsInNS, reverts)},
+		{"pending", optional(r.RevertsInNS, lastReverts)},
 	} {
 		if f.text != "" {
 			fact(&text, f.label, f.text)
