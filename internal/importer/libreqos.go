@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"regexp"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"unicode"
@@ -313,8 +314,9 @@ func (s *shapedDevices) wrong(line, column int, message string) error {
 
 // located returns the errors in the order of the file, with columns in characters.
 func (s *shapedDevices) located() policyfile.Errors {
-	slices.SortStableFunc(s.errors, func(a, b policyfile.Error) int {
-		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	sort.SliceStable(s.errors, func(i, j int) bool {
+		a, b := s.errors[i], s.errors[j]
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column)) < 0
 	})
 	line, rest := 1, s.text
 	for i, e := range s.errors {

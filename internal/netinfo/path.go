@@ -2,13 +2,13 @@ package netinfo
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"sort"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -97,7 +97,7 @@ func netfilterChains(device string, d policy.Direction) ([]ChainEntry, error) {
 			found = append(found, c)
 		}
 	}
-	slices.SortStableFunc(found, func(a, b netfilterChain) int { return cmp.Compare(a.priority, b.priority) })
+	sort.SliceStable(found, func(i, j int) bool { return found[i].priority < found[j].priority })
 	var entries []ChainEntry
 	for _, c := range found {
 		family := "netdev"

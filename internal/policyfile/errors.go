@@ -1,9 +1,8 @@
 package policyfile
 
 import (
-	"cmp"
 	"fmt"
-	"slices"
+	"sort"
 	"strings"
 
 	"github.com/shapectl/shapectl/internal/plain"
@@ -47,7 +46,7 @@ type problem struct {
 
 // errors sorts problems and converts them to errors.
 func (f *File) errors(problems []problem) (errs Errors) {
-	slices.SortStableFunc(problems, func(a, b problem) int { return cmp.Compare(a.at, b.at) })
+	sort.SliceStable(problems, func(i, j int) bool { return problems[i].at < problems[j].at })
 	cursor := f.cursor()
 	for _, p := range problems {
 		at := cursor.at(int(p.at))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sort"
 
 	"github.com/shapectl/shapectl/internal/netinfo"
 	"github.com/shapectl/shapectl/internal/plain"
@@ -194,7 +195,7 @@ func parentsFirst(steps []policy.Difference) {
 		}
 		return n
 	}
-	slices.SortStableFunc(steps, func(a, b policy.Difference) int { return cmp.Compare(depth(a), depth(b)) })
+	sort.SliceStable(steps, func(i, j int) bool { return depth(steps[i]) < depth(steps[j]) })
 }
 
 // planDrawing adds orders for attached hooks whose rules draw from pools that are about to change: the pools may

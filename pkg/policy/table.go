@@ -5,6 +5,7 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
+	"sort"
 )
 
 // A Table is the rules of one direction of one device.
@@ -30,7 +31,8 @@ func compareRules(a, b Rule) int { return ComparePrefix(a.Prefix, b.Prefix) }
 
 // SortTables sorts tables by device, egress before ingress.
 func SortTables(tables []Table) {
-	slices.SortFunc(tables, compareTables)
+	// slices.SortFunc makes the program 17 KB larger for this type.
+	sort.Slice(tables, func(i, j int) bool { return compareTables(tables[i], tables[j]) < 0 })
 }
 
 func compareTables(a, b Table) int {
