@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -77,6 +78,11 @@ devices:
 		t.Errorf("guarantees of %s; want %s", got, guaranteed)
 	}
 	r.isAgreed(file, says)
+	text, err := os.ReadFile(file)
+	testenv.Must(t, err)
+	if out := r.ok("export", "--like", file); out != string(text) {
+		t.Errorf("export --like changes the file to\n%s", out)
+	}
 
 	w := r.watch(file) // which did not set these rules
 	r.ok("pool", "set", "uplink", "--rate", "12mbit")
