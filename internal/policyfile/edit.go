@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"io"
 	"slices"
+	"sort"
 	"strings"
 )
 
@@ -47,8 +48,9 @@ func (e *editor) replace(from, to int, text string) {
 
 func (e *editor) writeTo(w io.Writer) error {
 	// Insertions at one offset keep their order, and come before a replacement there.
-	slices.SortStableFunc(e.edits, func(a, b edit) int {
-		return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to))
+	sort.SliceStable(e.edits, func(i, j int) bool {
+		a, b := e.edits[i], e.edits[j]
+		return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to)) < 0
 	})
 	out, at := bufio.NewWriter(w), 0 // Flush returns its first error
 	for _, one := range e.edits {
