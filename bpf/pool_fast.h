@@ -10,6 +10,7 @@
 #include "clock.h"
 
 #define FAST_POOLS 4
+#define CHARGES_CREDIT (1 << 16)
 
 enum stage_answer {
 	STAGE_CONFORMS,
@@ -40,7 +41,7 @@ __noinline __u64 find_key(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 phase
 /* A rule or pool that has room for a packet. */
 struct stage {
 	__u32 id;
-	__u32 weight; /* of the sharer */
+	__u32 weight; /* of the sharer, with CHARGES_CREDIT if it is light */
 	__u64 sharer; /* its handle, or 0 if none is charged */
 	__u64 v;      /* its byte clock */
 };
@@ -57,7 +58,7 @@ struct ascent {
 	__u32 guaranteed; /* as in a climb */
 	__u32 pool;   /* the last one that was tested */
 	__u32 ip;
-	__u32 sparse; /* see judge */
+	__u32 load;   /* of the last sharer, see judge */
 	__u32 kept;   /* the fair clocks are those of now */
 };
 
@@ -71,7 +72,7 @@ __noinline enum stage_answer test_sharer(struct __sk_buff *skb, struct ascent *a
 	struct bucket *b;
 	struct share *s;
 	__u32 id;
-	__u64 hash, debt;
+	__u64 hash;
 
 	if (!a || !at)
 		return STAGE_SLOW;
@@ -94,9 +95,11 @@ __noinline enum stage_answer test_sharer(struct __sk_buff *skb, struct ascent *a
 		return STAGE_SLOW;
 	at->sharer = hash;
 	b = bucket_of(hash);
-	verdict = judge(s, params, cold, a->level, a->bytes, at->weight, READ_ONCE(b->tat), READ_ONCE(b->tick), a->sparse, &debt);
-	a->sparse = verdict / SPARSE;
-	verdict &= SPARSE - 1;
+	verdict = judge(s, params, cold, a->level, a->bytes, at->weight, READ_ONCE(b->tat), READ_ONCE(b->tick), a->load);
+	a->load = verdict / SHARE_VERDICTS;
+	if (a->load == LIGHT)
+		at->weight |= CHARGES_CREDIT;
+	verdict %= SHARE_VERDICTS;
 	if (verdict == BEYOND_DEBT)
 		return STAGE_SLOW;
 	return verdict == WITHIN_SHARE ? STAGE_CONFORMS : STAGE_REFUSES;
@@ -118,6 +121,9 @@ __noinline int charge_tested_sharer(__u32 id, __u32 phase, __u64 handle, __u32 b
 	s = share_of(cold);
 	if (!s)
 		return 0;
+	if (weight & CHARGES_CREDIT)
+		spend_credit(s, bytes);
+	weight &= CHARGES_CREDIT - 1;
 #pragma unroll
 	for (i = 0; i < 2; i++) {
 		old = READ_ONCE(b->tat);

@@ -270,16 +270,14 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 attempt
 		charge_guarantee(skb, p, guarantee_of(rule, p));
 		charge_together(p, guarantee_of(rule, p));
 	}
-	by.c.id = id;
+	by.c.id = by.c.member = id;
+	by.c.weight = 1;
 	by.c.level = 0;
+	if (pools & RULE_SHARES && verdict != VERDICT_EXCESS)
+		charge_share(skb, p, &by.c);
 	bpf_loop(MAX_DEPTH, charge_next, &by, 0);
 	if (verdict == VERDICT_MARK)
 		by.c.marks = 1;
-	if (pools & RULE_SHARES && verdict != VERDICT_EXCESS) {
-		by.c.id = by.c.member = id;
-		by.c.weight = 1;
-		charge_share(skb, p, &by.c);
-	}
 	if (by.c.delayed)
 		verdict = queue_in_pool(skb, p, &by.c);
 	if (by.c.marks && verdict != VERDICT_CONTENDED)
@@ -376,7 +374,7 @@ __noinline int apply_fast(struct __sk_buff *skb, __u32 ip, __u32 id)
 __noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 kept)
 {
 	struct ascent a = { .ip = ip, .kept = kept, .phase = READ_ONCE(change.phase), .bytes = skb->len, .member = id, .guaranteed = NOT_GUARANTEED };
-	__u32 seen, fingerprint = 0, flags, up;
+	__u32 seen, fingerprint = 0, flags, up, weight = 1;
 	struct size wire = { .packets = 1 };
 	enum stage_answer answer = STAGE_CONFORMS;
 	struct stage at[FAST_POOLS];
@@ -410,6 +408,7 @@ __noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 k
 		at[0] = (struct stage){ .id = id, .weight = 1 };
 		answer = test_sharer(skb, &a, &at[0]);
 		handle = at[0].sharer;
+		weight = at[0].weight;
 		if (answer == STAGE_REFUSES) {
 			verdict = VERDICT_EXCESS;
 			goto charged;
@@ -443,7 +442,7 @@ tested:
 		return UNDONE;
 	if (verdict == VERDICT_PASS) {
 		if (handle)
-			charge_tested_sharer(id, a.phase, handle, a.bytes, 1);
+			charge_tested_sharer(id, a.phase, handle, a.bytes, weight);
 		if (!a.guaranteed)
 			ask_guarantee(cold_of(params)->guarantee, a.phase, a.now, a.bytes, true);
 		CHARGE_STAGE(1)
