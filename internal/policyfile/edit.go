@@ -63,7 +63,7 @@ func (e *editor) writeTo(w io.Writer) error {
 }
 
 func (e *editor) apply(c change) {
-	slices.SortFunc(c.entries, func(a, b span) int { return cmp.Compare(a.key, b.key) })
+	sort.Slice(c.entries, func(i, j int) bool { return c.entries[i].key < c.entries[j].key })
 	switch {
 	case len(c.gone)+len(c.first)+len(c.last) == 0:
 	case !c.braces:
