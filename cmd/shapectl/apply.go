@@ -52,6 +52,10 @@ kernel revert it, even if no shapectl process is left.
 Devices that do not exist are left out, and so are patterns that match no device. The exit code is then 4, or 0
 with --absent-ok. 'shapectl watch' sets their rules when they appear.
 
+If a pool has no room for the guarantees of all devices that match patterns, the last of them get their rules without
+guarantees, and the exit code is 4. A device that has its guarantees keeps them. 'shapectl watch' gives the others
+theirs when there is room.
+
 If none of the devices exists, all rules would be deleted. apply refuses that without --allow-empty. The policy
 'devices: {}' deletes all rules.
 
@@ -99,6 +103,17 @@ func (e *env) addConfirm(f *pflag.FlagSet) {
 		return err
 	}
 	f.Var(confirm, "confirm", "revert after this `time` (60s, 5m) unless confirmed")
+}
+
+// how are the flags that were given and that say how to make a change, each after a space.
+func (e *env) how() (flags string) {
+	if e.confirm > 0 {
+		flags += " --confirm " + e.confirm.String()
+	}
+	if e.setupFQ {
+		flags += " --setup-fq"
+	}
+	return flags
 }
 
 // pending is when the change that was made now reverts; 0 for never.
@@ -160,18 +175,34 @@ func (e *env) readAll(name string) ([]byte, error) {
 	return text, nil
 }
 
-// tables are the rules of a policy for the devices that exist, with the devices and the
-// patterns that have none.
-func (e *env) tables(f *policyfile.File) (tables []policy.Table, absent, unmatched []string, err error) {
+// A goal is what a policy wants of the devices that exist.
+type goal struct {
+	tables            []policy.Table
+	absent, unmatched []string           // devices, and patterns that match no device
+	noRoom            *policyfile.NoRoom // nil if all guarantees have room
+}
+
+func (e *env) goal(n *loader.Namespace, f *policyfile.File) (g goal, err error) {
 	devices, err := policyDevices()
 	if err != nil {
-		return nil, nil, nil, err
+		return g, err
 	}
-	tables, absent, err = f.Tables(devices)
-	if err != nil {
-		return nil, nil, nil, inputError(err)
+	live := func() []policy.Table {
+		have, _ := n.Tables(loader.Attached, loader.Unknown) // what cannot be read keeps no guarantee
+		return have
 	}
-	return tables, absent, f.Unmatched(devices), nil
+	if g.tables, g.noRoom, err = f.TablesWithRoom(devices, live); err != nil {
+		return g, inputError(err)
+	}
+	g.absent, g.unmatched = f.Absent(devices), f.Unmatched(devices)
+	return g, nil
+}
+
+// sayNoRoom says which devices have no guarantee yet.
+func (e *env) sayNoRoom(noRoom *policyfile.NoRoom) {
+	if noRoom != nil {
+		e.say("shapectl: %w", noRoom)
+	}
 }
 
 // removesAll reports as an error that a policy would remove all rules only because none of its
@@ -228,17 +259,17 @@ func (e *env) apply(o applyOptions) error {
 	}
 	e.warn(f.File)
 	err = e.with(loader.Write, "apply "+f.Path, func(n *loader.Namespace) error {
-		want, absent, unmatched, err := e.tables(f.File)
+		want, err := e.goal(n, f.File)
 		if err != nil {
 			return err
 		}
 		if !o.allowEmpty {
-			if err := removesAll(n, want, append(absent, unmatched...)); err != nil {
+			if err := removesAll(n, want.tables, append(want.absent, want.unmatched...)); err != nil {
 				return err
 			}
 		}
 		ready := progress{to: e.screen, what: "rules ready", begun: time.Now()}
-		done, err := n.Apply(want, loader.ApplyOptions{Confirm: e.confirm, Progress: func(rules, of int) {
+		done, err := n.Apply(want.tables, loader.ApplyOptions{Confirm: e.confirm, Progress: func(rules, of int) {
 			ready.of = int64(of)
 			ready.set(int64(rules))
 		}})
@@ -255,9 +286,12 @@ func (e *env) apply(o applyOptions) error {
 			return err
 		}
 		err = e.applied(report.Applied{
-			Hooks: hooksChanged(done), Pools: poolsChanged(done), Absent: f.Absent(devices), Unmatched: f.Unmatched(devices),
+			Hooks: hooksChanged(done), Pools: poolsChanged(done), Absent: f.Absent(devices), Unmatched: f.Unmatched(devices), Waiting: want.noRoom.Waiting(),
 			RevertsInNS: ahead(pending), NoTimer: e.confirm > 0 && pending == 0, Verbose: o.verbose, Confirm: e.suggest("confirm"),
 		}, o.absentOK)
+		if e.sayNoRoom(want.noRoom); want.noRoom != nil && err == nil {
+			err = errDegraded
+		}
 		for _, d := range done {
 			if lacks := e.queued(n, d.Device, d.Hook); err == nil {
 				err = lacks
@@ -334,7 +368,9 @@ func poolsChanged(done []loader.Applied) (pools report.PoolChange) {
 }
 
 func (e *env) applied(a report.Applied, absentOK bool) error {
-	a.Absent, a.Unmatched = append([]string{}, a.Absent...), append([]string{}, a.Unmatched...) // not null in JSON
+	for _, list := range []*[]string{&a.Absent, &a.Unmatched, &a.Waiting} {
+		*list = append([]string{}, *list...) // not null in JSON
+	}
 	if err := e.print(a, a.Text); err != nil {
 		return err
 	}
@@ -361,32 +397,39 @@ func confirmCommand(e *env) *cobra.Command {
 		Short: "Confirm a pending change",
 		Long: `Confirm a pending change: keep what 'shapectl apply --confirm', or set or pool set with --confirm, changed.
 
-If the last change needs no confirmation any more, confirm says so and succeeds.`,
+The answer says when the change was made, and what it changed. If the last change needs no confirmation any more,
+confirm says so and succeeds.`,
 		Example: `  shapectl apply policy.yaml --confirm 60s
   shapectl confirm`,
 		Args: args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
-			return e.with(loader.Write, "confirm the last apply", func(n *loader.Namespace) error {
-				said := "confirmed"
-				if err := n.Confirm(); errors.Is(err, loader.ErrConfirmed) {
-					said = "nothing to confirm: the last change is permanent already"
-				} else if err != nil {
+			return e.with(loader.Write, "confirm", func(n *loader.Namespace) error {
+				done, err := n.Confirm()
+				if errors.Is(err, loader.ErrConfirmed) && !e.json {
+					_, err := fmt.Fprintln(e.out, "nothing to confirm: the last change is permanent already")
+					return err
+				} else if err != nil && !errors.Is(err, loader.ErrConfirmed) {
 					return err
 				}
-				if e.json {
-					return e.applied(report.Applied{Hooks: []report.HookChange{}}, false)
-				}
-				_, err := fmt.Fprintln(e.out, said)
-				return err
+				return e.applied(report.Applied{Hooks: hooksChanged(done), Pools: poolsChanged(done), ConfirmedAgoNS: begunAgo(done)}, false)
 			})
 		},
 	}
 }
 
+// begunAgo is how long ago the change began that was confirmed or rolled back; nil if there was none.
+func begunAgo(done []loader.Applied) *uint64 {
+	if len(done) == 0 {
+		return nil
+	}
+	ago := maps.Now() - min(done[0].Began, maps.Now())
+	return &ago
+}
+
 func rollbackCommand(e *env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "rollback",
-		Short: "Return to the previous policy",
+		Short: "Undo the last apply, or change with --confirm",
 		Long: `Return to the rules from before the last 'shapectl apply', or change with --confirm, that changed something.
 
 The change may be confirmed or not. All devices switch back at one moment, and keep counters and the levels of
@@ -396,17 +439,12 @@ rollback is refused after another command has changed rules. If the change left 
 rules, 'shapectl watch' frees their state after an hour. Then rollback is refused, too.`,
 		Args: args(0, 0),
 		RunE: func(*cobra.Command, []string) error {
-			return e.with(loader.Write, "roll back the last apply", func(n *loader.Namespace) error {
+			return e.with(loader.Write, "rollback", func(n *loader.Namespace) error {
 				done, err := n.Rollback()
 				if err != nil {
 					return err
 				}
-				a := report.Applied{Hooks: hooksChanged(done), Pools: poolsChanged(done)}
-				for _, d := range done {
-					ago := maps.Now() - min(d.Began, maps.Now())
-					a.UndoneAgoNS = &ago
-				}
-				return e.applied(a, false)
+				return e.applied(report.Applied{Hooks: hooksChanged(done), Pools: poolsChanged(done), UndoneAgoNS: begunAgo(done)}, false)
 			})
 		},
 	}

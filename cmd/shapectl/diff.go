@@ -22,7 +22,7 @@ func diffCommand(e *env) *cobra.Command {
 
 + marks a rule that apply would add, - a rule that it would remove, and ~ a rule that it would change. A rule that
 is set but not in force counts as one to add. Devices that do not exist are left out, with a warning. diff also
-warns if apply would refuse the policy, as far as it can know. Like apply, diff refuses another 'match' for a
+warns if apply would refuse the policy, as far as it can know, or leave out guarantees for which a pool has no room. Like apply, diff refuses another 'match' for a
 direction that has rules.
 
 Exit codes: 0 nothing would change; 3 something would change.`,
@@ -40,18 +40,19 @@ func (e *env) diff(name string) error {
 	}
 	e.warn(f)
 	return e.with(loader.Read, "diff "+name, func(n *loader.Namespace) error {
-		want, absent, unmatched, err := e.tables(f)
+		want, err := e.goal(n, f)
 		if err != nil {
 			return err
 		}
-		e.sayMissing(absent, unmatched)
+		e.sayMissing(want.absent, want.unmatched)
+		e.sayNoRoom(want.noRoom)
 		have, err := n.Tables(loader.Attached, loader.Unknown)
 		if err != nil {
 			return err
 		}
-		refused := removesAll(n, want, append(absent, unmatched...))
+		refused := removesAll(n, want.tables, append(want.absent, want.unmatched...))
 		if refused == nil {
-			refused = n.CheckApply(want)
+			refused = n.CheckApply(want.tables)
 		}
 		switch {
 		case errors.Is(refused, loader.ErrMatch):
@@ -59,7 +60,7 @@ func (e *env) diff(name string) error {
 		case refused != nil && !errors.Is(refused, fs.ErrPermission): // readers may not know
 			e.say("shapectl: apply would refuse this: %w", e.advise(refused))
 		}
-		differences := report.NewDifferences(policy.Diff(have, want))
+		differences := report.NewDifferences(policy.Diff(have, want.tables))
 		if err := e.print(differences, differences.Text); err != nil || len(differences) == 0 {
 			return err
 		}

@@ -111,13 +111,34 @@ func (want filterRules) isSingle() bool {
 	return !want.pattern && (want.networks != nil || want.label != "" || want.address.IsValid() || want.pool != "" && !policyfile.IsPattern(want.pool))
 }
 
-// search finds out what the only argument of show means: a device, a direction, an address,
-// a network, a pattern of devices, or the name or plan of rules.
+// search finds out what the only argument of show means: a device, the name of rules or a pool, a direction, an
+// address, a network, a pattern of devices, or a part of a name, plan or note.
 func (want *filterRules) search(n *loader.Namespace) error {
-	what := want.device
 	if there, err := want.isDevice(n); there || err != nil {
 		return err
 	}
+	named := *want
+	named.device, named.label = "", want.device
+	if err := want.searchFor(n); want.label == "" && named.isName(n) {
+		*want = named // as set and delete understand it
+	} else if err != nil {
+		return err
+	}
+	return nil
+}
+
+// isName reports whether rules or a pool have exactly the name that the filter is for.
+func (want filterRules) isName(n *loader.Namespace) bool {
+	hooks, _ := want.searched(n) // of those that cannot be read, the caller learns when it asks again
+	defer loader.CloseHooks(hooks)
+	return slices.ContainsFunc(hooks, func(h *loader.Hook) bool {
+		return slices.ContainsFunc(h.Set.Rules(), func(entry maps.Entry) bool { return entry.Label.Name == want.label })
+	})
+}
+
+// searchFor is search for what is no device.
+func (want *filterRules) searchFor(n *loader.Namespace) error {
+	what := want.device
 	want.device = ""
 	if d, err := policy.ParseDirection(what); err == nil {
 		want.direction = &d

@@ -282,7 +282,7 @@ func TestLeftoversOfAPolicy(t *testing.T) {
 				t.Fatalf("%d hooks are left after a command, where there were %d", now, left)
 			}
 			left = now
-			r.refused(exitInput, "no such change", "rollback")
+			r.refused(exitInput, "no change can be confirmed or undone", "rollback")
 		}
 		r.has("va egress 10.0.0.0/24 1000000")
 		r.ok("apply", full)

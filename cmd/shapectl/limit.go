@@ -16,6 +16,8 @@ type limitFlags struct {
 	policy.Limit
 	match policy.Match
 	given func(flag string) bool // for set
+
+	shadow string // as it was given
 }
 
 // any reports whether an option of a limit was given.
@@ -28,22 +30,34 @@ func (l *limitFlags) has(o *policy.Option) bool { return l.given(o.Name) }
 
 // split returns the flags that were given and that a pool can have, each after a space, and one that it cannot have.
 func (l *limitFlags) split() (ofPool, ofRules string) {
+	ofPool = l.written(func(o *policy.Option) bool { return !o.RuleOnly && !o.Label })
 	for _, o := range policy.Options {
-		switch {
-		case !l.has(o):
-		case o.RuleOnly || o.Label:
+		if l.has(o) && (o.RuleOnly || o.Label) {
 			ofRules = "--" + o.Name
-		default:
-			ofPool += " --" + o.Name + " " + plain.Word(cmp.Or(o.Value(&l.Limit).String(), "none"))
 		}
-	}
-	if l.given("shadow") {
-		ofPool += " --shadow LIMIT"
 	}
 	if l.given("match") {
 		ofRules = "--match"
 	}
 	return ofPool, ofRules
+}
+
+// written returns some of the options that were given, and the shadow, as flags, each after a space.
+func (l *limitFlags) written(some func(*policy.Option) bool) (flags string) {
+	for _, o := range policy.Options {
+		if !l.has(o) || !some(o) {
+			continue
+		}
+		value := o.Value(&l.Limit).String()
+		if !o.Label {
+			value = cmp.Or(value, "none")
+		}
+		flags += " --" + o.Name + " " + plain.Word(value)
+	}
+	if l.given("shadow") {
+		flags += " --shadow " + plain.Word(l.shadow)
+	}
+	return flags
 }
 
 // over returns a rule with the options that were given. It keeps the others, but for those that
@@ -156,6 +170,7 @@ func (l *limitFlags) addOptions(f *pflag.FlagSet, some func(*policy.Option) bool
 // addShadow adds --shadow.
 func (l *limitFlags) addShadow(f *pflag.FlagSet) {
 	shadow := flagValue{"limit", "", func(s string) (err error) {
+		l.shadow = s
 		l.Shadow, err = policy.ParseShadow(s)
 		return err
 	}}

@@ -23,11 +23,14 @@ type namedHook struct {
 type ruleName struct {
 	name      string
 	direction *policy.Direction // nil for both
+
+	// The flags that were given, each after a space, for commands that an error suggests.
+	flags, ofPool string
 }
 
 func parseName(verb string, given []string) (ruleName, error) {
 	filter, err := parseFilter(verb, given)
-	return ruleName{filter.device, filter.direction}, err
+	return ruleName{name: filter.device, direction: filter.direction}, err
 }
 
 // rule is the word for what a name stands for.
@@ -41,8 +44,18 @@ func (of ruleName) rule() string {
 // A search is what was found for a name.
 type search struct {
 	hooks   []namedHook
-	similar string // without hooks: another name that may be meant, or ""
+	similar string // without hooks: another name that may be meant, or "". It is
+	noted   bool   // that of the only rules whose note has the word
 	isPlan  bool   // rules follow a plan with that name
+}
+
+// hint asks whether another name is meant, after what was searched for.
+func (found search) hint() string {
+	hint := "did you mean " + plain.Line(found.similar)
+	if found.noted {
+		hint += ", whose note has it"
+	}
+	return hint + "?"
 }
 
 // withNamed runs f on what was found for a name: the hooks that have rules with exactly this name, if any.
@@ -58,7 +71,8 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 			return err
 		}
 		var found search
-		var others []string
+		var others, noted []string
+		rank := filterRules{label: name}.ranks() // as show searches
 		for _, h := range hooks {
 			if of.direction != nil && h.Direction != *of.direction {
 				continue
@@ -69,6 +83,9 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 					its.rules = append(its.rules, entry)
 				} else {
 					others = append(others, entry.Label.Name)
+					if entry.Label.Name != "" && rank(entry.Label) == leastRank {
+						noted = append(noted, entry.Label.Name)
+					}
 				}
 				found.isPlan = found.isPlan || entry.Label.Plan == name
 			}
@@ -81,6 +98,10 @@ func (e *env) withNamed(verb string, of ruleName, f func(n *loader.Namespace, fo
 		}
 		if found.hooks == nil {
 			found.similar = plain.SimilarName(name, others)
+			slices.Sort(noted)
+			if noted = slices.Compact(noted); found.similar == "" && len(noted) == 1 {
+				found.similar, found.noted = noted[0], true
+			}
 		}
 		return f(n, found)
 	})
@@ -92,22 +113,27 @@ func (e *env) checkName(n *loader.Namespace, verb string, of ruleName, named []n
 	if of.direction != nil {
 		direction = *of.direction
 	}
-	is, ofDevice := plain.Line(name), e.suggest(verb, name, direction.String(), "CIDR")
+	is, with := plain.Line(name), verb+of.flags
+	ofDevice := e.suggest(with, name, direction.String(), "CIDR")
 	isDevice, err := filterRules{device: name}.isDevice(n)
 	if err != nil {
 		return err
 	}
 	_, notNetwork := policy.ParseNetworks(name)
+	_, isPool := findPool(n, name)
 	switch {
+	case isDevice && named == nil && isPool:
+		return inputf("%s is a device and a pool, and no rule has that name; write %s for the pool, or %s for a rule of the device",
+			is, e.suggest("pool "+verb+of.ofPool, name), ofDevice)
 	case isDevice && named == nil:
 		return inputf("%s is a device, and no rule has that name; write %s for a rule of the device", is, ofDevice)
 	case isDevice:
 		h := named[0]
 		return inputf("%s is a device, and rules have that name, too; write %s for a rule of the device, and %s for one with the name",
-			is, ofDevice, e.suggest(verb, h.Name(), h.Direction.String(), h.rules[0].Prefix.String()))
+			is, ofDevice, e.suggest(with, h.Name(), h.Direction.String(), h.rules[0].Prefix.String()))
 	case notNetwork == nil && named == nil:
 		return inputf("%s is a network, and no rule has that name; write a device and a direction, too, as in %s",
-			is, e.suggest(verb, "DEV", "egress", name))
+			is, e.suggest(with, "DEV", "egress", name))
 	}
 	return nil
 }
@@ -115,16 +141,15 @@ func (e *env) checkName(n *loader.Namespace, verb string, of ruleName, named []n
 // setNamed changes the rules that have a name in the options that were given.
 func (e *env) setNamed(of ruleName, limit limitFlags) error {
 	return e.withNamed("set", of, func(n *loader.Namespace, found search) error {
+		if err := e.noRuleBut(n, "set", of); found.hooks == nil && err != nil {
+			return err
+		}
 		switch {
 		case found.hooks == nil && found.isPlan:
 			return inputf("no %s has that name, but a plan does; a plan is changed in the policy file", of.rule())
 		case found.similar != "":
-			return inputf("no %s has that name; did you mean %s?", of.rule(), plain.Line(found.similar))
+			return inputf("no %s has that name; %s", of.rule(), found.hint())
 		case found.hooks == nil:
-			flags, _ := limit.split()
-			if err := e.noRuleBut(n, "set"+flags, of); err != nil {
-				return err
-			}
 			return inputf("no %s has that name; %s lists the names", of.rule(), e.suggest("show --sort name"))
 		}
 		if err := e.checkWithin(n, limit); err != nil {
@@ -176,9 +201,13 @@ func (e *env) setOwnPool(n *loader.Namespace, found search, limit limitFlags) (d
 			if without++; slices.Contains(pools, pool) {
 				continue
 			}
-			pools, commands = append(pools, pool), append(commands, e.suggest("pool set"+flags, pool))
+			pools, commands = append(pools, pool), append(commands, e.suggest("pool set"+flags+e.how(), pool))
 			if first == "" {
-				first = e.suggest("set --within "+plain.Word(pool)+flags, h.Name(), h.Direction.String(), r.Prefix.String())
+				within := " --within " + plain.Word(pool)
+				if limit.given("within") {
+					within = ""
+				}
+				first = e.suggest("set"+within+flags+e.how(), h.Name(), h.Direction.String(), r.Prefix.String())
 			}
 		}
 	}
@@ -252,6 +281,7 @@ func (e *env) put(n *loader.Namespace, tables ...policy.Table) error {
 			set = append(set, found...)
 		}
 	}
+	set.SayPools(poolsChanged(done))
 	err = e.print(set, e.sentences(set))
 	for _, d := range done {
 		if lacks := e.queued(n, d.Device, d.Hook); err == nil {
@@ -283,7 +313,7 @@ func (e *env) deleteNamed(of ruleName) error {
 			return err
 		}
 		if found.similar != "" {
-			e.say("shapectl: no %s has the name %s; did you mean %s?", of.rule(), plain.Line(of.name), plain.Line(found.similar))
+			e.say("shapectl: no %s has the name %s; %s", of.rule(), plain.Line(of.name), found.hint())
 		}
 		switch {
 		case found.hooks == nil && e.json:

@@ -26,7 +26,7 @@ devices:
       2001:db8:7::/64: {plan: gold, name: alice, excess: pass}
     ingress:
       10.0.0.7: {rate: 1mbit, name: alice, excess: ecn}
-      10.0.0.9: {rate: 1mbit, name: alice b}
+      10.0.0.9: {rate: 1mbit, name: alice b, note: circuit 1007}
   vc:
     egress:
       10.9.0.0/24: {rate: 20mbit, name: alice, each: host}
@@ -70,7 +70,7 @@ vc egress: each host in 10.9.0.0/24 ("alice") gets 50mbit (6.25 MB/s), burst 1.8
 		"va egress 10.0.0.8/32 bob/gold/pays in May 10 375000",
 		"va egress 2001:db8:7::/64 alice/gold/pays in May 50 1875000",
 		"va ingress 10.0.0.7/32 alice// 50 1875000",
-		"va ingress 10.0.0.9/32 alice b// 1 131072",
+		"va ingress 10.0.0.9/32 alice b//circuit 1007 1 131072",
 		"vc egress 10.0.0.7/32 Bakery// 3 131072",
 		"vc egress 10.9.0.0/24 alice// 50 1875000",
 	}
@@ -191,6 +191,8 @@ func TestNamedRefused(t *testing.T) {
 	before := r.labelled()
 	r.refused(exitInput, "no rule has that name; did you mean alice?", "set", "alcie", "--rate", "1mbit")
 	r.refused(exitInput, "no rule has that name; did you mean Bakery?", "set", "bakery", "--rate", "1mbit")
+	r.refused(exitInput, "no rule has that name; did you mean alice b, whose note has it?", "set", "1007", "--rate", "1mbit")
+	r.refused(exitInput, "no rule has that name; 'shapectl show --sort name' lists", "set", "pays", "--rate", "1mbit") // several
 	for _, name := range []string{"gold", "zelda", "al*", "alice\x1b[31m"} {
 		says := "no rule has that name; 'shapectl show --sort name' lists the names"
 		if name == "gold" {
@@ -224,7 +226,24 @@ func TestNamedRefused(t *testing.T) {
 		if verb == "set" {
 			args = append(args, "--rate", "1mbit")
 		}
-		r.refused(exitInput, fmt.Sprintf("write 'shapectl %s va egress CIDR' for a rule of the device, and 'shapectl %[1]s vc egress 10.0.0.7/32'", verb), args...)
+		with := strings.Join(append([]string{verb}, args[2:]...), " ")
+		r.refused(exitInput, fmt.Sprintf("write 'shapectl %s va egress CIDR' for a rule of the device, and 'shapectl %[1]s vc egress 10.0.0.7/32'", with), args...)
+	}
+	r.refused(exitInput, "write shapectl set --rate 1mbit --each host --shadow 'rate=5mbit' --confirm 1m0s --setup-fq --match dst vd ingress CIDR for a rule",
+		"set", "vd", "ingress", "--setup-fq", "--each", "host", "--confirm", "60s", "--rate", "1mbit", "--shadow", "rate=5mbit", "--match", "dst")
+}
+
+// A word means the same to show and set: a name before an address, a direction or a pattern.
+func TestNamesLikeOtherWords(t *testing.T) {
+	r := newRig(t)
+	r.ok("set", "va", "egress", "10.0.0.7", "--rate", "1mbit")
+	for i, name := range []string{"10.0.0.7", "10.0.0.0/24", "egress", "any", "v*"} {
+		cidr := fmt.Sprintf("10.1.0.%d/32", i)
+		r.ok("set", "va", "ingress", cidr, "--rate", "1mbit", "--name", name)
+		r.ok("set", name, "--rate", "2mbit")
+		if rules := r.show(name); len(rules) != 1 || rules[0].CIDR != cidr || rules[0].Rate != 2e6 {
+			t.Errorf("show %s: %+v", name, rules)
+		}
 	}
 }
 
@@ -253,7 +272,7 @@ func TestDeleteNamed(t *testing.T) {
 	}
 	want := []string{
 		"va egress 10.0.0.8/32 bob/gold/pays in May 10 375000",
-		"va ingress 10.0.0.9/32 alice b// 1 131072",
+		"va ingress 10.0.0.9/32 alice b//circuit 1007 1 131072",
 		"vc egress 10.0.0.7/32 Bakery// 3 131072",
 	}
 	if got := r.labelled(); !slices.Equal(got, want) {

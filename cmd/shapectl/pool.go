@@ -44,7 +44,7 @@ func poolSetCommand(e *env) *cobra.Command {
 		Use:   "set NAME [flags]",
 		Short: "Make a pool, or change it",
 		Long: `Make a pool, or change it. A new pool needs a rate. Of a pool that exists, only what the flags say changes. At a new
-rate, a burst or queue lasts as long as before.`,
+rate, a burst or queue lasts as long as before. The answer says whether the pool is new.`,
 		Example: `  shapectl pool set uplink --rate 1gbit --share member
   shapectl pool set ap-1 --rate 100mbit --within uplink --guarantee 20mbit
   shapectl pool set ap-1 --rate 150mbit`,
@@ -106,8 +106,8 @@ func (e *env) changePools(n *loader.Namespace, limit limitFlags, pools ...policy
 	return e.put(n, policy.Table{Rules: pools})
 }
 
-// hintAtNew names the pools whose names go on after that of a new one. Who meant one of them would notice nothing
-// otherwise.
+// hintAtNew names the pools whose names go on after that of a new one, or else one that is spelt almost the same. Who
+// meant one of them would notice nothing otherwise.
 func (e *env) hintAtNew(n *loader.Namespace, name string) error {
 	pools, err := e.findRules(n, filterRules{pools: true}, details{})
 	if err != nil {
@@ -121,11 +121,25 @@ func (e *env) hintAtNew(n *loader.Namespace, name string) error {
 		}
 	}
 	slices.Sort(longer)
-	if longer != nil {
+	_, notDirection := policy.ParseDirection(lastWord(name))
+	others := slices.DeleteFunc(pools.Names(), func(other string) bool {
+		return other == name || notDirection == nil && lastWord(other) != lastWord(name) // ingress is similar to egress
+	})
+	similar := plain.Misspelt(name, others)
+	switch {
+	case longer != nil:
 		e.say("shapectl: this pool is new, and nothing is within it; there already is %s", plain.List(lines(longer)))
+	case similar != "":
+		remove := e.suggest("pool delete", name)
+		if e.confirm > 0 {
+			remove = e.suggest("rollback") // until it is confirmed, nothing else can be done
+		}
+		e.say("shapectl: pool %s is new; if you meant %s, then %s removes the new one", plain.Line(name), plain.Line(similar), remove)
 	}
 	return nil
 }
+
+func lastWord(s string) string { return s[strings.LastIndexByte(s, ' ')+1:] }
 
 // checkWithin returns an error if a pool that --within names does not exist.
 func (e *env) checkWithin(n *loader.Namespace, limit limitFlags) error {
@@ -224,5 +238,5 @@ func (e *env) noRuleBut(n *loader.Namespace, verb string, of ruleName) error {
 	if _, found := findPool(n, of.name); !found {
 		return nil
 	}
-	return inputf("no %s has that name, but a pool does; write %s", of.rule(), e.suggest("pool "+verb, of.name))
+	return inputf("no %s has that name, but a pool does; write %s", of.rule(), e.suggest("pool "+verb+of.ofPool, of.name))
 }

@@ -57,17 +57,39 @@ func TestNewPoolBesideOthers(t *testing.T) {
 	}
 }
 
+// A pool that is new only because of a typo says so, and how to remove it.
+func TestMisspeltPool(t *testing.T) {
+	r := newRig(t)
+	r.ok("pool", "set", "uplink", "--rate", "1gbit")
+	for name, says := range map[string]string{
+		"uplnik":              "shapectl: pool uplnik is new; if you meant uplink, then 'shapectl pool delete uplnik' removes the new one\n",
+		"uplnik --confirm 1h": "shapectl: pool uplnik is new; if you meant uplink, then 'shapectl rollback' removes the new one\n",
+		"home-8":              "",
+	} {
+		got := r.run(append([]string{"pool", "set", "--rate", "1mbit"}, strings.Fields(name)...)...)
+		if got.code != exitDone || got.err != says || !strings.HasPrefix(got.out, `new pool "`) {
+			t.Errorf("pool set %s: %+v", name, got)
+		}
+		if strings.Contains(name, "confirm") {
+			r.ok("rollback")
+		}
+		r.run("pool", "delete", strings.Fields(name)[0])
+	}
+}
+
 // set changes only what its flags say, and says what the pool is then.
 func TestPoolSet(t *testing.T) {
 	r := newRig(t)
-	r.prints("pool \"uplink\" gets 100mbit (12.5 MB/s), burst 1 MB (80 ms); excess is dropped (gcra)\n",
+	r.prints("new pool \"uplink\" gets 100mbit (12.5 MB/s), burst 1 MB (80 ms); excess is dropped (gcra)\n",
 		"pool", "set", "uplink", "--rate", "100mbit", "--burst", "80ms")
 	r.ok("pool", "set", "ap-1", "--rate", "10mbit", "--within", "uplink", "--guarantee", "5mbit", "--weight", "3")
-	r.prints("pool \"uplink\" gets 200mbit (25 MB/s), burst 2 MB (80 ms), shared fairly by its members; excess is dropped (gcra)\n",
+	r.prints("pool \"uplink\" now gets 200mbit (25 MB/s), burst 2 MB (80 ms), shared fairly by its members; excess is dropped (gcra)\n",
 		"pool", "set", "uplink", "--rate", "200mbit", "--share", "member")
-	r.prints("pool \"ap-1\" gets 10mbit (1.25 MB/s), burst 375 kB (300 ms), within pool \"uplink\", 6mbit of it guaranteed, weight 3; excess is dropped (gcra)\n",
+	r.prints("pool \"uplink\" gets 200mbit (25 MB/s), burst 2 MB (80 ms), shared fairly by its members; excess is dropped (gcra)\n",
+		"pool", "set", "uplink", "--rate", "200mbit") // as before
+	r.prints("pool \"ap-1\" now gets 10mbit (1.25 MB/s), burst 375 kB (300 ms), within pool \"uplink\", 6mbit of it guaranteed, weight 3; excess is dropped (gcra)\n",
 		"pool", "set", "ap-1", "--guarantee", "6mbit")
-	r.prints("pool \"ap-1\" gets 10mbit (1.25 MB/s), burst 375 kB (300 ms); excess is dropped (gcra)\n", "pool", "set", "ap-1", "--within", "none")
+	r.prints("pool \"ap-1\" now gets 10mbit (1.25 MB/s), burst 375 kB (300 ms); excess is dropped (gcra)\n", "pool", "set", "ap-1", "--within", "none")
 	for args, says := range map[string]string{
 		"pool set":                                    "takes 'shapectl pool set NAME [flags]'",
 		"pool set new":                                "what to set is missing",
@@ -139,21 +161,46 @@ func TestPoolDelete(t *testing.T) {
 
 func TestFlushAllDeletesPools(t *testing.T) {
 	r := newPoolRig(t)
-	for i := range 9 {
+	for i := range 5 {
 		r.ok("pool", "set", fmt.Sprint("ap-", 10-i), "--rate", "1gbit")
 	}
 	out := r.ok("flush", "--all")
-	if strings.Count(out, "deleted: pool") != 11 || strings.Count(out, "deleted: va") != 3 {
+	if strings.Count(out, "deleted: pool") != 7 || strings.Count(out, "deleted: va") != 3 {
 		t.Errorf("flush: %s", out)
 	}
-	for i := range 9 {
-		_, out, _ = strings.Cut(out, fmt.Sprintf(`"ap-%d" gets`, i+1))
+	for i := range 4 {
+		_, out, _ = strings.Cut(out, fmt.Sprintf(`"ap-%d" gets`, i+6))
 	}
 	if !strings.Contains(out, `"ap-10" gets`) {
 		t.Error("flush does not sort pools by their names")
 	}
 	if pins := r.pins(); len(pins) > 0 {
 		t.Errorf("left over: %v", pins)
+	}
+}
+
+// More than ten rules and pools are counted. JSON has all.
+func TestManyDeleted(t *testing.T) {
+	r := newRig(t)
+	const policy = `pools: {ap-2: 1mbit, ap-10: 1mbit, ap-1: 1mbit, a: 1mbit, b: 1mbit}
+devices:
+  va: {egress: {10.0.0.1: 1mbit, 10.0.0.2: 1mbit, 10.0.0.3: 1mbit}, ingress: {any: 1mbit}}
+  vb: {egress: {10.0.0.1: 1mbit}}
+`
+	for args, want := range map[string]string{
+		"flush --all":    "deleted: 6 rules on 2 devices: va (5), vb (1)\ndeleted: 5 pools: a, ap-1, ap-2 and 2 more\n",
+		"flush va":       "",
+		"flush --all -j": "",
+	} {
+		r.ok("apply", r.policy(policy))
+		switch out := r.ok(strings.Fields(args)...); {
+		case want != "" && out != want:
+			t.Errorf("%s: %s", args, out)
+		case args == "flush va" && strings.Count(out, "deleted: va ") != 5:
+			t.Errorf("%s: %s", args, out)
+		case strings.HasSuffix(args, "-j") && strings.Count(out, `"sentence"`) != 11:
+			t.Errorf("%s: %s", args, out)
+		}
 	}
 }
 
@@ -188,14 +235,20 @@ func TestShowPools(t *testing.T) {
 			t.Errorf("%s: %s, want %s", args, got, want)
 		}
 	}
+	r.ok("set", "va", "ingress", "10.0.0.8", "--rate", "1mbit", "--name", "upper") // similar to the name of the next pool
+	r.ok("pool", "set", "up", "--rate", "1mbit")
+	r.ok("pool", "set", "vb", "--rate", "1mbit")
 	for args, says := range map[string]string{
-		"pool show ap-2":         "there is no pool ap-2; 'shapectl pool show' lists the pools",
-		"pool show home-*":       "there is no pool that matches home-*; 'shapectl pool show' lists the pools",
-		"pool show home-[":       "home-[",
-		"pool show ap-1 more":    "takes",
-		"show --tree --wide":     "--tree has columns of its own; leave --wide out",
-		"show --tree --buckets":  "give one of them",
-		"set ap-1 --rate 1mbit":  "no rule has that name, but a pool does; write 'shapectl pool set --rate 1mbit ap-1'",
+		"pool show ap-2":        "there is no pool ap-2; 'shapectl pool show' lists the pools",
+		"pool show home-*":      "there is no pool that matches home-*; 'shapectl pool show' lists the pools",
+		"pool show home-[":      "home-[",
+		"pool show ap-1 more":   "takes",
+		"show --tree --wide":    "--tree has columns of its own; leave --wide out",
+		"show --tree --buckets": "give one of them",
+		"set ap-1 --rate 1mbit": "no rule has that name, but a pool does; write 'shapectl pool set --rate 1mbit ap-1'",
+		"set vb --rate 2mbit":   "vb is a device and a pool, and no rule has that name; write 'shapectl pool set --rate 2mbit vb' for the pool, or 'shapectl set --rate 2mbit vb egress CIDR'",
+		"set va --rate 1mbit":   "va is a device, and no rule has that name; write 'shapectl set --rate 1mbit va egress CIDR'",
+		"set up --each host --rate 1mbit --note x --confirm 60s": "write 'shapectl pool set --rate 1mbit --note x --confirm 1m0s up'",
 		"delete ap-1":            "no rule has that name, but a pool does; write 'shapectl pool delete ap-1'",
 		"set va egress 10.0.0.9": "--rate is missing",
 		"set va egress 10.0.0.9 --within ap-1 --guarantee 16mbit": "add up to 21mbit",
@@ -539,9 +592,9 @@ func newSubscriberRig(t *testing.T) *rig {
 // Whoever names all rules of a pool means the pool.
 func TestSetNamedWithOwnPool(t *testing.T) {
 	r := newSubscriberRig(t)
-	r.prints("pool \"home\" gets 60mbit (7.5 MB/s), burst 2.25 MB (300 ms), within pool \"ap-1\"; excess is dropped (gcra)\n",
+	r.prints("pool \"home\" now gets 60mbit (7.5 MB/s), burst 2.25 MB (300 ms), within pool \"ap-1\"; excess is dropped (gcra)\n",
 		"set", "alice", "--rate", "60mbit")
-	r.prints("pool \"home\" gets 60mbit (7.5 MB/s), burst 750 kB (100 ms), shared fairly by its flows, within pool \"ap-2\"; excess is dropped (gcra)\n",
+	r.prints("pool \"home\" now gets 60mbit (7.5 MB/s), burst 750 kB (100 ms), shared fairly by its flows, within pool \"ap-2\"; excess is dropped (gcra)\n",
 		"set", "alice", "egress", "--share", "flow", "--burst", "100ms", "--within", "ap-2")
 	for _, row := range r.rows("show", "alice") {
 		if row.Kind == report.KindRule && (row.RateBits != nil || row.Within != "home") {
@@ -559,8 +612,8 @@ func TestSetNamedWithOwnPool(t *testing.T) {
 	// The error names the pools, and commands that say what is meant.
 	r.ok("set", "va", "ingress", "10.0.0.7", "--within", "ap-1", "--name", "alice")
 	r.ok("set", "va", "ingress", "10.0.0.8", "--within", "ap-1")
-	r.refused(exitInput, "rules with this name are in several pools; nothing was changed; write 'shapectl pool set --rate 8mbit home' or 'shapectl pool set --rate 8mbit ap-1'",
-		"set", "alice", "--rate", "8mbit")
+	r.refused(exitInput, "rules with this name are in several pools; nothing was changed; write 'shapectl pool set --rate 8mbit --confirm 1m0s home' or 'shapectl pool set --rate 8mbit --confirm 1m0s ap-1'",
+		"set", "alice", "--rate", "8mbit", "--confirm", "60s")
 	r.refused(exitInput, "other rules or pools, too, are within pool ap-1; nothing was changed; write 'shapectl pool set --rate 8mbit ap-1' for a whole pool, "+
 		"or 'shapectl set --within ap-1 --rate 8mbit va ingress 10.0.0.7/32' for one rule", "set", "alice", "ingress", "--rate", "8mbit")
 	r.ok("set", "--within", "home", "--rate", "8mbit", "va", "ingress", "10.0.0.7/32")
@@ -579,7 +632,7 @@ func TestSetNamedWithOwnPools(t *testing.T) {
 		}
 	}
 	out := r.ok("set", "bigco", "--rate", "60mbit", "--confirm", "1h")
-	for _, says := range []string{`pool "tap egress" gets 60mbit`, `pool "tap ingress" gets 60mbit`, "not confirmed: reverts in"} {
+	for _, says := range []string{`pool "tap egress" now gets 60mbit`, `pool "tap ingress" now gets 60mbit`, "not confirmed: reverts in"} {
 		if !strings.Contains(out, says) {
 			t.Errorf("set says %q, want %q in it", out, says)
 		}
@@ -588,8 +641,8 @@ func TestSetNamedWithOwnPools(t *testing.T) {
 	r.ok("set", "bigco", "egress", "--rate", "70mbit")
 	r.refused(exitInput, "rules with this name are in several pools", "set", "bigco", "--rate", "80mbit")
 	r.refused(exitInput, "this rule draws from pool tap egress, and no flag says that it stays there; nothing was changed; "+
-		"add --within 'tap egress' to keep it there, or --within none; or set the rate of the pool: ",
-		"set", "va", "egress", "any", "--rate", "80mbit")
+		"add --within 'tap egress' to keep it there, or --within none; or set the rate of the pool: shapectl pool set --rate 80mbit --confirm 1h0m0s 'tap egress'",
+		"set", "va", "egress", "any", "--rate", "80mbit", "--confirm", "1h")
 	r.ok("set", "va", "egress", "any", "--rate", "80mbit", "--within", "none")
 }
 
@@ -622,7 +675,9 @@ func TestSetConfirm(t *testing.T) {
 		}
 	}
 	r.ok("set", "alice", "--rate", "60mbit", "--confirm", "1h")
-	r.prints("confirmed\n", "confirm")
+	if out := r.ok("confirm"); !strings.HasSuffix(out, " ago, which stays\n1 pool changed\n") {
+		t.Errorf("confirm: %s", out)
+	}
 	if got := r.run("set", "alice", "--rate", "60mbit", "--confirm", "1h"); got.code != exitDone || got.err != "shapectl: nothing was changed, so there is nothing to confirm, and nothing reverts\n" {
 		t.Errorf("repeated: %+v", got)
 	}

@@ -40,7 +40,7 @@ $`
 			t.Errorf("rollback: %q", out)
 		}
 		r.has(rulesA...)
-		r.refused(exitInput, "there is no such change", "confirm")
+		r.refused(exitInput, "no change can be confirmed or undone", "confirm")
 
 		r.ok("apply", b)
 		if did := r.applied("rollback"); did.UndoneAgoNS == nil || *did.UndoneAgoNS == 0 || *did.UndoneAgoNS > 60e9 {
@@ -49,23 +49,52 @@ $`
 	})
 }
 
+// confirm names the change that it confirms. While that is pending, whatever it keeps from happening says until when.
+func TestConfirmSays(t *testing.T) {
+	r := newRig(t)
+	r.ok("apply", r.policy(policyA))
+	r.ok("apply", r.policy(policyB), "--confirm", "1h")
+	at := `, and reverts in \S+, at \d\d:\d\d:\d\d; 'shapectl confirm' it or 'shapectl rollback' first`
+	for _, args := range []string{"set va egress 10.0.0.9 --rate 1mbit", "flush --all"} {
+		if got := r.run(strings.Fields(args)...); !regexp.MustCompile("the last change is not confirmed yet" + at + "\n$").MatchString(got.err) {
+			t.Errorf("%s: %s", args, got.err)
+		}
+	}
+	if out := r.ok("show"); !regexp.MustCompile(`\nthe last change is not confirmed: it reverts in \S+, at \d\d:\d\d:\d\d, unless confirmed by 'shapectl confirm'\n$`).MatchString(out) {
+		t.Errorf("show: %s", out)
+	}
+	want := `^confirmed the change of \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, [0-9.]+m?s ago, which stays
+1 rule added, 1 changed, 2 removed on 1 device
+$`
+	if out := r.ok("confirm"); !regexp.MustCompile(want).MatchString(out) {
+		t.Errorf("confirm: %s", out)
+	}
+	r.ok("pool", "set", "uplink", "--rate", "1mbit", "--confirm", "1h")
+	if did := r.applied("confirm"); did.Pools.Added != 1 || did.ConfirmedAgoNS == nil || did.RevertsInNS != nil {
+		t.Errorf("confirm -j: %+v", did)
+	}
+	if did := r.applied("confirm"); did.ConfirmedAgoNS != nil {
+		t.Errorf("confirm -j again: %+v", did)
+	}
+}
+
 // rollback and confirm say why there is no change.
 func TestWhyNoChange(t *testing.T) {
 	r := newRig(t)
 	says := func(why string) {
 		t.Helper()
 		for _, verb := range []string{"rollback", "confirm"} {
-			r.refused(exitInput, "the last apply: there is no such change: "+why+"; see 'shapectl show'", verb)
+			r.refused(exitInput, verb+": no change can be confirmed or undone: "+why+"; see 'shapectl show'", verb)
 		}
 	}
 	set := func(rate string) { t.Helper(); r.ok("set", "va", "ingress", "10.0.9.0/24", "--rate", rate) }
 	says("there are no rules")
 	set("1mbit")
-	says("no policy was applied since the first rule was set")
+	says("since the first rule was set, no policy was applied, and nothing was set with --confirm")
 	a, b := r.policy(policyA), r.policy(policyB)
 	r.ok("apply", a)
 	set("2mbit")
-	says("another command changed rules since")
+	says("another command changed rules since the last one")
 	r.ok("apply", a)
 	r.ok("rollback")
 	says("the last one was reverted already")
@@ -76,7 +105,7 @@ func TestWhyNoChange(t *testing.T) {
 	r.ok("apply", b, "--confirm", "1h")
 	r.ok("confirm")
 	set("4mbit")
-	says("another command changed rules since")
+	says("another command changed rules since the last one")
 }
 
 // What is so already is a success, and said.

@@ -322,7 +322,7 @@ var advices = []advice{
 	{loader.ErrPending, true, "; %s it or %s first", []string{"confirm", "rollback"}},
 	{loader.ErrBusy, false, "; nothing was changed, try again", nil},
 	{loader.ErrNoChange, true, "; see %s", []string{"show"}},
-	{loader.ErrTooLate, true, "; correct the policy if it was wrong, and apply it again", nil},
+	{loader.ErrTooLate, true, "; make the change again if it was right", nil},
 	{maps.ErrFull, true, "; delete rules that are not needed, or join them in a wider one", nil},
 	{maps.ErrOtherLayout, false, "; nothing was changed: export all rules with that version, then %s and apply them with this one", []string{"flush --all"}},
 	{loader.ErrPoolInUse, true, "; delete these first, or move them to another pool", nil},
@@ -342,11 +342,14 @@ var advices = []advice{
 // advise adds to an error what to do about it.
 func (e *env) advise(err error) error {
 	var unheld *loader.UnqueuedError
+	var pending *loader.PendingError
 	switch {
 	case errors.As(err, new(exitError)):
 		return err
 	case errors.As(err, new(policy.PoolError)):
 		return inputf("%w; nothing was changed", err)
+	case errors.As(err, &pending):
+		return inputf("%w, and %s; %s it or %s first", err, report.Reverts(*ahead(pending.Until)), e.suggest("confirm"), e.suggest("rollback"))
 	case errors.As(err, &unheld):
 		return inputf("%w; %s", err, e.adviseFQ(unheld))
 	}

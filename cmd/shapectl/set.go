@@ -57,6 +57,11 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 				if err != nil {
 					return err
 				}
+				name.flags = limit.written(func(*policy.Option) bool { return true }) + e.how()
+				name.ofPool = limit.written(func(o *policy.Option) bool { return !o.RuleOnly && o.Name != "name" }) + e.how()
+				if limit.given("match") {
+					name.flags += " --match " + limit.match.String()
+				}
 				return e.setNamed(name, limit)
 			}
 			rule, err := parseFilter("set", given)
@@ -113,12 +118,13 @@ func (e *env) set(which filterRules, limit limitFlags) error {
 			if h != nil {
 				have, found := h.Set.Find(p)
 				rule.Label = limit.label(rule.Label, have.Label)
+				ofPool, _ := limit.split()
 				switch {
 				case !found:
 				case have.Within != "" && !limit.given("within"):
 					return inputf("this rule draws from pool %s, and no flag says that it stays there; nothing was changed; add --within %s to keep it there, "+
 						"or --within none; or set the rate of the pool: %s",
-						plain.Line(string(have.Within)), plain.Word(string(have.Within)), e.suggest("pool set --rate RATE", string(have.Within)))
+						plain.Line(string(have.Within)), plain.Word(string(have.Within)), e.suggest("pool set"+ofPool+e.how(), string(have.Within)))
 				default:
 					for _, change := range limit.others(&have.Rule, &rule) {
 						if !slices.Contains(others, change) { // as with any, which sets two rules

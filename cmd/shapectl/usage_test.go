@@ -194,7 +194,7 @@ func TestAny(t *testing.T) {
 			t.Errorf("rules are %+v", rules)
 		}
 		r.ok("set", "va", "egress", "any", "--rate", "3mbit", "--each", "host")
-		r.refused(exitInput, "there is no such change", "rollback")
+		r.refused(exitInput, "no change can be confirmed or undone", "rollback")
 		// One that is refused for one family is for both.
 		r.refused(exitInput, "/64", "set", "va", "egress", "any", "--rate", "4mbit", "--each", "/64")
 		r.has("va egress 0.0.0.0/0 3000000", "va egress ::/0 3000000")

@@ -30,8 +30,8 @@ watch changes no direction that already has rules; 'shapectl apply' does. watch 
 changes none. If the rules need fq and the device lacks it, watch sets it up with --setup-fq. Otherwise it warns, and
 sets no rules there.
 
-If a pool has no room for the guarantees of a device, the device gets its rules without them, and 'shapectl doctor'
-says so. When there is room, watch gives them. Then, and when it removes the pool of a deleted device, rollback is no
+If a pool has no room for the guarantees of a device, the device gets its rules without them, as with 'shapectl apply',
+and 'shapectl doctor' says so. When there is room, watch gives them. Then, and when it removes the pool of a deleted device, rollback is no
 longer possible.
 
 watch reads FILE again on SIGHUP, and when a device appears after the file was changed. While FILE is not valid,

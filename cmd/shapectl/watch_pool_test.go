@@ -1,6 +1,8 @@
 package main
 
 import (
+	"encoding/json"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -33,6 +35,66 @@ func (r *rig) guarantees(args ...string) string {
 	return strings.Join(who, ", ")
 }
 
+// isAgreed checks that diff and apply find rules as watch has set them, and say the same of guarantees without room.
+func (r *rig) isAgreed(file, says string) {
+	r.t.Helper()
+	if got := r.run("diff", file); got.code != exitDone || got.out != "nothing to change\n" || !strings.Contains(got.err, says) {
+		r.t.Errorf("diff: %+v", got)
+	}
+	if got := r.run("apply", file); got.code != exitDegraded || got.out != "nothing to change\n" || !strings.Contains(got.err, says) {
+		r.t.Errorf("apply: %+v", got)
+	}
+}
+
+// apply and diff limit more devices of a pattern than have room for their guarantees. Those with a guarantee keep it.
+func TestApplyWithoutRoom(t *testing.T) {
+	r := newRig(t)
+	r.taps(2)
+	file := r.policy(`pools: {uplink: {rate: 10mbit, share: member}}
+devices:
+  tap*:
+    pool: {rate: 9mbit, within: uplink, guarantee: 4mbit}
+    egress: {any: {guarantee: 1mbit}}
+`)
+	r.ok("apply", file)
+	r.remove("tap0")
+	testenv.Must(t, addVeth("tap2", "peer2"))
+	if got := r.run("apply", file); got.code != exitDone {
+		t.Errorf("apply: %+v", got)
+	}
+	testenv.Must(t, addVeth("tap0", "peer0"))
+	const says = "shapectl: no room for the guarantees of 1 of 3 devices: tap0; they have their rates, and the guarantees wait for room; "
+	if got := r.run("diff", file); got.code != exitDiffers || !strings.HasPrefix(got.err, says) || !strings.Contains(got.err, "which add up to 12mbit") {
+		t.Errorf("diff: %+v", got)
+	}
+	got := r.run("apply", file, "-j")
+	var applied report.Applied
+	testenv.Must(t, json.Unmarshal([]byte(got.out), &applied))
+	if got.code != exitDegraded || len(applied.Waiting) != 1 || applied.Waiting[0] != "tap0" {
+		t.Errorf("apply: %+v", got)
+	}
+	const guaranteed = "pool tap1, pool tap2, tap1 egress 0.0.0.0/0, tap1 egress ::/0, tap2 egress 0.0.0.0/0, tap2 egress ::/0"
+	if got := r.guarantees("show"); got != guaranteed {
+		t.Errorf("guarantees of %s; want %s", got, guaranteed)
+	}
+	r.isAgreed(file, says)
+	text, err := os.ReadFile(file)
+	testenv.Must(t, err)
+	if out := r.ok("export", "--like", file); out != string(text) {
+		t.Errorf("export --like changes the file to\n%s", out)
+	}
+
+	w := r.watch(file) // which did not set these rules
+	r.ok("pool", "set", "uplink", "--rate", "12mbit")
+	r.remove("vb") // so that watch looks
+	w.says("tap0 has its guarantees now")
+	w.ends(syscall.SIGTERM)
+
+	// Without room even for others, the policy is refused.
+	r.refused(exitInput, "which add up to 11mbit", "apply", r.policy(`pools: {uplink: {rate: 10mbit}}
+devices: {tap1: {egress: {10.0.0.0/24: {within: uplink, guarantee: 11mbit}}}, tap*: {egress: {any: {within: uplink, guarantee: 1mbit}}}}`))
+}
+
 // A device whose guarantee has no room gets its rate. It gets the guarantee as soon as there is room.
 func TestWatchWithoutRoom(t *testing.T) {
 	r := newRig(t)
@@ -50,7 +112,7 @@ func TestWatchWithoutRoom(t *testing.T) {
 	if got, want := r.guarantees("show"), "tap0 egress 10.0.0.0/24, tap1 egress 10.0.0.0/24"; got != want {
 		t.Errorf("guarantees of %s; want %s", got, want)
 	}
-	r.refused(exitInput, "which add up to 12mbit", "apply", file)
+	r.isAgreed(file, "no room for the guarantees of 1 of 3 devices: tap2;")
 	got := r.run("doctor", "tap2")
 	if want := `pool "uplink" has no room for the guarantee of 10.0.0.0/24 (4mbit): there is only what guaranteed members leave`; got.code != exitDegraded || !strings.Contains(strings.Join(strings.Fields(got.out), " "), want) {
 		t.Errorf("exit %d: %s%s", got.code, got.out, got.err)

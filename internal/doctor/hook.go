@@ -74,7 +74,7 @@ func checkChange(f Facts, s Hook, _ *Device) []report.Finding {
 	case maps.Expired:
 		return s.finding(report.Note, report.Change, "the last change was not confirmed in time, and reverted", "")
 	case maps.Committed:
-		return s.finding(report.OK, report.Change, plain.Suggest(f.Netns, "rollback")+" would return to the previous policy", "")
+		return s.finding(report.OK, report.Change, plain.Suggest(f.Netns, "rollback")+" would undo the last change", "")
 	}
 	return nil
 }

@@ -6,10 +6,12 @@ import (
 	"unicode"
 )
 
+// longest is the length of words beyond which none are compared.
+const longest = 64
+
 // Similar is the one of words that a misspelt word is most like: one with few other letters,
 // or else the only one that begins so. It is "" if there is none.
 func Similar(word string, words []string) string {
-	const longest = 64
 	if len(word) < 2 || len(word) > longest {
 		return ""
 	}
@@ -55,6 +57,22 @@ func SimilarName(name string, names []string) string {
 		names = alike
 	}
 	return Similar(name, names)
+}
+
+// Misspelt is the name for which a new one is probably a slip: it has the same digits, and differs in one letter, or in
+// two if it is long. It is "" if there is none.
+func Misspelt(name string, names []string) string {
+	const shortest = 4
+	best, least := "", min(2, len(name)/3)+1
+	for _, n := range names {
+		if min(len(name), len(n)) < shortest || max(len(name), len(n)) > longest || digitsOf(n) != digitsOf(name) {
+			continue
+		}
+		if d := distance([]rune(strings.ToLower(name)), []rune(strings.ToLower(n))); d < least {
+			best, least = n, d
+		}
+	}
+	return best
 }
 
 func digitsOf(s string) string {

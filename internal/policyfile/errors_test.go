@@ -398,15 +398,18 @@ func TestErrors(t *testing.T) {
 			"2:3: a pool cannot be called none, which stands for no pool; choose another name\n3:3: the name of a pool is empty; write one such as uplink\n" +
 				`4:3: pool "a\nb" has a control character; remove it`},
 		{"pools:\n  a: gold\n  b: unlimited\n  c: {}\n  d: {rate: 1gbit, excess: pass}\ndevices: {}\n",
-			`2:6: rate "gold" does not start with a digit; write one such as 10mbit` +
+			`2:6: "gold" is not a rate, and the file has no plans; write a rate such as 10mbit, or unlimited` +
 				"\n3:6: rate unlimited would limit nothing, and a pool always has a rate; give it one, or delete the pool" +
 				"\n4:3: rate is missing; say how much, such as 1gbit" +
 				"\n5:28: excess pass would limit nothing in a pool; use another one, or propose a rate with shadow"},
 		{"plans: {gold: 1gbit}\npools:\n  a: {plan: gold, name: x, shadow: {rate: 1mbit, each: host}, each: host, raet: 1gbit}\ndevices: {}\n",
-			"3:7: plan has no use in a pool; write the options instead" +
-				"\n3:19: the key of a pool is its name; remove this one" +
+			"3:19: the key of a pool is its name; remove this one" +
 				"\n3:63: each has no use in a pool; a pool has one bucket; use share for parts of it" +
 				"\n3:75: unknown key \"raet\"; did you mean rate?"},
+		{"plans: {gold: {rate: 1gbit, each: host}, mini: {rate: 1gbit, excess: pass}}\npools:\n  a: gold\n  b: mini\n  c: {plan: glod}\ndevices: {}\n",
+			"3:3: each has no use in a pool; a pool has one bucket; use share for parts of it (from plan gold, line 1)" +
+				"\n4:3: excess pass would limit nothing in a pool; use another one, or propose a rate with shadow (from plan mini, line 1)" +
+				"\n5:13: plan \"glod\" is unknown; did you mean gold?"},
 		{"pools:\n  a: {rate: 1gbit, within: a}\n  b: {rate: 1gbit, guarantee: 1mbit}\n  c: {rate: 1gbit, within: b, guarantee: 2gbit}\ndevices: {}\n",
 			`2:28: within "a" is the pool itself; name another pool` +
 				"\n3:31: guarantee 1mbit has no use with no pool to draw from; name one with within, or leave it out" +

@@ -114,6 +114,17 @@ func (f *File) Warnings() Errors { return f.warnings }
 // type Errors, lists devices that several patterns match, or pools that cannot keep the guarantees of
 // all devices.
 func (f *File) Tables(devices []Device) (tables []policy.Table, absent []string, err error) {
+	if tables, err = f.allTables(devices); err != nil {
+		return nil, nil, err
+	}
+	if problems := f.poolProblems(policy.NewTree(tables)); len(problems) > 0 {
+		return nil, nil, f.errors(problems)
+	}
+	return tables, f.Absent(devices), nil
+}
+
+// allTables is Tables, whether or not pools can keep the guarantees.
+func (f *File) allTables(devices []Device) (tables []policy.Table, err error) {
 	pools := f.Pools()
 	var errs Errors
 	for _, d := range devices {
@@ -132,13 +143,10 @@ func (f *File) Tables(devices []Device) (tables []policy.Table, absent []string,
 		tables = append(tables, pools)
 	}
 	if len(errs) > 0 {
-		return nil, nil, errs
+		return nil, errs
 	}
 	policy.SortTables(tables)
-	if problems := f.poolProblems(policy.NewTree(tables)); len(problems) > 0 {
-		return nil, nil, f.errors(problems)
-	}
-	return tables, f.Absent(devices), nil
+	return tables, nil
 }
 
 // Absent returns the devices that have a section of their own but are not in devices, in

@@ -17,6 +17,7 @@ var (
 	labelKeys    = keys(func(o *policy.Option) bool { return o.Label })
 	planKeys     = slices.Concat(defaultsKeys, labelKeys)
 	poolKeys     = keys(func(o *policy.Option) bool { return !o.RuleOnly && o.Name != "name" }, "shadow")
+	poolWithPlan = slices.Concat([]string{"plan"}, poolKeys)
 	ruleKeys     = slices.Concat([]string{"plan"}, planKeys)
 )
 
@@ -81,7 +82,7 @@ type parcel struct {
 	bad   bool  // it has an error that is reported already
 }
 
-// A plan is options that several rules share. A rule that names the plan by its key has
+// A plan is options that several rules and pools share. A rule that names the plan by its key has
 // its options, and its note too if the rule has no note. The name of the plan is only
 // shown, instead of the key, and becomes Label.Plan of its rules.
 type plan struct {
@@ -252,11 +253,14 @@ func (r *reader) blame(err error, key uint32, rule, defaults parcel) {
 	r.report(key, message)
 }
 
-func (r *reader) rule(n *node) parcel {
+func (r *reader) rule(n *node) parcel { return r.planned(n, "a rule", ruleKeys) }
+
+// planned reads a value that is a rate, a plan, or a mapping whose keys must be among allowed.
+func (r *reader) planned(n *node, what string, allowed []string) parcel {
 	if n.kind == mapping {
-		return r.parts(n, "a rule", ruleKeys)
+		return r.parts(n, what, allowed)
 	}
-	text, ok := r.scalar(n, "a rule", "a rate, unlimited, a plan, or options such as {rate: 10mbit, each: host}")
+	text, ok := r.scalar(n, what, "a rate, unlimited, a plan, or options such as {rate: 10mbit, each: host}")
 	switch {
 	case !ok:
 		return parcel{}
@@ -318,7 +322,7 @@ func (r *reader) parts(n *node, what string, allowed []string) (out parcel) {
 
 func (r *reader) unknownPart(key *node, what string, allowed []string) {
 	switch {
-	case key.text == "plan" && what != "a pool":
+	case key.text == "plan":
 		r.errorf(key, "%s cannot use a plan; write the options instead", what)
 	case what == "a pool" && key.text == "name":
 		r.errorf(key, "the key of a pool is its name; remove this one")

@@ -17,7 +17,7 @@ import (
 // Merge writes the file like with the rules in tables, which are those of devices. It keeps
 // unchanged rules, comments and sections of other devices as they are. Changed rules get
 // new values, removed rules disappear, and new rules are added after the others of their
-// direction. A device that differs from the rules of its pattern gets its own section.
+// direction. A device that differs from the rules of its pattern gets its own section, unless it only waits for guarantees.
 // Plans that the file does not have are added. A pool disappears unless something that stays
 // is within it. Rules must be valid, and as
 // policy.Limit.Rule makes them. The error is a LeftOutError if all but some devices were
@@ -26,6 +26,7 @@ func Merge(w io.Writer, like *File, devices []Device, tables []policy.Table) err
 	if err := like.hides(); err != nil {
 		return err
 	}
+	tables, waited := like.withGuarantees(tables, devices)
 	pools, live, err := byDevice(tables)
 	if err != nil {
 		return fmt.Errorf("write a policy: %w", err)
@@ -63,8 +64,10 @@ func Merge(w io.Writer, like *File, devices []Device, tables []policy.Table) err
 	m.keepPools(elsewhere)
 	tree := policy.NewTree(append([]policy.Table{{Rules: slices.Concat(m.pools, own)}}, slices.DeleteFunc(slices.Clone(tables), policy.Table.IsPools)...))
 	like.addTo(tree, elsewhere)
-	if problems := tree.Problems(); len(problems) > 0 {
-		return fmt.Errorf("write a policy: %w", problems[0])
+	for _, problem := range tree.Problems() {
+		if !problem.NoRoom || !waited {
+			return fmt.Errorf("write a policy: %w", problem)
+		}
 	}
 	m.addPlans()
 	m.changePools()

@@ -105,14 +105,14 @@ func (r *reader) policy(root *node) {
 	}
 	defaults := r.defaults(parcel{}, given["defaults"])
 	r.usualOfPools = usualOfPools(defaults)
-	if e := given["pools"]; e != nil {
-		r.poolsKey, r.poolsPlace = e.key.start, e.value.place()
-		r.readPools(&e.value, defaults)
-		r.root.spans = append(r.root.spans, e.span())
-	}
 	if e := given["plans"]; e != nil {
 		r.plansKey, r.plansPlace = e.key.start, e.value.place()
 		r.readPlans(&e.value)
+		r.root.spans = append(r.root.spans, e.span())
+	}
+	if e := given["pools"]; e != nil {
+		r.poolsKey, r.poolsPlace = e.key.start, e.value.place()
+		r.readPools(&e.value, defaults)
 		r.root.spans = append(r.root.spans, e.span())
 	}
 	if e := given["defaults"]; e != nil {

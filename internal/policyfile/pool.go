@@ -66,20 +66,44 @@ func usualOfPools(defaults parcel) policy.Limit {
 // pool reads a pool, which is within another one unless it says otherwise. It returns nil if the pool is not valid.
 func (r *reader) pool(e *entry, name string, within policy.Within, defaults parcel) *pool {
 	faults := r.faults
-	p := &pool{span: e.span(), parts: r.rateOrParts(&e.value, "a pool", poolKeys)}
+	said := r.planned(&e.value, "a pool", poolWithPlan)
+	ofPlan, wanted := r.planOfPool(e, said)
+	p := &pool{span: e.span(), parts: slices.Concat(wanted, said.parts)}
 	if r.faults > faults || defaults.bad {
 		return nil
 	}
 	p.usual = usualOfPools(defaults)
 	p.usual.Within = within
-	limit := over(p.usual, p.parts)
+	limit := over(p.usual, slices.Concat(ofPlan, said.parts))
 	dropIdle(&limit, &policy.Rule{Algorithm: limit.Algorithm, Excess: limit.Excess, Within: limit.Within})
 	var err error
 	if p.rule, err = over(limit, p.parts).Pool(name); err != nil {
-		r.blame(err, e.key.start, parcel{parts: p.parts}, defaults)
+		r.blame(err, e.key.start, said, defaults)
 		return nil
 	}
 	return p
+}
+
+// planOfPool returns the options of a pool's plan, if it has one, and those of them that must have a use: not what depends
+// on an option that the pool has itself.
+func (r *reader) planOfPool(e *entry, said parcel) (all, wanted []part) {
+	if said.plan == nil {
+		return nil, nil
+	}
+	for _, p := range said.plan.parts {
+		if !slices.Contains(poolKeys, p.key) {
+			r.errorf(&e.key, "%w (from plan %s, line %d)", policy.NotInPool(p.key), said.plan.key, r.line(said.plan.at))
+			return nil, nil
+		}
+		if slices.ContainsFunc(said.parts, func(own part) bool { return own.key == p.key }) {
+			continue
+		}
+		all = append(all, p)
+		if !slices.ContainsFunc(said.parts, func(own part) bool { return depends(p.key, own.key) }) {
+			wanted = append(wanted, p)
+		}
+	}
+	return all, wanted
 }
 
 // knowsPool reports whether the file has a pool. If it has not, it reports that.

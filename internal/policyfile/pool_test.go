@@ -88,3 +88,43 @@ func TestMergeDropsPools(t *testing.T) {
 		t.Errorf("%v, got\n%s\nwant\n%s", err, &out, want)
 	}
 }
+
+// A pool has the options of its plan, and its own win. What the file becomes keeps the plan, unless the pool has changed.
+func TestPoolsWithPlans(t *testing.T) {
+	const text = `plans:
+  gold: {rate: 50mbit, guarantee: 5mbit, within: uplink, share: flow, name: Gold 50, note: sold}
+pools:
+  uplink: 1gbit
+  home-1: gold
+  ap: {rate: 100mbit, within: uplink, guarantee: 50mbit}
+  home-2: {plan: gold, rate: 60mbit, within: ap} # pays more
+  home-3: {plan: gold, within: none, note: free}
+devices:
+  eth0: {egress: {10.0.0.1: {within: home-1}}}
+  tap*: {pool: {plan: gold, weight: 2}, egress: {any: {}}}
+`
+	devices := []Device{{"eth0", 14}, {"tap0", 14}}
+	tables := mustTables(t, mustParse(t, text), devices...)
+	pools := &tables[0]
+	want := `  home-1: {rate: 50mbit, within: uplink, guarantee: 5mbit, share: flow, note: sold}
+  home-2: {rate: 60mbit, within: ap, guarantee: 5mbit, share: flow, note: sold}
+  home-3: {rate: 50mbit, share: flow, note: free}
+  tap0: {rate: 50mbit, within: uplink, guarantee: 5mbit, weight: 2, share: flow, note: sold}
+`
+	if got := written(t, tables); !strings.Contains(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	if got := mergedInto(t, text, devices, tables); got != text {
+		t.Errorf("unchanged, it becomes\n%s", got)
+	}
+	for i := range pools.Rules {
+		if p := &pools.Rules[i]; p.Label.Name == "home-1" || p.Label.Name == "home-2" {
+			p.Weight = 3
+		}
+	}
+	merged := mergedInto(t, text, devices, tables)
+	again := mustTables(t, mustParse(t, merged), devices...)
+	if got, want := written(t, again), written(t, tables); got != want || strings.Count(merged, "plan: gold") != 2 || !strings.Contains(merged, "# pays more") {
+		t.Errorf("changed, it becomes\n%s", merged)
+	}
+}

@@ -37,7 +37,6 @@ func (r *Reconciler) apply(n *loader.Namespace, targets []target, from lastgood.
 			r.apply(n, []target{next}, from)
 		}
 	case isNoRoom(err):
-		r.waits = true
 		problem, _ := errors.AsType[policy.PoolError](err)
 		r.warn(targets[0].dev, fmt.Errorf("without their guarantees, which wait for room: %w", problem))
 		for i := range tables {

@@ -85,7 +85,7 @@ func find(rules []policy.Rule, of policy.Rule) *policy.Rule {
 // guarantee gives rules and pools the guarantees that waited for room, as far as there is room now: to all of a device,
 // or to none.
 func (r *Reconciler) guarantee() error {
-	if !r.waits || r.missing {
+	if r.missing || !r.policy.HasGuarantees() {
 		return nil
 	}
 	n, err := loader.Write(r.Options)
@@ -106,7 +106,6 @@ func (r *Reconciler) guarantee() error {
 		return nil
 	}
 	waiting := r.waiting(tables)
-	r.waits = len(waiting) > 0
 	full := map[policy.Within]policy.Guarantee{} // by pool: the smallest guarantee that it had no room for
 	began := time.Now()
 	for _, who := range slices.Sorted(maps.Keys(waiting)) {

@@ -52,7 +52,6 @@ type Reconciler struct {
 	read           version // of file when it was read
 	missing        bool    // there was no file when it was read
 	pending        bool    // devices wait for the end of a pending change, and OnWarning was called
-	waits          bool    // guarantees may wait for room in a pool
 
 	differ map[string]policy.Rule // pools in force that differ from the policy, and of which OnWarning was told
 }
@@ -126,8 +125,7 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 	sweeps := time.NewTicker(sweepEvery)
 	defer sweeps.Stop()
 	var waiting []netinfo.Device
-	due := true    // devices may have gone while no process watched
-	r.waits = true // an earlier process may have left some
+	due := true // devices may have gone while no process watched
 	for ctx.Err() == nil {
 		fresh, deleted, err := arrivals.Take()
 		if err != nil {
@@ -259,7 +257,7 @@ func (r *Reconciler) serveSome(ctx context.Context, devices []netinfo.Device) (d
 		r.OnWarning(err)
 	}
 	if until != 0 {
-		return 0, loader.ErrPending // it is not known yet which policy stays
+		return 0, &loader.PendingError{Until: until} // it is not known yet which policy stays
 	}
 	from := r.policy
 	if expired != 0 && r.lastGood != "" && time.Unix(r.read.changed.Unix()).Before(wallClock(expired)) {

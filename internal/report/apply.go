@@ -15,17 +15,21 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
-// Applied is what an apply or a rollback changed.
+// Applied is what an apply, a confirm or a rollback changed, or left changed.
 type Applied struct {
 	Hooks  []HookChange `json:"hooks"` // those that changed
 	Pools  PoolChange   `json:"pools"`
 	Absent []string     `json:"absent"` // devices that the policy names and that do not exist
 	// Unmatched are patterns of the policy that no device matches.
 	Unmatched []string `json:"unmatched"`
+	// Waiting are devices of patterns whose guarantees wait for room in a pool.
+	Waiting []string `json:"waiting"`
 	// RevertsInNS is null unless the change is not confirmed.
 	RevertsInNS *uint64 `json:"reverts_in_ns"`
 	// UndoneAgoNS is how long ago the change was made that a rollback reverted; null for an apply.
 	UndoneAgoNS *uint64 `json:"undone_ago_ns"`
+	// ConfirmedAgoNS is how long ago the change was made that a confirm has confirmed; null for others.
+	ConfirmedAgoNS *uint64 `json:"confirmed_ago_ns"`
 	// NoTimer says that there is nothing to confirm though --confirm was given: RevertsInNS is null.
 	NoTimer bool `json:"-"`
 	// Confirm is the command that confirms the change.
@@ -39,6 +43,21 @@ type PoolChange struct {
 	Added   int `json:"added_pools"`
 	Changed int `json:"changed_pools"`
 	Removed int `json:"removed_pools"`
+}
+
+// SayPools has the sentences say whether these pools, which a command has set, are new or other than before.
+func (rules Rules) SayPools(c PoolChange) {
+	for i := range rules {
+		r := &rules[i]
+		switch {
+		case !r.IsPool():
+		case c.Added > 0:
+			r.Sentence = "new " + r.Sentence
+		case c.Changed > 0:
+			subject := fmt.Sprintf("pool %q", r.Name)
+			r.Sentence = subject + " now" + strings.TrimPrefix(r.Sentence, subject)
+		}
+	}
 }
 
 // HookChange is what changed on a direction of a device.
@@ -56,9 +75,10 @@ type HookChange struct {
 func (a Applied) Text(w io.Writer) error {
 	text := bufio.NewWriter(w)
 	if a.UndoneAgoNS != nil {
-		ago := time.Duration(*a.UndoneAgoNS)
-		fmt.Fprintf(text, "reverted the change of %s, %v ago\n",
-			time.Now().Add(-ago).Format(time.DateTime), ago.Round(time.Second/10))
+		fmt.Fprintf(text, "reverted %s\n", changeOf(*a.UndoneAgoNS))
+	}
+	if a.ConfirmedAgoNS != nil {
+		fmt.Fprintf(text, "confirmed %s, which stays\n", changeOf(*a.ConfirmedAgoNS))
 	}
 	var all changes
 	upgraded := 0
@@ -105,9 +125,15 @@ func (a Applied) Text(w io.Writer) error {
 		text.WriteString("no rule was changed, so there is nothing to confirm, and nothing reverts\n")
 	}
 	if a.RevertsInNS != nil {
-		fmt.Fprintf(text, "%s by %s\n", reverts(*a.RevertsInNS), a.Confirm)
+		fmt.Fprintf(text, "%s by %s\n", notConfirmed(*a.RevertsInNS), a.Confirm)
 	}
 	return text.Flush()
+}
+
+// changeOf names a change by its time, which was ns ago.
+func changeOf(ns uint64) string {
+	ago := time.Duration(ns)
+	return fmt.Sprintf("the change of %s, %v ago", time.Now().Add(-ago).Format(time.DateTime), ago.Round(time.Second/10))
 }
 
 // changes are how many rules were added, changed and removed.
@@ -128,11 +154,18 @@ func (c changes) words(thing string, verbs ...string) string {
 	return strings.Join(parts, ", ")
 }
 
-// reverts says when a change reverts that nobody confirms.
-func reverts(ns uint64) string {
+// Reverts says when a change reverts that nobody confirms: "reverts in 1m0s, at 22:43:22".
+func Reverts(ns uint64) string {
 	left := time.Duration(ns)
-	return fmt.Sprintf("not confirmed: reverts in %v, at %s, unless confirmed",
-		left.Round(time.Second/10), time.Now().Add(left).Format(time.TimeOnly))
+	return fmt.Sprintf("reverts in %v, at %s", left.Round(time.Second/10), time.Now().Add(left).Format(time.TimeOnly))
+}
+
+// notConfirmed says it after the change.
+func notConfirmed(ns uint64) string { return "not confirmed: " + Reverts(ns) + ", unless confirmed" }
+
+// lastReverts says it of a change that another command made.
+func lastReverts(ns uint64) string {
+	return "the last change is not confirmed: it " + Reverts(ns) + ", unless confirmed"
 }
 
 // Differences are what apply would change.

@@ -397,7 +397,7 @@ func (p *Stop) text(s *strings.Builder, told map[string]bool) {
 		fact(s, "note", p.Note)
 	}
 	if p.RevertsInNS != nil {
-		fact(s, "note", reverts(*p.RevertsInNS))
+		fact(s, "note", lastReverts(*p.RevertsInNS))
 	}
 	var chain []string
 	for _, a := range p.Chain {

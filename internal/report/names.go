@@ -254,6 +254,6 @@ func (names Names) Text(w io.Writer, rules Rules, of, unnamed, width int) error 
 	if unnamed > 0 {
 		fmt.Fprintf(text, "%s without a name\n", plain.Count(unnamed, "rule"))
 	}
-	rules.pending(text)
+	rules.pending(text, lastReverts)
 	return text.Flush()
 }

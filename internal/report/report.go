@@ -321,20 +321,42 @@ func (rules Rules) Sentences(w io.Writer, width int) error {
 	for _, r := range rules {
 		text.WriteString(plain.Fold(plain.Line(r.Sentence+remark(r)), cmp.Or(width, math.MaxInt), "", "    "))
 	}
-	rules.pending(text)
+	rules.pending(text, notConfirmed)
 	return text.Flush()
 }
 
 // pending writes until when a change waits to be confirmed, if one does.
-func (rules Rules) pending(w io.Writer) {
+func (rules Rules) pending(w io.Writer, says func(ns uint64) string) {
 	if i := slices.IndexFunc(rules, func(r Rule) bool { return r.RevertsInNS != nil }); i >= 0 {
-		fmt.Fprintf(w, "%s by %s\n", reverts(*rules[i].RevertsInNS), rules[i].Confirm)
+		fmt.Fprintf(w, "%s by %s\n", says(*rules[i].RevertsInNS), rules[i].Confirm)
 	}
 }
 
-// Deleted writes a line for each rule that is no more.
+// mostDeleted is how many deleted rules and pools have a line each.
+const mostDeleted = 10
+
+// Deleted writes which rules and pools are no more, in the order of SortByDevice: a line for each, or how many of each device.
 func (rules Rules) Deleted(w io.Writer) error {
 	text := bufio.NewWriter(w)
+	if len(rules) > mostDeleted {
+		pools, others := rules.Split()
+		var devices []string
+		for first := 0; first < len(others); {
+			next := first
+			for next < len(others) && others[next].Device == others[first].Device {
+				next++
+			}
+			devices = append(devices, fmt.Sprintf("%s (%d)", plain.Line(others[first].Device), next-first))
+			first = next
+		}
+		if len(others) > 0 {
+			fmt.Fprintf(text, "deleted: %s on %s: %s\n", plain.Count(len(others), "rule"), plain.Count(len(devices), "device"), plain.List(devices))
+		}
+		if len(pools) > 0 {
+			fmt.Fprintf(text, "deleted: %s: %s\n", plain.Count(len(pools), "pool"), plain.Line(plain.List(pools.Names())))
+		}
+		return text.Flush()
+	}
 	for _, r := range rules {
 		fmt.Fprintln(text, plain.Line("deleted: "+r.Sentence))
 	}
@@ -398,7 +420,7 @@ func (r Rule) Detail(w io.Writer) error {
 			return countText(n) + " in use"
 		})},
 		{"sharers", optional(r.ActiveSharers, countText)},
-		{"pending", optional(r.RevertsInNS, reverts)},
+		{"pending", optional(r.RevertsInNS, lastReverts)},
 	} {
 		if f.text != "" {
 			fact(&text, f.label, f.text)

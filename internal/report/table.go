@@ -279,9 +279,9 @@ func (t Table) Text(w io.Writer) error {
 		}
 	}
 	if len(t.Rules) == 0 {
-		t.Pools.pending(text)
+		t.Pools.pending(text, lastReverts)
 	}
-	t.Rules.pending(text)
+	t.Rules.pending(text, lastReverts)
 	return text.Flush()
 }
 
@@ -539,7 +539,7 @@ func (rules Rules) BucketsText(w io.Writer, of, width int) error {
 	if err == nil && len(rows) < of {
 		fmt.Fprintf(text, "%d of %s\n", len(rows), plain.Count(of, "bucket"))
 	}
-	rules.pending(text)
+	rules.pending(text, lastReverts)
 	return cmp.Or(err, text.Flush())
 }
 

@@ -126,7 +126,7 @@ func (rules Rules) Tree(w io.Writer, of, width int) error {
 	if alone > 0 {
 		fmt.Fprintf(text, "%s in no pool\n", plain.Count(alone, "rule"))
 	}
-	rules.pending(text)
+	rules.pending(text, lastReverts)
 	return text.Flush()
 }
 

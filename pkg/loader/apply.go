@@ -12,13 +12,13 @@ import (
 )
 
 // ErrNoChange means that there is no change to confirm or to roll back.
-var ErrNoChange = errors.New("there is no such change")
+var ErrNoChange = errors.New("no change can be confirmed or undone")
 
 // ErrConfirmed means that the last change needs no confirmation any more, or never did.
 var ErrConfirmed = errors.New("it lasts already")
 
-// ErrTooLate means that a change has reverted: it was not confirmed in time, or rolled back.
-var ErrTooLate = errors.New("the change was not confirmed in time, or rolled back; the rules from before it are in force")
+// ErrTooLate means that a change has reverted: it was not confirmed in time.
+var ErrTooLate = errors.New("the last change was not confirmed in time, so it reverted; the rules from before it are in force")
 
 // ErrBusy means that a change could not be prepared in time. Nothing was changed.
 var ErrBusy = errors.New("the host is too busy to prepare this change in time")
@@ -44,7 +44,7 @@ type Applied struct {
 	Direction policy.Direction
 	Rules     maps.Difference
 	Hook      Change
-	// Began is when the change that was rolled back had begun, in ns of maps.Now; else 0.
+	// Began is when the change that was confirmed or rolled back had begun, in ns of maps.Now; else 0.
 	Began uint64
 }
 
@@ -111,7 +111,7 @@ func (n *Namespace) CheckApply(tables []policy.Table) error {
 	}
 	until, _, _ := n.PendingChange() // without a store, there is none
 	if until != 0 {
-		return ErrPending
+		return &PendingError{until}
 	}
 	return nil
 }
@@ -170,37 +170,56 @@ func (n *Namespace) PendingChange() (until, expired uint64, err error) {
 	return until, expired, nil
 }
 
-// Confirm confirms a pending change. The error wraps ErrConfirmed where it lasts already, ErrNoChange where there is
-// no change, and ErrTooLate where it has reverted.
-func (n *Namespace) Confirm() error {
+// Confirm confirms a pending change, and returns what that has changed. The error wraps ErrConfirmed where it lasts
+// already, ErrNoChange where there is no change, and ErrTooLate where it has reverted.
+func (n *Namespace) Confirm() (done []Applied, err error) {
 	if n.pins.store == nil || len(n.pins.others) > 0 {
-		return n.pins.noState(n.pins.noChange())
+		return nil, n.pins.noState(n.pins.noChange())
 	}
 	switch state, _ := n.pins.store.Change(); {
 	case state == maps.Expired:
-		return ErrTooLate
-	case state == maps.Pending:
-		err := n.pins.store.Confirm()
-		if errors.Is(err, maps.ErrLate) {
-			return ErrTooLate
-		}
-		return err
+		return nil, ErrTooLate
 	case state == maps.Committed && n.pins.store.Begins() != 0:
-		return ErrConfirmed
+		return nil, ErrConfirmed
+	case state != maps.Pending:
+		return nil, n.pins.noChange()
 	}
-	return n.pins.noChange()
+	if err := n.pins.store.Confirm(); errors.Is(err, maps.ErrLate) {
+		return nil, ErrTooLate
+	} else if err != nil {
+		return nil, err
+	}
+	hooks, _ := n.Hooks() // it is confirmed, also where a hook cannot be read
+	hooks = append([]*Hook{n.Pools()}, hooks...)
+	defer CloseHooks(hooks)
+	done = n.changed(hooks)
+	for i := range done {
+		rules := &done[i].Rules
+		rules.Added, rules.Removed = rules.Removed, rules.Added
+	}
+	return done, nil
+}
+
+// changed returns what a revert of the change that is in force does to hooks.
+func (n *Namespace) changed(hooks []*Hook) (done []Applied) {
+	for _, h := range hooks {
+		if rules := h.Set.Undone(); rules != (maps.Difference{}) {
+			done = append(done, Applied{Device: h.Name(), Direction: h.Direction, Rules: rules, Began: n.pins.store.Begins()})
+		}
+	}
+	return done
 }
 
 // noChange is why there is no change to confirm or to roll back. The error wraps ErrNoChange.
 func (s *bpfState) noChange() error {
-	why := "another command changed rules since"
+	why := "another command changed rules since the last one"
 	switch {
 	case s.store == nil:
 		why = "there are no rules"
 	case s.store.Ended() == maps.Expired:
 		why = "the last one was reverted already"
 	case s.store.Ended() == maps.NoChange:
-		why = "no policy was applied since the first rule was set"
+		why = "since the first rule was set, no policy was applied, and nothing was set with --confirm"
 	}
 	return fmt.Errorf("%w: %s", ErrNoChange, why)
 }
@@ -230,11 +249,7 @@ func (n *Namespace) Rollback() (done []Applied, err error) {
 		if err := revert(n.pins.store, until); err != nil {
 			return err
 		}
-		for _, h := range hooks {
-			if rules := h.Set.Undone(); rules != (maps.Difference{}) {
-				done = append(done, Applied{Device: h.Name(), Direction: h.Direction, Rules: rules, Began: n.pins.store.Begins()})
-			}
-		}
+		done = n.changed(hooks)
 		return n.pins.finish()
 	})
 	return done, err

@@ -351,7 +351,7 @@ func switchOnce(r *rig, hooks []*switched, end string, rules func() []policy.Rul
 	time.Sleep(time.Duration(random.IntN(10)) * time.Millisecond)
 	switch end {
 	case "confirmed":
-		r.write(func(n *Namespace) error { return n.Confirm() })
+		r.write(func(n *Namespace) error { return confirm(n) })
 		if random.IntN(2) == 0 {
 			return
 		}

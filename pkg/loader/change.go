@@ -29,6 +29,12 @@ var ErrMatch = errors.New("other rules of this device and direction match the ot
 // ErrPending means that a change is pending.
 var ErrPending = errors.New("the last change is not confirmed yet")
 
+// A PendingError is an ErrPending that says when the change reverts.
+type PendingError struct{ Until uint64 } // in ns of maps.Now
+
+func (*PendingError) Error() string { return ErrPending.Error() }
+func (*PendingError) Unwrap() error { return ErrPending }
+
 // ErrElsewhere means that the device has programs of shapectl without pins in this namespace.
 var ErrElsewhere = errors.New("limits of shapectl are already on the device, set from another network namespace or another bpffs")
 

@@ -25,7 +25,7 @@ func TestEndOldChange(t *testing.T) {
 		end(0) // every hook has a rule
 		r.apply(ApplyOptions{Confirm: time.Hour}, none)
 		end(0)
-		r.write(func(n *Namespace) error { return n.Confirm() })
+		r.write(func(n *Namespace) error { return confirm(n) })
 		end(time.Hour)
 		r.write(func(n *Namespace) error { _, err := n.Rollback(); return err })
 		r.inForce(one)

@@ -625,7 +625,7 @@ func TestNoRulesBesideAnotherLayout(t *testing.T) {
 		},
 		"apply new": func(n *Namespace) error { _, err := n.ApplyNew([]policy.Table{table}); return err },
 		"apply":     func(n *Namespace) error { _, err := n.Apply([]policy.Table{table}, ApplyOptions{}); return err },
-		"confirm":   (*Namespace).Confirm,
+		"confirm":   confirm,
 		"rollback":  func(n *Namespace) error { _, err := n.Rollback(); return err },
 	} {
 		var other *OtherLayoutError
@@ -637,7 +637,7 @@ func TestNoRulesBesideAnotherLayout(t *testing.T) {
 		t.Errorf("pins were %v, and are %v", before, now)
 	}
 	r.inForce(one, stays)
-	r.write(func(n *Namespace) error { _, err := n.Discard(n.pins.others...); return errors.Join(err, n.Confirm()) })
+	r.write(func(n *Namespace) error { _, err := n.Discard(n.pins.others...); return errors.Join(err, confirm(n)) })
 	r.flush()
 	r.nothingLeft()
 }

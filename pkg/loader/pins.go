@@ -262,10 +262,10 @@ func (p *pins) endChange(h *Hook) error {
 	if p.store == nil {
 		return nil
 	}
-	state, _ := p.store.Change()
+	state, at := p.store.Change()
 	switch {
 	case state == maps.Pending && (h == nil || h.Set != nil && h.Set.TakesPart()):
-		return ErrPending
+		return &PendingError{at}
 	case state == maps.Pending, state == maps.NoChange:
 		return nil
 	}

@@ -421,3 +421,8 @@ func (r *rig) anotherLayout() {
 }
 
 func isOtherLayout(err error) bool { return errors.Is(err, maps.ErrOtherLayout) }
+
+func confirm(n *Namespace) error {
+	_, err := n.Confirm()
+	return err
+}

@@ -272,7 +272,7 @@ var stepped = []steppedCommand{
 	{"apply after another", false, appliedBefore(ApplyOptions{}), func(n *Namespace) error {
 		return policyOn(n, ApplyOptions{}, []policy.Rule{stays, one}, nil)
 	}},
-	{"confirm", false, appliedBefore(ApplyOptions{Confirm: time.Hour}), (*Namespace).Confirm},
+	{"confirm", false, appliedBefore(ApplyOptions{Confirm: time.Hour}), confirm},
 	{"rollback", false, appliedBefore(ApplyOptions{}), func(n *Namespace) error { _, err := n.Rollback(); return err }},
 	{"rollback of what is not confirmed", false, appliedBefore(ApplyOptions{Confirm: time.Hour}), func(n *Namespace) error {
 		_, err := n.Rollback()
@@ -544,7 +544,7 @@ func (r *rig) staysCanGo() {
 func (r *rig) flushAll() {
 	r.t.Helper()
 	r.write(func(n *Namespace) error {
-		if err := n.Confirm(); err != nil && !errors.Is(err, ErrConfirmed) && !errors.Is(err, ErrNoChange) && !errors.Is(err, ErrTooLate) {
+		if err := confirm(n); err != nil && !errors.Is(err, ErrConfirmed) && !errors.Is(err, ErrNoChange) && !errors.Is(err, ErrTooLate) {
 			return err
 		}
 		return n.FlushAll(func(*Hook) {}, func(*OtherLayoutError) {})

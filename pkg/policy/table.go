@@ -31,6 +31,7 @@ func compareRules(a, b Rule) int { return ComparePrefix(a.Prefix, b.Prefix) }
 
 // SortTables sorts tables by device, egress before ingress.
 func SortTables(tables []Table) {
+	// slices.SortFunc makes the program 17 KB larger for this type.
 	sort.Slice(tables, func(i, j int) bool { return compareTables(tables[i], tables[j]) < 0 })
 }
 

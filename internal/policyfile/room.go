@@ -1,0 +1,198 @@
+package policyfile
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// NoRoom says that pools have no room for the guarantees of some devices that match patterns.
+type NoRoom struct {
+	Devices []string // which have their rules without guarantees
+	Of      int      // devices of patterns with guarantees
+	Problem Errors   // of the pools, with all guarantees
+}
+
+// Waiting are the devices; none for nil.
+func (n *NoRoom) Waiting() []string {
+	if n == nil {
+		return nil
+	}
+	return n.Devices
+}
+
+func (n *NoRoom) Error() string {
+	return fmt.Sprintf("no room for the guarantees of %d of %s: %s; they have their rates, and the guarantees wait for room; %v",
+		len(n.Devices), plain.Count(n.Of, "device"), plain.List(n.Devices), n.Problem)
+}
+
+// A claim is what one device of a pattern has with guarantees: rules and pools.
+type claim struct {
+	device string
+	*section
+	rules []*policy.Rule
+	had   []policy.Rule // as the policy says
+}
+
+func (c *claim) give() {
+	for i, r := range c.rules {
+		*r = c.had[i]
+	}
+}
+
+func (c *claim) wait() {
+	for _, r := range c.rules {
+		*r = r.WithoutGuarantee()
+	}
+}
+
+// TablesWithRoom is Tables, but a device of a pattern whose guarantees have no room in a pool gets its rules and pools
+// without them, as from 'shapectl watch'. Devices that have a guarantee in live, which is called only then, keep it
+// before others, and the first of devices come first. Without an error, missing is nil if there is room for all.
+func (f *File) TablesWithRoom(devices []Device, live func() []policy.Table) (tables []policy.Table, missing *NoRoom, err error) {
+	if tables, err = f.allTables(devices); err != nil {
+		return nil, nil, err
+	}
+	problems := f.poolProblems(policy.NewTree(tables))
+	if len(problems) == 0 {
+		return tables, nil, nil
+	}
+	missing = &NoRoom{Problem: f.errors(problems)}
+	claims := f.claims(tables)
+	for _, c := range claims {
+		c.wait()
+	}
+	if without := f.poolProblems(policy.NewTree(tables)); len(without) > 0 {
+		return nil, nil, missing.Problem
+	}
+	has := map[string]bool{}
+	for _, t := range live() {
+		for _, r := range t.Rules {
+			if r.Guarantee != 0 {
+				has[cmp.Or(t.Device, DeviceOfPool(r.Label.Name))] = true
+			}
+		}
+	}
+	place := map[string]int{}
+	for i, d := range devices {
+		if place[d.Name] = i; !has[d.Name] {
+			place[d.Name] += len(devices)
+		}
+	}
+	slices.SortFunc(claims, func(a, b *claim) int { return cmp.Compare(place[a.device], place[b.device]) })
+	missing.Of = len(claims)
+	full := map[*section]bool{}
+	var give func([]*claim)
+	give = func(claims []*claim) { // as one after the other, with fewer trees
+		claims = slices.DeleteFunc(slices.Clone(claims), func(c *claim) bool {
+			if full[c.section] {
+				missing.Devices = append(missing.Devices, c.device)
+			}
+			return full[c.section]
+		})
+		for _, c := range claims {
+			c.give()
+		}
+		if len(policy.NewTree(tables).Problems()) == 0 {
+			return
+		}
+		for _, c := range claims {
+			c.wait()
+		}
+		if len(claims) == 1 {
+			full[claims[0].section] = true // other devices of it need as much
+			missing.Devices = append(missing.Devices, claims[0].device)
+			return
+		}
+		give(claims[:len(claims)/2])
+		give(claims[len(claims)/2:])
+	}
+	give(claims)
+	return tables, missing, nil
+}
+
+// claims returns what devices of patterns have with guarantees.
+func (f *File) claims(tables []policy.Table) (claims []*claim) {
+	byDevice := map[string]*claim{}
+	for _, t := range tables {
+		for i := range t.Rules {
+			r := &t.Rules[i]
+			device := cmp.Or(t.Device, DeviceOfPool(r.Label.Name))
+			s, _ := f.section(device)
+			if r.Guarantee == 0 || s == nil || !s.pattern || t.IsPools() && f.pools[r.Label.Name] != nil {
+				continue
+			}
+			c := byDevice[device]
+			if c == nil {
+				c = &claim{device: device, section: s}
+				byDevice[device], claims = c, append(claims, c)
+			}
+			c.rules, c.had = append(c.rules, r), append(c.had, *r)
+		}
+	}
+	return claims
+}
+
+// withGuarantees returns live tables with the guarantees that wait for room, of devices of patterns that are as the file
+// says otherwise, and whether there are any.
+func (f *File) withGuarantees(live []policy.Table, devices []Device) (tables []policy.Table, waited bool) {
+	type placed struct {
+		policy.Direction // none for pools
+		*policy.Rule
+	}
+	have, waits := map[string][]placed{}, map[string]bool{} // by device
+	tables = slices.Clone(live)
+	for i := range tables {
+		t := &tables[i]
+		t.Rules = slices.Clone(t.Rules)
+		for j := range t.Rules {
+			r := &t.Rules[j]
+			device := cmp.Or(t.Device, DeviceOfPool(r.Label.Name))
+			have[device] = append(have[device], placed{t.Direction, r})
+			if _, does := r.WaitingGuarantee(); does {
+				waits[device] = true
+			}
+		}
+	}
+	for _, d := range devices {
+		if s, _ := f.section(d.Name); !waits[d.Name] || s == nil || !s.pattern {
+			continue
+		}
+		of, _ := f.For(d) // an error is reported by who merges the device
+		own, _ := f.OwnPools(d)
+		policy.SortRules(own)
+		var want []placed
+		for _, t := range append([]policy.Table{{Rules: own}}, of...) {
+			for i := range t.Rules {
+				want = append(want, placed{t.Direction, &t.Rules[i]})
+			}
+		}
+		if !slices.EqualFunc(have[d.Name], want, func(a, b placed) bool {
+			return a.Direction == b.Direction && (*a.Rule == *b.Rule || *a.Rule == b.WithoutGuarantee())
+		}) {
+			continue
+		}
+		for i, p := range have[d.Name] {
+			*p.Rule, waited = *want[i].Rule, true
+		}
+	}
+	return tables, waited
+}
+
+// HasGuarantees reports whether anything in the file has a guarantee.
+func (f *File) HasGuarantees() bool {
+	guaranteed := func(p *pool) bool { return p.rule.Guarantee != 0 }
+	for _, p := range f.pools {
+		if guaranteed(p) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(f.devices, func(s section) bool {
+		return slices.ContainsFunc(s.own, guaranteed) || slices.ContainsFunc(s.tables, func(t table) bool {
+			return slices.ContainsFunc(t.rules, func(r rule) bool { return r.rules[0].Guarantee != 0 })
+		})
+	})
+}

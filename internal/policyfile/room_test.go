@@ -1,0 +1,72 @@
+package policyfile
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// As many devices of patterns as have room get their guarantees: first those that have them now, then those that came
+// first. The others get all but guarantees.
+func TestTablesWithRoom(t *testing.T) {
+	f := mustParse(t, `pools:
+  uplink: 1gbit
+  small: {rate: 100mbit, within: uplink, guarantee: 50mbit}
+devices:
+  eth0: {egress: {any: {rate: 100mbit, within: uplink, guarantee: 50mbit}}}
+  tap*:
+    pool: {rate: 200mbit, within: uplink, guarantee: 50mbit}
+    egress: {any: {guarantee: 10mbit, note: sold}}
+  veth*: {egress: {10.0.0.0/24: {within: small, guarantee: 20mbit}}}
+`)
+	devices := []Device{{"eth0", 14}}
+	for i := range 25 {
+		devices = append(devices, Device{fmt.Sprint("tap", i), 14})
+	}
+	for i := range 3 {
+		devices = append(devices, Device{fmt.Sprint("veth", i), 14})
+	}
+	live := func() []policy.Table {
+		return []policy.Table{
+			{Rules: []policy.Rule{{Pool: true, Guarantee: 1, Label: policy.Label{Name: "tap20"}}}},
+			{Device: "veth2", Rules: []policy.Rule{{Guarantee: 1}}},
+		}
+	}
+	tables, missing, err := f.TablesWithRoom(devices, live)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Of 1 gbit, 850 mbit are left for 17 devices, and in the pool small there is room for two.
+	if got, want := strings.Join(missing.Devices, " "), "tap16 tap17 tap18 tap19 tap21 tap22 tap23 tap24 veth1"; got != want || missing.Of != 28 {
+		t.Errorf("without room: %s of %d, want %s", got, missing.Of, want)
+	}
+	if says := missing.Error(); !strings.HasPrefix(says, "no room for the guarantees of 9 of 28 devices: tap16, tap17, tap18 and 6 more; ") ||
+		!strings.Contains(says, `p.yaml:2:11: pool "uplink": rate 1gbit is less than the guarantees within the pool, which add up to 1400mbit`) {
+		t.Error(says)
+	}
+	for _, table := range tables {
+		for _, r := range table.Rules {
+			waits := table.Device == "tap24" || r.Label.Name == "tap24"
+			if _, is := r.WaitingGuarantee(); waits != is && (waits || r.Label.Name == "tap0" || table.Device == "tap0") {
+				t.Errorf("%s%s waits: %t", table.Device, r.Label.Name, is)
+			}
+		}
+	}
+	if err := policy.CheckPools(tables); err != nil {
+		t.Error(err)
+	}
+	// A file with these rules is the same. A device that differs in more has a section of its own.
+	if got := mergedInto(t, string(f.text), devices, tables); got != string(f.text) {
+		t.Errorf("it becomes\n%s", got)
+	}
+	last := &tables[len(tables)-2].Rules[0] // of veth1
+	last.Weight = 3
+	if got := mergedInto(t, string(f.text), devices, tables); !strings.Contains(got, "\n  veth1:\n") || strings.Contains(got, "tap24") {
+		t.Errorf("changed, it becomes\n%s", got)
+	}
+	if _, missing, err := f.TablesWithRoom(devices[:16], live); missing != nil || err != nil {
+		t.Errorf("with room for all: %v, %v", missing, err)
+	}
+}
