@@ -1,22 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The fast path through pools, for packets that are one packet on the wire: up to FAST_POOLS pools that neither mark
- * nor delay, and buckets and sharers that have a slot. It decides as pool.h does. What a test finds is kept
- * on the stack for the charge.
+ * nor delay, and buckets and sharers that have a slot. It decides as pool.h does. The function of a level tests its
+ * pool, calls that of the level above, and charges the pool if the packet passes: so it need not look up again
+ * what it tested. The verifier checks each of these functions once.
  */
 #ifndef SHAPECTL_POOL_FAST_H
 #define SHAPECTL_POOL_FAST_H
 
 #include "clock.h"
 
-#define FAST_POOLS 4
-
-enum stage_answer {
-	STAGE_CONFORMS,
-	STAGE_REFUSES,
-	STAGE_LATE, /* the fair clock must be advanced first */
-	STAGE_SLOW, /* pool.h must decide */
-};
+/* Returned by functions that did nothing, */
+#define UNDONE -2
+/* and by those that need keep_times to be called first. */
+#define LATE -3
 
 static __always_inline __u32 index_at(__u32 seen, __u32 phase)
 {
@@ -24,199 +21,242 @@ static __always_inline __u32 index_at(__u32 seen, __u32 phase)
 }
 
 /* The handle of the bucket of a packet's key, or 0 if it has none or its headers are not plain. */
-__noinline __u64 find_key(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 phase)
+static __noinline __u64 find_key(struct __sk_buff *skb, __u32 ip, const struct params *params)
 {
-	const struct params *params;
-	const struct rule *rule = rule_of(id);
-	__u64 hash;
+	__u64 hash = hash_plain(skb, ip, params->each_bits, params->salt, params->flags);
 
-	if (!rule)
-		return 0;
-	params = params_of(rule, index_at(READ_ONCE(rule->version), phase));
-	hash = hash_plain(skb, ip, params->each_bits, params->salt, params->flags);
 	return hash ? find_handle(hash) : 0;
 }
-
-/* A rule or pool that has room for a packet. */
-struct stage {
-	__u32 id;
-	__u32 weight; /* of the sharer */
-	__u64 sharer; /* its handle, or 0 if none is charged */
-	__u64 v;      /* its byte clock */
-};
 
 /* A packet on its way up. No padding: the verifier refuses arguments with unwritten bytes. */
 struct ascent {
 	__u64 now;
-	__u64 level;  /* of this bucket, in units */
-	__u32 phase;
+	__u64 v;      /* the byte clock of the rule, */
+	__u64 handle; /* and its bucket, or 0 for the shared one */
+	__u32 id;     /* of the rule */
+	__u32 seen;   /* its version */
 	__u32 bytes;
-	__u32 id;     /* of the next pool */
-	__u32 member; /* of what is directly within this rule or pool, */
-	__u32 weight; /* and its weight there */
-	__u32 guaranteed; /* as in a climb */
-	__u32 pool;   /* the last one that was tested */
 	__u32 ip;
-	__u32 sparse; /* see judge */
-	__u32 kept;   /* the fair clocks are those of now */
+	__u32 member; /* the rule or pool below the next pool; after a refusal, who refused */
+	__u16 phase;
+	__u8 kept;   /* the fair clocks are those of now */
+	__u8 sparse; /* see judge */
 };
 
-/* Finds the sharer of a packet, and judges it. Returns STAGE_LATE if the time was not kept but must be. */
-__noinline enum stage_answer test_sharer(struct __sk_buff *skb, struct ascent *a, struct stage *at)
-{
-	const struct cold_params *cold;
+/* A pool or guarantee, and what was seen of its bucket. */
+struct stage {
+	struct rule *rule;
 	const struct params *params;
-	const struct rule *rule;
+	__u64 level;
+	__u64 tat;
+	__u64 start; /* the same, or the byte clock if the bucket is empty */
+};
+
+/* Returns false if there is no such pool, or if it changes just now. */
+static __always_inline bool look_at(const struct ascent *a, const __u32 *id, struct stage *at)
+{
+	__u32 seen;
+	__u64 v;
+
+	at->rule = rule_at(id);
+	if (!at->rule)
+		return false;
+	seen = READ_ONCE(at->rule->version);
+	at->params = params_of(at->rule, index_at(seen, a->phase));
+	v = byte_clock(at->params, at->params->base, a->now);
+	at->tat = READ_ONCE(at->rule->shared.tat);
+	at->level = level_at(at->params, v, a->now, at->tat, READ_ONCE(at->rule->shared.tick));
+	at->start = v + at->level;
+	return is_current(at->rule, seen);
+}
+
+/* Charges a bucket whatever its level is by now. Others can only have raised it since it was looked at. */
+static __always_inline void charge_seen(const struct stage *at, const struct ascent *a)
+{
+	__u64 cost = (__u64)a->bytes << UNIT_BITS;
+	struct bucket *b = &at->rule->shared;
+	struct counters *c;
+
+	raise_tick(b, tick(a->now)); /* or another CPU does */
+	/* If another CPU was faster, the bucket is not empty any more. */
+	if (at->start == at->tat || __sync_val_compare_and_swap(&b->tat, at->tat, at->start + cost) != at->tat)
+		__sync_fetch_and_add(&b->tat, cost);
+	c = counters_of(at->rule);
+	c->passed_packets++;
+	c->passed_bytes += a->bytes;
+}
+
+/* Whether a packet conforms to a bucket by itself. */
+static __always_inline bool has_room(const struct params *params, __u64 level, __u32 bytes)
+{
+	return !level || level + ((__u64)tested_bytes(params, bytes) << UNIT_BITS) <= params->limit;
+}
+
+/* Tests a packet with a guarantee. With charge it is charged to it, too. */
+__noinline int ask_guarantee(const struct ascent *a, __u32 id, __u32 charge)
+{
+	struct stage at;
+
+	if (!a || !look_at(a, &id, &at) || at.params->flags & (RULE_UNLIMITED | RULE_EACH) || at.level > MAX_DEBT)
+		return UNDONE;
+	if (charge)
+		charge_seen(&at, a);
+	return has_room(at.params, at.level, a->bytes) ? VERDICT_PASS : VERDICT_EXCESS;
+}
+
+/* A sharer that has room for a packet. */
+struct sharer {
+	struct share *share;
+	struct bucket *bucket; /* NULL if none is charged */
+	__u32 fingerprint;
+	__u32 weight;
+};
+
+/* Finds the sharer of a packet in a bucket that has the level, and judges it. */
+static __noinline int test_sharer(struct __sk_buff *skb, struct ascent *a, const struct params *params, __u64 level,
+				  struct sharer *sharer)
+{
+	const struct cold_params *cold = cold_of(params);
+	struct share *s = share_of(cold);
 	enum share_verdict verdict;
 	struct bucket *b;
-	struct share *s;
-	__u32 id;
 	__u64 hash, debt;
 
-	if (!a || !at)
-		return STAGE_SLOW;
-	id = at->id;
-	rule = rule_of(id);
-	if (!rule)
-		return STAGE_SLOW;
-	params = params_of(rule, index_at(READ_ONCE(rule->version), a->phase));
-	cold = cold_of(params);
-	s = share_of(cold);
 	if (!s)
-		return STAGE_SLOW;
+		return UNDONE;
 	if (!a->kept && a->now - READ_ONCE(s->last) >= cold->step)
-		return STAGE_LATE;
+		return LATE;
 	hash = params->flags & RULE_SHARE_MEMBER ? hash4(~params->salt, 0, 0, a->member, 0) :
 		hash_plain(skb, a->ip, cold->share_bits, ~params->salt, params->flags >> SHARE_FLAGS);
-	if (hash)
-		hash = find_handle(hash);
-	if (!hash)
-		return STAGE_SLOW;
-	at->sharer = hash;
-	b = bucket_of(hash);
-	verdict = judge(s, params, cold, a->level, a->bytes, at->weight, READ_ONCE(b->tat), READ_ONCE(b->tick), a->sparse, &debt);
+	b = hash ? find_bucket(hash, true, &sharer->fingerprint) : NULL;
+	if (!b)
+		return UNDONE;
+	verdict = judge(s, params, cold, level, a->bytes, sharer->weight, READ_ONCE(b->tat), READ_ONCE(b->tick), a->sparse, &debt);
 	a->sparse = verdict / SPARSE;
 	verdict &= SPARSE - 1;
 	if (verdict == BEYOND_DEBT)
-		return STAGE_SLOW;
-	return verdict == WITHIN_SHARE ? STAGE_CONFORMS : STAGE_REFUSES;
+		return UNDONE;
+	sharer->share = s;
+	sharer->bucket = b;
+	return verdict == WITHIN_SHARE ? VERDICT_PASS : VERDICT_REFUSED;
 }
 
 /* Charges a packet to a sharer. If other CPUs are faster twice, the sharer is not charged. */
-__noinline int charge_tested_sharer(__u32 id, __u32 phase, __u64 handle, __u32 bytes, __u32 weight)
+static __noinline int charge_tested_sharer(const struct sharer *sharer, const struct cold_params *cold, __u32 bytes)
 {
-	struct bucket *b = bucket_of(handle);
-	const struct cold_params *cold;
-	const struct rule *rule = rule_of(id);
-	struct share *s;
+	struct bucket *b = sharer->bucket;
+	__u32 weight = sharer->weight, i;
 	__u64 old, tat;
-	__u32 i;
 
-	if (!rule)
-		return 0;
-	cold = &rule->cold[index_at(READ_ONCE(rule->version), phase) & 1];
-	s = share_of(cold);
-	if (!s)
-		return 0;
 #pragma unroll
 	for (i = 0; i < 2; i++) {
 		old = READ_ONCE(b->tat);
-		if (!is_still(b, handle, old))
+		if (!is_still(b, sharer->fingerprint, old))
 			return 0;
-		tat = charge_sharer_at(s, cold, b, old, bytes, weight);
+		tat = charge_sharer_at(sharer->share, cold, b, old, bytes, weight);
 		if (tat) {
-			move_weight(s, cold, old, tat, weight);
-			return 1;
+			move_weight(sharer->share, cold, old, tat, weight);
+			return 0;
 		}
 	}
 	return 0;
 }
 
-/* limit_in, if no change begins or reverts by time. */
-static __always_inline bool limit_now(__u32 id, __u32 phase, __u64 now, struct limit_at *at)
+/* Charges a packet to the bucket of its rule, if that has room. */
+__noinline int decide_rule(const struct ascent *a)
 {
-	at->rule = rule_of(id);
-	if (!at->rule)
-		return false;
-	at->version = (struct version){ .seen = READ_ONCE(at->rule->version) };
-	at->version.index = index_at(at->version.seen, phase);
-	at->params = params_of(at->rule, at->version.index);
-	at->ticks = now;
-	at->v = byte_clock(at->params, at->params->base, now);
-	return is_current(at->rule, at->version.seen);
-}
+	const struct params *params;
+	enum verdict verdict;
+	struct bucket *bucket;
+	struct rule *rule;
+	__u64 tat;
+	__u32 id;
 
-/* Charges a packet that is one packet on the wire, and counts it. */
-static __always_inline void charge_one(const struct limit_at *at, __u32 bytes)
-{
-	struct counters *c = counters_of(at->rule);
-
-	charge_anyway(at, (__u64)bytes << UNIT_BITS);
-	c->passed_packets++;
-	c->passed_bytes += bytes;
-}
-
-/* Whether a packet conforms to a bucket by itself. */
-static __always_inline bool has_room(const struct params *params, __u64 v, __u64 now, const struct bucket *b, __u32 bytes)
-{
-	__u64 level = level_at(params, v, now, READ_ONCE(b->tat), READ_ONCE(b->tick));
-
-	return !level || level + ((__u64)tested_bytes(params, bytes) << UNIT_BITS) <= params->limit;
-}
-
-/* Whether a packet conforms to a guarantee. With charge it is charged to it, too. */
-__noinline enum stage_answer ask_guarantee(__u32 id, __u32 phase, __u64 now, __u32 bytes, __u32 charge)
-{
-	struct limit_at at;
-	__u64 level;
-
-	if (!limit_now(id, phase, now, &at) || at.params->flags & (RULE_UNLIMITED | RULE_EACH))
-		return STAGE_SLOW;
-	level = level_of(&at, &at.rule->shared);
-	if (charge)
-		charge_one(&at, bytes);
-	return !level || level + ((__u64)tested_bytes(at.params, bytes) << UNIT_BITS) <= at.params->limit ? STAGE_CONFORMS : STAGE_REFUSES;
+	if (!a)
+		return UNDONE;
+	id = a->id;
+	rule = rule_of(id);
+	if (!rule)
+		return UNDONE;
+	params = params_of(rule, index_at(a->seen, a->phase));
+	if (params->flags & RULE_UNLIMITED)
+		return VERDICT_PASS;
+	bucket = a->handle ? bucket_of(a->handle) : &rule->shared;
+	verdict = charge_bucket(rule, a->seen, params, a->v, bucket, a->handle, a->now, a->bytes,
+				tested_bytes(params, a->bytes), 0, &tat);
+	return verdict == VERDICT_AGAIN ? UNDONE : (int)verdict;
 }
 
 /* Flags that the fast path through pools does not handle in a pool. */
 #define POOL_SLOW \
 	(RULE_UNLIMITED | RULE_FRAMING | RULE_PENALTY | RULE_ECN | RULE_PASS | RULE_ABSENT | RULE_SHADOW | RULE_DELAY | RULE_SPARSE)
 
-/* Tests the pool a->id, which is at a height above the rule of a packet. Stores its flags, and goes to the next pool. */
-static __always_inline enum stage_answer test_stage(struct __sk_buff *skb, struct ascent *a, __u32 height,
-						    struct stage *stage, __u32 *flags)
-{
-	__u32 least = a->bytes < SHARED_BYTES ? a->bytes : SHARED_BYTES;
-	enum stage_answer answer = STAGE_CONFORMS;
-	struct limit_at at;
+/*
+ * Tests a pool, lets those above and the rule decide, and charges the pool. The weight is that of the member below,
+ * by which the packet may be guaranteed. Flags are read again where they are needed, to keep the frame small.
+ */
+#define LEVEL(name, above)                                                                                        \
+	__noinline int name(struct __sk_buff *skb, struct ascent *a, __u32 id, __u32 weight, __u32 guaranteed)   \
+	{                                                                                                         \
+		return pass_pool(skb, a, id, weight, guaranteed, above);                                          \
+	}
 
-	*stage = (struct stage){ .id = a->id, .weight = a->weight };
-	a->pool = a->id;
-	if (!limit_now(stage->id, a->phase, a->now, &at))
-		return STAGE_SLOW;
-	stage->v = at.v;
-	*flags = at.params->flags;
-	a->level = level_of(&at, &at.rule->shared);
-	if (*flags & POOL_SLOW || a->level > MAX_DEBT)
-		return STAGE_SLOW;
-	a->id = at.params->within;
-	a->weight = cold_of(at.params)->weight;
-	if (a->guaranteed == NOT_GUARANTEED) {
-		if (a->level + ((__u64)least << UNIT_BITS) > at.params->limit)
-			return STAGE_REFUSES;
-		if (*flags & RULE_SHARES)
-			answer = test_sharer(skb, a, stage);
-		if (answer == STAGE_CONFORMS && *flags & RULE_GUARANTEE) {
-			answer = ask_guarantee(cold_of(at.params)->guarantee, a->phase, a->now, a->bytes, false);
-			if (answer == STAGE_CONFORMS)
-				a->guaranteed = height;
-			if (answer == STAGE_REFUSES)
-				answer = STAGE_CONFORMS;
+typedef int level(struct __sk_buff *skb, struct ascent *a, __u32 id, __u32 weight, __u32 guaranteed);
+
+static __always_inline int pass_pool(struct __sk_buff *skb, struct ascent *a, __u32 id, __u32 weight, __u64 guaranteed,
+				     level *above)
+{
+	struct sharer sharer = { .weight = weight };
+	struct stage at;
+	__u32 least;
+	int answer;
+
+	if (!a || !look_at(a, &id, &at) || at.params->flags & POOL_SLOW || at.level > MAX_DEBT)
+		return UNDONE;
+	if (!guaranteed) {
+		least = a->bytes < SHARED_BYTES ? a->bytes : SHARED_BYTES;
+		answer = at.level + ((__u64)least << UNIT_BITS) > at.params->limit ? VERDICT_REFUSED : VERDICT_PASS;
+		if (answer == VERDICT_PASS && at.params->flags & RULE_SHARES)
+			answer = test_sharer(skb, a, at.params, at.level, &sharer);
+		if (answer == VERDICT_REFUSED)
+			a->member = id;
+		if (answer != VERDICT_PASS)
+			return answer;
+		if (READ_ONCE(at.params->flags) & RULE_GUARANTEE) {
+			answer = ask_guarantee(a, cold_of(at.params)->guarantee, false);
+			if (answer == UNDONE)
+				return UNDONE;
+			guaranteed = answer == VERDICT_PASS;
 		}
 	}
-	a->member = stage->id;
-	return answer;
+	if (READ_ONCE(at.params->flags) & RULE_WITHIN) {
+		a->member = id;
+		answer = above(skb, a, at.params->within, cold_of(at.params)->weight, guaranteed);
+	} else {
+		answer = decide_rule(a);
+	}
+	if (answer != VERDICT_PASS)
+		return answer;
+	charge_seen(&at, a);
+	if (sharer.bucket)
+		charge_tested_sharer(&sharer, cold_of(at.params), a->bytes);
+	else if (READ_ONCE(at.params->flags) & RULE_SHARES)
+		skip_sharers(cold_of(at.params), a->bytes);
+	if (guaranteed && READ_ONCE(at.params->flags) & RULE_GUARANTEE)
+		ask_guarantee(a, cold_of(at.params)->guarantee, true);
+	return VERDICT_PASS;
 }
+
+static __always_inline int too_high(struct __sk_buff *skb, struct ascent *a, __u32 id, __u32 weight, __u32 guaranteed)
+{
+	(void)skb, (void)a, (void)id, (void)weight, (void)guaranteed;
+	return UNDONE;
+}
+
+LEVEL(level_4, too_high)
+LEVEL(level_3, level_4)
+LEVEL(level_2, level_3)
+LEVEL(level_1, level_2)
 
 /* count_refused for a packet that is one packet on the wire. */
 __noinline int count_refused_one(__u32 id, __u32 bytes)
@@ -230,23 +270,6 @@ __noinline int count_refused_one(__u32 id, __u32 bytes)
 	c->dropped_packets++;
 	c->dropped_bytes += bytes;
 	return 0;
-}
-
-/* Charges a packet to a pool that it has tested. */
-static __always_inline void charge_stage(const struct ascent *a, __u32 height, const struct stage *stage)
-{
-	struct limit_at at = { .rule = rule_of(stage->id), .ticks = a->now, .v = stage->v };
-
-	if (!at.rule)
-		return;
-	at.params = params_of(at.rule, index_at(READ_ONCE(at.rule->version), a->phase));
-	charge_one(&at, a->bytes);
-	if (stage->sharer)
-		charge_tested_sharer(stage->id, a->phase, stage->sharer, a->bytes, stage->weight);
-	else if (at.params->flags & RULE_SHARES)
-		skip_sharers(cold_of(at.params), a->bytes);
-	if (a->guaranteed <= height && at.params->flags & RULE_GUARANTEE)
-		ask_guarantee(cold_of(at.params)->guarantee, a->phase, a->now, a->bytes, true);
 }
 
 #endif
