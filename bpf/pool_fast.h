@@ -33,12 +33,15 @@ struct ascent {
 	__u64 now;
 	__u64 v;      /* the byte clock of the rule, */
 	__u64 handle; /* and its bucket, or 0 for the shared one */
+	__u64 least;  /* units for which a pool must have room */
 	__u32 id;     /* of the rule */
 	__u32 seen;   /* its version */
 	__u32 bytes;
 	__u32 ip;
 	__u32 member; /* the rule or pool below the next pool; after a refusal, who refused */
-	__u16 phase;
+	__u32 phase;
+	__u32 cpu;
+	__u16 unlimited; /* the rule has no rate */
 	__u8 kept;   /* the fair clocks are those of now */
 	__u8 sparse; /* see judge */
 };
@@ -66,22 +69,21 @@ static __always_inline bool look_at(const struct ascent *a, const __u32 *id, str
 	v = byte_clock(at->params, at->params->base, a->now);
 	at->tat = READ_ONCE(at->rule->shared.tat);
 	at->level = level_at(at->params, v, a->now, at->tat, READ_ONCE(at->rule->shared.tick));
-	at->start = v + at->level;
+	at->start = KEPT(v + at->level);
 	return is_current(at->rule, seen);
 }
 
 /* Charges a bucket whatever its level is by now. Others can only have raised it since it was looked at. */
 static __always_inline void charge_seen(const struct stage *at, const struct ascent *a)
 {
+	struct counters *c = &at->rule->counters[MASKED(a->cpu, cpu_mask)];
 	__u64 cost = (__u64)a->bytes << UNIT_BITS;
 	struct bucket *b = &at->rule->shared;
-	struct counters *c;
 
 	raise_tick(b, tick(a->now)); /* or another CPU does */
 	/* If another CPU was faster, the bucket is not empty any more. */
-	if (at->start == at->tat || __sync_val_compare_and_swap(&b->tat, at->tat, at->start + cost) != at->tat)
+	if (at->start == at->tat || KEPT(__sync_val_compare_and_swap(&b->tat, at->tat, at->start + cost)) != at->tat)
 		__sync_fetch_and_add(&b->tat, cost);
-	c = counters_of(at->rule);
 	c->passed_packets++;
 	c->passed_bytes += a->bytes;
 }
@@ -121,6 +123,7 @@ static __noinline int test_sharer(struct __sk_buff *skb, struct ascent *a, const
 	enum share_verdict verdict;
 	struct bucket *b;
 	__u64 hash, debt;
+	__u32 fingerprint;
 
 	if (!s)
 		return UNDONE;
@@ -128,7 +131,7 @@ static __noinline int test_sharer(struct __sk_buff *skb, struct ascent *a, const
 		return LATE;
 	hash = params->flags & RULE_SHARE_MEMBER ? hash4(~params->salt, 0, 0, a->member, 0) :
 		hash_plain(skb, a->ip, cold->share_bits, ~params->salt, params->flags >> SHARE_FLAGS);
-	b = hash ? find_bucket(hash, true, &sharer->fingerprint) : NULL;
+	b = hash ? find_bucket(hash, true, &fingerprint) : NULL;
 	if (!b)
 		return UNDONE;
 	verdict = judge(s, params, cold, level, a->bytes, sharer->weight, READ_ONCE(b->tat), READ_ONCE(b->tick), a->sparse, &debt);
@@ -138,6 +141,7 @@ static __noinline int test_sharer(struct __sk_buff *skb, struct ascent *a, const
 		return UNDONE;
 	sharer->share = s;
 	sharer->bucket = b;
+	sharer->fingerprint = fingerprint;
 	return verdict == WITHIN_SHARE ? VERDICT_PASS : VERDICT_REFUSED;
 }
 
@@ -179,8 +183,6 @@ __noinline int decide_rule(const struct ascent *a)
 	if (!rule)
 		return UNDONE;
 	params = params_of(rule, index_at(a->seen, a->phase));
-	if (params->flags & RULE_UNLIMITED)
-		return VERDICT_PASS;
 	bucket = a->handle ? bucket_of(a->handle) : &rule->shared;
 	verdict = charge_bucket(rule, a->seen, params, a->v, bucket, a->handle, a->now, a->bytes,
 				tested_bytes(params, a->bytes), 0, &tat);
@@ -203,48 +205,64 @@ __noinline int decide_rule(const struct ascent *a)
 
 typedef int level(struct __sk_buff *skb, struct ascent *a, __u32 id, __u32 weight, __u32 guaranteed);
 
-static __always_inline int pass_pool(struct __sk_buff *skb, struct ascent *a, __u32 id, __u32 weight, __u64 guaranteed,
+static __always_inline int pass_pool(struct __sk_buff *skb, struct ascent *a, __u32 id, __u32 weight, __u32 guaranteed,
 				     level *above)
 {
-	struct sharer sharer = { .weight = weight };
+	struct sharer sharer;
 	struct stage at;
-	__u32 least;
+	__u32 extra;
 	int answer;
 
-	if (!a || !look_at(a, &id, &at) || at.params->flags & POOL_SLOW || at.level > MAX_DEBT)
-		return UNDONE;
-	if (!guaranteed) {
-		least = a->bytes < SHARED_BYTES ? a->bytes : SHARED_BYTES;
-		answer = at.level + ((__u64)least << UNIT_BITS) > at.params->limit ? VERDICT_REFUSED : VERDICT_PASS;
-		if (answer == VERDICT_PASS && at.params->flags & RULE_SHARES)
+	sharer.weight = weight;
+	sharer.bucket = NULL;
+	if (!a || !look_at(a, &id, &at) || at.params->flags & POOL_SLOW)
+		goto undone;
+	extra = KEPT(at.params->flags & (RULE_SHARES | RULE_GUARANTEE));
+	if (at.level + a->least > at.params->limit) {
+		if (!guaranteed)
+			goto refused;
+		if (at.level > MAX_DEBT)
+			goto undone;
+	}
+	if (unlikely(extra) && !guaranteed) {
+		if (extra & RULE_SHARES) {
 			answer = test_sharer(skb, a, at.params, at.level, &sharer);
-		if (answer == VERDICT_REFUSED)
-			a->member = id;
-		if (answer != VERDICT_PASS)
-			return answer;
-		if (READ_ONCE(at.params->flags) & RULE_GUARANTEE) {
+			if (answer == VERDICT_REFUSED)
+				goto refused;
+			if (answer != VERDICT_PASS)
+				return answer;
+		}
+		if (extra & RULE_GUARANTEE) {
 			answer = ask_guarantee(a, cold_of(at.params)->guarantee, false);
 			if (answer == UNDONE)
-				return UNDONE;
+				goto undone;
 			guaranteed = answer == VERDICT_PASS;
 		}
 	}
-	if (READ_ONCE(at.params->flags) & RULE_WITHIN) {
+	if (at.params->flags & RULE_WITHIN) {
 		a->member = id;
 		answer = above(skb, a, at.params->within, cold_of(at.params)->weight, guaranteed);
 	} else {
-		answer = decide_rule(a);
+		answer = a->unlimited ? VERDICT_PASS : decide_rule(a);
 	}
 	if (answer != VERDICT_PASS)
 		return answer;
 	charge_seen(&at, a);
-	if (sharer.bucket)
-		charge_tested_sharer(&sharer, cold_of(at.params), a->bytes);
-	else if (READ_ONCE(at.params->flags) & RULE_SHARES)
-		skip_sharers(cold_of(at.params), a->bytes);
-	if (guaranteed && READ_ONCE(at.params->flags) & RULE_GUARANTEE)
-		ask_guarantee(a, cold_of(at.params)->guarantee, true);
-	return VERDICT_PASS;
+	if (unlikely(KEPT(extra))) {
+		if (sharer.bucket)
+			charge_tested_sharer(&sharer, cold_of(at.params), a->bytes);
+		else if (extra & RULE_SHARES)
+			skip_sharers(cold_of(at.params), a->bytes);
+		if (guaranteed && extra & RULE_GUARANTEE)
+			ask_guarantee(a, cold_of(at.params)->guarantee, true);
+	}
+	return KEPT(VERDICT_PASS);
+refused:
+	a->member = id;
+	return VERDICT_REFUSED;
+undone:
+	/* The asm keeps the compiler from setting the answer before each jump. */
+	return KEPT(UNDONE);
 }
 
 static __always_inline int too_high(struct __sk_buff *skb, struct ascent *a, __u32 id, __u32 weight, __u32 guaranteed)

@@ -357,7 +357,7 @@ __noinline int apply_fast(struct __sk_buff *skb, __u32 ip, __u32 id)
 __noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 kept)
 {
 	struct ascent a = { .now = time_ns(skb), .id = id, .bytes = skb->len, .ip = ip, .member = id,
-			    .phase = READ_ONCE(change.phase), .kept = kept };
+			    .phase = READ_ONCE(change.phase), .kept = kept, .cpu = bpf_get_smp_processor_id() };
 	struct size wire = { .packets = 1 };
 	struct rule *rule = rule_at(&a.id);
 	struct sharer sharer;
@@ -379,6 +379,8 @@ __noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 k
 			return UNDONE;
 		bucket = bucket_of(a.handle);
 	}
+	a.least = (__u64)(a.bytes < SHARED_BYTES ? a.bytes : SHARED_BYTES) << UNIT_BITS;
+	a.unlimited = !!(params->flags & RULE_UNLIMITED);
 	a.v = byte_clock(params, params->base, a.now);
 	sharer.bucket = NULL;
 	if (params->flags & RULE_SHARES) {
@@ -398,7 +400,7 @@ __noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 k
 	if (params->flags & RULE_WITHIN) {
 		verdict = level_1(skb, &a, params->within, cold_of(params)->weight, guaranteed);
 	} else {
-		verdict = decide_rule(&a);
+		verdict = a.unlimited ? VERDICT_PASS : decide_rule(&a);
 	}
 	if (verdict < 0)
 		return verdict;

@@ -151,7 +151,7 @@ static __always_inline __u64 may_be_ahead(const struct share *s, __u32 weight)
 	__u64 ahead = READ_ONCE(s->ahead);
 	__s32 all = READ_ONCE(s->weight);
 
-	return ahead + ahead * ALONE * weight / (all > (__s32)weight ? all : weight);
+	return ahead + (all > (__s32)weight ? ahead * ALONE * weight / all : ahead * ALONE);
 }
 
 /* What the pool above leaves to a member that has fair shares itself. */
@@ -253,14 +253,16 @@ static __always_inline bool weighs(const struct share *s, const struct cold_para
 /* Moves the weight of a sharer from its old TAT to a new one. */
 static __always_inline void move_weight(struct share *s, const struct cold_params *cold, __u64 old, __u64 tat, __u32 weight)
 {
-	__u32 from = bin_of(cold, old), to = bin_of(cold, tat);
+	__u32 from, to = bin_of(cold, tat);
 
-	if (!weighs(s, cold, old))
-		__sync_fetch_and_add(&s->weight, weight);
-	else if (from == to)
-		return;
-	else
+	if (weighs(s, cold, old)) {
+		from = bin_of(cold, old);
+		if (from == to)
+			return;
 		__sync_fetch_and_sub(&s->bin[from], weight);
+	} else {
+		__sync_fetch_and_add(&s->weight, weight);
+	}
 	__sync_fetch_and_add(&s->bin[to], weight);
 }
 
@@ -331,12 +333,14 @@ static __always_inline void skip_sharers(const struct cold_params *cold, __u32 b
 static __always_inline __u64 charge_sharer_at(const struct share *s, const struct cold_params *cold, struct bucket *b,
 					      __u64 old, __u32 bytes, __u32 weight)
 {
-	__u64 v = READ_ONCE(s->v), ahead = ahead_of(s, cold, old), tat;
+	__u64 v = READ_ONCE(s->v), ahead = ahead_of(s, cold, old), units = (__u64)bytes << FAIR_BITS, tat;
 
-	tat = on_wheel(cold, v, ahead + (((__u64)bytes << FAIR_BITS) + weight - 1) / weight);
+	if (weight > 1)
+		units = (units + weight - 1) / weight;
+	tat = on_wheel(cold, v, ahead + units);
 	if (!ahead || READ_ONCE(b->tick) < bytes)
 		WRITE_ONCE(b->tick, bytes);
-	return __sync_val_compare_and_swap(&b->tat, old, tat) == old ? tat : 0;
+	return KEPT(__sync_val_compare_and_swap(&b->tat, old, tat)) == old ? tat : 0;
 }
 
 #endif
