@@ -145,25 +145,26 @@ static __noinline int test_sharer(struct __sk_buff *skb, struct ascent *a, const
 	return verdict == WITHIN_SHARE ? VERDICT_PASS : VERDICT_REFUSED;
 }
 
-/* Charges a packet to a sharer. If other CPUs are faster twice, the sharer is not charged. */
-static __noinline int charge_tested_sharer(const struct sharer *sharer, const struct cold_params *cold, __u32 bytes)
+/* Charges a packet to a sharer. Returns false if another CPU was faster. */
+static __noinline int try_sharer(const struct ascent *a, const struct params *params, const struct sharer *sharer)
 {
+	const struct cold_params *cold = cold_of(params);
 	struct bucket *b = sharer->bucket;
-	__u32 weight = sharer->weight, i;
-	__u64 old, tat;
+	__u64 old = READ_ONCE(b->tat), tat;
 
-#pragma unroll
-	for (i = 0; i < 2; i++) {
-		old = READ_ONCE(b->tat);
-		if (!is_still(b, sharer->fingerprint, old))
-			return 0;
-		tat = charge_sharer_at(sharer->share, cold, b, old, bytes, weight);
-		if (tat) {
-			move_weight(sharer->share, cold, old, tat, weight);
-			return 0;
-		}
-	}
-	return 0;
+	if (!is_still(b, sharer->fingerprint, old))
+		return true;
+	tat = charge_sharer_at(sharer->share, cold, b, old, a->bytes, sharer->weight);
+	if (tat)
+		move_weight(sharer->share, cold, old, tat, sharer->weight);
+	return !!tat;
+}
+
+/* If other CPUs are faster twice, the sharer is not charged. */
+static __always_inline void charge_tested_sharer(const struct ascent *a, const struct params *params, const struct sharer *sharer)
+{
+	if (!try_sharer(a, params, sharer))
+		try_sharer(a, params, sharer);
 }
 
 /* Charges a packet to the bucket of its rule, if that has room. */
@@ -250,7 +251,7 @@ static __always_inline int pass_pool(struct __sk_buff *skb, struct ascent *a, __
 	charge_seen(&at, a);
 	if (unlikely(KEPT(extra))) {
 		if (sharer.bucket)
-			charge_tested_sharer(&sharer, cold_of(at.params), a->bytes);
+			charge_tested_sharer(a, at.params, &sharer);
 		else if (extra & RULE_SHARES)
 			skip_sharers(cold_of(at.params), a->bytes);
 		if (guaranteed && extra & RULE_GUARANTEE)

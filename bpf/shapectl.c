@@ -410,7 +410,7 @@ __noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 k
 	if (verdict != VERDICT_PASS)
 		goto refused;
 	if (sharer.bucket)
-		charge_tested_sharer(&sharer, cold_of(params), a.bytes);
+		charge_tested_sharer(&a, params, &sharer);
 	if (guaranteed)
 		ask_guarantee(&a, cold_of(params)->guarantee, true);
 	wire.bytes = a.bytes;
