@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The fast path through pools, for packets that are one packet on the wire: up to FAST_POOLS pools that neither mark
+ * The fast path through pools, for packets that are one packet on the wire: up to four pools that neither mark
  * nor delay, and buckets and sharers that have a slot. It decides as pool.h does. The function of a level tests its
- * pool, calls that of the level above, and charges the pool if the packet passes: so it need not look up again
- * what it tested. The verifier checks each of these functions once.
+ * pool, calls that of the level above, and charges the pool if the packet passes. So nothing that it tested is looked
+ * up again. These functions are global, so that the verifier checks each of them once and not on each path to it.
  */
 #ifndef SHAPECTL_POOL_FAST_H
 #define SHAPECTL_POOL_FAST_H
@@ -33,18 +33,32 @@ struct ascent {
 	__u64 now;
 	__u64 v;      /* the byte clock of the rule, */
 	__u64 handle; /* and its bucket, or 0 for the shared one */
-	__u64 least;  /* units for which a pool must have room */
+	__u64 least;  /* units, for which pools must have room */
 	__u32 id;     /* of the rule */
 	__u32 seen;   /* its version */
 	__u32 bytes;
 	__u32 ip;
-	__u32 member; /* the rule or pool below the next pool; after a refusal, who refused */
+	__u32 member; /* the rule or pool below the next pool; or the pool that refuses the packet */
 	__u32 phase;
 	__u32 cpu;
 	__u16 unlimited; /* the rule has no rate */
-	__u8 kept;   /* the fair clocks are those of now */
-	__u8 sparse; /* see judge */
+	__u8 kept;	 /* the fair clocks are those of now */
+	__u8 sparse;	 /* see judge */
 };
+
+/* The bucket of the rule of a packet. */
+static __always_inline struct bucket *bucket_in(struct rule *rule, const struct ascent *a)
+{
+	return a->handle ? bucket_of(a->handle) : &rule->shared;
+}
+
+/* Its level. */
+static __always_inline __u64 level_in(struct rule *rule, const struct params *params, const struct ascent *a)
+{
+	const struct bucket *b = bucket_in(rule, a);
+
+	return level_at(params, a->v, a->now, READ_ONCE(b->tat), READ_ONCE(b->tick));
+}
 
 /* A pool or guarantee, and what was seen of its bucket. */
 struct stage {
@@ -114,7 +128,7 @@ struct sharer {
 	__u32 weight;
 };
 
-/* Finds the sharer of a packet in a bucket that has the level, and judges it. */
+/* Finds the sharer of a packet in a bucket that has the level, and judges it. Sets sharer if it has a slot. */
 static __noinline int test_sharer(struct __sk_buff *skb, struct ascent *a, const struct params *params, __u64 level,
 				  struct sharer *sharer)
 {
@@ -145,34 +159,30 @@ static __noinline int test_sharer(struct __sk_buff *skb, struct ascent *a, const
 	return verdict == WITHIN_SHARE ? VERDICT_PASS : VERDICT_REFUSED;
 }
 
-/* Charges a packet to a sharer. Returns false if another CPU was faster. */
-static __noinline int try_sharer(const struct ascent *a, const struct params *params, const struct sharer *sharer)
+/* Charges a packet to a sharer. If other CPUs are faster twice, the sharer is not charged. */
+static __noinline int charge_tested_sharer(const struct ascent *a, const struct params *params, const struct sharer *sharer)
 {
 	const struct cold_params *cold = cold_of(params);
 	struct bucket *b = sharer->bucket;
-	__u64 old = READ_ONCE(b->tat), tat;
+	__u64 old, tat;
+	__u32 tries = 2;
 
-	if (!is_still(b, sharer->fingerprint, old))
-		return true;
-	tat = charge_sharer_at(sharer->share, cold, b, old, a->bytes, sharer->weight);
+	do {
+		old = READ_ONCE(b->tat);
+		if (!is_still(b, sharer->fingerprint, old))
+			return 0;
+		tat = charge_sharer_at(sharer->share, cold, b, old, a->bytes, sharer->weight);
+	} while (!tat && --tries);
 	if (tat)
 		move_weight(sharer->share, cold, old, tat, sharer->weight);
-	return !!tat;
-}
-
-/* If other CPUs are faster twice, the sharer is not charged. */
-static __always_inline void charge_tested_sharer(const struct ascent *a, const struct params *params, const struct sharer *sharer)
-{
-	if (!try_sharer(a, params, sharer))
-		try_sharer(a, params, sharer);
+	return 0;
 }
 
 /* Charges a packet to the bucket of its rule, if that has room. */
-__noinline int decide_rule(const struct ascent *a)
+__noinline int charge_rule(const struct ascent *a)
 {
 	const struct params *params;
 	enum verdict verdict;
-	struct bucket *bucket;
 	struct rule *rule;
 	__u64 tat;
 	__u32 id;
@@ -184,28 +194,27 @@ __noinline int decide_rule(const struct ascent *a)
 	if (!rule)
 		return UNDONE;
 	params = params_of(rule, index_at(a->seen, a->phase));
-	bucket = a->handle ? bucket_of(a->handle) : &rule->shared;
-	verdict = charge_bucket(rule, a->seen, params, a->v, bucket, a->handle, a->now, a->bytes,
+	verdict = charge_bucket(rule, a->seen, params, a->v, bucket_in(rule, a), a->handle, a->now, a->bytes,
 				tested_bytes(params, a->bytes), 0, &tat);
 	return verdict == VERDICT_AGAIN ? UNDONE : (int)verdict;
+}
+
+/* The rule decides after all pools have room. */
+static __always_inline int decide_rule(const struct ascent *a)
+{
+	return a->unlimited ? VERDICT_PASS : charge_rule(a);
 }
 
 /* Flags that the fast path through pools does not handle in a pool. */
 #define POOL_SLOW \
 	(RULE_UNLIMITED | RULE_FRAMING | RULE_PENALTY | RULE_ECN | RULE_PASS | RULE_ABSENT | RULE_SHADOW | RULE_DELAY | RULE_SPARSE)
 
-/*
- * Tests a pool, lets those above and the rule decide, and charges the pool. The weight is that of the member below,
- * by which the packet may be guaranteed. Flags are read again where they are needed, to keep the frame small.
- */
-#define LEVEL(name, above)                                                                                        \
-	__noinline int name(struct __sk_buff *skb, struct ascent *a, __u32 id, __u32 weight, __u32 guaranteed)   \
-	{                                                                                                         \
-		return pass_pool(skb, a, id, weight, guaranteed, above);                                          \
-	}
-
 typedef int level(struct __sk_buff *skb, struct ascent *a, __u32 id, __u32 weight, __u32 guaranteed);
 
+/*
+ * Tests a pool, lets those above and the rule decide, and charges the pool if the packet passes. The weight is that of
+ * the member below. A packet that is guaranteed there is charged even to a pool without room.
+ */
 static __always_inline int pass_pool(struct __sk_buff *skb, struct ascent *a, __u32 id, __u32 weight, __u32 guaranteed,
 				     level *above)
 {
@@ -244,7 +253,7 @@ static __always_inline int pass_pool(struct __sk_buff *skb, struct ascent *a, __
 		a->member = id;
 		answer = above(skb, a, at.params->within, cold_of(at.params)->weight, guaranteed);
 	} else {
-		answer = a->unlimited ? VERDICT_PASS : decide_rule(a);
+		answer = decide_rule(a);
 	}
 	if (answer != VERDICT_PASS)
 		return answer;
@@ -271,6 +280,12 @@ static __always_inline int too_high(struct __sk_buff *skb, struct ascent *a, __u
 	(void)skb, (void)a, (void)id, (void)weight, (void)guaranteed;
 	return UNDONE;
 }
+
+#define LEVEL(name, above)                                                                                      \
+	__noinline int name(struct __sk_buff *skb, struct ascent *a, __u32 id, __u32 weight, __u32 guaranteed) \
+	{                                                                                                       \
+		return pass_pool(skb, a, id, weight, guaranteed, above);                                        \
+	}
 
 LEVEL(level_4, too_high)
 LEVEL(level_3, level_4)

@@ -353,7 +353,10 @@ __noinline int apply_fast(struct __sk_buff *skb, __u32 ip, __u32 id)
 	return act(skb, ip, rule, params->flags, &wire, verdict);
 }
 
-/* Applies a rule with pools or shares to a packet that is one packet on the wire. Returns UNDONE for others. */
+/*
+ * Applies a rule with pools or shares to a packet that is one packet on the wire. Returns UNDONE for others, and LATE if
+ * the fair clocks are not kept but must be.
+ */
 __noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 kept)
 {
 	struct ascent a = { .now = time_ns(skb), .id = id, .bytes = skb->len, .ip = ip, .member = id,
@@ -362,7 +365,6 @@ __noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 k
 	struct rule *rule = rule_at(&a.id);
 	struct sharer sharer;
 	const struct params *params;
-	struct bucket *bucket;
 	bool guaranteed = false;
 	int verdict;
 
@@ -372,12 +374,10 @@ __noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 k
 	params = params_of(rule, index_at(a.seen, a.phase));
 	if (params->flags & ((RULE_SLOW & ~(RULE_UNLIMITED | RULE_WITHIN | RULE_SHARES)) | RULE_DELAY | RULE_PENALTY))
 		return UNDONE;
-	bucket = &rule->shared;
 	if (params->flags & RULE_EACH) {
 		a.handle = params->flags & RULE_GUARANTEE ? 0 : find_key(skb, ip, params);
 		if (!a.handle)
 			return UNDONE;
-		bucket = bucket_of(a.handle);
 	}
 	a.least = (__u64)(a.bytes < SHARED_BYTES ? a.bytes : SHARED_BYTES) << UNIT_BITS;
 	a.unlimited = !!(params->flags & RULE_UNLIMITED);
@@ -385,7 +385,7 @@ __noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 k
 	sharer.bucket = NULL;
 	if (params->flags & RULE_SHARES) {
 		sharer.weight = 1;
-		verdict = test_sharer(skb, &a, params, level_at(params, a.v, a.now, READ_ONCE(bucket->tat), READ_ONCE(bucket->tick)), &sharer);
+		verdict = test_sharer(skb, &a, params, level_in(rule, params, &a), &sharer);
 		if (verdict == VERDICT_REFUSED)
 			goto refused;
 		if (verdict != VERDICT_PASS)
@@ -397,15 +397,14 @@ __noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 k
 			return UNDONE;
 		guaranteed = verdict == VERDICT_PASS;
 	}
-	if (params->flags & RULE_WITHIN) {
+	if (params->flags & RULE_WITHIN)
 		verdict = level_1(skb, &a, params->within, cold_of(params)->weight, guaranteed);
-	} else {
-		verdict = a.unlimited ? VERDICT_PASS : decide_rule(&a);
-	}
+	else
+		verdict = decide_rule(&a);
 	if (verdict < 0)
 		return verdict;
 	if (verdict == VERDICT_REFUSED &&
-	    (params->flags & RULE_UNLIMITED || has_room(params, level_at(params, a.v, a.now, READ_ONCE(bucket->tat), READ_ONCE(bucket->tick)), a.bytes)))
+	    (params->flags & RULE_UNLIMITED || has_room(params, level_in(rule, params, &a), a.bytes)))
 		count_refused_one(a.member, a.bytes);
 	if (verdict != VERDICT_PASS)
 		goto refused;
