@@ -236,8 +236,9 @@ struct share {
 	__u32 owner;   /* the id of the rule or pool plus one, or 0 */
 	__u32 retired; /* change.epoch when it was freed, 0 for never */
 	__u32 pad;
-	__u64 seen; /* v of the pool above when this one was last advanced */
-	__u64 skip; /* fair units that passed without a charge to a sharer, and that v has not skipped yet */
+	__u64 credit; /* fair units times weight: what light sharers may still send, see judge; signed */
+	__u64 seen;   /* v of the pool above when this one was last advanced */
+	__u64 skip;   /* fair units that passed without a charge to a sharer, and that v has not skipped yet */
 	__u32 bin[2 * FAIR_BINS]; /* first those of the fine wheel */
 };
 

@@ -254,6 +254,7 @@ type AbiShare struct {
 	Owner       uint32
 	Retired     uint32
 	Pad         uint32
+	Credit      uint64
 	Seen        uint64
 	Skip        uint64
 	Bin         [128]uint32

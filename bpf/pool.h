@@ -209,11 +209,12 @@ struct climb {
 	__u16 weight;	 /* which has this weight */
 	__u8 level;
 	__u8 guaranteed; /* the level, or NOT_GUARANTEED */
-	__u32 marks;	 /* a bit for each level that marks the packet */
+	__u32 marks;	 /* a bit for each level that marks the packet, */
+	__u32 lights;	 /* and for each whose sharer is light */
 	__u8 delayed;	 /* the longest is the queue of a pool */
 	__u8 answer;	 /* of this level: enum climb_answer */
-	__u8 sparse;	 /* see judge */
-	__u8 room[5];	 /* no padding: the verifier refuses arguments with unwritten bytes */
+	__u8 load;	 /* of the last sharer, see judge */
+	__u8 room[1];	 /* no padding: the verifier refuses arguments with unwritten bytes */
 };
 
 #define NOT_GUARANTEED (MAX_DEPTH + 1)
@@ -355,18 +356,13 @@ static __always_inline enum verdict queue_in_pool(struct __sk_buff *skb, const s
 	return p && c && set_departure(skb, p->now + c->longest) ? VERDICT_DELAY : VERDICT_CONTENDED;
 }
 
-/*
- * Judges a packet of a sharer in a slot of the table. A sharer whose debt is from a time with
- * fewer sharers would be locked out until it has drained at its part of now, so most of it is forgiven.
- */
-static __noinline enum share_verdict judge_share(const struct packet *p, __u32 id, __u32 weight, bool sparse, __u32 slot)
+/* Judges a packet of a sharer in a slot of the table. */
+static __noinline enum share_verdict judge_share(const struct packet *p, __u32 id, __u32 weight, enum load load, __u32 slot)
 {
 	const struct cold_params *cold;
-	enum share_verdict verdict;
 	struct limit_at at;
 	struct bucket *b;
 	struct share *s;
-	__u64 tat, less;
 
 	if (!limit_in(id, p->phase, p->now, &at))
 		return WITHIN_SHARE;
@@ -375,24 +371,34 @@ static __noinline enum share_verdict judge_share(const struct packet *p, __u32 i
 	if (!s)
 		return WITHIN_SHARE;
 	b = &line_at(slot / LINE_SLOTS)->slot[slot & (LINE_SLOTS - 1)];
-	tat = READ_ONCE(b->tat);
-	verdict = judge(s, at.params, cold, level_of(&at, &at.rule->shared), p->wire.bytes, weight, tat,
-			READ_ONCE(b->tick), sparse, &less);
-	if (verdict == BEYOND_DEBT) {
-		less = on_wheel(cold, READ_ONCE(s->v), less);
-		if (__sync_val_compare_and_swap(&b->tat, tat, less) == tat)
-			move_weight(s, cold, tat, less, weight);
-		verdict = BEYOND_SHARE;
-	}
-	return verdict;
+	return judge(s, at.params, cold, level_of(&at, &at.rule->shared), p->wire.bytes, weight, READ_ONCE(b->tat),
+		     READ_ONCE(b->tick), load);
+}
+
+/*
+ * Forgives most of a sharer's debt. It is from a time with fewer sharers, so the sharer would be locked out until it
+ * has drained at its part of now.
+ */
+static __noinline void forgive_debt(const struct cold_params *cold, __u32 weight, __u32 slot)
+{
+	struct bucket *b = &line_at(slot / LINE_SLOTS)->slot[slot & (LINE_SLOTS - 1)];
+	struct share *s = share_of(cold);
+	__u64 tat = READ_ONCE(b->tat), less;
+
+	if (!s)
+		return;
+	less = on_wheel(cold, READ_ONCE(s->v), most_debt(may_be_ahead(s, weight), weight, READ_ONCE(b->tick)));
+	if (__sync_val_compare_and_swap(&b->tat, tat, less) == tat)
+		move_weight(s, cold, tat, less, weight);
 }
 
 /* Whether a packet is within the fair share of its sharer. The clock must be kept before. */
 __noinline enum share_verdict test_share(struct __sk_buff *skb, const struct packet *p, struct climb *at)
 {
-	enum share_verdict verdict = WITHIN_SHARE | SPARSE;
+	enum share_verdict verdict = WITHIN_SHARE;
 	struct charge c = {};
 	struct rule *rule;
+	struct share *s;
 	__u32 slot;
 
 	if (!p || !at)
@@ -404,10 +410,19 @@ __noinline enum share_verdict test_share(struct __sk_buff *skb, const struct pac
 	c.version = version_in(rule, p->phase);
 	find_sharer(skb, p->ip, at->member, &c);
 	slot = slot_of_key(&c);
+	s = share_of(&rule->cold[c.version.index & 1]);
 	if (slot < KEY_SLOTS)
-		verdict = judge_share(p, at->id, at->weight, at->sparse, number_of(&c, slot));
-	at->sparse = verdict / SPARSE;
-	return verdict & (SPARSE - 1);
+		verdict = judge_share(p, at->id, at->weight, at->load, number_of(&c, slot));
+	else if (s)
+		verdict += load_of_new(s) * SHARE_VERDICTS;
+	if (verdict == BEYOND_DEBT) {
+		forgive_debt(&rule->cold[c.version.index & 1], at->weight, number_of(&c, slot));
+		verdict = BEYOND_SHARE;
+	}
+	at->load = verdict / SHARE_VERDICTS;
+	if (at->load == LIGHT)
+		at->lights |= 1 << (at->level & 31);
+	return verdict % SHARE_VERDICTS;
 }
 
 /* Charges a packet to its sharer. A sharer that gets no slot has no share of its own. */
@@ -432,7 +447,11 @@ __noinline int charge_share(struct __sk_buff *skb, const struct packet *p, const
 	bpf_loop(TRIES, try_slot, &c, 0);
 	cold = &rule->cold[c.version.index & 1];
 	s = share_of(cold);
-	if (s && c.verdict == VERDICT_PASS)
+	if (!s)
+		return 0;
+	if (at->lights >> (at->level & 31) & 1)
+		spend_credit(s, p->wire.bytes);
+	if (c.verdict == VERDICT_PASS)
 		move_weight(s, cold, c.before, c.tat, c.weight);
 	return 0;
 }

@@ -43,7 +43,7 @@ struct ascent {
 	__u32 cpu;
 	__u16 unlimited; /* the rule has no rate */
 	__u8 kept;	 /* the fair clocks are those of now */
-	__u8 sparse;	 /* see judge */
+	__u8 load;	 /* of the last sharer, see judge */
 };
 
 /* The bucket of the rule of a packet. */
@@ -125,7 +125,8 @@ struct sharer {
 	struct share *share;
 	struct bucket *bucket; /* NULL if none is charged */
 	__u32 fingerprint;
-	__u32 weight;
+	__u16 weight;
+	__u16 light;
 };
 
 /* Finds the sharer of a packet in a bucket that has the level, and judges it. Sets sharer if it has a slot. */
@@ -136,8 +137,8 @@ static __noinline int test_sharer(struct __sk_buff *skb, struct ascent *a, const
 	struct share *s = share_of(cold);
 	enum share_verdict verdict;
 	struct bucket *b;
-	__u64 hash, debt;
 	__u32 fingerprint;
+	__u64 hash;
 
 	if (!s)
 		return UNDONE;
@@ -148,14 +149,15 @@ static __noinline int test_sharer(struct __sk_buff *skb, struct ascent *a, const
 	b = hash ? find_bucket(hash, true, &fingerprint) : NULL;
 	if (!b)
 		return UNDONE;
-	verdict = judge(s, params, cold, level, a->bytes, sharer->weight, READ_ONCE(b->tat), READ_ONCE(b->tick), a->sparse, &debt);
-	a->sparse = verdict / SPARSE;
-	verdict &= SPARSE - 1;
-	if (verdict == BEYOND_DEBT)
-		return UNDONE;
 	sharer->share = s;
 	sharer->bucket = b;
 	sharer->fingerprint = fingerprint;
+	verdict = judge(s, params, cold, level, a->bytes, sharer->weight, READ_ONCE(b->tat), READ_ONCE(b->tick), a->load);
+	a->load = verdict / SHARE_VERDICTS;
+	verdict %= SHARE_VERDICTS;
+	if (verdict == BEYOND_DEBT)
+		return UNDONE;
+	sharer->light = a->load == LIGHT;
 	return verdict == WITHIN_SHARE ? VERDICT_PASS : VERDICT_REFUSED;
 }
 
@@ -167,6 +169,8 @@ static __noinline int charge_tested_sharer(const struct ascent *a, const struct 
 	__u64 old, tat;
 	__u32 tries = 2;
 
+	if (sharer->light)
+		spend_credit(sharer->share, a->bytes);
 	do {
 		old = READ_ONCE(b->tat);
 		if (!is_still(b, sharer->fingerprint, old))

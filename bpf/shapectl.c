@@ -265,16 +265,14 @@ __noinline int apply_slow(struct __sk_buff *skb, struct packet *p, __u32 attempt
 		charge_guarantee(skb, p, guarantee_of(rule, p));
 		charge_together(p, guarantee_of(rule, p));
 	}
-	by.c.id = id;
+	by.c.id = by.c.member = id;
+	by.c.weight = 1;
 	by.c.level = 0;
+	if (pools & RULE_SHARES && verdict != VERDICT_EXCESS)
+		charge_share(skb, p, &by.c);
 	bpf_loop(MAX_DEPTH, charge_next, &by, 0);
 	if (verdict == VERDICT_MARK)
 		by.c.marks = 1;
-	if (pools & RULE_SHARES && verdict != VERDICT_EXCESS) {
-		by.c.id = by.c.member = id;
-		by.c.weight = 1;
-		charge_share(skb, p, &by.c);
-	}
 	if (by.c.delayed)
 		verdict = queue_in_pool(skb, p, &by.c);
 	if (by.c.marks && verdict != VERDICT_CONTENDED)

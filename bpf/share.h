@@ -73,6 +73,7 @@ static __always_inline void restart_clock(struct share *s, const struct cold_par
 	s->weight = 0;
 	s->rest = 0;
 	s->skip = 0;
+	s->credit = (__u64)1 << 62; /* soon cut to what is allowed */
 	s->fine_shift = cold->fine_shift;
 	s->coarse_shift = cold->coarse_shift;
 }
@@ -231,6 +232,7 @@ static __always_inline void advance_clock(struct share *s, const struct params *
 			if (units > half)
 				units = half;
 		}
+		__sync_fetch_and_add(&s->credit, units);
 		a.units = units + s->rest;
 		bpf_loop(2 * FAIR_BINS, leave_next, &a, 0);
 		WRITE_ONCE(s->v, a.v);
@@ -250,6 +252,8 @@ static __always_inline void advance_clock(struct share *s, const struct params *
 		if (units > b->may)
 			units = b->may;
 	}
+	if ((__s64)READ_ONCE(s->credit) > (__s64)units)
+		WRITE_ONCE(s->credit, units);
 	WRITE_ONCE(s->ahead, weight > 1 ? units / weight : units);
 }
 
@@ -285,31 +289,56 @@ static __always_inline __u64 on_wheel(const struct cold_params *cold, __u64 v, _
 	return tat | (KEPT(far | -far) >> 63) * TAT_COARSE; /* without a branch, see bin_of */
 }
 
+/* The debt of a sharer in fair units, beyond which it is forgiven. It may be ahead by so many; its largest packet is in bytes. */
+static __always_inline __u64 most_debt(__u64 may, __u32 weight, __u64 largest)
+{
+	return FORGIVEN * (may + (largest << FAIR_BITS) / weight);
+}
+
 /* How far a sharer is from its fair share. */
 enum share_verdict {
 	WITHIN_SHARE,
 	BEYOND_MARK, /* so little beyond that a packet may be marked instead */
 	BEYOND_SHARE,
 	BEYOND_DEBT, /* so far beyond that debt is forgiven */
-	SPARSE = 1 << 2, /* and besides, that the packet is sparse */
+	SHARE_VERDICTS, /* besides, times this, the load */
 };
 
+/* How much a sharer sends, beside what it may be ahead. */
+enum load {
+	HEAVY,
+	MODEST, /* it is ahead by at most half */
+	LIGHT,	/* with the packet it is ahead by at most an eighth */
+};
+
+/* The load of a sharer that is not active. */
+static __always_inline enum load load_of_new(const struct share *s)
+{
+	return (__s64)READ_ONCE(s->credit) > 0 ? LIGHT : MODEST;
+}
+
 /*
- * Judges a packet of a sharer that has the TAT, in a bucket that has the level. A packet is sparse if its sharer is ahead by
- * at most half of what it may be. If it is in a pool below, it may be ahead by twice as much here, so that others in that
- * pool do not take all its room.
+ * Judges a packet of a sharer that has the TAT, in a bucket that has the level. In a pool above another one, the load is
+ * that of the sharer below: if it is modest, the packet may be ahead by twice as much here, so that others in that pool
+ * do not take all its room; if it is light, the packet is always within its share. Light sharers have a credit, which
+ * is what the clock leaves to all sharers. So a flood of new sharers is not light for long.
  */
 static __always_inline enum share_verdict judge(const struct share *s, const struct params *params,
 						const struct cold_params *cold, __u64 level, __u64 bytes, __u32 weight,
-						__u64 tat, __u64 largest, bool sparse, __u64 *debt)
+						__u64 tat, __u64 largest, enum load below)
 {
 	__u64 ahead = ahead_of(s, cold, tat), part, may, own = bytes;
+	enum load load = load_of_new(s);
 
 	if (!ahead)
-		return WITHIN_SHARE | SPARSE;
+		return WITHIN_SHARE + load * SHARE_VERDICTS;
 	part = may_be_ahead(s, weight);
 	may = part * weight;
-	if (sparse) {
+	if (below != LIGHT && ahead * weight + (bytes << FAIR_BITS) > may / 8)
+		load = MODEST;
+	if (below == LIGHT)
+		return WITHIN_SHARE + load * SHARE_VERDICTS;
+	if (below == MODEST) {
 		may *= 2;
 		if (own < 2 * SHARED_BYTES)
 			own = 2 * SHARED_BYTES;
@@ -318,12 +347,18 @@ static __always_inline enum share_verdict judge(const struct share *s, const str
 	if (may < own)
 		may = own;
 	may = (may >> FREE_BITS) * free_part(params, cold, level);
+	if (load == MODEST && ahead * weight > may / 2)
+		load = HEAVY;
 	if (ahead * weight <= may)
-		return WITHIN_SHARE | (ahead * weight <= may / 2 ? SPARSE : 0);
-	*debt = FORGIVEN * (part + (largest << FAIR_BITS) / weight);
-	if (ahead > *debt)
+		return WITHIN_SHARE + load * SHARE_VERDICTS;
+	if (ahead > most_debt(part, weight, largest))
 		return BEYOND_DEBT;
-	return ahead * weight <= 2 * may ? BEYOND_MARK : BEYOND_SHARE;
+	return ahead * weight <= 2 * may ? BEYOND_MARK + load * SHARE_VERDICTS : BEYOND_SHARE;
+}
+
+static __always_inline void spend_credit(struct share *s, __u32 bytes)
+{
+	__sync_fetch_and_sub(&s->credit, (__u64)bytes << FAIR_BITS);
 }
 
 /* Lets the clock skip what passes without a charge to a sharer. */

@@ -17,6 +17,7 @@ type Stage struct {
 	Share          *Share  // nil for none
 	Sharer         *Sharer // the packet's
 	Weight         uint64  // of the sharer
+	light          bool    // the packet is to be charged to the credit of light sharers
 }
 
 // NoStage is the index of no stage.
@@ -42,8 +43,8 @@ func Climb(stages []Stage, p Packet) Passage {
 		Outcome: Outcome{Departure: p.Time}, Refuses: NoStage, Guaranteed: NoStage,
 		Delays: make([]bool, len(stages)), Marks: make([]bool, len(stages)),
 	}
-	sparse := false
-	share := judge(stages, 0, p, &sparse)
+	load := Heavy
+	share := judge(stages, 0, p, &load)
 	if rule.RateUnits != 0 {
 		to.Outcome = rule.Decide(rule.State, p)
 	}
@@ -58,7 +59,7 @@ func Climb(stages []Stage, p Packet) Passage {
 		to.Guaranteed = 0
 	}
 	for i := 1; i < len(stages) && to.Guaranteed == NoStage && to.Refuses == NoStage && !beyond; i++ {
-		to.ask(stages, i, p, &sparse)
+		to.ask(stages, i, p, &load)
 	}
 	// Of a rule that marks or passes excess packets, the pool is what refuses.
 	if to.Verdict == Drop && (to.Refuses == NoStage || rule.Excess == policy.Drop || rule.Excess == policy.Delay) {
@@ -99,12 +100,19 @@ func (to *Passage) ChargeSharer(stages []Stage, i int, n uint64) {
 	case to.Refuses != NoStage || s.Share == nil:
 	case i == 0:
 		if !to.Excess || s.Excess != policy.Pass {
-			s.Share.Charge(s.Sharer, s.Weight, n)
+			s.chargeSharer(n)
 		}
 	case to.Guaranteed == NoStage || to.Guaranteed >= i:
-		s.Share.Charge(s.Sharer, s.Weight, n)
+		s.chargeSharer(n)
 	default:
 		s.Share.Skip += n << FairBits
+	}
+}
+
+func (s *Stage) chargeSharer(n uint64) {
+	s.Share.Charge(s.Sharer, s.Weight, n)
+	if s.light {
+		s.Share.Credit -= int64(n << FairBits)
 	}
 }
 
@@ -114,7 +122,7 @@ func (to *Passage) ChargesGuarantee(i int) bool {
 }
 
 // ask asks a pool.
-func (to *Passage) ask(stages []Stage, i int, p Packet, sparse *bool) {
+func (to *Passage) ask(stages []Stage, i int, p Packet, load *Load) {
 	pool := &stages[i]
 	marks := pool.Excess == policy.ECN && p.ECT
 	switch {
@@ -125,7 +133,7 @@ func (to *Passage) ask(stages []Stage, i int, p Packet, sparse *bool) {
 		to.Refuses = i
 		return
 	}
-	switch judge(stages, i, p, sparse) {
+	switch judge(stages, i, p, load) {
 	case BeyondShare:
 		to.Refuses, to.Beyond = i, true
 		return
@@ -146,7 +154,7 @@ func (s *Stage) guarantees(p Packet) bool {
 func together(n, members uint64) uint64 { return n<<UnitBits/members + 1 }
 
 // judge judges a packet by the shares of a stage. Only a stage that marks excess packets marks packets beyond a share.
-func judge(stages []Stage, i int, p Packet, sparse *bool) ShareVerdict {
+func judge(stages []Stage, i int, p Packet, load *Load) ShareVerdict {
 	s := &stages[i]
 	if s.Share == nil {
 		return WithinShare
@@ -154,7 +162,8 @@ func judge(stages []Stage, i int, p Packet, sparse *bool) ShareVerdict {
 	if s.Share.isLate(p.Time) {
 		keepTimes(stages, p.Time)
 	}
-	verdict := s.Share.Judge(s.Meter, s.Sharer, s.Weight, p.Bytes, s.State.Level, sparse)
+	verdict := s.Share.Judge(s.Meter, s.Sharer, s.Weight, p.Bytes, s.State.Level, load)
+	s.light = *load == Light
 	if verdict == BeyondMark && (s.Excess != policy.ECN || !p.ECT) {
 		return BeyondShare
 	}

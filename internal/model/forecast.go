@@ -17,10 +17,10 @@ type Test struct {
 // the packet.
 func Tests(stages []Stage, p Packet) []Test {
 	tests := make([]Test, len(stages))
-	stages, sparse := after(stages, 0), false
+	stages, load := after(stages, 0), Heavy
 	for i, s := range stages {
 		conforms := s.RateUnits == 0 || s.Conforms(s.State.Level, p.Bytes)
-		tests[i] = Test{conforms, judge(stages, i, p, &sparse), s.guarantees(p)}
+		tests[i] = Test{conforms, judge(stages, i, p, &load), s.guarantees(p)}
 	}
 	return tests
 }

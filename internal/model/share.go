@@ -1,6 +1,9 @@
 package model
 
-import "math/bits"
+import (
+	"math"
+	"math/bits"
+)
 
 // Fair shares of a bucket by a clock: bpf/share.h has the same arithmetic, and struct share of bpf/abi.h explains it.
 const (
@@ -71,6 +74,7 @@ type Share struct {
 	V, Last, Ahead, Rest uint64
 	Seen                 uint64 // the clock of the share above when this one was last advanced
 	Skip                 uint64 // fair units that passed without a charge to a sharer, and that the clock has not skipped yet
+	Credit               int64  // fair units times weight: what light sharers may still send
 	Weight               int32
 	Bins                 [2 * FairBins]uint32 // first those of the fine wheel
 }
@@ -145,7 +149,7 @@ func (s *Share) keepTime(m Meter, now, level uint64, b *bound) {
 	passed, together := now-s.Last, m.together()
 	s.Last = now
 	if s.Ahead == 0 || passed > restNS { // nobody is active
-		*s = Share{ShareParams: s.ShareParams, ByMember: s.ByMember, V: (s.V + 2*FairBins<<s.CoarseShift) &^ (1<<s.CoarseShift - 1), Last: now}
+		*s = Share{ShareParams: s.ShareParams, ByMember: s.ByMember, V: (s.V + 2*FairBins<<s.CoarseShift) &^ (1<<s.CoarseShift - 1), Last: now, Credit: math.MaxInt64}
 	} else {
 		units, speed := m.fairUnits(passed), m.speed(level)
 		if !s.ByMember && s.Weight > manySharers {
@@ -160,12 +164,14 @@ func (s *Share) keepTime(m Meter, now, level uint64, b *bound) {
 			most := min(b.v-s.Seen, mostAbove)*b.weight + b.units - min(b.units, skip)
 			units = min(units, most*faster>>freeBits)
 		}
+		s.Credit += int64(units)
 		s.advance(units + s.Rest)
 	}
 	if b != nil {
 		s.Seen = b.v
 		together = min(together, b.may)
 	}
+	s.Credit = min(s.Credit, int64(together))
 	s.Ahead = together / uint64(max(s.Weight, 1))
 }
 
@@ -209,33 +215,47 @@ const (
 	BeyondShare
 )
 
+// A Load is how much a sharer sends, beside what it may be ahead.
+type Load uint8
+
+const (
+	Heavy  Load = iota
+	Modest      // it is ahead by at most half
+	Light       // with the packet it is ahead by at most an eighth
+)
+
 // Judge judges a packet of n bytes of a sharer. The level of the bucket is in units. It forgives most of a debt that is
-// from a time with fewer sharers. A packet is sparse if its sharer is ahead by at most half of what it may be. If it is in a
-// pool below, it may be ahead by twice as much here, so that others in that pool do not take all its room.
-func (s *Share) Judge(m Meter, b *Sharer, weight, n, level uint64, sparse *bool) ShareVerdict {
-	ahead, below := s.AheadOf(*b), *sparse
-	*sparse = true
-	if ahead == 0 {
+// from a time with fewer sharers. In a pool above another one, the load is that of the sharer below: if it is modest, the
+// packet may be ahead by twice as much here, so that others in that pool do not take all its room; if it is light, the
+// packet is always within its share. Light sharers have a credit, which is what the clock leaves to all sharers. So a
+// flood of new sharers is not light for long. Judge sets the load to that for the pool above.
+func (s *Share) Judge(m Meter, b *Sharer, weight, n, level uint64, load *Load) ShareVerdict {
+	ahead, may, below := s.AheadOf(*b), s.mayBeAhead(weight), *load
+	*load = Modest
+	if s.Credit > 0 && (below == Light || ahead == 0 || ahead*weight+n<<FairBits <= may*weight/8) {
+		*load = Light
+	}
+	if ahead == 0 || below == Light {
 		return WithinShare
 	}
-	may, own := s.mayBeAhead(weight), n
 	less := forgiven * (may + uint64(b.Largest)<<FairBits/weight)
+	own := n
 	may *= weight
-	if below {
+	if below == Modest {
 		may, own = 2*may, max(n, 2*SharedBytes)
 	}
 	may = max(may, own*ownPackets<<FairBits) >> freeBits * s.free(m, level)
-	*sparse = ahead*weight <= may/2
-	if ahead*weight <= may {
-		return WithinShare
+	if *load == Modest && ahead*weight > may/2 {
+		*load = Heavy
 	}
-	if ahead > less {
+	switch {
+	case ahead*weight <= may:
+		return WithinShare
+	case ahead > less:
 		old := *b
 		b.TAT = s.onWheel(old.tat()-ahead, less)
 		s.move(old.TAT, b.TAT, weight)
-		return BeyondShare
-	}
-	if ahead*weight <= 2*may {
+	case ahead*weight <= 2*may:
 		return BeyondMark
 	}
 	return BeyondShare

@@ -58,7 +58,7 @@ func (all senders) play(t *testing.T, random *rand.Rand, rule policy.Rule, secon
 		s.offered[at] += n
 		level := limit.Level(bucket, now)
 		share.KeepTime(limit.Meter, now, level)
-		if limit.Conforms(level, n) && share.Judge(limit.Meter, &s.sharer, s.weight, n, level, new(bool)) == WithinShare {
+		if limit.Conforms(level, n) && share.Judge(limit.Meter, &s.sharer, s.weight, n, level, new(Load)) == WithinShare {
 			limit.Charge(&bucket, now, n)
 			share.Charge(&s.sharer, s.weight, n)
 			s.got[at] += n
@@ -192,7 +192,7 @@ func TestShareOfOne(t *testing.T) {
 		for i := range 2000 {
 			level := limit.Level(bucket, now)
 			share.KeepTime(limit.Meter, now, level)
-			if v := share.Judge(limit.Meter, &sharer, 1, size, level, new(bool)); v != WithinShare {
+			if v := share.Judge(limit.Meter, &sharer, 1, size, level, new(Load)); v != WithinShare {
 				t.Errorf("gaps of %d ns: packet %d at %d ns is beyond the share, while the level is %d bytes", gap, i, now, level>>UnitBits)
 				break
 			}

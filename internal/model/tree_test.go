@@ -25,8 +25,9 @@ type party struct {
 	offers    float64 // bytes/s
 	size      uint64
 	light     bool
-	next      float64 // ns
-	sent, got uint64  // bytes
+	pace      func(passes bool) (gap float64) // ns until the next packet; nil for offers
+	next      float64                         // ns
+	sent, got uint64                          // bytes
 }
 
 func (p *party) add(m *party) *party {

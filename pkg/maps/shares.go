@@ -107,6 +107,7 @@ func (bs *buckets) shareIn(v version) model.Share {
 			FineShift: v.FineShift, CoarseShift: v.CoarseShift, FreeShift: v.FreeShift, FreeFactor: v.FreeFactor, Step: v.Step,
 		},
 		ByMember: v.Flags&ruleShareMember != 0, Seen: of.Seen, Skip: atomic.LoadUint64(&of.Skip),
+		Credit: int64(atomic.LoadUint64(&of.Credit)),
 		V: atomic.LoadUint64(&of.V), Last: of.Last, Ahead: of.Ahead, Rest: of.Rest,
 		Weight: int32(atomic.LoadUint32(&of.Weight)), Bins: of.Bin,
 	}

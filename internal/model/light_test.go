@@ -1,0 +1,116 @@
+package model
+
+import (
+	"container/heap"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/shapectl/shapectl/pkg/policy"
+)
+
+// reno makes a rule send as TCP NewReno does: packets of segmentation offload at 1 Gbit/s, up to a window in each round trip.
+func (p *party) reno(rtt float64) {
+	const mss, least, line, timeout = 1514, 2 * 1514, 8, 200e6 // bytes, bytes, ns a byte, ns
+	window, threshold, inFlight, lost := 10.0*mss, 1e9, 0.0, 0.0
+	p.size = 5 * mss
+	p.pace = func(passes bool) (gap float64) {
+		size := float64(p.size)
+		if inFlight += size; !passes {
+			lost += size
+		}
+		gap = size * line
+		if inFlight >= window {
+			gap = rtt
+			switch {
+			case lost == inFlight:
+				threshold, window, gap = max(window/2, least), mss, timeout
+			case lost > 0:
+				window = max(window*.7, least)
+				threshold, gap = window, 2*rtt
+			case window < threshold:
+				window *= 2
+			default:
+				window += mss
+			}
+			inFlight, lost = 0, 0
+		}
+		p.size = uint64(max(mss, min(65226, window-inFlight, window/2)))
+		return gap
+	}
+}
+
+// constant makes a rule send packets of one size at a rate in bytes/s.
+func (p *party) constant(random *rand.Rand, size, rate float64) {
+	p.size = uint64(size)
+	p.pace = func(bool) float64 { return size / rate * 1e9 * (0.7 + 0.6*random.Float64()) }
+}
+
+// A small flow loses at most one packet of 500 in a home that fills its part of a full access point beside TCP, or beside a flood of new flows
+// in another home. Busy homes get the same, so the flood gets no more than its part.
+func TestLightFlows(t *testing.T) {
+	const rate, end, ms = policy.Rate(30e6), 20e9, 1e6
+	for _, test := range []struct {
+		rtt   float64 // ns
+		tcp   [2]int  // flows of each home
+		flood bool    // in the second home
+	}{
+		{rtt: .05 * ms, tcp: [2]int{4, 4}},
+		{rtt: 5 * ms, tcp: [2]int{2, 4}},
+		{rtt: 20 * ms, tcp: [2]int{4, 4}},
+		{rtt: 5 * ms, tcp: [2]int{4, 0}, flood: true},
+	} {
+		t.Run(fmt.Sprintf("%+v", test), func(t *testing.T) {
+			t.Parallel()
+			random := rand.New(rand.NewPCG(13, 0))
+			ap := poolParty(rate, 0)
+			flow := func(home *party) *party {
+				return home.add(&party{Rule: policy.Rule{Rate: 100 * rate, Capacity: 100 << 20}})
+			}
+			for _, n := range test.tcp {
+				home := ap.addPool(rate*5/6, 0)
+				flow(home).constant(random, 242, 15e3)
+				for range n {
+					flow(home).reno(test.rtt)
+				}
+			}
+			var flood *party
+			if test.flood {
+				flood = flow(ap.members[1])
+				flood.constant(random, 1470, 6e6)
+			}
+			ap.start()
+			flows := ap.rules()
+			for _, f := range flows {
+				f.next = random.Float64() * 100 * ms
+			}
+			heap.Init(&flows)
+			for flows[0].next < end {
+				f := flows[0]
+				if f == flood {
+					f.sharer = Sharer{} // each packet is of a new flow
+				}
+				f.sent += f.size
+				passes := f.offer(1e9 + uint64(f.next))
+				if passes {
+					f.got += f.size
+				}
+				f.next += f.pace(passes)
+				heap.Fix(&flows, 0)
+			}
+			var got [2]float64
+			for i, home := range ap.members {
+				for _, f := range home.members {
+					got[i] += float64(f.got)
+				}
+				if light := home.members[0]; light.sent-light.got > light.sent/500 && !(test.flood && i == 1) {
+					t.Errorf("home %d: a small flow lost %d bytes of %d", i, light.sent-light.got, light.sent)
+				}
+			}
+			if sum := got[0] + got[1]; math.Abs(got[0]-got[1]) > 0.05*sum || sum < 0.98*float64(rate)/8*end/1e9 {
+				t.Errorf("the homes got %.0f and %.0f bytes", got[0], got[1])
+			}
+		})
+	}
+}
