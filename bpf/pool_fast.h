@@ -1,23 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The fast path through pools, for packets that are one packet on the wire: up to FAST_POOLS pools that neither mark
- * nor delay, and buckets and sharers that have a slot. It decides as pool.h does. What a test finds is kept
- * on the stack for the charge.
+ * The fast path through pools, for packets that are one packet on the wire: up to four pools that neither mark
+ * nor delay, and buckets and sharers that have a slot. It decides as pool.h does. The function of a level tests its
+ * pool, calls that of the level above, and charges the pool if the packet passes. So nothing that it tested is looked
+ * up again. These functions are global, so that the verifier checks each of them once and not on each path to it.
  */
 #ifndef SHAPECTL_POOL_FAST_H
 #define SHAPECTL_POOL_FAST_H
 
 #include "clock.h"
 
-#define FAST_POOLS 4
-#define CHARGES_CREDIT (1 << 16)
-
-enum stage_answer {
-	STAGE_CONFORMS,
-	STAGE_REFUSES,
-	STAGE_LATE, /* the fair clock must be advanced first */
-	STAGE_SLOW, /* pool.h must decide */
-};
+/* Returned by functions that did nothing, */
+#define UNDONE -2
+/* and by those that need keep_times to be called first. */
+#define LATE -3
 
 static __always_inline __u32 index_at(__u32 seen, __u32 phase)
 {
@@ -25,204 +21,280 @@ static __always_inline __u32 index_at(__u32 seen, __u32 phase)
 }
 
 /* The handle of the bucket of a packet's key, or 0 if it has none or its headers are not plain. */
-__noinline __u64 find_key(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 phase)
+static __noinline __u64 find_key(struct __sk_buff *skb, __u32 ip, const struct params *params)
 {
-	const struct params *params;
-	const struct rule *rule = rule_of(id);
-	__u64 hash;
+	__u64 hash = hash_plain(skb, ip, params->each_bits, params->salt, params->flags);
 
-	if (!rule)
-		return 0;
-	params = params_of(rule, index_at(READ_ONCE(rule->version), phase));
-	hash = hash_plain(skb, ip, params->each_bits, params->salt, params->flags);
 	return hash ? find_handle(hash) : 0;
 }
-
-/* A rule or pool that has room for a packet. */
-struct stage {
-	__u32 id;
-	__u32 weight; /* of the sharer, with CHARGES_CREDIT if it is light */
-	__u64 sharer; /* its handle, or 0 if none is charged */
-	__u64 v;      /* its byte clock */
-};
 
 /* A packet on its way up. No padding: the verifier refuses arguments with unwritten bytes. */
 struct ascent {
 	__u64 now;
-	__u64 level;  /* of this bucket, in units */
-	__u32 phase;
+	__u64 v;      /* the byte clock of the rule, */
+	__u64 handle; /* and its bucket, or 0 for the shared one */
+	__u64 least;  /* units, for which pools must have room */
+	__u32 id;     /* of the rule */
+	__u32 seen;   /* its version */
 	__u32 bytes;
-	__u32 id;     /* of the next pool */
-	__u32 member; /* of what is directly within this rule or pool, */
-	__u32 weight; /* and its weight there */
-	__u32 guaranteed; /* as in a climb */
-	__u32 pool;   /* the last one that was tested */
 	__u32 ip;
-	__u32 load;   /* of the last sharer, see judge */
-	__u32 kept;   /* the fair clocks are those of now */
+	__u32 member; /* the rule or pool below the next pool; or the pool that refuses the packet */
+	__u32 phase;
+	__u32 cpu;
+	__u16 unlimited; /* the rule has no rate */
+	__u8 kept;	 /* the fair clocks are those of now */
+	__u8 load;	 /* of the last sharer, see judge */
 };
 
-/* Finds the sharer of a packet, and judges it. Returns STAGE_LATE if the time was not kept but must be. */
-__noinline enum stage_answer test_sharer(struct __sk_buff *skb, struct ascent *a, struct stage *at)
+/* The bucket of the rule of a packet. */
+static __always_inline struct bucket *bucket_in(struct rule *rule, const struct ascent *a)
 {
-	const struct cold_params *cold;
+	return a->handle ? bucket_of(a->handle) : &rule->shared;
+}
+
+/* Its level. */
+static __always_inline __u64 level_in(struct rule *rule, const struct params *params, const struct ascent *a)
+{
+	const struct bucket *b = bucket_in(rule, a);
+
+	return level_at(params, a->v, a->now, READ_ONCE(b->tat), READ_ONCE(b->tick));
+}
+
+/* A pool or guarantee, and what was seen of its bucket. */
+struct stage {
+	struct rule *rule;
 	const struct params *params;
-	const struct rule *rule;
-	enum share_verdict verdict;
-	struct bucket *b;
-	struct share *s;
-	__u32 id;
-	__u64 hash;
+	__u64 level;
+	__u64 tat;
+	__u64 start; /* the same, or the byte clock if the bucket is empty */
+};
 
-	if (!a || !at)
-		return STAGE_SLOW;
-	id = at->id;
-	rule = rule_of(id);
-	if (!rule)
-		return STAGE_SLOW;
-	params = params_of(rule, index_at(READ_ONCE(rule->version), a->phase));
-	cold = cold_of(params);
-	s = share_of(cold);
-	if (!s)
-		return STAGE_SLOW;
-	if (!a->kept && a->now - READ_ONCE(s->last) >= cold->step)
-		return STAGE_LATE;
-	hash = params->flags & RULE_SHARE_MEMBER ? hash4(~params->salt, 0, 0, a->member, 0) :
-		hash_plain(skb, a->ip, cold->share_bits, ~params->salt, params->flags >> SHARE_FLAGS);
-	if (hash)
-		hash = find_handle(hash);
-	if (!hash)
-		return STAGE_SLOW;
-	at->sharer = hash;
-	b = bucket_of(hash);
-	verdict = judge(s, params, cold, a->level, a->bytes, at->weight, READ_ONCE(b->tat), READ_ONCE(b->tick), a->load);
-	a->load = verdict / SHARE_VERDICTS;
-	if (a->load == LIGHT)
-		at->weight |= CHARGES_CREDIT;
-	verdict %= SHARE_VERDICTS;
-	if (verdict == BEYOND_DEBT)
-		return STAGE_SLOW;
-	return verdict == WITHIN_SHARE ? STAGE_CONFORMS : STAGE_REFUSES;
-}
-
-/* Charges a packet to a sharer. If other CPUs are faster twice, the sharer is not charged. */
-__noinline int charge_tested_sharer(__u32 id, __u32 phase, __u64 handle, __u32 bytes, __u32 weight)
+/* Returns false if there is no such pool, or if it changes just now. */
+static __always_inline bool look_at(const struct ascent *a, const __u32 *id, struct stage *at)
 {
-	struct bucket *b = bucket_of(handle);
-	const struct cold_params *cold;
-	const struct rule *rule = rule_of(id);
-	struct share *s;
-	__u64 old, tat;
-	__u32 i;
+	__u32 seen;
+	__u64 v;
 
-	if (!rule)
-		return 0;
-	cold = &rule->cold[index_at(READ_ONCE(rule->version), phase) & 1];
-	s = share_of(cold);
-	if (!s)
-		return 0;
-	if (weight & CHARGES_CREDIT)
-		spend_credit(s, bytes);
-	weight &= CHARGES_CREDIT - 1;
-#pragma unroll
-	for (i = 0; i < 2; i++) {
-		old = READ_ONCE(b->tat);
-		if (!is_still(b, handle, old))
-			return 0;
-		tat = charge_sharer_at(s, cold, b, old, bytes, weight);
-		if (tat) {
-			move_weight(s, cold, old, tat, weight);
-			return 1;
-		}
-	}
-	return 0;
-}
-
-/* limit_in, if no change begins or reverts by time. */
-static __always_inline bool limit_now(__u32 id, __u32 phase, __u64 now, struct limit_at *at)
-{
-	at->rule = rule_of(id);
+	at->rule = rule_at(id);
 	if (!at->rule)
 		return false;
-	at->version = (struct version){ .seen = READ_ONCE(at->rule->version) };
-	at->version.index = index_at(at->version.seen, phase);
-	at->params = params_of(at->rule, at->version.index);
-	at->ticks = now;
-	at->v = byte_clock(at->params, at->params->base, now);
-	return is_current(at->rule, at->version.seen);
+	seen = READ_ONCE(at->rule->version);
+	at->params = params_of(at->rule, index_at(seen, a->phase));
+	v = byte_clock(at->params, at->params->base, a->now);
+	at->tat = READ_ONCE(at->rule->shared.tat);
+	at->level = level_at(at->params, v, a->now, at->tat, READ_ONCE(at->rule->shared.tick));
+	at->start = KEPT(v + at->level);
+	return is_current(at->rule, seen);
 }
 
-/* Charges a packet that is one packet on the wire, and counts it. */
-static __always_inline void charge_one(const struct limit_at *at, __u32 bytes)
+/* Charges a bucket whatever its level is by now. Others can only have raised it since it was looked at. */
+static __always_inline void charge_seen(const struct stage *at, const struct ascent *a)
 {
-	struct counters *c = counters_of(at->rule);
+	struct counters *c = &at->rule->counters[MASKED(a->cpu, cpu_mask)];
+	__u64 cost = (__u64)a->bytes << UNIT_BITS;
+	struct bucket *b = &at->rule->shared;
 
-	charge_anyway(at, (__u64)bytes << UNIT_BITS);
+	raise_tick(b, tick(a->now)); /* or another CPU does */
+	/* If another CPU was faster, the bucket is not empty any more. */
+	if (at->start == at->tat || KEPT(__sync_val_compare_and_swap(&b->tat, at->tat, at->start + cost)) != at->tat)
+		__sync_fetch_and_add(&b->tat, cost);
 	c->passed_packets++;
-	c->passed_bytes += bytes;
+	c->passed_bytes += a->bytes;
 }
 
 /* Whether a packet conforms to a bucket by itself. */
-static __always_inline bool has_room(const struct params *params, __u64 v, __u64 now, const struct bucket *b, __u32 bytes)
+static __always_inline bool has_room(const struct params *params, __u64 level, __u32 bytes)
 {
-	__u64 level = level_at(params, v, now, READ_ONCE(b->tat), READ_ONCE(b->tick));
-
 	return !level || level + ((__u64)tested_bytes(params, bytes) << UNIT_BITS) <= params->limit;
 }
 
-/* Whether a packet conforms to a guarantee. With charge it is charged to it, too. */
-__noinline enum stage_answer ask_guarantee(__u32 id, __u32 phase, __u64 now, __u32 bytes, __u32 charge)
+/* Tests a packet with a guarantee. With charge it is charged to it, too. */
+__noinline int ask_guarantee(const struct ascent *a, __u32 id, __u32 charge)
 {
-	struct limit_at at;
-	__u64 level;
+	struct stage at;
 
-	if (!limit_now(id, phase, now, &at) || at.params->flags & (RULE_UNLIMITED | RULE_EACH))
-		return STAGE_SLOW;
-	level = level_of(&at, &at.rule->shared);
+	if (!a || !look_at(a, &id, &at) || at.params->flags & (RULE_UNLIMITED | RULE_EACH) || at.level > MAX_DEBT)
+		return UNDONE;
 	if (charge)
-		charge_one(&at, bytes);
-	return !level || level + ((__u64)tested_bytes(at.params, bytes) << UNIT_BITS) <= at.params->limit ? STAGE_CONFORMS : STAGE_REFUSES;
+		charge_seen(&at, a);
+	return has_room(at.params, at.level, a->bytes) ? VERDICT_PASS : VERDICT_EXCESS;
+}
+
+/* A sharer that has room for a packet. */
+struct sharer {
+	struct share *share;
+	struct bucket *bucket; /* NULL if none is charged */
+	__u32 fingerprint;
+	__u16 weight;
+	__u16 light;
+};
+
+/* Finds the sharer of a packet in a bucket that has the level, and judges it. Sets sharer if it has a slot. */
+static __noinline int test_sharer(struct __sk_buff *skb, struct ascent *a, const struct params *params, __u64 level,
+				  struct sharer *sharer)
+{
+	const struct cold_params *cold = cold_of(params);
+	struct share *s = share_of(cold);
+	enum share_verdict verdict;
+	struct bucket *b;
+	__u32 fingerprint;
+	__u64 hash;
+
+	if (!s)
+		return UNDONE;
+	if (!a->kept && a->now - READ_ONCE(s->last) >= cold->step)
+		return LATE;
+	hash = params->flags & RULE_SHARE_MEMBER ? hash4(~params->salt, 0, 0, a->member, 0) :
+		hash_plain(skb, a->ip, cold->share_bits, ~params->salt, params->flags >> SHARE_FLAGS);
+	b = hash ? find_bucket(hash, true, &fingerprint) : NULL;
+	if (!b)
+		return UNDONE;
+	sharer->share = s;
+	sharer->bucket = b;
+	sharer->fingerprint = fingerprint;
+	verdict = judge(s, params, cold, level, a->bytes, sharer->weight, READ_ONCE(b->tat), READ_ONCE(b->tick), a->load);
+	a->load = verdict / SHARE_VERDICTS;
+	verdict %= SHARE_VERDICTS;
+	if (verdict == BEYOND_DEBT)
+		return UNDONE;
+	sharer->light = a->load == LIGHT;
+	return verdict == WITHIN_SHARE ? VERDICT_PASS : VERDICT_REFUSED;
+}
+
+/* Charges a packet to a sharer. If other CPUs are faster twice, the sharer is not charged. */
+static __noinline int charge_tested_sharer(const struct ascent *a, const struct params *params, const struct sharer *sharer)
+{
+	const struct cold_params *cold = cold_of(params);
+	struct bucket *b = sharer->bucket;
+	__u64 old, tat;
+	__u32 tries = 2;
+
+	if (sharer->light)
+		spend_credit(sharer->share, a->bytes);
+	do {
+		old = READ_ONCE(b->tat);
+		if (!is_still(b, sharer->fingerprint, old))
+			return 0;
+		tat = charge_sharer_at(sharer->share, cold, b, old, a->bytes, sharer->weight);
+	} while (!tat && --tries);
+	if (tat)
+		move_weight(sharer->share, cold, old, tat, sharer->weight);
+	return 0;
+}
+
+/* Charges a packet to the bucket of its rule, if that has room. */
+__noinline int charge_rule(const struct ascent *a)
+{
+	const struct params *params;
+	enum verdict verdict;
+	struct rule *rule;
+	__u64 tat;
+	__u32 id;
+
+	if (!a)
+		return UNDONE;
+	id = a->id;
+	rule = rule_of(id);
+	if (!rule)
+		return UNDONE;
+	params = params_of(rule, index_at(a->seen, a->phase));
+	verdict = charge_bucket(rule, a->seen, params, a->v, bucket_in(rule, a), a->handle, a->now, a->bytes,
+				tested_bytes(params, a->bytes), 0, &tat);
+	return verdict == VERDICT_AGAIN ? UNDONE : (int)verdict;
+}
+
+/* The rule decides after all pools have room. */
+static __always_inline int decide_rule(const struct ascent *a)
+{
+	return a->unlimited ? VERDICT_PASS : charge_rule(a);
 }
 
 /* Flags that the fast path through pools does not handle in a pool. */
 #define POOL_SLOW \
 	(RULE_UNLIMITED | RULE_FRAMING | RULE_PENALTY | RULE_ECN | RULE_PASS | RULE_ABSENT | RULE_SHADOW | RULE_DELAY | RULE_SPARSE)
 
-/* Tests the pool a->id, which is at a height above the rule of a packet. Stores its flags, and goes to the next pool. */
-static __always_inline enum stage_answer test_stage(struct __sk_buff *skb, struct ascent *a, __u32 height,
-						    struct stage *stage, __u32 *flags)
-{
-	__u32 least = a->bytes < SHARED_BYTES ? a->bytes : SHARED_BYTES;
-	enum stage_answer answer = STAGE_CONFORMS;
-	struct limit_at at;
+typedef int level(struct __sk_buff *skb, struct ascent *a, __u32 id, __u32 weight, __u32 guaranteed);
 
-	*stage = (struct stage){ .id = a->id, .weight = a->weight };
-	a->pool = a->id;
-	if (!limit_now(stage->id, a->phase, a->now, &at))
-		return STAGE_SLOW;
-	stage->v = at.v;
-	*flags = at.params->flags;
-	a->level = level_of(&at, &at.rule->shared);
-	if (*flags & POOL_SLOW || a->level > MAX_DEBT)
-		return STAGE_SLOW;
-	a->id = at.params->within;
-	a->weight = cold_of(at.params)->weight;
-	if (a->guaranteed == NOT_GUARANTEED) {
-		if (a->level + ((__u64)least << UNIT_BITS) > at.params->limit)
-			return STAGE_REFUSES;
-		if (*flags & RULE_SHARES)
-			answer = test_sharer(skb, a, stage);
-		if (answer == STAGE_CONFORMS && *flags & RULE_GUARANTEE) {
-			answer = ask_guarantee(cold_of(at.params)->guarantee, a->phase, a->now, a->bytes, false);
-			if (answer == STAGE_CONFORMS)
-				a->guaranteed = height;
-			if (answer == STAGE_REFUSES)
-				answer = STAGE_CONFORMS;
+/*
+ * Tests a pool, lets those above and the rule decide, and charges the pool if the packet passes. The weight is that of
+ * the member below. A packet that is guaranteed there is charged even to a pool without room.
+ */
+static __always_inline int pass_pool(struct __sk_buff *skb, struct ascent *a, __u32 id, __u32 weight, __u32 guaranteed,
+				     level *above)
+{
+	struct sharer sharer;
+	struct stage at;
+	__u32 extra;
+	int answer;
+
+	sharer.weight = weight;
+	sharer.bucket = NULL;
+	if (!a || !look_at(a, &id, &at) || at.params->flags & POOL_SLOW)
+		goto undone;
+	extra = KEPT(at.params->flags & (RULE_SHARES | RULE_GUARANTEE));
+	if (at.level + a->least > at.params->limit) {
+		if (!guaranteed)
+			goto refused;
+		if (at.level > MAX_DEBT)
+			goto undone;
+	}
+	if (unlikely(extra) && !guaranteed) {
+		if (extra & RULE_SHARES) {
+			answer = test_sharer(skb, a, at.params, at.level, &sharer);
+			if (answer == VERDICT_REFUSED)
+				goto refused;
+			if (answer != VERDICT_PASS)
+				return answer;
+		}
+		if (extra & RULE_GUARANTEE) {
+			answer = ask_guarantee(a, cold_of(at.params)->guarantee, false);
+			if (answer == UNDONE)
+				goto undone;
+			guaranteed = answer == VERDICT_PASS;
 		}
 	}
-	a->member = stage->id;
-	return answer;
+	if (at.params->flags & RULE_WITHIN) {
+		a->member = id;
+		answer = above(skb, a, at.params->within, cold_of(at.params)->weight, guaranteed);
+	} else {
+		answer = decide_rule(a);
+	}
+	if (answer != VERDICT_PASS)
+		return answer;
+	charge_seen(&at, a);
+	if (unlikely(KEPT(extra))) {
+		if (sharer.bucket)
+			charge_tested_sharer(a, at.params, &sharer);
+		else if (extra & RULE_SHARES)
+			skip_sharers(cold_of(at.params), a->bytes);
+		if (guaranteed && extra & RULE_GUARANTEE)
+			ask_guarantee(a, cold_of(at.params)->guarantee, true);
+	}
+	return KEPT(VERDICT_PASS);
+refused:
+	a->member = id;
+	return VERDICT_REFUSED;
+undone:
+	/* The asm keeps the compiler from setting the answer before each jump. */
+	return KEPT(UNDONE);
 }
+
+static __always_inline int too_high(struct __sk_buff *skb, struct ascent *a, __u32 id, __u32 weight, __u32 guaranteed)
+{
+	(void)skb, (void)a, (void)id, (void)weight, (void)guaranteed;
+	return UNDONE;
+}
+
+#define LEVEL(name, above)                                                                                      \
+	__noinline int name(struct __sk_buff *skb, struct ascent *a, __u32 id, __u32 weight, __u32 guaranteed) \
+	{                                                                                                       \
+		return pass_pool(skb, a, id, weight, guaranteed, above);                                        \
+	}
+
+LEVEL(level_4, too_high)
+LEVEL(level_3, level_4)
+LEVEL(level_2, level_3)
+LEVEL(level_1, level_2)
 
 /* count_refused for a packet that is one packet on the wire. */
 __noinline int count_refused_one(__u32 id, __u32 bytes)
@@ -236,23 +308,6 @@ __noinline int count_refused_one(__u32 id, __u32 bytes)
 	c->dropped_packets++;
 	c->dropped_bytes += bytes;
 	return 0;
-}
-
-/* Charges a packet to a pool that it has tested. */
-static __always_inline void charge_stage(const struct ascent *a, __u32 height, const struct stage *stage)
-{
-	struct limit_at at = { .rule = rule_of(stage->id), .ticks = a->now, .v = stage->v };
-
-	if (!at.rule)
-		return;
-	at.params = params_of(at.rule, index_at(READ_ONCE(at.rule->version), a->phase));
-	charge_one(&at, a->bytes);
-	if (stage->sharer)
-		charge_tested_sharer(stage->id, a->phase, stage->sharer, a->bytes, stage->weight);
-	else if (at.params->flags & RULE_SHARES)
-		skip_sharers(cold_of(at.params), a->bytes);
-	if (a->guaranteed <= height && at.params->flags & RULE_GUARANTEE)
-		ask_guarantee(cold_of(at.params)->guarantee, a->phase, a->now, a->bytes, true);
 }
 
 #endif

@@ -15,11 +15,6 @@
 #define NEXT TC_ACT_UNSPEC
 #define DROP TC_ACT_SHOT
 
-/* Returned by functions that did nothing, */
-#define UNDONE -2
-/* and by those that need keep_times to be called first. */
-#define LATE -3
-
 static __always_inline __u64 time_ns(struct __sk_buff *skb)
 {
 	return HOOK(virtual_clock) ? skb->tstamp : bpf_ktime_get_ns();
@@ -356,125 +351,70 @@ __noinline int apply_fast(struct __sk_buff *skb, __u32 ip, __u32 id)
 	return act(skb, ip, rule, params->flags, &wire, verdict);
 }
 
-/* Tests the pool at a height above the rule of a packet, if there is one. The jumps tell the verifier which stages there are. */
-#define TEST_STAGE(height)                                                \
-	if (!(up & RULE_WITHIN))                                          \
-		goto tested;                                              \
-	answer = test_stage(skb, &a, height, &at[(height) - 1], &up); \
-	if (answer != STAGE_CONFORMS)                                     \
-		goto refused;                                             \
-	pools = height;
-
-#define CHARGE_STAGE(height)                                              \
-	if (pools < (height))                                            \
-		goto charged;                                             \
-	charge_stage(&a, height, &at[(height) - 1]);
-
-/* Applies a rule with pools or shares to a packet that is one packet on the wire. Returns UNDONE for others. */
+/*
+ * Applies a rule with pools or shares to a packet that is one packet on the wire. Returns UNDONE for others, and LATE if
+ * the fair clocks are not kept but must be.
+ */
 __noinline int apply_in_pools(struct __sk_buff *skb, __u32 ip, __u32 id, __u32 kept)
 {
-	struct ascent a = { .ip = ip, .kept = kept, .phase = READ_ONCE(change.phase), .bytes = skb->len, .member = id, .guaranteed = NOT_GUARANTEED };
-	__u32 seen, fingerprint = 0, flags, up, weight = 1;
+	struct ascent a = { .now = time_ns(skb), .id = id, .bytes = skb->len, .ip = ip, .member = id,
+			    .phase = READ_ONCE(change.phase), .kept = kept, .cpu = bpf_get_smp_processor_id() };
 	struct size wire = { .packets = 1 };
-	enum stage_answer answer = STAGE_CONFORMS;
-	struct stage at[FAST_POOLS];
-	enum verdict verdict = VERDICT_PASS;
-	struct rule *rule = rule_of(id);
+	struct rule *rule = rule_at(&a.id);
+	struct sharer sharer;
 	const struct params *params;
-	struct bucket *bucket;
-	__u64 v, handle;
-	volatile __u64 pools = 0; /* that have room; without CAP_PERFMON no 4 bytes may replace a pointer on the stack */
+	bool guaranteed = false;
+	int verdict;
 
 	if (!rule || a.phase == PHASE_BY_TIME)
 		return UNDONE;
-	seen = READ_ONCE(rule->version);
-	params = params_of(rule, index_at(seen, a.phase));
-	flags = params->flags;
-	if (flags & ((RULE_SLOW & ~(RULE_UNLIMITED | RULE_WITHIN | RULE_SHARES)) | RULE_DELAY | RULE_PENALTY))
+	a.seen = READ_ONCE(rule->version);
+	params = params_of(rule, index_at(a.seen, a.phase));
+	if (params->flags & ((RULE_SLOW & ~(RULE_UNLIMITED | RULE_WITHIN | RULE_SHARES)) | RULE_DELAY | RULE_PENALTY))
 		return UNDONE;
-	bucket = &rule->shared;
-	if (flags & RULE_EACH) {
-		handle = flags & RULE_GUARANTEE ? 0 : find_key(skb, ip, id, a.phase);
-		if (!handle)
+	if (params->flags & RULE_EACH) {
+		a.handle = params->flags & RULE_GUARANTEE ? 0 : find_key(skb, ip, params);
+		if (!a.handle)
 			return UNDONE;
-		bucket = bucket_of(handle);
-		fingerprint = handle;
 	}
-	a.now = time_ns(skb);
-	v = byte_clock(params, params->base, a.now);
-	handle = 0;
-	if (flags & RULE_SHARES) {
-		a.level = level_at(params, v, a.now, READ_ONCE(bucket->tat), READ_ONCE(bucket->tick));
-		at[0] = (struct stage){ .id = id, .weight = 1 };
-		answer = test_sharer(skb, &a, &at[0]);
-		handle = at[0].sharer;
-		weight = at[0].weight;
-		if (answer == STAGE_REFUSES) {
-			verdict = VERDICT_EXCESS;
-			goto charged;
-		}
-		if (answer == STAGE_SLOW)
+	a.least = (__u64)(a.bytes < SHARED_BYTES ? a.bytes : SHARED_BYTES) << UNIT_BITS;
+	a.unlimited = !!(params->flags & RULE_UNLIMITED);
+	a.v = byte_clock(params, params->base, a.now);
+	sharer.bucket = NULL;
+	if (params->flags & RULE_SHARES) {
+		sharer.weight = 1;
+		verdict = test_sharer(skb, &a, params, level_in(rule, params, &a), &sharer);
+		if (verdict == VERDICT_REFUSED)
+			goto refused;
+		if (verdict != VERDICT_PASS)
+			return verdict;
+	}
+	if (params->flags & RULE_GUARANTEE) {
+		verdict = ask_guarantee(&a, cold_of(params)->guarantee, false);
+		if (verdict == UNDONE)
 			return UNDONE;
-		if (answer == STAGE_LATE)
-			return LATE;
+		guaranteed = verdict == VERDICT_PASS;
 	}
-	if (flags & RULE_GUARANTEE) {
-		answer = ask_guarantee(cold_of(params)->guarantee, a.phase, a.now, a.bytes, false);
-		if (answer == STAGE_SLOW)
-			return UNDONE;
-		if (answer == STAGE_CONFORMS)
-			a.guaranteed = 0;
-	}
-	a.id = params->within;
-	a.weight = cold_of(params)->weight;
-	up = flags;
-	TEST_STAGE(1)
-	TEST_STAGE(2)
-	TEST_STAGE(3)
-	TEST_STAGE(4)
-	if (up & RULE_WITHIN)
-		return UNDONE;
-tested:
-	if (!(flags & RULE_UNLIMITED))
-		verdict = charge_bucket(rule, seen, params, v, bucket, fingerprint, a.now, a.bytes,
-					tested_bytes(params, a.bytes), 0, &a.level);
-	if (verdict == VERDICT_AGAIN)
-		return UNDONE;
-	if (verdict == VERDICT_PASS) {
-		if (handle)
-			charge_tested_sharer(id, a.phase, handle, a.bytes, weight);
-		if (!a.guaranteed)
-			ask_guarantee(cold_of(params)->guarantee, a.phase, a.now, a.bytes, true);
-		CHARGE_STAGE(1)
-		CHARGE_STAGE(2)
-		CHARGE_STAGE(3)
-		CHARGE_STAGE(4)
-	}
-	goto charged;
-refused:
-	if (answer == STAGE_SLOW)
-		return UNDONE;
-	if (answer == STAGE_LATE)
-		return LATE;
-	verdict = VERDICT_REFUSED;
-	if (flags & RULE_UNLIMITED || has_room(params, v, a.now, bucket, a.bytes))
-		count_refused_one(a.pool, a.bytes);
-charged:
+	if (params->flags & RULE_WITHIN)
+		verdict = level_1(skb, &a, params->within, cold_of(params)->weight, guaranteed);
+	else
+		verdict = decide_rule(&a);
+	if (verdict < 0)
+		return verdict;
+	if (verdict == VERDICT_REFUSED &&
+	    (params->flags & RULE_UNLIMITED || has_room(params, level_in(rule, params, &a), a.bytes)))
+		count_refused_one(a.member, a.bytes);
+	if (verdict != VERDICT_PASS)
+		goto refused;
+	if (sharer.bucket)
+		charge_tested_sharer(&a, params, &sharer);
+	if (guaranteed)
+		ask_guarantee(&a, cold_of(params)->guarantee, true);
 	wire.bytes = a.bytes;
-	return act(skb, a.ip, rule, flags, &wire, verdict);
-}
-
-/* apply_in_pools, after the fair clocks are advanced if that must be. */
-__noinline int apply_pools(struct __sk_buff *skb, __u32 ip, __u32 id)
-{
-	int answer = apply_in_pools(skb, ip, id, false);
-	__u64 now;
-
-	if (answer != LATE)
-		return answer;
-	now = time_ns(skb);
-	keep_times(id, phase_at(now), now);
-	return apply_in_pools(skb, ip, id, true);
+	return act(skb, a.ip, rule, params->flags, &wire, VERDICT_PASS);
+refused:
+	wire.bytes = a.bytes;
+	return act(skb, a.ip, rule, params->flags, &wire, VERDICT_REFUSED);
 }
 
 /* The fast path: a packet that is one packet on the wire, and an existing bucket without contention. */
@@ -543,7 +483,12 @@ fast:
 		return answer;
 	goto slow;
 pools:
-	answer = apply_pools(skb, READ_ONCE(p.ip), READ_ONCE(p.id));
+	answer = apply_in_pools(skb, READ_ONCE(p.ip), READ_ONCE(p.id), false);
+	if (answer == LATE) {
+		now = time_ns(skb);
+		keep_times(READ_ONCE(p.id), phase_at(now), now);
+		answer = apply_in_pools(skb, READ_ONCE(p.ip), READ_ONCE(p.id), true);
+	}
 	if (answer != UNDONE)
 		return answer;
 slow:

@@ -93,14 +93,25 @@ static __always_inline __u64 clock_speed(const struct params *params, __u64 leve
 	return free > capacity - capacity / 16 ? x << MORE : x;
 }
 
-/* The bin of a TAT. Without branches: without CAP_PERFMON the verifier accepts one range of an index only. */
-static __always_inline __u32 bin_of(const struct cold_params *cold, __u64 tat)
+/* The width of the bins on the wheel of a TAT is 2^shift_of fair units. */
+static __always_inline __u32 shift_of(const struct cold_params *cold, __u64 tat)
 {
 	__u32 fine = cold->fine_shift, coarse = KEPT((__u32)(tat & TAT_COARSE)) / TAT_COARSE;
 
-	__u32 bin = (tat >> ((fine + coarse * (cold->coarse_shift - fine)) & 63) & (FAIR_BINS - 1)) + coarse * FAIR_BINS;
+	return (fine + coarse * (cold->coarse_shift - fine)) & 63;
+}
+
+/* The bin of a TAT. Without branches: without CAP_PERFMON the verifier accepts one range of an index only. */
+static __always_inline __u32 bin_at(__u64 tat, __u32 shift)
+{
+	__u32 bin = (tat >> shift & (FAIR_BINS - 1)) + (__u32)(tat & TAT_COARSE) * (FAIR_BINS / TAT_COARSE);
 
 	return KEPT(bin) & (2 * FAIR_BINS - 1); /* for the verifier of Linux 6.1 */
+}
+
+static __always_inline __u32 bin_of(const struct cold_params *cold, __u64 tat)
+{
+	return bin_at(tat, shift_of(cold, tat));
 }
 
 /* Removes the weight of a bin that v leaves. */
@@ -152,7 +163,7 @@ static __always_inline __u64 may_be_ahead(const struct share *s, __u32 weight)
 	__u64 ahead = READ_ONCE(s->ahead);
 	__s32 all = READ_ONCE(s->weight);
 
-	return ahead + ahead * ALONE * weight / (all > (__s32)weight ? all : weight);
+	return ahead + (all > (__s32)weight ? ahead * ALONE * weight / all : ahead * ALONE);
 }
 
 /* What the pool above leaves to a member that has fair shares itself. */
@@ -247,24 +258,24 @@ static __always_inline void advance_clock(struct share *s, const struct params *
 }
 
 /* Whether the weight of a sharer with that TAT is in a bin: it may be until v leaves the bin. */
-static __always_inline bool weighs(const struct share *s, const struct cold_params *cold, __u64 tat)
+static __always_inline bool weighs(const struct share *s, __u64 tat, __u32 shift)
 {
-	__u32 shift = tat & TAT_COARSE ? cold->coarse_shift : cold->fine_shift;
-
 	return (tat >> shift) - (READ_ONCE(s->v) >> shift) < FAIR_BINS && (__s32)READ_ONCE(s->weight) > 0;
 }
 
 /* Moves the weight of a sharer from its old TAT to a new one. */
 static __always_inline void move_weight(struct share *s, const struct cold_params *cold, __u64 old, __u64 tat, __u32 weight)
 {
-	__u32 from = bin_of(cold, old), to = bin_of(cold, tat);
+	__u32 shift = shift_of(cold, old), from, to = bin_of(cold, tat);
 
-	if (!weighs(s, cold, old))
-		__sync_fetch_and_add(&s->weight, weight);
-	else if (from == to)
-		return;
-	else
+	if (weighs(s, old, shift)) {
+		from = bin_at(old, shift);
+		if (from == to)
+			return;
 		__sync_fetch_and_sub(&s->bin[from], weight);
+	} else {
+		__sync_fetch_and_add(&s->weight, weight);
+	}
 	__sync_fetch_and_add(&s->bin[to], weight);
 }
 
@@ -366,12 +377,14 @@ static __always_inline void skip_sharers(const struct cold_params *cold, __u32 b
 static __always_inline __u64 charge_sharer_at(const struct share *s, const struct cold_params *cold, struct bucket *b,
 					      __u64 old, __u32 bytes, __u32 weight)
 {
-	__u64 v = READ_ONCE(s->v), ahead = ahead_of(s, cold, old), tat;
+	__u64 v = READ_ONCE(s->v), ahead = ahead_of(s, cold, old), units = (__u64)bytes << FAIR_BITS, tat;
 
-	tat = on_wheel(cold, v, ahead + (((__u64)bytes << FAIR_BITS) + weight - 1) / weight);
+	if (weight > 1)
+		units = (units + weight - 1) / weight;
+	tat = on_wheel(cold, v, ahead + units);
 	if (!ahead || READ_ONCE(b->tick) < bytes)
 		WRITE_ONCE(b->tick, bytes);
-	return __sync_val_compare_and_swap(&b->tat, old, tat) == old ? tat : 0;
+	return KEPT(__sync_val_compare_and_swap(&b->tat, old, tat)) == old ? tat : 0;
 }
 
 #endif
