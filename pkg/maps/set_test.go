@@ -248,7 +248,7 @@ func TestGrowthKeepsAffectedHosts(t *testing.T) {
 
 // A store can grow until it uses all maps of rules. Packets find the rules in each map, and rules keep their counters.
 func TestGrowthToTheLastMap(t *testing.T) {
-	r := newRig(t, maps.Size{Rules: 1, Buckets: 4})
+	r := newRig(t, maps.Size{Rules: 1, Buckets: 4, Shares: 1, Pools: true})
 	host := func(n int) string { return fmt.Sprint("10.0.0.", n) }
 	for n := 1; ; n++ {
 		r.put(rule(host(n)+"/32", 1e9, 1<<20))
