@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -29,7 +30,7 @@ most within the pool.
 First comes the answer: which rule or pool decides, what happens to the packets now, which pool is full, and who
 borrows. Then, for each device on the path: the rule, its bucket, what it dropped so far, the pools above it with
 their levels and shares, and the programs that run there. What repeats is said once; -j says all. Where there are pools,
-explain counts packets for 0.2 s, and names the rule or pool that limited them meanwhile.
+explain counts packets for the --interval, and names the rule or pool that limited them meanwhile.
 
 explain finds the devices from the routes, also below a bridge, a VLAN or a veth pair. With DEV, it looks at that
 device alone, and so it does for a rule with NAME whose device is not on the routes. Without a route, as on a bridge,
@@ -57,6 +58,9 @@ Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in 
 			if err := parseQuestion(&q, cmd, given); err != nil {
 				return err
 			}
+			if err := checkInterval(cmd, q.Interval); err != nil {
+				return err
+			}
 			if q.Segments == 0 {
 				return inputf("explain: --segments 0 is out of range; use 1 to 65535")
 			}
@@ -65,6 +69,8 @@ Exit codes: 0 done, also if no rule matches; 4 a rule for the packets is not in 
 	}
 	cmd.Flags().Var(byteCount(&p.bytes), "bytes", "bytes of each segment at layer 2 (default: full)")
 	cmd.Flags().Uint16Var(&q.Segments, "segments", 1, "`number` of segments of a GSO or GRO packet")
+	q.Interval = usualInterval
+	cmd.Flags().Var(duration(&q.Interval), "interval", "count packets in pools over this `time` (default: 1s)")
 	cmd.Flags().StringVar(&p.text, "flow", "", "the packets' `flow`: protocol,source:port,destination:port")
 	return cmd
 }
@@ -165,14 +171,14 @@ func (e *env) explain(q explain.Question) error {
 		return nil
 	})
 	if pool {
-		return e.explainPool(q.Name)
+		return e.explainPool(q.Name, q.Interval)
 	}
 	return err
 }
 
 // explainPool explains what limits a pool.
-func (e *env) explainPool(name string) error {
-	rules, err := e.measured(&filterRules{}, false, explain.Watched, details{tree: true})
+func (e *env) explainPool(name string, interval time.Duration) error {
+	rules, err := e.measured(&filterRules{}, false, interval, details{tree: true})
 	if rules == nil {
 		return err
 	}

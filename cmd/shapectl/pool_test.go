@@ -508,11 +508,11 @@ func TestExplainWatches(t *testing.T) {
 	close(stop)
 	testenv.Must(t, <-stopped)
 	hook := paths[0].Hooks[0]
-	if hook.LimitedBy == nil || *hook.LimitedBy != "home" || hook.RecentDrops == 0 || hook.RecentDrops > hook.RecentPackets || hook.WatchedNS < 2e8 ||
+	if hook.LimitedBy == nil || *hook.LimitedBy != "home" || hook.RecentDrops == 0 || hook.RecentDrops > hook.RecentPackets || hook.WatchedNS < 1e9 ||
 		hook.Pools[0].RecentRefusals == 0 || hook.Pools[1].RecentRefusals != 0 {
 		t.Errorf("%+v", hook.Passage)
 	}
-	if !strings.Contains(text, "matches, and pool home decides; in the last ") || !strings.Contains(text, "were dropped; pool home is full") {
+	if !strings.Contains(text, "matches, and pool home decides; in the last ") || !strings.Contains(text, "were dropped; pool home is full: ") {
 		t.Errorf("it says %s", text)
 	}
 }
@@ -526,7 +526,12 @@ func TestExplainPool(t *testing.T) {
 		names(pool.Members) != "va egress 10.0.0.7/32, va egress 2001:db8:7::/48" || pool.Levels[0].UseBits == nil {
 		t.Errorf("%+v", pool)
 	}
-	if got := r.ok("explain", "uplink"); !strings.HasPrefix(got, "in the last 0.") || !strings.Contains(got, "pool uplink limited nobody") {
+	testenv.Must(t, json.Unmarshal([]byte(r.ok("explain", "ap-1", "-j", "--interval", "2s")), &pool))
+	if interval := pool.Levels[0].IntervalNS; interval == nil || *interval < 2e9 {
+		t.Errorf("it counted for %v ns", interval)
+	}
+	r.refused(exitInput, "explain: --interval 1ms is out of range; use 10ms to 1h0m0s", "explain", "ap-1", "--interval", "1ms")
+	if got := r.ok("explain", "uplink"); !strings.HasPrefix(got, "in the last ") || !strings.Contains(got, "pool uplink limited nobody") {
 		t.Errorf("it says %s", got)
 	}
 	r.ok("pool", "set", "alice", "--rate", "1mbit")

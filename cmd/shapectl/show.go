@@ -128,12 +128,18 @@ func (o showOptions) check(cmd *cobra.Command) error {
 		return inputf("show: --names has columns of its own; leave --wide out")
 	case o.names && set("sort") && !slices.Contains(report.NameSorts, o.sort):
 		return inputf("show: --names cannot sort by %q; use one of %s", o.sort, strings.Join(report.NameSorts, ", "))
-	case set("interval") && (o.interval < leastInterval || o.interval > maxInterval):
-		return inputf("show: --interval %v is out of range; use %v to %v", o.interval, leastInterval, maxInterval)
 	case !slices.Contains(report.Sorts, o.sort):
 		return inputf("show: --sort %q is unknown; use one of %s", o.sort, strings.Join(report.Sorts, ", "))
 	case set("top") && o.top < 1:
 		return inputf("show: --top %d shows nothing; use 1 or more", o.top)
+	}
+	return checkInterval(cmd, o.interval)
+}
+
+// checkInterval reports an --interval that is out of range.
+func checkInterval(cmd *cobra.Command, interval time.Duration) error {
+	if cmd.Flags().Changed("interval") && (interval < leastInterval || interval > maxInterval) {
+		return inputf("%s: --interval %v is out of range; use %v to %v", cmd.Name(), interval, leastInterval, maxInterval)
 	}
 	return nil
 }

@@ -33,6 +33,7 @@ type Question struct {
 	Bytes     uint64            // of each segment at layer 2, without VLAN tags; 0 for full ones of the device
 	Segments  uint16            // at least 1
 	Netns     string            // network namespace of suggested commands; "" for that of the caller
+	Interval  time.Duration     // for how long packets are counted where there are pools
 }
 
 // A QuestionError says why a question has no answer. It wraps
@@ -68,7 +69,9 @@ func Explain(n *loader.Namespace, questions ...Question) (paths report.Paths, un
 			all = append(all, f)
 		}
 	}
-	watch(n, all)
+	if len(questions) > 0 {
+		watch(n, all, questions[0].Interval)
+	}
 	for _, f := range all {
 		paths = append(paths, Judge(f))
 	}

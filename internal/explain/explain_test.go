@@ -513,7 +513,33 @@ func TestLimiter(t *testing.T) {
 			lately(a, 50, 7)
 			lately(b, 92, 0)
 		}, "a", "a"},
-		{"a full pool in a moment without packets", func(s *Stages, _, a, _ *Level) { s.fill(1, 10); lately(a, 80, 0) }, "a", "a"},
+		{"a full pool in a moment without packets", func(s *Stages, _, a, _ *Level) { s.fill(1, 10); lately(a, 88, 0) }, "a", "a"},
+		{"a pool that was full at the end", func(s *Stages, _, a, _ *Level) { a.Full = true; lately(a, 88, 0) }, "a", "a"},
+		{"shares that refuse what a busy pool above does not leave them", func(_ *Stages, rule, a, b *Level) {
+			rule.Rate, a.Share.Kind = policy.Unlimited, policy.ShareFlow
+			lately(rule, 30, 7)
+			lately(a, 30, 7)
+			lately(b, 80, 0)
+		}, "b", "b"},
+		{"shares that are half full below a full pool", func(s *Stages, rule, a, b *Level) {
+			rule.Rate, a.Share.Kind, b.Share.Kind = policy.Unlimited, policy.ShareFlow, policy.ShareMember
+			s.fill(1, 2500)
+			s.fill(2, 2500)
+			lately(rule, 80, 7)
+			lately(a, 80, 7)
+			lately(b, 99, 0)
+		}, "b", "b"},
+		{"shares that use their rate, below a full pool", func(s *Stages, rule, a, b *Level) {
+			rule.Rate, a.Share.Kind = policy.Unlimited, policy.ShareFlow
+			s.fill(2, 0)
+			lately(a, 97, 7)
+			lately(b, 99, 0)
+		}, "a", "ab"},
+		{"shares with a small burst", func(_ *Stages, rule, a, b *Level) {
+			rule.Rate, a.Share.Kind = policy.Unlimited, policy.ShareFlow
+			lately(a, 40, 7)
+			lately(b, 60, 0)
+		}, "a", "a"},
 		{"a burst", func(_ *Stages, _, a, _ *Level) { lately(a, 120, 0) }, "", ""},
 		{"nothing lately, but it is full", func(s *Stages, _, _, _ *Level) { s.fill(2, 0) }, "", "b"},
 	} {

@@ -26,6 +26,7 @@ type Level struct {
 	maps.Entry
 	Counters maps.Counters
 	Lately   maps.Counters // of these, what was counted while Stages were watched
+	Full     bool          // at the end of that
 	Sharer   string        // of the packets; "" without shares, and where it is not known
 	Active   *int          // how many sharers share now; nil if that is not known
 }
@@ -69,7 +70,7 @@ func (s Stages) count(set *maps.Set) {
 }
 
 // watch counts packets for a while: a level changes with each packet, and that of one moment misleads.
-func watch(n *loader.Namespace, facts []Facts) {
+func watch(n *loader.Namespace, facts []Facts, interval time.Duration) {
 	var all []*Stages
 	for i := range facts {
 		for j := range facts[i].Stops {
@@ -81,7 +82,7 @@ func watch(n *loader.Namespace, facts []Facts) {
 	if all == nil {
 		return
 	}
-	time.Sleep(Watched)
+	time.Sleep(interval)
 	pools := n.Pools()
 	defer pools.Close()
 	for _, s := range all {
@@ -89,12 +90,10 @@ func watch(n *loader.Namespace, facts []Facts) {
 		for i := range s.Levels {
 			l := &s.Levels[i]
 			l.Lately = pools.Set.Counters(l.ID).Since(l.Counters)
+			l.Full = l.atRate(model.Bytes(pools.Set.SharedLevel(l.Entry, maps.Now())), l.Capacity)
 		}
 	}
 }
-
-// Watched is for how long packets are counted.
-const Watched = 200 * time.Millisecond
 
 // refuses reports whether a level refused, marked or delayed packets lately. The rule also counts those that pools
 // refused, and a few more or less, as others come while counters are read.
@@ -111,24 +110,19 @@ func (s Stages) refuses(level int) bool {
 	return s.Levels[0].Rate != policy.Unlimited && 20*excess > all
 }
 
-// limiter is the level that limits the packets by what was counted lately: the lowest one that passes its rate, and is
-// full or refuses packets. A pool with fair shares may refuse what a full pool above does not leave it. If there is no
-// such level, it is the lowest one that refuses packets; model.NoStage if none does.
+// limiter is the level that limits the packets by what was counted lately; report.NoLimiter if none does.
 func (s Stages) limiter() int {
-	refusing := model.NoStage
-	for i := range slices.Backward(s.Levels) {
-		if s.refuses(i) {
-			refusing = i
-		}
-	}
+	loads := make([]report.Load, len(s.Levels))
 	for i := range s.Levels {
 		l := &s.Levels[i]
-		together := l.Pool || l.Each.Kind == policy.EachAll
-		if l.Rate != policy.Unlimited && together && report.Limits(s.use(i), uint64(l.Rate), s.refuses(i), l.isFull(&s.Model[i])) {
-			return i
+		loads[i] = report.Load{
+			Use: s.use(i), Refuses: s.refuses(i), Full: l.Full || l.isFull(&s.Model[i]), Shares: l.Share.Kind != policy.ShareNone,
+		}
+		if l.Rate != policy.Unlimited && (l.Pool || l.Each.Kind == policy.EachAll) {
+			loads[i].Rate = uint64(l.Rate)
 		}
 	}
-	return refusing
+	return report.Limiter(loads)
 }
 
 // use is the rate of the packets that a level passed lately.
@@ -195,7 +189,7 @@ func (s Stages) Judge(bytes uint64) (v Verdict) {
 	if v.WatchedNS = s.Watched; s.Watched == 0 {
 		return v
 	}
-	if i := s.limiter(); i != model.NoStage {
+	if i := s.limiter(); i != report.NoLimiter {
 		v.LimitedBy = new(s.Levels[i].Name())
 	}
 	rule := s.Levels[0].Lately
@@ -205,7 +199,11 @@ func (s Stages) Judge(bytes uint64) (v Verdict) {
 
 // isFull reports whether the level of a pool is as high as it gets.
 func (l *Level) isFull(m *model.Stage) bool {
-	return report.AtRate(m.State.Level, m.Capacity, l.Share.Kind != policy.ShareNone)
+	return l.atRate(m.State.Level, m.Capacity)
+}
+
+func (l *Level) atRate(level, capacity uint64) bool {
+	return report.AtRate(level, capacity, l.Share.Kind != policy.ShareNone)
 }
 
 // pools are the levels of the pools, given how each stage judges a packet.

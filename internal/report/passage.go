@@ -1,6 +1,7 @@
 package report
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/shapectl/shapectl/internal/model"
@@ -79,9 +80,42 @@ func AtRate(level, capacity uint64, shares bool) bool {
 	return level >= capacity/16*15
 }
 
-// Limits reports whether a limit is what keeps packets from passing faster, as they came in bursts over a short time.
-func Limits(use, rate uint64, refuses, full bool) bool {
-	return refuses && use >= rate/10*9 || full && use >= rate/4*3
+// A Load is what a rule or pool did while packets were counted.
+type Load struct {
+	Use, Rate uint64 // bits per second; a rate of 0 is none, or not one for all packets
+	Refuses   bool   // packets, or marks or delays them
+	Full      bool
+	Shares    bool // it has fair shares
+}
+
+// uses reports whether it used so many percent of its rate.
+func (l Load) uses(percent uint64) bool { return l.Rate > 0 && l.Use >= l.Rate/100*percent }
+
+// NoLimiter stands for no level.
+const NoLimiter = -1
+
+// Limiter is which of some levels, the lowest first, limited the packets: the lowest one that is near its rate, and is
+// full or refuses packets. If none is, it is the lowest one that refuses packets. But fair shares also refuse what a
+// busy pool above does not leave them: then it is that pool.
+func Limiter(levels []Load) int {
+	const near, busy = 85, 75
+	if i := slices.IndexFunc(levels, func(l Load) bool { return (l.Refuses || l.Full) && l.uses(near) }); i >= 0 {
+		return i
+	}
+	refusing := slices.IndexFunc(levels, func(l Load) bool { return l.Refuses })
+	if refusing < 0 {
+		return NoLimiter
+	}
+	if l := levels[refusing]; l.Shares && !l.uses(near) {
+		busiest := refusing
+		for i := refusing + 1; i < len(levels); i++ {
+			if a, b := levels[i], levels[busiest]; a.uses(busy) && float64(a.Use)*float64(b.Rate) > float64(b.Use)*float64(a.Rate) {
+				busiest = i
+			}
+		}
+		return busiest
+	}
+	return refusing
 }
 
 // NewPoolLevel is a pool with a level in units.
@@ -151,9 +185,9 @@ func (p *Passage) full() string {
 		return ""
 	}
 	pool := &p.Pools[i]
-	text := "pool " + pool.Name + " is full"
-	if sharers := pool.sharers(); sharers != "" {
-		text += ": " + policy.Rate(pool.RateBits).String() + " for " + sharers
+	text := fullText(pool.Name, pool.UseBits, pool.RateBits, pool.sharers())
+	if own := &p.Pools[0]; i > 0 && number(pool.UseBits, 0) > 0 {
+		text = "pool " + own.Name + " gets " + useText(own.UseBits, own.RateBits) + "; " + text
 	}
 	switch {
 	case p.RefusedBy != nil, p.RecentDrops > 0:
@@ -161,6 +195,30 @@ func (p *Passage) full() string {
 		text += ", but guaranteed packets pass"
 	case pool.Sharer != "":
 		text += ", and " + pool.Sharer + " gets its fair share"
+	}
+	return text
+}
+
+// fullText says that a pool is full, and who shares it, if there are shares.
+func fullText(name string, use *uint64, rate uint64, sharers string) string {
+	text := "pool " + name + " is full"
+	if number(use, 0) == 0 {
+		use = nil // it is full of what came before
+	}
+	switch {
+	case sharers != "":
+		text += ": " + useText(use, rate) + " for " + sharers
+	case use != nil:
+		text += ": " + useText(use, rate)
+	}
+	return text
+}
+
+// useText is how much of a rate is used, as far as that is known.
+func useText(use *uint64, rate uint64) string {
+	text := policy.Rate(rate).String()
+	if use != nil {
+		text = bitsText(*use) + " of " + text
 	}
 	return text
 }

@@ -73,6 +73,12 @@ func TestPassageFull(t *testing.T) {
 			1, "pool ap is full: 8mbit for its /24 subnets, and 10.0.0.0/24 gets its fair share"},
 		{"sharer not known", func(_, ap *PoolLevel, _ *Passage) { ap.Full, ap.Sharing = true, shares("flow", "", new(uint64(1))) },
 			1, "pool ap is full: 8mbit for 1 active flow"},
+		{"use is known", func(home, ap *PoolLevel, p *Passage) {
+			home.UseBits, ap.UseBits = new(uint64(3_000_000)), new(uint64(7_900_000))
+			ap.Full, ap.Sharing, p.RecentDrops = true, shares("member", "home", new(uint64(2))), 1
+		}, 1, "pool home gets 3.00mbit of 8mbit; pool ap is full: 7.90mbit of 8mbit for 2 active members"},
+		{"its own use is known", func(home, _ *PoolLevel, _ *Passage) { home.Full, home.UseBits = true, new(uint64(7_900_000)) },
+			0, "pool home is full: 7.90mbit of 8mbit"},
 		{"the lowest of two", func(home, ap *PoolLevel, _ *Passage) { home.Full, ap.Full = true, true }, 0, "pool home is full"},
 		{"refused by the shares of a pool below", func(home, ap *PoolLevel, p *Passage) {
 			home.Sharing, p.RefusedBy, p.RefusedReason = shares("flow", "udp", nil), new("home"), Share

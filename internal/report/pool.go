@@ -15,8 +15,10 @@ type ExplainedPool struct {
 	Pool string `json:"pool"`
 	// LimitedBy is the one of Levels that limited the pool's packets; null if none did.
 	LimitedBy *string `json:"limited_by"`
-	Levels    []Rule  `json:"levels"`  // the pool and those above it, the lowest first
-	Members   []Rule  `json:"members"` // directly within it, those that use most first
+	// GuaranteedBits is what members of LimitedBy use within their guarantees, if the pool has none; else null.
+	GuaranteedBits *uint64 `json:"guaranteed_bits_per_second"`
+	Levels         []Rule  `json:"levels"`  // the pool and those above it, the lowest first
+	Members        []Rule  `json:"members"` // directly within it, those that use most first
 }
 
 // ExplainPool finds what limits a pool. The rules are those of the namespace, with its pools.
@@ -29,18 +31,41 @@ func (rules Rules) ExplainPool(name string) *ExplainedPool {
 		p.Members = append(p.Members, *r)
 	}
 	Rules(p.Members).Sort("use", false)
-	refuses := func(r Rule) bool { return number(r.ExcessPercent, 0) > 0 }
-	limiter := slices.IndexFunc(p.Levels, func(r Rule) bool {
-		shares := r.Share != (policy.Share{}).String()
-		return Limits(uint64(number(r.UseBits, 0)), *r.RateBits, refuses(r), AtRate(r.LevelBytes, *r.CapacityBytes, shares))
-	})
-	if limiter < 0 {
-		limiter = slices.IndexFunc(p.Levels, refuses)
+	loads := make([]Load, len(p.Levels))
+	for i := range p.Levels {
+		loads[i] = p.Levels[i].load()
 	}
-	if limiter >= 0 {
+	if limiter := Limiter(loads); limiter != NoLimiter {
 		p.LimitedBy = &p.Levels[limiter].Name
+		p.guarantees(f.within[*p.LimitedBy], limiter)
 	}
 	return p
+}
+
+// load is what a pool did over the interval. If members share it, they refuse what it does not leave them.
+func (r *Rule) load() Load {
+	shares, members := r.Share != (policy.Share{}).String(), r.Share == policy.Share{Kind: policy.ShareMember}.String()
+	return Load{
+		Use: uint64(number(r.UseBits, 0)), Rate: *r.RateBits, Refuses: number(r.ExcessPercent, 0) > 0, Shares: shares,
+		Full: AtRate(r.LevelBytes, *r.CapacityBytes, shares) || members && number(r.DroppedPercent, 0) > 0,
+	}
+}
+
+// guarantees finds what guaranteed members of the pool that limits use, where the packets in question come to it without
+// a guarantee.
+func (p *ExplainedPool) guarantees(members []*Rule, limiter int) {
+	if slices.ContainsFunc(p.Levels[:limiter], func(r Rule) bool { return r.GuaranteeBits != nil }) || limiter == 0 {
+		return
+	}
+	used, some := uint64(0), false
+	for _, m := range members {
+		if m.GuaranteeBits != nil && m.UseBits != nil && m.BorrowedBits != nil {
+			used, some = used+*m.UseBits-min(*m.UseBits, *m.BorrowedBits), true
+		}
+	}
+	if some {
+		p.GuaranteedBits = &used
+	}
 }
 
 // fewMembers is how many members are listed as text.
@@ -50,22 +75,26 @@ const fewMembers = 5
 func (p *ExplainedPool) Text(w io.Writer) error {
 	var s strings.Builder
 	name := "pool " + p.Pool
+	own := &p.Levels[0]
 	says := name + " limited nobody, and neither did a pool above"
-	for i := range p.Levels {
-		switch l := &p.Levels[i]; {
-		case p.LimitedBy == nil || *p.LimitedBy != l.Name:
-		case i == 0:
-			says = name + " limited what is within it"
-		default:
-			says = "pool " + l.Name + " limited " + name
+	if p.LimitedBy != nil {
+		limiter := &p.Levels[slices.IndexFunc(p.Levels, func(r Rule) bool { return r.Name == *p.LimitedBy })]
+		says = fullText(limiter.Name, limiter.UseBits, *limiter.RateBits, limiter.sharers())
+		if limiter != own {
+			says = name + " gets " + useText(own.UseBits, *own.RateBits) + "; " + says
 		}
 	}
-	switch dropped := p.Levels[0].dropped(); {
+	switch dropped := own.dropped(); {
+	case dropped == nil && own.DroppedPackets > 0:
+		says += "; none of its packets came, and " + percentText(percentOf(own.DroppedPackets, own.offered())) + " were dropped so far"
 	case number(dropped, 0) == 0:
 	case p.LimitedBy == nil:
 		says += "; limits within it dropped " + percentText(*dropped) + " of its packets"
 	default:
 		says += "; " + percentText(*dropped) + " of the packets of " + p.Pool + " were dropped"
+	}
+	if p.GuaranteedBits != nil {
+		says += "; " + p.Pool + " has no guarantee, and guaranteed members of " + *p.LimitedBy + " use " + bitsText(*p.GuaranteedBits)
 	}
 	says = fmt.Sprintf("in the last %.1f s, %s", float64(*p.Levels[0].IntervalNS)/1e9, says)
 	s.WriteString(plain.Fold(plain.Line(says), screenWidth, "", "    "))
@@ -92,6 +121,11 @@ func (p *ExplainedPool) Text(w io.Writer) error {
 	return err
 }
 
+// sharers are those that are active; "" without shares.
+func (r *Rule) sharers() string {
+	return (&Sharing{Share: r.Share, ActiveSharers: r.ActiveSharers}).sharers()
+}
+
 // poolText describes a pool as it was measured.
 func (r *Rule) poolText() string {
 	text := r.Name + ": " + rateText(r.RateBits)
@@ -105,7 +139,7 @@ func (r *Rule) poolText() string {
 	if number(r.BorrowedBits, 0) > 0 && r.GuaranteeBits != nil {
 		parts[1] += ", " + bitsText(*r.BorrowedBits) + " of it borrowed"
 	}
-	if sharers := (&Sharing{Share: r.Share, ActiveSharers: r.ActiveSharers}).sharers(); sharers != "" {
+	if sharers := r.sharers(); sharers != "" {
 		parts = append(parts, sharers)
 	}
 	if refused := r.refused(); number(refused, 0) > 0 {

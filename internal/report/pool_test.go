@@ -1,11 +1,58 @@
 package report
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
+
+// A pool without a guarantee may lose all where guaranteed members use the pool above. A sender that got nothing through
+// may have stopped.
+func TestExplainPoolWithoutGuarantee(t *testing.T) {
+	const second = 1_000_000_000
+	pool := func(name string, guarantee policy.Guarantee, passed, guaranteed, matched, dropped uint64) Rule {
+		r := policy.Rule{Pool: true, Prefix: policy.PoolKey(name), Rate: 8e6, Capacity: 100_000, Guarantee: guarantee, Label: policy.Label{Name: name}}
+		if name != "uplink" {
+			r.Within = "uplink"
+		} else {
+			r.Share.Kind = policy.ShareMember
+		}
+		out := NewRule("", 0, 0, r, maps.Counters{PassedBytes: passed}, 50_000)
+		out.Guaranteed(maps.Counters{PassedBytes: guaranteed})
+		out.Lost(maps.Loss{MatchedPackets: matched, DroppedPackets: dropped})
+		return out
+	}
+	for _, test := range []struct {
+		name  string
+		mine  Rule
+		since Sample
+		want  string
+	}{
+		{"loses all", pool("mine", 0, 0, 0, 50, 50), Sample{}, `
+in the last 1.0 s, pool mine gets 0 of 8mbit; pool uplink is full: 7.90mbit of
+    8mbit for its members; 100% of the packets of mine were dropped; mine has no
+    guarantee, and guaranteed members of uplink use 7.60mbit
+`},
+		{"silent", pool("mine", 0, 0, 0, 50, 50), Sample{offered: 50, dropped: 50}, `
+in the last 1.0 s, pool mine gets 0 of 8mbit; pool uplink is full: 7.90mbit of
+    8mbit for its members; none of its packets came, and 100% were dropped so
+    far; mine has no guarantee, and guaranteed members of uplink use 7.60mbit
+`},
+		{"guaranteed", pool("mine", 1e6, 0, 0, 50, 50), Sample{}, `
+in the last 1.0 s, pool mine gets 0 of 8mbit; pool uplink is full: 7.90mbit of
+    8mbit for its members; 100% of the packets of mine were dropped
+`},
+	} {
+		uplink, other := pool("uplink", 0, 987_500, 0, 100, 50), pool("other", 7e6, 987_500, 950_000, 50, 0)
+		test.mine.Since(test.since, second)
+		uplink.Since(Sample{}, second)
+		other.Since(Sample{}, second)
+		got, _, _ := strings.Cut(text(t, Rules{test.mine, uplink, other}.ExplainPool("mine").Text), "  pool  ")
+		same(t, test.name, got, test.want)
+	}
+}
 
 // What limits a pool is itself, a pool above, or nothing; and who uses most within it comes first.
 func TestExplainPool(t *testing.T) {
@@ -35,14 +82,14 @@ func TestExplainPool(t *testing.T) {
 		want     string
 	}{
 		{"itself", pool("home", "ap", none, 90_000, 7_900_000, 160, 50, 50), pool("ap", "", none, 0, 7_900_000, 200, 60, 0), `
-in the last 0.2 s, pool home limited what is within it; 31% of the packets of
+in the last 0.2 s, pool home is full: 7.90mbit of 8mbit; 31% of the packets of
     home were dropped
   pool       home: 8mbit; 7.90mbit used now; 31% refused
   pool       ap: 8mbit; 7.90mbit used now
 `},
 		{"the pool above, for whose sake it refuses", pool("home", "ap", none, 0, 4_000_000, 160, 50, 50), pool("ap", "", member, 45_000, 7_900_000, 200, 60, 0), `
-in the last 0.2 s, pool ap limited pool home; 31% of the packets of home were
-    dropped
+in the last 0.2 s, pool home gets 4.00mbit of 8mbit; pool ap is full: 7.90mbit
+    of 8mbit for its members; 31% of the packets of home were dropped
   pool       home: 8mbit; 4.00mbit used now; 31% refused
   pool       ap: 8mbit; 7.90mbit used now; its members
 `},
