@@ -25,7 +25,7 @@ func explainCommand(e *env) *cobra.Command {
 		Long: `Explain what happens to packets to and from an address. Nothing is charged or changed. NAME is the
 exact name of rules; explain then takes an address from each of their networks. If a pool has the name, and no rule,
 explain says what limits the pool: itself, or one above. It shows what each uses, borrows and refuses, and who uses
-most within the pool.
+most within the pool. For a device with pools of its own, such as tap0 and tap0 ingress, it explains these.
 
 First comes the answer: which rule or pool decides, what happens to the packets now, which pool is full, and who
 borrows. Then, for each device on the path: the rule, its bucket, what it dropped so far, the pools above it with
@@ -136,15 +136,15 @@ func (e *env) explain(q explain.Question) error {
 	if q.Device != "" {
 		doing += " on " + plain.Line(q.Device)
 	}
-	pool := false
+	var pools []string
 	err := e.with(loader.Read, doing, func(n *loader.Namespace) error {
 		questions := []explain.Question{q}
 		if q.Name != "" {
 			var err error
-			if questions, err = e.questions(n, q); questions == nil && q.Device == "" && q.Direction == nil {
-				_, pool = findPool(n, q.Name)
+			if questions, err = e.questions(n, q); questions == nil && q.Device == "" {
+				pools = poolsNamed(n, q)
 			}
-			if pool {
+			if pools != nil {
 				return nil
 			}
 			if err != nil {
@@ -170,23 +170,42 @@ func (e *env) explain(q explain.Question) error {
 		}
 		return nil
 	})
-	if pool {
-		return e.explainPool(q.Name, q.Interval)
+	if pools != nil {
+		return e.explainPools(pools, q.Interval)
 	}
 	return err
 }
 
-// explainPool explains what limits a pool.
-func (e *env) explainPool(name string, interval time.Duration) error {
+// poolsNamed are the pools that a question means: the one with that name, and those of the directions of a device.
+func poolsNamed(n *loader.Namespace, q explain.Question) (found []string) {
+	names := []string{q.Name, q.Name + " " + policy.Ingress.String(), q.Name + " " + policy.Egress.String()}
+	if q.Direction != nil {
+		names = []string{q.Name + " " + q.Direction.String()}
+	}
+	for _, name := range names {
+		if _, there := findPool(n, name); there {
+			found = append(found, name)
+		}
+	}
+	return found
+}
+
+// explainPools explains what limits pools.
+func (e *env) explainPools(names []string, interval time.Duration) error {
 	rules, err := e.measured(&filterRules{}, false, interval, details{tree: true})
 	if rules == nil {
 		return err
 	}
-	pool := rules.ExplainPool(name)
-	if len(pool.Levels) == 0 {
-		return inputf("pool %s was just deleted", plain.Line(name))
+	pools := make(report.ExplainedPools, len(names))
+	for i, name := range names {
+		if pools[i] = rules.ExplainPool(name); len(pools[i].Levels) == 0 {
+			return inputf("pool %s was just deleted", plain.Line(name))
+		}
 	}
-	return errors.Join(e.print(pool, pool.Text), err)
+	if len(pools) == 1 {
+		return errors.Join(e.print(pools[0], pools.Text), err)
+	}
+	return errors.Join(e.print(pools, pools.Text), err)
 }
 
 // mostExplained is how many rules somebody reads about at most.

@@ -534,6 +534,18 @@ func TestExplainPool(t *testing.T) {
 	if got := r.ok("explain", "uplink"); !strings.HasPrefix(got, "in the last ") || !strings.Contains(got, "pool uplink limited nobody") {
 		t.Errorf("it says %s", got)
 	}
+	r.ok("pool", "set", "va", "--rate", "8mbit")
+	r.ok("pool", "set", "va ingress", "--rate", "1mbit", "--within", "va")
+	for _, test := range []struct{ question, want string }{
+		{"va", "pool va limited nobody|pool va ingress limited nobody"}, {"va ingress", "pool va ingress limited nobody"},
+	} {
+		got := r.ok(append([]string{"explain", "--interval", "10ms"}, strings.Fields(test.question)...)...)
+		for i, part := range strings.Split(got, "\n\n") {
+			if parts := strings.Split(test.want, "|"); i >= len(parts) || !strings.Contains(part, parts[i]) {
+				t.Errorf("explain %s says %s", test.question, got)
+			}
+		}
+	}
 	r.ok("pool", "set", "alice", "--rate", "1mbit")
 	if got := r.ok("explain", "alice"); !strings.Contains(got, "10.0.0.7/32 decides") {
 		t.Errorf("of the name of rules and of a pool, it says %s", got)

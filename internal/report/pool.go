@@ -68,6 +68,24 @@ func (p *ExplainedPool) guarantees(members []*Rule, limiter int) {
 	}
 }
 
+// ExplainedPools are several pools, such as those of a device.
+type ExplainedPools []*ExplainedPool
+
+// Text says of each pool what limits it.
+func (pools ExplainedPools) Text(w io.Writer) error {
+	for i, p := range pools {
+		if i > 0 {
+			if _, err := io.WriteString(w, "\n"); err != nil {
+				return err
+			}
+		}
+		if err := p.Text(w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // fewMembers is how many members are listed as text.
 const fewMembers = 5
 
