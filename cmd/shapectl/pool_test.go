@@ -243,7 +243,6 @@ func TestShowPools(t *testing.T) {
 		"pool show home-*":      "there is no pool that matches home-*; 'shapectl pool show' lists the pools",
 		"pool show home-[":      "home-[",
 		"pool show ap-1 more":   "takes",
-		"show --tree --wide":    "--tree has columns of its own; leave --wide out",
 		"show --tree --buckets": "give one of them",
 		"set ap-1 --rate 1mbit": "no rule has that name, but a pool does; write 'shapectl pool set --rate 1mbit ap-1'",
 		"set vb --rate 2mbit":   "vb is a device and a pool, and no rule has that name; write 'shapectl pool set --rate 2mbit vb' for the pool, or 'shapectl set --rate 2mbit vb egress CIDR'",

@@ -122,8 +122,6 @@ func (o showOptions) check(cmd *cobra.Command) error {
 	switch {
 	case views > 1 || o.shadows && o.wide:
 		return inputf("show: --buckets, --names, --shadow, --sentences and --tree are screens of their own; give one of them")
-	case o.tree && set("wide"):
-		return inputf("show: --tree has columns of its own; leave --wide out")
 	case o.names && set("wide"):
 		return inputf("show: --names has columns of its own; leave --wide out")
 	case o.names && set("sort") && !slices.Contains(report.NameSorts, o.sort):
@@ -184,7 +182,7 @@ func (e *env) show(want filterRules, search bool, o showOptions) error {
 			_, err := fmt.Fprintln(w, says)
 			return err
 		case o.tree:
-			return rules.Tree(w, found, e.columns)
+			return rules.Tree(w, found, o.wide, e.columns)
 		case o.shadows:
 			return rules.Shadows(w, of+ofPools, e.columns)
 		case o.buckets:

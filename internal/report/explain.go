@@ -432,12 +432,19 @@ func (p *Stop) counters(s *strings.Builder) {
 	fact(s, "so far", text)
 }
 
-// otherSide is the side that the rules compare, if that is not the far side.
+// otherSide is the side that the rules compare, if that is not the far side. The packets may have any address there.
 func (p *Stop) otherSide() string {
+	anywhere := p.Rule != nil && p.Address == ""
 	switch {
 	case p.Direction == policy.Egress.String() && p.Match == policy.MatchSrc.String():
+		if anywhere {
+			return ", from any source"
+		}
 		return ", by source address"
 	case p.Direction == policy.Ingress.String() && p.Match == policy.MatchDst.String():
+		if anywhere {
+			return ", to any destination"
+		}
 		return ", by destination address"
 	}
 	return ""

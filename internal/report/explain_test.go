@@ -225,7 +225,7 @@ func TestFewElsewhere(t *testing.T) {
 func TestAlikePaths(t *testing.T) {
 	path := func(network, direction string) Path {
 		return Path{Packets: "to " + network, How: "leave by va", Hooks: []Stop{{
-			Device: "va", Direction: direction, Match: "dst", Rule: &network, Attached: new(true), State: "attached", Verdict: "pass",
+			Device: "va", Address: "10.0.0.7", Direction: direction, Match: "dst", Rule: &network, Attached: new(true), State: "attached", Verdict: "pass",
 			Sentence: "va egress: is limited only by pool \"home\"", Counted: &Counted{PacketBytes: 1514, Bytes: 1514},
 			Passage: Passage{Pools: []PoolLevel{{Name: "home", RateBits: 8e6}, {Name: "ap", RateBits: 9e6}}},
 		}}, Elsewhere: []Elsewhere{{Device: "wan", Direction: "ingress", Brief: Brief{Rule: "0.0.0.0/0"}, Attached: new(true), State: "attached", Met: "met"}}}

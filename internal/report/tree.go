@@ -98,7 +98,8 @@ func (rules Rules) KeepTop(n int) (kept Rules) {
 }
 
 // Tree writes each pool with all that is within it below, a line each. of is how many pools and rules there were.
-func (rules Rules) Tree(w io.Writer, of, width int) error {
+// Wide adds the columns of a wide table.
+func (rules Rules) Tree(w io.Writer, of int, wide bool, width int) error {
 	branches, alone := rules.branches(0)
 	text := bufio.NewWriter(w)
 	if len(branches) == 0 {
@@ -112,8 +113,9 @@ func (rules Rules) Tree(w io.Writer, of, width int) error {
 	if place.short != nil {
 		columns[0].short = &short{columns[0].head, place.short.common, func(r *row) string { return r.name(place.short.cell(r)) }}
 	}
-	for _, c := range (Table{}).columns(branches) {
-		if c.right {
+	told := []string{"POOL", "NAME", place.head, "NETWORK", "WITHIN"} // by the first column
+	for _, c := range (Table{Wide: wide}).columns(branches) {
+		if c.right || wide && !slices.Contains(told, c.head) {
 			columns = append(columns, c)
 		}
 	}

@@ -65,7 +65,7 @@ ap-1  uplink  100mbit     20mbit  1.00 MB    400 kB     0.4%     0.1%
 func TestTree(t *testing.T) {
 	all := pooled()
 	all.Sort("device", false)
-	tree := func(w io.Writer) error { return all.Tree(w, len(all), 90) }
+	tree := func(w io.Writer) error { return all.Tree(w, len(all), false, 90) }
 	same(t, "a tree", text(t, tree), `
 POOL OR RULE                        RATE  GUARANTEE   PASSED  BORROWED  DROPPED  REFUSED
 uplink                           100mbit             3.00 GB                 0%       0%
@@ -76,6 +76,10 @@ uplink                           100mbit             3.00 GB                 0% 
   eth0 ingress 10.0.0.7            1mbit                   0
 1 rule in no pool
 `)
+	wide := text(t, func(w io.Writer) error { return all.Tree(w, len(all), true, 80) })
+	head, _, _ := strings.Cut(wide, "\n")
+	same(t, "columns of a wide tree", strings.Join(strings.Fields(head), " "),
+		"POOL OR RULE RATE GUARANTEE ALGORITHM ON EXCESS BURST PASSED BORROWED DROPPED REFUSED PACKETS DROPS")
 	for i := range all {
 		all[i].Since(Sample{}, uint64(8*time.Second))
 	}
@@ -132,7 +136,7 @@ not shown in 60 columns: PLAN, GUARANTEE, WITHIN, DEVICE
 		t.Errorf("a wide table:\n%s", got)
 	}
 	all := subscribers("eth0")
-	same(t, "a tree", text(t, func(w io.Writer) error { return all.Tree(w, len(all), 70) }), `
+	same(t, "a tree", text(t, func(w io.Writer) error { return all.Tree(w, len(all), false, 70) }), `
 POOL OR RULE                                  RATE  GUARANTEE   PASSED
 Mast Oak Hill north                        100mbit             3.00 GB
   School Oak Hill, 3rd floor egress 20...   20mbit      5mbit  3.00 MB
@@ -149,7 +153,7 @@ func TestTreeTop(t *testing.T) {
 	}
 	all.Sort("passed", false)
 	top := all.KeepTop(1)
-	same(t, "a tree", text(t, func(w io.Writer) error { return top.Tree(w, len(all), 90) }), `
+	same(t, "a tree", text(t, func(w io.Writer) error { return top.Tree(w, len(all), false, 90) }), `
 POOL OR RULE                        RATE  GUARANTEE   PASSED  BORROWED  DROPPED  REFUSED
 uplink                           100mbit             4.00 kB                 0%       0%
   ap-1                           100mbit     20mbit  6.00 kB    400 kB     0.4%     0.1%
