@@ -130,6 +130,9 @@ func TestPoolShadow(t *testing.T) {
 		t.Errorf("show --shadow says\n%s", got)
 	}
 	policy := r.policy(r.ok("export"))
+	if got := r.ok("pool", "set", "up", "--share", "member"); !strings.Contains(got, of+", without shares\n") {
+		t.Errorf("with shares, pool set says\n%s", got)
+	}
 	r.ok("pool", "set", "up", "--shadow", "none")
 	if got := r.ok("show", "--shadow"); !strings.HasPrefix(got, "no rule has a shadow") {
 		t.Errorf("after --shadow none, show --shadow says\n%s", got)

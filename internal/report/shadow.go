@@ -88,6 +88,15 @@ func (rules Rules) Shadows(w io.Writer, of, width int) error {
 	if err == nil && len(rules) < of {
 		fmt.Fprintf(text, "%d of %s\n", len(rules), plain.Count(of, "rule"))
 	}
+	var shared []string
+	for i := range rules {
+		if r := &rules[i]; r.Share != (policy.Share{}).String() {
+			shared = append(shared, cmp.Or(plain.Line(r.Name), r.network()))
+		}
+	}
+	if shared != nil {
+		text.WriteString(plain.Fold("a shadow has no shares, so with those of "+plain.List(shared)+" others may lose, and less or more", screenWidth, "", "    "))
+	}
 	return cmp.Or(err, text.Flush())
 }
 

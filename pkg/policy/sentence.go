@@ -35,6 +35,9 @@ func (r Rule) Says(match Match) string {
 			subject = r.subject(match)
 		}
 		says += "; shadow: " + subject + " gets " + proposed.gets()
+		if r.Share.Kind != ShareNone {
+			says += ", without shares"
+		}
 	}
 	return says
 }
