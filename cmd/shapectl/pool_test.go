@@ -514,7 +514,7 @@ func TestExplainWatches(t *testing.T) {
 		hook.Pools[0].RecentRefusals == 0 || hook.Pools[1].RecentRefusals != 0 {
 		t.Errorf("%+v", hook.Passage)
 	}
-	if !strings.Contains(text, "matches, and pool home decides; in the last ") || !strings.Contains(text, "were dropped; pool home is full: ") {
+	if !strings.Contains(text, "matches, and pool home decides; in the last ") || !strings.Contains(text, "were dropped; pool home is full") {
 		t.Errorf("it says %s", text)
 	}
 }

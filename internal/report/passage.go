@@ -91,6 +91,9 @@ type Load struct {
 // uses reports whether it used so many percent of its rate.
 func (l Load) uses(percent uint64) bool { return l.Rate > 0 && l.Use >= l.Rate/100*percent }
 
+// A level may be the one that limits from so many percent of its rate.
+const near, busy = 85, 75
+
 // NoLimiter stands for no level.
 const NoLimiter = -1
 
@@ -98,7 +101,6 @@ const NoLimiter = -1
 // full or refuses packets. If none is, it is the lowest one that refuses packets. But fair shares also refuse what a
 // busy pool above does not leave them: then it is that pool.
 func Limiter(levels []Load) int {
-	const near, busy = 85, 75
 	if i := slices.IndexFunc(levels, func(l Load) bool { return (l.Refuses || l.Full) && l.uses(near) }); i >= 0 {
 		return i
 	}

@@ -33,7 +33,7 @@ func (rules Rules) ExplainPool(name string) *ExplainedPool {
 	Rules(p.Members).Sort("use", false)
 	loads := make([]Load, len(p.Levels))
 	for i := range p.Levels {
-		loads[i] = p.Levels[i].load()
+		loads[i] = p.Levels[i].load(f.within[p.Levels[i].Name])
 	}
 	if limiter := Limiter(loads); limiter != NoLimiter {
 		p.LimitedBy = &p.Levels[limiter].Name
@@ -42,13 +42,24 @@ func (rules Rules) ExplainPool(name string) *ExplainedPool {
 	return p
 }
 
-// load is what a pool did over the interval. If members share it, they refuse what it does not leave them.
-func (r *Rule) load() Load {
-	shares, members := r.Share != (policy.Share{}).String(), r.Share == policy.Share{Kind: policy.ShareMember}.String()
-	return Load{
-		Use: uint64(number(r.UseBits, 0)), Rate: *r.RateBits, Refuses: number(r.ExcessPercent, 0) > 0, Shares: shares,
-		Full: AtRate(r.LevelBytes, *r.CapacityBytes, shares) || members && number(r.DroppedPercent, 0) > 0,
+// load is what a pool did over the interval. If members share it, those with shares of their own refuse what it does not
+// leave them. If none of those that refuse packets is below its own rate, the pool limits none of them.
+func (r *Rule) load(members []*Rule) Load {
+	l := Load{Use: uint64(number(r.UseBits, 0)), Rate: *r.RateBits, Refuses: number(r.ExcessPercent, 0) > 0}
+	l.Shares = r.Share != (policy.Share{}).String()
+	l.Full = AtRate(r.LevelBytes, *r.CapacityBytes, l.Shares)
+	if r.Share != (policy.Share{Kind: policy.ShareMember}).String() {
+		return l
 	}
+	for _, m := range members {
+		if number(m.ExcessPercent, 0) == 0 {
+			continue
+		}
+		if l.Full = number(m.UsePercent, 0) < near; l.Full {
+			break
+		}
+	}
+	return l
 }
 
 // guarantees finds what guaranteed members of the pool that limits use, where the packets in question come to it without

@@ -8,6 +8,29 @@ import (
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
+// A pool that members share is full if it leaves one of them less than that wants, and not if they use their own rates.
+func TestExplainSharedPool(t *testing.T) {
+	for _, test := range []struct {
+		use  uint64 // bytes of a member per second
+		want string
+	}{{400_000, "in the last 1.0 s, pool ap is full: "}, {950_000, "in the last 1.0 s, pool ap limited nobody, "}} {
+		ap := policy.Rule{Pool: true, Prefix: policy.PoolKey("ap"), Rate: 8e6, Capacity: 100_000, Share: policy.Share{Kind: policy.ShareMember}}
+		home := policy.Rule{Pool: true, Prefix: policy.PoolKey("home"), Rate: 8e6, Capacity: 100_000, Share: policy.Share{Kind: policy.ShareFlow}, Within: "ap"}
+		ap.Label.Name, home.Label.Name = "ap", "home"
+		rules := Rules{
+			NewRule("", 0, 0, ap, maps.Counters{PassedBytes: 950_000}, 60_000),
+			NewRule("", 0, 0, home, maps.Counters{PassedBytes: test.use, ExcessPackets: 9, DroppedPackets: 9}, 60_000),
+		}
+		for i := range rules {
+			rules[i].Lost(maps.Loss{MatchedPackets: 90, DroppedPackets: 9})
+			rules[i].Since(Sample{}, 1e9)
+		}
+		if got := text(t, rules.ExplainPool("ap").Text); !strings.HasPrefix(got, test.want) {
+			t.Errorf("a member uses %d bytes per second: it says\n%s", test.use, got)
+		}
+	}
+}
+
 // A pool without a guarantee may lose all where guaranteed members use the pool above. A sender that got nothing through
 // may have stopped.
 func TestExplainPoolWithoutGuarantee(t *testing.T) {
