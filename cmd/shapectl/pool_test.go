@@ -639,11 +639,28 @@ func TestSetNamedWithOwnPools(t *testing.T) {
 	}
 	r.ok("rollback")
 	r.ok("set", "bigco", "egress", "--rate", "70mbit")
-	r.refused(exitInput, "rules with this name are in several pools", "set", "bigco", "--rate", "80mbit")
+	r.refused(exitInput, "the pools of these rules have different rates: tap egress has 70mbit, tap ingress has 50mbit; nothing was changed; "+
+		"write 'shapectl set --rate 80mbit bigco egress' or 'shapectl set --rate 80mbit bigco ingress'", "set", "bigco", "--rate", "80mbit")
+	r.ok("set", "--rate", "80mbit", "bigco", "ingress")
 	r.refused(exitInput, "this rule draws from pool tap egress, and no flag says that it stays there; nothing was changed; "+
 		"add --within 'tap egress' to keep it there, or --within none; or set the rate of the pool: shapectl pool set --rate 80mbit --confirm 1h0m0s 'tap egress'",
 		"set", "va", "egress", "any", "--rate", "80mbit", "--confirm", "1h")
 	r.ok("set", "va", "egress", "any", "--rate", "80mbit", "--within", "none")
+}
+
+// Both directions may be egress of two devices.
+func TestSetNamedWithOwnPoolsOfDevices(t *testing.T) {
+	r := newRig(t)
+	for device, pool := range map[string]string{"va": "oak down", "vb": "oak up"} {
+		r.ok("pool", "set", pool, "--rate", "50mbit")
+		r.ok("set", device, "egress", "10.0.0.7", "--within", pool, "--name", "oak")
+	}
+	r.ok("pool", "set", "oak up", "--rate", "5mbit")
+	for _, words := range [][]string{{"oak"}, {"oak", "egress"}} {
+		r.refused(exitInput, "the pools of these rules have different rates: oak down has 50mbit, oak up has 5mbit; nothing was changed; "+
+			"write shapectl pool set --rate 80mbit 'oak down' or shapectl pool set --rate 80mbit 'oak up'",
+			append([]string{"set", "--rate", "80mbit"}, words...)...)
+	}
 }
 
 // The first rule or pool of a namespace leaves nothing if it is reverted.
