@@ -57,6 +57,24 @@ func TestNewPoolBesideOthers(t *testing.T) {
 	}
 }
 
+// A pattern is not the name of a new pool.
+func TestNewPoolLikePattern(t *testing.T) {
+	r := newRig(t)
+	const no = "a new pool cannot have *, ? or [ in its name; nothing was changed; write "
+	r.ok("pool", "set", "tap30", "--rate", "1mbit")
+	r.refused(exitInput, no+"'shapectl pool set --rate 3mbit tap30'", "pool", "set", "tap3*", "--rate", "3mbit")
+	for _, name := range []string{"tap31", "tap32", "tap33", "tap4"} {
+		r.ok("pool", "set", name, "--rate", "1mbit")
+	}
+	r.refused(exitInput, no+"'shapectl pool set --rate 3mbit tap30' or 'shapectl pool set --rate 3mbit tap31' or 'shapectl pool set --rate 3mbit tap32', and so on",
+		"pool", "set", "tap3*", "--rate", "3mbit")
+	for _, name := range []string{"vnet*", "tap?1?", "tap["} {
+		r.refused(exitInput, "there is no such pool, and a new one cannot have *, ? or [ in its name", "pool", "set", name, "--rate", "3mbit")
+	}
+	r.ok("apply", r.policy("pools: {'tap*': 1mbit}\ndevices: {}\n"))
+	r.ok("pool", "set", "tap*", "--rate", "2mbit") // which exists
+}
+
 // A pool that is new only because of a typo says so, and how to remove it.
 func TestMisspeltPool(t *testing.T) {
 	r := newRig(t)
