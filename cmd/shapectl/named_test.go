@@ -289,6 +289,33 @@ func TestExplainNamedDirection(t *testing.T) {
 	}
 }
 
+// With a flow, explain takes those rules of a name that are for it. A direction may follow a name as it follows a device.
+func TestExplainNamedFlow(t *testing.T) {
+	r := newNamedRig(t)
+	for args, want := range map[string]string{
+		"alice --flow udp,192.0.2.1:443,10.0.0.7:53":            "va egress 10.0.0.7/32",
+		"alice egress --flow udp,192.0.2.1:443,10.9.0.3:53":     "vc egress 10.9.0.0/24",
+		"alice ingress --flow udp,10.0.0.7:53,192.0.2.1:443":    "va ingress 10.0.0.7/32",
+		"va alice --flow udp,192.0.2.1:443,10.0.0.7:53":         "va egress 10.0.0.7/32",
+		"alice --flow udp,[2001:db8::1]:443,[2001:db8:7::1]:53": "va egress 2001:db8:7::/64",
+		"va egress --flow udp,192.0.2.1:443,10.0.0.8:53":        "va egress 10.0.0.8/32",
+	} {
+		var paths []report.Path
+		testenv.Must(t, json.Unmarshal([]byte(r.ok(append([]string{"explain", "-j"}, strings.Fields(args)...)...)), &paths))
+		var got []string
+		for _, p := range paths {
+			for _, s := range p.Hooks {
+				got = append(got, s.Device+" "+s.Direction+" "+*s.Rule)
+			}
+		}
+		if !slices.Equal(got, []string{want}) {
+			t.Errorf("explain %s: %v, want %s", args, got, want)
+		}
+	}
+	r.ok("pool", "set", "ap-1", "--rate", "1mbit")
+	r.refused(exitInput, "leave --flow out", "explain", "ap-1", "--flow", "udp,192.0.2.1:443,10.0.0.7:53")
+}
+
 // All rules of a name go, and no others.
 func TestDeleteNamed(t *testing.T) {
 	r := newNamedRig(t)
