@@ -45,7 +45,9 @@ func poolSetCommand(e *env) *cobra.Command {
 		Use:   "set NAME [flags]",
 		Short: "Make a pool, or change it",
 		Long: `Make a pool, or change it. A new pool needs a rate. Of a pool that exists, only what the flags say changes. At a new
-rate, a burst or queue lasts as long as before. The answer says whether the pool is new. NAME is no pattern.`,
+rate, a burst or queue lasts as long as before. The answer says whether the pool is new. NAME is no pattern.
+
+To change several pools at one moment, edit what 'shapectl export' prints, and run 'shapectl apply --confirm 60s' with it.`,
 		Example: `  shapectl pool set uplink --rate 1gbit --share member
   shapectl pool set ap-1 --rate 100mbit --within uplink --guarantee 20mbit
   shapectl pool set ap-1 --rate 150mbit`,
