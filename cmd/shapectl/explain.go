@@ -12,6 +12,7 @@ import (
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -230,7 +231,7 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) ([]explain.Ques
 	}
 	if flow := q.Flow; flow != nil {
 		if q.Flow = nil; explain.Named(hooks, q) != nil {
-			return nil, inputf("the flow goes from %s to %s, and no rule with that name is for that; %s lists its rules", flow.Src, flow.Dst, e.suggest("show", q.Name))
+			return nil, e.notForFlow(q.Name, flow)
 		}
 	}
 	if q.Device != "" {
@@ -253,6 +254,11 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) ([]explain.Ques
 		return nil, inputf("no %s has that name; did you mean %s?", rule, e.suggest("explain", append([]string{similar}, where...)...))
 	}
 	return nil, inputError(argumentError{fmt.Errorf("it is not an address, and no %s has that name; %s lists the names", rule, e.suggest("show"))})
+}
+
+// notForFlow is the error if rules have a name, but none of them is for a flow.
+func (e *env) notForFlow(name string, f *maps.Flow) error {
+	return inputf("the flow goes from %s to %s, and no rule with that name is for that; %s lists its rules", f.Src, f.Dst, e.suggest("show", name))
 }
 
 // inForce reports whether all rules for the packets are in force.

@@ -739,3 +739,25 @@ func TestAskAddress(t *testing.T) {
 		r.refused(exitInput, says, append([]string{"ask"}, strings.Fields(args)...)...)
 	}
 }
+
+// The name of the only rule stands for its address.
+func TestAskName(t *testing.T) {
+	r := newPoolRig(t)
+	r.ok("set", "va", "ingress", "10.0.0.7", "--rate", "1mbit", "--name", "alice")
+	r.ok("set", "va", "ingress", "10.1.0.0/24", "--rate", "1mbit", "--name", "lab")
+	const flow = " --flow udp,192.0.2.1:1,10.0.0.7:2"
+	for _, args := range []string{"alice egress", "alice" + flow} {
+		if a := r.asked(args); a.Device != "va" || a.Direction != "egress" || *a.Rule != "10.0.0.7/32" || a.Address != "10.0.0.7" {
+			t.Errorf("ask %s: %+v", args, a)
+		}
+	}
+	for args, says := range map[string]string{
+		"alice":      "several rules have that name; write 'shapectl ask va egress 10.0.0.7' or 'shapectl ask va ingress 10.0.0.7'",
+		"lab":        "the rule with that name is for 10.1.0.0/24; give an address of it, as in 'shapectl ask va ingress 10.1.0.1'",
+		"lab" + flow: "the flow goes from 192.0.2.1 to 10.0.0.7, and no rule with that name is for that; 'shapectl show lab' lists its rules",
+		"lab egress": `"lab" is not an address`,
+		"va":         `"va" is not an address`,
+	} {
+		r.refused(exitInput, says, append([]string{"ask"}, strings.Fields(args)...)...)
+	}
+}
