@@ -184,6 +184,7 @@ func TestKeptOptions(t *testing.T) {
 		{"--capacity 64kb --shadow rate=5mbit --fail closed", "--rate unlimited", "rate 10mbit -> unlimited, shadow rate=5mbit -> none"},
 		{"--shadow rate=5mbit", "--shadow none", "shadow rate=5mbit -> none"},
 		{"--overhead ethernet", "--name bob --note=", "name alice -> bob"},
+		{"--within up --guarantee 1mbit --excess delay --queue 20ms --ecn-above never", "--rate 20mbit", "rate 10mbit -> 20mbit, queue 25000b -> 50000b"},
 	} {
 		set := func(flags string) limitFlags {
 			var limit limitFlags
@@ -207,6 +208,13 @@ func TestKeptOptions(t *testing.T) {
 		}
 		if got := strings.Join(changes, ", "); got != c.want {
 			t.Errorf("%s, then %s: %s, not %s", c.have, c.given, got, c.want)
+		}
+		flags, err := given.exactly(&have, 14)
+		testenv.Must(t, err)
+		exact := set(flags)
+		same, err := exact.Rule(have.Prefix, 14)
+		if same.Label = got.Label; err != nil || same != got {
+			t.Errorf("%s, then %s: set by %s, it is %+v, not %+v (%v)", c.have, c.given, flags, same, got, err)
 		}
 	}
 }
