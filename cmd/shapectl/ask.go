@@ -20,7 +20,7 @@ import (
 func askCommand(e *env) *cobra.Command {
 	var p packetFlags
 	cmd := &cobra.Command{
-		Use:   "ask DEV ingress|egress ADDRESS | ADDRESS [ingress|egress] [flags]",
+		Use:   "ask DEV ingress|egress ADDRESS | ADDRESS|NAME [ingress|egress] [flags]",
 		Short: "Ask whether a packet would pass now",
 		Long: `Ask whether a packet to or from an address would pass now, and how long it would wait.
 
@@ -29,6 +29,7 @@ until it would conform. It names the rule or pool that would refuse the packet, 
 Nothing is charged or changed.
 
 Without DEV, rules must match the address on one device and in one direction only; else the error lists what to ask.
+So it is with NAME, the exact name of rules: one of them must be for a single address, or for the flow.
 
 Give --flow where each flow has a bucket or a share. With --order sparse-first, the answer without --flow is about a
 flow that already has packets in the queue.`,
@@ -36,7 +37,7 @@ flow that already has packets in the queue.`,
   shapectl ask eth0 egress 10.0.0.7
   shapectl ask eth0 egress 10.0.0.7 --flow udp,192.0.2.1:5000,10.0.0.7:53`,
 		Args:              args(1, 3),
-		ValidArgsFunction: e.completeRule,
+		ValidArgsFunction: e.labelled(e.completeRule, nameOf),
 		RunE: func(cmd *cobra.Command, given []string) error {
 			words, what := given, given[0]
 			if len(given) == 3 {
@@ -46,15 +47,18 @@ flow that already has packets in the queue.`,
 			if err != nil {
 				return err
 			}
-			address, err := parseAddress(cmd, what)
-			if err != nil {
-				return err
+			address, noAddress := parseAddress(cmd, what)
+			if noAddress != nil && (len(given) == 3 || !isName(what)) {
+				return noAddress
 			}
 			if err := p.parse(cmd); err != nil {
 				return err
 			}
 			if len(given) < 3 {
 				where.device = ""
+			}
+			if noAddress != nil {
+				return e.askNamed(where, what, p, noAddress)
 			}
 			return e.ask(where, address, p)
 		},
@@ -116,6 +120,46 @@ func (e *env) onlyHook(n *loader.Namespace, where *filterRules, address netip.Ad
 		return nil
 	}
 	return inputf("rules match the address in several places; write %s", strings.Join(commands, " or "))
+}
+
+// askNamed asks for the address of the only rule with a name. noAddress is the error if no rule has it.
+func (e *env) askNamed(where filterRules, name string, p packetFlags, noAddress error) error {
+	var address netip.Addr
+	unknown := false
+	err := e.with(loader.Read, "ask for "+plain.Line(name), func(n *loader.Namespace) error {
+		hooks, err := where.hooks(n)
+		defer loader.CloseHooks(hooks)
+		if err != nil {
+			return err
+		}
+		q := explain.Question{Name: name, Flow: p.flow}
+		found := explain.Named(hooks, q)
+		if q.Flow = nil; found == nil && explain.Named(hooks, q) != nil {
+			return e.notForFlow(name, p.flow)
+		}
+		var commands []string
+		for _, at := range found {
+			commands = append(commands, e.suggest("ask", at.Device, at.Direction.String(), at.Address.String()))
+		}
+		switch {
+		case found == nil:
+			unknown = true
+			return nil
+		case len(found) > 1:
+			return inputf("several rules have that name; %s", e.either(commands))
+		case p.flow == nil && !found[0].Network.IsSingleIP():
+			return inputf("the rule with that name is for %s; give an address of it, as in %s", found[0].Network, commands[0])
+		}
+		where.device, where.direction, address = found[0].Device, found[0].Direction, found[0].Address
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if unknown {
+		return noAddress
+	}
+	return e.ask(where, address, p)
 }
 
 func (e *env) ask(where filterRules, address netip.Addr, p packetFlags) error {

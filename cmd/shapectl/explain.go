@@ -13,6 +13,7 @@ import (
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/report"
 	"github.com/shapectl/shapectl/pkg/loader"
+	"github.com/shapectl/shapectl/pkg/maps"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
 
@@ -36,7 +37,7 @@ explain finds the devices from the routes, also below a bridge, a VLAN or a veth
 device alone, and so it does for a rule with NAME whose device is not on the routes. Without a route, as on a bridge,
 it looks at each device that has a rule for ADDRESS. Where the rules of both directions compare the same side
 (--match), routes tell on which side of the device ADDRESS is. With --flow, both ends of the packets are known, and
-ADDRESS may be left out. With --order sparse-first and without --flow, the answer is about a flow that has packets
+ADDRESS may be left out; of rules with NAME, explain takes those for the flow. With --order sparse-first and without --flow, the answer is about a flow that has packets
 queued already.
 
 nftables chains are shown if they belong to the device itself. The other netfilter hooks run between ingress and
@@ -84,18 +85,9 @@ func parseQuestion(q *explain.Question, cmd *cobra.Command, given []string) (err
 		return nil
 	}
 	last := len(given) - 1
-	if last == 1 && q.Flow == nil && isName(given[0]) {
+	if last == 1 && isName(given[0]) {
 		if d, err := policy.ParseDirection(given[1]); err == nil {
 			q.Name, q.Direction = given[0], &d
-			return nil
-		}
-	}
-	if last == 1 && q.Flow != nil {
-		if d, err := policy.ParseDirection(given[1]); err == nil {
-			q.Device, q.Direction, q.Address = given[0], &d, q.Flow.Dst
-			if d == policy.Ingress {
-				q.Address = q.Flow.Src
-			}
 			return nil
 		}
 	}
@@ -104,7 +96,7 @@ func parseQuestion(q *explain.Question, cmd *cobra.Command, given []string) (err
 		return err
 	}
 	q.Device, q.Direction = where.device, where.direction
-	if q.Flow == nil && isName(given[last]) {
+	if isName(given[last]) {
 		q.Name = given[last]
 		return nil
 	}
@@ -138,11 +130,17 @@ func (e *env) explain(q explain.Question) error {
 	}
 	var pools []string
 	err := e.with(loader.Read, doing, func(n *loader.Namespace) error {
+		if err := flowOnDevice(n, &q); err != nil {
+			return err
+		}
 		questions := []explain.Question{q}
 		if q.Name != "" {
 			var err error
 			if questions, err = e.questions(n, q); questions == nil && q.Device == "" {
 				pools = poolsNamed(n, q)
+			}
+			if pools != nil && q.Flow != nil {
+				return inputf("a pool has that name, and no rule; what limits a pool does not depend on a flow, so leave --flow out")
 			}
 			if pools != nil {
 				return nil
@@ -170,10 +168,27 @@ func (e *env) explain(q explain.Question) error {
 		}
 		return nil
 	})
-	if pools != nil {
+	if pools != nil && err == nil {
 		return e.explainPools(pools, q.Interval)
 	}
 	return err
+}
+
+// flowOnDevice makes a question about a name and a direction one about the device of that name, if there is one: the
+// flow has the address.
+func flowOnDevice(n *loader.Namespace, q *explain.Question) error {
+	if q.Flow == nil || q.Name == "" || q.Device != "" || q.Direction == nil {
+		return nil
+	}
+	isDevice, err := (filterRules{device: q.Name}).isDevice(n)
+	if !isDevice || err != nil {
+		return err
+	}
+	q.Device, q.Name, q.Address = q.Name, "", q.Flow.Dst
+	if *q.Direction == policy.Ingress {
+		q.Address = q.Flow.Src
+	}
+	return nil
 }
 
 // poolsNamed are the pools that a question means: the one with that name, and those of the directions of a device.
@@ -239,6 +254,11 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) ([]explain.Ques
 	if err != nil {
 		return nil, err
 	}
+	if flow := q.Flow; flow != nil {
+		if q.Flow = nil; explain.Named(hooks, q) != nil {
+			return nil, e.notForFlow(q.Name, flow)
+		}
+	}
 	if q.Device != "" {
 		if _, err := device(q.Device); err != nil && hooks == nil {
 			return nil, inputError(argumentError{err})
@@ -259,6 +279,11 @@ func (e *env) questions(n *loader.Namespace, q explain.Question) ([]explain.Ques
 		return nil, inputf("no %s has that name; did you mean %s?", rule, e.suggest("explain", append([]string{similar}, where...)...))
 	}
 	return nil, inputError(argumentError{fmt.Errorf("it is not an address, and no %s has that name; %s lists the names", rule, e.suggest("show"))})
+}
+
+// notForFlow is the error if rules have a name, but none of them is for a flow.
+func (e *env) notForFlow(name string, f *maps.Flow) error {
+	return inputf("the flow goes from %s to %s, and no rule with that name is for that; %s lists its rules", f.Src, f.Dst, e.suggest("show", name))
 }
 
 // inForce reports whether all rules for the packets are in force.

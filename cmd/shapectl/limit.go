@@ -60,6 +60,38 @@ func (l *limitFlags) written(some func(*policy.Option) bool) (flags string) {
 	return flags
 }
 
+// all returns all flags of limits that were given, each after a space.
+func (l *limitFlags) all() string {
+	flags := l.written(func(*policy.Option) bool { return true })
+	if l.given("match") {
+		flags += " --match " + l.match.String()
+	}
+	return flags
+}
+
+// exactly returns flags, each after a space, that give a rule by its network what over gives it: without them, it would
+// lose its other options.
+func (l *limitFlags) exactly(have *policy.Rule, l2Bytes uint8) (string, error) {
+	want, err := l.over(have, l2Bytes)
+	if err != nil {
+		return "", err
+	}
+	bare, err := policy.Limit{Rate: want.Rate}.Rule(have.Prefix, l2Bytes)
+	if err != nil {
+		return "", err
+	}
+	flags := " --rate " + want.Rate.String()
+	for _, c := range policy.Changes(&bare, &want) {
+		if o := policy.FindOption(c.Option); c.Option == "shadow" || o != nil && (!o.Label || l.has(o)) {
+			flags += " --" + c.Option + " " + plain.Word(c.Want)
+		}
+	}
+	if l.given("match") {
+		flags += " --match " + l.match.String()
+	}
+	return flags, nil
+}
+
 // over returns a rule with the options that were given. It keeps the others, but for those that
 // have no use beside these. A burst and a queue last as long at another rate.
 func (l *limitFlags) over(have *policy.Rule, l2Bytes uint8) (policy.Rule, error) {

@@ -155,7 +155,10 @@ func (e *env) setNamed(of ruleName, limit limitFlags) error {
 		if err := e.checkWithin(n, limit); err != nil {
 			return err
 		}
-		if done, err := e.setOwnPool(n, found, limit); done || err != nil {
+		if done, err := e.setOwnPool(n, of, found, limit); done || err != nil {
+			return err
+		}
+		if err := e.checkOneRate(of, found, limit); err != nil {
 			return err
 		}
 		var tables []policy.Table
@@ -187,7 +190,7 @@ func (e *env) setNamed(of ruleName, limit limitFlags) error {
 // setOwnPool changes the pool of rules that have no rate of their own, if nothing else draws from it: whoever gives the
 // name of these rules a rate means one rate for all of them. Of several such pools, as for both directions, it changes all,
 // unless their rates differ. It reports whether it did.
-func (e *env) setOwnPool(n *loader.Namespace, found search, limit limitFlags) (done bool, err error) {
+func (e *env) setOwnPool(n *loader.Namespace, of ruleName, found search, limit limitFlags) (done bool, err error) {
 	flags, ofRules := limit.split()
 	var pools, commands []string
 	var first string // a rule without a rate
@@ -214,8 +217,8 @@ func (e *env) setOwnPool(n *loader.Namespace, found search, limit limitFlags) (d
 	if flags == "" || without == 0 {
 		return false, nil
 	}
-	own, users := ownPools(n, pools)
-	if without == rules && users == rules {
+	own, users, same := ownPools(n, pools)
+	if without == rules && users == rules && same {
 		if ofRules != "" {
 			return false, inputf("%s is for the rules, and%s for their pool %s; give them in two commands; nothing was changed",
 				ofRules, flags, plain.List(lines(pools)))
@@ -227,6 +230,16 @@ func (e *env) setOwnPool(n *loader.Namespace, found search, limit limitFlags) (d
 	}) {
 		return false, nil
 	}
+	if without == rules && users == rules {
+		if byName := e.byDirection(of, found, flags); byName != nil && ownByDirection(n, found) {
+			commands = byName
+		}
+		var rates []string
+		for _, pool := range own {
+			rates = append(rates, fmt.Sprintf("%s has %v", plain.Line(pool.Label.Name), pool.Rate))
+		}
+		return false, inputf("the pools of these rules have different rates: %s; nothing was changed; %s", plain.List(rates), e.either(commands))
+	}
 	why := "other rules or pools, too, are within pool " + plain.Line(pools[0])
 	switch {
 	case len(pools) > 1:
@@ -237,17 +250,121 @@ func (e *env) setOwnPool(n *loader.Namespace, found search, limit limitFlags) (d
 	return false, inputf("%s; nothing was changed; write %s for a whole pool, or %s for one rule", why, strings.Join(commands, " or "), first)
 }
 
-// ownPools returns pools that have the same rate, and how many rules and pools draw from them; none if their rates differ.
-func ownPools(n *loader.Namespace, names []string) (pools []policy.Rule, users int) {
+// ownPools returns pools, how many rules and pools draw from them, and whether they have the same rate.
+func ownPools(n *loader.Namespace, names []string) (pools []policy.Rule, users int, same bool) {
+	same = true
 	for _, name := range names {
 		pool, _ := findPool(n, name)
 		pools = append(pools, pool)
 		users += len(n.Within(name))
-		if pool.Rate != pools[0].Rate {
-			return nil, 0
+		same = same && pool.Rate == pools[0].Rate
+	}
+	return pools, users, same
+}
+
+// ownByDirection reports whether the rules of each direction have pools of their own, of one rate.
+func ownByDirection(n *loader.Namespace, found search) bool {
+	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
+		var pools []string
+		rules := 0
+		for _, h := range found.of(d) {
+			for _, r := range h.rules {
+				pools = append(pools, string(r.Within))
+				rules++
+			}
+		}
+		slices.Sort(pools)
+		if _, users, same := ownPools(n, slices.Compact(pools)); !same || users != rules {
+			return false
 		}
 	}
-	return pools, users
+	return true
+}
+
+// of returns the hooks of a direction.
+func (found search) of(d policy.Direction) (hooks []namedHook) {
+	for _, h := range found.hooks {
+		if h.Direction == d {
+			hooks = append(hooks, h)
+		}
+	}
+	return hooks
+}
+
+// byDirection returns commands that set the rules with a name in each direction; nil if they have only one.
+func (e *env) byDirection(of ruleName, found search, flags string) (commands []string) {
+	if len(found.of(policy.Egress)) == 0 || len(found.of(policy.Ingress)) == 0 {
+		return nil
+	}
+	for _, d := range []policy.Direction{policy.Egress, policy.Ingress} {
+		commands = append(commands, e.suggest("set"+flags+e.how(), of.name, d.String()))
+	}
+	return commands
+}
+
+// either tells of several commands that somebody may mean. Only one of them can be pending.
+func (e *env) either(commands []string) string {
+	if len(commands) == 1 {
+		return "write " + commands[0]
+	}
+	const few = 3
+	write := "write " + strings.Join(commands[:min(few, len(commands))], " or ")
+	if len(commands) > few {
+		write += ", and so on"
+	}
+	if e.confirm > 0 {
+		write += fmt.Sprintf("; to change several at one moment, edit what %s prints, and run %s",
+			e.suggest("export"), e.suggest("apply"+e.how(), "FILE"))
+	}
+	return write
+}
+
+// checkOneRate returns an error if rules with different rates would get one: whoever gave them different rates, such as
+// for down and up, hardly means one rate for all. An exemption is meant for all.
+func (e *env) checkOneRate(of ruleName, found search, limit limitFlags) error {
+	if !limit.given("rate") || limit.Rate == policy.Unlimited || sameRate(found.hooks) {
+		return nil
+	}
+	var rates, commands []string
+	for _, h := range found.hooks {
+		if where := plain.Line(h.Name()) + " " + h.Direction.String(); sameRate([]namedHook{h}) {
+			rates = append(rates, fmt.Sprintf("%s has %v", where, h.rules[0].Rate))
+		} else {
+			for _, r := range h.rules {
+				rates = append(rates, fmt.Sprintf("%s %v has %v", where, r.Prefix, r.Rate))
+			}
+		}
+	}
+	byName := e.byDirection(of, found, limit.all())
+	for i, d := range []policy.Direction{policy.Egress, policy.Ingress} {
+		hooks := found.of(d)
+		if byName != nil && sameRate(hooks) {
+			commands = append(commands, byName[i])
+			continue
+		}
+		for _, h := range hooks {
+			for _, r := range h.rules {
+				flags, err := limit.exactly(&r.Rule, h.Device.L2Bytes)
+				if err != nil {
+					return inputError(err)
+				}
+				commands = append(commands, e.suggest("set"+flags+e.how(), h.Name(), d.String(), r.Prefix.String()))
+			}
+		}
+	}
+	return inputf("these rules have different rates: %s; nothing was changed; %s", plain.List(rates), e.either(commands))
+}
+
+// sameRate reports whether all rules of hooks have the same rate.
+func sameRate(hooks []namedHook) bool {
+	for _, h := range hooks {
+		for _, r := range h.rules {
+			if r.Rate != hooks[0].rules[0].Rate {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // put sets the rules of tables beside the others of their devices, and describes them.

@@ -25,11 +25,11 @@ devices:
       10.0.0.8: {plan: gold, name: bob}
       2001:db8:7::/64: {plan: gold, name: alice, excess: pass}
     ingress:
-      10.0.0.7: {rate: 1mbit, name: alice, excess: ecn}
+      10.0.0.7: {rate: 10mbit, name: alice, excess: ecn}
       10.0.0.9: {rate: 1mbit, name: alice b, note: circuit 1007}
   vc:
     egress:
-      10.9.0.0/24: {rate: 20mbit, name: alice, each: host}
+      10.9.0.0/24: {rate: 10mbit, name: alice, each: host}
       10.0.0.7: {rate: 3mbit, name: Bakery}
 `
 
@@ -115,12 +115,38 @@ vc egress: each host in 10.9.0.0/24 ("alice") gets 50mbit (6.25 MB/s), burst 1.8
 	}
 }
 
+// Rules with different rates do not get one by their name alone. Each command of the error changes only what it should.
+func TestSetNamedDifferentRates(t *testing.T) {
+	r := newNamedRig(t)
+	r.ok("set", "alice", "ingress", "--rate", "2mbit")
+	before := r.labelled()
+	r.refused(exitInput, "set alice: these rules have different rates: va egress has 10mbit, va ingress has 2mbit, vc egress has 10mbit; nothing was changed; "+
+		"write 'shapectl set --rate 20mbit --note x alice egress' or 'shapectl set --rate 20mbit --note x alice ingress'",
+		"set", "alice", "--rate", "20mbit", "--note", "x")
+	r.refused(exitInput, "; to change several at one moment, edit what 'shapectl export' prints, and run 'shapectl apply --confirm 1m0s FILE'",
+		"set", "alice", "--rate", "20mbit", "--confirm", "60s")
+	if got := r.labelled(); !slices.Equal(got, before) {
+		t.Errorf("refused, but the rules are\n%s", strings.Join(got, "\n"))
+	}
+
+	// As after an import with --upload: both directions are egress.
+	r.ok("set", "vc", "egress", "10.9.0.0/24", "--rate", "1mbit", "--each", "host")
+	const commands = "write 'shapectl set --rate 20mbit --capacity 128kb va egress 10.0.0.7/32' or 'shapectl set --rate 20mbit --excess pass va egress 2001:db8:7::/64' " +
+		"or 'shapectl set --rate 20mbit --each host vc egress 10.9.0.0/24'"
+	r.refused(exitInput, "va egress has 10mbit, vc egress has 1mbit; nothing was changed; "+commands, "set", "alice", "egress", "--rate", "20mbit")
+	r.refused(exitInput, commands+", and so on", "set", "alice", "--rate", "20mbit")
+	r.ok("set", "alice", "--excess", "drop") // no rate is no question
+	if said := r.ok("set", "alice", "--rate", "unlimited"); strings.Count(said, "\n") != 4 {
+		t.Errorf("an exemption of all: %s", said)
+	}
+}
+
 // A device that has moved to another namespace is named as such.
 func TestSetNamedMoved(t *testing.T) {
 	r := newNamedRig(t)
 	_, other := testenv.NewNamedNetns(t)
 	testenv.Must(t, netlink.LinkSetNsFd(testenv.Link(t, "vc"), other.FD()))
-	r.refused(exitInput, "vc egress: its rules are in force on the device that had this name and has moved", "set", "alice", "--rate", "14mbit")
+	r.refused(exitInput, "vc egress: its rules are in force on the device that had this name and has moved", "set", "Bakery", "--rate", "14mbit")
 }
 
 // To set what is so already leaves the last change alone: it can be rolled back.
@@ -131,7 +157,7 @@ func TestSetOfWhatIsSo(t *testing.T) {
 	if said := r.ok("set", "bob", "--rate", "30mbit"); !strings.HasSuffix(said, "unless confirmed by 'shapectl confirm'\n") {
 		t.Errorf("set says %q", said)
 	}
-	r.ok("set", "alice", "ingress", "--rate", "1mbit")
+	r.ok("set", "alice", "ingress", "--rate", "10mbit")
 	r.ok("rollback")
 	if got := r.labelled(); !slices.Equal(got, before) {
 		t.Errorf("after rollback: %v", got)
@@ -158,6 +184,7 @@ func TestKeptOptions(t *testing.T) {
 		{"--capacity 64kb --shadow rate=5mbit --fail closed", "--rate unlimited", "rate 10mbit -> unlimited, shadow rate=5mbit -> none"},
 		{"--shadow rate=5mbit", "--shadow none", "shadow rate=5mbit -> none"},
 		{"--overhead ethernet", "--name bob --note=", "name alice -> bob"},
+		{"--within up --guarantee 1mbit --excess delay --queue 20ms --ecn-above never", "--rate 20mbit", "rate 10mbit -> 20mbit, queue 25000b -> 50000b"},
 	} {
 		set := func(flags string) limitFlags {
 			var limit limitFlags
@@ -181,6 +208,13 @@ func TestKeptOptions(t *testing.T) {
 		}
 		if got := strings.Join(changes, ", "); got != c.want {
 			t.Errorf("%s, then %s: %s, not %s", c.have, c.given, got, c.want)
+		}
+		flags, err := given.exactly(&have, 14)
+		testenv.Must(t, err)
+		exact := set(flags)
+		same, err := exact.Rule(have.Prefix, 14)
+		if same.Label = got.Label; err != nil || same != got {
+			t.Errorf("%s, then %s: set by %s, it is %+v, not %+v (%v)", c.have, c.given, flags, same, got, err)
 		}
 	}
 }
@@ -229,7 +263,7 @@ func TestNamedRefused(t *testing.T) {
 		with := strings.Join(append([]string{verb}, args[2:]...), " ")
 		r.refused(exitInput, fmt.Sprintf("write 'shapectl %s va egress CIDR' for a rule of the device, and 'shapectl %[1]s vc egress 10.0.0.7/32'", with), args...)
 	}
-	r.refused(exitInput, "write shapectl set --rate 1mbit --each host --shadow 'rate=5mbit' --confirm 1m0s --setup-fq --match dst vd ingress CIDR for a rule",
+	r.refused(exitInput, "write shapectl set --rate 1mbit --each host --shadow 'rate=5mbit' --match dst --confirm 1m0s --setup-fq vd ingress CIDR for a rule",
 		"set", "vd", "ingress", "--setup-fq", "--each", "host", "--confirm", "60s", "--rate", "1mbit", "--shadow", "rate=5mbit", "--match", "dst")
 }
 
@@ -261,6 +295,33 @@ func TestExplainNamedDirection(t *testing.T) {
 	if want := []string{"va egress 10.0.0.7/32", "va egress 2001:db8:7::/64", "vc egress 10.9.0.0/24"}; !slices.Equal(got, want) {
 		t.Errorf("explain alice egress: %v, want %v", got, want)
 	}
+}
+
+// With a flow, explain takes those rules of a name that are for it. A direction may follow a name as it follows a device.
+func TestExplainNamedFlow(t *testing.T) {
+	r := newNamedRig(t)
+	for args, want := range map[string]string{
+		"alice --flow udp,192.0.2.1:443,10.0.0.7:53":            "va egress 10.0.0.7/32",
+		"alice egress --flow udp,192.0.2.1:443,10.9.0.3:53":     "vc egress 10.9.0.0/24",
+		"alice ingress --flow udp,10.0.0.7:53,192.0.2.1:443":    "va ingress 10.0.0.7/32",
+		"va alice --flow udp,192.0.2.1:443,10.0.0.7:53":         "va egress 10.0.0.7/32",
+		"alice --flow udp,[2001:db8::1]:443,[2001:db8:7::1]:53": "va egress 2001:db8:7::/64",
+		"va egress --flow udp,192.0.2.1:443,10.0.0.8:53":        "va egress 10.0.0.8/32",
+	} {
+		var paths []report.Path
+		testenv.Must(t, json.Unmarshal([]byte(r.ok(append([]string{"explain", "-j"}, strings.Fields(args)...)...)), &paths))
+		var got []string
+		for _, p := range paths {
+			for _, s := range p.Hooks {
+				got = append(got, s.Device+" "+s.Direction+" "+*s.Rule)
+			}
+		}
+		if !slices.Equal(got, []string{want}) {
+			t.Errorf("explain %s: %v, want %s", args, got, want)
+		}
+	}
+	r.ok("pool", "set", "ap-1", "--rate", "1mbit")
+	r.refused(exitInput, "leave --flow out", "explain", "ap-1", "--flow", "udp,192.0.2.1:443,10.0.0.7:53")
 }
 
 // All rules of a name go, and no others.

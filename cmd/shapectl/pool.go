@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shapectl/shapectl/internal/plain"
+	"github.com/shapectl/shapectl/internal/policyfile"
 	"github.com/shapectl/shapectl/pkg/loader"
 	"github.com/shapectl/shapectl/pkg/policy"
 )
@@ -44,7 +45,9 @@ func poolSetCommand(e *env) *cobra.Command {
 		Use:   "set NAME [flags]",
 		Short: "Make a pool, or change it",
 		Long: `Make a pool, or change it. A new pool needs a rate. Of a pool that exists, only what the flags say changes. At a new
-rate, a burst or queue lasts as long as before. The answer says whether the pool is new.`,
+rate, a burst or queue lasts as long as before. The answer says whether the pool is new. NAME is no pattern.
+
+To change several pools at one moment, edit what 'shapectl export' prints, and run 'shapectl apply --confirm 60s' with it.`,
 		Example: `  shapectl pool set uplink --rate 1gbit --share member
   shapectl pool set ap-1 --rate 100mbit --within uplink --guarantee 20mbit
   shapectl pool set ap-1 --rate 150mbit`,
@@ -79,6 +82,9 @@ func (e *env) setPool(name string, limit limitFlags) error {
 		if found {
 			return e.changePools(n, limit, have)
 		}
+		if strings.ContainsAny(name, "*?[") {
+			return e.noPattern(n, name, limit)
+		}
 		pool, err := limit.Pool(name)
 		if above, _ := findPool(n, string(limit.Within)); err != nil && !limit.given("rate") && above.Pool {
 			return inputf("a new pool needs a rate of its own; for all that pool %s has, give --rate %v", plain.Line(above.Label.Name), above.Rate)
@@ -91,6 +97,25 @@ func (e *env) setPool(name string, limit limitFlags) error {
 		}
 		return e.hintAtNew(n, name)
 	})
+}
+
+// noPattern is the error for a new pool whose name is a pattern: show takes patterns, and so may be thought of set.
+func (e *env) noPattern(n *loader.Namespace, name string, limit limitFlags) error {
+	var commands []string
+	if policyfile.IsPattern(name) {
+		pools, err := e.findRules(n, filterRules{pools: true, pool: name}, details{})
+		if err != nil {
+			return err
+		}
+		flags := limit.all() + e.how()
+		for _, pool := range slices.Sorted(slices.Values(pools.Names())) {
+			commands = append(commands, e.suggest("pool set"+flags, pool))
+		}
+	}
+	if commands == nil {
+		return inputf("there is no such pool, and a new one cannot have *, ? or [ in its name, which 'pool show' takes as a pattern")
+	}
+	return inputf("set takes no pattern, and a new pool cannot have *, ? or [ in its name; nothing was changed; %s", e.either(commands))
 }
 
 // changePools changes pools in the options that were given.

@@ -57,6 +57,24 @@ func TestNewPoolBesideOthers(t *testing.T) {
 	}
 }
 
+// A pattern is not the name of a new pool.
+func TestNewPoolLikePattern(t *testing.T) {
+	r := newRig(t)
+	const no = "a new pool cannot have *, ? or [ in its name; nothing was changed; write "
+	r.ok("pool", "set", "tap30", "--rate", "1mbit")
+	r.refused(exitInput, no+"'shapectl pool set --rate 3mbit tap30'", "pool", "set", "tap3*", "--rate", "3mbit")
+	for _, name := range []string{"tap31", "tap32", "tap33", "tap4"} {
+		r.ok("pool", "set", name, "--rate", "1mbit")
+	}
+	r.refused(exitInput, no+"'shapectl pool set --rate 3mbit tap30' or 'shapectl pool set --rate 3mbit tap31' or 'shapectl pool set --rate 3mbit tap32', and so on",
+		"pool", "set", "tap3*", "--rate", "3mbit")
+	for _, name := range []string{"vnet*", "tap?1?", "tap["} {
+		r.refused(exitInput, "there is no such pool, and a new one cannot have *, ? or [ in its name", "pool", "set", name, "--rate", "3mbit")
+	}
+	r.ok("apply", r.policy("pools: {'tap*': 1mbit}\ndevices: {}\n"))
+	r.ok("pool", "set", "tap*", "--rate", "2mbit") // which exists
+}
+
 // A pool that is new only because of a typo says so, and how to remove it.
 func TestMisspeltPool(t *testing.T) {
 	r := newRig(t)
@@ -658,11 +676,28 @@ func TestSetNamedWithOwnPools(t *testing.T) {
 	}
 	r.ok("rollback")
 	r.ok("set", "bigco", "egress", "--rate", "70mbit")
-	r.refused(exitInput, "rules with this name are in several pools", "set", "bigco", "--rate", "80mbit")
+	r.refused(exitInput, "the pools of these rules have different rates: tap egress has 70mbit, tap ingress has 50mbit; nothing was changed; "+
+		"write 'shapectl set --rate 80mbit bigco egress' or 'shapectl set --rate 80mbit bigco ingress'", "set", "bigco", "--rate", "80mbit")
+	r.ok("set", "--rate", "80mbit", "bigco", "ingress")
 	r.refused(exitInput, "this rule draws from pool tap egress, and no flag says that it stays there; nothing was changed; "+
 		"add --within 'tap egress' to keep it there, or --within none; or set the rate of the pool: shapectl pool set --rate 80mbit --confirm 1h0m0s 'tap egress'",
 		"set", "va", "egress", "any", "--rate", "80mbit", "--confirm", "1h")
 	r.ok("set", "va", "egress", "any", "--rate", "80mbit", "--within", "none")
+}
+
+// Both directions may be egress of two devices.
+func TestSetNamedWithOwnPoolsOfDevices(t *testing.T) {
+	r := newRig(t)
+	for device, pool := range map[string]string{"va": "oak down", "vb": "oak up"} {
+		r.ok("pool", "set", pool, "--rate", "50mbit")
+		r.ok("set", device, "egress", "10.0.0.7", "--within", pool, "--name", "oak")
+	}
+	r.ok("pool", "set", "oak up", "--rate", "5mbit")
+	for _, words := range [][]string{{"oak"}, {"oak", "egress"}} {
+		r.refused(exitInput, "the pools of these rules have different rates: oak down has 50mbit, oak up has 5mbit; nothing was changed; "+
+			"write shapectl pool set --rate 80mbit 'oak down' or shapectl pool set --rate 80mbit 'oak up'",
+			append([]string{"set", "--rate", "80mbit"}, words...)...)
+	}
 }
 
 // The first rule or pool of a namespace leaves nothing if it is reverted.
@@ -719,6 +754,28 @@ func TestAskAddress(t *testing.T) {
 		"10.0.0.8 egress":  "no rule matches the address, so nothing limits it; 'shapectl show' lists all rules",
 		"va egress":        "is not an address",
 		"10.0.0.7 upwards": "direction \"upwards\" is unknown",
+	} {
+		r.refused(exitInput, says, append([]string{"ask"}, strings.Fields(args)...)...)
+	}
+}
+
+// The name of the only rule stands for its address.
+func TestAskName(t *testing.T) {
+	r := newPoolRig(t)
+	r.ok("set", "va", "ingress", "10.0.0.7", "--rate", "1mbit", "--name", "alice")
+	r.ok("set", "va", "ingress", "10.1.0.0/24", "--rate", "1mbit", "--name", "lab")
+	const flow = " --flow udp,192.0.2.1:1,10.0.0.7:2"
+	for _, args := range []string{"alice egress", "alice" + flow} {
+		if a := r.asked(args); a.Device != "va" || a.Direction != "egress" || *a.Rule != "10.0.0.7/32" || a.Address != "10.0.0.7" {
+			t.Errorf("ask %s: %+v", args, a)
+		}
+	}
+	for args, says := range map[string]string{
+		"alice":      "several rules have that name; write 'shapectl ask va egress 10.0.0.7' or 'shapectl ask va ingress 10.0.0.7'",
+		"lab":        "the rule with that name is for 10.1.0.0/24; give an address of it, as in 'shapectl ask va ingress 10.1.0.1'",
+		"lab" + flow: "the flow goes from 192.0.2.1 to 10.0.0.7, and no rule with that name is for that; 'shapectl show lab' lists its rules",
+		"lab egress": `"lab" is not an address`,
+		"va":         `"va" is not an address`,
 	} {
 		r.refused(exitInput, says, append([]string{"ask"}, strings.Fields(args)...)...)
 	}

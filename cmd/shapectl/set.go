@@ -23,7 +23,10 @@ stay. The rule no longer follows a plan.
 NAME stands for all rules that have exactly this name, on all devices. They change at one moment. Only what the
 flags say changes, and the rules keep their plan. At a new rate, a burst or queue lasts as
 long as before. If these rules have no rate of their own, and nothing else is within their pools, then --rate and all
-other flags that a pool can have change these pools, if they have one rate.
+other flags that a pool can have change these pools.
+
+Rules or pools with different rates, such as for down and up, do not get one rate by NAME: give a direction, too. The
+error lists their rates, and the commands.
 
 any sets two rules, 0.0.0.0/0 and ::/0. Each has its own bucket and gets the whole rate.
 
@@ -57,11 +60,8 @@ With --confirm, the change reverts after that time unless you run 'shapectl conf
 				if err != nil {
 					return err
 				}
-				name.flags = limit.written(func(*policy.Option) bool { return true }) + e.how()
+				name.flags = limit.all() + e.how()
 				name.ofPool = limit.written(func(o *policy.Option) bool { return !o.RuleOnly && o.Name != "name" }) + e.how()
-				if limit.given("match") {
-					name.flags += " --match " + limit.match.String()
-				}
 				return e.setNamed(name, limit)
 			}
 			rule, err := parseFilter("set", given)

@@ -16,6 +16,12 @@ func Named(hooks []*loader.Hook, q Question) (questions []Question) {
 				continue
 			}
 			q.Device, q.Direction = h.Name(), &h.Direction
+			if q.Flow != nil {
+				if q.Address, q.Network = q.Flow.Far(h.Match()), e.Prefix; e.Prefix.Contains(q.Address) {
+					questions = append(questions, q)
+				}
+				continue
+			}
 			q.Address, q.Network = exampleOf(e.Prefix, func(a netip.Addr) netip.Prefix {
 				if route, err := netinfo.RouteTo(a); err == nil && route.Local {
 					return netip.PrefixFrom(a, a.BitLen()) // packets to this host itself pass no device

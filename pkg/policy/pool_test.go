@@ -52,6 +52,7 @@ func TestPoolRefuses(t *testing.T) {
 		{func(r *Rule) { r.Members = 5 }, "members has no use in a pool"},
 		{func(r *Rule) { r.Excess = Pass }, "excess pass would limit nothing in a pool"},
 		{func(r *Rule) { r.Shadow = Shadow{Rate: 1e6, Capacity: 125_000, Each: Each{Kind: EachHost}} }, "shadow: each has no use in a pool"},
+		{func(r *Rule) { r.Shadow = Shadow{Rate: 1e6, Capacity: 125_000, Each: Each{EachSubnet, 32}} }, "shadow: each has no use in a pool"},
 		{func(r *Rule) { r.Shadow = Shadow{Rate: 1e6, Capacity: 1} }, "shadow: capacity"},
 		{func(r *Rule) { r.Label.Plan = "gold" }, "plan has no use in a pool"},
 		{func(r *Rule) { r.Guarantee = 5e6 }, "guarantee 5mbit has no use with no pool to draw from"},

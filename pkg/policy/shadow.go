@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 )
@@ -37,10 +38,11 @@ func (r *Rule) validateShadow() error {
 		return nil
 	}
 	proposed, _ := r.Proposed()
-	err := proposed.Validate()
-	if r.Pool && err == nil {
+	var err error
+	if r.Pool { // whose prefix is a key, so an option that needs a network is wrong whatever it says
 		err = checkPoolOptions(&proposed)
 	}
+	err = cmp.Or(err, proposed.Validate())
 	if proposed.Rate == Unlimited {
 		err = errors.New("rate unlimited would refuse nothing; leave the shadow out")
 	}
