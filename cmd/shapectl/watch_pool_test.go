@@ -103,7 +103,7 @@ func TestWatchWithoutRoom(t *testing.T) {
 	w := r.watch(file)
 	testenv.Must(t, addVeth("tap2", "peer2"))
 	w.says("tap2 egress: 1 rule of " + file)
-	w.says(`apply rules to tap2: without their guarantees, which wait for room: pool "uplink": rate 10mbit is less than the guarantees`)
+	w.says(`watch: tap2 has its guarantees only when there is room, and until then what other guarantees leave: pool "uplink": rate 10mbit is less than the guarantees within the pool, which add up to 12mbit; raise it, or lower them` + "\n")
 	for _, row := range r.rows("show", "tap*") {
 		if row.RateBits == nil || *row.RateBits != 5_000_000 {
 			t.Errorf("%s: %s", row.Device, row.Sentence)
@@ -118,11 +118,17 @@ func TestWatchWithoutRoom(t *testing.T) {
 		t.Errorf("exit %d: %s%s", got.code, got.out, got.err)
 	}
 
+	testenv.Must(t, addVeth("tap11", "peer11"))
+	w.says("tap11 egress: 1 rule of " + file)
 	r.remove("tap0")
-	w.says("tap2 has its guarantees now")
+	w.says("tap2 has its guarantees now") // before a newer device
 	if got, want := r.guarantees("show"), "tap1 egress 10.0.0.0/24, tap2 egress 10.0.0.0/24"; got != want {
 		t.Errorf("guarantees of %s; want %s", got, want)
 	}
+	r.ok("pool", "set", "uplink", "--rate", "12mbit") // which is no event of a device
+	w.says("tap11 has its guarantees now")
+	r.remove("tap11")
+	r.run("pool", "set", "uplink", "--rate", "10mbit") // which may say that it removed the rules of tap11
 	if got := r.run("doctor", "tap2"); got.code != exitDone {
 		t.Errorf("exit %d: %s%s", got.code, got.out, got.err)
 	}
