@@ -202,6 +202,7 @@ func (e *env) goal(n *loader.Namespace, f *policyfile.File) (g goal, err error) 
 func (e *env) sayNoRoom(noRoom *policyfile.NoRoom) {
 	if noRoom != nil {
 		e.say("shapectl: %w", noRoom)
+		e.warnOf(noRoom.Problem)
 	}
 }
 
