@@ -597,6 +597,9 @@ func TestJudge(t *testing.T) {
 			f.rule().Guarantee = 5_000_000
 			f.Hooks[0].Limits.State = loader.Detached
 		}, []string{"failed eth0 egress state"}, nil},
+		{"a pending change", func(f *Facts) {
+			f.Hooks[0].Limits.Change, f.Hooks[0].Limits.Until = maps.Pending, 5e9
+		}, []string{"note eth0 egress change"}, []string{"it reverts in 5s; until then, 'shapectl watch' sets no rules on devices that appear"}},
 		{"guarantees that wait for room", func(f *Facts) {
 			f.pool("a")
 			f.pool("b").Within = "a"
