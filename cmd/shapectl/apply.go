@@ -53,8 +53,8 @@ Devices that do not exist are left out, and so are patterns that match no device
 with --absent-ok. 'shapectl watch' sets their rules when they appear.
 
 If a pool has no room for the guarantees of all devices that match patterns, the last of them get their rules without
-guarantees, and the exit code is 4. A device that has its guarantees keeps them. 'shapectl watch' gives the others
-theirs when there is room.
+guarantees, and the exit code is 4. These get what the other guarantees leave, at worst nothing. A device that has its
+guarantees keeps them. 'shapectl watch' gives the others theirs when there is room.
 
 If none of the devices exists, all rules would be deleted. apply refuses that without --allow-empty. The policy
 'devices: {}' deletes all rules.
@@ -202,6 +202,7 @@ func (e *env) goal(n *loader.Namespace, f *policyfile.File) (g goal, err error) 
 func (e *env) sayNoRoom(noRoom *policyfile.NoRoom) {
 	if noRoom != nil {
 		e.say("shapectl: %w", noRoom)
+		e.warnOf(noRoom.Problem)
 	}
 }
 

@@ -117,8 +117,8 @@ func flushCommand(e *env) *cobra.Command {
 		Long: `Delete all rules of a device, or of all devices, and detach shapectl.
 
 DEV may be a pattern, see 'shapectl help patterns'. flush also deletes rules that another version of shapectl
-set, and rules that deleted network namespaces left on these devices. With --all, it also deletes all pools. If there
-are only rules of another bpffs, they stay, and the exit code is 4.
+set, and rules that deleted network namespaces left on these devices. It says which pools have no rule any more.
+With --all, it also deletes all pools. If there are only rules of another bpffs, they stay, and the exit code is 4.
 
 flush also restores the qdisc that --setup-fq replaced; no other command does. Packets queued there, or in the ifb
 device of ingress, have 1s to leave. The others are lost.`,
@@ -227,12 +227,58 @@ func (e *env) flush(want filterRules) error {
 			return e.nothingDeleted()
 		}
 		if any || e.json {
-			return e.deleted(gone, discarded...)
+			if err := e.deleted(gone, discarded...); err != nil {
+				return err
+			}
+			e.sayUnused(n, gone)
+			return nil
 		}
 		_, err = fmt.Fprintln(e.out, want.none())
 		return err
 	})
 }
+
+// sayUnused says which pools of deleted rules have no rule any more.
+func (e *env) sayUnused(n *loader.Namespace, gone []report.Rule) {
+	if !slices.ContainsFunc(gone, func(r report.Rule) bool { return r.Within != "" }) {
+		return
+	}
+	tables, err := n.Tables(loader.Attached, loader.Unknown, loader.Detached, loader.Moved, loader.Gone)
+	if err != nil {
+		return // it may be of a rule that cannot be read
+	}
+	tree := policy.NewTree(tables)
+	var unused []string // those within others first
+	var add func(*policy.Node)
+	add = func(n *policy.Node) {
+		for _, below := range n.Below {
+			add(below)
+		}
+		unused = append(unused, n.Pool.Label.Name)
+	}
+	added := map[*policy.Node]bool{}
+	for _, r := range gone {
+		var top *policy.Node // the highest one without a rule
+		for node := tree.Find(r.Within); node != nil && !used(node); node = node.Above {
+			top = node
+		}
+		if top != nil && !added[top] {
+			added[top] = true
+			add(top)
+		}
+	}
+	if unused == nil {
+		return
+	}
+	how := e.suggest("pool delete", unused[0]) + " deletes the first"
+	if !slices.ContainsFunc(tables, func(t policy.Table) bool { return !t.IsPools() }) {
+		how = e.suggest("flush --all") + " deletes all pools"
+	}
+	e.say("shapectl: %s left without a rule: %s; %s", plain.Count(len(unused), "pool"), plain.List(lines(unused)), how)
+}
+
+// used reports whether there is a rule in a pool, or in one within it.
+func used(n *policy.Node) bool { return len(n.Rules) > 0 || slices.ContainsFunc(n.Below, used) }
 
 // restoreQdiscs restores the qdiscs of a filter's devices, and reports whether it said anything.
 func (e *env) restoreQdiscs(n *loader.Namespace, want filterRules) (any bool, err error) {

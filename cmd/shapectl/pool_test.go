@@ -165,7 +165,7 @@ func TestPoolDelete(t *testing.T) {
 	r := newPoolRig(t)
 	r.refused(exitInput, "within it is ap-1", "pool", "delete", "uplink")
 	r.refused(exitInput, "within it is va egress 10.0.0.7/32, va egress 2001:db8:7::/48; delete these first", "pool", "delete", "ap-1")
-	r.ok("flush", "va")
+	r.run("flush", "va") // which says that pools are left
 	if out := r.ok("pool", "delete", "ap-1"); !strings.HasPrefix(out, `deleted: pool "ap-1" gets 100mbit`) {
 		t.Errorf("delete: %s", out)
 	}
@@ -779,4 +779,23 @@ func TestAskName(t *testing.T) {
 	} {
 		r.refused(exitInput, says, append([]string{"ask"}, strings.Fields(args)...)...)
 	}
+}
+
+// flush says which pools it leaves without a rule, and how to delete them.
+func TestFlushLeavesPools(t *testing.T) {
+	r := newRig(t)
+	r.taps(2)
+	r.ok("apply", r.policy(`pools: {uplink: {rate: 1gbit}, other: {rate: 1gbit}}
+devices: {tap*: {pool: {rate: 5mbit, within: uplink}, egress: {pool: 1mbit, any: {}}, ingress: {any: {}}}}
+`))
+	for _, c := range []struct{ flush, says string }{
+		{"flush tap0 egress", "1 pool left without a rule: tap0 egress; shapectl pool delete 'tap0 egress' deletes the first"},
+		{"flush tap0", "2 pools left without a rule: tap0 egress, tap0; shapectl pool delete 'tap0 egress' deletes the first"},
+		{"flush tap*", `5 pools left without a rule: tap0 egress, tap0, tap1 egress and 2 more; 'shapectl flush --all' deletes all pools`},
+	} {
+		if got := r.run(strings.Fields(c.flush)...); got.code != exitDone || !strings.HasPrefix(got.err, "shapectl: "+c.says) || strings.Count(got.err, "\n") != 1 {
+			t.Errorf("%s: %+v", c.flush, got)
+		}
+	}
+	r.ok("flush", "--all")
 }

@@ -31,8 +31,10 @@ changes none. If the rules need fq and the device lacks it, watch sets it up wit
 sets no rules there.
 
 If a pool has no room for the guarantees of a device, the device gets its rules without them, as with 'shapectl apply',
-and 'shapectl doctor' says so. When there is room, watch gives them. Then, and when it removes the pool of a deleted device, rollback is no
-longer possible.
+and 'shapectl doctor' says so. When there is room, watch gives them, to the oldest device first. Then, and when it
+removes the pool of a deleted device, rollback is no longer possible.
+
+While a change is pending, watch sets no rules. It does so when the change is confirmed or has reverted.
 
 watch reads FILE again on SIGHUP, and when a device appears after the file was changed. While FILE is not valid,
 watch uses the copy in --last-good, or else the version that it read before. After a change that was not confirmed

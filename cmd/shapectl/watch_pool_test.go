@@ -63,8 +63,9 @@ devices:
 		t.Errorf("apply: %+v", got)
 	}
 	testenv.Must(t, addVeth("tap0", "peer0"))
-	const says = "shapectl: no room for the guarantees of 1 of 3 devices: tap0; they have their rates, and the guarantees wait for room; "
-	if got := r.run("diff", file); got.code != exitDiffers || !strings.HasPrefix(got.err, says) || !strings.Contains(got.err, "which add up to 12mbit") {
+	says := "shapectl: no room for the guarantees of 1 of 3 devices: tap0; until there is room, they get what other guarantees leave, at worst nothing\n" +
+		file + `:1:24: pool "uplink": rate 10mbit is less than the guarantees within the pool, which add up to 12mbit; raise it, or lower them` + "\n"
+	if got := r.run("diff", file); got.code != exitDiffers || got.err != says {
 		t.Errorf("diff: %+v", got)
 	}
 	got := r.run("apply", file, "-j")
@@ -103,7 +104,7 @@ func TestWatchWithoutRoom(t *testing.T) {
 	w := r.watch(file)
 	testenv.Must(t, addVeth("tap2", "peer2"))
 	w.says("tap2 egress: 1 rule of " + file)
-	w.says(`apply rules to tap2: without their guarantees, which wait for room: pool "uplink": rate 10mbit is less than the guarantees`)
+	w.says(`watch: tap2 has its guarantees only when there is room, and until then what other guarantees leave: pool "uplink": rate 10mbit is less than the guarantees within the pool, which add up to 12mbit; raise it, or lower them` + "\n")
 	for _, row := range r.rows("show", "tap*") {
 		if row.RateBits == nil || *row.RateBits != 5_000_000 {
 			t.Errorf("%s: %s", row.Device, row.Sentence)
@@ -114,15 +115,21 @@ func TestWatchWithoutRoom(t *testing.T) {
 	}
 	r.isAgreed(file, "no room for the guarantees of 1 of 3 devices: tap2;")
 	got := r.run("doctor", "tap2")
-	if want := `pool "uplink" has no room for the guarantee of 10.0.0.0/24 (4mbit): there is only what guaranteed members leave`; got.code != exitDegraded || !strings.Contains(strings.Join(strings.Fields(got.out), " "), want) {
+	if want := `there is no room in pool "uplink" for the guarantee of 10.0.0.0/24 (4mbit): it gets what other guarantees leave, at worst nothing`; got.code != exitDegraded || !strings.Contains(strings.Join(strings.Fields(got.out), " "), want) {
 		t.Errorf("exit %d: %s%s", got.code, got.out, got.err)
 	}
 
+	testenv.Must(t, addVeth("tap11", "peer11"))
+	w.says("tap11 egress: 1 rule of " + file)
 	r.remove("tap0")
-	w.says("tap2 has its guarantees now")
+	w.says("tap2 has its guarantees now") // before a newer device
 	if got, want := r.guarantees("show"), "tap1 egress 10.0.0.0/24, tap2 egress 10.0.0.0/24"; got != want {
 		t.Errorf("guarantees of %s; want %s", got, want)
 	}
+	r.ok("pool", "set", "uplink", "--rate", "12mbit") // which is no event of a device
+	w.says("tap11 has its guarantees now")
+	r.remove("tap11")
+	r.run("pool", "set", "uplink", "--rate", "10mbit") // which may say that it removed the rules of tap11
 	if got := r.run("doctor", "tap2"); got.code != exitDone {
 		t.Errorf("exit %d: %s%s", got.code, got.out, got.err)
 	}
@@ -161,7 +168,7 @@ devices:
 	if got, want := r.guarantees("pool", "show"), "pool tap0, pool tap1"; got != want {
 		t.Errorf("guarantees of %s; want %s", got, want)
 	}
-	if got := r.run("doctor"); got.code != exitDegraded || !strings.Contains(strings.Join(strings.Fields(got.out), " "), `pool "uplink" has no room for the guarantee of pool "tap2" (4mbit)`) {
+	if got := r.run("doctor"); got.code != exitDegraded || !strings.Contains(strings.Join(strings.Fields(got.out), " "), `there is no room in pool "uplink" for the guarantee of pool "tap2" (4mbit)`) {
 		t.Errorf("exit %d: %s%s", got.code, got.out, got.err)
 	}
 	w.ends(syscall.SIGTERM)

@@ -597,14 +597,24 @@ func TestJudge(t *testing.T) {
 			f.rule().Guarantee = 5_000_000
 			f.Hooks[0].Limits.State = loader.Detached
 		}, []string{"failed eth0 egress state"}, nil},
+		{"a pending change", func(f *Facts) {
+			f.Hooks[0].Limits.Change, f.Hooks[0].Limits.Until = maps.Pending, 5e9
+		}, []string{"note eth0 egress change"}, []string{"it reverts in 5s; until then, 'shapectl watch' sets no rules on devices that appear"}},
 		{"guarantees that wait for room", func(f *Facts) {
 			f.pool("a")
 			f.pool("b").Within = "a"
-			f.Pools[1].Guarantee, f.rule().Guarantee = 3_000_000, 2_000_000
+			f.Pools[0].Rate, f.Pools[1].Guarantee, f.rule().Guarantee = 2_500_000, 3_000_000, 2_000_000
 			f.Pools[1].Rule, f.rule().Rule = f.Pools[1].WithoutGuarantee(), f.rule().WithoutGuarantee()
 			f.Netns = "blue"
 		}, []string{"warning guarantees", "warning eth0 egress guarantees"},
-			[]string{`pool "a" has no room for the guarantee of pool "b" (3mbit)`, `pool "b" has no room for the guarantee of 10.0.0.0/24 (2mbit)`, "'shapectl -n blue watch' gives them"}},
+			[]string{`there is no room in pool "a" for the guarantee of pool "b" (3mbit): it gets`, `there is no room in pool "a" for the guarantee of 10.0.0.0/24 (2mbit): it gets`, "'shapectl -n blue watch' then gives them"}},
+		{"guarantees that have room again", func(f *Facts) {
+			f.pool("a")
+			f.pool("b").Within = "a"
+			f.pool("c").Within = "a"
+			f.Pools[0].Rate, f.Pools[1].Guarantee, f.Pools[2].Guarantee = 5_000_000, 2_000_000, 3_000_000
+			f.Pools[1].Rule = f.Pools[1].WithoutGuarantee()
+		}, []string{"note pools", "warning guarantees"}, []string{`there is room now for the guarantee of pool "b" (2mbit), but it is not in force`, "gives it within seconds; or apply"}},
 		{"as many sharers as a pool has room for", func(f *Facts) {
 			p := f.pool("a")
 			p.Share.Kind, p.Sharers = policy.ShareHost, 3_750_000/1514

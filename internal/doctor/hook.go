@@ -69,7 +69,8 @@ func checkChange(f Facts, s Hook, _ *Device) []report.Finding {
 	switch s.Limits.Change {
 	case maps.Pending:
 		return s.finding(report.Note, report.Change,
-			fmt.Sprintf("the last change is not confirmed: it reverts in %v", time.Duration(s.Limits.Until).Round(time.Second)),
+			fmt.Sprintf("the last change is not confirmed: it reverts in %v; until then, %s sets no rules on devices that appear",
+				time.Duration(s.Limits.Until).Round(time.Second), plain.Suggest(f.Netns, "watch")),
 			plain.Suggest(f.Netns, "confirm")+" if all is well, else "+plain.Suggest(f.Netns, "rollback"))
 	case maps.Expired:
 		return s.finding(report.Note, report.Change, "the last change was not confirmed in time, and reverted", "")

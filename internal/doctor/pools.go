@@ -182,45 +182,75 @@ func (f *Facts) bothMeet(rules []policy.Member) string {
 	return ""
 }
 
-// waiting says that guarantees wait for room, those of pools or of one direction of a device.
-func waiting(netns string, rules []Rule, name func(Rule) string) (finding, advice string) {
-	var names, above []string
-	for _, r := range rules {
-		if g, waits := r.WaitingGuarantee(); waits {
-			names = append(names, fmt.Sprintf("%s (%v)", name(r), g))
-			above = append(above, string(r.Within))
+// lacking returns the pool that has no room now for the guarantee of a rule or pool; nil if all have room. A pool above
+// whose own guarantee waits gets both together, as both are of one device.
+func (f *Facts) lacking(r Rule, g policy.Guarantee) *policy.Node {
+	for n := f.tree.Find(string(r.Within)); n != nil; n = n.Above {
+		if above, waits := n.Pool.WaitingGuarantee(); waits {
+			g = above
+			continue
+		}
+		most := n.Pool.Rate
+		if n.Pool.Guarantee != 0 {
+			most = policy.Rate(n.Pool.Guarantee)
+		}
+		if n.Members+policy.Rate(g) > most {
+			return n
+		}
+		if n.Pool.Guarantee != 0 {
+			break
 		}
 	}
-	if names == nil {
-		return "", ""
+	return nil
+}
+
+// checkRoom reports guarantees that wait for room, those of pools or of one direction of a device.
+func (f *Facts) checkRoom(rules []Rule, name func(Rule) string, warn func(finding, advice string) []report.Finding) (findings []report.Finding) {
+	var lack, ready, full []string
+	for _, r := range rules {
+		g, waits := r.WaitingGuarantee()
+		if !waits {
+			continue
+		}
+		who := fmt.Sprintf("%s (%v)", name(r), g)
+		if n := f.lacking(r, g); n == nil {
+			ready = append(ready, who)
+		} else {
+			lack, full = append(lack, who), append(full, fmt.Sprintf("pool %q", n.Pool.Label.Name))
+		}
 	}
-	slices.Sort(names)
-	slices.Sort(above)
-	above = slices.Compact(above)
-	for i := range above {
-		above[i] = fmt.Sprintf("pool %q", above[i])
+	watch := plain.Suggest(f.Netns, "watch")
+	slices.Sort(lack)
+	slices.Sort(ready)
+	slices.Sort(full)
+	if lack != nil {
+		findings = append(findings, warn(
+			fmt.Sprintf("there is no room in %s for the guarantee of %s: it gets what other guarantees leave, at worst nothing",
+				plain.List(slices.Compact(full)), plain.List(lack)),
+			"raise the rate of the pool, or lower guarantees in it; "+watch+" then gives them")...)
 	}
-	return fmt.Sprintf("%s has no room for the guarantee of %s: there is only what guaranteed members leave", plain.List(above), plain.List(names)),
-		"raise the rate of the pool, or lower guarantees in it; " + plain.Suggest(netns, "watch") + " gives them as soon as there is room"
+	if ready != nil {
+		findings = append(findings, warn("there is room now for the guarantee of "+plain.List(ready)+", but it is not in force",
+			watch+" gives it within seconds; or apply the policy again")...)
+	}
+	return findings
 }
 
 func checkWaitingPools(f Facts) []report.Finding {
-	finding, advice := waiting(f.Netns, f.Pools, func(r Rule) string { return fmt.Sprintf("pool %q", r.Label.Name) })
-	if finding == "" {
-		return nil
-	}
-	return systemFinding(report.Warning, "guarantees", finding, advice)
+	return f.checkRoom(f.Pools, func(r Rule) string { return fmt.Sprintf("pool %q", r.Label.Name) },
+		func(finding, advice string) []report.Finding {
+			return systemFinding(report.Warning, "guarantees", finding, advice)
+		})
 }
 
 func checkWaiting(f Facts, s Hook, _ *Device) []report.Finding {
 	if s.Limits == nil {
 		return nil
 	}
-	finding, advice := waiting(f.Netns, s.Limits.Rules, func(r Rule) string { return r.Prefix.String() })
-	if finding == "" {
-		return nil
-	}
-	return s.finding(report.Warning, "guarantees", finding, advice)
+	return f.checkRoom(s.Limits.Rules, func(r Rule) string { return r.Prefix.String() },
+		func(finding, advice string) []report.Finding {
+			return s.finding(report.Warning, "guarantees", finding, advice)
+		})
 }
 
 // mostSharers is how many sharers of one bucket get parts that are about right.

@@ -12,7 +12,7 @@ import (
 // NoRoom says that pools have no room for the guarantees of some devices that match patterns.
 type NoRoom struct {
 	Devices []string // which have their rules without guarantees
-	Of      int      // devices of patterns with guarantees
+	Of      int      // devices with guarantees, of patterns or by name
 	Problem Errors   // of the pools, with all guarantees
 }
 
@@ -25,8 +25,8 @@ func (n *NoRoom) Waiting() []string {
 }
 
 func (n *NoRoom) Error() string {
-	return fmt.Sprintf("no room for the guarantees of %d of %s: %s; they have their rates, and the guarantees wait for room; %v",
-		len(n.Devices), plain.Count(n.Of, "device"), plain.List(n.Devices), n.Problem)
+	return fmt.Sprintf("no room for the guarantees of %d of %s: %s; until there is room, they get what other guarantees leave, at worst nothing",
+		len(n.Devices), plain.Count(n.Of, "device"), plain.List(n.Devices))
 }
 
 // A claim is what one device of a pattern has with guarantees: rules and pools.
@@ -60,7 +60,7 @@ func (f *File) TablesWithRoom(devices []Device, live func() []policy.Table) (tab
 	if len(problems) == 0 {
 		return tables, nil, nil
 	}
-	missing = &NoRoom{Problem: f.errors(problems)}
+	missing = &NoRoom{Of: f.guaranteed(tables), Problem: f.errors(problems)}
 	claims := f.claims(tables)
 	for _, c := range claims {
 		c.wait()
@@ -83,7 +83,6 @@ func (f *File) TablesWithRoom(devices []Device, live func() []policy.Table) (tab
 		}
 	}
 	slices.SortFunc(claims, func(a, b *claim) int { return cmp.Compare(place[a.device], place[b.device]) })
-	missing.Of = len(claims)
 	full := map[*section]bool{}
 	var give func([]*claim)
 	give = func(claims []*claim) { // as one after the other, with fewer trees
@@ -112,6 +111,19 @@ func (f *File) TablesWithRoom(devices []Device, live func() []policy.Table) (tab
 	}
 	give(claims)
 	return tables, missing, nil
+}
+
+// guaranteed counts the devices that have guarantees.
+func (f *File) guaranteed(tables []policy.Table) int {
+	devices := map[string]bool{}
+	for _, t := range tables {
+		for _, r := range t.Rules {
+			if r.Guarantee != 0 && (!t.IsPools() || f.pools[r.Label.Name] == nil) {
+				devices[cmp.Or(t.Device, DeviceOfPool(r.Label.Name))] = true
+			}
+		}
+	}
+	return len(devices)
 }
 
 // claims returns what devices of patterns have with guarantees.

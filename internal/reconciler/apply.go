@@ -38,13 +38,15 @@ func (r *Reconciler) apply(n *loader.Namespace, targets []target, from lastgood.
 		}
 	case isNoRoom(err):
 		problem, _ := errors.AsType[policy.PoolError](err)
-		r.warn(targets[0].dev, fmt.Errorf("without their guarantees, which wait for room: %w", problem))
 		for i := range tables {
 			tables[i] = withoutGuarantees(tables[i])
 		}
 		if err := r.applyNew(n, tables, withoutGuarantees(pools), from.Path); err != nil {
 			r.warn(targets[0].dev, err)
+			return
 		}
+		r.keepFull(n, err)
+		r.OnNotice(fmt.Sprintf("%s has its guarantees only when there is room, and until then what other guarantees leave: %v", targets[0].dev.Name, problem))
 	default:
 		r.warn(targets[0].dev, err)
 	}

@@ -1,6 +1,7 @@
 package reconciler
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -107,10 +108,15 @@ func (r *Reconciler) guarantee() error {
 	}
 	waiting := r.waiting(tables)
 	full := map[policy.Within]policy.Guarantee{} // by pool: the smallest guarantee that it had no room for
+	r.full = nil
 	began := time.Now()
-	for _, who := range slices.Sorted(maps.Keys(waiting)) {
+	for _, who := range oldestFirst(waiting) {
 		first := waiting[who][0].Rules[0]
-		if least, ok := full[first.Within]; ok && first.Guarantee >= least || time.Since(began) > turnTime {
+		if least, ok := full[first.Within]; ok && first.Guarantee >= least {
+			continue
+		}
+		if time.Since(began) > turnTime {
+			r.isFull(string(first.Within), policy.Rule{}) // which it is not: look again
 			continue
 		}
 		switch _, err := n.PutTogether(0, waiting[who]...); {
@@ -118,11 +124,75 @@ func (r *Reconciler) guarantee() error {
 			r.OnNotice(who + " has its guarantees now")
 		case isNoRoom(err):
 			full[first.Within] = first.Guarantee
+			r.keepFull(n, err)
 		default:
 			r.OnWarning(fmt.Errorf("give %s its guarantees: %w", who, err))
 		}
 	}
 	return nil
+}
+
+// oldestFirst sorts what waits by the age of the devices. What belongs to none comes first.
+func oldestFirst(waiting map[string][]policy.Table) []string {
+	index := map[string]int{}
+	for who := range waiting {
+		if dev, err := netinfo.DeviceByName(who); err == nil {
+			index[who] = dev.Index
+		}
+	}
+	return slices.SortedFunc(maps.Keys(waiting), func(a, b string) int {
+		return cmp.Or(cmp.Compare(index[a], index[b]), cmp.Compare(a, b))
+	})
+}
+
+// keepFull keeps the pool that an error is about, as it is in force.
+func (r *Reconciler) keepFull(n *loader.Namespace, err error) {
+	problem, _ := errors.AsType[policy.PoolError](err)
+	name := problem.Rule.Label.Name
+	r.isFull(name, inForce(n, []string{name})[name])
+}
+
+func (r *Reconciler) isFull(pool string, as policy.Rule) {
+	if r.full == nil {
+		r.full = map[string]policy.Rule{}
+	}
+	r.full[pool] = as
+}
+
+// inForce returns the pools of these names as they are in force.
+func inForce(n *loader.Namespace, names []string) map[string]policy.Rule {
+	pools := map[string]policy.Rule{}
+	h := n.Pools()
+	defer h.Close()
+	for _, name := range names {
+		if h.Set == nil {
+			break
+		}
+		if have, found := h.Set.Find(policy.PoolKey(name)); found {
+			pools[name] = have.Rule
+		}
+	}
+	return pools
+}
+
+// mayHaveRoom reports whether a pool that had no room for a guarantee has changed since. That a member of it gave up a
+// guarantee is seen at the next sweep.
+func (r *Reconciler) mayHaveRoom() bool {
+	if len(r.full) == 0 {
+		return false
+	}
+	n, err := loader.Read(r.Options)
+	if err != nil {
+		return false // serve or sweep reports it
+	}
+	defer n.Close()
+	now := inForce(n, slices.Collect(maps.Keys(r.full)))
+	for name, was := range r.full {
+		if now[name] != was {
+			return true
+		}
+	}
+	return false
 }
 
 // waiting returns the rules and pools whose guarantees wait for room and that are otherwise as the policy says, with their

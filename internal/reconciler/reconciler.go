@@ -33,6 +33,8 @@ const (
 	// retry is the interval for devices whose rules could not be applied, because
 	// another command had the lock or a change was pending.
 	retry = time.Second
+	// lookEvery is the interval of looks at pools that had no room for a guarantee.
+	lookEvery = 2 * time.Second
 	// rollbackFor is how long a change can be rolled back: hooks without rules use memory until then.
 	rollbackFor = time.Hour
 )
@@ -54,6 +56,7 @@ type Reconciler struct {
 	pending        bool    // devices wait for the end of a pending change, and OnWarning was called
 
 	differ map[string]policy.Rule // pools in force that differ from the policy, and of which OnWarning was told
+	full   map[string]policy.Rule // pools that had no room for a guarantee that waits, as they were then
 }
 
 // An Event says that rules were applied to a direction of a device.
@@ -140,7 +143,7 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 				return err
 			}
 		}
-		if deleted || due {
+		if deleted || due || r.mayHaveRoom() { // before newer devices take the room
 			if err := r.guarantee(); err != nil {
 				return err
 			}
@@ -154,8 +157,11 @@ func (r *Reconciler) Run(ctx context.Context, reread <-chan os.Signal, ready fun
 			ready = nil
 		}
 		var again <-chan time.Time
-		if len(waiting) > 0 {
+		switch {
+		case len(waiting) > 0:
 			again = time.After(retry)
+		case len(r.full) > 0:
+			again = time.After(lookEvery)
 		}
 		select {
 		case <-ctx.Done():
