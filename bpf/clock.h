@@ -67,6 +67,9 @@ __noinline int look_above(struct bound *b)
 	if (may < (__u64)SHARED_BYTES * OWN_PACKETS << FAIR_BITS)
 		may = (__u64)SHARED_BYTES * OWN_PACKETS << FAIR_BITS;
 	b->may = may;
+	b->credit = most_credit(at.params);
+	if (b->credit > may / 2)
+		b->credit = may / 2;
 	handle = find_handle(hash4(~at.params->salt, 0, 0, b->member, 0));
 	if (handle)
 		ahead = ahead_of(s, cold, READ_ONCE(bucket_of(handle)->tat)) * weight;

@@ -414,7 +414,7 @@ __noinline enum share_verdict test_share(struct __sk_buff *skb, const struct pac
 	if (slot < KEY_SLOTS)
 		verdict = judge_share(p, at->id, at->weight, at->load, number_of(&c, slot));
 	else if (s)
-		verdict += load_of_new(s) * SHARE_VERDICTS;
+		verdict += load_of_new(s, p->wire.bytes) * SHARE_VERDICTS;
 	if (verdict == BEYOND_DEBT) {
 		forgive_debt(&rule->cold[c.version.index & 1], at->weight, number_of(&c, slot));
 		verdict = BEYOND_SHARE;

@@ -255,6 +255,8 @@ static __always_inline int pass_pool(struct __sk_buff *skb, struct ascent *a, __
 	}
 	if (at.params->flags & RULE_WITHIN) {
 		a->member = id;
+		if (!(extra & RULE_SHARES))
+			a->load = HEAVY;
 		answer = above(skb, a, at.params->within, cold_of(at.params)->weight, guaranteed);
 	} else {
 		answer = decide_rule(a);

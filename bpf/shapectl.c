@@ -168,6 +168,8 @@ static long test_next(__u64 i, struct climber *by)
 	if (!climb_up(by->p, c))
 		return 1;
 	test_pool(by->skb, by->p, c);
+	if (!(c->answer & CLIMB_SHARES))
+		c->load = HEAVY;
 	if (c->answer & CLIMB_SHARES && !(c->answer & CLIMB_REFUSES)) {
 		if (!by->kept && is_late(c->id, by->p->phase, by->p->now)) {
 			by->late = true;

@@ -28,6 +28,7 @@ enum {
 	ROOM_SLOWEST = 2,  /* and then it is slower by so many than that pool lets pass */
 	ABOVE_BITS = 40,   /* the clock above counts as advanced by at most 2^ABOVE_BITS */
 	MANY_SHARERS = 1 << 15, /* with more than these, hosts or flows, the clock is fast, so that they do not fill the table */
+	CREDIT_BITS = 2,   /* light sharers may be ahead together by 2^-CREDIT_BITS of the bucket, and by half of what all may */
 	RUSH = 7,	   /* by these octaves: a bin is much wider than a small packet */
 	REST_NS = 1 << 30, /* without a packet for four times this, nobody is active any more */
 };
@@ -166,13 +167,20 @@ static __always_inline __u64 may_be_ahead(const struct share *s, __u32 weight)
 	return ahead + (all > (__s32)weight ? ahead * ALONE * weight / all : ahead * ALONE);
 }
 
+/* By how much light sharers may be ahead together, in fair units times weight. */
+static __always_inline __u64 most_credit(const struct params *params)
+{
+	return params->limit >> (UNIT_BITS - FAIR_BITS + CREDIT_BITS);
+}
+
 /* What the pool above leaves to a member that has fair shares itself. */
 struct bound {
 	__u64 now;
 	__u64 v;      /* the fair clock above, */
 	__u64 weight; /* and the weight of the member there, or 0 for no bound */
 	__u64 units;  /* fair units that pass beside that clock */
-	__u64 may;    /* fair units by which the sharers of the member may be ahead together */
+	__u64 may;    /* fair units by which the sharers of the member may be ahead together, */
+	__u64 credit; /* and by which light ones may */
 	__u64 room;   /* of 1 << FREE_BITS: what is left of that */
 	__u64 passed; /* ns since the clock was advanced */
 	__u32 phase;
@@ -252,9 +260,12 @@ static __always_inline void advance_clock(struct share *s, const struct params *
 		if (units > b->may)
 			units = b->may;
 	}
+	WRITE_ONCE(s->ahead, weight > 1 ? units / weight : units);
+	units = most_credit(params);
+	if (b->weight && units > b->credit)
+		units = b->credit;
 	if ((__s64)READ_ONCE(s->credit) > (__s64)units)
 		WRITE_ONCE(s->credit, units);
-	WRITE_ONCE(s->ahead, weight > 1 ? units / weight : units);
 }
 
 /* Whether the weight of a sharer with that TAT is in a bin: it may be until v leaves the bin. */
@@ -306,39 +317,44 @@ enum share_verdict {
 
 /* How much a sharer sends, beside what it may be ahead. */
 enum load {
-	HEAVY,
+	HEAVY,	/* or a pool without shares is between */
 	MODEST, /* it is ahead by at most half */
-	LIGHT,	/* with the packet it is ahead by at most an eighth */
+	LIGHT,	/* with the packet it is ahead by at most an eighth, or it is new and the packet is small */
 };
 
-/* The load of a sharer that is not active. */
-static __always_inline enum load load_of_new(const struct share *s)
+/* The load of a sharer if it is as small as a light one. */
+static __always_inline enum load load_if(const struct share *s, bool small)
 {
-	return (__s64)READ_ONCE(s->credit) > 0 ? LIGHT : MODEST;
+	return small && (__s64)READ_ONCE(s->credit) > 0 ? LIGHT : MODEST;
+}
+
+static __always_inline enum load load_of_new(const struct share *s, __u64 bytes)
+{
+	return load_if(s, bytes <= 2 * SHARED_BYTES);
 }
 
 /*
  * Judges a packet of a sharer that has the TAT, in a bucket that has the level. In a pool above another one, the load is
  * that of the sharer below: if it is modest, the packet may be ahead by twice as much here, so that others in that pool
  * do not take all its room; if it is light, the packet is always within its share. Light sharers have a credit, which
- * is what the clock leaves to all sharers. So a flood of new sharers is not light for long.
+ * is what the clock leaves to all sharers. So a flood of new sharers is not light for long. Only shares of members bound
+ * the clock below, and so its credit.
  */
 static __always_inline enum share_verdict judge(const struct share *s, const struct params *params,
 						const struct cold_params *cold, __u64 level, __u64 bytes, __u32 weight,
 						__u64 tat, __u64 largest, enum load below)
 {
 	__u64 ahead = ahead_of(s, cold, tat), part, may, own = bytes;
-	enum load load = load_of_new(s);
+	enum load load;
 
 	if (!ahead)
-		return WITHIN_SHARE + load * SHARE_VERDICTS;
+		return WITHIN_SHARE + load_of_new(s, bytes) * SHARE_VERDICTS;
+	if (below == LIGHT && params->flags & RULE_SHARE_MEMBER)
+		return WITHIN_SHARE + load_if(s, true) * SHARE_VERDICTS;
 	part = may_be_ahead(s, weight);
 	may = part * weight;
-	if (below != LIGHT && ahead * weight + (bytes << FAIR_BITS) > may / 8)
-		load = MODEST;
-	if (below == LIGHT)
-		return WITHIN_SHARE + load * SHARE_VERDICTS;
-	if (below == MODEST) {
+	load = load_if(s, ahead * weight + (bytes << FAIR_BITS) <= may / 8);
+	if (below != HEAVY) {
 		may *= 2;
 		if (own < 2 * SHARED_BYTES)
 			own = 2 * SHARED_BYTES;

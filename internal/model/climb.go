@@ -157,6 +157,7 @@ func together(n, members uint64) uint64 { return n<<UnitBits/members + 1 }
 func judge(stages []Stage, i int, p Packet, load *Load) ShareVerdict {
 	s := &stages[i]
 	if s.Share == nil {
+		*load = Heavy // nothing here bounds the credit of the sharer below
 		return WithinShare
 	}
 	if s.Share.isLate(p.Time) {

@@ -31,6 +31,7 @@ const (
 	roomSlowest = 2 // and then it is slower by so many than that pool lets pass
 	mostAbove   = 1 << 40
 	manySharers = 1 << 15
+	creditBits  = 2 // light sharers may be ahead together by 2^-creditBits of the bucket, and by half of what all may
 	rush        = 7 // octaves
 )
 
@@ -66,6 +67,9 @@ func (m Meter) ShareParams() (p ShareParams) {
 func (m Meter) together() uint64 {
 	return max(min(m.fairUnits(mostNS), m.Capacity>>(UnitBits-FairBits+1)), m.fairUnits(leastNS))
 }
+
+// credit is by how much light sharers may be ahead together, in fair units times weight.
+func (m Meter) credit() uint64 { return m.Capacity >> (UnitBits - FairBits + creditBits) }
 
 // A Share is the clock and the wheels of a bucket with fair shares. A new one has only its parameters.
 type Share struct {
@@ -124,6 +128,7 @@ type bound struct {
 	v, weight uint64 // the clock above, and the weight of the member there
 	units     uint64 // fair units that pass beside that clock
 	may       uint64 // fair units by which the sharers of the member may be ahead together
+	credit    uint64 // fair units by which light sharers of the member may be ahead together
 	room      uint64 // of 1 << freeBits: what is left of that
 }
 
@@ -131,6 +136,7 @@ type bound struct {
 func (s *Share) leaves(m Meter, b Sharer, weight, level uint64) bound {
 	free := s.free(m, level)
 	to := bound{v: s.V, weight: weight, may: max(s.mayBeAhead(weight)*weight, SharedBytes*ownPackets<<FairBits)}
+	to.credit = min(to.may/2, m.credit())
 	may, ahead := to.may>>freeBits*free, s.AheadOf(b)*weight
 	if ahead < may {
 		to.room = min((may-ahead)<<freeBits/may, free)
@@ -167,11 +173,13 @@ func (s *Share) keepTime(m Meter, now, level uint64, b *bound) {
 		s.Credit += int64(units)
 		s.advance(units + s.Rest)
 	}
+	credit := m.credit()
 	if b != nil {
 		s.Seen = b.v
 		together = min(together, b.may)
+		credit = min(credit, b.credit)
 	}
-	s.Credit = min(s.Credit, int64(together))
+	s.Credit = min(s.Credit, int64(credit))
 	s.Ahead = together / uint64(max(s.Weight, 1))
 }
 
@@ -219,20 +227,28 @@ const (
 type Load uint8
 
 const (
-	Heavy  Load = iota
-	Modest      // it is ahead by at most half
-	Light       // with the packet it is ahead by at most an eighth
+	Heavy  Load = iota // or a pool without shares is between
+	Modest             // it is ahead by at most half
+	Light              // with the packet it is ahead by at most an eighth, or it is new and the packet is small
 )
 
 // Judge judges a packet of n bytes of a sharer. The level of the bucket is in units. It forgives most of a debt that is
 // from a time with fewer sharers. In a pool above another one, the load is that of the sharer below: if it is modest, the
 // packet may be ahead by twice as much here, so that others in that pool do not take all its room; if it is light, the
 // packet is always within its share. Light sharers have a credit, which is what the clock leaves to all sharers. So a
-// flood of new sharers is not light for long. Judge sets the load to that for the pool above.
+// flood of new sharers is not light for long. Only shares of members bound the clock below, and so its credit. Judge
+// sets the load to that for the pool above.
 func (s *Share) Judge(m Meter, b *Sharer, weight, n, level uint64, load *Load) ShareVerdict {
 	ahead, may, below := s.AheadOf(*b), s.mayBeAhead(weight), *load
+	if below == Light && !s.ByMember {
+		below = Modest
+	}
+	light := below == Light || ahead*weight+n<<FairBits <= may*weight/8
+	if ahead == 0 {
+		light = n <= 2*SharedBytes
+	}
 	*load = Modest
-	if s.Credit > 0 && (below == Light || ahead == 0 || ahead*weight+n<<FairBits <= may*weight/8) {
+	if light && s.Credit > 0 {
 		*load = Light
 	}
 	if ahead == 0 || below == Light {
