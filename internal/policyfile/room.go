@@ -51,7 +51,8 @@ func (c *claim) wait() {
 
 // TablesWithRoom is Tables, but a device of a pattern whose guarantees have no room in a pool gets its rules and pools
 // without them, as from 'shapectl watch'. Devices that have a guarantee in live, which is called only then, keep it
-// before others, and the first of devices come first. Without an error, missing is nil if there is room for all.
+// before others, and the first of devices come first. It is an error if a pattern has more guarantees than there is room
+// for one device of it alone. Without an error, missing is nil if there is room for all.
 func (f *File) TablesWithRoom(devices []Device, live func() []policy.Table) (tables []policy.Table, missing *NoRoom, err error) {
 	if tables, err = f.allTables(devices); err != nil {
 		return nil, nil, err
@@ -67,6 +68,18 @@ func (f *File) TablesWithRoom(devices []Device, live func() []policy.Table) (tab
 	}
 	if without := f.poolProblems(policy.NewTree(tables)); len(without) > 0 {
 		return nil, nil, missing.Problem
+	}
+	tried := map[*section]bool{}
+	for _, c := range claims {
+		if tried[c.section] {
+			continue
+		}
+		tried[c.section] = true
+		c.give()
+		alone := f.poolProblems(policy.NewTree(tables))
+		if c.wait(); len(alone) > 0 {
+			return nil, nil, f.errors(alone) // there can never be room for a device of this pattern
+		}
 	}
 	has := map[string]bool{}
 	for _, t := range live() {

@@ -70,3 +70,14 @@ devices:
 		t.Errorf("with room for all: %v, %v", missing, err)
 	}
 }
+
+// A guarantee that never fits is a mistake in the file.
+func TestGuaranteeThatNeverFits(t *testing.T) {
+	f := mustParse(t, `pools: {up: 10mbit}
+devices: {"v*": {pool: {rate: 20mbit, within: up, guarantee: 11mbit}, egress: {any: {}}}}
+`)
+	_, _, err := f.TablesWithRoom([]Device{{"v0", 14}, {"v1", 14}}, func() []policy.Table { return nil })
+	if err == nil || !strings.Contains(err.Error(), `pool "up": rate 10mbit is less than the guarantees within the pool, which add up to 11mbit`) {
+		t.Error(err)
+	}
+}
