@@ -123,6 +123,9 @@ func (s *Share) isLate(now uint64) bool {
 	return now-s.Last >= uint64(s.Step) && s.Last-now >= stepBackNS
 }
 
+// IsIdle reports whether no packet came for so long before now (ns) that nobody is active any more.
+func (s *Share) IsIdle(now uint64) bool { return s.isLate(now) && now-s.Last > restNS }
+
 // A bound is what the pool above leaves to a member that has fair shares itself.
 type bound struct {
 	v, weight uint64 // the clock above, and the weight of the member there

@@ -279,6 +279,26 @@ func TestGrowthToTheLastMap(t *testing.T) {
 	}
 }
 
+// Sharers count as active until their part has been sent, or no packet has come for a while: only packets advance the clock.
+func TestActiveSharers(t *testing.T) {
+	r := newRig(t, maps.Size{Rules: 1, Buckets: 4, Shares: 1, Pools: true})
+	shared := rule("10.0.0.0/24", 8000, 1<<20)
+	shared.Share.Kind = policy.ShareHost
+	e := r.put(shared)
+	for range 9 {
+		r.send(policy.GCRA, to("10.0.0.7"), 1000) // for 9 s at this rate
+	}
+	for _, test := range []struct {
+		after  uint64 // ns
+		active int
+	}{{0, 1}, {4e9, 1}, {8e9, 0}} {
+		r.now += test.after
+		if got := r.ActiveSharers()[e.ID]; got != test.active {
+			t.Errorf("after %d ns: %d active sharers, want %d", test.after, got, test.active)
+		}
+	}
+}
+
 // Pins of another layout are refused with a typed error, whatever the difference is.
 func TestOpenOtherLayout(t *testing.T) {
 	pinned := func(t *testing.T) string {

@@ -87,7 +87,7 @@ func (bs *buckets) isActive(slot *bpf.AbiBucket, key *bpf.AbiKey) bool {
 		return false
 	}
 	share := bs.shareIn(v)
-	return share.AheadOf(model.Sharer{TAT: atomic.LoadUint64(&slot.Tat)}) > 0
+	return !share.IsIdle(bs.now()) && share.AheadOf(model.Sharer{TAT: atomic.LoadUint64(&slot.Tat)}) > 0
 }
 
 // Share is a copy of the clock and the wheels of a rule or pool; false if it has no shares.
