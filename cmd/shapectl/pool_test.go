@@ -719,7 +719,7 @@ func TestSetConfirm(t *testing.T) {
 	for _, args := range []string{"set alice --rate 60mbit", "set alice --fail closed", "set va egress 10.0.0.9 --rate 1mbit", "set vb ingress any --rate 1mbit",
 		"pool set ap-1 --rate 200mbit", "pool set ap-3 --rate 1mbit"} {
 		out := r.ok(append(strings.Fields(args), "--confirm", "1h")...)
-		if !strings.Contains(out, "not confirmed: reverts in 1h0m0s") || r.ok("export") == before {
+		if !strings.Contains(out, "not confirmed: reverts in ") || r.ok("export") == before {
 			t.Errorf("%s: %s", args, out)
 		}
 		r.refused(exitInput, "not confirmed yet", "set", "alice", "--rate", "2mbit")

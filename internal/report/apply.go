@@ -156,8 +156,11 @@ func (c changes) words(thing string, verbs ...string) string {
 
 // Reverts says when a change reverts that nobody confirms: "reverts in 1m0s, at 22:43:22".
 func Reverts(ns uint64) string {
-	left := time.Duration(ns)
-	return fmt.Sprintf("reverts in %v, at %s", left.Round(time.Second/10), time.Now().Add(left).Format(time.TimeOnly))
+	left, to := time.Duration(ns), time.Second
+	if left < 10*time.Second {
+		to /= 10
+	}
+	return fmt.Sprintf("reverts in %v, at %s", left.Round(to), time.Now().Add(left).Format(time.TimeOnly))
 }
 
 // notConfirmed says it after the change.
