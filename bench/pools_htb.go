@@ -112,11 +112,15 @@ func oracle(ctx context.Context, o options) error {
 	return nil
 }
 
-// differences are those of bytes from other bytes, in %, sorted. It leaves out who got nothing from both.
+// differences are those of bytes from other bytes, in %, sorted: 100 of those from nothing. It leaves out who got nothing
+// from both.
 func differences(bytes, others []uint64) (off []float64) {
 	for i, b := range bytes {
-		if b > 0 || others[i] > 0 {
+		switch {
+		case others[i] > 0:
 			off = append(off, 100*math.Abs(float64(b)/float64(others[i])-1))
+		case b > 0:
+			off = append(off, 100)
 		}
 	}
 	slices.Sort(off)
