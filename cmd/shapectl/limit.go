@@ -62,11 +62,15 @@ func (l *limitFlags) written(some func(*policy.Option) bool) (flags string) {
 
 // all returns all flags of limits that were given, each after a space.
 func (l *limitFlags) all() string {
-	flags := l.written(func(*policy.Option) bool { return true })
-	if l.given("match") {
-		flags += " --match " + l.match.String()
+	return l.written(func(*policy.Option) bool { return true }) + l.matchFlag()
+}
+
+// matchFlag returns --match after a space if it was given.
+func (l *limitFlags) matchFlag() string {
+	if !l.given("match") {
+		return ""
 	}
-	return flags
+	return " --match " + l.match.String()
 }
 
 // exactly returns flags, each after a space, that give a rule by its network what over gives it: without them, it would
@@ -86,10 +90,7 @@ func (l *limitFlags) exactly(have *policy.Rule, l2Bytes uint8) (string, error) {
 			flags += " --" + c.Option + " " + plain.Word(c.Want)
 		}
 	}
-	if l.given("match") {
-		flags += " --match " + l.match.String()
-	}
-	return flags, nil
+	return flags + l.matchFlag(), nil
 }
 
 // over returns a rule with the options that were given. It keeps the others, but for those that
