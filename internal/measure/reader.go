@@ -53,6 +53,9 @@ type What struct {
 // Close closes the maps.
 func (r *Reader) Close() { r.kept.Close() }
 
+// forget makes the next reading a first one, without an interval.
+func (r *Reader) forget() { r.last, r.at = nil, 0 }
+
 // Read reads all rules and pools. With the error comes what could be read, nil if nothing could.
 func (r *Reader) Read(what What) (out *Reading, err error) {
 	err = loader.In(r.Netns, func() error {

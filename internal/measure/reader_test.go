@@ -3,10 +3,13 @@ package measure_test
 import (
 	"fmt"
 	"net/netip"
+	"os"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/shapectl/shapectl/internal/measure"
 	"github.com/shapectl/shapectl/internal/netinfo"
@@ -174,6 +177,40 @@ func TestWorstIsFirst(t *testing.T) {
 	if top.Rules[0].Name != "flooded" || top.Rules[1].Name != "big" {
 		t.Errorf("the order is %v", report.Rules(top.Rules).Names())
 	}
+}
+
+// Those who ask at once share readings, and each has measured an interval.
+func TestLive(t *testing.T) {
+	r := newRig(t)
+	r.put("va", rule("10.0.0.0/24", ""))
+	r.reader.Netns = fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
+	live := measure.NewLive(r.reader, measure.What{}, 200*time.Millisecond)
+	var readings [8]*measure.Reading
+	var all sync.WaitGroup
+	for i := range readings {
+		all.Go(func() {
+			var err error
+			if readings[i], err = live.Latest(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	taken := map[*measure.Reading]bool{}
+	for _, reading := range readings {
+		if taken[reading] = true; reading.Interval <= 0 || len(reading.Rules) != 1 {
+			t.Errorf("one who asks gets %+v", reading)
+		}
+	}
+	if len(taken) == len(readings) {
+		t.Error("each who asks gets a reading of his own")
+	}
+	r.send("10.0.0.1", 5)
+	testenv.Eventually(t, "a later reading shows what was sent", func() bool {
+		reading, err := live.Latest(t.Context())
+		testenv.Must(t, err)
+		return reading.Rules[0].PassedPackets >= 5
+	})
 }
 
 // BenchmarkReadDevices reads many devices with four rules each.
