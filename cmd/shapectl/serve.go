@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/shapectl/shapectl/internal/input"
 	"github.com/shapectl/shapectl/internal/plain"
 	"github.com/shapectl/shapectl/internal/reconciler"
 	"github.com/shapectl/shapectl/internal/serve"
@@ -59,6 +60,9 @@ It reads FILE, the token and the certificate again on SIGHUP.`,
 			case set("last-good") && o.lastGood == "":
 				return inputf("serve: --last-good needs the name of a file; leave it out to use none")
 			}
+			if o.MaxBody < 1<<10 || o.MaxBody > input.MaxBytes {
+				return inputf("serve: --max-body %d is out of range; use %d to %d", o.MaxBody, 1<<10, input.MaxBytes)
+			}
 			if o.listen != "none" {
 				o.Listen = o.listen
 			}
@@ -78,11 +82,7 @@ It reads FILE, the token and the certificate again on SIGHUP.`,
 	f.StringVar(&o.Cert, "tls-cert", "", "use TLS, with the certificate in this `file`")
 	f.StringVar(&o.Key, "tls-key", "", "and its private key in this `file`")
 	f.StringSliceVar(&o.Hosts, "host", nil, "a `name` of this server in URLs, besides localhost")
-	f.Var(flagValue{"size", "1mb", func(s string) error {
-		size, err := policy.ParseSize(s)
-		o.MaxBody = int64(size)
-		return err
-	}}, "max-body", "the largest body of a request, with its policy")
+	f.Int64Var(&o.MaxBody, "max-body", 1<<20, "the most `bytes` of a request's body, such as a policy")
 	f.BoolVar(&o.anyNetns, "any-netns", false, "requests may name another network namespace")
 	e.addSetupFQ(f)
 	f.StringVar(&o.lastGood, "last-good", "", "use the policy in this `file` while FILE is not valid, or was not confirmed")

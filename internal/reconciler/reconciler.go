@@ -45,9 +45,9 @@ var sweepEvery = time.Minute
 // A Reconciler applies a policy to the devices of a network namespace.
 type Reconciler struct {
 	Options   loader.Options
-	OnApply   func(Event)  // is called when rules were applied
-	OnNotice  func(string) // is called with messages about the policy
-	OnWarning func(error)  // is called for errors that do not end Run
+	OnApply   func(Event)   // is called when rules were applied
+	OnNotice  func(string)  // is called with messages about the policy
+	OnWarning func(error)   // is called for errors that do not end Run
 	Pings     chan struct{} // Run receives from it while it makes progress
 
 	file, lastGood string
