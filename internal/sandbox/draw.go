@@ -63,7 +63,7 @@ type met struct {
 type drawer struct {
 	limit   *model.Limit
 	rule    policy.Rule
-	from    uint64 // ns: the begin of the load, or later than its first packet
+	from    uint64         // ns: the begin of the load, or later than its first packet
 	buckets []model.Bucket // as in the engine
 	all     []met
 }

@@ -20,9 +20,9 @@ type tcp struct {
 	clock
 	rtt, interval uint64
 	byDelay       bool
-	now, free     uint64 // free: when its line is
-	window    float64 // packets
-	threshold float64 // above it the window grows by one packet in a round trip
+	now, free     uint64  // free: when its line is
+	window        float64 // packets
+	threshold     float64 // above it the window grows by one packet in a round trip
 
 	sequence  uint64 // of the next packet
 	recovered uint64 // a loss of an earlier packet belongs to the last reduction
