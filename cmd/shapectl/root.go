@@ -51,6 +51,10 @@ type env struct {
 	setupFQ bool
 	confirm time.Duration // after which a change reverts; 0 for never
 
+	// contents are what files contain that come with a request; a command then opens no others. nil for a command line.
+	contents map[string][]byte
+	cause    error // of the exit code
+
 	saidUnknown bool // that it is not known whether rules are in force
 }
 
@@ -109,6 +113,7 @@ func (e *env) runPlain(args []string) int {
 		return flagError(cmd, err)
 	})
 	cmd, err := root.ExecuteC()
+	e.cause = err
 	if err == nil {
 		return exitDone
 	}
@@ -225,7 +230,7 @@ destination. Ingress rules limit packets that enter it, by their source. Rules s
 		{"Change limits:", []*cobra.Command{setCommand(e), deleteCommand(e), flushCommand(e), poolCommand(e), applyCommand(e), confirmCommand(e), rollbackCommand(e)}},
 		{"Look at limits:", []*cobra.Command{showCommand(e), askCommand(e), explainCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e)}},
 		{"Try limits:", []*cobra.Command{replayCommand(e), importCommand(e)}},
-		{"Run:", []*cobra.Command{watchCommand(e), completionCommand(e), version}},
+		{"Run:", []*cobra.Command{watchCommand(e), serveCommand(e), completionCommand(e), version}},
 	}
 	for _, group := range groups {
 		for _, cmd := range group.commands {
