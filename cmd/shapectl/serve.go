@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shapectl/shapectl/internal/sandbox"
 	"github.com/shapectl/shapectl/internal/serve"
 )
 
@@ -63,6 +64,8 @@ func (e *env) newServer(o serveOptions) (*serve.Server, error) {
 	}
 	a := &api{env: e, anyNetns: o.anyNetns, say: o.Say}
 	a.addTo(s)
+	s.Handle("GET /api/v1/sandbox", serve.Reads, sandbox.Handler())
+	s.Handle("POST /api/v1/sandbox", serve.Reads, sandbox.Handler())
 	return s, nil
 }
 

@@ -61,8 +61,9 @@ func post(w http.ResponseWriter, r *http.Request) {
 
 func fail(w http.ResponseWriter, status int, err error) {
 	answer(w, status, struct {
-		Error string `json:"error"`
-	}{err.Error()})
+		Error    string `json:"error"`
+		ExitCode int    `json:"exit_code"` // as of the commands: bad input
+	}{err.Error(), 1})
 }
 
 func answer(w http.ResponseWriter, status int, v any) {

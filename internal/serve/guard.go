@@ -314,7 +314,9 @@ func withBody(w http.ResponseWriter, r *http.Request) (*http.Request, bool) {
 		Fail(w, http.StatusBadRequest, exitInput, "the body did not come to its end")
 		return r, false
 	}
-	return r.WithContext(context.WithValue(r.Context(), bodyKey{}, text)), true
+	r = r.WithContext(context.WithValue(r.Context(), bodyKey{}, text))
+	r.Body = io.NopCloser(bytes.NewReader(text))
+	return r, true
 }
 
 // A deadlined answer ends if the client does not take a part of it in time.
