@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"math"
 	"slices"
 
 	"github.com/shapectl/shapectl/internal/model"
@@ -11,13 +12,13 @@ import (
 const (
 	// defaultDrawn packets are more than a picture can tell apart.
 	defaultDrawn = 1200
-	bins         = 100
+	bins         = 500
 )
 
 // A Drawing is what a picture of a run needs. Times are on the clock of the load.
 type Drawing struct {
 	FromNS     uint64  `json:"from_ns"`
-	UntilNS    uint64  `json:"until_ns"`    // the last departure
+	UntilNS    uint64  `json:"until_ns"`    // somewhat after the last packet of all limits
 	BurstBytes uint64  `json:"burst_bytes"` // up to this level packets are not queued; 0 if all are
 	FullBytes  uint64  `json:"full_bytes"`  // burst and queue
 	Packets    Columns `json:"packets"`
@@ -45,12 +46,14 @@ type Level struct {
 	Bytes  []uint64 `json:"level_bytes"`
 }
 
-// Bins are bytes in equal parts of the time. Packets pass when they depart.
+// Bins are all packets, in equal parts of the time. Packets pass when they depart.
 type Bins struct {
-	WidthNS      uint64   `json:"width_ns"`
-	OfferedBytes []uint64 `json:"offered_bytes"`
-	PassedBytes  []uint64 `json:"passed_bytes"`
-	DroppedBytes []uint64 `json:"dropped_bytes"`
+	WidthNS        uint64   `json:"width_ns"`
+	OfferedBytes   []uint64 `json:"offered_bytes"`
+	PassedBytes    []uint64 `json:"passed_bytes"`
+	OfferedPackets []uint64 `json:"offered_packets"`
+	PassedPackets  []uint64 `json:"passed_packets"`
+	DroppedPackets []uint64 `json:"dropped_packets"`
 }
 
 // A met is a packet that met the limit.
@@ -86,34 +89,48 @@ func (d *drawer) add(sender int, r replay.Result) {
 	*b = d.limit.WithLevel(r.Level, r.Time)
 }
 
+// span returns the time of the first packet, or the begin of the load, and a time somewhat after the last one, so that
+// a picture shows how the buckets go on.
+func (d *drawer) span() (from, until uint64) {
+	from, last := d.from, uint64(0)
+	for i := range d.all {
+		m := &d.all[i]
+		from, last = min(from, m.Time), max(last, m.Time, m.Departure())
+	}
+	room := (last - from) / 20
+	if last <= from {
+		from, room = min(from, last), math.MaxUint64-last
+	}
+	until = last
+	for i := range d.all {
+		if empty := d.empty(&d.all[i]); empty > until {
+			until = min(empty, last+room)
+		}
+	}
+	return from, until
+}
+
 // drawing returns the drawing of at most that many packets, and whether some are missing.
-func (d *drawer) drawing(most int) (w Drawing, thinned bool) {
+func (d *drawer) drawing(from, until uint64, most int) (w Drawing, thinned bool) {
+	w.FromNS, w.UntilNS, w.Levels = from, until, []Level{}
 	w.FullBytes, w.BurstBytes = d.limit.Capacity>>model.UnitBits, d.limit.Burst>>model.UnitBits
 	if d.rule.Excess != policy.Delay {
 		w.BurstBytes = w.FullBytes
 	}
-	if w.FromNS = d.from; len(d.all) > 0 {
-		w.FromNS, w.UntilNS = min(d.from, d.all[0].Time), d.all[0].Time
-	}
 	byBucket, every := make([][]int, len(d.buckets)), make([]int, len(d.all))
 	for i, m := range d.all {
 		every[i] = i
-		w.FromNS, w.UntilNS = min(w.FromNS, m.Time), max(w.UntilNS, m.Time)
-		if !dropped(m.Result) {
-			w.UntilNS = max(w.UntilNS, m.Departure())
-		}
 		bucket := d.bucket(m.sender)
 		byBucket[bucket] = append(byBucket[bucket], i)
 	}
-	w.Bins = d.bins(w.FromNS, w.UntilNS)
-	w.Levels = []Level{}
 	for bucket, packets := range byBucket {
 		if len(packets) > 0 {
-			level := d.level(packets, most/len(byBucket), w.UntilNS)
+			level := d.level(packets, most/len(byBucket), until)
 			level.Bucket = bucket
 			w.Levels = append(w.Levels, level)
 		}
 	}
+	w.Bins = d.bins(from, until)
 	drawn := d.thin(every, most)
 	w.Packets = d.columns(drawn)
 	return w, len(drawn) < len(d.all)
@@ -205,26 +222,27 @@ func (d *drawer) level(packets []int, most int, until uint64) (line Level) {
 	return line
 }
 
-// empty returns when the bucket of a packet is empty, if no other packet arrives.
+// empty returns a time when the bucket of a packet has just become empty, if no other packet arrives.
 func (d *drawer) empty(m *met) uint64 {
 	const fraction = 1 << 32 // of the rate
-	return m.Time + uint64(float64(m.Level)*fraction/float64(d.limit.RateUnits))
+	return m.Time + uint64(math.Ceil(float64(m.Level)*fraction/float64(d.limit.RateUnits)))
 }
 
-// bins returns what was offered and passed over the time.
+// bins returns what was offered, passed and dropped over the time.
 func (d *drawer) bins(from, until uint64) Bins {
-	b := Bins{
-		WidthNS:      (until-from)/bins + 1,
-		OfferedBytes: make([]uint64, bins), PassedBytes: make([]uint64, bins), DroppedBytes: make([]uint64, bins),
-	}
+	counts := func() []uint64 { return make([]uint64, bins) }
+	b := Bins{(until-from)/bins + 1, counts(), counts(), counts(), counts(), counts()}
 	for _, m := range d.all {
 		arrived := (m.Time - from) / b.WidthNS
 		b.OfferedBytes[arrived] += m.Bytes
+		b.OfferedPackets[arrived]++
 		if dropped(m.Result) {
-			b.DroppedBytes[arrived] += m.Bytes
-		} else {
-			b.PassedBytes[(m.Departure()-from)/b.WidthNS] += m.Bytes
+			b.DroppedPackets[arrived]++
+			continue
 		}
+		departed := (m.Departure() - from) / b.WidthNS
+		b.PassedBytes[departed] += m.Bytes
+		b.PassedPackets[departed]++
 	}
 	return b
 }

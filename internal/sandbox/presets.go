@@ -32,12 +32,12 @@ func Presets() []Preset {
 	}
 	return []Preset{
 		{
-			"five-a-second", "Five requests a second, ten allowed",
+			"five-a-second", "Five a second",
 			"The bucket holds ten requests and leaks ten a second. Each request has left it before the next one comes, so all pass.",
 			Request{Unit: "request", Limit: ten(), Senders: requests(Sender{Kind: "steady", PacketsPerSecond: 5, DurationNS: 4 * second})},
 		},
 		{
-			"ten-after-idle", "Fifteen requests after a long idle",
+			"ten-after-idle", "Fifteen after a long idle",
 			"An idle bucket is empty, and not more than empty: ten seconds without traffic save up no more than the burst of ten. The queue sends the ten one by one.",
 			Request{Unit: "request", Limit: ten(), Senders: requests(Sender{Kind: "burst", StartNS: 10 * second, Packets: 15})},
 		},
@@ -47,12 +47,12 @@ func Presets() []Preset {
 			Request{Unit: "request", Limit: ten(), Senders: requests(Sender{Kind: "steady", PacketsPerSecond: 30, DurationNS: 3 * second})},
 		},
 		{
-			"never-stops", "Three times the rate, with a penalty",
+			"never-stops", "… with a penalty",
 			"With the penalty 'fill', each excess request fills the bucket of the leaky meter. A sender that does not slow down gets nothing more.",
 			Request{Unit: "request", Limit: ten("penalty", "fill"), Senders: requests(Sender{Kind: "steady", PacketsPerSecond: 30, DurationNS: 3 * second})},
 		},
 		{
-			"five-per-second", "Twenty requests in half a second",
+			"five-per-second", "Twenty in half a second",
 			"Five a second, room for ten: 12 pass. A calculation that forgets that the bucket leaks while it fills says 10.",
 			Request{
 				Unit: "request", Limit: map[string]string{"rate": "40kbit", "capacity": "10000b", "algorithm": "leaky"},
@@ -60,7 +60,7 @@ func Presets() []Preset {
 			},
 		},
 		{
-			"idle-then-burst", "Five idle seconds, then 200 requests",
+			"idle-then-burst", "Idle, then 200",
 			"200 requests within 100 ms, against a hundred a second with room for 200: all pass. The queue paces them over two seconds.",
 			Request{
 				Unit: "request", Limit: map[string]string{"rate": "800kbit", "capacity": "200000b", "algorithm": "leaky"},

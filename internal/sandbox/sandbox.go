@@ -57,7 +57,9 @@ type Outcome struct {
 	FirstDroppedNS *uint64 `json:"first_dropped_ns"`
 	Drawing
 
+	rule     policy.Rule
 	verdicts []model.Verdict
+	drawer   *drawer // nil after an error
 }
 
 // A SenderOutcome is what happened to the packets of a sender.
@@ -162,8 +164,30 @@ func Run(r Request) (Result, error) {
 	}{{"gcra", &gcra}, {"leaky", &leaky}, {"queue", &queue}} {
 		result.Limits = append(result.Limits, r.run(of.name, of.limit))
 	}
-	result.Says = compare(result.Limits, &r)
+	r.draw(result.Limits)
+	result.Says = r.compare(result.Limits)
 	return result, nil
+}
+
+// draw draws all runs on the same axis of time.
+func (r *Request) draw(all []Outcome) {
+	most := r.DrawPackets
+	if most == 0 {
+		most = defaultDrawn
+	}
+	from, until := uint64(math.MaxUint64), uint64(0)
+	for _, o := range all {
+		if o.drawer != nil {
+			first, last := o.drawer.span()
+			from, until = min(from, first), max(until, last)
+		}
+	}
+	for i := range all {
+		if o := &all[i]; o.drawer != nil {
+			o.Drawing, o.Thinned = o.drawer.drawing(from, until, most)
+			o.Says = r.says(o)
+		}
+	}
 }
 
 // run offers the load to a limit.
@@ -213,12 +237,7 @@ func (r *Request) run(name string, l *policy.Limit) Outcome {
 	}
 	o.Summary = report.NewReplay(limits, summary)
 	o.Summary.Engine, o.Summary.Complete, o.Summary.Sentences = "model", o.Complete, []string{o.Sentence}
-	most := r.DrawPackets
-	if most == 0 {
-		most = defaultDrawn
-	}
-	o.Drawing, o.Thinned = draw.drawing(most)
-	o.Says = r.says(&o, rule)
+	o.rule, o.drawer = rule, draw
 	return o
 }
 

@@ -20,7 +20,7 @@ func (r *Request) unit() string {
 }
 
 // says tells what a limit did to a load.
-func (r *Request) says(o *Outcome, rule policy.Rule) string {
+func (r *Request) says(o *Outcome) string {
 	s, unit := &o.Summary, r.unit()
 	var says []string
 	if !o.Complete {
@@ -35,7 +35,7 @@ func (r *Request) says(o *Outcome, rule policy.Rule) string {
 		says = append(says, fmt.Sprintf("%d of %s pass%s; %s dropped, the first at %s.", s.PassedPackets, plain.Count(s.OfferedPackets, unit),
 			plural(s.PassedPackets, "es"), are(s.DroppedPackets), span(*o.FirstDroppedNS-o.FromNS)))
 	}
-	if rule.Excess == policy.Pass && s.ExcessPackets > 0 {
+	if o.rule.Excess == policy.Pass && s.ExcessPackets > 0 {
 		says = append(says, fmt.Sprintf("%s excess and only counted.", are(s.ExcessPackets)))
 	}
 	if s.DelayedPackets > 0 {
@@ -98,7 +98,7 @@ func (r *Request) size() (bytes uint64) {
 }
 
 // compare tells how the limits differ.
-func compare(all []Outcome, r *Request) string {
+func (r *Request) compare(all []Outcome) string {
 	gcra, leaky, queue := &all[0], &all[1], &all[2]
 	if gcra.Error != "" || leaky.Error != "" {
 		return ""
@@ -118,7 +118,7 @@ func compare(all []Outcome, r *Request) string {
 	case q == 0 && g == 0:
 		says += " Nothing is dropped"
 	case q == g:
-		says += " The queue drops as many"
+		says += " The queue drops as many as GCRA"
 	default:
 		says += fmt.Sprintf(" The queue drops %d instead of %d", q, g)
 	}

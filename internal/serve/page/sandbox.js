@@ -53,6 +53,7 @@ function hashOf() {
 
 function fromHash() {
   const hash = location.hash.slice(1);
+  if (asked && hash && byID(hash)) return history.replaceState(null, "", hashOf() || location.pathname); // the skip link
   const preset = catalogue.presets.find((p) => p.name === hash);
   if (preset) return choose(preset);
   if (hash.startsWith("case=")) {
@@ -182,7 +183,7 @@ function buildLimit() {
     : slide({ label: "Rate", text: l.rate ?? "", lo: 8e3, hi: 1e9, option: "rate", write: (v) => rateText(Math.round(v)), onText: (t) => set("rate", t) });
   const capacity = requests
     ? slide({ label: "Burst, requests", text: "", lo: 1, hi: 1000, option: "capacity", number: numberOf, write: (v) => String(Math.max(1, Math.round(v))), onText: (t) => set("capacity", numberOf(t) ? `${Math.round(numberOf(t) * of)}b` : t || "0") })
-    : slide({ label: "Burst", text: l.capacity ?? "", lo: 1514, hi: 16 * 2 ** 20, option: "capacity", write: (v) => (v >= 2048 ? `${Math.round(v / 1024)}kb` : `${Math.round(v)}b`), hint: l.capacity ? "" : "By default 300 ms of the rate", onText: (t) => set("capacity", t) });
+    : slide({ label: "Burst", text: l.capacity ?? "", lo: 1514, hi: 16 * 2 ** 20, option: "capacity", write: (v) => (v >= 2048 ? `${Math.round(v / 1024)}kb` : `${Math.round(v)}b`), onText: (t) => set("capacity", t) });
   placed.rate = (o) => {
     const v = o.summary.rate_bits_per_second;
     rate.place(requests ? v / perRequest : v);
@@ -191,6 +192,7 @@ function buildLimit() {
   placed.capacity = (o) => {
     const v = o.summary.capacity_bytes;
     capacity.place(requests ? v / of : v);
+    capacity.field.placeholder = requests ? trim(v / of) : bytes(v);
     if (requests && document.activeElement !== capacity.field && document.activeElement !== capacity.range) capacity.field.value = trim(v / of);
   };
   return h("fieldset", null, h("legend", null, "Limit"),
@@ -206,8 +208,11 @@ function buildLimit() {
 function buildQueue() {
   const l = asked.limit;
   const leaky = l.algorithm === "leaky";
-  const length = slide({ label: "Length", text: l.queue ?? "", lo: 1, hi: 9000, option: "queue", write: (v) => `${Math.round(v)}ms`, hint: l.queue ? "" : "By default 50 ms of the rate", onText: (t) => set("queue", t) });
-  placed.queue = (o) => length.place((o.summary.queue_bytes * 8e3) / o.summary.rate_bits_per_second);
+  const length = slide({ label: "Length", text: l.queue ?? "", lo: 1, hi: 9000, option: "queue", write: (v) => `${Math.round(v)}ms`, onText: (t) => set("queue", t) });
+  placed.queue = (o) => {
+    length.place((o.summary.queue_bytes * 8e3) / o.summary.rate_bits_per_second);
+    length.field.placeholder = bytes(o.summary.queue_bytes);
+  };
   return h("fieldset", null, h("legend", null, "Queue"),
     choice({ label: "Algorithm", option: "algorithm", value: l.algorithm ?? "gcra", options: { gcra: "gcra: the burst leaves at once", leaky: "leaky: never faster than the rate" }, onValue: (v) => { set("algorithm", v); build(); } }),
     leaky ? h("p", { class: "small muted" }, "The burst is the length of the queue.") : length.el,
@@ -362,6 +367,8 @@ function show() {
     placed.capacity?.(meter);
   }
   if (!queue.error) placed.queue?.(queue);
+  const share = (o) => percent((100 * o.summary.passed_packets) / Math.max(1, o.summary.offered_packets));
+  setText(byID("peek"), `Passed: ${ok.map((o) => `${o.name} ${share(o)}`).join(" · ")}  ↓`);
 }
 
 // time writes a time on the clock of the load.
@@ -387,7 +394,8 @@ class Panel {
     this.rates = new Plot(rates, { label: `${title}: rate`, height: 176 });
     this.ratesBox = h("div", null, h("h4", null, "Rate"), rates);
     this.lanes = h("canvas", { class: "lanes", role: "img" });
-    this.plots = h("div", { class: "plots" }, h("div", null, h("h4", null, "Level of the bucket"), level, this.lanes), this.ratesBox);
+    level.querySelector(".legend").before(this.lanes); // on the same axis
+    this.plots = h("div", { class: "plots" }, h("div", null, h("h4", null, "Level of the bucket"), level), this.ratesBox);
     this.command = h("code", { class: "command" });
     this.copy = h("button", { type: "button", "aria-label": `Copy the command for ${title}` }, "Copy");
     this.copy.addEventListener("click", () => copy(this.command.textContent, this.copy));
@@ -398,7 +406,7 @@ class Panel {
     this.details = h("details", null, h("summary", null, "Packet by packet"), h("div", { class: "packets", tabindex: "0", role: "region", "aria-label": `${title}: packets` },
       h("table", null, this.caption, h("thead", null, h("tr", null, ["Time", "Bytes", "Verdict", "Level before", "after", "Departs"].map((t, i) => h("th", { scope: "col", class: i === 2 ? null : "number" }, t)))), this.rows)));
     this.details.addEventListener("toggle", () => this.showRows());
-    this.body = h("div", { class: "panel" }, this.says, this.plots, this.sentence, this.run, this.noCommand, this.details);
+    this.body = h("div", { class: "panel" }, this.plots, this.says, this.sentence, this.run, this.noCommand, this.details);
     byID("panels").append(h("section", { class: "card panel", "aria-label": title }, h("div", { class: "head" }, h("h2", null, title), this.tally), this.error, this.body));
     new ResizeObserver(() => this.paintLanes()).observe(this.lanes);
     document.addEventListener("theme", () => this.paintLanes());
@@ -421,7 +429,8 @@ class Panel {
     setText(this.says, visible(o.says));
     setText(this.sentence, o.sentence);
     this.run.hidden = !o.command;
-    setText(this.command, o.command);
+    // A line may end between options, not within one.
+    if (this.command.textContent !== o.command) this.command.replaceChildren(...o.command.split(" --").flatMap((part, i) => (i ? [" ", h("span", { class: "nowrap" }, `--${part}`)] : [part])));
     this.noCommand.hidden = Boolean(o.command);
     setText(this.noCommand, o.command ? "" : `No rule can have this limit: ${visible(o.no_command ?? "")}`);
     this.showLevel(o);
@@ -447,14 +456,14 @@ class Panel {
     pick("dropped", "refused", (i) => p.verdict[i] === "drop", bump);
     const marks = [{ name: o.name === "queue" ? "full" : "burst", color: "ceiling", y: o.full_bytes, dash: [6, 4] }];
     if (o.name === "queue" && o.burst_bytes > 0 && o.burst_bytes < o.full_bytes) marks.push({ name: "burst, then the queue", color: "muted", y: o.burst_bytes, dash: [2, 3] });
-    this.level.draw({ x0: this.from, x1: this.until, layers, marks, xText: time(this.from, this.until - this.from), yText: text, says: o.says });
+    const yMax = 1.08 * Math.max(o.full_bytes, o.summary.highest_level_bytes);
+    this.level.draw({ yMax, x0: this.from, x1: this.until, layers, marks, xText: time(this.from, this.until - this.from), yText: text, says: o.says });
   }
 
   // showRates shows what passes over time, in parts with some packets each.
   showRates(o) {
     const enough = o.summary.offered_packets >= 100;
     this.ratesBox.hidden = !enough;
-    this.plots.classList.toggle("alone", !enough);
     if (!enough) return;
     const b = o.bins;
     const each = Math.max(2, Math.ceil((b.offered_bytes.length * 8) / o.summary.offered_packets));
@@ -496,11 +505,16 @@ class Panel {
     const w = width - LEFT - RIGHT;
     const px = (ns) => LEFT + ((ns - this.from) / (this.until - this.from)) * w;
     const p = o.packets;
+    // Of many packets, parts of the time have a tick, so that none is missing.
+    const b = o.bins;
+    const parts = (counts) => counts.map((n, i) => (n > 0 ? o.from_ns + (i + 0.5) * b.width_ns : null));
+    const few = !o.thinned;
     const lanes = [
-      ["arrive", () => "muted", p.time_ns.map((t) => t)],
-      ["depart", (i) => (p.verdict[i] === "mark" ? "delayed" : "passed"), p.depart_ns],
-      ["drop", () => "refused", p.time_ns.map((t, i) => (p.verdict[i] === "drop" ? t : null))],
+      ["arrive", () => "muted", few ? p.time_ns : parts(b.offered_packets)],
+      ["depart", (i) => (few && p.verdict[i] === "mark" ? "delayed" : "passed"), few ? p.depart_ns : parts(b.passed_packets)],
+      ["drop", () => "refused", few ? p.time_ns.map((t, i) => (p.verdict[i] === "drop" ? t : null)) : parts(b.dropped_packets)],
     ];
+    const tick = few ? 1.25 : Math.max(1.25, w / b.offered_packets.length);
     const lane = height / lanes.length;
     lanes.forEach(([name, colorOf, times], n) => {
       const y = n * lane;
@@ -512,7 +526,7 @@ class Panel {
       times.forEach((t, i) => {
         if (t === null) return;
         c.fillStyle = color(colorOf(i));
-        c.fillRect(Math.min(px(t), LEFT + w - 1.25), y + 2, 1.25, lane - 4);
+        c.fillRect(Math.min(px(t), LEFT + w - tick), y + 2, tick, lane - 4);
       });
     });
     const s = o.summary;
@@ -552,12 +566,21 @@ async function copy(text, button) {
 
 function addExamples() {
   const group = (label, presets) => h("div", { class: "example-group", role: "group", "aria-label": label }, h("span", { class: "label" }, label),
-    presets.map((p) => h("button", { type: "button", "data-name": p.name, "aria-pressed": "false", onclick: () => choose(p) }, p.title)));
+    h("div", { class: "chips" }, presets.map((p) => h("button", { type: "button", "data-name": p.name, "aria-pressed": "false", onclick: () => choose(p) }, p.title))));
   byID("examples").append(
     group("Textbook", catalogue.presets.filter((p) => p.request.unit === "request")),
     group("Networks", catalogue.presets.filter((p) => p.request.unit !== "request")),
   );
 }
+
+// Where the fields hide the results, a button tells the most important of them.
+new IntersectionObserver(([seen]) => {
+  byID("peek").hidden = seen.isIntersecting || seen.boundingClientRect.top < 0;
+}).observe(byID("results"));
+byID("peek").addEventListener("click", () => {
+  byID("results").scrollIntoView();
+  byID("results").focus({ preventScroll: true });
+});
 
 byID("controls").addEventListener("submit", (e) => e.preventDefault());
 byID("add").addEventListener("click", () => {
