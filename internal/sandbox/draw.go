@@ -58,10 +58,15 @@ type Bins struct {
 
 // A met is a packet that met the limit.
 type met struct {
-	replay.Result
-	sender int
-	before uint64 // units: the level of its bucket
+	time, bytes, wait uint64
+	before, after     uint64 // units: the level of its bucket
+	sender            int
+	verdict           model.Verdict
+	excess            bool
 }
+
+func (m *met) dropped() bool     { return m.verdict == model.Drop }
+func (m *met) departure() uint64 { return m.time + m.wait }
 
 type drawer struct {
 	limit   *model.Limit
@@ -72,7 +77,7 @@ type drawer struct {
 }
 
 func newDrawer(rule policy.Rule, from uint64, senders int) *drawer {
-	return &drawer{limit: model.NewLimit(rule), rule: rule, from: from, buckets: make([]model.Bucket, senders)}
+	return &drawer{limit: model.NewLimit(rule), rule: rule, from: from, buckets: make([]model.Bucket, senders), all: make([]met, 0, 1024)}
 }
 
 // bucket numbers the buckets by their first sender.
@@ -85,7 +90,7 @@ func (d *drawer) bucket(sender int) int {
 
 func (d *drawer) add(sender int, r replay.Result) {
 	b := &d.buckets[d.bucket(sender)]
-	d.all = append(d.all, met{r, sender, d.limit.Level(*b, r.Time)})
+	d.all = append(d.all, met{r.Time, r.Bytes, r.Wait, d.limit.Level(*b, r.Time), r.Level, sender, r.Verdict, r.Excess})
 	*b = d.limit.WithLevel(r.Level, r.Time)
 }
 
@@ -95,7 +100,7 @@ func (d *drawer) span() (from, until uint64) {
 	from, last := d.from, uint64(0)
 	for i := range d.all {
 		m := &d.all[i]
-		from, last = min(from, m.Time), max(last, m.Time, m.Departure())
+		from, last = min(from, m.time), max(last, m.time, m.departure())
 	}
 	room := (last - from) / 20
 	if last <= from {
@@ -118,7 +123,8 @@ func (d *drawer) drawing(from, until uint64, most int) (w Drawing, thinned bool)
 		w.BurstBytes = w.FullBytes
 	}
 	byBucket, every := make([][]int, len(d.buckets)), make([]int, len(d.all))
-	for i, m := range d.all {
+	for i := range d.all {
+		m := &d.all[i]
 		every[i] = i
 		bucket := d.bucket(m.sender)
 		byBucket[bucket] = append(byBucket[bucket], i)
@@ -153,13 +159,13 @@ func (d *drawer) thin(packets []int, most int) []int {
 			if m.before < d.all[low].before {
 				low = i
 			}
-			if m.Level > d.all[high].Level {
+			if m.after > d.all[high].after {
 				high = i
 			}
-			if m.Wait > d.all[wait].Wait {
+			if m.wait > d.all[wait].wait {
 				wait = i
 			}
-			if first < 0 && (m.Excess || m.Verdict == model.Mark) {
+			if first < 0 && (m.excess || m.verdict == model.Mark) {
 				first = i
 			}
 		}
@@ -181,10 +187,10 @@ func (d *drawer) columns(drawn []int) (c Columns) {
 	}
 	for at, i := range drawn {
 		m := &d.all[i]
-		c.TimeNS[at], c.Bytes[at], c.Sender[at], c.Verdict[at], c.Conforms[at] = m.Time, m.Bytes, m.sender, m.Verdict.String(), !m.Excess
-		c.WaitNS[at], c.BeforeBytes[at], c.AfterBytes[at] = m.Wait, model.Bytes(m.before), m.LevelBytes()
-		if !dropped(m.Result) {
-			departs := m.Departure()
+		c.TimeNS[at], c.Bytes[at], c.Sender[at], c.Verdict[at], c.Conforms[at] = m.time, m.bytes, m.sender, m.verdict.String(), !m.excess
+		c.WaitNS[at], c.BeforeBytes[at], c.AfterBytes[at] = m.wait, model.Bytes(m.before), model.Bytes(m.after)
+		if !m.dropped() {
+			departs := m.departure()
 			c.DepartNS[at] = &departs
 		}
 	}
@@ -206,12 +212,12 @@ func (d *drawer) level(packets []int, most int, until uint64) (line Level) {
 		next++
 		m := &d.all[packets[n]]
 		if before >= 0 && m.before == 0 {
-			if last := &d.all[before]; last.Level > 0 {
-				add(min(d.empty(last), max(m.Time, last.Time)), 0)
+			if last := &d.all[before]; last.after > 0 {
+				add(min(d.empty(last), max(m.time, last.time)), 0)
 			}
 		}
-		add(m.Time, m.before)
-		add(m.Time, m.Level)
+		add(m.time, m.before)
+		add(m.time, m.after)
 		before = packets[n]
 	}
 	last := &d.all[packets[len(packets)-1]]
@@ -225,23 +231,24 @@ func (d *drawer) level(packets []int, most int, until uint64) (line Level) {
 // empty returns a time when the bucket of a packet has just become empty, if no other packet arrives.
 func (d *drawer) empty(m *met) uint64 {
 	const fraction = 1 << 32 // of the rate
-	return m.Time + uint64(math.Ceil(float64(m.Level)*fraction/float64(d.limit.RateUnits)))
+	return m.time + uint64(math.Ceil(float64(m.after)*fraction/float64(d.limit.RateUnits)))
 }
 
 // bins returns what was offered, passed and dropped over the time.
 func (d *drawer) bins(from, until uint64) Bins {
 	counts := func() []uint64 { return make([]uint64, bins) }
 	b := Bins{(until-from)/bins + 1, counts(), counts(), counts(), counts(), counts()}
-	for _, m := range d.all {
-		arrived := (m.Time - from) / b.WidthNS
-		b.OfferedBytes[arrived] += m.Bytes
+	for i := range d.all {
+		m := &d.all[i]
+		arrived := (m.time - from) / b.WidthNS
+		b.OfferedBytes[arrived] += m.bytes
 		b.OfferedPackets[arrived]++
-		if dropped(m.Result) {
+		if m.dropped() {
 			b.DroppedPackets[arrived]++
 			continue
 		}
-		departed := (m.Departure() - from) / b.WidthNS
-		b.PassedBytes[departed] += m.Bytes
+		departed := (m.departure() - from) / b.WidthNS
+		b.PassedBytes[departed] += m.bytes
 		b.PassedPackets[departed]++
 	}
 	return b
