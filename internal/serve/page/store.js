@@ -29,8 +29,7 @@ class Row {
     this.key = key;
   }
 
-  update(r, at, before, worst) {
-    const was = this.r;
+  update(r, at, worst) {
     this.r = r;
     this.isPool = r.kind === "pool";
     const use = r.use_bits_per_second;
@@ -38,7 +37,6 @@ class Row {
     // A pool has its own refusals and those below; its members have theirs.
     this.refused = (this.isPool ? r.refused_bits_per_second : r.dropped_bits_per_second) ?? null;
     this.lost = r.dropped_bits_per_second ?? null;
-    if (this.refused === null && was && before) this.refused = perSecond(r, was, this.isPool ? "refused_bytes" : "dropped_bytes", at - before);
     this.refusedPercent = (this.isPool ? r.refused_percent : r.dropped_percent) ?? null;
     this.full = r.capacity_bytes ? r.level_bytes / (r.capacity_bytes + (r.queue_bytes || 0)) : null;
     this.worst = worst; // the fullest bucket of a host or flow
@@ -57,10 +55,6 @@ class Row {
 }
 
 const rttOf = (r) => r.rtt?.limited_ns ?? r.rtt_ns ?? null;
-
-function perSecond(now, was, field, ms) {
-  return now[field] >= was[field] && ms > 0 ? ((now[field] - was[field]) * 8000) / ms : null;
-}
 
 function stateOf(row) {
   const r = row.r;
@@ -97,8 +91,8 @@ export class Store {
   children = new Map(); // by pool name, "" for no pool
   buckets = [];
   at = 0; // of the last reading, in ms since 1970
-  interval = null;
-  pending = null; // the time left in ns, and when that was
+  host = "";
+  pending = null; // until when, by performance.now(), an unconfirmed change is in force
   total = { passed: [], refused: [] };
   readings = 0;
   #watched = "";
@@ -116,9 +110,8 @@ export class Store {
     const worst = new Map();
     this.buckets = top.buckets ?? [];
     for (const b of this.buckets) {
-      if (!b.device || !b.capacity_bytes) continue;
       const key = `rule/${b.device}/${b.direction}/${b.cidr}`;
-      worst.set(key, Math.max(worst.get(key) ?? 0, b.level_bytes / b.capacity_bytes));
+      worst.set(key, Math.max(worst.get(key) ?? 0, (b.full_percent ?? 0) / 100));
     }
     const left = this.rows;
     this.rows = new Map();
@@ -129,7 +122,7 @@ export class Store {
       const key = keyOf(r);
       const row = left.get(key) ?? new Row(key);
       row.watched = key === this.#watched;
-      row.update(r, at, this.at, worst.get(key) ?? null);
+      row.update(r, at, worst.get(key) ?? null);
       this.rows.set(key, row);
       const above = r.within || "";
       if (!this.children.has(above)) this.children.set(above, []);
@@ -142,10 +135,9 @@ export class Store {
     push(this.total.passed, passed);
     push(this.total.refused, refused);
     this.at = at;
-    this.interval = top.interval_ns ?? null;
+    this.host = top.host ?? "";
     this.readings++;
-    const reverts = top.change?.reverts_in_ns ?? top.rules.find((r) => r.reverts_in_ns)?.reverts_in_ns ?? null;
-    this.pending = reverts === null ? null : { until: performance.now() + reverts / 1e6 };
+    this.pending = top.change ? { until: performance.now() + top.change.reverts_in_ns / 1e6 } : null;
     return true;
   }
 
