@@ -27,11 +27,11 @@ func worst(a, b *Rule) int {
 
 // A Top is what all rules and pools do now.
 type Top struct {
-	Time       time.Time `json:"time"`
-	IntervalNS uint64    `json:"interval_ns"` // over which use and drops were measured; 0 if they were not
+	Time       string `json:"time"`        // RFC 3339
+	IntervalNS uint64 `json:"interval_ns"` // over which use and drops were measured; 0 if they were not
 	// Rules are rules and pools, in the order of Worst.
-	Rules Rules `json:"rules"`
-	// Fullest are the fullest buckets of hosts, subnets and flows, the fullest first.
+	Rules []Rule `json:"rules"`
+	// The fullest buckets of hosts, subnets and flows, the fullest first.
 	Fullest []FullBucket `json:"fullest_buckets"`
 	// RevertsInNS is null unless a change is pending.
 	RevertsInNS *uint64 `json:"reverts_in_ns"`
@@ -59,5 +59,5 @@ func NewTop(at time.Time, interval time.Duration, rules Rules, fullest []FullBuc
 	if fullest == nil {
 		fullest = []FullBucket{}
 	}
-	return Top{at, uint64(interval), sorted, fullest, revertsInNS}
+	return Top{at.Format(time.RFC3339Nano), uint64(interval), sorted, fullest, revertsInNS}
 }
