@@ -137,7 +137,7 @@ function status() {
   const live = byID("live");
   const state = lost ? "lost" : paused ? "paused" : store.readings ? "live" : "wait";
   setAttr(live, "data-state", state);
-  setText(live.firstElementChild, { lost: "no answer", paused: `paused at ${clock(store.at)}`, live: visible(store.host) || "live", wait: "connecting" }[state]);
+  setText(live.firstElementChild, { lost: "no answer", paused: `paused at ${clock(store.at)}`, live: "live", wait: "connecting" }[state]);
   if (state !== saidState && saidState !== "" && saidState !== "wait") {
     say({ lost: "shapectl serve does not answer.", live: "Figures are live.", paused: "Paused." }[state] ?? "");
   }

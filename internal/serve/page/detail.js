@@ -3,13 +3,14 @@ import * as calls from "./calls.js";
 import { confirmRate } from "./change.js";
 import { Rows, h, name, setAttr, setText, visible } from "./dom.js";
 import { eventList } from "./events.js";
-import { fillBar, linkTo, rateText } from "./list.js";
+import { fillBar, isEach, linkTo, rateText } from "./list.js";
 import { Plot, timeTicks } from "./plot.js";
 import { natural, stateText, titleOf, worstFirst } from "./store.js";
 import { bits, bitsParts, bytes, clock, count, duration, grouped, percent, plural, rate } from "./units.js";
 
 const BUCKETS = 20;
 const MEMBERS = 20;
+const SHORTEST = 15_000; // the least time in a plot, in ms
 const LOOK = 3000; // how often buckets are read
 
 const ranges = { "1 min": 60, "5 min": 300, "15 min": 900 };
@@ -70,7 +71,7 @@ export class Detail {
     p.rtt = h("section", { class: "card", hidden: true, "aria-labelledby": "rtt-title" }, h("h2", { id: "rtt-title" }, "Round-trip time"), h("div"));
     p.main = h("div", { class: "main-col" },
       h("section", { class: "card", "aria-labelledby": "rates-title" }, h("div", { class: "card-head" }, h("h2", { id: "rates-title" }, "Offered, passed and refused"), p.ranges), rates),
-      h("section", { class: "card", "aria-labelledby": "levels-title" }, h("h2", { id: "levels-title" }, r.each && r.each !== "all" && !row.isPool ? "Level of the spill bucket" : "Level of the bucket"), levels),
+      h("section", { class: "card", "aria-labelledby": "levels-title" }, h("h2", { id: "levels-title" }, isEach(r) ? "Level of the fullest bucket" : "Level of the bucket"), levels),
       p.rtt);
     p.ratePlot = new Plot(rates, { label: "Offered, passed and refused", height: 260 });
     p.levelPlot = new Plot(levels, { label: "Level of the bucket", height: 130 });
@@ -91,8 +92,8 @@ export class Detail {
       p.more = h("p", { class: "muted small" });
       p.within.append(h("h2", { id: "within-title" }, "Within this pool"), h("div", { class: "scroll" }, h("table", { class: "mini" },
         h("thead", null, h("tr", null, h("th", { scope: "col" }, "Member"), h("th", { scope: "col", class: "number" }, "Use"), h("th", { scope: "col", class: "number" }, "Lost"))), body)), p.more);
-    } else if (r.each && r.each !== "all") {
-      p.bucketRows = new Rows(body, () => h("tr", null, h("th", { scope: "row", class: "key" }, name("")), h("td", { class: "number" }, h("span"), h("span", { class: "bar level", "aria-hidden": "true" }, h("span"))), h("td", null, h("button", { type: "button", class: "quiet" }, "Explain"))), (el, b) => {
+    } else if (isEach(r)) {
+      p.bucketRows = new Rows(body, () => h("tr", null, h("th", { scope: "row", class: "key" }, name("")), h("td", { class: "number wide" }, h("span"), h("span", { class: "bar level", "aria-hidden": "true" }, h("span"))), h("td", { class: "end" }, h("button", { type: "button", class: "quiet" }, "Explain"))), (el, b) => {
         setText(el.firstChild.firstChild, visible(b.key));
         const full = this.#store.rows.get(this.#key)?.r.capacity_bytes;
         setText(el.children[1].firstChild, full ? percent((100 * b.level_bytes) / full) : bytes(b.level_bytes));
@@ -104,20 +105,20 @@ export class Detail {
       });
       p.more = h("p", { class: "muted small" });
       p.within.append(h("h2", { id: "within-title" }, "Fullest buckets"), h("div", { class: "scroll" }, h("table", { class: "mini" },
-        h("thead", null, h("tr", null, h("th", { scope: "col" }, r.each === "flow" ? "Flow" : "Host"), h("th", { scope: "col", class: "number" }, "Full"), h("th", { scope: "col" }, h("span", { class: "hidden" }, "Explain")))), body)), p.more);
+        h("thead", null, h("tr", null, h("th", { scope: "col" }, r.each === "flow" ? "Flow" : "Host"), h("th", { scope: "col", class: "number wide" }, "Full"), h("th", { scope: "col", class: "end" }, h("span", { class: "hidden" }, "Explain")))), body)), p.more);
     } else p.within.hidden = true;
-    p.main.append(p.within);
+    p.main.append(this.#why(row), p.within);
 
     p.facts = h("dl", { class: "facts" });
     p.main.append(h("section", { class: "card", "aria-labelledby": "facts-title" }, h("h2", { id: "facts-title" }, "Since it was set"), p.facts));
 
     p.events = eventList(this.#events, 8);
-    p.side = h("div", { class: "side" }, this.#form(row), this.#why(row),
+    p.side = h("div", { class: "side" }, this.#form(row),
       (p.eventCard = h("section", { class: "card", "aria-labelledby": "events-title" }, h("h2", { id: "events-title" }, "What happened here"), p.events.el)));
 
     this.#host.replaceChildren(
       h("div", { class: "head" }, p.crumbs, p.title, p.sentence, p.chips),
-      h("dl", { class: "tiles", "aria-label": "Now" }, tile("passed", "Passed now"), tile("refused", row.isPool ? "Refused by it now" : "Refused now"), tile("share", "Of its rate"), tile("level", "Bucket")),
+      h("dl", { class: "tiles", "aria-label": "Now" }, tile("passed", "Passed now"), tile("refused", row.isPool ? "Refused by it now" : "Refused now"), tile("share", "Rate"), tile("level", "Bucket")),
       h("div", { class: "detail" }, p.main, p.side));
     return p;
   }
@@ -139,7 +140,7 @@ export class Detail {
       h("div", { class: "row" },
         h("div", { class: "field" }, h("label", { for: "new-rate" }, "New rate"), field),
         h("div", { class: "field" }, h("label", { for: "revert" }, "Reverts after"), revert)),
-      h("span", { class: "hint muted small", id: "rate-hint" }, "Such as 20mbit or 1500kbit. ", row.r.each && row.r.each !== "all" && !row.isPool ? "Each bucket gets it. " : "", "Buckets and counters stay."),
+      h("span", { class: "hint muted small", id: "rate-hint" }, "Such as 20mbit or 1500kbit. ", isEach(row.r) ? "Each bucket gets it. " : "", "Buckets and counters stay."),
       h("button", { type: "submit" }, "Change …"));
     return h("section", { class: "card", "aria-labelledby": "form-title" }, h("h2", { id: "form-title" }, "Change the rate"), form);
   }
@@ -191,8 +192,8 @@ export class Detail {
     const lost = row.isPool && row.lost > 0 ? `its packets lost ${bits(row.lost)} in all` : row.refusedPercent !== null && row.refused > 0 ? `${percent(row.refusedPercent)} of packets` : "";
     figure("refused", bitsParts(row.refused), lost);
     setAttr(p.tiles.refused.el, "class", row.refused > 0 ? "tile refusing" : "tile");
-    const whose = r.each && r.each !== "all" && !row.isPool ? `${rateText(r)} for each ${r.each}` : `of ${rateText(r)}`;
-    figure("share", r.use_percent !== null && r.use_percent !== undefined ? [percent(r.use_percent).replace("%", ""), "%"] : ["–", ""], whose, row.ofRate ?? undefined, row.state);
+    const used = r.use_percent ?? null;
+    figure("share", r.rate_bits_per_second === null ? [rateText(r), ""] : bitsParts(r.rate_bits_per_second), isEach(r) ? `for each ${r.each}` : used === null ? "" : `${percent(used)} used`, used === null ? undefined : used / 100, row.state);
     const full = row.worst ?? row.full;
     figure("level", full === null ? ["–", ""] : [percent(full * 100).replace("%", ""), "% full"], row.worst !== null ? "the fullest" : r.capacity_bytes ? `${bytes(r.level_bytes)} of ${bytes(r.capacity_bytes)}` : "no bucket", full ?? undefined, "level");
 
@@ -204,7 +205,7 @@ export class Detail {
         ...above.flatMap((a) => [h("span", { class: "sep", "aria-hidden": "true" }), h("a", { href: linkTo(a.r) }, name(a.r.name))]));
       document.title = `${visible(titleOf(r)).slice(0, 60)} – shapectl`;
     }
-    const chips = [r.device && `${r.device} ${r.direction}`, r.name && r.cidr, r.plan && `plan ${r.plan}`, r.note, r.each && r.each !== "all" && !row.isPool && `for each ${r.each}`,
+    const chips = [r.device && `${r.device} ${r.direction}`, r.name && r.cidr, r.plan && `plan ${r.plan}`, r.note, isEach(r) && `for each ${r.each}`,
       r.share && r.share !== "none" && `shared by ${r.share}`, r.guarantee_bits_per_second && `${rate(r.guarantee_bits_per_second)} guaranteed`, r.excess && !r.unlimited && `excess: ${r.excess}`, r.algorithm].filter(Boolean);
     if (p.chips.dataset.is !== chips.join("\n")) {
       p.chips.dataset.is = chips.join("\n");
@@ -231,8 +232,9 @@ export class Detail {
     const p = this.#parts;
     const r = row.r;
     const now = this.#store.at;
-    const x0 = now - this.#range * 1000;
     const all = row.series ?? { t: [], passed: [], refused: [], level: [], rtt: [] };
+    // A page that was just opened begins with a short time, which grows.
+    const x0 = Math.max(now - this.#range * 1000, Math.min(all.t[0] ?? now, now - SHORTEST));
     let from = all.t.findIndex((t) => t >= x0 - 3000);
     if (from < 0) from = all.t.length;
     const t = [];
@@ -248,7 +250,7 @@ export class Detail {
     }
     const offered = at.passed.map((v, i) => v + at.refused[i]);
     const time = { x0, x1: now, xTicks: timeTicks, xText: (v) => clock(v) };
-    const each = r.each && r.each !== "all" && !row.isPool;
+    const each = isEach(r);
     const marks = [];
     if (r.rate_bits_per_second !== null && !each) marks.push({ name: "rate", color: "ceiling", y: r.rate_bits_per_second, dash: [6, 4], text: rate(r.rate_bits_per_second) });
     if (r.guarantee_bits_per_second) marks.push({ name: "guarantee", color: "guarantee", y: r.guarantee_bits_per_second, dash: [2, 3], text: rate(r.guarantee_bits_per_second) });

@@ -115,7 +115,7 @@ export class List {
     let of;
     if (this.#tree) {
       items = this.#branches(wanted, searched);
-      of = store.rows.size;
+      of = items.length;
     } else {
       const kind = this.#kind.value;
       const all = [...store.rows.values()].filter((row) => kind === "both" || row.isPool === (kind === "pool"));
@@ -126,8 +126,8 @@ export class List {
     this.#rows.show(few, (item) => item.row.key);
     for (const [id, th] of Object.entries(this.#heads)) setAttr(th, "aria-sort", id === this.#order ? (this.#down ? "descending" : "ascending") : null);
 
-    const thing = this.#tree ? "pools and rules" : kinds[this.#kind.value].toLowerCase();
-    setText(this.#found, items.length === of && few.length === of ? `${grouped(of)} ${of === 1 && !this.#tree ? thing.replace(/s$/, "") : thing}` : `${grouped(few.length)} of ${grouped(items.length)}${items.length === of ? "" : ` found, of ${grouped(of)}`} ${thing}`);
+    const thing = this.#tree ? "lines" : kinds[this.#kind.value].toLowerCase();
+    setText(this.#found, items.length === of && few.length === of ? `${grouped(of)} ${of === 1 ? thing.replace(/s$/, "") : thing}` : `${grouped(few.length)} of ${grouped(items.length)}${items.length === of ? "" : ` found, of ${grouped(of)}`} ${thing}`);
     setText(this.#holding, performance.now() < this.#held && this.#order === "worst" ? "the order stays while you are in the list" : "");
     this.#more.hidden = few.length === items.length;
     setText(this.#more, `Show ${grouped(Math.min(FIRST, items.length - few.length))} more`);
@@ -180,7 +180,7 @@ export class List {
   }
 
   #showEmpty(none, of) {
-    const why = !none ? "" : of === 0 || (this.#tree && ![...this.#store.rows.values()].some((row) => row.isPool)) ? (this.#store.rows.size === 0 ? "no rules" : "no pools") : "not found";
+    const why = !none ? "" : (of === 0 && !this.#tree) || (this.#tree && ![...this.#store.rows.values()].some((row) => row.isPool)) ? (this.#store.rows.size === 0 ? "no rules" : "no pools") : "not found";
     if (this.#empty.dataset.why === why) return;
     this.#empty.dataset.why = why;
     this.#empty.replaceChildren(...emptyOf(why));
@@ -219,9 +219,13 @@ function makeRow(toggle) {
   return el;
 }
 
-const eachOf = (r) => (r.unlimited || !r.each || r.each === "all" ? "" : ` for each ${r.each.startsWith("/") ? r.each : r.each}`);
+export const isEach = (r) => r.kind !== "pool" && !r.unlimited && Boolean(r.each) && r.each !== "all";
 
-export const rateText = (r) => (r.rate_bits_per_second === null ? (r.within ? "as pool" : "unlimited") : rate(r.rate_bits_per_second));
+// rateText is the rate and who has it, as the table of the command line says it.
+export function rateText(r) {
+  if (r.rate_bits_per_second === null) return r.within ? "as pool" : "unlimited";
+  return rate(r.rate_bits_per_second) + (isEach(r) ? `${r.each.startsWith("/") ? " each " : "/"}${r.each}` : "");
+}
 
 function updateRow(el, { row, depth, within, open }) {
   const r = row.r;
@@ -255,7 +259,7 @@ function updateRow(el, { row, depth, within, open }) {
   const share = r.use_percent;
   setText(figures.lastChild, share !== null && share !== undefined ? `${percent(share)} of rate` : row.worst !== null ? `fullest ${percent(row.worst * 100)}` : "");
   fillBar(bar, row.ofRate, row.state);
-  setText(rateCell, rateText(r) + eachOf(r));
+  setText(rateCell, rateText(r));
   setAttr(refused, "class", row.refused > 0 ? "number col-refused any" : "number col-refused");
   setText(refused.firstChild, row.refused > 0 ? bits(row.refused) : "");
   setText(refused.lastChild, row.refused > 0 ? (row.refusedPercent !== null ? `${percent(row.refusedPercent)} of packets` : "") : row.refused === 0 ? "0" : "–");

@@ -29,14 +29,15 @@ class Row {
     this.key = key;
   }
 
-  update(r, at, worst) {
+  update(r, at, before, worst) {
+    const was = this.r;
     this.r = r;
     this.isPool = r.kind === "pool";
     const use = r.use_bits_per_second;
     this.passed = use ?? null;
-    // A pool has its own refusals and those below; its members have theirs.
-    this.refused = (this.isPool ? r.refused_bits_per_second : r.dropped_bits_per_second) ?? null;
     this.lost = r.dropped_bits_per_second ?? null;
+    // What a pool itself refused is a part of what its members lost.
+    this.refused = !this.isPool ? this.lost : was && before ? perSecond(r, was, at - before) : r.refused_percent > 0 ? this.lost : null;
     this.refusedPercent = (this.isPool ? r.refused_percent : r.dropped_percent) ?? null;
     this.full = r.capacity_bytes ? r.level_bytes / (r.capacity_bytes + (r.queue_bytes || 0)) : null;
     this.worst = worst; // the fullest bucket of a host or flow
@@ -44,7 +45,7 @@ class Row {
     this.state = stateOf(this);
     if (this.series || this.passed || this.refused || r.level_bytes || this.watched) {
       this.series ??= new Series();
-      this.series.add(at, { passed: this.passed ?? NaN, refused: this.refused ?? NaN, level: r.level_bytes, rtt: rttOf(r) }, this.watched ? WATCHED : USUAL);
+      this.series.add(at, { passed: this.passed ?? NaN, refused: this.refused ?? NaN, level: worst === null ? r.level_bytes : worst * r.capacity_bytes, rtt: rttOf(r) }, this.watched ? WATCHED : USUAL);
     }
   }
 
@@ -55,6 +56,10 @@ class Row {
 }
 
 const rttOf = (r) => r.rtt?.limited_ns ?? r.rtt_ns ?? null;
+
+function perSecond(now, was, ms) {
+  return now.refused_bytes >= was.refused_bytes && ms > 0 ? ((now.refused_bytes - was.refused_bytes) * 8000) / ms : null;
+}
 
 function stateOf(row) {
   const r = row.r;
@@ -91,7 +96,6 @@ export class Store {
   children = new Map(); // by pool name, "" for no pool
   buckets = [];
   at = 0; // of the last reading, in ms since 1970
-  host = "";
   pending = null; // until when, by performance.now(), an unconfirmed change is in force
   total = { passed: [], refused: [] };
   readings = 0;
@@ -108,7 +112,7 @@ export class Store {
     if (!Array.isArray(top.rules) || Number.isNaN(at)) throw new Error("the answer has no rules");
     if (at === this.at) return false;
     const worst = new Map();
-    this.buckets = top.buckets ?? [];
+    this.buckets = top.fullest_buckets ?? [];
     for (const b of this.buckets) {
       const key = `rule/${b.device}/${b.direction}/${b.cidr}`;
       worst.set(key, Math.max(worst.get(key) ?? 0, (b.full_percent ?? 0) / 100));
@@ -122,7 +126,7 @@ export class Store {
       const key = keyOf(r);
       const row = left.get(key) ?? new Row(key);
       row.watched = key === this.#watched;
-      row.update(r, at, worst.get(key) ?? null);
+      row.update(r, at, this.at, worst.get(key) ?? null);
       this.rows.set(key, row);
       const above = r.within || "";
       if (!this.children.has(above)) this.children.set(above, []);
@@ -135,9 +139,8 @@ export class Store {
     push(this.total.passed, passed);
     push(this.total.refused, refused);
     this.at = at;
-    this.host = top.host ?? "";
     this.readings++;
-    this.pending = top.change ? { until: performance.now() + top.change.reverts_in_ns / 1e6 } : null;
+    this.pending = typeof top.reverts_in_ns === "number" ? { until: performance.now() + top.reverts_in_ns / 1e6 } : null;
     return true;
   }
 
