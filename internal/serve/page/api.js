@@ -25,23 +25,24 @@ function headers(more) {
   return all;
 }
 
-async function send(path, options, patience = PATIENCE) {
+// send returns the text of an answer, and its value if it is JSON.
+async function send(path, options) {
   let answer;
   let text;
   try {
-    answer = await fetch(`api/v1/${path}`, { ...options, cache: "no-store", redirect: "error", signal: AbortSignal.timeout(patience) });
+    answer = await fetch(`api/v1/${path}`, { ...options, cache: "no-store", redirect: "error", signal: AbortSignal.timeout(PATIENCE) });
     text = await answer.text();
   } catch (err) {
-    throw new Refusal(err.name === "TimeoutError" ? `no answer for ${patience / 1000} s` : "no answer");
+    throw new Refusal(err.name === "TimeoutError" ? `no answer for ${PATIENCE / 1000} s` : "no answer");
   }
   let value = null;
   try {
     value = text === "" ? null : JSON.parse(text);
   } catch {
-    value = null; // an error in plain text, perhaps of a proxy
+    value = null; // a text for people, or an error of a proxy
   }
   if (!answer.ok) throw new Refusal(value?.error ?? (text.trim().slice(0, 300) || answer.statusText || `HTTP status ${answer.status}`), answer.status);
-  return value;
+  return { text, value };
 }
 
 function query(params) {
@@ -55,9 +56,13 @@ function query(params) {
   return text && `?${text}`;
 }
 
-export const get = (path, params, patience) => send(path + query(params), { headers: headers() }, patience);
+export const get = async (path, params) => (await send(path + query(params), { headers: headers() })).value;
 
-export const post = (path, body) => send(path, { method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(body ?? {}) });
+// text is the answer as the command line writes it for people.
+export const text = async (path, params) => (await send(path + query(params), { headers: headers({ Accept: "text/plain" }) })).text;
+
+export const post = async (path, body) =>
+  (await send(path, { method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(body ?? {}) })).value;
 
 // stream calls back with each event that the server sends, until signal is aborted or the server ends it. EventSource
 // cannot send a token.

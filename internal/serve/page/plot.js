@@ -2,12 +2,10 @@
 // style.css, by their names without the dashes.
 import { h, s, setAttr, setText } from "./dom.js";
 
-const LEFT = 58;
+const LEFT = 60;
 const RIGHT = 12;
 const TOP = 12;
 const BOTTOM = 22;
-
-const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
 // ticks are at most about n round values between lo and hi.
 export function ticks(lo, hi, n) {
@@ -117,7 +115,8 @@ export class Plot {
       for (let i = 0; i < l.y.length; i++) if (l.x[i] >= g.x0 && l.y[i] > most) most = l.y[i];
     }
     // A limit far above all use would leave nothing to see.
-    for (const m of g.marks) if (m.y <= 4 * most || most === 0) most = Math.max(most, m.y);
+    const used = most;
+    for (const m of g.marks) if (m.y <= 4 * used || used === 0) most = Math.max(most, m.y);
     most = (most || 1) * 1.08;
     if (most > this.#scale || most < this.#scale / 2) {
       const t = ticks(0, most, 4);
@@ -156,7 +155,7 @@ export class Plot {
       c.strokeStyle = color(t === 0 ? "strong-line" : "line");
       line(c, LEFT, Math.round(py(t)) + 0.5, width - RIGHT, Math.round(py(t)) + 0.5);
       c.fillStyle = color("muted");
-      c.fillText(g.yText(t), LEFT - 8, py(t));
+      c.fillText(short(g.yText(t)), LEFT - 8, py(t));
     }
     c.textBaseline = "alphabetic";
     c.textAlign = "center";
@@ -212,6 +211,9 @@ export class Plot {
     setText(this.#entries.at(-1).text, this.#cursor === null ? "" : `at ${g.xText(this.#cursor)}`);
   }
 }
+
+// short leaves out the zeros of a round value: 50.0mbit is 50mbit beside a line.
+const short = (text) => text.replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, "");
 
 function value(l, i, g) {
   const v = l.y[i];
@@ -303,24 +305,23 @@ function swatch(l) {
 // spark makes a small picture of what passed and, on top of that, was refused. It has no text: the row has the values.
 export function spark() {
   return s("svg", { class: "spark", viewBox: "0 0 100 28", preserveAspectRatio: "none", "aria-hidden": "true" },
-    s("path", { class: "refused" }), s("path", { class: "passed" }));
+    ["refused", "passed"].flatMap((name) => [s("path", { class: `${name} fill` }), s("path", { class: `${name} line` })]));
 }
 
 // drawSpark draws the last n values; shorter ones begin later. top is the value of the upper edge, at least.
 export function drawSpark(svg, passed, refused, n, top = 0) {
-  const [above, below] = svg.children;
   let most = top;
   for (let i = 0; i < passed.length; i++) most = Math.max(most, (passed[i] || 0) + (refused?.[i] || 0));
-  const path = (at) => {
-    if (passed.length < 2 || !(most > 0)) return "";
+  const x = (i) => ((100 * (n - passed.length + i)) / (n - 1)).toFixed(1);
+  const draw = (fill, line, any, at) => {
     let d = "";
-    for (let i = 0; i < passed.length; i++) {
-      d += `${i ? "L" : "M"}${(100 * (n - passed.length + i) / (n - 1)).toFixed(1)} ${(27 - 26 * (at(i) || 0) / most).toFixed(1)}`;
+    if (any && passed.length > 1 && most > 0) {
+      for (let i = 0; i < passed.length; i++) d += `${i ? "L" : "M"}${x(i)} ${(27 - (25 * (at(i) || 0)) / most).toFixed(1)}`;
     }
-    return `${d}L100 28L${(100 * (n - passed.length) / (n - 1)).toFixed(1)} 28Z`;
+    setAttr(line, "d", d);
+    setAttr(fill, "d", d && `${d}L100 28L${x(0)} 28Z`);
   };
-  setAttr(below, "d", path((i) => passed[i]));
-  setAttr(above, "d", refused?.some((v) => v > 0) ? path((i) => (passed[i] || 0) + (refused[i] || 0)) : "");
+  const [above, aboveLine, below, belowLine] = svg.children;
+  draw(above, aboveLine, refused?.some((v) => v > 0), (i) => (passed[i] || 0) + (refused[i] || 0));
+  draw(below, belowLine, passed.some((v) => v > 0), (i) => passed[i]);
 }
-
-export const reducedMotion = () => calm.matches;

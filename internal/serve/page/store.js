@@ -35,10 +35,9 @@ class Row {
     this.isPool = r.kind === "pool";
     const use = r.use_bits_per_second;
     this.passed = use ?? null;
-    // A pool has its own refusals and those below; its members have theirs.
-    this.refused = (this.isPool ? r.refused_bits_per_second : r.dropped_bits_per_second) ?? null;
     this.lost = r.dropped_bits_per_second ?? null;
-    if (this.refused === null && was && before) this.refused = perSecond(r, was, this.isPool ? "refused_bytes" : "dropped_bytes", at - before);
+    // What a pool itself refused is a part of what its members lost.
+    this.refused = !this.isPool ? this.lost : was && before ? perSecond(r, was, at - before) : r.refused_percent > 0 ? this.lost : null;
     this.refusedPercent = (this.isPool ? r.refused_percent : r.dropped_percent) ?? null;
     this.full = r.capacity_bytes ? r.level_bytes / (r.capacity_bytes + (r.queue_bytes || 0)) : null;
     this.worst = worst; // the fullest bucket of a host or flow
@@ -46,7 +45,7 @@ class Row {
     this.state = stateOf(this);
     if (this.series || this.passed || this.refused || r.level_bytes || this.watched) {
       this.series ??= new Series();
-      this.series.add(at, { passed: this.passed ?? NaN, refused: this.refused ?? NaN, level: r.level_bytes, rtt: rttOf(r) }, this.watched ? WATCHED : USUAL);
+      this.series.add(at, { passed: this.passed ?? NaN, refused: this.refused ?? NaN, level: worst === null ? r.level_bytes : worst * r.capacity_bytes, rtt: rttOf(r) }, this.watched ? WATCHED : USUAL);
     }
   }
 
@@ -58,8 +57,8 @@ class Row {
 
 const rttOf = (r) => r.rtt?.limited_ns ?? r.rtt_ns ?? null;
 
-function perSecond(now, was, field, ms) {
-  return now[field] >= was[field] && ms > 0 ? ((now[field] - was[field]) * 8000) / ms : null;
+function perSecond(now, was, ms) {
+  return now.refused_bytes >= was.refused_bytes && ms > 0 ? ((now.refused_bytes - was.refused_bytes) * 8000) / ms : null;
 }
 
 function stateOf(row) {
@@ -97,8 +96,7 @@ export class Store {
   children = new Map(); // by pool name, "" for no pool
   buckets = [];
   at = 0; // of the last reading, in ms since 1970
-  interval = null;
-  pending = null; // the time left in ns, and when that was
+  pending = null; // until when, by performance.now(), an unconfirmed change is in force
   total = { passed: [], refused: [] };
   readings = 0;
   #watched = "";
@@ -114,11 +112,10 @@ export class Store {
     if (!Array.isArray(top.rules) || Number.isNaN(at)) throw new Error("the answer has no rules");
     if (at === this.at) return false;
     const worst = new Map();
-    this.buckets = top.buckets ?? [];
+    this.buckets = top.fullest_buckets ?? [];
     for (const b of this.buckets) {
-      if (!b.device || !b.capacity_bytes) continue;
       const key = `rule/${b.device}/${b.direction}/${b.cidr}`;
-      worst.set(key, Math.max(worst.get(key) ?? 0, b.level_bytes / b.capacity_bytes));
+      worst.set(key, Math.max(worst.get(key) ?? 0, (b.full_percent ?? 0) / 100));
     }
     const left = this.rows;
     this.rows = new Map();
@@ -142,10 +139,8 @@ export class Store {
     push(this.total.passed, passed);
     push(this.total.refused, refused);
     this.at = at;
-    this.interval = top.interval_ns ?? null;
     this.readings++;
-    const reverts = top.change?.reverts_in_ns ?? top.rules.find((r) => r.reverts_in_ns)?.reverts_in_ns ?? null;
-    this.pending = reverts === null ? null : { until: performance.now() + reverts / 1e6 };
+    this.pending = typeof top.reverts_in_ns === "number" ? { until: performance.now() + top.reverts_in_ns / 1e6 } : null;
     return true;
   }
 
