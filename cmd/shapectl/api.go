@@ -2,18 +2,20 @@ package main
 
 import (
 	"bytes"
-	"cmp"
+	_ "embed"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"net/url"
 	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -23,8 +25,11 @@ import (
 	"github.com/shapectl/shapectl/pkg/loader"
 )
 
-// maxAnswer is the size of the largest answer of the API.
-const maxAnswer = 64 << 20
+// longestRequest is how long a request may measure: it takes a place among a few.
+const longestRequest = 10 * time.Second
+
+//go:embed openapi.json
+var openAPI []byte
 
 // An apiCommand is a command of the API. A request becomes a command line: the API can do what the command can.
 type apiCommand struct {
@@ -35,6 +40,7 @@ type apiCommand struct {
 	forms []string
 	// contents are the names of files whose contents come with the request: of an argument or a flag.
 	contents []string
+	without  []string                             // flags that requests may not have: engines of replay load programs, which takes root
 	lines    func(given map[string][]string) bool // the answer is an object on each line
 }
 
@@ -55,7 +61,7 @@ var apiCommands = []apiCommand{
 	{name: "doctor", forms: []string{"device"}},
 	{name: "diff", forms: []string{"policy"}, contents: []string{"policy"}},
 	{name: "export", contents: []string{"like"}},
-	{name: "replay", forms: []string{"trace network..."}, contents: []string{"trace", "policy"}, lines: func(given map[string][]string) bool {
+	{name: "replay", forms: []string{"trace network..."}, contents: []string{"trace", "policy"}, without: []string{"engine"}, lines: func(given map[string][]string) bool {
 		return !slices.Equal(given["summary"], []string{"true"})
 	}},
 	{name: "import libreqos", forms: []string{"devices"}, contents: []string{"devices", "network"}},
@@ -95,16 +101,14 @@ func (c apiCommand) isArgument(name string) bool {
 
 func argumentNames(form string) []string { return strings.Fields(strings.ReplaceAll(form, "...", "")) }
 
-// flag finds a flag that requests may have: none of those that name files of the server.
+// flag finds a flag that requests may have: none that names a file of the server or something to run there.
 func (c apiCommand) flag(cmd *cobra.Command, name string) *pflag.Flag {
 	f := cmd.LocalNonPersistentFlags().Lookup(name)
-	if f == nil || f.Hidden && name == "version" || name == "help" {
+	if f == nil || f.Name == "help" || slices.Contains(c.without, f.Name) {
 		return nil
 	}
-	switch kind, _ := pflag.UnquoteUsage(f); {
-	case slices.Contains(c.contents, name):
-		return f
-	case slices.Contains([]string{"file", "command", "path"}, strings.ToLower(kind)):
+	kind, _ := pflag.UnquoteUsage(f)
+	if slices.Contains([]string{"file", "command", "path"}, strings.ToLower(kind)) && !slices.Contains(c.contents, f.Name) {
 		return nil
 	}
 	return f
@@ -123,7 +127,7 @@ func (c apiCommand) commandLine(cmd *cobra.Command, given arguments) (line []str
 			positional = append(positional, name)
 			continue
 		case f == nil:
-			return nil, fmt.Errorf("%s: unknown parameter %s", c.name, plain.Quoted(name))
+			return nil, fmt.Errorf("unknown parameter %s", strconv.Quote(name))
 		}
 		for _, v := range values {
 			if slices.Contains(c.contents, name) {
@@ -144,7 +148,7 @@ func (c apiCommand) commandLine(cmd *cobra.Command, given arguments) (line []str
 		for i, name := range names[:len(positional)] {
 			values := given[name]
 			if isList := strings.HasSuffix(strings.Fields(form)[i], "..."); len(values) != 1 && !isList {
-				return nil, fmt.Errorf("%s: %s was given %d times", c.name, name, len(values))
+				return nil, fmt.Errorf("%s was given %d times", name, len(values))
 			}
 			if slices.Contains(c.contents, name) {
 				values = []string{name}
@@ -153,7 +157,7 @@ func (c apiCommand) commandLine(cmd *cobra.Command, given arguments) (line []str
 		}
 		return line, nil
 	}
-	return nil, fmt.Errorf("%s: the arguments are of no form of this command; use %s", c.name, plain.List(c.forms))
+	return nil, fmt.Errorf("these arguments do not go together; use %s", strings.Join(c.forms, ", or "))
 }
 
 // argumentsOf are the values of a request.
@@ -193,7 +197,7 @@ func argumentsOf(r *http.Request) (arguments, error) {
 			case json.Number:
 				given[name] = append(given[name], v.String())
 			default:
-				return nil, fmt.Errorf("%s is neither a string, a number, true, false nor a list of these", plain.Quoted(name))
+				return nil, fmt.Errorf("%s is neither a string, a number, true, false nor a list of these", strconv.Quote(name))
 			}
 		}
 	}
@@ -209,14 +213,30 @@ type api struct {
 
 // addTo plugs the API into a server.
 func (a *api) addTo(s *serve.Server) {
+	paths := map[string][]string{"/api/v1/openapi.json": {http.MethodGet}}
 	for _, c := range apiCommands {
+		paths[c.path()] = c.methods()
 		for _, method := range c.methods() {
-			s.Handle(method+" "+c.path(), c.access(), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.answer(c, w, r) }))
+			s.Handle(method+" "+c.path(), c.access(), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { a.answer(c, w.(*serve.Answer), r) }))
 		}
 	}
+	s.Handle("GET /api/v1/openapi.json", serve.Reads, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.Write(openAPI)
+	}))
+	// All else has an answer in JSON, too.
+	s.Handle("/api/", serve.Static, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if methods := paths[r.URL.Path]; methods != nil {
+			w.Header().Set("Allow", strings.Join(methods, ", "))
+			serve.Fail(w, http.StatusMethodNotAllowed, exitInput, "%s takes %s", r.URL.Path, strings.Join(methods, " or "))
+			return
+		}
+		serve.Fail(w, http.StatusNotFound, exitInput, "there is no %s; /api/v1/openapi.json lists what there is", plain.Line(r.URL.Path))
+	}))
 }
 
-func (a *api) answer(c apiCommand, w http.ResponseWriter, r *http.Request) {
+// answer runs the command of a request. It ends also if the client leaves: no change is left half made.
+func (a *api) answer(c apiCommand, w *serve.Answer, r *http.Request) {
 	given, err := argumentsOf(r)
 	if err != nil {
 		serve.Fail(w, http.StatusBadRequest, exitInput, "%v", err)
@@ -225,107 +245,128 @@ func (a *api) answer(c apiCommand, w http.ResponseWriter, r *http.Request) {
 	netns := a.env.netns
 	if other := given["netns"]; other != nil {
 		if !a.anyNetns || len(other) != 1 {
-			serve.Fail(w, http.StatusForbidden, exitMissing, "requests may name no network namespace; start serve with --any-netns to permit it")
+			serve.Fail(w, http.StatusForbidden, exitMissing, "%s: requests may name no network namespace; start serve with --any-netns to permit it", c.name)
 			return
 		}
 		netns = other[0]
 		delete(given, "netns")
 	}
 	e := &env{in: strings.NewReader(""), getenv: a.env.getenv, contents: map[string][]byte{}}
-	for _, name := range c.contents {
-		if text := given[name]; len(text) == 1 {
-			e.contents[name] = []byte(text[0])
-			if slices.Contains(inBase64, name) {
-				if e.contents[name], err = base64.StdEncoding.DecodeString(text[0]); err != nil {
-					serve.Fail(w, http.StatusBadRequest, exitInput, "%s: %s is not in base64", c.name, name)
-					return
-				}
-			}
-		}
+	if !c.changes {
+		e.ctx = r.Context()
 	}
-	cmd, _, err := e.command().Find(strings.Fields(c.name))
-	must(err)
-	line, err := c.commandLine(cmd, given)
+	line, err := e.requested(c, given)
 	if err != nil {
-		serve.Fail(w, http.StatusBadRequest, exitInput, "%v", err)
+		serve.Fail(w, http.StatusBadRequest, exitInput, "%s: %v", c.name, err)
 		return
 	}
-	line = append(strings.Fields(c.name), line...)
 	asText := c.name == "export" && strings.Contains(r.Header.Get("Accept"), "yaml")
 	if !asText {
 		line = append([]string{"-j"}, line...)
 	}
-	out, told := &answerBuffer{most: maxAnswer}, &answerBuffer{most: 1 << 20}
-	e.out, e.err = out, told
+	told := new(messages)
+	e.out, e.err = w, told
 	code := exitKernel
 	err = loader.In(netns, func() error {
 		defer func() {
 			if p := recover(); p != nil {
 				a.say(fmt.Sprintf("%s: panic: %v\n%s", c.name, p, debug.Stack()))
-				code = exitKernel
-				told.Reset()
-				fmt.Fprintln(told, `{"error":"an error of the program; its log says more","exit_code":2}`)
+				e.cause = errors.New("an error of the program itself; its log says more")
+				told.last = nil
 			}
 		}()
 		code = e.run(line)
 		return nil
 	})
 	if err != nil {
-		code = exitInput
-		serve.Fail(w, http.StatusNotFound, code, "%v", err)
-		return
-	}
-	if out.over {
-		serve.Fail(w, http.StatusBadRequest, exitInput, "%s: the answer has more than %d bytes; ask for less", c.name, maxAnswer)
-		return
+		code, e.cause = exitInput, missingError{err}
 	}
 	h := w.Header()
 	h.Set("Cache-Control", "no-store")
+	h.Set("Content-Type", "application/json")
 	h.Set("Shapectl-Exit-Code", strconv.Itoa(code))
-	last, warnings := toldOnStderr(told.Bytes())
-	if len(warnings) > 0 {
-		h.Set("Shapectl-Warnings", warnings)
-	}
-	body := out.Bytes()
-	switch {
-	case len(body) == 0:
-		body = last
-		h.Set("Content-Type", "application/json")
-	case asText:
-		h.Set("Content-Type", "application/yaml; charset=utf-8")
-	case c.lines != nil && c.lines(given):
-		h.Set("Content-Type", "application/x-ndjson")
-	default:
-		h.Set("Content-Type", "application/json")
+	if text := told.warnings(); text != "" {
+		h.Set("Shapectl-Warnings", text)
 	}
 	w.WriteHeader(status(code, e.cause))
-	w.Write(body)
+	switch {
+	case w.Len() > 0 && asText:
+		h.Set("Content-Type", "application/yaml; charset=utf-8")
+	case w.Len() > 0 && c.lines != nil && c.lines(given):
+		h.Set("Content-Type", "application/x-ndjson")
+	case w.Len() == 0 && told.last == nil && e.cause != nil:
+		serve.Fail(w, status(code, e.cause), code, "%s: %v", c.name, e.cause)
+	case w.Len() == 0 && told.last == nil:
+		w.Write([]byte("{}\n"))
+	case w.Len() == 0:
+		w.Write(told.last)
+	}
 }
 
-// toldOnStderr is the last error among lines of JSON, or {}, and the warnings as a list in ASCII.
-func toldOnStderr(lines []byte) (last []byte, warnings string) {
-	last = []byte("{}\n")
-	var all []json.RawMessage
-	const most = 4 << 10 // headers are small
-	size := 0
-	for line := range bytes.Lines(lines) {
-		var object struct{ Error, Warning string }
+// requested is the command line of a request, and keeps its contents.
+func (e *env) requested(c apiCommand, given arguments) (line []string, err error) {
+	for _, name := range c.contents {
+		text := given[name]
+		if len(text) == 0 {
+			continue
+		}
+		e.contents[name] = []byte(text[0])
+		if slices.Contains(inBase64, name) {
+			if e.contents[name], err = base64.StdEncoding.DecodeString(text[0]); err != nil {
+				return nil, fmt.Errorf("%s is not in base64", name)
+			}
+		}
+	}
+	if interval := given["interval"]; len(interval) > 0 {
+		if d, err := time.ParseDuration(interval[len(interval)-1]); err == nil && d > longestRequest {
+			return nil, fmt.Errorf("interval %v is too long for a request; use at most %v", d, longestRequest)
+		}
+	}
+	cmd, _, err := e.command().Find(strings.Fields(c.name))
+	must(err)
+	line, err = c.commandLine(cmd, given)
+	return append(strings.Fields(c.name), line...), err
+}
+
+// Messages are what a command writes on stderr with -j: an object on each line.
+type messages struct {
+	last []byte // the last error
+	all  []json.RawMessage
+	size int
+	part []byte // of a line
+}
+
+// mostTold is how much of messages is kept: they are sent in a header.
+const mostTold = 4 << 10
+
+func (m *messages) Write(text []byte) (int, error) {
+	m.part = append(m.part, text...)
+	for {
+		line, rest, found := bytes.Cut(m.part, []byte("\n"))
+		if !found {
+			return len(text), nil
+		}
+		m.part = rest
+		var object struct{ Error string }
 		if json.Unmarshal(line, &object) != nil {
 			continue
 		}
 		if object.Error != "" {
-			last = line
-		}
-		if size += len(line); size < most {
-			all = append(all, bytes.TrimSpace(line))
+			m.last = append(bytes.Clone(line), '\n')
+		} else if m.size += len(line); m.size < mostTold {
+			m.all = append(m.all, bytes.Clone(line))
 		}
 	}
-	if all == nil {
-		return last, ""
+}
+
+// warnings are all that are no errors, as a list in ASCII; "" for none.
+func (m *messages) warnings() string {
+	if m.all == nil {
+		return ""
 	}
-	text, err := json.Marshal(all)
+	text, err := json.Marshal(m.all)
 	must(err)
-	return last, ascii(text)
+	return ascii(text)
 }
 
 // ascii escapes other characters in JSON.
@@ -354,33 +395,20 @@ func status(code int, cause error) int {
 		switch {
 		case errors.Is(cause, loader.ErrPending), errors.Is(cause, loader.ErrPoolInUse), errors.Is(cause, loader.ErrTooLate):
 			return http.StatusConflict
-		case errors.As(cause, new(missingError)), errors.Is(cause, loader.ErrNoChange):
+		case errors.As(cause, new(missingError)), errors.Is(cause, loader.ErrNoChange), errors.Is(cause, loader.ErrNoNamespace):
 			return http.StatusNotFound
 		}
 		return http.StatusBadRequest
 	case exitDegraded:
 		return http.StatusMultiStatus
 	case exitMissing:
+		if errors.Is(cause, fs.ErrPermission) {
+			return http.StatusForbidden
+		}
 		return http.StatusNotImplemented
 	}
-	return cmp.Or(map[bool]int{true: http.StatusServiceUnavailable}[errors.Is(cause, loader.ErrBusy)], http.StatusInternalServerError)
-}
-
-// A missingError says that what was asked for does not exist.
-type missingError struct{ error }
-
-func (e missingError) Unwrap() error { return e.error }
-
-// An answerBuffer keeps what a command prints, up to a bound.
-type answerBuffer struct {
-	bytes.Buffer
-	most int
-	over bool
-}
-
-func (b *answerBuffer) Write(text []byte) (int, error) {
-	if b.over = b.over || b.Len()+len(text) > b.most; b.over {
-		return 0, errors.New("the answer is too large")
+	if errors.Is(cause, loader.ErrBusy) {
+		return http.StatusServiceUnavailable
 	}
-	return b.Buffer.Write(text)
+	return http.StatusInternalServerError
 }

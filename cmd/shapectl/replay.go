@@ -162,10 +162,10 @@ func (e *env) replay(o replayOptions) error {
 		return inputf("replay: %w", err)
 	}
 	defer file.Close()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(e.context(), os.Interrupt)
 	defer stop()
 	read := progress{what: "bytes read", of: size, begun: time.Now()}
-	if !e.outIsScreen || !e.json || o.summary { // else packets are shown there
+	if e.terminal == nil || !e.json || o.summary { // else packets are shown there
 		read.to = e.screen
 	}
 	defer read.finish()

@@ -2,10 +2,12 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -43,9 +45,9 @@ type env struct {
 	getenv   func(string) string
 
 	// screen is err without escaping, for progress bars; nil if it is no terminal.
-	screen      io.Writer
-	outIsScreen bool // out is a terminal
-	columns     int  // width of that terminal; 0 if there is none
+	screen   io.Writer
+	terminal *os.File // out without escaping; nil if it is no terminal
+	columns  int      // width of that terminal; 0 if there is none
 
 	json    bool
 	netns   string // "" for that of the process
@@ -54,9 +56,18 @@ type env struct {
 
 	// contents are what files contain that come with a request; a command then opens no others. nil for a command line.
 	contents map[string][]byte
-	cause    error // of the exit code
+	cause    error           // of the exit code
+	ctx      context.Context // ends what only reads; nil for never
 
 	saidUnknown bool // that it is not known whether rules are in force
+}
+
+// context is done when nobody waits for the answer any more.
+func (e *env) context() context.Context {
+	if e.ctx == nil {
+		return context.Background()
+	}
+	return e.ctx
 }
 
 // setNetns refuses an empty name: it is more likely a variable that was never set than a way to say "here".
@@ -89,12 +100,23 @@ func inputError(err error) error { return exitError{err, exitInput} }
 
 func inputf(format string, args ...any) error { return inputError(fmt.Errorf(format, args...)) }
 
+// A missingError says that what was asked for does not exist.
+type missingError struct{ error }
+
+func (e missingError) Unwrap() error { return e.error }
+
+func missingf(format string, args ...any) error {
+	return inputError(missingError{fmt.Errorf(format, args...)})
+}
+
 // run runs a command line and returns its exit code.
 func (e *env) run(args []string) int {
 	if isTerminal(e.err) {
 		e.screen = e.err
 	}
-	e.outIsScreen, e.columns = isTerminal(e.out), e.columnsOf(e.out)
+	if e.columns = e.columnsOf(e.out); isTerminal(e.out) {
+		e.terminal = e.out.(*os.File)
+	}
 	out, told := plain.NewWriter(e.out), plain.NewWriter(e.err)
 	e.out, e.err = out, told
 	code := e.runPlain(args)
@@ -147,7 +169,7 @@ func (e *env) print(answer any, text func(io.Writer) error) error {
 // sentences writes a line for each rule, folded for a terminal.
 func (e *env) sentences(rules report.Rules) func(io.Writer) error {
 	width := 0
-	if e.outIsScreen {
+	if e.terminal != nil {
 		width = e.columns
 	}
 	return func(w io.Writer) error { return rules.Sentences(w, width) }
@@ -229,7 +251,7 @@ destination. Ingress rules limit packets that enter it, by their source. Rules s
 	})
 	groups := []commandGroup{
 		{"Change limits:", []*cobra.Command{setCommand(e), deleteCommand(e), flushCommand(e), poolCommand(e), applyCommand(e), confirmCommand(e), rollbackCommand(e)}},
-		{"Look at limits:", []*cobra.Command{showCommand(e), askCommand(e), explainCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e)}},
+		{"Look at limits:", []*cobra.Command{showCommand(e), topCommand(e), askCommand(e), explainCommand(e), doctorCommand(e), diffCommand(e), exportCommand(e)}},
 		{"Try limits:", []*cobra.Command{replayCommand(e), importCommand(e)}},
 		{"Run:", []*cobra.Command{watchCommand(e), serveCommand(e), completionCommand(e), version}},
 	}
@@ -385,7 +407,7 @@ func device(name string) (netinfo.Device, error) {
 
 func noDevice(name string) error {
 	if policyfile.IsPattern(name) {
-		return inputf("there is no device %s; name one: only show, delete and flush take patterns", plain.Line(name))
+		return missingf("there is no device %s; name one: only show, delete and flush take patterns", plain.Line(name))
 	}
 	advice := "'ip link' lists the devices"
 	if devices, err := netinfo.Devices(); err == nil {
@@ -397,5 +419,5 @@ func noDevice(name string) error {
 			advice = "did you mean " + plain.Line(similar) + "?"
 		}
 	}
-	return inputf("there is no device %s; %s", cmp.Or(plain.Line(name), `""`), advice)
+	return missingf("there is no device %s; %s", cmp.Or(plain.Line(name), `""`), advice)
 }

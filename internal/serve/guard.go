@@ -5,11 +5,10 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
+	"crypto/tls"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"mime"
 	"net"
 	"net/http"
 	"os"
@@ -22,19 +21,14 @@ import (
 
 // Bounds on requests.
 const (
-	maxAnswering = 8  // requests that are answered at once
-	maxStreaming = 32 // streams at once
-	waitToAnswer = 5 * time.Second
-
 	changeEvery, changeBurst = 200 * time.Millisecond, 20
 	guessEvery, guessBurst   = time.Second, 10
+
+	messageEvery, messageBurst = time.Second, 20
 
 	leastToken = 16 // bytes
 	maxToken   = 1024
 )
-
-// MaxBody is the size of the largest body.
-const MaxBody = 1 << 20
 
 // A token permits changes to whoever knows it. It is kept as a hash, so that comparing takes the same time for all.
 type token [sha256.Size]byte
@@ -100,13 +94,13 @@ func (p *pace) take() (wait time.Duration) {
 
 // A peer is the other end of a connection.
 type peer struct {
-	conn *conn // nil in tests without one
+	conn *conn // nil only in tests
 }
 
 type peerKey struct{}
 
 func withPeer(ctx context.Context, c net.Conn) context.Context {
-	if t, ok := c.(interface{ NetConn() net.Conn }); ok {
+	if t, ok := c.(*tls.Conn); ok {
 		c = t.NetConn()
 	}
 	own, _ := c.(*conn)
@@ -139,6 +133,11 @@ func (p peer) isLocal() bool {
 	return to != nil && from != nil && to.IP.IsLoopback() && from.IP.IsLoopback()
 }
 
+// forwarded reports whether the peer says that it asks for somebody else, who may be anywhere.
+func forwarded(r *http.Request) bool {
+	return slices.ContainsFunc([]string{"Forwarded", "X-Forwarded-For", "X-Real-Ip"}, func(name string) bool { return r.Header[name] != nil })
+}
+
 // Fail answers with an error as the commands print it with -j.
 func Fail(w http.ResponseWriter, status int, exitCode int, format string, args ...any) {
 	h := w.Header()
@@ -167,7 +166,7 @@ func (s *Server) checked(next http.Handler) http.Handler {
 				if p == http.ErrAbortHandler {
 					panic(p)
 				}
-				s.o.Say(fmt.Sprintf("%s %s: panic: %v\n%s", r.Method, r.URL.Path, p, debug.Stack()))
+				s.say(fmt.Sprintf("%s %s: panic: %v\n%s", r.Method, r.URL.Path, p, debug.Stack()))
 				Fail(w, http.StatusInternalServerError, exitKernel, "an error of the program; its log says more")
 			}
 		}()
@@ -216,14 +215,14 @@ func (s *Server) permitted(who Access, w http.ResponseWriter, r *http.Request) b
 		Fail(w, http.StatusForbidden, exitMissing, "a page of another site may not do this")
 		return false
 	}
-	if s.mayWithoutToken(who, p) {
+	if mayWithoutToken(who, p, forwarded(r)) {
 		return true
 	}
 	t := s.token.Load()
 	given, hasToken := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	switch {
 	case t == nil:
-		Fail(w, http.StatusForbidden, exitMissing, "only root may change limits, over the Unix socket; start serve with --token-file to permit it here")
+		Fail(w, http.StatusForbidden, exitMissing, "only root may do this, over the Unix socket; start serve with --token-file to permit it here, too")
 		return false
 	case hasToken && t.is(given):
 		return true
@@ -241,129 +240,17 @@ func (s *Server) permitted(who Access, w http.ResponseWriter, r *http.Request) b
 	return false
 }
 
-func (s *Server) mayWithoutToken(who Access, p peer) bool {
+func mayWithoutToken(who Access, p peer, forwarded bool) bool {
 	switch who {
 	case Static:
 		return true
 	case Reads:
-		return p.isLocal()
+		return p.isLocal() && !forwarded
 	}
-	return p.isOwner()
+	return p.isOwner() && !forwarded
 }
 
 func tooOften(w http.ResponseWriter, wait time.Duration, text string) {
 	w.Header().Set("Retry-After", fmt.Sprint(int(wait/time.Second)+1))
 	Fail(w, http.StatusTooManyRequests, exitInput, "%s", text)
-}
-
-type bodyKey struct{}
-
-// Body is the whole body of a request.
-func Body(r *http.Request) []byte {
-	text, _ := r.Context().Value(bodyKey{}).([]byte)
-	return text
-}
-
-// bounded calls a handler if the client may, one of few at once.
-func (s *Server) bounded(who Access, next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !s.permitted(who, w, r) {
-			return
-		}
-		r, ok := withBody(w, r)
-		if !ok {
-			return
-		}
-		if who == Changes {
-			if wait := s.changes.take(); wait > 0 {
-				tooOften(w, wait, "there are too many changes; wait")
-				return
-			}
-		}
-		late := time.NewTimer(waitToAnswer)
-		defer late.Stop()
-		select {
-		case s.answering <- struct{}{}:
-			defer func() { <-s.answering }()
-		case <-r.Context().Done():
-			return
-		case <-late.C:
-			w.Header().Set("Retry-After", "1")
-			Fail(w, http.StatusServiceUnavailable, exitKernel, "too many requests are under way; try again")
-			return
-		}
-		next.ServeHTTP(deadlined{w, http.NewResponseController(w)}, r)
-	})
-}
-
-// withBody reads the body, before a request takes a place among those under way.
-func withBody(w http.ResponseWriter, r *http.Request) (*http.Request, bool) {
-	if r.Method == http.MethodGet || r.Method == http.MethodHead {
-		return r, true
-	}
-	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
-		Fail(w, http.StatusUnsupportedMediaType, exitInput, "the body must be JSON: send 'Content-Type: application/json'")
-		return r, false
-	}
-	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, MaxBody))
-	switch {
-	case errors.As(err, new(*http.MaxBytesError)):
-		Fail(w, http.StatusRequestEntityTooLarge, exitInput, "the body has more than %d bytes", MaxBody)
-		return r, false
-	case err != nil:
-		Fail(w, http.StatusBadRequest, exitInput, "the body did not come to its end")
-		return r, false
-	}
-	r = r.WithContext(context.WithValue(r.Context(), bodyKey{}, text))
-	r.Body = io.NopCloser(bytes.NewReader(text))
-	return r, true
-}
-
-// A deadlined answer ends if the client does not take a part of it in time.
-type deadlined struct {
-	http.ResponseWriter
-	control *http.ResponseController
-}
-
-func (d deadlined) Write(b []byte) (int, error) {
-	_ = d.control.SetWriteDeadline(time.Now().Add(writeTime)) // not all writers have one
-	return d.ResponseWriter.Write(b)
-}
-
-func (d deadlined) Flush() { _ = d.FlushError() }
-
-func (d deadlined) FlushError() error {
-	_ = d.control.SetWriteDeadline(time.Now().Add(writeTime))
-	return d.control.Flush()
-}
-
-func (d deadlined) Unwrap() http.ResponseWriter { return d.ResponseWriter }
-
-// streamed calls a handler whose answer ends when the client leaves or the server stops.
-func (s *Server) streamed(who Access, next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !s.permitted(who, w, r) {
-			return
-		}
-		select {
-		case s.streaming <- struct{}{}:
-			defer func() { <-s.streaming }()
-		default:
-			w.Header().Set("Retry-After", "10")
-			Fail(w, http.StatusServiceUnavailable, exitKernel, "too many clients follow already")
-			return
-		}
-		ctx, cancel := context.WithCancel(r.Context())
-		defer cancel()
-		go func() {
-			select {
-			case <-s.stopping:
-				cancel()
-			case <-ctx.Done():
-			}
-		}()
-		control := http.NewResponseController(w)
-		_ = control.SetReadDeadline(time.Time{})
-		next.ServeHTTP(deadlined{w, control}, r.WithContext(ctx))
-	})
 }

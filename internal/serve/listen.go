@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"container/list"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -19,6 +20,17 @@ type conn struct {
 	unix  bool
 	known bool // uid is
 	uid   uint32
+
+	clients *clients
+	place   *list.Element // among those that may go; nil for one that may not
+	waiting int           // bytes to send
+	gone    bool
+}
+
+// Close closes the connection.
+func (c *conn) Close() error {
+	c.clients.remove(c)
+	return c.Conn.Close()
 }
 
 // listen opens the listeners.
@@ -35,14 +47,14 @@ func (s *Server) listen() (all []net.Listener, err error) {
 		if err != nil {
 			return all, err
 		}
-		all = append(all, listener{Listener: l, unix: true})
+		all = append(all, listener{l, true, s.clients})
 	}
 	if s.o.Listen != "" {
 		l, err := net.Listen("tcp", s.o.Listen)
 		if err != nil {
 			return all, fmt.Errorf("listen on %s: %w", s.o.Listen, err)
 		}
-		var own net.Listener = listener{Listener: l}
+		var own net.Listener = listener{l, false, s.clients}
 		if s.o.Cert != "" {
 			own = tls.NewListener(own, &tls.Config{
 				MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"},
@@ -100,7 +112,8 @@ func listenOwn(path string) (net.Listener, error) {
 // A listener accepts connections and asks who is at the other end.
 type listener struct {
 	net.Listener
-	unix bool
+	unix    bool
+	clients *clients
 }
 
 func (l listener) Accept() (net.Conn, error) {
@@ -108,10 +121,11 @@ func (l listener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	own := &conn{Conn: c, unix: l.unix}
+	own := &conn{Conn: c, unix: l.unix, clients: l.clients}
 	if raw, ok := c.(syscall.Conn); ok && l.unix {
 		own.uid, own.known = peerUID(raw)
 	}
+	l.clients.add(own)
 	return own, nil
 }
 

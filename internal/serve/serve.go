@@ -7,11 +7,13 @@
 //	s.HandleStream("GET /api/v1/events", serve.Reads, h)  // answers that do not end, such as server-sent events
 //
 // Patterns are those of net/http. A handler is called after all checks: the Host and Origin of the request, the
-// rights of the client, the rate of changes. Body gives it the whole body, within the bound. It may take as long as
-// the client is there; its context ends when the client leaves or the server stops.
+// rights of the client, the rate of changes. Body is the whole body, within the bound. What Handle's handlers write goes
+// to an Answer, which is sent when they return: a header or status may follow the text. The context of a request ends
+// when the client leaves; that of a stream, also when the server stops.
 package serve
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -31,6 +33,7 @@ type Options struct {
 	Hosts     []string // names that this server has, besides localhost
 	TokenFile string   // has the token that permits changes; "" for none
 	Cert, Key string   // files for TLS; "" for none
+	MaxBody   int64    // bytes of the largest body; 0 for 1 MiB
 
 	Say func(string) // writes a message
 }
@@ -57,27 +60,32 @@ const (
 
 // A Server serves HTTP.
 type Server struct {
-	o      Options
-	mux    *http.ServeMux
-	http   *http.Server
-	token  atomic.Pointer[token]
-	cert   atomic.Pointer[tls.Certificate]
-	origin *http.CrossOriginProtection
-	hosts  []string
+	o         Options
+	mux       *http.ServeMux
+	http      *http.Server
+	clients   *clients
+	token     atomic.Pointer[token]
+	cert      atomic.Pointer[tls.Certificate]
+	addresses []net.Addr // on which it listens
+	origin    *http.CrossOriginProtection
 
-	answering chan struct{} // has a value for each request that is under way
-	streaming chan struct{} // and for each stream
-	stopping  chan struct{} // is closed when the server stops
-	changes   pace          // of changes
-	guesses   pace          // of wrong tokens
+	places   [places]chan struct{} // have a value for each request that is under way
+	stopping chan struct{}         // is closed when the server stops
+	changes  pace                  // of changes
+	guesses  pace                  // of wrong tokens
+	messages pace                  // that clients cause
 }
 
 // New makes a server, and reads the token and the certificate.
 func New(o Options) (*Server, error) {
+	o.MaxBody = cmp.Or(o.MaxBody, 1<<20)
 	s := &Server{
-		o: o, mux: http.NewServeMux(), origin: http.NewCrossOriginProtection(),
-		answering: make(chan struct{}, maxAnswering), streaming: make(chan struct{}, maxStreaming), stopping: make(chan struct{}),
+		o: o, mux: http.NewServeMux(), origin: http.NewCrossOriginProtection(), clients: newClients(), stopping: make(chan struct{}),
 		changes: pace{every: changeEvery, burst: changeBurst}, guesses: pace{every: guessEvery, burst: guessBurst},
+		messages: pace{every: messageEvery, burst: messageBurst},
+	}
+	for i, most := range mostAtOnce {
+		s.places[i] = make(chan struct{}, most)
 	}
 	if err := s.check(); err != nil {
 		return nil, err
@@ -85,12 +93,23 @@ func New(o Options) (*Server, error) {
 	if err := s.Reload(); err != nil {
 		return nil, err
 	}
+	only1 := new(http.Protocols)
+	only1.SetHTTP1(true) // a connection is of one request at a time, which clients.go counts on
 	s.http = &http.Server{
-		Handler: s.checked(s.mux), MaxHeaderBytes: maxHeader, ReadHeaderTimeout: headerTime, ReadTimeout: readTime, IdleTimeout: idleTime,
-		ErrorLog: log.New(sayer(o.Say), "", 0), ConnContext: withPeer, DisableGeneralOptionsHandler: true,
+		Protocols: only1,
+		Handler:   s.checked(s.mux), MaxHeaderBytes: maxHeader, ReadHeaderTimeout: headerTime, ReadTimeout: readTime, IdleTimeout: idleTime,
+		ErrorLog: log.New(sayer(s.say), "", 0), ConnContext: withPeer, DisableGeneralOptionsHandler: true,
 	}
-	s.Handle("GET /healthz", Static, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") }))
+	// Without waiting for a place: the service manager must not end a server that is only busy.
+	s.mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	return s, nil
+}
+
+// say writes a message that clients can cause, unless there were too many.
+func (s *Server) say(text string) {
+	if s.messages.take() == 0 {
+		s.o.Say(text)
+	}
 }
 
 // sayer makes a message of each line of a log.
@@ -116,6 +135,7 @@ func (s *Server) check() error {
 	if !addr.IP.IsLoopback() && (s.o.Cert == "" || s.o.TokenFile == "") {
 		return fmt.Errorf("listen on %s: others can reach that address, so it needs TLS and a token; give --tls-cert, --tls-key and --token-file, or use 127.0.0.1", s.o.Listen)
 	}
+	s.o.Listen = addr.String() // a name might become another address
 	return nil
 }
 
@@ -158,6 +178,9 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
+	for _, l := range listeners {
+		s.addresses = append(s.addresses, l.Addr())
+	}
 	inner, stop := context.WithCancel(context.Background())
 	defer stop()
 	s.http.BaseContext = func(net.Listener) context.Context { return inner }
@@ -177,4 +200,47 @@ func (s *Server) Run(ctx context.Context, ready func()) error {
 		s.http.Close()
 	}
 	return err
+}
+
+// Addresses are those on which the server listens.
+func (s *Server) Addresses() (all []string) {
+	for _, a := range s.addresses {
+		switch {
+		case a.Network() == "unix":
+			all = append(all, a.String())
+		case s.o.Cert != "":
+			all = append(all, "https://"+a.String())
+		default:
+			all = append(all, "http://"+a.String())
+		}
+	}
+	return all
+}
+
+// Alive returns nil if the server answers.
+func (s *Server) Alive(ctx context.Context) error {
+	at := s.addresses[0]
+	scheme := "http"
+	if at.Network() != "unix" && s.o.Cert != "" {
+		scheme = "https"
+	}
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // it is this server
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, at.Network(), at.String())
+		},
+	}}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+"://localhost/healthz", nil)
+	if err != nil {
+		return err
+	}
+	answer, err := client.Do(r)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return errors.New(answer.Status)
+	}
+	return nil
 }
