@@ -262,7 +262,7 @@ func TestPresets(t *testing.T) {
 	for _, o := range run("five-a-second") {
 		says(o, "All 20 requests pass. The highest level is 1 of 10 requests.")
 	}
-	says(run("ten-after-idle")["gcra"], "10 of 15 requests pass; 5 are dropped, the first at 10 s. The highest level is 10 of 10 requests.")
+	says(run("ten-after-idle")["gcra"], "10 of 15 requests pass; 5 are dropped, the first at 3 s. The highest level is 10 of 10 requests.")
 	says(run("three-times")["leaky"], "39 of 90 requests pass; 51 are dropped, the first at 467 ms.")
 	never := run("never-stops")["leaky"]
 	says(never, "14 of 90 requests pass; 76 are dropped")
