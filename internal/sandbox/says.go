@@ -114,15 +114,18 @@ func (r *Request) compare(all []Outcome) string {
 	if queue.Error != "" {
 		return says
 	}
-	switch g, q := gcra.Summary.DroppedPackets, queue.Summary.DroppedPackets; {
-	case q == 0 && g == 0:
+	g, q := &gcra.Summary, &queue.Summary
+	switch {
+	case g.OfferedPackets != q.OfferedPackets: // the senders react
+		says += fmt.Sprintf(" The queue passes %d instead of %d and drops %d instead of %d", q.PassedPackets, g.PassedPackets, q.DroppedPackets, g.DroppedPackets)
+	case q.DroppedPackets == 0 && g.DroppedPackets == 0:
 		says += " Nothing is dropped"
-	case q == g:
+	case q.DroppedPackets == g.DroppedPackets:
 		says += " The queue drops as many as GCRA"
 	default:
-		says += fmt.Sprintf(" The queue drops %d instead of %d", q, g)
+		says += fmt.Sprintf(" The queue drops %d instead of %d", q.DroppedPackets, g.DroppedPackets)
 	}
-	if longest := queue.Summary.LongestDelayNS; longest > 0 {
+	if longest := q.LongestDelayNS; longest > 0 {
 		return says + fmt.Sprintf(", and %ss wait in the queue for up to %s.", r.unit(), span(longest))
 	}
 	return says + "."
