@@ -467,7 +467,7 @@ class Panel {
     this.ratesBox.hidden = !enough;
     if (!enough) return;
     const b = o.bins;
-    const each = Math.max(2, Math.ceil((b.offered_bytes.length * 8) / o.summary.offered_packets));
+    const each = Math.max(6, Math.ceil((b.offered_bytes.length * 8) / o.summary.offered_packets));
     const x = [];
     const offered = [];
     const passed = [];

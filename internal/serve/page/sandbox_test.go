@@ -67,6 +67,12 @@ func TestSandboxPage(t *testing.T) {
 	tab.until("no error", `document.querySelector("#wrong").hidden`)
 	tab.until("a status for screen readers", `document.querySelector("#told").textContent.includes("Queue: ")`)
 
+	var nameless []string
+	tab.eval(`[...document.querySelectorAll("input, select, textarea, button, canvas, a")].filter((e) => e.checkVisibility() && !e.labels?.length && !e.ariaLabel && !e.innerText).map((e) => e.outerHTML)`, &nameless)
+	for _, e := range nameless {
+		t.Errorf("a screen reader has no name for %s", e)
+	}
+
 	tab.click("#add")
 	tab.until("a second sender", `document.querySelectorAll("#senders fieldset").length === 2 && document.querySelector("#panels").innerText.includes("sender 2: ")`)
 	tab.click("#paste")
@@ -119,19 +125,26 @@ func TestSandboxHostileLinks(t *testing.T) {
 func TestSandboxFits(t *testing.T) {
 	base := newSandbox(t)
 	tab := newBrowser(t)
-	for _, theme := range []string{"light", "dark"} {
+	pictures := os.Getenv("SHAPECTL_PICTURES")
+	themes, examples := []string{"light"}, []string{"call-and-download"}
+	if pictures != "" {
+		themes, examples = append(themes, "dark"), append(examples, "three-times", "dns-flood")
+	}
+	for _, theme := range themes {
 		for _, width := range []int{360, 820, 1440} {
-			for _, example := range []string{"three-times", "dns-flood", "call-and-download"} {
+			for _, example := range examples {
 				tab.size(width, 900, theme)
 				tab.open("about:blank")
 				tab.open(base + "/sandbox#" + example)
 				tab.until("the example", verdicts+`.includes("dropped") && document.querySelector("[aria-pressed=true]")?.dataset.name === "`+example+`"`)
+				tab.eval(`for (const d of document.querySelectorAll("#panels details")) d.open = true`, nil)
+				tab.until("the packets", `document.querySelectorAll("#panels tbody tr").length > 100`)
 				var wide int
 				if tab.eval("document.documentElement.scrollWidth", &wide); wide > width {
 					t.Errorf("%s is %d pixels wide of %d", example, wide, width)
 				}
-				if dir := os.Getenv("SHAPECTL_PICTURES"); dir != "" {
-					tab.picture(filepath.Join(dir, fmt.Sprintf("page-sandbox-%s-%d-%s.png", example, width, theme)))
+				if pictures != "" {
+					tab.picture(filepath.Join(pictures, fmt.Sprintf("page-sandbox-%s-%d-%s.png", example, width, theme)))
 				}
 			}
 		}
