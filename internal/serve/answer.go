@@ -168,7 +168,7 @@ func (s *Server) withBody(who Access, w http.ResponseWriter, r *http.Request) (*
 	}
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // or a long answer would seem to have lost its client
 	r = r.WithContext(context.WithValue(r.Context(), bodyKey{}, text))
-	r.Body = io.NopCloser(bytes.NewReader(text)) // for handlers that do not know Body
+	r.Body = io.NopCloser(bytes.NewReader(text)) // for handlers that know nothing of Body
 	return r, true
 }
 
