@@ -264,6 +264,8 @@ func TestPresets(t *testing.T) {
 	}
 	says(run("ten-after-idle")["gcra"], "10 of 15 requests pass; 5 are dropped, the first at 3 s. The highest level is 10 of 10 requests.")
 	says(run("three-times")["leaky"], "39 of 90 requests pass; 51 are dropped, the first at 467 ms.")
+	says(run("three-times", "excess", "ecn")["gcra"], "39 of 90 requests pass; 51 are dropped, the first at 467 ms. No sender allows ECN marks.")
+	says(run("three-times", "excess", "pass")["gcra"], "All 90 requests pass. 51 are excess and only counted.")
 	never := run("never-stops")["leaky"]
 	says(never, "14 of 90 requests pass; 76 are dropped")
 	if i := slices.Index(never.Packets.Verdict, "drop"); slices.Contains(never.Packets.Verdict[i:], "pass") {

@@ -41,6 +41,9 @@ func (r *Request) says(o *Outcome) string {
 	if s.DelayedPackets > 0 {
 		says = append(says, fmt.Sprintf("%s in the queue, for %s on average and %s at most.", wait(s.DelayedPackets), span(s.MeanDelayNS), span(s.LongestDelayNS)))
 	}
+	if o.rule.Excess == policy.ECN && s.ExcessPackets > 0 && !r.allowsMarks() {
+		says = append(says, "No sender allows ECN marks.")
+	}
 	if s.MarkedPackets > 0 {
 		says = append(says, fmt.Sprintf("%s marked by ECN.", are(s.MarkedPackets)))
 	}
@@ -61,6 +64,11 @@ func (r *Request) says(o *Outcome) string {
 		says = append(says, "By sender: "+strings.Join(parts, "; ")+".")
 	}
 	return strings.Join(says, " ")
+}
+
+// allowsMarks reports whether packets can be marked.
+func (r *Request) allowsMarks() bool {
+	return r.recorded != nil || slices.ContainsFunc(r.Senders, func(s Sender) bool { return s.ECN })
 }
 
 // level compares a level with the capacity, in requests if all have the same size.

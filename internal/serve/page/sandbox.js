@@ -1,7 +1,7 @@
 // The sandbox: fields make a request, the model of serve answers, and this draws the answer. It decides over no packet.
 import { byID, h, setAttr, setText, visible } from "./dom.js";
 import { get, post } from "./api.js";
-import { LEFT, Plot, RIGHT } from "./plot.js";
+import { LEFT, Plot, RIGHT, ticks } from "./plot.js";
 import { bits, bytes, rate as rateText, grouped, percent } from "./units.js";
 
 const MS = 1e6;
@@ -380,6 +380,9 @@ const time = (from, span) => (ns) => {
   return `${trim(Math.round(t) / 1e3)} µs`;
 };
 
+// fromBegin are round times since the begin of the load.
+const fromBegin = (lo, hi, n) => ticks(0, hi - lo, n + 2).map((t) => lo + t);
+
 // A Panel shows what one limit did.
 class Panel {
   constructor(name) {
@@ -458,7 +461,7 @@ class Panel {
     const marks = [{ name: o.name === "queue" ? "full" : "burst", color: "ceiling", y: o.full_bytes, dash: [6, 4] }];
     if (o.name === "queue" && o.burst_bytes > 0 && o.burst_bytes < o.full_bytes) marks.push({ name: "burst, then the queue", color: "muted", y: o.burst_bytes, dash: [2, 3] });
     const yMax = 1.08 * Math.max(o.full_bytes, o.summary.highest_level_bytes);
-    this.level.draw({ yMax, x0: this.from, x1: this.until, layers, marks, xText: time(this.from, this.until - this.from), yText: text, says: o.says });
+    this.level.draw({ yMax, x0: this.from, x1: this.until, layers, marks, xTicks: fromBegin, xText: time(this.from, this.until - this.from), yText: text, says: o.says });
   }
 
   // showRates shows what passes over time, in parts with some packets each.
@@ -479,7 +482,7 @@ class Panel {
       passed.push((sum(b.passed_bytes) * 8e9) / width);
     }
     this.rates.draw({
-      x0: this.from, x1: this.until, xText: time(this.from, this.until - this.from), yText: bits,
+      x0: this.from, x1: this.until, xTicks: fromBegin, xText: time(this.from, this.until - this.from), yText: bits,
       layers: [{ name: "offered", color: "refused", kind: "line", x, y: offered }, { name: o.name === "queue" ? "leaves" : "passes", color: "passed", kind: "area", x, y: passed }],
       marks: [{ name: "rate", color: "ceiling", y: o.summary.rate_bits_per_second, dash: [6, 4], text: rateText(o.summary.rate_bits_per_second) }],
       says: `${percent((100 * o.summary.passed_bytes) / Math.max(1, o.summary.offered_bytes))} of the bytes pass.`,
